@@ -1,0 +1,148 @@
+// Package cudaipc reaches the memory and the events of other processes: it imports an engine's regions, asks
+// its events and words, and copies between the regions and the pool's arena. It is a leaf and the only package
+// with GPU code. The first device is the host: shared memory instead of GPU memory, with CUDA's rules.
+package cudaipc
+
+import (
+	"errors"
+	"time"
+)
+
+// PeerID is one engine worker whose regions are imported together and closed together. Chosen by the caller.
+type PeerID uint32
+
+// RegionID names a region of a peer. Chosen by the peer.
+type RegionID uint32
+
+// Kind is how a region is reached. The numbers are those of the session protocol.
+type Kind uint8
+
+// The kinds of regions.
+const (
+	KindFD     Kind = 1 // a file descriptor to map: memfd (host)
+	KindPeer   Kind = 2 // an address range of the peer's process, by process_vm_readv (host)
+	KindCUDA   Kind = 3 // a CUDA IPC memory handle
+	KindCUDAFD Kind = 4 // a POSIX fd of CUDA virtual memory
+)
+
+// Region is a stretch of a peer's memory.
+type Region struct {
+	ID     RegionID
+	Kind   Kind
+	Size   uint64 // bytes
+	FD     int    // KindFD, KindCUDAFD: owned by the device from the call of Import on, also when it fails
+	Addr   uint64 // KindPeer: start address in the peer
+	Handle []byte // KindCUDA
+}
+
+// Import is a request to open regions of one peer, all or none.
+type Import struct {
+	Peer    PeerID
+	Pid     int // the peer's process, as the kernel named it (SO_PEERCRED); needed for KindPeer
+	Regions []Region
+	// Sync is where the peer's step word, events and revocation words are; Region 0 with no words: none.
+	Sync *Sync
+}
+
+// Sync places a peer's words in a region of KindFD. Words are little-endian and naturally aligned.
+type Sync struct {
+	Region    RegionID
+	StepOff   uint64 // one u64: the last step whose kernels have ended
+	EventsOff uint64 // Events cells of EventCell bytes
+	Events    uint32
+	RevokeOff uint64 // Revokes words of 4 bytes: not 0 is revoked
+	Revokes   uint32
+}
+
+// EventCell is the size of a host event: u64 recorded, u64 fired. An event has fired when fired >= recorded;
+// one that was never recorded counts as fired, as CUDA's does.
+const EventCell = 16
+
+// None stands for no event or no revocation word.
+const None = ^uint32(0)
+
+// Wait asks for a peer's step word, one event and one revocation word.
+type Wait struct {
+	Peer   PeerID
+	Event  uint32 // index, or None: counts as fired
+	Revoke uint32 // index, or None: counts as not revoked
+}
+
+// State is the answer to a Wait. Fired alone proves nothing: an event may fire because its process died.
+type State struct {
+	Step    uint64
+	Fired   bool
+	Revoked bool
+}
+
+// Direction of a copy.
+type Direction uint8
+
+// The directions.
+const (
+	Gather  Direction = 0 // regions to arena: a save
+	Scatter Direction = 1 // arena to regions: a load
+)
+
+// Run is one contiguous stretch.
+type Run struct {
+	Region    RegionID
+	RegionOff uint64
+	ArenaOff  int64
+	Len       uint32
+}
+
+// Block is the runs of one block in the order of its bytes, and the state its checksum starts from.
+type Block struct {
+	Runs uint32 // how many of Copy.Runs, behind those of the blocks before it
+	Seed uint32
+}
+
+// Copy is a batch of blocks. Copies of one peer and one direction happen in the order of submission; those of
+// the two directions, or of two peers, in any. The device may read Runs and Blocks until the copy is done.
+type Copy struct {
+	Peer   PeerID
+	Dir    Direction
+	Sum    bool // make a CRC-32C of each block's bytes, as pool.Sum does
+	Runs   []Run
+	Blocks []Block
+}
+
+// Ticket names a submitted copy.
+type Ticket uint64
+
+// Done is a finished copy. The bytes are where they belong: nothing of it is under way any more.
+type Done struct {
+	Sums []uint32 // one per block, if asked for
+	Bad  []bool   // nil, or one per block: its bytes did not (all) arrive
+	Err  error    // why some are bad
+}
+
+// Device copies between imported regions and one arena. It is message-shaped, so that it can live in another
+// process: ids and offsets, no pointers. All methods may run at once; Copy and Poll never wait for a peer.
+type Device interface {
+	// Import opens regions. An error says which region and why, and nothing stays open.
+	Import(Import) error
+	// Poll answers each wait now. A peer that is gone answers ErrPeer.
+	Poll(waits []Wait, states []State) error
+	// Copy checks and starts a copy, asynchronously. It touches only imported regions and the arena: a run
+	// outside of them is ErrRange and nothing is copied.
+	Copy(*Copy) (Ticket, error)
+	// Done waits up to timeout for a copy to end; ok is false if it has not. A finished ticket is forgotten.
+	Done(t Ticket, timeout time.Duration) (d Done, ok bool, err error)
+	// Close closes every region of a peer, or with AllPeers the device. A peer with a copy that is not done
+	// is ErrBusy: the caller ends it first. Afterwards no byte of the peer is touched.
+	Close(PeerID) error
+}
+
+// AllPeers closes the device.
+const AllPeers = ^PeerID(0)
+
+// Errors to branch on.
+var (
+	ErrPeer   = errors.New("no such peer")
+	ErrRange  = errors.New("outside of the imported regions or the arena")
+	ErrBusy   = errors.New("a copy is under way")
+	ErrKind   = errors.New("this device cannot open such a region")
+	ErrTicket = errors.New("no such copy")
+)

@@ -1,0 +1,312 @@
+// Package ipc is the protocol and the sockets: the look-up socket (ZeroMQ) and the session socket (Unix stream).
+// It knows bytes, frames and peers, and nothing of pools, devices or engines. docs/PROTOCOL.md is its contract.
+package ipc
+
+// Versions of the session protocol and of the look-up's own form that are served.
+const (
+	Version    = 2
+	MinVersion = 1
+)
+
+// Limits of the protocol. Beyond one, a message is malformed.
+const (
+	MaxFrame            = 1 << 20 // bytes of a session frame
+	MaxLookupBytes      = 4 << 20 // bytes of a look-up message, all frames
+	MaxLookupFrames     = 16384
+	MaxHashes           = 65536 // in one look-up
+	MaxHashLen          = 32
+	MaxName             = 128 // bytes of an instance, look-up or software name
+	MaxText             = 1024
+	MaxIdentityPairs    = 64
+	MaxIdentityBytes    = 16 << 10
+	MaxGroups           = 16
+	MaxWorld            = 64
+	MaxShards           = 16
+	MaxRegions          = 4096  // of one registration
+	MaxRegionsMessage   = 253   // of one REGIONS: the kernel passes that many descriptors
+	MaxSegments         = 65536 // of one registration
+	MaxSegmentsMessage  = 8192
+	MaxSections         = 64
+	MaxJobBlocks        = 8192
+	MaxReleases         = 4096 // lease numbers in one RELEASE
+	MaxHandle           = 256  // bytes of a region's handle
+	MaxEvents           = 65536
+	MaxSocketPath       = 107
+	None         uint32 = 1<<32 - 1 // no event, no revocation word
+)
+
+// Numbers of the messages.
+const (
+	TypeHello        = 1
+	TypeWelcome      = 2
+	TypeRegister     = 3
+	TypeRegions      = 4
+	TypeSegments     = 5
+	TypeRegistered   = 6
+	TypeUnregister   = 7
+	TypeRelease      = 8
+	TypeSave         = 9
+	TypeLoad         = 10
+	TypeCancel       = 11
+	TypeReset        = 12
+	TypePing         = 13
+	TypeDone         = 14
+	TypeCancelled    = 15
+	TypePong         = 16
+	TypeResetDone    = 17
+	TypeEpoch        = 18
+	TypeError        = 19
+	TypeSwitches     = 20
+	TypeUnregistered = 21
+)
+
+// Roles of a session.
+const (
+	RoleScheduler = 0
+	RoleWorker    = 1
+)
+
+// Kinds of regions.
+const (
+	RegionFD     = 1
+	RegionPeer   = 2
+	RegionCUDA   = 3
+	RegionCUDAFD = 4
+)
+
+// Statuses of a registration, an unregistration and a reset.
+const (
+	RegDone    = 0
+	RegRefused = 1
+	RegClash   = 2
+)
+
+// Codes of ERROR.
+const (
+	ErrCodeVersion    = 1
+	ErrCodeMalformed  = 2
+	ErrCodePermission = 3
+	ErrCodeLimit      = 4
+	ErrCodeShutdown   = 5
+	ErrCodeInternal   = 6
+)
+
+// BlockStatus is what became of one block of a job.
+type BlockStatus = uint8
+
+// Statuses of blocks.
+const (
+	BlockOK         BlockStatus = 0
+	BlockExists     BlockStatus = 1
+	BlockInProgress BlockStatus = 2
+	BlockBusy       BlockStatus = 3
+	BlockStale      BlockStatus = 4
+	BlockMissing    BlockStatus = 5
+	BlockCorrupt    BlockStatus = 6
+	BlockInvalid    BlockStatus = 7
+	BlockRevoked    BlockStatus = 16
+	BlockCancelled  BlockStatus = 17
+	BlockTimedOut   BlockStatus = 18
+	BlockFailed     BlockStatus = 19
+	BlockOff        BlockStatus = 20
+)
+
+// LookupStatus is the status of an own-form answer.
+type LookupStatus uint8
+
+// Statuses of look-ups.
+const (
+	LookupHit           LookupStatus = 0
+	LookupPending       LookupStatus = 1
+	LookupOff           LookupStatus = 2
+	LookupNotRegistered LookupStatus = 3
+	LookupMalformed     LookupStatus = 4
+	LookupOverloaded    LookupStatus = 5
+	LookupNoSession     LookupStatus = 6
+	LookupLeaseCap      LookupStatus = 7
+)
+
+// The messages of the session, one struct each; pointers to them are what Encode takes and Decode gives.
+// Byte slices of decoded messages lie in the frame they came from.
+type (
+	// Hello opens a session.
+	Hello struct {
+		MinVersion, MaxVersion uint32
+		Software               string
+	}
+	// Welcome answers it. Limits are zero in version 1.
+	Welcome struct {
+		Version                          uint32
+		Boot                             [16]byte
+		Session                          uint64
+		MaxFrame, MaxJobBlocks, MaxQueue uint32
+		LeaseBytes                       uint64
+	}
+	// Register announces one rank, or the scheduler, of an engine.
+	Register struct {
+		Req                        uint32
+		Instance                   string
+		Role                       uint8
+		Rank, World, Shard, Shards uint32
+		Identity                   []Pair
+		Groups                     []GroupDesc
+		HashTokens                 uint32
+		LookupName                 string
+		Sync                       *SyncDesc // nil: none
+		Regions, Segments          uint32    // how many follow
+	}
+	// Pair is one entry of an identity.
+	Pair struct{ Key, Value string }
+	// GroupDesc is one KV cache group.
+	GroupDesc struct{ BlockTokens, NumBlocks, Window uint32 }
+	// SyncDesc places the words of a worker.
+	SyncDesc struct {
+		Region    uint32
+		StepOff   uint64
+		EventsOff uint64
+		Events    uint32
+		RevokeOff uint64
+		Revokes   uint32
+	}
+	// Regions announces memory; descriptors come with it, in order.
+	Regions struct {
+		Req  uint32
+		List []RegionDesc
+	}
+	// RegionDesc is one region.
+	RegionDesc struct {
+		ID     uint32
+		Kind   uint8
+		Size   uint64
+		Addr   uint64
+		Handle []byte
+	}
+	// Segments says where a group's blocks lie.
+	Segments struct {
+		Req   uint32
+		Group uint8
+		List  []SegmentDesc
+	}
+	// SegmentDesc is one piece of every block.
+	SegmentDesc struct {
+		Region         uint32
+		Offset, Stride uint64
+		Bytes          uint32
+	}
+	// Registered answers Register when all has come.
+	Registered struct {
+		Req        uint32
+		Status     uint8
+		Text       string
+		Space      [16]byte
+		Epoch      uint32
+		LookupPath string
+	}
+	// Unregister takes the registration back.
+	Unregister struct{ Req uint32 }
+	// Unregistered answers it when nothing touches the regions any more.
+	Unregistered struct {
+		Req    uint32
+		Status uint8
+		Text   string
+	}
+	// Release gives leases back.
+	Release struct{ Leases []uint64 }
+	// Section is a run of chained blocks of one group.
+	Section struct {
+		Group   uint8
+		Parent  []byte
+		HashLen uint8
+		Hashes  []byte
+		Blocks  []byte // u32 LE each
+	}
+	// Save stores blocks.
+	Save struct {
+		Job      uint64
+		Epoch    uint32
+		Step     uint64
+		Event    uint32
+		Revoke   uint32 // None in version 1
+		Sections []Section
+	}
+	// Load brings blocks.
+	Load struct {
+		Job      uint64
+		Epoch    uint32
+		Step     uint64
+		Event    uint32
+		Lease    uint64
+		Sections []Section
+	}
+	// Cancel ends a job.
+	Cancel struct{ Job uint64 }
+	// Cancelled answers Cancel behind the job's Done.
+	Cancelled struct{ Job uint64 }
+	// Done reports a job, one status for each block of all sections.
+	Done struct {
+		Job    uint64
+		Status []byte
+	}
+	// Reset starts a new weights epoch.
+	Reset struct{ Req uint32 }
+	// ResetDone answers it.
+	ResetDone struct {
+		Req    uint32
+		Status uint8
+		Text   string
+		Epoch  uint32
+	}
+	// Epoch tells that someone reset the space.
+	Epoch struct{ Epoch uint32 }
+	// Ping asks for a Pong.
+	Ping struct{ Req uint32 }
+	// Pong answers a Ping.
+	Pong struct{ Req uint32 }
+	// Error ends a session.
+	Error struct {
+		Code uint8
+		Text string
+	}
+	// Switches tells what is switched on.
+	Switches struct{ Loads, Saves bool }
+)
+
+// Form is the shape of a look-up request.
+type Form uint8
+
+// The forms, see docs/PROTOCOL.md section 2.
+const (
+	FormMalformed Form = iota
+	FormOwn
+	FormUpstream
+	FormReset
+	FormAscend2
+	FormAscend3
+	FormAscend4
+	FormSimple
+)
+
+// LookupRequest is a look-up in any form. Slices lie in the received message or in the server's scratch: a handler
+// keeps nothing of it.
+type LookupRequest struct {
+	Form       Form
+	Version    uint8    // own form
+	Space      [16]byte // own form; zero: the socket's
+	Session    uint64   // own form
+	Reserve    bool     // own form
+	Tokens     uint64
+	HBMTokens  uint32
+	DeadlineUS uint32
+	Groups     []uint8 // nil: all (own), or [0] (foreign)
+	HashLen    int     // 0 with no hashes
+	Hashes     []byte  // joined
+}
+
+// LookupReply answers any form. Blocks is used by the simple form, Tokens by all others.
+type LookupReply struct {
+	Status LookupStatus
+	Tokens uint32
+	Blocks uint64
+	Lease  uint64
+	Boot   [16]byte
+}

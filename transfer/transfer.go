@@ -1,0 +1,103 @@
+// Package transfer moves blocks between a device and the pool: bounded queues, a sending and a receiving thread
+// for each engine worker, and the layout that says where a block's bytes lie in the engine's memory.
+package transfer
+
+import (
+	"errors"
+	"time"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// Statuses of blocks besides those of package pool; the numbers are those of the session protocol.
+const (
+	Revoked   pool.Status = 16 // save: the engine revoked it; nothing was stored
+	Cancelled pool.Status = 17 // cancelled, or the worker was closed
+	TimedOut  pool.Status = 18 // the engine's event or step word did not come in time; nothing was touched
+	Failed    pool.Status = 19 // the device could not copy it
+	Off       pool.Status = 20 // loads, or saves, are switched off
+)
+
+// Kind of a job.
+type Kind uint8
+
+// The kinds of jobs.
+const (
+	Save Kind = iota
+	Load
+)
+
+// Section is a run of chained blocks of one group.
+type Section struct {
+	Group  uint8
+	Parent []byte // save: hash of the block before the first, empty at the start of a prompt
+	Hashes pool.Hashes
+	Blocks []uint32 // the engine's block id of each hash
+}
+
+// Job is one save or load of one engine worker. The worker owns everything in it after Submit.
+type Job struct {
+	ID       uint64 // chosen by the engine, unique in its session
+	Kind     Kind
+	Epoch    uint32 // the weights epoch the engine is in
+	Step     uint64 // save: the step that computed the blocks; load: the step in flight. Waited for before any byte is touched
+	Event    uint32 // the event recorded behind that step, or cudaipc.None
+	Revoke   uint32 // save: index of the revocation word, or cudaipc.None
+	Sections []Section
+}
+
+// Completion reports a job, exactly once: a status for each block of all sections in order. When it is
+// reported, no byte of the job's engine blocks is being touched or will be.
+type Completion struct {
+	Job    uint64
+	Kind   Kind
+	Status []pool.Status
+	Bytes  int64 // bytes moved
+}
+
+// ErrBusy is returned when a queue is full: the caller counts and skips.
+var ErrBusy = errors.New("queue full")
+
+// ErrInvalid is wrapped by what Submit says of a job that names blocks or groups the worker does not have.
+var ErrInvalid = errors.New("invalid job")
+
+// Limits. All are per worker.
+type Limits struct {
+	Queue       int           // jobs waiting in each direction; full is ErrBusy
+	BatchBytes  int64         // bytes of one copy given to the device; loads wait for at most one save of that size
+	EventWait   time.Duration // longest wait for a job's event and step word
+	SaveAge     time.Duration // a save that waited this long goes before loads
+	PollFloor   time.Duration // shortest pause between two polls of an event
+	PollCeiling time.Duration // longest pause between two polls of an event
+}
+
+// DefaultLimits are what an agent uses unless told otherwise.
+var DefaultLimits = Limits{
+	Queue: 1024, BatchBytes: 8 << 20, EventWait: 60 * time.Second, SaveAge: 50 * time.Millisecond,
+	PollFloor: 20 * time.Microsecond, PollCeiling: 500 * time.Microsecond,
+}
+
+// Config of a worker.
+type Config struct {
+	Device    cudaipc.Device
+	Peer      cudaipc.PeerID // imported already
+	Slots     pool.Slots
+	Space     pool.SpaceID
+	Spec      pool.Spec
+	Shard     uint8
+	Layout    Layout
+	Integrity Integrity
+	Lanes     *Lanes // shared by all workers of a device
+	Limits    Limits
+	Complete  func(Completion) // called from the worker's threads, never under a lock; must not block
+}
+
+// Integrity is how a load is checked.
+type Integrity uint8
+
+// The levels. Header compares key, generation and length; Full adds a content checksum made at save.
+const (
+	Full Integrity = iota
+	Header
+)
