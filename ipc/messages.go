@@ -10,29 +10,29 @@ const (
 
 // Limits of the protocol. Beyond one, a message is malformed.
 const (
-	MaxFrame            = 1 << 20 // bytes of a session frame
-	MaxLookupBytes      = 4 << 20 // bytes of a look-up message, all frames
-	MaxLookupFrames     = 16384
-	MaxHashes           = 65536 // in one look-up
-	MaxHashLen          = 32
-	MaxName             = 128 // bytes of an instance, look-up or software name
-	MaxText             = 1024
-	MaxIdentityPairs    = 64
-	MaxIdentityBytes    = 16 << 10
-	MaxGroups           = 16
-	MaxWorld            = 64
-	MaxShards           = 16
-	MaxRegions          = 4096  // of one registration
-	MaxRegionsMessage   = 253   // of one REGIONS: the kernel passes that many descriptors
-	MaxSegments         = 65536 // of one registration
-	MaxSegmentsMessage  = 8192
-	MaxSections         = 64
-	MaxJobBlocks        = 8192
-	MaxReleases         = 4096 // lease numbers in one RELEASE
-	MaxHandle           = 256  // bytes of a region's handle
-	MaxEvents           = 65536
-	MaxSocketPath       = 107
-	None         uint32 = 1<<32 - 1 // no event, no revocation word
+	MaxFrame                  = 1 << 20 // bytes of a session frame
+	MaxLookupBytes            = 4 << 20 // bytes of a look-up message, all frames
+	MaxLookupFrames           = 16384
+	MaxHashes                 = 65536 // in one look-up
+	MaxHashLen                = 32
+	MaxName                   = 128 // bytes of an instance, look-up or software name
+	MaxText                   = 1024
+	MaxIdentityPairs          = 64
+	MaxIdentityBytes          = 16 << 10
+	MaxGroups                 = 16
+	MaxWorld                  = 64
+	MaxShards                 = 16
+	MaxRegions                = 4096  // of one registration
+	MaxRegionsMessage         = 253   // of one REGIONS: the kernel passes that many descriptors
+	MaxSegments               = 65536 // of one registration
+	MaxSegmentsMessage        = 8192
+	MaxSections               = 64
+	MaxJobBlocks              = 8192
+	MaxReleases               = 4096 // lease numbers in one RELEASE
+	MaxHandle                 = 256  // bytes of a region's handle
+	MaxEvents                 = 65536
+	MaxSocketPath             = 107
+	None               uint32 = 1<<32 - 1 // no event, no revocation word
 )
 
 // Numbers of the messages.
