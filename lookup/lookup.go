@@ -20,11 +20,11 @@ type Space struct {
 // Query is one question. Hash i stands for tokens i*HashTokens to (i+1)*HashTokens-1 and, being chained, for all
 // before it; a group with larger blocks uses the hash at its block's end.
 type Query struct {
-	Hashes    pool.Hashes
-	Tokens    uint32  // length of the prompt
-	HBMTokens uint32  // tokens the engine has itself, from token 0; blocks wholly below count as present
-	Groups    []uint8 // groups asked for; empty means all
-	AllowFull bool    // false: at least the last token is left to compute
+	Hashes    pool.Hashes // Step 1
+	Tokens    uint32      // length of the prompt
+	HBMTokens uint32      // tokens the engine has itself, from token 0; blocks wholly below count as present
+	Groups    []uint8     // groups asked for, each below len(Space.Groups); empty means all
+	AllowFull bool        // false: at least the last token is left to compute
 }
 
 // Hit is what a Reserve found and pinned. Tokens counts from token 0 and includes HBMTokens' whole blocks; it is
@@ -34,4 +34,40 @@ type Hit struct {
 	Refs   []pool.Ref // appended to what the caller gave
 	Bytes  int64
 	Capped bool // maxBytes cut the pins: Tokens is what is pinned
+}
+
+// Longest is the number of tokens of the prompt that every asked group has, counted as in Hit.Tokens.
+// Nothing is pinned; the chains that were found count as used.
+func Longest(ix pool.Index, s *Space, q *Query) uint32 {
+	if !q.valid(s) {
+		return 0
+	}
+	p := plan{ix: ix, s: s, q: q}
+	end := p.longest(p.limit())
+	if end <= p.own() {
+		return 0
+	}
+	return uint32(end)
+}
+
+// Reserve is Longest that pins what it found beyond the engine's own blocks, as far as all shards of all groups
+// together stay within maxBytes.
+func Reserve(ix pool.Index, s *Space, q *Query, maxBytes int64, refs []pool.Ref) Hit {
+	if !q.valid(s) {
+		return Hit{Refs: refs}
+	}
+	p := plan{ix: ix, s: s, q: q}
+	return p.reserve(maxBytes, refs)
+}
+
+func (q *Query) valid(s *Space) bool {
+	if s.HashTokens == 0 || len(s.Groups) == 0 {
+		return false
+	}
+	for _, g := range q.Groups {
+		if int(g) >= len(s.Groups) {
+			return false
+		}
+	}
+	return true
 }
