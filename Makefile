@@ -1,0 +1,105 @@
+# kvagent: `make demo` shows it at work, `make test` is everything that CI runs, `make help` lists the rest.
+# Needs Go 1.26 and make; `deps` brings or names what else is missing.
+
+SHELL       := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+# The version is given here, so Go need not ask git (which refuses a checkout of another owner).
+GO_BUILD := go build -trimpath -buildvcs=false -ldflags '-X main.version=$(VERSION)'
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+
+GO_TEST_FLAGS ?= -race -p 2 -timeout 8m
+FUZZTIME      ?= 5s
+TRACE         ?= testdata/conversation_1000.jsonl
+
+STAGE := scripts/stage
+# Where the locked Python tools live: outside the tree, keyed by the lock. Made on first use.
+VENV   = $$(scripts/venv)
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: deps
+deps: ## install what is missing (root on Debian), else say in one line what to install
+	@scripts/deps go python
+
+.PHONY: build
+build: ## bin/kvagent
+	@scripts/deps go
+	@$(STAGE) build $(GO_BUILD) -o bin/kvagent ./cmd/kvagent
+
+.PHONY: demo
+demo: build ## one agent, two mock engines, the first 1,000 requests of a real trace
+	@bin/kvagent replay --trace testdata/conversation_1000.jsonl --engines 2 --progress
+
+.PHONY: test
+test: deps build lint test-go fuzz test-python torture-short dockerfile-check ## everything that CI runs
+
+.PHONY: lint
+lint: lint-go lint-python ## formatting and static checks, Go and Python
+
+.PHONY: lint-go
+lint-go:
+	@scripts/deps go
+	@$(STAGE) gofmt scripts/gofmt-check
+	@$(STAGE) vet go vet ./...
+	@$(STAGE) staticcheck go run $(STATICCHECK) ./...
+
+.PHONY: lint-golangci
+lint-golangci: ## .golangci.yml in full (not part of test: its build alone takes minutes)
+	@$(STAGE) golangci-lint go run $(GOLANGCI) run ./...
+
+.PHONY: lint-python
+lint-python:
+	@scripts/deps python
+	@$(STAGE) venv scripts/venv
+	@cd python && ../$(STAGE) ruff-format $(VENV)/bin/ruff format --check .
+	@cd python && ../$(STAGE) ruff $(VENV)/bin/ruff check .
+	@cd python && ../$(STAGE) mypy $(VENV)/bin/mypy
+
+.PHONY: test-go
+test-go: ## Go tests, with the race detector
+	@scripts/deps go
+	@$(STAGE) -v go-test go test $(GO_TEST_FLAGS) ./...
+
+.PHONY: test-python
+test-python: build ## Python tests, with the real agent
+	@scripts/deps python
+	@$(STAGE) venv scripts/venv
+	@cd python && ../$(STAGE) -v pytest $(VENV)/bin/pytest
+
+.PHONY: fuzz
+fuzz: ## every Fuzz target for FUZZTIME (default 5s) each
+	@$(STAGE) -v fuzz scripts/fuzz $(FUZZTIME)
+
+.PHONY: torture-short
+torture-short: build
+	@$(STAGE) -v torture-short scripts/torture short
+
+.PHONY: torture
+torture: build ## long runs with kills, pauses and many engines (hours; TRACE= names the full trace)
+	@$(STAGE) -v torture scripts/torture long --trace $(TRACE)
+
+.PHONY: mutants
+mutants: ## apply each patch of testdata/mutants in a copy and see its test fail
+	@$(STAGE) -v mutants testdata/mutants/run
+
+.PHONY: dockerfile-check
+dockerfile-check: ## check the Dockerfile as far as that goes without an engine
+	@$(STAGE) dockerfile scripts/dockerfile-check
+
+.PHONY: wheel
+wheel: ## dist/kvagent-*.whl, the Python client
+	@scripts/deps python
+	@$(STAGE) venv scripts/venv
+	@$(STAGE) wheel $(VENV)/bin/python -m build --no-isolation --wheel --outdir dist python
+	@ls dist/*.whl
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf bin build dist python/build python/dist

@@ -1,0 +1,134 @@
+// Package kvagent_test holds the shape of the module: which package may import which.
+package kvagent_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"os/exec"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/kvagent/kvagent"
+
+// mayImport is the import graph that docs/ARCHITECTURE.md draws: for each package, what it may import of the module.
+// A trailing /... stands for the packages below. Tests are free.
+var mayImport = map[string][]string{
+	"pool":        {},
+	"pool/...":    {"pool"},
+	"cudaipc":     {},
+	"cudaipc/...": {"cudaipc"},
+	"ipc":         {},
+	"lookup":      {"pool"},
+	"transfer":    {"pool", "cudaipc"},
+	"agent":       {"lookup", "transfer", "ipc", "cudaipc", "pool"},
+	"mockengine":  {"ipc", "cudaipc"},
+	"cmd/kvagent": {"..."},
+}
+
+// mayUseC may speak to C: foreign code lives in one package, behind checked types.
+var mayUseC = []string{"cudaipc"}
+
+// A package is named for the one thing it is about.
+var noNames = []string{"util", "utils", "common", "helper", "helpers", "types", "manager", "misc", "base"}
+
+type goPackage struct {
+	ImportPath string
+	Name       string
+	Imports    []string // of the files that are not tests
+	CgoFiles   []string
+}
+
+func TestImportGraph(t *testing.T) {
+	for _, p := range listPackages(t) {
+		name := inModule(p.ImportPath)
+		if name == "." {
+			continue
+		}
+		allowed, known := rule(name)
+		if !known {
+			t.Errorf("package %s is not in the import graph: give it a line in graph_test.go and in docs/ARCHITECTURE.md, or put its code where it belongs", name)
+			continue
+		}
+		for _, imported := range p.Imports {
+			if !strings.HasPrefix(imported, module+"/") || within(inModule(imported), allowed) {
+				continue
+			}
+			t.Errorf("%s imports %s, but may import only %s: hand what it needs in from above (an argument, a func, or an interface that %s declares), or move the code to the package that owns the noun",
+				name, inModule(imported), list(allowed), name)
+		}
+	}
+}
+
+func TestOnlyOnePackageSpeaksToC(t *testing.T) {
+	for _, p := range listPackages(t) {
+		if name := inModule(p.ImportPath); len(p.CgoFiles) > 0 && !slices.Contains(mayUseC, name) {
+			t.Errorf("%s imports \"C\" in %v, but only %s may: put the foreign call behind a checked type there", name, p.CgoFiles, list(mayUseC))
+		}
+	}
+}
+
+func TestPackagesAreNamedForAThing(t *testing.T) {
+	for _, p := range listPackages(t) {
+		if base := path.Base(p.ImportPath); slices.Contains(noNames, base) || slices.Contains(noNames, p.Name) {
+			t.Errorf("package %s is named for nothing in particular: name it for the one thing it is about, or put its code next to its callers", inModule(p.ImportPath))
+		}
+	}
+}
+
+func listPackages(t *testing.T) []goPackage {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,Name,Imports,CgoFiles", "./...")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, stderr.String())
+	}
+	var packages []goPackage
+	for decoder := json.NewDecoder(bytes.NewReader(out)); decoder.More(); {
+		var p goPackage
+		if err := decoder.Decode(&p); err != nil {
+			t.Fatalf("go list: %v", err)
+		}
+		packages = append(packages, p)
+	}
+	if len(packages) < len(mayImport)/2 {
+		t.Fatalf("go list found %d packages: this test looks at the wrong folder", len(packages))
+	}
+	return packages
+}
+
+// inModule gives the path of a package below the module, "." for its root.
+func inModule(importPath string) string {
+	return path.Clean("./" + strings.TrimPrefix(importPath, module))
+}
+
+// rule gives the line of mayImport for a package: its own, else that of the nearest folder above with /... .
+func rule(name string) (allowed []string, known bool) {
+	if allowed, known = mayImport[name]; known {
+		return allowed, true
+	}
+	for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
+		if allowed, known = mayImport[dir+"/..."]; known {
+			return allowed, true
+		}
+	}
+	return nil, false
+}
+
+func within(name string, patterns []string) bool {
+	return slices.ContainsFunc(patterns, func(pattern string) bool {
+		below, isTree := strings.CutSuffix(pattern, "...")
+		return name == pattern || isTree && strings.HasPrefix(name, below)
+	})
+}
+
+func list(names []string) string {
+	if len(names) == 0 {
+		return "nothing of the module"
+	}
+	return strings.Join(names, ", ")
+}
