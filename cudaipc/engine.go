@@ -1,0 +1,171 @@
+package cudaipc
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// HostSyncRegion is the region id a HostEngine gives its words.
+const HostSyncRegion RegionID = 1 << 31
+
+// Limits of a host engine.
+const (
+	MaxHostEvents  = 1 << 16 // events, and revocation words, of one engine
+	MaxHostMemory  = 1 << 46 // bytes of one HostMemory
+	HostStreamOps  = 1024    // operations waiting in a stream; a full one makes Launch wait, as CUDA's does
+	revokeAlign    = 64      // bytes; revocation words are written by the scheduler's side, so they get own cache lines
+	hostEventsFrom = 64      // bytes; offset of the event cells, a cache line behind the step word
+)
+
+// HostEngine is the engine's side of the host device: memory it shares, the words of its events, and streams
+// that behave like CUDA's. It serves the mock engine and the tests. All methods may be called at once.
+type HostEngine struct {
+	words           *HostMemory
+	events, revokes uint32
+	revokeOff       uint64
+
+	mu struct {
+		sync.Mutex
+		memory  []*HostMemory
+		streams []*HostStream
+		closed  bool
+	}
+}
+
+// HostMemory is a stretch of memory that a device can import. It is owned by its engine and gone when that closes.
+type HostMemory struct {
+	ID  RegionID
+	Mem []byte
+	FD  int // a memfd sealed against shrinking
+}
+
+// Region describes the memory for an import. The descriptor in it stays the engine's: send it by SCM_RIGHTS, or Dup.
+func (m *HostMemory) Region() Region {
+	return Region{ID: m.ID, Kind: KindFD, Size: uint64(len(m.Mem)), FD: m.FD}
+}
+
+// Dup is the same region with a descriptor of its own, for a device in this process.
+func (r Region) Dup() (Region, error) {
+	fd, err := unix.FcntlInt(uintptr(r.FD), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return Region{}, fmt.Errorf("region %d: %w", r.ID, err)
+	}
+	r.FD = fd
+	return r, nil
+}
+
+// NewHostEngine makes an engine with that many events and revocation words, none of them recorded or revoked, and
+// step 0. Close frees it.
+func NewHostEngine(events, revokes uint32) (*HostEngine, error) {
+	if events > MaxHostEvents || revokes > MaxHostEvents {
+		return nil, fmt.Errorf("%d events and %d revocation words, at most %d each", events, revokes, MaxHostEvents)
+	}
+	end := uint64(hostEventsFrom) + uint64(events)*EventCell
+	off := (end + revokeAlign - 1) &^ (revokeAlign - 1)
+	words, err := newHostMemory(HostSyncRegion, int64(off+uint64(revokes)*4+revokeAlign))
+	if err != nil {
+		return nil, err
+	}
+	return &HostEngine{words: words, events: events, revokes: revokes, revokeOff: off}, nil
+}
+
+// Alloc makes size bytes of shared memory, zero and not yet populated. The id is the caller's choice.
+func (e *HostEngine) Alloc(id RegionID, size int64) (*HostMemory, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.mu.closed {
+		return nil, errors.New("engine closed")
+	}
+	if id == HostSyncRegion {
+		return nil, fmt.Errorf("region %d is the engine's words", id)
+	}
+	for _, m := range e.mu.memory {
+		if m.ID == id {
+			return nil, fmt.Errorf("region %d exists", id)
+		}
+	}
+	m, err := newHostMemory(id, size)
+	if err == nil {
+		e.mu.memory = append(e.mu.memory, m)
+	}
+	return m, err
+}
+
+// SyncDesc describes the words for an import: the region (whose descriptor stays the engine's) and their places.
+func (e *HostEngine) SyncDesc() (Region, Sync) {
+	return e.words.Region(), Sync{
+		Region: HostSyncRegion, StepOff: 0,
+		EventsOff: hostEventsFrom, Events: e.events,
+		RevokeOff: e.revokeOff, Revokes: e.revokes,
+	}
+}
+
+// Step is the step word: the last step that a stream has got past.
+func (e *HostEngine) Step() uint64 { return atomic.LoadUint64(word64(e.words.Mem, 0)) }
+
+// Revoke sets revocation word i: a save that names it is not committed from now on.
+func (e *HostEngine) Revoke(i uint32) { atomic.StoreUint32(e.revokeWord(i), 1) }
+
+// ClearRevoke makes word i usable for another save.
+func (e *HostEngine) ClearRevoke(i uint32) { atomic.StoreUint32(e.revokeWord(i), 0) }
+
+func (e *HostEngine) revokeWord(i uint32) *uint32 {
+	if i >= e.revokes {
+		panic(fmt.Sprintf("revocation word %d of %d", i, e.revokes))
+	}
+	return word32(e.words.Mem, e.revokeOff+uint64(i)*4)
+}
+
+// Close waits for the streams to get through what was launched, ends them, and frees all memory.
+func (e *HostEngine) Close() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.mu.closed {
+		return nil
+	}
+	e.mu.closed = true
+	for _, s := range e.mu.streams {
+		s.close()
+	}
+	err := e.words.free()
+	for _, m := range e.mu.memory {
+		err = errors.Join(err, m.free())
+	}
+	return err
+}
+
+func newHostMemory(id RegionID, size int64) (*HostMemory, error) {
+	if size <= 0 || size > MaxHostMemory {
+		return nil, fmt.Errorf("region %d: size %d is not within 1 and %d bytes", id, size, int64(MaxHostMemory))
+	}
+	fd, err := unix.MemfdCreate(fmt.Sprintf("kvagent-engine-%d", id), unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("region %d: memfd: %w", id, err)
+	}
+	mem, err := mapSealed(fd, size)
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, fmt.Errorf("region %d: %d bytes: %w", id, size, err)
+	}
+	return &HostMemory{ID: id, Mem: mem, FD: fd}, nil
+}
+
+func mapSealed(fd int, size int64) ([]byte, error) {
+	if err := unix.Ftruncate(fd, size); err != nil {
+		return nil, err
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK); err != nil {
+		return nil, err
+	}
+	return unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+}
+
+func (m *HostMemory) free() error {
+	err := unix.Munmap(m.Mem)
+	m.Mem = nil
+	return errors.Join(err, unix.Close(m.FD))
+}

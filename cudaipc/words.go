@@ -1,0 +1,47 @@
+package cudaipc
+
+import (
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+)
+
+// stepWord, event and revoke words lie in memory that two processes share. They are read and written only by
+// atomic operations, which on the machines Go runs on order the plain writes of the bytes around them too.
+// The words are little-endian; so are the machines this device is built for (amd64, arm64).
+
+func word64(mem []byte, off uint64) *uint64 {
+	return (*uint64)(unsafe.Pointer(&mem[off : off+8][0]))
+}
+
+func word32(mem []byte, off uint64) *uint32 {
+	return (*uint32)(unsafe.Pointer(&mem[off : off+4][0]))
+}
+
+// fired says whether the event whose cell begins at off has fired. The order of the two loads matters: fired is
+// read first, so that an event recorded anew between them can only look younger, never fired too early.
+func fired(mem []byte, off uint64) bool {
+	done := atomic.LoadUint64(word64(mem, off+8))
+	return done >= atomic.LoadUint64(word64(mem, off))
+}
+
+// check holds a peer's placement of its words against the size of their region.
+func (s *Sync) check(size uint64) error {
+	if err := words("step", s.StepOff, 1, 8, 8, size); err != nil {
+		return err
+	}
+	if err := words("events", s.EventsOff, s.Events, EventCell, 8, size); err != nil {
+		return err
+	}
+	return words("revoke", s.RevokeOff, s.Revokes, 4, 4, size)
+}
+
+func words(name string, off uint64, n uint32, each, align, size uint64) error {
+	if off%align != 0 {
+		return fmt.Errorf("sync: %s words at %d: not a multiple of %d: %w", name, off, align, ErrRange)
+	}
+	if length := uint64(n) * each; off > size || length > size-off {
+		return fmt.Errorf("sync: %d %s words at %d: the region has %d bytes: %w", n, name, off, size, ErrRange)
+	}
+	return nil
+}
