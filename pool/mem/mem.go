@@ -1,0 +1,134 @@
+// Package mem is a pool in plain maps and slices behind one mutex: slow, obvious, and the oracle that faster
+// pools are held against. It keeps the same promises as they do and implements the same four interfaces.
+package mem
+
+import (
+	"container/list"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// Unit is what every slot is rounded up to, bytes.
+const Unit = 1024
+
+// PartialAge is how long an entry may lack shards that nobody writes before it is reclaimed.
+const PartialAge = 30 * time.Second
+
+// Options of a pool.
+type Options struct {
+	Bytes int64            // size of the arena; rounded up to whole pages
+	Clock func() time.Time // nil is time.Now
+}
+
+// Pool implements pool.Index, pool.Slots and pool.Spaces, and by Store pool.Store.
+type Pool struct {
+	arena []byte
+	fd    int
+
+	mu       sync.Mutex
+	now      func() time.Time
+	closed   bool
+	spaces   []*space
+	byPrint  map[pool.Fingerprint]pool.SpaceID
+	entries  map[entryKey]*entry
+	refs     map[pool.Ref]*entry // every entry that holds slots, dropped ones too
+	lastRef  pool.Ref
+	recent   *list.List // visible entries, most recently used first
+	free     extents
+	pressure func(int64) bool
+	stats    pool.Stats
+}
+
+type space struct {
+	spec  pool.Spec
+	epoch uint32
+}
+
+type entryKey struct {
+	space pool.SpaceID
+	group uint8
+	hash  pool.Hash
+}
+
+type entry struct {
+	key      entryKey
+	ref      pool.Ref
+	shards   []shard
+	parent   *entry
+	children map[*entry]struct{}
+	place    *list.Element // in recent, while visible and not dropped
+	pins     int
+	dropped  bool
+	idle     time.Time // when the last writer of a partial entry left
+}
+
+type shard struct {
+	off              int64
+	len, sum         uint32
+	present, writing bool
+}
+
+var (
+	_ pool.Index  = (*Pool)(nil)
+	_ pool.Slots  = (*Pool)(nil)
+	_ pool.Spaces = (*Pool)(nil)
+	_ pool.Store  = store{}
+)
+
+// Open makes a pool on a memfd of its own.
+func Open(o Options) (*Pool, error) {
+	if o.Bytes <= 0 {
+		return nil, fmt.Errorf("mem: Bytes is %d, must be above 0", o.Bytes)
+	}
+	size := (o.Bytes + 4095) &^ 4095
+	fd, arena, err := mapArena(size)
+	if err != nil {
+		return nil, err
+	}
+	p := &Pool{
+		arena: arena, fd: fd, now: o.Clock,
+		byPrint: map[pool.Fingerprint]pool.SpaceID{}, entries: map[entryKey]*entry{}, refs: map[pool.Ref]*entry{},
+		recent: list.New(), free: extents{{0, size}},
+	}
+	if p.now == nil {
+		p.now = time.Now
+	}
+	p.stats.Capacity, p.stats.Ready = size, size
+	return p, nil
+}
+
+func mapArena(size int64) (int, []byte, error) {
+	fd, err := unix.MemfdCreate("kvagent-mem", unix.MFD_CLOEXEC)
+	if err != nil {
+		return -1, nil, fmt.Errorf("mem: memfd: %w", err)
+	}
+	if err := unix.Ftruncate(fd, size); err != nil {
+		return -1, nil, errors.Join(fmt.Errorf("mem: arena of %d bytes: %w", size, err), unix.Close(fd))
+	}
+	arena, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return -1, nil, errors.Join(fmt.Errorf("mem: map arena of %d bytes: %w", size, err), unix.Close(fd))
+	}
+	return fd, arena, nil
+}
+
+// Arena is the memory the slots lie in and the descriptor it can be mapped from. Both are the pool's and end
+// with Close.
+func (p *Pool) Arena() (base []byte, fd int) { return p.arena, p.fd }
+
+// Close gives the arena back. No slot may be in use and no method may run.
+func (p *Pool) Close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return pool.ErrClosed
+	}
+	p.closed = true
+	return errors.Join(unix.Munmap(p.arena), unix.Close(p.fd))
+}

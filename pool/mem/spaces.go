@@ -1,0 +1,122 @@
+package mem
+
+import (
+	"bytes"
+	"fmt"
+	"reflect"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// OpenSpace implements pool.Spaces.
+func (p *Pool) OpenSpace(s pool.Spec) (pool.SpaceID, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.check(&s); err != nil {
+		return 0, err
+	}
+	if id, ok := p.byPrint[s.Fingerprint]; ok {
+		have := p.spaces[id].spec
+		if !bytes.Equal(have.Identity, s.Identity) || have.Shards != s.Shards || !reflect.DeepEqual(have.Groups, s.Groups) {
+			return 0, pool.ErrIdentity
+		}
+		return id, nil
+	}
+	if len(p.spaces) == pool.MaxSpaces {
+		return 0, fmt.Errorf("%d spaces are open: %w", pool.MaxSpaces, pool.ErrTooLarge)
+	}
+	id := pool.SpaceID(len(p.spaces))
+	p.spaces = append(p.spaces, &space{spec: clone(s), epoch: 1})
+	p.byPrint[s.Fingerprint] = id
+	return id, nil
+}
+
+func (p *Pool) check(s *pool.Spec) error {
+	if s.Shards < 1 || s.Shards > pool.MaxShards {
+		return fmt.Errorf("Shards is %d, must be 1 to %d", s.Shards, pool.MaxShards)
+	}
+	if len(s.Groups) < 1 || len(s.Groups) > pool.MaxGroups {
+		return fmt.Errorf("Groups has %d, must have 1 to %d", len(s.Groups), pool.MaxGroups)
+	}
+	for g, group := range s.Groups {
+		if len(group.ShardBytes) != s.Shards {
+			return fmt.Errorf("Groups[%d].ShardBytes has %d, must have Shards=%d", g, len(group.ShardBytes), s.Shards)
+		}
+		for i, n := range group.ShardBytes {
+			if n == 0 {
+				return fmt.Errorf("Groups[%d].ShardBytes[%d] is 0, must be above 0", g, i)
+			}
+			if slotBytes(n) > p.stats.Capacity {
+				return fmt.Errorf("Groups[%d].ShardBytes[%d] is %d, the pool has %d: %w", g, i, n, p.stats.Capacity, pool.ErrTooLarge)
+			}
+		}
+	}
+	return nil
+}
+
+func clone(s pool.Spec) pool.Spec {
+	s.Identity = bytes.Clone(s.Identity)
+	groups := make([]pool.Group, len(s.Groups))
+	for i, g := range s.Groups {
+		g.ShardBytes = append([]uint32(nil), g.ShardBytes...)
+		groups[i] = g
+	}
+	s.Groups = groups
+	return s
+}
+
+// ResetSpace implements pool.Spaces.
+func (p *Pool) ResetSpace(s pool.SpaceID) (uint32, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if int(s) >= len(p.spaces) {
+		return 0, fmt.Errorf("space %d is not open", s)
+	}
+	p.spaces[s].epoch++
+	for _, e := range p.entries {
+		if e.key.space == s {
+			p.drop(e)
+			p.stats.Dropped++
+		}
+	}
+	return p.spaces[s].epoch, nil
+}
+
+// Epoch implements pool.Spaces; 0 for a space that is not open.
+func (p *Pool) Epoch(s pool.SpaceID) uint32 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if int(s) >= len(p.spaces) {
+		return 0
+	}
+	return p.spaces[s].epoch
+}
+
+// SetPressure implements pool.Spaces.
+func (p *Pool) SetPressure(f func(need int64) bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.pressure = f
+}
+
+// Stats implements pool.Spaces. Slots have no classes here.
+func (p *Pool) Stats() pool.Stats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.stats
+	for _, e := range p.refs {
+		s.Used += e.bytes()
+		if e.pins > 0 {
+			s.Pinned += e.bytes()
+			s.PinnedEntries++
+		}
+		switch {
+		case e.dropped:
+		case e.place != nil:
+			s.Entries++
+		default:
+			s.Partial++
+		}
+	}
+	return s
+}
