@@ -1,0 +1,102 @@
+package cudaipc
+
+import (
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Limits of one call of process_vm_readv or process_vm_writev.
+const (
+	remoteVectors = 1024      // IOV_MAX
+	remotePiece   = 256 << 10 // bytes: what was just copied is still in the second-level cache when it is summed
+)
+
+var errPeerDead = errors.New("the peer's process has ended")
+
+// piece is what one call moves.
+type piece struct {
+	local  []unix.Iovec
+	remote []unix.RemoteIovec
+	bytes  int
+}
+
+// remote moves runs between the peer's process and the arena, a piece at a time, the sum right beside it.
+func (s *stream) remote(p *peer, r *region, dir Direction, runs []Run, sum uint32, sums bool) (uint32, error) {
+	var v piece
+	for i := range runs {
+		run := &runs[i]
+		here := s.arena[run.ArenaOff : run.ArenaOff+int64(run.Len)]
+		addr := uintptr(r.addr + run.RegionOff)
+		for len(here) > 0 {
+			n := min(len(here), remotePiece-v.bytes)
+			v.add(here[:n], addr)
+			here, addr = here[n:], addr+uintptr(n)
+			if v.full() {
+				var err error
+				if sum, err = s.flush(&v, p, dir, sum, sums); err != nil {
+					return sum, err
+				}
+			}
+		}
+	}
+	return s.flush(&v, p, dir, sum, sums)
+}
+
+func (v *piece) add(here []byte, addr uintptr) {
+	local := unix.Iovec{Base: &here[0]}
+	local.SetLen(len(here))
+	v.local = append(v.local, local)
+	v.remote = append(v.remote, unix.RemoteIovec{Base: addr, Len: len(here)})
+	v.bytes += len(here)
+}
+
+func (v *piece) full() bool { return v.bytes == remotePiece || len(v.remote) == remoteVectors }
+
+// flush does one call. A call that moved less than it should is an error: the rest of the peer's range is not
+// there (any more). The peer's process id is trusted only as long as its pidfd says that it lives; what was read
+// around its death is not.
+func (s *stream) flush(v *piece, p *peer, dir Direction, sum uint32, sums bool) (uint32, error) {
+	if v.bytes == 0 {
+		return sum, nil
+	}
+	if p.dead() {
+		return sum, errPeerDead
+	}
+	call := unix.ProcessVMReadv
+	if dir == Scatter {
+		call = unix.ProcessVMWritev
+	}
+	n, err := call(p.pid, v.local, v.remote, 0)
+	if p.dead() {
+		return sum, errPeerDead
+	}
+	if err != nil || n != v.bytes {
+		return sum, fmt.Errorf("%d of %d bytes moved to or from process %d: %w", max(n, 0), v.bytes, p.pid, reason(err))
+	}
+	if sums {
+		sum = v.sum(sum)
+	}
+	v.local, v.remote, v.bytes = v.local[:0], v.remote[:0], 0
+	return sum, nil
+}
+
+// sum goes over the arena's side of a piece, for both directions.
+func (v *piece) sum(state uint32) uint32 {
+	for i := range v.local {
+		state = crc32.Update(state, castagnoli, iovecBytes(&v.local[i]))
+	}
+	return state
+}
+
+func reason(err error) error {
+	if err == nil {
+		return unix.EFAULT // a partial transfer does not say why
+	}
+	return err
+}
+
+func iovecBytes(v *unix.Iovec) []byte { return unsafe.Slice(v.Base, int(v.Len)) }

@@ -1,0 +1,98 @@
+package cudaipc
+
+// stream does the copies of one peer and direction one after the other, on a goroutine of its own. Its peer owns
+// it: peer.close ends it and waits.
+type stream struct {
+	work  chan *flight
+	ended chan struct{}
+	arena []byte
+}
+
+func startStream(arena []byte) *stream {
+	s := &stream{work: make(chan *flight, MaxCopies), ended: make(chan struct{}), arena: arena}
+	go s.run()
+	return s
+}
+
+func (s *stream) run() {
+	defer close(s.ended)
+	for f := range s.work {
+		s.copy(f)
+		storeFence()
+		f.peer.underWay.Add(-1) // before done: whoever saw the end may close the peer
+		close(f.done)
+	}
+}
+
+func (s *stream) close() {
+	close(s.work)
+	<-s.ended
+}
+
+// copy does all blocks of a copy. One that fails does not keep the next from being tried.
+func (s *stream) copy(f *flight) {
+	c := f.copy
+	if c.Sum {
+		f.end.Sums = make([]uint32, len(c.Blocks))
+	}
+	runs := c.Runs
+	for i := range c.Blocks {
+		b := &c.Blocks[i]
+		sum, err := s.block(f.peer, c.Dir, runs[:b.Runs], b.Seed, c.Sum)
+		runs = runs[b.Runs:]
+		if c.Sum {
+			f.end.Sums[i] = sum
+		}
+		if err != nil {
+			f.end.bad(i, len(c.Blocks), err)
+		}
+	}
+}
+
+// bad notes that block i of n did not arrive. The first reason is the one that is told.
+func (d *Done) bad(i, n int, err error) {
+	if d.Bad == nil {
+		d.Bad = make([]bool, n)
+		d.Err = err
+	}
+	d.Bad[i] = true
+}
+
+// block moves the runs of one block and gives the checksum.
+func (s *stream) block(p *peer, dir Direction, runs []Run, sum uint32, sums bool) (uint32, error) {
+	for len(runs) > 0 {
+		r := p.regions[runs[0].Region]
+		n := 1
+		for n < len(runs) && runs[n].Region == runs[0].Region {
+			n++
+		}
+		var err error
+		if r.mem != nil {
+			sum, err = s.mapped(r.mem, dir, runs[:n], sum)
+		} else {
+			sum, err = s.remote(p, r, dir, runs[:n], sum, sums)
+		}
+		if err != nil {
+			return sum, err
+		}
+		runs = runs[n:]
+	}
+	return sum, nil
+}
+
+// mapped moves runs between a mapped region and the arena. The sum is made whether asked for or not: it is free.
+func (s *stream) mapped(mem []byte, dir Direction, runs []Run, sum uint32) (uint32, error) {
+	err := guarded(mem, s.arena, func() {
+		for i := range runs {
+			run := &runs[i]
+			there := mem[run.RegionOff : run.RegionOff+uint64(run.Len)]
+			here := s.arena[run.ArenaOff : run.ArenaOff+int64(run.Len)]
+			if dir == Gather {
+				sum = move(here, there, sum)
+			} else {
+				sum = move(there, here, sum)
+			}
+		}
+	})
+	return sum, err
+}
