@@ -1,0 +1,30 @@
+"""Canonical msgpack: the shortest form of each integer, string, binary and array header, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+
+from kvagent.errors import Malformed
+
+
+def pack(value: object) -> bytes:
+    """Packs ints, str, bytes and lists or tuples of them."""
+    packed: bytes = msgpack.packb(value, use_bin_type=True)
+    return packed
+
+
+def unpack(data: bytes) -> Any:
+    """Unpacks what pack makes, arrays as lists. Malformed if the bytes are not what pack would make of it."""
+    try:
+        value = msgpack.unpackb(data, raw=False, use_list=True, strict_map_key=True, ext_hook=_no_extension)
+    except (ValueError, msgpack.exceptions.UnpackException, msgpack.exceptions.ExtraData) as error:
+        raise Malformed(f"not one msgpack value: {error}") from error
+    if value is None or isinstance(value, (bool, float, dict)) or pack(value) != data:
+        raise Malformed("not canonical msgpack")
+    return value
+
+
+def _no_extension(code: int, data: bytes) -> object:
+    raise ValueError(f"extension type {code} of {len(data)} bytes")

@@ -1,0 +1,166 @@
+"""How the fields of a message lie on the wire. Both ways check; ``where`` names the field in an error.
+
+``read`` takes what canonical.unpack gives and makes the value of the message; ``write`` goes back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kvagent.errors import Malformed
+
+
+class Field(Protocol):
+    """One field."""
+
+    def read(self, value: Any, where: str) -> Any:
+        """From the wire."""
+
+    def write(self, value: Any, where: str) -> Any:
+        """To the wire."""
+
+
+@dataclass(frozen=True)
+class Uint:
+    """An integer from low to high."""
+
+    low: int
+    high: int
+
+    def read(self, value: Any, where: str) -> int:
+        """From the wire."""
+        if type(value) is not int or not self.low <= value <= self.high:
+            raise Malformed(f"{where}: {shown(value)} is not an integer from {self.low} to {self.high}")
+        return value
+
+    def write(self, value: Any, where: str) -> int:
+        """To the wire; an enum's member counts as its number."""
+        return self.read(int(value) if isinstance(value, int) else value, where)
+
+
+@dataclass(frozen=True)
+class Str:
+    """A string of low to high bytes of UTF-8."""
+
+    low: int
+    high: int
+
+    def read(self, value: Any, where: str) -> str:
+        """From the wire."""
+        if not isinstance(value, str) or not self.low <= len(_utf8(value, where)) <= self.high:
+            raise Malformed(f"{where}: {shown(value)} is not a string of {self.low} to {self.high} bytes")
+        return value
+
+    write = read
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Bytes, low to high of them."""
+
+    low: int
+    high: int
+
+    def read(self, value: Any, where: str) -> bytes:
+        """From the wire."""
+        if not isinstance(value, bytes) or not self.low <= len(value) <= self.high:
+            raise Malformed(f"{where}: {shown(value)} is not a bin of {self.low} to {self.high} bytes")
+        return value
+
+    write = read
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An array of a key and a value; a tuple here."""
+
+    key: Field
+    value: Field
+
+    def read(self, value: Any, where: str) -> tuple[Any, Any]:
+        """From the wire."""
+        if not isinstance(value, (list, tuple)) or len(value) != 2:
+            raise Malformed(f"{where}: not an array of 2 fields")
+        return self.key.read(value[0], f"{where}.key"), self.value.read(value[1], f"{where}.value")
+
+    write = read
+
+
+@dataclass(frozen=True)
+class Record:
+    """An array of exactly these fields; a dataclass here."""
+
+    cls: type[Any]
+    fields: tuple[tuple[str, Field], ...]
+
+    def read(self, value: Any, where: str) -> Any:
+        """From the wire."""
+        if not isinstance(value, list) or len(value) != len(self.fields):
+            raise Malformed(f"{where}: not an array of {len(self.fields)} fields")
+        named = zip(self.fields, value, strict=True)
+        return self.cls(**{name: field.read(v, f"{where}.{name}") for (name, field), v in named})
+
+    def write(self, value: Any, where: str) -> list[Any]:
+        """To the wire."""
+        if not isinstance(value, self.cls):
+            raise Malformed(f"{where}: {shown(value)} is not a {self.cls.__name__}")
+        return [field.write(getattr(value, name), f"{where}.{name}") for name, field in self.fields]
+
+
+@dataclass(frozen=True)
+class List:
+    """An array of low to high items; a tuple here."""
+
+    item: Field
+    low: int
+    high: int
+
+    def read(self, value: Any, where: str) -> tuple[Any, ...]:
+        """From the wire."""
+        self._hold(value, list, where)
+        return tuple([self.item.read(v, f"{where}[{i}]") for i, v in enumerate(value)])
+
+    def write(self, value: Any, where: str) -> list[Any]:
+        """To the wire."""
+        self._hold(value, tuple, where)
+        return [self.item.write(v, f"{where}[{i}]") for i, v in enumerate(value)]
+
+    def _hold(self, value: Any, kind: type[Any], where: str) -> None:
+        if not isinstance(value, kind):
+            raise Malformed(f"{where}: {shown(value)} is not a {kind.__name__}")
+        if not self.low <= len(value) <= self.high:
+            raise Malformed(f"{where}: {len(value)} items, allowed is {self.low} to {self.high}")
+
+
+@dataclass(frozen=True)
+class Optional:
+    """The item, or an empty array; None here."""
+
+    item: Field
+
+    def read(self, value: Any, where: str) -> Any:
+        """From the wire."""
+        return None if value == [] else self.item.read(value, where)
+
+    def write(self, value: Any, where: str) -> Any:
+        """To the wire."""
+        return [] if value is None else self.item.write(value, where)
+
+
+def record(cls: type[Any], **fields: Field) -> Record:
+    """A record of the fields in the order given."""
+    return Record(cls, tuple(fields.items()))
+
+
+def shown(value: object) -> str:
+    """The value as an error shows it: short."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}... ({type(value).__name__})"
+
+
+def _utf8(value: str, where: str) -> bytes:
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise Malformed(f"{where}: {shown(value)} is not UTF-8") from error

@@ -1,0 +1,346 @@
+"""The messages of the session socket, one dataclass each, and their numbers and statuses (docs/PROTOCOL.md, section 3).
+
+Numbers are bare ints, hashes and handles bytes; lists are tuples, so that a message can be kept and compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeAlias
+
+VERSION = 2
+MIN_VERSION = 1
+
+NO_INDEX = 2**32 - 1
+"""As event: none to wait for. As revocation word: cannot be revoked."""
+
+
+class Role(IntEnum):
+    """Which process of the engine a session is of."""
+
+    SCHEDULER = 0
+    WORKER = 1
+
+
+class RegionKind(IntEnum):
+    """How the agent reaches a region."""
+
+    FD = 1
+    PEER = 2
+    CUDA = 3
+    CUDA_FD = 4
+
+    @property
+    def has_fd(self) -> bool:
+        """Whether a descriptor goes with the region."""
+        return self in (RegionKind.FD, RegionKind.CUDA_FD)
+
+
+class BlockStatus(IntEnum):
+    """What became of one block of a job."""
+
+    OK = 0
+    EXISTS = 1
+    IN_PROGRESS = 2
+    BUSY = 3
+    STALE = 4
+    MISSING = 5
+    CORRUPT = 6
+    INVALID = 7
+    REVOKED = 16
+    CANCELLED = 17
+    TIMED_OUT = 18
+    FAILED = 19
+    OFF = 20
+
+
+class RegStatus(IntEnum):
+    """The answer to a registration, an unregistration or a reset."""
+
+    DONE = 0
+    REFUSED = 1
+    CLASH = 2
+
+
+class ErrorCode(IntEnum):
+    """Why the agent ends a session."""
+
+    VERSION = 1
+    MALFORMED = 2
+    PERMISSION = 3
+    LIMIT = 4
+    SHUTDOWN = 5
+    INTERNAL = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Opens a session."""
+
+    min_version: int
+    max_version: int
+    software: str
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Answers HELLO. The limits are 0 in version 1. ``max_frame`` and ``lease_bytes`` in bytes."""
+
+    version: int
+    boot: bytes
+    session: int
+    max_frame: int = 0
+    max_job_blocks: int = 0
+    max_queue: int = 0
+    lease_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One KV cache group. ``window`` in tokens, 0 for full attention."""
+
+    block_tokens: int
+    num_blocks: int
+    window: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """Where a worker's words lie in its sync region; offsets in bytes."""
+
+    region: int
+    step_off: int
+    events_off: int
+    events: int
+    revoke_off: int
+    revokes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Announces one rank, or the scheduler, of an engine; ``regions`` and ``segments`` count what follows."""
+
+    req: int
+    instance: str
+    role: int
+    rank: int
+    world: int
+    shard: int
+    shards: int
+    identity: tuple[tuple[str, str], ...]
+    groups: tuple[Group, ...]
+    hash_tokens: int
+    lookup_name: str
+    sync: Sync | None
+    regions: int
+    segments: int
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Memory of the engine; ``size`` in bytes, ``addr`` for PEER, ``handle`` for CUDA."""
+
+    id: int
+    kind: int
+    size: int
+    addr: int = 0
+    handle: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """Announces regions; one descriptor travels with each that has one, in order."""
+
+    req: int
+    list: tuple[Region, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One piece of every block of a group: block b has ``bytes`` bytes at ``offset + b * stride`` of the region."""
+
+    region: int
+    offset: int
+    stride: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Segments of a group, going on where the last SEGMENTS of that group ended."""
+
+    req: int
+    group: int
+    list: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """Answers REGISTER once all its regions and segments came."""
+
+    req: int
+    status: int
+    text: str
+    space: bytes
+    epoch: int
+    lookup_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unregister:
+    """Takes the registration back."""
+
+    req: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unregistered:
+    """Answers UNREGISTER when nothing touches the regions any more."""
+
+    req: int
+    status: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Gives leases back."""
+
+    leases: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A run of chained blocks of one group: ``hashes`` joined, ``blocks`` the engine's block ids as u32 LE, joined."""
+
+    group: int
+    parent: bytes
+    hash_len: int
+    hashes: bytes
+    blocks: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Stores blocks, once ``step`` is over and ``event`` has fired; ``revoke`` names a word (not in version 1)."""
+
+    job: int
+    epoch: int
+    step: int
+    event: int
+    revoke: int
+    sections: tuple[Section, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Brings blocks, once ``step`` (the one in flight) is over and ``event`` has fired."""
+
+    job: int
+    epoch: int
+    step: int
+    event: int
+    lease: int
+    sections: tuple[Section, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Ends a job."""
+
+    job: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """Answers CANCEL, behind the job's DONE."""
+
+    job: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Reports a job, one status byte per block of all its sections in order. A fence."""
+
+    job: int
+    statuses: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Starts a new weights epoch."""
+
+    req: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResetDone:
+    """Answers RESET."""
+
+    req: int
+    status: int
+    text: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """Someone reset the space."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Asks for a PONG."""
+
+    req: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """Answers PING."""
+
+    req: int
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """Says why the session ends."""
+
+    code: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """What is switched on: 1 on, 0 off."""
+
+    loads: int
+    saves: int
+
+
+Message: TypeAlias = (
+    Hello
+    | Welcome
+    | Register
+    | Regions
+    | Segments
+    | Registered
+    | Unregister
+    | Unregistered
+    | Release
+    | Save
+    | Load
+    | Cancel
+    | Cancelled
+    | Done
+    | Reset
+    | ResetDone
+    | Epoch
+    | Ping
+    | Pong
+    | Error
+    | Switches
+)

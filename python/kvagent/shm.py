@@ -1,0 +1,128 @@
+"""Memory that the agent can map, and the words by which an engine tells it how far it is (docs/PROTOCOL.md, section 3).
+
+The words are native unsigned integers of machines that are little-endian. Each store is one machine word. On x86-64
+stores become visible in program order, which is what the agent relies on; an engine on another architecture lets its
+device write the step word and the events, as CUDA engines do.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import sys
+
+from kvagent.messages import Region, RegionKind, Sync
+
+EVENT_CELL = 16  # bytes: u64 recorded, u64 fired
+_CACHE_LINE = 64  # bytes; the three kinds of words have different writers, so each begins on its own line
+
+# From linux/fcntl.h; Python's fcntl has names for them only where its C library had them.
+_F_ADD_SEALS = 1033
+_F_SEAL_SHRINK = 2
+_F_SEAL_GROW = 4
+
+
+class SharedMemory:
+    """Anonymous memory behind a descriptor, mapped here, zero at first, its size sealed. ``close`` frees it."""
+
+    def __init__(self, size: int, name: str = "kvagent") -> None:
+        if size <= 0:
+            raise ValueError(f"size: {size} bytes, at least 1")
+        self.size = size
+        self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.fd, size)
+            # The agent copies from here by plain loads: a file that shrank under them would kill it.
+            fcntl.fcntl(self.fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW)
+            self._map = mmap.mmap(self.fd, size)
+        except OSError:
+            os.close(self.fd)
+            raise
+        self.view = memoryview(self._map)
+
+    def region(self, number: int) -> Region:
+        """The region as REGIONS names it; ``fd`` goes with it."""
+        return Region(id=number, kind=RegionKind.FD, size=self.size)
+
+    def close(self) -> None:
+        """Unmaps and closes; the agent's mapping lives on until it closes it. A second call does nothing."""
+        if self.fd < 0:
+            return
+        self.view.release()
+        self._map.close()
+        os.close(self.fd)
+        self.fd = -1
+
+
+class SyncWords:
+    """The step word, the event cells and the revocation words of one worker, in shared memory of their own."""
+
+    def __init__(self, events: int, revokes: int) -> None:
+        if sys.byteorder != "little":
+            raise OSError("the words are little-endian, this machine is not")
+        self.events_off = _CACHE_LINE
+        self.revoke_off = _aligned(self.events_off + events * EVENT_CELL)
+        self.memory = SharedMemory(_aligned(self.revoke_off + revokes * 4), "kvagent-sync")
+        self.events = events
+        self.revokes = revokes
+        self._long = self.memory.view.cast("Q")
+        self._word = self.memory.view.cast("I")
+
+    def sync(self, region: int) -> Sync:
+        """The placement of the words as REGISTER carries it; ``region`` is the number given to ``memory``."""
+        return Sync(region, 0, self.events_off, self.events, self.revoke_off, self.revokes)
+
+    @property
+    def step(self) -> int:
+        """The last step whose kernels have ended."""
+        return self._long[0]
+
+    @step.setter
+    def step(self, value: int) -> None:
+        if value < self._long[0]:
+            raise ValueError(f"step: {value} is behind {self._long[0]}: steps only grow")
+        self._long[0] = value
+
+    def record(self, event: int) -> int:
+        """Records an event anew: until ``fire`` gets to it, it has not fired. Gives the record's number."""
+        cell = self._cell(event)
+        self._long[cell] += 1
+        return self._long[cell]
+
+    def fire(self, event: int, number: int | None = None) -> None:
+        """Lets an event fire as far as the record of that number, or the last one."""
+        cell = self._cell(event)
+        self._long[cell + 1] = max(self._long[cell + 1], self._long[cell] if number is None else number)
+
+    def revoke(self, index: int) -> None:
+        """Revokes the save that names this word: it is not committed from now on."""
+        self._word[self._revoke_word(index)] = 1
+
+    def clear_revoke(self, index: int) -> None:
+        """Makes the word usable for another save. Only after the job that named it was reported."""
+        self._word[self._revoke_word(index)] = 0
+
+    def revoked(self, index: int) -> bool:
+        """Whether the word is set."""
+        return self._word[self._revoke_word(index)] != 0
+
+    def close(self) -> None:
+        """Frees the memory. A second call does nothing."""
+        self._long.release()
+        self._word.release()
+        self.memory.close()
+
+    def _cell(self, event: int) -> int:
+        if not 0 <= event < self.events:
+            raise IndexError(f"event: {event}, allowed is 0 to {self.events - 1}")
+        return (self.events_off + event * EVENT_CELL) // 8
+
+    def _revoke_word(self, index: int) -> int:
+        if not 0 <= index < self.revokes:
+            raise IndexError(f"revocation word: {index}, allowed is 0 to {self.revokes - 1}")
+        return self.revoke_off // 4 + index
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _CACHE_LINE) * _CACHE_LINE

@@ -1,0 +1,200 @@
+"""The codec of the session socket: messages to frames and back, strictly (docs/PROTOCOL.md, section 3).
+
+What decodes encodes to the same bytes; what is not canonical, not of the right shape or beyond a limit is Malformed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from typing import Any
+
+from kvagent import messages as m
+from kvagent.canonical import pack, unpack
+from kvagent.errors import Malformed
+from kvagent.fields import Bin, List, Optional, Pair, Record, Str, Uint, record
+
+MAX_FRAME = 1 << 20  # bytes
+MAX_NAME = 128  # bytes of an instance, look-up or software name
+MAX_TEXT = 1024  # bytes
+MAX_PATH = 107  # bytes of a socket's path
+MAX_HASH = 32  # bytes
+MAX_HANDLE = 256  # bytes of a region's handle
+MAX_IDENTITY_PAIRS = 64
+MAX_IDENTITY_BYTES = 16 << 10
+MAX_GROUPS = 16
+MAX_WORLD = 64  # ranks
+MAX_SHARDS = 16
+MAX_EVENTS = 65536  # events of a worker, and as many revocation words
+MAX_REGIONS = 4096  # of one registration
+MAX_REGIONS_MESSAGE = 253  # of one REGIONS: the kernel passes that many descriptors
+MAX_SEGMENTS = 65536  # of one registration
+MAX_SEGMENTS_MESSAGE = 8192
+MAX_SECTIONS = 64
+MAX_JOB_BLOCKS = 8192
+MAX_RELEASES = 4096  # leases in one RELEASE
+
+_LENGTH = struct.Struct(">I")
+HEADER_BYTES = _LENGTH.size
+
+_U8, _U32, _U64 = Uint(0, 2**8 - 1), Uint(0, 2**32 - 1), Uint(0, 2**64 - 1)
+_FLAG, _POSITIVE = Uint(0, 1), Uint(1, 2**32 - 1)
+_ID, _NAME, _TEXT = Bin(16, 16), Str(0, MAX_NAME), Str(0, MAX_TEXT)
+_GROUP_INDEX = Uint(0, MAX_GROUPS - 1)
+
+_IDENTITY = List(Pair(Str(1, MAX_IDENTITY_BYTES), Str(0, MAX_IDENTITY_BYTES)), 0, MAX_IDENTITY_PAIRS)
+_GROUP = record(m.Group, block_tokens=_POSITIVE, num_blocks=_U32, window=_U32)
+_SYNC = record(
+    m.Sync,
+    region=_U32, step_off=_U64, events_off=_U64, events=Uint(0, MAX_EVENTS),
+    revoke_off=_U64, revokes=Uint(0, MAX_EVENTS),
+)  # fmt: skip
+_REGION = record(
+    m.Region,
+    id=_U32, kind=Uint(m.RegionKind.FD, m.RegionKind.CUDA_FD), size=_U64, addr=_U64, handle=Bin(0, MAX_HANDLE),
+)  # fmt: skip
+_SEGMENT = record(m.Segment, region=_U32, offset=_U64, stride=_U64, bytes=_POSITIVE)
+_SECTION = record(
+    m.Section,
+    group=_GROUP_INDEX, parent=Bin(0, MAX_HASH), hash_len=Uint(1, MAX_HASH),
+    hashes=Bin(1, MAX_JOB_BLOCKS * MAX_HASH), blocks=Bin(4, MAX_JOB_BLOCKS * 4),
+)  # fmt: skip
+_SECTIONS = List(_SECTION, 1, MAX_SECTIONS)
+
+_RECORDS: dict[int, Record] = {
+    1: record(m.Hello, min_version=_POSITIVE, max_version=_POSITIVE, software=_NAME),
+    2: record(
+        m.Welcome,
+        version=Uint(m.MIN_VERSION, m.VERSION), boot=_ID, session=_U64,
+        max_frame=_U32, max_job_blocks=_U32, max_queue=_U32, lease_bytes=_U64,
+    ),
+    3: record(
+        m.Register,
+        req=_U32, instance=Str(1, MAX_NAME), role=Uint(m.Role.SCHEDULER, m.Role.WORKER),
+        rank=Uint(0, MAX_WORLD - 1), world=Uint(1, MAX_WORLD),
+        shard=Uint(0, MAX_SHARDS - 1), shards=Uint(1, MAX_SHARDS),
+        identity=_IDENTITY, groups=List(_GROUP, 1, MAX_GROUPS), hash_tokens=_POSITIVE,
+        lookup_name=_NAME, sync=Optional(_SYNC), regions=Uint(0, MAX_REGIONS), segments=Uint(0, MAX_SEGMENTS),
+    ),
+    4: record(m.Regions, req=_U32, list=List(_REGION, 0, MAX_REGIONS_MESSAGE)),
+    5: record(m.Segments, req=_U32, group=_GROUP_INDEX, list=List(_SEGMENT, 0, MAX_SEGMENTS_MESSAGE)),
+    6: record(m.Registered, req=_U32, status=_U8, text=_TEXT, space=_ID, epoch=_U32, lookup_path=Str(0, MAX_PATH)),
+    7: record(m.Unregister, req=_U32),
+    8: record(m.Release, leases=List(_U64, 0, MAX_RELEASES)),
+    9: record(m.Save, job=_U64, epoch=_U32, step=_U64, event=_U32, revoke=_U32, sections=_SECTIONS),
+    10: record(m.Load, job=_U64, epoch=_U32, step=_U64, event=_U32, lease=_U64, sections=_SECTIONS),
+    11: record(m.Cancel, job=_U64),
+    12: record(m.Reset, req=_U32),
+    13: record(m.Ping, req=_U32),
+    14: record(m.Done, job=_U64, statuses=Bin(0, MAX_JOB_BLOCKS)),
+    15: record(m.Cancelled, job=_U64),
+    16: record(m.Pong, req=_U32),
+    17: record(m.ResetDone, req=_U32, status=_U8, text=_TEXT, epoch=_U32),
+    18: record(m.Epoch, epoch=_U32),
+    19: record(m.Error, code=_U8, text=_TEXT),
+    20: record(m.Switches, loads=_FLAG, saves=_FLAG),
+    21: record(m.Unregistered, req=_U32, status=_U8, text=_TEXT),
+}  # fmt: skip
+_NUMBERS: dict[type[Any], int] = {one.cls: number for number, one in _RECORDS.items()}
+
+# What version 1 lacks.
+_NOT_IN_V1 = (m.Epoch, m.Switches)
+_WELCOME, _WELCOME_V1_FIELDS = _NUMBERS[m.Welcome], 3
+_SAVE, _SAVE_REVOKE = _NUMBERS[m.Save], 4  # the place of revoke among the fields of SAVE
+
+
+def encode(message: m.Message, version: int = m.VERSION) -> bytes:
+    """The body of a frame (without its length) in that version. Malformed names the field that is out of range."""
+    number = _NUMBERS[type(message)]
+    values = _RECORDS[number].write(message, type(message).__name__)
+    _check(message, version)
+    if isinstance(message, m.Welcome) and message.version == 1:
+        del values[_WELCOME_V1_FIELDS:]
+    elif isinstance(message, m.Save) and version == 1:
+        del values[_SAVE_REVOKE]
+    body = pack([number, *values])
+    if len(body) > MAX_FRAME:
+        raise Malformed(f"{type(message).__name__}: {len(body)} bytes, at most {MAX_FRAME}")
+    return body
+
+
+def decode(body: bytes, version: int = m.VERSION) -> m.Message:
+    """The message of a frame's body in that version. A WELCOME is read in the version that it names."""
+    if not 1 <= len(body) <= MAX_FRAME:
+        raise Malformed(f"frame of {len(body)} bytes, not 1 to {MAX_FRAME}")
+    values = unpack(body)
+    if not isinstance(values, list) or not values or type(values[0]) is not int:
+        raise Malformed("not an array that begins with a number")
+    number, fields = values[0], values[1:]
+    one = _RECORDS.get(number)
+    if one is None:
+        raise Malformed(f"no message has the number {number}")
+    if number == _WELCOME:
+        _complete_welcome(fields, len(one.fields))
+    elif number == _SAVE and version == 1:
+        fields.insert(_SAVE_REVOKE, m.NO_INDEX)
+    message: m.Message = one.read(fields, one.cls.__name__)
+    _check(message, version)
+    return message
+
+
+def frame(body: bytes) -> bytes:
+    """The frame of a body: its length, u32 BE, and the body."""
+    return _LENGTH.pack(len(body)) + body
+
+
+def body_length(header: bytes | bytearray | memoryview) -> int:
+    """The length that a frame's first HEADER_BYTES bytes announce."""
+    length: int = _LENGTH.unpack(header)[0]
+    if not 1 <= length <= MAX_FRAME:
+        raise Malformed(f"frame of {length} bytes, not 1 to {MAX_FRAME}")
+    return length
+
+
+def _complete_welcome(fields: list[Any], full: int) -> None:
+    if fields[:1] != [1]:
+        return
+    if len(fields) != _WELCOME_V1_FIELDS:
+        raise Malformed(f"Welcome: {len(fields)} fields, version 1 has {_WELCOME_V1_FIELDS}")
+    fields += [0] * (full - _WELCOME_V1_FIELDS)
+
+
+def _check(message: m.Message, version: int) -> None:
+    """What no field can be wrong in alone."""
+    if version == 1 and isinstance(message, _NOT_IN_V1):
+        raise Malformed(f"{type(message).__name__}: not in version 1")
+    if isinstance(message, m.Hello) and message.min_version > message.max_version:
+        raise Malformed(f"Hello.min_version: {message.min_version} is more than max_version {message.max_version}")
+    if isinstance(message, m.Register):
+        check_identity(message.identity)
+    elif isinstance(message, (m.Save, m.Load)):
+        _check_sections(message.sections)
+        if version == 1 and isinstance(message, m.Save) and message.revoke != m.NO_INDEX:
+            raise Malformed("Save.revoke: version 1 has none")
+
+
+def check_identity(identity: tuple[tuple[str, str], ...]) -> None:
+    """Holds an identity against its rules: known shape, sorted by key, no key twice, bounded."""
+    _IDENTITY.write(identity, "identity")
+    keys = [key.encode() for key, _ in identity]
+    if any(first >= second for first, second in itertools.pairwise(keys)):
+        raise Malformed("identity: keys are not sorted, or one is there twice")
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in identity)
+    if size > MAX_IDENTITY_BYTES:
+        raise Malformed(f"identity: {size} bytes, at most {MAX_IDENTITY_BYTES}")
+
+
+def _check_sections(sections: tuple[m.Section, ...]) -> None:
+    total = 0
+    for i, section in enumerate(sections):
+        blocks, odd = divmod(len(section.blocks), 4)
+        if odd or len(section.hashes) != blocks * section.hash_len:
+            raise Malformed(
+                f"sections[{i}]: {len(section.hashes)} bytes of hashes and {len(section.blocks)} of blocks "
+                f"do not fit hash_len {section.hash_len}"
+            )
+        if section.parent and len(section.parent) != section.hash_len:
+            raise Malformed(f"sections[{i}].parent: {len(section.parent)} bytes, allowed is 0 or {section.hash_len}")
+        total += blocks
+    if total > MAX_JOB_BLOCKS:
+        raise Malformed(f"sections: {total} blocks, at most {MAX_JOB_BLOCKS}")
