@@ -1,0 +1,146 @@
+package ipc
+
+import (
+	"fmt"
+	"math"
+)
+
+const maxFields = 15 // of any message: its array header is one byte
+
+var messageNames = [...]string{TypeHello: "HELLO", TypeWelcome: "WELCOME", TypeRegister: "REGISTER", TypeRegions: "REGIONS",
+	TypeSegments: "SEGMENTS", TypeRegistered: "REGISTERED", TypeUnregister: "UNREGISTER", TypeRelease: "RELEASE",
+	TypeSave: "SAVE", TypeLoad: "LOAD", TypeCancel: "CANCEL", TypeReset: "RESET", TypePing: "PING", TypeDone: "DONE",
+	TypeCancelled: "CANCELLED", TypePong: "PONG", TypeResetDone: "RESET_DONE", TypeEpoch: "EPOCH", TypeError: "ERROR",
+	TypeSwitches: "SWITCHES", TypeUnregistered: "UNREGISTERED"}
+
+// Encode appends msg, a pointer to one of the session's messages, to dst: a frame without its length. It
+// refuses what Decode would refuse with a *MalformedError, and then dst is as it was. It only reads msg.
+func Encode(dst []byte, version uint32, msg any) ([]byte, error) {
+	w := wire{version: version, buf: dst, message: "message"}
+	w.checkVersion()
+	if w.err == nil {
+		w.walk(msg)
+	}
+	if n := len(w.buf) - len(dst); n > MaxFrame {
+		w.fail(ReasonTooLarge, "", "%d bytes, allowed is 1 to %d", n, MaxFrame)
+	}
+	if w.err != nil {
+		return dst, w.err
+	}
+	return w.buf, nil
+}
+
+// Decode reads one frame: a pointer to one of the session's messages, whose byte slices lie in frame, or a
+// *MalformedError. What it accepts, Encode writes again as the same bytes.
+func Decode(version uint32, frame []byte) (any, error) {
+	w := wire{decoding: true, version: version, buf: frame, message: "message"}
+	w.checkVersion()
+	if len(frame) > MaxFrame {
+		w.fail(ReasonTooLarge, "", "%d bytes, allowed is 1 to %d", len(frame), MaxFrame)
+	}
+	w.count = w.array("", 0, 1, maxFields)
+	var typ uint8
+	num(&w, "type", &typ, 0, math.MaxUint8)
+	msg := newMessage(typ)
+	if msg == nil {
+		w.fail(ReasonVersion, "type", "%d is no message, allowed is %d to %d", typ, TypeHello, TypeUnregistered)
+		return nil, w.err
+	}
+	if w.err == nil {
+		w.walk(msg)
+	}
+	if w.err == nil && len(w.buf) > 0 {
+		w.fail(ReasonFields, "", "%d bytes behind the last field", len(w.buf))
+	}
+	if w.err != nil {
+		return nil, w.err
+	}
+	return msg, nil
+}
+
+func (w *wire) checkVersion() {
+	if w.version < MinVersion || w.version > Version {
+		w.fail(ReasonVersion, "version", "%d, allowed is %d to %d", w.version, MinVersion, Version)
+	}
+}
+
+func newMessage(typ uint8) any {
+	make, ok := makers[typ]
+	if !ok {
+		return nil
+	}
+	return make()
+}
+
+var makers = map[uint8]func() any{
+	TypeHello: func() any { return new(Hello) }, TypeWelcome: func() any { return new(Welcome) },
+	TypeRegister: func() any { return new(Register) }, TypeRegions: func() any { return new(Regions) },
+	TypeSegments: func() any { return new(Segments) }, TypeRegistered: func() any { return new(Registered) },
+	TypeUnregister: func() any { return new(Unregister) }, TypeRelease: func() any { return new(Release) },
+	TypeSave: func() any { return new(Save) }, TypeLoad: func() any { return new(Load) },
+	TypeCancel: func() any { return new(Cancel) }, TypeReset: func() any { return new(Reset) },
+	TypePing: func() any { return new(Ping) }, TypeDone: func() any { return new(Done) },
+	TypeCancelled: func() any { return new(Cancelled) }, TypePong: func() any { return new(Pong) },
+	TypeResetDone: func() any { return new(ResetDone) }, TypeEpoch: func() any { return new(Epoch) },
+	TypeError: func() any { return new(Error) }, TypeSwitches: func() any { return new(Switches) },
+	TypeUnregistered: func() any { return new(Unregistered) },
+}
+
+func (w *wire) walk(msg any) {
+	switch m := msg.(type) {
+	case *Hello:
+		m.walk(w)
+	case *Welcome:
+		m.walk(w)
+	case *Register:
+		m.walk(w)
+	case *Regions:
+		m.walk(w)
+	case *Segments:
+		m.walk(w)
+	case *Registered:
+		m.walk(w)
+	case *Unregister:
+		w.request(TypeUnregister, &m.Req)
+	case *Release:
+		m.walk(w)
+	case *Save:
+		m.walk(w)
+	case *Load:
+		m.walk(w)
+	case *Cancel:
+		w.job(TypeCancel, &m.Job)
+	case *Reset:
+		w.request(TypeReset, &m.Req)
+	case *Ping:
+		w.request(TypePing, &m.Req)
+	case *Done:
+		m.walk(w)
+	case *Cancelled:
+		w.job(TypeCancelled, &m.Job)
+	case *Pong:
+		w.request(TypePong, &m.Req)
+	case *ResetDone:
+		m.walk(w)
+	case *Epoch:
+		m.walk(w)
+	case *Error:
+		m.walk(w)
+	case *Switches:
+		m.walk(w)
+	case *Unregistered:
+		m.walk(w)
+	default:
+		w.fail(ReasonVersion, "type", "%s is no message", fmt.Sprintf("%T", msg))
+	}
+}
+
+func (w *wire) request(typ uint8, req *uint32) {
+	w.begin(typ, 2)
+	num(w, "req", req, 0, math.MaxUint32)
+}
+
+func (w *wire) job(typ uint8, job *uint64) {
+	w.begin(typ, 2)
+	num(w, "job", job, 0, math.MaxUint64)
+}

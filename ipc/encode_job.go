@@ -1,0 +1,88 @@
+package ipc
+
+import "math"
+
+// The walks of the messages about jobs.
+
+func (m *Save) walk(w *wire) {
+	if w.version == 1 {
+		w.begin(TypeSave, 6)
+	} else {
+		w.begin(TypeSave, 7)
+	}
+	num(w, "job", &m.Job, 0, math.MaxUint64)
+	num(w, "epoch", &m.Epoch, 0, math.MaxUint32)
+	num(w, "step", &m.Step, 0, math.MaxUint64)
+	num(w, "event", &m.Event, 0, math.MaxUint32)
+	m.walkRevoke(w)
+	walkSections(w, &m.Sections)
+}
+
+func (m *Save) walkRevoke(w *wire) {
+	switch {
+	case w.version > 1:
+		num(w, "revoke", &m.Revoke, 0, math.MaxUint32)
+	case w.decoding:
+		m.Revoke = None
+	case m.Revoke != None:
+		w.fail(ReasonVersion, "revoke", "%d, allowed in version 1 is only %d, none", m.Revoke, None)
+	}
+}
+
+func (m *Load) walk(w *wire) {
+	w.begin(TypeLoad, 7)
+	num(w, "job", &m.Job, 0, math.MaxUint64)
+	num(w, "epoch", &m.Epoch, 0, math.MaxUint32)
+	num(w, "step", &m.Step, 0, math.MaxUint64)
+	num(w, "event", &m.Event, 0, math.MaxUint32)
+	num(w, "lease", &m.Lease, 0, math.MaxUint64)
+	walkSections(w, &m.Sections)
+}
+
+func walkSections(w *wire, p *[]Section) {
+	list(w, "sections", p, 1, MaxSections, 10)
+	blocks := 0
+	for i := range *p {
+		s := &(*p)[i]
+		w.elem("sections", i, 5)
+		s.walk(w)
+		if w.err != nil {
+			return
+		}
+		blocks += s.Len()
+	}
+	w.leave()
+	if w.err == nil && blocks > MaxJobBlocks {
+		w.fail(ReasonRange, "sections", "%d blocks, allowed is 1 to %d", blocks, MaxJobBlocks)
+	}
+}
+
+func (s *Section) walk(w *wire) {
+	num(w, "group", &s.Group, 0, MaxGroups-1)
+	w.bin("parent", &s.Parent, 0, MaxHashLen)
+	num(w, "hash_len", &s.HashLen, 1, MaxHashLen)
+	w.bin("hashes", &s.Hashes, 1, MaxJobBlocks*MaxHashLen)
+	w.bin("blocks", &s.Blocks, 4, MaxJobBlocks*4)
+	if w.err != nil {
+		return
+	}
+	n := int(s.HashLen)
+	if len(s.Parent) != 0 && len(s.Parent) != n {
+		w.fail(ReasonLengths, "parent", "%d bytes, allowed is 0 or hash_len %d", len(s.Parent), n)
+	}
+	if len(s.Hashes)%n != 0 {
+		w.fail(ReasonLengths, "hashes", "%d bytes, no multiple of hash_len %d", len(s.Hashes), n)
+	}
+	if len(s.Blocks) != len(s.Hashes)/n*4 {
+		w.fail(ReasonLengths, "blocks", "%d bytes, %d hashes need %d", len(s.Blocks), len(s.Hashes)/n, len(s.Hashes)/n*4)
+	}
+}
+
+// Len is the number of blocks of a section.
+func (s *Section) Len() int { return len(s.Blocks) / 4 }
+
+func (m *Done) walk(w *wire) {
+	w.begin(TypeDone, 3)
+	num(w, "job", &m.Job, 0, math.MaxUint64)
+	w.bin("statuses", &m.Status, 0, MaxJobBlocks)
+}

@@ -1,0 +1,96 @@
+package ipc
+
+import "math"
+
+// The walks of the messages that open, steer and end a session, field by field as docs/PROTOCOL.md section 3.
+
+func (m *Hello) walk(w *wire) {
+	w.begin(TypeHello, 4)
+	num(w, "min_version", &m.MinVersion, 1, math.MaxUint32)
+	num(w, "max_version", &m.MaxVersion, 1, math.MaxUint32)
+	w.str("software", &m.Software, 0, MaxName)
+	if w.err == nil && m.MinVersion > m.MaxVersion {
+		w.fail(ReasonRange, "min_version", "%d, allowed is 1 to max_version %d", m.MinVersion, m.MaxVersion)
+	}
+}
+
+// A welcome is laid out in the version it names, whatever version is spoken until then.
+func (m *Welcome) walk(w *wire) {
+	version := m.Version
+	if w.decoding {
+		version = uint32(MinVersion)
+		if w.count != 4 {
+			version = Version
+		}
+	}
+	w.version = version
+	if version == 1 {
+		w.begin(TypeWelcome, 4)
+	} else {
+		w.begin(TypeWelcome, 8)
+	}
+	least, most := uint32(2), uint32(Version)
+	if version == 1 {
+		least, most = 1, 1
+	}
+	num(w, "version", &m.Version, least, most)
+	w.bin16("boot", &m.Boot)
+	num(w, "session", &m.Session, 0, math.MaxUint64)
+	if version == 1 {
+		return
+	}
+	num(w, "max_frame", &m.MaxFrame, 0, math.MaxUint32)
+	num(w, "max_job_blocks", &m.MaxJobBlocks, 0, math.MaxUint32)
+	num(w, "max_queue", &m.MaxQueue, 0, math.MaxUint32)
+	num(w, "lease_bytes", &m.LeaseBytes, 0, math.MaxUint64)
+}
+
+func (m *Release) walk(w *wire) {
+	w.begin(TypeRelease, 2)
+	list(w, "leases", &m.Leases, 0, MaxReleases, 1)
+	for i := range m.Leases {
+		w.elem("leases", i, 0)
+		num(w, "", &m.Leases[i], 0, math.MaxUint64)
+	}
+	w.leave()
+}
+
+func (m *ResetDone) walk(w *wire) {
+	w.begin(TypeResetDone, 5)
+	num(w, "req", &m.Req, 0, math.MaxUint32)
+	num(w, "status", &m.Status, 0, math.MaxUint8)
+	w.text("text", &m.Text)
+	num(w, "epoch", &m.Epoch, 0, math.MaxUint32)
+}
+
+func (m *Unregistered) walk(w *wire) {
+	w.begin(TypeUnregistered, 4)
+	num(w, "req", &m.Req, 0, math.MaxUint32)
+	num(w, "status", &m.Status, 0, math.MaxUint8)
+	w.text("text", &m.Text)
+}
+
+func (m *Error) walk(w *wire) {
+	w.begin(TypeError, 3)
+	num(w, "code", &m.Code, 0, math.MaxUint8)
+	w.text("text", &m.Text)
+}
+
+func (m *Epoch) walk(w *wire) {
+	w.begin(TypeEpoch, 2)
+	w.notIn1()
+	num(w, "epoch", &m.Epoch, 0, math.MaxUint32)
+}
+
+func (m *Switches) walk(w *wire) {
+	w.begin(TypeSwitches, 3)
+	w.notIn1()
+	w.flag("loads", &m.Loads)
+	w.flag("saves", &m.Saves)
+}
+
+func (w *wire) notIn1() {
+	if w.version == 1 {
+		w.fail(ReasonVersion, "type", "not in version 1, allowed from version 2 on")
+	}
+}

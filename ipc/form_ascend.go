@@ -1,0 +1,205 @@
+package ipc
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"math"
+)
+
+// AscendStore's forms: token_len, [groups, [hbm_hit_tokens,]] hashes. The arrays are msgpack of any encoder, so
+// they are read by what msgpack allows and not only in its shortest form.
+
+func (p *Parser) parseAscend(w *wire, f *Frames, r *LookupRequest) {
+	r.Tokens = uint64(binary.BigEndian.Uint32(f.At(0)))
+	if r.Form != FormAscend2 {
+		r.Groups = p.looseGroups(w, f.At(1))
+	}
+	if r.Form == FormAscend4 {
+		hbm := f.At(2)
+		if len(hbm) != 4 {
+			w.fail(ReasonLengths, "hbm_hit_tokens", "%d bytes, allowed is 4", len(hbm))
+			return
+		}
+		r.HBMTokens = binary.BigEndian.Uint32(hbm)
+	}
+	if w.err == nil {
+		r.HashLen, r.Hashes = p.looseHashes(w, f.At(f.Len()-1))
+	}
+}
+
+// looseGroups reads the array of groups; an empty one is [0].
+func (p *Parser) looseGroups(w *wire, b []byte) []uint8 {
+	n, rest := looseArray(w, "groups", b, MaxGroups)
+	for i := 0; i < n && w.err == nil; i++ {
+		v, size := looseUint(rest)
+		switch {
+		case size <= 0:
+			w.fail(ReasonMsgpack, "groups", "element %d is no uint", i)
+		case v > math.MaxUint8:
+			w.fail(ReasonRange, "groups", "%d, allowed is 0 to %d", v, math.MaxUint8)
+		default:
+			p.groups[i], rest = uint8(v), rest[size:]
+		}
+	}
+	if w.err == nil && len(rest) > 0 {
+		w.fail(ReasonFields, "groups", "%d bytes behind the array", len(rest))
+	}
+	if n == 0 {
+		p.groups[0], n = 0, 1
+	}
+	return p.groups[:n]
+}
+
+// looseHashes reads the array of hex strings straight into the parser's blob: nothing is made per hash.
+func (p *Parser) looseHashes(w *wire, b []byte) (length int, hashes []byte) {
+	n, b := looseArray(w, "hashes", b, MaxHashes)
+	if w.err != nil {
+		return 0, nil
+	}
+	if n > 0 {
+		size, header := looseStr(b)
+		if header <= 0 {
+			w.fail(ReasonMsgpack, "hashes", "element 0 is no str")
+			return 0, nil
+		}
+		if size == 0 || size > 2*MaxHashLen || size%2 != 0 {
+			w.fail(ReasonHex, "hashes", "hash 0 has %d digits, allowed is an even number from 2 to %d", size, 2*MaxHashLen)
+			return 0, nil
+		}
+		length = int(size / 2)
+	}
+	need := n * length // at most len(b): each hash takes twice its length there
+	if need > len(b) {
+		w.fail(ReasonMsgpack, "hashes", "%d hashes, only %d bytes left in the message", n, len(b))
+		return 0, nil
+	}
+	if cap(p.hashes) < need {
+		p.hashes = make([]byte, need)
+	}
+	hashes = p.hashes[:need]
+	for i := range n {
+		if b = looseHash(w, i, b, hashes[i*length:(i+1)*length]); w.err != nil {
+			return 0, nil
+		}
+	}
+	if len(b) > 0 {
+		w.fail(ReasonFields, "hashes", "%d bytes behind the array", len(b))
+	}
+	return length, hashes
+}
+
+// looseHash reads one hex string into hash, and gives what is behind it.
+func looseHash(w *wire, i int, b, hash []byte) []byte {
+	digits, header := looseStr(b)
+	switch {
+	case header <= 0:
+		w.fail(ReasonMsgpack, "hashes", "element %d is no str", i)
+	case digits != uint64(2*len(hash)):
+		w.fail(ReasonLengths, "hashes", "hash %d has %d digits, the first has %d", i, digits, 2*len(hash))
+	case uint64(len(b)-header) < digits:
+		w.fail(ReasonMsgpack, "hashes", "the message ends within hash %d", i)
+	case !unhex(hash, b[header:header+int(digits)]):
+		w.fail(ReasonHex, "hashes", "hash %d has a digit that is not 0-9 or a-f", i)
+	default:
+		return b[header+int(digits):]
+	}
+	return nil
+}
+
+func looseArray(w *wire, field string, b []byte, most int) (n int, rest []byte) {
+	v, size := looseHeader(b, mpArray, 0x0f, 0, mpArr16, mpArr32)
+	if size <= 0 {
+		w.fail(ReasonMsgpack, field, "no array")
+		return 0, nil
+	}
+	if n, ok := w.length(field, "elements", v, 0, most); ok {
+		return n, b[size:]
+	}
+	return 0, nil
+}
+
+func looseStr(b []byte) (v uint64, n int) {
+	return looseHeader(b, mpStr, 0x1f, mpStr8, mpStr16, mpStr32)
+}
+
+// looseHeader reads a header whose short form is fix with a length in mask; h8 may be 0, there is none.
+func looseHeader(b []byte, fix, mask, h8, h16, h32 byte) (v uint64, n int) {
+	if len(b) == 0 {
+		return 0, cutShort
+	}
+	switch c := b[0]; {
+	case c&^mask == fix:
+		return uint64(c & mask), 1
+	case c == h8 && h8 != 0:
+		return bigEndian(b, 1, 0)
+	case c == h16:
+		return bigEndian(b, 2, 0)
+	case c == h32:
+		return bigEndian(b, 4, 0)
+	}
+	return 0, wrongType
+}
+
+// looseUint reads a number that is not negative in any integer form, the signed ones too.
+func looseUint(b []byte) (v uint64, n int) {
+	if len(b) == 0 {
+		return 0, cutShort
+	}
+	c := b[0]
+	switch {
+	case c < 0x80:
+		return uint64(c), 1
+	case c >= mpUint8 && c <= mpUint64:
+		return bigEndian(b, 1<<(c-mpUint8), 0)
+	case c >= mpInt8 && c <= mpInt64:
+		size := 1 << (c - mpInt8)
+		if v, n = bigEndian(b, size, 0); n > 0 && v>>(8*size-1) != 0 {
+			return 0, wrongType // negative
+		}
+		return v, n
+	}
+	return 0, wrongType
+}
+
+func appendAscend(w *wire, f *Frames, r *LookupRequest) {
+	if r.checkTokens(w); w.err != nil {
+		return
+	}
+	if r.checkHashes(w); w.err != nil {
+		return
+	}
+	f.Buf = binary.BigEndian.AppendUint32(f.Buf, uint32(r.Tokens))
+	f.end()
+	if r.Form != FormAscend2 {
+		appendGroups(w, f, r.Groups)
+	}
+	if r.Form == FormAscend4 {
+		f.Buf = binary.BigEndian.AppendUint32(f.Buf, r.HBMTokens)
+		f.end()
+	}
+	n := 0
+	if r.HashLen > 0 {
+		n = len(r.Hashes) / r.HashLen
+	}
+	f.Buf = appendArray(f.Buf, n)
+	for i := range n {
+		f.Buf = appendStrHeader(f.Buf, 2*r.HashLen)
+		f.Buf = hex.AppendEncode(f.Buf, r.Hashes[i*r.HashLen:(i+1)*r.HashLen])
+	}
+	f.end()
+}
+
+func appendGroups(w *wire, f *Frames, groups []uint8) {
+	if len(groups) > MaxGroups {
+		w.fail(ReasonRange, "groups", "%d elements, allowed is 0 to %d", len(groups), MaxGroups)
+		return
+	}
+	if len(groups) == 0 {
+		groups = []uint8{0}
+	}
+	f.Buf = appendArray(f.Buf, len(groups))
+	for _, g := range groups {
+		f.Buf = appendUint(f.Buf, uint64(g))
+	}
+	f.end()
+}

@@ -1,0 +1,67 @@
+package ipc
+
+import "math"
+
+const (
+	ownFields1 = 9  // fields of version 1
+	ownFields2 = 10 // fields of version 2
+)
+
+// ownVersion is the version that an own request has by its first byte, also if the rest is malformed; 0 in
+// another form.
+func ownVersion(f Form, head []byte) uint8 {
+	switch {
+	case f != FormOwn:
+		return 0
+	case head[0] == mpArray|ownFields1:
+		return 1
+	}
+	return 2
+}
+
+// walkOwn goes over the fields of docs/PROTOCOL.md section 2.1.
+func (r *LookupRequest) walkOwn(w *wire) {
+	fields := ownFields2
+	if r.Version == 1 {
+		fields = ownFields1
+	}
+	fields = w.array("", fields, fields, fields)
+	version := uint8(fields - ownFields1 + 1)
+	num(w, "version", &r.Version, version, version)
+	w.bin16("space", &r.Space)
+	num(w, "session", &r.Session, 0, math.MaxUint64)
+	w.flag("want", &r.Reserve)
+	num(w, "tokens", &r.Tokens, 0, math.MaxUint32)
+	num(w, "hbm_tokens", &r.HBMTokens, 0, math.MaxUint32)
+	num(w, "deadline_us", &r.DeadlineUS, 0, math.MaxUint32)
+	if version > 1 {
+		w.bin("groups", &r.Groups, 0, MaxGroups)
+	} else if r.Groups != nil {
+		w.fail(ReasonVersion, "groups", "%d, allowed in version 1 is only none", len(r.Groups))
+	}
+	length := uint8(min(max(r.HashLen, 0), math.MaxUint8))
+	num(w, "hash_len", &length, 0, MaxHashLen)
+	r.HashLen = int(length)
+	w.bin("hashes", &r.Hashes, 0, MaxHashes*MaxHashLen)
+	r.checkHashes(w)
+	if w.decoding && w.err == nil && len(w.buf) > 0 {
+		w.fail(ReasonFields, "", "%d bytes behind the last field", len(w.buf))
+	}
+}
+
+func appendOwn(w *wire, f *Frames, r *LookupRequest) {
+	own := *r
+	if own.Version == 0 {
+		own.Version = Version
+	}
+	if own.Version > Version {
+		w.fail(ReasonVersion, "version", "%d, allowed is %d to %d", own.Version, MinVersion, Version)
+		return
+	}
+	w.buf = f.Buf
+	own.walkOwn(w)
+	if w.err == nil {
+		f.Buf = w.buf
+		f.end()
+	}
+}

@@ -1,0 +1,165 @@
+package ipc
+
+import "encoding/binary"
+
+// The part of msgpack (github.com/msgpack/msgpack/blob/master/spec.md) that the protocol uses, in its shortest
+// form. The readers here refuse every other form, so that what is read is written again as the same bytes.
+
+const (
+	mpArray  = 0x90 // to 0x9f
+	mpStr    = 0xa0 // to 0xbf
+	mpBin8   = 0xc4
+	mpBin16  = 0xc5
+	mpBin32  = 0xc6
+	mpUint8  = 0xcc
+	mpUint16 = 0xcd
+	mpUint32 = 0xce
+	mpUint64 = 0xcf
+	mpInt8   = 0xd0
+	mpInt64  = 0xd3
+	mpStr8   = 0xd9
+	mpStr16  = 0xda
+	mpStr32  = 0xdb
+	mpArr16  = 0xdc
+	mpArr32  = 0xdd
+)
+
+func appendUint(dst []byte, v uint64) []byte {
+	switch {
+	case v < 0x80:
+		return append(dst, byte(v))
+	case v <= 0xff:
+		return append(dst, mpUint8, byte(v))
+	case v <= 0xffff:
+		return binary.BigEndian.AppendUint16(append(dst, mpUint16), uint16(v))
+	case v <= 0xffffffff:
+		return binary.BigEndian.AppendUint32(append(dst, mpUint32), uint32(v))
+	}
+	return binary.BigEndian.AppendUint64(append(dst, mpUint64), v)
+}
+
+func appendArray(dst []byte, n int) []byte {
+	switch {
+	case n < 16:
+		return append(dst, mpArray|byte(n))
+	case n <= 0xffff:
+		return binary.BigEndian.AppendUint16(append(dst, mpArr16), uint16(n))
+	}
+	return binary.BigEndian.AppendUint32(append(dst, mpArr32), uint32(n))
+}
+
+func appendStrHeader(dst []byte, n int) []byte {
+	switch {
+	case n < 32:
+		return append(dst, mpStr|byte(n))
+	case n <= 0xff:
+		return append(dst, mpStr8, byte(n))
+	case n <= 0xffff:
+		return binary.BigEndian.AppendUint16(append(dst, mpStr16), uint16(n))
+	}
+	return binary.BigEndian.AppendUint32(append(dst, mpStr32), uint32(n))
+}
+
+func appendStr(dst []byte, s string) []byte { return append(appendStrHeader(dst, len(s)), s...) }
+
+func appendBin(dst, b []byte) []byte {
+	n := len(b)
+	switch {
+	case n <= 0xff:
+		dst = append(dst, mpBin8, byte(n))
+	case n <= 0xffff:
+		dst = binary.BigEndian.AppendUint16(append(dst, mpBin16), uint16(n))
+	default:
+		dst = binary.BigEndian.AppendUint32(append(dst, mpBin32), uint32(n))
+	}
+	return append(dst, b...)
+}
+
+// What a reader of this file answers when b does not begin with the shortest form of what is wanted.
+const (
+	wrongType = -1 // something else, or not the shortest form
+	cutShort  = -2 // b ends within
+)
+
+// bigEndian reads size bytes behind the first of b, of which the value must be at least least: below it a
+// shorter form exists. n is the bytes read, or wrongType or cutShort.
+func bigEndian(b []byte, size int, least uint64) (v uint64, n int) {
+	if len(b) < 1+size {
+		return 0, cutShort
+	}
+	for _, c := range b[1 : 1+size] {
+		v = v<<8 | uint64(c)
+	}
+	if v < least {
+		return 0, wrongType
+	}
+	return v, 1 + size
+}
+
+func readUint(b []byte) (v uint64, n int) {
+	if len(b) == 0 {
+		return 0, cutShort
+	}
+	switch c := b[0]; c {
+	case mpUint8:
+		return bigEndian(b, 1, 0x80)
+	case mpUint16:
+		return bigEndian(b, 2, 0x100)
+	case mpUint32:
+		return bigEndian(b, 4, 0x10000)
+	case mpUint64:
+		return bigEndian(b, 8, 0x100000000)
+	default:
+		if c < 0x80 {
+			return uint64(c), 1
+		}
+	}
+	return 0, wrongType
+}
+
+func readArray(b []byte) (v uint64, n int) {
+	if len(b) == 0 {
+		return 0, cutShort
+	}
+	switch c := b[0]; {
+	case c&0xf0 == mpArray:
+		return uint64(c & 0x0f), 1
+	case c == mpArr16:
+		return bigEndian(b, 2, 16)
+	case c == mpArr32:
+		return bigEndian(b, 4, 0x10000)
+	}
+	return 0, wrongType
+}
+
+func readStrHeader(b []byte) (v uint64, n int) {
+	if len(b) == 0 {
+		return 0, cutShort
+	}
+	switch c := b[0]; {
+	case c&0xe0 == mpStr:
+		return uint64(c & 0x1f), 1
+	case c == mpStr8:
+		return bigEndian(b, 1, 32)
+	case c == mpStr16:
+		return bigEndian(b, 2, 0x100)
+	case c == mpStr32:
+		return bigEndian(b, 4, 0x10000)
+	}
+	return 0, wrongType
+}
+
+func readBinHeader(b []byte) (v uint64, n int) {
+	if len(b) == 0 {
+		return 0, cutShort
+	}
+	switch b[0] {
+	case mpBin8:
+		return bigEndian(b, 1, 0)
+	case mpBin16:
+		return bigEndian(b, 2, 0x100)
+	case mpBin32:
+		return bigEndian(b, 4, 0x10000)
+	}
+	return 0, wrongType
+}

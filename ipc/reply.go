@@ -1,0 +1,89 @@
+package ipc
+
+import (
+	"encoding/binary"
+	"math"
+)
+
+const replyFields = 5
+
+// AppendReply appends the one frame that answers a request of r's form, and in the own form of its version.
+// A foreign form has no status: anything but LookupHit is 0 hits there, and "not done" to a reset.
+func AppendReply(dst []byte, r *LookupRequest, a LookupReply) []byte {
+	hit := a.Status == LookupHit
+	switch r.Form {
+	case FormOwn:
+		return appendOwnReply(dst, r.Version, &a)
+	case FormReset:
+		if hit {
+			return append(dst, 1)
+		}
+		return append(dst, 0)
+	case FormSimple:
+		if !hit {
+			a.Blocks = 0
+		}
+		return binary.LittleEndian.AppendUint64(dst, a.Blocks)
+	}
+	if !hit {
+		a.Tokens = 0
+	}
+	return binary.BigEndian.AppendUint32(dst, a.Tokens)
+}
+
+func appendOwnReply(dst []byte, version uint8, a *LookupReply) []byte {
+	dst = appendArray(dst, replyFields)
+	dst = appendUint(dst, uint64(version))
+	dst = appendUint(dst, uint64(a.Status))
+	dst = appendUint(dst, uint64(a.Tokens))
+	dst = appendUint(dst, a.Lease)
+	return appendBin(dst, a.Boot[:])
+}
+
+// DecodeReply reads the answer to a request of form f. version is that of an own answer, else 0.
+func DecodeReply(f Form, frame []byte) (a LookupReply, version uint8, err error) {
+	w := wire{decoding: true, message: "look-up reply", buf: frame}
+	switch f {
+	case FormOwn:
+		version = a.walkOwn(&w)
+	case FormReset:
+		if w.exactly(1); w.err == nil && frame[0] > 1 {
+			w.fail(ReasonRange, "", "%d, allowed is 0 to 1", frame[0])
+		} else if w.err == nil && frame[0] == 0 {
+			a.Status = LookupOff
+		}
+	case FormSimple:
+		if w.exactly(8); w.err == nil {
+			a.Blocks = binary.LittleEndian.Uint64(frame)
+		}
+	default:
+		if w.exactly(4); w.err == nil {
+			a.Tokens = binary.BigEndian.Uint32(frame)
+		}
+	}
+	if w.err != nil {
+		return LookupReply{}, 0, w.err
+	}
+	return a, version, nil
+}
+
+func (a *LookupReply) walkOwn(w *wire) (version uint8) {
+	w.array("", replyFields, replyFields, replyFields)
+	num(w, "version", &version, MinVersion, Version)
+	status := uint8(a.Status)
+	num(w, "status", &status, 0, math.MaxUint8)
+	a.Status = LookupStatus(status)
+	num(w, "tokens", &a.Tokens, 0, math.MaxUint32)
+	num(w, "lease", &a.Lease, 0, math.MaxUint64)
+	w.bin16("boot", &a.Boot)
+	if w.err == nil && len(w.buf) > 0 {
+		w.fail(ReasonFields, "", "%d bytes behind the last field", len(w.buf))
+	}
+	return version
+}
+
+func (w *wire) exactly(n int) {
+	if len(w.buf) != n {
+		w.fail(ReasonLengths, "", "%d bytes, allowed is %d", len(w.buf), n)
+	}
+}

@@ -1,0 +1,202 @@
+package ipc
+
+import (
+	"bytes"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write testdata/wire/*.json anew from this package")
+
+const wireDir = "../testdata/wire"
+
+type sessionVector struct {
+	Name    string         `json:"name"`
+	Version uint32         `json:"version"`
+	Message string         `json:"message"`
+	Type    int            `json:"type"`
+	Fields  map[string]any `json:"fields"`
+	Hex     string         `json:"hex"`
+}
+
+type malformedVector struct {
+	Name    string `json:"name"`
+	Version uint32 `json:"version"`
+	Hex     string `json:"hex"`
+	Message string `json:"message"`
+	Field   string `json:"field"`
+	Reason  string `json:"reason"`
+}
+
+type spaceVector struct {
+	Register string `json:"register"` // name of a message
+	Identity string `json:"identity"`
+	Space    string `json:"space"`
+}
+
+type sessionFile struct {
+	Messages  []sessionVector   `json:"messages"`
+	Malformed []malformedVector `json:"malformed"`
+	Spaces    []spaceVector     `json:"spaces"`
+}
+
+// checkFile compares a file of vectors with what this package makes, or writes it. It returns what is in the file.
+func checkFile[T any](t *testing.T, name string, made T) (read T) {
+	t.Helper()
+	path := filepath.Join(wireDir, name)
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", " ")
+	if err := e.Encode(made); err != nil {
+		t.Fatal(err)
+	}
+	if *update {
+		if err := os.WriteFile(path, b.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	old, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(old, b.Bytes()) {
+		t.Errorf("%s is not what this package makes: a change of the protocol, or run go test ./ipc -run Vectors -update", path)
+	}
+	d := json.NewDecoder(bytes.NewReader(old))
+	d.UseNumber()
+	d.DisallowUnknownFields()
+	if err := d.Decode(&read); err != nil {
+		t.Fatal(err)
+	}
+	return read
+}
+
+func unhexString(t testing.TB, s string) []byte {
+	t.Helper()
+	b, err := hex.DecodeString(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func reasonOf(t testing.TB, err error) *MalformedError {
+	t.Helper()
+	var m *MalformedError
+	if !errors.As(err, &m) {
+		t.Fatalf("error %v (%T), want a *MalformedError", err, err)
+	}
+	return m
+}
+
+func makeSessionFile(t *testing.T) (f sessionFile) {
+	for _, m := range sessionMessages() {
+		frame, err := Encode(nil, m.version, m.msg)
+		if err != nil {
+			t.Fatalf("%s: %v", m.name, err)
+		}
+		typ, _ := readUint(frame[1:])
+		f.Messages = append(f.Messages, sessionVector{Name: m.name, Version: m.version, Message: messageNames[typ], Type: int(typ),
+			Fields: toFields(reflect.ValueOf(m.msg), int(m.version)).(map[string]any), Hex: hex.EncodeToString(frame)})
+		if r, ok := m.msg.(*Register); ok {
+			space := r.Space()
+			f.Spaces = append(f.Spaces, spaceVector{Register: m.name, Identity: hex.EncodeToString(r.AppendIdentity(nil)), Space: hex.EncodeToString(space[:])})
+		}
+	}
+	for _, m := range malformedMessages() {
+		_, err := Decode(m.version, m.frame)
+		e := reasonOf(t, err)
+		f.Malformed = append(f.Malformed, malformedVector{Name: m.name, Version: m.version, Hex: hex.EncodeToString(m.frame),
+			Message: e.Message, Field: e.Field, Reason: e.Reason.String()})
+	}
+	return f
+}
+
+func TestSessionVectors(t *testing.T) {
+	file := checkFile(t, "session.json", makeSessionFile(t))
+	seen := map[int]bool{}
+	for _, v := range file.Messages {
+		t.Run(v.Name, func(t *testing.T) { checkSessionVector(t, v) })
+		seen[v.Type] = true
+	}
+	for typ, name := range messageNames {
+		if name != "" && !seen[typ] {
+			t.Errorf("no vector holds %s", name)
+		}
+	}
+	for _, v := range file.Malformed {
+		_, err := Decode(v.Version, unhexString(t, v.Hex))
+		if err == nil {
+			t.Errorf("%s: accepted", v.Name)
+			continue
+		}
+		if e := reasonOf(t, err); e.Field != v.Field || e.Reason.String() != v.Reason {
+			t.Errorf("%s: %v (%s), want field %q, reason %s", v.Name, e, e.Reason, v.Field, v.Reason)
+		}
+	}
+	checkSpaces(t, file)
+}
+
+func checkSessionVector(t *testing.T, v sessionVector) {
+	frame := unhexString(t, v.Hex)
+	msg, err := Decode(v.Version, frame)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := newMessage(uint8(v.Type))
+	if err := fromFields(reflect.ValueOf(want).Elem(), v.Fields); err != nil {
+		t.Fatal(err)
+	}
+	if save, ok := want.(*Save); ok && v.Version == 1 {
+		save.Revoke = None
+	}
+	if !reflect.DeepEqual(msg, want) {
+		t.Errorf("decoded %+v, the fields say %+v", msg, want)
+	}
+	again, err := Encode(nil, v.Version, want)
+	if err != nil || !bytes.Equal(again, frame) {
+		t.Errorf("encoded %x, %v, want %x", again, err, frame)
+	}
+}
+
+func checkSpaces(t *testing.T, file sessionFile) {
+	for _, v := range file.Spaces {
+		for _, m := range file.Messages {
+			if m.Name != v.Register {
+				continue
+			}
+			msg, err := Decode(m.Version, unhexString(t, m.Hex))
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := msg.(*Register)
+			space := r.Space()
+			if got := hex.EncodeToString(r.AppendIdentity(nil)); got != v.Identity {
+				t.Errorf("%s: identity %s, want %s", v.Register, got, v.Identity)
+			}
+			if got := hex.EncodeToString(space[:]); got != v.Space {
+				t.Errorf("%s: space %s, want %s", v.Register, got, v.Space)
+			}
+		}
+	}
+}
+
+// A version that is not served is refused by both codecs.
+func TestVersionsOutside(t *testing.T) {
+	for _, v := range []uint32{0, Version + 1} {
+		if _, err := Encode(nil, v, &Ping{}); err == nil || !strings.Contains(err.Error(), "allowed is 1 to 2") {
+			t.Errorf("Encode in version %d: %v", v, err)
+		}
+		if _, err := Decode(v, []byte{0x92, 0x0d, 0x01}); err == nil {
+			t.Errorf("Decode in version %d passed", v)
+		}
+	}
+}

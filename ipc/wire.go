@@ -1,0 +1,246 @@
+package ipc
+
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// wire reads or writes one message. Each message has one walk over its fields that serves both ways, so that
+// the two cannot differ in order or limits. The first error stops it: later steps do nothing.
+// Writing never writes to the message, so one message may be encoded by several goroutines.
+type wire struct {
+	decoding bool
+	version  uint32
+	buf      []byte // decoding: what is left to read; encoding: what is written, behind the caller's bytes
+	count    int    // decoding: fields of the message, its number included
+	message  string
+	list     string // decoding or encoding an element of this list
+	index    int
+	err      *MalformedError
+}
+
+func (w *wire) fail(r Reason, field, format string, args ...any) {
+	if w.err != nil {
+		return
+	}
+	if w.list != "" && field != w.list {
+		if field != "" {
+			field = "." + field
+		}
+		field = fmt.Sprintf("%s[%d]%s", w.list, w.index, field)
+	}
+	w.err = &MalformedError{Reason: r, Message: w.message, Field: field, Detail: fmt.Sprintf(format, args...)}
+}
+
+// take consumes n bytes of a header that a reader of msgpack.go found, or fails.
+func (w *wire) take(field, want string, n int) bool {
+	switch n {
+	case wrongType:
+		w.fail(ReasonMsgpack, field, "0x%02x: not %s in its shortest form", w.buf[0], want)
+		return false
+	case cutShort:
+		w.fail(ReasonMsgpack, field, "the message ends within it")
+		return false
+	}
+	w.buf = w.buf[n:]
+	return true
+}
+
+// num is a number from least to most.
+func num[T uint8 | uint32 | uint64](w *wire, field string, p *T, least, most T) {
+	if w.err != nil {
+		return
+	}
+	v := uint64(*p)
+	if w.decoding {
+		var n int
+		v, n = readUint(w.buf)
+		if !w.take(field, "a uint", n) {
+			return
+		}
+	}
+	if v < uint64(least) || v > uint64(most) {
+		w.fail(ReasonRange, field, "%d, allowed is %d to %d", v, least, most)
+		return
+	}
+	if w.decoding {
+		*p = T(v)
+	} else {
+		w.buf = appendUint(w.buf, v)
+	}
+}
+
+func (w *wire) flag(field string, p *bool) {
+	var v uint8
+	if *p {
+		v = 1
+	}
+	num(w, field, &v, 0, 1)
+	if w.decoding && w.err == nil {
+		*p = v == 1
+	}
+}
+
+// length checks what a header says before anything is made of it.
+func (w *wire) length(field, unit string, v uint64, least, most int) (int, bool) {
+	if v < uint64(least) || v > uint64(most) {
+		w.fail(ReasonRange, field, "%d %s, allowed is %d to %d", v, unit, least, most)
+		return 0, false
+	}
+	return int(v), true
+}
+
+// bytes is the n bytes behind a header.
+func (w *wire) bytes(field string, n int) []byte {
+	if n > len(w.buf) {
+		w.fail(ReasonMsgpack, field, "%d bytes, only %d left in the message", n, len(w.buf))
+		return nil
+	}
+	b := w.buf[:n:n]
+	w.buf = w.buf[n:]
+	return b
+}
+
+// bin is a binary of least to most bytes. A decoded one lies in the frame; nil if empty.
+func (w *wire) bin(field string, p *[]byte, least, most int) {
+	if w.err != nil {
+		return
+	}
+	if !w.decoding {
+		if _, ok := w.length(field, "bytes", uint64(len(*p)), least, most); ok {
+			w.buf = appendBin(w.buf, *p)
+		}
+		return
+	}
+	v, n := readBinHeader(w.buf)
+	if !w.take(field, "a bin", n) {
+		return
+	}
+	size, ok := w.length(field, "bytes", v, least, most)
+	if !ok {
+		return
+	}
+	*p = w.bytes(field, size)
+	if size == 0 {
+		*p = nil
+	}
+}
+
+func (w *wire) bin16(field string, p *[16]byte) {
+	b := p[:]
+	w.bin(field, &b, 16, 16)
+	if w.decoding && w.err == nil {
+		copy(p[:], b)
+	}
+}
+
+// str is UTF-8 of least to most bytes.
+func (w *wire) str(field string, p *string, least, most int) {
+	if w.err != nil {
+		return
+	}
+	if !w.decoding {
+		w.appendStr(field, *p, least, most)
+		return
+	}
+	v, n := readStrHeader(w.buf)
+	if !w.take(field, "a str", n) {
+		return
+	}
+	size, ok := w.length(field, "bytes", v, least, most)
+	if !ok {
+		return
+	}
+	b := w.bytes(field, size)
+	if !utf8.Valid(b) {
+		w.fail(ReasonText, field, "not UTF-8")
+		return
+	}
+	*p = string(b)
+}
+
+func (w *wire) appendStr(field, s string, least, most int) {
+	if _, ok := w.length(field, "bytes", uint64(len(s)), least, most); !ok {
+		return
+	}
+	if !utf8.ValidString(s) {
+		w.fail(ReasonText, field, "not UTF-8")
+		return
+	}
+	w.buf = appendStr(w.buf, s)
+}
+
+// text is an explanation for people: written, it is made to fit.
+func (w *wire) text(field string, p *string) {
+	if w.decoding {
+		w.str(field, p, 0, MaxText)
+		return
+	}
+	s := strings.ToValidUTF8(*p, "?")
+	if len(s) > MaxText {
+		end := MaxText
+		for !utf8.RuneStart(s[end]) {
+			end--
+		}
+		s = s[:end]
+	}
+	w.appendStr(field, s, 0, MaxText)
+}
+
+// array is the header of an array of least to most elements; size is how many the writer has.
+func (w *wire) array(field string, size, least, most int) int {
+	if w.err != nil {
+		return 0
+	}
+	v := uint64(size)
+	if w.decoding {
+		var n int
+		v, n = readArray(w.buf)
+		if !w.take(field, "an array", n) {
+			return 0
+		}
+	}
+	n, ok := w.length(field, "elements", v, least, most)
+	if ok && !w.decoding {
+		w.buf = appendArray(w.buf, n)
+	}
+	return n
+}
+
+// list is an array of up to most elements, each of which takes at least elemBytes: a header that promises more
+// than the frame can hold makes nothing.
+func list[T any](w *wire, field string, p *[]T, least, most, elemBytes int) {
+	n := w.array(field, len(*p), least, most)
+	if w.err != nil || !w.decoding || n == 0 {
+		return
+	}
+	if n*elemBytes > len(w.buf) {
+		w.fail(ReasonMsgpack, field, "%d elements, only %d bytes left in the message", n, len(w.buf))
+		return
+	}
+	*p = make([]T, n)
+}
+
+// elem enters element i of the list, for the paths of errors; fields is how many it has, 0 for a plain value.
+func (w *wire) elem(list string, i, fields int) {
+	w.list, w.index = list, i
+	if fields > 0 {
+		w.array("", fields, fields, fields)
+	}
+}
+
+// leave ends what elem began.
+func (w *wire) leave() { w.list = "" }
+
+// begin opens a message of the given number of fields, its own number included.
+func (w *wire) begin(typ uint8, fields int) {
+	w.message = messageNames[typ]
+	if w.decoding {
+		if w.count != fields {
+			w.fail(ReasonFields, "", "%d fields, version %d has %d", w.count, w.version, fields)
+		}
+		return
+	}
+	w.buf = appendUint(appendArray(w.buf, fields), uint64(typ))
+}
