@@ -1,0 +1,95 @@
+package devicetest
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+// long is many copies, of 8 MiB each: nobody can be faster than all of them.
+func (c *session) long(copies int) []cudaipc.Ticket {
+	const n, blocks = 256 << 10, 32
+	var tickets []cudaipc.Ticket
+	for range copies {
+		copy := &cudaipc.Copy{Dir: cudaipc.Gather, Sum: true}
+		for b := range blocks {
+			copy.Runs = append(copy.Runs, cudaipc.Run{Region: 1, RegionOff: uint64(b) * n, ArenaOff: int64(b) * n, Len: n})
+			copy.Blocks = append(copy.Blocks, cudaipc.Block{Runs: 1})
+		}
+		tickets = append(tickets, c.submit(copy))
+	}
+	return tickets
+}
+
+func testCloseWhileCopying(t *testing.T, f Fixture) {
+	c := start(t, f, 1, Spec{Regions: []int64{8 << 20}})
+	tickets := c.long(100)
+	if err := f.Device.Close(1); !errors.Is(err, cudaipc.ErrBusy) {
+		t.Fatalf("Close while 100 copies run: %v, want ErrBusy", err)
+	}
+	if err := f.Device.Close(cudaipc.AllPeers); !errors.Is(err, cudaipc.ErrBusy) {
+		t.Fatalf("Close of the device while 100 copies run: %v, want ErrBusy", err)
+	}
+	for _, ticket := range tickets {
+		if d := c.wait(ticket); d.Err != nil {
+			t.Fatalf("a copy that a refused Close met: %v", d.Err)
+		}
+	}
+	c.close()
+}
+
+// testEventsOfTheDead: a device has one ending or the other, and the step word tells the truth in both.
+func testEventsOfTheDead(t *testing.T, f Fixture) {
+	c := start(t, f, 1, small)
+	c.do(Op{Kind: SetStep, Step: 5})
+	c.do(Op{Kind: Synchronize})
+	c.do(Op{Kind: Hold})
+	c.do(Op{Kind: SetStep, Step: 6})
+	c.do(Op{Kind: Record, Index: 0})
+	if c.poll(event(0)).Fired {
+		t.Fatal("the event fired before its time")
+	}
+	c.engine.Kill()
+	if f.FireOnDeath {
+		c.until(event(0), "the event of a dead process", func(s cudaipc.State) bool { return s.Fired })
+	}
+	for range 100 {
+		s := c.poll(event(0))
+		if s.Fired != f.FireOnDeath {
+			t.Fatalf("the event of a dead process: fired %v, want %v", s.Fired, f.FireOnDeath)
+		}
+		if s.Step != 5 {
+			t.Fatalf("the step word of a process that died in step 6 is %d, want 5", s.Step)
+		}
+	}
+	c.close()
+}
+
+// testDeathWhileCopying: every copy ends, and a block that is not bad is whole.
+func testDeathWhileCopying(t *testing.T, f Fixture) {
+	const n = 8 << 20
+	c := start(t, f, 1, Spec{Regions: []int64{n}})
+	c.do(Op{Kind: Fill, Region: 1, Len: n, Seed: 3})
+	tickets := c.long(100)
+	c.wait(tickets[0])
+	c.engine.Kill()
+	var last cudaipc.Done
+	for _, ticket := range tickets[1:] {
+		last = c.wait(ticket)
+		if (last.Err == nil) != (last.Bad == nil) {
+			t.Fatalf("blocks are bad without a reason, or none is and there is one: %v, %v", last.Bad, last.Err)
+		}
+	}
+	want := make([]byte, n)
+	Pattern(want, 3, 0)
+	for b := range len(last.Sums) {
+		part := n / len(last.Sums)
+		bad := last.Bad != nil && last.Bad[b]
+		if !bad && !bytes.Equal(f.Arena[b*part:(b+1)*part], want[b*part:(b+1)*part]) {
+			t.Fatalf("block %d is said to have arrived after the death of its process, and has not", b)
+		}
+	}
+	c.close()
+}

@@ -1,0 +1,95 @@
+package devicetest
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+func event(i uint32) cudaipc.Wait { return cudaipc.Wait{Event: i, Revoke: cudaipc.None} }
+
+func testEventsAndSteps(t *testing.T, f Fixture) {
+	c := start(t, f, 1, small)
+	if s := c.poll(event(0)); !s.Fired || s.Step != 0 || s.Revoked {
+		t.Errorf("an event that was never recorded: %+v, want it fired, step 0", s)
+	}
+	if s := c.poll(event(cudaipc.None)); !s.Fired {
+		t.Errorf("no event: %+v, want it fired", s)
+	}
+	c.do(Op{Kind: Hold})
+	c.do(Op{Kind: SetStep, Step: 41})
+	c.do(Op{Kind: Record, Index: 1})
+	for range 100 {
+		if s := c.poll(event(1)); s.Fired || s.Step != 0 {
+			t.Fatalf("an event behind a kernel that runs: %+v, want neither event nor step", s)
+		}
+	}
+	if s := c.poll(event(2)); !s.Fired {
+		t.Errorf("another event: %+v, want it fired", s)
+	}
+	c.do(Op{Kind: LetGo})
+	c.until(event(1), "the event", func(s cudaipc.State) bool {
+		if s.Fired && s.Step != 41 {
+			t.Fatalf("the event fired before the step word was written: %+v", s)
+		}
+		return s.Fired
+	})
+}
+
+func testEventRecordedAgain(t *testing.T, f Fixture) {
+	c := start(t, f, 1, small)
+	for step := uint64(1); step <= 20; step++ {
+		c.do(Op{Kind: Hold})
+		c.do(Op{Kind: SetStep, Step: step})
+		c.do(Op{Kind: Record, Index: 3})
+		if s := c.poll(event(3)); s.Fired {
+			t.Fatalf("step %d: an event recorded again has fired already", step)
+		}
+		c.do(Op{Kind: LetGo})
+		c.until(event(3), "the event", func(s cudaipc.State) bool { return s.Fired && s.Step == step })
+	}
+}
+
+func testRevocationWords(t *testing.T, f Fixture) {
+	c := start(t, f, 1, small)
+	w := cudaipc.Wait{Event: cudaipc.None, Revoke: 2}
+	if c.poll(w).Revoked {
+		t.Error("revoked from the start")
+	}
+	c.do(Op{Kind: Revoke, Index: 2})
+	if !c.poll(w).Revoked {
+		t.Error("a revocation is not seen")
+	}
+	if s := c.poll(cudaipc.Wait{Event: cudaipc.None, Revoke: 1}); s.Revoked {
+		t.Error("another word is revoked too")
+	}
+	c.do(Op{Kind: ClearRevoke, Index: 2})
+	if c.poll(w).Revoked {
+		t.Error("a cleared word is revoked still")
+	}
+}
+
+// testStaleWithoutWaiting shows that nothing waits by itself: without the event, old bytes are what one gets.
+func testStaleWithoutWaiting(t *testing.T, f Fixture) {
+	const n = 256 << 10
+	c := start(t, f, 1, small)
+	c.do(Op{Kind: Fill, Region: 1, Len: n, Seed: 1})
+	c.do(Op{Kind: Hold})
+	c.do(Op{Kind: LaunchFill, Region: 1, Len: n, Seed: 2})
+	c.do(Op{Kind: Record, Index: 0})
+	copy := one(cudaipc.Gather, cudaipc.Run{Region: 1, Len: n})
+	old, fresh := make([]byte, n), make([]byte, n)
+	Pattern(old, 1, 0)
+	Pattern(fresh, 2, 0)
+	c.copy(copy)
+	if !bytes.Equal(f.Arena[:n], old) {
+		t.Error("a copy without waiting did not read the bytes that were there")
+	}
+	c.do(Op{Kind: LetGo})
+	c.until(event(0), "the event", func(s cudaipc.State) bool { return s.Fired })
+	c.copy(copy)
+	if !bytes.Equal(f.Arena[:n], fresh) {
+		t.Error("a copy behind the event did not read the bytes that the kernel wrote")
+	}
+}

@@ -1,0 +1,78 @@
+// Package devicetest holds any cudaipc.Device to its contract. An engine is another process here, so that it can
+// die: the host's is this test binary, executed again.
+package devicetest
+
+import (
+	"testing"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+// Fixture is a device to be tested.
+type Fixture struct {
+	Device cudaipc.Device
+	Arena  []byte // the device's arena as this process sees it, at least MinArena bytes
+	// FireOnDeath says which ending the events of a dead process have on this device.
+	FireOnDeath bool
+	// Engine starts an engine. What is wrong fails the test; the test's end kills it.
+	Engine func(t testing.TB, s Spec) Engine
+}
+
+// MinArena is the smallest arena that the suite can work with, bytes.
+const MinArena = 64 << 20
+
+// Spec of an engine: regions 1, 2, ... of these sizes in bytes, all zero, and its words.
+type Spec struct {
+	Regions         []int64
+	Events, Revokes uint32
+}
+
+// Engine is a process whose memory the device imports. It has one stream.
+type Engine interface {
+	// Import describes everything for one Device.Import, with new descriptors.
+	Import(peer cudaipc.PeerID) (cudaipc.Import, error)
+	// Do carries out one operation in the engine. Only Read has a result.
+	Do(Op) ([]byte, error)
+	// Kill ends the process at once (SIGKILL) and returns when it is gone.
+	Kill()
+}
+
+// Op is one operation of an engine. It is carried out at once, or launched on the engine's stream.
+type Op struct {
+	Kind   OpKind
+	Region cudaipc.RegionID
+	Off    int64
+	Len    int64
+	Data   []byte
+	Seed   uint64 // Fill, LaunchFill: the bytes are Pattern(Seed, ...)
+	Index  uint32 // Record: event; Revoke, ClearRevoke: word
+	Step   uint64
+}
+
+// OpKind says which fields of an Op count.
+type OpKind uint8
+
+// The operations. Those named Launch, Record, SetStep and Hold are on the stream and return at once.
+const (
+	Write       OpKind = iota + 1 // Data to Region at Off
+	Read                          // Len bytes of Region at Off
+	Fill                          // Pattern(Seed) over Len bytes of Region at Off
+	LaunchFill                    // Fill, when the stream gets there
+	Hold                          // the stream stands still from here on, until LetGo
+	LetGo                         // ends the oldest Hold
+	Record                        // event Index
+	SetStep                       // the step word
+	Synchronize                   // returns when the stream is empty
+	Revoke                        // word Index
+	ClearRevoke                   // word Index
+)
+
+// Pattern fills p with the bytes that Fill writes at offset off: those of any two seeds or offsets differ.
+func Pattern(p []byte, seed uint64, off int64) {
+	for i := range p {
+		at := uint64(off) + uint64(i)
+		v := (at>>3 + seed<<40 + 1) * 0x9e3779b97f4a7c15
+		v ^= v >> 29
+		p[i] = byte(v >> (8 * (at & 7)))
+	}
+}

@@ -1,0 +1,137 @@
+package devicetest
+
+import (
+	"encoding/gob"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+// Host opens the host device with an arena of arenaSize bytes. Regions are of the given kind: cudaipc.KindFD
+// or cudaipc.KindPeer. The test's end closes everything.
+func Host(t testing.TB, arenaSize int64, kind cudaipc.Kind, fireOnDeath bool) Fixture {
+	t.Helper()
+	fd, err := unix.MemfdCreate("devicetest-arena", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if err := unix.Ftruncate(fd, arenaSize); err != nil {
+		t.Fatal(err)
+	}
+	arena, err := unix.Mmap(fd, 0, int(arenaSize), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Munmap(arena) })
+	host, err := cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: fd, ArenaSize: arenaSize, FireOnDeath: fireOnDeath})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := host.Close(cudaipc.AllPeers); err != nil {
+			t.Errorf("closing the device: %v", err)
+		}
+	})
+	engine := func(t testing.TB, s Spec) Engine { return HostEngine(t, s, kind) }
+	return Fixture{Device: host, Arena: arena, FireOnDeath: fireOnDeath, Engine: engine}
+}
+
+// process is a host engine in a child process, seen from its parent.
+type process struct {
+	cmd  *exec.Cmd
+	kind cudaipc.Kind
+	desc described
+
+	mu  sync.Mutex // one operation at a time
+	in  *gob.Encoder
+	out *gob.Decoder
+	end io.Closer
+
+	killed sync.Once
+}
+
+// HostEngine starts this test binary once more as an engine.
+func HostEngine(t testing.TB, s Spec, kind cudaipc.Kind) Engine {
+	t.Helper()
+	p, err := startProcess(s, kind)
+	if err != nil {
+		t.Fatalf("engine: %v", err)
+	}
+	t.Cleanup(p.Kill)
+	return p
+}
+
+func startProcess(s Spec, kind cudaipc.Kind) (*process, error) {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), childEnv+"=1")
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	p := &process{cmd: cmd, kind: kind, in: gob.NewEncoder(in), out: gob.NewDecoder(out), end: in}
+	err = errors.Join(p.in.Encode(s), p.out.Decode(&p.desc))
+	if err != nil {
+		p.Kill()
+		return nil, err
+	}
+	return p, nil
+}
+
+// Import opens the child's descriptors by /proc, which is what SCM_RIGHTS would give.
+func (p *process) Import(peer cudaipc.PeerID) (im cudaipc.Import, err error) {
+	im = cudaipc.Import{Peer: peer, Pid: p.cmd.Process.Pid}
+	for _, r := range append([]cudaipc.Region{p.desc.Words}, p.desc.Regions...) {
+		if r.ID != cudaipc.HostSyncRegion && p.kind == cudaipc.KindPeer {
+			r.Kind = cudaipc.KindPeer
+		} else if r.FD, err = unix.Open(p.path(r.FD), unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+			return im, fmt.Errorf("region %d: %w", r.ID, err)
+		}
+		im.Regions = append(im.Regions, r)
+	}
+	sync := p.desc.Sync
+	im.Sync = &sync
+	return im, nil
+}
+
+func (p *process) path(fd int) string { return fmt.Sprintf("/proc/%d/fd/%d", p.cmd.Process.Pid, fd) }
+
+func (p *process) Do(op Op) ([]byte, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var a answer
+	if err := p.in.Encode(op); err != nil {
+		return nil, err
+	}
+	if err := p.out.Decode(&a); err != nil {
+		return nil, err
+	}
+	if a.Err != "" {
+		return nil, errors.New(a.Err)
+	}
+	return a.Data, nil
+}
+
+func (p *process) Kill() {
+	p.killed.Do(func() {
+		_ = p.cmd.Process.Kill()
+		_ = p.cmd.Wait()
+		_ = p.end.Close()
+	})
+}

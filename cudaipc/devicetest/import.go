@@ -1,0 +1,105 @@
+package devicetest
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+var small = Spec{Regions: []int64{1 << 20}, Events: 4, Revokes: 4}
+
+func testImportAndClose(t *testing.T, f Fixture) {
+	c := start(t, f, 7, small)
+	run := cudaipc.Run{Region: 1, Len: 4096}
+	c.copy(one(cudaipc.Gather, run))
+	c.close()
+	if err := f.Device.Close(7); !errors.Is(err, cudaipc.ErrPeer) {
+		t.Errorf("second Close of a peer: %v, want ErrPeer", err)
+	}
+	if _, err := f.Device.Copy(&cudaipc.Copy{Peer: 7}); !errors.Is(err, cudaipc.ErrPeer) {
+		t.Errorf("Copy after Close: %v, want ErrPeer", err)
+	}
+	err := f.Device.Poll([]cudaipc.Wait{{Peer: 7, Event: cudaipc.None, Revoke: cudaipc.None}}, make([]cudaipc.State, 1))
+	if !errors.Is(err, cudaipc.ErrPeer) {
+		t.Errorf("Poll after Close: %v, want ErrPeer", err)
+	}
+	c.attach()
+	c.copy(one(cudaipc.Gather, run))
+}
+
+func testImportRefuses(t *testing.T, f Fixture) {
+	c := start(t, f, 1, small)
+	for name, change := range map[string]func(*cudaipc.Import){
+		"a peer that is there":     func(im *cudaipc.Import) { im.Peer = 1 },
+		"the id of all peers":      func(im *cudaipc.Import) { im.Peer = cudaipc.AllPeers },
+		"a region id twice":        func(im *cudaipc.Import) { im.Regions[0].ID = im.Regions[1].ID },
+		"an unknown kind":          func(im *cudaipc.Import) { im.Regions[1].Kind = 99 },
+		"a region of no bytes":     func(im *cudaipc.Import) { im.Regions[1].Size = 0 },
+		"a region of 2^63 bytes":   func(im *cudaipc.Import) { im.Regions[1].Size = 1 << 63 },
+		"words in no region":       func(im *cudaipc.Import) { im.Sync.Region = 12345 },
+		"words behind the region":  func(im *cudaipc.Import) { im.Sync.EventsOff = 1 << 40 },
+		"words that overflow":      func(im *cudaipc.Import) { im.Sync.RevokeOff = ^uint64(0) &^ 3 },
+		"too many events":          func(im *cudaipc.Import) { im.Sync.Events = ^uint32(0) },
+		"a step word out of place": func(im *cudaipc.Import) { im.Sync.StepOff = 4 },
+	} {
+		im, err := c.engine.Import(2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		change(&im)
+		if err := f.Device.Import(im); err == nil {
+			t.Errorf("Import of %s: no error", name)
+		}
+		if im.Peer == 2 && !errors.Is(f.Device.Close(2), cudaipc.ErrPeer) {
+			t.Errorf("Import of %s: the peer stayed open", name)
+		}
+	}
+}
+
+func testNothingLeaks(t *testing.T, f Fixture) {
+	c := start(t, f, 1, Spec{Regions: make64(64, 1<<20), Events: 4})
+	c.close()
+	maps, fds := resources(t)
+	for range 20 {
+		c.attach()
+		c.copy(one(cudaipc.Gather, cudaipc.Run{Region: 1, Len: 4096}))
+		c.close()
+		im, err := c.engine.Import(c.peer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		im.Regions[len(im.Regions)-1].Size = 1 << 62
+		if f.Device.Import(im) == nil {
+			t.Fatal("Import of a region of 2^62 bytes: no error")
+		}
+	}
+	// The runtime may map or open a few for itself; a leak would be 20 times 65 of them.
+	if m, d := resources(t); m > maps+20 || d > fds+10 {
+		t.Errorf("20 imports left %d mappings and %d descriptors behind", m-maps, d-fds)
+	}
+}
+
+func make64(n int, size int64) []int64 {
+	sizes := make([]int64, n)
+	for i := range sizes {
+		sizes[i] = size
+	}
+	return sizes
+}
+
+// resources counts the mappings and the descriptors of this process.
+func resources(t *testing.T) (maps, fds int) {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Count(string(text), "\n"), len(entries)
+}
