@@ -1,0 +1,214 @@
+package mockengine
+
+// admit takes waiting requests in order until budget, seats or blocks run out: each looks in the engine's own cache,
+// then asks the agent, and either starts to compute or waits for a load. Gives the requests that start to load.
+func (e *Engine) admit(s *launched, budget int) (loads []*request) {
+	for len(e.waiting) > 0 && budget > 0 && len(e.running) < e.cfg.MaxRunning {
+		r := e.next()
+		if r.need > e.pool.free && len(e.running) > 0 {
+			return loads
+		}
+		load, ok := e.place(r)
+		if !ok {
+			return loads
+		}
+		if load {
+			e.waiting = remove(e.waiting, r)
+			r.state = stateLoading
+			e.loading = append(e.loading, r)
+			loads = append(loads, r)
+			continue
+		}
+		n := min(r.nt-r.nct, budget)
+		if !e.allocate(r, r.nct+n) {
+			e.unstall(r)
+			return loads
+		}
+		e.waiting = remove(e.waiting, r)
+		r.state, r.need = stateRunning, 0
+		e.count(r)
+		e.running = insert(e.running, r)
+		e.enter(s, r, n)
+		budget -= n
+	}
+	return loads
+}
+
+// place gives a request the blocks that exist already: its own cached ones, or a load's destination. load: it has
+// to wait for the agent. Not ok: no room. A loaded request has its blocks.
+func (e *Engine) place(r *request) (load, ok bool) {
+	if r.state == stateLoaded {
+		return false, true
+	}
+	own := e.match(r)
+	total := max(own, e.ask(r, own))
+	needed, evictable := e.needs(r, own)
+	first := min(e.cfg.BlocksFor(own+min(r.nt-own, e.cfg.StepTokens)), needed)
+	if total > own {
+		// A load cannot be preempted: it is let in only if the whole prompt fits beside what other loads will need.
+		if needed-e.cfg.BlocksFor(own)+evictable+e.reserved() <= e.pool.free {
+			e.adopt(r, own)
+			e.allocate(r, total)
+			r.nct, r.fetched = total, [2]int{own, total}
+			return true, true
+		}
+		if len(e.running)+len(e.loading) > 0 {
+			r.need = min(needed-e.cfg.BlocksFor(own)+evictable+e.reserved(), e.cfg.Blocks)
+			return false, false
+		}
+	}
+	if want := first - e.cfg.BlocksFor(own) + evictable; want > e.pool.free && !e.relieve(want) {
+		r.need = want
+		return false, false
+	}
+	e.adopt(r, own)
+	e.forgetAnswer(r)
+	r.nct = own
+	r.pos = own
+	return false, true
+}
+
+// match is the longest prefix in the engine's own cache, whole in every group, that leaves a token to compute.
+func (e *Engine) match(r *request) int {
+	align := e.cfg.align()
+	n := (r.nt - 1) / align * align
+	for g := range e.cfg.Groups {
+		size, b := e.blockTokens(g), 0
+		for (b+1)*size <= n {
+			if _, ok := e.pool.find(e.key(r, g, b)); !ok {
+				break
+			}
+			b++
+		}
+		n = min(n, b*size) / align * align
+	}
+	return n
+}
+
+// needs is the blocks of the whole request so far, and how many of its own cached ones are in the free list now.
+func (e *Engine) needs(r *request, own int) (blocks, evictable int) {
+	for g := range e.cfg.Groups {
+		for b := range own / e.blockTokens(g) {
+			if id, ok := e.pool.find(e.key(r, g, b)); ok && e.pool.blocks[id].refs == 0 {
+				evictable++
+			}
+		}
+	}
+	return e.cfg.BlocksFor(r.nt), evictable
+}
+
+// adopt takes the own cached blocks of the first n tokens.
+func (e *Engine) adopt(r *request, n int) {
+	for g := range e.cfg.Groups {
+		for b := range n / e.blockTokens(g) {
+			id, _ := e.pool.find(e.key(r, g, b))
+			e.pool.ref(id)
+			r.tables[g] = append(r.tables[g], id)
+		}
+	}
+}
+
+// ask is how many tokens the agent has, from the first on. It is asked once while a request cannot be admitted: a
+// waiting request is considered in every step. It is asked again if the engine's own part has shrunk since, because
+// what the lease holds begins behind it.
+func (e *Engine) ask(r *request, own int) int {
+	if r.noLoad {
+		return 0
+	}
+	if r.asked != nil && own >= r.asked.own {
+		return r.asked.tokens
+	}
+	e.forgetAnswer(r)
+	hashes := e.hashes(r)
+	if n := (r.nt - 1) / e.cfg.align() * e.cfg.align(); n <= own || len(hashes) == 0 {
+		return 0 // nothing left that could be loaded
+	}
+	start := e.now()
+	a := e.agent.Ask(&Question{Hashes: hashes, Tokens: r.nt, Own: own})
+	e.stats.Lookups++
+	if a.Failed {
+		e.stats.LookupMisses++
+	} else {
+		e.stats.LookupTimes.Record(e.now().Sub(start))
+	}
+	r.asked = &asked{own: own, tokens: e.usable(r, a.Tokens, own), lease: a.Lease}
+	return r.asked.tokens
+}
+
+// usable cuts an answer to whole blocks of every group, before the last token and before a key that failed. It is
+// the engine's own rule, whatever the agent says.
+func (e *Engine) usable(r *request, tokens, own int) int {
+	n := min(tokens, r.nt-1)
+	for i := own / e.cfg.BlockTokens; i < n/e.cfg.BlockTokens && len(r.failed) > 0; i++ {
+		if _, ok := r.failed[e.hash(r, i)]; ok {
+			n = i * e.cfg.BlockTokens
+		}
+	}
+	return n / e.cfg.align() * e.cfg.align()
+}
+
+// forgetAnswer drops a look-up's answer and gives its lease back.
+func (e *Engine) forgetAnswer(r *request) {
+	if r.asked != nil {
+		e.release(r.asked.lease)
+	}
+	r.asked = nil
+}
+
+// count notes once, at the first admission, where a request's prompt came from.
+func (e *Engine) count(r *request) {
+	if r.counted {
+		return
+	}
+	r.counted = true
+	n := e.cfg.BlockTokens
+	r.pool = (r.fetched[1] - r.fetched[0]) / n
+	r.own = r.nct/n - r.pool
+}
+
+// reserved is the blocks that requests with loads will still need to get their prompt computed.
+func (e *Engine) reserved() (n int) {
+	for _, q := range [][]*request{e.loading, e.waiting} {
+		for _, r := range q {
+			if r.state == stateLoading || r.state == stateLoaded {
+				n += e.cfg.BlocksFor(r.nt) - held(r)
+			}
+		}
+	}
+	return n
+}
+
+func held(r *request) (n int) {
+	for _, t := range r.tables {
+		n += len(t)
+	}
+	return n
+}
+
+// next is the request that is admitted next: those with blocks that have come go first, as in vLLM, because they hold
+// on to them.
+func (e *Engine) next() *request {
+	for _, r := range e.waiting {
+		if r.state == stateLoaded {
+			return r
+		}
+	}
+	return e.waiting[0]
+}
+
+// unstall makes room for a loaded request that finds none though nothing runs: the last loaded one starts over.
+func (e *Engine) unstall(r *request) {
+	if r.state != stateLoaded {
+		panic("a request that fitted found no room")
+	}
+	if len(e.running)+len(e.loading)+len(e.inflight) > 0 {
+		return
+	}
+	for i := len(e.waiting) - 1; i >= 0; i-- {
+		if o := e.waiting[i]; o.state == stateLoaded {
+			e.stats.Stalls++
+			e.reset(o)
+			return
+		}
+	}
+}

@@ -1,0 +1,73 @@
+package mockengine
+
+// Agent is the seam to the cache agent: the real one is a Link, tests have one in memory. All methods are called
+// from the engine's goroutine and never wait longer than the engine's look-up time-out.
+type Agent interface {
+	// Ask looks a prompt up and reserves what is found.
+	Ask(*Question) Answer
+	// Submit hands a job to all ranks; false: nothing was sent, because no agent is there or a queue is full.
+	Submit(*Job) bool
+	// Cancel asks for the end of a job. Its Event comes as of any other.
+	Cancel(job uint64)
+	// Release gives a lease back.
+	Release(Lease)
+	// Events are finished jobs. Each submitted job gives one, when no rank's memory is touched for it any more.
+	Events() <-chan Event
+}
+
+// Question is a look-up: the hashes of a prompt's blocks from the first on.
+type Question struct {
+	Hashes []Hash
+	Tokens int // length of the prompt
+	Own    int // tokens the engine has itself
+}
+
+// Answer is what the agent has, in tokens from the first of the prompt on; 0 is nothing.
+type Answer struct {
+	Tokens int
+	Lease  Lease
+	Failed bool // not answered: no agent, or too late
+}
+
+// Lease names what a look-up pinned; the zero Lease is none. Numbers start anew in each life of the agent.
+type Lease struct {
+	Life   uint32 // of the link to the agent
+	Number uint64
+}
+
+// Kind of a job.
+type Kind uint8
+
+// The kinds of jobs.
+const (
+	SaveJob Kind = iota
+	LoadJob
+)
+
+// Job is a save or a load of blocks, the same on every rank.
+type Job struct {
+	ID       uint64
+	Kind     Kind
+	Step     uint64 // save: computed the blocks; load: in flight
+	Event    uint32 // recorded behind that step
+	Revoke   uint32 // save: its revocation word
+	Lease    Lease  // load
+	Sections []Section
+}
+
+// Section is a run of chained blocks of one group.
+type Section struct {
+	Group  uint8
+	Parent []byte // hash before the first; empty at the start of a prompt
+	Hashes []byte // joined
+	Blocks []BlockID
+}
+
+// Event is a job that is over on all ranks. Status has the protocol's status of each block of all sections, of
+// the rank that fared worst; nil means that the agent was lost and nothing is known.
+type Event struct {
+	Job    uint64
+	Status []uint8
+	Moved  int  // blocks copied, over all ranks
+	Reset  bool // no job: someone started a new weights epoch
+}

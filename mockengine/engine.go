@@ -1,0 +1,224 @@
+package mockengine
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"time"
+)
+
+// Engine is the scheduler: one goroutine calls its methods.
+//
+// Time is virtual: it orders arrivals and is what steps cost. Wall time passes as fast as the machine can, and is
+// what look-ups, loads and their deadlines are measured in. An engine that can do nothing but wait for a load
+// really waits.
+type Engine struct {
+	cfg     Config
+	agent   Agent
+	workers *workers
+	pool    *blockPool
+	hasher  hasher
+	rng     *rand.Rand
+	scratch []uint64
+	now     func() time.Time
+
+	clock    float64 // virtual, ms
+	step     uint64  // last step launched
+	seq      uint64
+	arrivals []Request  // to come, by time
+	waiting  []*request // waiting and loaded, in order
+	loading  []*request
+	running  []*request
+	inflight []*launched
+	idle     []*work // to be used again
+	jobs     jobs
+	words    []uint32 // free revocation words
+
+	outcomes []Outcome
+	stats    Stats
+	aborting int // live requests whose client will go away
+
+	// OnWrong, if set, is told of each block with wrong bytes.
+	OnWrong func(text string)
+	// OnSubmit, if set, is called behind each job handed to the agent.
+	OnSubmit func()
+	hold     chan struct{}
+}
+
+// launched is a step under way.
+type launched struct {
+	work    *work
+	entries []entry
+	tokens  int
+}
+
+// entry is one request's part in a step.
+type entry struct {
+	r        *request
+	life     int
+	drafts   int
+	accepted int
+	sampled  bool
+	pos      int // worker: tokens written when the step has ended
+}
+
+// NewEngine makes an engine over an agent. The agent's memory is that of Workers: see NewLink.
+func NewEngine(cfg Config, agent Agent, w *Workers) *Engine {
+	e := &Engine{cfg: cfg, agent: agent, workers: w.w, pool: newBlockPool(cfg.Blocks), now: time.Now,
+		rng: rand.New(rand.NewPCG(cfg.Seed, 2)), jobs: newJobs()}
+	for i := cfg.Revokes - 1; i >= 0; i-- {
+		e.words = append(e.words, uint32(i))
+	}
+	return e
+}
+
+// Workers are the ranks of an engine: memory and streams.
+type Workers struct{ w *workers }
+
+// NewWorkers makes the ranks of a validated configuration. Close frees them, when no agent can reach them any more.
+func NewWorkers(cfg *Config) (*Workers, error) {
+	w, err := newWorkers(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &Workers{w}, nil
+}
+
+// Close waits for the streams and frees the memory.
+func (w *Workers) Close() { w.w.close() }
+
+// Add hands in requests, whose arrival must not lie before that of those handed in already.
+func (e *Engine) Add(requests ...Request) { e.arrivals = append(e.arrivals, requests...) }
+
+// Run goes on until the virtual time, or for ever with until < 0, as long as there is work. Time jumps over idleness.
+func (e *Engine) Run(until float64) {
+	for {
+		e.arrive()
+		e.poll()
+		e.expire()
+		e.abort()
+		switch {
+		case len(e.waiting)+len(e.loading)+len(e.running)+len(e.inflight) == 0:
+			if len(e.arrivals) == 0 || until >= 0 && e.arrivals[0].At >= until {
+				e.clock = max(e.clock, until)
+				return
+			}
+			e.clock = max(e.clock, e.arrivals[0].At)
+		case until >= 0 && e.clock >= until:
+			return
+		default:
+			e.turn()
+		}
+	}
+}
+
+// turn is one step, or a wait where none can be made.
+func (e *Engine) turn() {
+	depth := 0
+	if e.cfg.Async {
+		depth = maxStepGap
+	}
+	s := e.schedule()
+	if s != nil {
+		e.inflight = append(e.inflight, s)
+		e.clock += ms(e.cfg.StepTime) + float64(s.tokens)*ms(e.cfg.TokenTime)
+	}
+	if len(e.inflight) > depth || s == nil && len(e.inflight) > 0 {
+		e.update(e.inflight[0])
+		e.inflight = e.inflight[1:]
+	} else if s == nil {
+		e.await(idleWait)
+	}
+}
+
+// idleWait is how long an engine that can do nothing sleeps at most: deadlines and arrivals are looked at as often.
+const idleWait = 5 * time.Millisecond
+
+// await handles one event, or none came in time.
+func (e *Engine) await(d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case ev := <-e.agent.Events():
+		e.over(ev)
+	case <-t.C:
+	}
+}
+
+// poll handles what has come.
+func (e *Engine) poll() {
+	for {
+		select {
+		case ev := <-e.agent.Events():
+			e.over(ev)
+		default:
+			return
+		}
+	}
+}
+
+func (e *Engine) arrive() {
+	for len(e.arrivals) > 0 && e.arrivals[0].At <= e.clock {
+		e.seq++
+		r := newRequest(e.arrivals[0], &e.cfg, e.seq, 2*(e.cfg.Drafts+1)+1)
+		e.arrivals = e.arrivals[1:]
+		if n := e.cfg.BlocksFor(len(r.truth)); n > e.cfg.Blocks {
+			e.outcomes = append(e.outcomes, Outcome{ID: r.ID, Failed: fmt.Sprintf("needs %d blocks, the engine has %d", n, e.cfg.Blocks)})
+			continue
+		}
+		if r.Abort.When != Never {
+			e.aborting++
+		}
+		e.waiting = insert(e.waiting, r)
+	}
+}
+
+// Settle waits until no save is under way, or up to d.
+func (e *Engine) Settle(d time.Duration) {
+	end := e.now().Add(d)
+	e.poll()
+	for e.jobs.saves > 0 && e.now().Before(end) {
+		e.await(min(idleWait, time.Until(end)))
+	}
+}
+
+// Drain waits until no job at all is under way, or up to d; says whether that is so.
+func (e *Engine) Drain(d time.Duration) bool {
+	end := e.now().Add(d)
+	e.poll()
+	for len(e.jobs.byID) > 0 && e.now().Before(end) {
+		e.await(idleWait)
+	}
+	return len(e.jobs.byID) == 0
+}
+
+// Outcomes are the requests that ended since the last call.
+func (e *Engine) Outcomes() []Outcome {
+	o := e.outcomes
+	e.outcomes = nil
+	return o
+}
+
+// Stats so far.
+func (e *Engine) Stats() Stats { return e.stats }
+
+// Clock is the virtual time in ms.
+func (e *Engine) Clock() float64 { return e.clock }
+
+// Jobs is the number of jobs the agent has and has not reported.
+func (e *Engine) Jobs() int { return len(e.jobs.byID) }
+
+// Live is the number of requests that are not over.
+func (e *Engine) Live() int {
+	return len(e.arrivals) + len(e.waiting) + len(e.loading) + len(e.running)
+}
+
+// BlocksInUse is the number of blocks that are not free: 0 when nothing lives and no job is under way.
+func (e *Engine) BlocksInUse() int { return e.cfg.Blocks - e.pool.free }
+
+func (e *Engine) onWrong(r *request, g, b, n int) {
+	if e.OnWrong != nil {
+		e.OnWrong(fmt.Sprintf("request %d, state %d: %d wrong bytes in block %d of group %d (engine block %d)", r.ID, r.state, n, b, g, r.tables[g][b]))
+	}
+}
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -1,0 +1,224 @@
+package mockengine
+
+import "time"
+
+// job is one save or load that the agent has.
+type job struct {
+	Job
+	r        *request
+	life     int
+	runs     []run
+	unpinned bool // save: revoked; its pins are gone already
+	lost     bool // load: given up; nobody waits for it any more
+	deadline time.Time
+}
+
+// run is the blocks of one section: from on in a group of the request.
+type run struct{ group, from int }
+
+// jobs are those under way, in the order in which they were handed in.
+type jobs struct {
+	byID  map[uint64]*job
+	order []*job // saves, oldest first; those that are over are cleared out now and then
+	next  uint64
+	saves int
+}
+
+func newJobs() jobs { return jobs{byID: make(map[uint64]*job)} }
+
+// section appends blocks from to to-1 of a group.
+func (e *Engine) section(j *job, r *request, g, from, to int) {
+	s := Section{Group: uint8(g), Blocks: append([]BlockID(nil), r.tables[g][from:to]...)}
+	if from > 0 {
+		k := e.key(r, g, from-1)
+		s.Parent = append(s.Parent, k.hash[:]...)
+	}
+	for b := from; b < to; b++ {
+		k := e.key(r, g, b)
+		s.Hashes = append(s.Hashes, k.hash[:]...)
+	}
+	j.Sections = append(j.Sections, s)
+	j.runs = append(j.runs, run{group: g, from: from})
+}
+
+// submit hands a job in and pins its blocks until the agent reports it, whatever happens to the request.
+func (e *Engine) submit(j *job) bool {
+	e.jobs.next++
+	j.ID = e.jobs.next
+	j.Step, j.Event = e.step, e.workers.event(e.step)
+	if !e.agent.Submit(&j.Job) {
+		return false
+	}
+	e.jobs.byID[j.ID] = j
+	for _, s := range j.Sections {
+		for _, id := range s.Blocks {
+			e.pool.ref(id)
+		}
+	}
+	if e.OnSubmit != nil {
+		e.OnSubmit()
+	}
+	return true
+}
+
+// unpin gives a job's pins back, last block first.
+func (e *Engine) unpin(j *job) {
+	for i := len(j.Sections) - 1; i >= 0; i-- {
+		for k := len(j.Sections[i].Blocks) - 1; k >= 0; k-- {
+			e.pool.unref(j.Sections[i].Blocks[k])
+		}
+	}
+	j.unpinned = true
+}
+
+// over takes a finished job: its fence has come.
+func (e *Engine) over(ev Event) {
+	if ev.Reset {
+		e.newWeights()
+		return
+	}
+	j := e.jobs.byID[ev.Job]
+	if j == nil {
+		return
+	}
+	delete(e.jobs.byID, ev.Job)
+	if j.Kind == SaveJob {
+		e.saveOver(j, ev)
+	} else {
+		e.loadOver(j, ev)
+	}
+}
+
+// startLoad asks for the blocks behind the engine's own ones. The step it names may still write to them.
+func (e *Engine) startLoad(r *request) {
+	j := &job{Job: Job{Kind: LoadJob, Lease: r.asked.lease}, r: r, life: r.life}
+	own, total := r.fetched[0], r.fetched[1]
+	for g := range r.tables {
+		e.section(j, r, g, own/e.blockTokens(g), total/e.blockTokens(g))
+	}
+	if !e.submit(j) {
+		e.stats.LoadsFailed++
+		e.backToWaiting(r)
+		r.noLoad = true
+		e.forgetAnswer(r)
+		return
+	}
+	e.stats.LoadJobs++
+	j.deadline = e.now().Add(e.cfg.LoadDeadline)
+	r.load = j
+}
+
+// loadOver checks every byte that came, before anybody uses it, and lets the request go on behind the last block
+// of the unbroken prefix.
+func (e *Engine) loadOver(j *job, ev Event) {
+	r := j.r
+	e.stats.BytesLoaded += uint64(ev.Moved) * uint64(e.cfg.BlockBytes)
+	defer e.unpin(j)
+	for _, s := range ev.Status {
+		countStatus(&e.stats.LoadStatus, s)
+	}
+	if j.lost || r.load != j {
+		e.release(j.Lease)
+		return
+	}
+	r.load = nil
+	own := r.fetched[0]
+	valid := e.arrived(j, ev)
+	e.forgetAnswer(r)
+	e.loading = remove(e.loading, r)
+	if valid < r.fetched[1] {
+		e.stats.LoadsFailed++
+	}
+	if valid == 0 {
+		e.reset(r)
+	} else {
+		r.nct, r.pos = valid, valid
+		r.fetched = [2]int{own, max(valid, own)}
+		e.publish(r, valid)
+		r.state = stateLoaded
+	}
+	e.waiting = insert(e.waiting, r)
+}
+
+// arrived is the number of leading tokens that are there in every group. Keys that failed are remembered: asked for
+// again, they would fail again.
+func (e *Engine) arrived(j *job, ev Event) int {
+	r, n := j.r, j.r.fetched[1]
+	for i, section := range j.runs {
+		size := e.blockTokens(section.group)
+		for k := range j.Sections[i].Blocks {
+			b := section.from + k
+			if len(ev.Status) > 0 && ev.Status[0] == statusOK {
+				e.check(r, section.group, b*size, (b+1)*size)
+				e.stats.BlocksLoaded++
+			} else {
+				n = min(n, b*size)
+				e.remember(r, section.group, b)
+			}
+			ev.Status = ev.Status[min(1, len(ev.Status)):]
+		}
+	}
+	return n / e.cfg.align() * e.cfg.align()
+}
+
+func (e *Engine) remember(r *request, g, b int) {
+	if r.failed == nil {
+		r.failed = make(map[Hash]struct{})
+	}
+	r.failed[e.key(r, g, b).hash] = struct{}{}
+}
+
+// expire gives up loads that took too long. A deadline is no fence: the blocks stay pinned until one comes, and the
+// request takes others and computes.
+func (e *Engine) expire() {
+	if len(e.loading) == 0 {
+		return
+	}
+	now := e.now()
+	for i := len(e.loading) - 1; i >= 0; i-- {
+		r := e.loading[i]
+		if r.load == nil || now.Before(r.load.deadline) {
+			continue
+		}
+		e.stats.LoadsLate++
+		e.stats.LoadsFailed++
+		e.giveUp(r)
+		r.noLoad = true
+		e.backToWaiting(r)
+	}
+}
+
+// giveUp cancels a load and lets go of it; its lease ends with the job.
+func (e *Engine) giveUp(r *request) {
+	j := r.load
+	if j == nil {
+		return
+	}
+	r.load = nil
+	r.asked = nil
+	j.lost = true
+	e.agent.Cancel(j.ID)
+}
+
+func (e *Engine) backToWaiting(r *request) {
+	e.loading = remove(e.loading, r)
+	e.reset(r)
+	e.waiting = insert(e.waiting, r)
+}
+
+func (e *Engine) release(l Lease) {
+	if l != (Lease{}) {
+		e.agent.Release(l)
+	}
+}
+
+// newWeights forgets what was computed with the old ones: nothing of it is found or saved again. Requests that are
+// under way keep theirs to themselves.
+func (e *Engine) newWeights() {
+	e.pool.forgetAll()
+	for _, q := range [][]*request{e.loading, e.running, e.waiting} {
+		for _, r := range q {
+			r.SkipSave = r.SkipSave || r.state != stateWaiting
+		}
+	}
+}

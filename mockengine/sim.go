@@ -1,0 +1,64 @@
+package mockengine
+
+import "container/list"
+
+// Simulate answers what share of all prompt blocks a perfect system of these caches would hit: one LRU of
+// engineBlocks for each engine and one LRU pool of poolBlocks (0: no limit) behind them all. Request i goes to
+// engine deal(i). It is the oracle of a replay and shares nothing with the engine: no time, no tokens, no blocks,
+// only hash ids. A request's blocks count as cached, in its engine and in the pool, the moment it arrives; a hit is
+// a block that continues the prefix out of the engine's own cache and then, from where that ends, out of the pool.
+func Simulate(records []Record, engines, engineBlocks, poolBlocks int, deal func(int) int) float64 {
+	own := make([]*simLRU, engines)
+	for i := range own {
+		own[i] = newSimLRU(engineBlocks)
+	}
+	pool := newSimLRU(poolBlocks)
+	hits, total := 0, 0
+	for i, rec := range records {
+		cache := own[deal(i)]
+		n := 0
+		for n < len(rec.HashIDs) && cache.has(rec.HashIDs[n]) {
+			n++
+		}
+		for n < len(rec.HashIDs) && pool.has(rec.HashIDs[n]) {
+			n++
+		}
+		hits += n
+		total += len(rec.HashIDs)
+		cache.use(rec.HashIDs)
+		pool.use(rec.HashIDs)
+	}
+	if total == 0 {
+		return 0
+	}
+	return float64(hits) / float64(total)
+}
+
+// simLRU is an exact LRU over hash ids.
+type simLRU struct {
+	capacity int // 0: no limit
+	order    *list.List
+	at       map[uint64]*list.Element
+}
+
+func newSimLRU(capacity int) *simLRU {
+	return &simLRU{capacity: capacity, order: list.New(), at: make(map[uint64]*list.Element)}
+}
+
+func (l *simLRU) has(id uint64) bool { return l.at[id] != nil }
+
+// use makes a chain the most recent, its first block before its last: a suffix goes before its prefix.
+func (l *simLRU) use(chain []uint64) {
+	for i := len(chain) - 1; i >= 0; i-- {
+		if e := l.at[chain[i]]; e != nil {
+			l.order.MoveToFront(e)
+			continue
+		}
+		l.at[chain[i]] = l.order.PushFront(chain[i])
+	}
+	for l.capacity > 0 && l.order.Len() > l.capacity {
+		e := l.order.Back()
+		delete(l.at, e.Value.(uint64))
+		l.order.Remove(e)
+	}
+}
