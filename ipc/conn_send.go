@@ -1,0 +1,90 @@
+package ipc
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	lengthBytes = 4
+	keepBuffer  = 64 << 10 // bytes of a send buffer that are kept from frame to frame
+)
+
+// Send sends one message, with the descriptors that it names (only REGIONS names any). A message that cannot be
+// encoded is a *MalformedError and sends nothing. Any other error means that the stream is broken or the peer
+// did not take the frame within SendTimeout: the session is over, though what the peer had sent can still be
+// received. EPOCH and SWITCHES are left out in version 1.
+func (c *Conn) Send(msg any, fds ...int) error {
+	version := c.Version()
+	if version == 1 && sinceVersion2(msg) {
+		return nil
+	}
+	if want := descriptors(msg); want != len(fds) {
+		return &MalformedError{ReasonDescriptors, "message", "descriptors", fmt.Sprintf("%d, the message names %d", len(fds), want)}
+	}
+	c.send.Lock()
+	defer c.send.Unlock()
+	if c.send.err != nil {
+		return c.send.err
+	}
+	frame, err := Encode(append(c.send.buf[:0], 0, 0, 0, 0), version, msg)
+	if err != nil {
+		return err
+	}
+	if c.send.buf = frame[:0]; cap(frame) > keepBuffer {
+		c.send.buf = nil
+	}
+	binary.BigEndian.PutUint32(frame, uint32(len(frame)-lengthBytes))
+	if err := c.write(frame, fds); err != nil {
+		c.send.err = fmt.Errorf("session send: %w", err)
+		c.end(c.send.err)
+		return c.send.err
+	}
+	return nil
+}
+
+func sinceVersion2(msg any) bool {
+	switch msg.(type) {
+	case *Epoch, *Switches:
+		return true
+	}
+	return false
+}
+
+// descriptors is how many a message comes with.
+func descriptors(msg any) int {
+	if r, ok := msg.(*Regions); ok {
+		return r.Descriptors()
+	}
+	return 0
+}
+
+// write sends a whole frame, its descriptors with the first byte.
+func (c *Conn) write(frame []byte, fds []int) error {
+	var oob []byte
+	if len(fds) > 0 {
+		oob = unix.UnixRights(fds...)
+	}
+	c.uc.SetWriteDeadline(time.Now().Add(SendTimeout))
+	graced := false
+	for len(frame) > 0 {
+		n, _, err := c.uc.WriteMsgUnix(frame, oob, nil)
+		if n > 0 {
+			frame, oob = frame[n:], nil
+		}
+		switch {
+		case err == nil:
+		case errors.Is(err, os.ErrDeadlineExceeded) && !graced:
+			graced = true
+			c.uc.SetWriteDeadline(time.Now().Add(stallGrace))
+		default:
+			return err
+		}
+	}
+	return nil
+}

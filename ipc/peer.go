@@ -1,0 +1,107 @@
+package ipc
+
+import (
+	"encoding/binary"
+	"errors"
+	"net"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// Cred is who a peer was when it connected. Pid is 0 if it lives in a namespace that cannot be seen from here.
+type Cred struct {
+	Pid int
+	Uid uint32
+	Gid uint32
+	// Groups are the supplementary groups; nil if the kernel does not tell.
+	Groups []uint32
+}
+
+// Options of the socket that x/sys/unix has no readers for (linux/include/uapi/asm-generic/socket.h).
+const (
+	soPeerGroups = 59
+	soPeerPidFD  = 77
+	maxGroups    = 65536 // NGROUPS_MAX
+)
+
+// inGroups says whether one of the peer's groups is in gids.
+func (c *Cred) inGroups(gids []uint32) bool {
+	if slices.Contains(gids, c.Gid) {
+		return true
+	}
+	return slices.ContainsFunc(c.Groups, func(g uint32) bool { return slices.Contains(gids, g) })
+}
+
+// identify asks the kernel who is at the other end, and for a descriptor of its process, -1 if there is none.
+// gone says that the process has already ended.
+func identify(uc *net.UnixConn) (cred Cred, pidfd int, gone bool, err error) {
+	raw, err := uc.SyscallConn()
+	if err != nil {
+		return cred, -1, false, err
+	}
+	pidfd = -1
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		var u *unix.Ucred
+		if u, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); failed != nil {
+			return
+		}
+		cred = Cred{Pid: int(u.Pid), Uid: u.Uid, Gid: u.Gid, Groups: peerGroups(int(fd))}
+		pidfd, gone = peerPidFD(int(fd), cred.Pid)
+	})
+	return cred, pidfd, gone, errors.Join(err, failed)
+}
+
+func peerGroups(fd int) []uint32 {
+	buf := make([]byte, 64*4)
+	for {
+		n, err := getsockopt(fd, soPeerGroups, buf)
+		if errors.Is(err, unix.ERANGE) && len(buf) < maxGroups*4 {
+			buf = make([]byte, len(buf)*4)
+			continue
+		}
+		if err != nil {
+			return nil
+		}
+		groups := make([]uint32, n/4)
+		for i := range groups {
+			groups[i] = binary.NativeEndian.Uint32(buf[4*i:])
+		}
+		return groups
+	}
+}
+
+// peerPidFD prefers the kernel's own descriptor (Linux 6.5): a pid may be another process's by now.
+func peerPidFD(fd, pid int) (pidfd int, gone bool) {
+	var b [4]byte
+	switch _, err := getsockopt(fd, soPeerPidFD, b[:]); {
+	case err == nil:
+		pidfd = int(int32(binary.NativeEndian.Uint32(b[:])))
+		unix.CloseOnExec(pidfd)
+		return pidfd, false
+	case errors.Is(err, unix.ESRCH):
+		return -1, true
+	}
+	if pid <= 0 {
+		return -1, false
+	}
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return -1, errors.Is(err, unix.ESRCH)
+	}
+	return pidfd, false
+}
+
+// watchable makes a file of a pidfd that the runtime's poller can wait for; nil if it cannot.
+func watchable(pidfd int) *os.File {
+	if pidfd < 0 {
+		return nil
+	}
+	if unix.SetNonblock(pidfd, true) != nil {
+		unix.Close(pidfd)
+		return nil
+	}
+	return os.NewFile(uintptr(pidfd), "pidfd")
+}

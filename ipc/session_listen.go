@@ -1,0 +1,119 @@
+package ipc
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// MaxSessions is how many connections a listener holds at once; one more is refused.
+const MaxSessions = 2048
+
+const acceptPause = 50 * time.Millisecond // when the limit of open files is reached
+
+// SessionOptions says where sessions are listened for and who may connect.
+type SessionOptions struct {
+	Path        string
+	SocketGroup int      // gid that may reach the socket, and connect; 0: none
+	UIDs, GIDs  []uint32 // who may connect; both empty: this process's user and root
+	// OnRefused, if set, is called for each peer that is refused.
+	OnRefused func(Cred, error)
+}
+
+// SessionListener accepts sessions. Accept and Close may be called at once.
+type SessionListener struct {
+	l       *UnixListener
+	o       SessionOptions
+	open    atomic.Int64
+	refused atomic.Uint64
+	closing chan struct{}
+}
+
+// ListenSession listens. The error wraps ErrInUse if another process serves the path, and names it.
+func ListenSession(o SessionOptions) (*SessionListener, error) {
+	if len(o.UIDs) == 0 && len(o.GIDs) == 0 {
+		o.UIDs = []uint32{0, uint32(os.Geteuid())}
+	}
+	if o.SocketGroup != 0 {
+		o.GIDs = append(slices.Clone(o.GIDs), uint32(o.SocketGroup))
+	}
+	l, err := ListenUnix(o.Path, o.SocketGroup)
+	if err != nil {
+		return nil, err
+	}
+	return &SessionListener{l: l, o: o, closing: make(chan struct{})}, nil
+}
+
+// Refused is how many peers were refused.
+func (s *SessionListener) Refused() uint64 { return s.refused.Load() }
+
+// Accept waits for the next peer that may connect. Those who may not are told why and dropped. After Close the
+// error is net.ErrClosed.
+func (s *SessionListener) Accept() (*Conn, error) {
+	for {
+		uc, err := s.l.AcceptUnix()
+		if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+			s.pause()
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		c, err := newConn(uc, true)
+		if err != nil {
+			s.refused.Add(1)
+			continue
+		}
+		if s.admit(c) {
+			return c, nil
+		}
+	}
+}
+
+func (s *SessionListener) pause() {
+	select {
+	case <-time.After(acceptPause):
+	case <-s.closing:
+	}
+}
+
+func (s *SessionListener) admit(c *Conn) bool {
+	code, err := s.check(c.Peer())
+	if err == nil {
+		c.onClose = func() { s.open.Add(-1) }
+		return true
+	}
+	s.refused.Add(1)
+	if s.o.OnRefused != nil {
+		s.o.OnRefused(c.Peer(), err)
+	}
+	c.Send(&Error{Code: code, Text: err.Error()})
+	c.Close()
+	return false
+}
+
+// check counts the peer if it may connect.
+func (s *SessionListener) check(p Cred) (code uint8, err error) {
+	if !slices.Contains(s.o.UIDs, p.Uid) && !p.inGroups(s.o.GIDs) {
+		return ErrCodePermission, fmt.Errorf("uid %d, gid %d: allowed are uids %v, gids %v", p.Uid, p.Gid, s.o.UIDs, s.o.GIDs)
+	}
+	if s.open.Add(1) > MaxSessions {
+		s.open.Add(-1)
+		return ErrCodeLimit, fmt.Errorf("sessions: more than %d", MaxSessions)
+	}
+	return 0, nil
+}
+
+// Close stops listening and removes the socket. Sessions live on; their ends are their owners'.
+func (s *SessionListener) Close() error {
+	err := s.l.Close()
+	if err == nil {
+		close(s.closing)
+	}
+	return err
+}

@@ -1,0 +1,116 @@
+package ipc
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// The directory of the sockets is what guards them: ZeroMQ asks nobody for credentials.
+const (
+	dirMode      = 0o700
+	dirModeGroup = 0o2770
+	sockMode     = 0o600
+	sockModeGrp  = 0o660
+)
+
+// PrepareDir makes dir for sockets, or checks that it is fit: owned by this user or root, and closed to all
+// others but the group (a gid; 0: none). A wider one of this user is narrowed if it holds nothing but sockets
+// and their lock files.
+func PrepareDir(dir string, group int) error {
+	err := os.Mkdir(dir, dirMode)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = os.MkdirAll(filepath.Dir(dir), 0o755); err == nil {
+			err = os.Mkdir(dir, dirMode)
+		}
+	}
+	made := err == nil
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("socket directory: %w", err)
+	}
+	return narrowDir(dir, group, made)
+}
+
+func narrowDir(dir string, group int, made bool) error {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return fmt.Errorf("socket directory %s: %w", dir, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return fmt.Errorf("socket directory %s: not a directory", dir)
+	}
+	if st.Uid != uint32(os.Geteuid()) && st.Uid != 0 {
+		return fmt.Errorf("socket directory %s: owned by uid %d, allowed is %d or 0", dir, st.Uid, os.Geteuid())
+	}
+	want := uint32(dirMode)
+	if group != 0 {
+		want = dirModeGroup
+	}
+	mode := st.Mode & 0o7777
+	if mode == want && (group == 0 || int(st.Gid) == group) {
+		return nil
+	}
+	if !made && mode&0o77&^want != 0 && !onlySockets(dir) {
+		return fmt.Errorf("socket directory %s: mode %04o and other files in it, allowed is %04o: give it a directory of its own", dir, mode, want)
+	}
+	if group != 0 {
+		if err := os.Chown(dir, -1, group); err != nil {
+			return fmt.Errorf("socket directory: %w", err)
+		}
+	}
+	if err := unix.Chmod(dir, want); err != nil {
+		return fmt.Errorf("socket directory %s: mode %04o, allowed is %04o: %w", dir, mode, want, err)
+	}
+	return nil
+}
+
+func onlySockets(dir string) bool {
+	all, err := os.ReadDir(dir)
+	if err != nil {
+		return false
+	}
+	for _, e := range all {
+		if e.Type()&fs.ModeSocket == 0 && !strings.HasSuffix(e.Name(), lockSuffix) {
+			return false
+		}
+	}
+	return true
+}
+
+// CheckName says whether name can be a look-up socket's: a file of the socket directory that the agent does
+// not use itself.
+func CheckName(name string) error {
+	switch {
+	case name == "" || len(name) > MaxName:
+		return fmt.Errorf("lookup_name: %d bytes, allowed is 1 to %d", len(name), MaxName)
+	case name == "." || name == ".." || strings.ContainsAny(name, "/\x00"):
+		return fmt.Errorf("lookup_name: %q, allowed is the name of a file", name)
+	case strings.HasSuffix(name, lockSuffix) || name == SessionSocket || name == AdminSocket || name == LookupSocket:
+		return fmt.Errorf("lookup_name: %q is taken by the agent", name)
+	}
+	return nil
+}
+
+// The agent's own sockets in its directory.
+const (
+	SessionSocket = "session.sock"
+	AdminSocket   = "admin.sock"
+	LookupSocket  = "lookup.sock"
+)
+
+// alive says whether something accepts connections at path.
+func alive(path string) bool {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return true // cannot tell: do not steal
+	}
+	defer unix.Close(fd)
+	err = unix.Connect(fd, &unix.SockaddrUnix{Name: path})
+	return !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.ENOENT)
+}

@@ -1,0 +1,184 @@
+package ipc
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrInUse is wrapped by the error of a listener whose socket another process serves.
+var ErrInUse = errors.New("in use")
+
+const (
+	lockSuffix  = ".lock"
+	lockTries   = 16  // a lock file may be removed by the one who lets it go
+	listenQueue = 512 // connections not yet accepted
+)
+
+// socketFile is a socket file held by this process: locked, so that nobody of our kind steals it.
+type socketFile struct {
+	path string
+	lock *os.File
+}
+
+// claimSocket locks path and binds a listening Unix socket there. Its mode is set before anybody can connect.
+// The caller owns fd.
+func claimSocket(path string, group int) (s *socketFile, fd int, err error) {
+	if len(path) > MaxSocketPath {
+		return nil, -1, fmt.Errorf("socket path %s: %d bytes, allowed is 1 to %d", path, len(path), MaxSocketPath)
+	}
+	if err := PrepareDir(filepath.Dir(path), group); err != nil {
+		return nil, -1, err
+	}
+	lock, err := lockFile(path)
+	if err != nil {
+		return nil, -1, err
+	}
+	s = &socketFile{path: path, lock: lock}
+	if err = s.clear(); err == nil {
+		fd, err = bindSocket(path, group)
+	}
+	if err != nil {
+		s.unlock()
+		return nil, -1, err
+	}
+	return s, fd, nil
+}
+
+// clear removes what a dead process left.
+func (s *socketFile) clear() error {
+	info, err := os.Lstat(s.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if info.Mode()&fs.ModeSocket == 0 {
+		return fmt.Errorf("socket %s: a file that is no socket is there", s.path)
+	}
+	if alive(s.path) {
+		return fmt.Errorf("socket %s: %w by a process that does not lock it", s.path, ErrInUse)
+	}
+	return os.Remove(s.path)
+}
+
+func bindSocket(path string, group int) (fd int, err error) {
+	fd, err = unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return -1, fmt.Errorf("socket %s: %w", path, err)
+	}
+	if err = unix.Bind(fd, &unix.SockaddrUnix{Name: path}); err == nil {
+		if err = openTo(path, group); err == nil {
+			err = unix.Listen(fd, listenQueue)
+		}
+		if err != nil {
+			os.Remove(path)
+		}
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("socket %s: %w", path, err)
+	}
+	return fd, nil
+}
+
+func openTo(path string, group int) error {
+	if group == 0 {
+		return os.Chmod(path, sockMode)
+	}
+	if err := os.Chown(path, -1, group); err != nil {
+		return err
+	}
+	return os.Chmod(path, sockModeGrp)
+}
+
+// release removes the socket's file, then its lock. The listening descriptor is the caller's to close.
+func (s *socketFile) release() {
+	os.Remove(s.path)
+	s.unlock()
+}
+
+func (s *socketFile) unlock() {
+	os.Remove(s.lock.Name()) // while it is held, so that no two hold files of that name
+	s.lock.Close()
+}
+
+// lockFile takes the lock beside path, which says who holds it.
+func lockFile(path string) (*os.File, error) {
+	name := path + lockSuffix
+	for range lockTries {
+		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, sockMode)
+		if err != nil {
+			return nil, fmt.Errorf("socket lock: %w", err)
+		}
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			defer f.Close()
+			return nil, heldBy(path, f, err)
+		}
+		if sameFile(f, name) {
+			f.Truncate(0)
+			fmt.Fprintf(f, "%d\n", os.Getpid())
+			return f, nil
+		}
+		f.Close()
+	}
+	return nil, fmt.Errorf("socket lock %s: %w, it comes and goes", name, ErrInUse)
+}
+
+func heldBy(path string, f *os.File, err error) error {
+	if !errors.Is(err, unix.EWOULDBLOCK) {
+		return fmt.Errorf("socket lock %s: %w", f.Name(), err)
+	}
+	var b [32]byte
+	n, _ := f.ReadAt(b[:], 0)
+	return fmt.Errorf("socket %s: %w by process %s", path, ErrInUse, strings.TrimSpace(string(b[:n])))
+}
+
+func sameFile(f *os.File, name string) bool {
+	a, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	b, err := os.Stat(name)
+	return err == nil && os.SameFile(a, b)
+}
+
+// UnixListener is a Unix stream listener that holds its socket file's lock.
+type UnixListener struct {
+	*net.UnixListener
+	file *socketFile
+}
+
+// ListenUnix listens at path as all sockets of the agent do: in a directory that is closed to others, behind a
+// lock, instead of a dead socket but never of a live one. group is a gid, 0 for none.
+func ListenUnix(path string, group int) (*UnixListener, error) {
+	file, fd, err := claimSocket(path, group)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), path)
+	l, err := net.FileListener(f)
+	f.Close()
+	if err != nil {
+		file.release()
+		return nil, fmt.Errorf("socket %s: %w", path, err)
+	}
+	return &UnixListener{UnixListener: l.(*net.UnixListener), file: file}, nil
+}
+
+// Close stops listening and removes the socket's file.
+func (l *UnixListener) Close() error {
+	err := l.UnixListener.Close()
+	if err == nil {
+		l.file.release()
+	}
+	return err
+}
