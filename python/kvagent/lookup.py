@@ -53,7 +53,6 @@ class LookupClient:
         self._idle: list[zmq.Socket[bytes]] = []
         self._out = 0
         self._late: deque[Ticket] = deque()
-        self._late_leases: list[int] = []
 
     def lookup(self, request: Request, timeout_s: float | None = None) -> Answer:
         """Asks and waits. TimedOut if no answer came; Malformed if something came that is none."""
@@ -86,8 +85,8 @@ class LookupClient:
         """The answer, or None as long as it may still come. TimedOut once it may not: the ticket is then over."""
         if ticket.socket is None:
             raise ValueError("the ticket is over")
-        frame = _receive(ticket.socket)
-        if frame is None:
+        frames = _receive(ticket.socket)
+        if frames is None:
             if time.monotonic() >= ticket.deadline:
                 self.abandon(ticket)
                 raise TimedOut(f"no answer from {self.endpoint}")
@@ -95,7 +94,7 @@ class LookupClient:
         socket, ticket.socket = ticket.socket, None
         self._out -= 1
         try:
-            answer = decode_answer(frame)
+            answer = _answer(frames)
         except Malformed:
             socket.close(0)
             raise
@@ -118,25 +117,24 @@ class LookupClient:
 
     def late_leases(self) -> list[int]:
         """The leases of answers that came after their question was given up, to be released. Each is told once."""
+        leases: list[int] = []
         for _ in range(len(self._late)):
             ticket = self._late.popleft()
-            frame = _receive(ticket.socket) if ticket.socket is not None else None
-            if frame is None and time.monotonic() < ticket.deadline:
+            frames = _receive(ticket.socket) if ticket.socket is not None else None
+            if frames is None and time.monotonic() < ticket.deadline:
                 self._late.append(ticket)
                 continue
-            if frame is not None:
+            if frames is not None:
                 with contextlib.suppress(Malformed):
-                    self._late_leases.append(decode_answer(frame).lease)
+                    leases.append(_answer(frames).lease)
             self._drop(ticket)
-        leases = [lease for lease in self._late_leases if lease != 0]
-        self._late_leases.clear()
-        return leases
+        return [lease for lease in leases if lease != 0]
 
     def close(self) -> None:
         """Ends the client; tickets under way are over. Does not wait."""
+        self._context.destroy(linger=0)
         self._idle.clear()
         self._late.clear()
-        self._context.destroy(linger=0)
 
     def _connect(self) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.REQ)
@@ -154,9 +152,14 @@ class LookupClient:
             ticket.socket = None
 
 
-def _receive(socket: zmq.Socket[bytes]) -> bytes | None:
+def _receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:
     try:
-        frames = socket.recv_multipart(zmq.NOBLOCK)
+        return socket.recv_multipart(zmq.NOBLOCK)
     except zmq.Again:
         return None
-    return b"".join(frames)
+
+
+def _answer(frames: list[bytes]) -> Answer:
+    if len(frames) != 1:
+        raise Malformed(f"an answer of {len(frames)} frames, allowed is 1")
+    return decode_answer(frames[0])

@@ -5,9 +5,13 @@ Numbers are bare ints, hashes and handles bytes; lists are tuples, so that a mes
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 VERSION = 2
 MIN_VERSION = 1
@@ -153,7 +157,7 @@ class Regions:
     """Announces regions; one descriptor travels with each that has one, in order."""
 
     req: int
-    list: tuple[Region, ...]
+    regions: tuple[Region, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +176,7 @@ class Segments:
 
     req: int
     group: int
-    list: tuple[Segment, ...]
+    segments: tuple[Segment, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +223,11 @@ class Section:
     hash_len: int
     hashes: bytes
     blocks: bytes
+
+    @classmethod
+    def of(cls, group: int, hashes: Sequence[bytes], blocks: Sequence[int], parent: bytes = b"") -> Section:
+        """From hashes of one length, at least one, and as many block ids. ``parent`` is the hash before the first."""
+        return cls(group, parent, len(hashes[0]), b"".join(hashes), struct.pack(f"<{len(blocks)}I", *blocks))
 
 
 @dataclass(frozen=True, slots=True)

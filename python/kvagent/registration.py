@@ -1,0 +1,64 @@
+"""What one rank, or the scheduler, of an engine announces to an agent, and the messages that carry it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from kvagent import messages as m
+from kvagent.errors import Malformed
+from kvagent.wire import MAX_REGIONS_MESSAGE, MAX_SEGMENTS_MESSAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """The defaults are those of an engine with one rank. A scheduler gives no sync, regions or segments."""
+
+    instance: str
+    """Names the engine; all its sessions give the same."""
+    role: int
+    identity: tuple[tuple[str, str], ...]
+    """Sorted by key: see identity.identity_pairs."""
+    groups: tuple[m.Group, ...]
+    hash_tokens: int
+    rank: int = 0
+    world: int = 1
+    shard: int = 0
+    shards: int = 1
+    lookup_name: str = ""
+    """The look-up socket to open for this space; empty for none."""
+    sync: m.Sync | None = None
+    regions: Sequence[tuple[m.Region, int | None]] = ()
+    """Each with its descriptor if its kind has one. They stay the caller's, who may close them once registered."""
+    segments: Mapping[int, Sequence[m.Segment]] = field(default_factory=dict)
+    """By group, in the order in which a block lies in the pool."""
+
+    def messages(self, req: int) -> Iterator[tuple[m.Message, list[int]]]:
+        """The messages of the registration in order, with their descriptors."""
+        segments = sum(len(one) for one in self.segments.values())
+        yield m.Register(
+            req, self.instance, self.role, self.rank, self.world, self.shard, self.shards, self.identity, self.groups,
+            self.hash_tokens, self.lookup_name, self.sync, len(self.regions), segments,
+        ), []  # fmt: skip
+        for part in parts(self.regions, MAX_REGIONS_MESSAGE):
+            yield m.Regions(req, tuple(region for region, _ in part)), [fd for one in part for fd in _descriptor(*one)]
+        for group in sorted(self.segments):
+            for some in parts(self.segments[group], MAX_SEGMENTS_MESSAGE):
+                yield m.Segments(req, group, tuple(some)), []
+
+
+def _descriptor(region: m.Region, fd: int | None) -> list[int]:
+    if (fd is not None) != m.RegionKind(region.kind).has_fd:
+        raise Malformed(f"region {region.id}: kind {m.RegionKind(region.kind).name} with descriptor {fd}")
+    return [] if fd is None else [fd]
+
+
+_Item = TypeVar("_Item")
+
+
+def parts(items: Sequence[_Item], size: int) -> list[Sequence[_Item]]:
+    """The items in runs of at most size."""
+    return [items[i : i + size] for i in range(0, len(items), size)]

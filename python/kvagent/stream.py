@@ -1,0 +1,133 @@
+"""Frames over a Unix stream socket that never waits, descriptors with them."""
+
+from __future__ import annotations
+
+import array
+import socket
+from collections import deque
+from typing import TYPE_CHECKING
+
+from kvagent.errors import Busy
+from kvagent.messages import VERSION
+from kvagent.wire import HEADER_BYTES, MAX_FRAME, body_length, decode, encode, frame
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvagent.messages import Message
+
+MAX_PENDING_BYTES = 4 << 20  # of frames that the socket did not take yet; beyond it a message is refused
+_READ_BYTES = 256 << 10  # at once
+
+
+class FrameStream:
+    """Sends and receives messages without waiting. Owns the socket. Not for several threads at once."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.version = VERSION
+        """The version that messages are encoded in."""
+        self.ended = False
+        """Whether the peer's end is gone and all that it said was received."""
+        self.pending = 0
+        """Bytes that wait to be sent."""
+        self._socket = sock
+        self._out: deque[tuple[memoryview, tuple[int, ...]]] = deque()
+        self._in = bytearray()
+        self._open_for_writing = True
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._socket.fileno()
+
+    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Sends a message, or as much as the socket takes and the rest by ``flush``. Busy if too much waits already.
+
+        The descriptors have to stay open until ``pending`` is 0.
+        """
+        data = frame(encode(message, self.version))
+        if self.pending and self.pending + len(data) > MAX_PENDING_BYTES:
+            raise Busy(f"{self.pending} bytes wait to be sent, at most {MAX_PENDING_BYTES}")
+        self._out.append((memoryview(data), tuple(fds)))
+        self.pending += len(data)
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what waits, as far as the socket takes it."""
+        while self._out and self._open_for_writing:
+            data, fds = self._out[0]
+            try:
+                sent = self._socket.sendmsg([data], _rights(fds))
+            except BlockingIOError:
+                return
+            except (BrokenPipeError, ConnectionResetError):
+                # What the peer said before it went is still to be received; the end shows there.
+                self._open_for_writing = False
+                break
+            self.pending -= sent
+            if sent == len(data):
+                self._out.popleft()
+            else:
+                self._out[0] = (data[sent:], ())  # descriptors went with the first byte
+        if not self._open_for_writing:
+            self._out.clear()
+            self.pending = 0
+
+    def receive(self) -> Message | None:
+        """The next message, or None if it is not all there. Malformed if it is none."""
+        if (body := self._next_body()) is not None:
+            return decode(body, self.version)
+        while not self.ended and self._fill():
+            if (body := self._next_body()) is not None:
+                return decode(body, self.version)
+        return None
+
+    def discard(self) -> None:
+        """Drops all that is there to be received; ``ended`` shows the end."""
+        self._in.clear()
+        while not self.ended and self._fill():
+            self._in.clear()
+
+    def shutdown_writing(self) -> None:
+        """Tells the peer that nothing more comes. What waits is dropped; receiving goes on."""
+        self._open_for_writing = False
+        self.flush()
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            return  # the peer's end is gone already: receiving shows it
+
+    def close(self) -> None:
+        """Closes the socket. A second call does nothing."""
+        self._out.clear()
+        self.pending = 0
+        self.ended = True
+        self._socket.close()
+
+    def _next_body(self) -> bytes | None:
+        if len(self._in) < HEADER_BYTES:
+            return None
+        end = HEADER_BYTES + body_length(self._in[:HEADER_BYTES])
+        if len(self._in) < end:
+            return None
+        body = bytes(memoryview(self._in)[HEADER_BYTES:end])
+        del self._in[:end]
+        return body
+
+    def _fill(self) -> bool:
+        """Reads what is there; False if nothing is."""
+        try:
+            data = self._socket.recv(min(_READ_BYTES, HEADER_BYTES + MAX_FRAME - len(self._in)))
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self.ended = True
+            return False
+        self._in += data
+        return True
+
+
+def _rights(fds: Sequence[int]) -> list[tuple[int, int, array.array[int]]]:
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []

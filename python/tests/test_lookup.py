@@ -1,0 +1,149 @@
+"""The look-up client against a socket that answers what the test wants, and when."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+import zmq
+
+from kvagent.errors import Busy, Malformed, TimedOut
+from kvagent.lookup import MAX_OUTSTANDING, Answer, LookupClient, LookupStatus, Request, Ticket, Want
+from kvagent.ownform import decode_request, encode_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+REQUEST = Request(hashes=b"h" * 64, hash_len=32, tokens=33)
+RESERVE = Request(hashes=b"h" * 64, hash_len=32, tokens=33, want=Want.RESERVE, session=7)
+HIT = Answer(2, LookupStatus.HIT, 32, 0, bytes(16))
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[zmq.Socket[bytes]]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.RCVTIMEO, 5000)
+    socket.bind(f"ipc://{tmp_path}/lookup.sock")
+    yield socket
+    context.destroy(linger=0)
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[LookupClient]:
+    with closing(LookupClient(tmp_path / "lookup.sock", timeout_s=5)) as client:
+        yield client
+
+
+def hear(agent: zmq.Socket[bytes]) -> tuple[list[bytes], Request]:
+    *envelope, frame = agent.recv_multipart()
+    return envelope, decode_request(frame)
+
+
+def say(agent: zmq.Socket[bytes], envelope: list[bytes], answer: Answer) -> None:
+    agent.send_multipart([*envelope, encode_answer(answer)])
+
+
+def wait(client: LookupClient, ticket: Ticket) -> Answer:
+    while (answer := client.poll(ticket)) is None:  # the ticket's deadline ends it
+        pass
+    return answer
+
+
+def wait_leases(client: LookupClient) -> list[int]:
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        if leases := client.late_leases():
+            return leases
+    return []
+
+
+def test_answers_find_their_questions_in_any_order(agent: zmq.Socket[bytes], client: LookupClient) -> None:
+    tickets = [client.submit(Request(hashes=b"", hash_len=0, tokens=i)) for i in range(MAX_OUTSTANDING)]
+    assert all(client.poll(ticket) is None for ticket in tickets)
+    with pytest.raises(Busy):
+        client.submit(REQUEST)
+    asked = [hear(agent) for _ in tickets]
+    for envelope, request in reversed(asked):
+        say(agent, envelope, Answer(2, 0, request.tokens * 2, 0, bytes(16)))
+    assert [wait(client, ticket).tokens for ticket in tickets] == [2 * i for i in range(MAX_OUTSTANDING)]
+
+
+def test_a_socket_that_timed_out_is_not_used_again(agent: zmq.Socket[bytes], client: LookupClient) -> None:
+    with pytest.raises(TimedOut):
+        client.lookup(REQUEST, timeout_s=0.02)
+    ticket = client.submit(REQUEST)
+    late, _ = hear(agent)
+    say(agent, late, Answer(2, 0, 1, 0, bytes(16)))  # for the one that was given up
+    envelope, _ = hear(agent)
+    assert envelope != late
+    say(agent, envelope, HIT)
+    assert wait(client, ticket) == HIT
+
+
+def test_without_an_agent_a_look_up_times_out_and_works_once_it_is_there(tmp_path: Path) -> None:
+    with closing(LookupClient(tmp_path / "lookup.sock")) as client:
+        began = time.monotonic()
+        for _ in range(20):
+            with pytest.raises(TimedOut):
+                client.lookup(REQUEST)
+        assert time.monotonic() - began < 2
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        socket = context.socket(zmq.ROUTER)
+        socket.bind(f"ipc://{tmp_path}/lookup.sock")
+        ticket = client.submit(REQUEST, timeout_s=5)
+        envelope, _ = hear(socket)
+        say(socket, envelope, HIT)
+        assert wait(client, ticket) == HIT
+        context.destroy(linger=0)
+
+
+def test_a_lease_that_comes_too_late_is_told(agent: zmq.Socket[bytes], client: LookupClient) -> None:
+    with pytest.raises(TimedOut):
+        client.lookup(RESERVE, timeout_s=0.01)
+    envelope, request = hear(agent)
+    assert (request.want, request.session) == (Want.RESERVE, 7)
+    assert client.late_leases() == []
+    say(agent, envelope, Answer(2, LookupStatus.HIT, 32, 77, bytes(16)))
+    assert wait_leases(client) == [77]
+    assert client.late_leases() == []
+
+
+def test_an_abandoned_reservation_is_told_too(agent: zmq.Socket[bytes], client: LookupClient) -> None:
+    ticket = client.submit(RESERVE)
+    client.abandon(ticket)
+    envelope, _ = hear(agent)
+    say(agent, envelope, Answer(2, LookupStatus.HIT, 32, 78, bytes(16)))
+    assert wait_leases(client) == [78]
+    with pytest.raises(ValueError, match="over"):
+        client.poll(ticket)
+
+
+def test_nonsense_is_malformed_and_the_client_goes_on(agent: zmq.Socket[bytes], client: LookupClient) -> None:
+    for nonsense in ([b""], [b"\x95\x02"], [b"\0\0\0\0"], [encode_answer(HIT), b""]):
+        ticket = client.submit(REQUEST)
+        envelope, _ = hear(agent)
+        agent.send_multipart([*envelope, *nonsense])
+        with pytest.raises(Malformed):
+            wait(client, ticket)
+    ticket = client.submit(REQUEST)
+    envelope, _ = hear(agent)
+    say(agent, envelope, HIT)
+    assert wait(client, ticket) == HIT
+
+
+def test_a_request_out_of_range_is_not_sent(client: LookupClient) -> None:
+    for wrong in (
+        Request(hashes=b"h" * 33, hash_len=32, tokens=1),
+        Request(hashes=b"h" * 33, hash_len=33, tokens=1),
+        Request(hashes=b"h", hash_len=0, tokens=1),
+        Request(hashes=b"h" * 65537, hash_len=1, tokens=1),
+        Request(hashes=b"", hash_len=0, tokens=2**32),
+        Request(hashes=b"", hash_len=0, tokens=1, space=b"short"),
+        Request(hashes=b"", hash_len=0, tokens=1, version=1, groups=b"\0"),
+    ):
+        with pytest.raises(Malformed):
+            client.submit(wrong)

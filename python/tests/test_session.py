@@ -1,0 +1,323 @@
+"""The session client against an agent that says what the test wants, over a real socket."""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvagent import messages as m
+from kvagent.errors import Busy, Malformed, Refused, SessionBroken, SessionEnded, TimedOut
+from kvagent.registration import Registration
+from kvagent.session import Session
+from kvagent.shm import SharedMemory
+from kvagent.stream import MAX_PENDING_BYTES, FrameStream
+from kvagent.wire import HEADER_BYTES, body_length, decode, encode, frame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+BOOT = bytes(range(16))
+WELCOME = m.Welcome(2, BOOT, 7, 1 << 20, 8192, 16, 1 << 30)
+SECTION = m.Section.of(0, [b"h" * 32, b"i" * 32], [4, 5])
+
+
+class Agent:
+    """The other end of a session."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        sock.settimeout(5)
+
+    def say(self, *messages: m.Message, version: int = 2) -> None:
+        self.socket.sendall(b"".join(frame(encode(message, version)) for message in messages))
+
+    def hear(self, version: int = 2) -> m.Message:
+        return self.hear_with_fds(version)[0]
+
+    def hear_with_fds(self, version: int = 2) -> tuple[m.Message, list[int]]:
+        header, rights, _, _ = self.socket.recvmsg(HEADER_BYTES, socket.CMSG_SPACE(253 * 4))
+        body = b""
+        while len(body) < (size := body_length(header)):
+            body += self.socket.recv(size - len(body))
+        fds = array.array("i")
+        for _, _, data in rights:
+            fds.frombytes(data)
+        return decode(body, version), list(fds)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Session, Agent]]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    session = Session(FrameStream(ours), WELCOME)
+    yield session, Agent(theirs)
+    session.close()
+    theirs.close()
+
+
+def serve(path: Path, script: Callable[[Agent], object]) -> threading.Thread:
+    """An agent that takes one session and does what the script says."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen()
+
+    def run() -> None:
+        sock, _ = listener.accept()
+        with listener, sock:
+            script(Agent(sock))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_hello_settles_the_version(tmp_path: Path, version: int) -> None:
+    heard: list[m.Message] = []
+
+    def script(agent: Agent) -> None:
+        heard.append(agent.hear())
+        agent.say(m.Welcome(version, BOOT, 7))
+        heard.append(agent.hear(version))
+
+    thread = serve(tmp_path / "s", script)
+    session = Session.connect(tmp_path / "s")
+    assert (session.version, session.boot, session.number) == (version, BOOT, 7)
+    session.save([SECTION], step=1)
+    thread.join()
+    session.close()
+    assert heard == [m.Hello(1, 2, "kvagent-python"), m.Save(1, 0, 1, m.NO_INDEX, m.NO_INDEX, (SECTION,))]
+
+
+def test_an_agent_that_refuses_says_why(tmp_path: Path) -> None:
+    thread = serve(tmp_path / "s", lambda agent: agent.say(m.Error(m.ErrorCode.PERMISSION, "uid 7")))
+    with pytest.raises(SessionEnded, match="uid 7") as caught:
+        Session.connect(tmp_path / "s")
+    thread.join()
+    assert caught.value.code == m.ErrorCode.PERMISSION
+
+
+def test_a_silent_agent_costs_the_time_given(tmp_path: Path) -> None:
+    done = threading.Event()
+    thread = serve(tmp_path / "s", lambda _: done.wait(5))
+    with pytest.raises(TimedOut):
+        Session.connect(tmp_path / "s", timeout_s=0.05)
+    done.set()
+    thread.join()
+
+
+def test_no_agent_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Session.connect(tmp_path / "s")
+
+
+def registration(**changes: object) -> Registration:
+    fields: dict[str, object] = {
+        "instance": "engine",
+        "role": m.Role.WORKER,
+        "identity": (("dtype", "d"), ("model", "m"), ("tenant", "")),
+        "groups": (m.Group(16, 8),),
+        "hash_tokens": 16,
+    }
+    return Registration(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_a_registration_goes_in_parts_with_its_descriptors(ends: tuple[Session, Agent]) -> None:
+    session, agent = ends
+    memories = [SharedMemory(4096) for _ in range(260)]
+    for i, memory in enumerate(memories):
+        memory.view[:4] = i.to_bytes(4, "little")
+    segments = [m.Segment(i % 260, i, 64, 8) for i in range(8200)]
+    heard: list[tuple[m.Message, list[int]]] = []
+
+    def script() -> None:
+        heard.extend(agent.hear_with_fds() for _ in range(5))
+        agent.say(m.Registered(1, 0, "", b"s" * 16, 3, "/run/x"))
+
+    thread = threading.Thread(target=script)
+    thread.start()
+    answer = session.register(
+        registration(
+            regions=[(memory.region(i), memory.fd) for i, memory in enumerate(memories)], segments={0: segments}
+        )
+    )
+    thread.join()
+    assert (answer.epoch, session.epoch) == (3, 3)
+    register, first, second, one, two = (message for message, _ in heard)
+    assert isinstance(register, m.Register)
+    assert (register.regions, register.segments) == (260, 8200)
+    assert isinstance(first, m.Regions)
+    assert isinstance(second, m.Regions)
+    assert [region.id for region in first.regions + second.regions] == list(range(260))
+    fds = [fd for _, more in heard for fd in more]
+    assert [len(more) for _, more in heard] == [0, 253, 7, 0, 0]
+    assert [int.from_bytes(os.pread(fd, 4, 0), "little") for fd in fds] == list(range(260))
+    assert isinstance(one, m.Segments)
+    assert isinstance(two, m.Segments)
+    assert list(one.segments + two.segments) == segments
+    for fd in fds:
+        os.close(fd)
+    for memory in memories:
+        memory.close()
+
+
+def test_a_refused_registration_tells_the_text(ends: tuple[Session, Agent]) -> None:
+    session, agent = ends
+    agent.say(m.Registered(1, m.RegStatus.REFUSED, "world: 65, allowed is 1 to 64", bytes(16), 0, ""))
+    with pytest.raises(Refused, match="allowed is 1 to 64") as caught:
+        session.register(registration())
+    assert caught.value.status == m.RegStatus.REFUSED
+
+
+def test_a_region_needs_the_descriptor_of_its_kind(ends: tuple[Session, Agent]) -> None:
+    session, _ = ends
+    with pytest.raises(Malformed, match="region 3"):
+        session.register(registration(regions=[(m.Region(3, m.RegionKind.FD, 4096), None)]))
+
+
+def test_jobs_are_reported_once_and_in_full(ends: tuple[Session, Agent]) -> None:
+    session, agent = ends
+    save, load = session.save([SECTION], step=3, event=1, revoke=2), session.load([SECTION], step=4, lease=9)
+    assert agent.hear() == m.Save(save, 0, 3, 1, 2, (SECTION,))
+    assert agent.hear() == m.Load(load, 0, 4, m.NO_INDEX, 9, (SECTION,))
+    session.cancel(load)
+    agent.say(m.Done(save, b"\0\1"), m.Epoch(5), m.Done(load, b"\x11\x11"), m.Cancelled(load), m.Switches(0, 1))
+    assert session.poll() == [
+        m.Done(save, b"\0\1"), m.Epoch(5), m.Done(load, b"\x11\x11"), m.Cancelled(load), m.Switches(0, 1),
+    ]  # fmt: skip
+    assert (session.jobs, session.epoch) == ((), 5)
+    assert session.poll() == []
+
+
+def test_frames_may_come_in_any_pieces(ends: tuple[Session, Agent]) -> None:
+    session, agent = ends
+    events: list[object] = []
+    for byte in frame(encode(m.Epoch(1))) + frame(encode(m.Epoch(2))):
+        agent.socket.sendall(bytes([byte]))
+        events += session.poll()
+    assert events == [m.Epoch(1), m.Epoch(2)]
+
+
+def test_completions_are_told_before_the_end(ends: tuple[Session, Agent]) -> None:
+    session, agent = ends
+    done, lost = session.save([SECTION], step=1), session.save([SECTION], step=2)
+    agent.say(m.Done(done, b"\0\0"), m.Error(m.ErrorCode.SHUTDOWN, "stopping"))
+    agent.socket.shutdown(socket.SHUT_WR)
+    assert session.poll() == [m.Done(done, b"\0\0")]
+    with pytest.raises(SessionEnded, match="stopping") as caught:
+        session.poll()
+    assert caught.value.jobs == (lost,)
+    with pytest.raises(SessionEnded):
+        session.save([SECTION], step=3)
+
+
+def test_a_killed_agent_is_seen_also_while_sending(ends: tuple[Session, Agent]) -> None:
+    session, agent = ends
+    agent.socket.close()
+    job = session.save([SECTION], step=1)  # the socket is gone, but only what is received tells how it ended
+    with pytest.raises(SessionEnded) as caught:
+        session.poll()
+    assert caught.value.jobs == (job,)
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        frame(encode(m.Done(99, b"\0"))),
+        frame(encode(m.Done(1, b"\0"))),  # of two blocks
+        frame(encode(m.Cancelled(1))),
+        frame(encode(m.Hello(1, 2, "x"))),
+        frame(b"\x91\xcc\x10"),
+        b"\0\0\0\0",
+        b"\xff\xff\xff\xff",
+    ],
+)
+def test_an_agent_that_talks_nonsense_is_heard_no_more_but_its_end_is_awaited(
+    ends: tuple[Session, Agent], nonsense: bytes
+) -> None:
+    session, agent = ends
+    job = session.save([SECTION], step=1)
+    agent.socket.sendall(nonsense + frame(encode(m.Done(job, b"\0\0"))))
+    assert session.poll() == []
+    with pytest.raises(SessionBroken):
+        session.save([SECTION], step=2)
+    assert agent.hear() == m.Save(job, 0, 1, m.NO_INDEX, m.NO_INDEX, (SECTION,))
+    assert agent.socket.recv(1) == b""  # we say no more
+    assert session.poll() == []  # no fence yet
+    agent.socket.close()
+    with pytest.raises(SessionEnded) as caught:
+        session.poll()
+    assert caught.value.jobs == (job,)
+
+
+def test_what_the_agent_does_not_read_is_bounded(ends: tuple[Session, Agent]) -> None:
+    session, agent = ends
+    leases = list(range(2**40, 2**40 + 4096))
+    sent = 0
+
+    def release() -> None:
+        nonlocal sent
+        while sent < 1000:
+            session.release(leases)
+            sent += 1
+
+    with pytest.raises(Busy):
+        release()
+    assert session._stream.pending <= MAX_PENDING_BYTES
+    heard = 0
+    while heard < sent:  # nothing that was taken is lost
+        session.poll()
+        assert agent.hear() == m.Release(tuple(leases))
+        heard += 1
+
+
+def test_jobs_under_way_are_bounded_by_the_agents_queue(ends: tuple[Session, Agent]) -> None:
+    session, _ = ends
+    for _ in range(WELCOME.max_queue):
+        session.save([SECTION], step=1)
+    with pytest.raises(Busy, match="16 jobs"):
+        session.load([SECTION], step=1)
+
+
+def test_an_answer_that_was_given_up_is_not_taken_for_another(ends: tuple[Session, Agent]) -> None:
+    session, agent = ends
+    with pytest.raises(TimedOut):
+        session.ping(timeout_s=0.01)
+    agent.say(m.Pong(1), m.Epoch(2), m.Pong(2))
+    session.ping()
+    assert session.poll() == [m.Epoch(2)]
+
+
+def test_a_flood_of_pushes_does_not_hold_up_a_time_out(ends: tuple[Session, Agent]) -> None:
+    session, agent = ends
+    stop = threading.Event()
+
+    def flood() -> None:
+        data = frame(encode(m.Epoch(1))) * 100
+        while not stop.is_set():
+            try:
+                agent.socket.send(data)
+            except (TimeoutError, OSError):
+                return
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    with pytest.raises((TimedOut, SessionBroken)):
+        session.ping(timeout_s=0.2)
+    stop.set()
+    session.close()
+    thread.join()
+
+
+def test_drain_waits_for_the_agents_end(ends: tuple[Session, Agent]) -> None:
+    session, agent = ends
+    assert not session.drain(0.01)
+    assert agent.socket.recv(1) == b""
+    agent.say(m.Epoch(1))
+    agent.socket.close()
+    assert session.drain(1)
