@@ -1,0 +1,74 @@
+package transfer
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+// MaxSegments is the most segments of one group.
+const MaxSegments = 1 << 16
+
+// plan is a group's layout made ready: neighbouring segments merged, so that a block needs as few runs as it can.
+type plan struct {
+	blocks   uint32
+	bytes    uint32 // of one block
+	segments []Segment
+}
+
+// makePlan checks a layout: a block must have want bytes, and no offset may overflow. Whether the regions are
+// large enough is the device's to check, for each run.
+func makePlan(g *GroupLayout, want uint32) (plan, error) {
+	p := plan{blocks: g.NumBlocks, bytes: want}
+	if len(g.Segments) > MaxSegments {
+		return p, fmt.Errorf("%d segments, at most %d: %w", len(g.Segments), MaxSegments, ErrInvalid)
+	}
+	var total uint64
+	for i := range g.Segments {
+		s := &g.Segments[i]
+		if s.Bytes == 0 {
+			return p, fmt.Errorf("segments[%d].bytes: 0 is below 1: %w", i, ErrInvalid)
+		}
+		if !s.fits(g.NumBlocks) {
+			return p, fmt.Errorf("segments[%d]: offset %d, stride %d: block %d is beyond 2^63: %w",
+				i, s.Offset, s.Stride, g.NumBlocks, ErrInvalid)
+		}
+		total += uint64(s.Bytes)
+		p.add(s)
+	}
+	if total != uint64(want) || total == 0 {
+		return p, fmt.Errorf("segments: %d bytes a block, the space has %d: %w", total, want, ErrInvalid)
+	}
+	return p, nil
+}
+
+// fits says that no byte of any block has an offset beyond 2^63.
+func (s *Segment) fits(blocks uint32) bool {
+	over, far := bits.Mul64(s.Stride, uint64(blocks))
+	return over == 0 && far <= math.MaxInt64 && s.Offset <= math.MaxInt64-far && uint64(s.Bytes) <= math.MaxInt64-far-s.Offset
+}
+
+// add appends a segment, or makes the last one longer if this one follows it in every block.
+func (p *plan) add(s *Segment) {
+	if n := len(p.segments); n > 0 {
+		last := &p.segments[n-1]
+		together := uint64(last.Bytes) + uint64(s.Bytes)
+		if last.Region == s.Region && last.Stride == s.Stride && last.Offset+uint64(last.Bytes) == s.Offset && together <= math.MaxUint32 {
+			last.Bytes = uint32(together)
+			return
+		}
+	}
+	p.segments = append(p.segments, *s)
+}
+
+// runs appends the runs of one block whose slot begins at off in the arena.
+func (p *plan) runs(to []cudaipc.Run, block uint32, off int64) []cudaipc.Run {
+	for i := range p.segments {
+		s := &p.segments[i]
+		to = append(to, cudaipc.Run{Region: s.Region, RegionOff: s.Offset + uint64(block)*s.Stride, ArenaOff: off, Len: s.Bytes})
+		off += int64(s.Bytes)
+	}
+	return to
+}

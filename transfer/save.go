@@ -1,0 +1,89 @@
+package transfer
+
+import (
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// save does a save. Nothing of the pool is held while it waits for the engine.
+func (th *thread) save(t *task) {
+	if th.stale(t) {
+		t.rest(0, pool.Stale)
+		return
+	}
+	if th.stored(t) {
+		return
+	}
+	th.batches(t, th.saveBatch)
+}
+
+// stored says that the pool has every block of the job already: the engine is told without waiting.
+func (th *thread) stored(t *task) bool {
+	if th.w.index == nil || len(t.status) == 0 {
+		return false
+	}
+	number := 0
+	for i := range t.job.Sections {
+		s := &t.job.Sections[i]
+		present := make([]bool, s.Hashes.N)
+		th.w.index.Exists(th.w.cfg.Space, s.Group, s.Hashes, present)
+		for _, p := range present {
+			if !p {
+				return false
+			}
+			t.status[number] = pool.Exists
+			number++
+		}
+	}
+	return true
+}
+
+// saveBatch decides each block of the batch. Unless it gives OK, its answer is the status of all blocks behind it.
+func (th *thread) saveBatch(t *task, parts []part) pool.Status {
+	th.enter(Reserving)
+	th.clear()
+	for i := range parts {
+		b := th.batch(t, &parts[i])
+		th.w.cfg.Slots.Reserve(&b)
+		th.add(&parts[i], &b)
+	}
+	if len(th.flat.slots) == 0 {
+		return pool.OK
+	}
+	th.copy.Dir = cudaipc.Gather
+	sums := th.move()
+	for i := range sums {
+		th.flat.slots[i].Sum = sums[i]
+	}
+	verdict := th.verdict(t)
+	th.commit(t, verdict)
+	return verdict
+}
+
+// verdict asks, behind the copy and before the commit, whether the engine still wants it: a revoked block may have
+// been overwritten while it was read.
+func (th *thread) verdict(t *task) pool.Status {
+	s, err := th.poll(t, cudaipc.None)
+	switch {
+	case err != nil:
+		return Failed
+	case s.Revoked:
+		return Revoked
+	case th.ended(t):
+		return Cancelled
+	}
+	return pool.OK
+}
+
+// commit makes the blocks of the batch visible, or gives them up: all of them unless verdict is OK, else those
+// that did not arrive.
+func (th *thread) commit(t *task, verdict pool.Status) {
+	th.enter(Committing)
+	if verdict != pool.OK {
+		for i := range th.flat.status {
+			th.flat.status[i] = verdict
+		}
+	}
+	th.w.cfg.Slots.Commit(th.flat.slots, t.job.Epoch, th.flat.status)
+	th.report(t)
+}

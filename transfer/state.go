@@ -1,0 +1,69 @@
+package transfer
+
+import "time"
+
+// Phase is what a thread is doing.
+type Phase string
+
+// The phases, in the order of a job.
+const (
+	Idle         Phase = "idle"
+	Checking     Phase = "checking"
+	WaitingEvent Phase = "waiting_event" // for the engine's step and event
+	WaitingLane  Phase = "waiting_lane"  // for other workers' copies
+	Reserving    Phase = "reserving"     // asking the pool for slots
+	Copying      Phase = "copying"
+	Committing   Phase = "committing" // giving the slots back to the pool
+	Completing   Phase = "completing" // in Config.Complete
+)
+
+// State is what a worker is doing now.
+type State struct{ Save, Load ThreadState }
+
+// ThreadState is one of its threads.
+type ThreadState struct {
+	Job    uint64 // the job at hand, unless Phase is Idle
+	Phase  Phase
+	Age    time.Duration // since the phase began
+	Queue  int           // jobs waiting behind it
+	Counts Counts
+}
+
+// Counts since Start.
+type Counts struct {
+	Jobs    uint64
+	Bytes   uint64
+	Refused uint64          // jobs that met a full queue
+	Blocks  [Off + 1]uint64 // blocks by status
+}
+
+// State is a consistent snapshot.
+func (w *Worker) State() State {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return State{Save: w.mu.threads[Save].stateLocked(), Load: w.mu.threads[Load].stateLocked()}
+}
+
+func (th *thread) stateLocked() ThreadState {
+	s := ThreadState{Phase: th.phase, Age: time.Since(th.since), Queue: len(th.queue), Counts: th.counts}
+	if th.job != nil {
+		s.Job = th.job.job.ID
+	}
+	return s
+}
+
+func (th *thread) enter(p Phase) {
+	th.w.mu.Lock()
+	defer th.w.mu.Unlock()
+	th.enterLocked(p)
+}
+
+func (th *thread) enterLocked(p Phase) { th.phase, th.since = p, time.Now() }
+
+func (c *Counts) add(t *task) {
+	c.Jobs++
+	c.Bytes += uint64(t.bytes)
+	for _, s := range t.status {
+		c.Blocks[min(s, Off)]++
+	}
+}

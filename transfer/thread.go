@@ -1,0 +1,165 @@
+package transfer
+
+import (
+	"time"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// doneWait is how long one wait for a copy lasts before the thread looks after its queue.
+const doneWait = 20 * time.Millisecond
+
+// task is a job under way. Its thread owns it; cancelled is under Worker.mu.
+type task struct {
+	job       Job
+	status    []pool.Status // of each block of all sections
+	bytes     int64         // moved
+	cancel    chan struct{} // closed by Cancel
+	cancelled bool
+}
+
+// thread does the jobs of one kind, one after the other.
+type thread struct {
+	w    *Worker
+	kind Kind
+	wake chan struct{} // something in the queue has changed
+
+	// Under Worker.mu.
+	queue  []*task
+	job    *task // nil: idle
+	phase  Phase
+	since  time.Time // of the phase
+	counts Counts
+
+	// The thread's own: reused from batch to batch.
+	copy  cudaipc.Copy
+	parts []part
+	slots []pool.Slot
+	flat  flat
+}
+
+func newThread(w *Worker, kind Kind) *thread {
+	return &thread{w: w, kind: kind, wake: make(chan struct{}, 1), since: time.Now()}
+}
+
+func (th *thread) signal() {
+	select {
+	case th.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (th *thread) run() {
+	for {
+		t, closed := th.next()
+		switch {
+		case t != nil && th.kind == Save:
+			th.save(t)
+			th.complete(t)
+		case t != nil:
+			th.load(t)
+			th.complete(t)
+		case closed:
+			return
+		default:
+			select {
+			case <-th.wake:
+			case <-th.w.stop:
+			}
+		}
+	}
+}
+
+// next takes the oldest job, after those that were cancelled in the queue are out of it.
+func (th *thread) next() (t *task, closed bool) {
+	th.sweep()
+	w := th.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.mu.closed && len(th.queue) > 0 {
+		t, th.queue = th.queue[0], th.queue[1:]
+		th.job = t
+		th.enterLocked(Checking)
+	}
+	return t, w.mu.closed && len(th.queue) == 0
+}
+
+// sweep completes the jobs that were cancelled while they waited in the queue, and at Close all of them: no byte
+// of theirs has been touched.
+func (th *thread) sweep() {
+	w := th.w
+	w.mu.Lock()
+	var out []*task
+	keep := th.queue[:0:0]
+	for _, t := range th.queue {
+		if t.cancelled || w.mu.closed {
+			out = append(out, t)
+		} else {
+			keep = append(keep, t)
+		}
+	}
+	th.queue = keep
+	w.mu.Unlock()
+	for _, t := range out {
+		t.rest(0, Cancelled)
+		th.complete(t)
+	}
+}
+
+// complete reports a job. It is forgotten first: who is told may use its number again.
+func (th *thread) complete(t *task) {
+	w := th.w
+	w.mu.Lock()
+	delete(w.mu.jobs, t.job.ID)
+	th.counts.add(t)
+	if th.job == t {
+		th.enterLocked(Completing)
+	}
+	w.mu.Unlock()
+	w.cfg.Complete(Completion{Job: t.job.ID, Kind: t.job.Kind, Status: t.status, Bytes: t.bytes})
+	w.mu.Lock()
+	if th.job == t {
+		th.job = nil
+		th.enterLocked(Idle)
+	}
+	w.mu.Unlock()
+}
+
+// rest gives all blocks from number i on a status.
+func (t *task) rest(i int, s pool.Status) {
+	for ; i < len(t.status); i++ {
+		t.status[i] = s
+	}
+}
+
+// ended says that the job is to be given up.
+func (th *thread) ended(t *task) bool {
+	select {
+	case <-t.cancel:
+		return true
+	case <-th.w.stop:
+		return true
+	default:
+		return false
+	}
+}
+
+// wait waits for ready or timer and says true, or for the job's cancel or the worker's end and says false. The
+// queue is looked after meanwhile, so that whoever waits in it can be cancelled.
+func (th *thread) wait(t *task, ready <-chan struct{}, timer <-chan time.Time) bool {
+	for {
+		select {
+		case <-ready:
+			return true
+		case <-timer:
+			return true
+		case <-t.cancel:
+			return false
+		case <-th.w.stop:
+			return false
+		case <-th.wake:
+			th.sweep()
+		}
+	}
+}

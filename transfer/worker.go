@@ -1,0 +1,153 @@
+package transfer
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// ErrClosed is what Submit returns after Close.
+var ErrClosed = errors.New("worker closed")
+
+// Worker moves the blocks of one engine worker: two threads, one for saves and one for loads, each with a bounded
+// queue and one job at a time. All methods may be called at once, but none from within Config.Complete except State.
+type Worker struct {
+	cfg    Config
+	plans  []plan
+	index  pool.Index  // nil: the pool cannot say early what it has
+	spaces pool.Spaces // nil: the pool cannot tell epochs
+	stop   chan struct{}
+	ended  sync.WaitGroup
+
+	mu struct {
+		sync.Mutex
+		closed  bool
+		jobs    map[uint64]*task // submitted and not completed
+		threads [2]*thread       // by Kind; their queues and states are under this mutex
+		seen    []uint64         // scratch of checkJob: a bit for each block of a group, all clear
+	}
+}
+
+// Start checks the configuration and starts the worker's threads. Where Config.Slots is a whole pool, that is also
+// a pool.Index and a pool.Spaces, duplicates are told before the event is waited for and a load's epoch is checked.
+func Start(cfg Config) (*Worker, error) {
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	w := &Worker{cfg: cfg, stop: make(chan struct{})}
+	var most uint32
+	for i := range cfg.Layout.Groups {
+		p, err := makePlan(&cfg.Layout.Groups[i], cfg.Spec.Groups[i].ShardBytes[cfg.Shard])
+		if err != nil {
+			return nil, fmt.Errorf("groups[%d].%w", i, err)
+		}
+		w.plans = append(w.plans, p)
+		most = max(most, p.blocks)
+	}
+	w.index, _ = cfg.Slots.(pool.Index)
+	w.spaces, _ = cfg.Slots.(pool.Spaces)
+	w.mu.jobs = map[uint64]*task{}
+	w.mu.seen = make([]uint64, (uint64(most)+63)/64)
+	for _, kind := range []Kind{Save, Load} {
+		th := newThread(w, kind)
+		w.mu.threads[kind] = th
+		w.ended.Go(th.run)
+	}
+	return w, nil
+}
+
+func (c *Config) check() error {
+	switch {
+	case c.Device == nil || c.Slots == nil || c.Complete == nil:
+		return fmt.Errorf("device, slots and complete must be given: %w", ErrInvalid)
+	case int(c.Shard) >= c.Spec.Shards || c.Spec.Shards > pool.MaxShards:
+		return fmt.Errorf("shard %d of %d, at most %d: %w", c.Shard, c.Spec.Shards, pool.MaxShards, ErrInvalid)
+	case len(c.Layout.Groups) != len(c.Spec.Groups):
+		return fmt.Errorf("groups: the layout has %d, the space %d: %w", len(c.Layout.Groups), len(c.Spec.Groups), ErrInvalid)
+	case c.Integrity != Full && c.Integrity != Header:
+		return fmt.Errorf("integrity: %d is neither full nor header: %w", c.Integrity, ErrInvalid)
+	}
+	for i := range c.Spec.Groups {
+		if len(c.Spec.Groups[i].ShardBytes) != c.Spec.Shards {
+			return fmt.Errorf("groups[%d]: bytes of %d shards, not %d: %w", i, len(c.Spec.Groups[i].ShardBytes), c.Spec.Shards, ErrInvalid)
+		}
+	}
+	if c.Limits == (Limits{}) {
+		c.Limits = DefaultLimits
+	}
+	if c.Lanes == nil {
+		c.Lanes = NewLanes(2, c.Limits.SaveAge, nil)
+	}
+	return c.Limits.check()
+}
+
+func (l *Limits) check() error {
+	for _, limit := range []struct {
+		name  string
+		value int64
+	}{
+		{"queue", int64(l.Queue)}, {"batch_bytes", l.BatchBytes}, {"event_wait", int64(l.EventWait)},
+		{"save_age", int64(l.SaveAge)}, {"poll_floor", int64(l.PollFloor)}, {"poll_ceiling", int64(l.PollCeiling - l.PollFloor + 1)},
+	} {
+		if limit.value < 1 {
+			return fmt.Errorf("limits.%s: %d is below 1 (poll_ceiling: below poll_floor): %w", limit.name, limit.value, ErrInvalid)
+		}
+	}
+	return nil
+}
+
+// Submit gives a job to its thread. ErrBusy: the queue is full; ErrInvalid: the job names what the worker does not
+// have, and the error says where; ErrClosed. Without an error, a Completion follows.
+func (w *Worker) Submit(job Job) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.mu.closed {
+		return ErrClosed
+	}
+	blocks, err := w.checkJobLocked(&job)
+	if err != nil {
+		return fmt.Errorf("job %d: %w", job.ID, err)
+	}
+	th := w.mu.threads[job.Kind]
+	if len(th.queue) >= w.cfg.Limits.Queue {
+		th.counts.Refused++
+		return ErrBusy
+	}
+	t := &task{job: job, status: make([]pool.Status, blocks), cancel: make(chan struct{})}
+	w.mu.jobs[job.ID] = t
+	th.queue = append(th.queue, t)
+	th.signal()
+	return nil
+}
+
+// Cancel asks for a job to end without what is still to be done. Its Completion is the acknowledgement: it comes
+// when no byte of the job's blocks is touched any more, and not before. False: no such job (any more); its
+// Completion has been given or is just being given.
+func (w *Worker) Cancel(id uint64) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	t := w.mu.jobs[id]
+	if t == nil {
+		return false
+	}
+	if !t.cancelled {
+		t.cancelled = true
+		close(t.cancel)
+		w.mu.threads[t.job.Kind].signal()
+	}
+	return true
+}
+
+// Close cancels all jobs and returns when each has been completed and both threads have ended. A copy that does not
+// end keeps it waiting: only the device's end is proof that nothing is touched.
+func (w *Worker) Close() {
+	w.mu.Lock()
+	if !w.mu.closed {
+		w.mu.closed = true
+		close(w.stop)
+	}
+	w.mu.Unlock()
+	w.ended.Wait()
+}
