@@ -41,14 +41,20 @@ class Agent:
         return self.hear_with_fds(version)[0]
 
     def hear_with_fds(self, version: int = 2) -> tuple[m.Message, list[int]]:
-        header, rights, _, _ = self.socket.recvmsg(HEADER_BYTES, socket.CMSG_SPACE(253 * 4))
-        body = b""
-        while len(body) < (size := body_length(header)):
-            body += self.socket.recv(size - len(body))
-        fds = array.array("i")
-        for _, _, data in rights:
-            fds.frombytes(data)
-        return decode(body, version), list(fds)
+        header, fds = self._receive(HEADER_BYTES)
+        body, late = self._receive(body_length(header))
+        assert late == [], "descriptors have to come with the first byte of their frame, once"
+        return decode(body, version), fds
+
+    def _receive(self, size: int) -> tuple[bytes, list[int]]:
+        data, fds = b"", array.array("i")
+        while len(data) < size:
+            more, rights, _, _ = self.socket.recvmsg(size - len(data), socket.CMSG_SPACE(253 * 4))
+            assert more, "the client's end is gone"
+            data += more
+            for _, _, one in rights:
+                fds.frombytes(one)
+        return data, list(fds)
 
 
 @pytest.fixture
@@ -164,6 +170,27 @@ def test_a_registration_goes_in_parts_with_its_descriptors(ends: tuple[Session, 
         os.close(fd)
     for memory in memories:
         memory.close()
+
+
+def test_descriptors_go_once_also_if_their_frame_goes_in_pieces(ends: tuple[Session, Agent]) -> None:
+    session, agent = ends
+    session._stream._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the kernel makes it its least
+    memory = SharedMemory(4096)
+    regions = [(m.Region(i, m.RegionKind.FD, 4096, handle=bytes(256)), memory.fd) for i in range(253)]
+    heard: list[tuple[m.Message, list[int]]] = []
+
+    def script() -> None:
+        heard.extend(agent.hear_with_fds() for _ in range(2))
+        agent.say(m.Registered(1, 0, "", b"s" * 16, 1, ""))
+
+    thread = threading.Thread(target=script)
+    thread.start()
+    session.register(registration(regions=regions))
+    thread.join()
+    assert [len(fds) for _, fds in heard] == [0, 253]
+    for fd in heard[1][1]:
+        os.close(fd)
+    memory.close()
 
 
 def test_a_refused_registration_tells_the_text(ends: tuple[Session, Agent]) -> None:
@@ -288,7 +315,10 @@ def test_an_answer_that_was_given_up_is_not_taken_for_another(ends: tuple[Sessio
     session, agent = ends
     with pytest.raises(TimedOut):
         session.ping(timeout_s=0.01)
-    agent.say(m.Pong(1), m.Epoch(2), m.Pong(2))
+    agent.say(m.Pong(1), m.Epoch(2))
+    with pytest.raises(TimedOut):
+        session.ping(timeout_s=0.01)
+    agent.say(m.Pong(3))
     session.ping()
     assert session.poll() == [m.Epoch(2)]
 
