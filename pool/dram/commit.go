@@ -1,0 +1,117 @@
+package dram
+
+import "github.com/kvagent/kvagent/pool"
+
+// Commit implements pool.Slots. It clears the Ref of each slot, so that a second Commit does nothing.
+func (p *Pool) Commit(slots []pool.Slot, epoch uint32, status []pool.Status) {
+	var at cursor
+	for from := 0; from < len(slots); from += lockStride {
+		to := min(from+lockStride, len(slots))
+		p.commitPart(slots[from:to], epoch, status[from:to], &at)
+	}
+}
+
+func (p *Pool) commitPart(slots []pool.Slot, epoch uint32, status []pool.Status, at *cursor) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := range slots {
+		status[i] = p.core.commit(&slots[i], epoch, status[i], at)
+		slots[i].Ref = 0
+	}
+}
+
+func (c *core) commit(s *pool.Slot, epoch uint32, status pool.Status, at *cursor) pool.Status {
+	e, ok := c.deref(s.Ref)
+	bit := uint16(1) << (s.Shard % pool.MaxShards)
+	if !ok || c.lives.all[e].writing&bit == 0 {
+		if status == pool.OK {
+			return pool.Stale
+		}
+		return status
+	}
+	r, l := &c.recs.all[e], &c.lives.all[e]
+	l.writing &^= bit
+	if status == pool.OK && (r.is(flagDropped) || !c.current(r.ident, epoch)) {
+		status = pool.Stale
+	}
+	if status == pool.OK {
+		l.present |= bit
+		_, cell := c.shardCell(r.head, int(s.Shard))
+		cell.sum = s.Sum
+	}
+	c.settle(e, at)
+	return status
+}
+
+// current is true while the epoch of an entry, and the one its bytes were computed in, is its space's.
+func (c *core) current(id ident, epoch uint32) bool {
+	m := &c.realms[id.realm()]
+	return !m.over && m.space.epoch == epoch
+}
+
+// Acquire implements pool.Slots.
+func (p *Pool) Acquire(b *pool.Batch) {
+	var pr probe
+	for from := 0; from < b.Hashes.N; from += lockStride {
+		p.acquirePart(&pr, b, from, min(from+lockStride, b.Hashes.N))
+	}
+}
+
+func (p *Pool) acquirePart(pr *probe, b *pool.Batch, from, to int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := p.core
+	id, sp, ok := c.identOf(b.Space, b.Group, b.Hashes.Len)
+	if !ok || int(b.Shard) >= sp.spec.Shards {
+		for i := from; i < to; i++ {
+			b.Status[i], b.Slots[i] = pool.Invalid, pool.Slot{}
+		}
+		return
+	}
+	for i := from; i < to; i += groupLen {
+		n := min(groupLen, to-i)
+		c.look(pr, id, &b.Hashes, i, n)
+		for j, e := range pr.entry[:n] {
+			b.Status[i+j], b.Slots[i+j] = c.acquire(e, b.Shard, sp.groups[b.Group].bytes)
+		}
+	}
+}
+
+func (c *core) acquire(e uint32, shard uint8, bytes int64) (pool.Status, pool.Slot) {
+	switch {
+	case e == none:
+		return pool.Missing, pool.Slot{}
+	case c.recs.all[e].pins() == maxPins:
+		return pool.Busy, pool.Slot{}
+	case c.owner(c.recs.all[e].head) != e: // the slot was given to another entry
+		return pool.Corrupt, pool.Slot{}
+	}
+	c.pinEntry(e, bytes)
+	return pool.OK, c.slot(e, shard)
+}
+
+// Release implements pool.Slots. It clears the Ref of each slot, so that a second Release does nothing.
+func (p *Pool) Release(slots []pool.Slot, status []pool.Status) {
+	var at cursor
+	for from := 0; from < len(slots); from += lockStride {
+		to := min(from+lockStride, len(slots))
+		p.releasePart(slots[from:to], status[from:to], &at)
+	}
+}
+
+func (p *Pool) releasePart(slots []pool.Slot, status []pool.Status, at *cursor) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := range slots {
+		e, ok := p.core.deref(slots[i].Ref)
+		slots[i].Ref = 0
+		if !ok || p.core.recs.all[e].pins() == 0 {
+			continue
+		}
+		if status[i] == pool.Corrupt && !p.core.recs.all[e].is(flagDropped) {
+			p.core.drop(e)
+			p.core.stats.Dropped++
+		}
+		p.core.unpinEntry(e, at)
+	}
+}

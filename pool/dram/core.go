@@ -1,0 +1,144 @@
+package dram
+
+import (
+	"errors"
+	"hash/maphash"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// core is everything the pool's lock guards: what is stored, where, and in which order it goes. Its methods
+// are called with the lock held. Byte copies never are.
+type core struct {
+	seed  maphash.Seed
+	table table
+	recs  region[record]
+	lives region[life]
+	high  uint32 // records from here on were never used
+	spare uint32 // first unused record below high
+
+	slabs  slabs
+	recent list // visible and not pinned, by use
+
+	// Entries that lack shards nobody writes. Every partialAge the young become old, and the old are reclaimed.
+	partialYoung, partialOld list
+	rotated                  time.Time
+
+	spaces  []*space
+	byPrint map[pool.Fingerprint]pool.SpaceID
+	realms  []realm
+	idle    []uint32 // realms without entries, to be used again
+
+	keep    uint32 // an entry that must stay while room is made for what hangs on it
+	work    work
+	scratch []uint32
+	hand    int // slab that is looked at next when the oldest entries name none
+	now     func() time.Time
+
+	pressure func(need int64) bool
+	stats    pool.Stats
+}
+
+func newCore(arena, slabBytes int64, now func() time.Time) (c *core, err error) {
+	c = &core{
+		seed: maphash.MakeSeed(), high: 1, now: now, rotated: now(), byPrint: map[pool.Fingerprint]pool.SpaceID{},
+		recent: list{flag: flagRecent}, partialYoung: list{flag: flagYoung}, partialOld: list{flag: flagOld},
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.close())
+		}
+	}()
+	most := int(arena/slotUnit) + 1 // an entry has a slot
+	if c.recs, err = reserveRegion[record](most); err != nil {
+		return c, err
+	}
+	if c.lives, err = reserveRegion[life](most); err != nil {
+		return c, err
+	}
+	if c.table.now, err = mapCells(firstCells); err != nil {
+		return c, err
+	}
+	if c.slabs, err = newSlabs(arena, slabBytes); err != nil {
+		return c, err
+	}
+	if !c.recs.grow(1) || !c.lives.grow(1) { // record 0 is none, and may be read
+		return c, errors.New("dram: no memory for headers")
+	}
+	return c, nil
+}
+
+// close leaves a core in which nothing is found and no ref is known.
+func (c *core) close() error {
+	c.spaces, c.realms, c.byPrint, c.high = nil, nil, nil, 0
+	return errors.Join(c.table.close(), c.recs.close(), c.lives.close(), c.slabs.cells.close())
+}
+
+// hash mixes a key with the seed of this process: block hashes are the engine's, and an engine may be hostile.
+func (c *core) hash(id ident, b []byte) uint64 {
+	h := maphash.Bytes(c.seed, b) ^ uint64(id)*0x9e3779b97f4a7c15
+	h = (h ^ h>>32) * 0xd6e8feb86659fd93
+	return h ^ h>>32
+}
+
+// hashes are the hashes of entries, for a table that moves them.
+func (c *core) hashes(entries []uint32, hashes []uint64) {
+	var touched uint64
+	for _, e := range entries { // independent loads: their misses overlap
+		touched ^= c.recs.all[e].hash[0]
+	}
+	c.work.sink = touched
+	var buf [pool.MaxHashLen]byte
+	for i, e := range entries {
+		r := &c.recs.all[e]
+		hashes[i] = c.hash(r.ident, r.bytes(&buf))
+	}
+}
+
+// find is the entry of a key, visible or not; none if there is none.
+func (c *core) find(id ident, b []byte) uint32 {
+	h, key := c.hash(id, b), words(b)
+	cells, home := c.table.side(h)
+	return c.match(cells, home, tagOf(h, home), id, &key)
+}
+
+// match goes on from cell i to the entry with this key.
+func (c *core) match(cells *cells, i int, tag uint32, id ident, key *[4]uint64) uint32 {
+	for {
+		var e uint32
+		if e, i = cells.candidate(i, tag); e == none {
+			return none
+		}
+		if r := &c.recs.all[e]; r.ident == id && r.hash == *key {
+			return e
+		}
+		i++
+	}
+}
+
+// held is true for an entry somebody reads, writes, or just now puts something behind.
+func (c *core) held(e uint32) bool {
+	return e == c.keep || c.recs.all[e].pins() > 0 || c.lives.all[e].writing != 0
+}
+
+// deref is the entry of a ref that somebody holds.
+func (c *core) deref(ref pool.Ref) (e uint32, ok bool) {
+	e = uint32(ref)
+	if e == none || e >= c.high || c.lives.all[e].generation != uint32(ref>>32) || !c.recs.all[e].is(flagLive) {
+		return none, false
+	}
+	return e, true
+}
+
+func (c *core) ref(e uint32) pool.Ref {
+	return pool.Ref(uint64(c.lives.all[e].generation)<<32 | uint64(e))
+}
+
+// still is the entry of a ref nobody need hold, if it is still there to be found; none otherwise.
+func (c *core) still(ref pool.Ref) uint32 {
+	if e, ok := c.deref(ref); ok && !c.recs.all[e].is(flagDropped) {
+		return e
+	}
+	return none
+}

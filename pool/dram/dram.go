@@ -1,0 +1,148 @@
+// Package dram keeps blocks in this node's memory: one arena of slabs, cut into slots of the sizes the spaces
+// need, and an index of at most 100 bytes per entry, with least-recently-used eviction that takes a suffix before its
+// prefix and never what is pinned or half written.
+package dram
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// Limits of a pool, bytes.
+const (
+	MaxBytes     = 2 << 40  // slots have 31-bit numbers of 1 KiB
+	MinBytes     = 64 << 10 // of a pool
+	MinSlabBytes = 4 << 10
+	MaxSlabBytes = 1 << 30
+)
+
+// HugePages says whether an arena may lie on huge pages.
+type HugePages uint8
+
+// Auto takes them if enough are free; Off never does.
+const (
+	Auto HugePages = iota
+	Off
+)
+
+// Options of a pool.
+type Options struct {
+	Bytes     int64 // size of the arena, MinBytes to MaxBytes; rounded down to whole slabs
+	SlabBytes int64 // power of two, at least the largest shard; 0 lets the pool choose 64 or more slabs of 1 to 64 MiB
+	HugePages HugePages
+	// Virtual makes an arena that is only address space: it is not populated, has no descriptor, and whoever
+	// writes to it takes memory nobody reserved. For measuring the index without the data.
+	Virtual bool
+	Clock   func() time.Time // nil is time.Now
+}
+
+// Info is what became of the options.
+type Info struct {
+	Bytes, SlabBytes int64
+	PageBytes        int64  // of the arena: 2 MiB or 4 KiB
+	PageReason       string // why not huge pages, for the log; empty if they are used
+}
+
+// Pool implements pool.Index, pool.Slots and pool.Spaces, and by Store pool.Store. All methods may run at once.
+type Pool struct {
+	info  Info
+	arena arena
+	ready atomic.Int64 // bytes populated
+
+	populating populating
+
+	mu     sync.Mutex // guards core and closed; no byte of the arena is touched under it
+	core   *core
+	closed bool
+}
+
+var (
+	_ pool.Index  = (*Pool)(nil)
+	_ pool.Slots  = (*Pool)(nil)
+	_ pool.Spaces = (*Pool)(nil)
+)
+
+// Open makes an empty pool. It refuses one that is larger than the memory there is, and returns at once: the arena
+// is populated in the background, and may be used before.
+func Open(o Options) (*Pool, error) {
+	if err := o.complete(); err != nil {
+		return nil, err
+	}
+	a, err := openArena(&o)
+	if err != nil {
+		return nil, err
+	}
+	c, err := newCore(o.Bytes, o.SlabBytes, o.Clock)
+	if err != nil {
+		return nil, errors.Join(err, a.close())
+	}
+	p := &Pool{arena: a, core: c}
+	p.info = Info{Bytes: o.Bytes, SlabBytes: o.SlabBytes, PageBytes: a.pageBytes, PageReason: a.reason}
+	if !o.Virtual {
+		p.populating.start(a.base, &p.ready)
+	}
+	return p, nil
+}
+
+// complete checks options and chooses what was left open.
+func (o *Options) complete() error {
+	if o.Bytes < MinBytes || o.Bytes > MaxBytes {
+		return fmt.Errorf("dram: Bytes is %d, must be %d to %d", o.Bytes, int64(MinBytes), int64(MaxBytes))
+	}
+	if o.SlabBytes == 0 {
+		o.SlabBytes = slabFor(o.Bytes)
+	}
+	if s := o.SlabBytes; s < MinSlabBytes || s > MaxSlabBytes || s&(s-1) != 0 {
+		return fmt.Errorf("dram: SlabBytes is %d, must be a power of two from %d to %d", s, MinSlabBytes, MaxSlabBytes)
+	}
+	if o.SlabBytes > o.Bytes {
+		return fmt.Errorf("dram: SlabBytes is %d, must be at most Bytes = %d", o.SlabBytes, o.Bytes)
+	}
+	o.Bytes = o.Bytes &^ (o.SlabBytes - 1)
+	if o.Clock == nil {
+		o.Clock = time.Now
+	}
+	return nil
+}
+
+// slabFor is a slab size of which at least 64 fit, but 1 MiB at least, 64 MiB at most, and never more than the pool.
+func slabFor(bytes int64) int64 {
+	s := int64(64 << 20)
+	for s > 1<<20 && s*64 > bytes {
+		s >>= 1
+	}
+	for s > bytes {
+		s >>= 1
+	}
+	return s
+}
+
+// Info is what became of the options.
+func (p *Pool) Info() Info { return p.info }
+
+// Arena is the memory the slots lie in, and the descriptor it can be mapped from (-1 for a virtual one). Both are
+// the pool's and end with Close.
+func (p *Pool) Arena() (base []byte, fd int) { return p.arena.base, p.arena.fd }
+
+// Populated returns when the arena is populated or the pool closed, and why it was not populated to the end: an
+// arena that is not is slower at first, and fails late if the machine has no memory.
+func (p *Pool) Populated() error { return p.populating.wait() }
+
+// Close gives all memory back. Nobody may touch the arena any more; methods called later find nothing.
+func (p *Pool) Close() error {
+	p.mu.Lock()
+	if p.closed {
+		p.mu.Unlock()
+		return pool.ErrClosed
+	}
+	p.closed = true
+	err := p.core.close()
+	p.mu.Unlock()
+	p.populating.end()
+	return errors.Join(err, p.arena.close())
+}

@@ -1,0 +1,106 @@
+package dram
+
+// Limits of the work one reservation does under the lock to find room. What they leave undone is Busy now.
+const (
+	maxRepairs  = 16 << 10 // entries moved in the order of eviction
+	maxSlabs    = 8        // slabs looked at to take one from another class
+	maxPartials = 64       // partial entries looked at
+	nearOldest  = 64       // oldest entries among which one of the own class is looked for first
+	farOldest   = 4 << 10  // ... and when no slab could be taken
+)
+
+// work is what is left of those limits.
+type work struct {
+	repairs, slabs, partials int
+	steps                    int    // see maxSteps
+	sink                     uint64 // keeps loads alive that only warm the caches
+}
+
+func (w *work) refill() {
+	w.repairs, w.slabs, w.partials, w.steps = maxRepairs, maxSlabs, maxPartials, maxSteps
+}
+
+// makeRoom evicts until a class has a slot or a slab is free; false where nothing more can go.
+func (c *core) makeRoom(class int32) bool {
+	for !c.slabs.roomFor(class) {
+		if !c.reclaimPartial() && !c.evictFor(class) {
+			return false
+		}
+	}
+	return true
+}
+
+// evictFor evicts something that brings a class nearer to a slot: the oldest entry if it has a slot of the
+// class, one nearly as old, or a slab of the class that has the oldest entries.
+func (c *core) evictFor(class int32) bool {
+	oldest := c.oldest()
+	if oldest == none {
+		return false
+	}
+	e := c.oldestOf(class, oldest, nearOldest)
+	if e == none && c.takeSlab(class) {
+		return true
+	}
+	if e == none {
+		e = c.oldestOf(class, oldest, farOldest)
+	}
+	if e == none {
+		return false
+	}
+	c.evict(e)
+	return true
+}
+
+// oldest is the entry that goes next: the least recently used one on which nothing hangs. An older one that has
+// children moves to just above one of them: it is as recent as what hangs on it.
+func (c *core) oldest() uint32 {
+	recs := c.recs.all
+	for ; c.work.repairs > 0; c.work.repairs-- {
+		e := c.recent.oldest
+		if e == none {
+			return none
+		}
+		child := recs[e].child
+		if child == none && !c.held(e) {
+			return e
+		}
+		c.recent.remove(recs, e)
+		if child != none && recs[child].is(flagRecent) {
+			c.recent.pushAbove(recs, child, e)
+		} else {
+			c.recent.push(recs, e)
+		}
+	}
+	return none
+}
+
+// oldestOf is the first evictable entry with a slot of the class among n entries from the given one on.
+func (c *core) oldestOf(class int32, from uint32, n int) uint32 {
+	recs := c.recs.all
+	for e := from; e != none && n > 0; e, n = recs[e].newer, n-1 {
+		if recs[e].child == none && !c.held(e) && c.hasClass(e, class) {
+			return e
+		}
+	}
+	return none
+}
+
+func (c *core) hasClass(e uint32, class int32) bool {
+	for _, id := range c.group(c.recs.all[e].ident).classes {
+		if id == class {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *core) evict(e uint32) {
+	c.drop(e)
+	c.stats.Evicted++
+}
+
+func (c *core) evictAll(entries []uint32) {
+	for i := len(entries) - 1; i >= 0; i-- {
+		c.evict(entries[i])
+	}
+}

@@ -1,0 +1,154 @@
+package dram
+
+import "github.com/kvagent/kvagent/pool"
+
+// Prefix implements pool.Index.
+func (p *Pool) Prefix(s pool.SpaceID, group uint8, h pool.Hashes) int {
+	var pr probe
+	var at trail
+	n := 0
+	for n < h.N {
+		to := min(n+lockStride, h.N)
+		found := p.prefix(&pr, &at, s, group, &h, n, to)
+		n += found
+		if n < to {
+			break
+		}
+	}
+	return n
+}
+
+// trail is where a walk along a chain has got to; it survives the lock being released.
+type trail struct {
+	before pool.Ref // the entry before the next one
+	recent cursor
+}
+
+func (p *Pool) prefix(pr *probe, at *trail, s pool.SpaceID, group uint8, h *pool.Hashes, from, to int) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := p.core
+	id, _, ok := c.identOf(s, group, h.Len)
+	if !ok {
+		return 0
+	}
+	c.work.steps = maxSteps
+	before := c.still(at.before)
+	for i := from; i < to; {
+		n := min(groupLen, to-i)
+		c.look(pr, id, h, i, n)
+		for _, e := range pr.entry[:n] {
+			if e == none {
+				return i - from
+			}
+			c.heal(e, before)
+			c.touch(e, &at.recent)
+			before = e
+			i++
+		}
+	}
+	at.before = c.ref(before)
+	return to - from
+}
+
+// heal links an entry of a chain to the one before it, if it lost its link or never had one.
+func (c *core) heal(e, before uint32) {
+	if before != none && c.recs.all[e].prev == none {
+		c.link(e, before)
+	}
+}
+
+// Exists implements pool.Index.
+func (p *Pool) Exists(s pool.SpaceID, group uint8, h pool.Hashes, present []bool) {
+	var pr probe
+	for from := 0; from < h.N; from += lockStride {
+		p.exists(&pr, s, group, &h, from, present[from:min(from+lockStride, h.N)])
+	}
+}
+
+func (p *Pool) exists(pr *probe, s pool.SpaceID, group uint8, h *pool.Hashes, from int, present []bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := p.core
+	id, _, ok := c.identOf(s, group, h.Len)
+	if !ok {
+		clear(present)
+		return
+	}
+	for i := 0; i < len(present); i += groupLen {
+		n := min(groupLen, len(present)-i)
+		c.look(pr, id, h, from+i, n)
+		for j, e := range pr.entry[:n] {
+			present[i+j] = e != none
+		}
+	}
+}
+
+// Pin implements pool.Index.
+func (p *Pool) Pin(s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref) (int, []pool.Ref, int64) {
+	var pr probe
+	n, bytes := 0, int64(0)
+	for n < h.N {
+		to := min(n+lockStride, h.N)
+		found, each := p.pin(&pr, s, group, &h, n, to, maxBytes-bytes, &refs)
+		n += found
+		bytes += int64(found) * each
+		if n < to {
+			break
+		}
+	}
+	return n, refs, bytes
+}
+
+// pin pins a part of a chain, and returns how many and the bytes of each.
+func (p *Pool) pin(pr *probe, s pool.SpaceID, group uint8, h *pool.Hashes, from, to int, maxBytes int64, refs *[]pool.Ref) (n int, bytes int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := p.core
+	id, sp, ok := c.identOf(s, group, h.Len)
+	if !ok {
+		return 0, 0
+	}
+	bytes = sp.groups[group].bytes
+	if room := maxBytes / bytes; room < int64(to-from) {
+		to = from + int(max(room, 0))
+	}
+	c.work.steps = maxSteps
+	before := uint32(none)
+	if len(*refs) > 0 && from > 0 {
+		before = c.still((*refs)[len(*refs)-1])
+	}
+	for i := from; i < to; {
+		k := min(groupLen, to-i)
+		c.look(pr, id, h, i, k)
+		for _, e := range pr.entry[:k] {
+			if e == none || c.recs.all[e].pins() == maxPins {
+				return i - from, bytes
+			}
+			c.heal(e, before)
+			c.pinEntry(e, bytes)
+			*refs = append(*refs, c.ref(e))
+			before = e
+			i++
+		}
+	}
+	return to - from, bytes
+}
+
+// Unpin implements pool.Index.
+func (p *Pool) Unpin(refs []pool.Ref) {
+	var at cursor
+	for from := 0; from < len(refs); from += lockStride {
+		p.unpin(refs[from:min(from+lockStride, len(refs))], &at)
+	}
+}
+
+func (p *Pool) unpin(refs []pool.Ref, at *cursor) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, ref := range refs {
+		if e, ok := p.core.deref(ref); ok {
+			p.core.unpinEntry(e, at)
+		}
+	}
+}

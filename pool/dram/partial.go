@@ -1,0 +1,67 @@
+package dram
+
+import "time"
+
+// PartialAge is how long at least an entry may lack shards that nobody writes before it is reclaimed without any
+// pressure; it is at most twice as long while there are reservations.
+const PartialAge = 30 * time.Second
+
+// age reclaims old partial entries, a bounded number with each reservation.
+func (c *core) age() {
+	now := c.now()
+	if now.Sub(c.rotated) < PartialAge {
+		return
+	}
+	for range maxPartials {
+		if c.partialOld.oldest == none {
+			c.rotate(now)
+			return
+		}
+		c.reclaim(&c.partialOld)
+	}
+}
+
+// rotate makes the young partial entries old ones.
+func (c *core) rotate(now time.Time) {
+	c.rotated = now
+	for e := c.partialYoung.oldest; e != none; e = c.recs.all[e].newer {
+		c.recs.all[e].hold ^= flagYoung | flagOld
+	}
+	c.partialOld, c.partialYoung = c.partialYoung, c.partialOld
+	c.partialOld.flag, c.partialYoung.flag = flagOld, flagYoung
+}
+
+// reclaimPartial evicts one partial entry, the oldest first.
+func (c *core) reclaimPartial() bool {
+	for ; c.work.partials > 0; c.work.partials-- {
+		l := &c.partialOld
+		if l.oldest == none {
+			l = &c.partialYoung
+		}
+		if l.oldest == none {
+			return false
+		}
+		if c.reclaim(l) {
+			return true
+		}
+	}
+	return false
+}
+
+// reclaim evicts the oldest of a list of partial entries and what hangs on it, or makes it a young one if
+// somebody holds any of that.
+func (c *core) reclaim(l *list) bool {
+	e := l.oldest
+	tree, ok := c.tree(e, collateral*maxRepairs, c.scratch[:0])
+	for _, t := range tree {
+		c.recs.all[t].hold &^= flagMarked
+	}
+	if ok {
+		c.evictAll(tree)
+	} else {
+		l.remove(c.recs.all, e)
+		c.partialYoung.push(c.recs.all, e)
+	}
+	c.scratch = tree[:0]
+	return ok
+}

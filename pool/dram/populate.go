@@ -1,0 +1,56 @@
+package dram
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// populatePiece is populated in one call: the longest that Close waits for.
+const populatePiece = 64 << 20
+
+// populating gives an arena its (zeroed) pages in the background. The goroutine is the pool's: end joins it.
+type populating struct {
+	stop atomic.Bool
+	done sync.WaitGroup
+	err  error // valid when done
+}
+
+func (p *populating) start(base []byte, ready *atomic.Int64) {
+	p.done.Go(func() {
+		for off := 0; off < len(base) && !p.stop.Load(); off += populatePiece {
+			to := min(off+populatePiece, len(base))
+			if err := populate(base[off:to]); err != nil {
+				p.err = fmt.Errorf("dram: populate at %d of %d bytes: %w", off, len(base), err)
+				return
+			}
+			ready.Store(int64(to))
+		}
+	})
+}
+
+// populate faults pages in for writing without changing a byte: slots may be in use meanwhile.
+func populate(b []byte) error {
+	for {
+		switch err := unix.Madvise(b, unix.MADV_POPULATE_WRITE); {
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
+		case errors.Is(err, unix.EINVAL): // before Linux 5.14: pages come as they are touched
+			return nil
+		default:
+			return err
+		}
+	}
+}
+
+func (p *populating) wait() error {
+	p.done.Wait()
+	return p.err
+}
+
+func (p *populating) end() {
+	p.stop.Store(true)
+	p.done.Wait()
+}

@@ -1,0 +1,146 @@
+package dram
+
+import "github.com/kvagent/kvagent/pool"
+
+// Reserve implements pool.Slots.
+func (p *Pool) Reserve(b *pool.Batch) {
+	need := p.reserve(b, false)
+	if need == 0 {
+		return
+	}
+	if f := p.pressureFunc(); f != nil && f(need) {
+		need = p.reserve(b, true)
+	}
+	if need > 0 {
+		p.countBusy(b.Status[:b.Hashes.N])
+	}
+}
+
+// reserve decides a batch, or on a retry what was busy in it, and returns the bytes that found no place.
+func (p *Pool) reserve(b *pool.Batch, retry bool) (need int64) {
+	full := false
+	for from := 0; from < b.Hashes.N; from += lockStride {
+		need += p.reservePart(b, from, min(from+lockStride, b.Hashes.N), retry, &full)
+	}
+	return need
+}
+
+func (p *Pool) reservePart(b *pool.Batch, from, to int, retry bool, full *bool) (need int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := p.core
+	r := reservation{core: c, batch: b, full: full}
+	refusal := r.open()
+	if refusal != pool.OK {
+		for i := from; i < to; i++ {
+			b.Status[i], b.Slots[i] = refusal, pool.Slot{}
+		}
+		return 0
+	}
+	c.work.refill()
+	c.age()
+	r.before = r.predecessor(from)
+	for i := from; i < to; i++ {
+		if retry && b.Status[i] != pool.Busy {
+			r.before = c.find(r.id, b.Hashes.At(i))
+			continue
+		}
+		b.Status[i], b.Slots[i] = r.one(b.Hashes.At(i))
+		if b.Status[i] == pool.Busy {
+			need += r.bytes
+		}
+	}
+	return need
+}
+
+// reservation is a batch being decided under the lock.
+type reservation struct {
+	*core
+	batch  *pool.Batch
+	id     ident
+	bytes  int64  // of an entry
+	before uint32 // the entry before the next hash; none if it is not stored
+	at     cursor
+	full   *bool // nothing more can go
+}
+
+// open says why nothing of the batch can be reserved, or OK.
+func (r *reservation) open() pool.Status {
+	b := r.batch
+	id, sp, ok := r.identOf(b.Space, b.Group, b.Hashes.Len)
+	if !ok || int(b.Shard) >= sp.spec.Shards {
+		return pool.Invalid
+	}
+	if b.Epoch != sp.epoch {
+		return pool.Stale
+	}
+	r.id, r.bytes = id, sp.groups[b.Group].bytes
+	return pool.OK
+}
+
+func (r *reservation) predecessor(i int) uint32 {
+	switch b := r.batch; {
+	case i > 0:
+		return r.find(r.id, b.Hashes.At(i-1))
+	case len(b.Parent) == b.Hashes.Len:
+		return r.find(r.id, b.Parent)
+	}
+	return none
+}
+
+func (r *reservation) one(hash []byte) (pool.Status, pool.Slot) {
+	c := r.core
+	e := c.find(r.id, hash)
+	if e == none && !*r.full {
+		e = c.create(r.id, hash, r.before)
+		*r.full = e == none
+	}
+	if e == none {
+		r.before = none
+		return pool.Busy, pool.Slot{}
+	}
+	c.heal(e, r.before)
+	c.touch(e, &r.at)
+	r.before = e
+	return c.reserveShard(e, r.batch.Shard)
+}
+
+func (c *core) reserveShard(e uint32, shard uint8) (pool.Status, pool.Slot) {
+	l, bit := &c.lives.all[e], uint16(1)<<shard
+	switch {
+	case l.present&bit != 0:
+		return pool.Exists, pool.Slot{}
+	case l.writing&bit != 0:
+		return pool.InProgress, pool.Slot{}
+	}
+	c.leaveLists(e) // it may have been a partial one
+	l.writing |= bit
+	return pool.OK, c.slot(e, shard)
+}
+
+// slot is where a shard of an entry lies.
+func (c *core) slot(e uint32, shard uint8) pool.Slot {
+	r := &c.recs.all[e]
+	sp := c.realms[r.ident.realm()].space
+	number, cell := c.shardCell(r.head, int(shard))
+	return pool.Slot{
+		Ref: c.ref(e), Off: c.slabs.offset(number), Sum: cell.sum, Shard: shard,
+		Len: sp.spec.Groups[r.ident.group()].ShardBytes[shard],
+	}
+}
+
+func (p *Pool) pressureFunc() func(int64) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.core.pressure
+}
+
+func (p *Pool) countBusy(status []pool.Status) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range status {
+		if s == pool.Busy {
+			p.core.stats.Busy++
+		}
+	}
+}

@@ -1,0 +1,207 @@
+package dram
+
+import "math/bits"
+
+// The arena is cut into slabs of equal size. A slab is free or belongs to a class, which cuts it into slots
+// of one size. A slot's number is slab<<slotBits | place in the slab.
+
+// slotUnit is what every slot is rounded up to, bytes.
+const slotUnit = 1 << 10
+
+// cell is what the pool keeps of a slot in use. The slots of an entry are linked from that of shard 0 on; the
+// last one's link is the entry, with upward set. The link of a free slot is the next free one of its slab, +1.
+type cell struct{ link, sum uint32 }
+
+type slab struct {
+	class      int32  // noClass: free
+	last       int32  // class it had before
+	cells      uint32 // first of its cells
+	fresh      uint32 // slots from here on were never used
+	used       uint32
+	free       uint32 // first free slot below fresh, +1
+	next, prev int32  // slabs of the class that have room, noSlab at the ends
+}
+
+const (
+	noClass = int32(-1)
+	noSlab  = int32(-1)
+)
+
+type class struct {
+	bytes   uint32 // of a slot
+	perSlab uint32
+	room    int32 // first slab with a free slot
+	slabs   int
+	used    int
+}
+
+type slabs struct {
+	slab     []slab
+	class    []class
+	byBytes  map[uint32]int32
+	cells    region[cell]
+	spans    spans // of cells
+	unused   []int32
+	bytes    int64 // of a slab
+	slotBits uint
+	inUseBuf []bool
+	used     int64  // bytes of slots in use
+	moved    uint64 // slabs that went to another class
+}
+
+func newSlabs(arena, slabBytes int64) (s slabs, err error) {
+	n := int(arena / slabBytes)
+	s = slabs{
+		slab: make([]slab, n), byBytes: map[uint32]int32{}, bytes: slabBytes,
+		slotBits: uint(bits.TrailingZeros64(uint64(slabBytes / slotUnit))),
+	}
+	for i := n - 1; i >= 0; i-- {
+		s.slab[i] = slab{class: noClass, last: noClass}
+		s.unused = append(s.unused, int32(i)) // the first is given first: it is populated first
+	}
+	// Twice the slots there can be, so that spans find their place between others.
+	s.cells, err = reserveRegion[cell](2 * int(arena/slotUnit))
+	return s, err
+}
+
+// classOf is the class for shards of n bytes, made at first.
+func (s *slabs) classOf(n uint32) int32 {
+	size := (n + slotUnit - 1) &^ (slotUnit - 1)
+	id, ok := s.byBytes[size]
+	if !ok {
+		id = int32(len(s.class))
+		s.class = append(s.class, class{bytes: size, perSlab: uint32(s.bytes / int64(size)), room: noSlab})
+		s.byBytes[size] = id
+	}
+	return id
+}
+
+// take gives a slot of a class; false if the class has none and no slab is free.
+func (s *slabs) take(id int32) (slot uint32, ok bool) {
+	c := &s.class[id]
+	if c.room == noSlab && !s.assign(id) {
+		return 0, false
+	}
+	n := c.room
+	b := &s.slab[n]
+	var place uint32
+	if b.free != 0 {
+		place = b.free - 1
+		b.free = s.cells.all[b.cells+place].link
+	} else {
+		place = b.fresh
+		b.fresh++
+	}
+	b.used++
+	c.used++
+	s.used += int64(c.bytes)
+	if b.used == c.perSlab {
+		s.leaveRoom(n)
+	}
+	return uint32(n)<<s.slotBits | place, true
+}
+
+// give takes a slot back, and its slab if that was the last one in it.
+func (s *slabs) give(slot uint32) {
+	n := int32(slot >> s.slotBits)
+	b := &s.slab[n]
+	c := &s.class[b.class]
+	place := slot & (1<<s.slotBits - 1)
+	s.cells.all[b.cells+place] = cell{link: b.free}
+	b.free = place + 1
+	if b.used == c.perSlab {
+		s.enterRoom(n)
+	}
+	b.used--
+	c.used--
+	s.used -= int64(c.bytes)
+	if b.used == 0 {
+		s.withdraw(n)
+	}
+}
+
+func (s *slabs) assign(id int32) bool {
+	if len(s.unused) == 0 {
+		return false
+	}
+	c := &s.class[id]
+	first, ok := s.spans.take(c.perSlab)
+	if !ok {
+		return false
+	}
+	if !s.cells.grow(int(first + c.perSlab)) {
+		s.spans.give(first, c.perSlab)
+		return false
+	}
+	n := s.unused[len(s.unused)-1]
+	s.unused = s.unused[:len(s.unused)-1]
+	b := &s.slab[n]
+	if b.last != noClass && b.last != id {
+		s.moved++
+	}
+	*b = slab{class: id, last: id, cells: first}
+	c.slabs++
+	s.enterRoom(n)
+	return true
+}
+
+func (s *slabs) withdraw(n int32) {
+	b := &s.slab[n]
+	c := &s.class[b.class]
+	s.leaveRoom(n)
+	s.spans.give(b.cells, c.perSlab)
+	c.slabs--
+	b.class = noClass
+	s.unused = append(s.unused, n)
+}
+
+func (s *slabs) enterRoom(n int32) {
+	c := &s.class[s.slab[n].class]
+	s.slab[n].next, s.slab[n].prev = c.room, noSlab
+	if c.room != noSlab {
+		s.slab[c.room].prev = n
+	}
+	c.room = n
+}
+
+func (s *slabs) leaveRoom(n int32) {
+	b := &s.slab[n]
+	if b.prev != noSlab {
+		s.slab[b.prev].next = b.next
+	} else {
+		s.class[b.class].room = b.next
+	}
+	if b.next != noSlab {
+		s.slab[b.next].prev = b.prev
+	}
+}
+
+// at is the cell of a slot.
+func (s *slabs) at(slot uint32) *cell {
+	return &s.cells.all[s.slab[slot>>s.slotBits].cells+slot&(1<<s.slotBits-1)]
+}
+
+// offset is where a slot lies in the arena.
+func (s *slabs) offset(slot uint32) int64 {
+	n := slot >> s.slotBits
+	size := int64(s.class[s.slab[n].class].bytes)
+	return int64(n)*s.bytes + int64(slot&(1<<s.slotBits-1))*size
+}
+
+func (s *slabs) roomFor(id int32) bool { return s.class[id].room != noSlab || len(s.unused) > 0 }
+
+// inUse says of each slot of a slab whether it is in use. It is valid until the next call.
+func (s *slabs) inUse(n int32) []bool {
+	b := &s.slab[n]
+	if s.inUseBuf == nil {
+		s.inUseBuf = make([]bool, 1<<s.slotBits)
+	}
+	used := s.inUseBuf[:b.fresh]
+	for i := range used {
+		used[i] = true
+	}
+	for at := b.free; at != 0; at = s.cells.all[b.cells+at-1].link {
+		used[at-1] = false
+	}
+	return used
+}

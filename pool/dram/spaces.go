@@ -1,0 +1,171 @@
+package dram
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// space is an open space. Its entries carry the number of its realm; a reset gives it another realm, so that
+// nothing of the old one is found from then on.
+type space struct {
+	spec   pool.Spec
+	epoch  uint32
+	realm  uint32
+	groups []group
+}
+
+// group is what entries of one group of a space need.
+type group struct {
+	classes []int32 // per shard
+	bytes   int64   // slots of all shards
+	full    uint16  // present, when all shards are
+}
+
+// realm is one epoch of a space.
+type realm struct {
+	space   *space
+	entries int
+	over    bool
+}
+
+// group of an entry; also of one whose epoch is over.
+func (c *core) group(id ident) *group { return &c.realms[id.realm()].space.groups[id.group()] }
+
+// identOf is what the entries of a batch have in common.
+func (c *core) identOf(s pool.SpaceID, g uint8, hashLen int) (id ident, sp *space, ok bool) {
+	if int(s) >= len(c.spaces) || hashLen < 1 || hashLen > pool.MaxHashLen {
+		return 0, nil, false
+	}
+	sp = c.spaces[s]
+	if int(g) >= len(sp.groups) {
+		return 0, nil, false
+	}
+	return makeIdent(sp.realm, g, hashLen), sp, true
+}
+
+// OpenSpace implements pool.Spaces.
+func (p *Pool) OpenSpace(s pool.Spec) (pool.SpaceID, error) {
+	if err := p.checkSpec(&s); err != nil {
+		return 0, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := p.core
+	if p.closed {
+		return 0, pool.ErrClosed
+	}
+	if id, ok := c.byPrint[s.Fingerprint]; ok {
+		if !sameSpec(&c.spaces[id].spec, &s) {
+			return 0, pool.ErrIdentity
+		}
+		return id, nil
+	}
+	if len(c.spaces) == pool.MaxSpaces {
+		return 0, fmt.Errorf("dram: %d spaces are open: %w", pool.MaxSpaces, pool.ErrTooLarge)
+	}
+	sp := &space{spec: cloneSpec(s), epoch: 1}
+	for _, g := range s.Groups {
+		sp.groups = append(sp.groups, c.newGroup(g.ShardBytes))
+	}
+	if !c.newRealm(sp) {
+		return 0, fmt.Errorf("dram: %d epochs have entries: %w", maxRealms, pool.ErrTooLarge)
+	}
+	id := pool.SpaceID(len(c.spaces))
+	c.spaces = append(c.spaces, sp)
+	c.byPrint[s.Fingerprint] = id
+	return id, nil
+}
+
+func (c *core) newGroup(shardBytes []uint32) (g group) {
+	for _, n := range shardBytes {
+		id := c.slabs.classOf(n)
+		g.classes = append(g.classes, id)
+		g.bytes += int64(c.slabs.class[id].bytes)
+	}
+	g.full = uint16(1<<len(shardBytes) - 1)
+	return g
+}
+
+// newRealm gives a space a realm without entries.
+func (c *core) newRealm(sp *space) bool {
+	fresh := realm{space: sp}
+	if n := len(c.idle); n > 0 {
+		sp.realm, c.idle = c.idle[n-1], c.idle[:n-1]
+		c.realms[sp.realm] = fresh
+		return true
+	}
+	if len(c.realms) == maxRealms {
+		return false
+	}
+	sp.realm = uint32(len(c.realms))
+	c.realms = append(c.realms, fresh)
+	return true
+}
+
+func (c *core) leaveRealm(n uint32) {
+	r := &c.realms[n]
+	r.entries--
+	if r.over && r.entries == 0 {
+		c.idle = append(c.idle, n)
+	}
+}
+
+func (p *Pool) checkSpec(s *pool.Spec) error {
+	if s.Shards < 1 || s.Shards > pool.MaxShards {
+		return fmt.Errorf("dram: Shards is %d, must be 1 to %d", s.Shards, pool.MaxShards)
+	}
+	if len(s.Groups) < 1 || len(s.Groups) > pool.MaxGroups {
+		return fmt.Errorf("dram: Groups has %d elements, must have 1 to %d", len(s.Groups), pool.MaxGroups)
+	}
+	for g, group := range s.Groups {
+		if len(group.ShardBytes) != s.Shards {
+			return fmt.Errorf("dram: Groups[%d].ShardBytes has %d elements, must have Shards = %d", g, len(group.ShardBytes), s.Shards)
+		}
+		for i, n := range group.ShardBytes {
+			if n == 0 {
+				return fmt.Errorf("dram: Groups[%d].ShardBytes[%d] is 0, must be above 0", g, i)
+			}
+			if int64(n) > p.info.SlabBytes {
+				return fmt.Errorf("dram: Groups[%d].ShardBytes[%d] is %d bytes, a slab has %d (option SlabBytes): %w",
+					g, i, n, p.info.SlabBytes, pool.ErrTooLarge)
+			}
+		}
+	}
+	return nil
+}
+
+func sameSpec(a, b *pool.Spec) bool {
+	return bytes.Equal(a.Identity, b.Identity) && a.Shards == b.Shards &&
+		slices.EqualFunc(a.Groups, b.Groups, func(x, y pool.Group) bool {
+			return x.BlockTokens == y.BlockTokens && slices.Equal(x.ShardBytes, y.ShardBytes)
+		})
+}
+
+func cloneSpec(s pool.Spec) pool.Spec {
+	s.Identity = bytes.Clone(s.Identity)
+	s.Groups = slices.Clone(s.Groups)
+	for i := range s.Groups {
+		s.Groups[i].ShardBytes = slices.Clone(s.Groups[i].ShardBytes)
+	}
+	return s
+}
+
+// Epoch implements pool.Spaces; 0 for a space that is not open.
+func (p *Pool) Epoch(s pool.SpaceID) uint32 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if int(s) >= len(p.core.spaces) {
+		return 0
+	}
+	return p.core.spaces[s].epoch
+}
+
+// SetPressure implements pool.Spaces.
+func (p *Pool) SetPressure(f func(need int64) bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.core.pressure = f
+}
