@@ -1,0 +1,111 @@
+package transfer
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// gate is a device whose copies stand still between submission and start, until open is called. It shows what a
+// worker does while a copy is under way.
+type gate struct {
+	cudaipc.Device
+	submitted chan struct{} // one for each Copy
+	looks     atomic.Int64  // how often Done said that a copy has not ended
+
+	mu     sync.Mutex
+	opened bool
+	held   map[cudaipc.Ticket]*cudaipc.Copy
+	real   map[cudaipc.Ticket]cudaipc.Ticket
+	last   cudaipc.Ticket
+}
+
+func newGate(d cudaipc.Device) *gate {
+	return &gate{
+		Device: d, submitted: make(chan struct{}, 1024),
+		held: map[cudaipc.Ticket]*cudaipc.Copy{}, real: map[cudaipc.Ticket]cudaipc.Ticket{},
+	}
+}
+
+func (g *gate) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.last++
+	if g.opened {
+		t, err := g.Device.Copy(c)
+		g.real[g.last] = t
+		return g.last, err
+	}
+	g.held[g.last] = c
+	g.submitted <- struct{}{}
+	return g.last, nil
+}
+
+func (g *gate) open() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.opened = true
+	for t, c := range g.held {
+		real, err := g.Device.Copy(c)
+		if err != nil {
+			panic(err)
+		}
+		g.real[t] = real
+	}
+	clear(g.held)
+}
+
+func (g *gate) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
+	g.mu.Lock()
+	_, held := g.held[t]
+	real := g.real[t]
+	g.mu.Unlock()
+	if held {
+		time.Sleep(min(timeout, 100*time.Microsecond)) // a copy that takes its time
+		g.looks.Add(1)
+		return cudaipc.Done{}, false, nil
+	}
+	d, ok, err := g.Device.Done(real, timeout)
+	if !ok {
+		g.looks.Add(1)
+	}
+	return d, ok, err
+}
+
+// during waits until a copy has been submitted and does what may happen while it is under way. Then the worker
+// must go on waiting: a completion meanwhile is a failure that why explains.
+func (g *gate) during(s *station, why string, happens func()) {
+	s.t.Helper()
+	select {
+	case <-g.submitted:
+	case c := <-s.done:
+		s.t.Fatalf("%s: job %d was completed without a copy: %v", why, c.Job, c.Status)
+	case <-time.After(patience):
+		s.t.Fatalf("no copy within %v", patience)
+	}
+	happens()
+	for start, end := g.looks.Load(), time.Now().Add(patience); g.looks.Load() < start+5; {
+		select {
+		case c := <-s.done:
+			s.t.Fatalf("%s: job %d was completed with %v while its copy was under way", why, c.Job, c.Status)
+		case <-time.After(100 * time.Microsecond):
+		}
+		if time.Now().After(end) {
+			s.t.Fatalf("%s: nobody waits for the copy", why)
+		}
+	}
+}
+
+// mixedUp is a pool that hands out the first two slots of a batch exchanged, each with its own sum: the kind of
+// mistake that only a checksum bound to the key can see.
+type mixedUp struct{ pool.Slots }
+
+func (m mixedUp) Acquire(b *pool.Batch) {
+	m.Slots.Acquire(b)
+	a, c := &b.Slots[0], &b.Slots[1]
+	a.Off, c.Off = c.Off, a.Off
+	a.Sum, c.Sum = c.Sum, a.Sum
+}

@@ -1,0 +1,241 @@
+package transfer
+
+import (
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/devicetest"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// TestSaveWaitsForItsEvent: a save is submitted while the kernel that computes its block still runs.
+func TestSaveWaitsForItsEvent(t *testing.T) {
+	s := newNode(t, 64, false).join(t, nil)
+	s.write(3, 1)
+	gate := make(chan struct{})
+	s.stream.Launch(func() { <-gate; s.write(3, 2) })
+	s.stream.SetStep(5)
+	s.stream.Record(0)
+	job := save(1, section(0, 1, 3))
+	job.Step, job.Event = 5, 0
+	s.submit(job)
+	s.reaches(Save, WaitingEvent, "the save did not wait for its event")
+	if used := s.pool.Stats(); used.Used != 0 {
+		t.Errorf("%d bytes of the pool are held while the save waits", used.Used)
+	}
+	close(gate)
+	s.ends(1, pool.OK)
+	s.finish(load(2, section(0, 1, 9)), pool.OK)
+	s.expect(9, 2, "bytes from before the event were stored")
+}
+
+// TestSaveWaitsForTheEventBehindTheStep: the word alone is not enough.
+func TestSaveWaitsForTheEventBehindTheStep(t *testing.T) {
+	s := newNode(t, 64, false).join(t, nil)
+	gate := make(chan struct{})
+	s.stream.SetStep(5)
+	s.stream.Launch(func() { <-gate; s.write(3, 2) })
+	s.stream.Record(0)
+	job := save(1, section(0, 1, 3))
+	job.Step, job.Event = 5, 0
+	s.submit(job)
+	s.reaches(Save, WaitingEvent, "the save did not wait for its event")
+	close(gate)
+	s.ends(1, pool.OK)
+	s.finish(load(2, section(0, 1, 9)), pool.OK)
+	s.expect(9, 2, "bytes from before the event were stored")
+}
+
+// TestNothingUnfinishedIsStored kills an engine in the middle of a step, on a device where its events then fire.
+func TestNothingUnfinishedIsStored(t *testing.T) {
+	n := newNode(t, 64, true)
+	engine := devicetest.HostEngine(t, devicetest.Spec{Regions: []int64{blocks * blockSize}, Events: 1}, cudaipc.KindFD)
+	im, err := engine.Import(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.host.Import(im); err != nil {
+		t.Fatal(err)
+	}
+	sp := spec(1)
+	space, err := n.pool.OpenSpace(sp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan Completion, 1)
+	limits := DefaultLimits
+	limits.EventWait = 200 * time.Millisecond
+	w, err := Start(Config{
+		Device: n.host, Slots: n.pool, Space: space, Spec: sp, Limits: limits, Lanes: n.lanes,
+		Layout:   Layout{[]GroupLayout{{NumBlocks: blocks, Segments: []Segment{{Region: 1, Stride: blockSize, Bytes: blockSize}}}}},
+		Complete: func(c Completion) { done <- c },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	for _, op := range []devicetest.Op{
+		{Kind: devicetest.SetStep, Step: 6}, {Kind: devicetest.Synchronize}, {Kind: devicetest.Hold},
+		{Kind: devicetest.LaunchFill, Region: 1, Len: blockSize, Seed: 1},
+		{Kind: devicetest.SetStep, Step: 7}, {Kind: devicetest.Record},
+	} {
+		if _, err := engine.Do(op); err != nil {
+			t.Fatal(err)
+		}
+	}
+	job := save(1, section(0, 1, 0))
+	job.Step, job.Event = 7, 0
+	if err := w.Submit(job); err != nil {
+		t.Fatal(err)
+	}
+	engine.Kill()
+	c := <-done
+	if c.Status[0] == pool.OK || n.pool.Prefix(space, 0, pool.Chain(chain(0, 1), hashLen)) != 0 {
+		t.Fatalf("a block of a step that never ended was stored, on an event that fired because its process died (status %d)", c.Status[0])
+	}
+	if c.Status[0] != TimedOut {
+		t.Errorf("status %d, want timed out", c.Status[0])
+	}
+}
+
+// TestLoadWaitsForTheStepInFlight: a kernel of the step in flight still writes to the block that is loaded.
+func TestLoadWaitsForTheStepInFlight(t *testing.T) {
+	s := newNode(t, 64, false).join(t, nil)
+	s.write(3, 1)
+	s.finish(save(1, section(0, 1, 3)), pool.OK)
+	gate := make(chan struct{})
+	s.stream.Launch(func() { <-gate; s.write(8, 99) })
+	s.stream.SetStep(5)
+	s.stream.Record(0)
+	job := load(2, section(0, 1, 8))
+	job.Step, job.Event = 5, 0
+	s.submit(job)
+	s.reaches(Load, WaitingEvent, "the load did not wait for the step in flight")
+	close(gate)
+	s.ends(2, pool.OK)
+	s.stream.Synchronize()
+	s.expect(8, 1, "the step in flight wrote over what was loaded")
+}
+
+// TestCompletionComesBehindTheCopy: neither kind of job is done while its copy is under way.
+func TestCompletionComesBehindTheCopy(t *testing.T) {
+	for _, kind := range []Kind{Save, Load} {
+		n := newNode(t, 64, false)
+		g := newGate(n.host)
+		s := n.join(t, func(c *Config) { c.Device = g })
+		s.write(3, 1)
+		job := save(1, section(0, 1, 3))
+		if kind == Load {
+			n.join(t, nil).fill(0, 1)
+			job = load(1, section(0, 1, 8))
+		}
+		s.submit(job)
+		g.during(s, "completion before the copy has ended", func() {})
+		g.open()
+		s.ends(1, pool.OK)
+	}
+}
+
+// fill stores blocks of a chain with the patterns of seeds 1000, 1001, ...
+func (s *station) fill(from, n int) {
+	s.t.Helper()
+	for i := range n {
+		s.write(uint32(i), uint64(1000+from+i))
+	}
+	s.finish(save(77, section(from, n, 0)), pool.OK)
+}
+
+// TestChecksumIsBoundToTheKey: two slots are exchanged with their sums; each block is whole, and wrong.
+func TestChecksumIsBoundToTheKey(t *testing.T) {
+	n := newNode(t, 64, false)
+	n.join(t, nil).fill(0, 2)
+	s := n.join(t, func(c *Config) { c.Slots = mixedUp{n.pool} })
+	s.submit(load(1, section(0, 2, 8)))
+	for i, status := range s.completion().Status {
+		if status != pool.Corrupt {
+			t.Errorf("block %d has the bytes of another key and status %d, want corrupt: the checksum is not bound to the key", i, status)
+		}
+	}
+	if s.stored(0, 2) != 0 {
+		t.Error("corrupt entries are stored still")
+	}
+}
+
+// TestCancelIsAFence: the acknowledgement of a cancel comes when the copy under way has ended, and no copy begins
+// after it.
+func TestCancelIsAFence(t *testing.T) {
+	for _, kind := range []Kind{Save, Load} {
+		n := newNode(t, 64, false)
+		n.join(t, nil).fill(0, 8)
+		g := newGate(n.host)
+		s := n.join(t, func(c *Config) {
+			c.Device, c.Limits = g, DefaultLimits
+			c.Limits.BatchBytes = 2 * blockSize
+		})
+		job := save(1, section(100, 8, 0))
+		if kind == Load {
+			job = load(1, section(0, 8, 0))
+		}
+		s.submit(job)
+		g.during(s, "cancel is no fence", func() {
+			if !s.worker.Cancel(1) {
+				t.Fatal("the job is not known")
+			}
+		})
+		g.open()
+		c := s.completion()
+		for i, status := range c.Status[2:] {
+			if status != Cancelled {
+				t.Errorf("kind %d, block %d: status %d, want cancelled", kind, i+2, status)
+			}
+		}
+		if s.worker.Cancel(1) {
+			t.Error("a job that was completed is known still")
+		}
+		if kind == Save && s.stored(100, 8) != 0 {
+			t.Error("a cancelled save stored blocks")
+		}
+	}
+}
+
+// TestRevokedIsNotStored: the engine revokes a save while it is copied, and overwrites its block.
+func TestRevokedIsNotStored(t *testing.T) {
+	n := newNode(t, 64, false)
+	g := newGate(n.host)
+	s := n.join(t, func(c *Config) { c.Device = g })
+	s.write(3, 1)
+	job := save(1, section(0, 1, 3))
+	job.Revoke = 7
+	s.submit(job)
+	g.during(s, "a revoked save", func() {
+		s.engine.Revoke(7)
+		s.write(3, 2)
+	})
+	g.open()
+	c := s.completion()
+	if c.Status[0] != Revoked || s.stored(0, 1) != 0 {
+		t.Fatalf("the save was revoked before its commit: status %d, want revoked; %d blocks stored, want 0", c.Status[0], s.stored(0, 1))
+	}
+	if used := s.pool.Stats().Used; used != 0 {
+		t.Errorf("%d bytes of the pool are held after a revoked save", used)
+	}
+}
+
+// TestEpochIsCheckedAtCommit: the space is reset while a save is copied.
+func TestEpochIsCheckedAtCommit(t *testing.T) {
+	n := newNode(t, 64, false)
+	g := newGate(n.host)
+	s := n.join(t, func(c *Config) { c.Device = g })
+	s.submit(save(1, section(0, 4, 3)))
+	g.during(s, "a save of an epoch that is over", func() {
+		if _, err := s.pool.ResetSpace(s.space); err != nil {
+			t.Fatal(err)
+		}
+	})
+	g.open()
+	c := s.completion()
+	if c.Status[0] != pool.Stale || s.stored(0, 4) != 0 {
+		t.Fatalf("the epoch ended before the commit: status %d, want stale; %d blocks stored, want 0", c.Status[0], s.stored(0, 4))
+	}
+}
