@@ -1,0 +1,208 @@
+// Package agent owns lifetimes: engines and their workers, leases, regions, look-up sockets. It joins the
+// sockets, the pool, the look-up rules and the transfers, and takes all of an engine apart when the engine ends.
+package agent
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/transfer"
+)
+
+// Agent is the agent of one node. New makes it, Start opens its sockets, Close ends it; pool and device are the
+// caller's, who closes them afterwards.
+type Agent struct {
+	cfg    Config
+	pool   Pool
+	index  pool.Index // the same pool, as look-ups see it
+	device cudaipc.Device
+	log    *zap.Logger
+	boot   [16]byte
+	since  time.Time
+
+	metrics    *metrics
+	ledger     *ledger
+	registry   *registry
+	sockets    *lookupSockets
+	sessions   sessions
+	switches   switches
+	peers      *peerNumbers
+	lanes      *transfer.Lanes
+	inflight   inflight
+	watchdog   *watchdog
+	fault      faultCounter
+	regions    atomic.Int64 // open in the device
+	pendingFDs atomic.Int64 // of registrations that are not complete
+	drained    atomic.Bool  // no new jobs, no look-ups
+
+	listener *ipc.SessionListener
+	web      *web
+	owned    sync.WaitGroup // accept and watchdog
+	stop     chan struct{}  // closed to end the watchdog
+	ready    atomic.Bool
+	closing  sync.Once
+}
+
+// New makes an agent of a pool and a device, which stay the caller's.
+func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, error) {
+	capacity := p.Stats().Capacity
+	if cfg.LeaseBytes == 0 {
+		cfg.LeaseBytes = max(capacity/defaultLeaseShare, 1)
+	}
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	a := &Agent{
+		cfg: cfg, pool: p, index: p, device: device, log: log, since: time.Now(), metrics: newMetrics(),
+		ledger: newLedger(max(capacity-capacity/defaultLeaseShare, cfg.LeaseBytes), p.Unpin),
+		peers:  newPeerNumbers(), stop: make(chan struct{}),
+	}
+	a.lanes = transfer.NewLanes(a.cfg.Lanes, a.cfg.Limits.Transfer.SaveAge, nil)
+	if _, err := rand.Read(a.boot[:]); err != nil {
+		return nil, fmt.Errorf("boot epoch: %w", err)
+	}
+	a.sessions.open = make(map[uint64]*session)
+	a.switches.loads.Store(true)
+	a.switches.saves.Store(true)
+	a.registry = newRegistry(p, &a.cfg.Limits, a.cfg.LeaseBytes)
+	a.sockets = newLookupSockets(a)
+	a.watchdog = newWatchdog(a)
+	a.fault.init(&a.cfg.Fault)
+	a.registerGauges()
+	return a, nil
+}
+
+// Boot is the agent's boot epoch.
+func (a *Agent) Boot() [16]byte { return a.boot }
+
+// SpaceID is the pool's number of a space, once all its shards are known.
+func (a *Agent) SpaceID(fp pool.Fingerprint) (pool.SpaceID, bool) {
+	if sp := a.registry.view.Load().spaces[fp]; sp != nil {
+		return sp.open.Load().ID, true
+	}
+	return 0, false
+}
+
+func (a *Agent) draining() bool { return a.drained.Load() }
+
+// Start opens the agent's sockets, in this order; on an error it closes what it opened.
+//  1. HTTP: the lock of admin.sock is the directory's, so that what follows is done by one agent at a time; and
+//     whoever looks sees an agent that lives and is not ready yet.
+//  2. What a dead agent left in the directory goes: its names are free.
+//  3. The pool's pressure call, before anything can pin; the watchdog, before anything can be stuck.
+//  4. lookup.sock and the sockets of the configuration: they answer misses from now on.
+//  5. The session socket, last: an engine that registers finds all the rest at work.
+func (a *Agent) Start() (err error) {
+	defer func() {
+		if err != nil {
+			a.Close()
+		}
+	}()
+	if a.web, err = startWeb(a); err != nil {
+		return err
+	}
+	if err = removeStale(a.cfg.Dir, a.cfg.SocketGroup); err != nil {
+		return err
+	}
+	a.pool.SetPressure(a.ledger.revoke)
+	a.owned.Go(a.watchdog.run)
+	if err = a.sockets.start(); err != nil {
+		return err
+	}
+	if err = a.sockets.openFixed(ipc.LookupSocket, pool.Fingerprint{}); err != nil {
+		return err
+	}
+	for name, fp := range a.cfg.Lookups {
+		if err = a.sockets.openFixed(name, fp); err != nil {
+			return err
+		}
+	}
+	if a.listener, err = ipc.ListenSession(ipc.SessionOptions{
+		Path: filepath.Join(a.cfg.Dir, ipc.SessionSocket), SocketGroup: a.cfg.SocketGroup,
+		UIDs: a.cfg.AllowUIDs, GIDs: a.cfg.AllowGIDs, OnRefused: a.refused,
+	}); err != nil {
+		return fmt.Errorf("session socket: %w", err)
+	}
+	a.owned.Go(a.accept)
+	a.ready.Store(true)
+	a.log.Info("ready", zap.String("dir", a.cfg.Dir), zap.Int64("pool_bytes", a.pool.Stats().Capacity), zap.Binary("boot", a.boot[:]))
+	return nil
+}
+
+// Drain takes no new jobs and waits until those that run have ended, or for ctx.
+func (a *Agent) Drain(ctx context.Context) error {
+	a.drained.Store(true)
+	a.log.Info("draining", zap.Int("jobs", a.inflight.count()))
+	if err := a.inflight.wait(ctx); err != nil {
+		return fmt.Errorf("%d jobs still run: %w", a.inflight.count(), err)
+	}
+	return nil
+}
+
+// errShutdown is the text of the last ERROR.
+var errShutdown = errors.New("the agent is shutting down")
+
+// Close ends the agent, in this order, and returns when nothing of it runs any more:
+//  1. no new jobs, no look-up is promised anything;
+//  2. the session socket stops listening: nobody new comes;
+//  3. the sessions are told and torn down, each as teardown says: jobs, regions, leases, and its socket last;
+//  4. the look-up sockets: until here every request got its answer, and no lease is left that one could ask for;
+//  5. the pressure call: nothing is leased any more;
+//  6. the watchdog;
+//  7. HTTP, and with it the directory's lock: the end could be watched until here, and a successor may come now.
+func (a *Agent) Close() {
+	a.closing.Do(func() {
+		a.drained.Store(true)
+		a.ready.Store(false)
+		if a.listener != nil {
+			a.closed("session socket", a.listener.Close())
+		}
+		a.sessions.end(endShutdown, ipc.ErrCodeShutdown, errShutdown)
+		a.closed("look-up sockets", a.sockets.close())
+		a.pool.SetPressure(nil)
+		close(a.stop)
+		a.owned.Wait()
+		if a.web != nil {
+			a.web.close()
+		}
+	})
+}
+
+// closed logs what did not close: nothing else can be done about it.
+func (a *Agent) closed(what string, err error) {
+	if err != nil {
+		a.log.Error("not closed", zap.String("what", what), zap.Error(err))
+	}
+}
+
+// Run is Start, and, once ctx is done, Drain for at most drain and Close. now ends the drain at once. It says
+// whether jobs were cut off.
+func (a *Agent) Run(ctx context.Context, drain time.Duration, now <-chan struct{}) error {
+	if err := a.Start(); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), drain)
+	defer cancel()
+	go func() { // ends with bounded
+		select {
+		case <-now:
+			cancel()
+		case <-bounded.Done():
+		}
+	}()
+	err := a.Drain(bounded)
+	a.Close()
+	return err
+}

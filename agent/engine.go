@@ -1,0 +1,150 @@
+package agent
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/transfer"
+)
+
+// engine is one vLLM instance: a scheduler's session and one session per rank, each with a seat. All fields but
+// complete are under registry.mu, once the engine is in the registry.
+type engine struct {
+	instance  string
+	space     *space
+	world     uint32
+	scheduler *seat
+	ranks     []*seat // by rank; nil: empty
+	acct      *account
+	complete  atomic.Bool // all ranks registered, and their workers run
+}
+
+// seat is one registration: a session's place in an engine, and what it brought along.
+type seat struct {
+	session *session
+	engine  *engine
+	space   *space
+	role    uint8
+	rank    uint32
+	shard   uint32
+	holder  *holder
+
+	// Of a worker, set by its session before the seat is registered.
+	layout  transfer.Layout
+	sizes   []uint32 // by group: bytes of one block of this shard
+	peer    cudaipc.PeerID
+	regions int
+
+	// Under registry.mu.
+	claimed    bool
+	registered bool
+	leaving    bool
+
+	worker atomic.Pointer[transfer.Worker] // nil until the space is open; set once
+}
+
+func newEngine(r *ipc.Register, sp *space, leaseBytes int64) *engine {
+	return &engine{
+		instance: r.Instance, space: sp, world: r.World,
+		ranks: make([]*seat, r.World), acct: &account{cap: leaseBytes},
+	}
+}
+
+// fits says why a registration does not belong to this engine.
+func (e *engine) fits(r *ipc.Register, sp *space) error {
+	switch {
+	case e.space != sp:
+		return fmt.Errorf("identity: not that of the other sessions of instance %q (spaces %x and %x)", e.instance, sp.fp, e.space.fp)
+	case e.world != r.World:
+		return fmt.Errorf("world: %d, allowed: %d, as the other sessions of instance %q have it", r.World, e.world, e.instance)
+	}
+	if holder := *e.place(r.Role, r.Rank); holder != nil {
+		return fmt.Errorf("rank: %s of instance %q is already registered by process %d", placeName(r.Role, r.Rank), e.instance, holder.session.pid)
+	}
+	return nil
+}
+
+// covers says whether every shard still can have a rank when r is seated too.
+func (e *engine) covers(r *ipc.Register) error {
+	if r.Role != ipc.RoleWorker {
+		return nil
+	}
+	var have uint64 // bit per shard; ipc.MaxShards is 16
+	left := int(e.world) - 1
+	for _, s := range e.ranks {
+		if s != nil {
+			have |= 1 << s.shard
+			left--
+		}
+	}
+	have |= 1 << r.Shard
+	missing := 0
+	for shard := range r.Shards {
+		if have&(1<<shard) == 0 {
+			missing++
+		}
+	}
+	if missing > left {
+		return fmt.Errorf("shard: %d of rank %d leaves %d of %d shards to %d ranks, allowed: every shard has a rank", r.Shard, r.Rank, missing, r.Shards, left)
+	}
+	return nil
+}
+
+// place is where the seat of a role and rank is kept.
+func (e *engine) place(role uint8, rank uint32) **seat {
+	if role == ipc.RoleScheduler {
+		return &e.scheduler
+	}
+	return &e.ranks[rank]
+}
+
+func (e *engine) emptyLocked() bool {
+	if e.scheduler != nil {
+		return false
+	}
+	for _, s := range e.ranks {
+		if s != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// allRanksLocked says whether every rank is registered and has a worker that runs.
+func (e *engine) allRanksLocked() bool {
+	for _, s := range e.ranks {
+		if s == nil || !s.registered || s.worker.Load() == nil {
+			return false
+		}
+	}
+	return true
+}
+
+func placeName(role uint8, rank uint32) string {
+	if role == ipc.RoleScheduler {
+		return "the scheduler"
+	}
+	return fmt.Sprintf("rank %d", rank)
+}
+
+// step is what a worker does now and for how long, the older of its two threads' steps; empty: idle.
+func (st *seat) step() (string, time.Duration) {
+	w := st.worker.Load()
+	if w == nil {
+		return "", 0
+	}
+	state := w.State()
+	name, age := "", time.Duration(0)
+	for _, th := range []struct {
+		name  string
+		state transfer.ThreadState
+	}{{"save", state.Save}, {"load", state.Load}} {
+		if th.state.Phase != transfer.Idle && th.state.Age >= age {
+			name, age = fmt.Sprintf("%s job %d %s", th.name, th.state.Job, th.state.Phase), th.state.Age
+		}
+	}
+	return name, age
+}

@@ -1,0 +1,118 @@
+package agent
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// registerGauges adds what is read when it is asked for: levels of the pool, of the registry and of the ledger.
+func (a *Agent) registerGauges() {
+	a.metrics.registry.MustRegister(&gauges{agent: a})
+	for name, v := range map[string]struct {
+		help string
+		get  func() float64
+	}{
+		"kvagent_regions":             {"Regions of engines' memory that are open.", func() float64 { return float64(a.regions.Load()) }},
+		"kvagent_sessions":            {"Session sockets that are open.", func() float64 { return float64(len(a.sessions.all())) }},
+		"kvagent_jobs":                {"Jobs that are not reported yet.", func() float64 { return float64(a.inflight.count()) }},
+		"kvagent_workers_stuck":       {"Workers whose current step is older than the limit.", func() float64 { return float64(len(a.stuckWorkers())) }},
+		"kvagent_cleanup_max_seconds": {"Longest time from the end of a session to the close of its socket.", func() float64 { return float64(a.metrics.cleanupMax.Load()) / 1e9 }},
+		"kvagent_switch_loads":        {"1: loads are on.", func() float64 { return oneIf(a.switches.loads.Load()) }},
+		"kvagent_switch_saves":        {"1: saves are on.", func() float64 { return oneIf(a.switches.saves.Load()) }},
+		"kvagent_engines_complete":    {"Engines with all ranks registered.", func() float64 { return float64(a.completeEngines()) }},
+		"kvagent_start_time_seconds":  {"Unix time of the agent's start, in seconds.", func() float64 { return float64(a.since.UnixNano()) / 1e9 }},
+		"kvagent_lease_cap_bytes":     {"Bytes one engine may lease.", func() float64 { return float64(a.cfg.LeaseBytes) }},
+		"kvagent_pending_descriptors": {"Descriptors of registrations that are not complete.", func() float64 { return float64(a.pendingFDs.Load()) }},
+		"kvagent_lookup_sockets":      {"Look-up sockets that are open.", func() float64 { return float64(len(a.sockets.names())) }},
+	} {
+		a.metrics.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: v.help}, v.get))
+	}
+}
+
+func oneIf(on bool) float64 {
+	if on {
+		return 1
+	}
+	return 0
+}
+
+func (a *Agent) completeEngines() (n int) {
+	a.registry.mu.Lock()
+	defer a.registry.mu.Unlock()
+	for _, e := range a.registry.engines {
+		if e.complete.Load() {
+			n++
+		}
+	}
+	return n
+}
+
+// gauges read one snapshot of the pool, and one of the ledger, for all their series.
+type gauges struct{ agent *Agent }
+
+type series struct {
+	desc *prometheus.Desc
+	kind prometheus.ValueType
+	get  func(*pool.Stats) float64
+}
+
+func desc(name, help string) *prometheus.Desc { return prometheus.NewDesc(name, help, nil, nil) }
+
+var poolSeries = []series{
+	{desc("kvagent_pool_capacity_bytes", "Bytes of the pool."), prometheus.GaugeValue, func(s *pool.Stats) float64 { return float64(s.Capacity) }},
+	{desc("kvagent_pool_used_bytes", "Bytes of used slots."), prometheus.GaugeValue, func(s *pool.Stats) float64 { return float64(s.Used) }},
+	{desc("kvagent_pool_pinned_bytes", "Bytes of pinned slots."), prometheus.GaugeValue, func(s *pool.Stats) float64 { return float64(s.Pinned) }},
+	{desc("kvagent_pool_ready_bytes", "Bytes of the pool that are populated."), prometheus.GaugeValue, func(s *pool.Stats) float64 { return float64(s.Ready) }},
+	{desc("kvagent_pool_index_bytes", "Memory of the index in use, bytes."), prometheus.GaugeValue, func(s *pool.Stats) float64 { return float64(s.IndexBytes) }},
+	{desc("kvagent_pool_entries", "Blocks stored whole, with all their shards."), prometheus.GaugeValue, func(s *pool.Stats) float64 { return float64(s.Entries) }},
+	{desc("kvagent_pool_entries_partial", "Blocks that lack shards."), prometheus.GaugeValue, func(s *pool.Stats) float64 { return float64(s.Partial) }},
+	{desc("kvagent_pool_entries_pinned", "Blocks that are pinned."), prometheus.GaugeValue, func(s *pool.Stats) float64 { return float64(s.PinnedEntries) }},
+	{desc("kvagent_pool_evicted_total", "Blocks evicted."), prometheus.CounterValue, func(s *pool.Stats) float64 { return float64(s.Evicted) }},
+	{desc("kvagent_pool_dropped_total", "Blocks dropped as corrupt or by a reset."), prometheus.CounterValue, func(s *pool.Stats) float64 { return float64(s.Dropped) }},
+	{desc("kvagent_pool_reassigned_total", "Slabs given to another size class."), prometheus.CounterValue, func(s *pool.Stats) float64 { return float64(s.Reassigned) }},
+	{desc("kvagent_pool_busy_total", "Reservations refused because nothing more could be evicted."), prometheus.CounterValue, func(s *pool.Stats) float64 { return float64(s.Busy) }},
+}
+
+var (
+	leasesDesc       = desc("kvagent_leases", "Leases that are open.")
+	leaseBytesDesc   = desc("kvagent_lease_bytes", "Bytes pinned by leases.")
+	leaseRevokedDesc = desc("kvagent_leases_revoked_total", "Leases revoked under pressure.")
+	malformedDesc    = prometheus.NewDesc("kvagent_lookup_malformed_total", "Malformed look-ups, by reason.", []string{"reason"}, nil)
+	enginesDesc      = desc("kvagent_engines", "Engines that are registered, or registering.")
+)
+
+// Describe implements prometheus.Collector.
+func (g *gauges) Describe(ch chan<- *prometheus.Desc) {
+	for _, s := range poolSeries {
+		ch <- s.desc
+	}
+	ch <- leasesDesc
+	ch <- leaseBytesDesc
+	ch <- leaseRevokedDesc
+	ch <- enginesDesc
+	ch <- malformedDesc
+}
+
+// Collect implements prometheus.Collector.
+func (g *gauges) Collect(ch chan<- prometheus.Metric) {
+	stats := g.agent.pool.Stats()
+	for _, s := range poolSeries {
+		ch <- prometheus.MustNewConstMetric(s.desc, s.kind, s.get(&stats))
+	}
+	leases, bytes, revoked := g.agent.ledger.totals()
+	ch <- prometheus.MustNewConstMetric(leasesDesc, prometheus.GaugeValue, float64(leases))
+	ch <- prometheus.MustNewConstMetric(leaseBytesDesc, prometheus.GaugeValue, float64(bytes))
+	ch <- prometheus.MustNewConstMetric(leaseRevokedDesc, prometheus.CounterValue, float64(revoked))
+	ch <- prometheus.MustNewConstMetric(enginesDesc, prometheus.GaugeValue, float64(g.agent.countEngines()))
+	for reason, n := range g.agent.sockets.malformed() {
+		ch <- prometheus.MustNewConstMetric(malformedDesc, prometheus.CounterValue, float64(n), ipc.Reason(reason).String())
+	}
+}
+
+func (a *Agent) countEngines() int {
+	a.registry.mu.Lock()
+	defer a.registry.mu.Unlock()
+	return len(a.registry.engines)
+}

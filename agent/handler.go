@@ -1,0 +1,186 @@
+package agent
+
+import (
+	"math"
+	"time"
+
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/lookup"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// The hot path: a look-up is answered in microseconds, without a lock that is held over the index, and without
+// an allocation of its own.
+
+// defaultDeadline is what a look-up in the own form gets that names none.
+const defaultDeadline = time.Millisecond
+
+// handle answers one request of a look-up socket, in whatever form. The socket's goroutine calls it.
+func (k *lookupSock) handle(req *ipc.LookupRequest) ipc.LookupReply {
+	start := time.Now()
+	a := k.agent
+	reply := ipc.LookupReply{Boot: a.boot}
+	if req.Form == ipc.FormReset {
+		k.reset(&reply)
+		a.metrics.countLookup(req.Form, reply.Status, 0, 0)
+		return reply
+	}
+	rules, st := k.resolve(req)
+	switch {
+	case a.draining() || !a.switches.loads.Load():
+		reply.Status = ipc.LookupOff
+	case rules == nil:
+		reply.Status = ipc.LookupNotRegistered
+	case !groupsFit(req.Groups, rules):
+		reply.Status = ipc.LookupMalformed
+	default:
+		k.find(req, rules, st, start, &reply)
+	}
+	a.metrics.countLookup(req.Form, reply.Status, askedTokens(req), uint64(reply.Tokens))
+	return reply
+}
+
+// resolve finds the rules of the space a request is about, nil if whoever asks may not be promised anything of
+// it, and the seat of the session it names, if that is one of the space.
+func (k *lookupSock) resolve(req *ipc.LookupRequest) (*lookup.Space, *seat) {
+	v := k.agent.registry.view.Load()
+	fp := pool.Fingerprint(req.Space)
+	if fp == (pool.Fingerprint{}) {
+		fp = k.fp
+	}
+	sp := v.spaces[fp]
+	if sp == nil {
+		return nil, nil
+	}
+	var st *seat
+	if req.Session != 0 {
+		if st = v.seats[req.Session]; st != nil && st.space != sp {
+			st = nil
+		}
+	}
+	if !k.complete(sp, st) {
+		return nil, st
+	}
+	return sp.open.Load(), st
+}
+
+// complete says whether all ranks of the engine that asks are registered: the engine of the session it names,
+// else any of those that opened this socket, else any of the space.
+func (k *lookupSock) complete(sp *space, st *seat) bool {
+	if st != nil {
+		return st.engine.complete.Load()
+	}
+	if engines := *k.engines.Load(); len(engines) > 0 && sp.fp == k.fp {
+		for _, e := range engines {
+			if e.complete.Load() {
+				return true
+			}
+		}
+		return false
+	}
+	return sp.complete.Load() > 0
+}
+
+func groupsFit(groups []uint8, rules *lookup.Space) bool {
+	for _, g := range groups {
+		if int(g) >= len(rules.Groups) {
+			return false
+		}
+	}
+	return true
+}
+
+// find asks the index, and pins what it finds if that is asked for.
+func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat, start time.Time, reply *ipc.LookupReply) {
+	q := lookup.Query{
+		Tokens: clampTokens(req.Tokens), HBMTokens: req.HBMTokens, Groups: req.Groups, AllowFull: req.Form != ipc.FormOwn,
+	}
+	if req.HashLen > 0 {
+		q.Hashes = pool.Chain(req.Hashes, req.HashLen)
+	}
+	if req.Form == ipc.FormOwn && req.Reserve {
+		k.reserve(&q, rules, st, start, deadlineOf(req), reply)
+		return
+	}
+	reply.Tokens = lookup.Longest(k.agent.index, rules, &q)
+	switch req.Form {
+	case ipc.FormSimple:
+		reply.Blocks = uint64(reply.Tokens / rules.Groups[0].BlockTokens)
+	case ipc.FormOwn:
+		if time.Since(start) > deadlineOf(req) {
+			reply.Status, reply.Tokens = ipc.LookupOverloaded, 0
+		}
+	}
+}
+
+// reserve pins what it finds under a lease of the session that was named.
+func (k *lookupSock) reserve(q *lookup.Query, rules *lookup.Space, st *seat, start time.Time, deadline time.Duration, reply *ipc.LookupReply) {
+	a := k.agent
+	if st == nil {
+		reply.Status, reply.Tokens = ipc.LookupNoSession, lookup.Longest(a.index, rules, q)
+		return
+	}
+	room, ok := a.ledger.room(st.holder)
+	if !ok {
+		reply.Status, reply.Tokens = ipc.LookupNoSession, lookup.Longest(a.index, rules, q)
+		return
+	}
+	e := a.ledger.take()
+	hit := lookup.Reserve(a.index, rules, q, room, e.refs[:0])
+	e.refs = hit.Refs
+	switch {
+	case time.Since(start) > deadline:
+		reply.Status = ipc.LookupOverloaded
+		a.ledger.giveBack(e)
+	case hit.Tokens == 0:
+		a.ledger.giveBack(e)
+		if hit.Capped {
+			reply.Status, reply.Tokens = ipc.LookupLeaseCap, lookup.Longest(a.index, rules, q)
+		}
+	default:
+		k.lend(e, st, q, rules, &hit, reply)
+	}
+}
+
+// lend enters a filled lease into the book.
+func (k *lookupSock) lend(e *lease, st *seat, q *lookup.Query, rules *lookup.Space, hit *lookup.Hit, reply *ipc.LookupReply) {
+	a := k.agent
+	number, result := a.ledger.add(st.holder, e, hit.Bytes)
+	if result == added {
+		reply.Tokens, reply.Lease = hit.Tokens, number
+		a.metrics.leasesGiven.Add(1)
+		return
+	}
+	a.ledger.giveBack(e)
+	reply.Status = ipc.LookupLeaseCap
+	if result == noHolder {
+		reply.Status = ipc.LookupNoSession
+	}
+	reply.Tokens = lookup.Longest(a.index, rules, q)
+}
+
+// reset serves upstream's reset: a new weights epoch of the socket's space.
+func (k *lookupSock) reset(reply *ipc.LookupReply) {
+	reply.Status = ipc.LookupNotRegistered
+	sp := k.agent.registry.view.Load().spaces[k.fp]
+	if sp == nil || k.fp == (pool.Fingerprint{}) {
+		return
+	}
+	if _, err := k.agent.resetSpace(sp, nil); err == nil {
+		reply.Status = ipc.LookupHit
+	}
+}
+
+func deadlineOf(req *ipc.LookupRequest) time.Duration {
+	if req.DeadlineUS == 0 {
+		return defaultDeadline
+	}
+	return time.Duration(req.DeadlineUS) * time.Microsecond
+}
+
+// clampTokens is a token count as the rules take it; more than that no prompt has.
+func clampTokens(n uint64) uint32 { return uint32(min(n, math.MaxUint32)) }
+
+// askedTokens is what a look-up counts for in the hit rate: no more than its hashes can stand for is known here,
+// so a count that no prompt has is clamped.
+func askedTokens(req *ipc.LookupRequest) uint64 { return uint64(clampTokens(req.Tokens)) }

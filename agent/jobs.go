@@ -1,0 +1,205 @@
+package agent
+
+import (
+	"encoding/binary"
+	"errors"
+	"sync"
+
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/transfer"
+)
+
+// jobTable knows the jobs of one session that run, so that a number is not used twice at once, and how many
+// CANCELs wait for each: they are answered behind the job's DONE, whoever sends that.
+type jobTable struct {
+	mu   sync.Mutex
+	open map[uint64]int // by job: CANCELs to answer
+}
+
+func (t *jobTable) add(job uint64) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if _, twice := t.open[job]; twice {
+		return false
+	}
+	if t.open == nil {
+		t.open = make(map[uint64]int)
+	}
+	t.open[job] = 0
+	return true
+}
+
+// cancel notes that a CANCEL waits for the job; false: it does not run.
+func (t *jobTable) cancel(job uint64) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if _, runs := t.open[job]; !runs {
+		return false
+	}
+	t.open[job]++
+	return true
+}
+
+// finish ends a job: send is called with its DONE and then the answers to its CANCELs, in one step, so that a
+// CANCEL that comes now finds the job either running or reported.
+func (t *jobTable) finish(done *ipc.Done, send func(any)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	cancels := t.open[done.Job]
+	delete(t.open, done.Job)
+	send(done)
+	for range cancels {
+		send(&ipc.Cancelled{Job: done.Job})
+	}
+}
+
+// drop forgets a job that was not taken.
+func (t *jobTable) drop(job uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.open, job)
+}
+
+func (t *jobTable) count() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.open)
+}
+
+// save serves SAVE.
+func (s *session) save(m *ipc.Save) error {
+	status := pool.OK
+	switch {
+	case s.agent.draining():
+		status = pool.Busy
+	case !s.agent.switches.saves.Load():
+		status = transfer.Off
+	}
+	return s.submit(transfer.Job{
+		ID: m.Job, Kind: transfer.Save, Epoch: m.Epoch, Step: m.Step, Event: m.Event, Revoke: m.Revoke,
+	}, m.Sections, status)
+}
+
+// load serves LOAD. The lease it names is no longer revoked, and the job pins its blocks itself: one that was
+// revoked before, or has ended, makes no difference to the job but that its blocks may be missing.
+func (s *session) load(m *ipc.Load) error {
+	status := pool.OK
+	switch {
+	case s.agent.draining():
+		status = pool.Busy
+	case !s.agent.switches.loads.Load():
+		status = transfer.Off
+	}
+	if st := s.seat.Load(); st != nil && m.Lease != 0 && !s.agent.ledger.submit(st.engine.acct, m.Lease) {
+		s.agent.metrics.leasesPassed.Add(1)
+	}
+	return s.submit(transfer.Job{
+		ID: m.Job, Kind: transfer.Load, Epoch: m.Epoch, Step: m.Step, Event: m.Event, Revoke: ipc.None,
+	}, m.Sections, status)
+}
+
+// submit gives a job to the session's worker, or reports it with one status for all its blocks: the given one if
+// that is not OK, else the reason why it was not taken.
+func (s *session) submit(job transfer.Job, sections []ipc.Section, status pool.Status) error {
+	if !s.jobs.add(job.ID) {
+		return unexpected("job", "job", "%d runs already, allowed is a number that is unique in the session", job.ID)
+	}
+	blocks := countBlocks(sections)
+	if status == pool.OK {
+		status = s.start(&job, sections)
+	}
+	if status == pool.OK {
+		return nil
+	}
+	s.jobs.drop(job.ID)
+	statuses := make([]pool.Status, blocks)
+	for i := range statuses {
+		statuses[i] = status
+	}
+	s.agent.metrics.countBlocks(job.Kind, statuses, 0)
+	s.answer(done(job.ID, statuses))
+	return nil
+}
+
+// start tries to start a job; what it says is not OK if the job was not taken.
+func (s *session) start(job *transfer.Job, sections []ipc.Section) pool.Status {
+	st := s.seat.Load()
+	if st == nil || st.role != ipc.RoleWorker {
+		return pool.Invalid
+	}
+	w := st.worker.Load()
+	if w == nil { // not all shards of the space are known yet, so nothing is stored and nothing can be
+		if job.Kind == transfer.Save {
+			return pool.Busy
+		}
+		return pool.Missing
+	}
+	var ok bool
+	if job.Sections, ok = convertSections(sections); !ok {
+		return pool.Invalid
+	}
+	s.agent.inflight.add()
+	switch err := w.Submit(*job); {
+	case err == nil:
+		return pool.OK
+	case errors.Is(err, transfer.ErrBusy):
+		s.agent.inflight.done()
+		return pool.Busy
+	case errors.Is(err, transfer.ErrInvalid):
+		s.agent.inflight.done()
+		return pool.Invalid
+	default:
+		s.agent.inflight.done()
+		return transfer.Cancelled // the worker is being closed
+	}
+}
+
+// complete reports a finished job. The worker's threads call it; it does not wait.
+func (s *session) complete(c transfer.Completion) {
+	s.agent.metrics.countBlocks(c.Kind, c.Status, c.Bytes)
+	if s.agent.fault.count(c) {
+		_ = s.agent.flip() // flip logs its error
+	}
+	s.jobs.finish(done(c.Job, c.Status), s.notify)
+	s.agent.inflight.done()
+}
+
+func done(job uint64, status []pool.Status) *ipc.Done {
+	m := &ipc.Done{Job: job, Status: make([]byte, len(status))}
+	for i, v := range status {
+		m.Status[i] = byte(v)
+	}
+	return m
+}
+
+// blockBytes is the size of one block id in a section.
+const blockBytes = 4
+
+func countBlocks(sections []ipc.Section) int {
+	n := 0
+	for i := range sections {
+		n += len(sections[i].Blocks) / blockBytes
+	}
+	return n
+}
+
+// convertSections gives the sections as a worker takes them; hashes stay where they are, in the message. It says
+// false if the numbers of hashes and of blocks do not fit each other.
+func convertSections(in []ipc.Section) ([]transfer.Section, bool) {
+	out := make([]transfer.Section, len(in))
+	for i := range in {
+		s := &in[i]
+		n := len(s.Blocks) / blockBytes
+		if s.HashLen < 1 || s.HashLen > pool.MaxHashLen || len(s.Blocks)%blockBytes != 0 || len(s.Hashes) != n*int(s.HashLen) ||
+			len(s.Parent) > pool.MaxHashLen {
+			return nil, false
+		}
+		blocks := make([]uint32, n)
+		for b := range blocks {
+			blocks[b] = binary.LittleEndian.Uint32(s.Blocks[b*blockBytes:])
+		}
+		out[i] = transfer.Section{Group: s.Group, Parent: s.Parent, Hashes: pool.Chain(s.Hashes, int(s.HashLen)), Blocks: blocks}
+	}
+	return out, true
+}

@@ -1,0 +1,178 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// registerLocked serves REGISTER: the seat is taken at once, the rest when all parts have come. What is wrong with a
+// registration refuses it and leaves the session; what may not come now ends the session.
+func (s *session) registerLocked(m *ipc.Register) error {
+	if s.seat.Load() != nil || s.mu.reg != nil {
+		return unexpected("REGISTER", "req", "the session has a registration, allowed is one until UNREGISTER")
+	}
+	s.mu.passed = parts{}
+	err := checkRegister(m, s.agent.cfg.Dir)
+	if err == nil && s.agent.draining() {
+		err = errors.New("the agent is shutting down")
+	}
+	var st *seat
+	if err == nil {
+		st, err = s.agent.registry.admit(s, m, s.gone)
+	}
+	if err != nil {
+		s.refuseLocked(parts{m.Req, m.Regions, m.Segments}, m.Instance, err)
+		return nil
+	}
+	s.mu.reg = newRegistration(m, st)
+	s.mu.reg.timer = time.AfterFunc(s.agent.cfg.Limits.Parts, func() {
+		s.doom(endLimit, ipc.ErrCodeLimit, fmt.Errorf("the parts of REGISTER did not come within %v", s.agent.cfg.Limits.Parts))
+	})
+	s.completeLocked()
+	return nil
+}
+
+// regionsLocked serves REGIONS.
+func (s *session) regionsLocked(m *ipc.Regions, fds []int) error {
+	if s.mu.reg == nil || s.mu.reg.msg.Req != m.Req {
+		closeFDs(fds)
+		return s.passLocked("REGIONS", m.Req, &s.mu.passed.regions, len(m.List))
+	}
+	before := len(s.mu.reg.fds)
+	err := s.mu.reg.addRegions(m, fds)
+	if s.agent.pendingFDs.Add(int64(len(s.mu.reg.fds)-before)) > maxPendingFDs && err == nil {
+		err = fmt.Errorf("regions: more than %d descriptors wait in registrations that are not complete", maxPendingFDs)
+	}
+	if err != nil {
+		s.refusePartsLocked(err)
+		return nil
+	}
+	s.completeLocked()
+	return nil
+}
+
+// segmentsLocked serves SEGMENTS.
+func (s *session) segmentsLocked(m *ipc.Segments) error {
+	if s.mu.reg == nil || s.mu.reg.msg.Req != m.Req {
+		return s.passLocked("SEGMENTS", m.Req, &s.mu.passed.segments, len(m.List))
+	}
+	if err := s.mu.reg.addSegments(m); err != nil {
+		s.refusePartsLocked(err)
+		return nil
+	}
+	s.completeLocked()
+	return nil
+}
+
+// passLocked takes a part of a registration that is refused already: it was on its way.
+func (s *session) passLocked(message string, req uint32, left *uint32, n int) error {
+	if s.mu.passed.req != req || !take(left, n) {
+		return unexpected(message, "req", "%d, allowed is that of the REGISTER whose parts are to come", req)
+	}
+	return nil
+}
+
+// completeLocked ends a registration whose parts have all come.
+func (s *session) completeLocked() {
+	if !s.mu.reg.complete() {
+		return
+	}
+	reg := s.mu.reg
+	reg.timer.Stop()
+	path, err := s.settle(reg)
+	if err != nil {
+		s.refusePartsLocked(err)
+		return
+	}
+	s.mu.reg = nil
+	s.agent.metrics.registrations[resultDone].Add(1)
+	s.log.Info("registered", zap.String("instance", reg.msg.Instance), zap.String("as", placeName(reg.msg.Role, reg.msg.Rank)),
+		zap.Uint32("world", reg.msg.World), zap.Binary("space", reg.seat.space.fp[:]), zap.String("model", reg.seat.space.model),
+		zap.Int("regions", reg.seat.regions), zap.String("lookup", path))
+	s.answer(&ipc.Registered{
+		Req: reg.msg.Req, Status: ipc.RegDone, Space: reg.seat.space.fp,
+		Epoch: s.agent.registry.epochOf(reg.seat.space), LookupPath: path,
+	})
+}
+
+// settle turns a whole registration into a seat that counts. On an error refusePartsLocked undoes what it did.
+func (s *session) settle(reg *registration) (path string, err error) {
+	st := reg.seat
+	if st.role == ipc.RoleWorker {
+		if st.layout, st.sizes, err = reg.layout(); err != nil {
+			return "", err
+		}
+		if err = s.agent.registry.claim(st); err != nil {
+			return "", err
+		}
+		if err = s.open(reg); err != nil {
+			return "", err
+		}
+	}
+	if path, err = s.agent.sockets.open(reg.msg.LookupName, st); err != nil {
+		return "", err
+	}
+	s.seat.Store(st) // before activate: from then on a worker may complete jobs
+	return path, s.agent.registry.activate(st, s.agent.startWorker)
+}
+
+// open imports the worker's regions, all or none.
+func (s *session) open(reg *registration) error {
+	st := reg.seat
+	peer := s.agent.peers.take()
+	s.agent.pendingFDs.Add(-int64(len(reg.fds)))
+	if err := s.agent.device.Import(reg.imports(peer, s.pid)); err != nil {
+		s.agent.peers.give(peer)
+		return fmt.Errorf("regions: %w", err)
+	}
+	st.peer, st.regions = peer, len(reg.order)
+	s.agent.regions.Add(int64(st.regions))
+	return nil
+}
+
+// refusePartsLocked ends a registration that holds a seat.
+func (s *session) refusePartsLocked(err error) {
+	reg := s.mu.reg
+	s.abandonLocked()
+	s.refuseLocked(reg.left, reg.msg.Instance, err)
+}
+
+// abandonLocked undoes a registration that is not complete.
+func (s *session) abandonLocked() {
+	reg := s.mu.reg
+	reg.timer.Stop()
+	s.agent.pendingFDs.Add(-int64(len(reg.fds)))
+	reg.drop()
+	s.mu.reg = nil
+	s.agent.vacate(reg.seat)
+	s.seat.Store(nil)
+}
+
+// refuseLocked answers a registration that is not to be; parts of it that are on their way will be passed over.
+func (s *session) refuseLocked(left parts, instance string, err error) {
+	s.mu.passed = left
+	status, result := uint8(ipc.RegRefused), resultRefused
+	if errors.As(err, new(clashError)) || errors.Is(err, pool.ErrIdentity) {
+		status, result = ipc.RegClash, resultClash
+	}
+	s.agent.metrics.registrations[result].Add(1)
+	s.log.Warn("registration refused", zap.String("instance", instance), zap.Error(err))
+	s.answer(&ipc.Registered{Req: left.req, Status: status, Text: cutText(err.Error())})
+}
+
+// cutText fits a text into a message.
+func cutText(t string) string {
+	for len(t) > ipc.MaxText {
+		t = t[:len(t)-1]
+		for len(t) > 0 && t[len(t)-1]&0xC0 == 0x80 {
+			t = t[:len(t)-1]
+		}
+	}
+	return t
+}

@@ -1,0 +1,226 @@
+package agent
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// registry knows who is here: engines with their seats, and spaces. What look-ups need of it is published as an
+// immutable view at every change, so that the hot path takes no lock.
+type registry struct {
+	pool       Pool
+	limits     *Limits
+	leaseBytes int64
+
+	mu      sync.Mutex
+	engines map[string]*engine
+	spaces  map[pool.Fingerprint]*space
+	changed chan struct{} // closed and made anew whenever a seat is vacated
+
+	view atomic.Pointer[view]
+}
+
+// view is what look-ups see: spaces that are open in the pool, and registered seats by session number.
+type view struct {
+	spaces map[pool.Fingerprint]*space
+	seats  map[uint64]*seat
+}
+
+func newRegistry(p Pool, limits *Limits, leaseBytes int64) *registry {
+	r := &registry{
+		pool: p, limits: limits, leaseBytes: leaseBytes,
+		engines: make(map[string]*engine), spaces: make(map[pool.Fingerprint]*space), changed: make(chan struct{}),
+	}
+	r.view.Store(&view{})
+	return r
+}
+
+// clashError is an identity clash: its own status of a registration.
+type clashError struct{ error }
+
+// admit gives a checked registration its seat. A seat that is taken, or an engine it does not fit in, may be a
+// predecessor that died and is being torn down: admit waits for that up to Limits.Predecessor, or until gone is
+// closed, and only then refuses.
+func (r *registry) admit(s *session, reg *ipc.Register, gone <-chan struct{}) (*seat, error) {
+	deadline := time.NewTimer(r.limits.Predecessor)
+	defer deadline.Stop()
+	for {
+		r.mu.Lock()
+		changed := r.changed
+		st, wait, err := r.seatLocked(s, reg)
+		r.mu.Unlock()
+		if err == nil || !wait {
+			return st, err
+		}
+		select {
+		case <-changed:
+		case <-deadline.C:
+			return nil, err
+		case <-gone:
+			return nil, err
+		}
+	}
+}
+
+// seatLocked tries once; wait says that the reason to refuse may go by.
+func (r *registry) seatLocked(s *session, reg *ipc.Register) (st *seat, wait bool, err error) {
+	sp, err := r.spaceLocked(reg)
+	if err != nil {
+		return nil, false, err
+	}
+	e := r.engines[reg.Instance]
+	if e == nil {
+		if len(r.engines) >= r.limits.Engines {
+			return nil, true, fmt.Errorf("instance: %d engines are registered, allowed: %d", len(r.engines), r.limits.Engines)
+		}
+		e = newEngine(reg, sp, r.leaseBytes)
+	} else if err := e.fits(reg, sp); err != nil {
+		return nil, true, err
+	}
+	if err := e.covers(reg); err != nil {
+		return nil, true, err
+	}
+	st = &seat{
+		session: s, engine: e, space: sp, role: reg.Role, rank: reg.Rank, shard: reg.Shard,
+		holder: &holder{acct: e.acct},
+	}
+	*e.place(reg.Role, reg.Rank) = st
+	r.engines[reg.Instance], r.spaces[sp.fp] = e, sp
+	sp.seats[st] = struct{}{}
+	return st, false, nil
+}
+
+// spaceLocked finds or makes the space of a registration; one it makes is not in the registry yet.
+func (r *registry) spaceLocked(reg *ipc.Register) (*space, error) {
+	fp, identity := pool.Fingerprint(reg.Space()), reg.AppendIdentity(nil)
+	sp := r.spaces[fp]
+	if sp == nil {
+		if len(r.spaces) >= r.limits.Spaces {
+			return nil, fmt.Errorf("identity: %d spaces are open, allowed: %d", len(r.spaces), r.limits.Spaces)
+		}
+		return newSpace(fp, identity, reg), nil
+	}
+	if !sp.matches(identity) {
+		return nil, clashError{fmt.Errorf("identity: another identity has the fingerprint %x", fp)}
+	}
+	return sp, nil
+}
+
+// claim notes the sizes a worker's seat brings, before any of its memory is opened.
+func (r *registry) claim(st *seat) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := st.space.claimLocked(st.shard, st.sizes); err != nil {
+		return err
+	}
+	st.claimed = true
+	return nil
+}
+
+// activate makes a seat count, opens the pool's space if this was the last size it lacked, and starts, by
+// start, the workers that waited for that. An error leaves the seat as it was.
+func (r *registry) activate(st *seat, start func(*seat) error) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := st.space.openLocked(r.pool); err != nil {
+		return fmt.Errorf("segments: the pool does not open the space: %w", err)
+	}
+	st.registered = true
+	defer r.publishLocked()
+	if st.space.open.Load() == nil {
+		return nil
+	}
+	for other := range st.space.seats {
+		if !other.registered || other.leaving || other.role != ipc.RoleWorker || other.worker.Load() != nil {
+			continue
+		}
+		if err := start(other); err != nil && other == st {
+			st.registered = false
+			return err
+		}
+	}
+	return nil
+}
+
+// leave takes a seat out of what look-ups see. The seat stays taken until vacate. Afterwards its worker does
+// not change any more.
+func (r *registry) leave(st *seat) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	st.registered, st.leaving = false, true
+	r.publishLocked()
+}
+
+// vacate frees a seat for a successor: nothing of it is left.
+func (r *registry) vacate(st *seat) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e, sp := st.engine, st.space
+	if st.claimed {
+		st.claimed = false
+		sp.disclaimLocked(st.shard)
+	}
+	delete(sp.seats, st)
+	*e.place(st.role, st.rank) = nil
+	if e.emptyLocked() {
+		delete(r.engines, e.instance)
+	}
+	if len(sp.seats) == 0 && sp.open.Load() == nil {
+		delete(r.spaces, sp.fp)
+	}
+	close(r.changed)
+	r.changed = make(chan struct{})
+	r.publishLocked()
+}
+
+// publishLocked makes the view anew, and says of each engine and space whether its ranks are all here.
+func (r *registry) publishLocked() {
+	v := &view{spaces: make(map[pool.Fingerprint]*space, len(r.spaces)), seats: make(map[uint64]*seat)}
+	complete := make(map[*space]int32, len(r.spaces))
+	for _, e := range r.engines {
+		all := e.allRanksLocked()
+		e.complete.Store(all)
+		if all {
+			complete[e.space]++
+		}
+	}
+	for fp, sp := range r.spaces {
+		sp.complete.Store(complete[sp])
+		if sp.open.Load() != nil {
+			v.spaces[fp] = sp
+		}
+		for st := range sp.seats {
+			if st.registered {
+				v.seats[st.session.number] = st
+			}
+		}
+	}
+	r.view.Store(v)
+}
+
+// reset starts a new weights epoch of a seat's space, and names the other sessions of the space.
+func (r *registry) reset(sp *space, by *session) (epoch uint32, others []*session, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if epoch, err = sp.resetLocked(r.pool); err != nil {
+		return 0, nil, err
+	}
+	for st := range sp.seats {
+		if st.registered && st.session != by {
+			others = append(others, st.session)
+		}
+	}
+	return epoch, others, nil
+}
+
+// epochOf is a space's current weights epoch.
+func (r *registry) epochOf(sp *space) uint32 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return sp.epochLocked(r.pool)
+}

@@ -1,0 +1,57 @@
+package agent
+
+import (
+	"go.uber.org/zap"
+
+	"github.com/kvagent/kvagent/ipc"
+)
+
+// cancel serves CANCEL. A running job's DONE comes when the worker has fenced it off, and the answer right behind
+// it; a job that is not known has ended already, or never was, and is answered at once.
+func (s *session) cancel(m *ipc.Cancel) {
+	if !s.jobs.cancel(m.Job) {
+		s.answer(&ipc.Cancelled{Job: m.Job})
+		return
+	}
+	s.seat.Load().worker.Load().Cancel(m.Job)
+}
+
+// release serves RELEASE: by serial number, and only leases of the session's own engine.
+func (s *session) release(m *ipc.Release) {
+	st := s.seat.Load()
+	ended := 0
+	if st != nil {
+		ended = s.agent.ledger.release(st.engine.acct, m.Leases)
+	}
+	s.agent.metrics.leasesPassed.Add(uint64(len(m.Leases) - ended))
+}
+
+// reset serves RESET: a new weights epoch of the session's space, told to all other sessions of it.
+func (s *session) reset(m *ipc.Reset) {
+	st := s.seat.Load()
+	if st == nil {
+		s.answer(&ipc.ResetDone{Req: m.Req, Status: ipc.RegRefused, Text: "the session has no registration"})
+		return
+	}
+	epoch, err := s.agent.resetSpace(st.space, s)
+	if err != nil {
+		s.answer(&ipc.ResetDone{Req: m.Req, Status: ipc.RegRefused, Text: cutText(err.Error())})
+		return
+	}
+	s.answer(&ipc.ResetDone{Req: m.Req, Status: ipc.RegDone, Epoch: epoch})
+}
+
+// resetSpace starts a new weights epoch of a space; by is the session that asked, nil for a look-up socket.
+func (a *Agent) resetSpace(sp *space, by *session) (uint32, error) {
+	epoch, others, err := a.registry.reset(sp, by)
+	if err != nil {
+		a.log.Error("reset failed", zap.Binary("space", sp.fp[:]), zap.Error(err))
+		return 0, err
+	}
+	a.metrics.resets.Add(1)
+	a.log.Info("new weights epoch", zap.String("model", sp.model), zap.Binary("space", sp.fp[:]), zap.Uint32("epoch", epoch))
+	for _, other := range others {
+		other.tell(&ipc.Epoch{Epoch: epoch})
+	}
+	return epoch, nil
+}

@@ -1,0 +1,215 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/kvagent/kvagent/ipc"
+)
+
+// session is one session socket, with three goroutines: run owns it, waits for its end, tears it down and joins
+// the other two; the reader serves what the peer asks for; the writer empties the outbox.
+type session struct {
+	agent  *Agent
+	conn   *ipc.Conn
+	log    *zap.Logger
+	number uint64
+	pid    int
+	out    *outbox
+	jobs   jobTable
+
+	greeted  atomic.Bool          // version and software are known
+	software string               // set before greeted
+	seat     atomic.Pointer[seat] // nil: not registered
+
+	// The reader's while it serves a message, and teardown's afterwards.
+	mu struct {
+		sync.Mutex
+		ended  bool
+		reg    *registration // parts are still to come
+		passed parts         // of a refused registration, on their way
+	}
+
+	closing sync.Once
+	gone    chan struct{} // closed when the session is to end
+	end     end           // why; readable once gone is closed
+}
+
+// end is why a session ends.
+type end struct {
+	reason string // one of endReasons
+	code   uint8  // of the ERROR that is sent before the socket ends; 0: none
+	detail error
+	seen   time.Time
+}
+
+// Reasons for the end of a session, as its counter says them.
+const (
+	endPeer      = "peer"      // the peer ended it, or died
+	endHandshake = "handshake" // no HELLO, or no common version
+	endMalformed = "malformed" // the peer sent what it must not
+	endLimit     = "limit"     // too many sessions, or parts that did not come in time
+	endSlow      = "slow"      // the peer did not read, or left a frame unfinished
+	endShutdown  = "shutdown"  // the agent ends
+)
+
+var endReasons = [...]string{endPeer, endHandshake, endMalformed, endLimit, endSlow, endShutdown}
+
+// doom says that the session is to end. Only the first reason counts.
+func (s *session) doom(reason string, code uint8, detail error) {
+	s.closing.Do(func() {
+		s.end = end{reason: reason, code: code, detail: detail, seen: time.Now()}
+		close(s.gone)
+	})
+}
+
+// run is the life of a session, from accept to the close of its socket.
+func (s *session) run() {
+	var joins sync.WaitGroup
+	written := make(chan struct{})
+	joins.Go(s.read)
+	joins.Go(func() {
+		defer close(written)
+		s.write()
+	})
+	select {
+	case <-s.conn.Dead():
+		s.doom(endPeer, 0, s.conn.Cause())
+	case <-s.gone:
+	}
+	s.teardown(written)
+	joins.Wait()
+	s.agent.forget(s)
+}
+
+// read serves messages until the session ends.
+func (s *session) read() {
+	if err := s.greet(); err != nil {
+		s.doom(endHandshake, 0, err)
+		return
+	}
+	for {
+		msg, fds, err := s.conn.Recv()
+		if err == nil {
+			err = s.serve(msg, fds)
+		}
+		if err != nil {
+			s.fail(err)
+			return
+		}
+	}
+}
+
+// greet agrees on a version and tells the session what is switched on.
+func (s *session) greet() error {
+	hello, err := ipc.ServeHandshake(s.conn, ipc.Welcome{
+		Boot: s.agent.boot, Session: s.number, MaxFrame: ipc.MaxFrame, MaxJobBlocks: ipc.MaxJobBlocks,
+		MaxQueue: uint32(s.agent.cfg.Limits.Transfer.Queue), LeaseBytes: uint64(s.agent.cfg.LeaseBytes),
+	}, ipc.MinVersion, ipc.Version)
+	if err != nil {
+		return err
+	}
+	s.software = hello.Software
+	s.agent.welcome(s)
+	return nil
+}
+
+// fail ends the session because of what was, or was not, received.
+func (s *session) fail(err error) {
+	var bad *ipc.MalformedError
+	switch {
+	case errors.As(err, &bad):
+		s.agent.metrics.malformed[bad.Reason.String()].Add(1)
+		s.doom(endMalformed, ipc.ErrCodeMalformed, err)
+	case errors.Is(err, ipc.ErrStalled):
+		s.doom(endSlow, ipc.ErrCodeLimit, err)
+	default:
+		s.doom(endPeer, 0, err)
+	}
+}
+
+// unexpected is the error for a message that is whole but may not come now.
+func unexpected(message, field, format string, args ...any) error {
+	return &ipc.MalformedError{Reason: ipc.ReasonRange, Message: message, Field: field, Detail: fmt.Sprintf(format, args...)}
+}
+
+// serve does what one message asks for; descriptors come with REGIONS only. An error ends the session.
+func (s *session) serve(msg any, fds []int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.ended {
+		closeFDs(fds)
+		return ipc.ErrClosed
+	}
+	switch m := msg.(type) {
+	case *ipc.Register:
+		return s.registerLocked(m)
+	case *ipc.Regions:
+		return s.regionsLocked(m, fds)
+	case *ipc.Segments:
+		return s.segmentsLocked(m)
+	case *ipc.Unregister:
+		s.unregisterLocked(m)
+	case *ipc.Release:
+		s.release(m)
+	case *ipc.Save:
+		return s.save(m)
+	case *ipc.Load:
+		return s.load(m)
+	case *ipc.Cancel:
+		s.cancel(m)
+	case *ipc.Reset:
+		s.reset(m)
+	case *ipc.Ping:
+		s.answer(&ipc.Pong{Req: m.Req})
+	default:
+		return unexpected("message", "type", "%T, allowed is what a client sends behind HELLO", msg)
+	}
+	return nil
+}
+
+// answer queues the answer to what the peer asked; only the reader calls it.
+func (s *session) answer(m any) { s.out.answer(m, s.gone) }
+
+// notify queues what the peer did not ask for. A peer that left no room counts as dead.
+func (s *session) notify(m any) {
+	if !s.out.push(m) {
+		s.doom(endSlow, 0, fmt.Errorf("the peer does not read: %d messages wait, allowed is %d", s.out.limit, s.out.limit))
+	}
+}
+
+// tell notifies a session that has said HELLO of a change; versions that do not know the message are passed over
+// by the conn.
+func (s *session) tell(m any) {
+	if s.greeted.Load() {
+		s.notify(m)
+	}
+}
+
+// write sends what the outbox holds, in order, until the box is closed and empty. A write that the peer does not
+// take in time ends the session, and what else waits is dropped.
+func (s *session) write() {
+	var batch []any
+	var broken, closed bool
+	for range s.out.wake {
+		batch, closed = s.out.take(batch)
+		for _, m := range batch {
+			if !broken {
+				if err := s.conn.Send(m); err != nil {
+					broken = true
+					s.doom(endSlow, 0, err)
+				}
+			}
+			s.out.written()
+		}
+		clear(batch)
+		if closed {
+			return
+		}
+	}
+}

@@ -1,0 +1,190 @@
+package agent
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"go.uber.org/zap"
+
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// lookupSock is one look-up socket. It belongs to one space, or, lookup.sock, to none.
+type lookupSock struct {
+	agent   *Agent
+	name    string
+	fp      pool.Fingerprint // zero: no space of its own
+	fixed   bool             // open as long as the agent is
+	server  *ipc.LookupServer
+	seats   map[*seat]struct{}        // who named it; under lookupSockets.mu
+	engines atomic.Pointer[[]*engine] // of those seats, each once: what the handler reads
+}
+
+// lookupSockets are the look-up sockets by name. Engines of one space share a socket; it is closed when the last
+// seat that named it is vacated.
+type lookupSockets struct {
+	agent   *Agent
+	context *ipc.Context // from start to close
+
+	mu     sync.Mutex
+	byName map[string]*lookupSock
+	past   [ipc.Reasons]uint64 // malformed requests of sockets that are closed
+}
+
+func newLookupSockets(a *Agent) *lookupSockets {
+	return &lookupSockets{agent: a, byName: make(map[string]*lookupSock)}
+}
+
+// start makes ready for sockets.
+func (l *lookupSockets) start() (err error) {
+	l.context, err = ipc.NewContext()
+	return err
+}
+
+// openFixed opens a socket that stays.
+func (l *lookupSockets) openFixed(name string, fp pool.Fingerprint) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, err := l.listenLocked(name, fp, true)
+	return err
+}
+
+// open gives a seat the socket it names, and the socket's path; without a name that is lookup.sock's.
+func (l *lookupSockets) open(name string, st *seat) (path string, err error) {
+	if name == "" {
+		return l.path(ipc.LookupSocket), nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	k := l.byName[name]
+	if k == nil {
+		if k, err = l.listenLocked(name, st.space.fp, false); err != nil {
+			return "", err
+		}
+	} else if k.fp != st.space.fp {
+		return "", fmt.Errorf("lookup_name: %q is held by %s, allowed: a name of its own for each space", name, k.holderLocked())
+	}
+	k.seats[st] = struct{}{}
+	k.publishLocked()
+	return l.path(name), nil
+}
+
+func (l *lookupSockets) listenLocked(name string, fp pool.Fingerprint, fixed bool) (*lookupSock, error) {
+	if len(l.byName) >= l.agent.cfg.Limits.Sockets {
+		return nil, fmt.Errorf("lookup_name: %d look-up sockets are open, allowed: %d", len(l.byName), l.agent.cfg.Limits.Sockets)
+	}
+	k := &lookupSock{agent: l.agent, name: name, fp: fp, fixed: fixed, seats: make(map[*seat]struct{})}
+	k.engines.Store(&[]*engine{})
+	server, err := l.context.ListenLookup(ipc.LookupOptions{
+		Dir: l.agent.cfg.Dir, Name: name, SocketGroup: l.agent.cfg.SocketGroup, Boot: l.agent.boot,
+		OnMalformed: k.malformed, OnPanic: k.panicked,
+	}, k.handle)
+	if err != nil {
+		return nil, fmt.Errorf("lookup_name: %q: %w", name, err)
+	}
+	k.server = server
+	l.byName[name] = k
+	l.agent.log.Info("look-up socket open", zap.String("path", l.path(name)), zap.Binary("space", fp[:]))
+	return k, nil
+}
+
+// drop takes a seat off its socket, if it has one.
+func (l *lookupSockets) drop(st *seat) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, k := range l.byName {
+		if _, ok := k.seats[st]; !ok {
+			continue
+		}
+		delete(k.seats, st)
+		k.publishLocked()
+		if len(k.seats) == 0 && !k.fixed {
+			l.closeLocked(k)
+		}
+	}
+}
+
+// close closes all sockets, and ends ZeroMQ.
+func (l *lookupSockets) close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, k := range l.byName {
+		l.closeLocked(k)
+	}
+	if l.context == nil {
+		return nil
+	}
+	return l.context.Close()
+}
+
+func (l *lookupSockets) closeLocked(k *lookupSock) {
+	delete(l.byName, k.name)
+	for i, n := range k.server.Counters().Reasons {
+		l.past[i] += n
+	}
+	if err := k.server.Close(); err != nil {
+		l.agent.log.Error("look-up socket not closed", zap.String("path", l.path(k.name)), zap.Error(err))
+		return
+	}
+	l.agent.log.Info("look-up socket closed", zap.String("path", l.path(k.name)))
+}
+
+func (l *lookupSockets) path(name string) string { return filepath.Join(l.agent.cfg.Dir, name) }
+
+// names of the sockets, sorted.
+func (l *lookupSockets) names() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := make([]string, 0, len(l.byName))
+	for name := range l.byName {
+		out = append(out, name)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// malformed requests of all sockets there have been, by ipc.Reason.
+func (l *lookupSockets) malformed() [ipc.Reasons]uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	sum := l.past
+	for _, k := range l.byName {
+		for i, n := range k.server.Counters().Reasons {
+			sum[i] += n
+		}
+	}
+	return sum
+}
+
+// malformed logs a request that the server could not read; the server bounds the rate.
+func (k *lookupSock) malformed(err error, skipped uint64) {
+	k.agent.log.Warn("malformed look-up", zap.String("socket", k.name), zap.Error(err), zap.Uint64("not_logged", skipped))
+}
+
+// panicked logs a defect of the handler; the client was answered.
+func (k *lookupSock) panicked(value any) {
+	k.agent.log.Error("look-up handler panicked", zap.String("socket", k.name), zap.Any("value", value), zap.Stack("stack"))
+}
+
+// publishLocked tells the handler which engines named the socket.
+func (k *lookupSock) publishLocked() {
+	engines := make([]*engine, 0, len(k.seats))
+	for st := range k.seats {
+		if !slices.Contains(engines, st.engine) {
+			engines = append(engines, st.engine)
+		}
+	}
+	k.engines.Store(&engines)
+}
+
+// holderLocked is who holds the name, for people.
+func (k *lookupSock) holderLocked() string {
+	for st := range k.seats {
+		return fmt.Sprintf("instance %q (space %x)", st.engine.instance, k.fp)
+	}
+	return fmt.Sprintf("the agent's configuration (space %x)", k.fp)
+}

@@ -1,0 +1,140 @@
+package agent
+
+import (
+	"bytes"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/lookup"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// space is what engines with the same identity share. The pool's space needs the sizes of all shards, and a
+// worker knows only those of its own: so the pool's space opens when the last shard's size is claimed, and
+// stays open for the life of the agent. All fields but open and complete are under registry.mu.
+type space struct {
+	fp         pool.Fingerprint
+	identity   []byte // canonical
+	model      string // for people
+	groups     []ipc.GroupDesc
+	hashTokens uint32
+
+	sizes  [][]uint32 // by shard, then group: bytes of one block; nil: not known
+	claims []int      // by shard: seats that claim its sizes
+	seats  map[*seat]struct{}
+	epoch  uint32 // resets before the pool's space opens count too
+	spec   pool.Spec
+
+	open     atomic.Pointer[lookup.Space] // nil until the pool's space is open
+	complete atomic.Int32                 // engines with all ranks registered
+}
+
+func newSpace(fp pool.Fingerprint, identity []byte, r *ipc.Register) *space {
+	return &space{
+		fp: fp, identity: identity, model: identityValue(r.Identity, "model"), groups: r.Groups, hashTokens: r.HashTokens,
+		sizes: make([][]uint32, r.Shards), claims: make([]int, r.Shards),
+		seats: make(map[*seat]struct{}), epoch: 1,
+	}
+}
+
+func identityValue(pairs []ipc.Pair, key string) string {
+	for _, p := range pairs {
+		if p.Key == key {
+			return p.Value
+		}
+	}
+	return ""
+}
+
+// matches compares what the fingerprint was made of.
+func (s *space) matches(identity []byte) bool { return bytes.Equal(s.identity, identity) }
+
+// claimLocked notes the sizes of a shard, which must be those that are already known.
+func (s *space) claimLocked(shard uint32, sizes []uint32) error {
+	known := s.sizes[shard]
+	for g := range known {
+		if known[g] != sizes[g] {
+			return fmt.Errorf("segments: group %d, shard %d: %d bytes of one block, allowed: %d, as this space has it",
+				g, shard, sizes[g], known[g])
+		}
+	}
+	s.sizes[shard] = sizes
+	s.claims[shard]++
+	return nil
+}
+
+// disclaimLocked takes a claim back. Sizes nobody claims are forgotten, as long as the pool's space is not open.
+func (s *space) disclaimLocked(shard uint32) {
+	s.claims[shard]--
+	if s.claims[shard] == 0 && s.open.Load() == nil {
+		s.sizes[shard] = nil
+	}
+}
+
+// openLocked opens the pool's space if all sizes are known; it is no error if they are not yet.
+func (s *space) openLocked(p Pool) error {
+	if s.open.Load() != nil {
+		return nil
+	}
+	for _, sizes := range s.sizes {
+		if sizes == nil {
+			return nil
+		}
+	}
+	spec := s.makeSpec()
+	id, err := p.OpenSpace(spec)
+	if err != nil {
+		return err
+	}
+	for p.Epoch(id) < s.epoch {
+		if _, err := p.ResetSpace(id); err != nil {
+			return err
+		}
+	}
+	s.spec = spec
+	s.open.Store(s.makeRules(id))
+	return nil
+}
+
+func (s *space) makeSpec() pool.Spec {
+	spec := pool.Spec{Fingerprint: s.fp, Identity: s.identity, Shards: len(s.sizes)}
+	for g := range s.groups {
+		group := pool.Group{BlockTokens: s.groups[g].BlockTokens}
+		for shard := range s.sizes {
+			group.ShardBytes = append(group.ShardBytes, s.sizes[shard][g])
+		}
+		spec.Groups = append(spec.Groups, group)
+	}
+	return spec
+}
+
+func (s *space) makeRules(id pool.SpaceID) *lookup.Space {
+	rules := &lookup.Space{ID: id, HashTokens: s.hashTokens}
+	for _, g := range s.groups {
+		rules.Groups = append(rules.Groups, lookup.Group{BlockTokens: g.BlockTokens, Window: g.Window})
+	}
+	return rules
+}
+
+// resetLocked starts a new weights epoch.
+func (s *space) resetLocked(p Pool) (uint32, error) {
+	rules := s.open.Load()
+	if rules == nil {
+		s.epoch++
+		return s.epoch, nil
+	}
+	epoch, err := p.ResetSpace(rules.ID)
+	if err == nil {
+		s.epoch = epoch
+	}
+	return epoch, err
+}
+
+// epochLocked is the current weights epoch.
+func (s *space) epochLocked(p Pool) uint32 {
+	if rules := s.open.Load(); rules != nil {
+		return p.Epoch(rules.ID)
+	}
+	return s.epoch
+}

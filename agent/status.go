@@ -1,0 +1,147 @@
+package agent
+
+import (
+	"cmp"
+	"encoding/hex"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// Status is what /status says: for kvagent status, and for tests. Bytes are bytes, times what their names say.
+type Status struct {
+	Version       string  `json:"version"`
+	Boot          string  `json:"boot"` // hex
+	PID           int     `json:"pid"`
+	UptimeSeconds float64 `json:"uptime_seconds"`
+	Ready         bool    `json:"ready"`
+	Draining      bool    `json:"draining"`
+	Problem       string  `json:"problem"` // why not live or not ready; empty: all well
+
+	Engines  int `json:"engines"`
+	Sessions int `json:"sessions"`
+	Regions  int `json:"regions"`
+	Jobs     int `json:"jobs"`
+
+	Leases        int    `json:"leases"`
+	LeaseBytes    int64  `json:"lease_bytes"`
+	LeaseCap      int64  `json:"lease_cap_bytes"` // of one engine
+	LeasesGiven   uint64 `json:"leases_given"`
+	LeasesRevoked uint64 `json:"leases_revoked"`
+
+	BlocksStored int64  `json:"blocks_stored"` // entries in the pool now
+	BlocksSaved  uint64 `json:"blocks_saved"`  // since the start, each shard counted
+	BlocksLoaded uint64 `json:"blocks_loaded"`
+	BytesSaved   uint64 `json:"bytes_saved"`
+	BytesLoaded  uint64 `json:"bytes_loaded"`
+
+	Lookups     uint64  `json:"lookups"`
+	LookupHits  uint64  `json:"lookup_hits"`
+	TokensAsked uint64  `json:"tokens_asked"`
+	TokensFound uint64  `json:"tokens_found"`
+	HitRate     float64 `json:"hit_rate"` // tokens found of tokens asked
+
+	CleanupMaxMS float64     `json:"cleanup_max_ms"`
+	Switches     SwitchState `json:"switches"`
+
+	Pool       pool.Stats     `json:"pool"`
+	EngineList []EngineStatus `json:"engine_list"`
+	Sockets    []string       `json:"lookup_sockets"`
+}
+
+// EngineStatus is one engine.
+type EngineStatus struct {
+	Instance   string         `json:"instance"`
+	Model      string         `json:"model"`
+	Space      string         `json:"space"` // hex
+	Complete   bool           `json:"complete"`
+	World      uint32         `json:"world"`
+	Leases     int            `json:"leases"`
+	LeaseBytes int64          `json:"lease_bytes"`
+	Sessions   []WorkerStatus `json:"sessions"`
+}
+
+// WorkerStatus is one session of an engine: its scheduler's, or a rank's.
+type WorkerStatus struct {
+	Session    uint64 `json:"session"`
+	Role       string `json:"role"`
+	Rank       uint32 `json:"rank"`
+	Shard      uint32 `json:"shard"`
+	PID        int    `json:"pid"`
+	Software   string `json:"software"`
+	Version    uint32 `json:"protocol_version"`
+	Registered bool   `json:"registered"`
+	Regions    int    `json:"regions"`
+	Jobs       int    `json:"jobs"`    // not reported yet
+	Outbox     int    `json:"outbox"`  // messages not written yet
+	Step       string `json:"step"`    // what the worker does now, or idle
+	StepMS     int64  `json:"step_ms"` // for how long
+}
+
+// Status is a snapshot of the agent.
+func (a *Agent) Status() Status {
+	m, stats := a.metrics, a.pool.Stats()
+	st := Status{
+		Version: a.cfg.Version, Boot: hex.EncodeToString(a.boot[:]), PID: os.Getpid(), UptimeSeconds: time.Since(a.since).Seconds(),
+		Ready: a.Ready() == nil, Draining: a.draining(), Sessions: len(a.sessions.all()), Regions: int(a.regions.Load()),
+		Jobs: a.inflight.count(), LeaseCap: a.cfg.LeaseBytes, LeasesGiven: m.leasesGiven.Load(),
+		BlocksStored: stats.Entries, BlocksSaved: m.saved[pool.OK].Load(), BlocksLoaded: m.loaded[pool.OK].Load(),
+		BytesSaved: m.savedBytes.Load(), BytesLoaded: m.loadedBytes.Load(),
+		Lookups: m.lookups.Load(), LookupHits: m.lookupHits.Load(), TokensAsked: m.tokensAsked.Load(), TokensFound: m.tokensFound.Load(),
+		CleanupMaxMS: float64(m.cleanupMax.Load()) / float64(time.Millisecond),
+		Switches:     a.switches.state(), Pool: stats, EngineList: a.engines(), Sockets: a.sockets.names(),
+	}
+	st.Engines = len(st.EngineList)
+	st.Leases, st.LeaseBytes, st.LeasesRevoked = a.ledger.totals()
+	if st.TokensAsked > 0 {
+		st.HitRate = float64(st.TokensFound) / float64(st.TokensAsked)
+	}
+	if err := cmp.Or(a.Live(), a.Ready()); err != nil {
+		st.Problem = err.Error()
+	}
+	return st
+}
+
+// engines are the engines that are here, by name.
+func (a *Agent) engines() []EngineStatus {
+	a.registry.mu.Lock()
+	defer a.registry.mu.Unlock()
+	out := make([]EngineStatus, 0, len(a.registry.engines))
+	for _, e := range a.registry.engines {
+		es := EngineStatus{
+			Instance: e.instance, Model: e.space.model, Space: hex.EncodeToString(e.space.fp[:]),
+			Complete: e.complete.Load(), World: e.world, Sessions: []WorkerStatus{},
+		}
+		es.Leases, es.LeaseBytes, _ = a.ledger.usage(e.acct)
+		for _, st := range append([]*seat{e.scheduler}, e.ranks...) {
+			if st != nil {
+				es.Sessions = append(es.Sessions, st.status())
+			}
+		}
+		out = append(out, es)
+	}
+	slices.SortFunc(out, func(x, y EngineStatus) int { return cmp.Compare(x.Instance, y.Instance) })
+	return out
+}
+
+// status of a seat; registry.mu is held.
+func (st *seat) status() WorkerStatus {
+	s := st.session
+	ws := WorkerStatus{
+		Session: s.number, Role: "worker", Rank: st.rank, Shard: st.shard, PID: s.pid, Software: s.software,
+		Version: s.conn.Version(), Registered: st.registered, Jobs: s.jobs.count(), Outbox: s.out.depth(), Step: "idle",
+	}
+	if st.role == ipc.RoleScheduler {
+		ws.Role = "scheduler"
+	}
+	if st.registered {
+		ws.Regions = st.regions
+	}
+	if step, age := st.step(); step != "" {
+		ws.Step, ws.StepMS = step, age.Milliseconds()
+	}
+	return ws
+}

@@ -1,0 +1,111 @@
+package agent
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// watchdog knows how old each worker's current step is. Health is asked of the workers when somebody asks; the
+// goroutine only logs when one gets stuck, and when it moves again.
+type watchdog struct {
+	agent *Agent
+	stuck map[*seat]stuckStep // said to be stuck; the goroutine's
+}
+
+// stuckStep is a worker whose step is older than Limits.Stuck.
+type stuckStep struct {
+	seat *seat
+	step string
+	age  time.Duration
+}
+
+func (s stuckStep) String() string {
+	return fmt.Sprintf("%s of instance %q (process %d): %s for %v", placeName(s.seat.role, s.seat.rank),
+		s.seat.engine.instance, s.seat.session.pid, s.step, s.age.Round(time.Millisecond))
+}
+
+func newWatchdog(a *Agent) *watchdog { return &watchdog{agent: a, stuck: make(map[*seat]stuckStep)} }
+
+// run looks until the agent stops.
+func (w *watchdog) run() {
+	tick := time.NewTicker(w.agent.cfg.Limits.Watch)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			w.look()
+		case <-w.agent.stop:
+			return
+		}
+	}
+}
+
+// look logs what changed.
+func (w *watchdog) look() {
+	now := make(map[*seat]stuckStep)
+	for _, s := range w.agent.stuckWorkers() {
+		now[s.seat] = s
+		if _, before := w.stuck[s.seat]; !before {
+			w.agent.log.Error("worker stuck", zap.Stringer("worker", s))
+		}
+	}
+	for st, s := range w.stuck {
+		if _, still := now[st]; !still {
+			w.agent.log.Info("worker moves again, or is gone", zap.Stringer("worker", s))
+		}
+	}
+	w.stuck = now
+}
+
+// stuckWorkers are the workers whose current step is older than Limits.Stuck, by instance and rank.
+func (a *Agent) stuckWorkers() []stuckStep {
+	a.registry.mu.Lock()
+	defer a.registry.mu.Unlock()
+	var out []stuckStep
+	for _, e := range a.registry.engines {
+		for _, st := range e.ranks {
+			if st == nil {
+				continue
+			}
+			if step, age := st.step(); age > a.cfg.Limits.Stuck {
+				out = append(out, stuckStep{st, step, age})
+			}
+		}
+	}
+	slices.SortFunc(out, func(x, y stuckStep) int {
+		return cmp.Or(cmp.Compare(x.seat.engine.instance, y.seat.engine.instance), cmp.Compare(x.seat.rank, y.seat.rank))
+	})
+	return out
+}
+
+// Live says which workers are stuck.
+func (a *Agent) Live() error {
+	stuck := a.stuckWorkers()
+	if len(stuck) == 0 {
+		return nil
+	}
+	names := make([]string, len(stuck))
+	for i, s := range stuck {
+		names[i] = s.String()
+	}
+	return errors.New("stuck: " + strings.Join(names, "; "))
+}
+
+// Ready says why the agent does not serve: its sockets are not open, it drains, or its pool has no room at all.
+func (a *Agent) Ready() error {
+	switch {
+	case a.draining():
+		return errors.New("draining")
+	case !a.ready.Load():
+		return errors.New("the sockets are not open yet")
+	case a.pool.Stats().Capacity <= 0:
+		return errors.New("the pool has no capacity")
+	}
+	return nil
+}
