@@ -7,8 +7,9 @@ SHELL       := /bin/bash
 .NOTPARALLEL:
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-# The version is given here, so Go need not ask git (which refuses a checkout of another owner).
-GO_BUILD := go build -trimpath -buildvcs=false -ldflags '-X main.version=$(VERSION)'
+# Go stops the build if it finds git but git refuses (a checkout of another owner): ask first.
+BUILDVCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo true || echo false)
+GO_BUILD := go build -trimpath -buildvcs=$(BUILDVCS) -ldflags '-X main.version=$(VERSION)'
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
@@ -71,7 +72,7 @@ test-go: ## Go tests, with the race detector
 test-python: build ## Python tests, with the real agent
 	@scripts/deps python
 	@$(STAGE) venv scripts/venv
-	@cd python && ../$(STAGE) -v pytest $(VENV)/bin/pytest
+	@cd python && KVAGENT_REQUIRE_AGENT=1 ../$(STAGE) -v pytest $(VENV)/bin/pytest
 
 .PHONY: fuzz
 fuzz: ## every Fuzz target for FUZZTIME (default 5s) each

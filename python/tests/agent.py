@@ -1,0 +1,163 @@
+"""The real agent in a process of its own, and an engine in Python that talks to it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kvagent import messages as m
+from kvagent.errors import KVAgentError
+from kvagent.identity import identity_pairs
+from kvagent.registration import Registration
+from kvagent.session import Event, Session
+from kvagent.shm import SharedMemory, SyncWords
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+BINARY = Path(__file__).resolve().parents[2] / "bin" / "kvagent"
+PATIENCE_S = 20.0  # for what takes milliseconds on a machine with nothing else to do
+BLOCK_TOKENS = 16
+BLOCKS = 32
+BLOCK_BYTES = 4096  # of one layer
+LAYERS = 2
+IDENTITY = identity_pairs({"model": "test/model", "dtype": "bfloat16", "tenant": ""})
+
+_T = TypeVar("_T")
+
+
+def eventually(check: Callable[[], _T | None], what: str) -> _T:
+    """The first result of check that counts as true."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (result := check()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not come about within {PATIENCE_S} s")
+        time.sleep(0.002)
+    return result
+
+
+class AgentProcess:
+    """`kvagent serve` in a folder."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.folder = folder
+        self._command = [str(BINARY), "serve", "--socket-dir", str(folder), "--pool", "64MiB", *flags]
+        self._log = (folder.parent / f"{folder.name}.log").open("ab")
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self._command, stdout=self._log, stderr=self._log)
+        eventually(self._answers, "an agent that answers")
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, f"the agent ended: {Path(self._log.name).read_text()[-2000:]}"
+        with contextlib.suppress(OSError, KVAgentError):
+            self.connect().close()
+            return True
+        return False
+
+    def connect(self) -> Session:
+        return Session.connect(self.folder / "session.sock", timeout_s=PATIENCE_S)
+
+    def status(self) -> dict[str, Any]:
+        command = [str(BINARY), "status", "--json", "--socket-dir", str(self.folder)]
+        status: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=30).stdout)
+        return status
+
+    def signal(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        self.signal(signal.SIGCONT)
+        self.process.terminate()
+        try:
+            self.process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._log.close()
+
+
+class Engine:
+    """A scheduler and one worker; its KV cache holds BLOCKS blocks of LAYERS pieces each, a piece after the other."""
+
+    def __init__(
+        self, agent: AgentProcess, instance: str, *, lookup_name: str = "", rank: int = 0, world: int = 1
+    ) -> None:
+        self.cache = SharedMemory(LAYERS * BLOCKS * BLOCK_BYTES)
+        self.words = SyncWords(events=4, revokes=4)
+        self.rank = rank
+        common: dict[str, Any] = {
+            "instance": instance, "identity": IDENTITY, "groups": (m.Group(BLOCK_TOKENS, BLOCKS),),
+            "hash_tokens": BLOCK_TOKENS, "world": world, "shards": world,
+        }  # fmt: skip
+        self.worker = agent.connect()
+        self.registered = self.worker.register(
+            Registration(
+                **common, role=m.Role.WORKER, rank=rank, shard=rank, sync=self.words.sync(0),
+                regions=[(self.words.memory.region(0), self.words.memory.fd), (self.cache.region(1), self.cache.fd)],
+                segments={0: [m.Segment(1, i * BLOCKS * BLOCK_BYTES, BLOCK_BYTES, BLOCK_BYTES) for i in range(LAYERS)]},
+            )
+        )  # fmt: skip
+        self.scheduler = agent.connect()
+        if rank == 0:
+            self.scheduler.register(Registration(**common, role=m.Role.SCHEDULER, lookup_name=lookup_name))
+        self.step = 0
+        self.events: list[Event] = []
+
+    def compute(self, blocks: Sequence[int], salt: int) -> None:
+        """Fills blocks with bytes that differ by salt, block and layer, and ends a step."""
+        for i, block in enumerate(blocks):
+            for layer in range(LAYERS):
+                self._piece(block, layer)[:] = content(salt, i, layer, self.rank)
+        self.step += 1
+        self.words.step = self.step
+
+    def holds(self, block: int, salt: int, i: int) -> bool:
+        """Whether a block holds what compute wrote as its i-th."""
+        return all(self._piece(block, layer) == content(salt, i, layer, self.rank) for layer in range(LAYERS))
+
+    def wait(self, kind: type[_T]) -> _T:
+        """The next event of that kind from the worker's session."""
+
+        def look() -> _T | None:
+            self.events += self.worker.poll()
+            return next((event for event in self.events if isinstance(event, kind)), None)
+
+        event = eventually(look, kind.__name__)
+        self.events.remove(event)  # type: ignore[arg-type]
+        return event
+
+    def done(self, job: int) -> bytes:
+        """The statuses of a job."""
+        done = self.wait(m.Done)
+        assert done.job == job
+        return done.statuses
+
+    def close(self) -> None:
+        self.worker.close()
+        self.scheduler.close()
+        self.words.close()
+        self.cache.close()
+
+    def _piece(self, block: int, layer: int) -> memoryview:
+        start = (layer * BLOCKS + block) * BLOCK_BYTES
+        return self.cache.view[start : start + BLOCK_BYTES]
+
+
+def content(salt: int, i: int, layer: int, rank: int) -> bytes:
+    return bytes([salt, i, layer, rank]) * (BLOCK_BYTES // 4)
+
+
+def chain(name: str, count: int) -> list[bytes]:
+    """Hashes of a prompt's blocks."""
+    return [f"{name}/{i}".encode().ljust(32, b".") for i in range(count)]
