@@ -70,6 +70,9 @@ class AgentProcess:
         status: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=30).stdout)
         return status
 
+    def descriptors(self) -> int:
+        return sum(1 for _ in Path(f"/proc/{self.process.pid}/fd").iterdir())
+
     def signal(self, number: int) -> None:
         os.kill(self.process.pid, number)
 
@@ -128,14 +131,7 @@ class Engine:
 
     def wait(self, kind: type[_T]) -> _T:
         """The next event of that kind from the worker's session."""
-
-        def look() -> _T | None:
-            self.events += self.worker.poll()
-            return next((event for event in self.events if isinstance(event, kind)), None)
-
-        event = eventually(look, kind.__name__)
-        self.events.remove(event)  # type: ignore[arg-type]
-        return event
+        return wait(self.worker, kind, self.events)
 
     def done(self, job: int) -> bytes:
         """The statuses of a job."""
@@ -152,6 +148,18 @@ class Engine:
     def _piece(self, block: int, layer: int) -> memoryview:
         start = (layer * BLOCKS + block) * BLOCK_BYTES
         return self.cache.view[start : start + BLOCK_BYTES]
+
+
+def wait(session: Session, kind: type[_T], events: list[Event]) -> _T:
+    """The next event of that kind, of those kept in events or to come."""
+
+    def look() -> _T | None:
+        events.extend(session.poll())
+        return next((event for event in events if isinstance(event, kind)), None)
+
+    event = eventually(look, kind.__name__)
+    events.remove(event)  # type: ignore[arg-type]
+    return event
 
 
 def content(salt: int, i: int, layer: int, rank: int) -> bytes:

@@ -130,8 +130,8 @@ def test_a_mock_engine_fills_an_agent_for_foreign_clients(agent: AgentProcess, t
     hashes = chain("filled", 5)
     (tmp_path / "hashes").write_text("".join(f"{one.hex()}\n" for one in hashes))
     command = [
-        str(BINARY), "mock", "--fill", str(tmp_path / "hashes"), "--socket-dir", str(agent.folder), "--lookup-name", ASCEND,
-        "--block-size", "128", "--hold",
+        str(BINARY), "mock", "--fill", str(tmp_path / "hashes"), "--socket-dir", str(agent.folder),
+        "--lookup-name", ASCEND, "--block-size", "128", "--hold",
     ]  # fmt: skip
     with (tmp_path / "mock.log").open("wb") as log:
         mock = subprocess.Popen(command, stdout=log, stderr=log)
