@@ -1,0 +1,5 @@
+package ipc
+
+const helperPathEnv = "KVAGENT_IPC_TEST_SOCKET"
+
+func helperMain(path string) {}

@@ -1,0 +1,33 @@
+package ipc
+
+import "sync/atomic"
+
+// Reasons is how many there are: Reason values are below it.
+const Reasons = int(numReasons)
+
+type lookupCounts struct {
+	requests, panics, unsent atomic.Uint64
+	forms                    [Forms]atomic.Uint64
+	reasons                  [Reasons]atomic.Uint64
+}
+
+// LookupCounters is a snapshot of what a server did since it started.
+type LookupCounters struct {
+	Requests uint64          // received; each got one reply, but for Unsent
+	Forms    [Forms]uint64   // of these, by Form
+	Reasons  [Reasons]uint64 // malformed, by Reason
+	Panics   uint64          // of the handler
+	Unsent   uint64          // replies that libzmq did not take
+}
+
+// Counters may be called from any goroutine.
+func (s *LookupServer) Counters() (c LookupCounters) {
+	c.Requests, c.Panics, c.Unsent = s.count.requests.Load(), s.count.panics.Load(), s.count.unsent.Load()
+	for i := range c.Forms {
+		c.Forms[i] = s.count.forms[i].Load()
+	}
+	for i := range c.Reasons {
+		c.Reasons[i] = s.count.reasons[i].Load()
+	}
+	return c
+}

@@ -1,0 +1,311 @@
+package ipc
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	zmq "github.com/pebbe/zmq4"
+)
+
+// socketDir is a short directory of its own: socket paths have 107 bytes.
+func socketDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "kv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+func testContext(t testing.TB) *Context {
+	t.Helper()
+	c, err := NewContext()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+var testBoot = [16]byte(run(0x10, 16))
+
+// echoHandler answers with what it was asked, so that a mix-up shows.
+func echoHandler(r *LookupRequest) LookupReply {
+	n := 0
+	if r.HashLen > 0 {
+		n = len(r.Hashes) / r.HashLen
+	}
+	return LookupReply{Tokens: uint32(r.Tokens) - r.HBMTokens, Blocks: uint64(n), Lease: r.Session, Boot: testBoot}
+}
+
+func serveLookups(t testing.TB, c *Context, dir, name string, h LookupHandler) *LookupServer {
+	t.Helper()
+	s, err := c.ListenLookup(LookupOptions{Dir: dir, Name: name, Boot: testBoot}, h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// Every form over a real socket by libzmq's own REQ, and what comes back.
+func TestLookupForms(t *testing.T) {
+	c := testContext(t)
+	s := serveLookups(t, c, socketDir(t), "lookup", echoHandler)
+	req, err := c.z.NewSocket(zmq.REQ)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer req.Close()
+	req.SetRcvtimeo(5 * time.Second)
+	if err := req.Connect("ipc://" + s.Path()); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range lookupRequests() {
+		want := AppendReply(nil, &n.r, echoHandler(&n.r))
+		if got := askPlain(t, req, encodeRequest(&n.r)); !bytes.Equal(got, want) {
+			t.Errorf("%s: reply %x, want %x", n.name, got, want)
+		}
+	}
+	for name, frames := range malformedRequests() {
+		if len(frames) == 0 {
+			continue // REQ cannot send it
+		}
+		var p Parser
+		var r LookupRequest
+		p.Parse(framesOf(frames), &r)
+		want := AppendReply(nil, &r, LookupReply{Status: LookupMalformed, Boot: testBoot})
+		if got := askPlain(t, req, frames); !bytes.Equal(got, want) {
+			t.Errorf("%s: reply %x, want %x", name, got, want)
+		}
+	}
+	count := s.Counters()
+	if want := uint64(len(lookupRequests()) + len(malformedRequests()) - 1); count.Requests != want || count.Unsent != 0 {
+		t.Errorf("counted %d requests, %d unsent, want %d, 0", count.Requests, count.Unsent, want)
+	}
+	var forms, reasons uint64
+	for _, n := range count.Forms {
+		forms += n
+	}
+	for _, n := range count.Reasons {
+		reasons += n
+	}
+	if forms != count.Requests || reasons != uint64(len(malformedRequests())-1) {
+		t.Errorf("%d by form, %d by reason, want %d, %d", forms, reasons, count.Requests, len(malformedRequests())-1)
+	}
+}
+
+func askPlain(t *testing.T, req *zmq.Socket, frames [][]byte) []byte {
+	t.Helper()
+	if _, err := req.SendMessage(frames); err != nil {
+		t.Fatal(err)
+	}
+	got, err := req.RecvMessageBytes(0)
+	if err != nil || len(got) != 1 {
+		t.Fatalf("reply %x, %v", got, err)
+	}
+	return got[0]
+}
+
+// Too many frames, too many bytes, no delimiter: each is answered, and the next one still is.
+func TestLookupLimits(t *testing.T) {
+	c := testContext(t)
+	s := serveLookups(t, c, socketDir(t), "lookup", echoHandler)
+	dealer, err := c.z.NewSocket(zmq.DEALER)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dealer.Close()
+	dealer.SetRcvtimeo(10 * time.Second)
+	if err := dealer.Connect("ipc://" + s.Path()); err != nil {
+		t.Fatal(err)
+	}
+	frames := func(n int, b []byte) (all [][]byte) {
+		for range n {
+			all = append(all, b)
+		}
+		return all
+	}
+	hash, tokens := run(0, 32), []byte{1, 0, 0, 0, 0, 0, 0, 0}
+	own := encodeRequest(&LookupRequest{Form: FormOwn, Version: 2})[0]
+	zero4, zero8 := make([]byte, 4), make([]byte, 8)
+	malformedOwn := AppendReply(nil, &LookupRequest{Form: FormOwn, Version: 2}, LookupReply{Status: LookupMalformed, Boot: testBoot})
+	most := binary.LittleEndian.AppendUint64(nil, MaxLookupFrames-1)
+	for _, v := range []struct {
+		name   string
+		send   [][]byte
+		want   [][]byte
+		reason Reason
+	}{
+		{"most frames", append([][]byte{{}, tokens}, frames(MaxLookupFrames-1, hash)...), [][]byte{{}, most}, numReasons},
+		{"a frame too many", append([][]byte{{}, tokens}, frames(MaxLookupFrames, hash)...), [][]byte{{}, zero8}, ReasonTooLarge},
+		{"far too many frames", append([][]byte{{}, tokens}, frames(100000, hash)...), [][]byte{{}, zero8}, ReasonTooLarge},
+		{"own too large", [][]byte{{}, append(bytes.Clone(own), make([]byte, MaxLookupBytes)...)}, [][]byte{{}, malformedOwn}, ReasonTooLarge},
+		{"sum too large", [][]byte{{}, {0, 0, 0, 1}, make([]byte, MaxLookupBytes/2), make([]byte, MaxLookupBytes/2)}, [][]byte{{}, zero4}, ReasonTooLarge},
+		{"no delimiter", [][]byte{own}, [][]byte{zero4}, ReasonEnvelope},
+		{"no delimiter, two frames", [][]byte{{0, 0, 0, 1}, {0x90}}, [][]byte{zero4}, ReasonEnvelope},
+		{"delimiter alone", [][]byte{{}}, [][]byte{{}, zero4}, ReasonFrames},
+		{"proper", [][]byte{{}, own}, [][]byte{{}, AppendReply(nil, &LookupRequest{Form: FormOwn, Version: 2}, LookupReply{Boot: testBoot})}, numReasons},
+	} {
+		before := s.Counters()
+		if _, err := dealer.SendMessage(v.send); err != nil {
+			t.Fatal(err)
+		}
+		got, err := dealer.RecvMessageBytes(0)
+		if err != nil {
+			t.Fatalf("%s: no answer: %v", v.name, err)
+		}
+		if !bytes.Equal(bytes.Join(got, []byte("|")), bytes.Join(v.want, []byte("|"))) {
+			t.Errorf("%s: answer %x, want %x", v.name, got, v.want)
+		}
+		after := s.Counters()
+		if v.reason < numReasons && after.Reasons[v.reason] != before.Reasons[v.reason]+1 {
+			t.Errorf("%s: not counted as %v: %v", v.name, v.reason, after.Reasons)
+		}
+	}
+	if s.rx.rx.cap > keepReceived {
+		t.Errorf("%d bytes of a large message are kept, allowed is %d", s.rx.rx.cap, keepReceived)
+	}
+}
+
+// A storm of nonsense from some clients while others ask properly: all are answered.
+func TestLookupStorm(t *testing.T) {
+	c := testContext(t)
+	var told []uint64
+	s, err := c.ListenLookup(LookupOptions{Dir: socketDir(t), Name: "lookup", Boot: testBoot,
+		OnMalformed: func(_ error, skipped uint64) { told = append(told, skipped) }}, echoHandler)
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() { storm(t, c, s.Path()) })
+	}
+	for range 2 {
+		wg.Go(func() { askMany(t, c, s.Path(), 300) })
+	}
+	wg.Wait()
+	s.Close()
+	if most := 2 + int(time.Since(start)/MalformedLogInterval); len(told) == 0 || len(told) > most {
+		t.Errorf("told of malformed requests %d times in %v, allowed is 1 to %d", len(told), time.Since(start), most)
+	}
+}
+
+func storm(t *testing.T, c *Context, path string) {
+	l := c.DialLookup(path)
+	defer l.Close()
+	for range 10 {
+		for name, frames := range malformedRequests() {
+			if len(frames) == 0 {
+				continue
+			}
+			if _, err := l.Exchange(framesOf(frames), 10*time.Second); err != nil {
+				t.Errorf("%s: %v", name, err)
+				return
+			}
+		}
+	}
+}
+
+func askMany(t *testing.T, c *Context, path string, n int) {
+	l := c.DialLookup(path)
+	defer l.Close()
+	for i := range n {
+		a, err := l.Ask(&LookupRequest{Tokens: uint64(i), Session: uint64(i) << 20}, 10*time.Second)
+		if err != nil || a.Tokens != uint32(i) || a.Lease != uint64(i)<<20 {
+			t.Errorf("question %d: %+v, %v", i, a, err)
+			return
+		}
+	}
+}
+
+func TestLookupHandlerPanics(t *testing.T) {
+	c := testContext(t)
+	var seen any
+	s, err := c.ListenLookup(LookupOptions{Dir: socketDir(t), Name: "l", OnPanic: func(v any) { seen = v }}, func(r *LookupRequest) LookupReply {
+		if r.Tokens == 13 {
+			panic("thirteen")
+		}
+		return LookupReply{Tokens: 1}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := c.DialLookup(s.Path())
+	defer l.Close()
+	if a, err := l.Ask(&LookupRequest{Tokens: 13}, 0); err != nil || a.Status != LookupOverloaded {
+		t.Errorf("answer %+v, %v, want status overloaded", a, err)
+	}
+	if a, err := l.Ask(&LookupRequest{Tokens: 14}, 0); err != nil || a.Tokens != 1 {
+		t.Errorf("after the panic: %+v, %v", a, err)
+	}
+	s.Close()
+	if seen != "thirteen" || s.Counters().Panics != 1 {
+		t.Errorf("panic %v, counted %d", seen, s.Counters().Panics)
+	}
+}
+
+// One socket's end does not disturb another, its file goes, and its name can be served again at once.
+func TestLookupSocketFiles(t *testing.T) {
+	c, dir := testContext(t), socketDir(t)
+	keep := serveLookups(t, c, dir, "keep", echoHandler)
+	l := c.DialLookup(keep.Path())
+	defer l.Close()
+	for i := range 20 {
+		s := serveLookups(t, c, dir, "comes-and-goes", echoHandler)
+		info, err := os.Stat(s.Path())
+		if err != nil || info.Mode().Perm() != sockMode {
+			t.Fatalf("socket %v, %v, want mode %o", info, err, sockMode)
+		}
+		m := c.DialLookup(s.Path())
+		if _, err := m.Ask(&LookupRequest{}, 5*time.Second); err != nil {
+			t.Fatalf("round %d: %v", i, err)
+		}
+		m.Close()
+		s.Close()
+		if all, _ := os.ReadDir(dir); len(all) != 2 {
+			t.Fatalf("left in the directory: %v", all)
+		}
+		if _, err := l.Ask(&LookupRequest{}, 5*time.Second); err != nil {
+			t.Fatalf("the other socket, round %d: %v", i, err)
+		}
+	}
+}
+
+func TestLookupLiveSocketIsNotTaken(t *testing.T) {
+	c, dir := testContext(t), socketDir(t)
+	s := serveLookups(t, c, dir, "lookup", echoHandler)
+	_, err := c.ListenLookup(LookupOptions{Dir: dir, Name: "lookup"}, echoHandler)
+	if !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), "by process") {
+		t.Errorf("a second server: %v, want ErrInUse that names the process", err)
+	}
+	foreign, err := c.z.NewSocket(zmq.REP)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer foreign.Close()
+	if err := foreign.Bind("ipc://" + filepath.Join(dir, "foreign")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.ListenLookup(LookupOptions{Dir: dir, Name: "foreign"}, echoHandler); !errors.Is(err, ErrInUse) {
+		t.Errorf("the socket of a server without our lock: %v, want ErrInUse", err)
+	}
+	l := c.DialLookup(s.Path())
+	defer l.Close()
+	if _, err := l.Ask(&LookupRequest{}, 5*time.Second); err != nil {
+		t.Errorf("the first server: %v", err)
+	}
+}
