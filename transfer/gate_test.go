@@ -76,9 +76,10 @@ func (g *gate) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool
 }
 
 // during waits until a copy has been submitted and does what may happen while it is under way. Then the worker
-// must go on waiting: a completion meanwhile is a failure that why explains.
+// must go on waiting (the gate is opened at the latest at the test's end): a completion meanwhile is a failure that why explains.
 func (g *gate) during(s *station, why string, happens func()) {
 	s.t.Helper()
+	s.t.Cleanup(g.open) // whoever fails here does not leave the worker waiting
 	select {
 	case <-g.submitted:
 	case c := <-s.done:

@@ -13,8 +13,7 @@ import (
 func TestSaveWaitsForItsEvent(t *testing.T) {
 	s := newNode(t, 64, false).join(t, nil)
 	s.write(3, 1)
-	gate := make(chan struct{})
-	s.stream.Launch(func() { <-gate; s.write(3, 2) })
+	letGo := s.hold(func() { s.write(3, 2) })
 	s.stream.SetStep(5)
 	s.stream.Record(0)
 	job := save(1, section(0, 1, 3))
@@ -24,7 +23,7 @@ func TestSaveWaitsForItsEvent(t *testing.T) {
 	if used := s.pool.Stats(); used.Used != 0 {
 		t.Errorf("%d bytes of the pool are held while the save waits", used.Used)
 	}
-	close(gate)
+	letGo()
 	s.ends(1, pool.OK)
 	s.finish(load(2, section(0, 1, 9)), pool.OK)
 	s.expect(9, 2, "bytes from before the event were stored")
@@ -33,15 +32,14 @@ func TestSaveWaitsForItsEvent(t *testing.T) {
 // TestSaveWaitsForTheEventBehindTheStep: the word alone is not enough.
 func TestSaveWaitsForTheEventBehindTheStep(t *testing.T) {
 	s := newNode(t, 64, false).join(t, nil)
-	gate := make(chan struct{})
 	s.stream.SetStep(5)
-	s.stream.Launch(func() { <-gate; s.write(3, 2) })
+	letGo := s.hold(func() { s.write(3, 2) })
 	s.stream.Record(0)
 	job := save(1, section(0, 1, 3))
 	job.Step, job.Event = 5, 0
 	s.submit(job)
 	s.reaches(Save, WaitingEvent, "the save did not wait for its event")
-	close(gate)
+	letGo()
 	s.ends(1, pool.OK)
 	s.finish(load(2, section(0, 1, 9)), pool.OK)
 	s.expect(9, 2, "bytes from before the event were stored")
@@ -104,15 +102,14 @@ func TestLoadWaitsForTheStepInFlight(t *testing.T) {
 	s := newNode(t, 64, false).join(t, nil)
 	s.write(3, 1)
 	s.finish(save(1, section(0, 1, 3)), pool.OK)
-	gate := make(chan struct{})
-	s.stream.Launch(func() { <-gate; s.write(8, 99) })
+	letGo := s.hold(func() { s.write(8, 99) })
 	s.stream.SetStep(5)
 	s.stream.Record(0)
 	job := load(2, section(0, 1, 8))
 	job.Step, job.Event = 5, 0
 	s.submit(job)
 	s.reaches(Load, WaitingEvent, "the load did not wait for the step in flight")
-	close(gate)
+	letGo()
 	s.ends(2, pool.OK)
 	s.stream.Synchronize()
 	s.expect(8, 1, "the step in flight wrote over what was loaded")
@@ -237,5 +234,24 @@ func TestEpochIsCheckedAtCommit(t *testing.T) {
 	c := s.completion()
 	if c.Status[0] != pool.Stale || s.stored(0, 4) != 0 {
 		t.Fatalf("the epoch ended before the commit: status %d, want stale; %d blocks stored, want 0", c.Status[0], s.stored(0, 4))
+	}
+}
+
+// TestEpochEndsWhileASaveWaits: the space is reset between submission and event.
+func TestEpochEndsWhileASaveWaits(t *testing.T) {
+	s := newNode(t, 64, false).join(t, nil)
+	letGo := s.hold(func() {})
+	s.stream.Record(0)
+	job := save(1, section(0, 4, 3))
+	job.Event = 0
+	s.submit(job)
+	s.reaches(Save, WaitingEvent, "the save did not wait for its event")
+	if _, err := s.pool.ResetSpace(s.space); err != nil {
+		t.Fatal(err)
+	}
+	letGo()
+	c := s.completion()
+	if c.Status[0] != pool.Stale || s.stored(0, 4) != 0 {
+		t.Fatalf("the epoch ended while the save waited: status %d, want stale; %d blocks stored, want 0", c.Status[0], s.stored(0, 4))
 	}
 }

@@ -3,7 +3,7 @@ package transfer
 import (
 	"bytes"
 	"encoding/binary"
-	"math"
+	"sync"
 	"testing"
 	"time"
 
@@ -178,6 +178,15 @@ func load(id uint64, sections ...Section) Job {
 	return Job{ID: id, Kind: Load, Epoch: 1, Event: cudaipc.None, Revoke: cudaipc.None, Sections: sections}
 }
 
+// hold makes the stream stand still until the returned function is called, at the latest at the test's end.
+func (s *station) hold(kernel func()) (letGo func()) {
+	gate := make(chan struct{})
+	letGo = sync.OnceFunc(func() { close(gate) })
+	s.t.Cleanup(letGo)
+	s.stream.Launch(func() { <-gate; kernel() })
+	return letGo
+}
+
 // bytesOf is what a station's blocks contain: the pattern of a seed.
 func bytesOf(seed uint64) []byte {
 	p := make([]byte, blockSize)
@@ -270,5 +279,3 @@ func (s *station) reaches(kind Kind, phase Phase, why string) {
 func (s *station) stored(from, n int) int {
 	return s.pool.Prefix(s.space, 0, pool.Chain(chain(from, n), hashLen))
 }
-
-const farAway = uint64(math.MaxUint64)
