@@ -73,15 +73,20 @@ class AgentProcess:
     def descriptors(self) -> int:
         return sum(1 for _ in Path(f"/proc/{self.process.pid}/fd").iterdir())
 
-    def signal(self, number: int) -> None:
-        os.kill(self.process.pid, number)
+    def freeze(self) -> None:
+        """Stops the agent, and returns when all its threads stand still."""
+        os.kill(self.process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def thaw(self) -> None:
+        os.kill(self.process.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
 
     def close(self) -> None:
-        self.signal(signal.SIGCONT)
+        self.thaw()
         self.process.terminate()
         try:
             self.process.wait(PATIENCE_S)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import signal
 from contextlib import closing
 
 import pytest
@@ -14,7 +13,7 @@ from kvagent.identity import fingerprint
 from kvagent.lookup import Answer, LookupClient, LookupStatus, Request, Want
 from kvagent.registration import Registration
 from kvagent.session import Event, Session
-from tests.agent import BLOCK_TOKENS, IDENTITY, PATIENCE_S, AgentProcess, Engine, chain, eventually, wait
+from tests.agent import BLOCK_TOKENS, BLOCKS, IDENTITY, PATIENCE_S, AgentProcess, Engine, chain, eventually, wait
 
 OK = m.BlockStatus.OK
 
@@ -131,8 +130,12 @@ def test_a_block_is_found_only_with_all_its_ranks(agent: AgentProcess) -> None:
 
 
 def test_a_rank_that_lives_cannot_be_registered_twice(agent: AgentProcess) -> None:
-    with closing(Engine(agent, "one")), pytest.raises(Refused, match="rank"):
-        Engine(agent, "one")
+    taken = Registration(
+        instance="one", role=m.Role.SCHEDULER, identity=IDENTITY, groups=(m.Group(BLOCK_TOKENS, BLOCKS),),
+        hash_tokens=BLOCK_TOKENS,
+    )  # fmt: skip
+    with closing(Engine(agent, "one")), closing(agent.connect()) as session, pytest.raises(Refused, match="one"):
+        session.register(taken)
 
 
 def test_memory_of_this_process_is_reached_by_its_address(agent: AgentProcess) -> None:
@@ -200,14 +203,14 @@ def test_a_frozen_agent_costs_time_outs_and_its_late_lease_is_told(agent: AgentP
             hashes=b"".join(chain("p", 2)), deadline_us=10_000_000,
         )  # fmt: skip
         assert client.lookup(request, PATIENCE_S).lease != 0
-        agent.signal(signal.SIGSTOP)
+        agent.freeze()
         with pytest.raises(TimedOut):
             client.lookup(request)
         with pytest.raises(TimedOut):
             engine.scheduler.ping(0.02)
         with pytest.raises(TimedOut):
             Session.connect(agent.folder / "session.sock", timeout_s=0.02)
-        agent.signal(signal.SIGCONT)
+        agent.thaw()
         (late,) = eventually(client.late_leases, "the late lease")
         assert agent.status()["leases"] == 2
         engine.scheduler.release([late, late - 1])
