@@ -5,6 +5,7 @@ package agent
 import (
 	"context"
 	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -136,7 +137,7 @@ func (a *Agent) Start() (err error) {
 	}
 	a.owned.Go(a.accept)
 	a.ready.Store(true)
-	a.log.Info("ready", zap.String("dir", a.cfg.Dir), zap.Int64("pool_bytes", a.pool.Stats().Capacity), zap.Binary("boot", a.boot[:]))
+	a.log.Info("ready", zap.String("dir", a.cfg.Dir), zap.Int64("pool_bytes", a.pool.Stats().Capacity), zap.String("boot", hex.EncodeToString(a.boot[:])))
 	return nil
 }
 
@@ -186,22 +187,15 @@ func (a *Agent) closed(what string, err error) {
 	}
 }
 
-// Run is Start, and, once ctx is done, Drain for at most drain and Close. now ends the drain at once. It says
-// whether jobs were cut off.
-func (a *Agent) Run(ctx context.Context, drain time.Duration, now <-chan struct{}) error {
+// Run is Start, and, once ctx is done, Drain for at most drain and Close. The end of now ends the drain at once. An
+// error of the drain's context says that jobs were cut off.
+func (a *Agent) Run(ctx context.Context, drain time.Duration, now context.Context) error {
 	if err := a.Start(); err != nil {
 		return err
 	}
 	<-ctx.Done()
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), drain)
+	bounded, cancel := context.WithTimeout(now, drain)
 	defer cancel()
-	go func() { // ends with bounded
-		select {
-		case <-now:
-			cancel()
-		case <-bounded.Done():
-		}
-	}()
 	err := a.Drain(bounded)
 	a.Close()
 	return err

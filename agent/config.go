@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/transfer"
 )
@@ -18,8 +19,11 @@ type Pool interface {
 
 // Config of an agent. The zero value of a field means its default where one is named.
 type Config struct {
-	Dir         string // socket directory
-	SocketGroup int    // group id of the directory and its sockets; 0 or less: the owner alone
+	Dir string // socket directory
+	// Admin is admin.sock, listened at already; its lock is the directory's. Nil: Start listens. It is the agent's
+	// from New on if that succeeds.
+	Admin       *ipc.UnixListener
+	SocketGroup int // group id of the directory and its sockets; 0 or less: the owner alone
 	AllowUIDs   []uint32
 	AllowGIDs   []uint32
 	Integrity   transfer.Integrity

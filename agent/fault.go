@@ -1,11 +1,10 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"sync/atomic"
-
-	"go.uber.org/zap"
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/transfer"
@@ -44,11 +43,20 @@ func (f *faultCounter) count(c transfer.Completion) bool {
 // flip damages the pool, and says so loudly.
 func (a *Agent) flip() error {
 	if a.cfg.Fault.Flip == nil {
-		return fmt.Errorf("fault: the pool has no way to flip a byte")
+		return errors.New("fault: the pool has no way to flip a byte")
 	}
-	err := a.cfg.Fault.Flip()
-	a.log.Warn("FAULT: one byte of a stored block was flipped on purpose", zap.Error(err))
-	return err
+	if err := a.cfg.Fault.Flip(); err != nil {
+		return fmt.Errorf("fault: %w", err)
+	}
+	a.log.Warn("FAULT: one byte of a stored block was flipped on purpose")
+	return nil
+}
+
+// flipLater flips once enough blocks are saved; what could not be flipped now is tried again after the next save.
+func (a *Agent) flipLater(c transfer.Completion) {
+	if a.fault.count(c) && a.flip() != nil {
+		a.fault.done.Store(false)
+	}
 }
 
 // fault serves POST /fault.

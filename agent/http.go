@@ -34,9 +34,11 @@ func startWeb(a *Agent) (*web, error) {
 		ReadTimeout: limit, ReadHeaderTimeout: limit, WriteTimeout: limit, IdleTimeout: limit,
 		MaxHeaderBytes: maxHeaderBytes, ErrorLog: zap.NewStdLog(a.log),
 	}
-	admin, err := ipc.ListenUnix(filepath.Join(a.cfg.Dir, ipc.AdminSocket), a.cfg.SocketGroup)
-	if err != nil {
-		return nil, fmt.Errorf("socket-dir: %w, allowed: one agent for a directory", err)
+	admin, err := a.cfg.Admin, error(nil)
+	if admin == nil {
+		if admin, err = ListenAdmin(a.cfg.Dir, a.cfg.SocketGroup); err != nil {
+			return nil, err
+		}
 	}
 	listeners := []net.Listener{admin}
 	if a.cfg.HTTP != "" {
@@ -56,6 +58,16 @@ func startWeb(a *Agent) (*web, error) {
 		})
 	}
 	return w, nil
+}
+
+// ListenAdmin takes a socket directory: one agent at a time can, and the error, which wraps ipc.ErrInUse, names the
+// process that has it.
+func ListenAdmin(dir string, group int) (*ipc.UnixListener, error) {
+	l, err := ipc.ListenUnix(filepath.Join(dir, ipc.AdminSocket), group)
+	if err != nil {
+		return nil, fmt.Errorf("socket-dir: %w", err)
+	}
+	return l, nil
 }
 
 // maxHeaderBytes bounds the header of a request; no request has a body.

@@ -158,9 +158,7 @@ func (s *session) start(job *transfer.Job, sections []ipc.Section) pool.Status {
 // complete reports a finished job. The worker's threads call it; it does not wait.
 func (s *session) complete(c transfer.Completion) {
 	s.agent.metrics.countBlocks(c.Kind, c.Status, c.Bytes)
-	if s.agent.fault.count(c) {
-		_ = s.agent.flip() // flip logs its error
-	}
+	s.agent.flipLater(c)
 	s.jobs.finish(done(c.Job, c.Status), s.notify)
 	s.agent.inflight.done()
 }

@@ -93,7 +93,7 @@ func (s *session) completeLocked() {
 	s.mu.reg = nil
 	s.agent.metrics.registrations[resultDone].Add(1)
 	s.log.Info("registered", zap.String("instance", reg.msg.Instance), zap.String("as", placeName(reg.msg.Role, reg.msg.Rank)),
-		zap.Uint32("world", reg.msg.World), zap.Binary("space", reg.seat.space.fp[:]), zap.String("model", reg.seat.space.model),
+		zap.Uint32("world", reg.msg.World), spaceField(reg.seat.space.fp), zap.String("model", reg.seat.space.model),
 		zap.Int("regions", reg.seat.regions), zap.String("lookup", path))
 	s.answer(&ipc.Registered{
 		Req: reg.msg.Req, Status: ipc.RegDone, Space: reg.seat.space.fp,

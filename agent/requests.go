@@ -45,11 +45,11 @@ func (s *session) reset(m *ipc.Reset) {
 func (a *Agent) resetSpace(sp *space, by *session) (uint32, error) {
 	epoch, others, err := a.registry.reset(sp, by)
 	if err != nil {
-		a.log.Error("reset failed", zap.Binary("space", sp.fp[:]), zap.Error(err))
+		a.log.Error("reset failed", spaceField(sp.fp), zap.Error(err))
 		return 0, err
 	}
 	a.metrics.resets.Add(1)
-	a.log.Info("new weights epoch", zap.String("model", sp.model), zap.Binary("space", sp.fp[:]), zap.Uint32("epoch", epoch))
+	a.log.Info("new weights epoch", zap.String("model", sp.model), spaceField(sp.fp), zap.Uint32("epoch", epoch))
 	for _, other := range others {
 		other.tell(&ipc.Epoch{Epoch: epoch})
 	}

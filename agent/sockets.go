@@ -88,7 +88,7 @@ func (l *lookupSockets) listenLocked(name string, fp pool.Fingerprint, fixed boo
 	}
 	k.server = server
 	l.byName[name] = k
-	l.agent.log.Info("look-up socket open", zap.String("path", l.path(name)), zap.Binary("space", fp[:]))
+	l.agent.log.Info("look-up socket open", zap.String("path", l.path(name)), spaceField(fp))
 	return k, nil
 }
 

@@ -2,8 +2,11 @@ package agent
 
 import (
 	"bytes"
+	"encoding/hex"
 	"fmt"
 	"sync/atomic"
+
+	"go.uber.org/zap"
 
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/lookup"
@@ -138,3 +141,6 @@ func (s *space) epochLocked(p Pool) uint32 {
 	}
 	return s.epoch
 }
+
+// spaceField is a fingerprint in a log.
+func spaceField(fp pool.Fingerprint) zap.Field { return zap.String("space", hex.EncodeToString(fp[:])) }

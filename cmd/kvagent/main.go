@@ -2,26 +2,67 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
 )
 
+// Exit codes, besides 0.
+const (
+	exitFailed = 1 // what was asked for did not work
+	exitConfig = 2 // a setting or an argument is not allowed
+	exitHeld   = 3 // another agent serves the socket directory
+	exitCut    = 4 // the agent ended, but jobs were cut off
+)
+
+// exitError is an error with its own exit code.
+type exitError struct {
+	code int
+	error
+}
+
+func (e exitError) Unwrap() error { return e.error }
+
 func main() {
-	if err := rootCommand().Execute(); err != nil {
-		fmt.Fprintln(os.Stderr, "kvagent:", err)
-		os.Exit(1)
+	err := rootCommand().Execute()
+	if err == nil {
+		return
 	}
+	fmt.Fprintln(os.Stderr, "kvagent:", err)
+	os.Exit(exitCode(err))
+}
+
+func exitCode(err error) int {
+	var e exitError
+	if errors.As(err, &e) {
+		return e.code
+	}
+	return exitFailed
 }
 
 func rootCommand() *cobra.Command {
 	root := &cobra.Command{
-		Use:           "kvagent",
-		Short:         "The KV cache agent of a GPU node",
+		Use:   "kvagent",
+		Short: "The KV cache agent of a GPU node",
+		Long: `kvagent keeps the KV-cache blocks of the inference engines on this node in one pool of memory, moves them
+between the engines and the pool, and tells the engines' schedulers how much of a prompt is there already.
+
+  kvagent serve --socket-dir DIR --pool 64GiB    run the agent
+  kvagent status --socket-dir DIR                what is connected, how full, how often it hits
+  kvagent set loads=off --socket-dir DIR         switch loads or saves while it runs
+
+mock, replay and bench try the agent without a GPU: engines that are played, a recorded trace, and measurements.`,
+		Example: `  kvagent serve --socket-dir /tmp/kv --pool 1GiB &
+  kvagent status --socket-dir /tmp/kv
+  kvagent completion bash > /etc/bash_completion.d/kvagent`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return exitError{exitConfig, fmt.Errorf("%w (see: %s --help)", err, cmd.CommandPath())}
+	})
 	root.AddCommand(serveCommand(), statusCommand(), setCommand(), versionCommand(), mockCommand(), replayCommand(), benchCommand())
 	return root
 }

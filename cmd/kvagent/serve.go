@@ -2,10 +2,133 @@ package main
 
 import (
 	"errors"
+	"fmt"
+	"os"
+	"os/user"
+	"strconv"
 
 	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/transfer"
 )
 
 func serveCommand() *cobra.Command {
-	return &cobra.Command{Use: "serve", RunE: func(*cobra.Command, []string) error { return errors.New("under construction") }}
+	s := defaultServeSettings()
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the agent of this node",
+		Long: `Serve keeps the pool, opens the sockets in the socket directory, and serves the engines of this node until it
+is told to end.
+
+Every setting may be given as a flag, as KVAGENT_... in the environment (--socket-dir is KVAGENT_SOCKET_DIR), or in
+the YAML file of --config (socket-dir: ...), in this order of precedence.
+
+SIGTERM or SIGINT ends it: it takes no new jobs, lets those that run end for at most --drain-timeout, tells the
+engines and leaves. A second signal does not wait for the jobs.
+
+Exit codes: 0 ended as told; 1 failed; 2 a setting is not allowed; 3 another agent serves the directory; 4 ended,
+but jobs were cut off.`,
+		Example: `  kvagent serve --socket-dir /tmp/kv --pool 1GiB
+  kvagent serve --pool 64GiB --socket-group kv --http 127.0.0.1:9480
+  KVAGENT_POOL=64GiB kvagent serve --config /etc/kvagent.yaml`,
+		Args: cobra.NoArgs,
+		PreRunE: func(cmd *cobra.Command, _ []string) error {
+			if err := fillSettings(cmd.Flags(), os.LookupEnv); err != nil {
+				return configError(err)
+			}
+			return configError(s.check())
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			log, err := s.logger()
+			if err != nil {
+				return configError(err)
+			}
+			defer func() { _ = log.Sync() }() // stderr has nothing to sync
+			return serve(cmd.Context(), s, log)
+		},
+	}
+	s.addFlags(cmd.Flags())
+	return cmd
+}
+
+// agentConfig is what the agent is told.
+func (s *serveSettings) agentConfig() (agent.Config, error) {
+	group, err := parseGroup(s.socketGroup)
+	if err != nil {
+		return agent.Config{}, err
+	}
+	limits := agent.DefaultLimits
+	limits.Engines, limits.Sessions, limits.Stuck = s.maxEngines, s.maxSessions, s.stuckAfter
+	limits.Transfer.Queue, limits.Transfer.EventWait = s.queue, s.eventWait
+	c := agent.Config{
+		Dir: s.socketDir, SocketGroup: group, AllowUIDs: s.allowUIDs, AllowGIDs: s.allowGIDs, Integrity: transfer.Full,
+		LeaseBytes: s.leaseBytes, Lookups: make(map[string]pool.Fingerprint, len(s.lookups)), HTTP: s.http, HTTPAny: s.httpAny,
+		Lanes: s.copyLanes, Limits: limits, Version: readBuildInfo().Version,
+		Fault: agent.Fault{Allow: s.allowFaults, FlipAfter: uint64(s.flipAfter)},
+	}
+	if s.integrity == integrityHeader {
+		c.Integrity = transfer.Header
+	}
+	for name, fp := range s.lookups {
+		c.Lookups[name] = fp
+	}
+	return c, nil
+}
+
+// check is what no single setting can say for itself. It runs once, before anything is opened.
+func (s *serveSettings) check() error {
+	var bad []error
+	if _, err := parseGroup(s.socketGroup); err != nil {
+		bad = append(bad, err)
+	}
+	if s.http != "" {
+		if err := agent.CheckHTTPAddr(s.http, s.httpAny); err != nil {
+			bad = append(bad, err)
+		}
+	}
+	if s.leaseBytes > s.pool {
+		bad = append(bad, fmt.Errorf("lease-bytes: %q, allowed: 0 to %s (pool)", formatSize(s.leaseBytes), formatSize(s.pool)))
+	}
+	for name := range s.lookups {
+		if err := ipc.CheckName(name); err != nil {
+			bad = append(bad, fmt.Errorf("lookup: %w", err))
+		}
+	}
+	return errors.Join(bad...)
+}
+
+// parseGroup reads a group's name or number; 0 is none.
+func parseGroup(text string) (int, error) {
+	if text == "" {
+		return 0, nil
+	}
+	if gid, err := strconv.ParseUint(text, 10, 31); err == nil {
+		return int(gid), nil
+	}
+	g, err := user.LookupGroup(text)
+	if err != nil {
+		return 0, fmt.Errorf("socket-group: %q, allowed: the name or the number of a group", text)
+	}
+	return strconv.Atoi(g.Gid)
+}
+
+// logger writes to stderr.
+func (s *serveSettings) logger() (*zap.Logger, error) {
+	level, err := zapcore.ParseLevel(s.logLevel)
+	if err != nil {
+		return nil, fmt.Errorf("log-level: %w", err)
+	}
+	cfg := zap.NewProductionConfig()
+	cfg.Level, cfg.Sampling, cfg.DisableStacktrace = zap.NewAtomicLevelAt(level), nil, true
+	cfg.EncoderConfig.EncodeTime = zapcore.ISO8601TimeEncoder
+	cfg.EncoderConfig.EncodeDuration = zapcore.StringDurationEncoder
+	if !s.logJSON {
+		cfg.Encoding, cfg.DisableCaller = "console", true
+	}
+	return cfg.Build()
 }

@@ -1,19 +1,126 @@
 package main
 
 import (
-	"errors"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/kvagent/kvagent/agent"
 )
 
 func statusCommand() *cobra.Command {
-	return &cobra.Command{Use: "status", RunE: func(*cobra.Command, []string) error { return errors.New("under construction") }}
+	var asJSON bool
+	dir := socketDirSetting()
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Say what a running agent does",
+		Long: `Status asks the agent of a socket directory, through admin.sock: which engines are connected and whether all
+their ranks are here, how full the pool is, how often look-ups hit, what waits in queues, and what is wrong.`,
+		Example: `  kvagent status --socket-dir /run/kvagent
+  kvagent status --json | jq .hit_rate`,
+		Args: cobra.NoArgs,
+		PreRunE: func(cmd *cobra.Command, _ []string) error {
+			return configError(fillSettings(cmd.Flags(), os.LookupEnv))
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return status(cmd.Context(), cmd.OutOrStdout(), *dir, asJSON)
+		},
+	}
+	addSocketDir(cmd, dir)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print what the agent says, as JSON")
+	return cmd
 }
 
-func setCommand() *cobra.Command {
-	return &cobra.Command{Use: "set", RunE: func(*cobra.Command, []string) error { return errors.New("under construction") }}
+// status prints a snapshot.
+func status(ctx context.Context, out io.Writer, dir string, asJSON bool) error {
+	body, err := newAdmin(dir).get(ctx, "/status")
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		_, err = out.Write(body)
+		return err
+	}
+	var st agent.Status
+	if err := json.Unmarshal(body, &st); err != nil {
+		return fmt.Errorf("status: %w", err)
+	}
+	return printStatus(out, &st)
 }
 
-func versionCommand() *cobra.Command {
-	return &cobra.Command{Use: "version", RunE: func(*cobra.Command, []string) error { return errors.New("under construction") }}
+func printStatus(out io.Writer, st *agent.Status) error {
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	state := "ready"
+	if st.Problem != "" {
+		state = st.Problem
+	}
+	fmt.Fprintf(t, "agent\t%s, process %d, up %v, version %s\n", state, st.PID, seconds(st.UptimeSeconds), st.Version)
+	fmt.Fprintf(t, "switches\tloads %s, saves %s\n", onOff(st.Switches.Loads), onOff(st.Switches.Saves))
+	fmt.Fprintf(t, "pool\t%s used of %s, %s pinned, %d blocks, %d evicted\n",
+		humanSize(st.Pool.Used), humanSize(st.Pool.Capacity), humanSize(st.Pool.Pinned), st.BlocksStored, st.Pool.Evicted)
+	fmt.Fprintf(t, "look-ups\t%d, %d with a hit; %.1f %% of tokens found\n", st.Lookups, st.LookupHits, 100*st.HitRate)
+	fmt.Fprintf(t, "blocks\t%d saved (%s), %d loaded (%s)\n",
+		st.BlocksSaved, humanSize(int64(st.BytesSaved)), st.BlocksLoaded, humanSize(int64(st.BytesLoaded)))
+	fmt.Fprintf(t, "leases\t%d open (%s), %d given, %d revoked\n", st.Leases, humanSize(st.LeaseBytes), st.LeasesGiven, st.LeasesRevoked)
+	fmt.Fprintf(t, "engines\t%d, %d regions open, %d jobs, clean-up at most %.1f ms\n", st.Engines, st.Regions, st.Jobs, st.CleanupMaxMS)
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	if len(st.EngineList) == 0 {
+		return nil
+	}
+	fmt.Fprintln(out)
+	return printEngines(out, st.EngineList)
+}
+
+func printEngines(out io.Writer, engines []agent.EngineStatus) error {
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "ENGINE\tMODEL\tRANKS\tSESSION\tPROCESS\tREGIONS\tJOBS\tUNSENT\tNOW")
+	for i := range engines {
+		e := &engines[i]
+		ranks := fmt.Sprintf("%d, all here", e.World)
+		if !e.Complete {
+			ranks = fmt.Sprintf("%d, not all here", e.World)
+		}
+		for j := range e.Sessions {
+			s := &e.Sessions[j]
+			role := s.Role
+			if role == "worker" {
+				role = fmt.Sprintf("rank %d", s.Rank)
+			}
+			now := s.Step
+			if s.StepMS > 0 {
+				now += fmt.Sprintf(" for %v", time.Duration(s.StepMS)*time.Millisecond)
+			}
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%s\n", e.Instance, e.Model, ranks, role, s.PID, s.Regions, s.Jobs, s.Outbox, now)
+		}
+	}
+	return t.Flush()
+}
+
+func onOff(on bool) string {
+	if on {
+		return "on"
+	}
+	return "off"
+}
+
+func seconds(s float64) time.Duration {
+	return time.Duration(s * float64(time.Second)).Round(time.Second)
+}
+
+// humanSize is a size rounded for people.
+func humanSize(n int64) string {
+	for _, u := range sizeUnits {
+		if n >= u.bytes && u.bytes > 1 {
+			return fmt.Sprintf("%.1f %s", float64(n)/float64(u.bytes), u.name)
+		}
+	}
+	return fmt.Sprintf("%d B", n)
 }

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"go.uber.org/zap"
+
+	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool/dram"
+)
+
+// serve runs an agent until a signal ends it. The directory is taken first: a second agent is refused before it
+// takes memory for a pool. What is opened here is closed here, in the opposite order: the agent, the device that
+// maps the pool's arena, the pool.
+func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
+	cfg, err := s.agentConfig()
+	if err != nil {
+		return configError(err)
+	}
+	if cfg.Admin, err = agent.ListenAdmin(cfg.Dir, cfg.SocketGroup); err != nil {
+		return serveError(err)
+	}
+	defer func() { _ = cfg.Admin.Close() }() // closed already if the agent ran
+	p, err := openPool(s, log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.Close()) }()
+	_, fd := p.Arena()
+	device, err := cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: fd, ArenaSize: p.Info().Bytes, Populate: true})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, device.Close(cudaipc.AllPeers)) }()
+	cfg.Fault.Flip = func() error { return flipNewest(p) }
+	a, err := agent.New(cfg, p, device, log)
+	if err != nil {
+		return configError(err)
+	}
+	ctx, now, stop := untilSignal(ctx, log)
+	defer stop()
+	return serveError(a.Run(ctx, s.drainTimeout, now))
+}
+
+// serveError gives an end its exit code.
+func serveError(err error) error {
+	switch {
+	case errors.Is(err, ipc.ErrInUse):
+		return exitError{exitHeld, err}
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return exitError{exitCut, err}
+	}
+	return err
+}
+
+func openPool(s *serveSettings, log *zap.Logger) (*dram.Pool, error) {
+	o := dram.Options{Bytes: s.pool}
+	if s.hugePages == hugeOff {
+		o.HugePages = dram.Off
+	}
+	p, err := dram.Open(o)
+	if err != nil {
+		return nil, fmt.Errorf("pool: %s: %w", formatSize(s.pool), err)
+	}
+	info := p.Info()
+	log.Info("pool", zap.String("size", humanSize(info.Bytes)), zap.String("slabs", humanSize(info.SlabBytes)),
+		zap.String("pages", humanSize(info.PageBytes)), zap.String("no_huge_pages", info.PageReason))
+	return p, nil
+}
+
+// flipNewest damages the block that was used last: the head of a chain, which is most likely to be loaded again.
+func flipNewest(p *dram.Pool) error {
+	if !p.FlipByte(0) {
+		return errors.New("no stored block that nobody holds")
+	}
+	return nil
+}
+
+// untilSignal gives a context that the first SIGTERM or SIGINT ends, and one that the second ends. A third does what
+// it does to any process. stop ends the watching.
+func untilSignal(ctx context.Context, log *zap.Logger) (first, second context.Context, stop func()) {
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	first, endFirst := context.WithCancel(ctx)
+	second, endSecond := context.WithCancel(context.WithoutCancel(ctx))
+	ended, watched := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(watched)
+		defer signal.Stop(signals)
+		for _, end := range []func(){endFirst, endSecond} {
+			select {
+			case sig := <-signals:
+				log.Info("signal", zap.Stringer("signal", sig))
+				end()
+			case <-ended:
+				return
+			}
+		}
+	}()
+	return first, second, func() {
+		close(ended)
+		<-watched
+		endFirst()
+		endSecond()
+	}
+}

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/pool/dram"
+)
+
+// serveSettings are all settings of serve.
+type serveSettings struct {
+	config    string
+	socketDir string
+
+	pool      int64 // bytes
+	hugePages string
+	device    string
+
+	socketGroup          string
+	allowUIDs, allowGIDs []uint32
+	lookups              map[string][16]byte
+
+	integrity   string
+	leaseBytes  int64 // 0: a quarter of the pool
+	copyLanes   int   // 0: one per processor
+	queue       int
+	eventWait   time.Duration
+	stuckAfter  time.Duration
+	maxEngines  int
+	maxSessions int
+
+	http         string
+	httpAny      bool
+	logLevel     string
+	logJSON      bool
+	drainTimeout time.Duration
+
+	// For tests of whoever checks the bytes.
+	flipAfter   int
+	allowFaults bool
+}
+
+// Words of settings.
+const (
+	integrityFull   = "full"
+	integrityHeader = "header"
+	hugeAuto        = "auto"
+	hugeOff         = "off"
+	deviceHost      = "host"
+)
+
+// defaultPool is small on purpose: it fits anywhere.
+const defaultPool = 1 << 30
+
+func defaultServeSettings() *serveSettings {
+	d := agent.DefaultLimits
+	return &serveSettings{
+		socketDir: defaultSocketDir, pool: defaultPool, hugePages: hugeAuto, device: deviceHost,
+		lookups: map[string][16]byte{}, integrity: integrityFull, queue: d.Transfer.Queue, eventWait: d.Transfer.EventWait,
+		stuckAfter: d.Stuck, maxEngines: d.Engines, maxSessions: d.Sessions, logLevel: "info", drainTimeout: 10 * time.Second,
+	}
+}
+
+// addFlags makes the one list of settings: their keys, what they mean, and what is allowed.
+func (s *serveSettings) addFlags(f *pflag.FlagSet) {
+	f.SortFlags = false
+	f.StringVar(&s.socketDir, "socket-dir", s.socketDir, "directory of the agent's sockets; made if it is not there")
+	f.Var(&sizeValue{&s.pool, dram.MinBytes, dram.MaxBytes}, "pool", "memory for blocks; the default is small, give it what the node can spare")
+	f.StringVar(&s.config, configKey, "", "YAML file with settings")
+	f.Var(&choiceValue{&s.device, []string{deviceHost}}, "device", "where the engines' blocks are: host is shared memory and engines on CPUs")
+	f.Var(&choiceValue{&s.hugePages, []string{hugeAuto, hugeOff}}, "huge-pages", "auto takes huge pages for the pool if enough are free")
+	f.Var(&choiceValue{&s.integrity, []string{integrityFull, integrityHeader}}, "integrity", "full adds a checksum of each block's content, made at save and verified at load")
+	f.Var(&sizeValue{&s.leaseBytes, 0, dram.MaxBytes}, "lease-bytes", "most that one engine's look-ups may hold reserved; 0 is a quarter of the pool")
+
+	f.StringVar(&s.socketGroup, "socket-group", "", "group that may use the sockets too (name or number); the directory is then 2770")
+	f.Var(&idsValue{&s.allowUIDs}, "allow-uid", "users that may open sessions; default: the agent's own and root")
+	f.Var(&idsValue{&s.allowGIDs}, "allow-gid", "groups that may open sessions")
+	f.Var(&lookupsValue{s.lookups}, "lookup", "look-up socket NAME for the space with this fingerprint, open from the start; may be given several times")
+
+	f.StringVar(&s.http, "http", "", "address for HTTP besides admin.sock, such as 127.0.0.1:9480")
+	f.BoolVar(&s.httpAny, "http-any", false, "let --http be an address that others can reach")
+	f.Var(&choiceValue{&s.logLevel, []string{"debug", "info", "warn", "error"}}, "log-level", "least severity that is logged")
+	f.BoolVar(&s.logJSON, "log-json", false, "log JSON")
+	f.Var(&durationValue{&s.drainTimeout, 0, time.Hour}, "drain-timeout", "longest wait for running jobs at the end")
+
+	f.Var(&countValue{&s.copyLanes, 0, 256}, "copy-lanes", "copies that run at once; 0 is one for each processor")
+	f.Var(&countValue{&s.queue, 1, 1 << 16}, "queue", "jobs that may wait for one engine worker in each direction; a further one is told busy")
+	f.Var(&durationValue{&s.eventWait, time.Millisecond, time.Hour}, "event-wait", "longest wait for the step that a job names")
+	f.Var(&durationValue{&s.stuckAfter, time.Second, 24 * time.Hour}, "stuck-after", "a worker's step older than this fails /livez")
+	f.Var(&countValue{&s.maxEngines, 1, 4096}, "max-engines", "engines at once")
+	f.Var(&countValue{&s.maxSessions, 1, 2048}, "max-sessions", "sessions at once: one for each scheduler and each rank")
+
+	f.Var(&countValue{&s.flipAfter, 0, 1 << 30}, "fault-flip-byte-after", "flip a byte of a stored block after this many saved blocks")
+	f.BoolVar(&s.allowFaults, "allow-faults", false, "serve POST /fault")
+	for _, hidden := range []string{"fault-flip-byte-after", "allow-faults"} {
+		f.Lookup(hidden).Hidden = true
+	}
+}

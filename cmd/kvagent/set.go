@@ -1,0 +1,67 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvagent/kvagent/agent"
+)
+
+func setCommand() *cobra.Command {
+	dir := socketDirSetting()
+	cmd := &cobra.Command{
+		Use:   "set loads=on|off saves=on|off",
+		Short: "Switch loads or saves of a running agent",
+		Long: `Set switches loads and saves off and on while the agent runs and without touching an engine. With loads off
+look-ups find nothing and engines compute; with saves off nothing new is stored. Engines are told at once.`,
+		Example: `  kvagent set loads=off
+  kvagent set loads=on saves=on --socket-dir /run/kvagent`,
+		Args: cobra.MinimumNArgs(1),
+		PreRunE: func(cmd *cobra.Command, _ []string) error {
+			return configError(fillSettings(cmd.Flags(), os.LookupEnv))
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			query, err := parseSwitches(args)
+			if err != nil {
+				return configError(err)
+			}
+			body, err := newAdmin(*dir).post(cmd.Context(), "/set?"+query.Encode())
+			if err != nil {
+				return err
+			}
+			var now agent.SwitchState
+			if err := json.Unmarshal(body, &now); err != nil {
+				return fmt.Errorf("set: %w", err)
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "loads=%s saves=%s\n", onOff(now.Loads), onOff(now.Saves))
+			return err
+		},
+		ValidArgs: []string{"loads=on", "loads=off", "saves=on", "saves=off"},
+	}
+	addSocketDir(cmd, dir)
+	return cmd
+}
+
+// parseSwitches reads loads=on saves=off.
+func parseSwitches(args []string) (url.Values, error) {
+	query := url.Values{}
+	for _, arg := range args {
+		key, value, _ := strings.Cut(arg, "=")
+		if key != "loads" && key != "saves" {
+			return nil, fmt.Errorf("%s: unknown, allowed: loads=on, loads=off, saves=on, saves=off", arg)
+		}
+		if query.Has(key) {
+			return nil, fmt.Errorf("%s: there twice, allowed: once", key)
+		}
+		if _, err := agent.ParseSwitch(key, value); err != nil {
+			return nil, err
+		}
+		query.Set(key, value)
+	}
+	return query, nil
+}

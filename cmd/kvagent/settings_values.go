@@ -1,0 +1,203 @@
+package main
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// The values of settings. Each reads text, the same from a flag, the environment or the file, and its error says
+// what is allowed.
+
+// sizeValue is bytes with a unit: 4GiB, 512MiB, 1048576.
+type sizeValue struct {
+	v         *int64
+	low, high int64
+}
+
+// sizeUnits are the units of sizes, the largest first.
+var sizeUnits = []struct {
+	name  string
+	bytes int64
+}{{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"B", 1}}
+
+func (s *sizeValue) Type() string { return "size" }
+func (s *sizeValue) String() string {
+	if s.v == nil {
+		return ""
+	}
+	return formatSize(*s.v)
+}
+
+func (s *sizeValue) Set(text string) error {
+	n, err := parseSize(text)
+	if err != nil || n < s.low || n > s.high {
+		return fmt.Errorf("allowed: %s to %s, such as 4GiB, 512MiB or a number of bytes", formatSize(s.low), formatSize(s.high))
+	}
+	*s.v = n
+	return nil
+}
+
+func parseSize(text string) (int64, error) {
+	text = strings.TrimSpace(text)
+	unit := int64(1)
+	for _, u := range sizeUnits {
+		if rest, ok := strings.CutSuffix(text, u.name); ok {
+			text, unit = strings.TrimSpace(rest), u.bytes
+			break
+		}
+	}
+	n, err := strconv.ParseFloat(text, 64)
+	if err != nil || math.IsNaN(n) || n < 0 || n*float64(unit) >= math.MaxInt64 {
+		return 0, errors.New("not a size")
+	}
+	if whole, err := strconv.ParseInt(text, 10, 64); err == nil {
+		return whole * unit, nil
+	}
+	return int64(n * float64(unit)), nil
+}
+
+// formatSize is the shortest exact form of a size.
+func formatSize(n int64) string {
+	for _, u := range sizeUnits {
+		if n >= u.bytes && n%u.bytes == 0 && u.bytes > 1 {
+			return strconv.FormatInt(n/u.bytes, 10) + u.name
+		}
+	}
+	return strconv.FormatInt(n, 10)
+}
+
+// durationValue is a time such as 500ms or 30s.
+type durationValue struct {
+	v         *time.Duration
+	low, high time.Duration
+}
+
+func (d *durationValue) Type() string { return "duration" }
+func (d *durationValue) String() string {
+	if d.v == nil {
+		return ""
+	}
+	return d.v.String()
+}
+
+func (d *durationValue) Set(text string) error {
+	v, err := time.ParseDuration(text)
+	if err != nil || v < d.low || v > d.high {
+		return fmt.Errorf("allowed: %v to %v, such as 500ms or 30s", d.low, d.high)
+	}
+	*d.v = v
+	return nil
+}
+
+// countValue is a whole number.
+type countValue struct {
+	v         *int
+	low, high int
+}
+
+func (c *countValue) Type() string { return "number" }
+func (c *countValue) String() string {
+	if c.v == nil {
+		return ""
+	}
+	return strconv.Itoa(*c.v)
+}
+
+func (c *countValue) Set(text string) error {
+	n, err := strconv.Atoi(text)
+	if err != nil || n < c.low || n > c.high {
+		return fmt.Errorf("allowed: %d to %d", c.low, c.high)
+	}
+	*c.v = n
+	return nil
+}
+
+// choiceValue is one of few words.
+type choiceValue struct {
+	v       *string
+	allowed []string
+}
+
+func (c *choiceValue) Type() string { return strings.Join(c.allowed, "|") }
+func (c *choiceValue) String() string {
+	if c.v == nil {
+		return ""
+	}
+	return *c.v
+}
+
+func (c *choiceValue) Set(text string) error {
+	if !slices.Contains(c.allowed, text) {
+		return fmt.Errorf("allowed: %s", strings.Join(c.allowed, ", "))
+	}
+	*c.v = text
+	return nil
+}
+
+// idsValue is a list of user or group numbers, separated by commas. Setting it replaces it.
+type idsValue struct{ v *[]uint32 }
+
+func (l *idsValue) Type() string { return "ids" }
+func (l *idsValue) String() string {
+	if l.v == nil {
+		return ""
+	}
+	out := make([]string, len(*l.v))
+	for i, n := range *l.v {
+		out[i] = strconv.FormatUint(uint64(n), 10)
+	}
+	return strings.Join(out, ",")
+}
+
+func (l *idsValue) Set(text string) error {
+	var out []uint32
+	for _, part := range strings.Split(text, ",") {
+		if part = strings.TrimSpace(part); part == "" {
+			continue
+		}
+		n, err := strconv.ParseUint(part, 10, 32)
+		if err != nil {
+			return fmt.Errorf("%q, allowed: numbers from 0 to %d, separated by commas", part, uint32(math.MaxUint32))
+		}
+		out = append(out, uint32(n))
+	}
+	*l.v = out
+	return nil
+}
+
+// lookupsValue is NAME=FINGERPRINT, with 32 hex digits, separated by commas. As a flag it may be given several times.
+type lookupsValue struct{ v map[string][16]byte }
+
+func (l *lookupsValue) Type() string { return "name=hex" }
+func (l *lookupsValue) String() string {
+	var out []string
+	for name, fp := range l.v {
+		out = append(out, name+"="+hex.EncodeToString(fp[:]))
+	}
+	slices.Sort(out)
+	return strings.Join(out, ",")
+}
+
+func (l *lookupsValue) Set(text string) error {
+	for _, part := range strings.Split(text, ",") {
+		if part = strings.TrimSpace(part); part == "" {
+			continue
+		}
+		name, digits, ok := strings.Cut(part, "=")
+		b, err := hex.DecodeString(digits)
+		if !ok || name == "" || err != nil || len(b) != 16 {
+			return fmt.Errorf("%q, allowed: NAME=FINGERPRINT with 32 hex digits", part)
+		}
+		if _, twice := l.v[name]; twice {
+			return fmt.Errorf("%q is there twice, allowed: each name once", name)
+		}
+		l.v[name] = [16]byte(b)
+	}
+	return nil
+}
