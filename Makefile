@@ -18,6 +18,7 @@ FUZZTIME      ?= 5s
 TRACE         ?= testdata/conversation_1000.jsonl
 
 STAGE := scripts/stage
+PYTHON_SCRIPTS := ../scripts/torture ../scripts/soak ../scripts/dockerfile-check
 # Where the locked Python tools live: outside the tree, keyed by the lock. Made on first use.
 VENV   = $$(scripts/venv)
 
@@ -59,8 +60,8 @@ lint-golangci: ## .golangci.yml in full (not part of test: its build alone takes
 lint-python:
 	@scripts/deps python
 	@$(STAGE) venv scripts/venv
-	@cd python && ../$(STAGE) ruff-format $(VENV)/bin/ruff format --check .
-	@cd python && ../$(STAGE) ruff $(VENV)/bin/ruff check .
+	@cd python && ../$(STAGE) ruff-format $(VENV)/bin/ruff format --check . $(PYTHON_SCRIPTS)
+	@cd python && ../$(STAGE) ruff $(VENV)/bin/ruff check . $(PYTHON_SCRIPTS)
 	@cd python && ../$(STAGE) mypy $(VENV)/bin/mypy
 
 .PHONY: test-go
@@ -85,6 +86,7 @@ torture-short: build
 .PHONY: torture
 torture: build ## long runs with kills, pauses and many engines (hours; TRACE= names the full trace)
 	@$(STAGE) -v torture scripts/torture long --trace $(TRACE)
+	@$(STAGE) -v soak scripts/soak --trace $(TRACE)
 
 .PHONY: mutants
 mutants: ## apply each patch of testdata/mutants in a copy and see its test fail
