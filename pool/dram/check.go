@@ -1,0 +1,224 @@
+package dram
+
+import (
+	"fmt"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// Check walks everything and names the first promise that does not hold. It is slow, takes the lock for all of it,
+// and is meant for tests.
+func (p *Pool) Check() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return pool.ErrClosed
+	}
+	a := audit{core: p.core, slots: map[uint32]uint32{}, realms: map[uint32]int{}}
+	for e := uint32(1); e < p.core.high; e++ {
+		if !p.core.recs.all[e].is(flagLive) {
+			continue
+		}
+		if err := a.entry(e); err != nil {
+			return fmt.Errorf("dram: entry %d: %w", e, err)
+		}
+	}
+	for _, check := range []func() error{a.lists, a.counts, a.slabs, a.found} {
+		if err := check(); err != nil {
+			return fmt.Errorf("dram: %w", err)
+		}
+	}
+	return nil
+}
+
+// audit counts again what a core keeps count of.
+type audit struct {
+	*core
+	slots                      map[uint32]uint32 // owner of each slot in use
+	realms                     map[uint32]int
+	stats                      pool.Stats
+	recent, young, old, stored int
+}
+
+func (a *audit) entry(e uint32) error {
+	r, l := &a.recs.all[e], &a.lives.all[e]
+	g := a.group(r.ident)
+	held := r.pins() > 0 || l.writing != 0
+	switch {
+	case l.present&l.writing != 0 || (l.present|l.writing)&^g.full != 0:
+		return fmt.Errorf("shards %b present, %b written, of %b", l.present, l.writing, g.full)
+	case r.is(flagVisible) && l.present != g.full:
+		return fmt.Errorf("entry visible with a rank missing: shards %b of %b", l.present, g.full)
+	case !r.is(flagVisible) && !r.is(flagDropped) && l.present == g.full:
+		return fmt.Errorf("whole and not visible")
+	case r.is(flagDropped) && !held:
+		return fmt.Errorf("dropped, held by nobody, and not freed")
+	case !r.is(flagDropped) && !r.is(flagVisible) && l.present == 0 && l.writing == 0:
+		return fmt.Errorf("empty, and written by nobody")
+	case r.is(flagRecent) != (r.is(flagVisible) && !held):
+		return fmt.Errorf("held %v, visible %v, in the order of eviction %v", held, r.is(flagVisible), r.is(flagRecent))
+	case r.is(flagYoung|flagOld) != (!r.is(flagVisible) && !r.is(flagDropped) && l.writing == 0):
+		return fmt.Errorf("shards %b present, %b written, in a list of partial entries: %v", l.present, l.writing, r.is(flagYoung|flagOld))
+	case r.is(flagMarked):
+		return fmt.Errorf("marked, and no walk is under way")
+	}
+	if err := a.chain(e); err != nil {
+		return err
+	}
+	a.add(e, r, g)
+	return a.chainOfSlots(e, r.head, len(g.classes))
+}
+
+func (a *audit) add(e uint32, r *record, g *group) {
+	a.realms[r.ident.realm()]++
+	if r.pins() > 0 {
+		a.stats.PinnedEntries++
+		a.stats.Pinned += g.bytes
+	}
+	a.stats.Used += g.bytes
+	for flag, n := range map[uint32]*int{flagRecent: &a.recent, flagYoung: &a.young, flagOld: &a.old} {
+		if r.is(flag) {
+			*n++
+		}
+	}
+	if r.is(flagDropped) {
+		return
+	}
+	a.stored++
+	if r.is(flagVisible) {
+		a.stats.Entries++
+	} else {
+		a.stats.Partial++
+	}
+}
+
+// chain checks the links of an entry to its parent, its siblings and its children.
+func (a *audit) chain(e uint32) error {
+	r := &a.recs.all[e]
+	if r.is(flagDropped) && (r.prev != none || r.next != none || r.child != none) {
+		return fmt.Errorf("dropped, and still in a chain")
+	}
+	if r.prev == none && r.next != none {
+		return fmt.Errorf("has a sibling and no parent")
+	}
+	a.work.steps = int(a.high) + 1
+	if r.prev != none && a.root(e) == none {
+		return fmt.Errorf("hangs on itself")
+	}
+	before := e | upward
+	for child := r.child; child != none; child = a.recs.all[child].next {
+		c := &a.recs.all[child]
+		if c.prev != before {
+			return fmt.Errorf("child %d has %x before it, not %x", child, c.prev, before)
+		}
+		if !c.is(flagLive) || c.is(flagDropped) {
+			return fmt.Errorf("child %d is not stored", child)
+		}
+		before = child
+	}
+	if r.prev != none {
+		up := a.recs.all[r.prev&^upward]
+		if !up.is(flagLive) || up.is(flagDropped) {
+			return fmt.Errorf("suffix kept when its prefix goes: parent or sibling %d is not stored", r.prev&^upward)
+		}
+	}
+	return nil
+}
+
+func (a *audit) chainOfSlots(e, slot uint32, n int) error {
+	for i := range n {
+		if owner, twice := a.slots[slot]; twice {
+			return fmt.Errorf("slot %d is entry %d's too", slot, owner)
+		}
+		a.slots[slot] = e
+		link := a.core.slabs.at(slot).link
+		if last := i == n-1; last != (link&upward != 0) || (last && link&^upward != e) {
+			return fmt.Errorf("slot %d of shard %d leads to %x", slot, i, link)
+		}
+		slot = link
+	}
+	return nil
+}
+
+func (a *audit) lists() error {
+	for name, l := range map[string]struct {
+		*list
+		flagged int
+	}{"recent": {&a.core.recent, a.recent}, "partialYoung": {&a.partialYoung, a.young}, "partialOld": {&a.partialOld, a.old}} {
+		n, newer := 0, uint32(none)
+		for e := l.newest; e != none && n <= l.n; e = a.recs.all[e].older {
+			if r := &a.recs.all[e]; !r.is(l.flag) || r.newer != newer {
+				return fmt.Errorf("list %s: entry %d has flags %x and %d before it, not %d", name, e, r.hold, r.newer, newer)
+			}
+			newer = e
+			n++
+		}
+		if n != l.n || n != l.flagged || newer != l.oldest {
+			return fmt.Errorf("list %s has %d entries, counts %d, %d have its flag", name, n, l.n, l.flagged)
+		}
+	}
+	return nil
+}
+
+func (a *audit) counts() error {
+	s := &a.core.stats
+	if a.stats.Entries != s.Entries || a.stats.Partial != s.Partial || a.stats.Pinned != s.Pinned ||
+		a.stats.PinnedEntries != s.PinnedEntries || a.stats.Used != a.core.slabs.used {
+		return fmt.Errorf("counts %+v with %d bytes used, counted again %+v", *s, a.core.slabs.used, a.stats)
+	}
+	for n, r := range a.core.realms {
+		if r.entries != a.realms[uint32(n)] {
+			return fmt.Errorf("epoch %d has %d entries, counts %d", n, a.realms[uint32(n)], r.entries)
+		}
+	}
+	return nil
+}
+
+func (a *audit) slabs() error {
+	s := &a.core.slabs
+	unused := map[int32]bool{}
+	for _, n := range s.unused {
+		unused[n] = true
+	}
+	perSlab := map[int32]int{}
+	for slot := range a.slots {
+		perSlab[int32(slot>>s.slotBits)]++
+	}
+	for i := range s.slab {
+		b, n := &s.slab[i], int32(i)
+		if unused[n] != (b.class == noClass) || (b.class == noClass) != (perSlab[n] == 0) {
+			return fmt.Errorf("slab %d: class %d, %d slots in use, free %v", n, b.class, perSlab[n], unused[n])
+		}
+		if b.class == noClass {
+			continue
+		}
+		used := 0
+		for _, is := range s.inUse(n) {
+			if is {
+				used++
+			}
+		}
+		if used != perSlab[n] || used != int(b.used) {
+			return fmt.Errorf("slab %d: %d slots in use, %d not free, counts %d", n, perSlab[n], used, b.used)
+		}
+	}
+	return nil
+}
+
+// found looks every entry up.
+func (a *audit) found() error {
+	var buf [pool.MaxHashLen]byte
+	for e := uint32(1); e < a.high; e++ {
+		r := &a.recs.all[e]
+		if !r.is(flagLive) || r.is(flagDropped) {
+			continue
+		}
+		if got := a.find(r.ident, r.bytes(&buf)); got != e {
+			return fmt.Errorf("entry %d is found as %d", e, got)
+		}
+	}
+	if a.stored != a.table.n {
+		return fmt.Errorf("%d entries are stored, the table has %d", a.stored, a.table.n)
+	}
+	return nil
+}

@@ -1,0 +1,211 @@
+package pooltest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+func testPinBytes(t *testing.T, open Open) {
+	f := start(t, open, small, model("two", 1, 1000, 2000)) // 3 KiB of slots
+	h := chain("a", 5)
+	f.store(h, nil)
+	n, refs, bytes := f.Pin(f.space, 0, h, 10<<10, nil)
+	if n != 3 || len(refs) != 3 || bytes != 9<<10 {
+		t.Fatalf("pin within 10 KiB: %d entries, %d refs, %d bytes; want 3, 3, 9216", n, len(refs), bytes)
+	}
+	if s := f.Stats(); s.Pinned != 9<<10 || s.PinnedEntries != 3 {
+		t.Fatalf("pinned %d bytes, %d entries", s.Pinned, s.PinnedEntries)
+	}
+	if n, _, _ := f.Pin(f.space, 0, h, -1, nil); n != 0 {
+		t.Fatal("pinned beyond a cap that is used up")
+	}
+	f.Unpin(refs)
+	f.empty()
+}
+
+func testPinned(t *testing.T, open Open) {
+	f := start(t, open, small, model("one", 1, 1024))
+	h := chain("kept", 8)
+	f.store(h, nil)
+	_, refs, _ := f.Pin(f.space, 0, h, 1<<30, nil)
+	held := f.batch(h.Slice(0, 4), 0, nil)
+	f.Acquire(held)
+	for i := range 300 {
+		f.save(chain(fmt.Sprint("other", i), 2), 0, nil)
+	}
+	if f.count(h) != 8 {
+		t.Fatal("a pinned entry was evicted")
+	}
+	f.verify(held)
+	f.Release(held.Slots, held.Status)
+	f.Unpin(refs)
+	for i := range 300 {
+		f.store(chain(fmt.Sprint("more", i), 2), nil)
+	}
+	if f.count(h) != 0 {
+		t.Fatal("entries whose pins ended are never evicted")
+	}
+	f.empty()
+}
+
+func testHalfWritten(t *testing.T, open Open) {
+	f := start(t, open, small, model("one", 1, 1024))
+	h := chain("slow", 8)
+	slow := f.batch(h, 0, nil)
+	f.Reserve(slow)
+	f.write(slow)
+	for i := range 300 {
+		f.save(chain(fmt.Sprint("other", i), 2), 0, nil)
+	}
+	f.Commit(slow.Slots, slow.Epoch, slow.Status)
+	f.wantStatus(slow, pool.OK, "a half-written entry was evicted")
+	b := f.batch(h, 0, nil)
+	f.Acquire(b)
+	f.wantStatus(b, pool.OK, "a half-written entry was evicted")
+	f.verify(b)
+	f.Release(b.Slots, b.Status)
+	f.empty()
+}
+
+func testSuffixFirst(t *testing.T, open Open) {
+	f := start(t, open, small, model("one", 1, 1024))
+	h := chain("long", 60)
+	f.store(h, nil)
+	for i := range 60 {
+		f.store(chain(fmt.Sprint("new", i), 1), nil)
+		f.prefixClosed(h)
+	}
+	if f.count(h) == 60 {
+		t.Fatal("nothing of the old chain was evicted")
+	}
+	f.empty()
+}
+
+// testLateSuffix grows an old chain at its end: what comes later must still go first.
+func testLateSuffix(t *testing.T, open Open) {
+	f := start(t, open, small, model("one", 1, 1024))
+	h := chain("long", 40)
+	f.store(h.Slice(0, 20), nil)
+	f.store(chain("between", 10), nil)
+	f.store(h.Slice(20, 40), h.At(19))
+	for i := range 60 {
+		f.store(chain(fmt.Sprint("new", i), 1), nil)
+		f.prefixClosed(h)
+	}
+	f.empty()
+}
+
+func (f *fixture) prefixClosed(h pool.Hashes) {
+	f.t.Helper()
+	seen := true
+	for i, p := range f.present(h) {
+		if p && !seen {
+			f.t.Fatalf("suffix kept when its prefix goes: block %d is stored, block %d is not", i, i-1)
+		}
+		seen = p
+	}
+}
+
+func testOwnPrefix(t *testing.T, open Open) {
+	f := start(t, open, small, model("one", 1, 1024))
+	f.save(chain("all at once", 100), 0, nil)
+	f.wantPrefix(chain("all at once", 100), 64, "a chain longer than the pool: its first blocks stay")
+	h := chain("bit by bit", 100)
+	var parent []byte
+	for i := 0; i < 70; i += 10 {
+		b := f.save(h.Slice(i, i+10), 0, parent)
+		parent = h.At(i + 9)
+		f.prefixClosed(h)
+		if want := map[bool]pool.Status{true: pool.OK, false: pool.Busy}[i < 60]; b.Status[9] != want {
+			t.Fatalf("block %d: status %d, want %d: a suffix must not push out its own prefix", i+9, b.Status[9], want)
+		}
+	}
+	f.wantPrefix(h, 64, "a chain longer than the pool: its first blocks stay")
+	f.empty()
+}
+
+func testLeastRecent(t *testing.T, open Open) {
+	f := start(t, open, small, model("one", 1, 1024))
+	for i := range 8 {
+		f.store(chain(fmt.Sprint(i), 8), nil)
+	}
+	used := chain("0", 8)
+	f.wantPrefix(used, 8, "stored")
+	for i := range 7 {
+		f.store(chain(fmt.Sprint("new", i), 8), nil)
+		f.wantPrefix(used, 8, "a chain that is used is not the one to go")
+	}
+	for i := 1; i < 8; i++ {
+		if n := f.count(chain(fmt.Sprint(i), 8)); n != 0 {
+			t.Fatalf("chain %d was not used and has still %d blocks", i, n)
+		}
+	}
+	f.empty()
+}
+
+// testNoHole grows a tree of chains at random in a pool that is always full.
+func testNoHole(t *testing.T, open Open) {
+	f := start(t, open, small, model("one", 1, 1024))
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	for i := range 400 {
+		h := fork(r)
+		n := f.Prefix(f.space, 0, h)
+		_, refs, _ := f.Pin(f.space, 0, h, 1<<30, nil)
+		var parent []byte
+		if n > 0 {
+			parent = h.At(n - 1)
+		}
+		f.save(h.Slice(n, h.N), 0, parent)
+		f.Unpin(refs)
+		if i%8 == 0 {
+			f.check()
+		}
+		for k := range 12 {
+			f.prefixClosed(forkOf(k))
+		}
+	}
+	f.empty()
+}
+
+// fork is a chain that shares its beginning with others: 12 chains that part at 1, 4 and 9 blocks.
+func fork(r *rand.Rand) pool.Hashes {
+	h := forkOf(r.IntN(12))
+	return h.Slice(0, 1+r.IntN(h.N))
+}
+
+func forkOf(k int) pool.Hashes {
+	blob := chain("root", 1).Blob
+	blob = append(blob, chain(fmt.Sprint("a", k%2), 3).Blob...)
+	blob = append(blob, chain(fmt.Sprint("b", k%4), 5).Blob...)
+	blob = append(blob, chain(fmt.Sprint("c", k), 20).Blob...)
+	return pool.Chain(blob, hashLen)
+}
+
+// testCircle names blocks as each other's parents, as a hostile client may.
+func testCircle(t *testing.T, open Open) {
+	f := start(t, open, small, model("one", 1, 1024))
+	h := chain("x", 20)
+	f.store(h, nil)
+	back := make([]byte, 0, len(h.Blob))
+	for i := h.N - 1; i >= 0; i-- {
+		back = append(back, h.At(i)...)
+	}
+	for range 3 {
+		f.Prefix(f.space, 0, pool.Chain(back, hashLen))
+		f.save(h.Slice(0, 1), 0, h.At(19))
+		f.Prefix(f.space, 0, pool.Chain(append(append([]byte(nil), h.Blob...), h.Blob...), hashLen))
+		f.check()
+	}
+	for i := range 200 {
+		f.store(chain(fmt.Sprint("new", i), 1), nil)
+	}
+	if n := f.count(h); n != 0 {
+		t.Fatalf("%d blocks that were said to be behind each other can not be evicted", n)
+	}
+	f.empty()
+}

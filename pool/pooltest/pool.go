@@ -1,0 +1,67 @@
+// Package pooltest holds pools and stores to their promises: suites that every implementation runs in three lines.
+package pooltest
+
+import (
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// Pool is what a pool offers to those who move blocks.
+type Pool interface {
+	pool.Index
+	pool.Slots
+	pool.Spaces
+	Arena() (base []byte, fd int)
+	Store() pool.Store
+	Check() error // walks everything and names the first promise that does not hold
+	Close() error
+}
+
+// Options of the pool a test needs.
+type Options struct {
+	Bytes     int64
+	SlabBytes int64            // for pools that have slabs; divides Bytes
+	Clock     func() time.Time // nil: any
+}
+
+// Open makes an empty pool, which the suite closes.
+type Open func(t testing.TB, o Options) Pool
+
+// TestPool runs every promise of pool.Index, pool.Slots and pool.Spaces.
+func TestPool(t *testing.T, open Open) {
+	for _, c := range []struct {
+		name string
+		test func(*testing.T, Open)
+	}{
+		{"EntryInvisibleWithOneRankMissing", testInvisible},
+		{"ReserveSaysWhatIs", testReserveStatus},
+		{"GivenUpIsNotStored", testGiveUp},
+		{"KeysDoNotMix", testKeysDoNotMix},
+		{"ViewsOfChains", testViews},
+		{"PinStaysWithinItsBytes", testPinBytes},
+		{"PinnedIsNotEvicted", testPinned},
+		{"HalfWrittenIsNotEvicted", testHalfWritten},
+		{"SuffixGoesBeforeItsPrefix", testSuffixFirst},
+		{"LateSuffixGoesBeforeItsPrefix", testLateSuffix},
+		{"SuffixDoesNotPushOutItsOwnPrefix", testOwnPrefix},
+		{"LeastRecentlyUsedGoesFirst", testLeastRecent},
+		{"NoHoleInAChain", testNoHole},
+		{"CircleOfHashesIsStillEvicted", testCircle},
+		{"SecondModelGetsMemory", testSecondModel},
+		{"PressureIsAskedOnce", testPressure},
+		{"PartialGoesUnderPressure", testPartialPressure},
+		{"PartialGoesWithAge", testPartialAge},
+		{"ResetDropsAtOnce", testReset},
+		{"ResetMakesCommitStale", testResetCommit},
+		{"CorruptIsDropped", testCorrupt},
+		{"HandedBackTwiceCountsOnce", testTwice},
+		{"ChecksumBoundToTheKey", testSumBound},
+		{"SpacesByIdentity", testSpaces},
+		{"AnyOrderUnderPressure", testAnyOrder},
+		{"ManyAtOnce", testManyAtOnce},
+	} {
+		t.Run(c.name, func(t *testing.T) { c.test(t, open) })
+	}
+}

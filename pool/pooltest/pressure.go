@@ -1,0 +1,130 @@
+package pooltest
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+func testSecondModel(t *testing.T, open Open) {
+	f := start(t, open, Options{Bytes: 256 << 10, SlabBytes: 16 << 10}, model("small", 1, 1024))
+	for i := range 300 {
+		f.store(chain(fmt.Sprint("first", i), 2), nil)
+	}
+	second := model("large", 1, 5000, 3000)
+	g := &fixture{Pool: f.Pool, t: t, spec: second, space: f.open(second), arena: f.arena}
+	for i := range 40 {
+		g.store(chain(fmt.Sprint("second", i), 2), nil)
+		g.wantPrefix(chain(fmt.Sprint("second", i), 2), 2, "the second model finds all memory taken by the first")
+		g.check()
+	}
+	stored := 0
+	for i := range 40 {
+		stored += g.count(chain(fmt.Sprint("second", i), 2))
+	}
+	if stored < 20 { // of 27 that fit if all were its own
+		t.Fatalf("the second model keeps %d blocks: the memory stays with the first", stored)
+	}
+	for i := range 300 {
+		f.store(chain(fmt.Sprint("again", i), 2), nil)
+	}
+	f.wantPrefix(chain("again299", 2), 2, "the first model gets memory back")
+	if _, err := g.ResetSpace(g.space); err != nil {
+		t.Fatal(err)
+	}
+	f.empty()
+}
+
+func testPressure(t *testing.T, open Open) {
+	f := start(t, open, small, model("one", 1, 1024))
+	h := chain("kept", 64)
+	f.store(h, nil)
+	_, refs, _ := f.Pin(f.space, 0, h, 1<<30, nil)
+	calls, need := 0, int64(0)
+	f.SetPressure(func(n int64) bool {
+		calls++
+		need = n
+		f.Stats() // would hang under a lock
+		return false
+	})
+	b := f.save(chain("new", 4), 0, nil)
+	f.wantStatus(b, pool.Busy, "everything is pinned")
+	if calls != 1 || need != 4<<10 {
+		t.Fatalf("pressure called %d times, with %d bytes; want once, 4096", calls, need)
+	}
+	if f.Stats().Busy != 4 {
+		t.Fatalf("%d refusals counted, want 4", f.Stats().Busy)
+	}
+	f.SetPressure(func(int64) bool {
+		f.Unpin(refs[60:])
+		return true
+	})
+	fresh := chain("new", 4)
+	b = f.save(fresh, 0, nil)
+	f.wantStatus(b, pool.OK, "pressure made room")
+	b = f.save(chain("newer", 4), 0, fresh.At(3))
+	f.wantStatus(b, pool.Busy, "a suffix must not push out its own prefix")
+	f.SetPressure(nil)
+	f.Unpin(refs[:60])
+	f.empty()
+}
+
+func testPartialPressure(t *testing.T, open Open) {
+	f := start(t, open, small, model("two", 1, 1024, 1024))
+	f.save(chain("partial", 16), 0, nil) // rank 1 never comes
+	if s := f.Stats(); s.Partial != 16 {
+		t.Fatalf("%d partial entries, want 16", s.Partial)
+	}
+	whole := chain("whole", 16)
+	f.store(whole, nil) // the pool is full
+	for i := range 8 {
+		f.store(chain(fmt.Sprint("new", i), 2), nil)
+		f.wantPrefix(whole, 16, "partial entries go before whole ones")
+	}
+	if s := f.Stats(); s.Partial != 0 {
+		t.Fatalf("%d partial entries are still there", s.Partial)
+	}
+	f.empty()
+}
+
+// partialWait is more than any pool may keep a partial entry that nobody writes, while there are reservations.
+const partialWait = 61 * time.Second
+
+func testPartialAge(t *testing.T, open Open) {
+	var mu sync.Mutex
+	now := time.Unix(1e9, 0)
+	o := small
+	o.Clock = func() time.Time {
+		mu.Lock()
+		defer mu.Unlock()
+		return now
+	}
+	wait := func(d time.Duration) {
+		mu.Lock()
+		now = now.Add(d)
+		mu.Unlock()
+	}
+	f := start(t, open, o, model("two", 1, 1024, 1024))
+	f.save(chain("partial", 3), 0, nil)
+	late := f.batch(chain("late", 1), 0, nil)
+	f.Reserve(late)
+	wait(29 * time.Second)
+	f.save(chain("a", 1), 0, nil)
+	if s := f.Stats(); s.Partial != 5 {
+		t.Fatalf("%d partial entries after 29 s, want 5: too early", s.Partial)
+	}
+	for range 3 {
+		wait(partialWait)
+		f.save(chain("a", 1), 0, nil)
+	}
+	if s := f.Stats(); s.Partial > 2 {
+		t.Fatalf("%d partial entries long after, want the one that is being written and the last one", s.Partial)
+	}
+	f.write(late)
+	f.Commit(late.Slots, late.Epoch, late.Status)
+	f.wantStatus(late, pool.OK, "an entry was reclaimed while it was written")
+	f.empty()
+}
