@@ -58,9 +58,10 @@ func mapFD(fd int, size int64) ([]byte, error) {
 	if size <= 0 || size > stat.Size || size != int64(int(size)) {
 		return nil, fmt.Errorf("%d bytes of a file of %d: %w", size, stat.Size, ErrRange)
 	}
-	mem, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	pages := (size + fs.Bsize - 1) / fs.Bsize * fs.Bsize // huge pages are mapped, and unmapped, as wholes
+	mem, err := unix.Mmap(fd, 0, int(pages), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return nil, fmt.Errorf("mmap of %d bytes: %w", size, err)
+		return nil, fmt.Errorf("mmap of %d bytes: %w", pages, err)
 	}
-	return mem, nil
+	return mem[:size], nil // Munmap knows the whole by its capacity
 }
