@@ -1,0 +1,170 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram"
+	"github.com/kvagent/kvagent/pool/mem"
+)
+
+// patience is how long a test waits for what must come; it is no part of any result.
+const patience = 20 * time.Second
+
+// arenaPool is a pool on an arena that a device can map.
+type arenaPool interface {
+	Pool
+	Arena() ([]byte, int)
+	Close() error
+}
+
+// rig is an agent with a real device and real sockets in a directory of its own.
+type rig struct {
+	t     testing.TB
+	dir   string
+	pool  arenaPool
+	agent *Agent
+	logs  *observer.ObservedLogs
+}
+
+type rigOption func(*rigConfig)
+
+type rigConfig struct {
+	Config
+	poolBytes int64
+	dram      bool
+}
+
+func withPool(bytes int64) rigOption       { return func(c *rigConfig) { c.poolBytes = bytes } }
+func withDRAM(bytes int64) rigOption       { return func(c *rigConfig) { c.poolBytes, c.dram = bytes, true } }
+func withConfig(f func(*Config)) rigOption { return func(c *rigConfig) { f(&c.Config) } }
+
+// newRig starts an agent, and ends it with the test: nothing may be left then.
+func newRig(t testing.TB, options ...rigOption) *rig {
+	t.Helper()
+	c := rigConfig{poolBytes: 4 << 20}
+	c.Limits.Predecessor = 500 * time.Millisecond
+	for _, o := range options {
+		o(&c)
+	}
+	dir, err := os.MkdirTemp("", "kv")
+	check(t, err)
+	core, logs := observer.New(zap.DebugLevel)
+	r := &rig{t: t, dir: dir, pool: openTestPool(t, &c), logs: logs}
+	_, fd := r.pool.Arena()
+	device, err := cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: fd, ArenaSize: r.pool.Stats().Capacity})
+	check(t, err)
+	c.Dir = filepath.Join(dir, "s")
+	r.dir = c.Dir
+	r.agent, err = New(c.Config, r.pool, device, zap.New(core))
+	check(t, err)
+	t.Cleanup(func() {
+		r.agent.Close()
+		r.checkNothingLeft()
+		check(t, device.Close(cudaipc.AllPeers))
+		check(t, r.pool.Close())
+		check(t, os.RemoveAll(dir))
+	})
+	check(t, r.agent.Start())
+	return r
+}
+
+func openTestPool(t testing.TB, c *rigConfig) arenaPool {
+	t.Helper()
+	if c.dram {
+		p, err := dram.Open(dram.Options{Bytes: c.poolBytes})
+		check(t, err)
+		return p
+	}
+	p, err := mem.Open(mem.Options{Bytes: c.poolBytes})
+	check(t, err)
+	return p
+}
+
+// checkNothingLeft holds what must be true after any run, however it ended.
+func (r *rig) checkNothingLeft() {
+	r.t.Helper()
+	st := r.agent.Status()
+	if st.Leases != 0 || st.LeaseBytes != 0 {
+		r.t.Errorf("the ledger of leases is not empty: %d leases, %d bytes", st.Leases, st.LeaseBytes)
+	}
+	if st.Regions != 0 || st.Engines != 0 || st.Sessions != 0 || st.Jobs != 0 {
+		r.t.Errorf("left: %d regions, %d engines, %d sessions, %d jobs", st.Regions, st.Engines, st.Sessions, st.Jobs)
+	}
+	if st.Pool.Pinned != 0 {
+		r.t.Errorf("%d bytes are pinned in the pool", st.Pool.Pinned)
+	}
+	if n := r.agent.pendingFDs.Load(); n != 0 {
+		r.t.Errorf("%d descriptors of incomplete registrations are counted", n)
+	}
+	if st.CleanupMaxMS >= 2000 {
+		r.t.Errorf("a clean-up took %.1f ms", st.CleanupMaxMS)
+	}
+}
+
+// waitFor waits until something holds.
+func (r *rig) waitFor(what string, holds func(Status) bool) {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for !holds(r.agent.Status()) {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			r.t.Fatalf("never: %s; status is %+v", what, r.agent.Status())
+		}
+	}
+}
+
+func (r *rig) path(name string) string { return filepath.Join(r.dir, name) }
+
+// asker is a look-up client of a socket of the agent.
+func (r *rig) asker(name string) *ipc.LookupClient {
+	c := ipc.DialLookup(r.path(name))
+	r.t.Cleanup(func() { check(r.t, c.Close()) })
+	return c
+}
+
+// ask asks in the own form, with a deadline that a busy machine keeps.
+func ask(t testing.TB, c *ipc.LookupClient, q ipc.LookupRequest) ipc.LookupReply {
+	t.Helper()
+	q.Form, q.Version = ipc.FormOwn, ipc.Version
+	if q.DeadlineUS == 0 {
+		q.DeadlineUS = uint32(patience / time.Microsecond)
+	}
+	reply, err := c.Ask(&q, patience)
+	check(t, err)
+	return reply
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// chain is n hashes of 32 bytes, each with its number and the chain's seed in it.
+func chain(seed byte, n int) []byte {
+	blob := make([]byte, 0, n*pool.MaxHashLen)
+	for i := range n {
+		h := make([]byte, pool.MaxHashLen)
+		h[0], h[1], h[2], h[31] = seed, byte(i), byte(i>>8), 0xA5
+		blob = append(blob, h...)
+	}
+	return blob
+}
+
+var errStop = errors.New("stop")
