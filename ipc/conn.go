@@ -34,6 +34,7 @@ type Conn struct {
 	accepted bool     // the agent's end
 	version  atomic.Uint32
 	onClose  func()
+	times    struct{ send, frame, grace time.Duration }
 
 	send struct {
 		sync.Mutex
@@ -68,6 +69,7 @@ func newConn(uc *net.UnixConn, accepted bool) (*Conn, error) {
 	if c.pidfd == nil {
 		c.fd = -1
 	}
+	c.times.send, c.times.frame, c.times.grace = SendTimeout, FrameTimeout, stallGrace
 	c.version.Store(MinVersion)
 	c.dead.ch = make(chan struct{})
 	c.recv.oob = make([]byte, unix.CmsgSpace(4*MaxRegionsMessage))

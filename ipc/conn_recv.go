@@ -51,8 +51,9 @@ func closeAll(fds []int) {
 	}
 }
 
-// readFrame reads a length and that many bytes. Descriptors come with the frame's first byte: those that hang on
-// a later one are never made ours, because no memory is given for them.
+// readFrame reads a length and that many bytes, and never a byte of the next frame, so that descriptors are known
+// to be this one's. They come with the length: those that hang on a later byte never become ours, because no
+// memory is given for them.
 func (c *Conn) readFrame(idle time.Duration) (frame []byte, fds []int, err error) {
 	var header [lengthBytes]byte
 	c.uc.SetReadDeadline(deadline(idle))
@@ -60,7 +61,7 @@ func (c *Conn) readFrame(idle time.Duration) (frame []byte, fds []int, err error
 	if err != nil {
 		return nil, fds, err
 	}
-	c.uc.SetReadDeadline(time.Now().Add(FrameTimeout))
+	c.uc.SetReadDeadline(time.Now().Add(c.times.frame))
 	graced := false
 	if err := c.readFull(header[n:], &graced); err != nil {
 		return nil, fds, err
@@ -94,6 +95,8 @@ func (c *Conn) readFirst(b []byte) (n int, fds []int, err error) {
 		fds = rights(c.recv.oob[:oobn])
 	}
 	switch {
+	case errors.Is(err, io.EOF):
+		return 0, fds, io.EOF // without the address that it is wrapped with
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return 0, fds, ErrTimeout
 	case err == nil && flags&unix.MSG_CTRUNC != 0:
@@ -126,7 +129,7 @@ func (c *Conn) readFull(b []byte, graced *bool) error {
 			return io.ErrUnexpectedEOF
 		case errors.Is(err, os.ErrDeadlineExceeded) && !*graced:
 			*graced = true
-			c.uc.SetReadDeadline(time.Now().Add(stallGrace))
+			c.uc.SetReadDeadline(time.Now().Add(c.times.grace))
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return ErrStalled
 		default:

@@ -70,7 +70,7 @@ func (c *Conn) write(frame []byte, fds []int) error {
 	if len(fds) > 0 {
 		oob = unix.UnixRights(fds...)
 	}
-	c.uc.SetWriteDeadline(time.Now().Add(SendTimeout))
+	c.uc.SetWriteDeadline(time.Now().Add(c.times.send))
 	graced := false
 	for len(frame) > 0 {
 		n, _, err := c.uc.WriteMsgUnix(frame, oob, nil)
@@ -81,7 +81,7 @@ func (c *Conn) write(frame []byte, fds []int) error {
 		case err == nil:
 		case errors.Is(err, os.ErrDeadlineExceeded) && !graced:
 			graced = true
-			c.uc.SetWriteDeadline(time.Now().Add(stallGrace))
+			c.uc.SetWriteDeadline(time.Now().Add(c.times.grace))
 		default:
 			return err
 		}

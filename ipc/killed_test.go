@@ -1,5 +1,166 @@
 package ipc
 
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
 const helperPathEnv = "KVAGENT_IPC_TEST_SOCKET"
 
-func helperMain(path string) {}
+// helperMain is the peer: it opens a session, has a child hold its socket open, says so by a PING, and waits to be
+// killed.
+func helperMain(path string) {
+	c, _, err := DialSession(context.Background(), path, "helper", MinVersion, Version)
+	if err == nil {
+		var f *os.File
+		f, err = c.uc.File()
+		if err == nil {
+			child := exec.Command("sleep", "60")
+			child.ExtraFiles = []*os.File{f}
+			if err = child.Start(); err == nil {
+				err = c.Send(&Ping{Req: uint32(child.Process.Pid)})
+			}
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	c.Recv()
+}
+
+// startHelper gives our end of a session with a killed-to-be process, and its child that holds the socket. accepted
+// is whether our end behaves as an agent's, or as a client's whose agent is the helper.
+func startHelper(t *testing.T, accepted bool) (agent *Conn, helper *exec.Cmd, child *os.Process) {
+	t.Helper()
+	path := filepath.Join(socketDir(t), SessionSocket)
+	l, err := ListenUnix(path, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	helper = exec.Command(os.Args[0])
+	helper.Env = append(os.Environ(), helperPathEnv+"="+path)
+	helper.Stderr = os.Stderr
+	if err := helper.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { helper.Process.Kill(); helper.Wait() })
+	uc, err := l.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if agent, err = newConn(uc, accepted); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { agent.Close() })
+	if _, err := ServeHandshake(agent, Welcome{}, MinVersion, Version); err != nil {
+		t.Fatal(err)
+	}
+	m, _, err := agent.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	child, err = os.FindProcess(int(m.(*Ping).Req))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { child.Kill() })
+	return agent, helper, child
+}
+
+// A peer that is killed is noticed at once though its child holds the socket open.
+func TestKilledPeer(t *testing.T) {
+	agent, helper, _ := startHelper(t, true)
+	if agent.PidFD() < 0 {
+		t.Skip("this kernel has no pidfd")
+	}
+	if agent.Peer().Pid != helper.Process.Pid {
+		t.Errorf("peer %d, want %d", agent.Peer().Pid, helper.Process.Pid)
+	}
+	recv := make(chan error, 1)
+	go func() {
+		_, _, err := agent.Recv()
+		recv <- err
+	}()
+	start := time.Now()
+	helper.Process.Kill()
+	select {
+	case <-agent.Dead():
+	case <-time.After(testTimeout):
+		t.Fatal("the death was not noticed")
+	}
+	took := time.Since(start)
+	t.Logf("noticed after %v", took)
+	if took > time.Second {
+		t.Errorf("noticed after %v, want milliseconds", took)
+	}
+	if !errors.Is(agent.Cause(), ErrPeerDied) {
+		t.Errorf("cause %v, want ErrPeerDied", agent.Cause())
+	}
+	select {
+	case err := <-recv:
+		if !errors.Is(err, ErrPeerDied) {
+			t.Errorf("Recv: %v, want ErrPeerDied", err)
+		}
+	case <-time.After(testTimeout):
+		t.Fatal("Recv did not return")
+	}
+}
+
+// At the client's end only the end of the socket ends Recv: a living child of the agent may still touch memory.
+func TestKilledAgent(t *testing.T) {
+	client, helper, child := startHelper(t, false)
+	recv := make(chan error, 1)
+	go func() {
+		_, _, err := client.Recv()
+		recv <- err
+	}()
+	helper.Process.Kill()
+	if client.PidFD() >= 0 {
+		<-client.Dead()
+	}
+	select {
+	case err := <-recv:
+		t.Fatalf("Recv ended before the socket: %v", err)
+	case <-time.After(50 * time.Millisecond): // nothing must happen: there is nothing to wait for
+	}
+	child.Kill()
+	select {
+	case err := <-recv:
+		if err != io.EOF {
+			t.Errorf("Recv: %v, want EOF", err)
+		}
+	case <-time.After(testTimeout):
+		t.Fatal("Recv did not return")
+	}
+}
+
+func TestListenerAfterKill(t *testing.T) {
+	dir := socketDir(t)
+	path := filepath.Join(dir, SessionSocket)
+	l, err := ListenUnix(path, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// As a killed process leaves it: socket and lock file there, nobody holds the lock.
+	l.UnixListener.Close()
+	l.file.lock.Close()
+	again, err := ListenUnix(path, 0)
+	if err != nil {
+		t.Fatalf("stale files: %v", err)
+	}
+	if err := again.Close(); err != nil {
+		t.Error(err)
+	}
+	if all, _ := os.ReadDir(dir); len(all) != 0 {
+		t.Errorf("left behind: %v", all)
+	}
+}

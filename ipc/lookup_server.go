@@ -66,6 +66,9 @@ type LookupServer struct {
 // ListenLookup serves look-ups at Dir/Name until Close. The error wraps ErrInUse if another process serves
 // the path, and names it.
 func (c *Context) ListenLookup(o LookupOptions, handler LookupHandler) (*LookupServer, error) {
+	if o.Name == "." || o.Name == ".." || filepath.Base(o.Name) != o.Name {
+		return nil, fmt.Errorf("look-up socket: name %q, allowed is the name of a file", o.Name)
+	}
 	s := &LookupServer{o: o, handler: handler, ctx: c, done: make(chan struct{})}
 	serial, err := c.add(s)
 	if err != nil {

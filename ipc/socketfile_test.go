@@ -1,0 +1,167 @@
+package ipc
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestSocketDirectories(t *testing.T) {
+	base := socketDir(t)
+	make := func(name string, mode os.FileMode, files ...string) string {
+		dir := filepath.Join(base, name)
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			if err := os.WriteFile(filepath.Join(dir, f), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.Chmod(dir, mode); err != nil {
+			t.Fatal(err)
+		}
+		return dir
+	}
+	file := filepath.Join(base, "file")
+	os.WriteFile(file, nil, 0o600)
+	gid := os.Getegid()
+	if gid == 0 {
+		gid = 1 // root may give a directory to any group
+	}
+	for name, v := range map[string]struct {
+		dir   string
+		group int
+		mode  os.FileMode // 0: refused
+	}{
+		"new":              {filepath.Join(base, "a", "b"), 0, 0o700},
+		"new for a group":  {filepath.Join(base, "c"), gid, os.ModeSetgid | 0o770},
+		"narrow":           {make("d", 0o700, "x"), 0, 0o700},
+		"wide, empty":      {make("e", 0o755), 0, 0o700},
+		"wide, own locks":  {make("f", 0o755, "session.sock.lock"), 0, 0o700},
+		"wide, others":     {make("g", 0o755, "letter"), 0, 0},
+		"narrow for group": {make("h", 0o700), gid, os.ModeSetgid | 0o770},
+		"a file":           {file, 0, 0},
+	} {
+		err := PrepareDir(v.dir, v.group)
+		if v.mode == 0 {
+			if err == nil {
+				t.Errorf("%s: accepted", name)
+			}
+			continue
+		}
+		info, statErr := os.Stat(v.dir)
+		if err != nil || statErr != nil {
+			t.Errorf("%s: %v, %v", name, err, statErr)
+			continue
+		}
+		if got := info.Mode() & (os.ModePerm | os.ModeSetgid); got != v.mode {
+			t.Errorf("%s: mode %v, want %v", name, got, v.mode)
+		}
+	}
+}
+
+func TestSocketGroupMode(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to give a socket to a group")
+	}
+	path := filepath.Join(socketDir(t), "d", "s")
+	l, err := ListenUnix(path, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != sockModeGrp {
+		t.Errorf("%v, %v, want mode %o", info, err, sockModeGrp)
+	}
+}
+
+func TestSocketClaims(t *testing.T) {
+	dir := socketDir(t)
+	path := filepath.Join(dir, "s")
+	first, err := ListenUnix(path, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = ListenUnix(path, 0)
+	if want := fmt.Sprintf("by process %d", os.Getpid()); !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), want) {
+		t.Errorf("a held path: %v, want %q", err, want)
+	}
+	first.Close()
+	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err = ListenUnix(path, 0); err == nil || !strings.Contains(err.Error(), "no socket") {
+		t.Errorf("a plain file: %v", err)
+	}
+	if b, _ := os.ReadFile(path); string(b) != "precious" {
+		t.Errorf("the file is %q now", b)
+	}
+	long := filepath.Join(dir, strings.Repeat("n", MaxSocketPath))
+	if _, err = ListenUnix(long, 0); err == nil || !strings.Contains(err.Error(), "allowed is 1 to 107") {
+		t.Errorf("a long path: %v", err)
+	}
+}
+
+func TestCheckName(t *testing.T) {
+	for _, name := range []string{"lookup_rpc_port_0_dp_rank0", "a", strings.Repeat("x", MaxName)} {
+		if err := CheckName(name); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, name := range []string{"", ".", "..", "a/b", "../x", "x\x00", "session.sock", "lookup.sock", "admin.sock", "x.lock", strings.Repeat("x", MaxName+1)} {
+		if CheckName(name) == nil {
+			t.Errorf("%q: accepted", name)
+		}
+	}
+}
+
+// A frame that is begun and not finished is a dead peer; a silent one is not.
+func TestConnStalls(t *testing.T) {
+	agent, raw := rawPair(t)
+	agent.times.frame, agent.times.grace = 20*time.Millisecond, 10*time.Millisecond
+	raw.Write(frameOf(1, &Ping{Req: 1}))
+	if _, _, err := agent.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	go raw.Write([]byte{0, 0, 0, 9, 0x92})
+	_, _, err := agent.Recv()
+	if !errors.Is(err, ErrStalled) {
+		t.Errorf("half a frame: %v, want ErrStalled", err)
+	}
+	if took := time.Since(start); took < 30*time.Millisecond || took > testTimeout {
+		t.Errorf("given up after %v, want 30ms", took)
+	}
+	if !errors.Is(agent.Cause(), ErrStalled) {
+		t.Errorf("cause %v", agent.Cause())
+	}
+}
+
+// A peer that reads nothing ends the session when its buffer is full, in bounded time.
+func TestConnSendStalls(t *testing.T) {
+	agent, _ := rawPair(t)
+	agent.times.send, agent.times.grace = 20*time.Millisecond, 10*time.Millisecond
+	done := &Done{Status: make([]byte, MaxJobBlocks)}
+	var err error
+	for range 10000 {
+		if err = agent.Send(done); err != nil {
+			break
+		}
+	}
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("%v, want a deadline", err)
+	}
+	if again := agent.Send(&Ping{}); again == nil {
+		t.Error("sent behind half a frame")
+	}
+	select {
+	case <-agent.Dead():
+	default:
+		t.Error("Dead is open")
+	}
+}
