@@ -1,0 +1,32 @@
+"""What is installed: pure Python, two dependencies, importable without an engine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[1]
+
+
+def test_the_wheel_is_pure_and_imports_alone(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(tmp_path), str(PROJECT)]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if ".dist-info/" not in name]
+        (metadata,) = [name for name in archive.namelist() if name.endswith("METADATA")]
+        requires = [line for line in archive.read(metadata).decode().splitlines() if line.startswith("Requires-Dist")]
+    assert "kvagent/py.typed" in names
+    assert all(name.startswith("kvagent/") for name in names)
+    assert [line.split()[1].split(">")[0] for line in requires] == ["msgpack", "pyzmq"]
+    modules = [name.removesuffix(".py").replace("/", ".") for name in names if name.endswith(".py")]
+    script = (
+        f"import sys; sys.path.insert(0, {str(wheel)!r})\n"
+        + "".join(f"import {name.removesuffix('.__init__')}\n" for name in modules)
+        + "assert sys.modules['kvagent'].__file__.startswith(sys.path[0])\n"
+        + "assert not {'torch', 'vllm', 'numpy'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-I", "-c", script], check=True, timeout=60)
