@@ -20,7 +20,7 @@ TRACE         ?= testdata/conversation_1000.jsonl
 STAGE := scripts/stage
 PYTHON_SCRIPTS := ../scripts/torture ../scripts/soak ../scripts/dockerfile-check
 # Where the locked Python tools live: outside the tree, keyed by the lock. Made on first use.
-VENV   = $$(scripts/venv)
+VENV   = $$($(CURDIR)/scripts/venv)
 
 .PHONY: help
 help: ## list the targets
