@@ -92,7 +92,7 @@ func (h *Host) Close(id PeerID) error {
 	}
 	close(h.stop)
 	<-h.populated
-	return unix.Munmap(h.arena)
+	return unmap(h.arena)
 }
 
 // take removes peers from the tables, all or none of those asked for. From then on nobody can reach them.

@@ -37,7 +37,7 @@ func openRegion(r *Region, pid int) (*region, error) {
 
 func (r *region) close() {
 	if r.mem != nil {
-		_ = unix.Munmap(r.mem)
+		_ = unmap(r.mem)
 	}
 }
 
@@ -63,5 +63,8 @@ func mapFD(fd int, size int64) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("mmap of %d bytes: %w", pages, err)
 	}
-	return mem[:size], nil // Munmap knows the whole by its capacity
+	return mem[:size], nil
 }
+
+// unmap ends a mapping of mapFD, which is as long as its capacity.
+func unmap(mem []byte) error { return unix.Munmap(mem[:cap(mem)]) }

@@ -1,0 +1,265 @@
+package cudaipc
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const arenaSize = 4 << 20
+
+func memfd(t *testing.T, size int64) int {
+	t.Helper()
+	fd, err := unix.MemfdCreate("host-test", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Ftruncate(fd, size); err != nil {
+		t.Fatal(err)
+	}
+	return fd
+}
+
+func openHost(t *testing.T) *Host {
+	t.Helper()
+	fd := memfd(t, arenaSize)
+	defer func() { _ = unix.Close(fd) }()
+	h, err := OpenHost(HostOptions{ArenaFD: fd, ArenaSize: arenaSize, Populate: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := h.Close(AllPeers); err != nil {
+			t.Errorf("closing the device: %v", err)
+		}
+	})
+	return h
+}
+
+func copyAll(t *testing.T, h *Host, c *Copy) Done {
+	t.Helper()
+	ticket, err := h.Copy(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, ok, err := h.Done(ticket, 30*time.Second)
+	if err != nil || !ok {
+		t.Fatalf("Done: %v, %v", ok, err)
+	}
+	return d
+}
+
+func dupFD(t *testing.T, fd int) int {
+	t.Helper()
+	r, err := Region{FD: fd}.Dup()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.FD
+}
+
+// TestPeerCutsOffItsMemory: the file under a mapping becomes shorter. Blocks behind the cut are bad, those before
+// it are not, and this process lives.
+func TestPeerCutsOffItsMemory(t *testing.T) {
+	const block, blocks = 64 << 10, 16
+	h := openHost(t)
+	fd := memfd(t, block*blocks)
+	defer func() { _ = unix.Close(fd) }()
+	if err := h.Import(Import{Regions: []Region{{ID: 1, Kind: KindFD, Size: block * blocks, FD: dupFD(t, fd)}}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []Direction{Gather, Scatter} {
+		c := &Copy{Dir: dir, Sum: true}
+		for b := range blocks {
+			c.Runs = append(c.Runs, Run{Region: 1, RegionOff: uint64(b) * block, ArenaOff: int64(b) * block, Len: block})
+			c.Blocks = append(c.Blocks, Block{Runs: 1})
+		}
+		if d := copyAll(t, h, c); d.Err != nil {
+			t.Fatalf("before the cut: %v", d.Err)
+		}
+		if err := unix.Ftruncate(fd, block*blocks/2); err != nil {
+			t.Fatal(err)
+		}
+		d := copyAll(t, h, c)
+		for b := range blocks {
+			if d.Bad == nil || d.Bad[b] != (b >= blocks/2) {
+				t.Fatalf("direction %d, cut before block %d: bad blocks %v (%v)", dir, blocks/2, d.Bad, d.Err)
+			}
+		}
+		if err := unix.Ftruncate(fd, block*blocks); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestPeerCutsOffItsWords(t *testing.T) {
+	h := openHost(t)
+	fd := memfd(t, 8192)
+	defer func() { _ = unix.Close(fd) }()
+	err := h.Import(Import{
+		Regions: []Region{{ID: 0, Kind: KindFD, Size: 8192, FD: dupFD(t, fd)}},
+		Sync:    &Sync{StepOff: 4096, EventsOff: 4160, Events: 1, RevokeOff: 4224, Revokes: 1},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	poll := func() error { return h.Poll([]Wait{{Event: 0, Revoke: 0}}, make([]State, 1)) }
+	if err := poll(); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Ftruncate(fd, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := poll(); !errors.Is(err, ErrPeer) {
+		t.Fatalf("Poll of words that went away: %v, want ErrPeer", err)
+	}
+}
+
+func TestGuardLetsOtherPanicsThrough(t *testing.T) {
+	defer func() {
+		if r := recover(); r == nil {
+			t.Error("a fault outside of the guarded memory was swallowed")
+		}
+	}()
+	_ = guarded(make([]byte, 1), nil, func() {
+		var nowhere *int
+		*nowhere = 1
+	})
+}
+
+func TestImportTakesOnlyMemory(t *testing.T) {
+	h := openHost(t)
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, make([]byte, 8192), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	readOnly := memfd(t, 8192)
+	path2 := filepath.Join("/proc/self/fd", strconv.Itoa(readOnly))
+	for name, open := range map[string]func() (int, error){
+		"a file on disk":      func() (int, error) { return unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0) },
+		"a memfd to read":     func() (int, error) { return unix.Open(path2, unix.O_RDONLY|unix.O_CLOEXEC, 0) },
+		"a file too short":    func() (int, error) { return memfd(t, 8191), nil },
+		"no descriptor":       func() (int, error) { return -1, nil },
+		"a closed descriptor": func() (int, error) { return 1 << 20, nil },
+	} {
+		fd, err := open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := h.Import(Import{Regions: []Region{{Kind: KindFD, Size: 8192, FD: fd}}}); err == nil {
+			t.Errorf("Import of %s: no error", name)
+		}
+	}
+	_ = unix.Close(readOnly)
+}
+
+// TestMostRegions imports as many regions as there may be, and one more.
+func TestMostRegions(t *testing.T) {
+	h := openHost(t)
+	fd := memfd(t, 4096)
+	defer func() { _ = unix.Close(fd) }()
+	for _, n := range []int{MaxRegions, MaxRegions + 1} {
+		im := Import{Peer: PeerID(n)}
+		for i := range n {
+			im.Regions = append(im.Regions, Region{ID: RegionID(i), Kind: KindFD, Size: 4096, FD: dupFD(t, fd)})
+		}
+		err := h.Import(im)
+		if n > MaxRegions {
+			if !errors.Is(err, ErrRange) {
+				t.Errorf("Import of %d regions: %v, want ErrRange", n, err)
+			}
+			if _, err := unix.FcntlInt(uintptr(im.Regions[n-1].FD), unix.F_GETFD, 0); err == nil {
+				t.Error("a refused import left its descriptors open")
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := copyAll(t, h, &Copy{Peer: im.Peer, Runs: []Run{{Region: MaxRegions - 1, Len: 4096}}, Blocks: []Block{{Runs: 1}}})
+		if d.Err != nil {
+			t.Error(d.Err)
+		}
+	}
+}
+
+func TestMostBytesOfAPeer(t *testing.T) {
+	h := openHost(t)
+	im := Import{Pid: os.Getpid()}
+	for i := range 3 {
+		im.Regions = append(im.Regions, Region{ID: RegionID(i), Kind: KindPeer, Size: MaxPeerBytes / 2, Addr: 4096})
+	}
+	if err := h.Import(im); !errors.Is(err, ErrRange) {
+		t.Errorf("Import of more than MaxPeerBytes: %v, want ErrRange", err)
+	}
+}
+
+// TestCopiesNobodyAsksFor: tickets are bounded, and full is an error now.
+func TestCopiesNobodyAsksFor(t *testing.T) {
+	h := openHost(t)
+	if err := h.Import(Import{Regions: []Region{{Kind: KindFD, Size: 4096, FD: memfd(t, 4096)}}}); err != nil {
+		t.Fatal(err)
+	}
+	c := &Copy{Runs: []Run{{Len: 4096}}, Blocks: []Block{{Runs: 1}}}
+	var tickets []Ticket
+	for range MaxCopies {
+		ticket, err := h.Copy(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tickets = append(tickets, ticket)
+	}
+	if _, err := h.Copy(c); !errors.Is(err, ErrBusy) {
+		t.Fatalf("one copy more than MaxCopies: %v, want ErrBusy", err)
+	}
+	if _, ok, err := h.Done(tickets[0], 30*time.Second); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	ticket, err := h.Copy(c)
+	if err != nil {
+		t.Fatalf("a copy after one was asked for: %v", err)
+	}
+	if _, ok, err := h.Done(ticket, 30*time.Second); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+}
+
+// TestPeerRangeThatIsNotThere: a page of a registered range is not mapped. Blocks that touch it are bad.
+func TestPeerRangeThatIsNotThere(t *testing.T) {
+	const page = 4096
+	h := openHost(t)
+	mem, err := unix.Mmap(-1, 0, 3*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Munmap(mem) }()
+	for i := range mem {
+		mem[i] = byte(i % 251)
+	}
+	if err := unix.Mprotect(mem[page:2*page], unix.PROT_NONE); err != nil {
+		t.Fatal(err)
+	}
+	err = h.Import(Import{Pid: os.Getpid(), Regions: []Region{{ID: 1, Kind: KindPeer, Size: 3 * page, Addr: addressOf(mem)}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &Copy{Sum: true, Blocks: []Block{{Runs: 1}, {Runs: 1}, {Runs: 2}, {Runs: 1}}, Runs: []Run{
+		{Region: 1, Len: page},
+		{Region: 1, RegionOff: page / 2, ArenaOff: page, Len: page},
+		{Region: 1, RegionOff: 0, ArenaOff: 2 * page, Len: page}, {Region: 1, RegionOff: page, ArenaOff: 3 * page, Len: page},
+		{Region: 1, RegionOff: 2 * page, ArenaOff: 4 * page, Len: page},
+	}}
+	d := copyAll(t, h, c)
+	if d.Err == nil || d.Bad[0] || !d.Bad[1] || !d.Bad[2] || d.Bad[3] {
+		t.Fatalf("bad blocks %v (%v), want the second and the third", d.Bad, d.Err)
+	}
+	if !bytes.Equal(h.arena[4*page:5*page], mem[2*page:]) {
+		t.Error("the block behind the bad ones did not arrive")
+	}
+}
