@@ -1,11 +1,118 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
 
 	"github.com/spf13/cobra"
+
+	"github.com/kvagent/kvagent/ipc"
+)
+
+// lookupRow is one line of the result: round trips of one form against those of a server that does nothing.
+type lookupRow struct {
+	Form      string  `json:"form"`
+	Hashes    int     `json:"hashes"`
+	Ranks     int     `json:"ranks"`
+	P50us     float64 `json:"p50_us"`
+	P99us     float64 `json:"p99_us"`
+	EchoP50us float64 `json:"echo_p50_us"`
+	EchoP99us float64 `json:"echo_p99_us"`
+	RatioP50  float64 `json:"ratio_p50"`
+}
+
+type lookupSettings struct {
+	json   bool
+	blocks int
+	rounds int
+	form   string
+}
+
+const (
+	minLookupBlocks = 2 * lookupChain
+	maxLookupBlocks = 16 << 20
+	wideRanks       = 8
+)
+
+var (
+	lookupForms  = []ipc.Form{ipc.FormOwn, ipc.FormUpstream, ipc.FormAscend2, ipc.FormAscend3, ipc.FormAscend4, ipc.FormSimple}
+	lookupHashes = []int{1, 128, 2048}
 )
 
 func benchLookupCommand() *cobra.Command {
-	return &cobra.Command{Use: "benchLookup", RunE: func(*cobra.Command, []string) error { return errors.New("under construction") }}
+	s := lookupSettings{}
+	cmd := &cobra.Command{
+		Use:   "lookup",
+		Short: "Look-ups of all forms against a server that does nothing",
+		Long: "Runs an agent whose pool holds --blocks blocks (their data is address space only), and asks it for runs of them\n" +
+			"drawn at random: all are hits. The own form reserves what it finds and releases it outside of the measurement. In turn\n" +
+			"with that the same frames go to a plain zmq4 REP socket that sends a reply of the same size. Takes about 20 seconds.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if s.blocks < minLookupBlocks || s.blocks > maxLookupBlocks {
+				return configError(fmt.Errorf("--blocks is %d, must be %d to %d", s.blocks, minLookupBlocks, maxLookupBlocks))
+			}
+			if s.rounds < 10 || s.rounds > 1_000_000 {
+				return configError(fmt.Errorf("--rounds is %d, must be 10 to 1000000", s.rounds))
+			}
+			rows, err := benchLookup(&s)
+			if err != nil {
+				return err
+			}
+			return printLookup(cmd.OutOrStdout(), rows, s.json)
+		},
+	}
+	cmd.Flags().BoolVar(&s.json, "json", false, "print one JSON object")
+	cmd.Flags().IntVar(&s.blocks, "blocks", 1<<20, "blocks stored")
+	cmd.Flags().IntVar(&s.rounds, "rounds", 1000, "questions of each kind")
+	cmd.Flags().StringVar(&s.form, "form", "", "ask in this form only")
+	return cmd
+}
+
+func benchLookup(s *lookupSettings) (rows []lookupRow, err error) {
+	for _, ranks := range []int{1, wideRanks} {
+		more, err := benchLookupRanks(s, ranks)
+		if err != nil {
+			return nil, fmt.Errorf("%d ranks: %w", ranks, err)
+		}
+		rows = append(rows, more...)
+	}
+	return rows, nil
+}
+
+// benchLookupRanks asks in all forms an engine of one rank, and of several in the own form.
+func benchLookupRanks(s *lookupSettings, ranks int) (rows []lookupRow, err error) {
+	b, err := newLookupBench(s.blocks, ranks)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, b.close()) }()
+	for _, form := range lookupForms {
+		if s.form != "" && s.form != form.String() || ranks > 1 && form != ipc.FormOwn {
+			continue
+		}
+		for _, n := range lookupHashes {
+			row, err := b.measure(form, n, s.rounds)
+			if err != nil {
+				return nil, fmt.Errorf("form %v, %d hashes: %w", form, n, err)
+			}
+			rows = append(rows, row)
+		}
+	}
+	return rows, nil
+}
+
+func printLookup(out io.Writer, rows []lookupRow, asJSON bool) error {
+	if asJSON {
+		return json.NewEncoder(out).Encode(map[string]any{"rows": rows})
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	_, _ = fmt.Fprintln(w, "form\tranks\thashes\tp50 us\tp99 us\techo p50 us\techo p99 us\tratio\t")
+	for _, r := range rows {
+		_, _ = fmt.Fprintf(w, "%s\t%d\t%d\t%.0f\t%.0f\t%.0f\t%.0f\t%.2f\t\n", r.Form, r.Ranks, r.Hashes, r.P50us, r.P99us, r.EchoP50us, r.EchoP99us, r.RatioP50)
+	}
+	return w.Flush()
 }
