@@ -11,6 +11,7 @@ the number, to be released in the session.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -57,14 +58,9 @@ class LookupClient:
     def lookup(self, request: Request, timeout_s: float | None = None) -> Answer:
         """Asks and waits. TimedOut if no answer came; Malformed if something came that is none."""
         ticket = self.submit(request, timeout_s)
-        socket = ticket.socket
-        while True:
-            answer = self.poll(ticket)
-            if answer is not None:
-                return answer
-            if socket is not None:
-                left_s = ticket.deadline - time.monotonic()
-                socket.poll(max(0, round(left_s * 1000 + 0.5)), zmq.POLLIN)
+        while (answer := self.poll(ticket, ticket.deadline - time.monotonic())) is None:
+            pass
+        return answer
 
     def submit(self, request: Request, timeout_s: float | None = None) -> Ticket:
         """Asks without waiting; the ticket is polled to its end, or abandoned. Busy if too many are under way."""
@@ -81,10 +77,15 @@ class LookupClient:
         wait_s = self.timeout_s if timeout_s is None else timeout_s
         return Ticket(socket, time.monotonic() + wait_s, leases=request.want == Want.RESERVE)
 
-    def poll(self, ticket: Ticket) -> Answer | None:
-        """The answer, or None as long as it may still come. TimedOut once it may not: the ticket is then over."""
+    def poll(self, ticket: Ticket, wait_s: float = 0.0) -> Answer | None:
+        """The answer, or None as long as it may still come. TimedOut once it may not: the ticket is then over.
+
+        Waits for at most ``wait_s``, rounded up to milliseconds.
+        """
         if ticket.socket is None:
             raise ValueError("the ticket is over")
+        if wait_s > 0:
+            ticket.socket.poll(math.ceil(wait_s * 1000), zmq.POLLIN)
         frames = _receive(ticket.socket)
         if frames is None:
             if time.monotonic() >= ticket.deadline:

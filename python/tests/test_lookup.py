@@ -48,7 +48,7 @@ def say(agent: zmq.Socket[bytes], envelope: list[bytes], answer: Answer) -> None
 
 
 def wait(client: LookupClient, ticket: Ticket) -> Answer:
-    while (answer := client.poll(ticket)) is None:  # the ticket's deadline ends it
+    while (answer := client.poll(ticket, 1)) is None:  # the ticket's deadline ends it
         pass
     return answer
 
@@ -99,6 +99,14 @@ def test_without_an_agent_a_look_up_times_out_and_works_once_it_is_there(tmp_pat
         say(socket, envelope, HIT)
         assert wait(client, ticket) == HIT
         context.destroy(linger=0)
+
+
+def test_a_question_can_be_waited_for_in_parts(agent: zmq.Socket[bytes], client: LookupClient) -> None:
+    ticket = client.submit(REQUEST)
+    assert client.poll(ticket, 0.001) is None  # the scheduler goes on, and asks again in its next step
+    envelope, _ = hear(agent)
+    say(agent, envelope, HIT)
+    assert client.poll(ticket, 5) == HIT
 
 
 def test_a_lease_that_comes_too_late_is_told(agent: zmq.Socket[bytes], client: LookupClient) -> None:
