@@ -1,0 +1,126 @@
+package transfer
+
+import (
+	"errors"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// TestJobsThatCannotBe: each is refused, the error says where, and the worker goes on.
+func TestJobsThatCannotBe(t *testing.T) {
+	s := newNode(t, 64, false).join(t, nil)
+	one := func(change func(*Section)) Job {
+		sec := section(0, 4, 0)
+		change(&sec)
+		return load(1, section(0, 1, 9), sec)
+	}
+	for _, try := range []struct {
+		where string
+		job   Job
+	}{
+		{"kind 2", Job{Kind: 2}},
+		{"sections: 65", load(1, make([]Section, MaxSections+1)...)},
+		{"sections[1].group: 1 is not below 1", one(func(s *Section) { s.Group = 1 })},
+		{"sections[1].hash_len: 0", one(func(s *Section) { s.Hashes.Len = 0 })},
+		{"sections[1].hash_len: 33", one(func(s *Section) { s.Hashes.Len = 33 })},
+		{"sections[1].hash_len: -1", one(func(s *Section) { s.Hashes.Len = -1 })},
+		{"sections[1].parent: 33 bytes", one(func(s *Section) { s.Parent = make([]byte, 33) })},
+		{"sections[1].blocks: 3 for 4", one(func(s *Section) { s.Blocks = s.Blocks[:3] })},
+		{"sections[1].blocks[2]: 256 is not below 256", one(func(s *Section) { s.Blocks[2] = blocks })},
+		{"sections[1].blocks[3]: 4294967295", one(func(s *Section) { s.Blocks[3] = math.MaxUint32 })},
+		{"sections[1].blocks[3]: 1 is there twice", one(func(s *Section) { s.Blocks[3] = 1 })},
+		{"sections[1].blocks[0]: 9 is there twice", one(func(s *Section) { s.Blocks[0] = 9 })},
+		{"sections[1].hashes", one(func(s *Section) { s.Hashes.Blob = s.Hashes.Blob[:len(s.Hashes.Blob)-1] })},
+		{"sections[1].hashes", one(func(s *Section) { s.Hashes.First = 1 })},
+		{"sections[1].hashes", one(func(s *Section) { s.Hashes.First = -1 })},
+		{"sections[1].hashes", one(func(s *Section) { s.Hashes.Step = math.MaxInt })},
+		{"sections[1].hashes", one(func(s *Section) { s.Hashes.Step = -1 })},
+		{"more than 8192", load(1, section(0, 1, 0), Section{Hashes: pool.Chain(chain(0, MaxJobBlocks), hashLen), Blocks: make([]uint32, MaxJobBlocks)})},
+	} {
+		err := s.worker.Submit(try.job)
+		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), try.where) {
+			t.Errorf("%v; want ErrInvalid that says %q", err, try.where)
+		}
+	}
+	if c := s.finish(load(1, section(0, 4, 1)), pool.Missing); len(c.Status) != 4 {
+		t.Error(len(c.Status))
+	}
+}
+
+func TestNumberInUse(t *testing.T) {
+	s := newNode(t, 64, false).join(t, nil)
+	letGo := s.hold(func() {})
+	s.stream.Record(0)
+	job := save(1, section(0, 1, 0))
+	job.Event = 0
+	s.submit(job)
+	if err := s.worker.Submit(save(1, section(5, 1, 0))); !errors.Is(err, ErrInvalid) {
+		t.Errorf("a number that is in use: %v, want ErrInvalid", err)
+	}
+	letGo()
+	s.ends(1, pool.OK)
+	s.finish(save(1, section(5, 1, 0)), pool.OK)
+}
+
+// TestLargestJob has as many blocks and sections as there may be.
+func TestLargestJob(t *testing.T) {
+	s := newNode(t, 64, false).join(t, nil)
+	var sections []Section
+	for i := range MaxSections {
+		sec := section(i*128, 128, 0)
+		sections = append(sections, sec)
+	}
+	s.submit(save(1, sections...))
+	c := s.completion()
+	if len(c.Status) != MaxJobBlocks {
+		t.Fatalf("%d statuses, want %d", len(c.Status), MaxJobBlocks)
+	}
+	for i, status := range c.Status {
+		if status != pool.OK && status != pool.Busy {
+			t.Fatalf("block %d: status %d", i, status)
+		}
+	}
+	s.finish(save(2), pool.OK) // none is a job too
+}
+
+// TestTheSameTwiceInOneJob: a key twice in a save is stored once; a key twice in a load fills two blocks.
+func TestTheSameTwiceInOneJob(t *testing.T) {
+	s := newNode(t, 64, false).join(t, nil)
+	s.write(1, 1)
+	s.submit(save(1, section(0, 1, 1), section(0, 1, 1)))
+	c := s.completion()
+	if c.Status[0] != pool.OK || c.Status[1] != pool.InProgress {
+		t.Errorf("one key twice in a save: %v, want stored and in progress", c.Status)
+	}
+	s.finish(load(2, section(0, 1, 7), section(0, 1, 8)), pool.OK)
+	s.expect(7, 1, "one key twice in a load")
+	s.expect(8, 1, "one key twice in a load")
+}
+
+func TestConfigurationsThatCannotBe(t *testing.T) {
+	n := newNode(t, 8, false)
+	for name, change := range map[string]func(*Config){
+		"no device":          func(c *Config) { c.Device = nil },
+		"no pool":            func(c *Config) { c.Slots = nil },
+		"nobody to tell":     func(c *Config) { c.Complete = nil },
+		"no such shard":      func(c *Config) { c.Shard = 1 },
+		"no such group":      func(c *Config) { c.Layout.Groups = nil },
+		"other block size":   func(c *Config) { c.Layout.Groups[0].Segments = c.Layout.Groups[0].Segments[1:] },
+		"other integrity":    func(c *Config) { c.Integrity = 7 },
+		"a queue of none":    func(c *Config) { c.Limits = DefaultLimits; c.Limits.Queue = 0 },
+		"a ceiling too low":  func(c *Config) { c.Limits = DefaultLimits; c.Limits.PollCeiling = c.Limits.PollFloor - 1 },
+		"a batch of nothing": func(c *Config) { c.Limits = DefaultLimits; c.Limits.BatchBytes = 0 },
+	} {
+		cfg := Config{Device: n.host, Slots: n.pool, Spec: spec(1), Layout: layout(), Complete: func(Completion) {}}
+		change(&cfg)
+		if w, err := Start(cfg); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: %v, want ErrInvalid", name, err)
+			if w != nil {
+				w.Close()
+			}
+		}
+	}
+}

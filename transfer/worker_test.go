@@ -1,0 +1,362 @@
+package transfer
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// TestStoredIsToldAtOnce: a save of blocks that are there does not wait for its event.
+func TestStoredIsToldAtOnce(t *testing.T) {
+	s := newNode(t, 64, false).join(t, nil)
+	s.fill(0, 4)
+	s.hold(func() {})
+	s.stream.Record(0)
+	job := save(1, section(0, 4, 0))
+	job.Event = 0
+	s.finish(job, pool.Exists)
+}
+
+// TestTwoEnginesStoreOnce: while one copies, the other is told so at once, and holds nothing.
+func TestTwoEnginesStoreOnce(t *testing.T) {
+	n := newNode(t, 64, false)
+	g := newGate(n.host)
+	first, second := n.join(t, func(c *Config) { c.Device = g }), n.join(t, nil)
+	first.write(3, 1)
+	first.submit(save(1, section(0, 1, 3)))
+	g.during(first, "the first save", func() {
+		used := n.pool.Stats().Used
+		second.finish(save(1, section(0, 1, 5)), pool.InProgress)
+		if now := n.pool.Stats().Used; now != used {
+			t.Errorf("the second save holds %d bytes", now-used)
+		}
+	})
+	g.open()
+	first.ends(1, pool.OK)
+	second.finish(load(2, section(0, 1, 8)), pool.OK)
+	second.expect(8, 1, "the block of the first engine")
+	second.finish(save(3, section(0, 1, 5)), pool.Exists)
+}
+
+func TestFullQueueIsBusy(t *testing.T) {
+	s := newNode(t, 64, false).join(t, func(c *Config) { c.Limits = DefaultLimits; c.Limits.Queue = 3 })
+	letGo := s.hold(func() {})
+	s.stream.Record(0)
+	job := func(id uint64) Job {
+		j := save(id, section(int(id), 1, 0))
+		j.Event = 0
+		return j
+	}
+	s.submit(job(1))
+	s.reaches(Save, WaitingEvent, "the save did not wait")
+	for id := uint64(2); id <= 4; id++ {
+		s.submit(job(id))
+	}
+	if err := s.worker.Submit(job(5)); !errors.Is(err, ErrBusy) {
+		t.Fatalf("a job more than the queue holds: %v, want ErrBusy", err)
+	}
+	if state := s.worker.State().Save; state.Queue != 3 || state.Job != 1 || state.Counts.Refused != 1 {
+		t.Errorf("state %+v", state)
+	}
+	s.submit(load(9, section(0, 1, 0))) // the other direction has a queue of its own
+	s.ends(9, pool.Missing)
+	letGo()
+	for id := uint64(1); id <= 4; id++ {
+		s.ends(id, pool.OK)
+	}
+	if counts := s.worker.State().Save.Counts; counts.Jobs != 4 || counts.Bytes != 4*blockSize || counts.Blocks[pool.OK] != 4 {
+		t.Errorf("counts %+v", counts)
+	}
+}
+
+// TestCancelInTheQueue: a job that has not begun is cancelled though the one before it waits.
+func TestCancelInTheQueue(t *testing.T) {
+	s := newNode(t, 64, false).join(t, nil)
+	letGo := s.hold(func() {})
+	s.stream.Record(0)
+	first, second := load(1, section(0, 1, 0)), load(2, section(0, 2, 0))
+	first.Event = 0
+	s.submit(first)
+	s.reaches(Load, WaitingEvent, "the load did not wait")
+	s.submit(second)
+	if !s.worker.Cancel(2) {
+		t.Fatal("a job in the queue is not known")
+	}
+	s.ends(2, Cancelled)
+	if !s.worker.Cancel(1) {
+		t.Fatal("the job at hand is not known")
+	}
+	s.ends(1, Cancelled)
+	if s.worker.Cancel(3) {
+		t.Error("a job that never was is known")
+	}
+	letGo()
+}
+
+// TestCancelWhileWaitingForALane: so does a job that waits for other workers' copies.
+func TestCancelWhileWaitingForALane(t *testing.T) {
+	n := newNode(t, 64, false)
+	n.lanes = NewLanes(1, time.Second, nil)
+	s := n.join(t, nil)
+	other := n.lanes.enter(Load)
+	s.submit(save(1, section(0, 4, 0)))
+	s.reaches(Save, WaitingLane, "the save did not wait for a lane")
+	if used := n.pool.Stats().Used; used != 0 {
+		t.Errorf("%d bytes of the pool are held while the save waits", used)
+	}
+	s.worker.Cancel(1)
+	s.ends(1, Cancelled)
+	n.lanes.leave(other)
+	s.finish(save(2, section(0, 4, 0)), pool.OK)
+}
+
+func TestRevokedWhileWaiting(t *testing.T) {
+	s := newNode(t, 64, false).join(t, nil)
+	s.hold(func() {})
+	s.stream.Record(0)
+	job := save(1, section(0, 1, 0))
+	job.Event, job.Revoke = 0, 3
+	s.submit(job)
+	s.reaches(Save, WaitingEvent, "the save did not wait")
+	s.engine.Revoke(3)
+	s.ends(1, Revoked)
+	s.engine.ClearRevoke(3)
+}
+
+// TestEventThatNeverComes is bounded by EventWait, in the clock of a bubble.
+func TestEventThatNeverComes(t *testing.T) {
+	for _, kind := range []Kind{Save, Load} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newNode(t, 64, false).join(t, nil)
+			s.write(1, 1)
+			s.hold(func() {})
+			s.stream.Record(0)
+			job := save(1, section(0, 1, 1))
+			job.Kind, job.Event = kind, 0
+			start := time.Now()
+			s.submit(job)
+			c := <-s.done
+			if c.Status[0] != TimedOut {
+				t.Errorf("kind %d: status %d, want timed out", kind, c.Status[0])
+			}
+			if took := time.Since(start); took < DefaultLimits.EventWait || took > DefaultLimits.EventWait+time.Second {
+				t.Errorf("kind %d: gave up after %v, want %v", kind, took, DefaultLimits.EventWait)
+			}
+			s.expect(1, 1, "a load that timed out")
+		})
+	}
+}
+
+// TestCloseCompletesEveryJob: those in the queues, the one that waits, and the one whose copy is under way.
+func TestCloseCompletesEveryJob(t *testing.T) {
+	n := newNode(t, 64, false)
+	g := newGate(n.host)
+	s := n.join(t, func(c *Config) { c.Device = g })
+	for id := uint64(1); id <= 10; id++ {
+		s.submit(save(id, section(int(id), 1, 0)))
+		job := load(100+id, section(int(id), 1, 0))
+		job.Step = 1 << 60
+		s.submit(job)
+	}
+	closed := make(chan struct{})
+	g.during(s, "close before the copy has ended", func() {
+		go func() {
+			s.worker.Close()
+			close(closed)
+		}()
+		if err := s.waitClosed(); !errors.Is(err, ErrClosed) {
+			t.Errorf("Submit after Close: %v, want ErrClosed", err)
+		}
+		// All but the job whose copy is under way end at once.
+		for range 19 {
+			if c := s.completion(); c.Status[0] != Cancelled || c.Job == 1 {
+				t.Errorf("job %d: status %d, want cancelled", c.Job, c.Status[0])
+			}
+		}
+	})
+	select {
+	case <-closed:
+		t.Error("Close returned while a copy was under way")
+	default:
+	}
+	g.open()
+	s.ends(1, Cancelled)
+	<-closed
+	s.worker.Close() // once more is nothing
+	if s.stored(1, 1) != 0 {
+		t.Error("a save that Close cancelled was stored")
+	}
+}
+
+// waitClosed submits what is refused in any case, until it is refused because of Close.
+func (s *station) waitClosed() (err error) {
+	for end := time.Now().Add(patience); time.Now().Before(end) && !errors.Is(err, ErrClosed); {
+		err = s.worker.Submit(Job{Kind: 2})
+	}
+	return err
+}
+
+// TestCorruptIsDropped: one flipped bit in the pool. Without content checksums nobody sees it.
+func TestCorruptIsDropped(t *testing.T) {
+	for _, integrity := range []Integrity{Full, Header} {
+		s := newNode(t, 64, false).join(t, func(c *Config) { c.Integrity = integrity })
+		s.fill(0, 3)
+		arena, _ := s.pool.Arena()
+		b := pool.Batch{Space: s.space, Hashes: pool.Chain(chain(1, 1), hashLen), Status: make([]pool.Status, 1), Slots: make([]pool.Slot, 1)}
+		s.pool.Acquire(&b)
+		arena[b.Slots[0].Off+blockSize-1] ^= 4
+		s.pool.Release(b.Slots, b.Status)
+		s.submit(load(1, section(0, 3, 8)))
+		c := s.completion()
+		want := pool.Corrupt
+		if integrity == Header {
+			want = pool.OK
+		}
+		if c.Status[0] != pool.OK || c.Status[1] != want || c.Status[2] != pool.OK {
+			t.Errorf("integrity %d: statuses %v, want %d for the second", integrity, c.Status, want)
+		}
+		s.expect(8, 1000, "the first block")
+		if integrity == Full {
+			s.finish(load(2, section(1, 1, 8)), pool.Missing)
+		}
+	}
+}
+
+func TestFullPoolIsBusy(t *testing.T) {
+	s := newNode(t, 4, false).join(t, nil)
+	s.fill(0, 4)
+	b := pool.Batch{Space: s.space, Hashes: pool.Chain(chain(0, 4), hashLen), Status: make([]pool.Status, 4), Slots: make([]pool.Slot, 4)}
+	s.pool.Acquire(&b)
+	s.finish(save(1, section(50, 2, 0)), pool.Busy)
+	s.pool.Release(b.Slots, b.Status)
+	s.finish(save(2, section(50, 2, 0)), pool.OK)
+}
+
+// TestStaleJobs: a job of an epoch that is over touches nothing.
+func TestStaleJobs(t *testing.T) {
+	s := newNode(t, 64, false).join(t, nil)
+	s.fill(0, 2)
+	if _, err := s.pool.ResetSpace(s.space); err != nil {
+		t.Fatal(err)
+	}
+	s.write(8, 5)
+	s.finish(load(1, section(0, 2, 8)), pool.Stale)
+	s.expect(8, 5, "a stale load")
+	s.finish(save(2, section(0, 2, 8)), pool.Stale)
+	job := load(3, section(0, 2, 8))
+	job.Epoch = 2
+	s.finish(job, pool.Missing)
+}
+
+// broken is a device that fails in one way.
+type broken struct {
+	cudaipc.Device
+	copy, done, poll error
+	bad              bool
+}
+
+func (b *broken) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
+	if b.copy != nil {
+		return 0, b.copy
+	}
+	return b.Device.Copy(c)
+}
+
+func (b *broken) Poll(w []cudaipc.Wait, s []cudaipc.State) error {
+	if b.poll != nil {
+		return b.poll
+	}
+	return b.Device.Poll(w, s)
+}
+
+func (b *broken) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
+	d, ok, err := b.Device.Done(t, timeout)
+	if ok && b.bad {
+		d.Bad = make([]bool, max(len(d.Sums), 2))
+		d.Bad[1] = true
+	}
+	if ok && b.done != nil {
+		return cudaipc.Done{}, false, b.done
+	}
+	return d, ok, err
+}
+
+// TestDeviceThatFails: every block gets a status, nothing stays reserved or pinned, and the worker goes on.
+func TestDeviceThatFails(t *testing.T) {
+	for name, b := range map[string]*broken{
+		"copy": {copy: cudaipc.ErrPeer}, "done": {done: cudaipc.ErrPeer}, "poll": {poll: cudaipc.ErrPeer}, "bad": {bad: true},
+	} {
+		n := newNode(t, 64, false)
+		n.join(t, nil).fill(0, 2)
+		b.Device = n.host
+		s := n.join(t, func(c *Config) { c.Device = b })
+		used := n.pool.Stats().Used
+		for id, job := range []Job{save(0, section(20, 2, 0)), load(1, section(0, 2, 8))} {
+			s.submit(job)
+			c := s.completion()
+			if c.Status[1] != Failed || (name != "bad" && c.Status[0] != Failed) {
+				t.Errorf("%s, job %d: statuses %v, want failed", name, id, c.Status)
+			}
+			if name == "bad" && c.Status[0] != pool.OK {
+				t.Errorf("%s, job %d: the good block has status %d", name, id, c.Status[0])
+			}
+		}
+		if name != "bad" && n.pool.Stats().Used != used {
+			t.Errorf("%s: %d bytes stay reserved", name, n.pool.Stats().Used-used)
+		}
+		*b = broken{Device: n.host}
+		s.finish(load(3, section(0, 2, 8)), pool.OK)
+	}
+}
+
+// TestPeerThatWasClosed: the device does not know the peer any more.
+func TestPeerThatWasClosed(t *testing.T) {
+	s := newNode(t, 64, false).join(t, nil)
+	if err := s.host.Close(s.peer); err != nil {
+		t.Fatal(err)
+	}
+	s.finish(save(1, section(0, 2, 0)), Failed)
+	s.finish(load(2, section(0, 2, 0)), Failed)
+}
+
+// TestRegionsThatAreTooSmall: a layout that reaches beyond what was imported fails block by block.
+func TestRegionsThatAreTooSmall(t *testing.T) {
+	s := newNode(t, 64, false).join(t, func(c *Config) { c.Layout.Groups[0].NumBlocks = 1 << 20 })
+	s.finish(save(1, section(0, 2, 1<<19)), Failed)
+	s.finish(save(2, section(0, 2, 0)), pool.OK)
+}
+
+// TestBatchesAreBounded counts the blocks of each copy.
+func TestBatchesAreBounded(t *testing.T) {
+	n := newNode(t, 64, false)
+	count := &counting{Device: n.host}
+	s := n.join(t, func(c *Config) {
+		c.Device, c.Limits = count, DefaultLimits
+		c.Limits.BatchBytes = 3*blockSize + 1
+	})
+	s.finish(save(1, section(0, 5, 0), section(10, 5, 10)), pool.OK)
+	for i, blocks := range count.blocks {
+		if want := min(3, 10-3*i); blocks != want {
+			t.Errorf("copy %d has %d blocks, want %d", i, blocks, want)
+		}
+	}
+	if len(count.blocks) != 4 || count.runs != 20 {
+		t.Errorf("%d copies with %d runs, want 4 with 20: two neighbours are one run", len(count.blocks), count.runs)
+	}
+}
+
+type counting struct {
+	cudaipc.Device
+	blocks []int
+	runs   int
+}
+
+func (c *counting) Copy(x *cudaipc.Copy) (cudaipc.Ticket, error) {
+	c.blocks = append(c.blocks, len(x.Blocks))
+	c.runs += len(x.Runs)
+	return c.Device.Copy(x)
+}
