@@ -142,7 +142,8 @@ func (st *seat) step() (string, time.Duration) {
 		name  string
 		state transfer.ThreadState
 	}{{"save", state.Save}, {"load", state.Load}} {
-		if th.state.Phase != transfer.Idle && th.state.Age >= age {
+		busy := th.state.Phase != transfer.Idle && th.state.Phase != "" // empty: no job yet
+		if busy && th.state.Age >= age {
 			name, age = fmt.Sprintf("%s job %d %s", th.name, th.state.Job, th.state.Phase), th.state.Age
 		}
 	}

@@ -92,35 +92,43 @@ func groupsFit(groups []uint8, rules *lookup.Space) bool {
 
 // find asks the index, and pins what it finds if that is asked for.
 func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat, start time.Time, reply *ipc.LookupReply) {
-	q := lookup.Query{
+	q := &k.query
+	*q = lookup.Query{
 		Tokens: clampTokens(req.Tokens), HBMTokens: req.HBMTokens, Groups: req.Groups, AllowFull: req.Form != ipc.FormOwn,
 	}
 	if req.HashLen > 0 {
 		q.Hashes = pool.Chain(req.Hashes, req.HashLen)
 	}
-	if req.Form == ipc.FormOwn && req.Reserve {
-		k.reserve(&q, rules, st, start, deadlineOf(req), reply)
+	if req.Form != ipc.FormOwn {
+		reply.Tokens = lookup.Longest(k.agent.index, rules, q)
+		reply.Blocks = uint64(reply.Tokens / rules.Groups[0].BlockTokens) // of the simple form, which asks for group 0
 		return
 	}
-	reply.Tokens = lookup.Longest(k.agent.index, rules, &q)
-	switch req.Form {
-	case ipc.FormSimple:
-		reply.Blocks = uint64(reply.Tokens / rules.Groups[0].BlockTokens)
-	case ipc.FormOwn:
-		if time.Since(start) > deadlineOf(req) {
-			reply.Status, reply.Tokens = ipc.LookupOverloaded, 0
-		}
+	if req.Reserve {
+		k.reserve(q, rules, st, reply)
+	} else {
+		reply.Tokens = lookup.Longest(k.agent.index, rules, q)
+	}
+	if time.Since(start) > deadlineOf(req) {
+		k.tooLate(st, reply)
 	}
 }
 
-// reserve pins what it finds under a lease of the session that was named.
-func (k *lookupSock) reserve(q *lookup.Query, rules *lookup.Space, st *seat, start time.Time, deadline time.Duration, reply *ipc.LookupReply) {
-	a := k.agent
-	if st == nil {
-		reply.Status, reply.Tokens = ipc.LookupNoSession, lookup.Longest(a.index, rules, q)
-		return
+// tooLate turns an answer that took too long into overloaded: whoever asked does not wait for it any more.
+func (k *lookupSock) tooLate(st *seat, reply *ipc.LookupReply) {
+	if reply.Lease != 0 {
+		k.agent.ledger.release(st.engine.acct, []uint64{reply.Lease})
 	}
-	room, ok := a.ledger.room(st.holder)
+	reply.Status, reply.Tokens, reply.Lease = ipc.LookupOverloaded, 0, 0
+}
+
+// reserve pins what it finds under a lease of the session that was named.
+func (k *lookupSock) reserve(q *lookup.Query, rules *lookup.Space, st *seat, reply *ipc.LookupReply) {
+	a := k.agent
+	room, ok := int64(0), false
+	if st != nil {
+		room, ok = a.ledger.room(st.holder)
+	}
 	if !ok {
 		reply.Status, reply.Tokens = ipc.LookupNoSession, lookup.Longest(a.index, rules, q)
 		return
@@ -129,9 +137,6 @@ func (k *lookupSock) reserve(q *lookup.Query, rules *lookup.Space, st *seat, sta
 	hit := lookup.Reserve(a.index, rules, q, room, e.refs[:0])
 	e.refs = hit.Refs
 	switch {
-	case time.Since(start) > deadline:
-		reply.Status = ipc.LookupOverloaded
-		a.ledger.giveBack(e)
 	case hit.Tokens == 0:
 		a.ledger.giveBack(e)
 		if hit.Capped {

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -166,5 +165,3 @@ func chain(seed byte, n int) []byte {
 	}
 	return blob
 }
-
-var errStop = errors.New("stop")

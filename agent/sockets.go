@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/lookup"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -22,6 +23,7 @@ type lookupSock struct {
 	server  *ipc.LookupServer
 	seats   map[*seat]struct{}        // who named it; under lookupSockets.mu
 	engines atomic.Pointer[[]*engine] // of those seats, each once: what the handler reads
+	query   lookup.Query              // the handler's, which runs one call at a time
 }
 
 // lookupSockets are the look-up sockets by name. Engines of one space share a socket; it is closed when the last

@@ -1,0 +1,196 @@
+package agent
+
+import (
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/ipc"
+)
+
+// RESET: nothing stored before is found, older saves are stale, and the other sessions of the space are told.
+func TestReset(t *testing.T) {
+	r := newRig(t)
+	reg := register("a")
+	reg.LookupName = "look"
+	scheduler, w, answer := r.joinEngine(reg)
+	elsewhere := register("b")
+	elsewhere.Identity[1].Value = "another model"
+	_, stranger, _ := r.joinEngine(elsewhere)
+	w[0].save(1, chain(1, 4), 0)
+	scheduler.send(&ipc.Reset{Req: 4})
+	if got := next[*ipc.ResetDone](scheduler); got.Status != ipc.RegDone || got.Epoch != 2 || got.Req != 4 {
+		t.Fatalf("%+v", got)
+	}
+	if got := next[*ipc.Epoch](w[0]); got.Epoch != 2 {
+		t.Errorf("EPOCH %+v", got)
+	}
+	if got := ask(t, r.asker("look"), ipc.LookupRequest{Tokens: 1000, HashLen: 32, Hashes: chain(1, 4)}); got.Tokens != 0 {
+		t.Errorf("look-up after the reset: %+v", got)
+	}
+	if got := w[0].save(answer.Epoch, chain(1, 4), 0); !all(got, ipc.BlockStale) {
+		t.Errorf("save with the old epoch: %v", got)
+	}
+	if got := w[0].save(2, chain(1, 4), 0); !all(got, ipc.BlockOK) {
+		t.Errorf("save with the new epoch: %v", got)
+	}
+	stranger[0].sync() // would fail on an EPOCH it does not expect; those are passed over, so look at them
+	if got := stranger[0].save(1, chain(1, 1), 0); !all(got, ipc.BlockOK) {
+		t.Errorf("another space was reset too: %v", got)
+	}
+	lone := r.dial()
+	lone.send(&ipc.Reset{Req: 5})
+	if got := next[*ipc.ResetDone](lone); got.Status != ipc.RegRefused {
+		t.Errorf("reset without a registration: %+v", got)
+	}
+}
+
+// Switches act at once, are told to all, and come back.
+func TestSwitches(t *testing.T) {
+	r := newRig(t)
+	reg := register("a")
+	reg.LookupName = "look"
+	_, w, _ := r.joinEngine(reg)
+	look := r.asker("look")
+	q := ipc.LookupRequest{Tokens: 1000, HashLen: 32, Hashes: chain(1, 2)}
+	w[0].save(1, chain(1, 2), 0)
+	fresh := r.dial()
+	if got := next[*ipc.Switches](fresh); !got.Loads || !got.Saves {
+		t.Fatalf("after WELCOME: %+v", got)
+	}
+	off, on := false, true
+	r.agent.Set(&off, nil)
+	if got := next[*ipc.Switches](fresh); got.Loads || !got.Saves {
+		t.Errorf("loads off: %+v", got)
+	}
+	if got := w[0].load(1, 0, chain(1, 2), 4); !all(got, ipc.BlockOff) {
+		t.Errorf("load with loads off: %v", got)
+	}
+	if got := ask(t, look, q); got.Status != ipc.LookupOff || got.Tokens != 0 {
+		t.Errorf("look-up with loads off: %+v", got)
+	}
+	if got := w[0].save(1, chain(2, 2), 0); !all(got, ipc.BlockOK) {
+		t.Errorf("save with loads off: %v", got)
+	}
+	r.agent.Set(&on, &off)
+	if got := w[0].save(1, chain(3, 2), 0); !all(got, ipc.BlockOff) {
+		t.Errorf("save with saves off: %v", got)
+	}
+	if got := w[0].load(1, 0, chain(2, 2), 4); !all(got, ipc.BlockOK) {
+		t.Errorf("load with loads on again: %v", got)
+	}
+	r.agent.Set(nil, &on)
+	if got := ask(t, look, q); got.Tokens != 2*testBlockTokens {
+		t.Errorf("look-up with loads on again: %+v", got)
+	}
+}
+
+// CANCELLED comes behind the job's DONE, once for each CANCEL, for a job that has ended or never was too.
+func TestCancel(t *testing.T) {
+	r := newRig(t)
+	_, w, _ := r.joinEngine(register("a"))
+	c := w[0]
+	c.send(&ipc.Save{Job: 7, Epoch: 1, Step: 50, Event: ipc.None, Revoke: ipc.None, Sections: []ipc.Section{section(chain(1, 2), 0)}})
+	c.send(&ipc.Cancel{Job: 7})
+	c.send(&ipc.Cancel{Job: 7})
+	done := next[*ipc.Done](c)
+	if done.Job != 7 || !all(done.Status, ipc.BlockCancelled) {
+		t.Errorf("%+v", done)
+	}
+	for range 2 {
+		if got := next[*ipc.Cancelled](c); got.Job != 7 {
+			t.Errorf("%+v", got)
+		}
+	}
+	c.send(&ipc.Cancel{Job: 99})
+	if got := next[*ipc.Cancelled](c); got.Job != 99 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// A full queue answers busy at once, for each block; the engine's jobs before it go on.
+func TestFullQueueIsBusy(t *testing.T) {
+	r := newRig(t, withConfig(func(c *Config) {
+		c.Limits.Transfer = DefaultLimits.Transfer
+		c.Limits.Transfer.Queue = 2
+	}))
+	_, w, _ := r.joinEngine(register("a"))
+	c := w[0]
+	if c.welcome.MaxQueue != 2 {
+		t.Errorf("WELCOME says a queue of %d, want 2", c.welcome.MaxQueue)
+	}
+	for job := range uint64(20) {
+		c.send(&ipc.Save{Job: job, Epoch: 1, Step: 1, Event: ipc.None, Revoke: ipc.None, Sections: []ipc.Section{section(chain(byte(job), 3), 0)}})
+	}
+	busy := 0
+	for busy < 17 { // 2 wait, and 1 may be under way
+		if done := next[*ipc.Done](c); !all(done.Status, ipc.BlockBusy) || len(done.Status) != 3 {
+			t.Fatalf("%+v", done)
+		}
+		busy++
+	}
+	c.stream.SetStep(1)
+	for range 20 - busy {
+		if done := next[*ipc.Done](c); !all(done.Status, ipc.BlockOK) && !all(done.Status, ipc.BlockBusy) {
+			t.Errorf("%+v", done)
+		}
+	}
+}
+
+// An N-1 client is served, and gets no message that its version does not have.
+func TestVersionOne(t *testing.T) {
+	r := newRig(t)
+	old := r.dialVersion(1, 1)
+	if old.welcome.Version != 1 || old.welcome.MaxFrame != 0 || old.welcome.Session == 0 {
+		t.Fatalf("WELCOME %+v", old.welcome)
+	}
+	m := register("old")
+	m.LookupName = "look"
+	old.registered(old.registerWorker(m))
+	newer := r.dial()
+	newer.send(schedulerOf(m))
+	newer.registered(next[*ipc.Registered](newer))
+	old.fill(0, 3)
+	if got := old.save(1, chain(1, 2), 0); !all(got, ipc.BlockOK) {
+		t.Fatalf("save: %v", got)
+	}
+	off, on := false, true
+	r.agent.Set(&off, nil)
+	r.agent.Set(&on, nil)
+	newer.send(&ipc.Reset{Req: 1})
+	next[*ipc.ResetDone](newer)
+	if got := old.save(2, chain(1, 2), 0); !all(got, ipc.BlockOK) {
+		t.Fatalf("save in the new epoch: %v", got)
+	}
+	if got := old.load(2, 0, chain(1, 2), 5); !all(got, ipc.BlockOK) || !old.filled(5, 3) {
+		t.Fatalf("load: %v", got)
+	}
+	look := r.asker("look")
+	q := ipc.LookupRequest{Form: ipc.FormOwn, Version: 1, Tokens: 1000, HashLen: 32, Hashes: chain(1, 2), DeadlineUS: 1e9}
+	reply, err := look.AskForm(&q, patience)
+	check(t, err)
+	if reply.Tokens != 2*testBlockTokens {
+		t.Errorf("look-up in version 1: %+v", reply)
+	}
+}
+
+// The watchdog: a worker whose step gets too old fails Live, which names it, and recovers when it moves.
+func TestWatchdogNamesStuckWorker(t *testing.T) {
+	r := newRig(t, withConfig(func(c *Config) { c.Limits.Stuck, c.Limits.Watch = 50*time.Millisecond, 5*time.Millisecond }))
+	_, w, _ := r.joinEngine(register("slow engine"))
+	if err := r.agent.Live(); err != nil {
+		t.Fatalf("stuck from the start: %v", err)
+	}
+	w[0].send(&ipc.Save{Job: 7, Epoch: 1, Step: 5, Event: ipc.None, Revoke: ipc.None, Sections: []ipc.Section{section(chain(1, 2), 0)}})
+	r.waitFor("the worker is stuck", func(Status) bool { return r.agent.Live() != nil })
+	want := `rank 0 of instance "slow engine"`
+	if err := r.agent.Live(); !contains(err, want) || !contains(err, "save job 7") {
+		t.Errorf("%v, want one that names %s", err, want)
+	}
+	r.waitFor("the log says so", func(Status) bool { return r.logs.FilterMessage("worker stuck").Len() == 1 })
+	w[0].stream.SetStep(5)
+	if got := w[0].done(7); !all(got, ipc.BlockOK) {
+		t.Errorf("save: %v", got)
+	}
+	r.waitFor("the worker moves", func(Status) bool { return r.agent.Live() == nil })
+	r.waitFor("the log says so", func(Status) bool { return r.logs.FilterMessage("worker moves again, or is gone").Len() == 1 })
+}
