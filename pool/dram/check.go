@@ -207,13 +207,12 @@ func (a *audit) slabs() error {
 
 // found looks every entry up.
 func (a *audit) found() error {
-	var buf [pool.MaxHashLen]byte
 	for e := uint32(1); e < a.high; e++ {
 		r := &a.recs.all[e]
 		if !r.is(flagLive) || r.is(flagDropped) {
 			continue
 		}
-		if got := a.find(r.ident, r.bytes(&buf)); got != e {
+		if got := a.findWords(r.ident, &r.hash); got != e {
 			return fmt.Errorf("entry %d is found as %d", e, got)
 		}
 	}

@@ -68,9 +68,10 @@ func (p *Pool) acquirePart(pr *probe, b *pool.Batch, from, to int) {
 		}
 		return
 	}
+	v := viewOf(&b.Hashes)
 	for i := from; i < to; i += groupLen {
 		n := min(groupLen, to-i)
-		c.look(pr, id, &b.Hashes, i, n)
+		c.look(pr, id, &v, i, n)
 		for j, e := range pr.entry[:n] {
 			b.Status[i+j], b.Slots[i+j] = c.acquire(e, b.Shard, sp.groups[b.Group].bytes)
 		}

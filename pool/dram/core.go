@@ -2,7 +2,6 @@ package dram
 
 import (
 	"errors"
-	"hash/maphash"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
@@ -11,7 +10,7 @@ import (
 // core is everything the pool's lock guards: what is stored, where, and in which order it goes. Its methods
 // are called with the lock held. Byte copies never are.
 type core struct {
-	seed  maphash.Seed
+	seed  seed
 	table table
 	recs  region[record]
 	lives region[life]
@@ -42,7 +41,7 @@ type core struct {
 
 func newCore(arena, slabBytes int64, now func() time.Time) (c *core, err error) {
 	c = &core{
-		seed: maphash.MakeSeed(), high: 1, now: now, rotated: now(), byPrint: map[pool.Fingerprint]pool.SpaceID{},
+		seed: newSeed(), high: 1, now: now, rotated: now(), byPrint: map[pool.Fingerprint]pool.SpaceID{},
 		recent: list{flag: flagRecent}, partialYoung: list{flag: flagYoung}, partialOld: list{flag: flagOld},
 	}
 	defer func() {
@@ -75,42 +74,39 @@ func (c *core) close() error {
 	return errors.Join(c.table.close(), c.recs.close(), c.lives.close(), c.slabs.cells.close())
 }
 
-// hash mixes a key with the seed of this process: block hashes are the engine's, and an engine may be hostile.
-func (c *core) hash(id ident, b []byte) uint64 {
-	h := maphash.Bytes(c.seed, b) ^ uint64(id)*0x9e3779b97f4a7c15
-	h = (h ^ h>>32) * 0xd6e8feb86659fd93
-	return h ^ h>>32
-}
-
 // hashes are the hashes of entries, for a table that moves them.
 func (c *core) hashes(entries []uint32, hashes []uint64) {
 	var touched uint64
 	for _, e := range entries { // independent loads: their misses overlap
-		touched ^= c.recs.all[e].hash[0]
+		touched ^= c.recs.all[e].hash.a
 	}
 	c.work.sink = touched
-	var buf [pool.MaxHashLen]byte
 	for i, e := range entries {
 		r := &c.recs.all[e]
-		hashes[i] = c.hash(r.ident, r.bytes(&buf))
+		hashes[i] = c.seed.hash(r.ident, r.hash)
 	}
 }
 
 // find is the entry of a key, visible or not; none if there is none.
 func (c *core) find(id ident, b []byte) uint32 {
-	h, key := c.hash(id, b), words(b)
+	k := words(b)
+	return c.findWords(id, &k)
+}
+
+func (c *core) findWords(id ident, k *key) uint32 {
+	h := c.seed.hash(id, *k)
 	cells, home := c.table.side(h)
-	return c.match(cells, home, tagOf(h, home), id, &key)
+	return c.match(cells, home, tagOf(h, home), id, k)
 }
 
 // match goes on from cell i to the entry with this key.
-func (c *core) match(cells *cells, i int, tag uint32, id ident, key *[4]uint64) uint32 {
+func (c *core) match(cells *cells, i int, tag uint32, id ident, k *key) uint32 {
 	for {
 		var e uint32
 		if e, i = cells.candidate(i, tag); e == none {
 			return none
 		}
-		if r := &c.recs.all[e]; r.ident == id && r.hash == *key {
+		if r := &c.recs.all[e]; r.ident == id && r.hash == *k {
 			return e
 		}
 		i++

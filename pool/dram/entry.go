@@ -14,7 +14,8 @@ func (c *core) create(id ident, b []byte, parent uint32) uint32 {
 		c.giveAll(head, len(classes))
 		return none
 	}
-	h := c.hash(id, b)
+	k := words(b)
+	h := c.seed.hash(id, k)
 	c.table.grow(c.hashes)
 	if !c.table.put(h, e) {
 		c.giveAll(head, len(classes))
@@ -22,7 +23,7 @@ func (c *core) create(id ident, b []byte, parent uint32) uint32 {
 		return none
 	}
 	r := &c.recs.all[e]
-	r.hash, r.ident, r.hold, r.head = words(b), id, flagLive, head
+	r.hash, r.ident, r.hold, r.head = k, id, flagLive, head
 	c.lastCell(head, len(classes)).link = e | upward
 	c.realms[id.realm()].entries++
 	c.stats.Partial++
@@ -138,8 +139,7 @@ func (c *core) show(e uint32) {
 // drop makes an entry unfindable at once; it is freed when nobody holds it. What hangs on it is orphaned.
 func (c *core) drop(e uint32) {
 	r := &c.recs.all[e]
-	var buf [32]byte
-	c.table.remove(c.hash(r.ident, r.bytes(&buf)), e)
+	c.table.remove(c.seed.hash(r.ident, r.hash), e)
 	c.leaveLists(e)
 	c.unlink(e)
 	c.orphan(e)

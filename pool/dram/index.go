@@ -33,10 +33,11 @@ func (p *Pool) prefix(pr *probe, at *trail, s pool.SpaceID, group uint8, h *pool
 		return 0
 	}
 	c.work.steps = maxSteps
+	v := viewOf(h)
 	before := c.still(at.before)
 	for i := from; i < to; {
 		n := min(groupLen, to-i)
-		c.look(pr, id, h, i, n)
+		c.look(pr, id, &v, i, n)
 		for _, e := range pr.entry[:n] {
 			if e == none {
 				return i - from
@@ -75,9 +76,10 @@ func (p *Pool) exists(pr *probe, s pool.SpaceID, group uint8, h *pool.Hashes, fr
 		clear(present)
 		return
 	}
+	v := viewOf(h)
 	for i := 0; i < len(present); i += groupLen {
 		n := min(groupLen, len(present)-i)
-		c.look(pr, id, h, from+i, n)
+		c.look(pr, id, &v, from+i, n)
 		for j, e := range pr.entry[:n] {
 			present[i+j] = e != none
 		}
@@ -114,13 +116,14 @@ func (p *Pool) pin(pr *probe, s pool.SpaceID, group uint8, h *pool.Hashes, from,
 		to = from + int(max(room, 0))
 	}
 	c.work.steps = maxSteps
+	v := viewOf(h)
 	before := uint32(none)
 	if len(*refs) > 0 && from > 0 {
 		before = c.still((*refs)[len(*refs)-1])
 	}
 	for i := from; i < to; {
 		k := min(groupLen, to-i)
-		c.look(pr, id, h, i, k)
+		c.look(pr, id, &v, i, k)
 		for _, e := range pr.entry[:k] {
 			if e == none || c.recs.all[e].pins() == maxPins {
 				return i - from, bytes

@@ -1,7 +1,5 @@
 package dram
 
-import "github.com/kvagent/kvagent/pool"
-
 // A chain is looked up in groups: first all their cells are loaded, then all their records, then they are
 // compared. Within a group the loads do not depend on each other, so their cache misses overlap.
 const (
@@ -19,9 +17,9 @@ type probe struct {
 }
 
 // look finds hashes from to from+n-1 of h, n at most groupLen.
-func (c *core) look(pr *probe, id ident, h *pool.Hashes, from, n int) {
+func (c *core) look(pr *probe, id ident, v *view, from, n int) {
 	for i := range n {
-		hash := c.hash(id, h.At(from+i))
+		hash := c.seed.hash(id, v.words(from+i))
 		pr.hash[i] = hash
 		pr.side[i], pr.home[i] = c.table.side(hash)
 	}
@@ -42,21 +40,19 @@ func (c *core) look(pr *probe, id ident, h *pool.Hashes, from, n int) {
 	}
 	c.work.sink = uint64(touched)
 	for i := range n {
-		pr.entry[i] = c.confirm(pr, i, id, h.At(from+i))
+		if e := pr.entry[i]; e != none {
+			pr.entry[i] = c.confirm(pr, i, id, v.words(from+i))
+		}
 	}
 }
 
 // confirm compares the candidate for hash i, and goes on behind it in the rare case that only its tag fits.
-func (c *core) confirm(pr *probe, i int, id ident, b []byte) uint32 {
+func (c *core) confirm(pr *probe, i int, id ident, k key) uint32 {
 	e := pr.entry[i]
-	if e == none {
-		return none
-	}
-	key := words(b)
 	r := &c.recs.all[e]
-	if r.ident != id || r.hash != key {
+	if r.ident != id || r.hash != k {
 		tag := uint32(pr.side[i].cell[pr.home[i]])
-		if e = c.match(pr.side[i], pr.home[i]+1, tag, id, &key); e == none {
+		if e = c.match(pr.side[i], pr.home[i]+1, tag, id, &k); e == none {
 			return none
 		}
 		r = &c.recs.all[e]

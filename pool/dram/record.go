@@ -1,14 +1,8 @@
 package dram
 
-import (
-	"encoding/binary"
-
-	"github.com/kvagent/kvagent/pool"
-)
-
 // record is the header of an entry: one cache line. Records are named by their index; 0 is none.
 type record struct {
-	hash  [4]uint64 // the block hash, zero behind its length
+	hash  key // the block hash, zero behind its length
 	ident ident
 	hold  uint32 // pins<<pinShift | flags
 
@@ -56,24 +50,3 @@ const (
 
 func (r *record) pins() uint32        { return r.hold >> pinShift }
 func (r *record) is(flag uint32) bool { return r.hold&flag != 0 }
-
-// words is a hash as a record keeps it.
-func words(b []byte) [4]uint64 {
-	if len(b) != pool.MaxHashLen {
-		var padded [pool.MaxHashLen]byte
-		copy(padded[:], b)
-		b = padded[:]
-	}
-	return [4]uint64{
-		binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:]),
-		binary.LittleEndian.Uint64(b[16:]), binary.LittleEndian.Uint64(b[24:]),
-	}
-}
-
-// bytes is the hash of a record again.
-func (r *record) bytes(buf *[pool.MaxHashLen]byte) []byte {
-	for i, w := range r.hash {
-		binary.LittleEndian.PutUint64(buf[i*8:], w)
-	}
-	return buf[:r.ident.hashLen()]
-}

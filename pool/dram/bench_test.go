@@ -1,0 +1,119 @@
+package dram
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+const benchChainLen = 128
+
+func randomChain(blob []byte, number, n int) pool.Hashes {
+	r := rand.New(rand.NewPCG(uint64(number), 7))
+	for range n * pool.MaxHashLen / 8 {
+		blob = binary.LittleEndian.AppendUint64(blob, r.Uint64())
+	}
+	return pool.Chain(blob, pool.MaxHashLen)
+}
+
+// filled is a pool without data whose index holds n blocks.
+func filled(b testing.TB, n int) *Pool {
+	p, err := Open(Options{Bytes: int64(n+n/8)*1024 + 64<<20, Virtual: true})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { p.Close() })
+	if _, err := p.OpenSpace(pool.Spec{Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{1024}}}}); err != nil {
+		b.Fatal(err)
+	}
+	for first := 0; first < n; first += benchChainLen {
+		h := randomChain(nil, first/benchChainLen, benchChainLen)
+		batch := pool.Batch{Epoch: 1, Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N)}
+		p.Reserve(&batch)
+		p.Commit(batch.Slots, 1, batch.Status)
+	}
+	return p
+}
+
+// reportCPU reports processor time per block: on a busy machine wall time says little.
+func reportCPU(b *testing.B, blocks int) func() {
+	var start, end unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &start); err != nil {
+		b.Fatal(err)
+	}
+	return func() {
+		if err := unix.Getrusage(unix.RUSAGE_SELF, &end); err != nil {
+			b.Fatal(err)
+		}
+		spent := end.Utime.Nano() - start.Utime.Nano() + end.Stime.Nano() - start.Stime.Nano()
+		b.ReportMetric(float64(spent)/float64(b.N*blocks), "cpu-ns/block")
+	}
+}
+
+func BenchmarkExists(b *testing.B) {
+	for _, n := range []int{10_000, 1_000_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			p := filled(b, n)
+			queries := drawChains(n, 4096)
+			present := make([]bool, benchChainLen)
+			report := reportCPU(b, benchChainLen)
+			for i := 0; b.Loop(); i++ {
+				p.Exists(0, 0, queries[i%len(queries)], present)
+			}
+			report()
+		})
+	}
+}
+
+func BenchmarkPrefix(b *testing.B) {
+	p := filled(b, 1_000_000)
+	queries := drawChains(1_000_000, 4096)
+	report := reportCPU(b, benchChainLen)
+	for i := 0; b.Loop(); i++ {
+		p.Prefix(0, 0, queries[i%len(queries)])
+	}
+	report()
+}
+
+// BenchmarkPin takes and gives back a prompt of 2,048 blocks.
+func BenchmarkPin(b *testing.B) {
+	for _, n := range []int{10_000, 1_000_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			p := filled(b, n)
+			queries := drawChains(n, 4096)
+			refs := make([]pool.Ref, 0, 2048)
+			long := make([]pool.Hashes, len(queries)/16)
+			for i := range long {
+				long[i] = pool.Chain(queries[i*16].Blob[:2048*pool.MaxHashLen], pool.MaxHashLen)
+			}
+			report := reportCPU(b, 2048)
+			for i := 0; b.Loop(); i++ {
+				got, pinned, _ := p.Pin(0, 0, long[i%len(long)], 1<<40, refs)
+				if got != 2048 {
+					b.Fatal(got)
+				}
+				p.Unpin(pinned)
+			}
+			report()
+		})
+	}
+}
+
+// drawChains are stored chains in random order, one behind the other in memory.
+func drawChains(stored, n int) (queries []pool.Hashes) {
+	r := rand.New(rand.NewPCG(1, 1))
+	blob := make([]byte, 0, n*benchChainLen*pool.MaxHashLen)
+	for range n {
+		at := len(blob)
+		blob = randomChain(blob, r.IntN(stored/benchChainLen), benchChainLen).Blob
+		h := pool.Chain(blob[at:], pool.MaxHashLen)
+		h.Blob = blob[at:cap(blob)]
+		queries = append(queries, h)
+	}
+	return queries
+}

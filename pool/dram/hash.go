@@ -1,0 +1,68 @@
+package dram
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"math/rand/v2"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// seed keys the hash of the table. Block hashes are the engine's: they may be as short as a byte, and an engine may
+// be hostile, so their bits are mixed with numbers that are this process's secret.
+type seed [5]uint64
+
+func newSeed() (s seed) {
+	for i := range s {
+		s[i] = rand.Uint64() | 1 // the runtime seeds it from the kernel
+	}
+	return s
+}
+
+// key is a block hash as a record keeps it: zero behind its length. A struct, not an array: it stays in registers.
+type key struct{ a, b, c, d uint64 }
+
+// hash multiplies halves of the key, as wyhash does.
+func (s *seed) hash(id ident, k key) uint64 {
+	return fold(fold(k.a^s[0], k.b^s[1])^uint64(id), fold(k.c^s[2], k.d^s[3])^s[4])
+}
+
+func fold(a, b uint64) uint64 {
+	hi, lo := bits.Mul64(a, b)
+	return hi ^ lo
+}
+
+func words(b []byte) key {
+	if len(b) != pool.MaxHashLen {
+		return padded(b)
+	}
+	w := (*[pool.MaxHashLen]byte)(b)
+	return key{
+		binary.LittleEndian.Uint64(w[0:8]), binary.LittleEndian.Uint64(w[8:16]),
+		binary.LittleEndian.Uint64(w[16:24]), binary.LittleEndian.Uint64(w[24:32]),
+	}
+}
+
+func padded(b []byte) key {
+	var w [pool.MaxHashLen]byte
+	copy(w[:], b)
+	return words(w[:])
+}
+
+// view is a chain of block hashes with its arithmetic done.
+type view struct {
+	blob   []byte
+	stride int
+	n      int // bytes of a hash
+}
+
+func viewOf(h *pool.Hashes) view {
+	step := max(h.Step, 1)
+	return view{blob: h.Blob[h.First*h.Len:], stride: step * h.Len, n: h.Len}
+}
+
+// words is hash i.
+func (v *view) words(i int) key {
+	at := i * v.stride
+	return words(v.blob[at : at+v.n])
+}
