@@ -1,0 +1,222 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/ipc"
+)
+
+// admin asks through admin.sock.
+func (r *rig) admin(method, path string) (int, string) {
+	r.t.Helper()
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", r.path(ipc.AdminSocket))
+	}}
+	client := http.Client{Transport: transport, Timeout: patience}
+	req, err := http.NewRequestWithContext(context.Background(), method, "http://agent"+path, nil)
+	check(r.t, err)
+	resp, err := client.Do(req)
+	check(r.t, err)
+	body, err := io.ReadAll(resp.Body)
+	check(r.t, errors.Join(err, resp.Body.Close()))
+	return resp.StatusCode, strings.TrimSpace(string(body))
+}
+
+func TestHTTP(t *testing.T) {
+	r := newRig(t, withConfig(func(c *Config) { c.HTTP, c.Version = "127.0.0.1:0", "v9" }))
+	_, w, _ := r.joinEngine(register("a"))
+	w[0].save(1, chain(1, 3), 0)
+	for path, want := range map[string]string{"/livez": "ok", "/readyz": "ok"} {
+		if code, body := r.admin("GET", path); code != 200 || body != want {
+			t.Errorf("%s: %d %s", path, code, body)
+		}
+	}
+	_, body := r.admin("GET", "/status")
+	var st map[string]any
+	check(t, json.Unmarshal([]byte(body), &st))
+	for _, key := range []string{"engines", "regions", "leases", "blocks_stored", "blocks_saved", "blocks_loaded", "lookups", "lookup_hits"} {
+		if _, ok := st[key].(float64); !ok {
+			t.Errorf("status: %s is %v, want a number", key, st[key])
+		}
+	}
+	if st["blocks_saved"] != 3.0 || st["engines"] != 1.0 || st["version"] != "v9" {
+		t.Errorf("status: %s", body)
+	}
+	if code, body := r.admin("POST", "/set?loads=off"); code != 200 || r.agent.switches.loads.Load() {
+		t.Errorf("set: %d %s", code, body)
+	}
+	for _, bad := range []string{"/set?loads=maybe", "/set?load=on"} {
+		if code, body := r.admin("POST", bad); code != 400 || !strings.Contains(body, "allowed") {
+			t.Errorf("%s: %d %s", bad, code, body)
+		}
+	}
+	if code, _ := r.admin("GET", "/set?loads=on"); code != 405 {
+		t.Errorf("GET of set: %d", code)
+	}
+	if code, _ := r.admin("POST", "/fault"); code != 404 {
+		t.Errorf("fault without leave: %d", code)
+	}
+	resp, err := http.Get("http://" + r.agent.HTTPAddr().String() + "/metrics")
+	check(t, err)
+	metrics, err := io.ReadAll(resp.Body)
+	check(t, errors.Join(err, resp.Body.Close()))
+	http.DefaultClient.CloseIdleConnections()
+	for _, line := range []string{
+		`kvagent_blocks_total{op="save",status="ok"} 3`, `kvagent_blocks_total{op="load",status="corrupt"} 0`, `kvagent_engines 1`,
+		`kvagent_lookup_malformed_total{reason="hex"} 0`, `kvagent_session_ends_total{reason="slow"} 0`, `kvagent_switch_loads 0`,
+	} {
+		if !strings.Contains(string(metrics), line+"\n") {
+			t.Errorf("metrics lack %s", line)
+		}
+	}
+}
+
+func TestMetricsAreWellNamed(t *testing.T) {
+	r := newRig(t)
+	families, err := r.agent.metrics.registry.Gather()
+	check(t, err)
+	problems, err := promlint.NewWithMetricFamilies(families).Lint()
+	check(t, err)
+	for _, p := range problems {
+		if strings.HasPrefix(p.Metric, "kvagent_") {
+			t.Errorf("%s: %s", p.Metric, p.Text)
+		}
+	}
+}
+
+func TestHTTPAddress(t *testing.T) {
+	for addr, want := range map[string]bool{
+		"127.0.0.1:9480": true, "[::1]:0": true, "0.0.0.0:9480": false, "10.1.2.3:80": false, ":9480": false, "localhost:80": false,
+	} {
+		if err := CheckHTTPAddr(addr, false); (err == nil) != want {
+			t.Errorf("%s: %v", addr, err)
+		}
+	}
+	if err := CheckHTTPAddr("0.0.0.0:9480", true); err != nil {
+		t.Errorf("said on purpose: %v", err)
+	}
+}
+
+// Two agents on one directory: the second is refused, and told who has it. What a dead one left is no obstacle.
+func TestOneAgentForADirectory(t *testing.T) {
+	r := newRig(t)
+	second, err := New(Config{Dir: r.dir}, r.pool, r.agent.device, zap.NewNop())
+	check(t, err)
+	if err := second.Start(); !errors.Is(err, ipc.ErrInUse) || !contains(err, "process") {
+		t.Fatalf("%v", err)
+	}
+	if got := ask(t, r.asker(ipc.LookupSocket), ipc.LookupRequest{}); got.Status != ipc.LookupNotRegistered {
+		t.Errorf("the first agent: %+v", got)
+	}
+	r.agent.Close()
+	leaveStale(t, r.path("lookup_rpc_port_0_dp_rank0"))
+	leaveStale(t, r.path(ipc.SessionSocket))
+	check(t, os.WriteFile(r.path("a file"), nil, 0o600))
+	third, err := New(Config{Dir: r.dir}, r.pool, r.agent.device, zap.NewNop())
+	check(t, err)
+	check(t, third.Start())
+	if _, err := os.Lstat(r.path("lookup_rpc_port_0_dp_rank0")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a dead agent's socket is still there: %v", err)
+	}
+	if _, err := os.Lstat(r.path("a file")); err != nil {
+		t.Errorf("another file was removed: %v", err)
+	}
+	third.Close()
+	left, err := os.ReadDir(r.dir)
+	check(t, err)
+	if len(left) != 1 {
+		t.Errorf("left in the directory: %v", left)
+	}
+}
+
+// leaveStale leaves a socket and its lock as a killed agent does.
+func leaveStale(t *testing.T, path string) {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	check(t, err)
+	check(t, unix.Bind(fd, &unix.SockaddrUnix{Name: path}))
+	check(t, unix.Close(fd))
+	check(t, os.WriteFile(path+".lock", []byte("1\n"), 0o600))
+}
+
+// A drain takes no new jobs, lets those that run end, and then tells the engines.
+func TestDrain(t *testing.T) {
+	r := newRig(t)
+	reg := register("a")
+	reg.LookupName = "look"
+	scheduler, w, _ := r.joinEngine(reg)
+	c := w[0]
+	c.send(&ipc.Save{Job: 1, Epoch: 1, Step: 1, Event: ipc.None, Revoke: ipc.None, Sections: []ipc.Section{section(chain(1, 2), 0)}})
+	c.sync()
+	drained := make(chan error)
+	go func() { drained <- r.agent.Drain(context.Background()) }()
+	r.waitFor("the agent drains", func(s Status) bool { return s.Draining })
+	if code, body := r.admin("GET", "/readyz"); code != 503 || body != "draining" {
+		t.Errorf("readyz: %d %s", code, body)
+	}
+	if got := ask(t, r.asker("look"), ipc.LookupRequest{Tokens: 99, HashLen: 32, Hashes: chain(1, 2)}); got.Status != ipc.LookupOff {
+		t.Errorf("look-up: %+v", got)
+	}
+	c.send(&ipc.Load{Job: 2, Epoch: 1, Event: ipc.None, Sections: []ipc.Section{section(chain(1, 2), 0)}})
+	if got := c.done(2); !all(got, ipc.BlockBusy) {
+		t.Errorf("load while draining: %v", got)
+	}
+	late := r.dial()
+	late.send(schedulerOf(register("late")))
+	if got := next[*ipc.Registered](late); got.Status != ipc.RegRefused {
+		t.Errorf("registration while draining: %+v", got)
+	}
+	select {
+	case err := <-drained:
+		t.Fatalf("drained with a job under way: %v", err)
+	default:
+	}
+	c.stream.SetStep(1)
+	if got := c.done(1); !all(got, ipc.BlockOK) {
+		t.Errorf("the job that ran: %v", got)
+	}
+	check(t, <-drained)
+	r.agent.Close()
+	for name, one := range map[string]*client{"scheduler": scheduler, "worker": c} {
+		found := false
+		for m := range one.messages {
+			e, ok := m.(*ipc.Error)
+			found = found || ok && e.Code == ipc.ErrCodeShutdown
+		}
+		if !found {
+			t.Errorf("%s was not told", name)
+		}
+	}
+}
+
+// A drain that takes too long is cut: the job is cancelled, and reported, before the socket ends.
+func TestDrainIsCut(t *testing.T) {
+	r := newRig(t)
+	_, w, _ := r.joinEngine(register("a"))
+	c := w[0]
+	c.send(&ipc.Save{Job: 1, Epoch: 1, Step: 1, Event: ipc.None, Revoke: ipc.None, Sections: []ipc.Section{section(chain(1, 2), 0)}})
+	c.sync()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+	defer cancel()
+	if err := r.agent.Drain(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("%v", err)
+	}
+	r.agent.Close()
+	if got := c.done(1); !all(got, ipc.BlockCancelled) {
+		t.Errorf("the job that ran: %v", got)
+	}
+}
