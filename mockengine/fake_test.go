@@ -20,13 +20,13 @@ type fakeAgent struct {
 	pending sync.WaitGroup
 	end     chan struct{}
 
-	lag      time.Duration // longest pause before a job is done
-	lose     float64       // share of loaded blocks that are missing
-	busy     float64       // share of saved blocks that are answered busy
-	refuse   float64       // share of jobs that are not taken
-	deaf     bool          // no fence for loads until open
-	lateLoad bool          // broken: writes to a load's blocks after its cancel was acknowledged
-	noWait   bool          // broken: does not wait for the step
+	lag    time.Duration // longest pause before a job is done
+	lose   float64       // share of loaded blocks that are missing
+	busy   float64       // share of saved blocks that are answered busy
+	refuse float64       // share of jobs that are not taken
+	deaf   bool          // no fence for loads until open
+	late   chan struct{} // broken: writes to a load's blocks after its cancel was acknowledged, when closed
+	noWait bool          // broken: does not wait for the step
 
 	mu struct {
 		sync.Mutex
@@ -170,12 +170,15 @@ func (f *fakeAgent) run(j *Job, lag time.Duration, cancelled chan struct{}) {
 	case <-f.end:
 		return
 	case <-cancelled:
-		if !f.lateLoad {
-			f.report(j, cancelAll(j), 0)
+		f.report(j, cancelAll(j), 0)
+		if f.late == nil {
 			return
 		}
-		f.report(j, cancelAll(j), 0)
-		<-timer.C
+		select {
+		case <-f.late:
+		case <-f.end:
+			return
+		}
 	}
 	for !f.noWait && f.step() < j.Step {
 		select {

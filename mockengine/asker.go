@@ -1,0 +1,106 @@
+package mockengine
+
+import (
+	"time"
+
+	"github.com/kvagent/kvagent/ipc"
+)
+
+// Limits of the circuit breaker in front of look-ups: after breakAfter that were not answered it opens, and no
+// request pays for an agent that does not answer; then one look-up tries again, at most every breakLast.
+const (
+	breakAfter = 2
+	breakFirst = 200 * time.Millisecond
+	breakLast  = 2 * time.Second
+)
+
+// asker asks the look-up socket of the current attachment. One goroutine asks.
+type asker struct {
+	timeout time.Duration
+	client  *ipc.LookupClient // of path
+	path    string
+	life    uint32
+	blob    []byte // hashes of the question, joined
+	breaker breaker
+}
+
+// ask is a miss, at once, while the breaker is open.
+func (k *asker) ask(a *attachment, q *Question) Answer {
+	if a.life != k.life {
+		k.connect(a)
+	}
+	now := time.Now()
+	if k.breaker.open(now) {
+		return Answer{Failed: true}
+	}
+	k.blob = k.blob[:0]
+	for i := range q.Hashes {
+		k.blob = append(k.blob, q.Hashes[i][:]...)
+	}
+	reply, err := k.client.Ask(&ipc.LookupRequest{
+		Version: ipc.Version, Space: a.space, Session: a.session, Reserve: true, Tokens: uint64(q.Tokens), HBMTokens: uint32(q.Own),
+		DeadlineUS: uint32(k.timeout.Microseconds()), HashLen: len(Hash{}), Hashes: k.blob,
+	}, k.timeout)
+	if err != nil {
+		k.breaker.failed(time.Now())
+		return Answer{Failed: true}
+	}
+	k.breaker.succeeded()
+	if reply.Boot != a.boot {
+		return Answer{Failed: true} // another life of the agent: its lease is not ours to use
+	}
+	return answer(a, &reply)
+}
+
+// answer reads the statuses that promise something. Stored but not pinned may still be loaded: it may be gone by
+// then, and the load says so.
+func answer(a *attachment, r *ipc.LookupReply) Answer {
+	switch r.Status {
+	case ipc.LookupHit, ipc.LookupNoSession, ipc.LookupLeaseCap:
+		out := Answer{Tokens: int(r.Tokens)}
+		if r.Lease != 0 {
+			out.Lease = Lease{Life: a.life, Number: r.Lease}
+		}
+		return out
+	case ipc.LookupOverloaded:
+		return Answer{Failed: true}
+	default:
+		return Answer{}
+	}
+}
+
+func (k *asker) connect(a *attachment) {
+	k.life = a.life
+	k.breaker = breaker{}
+	if k.client != nil && k.path == a.lookupPath {
+		return
+	}
+	k.close()
+	k.client, k.path = ipc.DialLookup(a.lookupPath), a.lookupPath
+}
+
+func (k *asker) close() {
+	if k.client != nil {
+		k.client.Close()
+		k.client = nil
+	}
+}
+
+// breaker counts failures in a row.
+type breaker struct {
+	failures int
+	pause    time.Duration
+	until    time.Time
+}
+
+func (b *breaker) open(now time.Time) bool { return now.Before(b.until) }
+
+func (b *breaker) failed(now time.Time) {
+	if b.failures++; b.failures < breakAfter {
+		return
+	}
+	b.pause = min(max(2*b.pause, breakFirst), breakLast)
+	b.until = now.Add(b.pause)
+}
+
+func (b *breaker) succeeded() { *b = breaker{} }

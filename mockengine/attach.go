@@ -1,0 +1,175 @@
+package mockengine
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+
+	"github.com/kvagent/kvagent/ipc"
+)
+
+// attachment is one life of a link: the sessions of scheduler and ranks with one boot of the agent. It is over when
+// any of them is; then the others are ended too. What the agent had of it is fenced when all sessions have ended
+// from the agent's side, because it ends them only when it touches nothing any more.
+type attachment struct {
+	life       uint32
+	boot       [16]byte
+	space      [16]byte
+	session    uint64 // the scheduler's, for look-ups
+	pid        int    // the agent's
+	lookupPath string
+	epoch      atomic.Uint32
+	events     chan<- Event
+
+	scheduler *session
+	ranks     []*session
+	broken    chan struct{}
+	breakOnce sync.Once
+	running   sync.WaitGroup // readers and writers
+
+	mu struct {
+		sync.Mutex
+		jobs  map[uint64]*shares
+		ended bool
+	}
+}
+
+// shares is what the ranks have said of a job so far.
+type shares struct {
+	missing int // ranks
+	status  []uint8
+	moved   int
+}
+
+// attach connects and registers everybody, or nobody.
+func (l *Link) attach(ctx context.Context) (*attachment, error) {
+	ctx, stop := context.WithTimeout(ctx, attachWithin)
+	defer stop()
+	l.mu.Lock()
+	l.mu.lives++
+	life := l.mu.lives
+	l.mu.Unlock()
+	a := &attachment{life: life, events: l.events, broken: make(chan struct{})}
+	a.mu.jobs = make(map[uint64]*shares)
+	for i := -1; i < len(l.ranks.ranks); i++ {
+		s, err := l.register(ctx, a, i)
+		if err != nil {
+			a.hangUp()
+			return nil, err
+		}
+		if i < 0 {
+			a.scheduler = s
+		} else {
+			a.ranks = append(a.ranks, s)
+		}
+	}
+	for _, s := range a.sessions() {
+		a.running.Go(func() { a.read(s) })
+		a.running.Go(func() { a.write(s) })
+	}
+	return a, nil
+}
+
+// register opens one session and says who it is: rank i, or the scheduler with -1.
+func (l *Link) register(ctx context.Context, a *attachment, i int) (*session, error) {
+	conn, w, err := ipc.DialSession(ctx, l.where.Session, "kvagent mock", ipc.MinVersion, ipc.Version)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	s := &session{conn: conn, rank: i, out: make(chan any, linkQueue)}
+	if err := l.introduce(s); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	r, err := s.registered()
+	if err == nil && i >= 0 && w.Boot != a.boot {
+		err = fmt.Errorf("rank %d: the agent was started anew meanwhile", i)
+	}
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	if i < 0 {
+		a.boot, a.session, a.space, a.lookupPath = w.Boot, w.Session, r.Space, r.LookupPath
+		a.pid = conn.Peer().Pid
+	}
+	a.epoch.Store(r.Epoch)
+	return s, nil
+}
+
+// introduce sends the registration of a session.
+func (l *Link) introduce(s *session) error {
+	cfg := &l.cfg
+	reg := &ipc.Register{
+		Req: 1, Instance: cfg.Name, Role: ipc.RoleScheduler, World: uint32(cfg.Ranks), Shards: uint32(cfg.Ranks),
+		Identity: identity(cfg), HashTokens: uint32(cfg.BlockTokens),
+	}
+	for _, scale := range cfg.Groups {
+		reg.Groups = append(reg.Groups, ipc.GroupDesc{BlockTokens: uint32(scale * cfg.BlockTokens), NumBlocks: uint32(cfg.Blocks + 1)})
+	}
+	if s.rank < 0 {
+		reg.LookupName = l.where.LookupName
+		return s.conn.Send(reg)
+	}
+	return s.introduceRank(cfg, reg, l.ranks.ranks[s.rank])
+}
+
+// introduceRank sends a rank's registration with its memory and where the blocks lie in it. All groups share the
+// blocks, so their segments are the same.
+func (s *session) introduceRank(cfg *Config, reg *ipc.Register, r *rank) error {
+	words, sync := r.host.SyncDesc()
+	reg.Role, reg.Rank, reg.Shard = ipc.RoleWorker, uint32(s.rank), uint32(s.rank)
+	reg.Sync = &ipc.SyncDesc{Region: uint32(sync.Region), StepOff: sync.StepOff, EventsOff: sync.EventsOff,
+		Events: sync.Events, RevokeOff: sync.RevokeOff, Revokes: sync.Revokes}
+	reg.Regions, reg.Segments = uint32(len(r.memory)+1), uint32(len(cfg.Groups)*len(r.segments))
+	regions := &ipc.Regions{Req: 1, List: []ipc.RegionDesc{{ID: uint32(words.ID), Kind: ipc.RegionFD, Size: words.Size}}}
+	fds := []int{words.FD}
+	for _, m := range r.memory {
+		regions.List = append(regions.List, ipc.RegionDesc{ID: uint32(m.ID), Kind: ipc.RegionFD, Size: uint64(len(m.Mem))})
+		fds = append(fds, m.FD)
+	}
+	if err := s.conn.Send(reg); err != nil {
+		return err
+	}
+	if err := s.conn.Send(regions, fds...); err != nil {
+		return err
+	}
+	for g := range cfg.Groups {
+		segments := &ipc.Segments{Req: 1, Group: uint8(g)}
+		for i := range r.segments {
+			seg := &r.segments[i]
+			segments.List = append(segments.List, ipc.SegmentDesc{Region: uint32(seg.region),
+				Offset: uint64(seg.offset), Stride: uint64(seg.stride), Bytes: uint32(seg.bytes)})
+		}
+		if err := s.conn.Send(segments); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// identity is everything that changes a block's bytes, sorted by key.
+func identity(cfg *Config) []ipc.Pair {
+	return []ipc.Pair{
+		{Key: "dtype", Value: "mock"}, {Key: "hash", Value: "sha256"}, {Key: "layers", Value: strconv.Itoa(cfg.Layers)},
+		{Key: "model", Value: cfg.Model}, {Key: "tenant", Value: ""}, {Key: "tp", Value: strconv.Itoa(cfg.Ranks)},
+	}
+}
+
+func (a *attachment) sessions() []*session {
+	if a.scheduler == nil {
+		return a.ranks
+	}
+	return append([]*session{a.scheduler}, a.ranks...)
+}
+
+// hangUp closes sessions whose registration was not finished: they never had a job.
+func (a *attachment) hangUp() {
+	for _, s := range a.sessions() {
+		s.conn.Close()
+	}
+}
