@@ -62,7 +62,7 @@ func TestStorm(t *testing.T) {
 }
 
 func (s *storm) rage() {
-	for range 1500 {
+	for range 800 {
 		switch s.random.IntN(10) {
 		case 0, 1, 2, 3:
 			s.start(Save)
