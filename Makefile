@@ -10,8 +10,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 # Go stops the build if it finds git but git refuses (a checkout of another owner): ask first.
 BUILDVCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo true || echo false)
 GO_BUILD := go build -trimpath -buildvcs=$(BUILDVCS) -ldflags '-X main.version=$(VERSION)'
-STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
-GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
 GO_TEST_FLAGS ?= -race -p 2 -timeout 8m
 FUZZTIME      ?= 5s
@@ -46,14 +45,8 @@ test: deps build lint test-go fuzz test-python torture-short dockerfile-check ##
 lint: lint-go lint-python ## formatting and static checks, Go and Python
 
 .PHONY: lint-go
-lint-go:
+lint-go: # gofmt, vet, staticcheck and more: .golangci.yml
 	@scripts/deps go
-	@$(STAGE) gofmt scripts/gofmt-check
-	@$(STAGE) vet go vet ./...
-	@$(STAGE) staticcheck go run $(STATICCHECK) ./...
-
-.PHONY: lint-golangci
-lint-golangci: ## .golangci.yml in full (not part of test: its build alone takes minutes)
 	@$(STAGE) golangci-lint go run $(GOLANGCI) run ./...
 
 .PHONY: lint-python
