@@ -40,7 +40,7 @@ type thread struct {
 }
 
 func newThread(w *Worker, kind Kind) *thread {
-	return &thread{w: w, kind: kind, wake: make(chan struct{}, 1), since: time.Now()}
+	return &thread{w: w, kind: kind, wake: make(chan struct{}, 1), phase: Idle, since: time.Now()}
 }
 
 func (th *thread) signal() {

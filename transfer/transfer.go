@@ -62,7 +62,7 @@ var ErrBusy = errors.New("queue full")
 // ErrInvalid is wrapped by what Submit says of a job that names blocks or groups the worker does not have.
 var ErrInvalid = errors.New("invalid job")
 
-// Limits. All are per worker.
+// Limits of one worker.
 type Limits struct {
 	Queue       int           // jobs waiting in each direction; full is ErrBusy
 	BatchBytes  int64         // bytes of one copy given to the device; loads wait for at most one save of that size

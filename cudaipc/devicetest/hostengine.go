@@ -2,7 +2,9 @@ package devicetest
 
 import (
 	"encoding/gob"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"unsafe"
 
@@ -59,8 +61,10 @@ func play(in *gob.Decoder, out *gob.Encoder) error {
 	}
 	for {
 		var op Op
-		if in.Decode(&op) != nil {
+		if err := in.Decode(&op); errors.Is(err, io.EOF) {
 			return nil
+		} else if err != nil {
+			return err
 		}
 		var a answer
 		if a.Data, err = p.do(&op); err != nil {
