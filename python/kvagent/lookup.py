@@ -6,6 +6,9 @@ since answers name no question; sockets whose answer came are used again.
 
 An answer that comes too late may carry a lease. Its socket is kept for a while to read it, and ``late_leases`` tells
 the number, to be released in the session.
+
+When the session ends, close the client and make another for the next session: a question that still waits in the
+socket would reach the agent's successor, to which the session's number means nothing, or someone else.
 """
 
 from __future__ import annotations

@@ -5,7 +5,9 @@ release, poll) never waits: a message that the socket does not take now waits in
 raised and nothing is sent. Setting up (connect, register, reset, ping, unregister) waits for its answer, bounded.
 
 SessionEnded says that the agent's end of the socket is gone, which is a fence: no byte of this session's memory is
-touched any more. ``close`` proves nothing of that kind; ``drain`` waits for it.
+touched any more. ``close`` proves nothing of that kind; ``drain`` waits for it. The agent, for its part, takes the end
+of the engine's side as its fence: a process that is forked off and touches the same memory has to keep its copy of the
+descriptor.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class Session:
         """Names this session in look-ups that reserve."""
         self.limits = welcome
         self.epoch = 0
-        """The space's weights epoch, from REGISTERED on."""
+        """The space's weights epoch as last told, from REGISTERED on. A job is stamped with the one that its blocks
+        were computed in, which may be an older one by now."""
         self.registered: m.Registered | None = None
         self._stream = stream
         self._jobs: dict[int, int] = {}  # blocks of each job that is not reported
@@ -130,21 +133,34 @@ class Session:
         self._ask(m.Ping, m.Pong, timeout_s)
 
     def save(
-        self, sections: Sequence[m.Section], *, step: int, event: int = m.NO_INDEX, revoke: int = m.NO_INDEX
+        self,
+        sections: Sequence[m.Section],
+        *,
+        epoch: int,
+        step: int,
+        event: int = m.NO_INDEX,
+        revoke: int = m.NO_INDEX,
     ) -> int:
-        """Stores blocks that ``step`` computed. Gives the job's number, which its Done repeats. Does not wait."""
+        """Stores blocks that ``step`` computed. Gives the job's number, which its Done repeats. Does not wait.
+
+        ``epoch`` is the one in which they were computed. ``revoke`` names a revocation word; version 1 has none.
+        """
         job = next(self._job_numbers)
-        self._send_job(m.Save(job, self.epoch, step, event, revoke, tuple(sections)), job, sections)
+        self._send_job(m.Save(job, epoch, step, event, revoke, tuple(sections)), job, sections)
         return job
 
-    def load(self, sections: Sequence[m.Section], *, step: int, event: int = m.NO_INDEX, lease: int = 0) -> int:
+    def load(
+        self, sections: Sequence[m.Section], *, epoch: int, step: int, event: int = m.NO_INDEX, lease: int = 0
+    ) -> int:
         """Brings blocks, ``step`` being the one in flight. Gives the job's number, as save does. Does not wait."""
         job = next(self._job_numbers)
-        self._send_job(m.Load(job, self.epoch, step, event, lease, tuple(sections)), job, sections)
+        self._send_job(m.Load(job, epoch, step, event, lease, tuple(sections)), job, sections)
         return job
 
     def cancel(self, job: int) -> None:
-        """Asks for a job's end: its Done comes, then Cancelled. Does not wait."""
+        """Asks for a job's end: its Done comes, then Cancelled. Does not wait. Asked twice, it is asked once."""
+        if job in self._cancels:
+            return
         self._send(m.Cancel(job))
         self._cancels.add(job)
 
@@ -173,11 +189,11 @@ class Session:
         """Says no more and waits for the agent's end: True is a fence. Completions are dropped."""
         deadline = time.monotonic() + timeout_s
         self._stream.shutdown_writing()
-        while not self._stream.ended:
-            if not self._receive() and not self._stream.ended and not _readable(self, deadline):
-                return False
+        while time.monotonic() < deadline and not self._stream.ended:
+            if not self._receive() and not self._stream.ended:
+                _readable(self, deadline)
             self._events.clear()
-        return True
+        return self._stream.ended
 
     def close(self) -> None:
         """Closes the socket at once. A second call does nothing."""

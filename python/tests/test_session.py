@@ -94,10 +94,10 @@ def test_hello_settles_the_version(tmp_path: Path, version: int) -> None:
     thread = serve(tmp_path / "s", script)
     session = Session.connect(tmp_path / "s")
     assert (session.version, session.boot, session.number) == (version, BOOT, 7)
-    session.save([SECTION], step=1)
+    session.save([SECTION], epoch=1, step=1)
     thread.join()
     session.close()
-    assert heard == [m.Hello(1, 2, "kvagent-python"), m.Save(1, 0, 1, m.NO_INDEX, m.NO_INDEX, (SECTION,))]
+    assert heard == [m.Hello(1, 2, "kvagent-python"), m.Save(1, 1, 1, m.NO_INDEX, m.NO_INDEX, (SECTION,))]
 
 
 def test_an_agent_that_refuses_says_why(tmp_path: Path) -> None:
@@ -209,10 +209,14 @@ def test_a_region_needs_the_descriptor_of_its_kind(ends: tuple[Session, Agent]) 
 
 def test_jobs_are_reported_once_and_in_full(ends: tuple[Session, Agent]) -> None:
     session, agent = ends
-    save, load = session.save([SECTION], step=3, event=1, revoke=2), session.load([SECTION], step=4, lease=9)
-    assert agent.hear() == m.Save(save, 0, 3, 1, 2, (SECTION,))
-    assert agent.hear() == m.Load(load, 0, 4, m.NO_INDEX, 9, (SECTION,))
+    save, load = (
+        session.save([SECTION], epoch=1, step=3, event=1, revoke=2),
+        session.load([SECTION], epoch=1, step=4, lease=9),
+    )
+    assert agent.hear() == m.Save(save, 1, 3, 1, 2, (SECTION,))
+    assert agent.hear() == m.Load(load, 1, 4, m.NO_INDEX, 9, (SECTION,))
     session.cancel(load)
+    session.cancel(load)  # says nothing: one is under way
     agent.say(m.Done(save, b"\0\1"), m.Epoch(5), m.Done(load, b"\x11\x11"), m.Cancelled(load), m.Switches(0, 1))
     assert session.poll() == [
         m.Done(save, b"\0\1"), m.Epoch(5), m.Done(load, b"\x11\x11"), m.Cancelled(load), m.Switches(0, 1),
@@ -232,7 +236,7 @@ def test_frames_may_come_in_any_pieces(ends: tuple[Session, Agent]) -> None:
 
 def test_completions_are_told_before_the_end(ends: tuple[Session, Agent]) -> None:
     session, agent = ends
-    done, lost = session.save([SECTION], step=1), session.save([SECTION], step=2)
+    done, lost = session.save([SECTION], epoch=1, step=1), session.save([SECTION], epoch=1, step=2)
     agent.say(m.Done(done, b"\0\0"), m.Error(m.ErrorCode.SHUTDOWN, "stopping"))
     agent.socket.shutdown(socket.SHUT_WR)
     assert session.poll() == [m.Done(done, b"\0\0")]
@@ -240,13 +244,13 @@ def test_completions_are_told_before_the_end(ends: tuple[Session, Agent]) -> Non
         session.poll()
     assert caught.value.jobs == (lost,)
     with pytest.raises(SessionEnded):
-        session.save([SECTION], step=3)
+        session.save([SECTION], epoch=1, step=3)
 
 
 def test_a_killed_agent_is_seen_also_while_sending(ends: tuple[Session, Agent]) -> None:
     session, agent = ends
     agent.socket.close()
-    job = session.save([SECTION], step=1)  # the socket is gone, but only what is received tells how it ended
+    job = session.save([SECTION], epoch=1, step=1)  # the socket is gone, but only what is received tells how it ended
     with pytest.raises(SessionEnded) as caught:
         session.poll()
     assert caught.value.jobs == (job,)
@@ -268,12 +272,12 @@ def test_an_agent_that_talks_nonsense_is_heard_no_more_but_its_end_is_awaited(
     ends: tuple[Session, Agent], nonsense: bytes
 ) -> None:
     session, agent = ends
-    job = session.save([SECTION], step=1)
+    job = session.save([SECTION], epoch=1, step=1)
     agent.socket.sendall(nonsense + frame(encode(m.Done(job, b"\0\0"))))
     assert session.poll() == []
     with pytest.raises(SessionBroken):
-        session.save([SECTION], step=2)
-    assert agent.hear() == m.Save(job, 0, 1, m.NO_INDEX, m.NO_INDEX, (SECTION,))
+        session.save([SECTION], epoch=1, step=2)
+    assert agent.hear() == m.Save(job, 1, 1, m.NO_INDEX, m.NO_INDEX, (SECTION,))
     assert agent.socket.recv(1) == b""  # we say no more
     assert session.poll() == []  # no fence yet
     agent.socket.close()
@@ -306,9 +310,9 @@ def test_what_the_agent_does_not_read_is_bounded(ends: tuple[Session, Agent]) ->
 def test_jobs_under_way_are_bounded_by_the_agents_queue(ends: tuple[Session, Agent]) -> None:
     session, _ = ends
     for _ in range(WELCOME.max_queue):
-        session.save([SECTION], step=1)
+        session.save([SECTION], epoch=1, step=1)
     with pytest.raises(Busy, match="16 jobs"):
-        session.load([SECTION], step=1)
+        session.load([SECTION], epoch=1, step=1)
 
 
 def test_an_answer_that_was_given_up_is_not_taken_for_another(ends: tuple[Session, Agent]) -> None:
