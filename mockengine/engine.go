@@ -41,7 +41,8 @@ type Engine struct {
 	OnWrong func(text string)
 	// OnSubmit, if set, is called behind each job handed to the agent.
 	OnSubmit func()
-	hold     chan struct{}
+	// Trap, if set, is called when jobs were handed in that wait for a step whose kernels stand still half way.
+	Trap func()
 }
 
 // launched is a step under way.

@@ -13,16 +13,25 @@ func (e *Engine) schedule() *launched {
 		loads = e.admit(s, budget)
 	}
 	if len(s.entries) > 0 {
-		s.work.hold = e.hold
+		if e.Trap != nil {
+			s.work.hold = make(chan struct{})
+		}
 		e.step = s.work.step
 		e.stats.Steps++
 		e.workers.launch(s.work)
 	}
+	jobs := e.jobs.next
 	for i := range s.entries {
 		e.save(s.entries[i].r, s.entries[i].r.settled())
 	}
 	for _, r := range loads {
 		e.startLoad(r)
+	}
+	if s.work.hold != nil {
+		if e.Trap != nil && e.jobs.next > jobs {
+			e.Trap()
+		}
+		close(s.work.hold)
 	}
 	if len(s.entries) == 0 {
 		e.idle = append(e.idle, s.work)

@@ -1,11 +1,165 @@
 package main
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/kvagent/kvagent/mockengine"
+	"github.com/kvagent/kvagent/pool/dram"
 )
 
+// replaySettings are all settings of replay.
+type replaySettings struct {
+	trace    string
+	requests int
+	duration time.Duration
+	seed     uint64
+
+	engines, perProcess int
+	engineBlocks        int // 0: enough for the largest request, at least 2,000, or 512 with many engines
+	blockBytes          int64
+	pool                int64 // 0: what the trace needs
+	ranks, groups       int
+	spec                int
+	sync                bool
+	abortRate, skipRate float64
+	kernelLag           time.Duration
+	loadDeadline        time.Duration
+
+	socket    string
+	integrity string
+
+	killEngine, killAgent, pauseAgent int
+	pauseFor                          time.Duration
+	flip                              bool
+
+	json, progress bool
+}
+
+func defaultReplaySettings() *replaySettings {
+	return &replaySettings{
+		engines: 2, perProcess: 1, blockBytes: 16 << 10, ranks: 1, groups: 1, pauseFor: 10 * time.Second,
+		integrity: integrityFull, loadDeadline: 2 * time.Second,
+	}
+}
+
 func replayCommand() *cobra.Command {
-	return &cobra.Command{Use: "replay", RunE: func(*cobra.Command, []string) error { return errors.New("under construction") }}
+	s := defaultReplaySettings()
+	cmd := &cobra.Command{
+		Use:   "replay --trace FILE",
+		Short: "Replay a recorded trace through mock engines, with every byte checked",
+		Long: `Replay starts an agent and mock engines in processes of their own and sends them the requests of a trace in
+Mooncake's format, in virtual time: arrivals keep their order, and pass as fast as the machine can. Every block that
+comes back from the pool is compared byte for byte, and every block of a request once more when it ends.
+
+Turns of one conversation go to different engines in turn, so that what one engine saved is what another one hits.
+Engines and the agent can be killed and paused at random moments, preferably while a copy is under way; then
+requests are computed again and none may fail.
+
+It fails (exit code 1) if a byte was wrong, a request failed, or a lease or a mapping is left in the end.`,
+		Example: `  kvagent replay --trace conversation.jsonl --progress
+  kvagent replay --trace conversation.jsonl --json --kill-engine-every 200 --kill-agent-every 1000 --seed 1`,
+		Args: cobra.NoArgs,
+		PreRunE: func(cmd *cobra.Command, _ []string) error {
+			if err := fillSettings(cmd.Flags(), os.LookupEnv); err != nil {
+				return configError(err)
+			}
+			return configError(s.check())
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+			defer stop()
+			return runReplay(ctx, s, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	s.addFlags(cmd.Flags())
+	return cmd
+}
+
+func (s *replaySettings) addFlags(f *pflag.FlagSet) {
+	f.SortFlags = false
+	f.StringVar(&s.trace, "trace", "", "the trace: one JSON object a line with timestamp, input_length, output_length, hash_ids")
+	f.Var(&countValue{&s.requests, 0, 1 << 30}, "requests", "replay only so many requests; 0 is all")
+	f.Var(&durationValue{&s.duration, 0, 24 * time.Hour}, "duration", "replay again and again, with fresh prompts, for so long")
+	f.Uint64Var(&s.seed, "seed", 0, "seed of everything that is drawn; 0 takes one from the clock and prints it")
+	f.Var(&countValue{&s.engines, 1, 1024}, "engines", "engines")
+	f.Var(&countValue{&s.perProcess, 1, 1024}, "engines-per-process", "engines in one process")
+	f.Var(&countValue{&s.engineBlocks, 0, mockengine.MaxBlocks}, "engine-blocks", "KV cache blocks of one engine; 0 is 2000, or 512 from 8 engines on, but enough for the largest request")
+	f.Var(&sizeValue{&s.blockBytes, 64, 1 << 30}, "block-bytes", "bytes of one block on one rank")
+	f.Var(&sizeValue{&s.pool, 0, dram.MaxBytes}, "pool", "the agent's pool; 0 is as much as the trace fills")
+	f.Var(&countValue{&s.ranks, 1, mockengine.MaxRanks}, "ranks", "tensor-parallel ranks of one engine")
+	f.Var(&countValue{&s.groups, 1, mockengine.MaxGroups}, "groups", "KV cache groups; every second one has blocks of twice the tokens")
+	f.Var(&countValue{&s.spec, 0, 64}, "spec", "speculative tokens of a step")
+	f.BoolVar(&s.sync, "sync-scheduling", false, "schedule a step only when the output of the last one is known")
+	f.Float64Var(&s.abortRate, "abort-rate", 0, "share of requests whose client goes away, 0 to 1")
+	f.Float64Var(&s.skipRate, "skip-save-rate", 0, "share of requests that must not be saved, 0 to 1")
+	f.Var(&durationValue{&s.kernelLag, 0, time.Second}, "kernel-lag", "let a step's kernels begin up to so much later, at random")
+	f.Var(&durationValue{&s.loadDeadline, time.Millisecond, time.Hour}, "load-deadline", "give a load up after so long")
+	f.StringVar(&s.socket, "socket", "", "socket directory, or session socket, of an agent that runs; default: start one")
+	f.Var(&choiceValue{&s.integrity, []string{integrityFull, integrityHeader}}, "integrity", "integrity of the agent that is started")
+	f.Var(&countValue{&s.killEngine, 0, 1 << 30}, "kill-engine-every", "kill an engine every so many requests; 0 is never")
+	f.Var(&countValue{&s.killAgent, 0, 1 << 30}, "kill-agent-every", "kill the agent every so many requests; 0 is never")
+	f.Var(&countValue{&s.pauseAgent, 0, 1 << 30}, "pause-agent-every", "stop the agent for a while every so many requests; 0 is never")
+	f.Var(&durationValue{&s.pauseFor, time.Millisecond, time.Hour}, "pause-for", "how long the agent is stopped")
+	f.BoolVar(&s.flip, "fault-flip-byte", false, "flip a byte of the pool in the end and load it; with --integrity header the run must fail")
+	f.BoolVar(&s.flip, "flip-byte", false, "as --fault-flip-byte")
+	f.BoolVar(&s.json, "json", false, "print one JSON object")
+	f.BoolVar(&s.progress, "progress", false, "show how far it is")
+	f.Lookup("flip-byte").Hidden = true
+}
+
+func (s *replaySettings) check() error {
+	var bad []error
+	if s.trace == "" {
+		bad = append(bad, errors.New("trace must be given"))
+	}
+	for _, r := range []struct {
+		name string
+		v    float64
+	}{{"abort-rate", s.abortRate}, {"skip-save-rate", s.skipRate}} {
+		if !(r.v >= 0 && r.v <= 1) {
+			bad = append(bad, fmt.Errorf("%s: %v, allowed: 0 to 1", r.name, r.v))
+		}
+	}
+	if s.socket != "" && (s.killAgent > 0 || s.pauseAgent > 0 || s.flip) {
+		bad = append(bad, errors.New("socket: an agent that was not started here is neither killed, paused nor damaged"))
+	}
+	if s.flip && s.engines < 2 {
+		bad = append(bad, fmt.Errorf("engines: %d, allowed: 2 and more with fault-flip-byte", s.engines))
+	}
+	return errors.Join(bad...)
+}
+
+// runReplay is the whole run; the error is its verdict.
+func runReplay(ctx context.Context, s *replaySettings, out, log interface{ Write([]byte) (int, error) }) error {
+	if s.seed == 0 {
+		s.seed = uint64(time.Now().UnixNano())
+	}
+	records, err := mockengine.ReadTrace(s.trace, s.requests)
+	if err != nil {
+		return configError(err)
+	}
+	if len(records) == 0 {
+		return configError(fmt.Errorf("%s: no requests", s.trace))
+	}
+	r, err := newReplay(s, records)
+	if err != nil {
+		return configError(err)
+	}
+	r.show = newProgress(s, out, log)
+	err = r.run(ctx)
+	report := r.report()
+	r.show.end(r, &report)
+	if err != nil {
+		return err
+	}
+	return report.verdict()
 }

@@ -1,0 +1,148 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+
+	"github.com/kvagent/kvagent/mockengine"
+)
+
+// engineProcess is one process of mock engines, driven over its standard input and output.
+type engineProcess struct {
+	life    int // which start of it this is
+	engines []*replayEngine
+	cmd     *exec.Cmd
+	in      io.WriteCloser
+	encode  *json.Encoder
+	log     tailBuffer
+	wanted  bool // it was told to end, or is struck
+}
+
+// replayEngine is one engine through all its lives.
+type replayEngine struct {
+	number     int
+	process    *engineProcess
+	running    bool                          // a run was sent and not answered
+	until      float64                       // of that run
+	unfinished map[uint64]mockengine.Request // handed in and not over
+	strike     *mockengine.Strike            // armed and not fired
+	past, last mockengine.Stats              // of lives that are over, and of this one so far
+	lost       uint64                        // wrong bytes reported by lives that ended before they counted them
+	left       *mockengine.Report
+
+	requests, blocks, own, pooled, others int
+	preempted, aborted                    int
+}
+
+func (e *replayEngine) stats() mockengine.Stats {
+	s := e.past
+	s.LookupTimes = nil
+	s.LookupTimes.Merge(e.past.LookupTimes)
+	s.Add(&e.last)
+	return s
+}
+
+// engineEvent is a report, or with exited the end of a process.
+type engineEvent struct {
+	process *engineProcess
+	report  *mockengine.Report
+	exited  bool
+	err     error
+}
+
+// maxReport bounds a line from an engine.
+const maxReport = 64 << 20
+
+// spawn starts a process and its engines.
+func (r *replay) spawn(p *engineProcess) error {
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	p.life++
+	p.wanted = false
+	p.cmd = exec.Command(exe, "mock", "--drive")
+	p.cmd.Stderr = &p.log
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C is this process's to handle
+	if p.in, err = p.cmd.StdinPipe(); err != nil {
+		return err
+	}
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := p.cmd.Start(); err != nil {
+		return err
+	}
+	p.encode = json.NewEncoder(p.in)
+	r.readers.Go(func() { r.hear(p, p.cmd, out) })
+	for _, e := range p.engines {
+		c := r.cfg
+		c.Name = fmt.Sprintf("engine-%d.%d", e.number, p.life)
+		c.Seed = r.set.seed + uint64(e.number)<<32 + uint64(p.life)
+		link := mockengine.LinkConfig{Session: r.agent.session}
+		if err := p.encode.Encode(&mockengine.Command{Op: "start", Engine: e.number, Config: &c, Link: &link}); err != nil {
+			return fmt.Errorf("engine %d: %w\n%s", e.number, err, p.log.String())
+		}
+	}
+	return nil
+}
+
+// hear passes on what a process says until it ends.
+func (r *replay) hear(p *engineProcess, cmd *exec.Cmd, out io.Reader) {
+	lines := bufio.NewScanner(out)
+	lines.Buffer(make([]byte, 64<<10), maxReport)
+	for lines.Scan() {
+		report := new(mockengine.Report)
+		if json.Unmarshal(lines.Bytes(), report) != nil {
+			continue // half a line: it was killed while it wrote
+		}
+		r.events <- engineEvent{process: p, report: report}
+	}
+	r.events <- engineEvent{process: p, exited: true, err: cmd.Wait()}
+}
+
+// send gives an engine its next stretch. A process that cannot be written to has ended, and its end is on the way.
+func (e *replayEngine) send(c *mockengine.Command) {
+	c.Engine = e.number
+	for i := range c.Requests {
+		e.unfinished[c.Requests[i].ID] = c.Requests[i]
+	}
+	if c.Op == "run" {
+		e.running, e.until = true, c.Until
+	}
+	if c.Strike != nil {
+		e.strike = c.Strike
+	}
+	_ = e.process.encode.Encode(c)
+}
+
+// endAll ends processes that are still there, and joins their readers.
+func (r *replay) endAll() {
+	for _, p := range r.processes {
+		p.wanted = true
+		if p.in != nil {
+			_ = p.in.Close()
+		}
+		if r.broken && p.cmd != nil && p.cmd.Process != nil {
+			_ = p.cmd.Process.Kill()
+		}
+	}
+	var wg sync.WaitGroup
+	done := make(chan struct{})
+	wg.Go(func() { r.readers.Wait(); close(done) })
+	for {
+		select {
+		case <-r.events:
+		case <-done:
+			wg.Wait()
+			return
+		}
+	}
+}

@@ -1,0 +1,347 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/kvagent/kvagent/mockengine"
+)
+
+// Times of a run.
+const (
+	tickWithin    = 3 * time.Minute        // for all engines to answer; beyond it something hangs
+	settleCalm    = 2 * time.Second        // longest wait for saves at the end of a stretch
+	settleFaults  = 250 * time.Millisecond // the same with kills or pauses
+	emptyWithin   = 10 * time.Second       // for the agent to be rid of engines that left
+	probeBlocks   = 8                      // prompt of the request whose block is damaged
+	probeID       = 1 << 62                // its number, and its hash ids from here on
+	roundIDs      = 1 << 40                // hash ids of one round with duration
+	eventBacklog  = 1024
+	blindShare    = 4 // one kill of so many does not wait for a job under way
+	strikeSpread  = 12
+	minuteVirtual = 60_000 // ms between two rounds
+)
+
+// replay is one run. One goroutine drives it.
+//
+// Virtual time goes in stretches, from one timestamp of the trace to the next. All engines run a stretch at the same
+// time, each at its own pace, and wait for their saves before the next: so what a turn saved is there when the next
+// turn of that conversation asks, as it would be with minutes between them, however fast this machine is. Within a
+// stretch, requests of equal timestamps share next to nothing beyond their first block (one block in the whole
+// conversation trace). With that the hit rate is a property of the caches and can be held against a simulation that
+// knows nothing of time. What is left of a difference comes from whole prompts that were seen before, whose last block
+// is computed all the same (118 of 288,500 blocks), and from blocks of running requests and answers in the caches.
+type replay struct {
+	set     *replaySettings
+	records []mockengine.Record
+	deal    []int
+	cfg     mockengine.Config
+	rng     *rand.Rand
+	show    *progress
+
+	agent     *replayAgent
+	processes []*engineProcess
+	engines   []*replayEngine
+	events    chan engineEvent
+	readers   sync.WaitGroup
+	watching  sync.WaitGroup // of clean-ups
+	broken    bool           // an error ends the run
+
+	begin    time.Time
+	dealt    int // requests handed in, all rounds
+	done     int
+	failed   []string
+	firstBy  map[uint64]int // engine that computed a block first
+	strikes  []mockengine.Strike
+	wrong    []string
+	simulate []mockengine.Record // what was replayed, for the simulation
+	simDeal  []int
+
+	tally struct {
+		sync.Mutex
+		engineKills, agentKills, pauses, inFlight int
+		cleanup                                   time.Duration
+	}
+	leases, regions, leftEngines int
+	stopErr                      error
+}
+
+func newReplay(s *replaySettings, records []mockengine.Record) (*replay, error) {
+	cfg, err := s.engineConfig(records)
+	if err != nil {
+		return nil, err
+	}
+	r := &replay{set: s, records: records, deal: dealTurns(records, s.engines), cfg: cfg, rng: rand.New(rand.NewPCG(s.seed, 77)),
+		events: make(chan engineEvent, eventBacklog), firstBy: make(map[uint64]int)}
+	for n := range s.engines {
+		if n%s.perProcess == 0 {
+			r.processes = append(r.processes, &engineProcess{})
+		}
+		p := r.processes[len(r.processes)-1]
+		e := &replayEngine{number: n, process: p, unfinished: make(map[uint64]mockengine.Request)}
+		p.engines = append(p.engines, e)
+		r.engines = append(r.engines, e)
+	}
+	return r, nil
+}
+
+// run replays everything and leaves nothing behind.
+func (r *replay) run(ctx context.Context) (err error) {
+	r.begin = time.Now()
+	if r.set.socket != "" {
+		r.agent = useAgent(r.set.socket)
+	} else if r.agent, err = launchAgent(ctx, r.set.poolSize(&r.cfg, r.records), r.set); err != nil {
+		return err
+	}
+	defer func() {
+		r.broken = err != nil
+		r.endAll()
+		r.watching.Wait()
+		r.stopErr = r.agent.stop()
+		err = errors.Join(err, r.stopErr)
+	}()
+	for _, p := range r.processes {
+		if err := r.spawn(p); err != nil {
+			return err
+		}
+	}
+	if err := r.rounds(ctx); err != nil {
+		return err
+	}
+	if r.set.flip {
+		if err := r.probe(ctx); err != nil {
+			return err
+		}
+	}
+	return r.leave(ctx)
+}
+
+// rounds replays the trace once, or with a duration again and again with fresh prompts.
+func (r *replay) rounds(ctx context.Context) error {
+	offset := 0.0
+	for round := uint64(0); ; round++ {
+		records := freshRecords(r.records, round, offset)
+		if err := r.round(ctx, records); err != nil {
+			return err
+		}
+		offset = records[len(records)-1].Timestamp + minuteVirtual
+		if time.Since(r.begin) >= r.set.duration {
+			return nil
+		}
+	}
+}
+
+// freshRecords are the records with other hash ids, later.
+func freshRecords(records []mockengine.Record, round uint64, offset float64) []mockengine.Record {
+	if round == 0 {
+		return records
+	}
+	fresh := make([]mockengine.Record, len(records))
+	for i, rec := range records {
+		rec.Timestamp += offset
+		ids := make([]uint64, len(rec.HashIDs))
+		for k, id := range rec.HashIDs {
+			ids[k] = id + round*roundIDs
+		}
+		rec.HashIDs = ids
+		fresh[i] = rec
+	}
+	return fresh
+}
+
+// round replays records once, stretch by stretch.
+func (r *replay) round(ctx context.Context, records []mockengine.Record) error {
+	r.simulate = append(r.simulate, records...)
+	r.simDeal = append(r.simDeal, r.deal...)
+	for from := 0; from < len(records); {
+		to := from
+		for to < len(records) && records[to].Timestamp == records[from].Timestamp {
+			to++
+		}
+		until := -1.0
+		if to < len(records) {
+			until = records[to].Timestamp
+		}
+		batches := make([][]mockengine.Request, len(r.engines))
+		for i := from; i < to; i++ {
+			r.dealt++
+			r.plan()
+			batches[r.deal[i]] = append(batches[r.deal[i]], r.set.requestFor(r.rng, uint64(r.dealt), &records[i]))
+		}
+		if err := r.stretch(ctx, batches, until); err != nil {
+			return err
+		}
+		from = to
+		if r.set.duration > 0 && time.Since(r.begin) >= r.set.duration {
+			return r.stretch(ctx, make([][]mockengine.Request, len(r.engines)), -1)
+		}
+	}
+	return nil
+}
+
+// stretch runs all engines up to a virtual time and waits for them.
+func (r *replay) stretch(ctx context.Context, batches [][]mockengine.Request, until float64) error {
+	settle := settleCalm
+	if r.set.killAgent+r.set.pauseAgent+r.set.killEngine > 0 {
+		settle = settleFaults
+	}
+	for i, e := range r.engines {
+		c := &mockengine.Command{Op: "run", Until: until, SettleMS: int(settle.Milliseconds()), Requests: batches[i]}
+		c.Strike = r.nextStrike(e)
+		e.send(c)
+	}
+	r.blindKill()
+	return r.wait(ctx, func(e *replayEngine) bool { return !e.running })
+}
+
+// wait handles events until all engines are ready.
+func (r *replay) wait(ctx context.Context, ready func(*replayEngine) bool) error {
+	limit := time.NewTimer(tickWithin)
+	defer limit.Stop()
+	for {
+		all := true
+		for _, e := range r.engines {
+			all = all && ready(e)
+		}
+		if all {
+			return nil
+		}
+		select {
+		case ev := <-r.events:
+			if err := r.handle(ctx, ev); err != nil {
+				return err
+			}
+		case err := <-r.agent.exits:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-limit.C:
+			return fmt.Errorf("an engine has not answered for %v", tickWithin)
+		case <-r.show.tick():
+			r.show.line(r)
+		}
+	}
+}
+
+// handle takes one event.
+func (r *replay) handle(ctx context.Context, ev engineEvent) error {
+	if ev.exited {
+		return r.buried(ctx, ev.process, ev.err)
+	}
+	if ev.report.Engine < 0 || ev.report.Engine >= len(r.engines) {
+		return fmt.Errorf("a report for engine %d", ev.report.Engine)
+	}
+	e := r.engines[ev.report.Engine]
+	switch ev.report.Op {
+	case "ran":
+		e.running = false
+		r.took(e, ev.report)
+	case "left":
+		r.took(e, ev.report)
+		e.left = ev.report
+	case "strike":
+		return r.struck(ctx, e, ev.report)
+	case "wrong":
+		r.wrong = append(r.wrong, fmt.Sprintf("engine %d: %s", e.number, ev.report.Text))
+		e.lost++
+	case "error":
+		return fmt.Errorf("engine %d: %s", e.number, ev.report.Text)
+	}
+	return nil
+}
+
+// took takes what an engine did.
+func (r *replay) took(e *replayEngine, report *mockengine.Report) {
+	if report.Stats != nil {
+		e.last, e.lost = *report.Stats, 0
+	}
+	for _, o := range report.Outcomes {
+		q, ok := e.unfinished[o.ID]
+		if !ok {
+			continue
+		}
+		delete(e.unfinished, o.ID)
+		if q.ID >= probeID {
+			continue
+		}
+		r.done++
+		if o.Failed != "" {
+			r.failed = append(r.failed, fmt.Sprintf("request %d: %s", o.ID, o.Failed))
+		}
+		r.credit(e, &q, &o)
+	}
+}
+
+// credit adds a request's blocks to its engine's columns.
+func (r *replay) credit(e *replayEngine, q *mockengine.Request, o *mockengine.Outcome) {
+	e.requests++
+	e.blocks += len(q.Prompt)
+	e.own += o.Own
+	e.pooled += o.Pool
+	e.preempted += o.Preempted
+	if o.Aborted {
+		e.aborted++
+	}
+	for i, id := range q.Prompt {
+		by, known := r.firstBy[id]
+		if !known {
+			r.firstBy[id] = e.number
+		} else if i >= o.Own && i < o.Own+o.Pool && by != e.number {
+			e.others++
+		}
+	}
+}
+
+// probe damages a block that one engine saved last and lets another one load it.
+func (r *replay) probe(ctx context.Context) error {
+	var ids []uint64
+	for i := range uint64(probeBlocks) {
+		ids = append(ids, probeID+i)
+	}
+	for i := range 2 {
+		batches := make([][]mockengine.Request, len(r.engines))
+		batches[i] = []mockengine.Request{{ID: probeID + uint64(i), Prompt: ids, Output: 1}}
+		if err := r.stretch(ctx, batches, -1); err != nil {
+			return err
+		}
+		if i == 0 {
+			if _, err := r.agent.admin.post(ctx, "/fault"); err != nil {
+				return fmt.Errorf("flip a byte: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// leave lets every engine go and waits until the agent has forgotten them.
+func (r *replay) leave(ctx context.Context) error {
+	for _, e := range r.engines {
+		e.process.wanted = true
+		e.send(&mockengine.Command{Op: "leave"})
+	}
+	if err := r.wait(ctx, func(e *replayEngine) bool { return e.left != nil }); err != nil {
+		return err
+	}
+	r.agent.pausing.Wait()
+	ctx, stop := context.WithTimeout(ctx, emptyWithin)
+	defer stop()
+	for {
+		st, err := r.agent.status(ctx)
+		if err != nil {
+			return fmt.Errorf("status in the end: %w", err)
+		}
+		r.leases, r.regions, r.leftEngines = st.Leases, st.Regions, st.Engines
+		r.noteCleanup(time.Duration(st.CleanupMaxMS * float64(time.Millisecond)))
+		if r.leases+r.regions+r.leftEngines == 0 || ctx.Err() != nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(agentPoll):
+		}
+	}
+}
