@@ -31,7 +31,7 @@ func benchTransferCommand() *cobra.Command {
 		Use:   "transfer",
 		Short: "Saves and loads on the host device against plain copy()",
 		Long: "Moves scattered blocks between an engine's memory and a pool, checksums on, and in turn with that the\n" +
-			"same bytes between the same places by copy() with as many threads. Takes about 15 seconds and three\n" +
+			"same bytes between the same places by copy() with as many threads. Takes about 10 seconds and three\n" +
 			"times --memory bytes of memory.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -49,7 +49,7 @@ func benchTransferCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&s.json, "json", false, "print one JSON object")
-	cmd.Flags().IntVar(&s.rounds, "rounds", 7, "measurements of each kind, of which the median counts")
+	cmd.Flags().IntVar(&s.rounds, "rounds", 9, "measurements of each kind, of which the median counts")
 	cmd.Flags().Int64Var(&s.memory, "memory", 1<<30, "bytes of engine memory, and of the pool")
 	return cmd
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -17,7 +18,7 @@ import (
 // Sizes of the measurement.
 const (
 	benchSegments  = 8   // of a block; each in a layer of its own, as a paged KV cache has them
-	benchShare     = 4   // one measurement moves a 1/benchShare of the engine's memory
+	benchShare     = 8   // one measurement moves a 1/benchShare of the engine's memory
 	benchJobBlocks = 256 // blocks of one job
 )
 
@@ -143,7 +144,7 @@ func (b *transferBench) measure(segment, rounds int) ([]transferRow, error) {
 			}
 			path, plain, ratio = append(path, speed), append(plain, reference), append(ratio, speed/reference)
 		}
-		row.GBps, row.CopyGBps, row.Ratio = median(path), median(plain), median(ratio)
+		row.GBps, row.CopyGBps, row.Ratio = rounded(median(path)), rounded(median(plain)), rounded(median(ratio))
 		rows = append(rows, row)
 	}
 	return rows, nil
@@ -153,6 +154,8 @@ func median(v []float64) float64 {
 	slices.Sort(v)
 	return v[len(v)/2]
 }
+
+func rounded(v float64) float64 { return math.Round(v*1000) / 1000 }
 
 // reference moves blocks by copy(), each direction on a thread of its own, and gives 10^9 bytes per second.
 func (b *transferBench) reference(blocks int, save, load bool) float64 {
