@@ -51,6 +51,9 @@ func (c *core) evictFor(class int32) bool {
 	return true
 }
 
+// evictable is true for an entry nobody holds and nothing hangs on: a suffix goes before its prefix.
+func (c *core) evictable(e uint32) bool { return c.recs.all[e].child == none && !c.held(e) }
+
 // oldest is the entry that goes next: the least recently used one on which nothing hangs. An older one that has
 // children moves to just above one of them: it is as recent as what hangs on it.
 func (c *core) oldest() uint32 {
@@ -60,10 +63,10 @@ func (c *core) oldest() uint32 {
 		if e == none {
 			return none
 		}
-		child := recs[e].child
-		if child == none && !c.held(e) {
+		if c.evictable(e) {
 			return e
 		}
+		child := recs[e].child
 		c.recent.remove(recs, e)
 		if child != none && recs[child].is(flagRecent) {
 			c.recent.pushAbove(recs, child, e)
@@ -78,7 +81,7 @@ func (c *core) oldest() uint32 {
 func (c *core) oldestOf(class int32, from uint32, n int) uint32 {
 	recs := c.recs.all
 	for e := from; e != none && n > 0; e, n = recs[e].newer, n-1 {
-		if recs[e].child == none && !c.held(e) && c.hasClass(e, class) {
+		if c.evictable(e) && c.hasClass(e, class) {
 			return e
 		}
 	}

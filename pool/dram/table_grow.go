@@ -50,7 +50,7 @@ func (t *table) migrate(hash func([]uint32, []uint64)) {
 func (t *table) giveBack(end int) {
 	if t.moved >= end {
 		_ = t.old.close() // an unmap of an own mapping does not fail
-		t.moved = 0
+		t.moved, t.freed = 0, 0
 		return
 	}
 	if done := t.moved * 8 &^ (hugeBytes - 1); done > t.freed {

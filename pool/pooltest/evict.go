@@ -98,6 +98,47 @@ func testLateSuffix(t *testing.T, open Open) {
 	f.empty()
 }
 
+// testOldChain has two old chains, one grown late at its end: both go whole before what is newer.
+func testOldChain(t *testing.T, open Open) {
+	f := start(t, open, small, model("one", 1, 1024))
+	h, newer := chain("old", 40), chain("newer", 24)
+	f.store(h.Slice(0, 20), nil)
+	f.store(h.Slice(20, 40), h.At(19))
+	f.store(newer, nil)
+	for i := range 40 {
+		f.store(chain(fmt.Sprint("new", i), 1), nil)
+		f.wantCount(newer, 24, "a newer chain goes before an older one is gone")
+	}
+	f.wantCount(h, 0, "the old chain's prefix outlives its suffix and newer chains")
+	f.empty()
+}
+
+// testHealed loses a block in the middle of a chain, and gets it again.
+func testHealed(t *testing.T, open Open) {
+	f := start(t, open, small, model("one", 1, 1024))
+	h := chain("holed", 20)
+	b := f.batch(h, 0, nil)
+	f.Reserve(b)
+	f.write(b)
+	b.Status[10] = pool.Status(19)
+	f.Commit(b.Slots, b.Epoch, b.Status)
+	f.save(h, 0, nil)
+	f.wantPrefix(h, 20, "the lost block came again")
+	f.wantPrefix(h.Slice(11, 20), 9, "and only what is behind it is used")
+	for i := range 60 {
+		f.store(chain(fmt.Sprint("new", i), 1), nil)
+		f.prefixClosed(h)
+	}
+	f.empty()
+}
+
+func (f *fixture) wantCount(h pool.Hashes, n int, why string) {
+	f.t.Helper()
+	if got := f.count(h); got != n {
+		f.t.Fatalf("%s: %d of %d blocks are stored, want %d", why, got, h.N, n)
+	}
+}
+
 func (f *fixture) prefixClosed(h pool.Hashes) {
 	f.t.Helper()
 	seen := true

@@ -45,6 +45,8 @@ func TestPool(t *testing.T, open Open) {
 		{"HalfWrittenIsNotEvicted", testHalfWritten},
 		{"SuffixGoesBeforeItsPrefix", testSuffixFirst},
 		{"LateSuffixGoesBeforeItsPrefix", testLateSuffix},
+		{"OldChainGoesWhole", testOldChain},
+		{"HealedChainGoesSuffixFirst", testHealed},
 		{"SuffixDoesNotPushOutItsOwnPrefix", testOwnPrefix},
 		{"LeastRecentlyUsedGoesFirst", testLeastRecent},
 		{"NoHoleInAChain", testNoHole},

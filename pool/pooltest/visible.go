@@ -44,8 +44,12 @@ func testReserveStatus(t *testing.T, open Open) {
 	f.Reserve(first)
 	f.wantStatus(first, pool.OK, "nothing is stored")
 	again := f.batch(h, 0, nil)
+	copy(again.Slots, first.Slots) // of an earlier batch, as a caller's memory may be
 	f.Reserve(again)
 	f.wantStatus(again, pool.InProgress, "being written")
+	if again.Slots[0] != (pool.Slot{}) || again.Slots[1] != (pool.Slot{}) {
+		t.Fatalf("slots %+v of shards that were not reserved: a second commit would end someone else's writing", again.Slots)
+	}
 	other := f.batch(h, 1, nil)
 	f.Reserve(other)
 	f.wantStatus(other, pool.OK, "the other shard is nobody's yet")

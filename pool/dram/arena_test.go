@@ -1,0 +1,147 @@
+package dram
+
+import (
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+func TestArenaIsZeroAndSharedAndPopulated(t *testing.T) {
+	p, err := Open(Options{Bytes: 3 << 20, SlabBytes: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	base, fd := p.Arena()
+	other, err := unix.Mmap(fd, 0, len(base), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(other)
+	base[1<<20] = 7
+	if err := p.Populated(); err != nil {
+		t.Fatal(err)
+	}
+	if other[1<<20] != 7 {
+		t.Error("what is written is not seen through the descriptor, or populating overwrote it")
+	}
+	other = other[1<<20+1:]
+	for i, b := range other {
+		if b != 0 {
+			t.Fatalf("byte %d is %d", i, b)
+		}
+	}
+	if s := p.Stats(); s.Ready != 3<<20 || s.Capacity != 3<<20 {
+		t.Errorf("%d of %d bytes ready", s.Ready, s.Capacity)
+	}
+	if i := p.Info(); i.PageBytes == pageBytes && i.PageReason == "" {
+		t.Errorf("small pages, and no reason: %+v", i)
+	}
+}
+
+func TestClosedPoolFindsNothing(t *testing.T) {
+	p := filled(t, 1024)
+	h := randomChain(nil, 0, 128)
+	_, refs, _ := p.Pin(0, 0, h, 1<<30, nil)
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Close(); err != pool.ErrClosed {
+		t.Errorf("second close: %v", err)
+	}
+	p.Unpin(refs)
+	b := pool.Batch{Epoch: 1, Hashes: h, Status: make([]pool.Status, 128), Slots: make([]pool.Slot, 128)}
+	p.Reserve(&b)
+	p.Acquire(&b)
+	p.Commit(b.Slots, 1, b.Status)
+	p.Release(b.Slots, b.Status)
+	if p.Prefix(0, 0, h) != 0 || p.FlipByte(0) || p.Epoch(0) != 0 {
+		t.Error("a closed pool answers")
+	}
+	if _, err := p.OpenSpace(pool.Spec{Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{1}}}}); err != pool.ErrClosed {
+		t.Errorf("open space: %v", err)
+	}
+	p.Stats()
+}
+
+func TestFlippedByteIsCorrupt(t *testing.T) {
+	p, err := Open(Options{Bytes: 64 << 10, SlabBytes: 16 << 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if _, err := p.OpenSpace(pool.Spec{Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{1000}}}}); err != nil {
+		t.Fatal(err)
+	}
+	items := []pool.Item{
+		{Key: pool.Key{Hash: pool.MakeHash([]byte{1})}, Data: make([]byte, 1000)},
+		{Key: pool.Key{Hash: pool.MakeHash([]byte{2})}, Data: make([]byte, 1000)},
+	}
+	if err := p.Store().Put(t.Context(), items); err != nil {
+		t.Fatal(err)
+	}
+	if !p.FlipByte(1) || p.FlipByte(2) {
+		t.Fatal("two entries are stored")
+	}
+	if err := p.Store().Get(t.Context(), items); err != nil {
+		t.Fatal(err)
+	}
+	if items[0].Status != pool.Corrupt || items[1].Status != pool.OK {
+		t.Fatalf("statuses %d and %d, want Corrupt for the older one", items[0].Status, items[1].Status)
+	}
+}
+
+// TestIndexBytesAreWhatIsResident compares the figure with what the kernel says.
+func TestIndexBytesAreWhatIsResident(t *testing.T) {
+	for _, n := range []int{10_000, 100_000, 700_000} {
+		p := filled(t, n)
+		c := p.core
+		var real int64
+		for _, raw := range [][]byte{c.recs.raw[:c.recs.bytes], c.lives.raw[:c.lives.bytes], c.slabs.cells.raw[:c.slabs.cells.bytes], c.table.now.raw, c.table.old.raw} {
+			real += residentBytes(t, raw)
+		}
+		said := p.Stats().IndexBytes
+		if float64(said) < 0.97*float64(real) || float64(said) > 1.1*float64(real) {
+			t.Errorf("%d blocks: %d bytes said, %d resident", n, said, real)
+		}
+		if per := float64(real) / float64(n); per > 100 {
+			t.Errorf("%d blocks: %.1f bytes each, allowed are 100", n, per)
+		}
+	}
+}
+
+func residentBytes(t *testing.T, raw []byte) (n int64) {
+	if len(raw) == 0 {
+		return 0
+	}
+	pages := make([]byte, (len(raw)+pageBytes-1)/pageBytes)
+	_, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&raw[0])), uintptr(len(raw)), uintptr(unsafe.Pointer(&pages[0])))
+	if errno != 0 {
+		t.Fatal(errno)
+	}
+	for _, p := range pages {
+		n += int64(p&1) * pageBytes
+	}
+	return n
+}
+
+func TestHotPathsDoNotAllocate(t *testing.T) {
+	p := filled(t, 10_000)
+	h := randomChain(nil, 3, 128)
+	b := pool.Batch{Epoch: 1, Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N)}
+	refs, present := make([]pool.Ref, 0, h.N), make([]bool, h.N)
+	for name, f := range map[string]func(){
+		"Prefix":  func() { p.Prefix(0, 0, h) },
+		"Exists":  func() { p.Exists(0, 0, h, present) },
+		"Pin":     func() { _, pinned, _ := p.Pin(0, 0, h, 1<<30, refs); p.Unpin(pinned) },
+		"Acquire": func() { p.Acquire(&b); p.Release(b.Slots, b.Status) },
+		"Reserve": func() { p.Reserve(&b); p.Commit(b.Slots, 1, b.Status) },
+	} {
+		if n := testing.AllocsPerRun(100, f); n != 0 {
+			t.Errorf("%s allocates %.0f times", name, n)
+		}
+	}
+}

@@ -1,0 +1,132 @@
+package evict
+
+import "github.com/kvagent/kvagent/pool"
+
+// maxGap is the blocks forgotten in the middle of a chain that is still taken for a known one.
+const maxGap = 8
+
+// ghostRef is where the ghost of a missing block lies; way -1 says that there is none.
+type ghostRef struct {
+	set *ghostSet
+	way int
+}
+
+// Access implements pool.Policy. A look-up of a chain that was just looked up is the same request asking again
+// and changes nothing.
+func (h *Hazard) Access(u *pool.Use) {
+	length := len(u.Entries) + len(u.Missing)
+	now := millis(u.Now)
+	if length == 0 || h.recent.again(h.lastPrint(u), length, now) {
+		return
+	}
+	h.clock = now
+	known, turn := h.lookBehind(u)
+	t := traits(length, known, u.BlockTokens, turn)
+	h.shadow.see(h, u)
+	for i := len(u.Missing) - 1; i >= 0; i-- {
+		h.await(u.Missing[i], i, len(u.Entries)+i, &t, now)
+	}
+	for i := len(u.Entries) - 1; i >= 0; i-- {
+		h.use(u.Entries[i], i, &t, now)
+	}
+	h.tables.fade()
+	h.age(now, length)
+	h.sweep(now, length)
+	h.score(length)
+}
+
+func (h *Hazard) lastPrint(u *pool.Use) uint64 {
+	if m := len(u.Missing); m > 0 {
+		return u.Missing[m-1]
+	}
+	if n := h.nodes.known(u.Entries[len(u.Entries)-1]); n != nil {
+		return n.print
+	}
+	return 0
+}
+
+// lookBehind finds the ghosts of the missing blocks. known is how many blocks in front are stored or remembered
+// without a gap; turn is the turn of
+// the conversation that the chain is.
+func (h *Hazard) lookBehind(u *pool.Use) (known int, turn uint8) {
+	h.behind = h.behind[:0]
+	known = len(u.Entries)
+	if known > 0 {
+		if n := h.nodes.known(u.Entries[known-1]); n != nil {
+			turn = nextTurn(n.class)
+		}
+	}
+	for i, print := range u.Missing {
+		s, w := h.ghosts.find(print)
+		h.behind = append(h.behind, ghostRef{s, w})
+		if w >= 0 {
+			known, turn = len(u.Entries)+i+1, nextTurn(s.info[w].class())
+		} else if i+len(u.Entries) >= known+maxGap {
+			break
+		}
+	}
+	h.behind = h.behind[:known-len(u.Entries)]
+	return known, turn
+}
+
+// use counts a use of a stored block and makes it the newest of its new class.
+func (h *Hazard) use(e uint32, i int, t *chainTraits, now uint32) {
+	n := h.nodes.known(e)
+	if n == nil {
+		return
+	}
+	b := max(int(n.bin), binOf(now-n.used))
+	h.tables.enter(n.class, int(n.bin), b)
+	h.tables.use(n.class, b)
+	uses := min(usesOf(n.class)+1, maxUses)
+	k := h.kinds[n.kind]
+	k.take(&h.nodes, &h.worths, e, n)
+	class := t.class(i, uses)
+	h.tables.enter(class, -1, 0)
+	k.put(&h.nodes, &h.worths, e, n, class, now)
+}
+
+// await counts a use of a block that is not stored, and remembers its class for when it is.
+func (h *Hazard) await(print uint64, missing, i int, t *chainTraits, now uint32) {
+	if missing < len(h.behind) && h.behind[missing].way >= 0 {
+		s, w := h.behind[missing].set, h.behind[missing].way
+		info := s.info[w]
+		b := max(info.bin(), binOf(now-s.used[w]))
+		h.tables.enter(info.class(), info.bin(), b)
+		h.tables.use(info.class(), b)
+		class := t.class(i, min(info.uses()+1, maxUses))
+		h.tables.enter(class, -1, 0)
+		s.used[w], s.info[w] = now, makeInfo(print, class, 0)|ghostAwaited
+		return
+	}
+	uses := uint8(0)
+	if missing < len(h.behind) {
+		uses = 1
+	}
+	info := makeInfo(print, t.class(i, uses), 0)
+	if s, w := h.awaited.find(print); w >= 0 {
+		s.info[w] = info
+	} else {
+		h.awaited.put(print, now, info)
+	}
+}
+
+// sweep ages a few ghosts, in turn.
+func (h *Hazard) sweep(now uint32, blocks int) {
+	g := &h.ghosts
+	for g.owed += blocks * sweepABlock; g.owed >= ways; g.owed -= ways {
+		if g.hand++; g.hand >= g.sets {
+			g.hand = 0
+		}
+		s := g.at(g.hand)
+		for w, info := range s.info {
+			if info == 0 {
+				continue
+			}
+			if b := binOf(now - s.used[w]); b > info.bin() {
+				h.tables.enter(info.class(), info.bin(), b)
+				s.info[w] = info.withBin(b)
+			}
+		}
+	}
+}

@@ -1,0 +1,118 @@
+package evict
+
+import (
+	"math"
+	"math/bits"
+)
+
+// cells are the entries of one kind: for each class a list by time of last use, cut into bins of age, and over
+// the classes a tournament for the cell that is worth least.
+//
+//	class c:  newest ── bin 0 ── │ ── bin 1 ── │ ... ── oldest        the list; first[c][b] is the oldest of bin b
+type cells struct {
+	newest [numClasses]uint32
+	first  [numClasses][numBins]uint32
+	filled [numClasses]uint64 // bit per bin that has entries
+	due    [numClasses]uint32 // ms: no entry of the class changes its bin before
+	worst  [numClasses]float32
+	low    [numClasses]uint8     // bin of worst
+	winner [2 * numClasses]uint8 // tournament: winner[1] is the class whose worst is least
+	masked [numClasses]uint64    // bins that this call of Victim passes over
+	held   [numClasses]uint32    // entries
+	gone   [numClasses]uint64    // entries evicted
+}
+
+// worths are the worth of an entry in each bin of a class, in hits per second kept.
+type worths [numBins]float32
+
+var inf = float32(math.Inf(1))
+
+func newCells() *cells {
+	k := &cells{}
+	for c := range numClasses {
+		k.winner[numClasses+c] = uint8(c)
+		k.worst[c] = inf
+	}
+	for i := numClasses - 1; i > 0; i-- {
+		k.winner[i] = k.winner[2*i]
+	}
+	return k
+}
+
+// settle finds the cell of class c that is worth least anew, and plays its games.
+func (k *cells) settle(c int, w *worths) {
+	worst, low := inf, uint8(0)
+	for m := k.filled[c] &^ k.masked[c]; m != 0; m &= m - 1 {
+		b := bits.TrailingZeros64(m)
+		if s := w[b]; s <= worst {
+			worst, low = s, uint8(b)
+		}
+	}
+	if worst == k.worst[c] && low == k.low[c] {
+		return
+	}
+	k.worst[c], k.low[c] = worst, low
+	for i := (numClasses + c) / 2; i > 0; i /= 2 {
+		a, b := k.winner[2*i], k.winner[2*i+1]
+		if k.worst[b] < k.worst[a] || k.worst[b] == k.worst[a] && k.low[b] > k.low[a] {
+			a = b
+		}
+		k.winner[i] = a
+	}
+}
+
+// put makes an entry the newest of class c.
+func (k *cells) put(t *nodes, w *[numClasses]worths, e uint32, n *node, c uint8, now uint32) {
+	n.class, n.bin, n.used = c, 0, now
+	n.newer, n.older = 0, k.newest[c]
+	if k.newest[c] != 0 {
+		t.at(k.newest[c]).newer = e
+	}
+	k.newest[c] = e
+	k.held[c]++
+	if k.filled[c]&1 == 0 {
+		k.fill(w, int(c), 0, e)
+	}
+	if due := now + uint32(edges[1]); k.held[c] == 1 || int32(due-k.due[c]) < 0 {
+		k.due[c] = due
+	}
+}
+
+// take removes an entry.
+func (k *cells) take(t *nodes, w *[numClasses]worths, e uint32, n *node) {
+	c, b := int(n.class), int(n.bin)
+	if k.first[c][b] == e {
+		k.next(t, w, c, b, n.newer)
+	}
+	if n.newer != 0 {
+		t.at(n.newer).older = n.older
+	} else {
+		k.newest[c] = n.older
+	}
+	if n.older != 0 {
+		t.at(n.older).newer = n.newer
+	}
+	n.newer, n.older = 0, 0
+	k.held[c]--
+}
+
+// next makes e, which follows the oldest of a bin, the oldest, or empties the bin.
+func (k *cells) next(t *nodes, w *[numClasses]worths, c, b int, e uint32) {
+	if e != 0 && int(t.at(e).bin) == b {
+		k.first[c][b] = e
+		return
+	}
+	k.first[c][b] = 0
+	k.filled[c] &^= 1 << b
+	if int(k.low[c]) == b {
+		k.settle(c, &w[c])
+	}
+}
+
+func (k *cells) fill(w *[numClasses]worths, c, b int, e uint32) {
+	k.first[c][b] = e
+	k.filled[c] |= 1 << b
+	if s := w[c][b]; s <= k.worst[c] {
+		k.settle(c, &w[c])
+	}
+}

@@ -1,0 +1,171 @@
+package evictsim
+
+import (
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// blockTokens of the streams, as in Mooncake's traces.
+const blockTokens = 512
+
+// Result of a run.
+type Result struct {
+	Blocks, Hits int
+	Spent        time.Duration // in the policy
+}
+
+// HitRate is hits per block looked up.
+func (r Result) HitRate() float64 { return float64(r.Hits) / float64(max(1, r.Blocks)) }
+
+// PerAccess is the time in the policy per block looked up.
+func (r Result) PerAccess() time.Duration { return r.Spent / time.Duration(max(1, r.Blocks)) }
+
+// Run plays a stream against a policy with room for capacity blocks: a block hits if it and all before it in its
+// request are stored; afterwards the others are stored too.
+func Run(s *Stream, p pool.Policy, capacity int) Result {
+	d := newDriver(s, p, capacity)
+	for i := range s.Requests {
+		d.request(&s.Requests[i])
+	}
+	return d.result
+}
+
+// driver plays the pool: it has the index and the chains.
+type driver struct {
+	policy   pool.Policy
+	capacity int
+	entry    []uint32 // by block; 0 is not stored
+	slots    []slot   // by entry; slot 0 is none
+	free     []uint32
+	stored   int
+	keep     uint32 // entry that must stay: something is about to hang on it
+	result   Result
+
+	use     pool.Use
+	in      pool.Insertion
+	removed [1]uint32
+}
+
+// slot is an entry with its place in the tree of chains.
+type slot struct {
+	block               uint32
+	child, next, before uint32 // before: sibling or, of the first child, the parent
+	parent              uint32
+}
+
+func newDriver(s *Stream, p pool.Policy, capacity int) *driver {
+	d := &driver{policy: p, capacity: capacity, entry: make([]uint32, s.Blocks), slots: make([]slot, capacity+1)}
+	for e := capacity; e > 0; e-- {
+		d.free = append(d.free, uint32(e))
+	}
+	d.use.BlockTokens, d.in.BlockTokens = blockTokens, blockTokens
+	return d
+}
+
+// Child implements pool.View.
+func (d *driver) Child(e uint32) uint32 { return d.slots[e].child }
+
+// Held implements pool.View.
+func (d *driver) Held(e uint32) bool { return e == d.keep }
+
+// print spreads the number of a block over a word, as a hash of a key would be.
+func print(block uint32) uint64 {
+	x := uint64(block) + 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+func (d *driver) request(r *Request) {
+	n := 0
+	d.use.Now, d.use.Entries, d.use.Missing = r.Millis*1e6, d.use.Entries[:0], d.use.Missing[:0]
+	for n < len(r.Blocks) && d.entry[r.Blocks[n]] != 0 {
+		d.use.Entries = append(d.use.Entries, d.entry[r.Blocks[n]])
+		n++
+	}
+	for _, b := range r.Blocks[n:] {
+		d.use.Missing = append(d.use.Missing, print(b))
+	}
+	d.result.Blocks += len(r.Blocks)
+	d.result.Hits += n
+	start := time.Now()
+	d.policy.Access(&d.use)
+	d.store(r.Blocks, n, r.Millis*1e6)
+	d.result.Spent += time.Since(start)
+}
+
+// store takes the blocks from n on in, as far as there is room.
+func (d *driver) store(blocks []uint32, n int, now int64) {
+	if n > 0 {
+		d.keep = d.entry[blocks[n-1]]
+	}
+	parent := d.keep
+	d.in.Now, d.in.Entries, d.in.Prints = now, d.in.Entries[:0], d.in.Prints[:0]
+	for _, b := range blocks[n:] {
+		e := d.room(now)
+		if e == 0 {
+			break
+		}
+		d.entry[b], d.slots[e] = e, slot{block: b}
+		d.hang(e, parent)
+		parent = e
+		d.in.Entries, d.in.Prints = append(d.in.Entries, e), append(d.in.Prints, print(b))
+	}
+	d.keep = 0
+	d.policy.Insert(&d.in)
+}
+
+// room is a free entry, by eviction if need be; 0 if nothing can go.
+func (d *driver) room(now int64) uint32 {
+	if len(d.free) == 0 {
+		e := d.policy.Victim(now, 1, d)
+		if e == 0 {
+			return 0
+		}
+		d.evict(e)
+	}
+	e := d.free[len(d.free)-1]
+	d.free = d.free[:len(d.free)-1]
+	return e
+}
+
+func (d *driver) evict(e uint32) {
+	x := &d.slots[e]
+	if x.child != 0 {
+		panic("evictsim: hole in a chain: the victim has a stored child")
+	}
+	if e == d.keep {
+		panic("evictsim: the victim is held")
+	}
+	d.entry[x.block] = 0
+	d.unhang(e)
+	d.removed[0] = e
+	d.policy.Remove(d.removed[:])
+	d.free = append(d.free, e)
+}
+
+func (d *driver) hang(e, parent uint32) {
+	if parent == 0 {
+		return
+	}
+	first := d.slots[parent].child
+	d.slots[e].parent, d.slots[e].next = parent, first
+	if first != 0 {
+		d.slots[first].before = e
+	}
+	d.slots[parent].child = e
+}
+
+func (d *driver) unhang(e uint32) {
+	x := &d.slots[e]
+	if x.next != 0 {
+		d.slots[x.next].before = x.before
+	}
+	switch {
+	case x.before != 0:
+		d.slots[x.before].next = x.next
+	case x.parent != 0:
+		d.slots[x.parent].child = x.next
+	}
+}

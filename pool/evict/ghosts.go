@@ -1,0 +1,142 @@
+package evict
+
+import "unsafe"
+
+const (
+	ways         = 10      // ghosts of a set
+	setsAPage    = 512     // 64 KiB
+	minSets      = 512     // a power of two
+	ghostsAnItem = 8       // ghosts per entry, at most
+	maxGhosts    = 4 << 20 // 54 MB
+	maxAwaited   = 1 << 16
+	sweepABlock  = 4 // ghosts that age per block looked up
+)
+
+// ghosts remember blocks that are not stored: those that went, and those that were looked up and not found. They
+// lie in sets of ten by the hash of their key; in a full set the one used longest ago makes room. The number of
+// sets grows by one at a time (linear hashing), so that no look-up waits for a table to be copied.
+type ghosts struct {
+	pages []*[setsAPage]ghostSet
+	sets  int // in use
+	half  int // the greatest power of two of sets not above sets
+	count int
+	hand  int // set that ages next
+	owed  int // ghosts still to be aged
+}
+
+// ghostSet is two cache lines.
+type ghostSet struct {
+	tag  [ways]uint32
+	used [ways]uint32 // ms
+	info [ways]ghostInfo
+	hand uint64 // way that is given away next
+}
+
+// ghostInfo is 16 bits of the print<<16 | class<<9 | bin<<3 | awaited | there; 0 is an empty way.
+type ghostInfo uint32
+
+const (
+	ghostThere   = 1 << 0
+	ghostAwaited = 1 << 1 // looked up and not found: its next insertion is no further use
+)
+
+func makeInfo(print uint64, class uint8, bin int) ghostInfo {
+	return ghostInfo(print>>32)<<16 | ghostInfo(class)<<9 | ghostInfo(bin)<<3 | ghostThere
+}
+
+func (i ghostInfo) class() uint8  { return uint8(i>>9) & (numClasses - 1) }
+func (i ghostInfo) bin() int      { return int(i>>3) & (numBins - 1) }
+func (i ghostInfo) uses() uint8   { return usesOf(i.class()) }
+func (i ghostInfo) awaited() bool { return i&ghostAwaited != 0 }
+
+func (i ghostInfo) withBin(bin int) ghostInfo {
+	return i&^((numBins-1)<<3) | ghostInfo(bin)<<3
+}
+
+func (g *ghosts) at(set int) *ghostSet { return &g.pages[set/setsAPage][set%setsAPage] }
+
+// home is the set of a tag.
+func (g *ghosts) home(tag uint32) int {
+	s := int(tag) & (2*g.half - 1)
+	if s >= g.sets {
+		s -= g.half
+	}
+	return s
+}
+
+// find is the set of a print, and its way there; -1 if there is none.
+func (g *ghosts) find(print uint64) (*ghostSet, int) {
+	s := g.at(g.home(uint32(print)))
+	return s, s.way(print)
+}
+
+func (s *ghostSet) way(print uint64) int {
+	for i, t := range s.tag {
+		if t == uint32(print) && s.info[i] != 0 && uint16(s.info[i]>>16) == uint16(print>>32) {
+			return i
+		}
+	}
+	return -1
+}
+
+// put adds a ghost that is not there.
+func (g *ghosts) put(print uint64, used uint32, info ghostInfo) {
+	s := g.at(g.home(uint32(print)))
+	w := -1
+	for i := range s.info {
+		if s.info[i] == 0 {
+			w = i
+			break
+		}
+	}
+	if w < 0 {
+		w = int(s.hand)
+		if s.hand++; s.hand == ways {
+			s.hand = 0
+		}
+	}
+	if s.info[w] == 0 {
+		g.count++
+	}
+	s.tag[w], s.used[w], s.info[w] = uint32(print), used, info
+}
+
+func (g *ghosts) take(s *ghostSet, w int) {
+	s.info[w] = 0
+	g.count--
+}
+
+// grow makes sets for n ghosts, a few at a time.
+func (g *ghosts) grow(n int) {
+	want := max(minSets, n/ways)
+	for steps := 2; g.sets < want && (steps > 0 || g.sets < minSets); steps-- {
+		if g.sets == len(g.pages)*setsAPage {
+			g.pages = append(g.pages, new([setsAPage]ghostSet))
+		}
+		if g.sets < minSets {
+			g.sets, g.half = minSets, minSets
+			continue
+		}
+		g.split()
+	}
+}
+
+// split divides the next set among itself and a new one.
+func (g *ghosts) split() {
+	from, to := g.at(g.sets-g.half), g.at(g.sets)
+	n := 0
+	for i, info := range from.info {
+		if info != 0 && int(from.tag[i])&g.half != 0 {
+			to.tag[n], to.used[n], to.info[n] = from.tag[i], from.used[i], info
+			from.info[i] = 0
+			n++
+		}
+	}
+	if g.sets++; g.sets == 2*g.half {
+		g.half = g.sets
+	}
+}
+
+func (g *ghosts) bytes() int64 {
+	return int64(len(g.pages)) * int64(unsafe.Sizeof([setsAPage]ghostSet{})+unsafe.Sizeof(&g.pages[0]))
+}

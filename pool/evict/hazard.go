@@ -1,0 +1,113 @@
+// Package evict says which entry of a pool goes when room is needed: LRU, and Hazard, which learns from what it
+// sees how likely blocks of a class are to be used again at an age, and keeps those that give most hits for the
+// time they are kept. The policies are pure: no lock, no clock, no goroutine. See docs/decisions for the figures.
+package evict
+
+import "github.com/kvagent/kvagent/pool"
+
+// Hazard learns hazards: for a class of blocks and a bin of age, the share of those that reach the age that are
+// used again before the next. The worth of an entry is the most hits per second it can be expected to give from its
+// age on. What goes is the oldest entry of the cell of class and bin that is worth least.
+//
+// On the way of a request it does work in proportion to the blocks of the request, never to the entries.
+type Hazard struct {
+	nodes   nodes
+	kinds   []*cells // by kind; nil where there was no entry yet
+	entries int
+	clock   uint32 // ms: latest time heard
+	ghosts  ghosts
+	awaited ghosts // new blocks that were looked up: their class when they are stored
+	tables  tables
+	scorer  scorer
+	worths  [numClasses]worths
+	turn    struct{ kind, class int } // of ageing
+	shadow  shadow
+	recent  recent
+	behind  []ghostRef // scratch of one look-up
+}
+
+// NewHazard has learned nothing yet: it is about LRU.
+func NewHazard() *Hazard {
+	h := &Hazard{}
+	h.tables.weight = 1
+	h.ghosts.grow(0)
+	h.awaited.grow(0)
+	h.shadow.init()
+	h.startRound()
+	for c := range numClasses {
+		h.scoreClass(c)
+	}
+	return h
+}
+
+// Insert implements pool.Policy. A block that was looked up before has the class it got then.
+func (h *Hazard) Insert(in *pool.Insertion) {
+	now := millis(in.Now)
+	h.clock = now
+	k := h.kind(in.Kind)
+	t := traits(len(in.Entries), 0, in.BlockTokens, 0)
+	for i := len(in.Entries) - 1; i >= 0; i-- {
+		e, print := in.Entries[i], in.Prints[i]
+		n := h.nodes.make(e)
+		if n.state&stateKnown != 0 {
+			continue
+		}
+		class := h.comeBack(print, now, &t, i)
+		*n = node{print: print, kind: in.Kind, state: stateKnown}
+		k.put(&h.nodes, &h.worths, e, n, class, now)
+		h.entries++
+		h.shadow.insert(print)
+	}
+	h.ghosts.grow(min(h.entries*ghostsAnItem, maxGhosts))
+	h.awaited.grow(min(h.entries, maxAwaited))
+}
+
+// comeBack is the class of a block that is stored, from its ghost if there is one.
+func (h *Hazard) comeBack(print uint64, now uint32, t *chainTraits, i int) uint8 {
+	if s, w := h.awaited.find(print); w >= 0 {
+		class := s.info[w].class()
+		h.awaited.take(s, w)
+		h.tables.enter(class, -1, 0)
+		return class
+	}
+	var uses uint8
+	if s, w := h.ghosts.find(print); w >= 0 {
+		info := s.info[w]
+		h.ghosts.take(s, w)
+		if info.awaited() {
+			return info.class()
+		}
+		h.tables.enter(info.class(), info.bin(), binOf(now-s.used[w]))
+		h.tables.use(info.class(), binOf(now-s.used[w]))
+		uses = min(info.uses()+1, maxUses)
+	}
+	class := t.class(i, uses)
+	h.tables.enter(class, -1, 0)
+	return class
+}
+
+// Remove implements pool.Policy. What goes is remembered as a ghost.
+func (h *Hazard) Remove(entries []uint32) {
+	for _, e := range entries {
+		n := h.nodes.known(e)
+		if n == nil {
+			continue
+		}
+		k := h.kinds[n.kind]
+		k.take(&h.nodes, &h.worths, e, n)
+		k.gone[n.class]++
+		h.ghosts.put(n.print, n.used, makeInfo(n.print, n.class, int(n.bin)))
+		n.state = 0
+		h.entries--
+	}
+}
+
+func (h *Hazard) kind(kind uint8) *cells {
+	for len(h.kinds) <= int(kind) {
+		h.kinds = append(h.kinds, nil)
+	}
+	if h.kinds[kind] == nil {
+		h.kinds[kind] = newCells()
+	}
+	return h.kinds[kind]
+}

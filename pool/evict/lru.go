@@ -1,0 +1,139 @@
+package evict
+
+import "github.com/kvagent/kvagent/pool"
+
+// maxRepairs bounds the entries that one call of Victim moves in the order of eviction before it gives up.
+const maxRepairs = 16 << 10
+
+// LRU is the least recently used entry on which nothing hangs.
+type LRU struct {
+	nodes   nodes
+	list    [pool.MaxKinds]order
+	entries int
+	evicted uint64
+}
+
+// order is a list by use.
+type order struct{ newest, oldest uint32 }
+
+// NewLRU has no entries yet.
+func NewLRU() *LRU { return &LRU{} }
+
+// Access implements pool.Policy. A block becomes more recent than those behind it.
+func (l *LRU) Access(u *pool.Use) {
+	now := millis(u.Now)
+	for i := len(u.Entries) - 1; i >= 0; i-- {
+		if n := l.nodes.known(u.Entries[i]); n != nil {
+			n.used = now
+			o := &l.list[n.kind]
+			o.remove(&l.nodes, u.Entries[i])
+			o.push(&l.nodes, u.Entries[i])
+		}
+	}
+}
+
+// Insert implements pool.Policy.
+func (l *LRU) Insert(in *pool.Insertion) {
+	now := millis(in.Now)
+	for i := len(in.Entries) - 1; i >= 0; i-- {
+		e := in.Entries[i]
+		n := l.nodes.make(e)
+		if n.state&stateKnown != 0 {
+			continue
+		}
+		*n = node{print: in.Prints[i], used: now, kind: in.Kind, state: stateKnown}
+		l.list[in.Kind].push(&l.nodes, e)
+		l.entries++
+	}
+}
+
+// Remove implements pool.Policy.
+func (l *LRU) Remove(entries []uint32) {
+	for _, e := range entries {
+		if n := l.nodes.known(e); n != nil {
+			l.list[n.kind].remove(&l.nodes, e)
+			n.state = 0
+			l.entries--
+		}
+	}
+}
+
+// Victim implements pool.Policy.
+func (l *LRU) Victim(now int64, kinds uint64, v pool.View) uint32 {
+	for range maxRepairs {
+		o, e := l.oldest(kinds, millis(now))
+		if e == 0 {
+			return 0
+		}
+		child := v.Child(e)
+		if child == 0 && !v.Held(e) {
+			return e
+		}
+		o.remove(&l.nodes, e)
+		if child != 0 && l.nodes.known(child) != nil {
+			o.pushAbove(&l.nodes, child, e) // it is as recent as what hangs on it
+		} else {
+			o.push(&l.nodes, e)
+		}
+	}
+	return 0
+}
+
+// oldest is the entry of the kinds that was used least recently.
+func (l *LRU) oldest(kinds uint64, now uint32) (o *order, e uint32) {
+	var age uint32
+	for k := range kindsIn(kinds) {
+		first := l.list[k].oldest
+		if first == 0 {
+			continue
+		}
+		if a := now - l.nodes.at(first).used; e == 0 || a > age {
+			o, e, age = &l.list[k], first, a
+		}
+	}
+	return o, e
+}
+
+// Report implements pool.Policy.
+func (l *LRU) Report() pool.PolicyReport {
+	return pool.PolicyReport{Name: "lru", Entries: l.entries, Bytes: l.nodes.bytes()}
+}
+
+func (o *order) push(t *nodes, e uint32) {
+	n := t.at(e)
+	n.newer, n.older = 0, o.newest
+	if o.newest != 0 {
+		t.at(o.newest).newer = e
+	} else {
+		o.oldest = e
+	}
+	o.newest = e
+}
+
+// pushAbove puts e right above another entry of the list.
+func (o *order) pushAbove(t *nodes, below, e uint32) {
+	b, n := t.at(below), t.at(e)
+	n.used = b.used
+	if b.newer == 0 {
+		o.push(t, e)
+		return
+	}
+	n.newer, n.older = b.newer, below
+	t.at(b.newer).older = e
+	b.newer = e
+}
+
+func (o *order) remove(t *nodes, e uint32) {
+	n := t.at(e)
+	if n.newer != 0 {
+		t.at(n.newer).older = n.older
+	} else {
+		o.newest = n.older
+	}
+	if n.older != 0 {
+		t.at(n.older).newer = n.newer
+	} else {
+		o.oldest = n.newer
+	}
+	n.newer, n.older = 0, 0
+}

@@ -1,0 +1,52 @@
+package evict
+
+import "unsafe"
+
+// node is what a policy keeps of one entry; numbers of entries name nodes, 0 is none.
+type node struct {
+	print        uint64
+	newer, older uint32 // in the list of its class, by the time of its last use
+	used         uint32 // time of its last use, ms; wraps after 49 days, which only ages wrongly
+	kind         uint8
+	class        uint8
+	bin          uint8
+	state        uint8
+}
+
+const stateKnown = 1 // in node.state: the policy has the entry
+
+const (
+	pageBits = 12
+	pageLen  = 1 << pageBits // nodes of one page: grown by pages, so that no insertion waits for a copy of all
+)
+
+// nodes grows with the greatest number of an entry.
+type nodes struct{ pages []*[pageLen]node }
+
+func (t *nodes) at(e uint32) *node { return &t.pages[e>>pageBits][e&(pageLen-1)] }
+
+// known is the node of an entry that the policy has; nil otherwise.
+func (t *nodes) known(e uint32) *node {
+	if int(e>>pageBits) >= len(t.pages) {
+		return nil
+	}
+	if n := t.at(e); n.state&stateKnown != 0 {
+		return n
+	}
+	return nil
+}
+
+// make is the node of an entry, which may not be there yet.
+func (t *nodes) make(e uint32) *node {
+	for int(e>>pageBits) >= len(t.pages) {
+		t.pages = append(t.pages, new([pageLen]node))
+	}
+	return t.at(e)
+}
+
+func (t *nodes) bytes() int64 {
+	return int64(len(t.pages)) * int64(unsafe.Sizeof([pageLen]node{})+unsafe.Sizeof(&t.pages[0]))
+}
+
+// millis is a pool's time as nodes keep it.
+func millis(now int64) uint32 { return uint32(now / 1e6) }

@@ -1,0 +1,100 @@
+package evict
+
+// Strength of what is believed before anything was seen, in blocks.
+const (
+	flatHazard   = 0.05 // chance of a use in a bin: the same in each, so that the older is worth less, as in LRU
+	minFlat      = 100  // blocks; or as many as the pool holds
+	ratioPrior   = 30
+	hazardPrior  = 600
+	surest       = 0.999 // a hazard of 1 would leave nobody in the next bin
+	fewest       = 1e-6  // share that is taken to reach any bin, so that slopes there can still be told
+	blocksAScore = 16    // blocks looked up between the scoring of one class and of the next
+	maxScores    = 4     // classes scored at one look-up
+)
+
+// scorer turns counts into worths, one class at a time, so that no look-up waits for all of them.
+type scorer struct {
+	flat   [numBins]float64 // chance of a use in a bin over all classes, as of the start of this round
+	next   int              // class
+	credit int              // blocks looked up and not yet spent
+}
+
+// score goes on with the round, for some blocks looked up; capacity is the blocks the pool holds.
+func (h *Hazard) score(blocks int) {
+	s := &h.scorer
+	s.credit = min(s.credit+blocks, maxScores*blocksAScore)
+	for ; s.credit >= blocksAScore; s.credit -= blocksAScore {
+		if s.next == 0 {
+			h.startRound()
+		}
+		h.scoreClass(s.next)
+		s.next = (s.next + 1) % numClasses
+	}
+}
+
+func (h *Hazard) startRound() {
+	t, prior := &h.tables, float64(max(minFlat, h.entries))
+	for b := range h.scorer.flat {
+		h.scorer.flat[b] = (t.allUsed[b]/t.weight + flatHazard*prior) / (t.allRisk[b]/t.weight + prior)
+	}
+}
+
+// scoreClass sets the worth of each bin of class c: the most hits per second that keeping an entry of it for some
+// time gives (Gittins' index of a stopping problem). Its hazard is the flat one times how the class as a whole
+// compares, and comes nearer to what was counted the more was counted.
+func (h *Hazard) scoreClass(c int) {
+	t, flat := &h.tables, &h.scorer.flat
+	used, expected := 0., 0.
+	for b := range flat {
+		used += t.used[c][b]
+		expected += t.risk[c][b] * flat[b]
+	}
+	ratio := (used/t.weight + ratioPrior) / (expected/t.weight + ratioPrior)
+	var hazard [numBins]float64
+	for b := range flat {
+		believed := min(1, flat[b]*ratio)
+		hazard[b] = min(surest, (t.used[c][b]/t.weight+hazardPrior*believed)/(t.risk[c][b]/t.weight+hazardPrior))
+	}
+	index(&hazard, &h.worths[c])
+	for _, k := range h.kinds {
+		if k != nil && k.filled[c] != 0 {
+			k.settle(c, &h.worths[c])
+		}
+	}
+}
+
+// point is where the curve of hits over time held has got to.
+type point struct{ time, hits float64 }
+
+func slope(a, b point) float64 { return (b.hits - a.hits) / (b.time - a.time) }
+
+// index is, for each bin, the steepest slope from the middle of the bin to a later edge of the curve of expected
+// hits over expected time held. The edges that can be steepest are the corners of the curve's upper hull.
+func index(hazard *[numBins]float64, w *worths) {
+	var at [numBins + 1]point // edges of bins
+	alive := 1.
+	for b, chance := range hazard {
+		at[b+1] = point{at[b].time + alive*width(b)*(1-chance/2), at[b].hits + alive*chance}
+		alive = max(fewest, alive*(1-chance))
+	}
+	var hull [numBins + 1]point // from the last edge to the nearest
+	n := 0
+	for b := numBins - 1; b >= 0; b-- {
+		end := at[b+1]
+		for n >= 2 && slope(end, hull[n-1]) <= slope(end, hull[n-2]) {
+			n--
+		}
+		hull[n] = end
+		n++
+		middle := point{(at[b].time + end.time) / 2, (at[b].hits + end.hits) / 2}
+		best, i := slope(middle, end), n-2
+		for ; i >= 0; i-- {
+			s := slope(middle, hull[i])
+			if s <= best {
+				break
+			}
+			best = s
+		}
+		w[b] = float32(best)
+	}
+}

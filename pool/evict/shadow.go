@@ -1,0 +1,186 @@
+package evict
+
+import "github.com/kvagent/kvagent/pool"
+
+const (
+	maxShadow   = 4096  // entries of the shadow
+	slack       = 0.002 // hits per block looked up by which the policy may be worse than LRU
+	marginBase  = 256   // blocks by which it may be worse at once ...
+	marginShare = 16    // ... and this part of the entries
+)
+
+// shadow runs LRU on a sample of the blocks, as large a part of what LRU would hold as the sample is of all. The
+// hits of both on the sample tell when what was learned is worse than LRU; then it is forgotten. With chains used from
+// their end to their start, a block that LRU has is one whose whole prefix LRU has.
+type shadow struct {
+	shift                uint // one block of 1<<shift is in the sample
+	slots                [maxShadow + 1]shadowSlot
+	index                [2 * maxShadow]uint16 // open addressing by print
+	newest, oldest, free uint16
+	count                int
+
+	lookups, hits, own uint64 // sampled: looked up, hits of LRU, hits of the policy
+	margin             float64
+	alarms             uint64
+}
+
+type shadowSlot struct {
+	print        uint64
+	newer, older uint16
+}
+
+func (s *shadow) init() {
+	s.clear()
+	s.margin = marginBase
+}
+
+func (s *shadow) clear() {
+	s.index = [2 * maxShadow]uint16{}
+	s.newest, s.oldest, s.count = 0, 0, 0
+	for i := range s.slots {
+		s.slots[i] = shadowSlot{older: uint16(i + 1)}
+	}
+	s.slots[maxShadow].older = 0
+	s.free = 1
+}
+
+func (s *shadow) sampled(print uint64) bool { return print>>48&(1<<s.shift-1) == 0 }
+
+// see runs a look-up through the shadow, before the policy itself changes.
+func (s *shadow) see(h *Hazard, u *pool.Use) {
+	own, lru, seen := 0, 0, 0
+	for i := len(u.Missing) - 1; i >= 0; i-- {
+		if p := u.Missing[i]; s.sampled(p) {
+			seen++
+			if s.touch(p) {
+				lru++
+			}
+		}
+	}
+	for i := len(u.Entries) - 1; i >= 0; i-- {
+		n := h.nodes.known(u.Entries[i])
+		if n == nil || !s.sampled(n.print) {
+			continue
+		}
+		seen++
+		own++
+		if s.touch(n.print) {
+			lru++
+		} else {
+			s.insert(n.print)
+		}
+	}
+	s.lookups, s.hits, s.own = s.lookups+uint64(seen), s.hits+uint64(lru), s.own+uint64(own)
+	s.fit(h.entries)
+	h.judge(float64(own-lru), float64(seen))
+}
+
+// judge books the difference to LRU and forgets what was learned when it falls behind.
+func (h *Hazard) judge(ahead, seen float64) {
+	s := &h.shadow
+	start := marginBase + float64(h.entries)/marginShare
+	scale := float64(uint64(1) << s.shift)
+	s.margin = min(2*start, s.margin+scale*(ahead+slack*seen))
+	if s.margin < 0 {
+		h.tables.forget()
+		s.margin = start
+		s.alarms++
+	}
+}
+
+// fit makes the shadow as large a part of the entries as the sample is of the blocks.
+func (s *shadow) fit(entries int) {
+	if entries>>s.shift > maxShadow {
+		s.shift++
+		for i := s.oldest; i != 0; {
+			newer := s.slots[i].newer
+			if !s.sampled(s.slots[i].print) {
+				s.drop(i)
+			}
+			i = newer
+		}
+	}
+	for s.count > entries>>s.shift && s.oldest != 0 {
+		s.drop(s.oldest)
+	}
+}
+
+// touch makes a block the newest; false if the shadow has it not.
+func (s *shadow) touch(print uint64) bool {
+	i := s.index[s.find(print)]
+	if i == 0 {
+		return false
+	}
+	s.unlink(i)
+	s.link(i)
+	return true
+}
+
+func (s *shadow) insert(print uint64) {
+	if !s.sampled(print) || s.touch(print) {
+		return
+	}
+	if s.free == 0 {
+		s.drop(s.oldest)
+	}
+	i := s.free
+	s.free = s.slots[i].older
+	s.slots[i].print = print
+	s.index[s.find(print)] = i
+	s.link(i)
+	s.count++
+}
+
+func (s *shadow) drop(i uint16) {
+	s.unlink(i)
+	s.vacate(s.find(s.slots[i].print))
+	s.slots[i].older = s.free
+	s.free = i
+	s.count--
+}
+
+// find is the cell of a print, or the empty one where it would go.
+func (s *shadow) find(print uint64) int {
+	c := int(print) & (len(s.index) - 1)
+	for s.index[c] != 0 && s.slots[s.index[c]].print != print {
+		c = (c + 1) & (len(s.index) - 1)
+	}
+	return c
+}
+
+// vacate empties a cell and moves what lies behind it nearer to its home.
+func (s *shadow) vacate(c int) {
+	mask := len(s.index) - 1
+	for j := (c + 1) & mask; s.index[j] != 0; j = (j + 1) & mask {
+		home := int(s.slots[s.index[j]].print) & mask
+		if (j-home)&mask >= (j-c)&mask {
+			s.index[c] = s.index[j]
+			c = j
+		}
+	}
+	s.index[c] = 0
+}
+
+func (s *shadow) link(i uint16) {
+	s.slots[i].newer, s.slots[i].older = 0, s.newest
+	if s.newest != 0 {
+		s.slots[s.newest].newer = i
+	} else {
+		s.oldest = i
+	}
+	s.newest = i
+}
+
+func (s *shadow) unlink(i uint16) {
+	x := &s.slots[i]
+	if x.newer != 0 {
+		s.slots[x.newer].older = x.older
+	} else {
+		s.newest = x.older
+	}
+	if x.older != 0 {
+		s.slots[x.older].newer = x.newer
+	} else {
+		s.oldest = x.newer
+	}
+}

@@ -1,0 +1,116 @@
+package evict
+
+import (
+	"math/bits"
+	"os"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+const (
+	maxDescent = 256     // entries on the way from an entry to the end of its chain
+	maxPasses  = 4 << 10 // entries passed over in one call of Victim because somebody holds them or what hangs on them
+	maxSteps   = 16 << 10
+)
+
+// Victim implements pool.Policy: the oldest entry of the cell that is worth least, or, if others hang on it, the end
+// of one of their chains. An entry that is held, or whose chain is too long or held at its end, is in use: it becomes
+// the newest of its class, so that each is passed over once.
+func (h *Hazard) Victim(now int64, kinds uint64, v pool.View) uint32 {
+	if os.Getenv("BRUTE") != "" {
+		return h.Brute(v)
+	}
+	t := millis(now)
+	h.clock = t
+	victim := uint32(0)
+	masks := false
+	for steps := 0; steps < maxSteps; steps++ {
+		k, c := h.lowest(kinds)
+		if k == nil {
+			break
+		}
+		e := k.first[c][k.low[c]]
+		end, depth := h.end(e, v)
+		steps += depth
+		if end != 0 {
+			victim = end
+			break
+		}
+		n := h.nodes.at(e)
+		if n.bin == 0 && n.used == t { // passed over already
+			k.masked[c] |= 1
+			masks = true
+			k.settle(c, &h.worths[c])
+			continue
+		}
+		k.take(&h.nodes, &h.worths, e, n)
+		h.tables.enter(n.class, -1, 0)
+		k.put(&h.nodes, &h.worths, e, n, n.class, t)
+	}
+	if masks {
+		h.unmask(kinds)
+	}
+	return victim
+}
+
+// end is the last entry of a chain that goes through e, 0 if it is held, unknown or too far.
+func (h *Hazard) end(e uint32, v pool.View) (end uint32, depth int) {
+	for ; depth < maxDescent; depth++ {
+		child := v.Child(e)
+		if child == 0 {
+			if v.Held(e) || h.nodes.known(e) == nil {
+				return 0, depth
+			}
+			return e, depth
+		}
+		e = child
+	}
+	return 0, depth
+}
+
+// lowest is the class with the cell that is worth least, over some kinds; nil if they have no entries.
+func (h *Hazard) lowest(kinds uint64) (k *cells, c int) {
+	worth := inf
+	for m := kinds; m != 0; m &= m - 1 {
+		i := bits.TrailingZeros64(m)
+		if i >= len(h.kinds) {
+			break
+		}
+		if o := h.kinds[i]; o != nil {
+			if w := int(o.winner[1]); o.worst[w] < worth {
+				k, c, worth = o, w, o.worst[w]
+			}
+		}
+	}
+	return k, c
+}
+
+func (h *Hazard) unmask(kinds uint64) {
+	for i, k := range h.kinds {
+		if k == nil || kinds>>i&1 == 0 {
+			continue
+		}
+		for c := range k.masked {
+			if k.masked[c] != 0 {
+				k.masked[c] = 0
+				k.settle(c, &h.worths[c])
+			}
+		}
+	}
+}
+
+func (h *Hazard) Brute(v pool.View) uint32 {
+	best, bs := uint32(0), inf
+	var bn *node
+	for e := uint32(1); int(e>>pageBits) < len(h.nodes.pages); e++ {
+		n := h.nodes.known(e)
+		if n == nil || v.Child(e) != 0 || v.Held(e) {
+			continue
+		}
+		s := h.worths[n.class][n.bin]
+		if s < bs || s == bs && (n.bin > bn.bin || n.bin == bn.bin && n.used < bn.used) {
+			best, bs, bn = e, s, n
+		}
+	}
+	return best
+}
