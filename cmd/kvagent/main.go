@@ -72,3 +72,8 @@ func benchCommand() *cobra.Command {
 	bench.AddCommand(benchLookupCommand(), benchIndexCommand(), benchTransferCommand(), benchPolicyCommand())
 	return bench
 }
+
+// checkArgs gives a wrong number of arguments the exit code of a setting that is not allowed.
+func checkArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error { return configError(check(cmd, args)) }
+}

@@ -36,7 +36,7 @@ but jobs were cut off.`,
 		Example: `  kvagent serve --socket-dir /tmp/kv --pool 1GiB
   kvagent serve --pool 64GiB --socket-group kv --http 127.0.0.1:9480
   KVAGENT_POOL=64GiB kvagent serve --config /etc/kvagent.yaml`,
-		Args: cobra.NoArgs,
+		Args: checkArgs(cobra.NoArgs),
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
 			if err := fillSettings(cmd.Flags(), os.LookupEnv); err != nil {
 				return configError(err)

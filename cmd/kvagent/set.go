@@ -21,7 +21,7 @@ func setCommand() *cobra.Command {
 look-ups find nothing and engines compute; with saves off nothing new is stored. Engines are told at once.`,
 		Example: `  kvagent set loads=off
   kvagent set loads=on saves=on --socket-dir /run/kvagent`,
-		Args: cobra.MinimumNArgs(1),
+		Args: checkArgs(cobra.MinimumNArgs(1)),
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
 			return configError(fillSettings(cmd.Flags(), os.LookupEnv))
 		},

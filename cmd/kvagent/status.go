@@ -24,7 +24,7 @@ func statusCommand() *cobra.Command {
 their ranks are here, how full the pool is, how often look-ups hit, what waits in queues, and what is wrong.`,
 		Example: `  kvagent status --socket-dir /run/kvagent
   kvagent status --json | jq .hit_rate`,
-		Args: cobra.NoArgs,
+		Args: checkArgs(cobra.NoArgs),
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
 			return configError(fillSettings(cmd.Flags(), os.LookupEnv))
 		},

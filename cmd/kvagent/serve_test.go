@@ -1,0 +1,144 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// asCommand makes the test binary the command itself.
+const asCommand = "KVAGENT_TEST_AS_COMMAND"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asCommand) != "" {
+		os.Args = append([]string{"kvagent"}, os.Args[1:]...)
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// kvagentCommand runs a command of kvagent in a process of its own.
+func kvagentCommand(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self, args...)
+	cmd.Env = append(os.Environ(), asCommand+"=1")
+	return cmd
+}
+
+func kvagentOutput(t *testing.T, args ...string) (string, int) {
+	t.Helper()
+	out, err := kvagentCommand(t, args...).CombinedOutput()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return string(out), exit.ExitCode()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out), 0
+}
+
+// startServe starts serve and waits until it is ready.
+func startServe(t *testing.T, args ...string) (cmd *exec.Cmd, dir string, log *bytes.Buffer) {
+	t.Helper()
+	root, err := os.MkdirTemp("", "kv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(root) }) // a leftover of a failed test harms nobody
+	dir, log = filepath.Join(root, "s"), &bytes.Buffer{}
+	cmd = kvagentCommand(t, append([]string{"serve", "--socket-dir", dir, "--pool", "16MiB"}, args...)...)
+	cmd.Stderr = log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill() }) // it has ended, unless the test failed
+	limit := time.Now().Add(20 * time.Second)
+	for {
+		if body, err := newAdmin(dir).get(t.Context(), "/readyz"); err == nil && strings.TrimSpace(string(body)) == "ok" {
+			return cmd, dir, log
+		}
+		if time.Now().After(limit) {
+			t.Fatalf("the agent does not get ready: %s", log)
+		}
+		time.Sleep(5 * time.Millisecond) // between two questions to another process
+	}
+}
+
+// The commands against a running agent: status, set, a second serve, and the end by a signal.
+func TestServeAndCommands(t *testing.T) {
+	cmd, dir, log := startServe(t, "--log-json")
+	out, code := kvagentOutput(t, "status", "--socket-dir", dir)
+	if code != 0 || !strings.Contains(out, "ready, process") || !strings.Contains(out, "16.0 MiB") {
+		t.Errorf("status: %d %s", code, out)
+	}
+	out, code = kvagentOutput(t, "status", "--json", "--socket-dir", dir)
+	var st map[string]any
+	if err := json.Unmarshal([]byte(out), &st); code != 0 || err != nil {
+		t.Fatalf("status --json: %d %v %s", code, err, out)
+	}
+	for _, key := range []string{"engines", "regions", "leases", "blocks_stored", "blocks_saved", "blocks_loaded", "lookups", "lookup_hits"} {
+		if _, ok := st[key].(float64); !ok {
+			t.Errorf("status --json: %s is %v, want a number", key, st[key])
+		}
+	}
+	if out, code = kvagentOutput(t, "set", "loads=off", "--socket-dir", dir); code != 0 || out != "loads=off saves=on\n" {
+		t.Errorf("set: %d %q", code, out)
+	}
+	if out, code = kvagentOutput(t, "set", "loads=sometimes", "--socket-dir", dir); code != exitConfig || !strings.Contains(out, "allowed: on, off") {
+		t.Errorf("set: %d %q", code, out)
+	}
+	if out, code = kvagentOutput(t, "serve", "--socket-dir", dir, "--pool", "16MiB"); code != exitHeld || !strings.Contains(out, "in use by process") {
+		t.Errorf("a second agent: %d %s", code, out)
+	}
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("serve ended with %v: %s", err, log)
+	}
+	for line := range strings.Lines(log.String()) {
+		if !json.Valid([]byte(line)) {
+			t.Errorf("no JSON: %s", line)
+		}
+	}
+	if out, code = kvagentOutput(t, "status", "--socket-dir", dir); code != exitFailed || !strings.Contains(out, "no agent answers") {
+		t.Errorf("status of none: %d %s", code, out)
+	}
+}
+
+func TestCommandsOfAStranger(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"--help"}, 0, "kvagent serve --socket-dir DIR"},
+		{[]string{"serve", "--help"}, 0, "Exit codes"},
+		{[]string{"serve", "--nonsense"}, exitConfig, "unknown flag: --nonsense"},
+		{[]string{"serve", "--pool", "2"}, exitConfig, "allowed: 64KiB to 2TiB"},
+		{[]string{"version"}, 0, "session protocol 1 to 2"},
+		{[]string{"completion", "bash"}, 0, "kvagent"},
+		{[]string{"set"}, exitConfig, "requires at least 1 arg"},
+	} {
+		out, code := kvagentOutput(t, c.args...)
+		if code != c.code || !strings.Contains(out, c.want) {
+			t.Errorf("%v: exit %d, want %d; %s", c.args, code, c.code, out)
+		}
+		if strings.Contains(out, "fault-flip") {
+			t.Errorf("%v shows what is for tests", c.args)
+		}
+	}
+}
