@@ -9,12 +9,15 @@ import (
 
 // Limits of the host device.
 const (
-	MaxRegions    = 4096    // regions of one peer
-	MaxPeerBytes  = 1 << 43 // bytes of all regions of one peer; they take address space, not memory
-	MaxCopies     = 1024    // copies of one peer that are under way or not asked for by Done
-	MaxCopyRuns   = 1 << 20 // runs of one copy
-	populatePiece = 64 << 20
+	MaxRegions   = 4096    // regions of one peer
+	MaxPeerBytes = 1 << 43 // bytes of all regions of one peer; they take address space, not memory
+	MaxCopies    = 1024    // copies of one peer that are under way or not asked for by Done
+	MaxCopyRuns  = 1 << 20 // runs of one copy
 )
+
+// populatePiece is how many bytes are populated in one call. The kernel holds the address space's lock meanwhile: more
+// would make every mmap of the process, the runtime's too, wait for milliseconds.
+const populatePiece = 2 << 20
 
 // HostOptions of a host device.
 type HostOptions struct {
