@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // shake lets a client of one range of versions meet an agent of another.
@@ -140,8 +141,13 @@ func checkPermission(t *testing.T, name string, uids, gids []uint32, ok bool) {
 		if !errors.As(err, &e) || e.Code != ErrCodePermission || !strings.Contains(e.Text, "allowed are uids") {
 			t.Errorf("%s: %v, want ERROR permission", name, err)
 		}
-		if p := <-refused; p.Uid != uint32(os.Geteuid()) || l.Refused() != 1 {
-			t.Errorf("%s: refused %+v, counted %d", name, p, l.Refused())
+		select {
+		case p := <-refused:
+			if p.Uid != uint32(os.Geteuid()) || l.Refused() != 1 {
+				t.Errorf("%s: refused %+v, counted %d", name, p, l.Refused())
+			}
+		case <-time.After(testTimeout):
+			t.Errorf("%s: nobody was refused", name)
 		}
 	}
 	l.Close()

@@ -125,7 +125,11 @@ func TestKilledAgent(t *testing.T) {
 	}()
 	helper.Process.Kill()
 	if client.PidFD() >= 0 {
-		<-client.Dead()
+		select {
+		case <-client.Dead():
+		case <-time.After(testTimeout):
+			t.Fatal("the death was not noticed")
+		}
 	}
 	select {
 	case err := <-recv:

@@ -153,6 +153,9 @@ func TestLookupLimits(t *testing.T) {
 		{"a frame too many", append([][]byte{{}, tokens}, frames(MaxLookupFrames, hash)...), [][]byte{{}, zero8}, ReasonTooLarge},
 		{"far too many frames", append([][]byte{{}, tokens}, frames(100000, hash)...), [][]byte{{}, zero8}, ReasonTooLarge},
 		{"own too large", [][]byte{{}, append(bytes.Clone(own), make([]byte, MaxLookupBytes)...)}, [][]byte{{}, malformedOwn}, ReasonTooLarge},
+		{"own far too large", [][]byte{{}, append(bytes.Clone(own), make([]byte, MaxLookupBytes+1<<20)...)}, [][]byte{{}, malformedOwn}, ReasonTooLarge},
+		// What is kept of it would be a proper request for one hash.
+		{"upstream far too large", [][]byte{{}, []byte("lookup"), {0, 0, 1, 0}, {0, 16}, make([]byte, MaxLookupBytes+1<<20)}, [][]byte{{}, zero4}, ReasonTooLarge},
 		{"sum too large", [][]byte{{}, {0, 0, 0, 1}, make([]byte, MaxLookupBytes/2), make([]byte, MaxLookupBytes/2)}, [][]byte{{}, zero4}, ReasonTooLarge},
 		{"no delimiter", [][]byte{own}, [][]byte{zero4}, ReasonEnvelope},
 		{"no delimiter, two frames", [][]byte{{0, 0, 0, 1}, {0x90}}, [][]byte{zero4}, ReasonEnvelope},

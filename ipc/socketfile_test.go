@@ -130,7 +130,9 @@ func TestConnStalls(t *testing.T) {
 	}
 	start := time.Now()
 	go raw.Write([]byte{0, 0, 0, 9, 0x92})
+	hang := time.AfterFunc(testTimeout, func() { raw.Close() })
 	_, _, err := agent.Recv()
+	hang.Stop()
 	if !errors.Is(err, ErrStalled) {
 		t.Errorf("half a frame: %v, want ErrStalled", err)
 	}
