@@ -68,7 +68,7 @@ func (s *stream) block(p *peer, dir Direction, runs []Run, sum uint32, sums bool
 		}
 		var err error
 		if r.mem != nil {
-			sum, err = s.mapped(r.mem, dir, runs[:n], sum)
+			sum, err = s.mapped(r.mem, dir, runs[:n], sum, sums || fastMove)
 		} else {
 			sum, err = s.remote(p, r, dir, runs[:n], sum, sums)
 		}
@@ -80,17 +80,21 @@ func (s *stream) block(p *peer, dir Direction, runs []Run, sum uint32, sums bool
 	return sum, nil
 }
 
-// mapped moves runs between a mapped region and the arena. The sum is made whether asked for or not: it is free.
-func (s *stream) mapped(mem []byte, dir Direction, runs []Run, sum uint32) (uint32, error) {
+// mapped moves runs between a mapped region and the arena. In the fast forms the sum is free, and made unasked.
+func (s *stream) mapped(mem []byte, dir Direction, runs []Run, sum uint32, sums bool) (uint32, error) {
 	err := guarded(mem, s.arena, func() {
 		for i := range runs {
 			run := &runs[i]
 			there := mem[run.RegionOff : run.RegionOff+uint64(run.Len)]
 			here := s.arena[run.ArenaOff : run.ArenaOff+int64(run.Len)]
-			if dir == Gather {
-				sum = move(here, there, sum)
+			dst, src := here, there
+			if dir == Scatter {
+				dst, src = there, here
+			}
+			if sums {
+				sum = move(dst, src, sum)
 			} else {
-				sum = move(there, here, sum)
+				copy(dst, src)
 			}
 		}
 	})
