@@ -44,7 +44,12 @@ func TestSaveLookupLoad(t *testing.T) {
 
 // Mutant "entry visible with one rank missing": a block is found when all ranks committed theirs, not before.
 func TestEntryVisibleOnlyWithAllRanks(t *testing.T) {
-	r := newRig(t)
+	for name, o := range map[string]rigOption{"mem": withPool(4 << 20), "dram": withDRAM(8 << 20)} {
+		t.Run(name, func(t *testing.T) { entryVisibleOnlyWithAllRanks(t, newRig(t, o)) })
+	}
+}
+
+func entryVisibleOnlyWithAllRanks(t *testing.T, r *rig) {
 	reg := register("tp2")
 	reg.World, reg.Shards = 2, 2
 	reg.LookupName = "look"
