@@ -75,7 +75,9 @@ type WorkerStatus struct {
 	Version    uint32 `json:"protocol_version"`
 	Registered bool   `json:"registered"`
 	Regions    int    `json:"regions"`
-	Jobs       int    `json:"jobs"`    // not reported yet
+	Jobs       int    `json:"jobs"`       // not reported yet
+	SaveQueue  int    `json:"save_queue"` // jobs that wait
+	LoadQueue  int    `json:"load_queue"`
 	Outbox     int    `json:"outbox"`  // messages not written yet
 	Step       string `json:"step"`    // what the worker does now, or idle
 	StepMS     int64  `json:"step_ms"` // for how long
@@ -139,6 +141,10 @@ func (st *seat) status() WorkerStatus {
 	}
 	if st.registered {
 		ws.Regions = st.regions
+	}
+	if w := st.worker.Load(); w != nil {
+		state := w.State()
+		ws.SaveQueue, ws.LoadQueue = state.Save.Queue, state.Load.Queue
 	}
 	if step, age := st.step(); step != "" {
 		ws.Step, ws.StepMS = step, age.Milliseconds()

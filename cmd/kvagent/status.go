@@ -81,7 +81,7 @@ func printStatus(out io.Writer, st *agent.Status) error {
 
 func printEngines(out io.Writer, engines []agent.EngineStatus) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "ENGINE\tMODEL\tRANKS\tSESSION\tPROCESS\tREGIONS\tJOBS\tUNSENT\tNOW")
+	fmt.Fprintln(t, "ENGINE\tMODEL\tRANKS\tSESSION\tPROCESS\tREGIONS\tSAVES\tLOADS\tUNSENT\tNOW")
 	for i := range engines {
 		e := &engines[i]
 		ranks := fmt.Sprintf("%d, all here", e.World)
@@ -98,7 +98,7 @@ func printEngines(out io.Writer, engines []agent.EngineStatus) error {
 			if s.StepMS > 0 {
 				now += fmt.Sprintf(" for %v", time.Duration(s.StepMS)*time.Millisecond)
 			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%s\n", e.Instance, e.Model, ranks, role, s.PID, s.Regions, s.Jobs, s.Outbox, now)
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%s\n", e.Instance, e.Model, ranks, role, s.PID, s.Regions, s.SaveQueue, s.LoadQueue, s.Outbox, now)
 		}
 	}
 	return t.Flush()

@@ -1,0 +1,109 @@
+package agent
+
+import (
+	"net"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/ipc"
+)
+
+// A peer that asks and does not read slows itself down, is then given up, and costs the others nothing.
+func TestPeerThatDoesNotRead(t *testing.T) {
+	r := newRig(t, withConfig(func(c *Config) { c.Limits.Outbox = 64 }))
+	stays := r.stored()
+	raw, err := net.Dial("unix", r.path(ipc.SessionSocket))
+	check(t, err)
+	defer func() { check(t, raw.Close()) }()
+	frame := func(m any) []byte {
+		f, err := ipc.Encode(make([]byte, 4), ipc.Version, m)
+		check(t, err)
+		f[2], f[3] = byte((len(f)-4)>>8), byte(len(f)-4)
+		return f
+	}
+	_, err = raw.Write(frame(&ipc.Hello{MinVersion: 2, MaxVersion: 2}))
+	check(t, err)
+	// The answer of each has 8 KiB: a socket's buffers are full soon.
+	many := frame(&ipc.Save{Job: 1, Event: ipc.None, Revoke: ipc.None, Sections: []ipc.Section{section(chain(1, 1000), 0)}})
+	asked := make(chan int)
+	go func() {
+		n := 0
+		for ; err == nil && n < 10000; n++ {
+			_, err = raw.Write(many)
+		}
+		asked <- n
+	}()
+	r.waitFor("it is given up", func(Status) bool { return r.agent.metrics.sessionEnds[endSlow].Load() == 1 })
+	if n := <-asked; n == 10000 {
+		t.Errorf("all %d questions were taken, though no answer was read", n)
+	}
+	if got := stays.load(1, 0, chain(1, 4), 9); !all(got, ipc.BlockOK) {
+		t.Errorf("load beside it: %v", got)
+	}
+}
+
+// The fault of the oracle's test: after so many saved blocks one stored byte is another, and only integrity full
+// sees it.
+func TestFaultFlipsOneByte(t *testing.T) {
+	for name, c := range map[string]struct {
+		full bool
+		want uint8
+	}{"header": {false, ipc.BlockOK}, "full": {true, ipc.BlockCorrupt}} {
+		t.Run(name, func(t *testing.T) {
+			var r *rig
+			flip := func() error { // what pool/dram offers, on any arena
+				arena, _ := r.pool.Arena()
+				arena[0] ^= 1
+				return nil
+			}
+			r = newRig(t, withConfig(func(cfg *Config) {
+				cfg.Fault = Fault{FlipAfter: 3, Flip: flip}
+				if !c.full {
+					cfg.Integrity = 1 // header
+				}
+			}))
+			_, w, _ := r.joinEngine(register("a"))
+			for i := range 4 {
+				w[0].fill(i, byte(i+1))
+			}
+			w[0].save(1, chain(1, 2), 0)
+			if got := w[0].load(1, 0, chain(1, 2), 8); !all(got, ipc.BlockOK) || !w[0].filled(8, 1) {
+				t.Fatalf("before the fault: %v", got)
+			}
+			w[0].save(1, chain(2, 2), 2)
+			got := w[0].load(1, 0, chain(1, 2), 8)
+			if got[0] != c.want || got[1] != ipc.BlockOK {
+				t.Errorf("load of the damaged block and the one behind it: %v, want %d and 0", got, c.want)
+			}
+			if !c.full && w[0].filled(8, 1) {
+				t.Error("no byte was flipped")
+			}
+		})
+	}
+}
+
+// A region whose memory is taken away while it is registered makes blocks bad, and nothing else.
+func TestRegionTakenAway(t *testing.T) {
+	r := newRig(t)
+	c := r.dial()
+	m := register("thief")
+	regions, fds, segments := c.prepare(m)
+	soft, err := unix.MemfdCreate("unsealed", unix.MFD_CLOEXEC)
+	check(t, err)
+	defer func() { check(t, unix.Close(soft)) }()
+	check(t, unix.Ftruncate(soft, testBlocks*testBlockBytes))
+	fds[0] = soft
+	c.send(m)
+	c.send(regions, fds...)
+	c.send(segments)
+	if answer := next[*ipc.Registered](c); answer.Status != ipc.RegDone {
+		t.Logf("refused: %s", answer.Text) // as good
+		return
+	}
+	check(t, unix.Ftruncate(soft, 0))
+	if got := c.save(1, chain(1, 2), 0); all(got, ipc.BlockOK) {
+		t.Errorf("save from nowhere: %v", got)
+	}
+	c.sync()
+}
