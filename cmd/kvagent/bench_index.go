@@ -33,7 +33,8 @@ const (
 	indexChain         = 128 // blocks of a chain
 	indexRounds        = 5
 	indexQueryChains   = 8192 // chains looked up in a round, at most
-	indexPinChain      = 2048
+	indexPinChain      = 2048 // blocks of a prompt: so many chains hang on each other
+	indexPinChains     = indexPinChain / indexChain
 	indexShardsOfWide  = 8
 	indexBytesPerShard = 1024
 )

@@ -46,6 +46,10 @@ func fillIndex(blocks, shards int) (*filledIndex, error) {
 func (f *filledIndex) insert(number, n int) error {
 	h := benchChain(nil, number, n)
 	b := pool.Batch{Space: f.space, Epoch: 1, Hashes: h, Status: make([]pool.Status, n), Slots: make([]pool.Slot, n)}
+	if number%indexPinChains != 0 {
+		before := benchChain(nil, number-1, indexChain)
+		b.Parent = before.At(indexChain - 1)
+	}
 	for shard := range f.shards {
 		b.Shard = uint8(shard)
 		start := time.Now()
@@ -132,15 +136,16 @@ func (f *filledIndex) timeExists(rounds [][]pool.Hashes) (ns float64, err error)
 	return median(took), nil
 }
 
-// timePin pins chains of indexPinChain blocks, drawn at random, each made of shorter ones.
+// timePin pins prompts of indexPinChain blocks, drawn at random.
 func (f *filledIndex) timePin() (us float64, err error) {
 	r := rand.New(rand.NewPCG(3, 4))
 	refs := make([]pool.Ref, 0, indexPinChain)
 	var took []float64
 	for range 101 {
 		var blob []byte
-		for range indexPinChain / indexChain {
-			blob = benchChain(blob, r.IntN(f.blocks/indexChain), indexChain).Blob
+		first := r.IntN(f.blocks/indexPinChain) * indexPinChains
+		for i := range indexPinChains {
+			blob = benchChain(blob, first+i, indexChain).Blob
 		}
 		start := time.Now()
 		n, pinned, _ := f.pool.Pin(f.space, 0, pool.Chain(blob, pool.MaxHashLen), 1<<40, refs)

@@ -51,13 +51,12 @@ func (c *core) current(id ident, epoch uint32) bool {
 
 // Acquire implements pool.Slots.
 func (p *Pool) Acquire(b *pool.Batch) {
-	var pr probe
 	for from := 0; from < b.Hashes.N; from += lockStride {
-		p.acquirePart(&pr, b, from, min(from+lockStride, b.Hashes.N))
+		p.acquirePart(b, from, min(from+lockStride, b.Hashes.N))
 	}
 }
 
-func (p *Pool) acquirePart(pr *probe, b *pool.Batch, from, to int) {
+func (p *Pool) acquirePart(b *pool.Batch, from, to int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.core
@@ -71,8 +70,8 @@ func (p *Pool) acquirePart(pr *probe, b *pool.Batch, from, to int) {
 	v := viewOf(&b.Hashes)
 	for i := from; i < to; i += groupLen {
 		n := min(groupLen, to-i)
-		c.look(pr, id, &v, i, n)
-		for j, e := range pr.entry[:n] {
+		c.look(id, &v, i, n)
+		for j, e := range c.probe.entry[:n] {
 			b.Status[i+j], b.Slots[i+j] = c.acquire(e, b.Shard, sp.groups[b.Group].bytes)
 		}
 	}

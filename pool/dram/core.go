@@ -31,6 +31,7 @@ type core struct {
 
 	keep    uint32 // an entry that must stay while room is made for what hangs on it
 	work    work
+	probe   probe
 	scratch []uint32
 	hand    int // slab that is looked at next when the oldest entries name none
 	now     func() time.Time

@@ -4,12 +4,11 @@ import "github.com/kvagent/kvagent/pool"
 
 // Prefix implements pool.Index.
 func (p *Pool) Prefix(s pool.SpaceID, group uint8, h pool.Hashes) int {
-	var pr probe
 	var at trail
 	n := 0
 	for n < h.N {
 		to := min(n+lockStride, h.N)
-		found := p.prefix(&pr, &at, s, group, &h, n, to)
+		found := p.prefix(&at, s, group, &h, n, to)
 		n += found
 		if n < to {
 			break
@@ -24,7 +23,7 @@ type trail struct {
 	recent cursor
 }
 
-func (p *Pool) prefix(pr *probe, at *trail, s pool.SpaceID, group uint8, h *pool.Hashes, from, to int) int {
+func (p *Pool) prefix(at *trail, s pool.SpaceID, group uint8, h *pool.Hashes, from, to int) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.core
@@ -37,8 +36,8 @@ func (p *Pool) prefix(pr *probe, at *trail, s pool.SpaceID, group uint8, h *pool
 	before := c.still(at.before)
 	for i := from; i < to; {
 		n := min(groupLen, to-i)
-		c.look(pr, id, &v, i, n)
-		for _, e := range pr.entry[:n] {
+		c.look(id, &v, i, n)
+		for _, e := range c.probe.entry[:n] {
 			if e == none {
 				return i - from
 			}
@@ -61,13 +60,12 @@ func (c *core) heal(e, before uint32) {
 
 // Exists implements pool.Index.
 func (p *Pool) Exists(s pool.SpaceID, group uint8, h pool.Hashes, present []bool) {
-	var pr probe
 	for from := 0; from < h.N; from += lockStride {
-		p.exists(&pr, s, group, &h, from, present[from:min(from+lockStride, h.N)])
+		p.exists(s, group, &h, from, present[from:min(from+lockStride, h.N)])
 	}
 }
 
-func (p *Pool) exists(pr *probe, s pool.SpaceID, group uint8, h *pool.Hashes, from int, present []bool) {
+func (p *Pool) exists(s pool.SpaceID, group uint8, h *pool.Hashes, from int, present []bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.core
@@ -79,8 +77,8 @@ func (p *Pool) exists(pr *probe, s pool.SpaceID, group uint8, h *pool.Hashes, fr
 	v := viewOf(h)
 	for i := 0; i < len(present); i += groupLen {
 		n := min(groupLen, len(present)-i)
-		c.look(pr, id, &v, from+i, n)
-		for j, e := range pr.entry[:n] {
+		c.look(id, &v, from+i, n)
+		for j, e := range c.probe.entry[:n] {
 			present[i+j] = e != none
 		}
 	}
@@ -88,11 +86,10 @@ func (p *Pool) exists(pr *probe, s pool.SpaceID, group uint8, h *pool.Hashes, fr
 
 // Pin implements pool.Index.
 func (p *Pool) Pin(s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref) (int, []pool.Ref, int64) {
-	var pr probe
 	n, bytes := 0, int64(0)
 	for n < h.N {
 		to := min(n+lockStride, h.N)
-		found, each := p.pin(&pr, s, group, &h, n, to, maxBytes-bytes, &refs)
+		found, each := p.pin(s, group, &h, n, to, maxBytes-bytes, &refs)
 		n += found
 		bytes += int64(found) * each
 		if n < to {
@@ -103,7 +100,7 @@ func (p *Pool) Pin(s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, r
 }
 
 // pin pins a part of a chain, and returns how many and the bytes of each.
-func (p *Pool) pin(pr *probe, s pool.SpaceID, group uint8, h *pool.Hashes, from, to int, maxBytes int64, refs *[]pool.Ref) (n int, bytes int64) {
+func (p *Pool) pin(s pool.SpaceID, group uint8, h *pool.Hashes, from, to int, maxBytes int64, refs *[]pool.Ref) (n int, bytes int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.core
@@ -123,8 +120,8 @@ func (p *Pool) pin(pr *probe, s pool.SpaceID, group uint8, h *pool.Hashes, from,
 	}
 	for i := from; i < to; {
 		k := min(groupLen, to-i)
-		c.look(pr, id, &v, i, k)
-		for _, e := range pr.entry[:k] {
+		c.look(id, &v, i, k)
+		for _, e := range c.probe.entry[:k] {
 			if e == none || c.recs.all[e].pins() == maxPins {
 				return i - from, bytes
 			}

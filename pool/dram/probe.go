@@ -7,7 +7,7 @@ const (
 	lockStride = 256 // hashes looked up before others may have the lock
 )
 
-// probe is the result for a group: the visible entries, none where there is none.
+// probe is the result for a group, valid while the lock is held: the visible entries, none where there is none.
 type probe struct {
 	entry [groupLen]uint32
 	hash  [groupLen]uint64
@@ -17,7 +17,8 @@ type probe struct {
 }
 
 // look finds hashes from to from+n-1 of h, n at most groupLen.
-func (c *core) look(pr *probe, id ident, v *view, from, n int) {
+func (c *core) look(id ident, v *view, from, n int) {
+	pr := &c.probe
 	for i := range n {
 		hash := c.seed.hash(id, v.words(from+i))
 		pr.hash[i] = hash
@@ -41,13 +42,14 @@ func (c *core) look(pr *probe, id ident, v *view, from, n int) {
 	c.work.sink = uint64(touched)
 	for i := range n {
 		if e := pr.entry[i]; e != none {
-			pr.entry[i] = c.confirm(pr, i, id, v.words(from+i))
+			pr.entry[i] = c.confirm(i, id, v.words(from+i))
 		}
 	}
 }
 
 // confirm compares the candidate for hash i, and goes on behind it in the rare case that only its tag fits.
-func (c *core) confirm(pr *probe, i int, id ident, k key) uint32 {
+func (c *core) confirm(i int, id ident, k key) uint32 {
+	pr := &c.probe
 	e := pr.entry[i]
 	r := &c.recs.all[e]
 	if r.ident != id || r.hash != k {
