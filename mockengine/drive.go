@@ -58,7 +58,7 @@ type Report struct {
 // Limits of a driven process.
 const (
 	maxCommand  = 64 << 20         // bytes of a line
-	startWithin = 10 * time.Second // for an agent to be there; the engine runs without one, too
+	startWithin = 3 * time.Second  // for an agent to be there; the engine runs without one, too
 	drainWithin = 30 * time.Second // for jobs to end when an engine leaves
 	maxEngines  = 1024             // in one process
 )
@@ -126,21 +126,30 @@ func (d *driver) start(c *Command) error {
 	case c.Config == nil || c.Link == nil:
 		return errors.New("config and link must be given")
 	}
-	if err := c.Config.Validate(); err != nil {
+	g, err := d.assemble(c)
+	if err != nil {
 		return err
+	}
+	d.engines[c.Engine] = g
+	d.wg.Go(g.loop)
+	return nil
+}
+
+// assemble puts an engine together; its link begins to connect.
+func (d *driver) assemble(c *Command) (*driven, error) {
+	if err := c.Config.Validate(); err != nil {
+		return nil, err
 	}
 	w, err := NewWorkers(c.Config)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	g := &driven{d: d, number: c.Engine, commands: make(chan *Command, 64), workers: w}
 	g.link = NewLink(*c.Config, *c.Link, w)
 	g.engine = NewEngine(*c.Config, g.link, w)
 	g.engine.OnWrong = func(text string) { g.report(&Report{Op: "wrong", Text: text}) }
 	g.engine.OnSubmit = g.submitted
-	d.engines[c.Engine] = g
-	d.wg.Go(g.loop)
-	return nil
+	return g, nil
 }
 
 // loop does one engine's commands.

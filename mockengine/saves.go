@@ -2,8 +2,9 @@ package mockengine
 
 // Statuses of the session protocol that an engine acts on.
 const (
-	statusOK   = 0
-	statusBusy = 3
+	statusOK     = 0
+	statusExists = 1
+	statusBusy   = 3
 )
 
 // saveRetry is how many steps a request waits before it tries again what was busy.

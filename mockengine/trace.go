@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 )
 
@@ -83,4 +84,25 @@ func parseRecord(line []byte) (Record, error) {
 		return rec, fmt.Errorf("timestamp is %v, allowed are 0 and more", rec.Timestamp)
 	}
 	return rec, nil
+}
+
+// DrawTrace draws n requests: conversations whose turns repeat what was said and go on.
+func DrawTrace(seed uint64, n int) []Record {
+	rng := rand.New(rand.NewPCG(seed, 5))
+	var past [][]uint64
+	records := make([]Record, n)
+	next := uint64(1)
+	for i := range records {
+		var ids []uint64
+		if len(past) > 0 && rng.IntN(3) > 0 {
+			ids = append(ids, past[rng.IntN(len(past))]...)
+		}
+		for k := 1 + rng.IntN(8); k > 0 && len(ids) < 64; k-- {
+			ids = append(ids, next)
+			next++
+		}
+		past = append(past, ids)
+		records[i] = Record{Timestamp: float64(i) * 300, InputLength: len(ids) * TraceBlock, OutputLength: 1 + rng.IntN(600), HashIDs: ids}
+	}
+	return records
 }

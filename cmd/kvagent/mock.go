@@ -1,25 +1,163 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/kvagent/kvagent/mockengine"
 )
 
+// mockSettings are all settings of mock.
+type mockSettings struct {
+	drive      bool
+	socketDir  string
+	lookupName string
+	name       string
+	model      string
+	seed       uint64
+	attach     time.Duration
+
+	fill string
+	hold bool
+
+	trace      string
+	requests   int
+	blocks     int
+	blockSize  int
+	blockBytes int64
+	ranks      int
+	groups     int
+	spec       int
+	sync       bool
+
+	killSelf, killAgent int
+	pause               bool
+}
+
 func mockCommand() *cobra.Command {
-	var drive bool
+	s := &mockSettings{socketDir: defaultSocketDir, name: fmt.Sprintf("mock-%d", os.Getpid()), model: "mock/solo", attach: 10 * time.Second,
+		blocks: 2000, blockSize: mockengine.TraceBlock, blockBytes: 16 << 10, ranks: 1, groups: 1, requests: 100}
 	cmd := &cobra.Command{
-		Use: "mock",
+		Use:   "mock",
+		Short: "Play an inference engine against a running agent",
+		Long: `Mock registers an engine with the agent of a socket directory: a scheduler and its ranks, with KV cache blocks in
+shared memory whose every byte is derived from the prompt, so that what comes back can be checked.
+
+With --fill it saves one block for each hash in a file (hex, one a line, a chain from the first on) and says "filled N";
+this is how other look-up clients are tried against a filled pool. With --hold it stays until it is ended. Otherwise it
+runs the requests of a trace, or drawn ones, and prints what became of them, one JSON object a line.`,
+		Example: `  kvagent mock --fill hashes.txt --socket-dir /tmp/kv --lookup-name lookup_rpc_port_0_dp_rank0 --block-size 128 --hold
+  kvagent mock --trace conversation.jsonl --requests 200 --socket-dir /tmp/kv
+  kvagent mock --requests 200 --kill-self-after 50 --socket-dir /tmp/kv`,
+		Args: cobra.NoArgs,
+		PreRunE: func(cmd *cobra.Command, _ []string) error {
+			if err := fillSettings(cmd.Flags(), os.LookupEnv); err != nil {
+				return configError(err)
+			}
+			if s.killSelf > 0 && s.killAgent > 0 {
+				return configError(errors.New("kill-self-after and kill-agent-after: allowed is one of them"))
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if drive {
+			if s.drive {
 				return mockengine.Drive(os.Stdin, cmd.OutOrStdout())
 			}
-			return fmt.Errorf("under construction")
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+			defer stop()
+			if s.fill != "" {
+				return s.runFill(ctx, cmd.OutOrStdout())
+			}
+			return s.runSolo(ctx, cmd.OutOrStdout())
 		},
 	}
-	cmd.Flags().BoolVar(&drive, "drive", false, "driven over standard input and output")
+	s.addFlags(cmd.Flags())
 	return cmd
+}
+
+func (s *mockSettings) addFlags(f *pflag.FlagSet) {
+	f.SortFlags = false
+	f.StringVar(&s.socketDir, "socket-dir", s.socketDir, "directory of the agent's sockets")
+	f.StringVar(&s.lookupName, "lookup-name", "", "look-up socket that the agent is to open for this engine; default: the common one")
+	f.StringVar(&s.name, "name", s.name, "name of the engine")
+	f.StringVar(&s.model, "model", s.model, "model; engines with the same model and shape share blocks")
+	f.Uint64Var(&s.seed, "seed", 1, "seed of everything that is drawn")
+	f.Var(&durationValue{&s.attach, 0, time.Hour}, "attach-within", "how long to wait for the agent")
+	f.StringVar(&s.fill, "fill", "", "file of hex hashes, one a line: save a block for each")
+	f.BoolVar(&s.hold, "hold", false, "stay, registered, until ended")
+	f.StringVar(&s.trace, "trace", "", "trace to run; default: drawn conversations")
+	f.Var(&countValue{&s.requests, 0, 1 << 30}, "requests", "requests to run; 0 is the whole trace")
+	f.Var(&countValue{&s.blocks, 1, mockengine.MaxBlocks}, "engine-blocks", "KV cache blocks")
+	f.Var(&countValue{&s.blockSize, 1, 1 << 20}, "block-size", "tokens of a block hash")
+	f.Var(&sizeValue{&s.blockBytes, 64, 1 << 30}, "block-bytes", "bytes of one block on one rank")
+	f.Var(&countValue{&s.ranks, 1, mockengine.MaxRanks}, "ranks", "tensor-parallel ranks")
+	f.Var(&countValue{&s.groups, 1, mockengine.MaxGroups}, "groups", "KV cache groups; every second one has blocks of twice the tokens")
+	f.Var(&countValue{&s.spec, 0, 64}, "spec", "speculative tokens of a step")
+	f.BoolVar(&s.sync, "sync-scheduling", false, "schedule a step only when the output of the last one is known")
+	f.Var(&countValue{&s.killSelf, 0, 1 << 30}, "kill-self-after", "kill this process (SIGKILL) when a job is under way, after so many jobs")
+	f.Var(&countValue{&s.killAgent, 0, 1 << 30}, "kill-agent-after", "kill the agent when it has a job of this engine, after so many jobs")
+	f.BoolVar(&s.pause, "pause", false, "stop (SIGSTOP) instead of kill")
+	f.BoolVar(&s.drive, "drive", false, "be driven over standard input and output")
+	f.Lookup("drive").Hidden = true
+}
+
+func (s *mockSettings) config() mockengine.Config {
+	c := mockengine.Config{Name: s.name, Model: s.model, Seed: s.seed, Ranks: s.ranks, Blocks: s.blocks, BlockTokens: s.blockSize,
+		BlockBytes: int(s.blockBytes), Async: !s.sync, Drafts: s.spec, AcceptRate: 0.6}
+	for g := range s.groups {
+		c.Groups = append(c.Groups, 1+g%2)
+	}
+	return c
+}
+
+func (s *mockSettings) link() mockengine.LinkConfig {
+	return mockengine.LinkConfig{Session: filepath.Join(s.socketDir, "session.sock"), LookupName: s.lookupName}
+}
+
+// runSolo runs requests through one engine.
+func (s *mockSettings) runSolo(ctx context.Context, out interface{ Write([]byte) (int, error) }) error {
+	cfg := s.config()
+	if err := cfg.Validate(); err != nil {
+		return configError(err)
+	}
+	requests, err := s.soloRequests()
+	if err != nil {
+		return configError(err)
+	}
+	var strike *mockengine.Strike
+	if n := max(s.killSelf, s.killAgent); n > 0 {
+		strike = &mockengine.Strike{Agent: s.killAgent > 0, Pause: s.pause, After: n}
+	}
+	wait, stop := context.WithTimeout(ctx, s.attach)
+	defer stop()
+	if err := mockengine.Solo(wait, cfg, s.link(), requests, strike, out); err != nil {
+		return err
+	}
+	if s.hold {
+		<-ctx.Done()
+	}
+	return nil
+}
+
+// soloRequests are those of a trace, or drawn ones.
+func (s *mockSettings) soloRequests() (requests []mockengine.Request, err error) {
+	records := mockengine.DrawTrace(s.seed, max(s.requests, 1))
+	if s.trace != "" {
+		if records, err = mockengine.ReadTrace(s.trace, s.requests); err != nil {
+			return nil, err
+		}
+	}
+	for i := range records {
+		requests = append(requests, mockengine.Request{ID: uint64(i + 1), At: records[i].Timestamp, Prompt: records[i].HashIDs, Output: records[i].OutputLength})
+	}
+	return requests, nil
 }

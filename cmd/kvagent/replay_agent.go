@@ -40,6 +40,7 @@ type replayAgent struct {
 		child  *agentChild
 		stopAt bool // ending is what is wanted
 		paused bool
+		pauses int
 	}
 	exits   chan error // of a child that ended though nobody had asked
 	pausing sync.WaitGroup
@@ -136,11 +137,14 @@ func (a *replayAgent) live(c *agentChild) {
 	}
 }
 
-// expectDeath says that the next end of the child is wanted, and gives what is closed then.
+// expectDeath says that the next end of the child is wanted, and gives what is closed then; nil if it was said before.
 func (a *replayAgent) expectDeath() (gone <-chan struct{}, kill func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := a.mu.child
+	if c.wanted {
+		return nil, nil
+	}
 	c.wanted = true
 	return c.done, func() { _ = syscall.Kill(c.pid, syscall.SIGKILL) }
 }
@@ -154,6 +158,7 @@ func (a *replayAgent) pause(ctx context.Context, d time.Duration) {
 		return
 	}
 	a.mu.paused = true
+	a.mu.pauses++
 	a.pausing.Go(func() {
 		select {
 		case <-time.After(d):
@@ -170,6 +175,13 @@ func (a *replayAgent) isPaused() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.mu.paused
+}
+
+// pauses is how often it was stopped.
+func (a *replayAgent) pauses() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.pauses
 }
 
 func (a *replayAgent) status(ctx context.Context) (st agent.Status, err error) {

@@ -30,30 +30,20 @@ func (r *replay) plan() {
 	}
 }
 
-// nextStrike is a strike for an engine to deal, if one is planned and it has none. Some are dealt blindly instead.
-func (r *replay) nextStrike(e *replayEngine) *mockengine.Strike {
-	if len(r.strikes) == 0 || e.strike != nil || r.rng.IntN(len(r.engines)) != 0 || r.agent.isPaused() {
-		return nil
+// nextStrike takes a planned strike and the engine that is to deal it, at a moment when a job is under way. Some are
+// dealt blindly instead, whatever the victim does.
+func (r *replay) nextStrike() (s *mockengine.Strike, by *replayEngine, blind bool) {
+	e := r.engines[r.rng.IntN(len(r.engines))]
+	if len(r.strikes) == 0 || e.strike != nil || e.process.wanted || r.agent.isPaused() {
+		return nil, nil, false
 	}
-	if r.rng.IntN(blindShare) == 0 {
-		return nil // the next blind kill takes it
-	}
-	s := r.strikes[0]
+	s = &r.strikes[0]
 	r.strikes = r.strikes[1:]
-	return &s
+	return s, e, r.rng.IntN(blindShare) == 0
 }
 
-// blindKill deals a planned strike at any moment, whatever the victim does.
-func (r *replay) blindKill() {
-	if len(r.strikes) == 0 || r.rng.IntN(2*blindShare) != 0 || r.agent.isPaused() {
-		return
-	}
-	s := r.strikes[0]
-	victim := r.engines[r.rng.IntN(len(r.engines))]
-	if victim.process.wanted || victim.strike != nil {
-		return
-	}
-	r.strikes = r.strikes[1:]
+// blindKill kills at any moment.
+func (r *replay) blindKill(s *mockengine.Strike, victim *replayEngine) {
 	time.Sleep(time.Duration(r.rng.IntN(3000)) * time.Microsecond)
 	if s.Agent {
 		r.replaceAgent(true)
@@ -72,10 +62,9 @@ func (r *replay) struck(_ context.Context, e *replayEngine, report *mockengine.R
 	}
 	e.strike = nil
 	if s.Agent {
-		r.tally.Lock()
-		r.tally.inFlight++
-		r.tally.Unlock()
-		r.replaceAgent(false)
+		if r.replaceAgent(false) {
+			r.count(new(int), 1)
+		}
 		return nil
 	}
 	r.count(&r.tally.engineKills, 1)
@@ -90,10 +79,14 @@ func (r *replay) count(n *int, inFlight int) {
 	r.tally.inFlight += inFlight
 }
 
-// replaceAgent waits for the agent's death, or brings it about, and starts another one. Engines go on meanwhile.
-func (r *replay) replaceAgent(kill bool) {
-	r.count(&r.tally.agentKills, 0)
+// replaceAgent waits for the agent's death, or brings it about, and starts another one. Engines go on meanwhile. False:
+// it is being replaced already.
+func (r *replay) replaceAgent(kill bool) bool {
 	gone, end := r.agent.expectDeath()
+	if gone == nil {
+		return false
+	}
+	r.count(&r.tally.agentKills, 0)
 	if kill {
 		end()
 	}
@@ -106,6 +99,7 @@ func (r *replay) replaceAgent(kill bool) {
 			}
 		}
 	})
+	return true
 }
 
 // buried takes the end of a process: if it was killed, another one takes its place and its requests.
@@ -152,14 +146,18 @@ func (r *replay) again(e *replayEngine) {
 
 // watchCleanup measures how long the agent keeps anything of engines that died.
 func (r *replay) watchCleanup(p *engineProcess, died time.Time) {
+	if r.agent.isPaused() {
+		return
+	}
 	names := make(map[string]bool)
 	for _, e := range p.engines {
 		names[fmt.Sprintf("engine-%d.%d", e.number, p.life)] = true
 	}
+	pauses := r.agent.pauses()
 	r.watching.Go(func() {
 		ctx, stop := context.WithTimeout(context.Background(), emptyWithin)
 		defer stop()
-		for ctx.Err() == nil && !r.agent.isPaused() {
+		for ctx.Err() == nil && r.agent.pauses() == pauses {
 			st, err := r.agent.status(ctx)
 			if err != nil {
 				return // it was killed itself
@@ -169,7 +167,7 @@ func (r *replay) watchCleanup(p *engineProcess, died time.Time) {
 			}
 			time.Sleep(agentPoll)
 		}
-		if !r.agent.isPaused() {
+		if r.agent.pauses() == pauses { // who is stopped cannot clean up
 			r.noteCleanup(time.Since(died))
 		}
 	})

@@ -189,12 +189,17 @@ func (r *replay) stretch(ctx context.Context, batches [][]mockengine.Request, un
 	if r.set.killAgent+r.set.pauseAgent+r.set.killEngine > 0 {
 		settle = settleFaults
 	}
+	strike, by, blind := r.nextStrike()
 	for i, e := range r.engines {
 		c := &mockengine.Command{Op: "run", Until: until, SettleMS: int(settle.Milliseconds()), Requests: batches[i]}
-		c.Strike = r.nextStrike(e)
+		if e == by && !blind {
+			c.Strike = strike
+		}
 		e.send(c)
 	}
-	r.blindKill()
+	if blind {
+		r.blindKill(strike, by)
+	}
 	return r.wait(ctx, func(e *replayEngine) bool { return !e.running })
 }
 
@@ -296,15 +301,16 @@ func (r *replay) credit(e *replayEngine, q *mockengine.Request, o *mockengine.Ou
 	}
 }
 
-// probe damages a block that one engine saved last and lets another one load it.
+// probe damages a block of the prompt that one engine saved last, and lets another one load all of them: its prompt is
+// the same and one block longer.
 func (r *replay) probe(ctx context.Context) error {
 	var ids []uint64
-	for i := range uint64(probeBlocks) {
+	for i := range uint64(probeBlocks + 1) {
 		ids = append(ids, probeID+i)
 	}
 	for i := range 2 {
 		batches := make([][]mockengine.Request, len(r.engines))
-		batches[i] = []mockengine.Request{{ID: probeID + uint64(i), Prompt: ids, Output: 1}}
+		batches[i] = []mockengine.Request{{ID: probeID + uint64(i), Prompt: ids[:probeBlocks+i], Output: 1}}
 		if err := r.stretch(ctx, batches, -1); err != nil {
 			return err
 		}

@@ -1,0 +1,151 @@
+package mockengine
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+)
+
+// Solo runs requests through one engine against an agent and writes reports to out, as Drive does. strike may be nil.
+func Solo(ctx context.Context, cfg Config, where LinkConfig, requests []Request, strike *Strike, out io.Writer) error {
+	d := &driver{out: json.NewEncoder(out), engines: make(map[int]*driven)}
+	g, err := d.assemble(&Command{Config: &cfg, Link: &where})
+	if err != nil {
+		return err
+	}
+	if err := g.link.Wait(ctx); err != nil {
+		g.leave()
+		return fmt.Errorf("no agent: %w", err)
+	}
+	g.run(&Command{Until: -1, SettleMS: 1000, Requests: requests, Strike: strike})
+	g.leave()
+	if n := g.engine.Stats().WrongBytes; n > 0 {
+		return fmt.Errorf("%d wrong bytes", n)
+	}
+	return nil
+}
+
+// Limits of a fill.
+const (
+	fillWave   = 4096 // blocks of one save
+	fillTries  = 100  // saves of one wave: an agent may be busy
+	fillWithin = time.Minute
+)
+
+// Filler registers an engine whose only work is to save a chain of blocks under given hashes.
+type Filler struct {
+	cfg     Config
+	workers *Workers
+	link    *Link
+	step    uint64
+	job     uint64
+}
+
+// NewFiller registers the engine: its scheduler and all ranks. Close ends it.
+func NewFiller(ctx context.Context, cfg Config, where LinkConfig) (*Filler, error) {
+	cfg.Blocks = fillWave
+	cfg.Groups = []int{1}
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	w, err := NewWorkers(&cfg)
+	if err != nil {
+		return nil, err
+	}
+	f := &Filler{cfg: cfg, workers: w, link: NewLink(cfg, where, w)}
+	if err := f.link.Wait(ctx); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// Space is the fingerprint of the engine's space, and where its look-ups go.
+func (f *Filler) Space() (space [16]byte, lookupPath string) {
+	space, _ = f.link.Space()
+	return space, f.link.LookupPath()
+}
+
+// Save stores one block for each hash of a chain, in order. All hashes have one length, 1 to 32 bytes.
+func (f *Filler) Save(ctx context.Context, hashes [][]byte) error {
+	var parent []byte
+	for len(hashes) > 0 {
+		n := min(len(hashes), fillWave)
+		if err := f.wave(ctx, parent, hashes[:n]); err != nil {
+			return err
+		}
+		parent, hashes = hashes[n-1], hashes[n:]
+	}
+	return nil
+}
+
+// wave computes blocks on all ranks and saves them, again where the agent is busy.
+func (f *Filler) wave(ctx context.Context, parent []byte, hashes [][]byte) error {
+	f.step++
+	k := &work{step: f.step}
+	words := f.cfg.BlockBytes / f.cfg.Layers / wordBytes
+	s := Section{Parent: parent}
+	for i, h := range hashes {
+		sum := sha256.Sum256(h)
+		seed := binary.LittleEndian.Uint64(sum[:])
+		from := len(k.bases)
+		for w := range words {
+			k.bases = append(k.bases, seed+uint64(w))
+		}
+		k.pieces = append(k.pieces, piece{block: BlockID(i + 1), from: from, to: len(k.bases)})
+		s.Hashes = append(s.Hashes, h...)
+		s.Blocks = append(s.Blocks, BlockID(i+1))
+	}
+	f.workers.w.launch(k)
+	defer k.done.Wait()
+	for range fillTries {
+		stored, err := f.try(ctx, s)
+		if stored || err != nil {
+			return err
+		}
+		sleep(ctx, redialFirst)
+	}
+	return errors.New("the agent did not take the blocks: pool full, or saves off")
+}
+
+// try saves once; false: not everything was taken.
+func (f *Filler) try(ctx context.Context, s Section) (bool, error) {
+	ctx, stop := context.WithTimeout(ctx, fillWithin)
+	defer stop()
+	f.job++
+	j := &Job{ID: f.job, Kind: SaveJob, Step: f.step, Event: f.workers.w.event(f.step), Revoke: ^uint32(0), Sections: []Section{s}}
+	if !f.link.Submit(j) {
+		return false, ctx.Err()
+	}
+	for {
+		select {
+		case ev := <-f.link.Events():
+			if ev.Job == f.job {
+				return allStored(ev.Status), nil
+			}
+		case <-ctx.Done():
+			return false, fmt.Errorf("save of %d blocks: %w", len(s.Blocks), ctx.Err())
+		}
+	}
+}
+
+// allStored: stored, or already there. Lost with the agent (nil) is not.
+func allStored(status []uint8) bool {
+	for _, s := range status {
+		if s > statusExists {
+			return false
+		}
+	}
+	return len(status) > 0
+}
+
+// Close leaves the agent.
+func (f *Filler) Close() {
+	f.link.Close()
+	f.workers.Close()
+}
