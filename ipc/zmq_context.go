@@ -29,6 +29,7 @@ func NewContext() (*Context, error) {
 	if err := checkLayout(); err != nil {
 		return nil, err
 	}
+	keepDescriptor()
 	z, err := zmq.NewContext()
 	if err != nil {
 		return nil, fmt.Errorf("zmq: %w", err)

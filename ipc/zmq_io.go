@@ -2,6 +2,7 @@ package ipc
 
 /*
 #cgo pkg-config: libzmq
+#include "zmq_accept.h"
 #include "zmq_io.h"
 */
 import "C"
@@ -95,5 +96,12 @@ func sendFrames(s *zmq.Socket, f *Frames) error {
 	}
 	return nil
 }
+
+// keepDescriptor sees to it that libzmq survives when no descriptor is free, see zmq_accept.c.
+func keepDescriptor() { C.kv_accept_ready() }
+
+// DroppedConnections is how many connections to look-up sockets of this process were dropped because no
+// descriptor was free.
+func DroppedConnections() uint64 { return uint64(C.kv_accept_dropped()) }
 
 func zmqError(errno int) error { return zmq.Errno(syscall.Errno(errno)) }
