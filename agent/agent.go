@@ -189,7 +189,7 @@ func (a *Agent) closed(what string, err error) {
 
 // Run is Start, and, once ctx is done, Drain for at most drain and Close. The end of now ends the drain at once. An
 // error of the drain's context says that jobs were cut off.
-func (a *Agent) Run(ctx context.Context, drain time.Duration, now context.Context) error {
+func (a *Agent) Run(ctx, now context.Context, drain time.Duration) error {
 	if err := a.Start(); err != nil {
 		return err
 	}

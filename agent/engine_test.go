@@ -72,22 +72,6 @@ func (c *client) close() {
 	})
 }
 
-// waitEnd waits for the agent to end the session.
-func (c *client) waitEnd() error {
-	c.t.Helper()
-	limit := time.After(patience)
-	for {
-		select {
-		case _, more := <-c.messages:
-			if !more {
-				return c.last
-			}
-		case <-limit:
-			c.t.Fatal("the agent does not end the session")
-		}
-	}
-}
-
 // next is the next message of type T; notices that were not asked for are passed over.
 func next[T any](c *client) T {
 	c.t.Helper()

@@ -34,8 +34,9 @@ func startWeb(a *Agent) (*web, error) {
 		ReadTimeout: limit, ReadHeaderTimeout: limit, WriteTimeout: limit, IdleTimeout: limit,
 		MaxHeaderBytes: maxHeaderBytes, ErrorLog: zap.NewStdLog(a.log),
 	}
-	admin, err := a.cfg.Admin, error(nil)
+	admin := a.cfg.Admin
 	if admin == nil {
+		var err error
 		if admin, err = ListenAdmin(a.cfg.Dir, a.cfg.SocketGroup); err != nil {
 			return nil, err
 		}
@@ -121,10 +122,13 @@ func sayHealth(rw http.ResponseWriter, err error) {
 }
 
 func sayJSON(rw http.ResponseWriter, v any) {
+	text, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		http.Error(rw, err.Error(), http.StatusInternalServerError)
+		return
+	}
 	rw.Header().Set("Content-Type", "application/json")
-	e := json.NewEncoder(rw)
-	e.SetIndent("", "  ")
-	_ = e.Encode(v) // the client is gone; there is nobody to tell
+	_, _ = rw.Write(append(text, '\n')) // an error is a client that is gone: there is nobody to tell
 }
 
 // set serves POST /set?loads=on|off&saves=on|off.

@@ -165,9 +165,8 @@ func (l *ledger) release(a *account, numbers []uint64) int {
 	return n
 }
 
-// closeHolder ends all leases of a session, and sees to it that it gets no more. It says how many it ended.
-func (l *ledger) closeHolder(h *holder) int {
-	n := 0
+// closeHolder ends all leases of a session, and sees to it that it gets no more.
+func (l *ledger) closeHolder(h *holder) {
 	for {
 		l.mu.Lock()
 		h.closed = true
@@ -177,10 +176,9 @@ func (l *ledger) closeHolder(h *holder) int {
 		}
 		l.mu.Unlock()
 		if e == nil {
-			return n
+			return
 		}
 		l.giveBack(e)
-		n++
 	}
 }
 

@@ -47,7 +47,7 @@ func (r *registration) addRegions(m *ipc.Regions, fds []int) error {
 	}
 	for i := range m.List {
 		d := m.List[i]
-		_, withFD, _ := importKind(d.Kind)
+		_, withFD := importKind(d.Kind)
 		if withFD && len(fds) == 0 {
 			return fmt.Errorf("region %d: no descriptor came with it, allowed: one for each region of kind %d or %d", d.ID, ipc.RegionFD, ipc.RegionCUDAFD)
 		}
@@ -148,7 +148,7 @@ func (r *registration) imports(peer cudaipc.PeerID, pid int) cudaipc.Import {
 	im := cudaipc.Import{Peer: peer, Pid: pid}
 	for _, id := range r.order {
 		d := r.regions[id]
-		kind, withFD, _ := importKind(d.Kind)
+		kind, withFD := importKind(d.Kind)
 		region := cudaipc.Region{ID: cudaipc.RegionID(id), Kind: kind, Size: d.Size, FD: -1, Addr: d.Addr, Handle: d.Handle}
 		if withFD {
 			region.FD = r.fds[id]

@@ -165,17 +165,18 @@ func checkWorker(r *ipc.Register) error {
 	return inRange("sync.revokes", uint64(r.Sync.Revokes), 0, ipc.MaxEvents)
 }
 
-// importKind is the device's kind of a region kind of the protocol, and whether a descriptor comes with it.
-func importKind(kind uint8) (k cudaipc.Kind, fd, ok bool) {
+// importKind is the device's kind of a region kind of the protocol, and whether a descriptor comes with it. Kinds
+// that are none are checkRegion's to refuse.
+func importKind(kind uint8) (k cudaipc.Kind, fd bool) {
 	switch kind {
 	case ipc.RegionFD:
-		return cudaipc.KindFD, true, true
+		return cudaipc.KindFD, true
 	case ipc.RegionPeer:
-		return cudaipc.KindPeer, false, true
+		return cudaipc.KindPeer, false
 	case ipc.RegionCUDA:
-		return cudaipc.KindCUDA, false, true
+		return cudaipc.KindCUDA, false
 	case ipc.RegionCUDAFD:
-		return cudaipc.KindCUDAFD, true, true
+		return cudaipc.KindCUDAFD, true
 	}
-	return 0, false, false
+	return 0, false
 }

@@ -45,19 +45,19 @@ func checkSegment(i int, s *ipc.SegmentDesc, numBlocks uint32, regions map[uint3
 	if numBlocks > 1 && s.Stride < uint64(s.Bytes) {
 		return fmt.Errorf("segment %d.stride: %d, allowed: %d (its bytes) or more", i, s.Stride, s.Bytes)
 	}
-	if _, ok := inside(s.Offset, s.Stride, uint64(numBlocks-1), uint64(s.Bytes), r.Size); !ok {
+	if !inside(s.Offset, s.Stride, uint64(numBlocks-1), uint64(s.Bytes), r.Size) {
 		return fmt.Errorf("segment %d: offset %d, stride %d, %d bytes of %d blocks, allowed: inside of region %d (%d bytes)",
 			i, s.Offset, s.Stride, s.Bytes, numBlocks, s.Region, r.Size)
 	}
 	return nil
 }
 
-// inside is the end of offset + count*stride + size, and whether it is at most limit without wrapping.
-func inside(offset, stride, count, size, limit uint64) (end uint64, ok bool) {
+// inside says whether offset + count*stride + size is at most limit, without wrapping.
+func inside(offset, stride, count, size, limit uint64) bool {
 	over, run := bits.Mul64(stride, count)
 	end, c1 := bits.Add64(offset, run, 0)
 	end, c2 := bits.Add64(end, size, 0)
-	return end, over == 0 && c1 == 0 && c2 == 0 && end <= limit
+	return over == 0 && c1 == 0 && c2 == 0 && end <= limit
 }
 
 // Sizes of a sync region's words, and what they are aligned to.
@@ -91,7 +91,7 @@ func checkSync(s *ipc.SyncDesc, regions map[uint32]ipc.RegionDesc) error {
 		if w.off%w.unit != 0 {
 			return fmt.Errorf("%s: %d, allowed: a multiple of %d", w.field, w.off, w.unit)
 		}
-		if _, ok := inside(w.off, w.size, w.n, 0, r.Size); !ok {
+		if !inside(w.off, w.size, w.n, 0, r.Size) {
 			return fmt.Errorf("%s: %d with %d words, allowed: inside of region %d (%d bytes)", w.field, w.off, w.n, s.Region, r.Size)
 		}
 	}

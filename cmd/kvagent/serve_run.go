@@ -46,7 +46,7 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	}
 	ctx, now, stop := untilSignal(ctx, log)
 	defer stop()
-	return serveError(a.Run(ctx, s.drainTimeout, now))
+	return serveError(a.Run(ctx, now, s.drainTimeout))
 }
 
 // serveError gives an end its exit code.
