@@ -22,7 +22,7 @@ func (p *Pool) commitPart(slots []pool.Slot, epoch uint32, status []pool.Status,
 
 func (c *core) commit(s *pool.Slot, epoch uint32, status pool.Status, at *cursor) pool.Status {
 	e, ok := c.deref(s.Ref)
-	bit := uint16(1) << (s.Shard % pool.MaxShards)
+	bit := uint16(1) << s.Shard // none beyond MaxShards
 	if !ok || c.lives.all[e].writing&bit == 0 {
 		if status == pool.OK {
 			return pool.Stale

@@ -1,6 +1,16 @@
 // Package dram keeps blocks in this node's memory: one arena of slabs, cut into slots of the sizes the spaces
 // need, and an index of at most 100 bytes per entry, with least-recently-used eviction that takes a suffix before its
 // prefix and never what is pinned or half written.
+//
+//	hash table        headers                  slots            arena
+//	8 bytes a cell    64 + 8 bytes an entry    8 bytes each     slab | slab | slab ...
+//	entry, tag ─────▶ key, order of eviction,
+//	                  parent and children,
+//	                  shard 0 ───────────────▶ shard 1 ─┐       place in the slab
+//	                     ▲                     ...    ◀─┘       follows from the
+//	                     └──────────────────── last shard       slot's number
+//
+// All of it but the arena is private memory off the Go heap, guarded by one lock that is held for at most a few hundred keys.
 package dram
 
 import (

@@ -35,14 +35,15 @@ func (c *core) create(id ident, b []byte, parent uint32) uint32 {
 
 // takeAll takes a slot of each class, linked one to the next, or none at all.
 func (c *core) takeAll(classes []int32) (head uint32, ok bool) {
+	link := uint32(none | upward) // nobody's yet: whoever walks from a slot to its owner must see that
 	for i := len(classes) - 1; i >= 0; i-- {
 		slot, ok := c.takeSlot(classes[i])
 		if !ok {
 			c.giveAll(head, len(classes)-1-i)
 			return 0, false
 		}
-		*c.slabs.at(slot) = cell{link: head}
-		head = slot
+		*c.slabs.at(slot) = cell{link: link}
+		head, link = slot, slot
 	}
 	return head, true
 }
@@ -77,7 +78,7 @@ func (c *core) shardCell(head uint32, shard int) (uint32, *cell) {
 	return head, at
 }
 
-// owner is the entry a slot in use belongs to.
+// owner is the entry a slot in use belongs to; none while that is being created.
 func (c *core) owner(slot uint32) uint32 {
 	link := c.slabs.at(slot).link
 	for link&upward == 0 {

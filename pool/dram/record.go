@@ -29,7 +29,6 @@ func makeIdent(realm uint32, group uint8, hashLen int) ident {
 
 func (i ident) realm() uint32 { return uint32(i) >> 9 }
 func (i ident) group() uint8  { return uint8(i>>5) & 15 }
-func (i ident) hashLen() int  { return int(i&31) + 1 }
 
 const (
 	none   = 0

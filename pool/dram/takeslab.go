@@ -84,7 +84,7 @@ func (c *core) treesIn(n int32, limit int, out []uint32) ([]uint32, bool) {
 		if c.recs.all[e].is(flagMarked) {
 			continue
 		}
-		if c.recs.all[e].is(flagDropped) { // and held, or it would be free
+		if e == none || c.recs.all[e].is(flagDropped) { // being created; or dropped, and held, or it would be free
 			return out, false
 		}
 		var ok bool

@@ -33,21 +33,21 @@ func (p *Pool) OpenSpace(s pool.Spec) (pool.SpaceID, error) {
 
 func (p *Pool) check(s *pool.Spec) error {
 	if s.Shards < 1 || s.Shards > pool.MaxShards {
-		return fmt.Errorf("Shards is %d, must be 1 to %d", s.Shards, pool.MaxShards)
+		return fmt.Errorf("mem: Shards is %d, must be 1 to %d", s.Shards, pool.MaxShards)
 	}
 	if len(s.Groups) < 1 || len(s.Groups) > pool.MaxGroups {
-		return fmt.Errorf("Groups has %d, must have 1 to %d", len(s.Groups), pool.MaxGroups)
+		return fmt.Errorf("mem: Groups has %d, must have 1 to %d", len(s.Groups), pool.MaxGroups)
 	}
 	for g, group := range s.Groups {
 		if len(group.ShardBytes) != s.Shards {
-			return fmt.Errorf("Groups[%d].ShardBytes has %d, must have Shards=%d", g, len(group.ShardBytes), s.Shards)
+			return fmt.Errorf("mem: Groups[%d].ShardBytes has %d, must have Shards=%d", g, len(group.ShardBytes), s.Shards)
 		}
 		for i, n := range group.ShardBytes {
 			if n == 0 {
-				return fmt.Errorf("Groups[%d].ShardBytes[%d] is 0, must be above 0", g, i)
+				return fmt.Errorf("mem: Groups[%d].ShardBytes[%d] is 0, must be above 0", g, i)
 			}
 			if slotBytes(n) > p.stats.Capacity {
-				return fmt.Errorf("Groups[%d].ShardBytes[%d] is %d, the pool has %d: %w", g, i, n, p.stats.Capacity, pool.ErrTooLarge)
+				return fmt.Errorf("mem: Groups[%d].ShardBytes[%d] is %d, the pool has %d: %w", g, i, n, p.stats.Capacity, pool.ErrTooLarge)
 			}
 		}
 	}

@@ -23,7 +23,6 @@ type walker struct {
 type work struct {
 	at    *fixture
 	batch *pool.Batch
-	reset int // how often its space was reset before
 }
 
 type holding struct {
