@@ -31,6 +31,8 @@ type replaySettings struct {
 	spec                int
 	sync                bool
 	abortRate, skipRate float64
+	priorities          int
+	lookupTimeout       time.Duration
 	kernelLag           time.Duration
 	loadDeadline        time.Duration
 
@@ -47,7 +49,7 @@ type replaySettings struct {
 func defaultReplaySettings() *replaySettings {
 	return &replaySettings{
 		engines: 2, perProcess: 1, blockBytes: 16 << 10, ranks: 1, groups: 1, pauseFor: 10 * time.Second,
-		integrity: integrityFull, loadDeadline: 2 * time.Second,
+		integrity: integrityFull, loadDeadline: 2 * time.Second, lookupTimeout: 100 * time.Millisecond, priorities: 1,
 	}
 }
 
@@ -101,6 +103,8 @@ func (s *replaySettings) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&s.sync, "sync-scheduling", false, "schedule a step only when the output of the last one is known")
 	f.Float64Var(&s.abortRate, "abort-rate", 0, "share of requests whose client goes away, 0 to 1")
 	f.Float64Var(&s.skipRate, "skip-save-rate", 0, "share of requests that must not be saved, 0 to 1")
+	f.Var(&countValue{&s.priorities, 1, 100}, "priorities", "levels of priority that requests are drawn from")
+	f.Var(&durationValue{&s.lookupTimeout, time.Millisecond, time.Minute}, "lookup-timeout", "a look-up that takes longer is a miss")
 	f.Var(&durationValue{&s.kernelLag, 0, time.Second}, "kernel-lag", "let a step's kernels begin up to so much later, at random")
 	f.Var(&durationValue{&s.loadDeadline, time.Millisecond, time.Hour}, "load-deadline", "give a load up after so long")
 	f.StringVar(&s.socket, "socket", "", "socket directory, or session socket, of an agent that runs; default: start one")

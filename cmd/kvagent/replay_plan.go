@@ -42,6 +42,7 @@ func (s *replaySettings) requestFor(rng *rand.Rand, id uint64, rec *mockengine.R
 		q.Abort = mockengine.Abort{When: mockengine.When(1 + rng.IntN(4)), Output: rng.IntN(rec.OutputLength + 1)}
 	}
 	q.SkipSave = rng.Float64() < s.skipRate
+	q.Priority = rng.IntN(s.priorities)
 	return q
 }
 
@@ -49,7 +50,7 @@ func (s *replaySettings) requestFor(rng *rand.Rand, id uint64, rec *mockengine.R
 func (s *replaySettings) engineConfig(records []mockengine.Record) (mockengine.Config, error) {
 	c := mockengine.Config{
 		Name: "engine", Model: "mock/replay", Seed: s.seed, Ranks: s.ranks, Blocks: max(s.engineBlocks, 1), BlockBytes: int(s.blockBytes),
-		Async: !s.sync, Drafts: s.spec, AcceptRate: 0.6, KernelLag: s.kernelLag, LoadDeadline: s.loadDeadline,
+		Async: !s.sync, Drafts: s.spec, AcceptRate: 0.6, KernelLag: s.kernelLag, LoadDeadline: s.loadDeadline, LookupTimeout: s.lookupTimeout,
 	}
 	for g := range s.groups {
 		c.Groups = append(c.Groups, 1+g%2)
@@ -97,11 +98,12 @@ func (s *replaySettings) poolSize(c *mockengine.Config, records []mockengine.Rec
 	return int64(blocks*float64(s.blockBytes)*float64(s.ranks)*poolMargin) + poolLeast
 }
 
-// poolBlocks is the capacity of the pool in hash blocks, for the simulation; 0 is no limit.
-func (s *replaySettings) poolBlocks(c *mockengine.Config) int {
-	if s.pool == 0 {
-		return 0
+// poolBlocks is the capacity of the pool in hash blocks, for the simulation; 0 is no limit. capacity is that of an
+// agent that runs already.
+func (s *replaySettings) poolBlocks(c *mockengine.Config, capacity int64) int {
+	if capacity == 0 {
+		capacity = s.pool
 	}
 	perHash := float64(c.BlocksFor(64*mockengine.TraceBlock)) / 64
-	return int(float64(s.pool) / (perHash * float64(s.blockBytes) * float64(s.ranks)))
+	return int(float64(capacity) / (perHash * float64(s.blockBytes) * float64(s.ranks)))
 }

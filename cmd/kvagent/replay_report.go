@@ -19,7 +19,7 @@ type replayReport struct {
 	BlocksLookedUp  int     `json:"blocks_looked_up"`
 	BlocksHit       int     `json:"blocks_hit"`
 	HitRate         float64 `json:"hit_rate"`
-	SimHitRate      float64 `json:"sim_hit_rate"`
+	SimHitRate      float64 `json:"sim_hit_rate"` // of one round
 	BlocksHitOwn    int     `json:"blocks_hit_own"`
 	BlocksHitPool   int     `json:"blocks_hit_pool"`
 	BlocksHitOther  int     `json:"blocks_hit_other_engine"`
@@ -76,7 +76,7 @@ func (r *replay) report() replayReport {
 	}
 	o.BlocksHit = o.BlocksHitOwn + o.BlocksHitPool
 	o.HitRate = ratio(o.BlocksHit, o.BlocksLookedUp)
-	o.SimHitRate = mockengine.Simulate(r.simulate, len(r.engines), r.cfg.Blocks, r.set.poolBlocks(&r.cfg), func(i int) int { return r.simDeal[i] })
+	o.SimHitRate = mockengine.Simulate(r.records, len(r.engines), r.cfg.Blocks, r.set.poolBlocks(&r.cfg, r.capacity), func(i int) int { return r.deal[i] })
 	o.addStats(&total)
 	r.tally.Lock()
 	defer r.tally.Unlock()

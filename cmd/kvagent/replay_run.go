@@ -51,21 +51,19 @@ type replay struct {
 	watching  sync.WaitGroup // of clean-ups
 	broken    bool           // an error ends the run
 
-	begin    time.Time
-	dealt    int // requests handed in, all rounds
-	done     int
-	failed   []string
-	firstBy  map[uint64]int // engine that computed a block first
-	strikes  []mockengine.Strike
-	wrong    []string
-	simulate []mockengine.Record // what was replayed, for the simulation
-	simDeal  []int
-
-	tally struct {
+	begin   time.Time
+	dealt   int // requests handed in, all rounds
+	done    int
+	failed  []string
+	firstBy map[uint64]int // engine that computed a block first
+	strikes []mockengine.Strike
+	wrong   []string
+	tally   struct {
 		sync.Mutex
 		engineKills, agentKills, pauses, inFlight int
 		cleanup                                   time.Duration
 	}
+	capacity                     int64 // bytes of the pool of an agent that was not started here
 	leases, regions, leftEngines int
 	stopErr                      error
 }
@@ -94,6 +92,11 @@ func (r *replay) run(ctx context.Context) (err error) {
 	r.begin = time.Now()
 	if r.set.socket != "" {
 		r.agent = useAgent(r.set.socket)
+		st, err := r.agent.status(ctx)
+		if err != nil {
+			return err
+		}
+		r.capacity = st.Pool.Capacity
 	} else if r.agent, err = launchAgent(ctx, r.set.poolSize(&r.cfg, r.records), r.set); err != nil {
 		return err
 	}
@@ -155,8 +158,7 @@ func freshRecords(records []mockengine.Record, round uint64, offset float64) []m
 
 // round replays records once, stretch by stretch.
 func (r *replay) round(ctx context.Context, records []mockengine.Record) error {
-	r.simulate = append(r.simulate, records...)
-	r.simDeal = append(r.simDeal, r.deal...)
+	clear(r.firstBy) // of the last round: its hash ids never come again
 	for from := 0; from < len(records); {
 		to := from
 		for to < len(records) && records[to].Timestamp == records[from].Timestamp {

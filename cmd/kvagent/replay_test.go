@@ -1,0 +1,204 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/mockengine"
+)
+
+const sliceOfTrace = "../../testdata/conversation_1000.jsonl"
+
+// replayed is what --json printed, and how the command ended.
+type replayed struct {
+	replayReport
+	code int
+	text string
+}
+
+// replayJSON runs a replay and reads its object. Every run is judged by what must hold of any.
+func replayJSON(t *testing.T, args ...string) replayed {
+	t.Helper()
+	seed := strconv.FormatInt(time.Now().UnixNano(), 10)
+	cmd := kvagentCommand(t, append([]string{"replay", "--trace", sliceOfTrace, "--json", "--seed", seed}, args...)...)
+	var out, log bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &log
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	o := replayed{code: cmd.ProcessState.ExitCode(), text: log.String()}
+	if err := json.Unmarshal(out.Bytes(), &o.replayReport); err != nil {
+		t.Fatalf("replay %v printed no object: %v\n%s%s", args, err, out.String(), log.String())
+	}
+	t.Logf("seed %s: %+v", seed, o.replayReport)
+	if o.FailedRequests+o.LeasesLeft+o.RegionsLeft+o.EnginesLeft+o.EngineBlocks != 0 {
+		t.Errorf("%d requests failed; left are %d leases, %d mappings, %d engines, %d engine blocks\n%s",
+			o.FailedRequests, o.LeasesLeft, o.RegionsLeft, o.EnginesLeft, o.EngineBlocks, o.text)
+	}
+	return o
+}
+
+func (o *replayed) clean(t *testing.T) {
+	t.Helper()
+	if o.code != 0 || o.WrongBytes != 0 {
+		t.Errorf("exit %d, %d wrong bytes\n%s", o.code, o.WrongBytes, o.text)
+	}
+}
+
+// Plain: the hit rate is that of the simulation, also where caches and pool are small.
+func TestReplayHitsAsSimulated(t *testing.T) {
+	for _, args := range [][]string{{}, {"--pool", "48MiB", "--engine-blocks", "600"}, {"--engines", "5", "--engines-per-process", "2"}} {
+		o := replayJSON(t, append([]string{"--requests", "500"}, args...)...)
+		o.clean(t)
+		if d := o.HitRate - o.SimHitRate; d < -0.01 || d > 0.01 {
+			t.Errorf("%v: hit rate %.4f, the simulation says %.4f", args, o.HitRate, o.SimHitRate)
+		}
+		if o.BlocksHitOther == 0 {
+			t.Errorf("%v: no engine hit a block of another one", args)
+		}
+	}
+}
+
+// Everything an engine can do, at once, against the real agent.
+func TestReplayStorm(t *testing.T) {
+	o := replayJSON(t, "--requests", "300", "--ranks", "2", "--groups", "2", "--block-bytes", "32768", "--spec", "3", "--abort-rate", "0.2",
+		"--skip-save-rate", "0.05", "--engine-blocks", "450", "--priorities", "3", "--kernel-lag", "200us")
+	o.clean(t)
+	for name, n := range map[string]int{"aborts": o.AbortedRequests, "preemptions": int(o.Preemptions), "rejected drafts": int(o.DraftsRejected),
+		"loads": int(o.BlocksLoaded), "saves": int(o.BlocksSaved)} {
+		if n == 0 {
+			t.Errorf("no %s in the whole run", name)
+		}
+	}
+}
+
+// Any process may die or stop at any time, and no request fails.
+func TestReplayKills(t *testing.T) {
+	o := replayJSON(t, "--requests", "400", "--ranks", "2", "--kill-engine-every", "50", "--kill-agent-every", "150", "--pause-agent-every", "250",
+		"--pause-for", "1s")
+	o.clean(t)
+	if o.Requests != 400 {
+		t.Errorf("%d requests of 400", o.Requests)
+	}
+	if o.EngineKills == 0 || o.AgentKills == 0 || o.AgentPauses != 1 {
+		t.Errorf("%d engine kills, %d agent kills, %d pauses", o.EngineKills, o.AgentKills, o.AgentPauses)
+	}
+	if 2*o.KillsInFlight < o.EngineKills+o.AgentKills {
+		t.Errorf("%d of %d kills hit a job under way, half is asked for", o.KillsInFlight, o.EngineKills+o.AgentKills)
+	}
+	if o.CleanupMaxMS >= 2000 {
+		t.Errorf("the agent kept a dead engine's memory for %.0f ms", o.CleanupMaxMS)
+	}
+}
+
+// The oracle is alive: one byte that flips in the pool is found, and with integrity full it is a miss.
+func TestReplayFindsAFlippedByte(t *testing.T) {
+	o := replayJSON(t, "--requests", "100", "--fault-flip-byte", "--integrity", "header")
+	if o.code == 0 || o.WrongBytes == 0 || !strings.Contains(o.text, "wrong bytes") {
+		t.Errorf("a byte of the pool was flipped with integrity off: exit %d, %d wrong bytes\n%s", o.code, o.WrongBytes, o.text)
+	}
+	o = replayJSON(t, "--requests", "100", "--fault-flip-byte")
+	o.clean(t)
+	if o.LoadsFailed == 0 {
+		t.Error("a byte of the pool was flipped with integrity full: no load failed")
+	}
+}
+
+// Many engines at one agent.
+func TestReplayManyEngines(t *testing.T) {
+	o := replayJSON(t, "--requests", "300", "--engines", "32", "--engines-per-process", "8", "--engine-blocks", "260")
+	o.clean(t)
+}
+
+// For people: progress and a table in which the second engine's hits on the first one's blocks are seen.
+func TestReplayForPeople(t *testing.T) {
+	out, code := kvagentOutput(t, "replay", "--trace", sliceOfTrace, "--requests", "150", "--progress")
+	if code != 0 {
+		t.Fatalf("exit %d: %s", code, out)
+	}
+	for _, want := range []string{"150 of 150 requests", "of another engine", "no byte was wrong", "The agent stopped cleanly"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("not in the output: %q\n%s", want, out)
+		}
+	}
+}
+
+func TestReplayRefuses(t *testing.T) {
+	bad := filepath.Join(t.TempDir(), "bad.jsonl")
+	if err := os.WriteFile(bad, []byte(`{"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [1]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{nil, "trace must be given"},
+		{[]string{"--trace", bad}, "line 1: input_length is 513, allowed are 1 to 512 with 1 hash_ids"},
+		{[]string{"--trace", sliceOfTrace, "--engine-blocks", "10"}, "engine-blocks: 10, allowed: "},
+		{[]string{"--trace", sliceOfTrace, "--abort-rate", "2"}, "abort-rate: 2, allowed: 0 to 1"},
+		{[]string{"--trace", sliceOfTrace, "--socket", "/x", "--kill-agent-every", "5"}, "neither killed"},
+		{[]string{"--trace", sliceOfTrace, "--block-bytes", "1056"}, "one must divide the other"},
+	} {
+		if out, code := kvagentOutput(t, append([]string{"replay"}, c.args...)...); code != exitConfig || !strings.Contains(out, c.want) {
+			t.Errorf("%v: exit %d, want %d and %q\n%s", c.args, code, exitConfig, c.want, out)
+		}
+	}
+}
+
+// A filler holds its registration until it is ended; its blocks can be asked for in a foreign form.
+func TestMockFill(t *testing.T) {
+	_, dir, _ := startServe(t)
+	file := filepath.Join(t.TempDir(), "hashes")
+	if err := os.WriteFile(file, []byte(strings.Repeat("00", 31)+"01\n"+strings.Repeat("00", 31)+"02\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := kvagentCommand(t, "mock", "--fill", file, "--socket-dir", dir, "--lookup-name", "foreign", "--block-size", "128", "--hold")
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := make([]byte, 0, 256)
+	for !bytes.Contains(said, []byte("filled 2\n")) {
+		n, err := out.Read(said[len(said):cap(said)])
+		if said = said[:len(said)+n]; err != nil {
+			t.Fatalf("%v after %q", err, said)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, "foreign")); err != nil {
+		t.Error(err)
+	}
+	if st, err := useAgent(dir).status(t.Context()); err != nil || st.Engines != 1 || st.BlocksStored != 2 {
+		t.Errorf("%d engines, %d blocks stored: %v", st.Engines, st.BlocksStored, err)
+	}
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("mock --hold ended with %v", err)
+	}
+}
+
+// Turns of one conversation go around the engines.
+func TestTurnsAlternate(t *testing.T) {
+	records := []mockengine.Record{{HashIDs: []uint64{0, 1}}, {HashIDs: []uint64{0, 5}}, {HashIDs: []uint64{0, 1, 2}}, {HashIDs: []uint64{0, 1, 2, 3}}, {HashIDs: []uint64{0, 5, 6}}}
+	want := []int{0, 1, 1, 2, 2}
+	for i, e := range dealTurns(records, 3) {
+		if e != want[i] {
+			t.Errorf("request %d goes to engine %d, want %d", i, e, want[i])
+		}
+	}
+}

@@ -1,0 +1,215 @@
+package mockengine
+
+import (
+	"math/rand/v2"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// wholeTrace is the conversation trace that the slice in testdata is the beginning of. It is not in the repository.
+const wholeTrace = "KVAGENT_CONVERSATION_TRACE"
+
+func one(int) int { return 0 }
+
+// The simulation reproduces what is known of the conversation trace.
+func TestSimulationKnowsTheTrace(t *testing.T) {
+	path := os.Getenv(wholeTrace)
+	if path == "" {
+		path = "../../shared/traces/conversation_trace.jsonl"
+	}
+	records, err := ReadTrace(path, 0)
+	if err != nil {
+		t.Skipf("SKIPPED: the whole conversation trace is not here (%s names it): %v", wholeTrace, err)
+	}
+	for _, c := range []struct {
+		pool int
+		want float64
+	}{{0, 0.3664}, {50000, 0.355}, {30000, 0.326}, {10000, 0.211}, {3000, 0.065}} {
+		if got := Simulate(records, 1, 1, c.pool, one); got < c.want-0.0006 || got > c.want+0.0006 {
+			t.Errorf("LRU of %d blocks: hit rate %.4f, known is %.4f", c.pool, got, c.want)
+		}
+	}
+}
+
+func TestSimulation(t *testing.T) {
+	records := []Record{{HashIDs: []uint64{1, 2, 3}}, {HashIDs: []uint64{1, 2, 3}}, {HashIDs: []uint64{1, 2, 4, 5}}, {HashIDs: []uint64{1, 2, 3}}}
+	for _, c := range []struct {
+		name            string
+		engines, cache  int
+		pool            int
+		deal            func(int) int
+		hits, allBlocks float64
+	}{
+		{"everything fits", 1, 10, 0, one, 3 + 2 + 3, 13},
+		{"own cache only", 2, 10, 1, func(i int) int { return i % 2 }, 0 + 1 + 2 + 3, 13},
+		{"a suffix goes before its prefix", 1, 4, 4, one, 3 + 2 + 2, 13},
+	} {
+		if got := Simulate(records, c.engines, c.cache, c.pool, c.deal); got != c.hits/c.allBlocks {
+			t.Errorf("%s: hit rate %v, want %v of %v", c.name, got, c.hits, c.allBlocks)
+		}
+	}
+}
+
+func TestTraceIsChecked(t *testing.T) {
+	good := `{"timestamp": 5, "input_length": 600, "output_length": 10, "hash_ids": [1, 2]}` + "\n"
+	records, err := ParseTrace(strings.NewReader(good+"\n"+good), 0)
+	if err != nil || len(records) != 2 || len(records[1].HashIDs) != 2 {
+		t.Fatalf("%v %v", records, err)
+	}
+	for _, c := range []struct{ line, want string }{
+		{`{"timestamp": 4, "input_length": 600, "output_length": 10, "hash_ids": [1, 2]}`, "line 2: timestamp 4 is before"},
+		{`{"timestamp": 6, "input_length": 600, "output_length": 10, "hash_ids": []}`, "hash_ids has 0 numbers"},
+		{`{"timestamp": 6, "input_length": 0, "output_length": 10, "hash_ids": [1]}`, "input_length is 0"},
+		{`{"timestamp": 6, "input_length": 1, "output_length": -1, "hash_ids": [1]}`, "output_length is -1"},
+		{`{"timestamp": 6`, "line 2"},
+	} {
+		if _, err := ParseTrace(strings.NewReader(good+c.line), 0); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.line, err, c.want)
+		}
+	}
+}
+
+// Content is the same however it is cut into pieces, differs in every respect it is made from, and a wrong byte counts.
+func TestContent(t *testing.T) {
+	for _, c := range []struct{ tokens, bytes int }{{16, 128}, {16, 1024}, {64, 128}} {
+		s, err := newShape(c.tokens, c.bytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tokens := make([]uint32, c.tokens)
+		promptTokens(tokens, 7)
+		whole, _ := s.appendBase(nil, startChain(&noHash), 0, tokens)
+		var parts []uint64
+		state := startChain(&noHash)
+		for i := range tokens {
+			if s.complete(i) != len(parts) {
+				t.Fatalf("%d tokens complete %d words, %d are there", i, s.complete(i), len(parts))
+			}
+			parts, state = s.appendBase(parts, state, i, tokens[i:i+1])
+		}
+		mem := make([]byte, c.bytes)
+		fill(mem, parts, salt(0, 1, 2))
+		if n := wrong(mem, whole, salt(0, 1, 2)); n != 0 || len(whole)*wordBytes != c.bytes {
+			t.Errorf("%d tokens in %d bytes: %d wrong bytes, %d words", c.tokens, c.bytes, n, len(whole))
+		}
+		mem[c.bytes/2] ^= 1
+		if n := wrong(mem, whole, salt(0, 1, 2)); n != 1 {
+			t.Errorf("one byte was changed, %d are wrong", n)
+		}
+		tokens[0]++
+		other, _ := s.appendBase(nil, startChain(&noHash), 0, tokens)
+		for _, n := range []int{wrong(mem, whole, salt(0, 1, 3)), wrong(mem, whole, salt(0, 2, 2)), wrong(mem, whole, salt(1, 1, 2)), wrong(mem, other, salt(0, 1, 2))} {
+			if n < c.bytes*9/10 {
+				t.Errorf("another rank, layer, group or first token: only %d of %d bytes differ", n, c.bytes)
+			}
+		}
+	}
+	if _, err := newShape(40, 128); err == nil {
+		t.Error("40 tokens in 16 words: no error")
+	}
+}
+
+// The block pool against a slow obvious one.
+func TestBlockPool(t *testing.T) {
+	rng := rand.New(rand.NewPCG(testSeed(t), 0))
+	const n = 20
+	p := newBlockPool(n)
+	refs := make(map[BlockID]int)
+	keys := make(map[cacheKey]BlockID)
+	for range 20000 {
+		switch id := BlockID(1 + rng.IntN(n)); rng.IntN(4) {
+		case 0:
+			got, ok := p.take()
+			if ok != (len(refs) < n) || refs[got] != 0 {
+				t.Fatalf("take gave %d, %v with %d of %d in use", got, ok, len(refs), n)
+			}
+			if ok {
+				refs[got] = 1
+				for k, b := range keys {
+					if b == got {
+						delete(keys, k)
+					}
+				}
+			}
+		case 1:
+			if refs[id] > 0 {
+				k := cacheKey{hash: Hash{byte(rng.IntN(40))}}
+				if _, taken := keys[k]; !taken && !p.blocks[id].published {
+					keys[k] = id
+				}
+				p.publish(id, k)
+			}
+		case 2:
+			if refs[id] > 0 {
+				p.unref(id)
+				if refs[id]--; refs[id] == 0 {
+					delete(refs, id)
+				}
+			}
+		case 3:
+			for k, want := range keys {
+				if got, ok := p.find(k); !ok || got != want {
+					t.Fatalf("find gave %d, %v, want %d", got, ok, want)
+				}
+				p.ref(want)
+				refs[want]++
+				break
+			}
+		}
+		if p.free != n-len(refs) {
+			t.Fatalf("%d blocks are free, want %d", p.free, n-len(refs))
+		}
+	}
+}
+
+func TestTimes(t *testing.T) {
+	var a, b Times
+	for i := range 1000 {
+		a.Record(time.Duration(i+1) * time.Microsecond)
+	}
+	b.Record(time.Second)
+	a.Merge(b)
+	for _, c := range []struct {
+		q    float64
+		want time.Duration
+	}{{0.5, 500 * time.Microsecond}, {0.99, 990 * time.Microsecond}, {1, time.Second}} {
+		if got := a.Quantile(c.q); got < c.want || float64(got) > 1.14*float64(c.want) {
+			t.Errorf("quantile %v is %v, want %v and at most 14 %% more", c.q, got, c.want)
+		}
+	}
+	if Times(nil).Quantile(0.5) != 0 {
+		t.Error("nothing recorded: not 0")
+	}
+}
+
+func BenchmarkFill(b *testing.B) {
+	bases := make([]uint64, 4096)
+	mem := make([]byte, len(bases)*wordBytes)
+	b.SetBytes(int64(len(mem)))
+	for b.Loop() {
+		fill(mem, bases, 1)
+	}
+}
+
+// BenchmarkCopy is what the two are to be compared with.
+func BenchmarkCopy(b *testing.B) {
+	from, to := make([]byte, 32<<10), make([]byte, 32<<10)
+	b.SetBytes(int64(len(to)))
+	for b.Loop() {
+		copy(to, from)
+	}
+}
+
+func BenchmarkCheck(b *testing.B) {
+	bases := make([]uint64, 4096)
+	mem := make([]byte, len(bases)*wordBytes)
+	fill(mem, bases, 1)
+	b.SetBytes(int64(len(mem)))
+	for b.Loop() {
+		if wrong(mem, bases, 1) != 0 {
+			b.Fatal("wrong")
+		}
+	}
+}
