@@ -47,9 +47,46 @@ type Status struct {
 	CleanupMaxMS float64     `json:"cleanup_max_ms"`
 	Switches     SwitchState `json:"switches"`
 
-	Pool       pool.Stats     `json:"pool"`
+	Pool       PoolStatus     `json:"pool"`
 	EngineList []EngineStatus `json:"engine_list"`
 	Sockets    []string       `json:"lookup_sockets"`
+}
+
+// PoolStatus is the pool's: its Stats, as JSON names things.
+type PoolStatus struct {
+	Capacity      int64         `json:"capacity_bytes"`
+	Used          int64         `json:"used_bytes"`
+	Pinned        int64         `json:"pinned_bytes"`
+	Ready         int64         `json:"ready_bytes"` // populated so far
+	IndexBytes    int64         `json:"index_bytes"`
+	Entries       int64         `json:"entries"`
+	Partial       int64         `json:"entries_partial"`
+	PinnedEntries int64         `json:"entries_pinned"`
+	Evicted       uint64        `json:"evicted"`
+	Dropped       uint64        `json:"dropped"`
+	Reassigned    uint64        `json:"slabs_reassigned"`
+	Busy          uint64        `json:"busy"`
+	Classes       []ClassStatus `json:"classes"`
+}
+
+// ClassStatus is one slot size of the pool.
+type ClassStatus struct {
+	SlotBytes int64 `json:"slot_bytes"`
+	Slabs     int   `json:"slabs"`
+	Slots     int   `json:"slots"`
+	Used      int   `json:"used"`
+}
+
+func poolStatus(s *pool.Stats) PoolStatus {
+	out := PoolStatus{
+		Capacity: s.Capacity, Used: s.Used, Pinned: s.Pinned, Ready: s.Ready, IndexBytes: s.IndexBytes, Entries: s.Entries,
+		Partial: s.Partial, PinnedEntries: s.PinnedEntries, Evicted: s.Evicted, Dropped: s.Dropped, Reassigned: s.Reassigned,
+		Busy: s.Busy, Classes: make([]ClassStatus, len(s.Classes)),
+	}
+	for i, c := range s.Classes {
+		out.Classes[i] = ClassStatus{SlotBytes: c.SlotBytes, Slabs: c.Slabs, Slots: c.Slots, Used: c.Used}
+	}
+	return out
 }
 
 // EngineStatus is one engine.
@@ -94,7 +131,7 @@ func (a *Agent) Status() Status {
 		BytesSaved: m.savedBytes.Load(), BytesLoaded: m.loadedBytes.Load(),
 		Lookups: m.lookups.Load(), LookupHits: m.lookupHits.Load(), TokensAsked: m.tokensAsked.Load(), TokensFound: m.tokensFound.Load(),
 		CleanupMaxMS: float64(m.cleanupMax.Load()) / float64(time.Millisecond),
-		Switches:     a.switches.state(), Pool: stats, EngineList: a.engines(), Sockets: a.sockets.names(),
+		Switches:     a.switches.state(), Pool: poolStatus(&stats), EngineList: a.engines(), Sockets: a.sockets.names(),
 	}
 	st.Engines = len(st.EngineList)
 	st.Leases, st.LeaseBytes, st.LeasesRevoked = a.ledger.totals()
