@@ -91,7 +91,7 @@ func (l *LookupClient) exchangeLocked(timeout time.Duration) ([]byte, error) {
 	if err := sendFrames(l.mu.soc, &l.mu.frames); err != nil {
 		return nil, err
 	}
-	if err := l.mu.rx.receive(l.mu.soc, nil, timeout); err != nil {
+	if err := l.mu.rx.receive(l.mu.soc, timeout); err != nil {
 		return nil, err
 	}
 	f := l.mu.rx.frames()

@@ -9,9 +9,9 @@ import (
 // serve is the goroutine that owns the sockets.
 func (s *LookupServer) serve() {
 	defer close(s.done)
-	for !s.closing.Load() {
-		err := s.rx.receive(s.router, s.stop, -1)
-		if errors.Is(err, errStopped) {
+	for {
+		err := s.rx.receive(s.router, -1)
+		if s.closing.Load() {
 			return
 		}
 		if err != nil {

@@ -44,8 +44,7 @@ type LookupServer struct {
 	ctx     *Context
 	file    *socketFile
 	router  *zmq.Socket // the goroutine's
-	stop    *zmq.Socket // the goroutine's; its peer is wake
-	wake    *zmq.Socket // Close's
+	wake    *zmq.Socket // Close's: a peer of router
 	closing atomic.Bool
 	close   sync.Once
 	done    chan struct{}
@@ -92,15 +91,15 @@ func ListenLookup(c *Context, o LookupOptions, handler LookupHandler) (*LookupSe
 func (s *LookupServer) Path() string { return filepath.Join(s.o.Dir, s.o.Name) }
 
 func (s *LookupServer) open(serial int) error {
-	if err := s.openStop(serial); err != nil {
-		return fmt.Errorf("look-up socket: %w", err)
-	}
 	file, fd, err := claimSocket(s.Path(), s.o.SocketGroup)
 	if err != nil {
 		return err
 	}
 	s.file = file
-	if err := s.openRouter(fd); err != nil {
+	if err = s.openRouter(fd); err == nil {
+		err = s.openWake(serial)
+	}
+	if err != nil {
 		return fmt.Errorf("look-up socket %s: %w", s.Path(), err)
 	}
 	return nil
@@ -122,16 +121,13 @@ func (s *LookupServer) openRouter(fd int) (err error) {
 	return err
 }
 
-// openStop makes the pair by which Close wakes the goroutine.
-func (s *LookupServer) openStop(serial int) (err error) {
-	address := fmt.Sprintf("inproc://stop-%d", serial)
-	if s.stop, err = s.ctx.z.NewSocket(zmq.PAIR); err != nil {
+// openWake makes the peer by which Close wakes the goroutine: any message will do.
+func (s *LookupServer) openWake(serial int) (err error) {
+	address := fmt.Sprintf("inproc://look-up-%d", serial)
+	if s.wake, err = s.ctx.z.NewSocket(zmq.DEALER); err != nil {
 		return err
 	}
-	if s.wake, err = s.ctx.z.NewSocket(zmq.PAIR); err != nil {
-		return err
-	}
-	return errors.Join(s.stop.SetLinger(0), s.wake.SetLinger(0), s.stop.Bind(address), s.wake.Connect(address))
+	return errors.Join(s.wake.SetLinger(0), s.router.Bind(address), s.wake.Connect(address))
 }
 
 // Close stops serving and removes the socket's file; other sockets of the context go on. It returns what ended
@@ -139,7 +135,7 @@ func (s *LookupServer) openStop(serial int) (err error) {
 func (s *LookupServer) Close() error {
 	s.close.Do(func() {
 		s.closing.Store(true)
-		s.wake.SendBytes([]byte{0}, zmq.DONTWAIT)
+		s.wake.SendBytes(nil, zmq.DONTWAIT)
 		<-s.done
 		s.closeSockets()
 		s.ctx.remove(s)
@@ -151,7 +147,7 @@ func (s *LookupServer) closeSockets() {
 	if s.file != nil {
 		s.file.release()
 	}
-	for _, soc := range []*zmq.Socket{s.router, s.stop, s.wake} {
+	for _, soc := range []*zmq.Socket{s.router, s.wake} {
 		if soc != nil {
 			soc.Close()
 		}

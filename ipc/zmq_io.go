@@ -41,24 +41,16 @@ func checkLayout() error {
 // receiver is the memory of received messages. It belongs to the goroutine that owns the socket.
 type receiver struct{ rx C.kv_rx }
 
-var errStopped = errors.New("stopped")
-
-// receive waits for a message until stop, if any, has one (errStopped), or the timeout is over (ErrTimeout), which is
-// negative for ever. What is beyond the limits of a look-up is read and dropped.
-func (r *receiver) receive(s, stop *zmq.Socket, timeout time.Duration) error {
-	var stopSocket unsafe.Pointer
-	if stop != nil {
-		stopSocket = rawSocket(stop)
-	}
+// receive waits for a message until the timeout is over (ErrTimeout), which is negative for ever. What is beyond the
+// limits of a look-up is read and dropped.
+func (r *receiver) receive(s *zmq.Socket, timeout time.Duration) error {
 	ms := C.long(-1)
 	if timeout >= 0 {
 		ms = C.long((timeout + time.Millisecond - 1) / time.Millisecond)
 	}
-	switch rc := C.kv_receive(rawSocket(s), stopSocket, ms, MaxLookupBytes+envelopeBytes, MaxLookupFrames+envelopeFrames, &r.rx); rc {
+	switch rc := C.kv_receive(rawSocket(s), ms, MaxLookupBytes+envelopeBytes, MaxLookupFrames+envelopeFrames, &r.rx); rc {
 	case C.KV_OK:
 		return nil
-	case C.KV_STOPPED:
-		return errStopped
 	case C.KV_TIMEOUT:
 		return ErrTimeout
 	default:

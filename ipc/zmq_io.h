@@ -9,7 +9,7 @@
 #include <time.h>
 #include <zmq.h>
 
-enum { KV_OK = 0, KV_STOPPED = 1, KV_TIMEOUT = 2, KV_HEAD = 16, KV_FIRST = 4096 };
+enum { KV_OK = 0, KV_TIMEOUT = 1, KV_HEAD = 16, KV_FIRST = 4096 };
 
 // A message, its frames one behind the other in buf. All memory is malloc's.
 typedef struct {
@@ -77,33 +77,33 @@ static long kv_now_ms(void) {
 	return t.tv_sec * 1000L + t.tv_nsec / 1000000L;
 }
 
-// kv_wait waits for a message on sock or stop (may be NULL) until end, a time of kv_now_ms, negative for ever.
-static int kv_wait(void *sock, void *stop, long end) {
-	zmq_pollitem_t items[2] = {{sock, 0, ZMQ_POLLIN, 0}, {stop, 0, ZMQ_POLLIN, 0}};
+// kv_wait waits for a message until end, a time of kv_now_ms.
+static int kv_wait(void *sock, long end) {
+	zmq_pollitem_t item = {sock, 0, ZMQ_POLLIN, 0};
 	for (;;) {
-		long left = -1;
-		if (end >= 0 && (left = end - kv_now_ms()) < 0)
-			left = 0;
-		int n = zmq_poll(items, stop ? 2 : 1, left);
+		long left = end - kv_now_ms();
+		int n = zmq_poll(&item, 1, left > 0 ? left : 0);
+		if (n > 0)
+			return KV_OK;
 		if (n < 0 && zmq_errno() != EINTR)
 			return -zmq_errno();
-		if (n > 0)
-			return stop && items[1].revents ? KV_STOPPED : KV_OK;
-		if (n == 0 && left >= 0)
+		if (left <= 0)
 			return KV_TIMEOUT;
 	}
 }
 
-// kv_receive receives one whole message. A negative answer is an errno.
-static int kv_receive(void *sock, void *stop, long timeout_ms, size_t max_bytes, int max_frames, kv_rx *rx) {
+// kv_receive receives one whole message, and waits for it for ever if timeout_ms is negative. A negative answer is
+// an errno. To wait for ever it blocks in libzmq's receive: its poll costs two more system calls.
+static int kv_receive(void *sock, long timeout_ms, size_t max_bytes, int max_frames, kv_rx *rx) {
 	long end = timeout_ms < 0 ? -1 : kv_now_ms() + timeout_ms;
+	int flags = timeout_ms < 0 ? 0 : ZMQ_DONTWAIT;
 	int rc = KV_OK;
 	zmq_msg_t m;
 	zmq_msg_init(&m);
 	rx->len = rx->bytes = 0;
 	rx->kept = rx->frames = rx->over = 0;
 	for (;;) {
-		if (zmq_msg_recv(&m, sock, ZMQ_DONTWAIT) >= 0) {
+		if (zmq_msg_recv(&m, sock, flags) >= 0) {
 			kv_keep(rx, &m, max_bytes, max_frames);
 			if (!zmq_msg_more(&m))
 				break;
@@ -112,7 +112,7 @@ static int kv_receive(void *sock, void *stop, long timeout_ms, size_t max_bytes,
 		int e = zmq_errno();
 		if (e == EINTR)
 			continue;
-		rc = e == EAGAIN ? kv_wait(sock, stop, end) : -e;
+		rc = e == EAGAIN && flags ? kv_wait(sock, end) : -e;
 		if (rc != KV_OK)
 			break;
 	}
