@@ -63,7 +63,8 @@ type replay struct {
 		engineKills, agentKills, pauses, inFlight int
 		cleanup                                   time.Duration
 	}
-	capacity                     int64 // bytes of the pool of an agent that was not started here
+	ownCleanup                   float64 // ms, as the agent says
+	capacity                     int64   // bytes of the pool of an agent that was not started here
 	leases, regions, leftEngines int
 	stopErr                      error
 }
@@ -343,6 +344,7 @@ func (r *replay) leave(ctx context.Context) error {
 			return fmt.Errorf("status in the end: %w", err)
 		}
 		r.leases, r.regions, r.leftEngines = st.Leases, st.Regions, st.Engines
+		r.ownCleanup = st.CleanupMaxMS
 		r.noteCleanup(time.Duration(st.CleanupMaxMS * float64(time.Millisecond)))
 		if r.leases+r.regions+r.leftEngines == 0 || ctx.Err() != nil {
 			return nil

@@ -24,9 +24,7 @@ type progress struct {
 	out    io.Writer // the result
 	log    io.Writer // the progress
 	tty    bool
-	total  int
 	ticker *time.Ticker
-	drawn  bool
 }
 
 func newProgress(s *replaySettings, out, log io.Writer) *progress {
@@ -68,7 +66,6 @@ func (p *progress) line(r *replay) {
 	text := fmt.Sprintf("%s %6s of %s requests   hit rate %5.1f %%   %7.2f GB moved   look-up p50 %.0f µs, p99 %.0f µs   %3.0f s",
 		bar(r.done, len(r.records)), thousands(r.done), thousands(len(r.records)), 100*ratio(hits, blocks), float64(s.BytesSaved+s.BytesLoaded)/1e9,
 		micros(s.LookupTimes.Quantile(0.5)), micros(s.LookupTimes.Quantile(0.99)), time.Since(r.begin).Seconds())
-	p.drawn = true
 	if p.tty {
 		fmt.Fprintf(p.log, "\r\x1b[K%s", text)
 		return
