@@ -125,7 +125,7 @@ func (m *Registered) walk(w *wire) {
 	w.begin(TypeRegistered, 7)
 	num(w, "req", &m.Req, 0, math.MaxUint32)
 	num(w, "status", &m.Status, 0, math.MaxUint8)
-	w.text("text", &m.Text)
+	w.text(&m.Text)
 	w.bin16("space", &m.Space)
 	num(w, "epoch", &m.Epoch, 0, math.MaxUint32)
 	w.str("lookup_path", &m.LookupPath, 0, MaxSocketPath)

@@ -59,7 +59,7 @@ func (m *ResetDone) walk(w *wire) {
 	w.begin(TypeResetDone, 5)
 	num(w, "req", &m.Req, 0, math.MaxUint32)
 	num(w, "status", &m.Status, 0, math.MaxUint8)
-	w.text("text", &m.Text)
+	w.text(&m.Text)
 	num(w, "epoch", &m.Epoch, 0, math.MaxUint32)
 }
 
@@ -67,13 +67,13 @@ func (m *Unregistered) walk(w *wire) {
 	w.begin(TypeUnregistered, 4)
 	num(w, "req", &m.Req, 0, math.MaxUint32)
 	num(w, "status", &m.Status, 0, math.MaxUint8)
-	w.text("text", &m.Text)
+	w.text(&m.Text)
 }
 
 func (m *Error) walk(w *wire) {
 	w.begin(TypeError, 3)
 	num(w, "code", &m.Code, 0, math.MaxUint8)
-	w.text("text", &m.Text)
+	w.text(&m.Text)
 }
 
 func (m *Epoch) walk(w *wire) {

@@ -13,7 +13,10 @@ import (
 )
 
 const (
-	lookupQueue  = 16                     // messages per peer that wait in memory; a peer that is answered has one
+	requestQueue = 16 // requests per peer that wait in memory; a peer that waits for its answers has one
+	// Answers per peer that wait in memory, each of at most 64 bytes; libzmq drops what is more without a word. It hears
+	// that a peer has read only every 100 requests while they keep coming, so this is well above that.
+	answerQueue  = 16
 	lookupLinger = 200 * time.Millisecond // for answers on their way when a socket is closed
 	// A frame above this ends the peer's connection; between MaxLookupBytes and this it is answered as malformed.
 	maxZMQFrame = 4 * MaxLookupBytes
@@ -109,7 +112,7 @@ func (s *LookupServer) open(serial int) error {
 // and remove the file late, when it may be a successor's.
 func (s *LookupServer) openRouter(fd int) (err error) {
 	if s.router, err = s.ctx.z.NewSocket(zmq.ROUTER); err == nil {
-		err = errors.Join(s.router.SetLinger(lookupLinger), s.router.SetRcvhwm(lookupQueue), s.router.SetSndhwm(lookupQueue),
+		err = errors.Join(s.router.SetLinger(lookupLinger), s.router.SetRcvhwm(requestQueue), s.router.SetSndhwm(answerQueue),
 			s.router.SetMaxmsgsize(maxZMQFrame), s.router.SetUseFd(fd))
 	}
 	if err == nil {
@@ -135,7 +138,7 @@ func (s *LookupServer) openWake(serial int) (err error) {
 func (s *LookupServer) Close() error {
 	s.close.Do(func() {
 		s.closing.Store(true)
-		s.wake.SendBytes(nil, zmq.DONTWAIT)
+		_, _ = s.wake.SendBytes(nil, zmq.DONTWAIT) // its queue is empty: this is the only message ever
 		<-s.done
 		s.closeSockets()
 		s.ctx.remove(s)

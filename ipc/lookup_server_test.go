@@ -312,3 +312,30 @@ func TestLookupLiveSocketIsNotTaken(t *testing.T) {
 		t.Errorf("the first server: %v", err)
 	}
 }
+
+// A client that asks long before it reads gets an answer to each request all the same.
+func TestAnswersWaitForAClientThatReadsLate(t *testing.T) {
+	const requests = 1000
+	c := testContext(t)
+	s := serveLookups(t, c, socketDir(t), "lookup", echoHandler)
+	dealer, err := c.z.NewSocket(zmq.DEALER)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dealer.Close()
+	dealer.SetRcvtimeo(10 * time.Second)
+	if err := dealer.Connect("ipc://" + s.Path()); err != nil {
+		t.Fatal(err)
+	}
+	own := encodeRequest(&LookupRequest{Form: FormOwn, Version: 2})[0]
+	for range requests {
+		if _, err := dealer.SendMessage([]byte{}, own); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range requests {
+		if _, err := dealer.RecvMessageBytes(0); err != nil {
+			t.Fatalf("%d of %d requests answered: %v", i, requests, err)
+		}
+	}
+}

@@ -92,7 +92,7 @@ func (s *SessionListener) admit(c *Conn) bool {
 	if s.o.OnRefused != nil {
 		s.o.OnRefused(c.Peer(), err)
 	}
-	c.Send(&Error{Code: code, Text: err.Error()})
+	_ = c.Send(&Error{Code: code, Text: err.Error()}) // it may be gone already
 	c.Close()
 	return false
 }

@@ -124,13 +124,24 @@ func lockFile(path string) (*os.File, error) {
 			return nil, heldBy(path, f, err)
 		}
 		if sameFile(f, name) {
-			f.Truncate(0)
-			fmt.Fprintf(f, "%d\n", os.Getpid())
+			if err := sign(f); err != nil {
+				f.Close()
+				return nil, fmt.Errorf("socket lock: %w", err)
+			}
 			return f, nil
 		}
 		f.Close()
 	}
 	return nil, fmt.Errorf("socket lock %s: %w, it comes and goes", name, ErrInUse)
+}
+
+// sign writes into a lock file who holds it.
+func sign(f *os.File) error {
+	if err := f.Truncate(0); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(f, "%d\n", os.Getpid())
+	return err
 }
 
 func heldBy(path string, f *os.File, err error) error {

@@ -172,9 +172,9 @@ func (w *wire) appendStr(field, s string, least, most int) {
 }
 
 // text is an explanation for people: written, it is made to fit.
-func (w *wire) text(field string, p *string) {
+func (w *wire) text(p *string) {
 	if w.decoding {
-		w.str(field, p, 0, MaxText)
+		w.str("text", p, 0, MaxText)
 		return
 	}
 	s := strings.ToValidUTF8(*p, "?")
@@ -185,7 +185,7 @@ func (w *wire) text(field string, p *string) {
 		}
 		s = s[:end]
 	}
-	w.appendStr(field, s, 0, MaxText)
+	w.appendStr("text", s, 0, MaxText)
 }
 
 // array is the header of an array of least to most elements; size is how many the writer has.
