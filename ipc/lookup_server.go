@@ -16,7 +16,7 @@ const (
 	requestQueue = 16 // requests per peer that wait in memory; a peer that waits for its answers has one
 	// Answers per peer that wait in memory, each of at most 64 bytes; libzmq drops what is more without a word. It hears
 	// that a peer has read only every 100 requests while they keep coming, so this is well above that.
-	answerQueue  = 16
+	answerQueue  = 4096
 	lookupLinger = 200 * time.Millisecond // for answers on their way when a socket is closed
 	// A frame above this ends the peer's connection; between MaxLookupBytes and this it is answered as malformed.
 	maxZMQFrame = 4 * MaxLookupBytes
