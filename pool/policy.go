@@ -29,12 +29,12 @@ type View interface {
 	Held(e uint32) bool
 }
 
-// Use is a look-up as a policy sees it: the blocks in front that are stored, and those behind that are not.
+// Use is a look-up as a policy sees it, which may be a little after it was. Told twice, it counts once.
 type Use struct {
 	Now         int64    // ns of a clock that never goes back
 	BlockTokens uint32   // tokens of a block
-	Entries     []uint32 // stored blocks of the chain, first to last
-	Missing     []uint64 // prints of the blocks behind them
+	Prints      []uint64 // of all blocks of the chain, first to last; one or more
+	Entries     []uint32 // of those in front that are stored. One that now has another print is passed over.
 }
 
 // Insertion is a run of blocks that were stored.
@@ -43,7 +43,7 @@ type Insertion struct {
 	BlockTokens uint32
 	Kind        uint8 // below MaxKinds
 	Entries     []uint32
-	Prints      []uint64 // of each entry: a hash of its key, the same whenever the same key comes again
+	Prints      []uint64 // of each entry: a well-mixed hash of its key, the same whenever the same key comes again
 }
 
 // PolicyReport is what a policy says of itself.

@@ -14,20 +14,21 @@ type ghostRef struct {
 // Access implements pool.Policy. A look-up of a chain that was just looked up is the same request asking again
 // and changes nothing.
 func (h *Hazard) Access(u *pool.Use) {
-	length := len(u.Entries) + len(u.Missing)
-	now := millis(u.Now)
-	if length == 0 || h.recent.again(h.lastPrint(u), length, now) {
+	length, now := len(u.Prints), millis(u.Now)
+	if length == 0 || h.again(u, now) {
 		return
 	}
 	h.clock = now
 	known, turn := h.lookBehind(u)
 	t := traits(length, known, u.BlockTokens, turn)
 	h.shadow.see(h, u)
-	for i := len(u.Missing) - 1; i >= 0; i-- {
-		h.await(u.Missing[i], i, len(u.Entries)+i, &t, now)
+	for i := length - 1; i >= len(u.Entries); i-- {
+		h.await(u.Prints[i], i, i-len(u.Entries), &t, now)
 	}
 	for i := len(u.Entries) - 1; i >= 0; i-- {
-		h.use(u.Entries[i], i, &t, now)
+		if n := h.nodes.like(u.Entries[i], u.Prints[i]); n != nil {
+			h.use(u.Entries[i], n, i, &t, now)
+		}
 	}
 	h.tables.fade()
 	h.age(now, length)
@@ -35,14 +36,14 @@ func (h *Hazard) Access(u *pool.Use) {
 	h.score(length)
 }
 
-func (h *Hazard) lastPrint(u *pool.Use) uint64 {
-	if m := len(u.Missing); m > 0 {
-		return u.Missing[m-1]
+// again says whether this is the request that looked the chain up a moment ago.
+func (h *Hazard) again(u *pool.Use, now uint32) bool {
+	last := len(u.Prints) - 1
+	if len(u.Entries) <= last {
+		return h.recent.again(u.Prints[last], last, now)
 	}
-	if n := h.nodes.known(u.Entries[len(u.Entries)-1]); n != nil {
-		return n.print
-	}
-	return 0
+	n := h.nodes.like(u.Entries[last], u.Prints[last])
+	return n != nil && now-n.used < askedAgain
 }
 
 // lookBehind finds the ghosts of the missing blocks. known is how many blocks in front are stored or remembered
@@ -52,11 +53,11 @@ func (h *Hazard) lookBehind(u *pool.Use) (known int, turn uint8) {
 	h.behind = h.behind[:0]
 	known = len(u.Entries)
 	if known > 0 {
-		if n := h.nodes.known(u.Entries[known-1]); n != nil {
+		if n := h.nodes.like(u.Entries[known-1], u.Prints[known-1]); n != nil {
 			turn = nextTurn(n.class)
 		}
 	}
-	for i, print := range u.Missing {
+	for i, print := range u.Prints[known:] {
 		s, w := h.ghosts.find(print)
 		h.behind = append(h.behind, ghostRef{s, w})
 		if w >= 0 {
@@ -70,38 +71,32 @@ func (h *Hazard) lookBehind(u *pool.Use) (known int, turn uint8) {
 }
 
 // use counts a use of a stored block and makes it the newest of its new class.
-func (h *Hazard) use(e uint32, i int, t *chainTraits, now uint32) {
-	n := h.nodes.known(e)
-	if n == nil {
-		return
-	}
+func (h *Hazard) use(e uint32, n *node, i int, t *chainTraits, now uint32) {
 	b := max(int(n.bin), binOf(now-n.used))
 	h.tables.enter(n.class, int(n.bin), b)
 	h.tables.use(n.class, b)
-	uses := min(usesOf(n.class)+1, maxUses)
+	class := t.class(i, min(usesOf(n.class)+1, maxUses))
+	h.tables.enter(class, -1, 0)
 	k := h.kinds[n.kind]
 	k.take(&h.nodes, &h.worths, e, n)
-	class := t.class(i, uses)
-	h.tables.enter(class, -1, 0)
 	k.put(&h.nodes, &h.worths, e, n, class, now)
 }
 
-// await counts a use of a block that is not stored, and remembers its class for when it is.
-func (h *Hazard) await(print uint64, missing, i int, t *chainTraits, now uint32) {
-	if missing < len(h.behind) && h.behind[missing].way >= 0 {
-		s, w := h.behind[missing].set, h.behind[missing].way
-		info := s.info[w]
-		b := max(info.bin(), binOf(now-s.used[w]))
-		h.tables.enter(info.class(), info.bin(), b)
-		h.tables.use(info.class(), b)
-		class := t.class(i, min(info.uses()+1, maxUses))
-		h.tables.enter(class, -1, 0)
-		s.used[w], s.info[w] = now, makeInfo(print, class, 0)|ghostAwaited
-		return
-	}
+// await remembers the class that a block which is not stored will have when it is, and counts the use of its ghost.
+func (h *Hazard) await(print uint64, i, missing int, t *chainTraits, now uint32) {
 	uses := uint8(0)
 	if missing < len(h.behind) {
-		uses = 1
+		uses = 1 // forgotten, but blocks behind it are not
+		if g := h.behind[missing]; g.way >= 0 {
+			info := g.set.info[g.way]
+			b := max(info.bin(), binOf(now-g.set.used[g.way]))
+			h.tables.enter(info.class(), info.bin(), b)
+			h.tables.use(info.class(), b)
+			class := t.class(i, min(info.uses()+1, maxUses))
+			h.tables.enter(class, -1, 0)
+			g.set.used[g.way], g.set.info[g.way] = now, makeInfo(print, class, 0)|ghostAwaited
+			return
+		}
 	}
 	info := makeInfo(print, t.class(i, uses), 0)
 	if s, w := h.awaited.find(print); w >= 0 {

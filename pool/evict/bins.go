@@ -1,33 +1,48 @@
 package evict
 
-import (
-	"math"
-	"math/bits"
-)
+import "math/bits"
 
 const (
 	numBins       = 64 // of age; as many as a word has bits
 	binsPerOctave = 3
-	firstAge      = 1000 // ms: bins are even in the logarithm of firstAge + age
+	firstShift    = 10 // bins are even in the logarithm of 1<<firstShift ms + age
+	fineShift     = 5  // edges are multiples of this part of an octave
 )
 
-// edges[i] is the age in ms at which bin i begins; the last bin has no end but this.
-var edges = func() (e [numBins + 1]int64) {
-	for i := range e {
-		e[i] = int64(math.Round(firstAge * (math.Exp2(float64(i)/binsPerOctave) - 1)))
+// thirds is the bin within an octave, by its 32nds: 2^(1/3) is about 41/32 and 2^(2/3) about 51/32.
+var thirds = func() (t [1 << fineShift]uint8) {
+	for i := 9; i < 19; i++ {
+		t[i] = 1
 	}
-	return e
+	for i := 19; i < len(t); i++ {
+		t[i] = 2
+	}
+	return t
 }()
 
 // binOf is the bin of an age in ms.
 func binOf(age uint32) int {
-	octave := bits.Len64((uint64(age)+firstAge)/firstAge) - 1
-	i := min(octave*binsPerOctave, numBins-1)
-	for i < numBins-1 && int64(age) >= edges[i+1] {
-		i++
-	}
-	return i
+	at := uint64(age) + 1<<firstShift
+	octave := bits.Len64(at) - 1 - firstShift
+	fine := at >> (octave + firstShift - fineShift) & (1<<fineShift - 1)
+	return min(octave*binsPerOctave+int(thirds[fine]), numBins-1)
 }
 
+// edges[i] is the age in ms at which bin i begins; the last bin has no end but this.
+var edges = func() (e [numBins + 1]int64) {
+	for i := range e {
+		fine := [binsPerOctave]int64{32, 41, 51}[i%binsPerOctave]
+		e[i] = fine<<(i/binsPerOctave+firstShift-fineShift) - 1<<firstShift
+	}
+	return e
+}()
+
 // width of a bin in seconds.
-func width(bin int) float64 { return float64(edges[bin+1]-edges[bin]) / 1000 }
+func width(bin int) float64 { return widths[bin] }
+
+var widths = func() (w [numBins]float64) {
+	for b := range w {
+		w[b] = float64(edges[b+1]-edges[b]) / 1000
+	}
+	return w
+}()

@@ -13,7 +13,7 @@ const (
 )
 
 // ghosts remember blocks that are not stored: those that went, and those that were looked up and not found. They
-// lie in sets of ten by the hash of their key; in a full set the one used longest ago makes room. The number of
+// lie in sets of ten by the hash of their key; the one put first makes room. The number of
 // sets grows by one at a time (linear hashing), so that no look-up waits for a table to be copied.
 type ghosts struct {
 	pages []*[setsAPage]ghostSet
@@ -81,24 +81,20 @@ func (s *ghostSet) way(print uint64) int {
 
 // put adds a ghost that is not there.
 func (g *ghosts) put(print uint64, used uint32, info ghostInfo) {
-	s := g.at(g.home(uint32(print)))
-	w := -1
-	for i := range s.info {
-		if s.info[i] == 0 {
-			w = i
-			break
-		}
-	}
-	if w < 0 {
-		w = int(s.hand)
-		if s.hand++; s.hand == ways {
-			s.hand = 0
-		}
-	}
-	if s.info[w] == 0 {
+	if g.at(g.home(uint32(print))).put(uint32(print), used, info) {
 		g.count++
 	}
-	s.tag[w], s.used[w], s.info[w] = uint32(print), used, info
+}
+
+// put gives a ghost the next way; false if that takes the place of another.
+func (s *ghostSet) put(tag, used uint32, info ghostInfo) bool {
+	w := s.hand
+	if s.hand++; s.hand == ways {
+		s.hand = 0
+	}
+	empty := s.info[w] == 0
+	s.tag[w], s.used[w], s.info[w] = tag, used, info
+	return empty
 }
 
 func (g *ghosts) take(s *ghostSet, w int) {
@@ -121,16 +117,21 @@ func (g *ghosts) grow(n int) {
 	}
 }
 
-// split divides the next set among itself and a new one.
+// split divides the next set among itself and a new one, each in the order they were put.
 func (g *ghosts) split() {
 	from, to := g.at(g.sets-g.half), g.at(g.sets)
-	n := 0
-	for i, info := range from.info {
-		if info != 0 && int(from.tag[i])&g.half != 0 {
-			to.tag[n], to.used[n], to.info[n] = from.tag[i], from.used[i], info
-			from.info[i] = 0
-			n++
+	all := *from
+	*from = ghostSet{}
+	for i := range ways {
+		w := (int(all.hand) + i) % ways
+		if all.info[w] == 0 {
+			continue
 		}
+		half := from
+		if int(all.tag[w])&g.half != 0 {
+			half = to
+		}
+		half.put(all.tag[w], all.used[w], all.info[w])
 	}
 	if g.sets++; g.sets == 2*g.half {
 		g.half = g.sets

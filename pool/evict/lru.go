@@ -23,7 +23,7 @@ func NewLRU() *LRU { return &LRU{} }
 func (l *LRU) Access(u *pool.Use) {
 	now := millis(u.Now)
 	for i := len(u.Entries) - 1; i >= 0; i-- {
-		if n := l.nodes.known(u.Entries[i]); n != nil {
+		if n := l.nodes.like(u.Entries[i], u.Prints[i]); n != nil {
 			n.used = now
 			o := &l.list[n.kind]
 			o.remove(&l.nodes, u.Entries[i])
@@ -73,6 +73,7 @@ func (l *LRU) Victim(now int64, kinds uint64, v pool.View) uint32 {
 		if child != 0 && l.nodes.known(child) != nil {
 			o.pushAbove(&l.nodes, child, e) // it is as recent as what hangs on it
 		} else {
+			l.nodes.at(e).used = millis(now) // it is in use
 			o.push(&l.nodes, e)
 		}
 	}

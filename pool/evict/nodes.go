@@ -36,6 +36,14 @@ func (t *nodes) known(e uint32) *node {
 	return nil
 }
 
+// like is the node of an entry if that still has the print; nil otherwise.
+func (t *nodes) like(e uint32, print uint64) *node {
+	if n := t.known(e); n != nil && n.print == print {
+		return n
+	}
+	return nil
+}
+
 // make is the node of an entry, which may not be there yet.
 func (t *nodes) make(e uint32) *node {
 	for int(e>>pageBits) >= len(t.pages) {

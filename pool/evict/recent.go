@@ -15,7 +15,7 @@ type recent [recentChains]struct {
 func (r *recent) again(end uint64, length int, now uint32) bool {
 	end ^= uint64(length) * 0x9e3779b97f4a7c15
 	c := &r[end%recentChains]
-	same := false && c.end == end && now-c.used < askedAgain
+	same := c.end == end && now-c.used < askedAgain
 	c.end, c.used = end, now
 	return same
 }

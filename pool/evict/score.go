@@ -8,7 +8,7 @@ const (
 	hazardPrior  = 600
 	surest       = 0.999 // a hazard of 1 would leave nobody in the next bin
 	fewest       = 1e-6  // share that is taken to reach any bin, so that slopes there can still be told
-	blocksAScore = 16    // blocks looked up between the scoring of one class and of the next
+	blocksAScore = 24    // blocks looked up between the scoring of one class and of the next
 	maxScores    = 4     // classes scored at one look-up
 )
 
@@ -33,9 +33,16 @@ func (h *Hazard) score(blocks int) {
 }
 
 func (h *Hazard) startRound() {
+	var used, risk [numBins]float64
 	t, prior := &h.tables, float64(max(minFlat, h.entries))
-	for b := range h.scorer.flat {
-		h.scorer.flat[b] = (t.allUsed[b]/t.weight + flatHazard*prior) / (t.allRisk[b]/t.weight + prior)
+	for c := range t.risk {
+		for b := range risk {
+			used[b] += t.used[c][b]
+			risk[b] += t.risk[c][b]
+		}
+	}
+	for b := range risk {
+		h.scorer.flat[b] = (used[b]/t.weight + flatHazard*prior) / (risk[b]/t.weight + prior)
 	}
 }
 

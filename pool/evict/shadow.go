@@ -49,25 +49,20 @@ func (s *shadow) sampled(print uint64) bool { return print>>48&(1<<s.shift-1) ==
 // see runs a look-up through the shadow, before the policy itself changes.
 func (s *shadow) see(h *Hazard, u *pool.Use) {
 	own, lru, seen := 0, 0, 0
-	for i := len(u.Missing) - 1; i >= 0; i-- {
-		if p := u.Missing[i]; s.sampled(p) {
-			seen++
-			if s.touch(p) {
-				lru++
-			}
-		}
-	}
-	for i := len(u.Entries) - 1; i >= 0; i-- {
-		n := h.nodes.known(u.Entries[i])
-		if n == nil || !s.sampled(n.print) {
+	for i := len(u.Prints) - 1; i >= 0; i-- {
+		p := u.Prints[i]
+		if !s.sampled(p) {
 			continue
 		}
 		seen++
-		own++
-		if s.touch(n.print) {
+		stored := i < len(u.Entries)
+		if stored {
+			own++
+		}
+		if s.touch(p) {
 			lru++
-		} else {
-			s.insert(n.print)
+		} else if stored {
+			s.insert(p)
 		}
 	}
 	s.lookups, s.hits, s.own = s.lookups+uint64(seen), s.hits+uint64(lru), s.own+uint64(own)

@@ -4,9 +4,8 @@ package evict
 // counts as at risk when it comes in, not when it is used again or goes: blocks that are still there have told us
 // something too (Kaplan and Meier). Counts fade: newer ones weigh more, and all are scaled back now and then.
 type tables struct {
-	risk, used       [numClasses][numBins]float64
-	allRisk, allUsed [numBins]float64 // sums over the classes
-	weight           float64          // of a count made now
+	risk, used [numClasses][numBins]float64
+	weight     float64 // of a count made now
 }
 
 const (
@@ -19,13 +18,11 @@ const (
 func (t *tables) enter(c uint8, from, to int) {
 	for b := from + 1; b <= to; b++ {
 		t.risk[c][b] += t.weight
-		t.allRisk[b] += t.weight
 	}
 }
 
 func (t *tables) use(c uint8, b int) {
 	t.used[c][b] += t.weight
-	t.allUsed[b] += t.weight
 }
 
 // fade makes all counts so far weigh less by one look-up.
@@ -44,9 +41,5 @@ func (t *tables) scale(f float64) {
 			t.risk[c][b] *= f
 			t.used[c][b] *= f
 		}
-	}
-	for b := range t.allRisk {
-		t.allRisk[b] *= f
-		t.allUsed[b] *= f
 	}
 }

@@ -2,7 +2,6 @@ package evict
 
 import (
 	"math/bits"
-	"os"
 
 	"github.com/kvagent/kvagent/pool"
 )
@@ -17,9 +16,6 @@ const (
 // of one of their chains. An entry that is held, or whose chain is too long or held at its end, is in use: it becomes
 // the newest of its class, so that each is passed over once.
 func (h *Hazard) Victim(now int64, kinds uint64, v pool.View) uint32 {
-	if os.Getenv("BRUTE") != "" {
-		return h.Brute(v)
-	}
 	t := millis(now)
 	h.clock = t
 	victim := uint32(0)
@@ -97,20 +93,4 @@ func (h *Hazard) unmask(kinds uint64) {
 			}
 		}
 	}
-}
-
-func (h *Hazard) Brute(v pool.View) uint32 {
-	best, bs := uint32(0), inf
-	var bn *node
-	for e := uint32(1); int(e>>pageBits) < len(h.nodes.pages); e++ {
-		n := h.nodes.known(e)
-		if n == nil || v.Child(e) != 0 || v.Held(e) {
-			continue
-		}
-		s := h.worths[n.class][n.bin]
-		if s < bs || s == bs && (n.bin > bn.bin || n.bin == bn.bin && n.used < bn.used) {
-			best, bs, bn = e, s, n
-		}
-	}
-	return best
 }

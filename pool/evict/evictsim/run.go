@@ -79,13 +79,13 @@ func print(block uint32) uint64 {
 
 func (d *driver) request(r *Request) {
 	n := 0
-	d.use.Now, d.use.Entries, d.use.Missing = r.Millis*1e6, d.use.Entries[:0], d.use.Missing[:0]
+	d.use.Now, d.use.Entries, d.use.Prints = r.Millis*1e6, d.use.Entries[:0], d.use.Prints[:0]
 	for n < len(r.Blocks) && d.entry[r.Blocks[n]] != 0 {
 		d.use.Entries = append(d.use.Entries, d.entry[r.Blocks[n]])
 		n++
 	}
-	for _, b := range r.Blocks[n:] {
-		d.use.Missing = append(d.use.Missing, print(b))
+	for _, b := range r.Blocks {
+		d.use.Prints = append(d.use.Prints, print(b))
 	}
 	d.result.Blocks += len(r.Blocks)
 	d.result.Hits += n

@@ -1,0 +1,98 @@
+package evictsim
+
+import (
+	"os"
+	"testing"
+
+	"github.com/kvagent/kvagent/pool/evict"
+)
+
+// conversation is the trace the figures are known for. It is not part of the project.
+const conversation = "../../../../shared/traces/conversation_trace.jsonl"
+
+func readConversation(t *testing.T) *Stream {
+	s, err := ReadTrace(conversation)
+	if err != nil {
+		t.Skipf("SKIPPED: the conversation trace is not there, the figures of the policy are not held: %v", err)
+	}
+	return s
+}
+
+// TestConversation holds the figures of the default policy.
+func TestConversation(t *testing.T) {
+	s := readConversation(t)
+	for _, c := range []struct {
+		capacity int
+		least    float64
+	}{{3000, 0.135}, {10000, 0.233}, {30000, 0.335}} {
+		r := Run(s, evict.NewHazard(), c.capacity)
+		t.Logf("%d blocks: %.4f, %d ns a block", c.capacity, r.HitRate(), r.PerAccess().Nanoseconds())
+		if r.HitRate() < c.least {
+			t.Errorf("%d blocks: hit rate %.4f, must be %.4f", c.capacity, r.HitRate(), c.least)
+		}
+	}
+}
+
+// TestReferences holds exact LRU and the optimum to what is known of the trace.
+func TestReferences(t *testing.T) {
+	s := readConversation(t)
+	for _, c := range []struct {
+		capacity int
+		lru, opt float64
+	}{{3000, 0.065, 0.2945}, {10000, 0.211, 0.3664}} {
+		lru, opt := LRU(s, c.capacity).HitRate(), Optimum(s, c.capacity).HitRate()
+		if lru < c.lru-0.001 || lru > c.lru+0.001 || opt < c.opt-0.001 || opt > c.opt+0.001 {
+			t.Errorf("%d blocks: LRU %.4f, optimum %.4f; known are %.4f and %.4f", c.capacity, lru, opt, c.lru, c.opt)
+		}
+	}
+}
+
+// TestNotBelowLRU is the promise for any workload: never more than 0.01 below LRU. With KVAGENT_POLICY_FULL set, for
+// all capacities and several seeds.
+func TestNotBelowLRU(t *testing.T) {
+	capacities, seeds := []int{3000, 10000}, uint64(1)
+	if os.Getenv("KVAGENT_POLICY_FULL") != "" {
+		capacities, seeds = []int{1000, 2000, 3000, 5000, 10000, 20000, 30000, 100000}, 8
+	}
+	for _, w := range Workloads {
+		t.Run(w.Name, func(t *testing.T) {
+			t.Parallel()
+			for seed := range seeds {
+				s := w.Make(seed)
+				for _, c := range capacities {
+					got, lru := Run(s, evict.NewHazard(), c).HitRate(), LRU(s, c).HitRate()
+					t.Logf("seed %d, %6d blocks: LRU %.4f, hazard %+.4f", seed, c, lru, got-lru)
+					if got < lru-0.01 {
+						t.Errorf("seed %d, %d blocks: hit rate %.4f, LRU has %.4f", seed, c, got, lru)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestPolicyLRUIsExact compares LRU behind the interface of policies with the slow one.
+func TestPolicyLRUIsExact(t *testing.T) {
+	for _, w := range Workloads[:3] {
+		s := w.Make(5)
+		for _, c := range []int{500, 5000} {
+			if got, want := Run(s, evict.NewLRU(), c).HitRate(), LRU(s, c).HitRate(); got < want-0.0005 || got > want+0.0005 {
+				t.Errorf("%s, %d blocks: %.5f, exact LRU has %.5f", w.Name, c, got, want)
+			}
+		}
+	}
+}
+
+func BenchmarkHazard(b *testing.B) {
+	benchmark(b, func(s *Stream) Result { return Run(s, evict.NewHazard(), 10000) })
+}
+func BenchmarkLRU(b *testing.B) {
+	benchmark(b, func(s *Stream) Result { return Run(s, evict.NewLRU(), 10000) })
+}
+
+func benchmark(b *testing.B, run func(*Stream) Result) {
+	s := Workloads[4].Make(1)
+	for b.Loop() {
+		b.ReportMetric(float64(run(s).PerAccess().Nanoseconds()), "ns/block")
+	}
+}

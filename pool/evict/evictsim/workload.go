@@ -1,0 +1,215 @@
+package evictsim
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+)
+
+// Workload is a generator of streams: equal seeds give equal streams.
+type Workload struct {
+	Name string
+	make func(*writer)
+}
+
+// Workloads are the generated ones. Each stream has some 100,000 to 400,000 blocks over half an hour to two hours.
+var Workloads = []Workload{
+	{"sysprompt", sysprompt},
+	{"chat", func(w *writer) { w.chats(0, hour, 1, 60, 6) }},
+	{"chatslow", func(w *writer) { w.chats(0, 2*hour, 0.4, 400, 10) }},
+	{"agent", func(w *writer) { w.agents(0, hour, 0.12) }},
+	{"scan", func(w *writer) { w.chats(0, hour, 0.5, 60, 6); w.scans(0, hour, 0.3) }},
+	{"lru", lruFriendly},
+	{"phase", phases},
+	{"flip", flip},
+	{"flipfar", func(w *writer) { w.flips(0, hour, 8*minute, 1200) }},
+	{"random", randomPhases},
+}
+
+// Make is the stream of a seed.
+func (w Workload) Make(seed uint64) *Stream {
+	out := &writer{rand: rand.New(rand.NewPCG(seed, 7)), stream: &Stream{Name: w.Name}}
+	w.make(out)
+	slices.SortStableFunc(out.stream.Requests, func(a, b Request) int { return int(a.Millis - b.Millis) })
+	return out.stream
+}
+
+const (
+	second = 1000 // ms
+	minute = 60 * second
+	hour   = 60 * minute
+)
+
+// writer collects requests, in any order of time.
+type writer struct {
+	rand   *rand.Rand
+	stream *Stream
+}
+
+func (w *writer) fresh(n int) []uint32 {
+	b := make([]uint32, n)
+	for i := range b {
+		b[i] = uint32(w.stream.Blocks)
+		w.stream.Blocks++
+	}
+	return b
+}
+
+func (w *writer) add(at float64, blocks []uint32) {
+	w.stream.Requests = append(w.stream.Requests, Request{int64(at), slices.Clone(blocks)})
+}
+
+// wait is a random time around mean seconds, in ms; sigma is of its logarithm.
+func (w *writer) wait(mean, sigma float64) float64 {
+	return second * mean * math.Exp(sigma*w.rand.NormFloat64()-sigma*sigma/2)
+}
+
+func (w *writer) arrivals(from, to, perSecond float64, f func(at float64)) {
+	for at := from; ; {
+		if at += second * w.rand.ExpFloat64() / perSecond; at >= to {
+			return
+		}
+		f(at)
+	}
+}
+
+func (w *writer) between(low, high int) int { return low + w.rand.IntN(high-low+1) }
+
+// zipf draws from n things, the first most often.
+func (w *writer) zipf(n int, s float64) func() int {
+	z := rand.NewZipf(w.rand, s, 1, uint64(n-1))
+	return func() int { return int(z.Uint64()) }
+}
+
+func (w *writer) prompts(n, low, high int) [][]uint32 {
+	p := make([][]uint32, n)
+	for i := range p {
+		p[i] = w.fresh(w.between(low, high))
+	}
+	return p
+}
+
+// sysprompt: many prompts that start with one of 200 shared texts and end with something never seen again.
+func sysprompt(w *writer) {
+	shared := w.prompts(200, 8, 60)
+	pick := w.zipf(len(shared), 1.1)
+	w.arrivals(0, hour, 2, func(at float64) {
+		w.add(at, append(slices.Clone(shared[pick()]), w.fresh(w.between(1, 20))...))
+	})
+}
+
+// chats that grow turn by turn, after some time to think.
+func (w *writer) chats(from, to, perSecond, think, turns float64) {
+	shared := w.prompts(8, 1, 6)
+	pick := w.zipf(len(shared), 1.2)
+	w.arrivals(from, to, perSecond, func(at float64) {
+		chain := append(slices.Clone(shared[pick()]), w.fresh(w.between(1, 12))...)
+		for ; at < to; at += w.wait(think, 0.8) {
+			w.add(at, chain)
+			if w.rand.Float64() < 1/turns {
+				return
+			}
+			chain = append(chain, w.fresh(w.between(1, 5))...)
+		}
+	})
+}
+
+// agents that call tools: many short steps, each prompt the one before it and a little more.
+func (w *writer) agents(from, to, perSecond float64) {
+	shared := w.prompts(5, 10, 30)
+	w.arrivals(from, to, perSecond, func(at float64) {
+		chain := append(slices.Clone(shared[w.rand.IntN(len(shared))]), w.fresh(w.between(2, 10))...)
+		for range w.between(5, 40) {
+			if at >= to {
+				return
+			}
+			w.add(at, chain)
+			chain = append(chain, w.fresh(w.between(1, 3))...)
+			at += w.wait(6, 1)
+		}
+	})
+}
+
+// scans: long documents that come once.
+func (w *writer) scans(from, to, perSecond float64) {
+	w.arrivals(from, to, perSecond, func(at float64) { w.add(at, w.fresh(w.between(60, 200))) })
+}
+
+// lruFriendly: what was used is used again, the sooner the likelier.
+func lruFriendly(w *writer) {
+	var stack [][]uint32
+	back := w.zipf(20000, 1.3)
+	w.arrivals(0, hour, 4, func(at float64) {
+		i := len(stack) - back()
+		var chain []uint32
+		if i < 0 || i >= len(stack) {
+			chain = w.fresh(w.between(4, 24))
+		} else {
+			chain = stack[i]
+			stack = slices.Delete(stack, i, i+1)
+			if w.rand.IntN(3) == 0 {
+				chain = append(slices.Clip(chain), w.fresh(1)...)
+			}
+		}
+		stack = append(stack, chain)
+		w.add(at, chain)
+	})
+}
+
+// phases: every ten minutes something else, and nothing of what was before.
+func phases(w *writer) {
+	for i := range 6 {
+		from := float64(i) * 10 * minute
+		to := from + 10*minute
+		switch i % 3 {
+		case 0:
+			w.chats(from, to, 1.5, 40, 6)
+		case 1:
+			w.agents(from, to, 0.2)
+		case 2:
+			w.scans(from, to, 0.3)
+			w.chats(from, to, 0.5, 20, 4)
+		}
+	}
+}
+
+// flip: of two sorts of prompts that look the same, in turn only the old ones or only the new ones come again.
+func flip(w *writer) { w.flips(0, hour, 4*minute, 400) }
+
+func (w *writer) flips(from, to, every float64, far int) {
+	var seen [][]uint32
+	w.arrivals(from, to, 4, func(at float64) {
+		chain := w.fresh(w.between(8, 20))
+		if n := len(seen); n > 0 && w.rand.IntN(2) == 0 {
+			back := 1 + w.rand.IntN(30)
+			if int((at-from)/every)%2 == 0 {
+				back = far + w.rand.IntN(far)
+			}
+			if back <= n {
+				chain = seen[n-back]
+			}
+		}
+		seen = append(seen, chain)
+		w.add(at, chain)
+	})
+}
+
+// randomPhases: phases of random kind and strength.
+func randomPhases(w *writer) {
+	for from := 0.; from < hour; {
+		to := from + minute*float64(w.between(3, 15))
+		strength := 0.3 + 1.5*w.rand.Float64()
+		switch w.rand.IntN(4) {
+		case 0:
+			w.chats(from, to, strength, 10+200*w.rand.Float64(), 3+8*w.rand.Float64())
+		case 1:
+			w.agents(from, to, strength/8)
+		case 2:
+			w.flips(from, to, minute+4*minute*w.rand.Float64(), w.between(50, 1000))
+		case 3:
+			w.scans(from, to, strength/4)
+			w.chats(from, to, strength/2, 30, 5)
+		}
+		from = to
+	}
+}

@@ -1,0 +1,164 @@
+package evict
+
+import (
+	"errors"
+	"math"
+	"testing"
+	"unsafe"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+func TestStateIsSmall(t *testing.T) {
+	if n := unsafe.Sizeof(node{}); n > 64 {
+		t.Errorf("%d bytes per entry, at most 64", n)
+	}
+	if n := unsafe.Sizeof(ghostSet{}) / ways; n > 16 {
+		t.Errorf("%d bytes per ghost, at most 16", n)
+	}
+}
+
+// spread is a print for tests.
+func spread(n int) uint64 {
+	x := uint64(n+1) * 0x9e3779b97f4a7c15
+	x = (x ^ x>>29) * 0xbf58476d1ce4e5b9
+	return x ^ x>>32
+}
+
+// TestRiskIsCountedOnEntering stores blocks of which a tenth is used again at one age. Those that never come again are
+// at risk there as well: counted only at reuse, the hazard would be one.
+func TestRiskIsCountedOnEntering(t *testing.T) {
+	h := NewHazard()
+	const n, again = 4000, 100e9 // ns
+	for i := range n {
+		now := int64(i) * 1e8
+		h.Access(&pool.Use{Now: now, BlockTokens: 512, Prints: []uint64{spread(i)}})
+		h.Insert(&pool.Insertion{Now: now, BlockTokens: 512, Entries: []uint32{uint32(i + 1)}, Prints: []uint64{spread(i)}})
+		if back := i - again/1e8; back >= 0 && back%10 == 0 {
+			h.Access(&pool.Use{Now: now, BlockTokens: 512, Prints: []uint64{spread(back)}, Entries: []uint32{uint32(back + 1)}})
+		}
+	}
+	b := binOf(uint32(again / 1e6))
+	t.Logf("bin %d: used %v, at risk %v", b, h.tables.used[0][b], h.tables.risk[0][b])
+	for c := range numClasses {
+		used, risk := h.tables.used[c][b], h.tables.risk[c][b]
+		if used < 100 {
+			continue
+		}
+		if hazard := used / risk; hazard < 0.08 || hazard > 0.13 {
+			t.Errorf("risk counted only at reuse: class %d: of %.0f blocks that reached the age %.0f were used, a share of %.2f; a tenth was",
+				c, risk, used, hazard)
+		}
+		return
+	}
+	t.Fatal("no class saw the uses")
+}
+
+// TestSameRequestTwice looks a chain up as schedulers do: again and again until the request runs.
+func TestSameRequestTwice(t *testing.T) {
+	h := NewHazard()
+	u := pool.Use{BlockTokens: 512, Prints: []uint64{spread(1), spread(2), spread(3)}}
+	h.Access(&u)
+	h.Insert(&pool.Insertion{BlockTokens: 512, Entries: []uint32{1, 2}, Prints: u.Prints[:2]})
+	u.Now, u.Entries = 100e9, []uint32{1, 2}
+	for range 5 {
+		h.Access(&u)
+		u.Now += 1e9
+	}
+	if got := usesOf(h.nodes.at(1).class); got != 1 {
+		t.Errorf("%d uses after one request that asked five times", got)
+	}
+}
+
+// TestStaleUseIsPassedOver tells of a use of an entry whose number now is another block's.
+func TestStaleUseIsPassedOver(t *testing.T) {
+	h := NewHazard()
+	h.Insert(&pool.Insertion{BlockTokens: 512, Entries: []uint32{1}, Prints: []uint64{spread(1)}})
+	h.Remove([]uint32{1})
+	h.Insert(&pool.Insertion{Now: 1e9, BlockTokens: 512, Entries: []uint32{1}, Prints: []uint64{spread(2)}})
+	h.Access(&pool.Use{Now: 20e9, BlockTokens: 512, Entries: []uint32{1}, Prints: []uint64{spread(1)}})
+	if got := h.nodes.at(1).used; got != 1000 {
+		t.Errorf("the block was used at %d ms, and it was not", got)
+	}
+}
+
+func TestLearnedSurvives(t *testing.T) {
+	h := NewHazard()
+	for i := range 5000 {
+		u := pool.Use{Now: int64(i) * 1e9, BlockTokens: 512, Prints: []uint64{spread(i % 1000)}}
+		h.Access(&u)
+	}
+	b := h.Learned()
+	g := NewHazard()
+	if err := g.Learn(b); err != nil {
+		t.Fatal(err)
+	}
+	g.startRound()
+	h.startRound()
+	for c := range numClasses {
+		g.scoreClass(c)
+		h.scoreClass(c)
+		for i := range numBins {
+			a, b := float64(g.worths[c][i]), float64(h.worths[c][i])
+			if math.Abs(a-b) > 1e-3*math.Abs(b) && h.entries == g.entries {
+				t.Fatalf("class %d, bin %d is worth %g, was worth %g", c, i, a, b)
+			}
+		}
+	}
+	before := g.Learned()
+	for i := 0; i < len(b); i += 97 {
+		bad := append([]byte(nil), b...)
+		bad[i] ^= 1
+		if err := g.Learn(bad); !errors.Is(err, ErrLearned) {
+			t.Fatalf("a bit changed in byte %d: %v", i, err)
+		}
+	}
+	for _, bad := range [][]byte{nil, b[:len(b)-1], append(b, 0)} {
+		if err := g.Learn(bad); !errors.Is(err, ErrLearned) {
+			t.Fatalf("%d bytes: %v", len(bad), err)
+		}
+	}
+	if string(g.Learned()) != string(before) {
+		t.Fatal("what was refused has changed something")
+	}
+}
+
+// TestFallingBehindForgets feeds the judge a policy that misses what LRU hits.
+func TestFallingBehindForgets(t *testing.T) {
+	h := NewHazard()
+	h.tables.use(3, 4)
+	for range 10 {
+		h.judge(-50, 60)
+	}
+	if r := h.Report(); r.Alarms == 0 || r.Margin <= 0 {
+		t.Fatalf("%d alarms, margin %g, 500 hits behind LRU", r.Alarms, r.Margin)
+	}
+	if got := h.tables.used[3][4]; got > 0.1 {
+		t.Errorf("%g uses are still remembered", got)
+	}
+}
+
+// TestGhostsGrowWithoutLoss adds ghosts while the table grows set by set.
+func TestGhostsGrowWithoutLoss(t *testing.T) {
+	var g ghosts
+	g.grow(0)
+	const n = 60_000
+	for i := range n {
+		g.grow(i * 8)
+		g.put(spread(i), uint32(i), makeInfo(spread(i), uint8(i%numClasses), i%numBins))
+	}
+	lost := 0
+	for i := range n {
+		s, w := g.find(spread(i))
+		if w < 0 {
+			lost++
+			continue
+		}
+		if info := s.info[w]; int(info.class()) != i%numClasses || info.bin() != i%numBins || s.used[w] != uint32(i) {
+			t.Fatalf("ghost %d came back as class %d, bin %d, used %d", i, info.class(), info.bin(), s.used[w])
+		}
+	}
+	if lost > n/100 {
+		t.Errorf("%d of %d ghosts lost in a table with room for 8 times as many", lost, n)
+	}
+}
