@@ -55,26 +55,41 @@ func (c *core) evictFor(class int32) bool {
 func (c *core) evictable(e uint32) bool { return c.recs.all[e].child == none && !c.held(e) }
 
 // oldest is the entry that goes next: the least recently used one on which nothing hangs. An older one that has
-// children moves to just above one of them: it is as recent as what hangs on it.
+// children is as recent as what hangs on it.
 func (c *core) oldest() uint32 {
-	recs := c.recs.all
-	for ; c.work.repairs > 0; c.work.repairs-- {
+	for c.work.repairs > 0 {
 		e := c.recent.oldest
-		if e == none {
-			return none
-		}
-		if c.evictable(e) {
+		if e == none || c.evictable(e) {
 			return e
 		}
-		child := recs[e].child
-		c.recent.remove(recs, e)
-		if child != none && recs[child].is(flagRecent) {
-			c.recent.pushAbove(recs, child, e)
-		} else {
-			c.recent.push(recs, e)
-		}
+		c.lift(e)
 	}
 	return none
+}
+
+// lift moves e to just above a child of it, the child to above one of its own, and so on down to one that was lifted
+// before: each chain that was stored piece by piece, its beginning first, is put in order once. With no child in the list,
+// one that is held hangs on e, and e goes last.
+func (c *core) lift(e uint32) {
+	recs := c.recs.all
+	path := append(c.scratch[:0], e)
+	for child := recs[e].child; child != none && recs[child].is(flagRecent) && len(path) < maxRepairs; child = recs[child].child {
+		path = append(path, child)
+		if recs[child].is(flagLifted) {
+			break
+		}
+	}
+	c.work.repairs -= len(path)
+	if len(path) == 1 {
+		c.recent.remove(recs, e)
+		c.recent.push(recs, e)
+	}
+	for i := len(path) - 2; i >= 0; i-- {
+		c.recent.remove(recs, path[i])
+		c.recent.pushAbove(recs, path[i+1], path[i])
+		recs[path[i]].hold |= flagLifted
+	}
+	c.scratch = path[:0]
 }
 
 // oldestOf is the first evictable entry with a slot of the class among n entries from the given one on.

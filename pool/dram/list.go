@@ -57,7 +57,7 @@ func (l *list) remove(recs []record, e uint32) {
 		l.oldest = r.newer
 	}
 	r.newer, r.older = none, none
-	r.hold &^= l.flag
+	r.hold &^= l.flag | flagLifted
 	l.n--
 }
 

@@ -45,6 +45,7 @@ const (
 	flagYoung   = 1 << 4 // in partialYoung
 	flagOld     = 1 << 5 // in partialOld
 	flagMarked  = 1 << 6 // seen by the walk under way
+	flagLifted  = 1 << 7 // put above what hangs on it by lift, and not moved since
 )
 
 func (r *record) pins() uint32        { return r.hold >> pinShift }

@@ -51,6 +51,25 @@ func testOldChain(t *testing.T, open Open) {
 	f.empty()
 }
 
+// testPieces fills the pool with one chain that came in many pieces, the beginning first, as a long prompt does; the next
+// one must find room all the same.
+func testPieces(t *testing.T, open Open) {
+	const blocks, piece = 4096, 16
+	f := start(t, open, Options{Bytes: blocks << 10, SlabBytes: 64 << 10}, model("one", 1, 1024))
+	for _, name := range []string{"first", "second"} {
+		h := chain(name, blocks)
+		for from := 0; from < blocks; from += piece {
+			var parent []byte
+			if from > 0 {
+				parent = h.At(from - 1)
+			}
+			f.store(h.Slice(from, from+piece), parent)
+		}
+		f.wantCount(h, blocks, "a chain that came in pieces found no room")
+	}
+	f.empty()
+}
+
 // testHealed loses a block in the middle of a chain, and gets it again.
 func testHealed(t *testing.T, open Open) {
 	f := start(t, open, small, model("one", 1, 1024))

@@ -46,6 +46,7 @@ func TestPool(t *testing.T, open Open) {
 		{"SuffixGoesBeforeItsPrefix", testSuffixFirst},
 		{"LateSuffixGoesBeforeItsPrefix", testLateSuffix},
 		{"OldChainGoesWhole", testOldChain},
+		{"ChainStoredInPiecesMakesRoom", testPieces},
 		{"HealedChainGoesSuffixFirst", testHealed},
 		{"SuffixDoesNotPushOutItsOwnPrefix", testOwnPrefix},
 		{"LeastRecentlyUsedGoesFirst", testLeastRecent},
