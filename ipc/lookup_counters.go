@@ -17,7 +17,7 @@ type LookupCounters struct {
 	Forms    [Forms]uint64   // of these, by Form
 	Reasons  [Reasons]uint64 // malformed, by Reason
 	Panics   uint64          // of the handler
-	Unsent   uint64          // replies that libzmq did not take
+	Unsent   uint64          // answers to peers that were gone, or that read none of thousands
 }
 
 // Counters may be called from any goroutine.

@@ -113,7 +113,8 @@ func (s *LookupServer) open(serial int) error {
 func (s *LookupServer) openRouter(fd int) (err error) {
 	if s.router, err = s.ctx.z.NewSocket(zmq.ROUTER); err == nil {
 		err = errors.Join(s.router.SetLinger(lookupLinger), s.router.SetRcvhwm(requestQueue), s.router.SetSndhwm(answerQueue),
-			s.router.SetMaxmsgsize(maxZMQFrame), s.router.SetUseFd(fd))
+			s.router.SetMaxmsgsize(maxZMQFrame), s.router.SetUseFd(fd),
+			s.router.SetRouterMandatory(1)) // an answer that cannot be queued is an error, and counted
 	}
 	if err == nil {
 		err = s.router.Bind("ipc://" + s.Path())

@@ -339,3 +339,35 @@ func TestAnswersWaitForAClientThatReadsLate(t *testing.T) {
 		}
 	}
 }
+
+// A client that never reads loses answers in the end: they are counted, and everybody else is served.
+func TestAnswersNobodyReads(t *testing.T) {
+	c := testContext(t)
+	s := serveLookups(t, c, socketDir(t), "lookup", echoHandler)
+	dealer, err := c.z.NewSocket(zmq.DEALER)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dealer.Close()
+	dealer.SetLinger(0)
+	dealer.SetRcvhwm(1)
+	if err := dealer.Connect("ipc://" + s.Path()); err != nil {
+		t.Fatal(err)
+	}
+	l := c.DialLookup(s.Path())
+	defer l.Close()
+	own := encodeRequest(&LookupRequest{Form: FormOwn, Version: 2})[0]
+	for deadline := time.Now().Add(testTimeout); s.Counters().Unsent == 0; {
+		for range 1000 {
+			if _, err := dealer.SendMessage([]byte{}, own); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := l.Ask(&LookupRequest{}, testTimeout); err != nil {
+			t.Fatalf("another client: %v", err)
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("no answer was counted as unsent: %+v", s.Counters())
+		}
+	}
+}
