@@ -168,3 +168,22 @@ func (c *counting) Copy(x *cudaipc.Copy) (cudaipc.Ticket, error) {
 	c.runs += len(x.Runs)
 	return c.Device.Copy(x)
 }
+
+// TestLongSaveKeepsItsOwnPrefix: a chain longer than the pool, in several batches. What found no room ends the section;
+// blocks behind it, which nobody could reach, do not push out its beginning.
+func TestLongSaveKeepsItsOwnPrefix(t *testing.T) {
+	s := newNode(t, 8, false).join(t, func(c *Config) {
+		c.Limits = DefaultLimits
+		c.Limits.BatchBytes = 4 * blockSize
+	})
+	s.submit(save(1, section(0, 24, 0)))
+	c := s.completion()
+	for i, status := range c.Status {
+		if want := map[bool]pool.Status{true: pool.OK, false: pool.Busy}[i < 8]; status != want {
+			t.Errorf("block %d of the chain: status %d, want %d", i, status, want)
+		}
+	}
+	if n := s.stored(0, 24); n != 8 {
+		t.Errorf("%d blocks of the prefix are stored, want 8: a long save pushed out its own prefix", n)
+	}
+}

@@ -44,6 +44,10 @@ func (th *thread) saveBatch(t *task, parts []part) pool.Status {
 	th.clear()
 	for i := range parts {
 		b := th.batch(t, &parts[i])
+		if t.behindBusy(&parts[i]) {
+			t.set(parts[i].first, b.Hashes.N, pool.Busy)
+			continue
+		}
 		th.w.cfg.Slots.Reserve(&b)
 		th.add(&parts[i], &b)
 	}
@@ -58,6 +62,12 @@ func (th *thread) saveBatch(t *task, parts []part) pool.Status {
 	verdict := th.verdict(t)
 	th.commit(t, verdict)
 	return verdict
+}
+
+// behindBusy says that the block before the part found no room: nobody could reach what lies behind it, and room for
+// that would be made by evicting the chain's own beginning.
+func (t *task) behindBusy(p *part) bool {
+	return p.from > 0 && t.status[p.first-1] == pool.Busy
 }
 
 // verdict asks, behind the copy and before the commit, whether the engine still wants it: a revoked block may have

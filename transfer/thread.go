@@ -127,8 +127,11 @@ func (th *thread) complete(t *task) {
 }
 
 // rest gives all blocks from number i on a status.
-func (t *task) rest(i int, s pool.Status) {
-	for ; i < len(t.status); i++ {
+func (t *task) rest(i int, s pool.Status) { t.set(i, len(t.status)-i, s) }
+
+// set is the status of n blocks from number i on.
+func (t *task) set(i, n int, s pool.Status) {
+	for ; n > 0; i, n = i+1, n-1 {
 		t.status[i] = s
 	}
 }
