@@ -206,7 +206,9 @@ func (g *driven) report(r *Report) {
 	r.Engine = g.number
 	g.d.mu.Lock()
 	defer g.d.mu.Unlock()
-	_ = g.d.out.Encode(r) // a driver that is gone ends this process through its input
+	if err := g.d.out.Encode(r); err != nil {
+		return // a driver that is gone ends this process through its input
+	}
 }
 
 // arm gets a strike ready.

@@ -21,6 +21,7 @@ type replaySettings struct {
 	trace    string
 	requests int
 	duration time.Duration
+	pace     time.Duration
 	seed     uint64
 
 	engines, perProcess int
@@ -91,6 +92,7 @@ func (s *replaySettings) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.trace, "trace", "", "the trace: one JSON object a line with timestamp, input_length, output_length, hash_ids")
 	f.Var(&countValue{&s.requests, 0, 1 << 30}, "requests", "replay only so many requests; 0 is all")
 	f.Var(&durationValue{&s.duration, 0, 24 * time.Hour}, "duration", "replay again and again, with fresh prompts, for so long")
+	f.Var(&durationValue{&s.pace, 0, 24 * time.Hour}, "pace", "take at least so long, for people to watch; 0 is as fast as it goes")
 	f.Uint64Var(&s.seed, "seed", 0, "seed of everything that is drawn; 0 takes one from the clock and prints it")
 	f.Var(&countValue{&s.engines, 1, 1024}, "engines", "engines")
 	f.Var(&countValue{&s.perProcess, 1, 1024}, "engines-per-process", "engines in one process")

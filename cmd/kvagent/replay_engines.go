@@ -120,7 +120,9 @@ func (e *replayEngine) send(c *mockengine.Command) {
 	if c.Strike != nil {
 		e.strike = c.Strike
 	}
-	_ = e.process.encode.Encode(c)
+	if err := e.process.encode.Encode(c); err != nil {
+		return // buried will hand it to the next life
+	}
 }
 
 // endAll ends processes that are still there, and joins their readers.

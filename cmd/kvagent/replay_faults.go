@@ -55,7 +55,7 @@ func (r *replay) blindKill(s *mockengine.Strike, victim *replayEngine) {
 }
 
 // struck takes the report of a strike that was dealt.
-func (r *replay) struck(_ context.Context, e *replayEngine, report *mockengine.Report) error {
+func (r *replay) struck(e *replayEngine) error {
 	s := e.strike
 	if s == nil {
 		return fmt.Errorf("engine %d struck though nobody had asked", e.number)

@@ -175,6 +175,9 @@ func (r *replay) round(ctx context.Context, records []mockengine.Record) error {
 			r.plan()
 			batches[r.deal[i]] = append(batches[r.deal[i]], r.set.requestFor(r.rng, uint64(r.dealt), &records[i]))
 		}
+		if err := r.pace(ctx, records[from].Timestamp/max(records[len(records)-1].Timestamp, 1)); err != nil {
+			return err
+		}
 		if err := r.stretch(ctx, batches, until); err != nil {
 			return err
 		}
@@ -184,6 +187,22 @@ func (r *replay) round(ctx context.Context, records []mockengine.Record) error {
 		}
 	}
 	return nil
+}
+
+// pace holds the replay back so that it takes as long as it is told to at least; part is how far it is, 0 to 1.
+func (r *replay) pace(ctx context.Context, part float64) error {
+	due := time.NewTimer(time.Until(r.begin.Add(time.Duration(part * float64(r.set.pace)))))
+	defer due.Stop()
+	for {
+		select {
+		case <-due.C:
+			return nil
+		case <-r.show.tick():
+			r.show.line(r)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 // stretch runs all engines up to a virtual time and waits for them.
@@ -252,7 +271,7 @@ func (r *replay) handle(ctx context.Context, ev engineEvent) error {
 		r.took(e, ev.report)
 		e.left = ev.report
 	case "strike":
-		return r.struck(ctx, e, ev.report)
+		return r.struck(e)
 	case "wrong":
 		r.wrong = append(r.wrong, fmt.Sprintf("engine %d: %s", e.number, ev.report.Text))
 		e.lost++
@@ -260,98 +279,4 @@ func (r *replay) handle(ctx context.Context, ev engineEvent) error {
 		return fmt.Errorf("engine %d: %s", e.number, ev.report.Text)
 	}
 	return nil
-}
-
-// took takes what an engine did.
-func (r *replay) took(e *replayEngine, report *mockengine.Report) {
-	if report.Stats != nil {
-		e.last, e.lost = *report.Stats, 0
-	}
-	for _, o := range report.Outcomes {
-		q, ok := e.unfinished[o.ID]
-		if !ok {
-			continue
-		}
-		delete(e.unfinished, o.ID)
-		if q.ID >= probeID {
-			continue
-		}
-		r.done++
-		if o.Failed != "" {
-			r.failed = append(r.failed, fmt.Sprintf("request %d: %s", o.ID, o.Failed))
-		}
-		r.credit(e, &q, &o)
-	}
-}
-
-// credit adds a request's blocks to its engine's columns.
-func (r *replay) credit(e *replayEngine, q *mockengine.Request, o *mockengine.Outcome) {
-	e.requests++
-	e.blocks += len(q.Prompt)
-	e.own += o.Own
-	e.pooled += o.Pool
-	e.preempted += o.Preempted
-	if o.Aborted {
-		e.aborted++
-	}
-	for i, id := range q.Prompt {
-		by, known := r.firstBy[id]
-		if !known {
-			r.firstBy[id] = e.number
-		} else if i >= o.Own && i < o.Own+o.Pool && by != e.number {
-			e.others++
-		}
-	}
-}
-
-// probe damages a block of the prompt that one engine saved last, and lets another one load all of them: its prompt is
-// the same and one block longer.
-func (r *replay) probe(ctx context.Context) error {
-	var ids []uint64
-	for i := range uint64(probeBlocks + 1) {
-		ids = append(ids, probeID+i)
-	}
-	for i := range 2 {
-		batches := make([][]mockengine.Request, len(r.engines))
-		batches[i] = []mockengine.Request{{ID: probeID + uint64(i), Prompt: ids[:probeBlocks+i], Output: 1}}
-		if err := r.stretch(ctx, batches, -1); err != nil {
-			return err
-		}
-		if i == 0 {
-			if _, err := r.agent.admin.post(ctx, "/fault"); err != nil {
-				return fmt.Errorf("flip a byte: %w", err)
-			}
-		}
-	}
-	return nil
-}
-
-// leave lets every engine go and waits until the agent has forgotten them.
-func (r *replay) leave(ctx context.Context) error {
-	for _, e := range r.engines {
-		e.process.wanted = true
-		e.send(&mockengine.Command{Op: "leave"})
-	}
-	if err := r.wait(ctx, func(e *replayEngine) bool { return e.left != nil }); err != nil {
-		return err
-	}
-	r.agent.pausing.Wait()
-	ctx, stop := context.WithTimeout(ctx, emptyWithin)
-	defer stop()
-	for {
-		st, err := r.agent.status(ctx)
-		if err != nil {
-			return fmt.Errorf("status in the end: %w", err)
-		}
-		r.leases, r.regions, r.leftEngines = st.Leases, st.Regions, st.Engines
-		r.ownCleanup = st.CleanupMaxMS
-		r.noteCleanup(time.Duration(st.CleanupMaxMS * float64(time.Millisecond)))
-		if r.leases+r.regions+r.leftEngines == 0 || ctx.Err() != nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(agentPoll):
-		}
-	}
 }

@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/kvagent/kvagent/mockengine"
+)
+
+// took takes what an engine did.
+func (r *replay) took(e *replayEngine, report *mockengine.Report) {
+	if report.Stats != nil {
+		e.last, e.lost = *report.Stats, 0
+	}
+	for _, o := range report.Outcomes {
+		q, ok := e.unfinished[o.ID]
+		if !ok {
+			continue
+		}
+		delete(e.unfinished, o.ID)
+		if q.ID >= probeID {
+			continue
+		}
+		r.done++
+		if o.Failed != "" {
+			r.failed = append(r.failed, fmt.Sprintf("request %d: %s", o.ID, o.Failed))
+		}
+		r.credit(e, &q, &o)
+	}
+}
+
+// credit adds a request's blocks to its engine's columns.
+func (r *replay) credit(e *replayEngine, q *mockengine.Request, o *mockengine.Outcome) {
+	e.requests++
+	e.blocks += len(q.Prompt)
+	e.own += o.Own
+	e.pooled += o.Pool
+	e.preempted += o.Preempted
+	if o.Aborted {
+		e.aborted++
+	}
+	for i, id := range q.Prompt {
+		by, known := r.firstBy[id]
+		if !known {
+			r.firstBy[id] = e.number
+		} else if i >= o.Own && i < o.Own+o.Pool && by != e.number {
+			e.others++
+		}
+	}
+}
+
+// probe damages a block of the prompt that one engine saved last, and lets another one load all of them: its prompt is
+// the same and one block longer.
+func (r *replay) probe(ctx context.Context) error {
+	var ids []uint64
+	for i := range uint64(probeBlocks + 1) {
+		ids = append(ids, probeID+i)
+	}
+	for i := range 2 {
+		batches := make([][]mockengine.Request, len(r.engines))
+		batches[i] = []mockengine.Request{{ID: probeID + uint64(i), Prompt: ids[:probeBlocks+i], Output: 1}}
+		if err := r.stretch(ctx, batches, -1); err != nil {
+			return err
+		}
+		if i == 0 {
+			if _, err := r.agent.admin.post(ctx, "/fault"); err != nil {
+				return fmt.Errorf("flip a byte: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// leave lets every engine go and waits until the agent has forgotten them.
+func (r *replay) leave(ctx context.Context) error {
+	for _, e := range r.engines {
+		e.process.wanted = true
+		e.send(&mockengine.Command{Op: "leave"})
+	}
+	if err := r.wait(ctx, func(e *replayEngine) bool { return e.left != nil }); err != nil {
+		return err
+	}
+	r.agent.pausing.Wait()
+	ctx, stop := context.WithTimeout(ctx, emptyWithin)
+	defer stop()
+	for {
+		st, err := r.agent.status(ctx)
+		if err != nil {
+			return fmt.Errorf("status in the end: %w", err)
+		}
+		r.leases, r.regions, r.leftEngines = st.Leases, st.Regions, st.Engines
+		r.ownCleanup = st.CleanupMaxMS
+		r.noteCleanup(time.Duration(st.CleanupMaxMS * float64(time.Millisecond)))
+		if r.leases+r.regions+r.leftEngines == 0 || ctx.Err() != nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(agentPoll):
+		}
+	}
+}
