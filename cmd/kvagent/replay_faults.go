@@ -31,7 +31,7 @@ func (r *replay) plan() {
 }
 
 // nextStrike takes a planned strike and the engine that is to deal it, at a moment when a job is under way. Some are
-// dealt blindly instead, whatever the victim does.
+// dealt blindly instead, whatever the victim does, as long as at least half of all are known to hit a job under way.
 func (r *replay) nextStrike() (s *mockengine.Strike, by *replayEngine, blind bool) {
 	e := r.engines[r.rng.IntN(len(r.engines))]
 	if len(r.strikes) == 0 || e.strike != nil || e.process.wanted || r.agent.isPaused() {
@@ -39,7 +39,10 @@ func (r *replay) nextStrike() (s *mockengine.Strike, by *replayEngine, blind boo
 	}
 	s = &r.strikes[0]
 	r.strikes = r.strikes[1:]
-	return s, e, r.rng.IntN(blindShare) == 0
+	r.tally.Lock()
+	defer r.tally.Unlock()
+	spare := 2*r.tally.inFlight >= r.tally.engineKills+r.tally.agentKills+1
+	return s, e, spare && r.rng.IntN(blindShare) == 0
 }
 
 // blindKill kills at any moment.
