@@ -9,6 +9,7 @@ const (
 
 // probe is the result for a group, valid while the lock is held: the visible entries, none where there is none.
 type probe struct {
+	key   [groupLen]key
 	entry [groupLen]uint32
 	hash  [groupLen]uint64
 	home  [groupLen]int
@@ -20,15 +21,16 @@ type probe struct {
 func (c *core) look(id ident, v *view, from, n int) {
 	pr := &c.probe
 	for i := range n {
-		hash := c.seed.hash(id, v.words(from+i))
+		pr.key[i] = v.words(from + i)
+		hash := c.seed.hash(id, pr.key[i])
 		pr.hash[i] = hash
 		pr.side[i], pr.home[i] = c.table.side(hash)
 	}
 	for i := range n {
 		pr.cell[i] = pr.side[i].cell[pr.home[i]]
 	}
-	var touched ident
-	recs := c.recs.all
+	var touched uint32
+	recs, lives := c.recs.all, c.lives.all
 	for i := range n {
 		at := pr.home[i]
 		tag := tagOf(pr.hash[i], at)
@@ -37,24 +39,24 @@ func (c *core) look(id ident, v *view, from, n int) {
 			e, at = pr.side[i].candidate(at, tag)
 		}
 		pr.entry[i], pr.home[i] = e, at
-		touched ^= recs[e].ident
+		touched ^= uint32(recs[e].ident) ^ lives[e].generation
 	}
 	c.work.sink = uint64(touched)
 	for i := range n {
 		if e := pr.entry[i]; e != none {
-			pr.entry[i] = c.confirm(i, id, v.words(from+i))
+			pr.entry[i] = c.confirm(i, id)
 		}
 	}
 }
 
 // confirm compares the candidate for hash i, and goes on behind it in the rare case that only its tag fits.
-func (c *core) confirm(i int, id ident, k key) uint32 {
+func (c *core) confirm(i int, id ident) uint32 {
 	pr := &c.probe
-	e := pr.entry[i]
+	e, k := pr.entry[i], &pr.key[i]
 	r := &c.recs.all[e]
-	if r.ident != id || r.hash != k {
+	if r.ident != id || r.hash != *k {
 		tag := uint32(pr.side[i].cell[pr.home[i]])
-		if e = c.match(pr.side[i], pr.home[i]+1, tag, id, &k); e == none {
+		if e = c.match(pr.side[i], pr.home[i]+1, tag, id, k); e == none {
 			return none
 		}
 		r = &c.recs.all[e]
