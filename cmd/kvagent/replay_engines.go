@@ -29,6 +29,7 @@ type replayEngine struct {
 	number     int
 	process    *engineProcess
 	running    bool                          // a run was sent and not answered
+	detached   bool                          // it had no agent at the end of its last run
 	until      float64                       // of that run
 	unfinished map[uint64]mockengine.Request // handed in and not over
 	strike     *mockengine.Strike            // armed and not fired

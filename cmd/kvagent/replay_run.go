@@ -17,6 +17,7 @@ const (
 	settleCalm    = 2 * time.Second        // longest wait for saves at the end of a stretch
 	settleFaults  = 250 * time.Millisecond // the same with kills or pauses
 	emptyWithin   = 10 * time.Second       // for the agent to be rid of engines that left
+	awayPause     = 100 * time.Millisecond // between two stretches without an agent
 	probeBlocks   = 8                      // prompt of the request whose block is damaged
 	probeID       = 1 << 62                // its number, and its hash ids from here on
 	roundIDs      = 1 << 40                // hash ids of one round with duration
@@ -189,9 +190,15 @@ func (r *replay) round(ctx context.Context, records []mockengine.Record) error {
 	return nil
 }
 
-// pace holds the replay back so that it takes as long as it is told to at least; part is how far it is, 0 to 1.
+// pace holds the replay back so that it takes as long as it is told to at least; part is how far it is, 0 to 1. While the
+// agent is stopped or comes back it holds back, too: otherwise a second without an agent would be hundreds of
+// requests, and most of a run with kills would be one without an agent.
 func (r *replay) pace(ctx context.Context, part float64) error {
-	due := time.NewTimer(time.Until(r.begin.Add(time.Duration(part * float64(r.set.pace)))))
+	until := r.begin.Add(time.Duration(part * float64(r.set.pace)))
+	if least := time.Now().Add(awayPause); r.away() && until.Before(least) {
+		until = least
+	}
+	due := time.NewTimer(time.Until(until))
 	defer due.Stop()
 	for {
 		select {
@@ -203,6 +210,16 @@ func (r *replay) pace(ctx context.Context, part float64) error {
 			return ctx.Err()
 		}
 	}
+}
+
+// away says that the agent is stopped, or that an engine was without one at the end of its last stretch.
+func (r *replay) away() bool {
+	for _, e := range r.engines {
+		if e.detached {
+			return true
+		}
+	}
+	return r.agent.isPaused()
 }
 
 // stretch runs all engines up to a virtual time and waits for them.
@@ -266,6 +283,7 @@ func (r *replay) handle(ctx context.Context, ev engineEvent) error {
 	switch ev.report.Op {
 	case "ran":
 		e.running = false
+		e.detached = !ev.report.Attached
 		r.took(e, ev.report)
 	case "left":
 		r.took(e, ev.report)

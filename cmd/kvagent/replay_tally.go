@@ -82,6 +82,7 @@ func (r *replay) leave(ctx context.Context) error {
 		return err
 	}
 	r.agent.pausing.Wait()
+	r.watching.Wait() // an agent that was killed last is there again
 	ctx, stop := context.WithTimeout(ctx, emptyWithin)
 	defer stop()
 	for {
