@@ -3,7 +3,7 @@ package evict
 import "github.com/kvagent/kvagent/pool"
 
 // maxGap is the blocks forgotten in the middle of a chain that is still taken for a known one.
-const maxGap = 8
+const maxGap = 4
 
 // ghostRef is where the ghost of a missing block lies; way -1 says that there is none.
 type ghostRef struct {

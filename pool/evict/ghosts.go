@@ -3,18 +3,17 @@ package evict
 import "unsafe"
 
 const (
-	ways         = 10      // ghosts of a set
-	setsAPage    = 512     // 64 KiB
-	minSets      = 512     // a power of two
+	ways         = 20      // ghosts of a set: the more, the more alike their time to be forgotten
+	setsAPage    = 256     // 64 KiB
+	minSets      = 64      // a power of two
 	ghostsAnItem = 8       // ghosts per entry, at most
 	maxGhosts    = 4 << 20 // 54 MB
-	maxAwaited   = 1 << 16
-	sweepABlock  = 4 // ghosts that age per block looked up
+	maxAwaited   = 1 << 16 // blocks looked up, not stored before, and not stored yet
+	sweepABlock  = 4       // ghosts that age per block looked up
 )
 
-// ghosts remember blocks that are not stored: those that went, and those that were looked up and not found. They
-// lie in sets of ten by the hash of their key; the one put first makes room. The number of
-// sets grows by one at a time (linear hashing), so that no look-up waits for a table to be copied.
+// ghosts remember blocks that are not stored. They lie in sets by the hash of their key; the one put first makes
+// room. The number of sets grows by one at a time (linear hashing), so that no look-up waits for a table to be copied.
 type ghosts struct {
 	pages []*[setsAPage]ghostSet
 	sets  int // in use
@@ -24,7 +23,7 @@ type ghosts struct {
 	owed  int // ghosts still to be aged
 }
 
-// ghostSet is two cache lines.
+// ghostSet is four cache lines.
 type ghostSet struct {
 	tag  [ways]uint32
 	used [ways]uint32 // ms

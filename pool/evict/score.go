@@ -8,7 +8,7 @@ const (
 	hazardPrior  = 600
 	surest       = 0.999 // a hazard of 1 would leave nobody in the next bin
 	fewest       = 1e-6  // share that is taken to reach any bin, so that slopes there can still be told
-	blocksAScore = 24    // blocks looked up between the scoring of one class and of the next
+	blocksAScore = 12    // blocks looked up between the scoring of one class and of the next
 	maxScores    = 4     // classes scored at one look-up
 )
 
