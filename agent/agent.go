@@ -73,6 +73,7 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 	if _, err := rand.Read(a.boot[:]); err != nil {
 		return nil, fmt.Errorf("boot epoch: %w", err)
 	}
+	a.sessions.last = firstSession(a.boot)
 	a.sessions.open = make(map[uint64]*session)
 	a.switches.loads.Store(true)
 	a.switches.saves.Store(true)

@@ -220,3 +220,15 @@ func TestDrainIsCut(t *testing.T) {
 		t.Errorf("the job that ran: %v", got)
 	}
 }
+
+// A look-up that was asked of one life of the agent names no session of the next.
+func TestSessionNumbersAreOfOneLife(t *testing.T) {
+	one, other := newRig(t), newRig(t)
+	a, b := one.dial().welcome.Session, other.dial().welcome.Session
+	if a == 0 || b == 0 || a >= 1<<53 || b >= 1<<53 {
+		t.Errorf("numbers %d and %d, want 1 to 2^53-1", a, b)
+	}
+	if a == b {
+		t.Errorf("two lives of the agent gave the number %d to their first sessions", a)
+	}
+}

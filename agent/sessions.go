@@ -2,6 +2,7 @@ package agent
 
 import (
 	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -17,11 +18,15 @@ import (
 // sessions are the session sockets that are open, and the goroutines that serve them.
 type sessions struct {
 	mu      sync.Mutex
-	last    uint64 // number of the newest session; numbers start at 1
+	last    uint64 // number of the newest session, see firstSession
 	open    map[uint64]*session
 	closed  bool
 	serving sync.WaitGroup
 }
+
+// firstSession is where the numbers of sessions start in a life of the agent: a look-up that was asked of another life and
+// comes late must not reserve for a session of this one. Numbers stay below 2^53, which JSON can tell.
+func firstSession(boot [16]byte) uint64 { return binary.LittleEndian.Uint64(boot[:]) >> 12 }
 
 // acceptPause is the pause after an accept that failed for a reason of the system's.
 const acceptPause = 50 * time.Millisecond

@@ -140,10 +140,7 @@ func TestGuardLetsOtherFaultsThrough(t *testing.T) {
 
 func TestImportTakesOnlyMemory(t *testing.T) {
 	h := openHost(t)
-	path := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(path, make([]byte, 8192), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	path := fileOnDisk(t)
 	readOnly := memfd(t, 8192)
 	path2 := filepath.Join("/proc/self/fd", strconv.Itoa(readOnly))
 	for name, open := range map[string]func() (int, error){
@@ -162,6 +159,24 @@ func TestImportTakesOnlyMemory(t *testing.T) {
 		}
 	}
 	_ = unix.Close(readOnly)
+}
+
+// fileOnDisk is a file of 8 KiB that is not memory: beside the tests, for a temporary folder often is.
+func fileOnDisk(t *testing.T) string {
+	t.Helper()
+	f, err := os.CreateTemp(".", "test-file-*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.Remove(f.Name()) })
+	if err := errors.Join(f.Truncate(8192), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	var on unix.Statfs_t
+	if err := unix.Statfs(f.Name(), &on); err != nil || on.Type == unix.TMPFS_MAGIC {
+		t.Skipf("the tests lie in memory (%v): no file on disk to refuse", err)
+	}
+	return f.Name()
 }
 
 // TestMostRegions imports as many regions as there may be, and one more.

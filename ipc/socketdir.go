@@ -89,8 +89,8 @@ func CheckName(name string) error {
 	switch {
 	case name == "" || len(name) > MaxName:
 		return fmt.Errorf("lookup_name: %d bytes, allowed is 1 to %d", len(name), MaxName)
-	case name == "." || name == ".." || strings.ContainsAny(name, "/\x00"):
-		return fmt.Errorf("lookup_name: %q, allowed is the name of a file", name)
+	case strings.HasPrefix(name, ".") || strings.ContainsAny(name, "/\x00"):
+		return fmt.Errorf("lookup_name: %q, allowed is the name of a file without a leading dot", name)
 	case strings.HasSuffix(name, lockSuffix) || name == SessionSocket || name == AdminSocket || name == LookupSocket:
 		return fmt.Errorf("lookup_name: %q is taken by the agent", name)
 	}
