@@ -57,6 +57,7 @@ type PolicyReport struct {
 	ShadowLookups, ShadowHits, SampleHits uint64  // sampled blocks looked up; hits of LRU; hits of the policy
 	Margin                                float64 // blocks the policy may still fall behind before the alarm
 	Alarms                                uint64  // times it fell behind, and forgot most of what it had learned
+	Untold                                uint64  // look-ups it was not told of, because too many were waiting
 
 	Classes []PolicyClass
 }

@@ -210,6 +210,7 @@ type Stats struct {
 	Evicted, Dropped, Reassigned    uint64 // entries evicted, dropped as corrupt or reset; slabs given to another class
 	Busy                            uint64 // reservations refused
 	Classes                         []ClassStats
+	Policy                          PolicyReport
 }
 
 // ClassStats is one slot size.

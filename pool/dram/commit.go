@@ -18,6 +18,7 @@ func (p *Pool) commitPart(slots []pool.Slot, epoch uint32, status []pool.Status,
 		status[i] = p.core.commit(&slots[i], epoch, status[i], at)
 		slots[i].Ref = 0
 	}
+	p.core.announce()
 }
 
 func (c *core) commit(s *pool.Slot, epoch uint32, status pool.Status, at *cursor) pool.Status {

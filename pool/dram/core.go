@@ -36,6 +36,10 @@ type core struct {
 	hand    int // slab that is looked at next when the oldest entries name none
 	now     func() time.Time
 
+	advisor *advisor  // nil: none
+	kinds   [][]int32 // classes of the slots of each kind of entries
+	shown   []uint32  // entries that became visible, and the policy has not been told
+
 	pressure func(need int64) bool
 	stats    pool.Stats
 }

@@ -48,7 +48,10 @@ type Options struct {
 	// Virtual makes an arena that is only address space: it is not populated, has no descriptor, and whoever
 	// writes to it takes memory nobody reserved. For measuring the index without the data.
 	Virtual bool
-	Clock   func() time.Time // nil is time.Now
+	// Policy says which entry goes when one must; nil is the one used least recently. The pool calls it under a lock, and
+	// from here on nobody else may.
+	Policy pool.Policy
+	Clock  func() time.Time // nil is time.Now
 }
 
 // Info is what became of the options.
@@ -65,6 +68,7 @@ type Pool struct {
 	ready atomic.Int64 // bytes populated
 
 	populating populating
+	advisor    *advisor
 
 	mu     sync.Mutex // guards core and closed; no byte of the arena is touched under it
 	core   *core
@@ -91,7 +95,8 @@ func Open(o Options) (*Pool, error) {
 	if err != nil {
 		return nil, errors.Join(err, a.close())
 	}
-	p := &Pool{arena: a, core: c}
+	c.advisor = newAdvisor(o.Policy, o.Clock)
+	p := &Pool{arena: a, core: c, advisor: c.advisor}
 	p.info = Info{Bytes: o.Bytes, SlabBytes: o.SlabBytes, PageBytes: a.pageBytes, PageReason: a.reason}
 	if !o.Virtual {
 		p.populating.start(a.base, &p.ready)
@@ -154,5 +159,6 @@ func (p *Pool) Close() error {
 	err := p.core.close()
 	p.mu.Unlock()
 	p.populating.end()
+	p.advisor.close()
 	return errors.Join(err, p.arena.close())
 }

@@ -7,14 +7,17 @@ import (
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
+	"github.com/kvagent/kvagent/pool/evict"
 	"github.com/kvagent/kvagent/pool/mem"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func open(t testing.TB, o pooltest.Options) pooltest.Pool {
-	p, err := dram.Open(dram.Options{Bytes: o.Bytes, SlabBytes: o.SlabBytes, Clock: o.Clock})
+func open(t testing.TB, o pooltest.Options) pooltest.Pool { return openWith(t, o, nil) }
+
+func openWith(t testing.TB, o pooltest.Options, policy pool.Policy) pooltest.Pool {
+	p, err := dram.Open(dram.Options{Bytes: o.Bytes, SlabBytes: o.SlabBytes, Clock: o.Clock, Policy: policy})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,6 +33,18 @@ func openMem(t testing.TB, o pooltest.Options) pooltest.Pool {
 }
 
 func TestPool(t *testing.T) { pooltest.TestPool(t, open) }
+
+// TestPoolWithPolicies holds the pool's promises with each policy in charge of what goes.
+func TestPoolWithPolicies(t *testing.T) {
+	for name, policy := range map[string]func() pool.Policy{
+		"hazard": func() pool.Policy { return evict.NewHazard() },
+		"lru":    func() pool.Policy { return evict.NewLRU() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			pooltest.TestPoolInAnyOrder(t, func(t testing.TB, o pooltest.Options) pooltest.Pool { return openWith(t, o, policy()) })
+		})
+	}
+}
 
 func TestAgainstMem(t *testing.T) { pooltest.TestAgainst(t, open, openMem) }
 

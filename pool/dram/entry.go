@@ -135,6 +135,9 @@ func (c *core) show(e uint32) {
 	c.recs.all[e].hold |= flagVisible
 	c.stats.Partial--
 	c.stats.Entries++
+	if c.advisor != nil {
+		c.shown = append(c.shown, e)
+	}
 }
 
 // drop makes an entry unfindable at once; it is freed when nobody holds it. What hangs on it is orphaned.
@@ -145,6 +148,7 @@ func (c *core) drop(e uint32) {
 	c.unlink(e)
 	c.orphan(e)
 	if r.is(flagVisible) {
+		c.advisor.remove(e)
 		c.stats.Entries--
 	} else {
 		c.stats.Partial--

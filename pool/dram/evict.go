@@ -30,18 +30,17 @@ func (c *core) makeRoom(class int32) bool {
 	return true
 }
 
-// evictFor evicts something that brings a class nearer to a slot: the oldest entry if it has a slot of the
-// class, one nearly as old, or a slab of the class that has the oldest entries.
+// evictFor evicts something that brings a class nearer to a slot: if one of the oldest entries has a slot of the
+// class, the one the policy names, or without a policy that one; else a slab of the class that has the oldest entries.
 func (c *core) evictFor(class int32) bool {
 	oldest := c.oldest()
-	if oldest == none {
-		return false
-	}
 	e := c.oldestOf(class, oldest, nearOldest)
-	if e == none && c.takeSlab(class) {
+	if e == none && oldest != none && c.takeSlab(class) {
 		return true
 	}
-	if e == none {
+	if advised := c.advised(class); advised != none {
+		e = advised
+	} else if e == none {
 		e = c.oldestOf(class, oldest, farOldest)
 	}
 	if e == none {

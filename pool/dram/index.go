@@ -4,7 +4,7 @@ import "github.com/kvagent/kvagent/pool"
 
 // Prefix implements pool.Index.
 func (p *Pool) Prefix(s pool.SpaceID, group uint8, h pool.Hashes) int {
-	var at trail
+	at := trail{note: p.advisor.begin()}
 	n := 0
 	for n < h.N {
 		to := min(n+lockStride, h.N)
@@ -14,6 +14,8 @@ func (p *Pool) Prefix(s pool.SpaceID, group uint8, h pool.Hashes) int {
 			break
 		}
 	}
+	at.note.rest(&p.core.seed, &h, n)
+	p.advisor.end(at.note)
 	return n
 }
 
@@ -21,28 +23,32 @@ func (p *Pool) Prefix(s pool.SpaceID, group uint8, h pool.Hashes) int {
 type trail struct {
 	before pool.Ref // the entry before the next one
 	recent cursor
+	note   *note // nil without a policy
 }
 
 func (p *Pool) prefix(at *trail, s pool.SpaceID, group uint8, h *pool.Hashes, from, to int) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.core
-	id, _, ok := c.identOf(s, group, h.Len)
+	id, sp, ok := c.identOf(s, group, h.Len)
 	if !ok {
 		return 0
 	}
+	at.note.of(id, &sp.groups[group])
 	c.work.steps = maxSteps
 	v := viewOf(h)
 	before := c.still(at.before)
 	for i := from; i < to; {
 		n := min(groupLen, to-i)
 		c.look(id, &v, i, n)
-		for _, e := range c.probe.entry[:n] {
+		for j, e := range c.probe.entry[:n] {
 			if e == none {
+				at.note.miss()
 				return i - from
 			}
 			c.heal(e, before)
 			c.touch(e, &at.recent)
+			at.note.hit(e, c.probe.hash[j])
 			before = e
 			i++
 		}
@@ -87,20 +93,23 @@ func (p *Pool) exists(s pool.SpaceID, group uint8, h *pool.Hashes, from int, pre
 // Pin implements pool.Index.
 func (p *Pool) Pin(s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref) (int, []pool.Ref, int64) {
 	n, bytes := 0, int64(0)
+	note := p.advisor.begin()
 	for n < h.N {
 		to := min(n+lockStride, h.N)
-		found, each := p.pin(s, group, &h, n, to, maxBytes-bytes, &refs)
+		found, each := p.pin(note, s, group, &h, n, to, maxBytes-bytes, &refs)
 		n += found
 		bytes += int64(found) * each
 		if n < to {
 			break
 		}
 	}
+	note.rest(&p.core.seed, &h, n)
+	p.advisor.end(note)
 	return n, refs, bytes
 }
 
 // pin pins a part of a chain, and returns how many and the bytes of each.
-func (p *Pool) pin(s pool.SpaceID, group uint8, h *pool.Hashes, from, to int, maxBytes int64, refs *[]pool.Ref) (n int, bytes int64) {
+func (p *Pool) pin(note *note, s pool.SpaceID, group uint8, h *pool.Hashes, from, to int, maxBytes int64, refs *[]pool.Ref) (n int, bytes int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.core
@@ -108,6 +117,7 @@ func (p *Pool) pin(s pool.SpaceID, group uint8, h *pool.Hashes, from, to int, ma
 	if !ok {
 		return 0, 0
 	}
+	note.of(id, &sp.groups[group])
 	bytes = sp.groups[group].bytes
 	if room := maxBytes / bytes; room < int64(to-from) {
 		to = from + int(max(room, 0))
@@ -121,10 +131,14 @@ func (p *Pool) pin(s pool.SpaceID, group uint8, h *pool.Hashes, from, to int, ma
 	for i := from; i < to; {
 		k := min(groupLen, to-i)
 		c.look(id, &v, i, k)
-		for _, e := range c.probe.entry[:k] {
+		for j, e := range c.probe.entry[:k] {
+			if e == none {
+				note.miss()
+			}
 			if e == none || c.recs.all[e].pins() == maxPins {
 				return i - from, bytes
 			}
+			note.hit(e, c.probe.hash[j])
 			c.heal(e, before)
 			c.pinEntry(e, bytes)
 			*refs = append(*refs, c.ref(e))

@@ -4,6 +4,7 @@ import "github.com/kvagent/kvagent/pool"
 
 // Reserve implements pool.Slots.
 func (p *Pool) Reserve(b *pool.Batch) {
+	p.advisor.catchUp()
 	need := p.reserve(b, false)
 	if need == 0 {
 		return
@@ -20,12 +21,14 @@ func (p *Pool) Reserve(b *pool.Batch) {
 func (p *Pool) reserve(b *pool.Batch, retry bool) (need int64) {
 	full := false
 	for from := 0; from < b.Hashes.N; from += lockStride {
-		need += p.reservePart(b, from, min(from+lockStride, b.Hashes.N), retry, &full)
+		var more int64
+		more, full = p.reservePart(b, from, min(from+lockStride, b.Hashes.N), retry, full)
+		need += more
 	}
 	return need
 }
 
-func (p *Pool) reservePart(b *pool.Batch, from, to int, retry bool, full *bool) (need int64) {
+func (p *Pool) reservePart(b *pool.Batch, from, to int, retry, full bool) (need int64, nowFull bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.core
@@ -35,7 +38,7 @@ func (p *Pool) reservePart(b *pool.Batch, from, to int, retry bool, full *bool) 
 		for i := from; i < to; i++ {
 			b.Status[i], b.Slots[i] = refusal, pool.Slot{}
 		}
-		return 0
+		return 0, full
 	}
 	c.work.refill()
 	c.age()
@@ -50,7 +53,7 @@ func (p *Pool) reservePart(b *pool.Batch, from, to int, retry bool, full *bool) 
 			need += r.bytes
 		}
 	}
-	return need
+	return need, r.full
 }
 
 // reservation is a batch being decided under the lock.
@@ -61,7 +64,7 @@ type reservation struct {
 	bytes  int64  // of an entry
 	before uint32 // the entry before the next hash; none if it is not stored
 	at     cursor
-	full   *bool // nothing more can go
+	full   bool // nothing more can go
 }
 
 // open says why nothing of the batch can be reserved, or OK.
@@ -91,9 +94,9 @@ func (r *reservation) predecessor(i int) uint32 {
 func (r *reservation) one(hash []byte) (pool.Status, pool.Slot) {
 	c := r.core
 	e := c.find(r.id, hash)
-	if e == none && !*r.full {
+	if e == none && !r.full {
 		e = c.create(r.id, hash, r.before)
-		*r.full = e == none
+		r.full = e == none
 	}
 	if e == none {
 		r.before = none

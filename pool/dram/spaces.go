@@ -22,6 +22,8 @@ type group struct {
 	classes []int32 // per shard
 	bytes   int64   // slots of all shards
 	full    uint16  // present, when all shards are
+	kind    uint8   // as a policy tells entries apart
+	tokens  uint32  // of a block
 }
 
 // realm is one epoch of a space.
@@ -68,7 +70,7 @@ func (p *Pool) OpenSpace(s pool.Spec) (pool.SpaceID, error) {
 	}
 	sp := &space{spec: cloneSpec(s), epoch: 1}
 	for _, g := range s.Groups {
-		sp.groups = append(sp.groups, c.newGroup(g.ShardBytes))
+		sp.groups = append(sp.groups, c.newGroup(g))
 	}
 	if !c.newRealm(sp) {
 		return 0, fmt.Errorf("dram: %d epochs have entries: %w", maxRealms, pool.ErrTooLarge)
@@ -79,13 +81,14 @@ func (p *Pool) OpenSpace(s pool.Spec) (pool.SpaceID, error) {
 	return id, nil
 }
 
-func (c *core) newGroup(shardBytes []uint32) (g group) {
-	for _, n := range shardBytes {
+func (c *core) newGroup(spec pool.Group) (g group) {
+	for _, n := range spec.ShardBytes {
 		id := c.slabs.classOf(n)
 		g.classes = append(g.classes, id)
 		g.bytes += int64(c.slabs.class[id].bytes)
 	}
-	g.full = uint16(1<<len(shardBytes) - 1)
+	g.full = uint16(1<<len(spec.ShardBytes) - 1)
+	g.kind, g.tokens = c.kindOf(g.classes), spec.BlockTokens
 	return g
 }
 

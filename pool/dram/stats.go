@@ -4,6 +4,12 @@ import "github.com/kvagent/kvagent/pool"
 
 // Stats implements pool.Spaces.
 func (p *Pool) Stats() pool.Stats {
+	s := p.stats()
+	s.Policy = p.advisor.report()
+	return s
+}
+
+func (p *Pool) stats() pool.Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.core

@@ -12,13 +12,17 @@ type ghostRef struct {
 }
 
 // Access implements pool.Policy. A look-up of a chain that was just looked up is the same request asking again
-// and changes nothing.
+// and counts for nothing.
 func (h *Hazard) Access(u *pool.Use) {
 	length, now := len(u.Prints), millis(u.Now)
-	if length == 0 || h.again(u, now) {
+	if length == 0 {
 		return
 	}
 	h.clock = now
+	if h.again(u, now) {
+		h.renew(u, now)
+		return
+	}
 	known, turn := h.lookBehind(u)
 	t := traits(length, known, u.BlockTokens, turn)
 	h.shadow.see(h, u)
@@ -44,6 +48,17 @@ func (h *Hazard) again(u *pool.Use, now uint32) bool {
 	}
 	n := h.nodes.like(u.Entries[last], u.Prints[last])
 	return n != nil && now-n.used < askedAgain
+}
+
+// renew makes the entries of a chain the newest of the classes they are in, and counts nothing.
+func (h *Hazard) renew(u *pool.Use, now uint32) {
+	for i := len(u.Entries) - 1; i >= 0; i-- {
+		if n := h.nodes.like(u.Entries[i], u.Prints[i]); n != nil {
+			k := h.kinds[n.kind]
+			k.take(&h.nodes, &h.worths, u.Entries[i], n)
+			k.put(&h.nodes, &h.worths, u.Entries[i], n, n.class, now)
+		}
+	}
 }
 
 // lookBehind finds the ghosts of the missing blocks. known is how many blocks in front are stored or remembered

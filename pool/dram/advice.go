@@ -1,0 +1,83 @@
+package dram
+
+import (
+	"slices"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// Child implements pool.View.
+func (c *core) Child(e uint32) uint32 { return c.recs.all[e].child }
+
+// Held implements pool.View.
+func (c *core) Held(e uint32) bool { return c.held(e) }
+
+// kindOf gives entries with slots of these classes a kind. When there are too many, the rest share the last one.
+func (c *core) kindOf(classes []int32) uint8 {
+	for i, k := range c.kinds {
+		if slices.Equal(k, classes) {
+			return uint8(i)
+		}
+	}
+	if len(c.kinds) < pool.MaxKinds {
+		c.kinds = append(c.kinds, classes)
+	}
+	return uint8(len(c.kinds) - 1)
+}
+
+// kindsWith are the kinds, a bit each, whose entries have a slot of a class.
+func (c *core) kindsWith(class int32) (kinds uint64) {
+	for i, k := range c.kinds {
+		if i == pool.MaxKinds-1 || slices.Contains(k, class) {
+			kinds |= 1 << i
+		}
+	}
+	return kinds
+}
+
+// advised is the entry with a slot of a class that the policy gives up; none without a policy.
+func (c *core) advised(class int32) uint32 {
+	if c.advisor == nil {
+		return none
+	}
+	e := c.advisor.victim(c.kindsWith(class), c)
+	if e != none && !c.evictable(e) {
+		panic("dram: the policy gives up an entry that is held or has others behind it")
+	}
+	return e
+}
+
+// announce tells the policy of the entries that became visible.
+func (c *core) announce() {
+	a := c.advisor
+	if a == nil || len(c.shown) == 0 {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.in.Now = a.time()
+	for from := 0; from < len(c.shown); {
+		from = c.announceRun(from)
+	}
+	c.shown = c.shown[:0]
+}
+
+// announceRun tells of the entries from from on that are of one group, and returns where the next ones begin.
+func (c *core) announceRun(from int) int {
+	in, id := &c.advisor.in, c.recs.all[c.shown[from]].ident
+	g := c.group(id)
+	in.Kind, in.BlockTokens = g.kind, g.tokens
+	in.Entries, in.Prints = in.Entries[:0], in.Prints[:0]
+	for ; from < len(c.shown); from++ {
+		r := &c.recs.all[c.shown[from]]
+		if r.ident != id {
+			break
+		}
+		if !r.is(flagVisible) {
+			continue
+		}
+		in.Entries, in.Prints = append(in.Entries, c.shown[from]), append(in.Prints, c.seed.hash(id, r.hash))
+	}
+	c.advisor.policy.Insert(in)
+	return from
+}

@@ -1,0 +1,214 @@
+package dram
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// Limits of what a policy is told of look-ups.
+const (
+	maxNotes      = 64       // look-ups not yet told; a further one is not told, and counted
+	maxNoteBlocks = 8 << 10  // blocks of one look-up that are told, from its first on
+	catchUpBlocks = 16 << 10 // blocks that a reservation tells of before it goes on
+)
+
+// advisor has the policy. Look-ups leave it a note and do not wait for it; a goroutine, or the next reservation, tells
+// the policy. Nil is no policy: then entries go in the order of their last use.
+type advisor struct {
+	now   func() time.Time
+	start time.Time
+	notes chan *note // received only with mu held, so that whoever has mu and finds none has been told all
+	spare chan *note
+	wake  chan struct{}
+	lost  atomic.Uint64 // look-ups the policy was not told of
+
+	ending, ended chan struct{}
+
+	mu     sync.Mutex // guards policy and the fields below; taken after the pool's lock, or without it
+	policy pool.Policy
+	in     pool.Insertion
+	one    [1]uint32
+}
+
+// note is one look-up.
+type note struct {
+	use    pool.Use
+	id     ident
+	missed bool // it ended at a block that is not stored
+}
+
+func newAdvisor(policy pool.Policy, now func() time.Time) *advisor {
+	if policy == nil {
+		return nil
+	}
+	a := &advisor{
+		now: now, start: now(), policy: policy, notes: make(chan *note, maxNotes), spare: make(chan *note, maxNotes),
+		wake: make(chan struct{}, 1), ending: make(chan struct{}), ended: make(chan struct{}),
+	}
+	go a.run()
+	return a
+}
+
+// run tells the policy of look-ups until close.
+func (a *advisor) run() {
+	defer close(a.ended)
+	for {
+		select {
+		case <-a.wake:
+			for a.tell() > 0 {
+			}
+		case <-a.ending:
+			return
+		}
+	}
+}
+
+// close ends and joins run. Nothing may be noted afterwards.
+func (a *advisor) close() {
+	if a != nil {
+		close(a.ending)
+		<-a.ended
+	}
+}
+
+// tell tells the policy of one look-up and returns its blocks, 0 if there is none.
+func (a *advisor) tell() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	select {
+	case n := <-a.notes:
+		a.policy.Access(&n.use)
+		blocks := len(n.use.Prints)
+		a.recycle(n)
+		return blocks
+	default:
+		return 0
+	}
+}
+
+// catchUp tells what was noted before, within limits, so that a reservation right after a look-up knows of it.
+func (a *advisor) catchUp() {
+	if a == nil {
+		return
+	}
+	for left := catchUpBlocks; left > 0; {
+		n := a.tell()
+		if n == 0 {
+			return
+		}
+		left -= n
+	}
+}
+
+// begin is an empty note; nil without a policy.
+func (a *advisor) begin() *note {
+	if a == nil {
+		return nil
+	}
+	var n *note
+	select {
+	case n = <-a.spare:
+	default:
+		n = &note{}
+	}
+	n.use.Now, n.missed = a.time(), false
+	n.use.Entries, n.use.Prints = n.use.Entries[:0], n.use.Prints[:0]
+	return n
+}
+
+// time of the pool's clock in ns.
+func (a *advisor) time() int64 { return int64(a.now().Sub(a.start)) }
+
+func (a *advisor) recycle(n *note) {
+	select {
+	case a.spare <- n:
+	default:
+	}
+}
+
+// end hands a note over.
+func (a *advisor) end(n *note) {
+	if n == nil {
+		return
+	}
+	if len(n.use.Prints) == 0 {
+		a.recycle(n)
+		return
+	}
+	select {
+	case a.notes <- n:
+	default:
+		a.lost.Add(1)
+		a.recycle(n)
+		return
+	}
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+// of says what the blocks are.
+func (n *note) of(id ident, g *group) {
+	if n != nil {
+		n.id, n.use.BlockTokens = id, g.tokens
+	}
+}
+
+// hit notes a stored block.
+func (n *note) hit(e uint32, hash uint64) {
+	if n != nil && len(n.use.Prints) < maxNoteBlocks {
+		n.use.Entries, n.use.Prints = append(n.use.Entries, e), append(n.use.Prints, hash)
+	}
+}
+
+// miss notes that the next block is not stored.
+func (n *note) miss() {
+	if n != nil {
+		n.missed = true
+	}
+}
+
+// rest notes the blocks from from on, if the one there was missed. The pool's lock is not needed.
+func (n *note) rest(s *seed, h *pool.Hashes, from int) {
+	if n == nil || !n.missed {
+		return
+	}
+	v := viewOf(h)
+	for i := from; i < h.N && len(n.use.Prints) < maxNoteBlocks; i++ {
+		n.use.Prints = append(n.use.Prints, s.hash(n.id, v.words(i)))
+	}
+}
+
+// remove says that an entry goes.
+func (a *advisor) remove(e uint32) {
+	if a == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.one[0] = e
+	a.policy.Remove(a.one[:])
+}
+
+// victim is an entry of one of the kinds that can go, or none.
+func (a *advisor) victim(kinds uint64, v pool.View) uint32 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.policy.Victim(a.time(), kinds, v)
+}
+
+// report is what the policy says of itself.
+func (a *advisor) report() pool.PolicyReport {
+	if a == nil {
+		return pool.PolicyReport{Name: "lru"}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	r := a.policy.Report()
+	r.Untold = a.lost.Load()
+	return r
+}
