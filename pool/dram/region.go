@@ -12,7 +12,7 @@ const (
 	hugeBytes = 2 << 20
 	// hugeFrom is the size from which a table asks for huge pages: below, their rounding would cost more
 	// memory than the table itself.
-	hugeFrom = 32 << 20
+	hugeFrom = 4 << 20
 )
 
 // table memory: an array of T off the Go heap, reserved in full and made usable as it grows, so that it never
@@ -55,7 +55,10 @@ func (r *region[T]) grow(n int) bool {
 	}
 	if step == hugeBytes {
 		// Only advice: without huge pages everything works, slower.
-		_ = unix.Madvise(r.raw[r.bytes:to], unix.MADV_HUGEPAGE)
+		_ = unix.Madvise(r.raw[:to], unix.MADV_HUGEPAGE)
+		if r.bytes < hugeFrom {
+			_ = unix.Madvise(r.raw[:r.bytes&^(hugeBytes-1)], unix.MADV_COLLAPSE)
+		}
 	}
 	r.bytes = to
 	r.usable = min(to/size, len(r.all))
