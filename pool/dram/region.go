@@ -12,7 +12,7 @@ const (
 	hugeBytes = 2 << 20
 	// hugeFrom is the size from which a table asks for huge pages: below, their rounding would cost more
 	// memory than the table itself.
-	hugeFrom = 4 << 20
+	hugeFrom = 32 << 20
 )
 
 // table memory: an array of T off the Go heap, reserved in full and made usable as it grows, so that it never
