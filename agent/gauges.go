@@ -93,6 +93,7 @@ func (g *gauges) Describe(ch chan<- *prometheus.Desc) {
 	ch <- leaseRevokedDesc
 	ch <- enginesDesc
 	ch <- malformedDesc
+	describePolicy(ch)
 }
 
 // Collect implements prometheus.Collector.
@@ -101,6 +102,7 @@ func (g *gauges) Collect(ch chan<- prometheus.Metric) {
 	for _, s := range poolSeries {
 		ch <- prometheus.MustNewConstMetric(s.desc, s.kind, s.get(&stats))
 	}
+	collectPolicy(ch, &stats.Policy)
 	leases, bytes, revoked := g.agent.ledger.totals()
 	ch <- prometheus.MustNewConstMetric(leasesDesc, prometheus.GaugeValue, float64(leases))
 	ch <- prometheus.MustNewConstMetric(leaseBytesDesc, prometheus.GaugeValue, float64(bytes))

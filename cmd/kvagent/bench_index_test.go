@@ -3,8 +3,6 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"os"
-	"path/filepath"
 	"testing"
 )
 
@@ -38,41 +36,5 @@ func TestBenchIndexKeepsItsBudget(t *testing.T) {
 	cmd.SetArgs([]string{"--blocks", "5"})
 	if err := cmd.Execute(); err == nil {
 		t.Error("--blocks 5 was accepted")
-	}
-}
-
-func TestBenchPolicyBesideItsBounds(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "trace.jsonl")
-	var trace bytes.Buffer
-	for i := range 600 { // three conversations in turn, and each request begins alike
-		ids := []int{0}
-		for j := range 1 + i/30 {
-			ids = append(ids, 1000*(i%3+1)+j)
-		}
-		if err := json.NewEncoder(&trace).Encode(map[string]any{"hash_ids": ids}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.WriteFile(file, trace.Bytes(), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	requests, err := readPolicyTrace(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, capacity := range []int{1, 10, 40, 1000} {
-		r, err := benchPolicy(requests, capacity)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if r.HitRate > r.Opt+1e-9 || r.LRU > r.Opt+1e-9 || r.HitRate < r.LRU-0.02 {
-			t.Errorf("capacity %d: pool %.4f, LRU %.4f, optimum %.4f", capacity, r.HitRate, r.LRU, r.Opt)
-		}
-	}
-	if err := os.WriteFile(file, []byte("{\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := readPolicyTrace(file); err == nil {
-		t.Error("a broken trace was read")
 	}
 }

@@ -1,152 +1,130 @@
 package main
 
 import (
-	"bufio"
-	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
-	"os"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/dram"
-	"github.com/kvagent/kvagent/pool/policysim"
+	"github.com/kvagent/kvagent/pool/evict/evictsim"
 )
 
-// policyReport is block hits along the prefix over all blocks of a trace.
+// policyReport is block hits along the prefix over all blocks of a stream, at one capacity.
 type policyReport struct {
-	HitRate float64 `json:"hit_rate"` // the pool's own eviction, through its own interface
-	LRU     float64 `json:"lru"`      // exact LRU
-	Opt     float64 `json:"opt"`      // Belady's optimum
+	Stream   string             `json:"stream"`
+	Capacity int                `json:"capacity_blocks"`
+	HitRate  float64            `json:"hit_rate"` // the default policy, through the pool's own interface
+	LRU      float64            `json:"lru"`      // exact LRU
+	Opt      float64            `json:"opt"`      // Belady's optimum
+	Policies map[string]float64 `json:"policies"` // each through the pool's own interface
+	// Time in the policy alone per block looked up, the least of some runs, and the same for LRU.
+	PerAccess    int64 `json:"ns_per_access"`
+	PerAccessLRU int64 `json:"lru_ns_per_access"`
 }
 
 const (
 	maxPolicyBlocks    = 10_000_000
-	maxTraceLine       = 4 << 20
 	defaultPolicyBlock = 10_000
+	defaultPolicySeed  = 1
 )
 
+// policySettings are the settings of bench policy.
+type policySettings struct {
+	trace      string
+	workload   string
+	seed       uint64
+	capacities []int
+	json       bool
+}
+
 func benchPolicyCommand() *cobra.Command {
-	var asJSON bool
-	var trace string
-	capacity := defaultPolicyBlock
+	s := policySettings{capacities: []int{defaultPolicyBlock}, seed: defaultPolicySeed}
 	cmd := &cobra.Command{
-		Use:   "policy --trace FILE",
+		Use:   "policy --trace FILE | --workload NAME",
 		Short: "Hit rate of the pool's eviction on a trace, beside LRU and the optimum",
-		Long: "Replays a trace (one JSON object a line, with hash_ids) against a pool of --capacity-blocks blocks whose data is " +
-			"address space only. Each request hits the leading blocks that are stored, and then has all its blocks stored.",
+		Long: "Replays a trace (one JSON object a line, with timestamp and hash_ids), or a generated workload, against a pool of " +
+			"--capacity-blocks blocks whose data is address space only. Each request hits the leading blocks that are stored, and then " +
+			"has all its blocks stored. Time is the trace's.",
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if capacity < 1 || capacity > maxPolicyBlocks {
-				return fmt.Errorf("--capacity-blocks is %d, must be 1 to %d", capacity, maxPolicyBlocks)
-			}
-			t, err := readPolicyTrace(trace)
-			if err != nil {
-				return err
-			}
-			report, err := benchPolicy(t, capacity)
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(report)
-			}
-			return printPolicy(cmd.OutOrStdout(), report, capacity)
-		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return s.run(cmd.OutOrStdout()) },
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	cmd.Flags().StringVar(&trace, "trace", "", "trace file in Mooncake's format")
-	cmd.Flags().IntVar(&capacity, "capacity-blocks", capacity, fmt.Sprintf("blocks the pool holds, 1 to %d", maxPolicyBlocks))
-	if err := cmd.MarkFlagRequired("trace"); err != nil {
-		panic(err) // the flag is defined above
-	}
+	f := cmd.Flags()
+	f.BoolVar(&s.json, "json", false, "print one JSON object; of several capacities or workloads, its rows")
+	f.StringVar(&s.trace, "trace", "", "trace file in Mooncake's format")
+	f.StringVar(&s.workload, "workload", "", "generated workload, or all")
+	f.Uint64Var(&s.seed, "seed", s.seed, "seed of generated workloads")
+	f.IntSliceVar(&s.capacities, "capacity-blocks", s.capacities, fmt.Sprintf("blocks the pool holds, 1 to %d; several separated by commas", maxPolicyBlocks))
 	return cmd
 }
 
-// readPolicyTrace reads the block numbers of each request.
-func readPolicyTrace(file string) (t policysim.Trace, err error) {
-	f, err := os.Open(file)
+func (s *policySettings) run(out io.Writer) error {
+	streams, err := s.streams()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	defer f.Close()
-	lines := bufio.NewScanner(f)
-	lines.Buffer(nil, maxTraceLine)
-	for n := 1; lines.Scan(); n++ {
-		var request struct {
-			HashIDs []int `json:"hash_ids"`
+	var rows []policyReport
+	for _, stream := range streams {
+		for _, capacity := range s.capacities {
+			row, err := benchPolicy(stream, capacity)
+			if err != nil {
+				return err
+			}
+			rows = append(rows, row)
 		}
-		if err := json.Unmarshal(lines.Bytes(), &request); err != nil {
-			return nil, fmt.Errorf("%s line %d: %w", file, n, err)
+	}
+	switch {
+	case !s.json:
+		return printPolicy(out, rows)
+	case len(rows) == 1:
+		return json.NewEncoder(out).Encode(rows[0])
+	}
+	return json.NewEncoder(out).Encode(map[string][]policyReport{"rows": rows})
+}
+
+// streams checks the settings and reads or makes what they name.
+func (s *policySettings) streams() ([]*evictsim.Stream, error) {
+	for _, c := range s.capacities {
+		if c < 1 || c > maxPolicyBlocks {
+			return nil, fmt.Errorf("--capacity-blocks is %d, must be 1 to %d", c, maxPolicyBlocks)
 		}
-		t = append(t, request.HashIDs)
 	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
+	if (s.trace == "") == (s.workload == "") {
+		return nil, errors.New("either --trace or --workload must be given")
 	}
-	if t.Blocks() == 0 {
-		return nil, fmt.Errorf("%s: no request has hash_ids", file)
+	if s.trace != "" {
+		stream, err := evictsim.ReadTrace(s.trace)
+		return []*evictsim.Stream{stream}, err
 	}
-	return t, nil
-}
-
-func benchPolicy(t policysim.Trace, capacity int) (policyReport, error) {
-	hits, err := poolHits(t, capacity)
-	all := float64(t.Blocks())
-	return policyReport{
-		HitRate: float64(hits) / all,
-		LRU:     float64(policysim.LRU(t, capacity)) / all,
-		Opt:     float64(policysim.Belady(t, capacity)) / all,
-	}, err
-}
-
-// poolHits replays a trace through look-up, reservation and commit.
-func poolHits(t policysim.Trace, capacity int) (hits int, err error) {
-	// A slab holds one block, so that exactly as many fit as asked for.
-	slab := int64(dram.MinSlabBytes)
-	for slab*int64(capacity) < dram.MinBytes {
-		slab *= 2
-	}
-	p, err := dram.Open(dram.Options{Bytes: slab * int64(capacity), SlabBytes: slab, Virtual: true})
-	if err != nil {
-		return 0, err
-	}
-	defer p.Close()
-	space, err := p.OpenSpace(pool.Spec{
-		Identity: []byte("policy"), Shards: 1, Groups: []pool.Group{{BlockTokens: 512, ShardBytes: []uint32{uint32(slab)}}},
-	})
-	if err != nil {
-		return 0, err
-	}
-	for _, request := range t {
-		h := policyHashes(request)
-		n := p.Prefix(space, 0, h)
-		hits += n
-		b := pool.Batch{Space: space, Epoch: 1, Hashes: h.Slice(n, h.N)}
-		if n > 0 {
-			b.Parent = h.At(n - 1)
+	var streams []*evictsim.Stream
+	names := "all"
+	for _, w := range evictsim.Workloads {
+		names += ", " + w.Name
+		if s.workload == w.Name || s.workload == "all" {
+			streams = append(streams, w.Make(s.seed))
 		}
-		b.Status, b.Slots = make([]pool.Status, b.Hashes.N), make([]pool.Slot, b.Hashes.N)
-		p.Reserve(&b)
-		p.Commit(b.Slots, b.Epoch, b.Status)
 	}
-	return hits, nil
+	if streams == nil {
+		return nil, fmt.Errorf("--workload is %q, must be one of %s", s.workload, names)
+	}
+	return streams, nil
 }
 
-func policyHashes(request []int) pool.Hashes {
-	blob := make([]byte, 0, 8*len(request))
-	for _, id := range request {
-		blob = binary.LittleEndian.AppendUint64(blob, uint64(id))
-	}
-	return pool.Chain(blob, 8)
-}
-
-func printPolicy(w io.Writer, r policyReport, capacity int) error {
+func printPolicy(w io.Writer, rows []policyReport) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "blocks\tpool\tLRU\toptimum\t")
-	fmt.Fprintf(t, "%d\t%.4f\t%.4f\t%.4f\t\n", capacity, r.HitRate, r.LRU, r.Opt)
+	fmt.Fprint(t, "stream\tblocks\t")
+	for _, name := range evictions {
+		fmt.Fprintf(t, "%s\t", name)
+	}
+	fmt.Fprintln(t, "exact LRU\toptimum\tns/access\tLRU ns\t")
+	for _, r := range rows {
+		fmt.Fprintf(t, "%s\t%d\t", r.Stream, r.Capacity)
+		for _, name := range evictions {
+			fmt.Fprintf(t, "%.4f\t", r.Policies[name])
+		}
+		fmt.Fprintf(t, "%.4f\t%.4f\t%d\t%d\t\n", r.LRU, r.Opt, r.PerAccess, r.PerAccessLRU)
+	}
 	return t.Flush()
 }

@@ -39,6 +39,7 @@ type replaySettings struct {
 
 	socket    string
 	integrity string
+	eviction  string
 
 	killEngine, killAgent, pauseAgent int
 	pauseFor                          time.Duration
@@ -50,7 +51,7 @@ type replaySettings struct {
 func defaultReplaySettings() *replaySettings {
 	return &replaySettings{
 		engines: 2, perProcess: 1, blockBytes: 16 << 10, ranks: 1, groups: 1, pauseFor: 10 * time.Second,
-		integrity: integrityFull, loadDeadline: 2 * time.Second, lookupTimeout: 100 * time.Millisecond, priorities: 1,
+		integrity: integrityFull, eviction: defaultEviction, loadDeadline: 2 * time.Second, lookupTimeout: 100 * time.Millisecond, priorities: 1,
 	}
 }
 
@@ -111,6 +112,7 @@ func (s *replaySettings) addFlags(f *pflag.FlagSet) {
 	f.Var(&durationValue{&s.loadDeadline, time.Millisecond, time.Hour}, "load-deadline", "give a load up after so long")
 	f.StringVar(&s.socket, "socket", "", "socket directory, or session socket, of an agent that runs; default: start one")
 	f.Var(&choiceValue{&s.integrity, []string{integrityFull, integrityHeader}}, "integrity", "integrity of the agent that is started")
+	f.Var(&choiceValue{&s.eviction, evictions}, "eviction", "eviction of the agent that is started")
 	f.Var(&countValue{&s.killEngine, 0, 1 << 30}, "kill-engine-every", "kill an engine every so many requests; 0 is never")
 	f.Var(&countValue{&s.killAgent, 0, 1 << 30}, "kill-agent-every", "kill the agent every so many requests; 0 is never")
 	f.Var(&countValue{&s.pauseAgent, 0, 1 << 30}, "pause-agent-every", "stop the agent for a while every so many requests; 0 is never")

@@ -90,6 +90,7 @@ func (r *replay) replaceAgent(kill bool) bool {
 		return false
 	}
 	r.count(&r.tally.agentKills, 0)
+	r.befell(r.dealt, r.dealt+1, func(f *mockengine.Fault) { f.PoolLost = true })
 	if kill {
 		end()
 	}
@@ -105,6 +106,15 @@ func (r *replay) replaceAgent(kill bool) bool {
 	return true
 }
 
+// befell notes for the simulation what happens to requests from to to-1, counted as they are dealt.
+func (r *replay) befell(from, to int, note func(*mockengine.Fault)) {
+	for i := from; i < to; i++ {
+		f := r.faults[i]
+		note(&f)
+		r.faults[i] = f
+	}
+}
+
 // buried takes the end of a process: if it was killed, another one takes its place and its requests.
 func (r *replay) buried(ctx context.Context, p *engineProcess, exit error) error {
 	if !p.wanted {
@@ -118,6 +128,11 @@ func (r *replay) buried(ctx context.Context, p *engineProcess, exit error) error
 		return nil
 	}
 	r.watchCleanup(p, time.Now())
+	r.befell(r.dealt, r.dealt+1, func(f *mockengine.Fault) {
+		for _, e := range p.engines {
+			f.EnginesLost = append(f.EnginesLost, e.number)
+		}
+	})
 	if err := r.spawn(p); err != nil {
 		return err
 	}

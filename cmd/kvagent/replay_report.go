@@ -77,7 +77,7 @@ func (r *replay) report() replayReport {
 	}
 	o.BlocksHit = o.BlocksHitOwn + o.BlocksHitPool
 	o.HitRate = ratio(o.BlocksHit, o.BlocksLookedUp)
-	o.SimHitRate = mockengine.Simulate(r.records, len(r.engines), r.cfg.Blocks, r.set.poolBlocks(&r.cfg, r.capacity), func(i int) int { return r.deal[i] })
+	o.SimHitRate = mockengine.Simulate(r.records, len(r.engines), r.cfg.Blocks, r.set.poolBlocks(&r.cfg, r.capacity), func(i int) int { return r.deal[i] }, r.faults)
 	o.addStats(&total)
 	r.tally.Lock()
 	defer r.tally.Unlock()

@@ -58,6 +58,7 @@ type replay struct {
 	failed  []string
 	firstBy map[uint64]int // engine that computed a block first
 	strikes []mockengine.Strike
+	faults  map[int]mockengine.Fault // by request, for the simulation
 	wrong   []string
 	tally   struct {
 		sync.Mutex
@@ -76,7 +77,7 @@ func newReplay(s *replaySettings, records []mockengine.Record) (*replay, error) 
 		return nil, err
 	}
 	r := &replay{set: s, records: records, deal: dealTurns(records, s.engines), cfg: cfg, rng: rand.New(rand.NewPCG(s.seed, 77)),
-		events: make(chan engineEvent, eventBacklog), firstBy: make(map[uint64]int)}
+		events: make(chan engineEvent, eventBacklog), firstBy: make(map[uint64]int), faults: make(map[int]mockengine.Fault)}
 	for n := range s.engines {
 		if n%s.perProcess == 0 {
 			r.processes = append(r.processes, &engineProcess{})
@@ -179,8 +180,12 @@ func (r *replay) round(ctx context.Context, records []mockengine.Record) error {
 		if err := r.pace(ctx, records[from].Timestamp/max(records[len(records)-1].Timestamp, 1)); err != nil {
 			return err
 		}
+		away := r.away()
 		if err := r.stretch(ctx, batches, until); err != nil {
 			return err
+		}
+		if away || r.away() {
+			r.befell(r.dealt-(to-from), r.dealt, func(f *mockengine.Fault) { f.Away = true })
 		}
 		from = to
 		if r.set.duration > 0 && time.Since(r.begin) >= r.set.duration {

@@ -61,7 +61,7 @@ func serveError(err error) error {
 }
 
 func openPool(s *serveSettings, log *zap.Logger) (*dram.Pool, error) {
-	o := dram.Options{Bytes: s.pool}
+	o := dram.Options{Bytes: s.pool, Policy: newPolicy(s.eviction)}
 	if s.hugePages == hugeOff {
 		o.HugePages = dram.Off
 	}
@@ -71,7 +71,7 @@ func openPool(s *serveSettings, log *zap.Logger) (*dram.Pool, error) {
 	}
 	info := p.Info()
 	log.Info("pool", zap.String("size", humanSize(info.Bytes)), zap.String("slabs", humanSize(info.SlabBytes)),
-		zap.String("pages", humanSize(info.PageBytes)), zap.String("no_huge_pages", info.PageReason))
+		zap.String("eviction", s.eviction), zap.String("pages", humanSize(info.PageBytes)), zap.String("no_huge_pages", info.PageReason))
 	return p, nil
 }
 

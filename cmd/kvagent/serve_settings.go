@@ -16,6 +16,7 @@ type serveSettings struct {
 
 	pool      int64 // bytes
 	hugePages string
+	eviction  string
 	device    string
 
 	socketGroup          string
@@ -57,7 +58,7 @@ const defaultPool = 1 << 30
 func defaultServeSettings() *serveSettings {
 	d := agent.DefaultLimits
 	return &serveSettings{
-		socketDir: defaultSocketDir, pool: defaultPool, hugePages: hugeAuto, device: deviceHost,
+		socketDir: defaultSocketDir, pool: defaultPool, hugePages: hugeAuto, device: deviceHost, eviction: defaultEviction,
 		lookups: map[string][16]byte{}, integrity: integrityFull, queue: d.Transfer.Queue, eventWait: d.Transfer.EventWait,
 		stuckAfter: d.Stuck, maxEngines: d.Engines, maxSessions: d.Sessions, logLevel: "info", drainTimeout: 10 * time.Second,
 	}
@@ -71,6 +72,7 @@ func (s *serveSettings) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.config, configKey, "", "YAML file with settings")
 	f.Var(&choiceValue{&s.device, []string{deviceHost}}, "device", "where the engines' blocks are: host is shared memory and engines on CPUs")
 	f.Var(&choiceValue{&s.hugePages, []string{hugeAuto, hugeOff}}, "huge-pages", "auto takes huge pages for the pool if enough are free")
+	f.Var(&choiceValue{&s.eviction, evictions}, "eviction", "what goes when the pool is full: hazard learns which blocks come again, lru is the one used least recently")
 	f.Var(&choiceValue{&s.integrity, []string{integrityFull, integrityHeader}}, "integrity", "full adds a checksum of each block's content, made at save and verified at load")
 	f.Var(&sizeValue{&s.leaseBytes, 0, dram.MaxBytes}, "lease-bytes", "most that one engine's look-ups may hold reserved; 0 is a quarter of the pool")
 

@@ -6,8 +6,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// blockTokens of the streams, as in Mooncake's traces.
-const blockTokens = 512
+// BlockTokens is the tokens of a block of a stream, as in Mooncake's traces.
+const BlockTokens = 512
 
 // Result of a run.
 type Result struct {
@@ -59,7 +59,7 @@ func newDriver(s *Stream, p pool.Policy, capacity int) *driver {
 	for e := capacity; e > 0; e-- {
 		d.free = append(d.free, uint32(e))
 	}
-	d.use.BlockTokens, d.in.BlockTokens = blockTokens, blockTokens
+	d.use.BlockTokens, d.in.BlockTokens = BlockTokens, BlockTokens
 	return d
 }
 
