@@ -59,7 +59,7 @@ func (b *lookupBench) open() (err error) {
 		return err
 	}
 	blocks := int64(b.chains * lookupChain)
-	if b.pool, err = dram.Open(dram.Options{Bytes: (blocks+blocks/8)*int64(b.ranks)*lookupShardBytes + 64<<20, Virtual: true}); err != nil {
+	if b.pool, err = dram.Open(dram.Options{Bytes: (blocks+blocks/8)*int64(b.ranks)*lookupShardBytes + 64<<20, Virtual: true, Policy: newPolicy(defaultEviction)}); err != nil {
 		return err
 	}
 	if err := b.openAgent(); err != nil {

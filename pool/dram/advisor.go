@@ -11,7 +11,8 @@ import (
 // Limits of what a policy is told of look-ups.
 const (
 	maxNotes      = 64       // look-ups not yet told; a further one is not told, and counted
-	maxNoteBlocks = 8 << 10  // blocks of one look-up that are told, from its first on
+	wakeNotes     = 8        // look-ups that are told without waiting for a reservation
+	maxNoteBlocks = 8 << 10  // blocks of one look-up that are told, from its first on, and at most a group more
 	catchUpBlocks = 16 << 10 // blocks that a reservation tells of before it goes on
 )
 
@@ -145,6 +146,9 @@ func (a *advisor) end(n *note) {
 		a.recycle(n)
 		return
 	}
+	if len(a.notes) < wakeNotes {
+		return
+	}
 	select {
 	case a.wake <- struct{}{}:
 	default:
@@ -158,18 +162,14 @@ func (n *note) of(id ident, g *group) {
 	}
 }
 
-// hit notes a stored block.
-func (n *note) hit(e uint32, hash uint64) {
-	if n != nil && len(n.use.Prints) < maxNoteBlocks {
-		n.use.Entries, n.use.Prints = append(n.use.Entries, e), append(n.use.Prints, hash)
+// found notes a group of looked up blocks, up to the first that is not stored.
+func (n *note) found(pr *probe, looked, stored int) {
+	if n == nil || len(n.use.Prints) >= maxNoteBlocks {
+		return
 	}
-}
-
-// miss notes that the next block is not stored.
-func (n *note) miss() {
-	if n != nil {
-		n.missed = true
-	}
+	n.use.Entries = append(n.use.Entries, pr.entry[:stored]...)
+	n.use.Prints = append(n.use.Prints, pr.hash[:stored]...)
+	n.missed = stored < looked && pr.entry[stored] == none
 }
 
 // rest notes the blocks from from on, if the one there was missed. The pool's lock is not needed.

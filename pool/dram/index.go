@@ -43,15 +43,15 @@ func (p *Pool) prefix(at *trail, s pool.SpaceID, group uint8, h *pool.Hashes, fr
 		c.look(id, &v, i, n)
 		for j, e := range c.probe.entry[:n] {
 			if e == none {
-				at.note.miss()
+				at.note.found(&c.probe, n, j)
 				return i - from
 			}
 			c.heal(e, before)
 			c.touch(e, &at.recent)
-			at.note.hit(e, c.probe.hash[j])
 			before = e
 			i++
 		}
+		at.note.found(&c.probe, n, n)
 	}
 	at.before = c.ref(before)
 	return to - from
@@ -132,19 +132,17 @@ func (p *Pool) pin(note *note, s pool.SpaceID, group uint8, h *pool.Hashes, from
 		k := min(groupLen, to-i)
 		c.look(id, &v, i, k)
 		for j, e := range c.probe.entry[:k] {
-			if e == none {
-				note.miss()
-			}
 			if e == none || c.recs.all[e].pins() == maxPins {
+				note.found(&c.probe, k, j)
 				return i - from, bytes
 			}
-			note.hit(e, c.probe.hash[j])
 			c.heal(e, before)
 			c.pinEntry(e, bytes)
 			*refs = append(*refs, c.ref(e))
 			before = e
 			i++
 		}
+		note.found(&c.probe, k, k)
 	}
 	return to - from, bytes
 }

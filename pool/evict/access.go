@@ -14,11 +14,10 @@ type ghostRef struct {
 // Access implements pool.Policy. A look-up of a chain that was just looked up is the same request asking again
 // and counts for nothing.
 func (h *Hazard) Access(u *pool.Use) {
-	length, now := len(u.Prints), millis(u.Now)
+	length, now := len(u.Prints), h.tick(u.Now)
 	if length == 0 {
 		return
 	}
-	h.clock = now
 	if h.again(u, now) {
 		h.renew(u, now)
 		return

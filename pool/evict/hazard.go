@@ -42,8 +42,7 @@ func NewHazard() *Hazard {
 
 // Insert implements pool.Policy. A block that was looked up before has the class it got then.
 func (h *Hazard) Insert(in *pool.Insertion) {
-	now := millis(in.Now)
-	h.clock = now
+	now := h.tick(in.Now)
 	k := h.kind(in.Kind)
 	t := traits(len(in.Entries), 0, in.BlockTokens, 0)
 	for i := len(in.Entries) - 1; i >= 0; i-- {
@@ -60,6 +59,14 @@ func (h *Hazard) Insert(in *pool.Insertion) {
 	}
 	h.ghosts.grow(min(h.entries*ghostsAnItem, maxGhosts))
 	h.awaited.grow(min(h.entries, maxAwaited))
+}
+
+// tick is the time in ms; it does not go back, though look-ups may be told late.
+func (h *Hazard) tick(now int64) uint32 {
+	if t := millis(now); int32(t-h.clock) > 0 {
+		h.clock = t
+	}
+	return h.clock
 }
 
 // comeBack is the class of a block that is stored, from its ghost if there is one.

@@ -16,8 +16,7 @@ const (
 // of one of their chains. An entry that is held, or whose chain is too long or held at its end, is in use: it becomes
 // the newest of its class, so that each is passed over once.
 func (h *Hazard) Victim(now int64, kinds uint64, v pool.View) uint32 {
-	t := millis(now)
-	h.clock = t
+	t := h.tick(now)
 	victim := uint32(0)
 	masks := false
 	for steps := 0; steps < maxSteps; steps++ {
