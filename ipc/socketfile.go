@@ -3,10 +3,12 @@ package ipc
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -16,10 +18,15 @@ import (
 // ErrInUse is wrapped by the error of a listener whose socket another process serves.
 var ErrInUse = errors.New("in use")
 
+// ErrForeign is wrapped by the error of a listener in whose place lies a file that is not of our kind.
+var ErrForeign = errors.New("not touched")
+
 const (
 	lockSuffix  = ".lock"
 	lockTries   = 16  // a lock file may be removed by the one who lets it go
 	listenQueue = 512 // connections not yet accepted
+
+	maxSignature = 11 // bytes of who holds a lock: a process's number and the end of its line
 )
 
 // socketFile is a socket file held by this process: locked, so that nobody of our kind steals it.
@@ -62,7 +69,7 @@ func (s *socketFile) clear() error {
 		return err
 	}
 	if info.Mode()&fs.ModeSocket == 0 {
-		return fmt.Errorf("socket %s: a file that is no socket is there", s.path)
+		return fmt.Errorf("socket %s: a file that is no socket is there: %w", s.path, ErrForeign)
 	}
 	if alive(s.path) {
 		return fmt.Errorf("socket %s: %w by a process that does not lock it", s.path, ErrInUse)
@@ -124,6 +131,10 @@ func lockFile(path string) (*os.File, error) {
 			return nil, heldBy(path, f, err)
 		}
 		if sameFile(f, name) {
+			if !signed(f) {
+				f.Close()
+				return nil, fmt.Errorf("socket lock %s: a file of somebody else's is there: %w", name, ErrForeign)
+			}
 			if err := sign(f); err != nil {
 				f.Close()
 				return nil, fmt.Errorf("socket lock: %w", err)
@@ -133,6 +144,19 @@ func lockFile(path string) (*os.File, error) {
 		f.Close()
 	}
 	return nil, fmt.Errorf("socket lock %s: %w, it comes and goes", name, ErrInUse)
+}
+
+// signed says whether a lock file is one of ours: new, or with nothing but who held it. Others have files of such
+// names too (poetry.lock), which must not be written to, let alone be removed.
+func signed(f *os.File) bool {
+	b := make([]byte, maxSignature+1)
+	n, err := f.ReadAt(b, 0)
+	if n == 0 {
+		return errors.Is(err, io.EOF)
+	}
+	digits, whole := strings.CutSuffix(string(b[:n]), "\n")
+	_, bad := strconv.ParseUint(digits, 10, 32)
+	return whole && n <= maxSignature && bad == nil
 }
 
 // sign writes into a lock file who holds it.

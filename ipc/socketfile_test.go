@@ -101,6 +101,18 @@ func TestSocketClaims(t *testing.T) {
 	if b, _ := os.ReadFile(path); string(b) != "precious" {
 		t.Errorf("the file is %q now", b)
 	}
+	for name, text := range map[string]string{"letter": "precious", "number": "12", "lines": "12\n13\n", "long": "123456789012\n"} {
+		lock := filepath.Join(dir, name+lockSuffix)
+		if err := os.WriteFile(lock, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ListenUnix(filepath.Join(dir, name), 0); !errors.Is(err, ErrForeign) {
+			t.Errorf("a lock file of somebody else's, %q: %v, want %v", text, err, ErrForeign)
+		}
+		if b, _ := os.ReadFile(lock); string(b) != text {
+			t.Errorf("the lock file of somebody else holds %q now, want %q", b, text)
+		}
+	}
 	long := filepath.Join(dir, strings.Repeat("n", MaxSocketPath))
 	if _, err = ListenUnix(long, 0); err == nil || !strings.Contains(err.Error(), "allowed is 1 to 107") {
 		t.Errorf("a long path: %v", err)
