@@ -30,51 +30,60 @@ func (h *Hazard) age(now uint32, blocks int) {
 // ageClass goes from the oldest bin to the youngest, so that an entry may cross several bins at once: those
 // before it in the list have gone ahead.
 func (h *Hazard) ageClass(k *cells, c int, now uint32, credit int) int {
-	due := now + 1<<30
-	for m := k.filled[c]; m != 0; {
+	m := k.filled[c]
+	for m != 0 && credit > 0 {
 		b := bits.Len64(m) - 1
 		m &^= 1 << b
-		if b == numBins-1 {
-			continue
-		}
-		for k.filled[c]&(1<<b) != 0 {
-			e := k.first[c][b]
-			n := h.nodes.at(e)
-			if int64(now-n.used) < edges[b+1] {
-				if at := n.used + uint32(edges[b+1]); int32(at-due) < 0 {
-					due = at
-				}
-				break
-			}
-			if credit--; credit < 0 {
-				k.due[c] = now
-				return 0
-			}
-			due = h.cross(k, c, b, e, n, now, due)
+		if b < numBins-1 {
+			credit = h.ageBin(k, c, b, now, credit)
 		}
 	}
-	k.due[c] = due
+	k.settle(c, &h.worths[c])
+	k.due[c] = now
+	if credit > 0 {
+		k.due[c] = h.nextDue(k, c, now)
+	}
 	return credit
 }
 
-// cross moves the oldest entry of a bin on, not past the next older entry.
-func (h *Hazard) cross(k *cells, c, b int, e uint32, n *node, now, due uint32) uint32 {
-	to := binOf(now - n.used)
+// ageBin moves the entries of a bin on that are too old for it, the oldest first, none past the one before it.
+func (h *Hazard) ageBin(k *cells, c, b int, now uint32, credit int) int {
+	e := k.first[c][b]
+	n := h.nodes.at(e)
+	ahead := numBins - 1
 	if n.older != 0 {
-		to = min(to, int(h.nodes.at(n.older).bin))
+		ahead = int(h.nodes.at(n.older).bin)
 	}
-	if to <= b {
-		to = b + 1
+	for ; credit > 0 && int64(now-n.used) >= edges[b+1]; credit-- {
+		to := max(b+1, min(binOf(now-n.used), ahead))
+		h.tables.enter(uint8(c), b, to)
+		n.bin, ahead = uint8(to), to
+		if k.filled[c]>>to&1 == 0 {
+			k.first[c][to], k.filled[c] = e, k.filled[c]|1<<to
+		}
+		if e = n.newer; e == 0 {
+			break
+		}
+		if n = h.nodes.at(e); int(n.bin) != b {
+			e = 0
+			break
+		}
 	}
-	h.tables.enter(uint8(c), b, to)
-	newer := n.newer
-	n.bin = uint8(to)
-	k.next(&h.nodes, &h.worths, c, b, newer)
-	if k.filled[c]&(1<<to) == 0 {
-		k.fill(&h.worths, c, to, e)
+	if k.first[c][b] = e; e == 0 {
+		k.filled[c] &^= 1 << b
 	}
-	if to < numBins-1 {
-		if at := n.used + uint32(edges[to+1]); int32(at-due) < 0 {
+	return credit
+}
+
+// nextDue is when the next entry of a class leaves its bin.
+func (h *Hazard) nextDue(k *cells, c int, now uint32) uint32 {
+	due := now + 1<<30
+	for m := k.filled[c]; m != 0; m &= m - 1 {
+		b := bits.TrailingZeros64(m)
+		if b == numBins-1 {
+			break
+		}
+		if at := h.nodes.at(k.first[c][b]).used + uint32(edges[b+1]); int32(at-due) < 0 {
 			due = at
 		}
 	}

@@ -3,7 +3,7 @@ package evict
 import "math/bits"
 
 const (
-	numBins       = 64 // of age; as many as a word has bits
+	numBins       = 48 // of age, at most 64; the last begins at 14 hours
 	binsPerOctave = 3
 	firstShift    = 10 // bins are even in the logarithm of 1<<firstShift ms + age
 	fineShift     = 5  // edges are multiples of this part of an octave

@@ -35,6 +35,7 @@ type ghostSet struct {
 type ghostInfo uint32
 
 const (
+	binMask      = 63 // of ghostInfo>>3
 	ghostThere   = 1 << 0
 	ghostAwaited = 1 << 1 // looked up and not found: its next insertion is no further use
 )
@@ -44,12 +45,12 @@ func makeInfo(print uint64, class uint8, bin int) ghostInfo {
 }
 
 func (i ghostInfo) class() uint8  { return uint8(i>>9) & (numClasses - 1) }
-func (i ghostInfo) bin() int      { return int(i>>3) & (numBins - 1) }
+func (i ghostInfo) bin() int      { return int(i>>3) & binMask }
 func (i ghostInfo) uses() uint8   { return usesOf(i.class()) }
 func (i ghostInfo) awaited() bool { return i&ghostAwaited != 0 }
 
 func (i ghostInfo) withBin(bin int) ghostInfo {
-	return i&^((numBins-1)<<3) | ghostInfo(bin)<<3
+	return i&^(binMask<<3) | ghostInfo(bin)<<3
 }
 
 func (g *ghosts) at(set int) *ghostSet { return &g.pages[set/setsAPage][set%setsAPage] }

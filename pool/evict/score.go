@@ -56,11 +56,12 @@ func (h *Hazard) scoreClass(c int) {
 		used += t.used[c][b]
 		expected += t.risk[c][b] * flat[b]
 	}
-	ratio := (used/t.weight + ratioPrior) / (expected/t.weight + ratioPrior)
+	scale := 1 / t.weight
+	ratio := (used*scale + ratioPrior) / (expected*scale + ratioPrior)
 	var hazard [numBins]float64
 	for b := range flat {
 		believed := min(1, flat[b]*ratio)
-		hazard[b] = min(surest, (t.used[c][b]/t.weight+hazardPrior*believed)/(t.risk[c][b]/t.weight+hazardPrior))
+		hazard[b] = min(surest, (t.used[c][b]*scale+hazardPrior*believed)/(t.risk[c][b]*scale+hazardPrior))
 	}
 	index(&hazard, &h.worths[c])
 	for _, k := range h.kinds {
@@ -73,7 +74,10 @@ func (h *Hazard) scoreClass(c int) {
 // point is where the curve of hits over time held has got to.
 type point struct{ time, hits float64 }
 
-func slope(a, b point) float64 { return (b.hits - a.hits) / (b.time - a.time) }
+// steeper says that the way from a point to b is steeper than that to c; both are later.
+func steeper(from, b, c point) bool {
+	return (b.hits-from.hits)*(c.time-from.time) > (c.hits-from.hits)*(b.time-from.time)
+}
 
 // index is, for each bin, the steepest slope from the middle of the bin to a later edge of the curve of expected
 // hits over expected time held. The edges that can be steepest are the corners of the curve's upper hull.
@@ -88,20 +92,16 @@ func index(hazard *[numBins]float64, w *worths) {
 	n := 0
 	for b := numBins - 1; b >= 0; b-- {
 		end := at[b+1]
-		for n >= 2 && slope(end, hull[n-1]) <= slope(end, hull[n-2]) {
+		for n >= 2 && !steeper(end, hull[n-1], hull[n-2]) {
 			n--
 		}
 		hull[n] = end
 		n++
 		middle := point{(at[b].time + end.time) / 2, (at[b].hits + end.hits) / 2}
-		best, i := slope(middle, end), n-2
-		for ; i >= 0; i-- {
-			s := slope(middle, hull[i])
-			if s <= best {
-				break
-			}
-			best = s
+		best := n - 1
+		for best > 0 && steeper(middle, hull[best-1], hull[best]) {
+			best--
 		}
-		w[b] = float32(best)
+		w[b] = float32((hull[best].hits - middle.hits) / (hull[best].time - middle.time))
 	}
 }
