@@ -15,8 +15,8 @@ func (p *plan) reserve(maxBytes int64, refs []pool.Ref) Hit {
 	first := p.longest(p.limit())
 	for end := first; end > own; {
 		h := Hit{Refs: refs[:base]}
-		got := p.pinWindows(end, maxBytes, &h)
-		if got == end {
+		got := own
+		if p.pinWindows(own, end, maxBytes, &h) {
 			got = p.pinFull(own, end, maxBytes, &h)
 		}
 		if got == end {
@@ -25,9 +25,23 @@ func (p *plan) reserve(maxBytes int64, refs []pool.Ref) Hit {
 		}
 		p.ix.Unpin(h.Refs[base:])
 		refs = h.Refs[:base]
-		end = p.longest(got)
+		end = p.shorter(own, got, end)
 	}
 	return Hit{Refs: refs[:base], Capped: first > own}
+}
+
+// shorter is the end to try after end, of which only what is in front of got could be pinned. If nothing could, and
+// nothing was evicted meanwhile, it is the cap: then the windows in front of most shorter ends are over it too, and half
+// is left out, so that a look-up at the cap takes no longer than others.
+func (p *plan) shorter(own, got, end uint64) uint64 {
+	if got > own {
+		return p.longest(got)
+	}
+	if left := p.longest(end); left < end {
+		return left
+	}
+	half := (end - own) / 2
+	return p.longest(own + half - half%p.align())
 }
 
 // single says that one full-attention group is asked: it needs no second look.
@@ -58,19 +72,19 @@ func (p *plan) stored(g uint8, one pool.Hashes) bool {
 	return present[0]
 }
 
-// pinWindows pins the windows in front of end; it returns end, or less if one is not all there or over the cap.
-func (p *plan) pinWindows(end uint64, maxBytes int64, h *Hit) uint64 {
+// pinWindows pins the windows in front of end; false: one is not all there any more, or over the cap.
+func (p *plan) pinWindows(own, end uint64, maxBytes int64, h *Hit) bool {
 	for i := range p.asked() {
 		g := p.group(i)
 		if p.s.Groups[g].Window == 0 {
 			continue
 		}
-		from := max(end-p.windowBlocks(g, end)*uint64(p.s.Groups[g].BlockTokens), p.own())
+		from := max(end-p.windowBlocks(g, end)*uint64(p.s.Groups[g].BlockTokens), own)
 		if !p.pin(g, from, end, maxBytes, h) {
-			return end - p.align()
+			return false
 		}
 	}
-	return end
+	return true
 }
 
 // pinFull pins the full-attention groups stride by stride and returns the end up to which all are pinned.

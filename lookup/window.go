@@ -1,16 +1,25 @@
 package lookup
 
+// stored is what the index has of a sliding-window group.
+type stored struct {
+	group uint8
+	run   []uint32 // run[i]: stored blocks, or the engine's own, that end right before block i
+}
+
 // windowsEnd lowers end until every sliding-window group has its window in front of it. Full-attention groups
-// have every shorter prefix too, so they need not be asked again.
+// have every shorter prefix too, so they need not be asked again. Each group is asked once: windows that do not agree
+// lower end many times.
 func (p *plan) windowsEnd(end uint64) uint64 {
+	var groups []stored
+	for i := range p.asked() {
+		if g := p.group(i); p.s.Groups[g].Window != 0 && end > 0 {
+			groups = append(groups, stored{g, p.runs(g, end)})
+		}
+	}
 	for lowered := true; lowered; {
 		lowered = false
-		for i := range p.asked() {
-			g := p.group(i)
-			if p.s.Groups[g].Window == 0 {
-				continue
-			}
-			if e := p.windowEnd(g, end); e < end {
+		for i := range groups {
+			if e := p.windowEnd(&groups[i], end); e < end {
 				end, lowered = e, true
 			}
 		}
@@ -18,26 +27,28 @@ func (p *plan) windowsEnd(end uint64) uint64 {
 	return end
 }
 
-// windowEnd is the greatest aligned end' <= end in front of which the group's window is stored or the engine's own.
-func (p *plan) windowEnd(g uint8, end uint64) uint64 {
-	block, align := uint64(p.s.Groups[g].BlockTokens), p.align()
-	if end == 0 {
-		return 0
-	}
+// runs asks the index for a group's blocks in front of end.
+func (p *plan) runs(g uint8, end uint64) []uint32 {
 	all := p.view(g, 0, end)
 	present := make([]bool, all.N)
 	p.ix.Exists(p.s.ID, g, all, present)
-	for i := range min(p.own()/block, uint64(all.N)) {
+	for i := range min(p.own()/uint64(p.s.Groups[g].BlockTokens), uint64(all.N)) {
 		present[i] = true
 	}
-	run := make([]uint64, all.N+1) // run[i]: stored blocks that end right before block i
+	run := make([]uint32, all.N+1)
 	for i, ok := range present {
 		if ok {
 			run[i+1] = run[i] + 1
 		}
 	}
+	return run
+}
+
+// windowEnd is the greatest aligned end' <= end in front of which the group's window is stored or the engine's own.
+func (p *plan) windowEnd(s *stored, end uint64) uint64 {
+	block, align := uint64(p.s.Groups[s.group].BlockTokens), p.align()
 	for ; end > 0; end -= align {
-		if run[end/block] >= p.windowBlocks(g, end) {
+		if uint64(s.run[end/block]) >= p.windowBlocks(s.group, end) {
 			return end
 		}
 	}
