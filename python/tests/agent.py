@@ -21,7 +21,7 @@ from kvagent.shm import SharedMemory, SyncWords
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-BINARY = Path(__file__).resolve().parents[2] / "bin" / "kvagent"
+BINARY = Path(os.environ.get("KVAGENT_BINARY") or Path(__file__).resolve().parents[2] / "bin" / "kvagent")
 PATIENCE_S = 20.0  # for what takes milliseconds on a machine with nothing else to do
 BLOCK_TOKENS = 16
 BLOCKS = 32

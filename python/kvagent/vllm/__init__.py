@@ -1,0 +1,19 @@
+"""The connector that lets vLLM save KV blocks to an agent and load them from it (docs/VLLM.md of the repository).
+
+``KVAgentConnector`` is made when it is asked for: this package and all modules of it but ``connector`` import neither
+vllm nor torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["KVAgentConnector"]  # noqa: F822  made by __getattr__
+
+
+def __getattr__(name: str) -> Any:
+    if name != "KVAgentConnector":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from kvagent.vllm.connector import KVAgentConnector  # noqa: PLC0415
+
+    return KVAgentConnector

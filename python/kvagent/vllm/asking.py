@@ -1,0 +1,152 @@
+"""Asks the agent how much of a prompt it has, within a step's budget of waiting, and not at all while it is silent."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from kvagent.errors import Busy, Malformed, TimedOut
+from kvagent.lookup import LookupClient, LookupStatus, Request, Ticket, Want
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvagent.ownform import Answer
+    from kvagent.vllm.link import Attachment
+
+STEP_WAIT_S = 0.002  # of waiting for answers in one schedule()
+BREAK_AFTER = 2  # questions in a row without an answer, and the agent is not asked
+BREAK_FIRST_S = 0.2  # for that long, doubled at each failure
+BREAK_LAST_S = 2.0
+MAX_PROBES = 32  # hints under way
+
+
+class Breaker:
+    """Lets no request pay for an agent that does not answer."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._pause_s = 0.0
+        self._until = 0.0
+
+    def open(self, now: float) -> bool:
+        """Whether nothing is to be asked now."""
+        return now < self._until
+
+    def failed(self, now: float) -> None:
+        """A question was not answered."""
+        self._failures += 1
+        if self._failures >= BREAK_AFTER:
+            self._pause_s = min(max(2 * self._pause_s, BREAK_FIRST_S), BREAK_LAST_S)
+            self._until = now + self._pause_s
+
+    def succeeded(self) -> None:
+        """A question was answered."""
+        self.__init__()  # type: ignore[misc]
+
+
+class Asker:
+    """Questions in one life of the session. ``close`` ends it. A life's leases end with its session."""
+
+    def __init__(self, attachment: Attachment, wait_s: float, age_s: float) -> None:
+        self.boot = attachment.session.boot
+        self._attachment = attachment
+        self._client = LookupClient(attachment.registered.lookup_path, age_s)
+        self._wait_s = wait_s
+        self._age_s = age_s
+        self._budget_s = STEP_WAIT_S
+        self._breaker = Breaker()
+        self._probes: list[Ticket] = []
+
+    def new_step(self) -> None:
+        """Begins a step: its waiting starts from nothing. Reads what came too late."""
+        self._budget_s = STEP_WAIT_S
+        if self._probes:
+            self._collect_probes()
+        late = self._client.late_leases()
+        if late:
+            self._release(late)
+
+    def silent(self) -> bool:
+        """Whether the agent is not asked for now."""
+        return self._breaker.open(time.monotonic())
+
+    def probe(self, tokens: int, hashes: Sequence[bytes]) -> None:
+        """Tells the agent which blocks will be asked for. Does not wait."""
+        if len(self._probes) >= MAX_PROBES or self.silent():
+            return
+        try:
+            self._probes.append(self._client.submit(self._request(Want.PROBE, tokens, 0, hashes)))
+        except (Busy, Malformed):
+            return  # it is a hint
+
+    def ask(self, tokens: int, own: int, hashes: Sequence[bytes]) -> Ticket | None:
+        """Asks and reserves. None if nothing can be asked now."""
+        try:
+            return self._client.submit(self._request(Want.RESERVE, tokens, own, hashes))
+        except Busy:
+            self._breaker.failed(time.monotonic())
+        except Malformed:
+            return None  # more hashes than a look-up takes
+        return None
+
+    def answer(self, ticket: Ticket, *, first: bool) -> Answer | None:
+        """The answer, None as long as it may come. TimedOut once it may not. The first time it waits a little."""
+        begin = time.monotonic()
+        wait_s = min(self._wait_s, self._budget_s) if first else 0.0
+        try:
+            answer = self._client.poll(ticket, wait_s if wait_s >= _LEAST_WAIT_S else 0.0)
+        except (TimedOut, Malformed) as error:
+            self._breaker.failed(time.monotonic())
+            raise TimedOut(str(error)) from error
+        finally:
+            self._budget_s -= time.monotonic() - begin
+        if answer is None:
+            return None
+        self._breaker.succeeded()
+        if answer.boot != self.boot:
+            raise TimedOut("another life of the agent answered")
+        if answer.status == LookupStatus.OVERLOADED:
+            raise TimedOut("the agent is overloaded")
+        return answer
+
+    def abandon(self, ticket: Ticket) -> None:
+        """Gives a question up; a lease that comes with its answer is given back."""
+        self._client.abandon(ticket)
+
+    def close(self) -> None:
+        """Ends it. Does not wait."""
+        self._probes.clear()
+        self._client.close()
+
+    def _request(self, want: Want, tokens: int, own: int, hashes: Sequence[bytes]) -> Request:
+        return Request(
+            version=self._attachment.session.version,
+            space=self._attachment.registered.space,
+            session=self._attachment.session.number,
+            want=want,
+            tokens=tokens,
+            hbm_tokens=own,
+            deadline_us=int(self._age_s * 1e6),
+            hash_len=len(hashes[0]),
+            hashes=b"".join(hashes),
+        )
+
+    def _collect_probes(self) -> None:
+        left = []
+        for ticket in self._probes:
+            try:
+                if self._client.poll(ticket) is None:
+                    left.append(ticket)
+            except (TimedOut, Malformed):
+                continue
+        self._probes = left
+
+    def _release(self, leases: Sequence[int]) -> None:
+        try:
+            self._attachment.session.release(leases)
+        except Busy:
+            return  # they end with the session
+
+
+_LEAST_WAIT_S = 0.0002  # a shorter wait is none: the socket's clock counts milliseconds

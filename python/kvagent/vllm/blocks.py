@@ -1,0 +1,100 @@
+"""The engine's blocks as the scheduler's side needs them: tables of requests, and pins.
+
+A pinned block is not given to anybody, whatever happens to the request that it belonged to. It uses the reference
+counts of vLLM's own block pool.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+class Blocks:
+    """vLLM's block pool, and what of it this connector holds."""
+
+    def __init__(self, pool: Any, pin_fraction: float) -> None:
+        self._pool = pool
+        self.saving = 0
+        """Pins of saves."""
+        self.loading = 0
+        """Pins of loads."""
+        self.max_saving = int(pool.num_gpu_blocks * pin_fraction)
+        self._old: dict[int, Any] = {}
+
+    def room(self) -> int:
+        """How many more blocks saves may pin."""
+        return self.max_saving - self.saving
+
+    def scarce(self) -> bool:
+        """Whether the engine runs short of blocks: saves should not hold any then."""
+        return bool(self._pool.get_num_free_blocks() < self.max_saving)
+
+    def pin(self, blocks: Sequence[Any], *, load: bool = False) -> None:
+        """Takes a reference to each."""
+        self._pool.touch(blocks)
+        if load:
+            self.loading += len(blocks)
+        else:
+            self.saving += len(blocks)
+
+    def unpin(self, blocks: Sequence[Any], *, load: bool = False) -> None:
+        """Gives the references back, last block first, as vLLM frees."""
+        if load:
+            self.loading -= len(blocks)
+        else:
+            self.saving -= len(blocks)
+        self._pool.free_blocks(reversed(blocks))
+
+    def new_weights(self) -> None:
+        """What is in the prefix cache now was computed before: it is not saved any more under the hash it has."""
+        self._old = {b.block_id: b.block_hash for b in self._pool.blocks if b.block_hash is not None}
+
+    def old(self, block: Any) -> bool:
+        """Whether a block still has what it had before the last new_weights."""
+        return bool(self._old) and self._old.get(block.block_id, _NONE) == block.block_hash
+
+    def before_reset(self, call: Callable[[], None]) -> None:
+        """Has ``call`` called whenever the prefix cache is about to be reset, which works only if nothing is held."""
+        reset = self._pool.reset_prefix_cache
+
+        def reset_prefix_cache() -> Any:
+            call()
+            return reset()
+
+        self._pool.reset_prefix_cache = reset_prefix_cache
+
+
+class Tables:
+    """Block tables of requests: the KV cache manager's own where the scheduler gives it (from 0.30 on)."""
+
+    def __init__(self) -> None:
+        self._manager: Any = None
+        self._pool: Any = None
+        self._seen: dict[str, tuple[Sequence[int], ...]] = {}
+
+    def bind(self, pool: Any, manager: Any = None) -> None:
+        """Says where to look."""
+        self._pool, self._manager = pool, manager
+
+    def take(self, block_state: Any) -> None:
+        """Takes the tables of a step's output, where there is no manager to ask (0.29)."""
+        if self._manager is None and block_state is not None:
+            self._seen.update(block_state.block_ids)
+
+    def slice(self, request: str, group: int, begin: int, end: int) -> list[Any]:
+        """The blocks from begin to end of a group; fewer if the table is shorter."""
+        if self._manager is not None:
+            blocks: list[Any] = self._manager.get_blocks(request).blocks[group][begin:end]
+            return blocks
+        table = self._seen.get(request)
+        return [] if table is None else [self._pool.blocks[i] for i in table[group][begin:end]]
+
+    def forget(self, request: str) -> None:
+        """The request is gone, or lost its blocks."""
+        self._seen.pop(request, None)
+
+
+_NONE = object()

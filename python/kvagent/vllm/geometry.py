@@ -1,0 +1,90 @@
+"""What an engine's KV cache groups are to the agent, and which of them this connector can serve."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from kvagent.messages import Group
+
+MAX_SHARDS = 16  # of the protocol
+_FULL = ("FullAttentionSpec", "MLAAttentionSpec")
+_WINDOW = "SlidingWindowSpec"
+
+
+class Unsupported(ValueError):
+    """A model or configuration that this connector does not serve. The text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Groups, and the tokens of one hash."""
+
+    groups: tuple[Group, ...]
+    hash_tokens: int
+
+    @property
+    def align(self) -> int:
+        """Tokens that are whole blocks in every group."""
+        return math.lcm(*(group.block_tokens for group in self.groups))
+
+    def scale(self, group: int) -> int:
+        """Hashes of one block of the group; its own is the last of them."""
+        return self.groups[group].block_tokens // self.hash_tokens
+
+
+def geometry(kv_cache_config: Any, hash_tokens: int | None) -> Geometry:
+    """The geometry of vLLM's KVCacheConfig. Unsupported names the group that cannot be served."""
+    groups = []
+    for i, group in enumerate(kv_cache_config.kv_cache_groups):
+        spec = group.kv_cache_spec
+        kind = type(spec).__name__
+        if kind not in (*_FULL, _WINDOW):
+            raise Unsupported(f"KV cache group {i} is of {kind}; served are {', '.join((*_FULL, _WINDOW))}")
+        if getattr(group, "is_eagle_group", False):
+            raise Unsupported(f"KV cache group {i} holds layers of a draft model, whose KV its block hashes do not cover")
+        window = int(spec.sliding_window) if kind == _WINDOW else 0
+        groups.append(Group(int(spec.block_size), int(kv_cache_config.num_blocks), window))
+    if not groups:
+        raise Unsupported("the model has no KV cache")
+    tokens = hash_tokens or getattr(kv_cache_config, "hash_block_size", None)
+    tokens = tokens or math.gcd(*(group.block_tokens for group in groups))
+    for i, group in enumerate(groups):
+        if group.block_tokens % tokens:
+            raise Unsupported(f"KV cache group {i}: blocks of {group.block_tokens} tokens, hashes of {tokens}")
+    return Geometry(tuple(groups), int(tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """How the KV is spread over workers."""
+
+    world: int
+    shards: int
+
+    def check(self) -> None:
+        """Unsupported if the agent cannot keep that many pieces of a block."""
+        if not 1 <= self.shards <= MAX_SHARDS:
+            raise Unsupported(f"{self.shards} ranks hold different KV, allowed is 1 to {MAX_SHARDS}")
+
+
+def ranks(parallel: Any, kv_cache_config: Any) -> tuple[Ranks, int]:
+    """The spread of vLLM's ParallelConfig, and how many neighbouring tensor-parallel ranks hold the same KV."""
+    if int(getattr(parallel, "nnodes", 1)) > 1:
+        raise Unsupported("an engine over several nodes: an agent serves the engines of its own node")
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if int(getattr(parallel, name, 1)) > 1:
+            raise Unsupported(f"{name} {getattr(parallel, name)}: only 1 is served")
+    tp, pp = int(parallel.tensor_parallel_size), int(parallel.pipeline_parallel_size)
+    replicas = int(getattr(kv_cache_config, "kv_tp_replicas", 1))
+    if all(type(g.kv_cache_spec).__name__ == "MLAAttentionSpec" for g in kv_cache_config.kv_cache_groups):
+        replicas = tp
+    spread = Ranks(tp * pp, tp // replicas * pp)
+    spread.check()
+    return spread, replicas
+
+
+def shard(rank: int, tp: int, replicas: int) -> int:
+    """The shard of a worker: pipeline stages one after the other, replicas of one stage share theirs."""
+    return rank // tp * (tp // replicas) + rank % tp // replicas

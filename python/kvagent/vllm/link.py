@@ -1,0 +1,116 @@
+"""Keeps a session with the agent: connects and registers in a thread of its own, again whenever the last one ended.
+
+The engine's thread never waits: it asks ``current``, and says ``lost`` when a session has ended. While there is no agent
+it costs one attribute.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvagent.errors import KVAgentError, Refused
+from kvagent.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvagent.messages import Registered
+    from kvagent.registration import Registration
+
+CONNECT_S = 2.0  # for connecting, and for the answer to HELLO
+REGISTER_S = 30.0
+PAUSE_FIRST_S = 0.05  # between tries; doubled up to the last
+PAUSE_LAST_S = 0.5
+JOIN_S = 5.0  # for the thread at the end
+
+log = logging.getLogger("kvagent.vllm")
+
+
+@dataclass(eq=False, slots=True)
+class Attachment:
+    """A registered session. The engine's thread owns it."""
+
+    session: Session
+    registered: Registered
+
+
+class Link:
+    """See the module."""
+
+    def __init__(self, socket_dir: str, who: str, registration: Callable[[], Registration]) -> None:
+        self._path = Path(socket_dir) / "session.sock"
+        self._who = who
+        self._registration = registration
+        self._current: Attachment | None = None
+        self._wanted = threading.Event()
+        self._ready = threading.Event()
+        self._closed = threading.Event()
+        self._said = ""
+        self._wanted.set()
+        self._thread = threading.Thread(target=self._keep, name=f"kvagent {who}", daemon=True)
+        self._thread.start()
+
+    def current(self) -> Attachment | None:
+        """The session, if there is one."""
+        return self._current
+
+    def wait(self, timeout_s: float) -> Attachment | None:
+        """Waits for a session if an agent's socket is there; for the start of an engine."""
+        if self._path.exists():
+            self._ready.wait(timeout_s)
+        return self._current
+
+    def lost(self, attachment: Attachment) -> None:
+        """The session has ended, or is of no use any more: another one is wanted. The session stays the caller's."""
+        if self._current is attachment:
+            self._current = None
+            self._ready.clear()
+            self._say(logging.WARNING, f"{self._who}: the agent at {self._path} is gone; prompts are computed meanwhile")
+            self._wanted.set()
+
+    def close(self) -> Attachment | None:
+        """Ends the thread and gives the session, if there is one, to be closed by the caller."""
+        self._closed.set()
+        self._wanted.set()
+        self._thread.join(JOIN_S)
+        last, self._current = self._current, None
+        return last
+
+    def _keep(self) -> None:
+        while True:
+            self._wanted.wait()
+            if self._closed.is_set():
+                return
+            self._wanted.clear()
+            pause = PAUSE_FIRST_S
+            while not self._closed.is_set() and not self._attach():
+                self._closed.wait(pause)
+                pause = min(2 * pause, PAUSE_LAST_S)
+
+    def _attach(self) -> bool:
+        session: Session | None = None
+        try:
+            session = Session.connect(self._path, CONNECT_S)
+            registered = session.register(self._registration(), REGISTER_S)
+        except (OSError, KVAgentError) as error:
+            if session is not None:
+                session.close()
+            reason = "no agent" if isinstance(error, (FileNotFoundError, ConnectionRefusedError)) else str(error)
+            level = logging.ERROR if isinstance(error, Refused) else logging.WARNING
+            self._say(level, f"{self._who}: {reason} at {self._path}; prompts are computed, connecting goes on")
+            return False
+        self._current = Attachment(session, registered)
+        self._ready.set()
+        self._say(logging.INFO, f"{self._who}: registered at {self._path}, space {registered.space.hex()}")
+        return True
+
+    def _say(self, level: int, text: str) -> None:
+        """Logs a change of state, once."""
+        if text != self._said:
+            self._said = text
+            log.log(level, "%s", text)
+

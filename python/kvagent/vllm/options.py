@@ -1,0 +1,95 @@
+"""What a user may set in ``kv_connector_extra_config``: names, units, ranges, defaults. Checked once, at the start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LAYOUTS = ("auto", "none", "LBNHC", "LBHNC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
+CPU_MEMORY = ("fd", "peer")
+ROLES = ("kv_both", "kv_producer", "kv_consumer")
+
+
+class OptionError(ValueError):
+    """An option that is unknown or out of its range. The text names it and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options. Times are in milliseconds where the name says so."""
+
+    socket_dir: str = "/run/kvagent"
+    tenant: str = ""
+    """Engines share blocks only with the same tenant."""
+    lookup_wait_ms: float = 1.0
+    """Longest that ``schedule()`` waits for the first answer to one request; 2 in all requests of one step."""
+    lookup_age_ms: float = 20.0
+    """After that long without an answer a request is computed."""
+    load_deadline_ms: float = 10_000.0
+    """A load that is not there by then is given up, and its request is computed."""
+    min_load_tokens: int = 64
+    """Fewer tokens than that are computed, not loaded."""
+    save_decode: bool = True
+    """Save the blocks of answers too, not only of prompts."""
+    pin_percent: float = 5.0
+    """Most of the GPU's blocks that saves may hold, in percent."""
+    layout: str = "auto"
+    """The KV layout to ask vLLM for. auto: block-outermost on GPUs, vLLM's own choice elsewhere. none: no wish."""
+    cpu_memory: str = "fd"
+    """How the agent reaches KV caches in host memory: fd (moved into shared memory), peer (by address; same user)."""
+    producer_loads: bool = True
+    """Whether an engine with kv_role kv_producer loads."""
+    consumer_saves: bool = False
+    """Whether an engine with kv_role kv_consumer saves."""
+    start_wait_ms: float = 2_000.0
+    """Longest that the start of the engine waits for an agent that is there to take its registration."""
+
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "lookup_wait_ms": (0, 100),
+    "lookup_age_ms": (0, 10_000),
+    "load_deadline_ms": (1, 600_000),
+    "min_load_tokens": (1, 1 << 20),
+    "pin_percent": (0, 50),
+    "start_wait_ms": (0, 60_000),
+}
+_CHOICES: dict[str, tuple[str, ...]] = {"layout": LAYOUTS, "cpu_memory": CPU_MEMORY}
+
+
+def parse(given: Mapping[str, Any]) -> Options:
+    """The options of a ``kv_connector_extra_config``."""
+    known = {field.name: field for field in fields(Options)}
+    for name in given:
+        if name not in known:
+            raise OptionError(f"{name}: no such option; there are {', '.join(sorted(known))}")
+    return Options(**{name: _checked(name, value, known[name].default) for name, value in given.items()})
+
+
+def saves(role: str, options: Options) -> bool:
+    """Whether an engine of that ``kv_role`` saves."""
+    return role in ("kv_both", "kv_producer") or options.consumer_saves
+
+
+def loads(role: str, options: Options) -> bool:
+    """Whether an engine of that ``kv_role`` loads."""
+    return role in ("kv_both", "kv_consumer") or options.producer_loads
+
+
+def _checked(name: str, value: Any, default: Any) -> Any:
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise OptionError(f"{name}: {value!r}, allowed is true or false")
+    elif isinstance(default, str):
+        if not isinstance(value, str):
+            raise OptionError(f"{name}: {value!r} is not a string")
+        if value not in _CHOICES.get(name, (value,)):
+            raise OptionError(f"{name}: {value!r}, allowed is one of {', '.join(_CHOICES[name])}")
+    else:
+        low, high = _RANGES[name]
+        whole = isinstance(default, int)
+        if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not low <= value <= high:
+            raise OptionError(f"{name}: {value!r}, allowed is {'an integer' if whole else 'a number'} {low} to {high}")
+    return value

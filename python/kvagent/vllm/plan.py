@@ -1,0 +1,87 @@
+"""What the two roles of a connector say to each other: plans from the scheduler, reports from the workers.
+
+Both are pickled on their way, a plan for every step and worker, a report from every worker; reports of all workers are
+joined into one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvagent.messages import Section
+
+
+@dataclass(slots=True)
+class SaveJob:
+    """Blocks to be stored. ``boot`` and ``epoch`` are those in which they were planned."""
+
+    job: int
+    boot: bytes
+    epoch: int
+    revoke: int
+    """The revocation word, the same number in every worker."""
+    sections: tuple[Section, ...]
+
+
+@dataclass(slots=True)
+class LoadJob:
+    """Blocks to be brought for a request."""
+
+    job: int
+    boot: bytes
+    epoch: int
+    request: str
+    lease: int
+    deadline_s: float
+    sections: tuple[Section, ...]
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """What a worker has to do in one step, besides computing."""
+
+    saves: list[SaveJob] = field(default_factory=list)
+    loads: list[LoadJob] = field(default_factory=list)
+    cancels: list[int] = field(default_factory=list)
+    """Loads whose request is gone."""
+    revokes: list[int] = field(default_factory=list)
+    """Saves whose blocks are free from the next step on."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a job ended in ``ranks`` workers: the worst status of each block."""
+
+    ranks: int
+    statuses: bytes
+
+    def join(self, other: Outcome) -> Outcome:
+        """The outcome in both."""
+        worst = bytes(map(max, self.statuses, other.statuses))
+        return Outcome(self.ranks + other.ranks, worst)
+
+
+@dataclass(slots=True)
+class Report:
+    """What became of jobs in one or more workers. An outcome is a fence: nothing touches the blocks any more."""
+
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)
+    """Loads that were given up; their outcome is still to come."""
+
+    def join(self, other: Report) -> Report:
+        """The report of both."""
+        outcomes = dict(self.outcomes)
+        for job, outcome in other.outcomes.items():
+            outcomes[job] = outcomes[job].join(outcome) if job in outcomes else outcome
+        return Report(outcomes, self.late | other.late)
+
+
+@dataclass(slots=True)
+class WorkerWords:
+    """Where the scheduler finds a worker's revocation words: a file of /proc, and the place of the words in it."""
+
+    path: str
+    size: int
+    revoke_off: int
+    revokes: int

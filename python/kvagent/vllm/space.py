@@ -1,0 +1,98 @@
+"""The identity of a space: all that changes a block's bytes besides its tokens, from vLLM's configuration.
+
+Both roles make it from the same configuration and must come to the same; so it holds nothing that only one of them knows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvagent.identity import identity_pairs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kvagent.vllm.geometry import Ranks
+
+EDGE_BYTES = 1 << 20  # of each file's head and tail that the digest covers, besides its name and size
+_DIGESTED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".json", ".model", ".txt")
+_RANDOM_SEED = ("xxhash", "xxhash_cbor")  # without PYTHONHASHSEED their seed is each process's own
+
+
+def identity(vllm_config: Any, kv_cache_config: Any, tenant: str, ranks: Ranks, version: str) -> tuple[tuple[str, str], ...]:
+    """The identity's pairs. ``version``: vLLM's, since the layout of a block is its own affair."""
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    algorithm = str(cache.prefix_caching_hash_algo)
+    layout = getattr(kv_cache_config, "kv_cache_layout", None) or getattr(cache, "kv_cache_layout", None)
+    return identity_pairs(
+        {
+            "model": str(model.model),
+            "revision": str(getattr(model, "revision", None) or ""),
+            "weights": weights_digest(str(model.model), getattr(model, "revision", None)),
+            "overrides": _digest([_plain(getattr(model, "hf_overrides", None))]),
+            "dtype": str(model.dtype),
+            "quantization": str(getattr(model, "quantization", None) or ""),
+            "cache_dtype": str(cache.cache_dtype),
+            "tenant": tenant,
+            "layout": str(getattr(layout, "name", layout) or ""),
+            "groups": _digest(repr(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups),
+            "stages": os.environ.get("VLLM_PP_LAYER_PARTITION", ""),
+            "tp": str(vllm_config.parallel_config.tensor_parallel_size),
+            "pp": str(vllm_config.parallel_config.pipeline_parallel_size),
+            "shards": str(ranks.shards),
+            "hash": algorithm,
+            "hash_seed": _seed(algorithm, str(vllm_config.kv_transfer_config.engine_id)),
+            "engine": f"vllm {'.'.join(version.split('.')[:2])}",
+        }
+    )
+
+
+def weights_digest(model: str, revision: str | None) -> str:
+    """A digest of the model's files: names, sizes, and head and tail of each. Of the name alone where there are none."""
+    folder = _folder(model, revision)
+    if folder is None:
+        return "unknown"
+    parts = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.suffix in _DIGESTED:
+            parts.append(f"{path.relative_to(folder)} {path.stat().st_size} {_edges(path)}")
+    return _digest(parts)
+
+
+def _edges(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.sha256(file.read(EDGE_BYTES))
+        file.seek(max(path.stat().st_size - EDGE_BYTES, 0))
+        digest.update(file.read(EDGE_BYTES))
+    return digest.hexdigest()
+
+
+def _folder(model: str, revision: str | None) -> Path | None:
+    path = Path(model)
+    if path.is_dir():
+        return path
+    try:
+        from huggingface_hub import snapshot_download  # noqa: PLC0415
+
+        return Path(snapshot_download(model, revision=revision, local_files_only=True))
+    except (ImportError, OSError, ValueError):
+        return None
+
+
+def _seed(algorithm: str, engine: str) -> str:
+    seed = os.environ.get("PYTHONHASHSEED")
+    if seed is not None:
+        return f"PYTHONHASHSEED {seed}"
+    return f"random {engine}" if algorithm in _RANDOM_SEED else "default"
+
+
+def _plain(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=lambda other: getattr(other, "__qualname__", type(other).__name__))
+
+
+def _digest(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

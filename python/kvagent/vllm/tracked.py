@@ -1,0 +1,60 @@
+"""What the scheduler's side knows of a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvagent.lookup import Ticket
+
+FAILED_S = 30.0  # for that long a key that could not be loaded is not promised again to its request
+ANSWER_S = 2.0  # an older answer is asked again
+
+
+@dataclass(slots=True)
+class Asked:
+    """An answer: ``tokens`` are promised to a request that has ``own`` itself, pinned by ``lease`` if it is not 0."""
+
+    own: int
+    tokens: int
+    lease: int
+    at: float
+
+
+@dataclass(eq=False, slots=True)
+class Tracked:
+    """One request, from its arrival to its end."""
+
+    request: Any
+    bypass: bool
+    """Neither saved nor loaded."""
+    cursor: list[int]
+    """By group: blocks below are saved, or being saved, or came from the agent."""
+    next_tokens: int
+    """With fewer computed tokens there is nothing to save."""
+    own: int = 0
+    """Tokens that the engine had itself when it asked last."""
+    asked: Asked | None = None
+    ticket: Ticket | None = None
+    load: int = 0
+    """The job that brings its blocks, as long as it is waited for."""
+    loaded: tuple[int, int] = (0, 0)
+    """Tokens, from and to, that came from the agent: not saved again."""
+    no_load: bool = False
+    failed: dict[bytes, float] = field(default_factory=dict)
+    """Keys that could not be loaded, and until when."""
+
+    def begin_again(self) -> None:
+        """Its blocks were taken away, or the agent forgot them."""
+        self.cursor = [0] * len(self.cursor)
+        self.next_tokens = 0
+        self.loaded = (0, 0)
+
+    def fail(self, hashes: list[bytes], now: float) -> None:
+        """Remembers keys that could not be loaded."""
+        self.failed.update(dict.fromkeys(hashes, now + FAILED_S))
+
+    def failing(self, key: bytes, now: float) -> bool:
+        """Whether a key is not to be promised."""
+        return self.failed.get(key, 0.0) > now

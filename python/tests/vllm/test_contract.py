@@ -1,0 +1,242 @@
+"""The connector under the real schedulers and drivers, with a live agent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.agent import AgentProcess, eventually
+from tests.vllm.world import BLOCK, World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PROMPT = [i % 400 + 5 for i in range(100)]
+
+
+@pytest.fixture
+def worlds(model: Path, agent: AgentProcess) -> Iterator[Any]:
+    """Makes worlds and closes them."""
+    made: list[World] = []
+
+    def make(**options: Any) -> World:
+        made.append(World(model, str(agent.folder), **options))
+        return made[-1]
+
+    yield make
+    for world in made:
+        world.close()
+
+
+def clean(world: World, agent: AgentProcess, blocks: int) -> None:
+    """Nothing is left behind, and no byte was wrong."""
+    assert not world.bad, world.bad[:5]
+    assert world.free_blocks() == blocks - 1
+    assert (world.side.blocks.saving, world.side.blocks.loading) == (0, 0)
+    eventually(lambda: agent.status()["leases"] == 0, "an agent without leases")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("v2", [False, True])
+def test_what_was_saved_is_loaded_after_the_engine_forgot_it(
+    worlds: Any, agent: AgentProcess, v2: bool, asynchronous: bool
+) -> None:
+    world = worlds(v2=v2, asynchronous=asynchronous, depth=2 if asynchronous else 1)
+    world.add("cold", PROMPT, 40)
+    world.run()
+    assert agent.status()["blocks_stored"] == (100 + 39) // BLOCK
+    assert world.scheduler.reset_prefix_cache()
+    world.add("warm", PROMPT, 40)
+    world.run()
+    assert world.outputs["warm"] == world.outputs["cold"] == world.sequences["cold"].tokens[100:140]
+    assert agent.status()["blocks_loaded"] == 96 // BLOCK
+    assert world.side.counts.tokens_loaded == 96
+    clean(world, agent, 64)
+
+
+def test_the_plugin_makes_the_name_known(model: Path, agent: AgentProcess) -> None:
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    assert KVConnectorFactory.get_connector_class_by_name("KVAgentConnector").__name__ == "KVAgentConnector"
+
+
+def test_as_a_child_of_multi_connector(worlds: Any, agent: AgentProcess) -> None:
+    from kvagent.vllm import plugin
+
+    plugin.register()
+    child = {
+        "kv_connector": "KVAgentConnector", "kv_role": "kv_both",
+        "kv_connector_extra_config": {"socket_dir": str(agent.folder), "min_load_tokens": BLOCK, "lookup_wait_ms": 100},
+    }  # fmt: skip
+    multi = {
+        "kv_connector": "MultiConnector", "kv_connector_module_path": None,
+        "kv_connector_extra_config": {"connectors": [child]},
+    }  # fmt: skip
+    world = worlds(transfer=multi)
+    world.add("cold", PROMPT, 10)
+    world.run()
+    world.scheduler.reset_prefix_cache()
+    world.add("warm", PROMPT, 10)
+    world.run()
+    assert world.outputs["warm"] == world.outputs["cold"]
+    assert agent.status()["blocks_loaded"] == 96 // BLOCK
+    assert not world.bad
+
+
+def test_a_second_engine_loads_what_the_first_saved(worlds: Any, agent: AgentProcess) -> None:
+    first, second = worlds(), worlds(v2=False)
+    first.add("cold", PROMPT, 10)
+    first.run()
+    second.add("warm", PROMPT, 10)
+    second.run()
+    assert second.outputs["warm"] == first.outputs["cold"]
+    assert agent.status()["blocks_loaded"] == 96 // BLOCK
+    clean(second, agent, 64)
+
+
+@pytest.mark.parametrize("layout", ["LBNHC", "LBHNC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"])
+def test_every_layout(worlds: Any, agent: AgentProcess, layout: str) -> None:
+    world = worlds(layout=layout)
+    world.add("cold", PROMPT, 10)
+    world.run()
+    world.scheduler.reset_prefix_cache()
+    world.add("warm", PROMPT, 10)
+    world.run()
+    assert world.outputs["warm"] == world.outputs["cold"]
+    assert agent.status()["blocks_loaded"] == 96 // BLOCK
+    segments = world.workers[0]._memory.segments[0]
+    assert len(segments) == {"LBNHC": 4, "LBHNC": 4, "LHBNC": 8, "BLHNC": 1, "BLNHC": 1, "BHLNC": 1}[layout]
+    clean(world, agent, 64)
+
+
+@pytest.mark.parametrize(("ranks", "window"), [(2, 0), (1, 40), (2, 40)])
+def test_ranks_and_groups(worlds: Any, agent: AgentProcess, ranks: int, window: int) -> None:
+    world = worlds(ranks=ranks, window=window)
+    world.add("cold", PROMPT, 40)
+    world.run()
+    world.scheduler.reset_prefix_cache()
+    world.add("warm", PROMPT, 40)
+    world.run()
+    assert world.outputs["warm"] == world.outputs["cold"]
+    assert world.side.counts.tokens_loaded == 96
+    clean(world, agent, 64)
+
+
+def test_the_last_token_is_never_promised(worlds: Any, agent: AgentProcess) -> None:
+    world = worlds()
+    world.add("cold", PROMPT[: 4 * BLOCK], 10)
+    world.run()
+    world.scheduler.reset_prefix_cache()
+    world.add("warm", PROMPT[: 4 * BLOCK], 10)
+    world.run()
+    assert world.side.counts.tokens_promised == 3 * BLOCK
+    assert world.outputs["warm"] == world.outputs["cold"]
+
+
+def test_pins_go_when_the_prefix_cache_is_reset(worlds: Any, agent: AgentProcess) -> None:
+    world = worlds(extra={"pin_percent": 50})
+    agent.freeze()
+    try:
+        world.add("cold", PROMPT, 4)
+        for _ in range(20):
+            if world.scheduler.requests:
+                world.step()
+        assert world.side.blocks.saving == 100 // BLOCK
+        assert world.side.pending()
+        assert world.scheduler.reset_prefix_cache()
+        assert world.side.blocks.saving == 0
+    finally:
+        agent.thaw()
+    world.run()
+    assert agent.status()["blocks_stored"] == 0
+    world.add("again", PROMPT, 4)
+    world.run()
+    assert agent.status()["blocks_stored"] == 100 // BLOCK
+    clean(world, agent, 64)
+
+
+@pytest.mark.parametrize("v2", [False, True])
+def test_a_killed_agent_costs_a_miss_and_the_next_one_fills_again(worlds: Any, agent: AgentProcess, v2: bool) -> None:
+    world = worlds(v2=v2)
+    world.add("cold", PROMPT, 10)
+    world.run()
+    agent.kill()
+    world.scheduler.reset_prefix_cache()
+    world.add("without", PROMPT, 10)
+    world.run()
+    assert world.outputs["without"] == world.outputs["cold"]
+    agent.start()
+    eventually(lambda: agent.status()["engines"] == 1 and agent.status()["regions"] >= 2, "the engine at the new agent")
+    world.add("local hit", PROMPT, 10)  # its blocks are the engine's own: they are saved nevertheless
+    world.run()
+    assert agent.status()["blocks_stored"] >= 96 // BLOCK
+    world.scheduler.reset_prefix_cache()
+    world.add("warm", PROMPT, 10)
+    world.run()
+    assert world.outputs["warm"] == world.outputs["cold"]
+    assert agent.status()["blocks_loaded"] == 96 // BLOCK
+    clean(world, agent, 64)
+
+
+def test_a_load_that_a_frozen_agent_keeps_is_given_up_and_its_blocks_stay_pinned(
+    worlds: Any, agent: AgentProcess
+) -> None:
+    world = worlds(extra={"load_deadline_ms": 50})
+    world.add("cold", PROMPT, 10)
+    world.run()
+    world.scheduler.reset_prefix_cache()
+    world.add("warm", PROMPT, 10)
+    world.launch()
+    assert world.side.blocks.loading == 96 // BLOCK
+    agent.freeze()  # the load waits for the step in flight
+    try:
+        for _ in range(2000):
+            world.complete()
+            world.launch()
+            if not world.scheduler.requests:
+                break
+        eventually(lambda: _one_step(world) or "warm" in world.reasons, "the end of the request")
+        assert world.outputs["warm"] == world.outputs["cold"]
+        assert world.side.counts.loads_late == 1
+        assert world.side.blocks.loading == 96 // BLOCK
+        assert world.scheduler.has_requests()
+    finally:
+        agent.thaw()
+    world.run()
+    clean(world, agent, 64)
+
+
+def _one_step(world: World) -> None:
+    world.complete()
+    world.launch()
+
+
+def test_a_block_that_is_gone_is_computed_and_not_promised_again(worlds: Any, agent: AgentProcess) -> None:
+    world = worlds()
+    world.add("cold", PROMPT, 10)
+    world.run()
+    world.scheduler.reset_prefix_cache()
+    world.add("warm", PROMPT, 10)
+    world.launch()
+    world.side._attachment.session.reset()  # what was promised is stale before the load begins
+    world.run()
+    assert world.outputs["warm"] == world.outputs["cold"]
+    assert world.side.counts.loads_failed == 1
+    assert world.side.counts.loads == 1
+    clean(world, agent, 64)
+
+
+def test_reset_cache_forgets_what_was_stored(worlds: Any, agent: AgentProcess) -> None:
+    world = worlds()
+    world.add("cold", PROMPT, 10)
+    world.run()
+    assert world.scheduler.reset_prefix_cache(reset_connector=True)
+    world.add("again", PROMPT, 10)
+    world.run()
+    assert world.side.counts.loads == 0
+    assert world.outputs["again"] == world.outputs["cold"]
+    clean(world, agent, 64)
