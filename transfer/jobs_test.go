@@ -111,6 +111,7 @@ func TestConfigurationsThatCannotBe(t *testing.T) {
 		"other block size":   func(c *Config) { c.Layout.Groups[0].Segments = c.Layout.Groups[0].Segments[1:] },
 		"other integrity":    func(c *Config) { c.Integrity = 7 },
 		"a queue of none":    func(c *Config) { c.Limits = DefaultLimits; c.Limits.Queue = 0 },
+		"a queue of nothing": func(c *Config) { c.Limits = DefaultLimits; c.Limits.QueueBlocks = 0 },
 		"a ceiling too low":  func(c *Config) { c.Limits = DefaultLimits; c.Limits.PollCeiling = c.Limits.PollFloor - 1 },
 		"a batch of nothing": func(c *Config) { c.Limits = DefaultLimits; c.Limits.BatchBytes = 0 },
 	} {

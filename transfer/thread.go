@@ -27,6 +27,7 @@ type thread struct {
 
 	// Under Worker.mu.
 	queue  []*task
+	blocks int   // of the queue
 	job    *task // nil: idle
 	phase  Phase
 	since  time.Time // of the phase
@@ -79,6 +80,7 @@ func (th *thread) next() (t *task, closed bool) {
 	defer w.mu.Unlock()
 	if !w.mu.closed && len(th.queue) > 0 {
 		t, th.queue = th.queue[0], th.queue[1:]
+		th.blocks -= len(t.status)
 		th.job = t
 		th.enterLocked(Checking)
 	}
@@ -95,6 +97,7 @@ func (th *thread) sweep() {
 	for _, t := range th.queue {
 		if t.cancelled || w.mu.closed {
 			out = append(out, t)
+			th.blocks -= len(t.status)
 		} else {
 			keep = append(keep, t)
 		}

@@ -65,6 +65,7 @@ var ErrInvalid = errors.New("invalid job")
 // Limits of one worker.
 type Limits struct {
 	Queue       int           // jobs waiting in each direction; full is ErrBusy
+	QueueBlocks int           // blocks of those jobs together; what is more is ErrBusy too, so that a queue has a size in bytes
 	BatchBytes  int64         // bytes of one copy given to the device; loads wait for at most one save of that size
 	EventWait   time.Duration // longest wait for a job's event and step word
 	SaveAge     time.Duration // a save that waited this long goes before loads
@@ -74,7 +75,7 @@ type Limits struct {
 
 // DefaultLimits are what an agent uses unless told otherwise.
 var DefaultLimits = Limits{
-	Queue: 1024, BatchBytes: 8 << 20, EventWait: 60 * time.Second, SaveAge: 50 * time.Millisecond,
+	Queue: 1024, QueueBlocks: 1 << 18, BatchBytes: 8 << 20, EventWait: 60 * time.Second, SaveAge: 50 * time.Millisecond,
 	PollFloor: 20 * time.Microsecond, PollCeiling: 500 * time.Microsecond,
 }
 

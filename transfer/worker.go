@@ -88,7 +88,7 @@ func (l *Limits) check() error {
 		name  string
 		value int64
 	}{
-		{"queue", int64(l.Queue)}, {"batch_bytes", l.BatchBytes}, {"event_wait", int64(l.EventWait)},
+		{"queue", int64(l.Queue)}, {"queue_blocks", int64(l.QueueBlocks)}, {"batch_bytes", l.BatchBytes}, {"event_wait", int64(l.EventWait)},
 		{"save_age", int64(l.SaveAge)}, {"poll_floor", int64(l.PollFloor)}, {"poll_ceiling", int64(l.PollCeiling - l.PollFloor + 1)},
 	} {
 		if limit.value < 1 {
@@ -111,13 +111,14 @@ func (w *Worker) Submit(job Job) error {
 		return fmt.Errorf("job %d: %w", job.ID, err)
 	}
 	th := w.mu.threads[job.Kind]
-	if len(th.queue) >= w.cfg.Limits.Queue {
+	if n := len(th.queue); n >= w.cfg.Limits.Queue || (n > 0 && th.blocks+blocks > w.cfg.Limits.QueueBlocks) {
 		th.counts.Refused++
 		return ErrBusy
 	}
 	t := &task{job: job, status: make([]pool.Status, blocks), cancel: make(chan struct{})}
 	w.mu.jobs[job.ID] = t
 	th.queue = append(th.queue, t)
+	th.blocks += blocks
 	th.signal()
 	return nil
 }

@@ -72,6 +72,37 @@ func TestFullQueueIsBusy(t *testing.T) {
 	}
 }
 
+// TestQueueOfLargeJobsIsBusy: jobs are counted by their blocks too, because that is what takes memory; but one job
+// always has a place.
+func TestQueueOfLargeJobsIsBusy(t *testing.T) {
+	s := newNode(t, 64, false).join(t, func(c *Config) { c.Limits = DefaultLimits; c.Limits.QueueBlocks = 5 })
+	letGo := s.hold(func() {})
+	s.stream.Record(0)
+	job := func(id uint64, blocks int) Job {
+		j := save(id, section(10*int(id), blocks, 0))
+		j.Event = 0
+		return j
+	}
+	s.submit(job(1, 1))
+	s.reaches(Save, WaitingEvent, "the save did not wait")
+	s.submit(job(2, 6)) // more than the limit, but nobody waits
+	if err := s.worker.Submit(job(3, 1)); !errors.Is(err, ErrBusy) {
+		t.Errorf("a block more than the queue holds: %v, want ErrBusy", err)
+	}
+	s.worker.Cancel(2)
+	s.ends(2, Cancelled)
+	s.submit(job(4, 3))
+	s.submit(job(5, 2))
+	if err := s.worker.Submit(job(6, 1)); !errors.Is(err, ErrBusy) {
+		t.Errorf("a block more than the queue holds: %v, want ErrBusy", err)
+	}
+	letGo()
+	for _, id := range []uint64{1, 4, 5} {
+		s.ends(id, pool.OK)
+	}
+	s.finish(save(7, section(70, 5, 0)), pool.OK) // the count went down again
+}
+
 // TestCancelInTheQueue: a job that has not begun is cancelled though the one before it waits.
 func TestCancelInTheQueue(t *testing.T) {
 	s := newNode(t, 64, false).join(t, nil)
