@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/lookup"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -203,19 +204,34 @@ func (r *registry) publishLocked() {
 	r.view.Store(v)
 }
 
-// reset starts a new weights epoch of a seat's space, and names the other sessions of the space.
+// reset starts a new weights epoch of a space, and names the other sessions of the space. sp.resetting is held, and not
+// mu while the pool drops what was stored: that takes as long as the pool is large, and engines die meanwhile.
 func (r *registry) reset(sp *space, by *session) (epoch uint32, others []*session, err error) {
+	rules, epoch := r.countReset(sp)
+	if rules != nil {
+		if epoch, err = r.pool.ResetSpace(rules.ID); err != nil {
+			return 0, nil, err
+		}
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if epoch, err = sp.resetLocked(r.pool); err != nil {
-		return 0, nil, err
-	}
 	for st := range sp.seats {
 		if st.registered && st.session != by {
 			others = append(others, st.session)
 		}
 	}
 	return epoch, others, nil
+}
+
+// countReset counts a reset of a space that is not open in the pool, or says by which rules it is open.
+func (r *registry) countReset(sp *space) (*lookup.Space, uint32) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rules := sp.open.Load()
+	if rules == nil {
+		sp.epoch++
+	}
+	return rules, sp.epoch
 }
 
 // epochOf is a space's current weights epoch.

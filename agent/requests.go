@@ -43,6 +43,8 @@ func (s *session) reset(m *ipc.Reset) {
 
 // resetSpace starts a new weights epoch of a space; by is the session that asked, nil for a look-up socket.
 func (a *Agent) resetSpace(sp *space, by *session) (uint32, error) {
+	sp.resetting.Lock()
+	defer sp.resetting.Unlock()
 	epoch, others, err := a.registry.reset(sp, by)
 	if err != nil {
 		a.log.Error("reset failed", spaceField(sp.fp), zap.Error(err))

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool"
 )
 
 // RESET: nothing stored before is found, older saves are stale, and the other sessions of the space are told.
@@ -41,6 +42,49 @@ func TestReset(t *testing.T) {
 	lone.send(&ipc.Reset{Req: 5})
 	if got := next[*ipc.ResetDone](lone); got.Status != ipc.RegRefused {
 		t.Errorf("reset without a registration: %+v", got)
+	}
+}
+
+// slowReset is a pool that takes its time over a reset.
+type slowReset struct {
+	Pool
+	begun, end chan struct{}
+}
+
+func (p *slowReset) ResetSpace(id pool.SpaceID) (uint32, error) {
+	close(p.begun)
+	<-p.end
+	return p.Pool.ResetSpace(id)
+}
+
+// A reset takes as long as the pool is large. Meanwhile engines come and go as ever.
+func TestResetHoldsNobodyUp(t *testing.T) {
+	r := newRig(t)
+	scheduler, _, _ := r.joinEngine(register("a"))
+	_, other, _ := r.joinEngine(register("b"))
+	slow := &slowReset{r.agent.pool, make(chan struct{}), make(chan struct{})}
+	r.agent.registry.mu.Lock()
+	r.agent.registry.pool = slow
+	r.agent.registry.mu.Unlock()
+	scheduler.send(&ipc.Reset{Req: 4})
+	<-slow.begun
+	check(t, other[0].conn.Close())
+	cleaned := make(chan struct{})
+	go func() {
+		defer close(cleaned)
+		for tick := time.Tick(time.Millisecond); r.agent.Status().Sessions > 3; {
+			<-tick
+		}
+	}()
+	select {
+	case <-cleaned:
+	case <-time.After(2 * time.Second):
+		t.Error("an engine that died during a reset was not cleaned up within 2 s")
+	}
+	close(slow.end)
+	<-cleaned
+	if got := next[*ipc.ResetDone](scheduler); got.Status != ipc.RegDone || got.Epoch != 2 {
+		t.Errorf("%+v", got)
 	}
 }
 

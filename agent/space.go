@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/hex"
 	"fmt"
+	"sync"
 	"sync/atomic"
 
 	"go.uber.org/zap"
@@ -15,8 +16,10 @@ import (
 
 // space is what engines with the same identity share. The pool's space needs the sizes of all shards, and a
 // worker knows only those of its own: so the pool's space opens when the last shard's size is claimed, and
-// stays open for the life of the agent. All fields but open and complete are under registry.mu.
+// stays open for the life of the agent. All fields but the first and the last two are under registry.mu.
 type space struct {
+	resetting sync.Mutex // one reset at a time, its notices included; taken before registry.mu
+
 	fp         pool.Fingerprint
 	identity   []byte // canonical
 	model      string // for people
@@ -26,7 +29,7 @@ type space struct {
 	sizes  [][]uint32 // by shard, then group: bytes of one block; nil: not known
 	claims []int      // by shard: seats that claim its sizes
 	seats  map[*seat]struct{}
-	epoch  uint32 // resets before the pool's space opens count too
+	epoch  uint32 // until the pool's space opens: resets before that count too
 	spec   pool.Spec
 
 	open     atomic.Pointer[lookup.Space] // nil until the pool's space is open
@@ -118,20 +121,6 @@ func (s *space) makeRules(id pool.SpaceID) *lookup.Space {
 		rules.Groups = append(rules.Groups, lookup.Group{BlockTokens: g.BlockTokens, Window: g.Window})
 	}
 	return rules
-}
-
-// resetLocked starts a new weights epoch.
-func (s *space) resetLocked(p Pool) (uint32, error) {
-	rules := s.open.Load()
-	if rules == nil {
-		s.epoch++
-		return s.epoch, nil
-	}
-	epoch, err := p.ResetSpace(rules.ID)
-	if err == nil {
-		s.epoch = epoch
-	}
-	return epoch, err
 }
 
 // epochLocked is the current weights epoch.
