@@ -97,7 +97,7 @@ func (l *Link) register(ctx context.Context, a *attachment, i int) (*session, er
 		a.boot, a.session, a.space, a.lookupPath = w.Boot, w.Session, r.Space, r.LookupPath
 		a.pid = conn.Peer().Pid
 	}
-	a.epoch.Store(r.Epoch)
+	a.raise(r.Epoch)
 	return s, nil
 }
 

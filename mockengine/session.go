@@ -68,11 +68,24 @@ func (a *attachment) read(s *session) {
 		case *ipc.Done:
 			a.done(m.Job, m.Status)
 		case *ipc.Epoch:
-			if old := a.epoch.Swap(m.Epoch); old != m.Epoch {
+			if a.raise(m.Epoch) {
 				a.events <- Event{Reset: true}
 			}
 		case *ipc.Error:
 			a.breakUp()
+		}
+	}
+}
+
+// raise notes a weights epoch, which several sessions tell in no order: the highest counts. False: it was known.
+func (a *attachment) raise(epoch uint32) bool {
+	for {
+		old := a.epoch.Load()
+		if epoch <= old {
+			return false
+		}
+		if a.epoch.CompareAndSwap(old, epoch) {
+			return true
 		}
 	}
 }

@@ -110,7 +110,7 @@ class Session:
         if answer.status != m.RegStatus.DONE:
             raise Refused("register", answer.status, answer.text)
         self.registered = answer
-        self.epoch = answer.epoch
+        self._told_epoch(answer.epoch)
         return answer
 
     def unregister(self, timeout_s: float = 30.0) -> None:
@@ -119,14 +119,19 @@ class Session:
         if answer.status != m.RegStatus.DONE:
             raise Refused("unregister", answer.status, answer.text)
         self.registered = None
+        self.epoch = 0
 
     def reset(self, timeout_s: float = 5.0) -> int:
         """Starts a new weights epoch: nothing stored before is found again. Gives its number."""
         answer = self._ask(m.Reset, m.ResetDone, timeout_s)
         if answer.status != m.RegStatus.DONE:
             raise Refused("reset", answer.status, answer.text)
-        self.epoch = answer.epoch
+        self._told_epoch(answer.epoch)
         return answer.epoch
+
+    def _told_epoch(self, epoch: int) -> None:
+        """An EPOCH may overtake the answer to a request: the highest counts."""
+        self.epoch = max(self.epoch, epoch)
 
     def ping(self, timeout_s: float = 1.0) -> None:
         """Asks whether the agent still answers."""
@@ -278,7 +283,7 @@ class Session:
             self._cancels.discard(message.job)
             self._events.append(message)
         elif isinstance(message, m.Epoch):
-            self.epoch = message.epoch
+            self._told_epoch(message.epoch)
             self._events.append(message)
         elif isinstance(message, m.Switches):
             self._events.append(message)

@@ -225,6 +225,19 @@ def test_jobs_are_reported_once_and_in_full(ends: tuple[Session, Agent]) -> None
     assert session.poll() == []
 
 
+def test_an_epoch_told_late_is_no_step_back(ends: tuple[Session, Agent]) -> None:
+    session, agent = ends
+    agent.say(m.Epoch(5), m.Epoch(4))
+    session.poll()
+    assert session.epoch == 5
+    agent.say(m.ResetDone(1, 0, "", 3))  # the answer to reset, which another's overtook
+    assert session.reset() == 3
+    assert session.epoch == 5
+    agent.say(m.Unregistered(2, 0, ""))
+    session.unregister()
+    assert session.epoch == 0  # the next registration may be of another space
+
+
 def test_frames_may_come_in_any_pieces(ends: tuple[Session, Agent]) -> None:
     session, agent = ends
     events: list[object] = []
