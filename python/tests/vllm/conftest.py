@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.agent import AgentProcess
@@ -35,5 +36,16 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def socket_dir(agent: AgentProcess) -> str:
-    return str(agent.folder)
+def worlds(model: Path, agent: AgentProcess) -> Iterator[Any]:
+    """Makes worlds and closes them."""
+    from tests.vllm.world import World
+
+    made: list[World] = []
+
+    def make(**options: Any) -> World:
+        made.append(World(model, str(agent.folder), **options))
+        return made[-1]
+
+    yield make
+    for world in made:
+        world.close()

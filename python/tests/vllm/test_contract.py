@@ -7,35 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.agent import AgentProcess, eventually
-from tests.vllm.world import BLOCK, World
+from tests.vllm.world import BLOCK, World, clean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 PROMPT = [i % 400 + 5 for i in range(100)]
-
-
-@pytest.fixture
-def worlds(model: Path, agent: AgentProcess) -> Iterator[Any]:
-    """Makes worlds and closes them."""
-    made: list[World] = []
-
-    def make(**options: Any) -> World:
-        made.append(World(model, str(agent.folder), **options))
-        return made[-1]
-
-    yield make
-    for world in made:
-        world.close()
-
-
-def clean(world: World, agent: AgentProcess, blocks: int) -> None:
-    """Nothing is left behind, and no byte was wrong."""
-    assert not world.bad, world.bad[:5]
-    assert world.free_blocks() == blocks - 1
-    assert (world.side.blocks.saving, world.side.blocks.loading) == (0, 0)
-    eventually(lambda: agent.status()["leases"] == 0, "an agent without leases")
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -70,7 +47,7 @@ def test_as_a_child_of_multi_connector(worlds: Any, agent: AgentProcess) -> None
     plugin.register()
     child = {
         "kv_connector": "KVAgentConnector", "kv_role": "kv_both",
-        "kv_connector_extra_config": {"socket_dir": str(agent.folder), "min_load_tokens": BLOCK, "lookup_wait_ms": 100},
+        "kv_connector_extra_config": {"socket_dir": str(agent.folder), "min_load_tokens": BLOCK, "pin_percent": 25},
     }  # fmt: skip
     multi = {
         "kv_connector": "MultiConnector", "kv_connector_module_path": None,
@@ -138,13 +115,12 @@ def test_the_last_token_is_never_promised(worlds: Any, agent: AgentProcess) -> N
 
 
 def test_pins_go_when_the_prefix_cache_is_reset(worlds: Any, agent: AgentProcess) -> None:
-    world = worlds(extra={"pin_percent": 50})
+    world = worlds()
     agent.freeze()
     try:
         world.add("cold", PROMPT, 4)
-        for _ in range(20):
-            if world.scheduler.requests:
-                world.step()
+        while world.scheduler.requests:
+            world.step()
         assert world.side.blocks.saving == 100 // BLOCK
         assert world.side.pending()
         assert world.scheduler.reset_prefix_cache()
@@ -190,15 +166,10 @@ def test_a_load_that_a_frozen_agent_keeps_is_given_up_and_its_blocks_stay_pinned
     world.run()
     world.scheduler.reset_prefix_cache()
     world.add("warm", PROMPT, 10)
-    world.launch()
+    launch_load(world)
     assert world.side.blocks.loading == 96 // BLOCK
     agent.freeze()  # the load waits for the step in flight
     try:
-        for _ in range(2000):
-            world.complete()
-            world.launch()
-            if not world.scheduler.requests:
-                break
         eventually(lambda: _one_step(world) or "warm" in world.reasons, "the end of the request")
         assert world.outputs["warm"] == world.outputs["cold"]
         assert world.side.counts.loads_late == 1
@@ -208,6 +179,13 @@ def test_a_load_that_a_frozen_agent_keeps_is_given_up_and_its_blocks_stay_pinned
         agent.thaw()
     world.run()
     clean(world, agent, 64)
+
+
+def launch_load(world: World) -> None:
+    """Launches steps until one has a load, which waits for that step to end."""
+    world.launch()
+    while not world.side.counts.loads:
+        _one_step(world)
 
 
 def _one_step(world: World) -> None:
@@ -221,7 +199,7 @@ def test_a_block_that_is_gone_is_computed_and_not_promised_again(worlds: Any, ag
     world.run()
     world.scheduler.reset_prefix_cache()
     world.add("warm", PROMPT, 10)
-    world.launch()
+    launch_load(world)
     world.side._attachment.session.reset()  # what was promised is stale before the load begins
     world.run()
     assert world.outputs["warm"] == world.outputs["cold"]

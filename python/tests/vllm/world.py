@@ -34,6 +34,7 @@ from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunne
 from vllm.v1.worker.utils import allocate_kv_cache
 
 from kvagent.vllm.worker import HostClock
+from tests.agent import eventually
 
 try:
     from vllm.v1.core import kv_cache_planning as planning
@@ -43,6 +44,8 @@ except ImportError:
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from tests.agent import AgentProcess
 
 BLOCK = 16
 LAYERS = 4
@@ -92,7 +95,10 @@ class World:
         self.checked = 0
         self.preempted = 0
         self.steps = 0
-        options = {"socket_dir": socket_dir, "min_load_tokens": BLOCK, "lookup_age_ms": 2000, "lookup_wait_ms": 100}
+        options = {
+            "socket_dir": socket_dir, "min_load_tokens": BLOCK, "lookup_age_ms": 2000, "lookup_wait_ms": 100,
+            "pin_percent": 15,
+        }  # fmt: skip
         settings = {
             "kv_connector": "KVAgentConnector", "kv_connector_module_path": "kvagent.vllm", "kv_role": "kv_both",
             "kv_load_failure_policy": policy, "kv_connector_extra_config": options | (extra or {}),
@@ -129,7 +135,8 @@ class World:
     @property
     def side(self) -> Any:
         """The scheduler's side of the connector."""
-        return self.scheduler.connector._scheduler
+        connector = self.scheduler.connector
+        return getattr(connector, "_connectors", [connector])[0]._scheduler
 
     def free_blocks(self) -> int:
         return self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
@@ -227,8 +234,8 @@ class World:
         else:
             worker.register_kv_caches(self.caches[rank])
             self.drivers.append(None)
-        if (side := getattr(worker, "_worker", None)) is not None:
-            side._clock = _Clock(worker._words, self)
+        for one in getattr(worker, "_connectors", [worker]):
+            one._worker._clock = _Clock(one._words, self)
         self.workers.append(worker)
 
     def _drive(self, rank: int, output: Any) -> Any:
@@ -288,6 +295,14 @@ class _Clock(HostClock):
 
     def end(self, step: int) -> None:
         self._world.queue.append(lambda: super(_Clock, self).end(step))
+
+
+def clean(world: World, agent: AgentProcess, blocks: int) -> None:
+    """Nothing is left behind, and no byte was wrong."""
+    assert not world.bad, world.bad[:5]
+    assert world.free_blocks() == blocks - 1
+    assert (world.side.blocks.saving, world.side.blocks.loading) == (0, 0)
+    eventually(lambda: agent.status()["leases"] == 0, "an agent without leases")
 
 
 def _config(

@@ -1,0 +1,97 @@
+"""A real engine on the CPU: a tiny OPT of random weights, and a process of its own for a second one."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+BLOCK = 32  # tokens: CPU attention takes multiples of it
+LAYERS, HIDDEN, VOCABULARY = 2, 64, 512
+
+
+def write_model(folder: Path) -> Path:
+    """Random weights, large enough that outputs depend on the prompt (load_format=dummy gives zeros)."""
+    import torch
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(5)
+
+    def weights(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) * 0.3
+
+    decoder = "model.decoder."
+    tensors = {
+        f"{decoder}embed_tokens.weight": weights(VOCABULARY, HIDDEN),
+        f"{decoder}embed_positions.weight": weights(2050, HIDDEN),
+    }
+    for norm in ("final_layer_norm", *(f"layers.{i}.{n}" for i in range(LAYERS) for n in _NORMS)):
+        tensors |= {f"{decoder}{norm}.weight": torch.ones(HIDDEN), f"{decoder}{norm}.bias": torch.zeros(HIDDEN)}
+    for i in range(LAYERS):
+        for name, out, into in (
+            *((f"self_attn.{p}_proj", HIDDEN, HIDDEN) for p in ("q", "k", "v", "out")),
+            ("fc1", 128, HIDDEN), ("fc2", HIDDEN, 128),
+        ):  # fmt: skip
+            tensors[f"{decoder}layers.{i}.{name}.weight"] = weights(out, into)
+            tensors[f"{decoder}layers.{i}.{name}.bias"] = weights(out)
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, str(folder / "model.safetensors"))
+    config = {
+        "architectures": ["OPTForCausalLM"], "model_type": "opt", "max_position_embeddings": 2048,
+        "num_hidden_layers": LAYERS, "num_attention_heads": 2, "hidden_size": HIDDEN, "word_embed_proj_dim": HIDDEN,
+        "ffn_dim": 128, "vocab_size": VOCABULARY, "do_layer_norm_before": True, "activation_function": "relu",
+        "bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 1, "tie_word_embeddings": True, "torch_dtype": "float32",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+_NORMS = ("self_attn_layer_norm", "final_layer_norm")
+
+
+def make_engine(model: Path, socket_dir: str | None, **more: Any) -> Any:
+    """A vllm.LLM, with the connector if there is a socket directory."""
+    from vllm import LLM
+    from vllm.config import KVTransferConfig
+
+    from tests.vllm import kernels
+
+    kernels.install()
+    transfer = None
+    if socket_dir is not None:
+        extra = {
+            "socket_dir": socket_dir, "min_load_tokens": BLOCK, "load_deadline_ms": more.pop("deadline_ms", 10_000),
+            "pin_percent": 20, "lookup_age_ms": 500,
+        }  # fmt: skip
+        transfer = KVTransferConfig(
+            kv_connector="KVAgentConnector", kv_role="kv_both", kv_load_failure_policy="recompute",
+            kv_connector_extra_config=extra,
+        )  # fmt: skip
+    return LLM(
+        model=str(model), skip_tokenizer_init=True, load_format="safetensors", dtype="float32", enforce_eager=True,
+        block_size=BLOCK, kv_cache_memory_bytes=16 << 20, max_model_len=1024, kv_transfer_config=transfer,
+        disable_log_stats=True, **more,
+    )  # fmt: skip
+
+
+def generate(engine: Any, prompts: list[list[int]], tokens: int = 24) -> list[list[int]]:
+    from vllm import SamplingParams
+
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+    results = engine.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+    return [list(result.outputs[0].token_ids) for result in results]
+
+
+def prompts() -> list[list[int]]:
+    """Six, two of which share a head."""
+    head = [(i * 37) % 450 + 10 for i in range(160)]
+    return [head + [20 + i] * (20 + i) for i in range(2)] + [
+        [(i * (7 + n)) % 450 + 10 for i in range(100 + 50 * n)] for n in range(4)
+    ]
+
+
+if __name__ == "__main__":  # MODEL SOCKET_DIR: what the engine says, as JSON in the last line
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    print(json.dumps(generate(make_engine(Path(sys.argv[1]), sys.argv[2]), prompts())))

@@ -1,0 +1,85 @@
+"""Stand-ins in torch for the C++ kernels that vLLM's CPU backend needs, which its CUDA wheel lacks. For tests alone.
+
+The engine around them is the real one: LLM, EngineCore, the scheduler, CPUWorker, CPUModelRunner. What they compute is
+plain attention over the paged KV cache; each function's arguments are those of vLLM's op of the same name.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+_SEEN: list[bool] = []
+
+
+def install() -> None:
+    """Puts them where vLLM looks for its ops. A second call does nothing."""
+    if _SEEN:
+        return
+    _SEEN.append(True)
+    ops = torch.ops._C
+    for function in (
+        init_cpu_memory_env, get_scheduler_metadata, compute_slot_mapping_kernel_impl, cpu_attn_reshape_and_cache,
+        cpu_attention_with_kv_cache, greedy_argmax, fused_gumbel_argmax,
+    ):  # fmt: skip
+        setattr(ops, function.__name__, function)
+
+
+def init_cpu_memory_env(nodes: Any) -> None:
+    """Binds memory to NUMA nodes; here it does not matter."""
+
+
+def get_scheduler_metadata(*_: Any) -> torch.Tensor:
+    return torch.zeros(1, dtype=torch.int8)
+
+
+def compute_slot_mapping_kernel_impl(
+    starts: torch.Tensor, positions: torch.Tensor, tables: torch.Tensor, slots: torch.Tensor, block: int
+) -> None:
+    bounds = starts.tolist()
+    for row, (begin, end) in enumerate(zip(bounds, bounds[1:])):  # noqa: B905, RUF007
+        at = positions[begin:end].long()
+        slots[begin:end] = tables[row][at // block].long() * block + at % block
+
+
+def cpu_attn_reshape_and_cache(
+    key: torch.Tensor, value: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, *_: Any
+) -> None:
+    block = keys.shape[2]
+    count = min(len(slots), len(key))
+    used = slots[:count] >= 0
+    at = slots[:count][used]
+    keys[at // block, :, at % block] = key[:count][used].to(keys.dtype)
+    values[at // block, :, at % block] = value[:count][used].to(values.dtype)
+
+
+def cpu_attention_with_kv_cache(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, output: torch.Tensor, starts: torch.Tensor,
+    lengths: torch.Tensor, scale: float, causal: bool, alibi: Any, window: Any, tables: torch.Tensor, *_: Any,
+) -> None:  # fmt: skip
+    bounds, block = starts.tolist(), keys.shape[2]
+    heads, size = query.shape[1], query.shape[2]
+    out = output.view(output.shape[0], heads, size)
+    for row, (begin, end) in enumerate(zip(bounds, bounds[1:])):  # noqa: B905, RUF007
+        length = int(lengths[row])
+        if end <= begin:
+            continue
+        blocks = tables[row, : -(-length // block)].long()
+        k, v = (c[blocks].transpose(1, 2).reshape(-1, c.shape[1], size)[:length].float() for c in (keys, values))
+        repeat = heads // k.shape[1]
+        k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+        scores = torch.einsum("qhd,khd->hqk", query[begin:end].float(), k) * scale
+        if causal:
+            rows = torch.arange(length - (end - begin), length)[:, None]
+            scores = scores.masked_fill(torch.arange(length)[None] > rows, -math.inf)
+        out[begin:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).to(out.dtype)
+
+
+def greedy_argmax(logits: torch.Tensor) -> torch.Tensor:
+    return logits.argmax(dim=-1).view(-1)
+
+
+def fused_gumbel_argmax(logits: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
+    raise NotImplementedError("the tests sample greedily")
