@@ -27,26 +27,31 @@ func TestSimulationKnowsTheTrace(t *testing.T) {
 		pool int
 		want float64
 	}{{0, 0.3664}, {50000, 0.355}, {30000, 0.326}, {10000, 0.211}, {3000, 0.065}} {
-		if got := Simulate(records, 1, 1, c.pool, one); got < c.want-0.0006 || got > c.want+0.0006 {
+		if got := Simulate(records, 1, 1, c.pool, one, nil); got < c.want-0.0006 || got > c.want+0.0006 {
 			t.Errorf("LRU of %d blocks: hit rate %.4f, known is %.4f", c.pool, got, c.want)
 		}
 	}
 }
 
 func TestSimulation(t *testing.T) {
+	turns := func(i int) int { return i % 2 }
 	records := []Record{{HashIDs: []uint64{1, 2, 3}}, {HashIDs: []uint64{1, 2, 3}}, {HashIDs: []uint64{1, 2, 4, 5}}, {HashIDs: []uint64{1, 2, 3}}}
 	for _, c := range []struct {
 		name            string
 		engines, cache  int
 		pool            int
 		deal            func(int) int
+		faults          map[int]Fault
 		hits, allBlocks float64
 	}{
-		{"everything fits", 1, 10, 0, one, 3 + 2 + 3, 13},
-		{"own cache only", 2, 10, 1, func(i int) int { return i % 2 }, 0 + 1 + 2 + 3, 13},
-		{"a suffix goes before its prefix", 1, 4, 4, one, 3 + 2 + 2, 13},
+		{"everything fits", 1, 10, 0, one, nil, 3 + 2 + 3, 13},
+		{"own cache only", 2, 10, 1, turns, nil, 0 + 1 + 2 + 3, 13},
+		{"a suffix goes before its prefix", 1, 4, 4, one, nil, 3 + 2 + 2, 13},
+		{"all caches are lost", 1, 10, 0, one, map[int]Fault{1: {PoolLost: true, EnginesLost: []int{0}}}, 0 + 2 + 3, 13},
+		{"the pool is lost, not the engines'", 2, 10, 0, turns, map[int]Fault{1: {PoolLost: true}}, 0 + 2 + 3, 13},
+		{"the agent is away", 2, 10, 0, turns, map[int]Fault{0: {Away: true}}, 0 + 2 + 3, 13},
 	} {
-		if got := Simulate(records, c.engines, c.cache, c.pool, c.deal); got != c.hits/c.allBlocks {
+		if got := Simulate(records, c.engines, c.cache, c.pool, c.deal, c.faults); got != c.hits/c.allBlocks {
 			t.Errorf("%s: hit rate %v, want %v of %v", c.name, got, c.hits, c.allBlocks)
 		}
 	}

@@ -2,12 +2,20 @@ package mockengine
 
 import "container/list"
 
+// Fault is what befalls the caches right before a request of a simulation.
+type Fault struct {
+	PoolLost    bool  // the agent died: its pool is empty
+	EnginesLost []int // engines that died: their own caches are empty
+	Away        bool  // the agent is away for this request: nothing comes from the pool or goes to it
+}
+
 // Simulate answers what share of all prompt blocks a perfect system of these caches would hit: one LRU of
 // engineBlocks for each engine and one LRU pool of poolBlocks (0: no limit) behind them all. Request i goes to
 // engine deal(i). It is the oracle of a replay and shares nothing with the engine: no time, no tokens, no blocks,
 // only hash ids. A request's blocks count as cached, in its engine and in the pool, the moment it arrives; a hit is
 // a block that continues the prefix out of the engine's own cache and then, from where that ends, out of the pool.
-func Simulate(records []Record, engines, engineBlocks, poolBlocks int, deal func(int) int) float64 {
+// faults are by request; nil if all went well.
+func Simulate(records []Record, engines, engineBlocks, poolBlocks int, deal func(int) int, faults map[int]Fault) float64 {
 	own := make([]*simLRU, engines)
 	for i := range own {
 		own[i] = newSimLRU(engineBlocks)
@@ -15,18 +23,27 @@ func Simulate(records []Record, engines, engineBlocks, poolBlocks int, deal func
 	pool := newSimLRU(poolBlocks)
 	hits, total := 0, 0
 	for i, rec := range records {
+		fault := faults[i]
+		for _, lost := range fault.EnginesLost {
+			own[lost] = newSimLRU(engineBlocks)
+		}
+		if fault.PoolLost {
+			pool = newSimLRU(poolBlocks)
+		}
 		cache := own[deal(i)]
 		n := 0
 		for n < len(rec.HashIDs) && cache.has(rec.HashIDs[n]) {
 			n++
 		}
-		for n < len(rec.HashIDs) && pool.has(rec.HashIDs[n]) {
+		for !fault.Away && n < len(rec.HashIDs) && pool.has(rec.HashIDs[n]) {
 			n++
 		}
 		hits += n
 		total += len(rec.HashIDs)
 		cache.use(rec.HashIDs)
-		pool.use(rec.HashIDs)
+		if !fault.Away {
+			pool.use(rec.HashIDs)
+		}
 	}
 	if total == 0 {
 		return 0

@@ -37,10 +37,10 @@ type replayAgent struct {
 
 	mu struct {
 		sync.Mutex
-		child  *agentChild
-		stopAt bool // ending is what is wanted
-		paused bool
-		pauses int
+		child   *agentChild
+		stopAt  bool          // ending is what is wanted
+		resumed chan struct{} // closed when it is let go on; nil while it is not stopped
+		pauses  int
 	}
 	exits   chan error // of a child that ended though nobody had asked
 	pausing sync.WaitGroup
@@ -154,10 +154,10 @@ func (a *replayAgent) pause(ctx context.Context, d time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	pid := a.mu.child.pid
-	if a.mu.paused || syscall.Kill(pid, syscall.SIGSTOP) != nil {
+	if a.mu.resumed != nil || syscall.Kill(pid, syscall.SIGSTOP) != nil {
 		return
 	}
-	a.mu.paused = true
+	a.mu.resumed = make(chan struct{})
 	a.mu.pauses++
 	a.pausing.Go(func() {
 		select {
@@ -166,15 +166,19 @@ func (a *replayAgent) pause(ctx context.Context, d time.Duration) {
 		}
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		a.mu.paused = false
+		close(a.mu.resumed)
+		a.mu.resumed = nil
 		_ = syscall.Kill(pid, syscall.SIGCONT) // if it was killed meanwhile there is nobody to wake
 	})
 }
 
-func (a *replayAgent) isPaused() bool {
+func (a *replayAgent) isPaused() bool { return a.resumed() != nil }
+
+// resumed is closed when the agent is let go on; nil if it is not stopped.
+func (a *replayAgent) resumed() <-chan struct{} {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.mu.paused
+	return a.mu.resumed
 }
 
 // pauses is how often it was stopped.

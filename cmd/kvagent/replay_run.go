@@ -56,7 +56,8 @@ type replay struct {
 	dealt   int // requests handed in, all rounds
 	done    int
 	failed  []string
-	firstBy map[uint64]int // engine that computed a block first
+	firstBy map[uint64]int    // engine that computed a block first
+	firstIn map[uint64]uint64 // first request whose prompt had it
 	strikes []mockengine.Strike
 	faults  map[int]mockengine.Fault // by request, for the simulation
 	wrong   []string
@@ -77,7 +78,7 @@ func newReplay(s *replaySettings, records []mockengine.Record) (*replay, error) 
 		return nil, err
 	}
 	r := &replay{set: s, records: records, deal: dealTurns(records, s.engines), cfg: cfg, rng: rand.New(rand.NewPCG(s.seed, 77)),
-		events: make(chan engineEvent, eventBacklog), firstBy: make(map[uint64]int), faults: make(map[int]mockengine.Fault)}
+		events: make(chan engineEvent, eventBacklog), firstBy: make(map[uint64]int), firstIn: make(map[uint64]uint64), faults: make(map[int]mockengine.Fault)}
 	for n := range s.engines {
 		if n%s.perProcess == 0 {
 			r.processes = append(r.processes, &engineProcess{})
@@ -162,6 +163,7 @@ func freshRecords(records []mockengine.Record, round uint64, offset float64) []m
 // round replays records once, stretch by stretch.
 func (r *replay) round(ctx context.Context, records []mockengine.Record) error {
 	clear(r.firstBy) // of the last round: its hash ids never come again
+	clear(r.firstIn)
 	for from := 0; from < len(records); {
 		to := from
 		for to < len(records) && records[to].Timestamp == records[from].Timestamp {
@@ -174,10 +176,16 @@ func (r *replay) round(ctx context.Context, records []mockengine.Record) error {
 		batches := make([][]mockengine.Request, len(r.engines))
 		for i := from; i < to; i++ {
 			r.dealt++
+			for _, id := range records[i].HashIDs {
+				if _, known := r.firstIn[id]; !known {
+					r.firstIn[id] = uint64(r.dealt)
+				}
+			}
 			r.plan()
 			batches[r.deal[i]] = append(batches[r.deal[i]], r.set.requestFor(r.rng, uint64(r.dealt), &records[i]))
 		}
-		if err := r.pace(ctx, records[from].Timestamp/max(records[len(records)-1].Timestamp, 1)); err != nil {
+		gap := time.Duration((records[from].Timestamp - records[max(from-1, 0)].Timestamp) * float64(time.Millisecond))
+		if err := r.pace(ctx, records[from].Timestamp/max(records[len(records)-1].Timestamp, 1), gap); err != nil {
 			return err
 		}
 		away := r.away()
@@ -196,11 +204,15 @@ func (r *replay) round(ctx context.Context, records []mockengine.Record) error {
 }
 
 // pace holds the replay back so that it takes as long as it is told to at least; part is how far it is, 0 to 1. While the
-// agent is stopped or comes back it holds back, too: otherwise a second without an agent would be hundreds of
-// requests, and most of a run with kills would be one without an agent.
-func (r *replay) pace(ctx context.Context, part float64) error {
+// agent is stopped, the trace takes its own time, gap since the last stretch: ten seconds without an agent are then those of
+// ten seconds' requests and not of thousands. While the agent comes back it holds back for the same reason.
+func (r *replay) pace(ctx context.Context, part float64, gap time.Duration) error {
 	until := r.begin.Add(time.Duration(part * float64(r.set.pace)))
 	if least := time.Now().Add(awayPause); r.away() && until.Before(least) {
+		until = least
+	}
+	resumed := r.agent.resumed()
+	if least := time.Now().Add(gap); resumed != nil && until.Before(least) {
 		until = least
 	}
 	due := time.NewTimer(time.Until(until))
@@ -208,6 +220,8 @@ func (r *replay) pace(ctx context.Context, part float64) error {
 	for {
 		select {
 		case <-due.C:
+			return nil
+		case <-resumed:
 			return nil
 		case <-r.show.tick():
 			r.show.line(r)

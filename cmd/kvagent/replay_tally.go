@@ -30,8 +30,15 @@ func (r *replay) took(e *replayEngine, report *mockengine.Report) {
 	}
 }
 
-// credit adds a request's blocks to its engine's columns.
+// credit adds a request's blocks to its engine's columns. A request whose engine was killed finds in the second engine
+// what it computed itself in the first: only what an earlier request had counts as a hit.
 func (r *replay) credit(e *replayEngine, q *mockengine.Request, o *mockengine.Outcome) {
+	known := 0
+	for known < len(q.Prompt) && r.firstIn[q.Prompt[known]] < q.ID {
+		known++
+	}
+	o.Own = min(o.Own, known)
+	o.Pool = min(o.Pool, known-o.Own)
 	e.requests++
 	e.blocks += len(q.Prompt)
 	e.own += o.Own
