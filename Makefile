@@ -36,7 +36,7 @@ build: ## bin/kvagent
 
 .PHONY: demo
 demo: build ## one agent, two mock engines, the first 1,000 requests of a real trace
-	@bin/kvagent replay --trace testdata/conversation_1000.jsonl --engines 2 --progress
+	@bin/kvagent replay --trace testdata/conversation_1000.jsonl --engines 2 --progress --pace 10s
 
 .PHONY: test
 test: deps build lint test-go fuzz test-python torture-short dockerfile-check ## everything that CI runs
@@ -80,6 +80,12 @@ torture-short: build
 torture: build ## long runs with kills, pauses and many engines (hours; TRACE= names the full trace)
 	@$(STAGE) -v torture scripts/torture long --trace $(TRACE)
 	@$(STAGE) -v soak scripts/soak --trace $(TRACE)
+
+.PHONY: bench-policy
+bench-policy: build ## hit rates of the eviction policies on TRACE and on generated workloads, held to what they promise (minutes)
+	@bin/kvagent bench policy --trace $(TRACE) --capacity-blocks 1000,3000,10000,30000,100000
+	@bin/kvagent bench policy --workload all --capacity-blocks 1000,3000,10000,30000,100000
+	@KVAGENT_POLICY_FULL=1 $(STAGE) -v bench-policy go test ./pool/evict/evictsim -count=1 -timeout 20m -v -run 'TestConversation|TestReferences|TestNotBelowLRU'
 
 .PHONY: mutants
 mutants: ## apply each patch of testdata/mutants in a copy and see its test fail
