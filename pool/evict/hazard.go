@@ -22,6 +22,7 @@ type Hazard struct {
 	worths  [numClasses]worths
 	turn    struct{ kind, class int } // of ageing
 	shadow  shadow
+	humble  humble
 	recent  recent
 	behind  []ghostRef // scratch of one look-up
 }
@@ -33,6 +34,7 @@ func NewHazard() *Hazard {
 	h.ghosts.grow(0)
 	h.awaited.grow(0)
 	h.shadow.init()
+	h.humble.forgive()
 	h.startRound()
 	for c := range numClasses {
 		h.scoreClass(c)

@@ -128,7 +128,7 @@ func TestFallingBehindForgets(t *testing.T) {
 	h := NewHazard()
 	h.tables.use(3, 4)
 	for range 10 {
-		h.judge(-50, 60)
+		h.judge(-50, 60, 60)
 	}
 	if r := h.Report(); r.Alarms == 0 || r.Margin <= 0 {
 		t.Fatalf("%d alarms, margin %g, 500 hits behind LRU", r.Alarms, r.Margin)
@@ -137,6 +137,46 @@ func TestFallingBehindForgets(t *testing.T) {
 		t.Errorf("%g uses are still remembered", got)
 	}
 }
+
+// TestLRUDecidesAfterAnAlarm stores blocks of classes that are worth more the older they are.
+func TestLRUDecidesAfterAnAlarm(t *testing.T) {
+	h := NewHazard()
+	for i := range 100 {
+		far := make([]uint64, 1+i%5) // so that the blocks are of several classes
+		for j := range far {
+			far[j] = spread(1000*i + j)
+		}
+		h.Access(&pool.Use{Now: int64(i) * 1e9, BlockTokens: 512, Prints: far})
+		h.Insert(&pool.Insertion{Now: int64(i) * 1e9, BlockTokens: 512, Entries: []uint32{uint32(i + 1)}, Prints: far[:1]})
+	}
+	for c := range h.worths {
+		for b := range h.worths[c] {
+			h.worths[c][b] = float32(b + 1)
+		}
+		h.kinds[0].settle(c, &h.worths[c])
+	}
+	if got := h.Victim(100e9, 1, nobody{}); got == 1 {
+		t.Fatal("the oldest goes though it is worth most")
+	}
+	h.judge(-5000, 0, 0)
+	for want := uint32(1); want <= 50; want++ {
+		got := h.Victim(100e9, 1, nobody{})
+		if got != want {
+			t.Fatalf("victim %d after an alarm, the one used least recently is %d", got, want)
+		}
+		h.Remove([]uint32{got})
+	}
+	h.humble.pass(1 << 30)
+	if got := h.Victim(100e9, 1, nobody{}); got == 51 {
+		t.Fatal("LRU decides for ever")
+	}
+}
+
+// nobody holds an entry, and nothing hangs on one.
+type nobody struct{}
+
+func (nobody) Child(uint32) uint32 { return 0 }
+func (nobody) Held(uint32) bool    { return false }
 
 // TestGhostsGrowWithoutLoss adds ghosts while the table grows set by set.
 func TestGhostsGrowWithoutLoss(t *testing.T) {

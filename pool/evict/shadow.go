@@ -6,7 +6,8 @@ const (
 	maxShadow   = 4096  // entries of the shadow
 	slack       = 0.002 // hits per block looked up by which the policy may be worse than LRU
 	marginBase  = 256   // blocks by which it may be worse at once ...
-	marginShare = 16    // ... and this part of the entries
+	marginShare = 32    // ... and this part of the entries
+	again       = 4     // after an alarm the next comes so many times as soon
 )
 
 // shadow runs LRU on a sample of the blocks, as large a part of what LRU would hold as the sample is of all. The
@@ -67,18 +68,27 @@ func (s *shadow) see(h *Hazard, u *pool.Use) {
 	}
 	s.lookups, s.hits, s.own = s.lookups+uint64(seen), s.hits+uint64(lru), s.own+uint64(own)
 	s.fit(h.entries)
-	h.judge(float64(own-lru), float64(seen))
+	h.judge(float64(own-lru), float64(seen), len(u.Prints))
 }
 
-// judge books the difference to LRU and forgets what was learned when it falls behind.
-func (h *Hazard) judge(ahead, seen float64) {
+// judge books the difference to LRU. When the policy falls behind, what was learned is forgotten, and LRU decides for
+// a while.
+func (h *Hazard) judge(ahead, seen float64, blocks int) {
 	s := &h.shadow
 	start := marginBase + float64(h.entries)/marginShare
 	scale := float64(uint64(1) << s.shift)
-	s.margin = min(2*start, s.margin+scale*(ahead+slack*seen))
+	if h.humble.pass(blocks) {
+		return
+	}
+	s.margin += scale * (ahead + slack*seen)
+	if s.margin >= 2*start { // as far ahead as counts
+		s.margin = 2 * start
+		h.humble.forgive()
+	}
 	if s.margin < 0 {
 		h.tables.forget()
-		s.margin = start
+		h.humble.begin(h.entries)
+		s.margin = start / again
 		s.alarms++
 	}
 }

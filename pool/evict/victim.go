@@ -20,11 +20,10 @@ func (h *Hazard) Victim(now int64, kinds uint64, v pool.View) uint32 {
 	victim := uint32(0)
 	masks := false
 	for steps := 0; steps < maxSteps; steps++ {
-		k, c := h.lowest(kinds)
-		if k == nil {
+		k, c, e := h.next(kinds)
+		if e == 0 {
 			break
 		}
-		e := k.first[c][k.low[c]]
 		end, depth := h.end(e, v)
 		steps += depth
 		if end != 0 {
@@ -33,6 +32,9 @@ func (h *Hazard) Victim(now int64, kinds uint64, v pool.View) uint32 {
 		}
 		n := h.nodes.at(e)
 		if n.bin == 0 && n.used == t { // passed over already
+			if h.humble.left > 0 {
+				break // and all others are younger
+			}
 			k.masked[c] |= 1
 			masks = true
 			k.settle(c, &h.worths[c])
@@ -61,6 +63,37 @@ func (h *Hazard) end(e uint32, v pool.View) (end uint32, depth int) {
 		e = child
 	}
 	return 0, depth
+}
+
+// next is the entry that would go if nobody held it nor anything behind it.
+func (h *Hazard) next(kinds uint64) (k *cells, c int, e uint32) {
+	if h.humble.left > 0 {
+		return h.eldest(kinds)
+	}
+	if k, c = h.lowest(kinds); k == nil {
+		return nil, 0, 0
+	}
+	return k, c, k.first[c][k.low[c]]
+}
+
+// eldest is the entry of the kinds that was used least recently.
+func (h *Hazard) eldest(kinds uint64) (k *cells, c int, e uint32) {
+	age := uint32(0)
+	for i, o := range h.kinds {
+		if o == nil || kinds>>i&1 == 0 {
+			continue
+		}
+		for class, filled := range o.filled {
+			if filled == 0 {
+				continue
+			}
+			first := o.first[class][bits.Len64(filled)-1]
+			if a := h.clock - h.nodes.at(first).used; e == 0 || a > age {
+				k, c, e, age = o, class, first, a
+			}
+		}
+	}
+	return k, c, e
 }
 
 // lowest is the class with the cell that is worth least, over some kinds; nil if they have no entries.

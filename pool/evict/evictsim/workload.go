@@ -23,6 +23,7 @@ var Workloads = []Workload{
 	{"phase", phases},
 	{"flip", flip},
 	{"flipfar", func(w *writer) { w.flips(0, hour, 8*minute, 1200) }},
+	{"flipedge", func(w *writer) { w.flips(0, hour, 3*minute, 600) }},
 	{"random", randomPhases},
 }
 
