@@ -39,6 +39,8 @@ type Engine struct {
 
 	// OnWrong, if set, is told of each block with wrong bytes.
 	OnWrong func(text string)
+	// Stop, if set, ends Run early once it says true.
+	Stop func() bool
 	// OnSubmit, if set, is called behind each job handed to the agent.
 	OnSubmit func()
 	// Trap, if set, is called when jobs were handed in that wait for a step whose kernels stand still half way.
@@ -90,7 +92,8 @@ func (w *Workers) Close() { w.w.close() }
 // Add hands in requests, whose arrival must not lie before that of those handed in already.
 func (e *Engine) Add(requests ...Request) { e.arrivals = append(e.arrivals, requests...) }
 
-// Run goes on until the virtual time, or for ever with until < 0, as long as there is work. Time jumps over idleness.
+// Run goes on until the virtual time, or for ever with until < 0, as long as there is work and Stop does not say
+// otherwise. Time jumps over idleness.
 func (e *Engine) Run(until float64) {
 	for {
 		e.arrive()
@@ -104,7 +107,7 @@ func (e *Engine) Run(until float64) {
 				return
 			}
 			e.clock = max(e.clock, e.arrivals[0].At)
-		case until >= 0 && e.clock >= until:
+		case until >= 0 && e.clock >= until, e.Stop != nil && e.Stop():
 			return
 		default:
 			e.turn()

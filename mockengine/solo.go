@@ -11,23 +11,57 @@ import (
 	"time"
 )
 
-// Solo runs requests through one engine against an agent and writes reports to out, as Drive does. strike may be nil.
-func Solo(ctx context.Context, cfg Config, where LinkConfig, requests []Request, strike *Strike, out io.Writer) error {
+// SoloOptions are how Solo goes about it.
+type SoloOptions struct {
+	Attach time.Duration // longest wait for an agent
+	Hold   bool          // stay registered behind the last request until ctx is done
+	Strike *Strike       // nil: none
+}
+
+// Solo runs requests through one engine against an agent and writes reports to out, as Drive does. When ctx is done it
+// leaves the agent in order, and says so if requests were left over.
+func Solo(ctx context.Context, cfg Config, where LinkConfig, requests []Request, o SoloOptions, out io.Writer) error {
 	d := &driver{out: json.NewEncoder(out), engines: make(map[int]*driven)}
 	g, err := d.assemble(&Command{Config: &cfg, Link: &where})
 	if err != nil {
 		return err
 	}
-	if err := g.link.Wait(ctx); err != nil {
+	wait, stop := context.WithTimeout(ctx, o.Attach)
+	defer stop()
+	if err := g.link.Wait(wait); err != nil {
 		g.leave()
 		return fmt.Errorf("no agent: %w", err)
 	}
-	g.run(&Command{Until: -1, SettleMS: 1000, Requests: requests, Strike: strike})
+	g.engine.Stop = func() bool { return ctx.Err() != nil }
+	g.run(&Command{Until: -1, SettleMS: 1000, Requests: requests, Strike: o.Strike})
+	if o.Hold {
+		g.hold(ctx)
+	}
 	g.leave()
 	if n := g.engine.Stats().WrongBytes; n > 0 {
 		return fmt.Errorf("%d wrong bytes", n)
 	}
+	if n := g.engine.Live(); n > 0 {
+		return fmt.Errorf("ended with %d of %d requests left: %w", n, len(requests), context.Cause(ctx))
+	}
 	return nil
+}
+
+// holdLook is how often a held engine looks what the agent says.
+const holdLook = 100 * time.Millisecond
+
+// hold keeps the engine registered until ctx is done.
+func (g *driven) hold(ctx context.Context) {
+	tick := time.NewTicker(holdLook)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			g.engine.Settle(0)
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // Limits of a fill.

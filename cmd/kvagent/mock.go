@@ -137,15 +137,7 @@ func (s *mockSettings) runSolo(ctx context.Context, out interface{ Write([]byte)
 	if n := max(s.killSelf, s.killAgent); n > 0 {
 		strike = &mockengine.Strike{Agent: s.killAgent > 0, Pause: s.pause, After: n}
 	}
-	wait, stop := context.WithTimeout(ctx, s.attach)
-	defer stop()
-	if err := mockengine.Solo(wait, cfg, s.link(), requests, strike, out); err != nil {
-		return err
-	}
-	if s.hold {
-		<-ctx.Done()
-	}
-	return nil
+	return mockengine.Solo(ctx, cfg, s.link(), requests, mockengine.SoloOptions{Attach: s.attach, Hold: s.hold, Strike: strike}, out)
 }
 
 // soloRequests are those of a trace, or drawn ones.

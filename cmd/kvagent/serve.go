@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/user"
+	"path/filepath"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -62,11 +63,15 @@ func (s *serveSettings) agentConfig() (agent.Config, error) {
 	if err != nil {
 		return agent.Config{}, err
 	}
+	dir, err := filepath.Abs(s.socketDir) // the engines are told paths in it, and are elsewhere
+	if err != nil {
+		return agent.Config{}, fmt.Errorf("socket-dir: %w", err)
+	}
 	limits := agent.DefaultLimits
 	limits.Engines, limits.Sessions, limits.Stuck = s.maxEngines, s.maxSessions, s.stuckAfter
 	limits.Transfer.Queue, limits.Transfer.EventWait = s.queue, s.eventWait
 	c := agent.Config{
-		Dir: s.socketDir, SocketGroup: group, AllowUIDs: s.allowUIDs, AllowGIDs: s.allowGIDs, Integrity: transfer.Full,
+		Dir: dir, SocketGroup: group, AllowUIDs: s.allowUIDs, AllowGIDs: s.allowGIDs, Integrity: transfer.Full,
 		LeaseBytes: s.leaseBytes, Lookups: make(map[string]pool.Fingerprint, len(s.lookups)), HTTP: s.http, HTTPAny: s.httpAny,
 		Lanes: s.copyLanes, Limits: limits, Version: readBuildInfo().Version,
 		Fault: agent.Fault{Allow: s.allowFaults, FlipAfter: uint64(s.flipAfter)},

@@ -119,6 +119,59 @@ func TestServeAndCommands(t *testing.T) {
 	}
 }
 
+// An agent that was given a relative directory tells the engines, which run elsewhere, where that is.
+func TestRelativeSocketDir(t *testing.T) {
+	t.Chdir(t.TempDir())
+	s := defaultServeSettings()
+	s.socketDir = "kv"
+	c, err := s.agentConfig()
+	if here, _ := os.Getwd(); err != nil || c.Dir != filepath.Join(here, "kv") {
+		t.Errorf("the agent's directory is %q (%v), want that of %s", c.Dir, err, here)
+	}
+}
+
+// A mock that is interrupted leaves in order, and does not run its requests to the end.
+func TestMockInterrupted(t *testing.T) {
+	_, dir, _ := startServe(t)
+	cmd := kvagentCommand(t, "mock", "--socket-dir", dir, "--requests", "50000", "--block-bytes", "4096")
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill() }) // it has ended, unless the test failed
+	waitStatus(t, dir, "blocks_saved", func(n float64) bool { return n > 0 })
+	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	late := time.AfterFunc(10*time.Second, func() { _ = cmd.Process.Kill() })
+	defer late.Stop()
+	var exit *exec.ExitError
+	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != exitFailed || !strings.Contains(out.String(), "requests left") {
+		text := out.String()
+		t.Errorf("mock ended with %v: ...%s", err, text[max(0, len(text)-300):])
+	}
+	waitStatus(t, dir, "engines", func(n float64) bool { return n == 0 })
+}
+
+// waitStatus waits until a number of the agent's status is as wanted.
+func waitStatus(t *testing.T, dir, key string, want func(float64) bool) {
+	t.Helper()
+	for limit := time.Now().Add(20 * time.Second); ; {
+		var st map[string]any
+		body, err := newAdmin(dir).get(t.Context(), "/status")
+		if err == nil && json.Unmarshal(body, &st) == nil {
+			if n, ok := st[key].(float64); ok && want(n) {
+				return
+			}
+		}
+		if time.Now().After(limit) {
+			t.Fatalf("status: %s is %v (%v)", key, st[key], err)
+		}
+		time.Sleep(5 * time.Millisecond) // between two questions to another process
+	}
+}
+
 func TestCommandsOfAStranger(t *testing.T) {
 	for _, c := range []struct {
 		args []string
