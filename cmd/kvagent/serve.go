@@ -50,6 +50,9 @@ but jobs were cut off.`,
 				return configError(err)
 			}
 			defer func() { _ = log.Sync() }() // stderr has nothing to sync
+			if unknown := unknownEnv(cmd.Flags(), os.Environ()); len(unknown) > 0 {
+				log.Warn("variables of the environment are no settings", zap.Strings("names", unknown))
+			}
 			return serve(cmd.Context(), s, log)
 		},
 	}

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"slices"
@@ -88,8 +90,12 @@ func readConfig(flags *pflag.FlagSet) (map[string]string, error) {
 		return nil, fmt.Errorf("%s: %w", configKey, err)
 	}
 	var nodes map[string]yaml.Node
-	if err := yaml.Unmarshal(text, &nodes); err != nil {
+	in := yaml.NewDecoder(bytes.NewReader(text))
+	if err := in.Decode(&nodes); err != nil && !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("%s: %s: %w", configKey, path, err)
+	}
+	if err := in.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("%s: %s: more than one document, allowed: one", configKey, path)
 	}
 	return readNodes(flags, path, nodes)
 }
@@ -137,6 +143,21 @@ func settingKeys(flags *pflag.FlagSet) []string {
 			out = append(out, f.Name)
 		}
 	})
+	slices.Sort(out)
+	return out
+}
+
+// unknownEnv are the variables of an environment that look like settings and are none, sorted: misspelt, or made by a
+// cluster for a service of that name, which is why they are no error.
+func unknownEnv(flags *pflag.FlagSet, environ []string) []string {
+	known := make(map[string]bool)
+	flags.VisitAll(func(f *pflag.Flag) { known[envName(f.Name)] = true })
+	var out []string
+	for _, pair := range environ {
+		if name, _, _ := strings.Cut(pair, "="); strings.HasPrefix(name, envPrefix) && !known[name] {
+			out = append(out, name)
+		}
+	}
 	slices.Sort(out)
 	return out
 }

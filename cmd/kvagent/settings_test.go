@@ -67,6 +67,16 @@ func TestSettingsPrecedence(t *testing.T) {
 	}
 }
 
+// A misspelt variable is told, and no more than that: clusters make variables for a service called kvagent.
+func TestUnknownEnvironment(t *testing.T) {
+	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
+	defaultServeSettings().addFlags(flags)
+	got := unknownEnv(flags, []string{"KVAGENT_POOOL=1GiB", "KVAGENT_POOL=1GiB", "KVAGENT_ALLOW_FAULTS=true", "PATH=/bin", "KVAGENT_PORT=tcp://1.2.3.4:5"})
+	if want := []string{"KVAGENT_POOOL", "KVAGENT_PORT"}; !slices.Equal(got, want) {
+		t.Errorf("unknown are %q, want %q", got, want)
+	}
+}
+
 // Errors name the key, the value and what is allowed, wherever the value comes from.
 func TestSettingsErrors(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -83,6 +93,7 @@ func TestSettingsErrors(t *testing.T) {
 		"file":          {nil, nil, "event-wait: 1us\n", []string{"event-wait", `"1us"`, "allowed: 1ms to 1h0m0s"}},
 		"unknown key":   {nil, nil, "pol: 1GiB\n", []string{"pol", "unknown", "allowed", "pool"}},
 		"key twice":     {nil, nil, "pool: 1GiB\npool: 2GiB\n", []string{"pool"}},
+		"two documents": {nil, nil, "pool: 1GiB\n---\npool: 2GiB\n", []string{"config", "more than one document"}},
 		"mapping":       {nil, nil, "pool: {a: 1}\n", []string{"pool", "mapping"}},
 		"no mapping":    {nil, nil, "- pool\n", []string{"config"}},
 		"config inside": {nil, nil, "config: x\n", []string{"config", "unknown"}},
