@@ -56,9 +56,9 @@ func (o *replayed) clean(t *testing.T) {
 	}
 }
 
-// Plain: the hit rate is that of the simulation, also where caches and pool are small.
+// Plain: the hit rate is that of the simulation, also where caches and pool are small. The simulated pool is LRU.
 func TestReplayHitsAsSimulated(t *testing.T) {
-	for _, args := range [][]string{{}, {"--pool", "48MiB", "--engine-blocks", "600"}, {"--engines", "5", "--engines-per-process", "2"}} {
+	for _, args := range [][]string{{}, {"--pool", "48MiB", "--engine-blocks", "600", "--eviction", "lru"}, {"--engines", "5", "--engines-per-process", "2"}} {
 		o := replayJSON(t, append([]string{"--requests", "500"}, args...)...)
 		o.clean(t)
 		if d := o.HitRate - o.SimHitRate; d < -0.01 || d > 0.01 {
@@ -67,6 +67,20 @@ func TestReplayHitsAsSimulated(t *testing.T) {
 		if o.BlocksHitOther == 0 {
 			t.Errorf("%v: no engine hit a block of another one", args)
 		}
+	}
+}
+
+// A pool that is too small serves more with the default eviction than with LRU, end to end and every byte checked.
+func TestReplayEvictionGains(t *testing.T) {
+	rate := map[string]float64{}
+	for _, eviction := range evictions {
+		o := replayJSON(t, "--requests", "1000", "--engine-blocks", "512", "--block-bytes", "4096", "--pool", "8000KiB", "--eviction", eviction)
+		o.clean(t)
+		rate[eviction] = o.HitRate
+	}
+	t.Logf("hit rates %v", rate)
+	if rate[evictHazard] < rate[evictLRU]+0.01 {
+		t.Errorf("hit rate %.4f with hazard, %.4f with lru, in a pool of 2,000 blocks", rate[evictHazard], rate[evictLRU])
 	}
 }
 

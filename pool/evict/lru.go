@@ -10,7 +10,6 @@ type LRU struct {
 	nodes   nodes
 	list    [pool.MaxKinds]order
 	entries int
-	evicted uint64
 }
 
 // order is a list by use.

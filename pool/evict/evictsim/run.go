@@ -38,7 +38,6 @@ type driver struct {
 	entry    []uint32 // by block; 0 is not stored
 	slots    []slot   // by entry; slot 0 is none
 	free     []uint32
-	stored   int
 	keep     uint32 // entry that must stay: something is about to hang on it
 	result   Result
 
