@@ -27,6 +27,24 @@ func (c *client) sync() {
 	next[*ipc.Pong](c)
 }
 
+// A lease whose answer reached nobody, because the client had given up, does not count against the cap for ever.
+func TestLeaseNobodyHeardOf(t *testing.T) {
+	r := newRig(t)
+	_, _, _, q := leaser(t, r)
+	k := &lookupSock{agent: r.agent} // as lookup.sock's, but its goroutine is ours
+	k.engines.Store(&[]*engine{})
+	q.Form = ipc.FormOwn
+	reply := k.handle(&q)
+	if got := r.agent.Status().Leases; reply.Lease == 0 || got != 1 {
+		t.Fatalf("%d leases after %+v", got, reply)
+	}
+	k.unsent(reply)
+	if got := r.agent.Status().Leases; got != 0 {
+		t.Errorf("%d leases that nobody knows", got)
+	}
+	k.unsent(ipc.LookupReply{}) // an answer without a lease
+}
+
 func TestReserveStatuses(t *testing.T) {
 	r := newRig(t, withConfig(func(c *Config) { c.LeaseBytes = 10 * testBlockBytes }))
 	scheduler, _, look, q := leaser(t, r)

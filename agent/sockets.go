@@ -24,6 +24,7 @@ type lookupSock struct {
 	seats   map[*seat]struct{}        // who named it; under lookupSockets.mu
 	engines atomic.Pointer[[]*engine] // of those seats, each once: what the handler reads
 	query   lookup.Query              // the handler's, which runs one call at a time
+	lent    *seat                     // the handler's: who got the last lease
 }
 
 // lookupSockets are the look-up sockets by name. Engines of one space share a socket; it is closed when the last
@@ -83,7 +84,7 @@ func (l *lookupSockets) listenLocked(name string, fp pool.Fingerprint, fixed boo
 	k.engines.Store(&[]*engine{})
 	server, err := l.context.ListenLookup(ipc.LookupOptions{
 		Dir: l.agent.cfg.Dir, Name: name, SocketGroup: l.agent.cfg.SocketGroup, Boot: l.agent.boot,
-		OnMalformed: k.malformed, OnPanic: k.panicked,
+		OnMalformed: k.malformed, OnUnsent: k.unsent, OnPanic: k.panicked,
 	}, k.handle)
 	if err != nil {
 		return nil, fmt.Errorf("lookup_name: %q: %w", name, err)
@@ -165,6 +166,14 @@ func (l *lookupSockets) malformed() [ipc.Reasons]uint64 {
 // malformed logs a request that the server could not read; the server bounds the rate.
 func (k *lookupSock) malformed(err error, skipped uint64) {
 	k.agent.log.Warn("malformed look-up", zap.String("socket", k.name), zap.Error(err), zap.Uint64("not_logged", skipped))
+}
+
+// unsent takes the lease of an answer back that its client is not there any more to get: nobody knows its number, so that
+// it would count against the engine's cap until the session ends.
+func (k *lookupSock) unsent(reply ipc.LookupReply) {
+	if reply.Lease != 0 {
+		k.agent.ledger.release(k.lent.engine.acct, []uint64{reply.Lease})
+	}
 }
 
 // panicked logs a defect of the handler; the client was answered.

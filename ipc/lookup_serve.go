@@ -50,6 +50,9 @@ func (s *LookupServer) answer() {
 	s.reply.end()
 	if sendFrames(s.router, &s.reply) != nil {
 		s.count.unsent.Add(1)
+		if s.o.OnUnsent != nil {
+			s.o.OnUnsent(a)
+		}
 	}
 }
 

@@ -36,6 +36,9 @@ type LookupOptions struct {
 	// OnMalformed, if set, hears of a malformed request at most every MalformedLogInterval; skipped counts those
 	// it did not hear of since.
 	OnMalformed func(err error, skipped uint64)
+	// OnUnsent, if set, hears of an answer that nobody got because the client is gone, on the server's goroutine, before
+	// the handler is asked again.
+	OnUnsent func(LookupReply)
 	// OnPanic, if set, hears of every panic of the handler.
 	OnPanic func(value any)
 }

@@ -343,7 +343,12 @@ func TestAnswersWaitForAClientThatReadsLate(t *testing.T) {
 // A client that never reads loses answers in the end: they are counted, and everybody else is served.
 func TestAnswersNobodyReads(t *testing.T) {
 	c := testContext(t)
-	s := serveLookups(t, c, socketDir(t), "lookup", echoHandler)
+	var heard uint64 // the server's goroutine's, until it has ended
+	s, err := c.ListenLookup(LookupOptions{Dir: socketDir(t), Name: "lookup", OnUnsent: func(LookupReply) { heard++ }}, echoHandler)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
 	dealer, err := c.z.NewSocket(zmq.DEALER)
 	if err != nil {
 		t.Fatal(err)
@@ -369,5 +374,9 @@ func TestAnswersNobodyReads(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatalf("no answer was counted as unsent: %+v", s.Counters())
 		}
+	}
+	s.Close()
+	if counted := s.Counters().Unsent; heard != counted {
+		t.Errorf("%d unsent answers were told, %d counted", heard, counted)
 	}
 }
