@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["KVAgentConnector"]  # noqa: F822  made by __getattr__
+__all__ = ["KVAgentConnector"]
 
 
 def __getattr__(name: str) -> Any:
     if name != "KVAgentConnector":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from kvagent.vllm.connector import KVAgentConnector  # noqa: PLC0415
+    from kvagent.vllm.connector import KVAgentConnector
 
     return KVAgentConnector

@@ -116,7 +116,9 @@ class KVAgentConnector(KVConnectorBase_V1, SupportsHMA):
         return Stats(data=data or {})
 
     @classmethod
-    def build_prom_metrics(cls, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any) -> Any:
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any
+    ) -> Any:
         """Counters of /metrics."""
         return make_prom(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
@@ -188,7 +190,7 @@ class KVAgentConnector(KVConnectorBase_V1, SupportsHMA):
         """Announces the KV caches to the agent; waits a little for one that is there."""
         self._kv_caches = kv_caches
         self._words = self._words or SyncWords(EVENTS, REVOKES)
-        names = [[n for n in group.layer_names] for group in self._config.kv_cache_groups]
+        names = [list(group.layer_names) for group in self._config.kv_cache_groups]
         self._memory = memory(kv_caches, names, self._config.num_blocks, self._options.cpu_memory)
         link = Link(self._options.socket_dir, f"rank {self._rank}", self._registration_of_worker)
         if self._worker is None:
@@ -366,7 +368,9 @@ def _check_version(version: str) -> None:
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if not OLDEST <= numbers <= NEWEST:
         log.warning("vLLM %s: this connector is tested with %d.%d to %d.%d", version, *OLDEST, *NEWEST)
-    missing = [name for name in ("bind_gpu_block_pool", "build_connector_worker_meta") if not hasattr(KVConnectorBase_V1, name)]
+    missing = [
+        name for name in ("bind_gpu_block_pool", "build_connector_worker_meta") if not hasattr(KVConnectorBase_V1, name)
+    ]
     if missing:
         raise geo.Unsupported(f"vLLM {version}: its connectors have no {', '.join(missing)}; 0.29 or newer is needed")
 
@@ -376,7 +380,7 @@ def _hash_tokens(vllm_config: Any, kv_cache_config: Any) -> int | None:
     told = getattr(kv_cache_config, "hash_block_size", None)
     if told is not None:
         return int(told)
-    from vllm.v1.core import kv_cache_utils  # noqa: PLC0415
+    from vllm.v1.core import kv_cache_utils
 
     resolve = getattr(kv_cache_utils, "resolve_kv_cache_block_sizes", None)
     return int(resolve(kv_cache_config, vllm_config)[1]) if resolve is not None else None

@@ -43,7 +43,9 @@ def geometry(kv_cache_config: Any, hash_tokens: int | None) -> Geometry:
         if kind not in (*_FULL, _WINDOW):
             raise Unsupported(f"KV cache group {i} is of {kind}; served are {', '.join((*_FULL, _WINDOW))}")
         if getattr(group, "is_eagle_group", False):
-            raise Unsupported(f"KV cache group {i} holds layers of a draft model, whose KV its block hashes do not cover")
+            raise Unsupported(
+                f"KV cache group {i} holds layers of a draft model, whose KV its block hashes do not cover"
+            )
         window = int(spec.sliding_window) if kind == _WINDOW else 0
         groups.append(Group(int(spec.block_size), int(kv_cache_config.num_blocks), window))
     if not groups:

@@ -1,7 +1,7 @@
-"""Keeps a session with the agent: connects and registers in a thread of its own, again whenever the last one ended.
+"""Keeps a session with the agent: connects and registers in a thread of its own, whenever the last one ended.
 
-The engine's thread never waits: it asks ``current``, and says ``lost`` when a session has ended. While there is no agent
-it costs one attribute.
+The engine's thread never waits: it asks ``current``, and says ``lost`` when a session has ended. While there is no
+agent it costs one attribute.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class Link:
         if self._current is attachment:
             self._current = None
             self._ready.clear()
-            self._say(logging.WARNING, f"{self._who}: the agent at {self._path} is gone; prompts are computed meanwhile")
+            self._say(
+                logging.WARNING, f"{self._who}: the agent at {self._path} is gone; prompts are computed meanwhile"
+            )
             self._wanted.set()
 
     def close(self) -> Attachment | None:
@@ -113,4 +115,3 @@ class Link:
         if text != self._said:
             self._said = text
             log.log(level, "%s", text)
-

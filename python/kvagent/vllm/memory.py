@@ -1,7 +1,7 @@
 """Where the blocks of an engine's KV caches lie: regions and segments, found from the tensors' own strides.
 
-The tensors are those that vLLM hands to ``register_kv_caches``: for each layer a view [blocks, ...] of an allocation that
-layers share. Only their attributes are used, so this needs no torch to be imported.
+The tensors are those that vLLM hands to ``register_kv_caches``: for each layer a view [blocks, ...] of an allocation
+that layers share. Only their attributes are used, so this needs no torch to be imported.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _pieces(name: str, tensor: Any, num_blocks: int, storages: dict[int, tuple[i
     if tensor.device.type != "cpu":
         raise Unsupported(f"layer {name}: KV cache on {tensor.device}, this agent reaches host memory only")
     storage = tensor.untyped_storage()
-    place, _ = storages.setdefault(storage._cdata, (len(storages), storage))  # noqa: SLF001
+    place, _ = storages.setdefault(storage._cdata, (len(storages), storage))
     size = tensor.element_size()
     split, rest = divmod(tensor.shape[0], num_blocks)
     if rest or not split:
@@ -81,7 +81,8 @@ def _pieces(name: str, tensor: Any, num_blocks: int, storages: dict[int, tuple[i
 
 def _run(dims: list[tuple[int, int]], size: int) -> tuple[int, list[tuple[int, int]]]:
     """Bytes that lie together, and the dimensions (extent, step in bytes) that repeat them, outermost first."""
-    run, outer = size, []
+    run = size
+    outer: list[tuple[int, int]] = []
     for extent, step in sorted((dim for dim in dims if dim[0] > 1), key=lambda dim: dim[1]):
         if step == run and not outer:
             run *= extent
@@ -112,7 +113,7 @@ def _region(number: int, storage: Any, kind: str) -> tuple[Region, int | None]:
         _let_be_reached()
         return Region(number, RegionKind.PEER, size, addr=int(storage.data_ptr())), None
     storage.share_memory_()  # moves it, and all views with it
-    fd, _ = storage._share_fd_cpu_()  # noqa: SLF001
+    fd, _ = storage._share_fd_cpu_()
     return Region(number, RegionKind.FD, size), fd
 
 

@@ -7,8 +7,10 @@ joined into one.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from kvagent.messages import Section
+if TYPE_CHECKING:
+    from kvagent.messages import Section
 
 
 @dataclass(slots=True)

@@ -117,7 +117,8 @@ class Saves:
         """The jobs of what was added."""
         planned = []
         while self._open and self._words:
-            pieces, blocks = [], 0
+            pieces: list[_Piece] = []
+            blocks = 0
             while self._open and len(pieces) < MAX_SECTIONS and blocks + len(self._open[0].blocks) <= MAX_JOB_BLOCKS:
                 pieces.append(self._open.pop(0))
                 blocks += len(pieces[-1].blocks)
@@ -249,4 +250,3 @@ class Saves:
             self.counts.existed += 1
         elif status != BlockStatus.REVOKED:
             self.counts.refused += 1
-

@@ -64,7 +64,15 @@ class SchedulerSide:
     """See the module."""
 
     def __init__(
-        self, options: Options, geometry: Geometry, world: int, link: Link, *, saves: bool, loads: bool, whole_failures: bool
+        self,
+        options: Options,
+        geometry: Geometry,
+        world: int,
+        link: Link,
+        *,
+        saves: bool,
+        loads: bool,
+        whole_failures: bool,
     ) -> None:
         """``whole_failures``: a load can be reported as failed as a whole (vLLM from 0.30 on)."""
         self.counts = Counts()
@@ -464,5 +472,4 @@ def settled(request: Any, scheduled: int) -> int:
     Not the placeholders of async scheduling, nor draft tokens: what is behind the known tokens may be taken back.
     """
     tokens: int = request.num_computed_tokens + scheduled - request.num_output_placeholders
-    known: int = request.num_tokens
-    return tokens if tokens < known else known
+    return int(min(tokens, request.num_tokens))

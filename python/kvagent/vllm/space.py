@@ -1,6 +1,6 @@
 """The identity of a space: all that changes a block's bytes besides its tokens, from vLLM's configuration.
 
-Both roles make it from the same configuration and must come to the same; so it holds nothing that only one of them knows.
+Both roles make it from the same configuration and must come to the same: it holds nothing that only one of them knows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _DIGESTED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".json", ".model", 
 _RANDOM_SEED = ("xxhash", "xxhash_cbor")  # without PYTHONHASHSEED their seed is each process's own
 
 
-def identity(vllm_config: Any, kv_cache_config: Any, tenant: str, ranks: Ranks, version: str) -> tuple[tuple[str, str], ...]:
+def identity(
+    vllm_config: Any, kv_cache_config: Any, tenant: str, ranks: Ranks, version: str
+) -> tuple[tuple[str, str], ...]:
     """The identity's pairs. ``version``: vLLM's, since the layout of a block is its own affair."""
     model, cache = vllm_config.model_config, vllm_config.cache_config
     algorithm = str(cache.prefix_caching_hash_algo)
@@ -52,15 +54,12 @@ def identity(vllm_config: Any, kv_cache_config: Any, tenant: str, ranks: Ranks, 
 
 
 def weights_digest(model: str, revision: str | None) -> str:
-    """A digest of the model's files: names, sizes, and head and tail of each. Of the name alone where there are none."""
+    """A digest of the model's files: names, sizes, head and tail of each. ``unknown`` where there are none."""
     folder = _folder(model, revision)
     if folder is None:
         return "unknown"
-    parts = []
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.suffix in _DIGESTED:
-            parts.append(f"{path.relative_to(folder)} {path.stat().st_size} {_edges(path)}")
-    return _digest(parts)
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix in _DIGESTED)
+    return _digest(f"{path.relative_to(folder)} {path.stat().st_size} {_edges(path)}" for path in files)
 
 
 def _edges(path: Path) -> str:
@@ -76,7 +75,7 @@ def _folder(model: str, revision: str | None) -> Path | None:
     if path.is_dir():
         return path
     try:
-        from huggingface_hub import snapshot_download  # noqa: PLC0415
+        from huggingface_hub import snapshot_download
 
         return Path(snapshot_download(model, revision=revision, local_files_only=True))
     except (ImportError, OSError, ValueError):

@@ -31,7 +31,7 @@ class Stats(KVConnectorStats):
 
     def reset(self) -> None:
         """Begins anew."""
-        self.data = {}
+        self.data: dict[str, Any] = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         """Adds another's."""

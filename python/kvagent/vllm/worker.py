@@ -90,7 +90,7 @@ class WorkerSide:
         self._per_block = per_block
         self._whole = whole_failures
         self._step = 0
-        self._open = False
+        self._open: StepPlan | None = None
         self._jobs: dict[int, _UnderWay] = {}
         self._numbers: dict[tuple[int, int], int] = {}  # by attachment and the session's number of the job
         self._sessions: list[Attachment] = []
@@ -99,10 +99,10 @@ class WorkerSide:
 
     def begin(self, plan: StepPlan) -> None:
         """Begins a step, before its kernels are launched: what the scheduler took back is taken back here."""
-        if self._open:
-            self._end_step()  # its kernels ended long ago; nobody said so
+        if self._open is not None:  # 0.29 and 0.30 do not end a step without tokens
+            self.end(self._open)
         self._step += 1
-        self._open = True
+        self._open = plan
         self._clock.begin(self._step)
         for job in plan.revokes:
             if (under := self._jobs.get(job)) and isinstance(under.plan, SaveJob):
@@ -117,9 +117,12 @@ class WorkerSide:
 
     def end(self, plan: StepPlan) -> None:
         """Ends the step and hands in the saves."""
+        if self._open is None:
+            return
+        self._open = None
         for save in plan.saves:
             self._submit(save)
-        self._end_step()
+        self._clock.end(self._step)
 
     def results(self) -> Results:
         """What is over since the last call."""
@@ -156,11 +159,6 @@ class WorkerSide:
         """Goes on with another link, behind ``leave``."""
         self._link = link
 
-    def _end_step(self) -> None:
-        if self._open:
-            self._open = False
-            self._clock.end(self._step)
-
     def _submit(self, plan: SaveJob | LoadJob) -> None:
         attachment = self._attached()
         if attachment is None or attachment.session.boot != plan.boot:
@@ -176,7 +174,7 @@ class WorkerSide:
                 number = session.load(plan.sections, epoch=plan.epoch, step=self._step, event=event, lease=plan.lease)
         except (Busy, SessionBroken, SessionEnded, Malformed) as error:
             if isinstance(error, Malformed):
-                log.error("job of %d sections: %s", len(plan.sections), error)
+                log.warning("a job of %d sections is not sent: %s", len(plan.sections), error)
             return self._refused(plan, BlockStatus.BUSY if isinstance(error, Busy) else BlockStatus.FAILED)
         under = _UnderWay(plan, attachment, number)
         if isinstance(plan, LoadJob):

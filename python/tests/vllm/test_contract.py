@@ -170,7 +170,7 @@ def test_a_load_that_a_frozen_agent_keeps_is_given_up_and_its_blocks_stay_pinned
     assert world.side.blocks.loading == 96 // BLOCK
     agent.freeze()  # the load waits for the step in flight
     try:
-        eventually(lambda: _one_step(world) or "warm" in world.reasons, "the end of the request")
+        eventually(lambda: "warm" in _one_step(world).reasons, "the end of the request")
         assert world.outputs["warm"] == world.outputs["cold"]
         assert world.side.counts.loads_late == 1
         assert world.side.blocks.loading == 96 // BLOCK
@@ -188,9 +188,10 @@ def launch_load(world: World) -> None:
         _one_step(world)
 
 
-def _one_step(world: World) -> None:
+def _one_step(world: World) -> World:
     world.complete()
     world.launch()
+    return world
 
 
 def test_a_block_that_is_gone_is_computed_and_not_promised_again(worlds: Any, agent: AgentProcess) -> None:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +17,7 @@ from tests.vllm import engine as real
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.engine
 PROMPTS = real.prompts()
@@ -73,7 +73,10 @@ def test_cold_warm_and_in_a_second_engine(
     second = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     assert json.loads(second.stdout.splitlines()[-1]) == reference
     assert (loaded(agent) - before) * 2 >= WHOLE_BLOCKS
-    print(f"blocks: saved {stored}, loaded warm {warm}, in the second engine {loaded(agent) - before}; whole in prompts {WHOLE_BLOCKS}")
+    print(
+        f"blocks: saved {stored}, loaded warm {warm}, in the second engine {loaded(agent) - before}, "
+        f"whole in prompts {WHOLE_BLOCKS}"
+    )
 
 
 def test_an_agent_killed_and_started_again(engines: Any, agent: AgentProcess, reference: list[list[int]]) -> None:

@@ -57,7 +57,9 @@ def test_no_byte_is_wrong_cold_or_warm(worlds: Any, agent: AgentProcess, kind: d
     live(second, seed, "warm")
     for world in (first, second):
         clean(world, agent, kind["blocks"])
-        print(world.steps, "steps", world.checked, "positions checked", world.preempted, "preempted", world.side.counted())
+        print(
+            world.steps, "steps", world.checked, "positions checked", world.preempted, "preempted", world.side.counted()
+        )
     assert first.preempted + second.preempted > 0
     assert first.checked > 10_000
     assert second.side.counts.tokens_loaded > 0

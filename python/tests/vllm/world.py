@@ -172,7 +172,8 @@ class World:
             end = request.num_computed_tokens
             tables = tuple(list(t) for t in self.scheduler.kv_cache_manager.get_block_ids(name))
             work.append((name, end - scheduled, end, tables, not request.is_prefill_chunk))
-        self.queue = ends = []
+        ends: list[Callable[[], None]] = []
+        self.queue = ends
         outputs = []
         for rank in range(len(self.workers)):
             sent = pickle.loads(pickle.dumps(output))  # noqa: S301
@@ -189,14 +190,13 @@ class World:
             end_step()
         names = [name for name, *_ in launch.work]
         sampled = [[self.sequences[name].tokens[end]] if last else [] for name, _, end, _, last in launch.work]
-        outputs = []
-        for one in launch.connector_outputs or [None]:
-            outputs.append(
-                ModelRunnerOutput(
-                    req_ids=names, req_id_to_index={n: i for i, n in enumerate(names)}, sampled_token_ids=sampled,
-                    kv_connector_output=one,
-                )
-            )  # fmt: skip
+        outputs = [
+            ModelRunnerOutput(
+                req_ids=names, req_id_to_index={n: i for i, n in enumerate(names)}, sampled_token_ids=sampled,
+                kv_connector_output=one,
+            )
+            for one in launch.connector_outputs or [None]
+        ]  # fmt: skip
         joined = self._aggregator.aggregate(outputs) if self.ranks > 1 else outputs[0]
         for engine in self.scheduler.update_from_output(launch.output, joined).values():
             for out in engine.outputs:
