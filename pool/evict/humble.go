@@ -1,8 +1,8 @@
 package evict
 
 const (
-	firstTurns = 12 // times the entries are the blocks looked up in which LRU decides after the first alarm
-	mostTurns  = 64 // ... and after many: each alarm doubles it
+	firstTurns = 24 // times the entries are the blocks looked up in which LRU decides after the first alarm
+	mostTurns  = 96 // ... and after many: each alarm doubles it
 )
 
 // humble is the time after an alarm in which the policy does as LRU does. It goes on learning: what is counted does
