@@ -1,5 +1,17 @@
 // Package agent owns lifetimes: engines and their workers, leases, regions, look-up sockets. It joins the
 // sockets, the pool, the look-up rules and the transfers, and takes all of an engine apart when the engine ends.
+//
+// Locks are taken in this order, and none of the last line's under another of it but an outbox's under a job table's:
+//
+//	session.mu          a message is served, or the session torn down: it waits for the worker's threads under it
+//	lookupSockets.mu    a socket opens or closes: it waits for the socket's goroutine, which takes those below
+//	space.resetting     a weights epoch turns; the pool is asked under it
+//	registry.mu         seats come and go; the pool is asked for an epoch, or to open a space, under it
+//	jobTable.mu, outbox.mu, ledger.mu, inflight.mu, a worker's, the pool's
+//
+// switches.mu is taken before sessions.mu and outbox.mu, and under nothing. A worker's completion and a look-up take
+// only the last line's; so does the pool's call for room, which comes without the pool's lock. No lock is held over a
+// write to a peer.
 package agent
 
 import (
