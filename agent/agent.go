@@ -9,9 +9,9 @@
 //	registry.mu         seats come and go; the pool is asked for an epoch, or to open a space, under it
 //	jobTable.mu, outbox.mu, ledger.mu, inflight.mu, a worker's, the pool's
 //
-// switches.mu is taken before sessions.mu and outbox.mu, and under nothing. A worker's completion and a look-up take
-// only the last line's; so does the pool's call for room, which comes without the pool's lock. No lock is held over a
-// write to a peer.
+// switches.mu is taken before sessions.mu and outbox.mu, and under nothing. A worker's completion and a look-up that is
+// no reset take only the last line's; so does the pool's call for room, which comes without the pool's lock. No lock is
+// held over a write to a peer.
 package agent
 
 import (

@@ -79,6 +79,9 @@ var (
 	leasesDesc       = desc("kvagent_leases", "Leases that are open.")
 	leaseBytesDesc   = desc("kvagent_lease_bytes", "Bytes pinned by leases.")
 	leaseRevokedDesc = desc("kvagent_leases_revoked_total", "Leases revoked under pressure.")
+	unsentDesc       = desc("kvagent_lookup_unsent_total", "Answers to look-ups that could not be sent: the client was gone, or reads nothing.")
+	panicsDesc       = desc("kvagent_lookup_panics_total", "Look-ups whose handler panicked; they were told overloaded.")
+	droppedDesc      = desc("kvagent_lookup_connections_dropped_total", "Connections to look-up sockets dropped because no descriptor was free.")
 	malformedDesc    = prometheus.NewDesc("kvagent_lookup_malformed_total", "Malformed look-ups, by reason.", []string{"reason"}, nil)
 	enginesDesc      = desc("kvagent_engines", "Engines that are registered, or registering.")
 )
@@ -93,6 +96,9 @@ func (g *gauges) Describe(ch chan<- *prometheus.Desc) {
 	ch <- leaseRevokedDesc
 	ch <- enginesDesc
 	ch <- malformedDesc
+	ch <- unsentDesc
+	ch <- panicsDesc
+	ch <- droppedDesc
 	describePolicy(ch)
 }
 
@@ -108,7 +114,11 @@ func (g *gauges) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(leaseBytesDesc, prometheus.GaugeValue, float64(bytes))
 	ch <- prometheus.MustNewConstMetric(leaseRevokedDesc, prometheus.CounterValue, float64(revoked))
 	ch <- prometheus.MustNewConstMetric(enginesDesc, prometheus.GaugeValue, float64(g.agent.countEngines()))
-	for reason, n := range g.agent.sockets.malformed() {
+	lookups := g.agent.sockets.counters()
+	ch <- prometheus.MustNewConstMetric(unsentDesc, prometheus.CounterValue, float64(lookups.Unsent))
+	ch <- prometheus.MustNewConstMetric(panicsDesc, prometheus.CounterValue, float64(lookups.Panics))
+	ch <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue, float64(ipc.DroppedConnections()))
+	for reason, n := range lookups.Reasons {
 		ch <- prometheus.MustNewConstMetric(malformedDesc, prometheus.CounterValue, float64(n), ipc.Reason(reason).String())
 	}
 }

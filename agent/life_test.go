@@ -77,7 +77,8 @@ func TestHTTP(t *testing.T) {
 	http.DefaultClient.CloseIdleConnections()
 	for _, line := range []string{
 		`kvagent_blocks_total{op="save",status="ok"} 3`, `kvagent_blocks_total{op="load",status="corrupt"} 0`, `kvagent_engines 1`,
-		`kvagent_lookup_malformed_total{reason="hex"} 0`, `kvagent_session_ends_total{reason="slow"} 0`, `kvagent_switch_loads 0`,
+		`kvagent_lookup_malformed_total{reason="hex"} 0`, `kvagent_session_ends_total{reason="slow"} 0`,
+		`kvagent_lookup_unsent_total 0`, `kvagent_lookup_panics_total 0`, `kvagent_lookup_connections_dropped_total 0`, `kvagent_switch_loads 0`,
 	} {
 		if !strings.Contains(string(metrics), line+"\n") {
 			t.Errorf("metrics lack %s", line)

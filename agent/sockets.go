@@ -35,7 +35,7 @@ type lookupSockets struct {
 
 	mu     sync.Mutex
 	byName map[string]*lookupSock
-	past   [ipc.Reasons]uint64 // malformed requests of sockets that are closed
+	past   ipc.LookupCounters // of sockets that are closed
 }
 
 func newLookupSockets(a *Agent) *lookupSockets {
@@ -126,10 +126,10 @@ func (l *lookupSockets) close() error {
 
 func (l *lookupSockets) closeLocked(k *lookupSock) {
 	delete(l.byName, k.name)
-	for i, n := range k.server.Counters().Reasons {
-		l.past[i] += n
-	}
-	if err := k.server.Close(); err != nil {
+	err := k.server.Close()
+	counted := k.server.Counters()
+	l.past.Add(&counted)
+	if err != nil {
 		l.agent.log.Error("look-up socket not closed", zap.String("path", l.path(k.name)), zap.Error(err))
 		return
 	}
@@ -150,15 +150,14 @@ func (l *lookupSockets) names() []string {
 	return out
 }
 
-// malformed requests of all sockets there have been, by ipc.Reason.
-func (l *lookupSockets) malformed() [ipc.Reasons]uint64 {
+// counters of all sockets there have been.
+func (l *lookupSockets) counters() ipc.LookupCounters {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	sum := l.past
 	for _, k := range l.byName {
-		for i, n := range k.server.Counters().Reasons {
-			sum[i] += n
-		}
+		counted := k.server.Counters()
+		sum.Add(&counted)
 	}
 	return sum
 }

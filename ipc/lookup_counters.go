@@ -20,6 +20,17 @@ type LookupCounters struct {
 	Unsent   uint64          // answers to peers that were gone, or that read none of thousands
 }
 
+// Add adds what another server did.
+func (c *LookupCounters) Add(o *LookupCounters) {
+	c.Requests, c.Panics, c.Unsent = c.Requests+o.Requests, c.Panics+o.Panics, c.Unsent+o.Unsent
+	for i, n := range o.Forms {
+		c.Forms[i] += n
+	}
+	for i, n := range o.Reasons {
+		c.Reasons[i] += n
+	}
+}
+
 // Counters may be called from any goroutine.
 func (s *LookupServer) Counters() (c LookupCounters) {
 	c.Requests, c.Panics, c.Unsent = s.count.requests.Load(), s.count.panics.Load(), s.count.unsent.Load()
