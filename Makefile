@@ -17,7 +17,7 @@ FUZZTIME      ?= 5s
 TRACE         ?= testdata/conversation_1000.jsonl
 
 STAGE := scripts/stage
-PYTHON_SCRIPTS := ../scripts/torture ../scripts/soak ../scripts/dockerfile-check
+PYTHON_SCRIPTS := ../scripts/torture ../scripts/soak ../scripts/dockerfile-check ../scripts/mutants-vllm
 # Where the locked Python tools live: outside the tree, keyed by the lock. Made on first use.
 VENV   = $$($(CURDIR)/scripts/venv)
 
@@ -67,6 +67,21 @@ test-python: build ## Python tests, with the real agent
 	@scripts/deps python
 	@$(STAGE) venv scripts/venv
 	@cd python && KVAGENT_REQUIRE_AGENT=1 ../$(STAGE) -v pytest $(VENV)/bin/pytest
+
+.PHONY: test-vllm
+test-vllm: build ## the vLLM connector under the locked vLLM (3 GB of download the first time; KVAGENT_SKIP_VLLM=1)
+	@scripts/deps python
+	@$(STAGE) venv scripts/venv
+	@$(STAGE) -v vllm-venv scripts/vllm-venv
+	@$(STAGE) -v test-vllm scripts/test-vllm
+
+.PHONY: test-vllm-all
+test-vllm-all: test-vllm ## and under every other vLLM that it is for; engines only under the locked one
+	@for v in 0.29.0 0.30.0 0.31.0 0.32.0; do ONLY=schedulers $(STAGE) -v test-vllm-$$v scripts/test-vllm $$v || exit 1; done
+
+.PHONY: mutants-vllm
+mutants-vllm: build ## break the connector in known ways and see its tests fail
+	@$(STAGE) -v mutants-vllm scripts/mutants-vllm
 
 .PHONY: fuzz
 fuzz: ## every Fuzz target for FUZZTIME (default 5s) each

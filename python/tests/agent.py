@@ -32,12 +32,12 @@ IDENTITY = identity_pairs({"model": "test/model", "dtype": "bfloat16", "tenant":
 _T = TypeVar("_T")
 
 
-def eventually(check: Callable[[], _T | None], what: str) -> _T:
+def eventually(check: Callable[[], _T | None], what: str, patience_s: float = PATIENCE_S) -> _T:
     """The first result of check that counts as true."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while not (result := check()):
         if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not come about within {PATIENCE_S} s")
+            raise AssertionError(f"{what} did not come about within {patience_s} s")
         time.sleep(0.002)
     return result
 

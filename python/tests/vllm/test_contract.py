@@ -93,6 +93,8 @@ def test_every_layout(worlds: Any, agent: AgentProcess, layout: str) -> None:
 @pytest.mark.parametrize(("ranks", "window"), [(2, 0), (1, 40), (2, 40)])
 def test_ranks_and_groups(worlds: Any, agent: AgentProcess, ranks: int, window: int) -> None:
     world = worlds(ranks=ranks, window=window)
+    if window and not world.side._whole_failures:
+        pytest.skip("vLLM 0.29 cannot be told that a load of several groups failed: such models save, and do not load")
     world.add("cold", PROMPT, 40)
     world.run()
     world.scheduler.reset_prefix_cache()
@@ -218,4 +220,103 @@ def test_reset_cache_forgets_what_was_stored(worlds: Any, agent: AgentProcess) -
     world.run()
     assert world.side.counts.loads == 0
     assert world.outputs["again"] == world.outputs["cold"]
+    clean(world, agent, 64)
+
+
+def test_a_load_waits_for_the_step_in_flight(worlds: Any, agent: AgentProcess) -> None:
+    """Blocks that a load is to fill may still be written by the step whose request was aborted just before."""
+    world = worlds()
+    world.add("cold", PROMPT, 10)
+    world.run()
+    world.scheduler.reset_prefix_cache()
+    before = agent.status()["blocks_loaded"]
+    world.add("warm", PROMPT, 10)
+    launch_load(world)
+    assert world.workers[0]._worker.busy()
+    with pytest.raises(AssertionError, match="did not come"):
+        eventually(lambda: agent.status()["blocks_loaded"] > before, "a load before the step's end", patience_s=0.5)
+    world.run()
+    assert agent.status()["blocks_loaded"] == before + 96 // BLOCK
+    clean(world, agent, 64)
+
+
+def test_a_preempted_request_begins_again(worlds: Any, agent: AgentProcess) -> None:
+    """Its saves were revoked; resumed, its blocks are saved from the first on, wherever they lie now."""
+    world = worlds(blocks=20, extra={"pin_percent": 10})
+    for name in ("a", "b", "c"):
+        world.add(name, [ord(name) * 3 + i % 50 for i in range(90)], 60)
+    world.run()
+    assert world.preempted > 0
+    for name in ("a", "b", "c"):
+        assert world.outputs[name] == world.sequences[name].tokens[90:150]
+    clean(world, agent, 20)
+
+
+def test_the_engine_starts_without_an_agent(worlds: Any, agent: AgentProcess) -> None:
+    agent.kill()
+    world = worlds()
+    world.add("alone", PROMPT, 10)
+    world.run()
+    assert world.outputs["alone"] == world.sequences["alone"].tokens[100:110]
+    agent.start()
+    eventually(lambda: agent.status()["regions"] >= 2, "the engine at the agent")
+    world.add("again", PROMPT, 10)
+    world.run()
+    assert agent.status()["blocks_stored"] >= 96 // BLOCK
+
+
+def test_a_protocol_1_session_is_served(worlds: Any, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvagent.session import Session
+
+    connect = Session.connect.__func__  # type: ignore[attr-defined]
+    monkeypatch.setattr(Session, "connect", classmethod(lambda cls, path, s: connect(cls, path, s, (1, 1))))
+    world = worlds()
+    world.add("cold", PROMPT, 10)
+    world.run()
+    world.scheduler.reset_prefix_cache()
+    world.add("warm", PROMPT, 10)
+    world.run()
+    assert world.side.counts.tokens_loaded == 96
+    clean(world, agent, 64)
+
+
+def test_abort_while_loading_gives_everything_back(worlds: Any, agent: AgentProcess) -> None:
+    world = worlds()
+    world.add("cold", PROMPT, 10)
+    world.run()
+    world.scheduler.reset_prefix_cache()
+    world.add("warm", PROMPT, 10)
+    launch_load(world)
+    world.abort("warm")
+    world.run()
+    clean(world, agent, 64)
+
+
+@pytest.mark.parametrize(
+    ("more", "saved", "loads"),
+    [
+        ({"kv_role": "kv_producer"}, True, True),
+        ({"kv_role": "kv_consumer"}, False, True),
+    ],
+)
+def test_roles(worlds: Any, agent: AgentProcess, more: dict[str, Any], saved: bool, loads: bool) -> None:
+    world = worlds(transfer=more)
+    world.add("cold", PROMPT, 10)
+    world.run()
+    assert (agent.status()["blocks_stored"] > 0) == saved
+    assert world.side._may_load == loads
+
+
+def test_what_the_salt_keeps_apart_is_not_shared(worlds: Any, agent: AgentProcess) -> None:
+    world = worlds()
+    world.add("one", PROMPT, 4, cache_salt="one")
+    world.run()
+    world.scheduler.reset_prefix_cache()
+    world.add("two", PROMPT, 4, cache_salt="two")
+    world.run()
+    assert world.side.counts.loads == 0
+    world.scheduler.reset_prefix_cache()
+    world.add("one again", PROMPT, 4, cache_salt="one")
+    world.run()
+    assert world.side.counts.loads == 1
     clean(world, agent, 64)

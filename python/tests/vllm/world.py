@@ -319,6 +319,7 @@ def _config(
         model_config=model_config, scheduler_config=scheduler, cache_config=cache, device_config=DeviceConfig("cpu"),
         kv_transfer_config=KVTransferConfig(**transfer) if transfer else None,
     )  # fmt: skip
+    config.scheduler_config.disable_hybrid_kv_cache_manager = False
     config.parallel_config.tensor_parallel_size = ranks
     config.parallel_config.world_size = ranks
     return config
@@ -333,5 +334,6 @@ def _kv_cache_config(config: VllmConfig, blocks: int, window: int) -> Any:
         )
         specs = {name: sliding if i % 2 else full for i, name in enumerate(specs)}
     groups = planning.get_kv_cache_groups(config, specs)
+    assert len(groups) == (2 if window else 1), "the hybrid manager is off"
     layers = max(len(group.layer_names) for group in groups)
     return planning.get_kv_cache_config_from_groups(config, groups, blocks * full.page_size_bytes * layers)
