@@ -183,7 +183,9 @@ class Saves:
         room = self.blocks.room()
         run: _Piece | None = None
         taken: list[Any] = []
-        for i, block in enumerate(self.tables.slice(tracked.request.request_id, group, begin, ready), begin):
+        table = self.tables.slice(tracked.request.request_id, group, begin, ready)
+        ready = begin + len(table)
+        for i, block in enumerate(table, begin):
             key = hashes[(i + 1) * scale - 1]
             if block.is_null or i in came or self._known((group, key), now) or self.blocks.old(block):
                 run = None

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 REQUESTS = 40
 KINDS: list[dict[str, Any]] = [
-    {"v2": True, "asynchronous": True, "depth": 2, "blocks": 40, "layout": "BLNHC"},
+    {"v2": True, "asynchronous": True, "depth": 2, "blocks": 40, "layout": "BLNHC", "max_batched": 40},
     {"v2": False, "asynchronous": True, "depth": 2, "blocks": 40, "layout": "LBHNC", "ranks": 2},
-    {"v2": True, "asynchronous": False, "depth": 1, "blocks": 40, "layout": "LHBNC", "ranks": 2},
+    {"v2": True, "asynchronous": False, "depth": 1, "blocks": 40, "layout": "LHBNC", "ranks": 2, "max_batched": 40},
     {"v2": False, "asynchronous": False, "depth": 1, "blocks": 48, "layout": "BHLNC", "window": 40},
     {"v2": True, "asynchronous": True, "depth": 2, "blocks": 48, "layout": "BLHNC", "window": 40, "ranks": 2},
 ]

@@ -1,0 +1,274 @@
+"""The connector's parts that need neither vllm nor torch."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvagent.messages import RegionKind, Section
+from kvagent.shm import SyncWords
+from kvagent.vllm.asking import BREAK_AFTER, BREAK_FIRST_S, Breaker
+from kvagent.vllm.blocks import Blocks
+from kvagent.vllm.geometry import Unsupported, geometry, ranks, shard
+from kvagent.vllm.memory import memory
+from kvagent.vllm.options import OptionError, Options, loads, parse, saves
+from kvagent.vllm.plan import Outcome, Report, SaveJob, StepPlan, WorkerWords
+from kvagent.vllm.scheduler import settled
+from kvagent.vllm.space import weights_digest
+from kvagent.vllm.words import OthersWords
+
+
+def test_all_but_the_class_is_imported_without_vllm_and_torch() -> None:
+    modules = [f"kvagent.vllm.{path.stem}" for path in (Path(__file__).parents[1] / "kvagent" / "vllm").glob("*.py")]
+    light = [name for name in modules if name.split(".")[-1] not in ("connector", "stats", "__init__")]
+    code = f"import sys, {', '.join(light)}; assert not {{'vllm', 'torch'}} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_options_are_checked() -> None:
+    assert parse({}) == Options()
+    assert parse({"socket_dir": "/x", "min_load_tokens": 1, "pin_percent": 2}).min_load_tokens == 1
+    for given, said in (
+        ({"socket": "/x"}, "socket: no such option"),
+        ({"min_load_tokens": 0}, "min_load_tokens: 0, allowed is an integer 1 to"),
+        ({"min_load_tokens": 1.5}, "integer"),
+        ({"load_deadline_ms": True}, "load_deadline_ms"),
+        ({"save_decode": "yes"}, "true or false"),
+        ({"layout": "NHD"}, "one of auto"),
+        ({"socket_dir": 3}, "not a string"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            parse(given)
+
+
+@pytest.mark.parametrize(
+    ("role", "given", "both"),
+    [
+        ("kv_both", {}, (True, True)),
+        ("kv_producer", {}, (True, True)),
+        ("kv_producer", {"producer_loads": False}, (True, False)),
+        ("kv_consumer", {}, (False, True)),
+        ("kv_consumer", {"consumer_saves": True}, (True, True)),
+    ],
+)
+def test_roles(role: str, given: dict[str, Any], both: tuple[bool, bool]) -> None:
+    options = parse(given)
+    assert (saves(role, options), loads(role, options)) == both
+
+
+@pytest.mark.parametrize(
+    ("computed", "scheduled", "placeholders", "known", "final"),
+    [
+        (0, 64, 0, 100, 64),  # a chunk of a prompt
+        (96, 4, 0, 100, 100),
+        (100, 1, 1, 100, 100),  # the token that is fed is not known yet
+        (104, 4, 4, 101, 101),  # drafts, of which none may be right
+        (32, 1, 1, 40, 32),  # whatever runs ahead is not final
+    ],
+)
+def test_placeholders_and_drafts_are_not_final(
+    computed: int, scheduled: int, placeholders: int, known: int, final: int
+) -> None:
+    request = SimpleNamespace(num_computed_tokens=computed, num_output_placeholders=placeholders, num_tokens=known)
+    assert settled(request, scheduled) == final
+
+
+def test_reports_are_joined_to_the_worst() -> None:
+    one = Report({1: Outcome(1, b"\0\1\5")}, {7})
+    other = Report({1: Outcome(1, b"\3\0\0"), 2: Outcome(1, b"\0")}, set())
+    joined = one.join(other)
+    assert joined == Report({1: Outcome(2, b"\3\1\5"), 2: Outcome(1, b"\0")}, {7})
+
+
+def test_plans_are_pickled() -> None:
+    plan = StepPlan(saves=[SaveJob(1, b"b" * 16, 1, 2, (Section.of(0, [b"h" * 32], [3]),))], cancels=[4])
+    assert pickle.loads(pickle.dumps(plan)) == plan  # noqa: S301
+
+
+def test_a_silent_agent_is_not_asked_for_a_while() -> None:
+    breaker = Breaker()
+    for _ in range(BREAK_AFTER):
+        assert not breaker.open(10.0)
+        breaker.failed(10.0)
+    assert breaker.open(10.0)
+    assert not breaker.open(10.0 + BREAK_FIRST_S)
+    breaker.failed(20.0)
+    assert breaker.open(20.0 + BREAK_FIRST_S)
+    breaker.succeeded()
+    assert not breaker.open(20.0)
+
+
+class _Storage:
+    _cdata = 77
+
+    def nbytes(self) -> int:
+        return 1 << 16
+
+    def data_ptr(self) -> int:
+        return 4096
+
+
+@dataclass
+class _Tensor:
+    """A tensor of float32 as far as its place is asked for."""
+
+    shape: tuple[int, ...]
+    steps: tuple[int, ...]
+    start: int = 0
+    kind: str = "cpu"
+    storage: _Storage = field(default_factory=_Storage)
+
+    @property
+    def device(self) -> Any:
+        return SimpleNamespace(type=self.kind)
+
+    def untyped_storage(self) -> _Storage:
+        return self.storage
+
+    def element_size(self) -> int:
+        return 4
+
+    def storage_offset(self) -> int:
+        return self.start
+
+    def stride(self, dim: int | None = None) -> Any:
+        return self.steps if dim is None else self.steps[dim]
+
+
+def test_segments_follow_the_strides() -> None:
+    """Blocks of 2 heads, 4 states, 8 numbers: 256 bytes of a layer."""
+    layers = {
+        "layer by layer": ([_Tensor((9, 2, 4, 8), (64, 32, 8, 1), i * 9 * 64) for i in range(2)],
+                           [(0, 256, 256), (2304, 256, 256)]),
+        "block by block": ([_Tensor((9, 2, 4, 8), (128, 32, 8, 1), i * 64) for i in range(2)], [(0, 512, 512)]),
+        "head by head": ([_Tensor((9, 2, 4, 8), (32, 288, 8, 1), i * 576) for i in range(2)],
+                         [(0, 128, 128), (1152, 128, 128), (2304, 128, 128), (3456, 128, 128)]),
+        "two pages a block": ([_Tensor((18, 2, 2, 8), (32, 16, 8, 1))], [(0, 256, 256)]),
+        "shared by layers": ([_Tensor((9, 2, 4, 8), (64, 32, 8, 1))] * 2, [(0, 256, 256)]),
+    }  # fmt: skip
+    for name, (tensors, expected) in layers.items():
+        caches = {str(i): tensor for i, tensor in enumerate(tensors)}
+        found = memory(caches, [list(caches)], 9, "peer")
+        assert [(s.offset, s.stride, s.bytes) for s in found.segments[0]] == expected, name
+        assert [(r.kind, r.addr, r.size) for r, _ in found.regions] == [(RegionKind.PEER, 4096, 1 << 16)]
+
+
+def test_memory_that_cannot_be_served_is_refused() -> None:
+    with pytest.raises(Unsupported, match="host memory"):
+        memory({"a": _Tensor((9, 8), (8, 1), kind="cuda")}, [["a"]], 9, "peer")
+    with pytest.raises(Unsupported, match="pages"):
+        memory({"a": _Tensor((10, 8), (8, 1))}, [["a"]], 9, "peer")
+    with pytest.raises(Unsupported, match="no KV cache"):
+        memory({}, [["a"]], 9, "peer")
+
+
+class FullAttentionSpec:
+    block_size = 32
+
+
+class MLAAttentionSpec(FullAttentionSpec):
+    pass
+
+
+class SlidingWindowSpec(FullAttentionSpec):
+    block_size = 16
+    sliding_window = 100
+
+
+class MambaSpec(FullAttentionSpec):
+    pass
+
+
+def _config(*specs: Any, **more: Any) -> Any:
+    groups = [SimpleNamespace(kv_cache_spec=spec(), layer_names=["a"], **more) for spec in specs]
+    return SimpleNamespace(kv_cache_groups=groups, num_blocks=9)
+
+
+def test_groups() -> None:
+    both = geometry(_config(FullAttentionSpec, SlidingWindowSpec), None)
+    assert [(g.block_tokens, g.window) for g in both.groups] == [(32, 0), (16, 100)]
+    assert (both.hash_tokens, both.align, both.scale(0), both.scale(1)) == (16, 32, 2, 1)
+    for config, said in (
+        (_config(MambaSpec), "MambaSpec"),
+        (_config(FullAttentionSpec, is_eagle_group=True), "draft"),
+        (_config(), "no KV cache"),
+    ):
+        with pytest.raises(Unsupported, match=said):
+            geometry(config, None)
+    with pytest.raises(Unsupported, match="hashes of 12"):
+        geometry(_config(FullAttentionSpec), 12)
+
+
+def test_ranks() -> None:
+    parallel = SimpleNamespace(tensor_parallel_size=4, pipeline_parallel_size=2)
+    spread, replicas = ranks(parallel, _config(FullAttentionSpec))
+    assert (spread.world, spread.shards, replicas) == (8, 8, 1)
+    assert [shard(rank, 4, replicas) for rank in range(8)] == list(range(8))
+    spread, replicas = ranks(parallel, _config(MLAAttentionSpec))
+    assert (spread.world, spread.shards, replicas) == (8, 2, 4)
+    assert [shard(rank, 4, replicas) for rank in range(8)] == [0] * 4 + [1] * 4
+    with pytest.raises(Unsupported, match="nodes"):
+        ranks(SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1, nnodes=2), _config(FullAttentionSpec))
+    with pytest.raises(Unsupported, match="32 ranks"):
+        ranks(SimpleNamespace(tensor_parallel_size=32, pipeline_parallel_size=1), _config(FullAttentionSpec))
+
+
+def test_a_retrained_model_has_another_digest(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"a" * (3 << 20))
+    first = weights_digest(str(tmp_path), None)
+    assert weights_digest(str(tmp_path), None) == first
+    weights.write_bytes(b"a" * ((3 << 20) - 1) + b"b")
+    assert weights_digest(str(tmp_path), None) != first
+    assert weights_digest(str(tmp_path / "none"), None) == "unknown"
+
+
+def test_words_of_other_processes() -> None:
+    words = SyncWords(4, 8)
+    place = WorkerWords(f"/proc/{os.getpid()}/fd/{words.memory.fd}", words.memory.size, words.revoke_off, 8)
+    others = OthersWords([place])
+    others.revoke(3)
+    assert [words.revoked(i) for i in range(8)] == [i == 3 for i in range(8)]
+    others.close()
+    words.close()
+    with pytest.raises(OSError, match="No such"):
+        OthersWords([place])
+
+
+class _Pool:
+    num_gpu_blocks = 100
+
+    def __init__(self) -> None:
+        self.blocks = [SimpleNamespace(block_id=i, block_hash=None) for i in range(100)]
+        self.resets = 0
+
+    def reset_prefix_cache(self) -> bool:
+        self.resets += 1
+        return True
+
+
+def test_what_old_weights_computed_is_known() -> None:
+    pool = _Pool()
+    blocks = Blocks(pool, 0.05)
+    assert blocks.max_saving == 5
+    pool.blocks[1].block_hash = b"one"
+    blocks.new_weights()
+    assert blocks.old(pool.blocks[1])
+    assert not blocks.old(pool.blocks[2])
+    pool.blocks[1].block_hash = b"other"
+    assert not blocks.old(pool.blocks[1])
+
+
+def test_a_reset_is_told_before_it_happens() -> None:
+    pool, seen = _Pool(), []
+    Blocks(pool, 0.05).before_reset(lambda: seen.append(pool.resets))
+    assert pool.reset_prefix_cache()
+    assert (seen, pool.resets) == ([0], 1)
