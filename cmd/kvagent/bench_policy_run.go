@@ -51,7 +51,7 @@ func poolHits(s *evictsim.Stream, eviction string, capacity int) (hits int, err 
 	}
 	clock := &streamClock{}
 	p, err := dram.Open(dram.Options{
-		Bytes: slab * int64(capacity), SlabBytes: slab, Virtual: true, Policy: newPolicy(eviction), Clock: clock.now,
+		Bytes: slab * int64(capacity), SlabBytes: slab, Virtual: true, Policy: newPolicy(eviction), Clock: clock.now, HashSeed: defaultPolicySeed,
 	})
 	if err != nil {
 		return 0, err

@@ -44,9 +44,9 @@ type core struct {
 	stats    pool.Stats
 }
 
-func newCore(arena, slabBytes int64, now func() time.Time) (c *core, err error) {
+func newCore(arena, slabBytes int64, hashSeed uint64, now func() time.Time) (c *core, err error) {
 	c = &core{
-		seed: newSeed(), high: 1, now: now, rotated: now(), byPrint: map[pool.Fingerprint]pool.SpaceID{},
+		seed: newSeed(hashSeed), high: 1, now: now, rotated: now(), byPrint: map[pool.Fingerprint]pool.SpaceID{},
 		recent: list{flag: flagRecent}, partialYoung: list{flag: flagYoung}, partialOld: list{flag: flagOld},
 	}
 	defer func() {

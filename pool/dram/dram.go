@@ -52,6 +52,9 @@ type Options struct {
 	// from here on nobody else may.
 	Policy pool.Policy
 	Clock  func() time.Time // nil is time.Now
+	// HashSeed is 0 for a secret of this process, which a hostile engine cannot guess. Measurements that must come out the
+	// same each time give another number.
+	HashSeed uint64
 }
 
 // Info is what became of the options.
@@ -91,7 +94,7 @@ func Open(o Options) (*Pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := newCore(o.Bytes, o.SlabBytes, o.Clock)
+	c, err := newCore(o.Bytes, o.SlabBytes, o.HashSeed, o.Clock)
 	if err != nil {
 		return nil, errors.Join(err, a.close())
 	}

@@ -12,9 +12,14 @@ import (
 // be hostile, so their bits are mixed with numbers that are this process's secret.
 type seed [5]uint64
 
-func newSeed() (s seed) {
+// newSeed is a secret one, or for a number that is not 0 always the same.
+func newSeed(number uint64) (s seed) {
+	next := rand.Uint64 // the runtime seeds it from the kernel
+	if number != 0 {
+		next = rand.New(rand.NewPCG(number, 0)).Uint64
+	}
 	for i := range s {
-		s[i] = rand.Uint64() | 1 // the runtime seeds it from the kernel
+		s[i] = next() | 1
 	}
 	return s
 }
