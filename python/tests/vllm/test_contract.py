@@ -320,3 +320,37 @@ def test_what_the_salt_keeps_apart_is_not_shared(worlds: Any, agent: AgentProces
     world.run()
     assert world.side.counts.loads == 1
     clean(world, agent, 64)
+
+
+def test_counters_reach_vllms_metrics(worlds: Any, agent: AgentProcess) -> None:
+    from prometheus_client import REGISTRY
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
+
+    world = worlds()
+    prom = KVConnectorProm(world.config, ["engine"], {0: ["0"]})
+    assert REGISTRY.get_sample_value("vllm:kvagent_saves_stored_total", {"engine": "0"}) == 0
+    world.add("cold", PROMPT, 10)
+    world.run()
+    stats = type(world.scheduler.connector).build_kv_connector_stats(world.side.counted())
+    assert not stats.is_empty()
+    prom.observe(stats.to_dict())
+    assert REGISTRY.get_sample_value("vllm:kvagent_saves_stored_total", {"engine": "0"}) == 96 // BLOCK
+
+
+def test_what_cannot_be_served_is_refused_at_the_start(model: Path, agent: AgentProcess) -> None:
+    with pytest.raises(ValueError, match="sockets: no such option"):
+        World(model, str(agent.folder), extra={"sockets": 1})
+
+
+def test_a_new_agent_is_given_what_a_running_request_has(worlds: Any, agent: AgentProcess) -> None:
+    world = worlds()
+    world.add("long", PROMPT, 150)
+    while len(world.outputs["long"]) < 50:
+        world.step()
+    agent.kill()
+    world.step()
+    agent.start()
+    eventually(lambda: agent.status()["regions"] >= 2, "the engine at the new agent")
+    world.run()
+    assert agent.status()["blocks_stored"] == (100 + 149) // BLOCK
+    clean(world, agent, 64)

@@ -117,3 +117,25 @@ def test_too_few_blocks(engines: Any, agent: AgentProcess, reference: list[list[
     for _ in range(2):
         assert real.generate(engine, PROMPTS) == reference
         engine.reset_prefix_cache()
+
+
+def test_an_engine_whose_core_is_a_process_of_its_own(
+    engines: Any, agent: AgentProcess, opt: Path, reference: list[list[int]], tmp_path: Path
+) -> None:
+    """Scheduler and worker there, LLM here; it loads what an engine in one process saved."""
+    assert real.generate(engines(), PROMPTS) == reference
+    before = loaded(agent)
+    # The stand-ins come to the other process as the connector does, by an entry point.
+    plugin = tmp_path / "standins-0.dist-info"
+    plugin.mkdir()
+    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: standins\nVersion: 0\n")
+    (plugin / "entry_points.txt").write_text("[vllm.general_plugins]\nstandins = tests.vllm.kernels:install\n")
+    command = [sys.executable, "-m", "tests.vllm.engine", str(opt), str(agent.folder)]
+    env = os.environ | {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
+    }
+    run = subprocess.run(command, check=False, capture_output=True, text=True, timeout=400, env=env)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert json.loads(run.stdout.splitlines()[-1]) == reference
+    assert (loaded(agent) - before) * 2 >= WHOLE_BLOCKS
