@@ -16,6 +16,12 @@ const (
 	catchUpBlocks = 16 << 10 // blocks that a reservation tells of before it goes on
 )
 
+// The goroutine takes at most a quarter of one core, however many look-ups there are: it rests after every stint.
+const (
+	tellStint = time.Millisecond
+	tellRest  = 3 * tellStint
+)
+
 // advisor has the policy. Look-ups leave it a note and do not wait for it; a goroutine, or the next reservation, tells
 // the policy. Nil is no policy: then entries go in the order of their last use.
 type advisor struct {
@@ -59,12 +65,29 @@ func (a *advisor) run() {
 	for {
 		select {
 		case <-a.wake:
-			for a.tell() > 0 {
+			for a.stint() {
+				rest := time.NewTimer(tellRest)
+				select {
+				case <-rest.C:
+				case <-a.ending:
+					rest.Stop()
+					return
+				}
 			}
 		case <-a.ending:
 			return
 		}
 	}
+}
+
+// stint tells for tellStint, and says whether there may be more to tell.
+func (a *advisor) stint() bool {
+	for began := time.Now(); time.Since(began) < tellStint; {
+		if a.tell() == 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // close ends and joins run. Nothing may be noted afterwards.
@@ -163,12 +186,14 @@ func (n *note) of(id ident, g *group) {
 }
 
 // found notes a group of looked up blocks, up to the first that is not stored.
-func (n *note) found(pr *probe, looked, stored int) {
+func (n *note) found(s *seed, pr *probe, looked, stored int) {
 	if n == nil || len(n.use.Prints) >= maxNoteBlocks {
 		return
 	}
 	n.use.Entries = append(n.use.Entries, pr.entry[:stored]...)
-	n.use.Prints = append(n.use.Prints, pr.hash[:stored]...)
+	for i := range stored {
+		n.use.Prints = append(n.use.Prints, s.hash(n.id, pr.key[i]))
+	}
 	n.missed = stored < looked && pr.entry[stored] == none
 }
 

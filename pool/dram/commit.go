@@ -68,7 +68,7 @@ func (p *Pool) acquirePart(b *pool.Batch, from, to int) {
 		}
 		return
 	}
-	v := viewOf(&b.Hashes)
+	v := c.walk(&b.Hashes)
 	for i := from; i < to; i += groupLen {
 		n := min(groupLen, to-i)
 		c.look(id, &v, i, n)

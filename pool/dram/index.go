@@ -36,14 +36,14 @@ func (p *Pool) prefix(at *trail, s pool.SpaceID, group uint8, h *pool.Hashes, fr
 	}
 	at.note.of(id, &sp.groups[group])
 	c.work.steps = maxSteps
-	v := viewOf(h)
+	v := c.walk(h)
 	before := c.still(at.before)
 	for i := from; i < to; {
 		n := min(groupLen, to-i)
 		c.look(id, &v, i, n)
 		for j, e := range c.probe.entry[:n] {
 			if e == none {
-				at.note.found(&c.probe, n, j)
+				at.note.found(&c.seed, &c.probe, n, j)
 				return i - from
 			}
 			c.heal(e, before)
@@ -51,7 +51,7 @@ func (p *Pool) prefix(at *trail, s pool.SpaceID, group uint8, h *pool.Hashes, fr
 			before = e
 			i++
 		}
-		at.note.found(&c.probe, n, n)
+		at.note.found(&c.seed, &c.probe, n, n)
 	}
 	at.before = c.ref(before)
 	return to - from
@@ -80,7 +80,7 @@ func (p *Pool) exists(s pool.SpaceID, group uint8, h *pool.Hashes, from int, pre
 		clear(present)
 		return
 	}
-	v := viewOf(h)
+	v := c.walk(h)
 	for i := 0; i < len(present); i += groupLen {
 		n := min(groupLen, len(present)-i)
 		c.look(id, &v, from+i, n)
@@ -123,7 +123,7 @@ func (p *Pool) pin(note *note, s pool.SpaceID, group uint8, h *pool.Hashes, from
 		to = from + int(max(room, 0))
 	}
 	c.work.steps = maxSteps
-	v := viewOf(h)
+	v := c.walk(h)
 	before := uint32(none)
 	if len(*refs) > 0 && from > 0 {
 		before = c.still((*refs)[len(*refs)-1])
@@ -133,7 +133,7 @@ func (p *Pool) pin(note *note, s pool.SpaceID, group uint8, h *pool.Hashes, from
 		c.look(id, &v, i, k)
 		for j, e := range c.probe.entry[:k] {
 			if e == none || c.recs.all[e].pins() == maxPins {
-				note.found(&c.probe, k, j)
+				note.found(&c.seed, &c.probe, k, j)
 				return i - from, bytes
 			}
 			c.heal(e, before)
@@ -142,7 +142,7 @@ func (p *Pool) pin(note *note, s pool.SpaceID, group uint8, h *pool.Hashes, from
 			before = e
 			i++
 		}
-		note.found(&c.probe, k, k)
+		note.found(&c.seed, &c.probe, k, k)
 	}
 	return to - from, bytes
 }

@@ -1,7 +1,11 @@
 package dram
 
-// A chain is looked up in groups: first all their cells are loaded, then all their records, then they are
-// compared. Within a group the loads do not depend on each other, so their cache misses overlap.
+import "github.com/kvagent/kvagent/pool"
+
+// A chain is looked up in groups. Blocks that were stored together mostly lie in records side by side, so once one is
+// found the next ones are looked for right behind it, which needs no table and which the processor sees coming. What is
+// not there is searched: first all cells of the group are loaded, then all records, then they are compared. Within a
+// group the loads do not depend on each other, so their cache misses overlap.
 const (
 	groupLen   = 32  // hashes of a group
 	lockStride = 256 // hashes looked up before others may have the lock
@@ -11,10 +15,19 @@ const (
 type probe struct {
 	key   [groupLen]key
 	entry [groupLen]uint32
-	hash  [groupLen]uint64
-	home  [groupLen]int
-	side  [groupLen]*cells
-	cell  [groupLen]uint64
+	next  uint32 // where the entry behind the last one found may be; none at the start of a walk
+
+	// Of those that were searched.
+	hash [groupLen]uint64
+	home [groupLen]int
+	side [groupLen]*cells
+	cell [groupLen]uint64
+}
+
+// walk begins a walk along h, which ends with the lock.
+func (c *core) walk(h *pool.Hashes) view {
+	c.probe.next = none
+	return viewOf(h)
 }
 
 // look finds hashes from to from+n-1 of h, n at most groupLen.
@@ -22,16 +35,53 @@ func (c *core) look(id ident, v *view, from, n int) {
 	pr := &c.probe
 	for i := range n {
 		pr.key[i] = v.words(from + i)
+	}
+	i := 0
+	if pr.next == none {
+		c.search(id, 0, 1)
+		pr.next, i = behind(pr.entry[0]), 1
+	}
+	if i = c.follow(id, i, n); i < n {
+		c.search(id, i, n)
+		pr.next = behind(pr.entry[n-1])
+	}
+}
+
+func behind(e uint32) uint32 {
+	if e == none {
+		return none
+	}
+	return e + 1
+}
+
+// follow finds hashes of the group from i on as long as each is in the record behind the one before it.
+func (c *core) follow(id ident, i, n int) int {
+	pr, recs := &c.probe, c.recs.all
+	for ; i < n && pr.next != none && pr.next < c.high; i++ {
+		r := &recs[pr.next]
+		if r.ident != id || r.hash != pr.key[i] || !r.is(flagVisible) {
+			break
+		}
+		pr.entry[i] = pr.next
+		pr.next++
+	}
+	return i
+}
+
+// search finds hashes first to n-1 of the group in the table.
+func (c *core) search(id ident, first, n int) {
+	pr := &c.probe
+	for i := first; i < n; i++ {
 		hash := c.seed.hash(id, pr.key[i])
 		pr.hash[i] = hash
 		pr.side[i], pr.home[i] = c.table.side(hash)
 	}
-	for i := range n {
+	for i := first; i < n; i++ {
 		pr.cell[i] = pr.side[i].cell[pr.home[i]]
 	}
 	var touched uint32
 	recs, lives := c.recs.all, c.lives.all
-	for i := range n {
+	for i := first; i < n; i++ {
 		at := pr.home[i]
 		tag := tagOf(pr.hash[i], at)
 		e := uint32(pr.cell[i] >> 32)
@@ -42,8 +92,8 @@ func (c *core) look(id ident, v *view, from, n int) {
 		touched ^= uint32(recs[e].ident) ^ lives[e].generation
 	}
 	c.work.sink = uint64(touched)
-	for i := range n {
-		if e := pr.entry[i]; e != none {
+	for i := first; i < n; i++ {
+		if pr.entry[i] != none {
 			pr.entry[i] = c.confirm(i, id)
 		}
 	}
