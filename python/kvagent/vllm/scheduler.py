@@ -449,7 +449,10 @@ class SchedulerSide:
             tracked_of = self._tracked
             for request_id, scheduled in output.num_scheduled_tokens.items():
                 tracked = tracked_of.get(request_id)
-                if tracked is None or tracked.bypass:
+                # Most requests are sorted out by what is at most computed: this is done for all of them in every step.
+                if tracked is None or tracked.request.num_computed_tokens + scheduled < tracked.next_tokens:
+                    continue
+                if tracked.bypass:
                     continue
                 tokens = settled(tracked.request, scheduled)
                 if tokens >= tracked.next_tokens:
