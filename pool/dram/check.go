@@ -65,11 +65,11 @@ func (a *audit) entry(e uint32) error {
 	if err := a.chain(e); err != nil {
 		return err
 	}
-	a.add(e, r, g)
+	a.add(r, g)
 	return a.chainOfSlots(e, r.head, len(g.classes))
 }
 
-func (a *audit) add(e uint32, r *record, g *group) {
+func (a *audit) add(r *record, g *group) {
 	a.realms[r.ident.realm()]++
 	if r.pins() > 0 {
 		a.stats.PinnedEntries++

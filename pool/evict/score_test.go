@@ -8,9 +8,8 @@ import (
 
 // slowIndex is the definition: from the middle of bin b, the best stop at a later edge.
 func slowIndex(hazard *[numBins]float64, b int) float64 {
-	alive, hits, time, best := 1., hazard[b]/2, width(b)*(1-hazard[b]/2)/2, 0.
-	best = hits / time
-	alive = 1 - hazard[b]
+	alive, hits, time := 1-hazard[b], hazard[b]/2, width(b)*(1-hazard[b]/2)/2
+	best := hits / time
 	for j := b + 1; j < numBins; j++ {
 		hits += alive * hazard[j]
 		time += alive * width(j) * (1 - hazard[j]/2)
