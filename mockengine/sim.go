@@ -6,7 +6,8 @@ import "container/list"
 type Fault struct {
 	PoolLost    bool  // the agent died: its pool is empty
 	EnginesLost []int // engines that died: their own caches are empty
-	Away        bool  // the agent is away for this request: nothing comes from the pool or goes to it
+	Away        bool  // the agent is gone for this request: nothing comes from the pool or goes to it
+	Asleep      bool  // the agent is stopped: nothing comes from the pool, what goes to it arrives when it goes on
 }
 
 // Simulate answers what share of all prompt blocks a perfect system of these caches would hit: one LRU of
@@ -35,7 +36,7 @@ func Simulate(records []Record, engines, engineBlocks, poolBlocks int, deal func
 		for n < len(rec.HashIDs) && cache.has(rec.HashIDs[n]) {
 			n++
 		}
-		for !fault.Away && n < len(rec.HashIDs) && pool.has(rec.HashIDs[n]) {
+		for !fault.Away && !fault.Asleep && n < len(rec.HashIDs) && pool.has(rec.HashIDs[n]) {
 			n++
 		}
 		hits += n

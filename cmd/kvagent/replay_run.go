@@ -188,19 +188,25 @@ func (r *replay) round(ctx context.Context, records []mockengine.Record) error {
 		if err := r.pace(ctx, records[from].Timestamp/max(records[len(records)-1].Timestamp, 1), gap); err != nil {
 			return err
 		}
-		away := r.away()
+		asleep := r.agent.isPaused()
 		if err := r.stretch(ctx, batches, until); err != nil {
 			return err
 		}
-		if away || r.away() {
-			r.befell(r.dealt-(to-from), r.dealt, func(f *mockengine.Fault) { f.Away = true })
-		}
+		r.missed(from, to, asleep)
 		from = to
 		if r.set.duration > 0 && time.Since(r.begin) >= r.set.duration {
 			return r.stretch(ctx, make([][]mockengine.Request, len(r.engines)), -1)
 		}
 	}
 	return nil
+}
+
+// missed notes for the simulation which requests of a stretch found no agent. They are the last that were dealt.
+func (r *replay) missed(from, to int, asleep bool) {
+	for i := from; i < to; i++ {
+		gone := r.engines[r.deal[i]].detached
+		r.befell(r.dealt-(to-i), r.dealt-(to-i)+1, func(f *mockengine.Fault) { f.Asleep, f.Away = asleep, gone && !asleep })
+	}
 }
 
 // pace holds the replay back so that it takes as long as it is told to at least; part is how far it is, 0 to 1. While the
