@@ -176,6 +176,9 @@ type Slots interface {
 	// Reserve gives a slot for each shard that is neither stored (Exists) nor being written (InProgress).
 	// It evicts what it must; Busy where nothing more can go. Stale if Epoch is not the space's.
 	Reserve(b *Batch)
+	// Peek says for each shard what Reserve would find, and changes nothing: Exists, InProgress, or OK where it would
+	// need a slot; Invalid and Stale as Reserve. It leaves b.Slots alone.
+	Peek(b *Batch)
 	// Commit ends reservations: a slot whose status is OK is committed with its Sum, any other is given up.
 	// A slot whose entry was dropped or whose epoch has passed is given up and its status becomes Stale.
 	Commit(slots []Slot, epoch uint32, status []Status)

@@ -11,31 +11,28 @@ func (th *thread) save(t *task) {
 		t.rest(0, pool.Stale)
 		return
 	}
-	if th.stored(t) {
+	if th.known(t) {
 		return
 	}
 	th.batches(t, th.saveBatch)
 }
 
-// stored says that the pool has every block of the job already: the engine is told without waiting.
-func (th *thread) stored(t *task) bool {
-	if th.w.index == nil || len(t.status) == 0 {
-		return false
-	}
+// known says that nothing of the job is to be copied: the pool has every block, or someone else is storing it. The engine
+// is told without waiting.
+func (th *thread) known(t *task) bool {
 	number := 0
 	for i := range t.job.Sections {
 		s := &t.job.Sections[i]
-		present := make([]bool, s.Hashes.N)
-		th.w.index.Exists(th.w.cfg.Space, s.Group, s.Hashes, present)
-		for _, p := range present {
-			if !p {
+		b := th.batch(t, &part{section: s, to: s.Hashes.N, first: number})
+		th.w.cfg.Slots.Peek(&b)
+		for _, status := range b.Status {
+			if status != pool.Exists && status != pool.InProgress {
 				return false
 			}
-			t.status[number] = pool.Exists
-			number++
 		}
+		number += s.Hashes.N
 	}
-	return true
+	return number > 0
 }
 
 // saveBatch decides each block of the batch. Unless it gives OK, its answer is the status of all blocks behind it.

@@ -16,7 +16,6 @@ var ErrClosed = errors.New("worker closed")
 type Worker struct {
 	cfg    Config
 	plans  []plan
-	index  pool.Index  // nil: the pool cannot say early what it has
 	spaces pool.Spaces // nil: the pool cannot tell epochs
 	stop   chan struct{}
 	ended  sync.WaitGroup
@@ -46,7 +45,6 @@ func Start(cfg Config) (*Worker, error) {
 		w.plans = append(w.plans, p)
 		most = max(most, p.blocks)
 	}
-	w.index, _ = cfg.Slots.(pool.Index)
 	w.spaces, _ = cfg.Slots.(pool.Spaces)
 	w.mu.jobs = map[uint64]*task{}
 	w.mu.seen = make([]uint64, (uint64(most)+63)/64)

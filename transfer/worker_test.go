@@ -21,6 +21,24 @@ func TestStoredIsToldAtOnce(t *testing.T) {
 }
 
 // TestTwoEnginesStoreOnce: while one copies, the other is told so at once, and holds nothing.
+// TestStoringElsewhereIsToldAtOnce: what another engine is storing is told before the own step has ended.
+func TestStoringElsewhereIsToldAtOnce(t *testing.T) {
+	n := newNode(t, 64, false)
+	g := newGate(n.host)
+	first, second := n.join(t, func(c *Config) { c.Device = g }), n.join(t, nil)
+	first.submit(save(1, section(0, 2, 3)))
+	g.during(first, "the first save", func() {
+		letGo := second.hold(func() {})
+		defer letGo()
+		second.stream.Record(0)
+		job := save(1, section(0, 2, 5))
+		job.Event = 0
+		second.finish(job, pool.InProgress)
+	})
+	g.open()
+	first.ends(1, pool.OK)
+}
+
 func TestTwoEnginesStoreOnce(t *testing.T) {
 	n := newNode(t, 64, false)
 	g := newGate(n.host)

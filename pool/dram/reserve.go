@@ -109,15 +109,11 @@ func (r *reservation) one(hash []byte) (pool.Status, pool.Slot) {
 }
 
 func (c *core) reserveShard(e uint32, shard uint8) (pool.Status, pool.Slot) {
-	l, bit := &c.lives.all[e], uint16(1)<<shard
-	switch {
-	case l.present&bit != 0:
-		return pool.Exists, pool.Slot{}
-	case l.writing&bit != 0:
-		return pool.InProgress, pool.Slot{}
+	if status := c.shardStatus(e, shard); status != pool.OK {
+		return status, pool.Slot{}
 	}
 	c.leaveLists(e) // it may have been a partial one
-	l.writing |= bit
+	c.lives.all[e].writing |= uint16(1) << shard
 	return pool.OK, c.slot(e, shard)
 }
 

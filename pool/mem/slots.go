@@ -67,14 +67,9 @@ func (p *Pool) reserveOne(b *pool.Batch, i int, parent *entry, full *bool) *entr
 		p.recent.MoveToFront(e.place)
 	}
 	link(e, parent)
-	switch s := &e.shards[b.Shard]; {
-	case s.present:
-		b.Status[i] = pool.Exists
-	case s.writing:
-		b.Status[i] = pool.InProgress
-	default:
+	s := &e.shards[b.Shard]
+	if b.Status[i] = s.status(); b.Status[i] == pool.OK {
 		s.writing = true
-		b.Status[i] = pool.OK
 		b.Slots[i] = e.slot(b.Shard)
 	}
 	return e
@@ -125,6 +120,32 @@ func (p *Pool) create(b *pool.Batch, hash []byte, parent *entry) *entry {
 	}
 	p.entries[e.key], p.refs[e.ref] = e, e
 	return e
+}
+
+// Peek implements pool.Slots.
+func (p *Pool) Peek(b *pool.Batch) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := 0; i < b.Hashes.N; i++ {
+		hash := b.Hashes.At(i)
+		if b.Status[i] = p.admit(b, hash); b.Status[i] != pool.OK {
+			continue
+		}
+		if e := p.find(b.Space, b.Group, hash); e != nil {
+			b.Status[i] = e.shards[b.Shard].status()
+		}
+	}
+}
+
+// status says whether a shard is stored or being written; OK if neither.
+func (s *shard) status() pool.Status {
+	switch {
+	case s.present:
+		return pool.Exists
+	case s.writing:
+		return pool.InProgress
+	}
+	return pool.OK
 }
 
 // Commit implements pool.Slots. It clears the Ref of each slot, so that a second Commit does nothing.
