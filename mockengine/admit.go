@@ -57,9 +57,13 @@ func (e *Engine) place(r *request) (load, ok bool) {
 			return false, false
 		}
 	}
-	if want := first - e.cfg.BlocksFor(own) + evictable; want > e.pool.free && !e.relieve(want) {
-		r.need = want
-		return false, false
+	// Saves that are given up for it may have held its own cached blocks, which are then free but not for others.
+	for want := first - e.cfg.BlocksFor(own) + evictable; want > e.pool.free; want = first - e.cfg.BlocksFor(own) + evictable {
+		if !e.relieve(want) {
+			r.need = want
+			return false, false
+		}
+		_, evictable = e.needs(r, own)
 	}
 	e.adopt(r, own)
 	e.forgetAnswer(r)
