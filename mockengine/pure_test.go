@@ -49,6 +49,7 @@ func TestSimulation(t *testing.T) {
 		{"a suffix goes before its prefix", 1, 4, 4, one, nil, 3 + 2 + 2, 13},
 		{"all caches are lost", 1, 10, 0, one, map[int]Fault{1: {PoolLost: true, EnginesLost: []int{0}}}, 0 + 2 + 3, 13},
 		{"the pool is lost, not the engines'", 2, 10, 0, turns, map[int]Fault{1: {PoolLost: true}}, 0 + 2 + 3, 13},
+		{"a request is computed again", 1, 10, 0, one, map[int]Fault{1: {PoolLost: true, EnginesLost: []int{0}, Again: []int{0}}}, 3 + 2 + 3, 13},
 		{"the agent is stopped", 2, 10, 0, turns, map[int]Fault{1: {Asleep: true}}, 0 + 2 + 3, 13},
 		{"the agent is stopped at first", 2, 10, 0, turns, map[int]Fault{0: {Asleep: true}}, 3 + 2 + 3, 13},
 		{"the agent is away", 2, 10, 0, turns, map[int]Fault{0: {Away: true}}, 0 + 2 + 3, 13},

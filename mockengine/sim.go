@@ -6,6 +6,7 @@ import "container/list"
 type Fault struct {
 	PoolLost    bool  // the agent died: its pool is empty
 	EnginesLost []int // engines that died: their own caches are empty
+	Again       []int // requests that are computed again behind that, because their engine died
 	Away        bool  // the agent is gone for this request: nothing comes from the pool or goes to it
 	Asleep      bool  // the agent is stopped: nothing comes from the pool, what goes to it arrives when it goes on
 }
@@ -30,6 +31,12 @@ func Simulate(records []Record, engines, engineBlocks, poolBlocks int, deal func
 		}
 		if fault.PoolLost {
 			pool = newSimLRU(poolBlocks)
+		}
+		for _, k := range fault.Again {
+			own[deal(k)].use(records[k].HashIDs)
+			if !fault.Away {
+				pool.use(records[k].HashIDs)
+			}
 		}
 		cache := own[deal(i)]
 		n := 0

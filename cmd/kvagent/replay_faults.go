@@ -157,6 +157,13 @@ func (r *replay) again(e *replayEngine) {
 		requests = append(requests, q)
 	}
 	sortRequests(requests)
+	r.befell(r.dealt, r.dealt+1, func(f *mockengine.Fault) {
+		for i := range requests {
+			if n := int(requests[i].ID) - 1; n < len(r.records) {
+				f.Again = append(f.Again, n)
+			}
+		}
+	})
 	if e.left == nil && e.running {
 		e.send(&mockengine.Command{Op: "run", Until: e.until, SettleMS: int(settleFaults.Milliseconds()), Requests: requests})
 	}
