@@ -11,7 +11,7 @@ import (
 const (
 	breakAfter = 2
 	breakFirst = 200 * time.Millisecond
-	breakLast  = 2 * time.Second
+	breakLast  = 500 * time.Millisecond
 )
 
 // asker asks the look-up socket of the current attachment. One goroutine asks.
@@ -104,3 +104,8 @@ func (b *breaker) failed(now time.Time) {
 }
 
 func (b *breaker) succeeded() { *b = breaker{} }
+
+// answers says that there is an agent, and that look-ups are not held back after failures. For the goroutine that asks.
+func (l *Link) answers() bool {
+	return l.attached() != nil && !l.asker.breaker.open(time.Now())
+}

@@ -187,7 +187,7 @@ func (g *driven) run(c *Command) {
 func (g *driven) state(op string) *Report {
 	s := g.engine.Stats()
 	s.Connects = uint64(g.link.Lives())
-	return &Report{Op: op, Clock: g.engine.Clock(), Outcomes: g.engine.Outcomes(), Stats: &s, Live: g.engine.Live(), Jobs: g.engine.Jobs(), Attached: g.link.attached() != nil}
+	return &Report{Op: op, Clock: g.engine.Clock(), Outcomes: g.engine.Outcomes(), Stats: &s, Live: g.engine.Live(), Jobs: g.engine.Jobs(), Attached: g.link.answers()}
 }
 
 // leave ends the engine in order: jobs, sessions, memory.
