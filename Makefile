@@ -13,7 +13,7 @@ GO_BUILD := go build -trimpath -buildvcs=$(BUILDVCS) -ldflags '-X main.version=$
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
 GO_TEST_FLAGS ?= -race -p 2 -timeout 8m
-FUZZTIME      ?= 5s
+FUZZTIME      ?= 50000x
 TRACE         ?= testdata/conversation_1000.jsonl
 
 STAGE := scripts/stage
@@ -84,7 +84,7 @@ mutants-vllm: build ## break the connector in known ways and see its tests fail
 	@$(STAGE) -v mutants-vllm scripts/mutants-vllm
 
 .PHONY: fuzz
-fuzz: ## every Fuzz target for FUZZTIME (default 5s) each
+fuzz: ## every Fuzz target FUZZTIME (default 50000x: times) each
 	@$(STAGE) -v fuzz scripts/fuzz $(FUZZTIME)
 
 .PHONY: torture-short
