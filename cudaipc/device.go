@@ -25,26 +25,35 @@ const (
 	KindCUDAFD Kind = 4 // a POSIX fd of CUDA virtual memory
 )
 
-// Region is a stretch of a peer's memory.
+// Region is a stretch of a peer's memory. CUDA virtual memory comes in pieces: elements of KindCUDAFD with one ID, one
+// behind the other, are one region, mapped side by side in their order.
 type Region struct {
 	ID     RegionID
 	Kind   Kind
-	Size   uint64 // bytes
+	Size   uint64 // bytes; of the piece
 	FD     int    // KindFD, KindCUDAFD: owned by the device from the call of Import on, also when it fails
-	Addr   uint64 // KindPeer: start address in the peer
-	Handle []byte // KindCUDA
+	Addr   uint64 // KindPeer: start address in the peer. KindCUDA: where the region begins in its allocation, bytes
+	Handle []byte // KindCUDA: 64 bytes. Regions of one allocation have the same
 }
+
+// UUID names a GPU, or a MIG instance of one, on every node; an ordinal does not.
+type UUID [16]byte
 
 // Import is a request to open regions of one peer, all or none.
 type Import struct {
 	Peer    PeerID
 	Pid     int // the peer's process, as the kernel named it (SO_PEERCRED); needed for KindPeer
+	GPU     UUID // where all regions of KindCUDA and KindCUDAFD are; zero if there are none
 	Regions []Region
+	// Proof is a descriptor that whatever process has the regions open keeps until it has closed them, so that its last end is
+	// the proof that nobody touches them any more; 0 is none. Owned by the device from the call of Import on, also when it fails.
+	Proof int
 	// Sync is where the peer's step word, events and revocation words are; Region 0 with no words: none.
 	Sync *Sync
 }
 
-// Sync places a peer's words in a region of KindFD. Words are little-endian and naturally aligned.
+// Sync places a peer's words in a region of KindFD. Words are little-endian and naturally aligned. Where the peer's memory is a
+// GPU's, an event's cell is CUDAEventCell bytes: the handle of an interprocess event, read once, in Import.
 type Sync struct {
 	Region    RegionID
 	StepOff   uint64 // one u64: the last step whose kernels have ended
@@ -57,6 +66,9 @@ type Sync struct {
 // EventCell is the size of a host event: u64 recorded, u64 fired. An event has fired when fired >= recorded;
 // one that was never recorded counts as fired, as CUDA's does.
 const EventCell = 16
+
+// CUDAEventCell is the size of a CUDA IPC event handle.
+const CUDAEventCell = 64
 
 // None stands for no event or no revocation word.
 const None = ^uint32(0)
@@ -135,6 +147,13 @@ type Device interface {
 	Close(PeerID) error
 }
 
+// Watcher is a device that can lose peers: one whose regions are in another process, which died or was killed because it
+// hung. All copies of a lost peer have ended, with Bad blocks; its Poll and Copy answer ErrPeer; it still wants its Close.
+type Watcher interface {
+	// Watch names the function that is told of each lost peer, once, without any lock held. Called before any Import.
+	Watch(lost func(PeerID, error))
+}
+
 // AllPeers closes the device.
 const AllPeers = ^PeerID(0)
 
@@ -145,4 +164,5 @@ var (
 	ErrBusy   = errors.New("a copy is under way")
 	ErrKind   = errors.New("this device cannot open such a region")
 	ErrTicket = errors.New("no such copy")
+	ErrNoCUDA = errors.New("no CUDA") // wrapped with why: not built in, no driver, no GPU, not this GPU
 )
