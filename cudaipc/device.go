@@ -42,7 +42,7 @@ type UUID [16]byte
 // Import is a request to open regions of one peer, all or none.
 type Import struct {
 	Peer    PeerID
-	Pid     int // the peer's process, as the kernel named it (SO_PEERCRED); needed for KindPeer
+	Pid     int  // the peer's process, as the kernel named it (SO_PEERCRED); needed for KindPeer
 	GPU     UUID // where all regions of KindCUDA and KindCUDAFD are; zero if there are none
 	Regions []Region
 	// Proof is a descriptor that whatever process has the regions open keeps until it has closed them, so that its last end is
