@@ -1,8 +1,6 @@
 package evict
 
 import (
-	"errors"
-	"math"
 	"testing"
 	"unsafe"
 
@@ -79,47 +77,6 @@ func TestStaleUseIsPassedOver(t *testing.T) {
 	h.Access(&pool.Use{Now: 20e9, BlockTokens: 512, Entries: []uint32{1}, Prints: []uint64{spread(1)}})
 	if got := h.nodes.at(1).used; got != 1000 {
 		t.Errorf("the block was used at %d ms, and it was not", got)
-	}
-}
-
-func TestLearnedSurvives(t *testing.T) {
-	h := NewHazard()
-	for i := range 5000 {
-		u := pool.Use{Now: int64(i) * 1e9, BlockTokens: 512, Prints: []uint64{spread(i % 1000)}}
-		h.Access(&u)
-	}
-	b := h.Learned()
-	g := NewHazard()
-	if err := g.Learn(b); err != nil {
-		t.Fatal(err)
-	}
-	g.startRound()
-	h.startRound()
-	for c := range numClasses {
-		g.scoreClass(c)
-		h.scoreClass(c)
-		for i := range numBins {
-			a, b := float64(g.worths[c][i]), float64(h.worths[c][i])
-			if math.Abs(a-b) > 1e-3*math.Abs(b) && h.entries == g.entries {
-				t.Fatalf("class %d, bin %d is worth %g, was worth %g", c, i, a, b)
-			}
-		}
-	}
-	before := g.Learned()
-	for i := 0; i < len(b); i += 97 {
-		bad := append([]byte(nil), b...)
-		bad[i] ^= 1
-		if err := g.Learn(bad); !errors.Is(err, ErrLearned) {
-			t.Fatalf("a bit changed in byte %d: %v", i, err)
-		}
-	}
-	for _, bad := range [][]byte{nil, b[:len(b)-1], append(b, 0)} {
-		if err := g.Learn(bad); !errors.Is(err, ErrLearned) {
-			t.Fatalf("%d bytes: %v", len(bad), err)
-		}
-	}
-	if string(g.Learned()) != string(before) {
-		t.Fatal("what was refused has changed something")
 	}
 }
 

@@ -6,47 +6,72 @@ import (
 	"fmt"
 	"hash/crc32"
 	"math"
+
+	"github.com/kvagent/kvagent/pool"
 )
 
-// What was learned, as bytes: magic, version, classes, bins (uint32 each), then for each class and bin the blocks at
-// risk and those used (float32), then CRC-32C of all before. Little-endian.
+// What was learned, as bytes, little-endian: magic, version, classes, bins (uint32 each); the margin (float32), the
+// turns of the next alarm and the blocks for which LRU still decides (uint32 each); for each class and bin the blocks at
+// risk and those used (float32 each); CRC-32C of all before.
 const (
 	learnedMagic   = 0x7a68766b // "kvhz"
-	learnedVersion = 1
+	learnedVersion = 2
 	learnedHead    = 4 * 4
-	learnedBytes   = learnedHead + numClasses*numBins*2*4 + 4
+	learnedGuard   = 3 * 4
+	learnedBytes   = learnedHead + learnedGuard + numClasses*numBins*2*4 + 4
 
 	maxCount = 1e12 // blocks; more is taken for damage
 )
 
-// ErrLearned says that bytes are not what Learned gave, or that of another version.
-var ErrLearned = errors.New("evict: not something that was learned here")
+var (
+	// ErrLearned says that bytes are not what Learned gave.
+	ErrLearned = errors.New("evict: not something that was learned here")
+	// ErrLearnedVersion says that another version of the policy gave them.
+	ErrLearnedVersion = errors.New("evict: learned by another version")
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+	castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Learned is what the policy knows of classes, to be given to Learn after a restart. It knows nothing of single blocks.
+	_ pool.Learner = (*Hazard)(nil)
+	_              = [pool.MaxLearned - learnedBytes]byte{}
+)
+
+// knowledge is what bytes of Learned say.
+type knowledge struct {
+	tables tables
+	margin float64
+	humble humble
+}
+
+// Learned implements pool.Learner.
 func (h *Hazard) Learned() []byte {
 	b := make([]byte, 0, learnedBytes)
 	for _, n := range [...]uint32{learnedMagic, learnedVersion, numClasses, numBins} {
 		b = binary.LittleEndian.AppendUint32(b, n)
 	}
+	b = appendFloat(b, h.shadow.margin)
+	b = binary.LittleEndian.AppendUint32(b, uint32(h.humble.turns))
+	b = binary.LittleEndian.AppendUint32(b, uint32(min(h.humble.left, math.MaxInt32)))
 	t := &h.tables
 	for c := range t.risk {
 		for i := range t.risk[c] {
-			b = binary.LittleEndian.AppendUint32(b, math.Float32bits(float32(t.risk[c][i]/t.weight)))
-			b = binary.LittleEndian.AppendUint32(b, math.Float32bits(float32(t.used[c][i]/t.weight)))
+			b = appendFloat(b, t.risk[c][i]/t.weight)
+			b = appendFloat(b, t.used[c][i]/t.weight)
 		}
 	}
 	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
 }
 
-// Learn takes over what was learned before; on an error nothing has changed.
+func appendFloat(b []byte, f float64) []byte {
+	return binary.LittleEndian.AppendUint32(b, math.Float32bits(float32(f)))
+}
+
+// Learn implements pool.Learner.
 func (h *Hazard) Learn(b []byte) error {
-	t, err := parseLearned(b)
+	k, err := parseLearned(b)
 	if err != nil {
 		return err
 	}
-	h.tables = *t
+	h.tables, h.shadow.margin, h.humble = k.tables, k.margin, k.humble
 	h.startRound()
 	for c := range numClasses {
 		h.scoreClass(c)
@@ -54,31 +79,49 @@ func (h *Hazard) Learn(b []byte) error {
 	return nil
 }
 
-func parseLearned(b []byte) (*tables, error) {
-	if len(b) != learnedBytes {
+// parseLearned says of bytes of another version that they are that, not that they are damaged.
+func parseLearned(b []byte) (*knowledge, error) {
+	if len(b) < learnedHead+4 {
 		return nil, fmt.Errorf("%w: %d bytes, must be %d", ErrLearned, len(b), learnedBytes)
 	}
-	body, sum := b[:learnedBytes-4], binary.LittleEndian.Uint32(b[learnedBytes-4:])
-	if crc32.Checksum(body, castagnoli) != sum {
-		return nil, fmt.Errorf("%w: wrong checksum", ErrLearned)
+	body, sum := b[:len(b)-4], binary.LittleEndian.Uint32(b[len(b)-4:])
+	if got := crc32.Checksum(body, castagnoli); got != sum {
+		return nil, fmt.Errorf("%w: the checksum of %d bytes is %08x, must be %08x", ErrLearned, len(body), got, sum)
 	}
-	for i, want := range [...]uint32{learnedMagic, learnedVersion, numClasses, numBins} {
-		if got := binary.LittleEndian.Uint32(b[i*4:]); got != want {
-			return nil, fmt.Errorf("%w: word %d is %d, must be %d", ErrLearned, i, got, want)
-		}
+	word := func(i int) uint32 { return binary.LittleEndian.Uint32(b[i*4:]) }
+	switch {
+	case word(0) != learnedMagic:
+		return nil, fmt.Errorf("%w: begins with %08x, must be %08x", ErrLearned, word(0), uint32(learnedMagic))
+	case word(1) != learnedVersion:
+		return nil, fmt.Errorf("%w: version %d, this one reads version %d", ErrLearnedVersion, word(1), learnedVersion)
+	case word(2) != numClasses || word(3) != numBins || len(b) != learnedBytes:
+		return nil, fmt.Errorf("%w: %d classes of %d bins in %d bytes, must be %d of %d in %d", ErrLearned,
+			word(2), word(3), len(b), numClasses, numBins, learnedBytes)
 	}
-	t := &tables{weight: 1}
-	body = body[learnedHead:]
+	return parseKnowledge(body[learnedHead:])
+}
+
+func parseKnowledge(b []byte) (*knowledge, error) {
+	k := &knowledge{tables: tables{weight: 1}, margin: floatAt(b, 0)}
+	k.humble = humble{turns: int(binary.LittleEndian.Uint32(b[4:])), left: int(binary.LittleEndian.Uint32(b[8:]))}
+	if !(k.margin >= 0 && k.margin <= maxCount) || k.humble.turns < firstTurns || k.humble.turns > mostTurns || k.humble.left > math.MaxInt32 {
+		return nil, fmt.Errorf("%w: margin %g, %d turns, %d blocks left", ErrLearned, k.margin, k.humble.turns, k.humble.left)
+	}
+	t := &k.tables
 	for c := range t.risk {
 		for i := range t.risk[c] {
-			at := (c*numBins + i) * 8
-			risk := float64(math.Float32frombits(binary.LittleEndian.Uint32(body[at:])))
-			used := float64(math.Float32frombits(binary.LittleEndian.Uint32(body[at+4:])))
+			at := 3 + (c*numBins+i)*2
+			risk, used := floatAt(b, at), floatAt(b, at+1)
 			if !(risk >= 0 && risk <= maxCount && used >= 0 && used <= maxCount) {
 				return nil, fmt.Errorf("%w: class %d, bin %d: %g at risk, %g used", ErrLearned, c, i, risk, used)
 			}
 			t.risk[c][i], t.used[c][i] = risk, used
 		}
 	}
-	return t, nil
+	return k, nil
+}
+
+// floatAt is the i-th float32.
+func floatAt(b []byte, i int) float64 {
+	return float64(math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:])))
 }
