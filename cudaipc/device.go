@@ -78,6 +78,9 @@ type Wait struct {
 	Peer   PeerID
 	Event  uint32 // index, or None: counts as fired
 	Revoke uint32 // index, or None: counts as not revoked
+	// Step is the step that is waited for; 0 is any. A device may answer that the event has not fired, without asking it,
+	// as long as the step word is below: the word is read without the driver, the event is not.
+	Step uint64
 }
 
 // State is the answer to a Wait. Fired alone proves nothing: an event may fire because its process died.
@@ -164,5 +167,6 @@ var (
 	ErrBusy   = errors.New("a copy is under way")
 	ErrKind   = errors.New("this device cannot open such a region")
 	ErrTicket = errors.New("no such copy")
-	ErrNoCUDA = errors.New("no CUDA") // wrapped with why: not built in, no driver, no GPU, not this GPU
+	ErrLost   = errors.New("the device is lost") // a driver error that no later call survives: only the end of the process ends its copies
+	ErrNoCUDA = errors.New("no CUDA")            // wrapped with why: not built in, no driver, no GPU, not this GPU
 )

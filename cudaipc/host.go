@@ -2,7 +2,6 @@ package cudaipc
 
 import (
 	"fmt"
-	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -40,13 +39,7 @@ type Host struct {
 	populated chan struct{} // closed when the populating goroutine has ended
 	stop      chan struct{} // closed to end it
 
-	mu struct {
-		sync.RWMutex
-		peers   map[PeerID]*peer
-		tickets map[Ticket]*flight
-		last    Ticket
-		closed  bool
-	}
+	table
 }
 
 var _ Device = (*Host)(nil)
@@ -58,8 +51,7 @@ func OpenHost(o HostOptions) (*Host, error) {
 		return nil, fmt.Errorf("arena: %w", err)
 	}
 	h := &Host{arena: arena, onDeath: o.FireOnDeath, populated: make(chan struct{}), stop: make(chan struct{})}
-	h.mu.peers = map[PeerID]*peer{}
-	h.mu.tickets = map[Ticket]*flight{}
+	h.init()
 	if o.Populate {
 		go h.populate()
 	} else {
@@ -86,7 +78,7 @@ func (h *Host) populate() {
 
 // Close closes a peer, or with AllPeers the device.
 func (h *Host) Close(id PeerID) error {
-	closing, err := h.take(id)
+	closing, err := h.take(id, false)
 	for _, p := range closing {
 		p.close()
 	}
@@ -96,48 +88,4 @@ func (h *Host) Close(id PeerID) error {
 	close(h.stop)
 	<-h.populated
 	return unmap(h.arena)
-}
-
-// take removes peers from the tables, all or none of those asked for. From then on nobody can reach them.
-func (h *Host) take(id PeerID) ([]*peer, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.mu.closed {
-		return nil, errClosed
-	}
-	var closing []*peer
-	for _, p := range h.mu.peers {
-		if id != AllPeers && p.id != id {
-			continue
-		}
-		if p.underWay.Load() > 0 {
-			return nil, fmt.Errorf("peer %d: %w", p.id, ErrBusy)
-		}
-		closing = append(closing, p)
-	}
-	if id != AllPeers && closing == nil {
-		return nil, fmt.Errorf("peer %d: %w", id, ErrPeer)
-	}
-	for _, p := range closing {
-		delete(h.mu.peers, p.id)
-		for t := range p.tickets {
-			delete(h.mu.tickets, t)
-		}
-	}
-	h.mu.closed = id == AllPeers
-	return closing, nil
-}
-
-var errClosed = fmt.Errorf("device closed: %w", ErrPeer)
-
-// peerLocked finds a peer; h.mu is held, for reading at least.
-func (h *Host) peerLocked(id PeerID) (*peer, error) {
-	if h.mu.closed {
-		return nil, errClosed
-	}
-	p := h.mu.peers[id]
-	if p == nil {
-		return nil, fmt.Errorf("peer %d: %w", id, ErrPeer)
-	}
-	return p, nil
 }

@@ -41,19 +41,6 @@ func (h *Host) Import(im Import) error {
 	return nil
 }
 
-func (h *Host) add(p *peer) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.mu.closed {
-		return errClosed
-	}
-	if h.mu.peers[p.id] != nil {
-		return fmt.Errorf("peer %d is imported already: %w", p.id, ErrBusy)
-	}
-	h.mu.peers[p.id] = p
-	return nil
-}
-
 func openPeer(im *Import, fireOnDeath bool) (*peer, error) {
 	if len(im.Regions) > MaxRegions {
 		return nil, fmt.Errorf("%d regions, at most %d: %w", len(im.Regions), MaxRegions, ErrRange)
@@ -104,7 +91,7 @@ func (p *peer) placeWords(s *Sync) error {
 	if r.mem == nil {
 		return fmt.Errorf("sync: region %d is not a descriptor to map: %w", s.Region, ErrKind)
 	}
-	if err := s.check(r.size); err != nil {
+	if err := s.check(r.size, EventCell); err != nil {
 		return err
 	}
 	p.words, p.sync = r.mem, *s

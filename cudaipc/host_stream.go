@@ -19,8 +19,7 @@ func (s *stream) run() {
 	for f := range s.work {
 		s.copy(f)
 		storeFence()
-		f.peer.underWay.Add(-1) // before done: whoever saw the end may close the peer
-		close(f.done)
+		f.finish()
 	}
 }
 

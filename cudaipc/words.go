@@ -25,12 +25,12 @@ func fired(mem []byte, off uint64) bool {
 	return done >= atomic.LoadUint64(word64(mem, off))
 }
 
-// check holds a peer's placement of its words against the size of their region.
-func (s *Sync) check(size uint64) error {
+// check holds a peer's placement of its words, whose events have cells of cell bytes, against the size of their region.
+func (s *Sync) check(size, cell uint64) error {
 	if err := words("step", s.StepOff, 1, 8, 8, size); err != nil {
 		return err
 	}
-	if err := words("events", s.EventsOff, s.Events, EventCell, 8, size); err != nil {
+	if err := words("events", s.EventsOff, s.Events, cell, 8, size); err != nil {
 		return err
 	}
 	return words("revoke", s.RevokeOff, s.Revokes, 4, 4, size)
