@@ -14,10 +14,11 @@ type ghostRef struct {
 // Access implements pool.Policy. A look-up of a chain that was just looked up is the same request asking again
 // and counts for nothing.
 func (h *Hazard) Access(u *pool.Use) {
-	length, now := len(u.Prints), h.tick(u.Now)
+	length := len(u.Prints)
 	if length == 0 {
 		return
 	}
+	now := h.clock.look(u)
 	if h.again(u, now) {
 		h.renew(u, now)
 		return

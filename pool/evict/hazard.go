@@ -14,7 +14,7 @@ type Hazard struct {
 	nodes   nodes
 	kinds   []*cells // by kind; nil where there was no entry yet
 	entries int
-	clock   uint32 // ms: latest time heard
+	clock   clock
 	ghosts  ghosts
 	awaited ghosts // new blocks that were looked up: their class when they are stored
 	tables  tables
@@ -24,6 +24,7 @@ type Hazard struct {
 	shadow  shadow
 	humble  humble
 	recent  recent
+	way     way
 	behind  []ghostRef // scratch of one look-up
 }
 
@@ -44,7 +45,7 @@ func NewHazard() *Hazard {
 
 // Insert implements pool.Policy. A block that was looked up before has the class it got then.
 func (h *Hazard) Insert(in *pool.Insertion) {
-	now := h.tick(in.Now)
+	now := h.clock.hear(in.Now)
 	k := h.kind(in.Kind)
 	t := traits(len(in.Entries), 0, in.BlockTokens, 0)
 	for i := len(in.Entries) - 1; i >= 0; i-- {
@@ -61,14 +62,6 @@ func (h *Hazard) Insert(in *pool.Insertion) {
 	}
 	h.ghosts.grow(min(h.entries*ghostsAnItem, maxGhosts))
 	h.awaited.grow(min(h.entries, maxAwaited))
-}
-
-// tick is the time in ms; it does not go back, though look-ups may be told late.
-func (h *Hazard) tick(now int64) uint32 {
-	if t := millis(now); int32(t-h.clock) > 0 {
-		h.clock = t
-	}
-	return h.clock
 }
 
 // comeBack is the class of a block that is stored, from its ghost if there is one.
@@ -106,6 +99,9 @@ func (h *Hazard) Remove(entries []uint32) {
 		k.take(&h.nodes, &h.worths, e, n)
 		k.gone[n.class]++
 		h.ghosts.put(n.print, n.used, makeInfo(n.print, n.class, int(n.bin)))
+		if n.state&stateOnWay != 0 {
+			h.offWay(e)
+		}
 		n.state = 0
 		h.entries--
 	}

@@ -13,7 +13,11 @@ type node struct {
 	state        uint8
 }
 
-const stateKnown = 1 // in node.state: the policy has the entry
+// Bits of node.state.
+const (
+	stateKnown = 1 << iota // the policy has the entry
+	stateOnWay             // it is on the way
+)
 
 const (
 	pageBits = 12

@@ -7,16 +7,14 @@ import (
 )
 
 const (
-	maxDescent = 256     // entries on the way from an entry to the end of its chain
-	maxPasses  = 4 << 10 // entries passed over in one call of Victim because somebody holds them or what hangs on them
-	maxSteps   = 16 << 10
+	maxSteps = 16 << 10
 )
 
 // Victim implements pool.Policy: the oldest entry of the cell that is worth least, or, if others hang on it, the end
 // of one of their chains. An entry that is held, or whose chain is too long or held at its end, is in use: it becomes
 // the newest of its class, so that each is passed over once.
 func (h *Hazard) Victim(now int64, kinds uint64, v pool.View) uint32 {
-	t := h.tick(now)
+	t := h.clock.hear(now)
 	victim := uint32(0)
 	masks := false
 	for steps := 0; steps < maxSteps; steps++ {
@@ -24,10 +22,9 @@ func (h *Hazard) Victim(now int64, kinds uint64, v pool.View) uint32 {
 		if e == 0 {
 			break
 		}
-		end, depth := h.end(e, v)
-		steps += depth
-		if end != 0 {
-			victim = end
+		end, walked := h.end(e, v, maxSteps-steps)
+		steps += walked
+		if victim = end; end != 0 || steps >= maxSteps {
 			break
 		}
 		n := h.nodes.at(e)
@@ -48,21 +45,6 @@ func (h *Hazard) Victim(now int64, kinds uint64, v pool.View) uint32 {
 		h.unmask(kinds)
 	}
 	return victim
-}
-
-// end is the last entry of a chain that goes through e, 0 if it is held, unknown or too far.
-func (h *Hazard) end(e uint32, v pool.View) (end uint32, depth int) {
-	for ; depth < maxDescent; depth++ {
-		child := v.Child(e)
-		if child == 0 {
-			if v.Held(e) || h.nodes.known(e) == nil {
-				return 0, depth
-			}
-			return e, depth
-		}
-		e = child
-	}
-	return 0, depth
 }
 
 // next is the entry that would go if nobody held it nor anything behind it.
@@ -88,7 +70,7 @@ func (h *Hazard) eldest(kinds uint64) (k *cells, c int, e uint32) {
 				continue
 			}
 			first := o.first[class][bits.Len64(filled)-1]
-			if a := h.clock - h.nodes.at(first).used; e == 0 || a > age {
+			if a := uint32(h.clock.now) - h.nodes.at(first).used; e == 0 || a > age {
 				k, c, e, age = o, class, first, a
 			}
 		}
