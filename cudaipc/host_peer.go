@@ -21,39 +21,35 @@ type peer struct {
 	underWay    atomic.Int32 // copies that are being checked, waiting or running
 	tickets     map[Ticket]struct{}
 	streams     [2]*stream // by Direction, nil until the first copy
+	proof       int        // Import.Proof
+	gpu         *gpuPeer   // what is open on a GPU; nil on the host device
 }
 
 // Import opens the regions of a peer, all or none. Every descriptor in it is closed when it returns: a mapping
 // holds its file by itself.
 func (h *Host) Import(im Import) error {
 	defer closeDescriptors(im.Regions)
-	if im.Peer == AllPeers {
-		return fmt.Errorf("peer %d stands for all peers: %w", im.Peer, ErrPeer)
+	p := newPeer(&im)
+	p.fireOnDeath = h.onDeath
+	err := p.open(&im)
+	if err == nil {
+		err = h.add(p)
 	}
-	p, err := openPeer(&im, h.onDeath)
 	if err != nil {
-		return fmt.Errorf("peer %d: %w", im.Peer, err)
-	}
-	if err := h.add(p); err != nil {
 		p.close()
-		return err
+		return fmt.Errorf("peer %d: %w", im.Peer, err)
 	}
 	return nil
 }
 
-func openPeer(im *Import, fireOnDeath bool) (*peer, error) {
-	if len(im.Regions) > MaxRegions {
-		return nil, fmt.Errorf("%d regions, at most %d: %w", len(im.Regions), MaxRegions, ErrRange)
-	}
-	p := &peer{id: im.Peer, pid: im.Pid, pidfd: -1, fireOnDeath: fireOnDeath, regions: map[RegionID]*region{}, tickets: map[Ticket]struct{}{}}
-	if err := p.open(im); err != nil {
-		p.close()
-		return nil, err
-	}
-	return p, nil
+func newPeer(im *Import) *peer {
+	return &peer{id: im.Peer, pid: im.Pid, pidfd: -1, proof: im.Proof, regions: map[RegionID]*region{}, tickets: map[Ticket]struct{}{}}
 }
 
 func (p *peer) open(im *Import) error {
+	if len(im.Regions) > MaxRegions {
+		return fmt.Errorf("%d regions, at most %d: %w", len(im.Regions), MaxRegions, ErrRange)
+	}
 	watch := p.fireOnDeath
 	var total uint64
 	for i := range im.Regions {
@@ -71,7 +67,7 @@ func (p *peer) open(im *Import) error {
 		}
 		watch = watch || r.Kind == KindPeer
 	}
-	if err := p.placeWords(im.Sync); err != nil {
+	if err := p.placeWords(im.Sync, EventCell); err != nil {
 		return err
 	}
 	if watch && im.Pid > 0 {
@@ -80,7 +76,8 @@ func (p *peer) open(im *Import) error {
 	return nil
 }
 
-func (p *peer) placeWords(s *Sync) error {
+// placeWords finds the words that s names, with cells of cell bytes for its events.
+func (p *peer) placeWords(s *Sync, cell uint64) error {
 	if s == nil || *s == (Sync{}) {
 		return nil
 	}
@@ -91,7 +88,7 @@ func (p *peer) placeWords(s *Sync) error {
 	if r.mem == nil {
 		return fmt.Errorf("sync: region %d is not a descriptor to map: %w", s.Region, ErrKind)
 	}
-	if err := s.check(r.size, EventCell); err != nil {
+	if err := s.check(r.size, cell); err != nil {
 		return err
 	}
 	p.words, p.sync = r.mem, *s
@@ -134,6 +131,9 @@ func (p *peer) close() {
 	}
 	if p.pidfd >= 0 {
 		_ = unix.Close(p.pidfd)
+	}
+	if p.proof > 0 {
+		_ = unix.Close(p.proof) // last: from now on nobody touches the peer's memory
 	}
 }
 

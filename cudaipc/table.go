@@ -33,13 +33,16 @@ func (t *table) init() {
 }
 
 func (t *table) add(p *peer) error {
+	if p.id == AllPeers {
+		return fmt.Errorf("the id stands for all peers: %w", ErrPeer)
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.mu.closed {
 		return errClosed
 	}
 	if t.mu.peers[p.id] != nil {
-		return fmt.Errorf("peer %d is imported already: %w", p.id, ErrBusy)
+		return fmt.Errorf("imported already: %w", ErrBusy)
 	}
 	t.mu.peers[p.id] = p
 	return nil

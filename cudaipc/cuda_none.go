@@ -1,0 +1,5 @@
+//go:build !cuda
+
+package cudaipc
+
+type gpuPeer struct{}

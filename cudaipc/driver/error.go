@@ -1,0 +1,70 @@
+//go:build cuda
+
+package driver
+
+// #include <cuda.h>
+import "C"
+
+import (
+	"fmt"
+	"reflect"
+)
+
+// Error is an answer of the driver that is not success.
+type Error struct {
+	Call string
+	Code int // CUresult
+}
+
+func (e *Error) Error() string {
+	var name, text *C.char
+	if C.cuGetErrorName(C.CUresult(e.Code), &name) != C.CUDA_SUCCESS || name == nil {
+		return fmt.Sprintf("%s: CUDA error %d", e.Call, e.Code)
+	}
+	if C.cuGetErrorString(C.CUresult(e.Code), &text) != C.CUDA_SUCCESS || text == nil {
+		return fmt.Sprintf("%s: %s (%d)", e.Call, C.GoString(name), e.Code)
+	}
+	return fmt.Sprintf("%s: %s (%d), %s", e.Call, C.GoString(name), e.Code, C.GoString(text))
+}
+
+// The codes that callers branch on.
+const (
+	InvalidValue   = 1
+	OutOfMemory    = 2
+	NotInitialized = 3
+	NoDevice       = 100
+	InvalidContext = 201
+	MapFailed      = 205
+	InvalidHandle  = 400
+	NotFound       = 500
+	NotReady       = 600
+	NotSupported   = 801
+)
+
+// sticky are the errors after which the reference says that the process is in an inconsistent state and must be ended, those
+// of the hardware, and the unknown one.
+var sticky = map[int]bool{
+	4: true, 46: true, 214: true, 220: true, 226: true, 700: true, 702: true, 709: true, 710: true, 714: true,
+	715: true, 716: true, 717: true, 718: true, 719: true, 721: true, 910: true, 999: true,
+}
+
+// Sticky says whether every later call of the process will fail too.
+func (e *Error) Sticky() bool { return sticky[e.Code] }
+
+func check(call string, code int) error {
+	if code == 0 {
+		return nil
+	}
+	return &Error{Call: call, Code: code}
+}
+
+// of makes an Error of one of cu's, whose type has no name outside.
+func of(call string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if v := reflect.ValueOf(err); v.Kind() == reflect.Int {
+		return &Error{Call: call, Code: int(v.Int())}
+	}
+	return fmt.Errorf("%s: %w", call, err)
+}

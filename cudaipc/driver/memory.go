@@ -1,0 +1,82 @@
+//go:build cuda
+
+package driver
+
+/*
+#include <cuda.h>
+#include <string.h>
+
+// Handles go by value.
+static CUresult kvdrv_ipc_open(CUdeviceptr *p, const void *bytes) {
+	CUipcMemHandle h;
+	memcpy(&h, bytes, sizeof h);
+	return cuIpcOpenMemHandle(p, h, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+}
+_Static_assert(sizeof(CUipcMemHandle) == 64 && sizeof(CUipcEventHandle) == 64, "the handles of CUDA IPC have 64 bytes");
+*/
+import "C"
+
+import (
+	"unsafe"
+
+	"gorgonia.org/cu"
+)
+
+// Addr is an address that the GPU understands. This process can touch nothing there.
+type Addr uint64
+
+// Handle is what another process opens: an allocation's, or an event's.
+type Handle [64]byte
+
+// Alloc allocates GPU memory that can be exported.
+func Alloc(size int64) (Addr, error) {
+	p, err := cu.MemAlloc(size)
+	return Addr(p), of("cuMemAlloc", err)
+}
+
+// Free frees what Alloc gave.
+func Free(a Addr) error { return of("cuMemFree", cu.MemFree(cu.DevicePtr(a))) }
+
+// AllocationOf gives the allocation that an address is in.
+func AllocationOf(a Addr) (base Addr, size uint64, err error) {
+	n, p, err := cu.DevicePtr(a).AddressRange()
+	return Addr(p), uint64(n), of("cuMemGetAddressRange", err)
+}
+
+// ExportMemory makes the handle of the allocation that a is in.
+func ExportMemory(a Addr) (h Handle, err error) {
+	var c C.CUipcMemHandle
+	err = check("cuIpcGetMemHandle", int(C.cuIpcGetMemHandle(&c, C.CUdeviceptr(a))))
+	return *(*Handle)(unsafe.Pointer(&c)), err
+}
+
+// OpenMemory opens another process's allocation and gives its start.
+func OpenMemory(h *Handle) (Addr, error) {
+	var p C.CUdeviceptr
+	err := check("cuIpcOpenMemHandle", int(C.kvdrv_ipc_open(&p, unsafe.Pointer(h))))
+	return Addr(p), err
+}
+
+// CloseMemory ends what OpenMemory began.
+func CloseMemory(a Addr) error {
+	return check("cuIpcCloseMemHandle", int(C.cuIpcCloseMemHandle(C.CUdeviceptr(a))))
+}
+
+// Write copies bytes to the GPU and returns when they are there.
+func Write(a Addr, p []byte) error {
+	if len(p) == 0 {
+		return nil
+	}
+	return of("cuMemcpyHtoD", cu.MemcpyHtoD(cu.DevicePtr(a), unsafe.Pointer(&p[0]), int64(len(p))))
+}
+
+// Read copies bytes from the GPU.
+func Read(p []byte, a Addr) error {
+	if len(p) == 0 {
+		return nil
+	}
+	return of("cuMemcpyDtoH", cu.MemcpyDtoH(unsafe.Pointer(&p[0]), cu.DevicePtr(a), int64(len(p))))
+}
+
+// Clear sets bytes to zero.
+func Clear(a Addr, size int64) error { return of("cuMemsetD8", cu.MemsetD8(cu.DevicePtr(a), 0, size)) }
