@@ -205,6 +205,14 @@ type Spaces interface {
 	Stats() Stats
 }
 
+// Forgetter is an optional form of a pool that outlives its process: it may hold entries of a space that nobody opened yet
+// in this life.
+type Forgetter interface {
+	// Forget makes sure that nothing stored so far of a space is found when it is opened, now or in another life. When it
+	// returns nil that is certain. A space that is open is reset; one that is not known is no error.
+	Forget(f Fingerprint) error
+}
+
 // Stats of a pool. Bytes are bytes of slots, rounded up as they are stored.
 type Stats struct {
 	Capacity, Used, Pinned, Ready   int64  // bytes; Ready is what is populated so far

@@ -61,9 +61,19 @@ func mapMemfd(bytes, page int64, flags int) (arena, error) {
 	if err := unix.Ftruncate(fd, size); err != nil {
 		return arena{}, errors.Join(fmt.Errorf("dram: arena of %d bytes: %w", size, err), unix.Close(fd))
 	}
+	a, err := mapArena(fd, bytes, page)
+	if err != nil {
+		return arena{}, errors.Join(err, unix.Close(fd))
+	}
+	return a, nil
+}
+
+// mapArena maps the first bytes of a file, to whole pages.
+func mapArena(fd int, bytes, page int64) (arena, error) {
+	size := roundUp(bytes, page)
 	raw, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return arena{}, errors.Join(fmt.Errorf("dram: map arena of %d bytes: %w", size, err), unix.Close(fd))
+		return arena{}, fmt.Errorf("dram: map arena of %d bytes: %w", size, err)
 	}
 	return arena{base: raw[:bytes:bytes], raw: raw, fd: fd, pageBytes: page}, nil
 }

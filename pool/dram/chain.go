@@ -23,6 +23,7 @@ func (c *core) link(child, parent uint32) {
 		recs[p.child].prev = child
 	}
 	p.child = child
+	c.keepParent(child, parent)
 }
 
 // apart is true if child, a root, is surely not above parent.

@@ -14,6 +14,7 @@ func (p *Pool) Commit(slots []pool.Slot, epoch uint32, status []pool.Status) {
 func (p *Pool) commitPart(slots []pool.Slot, epoch uint32, status []pool.Status, at *cursor) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.core.tick()
 	for i := range slots {
 		status[i] = p.core.commit(&slots[i], epoch, status[i], at)
 		slots[i].Ref = 0
@@ -37,8 +38,9 @@ func (c *core) commit(s *pool.Slot, epoch uint32, status pool.Status, at *cursor
 	}
 	if status == pool.OK {
 		l.present |= bit
-		_, cell := c.shardCell(r.head, int(s.Shard))
+		slot, cell := c.shardCell(r.head, int(s.Shard))
 		cell.sum = s.Sum
+		c.keepShard(e, slot, s.Shard, s.Sum)
 	}
 	c.settle(e, at)
 	return status
@@ -103,6 +105,7 @@ func (p *Pool) Release(slots []pool.Slot, status []pool.Status) {
 func (p *Pool) releasePart(slots []pool.Slot, status []pool.Status, at *cursor) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.core.tick()
 	for i := range slots {
 		e, ok := p.core.deref(slots[i].Ref)
 		slots[i].Ref = 0

@@ -27,7 +27,9 @@ type core struct {
 	spaces  []*space
 	byPrint map[pool.Fingerprint]pool.SpaceID
 	realms  []realm
-	idle    []uint32 // realms without entries, to be used again
+	// Spaces that the pool's file has and nobody opened since: their entries are in the index and can be evicted.
+	unopened map[pool.Fingerprint]*space
+	idle     []uint32 // realms without entries, to be used again
 
 	keep    uint32 // an entry that must stay while room is made for what hangs on it
 	work    work
@@ -44,10 +46,11 @@ type core struct {
 	stats    pool.Stats
 }
 
-func newCore(arena, slabBytes int64, hashSeed uint64, now func() time.Time) (c *core, err error) {
+func newCore(arena, slabBytes int64, seed seed, now func() time.Time) (c *core, err error) {
 	c = &core{
-		seed: newSeed(hashSeed), high: 1, now: now, rotated: now(), byPrint: map[pool.Fingerprint]pool.SpaceID{},
-		recent: list{flag: flagRecent}, partialYoung: list{flag: flagYoung}, partialOld: list{flag: flagOld},
+		seed: seed, high: 1, now: now, rotated: now(), byPrint: map[pool.Fingerprint]pool.SpaceID{},
+		unopened: map[pool.Fingerprint]*space{},
+		recent:   list{flag: flagRecent}, partialYoung: list{flag: flagYoung}, partialOld: list{flag: flagOld},
 	}
 	defer func() {
 		if err != nil {
@@ -75,7 +78,7 @@ func newCore(arena, slabBytes int64, hashSeed uint64, now func() time.Time) (c *
 
 // close leaves a core in which nothing is found and no ref is known.
 func (c *core) close() error {
-	c.spaces, c.realms, c.byPrint, c.high = nil, nil, nil, 0
+	c.spaces, c.realms, c.byPrint, c.unopened, c.high = nil, nil, nil, nil, 0
 	return errors.Join(c.table.close(), c.recs.close(), c.lives.close(), c.slabs.cells.close())
 }
 

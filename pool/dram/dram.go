@@ -52,6 +52,9 @@ type Options struct {
 	// from here on nobody else may.
 	Policy pool.Policy
 	Clock  func() time.Time // nil is time.Now
+	// Path names a file on tmpfs or hugetlbfs in which the pool outlives its process; empty: it does not. A file that another
+	// pool made is used again if its sizes are the same. HugePages does not count then: the file system says it.
+	Path string
 	// HashSeed is 0 for a secret of this process, which a hostile engine cannot guess. Measurements that must come out the
 	// same each time give another number.
 	HashSeed uint64
@@ -60,8 +63,9 @@ type Options struct {
 // Info is what became of the options.
 type Info struct {
 	Bytes, SlabBytes int64
-	PageBytes        int64  // of the arena: 2 MiB or 4 KiB
-	PageReason       string // why not huge pages, for the log; empty if they are used
+	PageBytes        int64     // of the arena: 2 MiB or 4 KiB
+	PageReason       string    // why not huge pages, for the log; empty if they are used
+	Recovery         *Recovery // what became of the file; nil without one
 }
 
 // Pool implements pool.Index, pool.Slots and pool.Spaces, and by Store pool.Store. All methods may run at once.
@@ -72,6 +76,7 @@ type Pool struct {
 
 	populating populating
 	advisor    *advisor
+	keeper     *keeper
 
 	mu     sync.Mutex // guards core and closed; no byte of the arena is touched under it
 	core   *core
@@ -90,21 +95,29 @@ func Open(o Options) (*Pool, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
+	if o.Path != "" {
+		return openKept(&o)
+	}
 	a, err := openArena(&o)
 	if err != nil {
 		return nil, err
 	}
-	c, err := newCore(o.Bytes, o.SlabBytes, o.HashSeed, o.Clock)
+	c, err := newCore(o.Bytes, o.SlabBytes, newSeed(o.HashSeed), o.Clock)
 	if err != nil {
 		return nil, errors.Join(err, a.close())
 	}
 	c.advisor = newAdvisor(o.Policy, o.Clock)
+	return start(&o, a, c), nil
+}
+
+// start is the pool of an arena and of what is in it.
+func start(o *Options, a arena, c *core) *Pool {
 	p := &Pool{arena: a, core: c, advisor: c.advisor}
 	p.info = Info{Bytes: o.Bytes, SlabBytes: o.SlabBytes, PageBytes: a.pageBytes, PageReason: a.reason}
 	if !o.Virtual {
 		p.populating.start(a.base, &p.ready)
 	}
-	return p, nil
+	return p
 }
 
 // complete checks options and chooses what was left open.
@@ -122,6 +135,9 @@ func (o *Options) complete() error {
 		return fmt.Errorf("dram: SlabBytes is %d, must be at most Bytes = %d", o.SlabBytes, o.Bytes)
 	}
 	o.Bytes = o.Bytes &^ (o.SlabBytes - 1)
+	if o.Path != "" && o.Virtual {
+		return errors.New("dram: Path is given, must not be for a Virtual pool")
+	}
 	if o.Clock == nil {
 		o.Clock = time.Now
 	}
@@ -163,5 +179,5 @@ func (p *Pool) Close() error {
 	p.mu.Unlock()
 	p.populating.end()
 	p.advisor.close()
-	return errors.Join(err, p.arena.close())
+	return errors.Join(err, p.keeper.close(), p.arena.close())
 }

@@ -25,6 +25,7 @@ func (c *core) create(id ident, b []byte, parent uint32) uint32 {
 	r := &c.recs.all[e]
 	r.hash, r.ident, r.hold, r.head = k, id, flagLive, head
 	c.lastCell(head, len(classes)).link = e | upward
+	c.keepParent(e, none)
 	c.realms[id.realm()].entries++
 	c.stats.Partial++
 	if parent != none {
@@ -143,6 +144,7 @@ func (c *core) show(e uint32) {
 // drop makes an entry unfindable at once; it is freed when nobody holds it. What hangs on it is orphaned.
 func (c *core) drop(e uint32) {
 	r := &c.recs.all[e]
+	c.unkeep(e)
 	c.table.remove(c.seed.hash(r.ident, r.hash), e)
 	c.leaveLists(e)
 	c.unlink(e)
@@ -196,6 +198,7 @@ func (c *core) unpinEntry(e uint32, at *cursor) {
 	if r.pins() == 0 {
 		c.stats.PinnedEntries--
 		c.stats.Pinned -= c.group(r.ident).bytes
+		c.keepUse(e)
 		c.settle(e, at)
 	}
 }

@@ -158,6 +158,7 @@ func (p *Pool) Unpin(refs []pool.Ref) {
 func (p *Pool) unpin(refs []pool.Ref, at *cursor) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.core.tick()
 	for _, ref := range refs {
 		if e, ok := p.core.deref(ref); ok {
 			p.core.unpinEntry(e, at)

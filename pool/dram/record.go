@@ -27,8 +27,9 @@ func makeIdent(realm uint32, group uint8, hashLen int) ident {
 	return ident(realm<<9 | uint32(group)<<5 | uint32(hashLen-1))
 }
 
-func (i ident) realm() uint32 { return uint32(i) >> 9 }
-func (i ident) group() uint8  { return uint8(i>>5) & 15 }
+func (i ident) realm() uint32  { return uint32(i) >> 9 }
+func (i ident) group() uint8   { return uint8(i>>5) & 15 }
+func (i ident) hashLen() uint8 { return uint8(i)&31 + 1 }
 
 const (
 	none   = 0

@@ -42,6 +42,7 @@ type slabs struct {
 	cells    region[cell]
 	spans    spans // of cells
 	unused   []int32
+	file     *file // nil: the pool ends with the process
 	bytes    int64 // of a slab
 	slotBits uint
 	inUseBuf []bool
@@ -129,11 +130,11 @@ func (s *slabs) assign(id int32) bool {
 	if !ok {
 		return false
 	}
-	if !s.cells.grow(int(first + c.perSlab)) {
+	n := s.unused[len(s.unused)-1]
+	if !s.cells.grow(int(first+c.perSlab)) || !s.file.assign(n, first, c.perSlab, c.bytes) {
 		s.spans.give(first, c.perSlab)
 		return false
 	}
-	n := s.unused[len(s.unused)-1]
 	s.unused = s.unused[:len(s.unused)-1]
 	b := &s.slab[n]
 	if b.last != noClass && b.last != id {
@@ -149,6 +150,7 @@ func (s *slabs) withdraw(n int32) {
 	b := &s.slab[n]
 	c := &s.class[b.class]
 	s.leaveRoom(n)
+	s.file.withdraw(n)
 	s.spans.give(b.cells, c.perSlab)
 	c.slabs--
 	b.class = noClass

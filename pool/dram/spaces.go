@@ -15,6 +15,9 @@ type space struct {
 	epoch  uint32
 	realm  uint32
 	groups []group
+
+	record     int    // in the pool's file; notKept: none
+	generation uint32 // in that record: as an epoch, but through all lives of the file
 }
 
 // group is what entries of one group of a space need.
@@ -50,35 +53,71 @@ func (c *core) identOf(s pool.SpaceID, g uint8, hashLen int) (id ident, sp *spac
 
 // OpenSpace implements pool.Spaces.
 func (p *Pool) OpenSpace(s pool.Spec) (pool.SpaceID, error) {
-	if err := p.checkSpec(&s); err != nil {
+	if err := checkSpec(&s, p.info.SlabBytes); err != nil {
 		return 0, err
 	}
+	id, old, err := p.openSpace(&s)
+	p.sweep(old)
+	return id, err
+}
+
+// openSpace opens a space, and names the realm of another one that it took the place of.
+func (p *Pool) openSpace(s *pool.Spec) (id pool.SpaceID, old uint32, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.core
 	if p.closed {
-		return 0, pool.ErrClosed
+		return 0, noRealm, pool.ErrClosed
 	}
 	if id, ok := c.byPrint[s.Fingerprint]; ok {
-		if !sameSpec(&c.spaces[id].spec, &s) {
-			return 0, pool.ErrIdentity
+		if !sameSpec(&c.spaces[id].spec, s) {
+			return 0, noRealm, pool.ErrIdentity
 		}
-		return id, nil
+		return id, noRealm, nil
 	}
 	if len(c.spaces) == pool.MaxSpaces {
-		return 0, fmt.Errorf("dram: %d spaces are open: %w", pool.MaxSpaces, pool.ErrTooLarge)
+		return 0, noRealm, fmt.Errorf("dram: %d spaces are open: %w", pool.MaxSpaces, pool.ErrTooLarge)
 	}
-	sp := &space{spec: cloneSpec(s), epoch: 1}
+	sp, old, err := c.takeSpace(s)
+	if err != nil {
+		return 0, noRealm, err
+	}
+	id = pool.SpaceID(len(c.spaces))
+	c.spaces = append(c.spaces, sp)
+	c.byPrint[s.Fingerprint] = id
+	return id, old, nil
+}
+
+// takeSpace is the space that the file has of this spec, or a new one. If the file has another one under the same
+// fingerprint, nobody uses that any more: what is stored of it goes.
+func (c *core) takeSpace(s *pool.Spec) (sp *space, old uint32, err error) {
+	kept := c.unopened[s.Fingerprint]
+	if kept != nil && sameSpec(&kept.spec, s) {
+		delete(c.unopened, s.Fingerprint)
+		return kept, noRealm, nil
+	}
+	sp = c.newSpace(s)
+	if !c.newRealm(sp) {
+		return nil, noRealm, errRealms
+	}
+	old = noRealm
+	if kept != nil {
+		delete(c.unopened, s.Fingerprint)
+		old = kept.realm
+		c.turnKept(kept)
+		c.slabs.file.spaceAt(kept.record).remove()
+		c.end(old)
+	}
+	c.keepSpace(sp)
+	return sp, old, nil
+}
+
+func (c *core) newSpace(s *pool.Spec) *space {
+	sp := &space{spec: cloneSpec(*s), epoch: 1, record: notKept}
 	for _, g := range s.Groups {
 		sp.groups = append(sp.groups, c.newGroup(g))
 	}
-	if !c.newRealm(sp) {
-		return 0, fmt.Errorf("dram: %d epochs have entries: %w", maxRealms, pool.ErrTooLarge)
-	}
-	id := pool.SpaceID(len(c.spaces))
-	c.spaces = append(c.spaces, sp)
-	c.byPrint[s.Fingerprint] = id
-	return id, nil
+	return sp
 }
 
 func (c *core) newGroup(spec pool.Group) (g group) {
@@ -116,7 +155,7 @@ func (c *core) leaveRealm(n uint32) {
 	}
 }
 
-func (p *Pool) checkSpec(s *pool.Spec) error {
+func checkSpec(s *pool.Spec, slabBytes int64) error {
 	if s.Shards < 1 || s.Shards > pool.MaxShards {
 		return fmt.Errorf("dram: Shards is %d, must be 1 to %d", s.Shards, pool.MaxShards)
 	}
@@ -131,9 +170,9 @@ func (p *Pool) checkSpec(s *pool.Spec) error {
 			if n == 0 {
 				return fmt.Errorf("dram: Groups[%d].ShardBytes[%d] is 0, must be above 0", g, i)
 			}
-			if int64(n) > p.info.SlabBytes {
+			if int64(n) > slabBytes {
 				return fmt.Errorf("dram: Groups[%d].ShardBytes[%d] is %d bytes, a slab has %d (option SlabBytes): %w",
-					g, i, n, p.info.SlabBytes, pool.ErrTooLarge)
+					g, i, n, slabBytes, pool.ErrTooLarge)
 			}
 		}
 	}

@@ -1,0 +1,142 @@
+package dram
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrHeld is what a HeldError is: another process has the pool's file.
+var ErrHeld = errors.New("in use")
+
+// HeldError says who has a pool's file. The lock belongs to the open file, which every process that maps the arena shares
+// with the agent that opened it: so an agent that is gone still holds it while one of its movers is there.
+type HeldError struct {
+	Path    string
+	Process int    // that signed it last, in its own namespace of processes; it may be gone
+	Host    string // of that process
+	Others  []int  // processes of this namespace that have the file
+}
+
+func (e *HeldError) Error() string {
+	text := fmt.Sprintf("dram: %s: %v by process %d", e.Path, ErrHeld, e.Process)
+	if own, _ := os.Hostname(); e.Host != own {
+		text += " on " + e.Host
+	}
+	if len(e.Others) > 0 && (len(e.Others) > 1 || e.Others[0] != e.Process) {
+		text += fmt.Sprintf(" (open or mapped in %v)", e.Others)
+	}
+	return text
+}
+
+// Unwrap is ErrHeld.
+func (e *HeldError) Unwrap() error { return ErrHeld }
+
+const lockTries = 16 // a file may be removed by who lets it go
+
+// lockPath opens a pool's file and locks it. It must be a file of this user that nobody else can write: whoever can write it
+// says what the engines compute with.
+func lockPath(path string) (fd int, made bool, err error) {
+	for range lockTries {
+		fd, made, err = openPath(path)
+		if err != nil {
+			return -1, false, err
+		}
+		if err = checkOwner(fd, path); err == nil {
+			err = lock(fd, path)
+		}
+		if err != nil {
+			_ = unix.Close(fd)
+			return -1, false, err
+		}
+		if samePath(fd, path) {
+			return fd, made, nil
+		}
+		_ = unix.Close(fd) // it was removed meanwhile
+	}
+	return -1, false, fmt.Errorf("dram: %s: %w, it comes and goes", path, ErrHeld)
+}
+
+func openPath(path string) (fd int, made bool, err error) {
+	const flags = unix.O_RDWR | unix.O_CLOEXEC | unix.O_NOFOLLOW
+	fd, err = unix.Open(path, flags, 0)
+	if errors.Is(err, unix.ENOENT) {
+		made = true
+		fd, err = unix.Open(path, flags|unix.O_CREAT, 0o600)
+	}
+	switch {
+	case errors.Is(err, unix.ELOOP):
+		return -1, false, fmt.Errorf("dram: %s: a symbolic link, allowed is a file", path)
+	case errors.Is(err, unix.ENOENT):
+		return -1, false, fmt.Errorf("dram: %s: the directory %s is not there", path, filepath.Dir(path))
+	case err != nil:
+		return -1, false, fmt.Errorf("dram: open %s: %w", path, err)
+	}
+	return fd, made, nil
+}
+
+func checkOwner(fd int, path string) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fmt.Errorf("dram: %s: %w", path, err)
+	}
+	switch {
+	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+		return fmt.Errorf("dram: %s: not a regular file", path)
+	case int(st.Uid) != os.Geteuid():
+		return fmt.Errorf("dram: %s: belongs to uid %d, allowed is %d", path, st.Uid, os.Geteuid())
+	case st.Mode&0o077 != 0:
+		return fmt.Errorf("dram: %s: mode %04o, allowed is 0600: others must not reach the blocks", path, st.Mode&0o7777)
+	}
+	return nil
+}
+
+func lock(fd int, path string) error {
+	err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+	for errors.Is(err, unix.EINTR) {
+		err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+	}
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return heldBy(fd, path)
+	}
+	if err != nil {
+		return fmt.Errorf("dram: lock %s: %w", path, err)
+	}
+	return nil
+}
+
+func heldBy(fd int, path string) error {
+	held := &HeldError{Path: path, Others: holders(fd)}
+	var st unix.Stat_t
+	if unix.Fstat(fd, &st) == nil {
+		if b, err := readSuper(fd, st.Size); err == nil && len(b) == superBytes {
+			s := readSignature(b)
+			held.Process, held.Host = s.process, s.host
+		}
+	}
+	return held
+}
+
+func samePath(fd int, path string) bool {
+	var open, named unix.Stat_t
+	return unix.Fstat(fd, &open) == nil && unix.Lstat(path, &named) == nil && open.Ino == named.Ino && open.Dev == named.Dev
+}
+
+// checkFilesystem gives the size of a page of the file's memory, and why that is no huge one.
+func checkFilesystem(fd int, path string) (page int64, reason string, err error) {
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fs); err != nil {
+		return 0, "", fmt.Errorf("dram: %s: %w", path, err)
+	}
+	switch fs.Type {
+	case unix.HUGETLBFS_MAGIC:
+		return fs.Bsize, "", nil
+	case unix.TMPFS_MAGIC:
+		return int64(os.Getpagesize()), "on tmpfs, not hugetlbfs", nil
+	}
+	return 0, "", fmt.Errorf("dram: %s: on a file system of type %#x, allowed are tmpfs and hugetlbfs: "+
+		"on any other the kernel would write every block to a device", path, fs.Type)
+}

@@ -1,0 +1,114 @@
+package dram
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// providePiece is given memory in one call: a signal makes the kernel begin a call again.
+const providePiece = 32 << 20
+
+// make makes the file anew. Its superblock comes last: without one the file is made anew again.
+func (f *file) make(l *layout, seedNumber uint64, now time.Time) error {
+	f.super = superblock{format: fileFormat, layout: *l, created: now.UnixNano(), seed: newSeed(seedNumber)}
+	if _, err := rand.Read(f.super.name[:]); err != nil {
+		return fmt.Errorf("dram: a name for %s: %w", f.path, err)
+	}
+	err := f.size(0)
+	if err == nil {
+		err = f.size(l.end)
+	}
+	if err == nil {
+		err = checkMemory(l.least(), systemFiles)
+	}
+	if err == nil {
+		err = f.provide(0, l.headers)
+	}
+	if err == nil {
+		err = f.provide(l.slabs, l.end)
+	}
+	if err == nil {
+		err = f.writeSuper()
+	}
+	if err != nil {
+		_ = f.size(0) // so that no memory stays behind; the first error counts
+	}
+	return err
+}
+
+func (f *file) size(n int64) error {
+	if err := unix.Ftruncate(f.fd, n); err != nil {
+		return fmt.Errorf("dram: %s: %d bytes: %w", f.path, n, err)
+	}
+	return nil
+}
+
+// provide makes sure that a range of the file has memory, so that touching it cannot fail.
+func (f *file) provide(from, to int64) error {
+	for from < to {
+		n := min(providePiece, to-from)
+		switch err := unix.Fallocate(f.fd, 0, from, n); {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.ENOMEM):
+			return f.full(to-from, err)
+		case err != nil:
+			return fmt.Errorf("dram: %s: memory for %d bytes: %w", f.path, to-from, err)
+		}
+		from += n
+	}
+	return nil
+}
+
+// full says how much room there is.
+func (f *file) full(need int64, err error) error {
+	var fs unix.Statfs_t
+	if unix.Fstatfs(f.fd, &fs) != nil {
+		return fmt.Errorf("dram: %s: no room for %s: %w", f.path, gib(need), err)
+	}
+	return fmt.Errorf("dram: %s: no room for %s more: its file system has %s, of them free %s: %w",
+		f.path, gib(need), gib(int64(fs.Blocks)*fs.Bsize), gib(int64(fs.Bavail)*fs.Bsize), err)
+}
+
+// writeSuper writes the fixed part of the superblock, its magic last. It maps the page for that: hugetlbfs has no write.
+func (f *file) writeSuper() error {
+	l := &f.super.layout
+	at := l.end - l.page
+	page, err := unix.Mmap(f.fd, at, int(l.page), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("dram: %s: map its superblock: %w", f.path, err)
+	}
+	b, fixed := page[l.super-at:], f.super.encode()
+	copy(b[8:], fixed[8:])
+	word(b, 0).Store(le.Uint64(fixed))
+	return unix.Munmap(page)
+}
+
+// grow makes at least n headers usable; false if the file system has no room for them.
+func (f *file) grow(n int) bool {
+	if f == nil || n <= f.usable {
+		return true
+	}
+	if n > len(f.headers) {
+		return false
+	}
+	l := &f.super.layout
+	from := int64(f.usable) * headerBytes
+	to := min(roundUp(max(int64(n)*headerBytes, from+from/4), max(l.page, 64<<10)), l.spaces-l.headers)
+	if f.provide(l.headers+from/l.page*l.page, l.headers+to) != nil {
+		f.refused++
+		return false
+	}
+	word(f.whole, superGrown).Store(uint64(to))
+	f.usable = int(min(to/headerBytes, int64(len(f.headers))))
+	return true
+}
+
+func headersIn(b []byte, n int) []header {
+	return unsafe.Slice((*header)(unsafe.Pointer(unsafe.SliceData(b))), n)
+}

@@ -1,0 +1,153 @@
+package dram
+
+import (
+	"hash/crc32"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// A space in a file. Headers name it by the number of its record and by its generation, which grows with each reset and
+// each time the record is given to another space: so that what was stored before is never found again.
+//
+//	0   0: none; else CRC-32C of what follows the generation (uint32), its length (uint32): one store
+//	8   generation (uint64)
+//	16  fingerprint (16), shards, groups (uint32); for each group its block tokens and the bytes of each shard (uint32);
+//	    the identity up to the end
+const (
+	spaceHead = 16
+	notKept   = -1
+)
+
+type spaceRecord []byte
+
+func (f *file) spaceAt(n int) spaceRecord {
+	return f.area(f.super.spaces+int64(n)*spaceBytes, spaceBytes)
+}
+
+// spacesUsed is how many records were ever used. Those behind have no memory and must not be touched.
+func (f *file) spacesUsed() int {
+	return int(min(word(f.whole, superSpaces).Load(), maxKeptSpaces))
+}
+
+// turn starts a new generation.
+func (r spaceRecord) turn() uint32 { return uint32(word(r, 8).Add(1)) }
+
+func (r spaceRecord) generation() uint32 { return uint32(word(r, 8).Load()) }
+
+func (r spaceRecord) remove() { word(r, 0).Store(0) }
+
+// write puts a space in place of what was there. The generation must have been turned.
+func (r spaceRecord) write(b []byte) {
+	r.remove()
+	copy(r[spaceHead:], b)
+	word(r, 0).Store(uint64(len(b))<<32 | uint64(max(crc32.Checksum(b, castagnoli), 1)))
+}
+
+// read gives the space of a record; false if there is none, or it is damaged.
+func (r spaceRecord) read() (s pool.Spec, ok bool) {
+	w := word(r, 0).Load()
+	n := int(w >> 32)
+	if w == 0 || n > len(r)-spaceHead {
+		return s, false
+	}
+	b := r[spaceHead : spaceHead+n]
+	if uint32(w) != max(crc32.Checksum(b, castagnoli), 1) {
+		return s, false
+	}
+	return decodeSpec(b)
+}
+
+func encodeSpec(s *pool.Spec) []byte {
+	b := append([]byte(nil), s.Fingerprint[:]...)
+	b = le.AppendUint32(b, uint32(s.Shards))
+	b = le.AppendUint32(b, uint32(len(s.Groups)))
+	for _, g := range s.Groups {
+		b = le.AppendUint32(b, g.BlockTokens)
+		for _, n := range g.ShardBytes {
+			b = le.AppendUint32(b, n)
+		}
+	}
+	return append(b, s.Identity...)
+}
+
+func decodeSpec(b []byte) (s pool.Spec, ok bool) {
+	if len(b) < 24 {
+		return s, false
+	}
+	copy(s.Fingerprint[:], b)
+	shards, groups := le.Uint32(b[16:]), le.Uint32(b[20:])
+	b = b[24:]
+	if shards > pool.MaxShards || groups > pool.MaxGroups || len(b) < int(groups*(1+shards)*4) {
+		return s, false
+	}
+	s.Shards = int(shards)
+	for range groups {
+		g := pool.Group{BlockTokens: le.Uint32(b)}
+		b = b[4:]
+		for range shards {
+			g.ShardBytes = append(g.ShardBytes, le.Uint32(b))
+			b = b[4:]
+		}
+		s.Groups = append(s.Groups, g)
+	}
+	s.Identity = append([]byte(nil), b...)
+	return s, true
+}
+
+// keepSpace gives a space that is opened a record of the file. Without one it works, and is gone with the process.
+func (c *core) keepSpace(sp *space) {
+	sp.record = notKept
+	f := c.slabs.file
+	if f == nil {
+		return
+	}
+	b := encodeSpec(&sp.spec)
+	if len(b) > spaceBytes-spaceHead {
+		return
+	}
+	n, ok := f.newRecord()
+	if !ok {
+		if n, ok = c.forgetUnopened(); !ok {
+			return
+		}
+	}
+	sp.record = n
+	r := f.spaceAt(n)
+	sp.generation = r.turn()
+	r.write(b)
+}
+
+// newRecord is the number of a record without a space.
+func (f *file) newRecord() (n int, ok bool) {
+	used := f.spacesUsed()
+	for n := range used {
+		if word(f.spaceAt(n), 0).Load() == 0 {
+			return n, true
+		}
+	}
+	if used == maxKeptSpaces {
+		return 0, false
+	}
+	at := f.super.spaces + int64(used)*spaceBytes
+	from := at / f.super.page * f.super.page
+	if f.provide(from, roundUp(at+spaceBytes, f.super.page)) != nil {
+		f.refused++
+		return 0, false
+	}
+	word(f.whole, superSpaces).Store(uint64(used) + 1)
+	return used, true
+}
+
+// forgetUnopened takes the record of a space that nobody opened since the file was, and of which nothing is stored.
+func (c *core) forgetUnopened() (n int, ok bool) {
+	for print, sp := range c.unopened {
+		if c.realms[sp.realm].entries > 0 {
+			continue
+		}
+		delete(c.unopened, print)
+		c.end(sp.realm)
+		c.leaveRealm(sp.realm)
+		return sp.record, true
+	}
+	return 0, false
+}

@@ -1,0 +1,67 @@
+package dram
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// openKept opens a pool whose file outlives it.
+func openKept(o *Options) (*Pool, error) {
+	began := time.Now()
+	f, a, r, err := openFile(o)
+	if err != nil {
+		return nil, err
+	}
+	adv := newAdvisor(o.Policy, o.Clock)
+	c, err := f.core(o, adv, r)
+	if errors.Is(err, errClash) {
+		r.Cold = err.Error()
+		f.erase()
+		c, err = f.core(o, adv, r)
+	}
+	if err != nil {
+		adv.close()
+		return nil, errors.Join(err, unix.Munmap(f.meta), a.close())
+	}
+	p := start(o, a, c)
+	p.keeper = startKeeper(f, adv)
+	r.Took = time.Since(began)
+	p.info.Recovery = r
+	return p, nil
+}
+
+// core is the index of what is in the file, empty if that cannot be used.
+func (f *file) core(o *Options, a *advisor, r *Recovery) (*core, error) {
+	c, err := newCore(o.Bytes, o.SlabBytes, f.super.seed, o.Clock)
+	if err != nil {
+		return nil, err
+	}
+	c.slabs.file, c.advisor = f, a
+	if r.New || r.Cold != "" {
+		return c, nil
+	}
+	if err := a.learn(f); err != nil {
+		r.Notes = append(r.Notes, fmt.Sprintf("what the eviction had learned is not used: %v", err))
+	}
+	if err := c.restore(f, o.SlabBytes, r); err != nil {
+		return nil, errors.Join(err, c.close())
+	}
+	if f.super.format != fileFormat {
+		f.converted()
+	}
+	return c, nil
+}
+
+// erase makes nothing of what the file holds count any more.
+func (f *file) erase() {
+	for n := range f.super.slabCount() {
+		word(f.meta, f.slabAt(int32(n))).Store(0)
+	}
+	for n := range f.spacesUsed() {
+		f.spaceAt(n).remove()
+	}
+	clear(f.meta[:f.usable*headerBytes])
+}

@@ -1,0 +1,160 @@
+package dram
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"sync/atomic"
+	"time"
+	"unsafe"
+)
+
+// The superblock. What is fixed when the file is made:
+//
+//	0    magic (8 bytes)
+//	8    format (uint32)
+//	12   CRC-32C of bytes 0 to 11 and 16 to 143
+//	16   a random name of this file (16 bytes), its fingerprint
+//	32   arena, 40 slab, 48 page (int64, bytes)
+//	56   headers, 64 learned, 72 spaces, 80 slabs (int64, offsets)
+//	96   when it was made (int64, ns since 1970)
+//	104  the seed of its hash table (5 uint64)
+//
+// What changes, each in one store:
+//
+//	512  the process that has it (uint64), 520 when that one began (uint64, clock ticks since the machine did)
+//	528  when it was last known to be in use (int64, ns since 1970)
+//	536  bytes of the headers' area that have memory (int64)
+//	544  records of the spaces' area that were ever used (uint64)
+//	552  bytes of each copy of what the policy learned that have memory (uint64)
+//	560  name of the machine or container of that process (64 bytes, zero behind it)
+const (
+	superMagic   = "kvagdram"
+	superFixed   = 144
+	superProcess = 512
+	superBegan   = 520
+	superAlive   = 528
+	superGrown   = 536
+	superSpaces  = 544
+	superLearned = 552
+	superHost    = 560
+	superHostEnd = superHost + 64
+)
+
+var (
+	castagnoli = crc32.MakeTable(crc32.Castagnoli)
+	le         = binary.LittleEndian
+
+	errBlank   = errors.New("its making was not finished")
+	errForeign = errors.New("not a pool's file")
+)
+
+// superblock is the fixed part.
+type superblock struct {
+	format uint32
+	name   [16]byte
+	layout
+	created int64 // ns since 1970
+	seed    seed
+}
+
+// encode gives the fixed part.
+func (s *superblock) encode() []byte {
+	b := make([]byte, superFixed)
+	copy(b, superMagic)
+	le.PutUint32(b[8:], s.format)
+	copy(b[16:], s.name[:])
+	for i, n := range [...]int64{s.arena, s.slab, s.page, s.headers, s.learned, s.spaces, s.slabs} {
+		le.PutUint64(b[32+8*i:], uint64(n))
+	}
+	le.PutUint64(b[96:], uint64(s.created))
+	for i, n := range s.seed {
+		le.PutUint64(b[104+8*i:], n)
+	}
+	le.PutUint32(b[12:], superCheck(b))
+	return b
+}
+
+func superCheck(b []byte) uint32 {
+	return crc32.Update(crc32.Checksum(b[:12], castagnoli), castagnoli, b[16:superFixed])
+}
+
+// decodeSuper reads the last superBytes of a file. The format may be an unknown one: then only that is valid.
+func decodeSuper(b []byte) (s superblock, err error) {
+	switch {
+	case len(b) != superBytes:
+		return s, errForeign
+	case bytes.Count(b[:superFixed], []byte{0}) == superFixed:
+		return s, errBlank
+	case string(b[:8]) != superMagic:
+		return s, errForeign
+	}
+	s.format = le.Uint32(b[8:])
+	if s.format != fileFormat && s.format != oldFormat {
+		return s, nil
+	}
+	if le.Uint32(b[12:]) != superCheck(b) {
+		return s, errors.New("its superblock is damaged")
+	}
+	copy(s.name[:], b[16:])
+	s.arena, s.slab, s.page = int64(le.Uint64(b[32:])), int64(le.Uint64(b[40:])), int64(le.Uint64(b[48:]))
+	s.headers, s.learned = int64(le.Uint64(b[56:])), int64(le.Uint64(b[64:]))
+	s.spaces, s.slabs = int64(le.Uint64(b[72:])), int64(le.Uint64(b[80:]))
+	s.created = int64(le.Uint64(b[96:]))
+	for i := range s.seed {
+		s.seed[i] = le.Uint64(b[104+8*i:])
+	}
+	return s, nil
+}
+
+// unfit says why the content of a file cannot be used for a pool of this layout; empty if it can.
+func (s *superblock) unfit(want *layout) string {
+	switch {
+	case s.format != fileFormat && s.format != oldFormat:
+		return fmt.Sprintf("its format is %d, known are %d and %d", s.format, oldFormat, fileFormat)
+	case s.arena != want.arena || s.slab != want.slab || s.page != want.page:
+		return fmt.Sprintf("its arena has %d bytes in slabs of %d and pages of %d, this pool's %d, %d and %d",
+			s.arena, s.slab, s.page, want.arena, want.slab, want.page)
+	case s.headers != want.headers || s.spaces != want.spaces || s.slabs != want.slabs || s.learned != want.learned:
+		return "its areas lie elsewhere"
+	}
+	return ""
+}
+
+// word is a number of the superblock, or of another area, that is read and written in one piece.
+func word(b []byte, at int) *atomic.Uint64 {
+	return (*atomic.Uint64)(unsafe.Pointer(&b[at]))
+}
+
+// sign writes into a superblock who has the file.
+func sign(b []byte) {
+	host, _ := os.Hostname() // without one it is not named
+	field := b[superHost:superHostEnd]
+	clear(field)
+	copy(field[:len(field)-1], host)
+	word(b, superBegan).Store(processBegan(os.Getpid()))
+	word(b, superProcess).Store(uint64(os.Getpid()))
+	alive(b)
+}
+
+// alive notes that the file is in use now.
+func alive(b []byte) { word(b, superAlive).Store(uint64(time.Now().UnixNano())) }
+
+// signature is who signed a superblock last.
+type signature struct {
+	process int
+	began   uint64
+	host    string
+	alive   time.Time
+}
+
+func readSignature(b []byte) signature {
+	host, _, _ := bytes.Cut(b[superHost:superHostEnd], []byte{0})
+	return signature{
+		process: int(le.Uint64(b[superProcess:])), began: le.Uint64(b[superBegan:]), host: string(host),
+		alive: time.Unix(0, int64(le.Uint64(b[superAlive:]))),
+	}
+}
