@@ -22,9 +22,8 @@ func (h *Host) Poll(waits []Wait, states []State) error {
 }
 
 func (p *peer) poll(w *Wait, s *State) error {
-	if (w.Event != None && w.Event >= p.sync.Events) || (w.Revoke != None && w.Revoke >= p.sync.Revokes) {
-		return fmt.Errorf("event %d of %d, revocation word %d of %d: %w",
-			w.Event, p.sync.Events, w.Revoke, p.sync.Revokes, ErrRange)
+	if err := p.checkWait(w); err != nil {
+		return err
 	}
 	*s = State{Fired: true}
 	if p.words == nil {
@@ -36,6 +35,14 @@ func (p *peer) poll(w *Wait, s *State) error {
 	}
 	if !s.Fired && p.fireOnDeath && p.dead() {
 		s.Fired = true
+	}
+	return nil
+}
+
+func (p *peer) checkWait(w *Wait) error {
+	if (w.Event != None && w.Event >= p.sync.Events) || (w.Revoke != None && w.Revoke >= p.sync.Revokes) {
+		return fmt.Errorf("event %d of %d, revocation word %d of %d: %w",
+			w.Event, p.sync.Events, w.Revoke, p.sync.Revokes, ErrRange)
 	}
 	return nil
 }

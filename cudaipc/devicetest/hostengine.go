@@ -14,9 +14,10 @@ import (
 // childEnv is set in the process that plays the engine.
 const childEnv = "KVAGENT_DEVICETEST_ENGINE"
 
-// Child plays the engine and does not return, in a process that HostEngine has started. A test binary that uses
-// HostEngine calls it first in TestMain.
+// Child plays the engine, or the mover of a host device, and does not return, in a process that HostEngine or a mover with
+// MoverCommand has started. A test binary that uses them calls it first in TestMain.
 func Child() {
+	Mover(cudaipc.OpenMoved)
 	if os.Getenv(childEnv) == "" {
 		return
 	}

@@ -19,30 +19,39 @@ import (
 // or cudaipc.KindPeer. The test's end closes everything.
 func Host(t testing.TB, arenaSize int64, kind cudaipc.Kind, fireOnDeath bool) Fixture {
 	t.Helper()
-	fd, err := unix.MemfdCreate("devicetest-arena", unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
+	fd, arena := newArena(t, arenaSize)
 	defer func() { _ = unix.Close(fd) }()
-	if err := unix.Ftruncate(fd, arenaSize); err != nil {
-		t.Fatal(err)
-	}
-	arena, err := unix.Mmap(fd, 0, int(arenaSize), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = unix.Munmap(arena) })
 	host, err := cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: fd, ArenaSize: arenaSize, FireOnDeath: fireOnDeath})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := host.Close(cudaipc.AllPeers); err != nil {
-			t.Errorf("closing the device: %v", err)
-		}
-	})
+	t.Cleanup(func() { closeDevice(t, host) })
 	engine := func(t testing.TB, s Spec) Engine { return HostEngine(t, s, kind) }
 	return Fixture{Device: host, Arena: arena, FireOnDeath: fireOnDeath, Engine: engine}
+}
+
+// newArena is an arena as this process sees it, until the test ends, and its descriptor, which is the caller's.
+func newArena(t testing.TB, size int64) (fd int, arena []byte) {
+	t.Helper()
+	fd, err := unix.MemfdCreate("devicetest-arena", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Ftruncate(fd, size); err != nil {
+		t.Fatal(err)
+	}
+	if arena, err = unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Munmap(arena) })
+	return fd, arena
+}
+
+func closeDevice(t testing.TB, d cudaipc.Device) {
+	t.Helper()
+	if err := d.Close(cudaipc.AllPeers); err != nil {
+		t.Errorf("closing the device: %v", err)
+	}
 }
 
 // process is a host engine in a child process, seen from its parent.

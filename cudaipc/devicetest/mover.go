@@ -1,0 +1,54 @@
+package devicetest
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+// moverEnv is set in the process that plays a mover.
+const moverEnv = "KVAGENT_DEVICETEST_MOVER"
+
+// MoverEnv is the environment (MoverOptions.Env) of a mover that is this test binary. Its TestMain calls Child, or, for
+// devices other than the host's, Mover. The race detector would make its end a second longer.
+var MoverEnv = []string{moverEnv + "=1", "GORACE=atexit_sleep_ms=0"}
+
+// MoverCommand is the command line (MoverOptions.Command) of a mover that is this test binary.
+var MoverCommand = []string{"/proc/self/exe"}
+
+// Mover plays a mover with devices that open opens, and does not return, in a process that was started as one.
+func Mover(open cudaipc.OpenDevice) {
+	if os.Getenv(moverEnv) == "" {
+		return
+	}
+	if err := cudaipc.RunMover(open); err != nil {
+		fmt.Fprintln(os.Stderr, "mover:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// MoverFixture is Host in a mover. change may change its options; nil: nothing.
+func MoverFixture(t testing.TB, arenaSize int64, kind cudaipc.Kind, fireOnDeath bool, change func(*cudaipc.MoverOptions)) Fixture {
+	t.Helper()
+	fd, arena := newArena(t, arenaSize)
+	defer func() { _ = unix.Close(fd) }()
+	o := cudaipc.MoverOptions{
+		Name: "test", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: arenaSize, FireOnDeath: fireOnDeath,
+		Command: MoverCommand, Env: MoverEnv, Node: -1,
+	}
+	if change != nil {
+		change(&o)
+	}
+	mover, err := cudaipc.NewMover(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeDevice(t, mover) })
+	engine := func(t testing.TB, s Spec) Engine { return HostEngine(t, s, kind) }
+	return Fixture{Device: mover, Arena: arena, FireOnDeath: fireOnDeath, Engine: engine}
+}

@@ -1,0 +1,213 @@
+package cudaipc
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// MoverOptions say which process a mover is.
+type MoverOptions struct {
+	Name      string // in errors and figures
+	Device    string // what the process opens, by OpenDevice's names
+	GPU       UUID   // zero for a device that is no GPU's
+	ArenaFD   int    // a memfd of at least ArenaSize bytes; stays the caller's, may be closed after NewMover
+	ArenaSize int64  // bytes
+	// FireOnDeath and Populate are the host device's: HostOptions.
+	FireOnDeath, Populate bool
+	// AskEvents makes Poll ask the process for events. Those of a GPU's peers are asked there in any case; the host's are
+	// words that the agent's side reads by itself.
+	AskEvents bool
+	Command   []string // of the process; nil: this binary, with the argument "mover"
+	Env       []string // besides this process's
+	Node      int      // NUMA node to bind the process to, its processors and its memory; below 0: none
+	Limits    MoverLimits
+}
+
+// MoverLimits are the times of a mover. They stand still while the agent itself does, for they are counted in ticks.
+type MoverLimits struct {
+	Tick   time.Duration // how often the mover is looked after
+	Ping   time.Duration // longest without an answer to a ping
+	Start  time.Duration // from the start of the process to an open device
+	Import time.Duration // one Import
+	Close  time.Duration // one Close
+	Poll   time.Duration // one Poll
+	Copy   time.Duration // from one end of a copy to the next, of a peer and direction with copies under way
+	Steady time.Duration // a mover that lived so long has not failed to start
+	Again  time.Duration // pause before a start behind the second failure in a row; twice as long after each further one
+	AtMost time.Duration // longest such pause
+}
+
+// DefaultMoverLimits are used for every limit that is zero.
+var DefaultMoverLimits = MoverLimits{
+	Tick: 100 * time.Millisecond, Ping: 5 * time.Second, Start: time.Minute,
+	Import: 30 * time.Second, Close: 10 * time.Second, Poll: 5 * time.Second, Copy: 10 * time.Second,
+	Steady: 2 * time.Second, Again: 100 * time.Millisecond, AtMost: 5 * time.Second,
+}
+
+func (l *MoverLimits) fill() {
+	d := &DefaultMoverLimits
+	for _, p := range []struct{ v, d *time.Duration }{
+		{&l.Tick, &d.Tick}, {&l.Ping, &d.Ping}, {&l.Start, &d.Start}, {&l.Import, &d.Import}, {&l.Close, &d.Close},
+		{&l.Poll, &d.Poll}, {&l.Copy, &d.Copy}, {&l.Steady, &d.Steady}, {&l.Again, &d.Again}, {&l.AtMost, &d.AtMost},
+	} {
+		if *p.v <= 0 {
+			*p.v = *p.d
+		}
+	}
+}
+
+// Mover is a Device in a child process. A driver call that hangs, a stuck copy or a crash costs that process: it is killed
+// and reaped, which is the proof that it touches nothing any more, and only then its copies end, with bad blocks, and its
+// peers are told to be lost. The next Import starts another process.
+//
+//	agent                                      mover process
+//	Copy, Import, Close ──▶ moverConn ══════▶ moverServer ──▶ lanes ──▶ Device
+//	Done ◀── flights ◀──── moverLife.read ◀══════ ends of copies ◀────────┘
+//	Poll: the peer's words, mapped here too; a GPU's event is asked over there
+type Mover struct {
+	opts  MoverOptions
+	build string
+	arena int // descriptor
+	watch func(PeerID, error)
+	lives sync.WaitGroup // goroutines of all lives
+
+	starting sync.Mutex // one start at a time; held over it
+	requests atomic.Uint64
+
+	mu struct {
+		sync.RWMutex
+		life    *moverLife // nil: no process
+		peers   map[PeerID]*movedPeer
+		tickets map[Ticket]*movedFlight
+		last    Ticket
+		closed  bool
+		history moverHistory
+	}
+}
+
+var (
+	_ Device  = (*Mover)(nil)
+	_ Watcher = (*Mover)(nil)
+)
+
+// NewMover makes a mover without a process: Start or the first Import starts it. Close(AllPeers) frees everything.
+func NewMover(o MoverOptions) (*Mover, error) {
+	build, err := moverBuild()
+	if err != nil {
+		return nil, err
+	}
+	arena, err := unix.FcntlInt(uintptr(o.ArenaFD), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("arena: %w", err)
+	}
+	if len(o.Command) == 0 {
+		o.Command = []string{"/proc/self/exe", "mover"}
+	}
+	o.Limits.fill()
+	m := &Mover{opts: o, build: build, arena: arena}
+	m.mu.peers = map[PeerID]*movedPeer{}
+	m.mu.tickets = map[Ticket]*movedFlight{}
+	m.mu.history.lost = map[LossReason]uint64{}
+	return m, nil
+}
+
+// Watch names the function that is told of lost peers. Called before any Import.
+func (m *Mover) Watch(lost func(PeerID, error)) { m.watch = lost }
+
+// Close closes a peer, or with AllPeers the device and its process.
+func (m *Mover) Close(id PeerID) error {
+	if id == AllPeers {
+		return m.closeAll()
+	}
+	p, err := m.beginClose(id)
+	if err != nil {
+		return err
+	}
+	if p.lost == nil {
+		err = p.life.closePeer(id)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err != nil {
+		p.closing = false
+		return err
+	}
+	m.forgetLocked(p)
+	return nil
+}
+
+// beginClose makes a peer unreachable while it is closed.
+func (m *Mover) beginClose(id PeerID) (*movedPeer, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := m.mu.peers[id]
+	switch {
+	case m.mu.closed:
+		return nil, errClosed
+	case p == nil || p.opening:
+		return nil, fmt.Errorf("peer %d: %w", id, ErrPeer)
+	case p.closing || p.view.underWay.Load() > 0:
+		return nil, fmt.Errorf("peer %d: %w", id, ErrBusy)
+	}
+	p.closing = true
+	return p, nil
+}
+
+func (m *Mover) forgetLocked(p *movedPeer) {
+	delete(m.mu.peers, p.view.id)
+	for t := range p.view.tickets {
+		delete(m.mu.tickets, t)
+	}
+	p.view.close()
+}
+
+// closeAll ends the process in order: it closes its regions and says so before it goes.
+func (m *Mover) closeAll() error {
+	m.starting.Lock()
+	defer m.starting.Unlock()
+	m.mu.Lock()
+	if m.mu.closed {
+		m.mu.Unlock()
+		return errClosed
+	}
+	for id, p := range m.mu.peers {
+		if p.opening || p.closing || p.view.underWay.Load() > 0 {
+			m.mu.Unlock()
+			return fmt.Errorf("peer %d: %w", id, ErrBusy)
+		}
+	}
+	m.mu.closed = true
+	life := m.mu.life
+	m.mu.Unlock()
+	var err error
+	if life != nil {
+		err = life.quit()
+	}
+	m.lives.Wait()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range m.mu.peers {
+		m.forgetLocked(p)
+	}
+	return errors.Join(err, unix.Close(m.arena))
+}
+
+// peerLocked finds a peer that can be used; m.mu is held, for reading at least.
+func (m *Mover) peerLocked(id PeerID) (*movedPeer, error) {
+	if m.mu.closed {
+		return nil, errClosed
+	}
+	p := m.mu.peers[id]
+	if p == nil || p.opening || p.closing {
+		return nil, fmt.Errorf("peer %d: %w", id, ErrPeer)
+	}
+	if p.lost != nil {
+		return nil, fmt.Errorf("peer %d: %w: %w", id, p.lost, ErrPeer)
+	}
+	return p, nil
+}

@@ -1,0 +1,158 @@
+package cudaipc
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// maxMoverCalls is how many requests of a mover may wait for their answers.
+const maxMoverCalls = 4096
+
+// moverCalls are the requests that wait for their answers.
+type moverCalls struct {
+	mu struct {
+		sync.Mutex
+		open map[uint64]*moverCall
+		last uint64
+		err  error // the life has ended: no more calls
+	}
+}
+
+// moverCall is one of them.
+type moverCall struct {
+	what  string
+	until int64 // tick
+	take  func(*fields) error
+	err   error         // readable once done is closed
+	done  chan struct{} // closed by whoever took it out of open
+}
+
+func (c *moverCalls) init() { c.mu.open = map[uint64]*moverCall{} }
+
+func (c *moverCalls) add(call *moverCall) (uint64, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.err != nil {
+		return 0, c.mu.err
+	}
+	if len(c.mu.open) >= maxMoverCalls {
+		return 0, fmt.Errorf("%d requests wait, at most %d: %w", len(c.mu.open), maxMoverCalls, ErrBusy)
+	}
+	c.mu.last++
+	c.mu.open[c.mu.last] = call
+	return c.mu.last, nil
+}
+
+func (c *moverCalls) take(number uint64) *moverCall {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	call := c.mu.open[number]
+	delete(c.mu.open, number)
+	return call
+}
+
+// late gives a request whose time is over.
+func (c *moverCalls) late(now int64) *moverCall {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, call := range c.mu.open {
+		if now > call.until {
+			return call
+		}
+	}
+	return nil
+}
+
+// fail ends all requests, and those that come later.
+func (c *moverCalls) fail(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.mu.err = err
+	for number, call := range c.mu.open {
+		delete(c.mu.open, number)
+		call.err = err
+		close(call.done)
+	}
+}
+
+// call sends a request and waits for its answer, which take reads: until limit, then the mover is lost; the wait ends when
+// it is reaped.
+func (l *moverLife) call(what string, limit time.Duration, msg func(number uint64) ([]byte, []int), take func(*fields) error) error {
+	call := &moverCall{what: what, until: l.clock.Load() + l.ticks(limit), take: take, done: make(chan struct{})}
+	number, err := l.calls.add(call)
+	if err != nil {
+		return err
+	}
+	b, fds := msg(number)
+	if err := l.post(what, b, fds); errors.Is(err, errNotSent) {
+		l.calls.take(number)
+		return fmt.Errorf("mover %s: %s: %w", l.m.opts.Name, what, err)
+	}
+	<-call.done
+	return call.err
+}
+
+// post sends a message. If it does not go out the mover is lost, unless the error is errNotSent.
+func (l *moverLife) post(what string, msg []byte, fds []int) error {
+	l.m.requests.Add(1)
+	err := l.conn.send(msg, fds, time.Now().Add(l.m.opts.Limits.Ping))
+	if err != nil && !errors.Is(err, errNotSent) {
+		l.lose(LostCrash, fmt.Errorf("it does not take a request (%s): %w", what, err))
+	}
+	return err
+}
+
+func (l *moverLife) ticks(d time.Duration) int64 {
+	return int64((d + l.m.opts.Limits.Tick - 1) / l.m.opts.Limits.Tick)
+}
+
+func takeAnswer(f *fields) error {
+	err := f.error()
+	if bad := f.end("answer"); bad != nil {
+		return bad
+	}
+	return err
+}
+
+// greet waits for the process's first word, and has it open its device.
+func (l *moverLife) greet() error {
+	o := &l.m.opts
+	return l.call("open the device", o.Limits.Start, func(number uint64) ([]byte, []int) {
+		b, err := putSetup(nil, number, &MoverSetup{
+			Device: o.Device, GPU: o.GPU, ArenaSize: o.ArenaSize, FireOnDeath: o.FireOnDeath, Populate: o.Populate,
+		})
+		if err != nil {
+			panic(err) // strings, numbers and booleans
+		}
+		return b, []int{l.m.arena}
+	}, takeAnswer)
+}
+
+func (l *moverLife) importPeer(im *Import) error {
+	return l.call(fmt.Sprintf("import of peer %d", im.Peer), l.m.opts.Limits.Import, func(number uint64) ([]byte, []int) {
+		return putImport(nil, number, im)
+	}, takeAnswer)
+}
+
+// closePeer is done, too, when the process is reaped instead.
+func (l *moverLife) closePeer(id PeerID) error {
+	err := l.call(fmt.Sprintf("close of peer %d", id), l.m.opts.Limits.Close, func(number uint64) ([]byte, []int) {
+		return put32(putHead(nil, msgClose, number), uint32(id)), nil
+	}, takeAnswer)
+	if errors.As(err, new(*LostError)) {
+		return nil
+	}
+	return err
+}
+
+func (l *moverLife) poll(waits []Wait, states []State) error {
+	err := l.call("poll", l.m.opts.Limits.Poll, func(number uint64) ([]byte, []int) {
+		return putPoll(nil, number, waits), nil
+	}, func(f *fields) error { return takeStates(f, states) })
+	if errors.As(err, new(*LostError)) {
+		return fmt.Errorf("%w: %w", err, ErrPeer)
+	}
+	return err
+}

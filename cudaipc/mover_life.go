@@ -1,0 +1,215 @@
+package cudaipc
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// moverLife is one process of a Mover, from its start until everything of it is told. Three goroutines: run starts and
+// reaps the process and then tells its end, read takes what it says, tend looks after it.
+type moverLife struct {
+	m    *Mover
+	conn *moverConn
+	cmd  *exec.Cmd
+
+	dying  chan struct{} // closed when the process is killed, or gone
+	reaped chan struct{} // closed when the process is reaped: it touches nothing any more
+	ended  chan struct{} // closed when its copies have ended, and its peers are told to be lost
+	joined sync.WaitGroup
+
+	once     sync.Once
+	quitting atomic.Bool // ends in order: its silence is no fault
+	reason   LossReason  // these two are readable once dying is closed
+	cause    error
+
+	clock atomic.Int64 // ticks
+	pong  atomic.Int64 // tick of the last answer to a ping
+	begun time.Time
+	bound string // how it is bound to its node, or why not
+	over  bool   // under Mover.mu: told to have ended
+
+	calls moverCalls
+}
+
+// alive gives the life that runs, or starts one.
+func (m *Mover) alive() (*moverLife, error) {
+	m.starting.Lock()
+	defer m.starting.Unlock()
+	m.mu.RLock()
+	life, closed, pause := m.mu.life, m.mu.closed, time.Until(m.mu.history.notBefore)
+	m.mu.RUnlock()
+	switch {
+	case closed:
+		return nil, errClosed
+	case life != nil:
+		select {
+		case <-life.dying:
+			return nil, fmt.Errorf("mover %s is being ended (%w): try again", m.opts.Name, life.err())
+		default:
+			return life, nil
+		}
+	case pause > 0:
+		return nil, fmt.Errorf("mover %s failed several times in a row; it is not started again for %v: %w: try later",
+			m.opts.Name, pause.Round(time.Millisecond), m.lastLoss())
+	}
+	return m.start()
+}
+
+// Start starts the process if none runs.
+func (m *Mover) Start() error {
+	_, err := m.alive()
+	return err
+}
+
+// start runs a process until its device is open. m.starting is held.
+func (m *Mover) start() (*moverLife, error) {
+	l, theirs, err := m.newLife()
+	if err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	m.mu.life = l
+	m.mu.history.starts++
+	m.mu.Unlock()
+	started := make(chan error)
+	m.lives.Go(func() { l.run(theirs, started) })
+	if err := <-started; err != nil {
+		<-l.ended
+		return nil, err
+	}
+	if err := l.greet(); err != nil {
+		l.lose(LostStart, err)
+		<-l.ended // reaped: a process that failed to start leaves nothing behind
+		return nil, err
+	}
+	return l, nil
+}
+
+func (m *Mover) newLife() (*moverLife, *os.File, error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("mover %s: socketpair: %w", m.opts.Name, err)
+	}
+	theirs := os.NewFile(uintptr(pair[1]), "mover")
+	conn, err := newMoverConn(pair[0])
+	if err != nil {
+		return nil, nil, errors.Join(err, theirs.Close())
+	}
+	l := &moverLife{
+		m: m, conn: conn, begun: time.Now(),
+		dying: make(chan struct{}), reaped: make(chan struct{}), ended: make(chan struct{}),
+	}
+	l.calls.init()
+	c := m.opts.Command
+	l.cmd = exec.Command(c[0], c[1:]...)
+	l.cmd.Env = append(os.Environ(), m.opts.Env...)
+	l.cmd.Stderr = os.Stderr
+	l.cmd.ExtraFiles = []*os.File{theirs}
+	// A session of its own: the terminal's signals are the agent's. The parent-death signal is RunMover's.
+	l.cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGTERM}
+	return l, theirs, nil
+}
+
+// run owns the process. Its thread lives as long as the process does, because the parent-death signal comes at the death
+// of the thread that started it; and ends with it, because it may be bound to a node, which the process inherits.
+func (l *moverLife) run(theirs *os.File, started chan<- error) {
+	runtime.LockOSThread()
+	l.bound = bindThread(l.m.opts.Node)
+	err := l.cmd.Start()
+	_ = theirs.Close() // the process has it
+	if err == nil {
+		l.joined.Go(l.read)
+		l.joined.Go(l.tend)
+	} else {
+		err = fmt.Errorf("mover %s: %w", l.m.opts.Name, err)
+		l.lose(LostStart, err)
+	}
+	started <- err
+	if err == nil {
+		err = l.cmd.Wait()
+		l.lose(LostCrash, fmt.Errorf("it ended by itself: %v", l.cmd.ProcessState))
+	}
+	close(l.reaped)
+	l.end()
+}
+
+// lose kills the process; only the first reason counts. What follows is run's, when it is reaped.
+func (l *moverLife) lose(reason LossReason, cause error) {
+	l.once.Do(func() {
+		l.reason, l.cause = reason, cause
+		close(l.dying)
+		if l.cmd.Process != nil {
+			_ = l.cmd.Process.Kill() // an error says that it is gone
+		}
+	})
+}
+
+// err is why the life ended; dying is closed.
+func (l *moverLife) err() error {
+	return &LostError{Mover: l.m.opts.Name, Reason: l.reason, Cause: l.cause}
+}
+
+// end tells the end of a life, when its process is reaped: what the process said until then counts; all else has failed.
+func (l *moverLife) end() {
+	_ = l.conn.conn.SetReadDeadline(time.Now().Add(moverEnd)) // its other end is closed: read has no more to wait for
+	l.joined.Wait()
+	l.conn.close()
+	lost := l.m.bury(l)
+	l.calls.fail(l.err())
+	if l.m.watch != nil {
+		for _, id := range lost {
+			l.m.watch(id, l.err())
+		}
+	}
+	close(l.ended)
+}
+
+// bury takes a life out of the books, and gives the peers that are lost with it.
+func (m *Mover) bury(l *moverLife) (lost []PeerID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l.over = true
+	if m.mu.life == l {
+		m.mu.life = nil
+	}
+	if !l.quitting.Load() {
+		m.mu.history.loss(l, &m.opts.Limits)
+	}
+	for id, p := range m.mu.peers {
+		if p.life == l && !p.opening {
+			p.lost = l.err()
+			if !p.closing {
+				lost = append(lost, id)
+			}
+		}
+	}
+	for _, f := range m.mu.tickets {
+		if f.peer.life == l && !f.ended {
+			f.endLocked(allBad(&Copy{Sum: f.sum, Blocks: make([]Block, f.blocks)}, l.err()))
+		}
+	}
+	return lost
+}
+
+// quit ends the process in order, and returns when it is reaped.
+func (l *moverLife) quit() error {
+	err := l.closePeer(AllPeers)
+	l.quitting.Store(true)
+	l.conn.close()
+	if !waitClosed(l.reaped, moverEnd) {
+		l.lose(LostCall, errors.New("it did not end by itself"))
+	}
+	<-l.ended
+	if code := l.cmd.ProcessState.ExitCode(); code > 0 {
+		err = errors.Join(err, fmt.Errorf("mover %s ended with code %d", l.m.opts.Name, code))
+	}
+	return err
+}

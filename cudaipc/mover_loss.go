@@ -1,0 +1,110 @@
+package cudaipc
+
+import (
+	"fmt"
+	"time"
+)
+
+// LossReason is why a mover's process was lost.
+type LossReason string
+
+// The reasons.
+const (
+	LostStart  LossReason = "start"  // it did not start, or its device did not open
+	LostCrash  LossReason = "crash"  // it ended by itself, was killed by others, or did what only a broken one does
+	LostPing   LossReason = "ping"   // it did not answer pings
+	LostCall   LossReason = "call"   // a request was not answered in time
+	LostCopy   LossReason = "copy"   // a copy did not end in time
+	LostDevice LossReason = "device" // its device said ErrLost
+)
+
+// LossReasons are all of them, in order.
+var LossReasons = [...]LossReason{LostStart, LostCrash, LostPing, LostCall, LostCopy, LostDevice}
+
+// LostError says that a mover was lost, and that it is reaped: what it was doing has ended.
+type LostError struct {
+	Mover  string
+	Reason LossReason
+	Cause  error
+}
+
+func (e *LostError) Error() string {
+	return fmt.Sprintf("mover %s was lost (%s): %v", e.Mover, e.Reason, e.Cause)
+}
+
+func (e *LostError) Unwrap() error { return e.Cause }
+
+// moverHistory is what is known of the lives that have been.
+type moverHistory struct {
+	starts    uint64
+	lost      map[LossReason]uint64
+	last      error
+	lastAt    time.Time
+	row       int       // losses in a row, each soon behind its start
+	notBefore time.Time // of the next start
+}
+
+// loss enters a loss, and decides when the next process may start: at once behind the first, later behind more.
+func (h *moverHistory) loss(l *moverLife, limits *MoverLimits) {
+	h.lost[l.reason]++
+	h.last, h.lastAt = l.err(), time.Now()
+	if time.Since(l.begun) >= limits.Steady {
+		h.row = 0
+	}
+	h.row++
+	if h.row < 2 {
+		h.notBefore = time.Time{}
+		return
+	}
+	pause := limits.Again << min(h.row-2, 16)
+	if pause <= 0 || pause > limits.AtMost {
+		pause = limits.AtMost
+	}
+	h.notBefore = h.lastAt.Add(pause)
+}
+
+func (m *Mover) lastLoss() error {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return m.mu.history.last
+}
+
+// MoverState is what a mover is doing, for people and counters.
+type MoverState struct {
+	Name      string
+	Device    string
+	GPU       UUID
+	Pid       int // 0: no process
+	Since     time.Time
+	Node      string // how it is bound to its NUMA node; empty: not asked for
+	Peers     int
+	Copies    int           // under way
+	PingAge   time.Duration // since the last answer to a ping
+	Starts    uint64
+	Requests  uint64
+	Lost      map[LossReason]uint64
+	LastLoss  error
+	NextStart time.Time // zero: at once
+}
+
+// Movers is the state of this one.
+func (m *Mover) Movers() []MoverState {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	h := &m.mu.history
+	s := MoverState{
+		Name: m.opts.Name, Device: m.opts.Device, GPU: m.opts.GPU, Peers: len(m.mu.peers), Starts: h.starts,
+		Requests: m.requests.Load(), Lost: make(map[LossReason]uint64, len(h.lost)), LastLoss: h.last, NextStart: h.notBefore,
+	}
+	for reason, n := range h.lost {
+		s.Lost[reason] = n
+	}
+	for _, p := range m.mu.peers {
+		s.Copies += p.pending[Gather] + p.pending[Scatter]
+	}
+	if l := m.mu.life; l != nil && l.cmd.Process != nil {
+		s.Pid, s.Since, s.Node = l.cmd.Process.Pid, l.begun, l.bound
+		s.PingAge = time.Duration(l.clock.Load()-l.pong.Load()) * m.opts.Limits.Tick
+	}
+	return []MoverState{s}
+}

@@ -1,0 +1,15 @@
+package cudaipc
+
+import "fmt"
+
+// HostDevice is the name of the host device in a mover (MoverSetup.Device).
+const HostDevice = "host"
+
+// OpenMoved opens, in a mover, the devices of this package by their names.
+func OpenMoved(s MoverSetup) (Device, error) {
+	switch s.Device {
+	case HostDevice:
+		return OpenHost(HostOptions{ArenaFD: s.ArenaFD, ArenaSize: s.ArenaSize, FireOnDeath: s.FireOnDeath, Populate: s.Populate})
+	}
+	return nil, fmt.Errorf("device %q: allowed: %s: %w", s.Device, HostDevice, ErrKind)
+}

@@ -1,0 +1,174 @@
+package cudaipc
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// MoverSetup is what a mover is told at its start: the device that it opens.
+type MoverSetup struct {
+	Device      string // a name for OpenDevice
+	GPU         UUID   // zero for a device that is no GPU's
+	ArenaSize   int64  // bytes
+	FireOnDeath bool   // HostOptions.FireOnDeath
+	Populate    bool   // HostOptions.Populate
+	ArenaFD     int    `json:"-"` // set in the mover; closed when the device is open
+}
+
+// OpenDevice opens, in the mover, the device of a setup.
+type OpenDevice func(MoverSetup) (Device, error)
+
+// moverServer is the mover's side: it does with a device what the agent asks for. One goroutine reads and never waits for
+// the device, so that it answers pings as long as the process lives; whatever asks the device has a goroutine of its own.
+// It trusts the agent, which is the same binary and holds to its bounds, and not what the agent was told by engines: the
+// device checks that.
+type moverServer struct {
+	conn    *moverConn
+	open    OpenDevice
+	running sync.WaitGroup // requests; those who wait for lanes
+
+	mu struct {
+		sync.Mutex
+		device Device // nil until the setup is done
+		peers  map[PeerID]*servedPeer
+	}
+}
+
+// servedPeer is a peer that the device has imported.
+type servedPeer struct {
+	id    PeerID
+	proof int // 0: none. Closed when the device has closed the regions
+	lanes [2]*moverLane
+}
+
+// serveMover serves one connection until it ends, then ends all copies, closes the device and returns. stopped is
+// called when no more requests are taken.
+func serveMover(conn *moverConn, open OpenDevice, stopped func()) error {
+	s := &moverServer{conn: conn, open: open}
+	s.mu.peers = make(map[PeerID]*servedPeer)
+	build, err := moverBuild()
+	if err == nil {
+		err = s.send(putText(putHead(nil, msgHello, 0), build), nil)
+	}
+	if err == nil {
+		err = s.read()
+	}
+	stopped()
+	return errors.Join(err, s.end())
+}
+
+// read takes requests until the agent closes its end, or is gone.
+func (s *moverServer) read() error {
+	var msg []byte
+	for {
+		var fds []int
+		var err error
+		if msg, fds, err = s.conn.receive(msg); err == nil {
+			err = s.request(msg, fds)
+		}
+		if agentGone(err) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// agentGone says whether an error is the end of the other end, or the parent's (watchParent).
+func agentGone(err error) bool {
+	for _, end := range []error{io.EOF, unix.EPIPE, unix.ECONNRESET, os.ErrDeadlineExceeded} {
+		if errors.Is(err, end) {
+			return true
+		}
+	}
+	return false
+}
+
+// request decodes a message and starts what it asks for. An error is one of the protocol, and ends the mover.
+func (s *moverServer) request(msg []byte, fds []int) error {
+	f := &fields{rest: msg}
+	kind, number := f.u8(), f.u64()
+	switch kind {
+	case msgSetup:
+		return s.setup(f, number, fds)
+	case msgImport:
+		return s.startImport(f, number, fds)
+	}
+	if len(fds) > 0 {
+		closeAll(fds)
+		return fmt.Errorf("message %d with descriptors: %w", kind, errMoverWire)
+	}
+	switch kind {
+	case msgPing:
+		return s.send(putHead(nil, msgPong, number), nil)
+	case msgCopy:
+		return s.copy(f, Ticket(number))
+	case msgPoll:
+		waits, err := takePoll(f)
+		if err == nil {
+			s.running.Go(func() { s.poll(number, waits) })
+		}
+		return err
+	case msgClose:
+		id := PeerID(f.u32())
+		s.running.Go(func() { s.answer(number, s.closePeer(id)) })
+		return f.end("close")
+	}
+	return fmt.Errorf("message %d: %w", kind, errMoverWire)
+}
+
+func (s *moverServer) send(msg []byte, fds []int) error {
+	return s.conn.send(msg, fds, time.Time{}) // an agent that stands still is waited for; one that is gone is an error
+}
+
+// lost tells a device that only the end of this process ends. Nothing of what met it is answered: the agent takes the
+// end of the process for the answer.
+func (s *moverServer) lost(err error) bool {
+	if !errors.Is(err, ErrLost) {
+		return false
+	}
+	_ = s.send(putText(putHead(nil, msgLost, 0), err.Error()), nil)
+	return true
+}
+
+// answer drops the error of a connection that is gone: the reader sees it too.
+func (s *moverServer) answer(number uint64, err error) {
+	if !s.lost(err) {
+		_ = s.send(putError(putHead(nil, msgAnswer, number), err), nil)
+	}
+}
+
+func (s *moverServer) device() Device {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mu.device
+}
+
+func (s *moverServer) poll(number uint64, waits []Wait) {
+	states := make([]State, len(waits))
+	err := errNoSetup
+	if d := s.device(); d != nil {
+		err = d.Poll(waits, states)
+	}
+	if !s.lost(err) {
+		_ = s.send(putStates(nil, number, states, err), nil) // as in answer
+	}
+}
+
+// end waits for what is under way, and closes everything: the device first, then the proofs that it is closed.
+func (s *moverServer) end() error {
+	s.mu.Lock()
+	for _, p := range s.mu.peers {
+		p.endLanes()
+	}
+	s.mu.Unlock()
+	s.running.Wait()
+	return s.closePeer(AllPeers)
+}

@@ -1,0 +1,112 @@
+package cudaipc
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+var errNoSetup = fmt.Errorf("the mover has no device: %w", ErrPeer)
+
+// setup opens the device; the arena's descriptor comes with it.
+func (s *moverServer) setup(f *fields, number uint64, fds []int) error {
+	var m MoverSetup
+	err := json.Unmarshal(f.rest, &m)
+	if err != nil || len(fds) != 1 {
+		closeAll(fds)
+		return fmt.Errorf("setup with %d descriptors: %w: %w", len(fds), errMoverWire, err)
+	}
+	m.ArenaFD = fds[0]
+	s.running.Go(func() {
+		defer func() { _ = unix.Close(m.ArenaFD) }()
+		s.answer(number, s.openDevice(m))
+	})
+	return nil
+}
+
+func (s *moverServer) openDevice(m MoverSetup) error {
+	d, err := s.open(m)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.device != nil {
+		return errors.Join(fmt.Errorf("set up already: %w", ErrBusy), d.Close(AllPeers))
+	}
+	s.mu.device = d
+	return nil
+}
+
+func (s *moverServer) startImport(f *fields, number uint64, fds []int) error {
+	im, err := takeImport(f, fds)
+	if err != nil {
+		// A process that can have no more descriptors gets fewer than were sent: that is no fault of the agent's.
+		closeAll(fds)
+		s.answer(number, fmt.Errorf("%d descriptors arrived: %w", len(fds), err))
+		return nil
+	}
+	s.running.Go(func() { s.answer(number, s.importPeer(im)) })
+	return nil
+}
+
+// importPeer keeps the proof itself, so that no device need know of it.
+func (s *moverServer) importPeer(im Import) error {
+	p := &servedPeer{id: im.Peer, proof: im.Proof}
+	im.Proof = 0
+	d := s.device()
+	if d == nil {
+		closeDescriptors(im.Regions)
+		p.closeProof()
+		return errNoSetup
+	}
+	if err := d.Import(im); err != nil {
+		p.closeProof()
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.peers[p.id] = p // was not there: the device would have refused
+	return nil
+}
+
+// closePeer closes a peer, or with AllPeers the device. Nothing changes if the device says no.
+func (s *moverServer) closePeer(id PeerID) error {
+	d := s.device()
+	if d == nil {
+		return nil
+	}
+	if err := d.Close(id); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.mu.peers {
+		if id == AllPeers || p.id == id {
+			delete(s.mu.peers, p.id)
+			p.endLanes()
+			p.closeProof()
+		}
+	}
+	if id == AllPeers {
+		s.mu.device = nil
+	}
+	return nil
+}
+
+func (p *servedPeer) endLanes() {
+	for i, l := range p.lanes {
+		if l != nil {
+			close(l.submit)
+			p.lanes[i] = nil
+		}
+	}
+}
+
+func (p *servedPeer) closeProof() {
+	if p.proof > 0 {
+		_ = unix.Close(p.proof)
+	}
+}

@@ -1,0 +1,31 @@
+package cudaipc_test
+
+import (
+	"testing"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/devicetest"
+)
+
+// TestMoverDevice runs the suite on a host device in a mover, whose events are read here, or asked there as a GPU's are.
+func TestMoverDevice(t *testing.T) {
+	for _, variant := range []struct {
+		name string
+		kind cudaipc.Kind
+		fire bool
+		ask  bool
+	}{
+		{"Mapped", cudaipc.KindFD, false, false},
+		{"MappedFireOnDeath", cudaipc.KindFD, true, false},
+		{"MappedAsked", cudaipc.KindFD, true, true},
+		{"PeerAsked", cudaipc.KindPeer, false, true},
+	} {
+		t.Run(variant.name, func(t *testing.T) {
+			devicetest.TestDevice(t, func(t *testing.T) devicetest.Fixture {
+				return devicetest.MoverFixture(t, devicetest.MinArena, variant.kind, variant.fire, func(o *cudaipc.MoverOptions) {
+					o.AskEvents = variant.ask
+				})
+			})
+		})
+	}
+}

@@ -1,0 +1,139 @@
+package cudaipc
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// read takes what the mover says until its end of the socket is closed. Then the process is gone, or as good as gone.
+func (l *moverLife) read() {
+	var msg []byte
+	first := true
+	for {
+		var fds []int
+		var err error
+		if msg, fds, err = l.conn.receive(msg); err == nil {
+			closeAll(fds) // none comes
+			err = l.message(msg, first)
+			first = false
+		}
+		if err != nil {
+			if !l.quitting.Load() {
+				l.lose(LostCrash, fmt.Errorf("its socket: %w", err))
+			}
+			return
+		}
+	}
+}
+
+// message takes one message. An error is the mover's fault.
+func (l *moverLife) message(msg []byte, first bool) error {
+	f := &fields{rest: msg}
+	kind, number := f.u8(), f.u64()
+	if first != (kind == msgHello) {
+		return fmt.Errorf("message %d, first: %v: %w", kind, first, errMoverWire)
+	}
+	switch kind {
+	case msgHello:
+		return l.hello(f)
+	case msgPong:
+		l.pong.Store(l.clock.Load())
+		return f.end("pong")
+	case msgDone:
+		d, err := takeDone(f)
+		if err != nil {
+			return err
+		}
+		return l.m.finish(Ticket(number), d)
+	case msgLost:
+		l.lose(LostDevice, errors.New(string(f.bytes())))
+		return f.end("lost")
+	case msgAnswer, msgStates:
+		call := l.calls.take(number)
+		if call == nil {
+			return fmt.Errorf("answer to request %d, which nobody made: %w", number, errMoverWire)
+		}
+		call.err = call.take(f)
+		close(call.done)
+		if errors.Is(call.err, errMoverWire) {
+			return call.err
+		}
+		return nil
+	}
+	return fmt.Errorf("message %d: %w", kind, errMoverWire)
+}
+
+// hello compares the builds: nothing else holds the two ends to one protocol.
+func (l *moverLife) hello(f *fields) error {
+	build := string(f.bytes())
+	if err := f.end("hello"); err != nil {
+		return err
+	}
+	if build != l.m.build {
+		return fmt.Errorf("it is another binary: %s, this one is %s", build, l.m.build)
+	}
+	return nil
+}
+
+// tend looks after the mover once in a tick, until it dies. Time is counted in ticks of this goroutine, so that it stands
+// still when this process does.
+func (l *moverLife) tend() {
+	ticker := time.NewTicker(l.m.opts.Limits.Tick)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-l.dying:
+			return
+		case <-l.reaped:
+			return
+		case <-ticker.C:
+		}
+		now := l.clock.Add(1)
+		if reason, err := l.wrong(now); err != nil {
+			l.lose(reason, err)
+			return
+		}
+		l.ping(now)
+	}
+}
+
+// wrong says what the mover has been doing for too long.
+func (l *moverLife) wrong(now int64) (LossReason, error) {
+	limits := &l.m.opts.Limits
+	if now-l.pong.Load() > l.ticks(limits.Ping) {
+		return LostPing, fmt.Errorf("it did not answer a ping within %v", limits.Ping)
+	}
+	if call := l.calls.late(now); call != nil {
+		return LostCall, fmt.Errorf("it did not answer in time: %s", call.what)
+	}
+	if id, stuck := l.m.stuck(l, now); stuck {
+		return LostCopy, fmt.Errorf("no copy of peer %d ended within %v", id, limits.Copy)
+	}
+	return "", nil
+}
+
+// stuck finds a peer of a life whose copies do not end.
+func (m *Mover) stuck(l *moverLife, now int64) (PeerID, bool) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	for id, p := range m.mu.peers {
+		for dir := range p.pending {
+			if p.life == l && p.pending[dir] > 0 && now-p.since[dir] > l.ticks(m.opts.Limits.Copy) {
+				return id, true
+			}
+		}
+	}
+	return 0, false
+}
+
+// ping sends one unless another message is on its way out: then that one waits for the mover, and a ping would too.
+func (l *moverLife) ping(now int64) {
+	c := l.conn
+	if !c.sending.TryLock() {
+		return
+	}
+	defer c.sending.Unlock()
+	_ = c.conn.SetWriteDeadline(time.Now().Add(l.m.opts.Limits.Tick)) // as in send
+	_ = c.packet(packetLast, putHead(nil, msgPing, uint64(now)), nil) // not taken: then there is no answer either
+}
