@@ -31,6 +31,7 @@ type OpenDevice func(MoverSetup) (Device, error)
 type moverServer struct {
 	conn    *moverConn
 	open    OpenDevice
+	ending  chan struct{}  // closed when no more requests are taken
 	running sync.WaitGroup // requests; those who wait for lanes
 
 	mu struct {
@@ -50,7 +51,7 @@ type servedPeer struct {
 // serveMover serves one connection until it ends, then ends all copies, closes the device and returns. stopped is
 // called when no more requests are taken.
 func serveMover(conn *moverConn, open OpenDevice, stopped func()) error {
-	s := &moverServer{conn: conn, open: open}
+	s := &moverServer{conn: conn, open: open, ending: make(chan struct{})}
 	s.mu.peers = make(map[PeerID]*servedPeer)
 	build, err := moverBuild()
 	if err == nil {
@@ -60,6 +61,7 @@ func serveMover(conn *moverConn, open OpenDevice, stopped func()) error {
 		err = s.read()
 	}
 	stopped()
+	close(s.ending)
 	return errors.Join(err, s.end())
 }
 

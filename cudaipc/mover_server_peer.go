@@ -37,7 +37,19 @@ func (s *moverServer) openDevice(m MoverSetup) error {
 		return errors.Join(fmt.Errorf("set up already: %w", ErrBusy), d.Close(AllPeers))
 	}
 	s.mu.device = d
+	if l, ok := d.(interface{ Lost() <-chan struct{} }); ok {
+		s.running.Go(func() { s.watch(l.Lost()) })
+	}
 	return nil
+}
+
+// watch tells the loss of a device that notices it by itself.
+func (s *moverServer) watch(lost <-chan struct{}) {
+	select {
+	case <-lost:
+		s.lost(ErrLost)
+	case <-s.ending:
+	}
 }
 
 func (s *moverServer) startImport(f *fields, number uint64, fds []int) error {

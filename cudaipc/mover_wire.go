@@ -65,6 +65,12 @@ func (f *fields) u8() byte {
 	return 0
 }
 
+func (f *fields) flag() bool {
+	v := f.u8()
+	f.bad = f.bad || v > 1
+	return v == 1
+}
+
 func (f *fields) u32() uint32 {
 	if b := f.take(4); b != nil {
 		return binary.LittleEndian.Uint32(b)
@@ -127,7 +133,7 @@ func putError(b []byte, err error) []byte {
 }
 
 func (f *fields) error() error {
-	if f.u8() == 0 {
+	if !f.flag() {
 		return nil
 	}
 	which := int(f.u8())

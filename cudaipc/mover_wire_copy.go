@@ -28,7 +28,7 @@ func putCopy(b []byte, t Ticket, c *Copy) []byte {
 
 // takeCopy reads a copy into c, whose slices are used again.
 func takeCopy(f *fields, c *Copy) error {
-	c.Peer, c.Dir, c.Sum = PeerID(f.u32()), Direction(f.u8()), f.u8() != 0
+	c.Peer, c.Dir, c.Sum = PeerID(f.u32()), Direction(f.u8()), f.flag()
 	c.Blocks = c.Blocks[:0]
 	for raw := f.take(f.count(wireBlock) * wireBlock); len(raw) > 0; raw = raw[wireBlock:] {
 		c.Blocks = append(c.Blocks, Block{Runs: binary.LittleEndian.Uint32(raw), Seed: binary.LittleEndian.Uint32(raw[4:])})
@@ -68,7 +68,7 @@ func takeDone(f *fields) (d Done, err error) {
 	if n := f.count(1); n > 0 {
 		d.Bad = make([]bool, n)
 		for i := range d.Bad {
-			d.Bad[i] = f.u8() != 0
+			d.Bad[i] = f.flag()
 		}
 	}
 	return d, f.end("done")
@@ -120,6 +120,7 @@ func takeStates(f *fields, states []State) error {
 	for i := range states {
 		states[i].Step = f.u64()
 		flags := f.u8()
+		f.bad = f.bad || flags > 3
 		states[i].Fired, states[i].Revoked = flags&1 != 0, flags&2 != 0
 	}
 	if bad := f.end("states"); bad != nil {

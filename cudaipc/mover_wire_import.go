@@ -52,10 +52,10 @@ func takeImport(f *fields, fds []int) (Import, error) {
 		left = left[1:]
 		return fd
 	}
-	if f.u8() != 0 {
+	if f.flag() {
 		im.Proof = next()
 	}
-	if f.u8() != 0 {
+	if f.flag() {
 		im.Sync = &Sync{Region: RegionID(f.u32()), StepOff: f.u64()}
 		im.Sync.EventsOff, im.Sync.Events = f.u64(), f.u32()
 		im.Sync.RevokeOff, im.Sync.Revokes = f.u64(), f.u32()

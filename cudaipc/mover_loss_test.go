@@ -1,0 +1,149 @@
+package cudaipc_test
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/devicetest"
+)
+
+// TestMoverKilledWhileCopying: every copy ends, those that had ended are whole, and the next mover goes on.
+func TestMoverKilledWhileCopying(t *testing.T) {
+	m := newMoved(t, nil)
+	m.attach(1)
+	m.attach(2)
+	tickets := m.submit(1, 200)
+	if d := m.done(tickets[0]); d.Err != nil {
+		t.Fatal(d.Err)
+	}
+	pid := m.pid()
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	good, bad := 1, 0
+	for _, ticket := range tickets[1:] {
+		d := m.done(ticket)
+		if d.Err == nil && bad > 0 {
+			t.Fatal("a copy behind one that was lost has ended well")
+		}
+		if d.Err == nil {
+			good++
+			continue
+		}
+		if bad++; !gone(pid) {
+			t.Fatal("a copy ended before its mover was reaped")
+		}
+		for b, isBad := range d.Bad {
+			if !isBad {
+				t.Fatalf("block %d of a lost copy is not bad", b)
+			}
+		}
+	}
+	t.Logf("%d copies ended before the mover did, %d with it", good, bad)
+	want := make([]byte, movedSize)
+	devicetest.Pattern(want, 3, 0)
+	if !bytes.Equal(m.arena[:movedSize], want) {
+		t.Error("a copy that ended well is not whole")
+	}
+	m.expectLost(1, cudaipc.LostCrash)
+	m.told(2)
+	if err := m.mover.Close(2); err != nil {
+		t.Error(err)
+	}
+	m.works()
+}
+
+// TestNothingEndsBeforeTheMoverIsReaped is the fence of last resort: a copy whose mover stands still has not ended until
+// the mover is no more. Otherwise a cancel would be acknowledged whose copy can still touch the engine's blocks.
+func TestNothingEndsBeforeTheMoverIsReaped(t *testing.T) {
+	for range 8 {
+		m := newMoved(t, func(o *cudaipc.MoverOptions) { o.Limits.Ping = 200 * time.Millisecond })
+		m.attach(1)
+		pid := m.pid()
+		if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		tickets := m.submit(1, 3)
+		d := m.done(tickets[len(tickets)-1])
+		if !gone(pid) {
+			t.Fatal("a copy ended, and its mover was still there")
+		}
+		if d.Err == nil {
+			t.Fatal("a copy of a mover that stood still ended well")
+		}
+		m.expectLost(1, cudaipc.LostPing)
+	}
+}
+
+// TestMoverHangs: a call of the device that does not come back costs the mover, by its limit, and nothing else.
+func TestMoverHangs(t *testing.T) {
+	t.Run("Copy", func(t *testing.T) { testHangingCopy(t, hangsInCopy, cudaipc.LostCopy) })
+	t.Run("Done", func(t *testing.T) { testHangingCopy(t, hangsInDone, cudaipc.LostCopy) })
+	t.Run("ErrLost", func(t *testing.T) { testHangingCopy(t, losesItself, cudaipc.LostDevice) })
+	t.Run("Import", func(t *testing.T) {
+		t.Parallel()
+		m := newMoved(t, func(o *cudaipc.MoverOptions) { o.Device = hangsInImport })
+		var lost *cudaipc.LostError
+		if err := m.mover.Import(m.imports(1)); !errors.As(err, &lost) || lost.Reason != cudaipc.LostCall {
+			t.Errorf("Import: %v, want the loss of the mover by its limit", err)
+		}
+		if err := m.mover.Close(1); !errors.Is(err, cudaipc.ErrPeer) {
+			t.Errorf("Close of a peer that was not imported: %v, want ErrPeer", err)
+		}
+	})
+	t.Run("Close", func(t *testing.T) {
+		t.Parallel()
+		m := newMoved(t, func(o *cudaipc.MoverOptions) { o.Device = hangsInClose })
+		m.attach(1)
+		m.attach(2)
+		pid := m.pid()
+		if err := m.mover.Close(1); err != nil || !gone(pid) {
+			t.Errorf("Close: %v, the mover is gone: %v", err, gone(pid))
+		}
+		m.expectLost(2, cudaipc.LostCall)
+	})
+	t.Run("Poll", func(t *testing.T) {
+		t.Parallel()
+		m := newMoved(t, func(o *cudaipc.MoverOptions) { o.Device, o.AskEvents = hangsInPoll, true })
+		m.attach(1)
+		if err := m.mover.Poll([]cudaipc.Wait{{Peer: 1, Event: 0, Revoke: 0}}, make([]cudaipc.State, 1)); !errors.Is(err, cudaipc.ErrPeer) {
+			t.Errorf("Poll: %v, want ErrPeer", err)
+		}
+		m.expectLost(1, cudaipc.LostCall)
+	})
+}
+
+func testHangingCopy(t *testing.T, fault string, reason cudaipc.LossReason) {
+	t.Parallel() // they wait most of the time
+	m := newMoved(t, func(o *cudaipc.MoverOptions) { o.Device = fault })
+	m.attach(1)
+	pid := m.pid()
+	for _, ticket := range m.submit(1, 3) {
+		if d := m.done(ticket); d.Err == nil || !gone(pid) {
+			t.Errorf("a copy ended with %v, the mover is gone: %v", d.Err, gone(pid))
+		}
+	}
+	m.expectLost(1, reason)
+}
+
+// TestMoverBacksOff: a mover that does not start is not started again and again.
+func TestMoverBacksOff(t *testing.T) {
+	m := newMoved(t, func(o *cudaipc.MoverOptions) {
+		o.Device, o.Limits.Steady, o.Limits.Again, o.Limits.AtMost = doesNotOpen, time.Hour, time.Hour, time.Hour
+	})
+	for try := range 3 {
+		err := m.mover.Import(m.imports(1))
+		if !errors.Is(err, cudaipc.ErrNoCUDA) {
+			t.Fatalf("%d: %v, want the device's own error", try, err)
+		}
+	}
+	s := m.mover.Movers()[0]
+	if s.Starts != 2 || s.Lost[cudaipc.LostStart] != 2 || s.Pid != 0 || time.Until(s.NextStart) < time.Minute {
+		t.Errorf("%+v, want two starts and a pause", s)
+	}
+}
