@@ -81,7 +81,7 @@ var (
 	leaseRevokedDesc = desc("kvagent_leases_revoked_total", "Leases revoked under pressure.")
 	unsentDesc       = desc("kvagent_lookup_unsent_total", "Answers to look-ups that could not be sent: the client was gone, or reads nothing.")
 	panicsDesc       = desc("kvagent_lookup_panics_total", "Look-ups whose handler panicked; they were told overloaded.")
-	droppedDesc      = desc("kvagent_lookup_connections_dropped_total", "Connections to look-up sockets dropped because no descriptor was free.")
+	droppedDesc      = desc("kvagent_lookup_connections_dropped_total", "Connections to look-up sockets closed: not ZMTP, beyond its limits, stalled, or too many.")
 	malformedDesc    = prometheus.NewDesc("kvagent_lookup_malformed_total", "Malformed look-ups, by reason.", []string{"reason"}, nil)
 	enginesDesc      = desc("kvagent_engines", "Engines that are registered, or registering.")
 )
@@ -117,7 +117,7 @@ func (g *gauges) Collect(ch chan<- prometheus.Metric) {
 	lookups := g.agent.sockets.counters()
 	ch <- prometheus.MustNewConstMetric(unsentDesc, prometheus.CounterValue, float64(lookups.Unsent))
 	ch <- prometheus.MustNewConstMetric(panicsDesc, prometheus.CounterValue, float64(lookups.Panics))
-	ch <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue, float64(ipc.DroppedConnections()))
+	ch <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue, float64(lookups.Dropped))
 	for reason, n := range lookups.Reasons {
 		ch <- prometheus.MustNewConstMetric(malformedDesc, prometheus.CounterValue, float64(n), ipc.Reason(reason).String())
 	}

@@ -152,7 +152,7 @@ func (k *lookupSock) lend(e *lease, st *seat, q *lookup.Query, rules *lookup.Spa
 	a := k.agent
 	number, result := a.ledger.add(st.holder, e, hit.Bytes)
 	if result == added {
-		reply.Tokens, reply.Lease, k.lent = hit.Tokens, number, st
+		reply.Tokens, reply.Lease = hit.Tokens, number
 		a.metrics.leasesGiven.Add(1)
 		return
 	}

@@ -162,6 +162,19 @@ func (l *ledger) release(a *account, numbers []uint64) int {
 	return n
 }
 
+// takeBack ends a lease whose number nobody has got.
+func (l *ledger) takeBack(number uint64) {
+	l.mu.Lock()
+	e := l.open[number]
+	if e != nil {
+		l.strikeLocked(e)
+	}
+	l.mu.Unlock()
+	if e != nil {
+		l.giveBack(e)
+	}
+}
+
 // closeHolder ends all leases of a session, and sees to it that it gets no more.
 func (l *ledger) closeHolder(h *holder) {
 	for {

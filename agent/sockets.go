@@ -24,7 +24,6 @@ type lookupSock struct {
 	seats   map[*seat]struct{}        // who named it; under lookupSockets.mu
 	engines atomic.Pointer[[]*engine] // of those seats, each once: what the handler reads
 	query   lookup.Query              // the handler's, which runs one call at a time
-	lent    *seat                     // the handler's: who got the last lease
 }
 
 // lookupSockets are the look-up sockets by name. Engines of one space share a socket; it is closed when the last
@@ -171,7 +170,7 @@ func (k *lookupSock) malformed(err error, skipped uint64) {
 // it would count against the engine's cap until the session ends.
 func (k *lookupSock) unsent(reply ipc.LookupReply) {
 	if reply.Lease != 0 {
-		k.agent.ledger.release(k.lent.engine.acct, []uint64{reply.Lease})
+		k.agent.ledger.takeBack(reply.Lease)
 	}
 }
 

@@ -116,10 +116,14 @@ func (l *LookupClient) connectLocked() (err error) {
 			return err
 		}
 	}
-	if _, err = l.mu.ctx.add(l); err != nil {
+	if err = l.mu.ctx.add(l); err != nil {
 		return err
 	}
-	if l.mu.soc, err = l.mu.ctx.z.NewSocket(zmq.REQ); err != nil {
+	z, err := l.mu.ctx.zmq()
+	if err != nil {
+		return err
+	}
+	if l.mu.soc, err = z.NewSocket(zmq.REQ); err != nil {
 		return err
 	}
 	return errors.Join(l.mu.soc.SetLinger(0), l.mu.soc.SetMaxmsgsize(MaxLookupBytes), l.mu.soc.Connect("ipc://"+l.path))

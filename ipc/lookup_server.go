@@ -3,29 +3,28 @@ package ipc
 import (
 	"errors"
 	"fmt"
+	"net"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	zmq "github.com/pebbe/zmq4"
 	"golang.org/x/sys/unix"
 )
 
+// Limits of a look-up socket.
 const (
-	requestQueue = 16 // requests per peer that wait in memory; a peer that waits for its answers has one
-	// Answers per peer that wait in memory, each of at most 64 bytes; libzmq drops what is more without a word. It hears
-	// that a peer has read only every 100 requests while they keep coming, so this is well above that.
-	answerQueue  = 4096
-	lookupLinger = 200 * time.Millisecond // for answers on their way when a socket is closed
-	// A frame above this ends the peer's connection; between MaxLookupBytes and this it is answered as malformed.
-	maxZMQFrame = 4 * MaxLookupBytes
+	MaxLookupPeers = 512 // connections at once; one more is closed
+	// LargeMessages is how many messages above keepReceived a socket reads at once: one more waits, as long as a message may take.
+	LargeMessages = 8
+	keepReceived  = 256 << 10              // bytes of a message that a connection keeps memory for: that of 2,048 hashes in any form
+	keepEnds      = 2 * 4096               // ends of frames that it keeps
+	lookupLinger  = 200 * time.Millisecond // for answers on their way when a socket is closed
 	// MalformedLogInterval is the least time between two calls of OnMalformed by one server.
 	MalformedLogInterval = time.Second
 )
 
-// LookupHandler answers one request. It runs on the server's goroutine, one call at a time, and keeps nothing
-// of the request. Only well-formed requests reach it; FormReset is answered with LookupHit when done.
+// LookupHandler answers one request. It runs one call at a time, and keeps nothing of the request. Only well-formed
+// requests reach it; FormReset is answered with LookupHit when done.
 type LookupHandler func(*LookupRequest) LookupReply
 
 // LookupOptions says where look-ups are served.
@@ -33,36 +32,35 @@ type LookupOptions struct {
 	Dir, Name   string
 	SocketGroup int      // gid that may reach the socket; 0: none
 	Boot        [16]byte // for the answers to malformed requests
-	// OnMalformed, if set, hears of a malformed request at most every MalformedLogInterval; skipped counts those
-	// it did not hear of since.
+	// OnMalformed, if set, hears of a malformed request, or of a connection that does not speak ZMTP, at most every
+	// MalformedLogInterval; skipped counts those it did not hear of since.
 	OnMalformed func(err error, skipped uint64)
-	// OnUnsent, if set, hears of an answer that nobody got because the client is gone, on the server's goroutine, before
-	// the handler is asked again.
+	// OnUnsent, if set, hears of an answer that nobody got because the client is gone or reads nothing. Several calls may run at
+	// once, and beside the handler.
 	OnUnsent func(LookupReply)
 	// OnPanic, if set, hears of every panic of the handler.
 	OnPanic func(value any)
 }
 
-// LookupServer serves look-ups of all forms on one socket: exactly one reply for each request, whatever it is.
+// LookupServer serves look-ups of all forms on one socket: exactly one reply for each request, whatever it is. Each connection
+// has a goroutine that reads, parses and writes; the handler is asked by one of them at a time.
 type LookupServer struct {
 	o       LookupOptions
 	handler LookupHandler
 	ctx     *Context
-	file    *socketFile
-	router  *zmq.Socket // the goroutine's
-	wake    *zmq.Socket // Close's: a peer of router
-	closing atomic.Bool
+	l       *UnixListener
+	large   chan struct{} // a place for each large message
+	closing chan struct{}
 	close   sync.Once
-	done    chan struct{}
-	err     error // of serve, after done
+	running sync.WaitGroup // the accepting goroutine and the peers
+	err     error          // of accepting, after running
 	count   lookupCounts
 
-	// The goroutine's scratch.
-	rx      receiver
-	parser  Parser
-	request LookupRequest
-	reply   Frames
-	quiet   struct {
+	turn sync.Mutex // the handler's
+
+	mu    sync.Mutex
+	peers map[*lookupPeer]struct{}
+	quiet struct {
 		until   time.Time
 		skipped uint64
 	}
@@ -74,17 +72,19 @@ func (c *Context) ListenLookup(o LookupOptions, handler LookupHandler) (*LookupS
 	if o.Name == "." || o.Name == ".." || filepath.Base(o.Name) != o.Name {
 		return nil, fmt.Errorf("look-up socket: name %q, allowed is the name of a file", o.Name)
 	}
-	s := &LookupServer{o: o, handler: handler, ctx: c, done: make(chan struct{})}
-	serial, err := c.add(s)
-	if err != nil {
+	s := &LookupServer{
+		o: o, handler: handler, ctx: c, large: make(chan struct{}, LargeMessages), closing: make(chan struct{}),
+		peers: make(map[*lookupPeer]struct{}),
+	}
+	if err := c.add(s); err != nil {
 		return nil, err
 	}
-	if err := s.open(serial); err != nil {
-		s.closeSockets()
+	var err error
+	if s.l, err = ListenUnix(s.Path(), o.SocketGroup); err != nil {
 		c.remove(s)
 		return nil, err
 	}
-	go s.serve()
+	s.running.Go(s.accept)
 	return s, nil
 }
 
@@ -96,68 +96,113 @@ func ListenLookup(c *Context, o LookupOptions, handler LookupHandler) (*LookupSe
 // Path is where the socket is.
 func (s *LookupServer) Path() string { return filepath.Join(s.o.Dir, s.o.Name) }
 
-func (s *LookupServer) open(serial int) error {
-	file, fd, err := claimSocket(s.Path(), s.o.SocketGroup)
-	if err != nil {
-		return err
-	}
-	s.file = file
-	if err = s.openRouter(fd); err == nil {
-		err = s.openWake(serial)
-	}
-	if err != nil {
-		return fmt.Errorf("look-up socket %s: %w", s.Path(), err)
-	}
-	return nil
-}
-
-// openRouter takes over fd, which listens already: libzmq itself would replace a live socket of another server,
-// and remove the file late, when it may be a successor's.
-func (s *LookupServer) openRouter(fd int) (err error) {
-	if s.router, err = s.ctx.z.NewSocket(zmq.ROUTER); err == nil {
-		err = errors.Join(s.router.SetLinger(lookupLinger), s.router.SetRcvhwm(requestQueue), s.router.SetSndhwm(answerQueue),
-			s.router.SetMaxmsgsize(maxZMQFrame), s.router.SetUseFd(fd),
-			s.router.SetRouterMandatory(1)) // an answer that cannot be queued is an error, and counted
-	}
-	if err == nil {
-		err = s.router.Bind("ipc://" + s.Path())
-	}
-	if err != nil {
-		unix.Close(fd)
-	}
-	return err
-}
-
-// openWake makes the peer by which Close wakes the goroutine: any message will do.
-func (s *LookupServer) openWake(serial int) (err error) {
-	address := fmt.Sprintf("inproc://look-up-%d", serial)
-	if s.wake, err = s.ctx.z.NewSocket(zmq.DEALER); err != nil {
-		return err
-	}
-	return errors.Join(s.wake.SetLinger(0), s.router.Bind(address), s.wake.Connect(address))
-}
-
-// Close stops serving and removes the socket's file; other sockets of the context go on. It returns what ended
-// the server before, if anything did.
+// Close stops serving and removes the socket's file; other sockets of the context go on. Requests that are here already
+// are answered. It returns what ended the server before, if anything did.
 func (s *LookupServer) Close() error {
 	s.close.Do(func() {
-		s.closing.Store(true)
-		_, _ = s.wake.SendBytes(nil, zmq.DONTWAIT) // its queue is empty: this is the only message ever
-		<-s.done
-		s.closeSockets()
+		close(s.closing)
+		_ = s.l.Close() // it fails only if it is closed
+		s.mu.Lock()
+		for p := range s.peers {
+			p.hurry()
+		}
+		s.mu.Unlock()
+		s.running.Wait()
 		s.ctx.remove(s)
 	})
 	return s.err
 }
 
-func (s *LookupServer) closeSockets() {
-	if s.file != nil {
-		s.file.release()
-	}
-	for _, soc := range []*zmq.Socket{s.router, s.wake} {
-		if soc != nil {
-			soc.Close()
+// accept is the goroutine that lets peers in.
+func (s *LookupServer) accept() {
+	for {
+		nc, err := s.l.AcceptUnix()
+		if err == nil {
+			s.admit(nc)
+			continue
+		}
+		if !errors.Is(err, unix.EMFILE) && !errors.Is(err, unix.ENFILE) && !errors.Is(err, unix.ENOMEM) {
+			if !errors.Is(err, net.ErrClosed) {
+				s.err = fmt.Errorf("look-up socket %s: %w", s.Path(), err)
+			}
+			return
+		}
+		s.count.noDescriptor.Add(1)
+		select {
+		case <-time.After(acceptPause):
+		case <-s.closing:
 		}
 	}
-	s.rx.free()
+}
+
+// admit starts a peer, unless there are too many.
+func (s *LookupServer) admit(nc *net.UnixConn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p, err := newLookupPeer(s, nc)
+	if err == nil && len(s.peers) >= MaxLookupPeers {
+		err = fmt.Errorf("peers: more than %d", MaxLookupPeers)
+	}
+	if err != nil {
+		s.count.dropped.Add(1)
+		nc.Close()
+		return
+	}
+	s.peers[p] = struct{}{}
+	s.running.Go(p.run)
+}
+
+func (s *LookupServer) leave(p *lookupPeer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.peers, p)
+}
+
+func (s *LookupServer) ending() bool {
+	select {
+	case <-s.closing:
+		return true
+	default:
+		return false
+	}
+}
+
+// handle asks the handler; a panic of it is an overload to the client.
+func (s *LookupServer) handle(r *LookupRequest) (a LookupReply) {
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	defer func() {
+		if v := recover(); v != nil {
+			s.count.panics.Add(1)
+			a = LookupReply{Status: LookupOverloaded, Boot: s.o.Boot}
+			if s.o.OnPanic != nil {
+				s.o.OnPanic(v)
+			}
+		}
+	}()
+	return s.handler(r)
+}
+
+// malformed counts, and tells at a bounded rate.
+func (s *LookupServer) malformed(err error) {
+	var m *MalformedError
+	if errors.As(err, &m) {
+		s.count.reasons[m.Reason].Add(1)
+	}
+	if s.o.OnMalformed == nil {
+		return
+	}
+	s.mu.Lock()
+	now := time.Now()
+	skipped := s.quiet.skipped
+	tell := !now.Before(s.quiet.until)
+	if tell {
+		s.quiet.until, s.quiet.skipped = now.Add(MalformedLogInterval), 0
+	} else {
+		s.quiet.skipped++
+	}
+	s.mu.Unlock()
+	if tell {
+		s.o.OnMalformed(err, skipped)
+	}
 }

@@ -12,46 +12,53 @@ import (
 // MaxLookupSockets is how many look-up servers and clients one Context holds.
 const MaxLookupSockets = 256
 
-// Context is a process's ZeroMQ: its threads, and the look-up sockets made from it. One is enough for a process.
-// Its methods may be called from any goroutine.
+// Context is the look-up sockets of a process, servers and clients. Only clients need ZeroMQ's library, which is started
+// with the first of them. One is enough for a process. Its methods may be called from any goroutine.
 type Context struct {
-	z  *zmq.Context
 	mu struct {
 		sync.Mutex
+		z      *zmq.Context // nil: no client yet
 		open   map[io.Closer]struct{}
-		serial int
 		closed bool
 	}
 }
 
-// NewContext starts ZeroMQ.
+// NewContext makes a context without sockets.
 func NewContext() (*Context, error) {
-	if err := checkLayout(); err != nil {
-		return nil, err
-	}
-	keepDescriptor()
-	z, err := zmq.NewContext()
-	if err != nil {
-		return nil, fmt.Errorf("zmq: %w", err)
-	}
-	c := &Context{z: z}
+	c := &Context{}
 	c.mu.open = map[io.Closer]struct{}{}
-	return c, nil
+	return c, checkLayout()
 }
 
-// add enters a server or client, and gives it a number of its own.
-func (c *Context) add(s io.Closer) (int, error) {
+// zmq is the library's context, started at first.
+func (c *Context) zmq() (*zmq.Context, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.mu.closed {
-		return 0, fmt.Errorf("look-up context: %w", ErrClosed)
+		return nil, fmt.Errorf("look-up context: %w", ErrClosed)
+	}
+	if c.mu.z == nil {
+		z, err := zmq.NewContext()
+		if err != nil {
+			return nil, fmt.Errorf("zmq: %w", err)
+		}
+		c.mu.z = z
+	}
+	return c.mu.z, nil
+}
+
+// add enters a server or client.
+func (c *Context) add(s io.Closer) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.closed {
+		return fmt.Errorf("look-up context: %w", ErrClosed)
 	}
 	if len(c.mu.open) >= MaxLookupSockets {
-		return 0, fmt.Errorf("look-up sockets: more than %d", MaxLookupSockets)
+		return fmt.Errorf("look-up sockets: more than %d", MaxLookupSockets)
 	}
 	c.mu.open[s] = struct{}{}
-	c.mu.serial++
-	return c.mu.serial, nil
+	return nil
 }
 
 func (c *Context) remove(s io.Closer) {
@@ -60,7 +67,7 @@ func (c *Context) remove(s io.Closer) {
 	delete(c.mu.open, s)
 }
 
-// Close closes what is still open, waits for answers on their way at most lookupLinger, and ends ZeroMQ.
+// Close closes what is still open, waits for answers on their way at most lookupLinger, and ends ZeroMQ if it was started.
 func (c *Context) Close() error {
 	c.mu.Lock()
 	if c.mu.closed {
@@ -77,5 +84,8 @@ func (c *Context) Close() error {
 	for _, s := range left {
 		err = errors.Join(err, s.Close())
 	}
-	return errors.Join(err, c.z.Term())
+	if c.mu.z != nil { // nobody changes it any more
+		err = errors.Join(err, c.mu.z.Term())
+	}
+	return err
 }

@@ -2,7 +2,6 @@ package ipc
 
 /*
 #cgo pkg-config: libzmq
-#include "zmq_accept.h"
 #include "zmq_io.h"
 */
 import "C"
@@ -19,12 +18,6 @@ import (
 
 // zmq4 takes six calls into C and three allocations per frame. Here a whole message is one call and lands in
 // memory that is used again: a look-up of one frame per hash costs half, one of a single frame allocates nothing.
-
-const (
-	envelopeBytes  = 512     // identity (at most 255) and delimiter of a routed message
-	envelopeFrames = 2       // identity and delimiter
-	keepReceived   = 1 << 20 // bytes of a receive buffer that are kept from message to message
-)
 
 // rawSocket is libzmq's socket in zmq4's: the first field, as checkLayout proves.
 func rawSocket(s *zmq.Socket) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(s)) }
@@ -48,7 +41,7 @@ func (r *receiver) receive(s *zmq.Socket, timeout time.Duration) error {
 	if timeout >= 0 {
 		ms = C.long((timeout + time.Millisecond - 1) / time.Millisecond)
 	}
-	switch rc := C.kv_receive(rawSocket(s), ms, MaxLookupBytes+envelopeBytes, MaxLookupFrames+envelopeFrames, &r.rx); rc {
+	switch rc := C.kv_receive(rawSocket(s), ms, MaxLookupBytes, MaxLookupFrames, &r.rx); rc {
 	case C.KV_OK:
 		return nil
 	case C.KV_TIMEOUT:
@@ -88,12 +81,5 @@ func sendFrames(s *zmq.Socket, f *Frames) error {
 	}
 	return nil
 }
-
-// keepDescriptor sees to it that libzmq survives when no descriptor is free, see zmq_accept.c.
-func keepDescriptor() { C.kv_accept_ready() }
-
-// DroppedConnections is how many connections to look-up sockets of this process were dropped because no
-// descriptor was free.
-func DroppedConnections() uint64 { return uint64(C.kv_accept_dropped()) }
 
 func zmqError(errno int) error { return zmq.Errno(syscall.Errno(errno)) }

@@ -1,0 +1,232 @@
+package ipc
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"syscall"
+	"time"
+)
+
+// lookupPeer is one connection of a look-up socket. Its goroutine owns it.
+type lookupPeer struct {
+	s   *LookupServer
+	nc  *net.UnixConn
+	raw syscall.RawConn
+
+	in      zmtpReader
+	begun   bool // something of a message or of the handshake is here, and the rest must come in time
+	timed   bool // the connection has a deadline for it
+	large   bool // it holds a place in s.large
+	parser  Parser
+	request LookupRequest
+	out     []byte
+
+	write struct { // scratch of try, which so allocates nothing
+		f func(fd uintptr) bool
+		b []byte
+		n int
+		e error
+	}
+}
+
+func newLookupPeer(s *LookupServer, nc *net.UnixConn) (*lookupPeer, error) {
+	raw, err := nc.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	p := &lookupPeer{s: s, nc: nc, raw: raw}
+	p.in = zmtpReader{src: p, buf: make([]byte, zmtpBuffer), grow: p.grow, command: p.command}
+	p.write.f = func(fd uintptr) bool {
+		p.write.n, p.write.e = syscall.Write(int(fd), p.write.b)
+		return true
+	}
+	return p, nil
+}
+
+// run serves the connection until it ends, or the server.
+func (p *lookupPeer) run() {
+	defer p.s.leave(p)
+	defer p.nc.Close()
+	defer p.settle()
+	err := p.greet()
+	for err == nil {
+		p.begun = p.in.r < p.in.w
+		if err = p.in.next(); err == nil {
+			err = p.answer()
+		}
+		p.settle()
+	}
+	if errors.Is(err, errZMTP) || errors.Is(err, os.ErrDeadlineExceeded) && !p.s.ending() {
+		p.s.count.dropped.Add(1)
+		p.s.malformed(err)
+	}
+}
+
+// settle ends a message: its deadline, and its memory if that is much.
+func (p *lookupPeer) settle() {
+	p.begun = false
+	if p.timed {
+		p.timed = false
+		_ = p.nc.SetReadDeadline(time.Time{}) // of a closed connection nothing is read
+		if p.s.ending() {
+			p.hurry()
+		}
+	}
+	p.in.trim()
+	if p.large {
+		p.large = false
+		<-p.s.large
+	}
+}
+
+// hurry ends what waits for the peer: nothing more is read, and answers have lookupLinger.
+func (p *lookupPeer) hurry() {
+	now := time.Now()
+	_ = p.nc.SetReadDeadline(now)
+	_ = p.nc.SetWriteDeadline(now.Add(lookupLinger))
+}
+
+// Read reads for in. A peer may be silent for ever, but what it has begun must end within FrameTimeout.
+func (p *lookupPeer) Read(b []byte) (int, error) {
+	if p.begun && !p.timed {
+		p.timed = true
+		_ = p.nc.SetReadDeadline(time.Now().Add(FrameTimeout))
+		if p.s.ending() {
+			p.hurry()
+		}
+	}
+	n, err := p.nc.Read(b)
+	p.begun = true
+	return n, err
+}
+
+// grow waits for a place among the large messages.
+func (p *lookupPeer) grow() error {
+	if p.large {
+		return nil
+	}
+	timer := time.NewTimer(FrameTimeout)
+	defer timer.Stop()
+	select {
+	case p.s.large <- struct{}{}:
+		p.large = true
+		return nil
+	case <-timer.C:
+		return fmt.Errorf("no place for a large message within %v", FrameTimeout)
+	case <-p.s.closing:
+		return net.ErrClosed
+	}
+}
+
+// greet is ZMTP's handshake: both sides send a greeting, then READY.
+func (p *lookupPeer) greet() error {
+	p.begun = true
+	defer p.settle()
+	if err := p.send(append(zmtpGreeting[:], zmtpReady...)); err != nil {
+		return err
+	}
+	if err := p.in.fill(greetingBytes); err != nil {
+		return err
+	}
+	if err := checkGreeting(p.in.buf[p.in.r : p.in.r+greetingBytes]); err != nil {
+		return err
+	}
+	p.in.r += greetingBytes
+	flags, size, err := p.in.head()
+	if err != nil {
+		return err
+	}
+	if flags&zmtpCommand == 0 || size > maxZMTPCommand {
+		return fmt.Errorf("flags %#x, %d bytes instead of READY: %w", flags, size, errZMTP)
+	}
+	if err := p.in.fill(int(size)); err != nil {
+		return err
+	}
+	body := p.in.buf[p.in.r : p.in.r+int(size)]
+	p.in.r += int(size)
+	return checkReady(body)
+}
+
+// command answers a PING. Other commands mean nothing here.
+func (p *lookupPeer) command(body []byte) error {
+	if answer := pong(body); answer != nil {
+		return p.send(answer)
+	}
+	return nil
+}
+
+// answer replies to the message that was read, in its envelope.
+func (p *lookupPeer) answer() error {
+	p.s.count.requests.Add(1)
+	f := &p.in.message
+	enveloped := f.Len() > 0 && len(f.At(0)) == 0
+	err := p.parse(f, enveloped)
+	p.s.count.forms[p.request.Form].Add(1)
+	a := LookupReply{Status: LookupMalformed, Boot: p.s.o.Boot}
+	if err == nil {
+		a = p.s.handle(&p.request)
+	} else {
+		p.s.malformed(err)
+	}
+	p.out = p.out[:0]
+	if enveloped {
+		p.out = append(p.out, zmtpMore, 0)
+	}
+	p.out = append(p.out, 0, 0)
+	head := len(p.out)
+	p.out = AppendReply(p.out, &p.request, a)
+	p.out[head-1] = byte(len(p.out) - head) // at most 64
+	if err = p.send(p.out); err != nil {
+		p.s.count.unsent.Add(1)
+		if p.s.o.OnUnsent != nil {
+			p.s.o.OnUnsent(a)
+		}
+	}
+	return err
+}
+
+func (p *lookupPeer) parse(f *Frames, enveloped bool) error {
+	if !enveloped {
+		p.request = LookupRequest{}
+		return &MalformedError{ReasonEnvelope, "look-up", "", "no empty frame before the request, as REQ sends it"}
+	}
+	body := f.From(delimiterFrames)
+	if !p.in.over {
+		return p.parser.Parse(&body, &p.request)
+	}
+	p.request = LookupRequest{}
+	if body.Len() > 0 {
+		head := body.At(0)
+		p.request.Form = tell(p.in.frames-delimiterFrames, head, len(head))
+		p.request.Version = ownVersion(p.request.Form, head)
+	}
+	return &MalformedError{ReasonTooLarge, "look-up", "", fmt.Sprintf("%d frames, %d bytes, allowed is 1 to %d and %d",
+		p.in.frames-delimiterFrames, p.in.bytes, MaxLookupFrames, MaxLookupBytes)}
+}
+
+// send writes at once, or waits for a peer that does not read, FrameTimeout at most. Meanwhile nothing more is read of it.
+func (p *lookupPeer) send(b []byte) error {
+	p.write.b = b
+	if err := p.raw.Write(p.write.f); err != nil {
+		return err
+	}
+	n, err := p.write.n, p.write.e
+	if err == nil && n == len(b) {
+		return nil
+	}
+	if err != nil && !errors.Is(err, syscall.EAGAIN) && !errors.Is(err, syscall.EINTR) {
+		return err
+	}
+	_ = p.nc.SetWriteDeadline(time.Now().Add(FrameTimeout))
+	if p.s.ending() {
+		p.hurry()
+	}
+	_, err = p.nc.Write(b[max(n, 0):])
+	_ = p.nc.SetWriteDeadline(time.Time{})
+	return err
+}
+
+var _ io.Reader = (*lookupPeer)(nil)

@@ -1,0 +1,198 @@
+package ipc
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+)
+
+// Bounds of what a peer may send besides the limits of a look-up: beyond those a message is answered as malformed, beyond these
+// its connection ends.
+const (
+	maxZMQFrame       = 4 * MaxLookupBytes   // bytes of a frame
+	maxMessageBytes   = 16 * MaxLookupBytes  // of a message, kept or not
+	maxMessageFrames  = 16 * MaxLookupFrames // of a message, kept or not
+	zmtpBuffer        = 16 << 10             // bytes read at once; what is longer is read to where it stays
+	keepHead          = 16                   // bytes of the frame by which a message became too large that are kept: they tell its form
+	delimiterFrames   = 1                    // before the request, as REQ and DEALER send it
+	maxCommandsInARow = 64                   // between two frames
+)
+
+// zmtpReader reads the messages of one peer. What is beyond the limits of a look-up is read and dropped.
+type zmtpReader struct {
+	src  io.Reader
+	buf  []byte // of zmtpBuffer
+	r, w int    // what is unread of buf
+
+	// The message read last.
+	message Frames // its frames; of one that is too large the beginning
+	frames  int    // how many it had, kept or not
+	bytes   int64
+	over    bool
+
+	// grow is asked before a message's memory grows beyond keepReceived.
+	grow func() error
+	// command is given every command, and answers it.
+	command func(body []byte) error
+}
+
+// fill reads more into buf until it has n bytes, n at most zmtpBuffer.
+func (z *zmtpReader) fill(n int) error {
+	if z.w-z.r >= n {
+		return nil
+	}
+	copy(z.buf, z.buf[z.r:z.w])
+	z.r, z.w = 0, z.w-z.r
+	for z.w < n {
+		got, err := z.src.Read(z.buf[z.w:])
+		z.w += got
+		if err != nil && z.w < n {
+			return err
+		}
+	}
+	return nil
+}
+
+// head reads the flags and the length of a frame.
+func (z *zmtpReader) head() (flags byte, size uint64, err error) {
+	if err = z.fill(2); err != nil {
+		return 0, 0, err
+	}
+	flags = z.buf[z.r]
+	if flags&^(zmtpMore|zmtpLong|zmtpCommand) != 0 || flags&zmtpCommand != 0 && flags&zmtpMore != 0 {
+		return 0, 0, fmt.Errorf("flags %#x: %w", flags, errZMTP)
+	}
+	if flags&zmtpLong == 0 {
+		size = uint64(z.buf[z.r+1])
+		z.r += 2
+		return flags, size, nil
+	}
+	if err = z.fill(9); err != nil {
+		return 0, 0, err
+	}
+	size = binary.BigEndian.Uint64(z.buf[z.r+1:])
+	z.r += 9
+	return flags, size, nil
+}
+
+// next reads a message.
+func (z *zmtpReader) next() error {
+	z.message.Reset()
+	z.frames, z.bytes, z.over = 0, 0, false
+	for commands := 0; ; {
+		flags, size, err := z.head()
+		if err != nil {
+			return err
+		}
+		if flags&zmtpCommand != 0 {
+			if commands++; commands > maxCommandsInARow {
+				return fmt.Errorf("%d commands: %w", commands, errZMTP)
+			}
+			if err := z.readCommand(size); err != nil {
+				return err
+			}
+			continue
+		}
+		commands = 0
+		if err := z.frame(size); err != nil {
+			return err
+		}
+		if flags&zmtpMore == 0 {
+			return nil
+		}
+	}
+}
+
+func (z *zmtpReader) readCommand(size uint64) error {
+	if size > maxZMTPCommand {
+		return fmt.Errorf("a command of %d bytes, allowed is %d: %w", size, maxZMTPCommand, errZMTP)
+	}
+	if err := z.fill(int(size)); err != nil {
+		return err
+	}
+	body := z.buf[z.r : z.r+int(size)]
+	z.r += int(size)
+	return z.command(body)
+}
+
+// frame reads the body of a frame, and keeps it as long as the message is within the limits of a look-up.
+func (z *zmtpReader) frame(size uint64) error {
+	if size > maxZMQFrame {
+		return fmt.Errorf("a frame of %d bytes, allowed is %d: %w", size, maxZMQFrame, errZMTP)
+	}
+	z.frames++
+	z.bytes += int64(size)
+	if z.frames > maxMessageFrames || z.bytes > maxMessageBytes {
+		return fmt.Errorf("a message of more than %d frames or %d bytes: %w", maxMessageFrames, maxMessageBytes, errZMTP)
+	}
+	n := int(size)
+	if z.over {
+		return z.skip(n)
+	}
+	if len(z.message.Ends) >= MaxLookupFrames+delimiterFrames || len(z.message.Buf)+n > MaxLookupBytes {
+		z.over = true
+		if err := z.keep(min(n, keepHead)); err != nil {
+			return err
+		}
+		return z.skip(n - min(n, keepHead))
+	}
+	return z.keep(n)
+}
+
+// keep appends a frame of n bytes to the message.
+func (z *zmtpReader) keep(n int) error {
+	m := &z.message
+	from := len(m.Buf)
+	if from+n > cap(m.Buf) {
+		if err := z.room(n); err != nil {
+			return err
+		}
+	}
+	m.Buf = m.Buf[:from+n]
+	got := copy(m.Buf[from:], z.buf[z.r:z.w])
+	z.r += got
+	if got < n {
+		if _, err := io.ReadFull(z.src, m.Buf[from+got:]); err != nil {
+			return err
+		}
+	}
+	m.end()
+	return nil
+}
+
+// room makes room for n more bytes in the message.
+func (z *zmtpReader) room(n int) error {
+	m := &z.message
+	want := max(2*cap(m.Buf), len(m.Buf)+n, 4096)
+	if want > keepReceived {
+		if err := z.grow(); err != nil {
+			return err
+		}
+	}
+	m.Buf = append(make([]byte, 0, want), m.Buf...)
+	return nil
+}
+
+func (z *zmtpReader) skip(n int) error {
+	for n > 0 {
+		if z.r == z.w {
+			if err := z.fill(1); err != nil {
+				return err
+			}
+		}
+		got := min(n, z.w-z.r)
+		z.r += got
+		n -= got
+	}
+	return nil
+}
+
+// trim gives the memory of a large message back, and says whether there was one.
+func (z *zmtpReader) trim() bool {
+	if cap(z.message.Buf) <= keepReceived && cap(z.message.Ends) <= keepEnds {
+		return false
+	}
+	large := cap(z.message.Buf) > keepReceived
+	z.message = Frames{}
+	return large
+}
