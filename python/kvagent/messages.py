@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvagent.packing import Packed
+
 VERSION = 2
 MIN_VERSION = 1
 
@@ -239,7 +241,7 @@ class Save:
     step: int
     event: int
     revoke: int
-    sections: tuple[Section, ...]
+    sections: tuple[Section, ...] | Packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +253,7 @@ class Load:
     step: int
     event: int
     lease: int
-    sections: tuple[Section, ...]
+    sections: tuple[Section, ...] | Packed
 
 
 @dataclass(frozen=True, slots=True)

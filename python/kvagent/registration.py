@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kvagent import messages as m
 from kvagent.errors import Malformed
-from kvagent.wire import MAX_REGIONS_MESSAGE, MAX_SEGMENTS_MESSAGE
+from kvagent.limits import MAX_REGIONS_MESSAGE, MAX_SEGMENTS_MESSAGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

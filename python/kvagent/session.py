@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kvagent import messages as m
 from kvagent.errors import Busy, Malformed, Refused, SessionBroken, SessionEnded, TimedOut
+from kvagent.limits import MAX_RELEASES
+from kvagent.packing import Packed
 from kvagent.registration import Registration, parts
 from kvagent.stream import FrameStream
-from kvagent.wire import MAX_RELEASES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -139,7 +140,7 @@ class Session:
 
     def save(
         self,
-        sections: Sequence[m.Section],
+        sections: Sequence[m.Section] | Packed,
         *,
         epoch: int,
         step: int,
@@ -151,15 +152,15 @@ class Session:
         ``epoch`` is the one in which they were computed. ``revoke`` names a revocation word; version 1 has none.
         """
         job = next(self._job_numbers)
-        self._send_job(m.Save(job, epoch, step, event, revoke, tuple(sections)), job, sections)
+        self._send_job(m.Save(job, epoch, step, event, revoke, _unchanging(sections)))
         return job
 
     def load(
-        self, sections: Sequence[m.Section], *, epoch: int, step: int, event: int = m.NO_INDEX, lease: int = 0
+        self, sections: Sequence[m.Section] | Packed, *, epoch: int, step: int, event: int = m.NO_INDEX, lease: int = 0
     ) -> int:
         """Brings blocks, ``step`` being the one in flight. Gives the job's number, as save does. Does not wait."""
         job = next(self._job_numbers)
-        self._send_job(m.Load(job, epoch, step, event, lease, tuple(sections)), job, sections)
+        self._send_job(m.Load(job, epoch, step, event, lease, _unchanging(sections)))
         return job
 
     def cancel(self, job: int) -> None:
@@ -204,11 +205,13 @@ class Session:
         """Closes the socket at once. A second call does nothing."""
         self._stream.close()
 
-    def _send_job(self, message: m.Save | m.Load, job: int, sections: Sequence[m.Section]) -> None:
+    def _send_job(self, message: m.Save | m.Load) -> None:
         if self.limits.max_queue and len(self._jobs) >= self.limits.max_queue:
             raise Busy(f"{len(self._jobs)} jobs are under way, the agent takes {self.limits.max_queue}")
         self._send(message)
-        self._jobs[job] = sum(len(section.blocks) // 4 for section in sections)
+        sections = message.sections
+        blocks = sections.blocks if isinstance(sections, Packed) else sum(len(one.blocks) // 4 for one in sections)
+        self._jobs[message.job] = blocks
 
     def _send(self, message: m.Message, fds: Sequence[int] = ()) -> None:
         if self._broken is not None:
@@ -305,6 +308,10 @@ class Session:
         if self._error is not None:
             return SessionEnded(self.jobs, self._error.code, self._error.text)
         return SessionEnded(self.jobs)
+
+
+def _unchanging(sections: Sequence[m.Section] | Packed) -> tuple[m.Section, ...] | Packed:
+    return sections if isinstance(sections, Packed) else tuple(sections)
 
 
 def _readable(session: Session | FrameStream, deadline: float, *, writing: bool = False) -> bool:

@@ -58,11 +58,13 @@ class SharedMemory:
 class SyncWords:
     """The step word, the event cells and the revocation words of one worker, in shared memory of their own."""
 
-    def __init__(self, events: int, revokes: int) -> None:
+    def __init__(self, events: int, revokes: int, cell: int = EVENT_CELL) -> None:
+        """``cell``: bytes of an event's cell; a GPU's holds the handle of a CUDA event."""
         if sys.byteorder != "little":
             raise OSError("the words are little-endian, this machine is not")
         self.events_off = _CACHE_LINE
-        self.revoke_off = _aligned(self.events_off + events * EVENT_CELL)
+        self.revoke_off = _aligned(self.events_off + events * cell)
+        self._cell_bytes = cell
         self.memory = SharedMemory(_aligned(self.revoke_off + revokes * 4), "kvagent-sync")
         self.events = events
         self.revokes = revokes
@@ -83,6 +85,13 @@ class SyncWords:
         if value < self._long[0]:
             raise ValueError(f"step: {value} is behind {self._long[0]}: steps only grow")
         self._long[0] = value
+
+    def put_handle(self, event: int, handle: bytes) -> None:
+        """Writes the handle of a CUDA event into its cell, which is as large."""
+        if len(handle) != self._cell_bytes or self._cell_bytes == EVENT_CELL:
+            raise ValueError(f"handle of {len(handle)} bytes in a cell of {self._cell_bytes}")
+        start = self._cell(event) * 8
+        self.memory.view[start : start + len(handle)] = handle
 
     def record(self, event: int) -> int:
         """Records an event anew: until ``fire`` gets to it, it has not fired. Gives the record's number."""
@@ -116,7 +125,7 @@ class SyncWords:
     def _cell(self, event: int) -> int:
         if not 0 <= event < self.events:
             raise IndexError(f"event: {event}, allowed is 0 to {self.events - 1}")
-        return (self.events_off + event * EVENT_CELL) // 8
+        return (self.events_off + event * self._cell_bytes) // 8
 
     def _revoke_word(self, index: int) -> int:
         if not 0 <= index < self.revokes:

@@ -8,8 +8,9 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from kvagent.errors import Busy
+from kvagent.limits import MAX_FRAME
 from kvagent.messages import VERSION
-from kvagent.wire import HEADER_BYTES, MAX_FRAME, body_length, decode, encode, frame
+from kvagent.wire import HEADER_BYTES, body_length, decode, encode, frame
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

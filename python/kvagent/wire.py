@@ -13,26 +13,28 @@ from kvagent import messages as m
 from kvagent.canonical import pack, unpack
 from kvagent.errors import Malformed
 from kvagent.fields import Bin, List, Optional, Pair, Record, Str, Uint, record
-
-MAX_FRAME = 1 << 20  # bytes
-MAX_NAME = 128  # bytes of an instance, look-up or software name
-MAX_TEXT = 1024  # bytes
-MAX_PATH = 107  # bytes of a socket's path
-MAX_HASH = 32  # bytes
-MAX_HANDLE = 256  # bytes of a region's handle
-MAX_IDENTITY_PAIRS = 64
-MAX_IDENTITY_BYTES = 16 << 10
-MAX_GROUPS = 16
-MAX_WORLD = 64  # ranks
-MAX_SHARDS = 16
-MAX_EVENTS = 65536  # events of a worker, and as many revocation words
-MAX_REGIONS = 4096  # of one registration
-MAX_REGIONS_MESSAGE = 253  # of one REGIONS: the kernel passes that many descriptors
-MAX_SEGMENTS = 65536  # of one registration
-MAX_SEGMENTS_MESSAGE = 8192
-MAX_SECTIONS = 64
-MAX_JOB_BLOCKS = 8192
-MAX_RELEASES = 4096  # leases in one RELEASE
+from kvagent.limits import (
+    MAX_EVENTS,
+    MAX_FRAME,
+    MAX_GROUPS,
+    MAX_HANDLE,
+    MAX_HASH,
+    MAX_IDENTITY_BYTES,
+    MAX_IDENTITY_PAIRS,
+    MAX_JOB_BLOCKS,
+    MAX_NAME,
+    MAX_PATH,
+    MAX_REGIONS,
+    MAX_REGIONS_MESSAGE,
+    MAX_RELEASES,
+    MAX_SECTIONS,
+    MAX_SEGMENTS,
+    MAX_SEGMENTS_MESSAGE,
+    MAX_SHARDS,
+    MAX_TEXT,
+    MAX_WORLD,
+)
+from kvagent.packing import Packed
 
 _LENGTH = struct.Struct(">I")
 HEADER_BYTES = _LENGTH.size
@@ -106,6 +108,8 @@ _SAVE, _SAVE_REVOKE = _NUMBERS[m.Save], 4  # the place of revoke among the field
 def encode(message: m.Message, version: int = m.VERSION) -> bytes:
     """The body of a frame (without its length) in that version. Malformed names the field that is out of range."""
     number = _NUMBERS[type(message)]
+    if isinstance(message, (m.Save, m.Load)) and isinstance(message.sections, Packed):
+        return _encode_packed(number, message, message.sections, version)
     values = _RECORDS[number].write(message, type(message).__name__)
     _check(message, version)
     if isinstance(message, m.Welcome) and message.version == 1:
@@ -113,6 +117,22 @@ def encode(message: m.Message, version: int = m.VERSION) -> bytes:
     elif isinstance(message, m.Save) and version == 1:
         del values[_SAVE_REVOKE]
     body = pack([number, *values])
+    if len(body) > MAX_FRAME:
+        raise Malformed(f"{type(message).__name__}: {len(body)} bytes, at most {MAX_FRAME}")
+    return body
+
+
+def _encode_packed(number: int, message: m.Save | m.Load, sections: Packed, version: int) -> bytes:
+    """The same for a job whose sections are packed already."""
+    if isinstance(message, m.Load):
+        head = pack([number, message.job, message.epoch, message.step, message.event, message.lease])
+    elif version > 1:
+        head = pack([number, message.job, message.epoch, message.step, message.event, message.revoke])
+    elif message.revoke != m.NO_INDEX:
+        raise Malformed("Save.revoke: version 1 has none")
+    else:
+        head = pack([number, message.job, message.epoch, message.step, message.event])
+    body = b"".join((bytes([head[0] + 1]), head[1:], sections.data))  # an array with one element more
     if len(body) > MAX_FRAME:
         raise Malformed(f"{type(message).__name__}: {len(body)} bytes, at most {MAX_FRAME}")
     return body
@@ -167,7 +187,7 @@ def _check(message: m.Message, version: int) -> None:
         raise Malformed(f"Hello.min_version: {message.min_version} is more than max_version {message.max_version}")
     if isinstance(message, m.Register):
         check_identity(message.identity)
-    elif isinstance(message, (m.Save, m.Load)):
+    elif isinstance(message, (m.Save, m.Load)) and not isinstance(message.sections, Packed):
         _check_sections(message.sections)
         if version == 1 and isinstance(message, m.Save) and message.revoke != m.NO_INDEX:
             raise Malformed("Save.revoke: version 1 has none")

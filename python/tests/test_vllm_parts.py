@@ -13,22 +13,24 @@ from typing import Any
 
 import pytest
 
-from kvagent.messages import RegionKind, Section
+from kvagent.messages import RegionKind
+from kvagent.packing import packed, section
 from kvagent.shm import SyncWords
 from kvagent.vllm.asking import BREAK_AFTER, BREAK_FIRST_S, Breaker
 from kvagent.vllm.blocks import Blocks
 from kvagent.vllm.geometry import Unsupported, geometry, ranks, shard
 from kvagent.vllm.memory import memory
 from kvagent.vllm.options import OptionError, Options, loads, parse, saves
-from kvagent.vllm.plan import Outcome, Report, SaveJob, StepPlan, WorkerWords
+from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerWords
 from kvagent.vllm.scheduler import settled
 from kvagent.vllm.space import weights_digest
 from kvagent.vllm.words import OthersWords
+from tests.test_wheel import OF_VLLM
 
 
 def test_all_but_the_class_is_imported_without_vllm_and_torch() -> None:
     modules = [f"kvagent.vllm.{path.stem}" for path in (Path(__file__).parents[1] / "kvagent" / "vllm").glob("*.py")]
-    light = [name for name in modules if name.split(".")[-1] not in ("connector", "stats", "__init__")]
+    light = [name for name in modules if name not in OF_VLLM and not name.endswith("__init__")]
     code = f"import sys, {', '.join(light)}; assert not {{'vllm', 'torch'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -89,7 +91,11 @@ def test_reports_are_joined_to_the_worst() -> None:
 
 
 def test_plans_are_pickled() -> None:
-    plan = StepPlan(saves=[SaveJob(1, b"b" * 16, 1, 2, (Section.of(0, [b"h" * 32], [3]),))], cancels=[4])
+    sections = packed([section(0, b"", [b"h" * 32], [3])], 1)
+    plan = StepPlan([SaveJob(1, b"b" * 16, 1, 2, sections)], [], [4], [5], idle=True)
+    load = LoadJob(1, b"b" * 16, 1, "r", 2, 3.0, (sections,), b"\3\0\0\0")
+    for one in (plan, load, Report({1: Outcome(1, b"\0")}, {7})):
+        assert pickle.loads(pickle.dumps(one)) == one  # noqa: S301
     assert pickle.loads(pickle.dumps(plan)) == plan  # noqa: S301
 
 
@@ -162,8 +168,8 @@ def test_segments_follow_the_strides() -> None:
 
 
 def test_memory_that_cannot_be_served_is_refused() -> None:
-    with pytest.raises(Unsupported, match="host memory"):
-        memory({"a": _Tensor((9, 8), (8, 1), kind="cuda")}, [["a"]], 9, "peer")
+    with pytest.raises(Unsupported, match="served are cpu and cuda"):
+        memory({"a": _Tensor((9, 8), (8, 1), kind="xpu")}, [["a"]], 9, "peer")
     with pytest.raises(Unsupported, match="pages"):
         memory({"a": _Tensor((10, 8), (8, 1))}, [["a"]], 9, "peer")
     with pytest.raises(Unsupported, match="no KV cache"):

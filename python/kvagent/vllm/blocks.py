@@ -23,6 +23,8 @@ class Blocks:
         """Pins of loads."""
         self.max_saving = int(pool.num_gpu_blocks * pin_fraction)
         self._old: dict[int, Any] = {}
+        self.aged = False
+        """Whether there may be blocks that old weights computed."""
 
     def room(self) -> int:
         """How many more blocks saves may pin."""
@@ -51,10 +53,11 @@ class Blocks:
     def new_weights(self) -> None:
         """What is in the prefix cache now was computed before: it is not saved any more under the hash it has."""
         self._old = {b.block_id: b.block_hash for b in self._pool.blocks if b.block_hash is not None}
+        self.aged = bool(self._old)
 
     def old(self, block: Any) -> bool:
         """Whether a block still has what it had before the last new_weights."""
-        return bool(self._old) and self._old.get(block.block_id, _NONE) == block.block_hash
+        return self.aged and self._old.get(block.block_id, _NONE) == block.block_hash
 
     def before_reset(self, call: Callable[[], None]) -> None:
         """Has ``call`` called whenever the prefix cache is about to be reset, which works only if nothing is held."""
@@ -84,10 +87,18 @@ class Tables:
         if self._manager is None and block_state is not None:
             self._seen.update(block_state.block_ids)
 
-    def slice(self, request: str, group: int, begin: int, end: int) -> list[Any]:
+    def block(self, request: str, i: int) -> Any:
+        """The i-th block of the first group; None if the table is shorter."""
+        if self._manager is not None:
+            table = self._manager.get_blocks(request).blocks[0]
+            return table[i] if i < len(table) else None
+        blocks = self.slice(request, 0, i, i + 1)
+        return blocks[0] if blocks else None
+
+    def slice(self, request: str, group: int, begin: int, end: int) -> Sequence[Any]:
         """The blocks from begin to end of a group; fewer if the table is shorter."""
         if self._manager is not None:
-            blocks: list[Any] = self._manager.get_blocks(request).blocks[group][begin:end]
+            blocks: Sequence[Any] = self._manager.get_blocks(request).blocks[group][begin:end]
             return blocks
         table = self._seen.get(request)
         return [] if table is None else [self._pool.blocks[i] for i in table[group][begin:end]]

@@ -11,11 +11,16 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvagent.cuda.driver import CudaDriver
+from kvagent.cuda.export import Exported, export
+from kvagent.errors import KVAgentError
 from kvagent.messages import Region, RegionKind, Segment
 from kvagent.vllm.geometry import Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from kvagent.cuda.driver import Driver
 
 FIRST_REGION = 1  # 0 holds the words
 _PR_SET_PTRACER = 0x59616D61  # from linux/prctl.h
@@ -34,35 +39,85 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a worker registers: regions with their descriptors, and the segments of each group."""
+    """What a worker registers: regions with their descriptors, and the segments of each group. ``close`` lets it go."""
 
     regions: tuple[tuple[Region, int | None], ...]
     segments: dict[int, tuple[Segment, ...]]
+    device: Any = None
+    """The GPU that it is on; None for the host."""
+    exported: tuple[Exported, ...] = ()
+
+    def close(self) -> None:
+        """Closes what was opened to show it to the agent."""
+        for one in self.exported:
+            one.close()
 
 
-def memory(kv_caches: Mapping[str, Any], groups: Sequence[Sequence[str]], num_blocks: int, kind: str) -> Memory:
-    """The memory of the layers' tensors. ``groups``: names of each group's layers. ``kind``: fd or peer."""
+def memory(
+    kv_caches: Mapping[str, Any], groups: Sequence[Sequence[str]], num_blocks: int, kind: str,
+    driver: Driver | None = None,
+) -> Memory:  # fmt: skip
+    """The memory of the layers' tensors. ``groups``: names of each group's layers. ``kind``: fd or peer, for a host's.
+
+    ``driver`` stands in for CUDA's.
+    """
     storages: dict[int, tuple[int, Any]] = {}
-    segments = {}
+    found = {}
     for number, names in enumerate(groups):
-        pieces = []
+        pieces: list[Piece] = []
         for name in names:
             if name not in kv_caches:
                 raise Unsupported(f"group {number}: layer {name} has no KV cache here")
-            pieces += list(_pieces(name, kv_caches[name], num_blocks, storages))
-        segments[number] = tuple(
-            Segment(p.storage + FIRST_REGION, p.offset, p.stride, p.bytes) for p in _merged(pieces)
-        )
+            pieces += _pieces(name, kv_caches[name], num_blocks, storages)
+        found[number] = _merged(pieces)
+    device = _device(kv_caches)
+    if device is not None:
+        return _on_gpu(storages, found, device, driver or CudaDriver())
     regions = tuple(_region(place + FIRST_REGION, storage, kind) for place, storage in storages.values())
-    return Memory(regions, segments)
+    return Memory(regions, _segments(found, [0] * len(regions)))
+
+
+def _on_gpu(
+    storages: Mapping[int, tuple[int, Any]], found: Mapping[int, list[Piece]], device: Any, driver: Driver
+) -> Memory:
+    exported: list[Exported] = []
+    try:
+        for place, storage in storages.values():
+            exported.append(export(driver, place + FIRST_REGION, int(storage.data_ptr()), int(storage.nbytes())))
+    except BaseException as error:
+        for one in exported:
+            one.close()
+        if isinstance(error, KVAgentError):
+            raise Unsupported(str(error)) from error
+        raise
+    regions = tuple(region for one in exported for region in one.regions)
+    return Memory(regions, _segments(found, [one.offset for one in exported]), device, tuple(exported))
+
+
+def _segments(found: Mapping[int, list[Piece]], offsets: Sequence[int]) -> dict[int, tuple[Segment, ...]]:
+    """The pieces in regions, of which each begins its offset before its storage."""
+    return {
+        group: tuple(
+            Segment(p.storage + FIRST_REGION, offsets[p.storage] + p.offset, p.stride, p.bytes) for p in pieces
+        )
+        for group, pieces in found.items()
+    }
+
+
+def _device(kv_caches: Mapping[str, Any]) -> Any:
+    """The GPU that all layers are on; None for the host."""
+    devices = {str(tensor.device): tensor.device for tensor in kv_caches.values() if hasattr(tensor, "device")}
+    if len(devices) > 1:
+        raise Unsupported(f"the KV cache is on several devices: {', '.join(sorted(devices))}")
+    return next((device for device in devices.values() if device.type == "cuda"), None)
 
 
 def _pieces(name: str, tensor: Any, num_blocks: int, storages: dict[int, tuple[int, Any]]) -> Iterator[Piece]:
     """A layer's runs, longest possible, in the order in which they lie."""
     if not hasattr(tensor, "untyped_storage"):
         raise Unsupported(f"layer {name}: its KV cache is no single tensor")
-    if tensor.device.type != "cpu":
-        raise Unsupported(f"layer {name}: KV cache on {tensor.device}, this agent reaches host memory only")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise Unsupported(f"layer {name}: KV cache on {tensor.device}, served are cpu and cuda")
     storage = tensor.untyped_storage()
     place, _ = storages.setdefault(storage._cdata, (len(storages), storage))
     size = tensor.element_size()

@@ -28,6 +28,8 @@ class Options:
     """Longest that ``schedule()`` waits for the first answer to one request; 2 in all requests of one step."""
     lookup_age_ms: float = 20.0
     """After that long without an answer a request is computed."""
+    tier_wait_ms: float = 200.0
+    """Longest that a request waits while the agent says that lower tiers are still asked."""
     load_deadline_ms: float = 10_000.0
     """A load that is not there by then is given up, and its request is computed."""
     min_load_tokens: int = 64
@@ -51,6 +53,7 @@ class Options:
 _RANGES: dict[str, tuple[float, float]] = {
     "lookup_wait_ms": (0, 100),
     "lookup_age_ms": (0, 10_000),
+    "tier_wait_ms": (0, 60_000),
     "load_deadline_ms": (1, 600_000),
     "min_load_tokens": (1, 1 << 20),
     "pin_percent": (0, 50),

@@ -1,16 +1,16 @@
 """What the two roles of a connector say to each other: plans from the scheduler, reports from the workers.
 
 Both are pickled on their way, a plan for every step and worker, a report from every worker; reports of all workers are
-joined into one.
+joined into one. Each says itself how it is pickled: what dataclass makes for that takes ten times as long.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvagent.messages import Section
+    from kvagent.packing import Packed
 
 
 @dataclass(slots=True)
@@ -22,12 +22,20 @@ class SaveJob:
     epoch: int
     revoke: int
     """The revocation word, the same number in every worker."""
-    sections: tuple[Section, ...]
+    sections: Packed
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks it names."""
+        return self.sections.blocks
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SaveJob, (self.job, self.boot, self.epoch, self.revoke, self.sections)
 
 
 @dataclass(slots=True)
 class LoadJob:
-    """Blocks to be brought for a request."""
+    """Blocks to be brought for a request. It may be too much for one job of the session: then it has several parts."""
 
     job: int
     boot: bytes
@@ -35,7 +43,14 @@ class LoadJob:
     request: str
     lease: int
     deadline_s: float
-    sections: tuple[Section, ...]
+    parts: tuple[Packed, ...]
+    ids: bytes
+    """The engine's blocks of all parts in order, u32 LE."""
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks it names."""
+        return len(self.ids) // 4
 
 
 @dataclass(slots=True)
@@ -48,6 +63,11 @@ class StepPlan:
     """Loads whose request is gone."""
     revokes: list[int] = field(default_factory=list)
     """Saves whose blocks are free from the next step on."""
+    idle: bool = False
+    """No request is there: the step is made only so that what is under way be reported."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StepPlan, (self.saves, self.loads, self.cancels, self.revokes, self.idle)
 
 
 @dataclass(slots=True)
@@ -61,6 +81,9 @@ class Outcome:
         """The outcome in both."""
         worst = bytes(map(max, self.statuses, other.statuses))
         return Outcome(self.ranks + other.ranks, worst)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Outcome, (self.ranks, self.statuses)
 
 
 @dataclass(slots=True)
@@ -77,6 +100,9 @@ class Report:
         for job, outcome in other.outcomes.items():
             outcomes[job] = outcomes[job].join(outcome) if job in outcomes else outcome
         return Report(outcomes, self.late | other.late)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Report, (self.outcomes, self.late)
 
 
 @dataclass(slots=True)

@@ -33,10 +33,17 @@ class Tracked:
     """By group: blocks below are saved, or being saved, or came from the agent."""
     next_tokens: int
     """With fewer computed tokens there is nothing to save."""
+    admitted: bool = False
+    """It has blocks and computes, or will in this step."""
+    over: bool = False
+    due: int = 0
+    """The tick at which it is looked at again (due)."""
     own: int = 0
     """Tokens that the engine had itself when it asked last."""
     asked: Asked | None = None
     ticket: Ticket | None = None
+    pending_since: float = 0.0
+    """When the agent first said that lower tiers are still asked; 0: it did not."""
     load: int = 0
     """The job that brings its blocks, as long as it is waited for."""
     loaded: tuple[int, int] = (0, 0)

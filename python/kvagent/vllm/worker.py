@@ -16,32 +16,20 @@ from typing import TYPE_CHECKING
 from kvagent import messages as m
 from kvagent.errors import Busy, Malformed, SessionBroken, SessionEnded
 from kvagent.messages import BlockStatus
+from kvagent.vllm.clock import HostClock
+from kvagent.vllm.patience import Patience
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan
+from kvagent.vllm.underway import UnderWay, lost
 
 if TYPE_CHECKING:
+    from kvagent.packing import Packed
     from kvagent.shm import SyncWords
+    from kvagent.vllm.clock import Clock
     from kvagent.vllm.link import Attachment, Link
 
-EVENTS = 1024  # cells; a step's is reused after that many steps
 DRAIN_S = 2.0  # at the end, for the agent to let go of this worker's memory
 
 log = logging.getLogger("kvagent.vllm")
-
-
-class HostClock:
-    """Tells the agent how far the kernels are. On a CPU they have ended when the forward pass returns."""
-
-    def __init__(self, words: SyncWords) -> None:
-        self._words = words
-
-    def begin(self, step: int) -> None:
-        """The step's kernels are about to be launched."""
-        self._words.record(step % self._words.events)
-
-    def end(self, step: int) -> None:
-        """All kernels of the step are launched."""
-        self._words.step = step
-        self._words.fire(step % self._words.events)
 
 
 @dataclass(slots=True)
@@ -51,20 +39,6 @@ class Results:
     received: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     bad_blocks: set[int] = field(default_factory=set)
-
-
-@dataclass(eq=False, slots=True)
-class _UnderWay:
-    """A job that the agent has."""
-
-    plan: SaveJob | LoadJob
-    attachment: Attachment
-    number: int
-    """The job's in the session."""
-    deadline: float = 0.0
-    told: bool = False
-    """A load that vLLM does not wait for any more."""
-    cancelled: bool = False
 
 
 @dataclass(slots=True)
@@ -81,18 +55,19 @@ class WorkerSide:
     """See the module. ``per_block``: failures may be told block by block (models with one KV cache group)."""
 
     def __init__(
-        self, link: Link, words: SyncWords, *, per_block: bool, whole_failures: bool, clock: HostClock | None = None
+        self, link: Link, words: SyncWords, *, per_block: bool, whole_failures: bool, clock: Clock | None = None
     ) -> None:
         self.counts = WorkerCounts()
         self._link = link
         self._words = words
-        self._clock = clock or HostClock(words)
+        self._clock: Clock = clock or HostClock(words)
         self._per_block = per_block
         self._whole = whole_failures
+        self._patience = Patience()
         self._step = 0
         self._open: StepPlan | None = None
-        self._jobs: dict[int, _UnderWay] = {}
-        self._numbers: dict[tuple[int, int], int] = {}  # by attachment and the session's number of the job
+        self._jobs: dict[int, UnderWay] = {}
+        self._numbers: dict[tuple[int, int], tuple[int, int]] = {}  # by attachment and number in it: job and part
         self._sessions: list[Attachment] = []
         self._results = Results()
         self._report = Report()
@@ -103,30 +78,38 @@ class WorkerSide:
             self.end(self._open)
         self._step += 1
         self._open = plan
+        self._patience.step(idle=plan.idle)
         self._clock.begin(self._step)
         for job in plan.revokes:
             if (under := self._jobs.get(job)) and isinstance(under.plan, SaveJob):
                 self._words.revoke(under.plan.revoke)
         for job in plan.cancels:
-            self._cancel(job)
+            if under := self._jobs.get(job):
+                under.cancel()
 
     def start(self, plan: StepPlan) -> None:
         """Hands in the loads. The step in flight may still write to their destination: each names it."""
         for load in plan.loads:
-            self._submit(load)
+            self._submit(load, load.parts)
 
     def end(self, plan: StepPlan) -> None:
         """Ends the step and hands in the saves."""
         if self._open is None:
             return
         self._open = None
-        for save in plan.saves:
-            self._submit(save)
         self._clock.end(self._step)
+        for save in plan.saves:
+            self._submit(save, (save.sections,))
 
     def results(self) -> Results:
         """What is over since the last call."""
         self._poll()
+        if (
+            self._jobs
+            and not self._report.outcomes
+            and self._patience.wait(one.session.fileno() for one in self._sessions)
+        ):
+            self._poll()
         self._give_up(time.monotonic())
         results, self._results = self._results, Results()
         return results
@@ -155,47 +138,48 @@ class WorkerSide:
         self._sessions = []
         return all(fenced)
 
-    def rejoin(self, link: Link) -> None:
+    def rejoin(self, link: Link, clock: Clock | None = None) -> None:
         """Goes on with another link, behind ``leave``."""
         self._link = link
+        self._clock = clock or self._clock
 
-    def _submit(self, plan: SaveJob | LoadJob) -> None:
+    def _submit(self, plan: SaveJob | LoadJob, parts: tuple[Packed, ...]) -> None:
         attachment = self._attached()
-        if attachment is None or attachment.session.boot != plan.boot:
-            return self._refused(plan, BlockStatus.FAILED)
-        session, event = attachment.session, self._step % self._words.events
-        try:
-            if isinstance(plan, SaveJob):
-                revoke = plan.revoke if session.version > 1 else m.NO_INDEX
-                number = session.save(plan.sections, epoch=plan.epoch, step=self._step, event=event, revoke=revoke)
-            elif not plan.sections:
-                return self._refused(plan, BlockStatus.FAILED)
-            else:
-                number = session.load(plan.sections, epoch=plan.epoch, step=self._step, event=event, lease=plan.lease)
-        except (Busy, SessionBroken, SessionEnded, Malformed) as error:
-            if isinstance(error, Malformed):
-                log.warning("a job of %d sections is not sent: %s", len(plan.sections), error)
-            return self._refused(plan, BlockStatus.BUSY if isinstance(error, Busy) else BlockStatus.FAILED)
-        under = _UnderWay(plan, attachment, number)
+        if attachment is not None and attachment.session.boot != plan.boot:
+            attachment = None
+        under = UnderWay(plan, attachment)
+        for part, sections in enumerate(parts):
+            status = self._send(plan, attachment, sections)
+            if isinstance(status, BlockStatus) or attachment is None:
+                under.parts.append(lost(None, sections.blocks, BlockStatus(status)))
+                continue
+            under.parts.append(None)
+            under.numbers.append(status)
+            self._numbers[id(attachment), status] = plan.job, part
+        if under.over:
+            self._over(under)
+            return
         if isinstance(plan, LoadJob):
             under.deadline = time.monotonic() + plan.deadline_s
         self._jobs[plan.job] = under
-        self._numbers[id(attachment), number] = plan.job
-        return None
 
-    def _refused(self, plan: SaveJob | LoadJob, status: BlockStatus) -> None:
-        """The agent never had it."""
-        self._over(_UnderWay(plan, None, 0), bytes([status]) * _blocks(plan))  # type: ignore[arg-type]
-
-    def _cancel(self, job: int) -> None:
-        under = self._jobs.get(job)
-        if under is None:
-            return
-        under.cancelled = True
+    def _send(self, plan: SaveJob | LoadJob, attachment: Attachment | None, sections: Packed) -> int | BlockStatus:
+        """Gives the job's number in the session, or why the agent does not have it."""
+        if attachment is None:
+            return BlockStatus.FAILED
+        session, event = attachment.session, self._clock.event(self._step)
         try:
-            under.attachment.session.cancel(under.number)
-        except (Busy, SessionBroken, SessionEnded):
-            return  # its DONE or the session's end comes nevertheless
+            if isinstance(plan, SaveJob):
+                revoke = plan.revoke if session.version > 1 else m.NO_INDEX
+                return session.save(sections, epoch=plan.epoch, step=self._step, event=event, revoke=revoke)
+            return session.load(sections, epoch=plan.epoch, step=self._step, event=event, lease=plan.lease)
+        except Busy:
+            return BlockStatus.BUSY
+        except (SessionBroken, SessionEnded):
+            return BlockStatus.FAILED
+        except Malformed as error:
+            log.warning("a job of %d blocks is not sent: %s", sections.blocks, error)
+            return BlockStatus.FAILED
 
     def _attached(self) -> Attachment | None:
         current = self._link.current()
@@ -218,10 +202,14 @@ class WorkerSide:
                 self._fenced(attachment)
 
     def _done(self, attachment: Attachment, event: m.Done) -> None:
-        job = self._numbers.pop((id(attachment), event.job), None)
-        under = self._jobs.pop(job, None) if job is not None else None
+        self._patience.came()
+        job, part = self._numbers.pop((id(attachment), event.job), (0, 0))
+        under = self._jobs.get(job)
         if under is not None:
-            self._over(under, event.statuses)
+            under.parts[part] = event.statuses
+            if under.over:
+                del self._jobs[job]
+                self._over(under)
 
     def _fenced(self, attachment: Attachment) -> None:
         """The agent's end of the session is gone: it touches nothing any more."""
@@ -231,12 +219,19 @@ class WorkerSide:
         for job, under in list(self._jobs.items()):
             if under.attachment is attachment:
                 del self._jobs[job]
-                self._numbers.pop((id(attachment), under.number), None)
-                self._over(under, bytes([BlockStatus.FAILED]) * _blocks(under.plan))
+                for number in under.numbers:
+                    self._numbers.pop((id(attachment), number), None)
+                self._fail_rest(under)
+                self._over(under)
 
-    def _over(self, under: _UnderWay, statuses: bytes) -> None:
+    @staticmethod
+    def _fail_rest(under: UnderWay) -> None:
+        sections = under.plan.parts if isinstance(under.plan, LoadJob) else (under.plan.sections,)
+        under.parts = [lost(part, one.blocks) for part, one in zip(under.parts, sections, strict=True)]
+
+    def _over(self, under: UnderWay) -> None:
         """A job has ended, and its blocks are free."""
-        plan = under.plan
+        plan, statuses = under.plan, under.statuses
         self._report.outcomes[plan.job] = Outcome(1, statuses)
         if isinstance(plan, SaveJob):
             self._words.clear_revoke(plan.revoke)
@@ -270,14 +265,10 @@ class WorkerSide:
                 if self._whole:
                     self._results.failed.add(plan.request)
                 else:  # from its first block on, which is the request's first: it is given other ones
-                    self._results.bad_blocks.update(_bad(plan, b"\1" * _blocks(plan)))
-            self._cancel(plan.job)
-
-
-def _blocks(plan: SaveJob | LoadJob) -> int:
-    return sum(len(section.blocks) // 4 for section in plan.sections)
+                    self._results.bad_blocks.update(_bad(plan, b"\1" * plan.blocks))
+            under.cancel()
 
 
 def _bad(plan: LoadJob, statuses: bytes) -> set[int]:
-    blocks = memoryview(b"".join(section.blocks for section in plan.sections)).cast("I")
+    blocks = memoryview(plan.ids).cast("I")
     return {block for block, status in zip(blocks, statuses, strict=False) if status != 0}

@@ -204,7 +204,7 @@ def test_a_block_that_is_gone_is_computed_and_not_promised_again(worlds: Any, ag
     world.scheduler.reset_prefix_cache()
     world.add("warm", PROMPT, 10)
     launch_load(world)
-    world.side._attachment.session.reset()  # what was promised is stale before the load begins
+    world.side._presence.session.reset()  # what was promised is stale before the load begins
     world.run()
     assert world.outputs["warm"] == world.outputs["cold"]
     assert world.side.counts.loads_failed == 1

@@ -33,7 +33,7 @@ from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 from vllm.v1.worker.utils import allocate_kv_cache
 
-from kvagent.vllm.worker import HostClock
+from kvagent.vllm.clock import HostClock
 from tests.agent import eventually
 
 try:
@@ -235,7 +235,7 @@ class World:
             worker.register_kv_caches(self.caches[rank])
             self.drivers.append(None)
         for one in getattr(worker, "_connectors", [worker]):
-            one._worker._clock = _Clock(one._words, self)
+            one._worker._clock = _Clock(one._sync.words, self)
         self.workers.append(worker)
 
     def _drive(self, rank: int, output: Any) -> Any:

@@ -1,0 +1,1 @@
+"""What the vLLM connector costs in each step of an engine: ``python -m kvagent.bench``."""

@@ -1,0 +1,227 @@
+"""vLLM's real scheduler and worker driver, with this connector and without any, step by step in turn.
+
+Without one, the worker's driver is vLLM's own no-op. No model runs: the tokens of a step are given. Needs vllm.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm import SamplingParams
+from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.distributed.kv_transfer import kv_transfer_state
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_layout import KVCacheLayout
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector, KVConnector
+from vllm.v1.worker.utils import allocate_kv_cache
+
+from kvagent.bench.figures import Times, percentile
+
+try:
+    from vllm.v1.core import kv_cache_planning as planning
+except ImportError:
+    from vllm.v1.core import kv_cache_utils as planning
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+STEPS = 160
+WARM_UP = 24
+BLOCK_TOKENS = 16
+PROMPT_TOKENS = 64
+REQUEST_BLOCKS = (PROMPT_TOKENS + STEPS + WARM_UP) // BLOCK_TOKENS + 3
+MODEL = {
+    "architectures": ["OPTForCausalLM"], "model_type": "opt", "max_position_embeddings": 32768, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "hidden_size": 64, "word_embed_proj_dim": 64, "ffn_dim": 128, "vocab_size": 512,
+}  # fmt: skip
+
+
+class Engine:
+    """A scheduler, and a worker's driver as far as it knows of connectors."""
+
+    def __init__(self, model: str, running: int, socket_dir: str | None) -> None:
+        self.config = _config(model, running, socket_dir)
+        self.kv = _kv_cache_config(self.config, running * REQUEST_BLOCKS + 1024)
+        self.worker: Any = None
+        self.driver: Any = KVConnector()
+        if socket_dir is not None:
+            caches = allocate_kv_cache(self.kv, torch.device("cpu"), KVCacheLayout.LBNHC)
+            config = copy.deepcopy(self.config)
+            self.worker = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, self.kv)
+            kv_transfer_state._KV_CONNECTOR_AGENT = self.worker
+            self.driver = ActiveKVConnector(config, caches)
+        self.scheduler = Scheduler(
+            vllm_config=self.config, kv_cache_config=self.kv, block_size=BLOCK_TOKENS, hash_block_size=BLOCK_TOKENS,
+            structured_output_manager=StructuredOutputManager(self.config), log_stats=False,
+        )  # fmt: skip
+        self.scheduler.use_v2_model_runner = True
+        self.connector = self.scheduler.connector
+        self.scheduling, self.updating, self.driving = Times(), Times(), Times()
+        self.inside = Times()
+        """The connector's own part of scheduling and updating."""
+        if self.connector is not None:
+            for name in ("build_connector_meta", "update_connector_output", "get_kv_connector_stats"):
+                setattr(self.connector, name, _timed(getattr(self.connector, name), self.inside))
+
+    def add(self, count: int) -> None:
+        """Adds requests, which differ in length so that they do not all fill a block in one step."""
+        hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
+        for i in range(count):
+            params = SamplingParams(max_tokens=STEPS + WARM_UP + 8, ignore_eos=True)
+            params.update_from_generation_config({}, 1)
+            tokens = [(i * 31 + j * 7) % 480 + 5 for j in range(PROMPT_TOKENS + i % BLOCK_TOKENS)]
+            self.scheduler.add_request(
+                Request(
+                    request_id=f"{i}", prompt_token_ids=tokens, sampling_params=params, pooling_params=None,
+                    block_hasher=hasher,
+                )
+            )  # fmt: skip
+
+    def step(self) -> None:
+        """One step."""
+        self.scheduling.begin()
+        output = self.scheduler.schedule()
+        self.scheduling.end()
+        sent = pickle.loads(pickle.dumps(output))  # noqa: S301
+        self.driving.begin()
+        self.driver.pre_forward(sent)
+        if hasattr(self.driver, "finish_forward"):
+            self.driver.finish_forward()
+        reported = self.driver.post_forward(sent.finished_req_ids)
+        self.driving.end()
+        names = list(output.num_scheduled_tokens)
+        sampled = [[] if self.scheduler.requests[name].is_prefill_chunk else [7] for name in names]
+        out = ModelRunnerOutput(
+            req_ids=names, req_id_to_index={n: i for i, n in enumerate(names)}, sampled_token_ids=sampled,
+            kv_connector_output=pickle.loads(pickle.dumps(reported)),  # noqa: S301
+        )  # fmt: skip
+        self.updating.begin()
+        self.scheduler.update_from_output(output, out)
+        self.updating.end()
+        for times in self._times():
+            times.step()
+
+    def skip(self) -> None:
+        """Drops what was measured so far."""
+        for times in self._times():
+            times.skip()
+
+    def close(self) -> None:
+        """Leaves the agent."""
+        if self.worker is not None:
+            self.worker.shutdown()
+            self.connector.shutdown()
+            kv_transfer_state._KV_CONNECTOR_AGENT = None
+
+    def _times(self) -> Sequence[Times]:
+        return self.scheduling, self.updating, self.driving, self.inside
+
+
+def print_all(socket_dir: str, running: Sequence[int]) -> None:
+    """A table, a row for each number of running requests."""
+    row = "{:>9} {:>12} {:>11} {:>9} {:>14} {:>9} {:>14} {:>12} {:>12}\n"
+    out = sys.stdout.write
+    out("real scheduler and worker driver, us of a step, p50 of the thread's own time\n")
+    out(
+        row.format(
+            "running",
+            "blocks/step",
+            "schedule()",
+            "+ update",
+            "with kvagent",
+            "+ update",
+            "of which it",
+            "5% of sched.",
+            "worker adds",
+        )
+    )
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    init_none_hash(sha256)
+    with tempfile.TemporaryDirectory() as model:
+        (Path(model) / "config.json").write_text(json.dumps(MODEL))
+        for count in running:
+            out(row.format(count, *_compare(model, socket_dir, count)))
+
+
+def _compare(model: str, socket_dir: str, running: int) -> list[str]:
+    engines = without, connected = Engine(model, running, None), Engine(model, running, socket_dir)
+    side = connected.connector._scheduler
+    try:
+        for engine in engines:
+            engine.add(running)
+        planned = 0
+        for number in range(STEPS + WARM_UP):
+            if number == WARM_UP:
+                without.skip()
+                connected.skip()
+                planned = side.counted()["saves_planned"]
+            for engine in engines:
+                engine.step()
+        blocks = (side.counted()["saves_planned"] - planned) / STEPS
+    finally:
+        connected.close()
+    figures = [
+        percentile(one.own, 50)
+        for one in (without.scheduling, without.updating, connected.scheduling, connected.updating, connected.inside)
+    ]
+    adds = percentile(connected.driving.own, 50) - percentile(without.driving.own, 50)
+    return [f"{blocks:.1f}", *(f"{one:.0f}" for one in (*figures, figures[0] / 20, adds))]
+
+
+def _timed(call: Any, times: Times) -> Any:
+    def timed(*args: Any) -> Any:
+        times.begin()
+        try:
+            return call(*args)
+        finally:
+            times.end()
+
+    return timed
+
+
+def _config(model: str, running: int, socket_dir: str | None) -> VllmConfig:
+    transfer = None
+    if socket_dir is not None:
+        transfer = KVTransferConfig(
+            kv_connector="KVAgentConnector", kv_connector_module_path="kvagent.vllm", kv_role="kv_both",
+            kv_load_failure_policy="recompute",
+            kv_connector_extra_config={"socket_dir": socket_dir, "tenant": f"bench {time.monotonic_ns()}"},
+        )  # fmt: skip
+    cache = CacheConfig(block_size=BLOCK_TOKENS, cache_dtype="auto", enable_prefix_caching=True)
+    cache.kv_cache_layout = "LBNHC"
+    config = VllmConfig(
+        model_config=ModelConfig(model=model, skip_tokenizer_init=True, dtype="float32", max_model_len=4096),
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=max(running, 16), max_num_batched_tokens=32768, max_model_len=4096,
+            enable_chunked_prefill=True, is_encoder_decoder=False, async_scheduling=False,
+        ),
+        cache_config=cache, device_config=DeviceConfig("cpu"), kv_transfer_config=transfer,
+    )  # fmt: skip
+    config.scheduler_config.disable_hybrid_kv_cache_manager = False
+    config.cache_config.num_gpu_blocks = running * REQUEST_BLOCKS + 1024
+    return config
+
+
+def _kv_cache_config(config: VllmConfig, blocks: int) -> Any:
+    full = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=8, dtype=torch.float32)
+    groups = planning.get_kv_cache_groups(config, {"model.layers.0.attn": full})
+    kv = planning.get_kv_cache_config_from_groups(config, groups, blocks * full.page_size_bytes)
+    kv.kv_cache_layout = "LBNHC"
+    return kv

@@ -1,0 +1,105 @@
+"""What is asked of the CUDA driver, through ctypes: whose memory an address is, and handles that other processes open.
+
+Every call is of a thread whose CUDA context is current, as a worker's main thread is. See the driver API's reference,
+sections "Memory Management", "Virtual Memory Management" and "Unified Addressing".
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Protocol
+
+from kvagent.errors import KVAgentError
+
+IPC_HANDLE = 64  # bytes of a CUipcMemHandle and of a CUipcEventHandle
+UUID = 16  # bytes
+
+_LIBRARY = "libcuda.so.1"
+_DEVICE_ORDINAL, _LEGACY_IPC, _ALLOWED_HANDLES = 9, 10, 14  # CU_POINTER_ATTRIBUTE_...
+_POSIX_FD = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+
+class CudaError(KVAgentError):
+    """A call of the driver failed. The text names the call and the driver's error."""
+
+
+class Driver(Protocol):
+    """The driver, or what a test puts in its place. Addresses and sizes are in bytes."""
+
+    def uuid(self, address: int) -> bytes:
+        """Of the GPU that the memory is on."""
+
+    def legacy(self, address: int) -> bool:
+        """Whether the memory came from cudaMalloc, and so has an IPC handle."""
+
+    def shareable(self, address: int) -> bool:
+        """Whether it is virtual memory that a descriptor can be made of."""
+
+    def range(self, address: int) -> tuple[int, int]:
+        """Base and size of the allocation that the address is in; of virtual memory, of its piece."""
+
+    def ipc_handle(self, base: int) -> bytes:
+        """The handle of an allocation of cudaMalloc."""
+
+    def descriptor(self, address: int) -> int:
+        """A new descriptor of the piece of virtual memory that the address is in; the caller closes it."""
+
+
+class CudaDriver:
+    """The real one."""
+
+    def __init__(self) -> None:
+        try:
+            self._library = ctypes.CDLL(_LIBRARY)
+        except OSError as error:
+            raise CudaError(f"{_LIBRARY} cannot be opened: {error}") from error
+
+    def uuid(self, address: int) -> bytes:
+        """Of the GPU that the memory is on."""
+        device = ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(device), self._attribute(_DEVICE_ORDINAL, address))
+        uuid = ctypes.create_string_buffer(UUID)
+        self._call("cuDeviceGetUuid_v2", uuid, device)
+        return uuid.raw
+
+    def legacy(self, address: int) -> bool:
+        """Whether the memory came from cudaMalloc, and so has an IPC handle."""
+        return bool(self._attribute(_LEGACY_IPC, address))
+
+    def shareable(self, address: int) -> bool:
+        """Whether it is virtual memory that a descriptor can be made of."""
+        return bool(self._attribute(_ALLOWED_HANDLES, address) & _POSIX_FD)
+
+    def range(self, address: int) -> tuple[int, int]:
+        """Base and size of the allocation that the address is in; of virtual memory, of its piece."""
+        base, size = ctypes.c_uint64(), ctypes.c_size_t()
+        self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
+        return base.value, size.value
+
+    def ipc_handle(self, base: int) -> bytes:
+        """The handle of an allocation of cudaMalloc."""
+        handle = ctypes.create_string_buffer(IPC_HANDLE)
+        self._call("cuIpcGetMemHandle", handle, ctypes.c_uint64(base))
+        return handle.raw
+
+    def descriptor(self, address: int) -> int:
+        """A new descriptor of the piece of virtual memory that the address is in; the caller closes it."""
+        piece, fd = ctypes.c_uint64(), ctypes.c_int(-1)
+        self._call("cuMemRetainAllocationHandle", ctypes.byref(piece), ctypes.c_void_p(address))
+        try:
+            self._call("cuMemExportToShareableHandle", ctypes.byref(fd), piece, _POSIX_FD, ctypes.c_uint64(0))
+        finally:
+            self._call("cuMemRelease", piece)
+        return fd.value
+
+    def _attribute(self, attribute: int, address: int) -> int:
+        value = ctypes.c_uint64()  # as large as the largest of them
+        self._call("cuPointerGetAttribute", ctypes.byref(value), attribute, ctypes.c_uint64(address))
+        return value.value
+
+    def _call(self, name: str, *arguments: object) -> None:
+        result = getattr(self._library, name)(*arguments)
+        if result:
+            text = ctypes.c_char_p()
+            self._library.cuGetErrorName(result, ctypes.byref(text))
+            raise CudaError(f"{name}: {text.value.decode() if text.value else result}")

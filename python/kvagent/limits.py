@@ -1,0 +1,23 @@
+"""Limits of the session socket's messages (docs/PROTOCOL.md, section 3)."""
+
+from __future__ import annotations
+
+MAX_FRAME = 1 << 20  # bytes
+MAX_NAME = 128  # bytes of an instance, look-up or software name
+MAX_TEXT = 1024  # bytes
+MAX_PATH = 107  # bytes of a socket's path
+MAX_HASH = 32  # bytes
+MAX_HANDLE = 256  # bytes of a region's handle
+MAX_IDENTITY_PAIRS = 64
+MAX_IDENTITY_BYTES = 16 << 10
+MAX_GROUPS = 16
+MAX_WORLD = 64  # ranks
+MAX_SHARDS = 16
+MAX_EVENTS = 65536  # events of a worker, and as many revocation words
+MAX_REGIONS = 4096  # of one registration
+MAX_REGIONS_MESSAGE = 253  # of one REGIONS: the kernel passes that many descriptors
+MAX_SEGMENTS = 65536  # of one registration
+MAX_SEGMENTS_MESSAGE = 8192
+MAX_SECTIONS = 64
+MAX_JOB_BLOCKS = 8192
+MAX_RELEASES = 4096  # leases in one RELEASE

@@ -1,0 +1,76 @@
+"""Sections of a job as they lie on the wire, packed once where a job is planned and sent by every rank as they are.
+
+It makes the bytes that wire.encode makes of the same Sections (canonical msgpack), at a fraction of the price: an
+engine packs tens of them in every step.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvagent.errors import Malformed
+from kvagent.limits import MAX_GROUPS, MAX_HASH, MAX_JOB_BLOCKS, MAX_SECTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SMALL = [bytes([i]) for i in range(128)]  # msgpack's positive fixint
+_BIN8 = [b"\xc4" + bytes([i]) for i in range(256)]
+_BIN16, _BIN32 = struct.Struct(">BH"), struct.Struct(">BI")
+_ARRAY16 = struct.Struct(">BH")
+_ID = struct.Struct("<I")
+_SECTION = b"\x95"  # an array of 5
+# Most sections of a running engine are of one block in group 0: hashes of 32 bytes, parent, hash and block.
+_SHORT = struct.Struct("<4s32s3s32s2sI")
+_SHORT_HEAD, _SHORT_MIDDLE, _SHORT_TAIL = b"\x95\x00\xc4\x20", b"\x20\xc4\x20", b"\xc4\x04"
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Sections of a job: ``data`` is their array in msgpack, ``blocks`` how many blocks they name."""
+
+    data: bytes
+    blocks: int
+
+    def __reduce__(self) -> tuple[type[Packed], tuple[bytes, int]]:  # a tenth of the time of what dataclass makes
+        return Packed, (self.data, self.blocks)
+
+
+def section(group: int, parent: bytes, hashes: Sequence[bytes], ids: Sequence[int]) -> bytes:
+    """One section: a run of chained blocks. ``parent``: the hash before the first, or empty; ``ids``: the engine's."""
+    joined = b"".join(hashes)
+    size, count = len(hashes[0]), len(hashes)
+    if not 0 <= group < MAX_GROUPS or not 1 <= size <= MAX_HASH or count != len(ids) or len(joined) != size * count:
+        raise Malformed(f"section of group {group}: {len(joined)} bytes of {count} hashes and {len(ids)} blocks")
+    if parent and len(parent) != size:
+        raise Malformed(f"section of group {group}: parent of {len(parent)} bytes, allowed is 0 or {size}")
+    blocks = _ID.pack(ids[0]) if count == 1 else struct.pack(f"<{count}I", *ids)
+    return b"".join(
+        (
+            _SECTION, _SMALL[group], _BIN8[len(parent)], parent, _SMALL[size],
+            _BIN8[len(joined)] if len(joined) < 256 else _bin(len(joined)), joined,
+            _BIN8[len(blocks)] if len(blocks) < 256 else _bin(len(blocks)), blocks,
+        )
+    )  # fmt: skip
+
+
+def short_section(parent: bytes, key: bytes, block: int) -> bytes:
+    """The section of one block of group 0 that is not its prompt's first."""
+    if len(parent) == len(key) == 32:
+        return _SHORT.pack(_SHORT_HEAD, parent, _SHORT_MIDDLE, key, _SHORT_TAIL, block)
+    return section(0, parent, (key,), (block,))
+
+
+def packed(sections: Sequence[bytes], blocks: int) -> Packed:
+    """The sections of one job, each made by ``section``, which name that many blocks."""
+    count = len(sections)
+    if not 1 <= count <= MAX_SECTIONS or blocks > MAX_JOB_BLOCKS:
+        raise Malformed(f"{count} sections of {blocks} blocks, allowed is 1 to {MAX_SECTIONS} of {MAX_JOB_BLOCKS}")
+    head = bytes([0x90 | count]) if count < 16 else _ARRAY16.pack(0xDC, count)
+    return Packed(head + b"".join(sections), blocks)
+
+
+def _bin(size: int) -> bytes:
+    return _BIN16.pack(0xC5, size) if size < 1 << 16 else _BIN32.pack(0xC6, size)

@@ -1,0 +1,26 @@
+"""What grew among counters since it was told last."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any
+
+
+class Growth:
+    """Of the counters of a dataclass. ``prefix`` goes before their names."""
+
+    def __init__(self, counts: Any, prefix: str = "") -> None:
+        self._counts = counts
+        names = [field.name for field in fields(counts)]
+        self._names = [prefix + name for name in names]
+        self._values = attrgetter(*names)
+        self._told: tuple[int, ...] = (0,) * len(names)
+
+    def take(self) -> dict[str, int]:
+        """By name, what grew since the last call. Cheap if nothing did: it is called in every step."""
+        now, before = self._values(self._counts), self._told
+        if now == before:
+            return {}
+        self._told = now
+        return {name: b - a for name, a, b in zip(self._names, before, now, strict=True) if b != a}

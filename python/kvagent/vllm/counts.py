@@ -1,0 +1,20 @@
+"""What the scheduler's side counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Counts:
+    """Look-ups and loads."""
+
+    lookups: int = 0
+    lookups_unanswered: int = 0
+    lookups_pending: int = 0
+    """For which lower tiers took longer than they were waited for."""
+    loads: int = 0
+    loads_failed: int = 0
+    loads_late: int = 0
+    tokens_promised: int = 0
+    tokens_loaded: int = 0

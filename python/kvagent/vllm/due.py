@@ -1,0 +1,77 @@
+"""Which running requests may have filled another block: so that a step looks at these, and not at all that run.
+
+A clock ticks with every step, by the most tokens that a request without a chunk of its prompt computes in it: once
+when each computes one, more often with draft tokens. A request that lacks n tokens of its next block is put n ticks
+ahead and not looked at before. It may turn out then that it lacks some still; a block that is seen some steps late is
+saved some steps late, no more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from kvagent.vllm.tracked import Tracked
+
+FEW = 8  # tokens of one step; a request that computes more in it is looked at in that step
+
+
+class Due:
+    """See the module. The order in which requests come up is kept."""
+
+    def __init__(self) -> None:
+        self._now: dict[Tracked, None] = {}
+        self._tick = 0
+        self._ahead: dict[int, list[Tracked]] = {}
+
+    def add(self, tracked: Tracked) -> None:
+        """It is to be looked at in the next step."""
+        self._now[tracked] = None
+        tracked.due = 0
+
+    def remove(self, tracked: Tracked) -> None:
+        """It is not to be looked at any more."""
+        self._now.pop(tracked, None)
+        tracked.due = 0
+
+    def later(self, tracked: Tracked, tokens: int) -> None:
+        """It is to be looked at when it may have computed that many tokens more, at least one."""
+        tracked.due = due = self._tick + tokens
+        ahead = self._ahead.get(due)
+        if ahead is None:
+            self._ahead[due] = [tracked]
+        else:
+            ahead.append(tracked)
+
+    def take(self) -> list[Tracked]:
+        """The requests to look at now. Who cannot be dealt with is to be kept."""
+        now, self._now = list(self._now), {}
+        return now
+
+    def keep(self, some: Iterable[Tracked]) -> None:
+        """They are to be looked at in the next step."""
+        self._now.update(dict.fromkeys(some))
+
+    def step(self, scheduled: Mapping[str, int], tracked_of: Mapping[str, Tracked]) -> None:
+        """A step computes that many tokens of each request."""
+        most = max(scheduled.values(), default=0)
+        if most > FEW:
+            most = 1
+            for request, tokens in scheduled.items():
+                if tokens > FEW:
+                    if (tracked := tracked_of.get(request)) is not None and tracked.admitted:
+                        self.add(tracked)
+                elif tokens > most:
+                    most = tokens
+        for tick in range(self._tick + 1, self._tick + most + 1):
+            for tracked in self._ahead.pop(tick, ()):
+                if tracked.due == tick:  # else it was put elsewhere, or removed
+                    self._now[tracked] = None
+        self._tick += most
+
+    def clear(self) -> None:
+        """Forgets all of them."""
+        self._now.clear()
+        self._ahead.clear()

@@ -1,0 +1,107 @@
+"""The calls of vLLM's scheduler."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from kvagent.vllm.metadata import Handshake, Metadata, WorkerMetadata
+from kvagent.vllm.words import OthersWords
+
+if TYPE_CHECKING:
+    from kvagent.vllm.geometry import Ranks
+    from kvagent.vllm.scheduler import SchedulerSide
+
+log = logging.getLogger("kvagent.vllm")
+
+
+class SchedulerCalls:
+    """A part of KVAgentConnector."""
+
+    _scheduler: SchedulerSide | None = None
+    _others: OthersWords | None = None
+    _ranks: Ranks
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        """Takes vLLM's block tables and block pool."""
+        self._kv_cache_manager = kv_cache_manager
+        self._side.bind(kv_cache_manager.block_pool, kv_cache_manager)
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """Takes vLLM's block pool, all that 0.29 gives."""
+        if getattr(self, "_kv_cache_manager", None) is None:
+            self._side.bind(gpu_block_pool)
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
+        """Takes what the workers said at the start."""
+        self._meet(list(metadata.values()))
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        """Takes what the workers of all pipeline stages said at the start."""
+        self._meet(list(metadata.values()))
+
+    def on_new_request(self, request: Any) -> None:
+        """Tells the agent what will be asked for."""
+        self._side.on_new_request(request)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """How much of a prompt the agent has beyond what the engine has."""
+        return self._side.matched(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """A request was let in."""
+        self._side.allocated(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Metadata:
+        """The plan of a step."""
+        return Metadata(self._side.plan(scheduler_output))
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Takes what the workers report."""
+        meta = connector_output.kv_connector_worker_meta
+        if isinstance(meta, WorkerMetadata):
+            self._side.report(meta.report)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:  # noqa: ARG002
+        """A request is over. Its blocks need not be kept: what is being saved is pinned."""
+        status = getattr(request.status, "name", "")
+        self._side.finished(request, normally=status in ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"))
+        return False, None
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """The same, for models with several KV cache groups."""
+        return self.request_finished(request, block_ids[0] if block_ids else [])
+
+    def has_pending_push_work(self) -> bool:
+        """Whether the engine has to go on stepping without requests, so that pins come back (see patience)."""
+        return self._side.pending()
+
+    def reset_cache(self) -> bool | None:
+        """Nothing that was stored until now is found again, by this engine or another of the same space."""
+        return self._side.reset()
+
+    def _leave_scheduler(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.close()
+            self._scheduler = None
+        if self._others is not None:
+            self._others.close()
+            self._others = None
+
+    @property
+    def _side(self) -> SchedulerSide:
+        assert self._scheduler is not None, "a worker's connector, or one that was shut down"
+        return self._scheduler
+
+    def _meet(self, handshakes: list[Any]) -> None:
+        words = [one.words for one in handshakes if isinstance(one, Handshake)]
+        if len(words) != self._ranks.world:
+            return
+        try:
+            self._others = OthersWords(words)
+        except OSError as error:
+            log.warning("the workers' words cannot be reached (%s): reset_prefix_cache waits for saves", error)
+            return
+        self._side.use_words(self._others.revoke)

@@ -1,0 +1,168 @@
+"""The calls of vLLM's workers."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1 import base
+
+from kvagent.messages import Role
+from kvagent.registration import Registration
+from kvagent.vllm import geometry as geo
+from kvagent.vllm.counting import Growth
+from kvagent.vllm.link import Link
+from kvagent.vllm.memory import Memory, memory
+from kvagent.vllm.metadata import Handshake, Metadata, WorkerMetadata
+from kvagent.vllm.plan import StepPlan, WorkerWords
+from kvagent.vllm.sync import Sync, make_sync
+from kvagent.vllm.versions import WHOLE_FAILURES
+from kvagent.vllm.worker import WorkerSide
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvagent.vllm.options import Options
+
+log = logging.getLogger("kvagent.vllm")
+
+
+class WorkerCalls:
+    """A part of KVAgentConnector."""
+
+    _vllm_config: Any
+    _config: Any
+    _options: Options
+    _ranks: geo.Ranks
+    _replicas: int
+    _worker: WorkerSide | None = None
+    _sync: Sync | None = None
+    _memory: Memory | None = None
+    _kv_caches: Mapping[str, Any] = {}
+    _bad_blocks: set[int] = set()  # noqa: RUF012  replaced, never changed
+    _connector_metadata: Any
+    _growth_of_worker: Growth | None = None
+
+    def _common(self) -> dict[str, Any]:
+        """What all registrations of the engine have in common."""
+        raise NotImplementedError
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """Announces the KV caches to the agent; waits a little for one that is there."""
+        self._kv_caches = kv_caches
+        names = [list(group.layer_names) for group in self._config.kv_cache_groups]
+        self._memory = memory(kv_caches, names, self._config.num_blocks, self._options.cpu_memory)
+        self._sync = self._sync or make_sync(self._memory.device)
+        link = Link(self._options.socket_dir, f"rank {self._rank}", self._registration_of_worker)
+        if self._worker is None:
+            per_block = len(self._config.kv_cache_groups) == 1
+            self._worker = WorkerSide(
+                link, self._sync.words, per_block=per_block, whole_failures=WHOLE_FAILURES, clock=self._sync.clock
+            )
+            self._growth_of_worker = Growth(self._worker.counts, "worker_")
+        else:
+            self._worker.rejoin(link)
+        link.wait(self._options.start_wait_ms / 1e3)
+
+    def unregister_kv_caches(self) -> None:
+        """Takes the KV caches back, before the engine sleeps."""
+        if self._worker is not None and not self._worker.leave():
+            log.error("rank %d: the agent did not let go of the KV caches in time", self._rank)
+        self._close_memory()
+
+    def restore_kv_caches(self) -> None:
+        """Announces the KV caches anew, after the engine slept."""
+        if self._kv_caches:
+            self.register_kv_caches(dict(self._kv_caches))
+
+    def get_handshake_metadata(self) -> Handshake | None:
+        """Where the scheduler finds this worker's revocation words."""
+        if self._sync is None:
+            return None
+        words = self._sync.words
+        path = f"/proc/{os.getpid()}/fd/{words.memory.fd}"
+        return Handshake(WorkerWords(path, words.memory.size, words.revoke_off, words.revokes))
+
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        """Begins a step: the first that vLLM says of it, before its kernels are launched."""
+        self._connector_metadata = connector_metadata
+        if self._worker is not None:
+            self._worker.begin(self._plan)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Hands in the loads; they run between steps."""
+        if self._worker is not None:
+            self._worker.start(self._plan)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing is loaded layer by layer."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """Nothing is saved layer by layer."""
+
+    def wait_for_save(self) -> None:
+        """Ends the step and hands in the saves. Does not wait."""
+        if self._worker is not None:
+            self._worker.end(self._plan)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:  # noqa: ARG002
+        """Requests whose load is over; what vLLM 0.29 calls."""
+        return None, self._take_results()[0] or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:  # noqa: ARG002
+        """Requests whose load is over, and those whose load failed as a whole."""
+        received, failed = self._take_results()
+        return base.KVConnectorTransferResults(finished_sending=set(), finished_recving=received, failed_recving=failed)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Blocks that did not come, of the requests that get_finished gave last."""
+        bad, self._bad_blocks = self._bad_blocks, set()
+        return bad
+
+    def build_connector_worker_meta(self) -> WorkerMetadata | None:
+        """This worker's report."""
+        report = self._worker.report() if self._worker is not None else None
+        return None if report is None else WorkerMetadata(report)
+
+    def _leave_worker(self) -> None:
+        if self._worker is not None:
+            self._worker.leave()
+            self._worker = None
+        self._close_memory()
+        if self._sync is not None:
+            self._sync.close()
+            self._sync = None
+
+    def _close_memory(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+
+    @property
+    def _plan(self) -> StepPlan:
+        metadata = self._connector_metadata
+        return metadata.plan if isinstance(metadata, Metadata) else StepPlan()
+
+    @property
+    def _rank(self) -> int:
+        return int(self._vllm_config.parallel_config.rank) % self._ranks.world
+
+    def _take_results(self) -> tuple[set[str], set[str]]:
+        if self._worker is None:
+            return set(), set()
+        results = self._worker.results()
+        if results.bad_blocks:
+            self._bad_blocks = self._bad_blocks | results.bad_blocks
+        return results.received, results.failed
+
+    def _registration_of_worker(self) -> Registration:
+        assert self._memory is not None
+        assert self._sync is not None
+        words = self._sync.words
+        tp = int(self._vllm_config.parallel_config.tensor_parallel_size)
+        return Registration(
+            role=Role.WORKER, rank=self._rank, shard=geo.shard(self._rank, tp, self._replicas), sync=words.sync(0),
+            regions=[(words.memory.region(0), words.memory.fd), *self._memory.regions],
+            segments=self._memory.segments, **self._common(),
+        )  # fmt: skip

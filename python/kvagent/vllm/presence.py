@@ -1,0 +1,117 @@
+"""The scheduler's session with the agent: taken up when there is one, left when it ends, and what is told in it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvagent import messages as m
+from kvagent.errors import Busy, KVAgentError, SessionBroken, SessionEnded
+from kvagent.vllm.asking import Asker
+
+if TYPE_CHECKING:
+    from kvagent.session import Session
+    from kvagent.vllm.link import Attachment, Link
+    from kvagent.vllm.options import Options
+
+RESET_S = 5.0  # for the agent's answer to a reset
+
+log = logging.getLogger("kvagent.vllm")
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What has changed since the last time, in this order."""
+
+    went: bool = False
+    """The session ended: what was asked in it is void."""
+    came: bool = False
+    """There is a new one: its agent may have nothing."""
+    reset: bool = False
+    """Somebody reset the space."""
+
+
+NOTHING = News()
+
+
+class Presence:
+    """See the module. ``asker`` is there as long as there is a session."""
+
+    def __init__(self, link: Link, options: Options) -> None:
+        self.asker: Asker | None = None
+        self.switches = m.Switches(1, 1)
+        self._link = link
+        self._options = options
+        self._attachment: Attachment | None = None
+        self._reset_owed = False  # a reset that the agent did not hear: it comes first in the next session
+
+    @property
+    def session(self) -> Session | None:
+        """The session, if there is one."""
+        return None if self._attachment is None else self._attachment.session
+
+    def attend(self) -> News:
+        """Takes up a new session, and what the present one has to say. Does not wait, but for a reset that is owed."""
+        current = self._link.current()
+        went = came = reset = False
+        if current is not self._attachment:
+            went = self._detach()
+            came = current is not None and self._attach(current)
+        if self._attachment is not None:
+            try:
+                for event in self._attachment.session.poll():
+                    if isinstance(event, m.Epoch):
+                        reset = True
+                    elif isinstance(event, m.Switches):
+                        self.switches = event
+            except (SessionEnded, SessionBroken):
+                went = self._detach()
+                came = False
+        return News(went, came, reset) if went or came or reset else NOTHING
+
+    def release(self, lease: int) -> None:
+        """Gives a lease back. If it cannot be said, it ends with the session."""
+        if self._attachment is not None:
+            with contextlib.suppress(Busy, SessionEnded, SessionBroken):
+                self._attachment.session.release([lease])
+
+    def reset(self) -> bool:
+        """Starts a new weights epoch. False: the agent did not answer; it hears of it before it is used again."""
+        self._reset_owed = True
+        if self._attachment is None:
+            return True  # nothing is loaded before it is done
+        try:
+            self._attachment.session.reset(RESET_S)
+        except (KVAgentError, OSError) as error:
+            log.warning("reset: %s; it is owed", error)
+            self._detach()
+            return False
+        self._reset_owed = False
+        return True
+
+    def close(self) -> None:
+        """Leaves the agent. Leases end with the session."""
+        self._detach()
+        if last := self._link.close():
+            last.session.close()
+
+    def _attach(self, attachment: Attachment) -> bool:
+        self._attachment = attachment
+        if self._reset_owed and not self.reset():
+            return False
+        self.switches = m.Switches(1, 1)
+        self.asker = Asker(attachment, self._options.lookup_wait_ms / 1e3, self._options.lookup_age_ms / 1e3)
+        return True
+
+    def _detach(self) -> bool:
+        attachment, self._attachment = self._attachment, None
+        if self.asker is not None:
+            self.asker.close()
+            self.asker = None
+        if attachment is None:
+            return False
+        self._link.lost(attachment)
+        attachment.session.close()  # a scheduler has no memory to be fenced
+        return True
