@@ -164,7 +164,7 @@ func (l *moverLife) end() {
 	l.conn.close()
 	lost := l.m.bury(l)
 	l.calls.fail(l.err())
-	if l.m.watch != nil {
+	if l.m.watch != nil && !l.quitting.Load() {
 		for _, id := range lost {
 			l.m.watch(id, l.err())
 		}

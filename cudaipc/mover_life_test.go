@@ -210,7 +210,7 @@ func TestMoverOfAnotherBinary(t *testing.T) {
 // TestMostRuns sends copies that take many packets, both ways at once.
 func TestMostRuns(t *testing.T) {
 	const run, runs = 64, movedSize / 64
-	m := newMoved(t, nil)
+	m := newMoved(t, func(o *cudaipc.MoverOptions) { o.Limits = cudaipc.MoverLimits{} })
 	m.attach(1)
 	c := &cudaipc.Copy{Peer: 1, Sum: true}
 	for i := range runs {

@@ -2,8 +2,11 @@ package cudaipc
 
 import "fmt"
 
-// HostDevice is the name of the host device in a mover (MoverSetup.Device).
-const HostDevice = "host"
+// Names of the devices that a mover opens (MoverSetup.Device).
+const (
+	HostDevice = "host"
+	CUDADevice = "cuda"
+)
 
 // OpenMoved opens, in a mover, the devices of this package by their names.
 func OpenMoved(s MoverSetup) (Device, error) {

@@ -14,17 +14,22 @@ func TestMoverDevice(t *testing.T) {
 		kind cudaipc.Kind
 		fire bool
 		ask  bool
+		node bool
 	}{
-		{"Mapped", cudaipc.KindFD, false, false},
-		{"MappedFireOnDeath", cudaipc.KindFD, true, false},
-		{"MappedAsked", cudaipc.KindFD, true, true},
-		{"PeerAsked", cudaipc.KindPeer, false, true},
+		{"Mapped", cudaipc.KindFD, false, false, false},
+		{"MappedFireOnDeath", cudaipc.KindFD, true, false, false},
+		{"MappedAsked", cudaipc.KindFD, true, true, false},
+		{"PeerAskedInNode", cudaipc.KindPeer, false, true, true},
 	} {
 		t.Run(variant.name, func(t *testing.T) {
 			devicetest.TestDevice(t, func(t *testing.T) devicetest.Fixture {
-				return devicetest.MoverFixture(t, devicetest.MinArena, variant.kind, variant.fire, func(o *cudaipc.MoverOptions) {
+				f := devicetest.MoverFixture(t, devicetest.MinArena, variant.kind, variant.fire, func(o *cudaipc.MoverOptions) {
 					o.AskEvents = variant.ask
 				})
+				if variant.node {
+					f.Device = cudaipc.OpenNode(cudaipc.NodeOptions{Host: f.Device})
+				}
+				return f
 			})
 		})
 	}

@@ -1,0 +1,270 @@
+package cudaipc
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// MaxGPUs is how many GPUs a node knows at once. One more takes the place of one that nobody uses, or is refused.
+const MaxGPUs = 64
+
+// nodeShift leaves the low bits of a ticket to the device that gave it.
+const nodeShift = 48
+
+// NodeOptions say what devices a node has.
+type NodeOptions struct {
+	Host Device // for peers without GPU memory; the node's from OpenNode on
+	// GPU makes the device of one GPU, at the first peer that is on it; nil: there is none. Usually a Mover.
+	GPU func(UUID) (Device, error)
+	// NoGPU is why GPU is nil, for the error; may be empty.
+	NoGPU string
+}
+
+// Node is all devices of a node as one: each peer is on the host's, or on that of its GPU. The first device is the host's;
+// the place of a device is in the tickets that it gives, so that an end is asked of whoever has it.
+type Node struct {
+	opts NodeOptions
+	lost func(PeerID, error)
+
+	mu struct {
+		sync.RWMutex
+		devices []*nodeDevice // by place; nil: free
+		peers   map[PeerID]*nodeDevice
+		closed  bool
+	}
+}
+
+// nodeDevice is one device of a node; peers and closed are under Node.mu.
+type nodeDevice struct {
+	Device
+	place  int
+	gpu    UUID
+	peers  int // imported, or being imported
+	closed bool
+}
+
+var (
+	_ Device  = (*Node)(nil)
+	_ Watcher = (*Node)(nil)
+)
+
+// OpenNode makes a node of its devices.
+func OpenNode(o NodeOptions) *Node {
+	n := &Node{opts: o}
+	n.mu.devices = []*nodeDevice{{Device: o.Host}}
+	n.mu.peers = map[PeerID]*nodeDevice{}
+	return n
+}
+
+// Watch names the function that is told of lost peers. Called before any Import.
+func (n *Node) Watch(lost func(PeerID, error)) {
+	n.lost = lost
+	watchDevice(n.opts.Host, lost)
+}
+
+func watchDevice(d Device, lost func(PeerID, error)) {
+	if w, ok := d.(Watcher); ok && lost != nil {
+		w.Watch(lost)
+	}
+}
+
+// Import opens the regions of a peer on the device that has them.
+func (n *Node) Import(im Import) error {
+	d, err := n.route(&im)
+	if err != nil {
+		closeImport(&im)
+		return fmt.Errorf("peer %d: %w", im.Peer, err)
+	}
+	err = d.Import(im)
+	if err != nil {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		d.peers--
+		delete(n.mu.peers, im.Peer)
+	}
+	return err
+}
+
+// route finds the device of an import and enters the peer.
+func (n *Node) route(im *Import) (*nodeDevice, error) {
+	onGPU := im.onGPU()
+	if onGPU && im.GPU == (UUID{}) {
+		return nil, fmt.Errorf("GPU memory, and no UUID of its GPU: %w", ErrKind)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch {
+	case n.mu.closed:
+		return nil, errClosed
+	case im.Peer == AllPeers:
+		return nil, fmt.Errorf("the number stands for all peers: %w", ErrPeer)
+	case n.mu.peers[im.Peer] != nil:
+		return nil, fmt.Errorf("imported already: %w", ErrBusy)
+	}
+	d := n.mu.devices[0]
+	if onGPU {
+		var err error
+		if d, err = n.gpuLocked(im.GPU); err != nil {
+			return nil, err
+		}
+	}
+	d.peers++
+	n.mu.peers[im.Peer] = d
+	return d, nil
+}
+
+// gpuLocked finds or makes the device of a GPU.
+func (n *Node) gpuLocked(gpu UUID) (*nodeDevice, error) {
+	if n.opts.GPU == nil {
+		return nil, fmt.Errorf("GPU %v: %w: %s", gpu, ErrNoCUDA, n.opts.NoGPU)
+	}
+	for _, d := range n.mu.devices[1:] {
+		if d != nil && d.gpu == gpu {
+			return d, nil
+		}
+	}
+	place, err := n.placeLocked()
+	if err != nil {
+		return nil, err
+	}
+	opened, err := n.opts.GPU(gpu)
+	if err != nil {
+		return nil, fmt.Errorf("GPU %v: %w", gpu, err)
+	}
+	watchDevice(opened, n.lost)
+	d := &nodeDevice{Device: opened, place: place, gpu: gpu}
+	n.mu.devices[place] = d
+	return d, nil
+}
+
+// placeLocked finds room for one more GPU.
+func (n *Node) placeLocked() (int, error) {
+	for place, d := range n.mu.devices {
+		if d == nil {
+			return place, nil
+		}
+	}
+	if len(n.mu.devices) <= MaxGPUs {
+		n.mu.devices = append(n.mu.devices, nil)
+		return len(n.mu.devices) - 1, nil
+	}
+	for place, d := range n.mu.devices[1:] {
+		if d.peers == 0 && d.Close(AllPeers) == nil {
+			n.mu.devices[place+1] = nil
+			return place + 1, nil
+		}
+	}
+	return 0, fmt.Errorf("%d GPUs have peers, at most %d: %w", MaxGPUs, MaxGPUs, ErrBusy)
+}
+
+// Close closes a peer, or with AllPeers all devices: again those that were busy, when it is called again.
+func (n *Node) Close(id PeerID) error {
+	if id == AllPeers {
+		return n.closeAll()
+	}
+	d, err := n.device(id)
+	if err != nil {
+		return err
+	}
+	if err := d.Close(id); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.mu.peers, id)
+	d.peers--
+	return nil
+}
+
+func (n *Node) closeAll() (err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.mu.closed {
+		return errClosed
+	}
+	for _, d := range n.mu.devices {
+		if d == nil || d.closed {
+			continue
+		}
+		again := d.Close(AllPeers)
+		d.closed = again == nil
+		err = errors.Join(err, again)
+	}
+	n.mu.closed = err == nil
+	return err
+}
+
+func (n *Node) device(id PeerID) (*nodeDevice, error) {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	if n.mu.closed {
+		return nil, errClosed
+	}
+	d := n.mu.peers[id]
+	if d == nil {
+		return nil, fmt.Errorf("peer %d: %w", id, ErrPeer)
+	}
+	return d, nil
+}
+
+// Poll asks the devices of the peers: one call for neighbours on one device.
+func (n *Node) Poll(waits []Wait, states []State) error {
+	for i := 0; i < len(waits); {
+		d, err := n.device(waits[i].Peer)
+		if err != nil {
+			return err
+		}
+		from := i
+		for i++; i < len(waits); i++ {
+			if next, _ := n.device(waits[i].Peer); next != d {
+				break
+			}
+		}
+		if err := d.Poll(waits[from:i], states[from:i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Copy starts a copy on the peer's device.
+func (n *Node) Copy(c *Copy) (Ticket, error) {
+	d, err := n.device(c.Peer)
+	if err != nil {
+		return 0, err
+	}
+	t, err := d.Copy(c)
+	return t | Ticket(d.place)<<nodeShift, err
+}
+
+// Done asks the device that gave the ticket.
+func (n *Node) Done(t Ticket, timeout time.Duration) (Done, bool, error) {
+	n.mu.RLock()
+	var d *nodeDevice
+	if place := int(t >> nodeShift); place < len(n.mu.devices) {
+		d = n.mu.devices[place]
+	}
+	n.mu.RUnlock()
+	if d == nil {
+		return Done{}, false, fmt.Errorf("ticket %d: %w", t, ErrTicket)
+	}
+	return d.Done(t&(1<<nodeShift-1), timeout)
+}
+
+// Movers are the states of those devices that are in processes of their own.
+func (n *Node) Movers() (all []MoverState) {
+	n.mu.RLock()
+	devices := append([]*nodeDevice(nil), n.mu.devices...)
+	n.mu.RUnlock()
+	for _, d := range devices {
+		if d == nil {
+			continue
+		}
+		if m, ok := d.Device.(interface{ Movers() []MoverState }); ok {
+			all = append(all, m.Movers()...)
+		}
+	}
+	return all
+}

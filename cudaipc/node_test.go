@@ -1,0 +1,183 @@
+package cudaipc
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// noteDevice is a device that notes what it is asked, and gives tickets of its own.
+type noteDevice struct {
+	gpu    UUID
+	peers  map[PeerID]bool
+	last   Ticket
+	closed bool
+	lost   func(PeerID, error)
+}
+
+func (d *noteDevice) Watch(lost func(PeerID, error)) { d.lost = lost }
+
+func (d *noteDevice) Import(im Import) error {
+	if im.GPU != d.gpu || d.peers[im.Peer] {
+		return ErrKind
+	}
+	d.peers[im.Peer] = true
+	return nil
+}
+
+func (d *noteDevice) Poll(waits []Wait, states []State) error {
+	for i := range waits {
+		if !d.peers[waits[i].Peer] {
+			return ErrPeer
+		}
+		states[i] = State{Step: uint64(d.gpu[0])}
+	}
+	return nil
+}
+
+func (d *noteDevice) Copy(c *Copy) (Ticket, error) {
+	if !d.peers[c.Peer] {
+		return 0, ErrPeer
+	}
+	d.last++
+	return d.last, nil
+}
+
+func (d *noteDevice) Done(t Ticket, _ time.Duration) (Done, bool, error) {
+	if t != d.last {
+		return Done{}, false, ErrTicket
+	}
+	return Done{Sums: []uint32{uint32(d.gpu[0])}}, true, nil
+}
+
+func (d *noteDevice) Close(id PeerID) error {
+	delete(d.peers, id)
+	d.closed = id == AllPeers
+	return nil
+}
+
+// noteNode is a node of such devices, and those it has made.
+func noteNode() (*Node, map[UUID]*noteDevice) {
+	made := map[UUID]*noteDevice{}
+	gpu := func(u UUID) (Device, error) {
+		made[u] = &noteDevice{gpu: u, peers: map[PeerID]bool{}}
+		return made[u], nil
+	}
+	host, _ := gpu(UUID{})
+	return OpenNode(NodeOptions{Host: host, GPU: gpu}), made
+}
+
+func onGPU(id PeerID, gpu UUID) Import {
+	return Import{Peer: id, GPU: gpu, Regions: []Region{{ID: 1, Kind: KindFD, FD: -1}, {ID: 2, Kind: KindCUDA, FD: -1}}}
+}
+
+// TestNodeRoutes each peer to the device of its GPU, and each ticket back.
+func TestNodeRoutes(t *testing.T) {
+	n, made := noteNode()
+	var told PeerID
+	n.Watch(func(id PeerID, _ error) { told = id })
+	for id, gpu := range []UUID{{}, {1}, {2}, {1}} {
+		im := onGPU(PeerID(id), gpu)
+		if gpu == (UUID{}) {
+			im.Regions = im.Regions[:1]
+		}
+		if err := n.Import(im); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(made) != 3 || len(made[UUID{1}].peers) != 2 {
+		t.Fatalf("%d devices, want one for the host and one for each of 2 GPUs", len(made))
+	}
+	states := make([]State, 4)
+	if err := n.Poll([]Wait{{Peer: 0}, {Peer: 1}, {Peer: 3}, {Peer: 2}}, states); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []uint64{0, 1, 1, 2} {
+		if states[i].Step != want {
+			t.Errorf("wait %d was answered by GPU %d, want %d", i, states[i].Step, want)
+		}
+	}
+	for id, want := range []uint32{0, 1, 2, 1} {
+		ticket, err := n.Copy(&Copy{Peer: PeerID(id)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d, ok, err := n.Done(ticket, 0); err != nil || !ok || d.Sums[0] != want {
+			t.Errorf("peer %d: its copy was ended by GPU %v (%v), want %d", id, d.Sums, err, want)
+		}
+	}
+	if made[UUID{2}].lost(2, nil); told != 2 {
+		t.Error("a loss was not told")
+	}
+	if err := errors.Join(n.Close(1), n.Close(AllPeers)); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range made {
+		if !d.closed || d.peers[1] {
+			t.Errorf("GPU %v: closed %v, peer 1 there %v", d.gpu, d.closed, d.peers[1])
+		}
+	}
+}
+
+func TestNodeRefuses(t *testing.T) {
+	n, _ := noteNode()
+	if err := n.Import(onGPU(1, UUID{})); !errors.Is(err, ErrKind) {
+		t.Errorf("GPU memory without a UUID: %v, want ErrKind", err)
+	}
+	host := &noteDevice{peers: map[PeerID]bool{}}
+	err := OpenNode(NodeOptions{Host: host, NoGPU: "the reason"}).Import(onGPU(1, UUID{1}))
+	if !errors.Is(err, ErrNoCUDA) || !strings.Contains(err.Error(), "the reason") {
+		t.Errorf("GPU memory and no GPU: %v, want ErrNoCUDA with the reason", err)
+	}
+}
+
+// TestNodeForgetsGPUs that nobody uses, when there are too many.
+func TestNodeForgetsGPUs(t *testing.T) {
+	n, made := noteNode()
+	for i := range MaxGPUs {
+		if err := n.Import(onGPU(PeerID(i+1), UUID{byte(i + 1)})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := n.Import(onGPU(200, UUID{200})); !errors.Is(err, ErrBusy) {
+		t.Errorf("one GPU more than MaxGPUs: %v, want ErrBusy", err)
+	}
+	if err := n.Close(5); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Import(onGPU(200, UUID{200})); err != nil || !made[UUID{5}].closed {
+		t.Errorf("one GPU more when another is not used: %v, that one is closed: %v", err, made[UUID{5}].closed)
+	}
+}
+
+func TestGPUNode(t *testing.T) {
+	root := t.TempDir()
+	gpu := UUID{0xab, 0xcd}
+	for path, text := range map[string]string{
+		"proc/driver/nvidia/gpus/0000:0A:00.0/information": "Model: X\nGPU UUID: \t GPU-ABCD0000-0000-0000-0000-000000000000\n",
+		"sys/bus/pci/devices/0000:0a:00.0/numa_node":       "1\n",
+	} {
+		file := filepath.Join(root, path)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if node, other := gpuNode(root, gpu), gpuNode(root, UUID{1}); node != 1 || other != -1 {
+		t.Errorf("node %d and %d, want 1 and -1", node, other)
+	}
+}
+
+func TestParseCPUs(t *testing.T) {
+	set, err := parseCPUs("0-2,5")
+	if err != nil || set.Count() != 4 || !set.IsSet(5) || set.IsSet(3) {
+		t.Errorf("%d processors (%v), want 0, 1, 2 and 5", set.Count(), err)
+	}
+	for _, bad := range []string{"", "x", "3-1", "1-"} {
+		if _, err := parseCPUs(bad); err == nil {
+			t.Errorf("processors %q: no error", bad)
+		}
+	}
+}
