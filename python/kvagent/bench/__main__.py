@@ -1,4 +1,4 @@
-"""Prints what the connector adds to a step. Needs a running agent. Where vllm is, its real scheduler is measured too."""
+"""Prints what the connector adds to a step. Needs an agent. Where vllm is, its real scheduler is measured too."""
 
 from __future__ import annotations
 

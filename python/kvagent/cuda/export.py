@@ -46,9 +46,9 @@ def export(driver: Driver, number: int, address: int, size: int) -> Exported:
         return _pieces(driver, number, address, size)
     raise NotExportable(
         "the KV cache lies in GPU memory that was made without a handle for other processes. vLLM's sleep mode "
-        "allocates so: start it without --enable-sleep-mode. So do torch's cudaMallocAsync backend and, in some versions, its "
-        "expandable segments: take backend:cudaMallocAsync and expandable_segments:True out of PYTORCH_CUDA_ALLOC_CONF "
-        "(PYTORCH_ALLOC_CONF)"
+        "allocates so: start it without --enable-sleep-mode. So do torch's cudaMallocAsync backend and, in some "
+        "versions, its expandable segments: take backend:cudaMallocAsync and expandable_segments:True "
+        "out of PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF)"
     )
 
 

@@ -116,8 +116,8 @@ class Asker:
 
     def close(self) -> None:
         """Ends it. Does not wait."""
+        self._client.close()  # before their tickets, and with those their sockets, go
         self._probes.clear()
-        self._client.close()
 
     def _request(self, want: Want, tokens: int, own: int, hashes: Sequence[bytes]) -> Request:
         return Request(

@@ -1,0 +1,232 @@
+"""The connector's two sides with a real agent, under an engine that a test plays step by step: no vllm, no torch."""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from kvagent.identity import identity_pairs
+from kvagent.messages import Group, Region, RegionKind, Role, Segment
+from kvagent.registration import Registration
+from kvagent.shm import SharedMemory, SyncWords
+from kvagent.vllm.clock import EVENTS
+from kvagent.vllm.geometry import Geometry
+from kvagent.vllm.link import Link
+from kvagent.vllm.options import Options
+from kvagent.vllm.saves import REVOKES
+from kvagent.vllm.scheduler import SchedulerSide
+from kvagent.vllm.worker import Results, WorkerSide
+from tests.agent import AgentProcess, chain, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BLOCK = 16  # tokens
+BLOCK_BYTES = 64
+OPTIONS: dict[str, Any] = {"lookup_wait_ms": 100.0, "lookup_age_ms": 2000.0, "min_load_tokens": BLOCK}
+
+
+@dataclass(slots=True)
+class Block:
+    """As vLLM's KVCacheBlock."""
+
+    block_id: int
+    block_hash: bytes | None = None
+    is_null: bool = False
+    ref_cnt: int = 1
+
+
+class Pool:
+    """As vLLM's block pool, as far as references go."""
+
+    def __init__(self, blocks: int) -> None:
+        self.num_gpu_blocks = blocks
+        self.blocks = [Block(i) for i in range(blocks)]
+
+    def touch(self, blocks: Sequence[Block]) -> None:
+        for block in blocks:
+            block.ref_cnt += 1
+
+    def free_blocks(self, blocks: Any) -> None:
+        for block in blocks:
+            block.ref_cnt -= 1
+
+    def get_num_free_blocks(self) -> int:
+        return self.num_gpu_blocks
+
+    def reset_prefix_cache(self) -> bool:
+        return True
+
+
+@dataclass
+class Step:
+    """What a step told."""
+
+    plan: Any
+    results: Results
+    report: Any
+    scheduled: dict[str, int] = field(default_factory=dict)
+
+
+class PlayedEngine:
+    """Requests get their blocks one after the other, from block 1 on."""
+
+    def __init__(
+        self, agent: AgentProcess, name: str, *, blocks: int = 64, peer: bool = False, saves: bool = True,
+        loads: bool = True, window: int = 0, **options: Any,
+    ) -> None:  # fmt: skip
+        self.name = name
+        groups = [Group(BLOCK, blocks)] + [Group(BLOCK, blocks, window)] * bool(window)
+        self.groups = tuple(groups)
+        self.pool = Pool(blocks)
+        self.words = SyncWords(EVENTS, REVOKES)
+        self._shared = None if peer else SharedMemory(len(groups) * blocks * BLOCK_BYTES)
+        self._private = (ctypes.c_char * (len(groups) * blocks * BLOCK_BYTES))() if peer else None
+        self.memory = memoryview(self._private).cast("B") if self._shared is None else self._shared.view  # type: ignore[arg-type]
+        self.tables: dict[str, list[Block]] = {}
+        self._next = 1
+        directory = str(agent.folder)
+        self.worker_link = Link(directory, "rank 0", lambda: self._registration(Role.WORKER))
+        self.link = Link(directory, "scheduler", lambda: self._registration(Role.SCHEDULER))
+        self.worker_link.wait(20)
+        self.link.wait(20)
+        self.scheduler = SchedulerSide(
+            Options(**(OPTIONS | {"pin_percent": 50.0} | options)), Geometry(self.groups, BLOCK), 1, self.link,
+            saves=saves, loads=loads, whole_failures=True,
+        )  # fmt: skip
+        self.scheduler.bind(self.pool, self)
+        self.worker = WorkerSide(self.worker_link, self.words, per_block=not window, whole_failures=True)
+
+    def get_blocks(self, request: str) -> Any:
+        """As vLLM's KV cache manager."""
+        return SimpleNamespace(blocks=(self.tables[request],) * len(self.groups))
+
+    def request(self, name: str, prompt: str, blocks: int, **more: Any) -> Any:
+        """A request of that many blocks and a token, whose hashes are those of its prompt's name."""
+        tokens = blocks * BLOCK + 1
+        request = SimpleNamespace(
+            request_id=name, num_tokens=tokens, num_prompt_tokens=tokens, num_computed_tokens=0,
+            num_output_placeholders=0, block_hashes=chain(prompt, blocks), lora_request=None,
+            skip_reading_prefix_cache=False,
+        )  # fmt: skip
+        request.__dict__.update(more)
+        return request
+
+    def admit(self, request: Any, external: int = 0) -> list[Block]:
+        """Gives it blocks for all its tokens; ``external`` of them are to be loaded."""
+        if request.request_id not in self.tables:
+            need = -(-request.num_tokens // BLOCK)
+            self.tables[request.request_id] = self.pool.blocks[self._next : self._next + need]
+            self._next += need
+        request.num_computed_tokens = external
+        self.scheduler.allocated(request, self.get_blocks(request.request_id), external)
+        return self.tables[request.request_id]
+
+    def matched(self, request: Any, own: int = 0) -> int:
+        """What is promised, once it is known."""
+        found: list[int] = []
+        self.scheduler.on_new_request(request)
+
+        def ask() -> bool:
+            tokens, _ = self.scheduler.matched(request, own)
+            found[:] = [] if tokens is None else [tokens]
+            if tokens is None:
+                self.step()
+            return bool(found)
+
+        eventually(ask, "an answer")
+        return found[0]
+
+    def fill(self, request: Any, salt: int) -> None:
+        """Computes its blocks: bytes that differ by salt and place."""
+        for i, block in enumerate(self.tables[request.request_id]):
+            for group in range(len(self.groups)):
+                self._at(group, block)[:] = bytes([salt, i % 256, i // 256, group]) * (BLOCK_BYTES // 4)
+
+    def holds(self, request: Any, salt: int, blocks: int) -> bool:
+        """Whether its first blocks are what fill wrote for that salt."""
+        return all(
+            self._at(group, block) == bytes([salt, i % 256, i // 256, group]) * (BLOCK_BYTES // 4)
+            for i, block in enumerate(self.tables[request.request_id][:blocks])
+            for group in range(len(self.groups))
+        )
+
+    def step(self, *computed: tuple[Any, int], preempted: Sequence[str] = ()) -> Step:
+        """A step that computes that many tokens of those requests."""
+        scheduled = {request.request_id: tokens for request, tokens in computed}
+        output = SimpleNamespace(num_scheduled_tokens=scheduled, preempted_req_ids=set(preempted))
+        plan = pickle.loads(pickle.dumps(self.scheduler.plan(output)))  # noqa: S301
+        self.worker.begin(plan)
+        self.worker.start(plan)
+        self.worker.end(plan)
+        results = self.worker.results()
+        report = pickle.loads(pickle.dumps(self.worker.report()))  # noqa: S301
+        if report is not None:
+            self.scheduler.report(report)
+        for request, tokens in computed:
+            request.num_computed_tokens += tokens
+        return Step(plan, results, report, scheduled)
+
+    def save(self, name: str, prompt: str, blocks: int, salt: int, **more: Any) -> Any:
+        """A request that comes, is computed, saved, and ends."""
+        request = self.request(name, prompt, blocks, **more)
+        self.matched(request)
+        self.admit(request)
+        self.fill(request, salt)
+        self.step((request, request.num_tokens))
+        self.quiet()
+        self.scheduler.finished(request, normally=True)
+        return request
+
+    def quiet(self) -> None:
+        """Steps until nothing is under way."""
+        eventually(lambda: (self.step(), not self.scheduler.pending())[1], "the end of all that is under way")
+
+    def until_received(self, request: Any) -> Results:
+        """Steps until the request's load is over."""
+        found: list[Results] = []
+
+        def look() -> bool:
+            results = self.step().results
+            if request.request_id in results.received:
+                found.append(results)
+            return bool(found)
+
+        eventually(look, "the end of a load")
+        return found[0]
+
+    def close(self) -> None:
+        self.scheduler.close()
+        self.worker.leave()
+        self.words.close()
+        self.memory.release()
+        if self._shared is not None:
+            self._shared.close()
+
+    def _at(self, group: int, block: Block) -> memoryview:
+        start = (group * self.pool.num_gpu_blocks + block.block_id) * BLOCK_BYTES
+        return self.memory[start : start + BLOCK_BYTES]
+
+    def _registration(self, role: Role) -> Registration:
+        common: dict[str, Any] = {
+            "instance": self.name, "role": role, "groups": self.groups, "hash_tokens": BLOCK,
+            "identity": identity_pairs({"model": "played", "dtype": "none", "tenant": ""}),
+        }  # fmt: skip
+        if role == Role.SCHEDULER:
+            return Registration(**common)
+        if self._shared is not None:
+            region: Region = self._shared.region(1)
+            fd: int | None = self._shared.fd
+        else:
+            assert self._private is not None
+            region = Region(1, RegionKind.PEER, len(self._private), ctypes.addressof(self._private))
+            fd = None
+        size = self.pool.num_gpu_blocks * BLOCK_BYTES
+        return Registration(
+            **common, sync=self.words.sync(0),
+            regions=[(self.words.memory.region(0), self.words.memory.fd), (region, fd)],
+            segments={g: [Segment(1, g * size, BLOCK_BYTES, BLOCK_BYTES)] for g in range(len(self.groups))},
+        )  # fmt: skip

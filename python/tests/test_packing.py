@@ -1,0 +1,72 @@
+"""Packed sections are the bytes that the codec makes of the same sections."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kvagent import messages as m
+from kvagent.errors import Malformed
+from kvagent.limits import MAX_JOB_BLOCKS, MAX_SECTIONS
+from kvagent.packing import Packed, packed, section, short_section
+from kvagent.wire import decode, encode
+
+SIZES = (1, 2, 7, 8, 63, 64, 255, 256, 2000)  # around the places where a header grows
+
+
+def test_any_sections_are_packed_as_the_codec_packs_them() -> None:
+    seed = random.randrange(1 << 30)
+    dice = random.Random(seed)
+    for _ in range(200):
+        plain: list[m.Section] = []
+        bare: list[bytes] = []
+        for _ in range(dice.choice((1, 2, 15, 16, MAX_SECTIONS))):
+            length = dice.choice((1, 16, 31, 32))
+            count = dice.choice(SIZES[: 5 if len(plain) > 3 else None])
+            hashes = [dice.randbytes(length) for _ in range(count)]
+            ids = [dice.randrange(1 << 32) for _ in range(count)]
+            parent = dice.choice((b"", dice.randbytes(length)))
+            group = dice.randrange(16)
+            plain.append(m.Section.of(group, hashes, ids, parent))
+            bare.append(section(group, parent, hashes, ids))
+        blocks = sum(len(one.blocks) // 4 for one in plain)
+        if blocks > MAX_JOB_BLOCKS:
+            continue
+        a, b, c, d = (dice.randrange(1 << dice.choice((7, 8, 16, 31))) for _ in range(4))
+        one, sections = packed(bare, blocks), tuple(plain)
+        assert encode(m.Load(a, b, c, d, 5, one)) == encode(m.Load(a, b, c, d, 5, sections)), f"seed {seed}"
+        assert encode(m.Save(a, b, c, d, 5, one)) == encode(m.Save(a, b, c, d, 5, sections)), f"seed {seed}"
+        old = m.Save(a, b, c, d, m.NO_INDEX, one)
+        assert encode(old, 1) == encode(m.Save(a, b, c, d, m.NO_INDEX, sections), 1), f"seed {seed}"
+        assert decode(encode(m.Load(a, b, c, d, 5, one))) == m.Load(a, b, c, d, 5, sections)
+
+
+@pytest.mark.parametrize("length", [16, 32])
+def test_the_short_form_is_the_same_section(length: int) -> None:
+    parent, key = b"p" * length, b"k" * length
+    assert short_section(parent, key, 77) == section(0, parent, [key], [77])
+
+
+def test_what_is_out_of_range_is_not_packed() -> None:
+    for group, parent, hashes, ids in (
+        (16, b"", [b"h"], [1]),
+        (0, b"pp", [b"h"], [1]),
+        (0, b"", [b"h" * 33], [1]),
+        (0, b"", [b"h", b"hh"], [1, 2]),
+        (0, b"", [b"h", b"i"], [1]),
+        (0, b"", [b""], [1]),
+    ):
+        with pytest.raises(Malformed, match="section of group"):
+            section(group, parent, hashes, ids)
+    one = section(0, b"", [b"h"], [1])
+    for sections, blocks in (([], 0), ([one] * (MAX_SECTIONS + 1), MAX_SECTIONS + 1), ([one], MAX_JOB_BLOCKS + 1)):
+        with pytest.raises(Malformed, match="sections of"):
+            packed(sections, blocks)
+
+
+def test_a_frame_that_is_too_long_is_not_sent() -> None:
+    with pytest.raises(Malformed, match="bytes, at most"):
+        encode(m.Load(1, 1, 1, 1, 1, Packed(b"\x90" * (1 << 20), 1)))
+    with pytest.raises(Malformed, match="version 1"):
+        encode(m.Save(1, 1, 1, 1, 4, packed([section(0, b"", [b"h"], [1])], 1)), 1)

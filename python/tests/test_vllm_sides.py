@@ -1,0 +1,329 @@
+"""The connector's two sides against the real agent, in cases that an engine's tests do not reach."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvagent import messages as m
+from kvagent.errors import TimedOut
+from kvagent.lookup import Answer, LookupStatus
+from kvagent.vllm.counts import Counts
+from kvagent.vllm.geometry import Geometry
+from kvagent.vllm.link import Link
+from kvagent.vllm.options import Options
+from kvagent.vllm.promises import Promises
+from kvagent.vllm.tracked import Tracked
+from tests.agent import AgentProcess, eventually
+from tests.played import BLOCK, PlayedEngine
+from tests.test_session import Agent, serve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def engines(agent: AgentProcess) -> Iterator[Callable[..., PlayedEngine]]:
+    made: list[PlayedEngine] = []
+
+    def make(name: str = "one", **more: Any) -> PlayedEngine:
+        made.append(PlayedEngine(agent, name, **more))
+        return made[-1]
+
+    yield make
+    agent.thaw()
+    for engine in made:
+        engine.close()
+
+
+def load(engine: PlayedEngine, name: str, prompt: str, blocks: int, salt: int) -> Any:
+    """A request whose blocks all come from the agent."""
+    request = engine.request(name, prompt, blocks)
+    external = engine.matched(request)
+    assert external == blocks * BLOCK
+    engine.admit(request, external)
+    results = engine.until_received(request)
+    assert not results.failed
+    assert not results.bad_blocks
+    assert engine.holds(request, salt, blocks)
+    return request
+
+
+@pytest.mark.parametrize("peer", [False, True])
+def test_what_one_engine_saves_another_loads(
+    engines: Callable[..., PlayedEngine], agent: AgentProcess, peer: bool
+) -> None:
+    first, second = engines("one", peer=peer), engines("two", peer=peer)
+    first.save("a", "p", 5, 9)
+    assert agent.status()["blocks_stored"] == 5
+    load(second, "b", "p", 5, 9)
+    assert second.scheduler.counts.tokens_loaded == 5 * BLOCK
+    eventually(lambda: agent.status()["leases"] == 0, "an agent without leases")
+    assert {block.ref_cnt for block in second.pool.blocks} == {1}
+
+
+def test_a_prompt_of_more_blocks_than_a_job_takes(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
+    """Several jobs save it, one load of several parts brings it, told once."""
+    engine = engines(blocks=512, pin_percent=50.0)
+    for limited in (engine.scheduler.saves, engine.scheduler._loads):
+        assert limited is not None
+    engine.step()  # a new session sets the limits
+    engine.scheduler.saves.job_blocks = engine.scheduler._loads.job_blocks = 30  # type: ignore[union-attr]
+    request = engine.request("a", "long", 100)
+    engine.matched(request)
+    engine.admit(request)
+    engine.fill(request, 3)
+    plan = engine.step((request, request.num_tokens)).plan
+    assert [job.blocks for job in plan.saves] == [30, 30, 30, 10]
+    engine.quiet()
+    engine.scheduler.finished(request, normally=True)
+    assert agent.status()["blocks_stored"] == 100
+    again = engine.request("b", "long", 100)
+    engine.admit(again, engine.matched(again))
+    step = engine.step()
+    (job,) = step.plan.loads
+    assert [part.blocks for part in job.parts] == [30, 30, 30, 10]
+    told = list(step.results.received)
+    told += engine.until_received(again).received if not told else []
+    engine.quiet()
+    assert told == ["b"]
+    assert engine.holds(again, 3, 100)
+    assert agent.status()["leases"] == 0
+
+
+def test_a_load_that_is_not_taken_as_a_whole_fails_as_a_whole(
+    engines: Callable[..., PlayedEngine], agent: AgentProcess
+) -> None:
+    """The agent takes the first parts, then the session is full: what was not sent is bad, the rest is waited for."""
+    engine = engines(blocks=256)
+    engine.save("a", "p", 60, 3)
+    engine.scheduler._loads.job_blocks = 20  # type: ignore[union-attr]
+    request = engine.request("b", "p", 60)
+    engine.admit(request, engine.matched(request))
+    session = engine.worker_link.current().session  # type: ignore[union-attr]
+    session.limits = m.Welcome(2, session.boot, session.number, max_queue=2)
+    results = engine.step().results
+    if not results.received:
+        results = engine.until_received(request)
+    table = engine.tables["b"]
+    assert results.bad_blocks == {block.block_id for block in table[40:60]}
+    engine.quiet()
+    assert engine.holds(request, 3, 40)
+    assert engine.scheduler.counts.loads_failed == 1
+    # What failed is not promised again to that request.
+    engine.scheduler._tracked["b"].load = 0
+    assert engine.matched(request) == 40 * BLOCK
+
+
+def test_an_adapters_requests_are_neither_saved_nor_loaded(
+    engines: Callable[..., PlayedEngine], agent: AgentProcess
+) -> None:
+    engine = engines()
+    engine.save("plain", "p", 4, 1)
+    engine.save("with", "q", 4, 1, lora_request=SimpleNamespace(name="x"))
+    assert agent.status()["blocks_stored"] == 4
+    request = engine.request("again", "p", 4, lora_request=SimpleNamespace(name="x"))
+    asked = engine.scheduler.counts.lookups
+    assert engine.matched(request) == 0
+    assert engine.scheduler.counts.lookups == asked
+
+
+def test_who_must_not_read_the_cache_saves_nevertheless(
+    engines: Callable[..., PlayedEngine], agent: AgentProcess
+) -> None:
+    engine = engines()
+    engine.save("a", "p", 4, 1, skip_reading_prefix_cache=True)
+    assert agent.status()["blocks_stored"] == 4
+    assert engine.matched(engine.request("b", "p", 4, skip_reading_prefix_cache=True)) == 0
+    assert engine.scheduler.counts.lookups == 0
+    assert engine.matched(engine.request("c", "p", 4)) == 4 * BLOCK
+
+
+def test_only_prompts_are_saved_if_so_asked(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
+    engine = engines(save_decode=False)
+    request = engine.request("a", "p", 3)
+    request.num_prompt_tokens = 2 * BLOCK
+    engine.matched(request)
+    engine.admit(request)
+    engine.step((request, 2 * BLOCK))
+    for _ in range(BLOCK + 1):
+        engine.step((request, 1))
+    engine.quiet()
+    engine.scheduler.finished(request, normally=True)
+    engine.quiet()
+    assert agent.status()["blocks_stored"] == 2
+
+
+def test_a_load_waits_for_the_step_in_flight(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
+    """A producer's blocks are not kept from reuse by vLLM: the load names the step that may still write to them."""
+    engine = engines()
+    engine.save("a", "p", 4, 7)
+    request = engine.request("b", "p", 4)
+    engine.admit(request, engine.matched(request))
+    plan = engine.scheduler.plan(SimpleNamespace(num_scheduled_tokens={}, preempted_req_ids=None))
+    engine.worker.begin(plan)
+    engine.worker.start(plan)
+    before = agent.status()["blocks_loaded"]
+    with pytest.raises(AssertionError, match="did not come"):
+        eventually(lambda: agent.status()["blocks_loaded"] > before, "a load before the step's end", patience_s=0.3)
+    engine.worker.end(plan)
+    engine.until_received(request)
+    assert engine.holds(request, 7, 4)
+
+
+def test_an_idle_engine_does_not_spin_while_a_frozen_agent_holds_a_load(
+    engines: Callable[..., PlayedEngine], agent: AgentProcess
+) -> None:
+    engine = engines(load_deadline_ms=50.0)
+    engine.save("a", "p", 4, 7)
+    request = engine.request("b", "p", 4)
+    engine.admit(request, engine.matched(request))
+    agent.freeze()
+    results = engine.until_received(request)
+    assert results.failed == {"b"}
+    engine.scheduler.finished(request, normally=False)
+    pinned = [block.ref_cnt for block in engine.tables["b"][:4]]
+    assert pinned == [2] * 4
+    for _ in range(15):
+        engine.step()
+    begin, busy = time.monotonic(), time.thread_time()
+    steps = 0
+    while time.monotonic() < begin + 0.4:
+        assert engine.scheduler.pending()
+        engine.step()
+        steps += 1
+    assert steps < 80
+    assert time.thread_time() - busy < 0.2
+    agent.thaw()
+    engine.quiet()
+    assert [block.ref_cnt for block in engine.tables["b"][:4]] == [1] * 4
+
+
+def test_a_lease_that_comes_too_late_is_given_back(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
+    engine = engines(lookup_wait_ms=1.0, lookup_age_ms=50.0)
+    writer = engines("two")
+    writer.save("a", "p", 4, 7)
+    agent.freeze()
+    request = engine.request("b", "p", 4)
+    assert engine.matched(request) == 0
+    assert engine.scheduler.counts.lookups_unanswered == 1
+    agent.thaw()
+    given = eventually(lambda: agent.status()["leases_given"], "the late answer")
+    assert given == 1
+    eventually(lambda: (engine.step(), agent.status()["leases"] == 0)[1], "an agent without leases")
+
+
+def test_an_agent_that_speaks_only_newer_versions_is_refused_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is asked again and again, for it may be replaced; the log says it once."""
+    asked = threading.Semaphore(0)
+    stop = threading.Event()
+
+    def script(agent: Agent) -> None:
+        hello = agent.hear()
+        assert isinstance(hello, m.Hello)
+        agent.say(m.Error(m.ErrorCode.VERSION, f"version: {hello.min_version} to {hello.max_version}, allowed: 3 to 4"))
+        asked.release()
+
+    def agents() -> None:
+        while not stop.is_set():
+            path = tmp_path / "session.sock"
+            serve(path, script).join()
+            path.unlink()
+
+    caplog.set_level(logging.INFO, "kvagent.vllm")
+    thread = threading.Thread(target=agents)
+    thread.start()
+    link = Link(str(tmp_path), "scheduler", lambda: pytest.fail("there is nothing to register at"))
+    for _ in range(3):
+        assert asked.acquire(timeout=10)
+    stop.set()
+    assert link.wait(0) is None
+    # The last of the agents may still wait for somebody.
+    thread.join(10)
+    link.close()
+    warnings = [record.getMessage() for record in caplog.records if "version" in record.getMessage()]
+    assert len(warnings) == 1
+    assert "allowed: 3 to 4" in warnings[0]
+
+
+class _Asker:
+    """Answers as it is told."""
+
+    def __init__(self, *answers: Answer | None) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+
+    def silent(self) -> bool:
+        return False
+
+    def ask(self, tokens: int, own: int, hashes: Any) -> object:
+        self.asked += 1
+        return self
+
+    def answer(self, ticket: object, *, first: bool) -> Answer | None:
+        if not self.answers:
+            raise TimedOut("nothing")
+        return self.answers.pop(0)
+
+    def abandon(self, ticket: object) -> None:
+        pass
+
+
+def promises(asker: _Asker, **options: Any) -> tuple[Promises, Tracked, Counts, list[int]]:
+    released: list[int] = []
+    presence: Any = SimpleNamespace(asker=asker, release=released.append)
+    counts = Counts()
+    request = SimpleNamespace(num_tokens=4 * BLOCK + 1, block_hashes=[bytes([i]) * 32 for i in range(4)])
+    made = Promises(presence, Geometry((m.Group(BLOCK, 64),), BLOCK), Options(min_load_tokens=16, **options), counts)
+    return made, Tracked(request, False, [0], BLOCK), counts, released
+
+
+def answer(status: int, tokens: int = 0, lease: int = 0) -> Answer:
+    return Answer(2, status, tokens, lease, bytes(16))
+
+
+def test_lower_tiers_are_waited_for_a_bounded_time() -> None:
+    pending = answer(LookupStatus.PENDING)
+    asker = _Asker(pending, None, pending, answer(LookupStatus.HIT, 64, 5))
+    made, tracked, counts, released = promises(asker, tier_wait_ms=200.0)
+    assert [made.promise(tracked, 0, now) for now in (10.0, 10.1, 10.15, 10.18)] == [None, None, None, 64]
+    assert (asker.asked, counts.lookups, counts.lookups_pending, released) == (3, 1, 0, [])
+    made.forget(tracked)
+    assert released == [5]
+
+    asker = _Asker(pending, pending)
+    made, tracked, counts, _ = promises(asker, tier_wait_ms=200.0)
+    assert [made.promise(tracked, 0, now) for now in (10.0, 10.3, 10.4)] == [None, 0, 0]
+    assert (asker.asked, counts.lookups_pending) == (2, 1)
+
+
+def test_an_answer_is_kept_for_a_while_and_then_asked_again() -> None:
+    asker = _Asker(answer(LookupStatus.HIT, 64, 5), answer(LookupStatus.HIT, 48, 6), answer(LookupStatus.HIT, 64, 7))
+    made, tracked, _, released = promises(asker)
+    assert [made.promise(tracked, 0, 10.0 + i / 100) for i in range(45)] == [64] * 45
+    assert asker.asked == 1
+    assert made.promise(tracked, 0, 13.0) == 48
+    assert released == [5]
+    assert made.promise(tracked, 16, 13.1) == 32  # the engine has more than it had
+    assert asker.asked == 2
+    tracked.fail([tracked.request.block_hashes[1]], 13.1)
+    assert made.promise(tracked, 0, 15.2) == 16
+    assert released == [5, 6]
+
+
+def test_a_question_that_is_given_up_is_abandoned_and_a_lost_one_is_a_miss() -> None:
+    asker = _Asker(None)
+    made, tracked, counts, _ = promises(asker)
+    assert made.promise(tracked, 0, 1.0) is None
+    assert made.promise(tracked, 0, 1.1) == 0
+    assert counts.lookups_unanswered == 1
+    made.forget(tracked)
+    assert tracked.ticket is None
