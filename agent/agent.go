@@ -94,6 +94,9 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 	a.watchdog = newWatchdog(a)
 	a.fault.init(&a.cfg.Fault)
 	a.registerGauges()
+	if w, ok := device.(cudaipc.Watcher); ok {
+		w.Watch(a.lostPeer)
+	}
 	return a, nil
 }
 
@@ -150,6 +153,7 @@ func (a *Agent) Start() (err error) {
 	}
 	a.owned.Go(a.accept)
 	a.ready.Store(true)
+	a.logMovers()
 	a.log.Info("ready", zap.String("dir", a.cfg.Dir), zap.Int64("pool_bytes", a.pool.Stats().Capacity), zap.String("boot", hex.EncodeToString(a.boot[:])))
 	return nil
 }

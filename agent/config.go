@@ -72,6 +72,7 @@ const (
 	maxRegionBytes = 1 << 46
 	maxAddr        = 1 << 47 // end of a process's address space
 	cudaHandle     = 64      // bytes of a CUDA IPC handle
+	gpuUUID        = 16      // bytes of a GPU's UUID, at the end of a region's handle
 	maxPendingFDs  = 16384   // descriptors of registrations that are not complete, all sessions together
 )
 

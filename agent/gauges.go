@@ -100,6 +100,7 @@ func (g *gauges) Describe(ch chan<- *prometheus.Desc) {
 	ch <- panicsDesc
 	ch <- droppedDesc
 	describePolicy(ch)
+	describeMovers(ch)
 }
 
 // Collect implements prometheus.Collector.
@@ -109,6 +110,7 @@ func (g *gauges) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(s.desc, s.kind, s.get(&stats))
 	}
 	collectPolicy(ch, &stats.Policy)
+	collectMovers(ch, g.agent.movers())
 	leases, bytes, revoked := g.agent.ledger.totals()
 	ch <- prometheus.MustNewConstMetric(leasesDesc, prometheus.GaugeValue, float64(leases))
 	ch <- prometheus.MustNewConstMetric(leaseBytesDesc, prometheus.GaugeValue, float64(bytes))

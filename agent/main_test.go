@@ -5,10 +5,13 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/kvagent/kvagent/cudaipc/devicetest"
 )
 
-// TestMain also is the process of the test engines that are killed: see death_test.go.
+// TestMain also is the process of the test engines that are killed (death_test.go), and of movers.
 func TestMain(m *testing.M) {
+	devicetest.Child()
 	if phase := os.Getenv(victimPhase); phase != "" {
 		victim(phase, os.Getenv(victimDir))
 		return

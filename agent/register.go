@@ -44,9 +44,9 @@ func (s *session) regionsLocked(m *ipc.Regions, fds []int) error {
 		closeFDs(fds)
 		return s.passLocked("REGIONS", m.Req, &s.mu.passed.regions, len(m.List))
 	}
-	before := len(s.mu.reg.fds)
+	before := s.mu.reg.fds
 	err := s.mu.reg.addRegions(m, fds)
-	if s.agent.pendingFDs.Add(int64(len(s.mu.reg.fds)-before)) > maxPendingFDs && err == nil {
+	if s.agent.pendingFDs.Add(int64(s.mu.reg.fds-before)) > maxPendingFDs && err == nil {
 		err = fmt.Errorf("regions: more than %d descriptors wait in registrations that are not complete", maxPendingFDs)
 	}
 	if err != nil {
@@ -125,13 +125,19 @@ func (s *session) settle(reg *registration) (path string, err error) {
 // open imports the worker's regions, all or none.
 func (s *session) open(reg *registration) error {
 	st := reg.seat
-	peer := s.agent.peers.take()
-	s.agent.pendingFDs.Add(-int64(len(reg.fds)))
-	if err := s.agent.device.Import(reg.imports(peer, s.pid)); err != nil {
+	proof, err := s.conn.Hold()
+	if err != nil {
+		return fmt.Errorf("regions: %w", err)
+	}
+	peer := s.agent.peers.take(s)
+	s.agent.pendingFDs.Add(-int64(reg.fds))
+	im := reg.imports(peer, s.pid)
+	im.Proof = proof
+	if err := s.agent.device.Import(im); err != nil {
 		s.agent.peers.give(peer)
 		return fmt.Errorf("regions: %w", err)
 	}
-	st.peer, st.regions = peer, len(reg.order)
+	st.peer, st.regions = peer, len(reg.pieces)
 	s.agent.regions.Add(int64(st.regions))
 	return nil
 }
@@ -147,7 +153,7 @@ func (s *session) refusePartsLocked(err error) {
 func (s *session) abandonLocked() {
 	reg := s.mu.reg
 	reg.timer.Stop()
-	s.agent.pendingFDs.Add(-int64(len(reg.fds)))
+	s.agent.pendingFDs.Add(-int64(reg.fds))
 	reg.drop()
 	s.mu.reg = nil
 	s.agent.vacate(reg.seat)

@@ -82,30 +82,37 @@ func TestRegionAndSegmentRefusals(t *testing.T) {
 		err  error
 		want string
 	}{
-		"kind":          {checkRegion(&ipc.RegionDesc{Kind: 5, Size: 1}), "region 0.kind: 5, allowed: 1 to 4"},
-		"size zero":     {checkRegion(&ipc.RegionDesc{Kind: 1}), "region 0.size: 0, allowed: 1 to"},
-		"size":          {checkRegion(&ipc.RegionDesc{Kind: 1, Size: 1 << 62}), "region 0.size"},
-		"address":       {checkRegion(&ipc.RegionDesc{Kind: 2, Size: 1}), "region 0.addr"},
-		"address wraps": {checkRegion(&ipc.RegionDesc{Kind: 2, Size: 1 << 40, Addr: 1<<47 - 1}), "region 0.addr"},
-		"address of fd": {checkRegion(&ipc.RegionDesc{Kind: 1, Size: 1, Addr: 1}), "allowed: 0 for kind 1"},
-		"handle":        {checkRegion(&ipc.RegionDesc{Kind: 3, Size: 1, Handle: []byte{1}}), "handle: 1 bytes, allowed: 64"},
-		"handle of fd":  {checkRegion(&ipc.RegionDesc{Kind: 1, Size: 1, Handle: []byte{1}}), "handle: 1 bytes, allowed: 0"},
-		"no region":     {checkSegment(0, &ipc.SegmentDesc{Region: 9, Bytes: 1}, 1, regions), "segment 0.region: 9, allowed"},
-		"bytes":         {checkSegment(0, &ipc.SegmentDesc{}, 1, regions), "segment 0.bytes: 0, allowed: 1 to"},
-		"stride":        {checkSegment(0, &ipc.SegmentDesc{Bytes: 8, Stride: 7}, 2, regions), "segment 0.stride: 7, allowed: 8"},
-		"past the end":  {checkSegment(0, &ipc.SegmentDesc{Bytes: 8, Stride: 8, Offset: size - 15}, 2, regions), "allowed: inside of region 0"},
-		"wraps":         {checkSegment(0, &ipc.SegmentDesc{Bytes: 8, Stride: 1 << 63}, 3, regions), "allowed: inside of region 0"},
-		"offset wraps":  {checkSegment(0, &ipc.SegmentDesc{Bytes: 8, Offset: ^uint64(0) - 3}, 1, regions), "allowed: inside of region 0"},
-		"sync region":   {checkSync(&ipc.SyncDesc{Region: 9}, regions), "sync.region: 9, allowed"},
-		"sync kind":     {checkSync(&ipc.SyncDesc{Region: 1}, regions), "is of kind 2, allowed: kind 1"},
-		"step odd":      {checkSync(&ipc.SyncDesc{StepOff: 4}, regions), "sync.step_off: 4, allowed: a multiple of 8"},
-		"step past":     {checkSync(&ipc.SyncDesc{StepOff: size}, regions), "sync.step_off"},
-		"events past":   {checkSync(&ipc.SyncDesc{EventsOff: size - 16, Events: 2}, regions), "sync.events_off"},
-		"revokes wrap":  {checkSync(&ipc.SyncDesc{RevokeOff: ^uint64(0) - 3, Revokes: 1}, regions), "sync.revoke_off"},
+		"kind":           {checkRegion(&ipc.RegionDesc{Kind: 5, Size: 1}), "region 0.kind: 5, allowed: 1 to 4"},
+		"size zero":      {checkRegion(&ipc.RegionDesc{Kind: 1}), "region 0.size: 0, allowed: 1 to"},
+		"size":           {checkRegion(&ipc.RegionDesc{Kind: 1, Size: 1 << 62}), "region 0.size"},
+		"address":        {checkRegion(&ipc.RegionDesc{Kind: 2, Size: 1}), "region 0.addr"},
+		"address wraps":  {checkRegion(&ipc.RegionDesc{Kind: 2, Size: 1 << 40, Addr: 1<<47 - 1}), "region 0.addr"},
+		"address of fd":  {checkRegion(&ipc.RegionDesc{Kind: 1, Size: 1, Addr: 1}), "allowed: 0 for kind 1"},
+		"handle":         {checkRegion(&ipc.RegionDesc{Kind: 3, Size: 1, Handle: []byte{1}}), "handle: 1 bytes, allowed: 80"},
+		"handle of fd":   {checkRegion(&ipc.RegionDesc{Kind: 1, Size: 1, Handle: []byte{1}}), "handle: 1 bytes, allowed: 0"},
+		"no region":      {checkSegment(0, &ipc.SegmentDesc{Region: 9, Bytes: 1}, 1, regions), "segment 0.region: 9, allowed"},
+		"bytes":          {checkSegment(0, &ipc.SegmentDesc{}, 1, regions), "segment 0.bytes: 0, allowed: 1 to"},
+		"stride":         {checkSegment(0, &ipc.SegmentDesc{Bytes: 8, Stride: 7}, 2, regions), "segment 0.stride: 7, allowed: 8"},
+		"past the end":   {checkSegment(0, &ipc.SegmentDesc{Bytes: 8, Stride: 8, Offset: size - 15}, 2, regions), "allowed: inside of region 0"},
+		"wraps":          {checkSegment(0, &ipc.SegmentDesc{Bytes: 8, Stride: 1 << 63}, 3, regions), "allowed: inside of region 0"},
+		"offset wraps":   {checkSegment(0, &ipc.SegmentDesc{Bytes: 8, Offset: ^uint64(0) - 3}, 1, regions), "allowed: inside of region 0"},
+		"sync region":    {checkSync(&ipc.SyncDesc{Region: 9}, regions, false), "sync.region: 9, allowed"},
+		"sync kind":      {checkSync(&ipc.SyncDesc{Region: 1}, regions, false), "is of kind 2, allowed: kind 1"},
+		"step odd":       {checkSync(&ipc.SyncDesc{StepOff: 4}, regions, false), "sync.step_off: 4, allowed: a multiple of 8"},
+		"step past":      {checkSync(&ipc.SyncDesc{StepOff: size}, regions, false), "sync.step_off"},
+		"events past":    {checkSync(&ipc.SyncDesc{EventsOff: size - 16, Events: 2}, regions, false), "sync.events_off"},
+		"revokes wrap":   {checkSync(&ipc.SyncDesc{RevokeOff: ^uint64(0) - 3, Revokes: 1}, regions, false), "sync.revoke_off"},
+		"piece's handle": {checkRegion(&ipc.RegionDesc{Kind: 4, Size: 1, Handle: make([]byte, 64)}), "handle: 64 bytes, allowed: 16"},
+		"offset too far": {checkRegion(&ipc.RegionDesc{Kind: 3, Size: 2, Addr: 1<<46 - 1, Handle: make([]byte, 80)}), "region 0.addr"},
+		"offset of peer": {checkRegion(&ipc.RegionDesc{Kind: 4, Size: 1, Addr: 1, Handle: make([]byte, 16)}), "allowed: 0 for kind 4"},
+		"GPU events":     {checkSync(&ipc.SyncDesc{EventsOff: size - 32, Events: 1}, regions, true), "sync.events_off"},
 	} {
 		if c.err == nil || !strings.Contains(c.err.Error(), c.want) {
 			t.Errorf("%s: %v, want one with %q", name, c.err, c.want)
 		}
+	}
+	if err := checkSync(&ipc.SyncDesc{EventsOff: size - 64, Events: 1}, regions, true); err != nil {
+		t.Errorf("an event of a GPU that ends with its region: %v", err)
 	}
 	if err := checkSegment(0, &ipc.SegmentDesc{Bytes: 8, Stride: 8, Offset: size - 16}, 2, regions); err != nil {
 		t.Errorf("a segment that ends with its region: %v", err)

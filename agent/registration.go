@@ -15,12 +15,19 @@ import (
 type registration struct {
 	msg      ipc.Register
 	seat     *seat
-	regions  map[uint32]ipc.RegionDesc
-	order    []uint32       // region ids as they came
-	fds      map[uint32]int // descriptors by region id, owned
+	regions  map[uint32]ipc.RegionDesc // by id; of one that came in pieces, with their sum as its size
+	pieces   []piece                   // all that came, in order
+	fds      int                       // descriptors owned by pieces
+	gpu      cudaipc.UUID              // of the regions on a GPU; zero: there are none yet
 	segments [][]ipc.SegmentDesc
 	left     parts
 	timer    *time.Timer
+}
+
+// piece is one element of REGIONS: a region, or a part of one.
+type piece struct {
+	desc ipc.RegionDesc
+	fd   int // owned; -1: none
 }
 
 // parts counts regions and segments of one registration.
@@ -31,7 +38,7 @@ type parts struct {
 
 func newRegistration(m *ipc.Register, st *seat) *registration {
 	return &registration{
-		msg: *m, seat: st, regions: make(map[uint32]ipc.RegionDesc), fds: make(map[uint32]int),
+		msg: *m, seat: st, regions: make(map[uint32]ipc.RegionDesc),
 		segments: make([][]ipc.SegmentDesc, len(m.Groups)),
 		left:     parts{req: m.Req, regions: m.Regions, segments: m.Segments},
 	}
@@ -79,10 +86,7 @@ func take(left *uint32, n int) bool {
 
 // addRegion owns fd, which is -1 for none.
 func (r *registration) addRegion(d ipc.RegionDesc, fd int) error {
-	err := checkRegion(&d)
-	if _, twice := r.regions[d.ID]; twice && err == nil {
-		err = fmt.Errorf("region %d: named twice, allowed: each id once", d.ID)
-	}
+	whole, err := r.enter(&d)
 	if err != nil {
 		if fd >= 0 {
 			closeFDs([]int{fd})
@@ -90,10 +94,48 @@ func (r *registration) addRegion(d ipc.RegionDesc, fd int) error {
 		return err
 	}
 	d.Handle = append([]byte(nil), d.Handle...) // it lies in the frame
-	r.regions[d.ID] = d
-	r.order = append(r.order, d.ID)
+	r.regions[d.ID] = whole
+	r.pieces = append(r.pieces, piece{d, fd})
 	if fd >= 0 {
-		r.fds[d.ID] = fd
+		r.fds++
+	}
+	return nil
+}
+
+// enter checks an element of REGIONS and gives the region that it makes, with the pieces before it.
+func (r *registration) enter(d *ipc.RegionDesc) (ipc.RegionDesc, error) {
+	if err := checkRegion(d); err != nil {
+		return *d, err
+	}
+	if err := r.checkGPU(d); err != nil {
+		return *d, err
+	}
+	have, there := r.regions[d.ID]
+	if !there {
+		return *d, nil
+	}
+	if last := &r.pieces[len(r.pieces)-1].desc; d.Kind != ipc.RegionCUDAFD || have.Kind != d.Kind || last.ID != d.ID {
+		return *d, fmt.Errorf("region %d: named twice, allowed: each id once, but for pieces of kind %d next to each other", d.ID, ipc.RegionCUDAFD)
+	}
+	if d.Size > maxRegionBytes-have.Size {
+		return *d, fmt.Errorf("region %d.size: %d in its pieces so far and %d more, allowed: at most %d in all", d.ID, have.Size, d.Size, uint64(maxRegionBytes))
+	}
+	have.Size += d.Size
+	return have, nil
+}
+
+// checkGPU sees to it that all regions are on one GPU.
+func (r *registration) checkGPU(d *ipc.RegionDesc) error {
+	gpu, on := gpuOf(d)
+	switch {
+	case !on:
+		return nil
+	case gpu == (cudaipc.UUID{}):
+		return fmt.Errorf("region %d.handle: no UUID, allowed: that of a GPU in its last 16 bytes", d.ID)
+	case r.gpu == (cudaipc.UUID{}):
+		r.gpu = gpu
+	case r.gpu != gpu:
+		return fmt.Errorf("region %d.handle: on %v, allowed: %v, where the regions before it are; a worker's are all on one GPU", d.ID, gpu, r.gpu)
 	}
 	return nil
 }
@@ -136,7 +178,7 @@ func (r *registration) layout() (transfer.Layout, []uint32, error) {
 		out.Groups, sizes = append(out.Groups, group), append(sizes, uint32(size))
 	}
 	if r.msg.Sync != nil {
-		if err := checkSync(r.msg.Sync, r.regions); err != nil {
+		if err := checkSync(r.msg.Sync, r.regions, r.gpu != (cudaipc.UUID{})); err != nil {
 			return out, nil, err
 		}
 	}
@@ -145,32 +187,36 @@ func (r *registration) layout() (transfer.Layout, []uint32, error) {
 
 // imports is the request to the device; the descriptors are the device's from the call of Import on.
 func (r *registration) imports(peer cudaipc.PeerID, pid int) cudaipc.Import {
-	im := cudaipc.Import{Peer: peer, Pid: pid}
-	for _, id := range r.order {
-		d := r.regions[id]
-		kind, withFD := importKind(d.Kind)
-		region := cudaipc.Region{ID: cudaipc.RegionID(id), Kind: kind, Size: d.Size, FD: -1, Addr: d.Addr, Handle: d.Handle}
-		if withFD {
-			region.FD = r.fds[id]
+	im := cudaipc.Import{Peer: peer, Pid: pid, GPU: r.gpu}
+	for i := range r.pieces {
+		p := &r.pieces[i]
+		kind, _ := importKind(p.desc.Kind)
+		region := cudaipc.Region{ID: cudaipc.RegionID(p.desc.ID), Kind: kind, Size: p.desc.Size, FD: p.fd, Addr: p.desc.Addr}
+		if kind == cudaipc.KindCUDA {
+			region.Handle = p.desc.Handle[:cudaHandle]
 		}
 		im.Regions = append(im.Regions, region)
+		p.fd = -1
 	}
+	r.fds = 0
 	if s := r.msg.Sync; s != nil {
 		im.Sync = &cudaipc.Sync{
 			Region: cudaipc.RegionID(s.Region), StepOff: s.StepOff, EventsOff: s.EventsOff, Events: s.Events,
 			RevokeOff: s.RevokeOff, Revokes: s.Revokes,
 		}
 	}
-	clear(r.fds)
 	return im
 }
 
 // drop closes the descriptors that are still owned here.
 func (r *registration) drop() {
-	for _, fd := range r.fds {
-		closeFDs([]int{fd})
+	for i := range r.pieces {
+		if p := &r.pieces[i]; p.fd >= 0 {
+			closeFDs([]int{p.fd})
+			p.fd = -1
+		}
 	}
-	clear(r.fds)
+	r.fds = 0
 }
 
 func closeFDs(fds []int) {

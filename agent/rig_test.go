@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/devicetest"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
@@ -29,11 +30,12 @@ type arenaPool interface {
 
 // rig is an agent with a real device and real sockets in a directory of its own.
 type rig struct {
-	t     testing.TB
-	dir   string
-	pool  arenaPool
-	agent *Agent
-	logs  *observer.ObservedLogs
+	t      testing.TB
+	dir    string
+	pool   arenaPool
+	agent  *Agent
+	device cudaipc.Device
+	logs   *observer.ObservedLogs
 }
 
 type rigOption func(*rigConfig)
@@ -42,10 +44,17 @@ type rigConfig struct {
 	Config
 	poolBytes int64
 	dram      bool
+	moved     *cudaipc.MoverOptions // nil: the device is in this process, unless moverEnv says otherwise
 }
 
-func withPool(bytes int64) rigOption       { return func(c *rigConfig) { c.poolBytes = bytes } }
-func withDRAM(bytes int64) rigOption       { return func(c *rigConfig) { c.poolBytes, c.dram = bytes, true } }
+// moverEnv makes every rig's device one in a mover.
+const moverEnv = "KVAGENT_TEST_MOVER"
+
+func withPool(bytes int64) rigOption { return func(c *rigConfig) { c.poolBytes = bytes } }
+func withDRAM(bytes int64) rigOption { return func(c *rigConfig) { c.poolBytes, c.dram = bytes, true } }
+func withMover(o cudaipc.MoverOptions) rigOption {
+	return func(c *rigConfig) { c.moved = &o }
+}
 func withConfig(f func(*Config)) rigOption { return func(c *rigConfig) { f(&c.Config) } }
 
 // newRig starts an agent, and ends it with the test: nothing may be left then.
@@ -60,22 +69,39 @@ func newRig(t testing.TB, options ...rigOption) *rig {
 	check(t, err)
 	core, logs := observer.New(zap.DebugLevel)
 	r := &rig{t: t, dir: dir, pool: openTestPool(t, &c), logs: logs}
-	_, fd := r.pool.Arena()
-	device, err := cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: fd, ArenaSize: r.pool.Stats().Capacity})
-	check(t, err)
+	r.device = openTestDevice(t, r.pool, &c)
 	c.Dir = filepath.Join(dir, "s")
 	r.dir = c.Dir
-	r.agent, err = New(c.Config, r.pool, device, zap.New(core))
+	r.agent, err = New(c.Config, r.pool, r.device, zap.New(core))
 	check(t, err)
 	t.Cleanup(func() {
 		r.agent.Close()
 		r.checkNothingLeft()
-		check(t, device.Close(cudaipc.AllPeers))
+		check(t, r.device.Close(cudaipc.AllPeers))
 		check(t, r.pool.Close())
 		check(t, os.RemoveAll(dir))
 	})
 	check(t, r.agent.Start())
 	return r
+}
+
+func openTestDevice(t testing.TB, p arenaPool, c *rigConfig) cudaipc.Device {
+	t.Helper()
+	_, fd := p.Arena()
+	if c.moved == nil && os.Getenv(moverEnv) == "" {
+		device, err := cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: fd, ArenaSize: p.Stats().Capacity})
+		check(t, err)
+		return device
+	}
+	o := cudaipc.MoverOptions{}
+	if c.moved != nil {
+		o = *c.moved
+	}
+	o.Name, o.Device, o.ArenaFD, o.ArenaSize, o.Node = "host", cudaipc.HostDevice, fd, p.Stats().Capacity, -1
+	o.Command, o.Env = devicetest.MoverCommand, devicetest.MoverEnv
+	mover, err := cudaipc.NewMover(o)
+	check(t, err)
+	return cudaipc.OpenNode(cudaipc.NodeOptions{Host: mover, NoGPU: "this is a test"})
 }
 
 func openTestPool(t testing.TB, c *rigConfig) arenaPool {

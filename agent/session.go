@@ -56,9 +56,10 @@ const (
 	endLimit     = "limit"     // too many sessions, or parts that did not come in time
 	endSlow      = "slow"      // the peer did not read, or left a frame unfinished
 	endShutdown  = "shutdown"  // the agent ends
+	endDevice    = "device"    // the process that had the peer's memory open was lost
 )
 
-var endReasons = [...]string{endPeer, endHandshake, endMalformed, endLimit, endSlow, endShutdown}
+var endReasons = [...]string{endPeer, endHandshake, endMalformed, endLimit, endSlow, endShutdown, endDevice}
 
 // doom says that the session is to end. Only the first reason counts.
 func (s *session) doom(reason string, code uint8, detail error) {

@@ -21,8 +21,9 @@ type space struct {
 	resetting sync.Mutex // one reset at a time, its notices included; taken before registry.mu
 
 	fp         pool.Fingerprint
-	identity   []byte // canonical
-	model      string // for people
+	identity   []byte            // canonical
+	model      string            // for people
+	says       map[string]string // the identity's pairs, for people: never changed
 	groups     []ipc.GroupDesc
 	hashTokens uint32
 
@@ -38,10 +39,18 @@ type space struct {
 
 func newSpace(fp pool.Fingerprint, identity []byte, r *ipc.Register) *space {
 	return &space{
-		fp: fp, identity: identity, model: identityValue(r.Identity, "model"), groups: r.Groups, hashTokens: r.HashTokens,
+		fp: fp, identity: identity, model: identityValue(r.Identity, "model"), says: identityMap(r.Identity), groups: r.Groups, hashTokens: r.HashTokens,
 		sizes: make([][]uint32, r.Shards), claims: make([]int, r.Shards),
 		seats: make(map[*seat]struct{}), epoch: 1,
 	}
+}
+
+func identityMap(pairs []ipc.Pair) map[string]string {
+	out := make(map[string]string, len(pairs))
+	for _, p := range pairs {
+		out[p.Key] = p.Value
+	}
+	return out
 }
 
 func identityValue(pairs []ipc.Pair, key string) string {

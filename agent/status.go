@@ -50,6 +50,7 @@ type Status struct {
 	Pool       PoolStatus     `json:"pool"`
 	EngineList []EngineStatus `json:"engine_list"`
 	Sockets    []string       `json:"lookup_sockets"`
+	Movers     []MoverStatus  `json:"movers"` // processes that have engines' memory open
 }
 
 // PoolStatus is the pool's: its Stats, as JSON names things.
@@ -91,14 +92,16 @@ func poolStatus(s *pool.Stats) PoolStatus {
 
 // EngineStatus is one engine.
 type EngineStatus struct {
-	Instance   string         `json:"instance"`
-	Model      string         `json:"model"`
-	Space      string         `json:"space"` // hex
-	Complete   bool           `json:"complete"`
-	World      uint32         `json:"world"`
-	Leases     int            `json:"leases"`
-	LeaseBytes int64          `json:"lease_bytes"`
-	Sessions   []WorkerStatus `json:"sessions"`
+	Instance string `json:"instance"`
+	Model    string `json:"model"`
+	Space    string `json:"space"` // hex
+	// Identity is what the space is made of, so that people see why two engines do not share.
+	Identity   map[string]string `json:"identity"`
+	Complete   bool              `json:"complete"`
+	World      uint32            `json:"world"`
+	Leases     int               `json:"leases"`
+	LeaseBytes int64             `json:"lease_bytes"`
+	Sessions   []WorkerStatus    `json:"sessions"`
 }
 
 // WorkerStatus is one session of an engine: its scheduler's, or a rank's.
@@ -132,6 +135,7 @@ func (a *Agent) Status() Status {
 		Lookups: m.lookups.Load(), LookupHits: m.lookupHits.Load(), TokensAsked: m.tokensAsked.Load(), TokensFound: m.tokensFound.Load(),
 		CleanupMaxMS: float64(m.cleanupMax.Load()) / float64(time.Millisecond),
 		Switches:     a.switches.state(), Pool: poolStatus(&stats), EngineList: a.engines(), Sockets: a.sockets.names(),
+		Movers: a.moverStatus(),
 	}
 	st.Engines = len(st.EngineList)
 	st.Leases, st.LeaseBytes, st.LeasesRevoked = a.ledger.totals()
@@ -151,7 +155,7 @@ func (a *Agent) engines() []EngineStatus {
 	out := make([]EngineStatus, 0, len(a.registry.engines))
 	for _, e := range a.registry.engines {
 		es := EngineStatus{
-			Instance: e.instance, Model: e.space.model, Space: hex.EncodeToString(e.space.fp[:]),
+			Instance: e.instance, Model: e.space.model, Space: hex.EncodeToString(e.space.fp[:]), Identity: e.space.says,
 			Complete: e.complete.Load(), World: e.world, Sessions: []WorkerStatus{},
 		}
 		es.Leases, es.LeaseBytes, _ = a.ledger.usage(e.acct)

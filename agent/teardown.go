@@ -117,21 +117,28 @@ const closeRetry = time.Millisecond
 type peerNumbers struct {
 	mu   sync.Mutex
 	last cudaipc.PeerID
-	used map[cudaipc.PeerID]struct{}
+	used map[cudaipc.PeerID]*session // whose memory it is
 }
 
-func newPeerNumbers() *peerNumbers { return &peerNumbers{used: make(map[cudaipc.PeerID]struct{})} }
+func newPeerNumbers() *peerNumbers { return &peerNumbers{used: make(map[cudaipc.PeerID]*session)} }
 
-func (p *peerNumbers) take() cudaipc.PeerID {
+func (p *peerNumbers) take(s *session) cudaipc.PeerID {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for {
 		p.last++
 		if _, taken := p.used[p.last]; !taken && p.last != cudaipc.AllPeers {
-			p.used[p.last] = struct{}{}
+			p.used[p.last] = s
 			return p.last
 		}
 	}
+}
+
+// owner is the session of a number; nil: it is not used.
+func (p *peerNumbers) owner(id cudaipc.PeerID) *session {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.used[id]
 }
 
 func (p *peerNumbers) give(id cudaipc.PeerID) {

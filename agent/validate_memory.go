@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/bits"
 
+	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 )
 
@@ -20,17 +21,38 @@ func checkRegion(d *ipc.RegionDesc) error {
 		if d.Addr == 0 || d.Addr >= maxAddr || d.Size > maxAddr-d.Addr {
 			return fmt.Errorf("%s.addr: %#x with %d bytes, allowed: a range between 1 and %#x", field, d.Addr, d.Size, uint64(maxAddr))
 		}
+	} else if d.Kind == ipc.RegionCUDA {
+		if d.Addr > maxRegionBytes-d.Size {
+			return fmt.Errorf("%s.addr: %d with %d bytes, allowed: at most %d together, from the beginning of the allocation", field, d.Addr, d.Size, uint64(maxRegionBytes))
+		}
 	} else if d.Addr != 0 {
 		return fmt.Errorf("%s.addr: %#x, allowed: 0 for kind %d", field, d.Addr, d.Kind)
 	}
-	want := 0
-	if d.Kind == ipc.RegionCUDA {
-		want = cudaHandle
-	}
-	if len(d.Handle) != want {
+	if want := handleBytes(d.Kind); len(d.Handle) != want {
 		return fmt.Errorf("%s.handle: %d bytes, allowed: %d for kind %d", field, len(d.Handle), want, d.Kind)
 	}
 	return nil
+}
+
+// handleBytes is the length of a region's handle: a GPU's UUID is at its end.
+func handleBytes(kind uint8) int {
+	switch kind {
+	case ipc.RegionCUDA:
+		return cudaHandle + gpuUUID
+	case ipc.RegionCUDAFD:
+		return gpuUUID
+	}
+	return 0
+}
+
+// gpuOf is the GPU of a checked region, and whether it is on one.
+func gpuOf(d *ipc.RegionDesc) (gpu cudaipc.UUID, on bool) {
+	n := handleBytes(d.Kind)
+	if n == 0 {
+		return gpu, false
+	}
+	copy(gpu[:], d.Handle[n-gpuUUID:])
+	return gpu, true
 }
 
 // checkSegment sees to it that the piece of every block lies in its region, whatever the numbers: no sum wraps.
@@ -63,13 +85,16 @@ func inside(offset, stride, count, size, limit uint64) bool {
 // Sizes of a sync region's words, and what they are aligned to.
 const (
 	stepBytes   = 8
-	eventBytes  = 16
 	eventAlign  = 8
 	revokeBytes = 4
 )
 
-// checkSync sees to it that all words lie in their region and are naturally aligned.
-func checkSync(s *ipc.SyncDesc, regions map[uint32]ipc.RegionDesc) error {
+// checkSync sees to it that all words lie in their region and are naturally aligned. onGPU: events are a GPU's.
+func checkSync(s *ipc.SyncDesc, regions map[uint32]ipc.RegionDesc, onGPU bool) error {
+	eventBytes := uint64(cudaipc.EventCell)
+	if onGPU {
+		eventBytes = cudaipc.CUDAEventCell
+	}
 	r, ok := regions[s.Region]
 	if !ok {
 		return fmt.Errorf("sync.region: %d, allowed: a region of this registration", s.Region)

@@ -97,7 +97,8 @@ func (a *Agent) Live() error {
 	return errors.New("stuck: " + strings.Join(names, "; "))
 }
 
-// Ready says why the agent does not serve: its sockets are not open, it drains, or its pool has no room at all.
+// Ready says why the agent does not serve: its sockets are not open, it drains, its pool has no room at all, or a mover that
+// worked does not come back.
 func (a *Agent) Ready() error {
 	switch {
 	case a.draining():
@@ -107,5 +108,5 @@ func (a *Agent) Ready() error {
 	case a.pool.Stats().Capacity <= 0:
 		return errors.New("the pool has no capacity")
 	}
-	return nil
+	return a.moverProblem()
 }

@@ -90,6 +90,9 @@ func (m *Mover) start() (*moverLife, error) {
 		<-l.ended // reaped: a process that failed to start leaves nothing behind
 		return nil, err
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.mu.history.opened++
 	return l, nil
 }
 

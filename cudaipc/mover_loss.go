@@ -37,6 +37,7 @@ func (e *LostError) Unwrap() error { return e.Cause }
 // moverHistory is what is known of the lives that have been.
 type moverHistory struct {
 	starts    uint64
+	opened    uint64 // starts that came to an open device
 	lost      map[LossReason]uint64
 	last      error
 	lastAt    time.Time
@@ -85,6 +86,7 @@ type MoverState struct {
 	Lost      map[LossReason]uint64
 	LastLoss  error
 	NextStart time.Time // zero: at once
+	Failing   bool      // it worked once, and was lost several times in a row; no process runs
 }
 
 // Movers is the state of this one.
@@ -96,6 +98,7 @@ func (m *Mover) Movers() []MoverState {
 		Name: m.opts.Name, Device: m.opts.Device, GPU: m.opts.GPU, Peers: len(m.mu.peers), Starts: h.starts,
 		Requests: m.requests.Load(), Lost: make(map[LossReason]uint64, len(h.lost)), LastLoss: h.last, NextStart: h.notBefore,
 	}
+	s.Failing = m.mu.life == nil && h.row >= 2 && (h.opened > 0 || m.opts.GPU == (UUID{}))
 	for reason, n := range h.lost {
 		s.Lost[reason] = n
 	}

@@ -136,6 +136,21 @@ func (c *Conn) PidFD() int { return c.fd }
 // Version is what is spoken: MinVersion until the handshake is done.
 func (c *Conn) Version() uint32 { return c.version.Load() }
 
+// Hold gives one more descriptor of this end of the socket, the caller's: until it is closed the peer does not see the
+// socket's end, whatever becomes of c.
+func (c *Conn) Hold() (int, error) {
+	raw, err := c.uc.SyscallConn()
+	if err != nil {
+		return 0, fmt.Errorf("session: %w", err)
+	}
+	var fd int
+	again := raw.Control(func(own uintptr) { fd, err = unix.FcntlInt(own, unix.F_DUPFD_CLOEXEC, 1) })
+	if err = errors.Join(err, again); err != nil {
+		return 0, fmt.Errorf("session: one more descriptor: %w", err)
+	}
+	return fd, nil
+}
+
 // CloseWrite tells the peer that nothing more comes. Recv goes on.
 func (c *Conn) CloseWrite() error { return c.uc.CloseWrite() }
 

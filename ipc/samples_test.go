@@ -81,8 +81,8 @@ func registerMessages() (all []namedMessage) {
 		Regions: MaxRegions, Segments: MaxSegments}})
 	all = append(all, namedMessage{"register_no_identity", 2, &Register{Instance: "x", World: 1, Shards: 1, Groups: []GroupDesc{{1, 0, 0}}, HashTokens: 1}})
 	all = append(all, bothVersions("regions", &Regions{Req: 2, List: []RegionDesc{{ID: 0, Kind: RegionFD, Size: 8192},
-		{ID: 1, Kind: RegionPeer, Size: 1 << 32, Addr: 0x7f0000000000}, {ID: 2, Kind: RegionCUDA, Size: 1 << 30, Handle: run(0, 64)},
-		{ID: 3, Kind: RegionCUDAFD, Size: 2 << 20}}})...)
+		{ID: 1, Kind: RegionPeer, Size: 1 << 32, Addr: 0x7f0000000000}, {ID: 2, Kind: RegionCUDA, Size: 1 << 30, Addr: 1 << 21, Handle: run(0, 80)},
+		{ID: 3, Kind: RegionCUDAFD, Size: 2 << 20, Handle: run(64, 16)}, {ID: 3, Kind: RegionCUDAFD, Size: 20 << 20, Handle: run(64, 16)}}})...)
 	all = append(all, namedMessage{"regions_empty", 2, &Regions{Req: 0}}, namedMessage{"regions_long_handle", 2,
 		&Regions{Req: 127, List: []RegionDesc{{ID: math.MaxUint32, Kind: RegionCUDA, Size: math.MaxUint64, Addr: math.MaxUint64, Handle: run(0, MaxHandle)}}}})
 	all = append(all, bothVersions("segments", &Segments{Req: 2, Group: 1, List: []SegmentDesc{{1, 0, 32768, 32768}, {1, 1 << 33, 32768, 65536}}})...)

@@ -1,0 +1,147 @@
+package agent
+
+import (
+	"errors"
+	"io"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/ipc"
+)
+
+// hangUp are limits that a test can wait for.
+var hangUp = cudaipc.MoverOptions{Limits: cudaipc.MoverLimits{
+	Tick: 20 * time.Millisecond, Ping: time.Second, Steady: time.Nanosecond,
+}}
+
+// moverPid waits for the mover to run.
+func (r *rig) moverPid() (pid int) {
+	r.t.Helper()
+	r.waitFor("a mover runs", func(st Status) bool {
+		pid = st.Movers[0].PID
+		return pid != 0
+	})
+	return pid
+}
+
+// A mover that dies ends the sessions whose memory it had, with the reason; they register again and all is as before.
+func TestLostMoverEndsItsSessions(t *testing.T) {
+	r := newRig(t, withMover(hangUp))
+	for life := range 3 {
+		scheduler, workers, _ := r.joinEngine(register("engine"))
+		w := workers[0]
+		w.fill(3, byte(life+1))
+		if got := w.save(1, chain(byte(life), 1), 3); !all(got, ipc.BlockOK) {
+			t.Fatalf("save %v", got)
+		}
+		if got := w.load(1, 0, chain(byte(life), 1), 5); !all(got, ipc.BlockOK) || !w.filled(5, byte(life+1)) {
+			t.Fatalf("load %v", got)
+		}
+		check(t, unix.Kill(r.moverPid(), unix.SIGKILL))
+		why := next[*ipc.Error](w)
+		if why.Code != ipc.ErrCodeInternal || !strings.Contains(why.Text, "mover host was lost (crash)") || !strings.Contains(why.Text, "register again") {
+			t.Errorf("ERROR %+v, want the cause and what to do", why)
+		}
+		scheduler.send(&ipc.Ping{Req: 9})
+		next[*ipc.Pong](scheduler) // has no memory in the mover
+		scheduler.close()
+		r.waitFor("the engine is gone", func(st Status) bool { return st.Engines == 0 && st.Regions == 0 })
+	}
+	st := r.agent.Status().Movers[0]
+	if st.Starts != 3 || st.Lost["crash"] != 3 || !strings.Contains(st.LastLoss, "crash") {
+		t.Errorf("%+v, want 3 starts and 3 losses", st)
+	}
+	text := r.metricsText()
+	for _, line := range []string{
+		`kvagent_mover_lost_total{mover="host",reason="crash"} 3`, `kvagent_mover_lost_total{mover="host",reason="ping"} 0`,
+		`kvagent_mover_starts_total{mover="host"} 3`, `kvagent_session_ends_total{reason="device"} 3`,
+	} {
+		if !strings.Contains(text, line) {
+			t.Errorf("metrics have no %s", line)
+		}
+	}
+}
+
+func (r *rig) metricsText() string {
+	w := httptest.NewRecorder()
+	(&web{agent: r.agent}).routes().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	text, _ := io.ReadAll(w.Result().Body)
+	return string(text)
+}
+
+// No fence comes while a mover that stands still may still touch the engine's blocks: not DONE, not CANCELLED, not the
+// end of the socket.
+func TestNoFenceBeforeTheMoverIsReaped(t *testing.T) {
+	r := newRig(t, withMover(hangUp))
+	_, workers, _ := r.joinEngine(register("engine"))
+	w := workers[0]
+	if got := w.save(1, chain(1, 8), 0); !all(got, ipc.BlockOK) {
+		t.Fatalf("save %v", got)
+	}
+	pid := r.moverPid()
+	check(t, unix.Kill(pid, unix.SIGSTOP))
+	w.send(&ipc.Load{Job: 77, Epoch: 1, Event: ipc.None, Sections: []ipc.Section{section(chain(1, 8), 0)}})
+	r.waitFor("the load is copied", func(st Status) bool { return st.Movers[0].Copies > 0 })
+	w.send(&ipc.Cancel{Job: 77})
+	select {
+	case m, open := <-w.messages:
+		if !errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
+			t.Fatalf("%T (open: %v) while the mover is there", m, open)
+		}
+	case <-time.After(patience):
+		t.Fatal("nothing came")
+	}
+	r.waitFor("the worker is gone", func(st Status) bool { return st.Regions == 0 })
+	if n := r.agent.Status().Movers[0].Lost["ping"]; n != 1 {
+		t.Errorf("%d losses by ping, want 1", n)
+	}
+}
+
+// Regions on a GPU, where there is none: refused with the reason, and nothing is left.
+func TestGPUMemoryWithoutCUDA(t *testing.T) {
+	r := newRig(t, withMover(hangUp))
+	c := r.dial()
+	handle := func(gpu byte) []byte {
+		h := make([]byte, 80)
+		h[64] = gpu
+		return h
+	}
+	for name, test := range map[string]struct {
+		change func(*ipc.Regions)
+		want   string
+	}{
+		"no CUDA": {func(*ipc.Regions) {}, "no CUDA"},
+		"two GPUs": {func(g *ipc.Regions) {
+			g.List = append(g.List, ipc.RegionDesc{ID: 9, Kind: 3, Size: 4096, Handle: handle(2)})
+		}, "a worker's are all on one GPU"},
+		"no UUID":     {func(g *ipc.Regions) { g.List[1].Handle = handle(0) }, "handle: no UUID"},
+		"an id twice": {func(g *ipc.Regions) { g.List = append(g.List, g.List[1]) }, "named twice"},
+	} {
+		m := register("gpu")
+		regions, fds, segments := c.prepare(m)
+		var sync []int
+		for i := range regions.List {
+			if regions.List[i].ID == m.Sync.Region {
+				sync = fds[i : i+1]
+				regions.List[0], regions.List[i] = regions.List[i], regions.List[0]
+			}
+		}
+		regions.List[1] = ipc.RegionDesc{ID: regions.List[1].ID, Kind: ipc.RegionCUDA, Size: regions.List[1].Size, Addr: 512, Handle: handle(1)}
+		test.change(regions)
+		m.Regions = uint32(len(regions.List))
+		m.Sync.Events = 0
+		c.send(m)
+		c.send(regions, sync...)
+		c.send(segments)
+		if answer := next[*ipc.Registered](c); answer.Status != ipc.RegRefused || !strings.Contains(answer.Text, test.want) {
+			t.Errorf("%s: %+v, want a refusal with %q", name, answer, test.want)
+		}
+		check(t, c.engine.Close())
+		c.engine = nil
+	}
+}
