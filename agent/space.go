@@ -39,7 +39,8 @@ type space struct {
 
 func newSpace(fp pool.Fingerprint, identity []byte, r *ipc.Register) *space {
 	return &space{
-		fp: fp, identity: identity, model: identityValue(r.Identity, "model"), says: identityMap(r.Identity), groups: r.Groups, hashTokens: r.HashTokens,
+		fp: fp, identity: identity, model: identityValue(r.Identity, "model"), says: identityMap(r.Identity),
+		groups: r.Groups, hashTokens: r.HashTokens,
 		sizes: make([][]uint32, r.Shards), claims: make([]int, r.Shards),
 		seats: make(map[*seat]struct{}), epoch: 1,
 	}
