@@ -76,9 +76,10 @@ class PlayedEngine:
 
     def __init__(
         self, agent: AgentProcess, name: str, *, blocks: int = 64, peer: bool = False, saves: bool = True,
-        loads: bool = True, window: int = 0, **options: Any,
+        loads: bool = True, window: int = 0, identity: dict[str, str] | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self.name = name
+        self._identity = {"model": "played", "dtype": "none", "tenant": ""} | (identity or {})
         groups = [Group(BLOCK, blocks)] + [Group(BLOCK, blocks, window)] * bool(window)
         self.groups = tuple(groups)
         self.pool = Pool(blocks)
@@ -213,7 +214,7 @@ class PlayedEngine:
     def _registration(self, role: Role) -> Registration:
         common: dict[str, Any] = {
             "instance": self.name, "role": role, "groups": self.groups, "hash_tokens": BLOCK,
-            "identity": identity_pairs({"model": "played", "dtype": "none", "tenant": ""}),
+            "identity": identity_pairs(self._identity),
         }  # fmt: skip
         if role == Role.SCHEDULER:
             return Registration(**common)

@@ -1,0 +1,60 @@
+"""Checks from inside an engine's pod whether it and its agent can work together, and says what to do where not."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvagent.doctor import admin, agent, installed, place
+from kvagent.doctor.finding import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints a line for each finding. 1 if one is a problem."""
+    parser = argparse.ArgumentParser(prog="kvagent-doctor", description=__doc__)
+    parser.add_argument("--socket-dir", default="/run/kvagent", help="the agent's (default %(default)s)")
+    problems = 0
+    for finding in findings(Path(parser.parse_args(arguments).socket_dir)):
+        sys.stdout.write(finding.lines() + "\n")
+        problems += bool(finding.cure)
+    sys.stdout.write(f"{problems} problems\n" if problems else "all is well\n")
+    return 1 if problems else 0
+
+
+def findings(directory: Path) -> Iterator[Finding]:
+    """All of them, in the order in which they depend on one another."""
+    yield from installed.packages()
+    yield installed.seed()
+    here = list(place.directory(directory))
+    yield from here
+    if any(finding.cure for finding in here):
+        return
+    path = directory / "session.sock"
+    found, boot = place.session(path)
+    yield from found
+    if boot:
+        yield place.lookups(directory / "lookup.sock")
+        yield from place.namespaces(path)
+    yield place.shared_memory()
+    yield from _of_agent(directory / "admin.sock", boot)
+
+
+def _of_agent(path: Path, boot: bytes) -> Iterator[Finding]:
+    try:
+        status = admin.status(path)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        yield Finding(f"{path}: {error}", "start the agent, or mount the whole of its socket directory")
+        return
+    yield from agent.health(status, boot)
+    yield from agent.engines(status)
+    yield from agent.sharing(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""What the agent says of itself and of its engines (/status), and what of it keeps blocks from being found."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from kvagent.doctor.finding import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+# What has to be done so that two engines agree on a key of their identity; see docs/VLLM.md.
+CURES = {
+    "model": "give both the same model path or name",
+    "revision": "give both the same --revision",
+    "weights": "their files differ: let both read the same files (one volume, or one revision)",
+    "overrides": "give both the same --hf-overrides",
+    "dtype": "give both the same --dtype",
+    "quantization": "give both the same --quantization",
+    "cache_dtype": "give both the same --kv-cache-dtype",
+    "tenant": "tenants do not share: that is what the option tenant is for",
+    "layout": "give both the same layout option, and run both with the same attention backend",
+    "groups": "give both the same --block-size and the same model",
+    "stages": "set VLLM_PP_LAYER_PARTITION alike",
+    "tp": "give both the same --tensor-parallel-size",
+    "pp": "give both the same --pipeline-parallel-size",
+    "shards": "give both the same parallel sizes",
+    "hash": "give both the same --prefix-caching-hash-algo",
+    "hash_seed": "set the same PYTHONHASHSEED in both, or in neither and take --prefix-caching-hash-algo sha256",
+    "engine": "run the same minor version of vLLM in both",
+}
+
+
+def health(status: Mapping[str, Any], boot: bytes) -> Iterator[Finding]:
+    """Version, boot, switches."""
+    text = f"agent {status.get('version')}, up for {float(status.get('uptime_seconds', 0)):.0f} s"
+    if boot and status.get("boot") != boot.hex():
+        yield Finding(
+            f"{text}: session.sock and admin.sock are of different lives of the agent",
+            "two agents use this directory, or one was just restarted: ask again, then look for the second one",
+        )
+    elif status.get("problem"):
+        yield Finding(f"{text}: {status['problem']}", "see the agent's log")
+    else:
+        yield Finding(text)
+    for name, on in sorted(status.get("switches", {}).items()):
+        if on is False:
+            yield Finding(f"{name} are switched off", f"kvagent set {name}=on")
+
+
+def engines(status: Mapping[str, Any]) -> Iterator[Finding]:
+    """Whether all ranks of each engine are registered, and what is stored and found."""
+    listed = _engines(status)
+    if not listed:
+        yield Finding(
+            "no engine is registered",
+            "an engine that runs with the connector logs why, in lines of kvagent.vllm: look there",
+        )
+    for engine in listed:
+        ranks = sum(1 for one in engine.get("sessions", []) if one.get("role") == "worker" and one.get("registered"))
+        scheduler = any(one.get("role") == "scheduler" for one in engine.get("sessions", []))
+        text = f"engine {engine.get('instance')}: space {engine.get('space')}, {ranks} of {engine.get('world')} ranks"
+        if engine.get("complete") and scheduler:
+            yield Finding(f"{text}, protocol {', '.join(_versions(engine))}")
+        else:
+            missing = "its ranks are not all registered" if scheduler else "its scheduler is not registered"
+            yield Finding(
+                f"{text}: {missing}, so it finds nothing", "see the log of that process, lines of kvagent.vllm"
+            )
+    if listed:
+        yield _hits(status)
+
+
+def sharing(status: Mapping[str, Any]) -> Iterator[Finding]:
+    """Why engines do not share: which keys of their identities differ."""
+    spaces: dict[str, Mapping[str, Any]] = {}
+    for engine in _engines(status):
+        spaces.setdefault(str(engine.get("space")), engine)
+    if len(spaces) == 1 and len(_engines(status)) > 1:
+        yield Finding(f"all {len(_engines(status))} engines share one space")
+    for one, other in itertools.islice(itertools.combinations(spaces.values(), 2), MAX_PAIRS):
+        yield _difference(one, other)
+
+
+MAX_PAIRS = 20  # of engines that are compared
+
+
+def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> Finding:
+    pair = f"engines {one.get('instance')} and {other.get('instance')} do not share"
+    mine, its = one.get("identity"), other.get("identity")
+    if not isinstance(mine, dict) or not isinstance(its, dict):
+        return Finding(f"{pair}; this agent does not say why", "compare what docs/VLLM.md lists, or take a newer agent")
+    keys = sorted(key for key in {*mine, *its} if mine.get(key) != its.get(key))
+    if not keys:
+        return Finding(f"{pair}: block sizes, windows or shards differ", "give both the same --block-size and sizes")
+    if "model" in keys and "weights" in keys:
+        return Finding(f"{pair}: they serve different models ({mine.get('model')}, {its.get('model')})")
+    named = "; ".join(f"{key}: {mine.get(key)!r} and {its.get(key)!r}" for key in keys)
+    return Finding(f"{pair}: {named}", "; ".join(CURES.get(key, f"make {key} equal") for key in keys))
+
+
+def _hits(status: Mapping[str, Any]) -> Finding:
+    stored, saved, loaded = (status.get(name, 0) for name in ("blocks_stored", "blocks_saved", "blocks_loaded"))
+    text = (
+        f"{stored} blocks stored, {saved} saved and {loaded} loaded since the agent's start; "
+        f"{100 * float(status.get('hit_rate', 0)):.0f} % of the tokens asked for were found"
+    )
+    if saved:
+        return Finding(text)
+    return Finding(
+        f"{text}: nothing was saved yet",
+        "only full blocks of finished steps are saved, and by a kv_consumer only with consumer_saves: send a prompt "
+        "longer than a block, then ask again",
+    )
+
+
+def _engines(status: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    listed = status.get("engine_list")
+    return listed if isinstance(listed, list) else []
+
+
+def _versions(engine: Mapping[str, Any]) -> list[str]:
+    return sorted({str(one.get("protocol_version")) for one in engine.get("sessions", [])})

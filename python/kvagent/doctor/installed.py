@@ -1,0 +1,60 @@
+"""What is installed in this Python: the package, vLLM, the entry point, and settings that keep engines apart."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from typing import TYPE_CHECKING
+
+from kvagent.doctor.finding import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+OLDEST, NEWEST = (0, 29), (0, 33)  # of vLLM, as the connector is tested
+ENTRY_POINTS = "vllm.general_plugins"
+
+
+def packages(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """Versions, and whether vLLM will find the connector by its name."""
+    own = _version("kvagent")
+    if own is None:
+        yield Finding(
+            "package kvagent is imported from a folder, not installed: vLLM does not find the connector by its name",
+            'pip install it, or add "kv_connector_module_path": "kvagent.vllm" to --kv-transfer-config',
+        )
+    else:
+        yield Finding(f"package kvagent {own}")
+    vllm = _version("vllm")
+    if vllm is None:
+        yield Finding("vLLM is not installed in this Python: run this command with the engine's own")
+        return
+    numbers = tuple(int(part) for part in vllm.split(".")[:2] if part.isdigit())
+    if OLDEST <= numbers <= NEWEST:
+        yield Finding(f"vLLM {vllm}")
+    else:
+        tested = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+        yield Finding(f"vLLM {vllm}: the connector is tested with {tested}", f"take a vLLM of {tested}")
+    allowed = environment.get("VLLM_PLUGINS")
+    if own is not None and allowed is not None and "kvagent" not in allowed.split(","):
+        yield Finding(
+            f"VLLM_PLUGINS={allowed!r} leaves the connector's entry point out",
+            'add kvagent to it, or "kv_connector_module_path": "kvagent.vllm" to --kv-transfer-config',
+        )
+
+
+def seed(environment: Mapping[str, str] = os.environ) -> Finding:
+    """The seed of block hashes."""
+    value = environment.get("PYTHONHASHSEED")
+    if value is None:
+        return Finding(
+            "PYTHONHASHSEED is not set: engines share with the hash algorithms sha256 and sha256_cbor, not with xxhash"
+        )
+    return Finding(f"PYTHONHASHSEED={value}: only engines with the same one share")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

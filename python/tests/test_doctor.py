@@ -1,0 +1,205 @@
+"""The doctor with the real agent: what is well, and every problem with its cure."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvagent.doctor import agent as of_agent
+from kvagent.doctor import installed, place
+from kvagent.doctor.__main__ import findings, main
+from tests.agent import BINARY, AgentProcess, Engine
+from tests.played import PlayedEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kvagent.doctor.finding import Finding
+
+
+@pytest.fixture(autouse=True)
+def an_engines_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"kvagent": "0.1.0", "vllm": "0.33.0"}
+    monkeypatch.setattr(installed, "_version", versions.get)
+
+
+@pytest.fixture
+def engines(agent: AgentProcess) -> Iterator[Callable[..., PlayedEngine]]:
+    made: list[PlayedEngine] = []
+
+    def make(name: str, **identity: str) -> PlayedEngine:
+        made.append(PlayedEngine(agent, name, identity=identity))
+        return made[-1]
+
+    yield make
+    agent.thaw()
+    for engine in made:
+        engine.close()
+
+
+def problems(agent: AgentProcess) -> list[Finding]:
+    return [finding for finding in findings(agent.folder) if finding.cure]
+
+
+def test_engines_that_share_are_well(
+    agent: AgentProcess, engines: Callable[..., PlayedEngine], capsys: pytest.CaptureFixture[str]
+) -> None:
+    engines("one").save("a", "p", 3, 1)
+    engines("two")
+    assert main(["--socket-dir", str(agent.folder)]) == 0
+    said = capsys.readouterr().out
+    assert "PROBLEM" not in said
+    for part in (
+        "session.sock answers: protocol 2",
+        "lookup.sock answers after",
+        "PID namespace is shared",
+        "all 2 engines share one space",
+        "engine one: space",
+        "1 of 1 ranks",
+        "3 blocks stored",
+        "all is well",
+    ):
+        assert part in said
+
+
+def test_why_two_engines_do_not_share(agent: AgentProcess, engines: Callable[..., PlayedEngine]) -> None:
+    engines("one", weights="aa", hash_seed="default", tenant="t").save("a", "p", 3, 1)
+    engines("two", weights="bb", hash_seed="PYTHONHASHSEED 7", tenant="t")
+    (found,) = problems(agent)
+    assert "engines one and two do not share: hash_seed: 'default' and 'PYTHONHASHSEED 7'; weights: 'aa' and 'bb'" in (
+        found.text
+    )
+    assert "PYTHONHASHSEED in both" in found.cure
+    assert "their files differ" in found.cure
+
+
+def test_different_models_are_no_problem(agent: AgentProcess, engines: Callable[..., PlayedEngine]) -> None:
+    engines("one", model="x", weights="aa").save("a", "p", 3, 1)
+    engines("two", model="y", weights="bb")
+    assert problems(agent) == []
+
+
+def test_nothing_registered_nothing_saved_and_a_rank_that_is_missing(agent: AgentProcess) -> None:
+    (found,) = problems(agent)
+    assert found.text == "no engine is registered"
+    engine = Engine(agent, "half", world=2)
+    first, second = problems(agent)
+    assert "1 of 2 ranks: its ranks are not all registered, so it finds nothing" in first.text
+    assert "nothing was saved yet" in second.text
+    engine.close()
+
+
+def test_switches(agent: AgentProcess, engines: Callable[..., PlayedEngine]) -> None:
+    engines("one").save("a", "p", 3, 1)
+    command = [str(BINARY), "set", "loads=off", "--socket-dir", str(agent.folder)]
+    subprocess.run(command, check=True, capture_output=True)
+    (found,) = problems(agent)
+    assert (found.text, found.cure) == ("loads are switched off", "kvagent set loads=on")
+
+
+def test_an_agent_that_is_frozen_dead_or_was_never_there(
+    agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(place, "CONNECT_S", 0.2)
+    monkeypatch.setattr("kvagent.doctor.admin.TIMEOUT_S", 0.2)
+    agent.freeze()
+    assert "the agent is there and does not answer" in problems(agent)[0].cure
+    agent.thaw()
+    agent.kill()
+    assert "is gone: start it again" in problems(agent)[0].cure
+    agent.start()
+    (found, *_) = [finding for finding in findings(tmp_path) if finding.cure]
+    assert "kvagent serve" in found.cure
+    (found,) = [finding for finding in findings(tmp_path / "none") if finding.cure]
+    assert "mount the agent's socket directory" in found.cure
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
+def test_a_user_who_may_not_enter(agent: AgentProcess) -> None:
+    agent.folder.parent.chmod(0o755)
+    said = _as_nobody(agent.folder)
+    assert "PROBLEM" in said
+    assert "may not be entered (0700, uid 0, gid 0) by uid 65534" in said
+    assert "--socket-group" in said
+    agent.folder.parent.chmod(0o700)
+    assert "let this user enter the folders above it" in _as_nobody(agent.folder)
+
+
+def _as_nobody(folder: Path) -> str:
+    """What is found by another user, in a child that has everything imported already."""
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        said = "\n".join(finding.lines() for finding in place.directory(folder))
+        os.write(writer, said.encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("owner", "text", "cure"),
+    [(0, "another PID namespace", "hostPID: true"), (1 << 22, "cannot be seen from here", ""), (None, "", "")],
+)
+def test_namespaces(monkeypatch: pytest.MonkeyPatch, owner: int | None, text: str, cure: str) -> None:
+    monkeypatch.setattr(place, "_owner", lambda _: owner)
+    found = list(place.namespaces(Path("x")))
+    assert any(text in one.text for one in found) or not found
+    assert any(cure in one.cure for one in found) or not found
+
+
+def test_another_ipc_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "_owner", lambda _: os.getpid())
+    monkeypatch.setattr(place, "_ipc_namespace", Path)
+    assert any("hostIPC: true" in one.cure for one in place.namespaces(Path("x")))
+
+
+def test_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not any(one.cure for one in installed.packages({}))
+    assert any("kvagent to it" in one.cure for one in installed.packages({"VLLM_PLUGINS": "other"}))
+    assert not any(one.cure for one in installed.packages({"VLLM_PLUGINS": "other,kvagent"}))
+    monkeypatch.setattr(installed, "_version", {"vllm": "0.28.1"}.get)
+    first, second = (one for one in installed.packages({}) if one.cure)
+    assert "kv_connector_module_path" in first.cure
+    assert "0.29 to 0.33" in second.cure
+    assert "only engines with the same one" in installed.seed({"PYTHONHASHSEED": "1"}).text
+
+
+def test_what_an_agent_of_another_release_says(agent: AgentProcess) -> None:
+    boot = bytes(16)
+    (found,) = (one for one in of_agent.health({"boot": "aa"}, boot) if one.cure)
+    assert "different lives" in found.text
+    pair: dict[str, Any] = {"engine_list": [{"instance": "a", "space": "1"}, {"instance": "b", "space": "2"}]}
+    (found,) = of_agent.sharing(pair)
+    assert "does not say why" in found.text
+    for engine in pair["engine_list"]:
+        engine["identity"] = {"model": "m"}
+    (found,) = of_agent.sharing(pair)
+    assert "block sizes" in found.text
+
+
+def test_every_key_of_an_identity_has_a_cure() -> None:
+    """Those that the connector makes (space.identity)."""
+    text = (Path(place.__file__).parents[1] / "vllm" / "space.py").read_text()
+    keys = {line.split('"')[1] for line in text.splitlines() if line.startswith('            "')}
+    assert keys == set(of_agent.CURES)
+
+
+def test_it_is_a_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kvagent.doctor", "--socket-dir", "/nowhere"], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 1
+    assert "PROBLEM  /nowhere: No such file or directory" in done.stdout
+    assert json.dumps(done.stderr) == '""'
