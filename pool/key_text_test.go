@@ -1,0 +1,76 @@
+package pool
+
+import (
+	"bytes"
+	"testing"
+)
+
+func textKey() Key {
+	k := Key{Group: 2, Shard: 13, Hash: MakeHash([]byte{0x9f, 0x86, 0xd0, 0x81})}
+	for i := range k.Space {
+		k.Space[i] = byte(i * 17)
+	}
+	return k
+}
+
+func TestKeyText(t *testing.T) {
+	k := textKey()
+	const want = "00112233445566778899aabbccddeeff@pcp0@dcp0@head_or_tp_rank:13@pp_rank:0@group:2@cache_role:kv@cache_family:default@9f86d081"
+	if got := k.Text(); got != want {
+		t.Errorf("text %q, want %q", got, want)
+	}
+	longest := Key{Group: 255, Shard: 255, Hash: MakeHash(make([]byte, MaxHashLen))}
+	if n := len(longest.Text()); n != MaxKeyText {
+		t.Errorf("the longest text has %d bytes, MaxKeyText is %d", n, MaxKeyText)
+	}
+	for _, bad := range []string{
+		"", want[1:], want + "0", want + "@", "0" + want,
+		"00112233445566778899AABBCCDDEEFF" + want[32:], // one key, one text
+		"00112233445566778899aabbccddeeff@pcp0@dcp0@head_or_tp_rank:013@pp_rank:0@group:2@cache_role:kv@cache_family:default@9f86d081",
+		"00112233445566778899aabbccddeeff@pcp1@dcp0@head_or_tp_rank:13@pp_rank:0@group:2@cache_role:kv@cache_family:default@9f86d081",
+		"00112233445566778899aabbccddeeff@pcp0@dcp0@head_or_tp_rank:256@pp_rank:0@group:2@cache_role:kv@cache_family:default@9f86d081",
+		"00112233445566778899aabbccddeeff@pcp0@dcp0@head_or_tp_rank:13@pp_rank:0@group:2@cache_role:kv@cache_family:default@",
+	} {
+		if got, err := ParseKey(bad); err == nil {
+			t.Errorf("%q was read as %+v", bad, got)
+		}
+	}
+}
+
+func FuzzKeyText(f *testing.F) {
+	k := textKey()
+	f.Add(k.Text())
+	f.Fuzz(func(t *testing.T, text string) {
+		k, err := ParseKey(text)
+		if err == nil && k.Text() != text {
+			t.Fatalf("%q is read, and written as %q", text, k.Text())
+		}
+	})
+}
+
+func TestValueHeader(t *testing.T) {
+	k, data := textKey(), []byte("the bytes of a block")
+	header := AppendValueHeader(nil, &k, data)
+	if err := CheckValue(header, &k, data); err != nil {
+		t.Fatal(err)
+	}
+	for i := range header {
+		bad := bytes.Clone(header)
+		bad[i] ^= 1
+		if CheckValue(bad, &k, data) == nil {
+			t.Errorf("a wrong byte %d of the header is not seen", i)
+		}
+	}
+	for i := range data {
+		bad := bytes.Clone(data)
+		bad[i] ^= 0x80
+		if CheckValue(header, &k, bad) == nil {
+			t.Errorf("a wrong byte %d of the data is not seen", i)
+		}
+	}
+	other := k
+	other.Shard++
+	if CheckValue(header, &other, data) == nil || CheckValue(header, &k, data[1:]) == nil || CheckValue(header[1:], &k, data) == nil {
+		t.Error("another key, length or header passes")
+	}
+}
