@@ -13,6 +13,8 @@ func OpenMoved(s MoverSetup) (Device, error) {
 	switch s.Device {
 	case HostDevice:
 		return OpenHost(HostOptions{ArenaFD: s.ArenaFD, ArenaSize: s.ArenaSize, FireOnDeath: s.FireOnDeath, Populate: s.Populate})
+	case CUDADevice:
+		return openMovedCUDA(s)
 	}
-	return nil, fmt.Errorf("device %q: allowed: %s: %w", s.Device, HostDevice, ErrKind)
+	return nil, fmt.Errorf("device %q, allowed: %s, %s: %w", s.Device, HostDevice, CUDADevice, ErrKind)
 }

@@ -40,10 +40,11 @@ type replaySettings struct {
 	socket    string
 	integrity string
 	eviction  string
+	device    string
 
-	killEngine, killAgent, pauseAgent int
-	pauseFor                          time.Duration
-	flip                              bool
+	killEngine, killAgent, killMover, pauseAgent int
+	pauseFor                                     time.Duration
+	flip                                         bool
 
 	json, progress bool
 }
@@ -51,7 +52,7 @@ type replaySettings struct {
 func defaultReplaySettings() *replaySettings {
 	return &replaySettings{
 		engines: 2, perProcess: 1, blockBytes: 16 << 10, ranks: 1, groups: 1, pauseFor: 10 * time.Second,
-		integrity: integrityFull, eviction: defaultEviction, loadDeadline: 2 * time.Second, lookupTimeout: 100 * time.Millisecond, priorities: 1,
+		integrity: integrityFull, eviction: defaultEviction, device: deviceAuto, loadDeadline: 2 * time.Second, lookupTimeout: 100 * time.Millisecond, priorities: 1,
 	}
 }
 
@@ -113,8 +114,10 @@ func (s *replaySettings) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.socket, "socket", "", "socket directory, or session socket, of an agent that runs; default: start one")
 	f.Var(&choiceValue{&s.integrity, []string{integrityFull, integrityHeader}}, "integrity", "integrity of the agent that is started")
 	f.Var(&choiceValue{&s.eviction, evictions}, "eviction", "eviction of the agent that is started")
+	f.Var(&choiceValue{&s.device, devices}, "device", "device of the agent that is started")
 	f.Var(&countValue{&s.killEngine, 0, 1 << 30}, "kill-engine-every", "kill an engine every so many requests; 0 is never")
 	f.Var(&countValue{&s.killAgent, 0, 1 << 30}, "kill-agent-every", "kill the agent every so many requests; 0 is never")
+	f.Var(&countValue{&s.killMover, 0, 1 << 30}, "kill-mover-every", "kill a mover of the agent every so many requests; 0 is never")
 	f.Var(&countValue{&s.pauseAgent, 0, 1 << 30}, "pause-agent-every", "stop the agent for a while every so many requests; 0 is never")
 	f.Var(&durationValue{&s.pauseFor, time.Millisecond, time.Hour}, "pause-for", "how long the agent is stopped")
 	f.BoolVar(&s.flip, "fault-flip-byte", false, "flip a byte of the pool in the end and load it; with --integrity header the run must fail")
@@ -137,8 +140,11 @@ func (s *replaySettings) check() error {
 			bad = append(bad, fmt.Errorf("%s: %v, allowed: 0 to 1", r.name, r.v))
 		}
 	}
-	if s.socket != "" && (s.killAgent > 0 || s.pauseAgent > 0 || s.flip) {
-		bad = append(bad, errors.New("socket: an agent that was not started here is neither killed, paused nor damaged"))
+	if s.socket != "" && (s.killAgent > 0 || s.killMover > 0 || s.pauseAgent > 0 || s.flip) {
+		bad = append(bad, errors.New("socket: an agent that was not started here is neither killed, paused nor damaged, nor its movers"))
+	}
+	if s.killMover > 0 && (s.device == deviceAuto || s.device == deviceHost) {
+		bad = append(bad, fmt.Errorf("device: %q has no mover, allowed with kill-mover-every: %s, %s", s.device, deviceHostMover, deviceCUDA))
 	}
 	if s.flip && s.engines < 2 {
 		bad = append(bad, fmt.Errorf("engines: %d, allowed: 2 and more with fault-flip-byte", s.engines))

@@ -22,6 +22,9 @@ func (r *replay) plan() {
 	if due(r.set.killAgent) {
 		blow(true)
 	}
+	if due(r.set.killMover) {
+		r.killMover()
+	}
 	if due(r.set.pauseAgent) {
 		r.tally.Lock()
 		r.tally.pauses++

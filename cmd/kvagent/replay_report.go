@@ -36,6 +36,8 @@ type replayReport struct {
 	EngineKills     int     `json:"engine_kills"`
 	AgentKills      int     `json:"agent_kills"`
 	AgentPauses     int     `json:"agent_pauses"`
+	MoverKills      int     `json:"mover_kills"`
+	MoverInFlight   int     `json:"mover_kills_in_flight"` // with a copy under way
 	KillsInFlight   int     `json:"kills_in_flight"`
 	Lookups         uint64  `json:"lookups"`
 	LookupMisses    uint64  `json:"lookups_unanswered"`
@@ -82,6 +84,7 @@ func (r *replay) report() replayReport {
 	r.tally.Lock()
 	defer r.tally.Unlock()
 	o.EngineKills, o.AgentKills, o.AgentPauses, o.KillsInFlight = r.tally.engineKills, r.tally.agentKills, r.tally.pauses, r.tally.inFlight
+	o.MoverKills, o.MoverInFlight = r.tally.moverKills, r.tally.moverInFlight
 	o.CleanupMaxMS, o.AgentCleanupMS = float64(r.tally.cleanup)/float64(time.Millisecond), r.ownCleanup
 	return o
 }

@@ -64,6 +64,7 @@ type replay struct {
 	tally   struct {
 		sync.Mutex
 		engineKills, agentKills, pauses, inFlight int
+		moverKills, moverInFlight                 int
 		cleanup                                   time.Duration
 	}
 	ownCleanup                   float64 // ms, as the agent says
@@ -250,7 +251,7 @@ func (r *replay) away() bool {
 // stretch runs all engines up to a virtual time and waits for them.
 func (r *replay) stretch(ctx context.Context, batches [][]mockengine.Request, until float64) error {
 	settle := settleCalm
-	if r.set.killAgent+r.set.pauseAgent+r.set.killEngine > 0 {
+	if r.set.killAgent+r.set.killMover+r.set.pauseAgent+r.set.killEngine > 0 {
 		settle = settleFaults
 	}
 	strike, by, blind := r.nextStrike()

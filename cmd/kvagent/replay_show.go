@@ -126,6 +126,9 @@ func (p *progress) table(r *replay, o *replayReport) {
 	fmt.Fprintf(p.out, "\n%.1f %% of all prompt blocks were not computed again (a simulation of the same caches says %.1f %%).\n", 100*o.HitRate, 100*o.SimHitRate)
 	fmt.Fprintf(p.out, "%s blocks compared byte for byte: %s. %s requests failed.\n",
 		thousands(int(o.BlocksVerified)), wrongText(o.WrongBytes), thousands(o.FailedRequests))
+	if o.MoverKills > 0 {
+		fmt.Fprintf(p.out, "%d mover kills (%d with a copy under way).\n", o.MoverKills, o.MoverInFlight)
+	}
 	if o.EngineKills+o.AgentKills+o.AgentPauses > 0 {
 		fmt.Fprintf(p.out, "%d engine kills and %d agent kills (%d with a copy under way), %d pauses; longest clean-up %.0f ms.\n",
 			o.EngineKills, o.AgentKills, o.KillsInFlight, o.AgentPauses, o.CleanupMaxMS)

@@ -216,3 +216,18 @@ func TestTurnsAlternate(t *testing.T) {
 		}
 	}
 }
+
+// The process that has the engines' memory open may die in the middle of a copy, as engines and the agent may.
+func TestReplayMoverKills(t *testing.T) {
+	o := replayJSON(t, "--requests", "1000", "--device", "host-mover", "--kill-engine-every", "150", "--kill-agent-every", "400", "--kill-mover-every", "60")
+	o.clean(t)
+	if o.Requests != 1000 || o.MoverKills < 5 {
+		t.Errorf("%d requests of 1000, %d mover kills", o.Requests, o.MoverKills)
+	}
+	if 2*o.MoverInFlight < o.MoverKills {
+		t.Errorf("%d of %d movers were killed with a copy under way, half is asked for", o.MoverInFlight, o.MoverKills)
+	}
+	if o.CleanupMaxMS >= 2000 {
+		t.Errorf("the agent kept a dead engine's memory for %.0f ms", o.CleanupMaxMS)
+	}
+}

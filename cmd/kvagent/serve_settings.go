@@ -14,10 +14,12 @@ type serveSettings struct {
 	config    string
 	socketDir string
 
-	pool      int64 // bytes
-	hugePages string
-	eviction  string
-	device    string
+	pool         int64 // bytes
+	hugePages    string
+	dramPath     string // empty: the pool ends with the process
+	takeoverWait time.Duration
+	eviction     string
+	device       string
 
 	socketGroup          string
 	allowUIDs, allowGIDs []uint32
@@ -49,7 +51,6 @@ const (
 	integrityHeader = "header"
 	hugeAuto        = "auto"
 	hugeOff         = "off"
-	deviceHost      = "host"
 )
 
 // defaultPool is small on purpose: it fits anywhere.
@@ -58,9 +59,9 @@ const defaultPool = 1 << 30
 func defaultServeSettings() *serveSettings {
 	d := agent.DefaultLimits
 	return &serveSettings{
-		socketDir: defaultSocketDir, pool: defaultPool, hugePages: hugeAuto, device: deviceHost, eviction: defaultEviction,
+		socketDir: defaultSocketDir, pool: defaultPool, hugePages: hugeAuto, device: deviceAuto, eviction: defaultEviction,
 		lookups: map[string][16]byte{}, integrity: integrityFull, queue: d.Transfer.Queue, eventWait: d.Transfer.EventWait,
-		stuckAfter: d.Stuck, maxEngines: d.Engines, maxSessions: d.Sessions, logLevel: "info", drainTimeout: 10 * time.Second,
+		stuckAfter: d.Stuck, maxEngines: d.Engines, maxSessions: d.Sessions, logLevel: "info", drainTimeout: 10 * time.Second, takeoverWait: 10 * time.Second,
 	}
 }
 
@@ -70,8 +71,10 @@ func (s *serveSettings) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.socketDir, "socket-dir", s.socketDir, "directory of the agent's sockets; made if it is not there")
 	f.Var(&sizeValue{&s.pool, dram.MinBytes, dram.MaxBytes}, "pool", "memory for blocks; the default is small, give it what the node can spare")
 	f.StringVar(&s.config, configKey, "", "YAML file with settings")
-	f.Var(&choiceValue{&s.device, []string{deviceHost}}, "device", "where the engines' blocks are: host is shared memory and engines on CPUs")
+	f.Var(&choiceValue{&s.device, devices}, "device", "how engines' memory is reached: auto opens shared memory in the agent and each GPU in a process of its own, cuda ends the start without a GPU, host refuses GPUs, host-mover puts shared memory into a process too")
 	f.Var(&choiceValue{&s.hugePages, []string{hugeAuto, hugeOff}}, "huge-pages", "auto takes huge pages for the pool if enough are free")
+	f.StringVar(&s.dramPath, "dram-path", "", "file on tmpfs or hugetlbfs for the pool, which then outlives the agent; --huge-pages does not count for it")
+	f.Var(&durationValue{&s.takeoverWait, 0, time.Hour}, "takeover-wait", "longest wait for an agent that is ending, and what it started, to let go of the directory and the pool's file")
 	f.Var(&choiceValue{&s.eviction, evictions}, "eviction", "what goes when the pool is full: hazard learns which blocks come again, lru is the one used least recently")
 	f.Var(&choiceValue{&s.integrity, []string{integrityFull, integrityHeader}}, "integrity", "full adds a checksum of each block's content, made at save and verified at load")
 	f.Var(&sizeValue{&s.leaseBytes, 0, dram.MaxBytes}, "lease-bytes", "most that one engine's look-ups may hold reserved; 0 is a quarter of the pool")

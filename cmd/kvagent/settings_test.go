@@ -98,7 +98,7 @@ func TestSettingsErrors(t *testing.T) {
 		"no mapping":    {nil, nil, "- pool\n", []string{"config"}},
 		"config inside": {nil, nil, "config: x\n", []string{"config", "unknown"}},
 		"choice":        {[]string{"--integrity", "some"}, nil, "", []string{"integrity", `"some"`, "allowed: full, header"}},
-		"device":        {[]string{"--device", "cuda"}, nil, "", []string{"device", "allowed: host"}},
+		"device":        {[]string{"--device", "tpu"}, nil, "", []string{"device", "allowed: auto, host, host-mover, cuda"}},
 		"bool":          {nil, map[string]string{"KVAGENT_LOG_JSON": "maybe"}, "", []string{"KVAGENT_LOG_JSON", `"maybe"`}},
 		"uid":           {[]string{"--allow-uid", "1,root"}, nil, "", []string{"allow-uid", `"root"`, "allowed: numbers"}},
 		"group":         {[]string{"--socket-group", "no such group"}, nil, "", []string{"socket-group", "allowed: the name or the number"}},

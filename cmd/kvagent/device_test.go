@@ -1,0 +1,33 @@
+package main
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+// A start that is to need a GPU ends where there is none, and says so; any other goes on.
+func TestServeWithoutCUDA(t *testing.T) {
+	if _, err := os.Stat("/dev/nvidiactl"); err == nil {
+		t.Skip("this machine has a GPU")
+	}
+	out, code := kvagentOutput(t, "serve", "--device", "cuda", "--pool", "16MiB", "--socket-dir", t.TempDir())
+	if code != exitFailed || !strings.Contains(out, "no CUDA") || !strings.Contains(out, "device") {
+		t.Errorf("exit %d, want %d and why:\n%s", code, exitFailed, out)
+	}
+	for _, device := range []string{deviceAuto, deviceHost, deviceHostMover} {
+		_, dir, _ := startServe(t, "--device", device)
+		out, code := kvagentOutput(t, "status", "--json", "--socket-dir", dir)
+		if code != 0 || strings.Contains(out, `"device": "host"`) != (device == deviceHostMover) {
+			t.Errorf("%s: exit %d, movers are not as asked for:\n%s", device, code, out)
+		}
+	}
+}
+
+// A mover is started by an agent only.
+func TestMoverByHand(t *testing.T) {
+	out, code := kvagentOutput(t, "mover")
+	if code != exitFailed || !strings.Contains(out, "started by an agent") {
+		t.Errorf("exit %d, want %d and a hint:\n%s", code, exitFailed, out)
+	}
+}

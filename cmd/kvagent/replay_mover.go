@@ -1,0 +1,47 @@
+package main
+
+import (
+	"context"
+	"syscall"
+	"time"
+
+	"github.com/kvagent/kvagent/agent"
+)
+
+// moverVictim is how long a copy is waited for before a mover is killed without one.
+const moverVictim = 500 * time.Millisecond
+
+// killMover kills a mover of the agent, at a moment when it copies if there is one soon. Engines and agent go on meanwhile.
+func (r *replay) killMover() {
+	r.watching.Go(func() {
+		ctx, stop := context.WithTimeout(context.Background(), moverVictim)
+		defer stop()
+		var idle *agent.MoverStatus
+		for ctx.Err() == nil {
+			st, err := r.agent.status(ctx)
+			for i := range st.Movers {
+				if m := &st.Movers[i]; err == nil && m.Running && m.Copies > 0 {
+					r.strikeMover(m)
+					return
+				} else if err == nil && m.Running {
+					idle = m
+				}
+			}
+		}
+		if idle != nil {
+			r.strikeMover(idle)
+		}
+	})
+}
+
+func (r *replay) strikeMover(m *agent.MoverStatus) {
+	if syscall.Kill(m.PID, syscall.SIGKILL) != nil {
+		return // the agent was killed meanwhile, and its mover is gone with it
+	}
+	r.tally.Lock()
+	defer r.tally.Unlock()
+	r.tally.moverKills++
+	if m.Copies > 0 {
+		r.tally.moverInFlight++
+	}
+}

@@ -1,0 +1,8 @@
+package cudaipc
+
+import "fmt"
+
+// openMovedCUDA opens the GPU of a setup over the pool's arena.
+func openMovedCUDA(s MoverSetup) (Device, error) {
+	return nil, fmt.Errorf("GPU %v: %w: this program is built without it", s.GPU, ErrNoCUDA)
+}
