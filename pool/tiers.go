@@ -13,10 +13,54 @@ type Tiers interface {
 	// each entry is pinned in memory, or did not come and Acquire will find it Missing. It does not keep refs. cancel makes sure
 	// that then is not called any more, and says whether it had not been.
 	Settle(refs []Ref, then func()) (cancel func() bool)
+	// Hint takes pins back like Unpin, but what they promised comes nevertheless, as far as it has room: a probe found it, and who probes will
+	// come again.
+	Hint(refs []Ref)
+	// Report is what each tier is and did, the nearest first, for people and metrics.
+	Report() TierReport
 }
 
 // Asked is a chain of one group that a look-up will ask the Index for.
 type Asked struct {
 	Group  uint8
 	Hashes Hashes
+	Sparse bool // not only the leading hashes count
+}
+
+// TierReport is a stack below memory, now and since its start.
+type TierReport struct {
+	Promises     int    // entries being brought to memory, not there yet
+	PromiseBytes int64  // of them
+	PromiseCap   int64  // the prefetch budget, bytes
+	Promised     uint64 // ever
+	Landed       uint64 // came to memory
+	Unkept       uint64 // did not
+	Cancelled    uint64 // of those: nobody wanted them any more
+	Tiers        []TierStatus
+}
+
+// TierStatus is one tier. Entries are blocks with all their shards.
+type TierStatus struct {
+	Name, Write string
+	Local       bool
+	State       string // up, half-open, open (nobody asks it), full (nothing is written)
+	Error       string // the last failure, while it is not up
+	Usage       Usage
+	Opened      uint64 // times it failed so often that nobody asked it any more
+	Tries       uint64 // whether it is back
+
+	Fetching, Hinted, Putting, Deleting int // entries, and keys to be deleted, that wait
+
+	Hits, Misses                   uint64 // entries fetched; not found, or not usable
+	BytesIn, BytesOut              uint64 // out of the store; into it
+	Corrupt                        uint64 // values that did not verify
+	Timeouts, Errors               uint64 // calls
+	Stored, Had, Full, Lost        uint64 // entries written; there already; refused as full; not written for another reason
+	Dropped                        uint64 // entries not offered to it, because too many waited or memory had them no more
+	Deleted, DeletesLost           uint64 // keys
+	Asked, Found                   uint64 // entries asked for by look-ups; of them found
+	AskLate, AskFailed, AskRefused uint64 // look-ups told pending; questions that failed; entries not asked because too many waited
+
+	Rate                                 float64 // bytes a second of a fetch, moving average
+	FetchSeconds, PutSeconds, AskSeconds float64 // of a batch, moving averages
 }

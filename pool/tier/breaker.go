@@ -1,0 +1,79 @@
+package tier
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// breaker keeps calls from a store that fails: after a number of failures in a row it opens, and while it is open the store is asked by its keeper alone.
+type breaker struct {
+	closed atomic.Bool // the way to the store; open: nobody but the keeper calls
+
+	mu       sync.Mutex
+	failures int // in a row
+	pause    time.Duration
+	err      error // the last one
+	opened   uint64
+	tries    uint64
+	testing  bool // half open: the keeper calls right now
+}
+
+// failed counts a failure, and says whether it opened the breaker.
+func (b *breaker) failed(t *Tier, err error) (opens bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.err = err
+	b.failures++
+	if b.failures < t.BreakAfter || !b.closed.Load() {
+		return false
+	}
+	b.closed.Store(false)
+	b.opened++
+	b.pause = min(max(2*b.pause, t.BreakFirst), t.BreakLast)
+	return true
+}
+
+// worked ends a row of failures of a store that is asked.
+func (b *breaker) worked() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed.Load() {
+		b.failures, b.pause = 0, 0
+	}
+}
+
+// try is one call of the keeper: it closes the breaker, or doubles the pause.
+func (b *breaker) try(t *Tier, call func() error) error {
+	b.mu.Lock()
+	b.testing = true
+	b.tries++
+	b.mu.Unlock()
+	err := call()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.testing = false
+	if err == nil {
+		b.failures = 0
+		b.closed.Store(true)
+		return nil
+	}
+	b.err = err
+	b.pause = min(2*b.pause, t.BreakLast)
+	return err
+}
+
+// state for people.
+func (b *breaker) state() (name string, opened, tries uint64, pause time.Duration, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.closed.Load():
+		name = "up"
+	case b.testing:
+		name = "half-open"
+	default:
+		name = "open"
+	}
+	return name, b.opened, b.tries, b.pause, b.err
+}

@@ -1,0 +1,76 @@
+package tier
+
+import "github.com/kvagent/kvagent/pool"
+
+// land copies verified shards into memory and pins the entry there. Nil: it is not wanted any more, there is no room, its epoch is over, or somebody else writes it.
+func (p *Pool) land(f *fetched, sums []uint32) (held []pool.Slot) {
+	p.mu.Lock()
+	wanted := f.wanted()
+	p.mu.Unlock()
+	if !wanted || f.sp.now.Load() != f.life {
+		return nil
+	}
+	b := pool.Batch{
+		Space: f.key.space, Group: f.key.group, Epoch: f.life.epoch, Parent: f.parent.Bytes[:f.parent.Len],
+		Hashes: pool.Chain(f.key.hash.Bytes[:f.key.hash.Len], int(f.key.hash.Len)), Status: make([]pool.Status, 1), Slots: make([]pool.Slot, 1),
+	}
+	if !p.fill(f, sums, &b) {
+		return nil
+	}
+	b.Shard = 0
+	p.memory.Acquire(&b)
+	if b.Status[0] != pool.OK {
+		return nil
+	}
+	return b.Slots
+}
+
+// fill reserves, writes and commits all shards of an entry, or none.
+func (p *Pool) fill(f *fetched, sums []uint32, b *pool.Batch) bool {
+	slots, status := make([]pool.Slot, 0, len(sums)), make([]pool.Status, 0, len(sums))
+	whole := true
+	for shard := range sums {
+		b.Shard = uint8(shard)
+		p.memory.Reserve(b)
+		if b.Status[0] == pool.Exists {
+			continue // it was saved meanwhile
+		}
+		if b.Status[0] != pool.OK {
+			whole = false
+			break
+		}
+		s := b.Slots[0]
+		copy(p.arena[s.Off:s.Off+int64(s.Len)], f.items[shard].Data[headerBytes:])
+		s.Sum = sums[shard]
+		slots, status = append(slots, s), append(status, pool.OK)
+	}
+	for i := range status {
+		if !whole {
+			status[i] = pool.Busy
+		}
+	}
+	p.memory.Commit(slots, f.life.epoch, status)
+	for _, s := range status {
+		whole = whole && s == pool.OK
+	}
+	return whole
+}
+
+// landedAt ends a promise that came from a tier; what it is pinned by is its refs' from now on.
+func (p *Pool) landedAt(pr *promise, from *lane, held []pool.Slot) {
+	p.mu.Lock()
+	if pr.pins > 0 {
+		pr.held, held = held, nil
+	}
+	calls := p.settleLocked(pr, landed, nil)
+	if pr.life == pr.sp.now.Load() {
+		for _, l := range p.lanes[:from.number] {
+			if l.Write == OnSave {
+				l.offerLocked(origin{key: pr.key, parent: pr.parent, life: pr.life, sp: pr.sp})
+			}
+		}
+	}
+	p.mu.Unlock()
+	p.release(held)
+	run(calls)
+}

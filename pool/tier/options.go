@@ -1,0 +1,195 @@
+package tier
+
+import (
+	"fmt"
+	"regexp"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// Limits that are no options.
+const (
+	MaxTiers     = 8
+	maxName      = 32      // bytes of a tier's name
+	askFirst     = 64      // entries of a chain a shared tier is asked for at first; then as many as it had so far, so that a new prompt costs little
+	askMost      = 4096    // entries of one question
+	questions    = 64      // questions waiting for a tier; what is more is not asked
+	deleteQueue  = 4096    // keys waiting to be deleted; what is more is forgotten
+	usesBytes    = 4 << 20 // hashes of look-ups waiting for the search for second uses
+	knownEntries = 1 << 18 // entries of which a tier's existence is remembered, 4 MiB a tier
+	fullPause    = time.Second
+	logEvery     = time.Second // between two lines of one kind about one tier
+	hintAge      = 10 * time.Second
+)
+
+// When says which blocks are written to a tier.
+type When uint8
+
+// The occasions. A block that a tier has already is not written again.
+const (
+	Never       When = iota
+	OnSave           // when all shards are committed, or when the block came from a tier farther away
+	OnSecondUse      // when a reserving look-up finds it in memory
+	OnEvict          // when it is among the next to be evicted, as far as the tier is quick enough
+)
+
+var whens = [...]string{"never", "save", "second-use", "evict"}
+
+func (w When) String() string {
+	if int(w) < len(whens) {
+		return whens[w]
+	}
+	return fmt.Sprintf("when %d", uint8(w))
+}
+
+// ParseWhen reads the name of an occasion.
+func ParseWhen(name string) (When, error) {
+	for i, w := range whens {
+		if w == name {
+			return When(i), nil
+		}
+	}
+	return 0, fmt.Errorf("write: %q, allowed: never, save, second-use, evict", name)
+}
+
+// Tier is one store of a stack and how it is used. The zero value of a field with a default means that.
+type Tier struct {
+	Name  string // 1 to 32 of a-z, 0-9 and -, for people and metrics
+	Store pool.Store
+	// Local says that the store's Exists answers from memory, at once: then it is asked in the look-up itself, and what it says is exact. Others
+	// are asked in the background, and what they said is believed for a while.
+	Local bool
+	Write When
+
+	Workers     int           // batches at once, 1 to 64, 4; at most half of them, but one at least, write
+	Askers      int           // questions at once to a shared store, 1 to 64, 2
+	BatchBytes  int64         // bytes of one batch, 4 KiB to 1 GiB, 8 MiB; a larger block is a batch of its own
+	BatchItems  int           // shards of one batch, 1 to 4096, 64
+	PutQueue    int           // entries waiting to be written, 1 to 2^20, 16,384; one more is not written
+	FetchWithin time.Duration // one Get, 1 ms to 5 min, 2 s
+	PutWithin   time.Duration // one Put or Delete, 1 ms to 5 min, 5 s
+	AskWithin   time.Duration // one Exists, 1 ms to 1 min, 100 ms: so long a look-up may be told pending
+	FoundFor    time.Duration // a shared store is believed to have an entry, 10 ms to 1 h, 10 s
+	AbsentFor   time.Duration // ... and not to have it, 10 ms to 1 h, 2 s
+	BreakAfter  int           // failures in a row until nobody asks the store any more, 1 to 1000, 3
+	BreakFirst  time.Duration // until it is tried again, 1 ms to 10 min, 500 ms; doubles with each failed try
+	BreakLast   time.Duration // at most, BreakFirst to 1 h, 10 s
+}
+
+// Options of a stack. The zero value of a field with a default means that.
+type Options struct {
+	// PrefetchBytes bounds the bytes of promises that have not come yet, 64 KiB to the memory's size, an eighth of it: what is promised takes the place
+	// of what is least worth in memory, and no more than this at a time.
+	PrefetchBytes int64
+	// PrefillTokens is how many tokens a second an engine computes, 0 to 10^9. An answer is cut where bringing blocks up would take longer, by what was measured of
+	// the tier, than computing them. 0: it is not.
+	PrefillTokens float64
+	// Staging is where values lie on their way. Nil: the stack makes its own, of the default size.
+	Staging *Staging
+	// Salts is the file that keeps which spaces were reset, see spaces.go. Empty: they are forgotten with the process, which is right only if no
+	// tier outlives it.
+	Salts string
+	// NoSums says that memory does not make checksums (integrity header): then what is written to a tier is not compared with them first.
+	NoSums bool
+	Node   string // named as the source of what is stored; at most 32 bytes are kept
+	// Log is told of changes of state and of damage, at most once a second of each kind and tier; it must not block. Nil: nobody is.
+	Log   func(tier, what string, err error)
+	Clock func() time.Time // nil is time.Now
+
+	ownStaging bool
+}
+
+// DefaultStaging is the size of Staging a stack makes for itself, bytes. It is address space until it is used.
+const DefaultStaging = 256 << 20
+
+func (o *Options) complete(m Memory) error {
+	capacity := m.Stats().Capacity
+	if o.PrefetchBytes == 0 {
+		o.PrefetchBytes = max(capacity/8, 64<<10)
+	}
+	if o.PrefetchBytes < 64<<10 || o.PrefetchBytes > max(capacity, 64<<10) {
+		return fmt.Errorf("tier: PrefetchBytes is %d, allowed: %d to %d", o.PrefetchBytes, 64<<10, capacity)
+	}
+	if !(o.PrefillTokens >= 0 && o.PrefillTokens <= 1e9) {
+		return fmt.Errorf("tier: PrefillTokens is %v, allowed: 0 to 1e9", o.PrefillTokens)
+	}
+	if o.Clock == nil {
+		o.Clock = time.Now
+	}
+	if o.Log == nil {
+		o.Log = func(string, string, error) {}
+	}
+	o.Node = o.Node[:min(len(o.Node), maxNode)]
+	if o.Staging == nil {
+		s, err := OpenStaging(DefaultStaging)
+		if err != nil {
+			return err
+		}
+		o.Staging, o.ownStaging = s, true
+	}
+	return nil
+}
+
+var validName = regexp.MustCompile(`^[a-z0-9-]{1,32}$`)
+
+// complete fills defaults in and checks ranges.
+func (t *Tier) complete() error {
+	if !validName.MatchString(t.Name) {
+		return fmt.Errorf("tier: Name is %q, allowed: 1 to %d of a-z, 0-9 and -", t.Name, maxName)
+	}
+	if t.Store == nil || t.Write > OnEvict {
+		return fmt.Errorf("tier %s: Store is nil or Write is %v, allowed: a store, and never, save, second-use or evict", t.Name, t.Write)
+	}
+	for _, f := range []struct {
+		name           string
+		v              *int
+		def, low, high int
+	}{
+		{"Workers", &t.Workers, 4, 1, 64}, {"Askers", &t.Askers, 2, 1, 64}, {"BatchItems", &t.BatchItems, 64, 1, 4096},
+		{"PutQueue", &t.PutQueue, 16384, 1, 1 << 20}, {"BreakAfter", &t.BreakAfter, 3, 1, 1000},
+	} {
+		if *f.v == 0 {
+			*f.v = f.def
+		}
+		if *f.v < f.low || *f.v > f.high {
+			return fmt.Errorf("tier %s: %s is %d, allowed: %d to %d", t.Name, f.name, *f.v, f.low, f.high)
+		}
+	}
+	if t.BatchBytes == 0 {
+		t.BatchBytes = 8 << 20
+	}
+	if t.BatchBytes < 4<<10 || t.BatchBytes > 1<<30 {
+		return fmt.Errorf("tier %s: BatchBytes is %d, allowed: %d to %d", t.Name, t.BatchBytes, 4<<10, 1<<30)
+	}
+	return t.completeTimes()
+}
+
+func (t *Tier) completeTimes() error {
+	for _, f := range []struct {
+		name           string
+		v              *time.Duration
+		def, low, high time.Duration
+	}{
+		{"FetchWithin", &t.FetchWithin, 2 * time.Second, time.Millisecond, 5 * time.Minute},
+		{"PutWithin", &t.PutWithin, 5 * time.Second, time.Millisecond, 5 * time.Minute},
+		{"AskWithin", &t.AskWithin, 100 * time.Millisecond, time.Millisecond, time.Minute},
+		{"FoundFor", &t.FoundFor, 10 * time.Second, 10 * time.Millisecond, time.Hour},
+		{"AbsentFor", &t.AbsentFor, 2 * time.Second, 10 * time.Millisecond, time.Hour},
+		{"BreakFirst", &t.BreakFirst, 500 * time.Millisecond, time.Millisecond, 10 * time.Minute},
+	} {
+		if *f.v == 0 {
+			*f.v = f.def
+		}
+		if *f.v < f.low || *f.v > f.high {
+			return fmt.Errorf("tier %s: %s is %v, allowed: %v to %v", t.Name, f.name, *f.v, f.low, f.high)
+		}
+	}
+	if t.BreakLast == 0 {
+		t.BreakLast = max(10*time.Second, t.BreakFirst)
+	}
+	if t.BreakLast < t.BreakFirst || t.BreakLast > time.Hour {
+		return fmt.Errorf("tier %s: BreakLast is %v, allowed: %v to %v", t.Name, t.BreakLast, t.BreakFirst, time.Hour)
+	}
+	return nil
+}

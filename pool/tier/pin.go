@@ -1,0 +1,121 @@
+package tier
+
+import "github.com/kvagent/kvagent/pool"
+
+// Pin implements pool.Index: pins of memory, and behind them promises of what tiers are known to have, as far as the prefetch budget goes.
+func (p *Pool) Pin(s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref) (int, []pool.Ref, int64) {
+	base := len(refs)
+	n, refs, bytes := p.memory.Pin(s, group, h, maxBytes, refs)
+	if len(p.lanes) == 0 {
+		return n, refs, bytes
+	}
+	if cut := p.unfit(refs[base:]); cut >= 0 {
+		bytes -= bytes / int64(n) * int64(n-cut) // the blocks of a group are all of one size
+		return cut, refs[:base+cut], bytes
+	}
+	if p.using && n > 0 {
+		p.uses.add(s, group, h.Slice(0, n))
+	}
+	g := p.spaces.get(s).group(group)
+	if n == h.N || g == nil || maxBytes-bytes < g.memory {
+		return n, refs, bytes
+	}
+	w := looks.Get().(*look)
+	defer looks.Put(w)
+	end := p.walk(w, s, group, &h, n)
+	for i := n; i < end; {
+		if w.where[i-n] == inMemory {
+			to := runEnd(w.where, i-n, end-n) + n
+			got, all, more := p.memory.Pin(s, group, h.Slice(i, to), maxBytes-bytes, refs)
+			refs, bytes = all, bytes+more
+			if i += got; i < to {
+				return i, refs, bytes // evicted meanwhile, or the cap
+			}
+			continue
+		}
+		if maxBytes-bytes < g.memory {
+			return i, refs, bytes
+		}
+		ref, ok := p.promise(s, group, &h, i, uint8(w.where[i-n]))
+		if !ok {
+			return i, refs, bytes
+		}
+		refs, bytes = append(refs, ref), bytes+g.memory
+		i++
+	}
+	return end, refs, bytes
+}
+
+// unfit is the place of the first ref that looks like a promise, -1 if none does: a memory whose refs use the highest bit cannot be told apart
+// there, so that block and those behind it are given back. It takes 2^31 lives of one place in memory to get there.
+func (p *Pool) unfit(refs []pool.Ref) int {
+	for i, ref := range refs {
+		if ref&promiseBit != 0 {
+			p.memory.Unpin(refs[i:])
+			return i
+		}
+	}
+	return -1
+}
+
+// promise promises entry i of a chain.
+func (p *Pool) promise(s pool.SpaceID, group uint8, h *pool.Hashes, i int, number uint8) (pool.Ref, bool) {
+	sp := p.spaces.get(s)
+	w := wish{
+		key: entryKey{s, group, pool.MakeHash(h.At(i))}, parent: parentOf(h, i), sp: sp, life: sp.now.Load(), group: &sp.groups[group], lanes: 1 << number,
+	}
+	if w.life.epoch == 0 || w.life.off {
+		return 0, false
+	}
+	p.others(&w, number)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.promiseLocked(&w)
+}
+
+// others adds the shared tiers behind the first that are known to have the entry too.
+func (p *Pool) others(w *wish, number uint8) {
+	for _, l := range p.lanes[number+1:] {
+		if l.Local || !l.up() {
+			continue
+		}
+		if there, _ := l.known.get(w.life.print(w.key.group, w.key.hash.Bytes[:w.key.hash.Len]), p.now()); there {
+			w.lanes |= 1 << l.number
+		}
+	}
+}
+
+// parentOf is the block before entry i of a chain, also where the view begins behind the start of the prompt.
+func parentOf(h *pool.Hashes, i int) (parent pool.Hash) {
+	step := max(h.Step, 1)
+	if at := h.First + (i-1)*step; at >= 0 {
+		parent = pool.MakeHash(h.Blob[at*h.Len : (at+1)*h.Len])
+	}
+	return parent
+}
+
+// Unpin implements pool.Index.
+func (p *Pool) Unpin(refs []pool.Ref) {
+	for _, ref := range refs {
+		if ref&promiseBit != 0 {
+			p.giveBack(refs, false)
+			p.unpinMemory(refs)
+			return
+		}
+	}
+	p.memory.Unpin(refs)
+}
+
+// unpinMemory takes the pins of memory among refs back.
+func (p *Pool) unpinMemory(refs []pool.Ref) {
+	for i := 0; i < len(refs); {
+		to := i
+		for to < len(refs) && refs[to]&promiseBit == 0 {
+			to++
+		}
+		if to > i {
+			p.memory.Unpin(refs[i:to])
+		}
+		i = to + 1
+	}
+}

@@ -1,0 +1,311 @@
+package tier
+
+import (
+	"context"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// puts is the queue of entries to be written to a tier, oldest first, each once.
+type puts struct {
+	set  map[entryKey]struct{}
+	list []origin
+	from int // of the list; what is before is gone
+}
+
+// putItem is an entry taken out of the queue.
+type putItem = origin
+
+func (q *puts) len() int { return len(q.list) - q.from }
+
+// take gives a batch.
+func (q *puts) take(l *lane) (batch []putItem) {
+	bytes, items := int64(0), 0
+	for q.from < len(q.list) {
+		o := q.list[q.from]
+		g := &o.sp.groups[o.key.group]
+		if len(batch) > 0 && (bytes+g.staged > l.BatchBytes || items+len(g.at) > l.BatchItems) {
+			break
+		}
+		batch = append(batch, o)
+		bytes, items = bytes+g.staged, items+len(g.at)
+		delete(q.set, o.key)
+		q.list[q.from] = origin{}
+		q.from++
+	}
+	if q.from == len(q.list) || q.from > 4096 {
+		q.list = append(q.list[:0], q.list[q.from:]...)
+		q.from = 0
+	}
+	return batch
+}
+
+// offerLocked queues an entry to be written, unless it waits already or there is no room.
+func (l *lane) offerLocked(o origin) {
+	if _, twice := l.puts.set[o.key]; twice || l.p.mu.closed {
+		return
+	}
+	if l.puts.len() >= l.PutQueue {
+		l.count.putsDropped.Add(1)
+		return
+	}
+	l.puts.set[o.key] = struct{}{}
+	l.puts.list = append(l.puts.list, o)
+	l.wake.Signal()
+}
+
+func (o *origin) print() uint64 {
+	return o.life.print(o.key.group, o.key.hash.Bytes[:o.key.hash.Len])
+}
+
+// writtenFor is how long an entry that was written is not offered again. A tier may forget it meanwhile.
+const writtenFor = 10 * time.Minute
+
+// write stores a batch of entries: those the store has are left out, the others are copied out of memory, each pinned no longer than that takes.
+func (l *lane) write(ctx context.Context, batch []putItem) {
+	batch = l.lacking(ctx, batch)
+	var on []leaving
+	for i := range batch {
+		if e, ok := l.p.copyOut(&batch[i]); ok {
+			on = append(on, e)
+		} else {
+			l.count.putsDropped.Add(1)
+		}
+	}
+	if len(on) > 0 {
+		l.put(ctx, on)
+	}
+	for i := range on {
+		l.p.o.Staging.give(on[i].loan)
+	}
+}
+
+// lacking is the entries of a batch that the store has not got. If it cannot be asked, none is written.
+func (l *lane) lacking(ctx context.Context, batch []putItem) (out []putItem) {
+	var keys []pool.Key
+	per := 0
+	for i := range batch {
+		at := len(keys)
+		keys = batch[i].life.witnesses(&batch[i].key, batch[i].sp.spec.Shards, keys)
+		per = max(per, len(keys)-at)
+	}
+	status := make([]pool.Status, len(keys))
+	within, stop := context.WithTimeout(ctx, l.PutWithin)
+	defer stop()
+	err := l.Store.Exists(within, keys, status)
+	l.result(ctx, err)
+	if err != nil {
+		l.count.lost.Add(uint64(len(batch)))
+		return nil
+	}
+	for i := range batch {
+		n := min(batch[i].sp.spec.Shards, 2)
+		if has(status[:n]) {
+			l.count.had.Add(1)
+			l.written.put(batch[i].print(), true, l.p.now().Add(writtenFor))
+		} else {
+			out = append(out, batch[i])
+		}
+		status = status[n:]
+	}
+	return out
+}
+
+// witnesses appends the keys that stand for all shards of an entry in a store: the last shard, which is written first, and the first, which is written last.
+func (l *life) witnesses(k *entryKey, shards int, keys []pool.Key) []pool.Key {
+	if shards > 1 {
+		keys = append(keys, l.key(k, uint8(shards-1)))
+	}
+	return append(keys, l.key(k, 0))
+}
+
+func has(status []pool.Status) bool {
+	for _, s := range status {
+		if s != pool.OK {
+			return false
+		}
+	}
+	return true
+}
+
+// leaving is an entry on its way to a store.
+type leaving struct {
+	origin
+	loan  loan
+	items []pool.Item // the last shard first
+}
+
+// copyOut copies an entry into staging. False: it is gone, its epoch is over, it is damaged, or staging has no room: then it is not written.
+func (p *Pool) copyOut(o *putItem) (e leaving, ok bool) {
+	g := &o.sp.groups[o.key.group]
+	if o.sp.now.Load() != o.life || o.life.epoch == 0 || o.life.off {
+		return e, false
+	}
+	e = leaving{origin: *o, loan: p.o.Staging.take(g.staged, true)}
+	if e.loan.size == 0 {
+		return e, false
+	}
+	for shard := o.sp.spec.Shards - 1; shard >= 0; shard-- {
+		if !p.copyShard(&e, g, uint8(shard)) {
+			p.o.Staging.give(e.loan)
+			return e, false
+		}
+	}
+	// What was pinned after a reset has begun may be of the new epoch, and must not go under the name of the old one.
+	if o.sp.now.Load() != o.life {
+		p.o.Staging.give(e.loan)
+		return e, false
+	}
+	return e, true
+}
+
+// copyShard copies one shard while it is pinned, and checks it.
+func (p *Pool) copyShard(e *leaving, g *group, shard uint8) bool {
+	h := &e.key.hash
+	b := pool.Batch{
+		Space: e.key.space, Group: e.key.group, Shard: shard, Hashes: pool.Chain(h.Bytes[:h.Len], int(h.Len)),
+		Status: make([]pool.Status, 1), Slots: make([]pool.Slot, 1),
+	}
+	p.memory.Acquire(&b)
+	if b.Status[0] != pool.OK {
+		return false
+	}
+	s := b.Slots[0]
+	at := g.at[shard]
+	value := e.loan.bytes[at : at+headerBytes+int64(s.Len)]
+	copy(value[headerBytes:], p.arena[s.Off:s.Off+int64(s.Len)])
+	own, stored := e.sp.ownKey(&e.key, shard), e.life.key(&e.key, shard)
+	hd := header{length: s.Len, sum: pool.Sum(own.Seed(s.Len), value[headerBytes:]), node: p.o.Node, when: uint64(p.now().Unix())}
+	if hd.sum != s.Sum && !p.o.NoSums {
+		b.Status[0] = pool.Corrupt // memory itself is damaged: nobody is given it any more
+		p.o.Log("", "a block in memory is damaged: it is dropped", nil)
+	}
+	p.memory.Release(b.Slots, b.Status)
+	if b.Status[0] != pool.OK {
+		return false
+	}
+	hd.seal(&stored, value)
+	e.items = append(e.items, pool.Item{Key: stored, Parent: e.parent, Data: value})
+	return true
+}
+
+// put gives entries to the store. The first shard of each, which says that it is there, goes when the others are in.
+func (l *lane) put(ctx context.Context, on []leaving) {
+	within, stop := context.WithTimeout(ctx, l.PutWithin)
+	defer stop()
+	start := time.Now()
+	var first, last []pool.Item
+	for i := range on {
+		n := len(on[i].items) - 1
+		first = append(first, on[i].items[:n]...)
+		last = append(last, on[i].items[n])
+	}
+	whole := make([]bool, len(on))
+	if !l.putAll(ctx, within, first) {
+		l.count.lost.Add(uint64(len(on)))
+		return
+	}
+	last = l.readyItems(on, first, last, whole)
+	if !l.putAll(ctx, within, last) {
+		l.count.lost.Add(uint64(len(on)))
+		return
+	}
+	l.pace.stored(time.Since(start))
+	l.tally(on, last, whole)
+}
+
+// readyItems are the first shards of entries whose other shards are stored.
+func (l *lane) readyItems(on []leaving, first, last []pool.Item, whole []bool) (ready []pool.Item) {
+	for i := range on {
+		n := len(on[i].items) - 1
+		whole[i] = true
+		for _, it := range first[:n] {
+			whole[i] = whole[i] && (it.Status == pool.OK || it.Status == pool.Exists)
+			l.wrote1(&it)
+		}
+		first = first[n:]
+		if whole[i] {
+			ready = append(ready, last[i])
+		}
+	}
+	return ready
+}
+
+// putAll is one Put; without items it does nothing. False: it failed.
+func (l *lane) putAll(ctx, within context.Context, items []pool.Item) bool {
+	if len(items) == 0 {
+		return true
+	}
+	for i := range items {
+		items[i].Status = pool.Busy
+	}
+	err := l.Store.Put(within, items)
+	l.result(ctx, err)
+	return err == nil
+}
+
+// wrote1 counts the bytes of a shard, and takes note of a full store.
+func (l *lane) wrote1(it *pool.Item) {
+	switch it.Status {
+	case pool.OK:
+		l.count.bytesOut.Add(uint64(len(it.Data) - headerBytes))
+	case pool.Busy:
+		l.full()
+	}
+}
+
+// tally counts what became of the entries of a put.
+func (l *lane) tally(on []leaving, last []pool.Item, whole []bool) {
+	for i := range on {
+		if !whole[i] {
+			l.count.lost.Add(1)
+			continue
+		}
+		it := &last[0]
+		last = last[1:]
+		l.wrote1(it)
+		print := on[i].print()
+		switch it.Status {
+		case pool.OK:
+			l.count.stored.Add(1)
+		case pool.Exists:
+			l.count.had.Add(1)
+		case pool.Busy:
+			l.count.full.Add(1)
+			continue
+		default:
+			l.count.lost.Add(1)
+			continue
+		}
+		l.written.put(print, true, l.p.now().Add(writtenFor))
+		if !l.Local {
+			l.known.forget(print) // it may be known to be absent
+		}
+	}
+}
+
+// queueDelete queues keys to be deleted; what finds no room is forgotten, and found wrong again one day.
+func (l *lane) queueDelete(keys []pool.Key) {
+	l.p.mu.Lock()
+	defer l.p.mu.Unlock()
+	if len(l.deletes)+len(keys) > deleteQueue || l.p.mu.closed {
+		l.count.deletesDropped.Add(uint64(len(keys)))
+		return
+	}
+	l.deletes = append(l.deletes, keys...)
+	l.wake.Signal()
+}
+
+// remove deletes keys. What fails is not tried again.
+func (l *lane) remove(ctx context.Context, keys []pool.Key) {
+	within, stop := context.WithTimeout(ctx, l.PutWithin)
+	defer stop()
+	err := l.Store.Delete(within, keys)
+	l.result(ctx, err)
+	if err != nil {
+		l.count.deletesDropped.Add(uint64(len(keys)))
+		return
+	}
+	l.count.deleted.Add(uint64(len(keys)))
+}

@@ -1,0 +1,45 @@
+package tier
+
+import "github.com/kvagent/kvagent/pool"
+
+// Report implements pool.Tiers.
+func (p *Pool) Report() pool.TierReport {
+	p.mu.Lock()
+	r := pool.TierReport{
+		Promises: len(p.mu.open), PromiseBytes: p.mu.bytes, PromiseCap: p.o.PrefetchBytes, Promised: p.mu.promised, Landed: p.mu.landed,
+		Unkept: p.mu.failed, Cancelled: p.mu.dropped, Tiers: make([]pool.TierStatus, len(p.lanes)),
+	}
+	now := p.now()
+	for i, l := range p.lanes {
+		t := &r.Tiers[i]
+		t.Fetching, t.Hinted, t.Putting, t.Deleting = l.fetches.n, l.hints.n, l.puts.len(), len(l.deletes)
+		if now.Before(l.fullUntil) {
+			t.State = "full"
+		}
+	}
+	p.mu.Unlock()
+	for i, l := range p.lanes {
+		l.report(&r.Tiers[i])
+	}
+	return r
+}
+
+func (l *lane) report(t *pool.TierStatus) {
+	c := &l.count
+	t.Name, t.Write, t.Local, t.Usage = l.Name, l.Write.String(), l.Local, l.Store.Usage()
+	state, opened, tries, _, err := l.breaker.state()
+	if state != "up" || t.State == "" {
+		t.State = state
+	}
+	if state != "up" && err != nil {
+		t.Error = err.Error()
+	}
+	t.Opened, t.Tries = opened, tries
+	t.Hits, t.Misses, t.BytesIn, t.BytesOut = c.hits.Load(), c.misses.Load(), c.bytesIn.Load(), c.bytesOut.Load()
+	t.Corrupt, t.Timeouts, t.Errors = c.corrupt.Load(), c.timeouts.Load(), c.errors.Load()
+	t.Stored, t.Had, t.Full, t.Lost = c.stored.Load(), c.had.Load(), c.full.Load(), c.lost.Load()
+	t.Dropped, t.Deleted, t.DeletesLost = c.putsDropped.Load(), c.deleted.Load(), c.deletesDropped.Load()
+	t.Asked, t.Found = c.asked.Load(), c.found.Load()
+	t.AskLate, t.AskFailed, t.AskRefused = c.askTimeouts.Load(), c.askFailed.Load(), c.askBusy.Load()
+	t.Rate, t.FetchSeconds, t.PutSeconds, t.AskSeconds = l.pace.shown()
+}

@@ -1,0 +1,115 @@
+package tier
+
+import "github.com/kvagent/kvagent/pool"
+
+// reservation names a shard that is being written to memory.
+type reservation struct {
+	ref   pool.Ref
+	shard uint8
+}
+
+// origin is an entry that may be written to tiers.
+type origin struct {
+	key    entryKey
+	parent pool.Hash
+	sp     *space
+	life   *life
+}
+
+// maxWriting bounds the shards being written to memory that are remembered; more are not written to tiers on save.
+const maxWriting = 1 << 20
+
+// Reserve implements pool.Slots.
+func (p *Pool) Reserve(b *pool.Batch) {
+	p.memory.Reserve(b)
+	if !p.saving {
+		return
+	}
+	sp := p.spaces.get(b.Space)
+	if sp.group(b.Group) == nil {
+		return
+	}
+	life := sp.now.Load()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := range b.Hashes.N {
+		if b.Status[i] != pool.OK || len(p.mu.writing) >= maxWriting {
+			continue
+		}
+		o := origin{key: entryKey{b.Space, b.Group, pool.MakeHash(b.Hashes.At(i))}, sp: sp, life: life}
+		if i > 0 {
+			o.parent = pool.MakeHash(b.Hashes.At(i - 1))
+		} else if len(b.Parent) > 0 && len(b.Parent) <= pool.MaxHashLen {
+			o.parent = pool.MakeHash(b.Parent)
+		}
+		p.mu.writing[reservation{b.Slots[i].Ref, b.Slots[i].Shard}] = o
+	}
+}
+
+// Peek implements pool.Slots. It knows memory alone: what a tier has is still worth storing here.
+func (p *Pool) Peek(b *pool.Batch) { p.memory.Peek(b) }
+
+// Commit implements pool.Slots.
+func (p *Pool) Commit(slots []pool.Slot, epoch uint32, status []pool.Status) {
+	if !p.saving {
+		p.memory.Commit(slots, epoch, status)
+		return
+	}
+	saved := p.written(slots)
+	p.memory.Commit(slots, epoch, status)
+	p.offerSaved(saved, status)
+}
+
+// written takes what is remembered of reservations that end.
+func (p *Pool) written(slots []pool.Slot) []origin {
+	out := make([]origin, len(slots))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := range slots {
+		r := reservation{slots[i].Ref, slots[i].Shard}
+		if o, ok := p.mu.writing[r]; ok {
+			out[i] = o
+			delete(p.mu.writing, r)
+		}
+	}
+	return out
+}
+
+// offerSaved offers entries that are whole now to the tiers that write on save.
+func (p *Pool) offerSaved(saved []origin, status []pool.Status) {
+	whole := saved[:0]
+	for i := range saved {
+		if o := &saved[i]; status[i] == pool.OK && o.sp != nil && p.visible(o) {
+			whole = append(whole, *o)
+		}
+	}
+	if len(whole) == 0 {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, l := range p.lanes {
+		if l.Write != OnSave {
+			continue
+		}
+		for i := range whole {
+			l.offerLocked(whole[i])
+		}
+	}
+}
+
+// visible says whether the last shard of an entry is there.
+func (p *Pool) visible(o *origin) bool {
+	if o.sp.spec.Shards == 1 {
+		return true
+	}
+	var present [1]bool
+	p.memory.Exists(o.key.space, o.key.group, pool.Chain(o.key.hash.Bytes[:o.key.hash.Len], int(o.key.hash.Len)), present[:])
+	return present[0]
+}
+
+// Acquire implements pool.Slots: a load reads memory alone; what was promised has come by then, or is missing.
+func (p *Pool) Acquire(b *pool.Batch) { p.memory.Acquire(b) }
+
+// Release implements pool.Slots.
+func (p *Pool) Release(slots []pool.Slot, status []pool.Status) { p.memory.Release(slots, status) }

@@ -1,0 +1,100 @@
+package tier
+
+import (
+	"context"
+	"sync"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// uses are look-ups that found entries in memory, waiting to be told to the tiers that write on second use. Look-ups leave a note and go on.
+type uses struct {
+	wake chan struct{} // cap 1
+
+	mu      sync.Mutex
+	waiting []use
+	bytes   int
+	dropped uint64
+}
+
+type use struct {
+	space pool.SpaceID
+	group uint8
+	size  int    // bytes of a hash
+	blob  []byte // the hashes, one behind the other
+	first pool.Hash
+}
+
+// add notes a chain; what finds no room is forgotten.
+func (u *uses) add(s pool.SpaceID, group uint8, h pool.Hashes) {
+	size := h.N * h.Len
+	u.mu.Lock()
+	room := u.bytes+size <= usesBytes
+	if room {
+		u.bytes += size
+	} else {
+		u.dropped++
+	}
+	u.mu.Unlock()
+	if !room {
+		return
+	}
+	one := use{space: s, group: group, size: h.Len, blob: make([]byte, 0, size), first: parentOf(&h, 0)}
+	for i := range h.N {
+		one.blob = append(one.blob, h.At(i)...)
+	}
+	u.mu.Lock()
+	u.waiting = append(u.waiting, one)
+	u.mu.Unlock()
+	select {
+	case u.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (u *uses) take() []use {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	out := u.waiting
+	u.waiting, u.bytes = nil, 0
+	return out
+}
+
+// note offers entries that were used again to the tiers that write on second use.
+func (p *Pool) note(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.uses.wake:
+		}
+		for _, u := range p.uses.take() {
+			p.used(&u)
+		}
+	}
+}
+
+func (p *Pool) used(u *use) {
+	sp := p.spaces.get(u.space)
+	if sp.group(u.group) == nil {
+		return
+	}
+	now, clock := sp.now.Load(), p.now()
+	o := origin{parent: u.first, sp: sp, life: now}
+	for from := 0; from < len(u.blob); from += u.size {
+		hash := u.blob[from : from+u.size]
+		o.key = entryKey{u.space, u.group, pool.MakeHash(hash)}
+		print := now.print(u.group, hash)
+		for _, l := range p.lanes {
+			if l.Write != OnSecondUse {
+				continue
+			}
+			if there, _ := l.written.get(print, clock); !there {
+				p.mu.Lock()
+				l.offerLocked(o)
+				p.mu.Unlock()
+			}
+		}
+		o.parent = o.key.hash
+	}
+}
