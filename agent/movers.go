@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
@@ -57,8 +58,9 @@ type MoverStatus struct {
 	Requests    uint64            `json:"requests"`
 	Lost        map[string]uint64 `json:"lost"` // by reason
 	LastLoss    string            `json:"last_loss"`
-	Failing     bool              `json:"failing"`       // it does not come back
-	NextStartMS int64             `json:"next_start_ms"` // until it may be started again
+	Failing     bool              `json:"failing"`        // it does not come back
+	Info        json.RawMessage   `json:"info,omitempty"` // what the device says of itself
+	NextStartMS int64             `json:"next_start_ms"`  // until it may be started again
 }
 
 func (a *Agent) moverStatus() []MoverStatus {
@@ -74,6 +76,9 @@ func (a *Agent) moverStatus() []MoverStatus {
 		}
 		for _, reason := range cudaipc.LossReasons {
 			st.Lost[string(reason)] = m.Lost[reason]
+		}
+		if json.Valid(m.Info) {
+			st.Info = m.Info
 		}
 		if m.LastLoss != nil {
 			st.LastLoss = m.LastLoss.Error()

@@ -30,11 +30,13 @@ type moverLife struct {
 	reason   LossReason  // these two are readable once dying is closed
 	cause    error
 
-	clock atomic.Int64 // ticks
-	pong  atomic.Int64 // tick of the last answer to a ping
-	begun time.Time
-	bound string // how it is bound to its node, or why not
-	over  bool   // under Mover.mu: told to have ended
+	clock    atomic.Int64           // ticks
+	pong     atomic.Int64           // tick of the last answer to a ping
+	info     atomic.Pointer[[]byte] // what the device said last of itself; nil: nothing yet
+	informed atomic.Bool            // it may be asked again
+	begun    time.Time
+	bound    string // how it is bound to its node, or why not
+	over     bool   // under Mover.mu: told to have ended
 
 	calls moverCalls
 }
@@ -111,6 +113,7 @@ func (m *Mover) newLife() (*moverLife, *os.File, error) {
 		dying: make(chan struct{}), reaped: make(chan struct{}), ended: make(chan struct{}),
 	}
 	l.calls.init()
+	l.informed.Store(true)
 	c := m.opts.Command
 	l.cmd = exec.Command(c[0], c[1:]...)
 	l.cmd.Env = append(os.Environ(), m.opts.Env...)

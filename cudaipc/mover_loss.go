@@ -86,6 +86,7 @@ type MoverState struct {
 	Lost      map[LossReason]uint64
 	LastLoss  error
 	NextStart time.Time // zero: at once
+	Info      []byte    // what the device last said of itself, JSON; empty: nothing
 	Failing   bool      // it worked once, and was lost several times in a row; no process runs
 }
 
@@ -107,6 +108,9 @@ func (m *Mover) Movers() []MoverState {
 	}
 	if l := m.mu.life; l != nil && l.cmd.Process != nil {
 		s.Pid, s.Since, s.Node = l.cmd.Process.Pid, l.begun, l.bound
+		if info := l.info.Load(); info != nil {
+			s.Info = *info
+		}
 		s.PingAge = time.Duration(l.clock.Load()-l.pong.Load()) * m.opts.Limits.Tick
 	}
 	return []MoverState{s}

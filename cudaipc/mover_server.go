@@ -110,6 +110,9 @@ func (s *moverServer) request(msg []byte, fds []int) error {
 	switch kind {
 	case msgPing:
 		return s.send(putHead(nil, msgPong, number), nil)
+	case msgInfo:
+		s.running.Go(s.info)
+		return f.end("info")
 	case msgCopy:
 		return s.copy(f, Ticket(number))
 	case msgPoll:
@@ -151,6 +154,15 @@ func (s *moverServer) device() Device {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.mu.device
+}
+
+// info tells what the device has to say of itself.
+func (s *moverServer) info() {
+	msg := putHead(nil, msgInfoIs, 0)
+	if d := s.device(); d != nil {
+		msg = append(msg, deviceInfo(d)...)
+	}
+	_ = s.send(msg, nil) // as in answer
 }
 
 func (s *moverServer) poll(number uint64, waits []Wait) {

@@ -46,6 +46,11 @@ func (l *moverLife) message(msg []byte, first bool) error {
 			return err
 		}
 		return l.m.finish(Ticket(number), d)
+	case msgInfoIs:
+		info := append([]byte(nil), f.rest...)
+		l.info.Store(&info)
+		l.informed.Store(true)
+		return nil
 	case msgLost:
 		l.lose(LostDevice, errors.New(string(f.bytes())))
 		return f.end("lost")
@@ -94,7 +99,8 @@ func (l *moverLife) tend() {
 			l.lose(reason, err)
 			return
 		}
-		l.ping(now)
+		l.tell(msgPing, now)
+		l.ask(now)
 	}
 }
 
@@ -127,13 +133,24 @@ func (m *Mover) stuck(l *moverLife, now int64) (PeerID, bool) {
 	return 0, false
 }
 
-// ping sends one unless another message is on its way out: then that one waits for the mover, and a ping would too.
-func (l *moverLife) ping(now int64) {
+// moverInfoEvery is how often a mover is asked what its device has to say of itself; not again before it has answered.
+const moverInfoEvery = 2 * time.Second
+
+// tell sends what may be left out, a ping or a question, unless another message is on its way out: then that one waits for
+// the mover, and this one would too. A ping that is not sent has no answer either.
+func (l *moverLife) tell(kind byte, now int64) (sent bool) {
 	c := l.conn
 	if !c.sending.TryLock() {
-		return
+		return false
 	}
 	defer c.sending.Unlock()
 	_ = c.conn.SetWriteDeadline(time.Now().Add(l.m.opts.Limits.Tick)) // as in send
-	_ = c.packet(packetLast, putHead(nil, msgPing, uint64(now)), nil) // not taken: then there is no answer either
+	return c.packet(packetLast, putHead(nil, kind, uint64(now)), nil) == nil
+}
+
+// ask asks for the device's information now and then.
+func (l *moverLife) ask(now int64) {
+	if now%l.ticks(moverInfoEvery) == 1 && l.informed.Swap(false) {
+		l.informed.CompareAndSwap(false, !l.tell(msgInfo, now))
+	}
 }

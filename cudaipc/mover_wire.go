@@ -16,11 +16,13 @@ const (
 	msgPoll                   // agent: waits
 	msgCopy                   // agent: a copy; its number is the ticket
 	msgPing                   // agent
+	msgInfo                   // agent: what the device has to say of itself
 	msgHello                  // mover: its build, before anything else
 	msgAnswer                 // mover: of setup, import and close
 	msgStates                 // mover: of a poll
 	msgDone                   // mover: the end of a copy
 	msgPong                   // mover
+	msgInfoIs                 // mover: of msgInfo, JSON or nothing
 	msgLost                   // mover: its device is lost (ErrLost); it is to be ended
 )
 

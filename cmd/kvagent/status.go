@@ -69,6 +69,9 @@ func printStatus(out io.Writer, st *agent.Status) error {
 		st.BlocksSaved, humanSize(int64(st.BytesSaved)), st.BlocksLoaded, humanSize(int64(st.BytesLoaded)))
 	fmt.Fprintf(t, "leases\t%d open (%s), %d given, %d revoked\n", st.Leases, humanSize(st.LeaseBytes), st.LeasesGiven, st.LeasesRevoked)
 	fmt.Fprintf(t, "engines\t%d, %d regions open, %d jobs, clean-up at most %.1f ms\n", st.Engines, st.Regions, st.Jobs, st.CleanupMaxMS)
+	for i := range st.Movers {
+		printMover(t, &st.Movers[i])
+	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
@@ -77,6 +80,22 @@ func printStatus(out io.Writer, st *agent.Status) error {
 	}
 	fmt.Fprintln(out)
 	return printEngines(out, st.EngineList)
+}
+
+func printMover(t io.Writer, m *agent.MoverStatus) {
+	var lost uint64
+	for _, n := range m.Lost {
+		lost += n
+	}
+	state := "no process"
+	if m.Running {
+		state = fmt.Sprintf("process %d, up %v", m.PID, seconds(m.UpSeconds))
+	}
+	fmt.Fprintf(t, "mover %s\t%s, %d workers, %d copies, started %d times, lost %d", m.Name, state, m.Peers, m.Copies, m.Starts, lost)
+	if m.LastLoss != "" {
+		fmt.Fprintf(t, "; last: %s", m.LastLoss)
+	}
+	fmt.Fprintln(t)
 }
 
 func printEngines(out io.Writer, engines []agent.EngineStatus) error {
