@@ -32,8 +32,10 @@ the YAML file of --config (socket-dir: ...), in this order of precedence.
 SIGTERM or SIGINT ends it: it takes no new jobs, lets those that run end for at most --drain-timeout, tells the
 engines and leaves. A second signal does not wait for the jobs.
 
-Exit codes: 0 ended as told; 1 failed; 2 a setting is not allowed; 3 another agent serves the directory; 4 ended,
-but jobs were cut off.`,
+With --dram-path the pool lies in a file that outlives the agent: the next one on that file has the blocks again.
+
+Exit codes: 0 ended as told; 1 failed; 2 a setting is not allowed; 3 another agent serves the directory or has the
+pool's file; 4 ended, but jobs were cut off.`,
 		Example: `  kvagent serve --socket-dir /tmp/kv --pool 1GiB
   kvagent serve --pool 64GiB --socket-group kv --http 127.0.0.1:9480
   KVAGENT_POOL=64GiB kvagent serve --config /etc/kvagent.yaml`,
@@ -101,6 +103,11 @@ func (s *serveSettings) check() error {
 	}
 	if s.leaseBytes > s.pool {
 		bad = append(bad, fmt.Errorf("lease-bytes: %q, allowed: 0 to %s (pool)", formatSize(s.leaseBytes), formatSize(s.pool)))
+	}
+	if s.dramPath != "" {
+		if path, err := filepath.Abs(s.dramPath); err == nil {
+			s.dramPath = path
+		}
 	}
 	for name := range s.lookups {
 		if err := ipc.CheckName(name); err != nil {

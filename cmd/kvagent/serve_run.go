@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -24,13 +26,14 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	if err != nil {
 		return configError(err)
 	}
-	if cfg.Admin, err = agent.ListenAdmin(cfg.Dir, cfg.SocketGroup); err != nil {
+	take := takeover{wait: s.takeoverWait, log: log}
+	if cfg.Admin, err = take.admin(ctx, cfg.Dir, cfg.SocketGroup); err != nil {
 		return serveError(err)
 	}
 	defer func() { _ = cfg.Admin.Close() }() // closed already if the agent ran
-	p, err := openPool(s, log)
+	p, err := take.pool(ctx, s)
 	if err != nil {
-		return err
+		return serveError(err)
 	}
 	defer func() { err = errors.Join(err, p.Close()) }()
 	_, fd := p.Arena()
@@ -52,7 +55,7 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 // serveError gives an end its exit code.
 func serveError(err error) error {
 	switch {
-	case errors.Is(err, ipc.ErrInUse):
+	case errors.Is(err, ipc.ErrInUse), errors.Is(err, dram.ErrHeld):
 		return exitError{exitHeld, err}
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return exitError{exitCut, err}
@@ -60,8 +63,8 @@ func serveError(err error) error {
 	return err
 }
 
-func openPool(s *serveSettings, log *zap.Logger) (*dram.Pool, error) {
-	o := dram.Options{Bytes: s.pool, Policy: newPolicy(s.eviction)}
+func openPool(s *serveSettings) (*dram.Pool, error) {
+	o := dram.Options{Bytes: s.pool, Policy: newPolicy(s.eviction), Path: s.dramPath}
 	if s.hugePages == hugeOff {
 		o.HugePages = dram.Off
 	}
@@ -69,10 +72,42 @@ func openPool(s *serveSettings, log *zap.Logger) (*dram.Pool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pool: %s: %w", formatSize(s.pool), err)
 	}
+	return p, nil
+}
+
+// tellPool says what became of the pool's settings, and of its file.
+func tellPool(p *dram.Pool, s *serveSettings, log *zap.Logger) {
 	info := p.Info()
 	log.Info("pool", zap.String("size", humanSize(info.Bytes)), zap.String("slabs", humanSize(info.SlabBytes)),
 		zap.String("eviction", s.eviction), zap.String("pages", humanSize(info.PageBytes)), zap.String("no_huge_pages", info.PageReason))
-	return p, nil
+	r := info.Recovery
+	if r == nil {
+		return
+	}
+	for _, note := range r.Notes {
+		log.Warn("pool file", zap.String("path", r.Path), zap.String("note", note))
+	}
+	if r.Cold != "" {
+		log.Warn("pool file is not used, the pool starts empty", zap.String("path", r.Path), zap.String("why", r.Cold))
+		return
+	}
+	log.Info("pool file", zap.String("path", r.Path), zap.Bool("new", r.New), zap.Int("blocks", r.Entries), zap.Int("spaces", r.Spaces),
+		zap.Int("damaged", r.Damaged), zap.Int("stale", r.Stale), zap.Int("partial", r.Partial), zap.Duration("took", r.Took))
+	tellAbandoned(r.Path, log)
+}
+
+// tellAbandoned names the files beside the pool's that no agent uses: they hold memory.
+func tellAbandoned(own string, log *zap.Logger) {
+	files, err := dram.ListFiles(filepath.Dir(own))
+	if err != nil {
+		return // the directory may be closed to this user: it is only a hint
+	}
+	for i := range files {
+		if f := &files[i]; f.State == dram.Abandoned && f.Path != own {
+			log.Warn("a pool file that no agent uses holds memory", zap.String("path", f.Path),
+				zap.String("size", humanSize(f.Allocated)), zap.Duration("unused_for", f.Age.Round(time.Second)))
+		}
+	}
 }
 
 // flipNewest damages the block that was used last: the head of a chain, which is most likely to be loaded again.

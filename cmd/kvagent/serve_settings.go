@@ -14,10 +14,12 @@ type serveSettings struct {
 	config    string
 	socketDir string
 
-	pool      int64 // bytes
-	hugePages string
-	eviction  string
-	device    string
+	pool         int64 // bytes
+	hugePages    string
+	dramPath     string // empty: the pool ends with the process
+	takeoverWait time.Duration
+	eviction     string
+	device       string
 
 	socketGroup          string
 	allowUIDs, allowGIDs []uint32
@@ -59,7 +61,7 @@ func defaultServeSettings() *serveSettings {
 	return &serveSettings{
 		socketDir: defaultSocketDir, pool: defaultPool, hugePages: hugeAuto, device: deviceAuto, eviction: defaultEviction,
 		lookups: map[string][16]byte{}, integrity: integrityFull, queue: d.Transfer.Queue, eventWait: d.Transfer.EventWait,
-		stuckAfter: d.Stuck, maxEngines: d.Engines, maxSessions: d.Sessions, logLevel: "info", drainTimeout: 10 * time.Second,
+		stuckAfter: d.Stuck, maxEngines: d.Engines, maxSessions: d.Sessions, logLevel: "info", drainTimeout: 10 * time.Second, takeoverWait: 10 * time.Second,
 	}
 }
 
@@ -71,6 +73,8 @@ func (s *serveSettings) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.config, configKey, "", "YAML file with settings")
 	f.Var(&choiceValue{&s.device, devices}, "device", "how engines' memory is reached: auto opens shared memory in the agent and each GPU in a process of its own, cuda ends the start without a GPU, host refuses GPUs, host-mover puts shared memory into a process too")
 	f.Var(&choiceValue{&s.hugePages, []string{hugeAuto, hugeOff}}, "huge-pages", "auto takes huge pages for the pool if enough are free")
+	f.StringVar(&s.dramPath, "dram-path", "", "file on tmpfs or hugetlbfs for the pool, which then outlives the agent; --huge-pages does not count for it")
+	f.Var(&durationValue{&s.takeoverWait, 0, time.Hour}, "takeover-wait", "longest wait for an agent that is ending, and what it started, to let go of the directory and the pool's file")
 	f.Var(&choiceValue{&s.eviction, evictions}, "eviction", "what goes when the pool is full: hazard learns which blocks come again, lru is the one used least recently")
 	f.Var(&choiceValue{&s.integrity, []string{integrityFull, integrityHeader}}, "integrity", "full adds a checksum of each block's content, made at save and verified at load")
 	f.Var(&sizeValue{&s.leaseBytes, 0, dram.MaxBytes}, "lease-bytes", "most that one engine's look-ups may hold reserved; 0 is a quarter of the pool")

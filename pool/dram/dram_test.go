@@ -1,6 +1,7 @@
 package dram_test
 
 import (
+	"os"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -12,7 +13,13 @@ import (
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(dram.StormEnv) != "" {
+		dram.Storm()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 func open(t testing.TB, o pooltest.Options) pooltest.Pool { return openWith(t, o, nil) }
 

@@ -3,6 +3,7 @@ package dram
 import (
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -30,14 +31,16 @@ type file struct {
 // tickLength is the unit of the clock in headers.
 const tickLength = 100 * time.Millisecond
 
-// openFile takes the file of a pool, made if it is not there, and maps it. cold says why what was in it cannot be used, empty if
-// it can, or if the file is new.
+// openFile takes the file of a pool, made if it is not there, and maps it.
 func openFile(o *Options) (f *file, a arena, r *Recovery, err error) {
 	fd, made, err := lockPath(o.Path)
 	if err != nil {
 		return nil, arena{}, nil, err
 	}
 	defer func() {
+		if err != nil && made {
+			_ = os.Remove(o.Path) // while it is locked; the first error counts
+		}
 		if err != nil {
 			_ = unix.Close(fd) // nothing was written through it
 		}

@@ -16,18 +16,22 @@ var ErrHeld = errors.New("in use")
 // with the agent that opened it: so an agent that is gone still holds it while one of its movers is there.
 type HeldError struct {
 	Path    string
-	Process int    // that signed it last, in its own namespace of processes; it may be gone
+	Process int    // that signed it last, in its own namespace of processes; 0: an agent that is giving it back
 	Host    string // of that process
-	Others  []int  // processes of this namespace that have the file
+	Gone    bool   // there is no such process here any more
+	Others  []int  // processes of this namespace that have the file open or mapped
 }
 
 func (e *HeldError) Error() string {
 	text := fmt.Sprintf("dram: %s: %v by process %d", e.Path, ErrHeld, e.Process)
-	if own, _ := os.Hostname(); e.Host != own {
+	if own, _ := os.Hostname(); e.Host != own && e.Host != "" {
 		text += " on " + e.Host
 	}
+	if e.Gone {
+		text += ", which is gone"
+	}
 	if len(e.Others) > 0 && (len(e.Others) > 1 || e.Others[0] != e.Process) {
-		text += fmt.Sprintf(" (open or mapped in %v)", e.Others)
+		text += fmt.Sprintf("; open or mapped in %v", e.Others)
 	}
 	return text
 }
@@ -115,6 +119,7 @@ func heldBy(fd int, path string) error {
 		if b, err := readSuper(fd, st.Size); err == nil && len(b) == superBytes {
 			s := readSignature(b)
 			held.Process, held.Host = s.process, s.host
+			held.Gone = s.process != 0 && processBegan(s.process) != s.began
 		}
 	}
 	return held

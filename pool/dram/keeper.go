@@ -50,6 +50,7 @@ func (k *keeper) close() error {
 	if k == nil {
 		return nil
 	}
+	word(k.file.whole, superProcess).Store(0)
 	close(k.ending)
 	k.done.Wait()
 	return k.file.close()

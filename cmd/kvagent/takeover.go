@@ -1,0 +1,183 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool/dram"
+)
+
+// takeover waits for an agent that is ending to let go of what this one needs. The kernel lets go of files only when it
+// has unmapped a dead agent's memory, which takes seconds for a large pool. One that lives and stays is not waited for.
+type takeover struct {
+	wait time.Duration // in all
+	log  *zap.Logger
+	end  time.Time // of the wait, once it has begun
+}
+
+const (
+	takeoverPoll = 20 * time.Millisecond
+	// takeoverGrace is how long a process must be seen alive to be one that stays: a signal that kills takes a moment.
+	takeoverGrace = 300 * time.Millisecond
+)
+
+// admin takes the socket directory, and waits until the agent that had it is gone, its memory too.
+func (t *takeover) admin(ctx context.Context, dir string, group int) (l *ipc.UnixListener, err error) {
+	before, known := lockHolder(dir)
+	err = t.until(ctx, func() error {
+		l, err = agent.ListenAdmin(dir, group)
+		return err
+	}, func(err error) (stays, held bool) {
+		if !errors.Is(err, ipc.ErrInUse) {
+			return false, false
+		}
+		pid, ok := lockHolder(dir)
+		return !ok || !ending(pid), true
+	})
+	if err != nil || !known || before == os.Getpid() {
+		return l, err
+	}
+	for ending(before) && !gone(before) && t.pause(ctx) { // it holds nothing but memory
+	}
+	return l, nil
+}
+
+// pool opens the pool, whose file another process may have.
+func (t *takeover) pool(ctx context.Context, s *serveSettings) (p *dram.Pool, err error) {
+	err = t.until(ctx, func() error {
+		p, err = openPool(s)
+		return err
+	}, func(err error) (stays, held bool) {
+		var by *dram.HeldError
+		if !errors.As(err, &by) {
+			return false, false
+		}
+		return by.Process != 0 && !by.Gone && !ending(by.Process), true
+	})
+	if err != nil {
+		return nil, err
+	}
+	tellPool(p, s, t.log)
+	return p, nil
+}
+
+// until tries to open something until nobody holds it, somebody does who stays, or the time is over.
+func (t *takeover) until(ctx context.Context, open func() error, judge func(error) (stays, held bool)) error {
+	var alive time.Time // since when the holder is seen to stay
+	for {
+		err := open()
+		stays, held := judge(err)
+		switch now := time.Now(); {
+		case err == nil || !held:
+			return err
+		case !stays:
+			alive = time.Time{}
+		case alive.IsZero():
+			alive = now
+		case now.Sub(alive) >= takeoverGrace:
+			return err
+		}
+		if t.end.IsZero() {
+			t.log.Info("waiting for another agent to let go", zap.Duration("at_most", t.wait), zap.Error(err))
+		}
+		if !t.pause(ctx) {
+			return fmt.Errorf("waited %v (takeover-wait): %w", t.wait, err)
+		}
+	}
+}
+
+// pause waits a little; false when the time is over.
+func (t *takeover) pause(ctx context.Context) bool {
+	now := time.Now()
+	if t.end.IsZero() {
+		t.end = now.Add(t.wait)
+	}
+	if !now.Before(t.end) {
+		return false
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(takeoverPoll):
+		return true
+	}
+}
+
+// lockHolder is the process that locked a socket directory last.
+func lockHolder(dir string) (pid int, ok bool) {
+	text, err := os.ReadFile(filepath.Join(dir, ipc.AdminSocket+".lock"))
+	if err != nil {
+		return 0, false
+	}
+	pid, err = strconv.Atoi(strings.TrimSpace(string(text)))
+	return pid, err == nil && pid > 0
+}
+
+const (
+	flagExiting = 0x4    // PF_EXITING of the kernel's include/linux/sched.h
+	bitKill     = 1 << 8 // SIGKILL in a mask of signals
+)
+
+// ending is true for a process that is gone, has begun to end, or is about to because it was killed.
+func ending(pid int) bool {
+	state, flags, ok := processState(pid)
+	if !ok || state == "Z" || state == "X" || flags&flagExiting != 0 {
+		return true
+	}
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return true
+	}
+	for line := range strings.Lines(string(text)) {
+		key, mask, _ := strings.Cut(strings.TrimSpace(line), ":\t")
+		if key != "SigPnd" && key != "ShdPnd" {
+			continue
+		}
+		if n, err := strconv.ParseUint(mask, 16, 64); err == nil && n&bitKill != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// gone is true when nothing is left of a process but what its parent has to collect.
+func gone(pid int) bool {
+	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	if err != nil {
+		return true
+	}
+	for _, task := range tasks {
+		tid, err := strconv.Atoi(task.Name())
+		if err != nil {
+			continue
+		}
+		if state, _, ok := processState(tid); ok && state != "Z" && state != "X" {
+			return false
+		}
+	}
+	return true
+}
+
+// processState reads the words behind a process's name, which may hold anything itself.
+func processState(pid int) (state string, flags uint64, ok bool) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return "", 0, false
+	}
+	words := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+	if len(words) < 7 {
+		return "", 0, false
+	}
+	flags, err = strconv.ParseUint(words[6], 10, 64)
+	return words[0], flags, err == nil
+}

@@ -1,0 +1,224 @@
+package dram
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+const (
+	stormRounds = 30                     // unless stormRoundsEnv says another number
+	stormFor    = 30 * time.Millisecond  // at most, from a full pool on to the kill
+	stormBack   = 0.95                   // of the blocks that were committed and not evicted
+	stormUsed   = 0.8                    // of the pool, when it is killed
+	roundsEnv   = "KVAGENT_STORM_ROUNDS" // a number
+	fillWithin  = 20 * time.Second
+)
+
+// TestKilledInAStorm kills a process at random moments while it saves, loads, evicts and resets, and opens its pool.
+func TestKilledInAStorm(t *testing.T) {
+	rounds := stormRounds
+	if text := os.Getenv(roundsEnv); text != "" {
+		var err error
+		if rounds, err = strconv.Atoi(text); err != nil {
+			t.Fatalf("%s: %v", roundsEnv, err)
+		}
+	}
+	if testing.Short() {
+		rounds = 5
+	}
+	dir, err := os.MkdirTemp("/dev/shm", "kvagent-storm-")
+	if err != nil {
+		t.Skipf("SKIPPED: no tmpfs on /dev/shm: %v", err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d, %d rounds", seed, rounds)
+	s := stormCheck{t: t, path: filepath.Join(dir, "pool"), rng: rand.New(rand.NewPCG(seed, 0)), stored: map[uint64]int{}, over: map[uint64]bool{}}
+	for range rounds {
+		s.round()
+	}
+	t.Logf("%d kills: %d blocks were committed, %d evicted or reset; of %d that had to be there after a kill %d were (%.3f %%); slowest recovery %v",
+		rounds, s.committed, s.evicted, s.expected, s.back, 100*float64(s.back)/float64(s.expected), s.slowest)
+	if s.committed == 0 || s.evicted == 0 || s.resets == 0 {
+		t.Errorf("a storm without weather: %d commits, %d evictions, %d resets", s.committed, s.evicted, s.resets)
+	}
+}
+
+// stormCheck is what the parent knows.
+type stormCheck struct {
+	t      *testing.T
+	path   string
+	rng    *rand.Rand
+	number uint64          // of the round
+	stored map[uint64]int  // space of each block that was committed and neither evicted nor reset
+	over   map[uint64]bool // blocks that were stored before a reset that is done: none may come back
+
+	committed, evicted, resets, expected, back int
+	slowest                                    time.Duration
+}
+
+func (s *stormCheck) round() {
+	s.number++
+	said := s.killed()
+	s.hear(said)
+	began := time.Now()
+	p, err := openStorm(s.path, nil)
+	if err != nil {
+		s.t.Fatalf("round %d: %v", s.number, err)
+	}
+	s.slowest = max(s.slowest, time.Since(began))
+	if r := p.Info().Recovery; r.New || r.Cold != "" || r.Damaged > 0 || len(r.Notes) > 0 {
+		s.t.Errorf("round %d: %+v", s.number, r)
+	}
+	s.compare(p)
+	if err := p.Check(); err != nil {
+		s.t.Fatalf("round %d: %v", s.number, err)
+	}
+	if st := p.Stats(); float64(st.Used) < stormUsed*float64(st.Capacity) {
+		s.t.Errorf("round %d: %d of %d bytes used", s.number, st.Used, st.Capacity)
+	}
+	if err := p.Close(); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// killed runs a storm, kills it, and gives what it said.
+func (s *stormCheck) killed() []byte {
+	self, err := os.Executable()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer r.Close()
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), StormEnv+"="+s.path, stormSeed+"="+strconv.FormatUint(s.number, 10))
+	var stderr bytes.Buffer
+	cmd.Stderr, cmd.ExtraFiles = &stderr, []*os.File{w}
+	if err := cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	w.Close()
+	late := time.AfterFunc(fillWithin, func() { cmd.Process.Kill() })
+	defer late.Stop()
+	var said bytes.Buffer
+	buf := make([]byte, 64<<10)
+	for begun := false; ; {
+		n, err := r.Read(buf)
+		said.Write(buf[:n])
+		if err != nil {
+			break
+		}
+		if !begun && bytes.Contains(buf[:n], []byte{saidFull, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}) {
+			begun = true
+			time.AfterFunc(time.Duration(s.rng.Int64N(int64(stormFor))), func() { cmd.Process.Kill() })
+		}
+	}
+	var exit *exec.ExitError
+	if err := cmd.Wait(); !errors.As(err, &exit) || exit.Exited() {
+		s.t.Fatalf("round %d: the storm ended by itself: %v\n%s", s.number, err, &stderr)
+	}
+	return said.Bytes()
+}
+
+// hear takes in what was said. A block's number is used once, so what was evicted stays so, whatever came first.
+func (s *stormCheck) hear(said []byte) {
+	evicted := map[uint64]bool{}
+	var resetting []uint64
+	for r := bytes.NewReader(said); ; {
+		var b [stormRecord]byte
+		if _, err := io.ReadFull(r, b[:]); err != nil {
+			return
+		}
+		number := binary.LittleEndian.Uint64(b[8:])
+		switch b[0] {
+		case saidCommitted:
+			s.committed++
+			if !evicted[number] {
+				s.stored[number] = int(b[1])
+			}
+		case saidEvicted:
+			s.evicted++
+			evicted[number] = true
+			delete(s.stored, number)
+		case saidResetting:
+			resetting = s.storedIn(resetSpace)
+		case saidReset:
+			s.resets++
+			for _, number := range resetting {
+				s.over[number] = true
+				delete(s.stored, number)
+			}
+		}
+	}
+}
+
+func (s *stormCheck) storedIn(space int) (out []uint64) {
+	for number, in := range s.stored {
+		if in == space {
+			out = append(out, number)
+		}
+	}
+	return out
+}
+
+// compare looks for every block that must be there, and at every byte of those that are.
+func (s *stormCheck) compare(p *Pool) {
+	c := p.core
+	there := map[uint64]bool{}
+	for e := uint32(1); e < c.high; e++ {
+		if r := &c.recs.all[e]; r.is(flagVisible) {
+			there[r.hash.a] = true
+			if s.over[r.hash.a] {
+				s.t.Fatalf("round %d: block %x came back, stored before a reset", s.number, r.hash.a)
+			}
+			s.verify(p, e)
+		}
+	}
+	expected, back := 0, 0
+	for number, space := range s.stored {
+		if space == resetSpace {
+			continue // it may be gone because of a reset that had begun
+		}
+		expected++
+		if there[number] {
+			back++
+			continue
+		}
+		delete(s.stored, number)
+	}
+	s.expected, s.back = s.expected+expected, s.back+back
+	if float64(back) < stormBack*float64(expected) {
+		s.t.Errorf("round %d: %d of %d blocks came back", s.number, back, expected)
+	}
+}
+
+// verify compares all shards of an entry with what belongs to its key, and their checksums.
+func (s *stormCheck) verify(p *Pool, e uint32) {
+	c := p.core
+	r := &c.recs.all[e]
+	sp := c.realms[r.ident.realm()].space
+	for shard := range sp.spec.Shards {
+		slot := c.slot(e, uint8(shard))
+		got := p.arena.base[slot.Off:][:slot.Len]
+		want := make([]byte, slot.Len)
+		stormBytes(want, r.hash.a, uint8(shard))
+		k := pool.Key{Space: sp.spec.Fingerprint, Shard: uint8(shard), Hash: pool.MakeHash(stormHash(r.hash.a))}
+		if !bytes.Equal(got, want) || pool.Sum(k.Seed(slot.Len), got) != slot.Sum {
+			s.t.Fatalf("round %d: wrong bytes in block %x, shard %d", s.number, r.hash.a, shard)
+		}
+	}
+}
