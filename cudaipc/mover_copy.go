@@ -37,7 +37,7 @@ func (m *Mover) Copy(c *Copy) (Ticket, error) {
 	}
 	buffer := copyBuffers.Get().(*[]byte)
 	*buffer = putCopy(*buffer, t, c)
-	p.life.post("copy", *buffer, nil) // if it fails the life ends, and the copy with it
+	_ = p.life.post("copy", *buffer, nil) // if it fails the life ends, and the copy with it
 	copyBuffers.Put(buffer)
 	return t, nil
 }

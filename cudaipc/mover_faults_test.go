@@ -228,22 +228,23 @@ func (m *moved) told(id cudaipc.PeerID) {
 	}
 }
 
-// agentEnv is set in a process that plays an agent with a mover: see TestAgentDies.
+// agentEnv is set in a process that plays an agent with a mover, to its device: see TestAgentDies.
 const agentEnv = "KVAGENT_MOVER_TEST_AGENT"
 
 // playAgent imports a peer whose proof is descriptor 3 into a mover, tells the mover's process, and waits for its death.
 func playAgent() {
-	if os.Getenv(agentEnv) == "" {
+	device := os.Getenv(agentEnv)
+	if device == "" {
 		return
 	}
-	if err := agentWithMover(); err != nil {
+	if err := agentWithMover(device); err != nil {
 		fmt.Fprintln(os.Stderr, "agent:", err)
 		os.Exit(1)
 	}
 	select {}
 }
 
-func agentWithMover() error {
+func agentWithMover(device string) error {
 	arena, err := unix.MemfdCreate("arena", unix.MFD_CLOEXEC)
 	if err == nil {
 		err = unix.Ftruncate(arena, 1<<20)
@@ -255,7 +256,7 @@ func agentWithMover() error {
 		return err
 	}
 	m, err := cudaipc.NewMover(cudaipc.MoverOptions{
-		Device: cudaipc.HostDevice, ArenaFD: arena, ArenaSize: 1 << 20, Command: devicetest.MoverCommand, Env: devicetest.MoverEnv, Node: -1,
+		Device: device, ArenaFD: arena, ArenaSize: 1 << 20, Command: devicetest.MoverCommand, Env: devicetest.MoverEnv, Node: -1,
 	})
 	if err != nil {
 		return err
@@ -268,12 +269,16 @@ func agentWithMover() error {
 	if err := m.Import(im); err != nil {
 		return err
 	}
+	c := cudaipc.Copy{Peer: 1, Runs: []cudaipc.Run{{Region: 1, Len: 4096}}, Blocks: []cudaipc.Block{{Runs: 1}}}
+	if _, err := m.Copy(&c); err != nil {
+		return err
+	}
 	fmt.Println(m.Movers()[0].Pid)
 	return nil
 }
 
 // startAgent starts playAgent and gives its process, its mover's, and the far end of the proof.
-func startAgent(t *testing.T) (agent *exec.Cmd, mover int, proof *os.File) {
+func startAgent(t *testing.T, device string) (agent *exec.Cmd, mover int, proof *os.File) {
 	t.Helper()
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -284,7 +289,7 @@ func startAgent(t *testing.T) (agent *exec.Cmd, mover int, proof *os.File) {
 	theirs := os.NewFile(uintptr(pair[1]), "proof")
 	defer theirs.Close()
 	agent = exec.Command("/proc/self/exe")
-	agent.Env, agent.Stderr, agent.ExtraFiles = append(os.Environ(), agentEnv+"=1"), os.Stderr, []*os.File{theirs}
+	agent.Env, agent.Stderr, agent.ExtraFiles = append(os.Environ(), agentEnv+"="+device), os.Stderr, []*os.File{theirs}
 	out, err := agent.StdoutPipe()
 	if err == nil {
 		err = agent.Start()

@@ -140,7 +140,7 @@ func (l *moverLife) run(theirs *os.File, started chan<- error) {
 	}
 	started <- err
 	if err == nil {
-		err = l.cmd.Wait()
+		_ = l.cmd.Wait() // what it says is in ProcessState
 		l.lose(LostCrash, fmt.Errorf("it ended by itself: %v", l.cmd.ProcessState))
 	}
 	close(l.reaped)

@@ -18,23 +18,27 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
 )
 
-// TestAgentDies: its mover goes too, and the proof ends only then.
+// TestAgentDies: its mover goes too, also with a copy that never ends, and the proof ends only then.
 func TestAgentDies(t *testing.T) {
-	agent, mover, proof := startAgent(t)
-	if ended(t, int(proof.Fd()), 50*time.Millisecond) {
-		t.Error("the proof ended while the regions were open")
-	}
-	if err := agent.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	_ = agent.Wait() // it was killed
-	if !ended(t, int(proof.Fd()), 5*time.Second) {
-		t.Error("5 s behind the agent's death the proof has not ended")
-	}
-	for end := time.Now().Add(5 * time.Second); !goneOrZombie(mover); time.Sleep(time.Millisecond) { // a pause between two looks
-		if time.Now().After(end) {
-			t.Fatal("5 s behind the agent's death its mover lives")
-		}
+	for _, device := range []string{cudaipc.HostDevice, hangsInDone} {
+		t.Run(device, func(t *testing.T) {
+			agent, mover, proof := startAgent(t, device)
+			if ended(t, int(proof.Fd()), 50*time.Millisecond) {
+				t.Error("the proof ended while the regions were open")
+			}
+			if err := agent.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			_ = agent.Wait() // it was killed
+			if !ended(t, int(proof.Fd()), 5*time.Second) {
+				t.Error("5 s behind the agent's death the proof has not ended")
+			}
+			for end := time.Now().Add(5 * time.Second); !goneOrZombie(mover); time.Sleep(time.Millisecond) { // a pause between two looks
+				if time.Now().After(end) {
+					t.Fatal("5 s behind the agent's death its mover lives")
+				}
+			}
+		})
 	}
 }
 

@@ -61,7 +61,7 @@ func TestMoverKilledWhileCopying(t *testing.T) {
 // TestNothingEndsBeforeTheMoverIsReaped is the fence of last resort: a copy whose mover stands still has not ended until
 // the mover is no more. Otherwise a cancel would be acknowledged whose copy can still touch the engine's blocks.
 func TestNothingEndsBeforeTheMoverIsReaped(t *testing.T) {
-	for range 8 {
+	for range 5 {
 		m := newMoved(t, func(o *cudaipc.MoverOptions) { o.Limits.Ping = 200 * time.Millisecond })
 		m.attach(1)
 		pid := m.pid()

@@ -55,7 +55,7 @@ func serveMover(conn *moverConn, open OpenDevice, stopped func()) error {
 	s.mu.peers = make(map[PeerID]*servedPeer)
 	build, err := moverBuild()
 	if err == nil {
-		err = s.send(putText(putHead(nil, msgHello, 0), build), nil)
+		err = s.send(putText(putHead(nil, msgHello, 0), build))
 	}
 	if err == nil {
 		err = s.read()
@@ -109,7 +109,7 @@ func (s *moverServer) request(msg []byte, fds []int) error {
 	}
 	switch kind {
 	case msgPing:
-		return s.send(putHead(nil, msgPong, number), nil)
+		return s.send(putHead(nil, msgPong, number))
 	case msgInfo:
 		s.running.Go(s.info)
 		return f.end("info")
@@ -129,8 +129,8 @@ func (s *moverServer) request(msg []byte, fds []int) error {
 	return fmt.Errorf("message %d: %w", kind, errMoverWire)
 }
 
-func (s *moverServer) send(msg []byte, fds []int) error {
-	return s.conn.send(msg, fds, time.Time{}) // an agent that stands still is waited for; one that is gone is an error
+func (s *moverServer) send(msg []byte) error {
+	return s.conn.send(msg, nil, time.Time{}) // an agent that stands still is waited for; one that is gone is an error
 }
 
 // lost tells a device that only the end of this process ends. Nothing of what met it is answered: the agent takes the
@@ -139,14 +139,14 @@ func (s *moverServer) lost(err error) bool {
 	if !errors.Is(err, ErrLost) {
 		return false
 	}
-	_ = s.send(putText(putHead(nil, msgLost, 0), err.Error()), nil)
+	_ = s.send(putText(putHead(nil, msgLost, 0), err.Error()))
 	return true
 }
 
 // answer drops the error of a connection that is gone: the reader sees it too.
 func (s *moverServer) answer(number uint64, err error) {
 	if !s.lost(err) {
-		_ = s.send(putError(putHead(nil, msgAnswer, number), err), nil)
+		_ = s.send(putError(putHead(nil, msgAnswer, number), err))
 	}
 }
 
@@ -162,7 +162,7 @@ func (s *moverServer) info() {
 	if d := s.device(); d != nil {
 		msg = append(msg, deviceInfo(d)...)
 	}
-	_ = s.send(msg, nil) // as in answer
+	_ = s.send(msg) // as in answer
 }
 
 func (s *moverServer) poll(number uint64, waits []Wait) {
@@ -172,7 +172,7 @@ func (s *moverServer) poll(number uint64, waits []Wait) {
 		err = d.Poll(waits, states)
 	}
 	if !s.lost(err) {
-		_ = s.send(putStates(nil, number, states, err), nil) // as in answer
+		_ = s.send(putStates(nil, number, states, err)) // as in answer
 	}
 }
 

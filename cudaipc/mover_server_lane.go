@@ -90,7 +90,7 @@ func (s *moverServer) done(c *laneCopy, d Done) {
 	if c.err != nil {
 		d = allBad(&c.copy, c.err)
 	}
-	_ = s.send(putDone(nil, c.ticket, &d), nil) // as in answer
+	_ = s.send(putDone(nil, c.ticket, &d)) // as in answer
 }
 
 // allBad is the end of a copy of which nothing arrived.
