@@ -39,6 +39,7 @@ type Agent struct {
 	cfg    Config
 	pool   Pool
 	index  pool.Index // the same pool, as look-ups see it
+	tiers  pool.Tiers // the same pool, if it has tiers below its memory; nil: none
 	device cudaipc.Device
 	log    *zap.Logger
 	boot   [16]byte
@@ -80,6 +81,9 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 		cfg: cfg, pool: p, index: p, device: device, log: log, since: time.Now(), metrics: newMetrics(),
 		ledger: newLedger(max(capacity-capacity/defaultLeaseShare, cfg.LeaseBytes), p.Unpin),
 		peers:  newPeerNumbers(), stop: make(chan struct{}),
+	}
+	if tiers, ok := p.(pool.Tiers); ok {
+		a.tiers, a.ledger.tiers = tiers, tiers
 	}
 	a.lanes = transfer.NewLanes(a.cfg.Lanes, a.cfg.Limits.Transfer.SaveAge, nil)
 	if _, err := rand.Read(a.boot[:]); err != nil {

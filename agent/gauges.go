@@ -100,6 +100,7 @@ func (g *gauges) Describe(ch chan<- *prometheus.Desc) {
 	ch <- panicsDesc
 	ch <- droppedDesc
 	describePolicy(ch)
+	describeTiers(ch)
 	describeMovers(ch)
 }
 
@@ -110,6 +111,7 @@ func (g *gauges) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(s.desc, s.kind, s.get(&stats))
 	}
 	collectPolicy(ch, &stats.Policy)
+	collectTiers(ch, g.agent.tiers)
 	collectMovers(ch, g.agent.movers())
 	leases, bytes, revoked := g.agent.ledger.totals()
 	ch <- prometheus.MustNewConstMetric(leasesDesc, prometheus.GaugeValue, float64(leases))

@@ -99,19 +99,38 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 	if req.HashLen > 0 {
 		q.Hashes = pool.Chain(req.Hashes, req.HashLen)
 	}
-	if req.Form != ipc.FormOwn {
+	pending := k.agent.tiers != nil && k.askTiers(req, rules, start)
+	switch {
+	case req.Form != ipc.FormOwn || !req.Reserve:
 		reply.Tokens = lookup.Longest(k.agent.index, rules, q)
+	case pending && k.waits(q, rules, reply):
+		return
+	default:
+		k.reserve(q, rules, st, reply)
+	}
+	if k.agent.tiers != nil && reply.Lease == 0 && reply.Tokens > 0 {
+		k.hint(q, rules)
+	}
+	if req.Form != ipc.FormOwn {
 		reply.Blocks = uint64(reply.Tokens / rules.Groups[0].BlockTokens) // of the simple form, which asks for group 0
 		return
 	}
-	if req.Reserve {
-		k.reserve(q, rules, st, reply)
-	} else {
-		reply.Tokens = lookup.Longest(k.agent.index, rules, q)
-	}
-	if time.Since(start) > deadlineOf(req) {
+	switch {
+	case pending && !req.Reserve && couldGrow(q, rules, reply.Tokens):
+		reply.Status = ipc.LookupPending
+	case time.Since(start) > deadlineOf(req):
 		k.tooLate(st, reply)
 	}
+}
+
+// waits says that a reserving look-up should come again, because a tier has not answered and the answer could grow by that: to reserve a part now would be to compute the rest.
+func (k *lookupSock) waits(q *lookup.Query, rules *lookup.Space, reply *ipc.LookupReply) bool {
+	tokens := lookup.Longest(k.agent.index, rules, q)
+	if !couldGrow(q, rules, tokens) {
+		return false
+	}
+	reply.Status, reply.Tokens = ipc.LookupPending, tokens
+	return true
 }
 
 // tooLate turns an answer that took too long into overloaded: whoever asked does not wait for it any more.

@@ -94,23 +94,52 @@ func (s *session) load(m *ipc.Load) error {
 	if st := s.seat.Load(); st != nil && m.Lease != 0 && !s.agent.ledger.submit(st.engine.acct, m.Lease) {
 		s.agent.metrics.leasesPassed.Add(1)
 	}
-	return s.submit(transfer.Job{
+	return s.submitLoad(transfer.Job{
 		ID: m.Job, Kind: transfer.Load, Epoch: m.Epoch, Step: m.Step, Event: m.Event, Revoke: ipc.None,
-	}, m.Sections, status)
+	}, m, status)
+}
+
+// submitLoad is submit for a load, which is held while blocks that its lease promises are being brought up.
+func (s *session) submitLoad(job transfer.Job, m *ipc.Load, status pool.Status) error {
+	if s.agent.tiers == nil || m.Lease == 0 || status != pool.OK {
+		return s.submit(job, m.Sections, status)
+	}
+	if !s.jobs.add(job.ID) {
+		return usedTwice(job.ID)
+	}
+	held, full := s.hold(&job, m.Sections, m.Lease)
+	if held {
+		return nil
+	}
+	if full {
+		status = pool.Busy
+	}
+	s.submitAdded(job, m.Sections, status)
+	return nil
+}
+
+func usedTwice(job uint64) error {
+	return unexpected("job", "job", "%d runs already, allowed is a number that is unique in the session", job)
 }
 
 // submit gives a job to the session's worker, or reports it with one status for all its blocks: the given one if
 // that is not OK, else the reason why it was not taken.
 func (s *session) submit(job transfer.Job, sections []ipc.Section, status pool.Status) error {
 	if !s.jobs.add(job.ID) {
-		return unexpected("job", "job", "%d runs already, allowed is a number that is unique in the session", job.ID)
+		return usedTwice(job.ID)
 	}
+	s.submitAdded(job, sections, status)
+	return nil
+}
+
+// submitAdded is submit of a job that is in the table already.
+func (s *session) submitAdded(job transfer.Job, sections []ipc.Section, status pool.Status) {
 	blocks := countBlocks(sections)
 	if status == pool.OK {
 		status = s.start(&job, sections)
 	}
 	if status == pool.OK {
-		return nil
+		return
 	}
 	s.jobs.drop(job.ID)
 	statuses := make([]pool.Status, blocks)
@@ -119,7 +148,6 @@ func (s *session) submit(job transfer.Job, sections []ipc.Section, status pool.S
 	}
 	s.agent.metrics.countBlocks(job.Kind, statuses, 0)
 	s.answer(done(job.ID, statuses))
-	return nil
 }
 
 // start tries to start a job; what it says is not OK if the job was not taken.

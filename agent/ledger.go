@@ -13,7 +13,8 @@ import (
 // book under the mutex belongs to him who took it out, so that every pin is given back exactly once.
 type ledger struct {
 	unpin func([]pool.Ref)
-	cap   int64 // bytes all engines together may lease, so that saves find room
+	tiers pool.Tiers // nil: every ref is a pin in memory
+	cap   int64      // bytes all engines together may lease, so that saves find room
 
 	mu      sync.Mutex
 	serial  uint64 // number of the newest lease; numbers start at 1
@@ -139,6 +140,18 @@ func (l *ledger) submit(a *account, number uint64) bool {
 		l.idle.remove(e)
 	}
 	return true
+}
+
+// settle calls then when nothing that the lease promises is open any more; at once, and maybe before it returns, if the number is not open, or is another
+// engine's. forget is as pool.Tiers says. l.mu is held while the pool is asked, so that the lease's refs stay.
+func (l *ledger) settle(a *account, number uint64, then func()) (forget func() bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var refs []pool.Ref
+	if e := l.open[number]; e != nil && e.owner.acct == a {
+		refs = e.refs
+	}
+	return l.tiers.Settle(refs, then)
 }
 
 // release ends leases by their serial numbers. Numbers that are not open, or are another engine's, are passed

@@ -23,6 +23,7 @@ type metrics struct {
 	lookupForm                [8]*counter
 	saved, loaded             [32]*counter // by block status
 	savedBytes, loadedBytes   *counter
+	loadsHeld, loadsUnsettled *counter
 	leasesGiven, leasesPassed *counter // passed: a release or load named a lease that is not open
 	registrations             map[string]*counter
 	sessionEnds               map[string]*counter
@@ -113,6 +114,8 @@ func (m *metrics) makeBlocks() {
 func (m *metrics) makeSessions() {
 	m.leasesGiven = m.counter("kvagent_leases_given_total", "Leases given by look-ups.")
 	m.leasesPassed = m.counter("kvagent_leases_unknown_total", "Leases named by a release or a load that were not open: revoked, ended, or never given.")
+	m.loadsHeld = m.counter("kvagent_loads_held_total", "Loads that waited for blocks being brought up from lower tiers.")
+	m.loadsUnsettled = m.counter("kvagent_loads_unsettled_total", "Of those, loads that went on before all had come or failed, because they had waited as long as a job may.")
 	m.registrations = m.series("kvagent_registrations_total", "Registrations by result.", "result", resultDone, resultRefused, resultClash)
 	m.sessionEnds = m.series("kvagent_session_ends_total", "Session sockets that ended, by reason.", "reason", endReasons[:]...)
 	m.malformed = m.series("kvagent_session_malformed_total", "Sessions ended because of a malformed message, by reason.", "reason", malformedReasons()...)

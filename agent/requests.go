@@ -13,7 +13,9 @@ func (s *session) cancel(m *ipc.Cancel) {
 		s.answer(&ipc.Cancelled{Job: m.Job})
 		return
 	}
-	s.seat.Load().worker.Load().Cancel(m.Job)
+	if !s.cancelHeld(m.Job) {
+		s.seat.Load().worker.Load().Cancel(m.Job)
+	}
 }
 
 // release serves RELEASE: by serial number, and only leases of the session's own engine.

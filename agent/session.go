@@ -22,6 +22,7 @@ type session struct {
 	pid    int
 	out    *outbox
 	jobs   jobTable
+	held   heldLoads
 
 	greeted  atomic.Bool          // version and software are known
 	software string               // set before greeted

@@ -23,7 +23,9 @@ type lookupSock struct {
 	server  *ipc.LookupServer
 	seats   map[*seat]struct{}        // who named it; under lookupSockets.mu
 	engines atomic.Pointer[[]*engine] // of those seats, each once: what the handler reads
-	query   lookup.Query              // the handler's, which runs one call at a time
+	query   lookup.Query              // the handler's, which runs one call at a time; so are these
+	asked   []pool.Asked
+	hinted  []pool.Ref
 }
 
 // lookupSockets are the look-up sockets by name. Engines of one space share a socket; it is closed when the last

@@ -50,7 +50,8 @@ type Status struct {
 	Pool       PoolStatus     `json:"pool"`
 	EngineList []EngineStatus `json:"engine_list"`
 	Sockets    []string       `json:"lookup_sockets"`
-	Movers     []MoverStatus  `json:"movers"` // processes that have engines' memory open
+	Tiers      *TiersStatus   `json:"tiers,omitempty"` // nil: memory alone
+	Movers     []MoverStatus  `json:"movers"`          // processes that have engines' memory open
 }
 
 // PoolStatus is the pool's: its Stats, as JSON names things.
@@ -137,6 +138,7 @@ func (a *Agent) Status() Status {
 		Switches:     a.switches.state(), Pool: poolStatus(&stats), EngineList: a.engines(), Sockets: a.sockets.names(),
 		Movers: a.moverStatus(),
 	}
+	st.Tiers = tiersStatus(a.tiers)
 	st.Engines = len(st.EngineList)
 	st.Leases, st.LeaseBytes, st.LeasesRevoked = a.ledger.totals()
 	if st.TokensAsked > 0 {

@@ -67,13 +67,14 @@ func (s *session) note(registered bool, took time.Duration) {
 
 // vacate takes a registration apart. The order is what makes it safe:
 //  1. look-ups do not see the seat any more: nobody is promised what cannot be loaded;
-//  2. the worker is closed: its jobs are cancelled and its copies have ended, which the device asks for;
+//  2. loads that are held for lower tiers end, and the worker is closed: its jobs are cancelled and its copies have ended, which the device asks for;
 //  3. the device closes the regions: nothing of the engine is mapped any more;
 //  4. the leases go, so that what they pinned can be evicted;
 //  5. the look-up socket goes if no other engine names it;
 //  6. the seat is free for a successor, and the peer's number with it.
 func (a *Agent) vacate(st *seat) {
 	a.registry.leave(st)
+	st.session.cancelAllHeld()
 	if w := st.worker.Load(); w != nil {
 		w.Close()
 	}

@@ -27,14 +27,14 @@ func (w whole) Close() error {
 // A stack is a pool like any other, whatever is below: tiers that have nothing of it, and one that is not there.
 func TestPool(t *testing.T) {
 	gone := func() pool.Store {
-		s, err := fault.New(newShelf(), fault.Options{Seed: 1, Rates: map[fault.Kind]float64{fault.Error: 1}})
+		s, err := fault.New(pooltest.NewShelf(), fault.Options{Seed: 1, Rates: map[fault.Kind]float64{fault.Error: 1}})
 		check(t, err)
 		return s
 	}
 	for name, tiers := range map[string]func() []Tier{
 		"no tiers":      func() []Tier { return nil },
-		"shared, empty": func() []Tier { return []Tier{{Name: "shared", Store: newShelf()}} },
-		"local, empty":  func() []Tier { return []Tier{{Name: "local", Store: newShelf(), Local: true}} },
+		"shared, empty": func() []Tier { return []Tier{{Name: "shared", Store: pooltest.NewShelf()}} },
+		"local, empty":  func() []Tier { return []Tier{{Name: "local", Store: pooltest.NewShelf(), Local: true}} },
 		"gone": func() []Tier {
 			return []Tier{{Name: "disk", Store: gone(), Local: true, Write: OnSecondUse}, {Name: "shared", Store: gone(), Write: OnSave}}
 		},
@@ -54,7 +54,7 @@ func TestPool(t *testing.T) {
 // What memory forgot comes back from a shared tier, byte for byte, with all shards, and is pinned until the refs are given back.
 func TestComesBack(t *testing.T) {
 	for _, shards := range []int{1, 3} {
-		store := newShelf()
+		store := pooltest.NewShelf()
 		n := newNode(t, 400, shards, Options{}, Tier{Name: "shared", Store: store, Write: OnSave})
 		h := chain("a", 40)
 		n.save(h)
@@ -92,7 +92,7 @@ func TestComesBack(t *testing.T) {
 
 // A local tier is asked in the look-up itself.
 func TestLocalIsExact(t *testing.T) {
-	n := newNode(t, 400, 2, Options{}, Tier{Name: "disk", Store: newShelf(), Local: true, Write: OnSave})
+	n := newNode(t, 400, 2, Options{}, Tier{Name: "disk", Store: pooltest.NewShelf(), Local: true, Write: OnSave})
 	h := chain("a", 100)
 	n.save(h.Slice(0, 90))
 	n.stored(0, 90)
@@ -119,7 +119,7 @@ func TestLocalIsExact(t *testing.T) {
 
 // A chain that lies in pieces, in memory and in two tiers, is one.
 func TestPieces(t *testing.T) {
-	near, far := newShelf(), newShelf()
+	near, far := pooltest.NewShelf(), pooltest.NewShelf()
 	writer := newNode(t, 400, 1, Options{}, Tier{Name: "far", Store: far, Write: OnSave})
 	h := chain("a", 60)
 	writer.save(h)

@@ -1,4 +1,4 @@
-package tier
+package pooltest
 
 import (
 	"bytes"
@@ -8,17 +8,17 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// shelf is the plainest store: a map. It takes values of any length, as tiers must.
-type shelf struct {
+// Shelf is the plainest store: a map. It takes any key and values of any length, as the stores below a stack of tiers must.
+type Shelf struct {
 	mu    sync.Mutex
 	items map[pool.Key][]byte
-	puts  int // items stored, ever
-	asked int // keys asked for
 }
 
-func newShelf() *shelf { return &shelf{items: make(map[pool.Key][]byte)} }
+// NewShelf makes an empty one.
+func NewShelf() *Shelf { return &Shelf{items: make(map[pool.Key][]byte)} }
 
-func (s *shelf) Put(ctx context.Context, items []pool.Item) error {
+// Put implements pool.Store.
+func (s *Shelf) Put(ctx context.Context, items []pool.Item) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i := range items {
@@ -31,12 +31,12 @@ func (s *shelf) Put(ctx context.Context, items []pool.Item) error {
 			continue
 		}
 		s.items[it.Key] = bytes.Clone(it.Data)
-		s.puts++
 	}
 	return nil
 }
 
-func (s *shelf) Get(ctx context.Context, items []pool.Item) error {
+// Get implements pool.Store.
+func (s *Shelf) Get(ctx context.Context, items []pool.Item) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i := range items {
@@ -58,14 +58,14 @@ func (s *shelf) Get(ctx context.Context, items []pool.Item) error {
 	return nil
 }
 
-func (s *shelf) Exists(ctx context.Context, keys []pool.Key, status []pool.Status) error {
+// Exists implements pool.Store.
+func (s *Shelf) Exists(ctx context.Context, keys []pool.Key, status []pool.Status) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i := range keys {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		s.asked++
 		if status[i] = pool.Missing; s.items[keys[i]] != nil {
 			status[i] = pool.OK
 		}
@@ -73,7 +73,8 @@ func (s *shelf) Exists(ctx context.Context, keys []pool.Key, status []pool.Statu
 	return nil
 }
 
-func (s *shelf) Delete(ctx context.Context, keys []pool.Key) error {
+// Delete implements pool.Store.
+func (s *Shelf) Delete(ctx context.Context, keys []pool.Key) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i := range keys {
@@ -82,7 +83,8 @@ func (s *shelf) Delete(ctx context.Context, keys []pool.Key) error {
 	return ctx.Err()
 }
 
-func (s *shelf) Usage() (u pool.Usage) {
+// Usage implements pool.Store.
+func (s *Shelf) Usage() (u pool.Usage) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, v := range s.items {
@@ -92,4 +94,5 @@ func (s *shelf) Usage() (u pool.Usage) {
 	return u
 }
 
-func (s *shelf) len() int { return int(s.Usage().Items) }
+// Len is the number of items.
+func (s *Shelf) Len() int { return int(s.Usage().Items) }

@@ -1,0 +1,96 @@
+package agent
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// tierSeries are the series of each tier. What is counted is named in pool.TierStatus.
+var tierSeries = []struct {
+	desc *prometheus.Desc
+	kind prometheus.ValueType
+	get  func(*pool.TierStatus) float64
+}{
+	{tierDesc("up", "1 while the tier is asked, 0 while its breaker is open."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return oneIf(t.State == "up" || t.State == "full") }},
+	{tierDesc("full", "1 while nothing is written because the store said it is full."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return oneIf(t.State == "full") }},
+	{tierDesc("used_bytes", "Bytes the store says it holds."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return float64(t.Usage.Bytes) }},
+	{tierDesc("capacity_bytes", "Bytes the store can hold; 0: not known."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return float64(t.Usage.Capacity) }},
+	{tierDesc("items", "Shards the store holds."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return float64(t.Usage.Items) }},
+	{tierDesc("breaker_opened_total", "Times the store failed so often that it was not asked any more."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Opened) }},
+	{tierDesc("breaker_tries_total", "Calls that found out whether the store is back."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Tries) }},
+	{tierDesc("queue_fetch", "Blocks waiting to be fetched."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return float64(t.Fetching + t.Hinted) }},
+	{tierDesc("queue_put", "Blocks waiting to be written."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return float64(t.Putting) }},
+	{tierDesc("queue_delete", "Shards waiting to be deleted."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return float64(t.Deleting) }},
+	{tierDesc("hits_total", "Blocks fetched."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Hits) }},
+	{tierDesc("misses_total", "Blocks that were to be fetched and did not come whole."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Misses) }},
+	{tierDesc("bytes_in_total", "Bytes fetched."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.BytesIn) }},
+	{tierDesc("bytes_out_total", "Bytes written."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.BytesOut) }},
+	{tierDesc("corrupt_total", "Shards that did not verify; they are deleted."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Corrupt) }},
+	{tierDesc("timeouts_total", "Calls that took longer than they may."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Timeouts) }},
+	{tierDesc("errors_total", "Calls that failed otherwise."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Errors) }},
+	{tierDesc("puts_stored_total", "Blocks written."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Stored) }},
+	{tierDesc("puts_had_total", "Blocks that were there already."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Had) }},
+	{tierDesc("puts_full_total", "Blocks refused because the store is full."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Full) }},
+	{tierDesc("puts_failed_total", "Blocks not written because a call failed."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Lost) }},
+	{tierDesc("puts_dropped_total", "Blocks not written because too many waited, or memory had them no more."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Dropped) }},
+	{tierDesc("deleted_total", "Shards deleted."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Deleted) }},
+	{tierDesc("deletes_failed_total", "Shards not deleted because a call failed or too many waited."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.DeletesLost) }},
+	{tierDesc("asked_total", "Blocks look-ups asked for."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Asked) }},
+	{tierDesc("found_total", "Blocks look-ups asked for and found."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Found) }},
+	{tierDesc("asks_late_total", "Look-ups whose deadline came before the answer."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.AskLate) }},
+	{tierDesc("asks_failed_total", "Questions that failed."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.AskFailed) }},
+	{tierDesc("asks_refused_total", "Questions not asked because too many waited."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.AskRefused) }},
+	{tierDesc("fetch_bytes_per_second", "Bytes a second of a fetch, moving average."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return t.Rate }},
+	{tierDesc("fetch_seconds", "Seconds of a fetch, moving average."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return t.FetchSeconds }},
+	{tierDesc("put_seconds", "Seconds of a write, moving average."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return t.PutSeconds }},
+	{tierDesc("ask_seconds", "Seconds of a question, moving average."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return t.AskSeconds }},
+}
+
+func tierDesc(name, help string) *prometheus.Desc {
+	return prometheus.NewDesc("kvagent_tier_"+name, help, []string{"tier"}, nil)
+}
+
+var (
+	promisesDesc     = desc("kvagent_promises", "Blocks being brought to memory from lower tiers.")
+	promiseBytesDesc = desc("kvagent_promise_bytes", "Bytes of them.")
+	promiseCapDesc   = desc("kvagent_promise_cap_bytes", "The prefetch budget.")
+	promisedDesc     = desc("kvagent_promises_made_total", "Blocks that were to be brought to memory.")
+	landedDesc       = desc("kvagent_promises_kept_total", "Of those, blocks that came.")
+	unkeptDesc       = desc("kvagent_promises_unkept_total", "Of those, blocks that did not come, cancelled ones included.")
+	cancelledDesc    = desc("kvagent_promises_cancelled_total", "Of those, blocks that nobody wanted any more.")
+)
+
+func describeTiers(ch chan<- *prometheus.Desc) {
+	for _, s := range tierSeries {
+		ch <- s.desc
+	}
+	for _, d := range []*prometheus.Desc{promisesDesc, promiseBytesDesc, promiseCapDesc, promisedDesc, landedDesc, unkeptDesc, cancelledDesc} {
+		ch <- d
+	}
+}
+
+// collectTiers says nothing without tiers.
+func collectTiers(ch chan<- prometheus.Metric, tiers pool.Tiers) {
+	if tiers == nil {
+		return
+	}
+	r := tiers.Report()
+	for i := range r.Tiers {
+		for _, s := range tierSeries {
+			ch <- prometheus.MustNewConstMetric(s.desc, s.kind, s.get(&r.Tiers[i]), r.Tiers[i].Name)
+		}
+	}
+	for _, m := range []struct {
+		desc *prometheus.Desc
+		kind prometheus.ValueType
+		v    float64
+	}{
+		{promisesDesc, prometheus.GaugeValue, float64(r.Promises)}, {promiseBytesDesc, prometheus.GaugeValue, float64(r.PromiseBytes)},
+		{promiseCapDesc, prometheus.GaugeValue, float64(r.PromiseCap)}, {promisedDesc, prometheus.CounterValue, float64(r.Promised)},
+		{landedDesc, prometheus.CounterValue, float64(r.Landed)}, {unkeptDesc, prometheus.CounterValue, float64(r.Unkept)},
+		{cancelledDesc, prometheus.CounterValue, float64(r.Cancelled)},
+	} {
+		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.v)
+	}
+}

@@ -1,0 +1,62 @@
+package agent
+
+import (
+	"time"
+
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/lookup"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// askMargin is the part of a look-up's deadline that is kept for the answer itself: a quarter, but no more than this.
+const askMargin = time.Millisecond
+
+// askTiers finds out what lower tiers have of a prompt, and waits for it as long as the look-up's deadline allows. It says whether some tier has not answered.
+func (k *lookupSock) askTiers(req *ipc.LookupRequest, rules *lookup.Space, start time.Time) (pending bool) {
+	q := &k.query
+	if q.Hashes.N == 0 {
+		return false
+	}
+	within := deadlineOf(req)
+	within -= min(within/4, askMargin)
+	k.asked = k.asked[:0]
+	for i := range rules.Groups {
+		if !asksFor(req.Groups, uint8(i)) {
+			continue
+		}
+		g := &rules.Groups[i]
+		scale := int(g.BlockTokens / rules.HashTokens)
+		h := q.Hashes
+		h.First, h.Step, h.N = scale-1, scale, int(min(uint64(q.Tokens), uint64(h.N)*uint64(rules.HashTokens))/uint64(g.BlockTokens))
+		own := min(int(q.HBMTokens/g.BlockTokens), h.N) // what the engine has itself need not be found
+		k.asked = append(k.asked, pool.Asked{Group: uint8(i), Hashes: h.Slice(own, h.N), Sparse: g.Window != 0})
+	}
+	return k.agent.tiers.Ask(rules.ID, k.asked, start.Add(within))
+}
+
+func asksFor(groups []uint8, g uint8) bool {
+	for _, asked := range groups {
+		if asked == g {
+			return true
+		}
+	}
+	return len(groups) == 0
+}
+
+// hint has what a probe found in lower tiers brought up: who probes is likely to reserve soon.
+func (k *lookupSock) hint(q *lookup.Query, rules *lookup.Space) {
+	a := k.agent
+	hit := lookup.Reserve(a.index, rules, q, a.cfg.LeaseBytes, k.hinted[:0])
+	a.tiers.Hint(hit.Refs)
+	k.hinted = hit.Refs[:0]
+}
+
+// couldGrow says that an answer is less than the whole prompt, so that a tier that has not answered might add to it.
+func couldGrow(q *lookup.Query, rules *lookup.Space, tokens uint32) bool {
+	most := min(uint64(q.Tokens), uint64(q.Hashes.N)*uint64(rules.HashTokens))
+	align := uint64(rules.Groups[0].BlockTokens)
+	if !q.AllowFull && most > 0 && most == uint64(q.Tokens) {
+		most--
+	}
+	return uint64(tokens) < most-most%align
+}
