@@ -1,0 +1,211 @@
+package redis
+
+import (
+	"context"
+	"encoding/binary"
+	"strconv"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+func millis(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
+
+// Get implements pool.Store. An item that the server refused to give is Missing.
+func (s *Store) Get(ctx context.Context, items []pool.Item) error {
+	for len(items) > 0 {
+		n := s.fit(items)
+		if err := s.getBatch(ctx, items[:n]); err != nil {
+			return err
+		}
+		items = items[n:]
+	}
+	return ctx.Err()
+}
+
+// reading is a get under way: the value has been read, as far as it is one.
+type reading struct {
+	item   *pool.Item
+	name   string
+	header []byte
+	nonce  uint64
+	size   int // of a chunk
+	rest   int
+}
+
+func (s *Store) getBatch(ctx context.Context, items []pool.Item) error {
+	var commands [][]string
+	asked := make([]reading, 0, len(items))
+	for i := range items {
+		it := &items[i]
+		it.Status = pool.Missing
+		if !valid(&it.Key) {
+			it.Status = pool.Invalid
+			continue
+		}
+		asked = append(asked, reading{item: it, name: s.name(&it.Key)})
+		commands = append(commands, []string{"GET", asked[len(asked)-1].name})
+	}
+	results, err := s.do(ctx, commands)
+	if err != nil {
+		return err
+	}
+	for i := range asked {
+		s.readHead(&asked[i], results[i])
+	}
+	if err := s.getRest(ctx, asked); err != nil {
+		return err
+	}
+	return s.check(ctx, asked)
+}
+
+// readHead reads the value that names an item. What is none of ours leaves rest at -1.
+func (s *Store) readHead(r *reading, result rueidis.RedisResult) {
+	r.rest = -1
+	value, err := result.ToString()
+	if err != nil {
+		if !rueidis.IsRedisNil(err) {
+			s.count.failed.Add(1)
+		}
+		return
+	}
+	r.item.Status = pool.Corrupt
+	if len(value) < headBytes {
+		return
+	}
+	head := []byte(value[:headBytes])
+	r.header = head[:pool.ValueHeader]
+	length := len(r.item.Data)
+	if pool.CheckValueHeader(r.header, &r.item.Key, length) != nil {
+		return
+	}
+	r.nonce = binary.LittleEndian.Uint64(head[pool.ValueHeader:])
+	r.size = int(binary.LittleEndian.Uint32(head[pool.ValueHeader+nonceBytes:]))
+	if r.size < MinChunkBytes || r.size > MaxChunkBytes || len(value)-headBytes != min(length, r.size) {
+		return
+	}
+	copy(r.item.Data, value[headBytes:])
+	r.rest = chunks(length, r.size)
+}
+
+// getRest reads the chunks behind the first of all items. A chunk that is not there makes its item Missing.
+func (s *Store) getRest(ctx context.Context, all []reading) error {
+	var commands [][]string
+	for i := range all {
+		for n := 1; n <= all[i].rest; n++ {
+			commands = append(commands, []string{"GET", chunkName(all[i].name, all[i].nonce, n)})
+		}
+	}
+	results, err := s.do(ctx, commands)
+	if err != nil {
+		return err
+	}
+	for i := range all {
+		r := &all[i]
+		for n := 1; n <= r.rest; n++ {
+			value, err := results[0].ToString()
+			results = results[1:]
+			to := chunk(r.item.Data, r.size, n)
+			if err != nil || len(value) != len(to) {
+				r.header = nil
+				continue
+			}
+			copy(to, value)
+		}
+	}
+	return nil
+}
+
+// check compares what came with its header. What does not verify, or has another length than was asked for, is deleted, so that it can be
+// stored again.
+func (s *Store) check(ctx context.Context, all []reading) error {
+	var bad []pool.Key
+	for i := range all {
+		r := &all[i]
+		switch {
+		case r.item.Status != pool.Corrupt:
+		case r.rest >= 0 && r.header != nil && pool.CheckValue(r.header, &r.item.Key, r.item.Data) == nil:
+			r.item.Status = pool.OK
+		default:
+			s.count.corrupt.Add(1)
+			bad = append(bad, r.item.Key)
+		}
+	}
+	if len(bad) == 0 {
+		return nil
+	}
+	err := s.Delete(ctx, bad)
+	if ctx.Err() == nil {
+		err = nil // the items are decided
+	}
+	return err
+}
+
+// Exists implements pool.Store: OK or Missing. That a value is there is all it says.
+func (s *Store) Exists(ctx context.Context, keys []pool.Key, status []pool.Status) error {
+	var commands [][]string
+	asked := make([]int, 0, len(keys))
+	for i := range keys {
+		status[i] = pool.Missing
+		if !valid(&keys[i]) {
+			status[i] = pool.Invalid
+			continue
+		}
+		asked = append(asked, i)
+		commands = append(commands, []string{"EXISTS", s.name(&keys[i])})
+	}
+	results, err := s.do(ctx, commands)
+	if err != nil {
+		return err
+	}
+	for i, r := range results {
+		if n, err := r.AsInt64(); err == nil && n > 0 {
+			status[asked[i]] = pool.OK
+		}
+	}
+	return ctx.Err()
+}
+
+// Delete implements pool.Store.
+func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {
+	var commands [][]string
+	names := make([]string, 0, len(keys))
+	for i := range keys {
+		if valid(&keys[i]) {
+			name := s.name(&keys[i])
+			names = append(names, name)
+			commands = append(commands, []string{"GETRANGE", name, "0", strconv.Itoa(headBytes - 1)}, []string{"UNLINK", name})
+		}
+	}
+	results, err := s.do(ctx, commands)
+	if err != nil {
+		return err
+	}
+	var rest [][]string
+	for i, name := range names {
+		if head, err := results[2*i].ToString(); err == nil {
+			rest = append(rest, unlinkRest(name, []byte(head))...)
+		}
+	}
+	_, err = s.do(ctx, rest)
+	return err
+}
+
+// unlinkRest removes the chunks that a value named.
+func unlinkRest(name string, head []byte) (commands [][]string) {
+	if len(head) != headBytes {
+		return nil
+	}
+	length := int64(binary.LittleEndian.Uint32(head[8:]))
+	nonce := binary.LittleEndian.Uint64(head[pool.ValueHeader:])
+	size := int64(binary.LittleEndian.Uint32(head[pool.ValueHeader+nonceBytes:]))
+	if size < MinChunkBytes || size > MaxChunkBytes {
+		return nil
+	}
+	for n := range chunks(int(length), int(size)) {
+		commands = append(commands, []string{"UNLINK", chunkName(name, nonce, n+1)})
+	}
+	return commands
+}

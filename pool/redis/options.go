@@ -1,0 +1,130 @@
+package redis
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/redis/rueidis"
+)
+
+// Mode says what kind of deployment the addresses are of.
+type Mode uint8
+
+// The modes.
+const (
+	Single   Mode = iota // one server, with or without replicas
+	Cluster              // Redis Cluster or Valkey Cluster: any of its nodes
+	Sentinel             // sentinels that know where the master is
+)
+
+// Options of a store. The zero value of a field means its default where one is named.
+type Options struct {
+	Mode       Mode
+	Addresses  []string // host:port; of the servers, the cluster's nodes, or the sentinels
+	MasterName string   // Sentinel: the name the sentinels have for the master
+	Database   int      // Single and Sentinel: 0 to 65535
+	Username   string   // of the ACL; empty: the default user
+	Password   string
+	TLS        *tls.Config // nil: none
+	Prefix     string      // in front of every key, at most MaxPrefix bytes; default "kvagent:"
+	// TTL is after how long without being written again a block goes; 0: never, the server's maxmemory-policy decides.
+	TTL time.Duration
+	// ChunkBytes is the most bytes of one value at the server, 64 KiB to 512 MiB; default 1 MiB. A server answers nobody else while
+	// it reads or writes one.
+	ChunkBytes  int
+	Concurrency int           // pipelines at once, 1 to 256; default 8
+	BatchBytes  int64         // data of one pipeline, 64 KiB to 1 GiB; default 16 MiB
+	DialTimeout time.Duration // 10 ms to 1 min; default 1 s
+	// Silence is how long a server may say nothing while something is asked of it before its connection is made anew, 100 ms to 1 min;
+	// default 5 s. A call ends with its context, whatever this is.
+	Silence time.Duration
+	// OnState is told when the store changes its state; it must not call the store. Nil: nobody is.
+	OnState func(from, to State, reason error)
+}
+
+// Limits of options.
+const (
+	MaxPrefix     = 128
+	MinChunkBytes = 64 << 10
+	MaxChunkBytes = 512 << 20 // the most a Redis string holds
+	MinBatchBytes = 64 << 10
+	MaxBatchBytes = 1 << 30
+	MaxTTL        = 10 * 365 * 24 * time.Hour
+	maxAddresses  = 64
+)
+
+func (o *Options) complete() error {
+	def(&o.Prefix, "kvagent:")
+	def(&o.ChunkBytes, 1<<20)
+	def(&o.Concurrency, 8)
+	def(&o.BatchBytes, 16<<20)
+	def(&o.DialTimeout, time.Second)
+	def(&o.Silence, 5*time.Second)
+	return errors.Join(
+		o.checkAddresses(),
+		between("Database", o.Database, 0, 65535),
+		between("Prefix", len(o.Prefix), 1, MaxPrefix),
+		between("TTL", o.TTL, 0, MaxTTL),
+		between("ChunkBytes", o.ChunkBytes, MinChunkBytes, MaxChunkBytes),
+		between("Concurrency", o.Concurrency, 1, 256),
+		between("BatchBytes", o.BatchBytes, MinBatchBytes, MaxBatchBytes),
+		between("DialTimeout", o.DialTimeout, 10*time.Millisecond, time.Minute),
+		between("Silence", o.Silence, 100*time.Millisecond, time.Minute),
+	)
+}
+
+func def[T comparable](v *T, d T) {
+	var zero T
+	if *v == zero {
+		*v = d
+	}
+}
+
+func between[T int | int64 | time.Duration](name string, v, low, high T) error {
+	if v < low || v > high {
+		return fmt.Errorf("redis: %s is %v, allowed: %v to %v", name, v, low, high)
+	}
+	return nil
+}
+
+func (o *Options) checkAddresses() error {
+	if len(o.Addresses) == 0 || len(o.Addresses) > maxAddresses {
+		return fmt.Errorf("redis: %d Addresses, allowed: 1 to %d", len(o.Addresses), maxAddresses)
+	}
+	for _, a := range o.Addresses {
+		if host, port, err := net.SplitHostPort(a); err != nil || host == "" || port == "" {
+			return fmt.Errorf("redis: Addresses: %q, allowed: host:port", a)
+		}
+	}
+	switch {
+	case o.Mode > Sentinel:
+		return fmt.Errorf("redis: Mode is %d, allowed: 0 to %d", o.Mode, Sentinel)
+	case (o.Mode == Sentinel) != (o.MasterName != ""):
+		return fmt.Errorf("redis: MasterName is %q, allowed: a name with Sentinel, else none", o.MasterName)
+	case o.Mode == Cluster && o.Database != 0:
+		return fmt.Errorf("redis: Database is %d, allowed: 0 in a cluster", o.Database)
+	case strings.ContainsAny(o.Prefix, "{}"):
+		return fmt.Errorf("redis: Prefix is %q, allowed: one without braces, which would put all keys in one slot of a cluster", o.Prefix)
+	}
+	return nil
+}
+
+// client is the options as the client library takes them: no cache of its own, and no retries, which nobody would count.
+func (o *Options) client() rueidis.ClientOption {
+	c := rueidis.ClientOption{
+		InitAddress: o.Addresses, Username: o.Username, Password: o.Password, TLSConfig: o.TLS, SelectDB: o.Database,
+		ClientName: "kvagent", Dialer: net.Dialer{Timeout: o.DialTimeout, KeepAlive: o.Silence}, ConnWriteTimeout: o.Silence,
+		DisableCache: true, DisableRetry: true, AlwaysPipelining: true, ForceSingleClient: o.Mode == Single,
+	}
+	if o.Mode == Sentinel {
+		c.Sentinel = rueidis.SentinelOption{
+			MasterSet: o.MasterName, Username: o.Username, Password: o.Password, TLSConfig: o.TLS,
+			ClientName: c.ClientName, Dialer: c.Dialer,
+		}
+	}
+	return c
+}

@@ -1,0 +1,205 @@
+package redis
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"strconv"
+
+	"github.com/redis/rueidis"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// headBytes of a value are in front of its data: the header, the nonce of its chunks, and the bytes of one.
+const (
+	nonceBytes = 8
+	headBytes  = pool.ValueHeader + nonceBytes + 4
+)
+
+// valid says whether a key can be stored at all.
+func valid(k *pool.Key) bool { return k.Hash.Len >= 1 && k.Hash.Len <= pool.MaxHashLen }
+
+func (s *Store) name(k *pool.Key) string {
+	b := make([]byte, 0, len(s.o.Prefix)+pool.MaxKeyText)
+	return string(k.AppendText(append(b, s.o.Prefix...)))
+}
+
+// chunkName is the name of a chunk of the rest, n from 1 on.
+func chunkName(name string, nonce uint64, n int) string {
+	return name + "#" + strconv.FormatUint(nonce, 16) + "#" + strconv.Itoa(n)
+}
+
+// chunks is how many chunks of size bytes there are behind the first of a value of length bytes.
+func chunks(length, size int) int { return max(0, (length+size-1)/size-1) }
+
+// chunk is the n-th of the data.
+func chunk(data []byte, size, n int) []byte { return data[n*size : min((n+1)*size, len(data))] }
+
+// Put implements pool.Store. Busy is an item that the server had no room for, or refused.
+func (s *Store) Put(ctx context.Context, items []pool.Item) error {
+	for len(items) > 0 {
+		n := s.fit(items)
+		if err := s.putBatch(ctx, items[:n]); err != nil {
+			return err
+		}
+		items = items[n:]
+	}
+	return ctx.Err()
+}
+
+// fit is how many items make one pipeline.
+func (s *Store) fit(items []pool.Item) int {
+	room := s.o.BatchBytes
+	for i := range items {
+		if room -= int64(len(items[i].Data)); room < 0 {
+			return max(i, 1)
+		}
+	}
+	return len(items)
+}
+
+// writing is a put under way.
+type writing struct {
+	item  *pool.Item
+	name  string
+	nonce uint64
+	rest  int // chunks behind the first
+}
+
+// putBatch writes the chunks of all items that have several, then what makes the items visible.
+func (s *Store) putBatch(ctx context.Context, items []pool.Item) error {
+	all := make([]writing, 0, len(items))
+	for i := range items {
+		it := &items[i]
+		if !valid(&it.Key) || int64(len(it.Data)) > 1<<32-1 {
+			it.Status = pool.Invalid
+			continue
+		}
+		it.Status = pool.Busy
+		w := writing{item: it, name: s.name(&it.Key), rest: chunks(len(it.Data), s.o.ChunkBytes)}
+		if w.rest > 0 {
+			w.nonce = newNonce()
+		}
+		all = append(all, w)
+	}
+	all, err := s.putRest(ctx, all)
+	if err != nil {
+		return err
+	}
+	return s.putHeads(ctx, all)
+}
+
+func newNonce() uint64 {
+	var b [nonceBytes]byte
+	_, _ = rand.Read(b[:]) // it does not fail
+	return binary.LittleEndian.Uint64(b[:])
+}
+
+// putRest writes the chunks behind the first, and gives the items of which all are there.
+func (s *Store) putRest(ctx context.Context, all []writing) ([]writing, error) {
+	var commands [][]string
+	for i := range all {
+		w := &all[i]
+		for n := 1; n <= w.rest; n++ {
+			data := chunk(w.item.Data, s.o.ChunkBytes, n)
+			commands = append(commands, []string{"SET", chunkName(w.name, w.nonce, n), rueidis.BinaryString(data), "PX", millis(orphanTTL)})
+		}
+	}
+	results, err := s.do(ctx, commands)
+	if err != nil {
+		return nil, err
+	}
+	whole := all[:0]
+	for _, w := range all {
+		ok := true
+		for _, r := range results[:w.rest] {
+			ok = s.stored(r.Error()) && ok
+		}
+		if results = results[w.rest:]; ok {
+			whole = append(whole, w)
+		}
+	}
+	return whole, nil
+}
+
+// stored says whether a write was done, and counts why not.
+func (s *Store) stored(err error) bool {
+	switch {
+	case err == nil:
+		return true
+	case isFull(err):
+		s.count.full.Add(1)
+		s.turn(StateFull, err)
+	default:
+		s.count.failed.Add(1)
+	}
+	return false
+}
+
+// putHeads makes items visible, as long as nobody else was quicker, and gives their chunks the life that they have; those of an item that
+// somebody else stored go.
+func (s *Store) putHeads(ctx context.Context, all []writing) error {
+	var commands [][]string
+	for i := range all {
+		w := &all[i]
+		args := []string{"SET", w.name, rueidis.BinaryString(s.head(w)), "NX"}
+		if s.o.TTL > 0 {
+			args = append(args, "PX", millis(s.o.TTL))
+		}
+		commands = append(commands, args)
+	}
+	results, err := s.do(ctx, commands)
+	if err != nil {
+		return err
+	}
+	var after [][]string
+	for i, r := range results {
+		w := &all[i]
+		switch err := r.Error(); {
+		case rueidis.IsRedisNil(err):
+			w.item.Status = pool.Exists
+			if w.rest > 0 {
+				s.count.races.Add(1)
+			}
+		case s.stored(err):
+			w.item.Status = pool.OK
+			s.turn(StateOK, nil)
+		}
+		after = s.settle(after, w)
+	}
+	_, err = s.do(ctx, after)
+	if ctx.Err() == nil {
+		err = nil // the items are decided: chunks that stayed as they were go by themselves, and then the item is not found
+	}
+	return err
+}
+
+// settle appends what is left to be done with an item's chunks.
+func (s *Store) settle(commands [][]string, w *writing) [][]string {
+	for n := 1; n <= w.rest; n++ {
+		name := chunkName(w.name, w.nonce, n)
+		switch {
+		case w.item.Status != pool.OK:
+			commands = append(commands, []string{"UNLINK", name})
+		case s.o.TTL > 0:
+			commands = append(commands, []string{"PEXPIRE", name, millis(s.o.TTL)})
+		default:
+			commands = append(commands, []string{"PERSIST", name})
+		}
+	}
+	return commands
+}
+
+// head is the value that makes an item visible.
+func (s *Store) head(w *writing) []byte {
+	first := w.item.Data
+	if w.rest > 0 {
+		first = chunk(first, s.o.ChunkBytes, 0)
+	}
+	b := make([]byte, 0, headBytes+len(first))
+	b = pool.AppendValueHeader(b, &w.item.Key, w.item.Data)
+	b = binary.LittleEndian.AppendUint64(b, w.nonce)
+	b = binary.LittleEndian.AppendUint32(b, uint32(s.o.ChunkBytes))
+	return append(b, first...)
+}

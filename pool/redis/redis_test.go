@@ -1,0 +1,422 @@
+package redis
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/fault"
+	"github.com/kvagent/kvagent/pool/pooltest"
+	"github.com/kvagent/kvagent/pool/servertest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const patience = 20 * time.Second
+
+// openOn opens a store on a server, and waits until it is connected.
+func openOn(t testing.TB, o Options) *Store {
+	t.Helper()
+	if o.Silence == 0 {
+		o.Silence = time.Second
+	}
+	s, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	until(t, "the store is connected", func() bool { return s.State() != StateLost })
+	return s
+}
+
+func until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !ok(); {
+		if time.Now().After(end) {
+			t.Fatalf("not within %v: %s", patience, what)
+		}
+		time.Sleep(5 * time.Millisecond) // another process: nothing to wait for
+	}
+}
+
+// fresh is a store that sees the usage of its server at once.
+type fresh struct{ *Store }
+
+func (f fresh) Usage() pool.Usage {
+	f.mu.Lock()
+	client := f.client
+	f.mu.Unlock()
+	f.refresh(context.Background(), client)
+	return f.Store.Usage()
+}
+
+func TestStore(t *testing.T) {
+	pooltest.TestStore(t, func(t testing.TB, _ ...pool.Spec) pool.Store {
+		return fresh{openOn(t, Options{Addresses: []string{servertest.Redis(t).Addr}})}
+	})
+}
+
+func TestFaultyStore(t *testing.T) {
+	pooltest.TestFaultyStore(t, func(t testing.TB, _ ...pool.Spec) pool.Store {
+		s, err := fault.New(fresh{openOn(t, Options{Addresses: []string{servertest.Redis(t).Addr}})}, fault.Every(7, 0.04))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	})
+}
+
+func block(i, n int) pool.Item {
+	h := sha256.Sum256(fmt.Append(nil, i))
+	it := pool.Item{Key: pool.Key{Space: pool.Fingerprint(h[:16]), Hash: pool.MakeHash(h[:])}, Data: make([]byte, n)}
+	for j := range it.Data {
+		it.Data[j] = byte(i + j*7 + j>>8)
+	}
+	return it
+}
+
+func blocks(from, n, bytes int) (items []pool.Item) {
+	for i := range n {
+		items = append(items, block(from+i, bytes))
+	}
+	return items
+}
+
+func put(t *testing.T, s pool.Store, want pool.Status, items ...pool.Item) {
+	t.Helper()
+	if err := s.Put(t.Context(), items); err != nil {
+		t.Fatal(err)
+	}
+	for i := range items {
+		if items[i].Status != want {
+			t.Fatalf("put %d: status %d, want %d", i, items[i].Status, want)
+		}
+	}
+}
+
+// get gives the status of each, and fails on wrong bytes.
+func get(t *testing.T, s pool.Store, items ...pool.Item) []pool.Status {
+	t.Helper()
+	out := make([]pool.Item, len(items))
+	for i := range items {
+		out[i] = pool.Item{Key: items[i].Key, Data: make([]byte, len(items[i].Data))}
+	}
+	if err := s.Get(t.Context(), out); err != nil {
+		t.Fatal(err)
+	}
+	status := make([]pool.Status, len(out))
+	for i := range out {
+		status[i] = out[i].Status
+		if status[i] == pool.OK && string(out[i].Data) != string(items[i].Data) {
+			t.Fatalf("block %d: wrong bytes", i)
+		}
+	}
+	return status
+}
+
+func all(t *testing.T, got []pool.Status, want pool.Status) {
+	t.Helper()
+	for i, s := range got {
+		if s != want {
+			t.Fatalf("block %d: status %d, want %d", i, s, want)
+		}
+	}
+}
+
+// Values of no byte, of a chunk exactly, one byte more, and of many chunks; and what one store put another gets.
+func TestChunks(t *testing.T) {
+	server := servertest.Redis(t)
+	a := openOn(t, Options{Addresses: []string{server.Addr}, ChunkBytes: MinChunkBytes, BatchBytes: 1 << 20})
+	b := openOn(t, Options{Addresses: []string{server.Addr}, ChunkBytes: 2 * MinChunkBytes})
+	var items []pool.Item
+	for i, n := range []int{0, 1, MinChunkBytes - 1, MinChunkBytes, MinChunkBytes + 1, 2 * MinChunkBytes, 10*MinChunkBytes + 17, 3 << 20} {
+		items = append(items, block(i, n))
+	}
+	put(t, a, pool.OK, items...)
+	put(t, b, pool.Exists, items...)
+	all(t, get(t, b, items...), pool.OK)
+	keys := make([]pool.Key, len(items))
+	for i := range items {
+		keys[i] = items[i].Key
+	}
+	if err := b.Delete(t.Context(), keys); err != nil {
+		t.Fatal(err)
+	}
+	all(t, get(t, a, items...), pool.Missing)
+	if left := (fresh{a}).Usage().Items; left != 0 {
+		t.Errorf("%d keys are left after everything was deleted, those of lost races too", left)
+	}
+}
+
+// Of many writers of one block of several chunks the first wins, its bytes are what everybody reads, and nothing of the others stays.
+func TestRace(t *testing.T) {
+	server := servertest.Redis(t)
+	const writers, size = 8, 5 * MinChunkBytes
+	it := block(1, size)
+	var wins sync.Map
+	var group sync.WaitGroup
+	for w := range writers {
+		s := openOn(t, Options{Addresses: []string{server.Addr}, ChunkBytes: MinChunkBytes})
+		group.Go(func() {
+			mine := []pool.Item{{Key: it.Key, Data: make([]byte, size)}}
+			for j := range mine[0].Data {
+				mine[0].Data[j] = byte(w + j)
+			}
+			if err := s.Put(t.Context(), mine); err != nil {
+				t.Error(err)
+			}
+			if mine[0].Status == pool.OK {
+				wins.Store(w, mine[0].Data)
+			}
+		})
+	}
+	group.Wait()
+	won := 0
+	wins.Range(func(_, data any) bool {
+		won++
+		it.Data = data.([]byte)
+		return true
+	})
+	if won != 1 {
+		t.Fatalf("%d of %d writers were first", won, writers)
+	}
+	s := openOn(t, Options{Addresses: []string{server.Addr}, ChunkBytes: MinChunkBytes})
+	all(t, get(t, s, it), pool.OK)
+	if left := (fresh{s}).Usage().Items; left != 5 {
+		t.Errorf("%d keys are left, want the 5 of the winner", left)
+	}
+}
+
+// A chunk that went, a value that was changed, and somebody else's value are not delivered, and make room for a new one.
+func TestDamage(t *testing.T) {
+	server := servertest.Redis(t)
+	s := openOn(t, Options{Addresses: []string{server.Addr}, ChunkBytes: MinChunkBytes})
+	for name, damage := range map[string][]string{
+		"a changed byte":         {"SETRANGE", "%s", "100", "x"},
+		"a changed header":       {"SETRANGE", "%s", "9", "\xff"},
+		"cut":                    {"SET", "%s", "kvagent"},
+		"somebody else's":        {"SET", "%s", strings.Repeat("z", 200<<10)},
+		"another type":           {"LPUSH", "%s!", "x"},
+		"a chunk size of nobody": {"SETRANGE", "%s", fmt.Sprint(pool.ValueHeader + nonceBytes), "\x01\x00\x00\x00"},
+	} {
+		it := block(len(name), 3*MinChunkBytes)
+		put(t, s, pool.OK, it)
+		if strings.HasSuffix(damage[1], "!") {
+			if _, err := s.do(t.Context(), [][]string{{"UNLINK", s.name(&it.Key)}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		command := append([]string{damage[0], s.name(&it.Key)}, damage[2:]...)
+		if _, err := s.do(t.Context(), [][]string{command}); err != nil {
+			t.Fatal(err)
+		}
+		if got := get(t, s, it)[0]; got == pool.OK {
+			t.Errorf("%s: delivered", name)
+		}
+		if strings.HasSuffix(damage[1], "!") {
+			continue // it is not ours to delete
+		}
+		put(t, s, pool.OK, it)
+		all(t, get(t, s, it), pool.OK)
+	}
+	it := block(99, 3*MinChunkBytes)
+	put(t, s, pool.OK, it)
+	var keys []string
+	results, err := s.do(t.Context(), [][]string{{"KEYS", s.name(&it.Key) + "#*"}})
+	if err == nil {
+		keys, err = results[0].AsStrSlice()
+	}
+	if err != nil || len(keys) != 2 {
+		t.Fatalf("chunks %q, %v, want 2", keys, err)
+	}
+	if _, err := s.do(t.Context(), [][]string{{"UNLINK", keys[0]}}); err != nil {
+		t.Fatal(err)
+	}
+	all(t, get(t, s, it), pool.Corrupt)
+	all(t, get(t, s, it), pool.Missing)
+}
+
+// maxmemory is a full tier: what is stored is read, nothing more is stored, and when there is room again it goes on.
+func TestFull(t *testing.T) {
+	server := servertest.Redis(t, "--maxmemory", "8mb", "--maxmemory-policy", "noeviction")
+	var mu sync.Mutex
+	var states []string
+	s := openOn(t, Options{Addresses: []string{server.Addr}, OnState: func(from, to State, _ error) {
+		mu.Lock()
+		defer mu.Unlock()
+		states = append(states, to.String())
+	}})
+	var kept []pool.Item
+	refused := 0
+	for i := range 40 {
+		items := blocks(i, 1, 512<<10)
+		if err := s.Put(t.Context(), items); err != nil {
+			t.Fatal(err)
+		}
+		switch items[0].Status {
+		case pool.OK:
+			kept = append(kept, items[0])
+		case pool.Busy:
+			refused++
+		default:
+			t.Fatalf("status %d", items[0].Status)
+		}
+	}
+	if len(kept) == 0 || refused == 0 || s.State() != StateFull || s.Counters().Full == 0 {
+		t.Fatalf("%d stored, %d refused, state %v, %+v", len(kept), refused, s.State(), s.Counters())
+	}
+	all(t, get(t, s, kept...), pool.OK)
+	for i := range kept {
+		if err := s.Delete(t.Context(), []pool.Key{kept[i].Key}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(t, s, pool.OK, block(1000, 512<<10))
+	mu.Lock()
+	defer mu.Unlock()
+	if got := strings.Join(states, " "); got != "ok full ok" {
+		t.Errorf("states %q, want ok full ok", got)
+	}
+}
+
+// A server that is stopped, killed, away and back: every call returns when its context ends, and it goes on by itself.
+func TestServerFails(t *testing.T) {
+	server := servertest.Redis(t)
+	s := openOn(t, Options{Addresses: []string{server.Addr}, Silence: 300 * time.Millisecond})
+	items := blocks(0, 32, 10_000)
+	put(t, s, pool.OK, items...)
+
+	server.Pause()
+	for range 3 {
+		hung(t, s, items)
+	}
+	server.Resume()
+	until(t, "the server is asked again", func() bool { return s.Get(t.Context(), blocks(0, 1, 10_000)) == nil })
+	all(t, get(t, s, items...), pool.OK)
+
+	server.Kill()
+	if err := s.Get(t.Context(), blocks(0, 4, 10_000)); err == nil {
+		t.Error("a get from a server that was killed succeeds")
+	}
+	if s.State() != StateLost {
+		t.Errorf("state %v, want lost", s.State())
+	}
+	server.Restart()
+	until(t, "a put succeeds", func() bool { return s.Put(t.Context(), blocks(0, 1, 10_000)) == nil })
+	all(t, get(t, s, items[0]), pool.OK)
+	all(t, get(t, s, items[1]), pool.Missing)
+	until(t, "state ok", func() bool { return s.State() == StateOK })
+}
+
+// hung makes each call to a stopped server, with a deadline.
+func hung(t *testing.T, s *Store, items []pool.Item) {
+	t.Helper()
+	const limit, slack = 50 * time.Millisecond, 500 * time.Millisecond // slack is for a busy machine; a call that waits for Silence takes longer
+	keys, status := []pool.Key{items[0].Key}, make([]pool.Status, 1)
+	for name, call := range map[string]func(context.Context) error{
+		"put":    func(ctx context.Context) error { return s.Put(ctx, blocks(100, 4, 10_000)) },
+		"get":    func(ctx context.Context) error { return s.Get(ctx, blocks(0, 4, 10_000)) },
+		"exists": func(ctx context.Context) error { return s.Exists(ctx, keys, status) },
+		"delete": func(ctx context.Context) error { return s.Delete(ctx, []pool.Key{block(500, 1).Key}) },
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		start := time.Now()
+		err := call(ctx)
+		took := time.Since(start)
+		cancel()
+		if err == nil || took > limit+slack {
+			t.Errorf("%s of a stopped server: %v after %v, want an error after %v", name, err, took, limit)
+		}
+	}
+}
+
+// A store whose server comes later connects by itself.
+func TestServerComesLater(t *testing.T) {
+	server := servertest.Redis(t)
+	server.Kill()
+	s, err := Open(Options{Addresses: []string{server.Addr}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := s.Put(t.Context(), blocks(0, 1, 10)); !errors.Is(err, ErrNotConnected) {
+		t.Errorf("put without a server: %v", err)
+	}
+	server.Restart()
+	until(t, "the store is connected", func() bool { return s.State() == StateOK })
+	put(t, s, pool.OK, block(0, 10))
+}
+
+func TestTimeToLive(t *testing.T) {
+	server := servertest.Redis(t)
+	s := openOn(t, Options{Addresses: []string{server.Addr}, TTL: time.Hour, ChunkBytes: MinChunkBytes})
+	forever := openOn(t, Options{Addresses: []string{server.Addr}, Prefix: "other:", ChunkBytes: MinChunkBytes})
+	it := block(0, 3*MinChunkBytes)
+	put(t, s, pool.OK, it)
+	put(t, forever, pool.OK, it)
+	for store, low := range map[*Store]int64{s: 3500, forever: -1} {
+		results, err := store.do(t.Context(), [][]string{{"KEYS", store.name(&it.Key) + "*"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys, err := results[0].AsStrSlice()
+		if err != nil || len(keys) != 3 {
+			t.Fatalf("keys %q, %v", keys, err)
+		}
+		for _, key := range keys {
+			results, err := store.do(t.Context(), [][]string{{"TTL", key}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ttl, err := results[0].AsInt64(); err != nil || low < 0 && ttl != -1 || low > 0 && (ttl < low || ttl > 3600) {
+				t.Errorf("%s lives %d s, %v, want %d", key, ttl, err, low)
+			}
+		}
+	}
+}
+
+func TestUserAndPassword(t *testing.T) {
+	server := servertest.Redis(t, "--user", "default", "off", "--user", "kv", "on", ">secret", "~kvagent:*", "+@all")
+	s := openOn(t, Options{Addresses: []string{server.Addr}, Username: "kv", Password: "secret"})
+	put(t, s, pool.OK, block(0, 10))
+	wrong, err := Open(Options{Addresses: []string{server.Addr}, Username: "kv", Password: "guess"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer wrong.Close()
+	until(t, "a refused connection is counted", func() bool { return wrong.Counters().Dials > 0 })
+	if err := wrong.Put(t.Context(), blocks(0, 1, 10)); !errors.Is(err, ErrNotConnected) || strings.Contains(err.Error(), "guess") {
+		t.Errorf("put with a wrong password: %v", err)
+	}
+	other := openOn(t, Options{Addresses: []string{server.Addr}, Username: "kv", Password: "secret", Prefix: "forbidden:"})
+	put(t, other, pool.Busy, block(0, 10))
+	if other.Counters().Failed == 0 {
+		t.Error("a command without permission is not counted")
+	}
+}
+
+func TestOptions(t *testing.T) {
+	for name, o := range map[string]Options{
+		"Addresses":   {},
+		"host:port":   {Addresses: []string{"localhost"}},
+		"MasterName":  {Addresses: []string{"a:1"}, Mode: Sentinel},
+		"Database":    {Addresses: []string{"a:1"}, Mode: Cluster, Database: 1},
+		"Prefix":      {Addresses: []string{"a:1"}, Prefix: "{x}"},
+		"ChunkBytes":  {Addresses: []string{"a:1"}, ChunkBytes: 1},
+		"Concurrency": {Addresses: []string{"a:1"}, Concurrency: -1},
+		"TTL":         {Addresses: []string{"a:1"}, TTL: -1},
+		"Silence":     {Addresses: []string{"a:1"}, Silence: time.Hour},
+	} {
+		if s, err := Open(o); err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "allowed") {
+			t.Errorf("%s: %v, %v", name, s, err)
+		}
+	}
+}

@@ -1,0 +1,143 @@
+package redis
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"sync/atomic"
+
+	"github.com/redis/rueidis"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// State of the store.
+type State uint8
+
+// The states.
+const (
+	StateOK   State = iota
+	StateFull       // the server has reached maxmemory and evicts nothing: blocks are read, and none is stored
+	StateLost       // nobody answers
+)
+
+func (s State) String() string { return [...]string{"ok", "full", "lost"}[s] }
+
+type counts struct {
+	dials, errors, full, corrupt, races, failed atomic.Uint64
+}
+
+// Counters of a store, since it was opened.
+type Counters struct {
+	Dials   uint64 // first connections that failed
+	Errors  uint64 // pipelines that nobody answered
+	Full    uint64 // blocks refused because of maxmemory
+	Corrupt uint64 // blocks that did not verify, and were deleted
+	Races   uint64 // blocks of several chunks that another had stored meanwhile
+	Failed  uint64 // commands that the server refused for another reason
+}
+
+// Counters may be called from any goroutine.
+func (s *Store) Counters() Counters {
+	c := &s.count
+	return Counters{
+		Dials: c.dials.Load(), Errors: c.errors.Load(), Full: c.full.Load(), Corrupt: c.corrupt.Load(), Races: c.races.Load(),
+		Failed: c.failed.Load(),
+	}
+}
+
+// State is the state now.
+func (s *Store) State() State {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state
+}
+
+// turn changes the state.
+func (s *Store) turn(to State, reason error) {
+	s.mu.Lock()
+	from := s.state
+	s.state = to
+	s.mu.Unlock()
+	if from != to && s.o.OnState != nil {
+		s.o.OnState(from, to, reason)
+	}
+}
+
+// stateAfter is the state that an answer shows. Only a put shows that there is room again.
+func (s *Store) stateAfter(err error) State {
+	if s.State() == StateFull || isFull(err) {
+		return StateFull
+	}
+	return StateOK
+}
+
+// isFull says whether a server refused to store because of maxmemory.
+func isFull(err error) bool {
+	e, ok := rueidis.IsRedisErr(err)
+	return ok && strings.HasPrefix(e.Error(), "OOM")
+}
+
+// Usage is what the servers said of themselves, at most usageEvery ago or while they do not answer the last time they did: all their memory and keys, whoever
+// uses them.
+func (s *Store) Usage() pool.Usage {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.usage
+}
+
+// refresh asks all servers for their memory and number of keys.
+func (s *Store) refresh(ctx context.Context, client rueidis.Client) {
+	ctx, cancel := context.WithTimeout(ctx, s.o.Silence)
+	defer cancel()
+	var u pool.Usage
+	for _, node := range client.Nodes() {
+		info, err := node.Do(ctx, node.B().Arbitrary("INFO").Build()).ToString()
+		if err != nil {
+			if !answered(err) {
+				s.turn(StateLost, err)
+			}
+			return
+		}
+		if fields := infoFields(info); fields["role"] == "master" {
+			u.Bytes += number(fields["used_memory"])
+			u.Capacity += number(fields["maxmemory"])
+			u.Items += keysOf(fields)
+		}
+	}
+	s.mu.Lock()
+	s.usage = u
+	s.mu.Unlock()
+	if s.State() == StateLost {
+		s.turn(StateOK, nil)
+	}
+}
+
+func infoFields(info string) map[string]string {
+	fields := map[string]string{}
+	for line := range strings.Lines(info) {
+		if name, value, ok := strings.Cut(strings.TrimRight(line, "\r\n"), ":"); ok {
+			fields[name] = value
+		}
+	}
+	return fields
+}
+
+// keysOf sums the keys of all databases: "db0:keys=12,expires=0,...".
+func keysOf(fields map[string]string) (n int64) {
+	for name, value := range fields {
+		if _, ok := strings.CutPrefix(name, "db"); ok {
+			if keys, ok := strings.CutPrefix(value, "keys="); ok {
+				text, _, _ := strings.Cut(keys, ",")
+				n += number(text)
+			}
+		}
+	}
+	return n
+}
+
+// number is 0 for what is none.
+func number(text string) int64 {
+	n, _ := strconv.ParseInt(text, 10, 64)
+	return n
+}

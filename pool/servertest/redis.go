@@ -1,0 +1,19 @@
+package servertest
+
+import (
+	"net"
+	"testing"
+)
+
+// Redis starts a redis-server or, if there is none, a valkey-server without persistence. args are options of its command line
+// besides.
+func Redis(t testing.TB, args ...string) *Server {
+	t.Helper()
+	program := find(t, "redis-server", "apt-get install redis-server")
+	s := &Server{t: t, program: program, Addr: FreeAddr(t), Dir: t.TempDir()}
+	_, port, _ := net.SplitHostPort(s.Addr)
+	s.args = append([]string{"--bind", "127.0.0.1", "--port", port, "--save", "", "--appendonly", "no", "--daemonize", "no"}, args...)
+	t.Cleanup(s.Kill)
+	s.start()
+	return s
+}

@@ -1,0 +1,111 @@
+// Package servertest runs the real servers that tests of shared stores need, each a process of its own on a free port of the loopback
+// address, which can be killed, paused and started again.
+package servertest
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// RequireEnv, set to anything, makes a missing server a failure instead of a skip.
+const RequireEnv = "KVAGENT_REQUIRE_SERVERS"
+
+const startTimeout = 20 * time.Second
+
+// Server is a process under test. Its data is in a directory of the test's, and stays from one start to the next.
+type Server struct {
+	Addr string // host:port
+	Dir  string
+
+	t       testing.TB
+	program string
+	args    []string
+	env     []string
+	cmd     *exec.Cmd
+	output  bytes.Buffer
+}
+
+// find gives a program's path, or ends the test: loudly, or as a failure where servers are required.
+func find(t testing.TB, program, cure string) string {
+	t.Helper()
+	path, err := exec.LookPath(program)
+	if err == nil {
+		return path
+	}
+	text := fmt.Sprintf("%s is not installed: %s", program, cure)
+	if os.Getenv(RequireEnv) != "" {
+		t.Fatal(text)
+	}
+	t.Skip("SKIPPED, " + text)
+	return ""
+}
+
+// FreeAddr is a loopback address nobody listens on.
+func FreeAddr(t testing.TB) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// start runs the program and waits until it accepts connections. The test's end kills it.
+func (s *Server) start() {
+	s.t.Helper()
+	s.cmd = exec.Command(s.program, s.args...)
+	s.cmd.Dir, s.cmd.Env = s.Dir, append(os.Environ(), s.env...)
+	s.cmd.Stdout, s.cmd.Stderr = &s.output, &s.output
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := s.cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	for end := time.Now().Add(startTimeout); ; {
+		nc, err := net.DialTimeout("tcp", s.Addr, time.Second)
+		if err == nil {
+			nc.Close()
+			return
+		}
+		if time.Now().After(end) {
+			s.Kill()
+			s.t.Fatalf("%s does not listen on %s: %v\n%s", s.program, s.Addr, err, s.output.String())
+		}
+		time.Sleep(5 * time.Millisecond) // nothing tells when another process listens
+	}
+}
+
+// Kill ends the process at once, as SIGKILL does, and returns when it is gone.
+func (s *Server) Kill() {
+	if s.cmd != nil {
+		_ = s.cmd.Process.Kill()
+		_ = s.cmd.Wait()
+		s.cmd = nil
+	}
+}
+
+// Restart starts a killed process again, on the same address and data.
+func (s *Server) Restart() {
+	s.t.Helper()
+	s.Kill()
+	s.start()
+}
+
+// Pause stops the process (SIGSTOP): its sockets stay open and nobody answers.
+func (s *Server) Pause() { s.signal(syscall.SIGSTOP) }
+
+// Resume lets a paused process go on.
+func (s *Server) Resume() { s.signal(syscall.SIGCONT) }
+
+func (s *Server) signal(sig syscall.Signal) {
+	s.t.Helper()
+	if err := s.cmd.Process.Signal(sig); err != nil {
+		s.t.Fatal(err)
+	}
+}
