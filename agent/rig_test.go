@@ -16,6 +16,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/mem"
+	"github.com/kvagent/kvagent/pool/tier"
 )
 
 // patience is how long a test waits for what must come; it is no part of any result.
@@ -44,6 +45,7 @@ type rigConfig struct {
 	Config
 	poolBytes int64
 	dram      bool
+	tiers     []tier.Tier           // empty: memory alone
 	moved     *cudaipc.MoverOptions // nil: the device is in this process, unless moverEnv says otherwise
 }
 
@@ -106,6 +108,9 @@ func openTestDevice(t testing.TB, p arenaPool, c *rigConfig) cudaipc.Device {
 
 func openTestPool(t testing.TB, c *rigConfig) arenaPool {
 	t.Helper()
+	if len(c.tiers) > 0 {
+		return openStack(t, c)
+	}
 	if c.dram {
 		p, err := dram.Open(dram.Options{Bytes: c.poolBytes})
 		check(t, err)
