@@ -45,7 +45,7 @@ func (th *thread) await(t *task) pool.Status {
 
 // poll asks the device for the job's words. Loads have no revocation word.
 func (th *thread) poll(t *task, event uint32) (cudaipc.State, error) {
-	wait := [1]cudaipc.Wait{{Peer: th.w.cfg.Peer, Event: event, Revoke: cudaipc.None}}
+	wait := [1]cudaipc.Wait{{Peer: th.w.cfg.Peer, Event: event, Revoke: cudaipc.None, Step: t.job.Step}}
 	if t.job.Kind == Save {
 		wait[0].Revoke = t.job.Revoke
 	}
