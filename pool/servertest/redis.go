@@ -17,3 +17,14 @@ func Redis(t testing.TB, args ...string) *Server {
 	s.start()
 	return s
 }
+
+// Sentinel starts a sentinel with the configuration file conf, which it rewrites.
+func Sentinel(t testing.TB, conf string) *Server {
+	t.Helper()
+	s := &Server{t: t, program: find(t, "redis-server", "apt-get install redis-server"), Addr: FreeAddr(t), Dir: t.TempDir()}
+	_, port, _ := net.SplitHostPort(s.Addr)
+	s.args = []string{conf, "--sentinel", "--bind", "127.0.0.1", "--port", port}
+	t.Cleanup(s.Kill)
+	s.start()
+	return s
+}

@@ -1,0 +1,146 @@
+package redis
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/servertest"
+)
+
+// Three nodes of a cluster, one of which is killed: its blocks are missing, the others' are there.
+func TestCluster(t *testing.T) {
+	var nodes []*servertest.Server
+	var addrs []string
+	for range 3 {
+		dir := t.TempDir()
+		n := servertest.Redis(t, "--cluster-enabled", "yes", "--cluster-config-file", filepath.Join(dir, "nodes.conf"), "--cluster-node-timeout", "500",
+			"--cluster-require-full-coverage", "no")
+		nodes, addrs = append(nodes, n), append(addrs, n.Addr)
+	}
+	create := exec.Command("redis-cli", append(append([]string{"--cluster", "create"}, addrs...), "--cluster-yes")...)
+	if out, err := create.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	s := openOn(t, Options{Addresses: addrs, Mode: Cluster, ChunkBytes: MinChunkBytes})
+	items := append(blocks(0, 60, 1000), block(60, 5*MinChunkBytes))
+	until(t, "all nodes serve", func() bool {
+		if s.Put(t.Context(), items) != nil {
+			return false
+		}
+		for i := range items {
+			if st := items[i].Status; st != pool.OK && st != pool.Exists {
+				return false
+			}
+		}
+		return true
+	})
+	all(t, get(t, s, items...), pool.OK)
+	if u := (fresh{s}).Usage(); u.Items < 60+5 { // chunks of puts that failed until the nodes knew each other are there still
+		t.Errorf("usage %+v, want 65 keys or more", u)
+	}
+	nodes[1].Kill()
+	there := 0
+	until(t, "the nodes that are left are asked", func() bool {
+		out := make([]pool.Item, len(items))
+		for i := range items {
+			out[i] = pool.Item{Key: items[i].Key, Data: make([]byte, len(items[i].Data))}
+		}
+		if s.Get(t.Context(), out) != nil {
+			return false
+		}
+		there = 0
+		for i := range out {
+			if out[i].Status == pool.OK {
+				there++
+				if string(out[i].Data) != string(items[i].Data) {
+					t.Fatal("wrong bytes")
+				}
+			}
+		}
+		return there > 0
+	})
+	if there == len(items) {
+		t.Error("a node was killed, and nothing is missing")
+	}
+	t.Logf("%d of %d blocks are left without one of three nodes", there, len(items))
+}
+
+// A sentinel names the master.
+func TestSentinel(t *testing.T) {
+	master := servertest.Redis(t)
+	host, port, _ := net.SplitHostPort(master.Addr)
+	conf := filepath.Join(t.TempDir(), "sentinel.conf")
+	if err := os.WriteFile(conf, fmt.Appendf(nil, "sentinel monitor kv %s %s 1\n", host, port), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sentinel := servertest.Sentinel(t, conf)
+	s := openOn(t, Options{Addresses: []string{sentinel.Addr}, Mode: Sentinel, MasterName: "kv"})
+	put(t, s, pool.OK, block(1, 100))
+	direct := openOn(t, Options{Addresses: []string{master.Addr}})
+	all(t, get(t, direct, block(1, 100)), pool.OK)
+}
+
+// TLS with a certificate of an own authority; without that authority nothing is said.
+func TestTLS(t *testing.T) {
+	dir := t.TempDir()
+	roots := makeCertificate(t, dir)
+	addr := servertest.FreeAddr(t)
+	_, tlsPort, _ := net.SplitHostPort(addr)
+	servertest.Redis(t, "--tls-port", tlsPort, "--tls-cert-file", filepath.Join(dir, "cert.pem"), "--tls-key-file", filepath.Join(dir, "key.pem"),
+		"--tls-ca-cert-file", filepath.Join(dir, "cert.pem"), "--tls-auth-clients", "no")
+	s := openOn(t, Options{Addresses: []string{addr}, TLS: &tls.Config{RootCAs: roots, ServerName: "localhost", MinVersion: tls.VersionTLS12}})
+	put(t, s, pool.OK, block(1, 100))
+	stranger, err := Open(Options{Addresses: []string{addr}, TLS: &tls.Config{ServerName: "localhost", MinVersion: tls.VersionTLS12}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stranger.Close()
+	until(t, "a refused connection is counted", func() bool { return stranger.Counters().Dials > 0 })
+	if err := stranger.Put(t.Context(), blocks(0, 1, 1)); err == nil || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("a server of an unknown authority: %v", err)
+	}
+}
+
+func makeCertificate(t *testing.T, dir string) *x509.CertPool {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "localhost"}, DNSNames: []string{"localhost"}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &template, &template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	roots.AppendCertsFromPEM(certificate)
+	for name, text := range map[string][]byte{"cert.pem": certificate, "key.pem": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})} {
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return roots
+}
