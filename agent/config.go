@@ -51,6 +51,7 @@ type Limits struct {
 	Stuck       time.Duration // a worker's step older than this fails /livez
 	Watch       time.Duration // how often the watchdog looks
 	Handler     time.Duration // one HTTP request
+	AskWait     time.Duration // longest wait of a look-up for tiers below memory; the own form may ask for less by its deadline
 
 	Transfer transfer.Limits
 }
@@ -59,7 +60,7 @@ type Limits struct {
 var DefaultLimits = Limits{
 	Sessions: 1024, Engines: 256, Spaces: 1024, Sockets: 256, Outbox: 8192,
 	Parts: 60 * time.Second, Predecessor: 3 * time.Second,
-	Stuck: 90 * time.Second, Watch: time.Second, Handler: 10 * time.Second,
+	Stuck: 90 * time.Second, Watch: time.Second, Handler: 10 * time.Second, AskWait: 2 * time.Millisecond,
 	Transfer: transfer.DefaultLimits,
 }
 
@@ -121,7 +122,7 @@ func (l *Limits) fill() {
 		v *time.Duration
 		d time.Duration
 	}{
-		{&l.Parts, d.Parts}, {&l.Predecessor, d.Predecessor}, {&l.Stuck, d.Stuck}, {&l.Watch, d.Watch}, {&l.Handler, d.Handler},
+		{&l.Parts, d.Parts}, {&l.Predecessor, d.Predecessor}, {&l.Stuck, d.Stuck}, {&l.Watch, d.Watch}, {&l.Handler, d.Handler}, {&l.AskWait, d.AskWait},
 	} {
 		if *p.v == 0 {
 			*p.v = p.d

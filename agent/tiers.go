@@ -8,17 +8,17 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// askMargin is the part of a look-up's deadline that is kept for the answer itself: a quarter, but no more than this.
-const askMargin = time.Millisecond
-
-// askTiers finds out what lower tiers have of a prompt, and waits for it as long as the look-up's deadline allows. It says whether some tier has not answered.
+// askTiers finds out what lower tiers have of a prompt, and waits for it, but no longer than Limits.AskWait, because a scheduler waits too, nor than three quarters
+// of the look-up's deadline. It says whether some tier has not answered.
 func (k *lookupSock) askTiers(req *ipc.LookupRequest, rules *lookup.Space, start time.Time) (pending bool) {
 	q := &k.query
 	if q.Hashes.N == 0 {
 		return false
 	}
-	within := deadlineOf(req)
-	within -= min(within/4, askMargin)
+	within := k.agent.cfg.Limits.AskWait
+	if req.Form == ipc.FormOwn {
+		within = min(within, deadlineOf(req)*3/4)
+	}
 	k.asked = k.asked[:0]
 	for i := range rules.Groups {
 		if !asksFor(req.Groups, uint8(i)) {

@@ -1,5 +1,7 @@
 package mockengine
 
+import "time"
+
 // admit takes waiting requests in order until budget, seats or blocks run out: each looks in the engine's own cache,
 // then asks the agent, and either starts to compute or waits for a load. Gives the requests that start to load.
 func (e *Engine) admit(s *launched, budget int) (loads []*request) {
@@ -41,7 +43,11 @@ func (e *Engine) place(r *request) (load, ok bool) {
 		return false, true
 	}
 	own := e.match(r)
-	total := max(own, e.ask(r, own))
+	tokens, pending := e.ask(r, own)
+	if pending {
+		return false, false // it is asked for again in a later step
+	}
+	total := max(own, tokens)
 	needed, evictable := e.needs(r, own)
 	first := min(e.cfg.BlocksFor(own+min(r.nt-own, e.cfg.StepTokens)), needed)
 	if total > own {
@@ -114,18 +120,19 @@ func (e *Engine) adopt(r *request, n int) {
 
 // ask is how many tokens the agent has, from the first on. It is asked once while a request cannot be admitted: a
 // waiting request is considered in every step. It is asked again if the engine's own part has shrunk since, because
-// what the lease holds begins behind it.
-func (e *Engine) ask(r *request, own int) int {
+// what the lease holds begins behind it. Pending: lower tiers are still asked, and the request waits; but no longer than
+// pendingWait, because an agent might say so for ever.
+func (e *Engine) ask(r *request, own int) (tokens int, pending bool) {
 	if r.noLoad {
-		return 0
+		return 0, false
 	}
 	if r.asked != nil && own >= r.asked.own {
-		return r.asked.tokens
+		return r.asked.tokens, false
 	}
 	e.forgetAnswer(r)
 	hashes := e.hashes(r)
 	if n := (r.nt - 1) / e.cfg.align() * e.cfg.align(); n <= own || len(hashes) == 0 {
-		return 0 // nothing left that could be loaded
+		return 0, false // nothing left that could be loaded
 	}
 	start := e.now()
 	a := e.agent.Ask(&Question{Hashes: hashes, Tokens: r.nt, Own: own})
@@ -135,8 +142,19 @@ func (e *Engine) ask(r *request, own int) int {
 	} else {
 		e.stats.LookupTimes.Record(e.now().Sub(start))
 	}
+	if a.Pending {
+		if r.pending.IsZero() {
+			r.pending = start
+		}
+		e.stats.LookupsPending++
+		if start.Sub(r.pending) < pendingWait {
+			return 0, true
+		}
+		a.Tokens = 0
+	}
+	r.pending = time.Time{}
 	r.asked = &asked{own: own, tokens: e.usable(r, a.Tokens, own), lease: a.Lease}
-	return r.asked.tokens
+	return r.asked.tokens, false
 }
 
 // usable cuts an answer to whole blocks of every group, before the last token and before a key that failed. It is
@@ -150,6 +168,9 @@ func (e *Engine) usable(r *request, tokens, own int) int {
 	}
 	return n / e.cfg.align() * e.cfg.align()
 }
+
+// pendingWait is how long a request waits for tiers that have not answered.
+const pendingWait = 2 * time.Second
 
 // forgetAnswer drops a look-up's answer and gives its lease back.
 func (e *Engine) forgetAnswer(r *request) {

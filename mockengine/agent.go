@@ -24,9 +24,10 @@ type Question struct {
 
 // Answer is what the agent has, in tokens from the first of the prompt on; 0 is nothing.
 type Answer struct {
-	Tokens int
-	Lease  Lease
-	Failed bool // not answered: no agent, or too late
+	Tokens  int
+	Lease   Lease
+	Failed  bool // not answered: no agent, or too late
+	Pending bool // lower tiers are still asked: Tokens is what is known so far, and nothing is leased
 }
 
 // Lease names what a look-up pinned; the zero Lease is none. Numbers start anew in each life of the agent.

@@ -62,6 +62,8 @@ func answer(a *attachment, r *ipc.LookupReply) Answer {
 			out.Lease = Lease{Life: a.life, Number: r.Lease}
 		}
 		return out
+	case ipc.LookupPending:
+		return Answer{Tokens: int(r.Tokens), Pending: true}
 	case ipc.LookupOverloaded:
 		return Answer{Failed: true}
 	default:

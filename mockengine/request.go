@@ -1,5 +1,7 @@
 package mockengine
 
+import "time"
+
 // Request is one prompt and the length of its answer.
 type Request struct {
 	ID       uint64   `json:"id"`
@@ -77,10 +79,11 @@ type request struct {
 	fetched  [2]int      // tokens that came from the pool: no need to save them
 	saving   int         // save jobs under way
 
-	asked  *asked
-	failed map[Hash]struct{} // keys whose load failed: not asked for again
-	noLoad bool              // a load was lost as a whole: computes for itself
-	load   *job
+	asked   *asked
+	pending time.Time         // since when it has been told that lower tiers are still asked; zero: it is not
+	failed  map[Hash]struct{} // keys whose load failed: not asked for again
+	noLoad  bool              // a load was lost as a whole: computes for itself
+	load    *job
 
 	counted   bool
 	own, pool int

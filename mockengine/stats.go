@@ -14,20 +14,21 @@ type Stats struct {
 	BlocksVerified uint64 `json:"blocks_verified"`
 	WrongBytes     uint64 `json:"wrong_bytes"`
 
-	Steps        uint64 `json:"steps"`
-	Lookups      uint64 `json:"lookups"`
-	LookupMisses uint64 `json:"lookup_misses"` // look-ups that were not answered: no agent, or too late
-	SaveJobs     uint64 `json:"save_jobs"`
-	LoadJobs     uint64 `json:"load_jobs"`
-	SavesBusy    uint64 `json:"saves_busy"`    // save jobs put off: queue full, or no revocation word
-	SavesRevoked uint64 `json:"saves_revoked"` // save jobs revoked by their word
-	LoadsFailed  uint64 `json:"loads_failed"`  // load jobs that did not bring everything
-	LoadsLate    uint64 `json:"loads_late"`    // load jobs given up at the deadline
-	Preemptions  uint64 `json:"preemptions"`
-	Rejected     uint64 `json:"rejected"` // speculative tokens
-	Accepted     uint64 `json:"accepted"`
-	Stalls       uint64 `json:"stalls"` // loaded requests that had to start over to make room
-	Connects     uint64 `json:"connects"`
+	Steps          uint64 `json:"steps"`
+	Lookups        uint64 `json:"lookups"`
+	LookupsPending uint64 `json:"lookups_pending"` // look-ups that were told to come again
+	LookupMisses   uint64 `json:"lookup_misses"`   // look-ups that were not answered: no agent, or too late
+	SaveJobs       uint64 `json:"save_jobs"`
+	LoadJobs       uint64 `json:"load_jobs"`
+	SavesBusy      uint64 `json:"saves_busy"`    // save jobs put off: queue full, or no revocation word
+	SavesRevoked   uint64 `json:"saves_revoked"` // save jobs revoked by their word
+	LoadsFailed    uint64 `json:"loads_failed"`  // load jobs that did not bring everything
+	LoadsLate      uint64 `json:"loads_late"`    // load jobs given up at the deadline
+	Preemptions    uint64 `json:"preemptions"`
+	Rejected       uint64 `json:"rejected"` // speculative tokens
+	Accepted       uint64 `json:"accepted"`
+	Stalls         uint64 `json:"stalls"` // loaded requests that had to start over to make room
+	Connects       uint64 `json:"connects"`
 
 	// SaveStatus and LoadStatus count blocks by the protocol's status; the last is everything beyond.
 	SaveStatus [24]uint64 `json:"save_status"`
@@ -41,7 +42,7 @@ func (s *Stats) Add(o *Stats) {
 	for _, f := range []struct{ to, from *uint64 }{
 		{&s.BlocksSaved, &o.BlocksSaved}, {&s.BytesSaved, &o.BytesSaved}, {&s.BlocksLoaded, &o.BlocksLoaded},
 		{&s.BytesLoaded, &o.BytesLoaded}, {&s.BlocksVerified, &o.BlocksVerified}, {&s.WrongBytes, &o.WrongBytes},
-		{&s.Steps, &o.Steps}, {&s.Lookups, &o.Lookups}, {&s.LookupMisses, &o.LookupMisses}, {&s.SaveJobs, &o.SaveJobs},
+		{&s.Steps, &o.Steps}, {&s.Lookups, &o.Lookups}, {&s.LookupMisses, &o.LookupMisses}, {&s.LookupsPending, &o.LookupsPending}, {&s.SaveJobs, &o.SaveJobs},
 		{&s.LoadJobs, &o.LoadJobs}, {&s.SavesBusy, &o.SavesBusy}, {&s.SavesRevoked, &o.SavesRevoked},
 		{&s.LoadsFailed, &o.LoadsFailed}, {&s.LoadsLate, &o.LoadsLate}, {&s.Preemptions, &o.Preemptions},
 		{&s.Rejected, &o.Rejected}, {&s.Accepted, &o.Accepted}, {&s.Stalls, &o.Stalls}, {&s.Connects, &o.Connects},
