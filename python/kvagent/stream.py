@@ -35,6 +35,7 @@ class FrameStream:
         self._socket = sock
         self._out: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self._in = bytearray()
+        self._buffer = memoryview(bytearray(_READ_BYTES))
         self._open_for_writing = True
 
     def fileno(self) -> int:
@@ -118,15 +119,15 @@ class FrameStream:
     def _fill(self) -> bool:
         """Reads what is there; False if nothing is."""
         try:
-            data = self._socket.recv(min(_READ_BYTES, HEADER_BYTES + MAX_FRAME - len(self._in)))
+            size = self._socket.recv_into(self._buffer[: HEADER_BYTES + MAX_FRAME - len(self._in)])
         except BlockingIOError:
             return False
         except ConnectionResetError:
-            data = b""
-        if not data:
+            size = 0
+        if not size:
             self.ended = True
             return False
-        self._in += data
+        self._in += self._buffer[:size]
         return True
 
 

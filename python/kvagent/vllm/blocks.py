@@ -76,11 +76,13 @@ class Tables:
     def __init__(self) -> None:
         self._manager: Any = None
         self._pool: Any = None
+        self._rows: list[Any] = []  # by group: the manager's own tables of requests, where it has them
         self._seen: dict[str, tuple[Sequence[int], ...]] = {}
 
     def bind(self, pool: Any, manager: Any = None) -> None:
         """Says where to look."""
         self._pool, self._manager = pool, manager
+        self._rows = _rows(manager)
 
     def take(self, block_state: Any) -> None:
         """Takes the tables of a step's output, where there is no manager to ask (0.29)."""
@@ -89,8 +91,8 @@ class Tables:
 
     def block(self, request: str, i: int) -> Any:
         """The i-th block of the first group; None if the table is shorter."""
-        if self._manager is not None:
-            table = self._manager.get_blocks(request).blocks[0]
+        if self._rows:
+            table = self._rows[0].get(request, ())
             return table[i] if i < len(table) else None
         blocks = self.slice(request, 0, i, i + 1)
         return blocks[0] if blocks else None
@@ -106,6 +108,13 @@ class Tables:
     def forget(self, request: str) -> None:
         """The request is gone, or lost its blocks."""
         self._seen.pop(request, None)
+
+
+def _rows(manager: Any) -> list[Any]:
+    """What ``get_blocks`` of vLLM's manager reads; it makes objects for each call, and it is called for each block."""
+    managers = getattr(getattr(manager, "coordinator", None), "single_type_managers", ())
+    rows = [getattr(one, "req_to_blocks", None) for one in managers]
+    return rows if all(hasattr(row, "get") for row in rows) else []
 
 
 _NONE = object()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import vllm
@@ -22,6 +23,8 @@ from kvagent.vllm.space import identity
 from kvagent.vllm.stats import Stats, make_prom
 from kvagent.vllm.versions import WHOLE_FAILURES, check_version, hash_tokens
 
+TELL_S = 0.1  # between two times that counters are told to vLLM
+
 log = logging.getLogger("kvagent.vllm")
 
 
@@ -38,6 +41,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         self._ranks, self._replicas = geo.ranks(vllm_config.parallel_config, kv_cache_config)
         self._identity = identity(vllm_config, kv_cache_config, self._options.tenant, self._ranks, vllm.__version__)
         self._growth: list[Growth] = []
+        self._tell_again = 0.0
         if role == KVConnectorRole.SCHEDULER:
             _check_policy(transfer)
             self._scheduler = self._make_scheduler(transfer.kv_role)
@@ -65,7 +69,11 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         return make_prom(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def get_kv_connector_stats(self) -> Stats | None:
-        """What this role counted since the last call."""
+        """What this role counted since it was told last: not in every step, for vLLM joins and carries it each time."""
+        now = time.monotonic()
+        if now < self._tell_again:
+            return None
+        self._tell_again = now + TELL_S
         grown: dict[str, int] = {}
         for growth in self._growths():
             grown |= growth.take()

@@ -116,7 +116,7 @@ class Saves:
 
         Behind one or more calls, ``pin``.
         """
-        if self._simple and tokens < (tracked.cursor[0] + 2) * self._block_tokens and self._add_one(tracked, tokens):
+        if self._simple and self._add_one(tracked, tokens):
             return
         request = tracked.request
         hashes, cursor = request.block_hashes, tracked.cursor
@@ -206,10 +206,12 @@ class Saves:
 
         False: this is not such a case, and nothing was done.
         """
-        i = tracked.cursor[0]
-        request, size = tracked.request, self._block_tokens
+        i, size = tracked.cursor[0], self._block_tokens
+        begin, request = i * size, tracked.request
         hashes = request.block_hashes
-        if tokens < (i + 1) * size or i == 0 or len(hashes) <= i or tracked.loaded[1] > i * size or self.blocks.aged:
+        if not size <= tokens - begin < 2 * size or i == 0 or len(hashes) <= i:
+            return False
+        if tracked.loaded[1] > begin or self.blocks.aged:
             return False
         key, known = hashes[i], self._first_known
         if key not in known:
@@ -222,7 +224,7 @@ class Saves:
                 _Piece(tracked, 0, i, (key,), (block,), short_section(hashes[i - 1], key, block.block_id))
             )
         tracked.cursor[0] = i + 1
-        tracked.next_tokens = (i + 2) * size
+        tracked.next_tokens = begin + 2 * size
         return True
 
     def _take(self, tracked: Tracked, group: int, first: int, keys: list[bytes], blocks: Sequence[Any]) -> None:

@@ -257,27 +257,25 @@ class SchedulerSide:
     def _collect(self, saves: Saves, scheduled: Mapping[str, int]) -> None:
         """Adds what the requests that are due have to be saved, as far as there is room."""
         kept: list[Tracked] = []
-        later = self._due.later
+        later, decode = self._due.later, self._options.save_decode
         for tracked in self._due.take():
-            tokens = scheduled.get(tracked.request.request_id)
+            request = tracked.request
+            tokens = scheduled.get(request.request_id)
             if tokens is None:  # it computes nothing now
                 kept.append(tracked)
                 continue
-            tokens = self._final(tracked.request, tokens)
+            tokens = settled(request, tokens)
+            if not decode:
+                tokens = min(tokens, request.num_prompt_tokens)
             if tokens >= tracked.next_tokens:
                 saves.add(tracked, tokens)
             lacking = tracked.next_tokens - tokens
             if lacking <= 0:  # there was no room
                 kept.append(tracked)
-            elif self._options.save_decode or tracked.next_tokens <= tracked.request.num_prompt_tokens:
+            elif decode or tracked.next_tokens <= request.num_prompt_tokens:
                 later(tracked, lacking)
         saves.pin()
         self._due.keep(kept)
-
-    def _final(self, request: Any, scheduled: int) -> int:
-        """The tokens of a request that may be saved at the end of a step that computes ``scheduled`` more."""
-        tokens = settled(request, scheduled)
-        return tokens if self._options.save_decode else min(tokens, request.num_prompt_tokens)
 
     def _before_reset(self) -> None:
         """The prefix cache is to be reset: only then are all pins of saves given back between two steps."""
