@@ -1,0 +1,117 @@
+package disk
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+// budget is a token bucket of bytes that survives the process: what is about to be spent is noted in a file ahead, a share at a time, so
+// that a kill can lose some of the budget and never write more than it.
+type budget struct {
+	mu     sync.Mutex
+	path   string
+	perDay int64 // 0: no bound
+	now    func() time.Time
+
+	tokens float64   // bytes that may be written, beyond those noted; less than 0 after a piece too much
+	noted  float64   // bytes noted as spent that are not
+	at     time.Time // tokens are of then
+}
+
+const (
+	budgetName   = "budget"
+	budgetBurst  = 8    // what is saved up is perDay/budgetBurst at most
+	budgetShares = 1024 // of perDay, the bytes noted at once
+)
+
+func (b *budget) init(dir string, perDay int64, now func() time.Time) {
+	b.path, b.perDay, b.now = filepath.Join(dir, budgetName), perDay, now
+	b.at, b.tokens = now(), float64(perDay/budgetBurst)
+}
+
+// load goes on from what another process left.
+func (b *budget) load() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	text, err := os.ReadFile(b.path)
+	if err != nil || b.perDay == 0 {
+		return
+	}
+	var tokens float64
+	var at int64
+	if _, err := fmt.Sscanf(string(text), "v1 %g %d", &tokens, &at); err != nil {
+		return // whoever writes there has it full at worst
+	}
+	b.tokens, b.noted, b.at = min(tokens, float64(b.perDay/budgetBurst)), 0, time.Unix(0, at)
+	b.refill()
+}
+
+func (b *budget) refill() {
+	now := b.now()
+	if d := now.Sub(b.at); d > 0 {
+		b.tokens = min(b.tokens+d.Seconds()/86400*float64(b.perDay), float64(b.perDay/budgetBurst))
+	}
+	b.at = now // a clock that went back gives nothing
+}
+
+// has is true if something may be written.
+func (b *budget) has() bool {
+	if b.perDay == 0 {
+		return true
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.refill()
+	return b.tokens+b.noted > 0
+}
+
+func (b *budget) spend(n int64) {
+	if b.perDay == 0 {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.noted -= float64(n); b.noted >= 0 {
+		return
+	}
+	b.refill()
+	share := float64(b.perDay/budgetShares) - b.noted
+	b.tokens -= share
+	b.noted += share
+	b.store()
+}
+
+// save gives back what was noted and not spent.
+func (b *budget) save() {
+	if b.perDay == 0 {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.refill()
+	b.tokens += b.noted
+	b.noted = 0
+	b.store()
+}
+
+// store writes the file. Where it cannot be written nothing else can either.
+func (b *budget) store() {
+	text := fmt.Appendf(nil, "v1 %g %d\n", b.tokens, b.at.UnixNano())
+	if os.WriteFile(b.path+".new", text, 0o600) == nil {
+		_ = os.Rename(b.path+".new", b.path)
+	}
+}
+
+// left is what may be written now, in bytes; -1 without a bound.
+func (b *budget) left() int64 {
+	if b.perDay == 0 {
+		return -1
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.refill()
+	return int64(b.tokens + b.noted)
+}

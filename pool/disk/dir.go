@@ -1,0 +1,165 @@
+package disk
+
+import (
+	"errors"
+	"hash/maphash"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// dir is one directory and its log.
+type dir struct {
+	s        *Store
+	path     string
+	limit    int64   // bytes of disk it may use
+	salt     uint64  // of its name, for choose
+	weight   float64 // its share of the keys
+	reads    chan *run
+	wake     chan struct{} // room for one: the keeper looks again
+	readable atomic.Bool
+	lost     atomic.Bool // the disk may have blocks that the index has not: deletes write a tombstone for any key
+	badReads atomic.Int32
+
+	mu      sync.Mutex
+	work    *sync.Cond    // there may be a piece to write
+	changed chan struct{} // closed, and made anew, when there may be room, or the state changed
+
+	state   State
+	reason  error // of a state other than StateOK
+	wait    time.Duration
+	probeAt time.Time
+	told    []func() // calls of OnState not made yet
+
+	lockFD   int  // of the directory; -1 while it is not open
+	opened   bool // recovered
+	stopping bool
+	lastID   uint64
+	segments []*segment // oldest first; the open one and the next are at the end
+	writing  *segment   // being written, nil if there is none
+	next     *segment   // prepared, to be written after that
+	retired  []*segment // full; their footers are still to be written
+	emptied  bool       // a segment may have nothing in it any more
+	taken    int64      // bytes of disk, of all segments
+
+	cur      *piece   // being filled
+	sealed   []*piece // to be written, in order
+	inFlight int      // being written
+	free     [][]byte // memory of pieces
+	pending  map[tag]*record
+
+	owed    []pool.Key // deleted while nothing could be written; maxOwed at most
+	owedAll bool       // there were more: everything goes as soon as the directory is back
+
+	budget budget
+}
+
+// maxOwed is the number of deletes a directory remembers while it cannot be written.
+const maxOwed = 1 << 16
+
+func newDir(s *Store, i int) (*dir, error) {
+	o := &s.o.Dirs[i]
+	d := &dir{
+		s: s, path: o.Path, limit: o.Bytes, salt: stableHash([]byte(o.Path)), weight: float64(o.Bytes),
+		reads: make(chan *run), wake: make(chan struct{}, 1), changed: make(chan struct{}),
+		lockFD: -1, state: StateMissing, reason: errNotOpened, pending: map[tag]*record{},
+	}
+	d.work = sync.NewCond(&d.mu)
+	d.budget.init(o.Path, s.o.BudgetBytesPerDay, s.o.Now)
+	for range s.o.WriteDepth + 2 {
+		mem, err := mapMemory(int64(s.o.WriteBytes))
+		if err != nil {
+			return nil, errors.Join(err, d.freeMemory())
+		}
+		d.free = append(d.free, mem)
+	}
+	return d, nil
+}
+
+var errNotOpened = errors.New("not opened yet")
+
+func (d *dir) freeMemory() (err error) {
+	for _, mem := range d.free {
+		err = errors.Join(err, unmap(mem))
+	}
+	d.free = nil
+	return err
+}
+
+// start runs the directory's goroutines; they end by stop, and Store.Close waits for them.
+func (d *dir) start() {
+	for range d.s.o.WriteDepth {
+		d.s.work.Go(d.write)
+	}
+	for range d.s.o.ReadDepth {
+		d.s.work.Go(d.read)
+	}
+	d.s.keepers.Go(d.keep)
+	d.wakeKeeper()
+}
+
+// stop ends the goroutines when no call runs any more; what was taken is written first.
+func (d *dir) stop() {
+	d.mu.Lock()
+	d.stopping = true
+	d.work.Broadcast()
+	d.mu.Unlock()
+	close(d.reads)
+}
+
+// shut closes the segments with their footers, and the files, after the goroutines ended.
+func (d *dir) shut() error {
+	if d.opened {
+		d.giveUpNext()
+		d.abandon()
+		d.closeRetired()
+		d.budget.save()
+	}
+	d.tell()
+	return errors.Join(d.detach(), d.freeMemory())
+}
+
+// giveUpNext removes the segment that was prepared and not written to.
+func (d *dir) giveUpNext() {
+	if g := d.next; g != nil {
+		d.next = nil
+		d.drop(g)
+	}
+}
+
+// broadcast lets whoever waits for room look again. With the lock held.
+func (d *dir) broadcast() {
+	close(d.changed)
+	d.changed = make(chan struct{})
+	d.work.Broadcast()
+}
+
+func (d *dir) wakeKeeper() {
+	select {
+	case d.wake <- struct{}{}:
+	default: // it is awake
+	}
+}
+
+// abandon ends the open segment: what is in the current piece goes to the writers, and nothing more is added. With the lock held.
+func (d *dir) abandon() {
+	d.seal()
+	if d.writing != nil {
+		d.retire(d.writing)
+	}
+	d.wakeKeeper()
+}
+
+func (d *dir) retire(g *segment) {
+	d.retired = append(d.retired, g)
+	d.writing = nil
+	d.wakeKeeper()
+}
+
+// tagOf is a key's tag in this process.
+func (s *Store) tagOf(k *pool.Key) tag {
+	b := keyBytes(k)
+	return tag{maphash.Bytes(s.seeds[0], b[:]), maphash.Bytes(s.seeds[1], b[:])}
+}

@@ -1,0 +1,152 @@
+// Package disk is a store on the disks of the node: in each directory a log of append-only segments, written in large
+// aligned pieces past the page cache, with an index in memory. It is a cache: it may forget, nothing is acknowledged as
+// durable, and it never delivers a byte that does not verify. The bytes on the disk are in docs/DISK.md.
+//
+//	Put ──▶ check, reserve room ──▶ copy and checksum ──▶ piece ──▶ writers ──▶ segment, then the index
+//	Get ──▶ index ──▶ runs of neighbours ──▶ readers ──▶ compare key, length, checksum ──▶ caller
+//	keeper: prepares the next segment, closes full ones with a footer, evicts the oldest, brings a lost directory back
+//
+// A key belongs to one directory, by its hash, so that a log is never compared with another. In a log what comes later counts: a block put
+// again, or a tombstone. Segments are evicted strictly oldest first, and what was read since is written again at the end; so a
+// tombstone is never evicted before what it deletes.
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"sync"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// Errors to branch on.
+var (
+	// ErrLocked is the error of Open when another store has one of the directories.
+	ErrLocked = errors.New("another store has this directory")
+	// ErrOwed is the error of Delete when a key is gone for this process but could not yet be deleted on its disk. It is
+	// as soon as the directory is back; until then it comes back if the process restarts.
+	ErrOwed = errors.New("deleted in memory, not yet on the disk")
+)
+
+// Store implements pool.Store. All methods may be called at once.
+type Store struct {
+	o       Options
+	dirs    []*dir
+	index   *index
+	handles handles
+	seen    *seen
+	seeds   [2]maphash.Seed // of tags; they live as long as the process
+	count   counters
+
+	puts, gets chan struct{} // a place for each call that may run at once
+
+	background context.Context //nolint:containedctx // ends the store's own goroutines, and calls that wait, at Close
+	end        context.CancelFunc
+	work       sync.WaitGroup // readers and writers
+	keepers    sync.WaitGroup // they need the writers, and so end first
+
+	mu     sync.Mutex
+	closed bool
+	calls  sync.WaitGroup
+	once   sync.Once
+	err    error // of Close
+}
+
+// Open opens the directories, recovers what is stored in them, and starts the store. A directory that cannot be used now is
+// no error: it is in a state other than StateOK, and comes back by itself. An option out of range is one, and a
+// directory that another store has.
+func Open(o Options) (*Store, error) {
+	o.setDefaults()
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	s := &Store{
+		o: o, seeds: [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()},
+		puts: make(chan struct{}, o.MaxPuts), gets: make(chan struct{}, o.MaxGets),
+		index: newIndex(), seen: newSeen(o.Admission),
+	}
+	s.background, s.end = context.WithCancel(context.Background())
+	for i := range o.Dirs {
+		d, err := newDir(s, i)
+		if err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+		s.dirs = append(s.dirs, d)
+	}
+	if err := s.openDirs(); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	for _, d := range s.dirs {
+		d.start()
+	}
+	return s, nil
+}
+
+// openDirs recovers all directories at once.
+func (s *Store) openDirs() error {
+	errs := make([]error, len(s.dirs))
+	var opened sync.WaitGroup
+	for i, d := range s.dirs {
+		opened.Go(func() {
+			err := d.open()
+			if errors.Is(err, ErrLocked) || errors.Is(err, errFormat) {
+				errs[i] = err
+			}
+		})
+	}
+	opened.Wait()
+	return errors.Join(errs...)
+}
+
+// Close writes what was taken, closes the segments with their footers, and waits for all calls and goroutines.
+// Calls that wait for room end with pool.ErrClosed.
+func (s *Store) Close() error {
+	s.once.Do(func() {
+		s.mu.Lock()
+		s.closed = true
+		s.mu.Unlock()
+		s.end()
+		s.calls.Wait()
+		s.keepers.Wait()
+		for _, d := range s.dirs {
+			d.stop()
+		}
+		s.work.Wait()
+		for _, d := range s.dirs {
+			s.err = errors.Join(s.err, d.shut())
+		}
+		s.err = errors.Join(s.err, s.index.close())
+	})
+	return s.err
+}
+
+// enter counts a call in, and takes one of the places, so that Close can wait for it; leave gives it back.
+func (s *Store) enter(ctx context.Context, places chan struct{}) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return fmt.Errorf("disk: %w", pool.ErrClosed)
+	}
+	select {
+	case places <- struct{}{}:
+	default:
+		return errBusy
+	}
+	s.calls.Add(1)
+	return nil
+}
+
+func (s *Store) leave(places chan struct{}) {
+	<-places
+	s.calls.Done()
+}
+
+// errBusy says that as many calls run as may; the items' status is pool.Busy then, and the caller sees no error.
+var errBusy = errors.New("disk: too many calls at once")
+
+func valid(k *pool.Key) bool { return k.Hash.Len >= 1 && k.Hash.Len <= pool.MaxHashLen }

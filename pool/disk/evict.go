@@ -1,0 +1,160 @@
+package disk
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// makeRoom evicts until one more segment is within the limit. False if the oldest cannot go yet: its last piece is still to be written.
+func (d *dir) makeRoom() bool {
+	for {
+		d.mu.Lock()
+		fits := d.taken+d.s.o.SegmentBytes <= d.limit && len(d.segments) < d.maxSegments()
+		d.mu.Unlock()
+		if fits {
+			return true
+		}
+		if !d.evictOldest() {
+			return false
+		}
+	}
+}
+
+// maxSegments bounds the files of a log much of which was deleted.
+func (d *dir) maxSegments() int {
+	return int(min(2*d.limit/d.s.o.SegmentBytes+8, 2*MaxSegments))
+}
+
+// evictOldest writes again what is worth it of the oldest segment, and drops the rest. Only the keeper calls it.
+func (d *dir) evictOldest() bool {
+	d.mu.Lock()
+	if len(d.segments) == 0 || !d.segments[0].closed {
+		d.mu.Unlock()
+		return false
+	}
+	g, sparse := d.segments[0], d.taken+d.s.o.SegmentBytes <= d.limit
+	d.mu.Unlock()
+
+	var b bounce
+	defer b.free()
+	c, err := readSegment(g, &b)
+	if err != nil {
+		d.s.count.readErrors.Add(1)
+		d.lost.Store(true)
+		d.s.count.evicted.Add(uint64(d.s.index.removeSegments(map[uint32]bool{g.handle: true})))
+	} else {
+		d.writeAgain(g, c.headers, sparse, &b)
+		d.forgetAll(g, c.headers)
+	}
+	d.drop(g)
+	return true
+}
+
+// writeAgain appends the blocks that were read since they were written; of a sparse segment, whose room is needed only as a file, all.
+// At most half a segment, so that evicting always makes room; what was read most goes first.
+func (d *dir) writeAgain(g *segment, headers []byte, sparse bool, b *bounce) {
+	var again []*record
+	for p := headers; len(p) > 0; p = p[headerBytes:] {
+		var h header
+		if !h.decode(p, g.nonce) || h.kind != block {
+			continue
+		}
+		t := d.s.tagOf(&h.key)
+		at, ok := d.s.index.get(t)
+		if ok && at.segment == g.handle && at.off() == h.off && (sparse || at.uses > 0) {
+			again = append(again, &record{header: h, tag: t, from: at})
+		}
+	}
+	slices.SortStableFunc(again, func(a, b *record) int { return cmp.Compare(b.from.uses, a.from.uses) })
+	var left = d.s.o.SegmentBytes / 2
+	var written []*record
+	for _, r := range again {
+		if left -= r.size(); left < 0 || !d.oneAgain(g, r, b) {
+			break
+		}
+		written = append(written, r)
+	}
+	for _, r := range written {
+		if r.piece != nil {
+			<-r.piece.done
+		}
+	}
+}
+
+// oneAgain is false if there is no room for more.
+func (d *dir) oneAgain(g *segment, r *record, b *bounce) bool {
+	off := r.off
+	p, err := readSpan(g, b, off, off+r.size())
+	var h header
+	if err != nil || !h.decode(p, g.nonce) || h != r.header {
+		return true // damaged: it goes with the segment
+	}
+	if r.data = p[headerBytes:][:h.length]; sumOf(&h, r.data) != h.sum {
+		return true
+	}
+	if d.append(context.Background(), []*record{r}) != nil || r.piece == nil {
+		return false
+	}
+	d.s.count.again.Add(1)
+	d.s.count.againBytes.Add(uint64(h.length))
+	return true
+}
+
+// forgetAll removes what the index still has of a segment.
+func (d *dir) forgetAll(g *segment, headers []byte) {
+	for p := headers; len(p) > 0; p = p[headerBytes:] {
+		var h header
+		if h.decode(p, g.nonce) && h.kind == block &&
+			d.s.index.removeIf(d.s.tagOf(&h.key), place{segment: g.handle, at: uint32(h.off / grain)}) {
+			d.s.count.evicted.Add(1)
+		}
+	}
+}
+
+// drop unlinks a segment; reads that have it open end first.
+func (d *dir) drop(g *segment) {
+	_, err := d.s.o.faults.meet(opUnlink, g.path, 0, nil)
+	if err == nil {
+		err = os.Remove(g.path)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.s.handles.drop(g)
+	d.segments = slices.DeleteFunc(d.segments, func(other *segment) bool { return other == g })
+	d.taken -= g.taken
+	d.s.count.segmentsDropped.Add(1)
+	if err = errors.Join(err, g.release()); err != nil && !errors.Is(err, unix.ENOENT) {
+		d.setState(stateOf(err), err)
+	}
+}
+
+// dropEmpty drops segments with nothing left in them. One with tombstones stays until it is the oldest: they delete what is before it.
+func (d *dir) dropEmpty() {
+	for {
+		g := d.empty()
+		if g == nil {
+			return
+		}
+		d.drop(g)
+	}
+}
+
+func (d *dir) empty() *segment {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.emptied || d.state != StateOK {
+		return nil
+	}
+	for i, g := range d.segments {
+		if g.closed && g.live == 0 && (g.tombs == 0 || i == 0) {
+			return g
+		}
+	}
+	d.emptied = false
+	return nil
+}

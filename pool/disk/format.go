@@ -1,0 +1,136 @@
+package disk
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// The format, in words: docs/DISK.md. A change of any of these numbers is a new version.
+const (
+	formatVersion = 1
+
+	pageBytes    = 4096 // writes begin and end on one
+	grain        = 64   // records begin on one
+	headerBytes  = 128
+	trailerBytes = 64
+
+	headerMagic  = 0x4352564b // "KVRC"
+	trailerMagic = 0x5446564b // "KVFT"
+)
+
+// errFormat says that a directory was written by a later version of this program.
+var errFormat = errors.New("written by a later version")
+
+// kind of a record.
+type kind uint8
+
+const (
+	block     kind = 1
+	tombstone kind = 2 // the key's blocks before it in the log are deleted
+)
+
+// header stands before each record's bytes, and again in its segment's footer.
+type header struct {
+	kind   kind
+	key    pool.Key
+	parent pool.Hash
+	length uint32 // bytes behind the header; 0 of a tombstone
+	sum    uint32 // pool.Sum of them from key.Seed(length)
+	off    int64  // where in the segment the header is
+	born   uint32 // Unix time in seconds
+}
+
+// size of the record in the log.
+func (h *header) size() int64 { return recordBytes(int(h.length)) }
+
+func recordBytes(length int) int64 { return roundUp(headerBytes+int64(length), grain) }
+
+func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
+
+// encode fills p, of headerBytes. The nonce is the segment's: bytes of a block that look like a header have not its checksum.
+func (h *header) encode(p []byte, nonce uint64) {
+	clear(p[:headerBytes])
+	le := binary.LittleEndian
+	le.PutUint32(p, headerMagic)
+	p[8], p[9], p[10], p[11], p[12] = byte(h.kind), h.key.Group, h.key.Shard, h.key.Hash.Len, h.parent.Len
+	copy(p[16:32], h.key.Space[:])
+	copy(p[32:64], h.key.Hash.Bytes[:])
+	copy(p[64:96], h.parent.Bytes[:])
+	le.PutUint32(p[96:], h.length)
+	le.PutUint32(p[100:], h.sum)
+	le.PutUint32(p[104:], uint32(h.off/grain))
+	le.PutUint32(p[108:], h.born)
+	le.PutUint32(p[4:], salted(nonce, p[8:headerBytes]))
+}
+
+// decode is false for anything but a whole header of this segment.
+func (h *header) decode(p []byte, nonce uint64) bool {
+	le := binary.LittleEndian
+	if le.Uint32(p) != headerMagic || le.Uint32(p[4:]) != salted(nonce, p[8:headerBytes]) {
+		return false
+	}
+	h.kind, h.key.Group, h.key.Shard, h.key.Hash.Len, h.parent.Len = kind(p[8]), p[9], p[10], p[11], p[12]
+	copy(h.key.Space[:], p[16:32])
+	copy(h.key.Hash.Bytes[:], p[32:64])
+	copy(h.parent.Bytes[:], p[64:96])
+	h.length, h.sum = le.Uint32(p[96:]), le.Uint32(p[100:])
+	h.off, h.born = int64(le.Uint32(p[104:]))*grain, le.Uint32(p[108:])
+	return (h.kind == block || h.kind == tombstone) && valid(&h.key)
+}
+
+func salted(nonce uint64, p []byte) uint32 {
+	var salt [8]byte
+	binary.LittleEndian.PutUint64(salt[:], nonce)
+	return pool.Sum(pool.Sum(0, salt[:]), p)
+}
+
+// trailer is the last thing in a closed segment's file, behind a copy of all its headers.
+type trailer struct {
+	count   uint32 // headers
+	headers int64  // where they begin
+	sum     uint32 // pool.Sum of them from 0
+}
+
+func (t *trailer) encode(p []byte, nonce uint64) {
+	clear(p[:trailerBytes])
+	le := binary.LittleEndian
+	le.PutUint32(p, trailerMagic)
+	le.PutUint32(p[8:], formatVersion)
+	le.PutUint32(p[12:], t.count)
+	le.PutUint64(p[16:], uint64(t.headers))
+	le.PutUint32(p[24:], t.sum)
+	le.PutUint32(p[4:], salted(nonce, p[8:trailerBytes]))
+}
+
+// decode is false for anything but the trailer of this segment's file, which has size bytes.
+func (t *trailer) decode(p []byte, nonce uint64, size int64) bool {
+	le := binary.LittleEndian
+	if le.Uint32(p) != trailerMagic || le.Uint32(p[4:]) != salted(nonce, p[8:trailerBytes]) || le.Uint32(p[8:]) != formatVersion {
+		return false
+	}
+	t.count, t.headers, t.sum = le.Uint32(p[12:]), int64(le.Uint64(p[16:])), le.Uint32(p[24:])
+	return t.headers >= 0 && t.headers%pageBytes == 0 && t.headers+footerBytes(int(t.count)) == size
+}
+
+// footerBytes of a segment of n records: their headers and the trailer, in whole pages.
+func footerBytes(n int) int64 { return roundUp(int64(n)*headerBytes+trailerBytes, pageBytes) }
+
+// A segment's file name says its format, its place in the log, and the nonce of its checksums.
+func segmentName(id, nonce uint64) string {
+	return fmt.Sprintf("v%d-%016x-%016x.seg", formatVersion, id, nonce)
+}
+
+// parseName is false for a file that is no segment; the version may be another.
+func parseName(name string) (version int, id, nonce uint64, ok bool) {
+	n, err := fmt.Sscanf(name, "v%d-%016x-%016x.seg", &version, &id, &nonce)
+	if err != nil || n != 3 {
+		return 0, 0, 0, false
+	}
+	ok = name == fmt.Sprintf("v%d-%016x-%016x.seg", version, id, nonce)
+	return version, id, nonce, ok
+}
+
+func sumOf(h *header, p []byte) uint32 { return pool.Sum(h.key.Seed(h.length), p) }

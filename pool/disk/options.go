@@ -1,0 +1,146 @@
+package disk
+
+import (
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// Limits of the options.
+const (
+	MaxDirs         = 64
+	MinSegmentBytes = 256 << 10
+	MaxSegmentBytes = 4 << 30
+	MinWriteBytes   = 16 << 10
+	MaxWriteBytes   = 256 << 20
+	MaxWriteDepth   = 16
+	MaxReadDepth    = 1024
+	MaxCalls        = 1 << 16
+	MinSegments     = 4       // that a directory must have room for
+	MaxSegments     = 1 << 14 // of a directory; each costs a file descriptor
+	MaxDirBytes     = 1 << 46
+
+	segmentShare = 128 // by default a segment is this share of the smallest directory
+)
+
+// Dir is one directory, best on a device of its own.
+type Dir struct {
+	Path string
+	// Bytes of disk that the store may use there, all files together. What would be beyond is evicted first.
+	Bytes int64
+}
+
+// Options of a store. Zero values mean the default, where there is one.
+type Options struct {
+	Dirs []Dir // 1 to MaxDirs
+
+	SegmentBytes int64 // of one segment file, MinSegmentBytes to MaxSegmentBytes; default 1/128 of the smallest directory, 16 MiB to 256 MiB where that fits
+	WriteBytes   int   // of one write, MinWriteBytes to MaxWriteBytes and at most half a segment; a larger block is not stored; default 8 MiB
+	WriteDepth   int   // writes at once in each directory, 1 to MaxWriteDepth; default 2
+	ReadBytes    int   // neighbours are read together up to so many bytes, 4 KiB to MaxWriteBytes; default 1 MiB
+	ReadDepth    int   // reads at once in each directory, 1 to MaxReadDepth; default 16
+	MaxPuts      int   // Put and Delete calls at once, 1 to MaxCalls; what is beyond is Busy; default 64
+	MaxGets      int   // Get calls at once, 1 to MaxCalls; what is beyond is Busy; default 256
+
+	// BudgetBytesPerDay bounds the bytes written to each directory, for the sake of flash: 0 for no bound, else one segment at
+	// least. What is saved up is an eighth of a day's share at most. A block beyond it is Busy.
+	BudgetBytesPerDay int64
+	Admission         Admission
+	// Hint is asked, when Admission needs it, for what the caller knows of a block. Nil: nothing. It is called without any
+	// lock held, from the goroutine that called Put.
+	Hint func(it *pool.Item) Hint
+
+	ProbeEvery time.Duration // first wait before a lost directory is tried again, doubled each time; 1 ms to 1 h; default 1 s
+	ProbeMax   time.Duration // longest such wait, ProbeEvery to 24 h; default 1 min
+
+	// OnState is told when a directory changes its state, with the reason; it must not call the store. Nil: nobody is.
+	OnState func(path string, from, to State, reason error)
+	Now     func() time.Time // nil is time.Now
+
+	faults faults // tests put faults between the store and the file system
+}
+
+func (o *Options) setDefaults() {
+	least := int64(MaxDirBytes)
+	for i := range o.Dirs {
+		least = min(least, o.Dirs[i].Bytes)
+	}
+	orElse(&o.SegmentBytes, max(MinSegmentBytes, min(256<<20, max(least/segmentShare, 16<<20, 2*int64(o.WriteBytes)), least/(2*MinSegments))&^(pageBytes-1)))
+	orElse(&o.WriteBytes, int(min(8<<20, o.SegmentBytes/2&^(pageBytes-1))))
+	orElse(&o.WriteDepth, 2)
+	orElse(&o.ReadBytes, 1<<20)
+	orElse(&o.ReadDepth, 16)
+	orElse(&o.MaxPuts, 64)
+	orElse(&o.MaxGets, 256)
+	orElse(&o.ProbeEvery, time.Second)
+	orElse(&o.ProbeMax, max(time.Minute, o.ProbeEvery))
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+}
+
+func orElse[T comparable](value *T, other T) {
+	if *value == *new(T) {
+		*value = other
+	}
+}
+
+func (o *Options) check() error {
+	for _, r := range []struct {
+		name             string
+		value, low, high int64
+	}{
+		{"the number of Dirs", int64(len(o.Dirs)), 1, MaxDirs},
+		{"SegmentBytes", o.SegmentBytes, MinSegmentBytes, MaxSegmentBytes},
+		{"WriteBytes", int64(o.WriteBytes), MinWriteBytes, min(MaxWriteBytes, o.SegmentBytes/2)},
+		{"WriteDepth", int64(o.WriteDepth), 1, MaxWriteDepth},
+		{"ReadBytes", int64(o.ReadBytes), pageBytes, MaxWriteBytes},
+		{"ReadDepth", int64(o.ReadDepth), 1, MaxReadDepth},
+		{"MaxPuts", int64(o.MaxPuts), 1, MaxCalls},
+		{"MaxGets", int64(o.MaxGets), 1, MaxCalls},
+		{"Admission.Tokens", int64(o.Admission.Tokens), 0, 1 << 30},
+		{"Admission.Remember", int64(o.Admission.Remember), 0, MaxRemember},
+	} {
+		if r.value < r.low || r.value > r.high {
+			return fmt.Errorf("disk: %s is %d, must be %d to %d", r.name, r.value, r.low, r.high)
+		}
+	}
+	if o.SegmentBytes%pageBytes != 0 {
+		return fmt.Errorf("disk: SegmentBytes is %d, must be a multiple of %d", o.SegmentBytes, pageBytes)
+	}
+	if o.WriteBytes%pageBytes != 0 {
+		return fmt.Errorf("disk: WriteBytes is %d, must be a multiple of %d", o.WriteBytes, pageBytes)
+	}
+	if b := o.BudgetBytesPerDay; b != 0 && (b < o.SegmentBytes || b > MaxDirBytes) {
+		return fmt.Errorf("disk: BudgetBytesPerDay is %d, must be 0 or %d to %d", b, o.SegmentBytes, int64(MaxDirBytes))
+	}
+	if o.ProbeEvery < time.Millisecond || o.ProbeEvery > time.Hour {
+		return fmt.Errorf("disk: ProbeEvery is %v, must be 1 ms to 1 h", o.ProbeEvery)
+	}
+	if o.ProbeMax < o.ProbeEvery || o.ProbeMax > 24*time.Hour {
+		return fmt.Errorf("disk: ProbeMax is %v, must be ProbeEvery (%v) to 24 h", o.ProbeMax, o.ProbeEvery)
+	}
+	return o.checkDirs()
+}
+
+func (o *Options) checkDirs() error {
+	seen := map[string]bool{}
+	for i := range o.Dirs {
+		d := &o.Dirs[i]
+		if !filepath.IsAbs(d.Path) {
+			return fmt.Errorf("disk: Dirs[%d].Path is %q, must be an absolute path", i, d.Path)
+		}
+		d.Path = filepath.Clean(d.Path)
+		if seen[d.Path] {
+			return fmt.Errorf("disk: Dirs has %s twice", d.Path)
+		}
+		seen[d.Path] = true
+		low, high := MinSegments*o.SegmentBytes, min(MaxDirBytes, MaxSegments*o.SegmentBytes)
+		if d.Bytes < low || d.Bytes > high {
+			return fmt.Errorf("disk: Dirs[%d].Bytes is %d, must be %d to %d with segments of %d", i, d.Bytes, low, high, o.SegmentBytes)
+		}
+	}
+	return nil
+}

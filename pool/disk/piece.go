@@ -1,0 +1,196 @@
+package disk
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// piece is what is written at once: records of many calls, one behind the other, in whole pages.
+type piece struct {
+	mem     []byte
+	seg     *segment
+	at      int64 // in the segment
+	n       int   // bytes reserved in mem
+	copying int   // records being copied into it
+	sync    bool  // it has tombstones, which must outlast the machine too
+	recs    []*record
+	done    chan struct{} // closed when it was written, or not
+}
+
+// record is one block or tombstone on its way to the disk.
+type record struct {
+	header
+	tag  tag
+	data []byte
+	from place // a block written again: where it still must be
+	item *pool.Item
+
+	// By the directory's lock; result may be read when piece is nil or done.
+
+	result  pool.Status
+	piece   *piece
+	deleted bool  // by a tombstone behind it
+	had     place // tombstone: what it removed from the index, if anything
+}
+
+// append takes records into pieces, waiting for room, and copies them. Each has a piece, or a result, afterwards; if ctx ends before, the rest
+// has neither.
+func (d *dir) append(ctx context.Context, recs []*record) error {
+	for {
+		n, changed := d.reserve(recs)
+		for _, r := range recs[:n] {
+			if r.piece != nil {
+				r.fill()
+			}
+		}
+		d.filled(recs[:n])
+		if recs = recs[n:]; len(recs) == 0 {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-d.s.background.Done():
+			return fmt.Errorf("disk: %w", pool.ErrClosed)
+		}
+	}
+}
+
+// reserve takes as many records as there is room for now.
+func (d *dir) reserve(recs []*record) (n int, changed chan struct{}) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for ; n < len(recs); n++ {
+		r := recs[n]
+		if status, no := d.refuse(r); no {
+			r.result = status
+			continue
+		}
+		p := d.room(int(r.size()))
+		if p == nil {
+			break
+		}
+		d.take(p, r)
+	}
+	return n, d.changed
+}
+
+// room is the piece in which size bytes have room; nil if there is none now. With the lock held.
+func (d *dir) room(size int) *piece {
+	for {
+		if d.cur == nil && !d.newPiece() {
+			return nil
+		}
+		if !d.cur.seg.room(int64(d.cur.n), int64(size), d.s.o.SegmentBytes) {
+			d.abandon()
+			continue
+		}
+		if d.cur.n+size > len(d.cur.mem) {
+			d.seal()
+			continue
+		}
+		return d.cur
+	}
+}
+
+func (d *dir) newPiece() bool {
+	if d.writing == nil {
+		if d.next == nil {
+			d.wakeKeeper()
+			return false
+		}
+		d.writing, d.next = d.next, nil
+		d.wakeKeeper()
+	}
+	if len(d.free) == 0 {
+		return false
+	}
+	last := len(d.free) - 1
+	d.cur = &piece{mem: d.free[last], seg: d.writing, at: d.writing.tail, done: make(chan struct{})}
+	d.free = d.free[:last]
+	return true
+}
+
+// take gives a record its place. With the lock held.
+func (d *dir) take(p *piece, r *record) {
+	r.piece, r.off = p, p.at+int64(p.n)
+	p.n += int(r.size())
+	p.copying++
+	p.recs = append(p.recs, r)
+	p.seg.records++
+	if r.kind == tombstone {
+		p.sync = true
+		r.had = d.forget(r.tag)
+		return
+	}
+	d.pending[r.tag] = r
+}
+
+// forget removes a key from what is stored and what is being stored. With the lock held.
+func (d *dir) forget(t tag) place {
+	if r := d.pending[t]; r != nil {
+		r.deleted = true
+		delete(d.pending, t)
+	}
+	p, ok := d.s.index.remove(t)
+	if ok {
+		d.gone(p)
+	}
+	return p
+}
+
+// gone counts a block out of its segment. With the lock held.
+func (d *dir) gone(p place) {
+	if g := d.s.handles.get(p.segment); g != nil {
+		if g.live--; g.live == 0 {
+			d.emptied = true
+			d.wakeKeeper()
+		}
+	}
+}
+
+// fill copies a record to its place, without any lock.
+func (r *record) fill() {
+	p := r.piece.mem[r.off-r.piece.at:][:r.size()]
+	n := headerBytes + copy(p[headerBytes:], r.data)
+	clear(p[n:])
+	if r.kind == block {
+		r.sum = pool.Sum(r.key.Seed(r.length), p[headerBytes:n]) // of the copy: the caller's bytes may not change, but if they do it is seen
+	}
+	r.encode(p, r.piece.seg.nonce)
+	r.data = nil
+}
+
+func (d *dir) filled(recs []*record) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, r := range recs {
+		if r.piece != nil {
+			r.piece.copying--
+		}
+	}
+	d.work.Broadcast()
+}
+
+// seal hands the current piece to the writers. With the lock held.
+func (d *dir) seal() {
+	p := d.cur
+	if p == nil {
+		return
+	}
+	d.cur = nil
+	if p.n == 0 {
+		d.free = append(d.free, p.mem)
+		return
+	}
+	end := int(roundUp(int64(p.n), pageBytes))
+	clear(p.mem[p.n:end])
+	p.n = end
+	p.seg.tail += int64(end)
+	p.seg.pending++
+	d.sealed = append(d.sealed, p)
+	d.work.Broadcast()
+}

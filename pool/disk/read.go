@@ -1,0 +1,88 @@
+package disk
+
+import "github.com/kvagent/kvagent/pool"
+
+// read is a reader: it has memory of its own, so that a read that hangs longer than its caller waits writes nobody's bytes.
+func (d *dir) read() {
+	var b bounce
+	defer b.free()
+	for r := range d.reads {
+		d.readRun(r, &b)
+		_ = r.seg.release() // only read
+		r.call.finished(1)
+	}
+}
+
+func (d *dir) readRun(r *run, b *bounce) {
+	defer close(r.done)
+	if r.claim.Load() == givenUp {
+		return
+	}
+	p, err := readSpan(r.seg, b, r.off, r.end)
+	d.countRead(r.end-r.off, err)
+	if !r.claim.CompareAndSwap(unclaimed, delivering) {
+		return
+	}
+	for i := range r.parts {
+		part := &r.parts[i]
+		ok := err == nil && part.deliver(p[part.off()-r.off:], r.seg.nonce)
+		part.item.Status = d.judge(part, ok)
+	}
+}
+
+// readSpan reads a part of a segment in whole units of the device. The bytes are b's.
+func readSpan(g *segment, b *bounce, off, end int64) ([]byte, error) {
+	from := off / g.align * g.align
+	p, err := b.atLeast(roundUp(end, g.align) - from)
+	if err != nil {
+		return nil, err
+	}
+	if err := g.readAt(p, from); err != nil {
+		return nil, err
+	}
+	return p[off-from : end-from], nil
+}
+
+// deliver copies a block to the caller if everything fits: the key, the length, the place, the checksum of what the caller gets.
+func (p *part) deliver(record []byte, nonce uint64) bool {
+	var h header
+	if !h.decode(record, nonce) || h.kind != block || h.key != p.item.Key || h.off != p.off() || h.length != p.length {
+		return false
+	}
+	copy(p.item.Data, record[headerBytes:headerBytes+int(h.length)])
+	return pool.Sum(h.key.Seed(h.length), p.item.Data) == h.sum
+}
+
+// judge is the status of a block that was read. One that does not fit and is still where it was is dropped.
+func (d *dir) judge(p *part, ok bool) pool.Status {
+	if ok {
+		d.s.index.use(p.tag, p.place)
+		return pool.OK
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.s.index.removeIf(p.tag, p.place) {
+		return lookAgain
+	}
+	d.gone(p.place)
+	d.lost.Store(true)
+	return pool.Corrupt
+}
+
+// countRead notices a directory that cannot be read any more.
+func (d *dir) countRead(n int64, err error) {
+	if err == nil {
+		d.s.count.read.Add(uint64(n))
+		d.s.count.reads.Add(1)
+		d.badReads.Store(0)
+		return
+	}
+	d.s.count.readErrors.Add(1)
+	if d.badReads.Add(1) < failReads {
+		return
+	}
+	d.readable.Store(false)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.setState(StateFailed, err)
+}

@@ -1,0 +1,95 @@
+package disk
+
+import (
+	"sync"
+	"sync/atomic"
+)
+
+// segment is one file of a log.
+type segment struct {
+	*file
+	id, nonce uint64
+	handle    uint32 // in the index; never used again while the process lives
+
+	refs atomic.Int32 // the log's own, and one for each read; the file is closed with the last
+
+	// The rest belongs to the directory's lock.
+
+	taken   int64  // bytes of the disk, as counted against the limit
+	tail    int64  // an open segment: where the next piece begins
+	records int    // an open segment: reserved in it, whose headers will be in the footer
+	headers []byte // an open segment: of the records written, in any order
+	pending int    // pieces not yet written
+	live    int    // blocks that the index has here
+	tombs   int    // tombstones
+	closed  bool   // it has a footer, or will never have one
+}
+
+// hold keeps the file open for a read. False if it is closed already.
+func (g *segment) hold() bool {
+	for {
+		n := g.refs.Load()
+		if n == 0 {
+			return false
+		}
+		if g.refs.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+func (g *segment) release() error {
+	if g.refs.Add(-1) == 0 {
+		return g.close()
+	}
+	return nil
+}
+
+// room is true if another record of size bytes, in a piece that begins at tail and has used bytes so far, leaves room for the footer.
+func (g *segment) room(used, size, limit int64) bool {
+	return g.tail+roundUp(used+size, pageBytes)+footerBytes(g.records+1) <= limit
+}
+
+// handles gives segments their numbers in the index, for all directories together.
+type handles struct {
+	mu   sync.RWMutex
+	last uint32
+	all  map[uint32]*segment
+}
+
+func (h *handles) add(g *segment) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.all == nil {
+		h.all = map[uint32]*segment{}
+	}
+	for {
+		if h.last++; h.last != 0 && h.all[h.last] == nil {
+			break
+		}
+	}
+	g.handle = h.last
+	h.all[g.handle] = g
+}
+
+func (h *handles) drop(g *segment) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.all, g.handle)
+}
+
+func (h *handles) get(handle uint32) *segment {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	return h.all[handle]
+}
+
+// hold gives a segment with its file held open, or nil.
+func (h *handles) hold(handle uint32) *segment {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	if g := h.all[handle]; g != nil && g.hold() {
+		return g
+	}
+	return nil
+}

@@ -1,0 +1,123 @@
+package disk
+
+import (
+	"sync/atomic"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// Stats is a snapshot of a store. Counts are since Open.
+type Stats struct {
+	Blocks     int64 // in the index
+	IndexBytes int64 // memory of the index
+	Dirs       []DirStats
+
+	Stored, Existed, Busy, NotAdmitted, OverBudget, TooLarge uint64 // items of Put; Busy is all that were refused for now
+	PutsLost                                                 uint64 // items of Put that met a directory that cannot be written
+	Hits, Missed, Corrupt                                    uint64 // items of Get; Corrupt ones were dropped
+	Deletes, DeletesOwed                                     uint64 // keys of Delete; those that could not be written at once
+	CallsRefused                                             uint64 // more than MaxPuts or MaxGets at once
+
+	Writes, WrittenBytes, Reads, ReadBytes uint64 // of the medium
+	WriteErrors, ReadErrors                uint64
+	Evicted, WrittenAgain, AgainBytes      uint64 // blocks that went with their segment; that were written again instead, and their bytes
+	SegmentsDropped                        uint64
+	StateChanges, Probes, IndexFull        uint64
+	Recovered, Damaged                     uint64 // at start: blocks found; records whose bytes did not fit
+	Scanned, RecoveryRead                  uint64 // segments without a footer; bytes read
+}
+
+// DirStats is one directory.
+type DirStats struct {
+	Path       string
+	State      State
+	Reason     string // of a state other than StateOK
+	Direct     bool   // false: the file system cannot do O_DIRECT, and the page cache is used
+	Taken      int64  // bytes of disk
+	Capacity   int64  // bytes of disk allowed
+	Segments   int
+	BudgetLeft int64 // bytes that may be written now; -1 without a budget
+	Owed       int   // deletes still to be written
+}
+
+type counters struct {
+	stored, existed, busy, notAdmitted, overBudget, tooLarge, putsLost atomic.Uint64
+	hits, missed, corrupt                                              atomic.Uint64
+	deletes, deletesOwed, callsRefused                                 atomic.Uint64
+	writes, written, reads, read, writeErrors, readErrors              atomic.Uint64
+	evicted, again, againBytes, segmentsDropped                        atomic.Uint64
+	stateChanges, probes, indexFull                                    atomic.Uint64
+	recovered, damaged, scanned, recoveryRead                          atomic.Uint64
+}
+
+func (c *counters) put(s pool.Status) {
+	switch s {
+	case pool.OK:
+		c.stored.Add(1)
+	case pool.Exists, pool.InProgress:
+		c.existed.Add(1)
+	case pool.Busy:
+		c.busy.Add(1)
+	}
+}
+
+func (c *counters) get(it *pool.Item) {
+	switch it.Status {
+	case pool.OK:
+		c.hits.Add(1)
+	case pool.Corrupt:
+		c.corrupt.Add(1)
+	case pool.Missing:
+		c.missed.Add(1)
+	}
+}
+
+// Stats may be called at any time, also after Close.
+func (s *Store) Stats() Stats {
+	c := &s.count
+	st := Stats{
+		Stored: c.stored.Load(), Existed: c.existed.Load(), Busy: c.busy.Load(), NotAdmitted: c.notAdmitted.Load(), OverBudget: c.overBudget.Load(),
+		TooLarge: c.tooLarge.Load(), PutsLost: c.putsLost.Load(), Hits: c.hits.Load(), Missed: c.missed.Load(), Corrupt: c.corrupt.Load(),
+		Deletes: c.deletes.Load(), DeletesOwed: c.deletesOwed.Load(), CallsRefused: c.callsRefused.Load(),
+		Writes: c.writes.Load(), WrittenBytes: c.written.Load(), Reads: c.reads.Load(), ReadBytes: c.read.Load(),
+		WriteErrors: c.writeErrors.Load(), ReadErrors: c.readErrors.Load(), Evicted: c.evicted.Load(), WrittenAgain: c.again.Load(),
+		AgainBytes: c.againBytes.Load(), SegmentsDropped: c.segmentsDropped.Load(), StateChanges: c.stateChanges.Load(), Probes: c.probes.Load(),
+		IndexFull: c.indexFull.Load(), Recovered: c.recovered.Load(), Damaged: c.damaged.Load(), Scanned: c.scanned.Load(), RecoveryRead: c.recoveryRead.Load(),
+	}
+	st.Blocks, st.IndexBytes = s.index.size()
+	for _, d := range s.dirs {
+		st.Dirs = append(st.Dirs, d.stats())
+	}
+	return st
+}
+
+func (d *dir) stats() DirStats {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	st := DirStats{
+		Path: d.path, State: d.state, Direct: true, Taken: d.taken, Capacity: d.limit, Segments: len(d.segments),
+		BudgetLeft: d.budget.left(), Owed: len(d.owed),
+	}
+	if d.state != StateOK && d.reason != nil {
+		st.Reason = d.reason.Error()
+	}
+	for _, g := range d.segments {
+		st.Direct = st.Direct && g.direct
+	}
+	return st
+}
+
+// Usage counts the disk's bytes and the blocks in the index; capacity is that of the directories that are not missing.
+func (s *Store) Usage() pool.Usage {
+	var u pool.Usage
+	u.Items, _ = s.index.size()
+	for _, d := range s.dirs {
+		d.mu.Lock()
+		u.Bytes += d.taken
+		if d.state != StateMissing {
+			u.Capacity += d.limit
+		}
+		d.mu.Unlock()
+	}
+	return u
+}

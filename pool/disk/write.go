@@ -1,0 +1,124 @@
+package disk
+
+import "github.com/kvagent/kvagent/pool"
+
+// write is a writer: it takes the pieces in order, and the current one as soon as no other is on its way. So a lonely block is written at
+// once, and what comes meanwhile makes the next piece.
+func (d *dir) write() {
+	for {
+		p := d.nextPiece()
+		if p == nil {
+			return
+		}
+		d.finish(p, d.writePiece(p))
+	}
+}
+
+func (d *dir) nextPiece() *piece {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for {
+		if len(d.sealed) > 0 {
+			if p := d.sealed[0]; p.copying == 0 {
+				d.sealed = append(d.sealed[:0], d.sealed[1:]...)
+				d.inFlight++
+				return p
+			}
+		} else if d.inFlight == 0 {
+			if d.cur != nil && d.cur.n > 0 {
+				d.seal()
+				continue
+			}
+			if d.stopping {
+				return nil
+			}
+		}
+		d.work.Wait()
+	}
+}
+
+func (d *dir) writePiece(p *piece) error {
+	d.mu.Lock()
+	lost, reason := d.state != StateOK, d.reason
+	d.mu.Unlock()
+	if lost {
+		return reason
+	}
+	d.budget.spend(int64(p.n))
+	if err := p.seg.writeAt(p.mem[:p.n], p.at); err != nil {
+		return err
+	}
+	d.s.count.written.Add(uint64(p.n))
+	d.s.count.writes.Add(1)
+	if p.sync {
+		return p.seg.sync()
+	}
+	return nil
+}
+
+// finish makes what was written visible, and tells those who wait.
+func (d *dir) finish(p *piece, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, r := range p.recs {
+		r.result = d.settle(p, r, err)
+	}
+	d.inFlight--
+	p.seg.pending--
+	d.free = append(d.free, p.mem)
+	p.mem = nil
+	close(p.done)
+	if err != nil {
+		d.s.count.writeErrors.Add(1)
+		d.lost.Store(true) // some of it may be there
+		d.setState(stateOf(err), err)
+	}
+	if p.seg != d.writing {
+		d.wakeKeeper()
+	}
+	d.broadcast()
+}
+
+func (d *dir) settle(p *piece, r *record, err error) pool.Status {
+	mine := d.pending[r.tag] == r
+	if mine {
+		delete(d.pending, r.tag)
+	}
+	if err != nil {
+		if r.kind == tombstone {
+			d.owe(r.key)
+		}
+		return pool.Busy
+	}
+	at := r.off - p.at
+	p.seg.headers = append(p.seg.headers, p.mem[at:at+headerBytes]...)
+	if r.kind == tombstone {
+		p.seg.tombs++
+		return pool.OK
+	}
+	if !mine || r.deleted {
+		return pool.OK // it was stored, and deleted right after
+	}
+	return d.show(p.seg, r)
+}
+
+// show puts a written block into the index. With the lock held.
+func (d *dir) show(g *segment, r *record) pool.Status {
+	uses := r.from.uses / 2
+	if r.from.segment != 0 {
+		if now, ok := d.s.index.get(r.tag); !ok || !now.same(r.from) {
+			return pool.Missing // it was dropped meanwhile
+		}
+	}
+	old, had, err := d.s.index.put(r.tag, place{segment: g.handle, at: uint32(r.off / grain), length: r.length, uses: uses})
+	if err != nil {
+		d.s.count.indexFull.Add(1)
+		d.lost.Store(true)
+		return pool.Busy
+	}
+	if had {
+		d.gone(old)
+	}
+	g.live++
+	return pool.OK
+}
