@@ -244,3 +244,17 @@ func TestMostRuns(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestMoverIsBound to a node that is there, and says so; to one that is not, it says that, and works.
+func TestMoverIsBound(t *testing.T) {
+	for node, want := range map[int]string{0: "node 0", 999: "node 999: not bound"} {
+		if _, err := os.Stat("/sys/devices/system/node/node0"); err != nil && node == 0 {
+			continue
+		}
+		m := newMoved(t, func(o *cudaipc.MoverOptions) { o.Node = node })
+		m.works()
+		if got := m.mover.Movers()[0].Node; !strings.HasPrefix(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
