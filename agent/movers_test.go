@@ -145,3 +145,25 @@ func TestGPUMemoryWithoutCUDA(t *testing.T) {
 		c.engine = nil
 	}
 }
+
+// A mover that worked and does not come back makes the agent not ready, and says so to whoever registers.
+func TestReadyNamesAFailingMover(t *testing.T) {
+	o := hangUp
+	o.Limits.Steady, o.Limits.Again, o.Limits.AtMost = time.Hour, time.Hour, time.Hour
+	r := newRig(t, withMover(o))
+	for range 2 {
+		c := r.dial()
+		c.registered(c.registerWorker(register("engine")))
+		check(t, r.agent.Ready())
+		check(t, unix.Kill(r.moverPid(), unix.SIGKILL))
+		next[*ipc.Error](c)
+		r.waitFor("the engine is gone", func(st Status) bool { return st.Engines == 0 })
+	}
+	if err := r.agent.Ready(); !contains(err, "host: mover host was lost (crash)") {
+		t.Errorf("ready: %v, want the mover's loss", err)
+	}
+	answer := r.dial().registerWorker(register("engine"))
+	if answer.Status != ipc.RegRefused || !strings.Contains(answer.Text, "not started again for") {
+		t.Errorf("%+v, want a refusal that says when", answer)
+	}
+}
