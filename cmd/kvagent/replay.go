@@ -42,6 +42,8 @@ type replaySettings struct {
 	eviction  string
 	device    string
 
+	dramPath string
+
 	killEngine, killAgent, killMover, pauseAgent int
 	pauseFor                                     time.Duration
 	flip                                         bool
@@ -115,6 +117,7 @@ func (s *replaySettings) addFlags(f *pflag.FlagSet) {
 	f.Var(&choiceValue{&s.integrity, []string{integrityFull, integrityHeader}}, "integrity", "integrity of the agent that is started")
 	f.Var(&choiceValue{&s.eviction, evictions}, "eviction", "eviction of the agent that is started")
 	f.Var(&choiceValue{&s.device, devices}, "device", "device of the agent that is started")
+	f.StringVar(&s.dramPath, "dram-path", "", "file on tmpfs or hugetlbfs for the pool of the agent that is started: then the pool outlives its kills")
 	f.Var(&countValue{&s.killEngine, 0, 1 << 30}, "kill-engine-every", "kill an engine every so many requests; 0 is never")
 	f.Var(&countValue{&s.killAgent, 0, 1 << 30}, "kill-agent-every", "kill the agent every so many requests; 0 is never")
 	f.Var(&countValue{&s.killMover, 0, 1 << 30}, "kill-mover-every", "kill a mover of the agent every so many requests; 0 is never")
@@ -145,6 +148,9 @@ func (s *replaySettings) check() error {
 	}
 	if s.killMover > 0 && (s.device == deviceAuto || s.device == deviceHost) {
 		bad = append(bad, fmt.Errorf("device: %q has no mover, allowed with kill-mover-every: %s, %s", s.device, deviceHostMover, deviceCUDA))
+	}
+	if s.socket != "" && s.dramPath != "" {
+		bad = append(bad, errors.New("dram-path: an agent that was not started here has its own"))
 	}
 	if s.flip && s.engines < 2 {
 		bad = append(bad, fmt.Errorf("engines: %d, allowed: 2 and more with fault-flip-byte", s.engines))

@@ -71,6 +71,9 @@ func launchAgent(ctx context.Context, pool int64, s *replaySettings) (*replayAge
 	a.private = true
 	a.args = []string{"serve", "--socket-dir", dir, "--pool", formatSize(pool), "--integrity", s.integrity, "--eviction", s.eviction, "--device", s.device, "--log-level", "warn",
 		"--max-engines", "4096", "--max-sessions", "2048"}
+	if s.dramPath != "" {
+		a.args = append(a.args, "--dram-path", s.dramPath)
+	}
 	if s.flip {
 		a.args = append(a.args, "--allow-faults")
 	}

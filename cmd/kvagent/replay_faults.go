@@ -93,7 +93,10 @@ func (r *replay) replaceAgent(kill bool) bool {
 		return false
 	}
 	r.count(&r.tally.agentKills, 0)
-	r.befell(r.dealt, r.dealt+1, func(f *mockengine.Fault) { f.PoolLost = true })
+	r.around.kill(r.dealt)
+	if r.set.dramPath == "" {
+		r.befell(r.dealt, r.dealt+1, func(f *mockengine.Fault) { f.PoolLost = true })
+	}
 	if kill {
 		end()
 	}

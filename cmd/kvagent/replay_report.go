@@ -52,6 +52,8 @@ type replayReport struct {
 	LoadsLate       uint64  `json:"loads_late"`
 	DraftsRejected  uint64  `json:"drafts_rejected"`
 	Steps           uint64  `json:"steps"`
+	HitRateBefore   float64 `json:"hit_rate_before_agent_kills"` // of the aroundKill requests dealt before each
+	HitRateAfter    float64 `json:"hit_rate_after_agent_kills"`  // and of those behind it
 	WallS           float64 `json:"wall_s"`
 	Seed            uint64  `json:"seed"`
 
@@ -81,6 +83,7 @@ func (r *replay) report() replayReport {
 	o.HitRate = ratio(o.BlocksHit, o.BlocksLookedUp)
 	o.SimHitRate = mockengine.Simulate(r.records, len(r.engines), r.cfg.Blocks, r.set.poolBlocks(&r.cfg, r.capacity), func(i int) int { return r.deal[i] }, r.faults)
 	o.addStats(&total)
+	o.HitRateBefore, o.HitRateAfter = r.around.rates()
 	r.tally.Lock()
 	defer r.tally.Unlock()
 	o.EngineKills, o.AgentKills, o.AgentPauses, o.KillsInFlight = r.tally.engineKills, r.tally.agentKills, r.tally.pauses, r.tally.inFlight

@@ -67,6 +67,7 @@ type replay struct {
 		moverKills, moverInFlight                 int
 		cleanup                                   time.Duration
 	}
+	around                       around  // hits before and after the agent's kills
 	ownCleanup                   float64 // ms, as the agent says
 	capacity                     int64   // bytes of the pool of an agent that was not started here
 	leases, regions, leftEngines int

@@ -39,6 +39,7 @@ func (r *replay) credit(e *replayEngine, q *mockengine.Request, o *mockengine.Ou
 	}
 	o.Own = min(o.Own, known)
 	o.Pool = min(o.Pool, known-o.Own)
+	r.around.request(int(q.ID), len(q.Prompt), o.Own+o.Pool)
 	e.requests++
 	e.blocks += len(q.Prompt)
 	e.own += o.Own

@@ -22,7 +22,7 @@ type Recovery struct {
 	Spaces  int    // that they are of
 	Damaged int    // slots whose header did not verify, or did not fit
 	Stale   int    // slots of generations that are over
-	Partial int    // entries given up because not all their shards were stored
+	Partial int    // entries, and shards without one, given up because not all shards were stored
 	Notes   []string
 	Took    time.Duration
 }
@@ -47,7 +47,7 @@ func (c *core) restore(f *file, slabBytes int64, r *Recovery) error {
 		}
 	}
 	r.Damaged, r.Stale = int(s.damaged.Load()), int(s.stale.Load())
-	r.Partial = s.giveUpPartial()
+	r.Partial = s.giveUpPartial() + s.strays
 	c.openSlabs(s.claimed)
 	c.restoreOrder(f)
 	r.Entries = int(c.stats.Entries)
@@ -117,6 +117,7 @@ type scan struct {
 	shards         uint16     // that occur, a bit each; guarded by mu
 	total          int        // guarded by mu
 	damaged, stale atomic.Int64
+	strays         int
 	mu             sync.Mutex
 }
 
@@ -200,11 +201,21 @@ func (s *scan) attach(shard uint8) bool {
 			}
 			if !s.attachOne(h, slot) {
 				h.check.Store(0)
-				s.damaged.Add(1) // two slots with one key, or shards out of order
+				s.stray(shard)
 			}
 		}
 	}
 	return true
+}
+
+// stray counts a shard that belongs to no entry: one whose shard 0 was cleared already when the process was killed in the middle
+// of an eviction. Two slots with one key would be damage.
+func (s *scan) stray(shard uint8) {
+	if shard == 0 {
+		s.damaged.Add(1)
+		return
+	}
+	s.strays++
 }
 
 // makeTable makes a hash table that need not grow while it is filled.

@@ -28,7 +28,7 @@ const (
 	saidFull      = 'f' // the pool is full, the storm begins
 
 	stormPool    = 16 << 20 // bytes
-	stormSlab    = 256 << 10
+	stormSlab    = 64 << 10
 	stormWorkers = 4
 	stormRecord  = 16
 	resetSpace   = 2 // of stormSpecs: the one that is reset

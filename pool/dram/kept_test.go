@@ -1,0 +1,415 @@
+package dram
+
+import (
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/evict"
+)
+
+func shmPath(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "kvagent-test-")
+	if err != nil {
+		t.Skipf("SKIPPED: pools that outlive their process need a tmpfs on /dev/shm: %v", err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return filepath.Join(dir, "pool")
+}
+
+func reopen(t *testing.T, o Options) *Pool {
+	t.Helper()
+	p, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func closePool(t *testing.T, p *Pool) {
+	t.Helper()
+	if err := p.Check(); err != nil {
+		t.Error(err)
+	}
+	if err := p.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+var keptSpec = pool.Spec{Identity: []byte("kept"), Fingerprint: pool.Fingerprint{1}, Shards: 1, Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{1024}}}}
+
+func openSpec(t *testing.T, p *Pool, s pool.Spec) pool.SpaceID {
+	t.Helper()
+	id, err := p.OpenSpace(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+// put stores a chain, bytes and all.
+func put(t *testing.T, p *Pool, id pool.SpaceID, h pool.Hashes) {
+	t.Helper()
+	b := pool.Batch{Space: id, Epoch: p.Epoch(id), Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N)}
+	p.Reserve(&b)
+	for i, s := range b.Slots {
+		if b.Status[i] == pool.OK {
+			copy(p.arena.base[s.Off:], h.At(i))
+		}
+	}
+	p.Commit(b.Slots, b.Epoch, b.Status)
+}
+
+// keptFile is a file that holds a chain of 40 blocks.
+func keptFile(t *testing.T) (Options, pool.Hashes) {
+	t.Helper()
+	o := Options{Bytes: 256 << 10, SlabBytes: 16 << 10, Path: shmPath(t)}
+	h := randomChain(nil, 1, 40)
+	p := reopen(t, o)
+	put(t, p, openSpec(t, p, keptSpec), h)
+	closePool(t, p)
+	return o, h
+}
+
+// TestHeaderIsWholeOrFree tries every number of bytes of a header that may have been written when the process was killed.
+func TestHeaderIsWholeOrFree(t *testing.T) {
+	h := header{hash: key{1, 2, 3, 4}, space: 3, hashLen: 32, place: 0x12, generation: 9, length: 4096, sum: 77}
+	h.parent.Store(5)
+	h.check.Store(h.sumOf(8))
+	all := *(*[headerBytes]byte)(unsafe.Pointer(&h))
+	for n := range headerBytes + 1 {
+		var written header
+		copy((*[headerBytes]byte)(unsafe.Pointer(&written))[:], all[:n&^3]) // words are written in one piece
+		if got, want := written.whole(8), n == headerBytes; got != want {
+			t.Errorf("%d bytes written: whole %v", n, got)
+		}
+	}
+	for bit := range headerFixed * 8 {
+		flipped := all
+		flipped[bit/8] ^= 1 << (bit % 8)
+		if (*header)(unsafe.Pointer(&flipped)).whole(8) {
+			t.Errorf("bit %d flipped, and whole", bit)
+		}
+	}
+	if h.whole(9) {
+		t.Error("whole in another slot")
+	}
+}
+
+// TestKilledWhileWriting opens a file as it is in the middle of a save: what is not committed is not there.
+func TestKilledWhileWriting(t *testing.T) {
+	o, h := keptFile(t)
+	p := reopen(t, o)
+	id := openSpec(t, p, keptSpec)
+	more := randomChain(nil, 2, 10)
+	b := pool.Batch{Space: id, Epoch: 1, Hashes: more, Status: make([]pool.Status, 10), Slots: make([]pool.Slot, 10)}
+	p.Reserve(&b)
+	if err := p.Close(); err != nil { // what a kill leaves: nothing of it is written at the end
+		t.Fatal(err)
+	}
+	p = reopen(t, o)
+	defer closePool(t, p)
+	id = openSpec(t, p, keptSpec)
+	if n := p.Prefix(id, 0, more); n != 0 {
+		t.Errorf("committed before the bytes are there: %d blocks are stored that nobody committed", n)
+	}
+	if n := p.Prefix(id, 0, h); n != 40 {
+		t.Errorf("%d of 40 blocks", n)
+	}
+}
+
+// TestResetOutlivesTheProcess: the generation alone makes what was stored before a reset stay away, also when the process was
+// killed before it had dropped a single entry.
+func TestResetOutlivesTheProcess(t *testing.T) {
+	o, h := keptFile(t)
+	p := reopen(t, o)
+	if _, _, err := p.turn(openSpec(t, p, keptSpec)); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p = reopen(t, o)
+	id := openSpec(t, p, keptSpec)
+	if n := p.Prefix(id, 0, h); n != 0 || p.Info().Recovery.Stale != 40 {
+		t.Errorf("%d blocks came back, stored before a reset; %+v", n, p.Info().Recovery)
+	}
+	if e := p.Epoch(id); e != 1 {
+		t.Errorf("epoch %d, want 1 in each life", e)
+	}
+	put(t, p, id, h)
+	closePool(t, p)
+	p = reopen(t, o)
+	if err := p.Forget(keptSpec.Fingerprint); err != nil { // nobody opened the space yet
+		t.Fatal(err)
+	}
+	closePool(t, p)
+	p = reopen(t, o)
+	defer closePool(t, p)
+	if n := p.Prefix(openSpec(t, p, keptSpec), 0, h); n != 0 {
+		t.Errorf("%d blocks came back, forgotten before", n)
+	}
+}
+
+func TestOtherIdentityGetsNothing(t *testing.T) {
+	o, h := keptFile(t)
+	other := keptSpec
+	other.Identity = []byte("another with the same fingerprint")
+	p := reopen(t, o)
+	id := openSpec(t, p, other)
+	if n := p.Prefix(id, 0, h); n != 0 {
+		t.Errorf("%d blocks of another identity", n)
+	}
+	if s := p.Stats(); s.Used != 0 {
+		t.Errorf("%d bytes used by what nobody can find", s.Used)
+	}
+	if _, err := p.OpenSpace(keptSpec); !errors.Is(err, pool.ErrIdentity) {
+		t.Errorf("both open: %v", err)
+	}
+	put(t, p, id, h)
+	closePool(t, p)
+	p = reopen(t, o)
+	defer closePool(t, p)
+	if n := p.Prefix(openSpec(t, p, other), 0, h); n != 40 {
+		t.Errorf("%d of 40 blocks", n)
+	}
+}
+
+// TestUnopenedIsEvicted: what nobody asks for any more makes room.
+func TestUnopenedIsEvicted(t *testing.T) {
+	o, h := keptFile(t)
+	p := reopen(t, o)
+	defer closePool(t, p)
+	other := keptSpec
+	other.Fingerprint[0], other.Identity = 2, []byte("other")
+	id := openSpec(t, p, other)
+	long := randomChain(nil, 9, 256)
+	put(t, p, id, long)
+	if n := p.Prefix(id, 0, long); n != 256 {
+		t.Errorf("%d of 256 blocks found room", n)
+	}
+	if n := p.Prefix(openSpec(t, p, keptSpec), 0, h); n != 0 {
+		t.Errorf("%d blocks are there still", n)
+	}
+}
+
+// TestOrderOfUseOutlivesTheProcess: the chain that was loaded last stays, and of the others the suffix goes first.
+func TestOrderOfUseOutlivesTheProcess(t *testing.T) {
+	for name, policy := range map[string]func() pool.Policy{"none": func() pool.Policy { return nil }, "lru": func() pool.Policy { return evict.NewLRU() }} {
+		now := time.Unix(1_700_000_000, 0)
+		o := Options{Bytes: 64 << 10, SlabBytes: 16 << 10, Path: shmPath(t), Clock: func() time.Time { return now }, Policy: policy()}
+		p := reopen(t, o)
+		id := openSpec(t, p, keptSpec)
+		chains := []pool.Hashes{randomChain(nil, 1, 20), randomChain(nil, 2, 20), randomChain(nil, 3, 20)}
+		for _, h := range chains {
+			now = now.Add(time.Second)
+			put(t, p, id, h)
+		}
+		now = now.Add(time.Second)
+		_, refs, _ := p.Pin(id, 0, chains[0], math.MaxInt64, nil)
+		p.Unpin(refs)
+		closePool(t, p)
+		now, o.Policy = now.Add(time.Second), policy()
+		p = reopen(t, o)
+		id = openSpec(t, p, keptSpec)
+		put(t, p, id, randomChain(nil, 4, 14)) // 4 slots are free
+		got := [3]int{}
+		for i, h := range chains {
+			got[i] = p.Prefix(id, 0, h)
+		}
+		if got != [3]int{20, 10, 20} {
+			t.Errorf("policy %s: %v blocks of the chains are left, want 20, 10, 20", name, got)
+		}
+		closePool(t, p)
+	}
+}
+
+// TestColdStarts names what makes a file useless, and what is done about it.
+func TestColdStarts(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(o *Options, b []byte) // of the options, and of the superblock
+		why    string
+	}{
+		"other size":       {func(o *Options, _ []byte) { o.Bytes *= 2 }, "its arena has"},
+		"other slabs":      {func(o *Options, _ []byte) { o.SlabBytes *= 2 }, "in slabs of"},
+		"unknown format":   {func(_ *Options, b []byte) { b[8] = 9 }, "its format is 9, known are 1 and 2"},
+		"damaged":          {func(_ *Options, b []byte) { b[33] ^= 1 }, "superblock is damaged"},
+		"made in part":     {func(_ *Options, b []byte) { clear(b) }, "was not finished"},
+		"slabs that clash": {nil, "slabs overlap"},
+	} {
+		o, h := keptFile(t)
+		changeFile(t, o, func(b []byte, l *layout) {
+			if c.change != nil {
+				c.change(&o, b[l.super:])
+				return
+			}
+			copy(b[l.slabs+slabWordBytes:][:slabWordBytes], b[l.slabs:])
+		})
+		p := reopen(t, o)
+		if r := p.Info().Recovery; !strings.Contains(r.Cold, c.why) || r.Entries != 0 {
+			t.Errorf("%s: %+v, want %q", name, r, c.why)
+		}
+		id := openSpec(t, p, keptSpec)
+		if n := p.Prefix(id, 0, h); n != 0 {
+			t.Errorf("%s: %d blocks", name, n)
+		}
+		put(t, p, id, h)
+		closePool(t, p)
+		p = reopen(t, o)
+		if r := p.Info().Recovery; r.Cold != "" || r.Entries != 40 {
+			t.Errorf("%s, and again: %+v", name, r)
+		}
+		closePool(t, p)
+	}
+}
+
+// changeFile changes the bytes of a file that nobody has open.
+func changeFile(t *testing.T, o Options, change func(b []byte, l *layout)) {
+	t.Helper()
+	b, err := os.ReadFile(o.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := layoutOf(o.Bytes, o.SlabBytes, pageBytes)
+	change(b, &l)
+	if err := os.WriteFile(o.Path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestDamagedHeadersAreFreeSlots(t *testing.T) {
+	o, h := keptFile(t)
+	changeFile(t, o, func(b []byte, l *layout) {
+		for i := range 40 {
+			if i%2 == 1 {
+				b[l.headers+int64(i)*headerBytes+int64(i)] ^= 0x40
+			}
+		}
+	})
+	p := reopen(t, o)
+	id := openSpec(t, p, keptSpec)
+	if r := p.Info().Recovery; r.Damaged != 20 || r.Entries != 20 {
+		t.Errorf("%+v, want 20 damaged of 40", r)
+	}
+	put(t, p, id, h)
+	if n := p.Prefix(id, 0, h); n != 40 {
+		t.Errorf("%d of 40 blocks after they were stored again", n)
+	}
+	closePool(t, p)
+}
+
+// TestFilesThatAreRefused: nothing of somebody else's is touched.
+func TestFilesThatAreRefused(t *testing.T) {
+	o := Options{Bytes: 64 << 10, SlabBytes: 16 << 10, Path: shmPath(t)}
+	for name, c := range map[string]struct {
+		make func() error
+		why  string
+	}{
+		"foreign":        {func() error { return os.WriteFile(o.Path, []byte(strings.Repeat("notes\n", 2000)), 0o600) }, "no pool's"},
+		"open to others": {func() error { return errors.Join(os.WriteFile(o.Path, nil, 0o600), os.Chmod(o.Path, 0o644)) }, "mode 0644"},
+		"link":           {func() error { return os.Symlink("/etc/hostname", o.Path) }, "symbolic link"},
+		"directory":      {func() error { return os.Mkdir(o.Path, 0o700) }, "directory"},
+		"no directory":   {func() error { o.Path += "/x/y"; return nil }, "not there"},
+	} {
+		path := o.Path
+		if err := c.make(); err != nil {
+			t.Fatal(err)
+		}
+		before, _ := os.ReadFile(path)
+		if _, err := Open(o); err == nil || !strings.Contains(err.Error(), c.why) {
+			t.Errorf("%s: %v, want %q", name, err, c.why)
+		}
+		if after, _ := os.ReadFile(path); string(after) != string(before) {
+			t.Errorf("%s: it was changed", name)
+		}
+		o.Path = path
+		os.RemoveAll(path)
+	}
+	if _, err := Open(Options{Bytes: 64 << 10, Path: o.Path, Virtual: true}); err == nil {
+		t.Error("a virtual pool in a file")
+	}
+}
+
+func TestSecondPoolIsRefused(t *testing.T) {
+	o, _ := keptFile(t)
+	p := reopen(t, o)
+	var held *HeldError
+	if _, err := Open(o); !errors.As(err, &held) || held.Process != os.Getpid() || held.Gone {
+		t.Errorf("%v", err)
+	}
+	list, err := ListFiles(filepath.Dir(o.Path))
+	if err != nil || len(list) != 1 || list[0].State != Live || list[0].Process != os.Getpid() || list[0].Bytes != o.Bytes {
+		t.Errorf("%+v, %v", list, err)
+	}
+	if err := RemoveFile(o.Path); !errors.Is(err, ErrHeld) {
+		t.Errorf("removed in use: %v", err)
+	}
+	closePool(t, p)
+	os.WriteFile(filepath.Join(filepath.Dir(o.Path), "notes"), make([]byte, 8<<10), 0o600)
+	list, err = ListFiles(filepath.Dir(o.Path))
+	if err != nil || len(list) != 1 || list[0].State != Abandoned || list[0].Age > time.Minute || list[0].Allocated < o.Bytes {
+		t.Errorf("%+v, %v", list, err)
+	}
+	if err := RemoveFile(o.Path); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestLearnedOutlivesTheProcess: the policy gets back what it gave, and damage is a note.
+func TestLearnedOutlivesTheProcess(t *testing.T) {
+	o := Options{Bytes: 64 << 10, SlabBytes: 16 << 10, Path: shmPath(t)}
+	learned := &learner{Policy: evict.NewLRU(), gives: []byte("what it learned")}
+	o.Policy = learned
+	closePool(t, reopen(t, o))
+	again := &learner{Policy: evict.NewLRU()}
+	o.Policy = again
+	p := reopen(t, o)
+	if string(again.got) != "what it learned" {
+		t.Errorf("it got %q back", again.got)
+	}
+	closePool(t, p)
+	again.gives = make([]byte, 100_000)
+	o.Policy = again
+	closePool(t, reopen(t, o))
+	refuses := &learner{Policy: evict.NewLRU(), refuse: errors.New("of another version")}
+	o.Policy = refuses
+	p = reopen(t, o)
+	if r := p.Info().Recovery; len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "of another version") || len(refuses.got) != 100_000 {
+		t.Errorf("%+v, %d bytes", r, len(refuses.got))
+	}
+	closePool(t, p)
+}
+
+type learner struct {
+	pool.Policy
+	gives, got []byte
+	refuse     error
+}
+
+func (l *learner) Learned() []byte      { return l.gives }
+func (l *learner) Learn(b []byte) error { l.got = b; return l.refuse }
+
+// TestNoRoomIsSaid: a file system that is too small is an error at the start that names both sizes.
+func TestNoRoomIsSaid(t *testing.T) {
+	var fs unix.Statfs_t
+	path := shmPath(t)
+	if err := unix.Statfs(filepath.Dir(path), &fs); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Open(Options{Bytes: 1 << 40, Path: path})
+	if err == nil || !strings.Contains(err.Error(), "GiB") {
+		t.Errorf("%v", err)
+	}
+	if _, err := os.Stat(path); err == nil {
+		t.Error("a file was left behind")
+	}
+}
