@@ -114,7 +114,7 @@ func (s *serveSettings) check() error {
 			bad = append(bad, fmt.Errorf("lookup: %w", err))
 		}
 	}
-	return errors.Join(bad...)
+	return errors.Join(append(bad, s.tiers.check())...)
 }
 
 // parseGroup reads a group's name or number; 0 is none.

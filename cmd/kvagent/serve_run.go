@@ -20,7 +20,7 @@ import (
 
 // serve runs an agent until a signal ends it. The directory is taken first: a second agent is refused before it
 // takes memory for a pool. What is opened here is closed here, in the opposite order: the agent, the device that
-// maps the pool's arena, the pool.
+// maps the pool's arena, the pool; the tiers between device and agent.
 func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	cfg, err := s.agentConfig()
 	if err != nil {
@@ -43,7 +43,12 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	}
 	defer func() { err = errors.Join(err, device.Close(cudaipc.AllPeers)) }()
 	cfg.Fault.Flip = func() error { return flipNewest(p) }
-	a, err := agent.New(cfg, p, device, log)
+	stack, closeTiers, err := openTiers(p, s, log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeTiers()) }()
+	a, err := agent.New(cfg, stack, device, log)
 	if err != nil {
 		return configError(err)
 	}

@@ -40,6 +40,8 @@ type serveSettings struct {
 	logJSON      bool
 	drainTimeout time.Duration
 
+	tiers tierSettings
+
 	// For tests of whoever checks the bytes.
 	flipAfter   int
 	allowFaults bool
@@ -78,6 +80,8 @@ func (s *serveSettings) addFlags(f *pflag.FlagSet) {
 	f.Var(&choiceValue{&s.eviction, evictions}, "eviction", "what goes when the pool is full: hazard learns which blocks come again, lru is the one used least recently")
 	f.Var(&choiceValue{&s.integrity, []string{integrityFull, integrityHeader}}, "integrity", "full adds a checksum of each block's content, made at save and verified at load")
 	f.Var(&sizeValue{&s.leaseBytes, 0, dram.MaxBytes}, "lease-bytes", "most that one engine's look-ups may hold reserved; 0 is a quarter of the pool")
+
+	s.tiers.addFlags(f)
 
 	f.StringVar(&s.socketGroup, "socket-group", "", "group that may use the sockets too (name or number); the directory is then 2770")
 	f.Var(&idsValue{&s.allowUIDs}, "allow-uid", "users that may open sessions; default: the agent's own and root")

@@ -68,6 +68,7 @@ func printStatus(out io.Writer, st *agent.Status) error {
 	fmt.Fprintf(t, "blocks\t%d saved (%s), %d loaded (%s)\n",
 		st.BlocksSaved, humanSize(int64(st.BytesSaved)), st.BlocksLoaded, humanSize(int64(st.BytesLoaded)))
 	fmt.Fprintf(t, "leases\t%d open (%s), %d given, %d revoked\n", st.Leases, humanSize(st.LeaseBytes), st.LeasesGiven, st.LeasesRevoked)
+	printTiers(t, st.Tiers)
 	fmt.Fprintf(t, "engines\t%d, %d regions open, %d jobs, clean-up at most %.1f ms\n", st.Engines, st.Regions, st.Jobs, st.CleanupMaxMS)
 	for i := range st.Movers {
 		printMover(t, &st.Movers[i])

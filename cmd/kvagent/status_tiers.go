@@ -1,0 +1,30 @@
+package main
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/kvagent/kvagent/agent"
+)
+
+// printTiers is a line for each tier, in the table of status.
+func printTiers(t io.Writer, tiers *agent.TiersStatus) {
+	if tiers == nil {
+		return
+	}
+	for i := range tiers.List {
+		s := &tiers.List[i]
+		state := s.State
+		if s.Error != "" {
+			state += " (" + s.Error + ")"
+		}
+		size := humanSize(s.Used)
+		if s.Capacity > 0 {
+			size += " of " + humanSize(s.Capacity)
+		}
+		fmt.Fprintf(t, "tier %s\t%s, %s; %d blocks read (%s), %d did not come; %d written (%s), %d not; %d damaged\n",
+			s.Name, state, size, s.Hits, humanSize(int64(s.BytesIn)), s.Misses, s.Stored, humanSize(int64(s.BytesOut)), s.Dropped+s.Failed, s.Corrupt)
+	}
+	fmt.Fprintf(t, "prefetch\t%d blocks on their way (%s of %s), %d came, %d did not\n",
+		tiers.Promises, humanSize(tiers.PromiseBytes), humanSize(tiers.PromiseCap), tiers.Kept, tiers.Unkept)
+}

@@ -1,0 +1,44 @@
+package main
+
+import (
+	"errors"
+	"net/url"
+	"strings"
+
+	"go.uber.org/zap"
+
+	"github.com/kvagent/kvagent/pool/disk"
+)
+
+const schemeDisk = "disk"
+
+// readDiskTier reads disk:DIR?capacity=SIZE. Further directories, each of the same capacity, are given by dirs=DIR,DIR.
+func readDiskTier(u *url.URL, o *tierOptions) func(*tierNeeds) (openedTier, error) {
+	capacity := o.size("capacity", 0, disk.MinSegments*disk.MinSegmentBytes, disk.MaxDirBytes)
+	if capacity == 0 {
+		o.fail(errors.New("capacity must be given: the bytes of disk it may use in each directory"))
+	}
+	d := disk.Options{
+		SegmentBytes: o.size("segment", 0, disk.MinSegmentBytes, disk.MaxSegmentBytes), WriteBytes: int(o.size("write-bytes", 0, disk.MinWriteBytes, disk.MaxWriteBytes)),
+		WriteDepth: o.count("write-depth", 0, 1, disk.MaxWriteDepth), ReadDepth: o.count("read-depth", 0, 1, disk.MaxReadDepth),
+		BudgetBytesPerDay: o.size("budget-per-day", 0, 0, disk.MaxDirBytes),
+		Admission:         disk.Admission{Again: o.choice("admit", "all", "all", "again") == "again"},
+	}
+	dirs := []string{u.Path}
+	if more := o.text("dirs", ""); more != "" {
+		dirs = append(dirs, strings.Split(more, ",")...)
+	}
+	for _, dir := range dirs {
+		d.Dirs = append(d.Dirs, disk.Dir{Path: dir, Bytes: capacity})
+	}
+	return func(n *tierNeeds) (openedTier, error) {
+		d.OnState = func(path string, from, to disk.State, reason error) {
+			n.log.Warn("disk", zap.String("dir", path), zap.Stringer("from", from), zap.Stringer("to", to), zap.Error(reason))
+		}
+		s, err := disk.Open(d)
+		if err != nil {
+			return openedTier{}, err
+		}
+		return openedTier{store: s, local: true, close: s.Close}, nil
+	}
+}

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/kvagent/kvagent/pool/redis"
+)
+
+// readRedisTier reads redis://[USER@]HOST:PORT[,HOST:PORT...][/DATABASE]; rediss:// is with TLS.
+func readRedisTier(u *url.URL, o *tierOptions) func(*tierNeeds) (openedTier, error) {
+	r := redis.Options{
+		Addresses: strings.Split(u.Host, ","), Username: u.User.Username(), Prefix: o.text("prefix", ""),
+		TTL:        o.duration("ttl", 0, time.Second, redis.MaxTTL),
+		ChunkBytes: int(o.size("chunk", 0, redis.MinChunkBytes, redis.MaxChunkBytes)), Concurrency: o.count("concurrency", 0, 1, 256),
+		DialTimeout: o.duration("dial-timeout", 0, 10*time.Millisecond, time.Minute), Silence: o.duration("silence", 0, 100*time.Millisecond, time.Minute),
+		MasterName: o.text("master", ""),
+	}
+	switch o.choice("mode", "single", "single", "cluster", "sentinel") {
+	case "cluster":
+		r.Mode = redis.Cluster
+	case "sentinel":
+		r.Mode = redis.Sentinel
+	}
+	if path := strings.Trim(u.Path, "/"); path != "" {
+		n, err := strconv.Atoi(path)
+		if err != nil {
+			err = fmt.Errorf("database %q, allowed: a number", path)
+		}
+		r.Database = n
+		o.fail(err)
+	}
+	var err error
+	r.Password, err = o.secret("password")
+	o.fail(err)
+	ca, name := o.text("tls-ca-file", ""), o.text("tls-server-name", "")
+	if u.Scheme == "rediss" {
+		r.TLS, err = tlsConfig(ca, name)
+		o.fail(err)
+	} else if ca+name != "" {
+		o.fail(errors.New("tls-ca-file and tls-server-name: allowed with rediss://"))
+	}
+	return func(n *tierNeeds) (openedTier, error) {
+		r.OnState = func(from, to redis.State, reason error) {
+			n.log.Warn("redis", zap.Stringer("from", from), zap.Stringer("to", to), zap.Error(reason))
+		}
+		s, err := redis.Open(r)
+		if err != nil {
+			return openedTier{}, err
+		}
+		return openedTier{store: s, close: s.Close}, nil
+	}
+}
+
+// tlsConfig trusts the system's authorities, or those of a file.
+func tlsConfig(caFile, serverName string) (*tls.Config, error) {
+	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: serverName}
+	if caFile == "" {
+		return c, nil
+	}
+	text, err := os.ReadFile(caFile)
+	if err != nil {
+		return nil, fmt.Errorf("tls-ca-file: %w", err)
+	}
+	c.RootCAs = x509.NewCertPool()
+	if !c.RootCAs.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("tls-ca-file: %s has no certificate", caFile)
+	}
+	return c, nil
+}

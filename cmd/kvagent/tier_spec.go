@@ -1,0 +1,202 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kvagent/kvagent/pool/tier"
+)
+
+// tierSpec is one --tier: SCHEME:WHERE?OPTION=VALUE&... The options of every tier are read here, the others by the scheme's reader, before anything is opened.
+type tierSpec struct {
+	tier.Tier
+	text   string
+	scheme string
+	path   string // of the URL
+	open   func(*tierNeeds) (openedTier, error)
+}
+
+// tierSchemes are the readers of specs. Each checks the whole of it, and gives what opens the store later.
+var tierSchemes = map[string]func(u *url.URL, o *tierOptions) func(*tierNeeds) (openedTier, error){
+	schemeDisk: readDiskTier,
+	"redis":    readRedisTier,
+	"rediss":   readRedisTier,
+}
+
+// parseTier reads a spec.
+func parseTier(text string) (*tierSpec, error) {
+	u, err := url.Parse(text)
+	if err != nil {
+		return nil, errors.New("no URL, allowed: SCHEME:WHERE?OPTION=VALUE&...")
+	}
+	read := tierSchemes[u.Scheme]
+	if read == nil {
+		names := make([]string, 0, len(tierSchemes))
+		for name := range tierSchemes {
+			names = append(names, name)
+		}
+		slices.Sort(names)
+		return nil, fmt.Errorf("scheme %q, allowed: %s", u.Scheme, strings.Join(names, ", "))
+	}
+	if _, has := u.User.Password(); has {
+		return nil, errors.New("a password in it, allowed: password-file or password-env, because command lines are seen by all")
+	}
+	o := &tierOptions{values: u.Query()}
+	s := &tierSpec{text: text, scheme: u.Scheme, path: u.Path}
+	s.Name, s.Write = u.Scheme, tier.OnSave
+	if u.Scheme == schemeDisk {
+		s.Write = tier.OnSecondUse
+	}
+	s.readCommon(o)
+	s.open = read(u, o)
+	return s, o.end()
+}
+
+func (s *tierSpec) readCommon(o *tierOptions) {
+	s.Name = o.text("name", s.Name)
+	if when := o.text("write", s.Write.String()); when != s.Write.String() {
+		var err error
+		if s.Write, err = tier.ParseWhen(when); err != nil {
+			o.bad = append(o.bad, err)
+		}
+	}
+	s.Workers = o.count("workers", 0, 1, 64)
+	s.Askers = o.count("askers", 0, 1, 64)
+	s.BatchBytes = o.size("batch", 0, 4<<10, 1<<30)
+	s.PutQueue = o.count("put-queue", 0, 1, 1<<20)
+	s.FetchWithin = o.duration("fetch-within", 0, time.Millisecond, 5*time.Minute)
+	s.PutWithin = o.duration("put-within", 0, time.Millisecond, 5*time.Minute)
+	s.AskWithin = o.duration("ask-within", 0, time.Millisecond, time.Minute)
+	s.FoundFor = o.duration("found-for", 0, 10*time.Millisecond, time.Hour)
+	s.AbsentFor = o.duration("absent-for", 0, 10*time.Millisecond, time.Hour)
+	s.BreakAfter = o.count("break-after", 0, 1, 1000)
+	s.BreakFirst = o.duration("break-first", 0, time.Millisecond, 10*time.Minute)
+	s.BreakLast = o.duration("break-last", 0, time.Millisecond, time.Hour)
+}
+
+// tierOptions are the options of a spec. Reading one that is not allowed notes an error; end gives all of them, and names what nobody read.
+type tierOptions struct {
+	values url.Values
+	bad    []error
+}
+
+func (o *tierOptions) take(key string) (string, bool) {
+	v, there := o.values[key]
+	delete(o.values, key)
+	if !there {
+		return "", false
+	}
+	if len(v) != 1 {
+		o.bad = append(o.bad, fmt.Errorf("%s: given %d times, allowed: once", key, len(v)))
+	}
+	return v[0], true
+}
+
+// value reads an option by the value of a setting.
+func (o *tierOptions) value(key string, v interface{ Set(string) error }) {
+	if text, there := o.take(key); there {
+		if err := v.Set(text); err != nil {
+			o.bad = append(o.bad, fmt.Errorf("%s: %q, %w", key, text, err))
+		}
+	}
+}
+
+func (o *tierOptions) text(key, def string) string {
+	if text, there := o.take(key); there {
+		return text
+	}
+	return def
+}
+
+func (o *tierOptions) count(key string, def, low, high int) int {
+	o.value(key, &countValue{&def, low, high})
+	return def
+}
+
+func (o *tierOptions) size(key string, def, low, high int64) int64 {
+	o.value(key, &sizeValue{&def, low, high})
+	return def
+}
+
+func (o *tierOptions) duration(key string, def, low, high time.Duration) time.Duration {
+	o.value(key, &durationValue{&def, low, high})
+	return def
+}
+
+func (o *tierOptions) choice(key, def string, allowed ...string) string {
+	o.value(key, &choiceValue{&def, allowed})
+	return def
+}
+
+// secret reads what must not stand on a command line: from the file of KEY-file, or the variable of KEY-env.
+func (o *tierOptions) secret(key string) (string, error) {
+	file, variable := o.text(key+"-file", ""), o.text(key+"-env", "")
+	switch {
+	case file != "" && variable != "":
+		return "", fmt.Errorf("%s-file and %s-env are both given, allowed: one", key, key)
+	case file != "":
+		text, err := os.ReadFile(file)
+		return strings.TrimRight(string(text), "\r\n"), err
+	case variable != "":
+		text, there := os.LookupEnv(variable)
+		if !there {
+			return "", fmt.Errorf("%s-env: %q is not in the environment", key, variable)
+		}
+		return text, nil
+	}
+	return "", nil
+}
+
+// fail notes an error of a reader.
+func (o *tierOptions) fail(err error) {
+	if err != nil {
+		o.bad = append(o.bad, err)
+	}
+}
+
+func (o *tierOptions) end() error {
+	for key := range o.values {
+		o.bad = append(o.bad, fmt.Errorf("%s: no option of this tier, see docs/TIERS.md", key))
+	}
+	return errors.Join(o.bad...)
+}
+
+// tiersValue is --tier. In the environment and the file several are joined by commas; one may have commas of its own, so only a comma in front of a scheme parts them.
+type tiersValue struct{ v *[]*tierSpec }
+
+var nextTier = regexp.MustCompile(`,[a-z0-9]+:/`)
+
+func (t *tiersValue) Type() string { return "url" }
+func (t *tiersValue) String() string {
+	if t.v == nil {
+		return ""
+	}
+	var out []string
+	for _, s := range *t.v {
+		out = append(out, s.text)
+	}
+	return strings.Join(out, ",")
+}
+
+func (t *tiersValue) Set(text string) error {
+	for text != "" {
+		one := text
+		if at := nextTier.FindStringIndex(text); at != nil {
+			one, text = text[:at[0]], text[at[0]+1:]
+		} else {
+			text = ""
+		}
+		s, err := parseTier(strings.TrimSpace(one))
+		if err != nil {
+			return err
+		}
+		*t.v = append(*t.v, s)
+	}
+	return nil
+}

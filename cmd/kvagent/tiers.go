@@ -1,0 +1,138 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/pflag"
+	"go.uber.org/zap"
+
+	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram"
+	"github.com/kvagent/kvagent/pool/tier"
+)
+
+// tierSettings are the settings of what is below the pool's memory.
+type tierSettings struct {
+	specs    []*tierSpec
+	state    string // directory; empty: the first disk tier's
+	staging  int64  // bytes
+	prefetch int64  // bytes; 0: an eighth of the pool
+	prefill  int    // tokens a second; 0: answers are not cut
+}
+
+func (t *tierSettings) addFlags(f *pflag.FlagSet) {
+	t.staging = tier.DefaultStaging
+	f.Var(&tiersValue{&t.specs}, "tier", "a store below the pool, nearest first, such as disk:/var/lib/kvagent?capacity=100GiB or redis://host:6379; may be given several times (docs/TIERS.md)")
+	f.StringVar(&t.state, "tier-state", "", "directory for what must outlive the agent: which spaces were reset; default: the directory of the first disk tier")
+	f.Var(&sizeValue{&t.staging, tier.MinStaging, tier.MaxStaging}, "tier-staging", "memory for blocks on their way to and from tiers; a block larger than half of it stays in the pool")
+	f.Var(&sizeValue{&t.prefetch, 0, dram.MaxBytes}, "prefetch-bytes", "most that is being brought up from tiers at a time; 0 is an eighth of the pool")
+	f.Var(&countValue{&t.prefill, 0, 1e9}, "prefill-tokens-per-second", "what an engine computes: an answer is cut where a tier would take longer; 0 never cuts")
+}
+
+// check is what no single setting can say for itself.
+func (t *tierSettings) check() error {
+	var bad []error
+	names := map[string]bool{}
+	shared := false
+	for _, s := range t.specs {
+		if names[s.Name] {
+			bad = append(bad, fmt.Errorf("tier: %s: name %q is used twice, allowed: once (give one a name=)", s.text, s.Name))
+		}
+		names[s.Name] = true
+		shared = shared || s.scheme != schemeDisk
+	}
+	if len(t.specs) > tier.MaxTiers {
+		bad = append(bad, fmt.Errorf("tier: %d tiers, allowed: at most %d", len(t.specs), tier.MaxTiers))
+	}
+	if shared && t.stateDir() == "" {
+		bad = append(bad, errors.New("tier-state must be given: a store that outlives the agent, and no disk tier beside which to keep what was reset"))
+	}
+	return errors.Join(bad...)
+}
+
+// stateDir is where the salts are.
+func (t *tierSettings) stateDir() string {
+	if t.state != "" {
+		return t.state
+	}
+	for _, s := range t.specs {
+		if s.scheme == schemeDisk {
+			return s.path
+		}
+	}
+	return ""
+}
+
+// saltsFile is the file in the state directory.
+const saltsFile = "kvagent-resets.json"
+
+// openTiers puts the tiers below a pool. Without any it gives the pool itself. The function closes what was opened.
+func openTiers(p *dram.Pool, s *serveSettings, log *zap.Logger) (agent.Pool, func() error, error) {
+	t := &s.tiers
+	if len(t.specs) == 0 {
+		return p, func() error { return nil }, nil
+	}
+	if err := os.MkdirAll(t.stateDir(), 0o700); err != nil {
+		return nil, nil, fmt.Errorf("tier-state: %w", err)
+	}
+	staging, err := tier.OpenStaging(t.staging)
+	if err != nil {
+		return nil, nil, err
+	}
+	closers := []func() error{staging.Close}
+	fail := func(err error) (agent.Pool, func() error, error) {
+		return nil, nil, errors.Join(err, closeAll(closers))
+	}
+	tiers := make([]tier.Tier, 0, len(t.specs))
+	for _, spec := range t.specs {
+		opened, err := spec.open(&tierNeeds{spec: spec, staging: staging, log: log.With(zap.String("tier", spec.Name))})
+		if err != nil {
+			return fail(fmt.Errorf("tier: %s: %w", spec.text, err))
+		}
+		closers = append(closers, opened.close)
+		one := spec.Tier
+		one.Store, one.Local = opened.store, opened.local
+		tiers = append(tiers, one)
+		log.Info("tier", zap.String("tier", spec.Name), zap.String("store", spec.text), zap.Stringer("write", one.Write))
+	}
+	stack, err := tier.Open(p, tiers, t.options(s, staging, log))
+	if err != nil {
+		return fail(configError(err))
+	}
+	return stack, func() error { return errors.Join(stack.Close(), closeAll(closers)) }, nil
+}
+
+func (t *tierSettings) options(s *serveSettings, staging *tier.Staging, log *zap.Logger) tier.Options {
+	node, _ := os.Hostname() // empty: what is stored names no source
+	return tier.Options{
+		PrefetchBytes: t.prefetch, PrefillTokens: float64(t.prefill), Staging: staging, Salts: filepath.Join(t.stateDir(), saltsFile),
+		NoSums: s.integrity == integrityHeader, Node: node,
+		Log: func(name, what string, err error) { log.Warn(what, zap.String("tier", name), zap.Error(err)) },
+	}
+}
+
+// closeAll closes in the opposite order.
+func closeAll(closers []func() error) (err error) {
+	for i := len(closers) - 1; i >= 0; i-- {
+		err = errors.Join(err, closers[i]())
+	}
+	return err
+}
+
+// openedTier is a store that was opened by its spec.
+type openedTier struct {
+	store pool.Store
+	local bool // its Exists answers from memory
+	close func() error
+}
+
+// tierNeeds is what an opener is given.
+type tierNeeds struct {
+	spec    *tierSpec
+	staging *tier.Staging // a store in another process may register it
+	log     *zap.Logger
+}
