@@ -207,6 +207,9 @@ func (r *registry) publishLocked() {
 // reset starts a new weights epoch of a space, and names the other sessions of the space. sp.resetting is held, and not
 // mu while the pool drops what was stored: that takes as long as the pool is large, and engines die meanwhile.
 func (r *registry) reset(sp *space, by *session) (epoch uint32, others []*session, err error) {
+	if err := r.forget(sp); err != nil {
+		return 0, nil, err
+	}
 	rules, epoch := r.countReset(sp)
 	if rules != nil {
 		if epoch, err = r.pool.ResetSpace(rules.ID); err != nil {
@@ -221,6 +224,16 @@ func (r *registry) reset(sp *space, by *session) (epoch uint32, others []*sessio
 		}
 	}
 	return epoch, others, nil
+}
+
+// forget drops what a pool that outlives the agent has of a space that is not open yet: a reset counts for that too, and must not
+// be lost with this process.
+func (r *registry) forget(sp *space) error {
+	f, ok := r.pool.(pool.Forgetter)
+	if !ok || sp.open.Load() != nil {
+		return nil
+	}
+	return f.Forget(sp.fp)
 }
 
 // countReset counts a reset of a space that is not open in the pool, or says by which rules it is open.

@@ -1,0 +1,48 @@
+package agent
+
+import (
+	"errors"
+	"sync/atomic"
+	"testing"
+
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// keptPool is a pool that has entries of another life.
+type keptPool struct {
+	Pool
+	forgotten atomic.Int32
+	fails     bool
+}
+
+func (p *keptPool) Forget(pool.Fingerprint) error {
+	p.forgotten.Add(1)
+	if p.fails {
+		return errors.New("no")
+	}
+	return nil
+}
+
+// A reset before the pool's space is open counts for what the pool has of the space from another life, and is acknowledged
+// only when that is gone.
+func TestResetBeforeTheSpaceIsOpenForgets(t *testing.T) {
+	r := newRig(t)
+	kept := &keptPool{Pool: r.agent.pool}
+	r.agent.registry.mu.Lock()
+	r.agent.registry.pool = kept
+	r.agent.registry.mu.Unlock()
+	reg := register("tp2")
+	reg.World, reg.Shards = 2, 2
+	a := r.dial()
+	a.registered(a.registerWorker(reg))
+	a.send(&ipc.Reset{Req: 3})
+	if got := next[*ipc.ResetDone](a); got.Status != ipc.RegDone || kept.forgotten.Load() != 1 {
+		t.Errorf("%+v, forgotten %d times", got, kept.forgotten.Load())
+	}
+	kept.fails = true
+	a.send(&ipc.Reset{Req: 4})
+	if got := next[*ipc.ResetDone](a); got.Status == ipc.RegDone {
+		t.Errorf("%+v, though the pool has not forgotten", got)
+	}
+}
