@@ -16,20 +16,21 @@ const module = "github.com/kvagent/kvagent"
 // mayImport is the import graph that docs/ARCHITECTURE.md draws: for each package, what it may import of the module.
 // A trailing /... stands for the packages below. Tests are free.
 var mayImport = map[string][]string{
-	"pool":        {},
-	"pool/...":    {"pool"},
-	"cudaipc":     {},
-	"cudaipc/...": {"cudaipc"},
-	"ipc":         {},
-	"lookup":      {"pool"},
-	"transfer":    {"pool", "cudaipc"},
-	"agent":       {"lookup", "transfer", "ipc", "cudaipc", "pool"},
-	"mockengine":  {"ipc", "cudaipc"},
-	"cmd/kvagent": {"..."},
+	"pool":           {},
+	"pool/...":       {"pool"},
+	"cudaipc":        {"cudaipc/driver"},
+	"cudaipc/driver": {},
+	"cudaipc/...":    {"cudaipc"},
+	"ipc":            {},
+	"lookup":         {"pool"},
+	"transfer":       {"pool", "cudaipc"},
+	"agent":          {"lookup", "transfer", "ipc", "cudaipc", "pool"},
+	"mockengine":     {"ipc", "cudaipc"},
+	"cmd/kvagent":    {"..."},
 }
 
 // mayUseC may speak to C, each to one library: foreign code lives in one package, behind checked types.
-var mayUseC = map[string]string{"cudaipc": "the CUDA driver", "ipc": "libzmq"}
+var mayUseC = map[string]string{"cudaipc/driver": "the CUDA driver", "ipc": "libzmq"}
 
 // A package is named for the one thing it is about.
 var noNames = []string{"util", "utils", "common", "helper", "helpers", "types", "manager", "misc", "base"}
@@ -66,8 +67,8 @@ func TestForeignCodeLivesInOnePackage(t *testing.T) {
 	for _, p := range listPackages(t) {
 		name := inModule(p.ImportPath)
 		if _, may := mayUseC[name]; len(p.CgoFiles) > 0 && !may {
-			t.Errorf("%s imports \"C\" in %v, but only cudaipc (for %s) and ipc (for %s) may: put the foreign call behind a checked type there",
-				name, p.CgoFiles, mayUseC["cudaipc"], mayUseC["ipc"])
+			t.Errorf("%s imports \"C\" in %v, but only cudaipc/driver (for %s) and ipc (for %s) may: put the foreign call behind a checked type there",
+				name, p.CgoFiles, mayUseC["cudaipc/driver"], mayUseC["ipc"])
 		}
 	}
 }

@@ -48,6 +48,35 @@ func (m *HostMemory) Region() Region {
 	return Region{ID: m.ID, Kind: KindFD, Size: uint64(len(m.Mem)), FD: m.FD}
 }
 
+// Regions describes the memory for an import, as other engines' memory does.
+func (m *HostMemory) Regions() []Region { return []Region{m.Region()} }
+
+// Size is in bytes.
+func (m *HostMemory) Size() int64 { return int64(len(m.Mem)) }
+
+// WriteAt brings bytes to the memory.
+func (m *HostMemory) WriteAt(p []byte, off int64) (int, error) {
+	if err := m.within(len(p), off); err != nil {
+		return 0, err
+	}
+	return copy(m.Mem[off:], p), nil
+}
+
+// ReadAt takes bytes from the memory.
+func (m *HostMemory) ReadAt(p []byte, off int64) (int, error) {
+	if err := m.within(len(p), off); err != nil {
+		return 0, err
+	}
+	return copy(p, m.Mem[off:]), nil
+}
+
+func (m *HostMemory) within(n int, off int64) error {
+	if off < 0 || off > m.Size() || int64(n) > m.Size()-off {
+		return fmt.Errorf("%d bytes at %d of region %d, which has %d", n, off, m.ID, m.Size())
+	}
+	return nil
+}
+
 // Dup is the same region with a descriptor of its own, for a device in this process.
 func (r Region) Dup() (Region, error) {
 	fd, err := unix.FcntlInt(uintptr(r.FD), unix.F_DUPFD_CLOEXEC, 0)

@@ -29,9 +29,8 @@ func (p *peer) poll(w *Wait, s *State) error {
 	if p.words == nil {
 		return nil
 	}
-	err := guarded(p.words, p.words, func() { p.read(w, s) })
-	if err != nil {
-		return fmt.Errorf("peer %d: sync words: %w: %w", p.id, err, ErrPeer)
+	if err := p.pollWords(w, s); err != nil {
+		return err
 	}
 	if !s.Fired && p.fireOnDeath && p.dead() {
 		s.Fired = true
@@ -43,6 +42,15 @@ func (p *peer) checkWait(w *Wait) error {
 	if (w.Event != None && w.Event >= p.sync.Events) || (w.Revoke != None && w.Revoke >= p.sync.Revokes) {
 		return fmt.Errorf("event %d of %d, revocation word %d of %d: %w",
 			w.Event, p.sync.Events, w.Revoke, p.sync.Revokes, ErrRange)
+	}
+	return nil
+}
+
+// pollWords reads a peer's words, which may go away under the hand.
+func (p *peer) pollWords(w *Wait, s *State) error {
+	err := guarded(p.words, p.words, func() { p.read(w, s) })
+	if err != nil {
+		return fmt.Errorf("peer %d: sync words: %w: %w", p.id, err, ErrPeer)
 	}
 	return nil
 }

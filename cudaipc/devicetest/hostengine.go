@@ -11,17 +11,23 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// childEnv is set in the process that plays the engine.
+// childEnv is set in the process that plays the engine, to the kind of its memory.
 const childEnv = "KVAGENT_DEVICETEST_ENGINE"
 
-// Child plays the engine, or the mover of a host device, and does not return, in a process that HostEngine or a mover with
+// Child plays the engine, or the mover of a device, and does not return, in a process that HostEngine, CUDAEngine or a mover with
 // MoverCommand has started. A test binary that uses them calls it first in TestMain.
 func Child() {
 	Mover(cudaipc.OpenMoved)
-	if os.Getenv(childEnv) == "" {
+	make := newHostPlayer
+	switch os.Getenv(childEnv) {
+	case "":
 		return
+	case childCUDA:
+		make = newCUDAPlayer(false)
+	case childVirtual:
+		make = newCUDAPlayer(true)
 	}
-	if err := play(gob.NewDecoder(os.Stdin), gob.NewEncoder(os.Stdout)); err != nil {
+	if err := play(gob.NewDecoder(os.Stdin), gob.NewEncoder(os.Stdout), make); err != nil {
 		fmt.Fprintln(os.Stderr, "engine:", err)
 		os.Exit(1)
 	}
@@ -30,7 +36,8 @@ func Child() {
 
 // described is what the child tells at its start: where its memory is.
 type described struct {
-	Regions []cudaipc.Region // FD and Addr are the child's
+	GPU     cudaipc.UUID
+	Regions []cudaipc.Region // FD, and KindPeer's Addr, are the child's
 	Words   cudaipc.Region
 	Sync    cudaipc.Sync
 }
@@ -41,19 +48,39 @@ type answer struct {
 }
 
 type player struct {
-	engine *cudaipc.HostEngine
-	stream *cudaipc.HostStream
-	memory map[cudaipc.RegionID][]byte
+	engine revoker
+	stream stream
+	memory map[cudaipc.RegionID]memory
 	gates  []chan struct{}
 }
 
+// What the engines of all devices have.
+type (
+	revoker interface {
+		Revoke(word uint32)
+		ClearRevoke(word uint32)
+	}
+	stream interface {
+		Launch(f func())
+		Record(event uint32)
+		SetStep(n uint64)
+		Synchronize()
+	}
+	memory interface {
+		io.ReaderAt
+		io.WriterAt
+		Size() int64
+		Regions() []cudaipc.Region
+	}
+)
+
 // play serves operations until the parent closes the pipe, or is gone.
-func play(in *gob.Decoder, out *gob.Encoder) error {
+func play(in *gob.Decoder, out *gob.Encoder, make func(Spec) (*player, *described, error)) error {
 	var spec Spec
 	if err := in.Decode(&spec); err != nil {
 		return err
 	}
-	p, d, err := newPlayer(spec)
+	p, d, err := make(spec)
 	if err != nil {
 		return err
 	}
@@ -77,12 +104,12 @@ func play(in *gob.Decoder, out *gob.Encoder) error {
 	}
 }
 
-func newPlayer(spec Spec) (*player, *described, error) {
+func newHostPlayer(spec Spec) (*player, *described, error) {
 	engine, err := cudaipc.NewHostEngine(spec.Events, spec.Revokes)
 	if err != nil {
 		return nil, nil, err
 	}
-	p := &player{engine: engine, stream: engine.NewStream(), memory: map[cudaipc.RegionID][]byte{}}
+	p := &player{engine: engine, stream: engine.NewStream(), memory: map[cudaipc.RegionID]memory{}}
 	d := &described{}
 	d.Words, d.Sync = engine.SyncDesc()
 	for i, size := range spec.Regions {
@@ -90,7 +117,7 @@ func newPlayer(spec Spec) (*player, *described, error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		p.memory[m.ID] = m.Mem
+		p.memory[m.ID] = m
 		r := m.Region()
 		r.Addr = uint64(uintptr(unsafe.Pointer(&m.Mem[0])))
 		d.Regions = append(d.Regions, r)
@@ -101,11 +128,19 @@ func newPlayer(spec Spec) (*player, *described, error) {
 func (p *player) do(op *Op) ([]byte, error) {
 	switch op.Kind {
 	case Write:
-		dst, err := p.at(op, int64(len(op.Data)))
-		copy(dst, op.Data)
+		m, err := p.at(op, int64(len(op.Data)))
+		if err == nil {
+			_, err = m.WriteAt(op.Data, op.Off)
+		}
 		return nil, err
 	case Read:
-		return p.at(op, op.Len)
+		m, err := p.at(op, op.Len)
+		if err != nil {
+			return nil, err
+		}
+		data := make([]byte, op.Len)
+		_, err = m.ReadAt(data, op.Off)
+		return data, err
 	case Fill, LaunchFill:
 		return nil, p.fill(op)
 	case Hold:
@@ -135,23 +170,29 @@ func (p *player) do(op *Op) ([]byte, error) {
 }
 
 func (p *player) fill(op *Op) error {
-	dst, err := p.at(op, op.Len)
+	m, err := p.at(op, op.Len)
 	if err != nil {
 		return err
 	}
-	seed, off := op.Seed, op.Off
+	data, off := make([]byte, op.Len), op.Off
+	Pattern(data, op.Seed, off)
 	if op.Kind == LaunchFill {
-		p.stream.Launch(func() { Pattern(dst, seed, off) })
+		p.stream.Launch(func() {
+			if _, err := m.WriteAt(data, off); err != nil {
+				panic(err)
+			}
+		})
 		return nil
 	}
-	Pattern(dst, seed, off)
-	return nil
+	_, err = m.WriteAt(data, off)
+	return err
 }
 
-func (p *player) at(op *Op, n int64) ([]byte, error) {
-	mem := p.memory[op.Region]
-	if op.Off < 0 || n < 0 || op.Off > int64(len(mem)) || n > int64(len(mem))-op.Off {
+// at finds the memory of an operation on n bytes.
+func (p *player) at(op *Op, n int64) (memory, error) {
+	m := p.memory[op.Region]
+	if m == nil || op.Off < 0 || n < 0 || op.Off > m.Size() || n > m.Size()-op.Off {
 		return nil, fmt.Errorf("%d bytes at %d of region %d", n, op.Off, op.Region)
 	}
-	return mem[op.Off : op.Off+n], nil
+	return m, nil
 }

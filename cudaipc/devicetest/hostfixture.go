@@ -54,7 +54,7 @@ func closeDevice(t testing.TB, d cudaipc.Device) {
 	}
 }
 
-// process is a host engine in a child process, seen from its parent.
+// process is an engine in a child process, seen from its parent.
 type process struct {
 	cmd  *exec.Cmd
 	kind cudaipc.Kind
@@ -71,7 +71,7 @@ type process struct {
 // HostEngine starts this test binary once more as an engine.
 func HostEngine(t testing.TB, s Spec, kind cudaipc.Kind) Engine {
 	t.Helper()
-	p, err := startProcess(s, kind)
+	p, err := startProcess(s, kind, "1")
 	if err != nil {
 		t.Fatalf("engine: %v", err)
 	}
@@ -79,9 +79,9 @@ func HostEngine(t testing.TB, s Spec, kind cudaipc.Kind) Engine {
 	return p
 }
 
-func startProcess(s Spec, kind cudaipc.Kind) (*process, error) {
+func startProcess(s Spec, kind cudaipc.Kind, env string) (*process, error) {
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), childEnv+"=1")
+	cmd.Env = append(os.Environ(), childEnv+"="+env)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -103,13 +103,16 @@ func startProcess(s Spec, kind cudaipc.Kind) (*process, error) {
 	return p, nil
 }
 
-// Import opens the child's descriptors by /proc, which is what SCM_RIGHTS would give.
+// Import opens the child's descriptors as SCM_RIGHTS would give them.
 func (p *process) Import(peer cudaipc.PeerID) (im cudaipc.Import, err error) {
-	im = cudaipc.Import{Peer: peer, Pid: p.cmd.Process.Pid}
+	im = cudaipc.Import{Peer: peer, Pid: p.cmd.Process.Pid, GPU: p.desc.GPU}
 	for _, r := range append([]cudaipc.Region{p.desc.Words}, p.desc.Regions...) {
 		if r.ID != cudaipc.HostSyncRegion && p.kind == cudaipc.KindPeer {
 			r.Kind = cudaipc.KindPeer
-		} else if r.FD, err = unix.Open(p.path(r.FD), unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+		} else if r.Kind == cudaipc.KindCUDA {
+			im.Regions = append(im.Regions, r)
+			continue
+		} else if r.FD, err = p.descriptor(r.FD); err != nil {
 			return im, fmt.Errorf("region %d: %w", r.ID, err)
 		}
 		im.Regions = append(im.Regions, r)
@@ -119,7 +122,15 @@ func (p *process) Import(peer cudaipc.PeerID) (im cudaipc.Import, err error) {
 	return im, nil
 }
 
-func (p *process) path(fd int) string { return fmt.Sprintf("/proc/%d/fd/%d", p.cmd.Process.Pid, fd) }
+// descriptor is a descriptor of the child, in this process.
+func (p *process) descriptor(fd int) (int, error) {
+	child, err := unix.PidfdOpen(p.cmd.Process.Pid, 0)
+	if err != nil {
+		return -1, err
+	}
+	defer func() { _ = unix.Close(child) }()
+	return unix.PidfdGetfd(child, fd, 0)
+}
 
 func (p *process) Do(op Op) ([]byte, error) {
 	p.mu.Lock()

@@ -1,0 +1,101 @@
+package cudaipc
+
+import (
+	"fmt"
+	"math"
+)
+
+// CopyPath is a way to bring bytes between a GPU and pinned memory.
+type CopyPath string
+
+// The paths.
+const (
+	CopySingle CopyPath = "single" // one call per run
+	CopyBatch  CopyPath = "batch"  // one call for many runs (CUDA 12.8); single without it
+	CopyRect   CopyPath = "rect"   // one call for rows at constant distances
+	CopyKernel CopyPath = "kernel" // a kernel of a few thread blocks: takes turns with the engine's, which the others do not
+)
+
+// CopyTable says which path runs take by their length. It is measured for a type of GPU by Calibrate, and plain data.
+type CopyTable struct {
+	GPU   string     `json:"gpu"` // the name of the type; empty: the default of all
+	Rules []CopyRule `json:"rules"`
+}
+
+// CopyRule holds for runs of up to UpTo bytes that are longer than the rule before it takes.
+type CopyRule struct {
+	UpTo uint64   `json:"up_to"` // bytes
+	Flat CopyPath `json:"flat"`  // runs that lie anywhere: single, batch or kernel
+	Rows CopyPath `json:"rows"`  // runs at constant distances: these, or rect
+}
+
+// MaxCopyRules is how many rules a table has at most.
+const MaxCopyRules = 64
+
+// DefaultCopyTable is for a GPU that nothing was measured on: few calls, and no kernel.
+func DefaultCopyTable() CopyTable {
+	return CopyTable{Rules: []CopyRule{
+		{UpTo: 1 << 20, Flat: CopyBatch, Rows: CopyRect},
+		{UpTo: math.MaxUint64, Flat: CopySingle, Rows: CopyRect},
+	}}
+}
+
+// Check says what is wrong with a table.
+func (t *CopyTable) Check() error {
+	if len(t.Rules) == 0 || len(t.Rules) > MaxCopyRules {
+		return fmt.Errorf("copy table: %d rules, want 1 to %d", len(t.Rules), MaxCopyRules)
+	}
+	for i, r := range t.Rules {
+		if i > 0 && r.UpTo <= t.Rules[i-1].UpTo {
+			return fmt.Errorf("copy table: rule %d: up_to %d is not more than the %d before it", i, r.UpTo, t.Rules[i-1].UpTo)
+		}
+		if r.Flat != CopySingle && r.Flat != CopyBatch && r.Flat != CopyKernel {
+			return fmt.Errorf("copy table: rule %d: flat %q, want single, batch or kernel", i, r.Flat)
+		}
+		if r.Rows != CopyRect && r.Rows != CopySingle && r.Rows != CopyBatch && r.Rows != CopyKernel {
+			return fmt.Errorf("copy table: rule %d: rows %q, want rect, single, batch or kernel", i, r.Rows)
+		}
+	}
+	if last := t.Rules[len(t.Rules)-1].UpTo; last < math.MaxUint32 {
+		return fmt.Errorf("copy table: the last rule is up to %d bytes, want %d or more: runs are as long as that", last, math.MaxUint32)
+	}
+	return nil
+}
+
+// path is that of runs of n bytes, at constant distances or not.
+func (t *CopyTable) path(n uint64, rows bool) CopyPath {
+	r := &t.Rules[len(t.Rules)-1]
+	for i := range t.Rules {
+		if n <= t.Rules[i].UpTo {
+			r = &t.Rules[i]
+			break
+		}
+	}
+	if rows {
+		return r.Rows
+	}
+	return r.Flat
+}
+
+// kernels says whether any rule wants the kernel.
+func (t *CopyTable) kernels() bool {
+	for _, r := range t.Rules {
+		if r.Flat == CopyKernel || r.Rows == CopyKernel {
+			return true
+		}
+	}
+	return false
+}
+
+// String is the table in one line.
+func (t *CopyTable) String() string {
+	text, from := t.GPU, uint64(0)
+	if text == "" {
+		text = "not measured"
+	}
+	for _, r := range t.Rules {
+		text += fmt.Sprintf("; above %d bytes %s, in rows %s", from, r.Flat, r.Rows)
+		from = r.UpTo
+	}
+	return text
+}

@@ -1,0 +1,177 @@
+//go:build cuda
+
+package cudaipc
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/kvagent/kvagent/cudaipc/driver"
+)
+
+// CUDA is the device on a GPU's memory. It opens what engines export by CUDA IPC, or as descriptors of virtual memory, and copies
+// with the GPU's copy engines. All calls of the driver are made by a few goroutines with threads of their own:
+//
+//	opener   opens and closes peers
+//	asker    asks engines' events, for Poll
+//	lanes    one per direction: start copies and watch their ends
+//	pinner   pins the arena, piece by piece
+//
+// A driver error that no later call survives makes the device lost: from then on every call answers ErrLost, and copies that had
+// not ended are not known to have ended until this process has. Nothing here waits for all of a GPU's work, or lets a stream wait
+// for an engine's event.
+type CUDA struct {
+	table
+	arena []byte
+	mine  bool // the arena was mapped here
+	gpu   driver.GPU
+	ctx   *driver.Context
+
+	opener, asker *role
+	lanes         [2]*lane // by Direction
+	pins          *pins
+	sums          *summers
+	imports       atomic.Int64 // CUDAInfo.Imports
+
+	lost struct {
+		sync.Once
+		ch  chan struct{} // closed when err is there
+		err error
+	}
+}
+
+var _ Device = (*CUDA)(nil)
+
+// OpenCUDA opens a GPU for peers. Close(AllPeers) gives everything back.
+func OpenCUDA(o CUDAOptions) (*CUDA, error) {
+	if err := o.complete(); err != nil {
+		return nil, err
+	}
+	gpu, err := findGPU(o.GPU)
+	if err != nil {
+		return nil, err
+	}
+	d := &CUDA{arena: o.Arena, gpu: gpu}
+	d.init()
+	d.lost.ch = make(chan struct{})
+	if d.arena == nil {
+		if d.arena, err = mapFD(o.ArenaFD, o.ArenaSize); err != nil {
+			return nil, fmt.Errorf("arena: %w", err)
+		}
+		d.mine = true
+	}
+	if err := d.open(&o); err != nil {
+		return nil, fmt.Errorf("%s: %w", UUID(gpu.UUID), errors.Join(err, d.shut()))
+	}
+	return d, nil
+}
+
+// open starts the roles. What was started before an error is ended by shut.
+func (d *CUDA) open(o *CUDAOptions) (err error) {
+	if d.ctx, err = driver.Retain(d.gpu.Ordinal); err != nil {
+		return err
+	}
+	if d.opener, err = startRole(d.ctx); err != nil {
+		return err
+	}
+	d.opener.do(d.ctx.Lower)
+	if d.asker, err = startRole(d.ctx); err != nil {
+		return err
+	}
+	d.sums = startSummers(d.arena)
+	if d.pins, err = startPins(d, o); err != nil {
+		return err
+	}
+	for dir := range d.lanes {
+		if d.lanes[dir], err = startLane(d, Direction(dir), o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// shut ends what open has started; no copy is under way, or the device is lost.
+func (d *CUDA) shut() error {
+	var errs []error
+	for _, l := range d.lanes {
+		if l != nil {
+			errs = append(errs, l.close())
+		}
+	}
+	if d.pins != nil {
+		errs = append(errs, d.pins.close())
+	}
+	if d.sums != nil {
+		d.sums.close()
+	}
+	for _, r := range []*role{d.asker, d.opener} {
+		if r != nil {
+			r.close()
+		}
+	}
+	if d.ctx != nil && d.alive() == nil {
+		errs = append(errs, d.ctx.Release())
+	}
+	if d.mine {
+		errs = append(errs, unmap(d.arena))
+	}
+	return errors.Join(errs...)
+}
+
+// Close closes a peer, or with AllPeers the device. A lost device is closed without calling the driver.
+func (d *CUDA) Close(id PeerID) error {
+	lost := d.alive()
+	if lost != nil && id != AllPeers {
+		return lost
+	}
+	closing, err := d.take(id, lost != nil)
+	if err != nil {
+		return err
+	}
+	if lost == nil && len(closing) > 0 {
+		d.opener.do(func() {
+			for _, p := range closing {
+				err = errors.Join(err, d.closeOnGPU(p))
+			}
+		})
+	}
+	for _, p := range closing {
+		closePeer(p)
+	}
+	if id == AllPeers {
+		err = errors.Join(err, d.shut(), lost)
+	}
+	return err
+}
+
+// Lost is closed when no call of the device can succeed any more; Info says why.
+func (d *CUDA) Lost() <-chan struct{} { return d.lost.ch }
+
+// alive is the error of a lost device, nil before.
+func (d *CUDA) alive() error {
+	select {
+	case <-d.lost.ch:
+		return d.lost.err
+	default:
+		return nil
+	}
+}
+
+// lose notes what no later call survives.
+func (d *CUDA) lose(err error) {
+	d.lost.Do(func() {
+		d.lost.err = fmt.Errorf("%w: %s: %w", ErrLost, UUID(d.gpu.UUID), err)
+		close(d.lost.ch)
+	})
+}
+
+// judge passes an answer of the driver on, and loses the device if it is of that kind.
+func (d *CUDA) judge(err error) error {
+	if driver.IsSticky(err) {
+		d.lose(err)
+		return d.alive()
+	}
+	return err
+}

@@ -1,0 +1,81 @@
+//go:build cuda
+
+package cudaipc
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+)
+
+// cudaFlight is a flight with what it waits for: its copies, and the parts of its sums.
+type cudaFlight struct {
+	*flight
+	waits  atomic.Int32
+	chunks int   // under way; its lane's
+	whole  bool  // all chunks were started; its lane's
+	err    error // of the first chunk that did not start; its lane's
+}
+
+// passed ends one wait of a flight, the last one the flight.
+func (f *cudaFlight) passed() {
+	if f.waits.Add(-1) == 0 {
+		f.finish()
+	}
+}
+
+// Copy checks a copy and puts it into the lane of its direction.
+func (d *CUDA) Copy(c *Copy) (Ticket, error) {
+	if err := d.alive(); err != nil {
+		return 0, err
+	}
+	p, err := d.begin(c.Peer)
+	if err != nil {
+		return 0, err
+	}
+	if err := p.checkCopy(c, len(d.arena)); err != nil {
+		p.underWay.Add(-1)
+		return 0, fmt.Errorf("peer %d: %w", p.id, err)
+	}
+	return d.enter(p, c, func(f *flight) { d.submit(&cudaFlight{flight: f}) })
+}
+
+func (d *CUDA) submit(f *cudaFlight) {
+	f.waits.Store(1) // for the copies
+	if f.copy.Sum {
+		f.end.Sums = make([]uint32, len(f.copy.Blocks))
+		if f.copy.Dir == Scatter {
+			d.sums.start(f)
+		}
+	}
+	d.lanes[f.copy.Dir].flights.put(f) // bounded by MaxCopies per peer
+}
+
+// copied is called by the lane when no copy of a flight is under way any more.
+func (d *CUDA) copied(f *cudaFlight) {
+	if f.err != nil {
+		for i := range f.copy.Blocks {
+			f.end.bad(i, len(f.copy.Blocks), f.err)
+		}
+	} else if f.copy.Sum && f.copy.Dir == Gather {
+		d.sums.start(f)
+	}
+	f.passed()
+}
+
+// Done waits for a copy. A lost device answers ErrLost: the copy is not known to have ended.
+func (d *CUDA) Done(t Ticket, timeout time.Duration) (Done, bool, error) {
+	for deadline := time.Now().Add(timeout); ; {
+		if err := d.alive(); err != nil {
+			return Done{}, false, err
+		}
+		left := min(time.Until(deadline), lostWait)
+		end, ok, err := d.table.Done(t, left)
+		if ok || err != nil || left < lostWait {
+			return end, ok, err
+		}
+	}
+}
+
+// lostWait is how long a Done that waits may not see that the device was lost.
+const lostWait = 50 * time.Millisecond

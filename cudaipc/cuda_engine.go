@@ -1,0 +1,183 @@
+//go:build cuda
+
+package cudaipc
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/cudaipc/driver"
+)
+
+// CUDAEngine is the engine's side of the CUDA device, with the methods of HostEngine: memory on a GPU that it exports, and the words
+// and events that an engine has. It serves the mock engine and the tests. All methods may be called at once.
+type CUDAEngine struct {
+	gpu             driver.GPU
+	ctx             *driver.Context
+	front, copier   *role       // launch; copy for the CPU
+	words           *HostMemory // pinned; the gates of the streams are behind the revocation words
+	events          []driver.Event
+	revokes         uint32
+	revokeOff, gate uint64
+
+	mu struct {
+		sync.Mutex
+		memory  []*CUDAMemory
+		owned   []func() error // frees what memory is in
+		streams []*CUDAStream
+		closed  bool
+	}
+}
+
+// maxStreams of one engine; each has a gate in the words.
+const maxStreams = 64
+
+// gateBytes is what a stream's gate takes: two words on cache lines of their own.
+const gateBytes = 128
+
+// NewCUDAEngine makes an engine on a GPU, as NewHostEngine does on the host. A zero UUID is the only GPU that this process sees.
+func NewCUDAEngine(gpu UUID, events, revokes uint32) (*CUDAEngine, error) {
+	if events > MaxCUDAEvents || revokes > MaxHostEvents {
+		return nil, fmt.Errorf("%d events, at most %d, and %d revocation words, at most %d", events, MaxCUDAEvents, revokes, MaxHostEvents)
+	}
+	found, err := findGPU(gpu)
+	if err != nil {
+		return nil, err
+	}
+	e := &CUDAEngine{gpu: found, revokes: revokes}
+	if err := e.open(events); err != nil {
+		return nil, errors.Join(err, e.Close())
+	}
+	return e, nil
+}
+
+func (e *CUDAEngine) open(events uint32) (err error) {
+	if e.ctx, err = driver.Retain(e.gpu.Ordinal); err != nil {
+		return err
+	}
+	if e.copier, err = startRole(e.ctx); err != nil {
+		return err
+	}
+	if e.front, err = startRole(e.ctx); err != nil {
+		return err
+	}
+	end := uint64(hostEventsFrom) + uint64(events)*CUDAEventCell
+	e.revokeOff = (end + revokeAlign - 1) &^ (revokeAlign - 1)
+	e.gate = (e.revokeOff + uint64(e.revokes)*4 + gateBytes - 1) &^ (gateBytes - 1)
+	if e.words, err = newHostMemory(HostSyncRegion, int64(e.gate+maxStreams*gateBytes)); err != nil {
+		return err
+	}
+	e.front.do(func() { err = e.openEvents(events) })
+	return err
+}
+
+func (e *CUDAEngine) openEvents(events uint32) error {
+	if err := driver.Register(e.words.Mem); err != nil {
+		return err
+	}
+	for i := range uint64(events) {
+		event, err := driver.NewEvent(true)
+		if err != nil {
+			return err
+		}
+		e.events = append(e.events, event)
+		handle, err := event.Export()
+		if err != nil {
+			return err
+		}
+		copy(e.words.Mem[hostEventsFrom+i*CUDAEventCell:], handle[:])
+	}
+	return nil
+}
+
+// GPU is where the engine's memory is.
+func (e *CUDAEngine) GPU() UUID { return e.gpu.UUID }
+
+// SyncDesc describes the words for an import: the region (whose descriptor stays the engine's) and their places.
+func (e *CUDAEngine) SyncDesc() (Region, Sync) {
+	return e.words.Region(), Sync{
+		Region: HostSyncRegion, StepOff: 0,
+		EventsOff: hostEventsFrom, Events: uint32(len(e.events)),
+		RevokeOff: e.revokeOff, Revokes: e.revokes,
+	}
+}
+
+// Step is the step word: the last step that a stream has got past.
+func (e *CUDAEngine) Step() uint64 { return atomic.LoadUint64(word64(e.words.Mem, 0)) }
+
+// Revoke sets revocation word i: a save that names it is not committed from now on.
+func (e *CUDAEngine) Revoke(i uint32) { atomic.StoreUint32(e.revokeWord(i), 1) }
+
+// ClearRevoke makes word i usable for another save.
+func (e *CUDAEngine) ClearRevoke(i uint32) { atomic.StoreUint32(e.revokeWord(i), 0) }
+
+func (e *CUDAEngine) revokeWord(i uint32) *uint32 {
+	if i >= e.revokes {
+		panic(fmt.Sprintf("revocation word %d of %d", i, e.revokes))
+	}
+	return word32(e.words.Mem, e.revokeOff+uint64(i)*4)
+}
+
+// Close waits for the streams to get through what was launched, ends them, and frees all memory.
+func (e *CUDAEngine) Close() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.mu.closed {
+		return nil
+	}
+	e.mu.closed = true
+	var errs []error
+	for _, s := range e.mu.streams {
+		errs = append(errs, s.close())
+	}
+	if e.front != nil {
+		e.front.do(func() { errs = append(errs, e.freeAll()) })
+	}
+	for _, r := range []*role{e.front, e.copier} {
+		if r != nil {
+			r.close()
+		}
+	}
+	if e.ctx != nil {
+		errs = append(errs, e.ctx.Release())
+	}
+	for _, m := range e.mu.memory {
+		for i := range m.parts {
+			if m.parts[i].Kind == KindCUDAFD {
+				errs = append(errs, unix.Close(m.parts[i].FD))
+			}
+		}
+	}
+	if e.words != nil {
+		errs = append(errs, e.words.free())
+	}
+	return errors.Join(errs...)
+}
+
+// freeAll frees what the driver has of the engine. In the front.
+func (e *CUDAEngine) freeAll() error {
+	var errs []error
+	for _, event := range e.events {
+		errs = append(errs, event.Destroy())
+	}
+	for _, free := range e.mu.owned {
+		errs = append(errs, free())
+	}
+	if e.words != nil {
+		errs = append(errs, driver.Unregister(e.words.Mem))
+	}
+	return errors.Join(errs...)
+}
+
+// wordAddr is where the GPU sees a word.
+func (e *CUDAEngine) wordAddr(off uint64) (driver.Addr, error) {
+	start, err := driver.Address(e.words.Mem)
+	return start + driver.Addr(off), err
+}
+
+func hostAddr(mem []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))) }

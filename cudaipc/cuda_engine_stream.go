@@ -1,0 +1,138 @@
+//go:build cuda
+
+package cudaipc
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/kvagent/kvagent/cudaipc/driver"
+)
+
+// CUDAStream is a stream of an engine, with the methods of HostStream. A kernel is a Go function that may read and write the engine's
+// memory: the stream tells its gate's first word that it has got there and stands still until the second says that the function has
+// returned. After Close of the engine every call panics.
+type CUDAStream struct {
+	engine         *CUDAEngine
+	stream         driver.Stream
+	reached, pass  *uint32     // the gate: kernels that the stream got to, kernels that have ended
+	reachedAt      driver.Addr // the same, as the GPU sees them
+	passAt, stepAt driver.Addr
+	scratch        driver.Addr // 8 bytes on the GPU: the step on its way to the word
+	kernels        *queue[func()]
+	room           chan struct{} // one for each kernel that waits, at most HostStreamOps
+	ended          sync.WaitGroup
+
+	mu       sync.Mutex // orders launches
+	launched uint32
+}
+
+// NewStream starts a stream.
+func (e *CUDAEngine) NewStream() *CUDAStream {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.mu.closed || len(e.mu.streams) == maxStreams {
+		panic(fmt.Sprintf("NewStream on a closed engine, or more than %d", maxStreams))
+	}
+	at := e.gate + uint64(len(e.mu.streams))*gateBytes
+	s := &CUDAStream{
+		engine: e, kernels: newQueue[func()](), room: make(chan struct{}, HostStreamOps),
+		reached: word32(e.words.Mem, at), pass: word32(e.words.Mem, at+gateBytes/2),
+	}
+	var err error
+	e.front.do(func() { err = s.open(at) })
+	if err != nil {
+		panic(fmt.Sprintf("NewStream: %v", err))
+	}
+	e.mu.streams = append(e.mu.streams, s)
+	s.ended.Go(s.run)
+	return s
+}
+
+func (s *CUDAStream) open(gate uint64) (err error) {
+	if s.reachedAt, err = s.engine.wordAddr(gate); err != nil {
+		return err
+	}
+	s.passAt = s.reachedAt + gateBytes/2
+	if s.stepAt, err = s.engine.wordAddr(0); err != nil {
+		return err
+	}
+	if s.scratch, err = driver.Alloc(tensorAlign); err != nil {
+		return err
+	}
+	s.stream, err = driver.NewStream(0)
+	return err
+}
+
+// run does the kernels when the stream gets to them.
+func (s *CUDAStream) run() {
+	for n := uint32(1); ; n++ {
+		f, ok := s.kernels.take(true)
+		if !ok {
+			return
+		}
+		for int32(atomic.LoadUint32(s.reached)-n) < 0 {
+			pause(0)
+		}
+		f()
+		atomic.StoreUint32(s.pass, n)
+		<-s.room
+	}
+}
+
+// Launch enqueues a kernel: f runs when everything launched before has ended.
+func (s *CUDAStream) Launch(f func()) {
+	s.room <- struct{}{}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.launched++
+	n := s.launched
+	s.enqueue("Launch", func() error {
+		return errors.Join(s.stream.Tell(s.reachedAt, n), s.stream.WaitFor(s.passAt, n))
+	})
+	s.kernels.put(f)
+}
+
+// Record records an event: from now on it has not fired, until the stream gets here.
+func (s *CUDAStream) Record(event uint32) {
+	if event >= uint32(len(s.engine.events)) {
+		panic(fmt.Sprintf("event %d of %d", event, len(s.engine.events)))
+	}
+	s.enqueue("Record", func() error { return s.engine.events[event].Record(s.stream) })
+}
+
+// SetStep enqueues the write of the step word, as an engine does it: a small copy from the GPU.
+func (s *CUDAStream) SetStep(n uint64) {
+	s.enqueue("SetStep", func() error {
+		step := driver.List{Dst: []uint64{hostAddr(s.engine.words.Mem)}, Src: []uint64{uint64(s.scratch)}, Len: []uint64{8}}
+		return errors.Join(
+			s.stream.Set(s.scratch, uint32(n), 1), s.stream.Set(s.scratch+4, uint32(n>>32), 1), s.stream.Each(&step, true))
+	})
+}
+
+// Synchronize waits until everything launched before has ended.
+func (s *CUDAStream) Synchronize() {
+	done := make(chan struct{})
+	s.Launch(func() { close(done) })
+	<-done
+}
+
+func (s *CUDAStream) enqueue(what string, f func() error) {
+	var err error
+	s.engine.front.do(func() { err = f() })
+	if err != nil {
+		panic(fmt.Sprintf("%s: %v", what, err))
+	}
+}
+
+// close waits until the stream is empty. No call is made any more.
+func (s *CUDAStream) close() error {
+	s.Synchronize()
+	s.kernels.close()
+	s.ended.Wait()
+	var err error
+	s.engine.front.do(func() { err = errors.Join(s.stream.Destroy(), driver.Free(s.scratch)) })
+	return err
+}

@@ -1,0 +1,86 @@
+//go:build cuda
+
+package cudaipc
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/kvagent/kvagent/cudaipc/driver"
+)
+
+// complete fills in the defaults and holds the rest against the limits.
+func (o *CUDAOptions) complete() error {
+	if o.PinPiece == 0 {
+		o.PinPiece = DefaultPinPiece
+	}
+	if o.Ring == 0 {
+		o.Ring = DefaultRing
+	}
+	if o.InFlight == 0 {
+		o.InFlight = DefaultInFlight
+	}
+	if o.Table == nil {
+		t := DefaultCopyTable()
+		o.Table = &t
+	}
+	if page := int64(os.Getpagesize()); o.PinPiece < MinPinPiece || o.PinPiece%page != 0 {
+		return fmt.Errorf("PinPiece: %d bytes, want %d or more and a multiple of %d: %w", o.PinPiece, MinPinPiece, page, ErrRange)
+	}
+	if o.Ring < MinRing {
+		return fmt.Errorf("Ring: %d bytes, want %d or more: %w", o.Ring, MinRing, ErrRange)
+	}
+	if o.InFlight < o.Ring {
+		return fmt.Errorf("InFlight: %d bytes, want those of the ring, %d, or more: %w", o.InFlight, o.Ring, ErrRange)
+	}
+	return o.Table.Check()
+}
+
+// findGPU finds a GPU, or a MIG instance, by its UUID among those that this process sees.
+func findGPU(id UUID) (driver.GPU, error) {
+	gpus, err := listGPUs()
+	if err != nil {
+		return driver.GPU{}, err
+	}
+	if id == (UUID{}) {
+		if len(gpus) == 1 {
+			return gpus[0], nil
+		}
+		return driver.GPU{}, fmt.Errorf("%w: no GPU is named, and this process sees %s", ErrNoCUDA, namesOf(gpus))
+	}
+	for _, g := range gpus {
+		if UUID(g.UUID) == id {
+			return g, nil
+		}
+	}
+	return driver.GPU{}, fmt.Errorf("%w: GPU %s is not among those that this process sees, which are %s: give it the engine's GPU by its UUID "+
+		"(for a MIG instance the instance's), in CUDA_VISIBLE_DEVICES or as the container's device", ErrNoCUDA, id, namesOf(gpus))
+}
+
+func listGPUs() ([]driver.GPU, error) {
+	err := driver.Load()
+	if errors.Is(err, driver.ErrNoLibrary) {
+		return nil, fmt.Errorf("%w: %w: install the NVIDIA driver, or give the container its libraries (capability \"compute\")", ErrNoCUDA, err)
+	}
+	var gpus []driver.GPU
+	if err == nil {
+		gpus, err = driver.GPUs()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNoCUDA, err)
+	}
+	return gpus, nil
+}
+
+func namesOf(gpus []driver.GPU) string {
+	if len(gpus) == 0 {
+		return "none"
+	}
+	var names []string
+	for _, g := range gpus {
+		names = append(names, UUID(g.UUID).String())
+	}
+	return strings.Join(names, ", ")
+}

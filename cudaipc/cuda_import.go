@@ -1,0 +1,210 @@
+//go:build cuda
+
+package cudaipc
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/kvagent/kvagent/cudaipc/driver"
+)
+
+// gpuPeer is what is open of a peer on a GPU. It does not change between Import and Close.
+type gpuPeer struct {
+	allocations map[driver.Handle]driver.Addr // each opened once per import, however many regions are in it
+	ranges      []virtual
+	events      []driver.Event
+	words       *region // the mapping of the words, which is no region to copy
+}
+
+// Import opens the regions and the events of a peer, all or none.
+func (d *CUDA) Import(im Import) error {
+	defer closeDescriptors(im.Regions)
+	p := newPeer(&im)
+	p.gpu = &gpuPeer{allocations: map[driver.Handle]driver.Addr{}}
+	err := d.alive()
+	if err == nil {
+		d.opener.do(func() { err = d.openOnGPU(p, &im) })
+	}
+	if err == nil {
+		if err = d.add(p); err != nil {
+			d.opener.do(func() { err = errors.Join(err, d.closeOnGPU(p)) })
+		}
+	}
+	if err != nil {
+		closePeer(p)
+		return fmt.Errorf("peer %d: %w", im.Peer, err)
+	}
+	return nil
+}
+
+// openOnGPU opens everything, or closes what it opened. In the opener.
+func (d *CUDA) openOnGPU(p *peer, im *Import) error {
+	err := d.openAll(p, im)
+	if err == nil {
+		return nil
+	}
+	if err := d.judge(err); d.alive() != nil {
+		return err
+	}
+	return errors.Join(err, d.closeOnGPU(p))
+}
+
+func (d *CUDA) openAll(p *peer, im *Import) error {
+	if len(im.Regions) > MaxRegions+MaxCUDAPieces {
+		return fmt.Errorf("%d regions and pieces, at most %d: %w", len(im.Regions), MaxRegions+MaxCUDAPieces, ErrRange)
+	}
+	var total uint64
+	for left := im.Regions; len(left) > 0; {
+		n := pieces(left)
+		if p.regions[left[0].ID] != nil {
+			return fmt.Errorf("region %d is there twice: %w", left[0].ID, ErrRange)
+		}
+		if len(p.regions) == MaxRegions {
+			return fmt.Errorf("more than %d regions: %w", MaxRegions, ErrRange)
+		}
+		r, err := d.openRegion(p, im, left[:n])
+		if err != nil {
+			return fmt.Errorf("region %d: %w", left[0].ID, err)
+		}
+		p.regions[left[0].ID] = r
+		if total += r.size; total > MaxPeerBytes {
+			return fmt.Errorf("region %d: more than %d bytes in all: %w", left[0].ID, int64(MaxPeerBytes), ErrRange)
+		}
+		left = left[n:]
+	}
+	if err := d.openWords(p, im.Sync); err != nil {
+		return err
+	}
+	if im.Pid > 0 {
+		return p.watch()
+	}
+	return nil
+}
+
+// pieces is how many of the first regions are one: pieces of virtual memory have one id.
+func pieces(list []Region) int {
+	n := 1
+	for list[0].Kind == KindCUDAFD && n < len(list) && list[n].Kind == KindCUDAFD && list[n].ID == list[0].ID {
+		n++
+	}
+	return n
+}
+
+// openRegion opens a region of one element, or of the pieces of virtual memory.
+func (d *CUDA) openRegion(p *peer, im *Import, parts []Region) (*region, error) {
+	r := &parts[0]
+	for i := range parts {
+		if size := parts[i].Size; size == 0 || size > MaxPeerBytes {
+			return nil, fmt.Errorf("size %d is not within 1 and %d bytes: %w", size, int64(MaxPeerBytes), ErrRange)
+		}
+	}
+	if (r.Kind == KindCUDA || r.Kind == KindCUDAFD) && im.GPU != UUID(d.gpu.UUID) {
+		return nil, fmt.Errorf("it is on GPU %s, this device is GPU %s: an engine and its agent's device are matched by UUID: %w", im.GPU, UUID(d.gpu.UUID), ErrNoCUDA)
+	}
+	switch {
+	case r.Kind == KindCUDA:
+		return d.openHandle(p, r)
+	case r.Kind == KindCUDAFD:
+		return d.openVirtual(p, parts)
+	case r.Kind == KindFD && im.Sync != nil && im.Sync.Region == r.ID:
+		mem, err := mapFD(r.FD, int64(r.Size))
+		return &region{size: r.Size, mem: mem}, err
+	case r.Kind == KindFD || r.Kind == KindPeer:
+		return nil, fmt.Errorf("kind %d on a GPU is for the words alone: KV memory comes as a CUDA IPC handle (kind %d) or as descriptors (kind %d): %w", r.Kind, KindCUDA, KindCUDAFD, ErrKind)
+	}
+	return nil, fmt.Errorf("kind %d on a GPU: %w", r.Kind, ErrKind)
+}
+
+// openHandle opens the allocation of a region, if no region before it did, and finds the region in it.
+func (d *CUDA) openHandle(p *peer, r *Region) (*region, error) {
+	var handle driver.Handle
+	if copy(handle[:], r.Handle) != len(handle) || len(r.Handle) != len(handle) {
+		return nil, fmt.Errorf("handle of %d bytes, want %d: %w", len(r.Handle), len(handle), ErrRange)
+	}
+	start, open := p.gpu.allocations[handle]
+	if !open {
+		var err error
+		if start, err = driver.OpenMemory(&handle); err != nil {
+			return nil, whyNotOpen(err)
+		}
+		p.gpu.allocations[handle] = start
+		d.imports.Add(1)
+	}
+	base, size, err := driver.AllocationOf(start)
+	if err != nil {
+		return nil, err
+	}
+	if base != start || r.Addr > size || r.Size > size-r.Addr {
+		return nil, fmt.Errorf("%d bytes at %d of an allocation of %d: %w", r.Size, r.Addr, size, ErrRange)
+	}
+	return &region{size: r.Size, addr: uint64(base) + r.Addr}, nil
+}
+
+// whyNotOpen says what the user sets, for what the driver says of a handle that it does not open.
+func whyNotOpen(err error) error {
+	cure := "the engine and this process need the same GPU, one IPC namespace and one PID namespace (docker: --ipc and --pid, Kubernetes: hostIPC and hostPID, or containers of one pod " +
+		"with shareProcessNamespace), and the engine must be alive"
+	switch driver.CodeOf(err) {
+	case driver.InvalidValue, driver.NotSupported:
+		cure = "memory of PyTorch's expandable segments has no such handle (set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False, or send it as descriptors), nor has that of vLLM's sleep mode " +
+			"(start the engine without enable_sleep_mode); else " + cure
+	case driver.OutOfMemory:
+		cure = "the GPU has no memory left for the mapping: lower the engine's gpu_memory_utilization a little"
+	}
+	return fmt.Errorf("%w: %w: %s", ErrKind, err, cure)
+}
+
+// openWords finds the step and revocation words and opens the events. The region of the words is none to copy from then on.
+func (d *CUDA) openWords(p *peer, s *Sync) error {
+	if err := p.placeWords(s, CUDAEventCell); err != nil || p.words == nil {
+		return err
+	}
+	p.gpu.words = p.regions[s.Region]
+	delete(p.regions, s.Region)
+	if s.Events > MaxCUDAEvents {
+		return fmt.Errorf("sync: %d events, at most %d: %w", s.Events, MaxCUDAEvents, ErrRange)
+	}
+	for i := range s.Events {
+		var handle driver.Handle
+		at := s.EventsOff + uint64(i)*CUDAEventCell
+		if err := guarded(p.words, p.words, func() { copy(handle[:], p.words[at:]) }); err != nil {
+			return fmt.Errorf("sync: event %d: %w", i, err)
+		}
+		e, err := driver.OpenEvent(&handle)
+		if err != nil {
+			return fmt.Errorf("sync: event %d: %w: %w: make it with interprocess=True, on the GPU of the regions, and keep it as long as the session; "+
+				"the engine and this process need one IPC and one PID namespace", i, ErrKind, err)
+		}
+		p.gpu.events = append(p.gpu.events, e)
+		d.imports.Add(1)
+	}
+	return nil
+}
+
+// closeOnGPU closes everything that is open of a peer. In the opener; no copy of the peer is under way.
+func (d *CUDA) closeOnGPU(p *peer) error {
+	var errs []error
+	closed := func(err error) {
+		d.imports.Add(-1)
+		errs = append(errs, d.judge(err))
+	}
+	for _, e := range p.gpu.events {
+		closed(e.Destroy())
+	}
+	for _, a := range p.gpu.allocations {
+		closed(driver.CloseMemory(a))
+	}
+	for i := range p.gpu.ranges {
+		closed(p.gpu.ranges[i].close())
+	}
+	return errors.Join(errs...)
+}
+
+// closePeer ends what is not on the GPU, after closeOnGPU.
+func closePeer(p *peer) {
+	if p.gpu.words != nil {
+		p.gpu.words.close()
+	}
+	p.close()
+}

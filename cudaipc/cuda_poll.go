@@ -1,0 +1,94 @@
+//go:build cuda
+
+package cudaipc
+
+import (
+	"fmt"
+
+	"github.com/kvagent/kvagent/cudaipc/driver"
+)
+
+// asking is one event to be asked, for states[state].
+type asking struct {
+	peer  *peer
+	event driver.Event
+	state int
+	fired bool
+	err   error
+}
+
+// Poll answers each wait now. The words are read first, without the driver. An event is asked only if the step that is waited
+// for has been reached, and the peer is known to live: what an event says whose process is gone is undefined. So the events of a
+// dead process that had not fired never do.
+func (d *CUDA) Poll(waits []Wait, states []State) error {
+	if err := d.alive(); err != nil {
+		return err
+	}
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	var ask []asking
+	for i := range waits {
+		p, err := d.peerLocked(waits[i].Peer)
+		if err != nil {
+			return err
+		}
+		wanted, err := p.readWords(&waits[i], &states[i])
+		if err != nil {
+			return err
+		}
+		if wanted {
+			ask = append(ask, asking{peer: p, event: p.gpu.events[waits[i].Event], state: i})
+		}
+	}
+	if len(ask) == 0 {
+		return nil
+	}
+	d.asker.do(func() { askEvents(ask) })
+	return d.answers(ask, waits, states)
+}
+
+// readWords reads the words for a wait; the event is left as not fired. wanted says that it is to be asked.
+func (p *peer) readWords(w *Wait, s *State) (wanted bool, err error) {
+	if err := p.checkWait(w); err != nil {
+		return false, err
+	}
+	*s = State{Fired: true}
+	if p.words == nil {
+		return false, nil
+	}
+	words := *w
+	words.Event = None
+	if err := p.pollWords(&words, s); err != nil || w.Event == None {
+		return false, err
+	}
+	s.Fired = false
+	return s.Step >= w.Step && !p.dead(), nil
+}
+
+// askEvents is done in the asker.
+func askEvents(ask []asking) {
+	for i := range ask {
+		ask[i].fired, ask[i].err = ask[i].event.Fired()
+	}
+}
+
+// answers brings what the driver said into the states. The words of an event that has fired are read again: now they are those
+// that the engine's stream wrote before it.
+func (d *CUDA) answers(ask []asking, waits []Wait, states []State) error {
+	for i := range ask {
+		a := &ask[i]
+		if err := d.judge(a.err); err != nil {
+			return fmt.Errorf("peer %d: event %d: %w", a.peer.id, waits[a.state].Event, err)
+		}
+		if !a.fired {
+			continue
+		}
+		words := waits[a.state]
+		words.Event = None
+		if err := a.peer.pollWords(&words, &states[a.state]); err != nil {
+			return err
+		}
+		states[a.state].Fired = true
+	}
+	return nil
+}

@@ -1,0 +1,59 @@
+//go:build cuda
+
+package cudaipc
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/cudaipc/driver"
+)
+
+// role is a goroutine that has an OS thread of its own, with the device's context current on it: the only goroutines that call the
+// driver. It ends with its thread.
+type role struct {
+	work  chan func()
+	ended chan struct{}
+}
+
+// startRole starts a role that does what it is given by do, until close.
+func startRole(ctx *driver.Context) (*role, error) {
+	r := &role{work: make(chan func()), ended: make(chan struct{})}
+	entered := make(chan error)
+	go func() {
+		defer close(r.ended)
+		err := ctx.Enter()
+		entered <- err
+		if err == nil {
+			r.serve()
+		}
+	}()
+	return r, <-entered
+}
+
+func (r *role) serve() {
+	for f := range r.work {
+		f()
+	}
+}
+
+// do has f done in the role and waits for its end.
+func (r *role) do(f func()) {
+	done := make(chan struct{})
+	r.work <- func() {
+		defer close(done)
+		f()
+	}
+	<-done
+}
+
+// begin has f done in the role, which may take as long as the role lives: nothing else is given to it.
+func (r *role) begin(f func()) { r.work <- f }
+
+// close waits for the role's end. Nothing is given to it any more.
+func (r *role) close() {
+	close(r.work)
+	<-r.ended
+}
+
+// preciseSleep lets the calling thread wake up from short sleeps within a microsecond instead of fifty.
+func preciseSleep() { _ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1000, 0, 0, 0) }

@@ -1,0 +1,81 @@
+//go:build cuda
+
+package cudaipc
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/kvagent/kvagent/cudaipc/driver"
+)
+
+// virtual is a range of addresses with the pieces of one region in it, side by side.
+type virtual struct {
+	start  driver.Addr
+	size   uint64
+	mapped []uint64 // sizes of the pieces, in their order
+}
+
+// openVirtual maps the pieces of a region side by side.
+func (d *CUDA) openVirtual(p *peer, parts []Region) (*region, error) {
+	granule, err := d.ctx.Granularity()
+	if err != nil {
+		return nil, err
+	}
+	var size uint64
+	for i := range parts {
+		if parts[i].Size%granule != 0 {
+			return nil, fmt.Errorf("piece %d: %d bytes, want a multiple of %d: %w", i, parts[i].Size, granule, ErrRange)
+		}
+		if size += parts[i].Size; size > MaxPeerBytes {
+			return nil, fmt.Errorf("piece %d: more than %d bytes in all: %w", i, int64(MaxPeerBytes), ErrRange)
+		}
+	}
+	v := virtual{size: size}
+	if v.start, err = driver.Reserve(size); err != nil {
+		return nil, err
+	}
+	if err := v.fill(parts); err != nil {
+		return nil, errors.Join(err, v.close())
+	}
+	if err := d.ctx.Allow(v.start, size); err != nil {
+		return nil, errors.Join(err, v.close())
+	}
+	p.gpu.ranges = append(p.gpu.ranges, v)
+	d.imports.Add(1)
+	return &region{size: size, addr: uint64(v.start)}, nil
+}
+
+func (v *virtual) fill(parts []Region) error {
+	at := v.start
+	for i := range parts {
+		if err := mapPiece(&parts[i], at); err != nil {
+			return fmt.Errorf("piece %d of %d: %w", i, len(parts), err)
+		}
+		v.mapped = append(v.mapped, parts[i].Size)
+		at += driver.Addr(parts[i].Size)
+	}
+	return nil
+}
+
+// mapPiece opens one descriptor and maps its memory, which the mapping then keeps.
+func mapPiece(r *Region, at driver.Addr) error {
+	piece, err := driver.ImportPhysical(r.FD)
+	if err != nil {
+		return fmt.Errorf("%w: %w: the descriptor must be of cuMemExportToShareableHandle, of memory that was made with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR "+
+			"(PyTorch's expandable segments are; vLLM's sleep mode's is not: start the engine without enable_sleep_mode), and on this GPU", ErrKind, err)
+	}
+	err = piece.Map(at, r.Size)
+	return errors.Join(err, piece.Release())
+}
+
+// close takes the pieces away, each as it was mapped, and gives the range back.
+func (v *virtual) close() error {
+	var errs []error
+	at := v.start
+	for _, n := range v.mapped {
+		errs = append(errs, driver.Unmap(at, n))
+		at += driver.Addr(n)
+	}
+	return errors.Join(append(errs, driver.Unreserve(v.start, v.size))...)
+}

@@ -1,0 +1,105 @@
+package devicetest
+
+import (
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+// What childEnv is for engines on a GPU: their memory is an allocation, or virtual.
+const (
+	childCUDA    = "cuda"
+	childVirtual = "virtual"
+)
+
+// VirtualPiece is the size of the pieces of virtual memory, bytes: the granularity of all GPUs so far.
+const VirtualPiece = 2 << 20
+
+// CUDA opens the CUDA device on the only GPU, with an arena of arenaSize bytes. Regions are of the given kind: cudaipc.KindCUDA or
+// cudaipc.KindCUDAFD. The test's end closes everything. change may be nil.
+func CUDA(t testing.TB, arenaSize int64, kind cudaipc.Kind, change func(*cudaipc.CUDAOptions)) Fixture {
+	t.Helper()
+	fd, arena := newArena(t, arenaSize)
+	defer func() { _ = unix.Close(fd) }()
+	o := cudaipc.CUDAOptions{Arena: arena}
+	if change != nil {
+		change(&o)
+	}
+	device, err := cudaipc.OpenCUDA(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeDevice(t, device) })
+	return Fixture{Device: device, Arena: arena, Engine: func(t testing.TB, s Spec) Engine { return CUDAEngine(t, s, kind) }}
+}
+
+// CUDAEngine starts this test binary once more as an engine on the only GPU.
+func CUDAEngine(t testing.TB, s Spec, kind cudaipc.Kind) Engine {
+	t.Helper()
+	env := childCUDA
+	if kind == cudaipc.KindCUDAFD {
+		env = childVirtual
+	}
+	p, err := startProcess(s, kind, env)
+	if err != nil {
+		t.Fatalf("engine: %v", err)
+	}
+	t.Cleanup(p.Kill)
+	return p
+}
+
+// WithoutPid lets a device not know the processes of its peers, as in a container with another PID namespace.
+func (f Fixture) WithoutPid() Fixture {
+	engine := f.Engine
+	f.Engine = func(t testing.TB, s Spec) Engine { return stranger{engine(t, s)} }
+	return f
+}
+
+type stranger struct{ Engine }
+
+func (s stranger) Import(peer cudaipc.PeerID) (cudaipc.Import, error) {
+	im, err := s.Engine.Import(peer)
+	im.Pid = 0
+	return im, err
+}
+
+func newCUDAPlayer(virtual bool) func(Spec) (*player, *described, error) {
+	return func(spec Spec) (*player, *described, error) {
+		engine, err := cudaipc.NewCUDAEngine(cudaipc.UUID{}, spec.Events, spec.Revokes)
+		if err != nil {
+			return nil, nil, err
+		}
+		p := &player{engine: engine, stream: engine.NewStream(), memory: map[cudaipc.RegionID]memory{}}
+		d := &described{GPU: engine.GPU()}
+		d.Words, d.Sync = engine.SyncDesc()
+		list, err := allocate(engine, spec.Regions, virtual)
+		for _, m := range list {
+			p.memory[m.ID] = m
+			d.Regions = append(d.Regions, m.Regions()...)
+		}
+		return p, d, err
+	}
+}
+
+// allocate puts all regions into one allocation, or each into virtual memory of its own.
+func allocate(engine *cudaipc.CUDAEngine, sizes []int64, virtual bool) ([]*cudaipc.CUDAMemory, error) {
+	var list []*cudaipc.CUDAMemory
+	var ids []cudaipc.RegionID
+	for i, size := range sizes {
+		ids = append(ids, cudaipc.RegionID(i+1))
+		if !virtual {
+			continue
+		}
+		m, err := engine.AllocVirtual(ids[i], size, VirtualPiece)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, m)
+	}
+	if virtual || len(ids) == 0 {
+		return list, nil
+	}
+	return engine.AllocTogether(ids, sizes)
+}
