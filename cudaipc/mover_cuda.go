@@ -1,11 +1,39 @@
+//go:build cuda
+
 package cudaipc
 
-import "fmt"
+import (
+	"encoding/json"
+	"fmt"
+)
 
-// openMovedCUDA opens the GPU of a setup over the pool's arena.
+// openMovedCUDA opens the GPU of a setup over the pool's arena, which the device pins in the background.
 func openMovedCUDA(s MoverSetup) (Device, error) {
-	return nil, fmt.Errorf("GPU %v: %w: this program is built without it", s.GPU, ErrNoCUDA)
+	d, err := OpenCUDA(CUDAOptions{GPU: s.GPU, ArenaFD: s.ArenaFD, ArenaSize: s.ArenaSize})
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
 }
 
 // deviceInfo is what a device has to say of itself, JSON; nothing, if it has nothing to say.
-func deviceInfo(Device) []byte { return nil }
+func deviceInfo(d Device) []byte {
+	c, ok := d.(interface{ Info() CUDAInfo })
+	if !ok {
+		return nil
+	}
+	text, err := json.Marshal(c.Info())
+	if err != nil {
+		return nil // it has texts and numbers only
+	}
+	return text
+}
+
+// seeGPUs says why no GPU can be seen; nil: at least one is.
+func seeGPUs() error {
+	gpus, err := listGPUs()
+	if err == nil && len(gpus) == 0 {
+		err = fmt.Errorf("%w: the driver sees no GPU", ErrNoCUDA)
+	}
+	return err
+}

@@ -70,8 +70,7 @@ func openHost(kind string, base cudaipc.MoverOptions) (cudaipc.Device, error) {
 	return m, nil
 }
 
-// probeCUDA opens a GPU in a process of its own, with a small arena, and closes it: the agent itself never calls the driver.
-// Where several GPUs are seen, and none is named, that is no reason against CUDA.
+// probeCUDA asks the driver for GPUs, in a process of its own: the agent never calls it.
 func probeCUDA() error {
 	fd, err := unix.MemfdCreate("kvagent-probe", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -82,14 +81,9 @@ func probeCUDA() error {
 	if err := unix.Ftruncate(fd, size); err != nil {
 		return err
 	}
-	m, err := cudaipc.NewMover(cudaipc.MoverOptions{Name: "probe", Device: cudaipc.CUDADevice, ArenaFD: fd, ArenaSize: size, Node: -1})
+	m, err := cudaipc.NewMover(cudaipc.MoverOptions{Name: "probe", Device: cudaipc.CUDAProbe, ArenaFD: fd, ArenaSize: size, Node: -1})
 	if err != nil {
 		return err
 	}
-	err = m.Start()
-	closed := m.Close(cudaipc.AllPeers)
-	if errors.Is(err, cudaipc.ErrNoCUDA) {
-		return err
-	}
-	return closed
+	return errors.Join(m.Start(), m.Close(cudaipc.AllPeers))
 }
