@@ -1,0 +1,170 @@
+// Package s3 keeps blocks in an S3 bucket, which many agents may share: one object for each block's shard, under {prefix}{key}, where {key} is
+// pool.Key.Text. An object is pool.ValueHeader and the bytes. It is written only if there is none (If-None-Match), so the first writer wins, and is
+// there as a whole or not at all.
+package s3
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/minio/minio-go/v7"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// Store implements pool.Store. All methods may run at once.
+type Store struct {
+	o         Options
+	core      *minio.Core
+	transport *http.Transport // its own, nil if it was given one
+	places    chan struct{}   // one for each request under way
+	count     counts
+	plain     atomic.Bool // the service does not know If-None-Match
+
+	mu    sync.Mutex
+	state State
+	stock struct{ items, bytes int64 } // stored by this process, less what it deleted
+}
+
+var _ pool.Store = (*Store)(nil)
+
+// Open makes a store and asks the service nothing: one that is not there is a store that is lost for the time being. The error says which option is
+// not allowed.
+func Open(o Options) (*Store, error) {
+	if err := o.complete(); err != nil {
+		return nil, err
+	}
+	s := &Store{o: o, places: make(chan struct{}, o.Concurrency)}
+	transport := o.Transport
+	if transport == nil {
+		s.transport = &http.Transport{
+			DialContext:         (&net.Dialer{Timeout: o.DialTimeout}).DialContext,
+			TLSHandshakeTimeout: o.DialTimeout, Proxy: http.ProxyFromEnvironment,
+			MaxIdleConns: o.Concurrency, MaxIdleConnsPerHost: o.Concurrency, IdleConnTimeout: time.Minute, DisableCompression: true,
+			WriteBufferSize: 64 << 10, ReadBufferSize: 64 << 10,
+		}
+		transport = s.transport
+	}
+	core, err := o.client(transport)
+	if err != nil {
+		return nil, err
+	}
+	s.core = core
+	return s, nil
+}
+
+// Close ends idle connections. Calls under way end with their contexts.
+func (s *Store) Close() error {
+	if s.transport != nil {
+		s.transport.CloseIdleConnections()
+	}
+	return nil
+}
+
+func (s *Store) name(k *pool.Key) string {
+	b := make([]byte, 0, len(s.o.Prefix)+pool.MaxKeyText)
+	return string(k.AppendText(append(b, s.o.Prefix...)))
+}
+
+// valid says whether a key can be stored at all.
+func valid(k *pool.Key) bool { return k.Hash.Len >= 1 && k.Hash.Len <= pool.MaxHashLen }
+
+// each calls do for every i below n, many at once, and returns when all have ended. The error is that of ctx, or of do if all that it was called for
+// failed because the service did not answer.
+func (s *Store) each(ctx context.Context, n int, do func(i int) error) error {
+	var group sync.WaitGroup
+	var mu sync.Mutex
+	var failed error
+	failures := 0
+	for i := range n {
+		select {
+		case s.places <- struct{}{}:
+		case <-ctx.Done():
+			group.Wait()
+			return ctx.Err()
+		}
+		group.Go(func() {
+			defer func() { <-s.places }()
+			if err := do(i); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				failures, failed = failures+1, err
+			}
+		})
+	}
+	group.Wait()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if failures == n {
+		return failed
+	}
+	return nil
+}
+
+// Exists implements pool.Store: OK or Missing.
+func (s *Store) Exists(ctx context.Context, keys []pool.Key, status []pool.Status) error {
+	return s.each(ctx, len(keys), func(i int) error {
+		status[i] = pool.Missing
+		if !valid(&keys[i]) {
+			status[i] = pool.Invalid
+			return nil
+		}
+		_, err := s.core.StatObject(ctx, s.o.Bucket, s.name(&keys[i]), minio.StatObjectOptions{})
+		switch s.judge(ctx, err) {
+		case done:
+			status[i] = pool.OK
+		case silence:
+			return err
+		}
+		return nil
+	})
+}
+
+// Delete implements pool.Store.
+func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {
+	return s.each(ctx, len(keys), func(i int) error {
+		if !valid(&keys[i]) {
+			return nil
+		}
+		return s.remove(ctx, &keys[i])
+	})
+}
+
+// remove deletes an object, after it asked for its size, so that Usage stays right.
+func (s *Store) remove(ctx context.Context, k *pool.Key) error {
+	info, err := s.core.StatObject(ctx, s.o.Bucket, s.name(k), minio.StatObjectOptions{})
+	if v := s.judge(ctx, err); v == silence {
+		return err
+	} else if v == missing {
+		return nil
+	}
+	err = s.core.RemoveObject(ctx, s.o.Bucket, s.name(k), minio.RemoveObjectOptions{})
+	switch s.judge(ctx, err) {
+	case done:
+		s.keep(-1, -info.Size)
+	case silence:
+		return err
+	}
+	return nil
+}
+
+// List calls found for every block under the prefix, until it gives false. It is slow and for administration.
+func (s *Store) List(ctx context.Context, found func(k pool.Key, bytes int64) bool) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for o := range s.core.Client.ListObjects(ctx, s.o.Bucket, minio.ListObjectsOptions{Prefix: s.o.Prefix, Recursive: true}) {
+		if o.Err != nil {
+			return o.Err
+		}
+		k, err := pool.ParseKey(o.Key[len(s.o.Prefix):])
+		if err == nil && !found(k, max(o.Size-pool.ValueHeader, 0)) {
+			return nil
+		}
+	}
+	return ctx.Err()
+}

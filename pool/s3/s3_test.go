@@ -1,0 +1,295 @@
+package s3
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/minio/minio-go/v7"
+	"go.uber.org/goleak"
+
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/fault"
+	"github.com/kvagent/kvagent/pool/pooltest"
+	"github.com/kvagent/kvagent/pool/servertest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	bucket   = "blocks"
+	patience = 20 * time.Second
+)
+
+func options(server *servertest.Server) Options {
+	return Options{
+		Endpoint: server.Addr, Insecure: true, PathStyle: true, Region: "us-east-1", Bucket: bucket,
+		AccessKey: servertest.S3AccessKey, SecretKey: servertest.S3SecretKey,
+	}
+}
+
+func open(t testing.TB, o Options) *Store {
+	t.Helper()
+	s, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+func TestStore(t *testing.T) {
+	pooltest.TestStore(t, func(t testing.TB, _ ...pool.Spec) pool.Store { return open(t, options(servertest.S3(t, bucket))) })
+}
+
+func TestFaultyStore(t *testing.T) {
+	pooltest.TestFaultyStore(t, func(t testing.TB, _ ...pool.Spec) pool.Store {
+		s, err := fault.New(open(t, options(servertest.S3(t, bucket))), fault.Every(11, 0.04))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	})
+}
+
+func block(i, n int) pool.Item {
+	h := sha256.Sum256(fmt.Append(nil, i))
+	it := pool.Item{Key: pool.Key{Space: pool.Fingerprint(h[:16]), Hash: pool.MakeHash(h[:])}, Data: make([]byte, n)}
+	for j := range it.Data {
+		it.Data[j] = byte(i + j*7 + j>>8)
+	}
+	return it
+}
+
+func put(t *testing.T, s pool.Store, want pool.Status, items ...pool.Item) {
+	t.Helper()
+	if err := s.Put(t.Context(), items); err != nil {
+		t.Fatal(err)
+	}
+	for i := range items {
+		if items[i].Status != want {
+			t.Fatalf("put %d: status %d, want %d", i, items[i].Status, want)
+		}
+	}
+}
+
+func want(t *testing.T, s pool.Store, status pool.Status, items ...pool.Item) {
+	t.Helper()
+	out := make([]pool.Item, len(items))
+	for i := range items {
+		out[i] = pool.Item{Key: items[i].Key, Data: make([]byte, len(items[i].Data))}
+	}
+	if err := s.Get(t.Context(), out); err != nil {
+		t.Fatal(err)
+	}
+	for i := range out {
+		if out[i].Status != status || status == pool.OK && !bytes.Equal(out[i].Data, items[i].Data) {
+			t.Fatalf("block %d: status %d, want %d, with its bytes", i, out[i].Status, status)
+		}
+	}
+}
+
+// Objects of no byte, of a range exactly, one byte more, and of many ranges; and what one store put another gets.
+func TestRanges(t *testing.T) {
+	server := servertest.S3(t, bucket)
+	o := options(server)
+	o.RangeBytes = MinRangeBytes
+	a, b := open(t, o), open(t, options(server))
+	var items []pool.Item
+	for i, n := range []int{0, 1, MinRangeBytes - 1, MinRangeBytes, MinRangeBytes + 1, 9*MinRangeBytes + 17} {
+		items = append(items, block(i, n))
+	}
+	put(t, a, pool.OK, items...)
+	put(t, b, pool.Exists, items...)
+	want(t, a, pool.OK, items...)
+	want(t, b, pool.OK, items...)
+	listed := map[string]int64{}
+	if err := a.List(t.Context(), func(k pool.Key, n int64) bool { listed[k.Text()] = n; return true }); err != nil {
+		t.Fatal(err)
+	}
+	for i := range items {
+		if n, ok := listed[items[i].Key.Text()]; !ok || n != int64(len(items[i].Data)) {
+			t.Errorf("object %d is listed with %d bytes, %v", i, n, ok)
+		}
+	}
+}
+
+func TestFirstWriterWins(t *testing.T) {
+	server := servertest.S3(t, bucket)
+	it := block(1, 100_000)
+	var group sync.WaitGroup
+	var mu sync.Mutex
+	var winners [][]byte
+	for w := range 8 {
+		s := open(t, options(server))
+		group.Go(func() {
+			mine := []pool.Item{{Key: it.Key, Data: bytes.Repeat([]byte{byte(w)}, 100_000)}}
+			if err := s.Put(t.Context(), mine); err != nil {
+				t.Error(err)
+			}
+			if mine[0].Status == pool.OK {
+				mu.Lock()
+				defer mu.Unlock()
+				winners = append(winners, mine[0].Data)
+			}
+		})
+	}
+	group.Wait()
+	if len(winners) != 1 {
+		t.Fatalf("%d of 8 writers were first", len(winners))
+	}
+	it.Data = winners[0]
+	want(t, open(t, options(server)), pool.OK, it)
+}
+
+// An object that was changed, cut, or put by somebody else is not delivered, and makes room for a new one.
+func TestDamage(t *testing.T) {
+	server := servertest.S3(t, bucket)
+	s := open(t, options(server))
+	it := block(1, 10_000)
+	whole := append(pool.AppendValueHeader(nil, &it.Key, it.Data), it.Data...)
+	other := block(2, 10_000)
+	for name, damaged := range map[string][]byte{
+		"a changed byte":       append(bytes.Clone(whole[:len(whole)-1]), whole[len(whole)-1]^1),
+		"cut":                  whole[:5000],
+		"cut in the header":    whole[:10],
+		"empty":                {},
+		"with something more":  append(pool.AppendValueHeader(nil, &it.Key, append(bytes.Clone(it.Data), 1)), append(bytes.Clone(it.Data), 1)...),
+		"another block's":      append(pool.AppendValueHeader(nil, &other.Key, other.Data), other.Data...),
+		"somebody else's file": bytes.Repeat([]byte("z"), 20_000),
+	} {
+		if _, err := s.core.Client.PutObject(t.Context(), bucket, s.name(&it.Key), bytes.NewReader(damaged), int64(len(damaged)), minio.PutObjectOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		t.Run(name, func(t *testing.T) {
+			want(t, s, pool.Corrupt, it)
+			put(t, s, pool.OK, it)
+			want(t, s, pool.OK, it)
+		})
+	}
+}
+
+// A server that is stopped, killed and back: every call returns when its context ends, and it goes on by itself.
+func TestServerFails(t *testing.T) {
+	server := servertest.S3(t, bucket)
+	s := open(t, options(server))
+	it := block(1, 10_000)
+	put(t, s, pool.OK, it)
+	server.Pause()
+	for range 2 {
+		hung(t, s)
+	}
+	server.Resume()
+	want(t, s, pool.OK, it)
+	server.Kill()
+	if err := s.Get(t.Context(), []pool.Item{block(1, 10_000)}); err == nil || s.State() != StateLost {
+		t.Errorf("a get from a server that was killed: %v, state %v", err, s.State())
+	}
+	server.Restart()
+	want(t, s, pool.OK, it)
+	if s.State() != StateOK {
+		t.Errorf("state %v, want ok", s.State())
+	}
+}
+
+// hung makes each call to a stopped server, with a deadline.
+func hung(t *testing.T, s *Store) {
+	t.Helper()
+	const limit, slack = 50 * time.Millisecond, time.Second // slack is for a busy machine
+	for name, call := range map[string]func(context.Context) error{
+		"put": func(ctx context.Context) error { return s.Put(ctx, []pool.Item{block(7, 10_000), block(8, 10_000)}) },
+		"get": func(ctx context.Context) error { return s.Get(ctx, []pool.Item{block(1, 10_000)}) },
+		"exists": func(ctx context.Context) error {
+			return s.Exists(ctx, []pool.Key{block(1, 1).Key}, make([]pool.Status, 1))
+		},
+		"delete": func(ctx context.Context) error { return s.Delete(ctx, []pool.Key{block(9, 1).Key}) },
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		start := time.Now()
+		err := call(ctx)
+		took := time.Since(start)
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) || took > limit+slack {
+			t.Errorf("%s of a stopped server: %v after %v, want the context's end after %v", name, err, took, limit)
+		}
+	}
+}
+
+func TestDenied(t *testing.T) {
+	server := servertest.S3(t, bucket)
+	o := options(server)
+	o.SecretKey = "a-wrong-one"
+	s := open(t, o)
+	put(t, s, pool.Busy, block(1, 10))
+	if s.State() != StateDenied || s.Counters().Denied == 0 {
+		t.Errorf("state %v, %+v", s.State(), s.Counters())
+	}
+	o = options(server)
+	o.Bucket = "another"
+	s = open(t, o)
+	want(t, s, pool.Missing, block(1, 10))
+	if s.State() != StateDenied {
+		t.Errorf("no such bucket: state %v, want denied", s.State())
+	}
+}
+
+// notConditional answers as a service that does not know If-None-Match.
+type notConditional struct{ http.RoundTripper }
+
+func (n notConditional) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Method == http.MethodPut && r.Header.Get("If-None-Match") != "" {
+		if r.Body != nil {
+			r.Body.Close()
+		}
+		body := `<?xml version="1.0"?><Error><Code>NotImplemented</Code><Message>A header implies functionality that is not implemented</Message></Error>`
+		w := &http.Response{StatusCode: http.StatusNotImplemented, Header: http.Header{"Content-Type": {"application/xml"}}, Request: r, ProtoMajor: 1, ProtoMinor: 1}
+		w.Body = http.NoBody
+		w.Body = readCloser{strings.NewReader(body)}
+		return w, nil
+	}
+	return n.RoundTripper.RoundTrip(r)
+}
+
+type readCloser struct{ *strings.Reader }
+
+func (readCloser) Close() error { return nil }
+
+func TestServiceWithoutConditions(t *testing.T) {
+	o := options(servertest.S3(t, bucket))
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	o.Transport = notConditional{transport}
+	s := open(t, o)
+	put(t, s, pool.OK, block(1, 1000))
+	put(t, s, pool.Exists, block(1, 1000))
+	want(t, s, pool.OK, block(1, 1000))
+	if !s.Counters().Plain {
+		t.Error("it is not said that the service knows no conditions")
+	}
+}
+
+func TestOptions(t *testing.T) {
+	good := Options{Bucket: bucket, AccessKey: "a", SecretKey: "b"}
+	for name, change := range map[string]func(*Options){
+		"Bucket":      func(o *Options) { o.Bucket = "UPPER" },
+		"Prefix":      func(o *Options) { o.Prefix = "/x" },
+		"Endpoint":    func(o *Options) { o.Endpoint = "https://x" },
+		"SecretKey":   func(o *Options) { o.SecretKey = "" },
+		"Concurrency": func(o *Options) { o.Concurrency = -1 },
+		"RangeBytes":  func(o *Options) { o.RangeBytes = 1 },
+		"DialTimeout": func(o *Options) { o.DialTimeout = time.Hour },
+	} {
+		o := good
+		change(&o)
+		if _, err := Open(o); err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "allowed") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
