@@ -9,7 +9,9 @@ SHELL       := /bin/bash
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 # Go stops the build if it finds git but git refuses (a checkout of another owner): ask first.
 BUILDVCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo true || echo false)
-GO_BUILD := go build -trimpath -buildvcs=$(BUILDVCS) -ldflags '-X main.version=$(VERSION)'
+# The CUDA path is in every build by make; the driver's library is opened at run time. cu finds its header by CGO_CFLAGS alone.
+CUDA_FLAGS := CGO_CFLAGS="-O2 -g -I$(CURDIR)/third_party/cuda/include" CGO_LDFLAGS="-O2 -g -L$(CURDIR)/cudaipc/driver/stublib"
+GO_BUILD := env $(CUDA_FLAGS) go build -tags cuda -trimpath -buildvcs=$(BUILDVCS) -ldflags '-X main.version=$(VERSION)'
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
 GO_TEST_FLAGS ?= -race -p 2 -timeout 8m
@@ -27,7 +29,7 @@ help: ## list the targets
 
 .PHONY: deps
 deps: ## install what is missing (root on Debian), else say in one line what to install
-	@scripts/deps go python
+	@scripts/deps go python servers
 
 .PHONY: build
 build: ## bin/kvagent
@@ -59,8 +61,17 @@ lint-python:
 
 .PHONY: test-go
 test-go: ## Go tests, with the race detector
+	@scripts/deps go servers
+	@$(STAGE) servers scripts/servers
+	@PATH="$$(scripts/servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test go test $(GO_TEST_FLAGS) ./...
+
+.PHONY: test-cuda
+test-cuda: softcuda ## the CUDA path on a software driver, with the race detector, in both endings that a dead engine's events have
 	@scripts/deps go
-	@$(STAGE) -v go-test go test $(GO_TEST_FLAGS) ./...
+	@for ending in fire never; do \
+		$(SOFTCUDA_RUN) SOFTCUDA_EVENTS_OF_THE_DEAD=$$ending $(STAGE) -v test-cuda-$$ending \
+			go test $(GO_TEST_FLAGS) -tags cuda,softcuda ./cudaipc/... || exit 1; \
+	done
 
 .PHONY: test-python
 test-python: build ## Python tests, with the real agent
