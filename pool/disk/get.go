@@ -25,9 +25,9 @@ type run struct {
 
 // What a run's claim can be.
 const (
-	unclaimed int32 = iota
-	delivering
-	givenUp
+	unclaimed  int32 = 0
+	delivering int32 = 1
+	givenUp    int32 = 2
 )
 
 type part struct {

@@ -1,0 +1,132 @@
+package disk
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// blockOf is block i: its key and the bytes that belong under it follow from its number.
+func blockOf(i, length int) pool.Item {
+	var it pool.Item
+	it.Key.Space = pool.Fingerprint{7}
+	it.Key.Hash = pool.MakeHash(binary.LittleEndian.AppendUint64(nil, uint64(i)+1))
+	it.Data = make([]byte, length)
+	r := rand.New(rand.NewPCG(uint64(i), uint64(length)))
+	for j := 0; j+8 <= length; j += 8 {
+		binary.LittleEndian.PutUint64(it.Data[j:], r.Uint64())
+	}
+	return it
+}
+
+func keyOf(i int) pool.Key { it := blockOf(i, 0); return it.Key }
+
+func put(t testing.TB, s *Store, items ...pool.Item) []pool.Status {
+	t.Helper()
+	if err := s.Put(t.Context(), items); err != nil {
+		t.Fatalf("put: %v", err)
+	}
+	return statuses(items)
+}
+
+func statuses(items []pool.Item) (all []pool.Status) {
+	for i := range items {
+		all = append(all, items[i].Status)
+	}
+	return all
+}
+
+// get reads block i, and fails the test if a byte is wrong.
+func get(t testing.TB, s *Store, i, length int) pool.Status {
+	t.Helper()
+	want := blockOf(i, length)
+	got := []pool.Item{{Key: want.Key, Data: make([]byte, length)}}
+	if err := s.Get(t.Context(), got); err != nil {
+		t.Fatalf("get: %v", err)
+	}
+	if got[0].Status == pool.OK && !bytes.Equal(got[0].Data, want.Data) {
+		t.Fatalf("block %d: wrong bytes", i)
+	}
+	return got[0].Status
+}
+
+func wantPut(t testing.TB, s *Store, from, to, length int) {
+	t.Helper()
+	for i := from; i < to; i++ {
+		if st := put(t, s, blockOf(i, length)); st[0] != pool.OK {
+			t.Fatalf("put of block %d: status %d", i, st[0])
+		}
+	}
+}
+
+func wantGet(t testing.TB, s *Store, i, length int, want pool.Status, why string) {
+	t.Helper()
+	if got := get(t, s, i, length); got != want {
+		t.Fatalf("%s: block %d has status %d, want %d", why, i, got, want)
+	}
+}
+
+func closeNow(t testing.TB, s *Store) {
+	t.Helper()
+	if err := s.Close(); err != nil {
+		t.Fatalf("close: %v", err)
+	}
+}
+
+// eventually waits for what another goroutine does.
+func eventually(t testing.TB, what string, f func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !f(); {
+		if time.Now().After(end) {
+			t.Fatalf("not within 20 s: %s", what)
+		}
+		<-time.After(time.Millisecond)
+	}
+}
+
+func segmentFiles(t testing.TB, dir string) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*.seg"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(files)
+	return files
+}
+
+// crash copies what a killed process would leave: the files as they are now.
+func crash(t testing.TB, from string) string {
+	t.Helper()
+	to := t.TempDir()
+	for _, f := range segmentFiles(t, from) {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(to, filepath.Base(f)), b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return to
+}
+
+func newSeed(t testing.TB) uint64 {
+	seed := rand.Uint64()
+	if text := os.Getenv("KVAGENT_SEED"); text != "" {
+		n, err := strconv.ParseUint(text, 10, 64)
+		if err != nil {
+			t.Fatalf("KVAGENT_SEED: %v", err)
+		}
+		seed = n
+	}
+	t.Logf("KVAGENT_SEED=%d", seed)
+	return seed
+}
