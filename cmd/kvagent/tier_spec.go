@@ -25,6 +25,7 @@ type tierSpec struct {
 // tierSchemes are the readers of specs. Each checks the whole of it, and gives what opens the store later.
 var tierSchemes = map[string]func(u *url.URL, o *tierOptions) func(*tierNeeds) (openedTier, error){
 	schemeDisk: readDiskTier,
+	"s3":       readS3Tier,
 	"redis":    readRedisTier,
 	"rediss":   readRedisTier,
 }

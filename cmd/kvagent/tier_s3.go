@@ -1,0 +1,43 @@
+package main
+
+import (
+	"net/url"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/kvagent/kvagent/pool/s3"
+)
+
+// readS3Tier reads s3://BUCKET[/PREFIX]. Without keys those of the environment, the AWS file or the machine's role sign.
+func readS3Tier(u *url.URL, o *tierOptions) func(*tierNeeds) (openedTier, error) {
+	r := s3.Options{
+		Bucket: u.Host, Endpoint: o.text("endpoint", ""), Region: o.text("region", ""),
+		Insecure:    o.choice("tls", "on", "on", "off") == "off",
+		PathStyle:   o.choice("path-style", "off", "on", "off") == "on",
+		Concurrency: o.count("concurrency", 0, 1, 1024),
+		RangeBytes:  int(o.size("range", 0, s3.MinRangeBytes, s3.MaxRangeBytes)),
+		DialTimeout: o.duration("dial-timeout", 0, 10*time.Millisecond, time.Minute),
+	}
+	if prefix := strings.Trim(u.Path, "/"); prefix != "" {
+		r.Prefix = prefix + "/"
+	}
+	var err error
+	r.AccessKey, err = o.secret("access-key")
+	o.fail(err)
+	r.SecretKey, err = o.secret("secret-key")
+	o.fail(err)
+	r.SessionToken, err = o.secret("session-token")
+	o.fail(err)
+	return func(n *tierNeeds) (openedTier, error) {
+		r.OnState = func(from, to s3.State, reason error) {
+			n.log.Warn("s3", zap.Stringer("from", from), zap.Stringer("to", to), zap.Error(reason))
+		}
+		s, err := s3.Open(r)
+		if err != nil {
+			return openedTier{}, err
+		}
+		return openedTier{store: s, close: s.Close}, nil
+	}
+}
