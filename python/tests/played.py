@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 from kvagent.identity import identity_pairs
 from kvagent.messages import Group, Region, RegionKind, Role, Segment
 from kvagent.registration import Registration
-from kvagent.shm import SharedMemory, SyncWords
-from kvagent.vllm.clock import EVENTS
+from kvagent.shm import SharedMemory
 from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import Options
-from kvagent.vllm.saves import REVOKES
 from kvagent.vllm.scheduler import SchedulerSide
+from kvagent.vllm.sync import Sync, make_sync
 from kvagent.vllm.worker import Results, WorkerSide
 from tests.agent import AgentProcess, chain, eventually
 
@@ -83,14 +82,12 @@ class PlayedEngine:
         groups = [Group(BLOCK, blocks)] + [Group(BLOCK, blocks, window)] * bool(window)
         self.groups = tuple(groups)
         self.pool = Pool(blocks)
-        self.words = SyncWords(EVENTS, REVOKES)
-        self._shared = None if peer else SharedMemory(len(groups) * blocks * BLOCK_BYTES)
-        self._private = (ctypes.c_char * (len(groups) * blocks * BLOCK_BYTES))() if peer else None
-        self.memory = memoryview(self._private).cast("B") if self._shared is None else self._shared.view  # type: ignore[arg-type]
+        self.sync = self.make_memory(len(groups) * blocks * BLOCK_BYTES, peer=peer)
         self.tables: dict[str, list[Block]] = {}
         self._next = 1
         directory = str(agent.folder)
-        self.worker_link = Link(directory, "rank 0", lambda: self._registration(Role.WORKER))
+        self._directory = directory
+        self.worker_link = self.new_worker_link()
         self.link = Link(directory, "scheduler", lambda: self._registration(Role.SCHEDULER))
         self.worker_link.wait(20)
         self.link.wait(20)
@@ -99,7 +96,31 @@ class PlayedEngine:
             saves=saves, loads=loads, whole_failures=True,
         )  # fmt: skip
         self.scheduler.bind(self.pool, self)
-        self.worker = WorkerSide(self.worker_link, self.words, per_block=not window, whole_failures=True)
+        self.worker = WorkerSide(
+            self.worker_link, self.sync.words, per_block=not window, whole_failures=True, clock=self.sync.clock
+        )
+
+    def make_memory(self, size: int, *, peer: bool) -> Sync:
+        """Makes the KV cache, and the words that tell how far its kernels are."""
+        self._shared = None if peer else SharedMemory(size)
+        self._private = (ctypes.c_char * size)() if peer else None
+        self.memory = memoryview(self._private).cast("B") if self._shared is None else self._shared.view  # type: ignore[arg-type]
+        return make_sync(None)
+
+    def regions(self) -> list[tuple[Region, int | None]]:
+        """The regions of the KV cache, number 1 on."""
+        if self._shared is not None:
+            return [(self._shared.region(1), self._shared.fd)]
+        assert self._private is not None
+        return [(Region(1, RegionKind.PEER, len(self._private), ctypes.addressof(self._private)), None)]
+
+    def offset(self) -> int:
+        """Where in region 1 it begins."""
+        return 0
+
+    def new_worker_link(self) -> Link:
+        """Keeps a session of the worker."""
+        return Link(self._directory, "rank 0", lambda: self._registration(Role.WORKER))
 
     def get_blocks(self, request: str) -> Any:
         """As vLLM's KV cache manager."""
@@ -202,7 +223,11 @@ class PlayedEngine:
     def close(self) -> None:
         self.scheduler.close()
         self.worker.leave()
-        self.words.close()
+        self.sync.close()
+        self.close_memory()
+
+    def close_memory(self) -> None:
+        """Frees the KV cache."""
         self.memory.release()
         if self._shared is not None:
             self._shared.close()
@@ -218,16 +243,11 @@ class PlayedEngine:
         }  # fmt: skip
         if role == Role.SCHEDULER:
             return Registration(**common)
-        if self._shared is not None:
-            region: Region = self._shared.region(1)
-            fd: int | None = self._shared.fd
-        else:
-            assert self._private is not None
-            region = Region(1, RegionKind.PEER, len(self._private), ctypes.addressof(self._private))
-            fd = None
         size = self.pool.num_gpu_blocks * BLOCK_BYTES
         return Registration(
-            **common, sync=self.words.sync(0),
-            regions=[(self.words.memory.region(0), self.words.memory.fd), (region, fd)],
-            segments={g: [Segment(1, g * size, BLOCK_BYTES, BLOCK_BYTES)] for g in range(len(self.groups))},
+            **common, sync=self.sync.words.sync(0),
+            regions=[(self.sync.words.memory.region(0), self.sync.words.memory.fd), *self.regions()],
+            segments={
+                g: [Segment(1, self.offset() + g * size, BLOCK_BYTES, BLOCK_BYTES)] for g in range(len(self.groups))
+            },
         )  # fmt: skip

@@ -74,7 +74,7 @@ def test_a_prompt_of_more_blocks_than_a_job_takes(engines: Callable[..., PlayedE
     for limited in (engine.scheduler.saves, engine.scheduler._loads):
         assert limited is not None
     engine.step()  # a new session sets the limits
-    engine.scheduler.saves.job_blocks = engine.scheduler._loads.job_blocks = 30  # type: ignore[union-attr]
+    engine.scheduler.saves.pieces.job_blocks = engine.scheduler._loads.job_blocks = 30  # type: ignore[union-attr]
     request = engine.request("a", "long", 100)
     engine.matched(request)
     engine.admit(request)
@@ -203,6 +203,41 @@ def test_an_idle_engine_does_not_spin_while_a_frozen_agent_holds_a_load(
     agent.thaw()
     engine.quiet()
     assert [block.ref_cnt for block in engine.tables["b"][:4]] == [1] * 4
+
+
+def test_an_engine_that_sleeps_takes_its_memory_back_and_announces_it_anew(
+    engines: Callable[..., PlayedEngine], agent: AgentProcess
+) -> None:
+    engine = engines()
+    engine.save("a", "p", 4, 7)
+    before = agent.status()["regions"]
+    assert engine.worker.leave()
+    assert agent.status()["regions"] == 0
+    request = engine.request("b", "p", 4)
+    assert engine.matched(request) == 0  # not all of its ranks are there
+    engine.scheduler.finished(request, normally=False)
+    engine.worker_link = engine.new_worker_link()
+    engine.worker.rejoin(engine.worker_link)
+    assert engine.worker_link.wait(20) is not None
+    assert agent.status()["regions"] == before
+    load(engine, "c", "p", 4, 7)
+
+
+def test_jobs_of_a_worker_that_leaves_are_reported_as_failed(
+    engines: Callable[..., PlayedEngine], agent: AgentProcess
+) -> None:
+    engine = engines()
+    request = engine.request("a", "p", 4)
+    engine.matched(request)
+    engine.admit(request)
+    agent.freeze()
+    engine.step((request, request.num_tokens))
+    assert engine.worker.busy()
+    agent.thaw()
+    assert engine.worker.leave()
+    engine.step()
+    assert not engine.scheduler.pending()
+    assert {block.ref_cnt for block in engine.pool.blocks} == {1}
 
 
 def test_a_lease_that_comes_too_late_is_given_back(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:

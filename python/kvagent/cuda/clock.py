@@ -65,7 +65,12 @@ class CudaClock:
 
     def close(self) -> None:
         """Nothing is told any more."""
+        self._write = _nothing  # the words' memory goes
         self._gpu.close()
+
+
+def _nothing(step: int) -> None:
+    """There are no words any more."""
 
 
 __all__ = ["EVENTS", "IPC_HANDLE", "CudaClock", "Event", "Gpu"]

@@ -40,6 +40,11 @@ def geometry(kv_cache_config: Any, hash_tokens: int | None) -> Geometry:
     for i, group in enumerate(kv_cache_config.kv_cache_groups):
         spec = group.kv_cache_spec
         kind = type(spec).__name__
+        if kind == "MambaSpec":
+            raise Unsupported(
+                f"KV cache group {i} is of {kind}: a state holds all tokens before it, vLLM keeps only some of them, "
+                "at places that move, and its table of them says no positions. Such models are not served"
+            )
         if kind not in (*_FULL, _WINDOW):
             raise Unsupported(f"KV cache group {i} is of {kind}; served are {', '.join((*_FULL, _WINDOW))}")
         if getattr(group, "is_eagle_group", False):

@@ -146,8 +146,8 @@ class SchedulerSide:
             # The last token was never fed, and async scheduling may have a step too many under way.
             tokens = min(request.num_computed_tokens, self._limit(request), request.num_tokens - 1)
             if tokens >= tracked.next_tokens:
-                self.saves.add(tracked, tokens)
-                self.saves.pin()
+                self.saves.pieces.add(tracked, tokens)
+                self.saves.pieces.pin()
         self.tables.forget(request.request_id)
 
     def reset(self) -> bool:
@@ -201,7 +201,7 @@ class SchedulerSide:
             return
         self.saves.forget()
         self.saves.revocable = session.version > 1
-        self.saves.job_blocks = self._loads.job_blocks = min(
+        self.saves.pieces.job_blocks = self._loads.job_blocks = min(
             session.limits.max_job_blocks or MAX_JOB_BLOCKS, MAX_JOB_BLOCKS
         )
         self._due.clear()
@@ -257,7 +257,7 @@ class SchedulerSide:
     def _collect(self, saves: Saves, scheduled: Mapping[str, int]) -> None:
         """Adds what the requests that are due have to be saved, as far as there is room."""
         kept: list[Tracked] = []
-        later, decode = self._due.later, self._options.save_decode
+        add, later, decode = saves.pieces.add, self._due.later, self._options.save_decode
         for tracked in self._due.take():
             request = tracked.request
             tokens = scheduled.get(request.request_id)
@@ -268,13 +268,13 @@ class SchedulerSide:
             if not decode:
                 tokens = min(tokens, request.num_prompt_tokens)
             if tokens >= tracked.next_tokens:
-                saves.add(tracked, tokens)
+                add(tracked, tokens)
             lacking = tracked.next_tokens - tokens
             if lacking <= 0:  # there was no room
                 kept.append(tracked)
             elif decode or tracked.next_tokens <= request.num_prompt_tokens:
                 later(tracked, lacking)
-        saves.pin()
+        saves.pieces.pin()
         self._due.keep(kept)
 
     def _before_reset(self) -> None:

@@ -1,0 +1,157 @@
+"""The blocks that the next saves will hold: picked from requests, pinned, cut into sections of jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvagent.limits import MAX_JOB_BLOCKS, MAX_SECTIONS
+from kvagent.packing import section, short_section
+from kvagent.vllm.known import Known
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvagent.vllm.blocks import Blocks, Tables
+    from kvagent.vllm.geometry import Geometry
+    from kvagent.vllm.tracked import Tracked
+
+_NEVER = 1 << 62  # tokens
+
+
+class Piece(NamedTuple):
+    """One section of a job: blocks of one group of a request, the first of which is its ``first``."""
+
+    tracked: Tracked
+    group: int
+    first: int
+    hashes: Sequence[bytes]
+    blocks: Sequence[Any]
+    section: bytes
+
+
+class Pieces:
+    """See the module. Blocks are pinned from ``pin`` on, behind one or more ``add``; what is taken out stays pinned."""
+
+    def __init__(self, geometry: Geometry, blocks: Blocks, tables: Tables) -> None:
+        self.job_blocks = MAX_JOB_BLOCKS
+        """Most blocks that the agent takes in one job."""
+        self.known = [Known() for _ in geometry.groups]
+        """By group."""
+        self.open: list[Piece] = []
+        """What was added."""
+        self._blocks = blocks
+        self._tables = tables
+        self._groups = [
+            (group, spec.block_tokens, geometry.scale(group), bool(spec.window), self.known[group])
+            for group, spec in enumerate(geometry.groups)
+        ]
+        _, self._block_tokens, scale, window, self._first_known = self._groups[0]
+        self._simple = len(self._groups) == 1 and scale == 1 and not window
+        self._unpinned: list[Any] = []  # blocks of what was added since the last pin
+
+    def room(self) -> int:
+        """Blocks that may still be added."""
+        return self._blocks.room() - len(self._unpinned)
+
+    def add(self, tracked: Tracked, tokens: int) -> None:
+        """Takes in what the first ``tokens`` of a request leave to be saved, as far as there is room; else later."""
+        if self._simple and self._add_one(tracked, tokens):
+            return
+        request = tracked.request
+        hashes, cursor = request.block_hashes, tracked.cursor
+        least = _NEVER
+        for group, size, scale, window, known in self._groups:
+            begin, end = cursor[group], min(tokens // size, len(hashes) // scale)
+            if begin < end:
+                table = self._tables.slice(request.request_id, group, begin, end)
+                keys = hashes[(begin + 1) * scale - 1 : (begin + len(table)) * scale : scale]
+                came = tracked.loaded[1] > begin * size or self._blocks.aged
+                if came or window or len(keys) > self.room() or not known.none(keys):
+                    begin = self._pick(tracked, group, begin, keys, table)
+                elif keys:
+                    self._take(tracked, group, begin, keys, table)
+                    begin += len(keys)
+                cursor[group] = begin
+            least = min(least, (begin + 1) * size)
+        tracked.next_tokens = least
+
+    def pin(self) -> None:
+        """Takes the pins of what was added."""
+        if self._unpinned:
+            self._blocks.pin(self._unpinned)
+            self._unpinned = []
+
+    def take_job(self) -> tuple[list[Piece], list[Any]]:
+        """As many pieces as one job holds, and their blocks."""
+        blocks: list[Any] = []
+        count = 0
+        for piece in self.open[:MAX_SECTIONS]:
+            if blocks and len(blocks) + len(piece.blocks) > self.job_blocks:
+                break
+            blocks += piece.blocks
+            count += 1
+        pieces, self.open = self.open[:count], self.open[count:]
+        return pieces, blocks
+
+    def take_all(self) -> list[Piece]:
+        """All that was added, pinned."""
+        self.pin()
+        taken, self.open = self.open, []
+        return taken
+
+    def _add_one(self, tracked: Tracked, tokens: int) -> bool:
+        """The same where a request filled one block, as it does while it answers: most calls are of that kind.
+
+        False: this is not such a case, and nothing was done.
+        """
+        i, size = tracked.cursor[0], self._block_tokens
+        begin, request = i * size, tracked.request
+        hashes = request.block_hashes
+        if not size <= tokens - begin < 2 * size or i == 0 or len(hashes) <= i:
+            return False
+        if tracked.loaded[1] > begin or self._blocks.aged:
+            return False
+        key, known = hashes[i], self._first_known
+        if key not in known:
+            block = self._tables.block(request.request_id, i)
+            if block is None or self.room() <= 0:
+                return False
+            known.young.add(key)
+            self._unpinned.append(block)
+            self.open.append(Piece(tracked, 0, i, (key,), (block,), short_section(hashes[i - 1], key, block.block_id)))
+        tracked.cursor[0] = i + 1
+        tracked.next_tokens = begin + 2 * size
+        return True
+
+    def _take(self, tracked: Tracked, group: int, first: int, keys: list[bytes], blocks: Sequence[Any]) -> None:
+        """Adds a run of blocks as it is."""
+        _, _, scale, _, known = self._groups[group]
+        hashes = tracked.request.block_hashes
+        known.young.update(keys)
+        self._unpinned += blocks
+        for at in range(0, len(keys), self.job_blocks):
+            i = first + at
+            parent = hashes[i * scale - 1] if i else b""
+            some, these = keys[at : at + self.job_blocks], blocks[at : at + self.job_blocks]
+            data = section(group, parent, some, [block.block_id for block in these])
+            self.open.append(Piece(tracked, group, i, some, these, data))
+
+    def _pick(self, tracked: Tracked, group: int, begin: int, keys: list[bytes], table: Sequence[Any]) -> int:
+        """Adds of a run of blocks those that have to be saved. Gives the new cursor: the first that has to wait."""
+        _, size, _, _, known = self._groups[group]
+        came = range(tracked.loaded[0] // size, tracked.loaded[1] // size)
+        room = self.room()
+        first = 0  # of the run at hand
+        for i, (key, block) in enumerate(zip(keys, table, strict=True)):
+            if block.is_null or begin + i in came or key in known or self._blocks.old(block):
+                if first < i:
+                    self._take(tracked, group, begin + first, keys[first:i], table[first:i])
+                first = i + 1
+            elif room <= 0:
+                keys = keys[:i]
+                break
+            else:
+                room -= 1
+        if first < len(keys):
+            self._take(tracked, group, begin + first, keys[first:], table[first : len(keys)])
+        return begin + len(keys)
