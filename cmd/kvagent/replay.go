@@ -43,6 +43,9 @@ type replaySettings struct {
 	device    string
 
 	dramPath string
+	tiers    []string // of each node
+	nodes    int
+	shared   string // a tier of all nodes
 
 	killEngine, killAgent, killMover, pauseAgent int
 	pauseFor                                     time.Duration
@@ -53,7 +56,7 @@ type replaySettings struct {
 
 func defaultReplaySettings() *replaySettings {
 	return &replaySettings{
-		engines: 2, perProcess: 1, blockBytes: 16 << 10, ranks: 1, groups: 1, pauseFor: 10 * time.Second,
+		engines: 2, perProcess: 1, nodes: 1, blockBytes: 16 << 10, ranks: 1, groups: 1, pauseFor: 10 * time.Second,
 		integrity: integrityFull, eviction: defaultEviction, device: deviceAuto, loadDeadline: 2 * time.Second, lookupTimeout: 100 * time.Millisecond, priorities: 1,
 	}
 }
@@ -118,6 +121,9 @@ func (s *replaySettings) addFlags(f *pflag.FlagSet) {
 	f.Var(&choiceValue{&s.eviction, evictions}, "eviction", "eviction of the agent that is started")
 	f.Var(&choiceValue{&s.device, devices}, "device", "device of the agent that is started")
 	f.StringVar(&s.dramPath, "dram-path", "", "file on tmpfs or hugetlbfs for the pool of the agent that is started: then the pool outlives its kills")
+	f.StringArrayVar(&s.tiers, "tier", nil, "a tier below the pool of the agent that is started, as serve takes it; may be given several times")
+	f.Var(&countValue{&s.nodes, 1, maxNodes}, "nodes", "agents that are started, each with a pool of its own; engines are dealt to them in turn, and the first is the one that is killed and stopped")
+	f.StringVar(&s.shared, "shared", "", "a tier of all nodes, behind --tier, such as redis://127.0.0.1:6379")
 	f.Var(&countValue{&s.killEngine, 0, 1 << 30}, "kill-engine-every", "kill an engine every so many requests; 0 is never")
 	f.Var(&countValue{&s.killAgent, 0, 1 << 30}, "kill-agent-every", "kill the agent every so many requests; 0 is never")
 	f.Var(&countValue{&s.killMover, 0, 1 << 30}, "kill-mover-every", "kill a mover of the agent every so many requests; 0 is never")
@@ -152,6 +158,7 @@ func (s *replaySettings) check() error {
 	if s.socket != "" && s.dramPath != "" {
 		bad = append(bad, errors.New("dram-path: an agent that was not started here has its own"))
 	}
+	bad = append(bad, s.checkNodes())
 	if s.flip && s.engines < 2 {
 		bad = append(bad, fmt.Errorf("engines: %d, allowed: 2 and more with fault-flip-byte", s.engines))
 	}

@@ -61,8 +61,8 @@ func useAgent(path string) *replayAgent {
 	return &replayAgent{dir: dir, session: filepath.Join(dir, "session.sock"), admin: newAdmin(dir), exits: make(chan error, 1)}
 }
 
-// launchAgent starts one in a directory of its own.
-func launchAgent(ctx context.Context, pool int64, s *replaySettings) (*replayAgent, error) {
+// launchAgent starts that of a node in a directory of its own.
+func launchAgent(ctx context.Context, pool int64, s *replaySettings, node int) (*replayAgent, error) {
 	dir, err := os.MkdirTemp("", "kvagent-replay-")
 	if err != nil {
 		return nil, err
@@ -72,8 +72,13 @@ func launchAgent(ctx context.Context, pool int64, s *replaySettings) (*replayAge
 	a.args = []string{"serve", "--socket-dir", dir, "--pool", formatSize(pool), "--integrity", s.integrity, "--eviction", s.eviction, "--device", s.device, "--log-level", "warn",
 		"--max-engines", "4096", "--max-sessions", "2048"}
 	if s.dramPath != "" {
-		a.args = append(a.args, "--dram-path", s.dramPath)
+		path := s.dramPath
+		if node > 0 {
+			path = fmt.Sprintf("%s.node%d", path, node)
+		}
+		a.args = append(a.args, "--dram-path", path)
 	}
+	a.args = append(a.args, s.tierArgs(dir, node)...)
 	if s.flip {
 		a.args = append(a.args, "--allow-faults")
 	}

@@ -87,7 +87,7 @@ func (r *replay) spawn(p *engineProcess) error {
 		c := r.cfg
 		c.Name = fmt.Sprintf("engine-%d.%d", e.number, p.life)
 		c.Seed = r.set.seed + uint64(e.number)<<32 + uint64(p.life)
-		link := mockengine.LinkConfig{Session: r.agent.session}
+		link := mockengine.LinkConfig{Session: r.node(e.number).session}
 		if err := p.encode.Encode(&mockengine.Command{Op: "start", Engine: e.number, Config: &c, Link: &link}); err != nil {
 			return fmt.Errorf("engine %d: %w\n%s", e.number, err, p.log.String())
 		}

@@ -13,49 +13,51 @@ import (
 // replayReport is what --json prints. Blocks of prompts are counted once each, those of jobs once for all ranks, bytes on
 // every rank; times are what their names say.
 type replayReport struct {
-	Requests        int     `json:"requests"`
-	FailedRequests  int     `json:"failed_requests"`
-	AbortedRequests int     `json:"aborted_requests"`
-	BlocksLookedUp  int     `json:"blocks_looked_up"`
-	BlocksHit       int     `json:"blocks_hit"`
-	HitRate         float64 `json:"hit_rate"`
-	SimHitRate      float64 `json:"sim_hit_rate"` // of one round
-	BlocksHitOwn    int     `json:"blocks_hit_own"`
-	BlocksHitPool   int     `json:"blocks_hit_pool"`
-	BlocksHitOther  int     `json:"blocks_hit_other_engine"`
-	BlocksSaved     uint64  `json:"blocks_saved"`
-	BlocksLoaded    uint64  `json:"blocks_loaded"`
-	BytesSaved      uint64  `json:"bytes_saved"`
-	BytesLoaded     uint64  `json:"bytes_loaded"`
-	BlocksVerified  uint64  `json:"blocks_verified"`
-	WrongBytes      uint64  `json:"wrong_bytes"`
-	LeasesLeft      int     `json:"leases_left"`
-	RegionsLeft     int     `json:"regions_left"`
-	EnginesLeft     int     `json:"engines_left"`
-	EngineBlocks    int     `json:"engine_blocks_left"` // blocks that engines had not free in the end
-	EngineKills     int     `json:"engine_kills"`
-	AgentKills      int     `json:"agent_kills"`
-	AgentPauses     int     `json:"agent_pauses"`
-	MoverKills      int     `json:"mover_kills"`
-	MoverInFlight   int     `json:"mover_kills_in_flight"` // with a copy under way
-	KillsInFlight   int     `json:"kills_in_flight"`
-	Lookups         uint64  `json:"lookups"`
-	LookupMisses    uint64  `json:"lookups_unanswered"`
-	LookupP50US     float64 `json:"lookup_p50_us"`
-	LookupP99US     float64 `json:"lookup_p99_us"`
-	CleanupMaxMS    float64 `json:"cleanup_max_ms"`       // from a process's death until the agent names it no more, seen from outside
-	AgentCleanupMS  float64 `json:"agent_cleanup_max_ms"` // as the last life of the agent says itself
-	Preemptions     uint64  `json:"preemptions"`
-	SavesRevoked    uint64  `json:"saves_revoked"`
-	SavesBusy       uint64  `json:"saves_busy"`
-	LoadsFailed     uint64  `json:"loads_failed"`
-	LoadsLate       uint64  `json:"loads_late"`
-	DraftsRejected  uint64  `json:"drafts_rejected"`
-	Steps           uint64  `json:"steps"`
-	HitRateBefore   float64 `json:"hit_rate_before_agent_kills"` // of the aroundKill requests dealt before each
-	HitRateAfter    float64 `json:"hit_rate_after_agent_kills"`  // and of those behind it
-	WallS           float64 `json:"wall_s"`
-	Seed            uint64  `json:"seed"`
+	Requests        int      `json:"requests"`
+	FailedRequests  int      `json:"failed_requests"`
+	AbortedRequests int      `json:"aborted_requests"`
+	BlocksLookedUp  int      `json:"blocks_looked_up"`
+	BlocksHit       int      `json:"blocks_hit"`
+	HitRate         float64  `json:"hit_rate"`
+	SimHitRate      float64  `json:"sim_hit_rate"` // of one round
+	BlocksHitOwn    int      `json:"blocks_hit_own"`
+	BlocksHitPool   int      `json:"blocks_hit_pool"`
+	BlocksHitOther  int      `json:"blocks_hit_other_engine"`
+	BlocksSaved     uint64   `json:"blocks_saved"`
+	BlocksLoaded    uint64   `json:"blocks_loaded"`
+	BytesSaved      uint64   `json:"bytes_saved"`
+	BytesLoaded     uint64   `json:"bytes_loaded"`
+	BlocksVerified  uint64   `json:"blocks_verified"`
+	WrongBytes      uint64   `json:"wrong_bytes"`
+	LeasesLeft      int      `json:"leases_left"`
+	RegionsLeft     int      `json:"regions_left"`
+	EnginesLeft     int      `json:"engines_left"`
+	EngineBlocks    int      `json:"engine_blocks_left"` // blocks that engines had not free in the end
+	EngineKills     int      `json:"engine_kills"`
+	AgentKills      int      `json:"agent_kills"`
+	AgentPauses     int      `json:"agent_pauses"`
+	MoverKills      int      `json:"mover_kills"`
+	MoverInFlight   int      `json:"mover_kills_in_flight"` // with a copy under way
+	KillsInFlight   int      `json:"kills_in_flight"`
+	Lookups         uint64   `json:"lookups"`
+	LookupMisses    uint64   `json:"lookups_unanswered"`
+	LookupP50US     float64  `json:"lookup_p50_us"`
+	LookupP99US     float64  `json:"lookup_p99_us"`
+	CleanupMaxMS    float64  `json:"cleanup_max_ms"`       // from a process's death until the agent names it no more, seen from outside
+	AgentCleanupMS  float64  `json:"agent_cleanup_max_ms"` // as the last life of the agent says itself
+	Preemptions     uint64   `json:"preemptions"`
+	SavesRevoked    uint64   `json:"saves_revoked"`
+	SavesBusy       uint64   `json:"saves_busy"`
+	LoadsFailed     uint64   `json:"loads_failed"`
+	LoadsLate       uint64   `json:"loads_late"`
+	DraftsRejected  uint64   `json:"drafts_rejected"`
+	Steps           uint64   `json:"steps"`
+	HitRateBefore   float64  `json:"hit_rate_before_agent_kills"` // of the aroundKill requests dealt before each
+	HitRateAfter    float64  `json:"hit_rate_after_agent_kills"`  // and of those behind it
+	Sources         []source `json:"sources"`                     // of the blocks loaded
+	LookupsPending  uint64   `json:"lookups_pending"`
+	WallS           float64  `json:"wall_s"`
+	Seed            uint64   `json:"seed"`
 
 	wrong, failed []string
 	stopErr       error
@@ -64,7 +66,7 @@ type replayReport struct {
 func (r *replay) report() replayReport {
 	var total mockengine.Stats
 	o := replayReport{Requests: r.done, FailedRequests: len(r.failed), LeasesLeft: r.leases, RegionsLeft: r.regions, EnginesLeft: r.leftEngines,
-		Seed: r.set.seed, WallS: time.Since(r.begin).Seconds(), wrong: r.wrong, failed: r.failed, stopErr: r.stopErr}
+		Seed: r.set.seed, WallS: time.Since(r.begin).Seconds(), Sources: r.sources, wrong: r.wrong, failed: r.failed, stopErr: r.stopErr}
 	for _, e := range r.engines {
 		s := e.stats()
 		s.WrongBytes += e.lost
@@ -95,7 +97,7 @@ func (r *replay) report() replayReport {
 func (o *replayReport) addStats(s *mockengine.Stats) {
 	o.BlocksSaved, o.BlocksLoaded, o.BytesSaved, o.BytesLoaded = s.BlocksSaved, s.BlocksLoaded, s.BytesSaved, s.BytesLoaded
 	o.BlocksVerified, o.WrongBytes = s.BlocksVerified, s.WrongBytes
-	o.Lookups, o.LookupMisses = s.Lookups, s.LookupMisses
+	o.Lookups, o.LookupMisses, o.LookupsPending = s.Lookups, s.LookupMisses, s.LookupsPending
 	o.LookupP50US, o.LookupP99US = micros(s.LookupTimes.Quantile(0.5)), micros(s.LookupTimes.Quantile(0.99))
 	o.Preemptions, o.SavesRevoked, o.SavesBusy, o.Steps = s.Preemptions, s.SavesRevoked, s.SavesBusy, s.Steps
 	o.LoadsFailed, o.LoadsLate, o.DraftsRejected = s.LoadsFailed, s.LoadsLate, s.Rejected

@@ -71,6 +71,8 @@ type replay struct {
 	ownCleanup                   float64 // ms, as the agent says
 	capacity                     int64   // bytes of the pool of an agent that was not started here
 	leases, regions, leftEngines int
+	sources                      []source
+	nodes                        []*replayAgent // the first is agent
 	stopErr                      error
 }
 
@@ -103,14 +105,15 @@ func (r *replay) run(ctx context.Context) (err error) {
 			return err
 		}
 		r.capacity = st.Pool.Capacity
-	} else if r.agent, err = launchAgent(ctx, r.set.poolSize(&r.cfg, r.records), r.set); err != nil {
+		r.nodes = []*replayAgent{r.agent}
+	} else if err := r.launchNodes(ctx); err != nil {
 		return err
 	}
 	defer func() {
 		r.broken = err != nil
 		r.endAll()
 		r.watching.Wait()
-		r.stopErr = r.agent.stop()
+		r.stopErr = r.stopNodes()
 		err = errors.Join(err, r.stopErr)
 	}()
 	for _, p := range r.processes {

@@ -137,6 +137,9 @@ func (p *progress) table(r *replay, o *replayReport) {
 		fmt.Fprintf(p.out, "Of the %d requests before an agent's kill %.1f %% of the blocks were hits, of those behind it %.1f %%.\n",
 			aroundKill, 100*o.HitRateBefore, 100*o.HitRateAfter)
 	}
+	if len(o.Sources) > 1 {
+		fmt.Fprintf(p.out, "Blocks loaded from: %s.\n", sourcesText(o.Sources))
+	}
 	fmt.Fprintf(p.out, "Look-ups: p50 %.0f µs, p99 %.0f µs. %.1f s, seed %d.\n", o.LookupP50US, o.LookupP99US, o.WallS, o.Seed)
 	if p.set.socket == "" && o.stopErr == nil {
 		fmt.Fprintln(p.out, "The agent stopped cleanly; nothing is left.")

@@ -93,20 +93,15 @@ func (r *replay) leave(ctx context.Context) error {
 	r.watching.Wait() // an agent that was killed last is there again
 	ctx, stop := context.WithTimeout(ctx, emptyWithin)
 	defer stop()
-	for {
-		st, err := r.agent.status(ctx)
+	for _, a := range r.nodes {
+		st, err := a.empty(ctx)
 		if err != nil {
-			return fmt.Errorf("status in the end: %w", err)
+			return err
 		}
-		r.leases, r.regions, r.leftEngines = st.Leases, st.Regions, st.Engines
-		r.ownCleanup = st.CleanupMaxMS
+		r.leases, r.regions, r.leftEngines = r.leases+st.Leases, r.regions+st.Regions, r.leftEngines+st.Engines
+		r.ownCleanup = max(r.ownCleanup, st.CleanupMaxMS)
 		r.noteCleanup(time.Duration(st.CleanupMaxMS * float64(time.Millisecond)))
-		if r.leases+r.regions+r.leftEngines == 0 || ctx.Err() != nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(agentPoll):
-		}
+		r.addSources(&st)
 	}
+	return nil
 }

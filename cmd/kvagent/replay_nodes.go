@@ -1,0 +1,142 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/kvagent/kvagent/agent"
+)
+
+// maxNodes is the most agents of one replay.
+const maxNodes = 16
+
+// checkNodes is what the settings of nodes and tiers cannot say for themselves.
+func (s *replaySettings) checkNodes() error {
+	var bad []error
+	if s.socket != "" && (s.nodes > 1 || s.shared != "" || len(s.tiers) > 0) {
+		bad = append(bad, errors.New("socket: an agent that was not started here has its own tiers, and is the only node"))
+	}
+	if s.nodes > s.engines {
+		bad = append(bad, fmt.Errorf("nodes: %d, allowed: 1 to %d (engines)", s.nodes, s.engines))
+	}
+	for _, text := range append([]string{s.shared}, s.tiers...) {
+		if text == "" {
+			continue
+		}
+		if _, err := parseTier(text); err != nil {
+			bad = append(bad, fmt.Errorf("tier: %s: %w", text, err))
+		}
+	}
+	return errors.Join(bad...)
+}
+
+// tierArgs are the settings of a node's agent: its own tiers, the shared one behind them, and a directory of its own for what it must remember.
+func (s *replaySettings) tierArgs(dir string, node int) (args []string) {
+	all := append([]string(nil), s.tiers...)
+	if s.shared != "" {
+		all = append(all, s.shared)
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	for _, text := range all {
+		args = append(args, "--tier", ownDisk(text, node))
+	}
+	return append(args, "--tier-state", filepath.Join(dir, "state"))
+}
+
+// ownDisk gives every node but the first a directory of its own below that of a disk tier.
+func ownDisk(text string, node int) string {
+	if node == 0 || !strings.HasPrefix(text, schemeDisk+":") {
+		return text
+	}
+	where, options, _ := strings.Cut(text, "?")
+	return fmt.Sprintf("%s/node%d?%s", where, node, options)
+}
+
+// launchNodes starts the agents. The first is the one that is killed and paused.
+func (r *replay) launchNodes(ctx context.Context) error {
+	pool := r.set.poolSize(&r.cfg, r.records)
+	for node := range max(r.set.nodes, 1) {
+		a, err := launchAgent(ctx, pool, r.set, node)
+		if err != nil {
+			return errors.Join(err, r.stopNodes())
+		}
+		if node == 0 {
+			r.agent = a
+		} else {
+			a.exits = r.agent.exits // whichever ends unasked ends the run
+		}
+		r.nodes = append(r.nodes, a)
+	}
+	return nil
+}
+
+func (r *replay) stopNodes() (err error) {
+	for _, a := range r.nodes {
+		err = errors.Join(err, a.stop())
+	}
+	return err
+}
+
+// node of an engine.
+func (r *replay) node(engine int) *replayAgent { return r.nodes[engine%len(r.nodes)] }
+
+// empty waits until an agent has forgotten all engines, or until ctx ends, and gives what it says then.
+func (a *replayAgent) empty(ctx context.Context) (st agent.Status, err error) {
+	for {
+		if st, err = a.status(ctx); err != nil {
+			return st, fmt.Errorf("status in the end: %w", err)
+		}
+		if st.Leases+st.Regions+st.Engines == 0 {
+			return st, nil
+		}
+		select {
+		case <-ctx.Done():
+			return st, nil
+		case <-time.After(agentPoll):
+		}
+	}
+}
+
+// source is where blocks that were loaded came from, over all nodes, in the last life of each agent.
+type source struct {
+	Name   string `json:"name"` // memory, or a tier's
+	Blocks uint64 `json:"blocks"`
+}
+
+// addSources adds what one agent says.
+func (r *replay) addSources(st *agent.Status) {
+	loaded := st.BlocksLoaded / uint64(max(r.set.ranks, 1))
+	if st.Tiers != nil {
+		for i := range st.Tiers.List {
+			t := &st.Tiers.List[i]
+			r.addSource(t.Name, t.Hits)
+			loaded -= min(loaded, t.Hits) // each was brought to memory first
+		}
+	}
+	r.addSource("memory", loaded)
+}
+
+func (r *replay) addSource(name string, blocks uint64) {
+	for i := range r.sources {
+		if r.sources[i].Name == name {
+			r.sources[i].Blocks += blocks
+			return
+		}
+	}
+	r.sources = append(r.sources, source{name, blocks})
+}
+
+// sourcesText is the sources for people.
+func sourcesText(all []source) string {
+	var parts []string
+	for _, s := range all {
+		parts = append(parts, fmt.Sprintf("%s %s", s.Name, thousands(int(s.Blocks))))
+	}
+	return strings.Join(parts, ", ")
+}

@@ -1,0 +1,135 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func (o *replayed) from(name string) uint64 {
+	for _, s := range o.Sources {
+		if s.Name == name {
+			return s.Blocks
+		}
+	}
+	return 0
+}
+
+// A pool much smaller than the trace serves most of it from disk, every byte checked, also when agent and engines are killed.
+func TestReplayOverDisk(t *testing.T) {
+	disk := "disk:" + filepath.Join(t.TempDir(), "disk") + "?capacity=1GiB&write=save"
+	o := replayJSON(t, "--requests", "400", "--pool", "24MiB", "--engine-blocks", "600", "--tier", disk)
+	o.clean(t)
+	if got := o.from("disk"); got < 500 {
+		t.Errorf("%d blocks came from disk, want 500 and more: %+v", got, o.Sources)
+	}
+	if o.HitRate < o.SimHitRate+0.05 {
+		t.Errorf("hit rate %.3f, without the tier it would be %.3f", o.HitRate, o.SimHitRate)
+	}
+	o = replayJSON(t, "--requests", "300", "--pool", "24MiB", "--engine-blocks", "600", "--tier", disk, "--kill-agent-every", "100", "--kill-engine-every", "100")
+	o.clean(t)
+	if o.AgentKills == 0 {
+		t.Error("the agent was not killed")
+	}
+}
+
+// startRedis starts a real server on a free port of loopback.
+func startRedis(t *testing.T) (addr string, server *exec.Cmd) {
+	t.Helper()
+	if _, err := exec.LookPath("redis-server"); err != nil {
+		t.Skip("SKIPPED: no redis-server in the path; install the package redis-server")
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	addr = l.Addr().String()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	server = exec.Command("redis-server", "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", t.TempDir())
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = server.Process.Signal(syscall.SIGCONT)
+		_ = server.Process.Kill()
+		_ = server.Wait()
+	})
+	for end := time.Now().Add(10 * time.Second); ; {
+		if c, err := net.Dial("tcp", addr); err == nil {
+			_ = c.Close()
+			return addr, server
+		}
+		if time.Now().After(end) {
+			t.Fatal("redis-server does not listen")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// Two agents over one store: what one saved the other hits.
+func TestReplayTwoNodes(t *testing.T) {
+	addr, _ := startRedis(t)
+	o := replayJSON(t, "--requests", "300", "--nodes", "2", "--shared", "redis://"+addr)
+	o.clean(t)
+	if got := o.from("redis"); got < 300 {
+		t.Errorf("%d blocks came from the shared store, want 300 and more: %+v", got, o.Sources)
+	}
+	if o.BlocksHitOther == 0 {
+		t.Error("no node hit what another saved")
+	}
+}
+
+// A server that stops for a while, and one that dies, cost hits and nothing else.
+func TestReplayServerStops(t *testing.T) {
+	addr, server := startRedis(t)
+	var stopped bool
+	for _, at := range []time.Duration{300 * time.Millisecond, 900 * time.Millisecond} {
+		signal := syscall.SIGCONT
+		if !stopped {
+			signal, stopped = syscall.SIGSTOP, true
+		}
+		timer := time.AfterFunc(at, func() { _ = server.Process.Signal(signal) })
+		defer timer.Stop()
+	}
+	dead := time.AfterFunc(2*time.Second, func() { _ = server.Process.Kill() })
+	defer dead.Stop()
+	o := replayJSON(t, "--requests", "400", "--pace", "3s", "--pool", "24MiB", "--engine-blocks", "600", "--shared", "redis://"+addr+"?fetch-within=300ms&put-within=300ms")
+	o.clean(t)
+	if o.Requests != 400 {
+		t.Errorf("%d requests of 400", o.Requests)
+	}
+}
+
+func TestTierSpecs(t *testing.T) {
+	for _, c := range []struct{ spec, want string }{
+		{"tape:/x", "allowed: disk, "},
+		{"disk:/x", "capacity must be given"},
+		{"disk:/x?capacity=1GiB&capacity=2GiB", "given 2 times"},
+		{"disk:/x?capacity=1GiB&wrote=save", "wrote: no option of this tier"},
+		{"disk:/x?capacity=1GiB&write=often", "allowed: never, save, second-use, evict"},
+		{"disk:/x?capacity=1GiB&workers=0", `workers: "0", allowed: 1 to 64`},
+		{"redis://user:secret@h:1", "password-file or password-env"},
+		{"redis://h:1?password-env=KV_TEST_NOT_THERE", "not in the environment"},
+		{"redis://h:1/x", "allowed: a number"},
+	} {
+		if _, err := parseTier(c.spec); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.spec, err, c.want)
+		}
+	}
+	var specs []*tierSpec
+	v := tiersValue{&specs}
+	if err := v.Set("disk:/x?capacity=1GiB&dirs=/y,/z,redis://a:1,b:2/3?name=shared"); err != nil {
+		t.Fatal(err)
+	}
+	if fmt.Sprintf("%d %s %v %s %v", len(specs), specs[0].Name, specs[0].Write, specs[1].Name, specs[1].Write) != "2 disk second-use shared save" {
+		t.Errorf("%+v", specs)
+	}
+}
