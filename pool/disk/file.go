@@ -101,7 +101,7 @@ func (f *file) readAt(p []byte, off int64) error {
 		if done >= allow {
 			return fmt.Errorf("disk: read %s: %w", f.path, io.ErrUnexpectedEOF)
 		}
-		n, err := retry(func() (int, error) { return unix.Pread(f.fd, p[done:], off+int64(done)) })
+		n, err := retry(func() (int, error) { return unix.Pread(f.fd, p[done:allow], off+int64(done)) })
 		if err == nil && n == 0 {
 			err = io.ErrUnexpectedEOF
 		}

@@ -1,0 +1,288 @@
+package disk
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// takenBytes is what du says.
+func takenBytes(t testing.TB, dir string) (n int64) {
+	t.Helper()
+	for _, f := range segmentFiles(t, dir) {
+		var st unix.Stat_t
+		if err := unix.Stat(f, &st); err == nil { // it may have been evicted
+			n += st.Blocks * 512
+		}
+	}
+	return n
+}
+
+func TestSpaceLimit(t *testing.T) {
+	o := small(t)
+	o.Dirs[0].Bytes, o.SegmentBytes = 8<<20, 256<<10
+	s := open(t, o)
+	var most int64
+	for i := range 4000 { // 20 MB through 8 MiB
+		wantPut(t, s, i, i+1, size)
+		if i%50 == 0 {
+			most = max(most, takenBytes(t, o.Dirs[0].Path))
+		}
+	}
+	if limit := o.Dirs[0].Bytes; most > limit+limit/100 || most < limit*9/10 {
+		t.Fatalf("at most %d bytes of disk were taken, want %d within 1 %%", most, limit)
+	}
+	wantGet(t, s, 3999, size, pool.OK, "the newest")
+	wantGet(t, s, 0, size, pool.Missing, "the oldest")
+	if u := s.Usage(); u.Bytes > u.Capacity {
+		t.Fatalf("usage %+v", u)
+	}
+}
+
+// TestWhatIsReadStays evicts many times over; blocks that are read now and then are written again.
+func TestWhatIsReadStays(t *testing.T) {
+	s := open(t, small(t))
+	const hot = 20
+	wantPut(t, s, 0, hot, size)
+	for i := hot; i < 3000; i++ {
+		wantPut(t, s, i, i+1, size)
+		wantGet(t, s, i%hot, size, pool.OK, fmt.Sprintf("a hot block, after %d others", i))
+	}
+	if st := s.Stats(); st.WrittenAgain == 0 || st.Evicted == 0 {
+		t.Fatalf("nothing was written again, or nothing evicted: %+v", st)
+	}
+}
+
+func TestDeletedRoomComesBack(t *testing.T) {
+	o := small(t)
+	s := open(t, o)
+	var keys []pool.Key
+	for i := range 100 {
+		wantPut(t, s, i, i+1, 20000)
+		keys = append(keys, keyOf(i))
+	}
+	before := takenBytes(t, o.Dirs[0].Path)
+	if err := s.Delete(t.Context(), keys); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the room is given back", func() bool { return takenBytes(t, o.Dirs[0].Path) < before/3 })
+	if u := s.Usage(); u.Items != 0 {
+		t.Fatalf("usage %+v after everything was deleted", u)
+	}
+}
+
+func TestBudget(t *testing.T) {
+	o := small(t)
+	now := time.Unix(1e9, 0)
+	var mu sync.Mutex
+	o.Now = func() time.Time { mu.Lock(); defer mu.Unlock(); return now }
+	later := func(d time.Duration) { mu.Lock(); defer mu.Unlock(); now = now.Add(d) }
+	o.BudgetBytesPerDay = 8 << 20 // saves up 1 MiB
+	s := open(t, o)
+	fill := func(from int) (stored int) {
+		for i := range 300 {
+			if put(t, s, blockOf(from+i, size))[0] == pool.OK {
+				stored++
+			}
+		}
+		return stored
+	}
+	if n := fill(0); n < 100 || n > 130 { // pieces of two pages each
+		t.Fatalf("%d blocks of 8 KiB on the disk are stored within 1 MiB", n)
+	}
+	if st := s.Stats(); st.OverBudget == 0 || st.WrittenBytes > 1<<20+64<<10 {
+		t.Fatalf("%d bytes written, %d blocks refused", st.WrittenBytes, st.OverBudget)
+	}
+	closeNow(t, s)
+	s = open(t, o)
+	if n := fill(1000); n > 2 {
+		t.Fatalf("%d blocks are stored after a restart, with nothing left of the budget", n)
+	}
+	o.Dirs[0].Path = crash(t, o.Dirs[0].Path)
+	later(6 * time.Hour)
+	if n := fill(2000); n < 100 || n > 130 {
+		t.Fatalf("%d blocks are stored 6 h later: what is saved up is 3 h of it", n)
+	}
+}
+
+func TestBudgetSurvivesAKill(t *testing.T) {
+	dir := t.TempDir()
+	now := func() time.Time { return time.Unix(1e9, 0) }
+	var a, b budget
+	a.init(dir, 8<<20, now)
+	a.load()
+	a.spend(1 << 19)
+	b.init(dir, 8<<20, now) // a was killed
+	b.load()
+	if left := b.left(); left > 1<<19 || left < 1<<19-8<<10 {
+		t.Fatalf("half of 1 MiB was written; the next process has %d left", left)
+	}
+}
+
+func TestAdmission(t *testing.T) {
+	o := small(t)
+	o.Admission = Admission{Again: true, Tokens: 1000}
+	o.Hint = func(it *pool.Item) Hint {
+		switch it.Key {
+		case keyOf(1):
+			return Hint{Used: true}
+		case keyOf(2):
+			return Hint{Tokens: 1000}
+		}
+		return Hint{Tokens: 999}
+	}
+	s := open(t, o)
+	for i, want := range []pool.Status{pool.Busy, pool.OK, pool.OK, pool.Busy} {
+		if got := put(t, s, blockOf(i, size)); got[0] != want {
+			t.Fatalf("block %d: status %d, want %d", i, got[0], want)
+		}
+	}
+	if got := put(t, s, blockOf(3, size), blockOf(2, size)); got[0] != pool.OK || got[1] != pool.Exists {
+		t.Fatalf("block 3 offered again, and block 2, which is stored: status %v", got)
+	}
+	if n := s.Stats().NotAdmitted; n != 2 {
+		t.Fatalf("%d blocks were not admitted, want 2", n)
+	}
+}
+
+func TestIndexTakesAtMost64BytesABlock(t *testing.T) {
+	x := newIndex()
+	defer x.close()
+	var worst float64
+	const n = 1_000_000
+	for i := range n {
+		tg := tag{mix(uint64(i)), mix(uint64(i) + 1<<40)}
+		if _, _, err := x.put(tg, place{segment: 1, at: uint32(i), length: 1}); err != nil {
+			t.Fatal(err)
+		}
+		if i%1000 == 999 && i >= 100_000 {
+			blocks, bytes := x.size()
+			worst = max(worst, float64(bytes)/float64(blocks))
+		}
+	}
+	blocks, bytes := x.size()
+	t.Logf("%d blocks: %.1f bytes each, %.1f at worst from 100,000 on", blocks, float64(bytes)/n, worst)
+	if blocks != n || worst > 64 {
+		t.Fatalf("%d blocks, %.1f bytes each at worst", blocks, worst)
+	}
+	for i := 0; i < n; i += 3 {
+		x.remove(tag{mix(uint64(i)), mix(uint64(i) + 1<<40)})
+	}
+	for i := range n {
+		p, ok := x.get(tag{mix(uint64(i)), mix(uint64(i) + 1<<40)})
+		if ok != (i%3 != 0) || (ok && p.at != uint32(i)) {
+			t.Fatalf("block %d: %v %v", i, p, ok)
+		}
+	}
+	if gone := x.removeSegments(map[uint32]bool{1: true}); gone != n-(n+2)/3 {
+		t.Fatalf("%d blocks of the segment, want %d", gone, n-(n+2)/3)
+	}
+}
+
+func TestOptions(t *testing.T) {
+	for name, change := range map[string]func(o *Options){
+		"Dirs":                 func(o *Options) { o.Dirs = nil },
+		"Dirs[0].Path":         func(o *Options) { o.Dirs[0].Path = "here" },
+		"Dirs[0].Bytes":        func(o *Options) { o.Dirs[0].Bytes = 1000 },
+		"twice":                func(o *Options) { o.Dirs = append(o.Dirs, o.Dirs[0]) },
+		"SegmentBytes":         func(o *Options) { o.SegmentBytes = 1000 },
+		"WriteBytes":           func(o *Options) { o.WriteBytes = 1 << 20 },
+		"WriteDepth":           func(o *Options) { o.WriteDepth = 17 },
+		"ReadBytes":            func(o *Options) { o.ReadBytes = 1 },
+		"ReadDepth":            func(o *Options) { o.ReadDepth = -1 },
+		"MaxPuts":              func(o *Options) { o.MaxPuts = -1 },
+		"MaxGets":              func(o *Options) { o.MaxGets = 1 << 20 },
+		"BudgetBytesPerDay":    func(o *Options) { o.BudgetBytesPerDay = 1 },
+		"Admission.Remember":   func(o *Options) { o.Admission.Remember = -1 },
+		"Admission.Tokens":     func(o *Options) { o.Admission.Tokens = -1 },
+		"ProbeEvery":           func(o *Options) { o.ProbeEvery = time.Microsecond },
+		"ProbeMax":             func(o *Options) { o.ProbeMax = time.Millisecond },
+		"must be a multiple":   func(o *Options) { o.WriteBytes = 20000 },
+		"must be a multiple ":  func(o *Options) { o.SegmentBytes = 256<<10 + 1 },
+		"with segments of 262": func(o *Options) { o.Dirs[0].Bytes = 1 << 50 },
+	} {
+		o := small(t)
+		change(&o)
+		if s, err := Open(o); err == nil || !strings.Contains(err.Error(), strings.TrimSpace(name)) {
+			t.Errorf("%s: %v", name, err)
+			if s != nil {
+				s.Close()
+			}
+		}
+	}
+	o := Options{Dirs: []Dir{{filepath.Join(t.TempDir(), "d"), 1 << 40}}}
+	if o.setDefaults(); o.check() != nil || o.SegmentBytes != 256<<20 || o.WriteBytes != 8<<20 {
+		t.Errorf("defaults for 1 TiB: %+v, %v", o, o.check())
+	}
+	o = Options{Dirs: []Dir{{filepath.Join(t.TempDir(), "d"), 2 << 20}}}
+	if o.setDefaults(); o.check() != nil || o.SegmentBytes != 256<<10 {
+		t.Errorf("defaults for 2 MiB: %+v, %v", o, o.check())
+	}
+}
+
+func TestTooLarge(t *testing.T) {
+	o := small(t)
+	s := open(t, o)
+	if st := put(t, s, blockOf(1, o.WriteBytes)); st[0] != pool.Invalid || s.Stats().TooLarge != 1 {
+		t.Fatalf("a block larger than a write: status %d", st[0])
+	}
+	wantPut(t, s, 2, 3, o.WriteBytes-headerBytes)
+	wantGet(t, s, 2, o.WriteBytes-headerBytes, pool.OK, "the largest block")
+}
+
+func TestManyAtOnce(t *testing.T) {
+	s := open(t, small(t))
+	var workers sync.WaitGroup
+	for w := range 8 {
+		workers.Go(func() {
+			for k := range 20 {
+				var items []pool.Item
+				for i := range 20 {
+					items = append(items, blockOf((w%4)*1000+k*20+i, 1+i*301))
+				}
+				if err := s.Put(t.Context(), items); err != nil {
+					t.Error(err)
+				}
+				for i := range items {
+					if st := items[i].Status; st != pool.OK && st != pool.Exists && st != pool.InProgress {
+						t.Errorf("status %d", st)
+					}
+					items[i].Data = make([]byte, len(items[i].Data))
+				}
+				if err := s.Get(t.Context(), items); err != nil {
+					t.Error(err)
+				}
+				for i := range items {
+					n := (w%4)*1000 + k*20 + i
+					if items[i].Status == pool.OK && string(items[i].Data) != string(blockOf(n, len(items[i].Data)).Data) {
+						t.Errorf("block %d: wrong bytes", n)
+					}
+				}
+			}
+		})
+	}
+	workers.Wait()
+}
+
+func TestAfterClose(t *testing.T) {
+	s := open(t, small(t))
+	closeNow(t, s)
+	if err := s.Put(t.Context(), nil); err == nil {
+		t.Error("put after close: no error")
+	}
+	if err := s.Get(t.Context(), nil); err == nil {
+		t.Error("get after close: no error")
+	}
+	_ = s.Stats()
+	if _, err := os.Stat(s.o.Dirs[0].Path); err != nil {
+		t.Error(err)
+	}
+}

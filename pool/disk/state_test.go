@@ -1,0 +1,360 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// broken is a file system that fails in a way that can be changed at any time.
+type broken struct{ f atomic.Pointer[faults] }
+
+func (b *broken) set(f faults) { b.f.Store(&f) }
+
+func (b *broken) meet(o op, path string, off int64, p []byte) (int, error) {
+	if f := b.f.Load(); f != nil && *f != nil {
+		return (*f)(o, path, off, p)
+	}
+	return len(p), nil
+}
+
+// failing fails some ops with an error.
+func failing(err error, ops ...op) faults {
+	return func(o op, _ string, _ int64, p []byte) (int, error) {
+		for _, bad := range ops {
+			if o == bad {
+				return 0, err
+			}
+		}
+		return len(p), nil
+	}
+}
+
+func (s *Store) stateOf(i int) State { return s.Stats().Dirs[i].State }
+
+func TestStates(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		err  error
+		ops  []op
+		want State
+	}{
+		{"NoSpaceForASegment", unix.ENOSPC, []op{opAllocate}, StateFull},
+		{"NoSpaceInAWrite", unix.ENOSPC, []op{opWrite}, StateFull},
+		{"QuotaInAWrite", unix.EDQUOT, []op{opWrite}, StateFull},
+		{"IOErrorInAWrite", unix.EIO, []op{opWrite}, StateFailed},
+		{"ReadOnly", unix.EROFS, []op{opCreate, opWrite}, StateReadOnly},
+		{"Gone", unix.ENOENT, []op{opCreate}, StateMissing},
+	} {
+		t.Run(c.name, func(t *testing.T) { testState(t, failing(c.err, c.ops...), c.want) })
+	}
+}
+
+// testState breaks a store, sees it say so and go on reading, mends it, and sees it come back.
+func testState(t *testing.T, bad faults, want State) {
+	var fs broken
+	var mu sync.Mutex
+	var told []string
+	o := small(t)
+	o.faults = fs.meet
+	o.OnState = func(_ string, from, to State, _ error) {
+		mu.Lock()
+		defer mu.Unlock()
+		told = append(told, from.String()+" "+to.String())
+	}
+	s := open(t, o)
+	wantPut(t, s, 0, 20, size)
+	fs.set(bad)
+	i := 20
+	eventually(t, "the state is "+want.String(), func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		items := []pool.Item{blockOf(i, size)}
+		if err := s.Put(ctx, items); err != nil {
+			t.Fatalf("a put into a broken directory: %v", err)
+		}
+		i++
+		return s.stateOf(0) == want
+	})
+	if st := put(t, s, blockOf(100000, size)); st[0] != pool.Busy {
+		t.Fatalf("put: status %d, want Busy", st[0])
+	}
+	wantGet(t, s, 19, size, pool.OK, "what was stored is still read")
+	if err := s.Delete(t.Context(), []pool.Key{keyOf(19)}); !errors.Is(err, ErrOwed) {
+		t.Fatalf("delete: %v, want ErrOwed", err)
+	}
+	wantGet(t, s, 19, size, pool.Missing, "deleted")
+	fs.set(nil)
+	eventually(t, "the state is ok", func() bool { return s.stateOf(0) == StateOK })
+	eventually(t, "the delete is paid", func() bool { return s.Stats().Dirs[0].Owed == 0 })
+	wantPut(t, s, 200000, 200020, size)
+	mu.Lock()
+	first := strings.Join(told, ", ")
+	mu.Unlock()
+	if !strings.Contains(first, "ok "+want.String()) {
+		t.Fatalf("told of the changes %q", first)
+	}
+	closeNow(t, s)
+	s = open(t, o)
+	wantGet(t, s, 19, size, pool.Missing, "deleted while nothing could be written, and reopened")
+	wantGet(t, s, 200019, size, pool.OK, "reopened")
+}
+
+// TestReadsFail is a device that answers no more: gets miss at once, and hit again when it is back.
+func TestReadsFail(t *testing.T) {
+	var fs broken
+	o := small(t)
+	o.faults = fs.meet
+	s := open(t, o)
+	wantPut(t, s, 0, 100, size)
+	fs.set(failing(unix.EIO, opRead, opWrite))
+	for i := range failReads {
+		wantGet(t, s, i, size, pool.Corrupt, "unreadable")
+	}
+	wantGet(t, s, 50, size, pool.Missing, "the device does not answer")
+	if st := s.Stats(); st.ReadErrors != failReads || st.Dirs[0].State != StateFailed {
+		t.Fatalf("%d read errors, state %v", st.ReadErrors, st.Dirs[0].State)
+	}
+	fs.set(nil)
+	eventually(t, "the state is ok", func() bool { return s.stateOf(0) == StateOK })
+	wantGet(t, s, 50, size, pool.OK, "the device is back")
+}
+
+func TestShortReadIsNotDelivered(t *testing.T) {
+	var fs broken
+	o := small(t)
+	o.faults = fs.meet
+	s := open(t, o)
+	wantPut(t, s, 0, 1, size)
+	fs.set(func(o op, _ string, _ int64, p []byte) (int, error) {
+		if o == opRead {
+			return len(p) / 2, nil
+		}
+		return len(p), nil
+	})
+	wantGet(t, s, 0, size, pool.Corrupt, "a short read")
+}
+
+// TestEachWriteFails lets the nth write fail, whole, torn at any byte, or short, then crashes, and sees that everything that was
+// acknowledged is there.
+func TestEachWriteFails(t *testing.T) {
+	for n := range 12 {
+		for _, part := range []int{0, 1, 100, 128, 4096, 5000, 9999, -1} {
+			eachWrite(t, n, part)
+		}
+	}
+}
+
+func eachWrite(t *testing.T, n, part int) {
+	o := small(t)
+	writes := 0
+	o.WriteDepth = 1
+	o.faults = func(o op, path string, off int64, p []byte) (int, error) {
+		if o != opWrite {
+			return len(p), nil
+		}
+		if writes++; writes != n+1 {
+			return len(p), nil
+		}
+		if part < 0 {
+			return min(len(p), pageBytes), nil // short, and gone on with
+		}
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if err != nil {
+			t.Error(err)
+			return 0, err
+		}
+		defer f.Close()
+		if _, err := f.WriteAt(p[:min(part, len(p))], off); err != nil {
+			t.Error(err)
+		}
+		return 0, unix.EIO
+	}
+	s := open(t, o)
+	stored := map[int]bool{}
+	for i := range 10 {
+		items := []pool.Item{blockOf(2*i, size), blockOf(2*i+1, size)}
+		for k, st := range put(t, s, items...) {
+			stored[2*i+k] = st == pool.OK
+		}
+		if i == n {
+			eventually(t, "the state is ok", func() bool { return s.stateOf(0) == StateOK })
+		}
+	}
+	o.Dirs[0].Path, o.faults = crash(t, o.Dirs[0].Path), nil
+	again := open(t, o)
+	for i, ok := range stored {
+		if got := get(t, again, i, size); ok && got != pool.OK {
+			t.Fatalf("write %d failed after %d bytes; block %d was acknowledged, and has status %d after a crash", n, part, i, got)
+		}
+	}
+	closeNow(t, s)
+	closeNow(t, again)
+}
+
+func TestMissingDirectoryComesBack(t *testing.T) {
+	o := small(t)
+	parent := filepath.Join(o.Dirs[0].Path, "mount")
+	o.Dirs[0].Path = filepath.Join(parent, "cache")
+	s := open(t, o)
+	if st := s.Stats().Dirs[0]; st.State != StateMissing || st.Reason == "" {
+		t.Fatalf("a directory that is not there: %+v", st)
+	}
+	if st := put(t, s, blockOf(1, size)); st[0] != pool.Busy {
+		t.Fatalf("put: status %d, want Busy", st[0])
+	}
+	if err := os.Mkdir(parent, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the state is ok", func() bool { return s.stateOf(0) == StateOK })
+	wantPut(t, s, 1, 2, size)
+	wantGet(t, s, 1, size, pool.OK, "stored after it came back")
+}
+
+func TestDirectoryIsLostInFlight(t *testing.T) {
+	o := small(t)
+	o.Dirs[0].Path = filepath.Join(o.Dirs[0].Path, "cache")
+	s := open(t, o)
+	wantPut(t, s, 0, 20, size)
+	away := o.Dirs[0].Path + ".away"
+	if err := os.Rename(o.Dirs[0].Path, away); err != nil {
+		t.Fatal(err)
+	}
+	i := 1000
+	eventually(t, "the state is missing", func() bool {
+		put(t, s, blockOf(i, size))
+		i++
+		return s.stateOf(0) == StateMissing
+	})
+	if err := os.Rename(away, o.Dirs[0].Path); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the state is ok", func() bool { return s.stateOf(0) == StateOK })
+	wantGet(t, s, 3, size, pool.OK, "it was there before, and recovered")
+	wantPut(t, s, 50, 60, size)
+}
+
+func TestOneOfTwoDirectoriesIsMissing(t *testing.T) {
+	o := small(t)
+	o.Dirs = append(o.Dirs, Dir{filepath.Join(t.TempDir(), "not", "there"), 4 << 20})
+	s := open(t, o)
+	var ok, busy int
+	for i := range 100 {
+		switch st := put(t, s, blockOf(i, size)); st[0] {
+		case pool.OK:
+			ok++
+			wantGet(t, s, i, size, pool.OK, "put")
+		case pool.Busy:
+			busy++
+		}
+	}
+	if ok < 25 || busy < 25 || ok+busy != 100 {
+		t.Fatalf("%d blocks stored, %d busy, want about half of 100 each", ok, busy)
+	}
+}
+
+func TestRealFullDisk(t *testing.T) {
+	o := small(t)
+	mount(t, "-t", "tmpfs", "-o", "size=3m", "tmpfs", o.Dirs[0].Path) // less than the store's limit of 4 MiB
+	hog := filepath.Join(o.Dirs[0].Path, "hog")
+	s := open(t, o)
+	for i := range 1500 {
+		put(t, s, blockOf(i, size)) // evicts instead of failing
+	}
+	wantGet(t, s, 1499, size, pool.OK, "the last block")
+	if s.stateOf(0) != StateOK {
+		t.Fatalf("state %v, although what is older can go", s.stateOf(0))
+	}
+	closeNow(t, s)
+	for _, f := range segmentFiles(t, o.Dirs[0].Path) {
+		if err := os.Remove(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(hog, make([]byte, 4<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("filling the disk: %v", err)
+	}
+	s = open(t, o)
+	eventually(t, "somebody else filled the disk", func() bool { return s.stateOf(0) == StateFull })
+	if st := put(t, s, blockOf(1, size)); st[0] != pool.Busy {
+		t.Fatalf("put: status %d, want Busy", st[0])
+	}
+	if err := os.Remove(hog); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the state is ok", func() bool { return s.stateOf(0) == StateOK })
+	wantPut(t, s, 5000, 5010, size)
+}
+
+func TestReadOnlyMount(t *testing.T) {
+	o := small(t)
+	dir := o.Dirs[0].Path
+	mount(t, "-t", "tmpfs", "-o", "size=16m", "tmpfs", dir)
+	s := open(t, o)
+	wantPut(t, s, 0, 100, size)
+	closeNow(t, s)
+	if err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, "size=16m"); err != nil {
+		t.Fatal(err)
+	}
+	s = open(t, o)
+	wantGet(t, s, 99, size, pool.OK, "a read-only file system")
+	eventually(t, "the state is readonly", func() bool { return s.stateOf(0) == StateReadOnly })
+	if err := unix.Mount("", dir, "", unix.MS_REMOUNT, "size=16m"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the state is ok", func() bool { return s.stateOf(0) == StateOK })
+	wantPut(t, s, 100, 110, size)
+}
+
+// TestHangingReadEndsWithTheContext is a disk that does not come back: the caller does, and nobody writes its memory afterwards.
+func TestHangingReadEndsWithTheContext(t *testing.T) {
+	var fs broken
+	o := small(t)
+	o.faults = fs.meet
+	s := open(t, o)
+	wantPut(t, s, 0, 10, size)
+	stuck := make(chan struct{})
+	fs.set(func(o op, _ string, _ int64, p []byte) (int, error) {
+		if o == opRead {
+			<-stuck
+		}
+		return len(p), nil
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	var items []pool.Item
+	for i := range 10 {
+		items = append(items, pool.Item{Key: keyOf(i), Data: make([]byte, size)})
+	}
+	if err := s.Get(ctx, items); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("get from a disk that hangs: %v", err)
+	}
+	close(stuck)
+	closeNow(t, s)
+	for i := range items {
+		if strings.Trim(string(items[i].Data), "\x00") != "" {
+			t.Fatal("the caller's memory was written after the call came back")
+		}
+	}
+}
+
+func TestWithoutDirect(t *testing.T) {
+	o := small(t)
+	o.faults = failing(unix.EINVAL, opDirect)
+	s := open(t, o)
+	wantPut(t, s, 0, 20, size)
+	wantGet(t, s, 7, size, pool.OK, "through the page cache")
+	if s.Stats().Dirs[0].Direct {
+		t.Fatal("it says that it goes past the page cache")
+	}
+}
