@@ -1,0 +1,25 @@
+//go:build cuda
+
+package cudaipc_test
+
+import (
+	"testing"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/devicetest"
+)
+
+// TestMoverCUDADevice runs the suite on the CUDA device in a mover: as an agent has it.
+func TestMoverCUDADevice(t *testing.T) {
+	for name, kind := range map[string]cudaipc.Kind{"Handles": cudaipc.KindCUDA, "Pieces": cudaipc.KindCUDAFD} {
+		t.Run(name, func(t *testing.T) {
+			devicetest.TestDevice(t, func(t *testing.T) devicetest.Fixture {
+				f := devicetest.MoverFixture(t, devicetest.MinArena, cudaipc.KindFD, false, func(o *cudaipc.MoverOptions) {
+					o.Device = cudaipc.CUDADevice
+				})
+				f.Engine = func(t testing.TB, s devicetest.Spec) devicetest.Engine { return devicetest.CUDAEngine(t, s, kind) }
+				return f
+			})
+		})
+	}
+}
