@@ -58,6 +58,7 @@ func (h *Hazard) Insert(in *pool.Insertion) {
 		*n = node{print: print, kind: in.Kind, state: stateKnown}
 		k.put(&h.nodes, &h.worths, e, n, class, now)
 		h.entries++
+		h.shadow.levels[level(print)]++
 		h.shadow.insert(print)
 	}
 	h.ghosts.grow(min(h.entries*ghostsAnItem, maxGhosts))
@@ -104,6 +105,7 @@ func (h *Hazard) Remove(entries []uint32) {
 		}
 		n.state = 0
 		h.entries--
+		h.shadow.levels[level(n.print)]--
 	}
 }
 

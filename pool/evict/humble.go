@@ -1,7 +1,7 @@
 package evict
 
 const (
-	firstTurns = 24 // times the entries are the blocks looked up in which LRU decides after the first alarm
+	firstTurns = 8  // times the entries are the blocks looked up in which LRU decides after the first alarm
 	mostTurns  = 96 // ... and after many: each alarm doubles it
 )
 

@@ -41,8 +41,10 @@ func (h *Hazard) startRound() {
 			risk[b] += t.risk[c][b]
 		}
 	}
+	believed := flatHazard
 	for b := range risk {
-		h.scorer.flat[b] = (used[b]/t.weight + flatHazard*prior) / (risk[b]/t.weight + prior)
+		h.scorer.flat[b] = (used[b]/t.weight + believed*prior) / (risk[b]/t.weight + prior)
+		believed = min(believed, h.scorer.flat[b]) // an age that none has reached is no better than those before it
 	}
 }
 

@@ -1,18 +1,25 @@
 package evict
 
-import "github.com/kvagent/kvagent/pool"
+import (
+	"math/bits"
+
+	"github.com/kvagent/kvagent/pool"
+)
 
 const (
 	maxShadow   = 4096  // entries of the shadow
 	slack       = 0.002 // hits per block looked up by which the policy may be worse than LRU
-	marginBase  = 256   // blocks by which it may be worse at once ...
+	marginStart = 128   // blocks by which it may be worse before it has been better, ...
+	marginBase  = 256   // ... later on ...
 	marginShare = 32    // ... and this part of the entries
 	again       = 4     // after an alarm the next comes so many times as soon
 )
 
 // shadow runs LRU on a sample of the blocks, as large a part of what LRU would hold as the sample is of all. The
 // hits of both on the sample tell when what was learned is worse than LRU; then it is forgotten. With chains used from
-// their end to their start, a block that LRU has is one whose whole prefix LRU has.
+// their end to their start, a block that LRU has is one whose whole prefix LRU has. The shadow has room for as many
+// blocks as the pool has sampled ones: where the working set just fits, LRU hits all or nothing, and a sample that is
+// a little too large for its room would hide that.
 type shadow struct {
 	shift                uint // one block of 1<<shift is in the sample
 	slots                [maxShadow + 1]shadowSlot
@@ -20,7 +27,8 @@ type shadow struct {
 	newest, oldest, free uint16
 	count                int
 
-	lookups, hits, own uint64 // sampled: looked up, hits of LRU, hits of the policy
+	levels             [17]int // entries of the pool by level: those sampled at shift s have level s or more
+	lookups, hits, own uint64  // sampled: looked up, hits of LRU, hits of the policy
 	margin             float64
 	alarms             uint64
 }
@@ -32,7 +40,7 @@ type shadowSlot struct {
 
 func (s *shadow) init() {
 	s.clear()
-	s.margin = marginBase
+	s.margin = marginStart
 }
 
 func (s *shadow) clear() {
@@ -67,7 +75,7 @@ func (s *shadow) see(h *Hazard, u *pool.Use) {
 		}
 	}
 	s.lookups, s.hits, s.own = s.lookups+uint64(seen), s.hits+uint64(lru), s.own+uint64(own)
-	s.fit(h.entries)
+	s.fit()
 	h.judge(float64(own-lru), float64(seen), len(u.Prints))
 }
 
@@ -93,9 +101,20 @@ func (h *Hazard) judge(ahead, seen float64, blocks int) {
 	}
 }
 
-// fit makes the shadow as large a part of the entries as the sample is of the blocks.
-func (s *shadow) fit(entries int) {
-	if entries>>s.shift > maxShadow {
+// level is the greatest shift at which a print is sampled, at most 16.
+func level(print uint64) int { return bits.TrailingZeros64(print>>48 | 1<<16) }
+
+// room is the entries of the pool that are sampled.
+func (s *shadow) room() (n int) {
+	for _, m := range s.levels[s.shift:] {
+		n += m
+	}
+	return n
+}
+
+// fit makes the sample small enough, and the shadow as large as the pool's part of it.
+func (s *shadow) fit() {
+	if s.room() > maxShadow {
 		s.shift++
 		for i := s.oldest; i != 0; {
 			newer := s.slots[i].newer
@@ -105,7 +124,7 @@ func (s *shadow) fit(entries int) {
 			i = newer
 		}
 	}
-	for s.count > entries>>s.shift && s.oldest != 0 {
+	for room := s.room(); s.count > room && s.oldest != 0; {
 		s.drop(s.oldest)
 	}
 }

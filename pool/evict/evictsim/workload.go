@@ -25,13 +25,40 @@ var Workloads = []Workload{
 	{"flipfar", func(w *writer) { w.flips(0, hour, 8*minute, 1200) }},
 	{"flipedge", func(w *writer) { w.flips(0, hour, 3*minute, 600) }},
 	{"random", randomPhases},
+	{"loop", func(w *writer) { w.loop(loopBlocks, 0, false) }},
+	{"loopless", func(w *writer) { w.loop(loopBlocks*9/10, 0, true) }},
+	{"loopmore", func(w *writer) { w.loop(loopBlocks*21/20, 0.02, false) }},
+	{"loopscan", func(w *writer) { w.loop(loopBlocks*98/100, 0.2, false) }},
+	{"loopscan8", func(w *writer) { w.loop(loopBlocks*8/10, 0.2, false) }},
+	{"loopscan7", func(w *writer) { w.loop(loopBlocks*7/10, 0.2, true) }},
+	{"loopscan3", func(w *writer) { w.loop(3000*8/10, 0.2, false) }},
+	{"loopscan30", func(w *writer) { w.loop(30000*8/10, 0.2, false) }},
+	{"loopshuf", func(w *writer) { w.loop(loopBlocks, 0.1, true) }},
+	{"loopphases", loopPhases},
+	{"loopchat", loopChat},
+	{"documents", documents},
+	{"thinks", thinks},
+	{"days", days},
+	{"flood", flood},
+	{"tiny", tiny},
+	{"huge", huge},
+	{"fans", fans},
+	{"tree", tree},
+	{"few", few},
+	{"chatatonce", retimed(func(w *writer) { w.chats(0, hour, 1, 60, 6) }, atOnce)},
+	{"loopatonce", retimed(func(w *writer) { w.loop(loopBlocks*8/10, 0.2, false) }, atOnce)},
+	{"docsatonce", retimed(documents, atOnce)},
+	{"chatbursts", retimed(func(w *writer) { w.chats(0, hour, 1, 60, 6) }, bursts)},
+	{"treebursts", retimed(tree, bursts)},
+	{"chatgaps", retimed(func(w *writer) { w.chats(0, hour, 1, 60, 6) }, gaps)},
+	{"loopgaps", retimed(func(w *writer) { w.loop(loopBlocks*8/10, 0.2, false) }, gaps)},
 }
 
 // Make is the stream of a seed.
 func (w Workload) Make(seed uint64) *Stream {
 	out := &writer{rand: rand.New(rand.NewPCG(seed, 7)), stream: &Stream{Name: w.Name}}
 	w.make(out)
-	slices.SortStableFunc(out.stream.Requests, func(a, b Request) int { return int(a.Millis - b.Millis) })
+	out.sort()
 	return out.stream
 }
 
@@ -45,6 +72,10 @@ const (
 type writer struct {
 	rand   *rand.Rand
 	stream *Stream
+}
+
+func (w *writer) sort() {
+	slices.SortStableFunc(w.stream.Requests, func(a, b Request) int { return int(a.Millis - b.Millis) })
 }
 
 func (w *writer) fresh(n int) []uint32 {

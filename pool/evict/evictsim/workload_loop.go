@@ -1,0 +1,76 @@
+package evictsim
+
+import "slices"
+
+// loopBlocks is the size of the loops, for capacities below, just at and just above it.
+const loopBlocks = 10_000
+
+// loop asks for the same documents again and again, in the same order or in another each time round; of all requests a
+// share is for something that comes once. blocks is the size of all documents.
+func (w *writer) loop(blocks int, once float64, shuffle bool) {
+	var docs [][]uint32
+	for left := blocks; left > 0; {
+		n := min(w.between(10, 40), left)
+		docs, left = append(docs, w.fresh(n)), left-n
+	}
+	next := 0
+	w.arrivals(0, hour, 3.5, func(at float64) {
+		if w.rand.Float64() < once {
+			w.add(at, w.fresh(w.between(10, 40)))
+			return
+		}
+		if next++; next >= len(docs) {
+			next = 0
+			if shuffle {
+				w.rand.Shuffle(len(docs), func(i, j int) { docs[i], docs[j] = docs[j], docs[i] })
+			}
+		}
+		w.add(at, docs[next])
+	})
+}
+
+// loopPhases: a loop that grows past the capacity and shrinks again.
+func loopPhases(w *writer) {
+	docs := w.prompts(640, 10, 40) // 16,000 blocks
+	next := 0
+	w.arrivals(0, hour, 3.5, func(at float64) {
+		size := len(docs) * (1 + int(at/(6*minute))%3) / 3
+		if next++; next >= size {
+			next = 0
+		}
+		w.add(at, docs[next])
+	})
+}
+
+// loopChat: a loop and chats beside it.
+func loopChat(w *writer) {
+	docs := w.prompts(240, 10, 40) // 6,000 blocks
+	next := 0
+	w.arrivals(0, hour, 2, func(at float64) {
+		next = (next + 1) % len(docs)
+		w.add(at, docs[next])
+	})
+	w.chats(0, hour, 0.4, 60, 6)
+}
+
+// tree: prompts are ways from the root of a deep tree to a leaf, popular branches more often; now and then a new leaf.
+func tree(w *writer) {
+	type branch struct {
+		chain []uint32
+		kids  []*branch
+	}
+	root := &branch{chain: w.fresh(4)}
+	pick := w.zipf(6, 1.3)
+	w.arrivals(0, hour, 4, func(at float64) {
+		b := root
+		for range w.between(2, 9) {
+			i := pick()
+			if i >= len(b.kids) {
+				i = len(b.kids)
+				b.kids = append(b.kids, &branch{chain: slices.Concat(b.chain, w.fresh(w.between(1, 8)))})
+			}
+			b = b.kids[i]
+		}
+		w.add(at, b.chain)
+	})
+}
