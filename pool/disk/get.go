@@ -48,10 +48,10 @@ func (c *getCall) finished(n int32) {
 	}
 }
 
-const (
-	lookAgain pool.Status = 254 // the block has moved while it was read; never shown to a caller
-	getPasses             = 4
-)
+// lookAgain is for a block that has moved while it was read; no caller sees it.
+const lookAgain pool.Status = 254
+
+const getPasses = 4 // that a block may move
 
 // Get reads items. Each is compared with its key, length and checksum; one that does not fit is Corrupt, counted, and dropped.
 func (s *Store) Get(ctx context.Context, items []pool.Item) error {
