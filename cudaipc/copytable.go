@@ -13,7 +13,6 @@ const (
 	CopySingle CopyPath = "single" // one call per run
 	CopyBatch  CopyPath = "batch"  // one call for many runs (CUDA 12.8); single without it
 	CopyRect   CopyPath = "rect"   // one call for rows at constant distances
-	CopyKernel CopyPath = "kernel" // a kernel of a few thread blocks: takes turns with the engine's, which the others do not
 )
 
 // CopyTable says which path runs take by their length. It is measured for a type of GPU by Calibrate, and plain data.
@@ -25,7 +24,7 @@ type CopyTable struct {
 // CopyRule holds for runs of up to UpTo bytes that are longer than the rule before it takes.
 type CopyRule struct {
 	UpTo uint64   `json:"up_to"` // bytes
-	Flat CopyPath `json:"flat"`  // runs that lie anywhere: single, batch or kernel
+	Flat CopyPath `json:"flat"`  // runs that lie anywhere: single or batch
 	Rows CopyPath `json:"rows"`  // runs at constant distances: these, or rect
 }
 
@@ -49,11 +48,11 @@ func (t *CopyTable) Check() error {
 		if i > 0 && r.UpTo <= t.Rules[i-1].UpTo {
 			return fmt.Errorf("copy table: rule %d: up_to %d is not more than the %d before it", i, r.UpTo, t.Rules[i-1].UpTo)
 		}
-		if r.Flat != CopySingle && r.Flat != CopyBatch && r.Flat != CopyKernel {
-			return fmt.Errorf("copy table: rule %d: flat %q, want single, batch or kernel", i, r.Flat)
+		if r.Flat != CopySingle && r.Flat != CopyBatch {
+			return fmt.Errorf("copy table: rule %d: flat %q, want single or batch", i, r.Flat)
 		}
-		if r.Rows != CopyRect && r.Rows != CopySingle && r.Rows != CopyBatch && r.Rows != CopyKernel {
-			return fmt.Errorf("copy table: rule %d: rows %q, want rect, single, batch or kernel", i, r.Rows)
+		if r.Rows != CopyRect && r.Rows != CopySingle && r.Rows != CopyBatch {
+			return fmt.Errorf("copy table: rule %d: rows %q, want rect, single or batch", i, r.Rows)
 		}
 	}
 	if last := t.Rules[len(t.Rules)-1].UpTo; last < math.MaxUint32 {
@@ -75,16 +74,6 @@ func (t *CopyTable) path(n uint64, rows bool) CopyPath {
 		return r.Rows
 	}
 	return r.Flat
-}
-
-// kernels says whether any rule wants the kernel.
-func (t *CopyTable) kernels() bool {
-	for _, r := range t.Rules {
-		if r.Flat == CopyKernel || r.Rows == CopyKernel {
-			return true
-		}
-	}
-	return false
 }
 
 // String is the table in one line.

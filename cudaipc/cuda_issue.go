@@ -2,28 +2,23 @@
 
 package cudaipc
 
-import (
-	"unsafe"
-
-	"github.com/kvagent/kvagent/cudaipc/driver"
-)
+import "github.com/kvagent/kvagent/cudaipc/driver"
 
 // issue is the calls of one chunk, sorted by their path.
 type issue struct {
-	each, batch, kernel driver.List
-	rects               []driver.Rect
+	each, batch driver.List
+	rects       []driver.Rect
 }
 
 func (is *issue) reset() {
 	is.each.Reset()
 	is.batch.Reset()
-	is.kernel.Reset()
 	is.rects = is.rects[:0]
 }
 
 // add puts a rectangle, or a single copy, where the table says.
 func (l *lane) add(r *rect) {
-	host := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(l.d.arena)))) + r.off
+	host := hostAddr(l.d.arena) + r.off
 	path := l.table.path(r.n, r.rows > 1)
 	if path == CopyRect {
 		c := driver.Rect{Dst: host, Src: r.dev, Width: r.n, Rows: r.rows, DstPitch: r.offPitch, SrcPitch: r.devPitch}
@@ -34,10 +29,7 @@ func (l *lane) add(r *rect) {
 		return
 	}
 	list := &l.issue.each
-	switch {
-	case path == CopyKernel && l.kernels():
-		list = &l.issue.kernel
-	case path == CopyBatch && driver.HasBatch():
+	if path == CopyBatch && driver.HasBatch() {
 		list = &l.issue.batch
 	}
 	for i := range r.rows {
@@ -70,12 +62,6 @@ func (l *lane) send() error {
 	if len(is.batch.Len) > 0 {
 		l.counts.batches.Add(1)
 		if err := l.stream.Batch(&is.batch); err != nil {
-			return err
-		}
-	}
-	if len(is.kernel.Len) > 0 {
-		l.counts.kernels.Add(1)
-		if err := l.sendKernel(&is.kernel); err != nil {
 			return err
 		}
 	}

@@ -49,7 +49,7 @@ type lane struct {
 	bytes   uint64      // of started
 	events  []driver.Event
 
-	counts struct{ singles, batches, rects, kernels, ring atomic.Uint64 }
+	counts struct{ singles, batches, rects, ring atomic.Uint64 }
 }
 
 // chunk is some calls with an event behind them.

@@ -45,7 +45,7 @@ type CUDAInfo struct {
 	PinDone   bool   // nothing more will be pinned
 	RingBytes uint64 // copied through the rings so far
 
-	Singles, Batches, Rects, Kernels uint64 // calls so far
+	Singles, Batches, Rects uint64 // calls so far
 
 	Lost string // why every later call fails; empty: they do not
 }

@@ -94,7 +94,6 @@ func (d *CUDA) Info() CUDAInfo {
 		i.Singles += l.counts.singles.Load()
 		i.Batches += l.counts.batches.Load()
 		i.Rects += l.counts.rects.Load()
-		i.Kernels += l.counts.kernels.Load()
 	}
 	if err := d.alive(); err != nil {
 		i.Lost = err.Error()

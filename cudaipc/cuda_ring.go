@@ -2,11 +2,7 @@
 
 package cudaipc
 
-import (
-	"unsafe"
-
-	"github.com/kvagent/kvagent/cudaipc/driver"
-)
+import "github.com/kvagent/kvagent/cudaipc/driver"
 
 // ring is a little pinned memory of a lane, in two halves, for the pieces of the arena that are not pinned: bytes rest there between the
 // GPU and the arena.
@@ -69,7 +65,7 @@ func (r *ring) close() error {
 func (l *lane) viaRing() (*staged, uint64, error) {
 	s := l.ring.begin()
 	half := l.ring.halves[s.half]
-	host := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(half))))
+	host := hostAddr(half)
 	l.issue.reset()
 	var used uint64
 	for len(l.rects) > 0 && !l.d.pins.at(l.rects[0].off) {

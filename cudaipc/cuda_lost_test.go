@@ -1,0 +1,48 @@
+//go:build cuda
+
+package cudaipc
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/cudaipc/driver"
+)
+
+// TestCUDALostDevice: after an error that no later call survives, every call says so, and Close still ends everything.
+func TestCUDALostDevice(t *testing.T) {
+	fd := memfd(t, arenaSize)
+	defer func() { _ = unix.Close(fd) }()
+	d, err := OpenCUDA(CUDAOptions{ArenaFD: fd, ArenaSize: arenaSize})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.judge(&driver.Error{Call: "cuEventQuery", Code: driver.InvalidHandle}); errors.Is(err, ErrLost) {
+		t.Fatal("lost by an error that is of one call")
+	}
+	why := d.judge(&driver.Error{Call: "cuEventQuery", Code: 700})
+	for name, err := range map[string]error{
+		"the call": why, "Import": d.Import(Import{Peer: 1}), "Poll": d.Poll(nil, nil), "Close": d.Close(1),
+		"Copy": second(d.Copy(&Copy{})), "Done": third(d.Done(1, time.Second)), "Calibrate": second(d.Calibrate()), "Close of all": d.Close(AllPeers),
+	} {
+		if !errors.Is(err, ErrLost) || !strings.Contains(err.Error(), "cuEventQuery") {
+			t.Errorf("%s: %v, want ErrLost and the call", name, err)
+		}
+	}
+	select {
+	case <-d.Lost():
+	default:
+		t.Error("Lost is not closed")
+	}
+	if d.Info().Lost == "" {
+		t.Error("Info does not say that the device is lost")
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+func third(_ Done, _ bool, err error) error { return err }

@@ -1,0 +1,40 @@
+package cudaipc
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// TestNothingWaitsForAllOfAGPU: neither for all of its work, nor by a stream for an event of an engine. symbols.h lists what cu
+// refers to, called or not.
+func TestNothingWaitsForAllOfAGPU(t *testing.T) {
+	forbidden := regexp.MustCompile(`cuCtxSynchronize|cuDeviceSynchronize|cuStreamWaitEvent|cu\.Synchronize|cu\.Ctx\b|\.Unlock\(\) // cu`)
+	var files []string
+	for _, pattern := range []string{"*.go", "driver/*.go", "driver/*.c", "devicetest/*.go"} {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, found...)
+	}
+	if len(files) < 40 {
+		t.Fatalf("only %d files: this test looks at the wrong folder", len(files))
+	}
+	for _, name := range files {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if name == "nosync_test.go" {
+			continue
+		}
+		for i, line := range strings.Split(string(text), "\n") {
+			if found := forbidden.FindString(line); found != "" {
+				t.Errorf("%s:%d: %s", name, i+1, found)
+			}
+		}
+	}
+}
