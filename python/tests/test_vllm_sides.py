@@ -145,6 +145,66 @@ def test_who_must_not_read_the_cache_saves_nevertheless(
     assert engine.matched(engine.request("c", "p", 4)) == 4 * BLOCK
 
 
+def test_a_block_is_offered_once(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
+    engine = engines()
+    twins = [engine.request(name, "p", 4) for name in ("a", "b")]
+    for twin in twins:
+        engine.matched(twin)
+        engine.admit(twin)
+        engine.fill(twin, 1)
+    plan = engine.step(*((twin, twin.num_tokens) for twin in twins)).plan
+    assert sum(job.blocks for job in plan.saves) == 4
+    engine.quiet()
+    late = engine.request("c", "p", 4)
+    engine.admit(late)
+    assert engine.step((late, late.num_tokens)).plan.saves == []
+    assert agent.status()["blocks_stored"] == 4
+
+
+def test_what_was_revoked_is_offered_again(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
+    engine = engines()
+    request = engine.request("a", "p", 4)
+    engine.matched(request)
+    engine.admit(request)
+    engine.fill(request, 5)
+    agent.freeze()
+    engine.step((request, request.num_tokens))
+    assert engine.scheduler.saves is not None
+    assert engine.scheduler.blocks is not None
+    engine.scheduler._revokes += engine.scheduler.saves.revoke()
+    assert engine.scheduler.blocks.saving == 0
+    engine.step()  # tells the worker
+    agent.thaw()
+    engine.quiet()
+    assert agent.status()["blocks_stored"] == 0
+    engine.step((request, 1))
+    engine.quiet()
+    assert agent.status()["blocks_stored"] == 4
+    engine.scheduler.finished(request, normally=True)
+    assert {block.ref_cnt for block in engine.pool.blocks} == {1}
+
+
+def test_saves_hold_no_more_than_their_share(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
+    """Of 64 blocks 10 % are 6: a prompt of 20 blocks is saved in several steps, and never more is held."""
+    engine = engines(pin_percent=10.0)
+    request = engine.request("a", "p", 20)
+    engine.matched(request)
+    engine.admit(request)
+    engine.fill(request, 5)
+    engine.step((request, request.num_tokens))
+    assert engine.scheduler.blocks is not None
+    most = 0
+
+    def stored() -> bool:
+        nonlocal most
+        engine.step((request, 1))
+        most = max(most, engine.scheduler.blocks.saving)  # type: ignore[union-attr]
+        return bool(agent.status()["blocks_stored"] == 20)
+
+    eventually(stored, "all blocks of the prompt")
+    assert 0 < most <= 6
+
+
 def test_only_prompts_are_saved_if_so_asked(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
     engine = engines(save_decode=False)
     request = engine.request("a", "p", 3)
@@ -158,6 +218,13 @@ def test_only_prompts_are_saved_if_so_asked(engines: Callable[..., PlayedEngine]
     engine.scheduler.finished(request, normally=True)
     engine.quiet()
     assert agent.status()["blocks_stored"] == 2
+    other = engine.request("b", "q", 3)  # its answers are computed anew with its prompt, as after a preemption
+    other.num_prompt_tokens = 2 * BLOCK
+    engine.matched(other)
+    engine.admit(other)
+    engine.step((other, other.num_tokens))
+    engine.quiet()
+    assert agent.status()["blocks_stored"] == 4
 
 
 def test_a_load_waits_for_the_step_in_flight(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
@@ -166,10 +233,10 @@ def test_a_load_waits_for_the_step_in_flight(engines: Callable[..., PlayedEngine
     engine.save("a", "p", 4, 7)
     request = engine.request("b", "p", 4)
     engine.admit(request, engine.matched(request))
+    before = agent.status()["blocks_loaded"]
     plan = engine.scheduler.plan(SimpleNamespace(num_scheduled_tokens={}, preempted_req_ids=None))
     engine.worker.begin(plan)
     engine.worker.start(plan)
-    before = agent.status()["blocks_loaded"]
     with pytest.raises(AssertionError, match="did not come"):
         eventually(lambda: agent.status()["blocks_loaded"] > before, "a load before the step's end", patience_s=0.3)
     engine.worker.end(plan)
