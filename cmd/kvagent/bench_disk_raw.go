@@ -14,8 +14,8 @@ import (
 // The disk tier's own defaults: pieces of a write, and how many writes and reads are under way at once.
 const (
 	rawWriteBytes = 8 << 20
-	rawWriteDepth = 2
-	rawReadDepth  = 16
+	rawWriteDepth = 4
+	rawReadDepth  = 32
 	rawFileBytes  = 256 << 20
 )
 

@@ -68,7 +68,7 @@ func newDir(s *Store, i int) (*dir, error) {
 	}
 	d.work = sync.NewCond(&d.mu)
 	d.budget.init(o.Path, s.o.BudgetBytesPerDay, s.o.Now)
-	for range s.o.WriteDepth + 2 {
+	for range 2*s.o.WriteDepth + 2 { // as many are filled as are written
 		mem, err := mapMemory(int64(s.o.WriteBytes))
 		if err != nil {
 			return nil, errors.Join(err, d.freeMemory())

@@ -38,9 +38,9 @@ type Options struct {
 
 	SegmentBytes int64 // of one segment file, MinSegmentBytes to MaxSegmentBytes; default 1/128 of the smallest directory, 16 MiB to 256 MiB where that fits
 	WriteBytes   int   // of one write, MinWriteBytes to MaxWriteBytes and at most half a segment; a larger block is not stored; default 8 MiB
-	WriteDepth   int   // writes at once in each directory, 1 to MaxWriteDepth; default 2
+	WriteDepth   int   // writes at once in each directory, 1 to MaxWriteDepth; default 4
 	ReadBytes    int   // neighbours are read together up to so many bytes, 4 KiB to MaxWriteBytes; default 1 MiB
-	ReadDepth    int   // reads at once in each directory, 1 to MaxReadDepth; default 16
+	ReadDepth    int   // reads at once in each directory, 1 to MaxReadDepth; default 32
 	MaxPuts      int   // Put and Delete calls at once, 1 to MaxCalls; what is beyond is Busy; default 64
 	MaxGets      int   // Get calls at once, 1 to MaxCalls; what is beyond is Busy; default 256
 
@@ -69,9 +69,9 @@ func (o *Options) setDefaults() {
 	}
 	orElse(&o.SegmentBytes, max(MinSegmentBytes, min(256<<20, max(least/segmentShare, 16<<20, 2*int64(o.WriteBytes)), least/(2*MinSegments))&^(pageBytes-1)))
 	orElse(&o.WriteBytes, int(min(8<<20, o.SegmentBytes/2&^(pageBytes-1))))
-	orElse(&o.WriteDepth, 2)
+	orElse(&o.WriteDepth, 4)
 	orElse(&o.ReadBytes, 1<<20)
-	orElse(&o.ReadDepth, 16)
+	orElse(&o.ReadDepth, 32)
 	orElse(&o.MaxPuts, 64)
 	orElse(&o.MaxGets, 256)
 	orElse(&o.ProbeEvery, time.Second)

@@ -1,8 +1,12 @@
 package disk
 
-import "github.com/kvagent/kvagent/pool"
+import (
+	"slices"
 
-// write is a writer: it takes the pieces in order, and the current one as soon as no other is on its way. So a lonely block is written at
+	"github.com/kvagent/kvagent/pool"
+)
+
+// write is a writer: it takes the pieces whose records are all copied, and the current one as soon as no other is on its way. So a lonely block is written at
 // once, and what comes meanwhile makes the next piece.
 func (d *dir) write() {
 	for {
@@ -18,13 +22,14 @@ func (d *dir) nextPiece() *piece {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for {
-		if len(d.sealed) > 0 {
-			if p := d.sealed[0]; p.copying == 0 {
-				d.sealed = append(d.sealed[:0], d.sealed[1:]...)
-				d.inFlight++
-				return p
-			}
-		} else if d.inFlight == 0 {
+		i := slices.IndexFunc(d.sealed, func(p *piece) bool { return p.copying == 0 })
+		if i >= 0 {
+			p := d.sealed[i]
+			d.sealed = slices.Delete(d.sealed, i, i+1)
+			d.inFlight++
+			return p
+		}
+		if len(d.sealed) == 0 && d.inFlight == 0 {
 			if d.cur != nil && d.cur.n > 0 {
 				d.seal()
 				continue
