@@ -17,13 +17,16 @@ from kvagent.messages import RegionKind
 from kvagent.packing import packed, section
 from kvagent.shm import SyncWords
 from kvagent.vllm.asking import BREAK_AFTER, BREAK_FIRST_S, Breaker
-from kvagent.vllm.blocks import Blocks
+from kvagent.vllm.blocks import Blocks, Tables
+from kvagent.vllm.counting import Growth
 from kvagent.vllm.geometry import Unsupported, geometry, ranks, shard
+from kvagent.vllm.layout import wish
 from kvagent.vllm.memory import memory
 from kvagent.vllm.options import OptionError, Options, loads, parse, saves
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerWords
 from kvagent.vllm.scheduler import settled
 from kvagent.vllm.space import weights_digest
+from kvagent.vllm.supported import NEEDED, check
 from kvagent.vllm.words import OthersWords
 from tests.test_wheel import OF_VLLM
 
@@ -278,3 +281,92 @@ def test_a_reset_is_told_before_it_happens() -> None:
     Blocks(pool, 0.05).before_reset(lambda: seen.append(pool.resets))
     assert pool.reset_prefix_cache()
     assert (seen, pool.resets) == ([0], 1)
+
+
+def test_another_vllm_is_warned_about_and_one_that_lacks_a_method_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    complete = SimpleNamespace(**dict.fromkeys(NEEDED))
+    for version in ("0.29.0", "0.33.2+cpu"):
+        check(version, complete)
+    assert not caplog.records
+    for version in ("0.28.9", "0.34.0", "1.0"):
+        check(version, complete)
+    assert len(caplog.records) == 3
+    assert "vLLM 0.34.0: this connector is tested with 0.29 to 0.33" in caplog.text
+    with pytest.raises(Unsupported, match="have no bind_gpu_block_pool, build_connector_worker_meta"):
+        check("0.20.1", SimpleNamespace(handle_preemptions=1, has_pending_push_work=1))
+
+
+@pytest.mark.parametrize(
+    ("option", "device", "supported", "wished"),
+    [
+        ("auto", "cuda", ["LBHNC", "BLHNC"], "BLHNC"),
+        ("auto", "cuda", ["LBNHC", "BLNHC", "BLHNC"], "BLNHC"),
+        ("auto", "cuda", ["LBHNC"], None),
+        ("auto", "cpu", ["BLHNC"], None),
+        ("none", "cuda", ["BLHNC"], None),
+        ("LBHNC", "cpu", ["BLHNC"], "LBHNC"),
+    ],
+)
+def test_a_layout_is_wished_for_that_the_backend_reads(
+    option: str, device: str, supported: list[str], wished: str | None
+) -> None:
+    config = SimpleNamespace(device_config=SimpleNamespace(device_type=device))
+    assert wish(config, option, lambda _: supported) == wished
+
+
+def test_a_backend_that_cannot_be_asked_is_left_its_choice(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(config: Any) -> list[str]:
+        raise ImportError("no such backend")
+
+    caplog.set_level("INFO", "kvagent.vllm")
+    config = SimpleNamespace(device_config=SimpleNamespace(device_type="cuda"))
+    assert wish(config, "auto", broken) is None
+    assert "could not be asked (no such backend)" in caplog.text
+
+
+@dataclass
+class _Counted:
+    one: int = 0
+    two: int = 0
+
+
+def test_counters_are_told_by_what_grew() -> None:
+    counts = _Counted()
+    growth = Growth(counts, "x_")
+    assert growth.take() == {}
+    counts.two = 5
+    assert growth.take() == {"x_two": 5}
+    counts.one, counts.two = 1, 7
+    assert growth.take() == {"x_one": 1, "x_two": 2}
+    assert growth.take() == {}
+
+
+def test_tables_are_read_where_vllm_keeps_them_and_asked_for_where_not() -> None:
+    blocks = [SimpleNamespace(block_id=i) for i in range(4)]
+    rows = {"a": blocks}
+    whole = SimpleNamespace(blocks=(blocks,))
+    asked: list[str] = []
+
+    def get_blocks(request: str) -> Any:
+        asked.append(request)
+        return whole
+
+    coordinator = SimpleNamespace(single_type_managers=[SimpleNamespace(req_to_blocks=rows)])
+    for manager, calls in (
+        (SimpleNamespace(get_blocks=get_blocks, coordinator=coordinator), 0),
+        (SimpleNamespace(get_blocks=get_blocks), 2),
+    ):
+        asked.clear()
+        tables = Tables()
+        tables.bind(None, manager)
+        assert tables.block("a", 2) is blocks[2]
+        assert tables.block("a", 4) is None
+        assert len(asked) == calls
+        assert list(tables.slice("a", 0, 1, 9)) == blocks[1:]
+    tables = Tables()  # 0.29: the step's output says the tables
+    tables.bind(SimpleNamespace(blocks=blocks))
+    assert tables.block("a", 0) is None
+    tables.take(SimpleNamespace(block_ids={"a": ([3, 1],)}))
+    assert tables.block("a", 1) is blocks[1]
+    tables.forget("a")
+    assert tables.block("a", 1) is None

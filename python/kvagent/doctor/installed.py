@@ -7,12 +7,10 @@ import os
 from typing import TYPE_CHECKING
 
 from kvagent.doctor.finding import Finding
+from kvagent.vllm.supported import TESTED, tested
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-OLDEST, NEWEST = (0, 29), (0, 33)  # of vLLM, as the connector is tested
-ENTRY_POINTS = "vllm.general_plugins"
 
 
 def packages(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
@@ -29,12 +27,10 @@ def packages(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     if vllm is None:
         yield Finding("vLLM is not installed in this Python: run this command with the engine's own")
         return
-    numbers = tuple(int(part) for part in vllm.split(".")[:2] if part.isdigit())
-    if OLDEST <= numbers <= NEWEST:
+    if tested(vllm):
         yield Finding(f"vLLM {vllm}")
     else:
-        tested = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
-        yield Finding(f"vLLM {vllm}: the connector is tested with {tested}", f"take a vLLM of {tested}")
+        yield Finding(f"vLLM {vllm}: the connector is tested with {TESTED}", f"take a vLLM of {TESTED}")
     allowed = environment.get("VLLM_PLUGINS")
     if own is not None and allowed is not None and "kvagent" not in allowed.split(","):
         yield Finding(

@@ -21,7 +21,8 @@ from kvagent.vllm.options import Options, loads, parse, saves
 from kvagent.vllm.scheduler import SchedulerSide
 from kvagent.vllm.space import identity
 from kvagent.vllm.stats import Stats, make_prom
-from kvagent.vllm.versions import WHOLE_FAILURES, check_version, hash_tokens
+from kvagent.vllm.supported import check
+from kvagent.vllm.versions import WHOLE_FAILURES, hash_tokens
 
 TELL_S = 0.1  # between two times that counters are told to vLLM
 
@@ -36,7 +37,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         transfer = vllm_config.kv_transfer_config
         self._options: Options = parse(transfer.kv_connector_extra_config)
         self._config = kv_cache_config
-        check_version()
+        check(vllm.__version__, KVConnectorBase_V1)
         self._geometry = geo.geometry(kv_cache_config, hash_tokens(vllm_config, kv_cache_config))
         self._ranks, self._replicas = geo.ranks(vllm_config.parallel_config, kv_cache_config)
         self._identity = identity(vllm_config, kv_cache_config, self._options.tenant, self._ranks, vllm.__version__)

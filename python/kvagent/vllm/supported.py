@@ -1,0 +1,28 @@
+"""The versions of vLLM that the connector is for. It imports none of it: the doctor asks too."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from kvagent.vllm.geometry import Unsupported
+
+OLDEST, NEWEST = (0, 29), (0, 33)  # that it is tested with
+TESTED = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+NEEDED = ("bind_gpu_block_pool", "build_connector_worker_meta", "handle_preemptions", "has_pending_push_work")
+
+log = logging.getLogger("kvagent.vllm")
+
+
+def tested(version: str) -> bool:
+    """Whether the connector is tested with it."""
+    return OLDEST <= tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) <= NEWEST
+
+
+def check(version: str, base: Any) -> None:
+    """Warns of a version that is not tested. Unsupported names what its connectors' base class lacks."""
+    if not tested(version):
+        log.warning("vLLM %s: this connector is tested with %s", version, TESTED)
+    missing = [name for name in NEEDED if not hasattr(base, name)]
+    if missing:
+        raise Unsupported(f"vLLM {version}: its connectors have no {', '.join(missing)}; 0.29 or newer is needed")
