@@ -99,7 +99,7 @@ func (l *moverLife) post(what string, msg []byte, fds []int) error {
 	l.m.requests.Add(1)
 	err := l.conn.send(msg, fds, time.Now().Add(l.m.opts.Limits.Ping))
 	if err != nil && !errors.Is(err, errNotSent) {
-		l.lose(LostCrash, fmt.Errorf("it does not take a request (%s): %w", what, err))
+		l.hungUp(fmt.Errorf("it does not take a request (%s): %w", what, err))
 	}
 	return err
 }

@@ -77,16 +77,13 @@ func (m *Mover) start() (*moverLife, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.mu.Lock()
-	m.mu.life = l
-	m.mu.history.starts++
-	m.mu.Unlock()
 	started := make(chan error)
 	m.lives.Go(func() { l.run(theirs, started) })
 	if err := <-started; err != nil {
 		<-l.ended
 		return nil, err
 	}
+	m.enter(l)
 	if err := l.greet(); err != nil {
 		l.lose(LostStart, err)
 		<-l.ended // reaped: a process that failed to start leaves nothing behind
@@ -96,6 +93,16 @@ func (m *Mover) start() (*moverLife, error) {
 	defer m.mu.Unlock()
 	m.mu.history.opened++
 	return l, nil
+}
+
+// enter puts a process that runs into the books, unless it has ended already.
+func (m *Mover) enter(l *moverLife) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.mu.history.starts++
+	if !l.over {
+		m.mu.life = l
+	}
 }
 
 func (m *Mover) newLife() (*moverLife, *os.File, error) {
@@ -157,6 +164,17 @@ func (l *moverLife) lose(reason LossReason, cause error) {
 		}
 	})
 }
+
+// hungUp is lose for a socket whose other end is closed. The process is about to be reaped then, and its own end says more;
+// or it lives, and is killed.
+func (l *moverLife) hungUp(cause error) {
+	if !otherGone(cause) || !waitClosed(l.dying, hangUpWait) {
+		l.lose(LostCrash, cause)
+	}
+}
+
+// hangUpWait is how long a process may take to be reaped after it closed its socket.
+const hangUpWait = 100 * time.Millisecond
 
 // err is why the life ended; dying is closed.
 func (l *moverLife) err() error {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -107,6 +108,7 @@ func TestHundredRestarts(t *testing.T) {
 	m := newMoved(t, nil)
 	m.works()
 	fds, goroutines := entries(t, "/proc/self/fd"), runtime.NumGoroutine()
+	defer m.watchStates()()
 	for i := range 100 {
 		if err := unix.Kill(m.pid(), unix.SIGKILL); err != nil {
 			t.Fatal(err)
@@ -127,6 +129,26 @@ func TestHundredRestarts(t *testing.T) {
 	}
 	if n := runtime.NumGoroutine(); n > goroutines+2 {
 		t.Errorf("%d goroutines, %d before", n, goroutines)
+	}
+}
+
+// watchStates asks for the mover's state all the time, as /status may at any moment, until the returned function is called.
+func (m *moved) watchStates() (stop func()) {
+	var watching sync.WaitGroup
+	ended := make(chan struct{})
+	watching.Go(func() {
+		for {
+			select {
+			case <-ended:
+				return
+			case <-time.After(100 * time.Microsecond): // a pause between two looks
+				m.mover.Movers()
+			}
+		}
+	})
+	return func() {
+		close(ended)
+		watching.Wait()
 	}
 }
 

@@ -74,7 +74,7 @@ func (s *moverServer) read() error {
 		if msg, fds, err = s.conn.receive(msg); err == nil {
 			err = s.request(msg, fds)
 		}
-		if agentGone(err) {
+		if otherGone(err) {
 			return nil
 		}
 		if err != nil {
@@ -83,8 +83,8 @@ func (s *moverServer) read() error {
 	}
 }
 
-// agentGone says whether an error is the end of the other end, or the parent's (watchParent).
-func agentGone(err error) bool {
+// otherGone says whether an error is the end of the other end, or the parent's (watchParent).
+func otherGone(err error) bool {
 	for _, end := range []error{io.EOF, unix.EPIPE, unix.ECONNRESET, os.ErrDeadlineExceeded} {
 		if errors.Is(err, end) {
 			return true

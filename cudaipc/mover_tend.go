@@ -20,7 +20,7 @@ func (l *moverLife) read() {
 		}
 		if err != nil {
 			if !l.quitting.Load() {
-				l.lose(LostCrash, fmt.Errorf("its socket: %w", err))
+				l.hungUp(fmt.Errorf("its socket: %w", err))
 			}
 			return
 		}
