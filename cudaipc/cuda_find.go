@@ -27,13 +27,13 @@ func (o *CUDAOptions) complete() error {
 		o.Table = &t
 	}
 	if page := int64(os.Getpagesize()); o.PinPiece < MinPinPiece || o.PinPiece%page != 0 {
-		return fmt.Errorf("PinPiece: %d bytes, want %d or more and a multiple of %d: %w", o.PinPiece, MinPinPiece, page, ErrRange)
+		return fmt.Errorf("option PinPiece: %d bytes, want %d or more and a multiple of %d: %w", o.PinPiece, MinPinPiece, page, ErrRange)
 	}
 	if o.Ring < MinRing {
-		return fmt.Errorf("Ring: %d bytes, want %d or more: %w", o.Ring, MinRing, ErrRange)
+		return fmt.Errorf("option Ring: %d bytes, want %d or more: %w", o.Ring, MinRing, ErrRange)
 	}
 	if o.InFlight < o.Ring {
-		return fmt.Errorf("InFlight: %d bytes, want those of the ring, %d, or more: %w", o.InFlight, o.Ring, ErrRange)
+		return fmt.Errorf("option InFlight: %d bytes, want those of the ring, %d, or more: %w", o.InFlight, o.Ring, ErrRange)
 	}
 	return o.Table.Check()
 }

@@ -78,7 +78,7 @@ func (d *CUDA) answers(ask []asking, waits []Wait, states []State) error {
 	for i := range ask {
 		a := &ask[i]
 		if err := d.judge(a.err); err != nil {
-			return fmt.Errorf("peer %d: event %d: %w", a.peer.id, waits[a.state].Event, err)
+			return fmt.Errorf("peer %d: event %d: %w: %w", a.peer.id, waits[a.state].Event, err, ErrPeer)
 		}
 		if !a.fired {
 			continue

@@ -4,6 +4,7 @@ package cudaipc_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
@@ -27,4 +28,36 @@ func TestCUDADevice(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestCUDADeviceOfStrangers runs the suite on a device that does not know the processes of its peers, and so asks the events of the
+// dead too. They have the ending that this driver gives them, which one death before the suite shows.
+func TestCUDADeviceOfStrangers(t *testing.T) {
+	fires := firesOnDeath(t)
+	t.Logf("the events of the dead fire: %v", fires)
+	devicetest.TestDevice(t, func(t *testing.T) devicetest.Fixture {
+		f := devicetest.CUDA(t, devicetest.MinArena, cudaipc.KindCUDA, nil).WithoutPid()
+		f.FireOnDeath = fires
+		return f
+	})
+}
+
+func firesOnDeath(t *testing.T) bool {
+	b := newBench(t, devicetest.Spec{Regions: []int64{4096}, Events: 1}, nil)
+	if err := b.device.Close(1); err != nil {
+		t.Fatal(err)
+	}
+	im := b.describe(1)
+	im.Pid = 0
+	if err := b.device.Import(im); err != nil {
+		t.Fatal(err)
+	}
+	b.do(devicetest.Op{Kind: devicetest.Hold}, devicetest.Op{Kind: devicetest.Record})
+	b.engine.Kill()
+	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if b.poll(cudaipc.Wait{}).Fired {
+			return true
+		}
+	}
+	return false
 }
