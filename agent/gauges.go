@@ -72,6 +72,7 @@ var poolSeries = []series{
 	{desc("kvagent_pool_evicted_total", "Blocks evicted."), prometheus.CounterValue, func(s *pool.Stats) float64 { return float64(s.Evicted) }},
 	{desc("kvagent_pool_dropped_total", "Blocks dropped as corrupt or by a reset."), prometheus.CounterValue, func(s *pool.Stats) float64 { return float64(s.Dropped) }},
 	{desc("kvagent_pool_reassigned_total", "Slabs given to another size class."), prometheus.CounterValue, func(s *pool.Stats) float64 { return float64(s.Reassigned) }},
+	{desc("kvagent_pool_file_full_total", "Times the pool's file could not grow, because its file system had no room."), prometheus.CounterValue, func(s *pool.Stats) float64 { return float64(s.FileFull) }},
 	{desc("kvagent_pool_busy_total", "Reservations refused because nothing more could be evicted."), prometheus.CounterValue, func(s *pool.Stats) float64 { return float64(s.Busy) }},
 }
 

@@ -220,6 +220,7 @@ type Stats struct {
 	IndexBytes                      int64  // memory of index, headers and slot table in use
 	Evicted, Dropped, Reassigned    uint64 // entries evicted, dropped as corrupt or reset; slabs given to another class
 	Busy                            uint64 // reservations refused
+	FileFull                        uint64 // times the pool's file could not grow: no room in its file system
 	Classes                         []ClassStats
 	Policy                          PolicyReport
 }

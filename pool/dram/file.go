@@ -25,7 +25,7 @@ type file struct {
 	headers []header // all there can be; those below usable may be touched
 	usable  int
 	tick    uint32 // of the last store or load
-	refused uint64 // slabs that could not be put to use because the file system had no room for their headers
+	refused uint64 // times something could not grow because the file system had no room
 }
 
 // tickLength is the unit of the clock in headers.
@@ -85,18 +85,11 @@ func (f *file) examine(want *layout, r *Recovery) error {
 	if err != nil {
 		return fmt.Errorf("dram: %s: %w", f.path, err)
 	}
-	s, err := decodeSuper(b)
-	switch {
-	case errors.Is(err, errForeign):
+	s, bad := decodeSuper(b)
+	if errors.Is(bad, errForeign) || errors.Is(bad, errBlank) && st.Blocks*512 > want.page {
 		return fmt.Errorf("dram: %s: %d bytes that are no pool's: allowed is a file that is not there, or one that a pool made", f.path, st.Size)
-	case err != nil:
-		r.Cold = err.Error()
-		return nil
 	}
-	r.Format = s.format
-	if r.Cold = s.unfit(want); r.Cold == "" && st.Size != want.end {
-		r.Cold = fmt.Sprintf("it has %d bytes, not %d", st.Size, want.end)
-	}
+	r.Format, r.Cold = s.format, s.unfit(want, st.Size, bad)
 	s.layout = *want
 	f.super = s
 	return nil

@@ -13,32 +13,36 @@ import (
 // providePiece is given memory in one call: a signal makes the kernel begin a call again.
 const providePiece = 32 << 20
 
-// make makes the file anew. Its superblock comes last: without one the file is made anew again.
+// make makes the file anew. The superblock gets its magic first, so that what is left behind if the process is killed is known
+// as a pool's, and its format last.
 func (f *file) make(l *layout, seedNumber uint64, now time.Time) error {
 	f.super = superblock{format: fileFormat, layout: *l, created: now.UnixNano(), seed: newSeed(seedNumber)}
 	if _, err := rand.Read(f.super.name[:]); err != nil {
 		return fmt.Errorf("dram: a name for %s: %w", f.path, err)
 	}
-	err := f.size(0)
-	if err == nil {
-		err = f.size(l.end)
+	for _, step := range []func() error{
+		func() error { return f.size(0) },
+		func() error { return f.fits(l) },
+		func() error { return f.size(l.end) },
+		func() error { return f.provide(l.slabs, l.end) },
+		func() error { return f.changeSuper(func(b []byte) { word(b, 0).Store(le.Uint64([]byte(superMagic))) }) },
+		func() error { return f.provide(0, l.headers) },
+		func() error { return f.changeSuper(f.writeSuper) },
+	} {
+		if err := step(); err != nil {
+			_ = f.size(0) // so that no memory stays behind; the first error counts
+			return err
+		}
 	}
-	if err == nil {
-		err = checkMemory(l.least(), systemFiles)
+	return nil
+}
+
+// fits refuses what the machine has no memory for. Huge pages are set aside: whether there are enough shows when they are taken.
+func (f *file) fits(l *layout) error {
+	if l.page > pageBytes {
+		return nil
 	}
-	if err == nil {
-		err = f.provide(0, l.headers)
-	}
-	if err == nil {
-		err = f.provide(l.slabs, l.end)
-	}
-	if err == nil {
-		err = f.writeSuper()
-	}
-	if err != nil {
-		_ = f.size(0) // so that no memory stays behind; the first error counts
-	}
-	return err
+	return checkMemory(l.least(), systemFiles)
 }
 
 func (f *file) size(n int64) error {
@@ -68,24 +72,33 @@ func (f *file) provide(from, to int64) error {
 // full says how much room there is.
 func (f *file) full(need int64, err error) error {
 	var fs unix.Statfs_t
+	if f.super.page > pageBytes {
+		free, _ := freeHugePages(systemFiles) // 0 if that is not known
+		return fmt.Errorf("dram: %s: no room for %s more in huge pages, of those of 2 MiB %d are free: %w", f.path, gib(need), free, err)
+	}
 	if unix.Fstatfs(f.fd, &fs) != nil {
-		return fmt.Errorf("dram: %s: no room for %s: %w", f.path, gib(need), err)
+		return fmt.Errorf("dram: %s: no room for %s more: %w", f.path, gib(need), err)
 	}
 	return fmt.Errorf("dram: %s: no room for %s more: its file system has %s, of them free %s: %w",
 		f.path, gib(need), gib(int64(fs.Blocks)*fs.Bsize), gib(int64(fs.Bavail)*fs.Bsize), err)
 }
 
-// writeSuper writes the fixed part of the superblock, its magic last. It maps the page for that: hugetlbfs has no write.
-func (f *file) writeSuper() error {
+// writeSuper writes the fixed part, its format last.
+func (f *file) writeSuper(b []byte) {
+	fixed := f.super.encode()
+	copy(b[16:], fixed[16:])
+	word(b, 8).Store(le.Uint64(fixed[8:]))
+}
+
+// changeSuper maps the superblock for a change: hugetlbfs has no write.
+func (f *file) changeSuper(change func(b []byte)) error {
 	l := &f.super.layout
 	at := l.end - l.page
 	page, err := unix.Mmap(f.fd, at, int(l.page), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return fmt.Errorf("dram: %s: map its superblock: %w", f.path, err)
 	}
-	b, fixed := page[l.super-at:], f.super.encode()
-	copy(b[8:], fixed[8:])
-	word(b, 0).Store(le.Uint64(fixed))
+	change(page[l.super-at:])
 	return unix.Munmap(page)
 }
 
@@ -99,7 +112,7 @@ func (f *file) grow(n int) bool {
 	}
 	l := &f.super.layout
 	from := int64(f.usable) * headerBytes
-	to := min(roundUp(max(int64(n)*headerBytes, from+from/4), max(l.page, 64<<10)), l.spaces-l.headers)
+	to := min(roundUp(max(int64(n)*headerBytes, from+from/4), max(l.page, 64<<10)), l.learned-l.headers)
 	if f.provide(l.headers+from/l.page*l.page, l.headers+to) != nil {
 		f.refused++
 		return false

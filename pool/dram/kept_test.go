@@ -243,7 +243,7 @@ func TestColdStarts(t *testing.T) {
 		"other slabs":      {func(o *Options, _ []byte) { o.SlabBytes *= 2 }, "in slabs of"},
 		"unknown format":   {func(_ *Options, b []byte) { b[8] = 9 }, "its format is 9, known are 1 and 2"},
 		"damaged":          {func(_ *Options, b []byte) { b[33] ^= 1 }, "superblock is damaged"},
-		"made in part":     {func(_ *Options, b []byte) { clear(b) }, "was not finished"},
+		"made in part":     {func(_ *Options, b []byte) { b[8] = 0 }, "was not finished"},
 		"slabs that clash": {nil, "slabs overlap"},
 	} {
 		o, h := keptFile(t)
@@ -314,11 +314,12 @@ func TestFilesThatAreRefused(t *testing.T) {
 		make func() error
 		why  string
 	}{
-		"foreign":        {func() error { return os.WriteFile(o.Path, []byte(strings.Repeat("notes\n", 2000)), 0o600) }, "no pool's"},
-		"open to others": {func() error { return errors.Join(os.WriteFile(o.Path, nil, 0o600), os.Chmod(o.Path, 0o644)) }, "mode 0644"},
-		"link":           {func() error { return os.Symlink("/etc/hostname", o.Path) }, "symbolic link"},
-		"directory":      {func() error { return os.Mkdir(o.Path, 0o700) }, "directory"},
-		"no directory":   {func() error { o.Path += "/x/y"; return nil }, "not there"},
+		"foreign":           {func() error { return os.WriteFile(o.Path, []byte(strings.Repeat("notes\n", 2000)), 0o600) }, "no pool's"},
+		"foreign and empty": {func() error { return os.WriteFile(o.Path, make([]byte, 64<<10), 0o600) }, "no pool's"},
+		"open to others":    {func() error { return errors.Join(os.WriteFile(o.Path, nil, 0o600), os.Chmod(o.Path, 0o644)) }, "mode 0644"},
+		"link":              {func() error { return os.Symlink("/etc/hostname", o.Path) }, "symbolic link"},
+		"directory":         {func() error { return os.Mkdir(o.Path, 0o700) }, "directory"},
+		"no directory":      {func() error { o.Path += "/x/y"; return nil }, "not there"},
 	} {
 		path := o.Path
 		if err := c.make(); err != nil {

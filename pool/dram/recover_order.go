@@ -14,7 +14,7 @@ func (c *core) restoreOrder(f *file) {
 		}
 	}
 	slices.Sort(order)
-	c.restoreChains(f)
+	c.restoreChains()
 	for from := 0; from < len(order); {
 		to := from
 		for to < len(order) && order[to]>>32 == order[from]>>32 {
@@ -55,7 +55,7 @@ const (
 )
 
 // restoreChains hangs entries on those before them, as far as these are there and no circle comes of it.
-func (c *core) restoreChains(f *file) {
+func (c *core) restoreChains() {
 	parents := make([]uint32, c.high)
 	for e := uint32(1); e < c.high; e++ {
 		if c.recs.all[e].is(flagLive) {

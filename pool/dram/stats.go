@@ -16,6 +16,9 @@ func (p *Pool) stats() pool.Stats {
 	s := c.stats
 	s.Capacity, s.Ready, s.Used = p.info.Bytes, p.ready.Load(), c.slabs.used
 	s.Reassigned = c.slabs.moved
+	if f := c.slabs.file; f != nil {
+		s.FileFull = f.refused
+	}
 	if !p.closed {
 		s.IndexBytes = c.resident()
 	}

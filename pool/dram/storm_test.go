@@ -17,7 +17,9 @@ import (
 )
 
 const (
-	stormRounds = 30                     // unless stormRoundsEnv says another number
+	stormRounds = 30 // unless stormRoundsEnv says another number
+	stormLeast  = 10 // rounds, and more while there is time
+	stormWithin = 12 * time.Second
 	stormFor    = 30 * time.Millisecond  // at most, from a full pool on to the kill
 	stormBack   = 0.95                   // of the blocks that were committed and not evicted
 	stormUsed   = 0.8                    // of the pool, when it is killed
@@ -27,7 +29,7 @@ const (
 
 // TestKilledInAStorm kills a process at random moments while it saves, loads, evicts and resets, and opens its pool.
 func TestKilledInAStorm(t *testing.T) {
-	rounds := stormRounds
+	rounds, asked := stormRounds, os.Getenv(roundsEnv) != ""
 	if text := os.Getenv(roundsEnv); text != "" {
 		var err error
 		if rounds, err = strconv.Atoi(text); err != nil {
@@ -45,9 +47,10 @@ func TestKilledInAStorm(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d, %d rounds", seed, rounds)
 	s := stormCheck{t: t, path: filepath.Join(dir, "pool"), rng: rand.New(rand.NewPCG(seed, 0)), stored: map[uint64]int{}, over: map[uint64]bool{}}
-	for range rounds {
+	for began := time.Now(); int(s.number) < rounds && (asked || s.number < stormLeast || time.Since(began) < stormWithin); {
 		s.round()
 	}
+	rounds = int(s.number)
 	t.Logf("%d kills: %d blocks were committed, %d evicted or reset; of %d that had to be there after a kill %d were (%.3f %%); slowest recovery %v",
 		rounds, s.committed, s.evicted, s.expected, s.back, 100*float64(s.back)/float64(s.expected), s.slowest)
 	if s.thin*20 > rounds {

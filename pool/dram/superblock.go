@@ -15,7 +15,7 @@ import (
 // The superblock. What is fixed when the file is made:
 //
 //	0    magic (8 bytes)
-//	8    format (uint32)
+//	8    format (uint32), 0 as long as the file is being made
 //	12   CRC-32C of bytes 0 to 11 and 16 to 143
 //	16   a random name of this file (16 bytes), its fingerprint
 //	32   arena, 40 slab, 48 page (int64, bytes)
@@ -48,8 +48,9 @@ var (
 	castagnoli = crc32.MakeTable(crc32.Castagnoli)
 	le         = binary.LittleEndian
 
-	errBlank   = errors.New("its making was not finished")
-	errForeign = errors.New("not a pool's file")
+	errUnfinished = errors.New("its making was not finished")
+	errBlank      = errors.New("its making had hardly begun")
+	errForeign    = errors.New("not a pool's file")
 )
 
 // superblock is the fixed part.
@@ -93,6 +94,9 @@ func decodeSuper(b []byte) (s superblock, err error) {
 		return s, errForeign
 	}
 	s.format = le.Uint32(b[8:])
+	if s.format == 0 {
+		return s, errUnfinished
+	}
 	if s.format != fileFormat && s.format != oldFormat {
 		return s, nil
 	}
@@ -110,9 +114,12 @@ func decodeSuper(b []byte) (s superblock, err error) {
 	return s, nil
 }
 
-// unfit says why the content of a file cannot be used for a pool of this layout; empty if it can.
-func (s *superblock) unfit(want *layout) string {
+// unfit says why the content of a file of so many bytes cannot be used for a pool of this layout; empty if it can. bad is what
+// decodeSuper said.
+func (s *superblock) unfit(want *layout, size int64, bad error) string {
 	switch {
+	case bad != nil:
+		return bad.Error()
 	case s.format != fileFormat && s.format != oldFormat:
 		return fmt.Sprintf("its format is %d, known are %d and %d", s.format, oldFormat, fileFormat)
 	case s.arena != want.arena || s.slab != want.slab || s.page != want.page:
@@ -120,6 +127,8 @@ func (s *superblock) unfit(want *layout) string {
 			s.arena, s.slab, s.page, want.arena, want.slab, want.page)
 	case s.headers != want.headers || s.spaces != want.spaces || s.slabs != want.slabs || s.learned != want.learned:
 		return "its areas lie elsewhere"
+	case size != want.end:
+		return fmt.Sprintf("it has %d bytes, not %d", size, want.end)
 	}
 	return ""
 }
