@@ -62,7 +62,7 @@ func (p *Pool) newLane(number int, t Tier) (*lane, error) {
 	}
 	l.written = newKnown(knownEntries)
 	l.asking.open = make(map[uint64]*question)
-	l.puts.set = make(map[entryKey]struct{})
+	l.puts.set = make(map[entryKey]*life)
 	l.breaker.closed.Store(true)
 	l.wake = sync.NewCond(&p.mu)
 	return l, nil

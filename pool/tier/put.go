@@ -9,7 +9,7 @@ import (
 
 // puts is the queue of entries to be written to a tier, oldest first, each once.
 type puts struct {
-	set  map[entryKey]struct{}
+	set  map[entryKey]*life
 	list []origin
 	from int // of the list; what is before is gone
 }
@@ -30,7 +30,9 @@ func (q *puts) take(l *lane) (batch []putItem) {
 		}
 		batch = append(batch, o)
 		bytes, items = bytes+g.staged, items+len(g.at)
-		delete(q.set, o.key)
+		if q.set[o.key] == o.life {
+			delete(q.set, o.key)
+		}
 		q.list[q.from] = origin{}
 		q.from++
 	}
@@ -43,14 +45,14 @@ func (q *puts) take(l *lane) (batch []putItem) {
 
 // offerLocked queues an entry to be written, unless it waits already or there is no room.
 func (l *lane) offerLocked(o origin) {
-	if _, twice := l.puts.set[o.key]; twice || l.p.mu.closed {
+	if l.puts.set[o.key] == o.life || l.p.mu.closed { // one of before a reset does not count
 		return
 	}
 	if l.puts.len() >= l.PutQueue {
 		l.count.putsDropped.Add(1)
 		return
 	}
-	l.puts.set[o.key] = struct{}{}
+	l.puts.set[o.key] = o.life
 	l.puts.list = append(l.puts.list, o)
 	l.wake.Signal()
 }

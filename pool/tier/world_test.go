@@ -3,6 +3,7 @@ package tier
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"testing"
 	"time"
 
@@ -52,14 +53,26 @@ func newNode(t testing.TB, blocks, shards int, o Options, tiers ...Tier) *node {
 	if o.Log == nil {
 		o.Log = func(tier, what string, err error) { t.Logf("tier %q: %s: %v", tier, what, err) }
 	}
-	p, err := Open(m, tiers, o)
+	return openNode(t, m, m, shards, o, tiers)
+}
+
+// openNode opens a stack over a memory that m is part of.
+func openNode(t testing.TB, m *mem.Pool, memory Memory, shards int, o Options, tiers []Tier) *node {
+	t.Helper()
+	var err error
+	o.Staging, err = OpenStaging(16 << 20)
+	check(t, err)
+	p, err := Open(memory, tiers, o)
 	check(t, err)
 	n := &node{Pool: p, t: t, mem: m, spec: specOf("model", shards)}
 	n.space, err = p.OpenSpace(n.spec)
 	check(t, err)
 	t.Cleanup(func() {
-		check(t, p.Close())
+		if err := p.Close(); err != nil && !errors.Is(err, pool.ErrClosed) {
+			t.Error(err)
+		}
 		n.nothingLeft()
+		check(t, o.Staging.Close())
 		check(t, m.Close())
 	})
 	return n
@@ -77,7 +90,7 @@ func (n *node) nothingLeft() {
 	if len(n.mu.open)+len(n.mu.byID) != 0 || n.mu.bytes != 0 || len(n.mu.writing) != 0 {
 		n.t.Errorf("left: %d open promises, %d by number, %d bytes, %d reservations", len(n.mu.open), len(n.mu.byID), n.mu.bytes, len(n.mu.writing))
 	}
-	if !n.o.ownStaging && n.o.Staging.out() != 0 {
+	if n.o.Staging.out() != 0 {
 		n.t.Errorf("%d bytes of staging are lent", n.o.Staging.out())
 	}
 }

@@ -1,0 +1,45 @@
+package tier
+
+import (
+	"testing"
+
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram"
+	"github.com/kvagent/kvagent/pool/pooltest"
+)
+
+// A look-up of 1,000 stored blocks, and one of a prompt nobody knows, in memory alone and through a stack with a local tier.
+func BenchmarkLookup(b *testing.B) {
+	d, err := dram.Open(dram.Options{Bytes: 64 << 20})
+	check(b, err)
+	defer d.Close()
+	p, err := Open(d, []Tier{{Name: "disk", Store: pooltest.NewShelf(), Local: true}}, Options{})
+	check(b, err)
+	defer p.Close()
+	spec := specOf("model", 1)
+	id, err := p.OpenSpace(spec)
+	check(b, err)
+	h := chain("a", 1000)
+	batch := &pool.Batch{Space: id, Epoch: 1, Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N)}
+	d.Reserve(batch)
+	d.Commit(batch.Slots, 1, batch.Status)
+	unknown := chain("b", 1000)
+	for name, ix := range map[string]pool.Index{"memory": d, "stack": p} {
+		b.Run("hit/"+name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if ix.Prefix(id, 0, h) != h.N {
+					b.Fatal("not all there")
+				}
+			}
+		})
+		b.Run("miss/"+name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if ix.Prefix(id, 0, unknown) != 0 {
+					b.Fatal("found")
+				}
+			}
+		})
+	}
+}

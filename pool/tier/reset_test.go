@@ -1,0 +1,77 @@
+package tier
+
+import (
+	"sync"
+	"testing"
+
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/fault"
+	"github.com/kvagent/kvagent/pool/mem"
+	"github.com/kvagent/kvagent/pool/pooltest"
+)
+
+// plain says whether a store has an entry under the name that other nodes use.
+func (n *node) plain(store *pooltest.Shelf, h pool.Hashes, i int) bool {
+	n.t.Helper()
+	status := make([]pool.Status, 1)
+	check(n.t, store.Exists(n.t.Context(), []pool.Key{n.key(n.batch(h, 0), i)}, status))
+	return status[0] == pool.OK
+}
+
+// What waits to be written when the space is reset is not written under the old name: memory may have the block again, with new weights, and other nodes read that name.
+func TestResetBeforePut(t *testing.T) {
+	store := pooltest.NewShelf()
+	f, err := fault.New(store, fault.Options{Seed: 1, Rates: map[fault.Kind]float64{fault.Hang: 1}})
+	check(t, err)
+	n := newNode(t, 200, 1, Options{}, Tier{Name: "shared", Store: f, Write: OnSave, Workers: 1, BatchItems: 1, BreakAfter: 1000})
+	first, h := chain("first", 1), chain("a", 1)
+	n.save(first)
+	n.waitFor("the worker hangs", func(r *pool.TierReport) bool { return r.Tiers[0].Putting == 0 })
+	n.save(h)
+	if _, err := n.ResetSpace(n.space); err != nil {
+		t.Fatal(err)
+	}
+	n.save(h) // with new weights
+	f.Switch(false)
+	n.stored(0, 1)
+	n.waitFor("the queue is empty", func(r *pool.TierReport) bool { return r.Tiers[0].Putting == 0 && r.Tiers[0].Stored+r.Tiers[0].Dropped >= 3 })
+	if n.plain(store, h, 0) || n.plain(store, first, 0) {
+		t.Error("a block was written under the old name after the reset")
+	}
+	if store.Len() != 1 {
+		t.Errorf("%d blocks are written, want the one with new weights", store.Len())
+	}
+}
+
+// turning is a memory in which something happens right before the first Acquire.
+type turning struct {
+	*mem.Pool
+	once sync.Once
+	turn func()
+}
+
+func (m *turning) Acquire(b *pool.Batch) {
+	m.once.Do(m.turn)
+	m.Pool.Acquire(b)
+}
+
+// The same if the reset comes between the look at the epoch and the copy.
+func TestResetDuringPut(t *testing.T) {
+	store := pooltest.NewShelf()
+	m, err := mem.Open(mem.Options{Bytes: 200 << 10})
+	check(t, err)
+	over := &turning{Pool: m}
+	n := openNode(t, m, over, 1, Options{PrefetchBytes: 64 << 10}, []Tier{{Name: "shared", Store: store, Write: OnSave}})
+	h := chain("a", 1)
+	over.turn = func() {
+		if _, err := n.ResetSpace(n.space); err != nil {
+			t.Error(err)
+		}
+		n.save(h)
+	}
+	n.save(h)
+	n.waitFor("both are done with", func(r *pool.TierReport) bool { return r.Tiers[0].Stored+r.Tiers[0].Dropped >= 2 })
+	if n.plain(store, h, 0) {
+		t.Error("a block with new weights was written under the old name")
+	}
+}

@@ -1,0 +1,198 @@
+package tier
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/fault"
+	"github.com/kvagent/kvagent/pool/pooltest"
+)
+
+// storm is two nodes with tiers of their own and one in common, all of which go wrong, and workers that save, look up, reserve, load, give up and reset. What is
+// stored follows from the key and from the weights, which change with a reset: so a block of old weights is as wrong as a damaged one.
+type storm struct {
+	t     *testing.T
+	seed  uint64
+	nodes [2]*stormNode
+	wrong atomic.Int64
+	loads atomic.Int64
+}
+
+type stormNode struct {
+	*node
+	turn    sync.RWMutex // held to write while the weights change
+	weights byte
+	number  byte
+}
+
+const stormSteps = 700 // of each worker
+
+func TestStorm(t *testing.T) {
+	s := &storm{t: t, seed: rand.Uint64()}
+	if text := os.Getenv("KVAGENT_SEED"); text != "" {
+		var err error
+		s.seed, err = strconv.ParseUint(text, 10, 64)
+		check(t, err)
+	}
+	t.Logf("KVAGENT_SEED=%d", s.seed)
+	shared := s.faulty(pooltest.NewShelf(), 0)
+	quick := Tier{AskWithin: 20 * time.Millisecond, FetchWithin: 50 * time.Millisecond, PutWithin: 50 * time.Millisecond,
+		FoundFor: 200 * time.Millisecond, AbsentFor: 20 * time.Millisecond, BreakFirst: 5 * time.Millisecond, BreakLast: 20 * time.Millisecond, BreakAfter: 3}
+	for i := range s.nodes {
+		disk, far := quick, quick
+		own := pooltest.NewShelf()
+		disk.Name, disk.Store, disk.Local, disk.Write = "disk", prompt{s.faulty(own, uint64(i+1)), own}, true, OnSecondUse
+		far.Name, far.Store, far.Write = "shared", shared, OnSave
+		n := newNode(t, 250, 2, Options{
+			Salts: filepath.Join(t.TempDir(), "salts"), Log: func(string, string, error) {}, PrefetchBytes: 64 << 10,
+		}, disk, far)
+		s.nodes[i] = &stormNode{node: n, number: byte(i)}
+	}
+	var workers sync.WaitGroup
+	for k := range 6 {
+		workers.Go(func() {
+			r := rand.New(rand.NewPCG(s.seed, uint64(k)))
+			for range stormSteps {
+				s.step(r, s.nodes[k%2])
+			}
+		})
+	}
+	workers.Wait()
+	hits := [2]uint64{}
+	for i, n := range s.nodes {
+		n.waitFor("all is settled", func(r *pool.TierReport) bool { return r.Promises == 0 })
+		r := n.Report()
+		hits[0], hits[1] = hits[0]+r.Tiers[0].Hits, hits[1]+r.Tiers[1].Hits
+		t.Logf("node %d: %+v", i, r)
+	}
+	t.Logf("%d blocks loaded and compared", s.loads.Load())
+	if s.wrong.Load() != 0 {
+		t.Errorf("%d blocks had wrong bytes", s.wrong.Load())
+	}
+	if hits[0] == 0 || hits[1] == 0 || s.loads.Load() == 0 {
+		t.Errorf("hits %v, loads %d: the storm proves nothing", hits, s.loads.Load())
+	}
+}
+
+func (s *storm) faulty(below pool.Store, n uint64) pool.Store {
+	f, err := fault.New(below, fault.Every(s.seed+n, 0.03))
+	check(s.t, err)
+	check(s.t, f.SetRate(fault.Full, 0.0003)) // a full store is left alone for a second, and nothing would happen
+	return f
+}
+
+// prompt is a local store: its Exists answers from memory, whatever else goes wrong.
+type prompt struct {
+	pool.Store
+	index pool.Store
+}
+
+func (p prompt) Exists(ctx context.Context, keys []pool.Key, status []pool.Status) error {
+	return p.index.Exists(ctx, keys, status)
+}
+
+func (s *storm) step(r *rand.Rand, n *stormNode) {
+	h := chain(fmt.Sprint("c", r.IntN(12)), 24)
+	h = h.Slice(0, 1+r.IntN(h.N))
+	switch k := r.IntN(100); {
+	case k < 35:
+		n.turn.RLock()
+		n.saveWeights(h)
+		n.turn.RUnlock()
+	case k < 45:
+		n.Prefix(n.space, 0, h)
+		n.Exists(n.space, 0, h, make([]bool, h.N))
+	case k < 97:
+		n.ask(h, time.Duration(r.IntN(2000))*time.Microsecond)
+		s.reserve(r, n, h)
+	default:
+		n.turn.Lock()
+		if r.IntN(4) == 0 { // seldom, so that the nodes share something for a while
+			n.weights++
+			if _, err := n.ResetSpace(n.space); err != nil {
+				s.t.Error(err)
+			}
+		}
+		n.turn.Unlock()
+	}
+}
+
+// reserve pins, and loads, gives up, or gives a hint.
+func (s *storm) reserve(r *rand.Rand, n *stormNode, h pool.Hashes) {
+	_, refs, _ := n.Pin(n.space, 0, h, int64(r.IntN(64<<10)), nil)
+	switch r.IntN(6) {
+	case 0:
+		n.Hint(refs)
+		return
+	case 1:
+		n.Unpin(refs)
+		return
+	case 2:
+		done := make(chan struct{})
+		cancel := n.Settle(refs, func() { close(done) })
+		if !cancel() {
+			<-done
+		}
+	default:
+		n.settle(refs)
+	}
+	n.turn.RLock()
+	s.loadWeights(n, h)
+	n.turn.RUnlock()
+	n.Unpin(refs)
+}
+
+// mixed is the content of a shard with some weights.
+func mixed(key *pool.Key, weights, node byte, p []byte) {
+	content(key, p)
+	if weights > 0 {
+		for i := range p {
+			p[i] ^= weights<<1 ^ node
+		}
+	}
+}
+
+func (n *stormNode) saveWeights(h pool.Hashes) {
+	for shard := range n.spec.Shards {
+		b := n.batch(h, shard)
+		n.Reserve(b)
+		for i := range b.Status {
+			if b.Status[i] == pool.OK {
+				key, sl := n.key(b, i), &b.Slots[i]
+				p := n.arena[sl.Off : sl.Off+int64(sl.Len)]
+				mixed(&key, n.weights, n.number, p)
+				sl.Sum = pool.Sum(key.Seed(sl.Len), p)
+			}
+		}
+		n.Commit(b.Slots, b.Epoch, b.Status)
+	}
+}
+
+func (s *storm) loadWeights(n *stormNode, h pool.Hashes) {
+	want := make([]byte, shardBytes)
+	for shard := range n.spec.Shards {
+		b := n.batch(h, shard)
+		n.Acquire(b)
+		for i := range b.Status {
+			if b.Status[i] != pool.OK {
+				continue
+			}
+			key, sl := n.key(b, i), &b.Slots[i]
+			mixed(&key, n.weights, n.number, want)
+			s.loads.Add(1)
+			if string(n.arena[sl.Off:sl.Off+int64(sl.Len)]) != string(want) {
+				s.wrong.Add(1)
+			}
+		}
+		n.Release(b.Slots, b.Status)
+	}
+}

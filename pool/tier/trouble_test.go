@@ -1,0 +1,308 @@
+package tier
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/fault"
+	"github.com/kvagent/kvagent/pool/pooltest"
+)
+
+// filled is a store that has a chain, with both its shards, and a node whose memory lacks it; the store is behind faults that are switched off.
+func filled(t *testing.T, h pool.Hashes, rates map[fault.Kind]float64, tr Tier, o Options) (n *node, f *fault.Store, store *pooltest.Shelf) {
+	t.Helper()
+	store = pooltest.NewShelf()
+	writer := newNode(t, 2*h.N+64, 2, Options{Node: "writer"}, Tier{Name: "shared", Store: store, Write: OnSave})
+	writer.save(h)
+	writer.stored(0, uint64(h.N))
+	f, err := fault.New(store, fault.Options{Seed: 1, Rates: rates})
+	check(t, err)
+	f.Switch(false)
+	tr.Name, tr.Store = "shared", f
+	return newNode(t, 2*h.N+200, 2, o, tr), f, store
+}
+
+// A store that hangs delays no look-up beyond its deadline, opens the breaker, and is asked again by itself when it is back.
+func TestHungStore(t *testing.T) {
+	h := chain("a", 20)
+	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{AskWithin: 20 * time.Millisecond, BreakFirst: 20 * time.Millisecond}, Options{})
+	f.Switch(true)
+	pending, late := 0, 0
+	for range 200 {
+		start := time.Now()
+		if n.ask(h, time.Millisecond) {
+			pending++
+		}
+		if got := n.Prefix(n.space, 0, h); got != 0 {
+			t.Fatalf("%d blocks of a store that hangs", got)
+		}
+		if time.Since(start) > 6*time.Millisecond {
+			late++
+		}
+	}
+	if pending == 0 || late > 10 {
+		t.Errorf("%d of 200 look-ups were pending, %d were late by more than 5 ms", pending, late)
+	}
+	n.waitFor("the breaker opens", func(r *pool.TierReport) bool { return r.Tiers[0].Opened > 0 })
+	f.Switch(false)
+	n.waitFor("the breaker closes", func(r *pool.TierReport) bool { return r.Tiers[0].State == "up" && r.Tiers[0].Tries > 0 })
+	if got := n.know(h); got != 20 {
+		t.Errorf("%d blocks after the store is back, want 20", got)
+	}
+}
+
+// A promise of a store that hangs then is settled when the breaker opens or its time is over, and nothing of it stays.
+func TestHungFetch(t *testing.T) {
+	h := chain("a", 20)
+	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{FetchWithin: 30 * time.Millisecond}, Options{})
+	n.know(h)
+	f.Switch(true)
+	count, refs := n.settled(h)
+	if count != 20 {
+		t.Fatalf("%d promised", count)
+	}
+	if got := n.load(h); got != 0 {
+		t.Errorf("%d blocks came out of a store that hangs", got)
+	}
+	n.Unpin(refs)
+	f.Switch(false)
+}
+
+// Damage on the way in, on the way out, and a value under another key are counted misses, and are deleted.
+func TestDamage(t *testing.T) {
+	h := chain("a", 20)
+	n, f, store := filled(t, h, map[fault.Kind]float64{fault.Flip: 1}, Tier{}, Options{})
+	n.know(h)
+	f.Switch(true)
+	_, refs := n.settled(h)
+	if got := n.load(h); got != 0 {
+		t.Fatalf("%d damaged blocks came to memory", got)
+	}
+	n.Unpin(refs)
+	r := n.Report()
+	if r.Tiers[0].Corrupt != 40 || r.Tiers[0].Misses != 20 {
+		t.Errorf("%d damaged, %d misses; want 40 shards of 20 blocks", r.Tiers[0].Corrupt, r.Tiers[0].Misses)
+	}
+	n.waitFor("what was damaged is deleted", func(*pool.TierReport) bool { return store.Len() == 0 })
+	if got := n.Prefix(n.space, 0, h); got != 0 {
+		t.Errorf("%d damaged blocks are still known", got)
+	}
+}
+
+// crossed is a store that gives the value of another key.
+type crossed struct{ pool.Store }
+
+func (c crossed) Get(ctx context.Context, items []pool.Item) error {
+	if err := c.Store.Get(ctx, items); err != nil || len(items) < 4 {
+		return err
+	}
+	a, b := items[0].Data, items[2].Data
+	for i := range a {
+		a[i], b[i] = b[i], a[i]
+	}
+	return nil
+}
+
+func TestCrossedKeys(t *testing.T) {
+	h := chain("a", 2)
+	store := pooltest.NewShelf()
+	writer := newNode(t, 64, 2, Options{}, Tier{Name: "shared", Store: store, Write: OnSave})
+	writer.save(h)
+	writer.stored(0, 2)
+	n := newNode(t, 64, 2, Options{}, Tier{Name: "shared", Store: crossed{store}})
+	n.know(h)
+	_, refs := n.settled(h)
+	if got := n.load(h); got != 0 {
+		t.Errorf("%d blocks came from a store that mixes keys up", got)
+	}
+	n.Unpin(refs)
+}
+
+// A block of which the store lost one shard does not come, and what is left of it is deleted so that it can be written again.
+func TestLostShard(t *testing.T) {
+	h := chain("a", 3)
+	n, _, store := filled(t, h, nil, Tier{}, Options{})
+	n.know(h)
+	key := n.key(n.batch(h, 1), 1)
+	check(t, store.Delete(t.Context(), []pool.Key{key}))
+	_, refs := n.settled(h)
+	if got := n.Prefix(n.space, 0, h); got != 1 {
+		t.Errorf("prefix %d, want 1", got)
+	}
+	n.Unpin(refs)
+	n.waitFor("the rest is deleted", func(*pool.TierReport) bool { return store.Len() == 4 })
+}
+
+// Nothing stored before a reset is found after it: not in memory, not in a tier, not in the next life, and not by what was under way.
+func TestResetFence(t *testing.T) {
+	h := chain("a", 20)
+	salts := filepath.Join(t.TempDir(), "salts")
+	n, f, store := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{Write: OnSave}, Options{Salts: salts})
+	n.know(h)
+	f.Switch(true)
+	_, refs, _ := n.Pin(n.space, 0, h, 1<<40, nil)
+	epoch, err := n.ResetSpace(n.space)
+	if err != nil || epoch != 2 {
+		t.Fatalf("epoch %d, %v", epoch, err)
+	}
+	f.Switch(false)
+	n.settle(refs)
+	if got := n.load(h); got != 0 {
+		t.Errorf("%d blocks of the old epoch were brought to memory", got)
+	}
+	n.Unpin(refs)
+	if got := n.know(h); got != 0 {
+		t.Errorf("%d blocks of the old epoch are found in the tier", got)
+	}
+	n.save(h)
+	n.stored(0, 20)
+	n.flush()
+	if got := n.know(h); got != 20 {
+		t.Errorf("%d blocks of the new epoch are found, want 20", got)
+	}
+	for name, want := range map[string]int{salts: 20, "": 20} {
+		next := newNode(t, 200, 2, Options{Salts: name}, Tier{Name: "shared", Store: store})
+		if got := next.know(h); got != want {
+			t.Errorf("salts %q: the next life finds %d, want %d", name, got, want)
+		}
+	}
+	if store.Len() != 80 {
+		t.Errorf("%d values are stored, want 40 of each epoch", store.Len())
+	}
+	check(t, os.WriteFile(salts, []byte("{"), 0o600))
+	if _, err := Open(n.mem, nil, Options{Salts: salts}); err == nil {
+		t.Error("a damaged file of salts was accepted")
+	}
+}
+
+// A reset that cannot be kept turns the tiers off for the space.
+func TestResetNotKept(t *testing.T) {
+	h := chain("a", 5)
+	dir := filepath.Join(t.TempDir(), "gone")
+	n, _, _ := filled(t, h, nil, Tier{Write: OnSave}, Options{Salts: filepath.Join(dir, "salts")})
+	if _, err := n.ResetSpace(n.space); err != nil {
+		t.Fatal(err)
+	}
+	n.save(h)
+	n.flush()
+	if got := n.know(h); got != 0 {
+		t.Errorf("%d blocks are found in a tier whose reset was not kept", got)
+	}
+}
+
+// A promise that waits is cancelled by its Unpin, and one of a probe comes although nobody holds it.
+func TestCancelAndHint(t *testing.T) {
+	h := chain("a", 40)
+	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{Workers: 1, BatchItems: 2, FetchWithin: time.Minute, BreakAfter: 1000}, Options{})
+	n.know(h)
+	f.Switch(true)
+	_, refs, _ := n.Pin(n.space, 0, h, 1<<40, nil)
+	n.waitFor("one is under way", func(r *pool.TierReport) bool { return r.Tiers[0].Fetching == 39 })
+	settled := make(chan struct{})
+	n.Settle(refs[10:], func() { close(settled) })
+	never := n.Settle(refs[:1], func() { t.Error("a Settle was cancelled, and called nevertheless") })
+	if !never() || never() {
+		t.Error("cancel must say once that then had not been called")
+	}
+	n.Unpin(refs[10:])
+	<-settled
+	if r := n.Report(); r.Promises != 10 || r.Cancelled != 30 {
+		t.Errorf("%d promises are left, %d cancelled; want 10, 30", r.Promises, r.Cancelled)
+	}
+	n.Hint(refs[:10])
+	f.Switch(false)
+	n.waitFor("hinted blocks have come", func(r *pool.TierReport) bool { return r.Promises == 0 })
+	if got := n.mem.Prefix(n.space, 0, h); got != 10 {
+		t.Errorf("%d blocks came, want the 10 that were hinted", got)
+	}
+	if s := n.mem.Stats(); s.Pinned != 0 {
+		t.Errorf("%d bytes are pinned by nobody", s.Pinned)
+	}
+}
+
+// No more is promised at a time than the prefetch budget, and a Pin no more than its bytes.
+func TestBudget(t *testing.T) {
+	h := chain("a", 100)
+	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{FetchWithin: time.Minute, BreakAfter: 1000}, Options{PrefetchBytes: 64 << 10})
+	n.know(h)
+	f.Switch(true)
+	count, refs, bytes := n.Pin(n.space, 0, h, 1<<40, nil)
+	if count != 32 || bytes != 64<<10 {
+		t.Errorf("%d blocks of 2 KiB, %d bytes promised within 64 KiB", count, bytes)
+	}
+	again, others, _ := n.Pin(n.space, 0, h, 20<<10, nil) // the same promises
+	if again != 10 {
+		t.Errorf("%d blocks pinned within 20 KiB, want 10", again)
+	}
+	n.Unpin(refs)
+	n.Unpin(others)
+	f.Switch(false)
+	n.waitFor("all is settled", func(r *pool.TierReport) bool { return r.Promises == 0 })
+}
+
+// A full store is left alone for a while, and nothing fails.
+func TestFullStore(t *testing.T) {
+	f, err := fault.New(pooltest.NewShelf(), fault.Options{Seed: 1, Rates: map[fault.Kind]float64{fault.Full: 1}})
+	check(t, err)
+	n := newNode(t, 400, 1, Options{}, Tier{Name: "shared", Store: f, Write: OnSave})
+	n.save(chain("a", 10))
+	n.waitFor("full", func(r *pool.TierReport) bool { return r.Tiers[0].State == "full" && r.Tiers[0].Full >= 10 })
+	f.Switch(false)
+	n.save(chain("b", 10))
+	n.stored(0, 10)
+}
+
+// An answer is cut where loading takes longer than computing.
+func TestNetBenefit(t *testing.T) {
+	h := chain("a", 40)
+	n, _, _ := filled(t, h, nil, Tier{}, Options{PrefillTokens: 1e6}) // 16 us for a block of 2 KiB: 128 MB/s
+	l := n.lanes[0]
+	if got := n.know(h); got != 40 {
+		t.Fatalf("%d before anything was measured, want 40", got)
+	}
+	l.pace.fetched(1<<20, time.Second, time.Now()) // 1 MB/s
+	if got := n.Prefix(n.space, 0, h); got != 0 {
+		t.Errorf("%d blocks of a tier that takes longer than computing them", got)
+	}
+	l.pace.rate = 1 << 30
+	l.pace.delay = 0.0004 // s: more than 20 blocks take, less than 40
+	if a, b := n.Prefix(n.space, 0, h.Slice(0, 20)), n.Prefix(n.space, 0, h); a != 0 || b != 40 {
+		t.Errorf("%d of 20, %d of 40 blocks; want 0: too few for the delay, and 40", a, b)
+	}
+}
+
+// Second use: what is only saved is not written, what a look-up reserves again is.
+func TestSecondUse(t *testing.T) {
+	store := pooltest.NewShelf()
+	n := newNode(t, 400, 1, Options{}, Tier{Name: "disk", Store: store, Local: true, Write: OnSecondUse})
+	n.save(chain("once", 10))
+	n.save(chain("twice", 10))
+	_, refs, _ := n.Pin(n.space, 0, chain("twice", 10), 1<<40, nil)
+	n.stored(0, 10)
+	n.Unpin(refs)
+	if store.Len() != 10 {
+		t.Errorf("%d blocks are written, want 10", store.Len())
+	}
+}
+
+// Closing settles everything.
+func TestCloseSettles(t *testing.T) {
+	h := chain("a", 40)
+	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{FetchWithin: time.Minute}, Options{})
+	n.know(h)
+	f.Switch(true)
+	_, refs, _ := n.Pin(n.space, 0, h, 1<<40, nil)
+	done := make(chan struct{})
+	n.Settle(refs, func() { close(done) })
+	check(t, n.Pool.Close())
+	<-done
+	n.Unpin(refs)
+	if err := n.Pool.Close(); !errors.Is(err, pool.ErrClosed) {
+		t.Errorf("closed twice: %v", err)
+	}
+}
