@@ -76,7 +76,7 @@ build-softcuda: # bin/kvagent-softcuda, for tests of the CUDA path without a GPU
 .PHONY: test-cuda
 test-cuda: softcuda ## the CUDA path on a software driver, with the race detector
 	@scripts/deps go
-	@$(STAGE) -v test-cuda env $(CUDA_FLAGS) KVAGENT_LIBCUDA=$(SOFTCUDA) go test $(GO_TEST_FLAGS) -tags cuda,softcuda ./cudaipc/...
+	@$(STAGE) -v test-cuda env $(CUDA_FLAGS) KVAGENT_LIBCUDA=$(SOFTCUDA) go test -count=1 $(GO_TEST_FLAGS) -tags cuda,softcuda ./cudaipc/...
 
 .PHONY: test-python
 test-python: build ## Python tests, with the real agent

@@ -100,8 +100,8 @@ func allocate(size int64) (base driver.Addr, handle driver.Handle, err error) {
 	return base, handle, err
 }
 
-// AllocVirtual makes a stretch of pieces of virtual memory, as PyTorch's expandable segments do; size is rounded up to whole
-// pieces.
+// AllocVirtual makes a stretch of pieces of virtual memory, as PyTorch's expandable segments do. The piece is a multiple of the
+// GPU's granularity; the last one is as long as the others, and the stretch may end in it.
 func (e *CUDAEngine) AllocVirtual(id RegionID, size, piece int64) (*CUDAMemory, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -111,14 +111,15 @@ func (e *CUDAEngine) AllocVirtual(id RegionID, size, piece int64) (*CUDAMemory, 
 	if piece <= 0 {
 		return nil, fmt.Errorf("region %d: pieces of %d bytes", id, piece)
 	}
-	m := &CUDAMemory{ID: id, engine: e, size: (size + piece - 1) / piece * piece}
-	v := &virtual{size: uint64(m.size)}
+	m := &CUDAMemory{ID: id, engine: e, size: size}
+	v := &virtual{size: whole(uint64(size), uint64(piece))}
 	var err error
 	e.front.do(func() { err = m.fill(v, uint64(piece)) })
 	if err != nil {
 		return nil, err
 	}
 	m.start = v.start
+	m.parts[len(m.parts)-1].Size -= v.size - uint64(size)
 	e.mu.memory = append(e.mu.memory, m)
 	e.mu.owned = append(e.mu.owned, v.close)
 	return m, nil

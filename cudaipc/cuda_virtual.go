@@ -16,7 +16,7 @@ type virtual struct {
 	mapped []uint64 // sizes of the pieces, in their order
 }
 
-// openVirtual maps the pieces of a region side by side.
+// openVirtual maps the pieces of a region side by side. The region may end within the last granule of its last piece.
 func (d *CUDA) openVirtual(p *peer, parts []Region) (*region, error) {
 	granule, err := d.ctx.Granularity()
 	if err != nil {
@@ -24,21 +24,21 @@ func (d *CUDA) openVirtual(p *peer, parts []Region) (*region, error) {
 	}
 	var size uint64
 	for i := range parts {
-		if parts[i].Size%granule != 0 {
+		if parts[i].Size%granule != 0 && i < len(parts)-1 {
 			return nil, fmt.Errorf("piece %d: %d bytes, want a multiple of %d: %w", i, parts[i].Size, granule, ErrRange)
 		}
 		if size += parts[i].Size; size > MaxPeerBytes {
 			return nil, fmt.Errorf("piece %d: more than %d bytes in all: %w", i, int64(MaxPeerBytes), ErrRange)
 		}
 	}
-	v := virtual{size: size}
-	if v.start, err = driver.Reserve(size); err != nil {
+	v := virtual{size: whole(size, granule)}
+	if v.start, err = driver.Reserve(v.size); err != nil {
 		return nil, err
 	}
-	if err := v.fill(parts); err != nil {
-		return nil, errors.Join(err, v.close())
+	if err = v.fill(parts, granule); err == nil {
+		err = d.ctx.Allow(v.start, v.size)
 	}
-	if err := d.ctx.Allow(v.start, size); err != nil {
+	if err != nil {
 		return nil, errors.Join(err, v.close())
 	}
 	p.gpu.ranges = append(p.gpu.ranges, v)
@@ -46,26 +46,30 @@ func (d *CUDA) openVirtual(p *peer, parts []Region) (*region, error) {
 	return &region{size: size, addr: uint64(v.start)}, nil
 }
 
-func (v *virtual) fill(parts []Region) error {
+// whole is n rounded up to granules.
+func whole(n, granule uint64) uint64 { return (n + granule - 1) / granule * granule }
+
+func (v *virtual) fill(parts []Region, granule uint64) error {
 	at := v.start
 	for i := range parts {
-		if err := mapPiece(&parts[i], at); err != nil {
+		size := whole(parts[i].Size, granule)
+		if err := mapPiece(&parts[i], at, size); err != nil {
 			return fmt.Errorf("piece %d of %d: %w", i, len(parts), err)
 		}
-		v.mapped = append(v.mapped, parts[i].Size)
-		at += driver.Addr(parts[i].Size)
+		v.mapped = append(v.mapped, size)
+		at += driver.Addr(size)
 	}
 	return nil
 }
 
 // mapPiece opens one descriptor and maps its memory, which the mapping then keeps.
-func mapPiece(r *Region, at driver.Addr) error {
+func mapPiece(r *Region, at driver.Addr, size uint64) error {
 	piece, err := driver.ImportPhysical(r.FD)
 	if err != nil {
 		return fmt.Errorf("%w: %w: the descriptor must be of cuMemExportToShareableHandle, of memory that was made with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR "+
 			"(PyTorch's expandable segments are; vLLM's sleep mode's is not: start the engine without enable_sleep_mode), and on this GPU", ErrKind, err)
 	}
-	err = piece.Map(at, r.Size)
+	err = piece.Map(at, size)
 	return errors.Join(err, piece.Release())
 }
 
