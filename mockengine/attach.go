@@ -3,10 +3,12 @@ package mockengine
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
 
+	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 )
 
@@ -121,22 +123,22 @@ func (l *Link) introduce(s *session) error {
 // introduceRank sends a rank's registration with its memory and where the blocks lie in it. All groups share the
 // blocks, so their segments are the same.
 func (s *session) introduceRank(cfg *Config, reg *ipc.Register, r *rank) error {
-	words, sync := r.host.SyncDesc()
+	words, sync := r.SyncDesc()
 	reg.Role, reg.Rank, reg.Shard = ipc.RoleWorker, uint32(s.rank), uint32(s.rank)
 	reg.Sync = &ipc.SyncDesc{Region: uint32(sync.Region), StepOff: sync.StepOff, EventsOff: sync.EventsOff,
 		Events: sync.Events, RevokeOff: sync.RevokeOff, Revokes: sync.Revokes}
-	reg.Regions, reg.Segments = uint32(len(r.memory)+1), uint32(len(cfg.Groups)*len(r.segments))
-	regions := &ipc.Regions{Req: 1, List: []ipc.RegionDesc{{ID: uint32(words.ID), Kind: ipc.RegionFD, Size: words.Size}}}
-	fds := []int{words.FD}
+	regions := []cudaipc.Region{words}
 	for _, m := range r.memory {
-		regions.List = append(regions.List, ipc.RegionDesc{ID: uint32(m.ID), Kind: ipc.RegionFD, Size: uint64(len(m.Mem))})
-		fds = append(fds, m.FD)
+		regions = append(regions, m.Regions()...)
 	}
+	reg.Regions, reg.Segments = uint32(len(regions)), uint32(len(cfg.Groups)*len(r.segments))
 	if err := s.conn.Send(reg); err != nil {
 		return err
 	}
-	if err := s.conn.Send(regions, fds...); err != nil {
-		return err
+	for part := range slices.Chunk(regions, ipc.MaxRegionsMessage) {
+		if err := s.showRegions(part, r.gpu); err != nil {
+			return err
+		}
 	}
 	for g := range cfg.Groups {
 		segments := &ipc.Segments{Req: 1, Group: uint8(g)}
@@ -150,6 +152,23 @@ func (s *session) introduceRank(cfg *Config, reg *ipc.Register, r *rank) error {
 		}
 	}
 	return nil
+}
+
+// showRegions sends one REGIONS. The UUID of a GPU is at the end of the handles of what is on it.
+func (s *session) showRegions(list []cudaipc.Region, gpu cudaipc.UUID) error {
+	regions, fds := &ipc.Regions{Req: 1}, []int(nil)
+	for i := range list {
+		r := &list[i]
+		d := ipc.RegionDesc{ID: uint32(r.ID), Kind: uint8(r.Kind), Size: r.Size, Addr: r.Addr}
+		if r.Kind == cudaipc.KindCUDA || r.Kind == cudaipc.KindCUDAFD {
+			d.Handle = slices.Concat(r.Handle, gpu[:])
+		}
+		if r.Kind == cudaipc.KindFD || r.Kind == cudaipc.KindCUDAFD {
+			fds = append(fds, r.FD)
+		}
+		regions.List = append(regions.List, d)
+	}
+	return s.conn.Send(regions, fds...)
 }
 
 // identity is everything that changes a block's bytes, sorted by key.

@@ -3,6 +3,8 @@ package mockengine
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -20,6 +22,8 @@ type Config struct {
 	Name  string // instance; an engine that starts again uses another one
 	Model string // part of the identity: engines with equal identities share blocks
 	Seed  uint64 // of everything that is drawn
+
+	Device string // where the workers' memory is: DeviceHost, DeviceCUDA or DeviceVirtual
 
 	Ranks       int   // tensor-parallel workers, each with its own shard
 	Blocks      int   // KV cache blocks that can be given out, over all groups
@@ -77,6 +81,9 @@ func (c *Config) Validate() error {
 			return fmt.Errorf("group %d: %w", g, err)
 		}
 	}
+	if d := []string{DeviceHost, DeviceCUDA, DeviceVirtual}; !slices.Contains(d, c.Device) {
+		return fmt.Errorf("device is %q, allowed are %s", c.Device, strings.Join(d, ", "))
+	}
 	if c.Name == "" || c.Model == "" {
 		return errors.New("name and model must be given")
 	}
@@ -105,6 +112,9 @@ func (c *Config) setDefaults() {
 		if *d.v == 0 {
 			*d.v = d.def
 		}
+	}
+	if c.Device == "" {
+		c.Device = DeviceHost
 	}
 	if len(c.Groups) == 0 {
 		c.Groups = []int{1}

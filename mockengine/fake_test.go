@@ -49,7 +49,7 @@ func newFakeAgent(t *testing.T, w *workers, seed uint64) *fakeAgent {
 	f.mu.rng = rand.New(rand.NewPCG(seed, 9))
 	f.mu.stored, f.mu.cancel, f.mu.leases = map[cacheKey][][]byte{}, map[uint64]chan struct{}{}, map[uint64]bool{}
 	for _, r := range w.ranks {
-		region, _ := r.host.SyncDesc()
+		region, _ := r.SyncDesc()
 		mem, err := unix.Mmap(region.FD, 0, int(region.Size), unix.PROT_READ, unix.MAP_SHARED)
 		if err != nil {
 			t.Fatal(err)
@@ -260,14 +260,14 @@ func (f *fakeAgent) scatter(all [][]byte, id BlockID) {
 func (f *fakeAgent) step() uint64 {
 	n := ^uint64(0)
 	for _, r := range f.w.ranks {
-		n = min(n, r.host.Step())
+		n = min(n, r.Step())
 	}
 	return n
 }
 
 func (f *fakeAgent) isRevoked(word uint32) bool {
 	for i, r := range f.w.ranks {
-		_, sync := r.host.SyncDesc()
+		_, sync := r.SyncDesc()
 		if binary.LittleEndian.Uint32(f.words[i][sync.RevokeOff+uint64(word)*4:]) != 0 {
 			return true
 		}

@@ -9,13 +9,6 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// Regions of a worker. The first half of the layers lies block by block, so that the pieces of a block are
-// neighbours; the other half layer by layer, so that they are not.
-const (
-	regionBlocks cudaipc.RegionID = 1
-	regionLayers cudaipc.RegionID = 2
-)
-
 // workers is all ranks of an engine: their memory and their streams.
 type workers struct {
 	cfg    *Config
@@ -23,27 +16,13 @@ type workers struct {
 	ranks  []*rank
 }
 
-// rank is one worker: a shard of every block.
+// rank is one worker: a shard of every block. In its first region half of the layers lie block by block, so that the
+// pieces of a block are neighbours; in its second the other half layer by layer, so that they are not.
 type rank struct {
-	host     *cudaipc.HostEngine
-	stream   *cudaipc.HostStream
-	memory   []*cudaipc.HostMemory
+	*device
 	segments []segment
 	salts    [][]uint64 // by group and segment
 	rng      *rand.Rand // of the stream's goroutine
-}
-
-// segment is one piece of every block: block b's is the bytes at offset + b*stride of mem.
-type segment struct {
-	region         cudaipc.RegionID
-	mem            []byte
-	offset, stride int
-	bytes          int
-}
-
-func (s *segment) of(id BlockID) []byte {
-	o := s.offset + int(id)*s.stride
-	return s.mem[o : o+s.bytes : o+s.bytes]
 }
 
 func newWorkers(cfg *Config) (*workers, error) {
@@ -67,18 +46,19 @@ func newWorkers(cfg *Config) (*workers, error) {
 }
 
 func newRank(cfg *Config, number int) (*rank, error) {
-	host, err := cudaipc.NewHostEngine(uint32(cfg.Events), uint32(cfg.Revokes))
-	if err != nil {
-		return nil, err
-	}
-	r := &rank{host: host, rng: rand.New(rand.NewPCG(cfg.Seed, uint64(number)))}
 	near := (cfg.Layers + 1) / 2
-	if err = r.layOut(cfg, regionBlocks, near, true); err == nil && cfg.Layers > near {
-		err = r.layOut(cfg, regionLayers, cfg.Layers-near, false)
+	layers := []int{near, cfg.Layers - near}[:min(cfg.Layers, 2)]
+	var sizes []int64
+	for _, n := range layers {
+		sizes = append(sizes, int64(n)*int64(cfg.BlockBytes/cfg.Layers)*int64(cfg.Blocks+1))
 	}
+	d, err := openDevice(cfg, sizes)
 	if err != nil {
-		host.Close()
 		return nil, err
+	}
+	r := &rank{device: d, rng: rand.New(rand.NewPCG(cfg.Seed, uint64(number)))}
+	for i, n := range layers {
+		r.layOut(cfg, i, n)
 	}
 	for g := range cfg.Groups {
 		var salts []uint64
@@ -87,26 +67,19 @@ func newRank(cfg *Config, number int) (*rank, error) {
 		}
 		r.salts = append(r.salts, salts)
 	}
-	r.stream = host.NewStream()
 	return r, nil
 }
 
-// layOut makes a region with that many layers of every block, the null block too.
-func (r *rank) layOut(cfg *Config, id cudaipc.RegionID, layers int, blockOuter bool) error {
+// layOut places that many layers of every block, the null block too, in a region.
+func (r *rank) layOut(cfg *Config, region, layers int) {
 	size, blocks := cfg.BlockBytes/cfg.Layers, cfg.Blocks+1
-	m, err := r.host.Alloc(id, int64(size)*int64(layers)*int64(blocks))
-	if err != nil {
-		return err
-	}
-	r.memory = append(r.memory, m)
 	for l := range layers {
-		s := segment{region: id, mem: m.Mem, offset: l * size * blocks, stride: size, bytes: size}
-		if blockOuter {
-			s.offset, s.stride = l*size, layers*size
+		offset, stride := l*size*blocks, size
+		if region == 0 {
+			offset, stride = l*size, layers*size
 		}
-		r.segments = append(r.segments, s)
+		r.segments = append(r.segments, newSegment(cudaipc.RegionID(region+1), r.memory[region], offset, stride, size))
 	}
-	return nil
 }
 
 // work is what one step writes: pieces of blocks, as words that start at word at.
@@ -149,8 +122,7 @@ func (r *rank) run(k *work, lag time.Duration) {
 		}
 		p := &k.pieces[i]
 		for s := range r.segments {
-			mem := r.segments[s].of(p.block)
-			fill(mem[p.at*wordBytes:], k.bases[p.from:p.to], r.salts[p.group][s])
+			r.segments[s].fill(p.block, p.at, k.bases[p.from:p.to], r.salts[p.group][s])
 		}
 	}
 }
@@ -159,7 +131,7 @@ func (r *rank) run(k *work, lag time.Duration) {
 func (w *workers) wrong(group uint8, id BlockID, bases []uint64) (n int) {
 	for _, r := range w.ranks {
 		for s := range r.segments {
-			n += wrong(r.segments[s].of(id), bases, r.salts[group][s])
+			n += r.segments[s].wrong(id, bases, r.salts[group][s])
 		}
 	}
 	return n
@@ -167,19 +139,19 @@ func (w *workers) wrong(group uint8, id BlockID, bases []uint64) (n int) {
 
 func (w *workers) revoke(i uint32) {
 	for _, r := range w.ranks {
-		r.host.Revoke(i)
+		r.Revoke(i)
 	}
 }
 
 func (w *workers) clearRevoke(i uint32) {
 	for _, r := range w.ranks {
-		r.host.ClearRevoke(i)
+		r.ClearRevoke(i)
 	}
 }
 
 // close ends the streams and frees the memory. Nobody may reach it any more.
 func (w *workers) close() {
 	for _, r := range w.ranks {
-		r.host.Close()
+		r.Close()
 	}
 }
