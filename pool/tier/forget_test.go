@@ -1,0 +1,46 @@
+package tier
+
+import (
+	"path/filepath"
+	"testing"
+
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/mem"
+	"github.com/kvagent/kvagent/pool/pooltest"
+)
+
+// keeping is a memory that has entries of another life.
+type keeping struct {
+	*mem.Pool
+	forgotten []pool.Fingerprint
+}
+
+func (k *keeping) Forget(fp pool.Fingerprint) error {
+	k.forgotten = append(k.forgotten, fp)
+	return nil
+}
+
+// A reset before a space is open holds in memory and in the tiers, in this life and in the next.
+func TestForgetBeforeTheSpaceIsOpen(t *testing.T) {
+	salts := filepath.Join(t.TempDir(), "salts")
+	other := specOf("other", 1)
+	var names [2]pool.Fingerprint
+	for life := range names {
+		m, err := mem.Open(mem.Options{Bytes: 200 << 10})
+		check(t, err)
+		k := &keeping{Pool: m}
+		n := openNode(t, m, k, 1, Options{PrefetchBytes: 64 << 10, Salts: salts}, []Tier{{Name: "shared", Store: pooltest.NewShelf(), Write: OnSave}})
+		if life == 0 {
+			check(t, n.Forget(other.Fingerprint))
+			if len(k.forgotten) != 1 || k.forgotten[0] != other.Fingerprint {
+				t.Errorf("memory forgot %x", k.forgotten)
+			}
+		}
+		id, err := n.OpenSpace(other)
+		check(t, err)
+		names[life] = n.spaces.get(id).now.Load().stored
+	}
+	if names[0] == other.Fingerprint || names[1] != names[0] {
+		t.Errorf("names in the tiers %x, want twice the same one and not %x", names, other.Fingerprint)
+	}
+}
