@@ -64,3 +64,16 @@ type TierStatus struct {
 	Rate                                 float64 // bytes a second of a fetch, moving average
 	FetchSeconds, PutSeconds, AskSeconds float64 // of a batch, moving averages
 }
+
+// Cold is an entry that is among the next to be evicted.
+type Cold struct {
+	Space SpaceID
+	Group uint8
+	Hash  Hash
+}
+
+// Chilling is what a memory can do besides, for a stack that writes what is about to go.
+type Chilling interface {
+	// Coldest fills out with entries that were not used for longest and are held by nobody, about in the order in which they may go, and says how many. It changes nothing.
+	Coldest(out []Cold) int
+}

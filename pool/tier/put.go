@@ -253,7 +253,9 @@ func (l *lane) wrote1(it *pool.Item) {
 	case pool.OK:
 		l.count.bytesOut.Add(uint64(len(it.Data) - headerBytes))
 	case pool.Busy:
-		l.full()
+		if !l.Local { // one of this node says so of single blocks too, and at no cost
+			l.full()
+		}
 	}
 }
 

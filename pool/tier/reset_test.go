@@ -34,7 +34,9 @@ func TestResetBeforePut(t *testing.T) {
 	n.save(h) // with new weights
 	f.Switch(false)
 	n.stored(0, 1)
-	n.waitFor("the queue is empty", func(r *pool.TierReport) bool { return r.Tiers[0].Putting == 0 && r.Tiers[0].Stored+r.Tiers[0].Dropped >= 3 })
+	n.waitFor("the queue is empty", func(r *pool.TierReport) bool {
+		return r.Tiers[0].Putting == 0 && r.Tiers[0].Stored+r.Tiers[0].Dropped >= 3
+	})
 	if n.plain(store, h, 0) || n.plain(store, first, 0) {
 		t.Error("a block was written under the old name after the reset")
 	}

@@ -97,6 +97,11 @@ func Open(m Memory, tiers []Tier, o Options) (*Pool, error) {
 		p.lanes = append(p.lanes, l)
 		p.saving = p.saving || l.Write == OnSave
 		p.using = p.using || l.Write == OnSecondUse
+		if l.Write == OnEvict {
+			if p.o.chilling, _ = m.(pool.Chilling); p.o.chilling == nil {
+				return nil, fmt.Errorf("tier %s: Write is evict, allowed with a memory that tells its coldest blocks", l.Name)
+			}
+		}
 	}
 	if err := p.spaces.open(o.Salts); err != nil {
 		return nil, err
@@ -112,6 +117,9 @@ func Open(m Memory, tiers []Tier, o Options) (*Pool, error) {
 func (p *Pool) start(ctx context.Context) {
 	if p.using {
 		p.workers.Go(func() { p.note(ctx) })
+	}
+	if p.o.chilling != nil {
+		p.workers.Go(func() { p.chill(ctx) })
 	}
 	for _, l := range p.lanes {
 		for range l.Workers {

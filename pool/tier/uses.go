@@ -79,22 +79,11 @@ func (p *Pool) used(u *use) {
 	if sp.group(u.group) == nil {
 		return
 	}
-	now, clock := sp.now.Load(), p.now()
-	o := origin{parent: u.first, sp: sp, life: now}
+	o := origin{parent: u.first, sp: sp, life: sp.now.Load()}
 	for from := 0; from < len(u.blob); from += u.size {
 		hash := u.blob[from : from+u.size]
 		o.key = entryKey{u.space, u.group, pool.MakeHash(hash)}
-		print := now.print(u.group, hash)
-		for _, l := range p.lanes {
-			if l.Write != OnSecondUse {
-				continue
-			}
-			if there, _ := l.written.get(print, clock); !there {
-				p.mu.Lock()
-				l.offerLocked(o)
-				p.mu.Unlock()
-			}
-		}
+		p.offerUnwritten(&o, OnSecondUse)
 		o.parent = o.key.hash
 	}
 }
