@@ -29,6 +29,7 @@ type mockSettings struct {
 	fill string
 	hold bool
 
+	device     string
 	trace      string
 	requests   int
 	blocks     int
@@ -44,13 +45,13 @@ type mockSettings struct {
 }
 
 func mockCommand() *cobra.Command {
-	s := &mockSettings{socketDir: defaultSocketDir, name: fmt.Sprintf("mock-%d", os.Getpid()), model: "mock/solo", attach: 10 * time.Second,
+	s := &mockSettings{socketDir: defaultSocketDir, name: fmt.Sprintf("mock-%d", os.Getpid()), model: "mock/solo", device: mockengine.DeviceHost, attach: 10 * time.Second,
 		blocks: 2000, blockSize: mockengine.TraceBlock, blockBytes: 16 << 10, ranks: 1, groups: 1, requests: 100}
 	cmd := &cobra.Command{
 		Use:   "mock",
 		Short: "Play an inference engine against a running agent",
 		Long: `Mock registers an engine with the agent of a socket directory: a scheduler and its ranks, with KV cache blocks in
-shared memory whose every byte is derived from the prompt, so that what comes back can be checked.
+shared or GPU memory whose every byte is derived from the prompt, so that what comes back can be checked.
 
 With --fill it saves one block for each hash in a file (hex, one a line, a chain from the first on) and says "filled N";
 this is how other look-up clients are tried against a filled pool. With --hold it stays until it is ended. Otherwise it
@@ -96,6 +97,7 @@ func (s *mockSettings) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&s.hold, "hold", false, "stay, registered, until ended")
 	f.StringVar(&s.trace, "trace", "", "trace to run; default: drawn conversations")
 	f.Var(&countValue{&s.requests, 0, 1 << 30}, "requests", "requests to run; 0 is the whole trace")
+	f.Var(&choiceValue{&s.device, []string{mockengine.DeviceHost, mockengine.DeviceCUDA, mockengine.DeviceVirtual}}, "device", "where the KV cache blocks are: host is shared memory, cuda the only GPU that is seen (CUDA_VISIBLE_DEVICES), cuda-virtual the same in pieces of virtual memory")
 	f.Var(&countValue{&s.blocks, 1, mockengine.MaxBlocks}, "engine-blocks", "KV cache blocks")
 	f.Var(&countValue{&s.blockSize, 1, 1 << 20}, "block-size", "tokens of a block hash")
 	f.Var(&sizeValue{&s.blockBytes, 64, 1 << 30}, "block-bytes", "bytes of one block on one rank")
@@ -111,7 +113,7 @@ func (s *mockSettings) addFlags(f *pflag.FlagSet) {
 }
 
 func (s *mockSettings) config() mockengine.Config {
-	c := mockengine.Config{Name: s.name, Model: s.model, Seed: s.seed, Ranks: s.ranks, Blocks: s.blocks, BlockTokens: s.blockSize,
+	c := mockengine.Config{Name: s.name, Device: s.device, Model: s.model, Seed: s.seed, Ranks: s.ranks, Blocks: s.blocks, BlockTokens: s.blockSize,
 		BlockBytes: int(s.blockBytes), Async: !s.sync, Drafts: s.spec, AcceptRate: 0.6}
 	for g := range s.groups {
 		c.Groups = append(c.Groups, 1+g%2)

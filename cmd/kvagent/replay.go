@@ -119,7 +119,7 @@ func (s *replaySettings) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.socket, "socket", "", "socket directory, or session socket, of an agent that runs; default: start one")
 	f.Var(&choiceValue{&s.integrity, []string{integrityFull, integrityHeader}}, "integrity", "integrity of the agent that is started")
 	f.Var(&choiceValue{&s.eviction, evictions}, "eviction", "eviction of the agent that is started")
-	f.Var(&choiceValue{&s.device, devices}, "device", "device of the agent that is started")
+	f.Var(&choiceValue{&s.device, devices}, "device", "device of the agent that is started; with cuda the engines are on the only GPU, too, every second one in virtual memory")
 	f.StringVar(&s.dramPath, "dram-path", "", "file on tmpfs or hugetlbfs for the pool of the agent that is started: then the pool outlives its kills")
 	f.StringArrayVar(&s.tiers, "tier", nil, "a tier below the pool of the agent that is started, as serve takes it; may be given several times")
 	f.Var(&countValue{&s.nodes, 1, maxNodes}, "nodes", "agents that are started, each with a pool of its own; engines are dealt to them in turn, and the first is the one that is killed and stopped")

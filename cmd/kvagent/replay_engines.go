@@ -86,6 +86,7 @@ func (r *replay) spawn(p *engineProcess) error {
 	for _, e := range p.engines {
 		c := r.cfg
 		c.Name = fmt.Sprintf("engine-%d.%d", e.number, p.life)
+		c.Device = r.set.engineDevice(e.number)
 		c.Seed = r.set.seed + uint64(e.number)<<32 + uint64(p.life)
 		link := mockengine.LinkConfig{Session: r.node(e.number).session}
 		if err := p.encode.Encode(&mockengine.Command{Op: "start", Engine: e.number, Config: &c, Link: &link}); err != nil {

@@ -92,7 +92,7 @@ func (a *replayAgent) empty(ctx context.Context) (st agent.Status, err error) {
 		if st, err = a.status(ctx); err != nil {
 			return st, fmt.Errorf("status in the end: %w", err)
 		}
-		if st.Leases+st.Regions+st.Engines == 0 {
+		if st.Leases+st.Regions+st.Engines+openImports(&st) == 0 {
 			return st, nil
 		}
 		select {

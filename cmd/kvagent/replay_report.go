@@ -32,6 +32,7 @@ type replayReport struct {
 	LeasesLeft      int      `json:"leases_left"`
 	RegionsLeft     int      `json:"regions_left"`
 	EnginesLeft     int      `json:"engines_left"`
+	ImportsLeft     int      `json:"imports_left"`       // of GPU memory and events
 	EngineBlocks    int      `json:"engine_blocks_left"` // blocks that engines had not free in the end
 	EngineKills     int      `json:"engine_kills"`
 	AgentKills      int      `json:"agent_kills"`
@@ -65,7 +66,7 @@ type replayReport struct {
 
 func (r *replay) report() replayReport {
 	var total mockengine.Stats
-	o := replayReport{Requests: r.done, FailedRequests: len(r.failed), LeasesLeft: r.leases, RegionsLeft: r.regions, EnginesLeft: r.leftEngines,
+	o := replayReport{Requests: r.done, FailedRequests: len(r.failed), LeasesLeft: r.leases, RegionsLeft: r.regions, EnginesLeft: r.leftEngines, ImportsLeft: r.imports,
 		Seed: r.set.seed, WallS: time.Since(r.begin).Seconds(), Sources: r.sources, wrong: r.wrong, failed: r.failed, stopErr: r.stopErr}
 	for _, e := range r.engines {
 		s := e.stats()
@@ -112,7 +113,7 @@ func (o *replayReport) verdict() error {
 		more []string
 	}{
 		{int(o.WrongBytes), "wrong bytes", o.wrong}, {o.FailedRequests, "failed requests", o.failed}, {o.LeasesLeft, "leases left", nil},
-		{o.RegionsLeft, "mappings left", nil}, {o.EnginesLeft, "engines left", nil}, {o.EngineBlocks, "blocks of engines not free", nil},
+		{o.RegionsLeft, "mappings left", nil}, {o.EnginesLeft, "engines left", nil}, {o.ImportsLeft, "imports left", nil}, {o.EngineBlocks, "blocks of engines not free", nil},
 	} {
 		if p.n == 0 {
 			continue

@@ -71,6 +71,7 @@ type replay struct {
 	ownCleanup                   float64 // ms, as the agent says
 	capacity                     int64   // bytes of the pool of an agent that was not started here
 	leases, regions, leftEngines int
+	imports                      int
 	sources                      []source
 	nodes                        []*replayAgent // the first is agent
 	stopErr                      error

@@ -99,6 +99,7 @@ func (r *replay) leave(ctx context.Context) error {
 			return err
 		}
 		r.leases, r.regions, r.leftEngines = r.leases+st.Leases, r.regions+st.Regions, r.leftEngines+st.Engines
+		r.imports += openImports(&st)
 		r.ownCleanup = max(r.ownCleanup, st.CleanupMaxMS)
 		r.noteCleanup(time.Duration(st.CleanupMaxMS * float64(time.Millisecond)))
 		r.addSources(&st)
