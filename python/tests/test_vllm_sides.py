@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -13,13 +14,14 @@ import pytest
 from kvagent import messages as m
 from kvagent.errors import TimedOut
 from kvagent.lookup import Answer, LookupStatus
+from kvagent.registration import Registration
 from kvagent.vllm.counts import Counts
 from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import Options
 from kvagent.vllm.promises import Promises
 from kvagent.vllm.tracked import Tracked
-from tests.agent import AgentProcess, eventually
+from tests.agent import IDENTITY, AgentProcess, eventually
 from tests.played import BLOCK, PlayedEngine
 from tests.test_session import Agent, serve
 
@@ -354,6 +356,25 @@ def test_an_agent_that_speaks_only_newer_versions_is_refused_with_one_warning(
     warnings = [record.getMessage() for record in caplog.records if "version" in record.getMessage()]
     assert len(warnings) == 1
     assert "allowed: 3 to 4" in warnings[0]
+
+
+def test_an_agent_that_refuses_is_asked_less_and_less_often(
+    agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, value in (("PAUSE_FIRST_S", 0.01), ("PAUSE_LAST_S", 0.01), ("PAUSE_REFUSED_S", 60)):
+        monkeypatch.setattr(f"kvagent.vllm.link.{name}", value)
+    tries: list[float] = []
+
+    def registration() -> Registration:
+        tries.append(time.monotonic())
+        return Registration(instance="x", role=0, identity=IDENTITY, groups=(m.Group(BLOCK, 64),), hash_tokens=7)
+
+    link = Link(str(agent.folder), "scheduler", registration)
+    eventually(lambda: len(tries) >= 6, "six tries")
+    link.close()
+    gaps = [b - a for a, b in itertools.pairwise(tries)]
+    assert gaps[4] > 0.15
+    assert len([r for r in caplog.records if "hash_tokens" in r.getMessage()]) == 1
 
 
 class _Asker:

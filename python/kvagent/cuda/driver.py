@@ -48,11 +48,11 @@ class Driver(Protocol):
 class CudaDriver:
     """The real one."""
 
-    def __init__(self) -> None:
+    def __init__(self, library: str = _LIBRARY) -> None:
         try:
-            self._library = ctypes.CDLL(_LIBRARY)
+            self._library = ctypes.CDLL(library)
         except OSError as error:
-            raise CudaError(f"{_LIBRARY} cannot be opened: {error}") from error
+            raise CudaError(f"{library} cannot be opened: {error}") from error
 
     def uuid(self, address: int) -> bytes:
         """Of the GPU that the memory is on."""

@@ -25,6 +25,7 @@ CONNECT_S = 2.0  # for connecting, and for the answer to HELLO
 REGISTER_S = 30.0
 PAUSE_FIRST_S = 0.05  # between tries; doubled up to the last
 PAUSE_LAST_S = 0.5
+PAUSE_REFUSED_S = 5.0  # the same where the agent says no: what it refuses seldom changes
 JOIN_S = 5.0  # for the thread at the end
 
 log = logging.getLogger("kvagent.vllm")
@@ -50,6 +51,7 @@ class Link:
         self._ready = threading.Event()
         self._closed = threading.Event()
         self._said = ""
+        self._refused = False  # the last try
         self._wanted.set()
         self._thread = threading.Thread(target=self._keep, name=f"kvagent {who}", daemon=True)
         self._thread.start()
@@ -91,7 +93,7 @@ class Link:
             pause = PAUSE_FIRST_S
             while not self._closed.is_set() and not self._attach():
                 self._closed.wait(pause)
-                pause = min(2 * pause, PAUSE_LAST_S)
+                pause = min(2 * pause, PAUSE_REFUSED_S if self._refused else PAUSE_LAST_S)
 
     def _attach(self) -> bool:
         session: Session | None = None
@@ -102,7 +104,8 @@ class Link:
             if session is not None:
                 session.close()
             reason = "no agent" if isinstance(error, (FileNotFoundError, ConnectionRefusedError)) else str(error)
-            level = logging.ERROR if isinstance(error, Refused) else logging.WARNING
+            self._refused = isinstance(error, Refused)
+            level = logging.ERROR if self._refused else logging.WARNING
             self._say(level, f"{self._who}: {reason} at {self._path}; prompts are computed, connecting goes on")
             return False
         self._current = Attachment(session, registered)
