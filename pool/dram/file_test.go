@@ -13,10 +13,17 @@ import (
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
+// memoryDir names a directory on hugetlbfs to run these tests in.
+const memoryDir = "KVAGENT_TEST_MEMORY_DIR"
+
 // keptPath is a place for a pool's file that goes with the test.
 func keptPath(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "kvagent-test-")
+	parent := "/dev/shm"
+	if dir := os.Getenv(memoryDir); dir != "" {
+		parent = dir
+	}
+	dir, err := os.MkdirTemp(parent, "kvagent-test-")
 	if err != nil {
 		t.Skipf("SKIPPED: pools that outlive their process need a tmpfs on /dev/shm: %v", err)
 	}

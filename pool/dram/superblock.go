@@ -60,6 +60,9 @@ type superblock struct {
 	layout
 	created int64 // ns since 1970
 	seed    seed
+
+	// As decoded: what of the sparse areas has memory.
+	grown, spacesUsed, learnedUsed uint64
 }
 
 // encode gives the fixed part.
@@ -111,6 +114,7 @@ func decodeSuper(b []byte) (s superblock, err error) {
 	for i := range s.seed {
 		s.seed[i] = le.Uint64(b[104+8*i:])
 	}
+	s.grown, s.spacesUsed, s.learnedUsed = le.Uint64(b[superGrown:]), le.Uint64(b[superSpaces:]), le.Uint64(b[superLearned:])
 	return s, nil
 }
 
@@ -127,6 +131,8 @@ func (s *superblock) unfit(want *layout, size int64, bad error) string {
 			s.arena, s.slab, s.page, want.arena, want.slab, want.page)
 	case s.headers != want.headers || s.spaces != want.spaces || s.slabs != want.slabs || s.learned != want.learned:
 		return "its areas lie elsewhere"
+	case s.grown%headerBytes != 0 || s.grown > uint64(want.learned-want.headers) || s.spacesUsed > maxKeptSpaces || s.learnedUsed > learnedBytes:
+		return "its superblock is damaged"
 	case size != want.end:
 		return fmt.Sprintf("it has %d bytes, not %d", size, want.end)
 	}
