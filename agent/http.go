@@ -106,6 +106,8 @@ func (w *web) routes() http.Handler {
 	mux.HandleFunc("GET /readyz", func(rw http.ResponseWriter, _ *http.Request) { sayHealth(rw, w.agent.Ready()) })
 	mux.HandleFunc("GET /status", func(rw http.ResponseWriter, _ *http.Request) { sayJSON(rw, w.agent.Status()) })
 	mux.HandleFunc("POST /set", w.set)
+	mux.HandleFunc("GET /cache", w.cacheList)
+	mux.HandleFunc("POST /cache/rm", w.cacheRemove)
 	if w.agent.cfg.Fault.Allow {
 		mux.HandleFunc("POST /fault", w.fault)
 	}

@@ -77,3 +77,8 @@ type Chilling interface {
 	// Coldest fills out with entries that were not used for longest and are held by nobody, about in the order in which they may go, and says how many. It changes nothing.
 	Coldest(out []Cold) int
 }
+
+// SpaceCounter is what a memory can do besides: count the entries of one space, 0 if it is not open.
+type SpaceCounter interface {
+	SpaceEntries(s SpaceID) int64
+}

@@ -43,3 +43,11 @@ func (l *lane) report(t *pool.TierStatus) {
 	t.AskLate, t.AskFailed, t.AskRefused = c.askTimeouts.Load(), c.askFailed.Load(), c.askBusy.Load()
 	t.Rate, t.FetchSeconds, t.PutSeconds, t.AskSeconds = l.pace.shown()
 }
+
+// SpaceEntries implements pool.SpaceCounter, for memory; -1 if memory does not.
+func (p *Pool) SpaceEntries(s pool.SpaceID) int64 {
+	if counts, ok := p.memory.(pool.SpaceCounter); ok {
+		return counts.SpaceEntries(s)
+	}
+	return -1
+}
