@@ -29,7 +29,7 @@ const (
 // recoverOptions are a pool of so many slots, a slab at most more.
 func recoverOptions(path string, slots int) dram.Options {
 	bytes := int64(slots) * recoverSlotBytes
-	return dram.Options{Bytes: (bytes + recoverSlab - 1) / recoverSlab * recoverSlab, SlabBytes: recoverSlab, Path: path}
+	return dram.Options{Bytes: (bytes + recoverSlab - 1) / recoverSlab * recoverSlab, SlabBytes: recoverSlab, Path: path, Policy: newPolicy(defaultEviction)}
 }
 
 // recoverFillCommand is the process that is killed.
