@@ -11,6 +11,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 BUILDVCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo true || echo false)
 # The CUDA path is in every build by make; the driver's library is opened at run time. cu finds its header by CGO_CFLAGS alone.
 CUDA_FLAGS := CGO_CFLAGS="-O2 -g -I$(CURDIR)/third_party/cuda/include" CGO_LDFLAGS="-O2 -g -L$(CURDIR)/cudaipc/driver/stublib"
+SOFTCUDA_RUN = $(CUDA_FLAGS) KVAGENT_LIBCUDA=$(CURDIR)/build/softcuda/libcuda.so.1
 GO_BUILD := env $(CUDA_FLAGS) go build -tags cuda -trimpath -buildvcs=$(BUILDVCS) -ldflags '-X main.version=$(VERSION)'
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
@@ -72,6 +73,10 @@ SOFTCUDA := $(CURDIR)/build/softcuda/libcuda.so.1
 .PHONY: build-softcuda
 build-softcuda: # bin/kvagent-softcuda, for tests of the CUDA path without a GPU
 	@$(STAGE) build-softcuda $(subst -tags cuda,-tags cuda$(comma)softcuda,$(GO_BUILD)) -o bin/kvagent-softcuda ./cmd/kvagent
+
+.PHONY: softcuda
+softcuda: # build/softcuda/libcuda.so.1, the driver that tests of the CUDA path run on
+	@$(STAGE) softcuda cudaipc/testdata/softcuda/build build/softcuda
 
 .PHONY: test-cuda
 test-cuda: softcuda ## the CUDA path on a software driver, with the race detector
