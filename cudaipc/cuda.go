@@ -111,7 +111,10 @@ func (d *CUDA) shut() error {
 			r.close()
 		}
 	}
-	if d.ctx != nil && d.alive() == nil {
+	if d.alive() != nil { // what is pinned stays pinned, and so mapped, until the process ends
+		return errors.Join(errs...)
+	}
+	if d.ctx != nil {
 		errs = append(errs, d.ctx.Release())
 	}
 	if d.mine {
