@@ -10,8 +10,6 @@ import (
 	"time"
 	"unsafe"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/evict"
 )
@@ -233,138 +231,6 @@ func TestOrderOfUseOutlivesTheProcess(t *testing.T) {
 	}
 }
 
-// TestColdStarts names what makes a file useless, and what is done about it.
-func TestColdStarts(t *testing.T) {
-	for name, c := range map[string]struct {
-		change func(o *Options, b []byte) // of the options, and of the superblock
-		why    string
-	}{
-		"other size":       {func(o *Options, _ []byte) { o.Bytes *= 2 }, "its arena has"},
-		"other slabs":      {func(o *Options, _ []byte) { o.SlabBytes *= 2 }, "in slabs of"},
-		"unknown format":   {func(_ *Options, b []byte) { b[8] = 9 }, "its format is 9, known are 1 and 2"},
-		"damaged":          {func(_ *Options, b []byte) { b[33] ^= 1 }, "superblock is damaged"},
-		"made in part":     {func(_ *Options, b []byte) { b[8] = 0 }, "was not finished"},
-		"slabs that clash": {nil, "slabs overlap"},
-	} {
-		o, h := keptFile(t)
-		changeFile(t, o, func(b []byte, l *layout) {
-			if c.change != nil {
-				c.change(&o, b[l.super:])
-				return
-			}
-			copy(b[l.slabs+slabWordBytes:][:slabWordBytes], b[l.slabs:])
-		})
-		p := reopen(t, o)
-		if r := p.Info().Recovery; !strings.Contains(r.Cold, c.why) || r.Entries != 0 {
-			t.Errorf("%s: %+v, want %q", name, r, c.why)
-		}
-		id := openSpec(t, p, keptSpec)
-		if n := p.Prefix(id, 0, h); n != 0 {
-			t.Errorf("%s: %d blocks", name, n)
-		}
-		put(t, p, id, h)
-		closePool(t, p)
-		p = reopen(t, o)
-		if r := p.Info().Recovery; r.Cold != "" || r.Entries != 40 {
-			t.Errorf("%s, and again: %+v", name, r)
-		}
-		closePool(t, p)
-	}
-}
-
-// changeFile changes the bytes of a file that nobody has open.
-func changeFile(t *testing.T, o Options, change func(b []byte, l *layout)) {
-	t.Helper()
-	b, err := os.ReadFile(o.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l := layoutOf(o.Bytes, o.SlabBytes, pageBytes)
-	change(b, &l)
-	if err := os.WriteFile(o.Path, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func TestDamagedHeadersAreFreeSlots(t *testing.T) {
-	o, h := keptFile(t)
-	changeFile(t, o, func(b []byte, l *layout) {
-		for i := range 40 {
-			if i%2 == 1 {
-				b[l.headers+int64(i)*headerBytes+int64(i)] ^= 0x40
-			}
-		}
-	})
-	p := reopen(t, o)
-	id := openSpec(t, p, keptSpec)
-	if r := p.Info().Recovery; r.Damaged != 20 || r.Entries != 20 {
-		t.Errorf("%+v, want 20 damaged of 40", r)
-	}
-	put(t, p, id, h)
-	if n := p.Prefix(id, 0, h); n != 40 {
-		t.Errorf("%d of 40 blocks after they were stored again", n)
-	}
-	closePool(t, p)
-}
-
-// TestFilesThatAreRefused: nothing of somebody else's is touched.
-func TestFilesThatAreRefused(t *testing.T) {
-	o := Options{Bytes: 64 << 10, SlabBytes: 16 << 10, Path: shmPath(t)}
-	for name, c := range map[string]struct {
-		make func() error
-		why  string
-	}{
-		"foreign":           {func() error { return os.WriteFile(o.Path, []byte(strings.Repeat("notes\n", 2000)), 0o600) }, "no pool's"},
-		"foreign and empty": {func() error { return os.WriteFile(o.Path, make([]byte, 64<<10), 0o600) }, "no pool's"},
-		"open to others":    {func() error { return errors.Join(os.WriteFile(o.Path, nil, 0o600), os.Chmod(o.Path, 0o644)) }, "mode 0644"},
-		"link":              {func() error { return os.Symlink("/etc/hostname", o.Path) }, "symbolic link"},
-		"directory":         {func() error { return os.Mkdir(o.Path, 0o700) }, "directory"},
-		"no directory":      {func() error { o.Path += "/x/y"; return nil }, "not there"},
-	} {
-		path := o.Path
-		if err := c.make(); err != nil {
-			t.Fatal(err)
-		}
-		before, _ := os.ReadFile(path)
-		if _, err := Open(o); err == nil || !strings.Contains(err.Error(), c.why) {
-			t.Errorf("%s: %v, want %q", name, err, c.why)
-		}
-		if after, _ := os.ReadFile(path); string(after) != string(before) {
-			t.Errorf("%s: it was changed", name)
-		}
-		o.Path = path
-		os.RemoveAll(path)
-	}
-	if _, err := Open(Options{Bytes: 64 << 10, Path: o.Path, Virtual: true}); err == nil {
-		t.Error("a virtual pool in a file")
-	}
-}
-
-func TestSecondPoolIsRefused(t *testing.T) {
-	o, _ := keptFile(t)
-	p := reopen(t, o)
-	var held *HeldError
-	if _, err := Open(o); !errors.As(err, &held) || held.Process != os.Getpid() || held.Gone {
-		t.Errorf("%v", err)
-	}
-	list, err := ListFiles(filepath.Dir(o.Path))
-	if err != nil || len(list) != 1 || list[0].State != Live || list[0].Process != os.Getpid() || list[0].Bytes != o.Bytes {
-		t.Errorf("%+v, %v", list, err)
-	}
-	if err := RemoveFile(o.Path); !errors.Is(err, ErrHeld) {
-		t.Errorf("removed in use: %v", err)
-	}
-	closePool(t, p)
-	os.WriteFile(filepath.Join(filepath.Dir(o.Path), "notes"), make([]byte, 8<<10), 0o600)
-	list, err = ListFiles(filepath.Dir(o.Path))
-	if err != nil || len(list) != 1 || list[0].State != Abandoned || list[0].Age > time.Minute || list[0].Allocated < o.Bytes {
-		t.Errorf("%+v, %v", list, err)
-	}
-	if err := RemoveFile(o.Path); err != nil {
-		t.Error(err)
-	}
-}
-
 // TestLearnedOutlivesTheProcess: the policy gets back what it gave, and damage is a note.
 func TestLearnedOutlivesTheProcess(t *testing.T) {
 	o := Options{Bytes: 64 << 10, SlabBytes: 16 << 10, Path: shmPath(t)}
@@ -398,19 +264,3 @@ type learner struct {
 
 func (l *learner) Learned() []byte      { return l.gives }
 func (l *learner) Learn(b []byte) error { l.got = b; return l.refuse }
-
-// TestNoRoomIsSaid: a file system that is too small is an error at the start that names both sizes.
-func TestNoRoomIsSaid(t *testing.T) {
-	var fs unix.Statfs_t
-	path := shmPath(t)
-	if err := unix.Statfs(filepath.Dir(path), &fs); err != nil {
-		t.Fatal(err)
-	}
-	_, err := Open(Options{Bytes: 1 << 40, Path: path})
-	if err == nil || !strings.Contains(err.Error(), "GiB") {
-		t.Errorf("%v", err)
-	}
-	if _, err := os.Stat(path); err == nil {
-		t.Error("a file was left behind")
-	}
-}

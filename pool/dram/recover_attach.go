@@ -1,0 +1,133 @@
+package dram
+
+import "math/bits"
+
+// attach puts one shard of all entries in the index: shard 0 makes the entry, the others are hung on it in their order.
+func (s *scan) attach(shard uint8) bool {
+	if s.shards&(1<<shard) == 0 {
+		return true
+	}
+	if shard == 0 && !s.makeTable() {
+		return false
+	}
+	for n, slots := range s.found {
+		first := s.core.slabs.slab[n].cells
+		for _, slot := range slots {
+			place := slot & (1<<s.core.slabs.slotBits - 1)
+			h := &s.file.headers[first+place]
+			if h.shard() != shard {
+				continue
+			}
+			if !s.attachOne(h, slot) {
+				h.check.Store(0)
+				s.stray(shard)
+			}
+		}
+	}
+	return true
+}
+
+// stray counts a shard that belongs to no entry: one whose shard 0 was cleared already when the process was killed in the middle
+// of an eviction. Two slots with one key would be damage.
+func (s *scan) stray(shard uint8) {
+	if shard == 0 {
+		s.damaged.Add(1)
+		return
+	}
+	s.strays++
+}
+
+// makeTable makes a hash table that need not grow while it is filled.
+func (s *scan) makeTable() bool {
+	size := max(firstCells, s.total*loadDen/loadNum+s.total/8)
+	t, err := mapCells(size)
+	if err != nil {
+		return false
+	}
+	old := s.table.now
+	s.table.now = t
+	return old.close() == nil
+}
+
+func (s *scan) attachOne(h *header, slot uint32) bool {
+	c := s.core
+	sp := s.spaces[h.space]
+	id := makeIdent(sp.realm, h.group(), int(h.hashLen))
+	e := c.findWords(id, &h.hash)
+	shard := int(h.shard())
+	if shard == 0 {
+		if e != none {
+			return false
+		}
+		if e = c.restoreEntry(id, h.hash, slot); e == none {
+			return false
+		}
+	} else {
+		if e == none || c.lives.all[e].present != 1<<shard-1 {
+			return false
+		}
+		_, last := c.shardCell(c.recs.all[e].head, shard-1)
+		last.link = slot
+		c.lives.all[e].present |= 1 << shard
+	}
+	*c.slabs.at(slot) = cell{link: e | upward, sum: h.sum}
+	s.claim(slot)
+	return true
+}
+
+// restoreEntry makes an entry that has shard 0.
+func (c *core) restoreEntry(id ident, k key, slot uint32) uint32 {
+	e := c.newRecord()
+	if e == none {
+		return none
+	}
+	c.table.grow(c.hashes)
+	if !c.table.put(c.seed.hash(id, k), e) {
+		c.freeRecord(e)
+		return none
+	}
+	r := &c.recs.all[e]
+	r.hash, r.ident, r.hold, r.head = k, id, flagLive, slot
+	c.lives.all[e].present = 1
+	c.realms[id.realm()].entries++
+	c.stats.Partial++
+	return e
+}
+
+func (s *scan) claim(slot uint32) {
+	b := &s.core.slabs.slab[slot>>s.core.slabs.slotBits]
+	at := b.cells + slot&(1<<s.core.slabs.slotBits-1)
+	s.claimed[at/64] |= 1 << (at % 64)
+	b.used++
+}
+
+func (s *scan) unclaim(slot uint32) {
+	b := &s.core.slabs.slab[slot>>s.core.slabs.slotBits]
+	at := b.cells + slot&(1<<s.core.slabs.slotBits-1)
+	s.claimed[at/64] &^= 1 << (at % 64)
+	b.used--
+	s.file.headers[at].check.Store(0)
+}
+
+// giveUpPartial frees the entries that lack shards: the engine saves them again.
+func (s *scan) giveUpPartial() (n int) {
+	c := s.core
+	for e := uint32(1); e < c.high; e++ {
+		r := &c.recs.all[e]
+		if !r.is(flagLive) || c.lives.all[e].present == c.group(r.ident).full {
+			continue
+		}
+		slot := r.head
+		for range bits.OnesCount16(c.lives.all[e].present) {
+			next := c.slabs.at(slot).link
+			s.unclaim(slot)
+			slot = next
+		}
+		c.table.remove(c.seed.hash(r.ident, r.hash), e)
+		c.stats.Partial--
+		c.leaveRealm(r.ident.realm())
+		c.freeRecord(e)
+		n++
+	}
+	return n
+}
