@@ -160,6 +160,9 @@ func (k *lookupSock) reserve(q *lookup.Query, rules *lookup.Space, st *seat, rep
 		a.ledger.giveBack(e)
 		if hit.Capped {
 			reply.Status, reply.Tokens = ipc.LookupLeaseCap, lookup.Longest(a.index, rules, q)
+			if a.tiers != nil && room >= 2*st.space.unitBytes() {
+				reply.Status = ipc.LookupPending // it is the prefetch budget: there is room in it again soon
+			}
 		}
 	default:
 		k.lend(e, st, q, rules, &hit, reply)

@@ -60,3 +60,13 @@ func couldGrow(q *lookup.Query, rules *lookup.Space, tokens uint32) bool {
 	}
 	return uint64(tokens) < most-most%align
 }
+
+// unitBytes is the bytes of one block of every group with all shards, about as the pool rounds them. The space is open.
+func (s *space) unitBytes() (n int64) {
+	for g := range s.spec.Groups {
+		for _, bytes := range s.spec.Groups[g].ShardBytes {
+			n += (int64(bytes) + 1023) &^ 1023
+		}
+	}
+	return n
+}

@@ -13,7 +13,6 @@ type question struct {
 	prints []uint64
 	keys   []pool.Key // one or two for each print, see witnesses
 	per    int
-	within time.Duration
 	done   chan struct{} // closed when it is answered, or was not
 	failed bool          // valid when done is closed
 }

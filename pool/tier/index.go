@@ -30,6 +30,9 @@ var looks = sync.Pool{New: func() any { return &look{keys: make([]pool.Key, 0, 2
 // Prefix implements pool.Index: memory's prefix, and behind it what memory or a tier is known to have.
 func (p *Pool) Prefix(s pool.SpaceID, group uint8, h pool.Hashes) int {
 	n := p.memory.Prefix(s, group, h)
+	if p.using && n > 0 {
+		p.uses.add(s, group, h.Slice(0, n))
+	}
 	if n == h.N || len(p.lanes) == 0 {
 		return n
 	}

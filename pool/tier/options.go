@@ -30,7 +30,7 @@ type When uint8
 const (
 	Never       When = iota
 	OnSave           // when all shards are committed, or when the block came from a tier farther away
-	OnSecondUse      // when a reserving look-up finds it in memory
+	OnSecondUse      // when a look-up finds it in memory
 	OnEvict          // when it is among the next to be evicted, as far as the tier is quick enough
 )
 

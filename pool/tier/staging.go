@@ -150,14 +150,3 @@ func (s *Staging) give(l loan) {
 	s.mu.free = free
 	s.room.Broadcast()
 }
-
-// out is the bytes that are lent.
-func (s *Staging) out() int64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	n := int64(len(s.base))
-	for _, f := range s.mu.free {
-		n -= f.len
-	}
-	return n
-}

@@ -32,9 +32,10 @@ func TestPool(t *testing.T) {
 		return s
 	}
 	for name, tiers := range map[string]func() []Tier{
-		"no tiers":      func() []Tier { return nil },
-		"shared, empty": func() []Tier { return []Tier{{Name: "shared", Store: pooltest.NewShelf()}} },
-		"local, empty":  func() []Tier { return []Tier{{Name: "local", Store: pooltest.NewShelf(), Local: true}} },
+		"no tiers": func() []Tier { return nil },
+		"empty": func() []Tier {
+			return []Tier{{Name: "local", Store: pooltest.NewShelf(), Local: true}, {Name: "shared", Store: pooltest.NewShelf()}}
+		},
 		"gone": func() []Tier {
 			return []Tier{{Name: "disk", Store: gone(), Local: true, Write: OnSecondUse}, {Name: "shared", Store: gone(), Write: OnSave}}
 		},

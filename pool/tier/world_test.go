@@ -248,3 +248,14 @@ func (n *node) stored(tier int, entries uint64) {
 	n.t.Helper()
 	n.waitFor("written to the tier", func(r *pool.TierReport) bool { return r.Tiers[tier].Stored+r.Tiers[tier].Had >= entries })
 }
+
+// out is the bytes that are lent.
+func (s *Staging) out() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := int64(len(s.base))
+	for _, f := range s.mu.free {
+		n -= f.len
+	}
+	return n
+}
