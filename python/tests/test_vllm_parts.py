@@ -18,13 +18,13 @@ from kvagent.packing import packed, section
 from kvagent.shm import SyncWords
 from kvagent.vllm.asking import BREAK_AFTER, BREAK_FIRST_S, Breaker
 from kvagent.vllm.blocks import Blocks, Tables
+from kvagent.vllm.collect import settled
 from kvagent.vllm.counting import Growth
 from kvagent.vllm.geometry import Unsupported, geometry, ranks, shard
 from kvagent.vllm.layout import wish
 from kvagent.vllm.memory import memory
 from kvagent.vllm.options import OptionError, Options, loads, parse, saves
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerWords
-from kvagent.vllm.scheduler import settled
 from kvagent.vllm.space import weights_digest
 from kvagent.vllm.supported import NEEDED, check
 from kvagent.vllm.words import OthersWords
