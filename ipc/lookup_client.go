@@ -1,12 +1,9 @@
 package ipc
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"time"
-
-	zmq "github.com/pebbe/zmq4"
 )
 
 // DefaultAskTimeout is what Ask waits if it is not told.
@@ -21,8 +18,7 @@ type LookupClient struct {
 	mu   struct {
 		sync.Mutex
 		ctx    *Context
-		soc    *zmq.Socket // nil: to be made
-		rx     receiver
+		soc    *reqSocket // nil: to be made
 		frames Frames
 		closed bool
 	}
@@ -83,18 +79,15 @@ func (l *LookupClient) Exchange(frames *Frames, timeout time.Duration) ([]byte, 
 	return append([]byte(nil), answer...), nil
 }
 
-// exchangeLocked sends mu.frames and gives the answer in rx's memory.
+// exchangeLocked sends mu.frames and gives the answer in the socket's memory.
 func (l *LookupClient) exchangeLocked(timeout time.Duration) ([]byte, error) {
 	if err := l.connectLocked(); err != nil {
 		return nil, err
 	}
-	if err := sendFrames(l.mu.soc, &l.mu.frames); err != nil {
+	f, err := l.mu.soc.exchange(&l.mu.frames, timeout)
+	if err != nil {
 		return nil, err
 	}
-	if err := l.mu.rx.receive(l.mu.soc, timeout); err != nil {
-		return nil, err
-	}
-	f := l.mu.rx.frames()
 	if f.Len() != 1 {
 		return nil, fmt.Errorf("%d frames came in answer, allowed is 1", f.Len())
 	}
@@ -119,19 +112,13 @@ func (l *LookupClient) connectLocked() (err error) {
 	if err = l.mu.ctx.add(l); err != nil {
 		return err
 	}
-	z, err := l.mu.ctx.zmq()
-	if err != nil {
-		return err
-	}
-	if l.mu.soc, err = z.NewSocket(zmq.REQ); err != nil {
-		return err
-	}
-	return errors.Join(l.mu.soc.SetLinger(0), l.mu.soc.SetMaxmsgsize(MaxLookupBytes), l.mu.soc.Connect("ipc://"+l.path))
+	l.mu.soc, err = dialREQ(l.mu.ctx, l.path)
+	return err
 }
 
 func (l *LookupClient) disconnectLocked() {
 	if l.mu.soc != nil {
-		l.mu.soc.Close()
+		l.mu.soc.close()
 		l.mu.soc = nil
 	}
 	if l.mu.ctx != nil {
@@ -148,7 +135,6 @@ func (l *LookupClient) Close() error {
 	}
 	l.mu.closed = true
 	l.disconnectLocked()
-	l.mu.rx.free()
 	if l.own && l.mu.ctx != nil {
 		return l.mu.ctx.Close()
 	}

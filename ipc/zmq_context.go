@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"io"
 	"sync"
-
-	zmq "github.com/pebbe/zmq4"
 )
 
 // MaxLookupSockets is how many look-up servers and clients one Context holds.
@@ -17,7 +15,7 @@ const MaxLookupSockets = 256
 type Context struct {
 	mu struct {
 		sync.Mutex
-		z      *zmq.Context // nil: no client yet
+		z      *zmqLibrary // nil: no client yet
 		open   map[io.Closer]struct{}
 		closed bool
 	}
@@ -31,16 +29,16 @@ func NewContext() (*Context, error) {
 }
 
 // zmq is the library's context, started at first.
-func (c *Context) zmq() (*zmq.Context, error) {
+func (c *Context) zmq() (*zmqLibrary, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.mu.closed {
 		return nil, fmt.Errorf("look-up context: %w", ErrClosed)
 	}
 	if c.mu.z == nil {
-		z, err := zmq.NewContext()
+		z, err := startZMQ()
 		if err != nil {
-			return nil, fmt.Errorf("zmq: %w", err)
+			return nil, err
 		}
 		c.mu.z = z
 	}
