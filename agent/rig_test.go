@@ -46,6 +46,7 @@ type rigConfig struct {
 	poolBytes int64
 	dram      bool
 	tiers     []tier.Tier           // empty: memory alone
+	prefetch  int64                 // bytes of the stack; 0: half the pool
 	moved     *cudaipc.MoverOptions // nil: the device is in this process, unless moverEnv says otherwise
 }
 

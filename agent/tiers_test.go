@@ -36,7 +36,10 @@ func openStack(t testing.TB, c *rigConfig) arenaPool {
 	t.Helper()
 	m, err := mem.Open(mem.Options{Bytes: c.poolBytes})
 	check(t, err)
-	p, err := tier.Open(m, c.tiers, tier.Options{PrefetchBytes: c.poolBytes / 2, Node: "test"})
+	if c.prefetch == 0 {
+		c.prefetch = c.poolBytes / 2
+	}
+	p, err := tier.Open(m, c.tiers, tier.Options{PrefetchBytes: c.prefetch, Node: "test"})
 	check(t, err)
 	return stacked{p, m}
 }
@@ -311,5 +314,52 @@ func TestForeignFormOverTiers(t *testing.T) {
 		if time.Now().After(end) {
 			t.Fatalf("never found: %+v", got)
 		}
+	}
+}
+
+// While the prefetch budget is used up, a look-up that would get nothing is told to come again, and what it gets later is pinned.
+func TestPrefetchBudgetIsPending(t *testing.T) {
+	const blocks = 24 // of 4 KiB: two prompts of them do not fit into 96 KiB at once
+	store := pooltest.NewShelf()
+	one := newRig(t, withTiers(tier.Tier{Name: "shared", Store: store, Write: tier.OnSave}))
+	_, workers, answer := one.joinEngine(register("writer"))
+	for seed := range byte(2) {
+		if got := workers[0].save(answer.Epoch, chain(seed+1, blocks), 0); !all(got, ipc.BlockOK) {
+			t.Fatalf("save: %v", got)
+		}
+	}
+	one.waitTier(2 * blocks)
+	f, err := fault.New(store, fault.Options{Seed: 1, Rates: map[fault.Kind]float64{fault.Hang: 1}})
+	check(t, err)
+	f.Switch(false)
+	r := newRig(t, withTiers(tier.Tier{Name: "shared", Store: f, FetchWithin: time.Minute}), func(c *rigConfig) { c.prefetch = blocks * testBlockBytes })
+	scheduler, workers, answer := r.joinEngine(register("reader"))
+	look := r.asker(ipc.LookupSocket)
+	question := func(seed byte) ipc.LookupRequest {
+		return ipc.LookupRequest{
+			Space: answer.Space, Session: scheduler.welcome.Session, Reserve: true, Tokens: 1000, HashLen: 32, Hashes: chain(seed, blocks),
+		}
+	}
+	for seed := range byte(2) { // what the store has is known then
+		got := askUntil(t, look, question(seed+1))
+		if got.Lease == 0 {
+			t.Fatalf("%+v", got)
+		}
+		if got := workers[0].load(answer.Epoch, got.Lease, chain(seed+1, blocks), 0); !all(got, ipc.BlockOK) {
+			t.Fatalf("load: %v", got)
+		}
+		scheduler.send(&ipc.Release{Leases: []uint64{got.Lease}})
+		scheduler.sync()
+		r.drop(chain(seed+1, blocks))
+	}
+	f.Switch(true)
+	first := ask(t, look, question(1))
+	second := ask(t, look, question(2))
+	if first.Lease == 0 || first.Tokens != blocks*testBlockTokens || second.Status != ipc.LookupPending || second.Lease != 0 {
+		t.Errorf("first %+v, want all of it; second %+v, want pending", first, second)
+	}
+	f.Switch(false)
+	if got := askUntil(t, look, question(2)); got.Lease == 0 || got.Tokens == 0 {
+		t.Errorf("the budget is free again, and %+v", got)
 	}
 }
