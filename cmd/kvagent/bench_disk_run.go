@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	diskPutters    = 4 // goroutines that put, as many that get
+	diskPutters    = 8 // goroutines that put, as many that get
 	diskBatchBytes = 16 << 20
 )
 

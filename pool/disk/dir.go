@@ -27,11 +27,12 @@ type dir struct {
 	work    *sync.Cond    // there may be a piece to write
 	changed chan struct{} // closed, and made anew, when there may be room, or the state changed
 
-	state   State
-	reason  error // of a state other than StateOK
-	wait    time.Duration
-	probeAt time.Time
-	told    []func() // calls of OnState not made yet
+	state        State
+	reason       error // of a state other than StateOK
+	wait         time.Duration
+	probeAt      time.Time
+	told         []func() // calls of OnState not made yet
+	saidBuffered bool
 
 	lockFD   int  // of the directory; -1 while it is not open
 	opened   bool // recovered
@@ -41,6 +42,7 @@ type dir struct {
 	writing  *segment   // being written, nil if there is none
 	next     *segment   // prepared, to be written after that
 	retired  []*segment // full; their footers are still to be written
+	evicting bool       // the oldest is being evicted
 	emptied  bool       // a segment may have nothing in it any more
 	taken    int64      // bytes of disk, of all segments
 

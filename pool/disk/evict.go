@@ -30,7 +30,8 @@ func (d *dir) maxSegments() int {
 	return int(min(2*d.limit/d.s.o.SegmentBytes+8, 2*MaxSegments))
 }
 
-// evictOldest writes again what is worth it of the oldest segment, and drops the rest. Only the keeper calls it.
+// evictOldest writes again what is worth it of the oldest segment, and drops the rest. False if it is not closed yet. Only the keeper
+// calls it.
 func (d *dir) evictOldest() bool {
 	d.mu.Lock()
 	if len(d.segments) == 0 || !d.segments[0].closed {
@@ -38,8 +39,17 @@ func (d *dir) evictOldest() bool {
 		return false
 	}
 	g, sparse := d.segments[0], d.taken+d.s.o.SegmentBytes <= d.limit
+	d.evicting = true
 	d.mu.Unlock()
+	d.evict(g, sparse)
+	d.mu.Lock()
+	d.evicting = false
+	d.broadcast()
+	d.mu.Unlock()
+	return true
+}
 
+func (d *dir) evict(g *segment, sparse bool) {
 	var b bounce
 	defer b.free()
 	c, err := readSegment(g, &b)
@@ -52,7 +62,6 @@ func (d *dir) evictOldest() bool {
 		d.forgetAll(g, c.headers)
 	}
 	d.drop(g)
-	return true
 }
 
 // writeAgain appends the blocks that were read since they were written; of a sparse segment, whose room is needed only as a file, all.

@@ -65,7 +65,7 @@ func (s *Store) Get(ctx context.Context, items []pool.Item) error {
 	for range getPasses {
 		runs := s.plan(items)
 		if len(runs) == 0 {
-			break
+			continue // all are decided, or what is left has moved just now
 		}
 		if err := s.fetch(ctx, runs); err != nil {
 			undecided(items, pool.Busy)

@@ -32,12 +32,21 @@ func (d *dir) keep() {
 	}
 }
 
-// prepare makes the next segment, after making room for it.
+// prepare makes the next segment, and then room for the one behind it: evicting needs a segment to write to.
 func (d *dir) prepare() {
 	d.mu.Lock()
-	needed := d.opened && d.state == StateOK && d.next == nil
+	able, needed := d.opened && d.state == StateOK, d.next == nil
 	d.mu.Unlock()
-	if !needed || !d.makeRoom() {
+	if able && needed {
+		d.makeNext()
+	}
+	if able {
+		d.makeRoom()
+	}
+}
+
+func (d *dir) makeNext() {
+	if !d.makeRoom() {
 		return
 	}
 	g, err := d.create()
@@ -59,6 +68,7 @@ func (d *dir) adopt(g *segment) {
 	d.segments = append(d.segments, g)
 	d.next = g
 	d.taken += g.taken
+	d.tellBuffered()
 	d.broadcast()
 }
 

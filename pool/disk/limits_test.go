@@ -163,7 +163,7 @@ func TestIndexTakesAtMost64BytesABlock(t *testing.T) {
 		if _, _, err := x.put(tg, place{segment: 1, at: uint32(i), length: 1}); err != nil {
 			t.Fatal(err)
 		}
-		if i%1000 == 999 && i >= 100_000 {
+		if i%10_000 == 9999 && i >= 100_000 {
 			blocks, bytes := x.size()
 			worst = max(worst, float64(bytes)/float64(blocks))
 		}
@@ -284,5 +284,26 @@ func TestAfterClose(t *testing.T) {
 	_ = s.Stats()
 	if _, err := os.Stat(s.o.Dirs[0].Path); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestList(t *testing.T) {
+	s := open(t, small(t))
+	wantPut(t, s, 0, 200, size)
+	if err := s.Delete(t.Context(), []pool.Key{keyOf(7)}); err != nil {
+		t.Fatal(err)
+	}
+	seen := map[pool.Key]int64{}
+	if err := s.List(t.Context(), func(k pool.Key, bytes int64) bool { seen[k] = bytes; return true }); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 200 {
+		if bytes, ok := seen[keyOf(i)]; ok == (i == 7) || (ok && bytes != size) {
+			t.Fatalf("block %d: listed %v, %d bytes", i, ok, bytes)
+		}
+	}
+	n := 0
+	if err := s.List(t.Context(), func(pool.Key, int64) bool { n++; return n < 5 }); err != nil || n != 5 {
+		t.Fatalf("%d blocks listed, of which 5 were wanted: %v", n, err)
 	}
 }

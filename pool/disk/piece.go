@@ -69,7 +69,7 @@ func (d *dir) reserve(recs []*record) (n int, changed chan struct{}) {
 			r.result = status
 			continue
 		}
-		p := d.room(int(r.size()))
+		p := d.room(int(r.size()), r.from.segment != 0)
 		if p == nil {
 			break
 		}
@@ -78,10 +78,11 @@ func (d *dir) reserve(recs []*record) (n int, changed chan struct{}) {
 	return n, d.changed
 }
 
-// room is the piece in which size bytes have room; nil if there is none now. With the lock held.
-func (d *dir) room(size int) *piece {
+// room is the piece in which size bytes have room; nil if there is none now. While a segment is evicted, what it writes again comes first: only
+// that goes on into the next segment. With the lock held.
+func (d *dir) room(size int, again bool) *piece {
 	for {
-		if d.cur == nil && !d.newPiece() {
+		if d.cur == nil && !d.newPiece(again) {
 			return nil
 		}
 		if !d.cur.seg.room(int64(d.cur.n), int64(size), d.s.o.SegmentBytes) {
@@ -96,9 +97,9 @@ func (d *dir) room(size int) *piece {
 	}
 }
 
-func (d *dir) newPiece() bool {
+func (d *dir) newPiece(again bool) bool {
 	if d.writing == nil {
-		if d.next == nil {
+		if d.next == nil || (d.evicting && !again) {
 			d.wakeKeeper()
 			return false
 		}

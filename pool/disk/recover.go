@@ -35,6 +35,7 @@ func (d *dir) open() error {
 	d.readable.Store(true)
 	d.badReads.Store(0)
 	d.setState(StateOK, nil)
+	d.tellBuffered()
 	return nil
 }
 

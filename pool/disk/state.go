@@ -76,6 +76,26 @@ func (d *dir) later() {
 	d.probeAt = time.Now().Add(d.wait)
 }
 
+// ErrBuffered is the reason OnState is given, with the state as it is, for a directory whose file system cannot do O_DIRECT.
+var ErrBuffered = errors.New("the file system cannot do O_DIRECT, the page cache is used")
+
+// tellBuffered says once in each opening that the page cache is used. With the lock held.
+func (d *dir) tellBuffered() {
+	f := d.s.o.OnState
+	if f == nil || d.saidBuffered {
+		return
+	}
+	for _, g := range d.segments {
+		if !g.direct {
+			d.saidBuffered = true
+			state := d.state
+			d.told = append(d.told, func() { f(d.path, state, state, ErrBuffered) })
+			d.wakeKeeper()
+			return
+		}
+	}
+}
+
 // tell calls OnState for what changed, without the lock.
 func (d *dir) tell() {
 	d.mu.Lock()

@@ -20,12 +20,24 @@ func blockOf(i, length int) pool.Item {
 	it.Key.Space = pool.Fingerprint{7}
 	it.Key.Hash = pool.MakeHash(binary.LittleEndian.AppendUint64(nil, uint64(i)+1))
 	it.Data = make([]byte, length)
-	r := rand.New(rand.NewPCG(uint64(i), uint64(length)))
-	for j := 0; j+8 <= length; j += 8 {
-		binary.LittleEndian.PutUint64(it.Data[j:], r.Uint64())
+	for j := 0; j < length; {
+		j += copy(it.Data[j:], noise[(i*977+j/len(noise)*131)%(len(noise)/2):])
+	}
+	if length >= 8 {
+		binary.LittleEndian.PutUint64(it.Data[length-8:], uint64(i))
 	}
 	return it
 }
+
+// noise is what blocks are cut from.
+var noise = func() []byte {
+	p := make([]byte, 128<<10)
+	r := rand.New(rand.NewPCG(1, 2))
+	for j := 0; j < len(p); j += 8 {
+		binary.LittleEndian.PutUint64(p[j:], r.Uint64())
+	}
+	return p
+}()
 
 func keyOf(i int) pool.Key { it := blockOf(i, 0); return it.Key }
 
