@@ -49,7 +49,8 @@ int machine_open(void) {
 			machine->magic = MAGIC;
 		}
 	}
-	close(fd); // and the lock with it
+	flock(fd, LOCK_UN); // the mapping keeps the open file, and with it the lock, beyond close
+	close(fd);
 	return p == MAP_FAILED ? -1 : 0;
 }
 
