@@ -53,7 +53,7 @@ type twoTiers struct {
 	blocks, hits, diskHits, written int
 }
 
-type simBlock struct{ segment, uses int }
+type simBlock struct{ uses int }
 
 const simSegment = 256 // blocks
 

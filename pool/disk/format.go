@@ -78,7 +78,7 @@ func (h *header) decode(p []byte, nonce uint64) bool {
 	copy(h.parent.Bytes[:], p[64:96])
 	h.length, h.sum = le.Uint32(p[96:]), le.Uint32(p[100:])
 	h.off, h.born = int64(le.Uint32(p[104:]))*grain, le.Uint32(p[108:])
-	return (h.kind == block || h.kind == tombstone) && valid(&h.key)
+	return (h.kind == block || h.kind == tombstone) && valid(&h.key) && h.parent.Len <= pool.MaxHashLen
 }
 
 func salted(nonce uint64, p []byte) uint32 {

@@ -198,15 +198,22 @@ func TestFlippedByteIsSeenByARead(t *testing.T) {
 func TestBytesThatLookLikeARecordAreNone(t *testing.T) {
 	o := small(t)
 	s := open(t, o)
-	// A tenant who knows the format, but not the nonce, puts a tombstone for block 1 into its block.
+	// A tenant who knows the format and the place, but not the nonce, puts tombstones for block 1 into its block. Its own header is then
+	// damaged, so that recovery looks at what is behind it.
+	wantPut(t, s, 1, 2, size)
+	const place = 2 * pageBytes // behind the piece of block 1
 	evil := blockOf(0, size)
-	h := header{kind: tombstone, key: keyOf(1), off: 8192}
+	h := header{kind: tombstone, key: keyOf(1)}
 	for at := 0; at+headerBytes < size; at += headerBytes {
+		h.off = place + headerBytes + int64(at)
 		h.encode(evil.Data[at:], 0)
 	}
-	wantPut(t, s, 1, 2, size)
 	put(t, s, evil)
+	if p, ok := s.index.get(s.tagOf(&evil.Key)); !ok || p.off() != place {
+		t.Fatalf("the block is at %d, not where the forged headers say", p.off())
+	}
 	o.Dirs[0].Path = crash(t, o.Dirs[0].Path)
+	flip(t, segmentFiles(t, o.Dirs[0].Path)[0], place+20)
 	wantGet(t, open(t, o), 1, size, pool.OK, "a block that holds a forged tombstone was recovered")
 }
 
