@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.agent import AgentProcess, eventually
-from tests.vllm.world import BLOCK, World, clean
+from tests.vllm.setting import BLOCK
+from tests.vllm.world import World, clean
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +31,7 @@ def test_what_was_saved_is_loaded_after_the_engine_forgot_it(
     assert world.outputs["warm"] == world.outputs["cold"] == world.sequences["cold"].tokens[100:140]
     assert agent.status()["blocks_loaded"] == 96 // BLOCK
     assert world.side.counts.tokens_loaded == 96
-    clean(world, agent, 64)
+    clean(world, agent)
 
 
 def test_the_plugin_makes_the_name_known(model: Path, agent: AgentProcess) -> None:
@@ -61,7 +62,7 @@ def test_as_a_child_of_multi_connector(worlds: Any, agent: AgentProcess) -> None
     world.run()
     assert world.outputs["warm"] == world.outputs["cold"]
     assert agent.status()["blocks_loaded"] == 96 // BLOCK
-    assert not world.bad
+    assert not world.gpu.bad
 
 
 def test_a_second_engine_loads_what_the_first_saved(worlds: Any, agent: AgentProcess) -> None:
@@ -72,7 +73,7 @@ def test_a_second_engine_loads_what_the_first_saved(worlds: Any, agent: AgentPro
     second.run()
     assert second.outputs["warm"] == first.outputs["cold"]
     assert agent.status()["blocks_loaded"] == 96 // BLOCK
-    clean(second, agent, 64)
+    clean(second, agent)
 
 
 @pytest.mark.parametrize("layout", ["LBNHC", "LBHNC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"])
@@ -87,7 +88,7 @@ def test_every_layout(worlds: Any, agent: AgentProcess, layout: str) -> None:
     assert agent.status()["blocks_loaded"] == 96 // BLOCK
     segments = world.workers[0]._memory.segments[0]
     assert len(segments) == {"LBNHC": 4, "LBHNC": 4, "LHBNC": 8, "BLHNC": 1, "BLNHC": 1, "BHLNC": 1}[layout]
-    clean(world, agent, 64)
+    clean(world, agent)
 
 
 @pytest.mark.parametrize(("ranks", "window"), [(2, 0), (1, 40), (2, 40)])
@@ -103,7 +104,7 @@ def test_ranks_and_groups(worlds: Any, agent: AgentProcess, ranks: int, window: 
     world.run()
     assert world.outputs["warm"] == world.outputs["cold"]
     assert world.side.counts.tokens_loaded == 96
-    clean(world, agent, 64)
+    clean(world, agent)
 
 
 def test_the_last_token_is_never_promised(worlds: Any, agent: AgentProcess) -> None:
@@ -137,7 +138,7 @@ def test_pins_go_when_the_prefix_cache_is_reset(worlds: Any, agent: AgentProcess
     world.add("again", PROMPT, 4)
     world.run()
     assert agent.status()["blocks_stored"] == 100 // BLOCK
-    clean(world, agent, 64)
+    clean(world, agent)
 
 
 @pytest.mark.parametrize("v2", [False, True])
@@ -160,7 +161,7 @@ def test_a_killed_agent_costs_a_miss_and_the_next_one_fills_again(worlds: Any, a
     world.run()
     assert world.outputs["warm"] == world.outputs["cold"]
     assert agent.status()["blocks_loaded"] == 96 // BLOCK
-    clean(world, agent, 64)
+    clean(world, agent)
 
 
 def test_a_load_that_a_frozen_agent_keeps_is_given_up_and_its_blocks_stay_pinned(
@@ -183,7 +184,7 @@ def test_a_load_that_a_frozen_agent_keeps_is_given_up_and_its_blocks_stay_pinned
     finally:
         agent.thaw()
     world.run()
-    clean(world, agent, 64)
+    clean(world, agent)
 
 
 def launch_load(world: World) -> None:
@@ -211,7 +212,7 @@ def test_a_block_that_is_gone_is_computed_and_not_promised_again(worlds: Any, ag
     assert world.outputs["warm"] == world.outputs["cold"]
     assert world.side.counts.loads_failed == 1
     assert world.side.counts.loads == 1
-    clean(world, agent, 64)
+    clean(world, agent)
 
 
 def test_reset_cache_forgets_what_was_stored(worlds: Any, agent: AgentProcess) -> None:
@@ -223,7 +224,7 @@ def test_reset_cache_forgets_what_was_stored(worlds: Any, agent: AgentProcess) -
     world.run()
     assert world.side.counts.loads == 0
     assert world.outputs["again"] == world.outputs["cold"]
-    clean(world, agent, 64)
+    clean(world, agent)
 
 
 def test_a_load_waits_for_the_step_in_flight(worlds: Any, agent: AgentProcess) -> None:
@@ -240,7 +241,7 @@ def test_a_load_waits_for_the_step_in_flight(worlds: Any, agent: AgentProcess) -
         eventually(lambda: agent.status()["blocks_loaded"] > before, "a load before the step's end", patience_s=0.5)
     world.run()
     assert agent.status()["blocks_loaded"] == before + 96 // BLOCK
-    clean(world, agent, 64)
+    clean(world, agent)
 
 
 def test_a_preempted_request_begins_again(worlds: Any, agent: AgentProcess) -> None:
@@ -252,7 +253,7 @@ def test_a_preempted_request_begins_again(worlds: Any, agent: AgentProcess) -> N
     assert world.preempted > 0
     for name in ("a", "b", "c"):
         assert world.outputs[name] == world.sequences[name].tokens[90:150]
-    clean(world, agent, 20)
+    clean(world, agent)
 
 
 def test_the_engine_starts_without_an_agent(worlds: Any, agent: AgentProcess) -> None:
@@ -280,7 +281,7 @@ def test_a_protocol_1_session_is_served(worlds: Any, agent: AgentProcess, monkey
     world.add("warm", PROMPT, 10)
     world.run()
     assert world.side.counts.tokens_loaded == 96
-    clean(world, agent, 64)
+    clean(world, agent)
 
 
 def test_abort_while_loading_gives_everything_back(worlds: Any, agent: AgentProcess) -> None:
@@ -292,7 +293,7 @@ def test_abort_while_loading_gives_everything_back(worlds: Any, agent: AgentProc
     launch_load(world)
     world.abort("warm")
     world.run()
-    clean(world, agent, 64)
+    clean(world, agent)
 
 
 @pytest.mark.parametrize(
@@ -322,7 +323,7 @@ def test_what_the_salt_keeps_apart_is_not_shared(worlds: Any, agent: AgentProces
     world.add("one again", PROMPT, 4, cache_salt="one")
     world.run()
     assert world.side.counts.loads == 1
-    clean(world, agent, 64)
+    clean(world, agent)
 
 
 def test_counters_reach_vllms_metrics(worlds: Any, agent: AgentProcess) -> None:
@@ -356,4 +357,4 @@ def test_a_new_agent_is_given_what_a_running_request_has(worlds: Any, agent: Age
     eventually(lambda: agent.status()["regions"] >= 2, "the engine at the new agent")
     world.run()
     assert agent.status()["blocks_stored"] == (100 + 149) // BLOCK
-    clean(world, agent, 64)
+    clean(world, agent)

@@ -1,32 +1,30 @@
-"""A real scheduler, real worker drivers and a fake GPU that knows what every slot of the KV cache must hold.
+"""A real scheduler, real worker drivers and a fake GPU.
 
-The GPU writes f(prefix, position, layer, rank) into the slots of the tokens that a step computes, and checks all
-earlier positions of the same request, through its own block table. Its kernels run when ``complete`` is called, behind
-the launch, so saves and loads overlap steps in flight; only then does the step word say that the step has ended.
+Its kernels run when ``complete`` is called, behind the launch, so saves and loads overlap steps in flight; only then
+does the step word say that the step has ended. What passes between scheduler and workers is pickled.
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
-from collections import deque
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm import SamplingParams
-from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash, resolve_kv_cache_block_sizes
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
@@ -35,11 +33,8 @@ from vllm.v1.worker.utils import allocate_kv_cache
 
 from kvagent.vllm.clock import HostClock
 from tests.agent import eventually
-
-try:
-    from vllm.v1.core import kv_cache_planning as planning
-except ImportError:
-    from vllm.v1.core import kv_cache_utils as planning
+from tests.vllm.gpu import Gpu, Part, Sequence
+from tests.vllm.setting import BLOCK, kv_cache_config, vllm_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,90 +42,74 @@ if TYPE_CHECKING:
 
     from tests.agent import AgentProcess
 
-BLOCK = 16
-LAYERS = 4
-HEADS = 2
-HEAD = 8
-PRIME = 16_777_213  # the greatest below 2**24: a float32 holds every number below it
 EOS = 1
-
-
-@dataclass(eq=False)
-class Sequence:
-    """A request as the GPU knows it: all its tokens, to come ones too, and the rolling hash of each prefix."""
-
-    prompt: list[int]
-    max_tokens: int
-    tokens: list[int] = field(default_factory=list)
-    hashes: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        state = 7
-        for i in range(len(self.prompt) + self.max_tokens + 8):
-            token = self.prompt[i] if i < len(self.prompt) else state % 500 + 3
-            state = (state * 31 + token + 1) % PRIME
-            self.tokens.append(token)
-            self.hashes.append(state)
 
 
 @dataclass
 class _Launch:
     output: Any
-    work: list[tuple[str, int, int, tuple[list[int], ...], bool]]
+    work: list[Part]
     ends: list[Callable[[], None]]
     connector_outputs: list[Any]
 
 
 class World:
-    """See the module."""
+    """See the module. ``depth``: steps in flight. ``drafts``: speculative tokens of a step."""
 
     def __init__(
         self, model: Path, socket_dir: str, *, blocks: int = 64, asynchronous: bool = False, v2: bool = True,
-        layout: str = "LBNHC", ranks: int = 1, window: int = 0, depth: int = 1, connector: bool = True,
+        layout: str = "LBNHC", ranks: int = 1, window: int = 0, scale: int = 1, depth: int = 1, drafts: int = 0,
         extra: dict[str, Any] | None = None, transfer: dict[str, Any] | None = None, max_batched: int = 256,
-        policy: str = "recompute",
     ) -> None:  # fmt: skip
-        self.v2, self.ranks, self.depth, self.window = v2, ranks, depth, window
-        self.bad: list[str] = []
-        self.checked = 0
-        self.preempted = 0
-        self.steps = 0
+        self.v2, self.ranks, self.depth, self.drafts, self.asynchronous = v2, ranks, depth, drafts, asynchronous
+        self.blocks = blocks
+        self.preempted = self.steps = 0
         options = {
             "socket_dir": socket_dir, "min_load_tokens": BLOCK, "lookup_age_ms": 2000, "lookup_wait_ms": 100,
             "pin_percent": 15,
         }  # fmt: skip
         settings = {
             "kv_connector": "KVAgentConnector", "kv_connector_module_path": "kvagent.vllm", "kv_role": "kv_both",
-            "kv_load_failure_policy": policy, "kv_connector_extra_config": options | (extra or {}),
+            "kv_load_failure_policy": "recompute", "kv_connector_extra_config": options | (extra or {}),
         } | (transfer or {})  # fmt: skip
-        self.config = _config(model, settings if connector else None, layout, asynchronous, max_batched, ranks)
+        self.config = vllm_config(
+            model, settings, layout=layout, asynchronous=asynchronous, max_batched=max_batched, ranks=ranks,
+            drafts=drafts,
+        )  # fmt: skip
         self.config.cache_config.num_gpu_blocks = blocks
-        self.kv = _kv_cache_config(self.config, blocks, window)
+        self.kv = kv_cache_config(self.config, blocks, window, scale)
         self.kv.kv_cache_layout = layout
         init_none_hash(sha256)
-        self._hasher = get_request_block_hasher(BLOCK, sha256)
-        kind = AsyncScheduler if asynchronous else Scheduler
+        block, hashed = resolve_kv_cache_block_sizes(self.kv, self.config)
+        assert (block, hashed) == (BLOCK * scale, BLOCK)
+        self._hasher = get_request_block_hasher(hashed, sha256)
         # The workers are there before the scheduler is.
         self.queue: list[Callable[[], None]] = []
-        self.caches = [allocate_kv_cache(self.kv, torch.device("cpu"), KVCacheLayout[layout]) for _ in range(ranks)]
+        caches = [allocate_kv_cache(self.kv, torch.device("cpu"), KVCacheLayout[layout]) for _ in range(ranks)]
+        self.gpu = Gpu(self.kv, caches)
         self.workers: list[Any] = []
         self.drivers: list[Any] = []
-        if connector:
-            for rank in range(ranks):
-                self._make_worker(rank)
-        self.scheduler = kind(
-            vllm_config=self.config, kv_cache_config=self.kv, block_size=BLOCK, hash_block_size=BLOCK,
+        for rank in range(ranks):
+            self._make_worker(rank)
+        self.scheduler = (AsyncScheduler if asynchronous else Scheduler)(
+            vllm_config=self.config, kv_cache_config=self.kv, block_size=block, hash_block_size=hashed,
             structured_output_manager=StructuredOutputManager(self.config), log_stats=False,
         )  # fmt: skip
         self.scheduler.use_v2_model_runner = v2
-        if connector:
-            handshakes = {(0, r): w.get_handshake_metadata() for r, w in enumerate(self.workers)}
-            self.scheduler.connector.set_xfer_handshake_metadata_pp_aware(handshakes)
+        handshakes = {(0, r): w.get_handshake_metadata() for r, w in enumerate(self.workers)}
+        self.scheduler.connector.set_xfer_handshake_metadata_pp_aware(handshakes)
         self._aggregator = KVOutputAggregator(ranks)
         self._flight: deque[_Launch] = deque()
-        self.sequences: dict[str, Sequence] = {}
         self.outputs: dict[str, list[int]] = {}
         self.reasons: dict[str, str] = {}
+        self.promised: Counter[str] = Counter()
+        """Loads that workers were told to do, by request."""
+        self.told: list[Counter[str]] = [Counter() for _ in range(ranks)]
+        """Loads that each rank reported as over, by request."""
+        self.failed: list[Counter[str]] = [Counter() for _ in range(ranks)]
+        """Those that each rank reported as failed as a whole."""
+        self.invalid: list[set[int]] = [set() for _ in range(ranks)]
+        """Blocks that each rank reported as failed."""
 
     @property
     def side(self) -> Any:
@@ -138,23 +117,38 @@ class World:
         connector = self.scheduler.connector
         return getattr(connector, "_connectors", [connector])[0]._scheduler
 
+    @property
+    def sequences(self) -> dict[str, Sequence]:
+        return self.gpu.sequences
+
     def free_blocks(self) -> int:
         return self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
 
-    def add(self, name: str, prompt: list[int], max_tokens: int, **more: Any) -> None:
-        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    def add(self, name: str, prompt: list[int], max_tokens: int, *, unread: bool = False, **more: Any) -> None:
+        """Adds a request. ``unread``: it is not to be served from any cache. ``more`` is of vLLM's Request."""
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, skip_reading_prefix_cache=unread or None)
         params.update_from_generation_config({}, EOS)
         request = Request(
             request_id=name, prompt_token_ids=prompt, sampling_params=params, pooling_params=None,
             block_hasher=self._hasher, **more,
         )  # fmt: skip
-        self.sequences[name] = Sequence(prompt, max_tokens)
+        lora = more.get("lora_request")
+        self.sequences[name] = Sequence(prompt, max_tokens, f"{more.get('cache_salt')} {lora and lora.lora_name}")
         self.outputs[name] = []
         self.scheduler.add_request(request)
 
     def abort(self, name: str) -> None:
         if name in self.scheduler.requests:
             self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+
+    def retrain(self) -> bool:
+        """Other weights: nothing that was computed until now may be seen again. Not while a load is under way."""
+        self.settle()
+        if self.side.blocks.loading:
+            return False
+        assert self.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+        self.gpu.weights += 1
+        return True
 
     def step(self) -> None:
         """Launches a step and completes those beyond the pipeline's depth."""
@@ -166,36 +160,31 @@ class World:
         output = self.scheduler.schedule()
         self.steps += 1
         self.preempted += len(output.preempted_req_ids or ())
-        work = []
-        for name, scheduled in output.num_scheduled_tokens.items():
-            request = self.scheduler.requests[name]
-            end = request.num_computed_tokens
-            tables = tuple(list(t) for t in self.scheduler.kv_cache_manager.get_block_ids(name))
-            work.append((name, end - scheduled, end, tables, not request.is_prefill_chunk))
         ends: list[Callable[[], None]] = []
         self.queue = ends
+        plan = getattr(output.kv_connector_metadata, "metadata", [output.kv_connector_metadata])[0].plan
+        self.promised.update(load.request for load in plan.loads)
+        work = self._work(output)
         outputs = []
         for rank in range(len(self.workers)):
             sent = pickle.loads(pickle.dumps(output))  # noqa: S301
             outputs.append(pickle.loads(pickle.dumps(self._drive(rank, sent))))  # noqa: S301
+            self._listen(rank, outputs[-1])
         self._flight.append(_Launch(output, work, ends, outputs))
 
     def complete(self) -> None:
         """Runs the kernels of the oldest step and hands its output to the scheduler."""
         launch = self._flight.popleft()
-        for name, begin, end, tables, _ in launch.work:
-            for rank, cache in enumerate(self.caches):
-                self._compute(name, begin, end, tables, rank, cache)
+        sampled = [self.gpu.run(part) for part in launch.work]
         for end_step in launch.ends:
             end_step()
-        names = [name for name, *_ in launch.work]
-        sampled = [[self.sequences[name].tokens[end]] if last else [] for name, _, end, _, last in launch.work]
+        names = [part.name for part in launch.work]
         outputs = [
             ModelRunnerOutput(
                 req_ids=names, req_id_to_index={n: i for i, n in enumerate(names)}, sampled_token_ids=sampled,
                 kv_connector_output=one,
             )
-            for one in launch.connector_outputs or [None]
+            for one in launch.connector_outputs
         ]  # fmt: skip
         joined = self._aggregator.aggregate(outputs) if self.ranks > 1 else outputs[0]
         for engine in self.scheduler.update_from_output(launch.output, joined).values():
@@ -203,6 +192,13 @@ class World:
                 self.outputs[out.request_id] += out.new_token_ids
                 if out.finish_reason is not None:
                     self.reasons[out.request_id] = str(out.finish_reason)
+        if self.drafts and not self.asynchronous:
+            self.scheduler.update_draft_token_ids(DraftTokenIds(names, [[9] * self.drafts for _ in names]))
+
+    def settle(self) -> None:
+        """Completes what is in flight."""
+        while self._flight:
+            self.complete()
 
     def run(self, limit: int = 20_000) -> None:
         """Steps until nothing is left to do."""
@@ -216,13 +212,23 @@ class World:
         raise AssertionError(f"still at work after {limit} steps: {list(self.scheduler.requests)}")
 
     def close(self) -> None:
-        while self._flight:
-            self.complete()
+        self.settle()
         for worker in self.workers:
             worker.shutdown()
-        if self.scheduler.connector is not None:
-            self.scheduler.connector.shutdown()
+        self.scheduler.connector.shutdown()
         kv_transfer_state._KV_CONNECTOR_AGENT = None
+
+    def _work(self, output: Any) -> list[Part]:
+        fresh = {new.req_id for new in output.scheduled_new_reqs} | set(output.scheduled_cached_reqs.resumed_req_ids)
+        work = []
+        for name, scheduled in output.num_scheduled_tokens.items():
+            request = self.scheduler.requests[name]
+            tables = tuple(list(t) for t in self.scheduler.kv_cache_manager.get_block_ids(name))
+            drafts = len(output.scheduled_spec_decode_tokens.get(name, ()))
+            begin = request.num_computed_tokens - scheduled
+            samples = not request.is_prefill_chunk
+            work.append(Part(name, begin, scheduled, drafts, tables, samples, name in fresh or not self.drafts))
+        return work
 
     def _make_worker(self, rank: int) -> None:
         config = copy.deepcopy(self.config)
@@ -230,26 +236,34 @@ class World:
         worker = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, self.kv)
         kv_transfer_state._KV_CONNECTOR_AGENT = worker
         if self.v2:
-            self.drivers.append(ActiveKVConnector(config, self.caches[rank]))
+            self.drivers.append(ActiveKVConnector(config, self.gpu.caches[rank]))
         else:
-            worker.register_kv_caches(self.caches[rank])
+            worker.register_kv_caches(self.gpu.caches[rank])
             self.drivers.append(None)
         for one in getattr(worker, "_connectors", [worker]):
             one._worker._clock = _Clock(one._sync.words, self)
         self.workers.append(worker)
 
     def _drive(self, rank: int, output: Any) -> Any:
-        """What a model runner does around its forward pass."""
+        """What a model runner does around its forward pass; with draft tokens the step's end comes behind the rest."""
         kv_transfer_state._KV_CONNECTOR_AGENT = self.workers[rank]
         driver = self.drivers[rank]
         empty = not output.total_num_scheduled_tokens
+        later = {"defer_finalize": True} if self.drafts and not empty else {}
         if driver is not None:
             if empty:
                 return driver.no_forward(output).kv_connector_output
             driver.pre_forward(output)
             if hasattr(driver, "finish_forward"):
                 driver.finish_forward()
-            return driver.post_forward(output.finished_req_ids)
+            if not hasattr(driver, "finalize_step") or "defer_finalize" not in inspect.signature(
+                driver.post_forward
+            ).parameters:  # fmt: skip
+                return driver.post_forward(output.finished_req_ids)
+            connector_output = driver.post_forward(output.finished_req_ids, **later)
+            if later:
+                driver.finalize_step()
+            return connector_output
         from vllm.forward_context import set_forward_context
 
         self.workers[rank].handle_preemptions(output.kv_connector_metadata)
@@ -257,33 +271,18 @@ class World:
             return KVConnectorModelRunnerMixin.kv_connector_no_forward(output, self.config).kv_connector_output
         with (
             set_forward_context(None, self.config),
-            KVConnectorModelRunnerMixin.maybe_get_kv_connector_output(output) as connector_output,
+            KVConnectorModelRunnerMixin.maybe_get_kv_connector_output(output, **later) as connector_output,
         ):
             pass
+        if later:
+            KVConnectorModelRunnerMixin.finalize_kv_connector()
         return connector_output
 
-    def _compute(
-        self, name: str, begin: int, end: int, tables: tuple[list[int], ...], rank: int, cache: dict[str, Any]
-    ) -> None:
-        sequence = self.sequences[name]
-        hashes = torch.tensor(sequence.hashes[:end], dtype=torch.int64)
-        for group, spec in enumerate(self.kv.kv_cache_groups):
-            window = getattr(spec.kv_cache_spec, "sliding_window", None) or end
-            low = max(0, begin - window + 1)
-            size = spec.kv_cache_spec.block_size
-            positions = torch.arange(low, end)
-            table = torch.tensor(tables[group], dtype=torch.int64)
-            blocks, slots = table[positions // size], positions % size
-            for number, layer in enumerate(spec.layer_names):
-                want = ((hashes[low:end] * 7 + (number + 8 * group) * 13 + rank * 29) % PRIME).to(torch.float32)
-                view = cache[layer]
-                view[blocks[begin - low :], :, slots[begin - low :]] = want[begin - low :, None, None]
-                got = view[blocks[: begin - low], :, slots[: begin - low]]
-                wrong = (got != want[: begin - low, None, None]).flatten(1).any(1)
-                self.checked += len(wrong)
-                if bool(wrong.any()):
-                    at = int(positions[: begin - low][wrong][0])
-                    self.bad.append(f"{name} rank {rank} {layer} position {at} of {begin}, {int(wrong.sum())} wrong")
+    def _listen(self, rank: int, output: Any) -> None:
+        if output is not None:
+            self.told[rank].update(output.finished_recving or ())
+            self.failed[rank].update(getattr(output, "failed_recving", None) or ())
+            self.invalid[rank] |= output.invalid_block_ids
 
 
 class _Clock(HostClock):
@@ -297,43 +296,10 @@ class _Clock(HostClock):
         self._world.queue.append(lambda: super(_Clock, self).end(step))
 
 
-def clean(world: World, agent: AgentProcess, blocks: int) -> None:
-    """Nothing is left behind, and no byte was wrong."""
-    assert not world.bad, world.bad[:5]
-    assert world.free_blocks() == blocks - 1
+def clean(world: World, agent: AgentProcess) -> None:
+    """Nothing is left behind, no byte was wrong, and every promised load was reported once by every rank."""
+    assert not world.gpu.bad, world.gpu.bad[:5]
+    assert world.free_blocks() == world.blocks - 1
     assert (world.side.blocks.saving, world.side.blocks.loading) == (0, 0)
+    assert all(told == world.promised for told in world.told), (world.promised, world.told)
     eventually(lambda: agent.status()["leases"] == 0, "an agent without leases")
-
-
-def _config(
-    model: Path, transfer: dict[str, Any] | None, layout: str, asynchronous: bool, max_batched: int, ranks: int
-) -> VllmConfig:
-    model_config = ModelConfig(model=str(model), skip_tokenizer_init=True, dtype="float32", max_model_len=4096)
-    scheduler = SchedulerConfig(
-        max_num_seqs=16, max_num_batched_tokens=max_batched, max_model_len=4096, enable_chunked_prefill=True,
-        is_encoder_decoder=False, async_scheduling=asynchronous,
-    )  # fmt: skip
-    cache = CacheConfig(block_size=BLOCK, gpu_memory_utilization=0.9, cache_dtype="auto", enable_prefix_caching=True)
-    cache.kv_cache_layout = layout
-    config = VllmConfig(
-        model_config=model_config, scheduler_config=scheduler, cache_config=cache, device_config=DeviceConfig("cpu"),
-        kv_transfer_config=KVTransferConfig(**transfer) if transfer else None,
-    )  # fmt: skip
-    config.scheduler_config.disable_hybrid_kv_cache_manager = False
-    config.parallel_config.tensor_parallel_size = ranks
-    config.parallel_config.world_size = ranks
-    return config
-
-
-def _kv_cache_config(config: VllmConfig, blocks: int, window: int) -> Any:
-    full = FullAttentionSpec(block_size=BLOCK, num_kv_heads=HEADS, head_size=HEAD, dtype=torch.float32)
-    specs: dict[str, Any] = {f"model.layers.{i}.attn": full for i in range(LAYERS)}
-    if window:
-        sliding = SlidingWindowSpec(
-            block_size=BLOCK, num_kv_heads=HEADS, head_size=HEAD, dtype=torch.float32, sliding_window=window
-        )
-        specs = {name: sliding if i % 2 else full for i, name in enumerate(specs)}
-    groups = planning.get_kv_cache_groups(config, specs)
-    assert len(groups) == (2 if window else 1), "the hybrid manager is off"
-    layers = max(len(group.layer_names) for group in groups)
-    return planning.get_kv_cache_config_from_groups(config, groups, blocks * full.page_size_bytes * layers)

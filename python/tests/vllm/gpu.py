@@ -1,0 +1,106 @@
+"""A fake GPU that knows what every slot of the KV cache must hold.
+
+It writes f(weights, prefix, position, layer, rank) into the slots of the tokens that a step computes, and checks all
+earlier positions of the same request, through the block table of that step. Draft tokens get something else where they
+are to be rejected.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+PRIME = 16_777_213  # the greatest below 2**24: a float32 holds every number below it
+SPARE = 64  # tokens behind a request's last: steps under way compute them before its end is known
+REJECTED = 3.5  # no f is a fraction
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request as the GPU knows it: all its tokens, to come ones too, and the rolling hash of each prefix.
+
+    ``kind`` is what else its KV depends on, such as a salt.
+    """
+
+    prompt: list[int]
+    max_tokens: int
+    kind: str = ""
+    tokens: list[int] = field(default_factory=list)
+    hashes: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        state = 7 + zlib.crc32(self.kind.encode()) % PRIME
+        for i in range(len(self.prompt) + self.max_tokens + SPARE):
+            token = self.prompt[i] if i < len(self.prompt) else state % 500 + 3
+            state = (state * 31 + token + 1) % PRIME
+            self.tokens.append(token)
+            self.hashes.append(state)
+
+
+@dataclass
+class Part:
+    """A request's part of a step."""
+
+    name: str
+    begin: int
+    """Its first position, as the scheduler knows it: with draft tokens under way it may be too far."""
+    scheduled: int
+    drafts: int
+    tables: tuple[list[int], ...]
+    samples: bool
+    fresh: bool
+    """The scheduler says where it begins: it is new, or was resumed."""
+
+
+class Gpu:
+    """See the module. Ranks have caches of their own."""
+
+    def __init__(self, kv: Any, caches: list[dict[str, Any]]) -> None:
+        self.kv = kv
+        self.caches = caches
+        self.weights = 0
+        self.sequences: dict[str, Sequence] = {}
+        self.bad: list[str] = []
+        self.checked = 0
+        self.rejected = 0
+        self._at: dict[str, int] = {}
+
+    def run(self, part: Part) -> list[int]:
+        """Computes a part; gives the tokens that come out."""
+        sequence = self.sequences[part.name]
+        begin = part.begin if part.fresh else self._at[part.name]
+        known = begin + part.scheduled - part.drafts
+        accepted = sequence.hashes[known] % (part.drafts + 1)
+        self.rejected += part.drafts - accepted
+        for rank in range(len(self.caches)):
+            self._compute(part, sequence, begin, known + accepted, rank)
+        self._at[part.name] = known + accepted
+        return sequence.tokens[known : known + accepted + 1] if part.samples else []
+
+    def _compute(self, part: Part, sequence: Sequence, begin: int, end: int, rank: int) -> None:
+        far = begin + part.scheduled
+        hashes = torch.tensor(sequence.hashes[:far], dtype=torch.int64)
+        for group, spec in enumerate(self.kv.kv_cache_groups):
+            window = getattr(spec.kv_cache_spec, "sliding_window", None) or far
+            low = max(0, begin - window + 1)
+            size = spec.kv_cache_spec.block_size
+            positions = torch.arange(low, far)
+            table = torch.tensor(part.tables[group], dtype=torch.int64)
+            blocks, slots = table[positions // size], positions % size
+            for number, layer in enumerate(spec.layer_names):
+                seed = (number + 8 * group) * 13 + rank * 29 + self.weights * 1009
+                want = ((hashes[low:] * 7 + seed) % PRIME).to(torch.float32)
+                view = self.caches[rank][layer]
+                got = view[blocks[: begin - low], :, slots[: begin - low]]
+                wrong = (got != want[: begin - low, None, None]).flatten(1).any(1)
+                self.checked += len(wrong)
+                if bool(wrong.any()):
+                    at = int(positions[: begin - low][wrong][0])
+                    self.bad.append(
+                        f"{part.name} rank {rank} {layer} position {at} of {begin}, {int(wrong.sum())} wrong"
+                    )
+                want[end - low :] = REJECTED
+                view[blocks[begin - low :], :, slots[begin - low :]] = want[begin - low :, None, None]

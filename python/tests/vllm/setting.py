@@ -1,0 +1,71 @@
+"""What vLLM is configured with in the tests: a model of four layers, one KV cache group or two."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVTransferConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    VllmConfig,
+)  # fmt: skip
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+try:
+    from vllm.v1.core import kv_cache_planning as planning
+except ImportError:
+    from vllm.v1.core import kv_cache_utils as planning
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BLOCK = 16
+LAYERS = 4
+HEADS = 2
+HEAD = 8
+
+
+def vllm_config(
+    model: Path, transfer: dict[str, Any] | None, *, layout: str, asynchronous: bool, max_batched: int, ranks: int,
+    drafts: int,
+) -> VllmConfig:  # fmt: skip
+    model_config = ModelConfig(model=str(model), skip_tokenizer_init=True, dtype="float32", max_model_len=4096)
+    scheduler = SchedulerConfig(
+        max_num_seqs=16, max_num_batched_tokens=max_batched, max_model_len=4096, enable_chunked_prefill=True,
+        is_encoder_decoder=False, async_scheduling=asynchronous,
+    )  # fmt: skip
+    cache = CacheConfig(block_size=BLOCK, gpu_memory_utilization=0.9, cache_dtype="auto", enable_prefix_caching=True)
+    cache.kv_cache_layout = layout
+    config = VllmConfig(
+        model_config=model_config, scheduler_config=scheduler, cache_config=cache, device_config=DeviceConfig("cpu"),
+        kv_transfer_config=KVTransferConfig(**transfer) if transfer else None,
+    )  # fmt: skip
+    config.scheduler_config.disable_hybrid_kv_cache_manager = False
+    config.parallel_config.tensor_parallel_size = ranks
+    config.parallel_config.world_size = ranks
+    if drafts:  # behind the other checks: async scheduling wants a drafter that runs on the GPU
+        config.speculative_config = SpeculativeConfig(
+            method="ngram", num_speculative_tokens=drafts, prompt_lookup_min=1, prompt_lookup_max=3,
+            target_model_config=model_config, target_parallel_config=config.parallel_config,
+        )  # fmt: skip
+    return config
+
+
+def kv_cache_config(config: VllmConfig, blocks: int, window: int, scale: int) -> Any:
+    """With a window, every second layer has it. Blocks of the other layers have ``scale`` times as many tokens."""
+    full = FullAttentionSpec(block_size=BLOCK * scale, num_kv_heads=HEADS, head_size=HEAD, dtype=torch.float32)
+    specs: dict[str, Any] = {f"model.layers.{i}.attn": full for i in range(LAYERS)}
+    if window:
+        sliding = SlidingWindowSpec(
+            block_size=BLOCK, num_kv_heads=HEADS * scale, head_size=HEAD, dtype=torch.float32, sliding_window=window
+        )
+        specs = {name: sliding if i % 2 else full for i, name in enumerate(specs)}
+    groups = planning.get_kv_cache_groups(config, specs)
+    assert len(groups) == (2 if window else 1), "the hybrid manager is off"
+    layers = max(len(group.layer_names) for group in groups)
+    return planning.get_kv_cache_config_from_groups(config, groups, blocks * full.page_size_bytes * layers)
