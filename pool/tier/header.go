@@ -1,6 +1,7 @@
 package tier
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -56,13 +57,14 @@ func (h *header) seal(key *pool.Key, p []byte) {
 // unseal reads and checks the header of a value that was found under key and should have length bytes behind it.
 func unseal(key *pool.Key, p []byte, length uint32) (h header, err error) {
 	h = header{length: binary.LittleEndian.Uint32(p[4:]), sum: binary.LittleEndian.Uint32(p[8:]), when: binary.LittleEndian.Uint64(p[48:])}
-	switch {
-	case [4]byte(p[:4]) != magic || p[12] > maxNode || h.length != length:
-		return h, errHeader
-	case binary.LittleEndian.Uint32(p[60:]) != pool.Sum(key.Seed(h.length), p[:60]):
+	if p[12] > maxNode || h.length != length {
 		return h, errHeader
 	}
 	h.node = string(p[16 : 16+p[12]])
+	var again [headerBytes]byte // a header is what seal writes, and nothing else
+	if h.seal(key, again[:]); !bytes.Equal(again[:], p[:headerBytes]) {
+		return h, errHeader
+	}
 	return h, nil
 }
 
