@@ -141,7 +141,7 @@ func (l *lane) next(wait bool) bool {
 		if i == 0 || run.Region != f.copy.Runs[i-1].Region {
 			r = f.peer.regions[run.Region]
 		}
-		l.spans = append(l.spans, span{dev: r.addr + run.RegionOff, off: uint64(run.ArenaOff), n: uint64(run.Len)})
+		l.spans = append(l.spans, span{dev: r.addr + run.RegionOff, off: uint64(run.ArenaOff), n: uint64(run.Len), in: run.Region})
 	}
 	l.rects = l.planner.plan(l.spans, f.copy.Blocks)
 	return true

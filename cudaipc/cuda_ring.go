@@ -69,7 +69,7 @@ func (l *lane) viaRing() (*staged, uint64, error) {
 	l.issue.reset()
 	var used uint64
 	for len(l.rects) > 0 && !l.d.pins.at(l.rects[0].off) {
-		first := l.rects[0].firstRow()
+		first := l.rects[0].span
 		n := min(first.n, uint64(len(half))-used)
 		if n == 0 {
 			break
@@ -90,13 +90,11 @@ func (l *lane) viaRing() (*staged, uint64, error) {
 	return s, used, l.send()
 }
 
-func (r *rect) firstRow() span { return r.span }
-
 // cut takes the first n bytes of the first row away from l.rects.
 func (l *lane) cut(n uint64) {
 	r := &l.rects[0]
 	if n < r.n { // the rest of the row on its own, in front of the other rows
-		rest := rect{span: span{r.dev + n, r.off + n, r.n - n}, rows: 1}
+		rest := rect{span: span{r.dev + n, r.off + n, r.n - n, r.in}, rows: 1}
 		if r.rows == 1 {
 			*r = rest
 			return

@@ -8,9 +8,10 @@ import "slices"
 
 // span is one contiguous copy between a GPU and the arena.
 type span struct {
-	dev uint64 // where on the GPU
-	off uint64 // where in the arena
-	n   uint64 // bytes
+	dev uint64   // where on the GPU
+	off uint64   // where in the arena
+	n   uint64   // bytes
+	in  RegionID // no call goes from one region to another: they may be of two allocations
 }
 
 // rect is rows copies of the length of the first, each a constant distance behind the one before. A single copy is one row.
@@ -86,15 +87,17 @@ func (p *planner) split(out, spans []span) []span {
 		}
 		for s.n > 0 {
 			n := min(s.n, p.bytes, p.piece-s.off%p.piece)
-			out = append(out, span{s.dev, s.off, n})
-			s = span{s.dev + n, s.off + n, s.n - n}
+			out = append(out, span{s.dev, s.off, n, s.in})
+			s = span{s.dev + n, s.off + n, s.n - n, s.in}
 		}
 	}
 	return out
 }
 
 // follows says whether b is right behind a on both sides. An empty b is behind everything.
-func follows(a, b span) bool { return b.n == 0 || (a.dev+a.n == b.dev && a.off+a.n == b.off) }
+func follows(a, b span) bool {
+	return b.n == 0 || (a.dev+a.n == b.dev && a.off+a.n == b.off && a.in == b.in)
+}
 
 // rects finds runs of spans of one length at constant distances.
 func (p *planner) rects(out []rect, spans []span) []rect {
@@ -127,7 +130,7 @@ func (p *planner) regular(spans []span) int {
 	most := min(uint64(len(spans)), max(p.bytes/first.n, 1))
 	for i := uint64(1); i < most; i++ {
 		s := spans[i]
-		if s.n != first.n || s.dev-spans[i-1].dev != devPitch || s.off-spans[i-1].off != offPitch || s.off/p.piece != first.off/p.piece {
+		if s.n != first.n || s.in != first.in || s.dev-spans[i-1].dev != devPitch || s.off-spans[i-1].off != offPitch || s.off/p.piece != first.off/p.piece {
 			return int(i)
 		}
 	}

@@ -111,7 +111,7 @@ func TestPlanSeesWhatIsRegular(t *testing.T) {
 		var counts []Block
 		for b := range uint64(blocks) {
 			for l := range uint64(layers) {
-				spans = append(spans, span{test.dev(b, l), (test.slot(b)*layers + l) * page, page})
+				spans = append(spans, span{test.dev(b, l), (test.slot(b)*layers + l) * page, page, 1})
 			}
 			counts = append(counts, Block{Runs: layers})
 		}
@@ -125,7 +125,7 @@ func TestPlanOfNothing(t *testing.T) {
 	if got := newPlanner().plan(nil, nil); len(got) != 0 {
 		t.Errorf("a plan of nothing: %v", got)
 	}
-	if got := newPlanner().plan([]span{{5, 5, 0}, {9, 9, 0}}, []Block{{Runs: 2}}); len(got) != 0 {
+	if got := newPlanner().plan([]span{{5, 5, 0, 1}, {9, 9, 0, 1}}, []Block{{Runs: 2}}); len(got) != 0 {
 		t.Errorf("a plan of empty runs: %v", got)
 	}
 }
@@ -136,7 +136,7 @@ func BenchmarkPlan(b *testing.B) {
 	var counts []Block
 	for i, id := range random.Perm(4096) {
 		for l := range uint64(32) {
-			spans = append(spans, span{l<<30 + uint64(id)*4096, (uint64(i)*32 + l) * 4096, 4096})
+			spans = append(spans, span{l<<30 + uint64(id)*4096, (uint64(i)*32 + l) * 4096, 4096, 1})
 		}
 		counts = append(counts, Block{Runs: 32})
 	}
@@ -146,4 +146,17 @@ func BenchmarkPlan(b *testing.B) {
 		p.plan(spans, counts)
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(spans)), "ns/run")
+}
+
+// TestPlanStaysInARegion: two regions may be of two allocations, however their addresses lie.
+func TestPlanStaysInARegion(t *testing.T) {
+	for name, spans := range map[string][]span{
+		"side by side":       {{0, 0, 4096, 1}, {4096, 4096, 4096, 2}},
+		"at a distance":      {{0, 0, 4096, 1}, {1 << 20, 8192, 4096, 2}},
+		"a third far behind": {{0, 0, 4096, 1}, {1 << 20, 8192, 4096, 2}, {2 << 20, 16384, 4096, 1}},
+	} {
+		if got := newPlanner().plan(spans, []Block{{Runs: uint32(len(spans))}}); len(got) != len(spans) {
+			t.Errorf("%s: %d calls for %d regions: %v", name, len(got), len(spans), got)
+		}
+	}
 }
