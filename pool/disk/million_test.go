@@ -1,0 +1,37 @@
+package disk
+
+import (
+	"encoding/binary"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// TestRecoverAMillion prints how long a store of a million blocks takes to open, and what its index takes.
+func TestRecoverAMillion(t *testing.T) {
+	if os.Getenv("KVAGENT_LONG") == "" {
+		t.Skip("SKIPPED: takes half a minute and 1.3 GB of disk: set KVAGENT_LONG=1")
+	}
+	const n, batch = 1_000_000, 4000
+	o := Options{Dirs: []Dir{{t.TempDir(), 4 << 30}}, SegmentBytes: 64 << 20}
+	s := open(t, o)
+	items, data := make([]pool.Item, batch), make([]byte, 1000)
+	for i := 0; i < n; i += batch {
+		for k := range items {
+			items[k] = pool.Item{Key: pool.Key{Hash: pool.MakeHash(binary.LittleEndian.AppendUint64(nil, uint64(i+k)))}, Data: data}
+		}
+		put(t, s, items...)
+	}
+	closeNow(t, s)
+	began := time.Now()
+	s = open(t, o)
+	took := time.Since(began)
+	st := s.Stats()
+	t.Logf("%d blocks recovered in %v, %d bytes read, %d segments scanned, %.1f bytes of index each",
+		st.Blocks, took, st.RecoveryRead, st.Scanned, float64(st.IndexBytes)/float64(st.Blocks))
+	if st.Blocks != n || st.Scanned != 0 {
+		t.Fatalf("%d blocks of %d are back, %d segments were scanned", st.Blocks, n, st.Scanned)
+	}
+}
