@@ -23,7 +23,7 @@ func (d *dir) open() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err != nil {
-		if d.reason == errNotOpened {
+		if errors.Is(d.reason, errNotOpened) {
 			d.state = StateOK // so that the first failure is a change
 		}
 		d.setState(stateOf(err), err)

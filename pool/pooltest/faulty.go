@@ -90,12 +90,12 @@ func (s *storm) step(r *rand.Rand) {
 		s.stormGet(ctx, which)
 	case 6:
 		keys, status := s.keys(which)
-		if err := s.Exists(ctx, keys, status); s.wholeAnswer("exists", ctx, err) {
+		if err := s.Exists(ctx, keys, status); s.wholeAnswer(ctx, "exists", err) {
 			s.known("exists", status, pool.OK, pool.Missing)
 		}
 	case 7:
 		keys, _ := s.keys(which)
-		s.wholeAnswer("delete", ctx, s.Delete(ctx, keys))
+		s.wholeAnswer(ctx, "delete", s.Delete(ctx, keys))
 	}
 	if took := time.Since(before); took > stormDeadline+stormGrace {
 		s.t.Errorf("a call took %v under a context of %v", took, stormDeadline)
@@ -117,7 +117,7 @@ func (s *storm) stormPut(ctx context.Context, which []int) {
 		items[n] = s.item(i)
 		items[n].Status = unset
 	}
-	ok := s.wholeAnswer("put", ctx, s.Put(ctx, items))
+	ok := s.wholeAnswer(ctx, "put", s.Put(ctx, items))
 	for n := range items {
 		if ok {
 			s.known("put", []pool.Status{items[n].Status}, pool.OK, pool.Exists, pool.InProgress, pool.Busy)
@@ -133,7 +133,7 @@ func (s *storm) stormGet(ctx context.Context, which []int) {
 	for n, i := range which {
 		items[n] = pool.Item{Key: s.all[i].Key, Data: make([]byte, 1000), Status: unset}
 	}
-	if !s.wholeAnswer("get", ctx, s.Get(ctx, items)) {
+	if !s.wholeAnswer(ctx, "get", s.Get(ctx, items)) {
 		return
 	}
 	for n, i := range which {
@@ -147,7 +147,7 @@ func (s *storm) stormGet(ctx context.Context, which []int) {
 }
 
 // wholeAnswer is false if the call says that it did not answer, which it may.
-func (s *storm) wholeAnswer(what string, ctx context.Context, err error) bool {
+func (s *storm) wholeAnswer(ctx context.Context, what string, err error) bool {
 	if err != nil && ctx.Err() == nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)) {
 		s.t.Errorf("%s says that its context ended, and it had not: %v", what, err)
 	}
