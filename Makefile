@@ -79,9 +79,10 @@ softcuda: # build/softcuda/libcuda.so.1, the driver that tests of the CUDA path 
 	@$(STAGE) softcuda cudaipc/testdata/softcuda/build build/softcuda
 
 .PHONY: test-cuda
-test-cuda: softcuda ## the CUDA path on a software driver, with the race detector
-	@scripts/deps go
+test-cuda: softcuda ## the CUDA path on a software driver, with the race detector, in both endings of a dead engine's events
 	@$(STAGE) -v test-cuda env $(CUDA_FLAGS) KVAGENT_LIBCUDA=$(SOFTCUDA) go test -count=1 $(GO_TEST_FLAGS) -tags cuda,softcuda ./cudaipc/...
+	@$(STAGE) -v test-cuda-never env $(CUDA_FLAGS) KVAGENT_LIBCUDA=$(SOFTCUDA) SOFTCUDA_EVENTS_OF_THE_DEAD=never SOFTCUDA_DRIVER_VERSION=13000 \
+		go test -count=1 $(GO_TEST_FLAGS) -tags cuda,softcuda -run 'TestCUDA' ./cudaipc
 
 .PHONY: test-python
 test-python: build ## Python tests, with the real agent
