@@ -127,7 +127,7 @@ var (
 	ErrClosed   = errors.New("pool closed")
 )
 
-// Ref names one entry of a pool for as long as a pin or a reservation holds it.
+// Ref names one entry of a pool for as long as a pin or a reservation holds it. The highest bit is that of promises, see Tiers: a memory leaves it clear.
 type Ref uint64
 
 // Index answers what is stored. Entries are visible when all their shards are committed; only visible ones are

@@ -34,7 +34,7 @@ var tierSchemes = map[string]func(u *url.URL, o *tierOptions) func(*tierNeeds) (
 func parseTier(text string) (*tierSpec, error) {
 	u, err := url.Parse(text)
 	if err != nil {
-		return nil, errors.New("no URL, allowed: SCHEME:WHERE?OPTION=VALUE&...")
+		return nil, errors.New("no URL, allowed: SCHEME:WHERE?OPTION=VALUE&OPTION=VALUE")
 	}
 	read := tierSchemes[u.Scheme]
 	if read == nil {

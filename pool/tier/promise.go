@@ -43,49 +43,6 @@ func (pr *promise) open() bool    { return pr.state == queued || pr.state == run
 func (pr *promise) wanted() bool  { return pr.pins > 0 || pr.hint }
 func (pr *promise) ref() pool.Ref { return promiseBit | pool.Ref(pr.id) }
 
-// waiter is one Settle.
-type waiter struct {
-	left int
-	then func()
-	over bool
-}
-
-// line is a queue of promises, the oldest first.
-type line struct {
-	head, tail *promise
-	n          int
-}
-
-func (q *line) push(pr *promise) {
-	pr.line, pr.prev, pr.next = q, q.tail, nil
-	if q.tail == nil {
-		q.head = pr
-	} else {
-		q.tail.next = pr
-	}
-	q.tail = pr
-	q.n++
-}
-
-func (pr *promise) leave() {
-	q := pr.line
-	if q == nil {
-		return
-	}
-	if pr.prev == nil {
-		q.head = pr.next
-	} else {
-		pr.prev.next = pr.next
-	}
-	if pr.next == nil {
-		q.tail = pr.prev
-	} else {
-		pr.next.prev = pr.prev
-	}
-	pr.line, pr.prev, pr.next = nil, nil, nil
-	q.n--
-}
-
 // wish is an entry that somebody wants in memory.
 type wish struct {
 	key    entryKey
@@ -213,40 +170,6 @@ func run(calls []func()) {
 	for _, then := range calls {
 		then()
 	}
-}
-
-// Settle implements pool.Tiers.
-func (p *Pool) Settle(refs []pool.Ref, then func()) (cancel func() bool) {
-	w := &waiter{then: then}
-	p.mu.Lock()
-	for _, ref := range refs {
-		if ref&promiseBit == 0 {
-			continue
-		}
-		if pr := p.mu.byID[uint64(ref&^promiseBit)]; pr != nil && pr.open() {
-			pr.waiters = append(pr.waiters, w)
-			w.left++
-		}
-	}
-	w.over = w.left == 0
-	now := w.over
-	p.mu.Unlock()
-	if now {
-		then()
-	}
-	return func() bool {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		was := w.over
-		w.over = true
-		return !was
-	}
-}
-
-// Hint implements pool.Tiers.
-func (p *Pool) Hint(refs []pool.Ref) {
-	p.giveBack(refs, true)
-	p.unpinMemory(refs)
 }
 
 // abandon takes everything out of a tier's queues that waits to be fetched: it goes to the next tier that has it, or does not come.

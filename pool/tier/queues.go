@@ -1,0 +1,82 @@
+package tier
+
+import (
+	"context"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// puts is the queue of entries to be written to a tier, oldest first, each once.
+type puts struct {
+	set  map[entryKey]*life
+	list []origin
+	from int // of the list; what is before is gone
+}
+
+// putItem is an entry taken out of the queue.
+type putItem = origin
+
+func (q *puts) len() int { return len(q.list) - q.from }
+
+// take gives a batch.
+func (q *puts) take(l *lane) (batch []putItem) {
+	bytes, items := int64(0), 0
+	for q.from < len(q.list) {
+		o := q.list[q.from]
+		g := &o.sp.groups[o.key.group]
+		if len(batch) > 0 && (bytes+g.staged > l.BatchBytes || items+len(g.at) > l.BatchItems) {
+			break
+		}
+		batch = append(batch, o)
+		bytes, items = bytes+g.staged, items+len(g.at)
+		if q.set[o.key] == o.life {
+			delete(q.set, o.key)
+		}
+		q.list[q.from] = origin{}
+		q.from++
+	}
+	if q.from == len(q.list) || q.from > 4096 {
+		q.list = append(q.list[:0], q.list[q.from:]...)
+		q.from = 0
+	}
+	return batch
+}
+
+// offerLocked queues an entry to be written, unless it waits already or there is no room.
+func (l *lane) offerLocked(o origin) {
+	if l.puts.set[o.key] == o.life || l.p.mu.closed { // one of before a reset does not count
+		return
+	}
+	if l.puts.len() >= l.PutQueue {
+		l.count.putsDropped.Add(1)
+		return
+	}
+	l.puts.set[o.key] = o.life
+	l.puts.list = append(l.puts.list, o)
+	l.wake.Signal()
+}
+
+// queueDelete queues keys to be deleted; what finds no room is forgotten, and found wrong again one day.
+func (l *lane) queueDelete(keys []pool.Key) {
+	l.p.mu.Lock()
+	defer l.p.mu.Unlock()
+	if len(l.deletes)+len(keys) > deleteQueue || l.p.mu.closed {
+		l.count.deletesDropped.Add(uint64(len(keys)))
+		return
+	}
+	l.deletes = append(l.deletes, keys...)
+	l.wake.Signal()
+}
+
+// remove deletes keys. What fails is not tried again.
+func (l *lane) remove(ctx context.Context, keys []pool.Key) {
+	within, stop := context.WithTimeout(ctx, l.PutWithin)
+	defer stop()
+	err := l.Store.Delete(within, keys)
+	l.result(ctx, err)
+	if err != nil {
+		l.count.deletesDropped.Add(uint64(len(keys)))
+		return
+	}
+	l.count.deleted.Add(uint64(len(keys)))
+}
