@@ -186,6 +186,25 @@ def test_what_was_revoked_is_offered_again(engines: Callable[..., PlayedEngine],
     assert {block.ref_cnt for block in engine.pool.blocks} == {1}
 
 
+def test_a_request_that_begins_again_after_a_reset_is_saved_from_its_first_block_on(
+    engines: Callable[..., PlayedEngine], agent: AgentProcess
+) -> None:
+    """reset_prefix_cache preempts what runs between two steps: no step says so."""
+    engine = engines()
+    request = engine.request("a", "p", 4)
+    engine.matched(request)
+    engine.admit(request)
+    engine.step((request, request.num_tokens))
+    engine.quiet()
+    assert agent.status()["blocks_stored"] == 4
+    assert engine.scheduler.reset()
+    eventually(lambda: agent.status()["blocks_stored"] == 0, "an empty pool")
+    engine.admit(request)
+    engine.step((request, request.num_tokens))
+    engine.quiet()
+    assert agent.status()["blocks_stored"] == 4
+
+
 def test_saves_hold_no_more_than_their_share(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
     """Of 64 blocks 10 % are 6: a prompt of 20 blocks is saved in several steps, and never more is held."""
     engine = engines(pin_percent=10.0)

@@ -93,6 +93,8 @@ class SchedulerSide:
     def allocated(self, request: Any, blocks: Any, external: int) -> None:
         """The request was let in: with ``external`` tokens to be loaded, or with none."""
         tracked = self._track(request)
+        if tracked.admitted:  # reset_prefix_cache took its blocks away, between two steps
+            self._taken_away(tracked)
         if external > 0 and self._loads is not None:
             asked = self._promises.take(tracked)
             self._loads.plan(next(self._jobs), tracked, blocks.blocks, external, asked)
@@ -239,9 +241,12 @@ class SchedulerSide:
     def _preempted(self, request: str) -> None:
         self.tables.forget(request)
         if tracked := self._tracked.get(request):
-            tracked.begin_again()
-            tracked.admitted = False
-            self._due.remove(tracked)
+            self._taken_away(tracked)
+
+    def _taken_away(self, tracked: Tracked) -> None:
+        tracked.begin_again()
+        tracked.admitted = False
+        self._due.remove(tracked)
 
     def _plan_saves(self, saves: Saves, scheduled: Mapping[str, int], *, allowed: bool) -> list[SaveJob]:
         session = self._presence.session
