@@ -26,6 +26,7 @@ var mayImport = map[string][]string{
 	"transfer":       {"pool", "cudaipc"},
 	"agent":          {"lookup", "transfer", "ipc", "cudaipc", "pool"},
 	"mockengine":     {"ipc", "cudaipc"},
+	"proof":          {"cudaipc"},
 	"cmd/kvagent":    {"..."},
 }
 

@@ -53,6 +53,7 @@ between the engines and the pool, and tells the engines' schedulers how much of 
   kvagent status --socket-dir DIR                what is connected, how full, how often it hits
   kvagent set loads=off --socket-dir DIR         switch loads or saves while it runs
 
+proof shows on a GPU that its path works there, and how fast.
 mock, replay and bench try the agent without a GPU: engines that are played, a recorded trace, and measurements.`,
 		Example: `  kvagent serve --socket-dir /tmp/kv --pool 1GiB &
   kvagent status --socket-dir /tmp/kv
@@ -63,7 +64,7 @@ mock, replay and bench try the agent without a GPU: engines that are played, a r
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return exitError{exitConfig, fmt.Errorf("%w (see: %s --help)", err, cmd.CommandPath())}
 	})
-	root.AddCommand(serveCommand(), statusCommand(), setCommand(), cacheCommand(), versionCommand(), mockCommand(), replayCommand(), benchCommand(), moverCommand())
+	root.AddCommand(serveCommand(), statusCommand(), setCommand(), cacheCommand(), versionCommand(), mockCommand(), replayCommand(), benchCommand(), proofCommand(), moverCommand())
 	return root
 }
 

@@ -1,0 +1,195 @@
+package proof
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+// sizes of what is measured.
+type sizes struct {
+	region int64 // bytes of one region of an engine, and of the arena
+	piece  int64 // bytes of a piece of virtual memory
+	raw    int64 // bytes of one raw copy
+	pin    int64 // bytes to pin
+	rounds int   // of copies; the median counts
+	loops  int   // of the compute loop
+	fill   int64 // bytes of the kernel in it
+	delay  time.Duration
+}
+
+var (
+	fullSizes  = sizes{region: 512 << 20, piece: 20 << 20, raw: 256 << 20, pin: 10 << 30, rounds: 7, loops: 2000, fill: 64 << 20, delay: 300 * time.Millisecond}
+	quickSizes = sizes{region: 8 << 20, piece: 2 << 20, raw: 2 << 20, pin: 32 << 20, rounds: 2, loops: 40, fill: 1 << 20, delay: 60 * time.Millisecond}
+)
+
+// Limits of a check.
+const (
+	answerWithin = 2 * time.Minute        // one order to a child
+	copyWithin   = 30 * time.Second       // one copy
+	lookEvery    = time.Millisecond       // between looks at the GPU's free memory, and at events
+	backWithin   = 10 * time.Second       // for memory to be back; more is a failure, less than backTarget the target
+	backTarget   = 2000                   // ms
+	deadEvent    = 2 * time.Second        // an event of a dead process that has not fired by then never will
+	settled      = 300 * time.Millisecond // free memory that has not changed for so long is taken as it is
+)
+
+// bench is what one check works with. Its end closes all of it.
+type bench struct {
+	ctx      context.Context //nolint:containedctx // of the one check that it lives for
+	o        *Options
+	sizes    sizes
+	line     *Line
+	device   *cudaipc.CUDA
+	arena    *arena
+	children []*child
+	peers    cudaipc.PeerID
+}
+
+// arena is memory that a device copies to and from: the pool's part in it.
+type arena struct {
+	mem  []byte
+	huge bool
+}
+
+// newArena maps size bytes that are there already, so that pinning does not wait for them.
+func newArena(size int64, huge bool) (*arena, error) {
+	flags := unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_POPULATE
+	if huge {
+		flags |= unix.MAP_HUGETLB
+	}
+	mem, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, flags)
+	if err != nil {
+		return nil, fmt.Errorf("memory of %d bytes: %w", size, err)
+	}
+	return &arena{mem, huge}, nil
+}
+
+func (a *arena) close() { _ = unix.Munmap(a.mem) }
+
+// open opens the GPU over an arena of that size, as the agent's mover does, and waits until the arena is pinned.
+func (b *bench) open(size int64) error {
+	var err error
+	if b.arena, err = newArena(size, false); err != nil {
+		return err
+	}
+	if b.device, err = cudaipc.OpenCUDA(cudaipc.CUDAOptions{Arena: b.arena.mem}); err != nil {
+		return err
+	}
+	return b.pinned(b.device)
+}
+
+func (b *bench) pinned(d *cudaipc.CUDA) error {
+	for begin := time.Now(); !d.Info().PinDone; {
+		if time.Since(begin) > answerWithin {
+			return fmt.Errorf("the arena was not pinned within %v", answerWithin)
+		}
+		time.Sleep(lookEvery)
+	}
+	if i := d.Info(); i.PinError != "" {
+		return fmt.Errorf("the driver pinned %d of %d bytes: %s", i.Pinned, i.Arena, i.PinError)
+	}
+	return nil
+}
+
+// close ends everything: processes first.
+func (b *bench) close() error {
+	var err error
+	for _, c := range b.children {
+		c.kill()
+	}
+	if b.device != nil {
+		err = b.device.Close(cudaipc.AllPeers)
+		if errors.Is(err, cudaipc.ErrLost) {
+			err = nil // whoever lost it has said so
+		}
+	}
+	if b.arena != nil {
+		b.arena.close()
+	}
+	return err
+}
+
+// engine starts an engine with regions of these sizes.
+func (b *bench) engine(virtual bool, sizes ...int64) (*child, error) {
+	return b.start(&order{Op: opEngine, Sizes: sizes, Virtual: virtual, Piece: b.sizes.piece})
+}
+
+// admit imports an engine's memory and events and gives the peer. known says that the device hears of the process.
+func (b *bench) admit(c *child, known bool) (cudaipc.PeerID, error) {
+	b.peers++
+	im, err := c.describe(b.peers)
+	if err != nil {
+		return 0, err
+	}
+	if !known {
+		im.Pid = 0
+	}
+	return b.peers, b.device.Import(im)
+}
+
+// move copies n bytes of a region from its beginning on, in fragments that are no neighbours there, and waits.
+func (b *bench) move(peer cudaipc.PeerID, dir cudaipc.Direction, region cudaipc.RegionID, n int64) error {
+	t, err := b.device.Copy(&cudaipc.Copy{
+		Peer: peer, Dir: dir, Runs: []cudaipc.Run{{Region: region, Len: uint32(n)}}, Blocks: []cudaipc.Block{{Runs: 1}},
+	})
+	if err != nil {
+		return err
+	}
+	_, err = b.done(t)
+	return err
+}
+
+// done waits for a copy, all of whose blocks are to be good.
+func (b *bench) done(t cudaipc.Ticket) (cudaipc.Done, error) {
+	end, ok, err := b.device.Done(t, copyWithin)
+	switch {
+	case err != nil:
+		return end, err
+	case !ok:
+		return end, fmt.Errorf("a copy did not end within %v", copyWithin)
+	case end.Bad != nil:
+		return end, fmt.Errorf("blocks did not arrive: %w", end.Err)
+	}
+	return end, nil
+}
+
+// free is the GPU's free memory when it does not change any more: the end of a process is not over at once.
+func (b *bench) free() int64 {
+	last, since := b.device.Info().Free, time.Now()
+	for time.Since(since) < settled {
+		time.Sleep(lookEvery)
+		if now := b.device.Info().Free; now != last {
+			last, since = now, time.Now()
+		}
+	}
+	return last
+}
+
+// back waits until the GPU has want bytes free and gives how long that took since begin.
+func (b *bench) back(want int64, begin time.Time) (ms float64, err error) {
+	for {
+		free := b.device.Info().Free
+		if free >= want {
+			return float64(time.Since(begin)) / float64(time.Millisecond), nil
+		}
+		if time.Since(begin) > backWithin {
+			return 0, fmt.Errorf("%d bytes are free %v after the death, %d were before", free, backWithin, want)
+		}
+		time.Sleep(lookEvery)
+	}
+}
+
+// self is the command of the processes that play engines and agents.
+func (o *Options) self() []string {
+	if len(o.Command) > 0 {
+		return o.Command
+	}
+	return []string{os.Args[0]}
+}

@@ -1,0 +1,134 @@
+package proof
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+// fragments are the lengths of runs that are measured, bytes, with what is aimed at: a share of one raw copy, or a rate.
+var fragments = []struct {
+	name  string
+	bytes int64
+	share float64 // of raw; 0: no target
+	rate  float64 // bytes per second; 0: no target
+}{
+	{"4KiB", 4 << 10, 0, 23 << 30}, {"16KiB", 16 << 10, 0, 0}, {"32KiB", 32 << 10, 0, 0}, {"64KiB", 64 << 10, 0.90, 0},
+	{"256KiB", 256 << 10, 0.95, 0}, {"2MiB", 2 << 20, 0.95, 0},
+}
+
+const gib = 1 << 30
+
+// checkCopies measures what the device makes of lists of fragments, as transfer hands them in, against single pinned copies.
+func checkCopies(b *bench) error {
+	if err := b.open(b.sizes.region); err != nil {
+		return err
+	}
+	raw, err := b.device.Raw(b.sizes.raw, b.sizes.rounds)
+	if err != nil {
+		return err
+	}
+	f := b.line.Figures
+	f["raw_d2h_gib_s"], f["raw_h2d_gib_s"], f["raw_both_gib_s"] = raw.ToHost/gib, raw.ToGPU/gib, raw.Both/gib
+	b.line.say("raw D2H %.1f, H2D %.1f, both %.1f GiB/s", raw.ToHost/gib, raw.ToGPU/gib, raw.Both/gib)
+	e, err := b.engine(false, 2*b.sizes.region)
+	if err != nil {
+		return err
+	}
+	peer, err := b.admit(e, true)
+	if err != nil {
+		return err
+	}
+	for i := range fragments {
+		if err := b.measure(peer, i, &raw); err != nil {
+			return fmt.Errorf("%s: %w", fragments[i].name, err)
+		}
+	}
+	if err := b.checksum(peer); err != nil {
+		return err
+	}
+	return b.device.Close(peer)
+}
+
+// measure measures fragments of one length, each way and both at once.
+func (b *bench) measure(peer cudaipc.PeerID, which int, raw *cudaipc.RawCopies) error {
+	fragment := &fragments[which]
+	out, in := b.scattered(peer, cudaipc.Gather, fragment.bytes), b.scattered(peer, cudaipc.Scatter, fragment.bytes)
+	for _, m := range []struct {
+		way    string
+		copies []*cudaipc.Copy
+		raw    float64
+	}{{"d2h", []*cudaipc.Copy{out}, raw.ToHost}, {"h2d", []*cudaipc.Copy{in}, raw.ToGPU}, {"both", []*cudaipc.Copy{out, in}, raw.Both}} {
+		rate, err := b.rate(m.copies)
+		if err != nil {
+			return err
+		}
+		name := fragment.name + "_" + m.way
+		b.line.Figures[name+"_gib_s"], b.line.Figures[name+"_of_raw"] = rate/gib, rate/m.raw
+		if fragment.share > 0 && m.way != "both" {
+			b.line.aim(name+" of raw", rate/m.raw, fragment.share, false)
+		}
+		if fragment.rate > 0 && m.way != "both" {
+			b.line.aim(name+" GiB/s", rate/gib, fragment.rate/gib, false)
+		}
+	}
+	f := b.line.Figures
+	b.line.say("%s D2H %.1f (%.0f %%), H2D %.1f (%.0f %%)", fragment.name, f[fragment.name+"_d2h_gib_s"], 100*f[fragment.name+"_d2h_of_raw"],
+		f[fragment.name+"_h2d_gib_s"], 100*f[fragment.name+"_h2d_of_raw"])
+	return nil
+}
+
+// scattered is a copy of the whole arena, from or to every second fragment of the region: as blocks lie there layer by layer.
+func (b *bench) scattered(peer cudaipc.PeerID, dir cudaipc.Direction, fragment int64) *cudaipc.Copy {
+	c := &cudaipc.Copy{Peer: peer, Dir: dir}
+	for at := int64(0); at+fragment <= b.sizes.region; at += fragment {
+		c.Runs = append(c.Runs, cudaipc.Run{Region: 1, RegionOff: uint64(2 * at), ArenaOff: at, Len: uint32(fragment)})
+	}
+	c.Blocks = []cudaipc.Block{{Runs: uint32(len(c.Runs))}}
+	return c
+}
+
+// rate is what copies that run at once move, bytes per second: the median of the rounds.
+func (b *bench) rate(copies []*cudaipc.Copy) (float64, error) {
+	var took []time.Duration
+	for range b.sizes.rounds {
+		begin := time.Now()
+		var tickets []cudaipc.Ticket
+		for _, c := range copies {
+			t, err := b.device.Copy(c)
+			if err != nil {
+				return 0, err
+			}
+			tickets = append(tickets, t)
+		}
+		for _, t := range tickets {
+			if _, err := b.done(t); err != nil {
+				return 0, err
+			}
+		}
+		took = append(took, time.Since(begin))
+	}
+	slices.Sort(took)
+	return float64(len(copies)) * float64(b.sizes.region) / took[len(took)/2].Seconds(), nil
+}
+
+// checksum measures what --integrity full adds at one length.
+func (b *bench) checksum(peer cudaipc.PeerID) error {
+	plain := b.scattered(peer, cudaipc.Gather, 256<<10)
+	plain.Blocks = nil
+	for range plain.Runs {
+		plain.Blocks = append(plain.Blocks, cudaipc.Block{Runs: 1})
+	}
+	summed := *plain
+	summed.Sum = true
+	without, err := b.rate([]*cudaipc.Copy{plain})
+	if err != nil {
+		return err
+	}
+	with, err := b.rate([]*cudaipc.Copy{&summed})
+	b.line.Figures["checksum_256KiB_d2h_of_plain"] = with / without
+	b.line.say("with checksums %.0f %% of that without", 100*with/without)
+	return err
+}

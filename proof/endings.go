@@ -1,0 +1,104 @@
+package proof
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+// checkEndings says what this driver does where the reference leaves it open: to an event that its process had recorded, and to
+// a copy from its memory that runs, when the process is killed. The agent relies on neither; a device that is lost by it is
+// the mover's to replace.
+func checkEndings(b *bench) error {
+	if err := b.open(b.sizes.region); err != nil {
+		return err
+	}
+	if err := b.eventOfTheDead(); err != nil {
+		return fmt.Errorf("event: %w", err)
+	}
+	if err := b.copyOfTheDead(); err != nil {
+		return fmt.Errorf("copy: %w", err)
+	}
+	b.line.say("the event of a killed process: %s; a copy under way: %s", b.line.Facts["event"], b.line.Facts["copy"])
+	return nil
+}
+
+func (b *bench) eventOfTheDead() error {
+	e, err := b.engine(false, b.sizes.region)
+	if err != nil {
+		return err
+	}
+	peer, err := b.admit(e, false) // a device that knows the process would not ask the event
+	if err != nil {
+		return err
+	}
+	if _, err := e.do(&order{Op: opHold}); err != nil {
+		return err
+	}
+	if st, err := b.poll(peer, 0); err != nil || st.Fired {
+		return errors.Join(err, fmt.Errorf("an event behind a stream that stands still has fired: %v", st.Fired))
+	}
+	begin := time.Now()
+	e.kill()
+	b.line.Facts["event"] = "never fires"
+	for time.Since(begin) < deadEvent {
+		st, err := b.poll(peer, 0)
+		if err != nil {
+			b.line.Facts["event"] = err.Error()
+			break
+		}
+		if st.Fired {
+			b.line.Facts["event"] = "fires"
+			b.line.Figures["event_fires_ms"] = float64(time.Since(begin).Milliseconds())
+			break
+		}
+		time.Sleep(lookEvery)
+	}
+	return b.device.Close(peer)
+}
+
+// underWay is how many copies of a region are handed in before its process is killed.
+const underWay = 16
+
+func (b *bench) copyOfTheDead() error {
+	e, err := b.engine(false, b.sizes.region)
+	if err != nil {
+		return err
+	}
+	peer, err := b.admit(e, true)
+	if err != nil {
+		return err
+	}
+	var tickets []cudaipc.Ticket
+	for range underWay {
+		t, err := b.device.Copy(&cudaipc.Copy{
+			Peer: peer, Dir: cudaipc.Gather, Runs: []cudaipc.Run{{Region: 1, Len: uint32(b.sizes.region)}}, Blocks: []cudaipc.Block{{Runs: 1}},
+		})
+		if err != nil {
+			return err
+		}
+		tickets = append(tickets, t)
+	}
+	begin := time.Now()
+	e.strike()
+	good := 0
+	for _, t := range tickets {
+		end, ok, err := b.device.Done(t, copyWithin)
+		if errors.Is(err, cudaipc.ErrLost) {
+			b.line.Facts["copy"] = err.Error()
+			return nil
+		}
+		if err != nil || !ok {
+			return errors.Join(err, fmt.Errorf("a copy from a dead process's memory did not end within %v", copyWithin))
+		}
+		if end.Bad == nil {
+			good++
+		}
+	}
+	b.line.Facts["copy"] = fmt.Sprintf("%d of %d end well", good, underWay)
+	b.line.Figures["copies_ended_ms"] = float64(time.Since(begin).Milliseconds())
+	e.kill()
+	return b.device.Close(peer)
+}

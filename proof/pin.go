@@ -1,0 +1,62 @@
+package proof
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+// checkPin measures how long the driver takes to pin the pool, in small and in huge pages.
+func checkPin(b *bench) error {
+	size := min(b.sizes.pin, spareMemory()/4)
+	for _, huge := range []bool{false, true} {
+		name := "4KiB_pages"
+		if huge {
+			name = "huge_pages"
+		}
+		s, err := b.pin(size, huge)
+		if huge && errors.Is(err, unix.ENOMEM) {
+			b.line.Facts[name] = fmt.Sprintf("no %d MiB of them are free: see vm.nr_hugepages", size>>20)
+			b.line.say("huge pages: %s", b.line.Facts[name])
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		per10 := s * float64(10<<30) / float64(size)
+		b.line.Figures[name+"_s_per_10GiB"] = per10
+		b.line.say("%s: %.2f s per 10 GiB", name, per10)
+	}
+	b.line.Figures["pinned_bytes"] = float64(size)
+	return nil
+}
+
+// pin opens the GPU over so much memory and gives the seconds until all of it was pinned.
+func (b *bench) pin(size int64, huge bool) (float64, error) {
+	a, err := newArena(size, huge)
+	if err != nil {
+		return 0, err
+	}
+	defer a.close()
+	begin := time.Now()
+	d, err := cudaipc.OpenCUDA(cudaipc.CUDAOptions{Arena: a.mem})
+	if err != nil {
+		return 0, err
+	}
+	err = b.pinned(d)
+	took := time.Since(begin).Seconds()
+	return took, errors.Join(err, d.Close(cudaipc.AllPeers))
+}
+
+// spareMemory is the memory of this machine that nobody uses, bytes, rounded to huge pages.
+func spareMemory() int64 {
+	var i unix.Sysinfo_t
+	if unix.Sysinfo(&i) != nil {
+		return 8 << 30
+	}
+	return int64(i.Freeram+i.Bufferram) * int64(i.Unit) >> 23 << 23
+}

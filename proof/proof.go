@@ -1,0 +1,151 @@
+// Package proof shows on one GPU, with engines and agents in processes of their own that are killed, what the CUDA path
+// promises, and measures how fast it is there.
+package proof
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+// Options of a proof.
+type Options struct {
+	Command []string      // of a process that calls Child
+	Quick   bool          // small sizes, for software drivers: figures say nothing
+	Only    string        // one check by its name; empty: all
+	Each    func(l *Line) // hears of each check when it is over; nil: nobody
+}
+
+// Report is all of a proof, for --json and docs/measurements.
+type Report struct {
+	Version    string    `json:"version"`
+	Time       time.Time `json:"time"`
+	Quick      bool      `json:"quick"` // then the figures say nothing
+	GPU        string    `json:"gpu"`
+	UUID       string    `json:"uuid"`
+	Driver     int       `json:"driver"` // CUDA version, 1000 * major + 10 * minor
+	Paths      string    `json:"paths"`  // the copy table in use
+	OK         bool      `json:"ok"`     // every check passed
+	TargetsMet bool      `json:"targets_met"`
+	Lines      []*Line   `json:"checks"`
+}
+
+// Line is one check.
+type Line struct {
+	Name    string             `json:"name"`
+	OK      bool               `json:"ok"`
+	Error   string             `json:"error,omitempty"`
+	Text    string             `json:"text"` // for people
+	Figures map[string]float64 `json:"figures,omitempty"`
+	Facts   map[string]string  `json:"facts,omitempty"` // what this driver does where several things are allowed
+	Targets []Target           `json:"targets,omitempty"`
+	Seconds float64            `json:"seconds"`
+}
+
+// Target is a figure that was aimed at. Missing it is no failure.
+type Target struct {
+	Name string  `json:"name"`
+	Want float64 `json:"want"`
+	Got  float64 `json:"got"`
+	Most bool    `json:"at_most,omitempty"` // Want is the most, else the least
+	Met  bool    `json:"met"`
+}
+
+// check is one thing that is shown.
+type check struct {
+	name string
+	run  func(*bench) error
+}
+
+var checks = []check{
+	{"import", checkImport}, {"order", checkOrder}, {"endings", checkEndings}, {"copies", checkCopies}, {"compute", checkCompute},
+	{"engine-killed", checkEngineKilled}, {"warm-up-killed", checkWarmUpKilled}, {"agent-killed", checkAgentKilled}, {"pin", checkPin}, {"footprint", checkFootprint},
+}
+
+// Names are the checks' names in their order.
+func Names() (names []string) {
+	for _, c := range checks {
+		names = append(names, c.name)
+	}
+	return names
+}
+
+// Run does all checks. The error says that there is nothing to do them on; what checks found is in the report.
+func Run(ctx context.Context, o Options) (*Report, error) {
+	r := &Report{Time: time.Now().UTC().Truncate(time.Second), Quick: o.Quick, OK: true, TargetsMet: true}
+	if err := r.describe(); err != nil {
+		return nil, err
+	}
+	for _, c := range checks {
+		if o.Only != "" && o.Only != c.name {
+			continue
+		}
+		if ctx.Err() != nil {
+			return r, ctx.Err()
+		}
+		l := o.do(ctx, &c)
+		r.Lines = append(r.Lines, l)
+		r.OK = r.OK && l.OK
+		for _, t := range l.Targets {
+			r.TargetsMet = r.TargetsMet && t.Met
+		}
+		if o.Each != nil {
+			o.Each(l)
+		}
+	}
+	if len(r.Lines) == 0 {
+		return nil, fmt.Errorf("check %q, allowed: %v", o.Only, Names())
+	}
+	return r, nil
+}
+
+func (o *Options) do(ctx context.Context, c *check) *Line {
+	l := &Line{Name: c.name, Figures: map[string]float64{}, Facts: map[string]string{}}
+	b := &bench{ctx: ctx, o: o, sizes: fullSizes, line: l}
+	if o.Quick {
+		b.sizes = quickSizes
+	}
+	begin := time.Now()
+	err := errors.Join(c.run(b), b.close())
+	l.Seconds, l.OK = time.Since(begin).Seconds(), err == nil
+	if err != nil {
+		l.Error = err.Error()
+	}
+	return l
+}
+
+// describe names the GPU and the driver.
+func (r *Report) describe() error {
+	a, err := newArena(1<<20, false)
+	if err != nil {
+		return err
+	}
+	defer a.close()
+	d, err := cudaipc.OpenCUDA(cudaipc.CUDAOptions{Arena: a.mem})
+	if err != nil {
+		return err
+	}
+	i := d.Info()
+	r.GPU, r.UUID, r.Driver, r.Paths = i.Name, i.GPU.String(), i.Driver, i.Paths
+	return d.Close(cudaipc.AllPeers)
+}
+
+// say adds to the text for people.
+func (l *Line) say(format string, args ...any) {
+	if l.Text != "" {
+		l.Text += "; "
+	}
+	l.Text += fmt.Sprintf(format, args...)
+}
+
+// aim notes a target: got is to be want or more, with most or less.
+func (l *Line) aim(name string, got, want float64, most bool) {
+	met := got >= want
+	if most {
+		met = got <= want
+	}
+	l.Targets = append(l.Targets, Target{Name: name, Want: want, Got: got, Most: most, Met: met})
+}
