@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// RequireEnv, set to anything, makes a missing server a failure instead of a skip.
+// RequireEnv names a variable of the environment that, set to anything, makes a missing server a failure instead of a skip.
 const RequireEnv = "KVAGENT_REQUIRE_SERVERS"
 
 const startTimeout = 20 * time.Second
