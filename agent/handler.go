@@ -100,13 +100,10 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 		q.Hashes = pool.Chain(req.Hashes, req.HashLen)
 	}
 	pending := k.agent.tiers != nil && k.askTiers(req, rules, start)
-	switch {
-	case req.Form != ipc.FormOwn || !req.Reserve:
-		reply.Tokens = lookup.Longest(k.agent.index, rules, q)
-	case pending && k.waits(q, rules, reply):
-		return
-	default:
+	if req.Form == ipc.FormOwn && req.Reserve {
 		k.reserve(q, rules, st, reply)
+	} else {
+		reply.Tokens = lookup.Longest(k.agent.index, rules, q)
 	}
 	if k.agent.tiers != nil && reply.Lease == 0 && reply.Tokens > 0 {
 		k.hint(q, rules)
@@ -115,22 +112,16 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 		reply.Blocks = uint64(reply.Tokens / rules.Groups[0].BlockTokens) // of the simple form, which asks for group 0
 		return
 	}
-	switch {
-	case pending && !req.Reserve && couldGrow(q, rules, reply.Tokens):
-		reply.Status = ipc.LookupPending
-	case time.Since(start) > deadlineOf(req):
+	late := time.Since(start) > deadlineOf(req)
+	if late {
 		k.tooLate(st, reply)
 	}
-}
-
-// waits says that a reserving look-up should come again, because a tier has not answered and the answer could grow by that: to reserve a part now would be to compute the rest.
-func (k *lookupSock) waits(q *lookup.Query, rules *lookup.Space, reply *ipc.LookupReply) bool {
-	tokens := lookup.Longest(k.agent.index, rules, q)
-	if !couldGrow(q, rules, tokens) {
-		return false
+	if pending && (late || reply.Status == ipc.LookupHit && couldGrow(q, rules, reply.Tokens)) {
+		// With the lease of what is known: who has waited long enough takes that. Who gives it back and comes again finds it on its way nevertheless.
+		if reply.Status = ipc.LookupPending; reply.Lease != 0 {
+			k.hint(q, rules)
+		}
 	}
-	reply.Status, reply.Tokens = ipc.LookupPending, tokens
-	return true
 }
 
 // tooLate turns an answer that took too long into overloaded: whoever asked does not wait for it any more.

@@ -148,9 +148,9 @@ func (e *Engine) ask(r *request, own int) (tokens int, pending bool) {
 		}
 		e.stats.LookupsPending++
 		if start.Sub(r.pending) < pendingWait {
+			e.release(a.Lease)
 			return 0, true
 		}
-		a.Tokens = 0
 	}
 	r.pending = time.Time{}
 	r.asked = &asked{own: own, tokens: e.usable(r, a.Tokens, own), lease: a.Lease}

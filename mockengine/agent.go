@@ -27,7 +27,7 @@ type Answer struct {
 	Tokens  int
 	Lease   Lease
 	Failed  bool // not answered: no agent, or too late
-	Pending bool // lower tiers are still asked: Tokens is what is known so far, and nothing is leased
+	Pending bool // lower tiers are still asked: Tokens is what is known so far, Lease holds it
 }
 
 // Lease names what a look-up pinned; the zero Lease is none. Numbers start anew in each life of the agent.

@@ -57,18 +57,22 @@ func (k *asker) ask(a *attachment, q *Question) Answer {
 func answer(a *attachment, r *ipc.LookupReply) Answer {
 	switch r.Status {
 	case ipc.LookupHit, ipc.LookupNoSession, ipc.LookupLeaseCap:
-		out := Answer{Tokens: int(r.Tokens)}
-		if r.Lease != 0 {
-			out.Lease = Lease{Life: a.life, Number: r.Lease}
-		}
-		return out
+		return Answer{Tokens: int(r.Tokens), Lease: leaseOf(a, r)}
 	case ipc.LookupPending:
-		return Answer{Tokens: int(r.Tokens), Pending: true}
+		return Answer{Tokens: int(r.Tokens), Lease: leaseOf(a, r), Pending: true}
 	case ipc.LookupOverloaded:
 		return Answer{Failed: true}
 	default:
 		return Answer{}
 	}
+}
+
+// leaseOf is the lease of a reply, if it has one.
+func leaseOf(a *attachment, r *ipc.LookupReply) Lease {
+	if r.Lease == 0 {
+		return Lease{}
+	}
+	return Lease{Life: a.life, Number: r.Lease}
 }
 
 func (k *asker) connect(a *attachment) {
