@@ -1,0 +1,261 @@
+//go:build cuda && softcuda
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/proof"
+)
+
+// These tests are of the whole path through the CUDA code, on a software driver: KVAGENT_LIBCUDA names it, `make test-cuda` runs them.
+
+// backWithinMS is how long the GPU may be short of a dead process's memory.
+const backWithinMS = 2000
+
+// softMachine is a pretended machine with a GPU, of this test alone. stat reads one of its counters.
+func softMachine(t *testing.T) (stat func(name string) int64) {
+	t.Helper()
+	library := os.Getenv("KVAGENT_LIBCUDA")
+	if library == "" {
+		t.Fatal("KVAGENT_LIBCUDA names no software driver: run `make test-cuda`")
+	}
+	dir, err := os.MkdirTemp("/dev/shm", "kvagent-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	t.Setenv("SOFTCUDA_DIR", dir)
+	t.Setenv("GORACE", "atexit_sleep_ms=0")
+	return func(name string) int64 {
+		out, err := exec.Command(filepath.Join(filepath.Dir(library), "softcuda-stat")).Output()
+		if err != nil {
+			t.Fatalf("softcuda-stat: %v", err)
+		}
+		for line := range strings.Lines(string(out)) {
+			if value, found := strings.CutPrefix(line, name+" "); found {
+				n, err := strconv.ParseInt(strings.TrimSpace(value), 10, 64)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return n
+			}
+		}
+		t.Fatalf("softcuda-stat has no %s:\n%s", name, out)
+		return 0
+	}
+}
+
+// Engines, the agent and its mover die, copies under way or not: no request fails, no byte is wrong, nothing stays open.
+func TestCUDAReplayKills(t *testing.T) {
+	stat := softMachine(t)
+	o := replayJSON(t, "--requests", "250", "--device", "cuda", "--kill-engine-every", "50", "--kill-agent-every", "110", "--kill-mover-every", "40")
+	o.clean(t)
+	if o.Requests != 250 || o.BlocksLoaded == 0 || o.EngineKills == 0 || o.AgentKills == 0 || o.MoverKills == 0 {
+		t.Errorf("%d requests of 250, %d blocks loaded, %d engines, %d agents and %d movers killed", o.Requests, o.BlocksLoaded, o.EngineKills, o.AgentKills, o.MoverKills)
+	}
+	if o.CleanupMaxMS >= backWithinMS {
+		t.Errorf("the agent kept a dead engine's memory for %.0f ms", o.CleanupMaxMS)
+	}
+	for _, name := range []string{"allocated_bytes", "wait_events", "device_syncs"} {
+		if n := stat(name); n != 0 {
+			t.Errorf("%s: %d when all is over", name, n)
+		}
+	}
+}
+
+// With the agent and its mover still there, nothing of engines that have left or were killed is open in the driver.
+func TestCUDANothingStaysOpen(t *testing.T) {
+	stat := softMachine(t)
+	serve, dir, log := startServe(t, "--device", "cuda", "--pool", "256MiB")
+	o := replayJSON(t, "--requests", "80", "--device", "cuda", "--socket", dir, "--kill-engine-every", "30")
+	o.clean(t)
+	if o.ImportsLeft != 0 {
+		t.Errorf("%d imports are open, as the mover says", o.ImportsLeft)
+	}
+	if n := stat("processes"); n != 1 {
+		t.Errorf("%d processes with a driver, want the mover", n)
+	}
+	for _, name := range []string{"allocated_bytes", "imports", "open_events", "vmm_handles", "vmm_maps"} {
+		if n := stat(name); n != 0 {
+			t.Errorf("%s: %d without an engine\n%s", name, n, log)
+		}
+	}
+	endServe(t, serve)
+}
+
+func endServe(t *testing.T, serve *exec.Cmd) {
+	t.Helper()
+	if err := serve.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := serve.Wait(); err != nil {
+		t.Errorf("serve ended with %v", err)
+	}
+}
+
+// mockEngine starts an engine that saves and loads and then stays.
+func mockEngine(t *testing.T, dir, device string, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := kvagentCommand(t, append([]string{"mock", "--device", device, "--socket-dir", dir, "--requests", "20", "--hold"}, args...)...)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill() }) // it has ended, unless the test failed
+	return cmd
+}
+
+// isBack fails if the memory of dead processes is not free again in time, and says how long it took.
+func isBack(t *testing.T, stat func(string) int64, what string, died time.Time) time.Duration {
+	t.Helper()
+	for stat("allocated_bytes") != 0 || stat("imports") != 0 {
+		if time.Since(died) > backWithinMS*time.Millisecond {
+			t.Fatalf("%s: %d bytes and %d imports are held after %v", what, stat("allocated_bytes"), stat("imports"), time.Since(died))
+		}
+		time.Sleep(5 * time.Millisecond) // between two questions to another process
+	}
+	return time.Since(died)
+}
+
+// A killed engine's memory is free again, whether it was copied, or had not even registered: the agent sees the death without a
+// time-out and lets go.
+func TestCUDAMemoryBackFromEngines(t *testing.T) {
+	stat := softMachine(t)
+	_, dir, _ := startServe(t, "--device", "cuda", "--pool", "64MiB")
+	seed := uint64(time.Now().UnixNano())
+	rng := rand.New(rand.NewPCG(seed, 1))
+	t.Logf("seed %d", seed)
+	var longest time.Duration
+	for i := range 20 {
+		device := []string{"cuda", "cuda-virtual"}[i%2]
+		var what string
+		var cmd *exec.Cmd
+		if i%4 < 2 {
+			what = "an engine with a job under way"
+			cmd = mockEngine(t, dir, device, "--kill-self-after", strconv.Itoa(1+rng.IntN(4)), "--seed", strconv.Itoa(i+1))
+		} else {
+			what = "an engine in warm-up"
+			cmd = mockEngine(t, dir, device, "--seed", strconv.Itoa(i+1))
+			time.Sleep(time.Duration(rng.IntN(150)) * time.Millisecond) // any moment from its start to its first jobs
+			_ = cmd.Process.Kill()
+		}
+		_ = cmd.Wait() // it was killed
+		longest = max(longest, isBack(t, stat, what, time.Now()))
+	}
+	t.Logf("longest %v", longest)
+}
+
+// A killed mover, and a killed agent, hold nothing of an engine that ends later, and take nothing from one that lives.
+func TestCUDAMemoryBackFromAgents(t *testing.T) {
+	stat := softMachine(t)
+	for i := range 6 {
+		serve, dir, log := startServe(t, "--device", "cuda", "--pool", "64MiB")
+		engine := mockEngine(t, dir, []string{"cuda", "cuda-virtual"}[i%2])
+		mover := moverOf(t, dir)
+		held := stat("allocated_bytes")
+		what := "a mover"
+		if i%3 == 0 {
+			what = "an agent"
+			_ = serve.Process.Kill()
+			_ = serve.Wait() // it was killed
+		} else if err := syscall.Kill(mover, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		died := time.Now()
+		for i%3 == 0 && stat("processes") > 1 {
+			if time.Since(died) > backWithinMS*time.Millisecond {
+				t.Fatalf("the mover outlives its agent: %s", log)
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+		if now := stat("allocated_bytes"); now != held {
+			t.Errorf("%s died: the engine had %d bytes and has %d", what, held, now)
+		}
+		_ = engine.Process.Kill()
+		_ = engine.Wait() // it was killed
+		t.Logf("%s: %v", what, isBack(t, stat, what, time.Now()))
+		_ = serve.Process.Kill()
+		_ = serve.Wait()
+	}
+}
+
+// moverOf waits for the mover of an agent that has an engine's memory open.
+func moverOf(t *testing.T, dir string) int {
+	t.Helper()
+	for limit := time.Now().Add(20 * time.Second); time.Now().Before(limit); time.Sleep(5 * time.Millisecond) {
+		var st agent.Status
+		body, err := newAdmin(dir).get(t.Context(), "/status")
+		if err != nil || json.Unmarshal(body, &st) != nil {
+			continue
+		}
+		for i := range st.Movers {
+			if st.Movers[i].Running && st.Movers[i].Peers > 0 && st.Engines > 0 {
+				return st.Movers[i].PID
+			}
+		}
+	}
+	t.Fatal("no mover has an engine's memory open")
+	return 0
+}
+
+// proofJSON runs a quick proof.
+func proofJSON(t *testing.T, args ...string) (r proof.Report, code int) {
+	t.Helper()
+	cmd := kvagentCommand(t, append([]string{"proof", "--quick", "--json"}, args...)...)
+	var out, log bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &log
+	_ = cmd.Run() // its code is judged
+	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
+		t.Fatalf("proof %v printed no object: %v\n%s%s", args, err, out.String(), log.String())
+	}
+	return r, cmd.ProcessState.ExitCode()
+}
+
+// Every check passes on a driver that does what it should, and nothing is left.
+func TestCUDAProof(t *testing.T) {
+	stat := softMachine(t)
+	r, code := proofJSON(t)
+	if code != 0 || !r.OK || len(r.Lines) != len(proof.Names()) || r.UUID == "" {
+		t.Errorf("exit %d, ok %v, %d checks of %d, GPU %q", code, r.OK, len(r.Lines), len(proof.Names()), r.UUID)
+	}
+	for _, l := range r.Lines {
+		t.Logf("%s: %v %s %s", l.Name, l.OK, l.Text, l.Error)
+		if l.Name == "order" && (l.Figures["unwaited_new_share"] >= 1 || l.Figures["waited_new_share"] != 1) {
+			t.Errorf("without the wait %v of the step is there, with it %v: want less than 1, and 1", l.Figures["unwaited_new_share"], l.Figures["waited_new_share"])
+		}
+	}
+	for _, name := range []string{"processes", "allocated_bytes", "imports"} {
+		if n := stat(name); n != 0 {
+			t.Errorf("%s: %d behind the proof", name, n)
+		}
+	}
+}
+
+// A driver that refuses something fails its check, and the others are done all the same. Targets are no failure unless asked for.
+func TestCUDAProofFails(t *testing.T) {
+	softMachine(t)
+	if _, code := proofJSON(t, "--check", "copies", "--strict"); code != exitFailed {
+		t.Errorf("exit %d with --strict, want %d: a software driver does not reach 23 GiB/s in fragments of 4 KiB", code, exitFailed)
+	}
+	t.Setenv("SOFTCUDA_FAIL", "cuMemImportFromShareableHandle:0:801")
+	r, code := proofJSON(t)
+	if code != exitFailed || r.OK || len(r.Lines) != len(proof.Names()) {
+		t.Errorf("exit %d, ok %v, %d checks", code, r.OK, len(r.Lines))
+	}
+	for _, l := range r.Lines {
+		if failed := l.Name == "import"; l.OK == failed {
+			t.Errorf("%s: ok %v %s, though virtual memory cannot be imported", l.Name, l.OK, l.Error)
+		}
+	}
+}
