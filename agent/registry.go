@@ -229,11 +229,13 @@ func (r *registry) reset(sp *space, by *session) (epoch uint32, others []*sessio
 // forget drops what a pool that outlives the agent has of a space that is not open yet: a reset counts for that too, and must not
 // be lost with this process.
 func (r *registry) forget(sp *space) error {
-	f, ok := r.pool.(pool.Forgetter)
-	if !ok || sp.open.Load() != nil {
+	if sp.open.Load() != nil {
 		return nil
 	}
-	return f.Forget(sp.fp)
+	if f, ok := r.pool.(pool.Forgetter); ok {
+		return f.Forget(sp.fp)
+	}
+	return nil
 }
 
 // countReset counts a reset of a space that is not open in the pool, or says by which rules it is open.

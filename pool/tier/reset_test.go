@@ -77,3 +77,25 @@ func TestResetDuringPut(t *testing.T) {
 		t.Error("a block with new weights was written under the old name")
 	}
 }
+
+// A space that is reset before it is open in this life does not find what the tiers have of another life.
+func TestForgetBeforeOpen(t *testing.T) {
+	store := pooltest.NewShelf()
+	writer := newNode(t, 64, 1, Options{}, Tier{Name: "shared", Store: store, Write: OnSave})
+	h := chain("a", 5)
+	writer.save(h)
+	writer.stored(0, 5)
+	m, err := mem.Open(mem.Options{Bytes: 100 << 10})
+	check(t, err)
+	defer m.Close()
+	p, err := Open(m, []Tier{{Name: "shared", Store: store}}, Options{PrefetchBytes: 64 << 10})
+	check(t, err)
+	defer p.Close()
+	check(t, p.Forget(writer.spec.Fingerprint))
+	n := &node{Pool: p, t: t, mem: m, spec: writer.spec}
+	n.space, err = p.OpenSpace(n.spec)
+	check(t, err)
+	if got := n.know(h); got != 0 {
+		t.Errorf("%d blocks of before the reset are found", got)
+	}
+}
