@@ -109,7 +109,8 @@ class SchedulerSide:
         self._attend()
         preempted = getattr(output, "preempted_req_ids", None) or ()
         for request in preempted:
-            self._preempted(request)
+            # One that a reset preempted may have been let in again in this very step.
+            self._preempted(request, again=request in output.num_scheduled_tokens)
         self.tables.take(getattr(output, "kv_connector_block_state", None))
         plan = StepPlan(idle=not self._tracked)
         if self._loads is not None:
@@ -238,9 +239,10 @@ class SchedulerSide:
         """Tokens of a request that may be saved at all."""
         return int(request.num_tokens if self._options.save_decode else request.num_prompt_tokens)
 
-    def _preempted(self, request: str) -> None:
+    def _preempted(self, request: str, *, again: bool) -> None:
         self.tables.forget(request)
-        if tracked := self._tracked.get(request):
+        tracked = self._tracked.get(request)
+        if tracked is not None and not again:
             self._taken_away(tracked)
 
     def _taken_away(self, tracked: Tracked) -> None:
