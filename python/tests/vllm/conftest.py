@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.agent import AgentProcess
 
@@ -49,3 +51,42 @@ def worlds(model: Path, agent: AgentProcess) -> Iterator[Any]:
     yield make
     for world in made:
         world.close()
+
+
+@pytest.fixture(scope="session")
+def opt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that engines run."""
+    from tests.vllm import engine
+
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    return engine.write_model(tmp_path_factory.mktemp("opt") / "model")
+
+
+@pytest.fixture(scope="session")
+def reference(opt: Path) -> list[list[int]]:
+    """What the engine says without the connector."""
+    from tests.vllm import engine
+
+    llm = engine.make_engine(opt, None)
+    said = engine.generate(llm, engine.PROMPTS)
+    llm.llm_engine.engine_core.shutdown()
+    assert len({tuple(s) for s in said}) == len(said), "outputs that do not depend on the prompt show nothing"
+    return said
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[AgentProcess]:
+    """An agent for all tests of a module; it keeps its pool where it can."""
+    from tests.agent import AgentProcess
+    from tests.vllm import engine
+
+    with (
+        tempfile.TemporaryDirectory(prefix="kvagent-") as folder,
+        tempfile.TemporaryDirectory(prefix="kvagent-", dir="/dev/shm") as memory,
+    ):
+        path = Path(folder) / "run"
+        path.mkdir(mode=0o700)
+        pool = ["--dram-path", str(Path(memory) / "pool")] if engine.keeps_its_pool() else []
+        process = AgentProcess(path, *pool)
+        yield process
+        process.close()

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from tests.agent import BINARY
+
+if TYPE_CHECKING:
+    from tests.agent import AgentProcess
 
 BLOCK = 32  # tokens: CPU attention takes multiples of it
 LAYERS, HIDDEN, VOCABULARY = 2, 64, 512
@@ -84,7 +90,7 @@ def generate(engine: Any, prompts: list[list[int]], tokens: int = 24) -> list[li
     return [list(result.outputs[0].token_ids) for result in results]
 
 
-def prompts() -> list[list[int]]:
+def _prompts() -> list[list[int]]:
     """Six, two of which share a head."""
     head = [(i * 37) % 450 + 10 for i in range(160)]
     return [head + [20 + i] * (20 + i) for i in range(2)] + [
@@ -92,6 +98,29 @@ def prompts() -> list[list[int]]:
     ]
 
 
+PROMPTS = _prompts()
+WHOLE_BLOCKS = sum((len(p) - 1) // BLOCK for p in PROMPTS)
+
+
+def sides(llm: Any) -> tuple[Any, Any]:
+    """The connector's sides of an engine in this process: the scheduler's, and its only worker's."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    return llm.llm_engine.engine_core.engine_core.scheduler.connector._scheduler, get_kv_transfer_group()._worker
+
+
+def keeps_its_pool() -> bool:
+    """Whether the agent can keep its pool beyond its end."""
+    run = subprocess.run([str(BINARY), "serve", "--help"], check=True, capture_output=True, text=True, timeout=60)
+    return "--dram-path" in run.stdout
+
+
+def figures(agent: AgentProcess) -> str:
+    """What the agent did since its start, in blocks."""
+    status = agent.status()
+    return f"saved {status['blocks_stored']}, loaded {status['blocks_loaded']}, hit rate {status['hit_rate']}"
+
+
 if __name__ == "__main__":  # MODEL SOCKET_DIR: what the engine says, as JSON in the last line
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    print(json.dumps(generate(make_engine(Path(sys.argv[1]), sys.argv[2]), prompts())))
+    print(json.dumps(generate(make_engine(Path(sys.argv[1]), sys.argv[2]), PROMPTS)))

@@ -1,4 +1,8 @@
-"""The real engine: what it says with blocks from the agent is what it says when it computes everything itself."""
+"""The real engine: what it says with blocks from the agent is what it says when it computes everything itself.
+
+One engine lives through all of it. What is to happen in the middle of a load, or of an answer, is hung into the
+worker's calls; a load that was handed in waits for the end of the step, so that it is under way is certain.
+"""
 
 from __future__ import annotations
 
@@ -6,136 +10,157 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.agent import AgentProcess, eventually
+from tests.vllm import agents
 from tests.vllm import engine as real
+from tests.vllm.engine import PROMPTS, WHOLE_BLOCKS, figures
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.engine
-PROMPTS = real.prompts()
-WHOLE_BLOCKS = sum((len(p) - 1) // real.BLOCK for p in PROMPTS)
+ANSWER_S = 120.0  # for what takes a second or two on a machine with nothing else to do
+SOON_S = 2.0  # from an agent's return to the first hit, besides some answers' time
+MIDDLE = 12  # the step of an answer in which something happens
 
 
-@pytest.fixture(scope="module")
-def opt(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    return real.write_model(tmp_path_factory.mktemp("opt") / "model")
+class Alive:
+    """The engine and its agent."""
 
+    def __init__(self, llm: Any, agent: AgentProcess) -> None:
+        self.llm = llm
+        self.agent = agent
+        self.side, self.worker = real.sides(llm)
 
-@pytest.fixture(scope="module")
-def reference(opt: Path) -> list[list[int]]:
-    """What the engine says without the connector."""
-    engine = real.make_engine(opt, None)
-    said = real.generate(engine, PROMPTS)
-    assert len({tuple(s) for s in said}) == len(said), "outputs that do not depend on the prompt show nothing"
-    return said
-
-
-@pytest.fixture
-def engines(opt: Path, agent: AgentProcess) -> Iterator[Any]:
-    made = []
-
-    def make(**more: Any) -> Any:
-        made.append(real.make_engine(opt, str(agent.folder), **more))
-        return made[-1]
-
-    yield make
-    for engine in made:
-        engine.llm_engine.engine_core.shutdown()
-
-
-def loaded(agent: AgentProcess) -> int:
-    return int(agent.status()["blocks_loaded"])
-
-
-def test_cold_warm_and_in_a_second_engine(
-    engines: Any, agent: AgentProcess, opt: Path, reference: list[list[int]]
-) -> None:
-    engine = engines()
-    assert real.generate(engine, PROMPTS) == reference
-    stored = agent.status()["blocks_stored"]
-    assert stored > 0
-    before = loaded(agent)
-    assert engine.reset_prefix_cache()
-    assert real.generate(engine, PROMPTS) == reference
-    warm = loaded(agent) - before
-    assert warm * 2 >= WHOLE_BLOCKS
-    before = loaded(agent)
-    command = [sys.executable, "-m", "tests.vllm.engine", str(opt), str(agent.folder)]
-    second = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-    assert json.loads(second.stdout.splitlines()[-1]) == reference
-    assert (loaded(agent) - before) * 2 >= WHOLE_BLOCKS
-    print(
-        f"blocks: saved {stored}, loaded warm {warm}, in the second engine {loaded(agent) - before}, "
-        f"whole in prompts {WHOLE_BLOCKS}"
-    )
-
-
-def test_an_agent_killed_and_started_again(engines: Any, agent: AgentProcess, reference: list[list[int]]) -> None:
-    engine = engines()
-    assert real.generate(engine, PROMPTS) == reference
-    agent.kill()
-    engine.reset_prefix_cache()
-    assert real.generate(engine, PROMPTS) == reference
-    agent.start()
-    eventually(lambda: agent.status()["regions"] >= 2, "the engine at the new agent")
-    assert real.generate(engine, PROMPTS) == reference  # local hits: they are saved nevertheless
-    assert agent.status()["blocks_stored"] > 0
-    engine.reset_prefix_cache()
-    assert real.generate(engine, PROMPTS) == reference
-    assert loaded(agent) > 0
-
-
-@pytest.mark.parametrize("how", ["kill", "freeze"])
-def test_an_agent_that_goes_away_at_any_moment(
-    engines: Any, agent: AgentProcess, reference: list[list[int]], how: str
-) -> None:
-    engine = engines(deadline_ms=200)
-    assert real.generate(engine, PROMPTS) == reference
-    for delay_ms in (0, 5, 30):
-        assert engine.reset_prefix_cache() or True  # a load that was given up holds its blocks until its fence
-        timer = threading.Timer(delay_ms / 1e3, getattr(agent, how))
-        timer.start()
+    def says(self) -> list[list[int]]:
         begin = time.monotonic()
-        assert real.generate(engine, PROMPTS) == reference
-        assert time.monotonic() - begin < 60
-        timer.join()
-        agent.start() if how == "kill" else agent.thaw()
-        assert real.generate(engine, PROMPTS) == reference
+        said = real.generate(self.llm, PROMPTS)
+        assert time.monotonic() - begin < ANSWER_S
+        return said
+
+    def forget(self) -> None:
+        """The engine forgets what it has; a load that was given up holds its blocks until its fence."""
+        eventually(self.llm.reset_prefix_cache, "an engine without blocks")
+
+    def fill(self, reference: list[list[int]]) -> None:
+        """The agent has all prompts, the engine has nothing."""
+        agents.joined(self.side, [self.worker], self.agent)
+        for _ in range(2):
+            assert self.says() == reference
+            self.forget()
+
+    def once(self, call: str, condition: Callable[[Any], bool], act: Callable[[], None]) -> list[str]:
+        """Has act called behind a call of the worker with a plan that meets the condition. Gives what happened."""
+        happened: list[str] = []
+        method = getattr(self.worker, call)
+
+        def called(plan: Any) -> None:
+            method(plan)
+            if not happened and condition(plan):
+                happened.append(call)
+                act()
+
+        setattr(self.worker, call, called)
+        return happened
+
+    def never(self) -> None:
+        """Takes back what once hung in."""
+        for call in ("start", "end"):
+            self.worker.__dict__.pop(call, None)
 
 
-def test_too_few_blocks(engines: Any, agent: AgentProcess, reference: list[list[int]]) -> None:
-    engine = engines(num_gpu_blocks_override=34)
-    for _ in range(2):
-        assert real.generate(engine, PROMPTS) == reference
-        engine.reset_prefix_cache()
+@pytest.fixture(scope="module")
+def alive(opt: Path, reference: list[list[int]], node: AgentProcess) -> Iterator[Alive]:
+    llm = real.make_engine(opt, str(node.folder))
+    yield Alive(llm, node)
+    llm.llm_engine.engine_core.shutdown()
 
 
-def test_an_engine_whose_core_is_a_process_of_its_own(
-    engines: Any, agent: AgentProcess, opt: Path, reference: list[list[int]], tmp_path: Path
+def test_cold_and_warm(alive: Alive, reference: list[list[int]]) -> None:
+    assert alive.says() == reference
+    cold = alive.agent.status()
+    assert cold["blocks_stored"] > 0
+    assert cold["blocks_loaded"] == 0
+    alive.forget()
+    assert alive.says() == reference
+    warm = int(alive.agent.status()["blocks_loaded"])
+    assert warm * 2 >= WHOLE_BLOCKS
+    print(f"warm: {warm} of {WHOLE_BLOCKS} whole blocks of prompts loaded; {figures(alive.agent)}")
+    alive.forget()
+
+
+def test_a_second_engine_whose_core_is_a_process_of_its_own(
+    alive: Alive, reference: list[list[int]], opt: Path, tmp_path: Path
 ) -> None:
-    """Scheduler and worker there, LLM here; it loads what an engine in one process saved."""
-    assert real.generate(engines(), PROMPTS) == reference
-    before = loaded(agent)
+    """Scheduler and worker are in one process there, LLM in another. It loads what the first engine saved."""
+    alive.fill(reference)
+    before = int(alive.agent.status()["blocks_loaded"])
     # The stand-ins come to the other process as the connector does, by an entry point.
     plugin = tmp_path / "standins-0.dist-info"
     plugin.mkdir()
     (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: standins\nVersion: 0\n")
     (plugin / "entry_points.txt").write_text("[vllm.general_plugins]\nstandins = tests.vllm.kernels:install\n")
-    command = [sys.executable, "-m", "tests.vllm.engine", str(opt), str(agent.folder)]
+    command = [sys.executable, "-m", "tests.vllm.engine", str(opt), str(alive.agent.folder)]
     env = os.environ | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
     }
-    run = subprocess.run(command, check=False, capture_output=True, text=True, timeout=400, env=env)
+    run = subprocess.run(command, check=False, capture_output=True, text=True, timeout=500, env=env)
     assert run.returncode == 0, run.stderr[-3000:]
     assert json.loads(run.stdout.splitlines()[-1]) == reference
-    assert (loaded(agent) - before) * 2 >= WHOLE_BLOCKS
+    second = int(alive.agent.status()["blocks_loaded"]) - before
+    assert second * 2 >= WHOLE_BLOCKS
+    print(f"second engine: {second} of {WHOLE_BLOCKS} whole blocks of prompts loaded; {figures(alive.agent)}")
+
+
+@pytest.mark.parametrize("how", ["kill", "freeze"])
+@pytest.mark.parametrize("when", ["load", "answer"])
+def test_an_agent_that_goes_in_the_middle(alive: Alive, reference: list[list[int]], when: str, how: str) -> None:
+    alive.fill(reference)
+    steps = iter(range(1 << 30))
+    deadline_s, alive.side._loads._deadline_s = alive.side._loads._deadline_s, 0.3
+    go = getattr(alive.agent, how)
+    if when == "load":
+        happened = alive.once("start", lambda plan: bool(plan.loads), go)
+    else:
+        happened = alive.once("end", lambda _: next(steps) == MIDDLE, go)
+    try:
+        assert alive.says() == reference
+        assert happened, "nothing happened in the middle"
+        assert alive.side.blocks.loading == 0 or how == "freeze", "pins without a fence to come"
+        assert alive.says() == reference
+        assert alive.llm.reset_prefix_cache() or how == "freeze"
+        assert alive.says() == reference
+    finally:
+        alive.never()
+        alive.side._loads._deadline_s = deadline_s
+        alive.agent.start() if how == "kill" else alive.agent.thaw()
+    assert alive.says() == reference
+    print(f"{how} in the middle of a {when}: {alive.side.counted()}")
+
+
+def test_an_agent_killed_and_started_again_hits_soon(alive: Alive, reference: list[list[int]]) -> None:
+    alive.fill(reference)
+    alive.agent.kill()
+    assert alive.says() == reference
+    begin = time.monotonic()
+    assert real.generate(alive.llm, PROMPTS[:1], 2) == [reference[0][:2]]
+    answer_s = time.monotonic() - begin
+    stored = alive.side.saves.counts.stored
+    alive.agent.start()
+    begin = time.monotonic()
+    while not alive.agent.status()["blocks_loaded"]:
+        assert time.monotonic() - begin < SOON_S + 20 * answer_s, "no hit since the agent came back"
+        alive.llm.reset_prefix_cache()
+        assert real.generate(alive.llm, PROMPTS[:1], 2) == [reference[0][:2]]
+    soon_s = time.monotonic() - begin
+    kept = real.keeps_its_pool()
+    assert alive.side.saves.counts.stored == stored or not kept, "the pool had not survived"
+    print(f"first hit {soon_s:.2f} s after the agent's return, {'from the pool it kept' if kept else 'after a save'}")
+    assert alive.says() == reference

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import pytest
 from vllm.lora.request import LoRARequest
 
 from tests.agent import AgentProcess
+from tests.vllm.agents import flip
 from tests.vllm.gpu import PRIME
 from tests.vllm.world import World, clean
 
@@ -121,20 +121,3 @@ def lax_agent() -> Iterator[AgentProcess]:
         process = AgentProcess(path, "--integrity", "header")
         yield process
         process.close()
-
-
-def flip(pid: int, value: bytes) -> None:
-    """Changes a slot's content in the memory of a process: the first place with 8 such values in a row."""
-    with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
-        for line in maps:
-            begin, end, mode = re.match(r"(\w+)-(\w+) (\S+)", line).groups()  # type: ignore[union-attr]
-            if not mode.startswith("rw-s"):
-                continue
-            low = int(begin, 16)
-            memory.seek(low)
-            at = memory.read(int(end, 16) - low).find(value * 8)
-            if at >= 0:
-                memory.seek(low + at)
-                memory.write(b"\xff\xff\x01\x42")
-                return
-    raise AssertionError("the pool does not hold what was saved")

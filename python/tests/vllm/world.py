@@ -33,6 +33,7 @@ from vllm.v1.worker.utils import allocate_kv_cache
 
 from kvagent.vllm.clock import HostClock
 from tests.agent import eventually
+from tests.vllm import agents
 from tests.vllm.gpu import Gpu, Part, Sequence
 from tests.vllm.setting import BLOCK, kv_cache_config, vllm_config
 
@@ -100,8 +101,11 @@ class World:
         self.scheduler.connector.set_xfer_handshake_metadata_pp_aware(handshakes)
         self._aggregator = KVOutputAggregator(ranks)
         self._flight: deque[_Launch] = deque()
+        self.resumed = Counter[str]()
+        """How often requests were resumed: as new ones (V2), or by their id (V1)."""
         self.outputs: dict[str, list[int]] = {}
         self.reasons: dict[str, str] = {}
+        self._seen: set[str] = set()
         self.promised: Counter[str] = Counter()
         """Loads that workers were told to do, by request."""
         self.told: list[Counter[str]] = [Counter() for _ in range(ranks)]
@@ -219,7 +223,11 @@ class World:
         kv_transfer_state._KV_CONNECTOR_AGENT = None
 
     def _work(self, output: Any) -> list[Part]:
-        fresh = {new.req_id for new in output.scheduled_new_reqs} | set(output.scheduled_cached_reqs.resumed_req_ids)
+        new = {new.req_id for new in output.scheduled_new_reqs}
+        again = set(output.scheduled_cached_reqs.resumed_req_ids)
+        self.resumed["as new"] += len(new & self._seen)
+        self.resumed["by id"] += len(again)
+        self._seen |= new
         work = []
         for name, scheduled in output.num_scheduled_tokens.items():
             request = self.scheduler.requests[name]
@@ -227,7 +235,7 @@ class World:
             drafts = len(output.scheduled_spec_decode_tokens.get(name, ()))
             begin = request.num_computed_tokens - scheduled
             samples = not request.is_prefill_chunk
-            work.append(Part(name, begin, scheduled, drafts, tables, samples, name in fresh or not self.drafts))
+            work.append(Part(name, begin, scheduled, drafts, tables, samples, name in new | again or not self.drafts))
         return work
 
     def _make_worker(self, rank: int) -> None:
@@ -294,6 +302,11 @@ class _Clock(HostClock):
 
     def end(self, step: int) -> None:
         self._world.queue.append(lambda: super(_Clock, self).end(step))
+
+
+def joined(world: World, agent: AgentProcess) -> None:
+    """Waits until an engine, which saw the last agent go, is at the one that runs now."""
+    agents.joined(world.side, [worker._worker for worker in world.workers], agent)
 
 
 def clean(world: World, agent: AgentProcess) -> None:

@@ -1,0 +1,44 @@
+"""What tests do to agents: change a byte of a pool, wait for an engine to come back."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.agent import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.agent import AgentProcess
+
+
+def flip(pid: int, value: bytes) -> None:
+    """Changes a slot's content in the memory of a process: the first place with 8 such values in a row."""
+    with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
+        for line in maps:
+            begin, end, mode = re.match(r"(\w+)-(\w+) (\S+)", line).groups()  # type: ignore[union-attr]
+            if not mode.startswith("rw-s"):
+                continue
+            low = int(begin, 16)
+            memory.seek(low)
+            at = memory.read(int(end, 16) - low).find(value * 8)
+            if at >= 0:
+                memory.seek(low + at)
+                memory.write(b"\xff\xff\x01\x42")
+                return
+    raise AssertionError("the pool does not hold what was saved")
+
+
+def joined(side: Any, workers: Sequence[Any], agent: AgentProcess) -> None:
+    """Waits until all parts of an engine, which saw the last agent go, are at the one that runs now."""
+    session = agent.connect()
+    boot = session.boot
+    session.close()
+    links = [side._presence._link, *(worker._link for worker in workers)]
+
+    def there() -> bool:
+        return all(link.current() is not None and link.current().session.boot == boot for link in links)
+
+    eventually(there, "the engine at the new agent")

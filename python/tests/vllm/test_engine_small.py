@@ -1,0 +1,39 @@
+"""The real engine with too few blocks: requests are preempted, while their blocks are being saved and loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.vllm import engine as real
+from tests.vllm.engine import PROMPTS, figures
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.agent import AgentProcess
+
+pytestmark = pytest.mark.engine
+
+
+def test_too_few_blocks(opt: Path, node: AgentProcess, reference: list[list[int]]) -> None:
+    llm = real.make_engine(opt, str(node.folder), num_gpu_blocks_override=34)
+    preempted: list[str] = []
+    side, _ = real.sides(llm)
+    forget = side._preempted
+
+    def count(request: str, **more: Any) -> None:
+        preempted.append(request)
+        forget(request, **more)
+
+    side._preempted = count
+    try:
+        for _ in range(3):
+            assert real.generate(llm, PROMPTS) == reference
+            llm.reset_prefix_cache()
+        print(f"{len(preempted)} preemptions; {figures(node)}; {side.counted()}")
+        assert preempted
+        assert node.status()["blocks_loaded"] > 0
+    finally:
+        llm.llm_engine.engine_core.shutdown()

@@ -1,0 +1,129 @@
+"""Requests of every kind: resumed, with adapters, salted, not to be served from caches, with tokens not known yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
+from vllm.v1.request import Request
+
+from kvagent.vllm.collect import settled
+from tests.vllm.setting import BLOCK
+from tests.vllm.test_failures import PROMPT, cold, spoil
+from tests.vllm.world import World, clean
+
+if TYPE_CHECKING:
+    from tests.agent import AgentProcess
+
+RESUMED = {True: "as new", False: "by id"}
+
+
+def preempt_all(world: World) -> None:
+    """Takes their blocks from all running requests; they go on from their first token. Nothing is cached any more."""
+    world.settle()
+    assert world.scheduler.reset_prefix_cache(reset_running_requests=True)
+
+
+@pytest.mark.parametrize("v2", [False, True])
+def test_a_resumed_request_is_not_promised_what_failed_before(worlds: Any, agent: AgentProcess, v2: bool) -> None:
+    world = cold(worlds, v2=v2)
+    spoil(world, agent, 20, 0)
+    world.add("warm", PROMPT, 40)
+    while len(world.outputs["warm"]) < 10:
+        world.step()
+    assert world.side.counts.loads_failed == 1
+    promised = world.side.counts.tokens_promised
+    preempt_all(world)
+    world.run()
+    assert world.resumed[RESUMED[v2]] == 1
+    assert world.side.counts.tokens_promised == promised + BLOCK, "a resumed request counts as one never seen"
+    assert world.outputs["warm"] == world.sequences["warm"].tokens[100:140]
+    clean(world, agent)
+
+
+@pytest.mark.parametrize("v2", [False, True])
+def test_a_resumed_request_saves_what_its_new_blocks_hold(worlds: Any, agent: AgentProcess, v2: bool) -> None:
+    """What was being saved when it lost its blocks is offered again, from where it lies now."""
+    world, other = worlds(v2=v2, extra={"pin_percent": 40}), worlds(v2=v2)
+    agent.freeze()
+    try:
+        world.add("long", PROMPT, 60)
+        while len(world.outputs["long"]) < 20:
+            world.step()
+        had = world.scheduler.kv_cache_manager.get_block_ids("long")[0]
+        preempt_all(world)
+    finally:
+        agent.thaw()
+    planned = world.side.saves.counts.planned
+    world.add("first", [7] * 40, 4)  # takes some of the blocks
+    while world.scheduler.requests["long"].num_computed_tokens < 100:
+        world.step()
+    assert world.scheduler.kv_cache_manager.get_block_ids("long")[0] != had, "its blocks are the same again"
+    while len(world.outputs["long"]) < 50:
+        world.step()
+    assert world.side.saves.counts.planned >= planned + 100 // BLOCK, "nothing is saved before its end"
+    world.run()
+    assert world.resumed[RESUMED[v2]] == 1
+    assert agent.status()["blocks_stored"] >= (100 + 59) // BLOCK
+    other.add("warm", PROMPT + world.outputs["long"], 4)
+    other.run()
+    assert other.side.counts.tokens_loaded >= 144
+    assert not other.gpu.bad, f"a table that was not replaced: {other.gpu.bad[:2]}"
+    for each in (world, other):
+        clean(each, agent)
+
+
+@pytest.mark.parametrize("v2", [False, True])
+def test_requests_that_crowd_each_other_out(worlds: Any, agent: AgentProcess, v2: bool) -> None:
+    world = worlds(v2=v2, blocks=20, extra={"pin_percent": 10})
+    prompts = {name: [ord(name) * 3 + i % 50 for i in range(90)] for name in "abc"}
+    for name, prompt in prompts.items():
+        world.add(name, prompt, 60)
+    world.run()
+    assert world.preempted > 0
+    assert world.resumed[RESUMED[v2]] > 0
+    for name in prompts:
+        assert world.outputs[name] == world.sequences[name].tokens[90:150]
+    clean(world, agent)
+
+
+@pytest.mark.parametrize(
+    ("computed", "placeholders", "scheduled", "final"),
+    [
+        (0, 0, 40, 40),  # a chunk of the prompt
+        (99, 0, 1, 100),  # an answer
+        (99, 0, 4, 100),  # three drafts: they may be rejected
+        (104, 4, 4, 100),  # and those of the step in flight
+        (84, 4, 4, 84),  # tokens that are not confirmed
+    ],
+)
+def test_what_may_be_taken_back_is_not_saved(computed: int, placeholders: int, scheduled: int, final: int) -> None:
+    request = Request(
+        request_id="r", prompt_token_ids=PROMPT, sampling_params=SamplingParams(max_tokens=8), pooling_params=None
+    )
+    request.num_computed_tokens, request.num_output_placeholders = computed, placeholders
+    assert settled(request, scheduled) == final, "placeholders count as tokens"
+
+
+def test_requests_with_an_adapter_are_bypassed(worlds: Any, agent: AgentProcess) -> None:
+    """A block's hash holds the adapter's name alone: another one of that name may be behind it tomorrow."""
+    world = worlds()
+    for name in ("cold", "warm"):
+        world.add(name, PROMPT, 10, lora_request=LoRARequest("adapter", 1, "/nowhere"))
+        world.run()
+        assert world.scheduler.reset_prefix_cache()
+    assert (world.side.counts.lookups, world.side.saves.counts.planned) == (0, 0)
+    assert agent.status()["blocks_stored"] == 0
+    clean(world, agent)
+
+
+def test_a_request_that_is_not_to_be_served_from_caches(worlds: Any, agent: AgentProcess) -> None:
+    world = cold(worlds)
+    world.add("unread", PROMPT, 10, unread=True)
+    world.run()
+    assert world.side.counts.tokens_loaded == 0
+    assert world.side.counts.loads == 0
+    assert world.outputs["unread"] == world.outputs["cold"]
+    clean(world, agent)
