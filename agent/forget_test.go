@@ -13,12 +13,12 @@ import (
 type keptPool struct {
 	Pool
 	forgotten atomic.Int32
-	fails     bool
+	fails     atomic.Bool
 }
 
 func (p *keptPool) Forget(pool.Fingerprint) error {
 	p.forgotten.Add(1)
-	if p.fails {
+	if p.fails.Load() {
 		return errors.New("no")
 	}
 	return nil
@@ -40,7 +40,7 @@ func TestResetBeforeTheSpaceIsOpenForgets(t *testing.T) {
 	if got := next[*ipc.ResetDone](a); got.Status != ipc.RegDone || kept.forgotten.Load() != 1 {
 		t.Errorf("%+v, forgotten %d times", got, kept.forgotten.Load())
 	}
-	kept.fails = true
+	kept.fails.Store(true)
 	a.send(&ipc.Reset{Req: 4})
 	if got := next[*ipc.ResetDone](a); got.Status == ipc.RegDone {
 		t.Errorf("%+v, though the pool has not forgotten", got)
