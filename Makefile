@@ -74,6 +74,14 @@ SOFTCUDA := $(CURDIR)/build/softcuda/libcuda.so.1
 build-softcuda: # bin/kvagent-softcuda, for tests of the CUDA path without a GPU
 	@$(STAGE) build-softcuda $(subst -tags cuda,-tags cuda$(comma)softcuda,$(GO_BUILD)) -o bin/kvagent-softcuda ./cmd/kvagent
 
+.PHONY: build-proof
+build-proof: # bin/kvagent-proof: kvagent without libzmq, which needs a driver and no other library
+	@$(STAGE) build-proof $(subst -tags cuda,-tags cuda$(comma)nozmq,$(GO_BUILD)) -o bin/kvagent-proof ./cmd/kvagent
+
+.PHONY: proof
+proof: build-proof ## what the CUDA path promises, shown on this machine's GPU: docs/GPU.md
+	@bin/kvagent-proof proof
+
 .PHONY: softcuda
 softcuda: # build/softcuda/libcuda.so.1, the driver that tests of the CUDA path run on
 	@$(STAGE) softcuda cudaipc/testdata/softcuda/build build/softcuda
@@ -113,6 +121,10 @@ fuzz: ## every Fuzz target FUZZTIME (default 50000x: times) each
 .PHONY: torture-short
 torture-short: build
 	@$(STAGE) -v torture-short scripts/torture short
+
+.PHONY: torture-cuda-short
+torture-cuda-short: build-softcuda softcuda
+	@$(STAGE) -v torture-cuda-short scripts/torture cuda-short
 
 .PHONY: torture
 torture: build ## long runs with kills, pauses and many engines (hours; TRACE= names the full trace)
