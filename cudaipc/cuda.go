@@ -46,12 +46,16 @@ var _ Device = (*CUDA)(nil)
 
 // OpenCUDA opens a GPU for peers. Close(AllPeers) gives everything back.
 func OpenCUDA(o CUDAOptions) (*CUDA, error) {
+	given := o.Table != nil
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
 	gpu, err := findGPU(o.GPU)
 	if err != nil {
 		return nil, err
+	}
+	if t := tableOf(o.Tables, gpu.Name); t != nil && !given {
+		o.Table = t
 	}
 	d := &CUDA{arena: o.Arena, gpu: gpu}
 	d.init()

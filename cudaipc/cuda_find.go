@@ -35,7 +35,22 @@ func (o *CUDAOptions) complete() error {
 	if o.InFlight < o.Ring {
 		return fmt.Errorf("option InFlight: %d bytes, want those of the ring, %d, or more: %w", o.InFlight, o.Ring, ErrRange)
 	}
+	for i := range o.Tables {
+		if err := o.Tables[i].Check(); err != nil {
+			return fmt.Errorf("%s: %w", o.Tables[i].GPU, err)
+		}
+	}
 	return o.Table.Check()
+}
+
+// tableOf is the table of a type of GPU, nil if none was measured.
+func tableOf(tables []CopyTable, gpu string) *CopyTable {
+	for i := range tables {
+		if tables[i].GPU == gpu {
+			return &tables[i]
+		}
+	}
+	return nil
 }
 
 // findGPU finds a GPU, or a MIG instance, by its UUID among those that this process sees.

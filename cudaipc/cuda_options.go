@@ -23,8 +23,9 @@ type CUDAOptions struct {
 	PinPiece int64      // bytes
 	Ring     int64      // bytes
 	InFlight int64      // bytes
-	Table    *CopyTable // nil: DefaultCopyTable
-	NoPin    bool       // all copies through the rings: for tests of what a refusal to pin leaves
+	Table    *CopyTable // nil: that of the GPU's type in Tables, else DefaultCopyTable
+	Tables   []CopyTable
+	NoPin    bool // all copies through the rings: for tests of what a refusal to pin leaves
 }
 
 // CUDAInfo is the state of a CUDA device.

@@ -12,11 +12,12 @@ import (
 
 // MoverOptions say which process a mover is.
 type MoverOptions struct {
-	Name      string // in errors and figures
-	Device    string // what the process opens, by OpenDevice's names
-	GPU       UUID   // zero for a device that is no GPU's
-	ArenaFD   int    // a memfd of at least ArenaSize bytes; stays the caller's, may be closed after NewMover
-	ArenaSize int64  // bytes
+	Name      string      // in errors and figures
+	Device    string      // what the process opens, by OpenDevice's names
+	GPU       UUID        // zero for a device that is no GPU's
+	ArenaFD   int         // a memfd of at least ArenaSize bytes; stays the caller's, may be closed after NewMover
+	ArenaSize int64       // bytes
+	Tables    []CopyTable // of types of GPUs: CUDAOptions
 	// FireOnDeath and Populate are the host device's: HostOptions.
 	FireOnDeath, Populate bool
 	// AskEvents makes Poll ask the process for events. Those of a GPU's peers are asked there in any case; the host's are

@@ -121,7 +121,7 @@ func (l *moverLife) greet() error {
 	o := &l.m.opts
 	return l.call("open the device", o.Limits.Start, func(number uint64) ([]byte, []int) {
 		b, err := putSetup(nil, number, &MoverSetup{
-			Device: o.Device, GPU: o.GPU, ArenaSize: o.ArenaSize, FireOnDeath: o.FireOnDeath, Populate: o.Populate,
+			Device: o.Device, GPU: o.GPU, ArenaSize: o.ArenaSize, FireOnDeath: o.FireOnDeath, Populate: o.Populate, Tables: o.Tables,
 		})
 		if err != nil {
 			panic(err) // strings, numbers and booleans

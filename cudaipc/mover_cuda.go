@@ -9,7 +9,7 @@ import (
 
 // openMovedCUDA opens the GPU of a setup over the pool's arena, which the device pins in the background.
 func openMovedCUDA(s MoverSetup) (Device, error) {
-	d, err := OpenCUDA(CUDAOptions{GPU: s.GPU, ArenaFD: s.ArenaFD, ArenaSize: s.ArenaSize})
+	d, err := OpenCUDA(CUDAOptions{GPU: s.GPU, ArenaFD: s.ArenaFD, ArenaSize: s.ArenaSize, Tables: s.Tables})
 	if err != nil {
 		return nil, err
 	}

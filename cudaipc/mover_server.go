@@ -18,7 +18,8 @@ type MoverSetup struct {
 	ArenaSize   int64  // bytes
 	FireOnDeath bool   // HostOptions.FireOnDeath
 	Populate    bool   // HostOptions.Populate
-	ArenaFD     int    `json:"-"` // set in the mover; closed when the device is open
+	Tables      []CopyTable
+	ArenaFD     int `json:"-"` // set in the mover; closed when the device is open
 }
 
 // OpenDevice opens, in the mover, the device of a setup.

@@ -60,10 +60,10 @@ func softMachine(t *testing.T) (stat func(name string) int64) {
 // Engines, the agent and its mover die, copies under way or not: no request fails, no byte is wrong, nothing stays open.
 func TestCUDAReplayKills(t *testing.T) {
 	stat := softMachine(t)
-	o := replayJSON(t, "--requests", "250", "--device", "cuda", "--kill-engine-every", "50", "--kill-agent-every", "110", "--kill-mover-every", "40")
+	o := replayJSON(t, "--requests", "120", "--device", "cuda", "--kill-engine-every", "30", "--kill-agent-every", "70", "--kill-mover-every", "25")
 	o.clean(t)
-	if o.Requests != 250 || o.BlocksLoaded == 0 || o.EngineKills == 0 || o.AgentKills == 0 || o.MoverKills == 0 {
-		t.Errorf("%d requests of 250, %d blocks loaded, %d engines, %d agents and %d movers killed", o.Requests, o.BlocksLoaded, o.EngineKills, o.AgentKills, o.MoverKills)
+	if o.Requests != 120 || o.BlocksLoaded == 0 || o.EngineKills == 0 || o.AgentKills == 0 || o.MoverKills == 0 {
+		t.Errorf("%d requests of 120, %d blocks loaded, %d engines, %d agents and %d movers killed", o.Requests, o.BlocksLoaded, o.EngineKills, o.AgentKills, o.MoverKills)
 	}
 	if o.CleanupMaxMS >= backWithinMS {
 		t.Errorf("the agent kept a dead engine's memory for %.0f ms", o.CleanupMaxMS)
@@ -79,7 +79,7 @@ func TestCUDAReplayKills(t *testing.T) {
 func TestCUDANothingStaysOpen(t *testing.T) {
 	stat := softMachine(t)
 	serve, dir, log := startServe(t, "--device", "cuda", "--pool", "256MiB")
-	o := replayJSON(t, "--requests", "80", "--device", "cuda", "--socket", dir, "--kill-engine-every", "30")
+	o := replayJSON(t, "--requests", "50", "--device", "cuda", "--socket", dir, "--kill-engine-every", "20")
 	o.clean(t)
 	if o.ImportsLeft != 0 {
 		t.Errorf("%d imports are open, as the mover says", o.ImportsLeft)
@@ -207,6 +207,35 @@ func moverOf(t *testing.T, dir string) int {
 	}
 	t.Fatal("no mover has an engine's memory open")
 	return 0
+}
+
+// What calibrate measured is what the mover of that type of GPU uses, and is measured once.
+func TestCUDACalibrate(t *testing.T) {
+	softMachine(t)
+	file := filepath.Join(t.TempDir(), "tables", "copies.json")
+	first, code := kvagentOutput(t, "calibrate", "--copy-tables", file)
+	if code != 0 || !strings.HasPrefix(first, "Software CUDA device") {
+		t.Fatalf("exit %d: %s", code, first)
+	}
+	again, code := kvagentOutput(t, "calibrate", "--copy-tables", file)
+	if code != 0 || !strings.HasPrefix(again, strings.TrimSpace(first)) || !strings.Contains(again, "measured before") {
+		t.Errorf("exit %d: %s", code, again)
+	}
+	_, dir, log := startServe(t, "--device", "cuda", "--copy-tables", file)
+	if want := strings.TrimSpace(first); !strings.Contains(log.String(), want) {
+		t.Errorf("the log does not say %q:\n%s", want, log)
+	}
+	engine := mockEngine(t, dir, "cuda")
+	moverOf(t, dir)
+	for limit := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		if out, _ := kvagentOutput(t, "status", "--json", "--socket-dir", dir); strings.Contains(out, strings.TrimSpace(first)) {
+			break
+		} else if time.Now().After(limit) {
+			t.Fatalf("no mover uses %q:\n%s", first, out)
+		}
+	}
+	_ = engine.Process.Kill()
+	_ = engine.Wait() // it was killed
 }
 
 // proofJSON runs a quick proof.

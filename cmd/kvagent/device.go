@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
@@ -33,12 +34,13 @@ func moverCommand() *cobra.Command {
 }
 
 // openDevice opens the devices of this node over the pool's arena, whose descriptor stays the caller's.
-func openDevice(kind string, arenaFD int, size int64, log *zap.Logger) (*cudaipc.Node, error) {
+func openDevice(kind string, arenaFD int, size int64, tables string, log *zap.Logger) (*cudaipc.Node, error) {
 	base := cudaipc.MoverOptions{Name: "host", Device: cudaipc.HostDevice, ArenaFD: arenaFD, ArenaSize: size, Populate: true, Node: -1}
-	if kind == deviceCUDA {
-		if err := probeCUDA(); err != nil {
-			return nil, fmt.Errorf("device: %q, allowed where a GPU can be opened: %w", kind, err)
+	if kind != deviceHost {
+		if err := tellGPUs(kind, log); err != nil {
+			return nil, err
 		}
+		base.Tables = loadCopyTables(tables, log)
 	}
 	o := cudaipc.NodeOptions{NoGPU: "the agent was started with --device host"}
 	if kind != deviceHost {
@@ -46,7 +48,6 @@ func openDevice(kind string, arenaFD int, size int64, log *zap.Logger) (*cudaipc
 			log.Info("a GPU is used for the first time", zap.Stringer("gpu", gpu))
 			return cudaipc.NewMover(base.ForGPU(gpu))
 		}
-		log.Info("GPUs", zap.Int("seen", cudaipc.CountGPUs()), zap.String("opened", "each in a process of its own, when an engine registers its memory"))
 	}
 	var err error
 	o.Host, err = openHost(kind, base)
@@ -54,6 +55,29 @@ func openDevice(kind string, arenaFD int, size int64, log *zap.Logger) (*cudaipc
 		return nil, err
 	}
 	return cudaipc.OpenNode(o), nil
+}
+
+// tellGPUs says what is known of GPUs at the start. Where the kernel knows of none, the driver is asked; that takes long only
+// where there are some.
+func tellGPUs(kind string, log *zap.Logger) error {
+	n := cudaipc.CountGPUs()
+	var why error
+	if n == 0 || kind == deviceCUDA {
+		why = probeCUDA()
+	}
+	switch {
+	case why == nil:
+		seen := strconv.Itoa(n)
+		if n == 0 {
+			seen = "by the driver alone"
+		}
+		log.Info("GPUs", zap.String("seen", seen), zap.String("opened", "each in a process of its own, when an engine registers its memory"))
+	case kind == deviceCUDA:
+		return fmt.Errorf("device: %q, allowed where a GPU can be opened: %w", kind, why)
+	default:
+		log.Info("no GPU here: engines with memory on CPUs are served, those with memory on GPUs are refused", zap.String("why", why.Error()))
+	}
+	return nil
 }
 
 func openHost(kind string, base cudaipc.MoverOptions) (cudaipc.Device, error) {

@@ -16,7 +16,11 @@ func TestServeWithoutCUDA(t *testing.T) {
 		t.Errorf("exit %d, want %d and why:\n%s", code, exitFailed, out)
 	}
 	for _, device := range []string{deviceAuto, deviceHost, deviceHostMover} {
-		_, dir, _ := startServe(t, "--device", device)
+		_, dir, log := startServe(t, "--device", device)
+		said := strings.Count(log.String(), "no GPU here") + strings.Count(log.String(), "no CUDA")
+		if want := 2; device != deviceHost && said != want || device == deviceHost && said != 0 {
+			t.Errorf("%s: the log says %d times that there is no GPU, want one line with the reason:\n%s", device, said, log)
+		}
 		out, code := kvagentOutput(t, "status", "--json", "--socket-dir", dir)
 		if code != 0 || strings.Contains(out, `"device": "host"`) != (device == deviceHostMover) {
 			t.Errorf("%s: exit %d, movers are not as asked for:\n%s", device, code, out)

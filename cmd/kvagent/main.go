@@ -64,7 +64,7 @@ mock, replay and bench try the agent without a GPU: engines that are played, a r
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return exitError{exitConfig, fmt.Errorf("%w (see: %s --help)", err, cmd.CommandPath())}
 	})
-	root.AddCommand(serveCommand(), statusCommand(), setCommand(), cacheCommand(), versionCommand(), mockCommand(), replayCommand(), benchCommand(), proofCommand(), moverCommand())
+	root.AddCommand(serveCommand(), statusCommand(), setCommand(), cacheCommand(), versionCommand(), mockCommand(), replayCommand(), benchCommand(), proofCommand(), calibrateCommand(), moverCommand())
 	return root
 }
 

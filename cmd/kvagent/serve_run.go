@@ -37,7 +37,7 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	}
 	defer func() { err = errors.Join(err, p.Close()) }()
 	_, fd := p.Arena()
-	device, err := openDevice(s.device, fd, p.Info().Bytes, log)
+	device, err := openDevice(s.device, fd, p.Info().Bytes, s.copyTables, log)
 	if err != nil {
 		return err
 	}

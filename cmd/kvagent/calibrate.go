@@ -1,0 +1,68 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+// calibrateCommand measures how copies are made best on the GPU that is seen.
+func calibrateCommand() *cobra.Command {
+	path, force := defaultCopyTables, false
+	cmd := &cobra.Command{
+		Use:   "calibrate",
+		Short: "Measure how copies are made best on this type of GPU",
+		Long: `Calibrate measures, on the one GPU that this process sees (CUDA_VISIBLE_DEVICES), for each length of runs whether single
+copies, one call for many, or one call for rows at constant distances are fastest, and puts the table into a file that serve
+reads at its start. It takes some seconds; other copies at the same time make it worse. A type of GPU that is in the file
+already is left alone, unless --force.`,
+		Example: `  CUDA_VISIBLE_DEVICES=0 kvagent calibrate
+  kvagent calibrate --force --copy-tables /tmp/tables.json`,
+		Args: checkArgs(cobra.NoArgs),
+		PreRunE: func(cmd *cobra.Command, _ []string) error {
+			return configError(fillSettings(cmd.Flags(), os.LookupEnv))
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return calibrate(path, force, cmd.OutOrStdout()) },
+	}
+	cmd.Flags().StringVar(&path, "copy-tables", path, "file for the table")
+	cmd.Flags().BoolVar(&force, "force", false, "measure a type of GPU that is in the file already")
+	return cmd
+}
+
+func calibrate(path string, force bool, out io.Writer) (err error) {
+	known, err := readCopyTables(path)
+	if err != nil && !force {
+		return err
+	}
+	arena, err := unix.Mmap(-1, 0, cudaipc.MinPinPiece, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Munmap(arena) }() // no device is open any more
+	d, err := cudaipc.OpenCUDA(cudaipc.CUDAOptions{Arena: arena})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if again := d.Close(cudaipc.AllPeers); err == nil {
+			err = again
+		}
+	}()
+	for i := range known {
+		if known[i].GPU == d.Info().Name && !force {
+			fmt.Fprintf(out, "%s (measured before, in %s)\n", known[i].String(), path)
+			return nil
+		}
+	}
+	t, err := d.Calibrate()
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(out, t.String())
+	return writeCopyTable(path, &t)
+}
