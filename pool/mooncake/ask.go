@@ -1,0 +1,67 @@
+package mooncake
+
+import (
+	"context"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// Exists implements pool.Store: OK or Missing. That a value is there is all it says; Mooncake keeps it for its master's lease time then.
+func (s *Store) Exists(ctx context.Context, keys []pool.Key, status []pool.Status) error {
+	for i := range keys {
+		if status[i] = pool.Missing; !valid(&keys[i]) {
+			status[i] = pool.Invalid
+		}
+	}
+	return s.ask(ctx, opExists, keys, func(i int, code int64) {
+		if code == 1 {
+			status[i] = pool.OK
+		}
+	})
+}
+
+// Delete implements pool.Store.
+func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {
+	return s.ask(ctx, opDelete, keys, func(_ int, code int64) {
+		if code >= 0 {
+			s.keep(-1, -code)
+		}
+	})
+}
+
+// ask asks about all keys that are any, maxKeys at once, and tells the code of each.
+func (s *Store) ask(ctx context.Context, op operation, keys []pool.Key, tell func(i int, code int64)) error {
+	for from := 0; from < len(keys); from += maxKeys {
+		var names []string
+		var which []int
+		for i := from; i < min(from+maxKeys, len(keys)); i++ {
+			if valid(&keys[i]) {
+				names, which = append(names, s.name(&keys[i])), append(which, i)
+			}
+		}
+		if len(names) == 0 {
+			continue
+		}
+		codes, err := s.askSome(ctx, op, names)
+		if err != nil {
+			return err
+		}
+		for n, code := range codes {
+			tell(which[n], code)
+		}
+	}
+	return ctx.Err()
+}
+
+func (s *Store) askSome(ctx context.Context, op operation, names []string) ([]int64, error) {
+	h, place, err := s.enter(ctx, s.questions)
+	if err != nil {
+		return nil, err
+	}
+	free := func() { s.questions <- place }
+	codes, err := s.call(ctx, h, len(names), false, free, func(id uint64) []byte { return encodeKeys(id, op, names) })
+	if err == nil {
+		free()
+	}
+	return codes, err
+}

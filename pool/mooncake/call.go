@@ -1,0 +1,101 @@
+package mooncake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// errDied is the error of a call whose helper ended in the middle.
+var errDied = errors.New("the helper ended")
+
+// current is the helper.
+func (s *Store) current() (*helper, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.helper == nil {
+		return nil, fmt.Errorf("mooncake: %w: %w", ErrNotConnected, s.why)
+	}
+	return s.helper, nil
+}
+
+// enter takes a place, once there is one and a helper.
+func (s *Store) enter(ctx context.Context, places chan int) (*helper, int, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, 0, err
+	}
+	if _, err := s.current(); err != nil {
+		return nil, 0, err
+	}
+	select {
+	case place := <-places:
+		h, err := s.current()
+		if err != nil {
+			places <- place
+		}
+		return h, place, err
+	case <-ctx.Done():
+		return nil, 0, ctx.Err()
+	}
+}
+
+// call asks a helper and waits for the answer, which has n codes, as long as ctx lasts. Without an error the caller has the place back and frees it; with one
+// the place is freed. inPlace: the helper works in memory of the caller.
+func (s *Store) call(ctx context.Context, h *helper, n int, inPlace bool, free func(), encode func(id uint64) []byte) ([]int64, error) {
+	r := &request{encode: encode, free: free}
+	if !h.submit(r) {
+		free()
+		return nil, fmt.Errorf("mooncake: %w", errDied)
+	}
+	select {
+	case codes := <-r.answer:
+		return s.judge(h, codes, n, free)
+	case <-ctx.Done():
+	}
+	if inPlace {
+		late := time.NewTimer(grace)
+		defer late.Stop()
+		select {
+		case codes := <-r.answer:
+			return s.judge(h, codes, n, free)
+		case <-late.C:
+		}
+	}
+	working, answered := h.abandon(r)
+	if answered {
+		<-r.answer
+		free()
+		return nil, ctx.Err()
+	}
+	if working && inPlace {
+		h.killFor(fmt.Errorf("it worked in the arena when its time was over: %w", ctx.Err()))
+		<-h.reaped
+	}
+	return nil, ctx.Err()
+}
+
+// judge checks the answer to a request, and notes whether Mooncake is there.
+func (s *Store) judge(h *helper, codes []int64, n int, free func()) ([]int64, error) {
+	if codes == nil {
+		free()
+		s.count.errors.Add(1)
+		return nil, fmt.Errorf("mooncake: %w", errDied)
+	}
+	if len(codes) != n {
+		h.killFor(errFrame)
+		free()
+		return nil, errFrame
+	}
+	for _, c := range codes {
+		if !silent(c) {
+			s.answered(h)
+			return codes, nil
+		}
+	}
+	free()
+	s.count.errors.Add(1)
+	err := fmt.Errorf("mooncake: no answer, code %d", codes[0])
+	s.turnOf(h, StateLost, err)
+	return nil, err
+}

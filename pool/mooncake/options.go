@@ -1,0 +1,141 @@
+package mooncake
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"regexp"
+	"strings"
+	"time"
+)
+
+// Memory is memory that values may lie in, shared with the helper. The zero value is none.
+type Memory struct {
+	Base []byte // mapped; stays the caller's, and must stay mapped until Close has returned
+	FD   int    // from which the helper maps it: a memfd of at least len(Base) bytes
+}
+
+// Options of a store. The zero value of a field means its default where one is named.
+type Options struct {
+	Master   string // host:port of mooncake_master; or etcd://host:port;host:port of several, of which one leads
+	Metadata string // "P2PHANDSHAKE" (the default), or the URL of a metadata server; may hold a password
+	Protocol string // "tcp" (the default) or "rdma"
+	Devices  string // rdma: names of devices, by commas
+	// Host is the name or address that others reach this node by; default: the address from which this node reaches the master.
+	Host string
+	// Segment is the memory that this node adds to the shared store, bytes, 0 to MaxSegment; 0: none. It lies in the helper, and what is stored
+	// in it is lost with it.
+	Segment     int64
+	LocalBuffer int64    // memory of the client's own, bytes, MinLocalBuffer to MaxLocalBuffer; default 16 MiB
+	Replicas    int      // copies of a value, 1 to MaxReplicas; default 1
+	Preferred   []string // names of segments (host:port) to store in, as far as they have room; at most MaxPreferred
+	SoftPin     time.Duration
+	Prefix      string // in front of every key, at most MaxPrefix bytes; default "kvagent:"
+
+	Arena Memory // values inside of it are read and written in place, others are copied
+	// Bounce is the memory for those others, bytes, MinBounce to MaxBounce; default 64 MiB. Each of Concurrency requests has an equal share:
+	// a value that is larger, and not in the arena, is not stored.
+	Bounce      int64
+	Concurrency int // requests for values at once, and as many questions, 1 to MaxConcurrency; default 8
+
+	Python string   // interpreter of the helper; default "python3"
+	Env    []string // of the helper, besides this process's: NAME=VALUE
+	// SetupWithin is how long a helper may take to start and to connect, 1 s to 5 min; default 20 s.
+	SetupWithin time.Duration
+	// RPCWithin is how long the master may take for one answer, 50 ms to 1 min; default 500 ms. It should be less than the deadline of calls:
+	// a helper that works in the arena when the deadline comes is killed.
+	RPCWithin time.Duration
+	// Silence is how long a helper may take for one request before it is killed, whoever waits, 100 ms to 10 min; default 10 s.
+	Silence time.Duration
+	// OnState is told when the store changes its state; it must not call the store. Nil: nobody is.
+	OnState func(from, to State, reason error)
+}
+
+// Limits of options.
+const (
+	MaxSegment     = 16 << 40
+	MinLocalBuffer = 1 << 20
+	MaxLocalBuffer = 64 << 30
+	MaxReplicas    = 16
+	MaxPreferred   = 64
+	MaxSoftPin     = 24 * time.Hour
+	MaxPrefix      = 128
+	MinBounce      = 1 << 20
+	MaxBounce      = 64 << 30
+	MaxConcurrency = 64
+	MaxText        = 1024 // bytes of an address, a list of devices or a name
+)
+
+// p2p is the metadata "server" that needs none.
+const p2p = "P2PHANDSHAKE"
+
+func (o *Options) complete() error {
+	def(&o.Metadata, p2p)
+	def(&o.Protocol, "tcp")
+	def(&o.LocalBuffer, 16<<20)
+	def(&o.Replicas, 1)
+	def(&o.Prefix, "kvagent:")
+	def(&o.Bounce, 64<<20)
+	def(&o.Concurrency, 8)
+	def(&o.Python, "python3")
+	def(&o.SetupWithin, 20*time.Second)
+	def(&o.RPCWithin, 500*time.Millisecond)
+	def(&o.Silence, 10*time.Second)
+	err := errors.Join(
+		o.checkAddresses(),
+		between("Segment", o.Segment, 0, MaxSegment),
+		between("LocalBuffer", o.LocalBuffer, MinLocalBuffer, MaxLocalBuffer),
+		between("Replicas", o.Replicas, 1, MaxReplicas),
+		between("Preferred", len(o.Preferred), 0, MaxPreferred),
+		between("SoftPin", o.SoftPin, 0, MaxSoftPin),
+		between("Prefix", len(o.Prefix), 1, MaxPrefix),
+		between("Bounce", o.Bounce, MinBounce, MaxBounce),
+		between("Concurrency", o.Concurrency, 1, MaxConcurrency),
+		between("SetupWithin", o.SetupWithin, time.Second, 5*time.Minute),
+		between("RPCWithin", o.RPCWithin, 50*time.Millisecond, time.Minute),
+		between("Silence", o.Silence, 100*time.Millisecond, 10*time.Minute),
+	)
+	if err == nil && o.share() <= dataAt {
+		err = fmt.Errorf("mooncake: Bounce is %d bytes for %d requests at once, allowed: more than %d for each", o.Bounce, o.Concurrency, dataAt)
+	}
+	return err
+}
+
+// share is the bounce memory of one request.
+func (o *Options) share() int64 { return o.Bounce / int64(o.Concurrency) &^ (valueAlign - 1) }
+
+func def[T comparable](v *T, d T) {
+	var zero T
+	if *v == zero {
+		*v = d
+	}
+}
+
+func between[T int | int64 | time.Duration](name string, v, low, high T) error {
+	if v < low || v > high {
+		return fmt.Errorf("mooncake: %s is %v, allowed: %v to %v", name, v, low, high)
+	}
+	return nil
+}
+
+var textual = regexp.MustCompile(`^[!-~]*$`)
+
+func (o *Options) checkAddresses() error {
+	for name, text := range map[string]string{"Master": o.Master, "Metadata": o.Metadata, "Devices": o.Devices, "Host": o.Host, "Prefix": o.Prefix, "Preferred": strings.Join(o.Preferred, "")} {
+		if len(text) > MaxText*MaxPreferred || name != "Preferred" && len(text) > MaxText || !textual.MatchString(text) {
+			return fmt.Errorf("mooncake: %s has %d bytes, allowed: at most %d, printable, no blanks", name, len(text), MaxText)
+		}
+	}
+	switch {
+	case o.Protocol != "tcp" && o.Protocol != "rdma":
+		return fmt.Errorf("mooncake: Protocol is %q, allowed: tcp, rdma", o.Protocol)
+	case o.Protocol == "tcp" && o.Devices != "":
+		return fmt.Errorf("mooncake: Devices is %q, allowed: none with tcp", o.Devices)
+	case strings.Contains(o.Master, "://"):
+		return nil
+	}
+	if host, port, err := net.SplitHostPort(o.Master); err != nil || host == "" || port == "" {
+		return fmt.Errorf("mooncake: Master is %q, allowed: host:port, or etcd://host:port;host:port", o.Master)
+	}
+	return nil
+}

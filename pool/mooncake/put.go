@@ -1,0 +1,53 @@
+package mooncake
+
+import (
+	"context"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// Put implements pool.Store. Busy is an item that Mooncake had no room for, or did not take, or that is too large for the bounce memory.
+func (s *Store) Put(ctx context.Context, items []pool.Item) error {
+	return s.batch(ctx, items, func(h *helper, items []pool.Item, share int) (int, error) {
+		return s.putSome(ctx, h, items, share)
+	})
+}
+
+func (s *Store) putSome(ctx context.Context, h *helper, items []pool.Item, share int) (int, error) {
+	free := func() { s.values <- share }
+	p := s.pack(items, share, pool.Busy)
+	if len(p.items) == 0 {
+		free()
+		return p.taken, nil
+	}
+	for i, it := range p.items {
+		at := &p.places[i]
+		pool.AppendValueHeader(s.header(at)[:0], &it.Key, it.Data)
+		copy(s.copied(at), it.Data)
+	}
+	codes, err := s.call(ctx, h, len(p.items), p.arena, free, func(id uint64) []byte { return encodeValues(id, opPut, p.places) })
+	if err != nil {
+		return 0, err
+	}
+	free()
+	for i, code := range codes {
+		s.settlePut(h, p.items[i], code)
+	}
+	return p.taken, nil
+}
+
+func (s *Store) settlePut(h *helper, it *pool.Item, code int64) {
+	switch code {
+	case 0:
+		it.Status = pool.OK
+		s.keep(1, int64(pool.ValueHeader+len(it.Data)))
+		s.turnOf(h, StateOK, nil)
+	case 1, codeExists:
+		it.Status = pool.Exists
+	case codeNoRoom, codeQuota:
+		s.count.full.Add(1)
+		s.turnOf(h, StateFull, errFull)
+	default:
+		s.count.failed.Add(1)
+	}
+}

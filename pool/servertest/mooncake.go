@@ -1,0 +1,23 @@
+package servertest
+
+import (
+	"net"
+	"path/filepath"
+	"testing"
+)
+
+// Mooncake starts a mooncake_master, and gives the Python that has its client. args are options of its command line besides. Nothing
+// is kept from one start to the next.
+func Mooncake(t testing.TB, args ...string) (master *Server, python string) {
+	t.Helper()
+	program := find(t, "mooncake_master", `PATH="$PATH:$(scripts/mooncake-venv)"`)
+	s := &Server{t: t, program: program, Addr: FreeAddr(t), Dir: t.TempDir()}
+	_, port, _ := net.SplitHostPort(s.Addr)
+	_, admin, _ := net.SplitHostPort(FreeAddr(t))
+	s.args = append([]string{
+		"--rpc_address=127.0.0.1", "--rpc_port=" + port, "--metrics_host=127.0.0.1", "--metrics_port=" + admin, "--rpc_thread_num=2",
+	}, args...)
+	t.Cleanup(s.Kill)
+	s.start()
+	return s, filepath.Join(filepath.Dir(program), "python")
+}
