@@ -109,11 +109,11 @@ func (h *Hazard) await(print uint64, i, missing int, t *chainTraits, now uint32)
 			h.tables.use(info.class(), b)
 			class := t.class(i, min(info.uses()+1, maxUses))
 			h.tables.enter(class, -1, 0)
-			g.set.used[g.way], g.set.info[g.way] = now, makeInfo(print, class, 0)|ghostAwaited
+			g.set.used[g.way], g.set.info[g.way] = now, makeInfo(class, 0)|ghostAwaited
 			return
 		}
 	}
-	info := makeInfo(print, t.class(i, uses), 0)
+	info := makeInfo(t.class(i, uses), 0)
 	if s, w := h.awaited.find(print); w >= 0 {
 		s.info[w] = info
 	} else {
@@ -133,7 +133,8 @@ func (h *Hazard) sweep(now uint32, blocks int) {
 			if info == 0 {
 				continue
 			}
-			if b := binOf(now - s.used[w]); b > info.bin() {
+			if age := now - s.used[w]; age >= ends[info.bin()] {
+				b := binOf(age)
 				h.tables.enter(info.class(), info.bin(), b)
 				s.info[w] = info.withBin(b)
 			}

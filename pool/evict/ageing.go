@@ -27,65 +27,78 @@ func (h *Hazard) age(now uint32, blocks int) {
 	}
 }
 
+// never is ms from now for what does not happen before the class is looked at again.
+const never = 1 << 30
+
 // ageClass goes from the oldest bin to the youngest, so that an entry may cross several bins at once: those
 // before it in the list have gone ahead.
 func (h *Hazard) ageClass(k *cells, c int, now uint32, credit int) int {
-	m := k.filled[c]
-	for m != 0 && credit > 0 {
+	filled, due := k.filled[c], int32(never) // due: ms from now
+	for m := filled &^ (1 << (numBins - 1)); m != 0 && credit > 0; {
 		b := bits.Len64(m) - 1
 		m &^= 1 << b
-		if b < numBins-1 {
-			credit = h.ageBin(k, c, b, now, credit)
+		age := now - k.first[c][b].used
+		left := int32(ends[b] - age)
+		if age >= ends[b] {
+			credit, left = h.ageBin(k, c, b, now, credit)
 		}
+		due = min(due, left)
 	}
-	k.settle(c, &h.worths[c])
-	k.due[c] = now
-	if credit > 0 {
-		k.due[c] = h.nextDue(k, c, now)
+	if k.filled[c] != filled {
+		k.settle(c, &h.worths[c])
+	}
+	if k.due[c] = now; credit > 0 {
+		k.due[c] += uint32(due)
 	}
 	return credit
 }
 
-// ageBin moves the entries of a bin on that are too old for it, the oldest first, none past the one before it.
-func (h *Hazard) ageBin(k *cells, c, b int, now uint32, credit int) int {
-	e := k.first[c][b]
-	n := h.nodes.at(e)
+// ageBin moves the entries of a bin on that are too old for it, the oldest first, none past the one before it. left is
+// the ms until the next of those it moved, or of those that stay, leaves its bin.
+func (h *Hazard) ageBin(k *cells, c, b int, now uint32, credit int) (rest int, left int32) {
+	at := k.first[c][b]
+	n := h.nodes.at(at.entry)
 	ahead := numBins - 1
 	if n.older != 0 {
 		ahead = int(h.nodes.at(n.older).bin)
 	}
-	for ; credit > 0 && int64(now-n.used) >= edges[b+1]; credit-- {
-		to := max(b+1, min(binOf(now-n.used), ahead))
+	left = never
+	for ; credit > 0 && now-at.used >= ends[b]; credit-- {
+		to := binAfter(b, now-at.used, ahead)
 		h.tables.enter(uint8(c), b, to)
 		n.bin, ahead = uint8(to), to
 		if k.filled[c]>>to&1 == 0 {
-			k.first[c][to], k.filled[c] = e, k.filled[c]|1<<to
+			k.first[c][to], k.filled[c] = at, k.filled[c]|1<<to
+			left = min(left, untilEnd(to, now-at.used))
 		}
-		if e = n.newer; e == 0 {
+		if at = (eldest{entry: n.newer}); at.entry == 0 {
 			break
 		}
-		if n = h.nodes.at(e); int(n.bin) != b {
-			e = 0
+		if n = h.nodes.at(at.entry); int(n.bin) != b {
+			at = eldest{}
 			break
 		}
+		at.used = n.used
 	}
-	if k.first[c][b] = e; e == 0 {
+	if k.first[c][b] = at; at.entry == 0 {
 		k.filled[c] &^= 1 << b
+		return credit, left
 	}
-	return credit
+	return credit, min(left, untilEnd(b, now-at.used))
 }
 
-// nextDue is when the next entry of a class leaves its bin.
-func (h *Hazard) nextDue(k *cells, c int, now uint32) uint32 {
-	due := now + 1<<30
-	for m := k.filled[c]; m != 0; m &= m - 1 {
-		b := bits.TrailingZeros64(m)
-		if b == numBins-1 {
-			break
-		}
-		if at := h.nodes.at(k.first[c][b]).used + uint32(edges[b+1]); int32(at-due) < 0 {
-			due = at
-		}
+// binAfter is the bin of an entry that is too old for bin b: that of its age, and not past ahead.
+func binAfter(b int, age uint32, ahead int) int {
+	if age < ends[b+1] {
+		return b + 1
 	}
-	return due
+	return max(b+1, min(binOf(age), ahead))
+}
+
+// untilEnd is the ms until an entry of an age leaves bin b.
+func untilEnd(b int, age uint32) int32 {
+	if b == numBins-1 {
+		return never
+	}
+	return int32(ends[b] - age)
 }

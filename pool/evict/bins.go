@@ -1,6 +1,9 @@
 package evict
 
-import "math/bits"
+import (
+	"math"
+	"math/bits"
+)
 
 const (
 	numBins       = 48 // of age, at most 64; the last begins at 14 hours
@@ -33,6 +36,17 @@ var edges = func() (e [numBins + 1]int64) {
 	for i := range e {
 		fine := [binsPerOctave]int64{32, 41, 51}[i%binsPerOctave]
 		e[i] = fine<<(i/binsPerOctave+firstShift-fineShift) - 1<<firstShift
+	}
+	return e
+}()
+
+// ends[i] is the age in ms at which bin i ends; the last does not before the greatest age.
+var ends = func() (e [1 << 6]uint32) {
+	for i := range e {
+		e[i] = math.MaxUint32
+		if i < numBins-1 {
+			e[i] = uint32(edges[i+1])
+		}
 	}
 	return e
 }()

@@ -11,7 +11,7 @@ import (
 //	class c:  newest ── bin 0 ── │ ── bin 1 ── │ ... ── oldest        the list; first[c][b] is the oldest of bin b
 type cells struct {
 	newest [numClasses]uint32
-	first  [numClasses][numBins]uint32
+	first  [numClasses][numBins]eldest
 	filled [numClasses]uint64 // bit per bin that has entries
 	due    [numClasses]uint32 // ms: no entry of the class changes its bin before
 	worst  [numClasses]float32
@@ -21,6 +21,10 @@ type cells struct {
 	held   [numClasses]uint32    // entries
 	gone   [numClasses]uint64    // entries evicted
 }
+
+// eldest is the oldest entry of a bin, and the time of its last use, ms: whether it is too old for the bin must not
+// cost a look at its node.
+type eldest struct{ entry, used uint32 }
 
 // worths are the worth of an entry in each bin of a class, in hits per second kept.
 type worths [numBins]float32
@@ -71,7 +75,7 @@ func (k *cells) put(t *nodes, w *[numClasses]worths, e uint32, n *node, c uint8,
 	k.newest[c] = e
 	k.held[c]++
 	if k.filled[c]&1 == 0 {
-		k.fill(w, int(c), 0, e)
+		k.fill(w, int(c), 0, eldest{e, now})
 	}
 	if due := now + uint32(edges[1]); k.held[c] == 1 || int32(due-k.due[c]) < 0 {
 		k.due[c] = due
@@ -81,7 +85,7 @@ func (k *cells) put(t *nodes, w *[numClasses]worths, e uint32, n *node, c uint8,
 // take removes an entry.
 func (k *cells) take(t *nodes, w *[numClasses]worths, e uint32, n *node) {
 	c, b := int(n.class), int(n.bin)
-	if k.first[c][b] == e {
+	if k.first[c][b].entry == e {
 		k.next(t, w, c, b, n.newer)
 	}
 	if n.newer != 0 {
@@ -98,18 +102,20 @@ func (k *cells) take(t *nodes, w *[numClasses]worths, e uint32, n *node) {
 
 // next makes e, which follows the oldest of a bin, the oldest, or empties the bin.
 func (k *cells) next(t *nodes, w *[numClasses]worths, c, b int, e uint32) {
-	if e != 0 && int(t.at(e).bin) == b {
-		k.first[c][b] = e
-		return
+	if e != 0 {
+		if n := t.at(e); int(n.bin) == b {
+			k.first[c][b] = eldest{e, n.used}
+			return
+		}
 	}
-	k.first[c][b] = 0
+	k.first[c][b] = eldest{}
 	k.filled[c] &^= 1 << b
 	if int(k.low[c]) == b {
 		k.settle(c, &w[c])
 	}
 }
 
-func (k *cells) fill(w *[numClasses]worths, c, b int, e uint32) {
+func (k *cells) fill(w *[numClasses]worths, c, b int, e eldest) {
 	k.first[c][b] = e
 	k.filled[c] |= 1 << b
 	if s := w[c][b]; s <= k.worst[c] {

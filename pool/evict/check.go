@@ -28,7 +28,7 @@ func (h *Hazard) Check() error {
 
 // checkClass walks the list of a class from its newest entry.
 func (h *Hazard) checkClass(k *cells, kind, c uint8) (n int, err error) {
-	var first [numBins]uint32
+	var first [numBins]eldest
 	newer := uint32(0)
 	bin := 0
 	for e := k.newest[c]; e != 0; e = h.nodes.at(e).older {
@@ -42,7 +42,7 @@ func (h *Hazard) checkClass(k *cells, kind, c uint8) (n int, err error) {
 			return 0, fmt.Errorf("entry %d was used after %d, which is before it", e, newer)
 		}
 		bin, newer = int(x.bin), e
-		first[bin] = e
+		first[bin] = eldest{e, x.used}
 		if n++; n > h.entries {
 			return 0, fmt.Errorf("the list goes in a circle")
 		}
@@ -51,8 +51,8 @@ func (h *Hazard) checkClass(k *cells, kind, c uint8) (n int, err error) {
 		return 0, fmt.Errorf("%d entries, counts %d; oldest of the bins %v, holds %v", n, k.held[c], first, k.first[c])
 	}
 	for b, e := range first {
-		if (e != 0) != (k.filled[c]>>b&1 != 0) {
-			return 0, fmt.Errorf("bin %d: oldest is %d, filled %b", b, e, k.filled[c])
+		if (e.entry != 0) != (k.filled[c]>>b&1 != 0) {
+			return 0, fmt.Errorf("bin %d: oldest is %v, filled %b", b, e, k.filled[c])
 		}
 	}
 	return n, nil

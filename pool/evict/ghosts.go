@@ -1,6 +1,9 @@
 package evict
 
-import "unsafe"
+import (
+	"math/bits"
+	"unsafe"
+)
 
 const (
 	ways         = 20      // ghosts of a set: the more, the more alike their time to be forgotten
@@ -16,48 +19,55 @@ const (
 // room. The number of sets grows by one at a time (linear hashing), so that no look-up waits for a table to be copied.
 type ghosts struct {
 	pages []*[setsAPage]ghostSet
-	sets  int // in use
-	half  int // the greatest power of two of sets not above sets
+	sets  uint // in use
+	half  uint // the greatest power of two of sets not above sets
 	count int
-	hand  int // set that ages next
-	owed  int // ghosts still to be aged
+	hand  uint // set that ages next
+	owed  int  // ghosts still to be aged
 }
 
-// ghostSet is four cache lines.
+// ghostSet is four cache lines. A look for a print goes through marks, four at a time; the rest is read where one is
+// alike.
 type ghostSet struct {
-	tag  [ways]uint32
-	used [ways]uint32 // ms
-	info [ways]ghostInfo
-	hand uint64 // way that is given away next
+	marks [ways / marksAWord]uint64 // bits 32 to 47 of each print
+	tag   [ways]uint32              // bits 0 to 31
+	used  [ways]uint32              // ms
+	info  [ways]ghostInfo
+	hand  uint64 // way that is given away next
 }
 
-// ghostInfo is 16 bits of the print<<16 | class<<9 | bin<<3 | awaited | there; 0 is an empty way.
-type ghostInfo uint32
+// ghostInfo is class<<8 | bin<<2 | awaited | there; 0 is an empty way.
+type ghostInfo uint16
 
 const (
-	binMask      = 63 // of ghostInfo>>3
+	marksAWord = 4
+	markBits   = 64 / marksAWord
+	lowBits    = 1 | 1<<markBits | 1<<(2*markBits) | 1<<(3*markBits) // the lowest bit of each mark
+	highBits   = lowBits << (markBits - 1)                           // the highest
+
+	binMask      = 63 // of ghostInfo>>2
 	ghostThere   = 1 << 0
 	ghostAwaited = 1 << 1 // looked up and not found: its next insertion is no further use
 )
 
-func makeInfo(print uint64, class uint8, bin int) ghostInfo {
-	return ghostInfo(print>>32)<<16 | ghostInfo(class)<<9 | ghostInfo(bin)<<3 | ghostThere
+func makeInfo(class uint8, bin int) ghostInfo {
+	return ghostInfo(class)<<8 | ghostInfo(bin)<<2 | ghostThere
 }
 
-func (i ghostInfo) class() uint8  { return uint8(i>>9) & (numClasses - 1) }
-func (i ghostInfo) bin() int      { return int(i>>3) & binMask }
+func (i ghostInfo) class() uint8  { return uint8(i>>8) & (numClasses - 1) }
+func (i ghostInfo) bin() int      { return int(i>>2) & binMask }
 func (i ghostInfo) uses() uint8   { return usesOf(i.class()) }
 func (i ghostInfo) awaited() bool { return i&ghostAwaited != 0 }
 
 func (i ghostInfo) withBin(bin int) ghostInfo {
-	return i&^(binMask<<3) | ghostInfo(bin)<<3
+	return i&^(binMask<<2) | ghostInfo(bin)<<2
 }
 
-func (g *ghosts) at(set int) *ghostSet { return &g.pages[set/setsAPage][set%setsAPage] }
+func (g *ghosts) at(set uint) *ghostSet { return &g.pages[set/setsAPage][set%setsAPage] }
 
-// home is the set of a tag.
-func (g *ghosts) home(tag uint32) int {
-	s := int(tag) & (2*g.half - 1)
+// home is the set of a print.
+func (g *ghosts) home(print uint64) uint {
+	s := uint(print) & (2*g.half - 1)
 	if s >= g.sets {
 		s -= g.half
 	}
@@ -66,14 +76,20 @@ func (g *ghosts) home(tag uint32) int {
 
 // find is the set of a print, and its way there; -1 if there is none.
 func (g *ghosts) find(print uint64) (*ghostSet, int) {
-	s := g.at(g.home(uint32(print)))
+	s := g.at(g.home(print))
 	return s, s.way(print)
 }
 
 func (s *ghostSet) way(print uint64) int {
-	for i, t := range s.tag {
-		if t == uint32(print) && s.info[i] != 0 && uint16(s.info[i]>>16) == uint16(print>>32) {
-			return i
+	mark := uint64(uint16(print>>32)) * lowBits
+	for i, m := range s.marks {
+		m ^= mark
+		// A mark that is alike has its highest bit set here. One above it may have too.
+		for alike := (m - lowBits) &^ m & highBits; alike != 0; alike &= alike - 1 {
+			w := i*marksAWord + bits.TrailingZeros64(alike)/markBits
+			if s.tag[w] == uint32(print) && m>>(w%marksAWord*markBits)&(1<<markBits-1) == 0 && s.info[w] != 0 {
+				return w
+			}
 		}
 	}
 	return -1
@@ -81,20 +97,28 @@ func (s *ghostSet) way(print uint64) int {
 
 // put adds a ghost that is not there.
 func (g *ghosts) put(print uint64, used uint32, info ghostInfo) {
-	if g.at(g.home(uint32(print))).put(uint32(print), used, info) {
+	if g.at(g.home(print)).put(print, used, info) {
 		g.count++
 	}
 }
 
 // put gives a ghost the next way; false if that takes the place of another.
-func (s *ghostSet) put(tag, used uint32, info ghostInfo) bool {
+func (s *ghostSet) put(print uint64, used uint32, info ghostInfo) bool {
 	w := s.hand
 	if s.hand++; s.hand == ways {
 		s.hand = 0
 	}
 	empty := s.info[w] == 0
-	s.tag[w], s.used[w], s.info[w] = tag, used, info
+	s.tag[w], s.used[w], s.info[w] = uint32(print), used, info
+	m, shift := &s.marks[w/marksAWord], w%marksAWord*markBits
+	*m = *m&^((1<<markBits-1)<<shift) | uint64(uint16(print>>32))<<shift
 	return empty
+}
+
+// print is the lower 48 bits of the print of a way.
+func (s *ghostSet) print(w int) uint64 {
+	mark := s.marks[w/marksAWord] >> (w % marksAWord * markBits) & (1<<markBits - 1)
+	return mark<<32 | uint64(s.tag[w])
 }
 
 func (g *ghosts) take(s *ghostSet, w int) {
@@ -104,9 +128,9 @@ func (g *ghosts) take(s *ghostSet, w int) {
 
 // grow makes sets for n ghosts, a few at a time.
 func (g *ghosts) grow(n int) {
-	want := max(minSets, n/ways)
+	want := uint(max(minSets, n/ways))
 	for steps := 2; g.sets < want && (steps > 0 || g.sets < minSets); steps-- {
-		if g.sets == len(g.pages)*setsAPage {
+		if g.sets == uint(len(g.pages))*setsAPage {
 			g.pages = append(g.pages, new([setsAPage]ghostSet))
 		}
 		if g.sets < minSets {
@@ -128,10 +152,10 @@ func (g *ghosts) split() {
 			continue
 		}
 		half := from
-		if int(all.tag[w])&g.half != 0 {
+		if uint(all.tag[w])&g.half != 0 {
 			half = to
 		}
-		half.put(all.tag[w], all.used[w], all.info[w])
+		half.put(all.print(w), all.used[w], all.info[w])
 	}
 	if g.sets++; g.sets == 2*g.half {
 		g.half = g.sets

@@ -99,7 +99,7 @@ func (h *Hazard) Remove(entries []uint32) {
 		k := h.kinds[n.kind]
 		k.take(&h.nodes, &h.worths, e, n)
 		k.gone[n.class]++
-		h.ghosts.put(n.print, n.used, makeInfo(n.print, n.class, int(n.bin)))
+		h.ghosts.put(n.print, n.used, makeInfo(n.class, int(n.bin)))
 		if n.state&stateOnWay != 0 {
 			h.offWay(e)
 		}

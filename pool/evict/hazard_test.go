@@ -142,7 +142,7 @@ func TestGhostsGrowWithoutLoss(t *testing.T) {
 	const n = 60_000
 	for i := range n {
 		g.grow(i * 8)
-		g.put(spread(i), uint32(i), makeInfo(spread(i), uint8(i%numClasses), i%numBins))
+		g.put(spread(i), uint32(i), makeInfo(uint8(i%numClasses), i%numBins))
 	}
 	lost := 0
 	for i := range n {

@@ -62,8 +62,8 @@ func (h *Hazard) scoreClass(c int) {
 	ratio := (used*scale + ratioPrior) / (expected*scale + ratioPrior)
 	var hazard [numBins]float64
 	for b := range flat {
-		believed := min(1, flat[b]*ratio)
-		hazard[b] = min(surest, (t.used[c][b]*scale+hazardPrior*believed)/(t.risk[c][b]*scale+hazardPrior))
+		believed := atMost(flat[b]*ratio, 1)
+		hazard[b] = atMost((t.used[c][b]*scale+hazardPrior*believed)/(t.risk[c][b]*scale+hazardPrior), surest)
 	}
 	index(&hazard, &h.worths[c])
 	for _, k := range h.kinds {
@@ -71,6 +71,14 @@ func (h *Hazard) scoreClass(c int) {
 			k.settle(c, &h.worths[c])
 		}
 	}
+}
+
+// atMost is min without its care for NaN, which costs more than all else in a loop.
+func atMost(x, limit float64) float64 {
+	if x > limit {
+		return limit
+	}
+	return x
 }
 
 // point is where the curve of hits over time held has got to.
@@ -88,7 +96,9 @@ func index(hazard *[numBins]float64, w *worths) {
 	alive := 1.
 	for b, chance := range hazard {
 		at[b+1] = point{at[b].time + alive*width(b)*(1-chance/2), at[b].hits + alive*chance}
-		alive = max(fewest, alive*(1-chance))
+		if alive *= 1 - chance; alive < fewest {
+			alive = fewest
+		}
 	}
 	var hull [numBins + 1]point // from the last edge to the nearest
 	n := 0

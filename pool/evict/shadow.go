@@ -68,10 +68,11 @@ func (s *shadow) see(h *Hazard, u *pool.Use) {
 		if stored {
 			own++
 		}
-		if s.touch(p) {
+		if c := s.find(p); s.index[c] != 0 {
+			s.touch(s.index[c])
 			lru++
 		} else if stored {
-			s.insert(p)
+			s.add(p, c)
 		}
 	}
 	s.lookups, s.hits, s.own = s.lookups+uint64(seen), s.hits+uint64(lru), s.own+uint64(own)
@@ -129,28 +130,35 @@ func (s *shadow) fit() {
 	}
 }
 
-// touch makes a block the newest; false if the shadow has it not.
-func (s *shadow) touch(print uint64) bool {
-	i := s.index[s.find(print)]
-	if i == 0 {
-		return false
+// touch makes a block the newest.
+func (s *shadow) touch(i uint16) {
+	if i != s.newest {
+		s.unlink(i)
+		s.link(i)
 	}
-	s.unlink(i)
-	s.link(i)
-	return true
 }
 
 func (s *shadow) insert(print uint64) {
-	if !s.sampled(print) || s.touch(print) {
+	if !s.sampled(print) {
 		return
 	}
+	if c := s.find(print); s.index[c] != 0 {
+		s.touch(s.index[c])
+	} else {
+		s.add(print, c)
+	}
+}
+
+// add puts a block that the shadow has not into its cell.
+func (s *shadow) add(print uint64, c int) {
 	if s.free == 0 {
 		s.drop(s.oldest)
+		c = s.find(print)
 	}
 	i := s.free
 	s.free = s.slots[i].older
 	s.slots[i].print = print
-	s.index[s.find(print)] = i
+	s.index[c] = i
 	s.link(i)
 	s.count++
 }

@@ -55,7 +55,7 @@ func (h *Hazard) next(kinds uint64) (k *cells, c int, e uint32) {
 	if k, c = h.lowest(kinds); k == nil {
 		return nil, 0, 0
 	}
-	return k, c, k.first[c][k.low[c]]
+	return k, c, k.first[c][k.low[c]].entry
 }
 
 // eldest is the entry of the kinds that was used least recently.
@@ -70,8 +70,8 @@ func (h *Hazard) eldest(kinds uint64) (k *cells, c int, e uint32) {
 				continue
 			}
 			first := o.first[class][bits.Len64(filled)-1]
-			if a := uint32(h.clock.now) - h.nodes.at(first).used; e == 0 || a > age {
-				k, c, e, age = o, class, first, a
+			if a := uint32(h.clock.now) - first.used; e == 0 || a > age {
+				k, c, e, age = o, class, first.entry, a
 			}
 		}
 	}
