@@ -99,7 +99,11 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 	if req.HashLen > 0 {
 		q.Hashes = pool.Chain(req.Hashes, req.HashLen)
 	}
-	pending := k.agent.tiers != nil && k.askTiers(req, rules, start)
+	pending := false
+	if k.agent.tiers != nil {
+		pending = k.askTiers(req, rules, start)
+		k.agent.metrics.askMax.show(time.Since(start))
+	}
 	if req.Form == ipc.FormOwn && req.Reserve {
 		k.reserve(q, rules, st, reply)
 	} else {
@@ -112,7 +116,7 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 		reply.Blocks = uint64(reply.Tokens / rules.Groups[0].BlockTokens) // of the simple form, which asks for group 0
 		return
 	}
-	late := time.Since(start) > deadlineOf(req)
+	late := k.agent.metrics.countTime(time.Since(start), deadlineOf(req))
 	if late {
 		k.tooLate(st, reply)
 	}

@@ -28,6 +28,9 @@ type metrics struct {
 	registrations             map[string]*counter
 	sessionEnds               map[string]*counter
 	malformed                 map[string]*counter
+	lookupMax, askMax         maxDuration // of look-ups in the own form: all of one, and its wait for shared tiers
+	lateMax                   maxDuration // beyond its deadline
+	late                      prometheus.Histogram
 	resets, sessionsRefused   *counter
 	cleanupMax                maxDuration
 	cleanup                   prometheus.Histogram
@@ -91,6 +94,12 @@ func (m *metrics) makeLookups() {
 	for i, name := range lookupStatusNames {
 		m.lookupStatus[i] = m.counter("kvagent_lookup_status_total", "Look-ups by the status of their answer.", "status", name)
 	}
+	m.late = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name:    "kvagent_lookup_over_deadline_seconds",
+		Help:    "How far beyond its deadline a look-up was answered, from when the agent read it; its count is that of the late ones.",
+		Buckets: []float64{.0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .5},
+	})
+	m.registry.MustRegister(m.late)
 	for i, name := range formNames {
 		m.lookupForm[i] = m.counter("kvagent_lookup_form_total", "Look-ups by the form of the request.", "form", name)
 	}
@@ -168,6 +177,17 @@ func (m *metrics) countLookup(form ipc.Form, status ipc.LookupStatus, asked, fou
 	}
 }
 
+// countTime notes what a look-up in the own form took, and says whether that is beyond its deadline.
+func (m *metrics) countTime(took, deadline time.Duration) (late bool) {
+	m.lookupMax.show(took)
+	if took <= deadline {
+		return false
+	}
+	m.lateMax.show(took - deadline)
+	m.late.Observe((took - deadline).Seconds())
+	return true
+}
+
 // maxDuration keeps the longest of what it was shown.
 type maxDuration struct{ atomic.Int64 }
 
@@ -179,3 +199,5 @@ func (m *maxDuration) show(d time.Duration) {
 		}
 	}
 }
+
+func (m *maxDuration) micros() float64 { return float64(m.Load()) / float64(time.Microsecond) }

@@ -43,6 +43,10 @@ type Status struct {
 	TokensAsked uint64  `json:"tokens_asked"`
 	TokensFound uint64  `json:"tokens_found"`
 	HitRate     float64 `json:"hit_rate"` // tokens found of tokens asked
+	// Of look-ups in kvagent's own form, since the start, from when the agent read them: the longest, the longest wait for shared tiers, the farthest beyond its deadline.
+	LookupMaxUS  float64 `json:"lookup_max_us"`
+	LookupAskUS  float64 `json:"lookup_ask_max_us"`
+	LookupOverUS float64 `json:"lookup_over_deadline_max_us"`
 
 	CleanupMaxMS float64     `json:"cleanup_max_ms"`
 	Switches     SwitchState `json:"switches"`
@@ -134,6 +138,7 @@ func (a *Agent) Status() Status {
 		BlocksStored: stats.Entries, BlocksSaved: m.saved[pool.OK].Load(), BlocksLoaded: m.loaded[pool.OK].Load(),
 		BytesSaved: m.savedBytes.Load(), BytesLoaded: m.loadedBytes.Load(),
 		Lookups: m.lookups.Load(), LookupHits: m.lookupHits.Load(), TokensAsked: m.tokensAsked.Load(), TokensFound: m.tokensFound.Load(),
+		LookupMaxUS: m.lookupMax.micros(), LookupAskUS: m.askMax.micros(), LookupOverUS: m.lateMax.micros(),
 		CleanupMaxMS: float64(m.cleanupMax.Load()) / float64(time.Millisecond),
 		Switches:     a.switches.state(), Pool: poolStatus(&stats), EngineList: a.engines(), Sockets: a.sockets.names(),
 		Movers: a.moverStatus(),

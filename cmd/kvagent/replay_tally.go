@@ -103,6 +103,8 @@ func (r *replay) leave(ctx context.Context) error {
 		r.ownCleanup = max(r.ownCleanup, st.CleanupMaxMS)
 		r.noteCleanup(time.Duration(st.CleanupMaxMS * float64(time.Millisecond)))
 		r.addSources(&st)
+		r.slowest.whole, r.slowest.ask = max(r.slowest.whole, st.LookupMaxUS), max(r.slowest.ask, st.LookupAskUS)
+		r.slowest.over = max(r.slowest.over, st.LookupOverUS)
 	}
 	return nil
 }
