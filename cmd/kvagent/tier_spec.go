@@ -28,6 +28,7 @@ var tierSchemes = map[string]func(u *url.URL, o *tierOptions) func(*tierNeeds) (
 	"s3":       readS3Tier,
 	"redis":    readRedisTier,
 	"rediss":   readRedisTier,
+	"mooncake": readMooncakeTier,
 }
 
 // parseTier reads a spec.

@@ -1,9 +1,11 @@
 package mooncake
 
 import (
+	"context"
 	"crypto/sha256"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -60,17 +62,75 @@ func until(t testing.TB, what string, ok func() bool) {
 	}
 }
 
+// view is a part of a store that nobody else uses: keys are in spaces of its own.
+type view struct {
+	*Store
+	number byte
+	before pool.Usage
+}
+
+func (v *view) key(k pool.Key) pool.Key { k.Space[0] ^= v.number; return k }
+
+func (v *view) keys(keys []pool.Key) (out []pool.Key) {
+	for _, k := range keys {
+		out = append(out, v.key(k))
+	}
+	return out
+}
+
+// items runs do on items with the view's keys.
+func (v *view) items(items []pool.Item, do func([]pool.Item) error) error {
+	inner := slices.Clone(items)
+	for i := range inner {
+		inner[i].Key = v.key(inner[i].Key)
+	}
+	err := do(inner)
+	for i := range inner {
+		items[i].Status = inner[i].Status
+	}
+	return err
+}
+
+func (v *view) Put(ctx context.Context, items []pool.Item) error {
+	return v.items(items, func(inner []pool.Item) error { return v.Store.Put(ctx, inner) })
+}
+
+func (v *view) Get(ctx context.Context, items []pool.Item) error {
+	return v.items(items, func(inner []pool.Item) error { return v.Store.Get(ctx, inner) })
+}
+
+func (v *view) Exists(ctx context.Context, keys []pool.Key, status []pool.Status) error {
+	return v.Store.Exists(ctx, v.keys(keys), status)
+}
+
+func (v *view) Delete(ctx context.Context, keys []pool.Key) error {
+	return v.Store.Delete(ctx, v.keys(keys))
+}
+
+func (v *view) Usage() pool.Usage {
+	u := v.Store.Usage()
+	return pool.Usage{Bytes: u.Bytes - v.before.Bytes, Items: u.Items - v.before.Items}
+}
+
+// views opens a part of one store for every test: a client takes seconds to start and to end.
+func views(t *testing.T) func() *view {
+	s, _ := openOne(t)
+	var number byte
+	return func() *view {
+		number++
+		return &view{Store: s, number: number, before: s.Usage()}
+	}
+}
+
 func TestStore(t *testing.T) {
-	pooltest.TestStore(t, func(t testing.TB, _ ...pool.Spec) pool.Store {
-		s, _ := openOne(t)
-		return s
-	})
+	next := views(t)
+	pooltest.TestStore(t, func(testing.TB, ...pool.Spec) pool.Store { return next() })
 }
 
 func TestFaultyStore(t *testing.T) {
+	next := views(t)
 	pooltest.TestFaultyStore(t, func(t testing.TB, _ ...pool.Spec) pool.Store {
-		inner, _ := openOne(t)
-		s, err := fault.New(inner, fault.Every(7, 0.04))
+		s, err := fault.New(next(), fault.Every(7, 0.04))
 		if err != nil {
 			t.Fatal(err)
 		}

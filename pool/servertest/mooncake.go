@@ -10,7 +10,7 @@ import (
 // is kept from one start to the next.
 func Mooncake(t testing.TB, args ...string) (master *Server, python string) {
 	t.Helper()
-	program := find(t, "mooncake_master", `PATH="$PATH:$(scripts/mooncake-venv)"`)
+	program := find(t, "mooncake_master", `PATH="$(scripts/mooncake-venv):$PATH"`)
 	s := &Server{t: t, program: program, Addr: FreeAddr(t), Dir: t.TempDir()}
 	_, port, _ := net.SplitHostPort(s.Addr)
 	_, admin, _ := net.SplitHostPort(FreeAddr(t))
@@ -19,5 +19,9 @@ func Mooncake(t testing.TB, args ...string) (master *Server, python string) {
 	}, args...)
 	t.Cleanup(s.Kill)
 	s.start()
-	return s, filepath.Join(filepath.Dir(program), "python")
+	real, err := filepath.EvalSymlinks(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, filepath.Join(filepath.Dir(real), "python")
 }

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"errors"
+	"net/url"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/kvagent/kvagent/pool/mooncake"
+)
+
+// readMooncakeTier reads mooncake://MASTER:PORT. Several masters of which one leads are given by master=etcd://HOST:PORT;HOST:PORT instead.
+func readMooncakeTier(u *url.URL, o *tierOptions) func(*tierNeeds) (openedTier, error) {
+	r := mooncake.Options{
+		Master: o.text("master", u.Host), Protocol: o.choice("protocol", "tcp", "tcp", "rdma"), Devices: o.text("devices", ""),
+		Host: o.text("host", ""), Prefix: o.text("prefix", ""), Python: o.text("python", ""),
+		Segment:     o.size("segment", 0, 0, mooncake.MaxSegment),
+		LocalBuffer: o.size("local-buffer", 0, mooncake.MinLocalBuffer, mooncake.MaxLocalBuffer),
+		Bounce:      o.size("bounce", 0, mooncake.MinBounce, mooncake.MaxBounce),
+		Replicas:    o.count("replicas", 0, 1, mooncake.MaxReplicas), Concurrency: o.count("concurrency", 0, 1, mooncake.MaxConcurrency),
+		SoftPin:     o.duration("soft-pin", 0, 0, mooncake.MaxSoftPin),
+		SetupWithin: o.duration("setup-within", 0, time.Second, 5*time.Minute),
+		RPCWithin:   o.duration("rpc-within", 0, 50*time.Millisecond, time.Minute),
+		Silence:     o.duration("silence", 0, 100*time.Millisecond, 10*time.Minute),
+	}
+	if preferred := o.text("preferred", ""); preferred != "" {
+		r.Preferred = strings.Split(preferred, ",")
+	}
+	var err error
+	r.Metadata, err = o.secret("metadata")
+	o.fail(err)
+	if plain := o.text("metadata", ""); plain != "" {
+		r.Metadata = plain
+		if m, err := url.Parse(plain); err != nil || m.User != nil {
+			o.fail(errors.New("metadata: has a user or is no URL, allowed: metadata-file or metadata-env for one with a password"))
+		}
+	}
+	if password, err := o.secret("redis-password"); err != nil {
+		o.fail(err)
+	} else if password != "" {
+		r.Env = append(r.Env, "MC_REDIS_PASSWORD="+password)
+	}
+	return func(n *tierNeeds) (openedTier, error) {
+		r.OnState = func(from, to mooncake.State, reason error) {
+			n.log.Warn("mooncake", zap.Stringer("from", from), zap.Stringer("to", to), zap.Error(reason))
+		}
+		base, fd := n.staging.Memory()
+		r.Arena = mooncake.Memory{Base: base, FD: fd}
+		s, err := mooncake.Open(r)
+		if err != nil {
+			return openedTier{}, err
+		}
+		return openedTier{store: s, close: s.Close}, nil
+	}
+}

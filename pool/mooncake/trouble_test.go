@@ -1,0 +1,317 @@
+package mooncake
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/servertest"
+)
+
+// late is how much longer than its deadline a call may take on a busy machine.
+const late = 200 * time.Millisecond
+
+// arenaOf gives memory as the agent's staging is.
+func arenaOf(t testing.TB, bytes int64) Memory {
+	t.Helper()
+	m, err := newMemory(bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.close() })
+	return m
+}
+
+// inArena moves the data of items into an arena, one behind the other.
+func inArena(m Memory, items []pool.Item) []pool.Item {
+	at := 0
+	for i := range items {
+		n := len(items[i].Data)
+		to := m.Base[at : at+n : at+n]
+		copy(to, items[i].Data)
+		items[i].Data = to
+		at += (n + 4095) &^ 4095
+	}
+	return items
+}
+
+// within runs a call with a deadline, and fails when it ends later than somebody else who waits for the same deadline wakes up.
+func within(t testing.TB, d time.Duration, call func(ctx context.Context) error) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	defer cancel()
+	woke := make(chan time.Time, 1)
+	go func() {
+		<-ctx.Done()
+		woke <- time.Now()
+	}()
+	err := call(ctx)
+	ended := time.Now()
+	cancel()
+	if over := ended.Sub(<-woke); over > late {
+		t.Errorf("a call ended %v after its deadline of %v", over, d)
+	}
+	return err
+}
+
+func put(t *testing.T, s pool.Store, want pool.Status, items ...pool.Item) {
+	t.Helper()
+	if err := s.Put(t.Context(), items); err != nil {
+		t.Fatal(err)
+	}
+	for i := range items {
+		if items[i].Status != want {
+			t.Fatalf("put %d: status %d, want %d", i, items[i].Status, want)
+		}
+	}
+}
+
+// get fails on wrong bytes, and gives how many came.
+func get(t *testing.T, s pool.Store, d time.Duration, items ...pool.Item) (came int, err error) {
+	t.Helper()
+	out := make([]pool.Item, len(items))
+	for i := range items {
+		out[i] = pool.Item{Key: items[i].Key, Data: make([]byte, len(items[i].Data))}
+	}
+	err = within(t, d, func(ctx context.Context) error { return s.Get(ctx, out) })
+	for i := range out {
+		if err != nil || out[i].Status != pool.OK {
+			continue
+		}
+		if came++; string(out[i].Data) != string(items[i].Data) {
+			t.Fatalf("block %d: wrong bytes", i)
+		}
+	}
+	return came, err
+}
+
+// Two nodes share; values of no byte, of many, in the arena and outside, more than a request holds, and one too large for the bounce memory.
+func TestTwoNodesShare(t *testing.T) {
+	master, python := servertest.Mooncake(t)
+	o := options(t, master, python)
+	o.Arena = arenaOf(t, 64<<20)
+	a := openWith(t, o)
+	o.Arena, o.Segment = Memory{}, 0
+	b := openWith(t, o)
+	small := blocks(0, 300, 100)
+	sizes := []pool.Item{block(1000, 0), block(1001, 1), block(1002, 3<<20)}
+	inside := inArena(o0(a), blocks(2000, 8, 1<<20))
+	for _, items := range [][]pool.Item{small, sizes, inside} {
+		put(t, a, pool.OK, items...)
+		put(t, b, pool.Exists, items...)
+		if n, err := get(t, b, patience, items...); n != len(items) || err != nil {
+			t.Fatalf("the other node got %d of %d: %v", n, len(items), err)
+		}
+	}
+	if c := a.Counters(); c.InPlace != 8<<20 {
+		t.Fatalf("%d bytes went in place, want %d", c.InPlace, 8<<20)
+	}
+	put(t, a, pool.Busy, block(3000, 5<<20))
+	got := inArena(o0(a), []pool.Item{{Key: inside[0].Key, Data: make([]byte, 1<<20)}})
+	if err := a.Get(t.Context(), got); err != nil || got[0].Status != pool.OK || string(got[0].Data) != string(block(2000, 1<<20).Data) {
+		t.Fatalf("in place: status %d, %v, or wrong bytes", got[0].Status, err)
+	}
+	double := []pool.Item{block(4000, 10), block(4000, 10)}
+	if err := a.Put(t.Context(), double); err != nil || double[0].Status != pool.OK || double[1].Status != pool.Exists {
+		t.Fatalf("a key twice in a batch: %d and %d, %v", double[0].Status, double[1].Status, err)
+	}
+}
+
+func o0(s *Store) Memory { return s.o.Arena }
+
+// A value that somebody else wrote under a name is not delivered, and is gone afterwards.
+func TestForeignValue(t *testing.T) {
+	s, _ := openOne(t)
+	real, other := block(1, 1000), block(2, 1000)
+	put(t, s, pool.OK, other)
+	h, share, err := s.enter(t.Context(), s.values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	free := func() { s.values <- share }
+	at := place{key: s.name(&real.Key), header: int64(share) * s.o.share(), offset: int64(share)*s.o.share() + dataAt, length: 1000}
+	pool.AppendValueHeader(s.header(&at)[:0], &other.Key, other.Data)
+	copy(s.copied(&at), other.Data)
+	codes, err := s.call(t.Context(), h, 1, false, free, func(id uint64) []byte { return encodeValues(id, opPut, []place{at}) })
+	if free(); err != nil || codes[0] != 0 {
+		t.Fatalf("put: %v %v", codes, err)
+	}
+	got := []pool.Item{{Key: real.Key, Data: make([]byte, 1000)}}
+	if err := s.Get(t.Context(), got); err != nil || got[0].Status != pool.Corrupt {
+		t.Fatalf("status %d, %v, want Corrupt", got[0].Status, err)
+	}
+	put(t, s, pool.OK, real)
+}
+
+// A helper that is killed, or stopped in the middle: no call outlives its deadline, no byte is wrong, and another helper comes.
+func TestHelperDies(t *testing.T) {
+	for name, sig := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP} {
+		t.Run(name, func(t *testing.T) {
+			master, python := servertest.Mooncake(t, "--client_ttl=1") // seconds until a dead client's segment is given up
+			o := options(t, master, python)
+			o.Silence, o.Arena = 500*time.Millisecond, arenaOf(t, 8<<20)
+			s := openWith(t, o)
+			items := blocks(0, 20, 10_000)
+			put(t, s, pool.OK, items...)
+			signalHelper(t, s, sig)
+			for _, d := range []time.Duration{30 * time.Millisecond, 100 * time.Millisecond} {
+				_, _ = get(t, s, d, items...)
+				_ = within(t, d, func(ctx context.Context) error {
+					return s.Exists(ctx, []pool.Key{items[0].Key}, make([]pool.Status, 1))
+				})
+			}
+			until(t, "another helper", func() bool { return s.Counters().Starts >= 2 && s.State() == StateOK })
+			serves(t, s)
+			if c := s.Counters(); c.Deaths != 1 || sig == syscall.SIGSTOP && c.Kills != 1 {
+				t.Fatalf("one helper died: %+v", c)
+			}
+		})
+	}
+}
+
+func signalHelper(t testing.TB, s *Store, sig syscall.Signal) {
+	t.Helper()
+	h, err := s.current()
+	if err == nil {
+		err = h.cmd.Process.Signal(sig)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A get in place is cut off by its deadline: nobody writes to the memory after it returned, because the helper is gone.
+func TestArenaIsLeftAlone(t *testing.T) {
+	master, python := servertest.Mooncake(t)
+	o := options(t, master, python)
+	o.Arena = arenaOf(t, 8<<20)
+	s := openWith(t, o)
+	items := inArena(o.Arena, blocks(0, 4, 1<<20))
+	put(t, s, pool.OK, items...)
+	h, err := s.current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	signalHelper(t, s, syscall.SIGSTOP)
+	err = within(t, 50*time.Millisecond, func(ctx context.Context) error { return s.Get(ctx, items) })
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("get from a stopped helper: %v", err)
+	}
+	select {
+	case <-h.reaped:
+	default:
+		t.Fatal("the call has returned, and its helper may still write to its memory")
+	}
+	until(t, "another helper", func() bool { return s.State() == StateOK })
+}
+
+// A master that is paused, killed and started again: calls end in time and nothing is wrong; afterwards the store works again.
+func TestMasterTrouble(t *testing.T) {
+	s, master := openOne(t)
+	items := blocks(0, 50, 10_000)
+	put(t, s, pool.OK, items...)
+	storm := func(what string) {
+		for range 5 {
+			_, _ = get(t, s, 100*time.Millisecond, items...)
+			_ = within(t, 100*time.Millisecond, func(ctx context.Context) error { return s.Put(ctx, blocks(500, 4, 1000)) })
+		}
+		t.Logf("%s: %v, %+v", what, s.State(), s.Counters())
+	}
+	master.Pause()
+	storm("paused")
+	master.Resume()
+	until(t, "all blocks after the pause", func() bool {
+		n, err := get(t, s, time.Second, items...)
+		return n == len(items) && err == nil
+	})
+	master.Kill()
+	storm("killed")
+	until(t, "it is lost", func() bool { _, _ = get(t, s, time.Second, items...); return s.State() == StateLost })
+	master.Restart()
+	serves(t, s)
+}
+
+// serves waits until a store takes and gives blocks again.
+func serves(t *testing.T, s *Store) {
+	t.Helper()
+	next := 1000
+	until(t, "blocks are stored again", func() bool {
+		items := blocks(next, 10, 1000)
+		next += len(items)
+		err := within(t, time.Second, func(ctx context.Context) error { return s.Put(ctx, items) })
+		for i := range items {
+			if err != nil || items[i].Status != pool.OK {
+				return false
+			}
+		}
+		n, err := get(t, s, time.Second, items...)
+		return n == len(items) && err == nil
+	})
+}
+
+// Many calls while helpers are killed and stopped all the time.
+func TestStormOfDeaths(t *testing.T) {
+	master, python := servertest.Mooncake(t)
+	o := options(t, master, python)
+	o.Silence, o.OnState = 300*time.Millisecond, nil
+	s := openWith(t, o)
+	items := blocks(0, 60, 20_000)
+	var workers sync.WaitGroup
+	end := time.Now().Add(5 * time.Second)
+	for w := range 4 {
+		workers.Go(func() {
+			for n := w; time.Now().Before(end); n++ {
+				some := items[n%50 : n%50+10]
+				_ = within(t, 100*time.Millisecond, func(ctx context.Context) error {
+					mine := make([]pool.Item, len(some))
+					copy(mine, some)
+					return s.Put(ctx, mine)
+				})
+				_, _ = get(t, s, 100*time.Millisecond, some...)
+				if s.State() == StateLost {
+					time.Sleep(time.Millisecond) // a refusal takes no time
+				}
+			}
+		})
+	}
+	for n := 0; time.Now().Before(end); n++ {
+		if h, err := s.current(); err == nil {
+			_ = h.cmd.Process.Signal([]syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP}[n%2])
+		}
+		time.Sleep(200 * time.Millisecond) // between two deaths
+	}
+	workers.Wait()
+	if c := s.Counters(); c.Deaths < 3 {
+		t.Fatalf("a storm without deaths: %+v", c)
+	}
+}
+
+// What is not there is said at the start, with what to install.
+func TestWhatIsMissing(t *testing.T) {
+	_, err := Open(Options{Master: "127.0.0.1:1", Python: "/nowhere/python3"})
+	if err == nil || !strings.Contains(err.Error(), "pip install kvagent") {
+		t.Errorf("no Python: %v", err)
+	}
+	_, err = Open(Options{Master: "127.0.0.1:1", Env: []string{"PYTHONPATH=/nowhere"}})
+	if err == nil || !strings.Contains(err.Error(), "pip install") {
+		t.Errorf("a Python without the package: %v", err)
+	}
+}
+
+func TestOptions(t *testing.T) {
+	for field, o := range map[string]Options{
+		"Master": {}, "Protocol": {Master: "h:1", Protocol: "smoke"}, "Devices": {Master: "h:1", Devices: "mlx5_0"},
+		"Segment": {Master: "h:1", Segment: -1}, "Replicas": {Master: "h:1", Replicas: 17}, "Bounce": {Master: "h:1", Bounce: 5},
+		"Concurrency": {Master: "h:1", Concurrency: 65}, "RPCWithin": {Master: "h:1", RPCWithin: time.Millisecond},
+		"Host": {Master: "h:1", Host: "a b"}, "SoftPin": {Master: "h:1", SoftPin: 25 * time.Hour},
+	} {
+		if _, err := Open(o); err == nil || !strings.Contains(err.Error(), field) || !strings.Contains(err.Error(), "allowed") {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+}
