@@ -21,7 +21,7 @@ TRACE         ?= testdata/conversation_1000.jsonl
 
 STAGE := scripts/stage
 comma := ,
-PYTHON_SCRIPTS := ../scripts/torture ../scripts/soak ../scripts/dockerfile-check ../scripts/mutants-vllm
+PYTHON_SCRIPTS := ../scripts/torture ../scripts/soak ../scripts/dockerfile-check ../scripts/cuda-header-check ../scripts/mutants-vllm
 # Where the locked Python tools live: outside the tree, keyed by the lock. Made on first use.
 VENV   = $$($(CURDIR)/scripts/venv)
 
@@ -43,7 +43,7 @@ demo: build ## one agent, two mock engines, the first 1,000 requests of a real t
 	@bin/kvagent replay --trace testdata/conversation_1000.jsonl --engines 2 --progress --pace 10s
 
 .PHONY: test
-test: deps build lint test-go fuzz test-python torture-short dockerfile-check ## everything that CI runs
+test: deps build lint test-go fuzz test-python torture-short dockerfile-check cuda-header-check ## everything that CI runs
 
 .PHONY: lint
 lint: lint-go lint-python ## formatting and static checks, Go and Python
@@ -85,6 +85,10 @@ proof: build-proof ## what the CUDA path promises, shown on this machine's GPU: 
 .PHONY: softcuda
 softcuda: # build/softcuda/libcuda.so.1, the driver that tests of the CUDA path run on
 	@$(STAGE) softcuda cudaipc/testdata/softcuda/build build/softcuda
+
+.PHONY: cuda-header-check
+cuda-header-check: ## hold third_party/cuda against NVIDIA's own headers of CUDA 12.9 and 13 (6 MB of download the first time)
+	@$(STAGE) -v cuda-header-check scripts/cuda-header-check
 
 .PHONY: test-cuda
 test-cuda: softcuda ## the CUDA path on a software driver, with the race detector, in both endings of a dead engine's events
