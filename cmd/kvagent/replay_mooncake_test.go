@@ -1,0 +1,63 @@
+package main
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/pool/servertest"
+)
+
+// startMooncake starts a master, and gives a tier's spec without options of the stack.
+func startMooncake(t *testing.T) (spec string, master *servertest.Server) {
+	t.Helper()
+	master, python := servertest.Mooncake(t)
+	source, err := filepath.Abs("../../python")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PYTHONPATH", source)
+	return "mooncake://" + master.Addr + "?segment=256MiB&python=" + python, master
+}
+
+// A pool much smaller than the trace, a small disk, and Mooncake below, every byte checked.
+func TestReplayOverMooncake(t *testing.T) {
+	spec, _ := startMooncake(t)
+	disk := "disk:" + filepath.Join(t.TempDir(), "disk") + "?capacity=64MiB"
+	o := replayJSON(t, "--requests", "300", "--pace", "6s", "--pool", "24MiB", "--engine-blocks", "600", "--tier", disk, "--tier", spec)
+	o.clean(t)
+	if got := o.from("mooncake"); got < 50 {
+		t.Errorf("%d blocks came from mooncake, want 50 and more: %+v", got, o.Sources)
+	}
+}
+
+// What one node saved the other hits.
+func TestReplayTwoNodesOverMooncake(t *testing.T) {
+	spec, _ := startMooncake(t)
+	o := replayJSON(t, "--requests", "300", "--pace", "6s", "--nodes", "2", "--shared", spec)
+	o.clean(t)
+	if got := o.from("mooncake"); got < 50 || o.BlocksHitOther == 0 {
+		t.Errorf("%d blocks came from the shared store, want 50 and more; %d were another's: %+v", got, o.BlocksHitOther, o.Sources)
+	}
+}
+
+// A master that stops for a while, and then dies, costs hits and nothing else.
+func TestReplayMooncakeStops(t *testing.T) {
+	spec, master := startMooncake(t)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		time.Sleep(time.Second) // into the run
+		master.Pause()
+		time.Sleep(time.Second)
+		master.Resume()
+		time.Sleep(time.Second)
+		master.Kill()
+	}()
+	defer func() { <-done }()
+	o := replayJSON(t, "--requests", "300", "--pace", "4s", "--pool", "24MiB", "--engine-blocks", "600", "--tier", spec+"&fetch-within=300ms&rpc-within=100ms")
+	o.clean(t)
+	if o.Requests != 300 {
+		t.Errorf("%d requests of 300", o.Requests)
+	}
+}
