@@ -144,12 +144,30 @@ static void slot_clear(int s) {
 	memset(&machine->process[s], 0, sizeof machine->process[s]);
 }
 
+// drop_of_nobody takes back what slot_clear does not see: a process is a zombie when its first thread is, and another one may still
+// have taken hold of memory; and one may be killed while it lets go.
+static void drop_of_nobody(const holders live) {
+	for (int i = 0; i < MAX_ALLOCATIONS; i++) {
+		allocation *a = &machine->memory[i];
+		if (!a->uid)
+			continue;
+		for (size_t w = 0; w < MAX_PROCESSES / 64; w++)
+			while (a->uid && a->held[w] & ~live[w])
+				machine_drop(i, (int)w * 64 + __builtin_ctzll(a->held[w] & ~live[w]));
+		if (a->uid && !held_any(a->held))
+			machine_drop(i, 0); // whoever was the last was killed in the middle of it
+	}
+}
+
 void machine_sweep(void) {
+	holders live = {0};
 	for (int s = 0; s < MAX_PROCESSES; s++) {
 		process_slot *p = &machine->process[s];
 		if (p->pid && process_start(p->pid) != p->start)
 			slot_clear(s);
+		held_set(live, s, p->pid != 0);
 	}
+	drop_of_nobody(live);
 }
 
 int machine_join(void) {
