@@ -17,7 +17,7 @@ func playAgent(first *order, fds []int) error {
 	for {
 		var o order
 		if _, err := receive(controlFD, &o); err != nil {
-			return nil //nolint:nilerr // the parent has what it wanted
+			return nil // the parent has what it wanted
 		}
 		if err := send(controlFD, &answer{}); err != nil {
 			return err

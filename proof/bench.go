@@ -53,10 +53,7 @@ type bench struct {
 }
 
 // arena is memory that a device copies to and from: the pool's part in it.
-type arena struct {
-	mem  []byte
-	huge bool
-}
+type arena struct{ mem []byte }
 
 // newArena maps size bytes that are there already, so that pinning does not wait for them.
 func newArena(size int64, huge bool) (*arena, error) {
@@ -68,7 +65,7 @@ func newArena(size int64, huge bool) (*arena, error) {
 	if err != nil {
 		return nil, fmt.Errorf("memory of %d bytes: %w", size, err)
 	}
-	return &arena{mem, huge}, nil
+	return &arena{mem}, nil
 }
 
 func (a *arena) close() { _ = unix.Munmap(a.mem) }
@@ -134,7 +131,7 @@ func (b *bench) admit(c *child, known bool) (cudaipc.PeerID, error) {
 	return b.peers, b.device.Import(im)
 }
 
-// move copies n bytes of a region from its beginning on, in fragments that are no neighbours there, and waits.
+// move copies n bytes between the beginning of a region and that of the arena, in one run, and waits.
 func (b *bench) move(peer cudaipc.PeerID, dir cudaipc.Direction, region cudaipc.RegionID, n int64) error {
 	t, err := b.device.Copy(&cudaipc.Copy{
 		Peer: peer, Dir: dir, Runs: []cudaipc.Run{{Region: region, Len: uint32(n)}}, Blocks: []cudaipc.Block{{Runs: 1}},
@@ -142,22 +139,21 @@ func (b *bench) move(peer cudaipc.PeerID, dir cudaipc.Direction, region cudaipc.
 	if err != nil {
 		return err
 	}
-	_, err = b.done(t)
-	return err
+	return b.done(t)
 }
 
 // done waits for a copy, all of whose blocks are to be good.
-func (b *bench) done(t cudaipc.Ticket) (cudaipc.Done, error) {
+func (b *bench) done(t cudaipc.Ticket) error {
 	end, ok, err := b.device.Done(t, copyWithin)
 	switch {
 	case err != nil:
-		return end, err
+		return err
 	case !ok:
-		return end, fmt.Errorf("a copy did not end within %v", copyWithin)
+		return fmt.Errorf("a copy did not end within %v", copyWithin)
 	case end.Bad != nil:
-		return end, fmt.Errorf("blocks did not arrive: %w", end.Err)
+		return fmt.Errorf("blocks did not arrive: %w", end.Err)
 	}
-	return end, nil
+	return nil
 }
 
 // free is the GPU's free memory when it does not change any more: the end of a process is not over at once.

@@ -52,7 +52,7 @@ func (b *bench) traffic(peer cudaipc.PeerID) (stop func() (int64, error)) {
 			for first := true; first || !over.Load(); first = false {
 				t, err := b.device.Copy(c)
 				if err == nil {
-					_, err = b.done(t)
+					err = b.done(t)
 				}
 				if err != nil {
 					errs[dir] = err

@@ -104,7 +104,7 @@ func (b *bench) rate(copies []*cudaipc.Copy) (float64, error) {
 			tickets = append(tickets, t)
 		}
 		for _, t := range tickets {
-			if _, err := b.done(t); err != nil {
+			if err := b.done(t); err != nil {
 				return 0, err
 			}
 		}
