@@ -43,7 +43,7 @@ demo: build ## one agent, two mock engines, the first 1,000 requests of a real t
 	@bin/kvagent replay --trace testdata/conversation_1000.jsonl --engines 2 --progress --pace 10s
 
 .PHONY: test
-test: deps build lint test-go fuzz test-python torture-short dockerfile-check cuda-header-check ## everything that CI runs
+test: deps build lint test-go fuzz test-python torture-short dockerfile-check cuda-header-check test-softcuda test-cuda ## everything that CI runs
 
 .PHONY: lint
 lint: lint-go lint-python ## formatting and static checks, Go and Python
@@ -86,15 +86,19 @@ proof: build-proof ## what the CUDA path promises, shown on this machine's GPU: 
 softcuda: # build/softcuda/libcuda.so.1, the driver that tests of the CUDA path run on
 	@$(STAGE) softcuda cudaipc/testdata/softcuda/build build/softcuda
 
+.PHONY: test-softcuda
+test-softcuda: ## the software driver's own test, under the address and undefined-behaviour sanitizers
+	@$(STAGE) test-softcuda cudaipc/testdata/softcuda/selftest-build $(CURDIR)/build/softcuda-asan
+
 .PHONY: cuda-header-check
 cuda-header-check: ## hold third_party/cuda against NVIDIA's own headers of CUDA 12.9 and 13 (6 MB of download the first time)
 	@$(STAGE) -v cuda-header-check scripts/cuda-header-check
 
 .PHONY: test-cuda
 test-cuda: softcuda ## the CUDA path on a software driver, with the race detector, in both endings of a dead engine's events
-	@$(STAGE) -v test-cuda env $(CUDA_FLAGS) KVAGENT_LIBCUDA=$(SOFTCUDA) go test -count=1 $(GO_TEST_FLAGS) -tags cuda,softcuda ./cudaipc/...
+	@$(STAGE) -v test-cuda env $(CUDA_FLAGS) KVAGENT_LIBCUDA=$(SOFTCUDA) go test -count=1 $(GO_TEST_FLAGS) -tags cuda,softcuda -run CUDA ./cudaipc
 	@$(STAGE) -v test-cuda-never env $(CUDA_FLAGS) KVAGENT_LIBCUDA=$(SOFTCUDA) SOFTCUDA_EVENTS_OF_THE_DEAD=never SOFTCUDA_DRIVER_VERSION=13000 \
-		go test -count=1 $(GO_TEST_FLAGS) -tags cuda,softcuda -run 'TestCUDA' ./cudaipc
+		go test -count=1 $(GO_TEST_FLAGS) -tags cuda,softcuda -run CUDA ./cudaipc
 	@$(STAGE) -v test-cuda-path env $(CUDA_FLAGS) KVAGENT_LIBCUDA=$(SOFTCUDA) go test -count=1 $(GO_TEST_FLAGS) -tags cuda,softcuda -run 'TestCUDA' ./cmd/kvagent
 
 .PHONY: test-python
