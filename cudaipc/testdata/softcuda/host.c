@@ -78,8 +78,12 @@ CUresult cuMemHostAlloc(void **p, size_t n, unsigned int flags) {
 	void *m = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (m == MAP_FAILED)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	*p = m;
-	return add(m, n, true);
+	CUresult r = add(m, n, true);
+	if (r)
+		munmap(m, n);
+	else
+		*p = m;
+	return r;
 }
 
 CUresult cuMemAllocHost(void **p, size_t n) { return cuMemHostAlloc(p, n, 0); }

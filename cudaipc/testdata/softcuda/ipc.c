@@ -35,7 +35,7 @@ static CUresult hold(const memory_handle *x, int device) {
 	machine_lock();
 	machine_sweep();
 	allocation *a = &machine->memory[x->entry];
-	if (a->uid == x->uid && a->owner >= 0) {
+	if (a->uid == x->uid && a->bytes == x->size && a->owner >= 0) {
 		r = a->device == device ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 		if (!r)
 			held_set(a->held, self, 1);

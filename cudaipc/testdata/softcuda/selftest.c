@@ -36,6 +36,12 @@ void *pinned(size_t bytes) {
 	return p;
 }
 
+size_t used(void) {
+	size_t n, all;
+	OK(cuMemGetInfo(&n, &all));
+	return all - n;
+}
+
 void pause_ms(int ms) { nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000l}, NULL); }
 
 int64_t live(int what) {

@@ -27,6 +27,7 @@ CUstream stream_new(void);  // a non-blocking one
 void *pinned(size_t bytes); // freed with the process
 void pause_ms(int ms);
 #define EVENTUALLY(x) do { for (int i_ = 0; i_ < 1000 && !(x); i_++) pause_ms(5); TRUE(x); } while (0)
+size_t used(void);      // bytes of device 0 that are in use, over all processes
 int64_t live(int what); // a counter of machine.h, over all processes
 
 // A peer is another process of the case. It is made before the driver is up: a forked child has none.
@@ -44,4 +45,5 @@ typedef struct {
 	void (*run)(void);
 	const char *knobs[4]; // NAME=value
 } test_case;
+void pieces(void); // a case
 extern const test_case alone[], together[]; // a NULL name ends each

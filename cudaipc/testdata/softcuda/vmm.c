@@ -26,6 +26,21 @@ static int handle_add(struct handle h) { // mine held
 	return i;
 }
 
+// handle_give makes h the program's, or lets go of what is behind it when there are too many.
+static CUresult handle_give(CUmemGenericAllocationHandle *out, struct handle h) {
+	pthread_mutex_lock(&mine);
+	int i = handle_add(h);
+	pthread_mutex_unlock(&mine);
+	if (i < 0) {
+		close(h.fd);
+		backing_drop(h.entry);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	*out = (CUmemGenericAllocationHandle)(i + 1);
+	count_live(LIVE_VMM_HANDLES, 1);
+	return CUDA_SUCCESS;
+}
+
 static struct handle *handle_of(CUmemGenericAllocationHandle h) { // mine held
 	return h && h <= (uint64_t)handle_count && handles[h - 1].refs ? &handles[h - 1] : NULL;
 }
@@ -72,13 +87,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t n, const CUmemAll
 		return CUDA_ERROR_INVALID_VALUE;
 	struct handle h = {.refs = 1, .size = n, .device = prop->location.id};
 	CUresult r = backing_create(n, h.device, &h.entry, &h.uid, &h.fd);
-	if (r)
-		return r;
-	pthread_mutex_lock(&mine);
-	*out = (CUmemGenericAllocationHandle)(handle_add(h) + 1);
-	pthread_mutex_unlock(&mine);
-	count_live(LIVE_VMM_HANDLES, 1);
-	return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+	return r ? r : handle_give(out, h);
 }
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle x) {
@@ -198,9 +207,5 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void 
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!identify(fd, &h) || (h.fd = fcntl(fd, F_DUPFD_CLOEXEC, 0)) < 0)
 		return CUDA_ERROR_INVALID_HANDLE;
-	pthread_mutex_lock(&mine);
-	*out = (CUmemGenericAllocationHandle)(handle_add(h) + 1);
-	pthread_mutex_unlock(&mine);
-	count_live(LIVE_VMM_HANDLES, 1);
-	return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+	return handle_give(out, h);
 }
