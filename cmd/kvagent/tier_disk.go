@@ -14,14 +14,14 @@ const schemeDisk = "disk"
 
 // readDiskTier reads disk:DIR?capacity=SIZE. Further directories, each of the same capacity, are given by dirs=DIR,DIR.
 func readDiskTier(u *url.URL, o *tierOptions) func(*tierNeeds) (openedTier, error) {
-	capacity := o.size("capacity", 0, disk.MinSegments*disk.MinSegmentBytes, disk.MaxDirBytes)
+	capacity := o.size("capacity", disk.MinSegments*disk.MinSegmentBytes, disk.MaxDirBytes)
 	if capacity == 0 {
 		o.fail(errors.New("capacity must be given: the bytes of disk it may use in each directory"))
 	}
 	d := disk.Options{
-		SegmentBytes: o.size("segment", 0, disk.MinSegmentBytes, disk.MaxSegmentBytes), WriteBytes: int(o.size("write-bytes", 0, disk.MinWriteBytes, disk.MaxWriteBytes)),
-		WriteDepth: o.count("write-depth", 0, 1, disk.MaxWriteDepth), ReadDepth: o.count("read-depth", 0, 1, disk.MaxReadDepth),
-		BudgetBytesPerDay: o.size("budget-per-day", 0, 0, disk.MaxDirBytes),
+		SegmentBytes: o.size("segment", disk.MinSegmentBytes, disk.MaxSegmentBytes), WriteBytes: int(o.size("write-bytes", disk.MinWriteBytes, disk.MaxWriteBytes)),
+		WriteDepth: o.count("write-depth", 1, disk.MaxWriteDepth), ReadDepth: o.count("read-depth", 1, disk.MaxReadDepth),
+		BudgetBytesPerDay: o.size("budget-per-day", 0, disk.MaxDirBytes),
 		Admission:         disk.Admission{Again: o.choice("admit", "all", "all", "again") == "again"},
 	}
 	dirs := []string{u.Path}

@@ -16,14 +16,14 @@ func readMooncakeTier(u *url.URL, o *tierOptions) func(*tierNeeds) (openedTier, 
 	r := mooncake.Options{
 		Master: o.text("master", u.Host), Protocol: o.choice("protocol", "tcp", "tcp", "rdma"), Devices: o.text("devices", ""),
 		Host: o.text("host", ""), Prefix: o.text("prefix", ""), Python: o.text("python", ""),
-		Segment:     o.size("segment", 0, 0, mooncake.MaxSegment),
-		LocalBuffer: o.size("local-buffer", 0, mooncake.MinLocalBuffer, mooncake.MaxLocalBuffer),
-		Bounce:      o.size("bounce", 0, mooncake.MinBounce, mooncake.MaxBounce),
-		Replicas:    o.count("replicas", 0, 1, mooncake.MaxReplicas), Concurrency: o.count("concurrency", 0, 1, mooncake.MaxConcurrency),
-		SoftPin:     o.duration("soft-pin", 0, 0, mooncake.MaxSoftPin),
-		SetupWithin: o.duration("setup-within", 0, time.Second, 5*time.Minute),
-		RPCWithin:   o.duration("rpc-within", 0, 50*time.Millisecond, time.Minute),
-		Silence:     o.duration("silence", 0, 100*time.Millisecond, 10*time.Minute),
+		Segment:     o.size("segment", 0, mooncake.MaxSegment),
+		LocalBuffer: o.size("local-buffer", mooncake.MinLocalBuffer, mooncake.MaxLocalBuffer),
+		Bounce:      o.size("bounce", mooncake.MinBounce, mooncake.MaxBounce),
+		Replicas:    o.count("replicas", 1, mooncake.MaxReplicas), Concurrency: o.count("concurrency", 1, mooncake.MaxConcurrency),
+		SoftPin:     o.duration("soft-pin", 0, mooncake.MaxSoftPin),
+		SetupWithin: o.duration("setup-within", time.Second, 5*time.Minute),
+		RPCWithin:   o.duration("rpc-within", 50*time.Millisecond, time.Minute),
+		Silence:     o.duration("silence", 100*time.Millisecond, 10*time.Minute),
 	}
 	if preferred := o.text("preferred", ""); preferred != "" {
 		r.Preferred = strings.Split(preferred, ",")

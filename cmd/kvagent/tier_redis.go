@@ -20,9 +20,9 @@ import (
 func readRedisTier(u *url.URL, o *tierOptions) func(*tierNeeds) (openedTier, error) {
 	r := redis.Options{
 		Addresses: strings.Split(u.Host, ","), Username: u.User.Username(), Prefix: o.text("prefix", ""),
-		TTL:        o.duration("ttl", 0, time.Second, redis.MaxTTL),
-		ChunkBytes: int(o.size("chunk", 0, redis.MinChunkBytes, redis.MaxChunkBytes)), Concurrency: o.count("concurrency", 0, 1, 256),
-		DialTimeout: o.duration("dial-timeout", 0, 10*time.Millisecond, time.Minute), Silence: o.duration("silence", 0, 100*time.Millisecond, time.Minute),
+		TTL:        o.duration("ttl", time.Second, redis.MaxTTL),
+		ChunkBytes: int(o.size("chunk", redis.MinChunkBytes, redis.MaxChunkBytes)), Concurrency: o.count("concurrency", 1, 256),
+		DialTimeout: o.duration("dial-timeout", 10*time.Millisecond, time.Minute), Silence: o.duration("silence", 100*time.Millisecond, time.Minute),
 		MasterName: o.text("master", ""),
 	}
 	switch o.choice("mode", "single", "single", "cluster", "sentinel") {

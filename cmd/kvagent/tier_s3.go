@@ -16,9 +16,9 @@ func readS3Tier(u *url.URL, o *tierOptions) func(*tierNeeds) (openedTier, error)
 		Bucket: u.Host, Endpoint: o.text("endpoint", ""), Region: o.text("region", ""),
 		Insecure:    o.choice("tls", "on", "on", "off") == "off",
 		PathStyle:   o.choice("path-style", "off", "on", "off") == "on",
-		Concurrency: o.count("concurrency", 0, 1, 1024),
-		RangeBytes:  int(o.size("range", 0, s3.MinRangeBytes, s3.MaxRangeBytes)),
-		DialTimeout: o.duration("dial-timeout", 0, 10*time.Millisecond, time.Minute),
+		Concurrency: o.count("concurrency", 1, 1024),
+		RangeBytes:  int(o.size("range", s3.MinRangeBytes, s3.MaxRangeBytes)),
+		DialTimeout: o.duration("dial-timeout", 10*time.Millisecond, time.Minute),
 	}
 	if prefix := strings.Trim(u.Path, "/"); prefix != "" {
 		r.Prefix = prefix + "/"

@@ -68,18 +68,18 @@ func (s *tierSpec) readCommon(o *tierOptions) {
 			o.bad = append(o.bad, err)
 		}
 	}
-	s.Workers = o.count("workers", 0, 1, 64)
-	s.Askers = o.count("askers", 0, 1, 64)
-	s.BatchBytes = o.size("batch", 0, 4<<10, 1<<30)
-	s.PutQueue = o.count("put-queue", 0, 1, 1<<20)
-	s.FetchWithin = o.duration("fetch-within", 0, time.Millisecond, 5*time.Minute)
-	s.PutWithin = o.duration("put-within", 0, time.Millisecond, 5*time.Minute)
-	s.AskWithin = o.duration("ask-within", 0, time.Millisecond, time.Minute)
-	s.FoundFor = o.duration("found-for", 0, 10*time.Millisecond, time.Hour)
-	s.AbsentFor = o.duration("absent-for", 0, 10*time.Millisecond, time.Hour)
-	s.BreakAfter = o.count("break-after", 0, 1, 1000)
-	s.BreakFirst = o.duration("break-first", 0, time.Millisecond, 10*time.Minute)
-	s.BreakLast = o.duration("break-last", 0, time.Millisecond, time.Hour)
+	s.Workers = o.count("workers", 1, 64)
+	s.Askers = o.count("askers", 1, 64)
+	s.BatchBytes = o.size("batch", 4<<10, 1<<30)
+	s.PutQueue = o.count("put-queue", 1, 1<<20)
+	s.FetchWithin = o.duration("fetch-within", time.Millisecond, 5*time.Minute)
+	s.PutWithin = o.duration("put-within", time.Millisecond, 5*time.Minute)
+	s.AskWithin = o.duration("ask-within", time.Millisecond, time.Minute)
+	s.FoundFor = o.duration("found-for", 10*time.Millisecond, time.Hour)
+	s.AbsentFor = o.duration("absent-for", 10*time.Millisecond, time.Hour)
+	s.BreakAfter = o.count("break-after", 1, 1000)
+	s.BreakFirst = o.duration("break-first", time.Millisecond, 10*time.Minute)
+	s.BreakLast = o.duration("break-last", time.Millisecond, time.Hour)
 }
 
 // tierOptions are the options of a spec. Reading one that is not allowed notes an error; end gives all of them, and names what nobody read.
@@ -116,19 +116,20 @@ func (o *tierOptions) text(key, def string) string {
 	return def
 }
 
-func (o *tierOptions) count(key string, def, low, high int) int {
-	o.value(key, &countValue{&def, low, high})
-	return def
+// count, size and duration are 0 if the option is not given: then the store's default counts.
+func (o *tierOptions) count(key string, low, high int) (n int) {
+	o.value(key, &countValue{&n, low, high})
+	return n
 }
 
-func (o *tierOptions) size(key string, def, low, high int64) int64 {
-	o.value(key, &sizeValue{&def, low, high})
-	return def
+func (o *tierOptions) size(key string, low, high int64) (n int64) {
+	o.value(key, &sizeValue{&n, low, high})
+	return n
 }
 
-func (o *tierOptions) duration(key string, def, low, high time.Duration) time.Duration {
-	o.value(key, &durationValue{&def, low, high})
-	return def
+func (o *tierOptions) duration(key string, low, high time.Duration) (d time.Duration) {
+	o.value(key, &durationValue{&d, low, high})
+	return d
 }
 
 func (o *tierOptions) choice(key, def string, allowed ...string) string {
