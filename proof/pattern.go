@@ -8,7 +8,7 @@ import (
 // pattern fills p with bytes that those of another seed, or of another place, are not.
 func pattern(p []byte, seed uint64) {
 	for i := 0; i+8 <= len(p); i += 8 {
-		v := (uint64(i)>>3 + seed<<40 + 1) * 0x9e3779b97f4a7c15
+		v := (uint64(i)>>3 + seed*0xd6e8feb86659fd93 + 1) * 0x9e3779b97f4a7c15
 		binary.LittleEndian.PutUint64(p[i:], v^v>>29)
 	}
 }
