@@ -11,12 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/devicetest"
 	"github.com/kvagent/kvagent/ipc"
 )
 
 // hangUp are limits that a test can wait for.
 var hangUp = cudaipc.MoverOptions{Limits: cudaipc.MoverLimits{
-	Tick: 20 * time.Millisecond, Ping: time.Second, Steady: time.Nanosecond,
+	Tick: 20 * time.Millisecond, Ping: 3 * time.Second, Steady: time.Nanosecond,
 }}
 
 // moverPid waits for the mover to run.
@@ -84,14 +85,14 @@ func TestNoFenceBeforeTheMoverIsReaped(t *testing.T) {
 		t.Fatalf("save %v", got)
 	}
 	pid := r.moverPid()
-	check(t, unix.Kill(pid, unix.SIGSTOP))
+	devicetest.Freeze(t, pid)
 	w.send(&ipc.Load{Job: 77, Epoch: 1, Event: ipc.None, Sections: []ipc.Section{section(chain(1, 8), 0)}})
 	r.waitFor("the load is copied", func(st Status) bool { return st.Movers[0].Copies > 0 })
 	w.send(&ipc.Cancel{Job: 77})
 	select {
 	case m, open := <-w.messages:
 		if !errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
-			t.Fatalf("%T (open: %v) while the mover is there", m, open)
+			t.Fatalf("%T %+v (open: %v) while the mover is there", m, m, open)
 		}
 	case <-time.After(patience):
 		t.Fatal("nothing came")

@@ -61,13 +61,11 @@ func TestMoverKilledWhileCopying(t *testing.T) {
 // TestNothingEndsBeforeTheMoverIsReaped is the fence of last resort: a copy whose mover stands still has not ended until
 // the mover is no more. Otherwise a cancel would be acknowledged whose copy can still touch the engine's blocks.
 func TestNothingEndsBeforeTheMoverIsReaped(t *testing.T) {
-	for range 5 {
-		m := newMoved(t, func(o *cudaipc.MoverOptions) { o.Limits.Ping = 200 * time.Millisecond })
+	for range 3 {
+		m := newMoved(t, func(o *cudaipc.MoverOptions) { o.Limits.Ping = time.Second })
 		m.attach(1)
 		pid := m.pid()
-		if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		devicetest.Freeze(t, pid)
 		tickets := m.submit(1, 3)
 		d := m.done(tickets[len(tickets)-1])
 		if !gone(pid) {
