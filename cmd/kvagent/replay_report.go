@@ -46,6 +46,7 @@ type replayReport struct {
 	LookupP99US     float64  `json:"lookup_p99_us"`
 	AgentLookupUS   float64  `json:"agent_lookup_max_us"`         // the longest, by the clock of the agent, of all nodes in their last lives
 	AgentAskUS      float64  `json:"agent_lookup_ask_max_us"`     // of that the longest wait for shared tiers
+	MachineLagUS    float64  `json:"machine_lag_max_us"`          // the latest that a wait of 2 ms ended in the process of the replay itself
 	OverDeadlineUS  float64  `json:"lookup_over_deadline_max_us"` // the farthest beyond its deadline, by the same clock
 	CleanupMaxMS    float64  `json:"cleanup_max_ms"`              // from a process's death until the agent names it no more, seen from outside
 	AgentCleanupMS  float64  `json:"agent_cleanup_max_ms"`        // as the last life of the agent says itself
@@ -90,6 +91,7 @@ func (r *replay) report() replayReport {
 	o.SimHitRate = mockengine.Simulate(r.records, len(r.engines), r.cfg.Blocks, r.set.poolBlocks(&r.cfg, r.capacity), func(i int) int { return r.deal[i] }, r.faults)
 	o.addStats(&total)
 	o.AgentLookupUS, o.AgentAskUS, o.OverDeadlineUS = r.slowest.whole, r.slowest.ask, r.slowest.over
+	o.MachineLagUS = micros(r.lag)
 	o.HitRateBefore, o.HitRateAfter = r.around.rates()
 	r.tally.Lock()
 	defer r.tally.Unlock()

@@ -70,6 +70,7 @@ type replay struct {
 	around                       around                             // hits before and after the agent's kills
 	ownCleanup                   float64                            // ms, as the agent says
 	slowest                      struct{ whole, ask, over float64 } // µs, of look-ups, as agents say
+	lag                          time.Duration                      // of the machine
 	capacity                     int64                              // bytes of the pool of an agent that was not started here
 	leases, regions, leftEngines int
 	imports                      int
@@ -100,6 +101,8 @@ func newReplay(s *replaySettings, records []mockengine.Record) (*replay, error) 
 // run replays everything and leaves nothing behind.
 func (r *replay) run(ctx context.Context) (err error) {
 	r.begin = time.Now()
+	lag := startLag(ctx)
+	defer func() { r.lag = lag.end() }()
 	if r.set.socket != "" {
 		r.agent = useAgent(r.set.socket)
 		st, err := r.agent.status(ctx)
