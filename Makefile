@@ -111,16 +111,28 @@ test-python: build ## Python tests, with the real agent
 test-vllm: build ## the vLLM connector under the locked vLLM (3 GB of download the first time; KVAGENT_SKIP_VLLM=1)
 	@scripts/deps python
 	@$(STAGE) venv scripts/venv
-	@$(STAGE) -v vllm-venv scripts/vllm-venv
+	@[ "$${KVAGENT_SKIP_VLLM:-0}" = 1 ] || $(STAGE) -v vllm-venv scripts/vllm-venv
 	@$(STAGE) -v test-vllm scripts/test-vllm
 
+# Oldest, and those between it and the locked one.
+VLLM_OLDEST  := 0.29.0
+VLLM_BETWEEN := 0.30.0 0.31.0 0.32.0
+
+.PHONY: test-vllm-oldest
+test-vllm-oldest: build ## the same under the oldest vLLM that it is for; of engines only one, cold and warm
+	@scripts/deps python
+	@$(STAGE) venv scripts/venv
+	@[ "$${KVAGENT_SKIP_VLLM:-0}" = 1 ] || $(STAGE) -v vllm-venv-$(VLLM_OLDEST) scripts/vllm-venv $(VLLM_OLDEST)
+	@$(STAGE) -v test-vllm-$(VLLM_OLDEST) scripts/test-vllm $(VLLM_OLDEST)
+
 .PHONY: test-vllm-all
-test-vllm-all: test-vllm ## and under every other vLLM that it is for; engines only under the locked one
-	@for v in 0.29.0 0.30.0 0.31.0 0.32.0; do ONLY=schedulers $(STAGE) -v test-vllm-$$v scripts/test-vllm $$v || exit 1; done
+test-vllm-all: test-vllm test-vllm-oldest ## and under every vLLM between those two, without engines
+	@for v in $(VLLM_BETWEEN); do ONLY=schedulers $(STAGE) -v test-vllm-$$v scripts/test-vllm $$v || exit 1; done
 
 .PHONY: mutants-vllm
 mutants-vllm: build ## break the connector in known ways and see its tests fail
 	@$(STAGE) -v mutants-vllm scripts/mutants-vllm
+	@$(STAGE) -v mutants-vllm-$(VLLM_OLDEST) scripts/mutants-vllm $(VLLM_OLDEST)
 
 .PHONY: fuzz
 fuzz: ## every Fuzz target FUZZTIME (default 50000x: times) each
@@ -140,9 +152,8 @@ torture: build ## long runs with kills, pauses and many engines (hours; TRACE= n
 	@$(STAGE) -v soak scripts/soak --trace $(TRACE)
 
 .PHONY: bench-policy
-bench-policy: build ## hit rates of the eviction policies on TRACE and on generated workloads, held to what they promise (minutes)
-	@bin/kvagent bench policy --trace $(TRACE) --capacity-blocks 1000,3000,10000,30000,100000
-	@bin/kvagent bench policy --workload all --capacity-blocks 1000,3000,10000,30000,100000
+bench-policy: build ## hit rates of the eviction policies on TRACE and on generated workloads in one table, held to what they promise (minutes)
+	@bin/kvagent bench policy --trace $(TRACE) --workload all --capacity-blocks 1000,7000,30000 --most-below-lru 0.01
 	@KVAGENT_POLICY_FULL=1 $(STAGE) -v bench-policy go test ./pool/evict/evictsim -count=1 -timeout 20m -v -run 'TestConversation|TestReferences|TestNotBelowLRU'
 
 .PHONY: mutants

@@ -1,4 +1,4 @@
-"""What tests do to agents: change a byte of a pool, wait for an engine to come back."""
+"""What tests do to agents, and read of them: their figures, a byte of a pool changed, an engine that came back."""
 
 from __future__ import annotations
 
@@ -29,6 +29,13 @@ def flip(pid: int, value: bytes) -> None:
                 memory.write(b"\xff\xff\x01\x42")
                 return
     raise AssertionError("the pool does not hold what was saved")
+
+
+def figures(agent: AgentProcess) -> str:
+    """What the agent did since its start."""
+    status = agent.status()
+    saved, loaded = status["blocks_saved"], status["blocks_loaded"]
+    return f"agent: {saved} blocks saved, {loaded} loaded, {status['lookup_hits']} hits in {status['lookups']} look-ups"
 
 
 def joined(side: Any, workers: Sequence[Any], agent: AgentProcess) -> None:

@@ -22,6 +22,7 @@ if importlib.util.find_spec("vllm") is None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "engine: needs vLLM's CPU platform")
+    config.addinivalue_line("markers", "every_version: of the engine's tests, those for every vLLM")
 
 
 @pytest.fixture

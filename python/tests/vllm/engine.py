@@ -7,12 +7,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.agent import BINARY
-
-if TYPE_CHECKING:
-    from tests.agent import AgentProcess
 
 BLOCK = 32  # tokens: CPU attention takes multiples of it
 LAYERS, HIDDEN, VOCABULARY = 2, 64, 512
@@ -113,12 +110,6 @@ def keeps_its_pool() -> bool:
     """Whether the agent can keep its pool beyond its end."""
     run = subprocess.run([str(BINARY), "serve", "--help"], check=True, capture_output=True, text=True, timeout=60)
     return "--dram-path" in run.stdout
-
-
-def figures(agent: AgentProcess) -> str:
-    """What the agent did since its start, in blocks."""
-    status = agent.status()
-    return f"saved {status['blocks_stored']}, loaded {status['blocks_loaded']}, hit rate {status['hit_rate']}"
 
 
 if __name__ == "__main__":  # MODEL SOCKET_DIR: what the engine says, as JSON in the last line

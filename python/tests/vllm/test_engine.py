@@ -18,7 +18,8 @@ import pytest
 from tests.agent import AgentProcess, eventually
 from tests.vllm import agents
 from tests.vllm import engine as real
-from tests.vllm.engine import PROMPTS, WHOLE_BLOCKS, figures
+from tests.vllm.agents import figures
+from tests.vllm.engine import PROMPTS, WHOLE_BLOCKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -82,6 +83,7 @@ def alive(opt: Path, reference: list[list[int]], node: AgentProcess) -> Iterator
     llm.llm_engine.engine_core.shutdown()
 
 
+@pytest.mark.every_version
 def test_cold_and_warm(alive: Alive, reference: list[list[int]]) -> None:
     assert alive.says() == reference
     cold = alive.agent.status()

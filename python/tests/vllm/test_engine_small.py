@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.vllm import engine as real
-from tests.vllm.engine import PROMPTS, figures
+from tests.vllm.agents import figures
+from tests.vllm.engine import PROMPTS
 
 if TYPE_CHECKING:
     from pathlib import Path

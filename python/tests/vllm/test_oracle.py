@@ -12,7 +12,7 @@ import pytest
 from vllm.lora.request import LoRARequest
 
 from tests.agent import AgentProcess
-from tests.vllm.agents import flip
+from tests.vllm.agents import figures, flip
 from tests.vllm.gpu import PRIME
 from tests.vllm.world import World, clean
 
@@ -85,12 +85,6 @@ def test_no_byte_is_wrong_cold_or_warm(worlds: Any, agent: AgentProcess, layout:
     assert (first.gpu.rejected > 0) == (first.drafts > 0)
     # vLLM 0.29 with several groups: what is saved is not loaded (docs/VLLM.md).
     assert (second.side.counts.tokens_loaded > 0) == second.side._may_load
-
-
-def figures(agent: AgentProcess) -> str:
-    """What the agent did, in blocks."""
-    status = agent.status()
-    return f"saved {status['blocks_stored']}, loaded {status['blocks_loaded']}, hit rate {status['hit_rate']}"
 
 
 def test_a_byte_that_is_wrong_in_the_pool_is_seen(model: Path, lax_agent: AgentProcess) -> None:

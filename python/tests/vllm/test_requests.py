@@ -28,13 +28,15 @@ def preempt_all(world: World) -> None:
 
 @pytest.mark.parametrize("v2", [False, True])
 def test_a_resumed_request_is_not_promised_what_failed_before(worlds: Any, agent: AgentProcess, v2: bool) -> None:
-    world = cold(worlds, v2=v2)
+    world, other = cold(worlds, v2=v2), worlds(v2=v2)
     spoil(world, agent, 20, 0)
     world.add("warm", PROMPT, 40)
     while len(world.outputs["warm"]) < 10:
         world.step()
     assert world.side.counts.loads_failed == 1
     promised = world.side.counts.tokens_promised
+    other.add("heals", PROMPT, 1)  # the agent has the block again
+    other.run()
     preempt_all(world)
     world.run()
     assert world.resumed[RESUMED[v2]] == 1
@@ -63,6 +65,11 @@ def test_a_resumed_request_saves_what_its_new_blocks_hold(worlds: Any, agent: Ag
     assert world.scheduler.kv_cache_manager.get_block_ids("long")[0] != had, "its blocks are the same again"
     while len(world.outputs["long"]) < 50:
         world.step()
+        table = world.scheduler.kv_cache_manager.get_block_ids("long")[0]
+        for piece in [piece for save in world.side.saves._under_way.values() if save.pinned for piece in save.pieces]:
+            if piece.tracked.request.request_id == "long":
+                ids = [block.block_id for block in piece.blocks]
+                assert ids == table[piece.first : piece.first + len(ids)], "a table that was not replaced"
     assert world.side.saves.counts.planned >= planned + 100 // BLOCK, "nothing is saved before its end"
     world.run()
     assert world.resumed[RESUMED[v2]] == 1

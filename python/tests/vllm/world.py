@@ -312,7 +312,7 @@ def joined(world: World, agent: AgentProcess) -> None:
 def clean(world: World, agent: AgentProcess) -> None:
     """Nothing is left behind, no byte was wrong, and every promised load was reported once by every rank."""
     assert not world.gpu.bad, world.gpu.bad[:5]
-    assert world.free_blocks() == world.blocks - 1
+    assert world.free_blocks() == world.blocks - 1, f"{world.free_blocks()} blocks are free of {world.blocks - 1}"
     assert (world.side.blocks.saving, world.side.blocks.loading) == (0, 0)
-    assert all(told == world.promised for told in world.told), (world.promised, world.told)
+    assert all(told == world.promised for told in world.told), f"promised {world.promised}, reported {world.told}"
     eventually(lambda: agent.status()["leases"] == 0, "an agent without leases")
