@@ -3,6 +3,8 @@ package main
 import (
 	"encoding/binary"
 	"errors"
+	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -10,6 +12,34 @@ import (
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/evict/evictsim"
 )
+
+// streamMaker gives a stream when its turn comes: all of them at once take gigabytes.
+type streamMaker func() *evictsim.Stream
+
+// benchPolicies runs each stream at each capacity, as many streams at once as there are cores.
+func benchPolicies(makers []streamMaker, capacities []int) ([]policyReport, error) {
+	rows, errs := make([]policyReport, len(makers)*len(capacities)), make([]error, len(makers))
+	var next atomic.Int64
+	var workers sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), len(makers)) {
+		workers.Go(func() {
+			for i := int(next.Add(1)) - 1; i < len(makers); i = int(next.Add(1)) - 1 {
+				errs[i] = benchStream(makers[i](), capacities, rows[i*len(capacities):])
+			}
+		})
+	}
+	workers.Wait()
+	return rows, errors.Join(errs...)
+}
+
+func benchStream(s *evictsim.Stream, capacities []int, rows []policyReport) (err error) {
+	for i, c := range capacities {
+		if rows[i], err = benchPolicy(s, c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // policyRuns is how often each policy is timed; the least counts.
 const policyRuns = 3
@@ -28,6 +58,7 @@ func benchPolicy(s *evictsim.Stream, capacity int) (policyReport, error) {
 		r.Policies[name] = float64(hits) / float64(max(1, s.Looked()))
 	}
 	r.HitRate = r.Policies[defaultEviction]
+	r.BelowLRU = r.LRU - r.HitRate
 	return r, nil
 }
 
