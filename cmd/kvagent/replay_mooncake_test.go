@@ -2,6 +2,7 @@ package main
 
 import (
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -59,5 +60,21 @@ func TestReplayMooncakeStops(t *testing.T) {
 	o.clean(t)
 	if o.Requests != 300 {
 		t.Errorf("%d requests of 300", o.Requests)
+	}
+}
+
+func TestMooncakeSpecs(t *testing.T) {
+	for spec, want := range map[string]string{
+		"mooncake://h:1?segment=0&soft-pin=0s&master=etcd://a:1%3Bb:2": "",
+		"mooncake://h:1?metadata=http://h:8080/metadata":               "",
+		"mooncake://h:1?protocol=smoke":                                "allowed: tcp, rdma",
+		"mooncake://h:1?segment=17TiB":                                 "segment",
+		"mooncake://h:1?metadata=redis://u:p@h:1":                      "metadata-file or metadata-env",
+		"mooncake://h:1?metadata-env=KV_TEST_NOT_THERE":                "not in the environment",
+	} {
+		_, err := parseTier(spec)
+		if (want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", spec, err, want)
+		}
 	}
 }
