@@ -78,7 +78,7 @@ func TestCUDAReplayKills(t *testing.T) {
 // With the agent and its mover still there, nothing of engines that have left or were killed is open in the driver.
 func TestCUDANothingStaysOpen(t *testing.T) {
 	stat := softMachine(t)
-	serve, dir, log := startServe(t, "--device", "cuda", "--pool", "256MiB")
+	serve, dir, _ := startServe(t, "--device", "cuda", "--pool", "256MiB")
 	o := replayJSON(t, "--requests", "50", "--device", "cuda", "--socket", dir, "--kill-engine-every", "20")
 	o.clean(t)
 	if o.ImportsLeft != 0 {
@@ -89,20 +89,10 @@ func TestCUDANothingStaysOpen(t *testing.T) {
 	}
 	for _, name := range []string{"allocated_bytes", "imports", "open_events", "vmm_handles", "vmm_maps"} {
 		if n := stat(name); n != 0 {
-			t.Errorf("%s: %d without an engine\n%s", name, n, log)
+			t.Errorf("%s: %d without an engine", name, n)
 		}
 	}
 	endServe(t, serve)
-}
-
-func endServe(t *testing.T, serve *exec.Cmd) {
-	t.Helper()
-	if err := serve.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if err := serve.Wait(); err != nil {
-		t.Errorf("serve ended with %v", err)
-	}
 }
 
 // mockEngine starts an engine that saves and loads and then stays.
@@ -221,10 +211,7 @@ func TestCUDACalibrate(t *testing.T) {
 	if code != 0 || !strings.HasPrefix(again, strings.TrimSpace(first)) || !strings.Contains(again, "measured before") {
 		t.Errorf("exit %d: %s", code, again)
 	}
-	_, dir, log := startServe(t, "--device", "cuda", "--copy-tables", file)
-	if want := strings.TrimSpace(first); !strings.Contains(log.String(), want) {
-		t.Errorf("the log does not say %q:\n%s", want, log)
-	}
+	serve, dir, log := startServe(t, "--device", "cuda", "--copy-tables", file)
 	engine := mockEngine(t, dir, "cuda")
 	moverOf(t, dir)
 	for limit := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
@@ -236,6 +223,10 @@ func TestCUDACalibrate(t *testing.T) {
 	}
 	_ = engine.Process.Kill()
 	_ = engine.Wait() // it was killed
+	endServe(t, serve)
+	if want := strings.TrimSpace(first); !strings.Contains(log.String(), want) {
+		t.Errorf("the log does not say %q:\n%s", want, log)
+	}
 }
 
 // proofJSON runs a quick proof.

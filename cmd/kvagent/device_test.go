@@ -2,7 +2,9 @@ package main
 
 import (
 	"os"
+	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -16,15 +18,27 @@ func TestServeWithoutCUDA(t *testing.T) {
 		t.Errorf("exit %d, want %d and why:\n%s", code, exitFailed, out)
 	}
 	for _, device := range []string{deviceAuto, deviceHost, deviceHostMover} {
-		_, dir, log := startServe(t, "--device", device)
-		said := strings.Count(log.String(), "no GPU here") + strings.Count(log.String(), "no CUDA")
-		if want := 2; device != deviceHost && said != want || device == deviceHost && said != 0 {
-			t.Errorf("%s: the log says %d times that there is no GPU, want one line with the reason:\n%s", device, said, log)
-		}
+		serve, dir, log := startServe(t, "--device", device)
 		out, code := kvagentOutput(t, "status", "--json", "--socket-dir", dir)
 		if code != 0 || strings.Contains(out, `"device": "host"`) != (device == deviceHostMover) {
 			t.Errorf("%s: exit %d, movers are not as asked for:\n%s", device, code, out)
 		}
+		endServe(t, serve)
+		said := strings.Count(log.String(), "no GPU here") + strings.Count(log.String(), "no CUDA")
+		if want := 2; device != deviceHost && said != want || device == deviceHost && said != 0 {
+			t.Errorf("%s: the log says %d times that there is no GPU, want one line with the reason:\n%s", device, said, log)
+		}
+	}
+}
+
+// endServe ends an agent in order; only then its log is whole, and nobody writes to it.
+func endServe(t *testing.T, serve *exec.Cmd) {
+	t.Helper()
+	if err := serve.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := serve.Wait(); err != nil {
+		t.Errorf("serve ended with %v", err)
 	}
 }
 
