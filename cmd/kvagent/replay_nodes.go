@@ -107,6 +107,12 @@ func (a *replayAgent) empty(ctx context.Context) (st agent.Status, err error) {
 type source struct {
 	Name   string `json:"name"` // memory, or a tier's
 	Blocks uint64 `json:"blocks"`
+
+	// Of a tier, what tells why more did not come from it.
+	Opened     uint64 `json:"breaker_opened,omitempty"`
+	Timeouts   uint64 `json:"timeouts,omitempty"`
+	AsksLate   uint64 `json:"asks_late,omitempty"`
+	NotWritten uint64 `json:"puts_not_written,omitempty"`
 }
 
 // addSources adds what one agent says.
@@ -115,21 +121,23 @@ func (r *replay) addSources(st *agent.Status) {
 	if st.Tiers != nil {
 		for i := range st.Tiers.List {
 			t := &st.Tiers.List[i]
-			r.addSource(t.Name, t.Hits)
+			r.addSource(source{t.Name, t.Hits, t.Opened, t.Timeouts, t.Late, t.Dropped + t.Failed})
 			loaded -= min(loaded, t.Hits) // each was brought to memory first
 		}
 	}
-	r.addSource("memory", loaded)
+	r.addSource(source{Name: "memory", Blocks: loaded})
 }
 
-func (r *replay) addSource(name string, blocks uint64) {
+func (r *replay) addSource(o source) {
 	for i := range r.sources {
-		if r.sources[i].Name == name {
-			r.sources[i].Blocks += blocks
+		if s := &r.sources[i]; s.Name == o.Name {
+			s.Blocks += o.Blocks
+			s.Opened, s.Timeouts = s.Opened+o.Opened, s.Timeouts+o.Timeouts
+			s.AsksLate, s.NotWritten = s.AsksLate+o.AsksLate, s.NotWritten+o.NotWritten
 			return
 		}
 	}
-	r.sources = append(r.sources, source{name, blocks})
+	r.sources = append(r.sources, o)
 }
 
 // sourcesText is the sources for people.
