@@ -27,8 +27,13 @@ KEYS = {
 }  # of a server on loopback
 # Memory and engines' own caches far below the trace, so that most of what is hit comes from a tier.
 SMALL = ("--pool", "12MiB", "--engine-blocks", "600")
-TROUBLE = "break-last=1s&fetch-within=500ms&put-within=1s"  # a server is used again within a second of going on
+# A server is used again within a second of going on; a look-up that waited for its question would be 400 ms late.
+TROUBLE = "break-last=1s&fetch-within=500ms&put-within=1s&ask-within=500ms"
 MAX_OVER_DEADLINE_US = 5_000
+# A machine whose own short waits end later than that cannot show 5 ms; then only what is far beyond its lateness fails. An
+# agent that computes gets a processor later than the sleeper that it is held against.
+MAX_LAG_US = 5_000
+BUSY_FACTOR = 10
 
 
 class Server:
@@ -220,7 +225,7 @@ def broken(stack: Stack, form: Form, figures: dict[str, float]) -> Iterator[str]
         if came.get(name, 0) < floor:
             yield f"{came.get(name, 0)} blocks came from {name}, at least {floor} are asked for"
     over, lag = figures["lookup_over_deadline_max_us"], figures["machine_lag_max_us"]
-    if over > MAX_OVER_DEADLINE_US + lag:
+    if over > MAX_OVER_DEADLINE_US + (BUSY_FACTOR * lag if lag > MAX_LAG_US else 0):
         yield f"a look-up was {over:.0f} µs over its deadline, a wait of the machine itself {lag:.0f} µs"
     if figures["wall_s"] < form.resume and stack.server:
         yield f"it was over after {figures['wall_s']:.0f} s, before the server went on"
