@@ -20,7 +20,7 @@ func readDiskTier(u *url.URL, o *tierOptions) func(*tierNeeds) (openedTier, erro
 	}
 	d := disk.Options{
 		SegmentBytes: o.size("segment", disk.MinSegmentBytes, disk.MaxSegmentBytes), WriteBytes: int(o.size("write-bytes", disk.MinWriteBytes, disk.MaxWriteBytes)),
-		WriteDepth: o.count("write-depth", 1, disk.MaxWriteDepth), ReadDepth: o.count("read-depth", 1, disk.MaxReadDepth),
+		WriteDepth: o.count("write-depth", disk.MaxWriteDepth), ReadDepth: o.count("read-depth", disk.MaxReadDepth),
 		BudgetBytesPerDay: o.size("budget-per-day", 0, disk.MaxDirBytes),
 		Admission:         disk.Admission{Again: o.choice("admit", "all", "all", "again") == "again"},
 	}

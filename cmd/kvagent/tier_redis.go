@@ -21,7 +21,7 @@ func readRedisTier(u *url.URL, o *tierOptions) func(*tierNeeds) (openedTier, err
 	r := redis.Options{
 		Addresses: strings.Split(u.Host, ","), Username: u.User.Username(), Prefix: o.text("prefix", ""),
 		TTL:        o.duration("ttl", time.Second, redis.MaxTTL),
-		ChunkBytes: int(o.size("chunk", redis.MinChunkBytes, redis.MaxChunkBytes)), Concurrency: o.count("concurrency", 1, 256),
+		ChunkBytes: int(o.size("chunk", redis.MinChunkBytes, redis.MaxChunkBytes)), Concurrency: o.count("concurrency", 256),
 		DialTimeout: o.duration("dial-timeout", 10*time.Millisecond, time.Minute), Silence: o.duration("silence", 100*time.Millisecond, time.Minute),
 		MasterName: o.text("master", ""),
 	}

@@ -16,7 +16,7 @@ func readS3Tier(u *url.URL, o *tierOptions) func(*tierNeeds) (openedTier, error)
 		Bucket: u.Host, Endpoint: o.text("endpoint", ""), Region: o.text("region", ""),
 		Insecure:    o.choice("tls", "on", "on", "off") == "off",
 		PathStyle:   o.choice("path-style", "off", "on", "off") == "on",
-		Concurrency: o.count("concurrency", 1, 1024),
+		Concurrency: o.count("concurrency", 1024),
 		RangeBytes:  int(o.size("range", s3.MinRangeBytes, s3.MaxRangeBytes)),
 		DialTimeout: o.duration("dial-timeout", 10*time.Millisecond, time.Minute),
 	}

@@ -68,16 +68,16 @@ func (s *tierSpec) readCommon(o *tierOptions) {
 			o.bad = append(o.bad, err)
 		}
 	}
-	s.Workers = o.count("workers", 1, 64)
-	s.Askers = o.count("askers", 1, 64)
+	s.Workers = o.count("workers", 64)
+	s.Askers = o.count("askers", 64)
 	s.BatchBytes = o.size("batch", 4<<10, 1<<30)
-	s.PutQueue = o.count("put-queue", 1, 1<<20)
+	s.PutQueue = o.count("put-queue", 1<<20)
 	s.FetchWithin = o.duration("fetch-within", time.Millisecond, 5*time.Minute)
 	s.PutWithin = o.duration("put-within", time.Millisecond, 5*time.Minute)
 	s.AskWithin = o.duration("ask-within", time.Millisecond, time.Minute)
 	s.FoundFor = o.duration("found-for", 10*time.Millisecond, time.Hour)
 	s.AbsentFor = o.duration("absent-for", 10*time.Millisecond, time.Hour)
-	s.BreakAfter = o.count("break-after", 1, 1000)
+	s.BreakAfter = o.count("break-after", 1000)
 	s.BreakFirst = o.duration("break-first", time.Millisecond, 10*time.Minute)
 	s.BreakLast = o.duration("break-last", time.Millisecond, time.Hour)
 }
@@ -116,9 +116,9 @@ func (o *tierOptions) text(key, def string) string {
 	return def
 }
 
-// count, size and duration are 0 if the option is not given: then the store's default counts.
-func (o *tierOptions) count(key string, low, high int) (n int) {
-	o.value(key, &countValue{&n, low, high})
+// count (1 to high), size and duration are 0 if the option is not given: then the store's default counts.
+func (o *tierOptions) count(key string, high int) (n int) {
+	o.value(key, &countValue{&n, 1, high})
 	return n
 }
 
