@@ -58,6 +58,7 @@ func (o *replayed) clean(t *testing.T) {
 
 // Plain: the hit rate is that of the simulation, also where caches and pool are small. The simulated pool is LRU.
 func TestReplayHitsAsSimulated(t *testing.T) {
+	t.Parallel()
 	for _, args := range [][]string{{}, {"--pool", "48MiB", "--engine-blocks", "600", "--eviction", "lru"}, {"--engines", "5", "--engines-per-process", "2"}} {
 		o := replayJSON(t, append([]string{"--requests", "500"}, args...)...)
 		o.clean(t)
@@ -72,6 +73,7 @@ func TestReplayHitsAsSimulated(t *testing.T) {
 
 // A pool that is too small serves more with the default eviction than with LRU, end to end and every byte checked.
 func TestReplayEvictionGains(t *testing.T) {
+	t.Parallel()
 	rate := map[string]float64{}
 	for _, eviction := range evictions {
 		o := replayJSON(t, "--requests", "1000", "--engine-blocks", "512", "--block-bytes", "4096", "--pool", "8000KiB", "--eviction", eviction)
@@ -86,6 +88,7 @@ func TestReplayEvictionGains(t *testing.T) {
 
 // Everything an engine can do, at once, against the real agent.
 func TestReplayStorm(t *testing.T) {
+	t.Parallel()
 	o := replayJSON(t, "--requests", "300", "--ranks", "2", "--groups", "2", "--block-bytes", "32768", "--spec", "3", "--abort-rate", "0.2",
 		"--skip-save-rate", "0.05", "--engine-blocks", "450", "--priorities", "3", "--kernel-lag", "200us")
 	o.clean(t)
@@ -99,6 +102,7 @@ func TestReplayStorm(t *testing.T) {
 
 // Any process may die or stop at any time, and no request fails.
 func TestReplayKills(t *testing.T) {
+	t.Parallel()
 	o := replayJSON(t, "--requests", "400", "--ranks", "2", "--kill-engine-every", "50", "--kill-agent-every", "150", "--pause-agent-every", "250",
 		"--pause-for", "1s")
 	o.clean(t)
@@ -131,6 +135,7 @@ func TestReplayFindsAFlippedByte(t *testing.T) {
 
 // Many engines at one agent.
 func TestReplayManyEngines(t *testing.T) {
+	t.Parallel()
 	o := replayJSON(t, "--requests", "300", "--engines", "32", "--engines-per-process", "8", "--engine-blocks", "260")
 	o.clean(t)
 }
@@ -219,6 +224,7 @@ func TestTurnsAlternate(t *testing.T) {
 
 // The process that has the engines' memory open may die in the middle of a copy, as engines and the agent may.
 func TestReplayMoverKills(t *testing.T) {
+	t.Parallel()
 	o := replayJSON(t, "--requests", "1000", "--device", "host-mover", "--kill-engine-every", "150", "--kill-agent-every", "400", "--kill-mover-every", "60")
 	o.clean(t)
 	if o.Requests != 1000 || o.MoverKills < 5 {

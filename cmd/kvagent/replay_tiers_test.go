@@ -22,6 +22,7 @@ func (o *replayed) from(name string) uint64 {
 
 // A pool much smaller than the trace serves most of it from disk, every byte checked, also when agent and engines are killed.
 func TestReplayOverDisk(t *testing.T) {
+	t.Parallel()
 	disk := "disk:" + filepath.Join(t.TempDir(), "disk") + "?capacity=1GiB&write=save"
 	o := replayJSON(t, "--requests", "400", "--pool", "24MiB", "--engine-blocks", "600", "--tier", disk)
 	o.clean(t)
