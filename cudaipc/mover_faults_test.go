@@ -25,6 +25,7 @@ const (
 	hangsInPoll   = "hangs in Poll"
 	losesItself   = "says ErrLost"
 	doesNotOpen   = "does not open"
+	firesForAStep = "fires for steps alone" // events of waits without a step have not fired
 )
 
 type faulty struct {
@@ -36,7 +37,7 @@ type faulty struct {
 func openFaulty(s cudaipc.MoverSetup) (cudaipc.Device, error) {
 	fault := s.Device
 	switch fault {
-	case hangsInCopy, hangsInDone, hangsInImport, hangsInClose, hangsInPoll, losesItself:
+	case hangsInCopy, hangsInDone, hangsInImport, hangsInClose, hangsInPoll, losesItself, firesForAStep:
 		s.Device = cudaipc.HostDevice
 		d, err := cudaipc.OpenMoved(s)
 		return &faulty{d, fault}, err
@@ -77,7 +78,11 @@ func (f *faulty) Close(p cudaipc.PeerID) error {
 
 func (f *faulty) Poll(w []cudaipc.Wait, s []cudaipc.State) error {
 	f.is(hangsInPoll)
-	return f.Device.Poll(w, s)
+	err := f.Device.Poll(w, s)
+	for i := range s {
+		s[i].Fired = s[i].Fired && (f.fault != firesForAStep || w[i].Step > 0)
+	}
+	return err
 }
 
 // moved is a mover under test, with one engine of 8 MiB as peer 1.

@@ -280,3 +280,18 @@ func TestMoverIsBound(t *testing.T) {
 		}
 	}
 }
+
+// TestMoverIsToldTheStep: a device over there asks an event only for a step that was reached, and so it must know which.
+func TestMoverIsToldTheStep(t *testing.T) {
+	m := newMoved(t, func(o *cudaipc.MoverOptions) { o.Device, o.AskEvents = firesForAStep, true })
+	m.attach(1)
+	for _, op := range []devicetest.Op{{Kind: devicetest.SetStep, Step: 1 << 40}, {Kind: devicetest.Record}, {Kind: devicetest.Synchronize}} {
+		if _, err := m.engine.Do(op); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var s [1]cudaipc.State
+	if err := m.mover.Poll([]cudaipc.Wait{{Peer: 1, Revoke: cudaipc.None, Step: 1 << 40}}, s[:]); err != nil || !s[0].Fired || s[0].Step != 1<<40 {
+		t.Fatalf("%+v, %v: the step did not reach the device in the mover", s[0], err)
+	}
+}

@@ -75,7 +75,7 @@ func takeDone(f *fields) (d Done, err error) {
 }
 
 const (
-	wireWait  = 12
+	wireWait  = 20
 	wireState = 9
 )
 
@@ -83,6 +83,7 @@ func putPoll(b []byte, number uint64, waits []Wait) []byte {
 	b = put32(putHead(b, msgPoll, number), uint32(len(waits)))
 	for i := range waits {
 		b = put32(put32(put32(b, uint32(waits[i].Peer)), waits[i].Event), waits[i].Revoke)
+		b = put64(b, waits[i].Step)
 	}
 	return b
 }
@@ -90,7 +91,7 @@ func putPoll(b []byte, number uint64, waits []Wait) []byte {
 func takePoll(f *fields) ([]Wait, error) {
 	waits := make([]Wait, f.count(wireWait))
 	for i := range waits {
-		waits[i] = Wait{Peer: PeerID(f.u32()), Event: f.u32(), Revoke: f.u32()}
+		waits[i] = Wait{Peer: PeerID(f.u32()), Event: f.u32(), Revoke: f.u32(), Step: f.u64()}
 	}
 	return waits, f.end("poll")
 }

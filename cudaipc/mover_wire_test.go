@@ -16,7 +16,7 @@ func wireSeeds() [][]byte {
 	return [][]byte{
 		imported,
 		putCopy(nil, 9, &Copy{Peer: 7, Dir: Scatter, Sum: true, Blocks: []Block{{1, 2}}, Runs: []Run{{2, 3, 4, 5}}}),
-		putPoll(nil, 3, []Wait{{Peer: 7, Event: None, Revoke: 1}}),
+		putPoll(nil, 3, []Wait{{Peer: 7, Event: None, Revoke: 1, Step: 1<<40 + 5}}),
 		putDone(nil, 9, &done),
 		putStates(nil, 3, []State{{Step: 4, Fired: true}}, nil),
 	}

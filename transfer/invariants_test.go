@@ -98,8 +98,21 @@ func TestNothingUnfinishedIsStored(t *testing.T) {
 }
 
 // TestLoadWaitsForTheStepInFlight: a kernel of the step in flight still writes to the block that is loaded.
-func TestLoadWaitsForTheStepInFlight(t *testing.T) {
-	s := newNode(t, 64, false).join(t, nil)
+func TestLoadWaitsForTheStepInFlight(t *testing.T) { loadWaits(t, newNode(t, 64, false)) }
+
+// TestLoadWaitsForTheStepInFlightBehindAMover, which is asked for the event, as a GPU's is.
+func TestLoadWaitsForTheStepInFlightBehindAMover(t *testing.T) {
+	loadWaits(t, newNodeOn(t, 64, func(fd int, size int64) (cudaipc.Device, error) {
+		return cudaipc.NewMover(cudaipc.MoverOptions{
+			Name: "test", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: size, AskEvents: true,
+			Command: devicetest.MoverCommand, Env: devicetest.MoverEnv, Node: -1,
+		})
+	}))
+}
+
+func loadWaits(t *testing.T, n *node) {
+	t.Helper()
+	s := n.join(t, nil)
 	s.write(3, 1)
 	s.finish(save(1, section(0, 1, 3)), pool.OK)
 	letGo := s.hold(func() { s.write(8, 99) })

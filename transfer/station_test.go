@@ -25,19 +25,27 @@ const (
 // node is a pool and a device that copies in and out of its arena.
 type node struct {
 	pool  *mem.Pool
-	host  *cudaipc.Host
+	host  cudaipc.Device
 	lanes *Lanes
 	peers cudaipc.PeerID
 }
 
 func newNode(t *testing.T, poolBlocks int, fireOnDeath bool) *node {
 	t.Helper()
+	return newNodeOn(t, poolBlocks, func(fd int, size int64) (cudaipc.Device, error) {
+		return cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: fd, ArenaSize: size, FireOnDeath: fireOnDeath})
+	})
+}
+
+// newNodeOn is a node with the device that open makes of the pool's arena.
+func newNodeOn(t *testing.T, poolBlocks int, open func(fd int, size int64) (cudaipc.Device, error)) *node {
+	t.Helper()
 	p, err := mem.Open(mem.Options{Bytes: int64(poolBlocks) * blockSize})
 	if err != nil {
 		t.Fatal(err)
 	}
 	arena, fd := p.Arena()
-	host, err := cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: fd, ArenaSize: int64(len(arena)), FireOnDeath: fireOnDeath})
+	host, err := open(fd, int64(len(arena)))
 	if err != nil {
 		t.Fatal(err)
 	}
