@@ -104,21 +104,35 @@ func (p *Pool) Ask(s pool.SpaceID, asked []pool.Asked, deadline time.Time) (pend
 		if len(open) == 0 {
 			return false
 		}
-		for _, q := range open {
-			select {
-			case <-q.done:
-				if q.failed {
-					return false // nothing will be known of it soon
-				}
-			case <-timer.C:
-				for _, l := range p.lanes {
-					if !l.Local {
-						l.count.askTimeouts.Add(1)
-						break
-					}
-				}
-				return true
-			}
+		answered, late := await(open, timer)
+		if late {
+			p.countLate()
+		}
+		if late || !answered {
+			return late // nothing will be known soon of tiers that fail
+		}
+	}
+}
+
+// await waits for questions: it says whether some tier answered, and whether time was over before all did.
+func await(open []*question, timer *time.Timer) (answered, late bool) {
+	for _, q := range open {
+		select {
+		case <-q.done:
+			answered = answered || !q.failed
+		case <-timer.C:
+			return answered, true
+		}
+	}
+	return answered, false
+}
+
+// countLate counts a look-up that goes on without an answer, at the first shared tier.
+func (p *Pool) countLate() {
+	for _, l := range p.lanes {
+		if !l.Local {
+			l.count.askTimeouts.Add(1)
+			return
 		}
 	}
 }

@@ -306,3 +306,15 @@ func TestCloseSettles(t *testing.T) {
 		t.Errorf("closed twice: %v", err)
 	}
 }
+
+// A shared tier that fails takes nothing from what another one has.
+func TestOneOfTwoFails(t *testing.T) {
+	h := chain("a", 200) // more than one question
+	n, _, store := filled(t, h, nil, Tier{}, Options{})
+	broken, err := fault.New(pooltest.NewShelf(), fault.Options{Seed: 1, Rates: map[fault.Kind]float64{fault.Error: 1}})
+	check(t, err)
+	two := newNode(t, 2*h.N+200, 2, Options{}, Tier{Name: "broken", Store: broken, BreakAfter: 1000}, Tier{Name: "shared", Store: store})
+	if got := two.know(h); got != n.know(h) || got != 200 {
+		t.Errorf("%d blocks are found beside a tier that fails, want 200", got)
+	}
+}
