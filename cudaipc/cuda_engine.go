@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -17,13 +16,11 @@ import (
 // CUDAEngine is the engine's side of the CUDA device, with the methods of HostEngine: memory on a GPU that it exports, and the words
 // and events that an engine has. It serves the mock engine and the tests. All methods may be called at once.
 type CUDAEngine struct {
-	gpu             driver.GPU
-	ctx             *driver.Context
-	front, copier   *role       // launch; copy for the CPU
-	words           *HostMemory // pinned; the gates of the streams are behind the revocation words
-	events          []driver.Event
-	revokes         uint32
-	revokeOff, gate uint64
+	gpu           driver.GPU
+	ctx           *driver.Context
+	front, copier *role // launch; copy for the CPU
+	engineWords         // pinned; behind them the gates of the streams
+	recorded      []driver.Event
 
 	mu struct {
 		sync.Mutex
@@ -49,14 +46,14 @@ func NewCUDAEngine(gpu UUID, events, revokes uint32) (*CUDAEngine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &CUDAEngine{gpu: found, revokes: revokes}
-	if err := e.open(events); err != nil {
+	e := &CUDAEngine{gpu: found}
+	if err := e.open(events, revokes); err != nil {
 		return nil, errors.Join(err, e.Close())
 	}
 	return e, nil
 }
 
-func (e *CUDAEngine) open(events uint32) (err error) {
+func (e *CUDAEngine) open(events, revokes uint32) (err error) {
 	if e.ctx, err = driver.Retain(e.gpu.Ordinal); err != nil {
 		return err
 	}
@@ -66,10 +63,7 @@ func (e *CUDAEngine) open(events uint32) (err error) {
 	if e.front, err = startRole(e.ctx); err != nil {
 		return err
 	}
-	end := uint64(hostEventsFrom) + uint64(events)*CUDAEventCell
-	e.revokeOff = (end + revokeAlign - 1) &^ (revokeAlign - 1)
-	e.gate = (e.revokeOff + uint64(e.revokes)*4 + gateBytes - 1) &^ (gateBytes - 1)
-	if e.words, err = newHostMemory(HostSyncRegion, int64(e.gate+maxStreams*gateBytes)); err != nil {
+	if e.engineWords, err = newEngineWords(events, CUDAEventCell, revokes, maxStreams*gateBytes); err != nil {
 		return err
 	}
 	e.front.do(func() { err = e.openEvents(events) })
@@ -85,7 +79,7 @@ func (e *CUDAEngine) openEvents(events uint32) error {
 		if err != nil {
 			return err
 		}
-		e.events = append(e.events, event)
+		e.recorded = append(e.recorded, event)
 		handle, err := event.Export()
 		if err != nil {
 			return err
@@ -97,31 +91,6 @@ func (e *CUDAEngine) openEvents(events uint32) error {
 
 // GPU is where the engine's memory is.
 func (e *CUDAEngine) GPU() UUID { return e.gpu.UUID }
-
-// SyncDesc describes the words for an import: the region (whose descriptor stays the engine's) and their places.
-func (e *CUDAEngine) SyncDesc() (Region, Sync) {
-	return e.words.Region(), Sync{
-		Region: HostSyncRegion, StepOff: 0,
-		EventsOff: hostEventsFrom, Events: uint32(len(e.events)),
-		RevokeOff: e.revokeOff, Revokes: e.revokes,
-	}
-}
-
-// Step is the step word: the last step that a stream has got past.
-func (e *CUDAEngine) Step() uint64 { return atomic.LoadUint64(word64(e.words.Mem, 0)) }
-
-// Revoke sets revocation word i: a save that names it is not committed from now on.
-func (e *CUDAEngine) Revoke(i uint32) { atomic.StoreUint32(e.revokeWord(i), 1) }
-
-// ClearRevoke makes word i usable for another save.
-func (e *CUDAEngine) ClearRevoke(i uint32) { atomic.StoreUint32(e.revokeWord(i), 0) }
-
-func (e *CUDAEngine) revokeWord(i uint32) *uint32 {
-	if i >= e.revokes {
-		panic(fmt.Sprintf("revocation word %d of %d", i, e.revokes))
-	}
-	return word32(e.words.Mem, e.revokeOff+uint64(i)*4)
-}
 
 // Close waits for the streams to get through what was launched, ends them, and frees all memory.
 func (e *CUDAEngine) Close() error {
@@ -162,7 +131,7 @@ func (e *CUDAEngine) Close() error {
 // freeAll frees what the driver has of the engine. In the front.
 func (e *CUDAEngine) freeAll() error {
 	var errs []error
-	for _, event := range e.events {
+	for _, event := range e.recorded {
 		errs = append(errs, event.Destroy())
 	}
 	for _, free := range e.mu.owned {

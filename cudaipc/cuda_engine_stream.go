@@ -36,7 +36,7 @@ func (e *CUDAEngine) NewStream() *CUDAStream {
 	if e.mu.closed || len(e.mu.streams) == maxStreams {
 		panic(fmt.Sprintf("NewStream on a closed engine, or more than %d", maxStreams))
 	}
-	at := e.gate + uint64(len(e.mu.streams))*gateBytes
+	at := e.behind + uint64(len(e.mu.streams))*gateBytes
 	s := &CUDAStream{
 		engine: e, kernels: newQueue[func()](), room: make(chan struct{}, HostStreamOps),
 		reached: word32(e.words.Mem, at), pass: word32(e.words.Mem, at+gateBytes/2),
@@ -97,10 +97,10 @@ func (s *CUDAStream) Launch(f func()) {
 
 // Record records an event: from now on it has not fired, until the stream gets here.
 func (s *CUDAStream) Record(event uint32) {
-	if event >= uint32(len(s.engine.events)) {
-		panic(fmt.Sprintf("event %d of %d", event, len(s.engine.events)))
+	if event >= s.engine.events {
+		panic(fmt.Sprintf("event %d of %d", event, s.engine.events))
 	}
-	s.enqueue("Record", func() error { return s.engine.events[event].Record(s.stream) })
+	s.enqueue("Record", func() error { return s.engine.recorded[event].Record(s.stream) })
 }
 
 // SetStep enqueues the write of the step word, as an engine does it: a small copy from the GPU.

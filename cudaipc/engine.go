@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -24,9 +23,7 @@ const (
 // HostEngine is the engine's side of the host device: memory it shares, the words of its events, and streams
 // that behave like CUDA's. It serves the mock engine and the tests. All methods may be called at once.
 type HostEngine struct {
-	words           *HostMemory
-	events, revokes uint32
-	revokeOff       uint64
+	engineWords
 
 	mu struct {
 		sync.Mutex
@@ -93,13 +90,11 @@ func NewHostEngine(events, revokes uint32) (*HostEngine, error) {
 	if events > MaxHostEvents || revokes > MaxHostEvents {
 		return nil, fmt.Errorf("%d events and %d revocation words, at most %d each", events, revokes, MaxHostEvents)
 	}
-	end := uint64(hostEventsFrom) + uint64(events)*EventCell
-	off := (end + revokeAlign - 1) &^ (revokeAlign - 1)
-	words, err := newHostMemory(HostSyncRegion, int64(off+uint64(revokes)*4+revokeAlign))
+	words, err := newEngineWords(events, EventCell, revokes, 0)
 	if err != nil {
 		return nil, err
 	}
-	return &HostEngine{words: words, events: events, revokes: revokes, revokeOff: off}, nil
+	return &HostEngine{engineWords: words}, nil
 }
 
 // Alloc makes size bytes of shared memory, zero and not yet populated. The id is the caller's choice.
@@ -122,31 +117,6 @@ func (e *HostEngine) Alloc(id RegionID, size int64) (*HostMemory, error) {
 		e.mu.memory = append(e.mu.memory, m)
 	}
 	return m, err
-}
-
-// SyncDesc describes the words for an import: the region (whose descriptor stays the engine's) and their places.
-func (e *HostEngine) SyncDesc() (Region, Sync) {
-	return e.words.Region(), Sync{
-		Region: HostSyncRegion, StepOff: 0,
-		EventsOff: hostEventsFrom, Events: e.events,
-		RevokeOff: e.revokeOff, Revokes: e.revokes,
-	}
-}
-
-// Step is the step word: the last step that a stream has got past.
-func (e *HostEngine) Step() uint64 { return atomic.LoadUint64(word64(e.words.Mem, 0)) }
-
-// Revoke sets revocation word i: a save that names it is not committed from now on.
-func (e *HostEngine) Revoke(i uint32) { atomic.StoreUint32(e.revokeWord(i), 1) }
-
-// ClearRevoke makes word i usable for another save.
-func (e *HostEngine) ClearRevoke(i uint32) { atomic.StoreUint32(e.revokeWord(i), 0) }
-
-func (e *HostEngine) revokeWord(i uint32) *uint32 {
-	if i >= e.revokes {
-		panic(fmt.Sprintf("revocation word %d of %d", i, e.revokes))
-	}
-	return word32(e.words.Mem, e.revokeOff+uint64(i)*4)
 }
 
 // Close waits for the streams to get through what was launched, ends them, and frees all memory.

@@ -84,8 +84,7 @@ type Mover struct {
 		sync.RWMutex
 		life    *moverLife // nil: no process
 		peers   map[PeerID]*movedPeer
-		tickets map[Ticket]*movedFlight
-		last    Ticket
+		tickets tickets
 		closed  bool
 		history moverHistory
 	}
@@ -112,7 +111,6 @@ func NewMover(o MoverOptions) (*Mover, error) {
 	o.Limits.fill()
 	m := &Mover{opts: o, build: build, arena: arena}
 	m.mu.peers = map[PeerID]*movedPeer{}
-	m.mu.tickets = map[Ticket]*movedFlight{}
 	m.mu.history.lost = map[LossReason]uint64{}
 	return m, nil
 }
@@ -161,9 +159,7 @@ func (m *Mover) beginClose(id PeerID) (*movedPeer, error) {
 
 func (m *Mover) forgetLocked(p *movedPeer) {
 	delete(m.mu.peers, p.view.id)
-	for t := range p.view.tickets {
-		delete(m.mu.tickets, t)
-	}
+	m.mu.tickets.forget(p.view)
 	p.view.close()
 }
 

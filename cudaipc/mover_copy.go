@@ -6,15 +6,13 @@ import (
 	"time"
 )
 
-// movedFlight is a copy from its submission until Done has told its end.
-type movedFlight struct {
+// movedCopy is what the agent's side knows of a copy in a mover.
+type movedCopy struct {
 	peer   *movedPeer
 	dir    Direction
 	blocks int
 	sum    bool
 	ended  bool // under Mover.mu
-	done   chan struct{}
-	end    Done // readable once done is closed
 }
 
 // copyBuffers are for copies on their way out.
@@ -60,13 +58,10 @@ func (m *Mover) ticket(p *movedPeer, c *Copy) (Ticket, error) {
 	if p.lost != nil {
 		return 0, fmt.Errorf("peer %d: %w: %w", p.view.id, p.lost, ErrPeer)
 	}
-	if n := len(p.view.tickets); n >= MaxCopies {
-		return 0, fmt.Errorf("peer %d: %d copies not done, at most %d: %w", p.view.id, n, MaxCopies, ErrBusy)
+	t, err := m.mu.tickets.enter(&flight{peer: p.view, moved: &movedCopy{peer: p, dir: c.Dir, blocks: len(c.Blocks), sum: c.Sum}})
+	if err != nil {
+		return 0, err
 	}
-	m.mu.last++
-	t := m.mu.last
-	m.mu.tickets[t] = &movedFlight{peer: p, dir: c.Dir, blocks: len(c.Blocks), sum: c.Sum, done: make(chan struct{})}
-	p.view.tickets[t] = struct{}{}
 	if p.pending[c.Dir]++; p.pending[c.Dir] == 1 {
 		p.since[c.Dir] = p.life.clock.Load()
 	}
@@ -77,63 +72,27 @@ func (m *Mover) ticket(p *movedPeer, c *Copy) (Ticket, error) {
 func (m *Mover) finish(t Ticket, d Done) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	f := m.mu.tickets[t]
-	if f == nil || f.ended {
+	f := m.mu.tickets.open[t]
+	if f == nil || f.moved.ended {
 		return fmt.Errorf("end of copy %d, which is not under way: %w", t, errMoverWire)
 	}
-	if (d.Bad != nil && len(d.Bad) != f.blocks) || (d.Bad != nil) != (d.Err != nil) || (f.sum && len(d.Sums) != f.blocks) {
-		return fmt.Errorf("end of copy %d: %d bad, %d sums of %d blocks: %w", t, len(d.Bad), len(d.Sums), f.blocks, errMoverWire)
+	if c := f.moved; (d.Bad != nil && len(d.Bad) != c.blocks) || (d.Bad != nil) != (d.Err != nil) || (c.sum && len(d.Sums) != c.blocks) {
+		return fmt.Errorf("end of copy %d: %d bad, %d sums of %d blocks: %w", t, len(d.Bad), len(d.Sums), c.blocks, errMoverWire)
 	}
-	f.endLocked(d)
+	f.endMovedLocked(d)
 	return nil
 }
 
-// endLocked ends a flight; Mover.mu is held.
-func (f *movedFlight) endLocked(d Done) {
-	f.end, f.ended = d, true
-	f.peer.pending[f.dir]--
-	f.peer.since[f.dir] = f.peer.life.clock.Load()
-	f.peer.view.underWay.Add(-1) // before done: whoever saw the end may close the peer
-	close(f.done)
+// endMovedLocked ends the copy of a mover; Mover.mu is held.
+func (f *flight) endMovedLocked(d Done) {
+	c := f.moved
+	f.end, c.ended = d, true
+	c.peer.pending[c.dir]--
+	c.peer.since[c.dir] = c.peer.life.clock.Load()
+	f.finish()
 }
 
 // Done waits for a copy. With timeout 0 or less it only looks.
 func (m *Mover) Done(t Ticket, timeout time.Duration) (Done, bool, error) {
-	m.mu.RLock()
-	f := m.mu.tickets[t]
-	m.mu.RUnlock()
-	if f == nil {
-		return Done{}, false, fmt.Errorf("ticket %d: %w", t, ErrTicket)
-	}
-	if !waitClosed(f.done, timeout) {
-		return Done{}, false, nil
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.mu.tickets[t] == nil { // another caller was faster
-		return Done{}, false, fmt.Errorf("ticket %d: %w", t, ErrTicket)
-	}
-	delete(m.mu.tickets, t)
-	delete(f.peer.view.tickets, t)
-	return f.end, true, nil
-}
-
-// waitClosed waits for a channel to be closed. With timeout 0 or less it only looks.
-func waitClosed(c <-chan struct{}, timeout time.Duration) bool {
-	select {
-	case <-c:
-		return true
-	default:
-	}
-	if timeout <= 0 {
-		return false
-	}
-	timer := time.NewTimer(timeout)
-	defer timer.Stop()
-	select {
-	case <-c:
-		return true
-	case <-timer.C:
-		return false
-	}
+	return m.mu.tickets.ended(&m.mu.RWMutex, t, timeout)
 }

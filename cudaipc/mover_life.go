@@ -215,9 +215,9 @@ func (m *Mover) bury(l *moverLife) (lost []PeerID) {
 			}
 		}
 	}
-	for _, f := range m.mu.tickets {
-		if f.peer.life == l && !f.ended {
-			f.endLocked(allBad(&Copy{Sum: f.sum, Blocks: make([]Block, f.blocks)}, l.err()))
+	for _, f := range m.mu.tickets.open {
+		if c := f.moved; c.peer.life == l && !c.ended {
+			f.endMovedLocked(allBad(&Copy{Sum: c.sum, Blocks: make([]Block, c.blocks)}, l.err()))
 		}
 	}
 	return lost

@@ -11,25 +11,15 @@ type table struct {
 	mu struct {
 		sync.RWMutex
 		peers   map[PeerID]*peer
-		tickets map[Ticket]*flight
-		last    Ticket
+		tickets tickets
 		closed  bool
 	}
-}
-
-// flight is a copy from its submission until Done has told its end.
-type flight struct {
-	copy *Copy
-	peer *peer
-	done chan struct{} // closed when end is there
-	end  Done
 }
 
 var errClosed = fmt.Errorf("device closed: %w", ErrPeer)
 
 func (t *table) init() {
 	t.mu.peers = map[PeerID]*peer{}
-	t.mu.tickets = map[Ticket]*flight{}
 }
 
 func (t *table) add(p *peer) error {
@@ -71,9 +61,7 @@ func (t *table) take(id PeerID, force bool) ([]*peer, error) {
 	}
 	for _, p := range closing {
 		delete(t.mu.peers, p.id)
-		for ticket := range p.tickets {
-			delete(t.mu.tickets, ticket)
-		}
+		t.mu.tickets.forget(p)
 	}
 	t.mu.closed = id == AllPeers
 	return closing, nil
@@ -107,56 +95,19 @@ func (t *table) begin(id PeerID) (*peer, error) {
 func (t *table) enter(p *peer, c *Copy, submit func(*flight)) (Ticket, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(p.tickets) >= MaxCopies {
+	f := &flight{copy: c, peer: p}
+	ticket, err := t.mu.tickets.enter(f)
+	if err != nil {
 		p.underWay.Add(-1)
-		return 0, fmt.Errorf("peer %d: %d copies not done, at most %d: %w", p.id, len(p.tickets), MaxCopies, ErrBusy)
+		return 0, err
 	}
-	f := &flight{copy: c, peer: p, done: make(chan struct{})}
-	t.mu.last++
-	t.mu.tickets[t.mu.last] = f
-	p.tickets[t.mu.last] = struct{}{}
 	submit(f)
-	return t.mu.last, nil
+	return ticket, nil
 }
 
 // Done waits for a copy. With timeout 0 or less it only looks.
 func (t *table) Done(ticket Ticket, timeout time.Duration) (Done, bool, error) {
-	t.mu.RLock()
-	f := t.mu.tickets[ticket]
-	t.mu.RUnlock()
-	if f == nil {
-		return Done{}, false, fmt.Errorf("ticket %d: %w", ticket, ErrTicket)
-	}
-	if !f.wait(timeout) {
-		return Done{}, false, nil
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.mu.tickets[ticket] == nil { // another caller was faster
-		return Done{}, false, fmt.Errorf("ticket %d: %w", ticket, ErrTicket)
-	}
-	delete(t.mu.tickets, ticket)
-	delete(f.peer.tickets, ticket)
-	return f.end, true, nil
-}
-
-func (f *flight) wait(timeout time.Duration) bool {
-	select {
-	case <-f.done:
-		return true
-	default:
-	}
-	if timeout <= 0 {
-		return false
-	}
-	timer := time.NewTimer(timeout)
-	defer timer.Stop()
-	select {
-	case <-f.done:
-		return true
-	case <-timer.C:
-		return false
-	}
+	return t.mu.tickets.ended(&t.mu.RWMutex, ticket, timeout)
 }
 
 // finish tells the end of a flight. Whoever sees it may close the peer at once.
