@@ -10,17 +10,17 @@ import (
 
 // Limits. Each is part of the contract: what is beyond one is refused with an error that names it.
 const (
-	MaxHashLen = 32 // bytes of one block hash
-	MaxGroups  = 16 // KV cache groups of one space
-	MaxShards  = 16 // shards (ranks with different KV) of one space
-	MaxSpaces  = 1 << 16
+	MaxHashLen = 32      // bytes of one block hash
+	MaxGroups  = 16      // KV cache groups of one space
+	MaxShards  = 16      // shards (ranks with different KV) of one space
+	MaxSpaces  = 1 << 16 // spaces open at once
 )
 
 // Fingerprint names a space: the first 16 bytes of the SHA-256 of its canonical identity.
 type Fingerprint [16]byte
 
-// SpaceID is a space opened in this process: small, dense, never used again while the process lives.
-type SpaceID uint16
+// SpaceID is a space opened in this process: they count up from 0, and none is used again while the process lives.
+type SpaceID uint32
 
 // Spec describes a space: everything besides the block hash that changes a block's bytes.
 type Spec struct {
@@ -191,11 +191,18 @@ type Slots interface {
 
 // Spaces is the administration of a pool.
 type Spaces interface {
-	// OpenSpace gives the id of a space, opening it at first. Equal specs give equal ids for ever.
+	// OpenSpace gives the id of a space, opening it at first. Equal specs give equal ids until the space is closed.
 	OpenSpace(s Spec) (SpaceID, error)
-	// ResetSpace starts a new weights epoch and drops every entry of the space: at once for those who look,
-	// and for the memory as soon as pins and reservations end. Epochs start at 1.
+	// ResetSpace starts a new weights epoch, and from then on no entry of an older one is found. It takes as long whatever is
+	// stored: the memory comes back by Sweep. Epochs start at 1.
 	ResetSpace(s SpaceID) (epoch uint32, err error)
+	// CloseSpace forgets a space and what is stored of it, as ResetSpace does; its id stands for nothing any more. The same
+	// spec opened later has another id, and epoch 1.
+	CloseSpace(s SpaceID) error
+	// Sweep gives the memory of what was reset or closed before the call back, but for what pins and reservations hold: that comes
+	// when they end. It works in slices, so that the pool's other methods go on meanwhile. Until then that memory counts as used, and goes like
+	// any other when room is needed.
+	Sweep()
 	// Epoch is the current epoch of a space.
 	Epoch(s SpaceID) uint32
 	// SetPressure names the function that is called, without any lock held, when a reservation finds

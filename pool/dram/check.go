@@ -166,6 +166,9 @@ func (a *audit) counts() error {
 		a.stats.PinnedEntries != s.PinnedEntries || a.stats.Used != a.core.slabs.used {
 		return fmt.Errorf("counts %+v with %d bytes used, counted again %+v", *s, a.core.slabs.used, a.stats)
 	}
+	for _, n := range a.core.ended {
+		a.realms[n]++ // it waits for its sweep
+	}
 	for n, r := range a.core.realms {
 		if r.entries != a.realms[uint32(n)] {
 			return fmt.Errorf("epoch %d has %d entries, counts %d", n, a.realms[uint32(n)], r.entries)

@@ -30,6 +30,7 @@ type core struct {
 	// Spaces that the pool's file has and nobody opened since: their entries are in the index and can be evicted.
 	unopened map[pool.Fingerprint]*space
 	idle     []uint32 // realms without entries, to be used again
+	ended    []uint32 // realms that are over and wait for a sweep
 
 	keep    uint32 // an entry that must stay while room is made for what hangs on it
 	work    work
@@ -78,7 +79,7 @@ func newCore(arena, slabBytes int64, seed seed, now func() time.Time) (c *core, 
 
 // close leaves a core in which nothing is found and no ref is known.
 func (c *core) close() error {
-	c.spaces, c.realms, c.byPrint, c.unopened, c.high = nil, nil, nil, nil, 0
+	c.spaces, c.realms, c.byPrint, c.unopened, c.ended, c.high = nil, nil, nil, nil, nil, 0
 	return errors.Join(c.table.close(), c.recs.close(), c.lives.close(), c.slabs.cells.close())
 }
 

@@ -8,8 +8,8 @@ var _ pool.SpaceCounter = (*Pool)(nil)
 func (p *Pool) SpaceEntries(s pool.SpaceID) int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if int(s) >= len(p.core.spaces) {
-		return 0
+	if sp := p.core.space(s); sp != nil {
+		return int64(p.core.realms[sp.realm].entries)
 	}
-	return int64(p.core.realms[p.core.spaces[s].realm].entries)
+	return 0
 }

@@ -78,6 +78,8 @@ type Pool struct {
 	advisor    *advisor
 	keeper     *keeper
 
+	sweeping sync.Mutex // a sweep runs; taken before mu
+
 	mu     sync.Mutex // guards core and closed; no byte of the arena is touched under it
 	core   *core
 	closed bool

@@ -146,7 +146,6 @@ func (c *core) forgetUnopened() (n int, ok bool) {
 		}
 		delete(c.unopened, print)
 		c.end(sp.realm)
-		c.leaveRealm(sp.realm)
 		return sp.record, true
 	}
 	return 0, false

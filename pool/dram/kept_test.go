@@ -130,7 +130,7 @@ func TestKilledWhileWriting(t *testing.T) {
 func TestResetOutlivesTheProcess(t *testing.T) {
 	o, h := keptFile(t)
 	p := reopen(t, o)
-	if _, _, err := p.turn(openSpec(t, p, keptSpec)); err != nil {
+	if _, err := p.ResetSpace(openSpec(t, p, keptSpec)); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.Close(); err != nil {

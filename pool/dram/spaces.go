@@ -39,12 +39,20 @@ type realm struct {
 // group of an entry; also of one whose epoch is over.
 func (c *core) group(id ident) *group { return &c.realms[id.realm()].space.groups[id.group()] }
 
+// space is an open space, or nil.
+func (c *core) space(s pool.SpaceID) *space {
+	if int(s) >= len(c.spaces) {
+		return nil
+	}
+	return c.spaces[s]
+}
+
 // identOf is what the entries of a batch have in common.
 func (c *core) identOf(s pool.SpaceID, g uint8, hashLen int) (id ident, sp *space, ok bool) {
-	if int(s) >= len(c.spaces) || hashLen < 1 || hashLen > pool.MaxHashLen {
+	sp = c.space(s)
+	if sp == nil || hashLen < 1 || hashLen > pool.MaxHashLen {
 		return 0, nil, false
 	}
-	sp = c.spaces[s]
 	if int(g) >= len(sp.groups) {
 		return 0, nil, false
 	}
@@ -56,61 +64,75 @@ func (p *Pool) OpenSpace(s pool.Spec) (pool.SpaceID, error) {
 	if err := checkSpec(&s, p.info.SlabBytes); err != nil {
 		return 0, err
 	}
-	id, old, err := p.openSpace(&s)
-	p.sweep(old)
-	return id, err
-}
-
-// openSpace opens a space, and names the realm of another one that it took the place of.
-func (p *Pool) openSpace(s *pool.Spec) (id pool.SpaceID, old uint32, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.core
 	if p.closed {
-		return 0, noRealm, pool.ErrClosed
+		return 0, pool.ErrClosed
 	}
 	if id, ok := c.byPrint[s.Fingerprint]; ok {
-		if !sameSpec(&c.spaces[id].spec, s) {
-			return 0, noRealm, pool.ErrIdentity
+		if !sameSpec(&c.spaces[id].spec, &s) {
+			return 0, pool.ErrIdentity
 		}
-		return id, noRealm, nil
+		return id, nil
 	}
-	if len(c.spaces) == pool.MaxSpaces {
-		return 0, noRealm, fmt.Errorf("dram: %d spaces are open: %w", pool.MaxSpaces, pool.ErrTooLarge)
+	if len(c.byPrint) == pool.MaxSpaces {
+		return 0, fmt.Errorf("dram: %d spaces are open: %w", pool.MaxSpaces, pool.ErrTooLarge)
 	}
-	sp, old, err := c.takeSpace(s)
+	sp, err := c.takeSpace(&s)
 	if err != nil {
-		return 0, noRealm, err
+		return 0, err
 	}
-	id = pool.SpaceID(len(c.spaces))
+	id := pool.SpaceID(len(c.spaces))
 	c.spaces = append(c.spaces, sp)
 	c.byPrint[s.Fingerprint] = id
-	return id, old, nil
+	return id, nil
 }
 
 // takeSpace is the space that the file has of this spec, or a new one. If the file has another one under the same
 // fingerprint, nobody uses that any more: what is stored of it goes.
-func (c *core) takeSpace(s *pool.Spec) (sp *space, old uint32, err error) {
+func (c *core) takeSpace(s *pool.Spec) (*space, error) {
 	kept := c.unopened[s.Fingerprint]
 	if kept != nil && sameSpec(&kept.spec, s) {
 		delete(c.unopened, s.Fingerprint)
-		return kept, noRealm, nil
+		return kept, nil
 	}
-	sp = c.newSpace(s)
+	sp := c.newSpace(s)
 	if !c.newRealm(sp) {
-		return nil, noRealm, errRealms
+		return nil, errRealms
 	}
-	old = noRealm
 	if kept != nil {
 		delete(c.unopened, s.Fingerprint)
-		old = kept.realm
-		c.turnKept(kept)
-		c.slabs.file.spaceAt(kept.record).remove()
-		c.end(old)
+		c.leaveSpace(kept)
 	}
 	c.keepSpace(sp)
-	return sp, old, nil
+	return sp, nil
 }
+
+// leaveSpace forgets a space: its record of the file is free, and its realm is over.
+func (c *core) leaveSpace(sp *space) {
+	c.turnKept(sp)
+	if f := c.slabs.file; f != nil && sp.record != notKept {
+		f.spaceAt(sp.record).remove()
+	}
+	c.end(sp.realm)
+}
+
+// CloseSpace implements pool.Spaces.
+func (p *Pool) CloseSpace(s pool.SpaceID) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	sp := p.core.space(s)
+	if sp == nil {
+		return notOpen(s)
+	}
+	p.core.spaces[s] = nil
+	delete(p.core.byPrint, sp.spec.Fingerprint)
+	p.core.leaveSpace(sp)
+	return nil
+}
+
+func notOpen(s pool.SpaceID) error { return fmt.Errorf("dram: space %d is not open", s) }
 
 func (c *core) newSpace(s *pool.Spec) *space {
 	sp := &space{spec: cloneSpec(*s), epoch: 1, record: notKept}
@@ -199,10 +221,10 @@ func cloneSpec(s pool.Spec) pool.Spec {
 func (p *Pool) Epoch(s pool.SpaceID) uint32 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if int(s) >= len(p.core.spaces) {
-		return 0
+	if sp := p.core.space(s); sp != nil {
+		return sp.epoch
 	}
-	return p.core.spaces[s].epoch
+	return 0
 }
 
 // SetPressure implements pool.Spaces.

@@ -46,8 +46,9 @@ type Pool struct {
 }
 
 type space struct {
-	spec  pool.Spec
-	epoch uint32
+	spec   pool.Spec
+	epoch  uint32
+	closed bool
 }
 
 type entryKey struct {

@@ -76,7 +76,7 @@ func (p *Pool) reserveOne(b *pool.Batch, i int, parent *entry, full *bool) *entr
 }
 
 func (p *Pool) admit(b *pool.Batch, hash []byte) pool.Status {
-	if int(b.Space) >= len(p.spaces) || len(hash) < 1 || len(hash) > pool.MaxHashLen {
+	if !p.isOpen(b.Space) || len(hash) < 1 || len(hash) > pool.MaxHashLen {
 		return pool.Invalid
 	}
 	s := p.spaces[b.Space]

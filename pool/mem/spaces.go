@@ -22,7 +22,7 @@ func (p *Pool) OpenSpace(s pool.Spec) (pool.SpaceID, error) {
 		}
 		return id, nil
 	}
-	if len(p.spaces) == pool.MaxSpaces {
+	if len(p.byPrint) == pool.MaxSpaces {
 		return 0, fmt.Errorf("%d spaces are open: %w", pool.MaxSpaces, pool.ErrTooLarge)
 	}
 	id := pool.SpaceID(len(p.spaces))
@@ -69,24 +69,46 @@ func clone(s pool.Spec) pool.Spec {
 func (p *Pool) ResetSpace(s pool.SpaceID) (uint32, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if int(s) >= len(p.spaces) {
+	if !p.isOpen(s) {
 		return 0, fmt.Errorf("space %d is not open", s)
 	}
 	p.spaces[s].epoch++
+	p.dropAll(s)
+	return p.spaces[s].epoch, nil
+}
+
+// CloseSpace implements pool.Spaces.
+func (p *Pool) CloseSpace(s pool.SpaceID) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.isOpen(s) {
+		return fmt.Errorf("space %d is not open", s)
+	}
+	p.spaces[s].closed = true
+	delete(p.byPrint, p.spaces[s].spec.Fingerprint)
+	p.dropAll(s)
+	return nil
+}
+
+// Sweep implements pool.Spaces: there is nothing left to do.
+func (p *Pool) Sweep() {}
+
+func (p *Pool) isOpen(s pool.SpaceID) bool { return int(s) < len(p.spaces) && !p.spaces[s].closed }
+
+func (p *Pool) dropAll(s pool.SpaceID) {
 	for _, e := range p.entries {
 		if e.key.space == s {
 			p.drop(e)
 			p.stats.Dropped++
 		}
 	}
-	return p.spaces[s].epoch, nil
 }
 
 // Epoch implements pool.Spaces; 0 for a space that is not open.
 func (p *Pool) Epoch(s pool.SpaceID) uint32 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if int(s) >= len(p.spaces) {
+	if !p.isOpen(s) {
 		return 0
 	}
 	return p.spaces[s].epoch

@@ -180,6 +180,13 @@ func (f *fixture) wantStatus(b *pool.Batch, want pool.Status, why string) {
 	}
 }
 
+// ResetSpace is the pool's, with its memory back.
+func (f *fixture) ResetSpace(s pool.SpaceID) (uint32, error) {
+	epoch, err := f.Pool.ResetSpace(s)
+	f.Sweep()
+	return epoch, err
+}
+
 // empty resets the space, and wants all memory back.
 func (f *fixture) empty() {
 	f.t.Helper()

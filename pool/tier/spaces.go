@@ -136,6 +136,23 @@ func (p *Pool) ResetSpace(id pool.SpaceID) (uint32, error) {
 	return epoch, err
 }
 
+// CloseSpace implements pool.Spaces. What the tiers have of the space stays, and is found when it is opened again.
+func (p *Pool) CloseSpace(id pool.SpaceID) error {
+	p.spaces.mu.Lock()
+	defer p.spaces.mu.Unlock()
+	if err := p.memory.CloseSpace(id); err != nil {
+		return err
+	}
+	all := append([]*space(nil), *p.spaces.all.Load()...)
+	all[id] = nil
+	p.spaces.all.Store(&all)
+	p.cancelSpace(id)
+	return nil
+}
+
+// Sweep implements pool.Spaces.
+func (p *Pool) Sweep() { p.memory.Sweep() }
+
 // salted gives a space a new salt, and keeps it.
 func (s *spaces) salted(fp pool.Fingerprint) (fresh salt, err error) {
 	if fresh, err = newSalt(); err != nil {
