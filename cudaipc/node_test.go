@@ -2,8 +2,10 @@ package cudaipc
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -167,6 +169,44 @@ func TestGPUNode(t *testing.T) {
 	}
 	if node, other := gpuNode(root, gpu), gpuNode(root, UUID{1}); node != 1 || other != -1 {
 		t.Errorf("node %d and %d, want 1 and -1", node, other)
+	}
+}
+
+// TestGPUNodes: the nodes of all GPUs, each once, of machines that have several; else why not.
+func TestGPUNodes(t *testing.T) {
+	const gpu, sound = "0x030200", "0x040300"
+	for name, test := range map[string]struct {
+		nodes   int
+		devices [][3]string // vendor, class, node
+		want    []int
+		why     string
+	}{
+		"one node":      {1, [][3]string{{nvidiaVendor, gpu, "0"}}, nil, "one NUMA node"},
+		"no node":       {0, [][3]string{{nvidiaVendor, gpu, "-1"}}, nil, "one NUMA node"},
+		"two sockets":   {2, [][3]string{{nvidiaVendor, gpu, "1"}, {nvidiaVendor, gpu, "0"}, {nvidiaVendor, "0x030000", "1"}}, []int{0, 1}, ""},
+		"one of two":    {2, [][3]string{{nvidiaVendor, gpu, "1"}, {nvidiaVendor, sound, "0"}, {"0x8086", gpu, "0"}}, []int{1}, ""},
+		"not told":      {2, [][3]string{{nvidiaVendor, gpu, "-1"}}, nil, "does not tell"},
+		"no GPU at all": {2, [][3]string{{"0x8086", gpu, "0"}}, nil, "no GPU"},
+	} {
+		root := t.TempDir()
+		write := func(path, text string) {
+			file := filepath.Join(root, path)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text+"\n"), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i := range test.nodes {
+			write(fmt.Sprintf("sys/devices/system/node/node%d/cpulist", i), "0")
+		}
+		for i, d := range test.devices {
+			for j, file := range []string{"vendor", "class", "numa_node"} {
+				write(fmt.Sprintf("sys/bus/pci/devices/0000:%02x:00.0/%s", i, file), d[j])
+			}
+		}
+		got, why := gpuNodes(root)
+		if !slices.Equal(got, test.want) || (why == "") != (test.why == "") || !strings.Contains(why, test.why) {
+			t.Errorf("%s: %v, %q, want %v and %q", name, got, why, test.want, test.why)
+		}
 	}
 }
 
