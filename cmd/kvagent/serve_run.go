@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"time"
 
@@ -31,11 +32,14 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 		return serveError(err)
 	}
 	defer func() { _ = cfg.Admin.Close() }() // closed already if the agent ran
+	var pages sync.WaitGroup
+	defer pages.Wait() // behind the pool's end
 	p, err := take.pool(ctx, s)
 	if err != nil {
 		return serveError(err)
 	}
 	defer func() { err = errors.Join(err, p.Close()) }()
+	pages.Go(func() { tellPages(p, log) })
 	_, fd := p.Arena()
 	device, err := openDevice(s.device, fd, p.Info().Bytes, s.copyTables, log)
 	if err != nil {
@@ -73,6 +77,7 @@ func openPool(s *serveSettings) (*dram.Pool, error) {
 	if s.hugePages == hugeOff {
 		o.HugePages = dram.Off
 	}
+	o.Nodes, _ = s.gpuNodes()
 	p, err := dram.Open(o)
 	if err != nil {
 		return nil, fmt.Errorf("pool: %s: %w", formatSize(s.pool), err)
@@ -80,11 +85,44 @@ func openPool(s *serveSettings) (*dram.Pool, error) {
 	return p, nil
 }
 
+// gpuNodes are the NUMA nodes that the pool is to lie on, or why none.
+func (s *serveSettings) gpuNodes() ([]int, string) {
+	if s.device == deviceHost {
+		return nil, "the agent was started with --device host"
+	}
+	return cudaipc.GPUNodes()
+}
+
+// tellPages says on which pages the pool came to lie, when it has all of them.
+func tellPages(p *dram.Pool, log *zap.Logger) {
+	begin := time.Now()
+	if err := p.Populated(); err != nil {
+		log.Warn("the pool has not all of its memory", zap.Error(err))
+		return
+	}
+	info, took := p.Info(), time.Since(begin)
+	if p.Stats().Ready < info.Bytes {
+		return // the agent ends before that
+	}
+	huge, err := p.HugeBytes()
+	if err != nil {
+		log.Warn("the pool's pages are not known", zap.Error(err))
+		return
+	}
+	log.Info("pool's pages", zap.String("huge", humanSize(huge)), zap.String("of", humanSize(info.Bytes)), zap.Duration("took", took),
+		zap.String("none_set_aside", info.PageReason), zap.String("none_made_up", info.Transparent))
+}
+
 // tellPool says what became of the pool's settings, and of its file.
 func tellPool(p *dram.Pool, s *serveSettings, log *zap.Logger) {
 	info := p.Info()
+	placed := info.Placement
+	if placed == "" {
+		_, why := s.gpuNodes()
+		placed = "anywhere: " + why
+	}
 	log.Info("pool", zap.String("size", humanSize(info.Bytes)), zap.String("slabs", humanSize(info.SlabBytes)),
-		zap.String("eviction", s.eviction), zap.String("pages", humanSize(info.PageBytes)), zap.String("no_huge_pages", info.PageReason))
+		zap.String("eviction", s.eviction), zap.String("pages", humanSize(info.PageBytes)), zap.String("memory", placed))
 	r := info.Recovery
 	if r == nil {
 		return

@@ -45,6 +45,9 @@ type Options struct {
 	Bytes     int64 // size of the arena, MinBytes to MaxBytes; rounded down to whole slabs
 	SlabBytes int64 // power of two, at least the largest shard; 0 lets the pool choose 64 or more slabs of 1 to 64 MiB
 	HugePages HugePages
+	// Nodes are the NUMA nodes, 0 to 1023, that the arena's pages come from first, and from several in turn: those of the GPUs
+	// that copy from it. None: wherever they come to lie.
+	Nodes []int
 	// Virtual makes an arena that is only address space: it is not populated, has no descriptor, and whoever
 	// writes to it takes memory nobody reserved. For measuring the index without the data.
 	Virtual bool
@@ -64,7 +67,9 @@ type Options struct {
 type Info struct {
 	Bytes, SlabBytes int64
 	PageBytes        int64     // of the arena: 2 MiB or 4 KiB
-	PageReason       string    // why not huge pages, for the log; empty if they are used
+	PageReason       string    // why not huge pages that were set aside, for the log; empty if they are used
+	Transparent      string    // why the kernel makes none up either (transparent huge pages); empty: it may, or need not
+	Placement        string    // what came of Nodes; empty: there were none
 	Recovery         *Recovery // what became of the file; nil without one
 }
 
@@ -117,6 +122,10 @@ func start(o *Options, a arena, c *core) *Pool {
 	p := &Pool{arena: a, core: c, advisor: c.advisor}
 	p.info = Info{Bytes: o.Bytes, SlabBytes: o.SlabBytes, PageBytes: a.pageBytes, PageReason: a.reason}
 	if !o.Virtual {
+		p.info.Placement = place(a.raw, o.Nodes)
+		if o.HugePages == Auto && a.pageBytes != hugeBytes {
+			p.info.Transparent = a.askTransparent(shmemHuge)
+		}
 		p.populating.start(a.base, &p.ready)
 	}
 	return p
