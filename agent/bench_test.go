@@ -32,7 +32,7 @@ func BenchmarkHandler(b *testing.B) {
 			b.Run(fmt.Sprintf("hashes=%d/reserve=%v", n, reserve), func(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
-					reply := k.handle(&q)
+					reply := k.handleNow(&q)
 					if reply.Tokens != uint32(n*testBlockTokens) {
 						b.Fatalf("%+v", reply)
 					}

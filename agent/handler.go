@@ -16,8 +16,8 @@ import (
 const defaultDeadline = time.Millisecond
 
 // handle answers one request of a look-up socket, in whatever form. The socket's goroutine calls it.
-func (k *lookupSock) handle(req *ipc.LookupRequest) ipc.LookupReply {
-	start := time.Now()
+// start is when it had arrived: what the look-ups before it waited for tiers is part of its own wait.
+func (k *lookupSock) handle(req *ipc.LookupRequest, start time.Time) ipc.LookupReply {
 	a := k.agent
 	reply := ipc.LookupReply{Boot: a.boot}
 	if req.Form == ipc.FormReset {

@@ -34,7 +34,7 @@ func TestLeaseNobodyHeardOf(t *testing.T) {
 	k := &lookupSock{agent: r.agent} // as lookup.sock's, but its goroutine is ours
 	k.engines.Store(&[]*engine{})
 	q.Form = ipc.FormOwn
-	reply := k.handle(&q)
+	reply := k.handleNow(&q)
 	if got := r.agent.Status().Leases; reply.Lease == 0 || got != 1 {
 		t.Fatalf("%d leases after %+v", got, reply)
 	}
@@ -201,7 +201,7 @@ func TestLookupDoesNotAllocate(t *testing.T) {
 	q.Form, q.Version, q.DeadlineUS = ipc.FormOwn, 2, 1e9
 	release := make([]uint64, 1)
 	reserve := func() {
-		reply := k.handle(&q)
+		reply := k.handleNow(&q)
 		if reply.Lease == 0 {
 			t.Fatalf("no lease: %+v", reply)
 		}
@@ -210,7 +210,7 @@ func TestLookupDoesNotAllocate(t *testing.T) {
 	}
 	probe := q
 	probe.Reserve = false
-	for name, f := range map[string]func(){"reserve": reserve, "probe": func() { k.handle(&probe) }} {
+	for name, f := range map[string]func(){"reserve": reserve, "probe": func() { k.handleNow(&probe) }} {
 		f()
 		if n := testing.AllocsPerRun(200, f); n != 0 {
 			t.Errorf("%s: %.0f allocations for each look-up, want 0", name, n)

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -177,6 +178,30 @@ func TestHungTierDelaysNoLookup(t *testing.T) {
 	}
 }
 
+// Look-ups of many engines on one socket, which are answered one at a time, wait for a hung store together, not one behind the other.
+func TestManyLookupsWaitTogether(t *testing.T) {
+	const lookups, within = 16, 200 * time.Millisecond
+	r, f, _, _, q := slowTier(t, fault.Hang, tier.Tier{AskWithin: time.Minute}, withConfig(func(c *Config) { c.Limits.AskWait = time.Second }))
+	f.Switch(true)
+	defer f.Switch(false)
+	q.DeadlineUS = uint32(within / time.Microsecond)
+	var all sync.WaitGroup
+	start := time.Now()
+	for range lookups {
+		look := r.asker(ipc.LookupSocket)
+		all.Go(func() { askRaw(t, look, q) })
+	}
+	all.Wait()
+	if took := time.Since(start); took > lookups/2*within {
+		t.Errorf("%d look-ups at once, with a deadline of %v each, took %v: one behind the other they take %v", lookups, within, took, lookups*within*3/4)
+	}
+}
+
+// handleNow is handle as a server calls it whose turn comes at once.
+func (k *lookupSock) handleNow(q *ipc.LookupRequest) ipc.LookupReply {
+	return k.handle(q, time.Now())
+}
+
 // askRaw is ask with the deadline that is given.
 func askRaw(t testing.TB, c *ipc.LookupClient, q ipc.LookupRequest) ipc.LookupReply {
 	t.Helper()
@@ -307,7 +332,7 @@ func TestForeignFormOverTiers(t *testing.T) {
 	foreign := ipc.LookupRequest{Form: ipc.FormUpstream, Tokens: 1000, HashLen: 32, Hashes: chain(1, 8)}
 	end := time.Now().Add(patience)
 	for {
-		got := one.handle(&foreign)
+		got := one.handleNow(&foreign)
 		if got.Tokens == 8*testBlockTokens {
 			return
 		}

@@ -22,7 +22,7 @@ func BenchmarkLookup(b *testing.B) {
 
 func benchForm(b *testing.B, form Form, n int) {
 	c, dir := testContext(b), socketDir(b)
-	s := serveLookups(b, c, dir, "l", func(*LookupRequest) LookupReply { return LookupReply{} })
+	s := serveLookups(b, c, dir, "l", func(*LookupRequest, time.Time) LookupReply { return LookupReply{} })
 	stop := serveEcho(b, filepath.Join(dir, "echo"))
 	defer stop()
 	ours, echo := c.DialLookup(s.Path()), c.DialLookup(filepath.Join(dir, "echo"))

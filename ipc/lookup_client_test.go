@@ -19,7 +19,7 @@ func TestLookupClientTimeouts(t *testing.T) {
 		t.Fatalf("no server: %v after %v", err, time.Since(start))
 	}
 	release, asked := make(chan struct{}), make(chan struct{}, 1)
-	s := serveLookups(t, c, dir, "lookup", func(r *LookupRequest) LookupReply {
+	s := serveLookups(t, c, dir, "lookup", func(r *LookupRequest, _ time.Time) LookupReply {
 		if r.Tokens == 1 {
 			asked <- struct{}{}
 			<-release
@@ -67,7 +67,7 @@ func TestLookupClientRefuses(t *testing.T) {
 // The server makes nothing per request, however many hashes it has. The test's client allocates nothing either.
 func TestLookupAllocations(t *testing.T) {
 	c := testContext(t)
-	s := serveLookups(t, c, socketDir(t), "l", func(*LookupRequest) LookupReply { return LookupReply{} })
+	s := serveLookups(t, c, socketDir(t), "l", func(*LookupRequest, time.Time) LookupReply { return LookupReply{} })
 	l := c.DialLookup(s.Path())
 	defer l.Close()
 	for _, form := range []Form{FormOwn, FormUpstream, FormAscend4, FormSimple} {

@@ -24,8 +24,9 @@ const (
 )
 
 // LookupHandler answers one request. It runs one call at a time, and keeps nothing of the request. Only well-formed
-// requests reach it; FormReset is answered with LookupHit when done.
-type LookupHandler func(*LookupRequest) LookupReply
+// requests reach it; FormReset is answered with LookupHit when done. A request's deadline counts from when it had arrived,
+// before it waited for its turn.
+type LookupHandler func(r *LookupRequest, arrived time.Time) LookupReply
 
 // LookupOptions says where look-ups are served.
 type LookupOptions struct {
@@ -169,6 +170,7 @@ func (s *LookupServer) ending() bool {
 
 // handle asks the handler; a panic of it is an overload to the client.
 func (s *LookupServer) handle(r *LookupRequest) (a LookupReply) {
+	arrived := time.Now()
 	s.turn.Lock()
 	defer s.turn.Unlock()
 	defer func() {
@@ -180,7 +182,7 @@ func (s *LookupServer) handle(r *LookupRequest) (a LookupReply) {
 			}
 		}
 	}()
-	return s.handler(r)
+	return s.handler(r, arrived)
 }
 
 // malformed counts, and tells at a bounded rate.

@@ -56,7 +56,7 @@ func testZMQ(t testing.TB, c *Context) *zmq.Context {
 var testBoot = [16]byte(run(0x10, 16))
 
 // echoHandler answers with what it was asked, so that a mix-up shows.
-func echoHandler(r *LookupRequest) LookupReply {
+func echoHandler(r *LookupRequest, _ time.Time) LookupReply {
 	n := 0
 	if r.HashLen > 0 {
 		n = len(r.Hashes) / r.HashLen
@@ -88,7 +88,7 @@ func TestLookupForms(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, n := range lookupRequests() {
-		want := AppendReply(nil, &n.r, echoHandler(&n.r))
+		want := AppendReply(nil, &n.r, echoHandler(&n.r, time.Time{}))
 		if got := askPlain(t, req, encodeRequest(&n.r)); !bytes.Equal(got, want) {
 			t.Errorf("%s: reply %x, want %x", n.name, got, want)
 		}
@@ -258,7 +258,7 @@ func askMany(t *testing.T, c *Context, path string, n int) {
 func TestLookupHandlerPanics(t *testing.T) {
 	c := testContext(t)
 	var seen any
-	s, err := c.ListenLookup(LookupOptions{Dir: socketDir(t), Name: "l", OnPanic: func(v any) { seen = v }}, func(r *LookupRequest) LookupReply {
+	s, err := c.ListenLookup(LookupOptions{Dir: socketDir(t), Name: "l", OnPanic: func(v any) { seen = v }}, func(r *LookupRequest, _ time.Time) LookupReply {
 		if r.Tokens == 13 {
 			panic("thirteen")
 		}

@@ -152,7 +152,7 @@ func TestLookupPing(t *testing.T) {
 func TestLookupCloseAnswers(t *testing.T) {
 	c := testContext(t)
 	asked, goOn := make(chan struct{}), make(chan struct{})
-	s := serveLookups(t, c, socketDir(t), "lookup", func(r *LookupRequest) LookupReply {
+	s := serveLookups(t, c, socketDir(t), "lookup", func(r *LookupRequest, _ time.Time) LookupReply {
 		close(asked)
 		<-goOn
 		return LookupReply{Tokens: 7}
