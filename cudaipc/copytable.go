@@ -17,9 +17,14 @@ const (
 
 // CopyTable says which path runs take by their length. It is measured for a type of GPU by Calibrate, and plain data.
 type CopyTable struct {
-	GPU   string     `json:"gpu"` // the name of the type; empty: the default of all
-	Rules []CopyRule `json:"rules"`
+	GPU     string     `json:"gpu"`               // the name of the type; empty: the default of all
+	Driver  int        `json:"driver,omitempty"`  // the driver's CUDA version, as CUDAInfo has it, that it was measured on; 0: for all of them
+	Version int        `json:"version,omitempty"` // CopyTableVersion of who measured it; 0: written by hand
+	Rules   []CopyRule `json:"rules"`
 }
+
+// CopyTableVersion is that of what Calibrate measures, and how: a table of another version is measured again.
+const CopyTableVersion = 1
 
 // CopyRule holds for runs of up to UpTo bytes that are longer than the rule before it takes.
 type CopyRule struct {
@@ -57,6 +62,16 @@ func (t *CopyTable) Check() error {
 	}
 	if last := t.Rules[len(t.Rules)-1].UpTo; last < math.MaxUint32 {
 		return fmt.Errorf("copy table: the last rule is up to %d bytes, want %d or more: runs are as long as that", last, math.MaxUint32)
+	}
+	return nil
+}
+
+// tableOf is the table of a type of GPU under a driver, nil if none was measured or written.
+func tableOf(tables []CopyTable, gpu string, driver int) *CopyTable {
+	for i := range tables {
+		if t := &tables[i]; t.GPU == gpu && (t.Driver == 0 || t.Driver == driver) && (t.Version == 0 || t.Version == CopyTableVersion) {
+			return t
+		}
 	}
 	return nil
 }

@@ -29,6 +29,9 @@ type CUDA struct {
 	gpu   driver.GPU
 	ctx   *driver.Context
 
+	source TableSource // of the lanes' table
+	facts  GPUFacts
+
 	opener, asker *role
 	lanes         [2]*lane // by Direction
 	pins          *pins
@@ -54,10 +57,10 @@ func OpenCUDA(o CUDAOptions) (*CUDA, error) {
 	if err != nil {
 		return nil, err
 	}
-	if t := tableOf(o.Tables, gpu.Name); t != nil && !given {
-		o.Table = t
+	d := &CUDA{arena: o.Arena, gpu: gpu, facts: o.Facts, source: TableKnown}
+	if !given {
+		o.Table, d.source = o.choose(&gpu)
 	}
-	d := &CUDA{arena: o.Arena, gpu: gpu}
 	d.init()
 	d.lost.ch = make(chan struct{})
 	if d.arena == nil {

@@ -43,14 +43,15 @@ func (o *CUDAOptions) complete() error {
 	return o.Table.Check()
 }
 
-// tableOf is the table of a type of GPU, nil if none was measured.
-func tableOf(tables []CopyTable, gpu string) *CopyTable {
-	for i := range tables {
-		if tables[i].GPU == gpu {
-			return &tables[i]
-		}
+// choose takes the copy table of a GPU.
+func (o *CUDAOptions) choose(gpu *driver.GPU) (*CopyTable, TableSource) {
+	if o.Facts.Table != nil {
+		return o.Facts.Table, TableMeasured
 	}
-	return nil
+	if t := tableOf(o.Tables, gpu.Name, driver.Version()); t != nil {
+		return t, TableKnown
+	}
+	return o.Table, TableDefault
 }
 
 // findGPU finds a GPU, or a MIG instance, by its UUID among those that this process sees.

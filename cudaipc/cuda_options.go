@@ -1,14 +1,17 @@
 package cudaipc
 
+import "time"
+
 // Limits of a CUDA device.
 const (
-	MaxCUDAEvents   = 1 << 12   // events of one peer
-	MaxCUDAPieces   = 1 << 16   // pieces of virtual memory of one peer
-	DefaultPinPiece = 256 << 20 // bytes of the arena that are pinned by one call; a copy of more is several
-	DefaultRing     = 32 << 20  // bytes of pinned memory, per direction, for the part of the arena that is not pinned
-	DefaultInFlight = 256 << 20 // bytes, per direction, that the GPU has been told to copy and has not yet
-	MinPinPiece     = 1 << 16   // bytes; a multiple of the page
-	MinRing         = 1 << 16   // bytes
+	MaxCUDAEvents   = 1 << 12          // events of one peer
+	MaxCUDAPieces   = 1 << 16          // pieces of virtual memory of one peer
+	DefaultPinPiece = 256 << 20        // bytes of the arena that are pinned by one call; a copy of more is several
+	DefaultRing     = 32 << 20         // bytes of pinned memory, per direction, for the part of the arena that is not pinned
+	DefaultInFlight = 256 << 20        // bytes, per direction, that the GPU has been told to copy and has not yet
+	PinPatience     = 10 * time.Second // a call that pins a piece and takes longer is told as a refusal
+	MinPinPiece     = 1 << 16          // bytes; a multiple of the page
+	MinRing         = 1 << 16          // bytes
 )
 
 // CUDAOptions of a CUDA device. Zero stands for the default.
@@ -23,8 +26,9 @@ type CUDAOptions struct {
 	PinPiece int64      // bytes
 	Ring     int64      // bytes
 	InFlight int64      // bytes
-	Table    *CopyTable // nil: that of the GPU's type in Tables, else DefaultCopyTable
+	Table    *CopyTable // nil: Facts.Table, else that of the GPU's type in Tables, else DefaultCopyTable
 	Tables   []CopyTable
+	Facts    GPUFacts
 	NoPin    bool // all copies through the rings: for tests of what a refusal to pin leaves
 }
 
@@ -35,16 +39,19 @@ type CUDAInfo struct {
 	Driver  int    // the newest CUDA that the driver supports, 1000 * major + 10 * minor
 	Batch   bool   // the driver has the batch call
 	Paths   string // the copy table in one line
-	Free    int64  // bytes of the GPU's memory that are free, of Total
+	Source  TableSource
+	Facts   GPUFacts
+	Free    int64 // bytes of the GPU's memory that are free, of Total
 	Total   int64
 	Imports int64 // allocations, pieces and events of peers that are open
 
-	Arena     int64  // bytes
-	Pinned    int64  // of these
-	Refused   int64  // bytes that the driver did not pin; their copies go through the rings, and cost more
-	PinError  string // why
-	PinDone   bool   // nothing more will be pinned
-	RingBytes uint64 // copied through the rings so far
+	Arena      int64   // bytes
+	Pinned     int64   // of these
+	Refused    int64   // bytes that the driver does not pin; their copies go through the rings, and cost more
+	PinError   string  // why; it may pass, if a call has not returned for long (PinPatience) and does in the end
+	PinDone    bool    // nothing more will be pinned
+	PinSeconds float64 // that the pinning has taken, or took in all
+	RingBytes  uint64  // copied through the rings so far
 
 	Singles, Batches, Rects uint64 // calls so far
 

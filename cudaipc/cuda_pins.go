@@ -4,7 +4,9 @@ package cudaipc
 
 import (
 	"errors"
+	"fmt"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
@@ -20,11 +22,14 @@ type pins struct {
 	bytes  atomic.Int64 // pinned
 	ended  atomic.Bool
 	why    atomic.Pointer[error] // of the refusal
+	begun  time.Time
+	took   atomic.Int64 // ns, when it has ended
+	since  atomic.Int64 // ns behind begun: the piece that is being pinned
 }
 
 func startPins(d *CUDA, o *CUDAOptions) (*pins, error) {
 	piece := uint64(o.PinPiece)
-	p := &pins{d: d, piece: piece, stop: make(chan struct{}), pinned: make([]atomic.Bool, (uint64(len(d.arena))+piece-1)/piece)}
+	p := &pins{d: d, piece: piece, stop: make(chan struct{}), begun: time.Now(), pinned: make([]atomic.Bool, (uint64(len(d.arena))+piece-1)/piece)}
 	var err error
 	if p.role, err = startRole(d.ctx); err != nil {
 		return nil, err
@@ -38,7 +43,10 @@ func startPins(d *CUDA, o *CUDAOptions) (*pins, error) {
 }
 
 func (p *pins) run() {
-	defer p.ended.Store(true)
+	defer func() {
+		p.took.Store(int64(time.Since(p.begun)))
+		p.ended.Store(true)
+	}()
 	for i := range p.pinned {
 		select {
 		case <-p.stop:
@@ -48,6 +56,7 @@ func (p *pins) run() {
 		default:
 		}
 		mem := p.mem(i)
+		p.since.Store(int64(time.Since(p.begun)))
 		if err := p.d.judge(driver.Register(mem)); err != nil {
 			p.why.Store(&err)
 			return
@@ -80,15 +89,32 @@ func (p *pins) close() error {
 	return errors.Join(errs...)
 }
 
+// tell puts the state of the pinning into a device's.
+func (p *pins) tell(i *CUDAInfo) {
+	i.PinDone = p.ended.Load() // first: all that is pinned is counted then
+	i.Pinned = p.bytes.Load()
+	took := time.Duration(p.took.Load())
+	if !i.PinDone {
+		took = time.Since(p.begun)
+	}
+	i.PinSeconds = took.Seconds()
+	if why := p.why.Load(); why != nil {
+		i.PinError = (*why).Error()
+	} else if waits := took - time.Duration(p.since.Load()); !i.PinDone && waits > PinPatience {
+		i.PinError = fmt.Sprintf("cuMemHostRegister of %d bytes has not returned for %v", min(int64(p.piece), i.Arena-i.Pinned), waits.Round(time.Second))
+	}
+	if i.PinError != "" {
+		i.Refused = i.Arena - i.Pinned
+	}
+}
+
 // Info is the state of the device now.
 func (d *CUDA) Info() CUDAInfo {
 	i := CUDAInfo{
 		Name: d.gpu.Name, GPU: UUID(d.gpu.UUID), Driver: driver.Version(), Batch: driver.HasBatch(), Paths: d.lanes[0].table.String(),
-		Imports: d.imports.Load(), Arena: int64(len(d.arena)), Pinned: d.pins.bytes.Load(), PinDone: d.pins.ended.Load(),
+		Source: d.source, Facts: d.facts, Imports: d.imports.Load(), Arena: int64(len(d.arena)),
 	}
-	if why := d.pins.why.Load(); why != nil {
-		i.PinError, i.Refused = (*why).Error(), i.Arena-i.Pinned
-	}
+	d.pins.tell(&i)
 	for _, l := range d.lanes {
 		i.RingBytes += l.counts.ring.Load()
 		i.Singles += l.counts.singles.Load()
