@@ -62,8 +62,8 @@ type Agent struct {
 
 	listener *ipc.SessionListener
 	web      *web
-	owned    sync.WaitGroup // accept and watchdog
-	stop     chan struct{}  // closed to end the watchdog
+	owned    sync.WaitGroup // accept, watchdog and sweep
+	stop     chan struct{}  // closed to end the watchdog and sweep
 	ready    atomic.Bool
 	closing  sync.Once
 }
@@ -110,7 +110,9 @@ func (a *Agent) Boot() [16]byte { return a.boot }
 // SpaceID is the pool's number of a space, once all its shards are known.
 func (a *Agent) SpaceID(fp pool.Fingerprint) (pool.SpaceID, bool) {
 	if sp := a.registry.view.Load().spaces[fp]; sp != nil {
-		return sp.open.Load().ID, true
+		if rules := sp.open.Load(); rules != nil {
+			return rules.ID, true
+		}
 	}
 	return 0, false
 }
@@ -121,7 +123,7 @@ func (a *Agent) draining() bool { return a.drained.Load() }
 //  1. HTTP: the lock of admin.sock is the directory's, so that what follows is done by one agent at a time; and
 //     whoever looks sees an agent that lives and is not ready yet.
 //  2. What a dead agent left in the directory goes: its names are free.
-//  3. The pool's pressure call, before anything can pin; the watchdog, before anything can be stuck.
+//  3. The pool's pressure call, before anything can pin; the watchdog, before anything can be stuck; the sweep, before anything can be reset.
 //  4. lookup.sock and the sockets of the configuration: they answer misses from now on.
 //  5. The session socket, last: an engine that registers finds all the rest at work.
 func (a *Agent) Start() (err error) {
@@ -138,6 +140,7 @@ func (a *Agent) Start() (err error) {
 	}
 	a.pool.SetPressure(a.ledger.revoke)
 	a.owned.Go(a.watchdog.run)
+	a.owned.Go(a.sweep)
 	if err = a.sockets.start(); err != nil {
 		return err
 	}
@@ -181,7 +184,7 @@ var errShutdown = errors.New("the agent is shutting down")
 //  3. the sessions are told and torn down, each as teardown says: jobs, regions, leases, and its socket last;
 //  4. the look-up sockets: until here every request got its answer, and no lease is left that one could ask for;
 //  5. the pressure call: nothing is leased any more;
-//  6. the watchdog;
+//  6. the watchdog, and the sweep of what was reset;
 //  7. HTTP, and with it the directory's lock: the end could be watched until here, and a successor may come now.
 func (a *Agent) Close() {
 	a.closing.Do(func() {

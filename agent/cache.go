@@ -117,7 +117,11 @@ func (a *Agent) removeSpaces(f cacheFilter) (out Removed, err error) {
 		if !f.picks(&one) {
 			continue
 		}
-		if _, bad := a.resetSpace(sp, nil); bad != nil {
+		_, bad := a.resetSpace(sp, nil)
+		if errors.Is(bad, errSpaceClosed) {
+			continue // nothing of it is stored
+		}
+		if bad != nil {
 			err = errors.Join(err, fmt.Errorf("space %s: %w", one.Space, bad))
 			continue
 		}

@@ -42,7 +42,7 @@ type Config struct {
 type Limits struct {
 	Sessions int // session sockets at once; a further one is told ERROR limit
 	Engines  int // instances at once
-	Spaces   int // spaces ever opened in one life of the agent
+	Spaces   int // spaces at once; at the limit one that no engine uses is closed
 	Sockets  int // look-up sockets at once
 	Outbox   int // messages waiting to be written to one session; full, the peer counts as dead
 

@@ -17,10 +17,12 @@ type registry struct {
 	pool       Pool
 	limits     *Limits
 	leaseBytes int64
+	swept      chan struct{} // cap 1: the pool has memory of what was reset or closed to give back
 
 	mu      sync.Mutex
 	engines map[string]*engine
 	spaces  map[pool.Fingerprint]*space
+	unused  uint64        // spaces that were left by their last engine, ever
 	changed chan struct{} // closed and made anew whenever a seat is vacated
 
 	view atomic.Pointer[view]
@@ -34,7 +36,7 @@ type view struct {
 
 func newRegistry(p Pool, limits *Limits, leaseBytes int64) *registry {
 	r := &registry{
-		pool: p, limits: limits, leaseBytes: leaseBytes,
+		pool: p, limits: limits, leaseBytes: leaseBytes, swept: make(chan struct{}, 1),
 		engines: make(map[string]*engine), spaces: make(map[pool.Fingerprint]*space), changed: make(chan struct{}),
 	}
 	r.view.Store(&view{})
@@ -101,8 +103,8 @@ func (r *registry) spaceLocked(reg *ipc.Register) (*space, error) {
 	fp, identity := pool.Fingerprint(reg.Space()), reg.AppendIdentity(nil)
 	sp := r.spaces[fp]
 	if sp == nil {
-		if len(r.spaces) >= r.limits.Spaces {
-			return nil, fmt.Errorf("identity: %d spaces are open, allowed: %d", len(r.spaces), r.limits.Spaces)
+		if len(r.spaces) >= r.limits.Spaces && !r.makeRoomLocked() {
+			return nil, fmt.Errorf("identity: engines use %d spaces, allowed: %d", len(r.spaces), r.limits.Spaces)
 		}
 		return newSpace(fp, identity, reg), nil
 	}
@@ -128,6 +130,7 @@ func (r *registry) claim(st *seat) error {
 func (r *registry) activate(st *seat, start func(*seat) error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	defer signal(r.swept) // another identity may have had the space's place in the pool's file
 	if err := st.space.openLocked(r.pool); err != nil {
 		return fmt.Errorf("segments: the pool does not open the space: %w", err)
 	}
@@ -171,8 +174,8 @@ func (r *registry) vacate(st *seat) {
 	if e.emptyLocked() {
 		delete(r.engines, e.instance)
 	}
-	if len(sp.seats) == 0 && sp.open.Load() == nil {
-		delete(r.spaces, sp.fp)
+	if len(sp.seats) == 0 {
+		r.unusedLocked(sp)
 	}
 	close(r.changed)
 	r.changed = make(chan struct{})
@@ -205,8 +208,12 @@ func (r *registry) publishLocked() {
 }
 
 // reset starts a new weights epoch of a space, and names the other sessions of the space. sp.resetting is held, and not
-// mu while the pool drops what was stored: that takes as long as the pool is large, and engines die meanwhile.
+// mu while the pool turns the epoch: that may wait for a disk, and engines die meanwhile.
 func (r *registry) reset(sp *space, by *session) (epoch uint32, others []*session, err error) {
+	if r.closed(sp) {
+		return 0, nil, errSpaceClosed
+	}
+	defer signal(r.swept)
 	if err := r.forget(sp); err != nil {
 		return 0, nil, err
 	}
@@ -224,6 +231,13 @@ func (r *registry) reset(sp *space, by *session) (epoch uint32, others []*sessio
 		}
 	}
 	return epoch, others, nil
+}
+
+// closed stays false while sp.resetting is held.
+func (r *registry) closed(sp *space) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return sp.closed
 }
 
 // forget drops what a pool that outlives the agent has of a space that is not open yet: a reset counts for that too, and must not

@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"errors"
+
 	"go.uber.org/zap"
 
 	"github.com/kvagent/kvagent/ipc"
@@ -48,6 +50,9 @@ func (a *Agent) resetSpace(sp *space, by *session) (uint32, error) {
 	sp.resetting.Lock()
 	defer sp.resetting.Unlock()
 	epoch, others, err := a.registry.reset(sp, by)
+	if errors.Is(err, errSpaceClosed) {
+		return 0, err
+	}
 	if err != nil {
 		a.log.Error("reset failed", spaceField(sp.fp), zap.Error(err))
 		return 0, err

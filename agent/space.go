@@ -15,8 +15,8 @@ import (
 )
 
 // space is what engines with the same identity share. The pool's space needs the sizes of all shards, and a
-// worker knows only those of its own: so the pool's space opens when the last shard's size is claimed, and
-// stays open for the life of the agent. All fields but the first and the last two are under registry.mu.
+// worker knows only those of its own: so the pool's space opens when the last shard's size is claimed. It is
+// closed as space_end.go says. All fields but the first and the last two are under registry.mu.
 type space struct {
 	resetting sync.Mutex // one reset at a time, its notices included; taken before registry.mu
 
@@ -32,6 +32,8 @@ type space struct {
 	seats  map[*seat]struct{}
 	epoch  uint32 // until the pool's space opens: resets before that count too
 	spec   pool.Spec
+	unused uint64 // counts the spaces that were left by their last engine; of this one, when that was
+	closed bool   // it is not in the registry any more, and its fingerprint may be another space's
 
 	open     atomic.Pointer[lookup.Space] // nil until the pool's space is open
 	complete atomic.Int32                 // engines with all ranks registered

@@ -1,0 +1,89 @@
+package agent
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// A space that no engine uses stays open: its blocks are what the next engine with the same identity hopes for. It is closed when
+// nothing of it is stored, or when another one needs its place. Its number in the pool is never used again, so that a look-up or a
+// pin that still has it finds nothing.
+
+// errSpaceClosed says that a space was closed before it could be reset.
+var errSpaceClosed = errors.New("the space is closed: no engine uses it")
+
+// unusedLocked notes that the last seat of a space is free.
+func (r *registry) unusedLocked(sp *space) {
+	if sp.open.Load() == nil {
+		delete(r.spaces, sp.fp)
+		return
+	}
+	r.unused++
+	sp.unused = r.unused
+	// With tiers the space stays, for `kvagent cache rm` to find it: they may hold blocks that memory does not.
+	if _, tiers := r.pool.(pool.Tiers); !tiers && r.storedLocked(sp) == 0 {
+		r.closeLocked(sp)
+	}
+}
+
+// storedLocked counts the entries of an open space in memory; -1: the pool does not count them.
+func (r *registry) storedLocked(sp *space) int64 {
+	if counts, ok := r.pool.(pool.SpaceCounter); ok {
+		return counts.SpaceEntries(sp.open.Load().ID)
+	}
+	return -1
+}
+
+// makeRoomLocked closes one of the spaces that no engine uses: one of which nothing is stored, else the one that was used
+// least recently. False: there is none.
+func (r *registry) makeRoomLocked() bool {
+	var all []*space
+	stored := make(map[*space]bool)
+	for _, sp := range r.spaces {
+		if len(sp.seats) == 0 {
+			all = append(all, sp)
+			stored[sp] = r.storedLocked(sp) != 0
+		}
+	}
+	slices.SortFunc(all, func(a, b *space) int {
+		if stored[a] != stored[b] {
+			return cmp.Compare(oneIf(stored[a]), oneIf(stored[b]))
+		}
+		return cmp.Compare(a.unused, b.unused)
+	})
+	return slices.ContainsFunc(all, r.closeLocked)
+}
+
+// closeLocked closes a space that no engine uses. False: it is just being reset.
+func (r *registry) closeLocked(sp *space) bool {
+	if !sp.resetting.TryLock() {
+		return false
+	}
+	defer sp.resetting.Unlock()
+	id := sp.open.Load().ID
+	sp.closed = true
+	sp.open.Store(nil)
+	delete(r.spaces, sp.fp)
+	r.publishLocked()
+	// A pool that does not close it has been closed itself.
+	if r.pool.CloseSpace(id) == nil {
+		signal(r.swept)
+	}
+	return true
+}
+
+// sweep gives the memory of what was reset or closed back to the pool, until the agent ends. What it has begun it ends, which takes as long as
+// the pool is large; the asker of a reset does not wait for it.
+func (a *Agent) sweep() {
+	for {
+		select {
+		case <-a.registry.swept:
+			a.pool.Sweep()
+		case <-a.stop:
+			return
+		}
+	}
+}
