@@ -18,8 +18,9 @@ const module = "github.com/kvagent/kvagent"
 var mayImport = map[string][]string{
 	"pool":           {},
 	"pool/...":       {"pool"},
-	"cudaipc":        {"cudaipc/driver"},
+	"cudaipc":        {"cudaipc/driver", "cudaipc/kernel"},
 	"cudaipc/driver": {},
+	"cudaipc/kernel": {},
 	"cudaipc/...":    {"cudaipc"},
 	"ipc":            {},
 	"lookup":         {"pool"},
