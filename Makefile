@@ -21,7 +21,7 @@ TRACE         ?= testdata/conversation_1000.jsonl
 
 STAGE := scripts/stage
 comma := ,
-PYTHON_SCRIPTS := ../scripts/torture ../scripts/soak ../scripts/dockerfile-check ../scripts/cuda-header-check ../scripts/mutants-vllm
+PYTHON_SCRIPTS := ../scripts/torture ../scripts/torture_tiers.py ../scripts/soak ../scripts/dockerfile-check ../scripts/cuda-header-check ../scripts/mutants-vllm
 # Where the locked Python tools live: outside the tree, keyed by the lock. Made on first use.
 VENV   = $$($(CURDIR)/scripts/venv)
 
@@ -141,6 +141,12 @@ fuzz: ## every Fuzz target FUZZTIME (default 50000x: times) each
 .PHONY: torture-short
 torture-short: build
 	@$(STAGE) -v torture-short scripts/torture short
+
+.PHONY: torture-tiers-short
+torture-tiers-short: build
+	@scripts/deps servers
+	@$(STAGE) servers scripts/servers
+	@PATH="$$(scripts/servers):$$PATH" $(STAGE) -v torture-tiers-short scripts/torture tiers-short
 
 .PHONY: torture-cuda-short
 torture-cuda-short: build-softcuda softcuda
