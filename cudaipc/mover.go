@@ -18,6 +18,10 @@ type MoverOptions struct {
 	ArenaFD   int         // a memfd of at least ArenaSize bytes; stays the caller's, may be closed after NewMover
 	ArenaSize int64       // bytes
 	Tables    []CopyTable // of types of GPUs: CUDAOptions
+	// Measure has the first process find out, before it opens its GPU, what Tables do not say of it: some seconds, MoverLimits.Start at most.
+	Measure bool
+	// Informed is told now and then, one call at a time for each process, what a GPU's device says of itself; nil: nobody is.
+	Informed func(CUDAInfo)
 	// FireOnDeath and Populate are the host device's: HostOptions.
 	FireOnDeath, Populate bool
 	// AskEvents makes Poll ask the process for events. Those of a GPU's peers are asked there in any case; the host's are
@@ -87,6 +91,7 @@ type Mover struct {
 		tickets tickets
 		closed  bool
 		history moverHistory
+		facts   *GPUFacts // nil: no process has told any
 	}
 }
 

@@ -119,9 +119,11 @@ func takeAnswer(f *fields) error {
 // greet waits for the process's first word, and has it open its device.
 func (l *moverLife) greet() error {
 	o := &l.m.opts
+	measure, facts := l.m.facts()
 	return l.call("open the device", o.Limits.Start, func(number uint64) ([]byte, []int) {
 		b, err := putSetup(nil, number, &MoverSetup{
 			Device: o.Device, GPU: o.GPU, ArenaSize: o.ArenaSize, FireOnDeath: o.FireOnDeath, Populate: o.Populate, Tables: o.Tables,
+			Measure: measure, Facts: facts,
 		})
 		if err != nil {
 			panic(err) // strings, numbers and booleans

@@ -9,11 +9,19 @@ import (
 
 // openMovedCUDA opens the GPU of a setup over the pool's arena, which the device pins in the background.
 func openMovedCUDA(s MoverSetup) (Device, error) {
-	d, err := OpenCUDA(CUDAOptions{GPU: s.GPU, ArenaFD: s.ArenaFD, ArenaSize: s.ArenaSize, Tables: s.Tables})
+	open := openGPU
+	if s.Measure {
+		open = openWitnessed
+	}
+	d, err := open(&s)
 	if err != nil {
 		return nil, err
 	}
 	return d, nil
+}
+
+func openGPU(s *MoverSetup) (*CUDA, error) {
+	return OpenCUDA(CUDAOptions{GPU: s.GPU, ArenaFD: s.ArenaFD, ArenaSize: s.ArenaSize, Tables: s.Tables, Facts: s.Facts})
 }
 
 // deviceInfo is what a device has to say of itself, JSON; nothing, if it has nothing to say.

@@ -8,6 +8,8 @@ func openMovedCUDA(s MoverSetup) (Device, error) {
 	return nil, fmt.Errorf("GPU %v: %w", s.GPU, seeGPUs())
 }
 
+func runWitness() error { return seeGPUs() }
+
 func deviceInfo(Device) []byte { return nil }
 
 func seeGPUs() error {

@@ -89,6 +89,7 @@ func (m *Mover) start() (*moverLife, error) {
 		<-l.ended // reaped: a process that failed to start leaves nothing behind
 		return nil, err
 	}
+	l.ask(l.clock.Load())
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.mu.history.opened++

@@ -19,7 +19,9 @@ type MoverSetup struct {
 	FireOnDeath bool   // HostOptions.FireOnDeath
 	Populate    bool   // HostOptions.Populate
 	Tables      []CopyTable
-	ArenaFD     int `json:"-"` // set in the mover; closed when the device is open
+	Measure     bool     // find the GPU's facts out, in a process beside
+	Facts       GPUFacts // those that were found out before
+	ArenaFD     int      `json:"-"` // set in the mover; closed when the device is open
 }
 
 // OpenDevice opens, in the mover, the device of a setup.

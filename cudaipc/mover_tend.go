@@ -49,7 +49,10 @@ func (l *moverLife) message(msg []byte, first bool) error {
 	case msgInfoIs:
 		info := append([]byte(nil), f.rest...)
 		l.info.Store(&info)
-		l.informed.Store(true)
+		l.m.lives.Go(func() {
+			l.m.inform(info)
+			l.informed.Store(true)
+		})
 		return nil
 	case msgLost:
 		l.lose(LostDevice, errors.New(string(f.bytes())))
@@ -100,7 +103,9 @@ func (l *moverLife) tend() {
 			return
 		}
 		l.tell(msgPing, now)
-		l.ask(now)
+		if now%l.ticks(moverInfoEvery) == 1 {
+			l.ask(now)
+		}
 	}
 }
 
@@ -148,9 +153,9 @@ func (l *moverLife) tell(kind byte, now int64) (sent bool) {
 	return c.packet(packetLast, putHead(nil, kind, uint64(now)), nil) == nil
 }
 
-// ask asks for the device's information now and then.
+// ask asks for the device's information.
 func (l *moverLife) ask(now int64) {
-	if now%l.ticks(moverInfoEvery) == 1 && l.informed.Swap(false) {
+	if l.informed.Swap(false) {
 		l.informed.CompareAndSwap(false, !l.tell(msgInfo, now))
 	}
 }

@@ -2,9 +2,11 @@
 #include "softcuda.h"
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { STACK = 16 };
 static struct CUctx_st primary[MAX_DEVICES];
+static bool charged[MAX_DEVICES]; // context_bytes are taken
 static _Thread_local CUcontext stack[STACK];
 static _Thread_local int depth;
 
@@ -45,9 +47,27 @@ CUresult cuDeviceGetAttribute(int *v, CUdevice_attribute a, CUdevice d) {
 	return 0;
 }
 
+// charge takes what a context takes of its device, once for a process, whose end gives it back.
+static CUresult charge(CUdevice d) {
+	if (charged[d] || !context_bytes)
+		return CUDA_SUCCESS;
+	int entry, fd;
+	uint64_t uid;
+	CUresult r = backing_create(context_bytes, d, &entry, &uid, &fd);
+	if (!r)
+		close(fd);
+	charged[d] = !r;
+	return r;
+}
+
 CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice d) {
 	DEVICE(d);
 	pthread_mutex_lock(&mine);
+	CUresult r = charge(d);
+	if (r) {
+		pthread_mutex_unlock(&mine);
+		return r;
+	}
 	primary[d].device = d;
 	primary[d].primary = true;
 	primary[d].refs++;

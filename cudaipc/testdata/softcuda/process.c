@@ -6,7 +6,7 @@
 
 _Atomic int sticky;
 int self = -1, device_count = 1, driver_version = 12080;
-uint64_t device_bytes = 8ull << 30;
+uint64_t device_bytes = 8ull << 30, context_bytes;
 pthread_mutex_t mine = PTHREAD_MUTEX_INITIALIZER;
 static int initialized_by; // pid: a forked child has no driver
 
@@ -94,6 +94,7 @@ static CUresult start(void) {
 	if (device_count > MAX_DEVICES)
 		device_count = MAX_DEVICES;
 	device_bytes = setting("SOFTCUDA_MEMORY", 8ull << 30);
+	context_bytes = setting("SOFTCUDA_CONTEXT_BYTES", 0);
 	driver_version = (int)setting("SOFTCUDA_DRIVER_VERSION", 12080);
 	if (machine_open() || (self = machine_join()) < 0 || window_open())
 		return CUDA_ERROR_OPERATING_SYSTEM;

@@ -19,7 +19,7 @@ struct CUctx_st {
 extern _Atomic int sticky;      // the error after which every call of the process fails with it
 extern int self;                // this process's slot
 extern int device_count;
-extern uint64_t device_bytes;
+extern uint64_t device_bytes, context_bytes;
 extern pthread_mutex_t mine;    // guards the tables of this process
 extern int driver_version;
 CUresult enter(const char *call);                       // knobs, and whether the driver is up; first in each call

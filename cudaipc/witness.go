@@ -1,0 +1,191 @@
+//go:build cuda
+
+package cudaipc
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A witness is a process that a mover starts once, before it opens its GPU, and ends behind that. It opens the GPU first, and so can
+// measure what the mover cannot: the copy paths, with no engine's copies beside, and where a driver call that never returns
+// costs the witness alone; and how much of the GPU's memory the mover's own opening takes, which nobody can ask for who has not
+// opened it. Without its answer the device opens all the same, and Facts say why.
+//
+//	mover                              witness (the same binary, the same command)
+//	order: GPU, tables  ────────────▶  opens the GPU; measures, if no table is of it
+//	                    ◀────────────  facts, free bytes
+//	opens the GPU
+//	order: again        ────────────▶
+//	                    ◀────────────  free bytes
+//	closes its end      ────────────▶  ends
+type witness struct {
+	cmd    *exec.Cmd
+	conn   net.Conn
+	says   *json.Decoder
+	before int64 // bytes of the GPU that were free before the mover opened it
+	facts  GPUFacts
+}
+
+// witnessWithin is how long a witness may take for everything that it is asked: a driver with many GPUs takes seconds to start.
+const witnessWithin = 25 * time.Second
+
+// witnessOrder is a line to a witness. The first one names the GPU.
+type witnessOrder struct {
+	GPU    UUID
+	Tables []CopyTable
+}
+
+// witnessAnswer is its line back.
+type witnessAnswer struct {
+	Free  int64 // bytes of the GPU, now
+	Facts GPUFacts
+}
+
+// startWitness starts a witness and has it measure. It is called, and taken asked, on one locked thread: with that thread's end
+// the kernel kills the witness. On an error the facts' Problem says it, and there is nothing to be ended.
+func startWitness(s *MoverSetup) *witness {
+	w := &witness{}
+	err := w.start()
+	if err == nil {
+		err = w.begin(s)
+	}
+	if err != nil {
+		w.facts = GPUFacts{Problem: fmt.Sprintf("nothing was measured: %v", err)}
+	}
+	return w
+}
+
+func (w *witness) start() error {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	ours, theirs := os.NewFile(uintptr(pair[0]), "witness"), os.NewFile(uintptr(pair[1]), "witness")
+	defer theirs.Close()
+	defer ours.Close() // FileConn has a copy
+	if w.conn, err = net.FileConn(ours); err != nil {
+		return err
+	}
+	w.says = json.NewDecoder(w.conn)
+	w.cmd = exec.Command("/proc/self/exe", os.Args[1:]...)
+	w.cmd.Env, w.cmd.Stderr, w.cmd.ExtraFiles = append(os.Environ(), witnessEnv+"=1"), os.Stderr, []*os.File{theirs}
+	w.cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	return w.cmd.Start()
+}
+
+func (w *witness) begin(s *MoverSetup) error {
+	if err := w.conn.SetDeadline(time.Now().Add(witnessWithin)); err != nil {
+		return err
+	}
+	a, err := w.ask(&witnessOrder{GPU: s.GPU, Tables: s.Tables})
+	w.before, w.facts = a.Free, a.Facts
+	return err
+}
+
+func (w *witness) ask(o *witnessOrder) (a witnessAnswer, err error) {
+	if err = json.NewEncoder(w.conn).Encode(o); err == nil {
+		err = w.says.Decode(&a)
+	}
+	return a, err
+}
+
+// taken notes how much of the GPU's memory went since begin.
+func (w *witness) taken() GPUFacts {
+	if w.before == 0 {
+		return w.facts
+	}
+	a, err := w.ask(&witnessOrder{})
+	switch {
+	case err != nil:
+		w.facts.Problem = fmt.Sprintf("the GPU memory that this process takes was not measured: %v", err)
+	case a.Free >= w.before:
+		w.facts.Problem = "the GPU memory that this process takes was not measured: others gave some back meanwhile, or it takes none"
+	default:
+		w.facts.Context = w.before - a.Free
+	}
+	return w.facts
+}
+
+// end ends the witness, and does not wait for one that hangs in the driver.
+func (w *witness) end() {
+	if w.conn != nil {
+		_ = w.conn.Close()
+	}
+	if w.cmd == nil || w.cmd.Process == nil {
+		return
+	}
+	_ = w.cmd.Process.Kill() // it has nothing to put in order
+	go func() { _ = w.cmd.Wait() }()
+}
+
+// runWitness is the life of the process. It ends with the mover's end of the socket, whatever the driver does meanwhile.
+func runWitness() error {
+	conn := os.NewFile(moverFD, "mover")
+	orders := make(chan witnessOrder)
+	go func() {
+		if err := bearWitness(orders, json.NewEncoder(conn)); err != nil {
+			fmt.Fprintln(os.Stderr, "witness:", err)
+			os.Exit(1)
+		}
+	}()
+	for in := json.NewDecoder(conn); ; {
+		var o witnessOrder
+		if in.Decode(&o) != nil {
+			return nil
+		}
+		orders <- o
+	}
+}
+
+// bearWitness answers orders. What it has open is the process's to the end.
+func bearWitness(orders <-chan witnessOrder, out *json.Encoder) error {
+	first := <-orders
+	arena, err := unix.Mmap(-1, 0, MinPinPiece, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return err
+	}
+	d, err := OpenCUDA(CUDAOptions{GPU: first.GPU, Arena: arena, Ring: MinRing})
+	if err != nil {
+		return out.Encode(&witnessAnswer{Facts: GPUFacts{Problem: fmt.Sprintf("nothing was measured: %v", err)}})
+	}
+	var facts GPUFacts
+	if i := d.Info(); tableOf(first.Tables, i.Name, i.Driver) == nil {
+		facts = d.measure()
+	}
+	for {
+		if err := out.Encode(&witnessAnswer{Free: d.Info().Free, Facts: facts}); err != nil {
+			return err
+		}
+		<-orders
+	}
+}
+
+func (d *CUDA) measure() GPUFacts {
+	t, err := d.Calibrate()
+	if err != nil {
+		return GPUFacts{Problem: fmt.Sprintf("the copy paths were not measured: %v", err)}
+	}
+	return GPUFacts{Table: &t}
+}
+
+// openWitnessed opens a device beside a witness.
+func openWitnessed(s *MoverSetup) (*CUDA, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	w := startWitness(s)
+	defer w.end()
+	s.Facts = w.facts
+	d, err := openGPU(s)
+	if err == nil {
+		d.facts = w.taken() // nobody else has the device yet
+	}
+	return d, err
+}
