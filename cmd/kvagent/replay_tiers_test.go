@@ -75,13 +75,19 @@ func startRedis(t *testing.T) (addr string, server *exec.Cmd) {
 	}
 }
 
+// Options of a tier, and of a replay, that wait for what comes late because the machine is busy. A question that its store answers too late for the tier, or a
+// look-up that is answered too late for the engine, costs the rest of a prompt: then hits tell how fast the machine is, and not whether they are found.
+const patientTier = "ask-within=10s&fetch-within=10s&put-within=10s&break-after=1000"
+
+var patientEngines = []string{"--lookup-timeout", "10s"}
+
 // Two agents over one store: what one saved the other hits.
 func TestReplayTwoNodes(t *testing.T) {
 	addr, _ := startRedis(t)
-	o := replayJSON(t, "--requests", "300", "--pace", "6s", "--nodes", "2", "--shared", "redis://"+addr)
+	o := replayJSON(t, append(patientEngines, "--requests", "300", "--pace", "6s", "--nodes", "2", "--shared", "redis://"+addr+"?"+patientTier)...)
 	o.clean(t)
-	if got := o.from("redis"); got < 150 { // about 400 where the machine has nothing else to do
-		t.Errorf("%d blocks came from the shared store, want 150 and more: %+v", got, o.Sources)
+	if got := o.from("redis"); got < 365 { // of 374 that the other node saved
+		t.Errorf("%d blocks came from the shared store, want 365 and more: %+v", got, o.Sources)
 	}
 	if o.BlocksHitOther == 0 {
 		t.Error("no node hit what another saved")
