@@ -18,6 +18,9 @@ const module = "github.com/kvagent/kvagent"
 var mayImport = map[string][]string{
 	"pool":           {},
 	"pool/...":       {"pool"},
+	"pool/redis":     {"pool", "pool/remote"},
+	"pool/s3":        {"pool", "pool/remote"},
+	"pool/mooncake":  {"pool", "pool/remote"},
 	"cudaipc":        {"cudaipc/driver", "cudaipc/kernel"},
 	"cudaipc/driver": {},
 	"cudaipc/kernel": {},

@@ -6,8 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/kvagent/kvagent/pool/mooncake"
 )
 
@@ -43,9 +41,7 @@ func readMooncakeTier(u *url.URL, o *tierOptions) func(*tierNeeds) (openedTier, 
 		r.Env = append(r.Env, "MC_REDIS_PASSWORD="+password)
 	}
 	return func(n *tierNeeds) (openedTier, error) {
-		r.OnState = func(from, to mooncake.State, reason error) {
-			n.log.Warn("mooncake", zap.Stringer("from", from), zap.Stringer("to", to), zap.Error(reason))
-		}
+		r.OnState = n.told("mooncake")
 		base, fd := n.staging.Memory()
 		r.Arena = mooncake.Memory{Base: base, FD: fd}
 		s, err := mooncake.Open(r)

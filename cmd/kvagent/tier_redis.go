@@ -11,8 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/kvagent/kvagent/pool/redis"
 )
 
@@ -50,9 +48,7 @@ func readRedisTier(u *url.URL, o *tierOptions) func(*tierNeeds) (openedTier, err
 		o.fail(errors.New("tls-ca-file and tls-server-name: allowed with rediss://"))
 	}
 	return func(n *tierNeeds) (openedTier, error) {
-		r.OnState = func(from, to redis.State, reason error) {
-			n.log.Warn("redis", zap.Stringer("from", from), zap.Stringer("to", to), zap.Error(reason))
-		}
+		r.OnState = n.told("redis")
 		s, err := redis.Open(r)
 		if err != nil {
 			return openedTier{}, err

@@ -5,8 +5,6 @@ import (
 	"strings"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/kvagent/kvagent/pool/s3"
 )
 
@@ -31,9 +29,7 @@ func readS3Tier(u *url.URL, o *tierOptions) func(*tierNeeds) (openedTier, error)
 	r.SessionToken, err = o.secret("session-token")
 	o.fail(err)
 	return func(n *tierNeeds) (openedTier, error) {
-		r.OnState = func(from, to s3.State, reason error) {
-			n.log.Warn("s3", zap.Stringer("from", from), zap.Stringer("to", to), zap.Error(reason))
-		}
+		r.OnState = n.told("s3")
 		s, err := s3.Open(r)
 		if err != nil {
 			return openedTier{}, err

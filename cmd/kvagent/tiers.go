@@ -12,6 +12,7 @@ import (
 	"github.com/kvagent/kvagent/agent"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
+	"github.com/kvagent/kvagent/pool/remote"
 	"github.com/kvagent/kvagent/pool/tier"
 )
 
@@ -135,4 +136,11 @@ type tierNeeds struct {
 	spec    *tierSpec
 	staging *tier.Staging // a store in another process may register it
 	log     *zap.Logger
+}
+
+// told logs what a store of other machines shows of itself.
+func (n *tierNeeds) told(store string) remote.Told {
+	return func(from, to remote.State, reason error) {
+		n.log.Warn(store, zap.Stringer("from", from), zap.Stringer("to", to), zap.Error(reason))
+	}
 }

@@ -4,12 +4,13 @@ import (
 	"context"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/remote"
 )
 
 // Exists implements pool.Store: OK or Missing. That a value is there is all it says; Mooncake keeps it for its master's lease time then.
 func (s *Store) Exists(ctx context.Context, keys []pool.Key, status []pool.Status) error {
 	for i := range keys {
-		if status[i] = pool.Missing; !valid(&keys[i]) {
+		if status[i] = pool.Missing; !remote.Valid(&keys[i]) {
 			status[i] = pool.Invalid
 		}
 	}
@@ -24,7 +25,7 @@ func (s *Store) Exists(ctx context.Context, keys []pool.Key, status []pool.Statu
 func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {
 	return s.ask(ctx, opDelete, keys, func(_ int, code int64) {
 		if code >= 0 {
-			s.keep(-1, -code)
+			s.stock.Add(-1, -code)
 		}
 	})
 }
@@ -35,7 +36,7 @@ func (s *Store) ask(ctx context.Context, op operation, keys []pool.Key, tell fun
 		var names []string
 		var which []int
 		for i := from; i < min(from+maxKeys, len(keys)); i++ {
-			if valid(&keys[i]) {
+			if remote.Valid(&keys[i]) {
 				names, which = append(names, s.name(&keys[i])), append(which, i)
 			}
 		}

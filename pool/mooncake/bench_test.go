@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/pool/servertest"
 )
 
@@ -19,7 +20,7 @@ func benchPutGet(b *testing.B, arena bool) {
 	o := options(b, master, python)
 	o.Segment, o.Arena, o.Bounce = 256<<20, arenaOf(b, 8<<20), 128<<20
 	s := openWith(b, o)
-	items := blocks(0, 8, 1<<20)
+	items := pooltest.Blocks(0, 8, 1<<20)
 	if arena {
 		items = inArena(o.Arena, items)
 	}
@@ -39,7 +40,7 @@ func BenchmarkExists(b *testing.B) {
 	s, _ := openOne(b)
 	keys, status := make([]pool.Key, 128), make([]pool.Status, 128)
 	for i := range keys {
-		keys[i] = block(i, 0).Key
+		keys[i] = pooltest.Block(i, 0).Key
 	}
 	for b.Loop() {
 		if err := s.Exists(b.Context(), keys, status); err != nil {

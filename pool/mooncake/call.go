@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/kvagent/kvagent/pool/remote"
 )
 
 // errDied is the error of a call whose helper ended in the middle.
@@ -96,6 +98,6 @@ func (s *Store) judge(h *helper, codes []int64, n int, free func()) ([]int64, er
 	free()
 	s.count.errors.Add(1)
 	err := fmt.Errorf("mooncake: no answer, code %d", codes[0])
-	s.turnOf(h, StateLost, err)
+	s.turnOf(h, remote.Lost, err)
 	return nil, err
 }

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/remote"
 )
 
 // Times of the store's own.
@@ -43,6 +44,8 @@ type Store struct {
 	values    chan int // shares of the bounce memory that are free, by number
 	questions chan int // places for questions and deletes
 	count     counts
+	condition *remote.Condition
+	stock     remote.Stock
 
 	cancel context.CancelFunc
 	owned  sync.WaitGroup // supervise
@@ -50,8 +53,6 @@ type Store struct {
 	mu     sync.Mutex
 	helper *helper // nil: not connected
 	why    error   // why not
-	state  State
-	stock  struct{ items, bytes int64 }
 }
 
 var _ pool.Store = (*Store)(nil)
@@ -72,7 +73,7 @@ func Open(o Options) (*Store, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &Store{
 		o: o, bounce: bounce, values: numbers(o.Concurrency), questions: numbers(o.Concurrency), cancel: cancel,
-		why: errors.New("connecting"), state: StateLost,
+		why: errors.New("connecting"), condition: remote.NewCondition(remote.Lost, o.OnState),
 	}
 	s.owned.Go(func() { s.supervise(ctx) })
 	return s, nil
@@ -115,7 +116,7 @@ func (s *Store) supervise(ctx context.Context) {
 		s.mu.Lock()
 		s.helper, s.why = nil, err
 		s.mu.Unlock()
-		s.turn(StateLost, err)
+		s.condition.Turn(remote.Lost, err)
 		if time.Since(began) > lastRetry+s.o.SetupWithin {
 			pause = firstRetry
 		}
@@ -150,7 +151,7 @@ func (s *Store) live(ctx context.Context) error {
 	s.mu.Lock()
 	s.helper, s.why = h, nil
 	s.mu.Unlock()
-	s.turn(StateOK, nil)
+	s.condition.Turn(remote.OK, nil)
 	select {
 	case <-h.reaped:
 	case <-ctx.Done():

@@ -2,8 +2,6 @@ package mooncake
 
 import (
 	"context"
-	"crypto/sha256"
-	"fmt"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -14,6 +12,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/fault"
 	"github.com/kvagent/kvagent/pool/pooltest"
+	"github.com/kvagent/kvagent/pool/remote"
 	"github.com/kvagent/kvagent/pool/servertest"
 )
 
@@ -30,7 +29,7 @@ func options(t testing.TB, master *servertest.Server, python string) Options {
 	}
 	return Options{
 		Master: master.Addr, Python: python, Env: []string{"PYTHONPATH=" + source}, Segment: 64 << 20, Bounce: 32 << 20,
-		OnState: func(from, to State, reason error) { t.Logf("%v, was %v: %v", to, from, reason) },
+		OnState: func(from, to remote.State, reason error) { t.Logf("%v, was %v: %v", to, from, reason) },
 	}
 }
 
@@ -42,7 +41,7 @@ func openWith(t testing.TB, o Options) *Store {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Close() })
-	until(t, "the store is connected", func() bool { return s.State() == StateOK })
+	pooltest.Until(t, "the store is connected", func() bool { return s.State() == remote.OK })
 	return s
 }
 
@@ -50,16 +49,6 @@ func openOne(t testing.TB) (*Store, *servertest.Server) {
 	t.Helper()
 	master, python := servertest.Mooncake(t)
 	return openWith(t, options(t, master, python)), master
-}
-
-func until(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !ok(); {
-		if time.Now().After(end) {
-			t.Fatalf("not within %v: %s", patience, what)
-		}
-		time.Sleep(5 * time.Millisecond) // another process: nothing to wait for
-	}
 }
 
 // view is a part of a store that nobody else uses: keys are in spaces of its own.
@@ -136,20 +125,4 @@ func TestFaultyStore(t *testing.T) {
 		}
 		return s
 	})
-}
-
-func block(i, n int) pool.Item {
-	h := sha256.Sum256(fmt.Append(nil, i))
-	it := pool.Item{Key: pool.Key{Space: pool.Fingerprint(h[:16]), Hash: pool.MakeHash(h[:])}, Data: make([]byte, n)}
-	for j := range it.Data {
-		it.Data[j] = byte(i + j*7 + j>>8)
-	}
-	return it
-}
-
-func blocks(from, n, bytes int) (items []pool.Item) {
-	for i := range n {
-		items = append(items, block(from+i, bytes))
-	}
-	return items
 }

@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"strings"
 	"time"
+
+	"github.com/kvagent/kvagent/pool/remote"
 )
 
 // Memory is memory that values may lie in, shared with the helper. The zero value is none.
@@ -48,7 +50,7 @@ type Options struct {
 	// Silence is how long a helper may take for one request before it is killed, whoever waits, 100 ms to 10 min; default 10 s.
 	Silence time.Duration
 	// OnState is told when the store changes its state; it must not call the store. Nil: nobody is.
-	OnState func(from, to State, reason error)
+	OnState remote.Told
 }
 
 // Limits of options.
@@ -70,30 +72,30 @@ const (
 const p2p = "P2PHANDSHAKE"
 
 func (o *Options) complete() error {
-	def(&o.Metadata, p2p)
-	def(&o.Protocol, "tcp")
-	def(&o.LocalBuffer, 16<<20)
-	def(&o.Replicas, 1)
-	def(&o.Prefix, "kvagent:")
-	def(&o.Bounce, 64<<20)
-	def(&o.Concurrency, 8)
-	def(&o.Python, "python3")
-	def(&o.SetupWithin, 20*time.Second)
-	def(&o.RPCWithin, 500*time.Millisecond)
-	def(&o.Silence, 10*time.Second)
+	remote.Default(&o.Metadata, p2p)
+	remote.Default(&o.Protocol, "tcp")
+	remote.Default(&o.LocalBuffer, 16<<20)
+	remote.Default(&o.Replicas, 1)
+	remote.Default(&o.Prefix, "kvagent:")
+	remote.Default(&o.Bounce, 64<<20)
+	remote.Default(&o.Concurrency, 8)
+	remote.Default(&o.Python, "python3")
+	remote.Default(&o.SetupWithin, 20*time.Second)
+	remote.Default(&o.RPCWithin, 500*time.Millisecond)
+	remote.Default(&o.Silence, 10*time.Second)
 	err := errors.Join(
 		o.checkAddresses(),
-		between("Segment", o.Segment, 0, MaxSegment),
-		between("LocalBuffer", o.LocalBuffer, MinLocalBuffer, MaxLocalBuffer),
-		between("Replicas", o.Replicas, 1, MaxReplicas),
-		between("Preferred", len(o.Preferred), 0, MaxPreferred),
-		between("SoftPin", o.SoftPin, 0, MaxSoftPin),
-		between("Prefix", len(o.Prefix), 1, MaxPrefix),
-		between("Bounce", o.Bounce, MinBounce, MaxBounce),
-		between("Concurrency", o.Concurrency, 1, MaxConcurrency),
-		between("SetupWithin", o.SetupWithin, time.Second, 5*time.Minute),
-		between("RPCWithin", o.RPCWithin, 50*time.Millisecond, time.Minute),
-		between("Silence", o.Silence, 100*time.Millisecond, 10*time.Minute),
+		remote.Between("mooncake", "Segment", o.Segment, 0, MaxSegment),
+		remote.Between("mooncake", "LocalBuffer", o.LocalBuffer, MinLocalBuffer, MaxLocalBuffer),
+		remote.Between("mooncake", "Replicas", o.Replicas, 1, MaxReplicas),
+		remote.Between("mooncake", "Preferred", len(o.Preferred), 0, MaxPreferred),
+		remote.Between("mooncake", "SoftPin", o.SoftPin, 0, MaxSoftPin),
+		remote.Between("mooncake", "Prefix", len(o.Prefix), 1, MaxPrefix),
+		remote.Between("mooncake", "Bounce", o.Bounce, MinBounce, MaxBounce),
+		remote.Between("mooncake", "Concurrency", o.Concurrency, 1, MaxConcurrency),
+		remote.Between("mooncake", "SetupWithin", o.SetupWithin, time.Second, 5*time.Minute),
+		remote.Between("mooncake", "RPCWithin", o.RPCWithin, 50*time.Millisecond, time.Minute),
+		remote.Between("mooncake", "Silence", o.Silence, 100*time.Millisecond, 10*time.Minute),
 	)
 	if err == nil && o.share() <= dataAt {
 		err = fmt.Errorf("mooncake: Bounce is %d bytes for %d requests at once, allowed: more than %d for each", o.Bounce, o.Concurrency, dataAt)
@@ -103,20 +105,6 @@ func (o *Options) complete() error {
 
 // share is the bounce memory of one request.
 func (o *Options) share() int64 { return o.Bounce / int64(o.Concurrency) &^ (valueAlign - 1) }
-
-func def[T comparable](v *T, d T) {
-	var zero T
-	if *v == zero {
-		*v = d
-	}
-}
-
-func between[T int | int64 | time.Duration](name string, v, low, high T) error {
-	if v < low || v > high {
-		return fmt.Errorf("mooncake: %s is %v, allowed: %v to %v", name, v, low, high)
-	}
-	return nil
-}
 
 var textual = regexp.MustCompile(`^[!-~]*$`)
 

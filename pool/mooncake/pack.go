@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/remote"
 )
 
 // The share of a request: its headers, then the data of values that are not in the arena.
@@ -13,13 +14,7 @@ const (
 	maxValue   = 1<<32 - 1 // bytes: the header has 32 bits for it
 )
 
-// valid says whether a key can be stored at all.
-func valid(k *pool.Key) bool { return k.Hash.Len >= 1 && k.Hash.Len <= pool.MaxHashLen }
-
-func (s *Store) name(k *pool.Key) string {
-	b := make([]byte, 0, len(s.o.Prefix)+pool.MaxKeyText)
-	return string(k.AppendText(append(b, s.o.Prefix...)))
-}
+func (s *Store) name(k *pool.Key) string { return remote.Name(s.o.Prefix, k) }
 
 // packed is a request's worth of items, and where the value of each lies.
 type packed struct {
@@ -37,7 +32,7 @@ func (s *Store) pack(items []pool.Item, share int, status pool.Status) packed {
 	end := int64(share+1) * s.o.share()
 	for i := range items {
 		it := &items[i]
-		if !valid(&it.Key) || int64(len(it.Data)) > maxValue {
+		if !remote.Valid(&it.Key) || int64(len(it.Data)) > maxValue {
 			it.Status = pool.Invalid
 			p.taken++
 			continue

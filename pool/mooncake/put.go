@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/remote"
 )
 
 // Put implements pool.Store. Busy is an item that Mooncake had no room for, or did not take, or that is too large for the bounce memory.
@@ -40,13 +41,13 @@ func (s *Store) settlePut(h *helper, it *pool.Item, code int64) {
 	switch code {
 	case 0:
 		it.Status = pool.OK
-		s.keep(1, int64(pool.ValueHeader+len(it.Data)))
-		s.turnOf(h, StateOK, nil)
+		s.stock.Add(1, int64(pool.ValueHeader+len(it.Data)))
+		s.turnOf(h, remote.OK, nil)
 	case 1, codeExists:
 		it.Status = pool.Exists
 	case codeNoRoom, codeQuota:
 		s.count.full.Add(1)
-		s.turnOf(h, StateFull, errFull)
+		s.turnOf(h, remote.Full, errFull)
 	default:
 		s.count.failed.Add(1)
 	}

@@ -4,19 +4,8 @@ import (
 	"sync/atomic"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/remote"
 )
-
-// State of the store.
-type State uint8
-
-// The states.
-const (
-	StateOK   State = iota
-	StateFull       // the segments have no room, and Mooncake evicts nothing for us: blocks are read, and none is stored
-	StateLost       // no master, or no helper
-)
-
-func (s State) String() string { return [...]string{"ok", "full", "lost"}[s] }
 
 type counts struct {
 	starts, deaths, kills, errors, full, corrupt, failed, large, inPlace, copied atomic.Uint64
@@ -46,56 +35,26 @@ func (s *Store) Counters() Counters {
 }
 
 // State is the state now.
-func (s *Store) State() State {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.state
-}
-
-// turn changes the state.
-func (s *Store) turn(to State, reason error) {
-	s.mu.Lock()
-	from := s.state
-	s.state = to
-	s.mu.Unlock()
-	if from != to && s.o.OnState != nil {
-		s.o.OnState(from, to, reason)
-	}
-}
+func (s *Store) State() remote.State { return s.condition.State() }
 
 // turnOf changes the state because of what a helper said, unless that is not the helper any more.
-func (s *Store) turnOf(h *helper, to State, reason error) {
-	s.mu.Lock()
-	from, current := s.state, s.helper == h
-	if current {
-		s.state = to
-	}
-	s.mu.Unlock()
-	if current && from != to && s.o.OnState != nil {
-		s.o.OnState(from, to, reason)
-	}
+func (s *Store) turnOf(h *helper, to remote.State, reason error) {
+	s.condition.TurnIf(func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.helper == h
+	}, to, reason)
 }
 
 // answered is called when the master said something. Only a put shows that there is room again.
 func (s *Store) answered(h *helper) {
-	if s.State() == StateLost {
-		s.turnOf(h, StateOK, nil)
+	if s.State() == remote.Lost {
+		s.turnOf(h, remote.OK, nil)
 	}
 }
 
 // Usage is what this store put since it was opened, less what it deleted: Mooncake evicts without telling.
-func (s *Store) Usage() pool.Usage {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return pool.Usage{Items: max(s.stock.items, 0), Bytes: max(s.stock.bytes, 0)}
-}
-
-func (s *Store) keep(items, bytes int64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.stock.items += items
-	s.stock.bytes += bytes
-}
+func (s *Store) Usage() pool.Usage { return s.stock.Usage() }
 
 // Mooncake's errors that say more than that something failed.
 const (

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/pooltest"
+	"github.com/kvagent/kvagent/pool/remote"
 	"github.com/kvagent/kvagent/pool/servertest"
 )
 
@@ -59,18 +61,6 @@ func within(t testing.TB, d time.Duration, call func(ctx context.Context) error)
 	return err
 }
 
-func put(t *testing.T, s pool.Store, want pool.Status, items ...pool.Item) {
-	t.Helper()
-	if err := s.Put(t.Context(), items); err != nil {
-		t.Fatal(err)
-	}
-	for i := range items {
-		if items[i].Status != want {
-			t.Fatalf("put %d: status %d, want %d", i, items[i].Status, want)
-		}
-	}
-}
-
 // get fails on wrong bytes, and gives how many came.
 func get(t *testing.T, s pool.Store, d time.Duration, items ...pool.Item) (came int, err error) {
 	t.Helper()
@@ -98,12 +88,12 @@ func TestTwoNodesShare(t *testing.T) {
 	a := openWith(t, o)
 	o.Arena, o.Segment = Memory{}, 0
 	b := openWith(t, o)
-	small := blocks(0, 300, 100)
-	sizes := []pool.Item{block(1000, 0), block(1001, 1), block(1002, 3<<20)}
-	inside := inArena(o0(a), blocks(2000, 8, 1<<20))
+	small := pooltest.Blocks(0, 300, 100)
+	sizes := []pool.Item{pooltest.Block(1000, 0), pooltest.Block(1001, 1), pooltest.Block(1002, 3<<20)}
+	inside := inArena(o0(a), pooltest.Blocks(2000, 8, 1<<20))
 	for _, items := range [][]pool.Item{small, sizes, inside} {
-		put(t, a, pool.OK, items...)
-		put(t, b, pool.Exists, items...)
+		pooltest.Put(t, a, pool.OK, items...)
+		pooltest.Put(t, b, pool.Exists, items...)
 		if n, err := get(t, b, patience, items...); n != len(items) || err != nil {
 			t.Fatalf("the other node got %d of %d: %v", n, len(items), err)
 		}
@@ -111,12 +101,12 @@ func TestTwoNodesShare(t *testing.T) {
 	if c := a.Counters(); c.InPlace != 8<<20 {
 		t.Fatalf("%d bytes went in place, want %d", c.InPlace, 8<<20)
 	}
-	put(t, a, pool.Busy, block(3000, 5<<20))
+	pooltest.Put(t, a, pool.Busy, pooltest.Block(3000, 5<<20))
 	got := inArena(o0(a), []pool.Item{{Key: inside[0].Key, Data: make([]byte, 1<<20)}})
-	if err := a.Get(t.Context(), got); err != nil || got[0].Status != pool.OK || string(got[0].Data) != string(block(2000, 1<<20).Data) {
+	if err := a.Get(t.Context(), got); err != nil || got[0].Status != pool.OK || string(got[0].Data) != string(pooltest.Block(2000, 1<<20).Data) {
 		t.Fatalf("in place: status %d, %v, or wrong bytes", got[0].Status, err)
 	}
-	double := []pool.Item{block(4000, 10), block(4000, 10)}
+	double := []pool.Item{pooltest.Block(4000, 10), pooltest.Block(4000, 10)}
 	if err := a.Put(t.Context(), double); err != nil || double[0].Status != pool.OK || double[1].Status != pool.Exists {
 		t.Fatalf("a key twice in a batch: %d and %d, %v", double[0].Status, double[1].Status, err)
 	}
@@ -127,8 +117,8 @@ func o0(s *Store) Memory { return s.o.Arena }
 // A value that somebody else wrote under a name is not delivered, and is gone afterwards.
 func TestForeignValue(t *testing.T) {
 	s, _ := openOne(t)
-	real, other := block(1, 1000), block(2, 1000)
-	put(t, s, pool.OK, other)
+	real, other := pooltest.Block(1, 1000), pooltest.Block(2, 1000)
+	pooltest.Put(t, s, pool.OK, other)
 	h, share, err := s.enter(t.Context(), s.values)
 	if err != nil {
 		t.Fatal(err)
@@ -145,7 +135,7 @@ func TestForeignValue(t *testing.T) {
 	if err := s.Get(t.Context(), got); err != nil || got[0].Status != pool.Corrupt {
 		t.Fatalf("status %d, %v, want Corrupt", got[0].Status, err)
 	}
-	put(t, s, pool.OK, real)
+	pooltest.Put(t, s, pool.OK, real)
 }
 
 // A helper that is killed, or stopped in the middle: no call outlives its deadline, no byte is wrong, and another helper comes.
@@ -156,8 +146,8 @@ func TestHelperDies(t *testing.T) {
 			o := options(t, master, python)
 			o.Silence, o.Arena = 500*time.Millisecond, arenaOf(t, 8<<20)
 			s := openWith(t, o)
-			items := blocks(0, 20, 10_000)
-			put(t, s, pool.OK, items...)
+			items := pooltest.Blocks(0, 20, 10_000)
+			pooltest.Put(t, s, pool.OK, items...)
 			signalHelper(t, s, sig)
 			for _, d := range []time.Duration{30 * time.Millisecond, 100 * time.Millisecond} {
 				_, _ = get(t, s, d, items...)
@@ -165,7 +155,7 @@ func TestHelperDies(t *testing.T) {
 					return s.Exists(ctx, []pool.Key{items[0].Key}, make([]pool.Status, 1))
 				})
 			}
-			until(t, "another helper", func() bool { return s.Counters().Starts >= 2 && s.State() == StateOK })
+			pooltest.Until(t, "another helper", func() bool { return s.Counters().Starts >= 2 && s.State() == remote.OK })
 			serves(t, s)
 			if c := s.Counters(); c.Deaths != 1 || sig == syscall.SIGSTOP && c.Kills != 1 {
 				t.Fatalf("one helper died: %+v", c)
@@ -191,8 +181,8 @@ func TestArenaIsLeftAlone(t *testing.T) {
 	o := options(t, master, python)
 	o.Arena = arenaOf(t, 8<<20)
 	s := openWith(t, o)
-	items := inArena(o.Arena, blocks(0, 4, 1<<20))
-	put(t, s, pool.OK, items...)
+	items := inArena(o.Arena, pooltest.Blocks(0, 4, 1<<20))
+	pooltest.Put(t, s, pool.OK, items...)
 	h, err := s.current()
 	if err != nil {
 		t.Fatal(err)
@@ -207,31 +197,31 @@ func TestArenaIsLeftAlone(t *testing.T) {
 	default:
 		t.Fatal("the call has returned, and its helper may still write to its memory")
 	}
-	until(t, "another helper", func() bool { return s.State() == StateOK })
+	pooltest.Until(t, "another helper", func() bool { return s.State() == remote.OK })
 }
 
 // A master that is paused, killed and started again: calls end in time and nothing is wrong; afterwards the store works again.
 func TestMasterTrouble(t *testing.T) {
 	s, master := openOne(t)
-	items := blocks(0, 50, 10_000)
-	put(t, s, pool.OK, items...)
+	items := pooltest.Blocks(0, 50, 10_000)
+	pooltest.Put(t, s, pool.OK, items...)
 	storm := func(what string) {
 		for range 5 {
 			_, _ = get(t, s, 100*time.Millisecond, items...)
-			_ = within(t, 100*time.Millisecond, func(ctx context.Context) error { return s.Put(ctx, blocks(500, 4, 1000)) })
+			_ = within(t, 100*time.Millisecond, func(ctx context.Context) error { return s.Put(ctx, pooltest.Blocks(500, 4, 1000)) })
 		}
 		t.Logf("%s: %v, %+v", what, s.State(), s.Counters())
 	}
 	master.Pause()
 	storm("paused")
 	master.Resume()
-	until(t, "all blocks after the pause", func() bool {
+	pooltest.Until(t, "all blocks after the pause", func() bool {
 		n, err := get(t, s, time.Second, items...)
 		return n == len(items) && err == nil
 	})
 	master.Kill()
 	storm("killed")
-	until(t, "it is lost", func() bool { _, _ = get(t, s, time.Second, items...); return s.State() == StateLost })
+	pooltest.Until(t, "it is lost", func() bool { _, _ = get(t, s, time.Second, items...); return s.State() == remote.Lost })
 	master.Restart()
 	serves(t, s)
 }
@@ -240,8 +230,8 @@ func TestMasterTrouble(t *testing.T) {
 func serves(t *testing.T, s *Store) {
 	t.Helper()
 	next := 1000
-	until(t, "blocks are stored again", func() bool {
-		items := blocks(next, 10, 1000)
+	pooltest.Until(t, "blocks are stored again", func() bool {
+		items := pooltest.Blocks(next, 10, 1000)
 		next += len(items)
 		err := within(t, time.Second, func(ctx context.Context) error { return s.Put(ctx, items) })
 		for i := range items {
@@ -260,7 +250,7 @@ func TestStormOfDeaths(t *testing.T) {
 	o := options(t, master, python)
 	o.Silence, o.OnState = 300*time.Millisecond, nil
 	s := openWith(t, o)
-	items := blocks(0, 60, 20_000)
+	items := pooltest.Blocks(0, 60, 20_000)
 	var workers sync.WaitGroup
 	end := time.Now().Add(5 * time.Second)
 	for w := range 4 {
@@ -273,7 +263,7 @@ func TestStormOfDeaths(t *testing.T) {
 					return s.Put(ctx, mine)
 				})
 				_, _ = get(t, s, 100*time.Millisecond, some...)
-				if s.State() == StateLost {
+				if s.State() == remote.Lost {
 					time.Sleep(time.Millisecond) // a refusal takes no time
 				}
 			}

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/pool/servertest"
 )
 
@@ -37,8 +38,8 @@ func TestCluster(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	s := openOn(t, Options{Addresses: addrs, Mode: Cluster, ChunkBytes: MinChunkBytes})
-	items := append(blocks(0, 60, 1000), block(60, 5*MinChunkBytes))
-	until(t, "all nodes serve", func() bool {
+	items := append(pooltest.Blocks(0, 60, 1000), pooltest.Block(60, 5*MinChunkBytes))
+	pooltest.Until(t, "all nodes serve", func() bool {
 		if s.Put(t.Context(), items) != nil {
 			return false
 		}
@@ -49,13 +50,13 @@ func TestCluster(t *testing.T) {
 		}
 		return true
 	})
-	all(t, get(t, s, items...), pool.OK)
+	pooltest.Want(t, s, pool.OK, items...)
 	if u := (fresh{s}).Usage(); u.Items < 60+5 { // chunks of puts that failed until the nodes knew each other are there still
 		t.Errorf("usage %+v, want 65 keys or more", u)
 	}
 	nodes[1].Kill()
 	there := 0
-	until(t, "the nodes that are left are asked", func() bool {
+	pooltest.Until(t, "the nodes that are left are asked", func() bool {
 		out := make([]pool.Item, len(items))
 		for i := range items {
 			out[i] = pool.Item{Key: items[i].Key, Data: make([]byte, len(items[i].Data))}
@@ -90,9 +91,9 @@ func TestSentinel(t *testing.T) {
 	}
 	sentinel := servertest.Sentinel(t, conf)
 	s := openOn(t, Options{Addresses: []string{sentinel.Addr}, Mode: Sentinel, MasterName: "kv"})
-	put(t, s, pool.OK, block(1, 100))
+	pooltest.Put(t, s, pool.OK, pooltest.Block(1, 100))
 	direct := openOn(t, Options{Addresses: []string{master.Addr}})
-	all(t, get(t, direct, block(1, 100)), pool.OK)
+	pooltest.Want(t, direct, pool.OK, pooltest.Block(1, 100))
 }
 
 // TLS with a certificate of an own authority; without that authority nothing is said.
@@ -104,14 +105,14 @@ func TestTLS(t *testing.T) {
 	servertest.Redis(t, "--tls-port", tlsPort, "--tls-cert-file", filepath.Join(dir, "cert.pem"), "--tls-key-file", filepath.Join(dir, "key.pem"),
 		"--tls-ca-cert-file", filepath.Join(dir, "cert.pem"), "--tls-auth-clients", "no")
 	s := openOn(t, Options{Addresses: []string{addr}, TLS: &tls.Config{RootCAs: roots, ServerName: "localhost", MinVersion: tls.VersionTLS12}})
-	put(t, s, pool.OK, block(1, 100))
+	pooltest.Put(t, s, pool.OK, pooltest.Block(1, 100))
 	stranger, err := Open(Options{Addresses: []string{addr}, TLS: &tls.Config{ServerName: "localhost", MinVersion: tls.VersionTLS12}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer stranger.Close()
-	until(t, "a refused connection is counted", func() bool { return stranger.Counters().Dials > 0 })
-	if err := stranger.Put(t.Context(), blocks(0, 1, 1)); err == nil || !strings.Contains(err.Error(), "certificate") {
+	pooltest.Until(t, "a refused connection is counted", func() bool { return stranger.Counters().Dials > 0 })
+	if err := stranger.Put(t.Context(), pooltest.Blocks(0, 1, 1)); err == nil || !strings.Contains(err.Error(), "certificate") {
 		t.Errorf("a server of an unknown authority: %v", err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/remote"
 )
 
 func millis(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
@@ -41,7 +42,7 @@ func (s *Store) getBatch(ctx context.Context, items []pool.Item) error {
 	for i := range items {
 		it := &items[i]
 		it.Status = pool.Missing
-		if !valid(&it.Key) {
+		if !remote.Valid(&it.Key) {
 			it.Status = pool.Invalid
 			continue
 		}
@@ -149,7 +150,7 @@ func (s *Store) Exists(ctx context.Context, keys []pool.Key, status []pool.Statu
 	asked := make([]int, 0, len(keys))
 	for i := range keys {
 		status[i] = pool.Missing
-		if !valid(&keys[i]) {
+		if !remote.Valid(&keys[i]) {
 			status[i] = pool.Invalid
 			continue
 		}
@@ -173,7 +174,7 @@ func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {
 	var commands [][]string
 	names := make([]string, 0, len(keys))
 	for i := range keys {
-		if valid(&keys[i]) {
+		if remote.Valid(&keys[i]) {
 			name := s.name(&keys[i])
 			names = append(names, name)
 			commands = append(commands, []string{"GETRANGE", name, "0", strconv.Itoa(headBytes - 1)}, []string{"UNLINK", name})

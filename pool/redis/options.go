@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/redis/rueidis"
+
+	"github.com/kvagent/kvagent/pool/remote"
 )
 
 // Mode says what kind of deployment the addresses are of.
@@ -43,7 +45,7 @@ type Options struct {
 	// default 5 s. A call ends with its context, whatever this is.
 	Silence time.Duration
 	// OnState is told when the store changes its state; it must not call the store. Nil: nobody is.
-	OnState func(from, to State, reason error)
+	OnState remote.Told
 }
 
 // Limits of options.
@@ -58,37 +60,23 @@ const (
 )
 
 func (o *Options) complete() error {
-	def(&o.Prefix, "kvagent:")
-	def(&o.ChunkBytes, 1<<20)
-	def(&o.Concurrency, 8)
-	def(&o.BatchBytes, 16<<20)
-	def(&o.DialTimeout, time.Second)
-	def(&o.Silence, 5*time.Second)
+	remote.Default(&o.Prefix, "kvagent:")
+	remote.Default(&o.ChunkBytes, 1<<20)
+	remote.Default(&o.Concurrency, 8)
+	remote.Default(&o.BatchBytes, 16<<20)
+	remote.Default(&o.DialTimeout, time.Second)
+	remote.Default(&o.Silence, 5*time.Second)
 	return errors.Join(
 		o.checkAddresses(),
-		between("Database", o.Database, 0, 65535),
-		between("Prefix", len(o.Prefix), 1, MaxPrefix),
-		between("TTL", o.TTL, 0, MaxTTL),
-		between("ChunkBytes", o.ChunkBytes, MinChunkBytes, MaxChunkBytes),
-		between("Concurrency", o.Concurrency, 1, 256),
-		between("BatchBytes", o.BatchBytes, MinBatchBytes, MaxBatchBytes),
-		between("DialTimeout", o.DialTimeout, 10*time.Millisecond, time.Minute),
-		between("Silence", o.Silence, 100*time.Millisecond, time.Minute),
+		remote.Between("redis", "Database", o.Database, 0, 65535),
+		remote.Between("redis", "Prefix", len(o.Prefix), 1, MaxPrefix),
+		remote.Between("redis", "TTL", o.TTL, 0, MaxTTL),
+		remote.Between("redis", "ChunkBytes", o.ChunkBytes, MinChunkBytes, MaxChunkBytes),
+		remote.Between("redis", "Concurrency", o.Concurrency, 1, 256),
+		remote.Between("redis", "BatchBytes", o.BatchBytes, MinBatchBytes, MaxBatchBytes),
+		remote.Between("redis", "DialTimeout", o.DialTimeout, 10*time.Millisecond, time.Minute),
+		remote.Between("redis", "Silence", o.Silence, 100*time.Millisecond, time.Minute),
 	)
-}
-
-func def[T comparable](v *T, d T) {
-	var zero T
-	if *v == zero {
-		*v = d
-	}
-}
-
-func between[T int | int64 | time.Duration](name string, v, low, high T) error {
-	if v < low || v > high {
-		return fmt.Errorf("redis: %s is %v, allowed: %v to %v", name, v, low, high)
-	}
-	return nil
 }
 
 func (o *Options) checkAddresses() error {

@@ -9,6 +9,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/remote"
 )
 
 // headBytes of a value are in front of its data: the header, the nonce of its chunks, and the bytes of one.
@@ -17,13 +18,7 @@ const (
 	headBytes  = pool.ValueHeader + nonceBytes + 4
 )
 
-// valid says whether a key can be stored at all.
-func valid(k *pool.Key) bool { return k.Hash.Len >= 1 && k.Hash.Len <= pool.MaxHashLen }
-
-func (s *Store) name(k *pool.Key) string {
-	b := make([]byte, 0, len(s.o.Prefix)+pool.MaxKeyText)
-	return string(k.AppendText(append(b, s.o.Prefix...)))
-}
+func (s *Store) name(k *pool.Key) string { return remote.Name(s.o.Prefix, k) }
 
 // chunkName is the name of a chunk of the rest, n from 1 on.
 func chunkName(name string, nonce uint64, n int) string {
@@ -72,7 +67,7 @@ func (s *Store) putBatch(ctx context.Context, items []pool.Item) error {
 	all := make([]writing, 0, len(items))
 	for i := range items {
 		it := &items[i]
-		if !valid(&it.Key) || int64(len(it.Data)) > 1<<32-1 {
+		if !remote.Valid(&it.Key) || int64(len(it.Data)) > 1<<32-1 {
 			it.Status = pool.Invalid
 			continue
 		}
@@ -130,7 +125,7 @@ func (s *Store) stored(err error) bool {
 		return true
 	case isFull(err):
 		s.count.full.Add(1)
-		s.turn(StateFull, err)
+		s.condition.Turn(remote.Full, err)
 	default:
 		s.count.failed.Add(1)
 	}
@@ -164,7 +159,7 @@ func (s *Store) putHeads(ctx context.Context, all []writing) error {
 			}
 		case s.stored(err):
 			w.item.Status = pool.OK
-			s.turn(StateOK, nil)
+			s.condition.Turn(remote.OK, nil)
 		}
 		after = s.settle(after, w)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/remote"
 )
 
 // Times of the store's own.
@@ -33,9 +34,10 @@ var ErrNotConnected = errors.New("not connected")
 
 // Store implements pool.Store. All methods may run at once; after Close they fail.
 type Store struct {
-	o      Options
-	places chan struct{} // one for each pipeline under way
-	count  counts
+	o         Options
+	places    chan struct{} // one for each pipeline under way
+	count     counts
+	condition *remote.Condition
 
 	cancel context.CancelFunc
 	owned  sync.WaitGroup // connect and watch
@@ -43,7 +45,6 @@ type Store struct {
 	mu     sync.Mutex
 	client rueidis.Client // nil: not connected
 	why    error          // why not
-	state  State
 	usage  pool.Usage
 }
 
@@ -56,7 +57,7 @@ func Open(o Options) (*Store, error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &Store{o: o, places: make(chan struct{}, o.Concurrency), cancel: cancel, why: errors.New("connecting"), state: StateLost}
+	s := &Store{o: o, places: make(chan struct{}, o.Concurrency), cancel: cancel, why: errors.New("connecting"), condition: remote.NewCondition(remote.Lost, o.OnState)}
 	s.owned.Go(func() { s.run(ctx) })
 	return s, nil
 }
@@ -98,7 +99,7 @@ func (s *Store) connect(ctx context.Context) rueidis.Client {
 		if err == nil {
 			s.client, s.why = client, nil
 			s.mu.Unlock()
-			s.turn(StateOK, nil)
+			s.condition.Turn(remote.OK, nil)
 			return client
 		}
 		s.why = err
@@ -156,12 +157,12 @@ func (s *Store) do(ctx context.Context, commands [][]string) ([]rueidis.RedisRes
 	for i := range results {
 		err = results[i].Error()
 		if err == nil || answered(err) {
-			s.turn(s.stateAfter(err), err)
+			s.condition.Turn(s.stateAfter(err), err)
 			return results, nil
 		}
 	}
 	s.count.errors.Add(1)
-	s.turn(StateLost, err)
+	s.condition.Turn(remote.Lost, err)
 	return nil, fmt.Errorf("redis: %w", err)
 }
 

@@ -2,7 +2,6 @@ package redis
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"strings"
@@ -15,12 +14,11 @@ import (
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/fault"
 	"github.com/kvagent/kvagent/pool/pooltest"
+	"github.com/kvagent/kvagent/pool/remote"
 	"github.com/kvagent/kvagent/pool/servertest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-const patience = 20 * time.Second
 
 // openOn opens a store on a server, and waits until it is connected.
 func openOn(t testing.TB, o Options) *Store {
@@ -33,18 +31,8 @@ func openOn(t testing.TB, o Options) *Store {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Close() })
-	until(t, "the store is connected", func() bool { return s.State() != StateLost })
+	pooltest.Until(t, "the store is connected", func() bool { return s.State() != remote.Lost })
 	return s
-}
-
-func until(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !ok(); {
-		if time.Now().After(end) {
-			t.Fatalf("not within %v: %s", patience, what)
-		}
-		time.Sleep(5 * time.Millisecond) // another process: nothing to wait for
-	}
 }
 
 // fresh is a store that sees the usage of its server at once.
@@ -74,63 +62,6 @@ func TestFaultyStore(t *testing.T) {
 	})
 }
 
-func block(i, n int) pool.Item {
-	h := sha256.Sum256(fmt.Append(nil, i))
-	it := pool.Item{Key: pool.Key{Space: pool.Fingerprint(h[:16]), Hash: pool.MakeHash(h[:])}, Data: make([]byte, n)}
-	for j := range it.Data {
-		it.Data[j] = byte(i + j*7 + j>>8)
-	}
-	return it
-}
-
-func blocks(from, n, bytes int) (items []pool.Item) {
-	for i := range n {
-		items = append(items, block(from+i, bytes))
-	}
-	return items
-}
-
-func put(t *testing.T, s pool.Store, want pool.Status, items ...pool.Item) {
-	t.Helper()
-	if err := s.Put(t.Context(), items); err != nil {
-		t.Fatal(err)
-	}
-	for i := range items {
-		if items[i].Status != want {
-			t.Fatalf("put %d: status %d, want %d", i, items[i].Status, want)
-		}
-	}
-}
-
-// get gives the status of each, and fails on wrong bytes.
-func get(t *testing.T, s pool.Store, items ...pool.Item) []pool.Status {
-	t.Helper()
-	out := make([]pool.Item, len(items))
-	for i := range items {
-		out[i] = pool.Item{Key: items[i].Key, Data: make([]byte, len(items[i].Data))}
-	}
-	if err := s.Get(t.Context(), out); err != nil {
-		t.Fatal(err)
-	}
-	status := make([]pool.Status, len(out))
-	for i := range out {
-		status[i] = out[i].Status
-		if status[i] == pool.OK && string(out[i].Data) != string(items[i].Data) {
-			t.Fatalf("block %d: wrong bytes", i)
-		}
-	}
-	return status
-}
-
-func all(t *testing.T, got []pool.Status, want pool.Status) {
-	t.Helper()
-	for i, s := range got {
-		if s != want {
-			t.Fatalf("block %d: status %d, want %d", i, s, want)
-		}
-	}
-}
-
 // Values of no byte, of a chunk exactly, one byte more, and of many chunks; and what one store put another gets.
 func TestChunks(t *testing.T) {
 	server := servertest.Redis(t)
@@ -138,11 +69,11 @@ func TestChunks(t *testing.T) {
 	b := openOn(t, Options{Addresses: []string{server.Addr}, ChunkBytes: 2 * MinChunkBytes})
 	var items []pool.Item
 	for i, n := range []int{0, 1, MinChunkBytes - 1, MinChunkBytes, MinChunkBytes + 1, 2 * MinChunkBytes, 10*MinChunkBytes + 17, 3 << 20} {
-		items = append(items, block(i, n))
+		items = append(items, pooltest.Block(i, n))
 	}
-	put(t, a, pool.OK, items...)
-	put(t, b, pool.Exists, items...)
-	all(t, get(t, b, items...), pool.OK)
+	pooltest.Put(t, a, pool.OK, items...)
+	pooltest.Put(t, b, pool.Exists, items...)
+	pooltest.Want(t, b, pool.OK, items...)
 	keys := make([]pool.Key, len(items))
 	for i := range items {
 		keys[i] = items[i].Key
@@ -150,7 +81,7 @@ func TestChunks(t *testing.T) {
 	if err := b.Delete(t.Context(), keys); err != nil {
 		t.Fatal(err)
 	}
-	all(t, get(t, a, items...), pool.Missing)
+	pooltest.Want(t, a, pool.Missing, items...)
 	if left := (fresh{a}).Usage().Items; left != 0 {
 		t.Errorf("%d keys are left after everything was deleted, those of lost races too", left)
 	}
@@ -160,7 +91,7 @@ func TestChunks(t *testing.T) {
 func TestRace(t *testing.T) {
 	server := servertest.Redis(t)
 	const writers, size = 8, 5 * MinChunkBytes
-	it := block(1, size)
+	it := pooltest.Block(1, size)
 	var wins sync.Map
 	var group sync.WaitGroup
 	for w := range writers {
@@ -189,7 +120,7 @@ func TestRace(t *testing.T) {
 		t.Fatalf("%d of %d writers were first", won, writers)
 	}
 	s := openOn(t, Options{Addresses: []string{server.Addr}, ChunkBytes: MinChunkBytes})
-	all(t, get(t, s, it), pool.OK)
+	pooltest.Want(t, s, pool.OK, it)
 	if left := (fresh{s}).Usage().Items; left != 5 {
 		t.Errorf("%d keys are left, want the 5 of the winner", left)
 	}
@@ -207,8 +138,8 @@ func TestDamage(t *testing.T) {
 		"another type":           {"LPUSH", "%s!", "x"},
 		"a chunk size of nobody": {"SETRANGE", "%s", fmt.Sprint(pool.ValueHeader + nonceBytes), "\x01\x00\x00\x00"},
 	} {
-		it := block(len(name), 3*MinChunkBytes)
-		put(t, s, pool.OK, it)
+		it := pooltest.Block(len(name), 3*MinChunkBytes)
+		pooltest.Put(t, s, pool.OK, it)
 		if strings.HasSuffix(damage[1], "!") {
 			if _, err := s.do(t.Context(), [][]string{{"UNLINK", s.name(&it.Key)}}); err != nil {
 				t.Fatal(err)
@@ -218,17 +149,17 @@ func TestDamage(t *testing.T) {
 		if _, err := s.do(t.Context(), [][]string{command}); err != nil {
 			t.Fatal(err)
 		}
-		if got := get(t, s, it)[0]; got == pool.OK {
+		if got := pooltest.Get(t, s, it)[0]; got == pool.OK {
 			t.Errorf("%s: delivered", name)
 		}
 		if strings.HasSuffix(damage[1], "!") {
 			continue // it is not ours to delete
 		}
-		put(t, s, pool.OK, it)
-		all(t, get(t, s, it), pool.OK)
+		pooltest.Put(t, s, pool.OK, it)
+		pooltest.Want(t, s, pool.OK, it)
 	}
-	it := block(99, 3*MinChunkBytes)
-	put(t, s, pool.OK, it)
+	it := pooltest.Block(99, 3*MinChunkBytes)
+	pooltest.Put(t, s, pool.OK, it)
 	var keys []string
 	results, err := s.do(t.Context(), [][]string{{"KEYS", s.name(&it.Key) + "#*"}})
 	if err == nil {
@@ -240,8 +171,8 @@ func TestDamage(t *testing.T) {
 	if _, err := s.do(t.Context(), [][]string{{"UNLINK", keys[0]}}); err != nil {
 		t.Fatal(err)
 	}
-	all(t, get(t, s, it), pool.Corrupt)
-	all(t, get(t, s, it), pool.Missing)
+	pooltest.Want(t, s, pool.Corrupt, it)
+	pooltest.Want(t, s, pool.Missing, it)
 }
 
 // maxmemory is a full tier: what is stored is read, nothing more is stored, and when there is room again it goes on.
@@ -249,7 +180,7 @@ func TestFull(t *testing.T) {
 	server := servertest.Redis(t, "--maxmemory", "8mb", "--maxmemory-policy", "noeviction")
 	var mu sync.Mutex
 	var states []string
-	s := openOn(t, Options{Addresses: []string{server.Addr}, OnState: func(from, to State, _ error) {
+	s := openOn(t, Options{Addresses: []string{server.Addr}, OnState: func(from, to remote.State, _ error) {
 		mu.Lock()
 		defer mu.Unlock()
 		states = append(states, to.String())
@@ -257,7 +188,7 @@ func TestFull(t *testing.T) {
 	var kept []pool.Item
 	refused := 0
 	for i := range 40 {
-		items := blocks(i, 1, 512<<10)
+		items := pooltest.Blocks(i, 1, 512<<10)
 		if err := s.Put(t.Context(), items); err != nil {
 			t.Fatal(err)
 		}
@@ -270,16 +201,16 @@ func TestFull(t *testing.T) {
 			t.Fatalf("status %d", items[0].Status)
 		}
 	}
-	if len(kept) == 0 || refused == 0 || s.State() != StateFull || s.Counters().Full == 0 {
+	if len(kept) == 0 || refused == 0 || s.State() != remote.Full || s.Counters().Full == 0 {
 		t.Fatalf("%d stored, %d refused, state %v, %+v", len(kept), refused, s.State(), s.Counters())
 	}
-	all(t, get(t, s, kept...), pool.OK)
+	pooltest.Want(t, s, pool.OK, kept...)
 	for i := range kept {
 		if err := s.Delete(t.Context(), []pool.Key{kept[i].Key}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	put(t, s, pool.OK, block(1000, 512<<10))
+	pooltest.Put(t, s, pool.OK, pooltest.Block(1000, 512<<10))
 	mu.Lock()
 	defer mu.Unlock()
 	if got := strings.Join(states, " "); got != "ok full ok" {
@@ -291,29 +222,29 @@ func TestFull(t *testing.T) {
 func TestServerFails(t *testing.T) {
 	server := servertest.Redis(t)
 	s := openOn(t, Options{Addresses: []string{server.Addr}, Silence: 300 * time.Millisecond})
-	items := blocks(0, 32, 10_000)
-	put(t, s, pool.OK, items...)
+	items := pooltest.Blocks(0, 32, 10_000)
+	pooltest.Put(t, s, pool.OK, items...)
 
 	server.Pause()
 	for range 3 {
 		hung(t, s, items)
 	}
 	server.Resume()
-	until(t, "the server is asked again", func() bool { return s.Get(t.Context(), blocks(0, 1, 10_000)) == nil })
-	all(t, get(t, s, items...), pool.OK)
+	pooltest.Until(t, "the server is asked again", func() bool { return s.Get(t.Context(), pooltest.Blocks(0, 1, 10_000)) == nil })
+	pooltest.Want(t, s, pool.OK, items...)
 
 	server.Kill()
-	if err := s.Get(t.Context(), blocks(0, 4, 10_000)); err == nil {
+	if err := s.Get(t.Context(), pooltest.Blocks(0, 4, 10_000)); err == nil {
 		t.Error("a get from a server that was killed succeeds")
 	}
-	if s.State() != StateLost {
+	if s.State() != remote.Lost {
 		t.Errorf("state %v, want lost", s.State())
 	}
 	server.Restart()
-	until(t, "a put succeeds", func() bool { return s.Put(t.Context(), blocks(0, 1, 10_000)) == nil })
-	all(t, get(t, s, items[0]), pool.OK)
-	all(t, get(t, s, items[1]), pool.Missing)
-	until(t, "state ok", func() bool { return s.State() == StateOK })
+	pooltest.Until(t, "a put succeeds", func() bool { return s.Put(t.Context(), pooltest.Blocks(0, 1, 10_000)) == nil })
+	pooltest.Want(t, s, pool.OK, items[0])
+	pooltest.Want(t, s, pool.Missing, items[1])
+	pooltest.Until(t, "state ok", func() bool { return s.State() == remote.OK })
 }
 
 // hung makes each call to a stopped server, with a deadline.
@@ -322,10 +253,10 @@ func hung(t *testing.T, s *Store, items []pool.Item) {
 	const limit, slack = 50 * time.Millisecond, 500 * time.Millisecond // slack is for a busy machine; a call that waits for Silence takes longer
 	keys, status := []pool.Key{items[0].Key}, make([]pool.Status, 1)
 	for name, call := range map[string]func(context.Context) error{
-		"put":    func(ctx context.Context) error { return s.Put(ctx, blocks(100, 4, 10_000)) },
-		"get":    func(ctx context.Context) error { return s.Get(ctx, blocks(0, 4, 10_000)) },
+		"put":    func(ctx context.Context) error { return s.Put(ctx, pooltest.Blocks(100, 4, 10_000)) },
+		"get":    func(ctx context.Context) error { return s.Get(ctx, pooltest.Blocks(0, 4, 10_000)) },
 		"exists": func(ctx context.Context) error { return s.Exists(ctx, keys, status) },
-		"delete": func(ctx context.Context) error { return s.Delete(ctx, []pool.Key{block(500, 1).Key}) },
+		"delete": func(ctx context.Context) error { return s.Delete(ctx, []pool.Key{pooltest.Block(500, 1).Key}) },
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), limit)
 		start := time.Now()
@@ -347,21 +278,21 @@ func TestServerComesLater(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if err := s.Put(t.Context(), blocks(0, 1, 10)); !errors.Is(err, ErrNotConnected) {
+	if err := s.Put(t.Context(), pooltest.Blocks(0, 1, 10)); !errors.Is(err, ErrNotConnected) {
 		t.Errorf("put without a server: %v", err)
 	}
 	server.Restart()
-	until(t, "the store is connected", func() bool { return s.State() == StateOK })
-	put(t, s, pool.OK, block(0, 10))
+	pooltest.Until(t, "the store is connected", func() bool { return s.State() == remote.OK })
+	pooltest.Put(t, s, pool.OK, pooltest.Block(0, 10))
 }
 
 func TestTimeToLive(t *testing.T) {
 	server := servertest.Redis(t)
 	s := openOn(t, Options{Addresses: []string{server.Addr}, TTL: time.Hour, ChunkBytes: MinChunkBytes})
 	forever := openOn(t, Options{Addresses: []string{server.Addr}, Prefix: "other:", ChunkBytes: MinChunkBytes})
-	it := block(0, 3*MinChunkBytes)
-	put(t, s, pool.OK, it)
-	put(t, forever, pool.OK, it)
+	it := pooltest.Block(0, 3*MinChunkBytes)
+	pooltest.Put(t, s, pool.OK, it)
+	pooltest.Put(t, forever, pool.OK, it)
 	for store, low := range map[*Store]int64{s: 3500, forever: -1} {
 		results, err := store.do(t.Context(), [][]string{{"KEYS", store.name(&it.Key) + "*"}})
 		if err != nil {
@@ -386,18 +317,18 @@ func TestTimeToLive(t *testing.T) {
 func TestUserAndPassword(t *testing.T) {
 	server := servertest.Redis(t, "--user", "default", "off", "--user", "kv", "on", ">secret", "~kvagent:*", "+@all")
 	s := openOn(t, Options{Addresses: []string{server.Addr}, Username: "kv", Password: "secret"})
-	put(t, s, pool.OK, block(0, 10))
+	pooltest.Put(t, s, pool.OK, pooltest.Block(0, 10))
 	wrong, err := Open(Options{Addresses: []string{server.Addr}, Username: "kv", Password: "guess"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer wrong.Close()
-	until(t, "a refused connection is counted", func() bool { return wrong.Counters().Dials > 0 })
-	if err := wrong.Put(t.Context(), blocks(0, 1, 10)); !errors.Is(err, ErrNotConnected) || strings.Contains(err.Error(), "guess") {
+	pooltest.Until(t, "a refused connection is counted", func() bool { return wrong.Counters().Dials > 0 })
+	if err := wrong.Put(t.Context(), pooltest.Blocks(0, 1, 10)); !errors.Is(err, ErrNotConnected) || strings.Contains(err.Error(), "guess") {
 		t.Errorf("put with a wrong password: %v", err)
 	}
 	other := openOn(t, Options{Addresses: []string{server.Addr}, Username: "kv", Password: "secret", Prefix: "forbidden:"})
-	put(t, other, pool.Busy, block(0, 10))
+	pooltest.Put(t, other, pool.Busy, pooltest.Block(0, 10))
 	if other.Counters().Failed == 0 {
 		t.Error("a command without permission is not counted")
 	}

@@ -9,19 +9,8 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/remote"
 )
-
-// State of the store.
-type State uint8
-
-// The states.
-const (
-	StateOK   State = iota
-	StateFull       // the server has reached maxmemory and evicts nothing: blocks are read, and none is stored
-	StateLost       // nobody answers
-)
-
-func (s State) String() string { return [...]string{"ok", "full", "lost"}[s] }
 
 type counts struct {
 	dials, errors, full, corrupt, races, failed atomic.Uint64
@@ -47,29 +36,14 @@ func (s *Store) Counters() Counters {
 }
 
 // State is the state now.
-func (s *Store) State() State {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.state
-}
-
-// turn changes the state.
-func (s *Store) turn(to State, reason error) {
-	s.mu.Lock()
-	from := s.state
-	s.state = to
-	s.mu.Unlock()
-	if from != to && s.o.OnState != nil {
-		s.o.OnState(from, to, reason)
-	}
-}
+func (s *Store) State() remote.State { return s.condition.State() }
 
 // stateAfter is the state that an answer shows. Only a put shows that there is room again.
-func (s *Store) stateAfter(err error) State {
-	if s.State() == StateFull || isFull(err) {
-		return StateFull
+func (s *Store) stateAfter(err error) remote.State {
+	if s.State() == remote.Full || isFull(err) {
+		return remote.Full
 	}
-	return StateOK
+	return remote.OK
 }
 
 // isFull says whether a server refused to store because of maxmemory.
@@ -95,7 +69,7 @@ func (s *Store) refresh(ctx context.Context, client rueidis.Client) {
 		info, err := node.Do(ctx, node.B().Arbitrary("INFO").Build()).ToString()
 		if err != nil {
 			if !answered(err) {
-				s.turn(StateLost, err)
+				s.condition.Turn(remote.Lost, err)
 			}
 			return
 		}
@@ -108,8 +82,8 @@ func (s *Store) refresh(ctx context.Context, client rueidis.Client) {
 	s.mu.Lock()
 	s.usage = u
 	s.mu.Unlock()
-	if s.State() == StateLost {
-		s.turn(StateOK, nil)
+	if s.State() == remote.Lost {
+		s.condition.Turn(remote.OK, nil)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/minio/minio-go/v7"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/remote"
 )
 
 // errDamaged is wrapped by why an object is not what was stored.
@@ -22,7 +23,7 @@ func (s *Store) Get(ctx context.Context, items []pool.Item) error {
 	return s.each(ctx, len(items), func(i int) error {
 		it := &items[i]
 		it.Status = pool.Missing
-		if !valid(&it.Key) {
+		if !remote.Valid(&it.Key) {
 			it.Status = pool.Invalid
 			return nil
 		}

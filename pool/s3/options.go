@@ -10,6 +10,8 @@ import (
 
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
+
+	"github.com/kvagent/kvagent/pool/remote"
 )
 
 // Options of a store. The zero value of a field means its default where one is named.
@@ -31,7 +33,7 @@ type Options struct {
 	// Transport, if set, makes the requests; for own certificate authorities and for tests. The store does not close it.
 	Transport http.RoundTripper
 	// OnState is told when the store changes its state; it must not call the store. Nil: nobody is.
-	OnState func(from, to State, reason error)
+	OnState remote.Told
 }
 
 // Limits of options.
@@ -45,32 +47,18 @@ const (
 var bucketName = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$`)
 
 func (o *Options) complete() error {
-	def(&o.Endpoint, "s3.amazonaws.com")
-	def(&o.Prefix, "kvagent/")
-	def(&o.Concurrency, 64)
-	def(&o.RangeBytes, 8<<20)
-	def(&o.DialTimeout, 2*time.Second)
+	remote.Default(&o.Endpoint, "s3.amazonaws.com")
+	remote.Default(&o.Prefix, "kvagent/")
+	remote.Default(&o.Concurrency, 64)
+	remote.Default(&o.RangeBytes, 8<<20)
+	remote.Default(&o.DialTimeout, 2*time.Second)
 	return errors.Join(
 		o.checkNames(),
-		between("Prefix", len(o.Prefix), 1, MaxPrefix),
-		between("Concurrency", o.Concurrency, 1, 1024),
-		between("RangeBytes", o.RangeBytes, MinRangeBytes, MaxRangeBytes),
-		between("DialTimeout", o.DialTimeout, 10*time.Millisecond, time.Minute),
+		remote.Between("s3", "Prefix", len(o.Prefix), 1, MaxPrefix),
+		remote.Between("s3", "Concurrency", o.Concurrency, 1, 1024),
+		remote.Between("s3", "RangeBytes", o.RangeBytes, MinRangeBytes, MaxRangeBytes),
+		remote.Between("s3", "DialTimeout", o.DialTimeout, 10*time.Millisecond, time.Minute),
 	)
-}
-
-func def[T comparable](v *T, d T) {
-	var zero T
-	if *v == zero {
-		*v = d
-	}
-}
-
-func between[T int | time.Duration](name string, v, low, high T) error {
-	if v < low || v > high {
-		return fmt.Errorf("s3: %s is %v, allowed: %v to %v", name, v, low, high)
-	}
-	return nil
 }
 
 func (o *Options) checkNames() error {

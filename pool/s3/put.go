@@ -9,6 +9,7 @@ import (
 	"github.com/minio/minio-go/v7"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/remote"
 )
 
 // Put implements pool.Store. Busy is an item that the service did not take.
@@ -16,7 +17,7 @@ func (s *Store) Put(ctx context.Context, items []pool.Item) error {
 	return s.each(ctx, len(items), func(i int) error {
 		it := &items[i]
 		it.Status = pool.Busy
-		if !valid(&it.Key) || int64(len(it.Data)) > maxValue-pool.ValueHeader {
+		if !remote.Valid(&it.Key) || int64(len(it.Data)) > maxValue-pool.ValueHeader {
 			it.Status = pool.Invalid
 			return nil
 		}
@@ -41,7 +42,7 @@ func (s *Store) put(ctx context.Context, it *pool.Item) error {
 	switch s.judge(ctx, err) {
 	case done:
 		it.Status = pool.OK
-		s.keep(1, size)
+		s.stock.Add(1, size)
 	case exists:
 		it.Status = pool.Exists
 	case unknown:

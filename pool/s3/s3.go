@@ -14,6 +14,7 @@ import (
 	"github.com/minio/minio-go/v7"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/remote"
 )
 
 // Store implements pool.Store. All methods may run at once.
@@ -24,10 +25,8 @@ type Store struct {
 	places    chan struct{}   // one for each request under way
 	count     counts
 	plain     atomic.Bool // the service does not know If-None-Match
-
-	mu    sync.Mutex
-	state State
-	stock struct{ items, bytes int64 } // stored by this process, less what it deleted
+	condition *remote.Condition
+	stock     remote.Stock
 }
 
 var _ pool.Store = (*Store)(nil)
@@ -38,7 +37,7 @@ func Open(o Options) (*Store, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
-	s := &Store{o: o, places: make(chan struct{}, o.Concurrency)}
+	s := &Store{o: o, places: make(chan struct{}, o.Concurrency), condition: remote.NewCondition(remote.OK, o.OnState)}
 	transport := o.Transport
 	if transport == nil {
 		s.transport = &http.Transport{
@@ -65,13 +64,7 @@ func (s *Store) Close() error {
 	return nil
 }
 
-func (s *Store) name(k *pool.Key) string {
-	b := make([]byte, 0, len(s.o.Prefix)+pool.MaxKeyText)
-	return string(k.AppendText(append(b, s.o.Prefix...)))
-}
-
-// valid says whether a key can be stored at all.
-func valid(k *pool.Key) bool { return k.Hash.Len >= 1 && k.Hash.Len <= pool.MaxHashLen }
+func (s *Store) name(k *pool.Key) string { return remote.Name(s.o.Prefix, k) }
 
 // each calls do for every i below n, many at once, and returns when all have ended. The error is that of ctx, or of do if all that it was called for
 // failed because the service did not answer.
@@ -110,7 +103,7 @@ func (s *Store) each(ctx context.Context, n int, do func(i int) error) error {
 func (s *Store) Exists(ctx context.Context, keys []pool.Key, status []pool.Status) error {
 	return s.each(ctx, len(keys), func(i int) error {
 		status[i] = pool.Missing
-		if !valid(&keys[i]) {
+		if !remote.Valid(&keys[i]) {
 			status[i] = pool.Invalid
 			return nil
 		}
@@ -128,7 +121,7 @@ func (s *Store) Exists(ctx context.Context, keys []pool.Key, status []pool.Statu
 // Delete implements pool.Store.
 func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {
 	return s.each(ctx, len(keys), func(i int) error {
-		if !valid(&keys[i]) {
+		if !remote.Valid(&keys[i]) {
 			return nil
 		}
 		return s.remove(ctx, &keys[i])
@@ -146,7 +139,7 @@ func (s *Store) remove(ctx context.Context, k *pool.Key) error {
 	err = s.core.RemoveObject(ctx, s.o.Bucket, s.name(k), minio.RemoveObjectOptions{})
 	switch s.judge(ctx, err) {
 	case done:
-		s.keep(-1, -info.Size)
+		s.stock.Add(-1, -info.Size)
 	case silence:
 		return err
 	}

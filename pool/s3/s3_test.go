@@ -3,9 +3,7 @@ package s3
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
-	"fmt"
 	"net/http"
 	"strings"
 	"sync"
@@ -18,15 +16,13 @@ import (
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/fault"
 	"github.com/kvagent/kvagent/pool/pooltest"
+	"github.com/kvagent/kvagent/pool/remote"
 	"github.com/kvagent/kvagent/pool/servertest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const (
-	bucket   = "blocks"
-	patience = 20 * time.Second
-)
+const bucket = "blocks"
 
 func options(server *servertest.Server) Options {
 	return Options{
@@ -59,43 +55,6 @@ func TestFaultyStore(t *testing.T) {
 	})
 }
 
-func block(i, n int) pool.Item {
-	h := sha256.Sum256(fmt.Append(nil, i))
-	it := pool.Item{Key: pool.Key{Space: pool.Fingerprint(h[:16]), Hash: pool.MakeHash(h[:])}, Data: make([]byte, n)}
-	for j := range it.Data {
-		it.Data[j] = byte(i + j*7 + j>>8)
-	}
-	return it
-}
-
-func put(t *testing.T, s pool.Store, want pool.Status, items ...pool.Item) {
-	t.Helper()
-	if err := s.Put(t.Context(), items); err != nil {
-		t.Fatal(err)
-	}
-	for i := range items {
-		if items[i].Status != want {
-			t.Fatalf("put %d: status %d, want %d", i, items[i].Status, want)
-		}
-	}
-}
-
-func want(t *testing.T, s pool.Store, status pool.Status, items ...pool.Item) {
-	t.Helper()
-	out := make([]pool.Item, len(items))
-	for i := range items {
-		out[i] = pool.Item{Key: items[i].Key, Data: make([]byte, len(items[i].Data))}
-	}
-	if err := s.Get(t.Context(), out); err != nil {
-		t.Fatal(err)
-	}
-	for i := range out {
-		if out[i].Status != status || status == pool.OK && !bytes.Equal(out[i].Data, items[i].Data) {
-			t.Fatalf("block %d: status %d, want %d, with its bytes", i, out[i].Status, status)
-		}
-	}
-}
-
 // Objects of no byte, of a range exactly, one byte more, and of many ranges; and what one store put another gets.
 func TestRanges(t *testing.T) {
 	server := servertest.S3(t, bucket)
@@ -104,12 +63,12 @@ func TestRanges(t *testing.T) {
 	a, b := open(t, o), open(t, options(server))
 	var items []pool.Item
 	for i, n := range []int{0, 1, MinRangeBytes - 1, MinRangeBytes, MinRangeBytes + 1, 9*MinRangeBytes + 17} {
-		items = append(items, block(i, n))
+		items = append(items, pooltest.Block(i, n))
 	}
-	put(t, a, pool.OK, items...)
-	put(t, b, pool.Exists, items...)
-	want(t, a, pool.OK, items...)
-	want(t, b, pool.OK, items...)
+	pooltest.Put(t, a, pool.OK, items...)
+	pooltest.Put(t, b, pool.Exists, items...)
+	pooltest.Want(t, a, pool.OK, items...)
+	pooltest.Want(t, b, pool.OK, items...)
 	listed := map[string]int64{}
 	if err := a.List(t.Context(), func(k pool.Key, n int64) bool { listed[k.Text()] = n; return true }); err != nil {
 		t.Fatal(err)
@@ -123,7 +82,7 @@ func TestRanges(t *testing.T) {
 
 func TestFirstWriterWins(t *testing.T) {
 	server := servertest.S3(t, bucket)
-	it := block(1, 100_000)
+	it := pooltest.Block(1, 100_000)
 	var group sync.WaitGroup
 	var mu sync.Mutex
 	var winners [][]byte
@@ -146,16 +105,16 @@ func TestFirstWriterWins(t *testing.T) {
 		t.Fatalf("%d of 8 writers were first", len(winners))
 	}
 	it.Data = winners[0]
-	want(t, open(t, options(server)), pool.OK, it)
+	pooltest.Want(t, open(t, options(server)), pool.OK, it)
 }
 
 // An object that was changed, cut, or put by somebody else is not delivered, and makes room for a new one.
 func TestDamage(t *testing.T) {
 	server := servertest.S3(t, bucket)
 	s := open(t, options(server))
-	it := block(1, 10_000)
+	it := pooltest.Block(1, 10_000)
 	whole := append(pool.AppendValueHeader(nil, &it.Key, it.Data), it.Data...)
-	other := block(2, 10_000)
+	other := pooltest.Block(2, 10_000)
 	for name, damaged := range map[string][]byte{
 		"a changed byte":       append(bytes.Clone(whole[:len(whole)-1]), whole[len(whole)-1]^1),
 		"cut":                  whole[:5000],
@@ -169,9 +128,9 @@ func TestDamage(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Run(name, func(t *testing.T) {
-			want(t, s, pool.Corrupt, it)
-			put(t, s, pool.OK, it)
-			want(t, s, pool.OK, it)
+			pooltest.Want(t, s, pool.Corrupt, it)
+			pooltest.Put(t, s, pool.OK, it)
+			pooltest.Want(t, s, pool.OK, it)
 		})
 	}
 }
@@ -180,21 +139,21 @@ func TestDamage(t *testing.T) {
 func TestServerFails(t *testing.T) {
 	server := servertest.S3(t, bucket)
 	s := open(t, options(server))
-	it := block(1, 10_000)
-	put(t, s, pool.OK, it)
+	it := pooltest.Block(1, 10_000)
+	pooltest.Put(t, s, pool.OK, it)
 	server.Pause()
 	for range 2 {
 		hung(t, s)
 	}
 	server.Resume()
-	want(t, s, pool.OK, it)
+	pooltest.Want(t, s, pool.OK, it)
 	server.Kill()
-	if err := s.Get(t.Context(), []pool.Item{block(1, 10_000)}); err == nil || s.State() != StateLost {
+	if err := s.Get(t.Context(), []pool.Item{pooltest.Block(1, 10_000)}); err == nil || s.State() != remote.Lost {
 		t.Errorf("a get from a server that was killed: %v, state %v", err, s.State())
 	}
 	server.Restart()
-	want(t, s, pool.OK, it)
-	if s.State() != StateOK {
+	pooltest.Want(t, s, pool.OK, it)
+	if s.State() != remote.OK {
 		t.Errorf("state %v, want ok", s.State())
 	}
 }
@@ -204,12 +163,14 @@ func hung(t *testing.T, s *Store) {
 	t.Helper()
 	const limit, slack = 50 * time.Millisecond, time.Second // slack is for a busy machine
 	for name, call := range map[string]func(context.Context) error{
-		"put": func(ctx context.Context) error { return s.Put(ctx, []pool.Item{block(7, 10_000), block(8, 10_000)}) },
-		"get": func(ctx context.Context) error { return s.Get(ctx, []pool.Item{block(1, 10_000)}) },
-		"exists": func(ctx context.Context) error {
-			return s.Exists(ctx, []pool.Key{block(1, 1).Key}, make([]pool.Status, 1))
+		"put": func(ctx context.Context) error {
+			return s.Put(ctx, []pool.Item{pooltest.Block(7, 10_000), pooltest.Block(8, 10_000)})
 		},
-		"delete": func(ctx context.Context) error { return s.Delete(ctx, []pool.Key{block(9, 1).Key}) },
+		"get": func(ctx context.Context) error { return s.Get(ctx, []pool.Item{pooltest.Block(1, 10_000)}) },
+		"exists": func(ctx context.Context) error {
+			return s.Exists(ctx, []pool.Key{pooltest.Block(1, 1).Key}, make([]pool.Status, 1))
+		},
+		"delete": func(ctx context.Context) error { return s.Delete(ctx, []pool.Key{pooltest.Block(9, 1).Key}) },
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), limit)
 		start := time.Now()
@@ -227,15 +188,15 @@ func TestDenied(t *testing.T) {
 	o := options(server)
 	o.SecretKey = "a-wrong-one"
 	s := open(t, o)
-	put(t, s, pool.Busy, block(1, 10))
-	if s.State() != StateDenied || s.Counters().Denied == 0 {
+	pooltest.Put(t, s, pool.Busy, pooltest.Block(1, 10))
+	if s.State() != remote.Denied || s.Counters().Denied == 0 {
 		t.Errorf("state %v, %+v", s.State(), s.Counters())
 	}
 	o = options(server)
 	o.Bucket = "another"
 	s = open(t, o)
-	want(t, s, pool.Missing, block(1, 10))
-	if s.State() != StateDenied {
+	pooltest.Want(t, s, pool.Missing, pooltest.Block(1, 10))
+	if s.State() != remote.Denied {
 		t.Errorf("no such bucket: state %v, want denied", s.State())
 	}
 }
@@ -267,9 +228,9 @@ func TestServiceWithoutConditions(t *testing.T) {
 	defer transport.CloseIdleConnections()
 	o.Transport = notConditional{transport}
 	s := open(t, o)
-	put(t, s, pool.OK, block(1, 1000))
-	put(t, s, pool.Exists, block(1, 1000))
-	want(t, s, pool.OK, block(1, 1000))
+	pooltest.Put(t, s, pool.OK, pooltest.Block(1, 1000))
+	pooltest.Put(t, s, pool.Exists, pooltest.Block(1, 1000))
+	pooltest.Want(t, s, pool.OK, pooltest.Block(1, 1000))
 	if !s.Counters().Plain {
 		t.Error("it is not said that the service knows no conditions")
 	}

@@ -8,20 +8,8 @@ import (
 	"github.com/minio/minio-go/v7"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/remote"
 )
-
-// State of the store.
-type State uint8
-
-// The states.
-const (
-	StateOK     State = iota
-	StateLost         // nobody answers
-	StateDenied       // the service refuses: keys, policy, or no such bucket
-	StateSlow         // the service asks for fewer requests, or has an error of its own
-)
-
-func (s State) String() string { return [...]string{"ok", "lost", "denied", "slow"}[s] }
 
 type counts struct{ errors, corrupt, denied, slow, failed atomic.Uint64 }
 
@@ -45,35 +33,10 @@ func (s *Store) Counters() Counters {
 }
 
 // State is the state now.
-func (s *Store) State() State {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.state
-}
-
-func (s *Store) turn(to State, reason error) {
-	s.mu.Lock()
-	from := s.state
-	s.state = to
-	s.mu.Unlock()
-	if from != to && s.o.OnState != nil {
-		s.o.OnState(from, to, reason)
-	}
-}
+func (s *Store) State() remote.State { return s.condition.State() }
 
 // Usage is what this process stored since it was opened: a bucket does not say what it holds.
-func (s *Store) Usage() pool.Usage {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return pool.Usage{Items: s.stock.items, Bytes: s.stock.bytes}
-}
-
-func (s *Store) keep(items, bytes int64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.stock.items = max(s.stock.items+items, 0) // others delete and store too
-	s.stock.bytes = max(s.stock.bytes+bytes, 0)
-}
+func (s *Store) Usage() pool.Usage { return s.stock.Usage() }
 
 // verdict is what an answer means for one request.
 type verdict uint8
@@ -90,7 +53,7 @@ const (
 // judge decides what an error means, counts it, and turns the state.
 func (s *Store) judge(ctx context.Context, err error) verdict {
 	if err == nil {
-		s.turn(StateOK, nil)
+		s.condition.Turn(remote.OK, nil)
 		return done
 	}
 	if ctx.Err() != nil {
@@ -100,23 +63,23 @@ func (s *Store) judge(ctx context.Context, err error) verdict {
 	switch {
 	case r.StatusCode == 0:
 		s.count.errors.Add(1)
-		s.turn(StateLost, err)
+		s.condition.Turn(remote.Lost, err)
 		return silence
 	case r.Code == "NoSuchBucket" || r.StatusCode == http.StatusForbidden || r.StatusCode == http.StatusUnauthorized:
 		s.count.denied.Add(1)
-		s.turn(StateDenied, err)
+		s.condition.Turn(remote.Denied, err)
 		return refused
 	case r.StatusCode == http.StatusNotFound:
-		s.turn(StateOK, nil)
+		s.condition.Turn(remote.OK, nil)
 		return missing
 	case r.StatusCode == http.StatusPreconditionFailed:
-		s.turn(StateOK, nil)
+		s.condition.Turn(remote.OK, nil)
 		return exists
 	case r.StatusCode == http.StatusNotImplemented:
 		return unknown
 	case r.StatusCode == http.StatusTooManyRequests || r.StatusCode >= 500:
 		s.count.slow.Add(1)
-		s.turn(StateSlow, err)
+		s.condition.Turn(remote.Slow, err)
 	default:
 		s.count.failed.Add(1)
 	}

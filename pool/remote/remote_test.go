@@ -1,0 +1,68 @@
+package remote
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+func TestCondition(t *testing.T) {
+	var told []string
+	c := NewCondition(Lost, func(from, to State, reason error) { told = append(told, fmt.Sprint(from, " ", to, " ", reason)) })
+	why := errors.New("why")
+	c.Turn(Lost, why) // as it was: nobody is told
+	c.Turn(OK, nil)
+	c.TurnIf(func() bool { return false }, Denied, why)
+	c.TurnIf(func() bool { return true }, Full, why)
+	c.Turn(Slow, why)
+	if got := strings.Join(told, ", "); got != "lost ok <nil>, ok full why, full slow why" || c.State() != Slow {
+		t.Errorf("told %q, state %v", got, c.State())
+	}
+	NewCondition(OK, nil).Turn(Lost, why)
+}
+
+func TestStock(t *testing.T) {
+	var s Stock
+	s.Add(2, 300)
+	s.Add(-1, -100)
+	if got := s.Usage(); got != (pool.Usage{Items: 1, Bytes: 200}) {
+		t.Errorf("%+v", got)
+	}
+	s.Add(-5, -5000) // what others stored
+	s.Add(1, 10)
+	if got := s.Usage(); got != (pool.Usage{Items: 1, Bytes: 10}) {
+		t.Errorf("%+v after others' were deleted", got)
+	}
+}
+
+func TestNames(t *testing.T) {
+	k := pool.Key{Hash: pool.MakeHash([]byte{1, 2})}
+	if got := Name("p:", &k); got != "p:"+k.Text() || !Valid(&k) {
+		t.Errorf("name %q, valid %v", got, Valid(&k))
+	}
+	if Valid(&pool.Key{}) || Valid(&pool.Key{Hash: pool.Hash{Len: pool.MaxHashLen + 1}}) {
+		t.Error("a key without a hash, or with one too long, is valid")
+	}
+}
+
+func TestOptions(t *testing.T) {
+	d := time.Duration(0)
+	Default(&d, time.Second)
+	Default(&d, time.Minute)
+	if d != time.Second {
+		t.Errorf("%v", d)
+	}
+	if err := Between("redis", "Silence", d, time.Millisecond, time.Second); err != nil {
+		t.Error(err)
+	}
+	if err := Between("redis", "Silence", 2*d, time.Millisecond, time.Second); err == nil || err.Error() != "redis: Silence is 2s, allowed: 1ms to 1s" {
+		t.Error(err)
+	}
+	if err := Between("s3", "Concurrency", 0, 1, 5); err == nil {
+		t.Error("below the range")
+	}
+}
