@@ -22,19 +22,25 @@ type lookupRow struct {
 	EchoP50us float64 `json:"echo_p50_us"`
 	EchoP99us float64 `json:"echo_p99_us"`
 	RatioP50  float64 `json:"ratio_p50"`
+	RatioP99  float64 `json:"ratio_p99"`
+	Clients   int     `json:"clients"`   // at once
+	SavedGBs  float64 `json:"saved_gbs"` // that the agent saved meanwhile, GB/s
 }
 
 type lookupSettings struct {
-	json   bool
-	blocks int
-	rounds int
-	form   string
+	json    bool
+	blocks  int
+	rounds  int
+	form    string
+	clients int
+	saves   bool
 }
 
 const (
-	minLookupBlocks = 2 * lookupChain
-	maxLookupBlocks = 16 << 20
-	wideRanks       = 8
+	minLookupBlocks  = 2 * lookupChain
+	maxLookupBlocks  = 16 << 20
+	maxLookupClients = 64
+	wideRanks        = 8
 )
 
 var (
@@ -49,7 +55,10 @@ func benchLookupCommand() *cobra.Command {
 		Short: "Look-ups of all forms against a server that does nothing",
 		Long: "Runs an agent whose pool holds --blocks blocks (their data is address space only), and asks it for runs of them\n" +
 			"drawn at random: all are hits. The own form reserves what it finds and releases it outside of the measurement. In turn\n" +
-			"with that the same frames go to a plain zmq4 REP socket that sends a reply of the same size. Takes about 20 seconds.",
+			"with that the same frames go to a plain zmq4 REP socket that sends a reply of the same size. Both servers are processes\n" +
+			"of their own. Takes about 20 seconds.\n\n" +
+			"With --clients several ask at once, and reserve nothing. With --saves an engine saves as fast as the agent takes it, while\n" +
+			"either server is asked; the pool has memory then: --blocks KiB and 600 MiB.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if s.blocks < minLookupBlocks || s.blocks > maxLookupBlocks {
@@ -57,6 +66,9 @@ func benchLookupCommand() *cobra.Command {
 			}
 			if s.rounds < 10 || s.rounds > 1_000_000 {
 				return configError(fmt.Errorf("--rounds is %d, must be 10 to 1000000", s.rounds))
+			}
+			if s.clients < 1 || s.clients > maxLookupClients {
+				return configError(fmt.Errorf("--clients is %d, must be 1 to %d", s.clients, maxLookupClients))
 			}
 			rows, err := benchLookup(&s)
 			if err != nil {
@@ -69,11 +81,18 @@ func benchLookupCommand() *cobra.Command {
 	cmd.Flags().IntVar(&s.blocks, "blocks", 1<<20, "blocks stored")
 	cmd.Flags().IntVar(&s.rounds, "rounds", 1000, "questions of each kind")
 	cmd.Flags().StringVar(&s.form, "form", "", "ask in this form only")
+	cmd.Flags().IntVar(&s.clients, "clients", 1, "clients that ask at once")
+	cmd.Flags().BoolVar(&s.saves, "saves", false, "look-ups while an engine saves")
+	cmd.AddCommand(lookupAgentCommand(), lookupEchoCommand())
 	return cmd
 }
 
 func benchLookup(s *lookupSettings) (rows []lookupRow, err error) {
-	for _, ranks := range []int{1, wideRanks} {
+	wide := []int{1, wideRanks}
+	if s.saves {
+		wide = wide[:1]
+	}
+	for _, ranks := range wide {
 		more, err := benchLookupRanks(s, ranks)
 		if err != nil {
 			return nil, fmt.Errorf("%d ranks: %w", ranks, err)
@@ -85,7 +104,7 @@ func benchLookup(s *lookupSettings) (rows []lookupRow, err error) {
 
 // benchLookupRanks asks in all forms an engine of one rank, and of several in the own form.
 func benchLookupRanks(s *lookupSettings, ranks int) (rows []lookupRow, err error) {
-	b, err := newLookupBench(s.blocks, ranks)
+	b, err := newLookupBench(s, ranks)
 	if err != nil {
 		return nil, err
 	}
@@ -110,9 +129,9 @@ func printLookup(out io.Writer, rows []lookupRow, asJSON bool) error {
 		return json.NewEncoder(out).Encode(map[string]any{"rows": rows})
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	_, _ = fmt.Fprintln(w, "form\tranks\thashes\tp50 us\tp99 us\techo p50 us\techo p99 us\tratio\t")
+	_, _ = fmt.Fprintln(w, "form\tranks\thashes\tp50 us\tp99 us\techo p50 us\techo p99 us\tratio p50\tratio p99\tsaved GB/s\t")
 	for _, r := range rows {
-		_, _ = fmt.Fprintf(w, "%s\t%d\t%d\t%.0f\t%.0f\t%.0f\t%.0f\t%.2f\t\n", r.Form, r.Ranks, r.Hashes, r.P50us, r.P99us, r.EchoP50us, r.EchoP99us, r.RatioP50)
+		_, _ = fmt.Fprintf(w, "%s\t%d\t%d\t%.0f\t%.0f\t%.0f\t%.0f\t%.2f\t%.2f\t%.1f\t\n", r.Form, r.Ranks, r.Hashes, r.P50us, r.P99us, r.EchoP50us, r.EchoP99us, r.RatioP50, r.RatioP99, r.SavedGBs)
 	}
 	return w.Flush()
 }

@@ -4,17 +4,16 @@ package main
 
 import (
 	"errors"
-	"sync/atomic"
+
+	"github.com/spf13/cobra"
 )
 
-// echoServer is libzmq's, which is not in this program.
-type echoServer struct {
-	path  string
-	reply atomic.Int32
+// lookupEchoCommand would be libzmq's server, which is not in this program.
+func lookupEchoCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "echo PATH", Hidden: true,
+		RunE: func(*cobra.Command, []string) error {
+			return errors.New("bench lookup compares with libzmq, and this program is built without it (build tag nozmq)")
+		},
+	}
 }
-
-func newEchoServer(string) (*echoServer, error) {
-	return nil, errors.New("bench lookup compares with libzmq, and this program is built without it (build tag nozmq)")
-}
-
-func (e *echoServer) close() error { return nil }

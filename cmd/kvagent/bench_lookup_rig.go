@@ -7,16 +7,11 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
+	"strconv"
 
-	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
-	"github.com/kvagent/kvagent/agent"
-	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
-	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/dram"
 )
 
 // Sizes of the measurement.
@@ -24,114 +19,106 @@ const (
 	lookupChain       = 2048 // blocks of a stored chain
 	lookupBlockTokens = 16
 	lookupShardBytes  = 1024
-	lookupEngineBytes = 1 << 20 // of each rank's memory, and of the arena that no copy touches
+	lookupEngineBytes = 1 << 20 // of each rank's memory, and of an arena that no copy touches
 	lookupName        = "bench"
 )
 
-// lookupBench is an agent with one engine of some ranks, a filled pool, and the server to compare with.
+// lookupBench is an agent with a filled pool and the server to compare with, each in a process of its own, and one engine of some ranks here.
 type lookupBench struct {
 	ranks, chains int
 	dir           string
-	pool          *dram.Pool
-	device        *cudaipc.Host
-	agent         *agent.Agent
+	server, echo  *benchChild
+	replyBytes    int // of the echo
 	scheduler     *ipc.Conn
 	session       uint64
 	workers       []*ipc.Conn
-	registration  *ipc.Register
+	saver         *lookupSaver // nil: nobody saves
 	zmq           *ipc.Context
-	client        *ipc.LookupClient
-	echo          *echoServer
-	echoClient    *ipc.LookupClient
-	random        *rand.Rand
+	askers        []*asker
 }
 
-func newLookupBench(blocks, ranks int) (*lookupBench, error) {
-	b := &lookupBench{ranks: ranks, chains: (blocks + lookupChain - 1) / lookupChain, random: rand.New(rand.NewPCG(1, 2))}
-	if err := b.open(); err != nil {
+func newLookupBench(s *lookupSettings, ranks int) (*lookupBench, error) {
+	b := &lookupBench{ranks: ranks, chains: (s.blocks + lookupChain - 1) / lookupChain}
+	if err := b.open(s); err != nil {
 		return nil, errors.Join(err, b.close())
 	}
 	return b, nil
 }
 
-func (b *lookupBench) open() (err error) {
+func (b *lookupBench) open(s *lookupSettings) (err error) {
 	if b.dir, err = os.MkdirTemp("", "kvagent"); err != nil {
 		return err
 	}
-	blocks := int64(b.chains * lookupChain)
-	if b.pool, err = dram.Open(dram.Options{Bytes: (blocks+blocks/8)*int64(b.ranks)*lookupShardBytes + 64<<20, Virtual: true, Policy: newPolicy(defaultEviction)}); err != nil {
+	if b.echo, err = startBenchChild("bench", "lookup", "echo", b.echoPath()); err != nil {
 		return err
 	}
-	if err := b.openAgent(); err != nil {
+	kind := lookupVirtual
+	if s.saves {
+		kind = lookupReal
+	}
+	if b.server, err = startBenchChild("bench", "lookup", "agent", b.dir, strconv.Itoa(b.chains), strconv.Itoa(b.ranks), kind); err != nil {
 		return err
 	}
 	if err := b.register(); err != nil {
 		return err
 	}
-	if err := b.fill(); err != nil {
+	if b.zmq, err = ipc.NewContext(); err != nil {
 		return err
 	}
-	return b.connect()
+	for i := range s.clients {
+		b.askers = append(b.askers, b.newAsker(uint64(i)))
+	}
+	if s.saves {
+		b.saver, err = startSaver(b.dir)
+	}
+	return err
 }
 
-func (b *lookupBench) openAgent() error {
-	fd, err := benchMemory()
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	if b.device, err = cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: fd, ArenaSize: lookupEngineBytes}); err != nil {
-		return err
-	}
-	a, err := agent.New(agent.Config{Dir: filepath.Join(b.dir, "s")}, b.pool, b.device, zap.NewNop())
-	if err != nil {
-		return err
-	}
-	b.agent = a
-	return a.Start()
-}
-
-func benchMemory() (fd int, err error) {
-	if fd, err = unix.MemfdCreate("kvagent-bench", unix.MFD_CLOEXEC); err != nil {
-		return -1, fmt.Errorf("memfd: %w", err)
-	}
-	if err = unix.Ftruncate(fd, lookupEngineBytes); err != nil {
-		unix.Close(fd)
-		return -1, fmt.Errorf("memfd: %w", err)
-	}
-	return fd, nil
-}
+func (b *lookupBench) echoPath() string { return filepath.Join(b.dir, "echo") }
 
 // register announces the engine: its scheduler, which opens the look-up socket, and all its ranks.
 func (b *lookupBench) register() error {
-	b.registration = &ipc.Register{
-		Req: 1, Instance: "bench", World: uint32(b.ranks), Shards: uint32(b.ranks), HashTokens: lookupBlockTokens, LookupName: lookupName,
-		Identity: []ipc.Pair{{Key: "dtype", Value: "bfloat16"}, {Key: "model", Value: "bench"}, {Key: "tenant", Value: ""}},
-		Groups:   []ipc.GroupDesc{{BlockTokens: lookupBlockTokens, NumBlocks: lookupEngineBytes / lookupShardBytes}},
-	}
+	r := lookupRegistration(b.ranks)
 	var err error
-	if b.scheduler, err = b.openSession(b.registration, nil); err != nil {
+	if b.scheduler, err = b.openSession(r, nil); err != nil {
 		return fmt.Errorf("scheduler: %w", err)
 	}
 	for rank := range uint32(b.ranks) {
-		worker := *b.registration
-		worker.Role, worker.Rank, worker.Shard, worker.LookupName = ipc.RoleWorker, rank, rank, ""
-		worker.Regions, worker.Segments = 1, 1
-		c, err := b.openSession(&worker, []any{
-			&ipc.Regions{Req: 1, List: []ipc.RegionDesc{{Kind: ipc.RegionFD, Size: lookupEngineBytes}}},
-			&ipc.Segments{Req: 1, List: []ipc.SegmentDesc{{Stride: lookupShardBytes, Bytes: lookupShardBytes}}},
-		})
-		if err != nil {
+		if err := b.registerRank(*r, rank); err != nil {
 			return fmt.Errorf("rank %d: %w", rank, err)
 		}
-		b.workers = append(b.workers, c)
 	}
 	return nil
 }
 
+func (b *lookupBench) registerRank(worker ipc.Register, rank uint32) error {
+	fd, err := benchMemory(lookupEngineBytes)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	worker.Role, worker.Rank, worker.Shard, worker.LookupName = ipc.RoleWorker, rank, rank, ""
+	worker.Regions, worker.Segments = 1, 1
+	c, err := b.openSession(&worker, []any{
+		&benchRegion{&ipc.Regions{Req: 1, List: []ipc.RegionDesc{{Kind: ipc.RegionFD, Size: lookupEngineBytes}}}, fd},
+		&ipc.Segments{Req: 1, List: []ipc.SegmentDesc{{Stride: lookupShardBytes, Bytes: lookupShardBytes}}},
+	})
+	if err != nil {
+		return err
+	}
+	b.workers = append(b.workers, c)
+	return nil
+}
+
+// benchRegion is a REGIONS with the descriptor of its only region.
+type benchRegion struct {
+	message *ipc.Regions
+	fd      int
+}
+
 // openSession opens a session and registers it.
 func (b *lookupBench) openSession(r *ipc.Register, parts []any) (*ipc.Conn, error) {
-	c, w, err := ipc.DialSession(context.Background(), filepath.Join(b.dir, "s", ipc.SessionSocket), "kvagent bench", ipc.Version, ipc.Version)
+	c, w, err := ipc.DialSession(context.Background(), filepath.Join(b.dir, lookupSockets, ipc.SessionSocket), "kvagent bench", ipc.Version, ipc.Version)
 	if err != nil {
 		return nil, err
 	}
@@ -149,87 +136,46 @@ func registerBench(c *ipc.Conn, r *ipc.Register, parts []any) error {
 		return err
 	}
 	for _, p := range parts {
-		if err := sendPart(c, p); err != nil {
-			return err
+		var err error
+		if region, ok := p.(*benchRegion); ok {
+			err = c.Send(region.message, region.fd)
+		} else {
+			err = c.Send(p)
 		}
-	}
-	for {
-		m, _, err := c.Recv()
 		if err != nil {
 			return err
 		}
-		if a, ok := m.(*ipc.Registered); ok {
-			if a.Status != ipc.RegDone {
-				return fmt.Errorf("refused: %s", a.Text)
-			}
-			return nil
-		}
 	}
+	a, err := receive[*ipc.Registered](c)
+	if err == nil && a.Status != ipc.RegDone {
+		err = fmt.Errorf("refused: %s", a.Text)
+	}
+	return err
 }
 
-func sendPart(c *ipc.Conn, part any) error {
-	if _, ok := part.(*ipc.Regions); !ok {
-		return c.Send(part)
+func (b *lookupBench) newAsker(seed uint64) *asker {
+	return &asker{
+		bench: b, random: rand.New(rand.NewPCG(1, 2+seed)),
+		agent: b.zmq.DialLookup(filepath.Join(b.dir, lookupSockets, lookupName)), echo: b.zmq.DialLookup(b.echoPath()),
 	}
-	fd, err := benchMemory()
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	return c.Send(part, fd)
-}
-
-// fill stores chains in the engine's space without their data.
-func (b *lookupBench) fill() error {
-	sizes := slices.Repeat([]uint32{lookupShardBytes}, b.ranks)
-	space, err := b.pool.OpenSpace(pool.Spec{
-		Fingerprint: b.registration.Space(), Identity: b.registration.AppendIdentity(nil), Shards: b.ranks,
-		Groups: []pool.Group{{BlockTokens: lookupBlockTokens, ShardBytes: sizes}},
-	})
-	if err != nil {
-		return err
-	}
-	f := filledIndex{pool: b.pool, space: space, shards: b.ranks}
-	for chain := range b.chains {
-		if err := f.insert(chain, lookupChain); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (b *lookupBench) connect() (err error) {
-	if b.zmq, err = ipc.NewContext(); err != nil {
-		return err
-	}
-	if b.echo, err = newEchoServer(filepath.Join(b.dir, "echo")); err != nil {
-		return err
-	}
-	b.client = b.zmq.DialLookup(filepath.Join(b.dir, "s", lookupName))
-	b.echoClient = b.zmq.DialLookup(b.echo.path)
-	return nil
 }
 
 func (b *lookupBench) close() (err error) {
-	if b.zmq != nil {
-		err = b.zmq.Close()
+	if b.saver != nil {
+		err = b.saver.close()
 	}
-	if b.echo != nil {
-		err = errors.Join(err, b.echo.close())
+	if b.zmq != nil {
+		err = errors.Join(err, b.zmq.Close())
 	}
 	for _, c := range append(b.workers, b.scheduler) {
 		if c != nil {
 			err = errors.Join(err, c.Close())
 		}
 	}
-	if b.agent != nil {
-		b.agent.Close()
-	}
-	if b.device != nil {
-		err = errors.Join(err, b.device.Close(cudaipc.AllPeers))
-	}
-	if b.pool != nil {
-		err = errors.Join(err, b.pool.Close())
+	for _, child := range []*benchChild{b.server, b.echo} {
+		if child != nil {
+			err = errors.Join(err, child.close())
+		}
 	}
 	return errors.Join(err, os.RemoveAll(b.dir))
 }
