@@ -63,12 +63,12 @@ func (c *benchChild) close() error {
 	return errors.Join(err, c.cmd.Wait())
 }
 
-// serveBench is the child's side: do is called with each line. It returns at the end of the input.
+// serveBench is the child's side: do is called with each line. It returns at the end of the input, or when nobody listens.
 func serveBench(in io.Reader, out io.Writer, do func(line string) error) error {
 	lines := bufio.NewScanner(in)
 	for {
 		if _, err := io.WriteString(out, benchChildDone); err != nil {
-			return nil // nobody listens
+			return err
 		}
 		if !lines.Scan() {
 			return lines.Err()
