@@ -13,6 +13,7 @@ const (
 	CopySingle CopyPath = "single" // one call per run
 	CopyBatch  CopyPath = "batch"  // one call for many runs (CUDA 12.8); single without it
 	CopyRect   CopyPath = "rect"   // one call for rows at constant distances
+	CopyKernel CopyPath = "kernel" // a kernel of this package (CUDA 11) for many runs, which takes a few of the engine's thread blocks; batch where it does not load
 )
 
 // CopyTable says which path runs take by their length. It is measured for a type of GPU by Calibrate, and plain data.
@@ -29,7 +30,7 @@ const CopyTableVersion = 1
 // CopyRule holds for runs of up to UpTo bytes that are longer than the rule before it takes.
 type CopyRule struct {
 	UpTo uint64   `json:"up_to"` // bytes
-	Flat CopyPath `json:"flat"`  // runs that lie anywhere: single or batch
+	Flat CopyPath `json:"flat"`  // runs that lie anywhere: single, batch or kernel
 	Rows CopyPath `json:"rows"`  // runs at constant distances: these, or rect
 }
 
@@ -53,11 +54,11 @@ func (t *CopyTable) Check() error {
 		if i > 0 && r.UpTo <= t.Rules[i-1].UpTo {
 			return fmt.Errorf("copy table: rule %d: up_to %d is not more than the %d before it", i, r.UpTo, t.Rules[i-1].UpTo)
 		}
-		if r.Flat != CopySingle && r.Flat != CopyBatch {
-			return fmt.Errorf("copy table: rule %d: flat %q, want single or batch", i, r.Flat)
+		if !flat(r.Flat) {
+			return fmt.Errorf("copy table: rule %d: flat %q, want single, batch or kernel", i, r.Flat)
 		}
-		if r.Rows != CopyRect && r.Rows != CopySingle && r.Rows != CopyBatch {
-			return fmt.Errorf("copy table: rule %d: rows %q, want rect, single or batch", i, r.Rows)
+		if r.Rows != CopyRect && !flat(r.Rows) {
+			return fmt.Errorf("copy table: rule %d: rows %q, want rect, single, batch or kernel", i, r.Rows)
 		}
 	}
 	if last := t.Rules[len(t.Rules)-1].UpTo; last < math.MaxUint32 {
@@ -66,14 +67,27 @@ func (t *CopyTable) Check() error {
 	return nil
 }
 
-// tableOf is the table of a type of GPU under a driver, nil if none was measured or written.
-func tableOf(tables []CopyTable, gpu string, driver int) *CopyTable {
+// FindCopyTable is the table of a type of GPU under a driver, nil if none was measured or written.
+func FindCopyTable(tables []CopyTable, gpu string, driver int) *CopyTable {
 	for i := range tables {
 		if t := &tables[i]; t.GPU == gpu && (t.Driver == 0 || t.Driver == driver) && (t.Version == 0 || t.Version == CopyTableVersion) {
 			return t
 		}
 	}
 	return nil
+}
+
+// flat says whether a path is one for runs that lie anywhere.
+func flat(p CopyPath) bool { return p == CopySingle || p == CopyBatch || p == CopyKernel }
+
+// names says whether any rule names the path.
+func (t *CopyTable) names(p CopyPath) bool {
+	for i := range t.Rules {
+		if t.Rules[i].Flat == p || t.Rules[i].Rows == p {
+			return true
+		}
+	}
+	return false
 }
 
 // path is that of runs of n bytes, at constant distances or not.

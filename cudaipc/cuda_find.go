@@ -48,7 +48,7 @@ func (o *CUDAOptions) choose(gpu *driver.GPU) (*CopyTable, TableSource) {
 	if o.Facts.Table != nil {
 		return o.Facts.Table, TableMeasured
 	}
-	if t := tableOf(o.Tables, gpu.Name, driver.Version()); t != nil {
+	if t := FindCopyTable(o.Tables, gpu.Name, driver.Version()); t != nil {
 		return t, TableKnown
 	}
 	return o.Table, TableDefault

@@ -157,7 +157,7 @@ func bearWitness(orders <-chan witnessOrder, out *json.Encoder) error {
 		return out.Encode(&witnessAnswer{Facts: GPUFacts{Problem: fmt.Sprintf("nothing was measured: %v", err)}})
 	}
 	var facts GPUFacts
-	if i := d.Info(); tableOf(first.Tables, i.Name, i.Driver) == nil {
+	if i := d.Info(); FindCopyTable(first.Tables, i.Name, i.Driver) == nil {
 		facts = d.measure()
 	}
 	for {

@@ -20,7 +20,7 @@ func calibrateCommand() *cobra.Command {
 		Long: `Calibrate measures, on the one GPU that this process sees (CUDA_VISIBLE_DEVICES), for each length of runs whether single
 copies, one call for many, or one call for rows at constant distances are fastest, and puts the table into a file that serve
 reads at its start. It takes some seconds; other copies at the same time make it worse. A type of GPU that is in the file
-already is left alone, unless --force.`,
+already, with this driver, is left alone, unless --force. Serve does the same by itself when the first engine on a GPU registers.`,
 		Example: `  CUDA_VISIBLE_DEVICES=0 kvagent calibrate
   kvagent calibrate --force --copy-tables /tmp/tables.json`,
 		Args: checkArgs(cobra.NoArgs),
@@ -36,8 +36,8 @@ already is left alone, unless --force.`,
 
 func calibrate(path string, force bool, out io.Writer) (err error) {
 	known, err := readCopyTables(path)
-	if err != nil && !force {
-		return err
+	if err != nil {
+		fmt.Fprintf(out, "%v: measured again\n", err)
 	}
 	arena, err := unix.Mmap(-1, 0, cudaipc.MinPinPiece, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
@@ -53,11 +53,10 @@ func calibrate(path string, force bool, out io.Writer) (err error) {
 			err = again
 		}
 	}()
-	for i := range known {
-		if known[i].GPU == d.Info().Name && !force {
-			fmt.Fprintf(out, "%s (measured before, in %s)\n", known[i].String(), path)
-			return nil
-		}
+	i := d.Info()
+	if known := cudaipc.FindCopyTable(known, i.Name, i.Driver); known != nil && !force {
+		fmt.Fprintf(out, "%s (measured before, in %s)\n", known.String(), path)
+		return nil
 	}
 	t, err := d.Calibrate()
 	if err != nil {

@@ -7,21 +7,22 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
+	"slices"
+	"sync"
 
 	"go.uber.org/zap"
 
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// Copy tables lie in one JSON file, for each type of GPU one.
+// Copy tables lie in one JSON file, for each type of GPU and driver one.
 const (
 	defaultCopyTables  = "/var/cache/kvagent/copy-tables.json"
 	maxCopyTables      = 64      // types of GPUs
 	maxCopyTablesBytes = 1 << 20 // of the file
 )
 
-// readCopyTables reads and checks the file; one that is not there is none.
+// readCopyTables reads and checks the file; one that is not there is none. Tables of other versions are left out.
 func readCopyTables(path string) ([]cudaipc.CopyTable, error) {
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -44,6 +45,7 @@ func readCopyTables(path string) ([]cudaipc.CopyTable, error) {
 	if len(tables) > maxCopyTables {
 		return nil, fmt.Errorf("%s: %d tables, allowed: at most %d", path, len(tables), maxCopyTables)
 	}
+	tables = slices.DeleteFunc(tables, func(t cudaipc.CopyTable) bool { return t.Version != 0 && t.Version != cudaipc.CopyTableVersion })
 	for i := range tables {
 		if tables[i].GPU == "" {
 			return nil, fmt.Errorf("%s: table %d: gpu is empty, allowed: the name of a type of GPU", path, i)
@@ -55,16 +57,19 @@ func readCopyTables(path string) ([]cudaipc.CopyTable, error) {
 	return tables, nil
 }
 
-// writeCopyTable puts a table into the file, in the place of the one of that type of GPU. Another process sees the old file or
-// the new one.
+// writeCopyTable puts a table into the file, in the place of the one of that type of GPU under that driver. Another process sees the
+// old file or the new one. A file that cannot be read is put aside.
 func writeCopyTable(path string, t *cudaipc.CopyTable) error {
 	tables, err := readCopyTables(path)
 	if err != nil {
-		return fmt.Errorf("%w: remove it", err)
+		if err := os.Rename(path, path+".broken"); err != nil {
+			return err
+		}
+		tables = nil
 	}
 	kept := []cudaipc.CopyTable{*t}
 	for i := range tables {
-		if tables[i].GPU != t.GPU {
+		if (tables[i].GPU != t.GPU || tables[i].Driver != t.Driver) && len(kept) < maxCopyTables {
 			kept = append(kept, tables[i])
 		}
 	}
@@ -87,19 +92,36 @@ func writeCopyTable(path string, t *cudaipc.CopyTable) error {
 	return os.Rename(f.Name(), path)
 }
 
-// loadCopyTables is what serve has of the file; a file that cannot be used costs speed, not the start.
-func loadCopyTables(path string, log *zap.Logger) []cudaipc.CopyTable {
+// copyTables are the tables of one agent: those of its file, and those that its movers measure.
+type copyTables struct {
+	path string
+	mu   struct {
+		sync.Mutex
+		tables []cudaipc.CopyTable
+	}
+}
+
+// openCopyTables reads the file. One that cannot be used costs a line, and is measured again.
+func openCopyTables(path string, log *zap.Logger) *copyTables {
+	c := &copyTables{path: path}
 	tables, err := readCopyTables(path)
 	if err != nil {
-		log.Warn("the measured copy paths are not used; remove the file and run kvagent calibrate", zap.Error(err))
-		return nil
+		log.Warn("the measured copy paths cannot be used: they are measured again", zap.Error(err))
 	}
-	if len(tables) > 0 {
-		var texts []string
-		for i := range tables {
-			texts = append(texts, tables[i].String())
-		}
-		log.Info("copy paths", zap.String("file", path), zap.String("measured", strings.Join(texts, " | ")))
-	}
-	return tables
+	c.mu.tables = tables
+	return c
+}
+
+func (c *copyTables) all() []cudaipc.CopyTable {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.mu.tables)
+}
+
+// add keeps what was measured for movers to come, and in the file for agents to come; the error is of the file alone.
+func (c *copyTables) add(t *cudaipc.CopyTable) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.mu.tables = append([]cudaipc.CopyTable{*t}, c.mu.tables...)
+	return writeCopyTable(c.path, t)
 }

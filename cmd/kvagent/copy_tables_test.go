@@ -36,28 +36,114 @@ func TestCopyTablesFile(t *testing.T) {
 	}
 }
 
-// A file that cannot be used costs a warning that names it, not the start; one that is not there costs nothing.
+// A file that cannot be used costs a warning that names it, not the start, and is put aside for what is measured; one that is not
+// there costs nothing.
 func TestCopyTablesThatCannotBeUsed(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "tables.json")
 	for text, want := range map[string]string{
 		"": "unexpected end", "{}": "cannot unmarshal", `[{"rules":[]}]`: "gpu is empty", `[{"gpu":"A","rules":[]}]`: "0 rules, want 1 to 64",
 		strings.Repeat("[", maxCopyTablesBytes+1): "bytes, allowed: at most",
 	} {
+		path := filepath.Join(t.TempDir(), "tables.json")
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		core, logged := observer.New(zap.InfoLevel)
-		tables := loadCopyTables(path, zap.New(core))
+		tables := openCopyTables(path, zap.New(core))
 		said := logged.FilterFieldKey("error").All()
-		if tables != nil || len(said) != 1 || !strings.Contains(said[0].ContextMap()["error"].(string), want) || !strings.Contains(said[0].ContextMap()["error"].(string), path) {
-			t.Errorf("%.40q: %v, %v, want %q", text, tables, said, want)
+		if len(tables.all()) != 0 || len(said) != 1 || !strings.Contains(said[0].ContextMap()["error"].(string), want) || !strings.Contains(said[0].ContextMap()["error"].(string), path) {
+			t.Errorf("%.40q: %v, %v, want %q", text, tables.all(), said, want)
 		}
-		if err := writeCopyTable(path, copyTableOf("A", 1)); err == nil {
-			t.Errorf("%.40q: written over", text)
+		if err := tables.add(copyTableOf("A", 1)); err != nil || len(tables.all()) != 1 {
+			t.Errorf("%.40q: %v, %v", text, err, tables.all())
+		}
+		if aside, err := os.ReadFile(path + ".broken"); err != nil || string(aside) != text {
+			t.Errorf("%.40q: %v, %.40q is aside", text, err, aside)
+		}
+		if again, err := readCopyTables(path); err != nil || len(again) != 1 || again[0].GPU != "A" {
+			t.Errorf("%.40q: read again: %v, %v", text, err, again)
 		}
 	}
 	core, logged := observer.New(zap.InfoLevel)
-	if tables := loadCopyTables(path+".none", zap.New(core)); tables != nil || logged.Len() != 0 {
-		t.Errorf("without a file: %v, %v", tables, logged.All())
+	if tables := openCopyTables(filepath.Join(t.TempDir(), "none"), zap.New(core)); len(tables.all()) != 0 || logged.Len() != 0 {
+		t.Errorf("without a file: %v, %v", tables.all(), logged.All())
+	}
+}
+
+// A table counts for the driver that it was measured on, and for the version that measured it; one written by hand for all.
+func TestCopyTablesByDriverAndVersion(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tables.json")
+	for i, driver := range []int{12080, 13000, 12080} {
+		table := copyTableOf("A", uint64(i+1))
+		table.Driver, table.Version = driver, cudaipc.CopyTableVersion
+		if err := writeCopyTable(path, table); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tables, err := readCopyTables(path)
+	if err != nil || len(tables) != 2 {
+		t.Fatalf("%v, %v", tables, err)
+	}
+	for driver, want := range map[int]uint64{12080: 3, 13000: 2} {
+		if found := cudaipc.FindCopyTable(tables, "A", driver); found == nil || found.Rules[0].UpTo != want {
+			t.Errorf("driver %d: %v, want the table with %d", driver, found, want)
+		}
+	}
+	if found := cudaipc.FindCopyTable(tables, "A", 12040); found != nil {
+		t.Errorf("another driver has %v", found)
+	}
+	other := copyTableOf("A", 9)
+	other.Driver, other.Version = 12040, cudaipc.CopyTableVersion+1
+	if err := writeCopyTable(path, other); err != nil {
+		t.Fatal(err)
+	}
+	if tables, err = readCopyTables(path); err != nil || len(tables) != 2 {
+		t.Errorf("with one of another version: %v, %v", tables, err)
+	}
+}
+
+// What was measured is used though it cannot be kept, and that is said in the line that says what was measured.
+func TestCopyTablesReadOnly(t *testing.T) {
+	core, logged := observer.New(zap.InfoLevel)
+	log := zap.New(core)
+	tables := openCopyTables("/proc/kvagent/tables.json", log)
+	g := newGPULog(tables, log)
+	info := cudaipc.CUDAInfo{Name: "A", Source: cudaipc.TableMeasured, Paths: "the table", Facts: cudaipc.GPUFacts{Table: copyTableOf("A", 1), Context: 5 << 20}}
+	g.hear(info)
+	g.hear(info)
+	said := logged.All()
+	if len(said) != 1 || len(tables.all()) != 1 {
+		t.Fatalf("%v, tables %v", said, tables.all())
+	}
+	if is := said[0].ContextMap(); is["not_kept"] == nil || is["paths"] != "the table" || is["own_memory"] != "5.0 MiB" || is["file"] != "/proc/kvagent/tables.json" {
+		t.Errorf("%v", is)
+	}
+}
+
+// How the pinning ends is said once, and loudly if it was refused.
+func TestPinningIsTold(t *testing.T) {
+	for name, test := range map[string]struct {
+		said  []cudaipc.CUDAInfo
+		lines []string
+	}{
+		"all":                    {[]cudaipc.CUDAInfo{{Pinned: 1}, {Pinned: 2, PinDone: true}, {Pinned: 2, PinDone: true}}, []string{"info: the pool is pinned"}},
+		"refused":                {[]cudaipc.CUDAInfo{{Refused: 2, PinError: "no", PinDone: true}, {Refused: 2, PinError: "no", PinDone: true}}, []string{"warn: the driver does not pin"}},
+		"late, and then it came": {[]cudaipc.CUDAInfo{{}, {PinError: "10 s"}, {PinError: "12 s"}, {PinDone: true}}, []string{"warn: the driver does not pin", "info: the pool is pinned"}},
+		"late, and then refused": {[]cudaipc.CUDAInfo{{}, {PinError: "10 s"}, {PinError: "no", PinDone: true}}, []string{"warn: the driver does not pin", "warn: the driver does not pin"}},
+	} {
+		core, logged := observer.New(zap.InfoLevel)
+		g := newGPULog(nil, zap.New(core))
+		for _, i := range test.said {
+			g.hear(i)
+		}
+		said := logged.All()[1:] // the first is of the copy paths
+		if len(said) != len(test.lines) {
+			t.Errorf("%s: %v", name, said)
+			continue
+		}
+		for i, want := range test.lines {
+			if got := said[i].Level.String() + ": " + said[i].Message; !strings.HasPrefix(got, want) {
+				t.Errorf("%s: %q, want %q", name, got, want)
+			}
+		}
 	}
 }

@@ -40,14 +40,10 @@ func openDevice(kind string, arenaFD int, size int64, tables string, log *zap.Lo
 		if err := tellGPUs(kind, log); err != nil {
 			return nil, err
 		}
-		base.Tables = loadCopyTables(tables, log)
 	}
 	o := cudaipc.NodeOptions{NoGPU: "the agent was started with --device host"}
 	if kind != deviceHost {
-		o.GPU = func(gpu cudaipc.UUID) (cudaipc.Device, error) {
-			log.Info("a GPU is used for the first time", zap.Stringer("gpu", gpu))
-			return cudaipc.NewMover(base.ForGPU(gpu))
-		}
+		o.GPU = moverOfGPU(base, tables, log)
 	}
 	var err error
 	o.Host, err = openHost(kind, base)
@@ -55,6 +51,23 @@ func openDevice(kind string, arenaFD int, size int64, tables string, log *zap.Lo
 		return nil, err
 	}
 	return cudaipc.OpenNode(o), nil
+}
+
+// moverOfGPU makes the movers of GPUs. Without a file for copy tables nothing is measured.
+func moverOfGPU(base cudaipc.MoverOptions, file string, log *zap.Logger) func(cudaipc.UUID) (cudaipc.Device, error) {
+	var tables *copyTables
+	if file != "" {
+		tables = openCopyTables(file, log)
+	}
+	base.Measure, base.Informed = tables != nil, newGPULog(tables, log).hear
+	return func(gpu cudaipc.UUID) (cudaipc.Device, error) {
+		log.Info("a GPU is used for the first time", zap.Stringer("gpu", gpu))
+		o := base.ForGPU(gpu)
+		if tables != nil {
+			o.Tables = tables.all()
+		}
+		return cudaipc.NewMover(o)
+	}
 }
 
 // tellGPUs says what is known of GPUs at the start. Where the kernel knows of none, the driver is asked; that takes long only

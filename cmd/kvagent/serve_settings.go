@@ -75,7 +75,7 @@ func (s *serveSettings) addFlags(f *pflag.FlagSet) {
 	f.Var(&sizeValue{&s.pool, dram.MinBytes, dram.MaxBytes}, "pool", "memory for blocks; the default is small, give it what the node can spare")
 	f.StringVar(&s.config, configKey, "", "YAML file with settings")
 	f.Var(&choiceValue{&s.device, devices}, "device", "how engines' memory is reached: auto opens shared memory in the agent and each GPU in a process of its own, cuda ends the start without a GPU, host refuses GPUs, host-mover puts shared memory into a process too")
-	f.StringVar(&s.copyTables, "copy-tables", s.copyTables, "file with the copy paths that calibrate measured; types of GPUs that are not in it use the default")
+	f.StringVar(&s.copyTables, "copy-tables", s.copyTables, "file with the copy paths of each type of GPU and driver, measured when the first engine on one registers; empty: nothing is measured, the default is used")
 	f.Var(&choiceValue{&s.hugePages, []string{hugeAuto, hugeOff}}, "huge-pages", "auto takes huge pages for the pool if enough are free")
 	f.StringVar(&s.dramPath, "dram-path", "", "file on tmpfs or hugetlbfs for the pool, which then outlives the agent; --huge-pages does not count for it")
 	f.Var(&durationValue{&s.takeoverWait, 0, time.Hour}, "takeover-wait", "longest wait for an agent that is ending, and what it started, to let go of the directory and the pool's file")
