@@ -1,0 +1,71 @@
+package main
+
+import (
+	"sync"
+
+	"go.uber.org/zap"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+// gpuLog puts into the log what changes about GPUs, and what was measured of one into the file.
+type gpuLog struct {
+	log    *zap.Logger
+	tables *copyTables
+	mu     struct {
+		sync.Mutex
+		last map[cudaipc.UUID]cudaipc.CUDAInfo
+	}
+}
+
+func newGPULog(tables *copyTables, log *zap.Logger) *gpuLog {
+	g := &gpuLog{log: log, tables: tables}
+	g.mu.last = map[cudaipc.UUID]cudaipc.CUDAInfo{}
+	return g
+}
+
+// hear is told what a mover's device says of itself (cudaipc.MoverOptions.Informed).
+func (g *gpuLog) hear(i cudaipc.CUDAInfo) {
+	g.mu.Lock()
+	was, known := g.mu.last[i.GPU]
+	g.mu.last[i.GPU] = i
+	g.mu.Unlock()
+	if !known {
+		g.opened(&i)
+	}
+	g.pinning(&was, &i)
+}
+
+// opened tells, once for each GPU, how it is copied and what that takes.
+func (g *gpuLog) opened(i *cudaipc.CUDAInfo) {
+	from := map[cudaipc.TableSource]string{cudaipc.TableKnown: "measured before", cudaipc.TableDefault: "default, not measured", cudaipc.TableMeasured: "measured now"}[i.Source]
+	fields := []zap.Field{zap.Stringer("gpu", i.GPU), zap.String("type", i.Name), zap.Int("driver", i.Driver), zap.String("paths", i.Paths), zap.String("from", from)}
+	if g.tables != nil {
+		fields = append(fields, zap.String("file", g.tables.path))
+	}
+	if i.Source == cudaipc.TableMeasured && g.tables != nil {
+		if err := g.tables.add(i.Facts.Table); err != nil {
+			fields = append(fields, zap.NamedError("not_kept", err))
+		}
+	}
+	if i.Facts.Context > 0 {
+		fields = append(fields, zap.String("own_memory", humanSize(i.Facts.Context)))
+	}
+	if i.Facts.Problem != "" {
+		fields = append(fields, zap.String("problem", i.Facts.Problem))
+	}
+	g.log.Info("copy paths", fields...)
+}
+
+// pinning tells how the pinning of the pool ends, and that it does not.
+func (g *gpuLog) pinning(was, i *cudaipc.CUDAInfo) {
+	gpu, pinned := zap.Stringer("gpu", i.GPU), zap.String("pinned", humanSize(i.Pinned))
+	switch {
+	case i.PinError != "" && (was.PinError == "" || i.PinDone && !was.PinDone):
+		g.log.Warn("the driver does not pin all of the pool: copies of the rest go through a small ring and are slower",
+			gpu, pinned, zap.String("refused", humanSize(i.Refused)), zap.String("why", i.PinError),
+			zap.String("cure", "memory that may be locked without limit (ulimit -l unlimited, --ulimit memlock=-1, LimitMEMLOCK=infinity), or a smaller pool"))
+	case i.PinDone && !was.PinDone && i.PinError == "":
+		g.log.Info("the pool is pinned", gpu, pinned, zap.Float64("seconds", i.PinSeconds))
+	}
+}
