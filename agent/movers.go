@@ -121,6 +121,9 @@ func describeMovers(ch chan<- *prometheus.Desc) {
 		ch <- s.desc
 	}
 	ch <- moverLostDesc
+	for _, s := range gpuSeries {
+		ch <- s.desc
+	}
 }
 
 func collectMovers(ch chan<- prometheus.Metric, movers []cudaipc.MoverState) {
@@ -132,5 +135,6 @@ func collectMovers(ch chan<- prometheus.Metric, movers []cudaipc.MoverState) {
 		for _, reason := range cudaipc.LossReasons {
 			ch <- prometheus.MustNewConstMetric(moverLostDesc, prometheus.CounterValue, float64(m.Lost[reason]), m.Name, string(reason))
 		}
+		collectGPU(ch, m)
 	}
 }

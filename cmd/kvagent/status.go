@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/cudaipc"
 )
 
 func statusCommand() *cobra.Command {
@@ -97,6 +98,27 @@ func printMover(t io.Writer, m *agent.MoverStatus) {
 		fmt.Fprintf(t, "; last: %s", m.LastLoss)
 	}
 	fmt.Fprintln(t)
+	var gpu cudaipc.CUDAInfo
+	if len(m.Info) > 0 && json.Unmarshal(m.Info, &gpu) == nil {
+		printGPU(t, &gpu)
+	}
+}
+
+// printGPU is a mover's GPU in one line.
+func printGPU(t io.Writer, i *cudaipc.CUDAInfo) {
+	fmt.Fprintf(t, "\t%s, %s free of %s, the mover takes %s; %s pinned of %s", i.Name, humanSize(i.Free), humanSize(i.Total), orUnknown(i.Facts.Context),
+		humanSize(i.Pinned), humanSize(i.Arena))
+	if i.PinError != "" {
+		fmt.Fprintf(t, ", %s REFUSED (%s), %s copied the slow way", humanSize(i.Refused), i.PinError, humanSize(int64(i.RingBytes)))
+	}
+	fmt.Fprintln(t)
+}
+
+func orUnknown(n int64) string {
+	if n == 0 {
+		return "what nobody measured"
+	}
+	return humanSize(n)
 }
 
 func printEngines(out io.Writer, engines []agent.EngineStatus) error {
