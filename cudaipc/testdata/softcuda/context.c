@@ -11,11 +11,11 @@ static _Thread_local CUcontext stack[STACK];
 static _Thread_local int depth;
 
 CUcontext context_current(void) { return depth ? stack[depth - 1] : NULL; }
-bool device_ok(CUdevice d) { return d >= 0 && d < device_count; }
+bool device_ok(CUdevice d) { return d >= first_device && d < first_device + device_count; }
 #define DEVICE(d) do { ENTER(); if (!device_ok(d)) return CUDA_ERROR_INVALID_DEVICE; } while (0)
 
 CUresult cuDeviceGetCount(int *n) { ENTER(); *n = device_count; return 0; }
-CUresult cuDeviceGet(CUdevice *d, int ordinal) { DEVICE(ordinal); *d = ordinal; return 0; }
+CUresult cuDeviceGet(CUdevice *d, int ordinal) { DEVICE(first_device + ordinal); *d = first_device + ordinal; return 0; }
 CUresult cuDeviceGetName(char *name, int len, CUdevice d) { DEVICE(d); snprintf(name, (size_t)len, "Software CUDA device %d", d); return 0; }
 CUresult cuDeviceTotalMem(size_t *n, CUdevice d) { DEVICE(d); *n = device_bytes; return 0; }
 CUresult cuDeviceGetPCIBusId(char *id, int len, CUdevice d) { DEVICE(d); snprintf(id, (size_t)len, "0000:%02x:00.0", d + 1); return 0; }

@@ -1,11 +1,12 @@
 // The process's side: initialisation, the knobs that make calls fail or hang, sticky errors, counters.
 #include "softcuda.h"
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 _Atomic int sticky;
-int self = -1, device_count = 1, driver_version = 12080;
+int self = -1, device_count = 1, first_device, driver_version = 12080;
 uint64_t device_bytes = 8ull << 30, context_bytes;
 pthread_mutex_t mine = PTHREAD_MUTEX_INITIALIZER;
 static int initialized_by; // pid: a forked child has no driver
@@ -57,7 +58,22 @@ static int knob_hit(const char *call) {
 	return code;
 }
 
+// note_call writes the name of each call, a line, at the end of the file that SOFTCUDA_CALLS names.
+static void note_call(const char *call) {
+	const char *path = getenv("SOFTCUDA_CALLS");
+	if (!path || !*path)
+		return;
+	char line[80];
+	int n = snprintf(line, sizeof line, "%s\n", call), fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+	if (fd < 0)
+		return;
+	if (write(fd, line, (size_t)n) != n)
+		fprintf(stderr, "softcuda: SOFTCUDA_CALLS=%s: a call is not noted\n", path);
+	close(fd);
+}
+
 static CUresult knob_apply(const char *call) {
+	note_call(call);
 	int code = knob_hit(call);
 	while (code < 0)
 		pause();
@@ -91,8 +107,11 @@ static CUresult start(void) {
 	device_count = (int)setting("SOFTCUDA_DEVICES", 1);
 	if (device_count <= 0)
 		return CUDA_ERROR_NO_DEVICE;
-	if (device_count > MAX_DEVICES)
-		device_count = MAX_DEVICES;
+	first_device = (int)setting("SOFTCUDA_FIRST_DEVICE", 0);
+	if (first_device < 0 || first_device >= MAX_DEVICES)
+		return CUDA_ERROR_NO_DEVICE;
+	if (device_count > MAX_DEVICES - first_device)
+		device_count = MAX_DEVICES - first_device;
 	device_bytes = setting("SOFTCUDA_MEMORY", 8ull << 30);
 	context_bytes = setting("SOFTCUDA_CONTEXT_BYTES", 0);
 	driver_version = (int)setting("SOFTCUDA_DRIVER_VERSION", 12080);

@@ -18,7 +18,7 @@ struct CUctx_st {
 // process.c
 extern _Atomic int sticky;      // the error after which every call of the process fails with it
 extern int self;                // this process's slot
-extern int device_count;
+extern int device_count, first_device;
 extern uint64_t device_bytes, context_bytes;
 extern pthread_mutex_t mine;    // guards the tables of this process
 extern int driver_version;
@@ -59,9 +59,14 @@ void *window_cpu(CUdeviceptr p);                              // where the doubl
 CUresult backing_create(uint64_t bytes, int device, int *entry, uint64_t *uid, int *fd);
 int backing_open(int entry, uint64_t uid);
 void backing_drop(int entry);
+bool backing_of_the_dead(int entry); // its exporter has died
 
 // host.c
 bool host_pinned(uint64_t address, uint64_t n);
+
+// copy.c: what each copy, a kernel's too, does first
+void copy_pause(void);                // SOFTCUDA_COPY_US
+bool copy_ends(CUdeviceptr p);        // SOFTCUDA_COPIES_OF_THE_DEAD: the memory's exporter has died, and with it the copy
 
 // stream.c
 typedef struct operation operation;

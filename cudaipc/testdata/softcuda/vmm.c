@@ -83,7 +83,7 @@ CUresult cuMemAddressFree(CUdeviceptr p, size_t n) {
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t n, const CUmemAllocationProp *prop, unsigned long long flags) {
 	CONTEXT(c);
-	if (!n || n % GRANULARITY || flags || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED || prop->location.id < 0 || prop->location.id >= device_count)
+	if (!n || n % GRANULARITY || flags || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED || !device_ok(prop->location.id))
 		return CUDA_ERROR_INVALID_VALUE;
 	struct handle h = {.refs = 1, .size = n, .device = prop->location.id};
 	CUresult r = backing_create(n, h.device, &h.entry, &h.uid, &h.fd);
