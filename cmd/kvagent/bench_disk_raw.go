@@ -1,8 +1,10 @@
 package main
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"sync"
@@ -19,30 +21,55 @@ const (
 	rawFileBytes  = 256 << 20
 )
 
-// rawDisk is what the disk does by itself: files with their room allocated, aligned memory, O_DIRECT.
+// rawDisk is what the disk does by itself: files with their room allocated, memory in huge pages as far as there are any, O_DIRECT.
 type rawDisk struct {
-	dir        string
-	blockBytes int
-	direct     bool
-	files      []int
-	memory     []byte
+	dir    string
+	direct bool
+	files  []int // of this round
+	memory [][]byte
 }
 
 func openRawDisk(dir string, blockBytes int) (*rawDisk, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, err
 	}
-	memory, err := unix.Mmap(-1, 0, max(rawWriteBytes, blockBytes*rawReadDepth), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	r := &rawDisk{dir: dir, direct: true}
+	each := max(rawWriteBytes, blockBytes*(rawReadDepth/rawWriteDepth))
+	for range rawWriteDepth {
+		memory, err := rawMemory(each)
+		if err != nil {
+			return nil, errors.Join(err, r.close())
+		}
+		r.memory = append(r.memory, memory)
+	}
+	return r, nil
+}
+
+// rawMemory is memory with other bytes in every page, so that no layer below finds two alike.
+func rawMemory(n int) ([]byte, error) {
+	memory, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return nil, err
 	}
-	for i := range memory {
-		memory[i] = byte(i * 7)
+	_ = unix.Madvise(memory, unix.MADV_HUGEPAGE) // a kernel without them measures without them
+	r := rand.New(rand.NewPCG(uint64(n), 3))
+	for i := 0; i < n; i += 8 {
+		binary.LittleEndian.PutUint64(memory[i:], r.Uint64())
 	}
-	return &rawDisk{dir: dir, blockBytes: blockBytes, direct: true, memory: memory}, nil
+	return memory, nil
 }
 
-func (r *rawDisk) close() error { return errors.Join(r.drop(), unix.Munmap(r.memory)) }
+// reader is where a reader's blocks go.
+func (r *rawDisk) reader(worker, blockBytes int) []byte {
+	return r.memory[worker%rawWriteDepth][worker/rawWriteDepth*blockBytes:][:blockBytes]
+}
+
+func (r *rawDisk) close() (err error) {
+	for _, memory := range r.memory {
+		err = errors.Join(err, unix.Munmap(memory))
+	}
+	return errors.Join(err, r.drop())
+}
 
 func (r *rawDisk) drop() (err error) {
 	for _, fd := range r.files {
@@ -52,27 +79,24 @@ func (r *rawDisk) drop() (err error) {
 	return err
 }
 
-// prepare makes fresh files for so many bytes.
-func (r *rawDisk) prepare(bytes int64) error {
+// prepare makes fresh files for the bytes of a round. Those of rounds before stay: a device that is told what was given up is slow for a while.
+func (r *rawDisk) prepare(round int, bytes int64) error {
 	if err := r.drop(); err != nil {
 		return err
 	}
 	for i := 0; int64(i)*rawFileBytes < bytes; i++ {
-		path := filepath.Join(r.dir, fmt.Sprint(i))
-		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
-		const flags = unix.O_RDWR | unix.O_CREAT | unix.O_CLOEXEC
+		path := filepath.Join(r.dir, fmt.Sprintf("%d-%d", round, i))
+		const flags = unix.O_RDWR | unix.O_CREAT | unix.O_EXCL | unix.O_CLOEXEC
 		fd, err := unix.Open(path, flags|unix.O_DIRECT, 0o600)
 		if errors.Is(err, unix.EINVAL) {
 			r.direct = false
-			fd, err = unix.Open(path, flags, 0o600)
+			fd, err = unix.Open(path, flags&^unix.O_EXCL, 0o600)
 		}
 		if err != nil {
 			return fmt.Errorf("open %s: %w", path, err)
 		}
 		r.files = append(r.files, fd)
-		if err := unix.Fallocate(fd, 0, 0, rawFileBytes); err != nil {
+		if err := unix.Fallocate(fd, 0, 0, min(rawFileBytes, bytes-int64(i)*rawFileBytes)); err != nil {
 			return fmt.Errorf("allocate %s: %w", path, err)
 		}
 	}
@@ -82,10 +106,10 @@ func (r *rawDisk) prepare(bytes int64) error {
 func (b *diskBench) rawWrite(int) error {
 	total := int64(b.blocks) * int64(b.settings.blockBytes)
 	pieces := int((total + rawWriteBytes - 1) / rawWriteBytes)
-	return atOnce(rawWriteDepth, pieces, func(_, i int) error {
+	return atOnce(rawWriteDepth, pieces, func(worker, i int) error {
 		off := int64(i) * rawWriteBytes
 		n := min(rawWriteBytes, total-off)
-		done, err := unix.Pwrite(b.raw.files[off/rawFileBytes], b.raw.memory[:n], off%rawFileBytes)
+		done, err := unix.Pwrite(b.raw.files[off/rawFileBytes], b.raw.memory[worker][:n], off%rawFileBytes)
 		if err == nil && int64(done) != n {
 			err = fmt.Errorf("%d of %d bytes written", done, n)
 		}
@@ -99,7 +123,7 @@ func (b *diskBench) rawRead(int) error {
 	return atOnce(rawReadDepth, b.blocks, func(worker, i int) error {
 		off := int64(order[i]) * size
 		n := min(size, rawFileBytes-off%rawFileBytes)
-		done, err := unix.Pread(b.raw.files[off/rawFileBytes], b.raw.memory[int64(worker)*size:][:n], off%rawFileBytes)
+		done, err := unix.Pread(b.raw.files[off/rawFileBytes], b.raw.reader(worker, int(size))[:n], off%rawFileBytes)
 		if err == nil && int64(done) != n {
 			err = fmt.Errorf("%d of %d bytes read", done, n)
 		}

@@ -79,7 +79,7 @@ func (b *diskBench) run() (*diskReport, error) {
 	r := &diskReport{BlockBytes: b.settings.blockBytes, Bytes: int64(b.blocks) * int64(b.settings.blockBytes), Rounds: b.settings.rounds}
 	var write, rawWrite, read, rawRead []float64
 	for round := range b.settings.rounds {
-		if err := b.raw.prepare(r.Bytes); err != nil {
+		if err := b.raw.prepare(round, r.Bytes); err != nil {
 			return nil, err
 		}
 		steps := []struct {
@@ -98,18 +98,21 @@ func (b *diskBench) run() (*diskReport, error) {
 		}
 	}
 	r.Direct = b.store.Stats().Dirs[0].Direct && b.raw.direct
-	r.WriteRatio, r.ReadRatio = medianRatio(write, rawWrite), medianRatio(read, rawRead)
+	r.WriteRatioLow, r.WriteRatio, r.WriteRatioHigh = quartiles(write, rawWrite)
+	r.ReadRatioLow, r.ReadRatio, r.ReadRatioHigh = quartiles(read, rawRead)
 	r.WriteGBps, r.RawWriteGBps, r.ReadGBps, r.RawReadGBps = middle(write), middle(rawWrite), middle(read), middle(rawRead)
 	r.Ratio = min(r.WriteRatio, r.ReadRatio)
 	return r, nil
 }
 
-func medianRatio(a, b []float64) float64 {
+// quartiles of the ratios of neighbours; the one in the middle is the median.
+func quartiles(a, b []float64) (low, median, high float64) {
 	ratios := make([]float64, len(a))
 	for i := range a {
 		ratios[i] = a[i] / b[i]
 	}
-	return middle(ratios)
+	slices.Sort(ratios)
+	return ratios[len(ratios)/4], ratios[len(ratios)/2], ratios[len(ratios)*3/4]
 }
 
 func middle(all []float64) float64 {
