@@ -69,6 +69,7 @@ func (t *jobTable) count() int {
 
 // save serves SAVE.
 func (s *session) save(m *ipc.Save) error {
+	s.tellPace(m)
 	status := pool.OK
 	switch {
 	case s.agent.draining():

@@ -28,6 +28,8 @@ type session struct {
 	software string               // set before greeted
 	seat     atomic.Pointer[seat] // nil: not registered
 
+	pace stepPace // the reader's
+
 	// The reader's while it serves a message, and teardown's afterwards.
 	mu struct {
 		sync.Mutex

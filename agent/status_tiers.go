@@ -11,6 +11,7 @@ type TiersStatus struct {
 	Kept         uint64       `json:"kept"`
 	Unkept       uint64       `json:"unkept"`
 	Cancelled    uint64       `json:"cancelled"`
+	Prefill      float64      `json:"prefill_tokens_per_second"` // by which answers are cut; 0: they are not
 	List         []TierStatus `json:"list"`
 }
 
@@ -60,7 +61,7 @@ func tiersStatus(tiers pool.Tiers) *TiersStatus {
 	r := tiers.Report()
 	out := &TiersStatus{
 		Promises: r.Promises, PromiseBytes: r.PromiseBytes, PromiseCap: r.PromiseCap, Promised: r.Promised, Kept: r.Landed, Unkept: r.Unkept,
-		Cancelled: r.Cancelled, List: make([]TierStatus, len(r.Tiers)),
+		Cancelled: r.Cancelled, Prefill: r.Prefill, List: make([]TierStatus, len(r.Tiers)),
 	}
 	for i := range r.Tiers {
 		out.List[i] = tierStatus(&r.Tiers[i])

@@ -16,6 +16,9 @@ type Tiers interface {
 	// Hint takes pins back like Unpin, but what they promised comes nevertheless, as far as it has room: a probe found it, and who probes will
 	// come again.
 	Hint(refs []Ref)
+	// Computed tells that an engine of a space computed so many tokens of prompts in one step, and how long that took: what tells whether it is
+	// worth its time to bring a block up.
+	Computed(s SpaceID, tokens int, took time.Duration)
 	// Report is what each tier is and did, the nearest first, for people and metrics.
 	Report() TierReport
 }
@@ -36,6 +39,8 @@ type TierReport struct {
 	Landed       uint64 // came to memory
 	Unkept       uint64 // did not
 	Cancelled    uint64 // of those: nobody wanted them any more
+	// Prefill is what an engine computes, tokens a second, by which answers are cut: as it was given, or the fastest space's as it was learned. 0: they are not.
+	Prefill float64
 	Tiers        []TierStatus
 }
 

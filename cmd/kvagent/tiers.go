@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 
 	"github.com/spf13/pflag"
 	"go.uber.org/zap"
@@ -22,7 +23,7 @@ type tierSettings struct {
 	state    string // directory; empty: the first disk tier's
 	staging  int64  // bytes
 	prefetch int64  // bytes; 0: an eighth of the pool
-	prefill  int    // tokens a second; 0: answers are not cut
+	prefill  prefillRate
 }
 
 func (t *tierSettings) addFlags(f *pflag.FlagSet) {
@@ -31,7 +32,36 @@ func (t *tierSettings) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&t.state, "tier-state", "", "directory for what must outlive the agent: which spaces were reset; default: the directory of the first disk tier")
 	f.Var(&sizeValue{&t.staging, tier.MinStaging, tier.MaxStaging}, "tier-staging", "memory for blocks on their way to and from tiers; a block larger than half of it stays in the pool")
 	f.Var(&sizeValue{&t.prefetch, 0, dram.MaxBytes}, "prefetch-bytes", "most that is being brought up from tiers at a time; 0 is an eighth of the pool")
-	f.Var(&countValue{&t.prefill, 0, 1e9}, "prefill-tokens-per-second", "what an engine computes: an answer is cut where a tier would take longer; 0 never cuts")
+	f.Var(&t.prefill, "prefill-tokens-per-second", "what an engine computes: an answer is cut where a tier would take longer; 0 never cuts, learn measures it")
+}
+
+// prefillRate is what an engine computes, in tokens a second, 0: answers are not cut; or that it is to be learned.
+type prefillRate struct {
+	tokens int
+	learn  bool
+}
+
+const learnPrefill = "learn"
+
+func (r *prefillRate) Type() string { return "rate" }
+func (r *prefillRate) String() string {
+	if r.learn {
+		return learnPrefill
+	}
+	return strconv.Itoa(r.tokens)
+}
+
+func (r *prefillRate) Set(text string) error {
+	if text == learnPrefill {
+		*r = prefillRate{learn: true}
+		return nil
+	}
+	n := 0
+	if err := (&countValue{&n, 0, 1e9}).Set(text); err != nil {
+		return fmt.Errorf("%w, or %s", err, learnPrefill)
+	}
+	*r = prefillRate{tokens: n}
+	return nil
 }
 
 // check is what no single setting can say for itself.
@@ -110,7 +140,7 @@ func openTiers(p *dram.Pool, s *serveSettings, log *zap.Logger) (agent.Pool, fun
 func (t *tierSettings) options(s *serveSettings, staging *tier.Staging, log *zap.Logger) tier.Options {
 	node, _ := os.Hostname() // empty: what is stored names no source
 	return tier.Options{
-		PrefetchBytes: t.prefetch, PrefillTokens: float64(t.prefill), Staging: staging, Salts: filepath.Join(t.stateDir(), saltsFile),
+		PrefetchBytes: t.prefetch, PrefillTokens: float64(t.prefill.tokens), LearnPrefill: t.prefill.learn, Staging: staging, Salts: filepath.Join(t.stateDir(), saltsFile),
 		NoSums: s.integrity == integrityHeader, Node: node,
 		Log: func(name, what string, err error) { log.Warn(what, zap.String("tier", name), zap.Error(err)) },
 	}

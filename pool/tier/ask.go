@@ -205,7 +205,7 @@ func (p *Pool) inquireOne(sp *space, now *life, group uint8, hash []byte, fresh 
 	print := now.print(group, hash)
 	clock := p.now()
 	for _, l := range p.lanes {
-		if l.Local || !l.up() || p.slow(l, g) {
+		if l.Local || !l.up() || p.slow(l, sp, g) {
 			continue
 		}
 		if _, known := l.known.get(print, clock); known {

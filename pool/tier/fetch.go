@@ -92,6 +92,7 @@ func (l *lane) get(ctx context.Context, items []pool.Item) {
 	within, stop := context.WithTimeout(ctx, l.FetchWithin)
 	defer stop()
 	start := time.Now()
+	l.pace.fetching(l.p.now())
 	err := l.Store.Get(within, items)
 	l.result(ctx, err)
 	bytes := int64(0)

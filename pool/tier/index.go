@@ -103,12 +103,12 @@ func (p *Pool) walk(w *look, s pool.SpaceID, group uint8, h *pool.Hashes, n int)
 		p.below(w, sp, now, g, group, h, from, part)
 		for i := range part {
 			if part[i] == nowhere {
-				return p.worth(w.where[:from+i-n], g, n, from+i)
+				return p.worth(w.where[:from+i-n], sp, g, n, from+i)
 			}
 		}
 		from, step = to, stride
 	}
-	return p.worth(w.where, g, n, h.N)
+	return p.worth(w.where, sp, g, n, h.N)
 }
 
 var noneThere = func() (all [stride]int8) {
@@ -138,7 +138,7 @@ func (p *Pool) below(w *look, sp *space, now *life, g *group, group uint8, h *po
 		return
 	}
 	for _, l := range p.lanes {
-		if !l.up() || p.slow(l, g) {
+		if !l.up() || p.slow(l, sp, g) {
 			continue
 		}
 		if l.Local {
@@ -186,36 +186,4 @@ func (l *lane) exact(w *look, sp *space, now *life, group uint8, h *pool.Hashes,
 			where[w.absent[i]] = int8(l.number)
 		}
 	}
-}
-
-// slow says that a tier brings a block up more slowly than an engine computes it.
-func (p *Pool) slow(l *lane, g *group) bool {
-	if p.o.PrefillTokens == 0 || g.tokens == 0 {
-		return false
-	}
-	const many = 1 << 10 // so many blocks that the delay of the first does not count
-	return l.pace.seconds(many*g.memory, p.now()) > many*float64(g.tokens)/p.o.PrefillTokens
-}
-
-// worth cuts a chain at n, where memory's part ends, if bringing up the rest would take longer than computing it.
-func (p *Pool) worth(where []int8, g *group, n, end int) int {
-	if p.o.PrefillTokens == 0 || end == n {
-		return end
-	}
-	var bytes [MaxTiers]int64
-	for _, at := range where {
-		if at >= 0 {
-			bytes[at] += g.memory
-		}
-	}
-	seconds := 0.0
-	for i, b := range bytes {
-		if b > 0 {
-			seconds += p.lanes[i].pace.seconds(b, p.now())
-		}
-	}
-	if seconds > float64(end-n)*float64(g.tokens)/p.o.PrefillTokens {
-		return n
-	}
-	return end
 }

@@ -21,6 +21,7 @@ const (
 	fullPause    = time.Second
 	logEvery     = time.Second // between two lines of one kind about one tier
 	hintAge      = 10 * time.Second
+	maxPrefill   = 1e9 // tokens a second
 )
 
 // When says which blocks are written to a tier.
@@ -85,6 +86,8 @@ type Options struct {
 	// PrefillTokens is how many tokens a second an engine computes, 0 to 10^9. An answer is cut where bringing blocks up would take longer, by what was measured of
 	// the tier, than computing them. 0: it is not.
 	PrefillTokens float64
+	// LearnPrefill takes what Computed tells of each space instead of PrefillTokens, which must be 0.
+	LearnPrefill bool
 	// Staging is where values lie on their way. Nil: the stack makes its own, of the default size.
 	Staging *Staging
 	// Salts is the file that keeps which spaces were reset, see spaces.go. Empty: they are forgotten with the process, which is right only if no
@@ -112,8 +115,8 @@ func (o *Options) complete(m Memory) error {
 	if o.PrefetchBytes < 64<<10 || o.PrefetchBytes > max(capacity, 64<<10) {
 		return fmt.Errorf("tier: PrefetchBytes is %d, allowed: %d to %d", o.PrefetchBytes, 64<<10, capacity)
 	}
-	if !(o.PrefillTokens >= 0 && o.PrefillTokens <= 1e9) {
-		return fmt.Errorf("tier: PrefillTokens is %v, allowed: 0 to 1e9", o.PrefillTokens)
+	if !(o.PrefillTokens >= 0 && o.PrefillTokens <= maxPrefill) || o.LearnPrefill && o.PrefillTokens != 0 {
+		return fmt.Errorf("tier: PrefillTokens is %v, allowed: 0 to 1e9, and 0 with LearnPrefill", o.PrefillTokens)
 	}
 	if o.Clock == nil {
 		o.Clock = time.Now

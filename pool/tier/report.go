@@ -9,6 +9,12 @@ func (p *Pool) Report() pool.TierReport {
 		Promises: len(p.mu.open), PromiseBytes: p.mu.bytes, PromiseCap: p.o.PrefetchBytes, Promised: p.mu.promised, Landed: p.mu.landed,
 		Unkept: p.mu.failed, Cancelled: p.mu.dropped, Tiers: make([]pool.TierStatus, len(p.lanes)),
 	}
+	r.Prefill = p.o.PrefillTokens
+	for _, sp := range *p.spaces.all.Load() {
+		if sp != nil {
+			r.Prefill = max(r.Prefill, p.tokensPerSecond(sp))
+		}
+	}
 	now := p.now()
 	for i, l := range p.lanes {
 		t := &r.Tiers[i]

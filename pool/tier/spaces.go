@@ -28,6 +28,8 @@ type space struct {
 	spec   pool.Spec
 	groups []group
 	now    atomic.Pointer[life]
+
+	prefill prefill
 }
 
 // group is what the entries of a group have in common.

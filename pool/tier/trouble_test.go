@@ -257,25 +257,6 @@ func TestFullStore(t *testing.T) {
 	n.stored(0, 10)
 }
 
-// An answer is cut where loading takes longer than computing.
-func TestNetBenefit(t *testing.T) {
-	h := chain("a", 40)
-	n, _, _ := filled(t, h, nil, Tier{}, Options{PrefillTokens: 1e6}) // 16 us for a block of 2 KiB: 128 MB/s
-	l := n.lanes[0]
-	if got := n.know(h); got != 40 {
-		t.Fatalf("%d before anything was measured, want 40", got)
-	}
-	l.pace.fetched(1<<20, time.Second, time.Now()) // 1 MB/s
-	if got := n.Prefix(n.space, 0, h); got != 0 {
-		t.Errorf("%d blocks of a tier that takes longer than computing them", got)
-	}
-	l.pace.rate = 1 << 30
-	l.pace.delay = 0.0004 // s: more than 20 blocks take, less than 40
-	if a, b := n.Prefix(n.space, 0, h.Slice(0, 20)), n.Prefix(n.space, 0, h); a != 0 || b != 40 {
-		t.Errorf("%d of 20, %d of 40 blocks; want 0: too few for the delay, and 40", a, b)
-	}
-}
-
 // Second use: what is only saved is not written, what a look-up reserves again is.
 func TestSecondUse(t *testing.T) {
 	store := pooltest.NewShelf()
