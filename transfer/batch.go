@@ -49,10 +49,14 @@ func (th *thread) batches(t *task, do func(*task, []part) pool.Status) {
 	}
 }
 
-// take gives the parts of the next batch: blocks of together at most Limits.BatchBytes, but at least one.
+// maxBatchRuns is the most runs of one copy, at least those of one block: what a thread keeps memory for, whatever pieces an engine's layout has. A
+// device takes cudaipc.MaxCopyRuns.
+const maxBatchRuns = 1 << 17
+
+// take gives the parts of the next batch: blocks of together at most Limits.BatchBytes and maxBatchRuns, but at least one.
 func (th *thread) take(t *task, c *cursor) []part {
 	th.parts = th.parts[:0]
-	room := th.w.cfg.Limits.BatchBytes
+	room, runs := th.w.cfg.Limits.BatchBytes, maxBatchRuns
 	for c.section < len(t.job.Sections) {
 		s := &t.job.Sections[c.section]
 		left := len(s.Blocks) - c.block
@@ -60,14 +64,16 @@ func (th *thread) take(t *task, c *cursor) []part {
 			c.section, c.block = c.section+1, 0
 			continue
 		}
-		n := int(min(int64(left), room/int64(th.w.plans[s.Group].bytes)))
+		plan := &th.w.plans[s.Group]
+		n := min(left, int(room/int64(plan.bytes)), runs/len(plan.segments))
 		if n == 0 && len(th.parts) > 0 {
 			break
 		}
 		n = max(n, 1)
 		th.parts = append(th.parts, part{s, c.block, c.block + n, c.number})
 		c.block, c.number = c.block+n, c.number+n
-		room -= int64(n) * int64(th.w.plans[s.Group].bytes)
+		room -= int64(n) * int64(plan.bytes)
+		runs -= n * len(plan.segments)
 	}
 	return th.parts
 }

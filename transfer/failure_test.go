@@ -157,6 +157,26 @@ func TestBatchesAreBounded(t *testing.T) {
 	}
 }
 
+// TestBatchesOfSmallPiecesAreBounded: a layout of as many pieces as there may be is copied, in copies that a device takes.
+func TestBatchesOfSmallPiecesAreBounded(t *testing.T) {
+	n := newNode(t, 64, false)
+	count := &counting{Device: n.host}
+	s := n.join(t, func(c *Config) {
+		c.Device = count
+		c.Spec.Fingerprint[5], c.Spec.Groups[0].ShardBytes = 1, []uint32{MaxSegments}
+		g := GroupLayout{NumBlocks: 32}
+		for i := range uint64(MaxSegments) {
+			g.Segments = append(g.Segments, Segment{Offset: MaxSegments - 1 - i, Stride: MaxSegments, Bytes: 1})
+		}
+		c.Layout.Groups[0] = g
+	})
+	s.finish(save(1, section(0, 5, 0), section(10, 5, 5)), pool.OK)
+	if want := 10 * MaxSegments; count.runs != want || len(count.blocks) < want/maxBatchRuns {
+		t.Errorf("%d copies with %d runs, want %d in copies of at most %d", len(count.blocks), count.runs, want, maxBatchRuns)
+	}
+	s.finish(load(2, section(0, 5, 20)), pool.OK)
+}
+
 type counting struct {
 	cudaipc.Device
 	blocks []int
