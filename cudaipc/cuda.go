@@ -36,6 +36,8 @@ type CUDA struct {
 	lanes         [2]*lane // by Direction
 	pins          *pins
 	sums          *summers
+	kernel        copyKernel
+	measureKernel bool         // CUDAOptions.MeasureKernel
 	imports       atomic.Int64 // CUDAInfo.Imports
 
 	lost struct {
@@ -57,7 +59,7 @@ func OpenCUDA(o CUDAOptions) (*CUDA, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &CUDA{arena: o.Arena, gpu: gpu, facts: o.Facts, source: TableKnown}
+	d := &CUDA{arena: o.Arena, gpu: gpu, measureKernel: o.MeasureKernel, facts: o.Facts, source: TableKnown}
 	if !given {
 		o.Table, d.source = o.choose(&gpu)
 	}
@@ -84,6 +86,9 @@ func (d *CUDA) open(o *CUDAOptions) (err error) {
 		return err
 	}
 	d.opener.do(d.ctx.Lower)
+	if o.Table.names(CopyKernel) {
+		d.opener.do(d.kernel.load)
+	}
 	if d.asker, err = startRole(d.ctx); err != nil {
 		return err
 	}
@@ -112,6 +117,9 @@ func (d *CUDA) shut() error {
 	}
 	if d.sums != nil {
 		d.sums.close()
+	}
+	if d.opener != nil && d.alive() == nil {
+		d.opener.do(func() { errs = append(errs, d.kernel.unload()) })
 	}
 	for _, r := range []*role{d.asker, d.opener} {
 		if r != nil {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/cudaipc/driver"
+	"github.com/kvagent/kvagent/cudaipc/kernel"
 )
 
 // What Calibrate measures with.
@@ -32,6 +33,8 @@ type calibration struct {
 	end    driver.Event
 	gpu    driver.Addr
 	host   []byte
+	kernel copyKernel // loaded if it is measured
+	lists  *lists
 }
 
 // Calibrate measures the paths on this GPU and gives the table that they make. It takes some seconds, and other copies at the same
@@ -44,7 +47,7 @@ func (d *CUDA) Calibrate() (CopyTable, error) {
 	defer r.close()
 	table := CopyTable{GPU: d.gpu.Name, Driver: driver.Version(), Version: CopyTableVersion}
 	if err == nil {
-		r.do(func() { table.Rules, err = calibrate() })
+		r.do(func() { table.Rules, err = calibrate(d.measureKernel) })
 	}
 	if err != nil {
 		return CopyTable{}, fmt.Errorf("calibrate: %w", d.judge(err))
@@ -52,11 +55,16 @@ func (d *CUDA) Calibrate() (CopyTable, error) {
 	return table, nil
 }
 
-func calibrate() (rules []CopyRule, err error) {
+func calibrate(withKernel bool) (rules []CopyRule, err error) {
 	c := &calibration{until: time.Now().Add(CalibrateWithin)}
 	defer func() { err = errors.Join(err, c.close()) }()
 	if err := c.open(); err != nil {
 		return nil, err
+	}
+	if withKernel {
+		if err := c.openKernel(); err != nil {
+			return nil, err
+		}
 	}
 	for _, n := range calibrateLens {
 		rule, err := c.rule(n)
@@ -83,8 +91,16 @@ func (c *calibration) open() (err error) {
 	return err
 }
 
+func (c *calibration) openKernel() (err error) {
+	if c.kernel.load(); c.kernel.err != nil {
+		return c.kernel.err
+	}
+	c.lists, err = newLists()
+	return err
+}
+
 func (c *calibration) close() error {
-	var errs []error
+	errs := []error{c.lists.close(), c.kernel.unload()}
 	if c.host != nil {
 		errs = append(errs, driver.FreePinned(c.host))
 	}
@@ -130,11 +146,29 @@ func (c *calibration) rule(n uint64) (CopyRule, error) {
 		}
 	}
 	rect, err := c.both(n, CopyRect)
-	if err == nil && rect < best {
-		rule.Rows = CopyRect
+	if err != nil {
+		return CopyRule{}, err
+	}
+	rows := best
+	if rect < best {
+		rule.Rows, rows = CopyRect, rect
+	}
+	if c.kernel.Kernel == nil {
+		return rule, nil
+	}
+	took, err := c.both(n, CopyKernel)
+	if worthwhile(took, best) {
+		rule.Flat = CopyKernel
+	}
+	if worthwhile(took, rows) {
+		rule.Rows = CopyKernel
 	}
 	return rule, err
 }
+
+// worthwhile says whether the kernel is so much faster than the best of copy engines that it may take thread blocks from the engine:
+// that is not measured here.
+func worthwhile(took, best time.Duration) bool { return took < best*3/4 }
 
 // both is how long both directions take, one after the other.
 func (c *calibration) both(n uint64, path CopyPath) (time.Duration, error) {
@@ -181,6 +215,9 @@ func (c *calibration) launch(n uint64, path CopyPath, toHost bool) error {
 		}
 		return c.stream.Rects([]driver.Rect{r}, toHost)
 	}
+	if path == CopyKernel {
+		return c.launchKernel(n, rows, toHost)
+	}
 	var list driver.List
 	for i := range rows {
 		if dev, host := uint64(c.gpu)+2*n*i, hostAddr(c.host)+n*i; toHost {
@@ -193,4 +230,20 @@ func (c *calibration) launch(n uint64, path CopyPath, toHost bool) error {
 		return c.stream.Batch(&list)
 	}
 	return c.stream.Each(&list, toHost)
+}
+
+// launchKernel is launch by the kernel.
+func (c *calibration) launchKernel(n, rows uint64, toHost bool) error {
+	host, err := driver.Address(c.host)
+	if err != nil {
+		return err
+	}
+	for i := range rows {
+		dst, src := uint64(host)+n*i, uint64(c.gpu)+2*n*i
+		if !toHost {
+			dst, src = src, dst
+		}
+		kernel.Put(c.lists.mem, int(i), dst, src, n)
+	}
+	return c.kernel.Launch(c.stream, kernel.Blocks, kernel.Threads, c.lists.at, uint32(rows))
 }

@@ -243,12 +243,16 @@ func TestCUDABothDirections(t *testing.T) {
 
 func TestCUDACalibrate(t *testing.T) {
 	b := newBench(t, devicetest.Spec{Regions: []int64{4096}}, nil)
+	calls := noteCalls(t)
 	table, err := b.device.Calibrate()
 	if err == nil {
 		err = table.Check()
 	}
 	if err != nil {
 		t.Fatal(err)
+	}
+	if n := calls()["cuModuleLoadData"]; n != 0 {
+		t.Errorf("%d modules loaded by a calibration that was not asked for the kernel", n)
 	}
 	t.Log(table.String())
 }

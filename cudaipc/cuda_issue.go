@@ -16,25 +16,29 @@ func (is *issue) reset() {
 	is.rects = is.rects[:0]
 }
 
-// add puts a rectangle, or a single copy, where the table says.
-func (l *lane) add(r *rect) {
+// add puts a rectangle, or a single copy, where the table says; false: the kernel's list of this chunk is full.
+func (l *lane) add(r *rect) (bool, error) {
 	host := hostAddr(l.d.arena) + r.off
 	path := l.table.path(r.n, r.rows > 1)
+	if path == CopyKernel && l.lists != nil {
+		return l.addToList(r)
+	}
 	if path == CopyRect {
 		c := driver.Rect{Dst: host, Src: r.dev, Width: r.n, Rows: r.rows, DstPitch: r.offPitch, SrcPitch: r.devPitch}
 		if l.dir == Scatter {
 			c.Dst, c.Src, c.DstPitch, c.SrcPitch = r.dev, host, r.devPitch, r.offPitch
 		}
 		l.issue.rects = append(l.issue.rects, c)
-		return
+		return true, nil
 	}
 	list := &l.issue.each
-	if path == CopyBatch && driver.HasBatch() {
+	if path != CopySingle && driver.HasBatch() {
 		list = &l.issue.batch
 	}
 	for i := range r.rows {
 		l.addRow(list, r.dev+i*r.devPitch, host+i*r.offPitch, r.n)
 	}
+	return true, nil
 }
 
 func (l *lane) addRow(list *driver.List, dev, host, n uint64) {
@@ -64,6 +68,9 @@ func (l *lane) send() error {
 		if err := l.stream.Batch(&is.batch); err != nil {
 			return err
 		}
+	}
+	if err := l.launch(); err != nil {
+		return err
 	}
 	l.counts.singles.Add(uint64(len(is.each.Len)))
 	return l.stream.Each(&is.each, toHost)

@@ -42,6 +42,9 @@ type lane struct {
 	spans    []span
 	issue    issue
 	ring     *ring
+	lists    *lists                 // nil: without the kernel
+	list     *list                  // of the chunk that is being made; nil: none
+	pieces   map[uint64]driver.Addr // of the arena, as the GPU sees them
 
 	flight  *cudaFlight // whose chunks are being started; nil: none
 	rects   []rect      // of it, not yet started
@@ -49,7 +52,7 @@ type lane struct {
 	bytes   uint64      // of started
 	events  []driver.Event
 
-	counts struct{ singles, batches, rects, ring atomic.Uint64 }
+	counts struct{ singles, batches, rects, kernels, ring atomic.Uint64 }
 }
 
 // chunk is some calls with an event behind them.
@@ -58,10 +61,11 @@ type chunk struct {
 	event  driver.Event
 	bytes  uint64
 	staged *staged // its bytes go through the ring
+	list   *list   // that the kernel reads
 }
 
 func startLane(d *CUDA, dir Direction, o *CUDAOptions) (*lane, error) {
-	l := &lane{d: d, dir: dir, table: *o.Table, inFlight: uint64(o.InFlight), flights: newQueue[*cudaFlight]()}
+	l := &lane{d: d, dir: dir, table: *o.Table, inFlight: uint64(o.InFlight), flights: newQueue[*cudaFlight](), pieces: map[uint64]driver.Addr{}}
 	var err error
 	if l.role, err = startRole(d.ctx); err != nil {
 		return nil, err
@@ -84,13 +88,18 @@ func (l *lane) open(o *CUDAOptions) error {
 	if err != nil {
 		return err
 	}
-	l.planner.planLimits = planLimits{piece: uint64(o.PinPiece), bytes: min(maxMerged, uint64(o.Ring)), minRows: minRows, maxPitch: pitch}
+	l.planner.planLimits = planLimits{piece: uint64(o.PinPiece), bytes: min(maxMerged, uint64(o.Ring)), minRows: minRows, maxRows: listEntries, maxPitch: pitch}
 	priority := last
 	if l.dir == Scatter {
 		priority = first
 	}
 	if l.stream, err = driver.NewStream(priority); err != nil {
 		return err
+	}
+	if l.d.kernel.Kernel != nil {
+		if l.lists, err = newLists(); err != nil {
+			return err
+		}
 	}
 	l.ring, err = newRing(int(o.Ring))
 	return err
@@ -178,7 +187,7 @@ func (l *lane) whole() {
 // former reach the arena later, and an older copy must not overwrite a younger one.
 func (l *lane) room(pinned bool) bool {
 	n := len(l.started)
-	return n == 0 || n < maxChunks && l.bytes < l.inFlight && (l.started[n-1].staged == nil) == pinned && (pinned || l.ring.room())
+	return n == 0 || n < maxChunks && l.bytes < l.inFlight && (l.started[n-1].staged == nil) == pinned && (pinned && l.lists.room() || !pinned && l.ring.room())
 }
 
 // chunk starts the next calls of the flight, and an event behind them.
@@ -190,6 +199,7 @@ func (l *lane) chunk(pinned bool) {
 	} else {
 		c.staged, c.bytes, err = l.viaRing()
 	}
+	c.list, l.list = l.list, nil
 	if err = l.d.judge(err); err != nil {
 		l.flight.err = err // what was started before it is waited for all the same
 	}
@@ -214,7 +224,13 @@ func (l *lane) direct() (uint64, error) {
 	var bytes uint64
 	n := 0
 	for n < len(l.rects) && n < chunkCalls && bytes < chunkBytes && l.d.pins.at(l.rects[n].off) {
-		l.add(&l.rects[n])
+		taken, err := l.add(&l.rects[n])
+		if err != nil {
+			return bytes, err
+		}
+		if !taken {
+			break
+		}
 		bytes += l.rects[n].n * l.rects[n].rows
 		n++
 	}
@@ -248,6 +264,9 @@ func (l *lane) reap() bool {
 	if c.staged != nil {
 		l.ring.end(c.staged, l.d.arena, l.dir)
 	}
+	if c.list != nil {
+		l.lists.free = append(l.lists.free, c.list.off)
+	}
 	c.flight.chunks--
 	if c.flight.whole && c.flight.chunks == 0 {
 		l.d.copied(c.flight)
@@ -266,7 +285,7 @@ func (l *lane) close() error {
 		for _, e := range l.events {
 			errs = append(errs, e.Destroy())
 		}
-		errs = append(errs, l.ring.close(), l.stream.Destroy())
+		errs = append(errs, l.lists.close(), l.ring.close(), l.stream.Destroy())
 	})
 	l.role.close()
 	return errors.Join(errs...)

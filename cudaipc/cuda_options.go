@@ -29,7 +29,9 @@ type CUDAOptions struct {
 	Table    *CopyTable // nil: Facts.Table, else that of the GPU's type in Tables, else DefaultCopyTable
 	Tables   []CopyTable
 	Facts    GPUFacts
-	NoPin    bool // all copies through the rings: for tests of what a refusal to pin leaves
+	// MeasureKernel lets Calibrate measure the copy kernel too, and name it where it is faster by far.
+	MeasureKernel bool
+	NoPin         bool // all copies through the rings: for tests of what a refusal to pin leaves
 }
 
 // CUDAInfo is the state of a CUDA device.
@@ -53,7 +55,8 @@ type CUDAInfo struct {
 	PinSeconds float64 // that the pinning has taken, or took in all
 	RingBytes  uint64  // copied through the rings so far
 
-	Singles, Batches, Rects uint64 // calls so far
+	Singles, Batches, Rects, Kernels uint64 // calls so far
+	KernelError                      string // why the kernel is not loaded though the table names it; empty: it is, or is not named
 
 	Lost string // why every later call fails; empty: they do not
 }

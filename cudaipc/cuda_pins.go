@@ -115,11 +115,15 @@ func (d *CUDA) Info() CUDAInfo {
 		Source: d.source, Facts: d.facts, Imports: d.imports.Load(), Arena: int64(len(d.arena)),
 	}
 	d.pins.tell(&i)
+	if d.kernel.err != nil {
+		i.KernelError = d.kernel.err.Error()
+	}
 	for _, l := range d.lanes {
 		i.RingBytes += l.counts.ring.Load()
 		i.Singles += l.counts.singles.Load()
 		i.Batches += l.counts.batches.Load()
 		i.Rects += l.counts.rects.Load()
+		i.Kernels += l.counts.kernels.Load()
 	}
 	if err := d.alive(); err != nil {
 		i.Lost = err.Error()

@@ -26,6 +26,7 @@ type planLimits struct {
 	piece    uint64 // bytes; no call goes over a multiple of it in the arena, for pieces are pinned one by one
 	bytes    uint64 // of one call
 	minRows  uint64 // fewer are single copies
+	maxRows  uint64
 	maxPitch uint64 // bytes
 }
 
@@ -127,7 +128,7 @@ func (p *planner) regular(spans []span) int {
 	if devPitch < first.n || offPitch < first.n || devPitch > p.maxPitch || offPitch > p.maxPitch {
 		return 1
 	}
-	most := min(uint64(len(spans)), max(p.bytes/first.n, 1))
+	most := min(uint64(len(spans)), max(p.bytes/first.n, 1), p.maxRows)
 	for i := uint64(1); i < most; i++ {
 		s := spans[i]
 		if s.n != first.n || s.in != first.in || s.dev-spans[i-1].dev != devPitch || s.off-spans[i-1].off != offPitch || s.off/p.piece != first.off/p.piece {

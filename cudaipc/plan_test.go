@@ -7,7 +7,7 @@ import (
 )
 
 func newPlanner() *planner {
-	return &planner{planLimits: planLimits{piece: 1 << 20, bytes: 1 << 18, minRows: 2, maxPitch: 1 << 31}}
+	return &planner{planLimits: planLimits{piece: 1 << 20, bytes: 1 << 18, minRows: 2, maxRows: 1 << 14, maxPitch: 1 << 31}}
 }
 
 // bytesOf is the slow way to say what a plan copies: each byte's two places.

@@ -40,6 +40,14 @@ int backing_open(int entry, uint64_t uid) {
 	return open(path, O_RDWR | O_CLOEXEC);
 }
 
+bool backing_of_the_dead(int entry) {
+	machine_lock();
+	machine_sweep();
+	bool dead = machine->memory[entry].owner < 0;
+	machine_unlock();
+	return dead;
+}
+
 void backing_drop(int entry) {
 	machine_lock();
 	machine_drop(entry, self);

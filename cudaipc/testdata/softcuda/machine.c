@@ -13,7 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static const uint64_t MAGIC = 0x736f667463756431; // "softcud1"
+static const uint64_t MAGIC = 0x736f667463756432; // "softcud2"
 machine_state *machine;
 static char folder[256];
 

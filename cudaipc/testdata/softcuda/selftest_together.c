@@ -59,6 +59,35 @@ static void import_of_the_dead(void) {
 	IS(CUDA_ERROR_INVALID_HANDLE, cuIpcOpenMemHandle(&a, h, 1));
 }
 
+// Copies of the memory of a process that dies: those that begin when it is dead move nothing with the knob, either way, by call and by
+// kernel; and nobody is told.
+static void copies_of_the_dead(void) {
+	CUipcMemHandle h;
+	CUdeviceptr a;
+	peer engine = peer_new(exports_memory);
+	hear(engine, &h, sizeof h);
+	driver();
+	char *host = pinned(4096);
+	CUstream s = stream_new();
+	CUdeviceptr word = (uintptr_t)pinned(4096);
+	OK(cuIpcOpenMemHandle(&a, h, 1));
+	OK(cuMemcpyDtoHAsync(host, a, 8, s));
+	OK(cuStreamSynchronize(s));
+	OK(cuStreamWaitValue32(s, word, 1, CU_STREAM_WAIT_VALUE_GEQ));
+	OK(cuMemcpyDtoHAsync(host + 100, a, 8, s));
+	OK(cuMemcpyHtoDAsync(a + 8, host + 200, 8, s));
+	peer_kill(engine);
+	*(volatile uint32_t *)(uintptr_t)word = 1;
+	OK(cuStreamSynchronize(s));
+	bool land = !getenv("SOFTCUDA_COPIES_OF_THE_DEAD");
+	TRUE(host[0] == 0x5a);
+	IS(land ? 0x5a : 0, host[100]);
+	unsetenv("SOFTCUDA_COPIES_OF_THE_DEAD");
+	OK(cuMemcpyDtoH(host, a + 8, 8));
+	IS(land ? 0 : 0x5a, host[0]);
+	OK(cuIpcCloseMemHandle(a));
+}
+
 // The importer dies: the exporter has its memory still, and gets it back by freeing it.
 static void imports_and_waits(peer p) {
 	CUipcMemHandle h;
@@ -191,6 +220,8 @@ static void killed_anywhere(void) {
 const test_case together[] = {
 	{"import", import, {0}},
 	{"import of the dead", import_of_the_dead, {0}},
+	{"copies of the dead land", copies_of_the_dead, {0}},
+	{"copies of the dead end", copies_of_the_dead, {"SOFTCUDA_COPIES_OF_THE_DEAD=end"}},
 	{"importer killed", importer_killed, {0}},
 	{"event", event, {0}},
 	{"event of the dead fires", event_fires, {0}},
