@@ -12,16 +12,18 @@ import (
 
 // dir is one directory and its log.
 type dir struct {
-	s        *Store
-	path     string
-	limit    int64   // bytes of disk it may use
-	salt     uint64  // of its name, for choose
-	weight   float64 // its share of the keys
-	reads    chan *run
-	wake     chan struct{} // room for one: the keeper looks again
-	readable atomic.Bool
-	lost     atomic.Bool // the disk may have blocks that the index has not: deletes write a tombstone for any key
-	badReads atomic.Int32
+	s          *Store
+	path       string
+	limit      int64   // bytes of disk it may use
+	salt       uint64  // of its name, for choose
+	weight     float64 // its share of the keys
+	reads      chan *run
+	wake       chan struct{} // room for one: the keeper looks again
+	memory     []byte        // all of it
+	readMemory [][]byte      // of each reader
+	readable   atomic.Bool
+	lost       atomic.Bool // the disk may have blocks that the index has not: deletes write a tombstone for any key
+	badReads   atomic.Int32
 
 	mu      sync.Mutex
 	work    *sync.Cond    // there may be a piece to write
@@ -70,24 +72,35 @@ func newDir(s *Store, i int) (*dir, error) {
 	}
 	d.work = sync.NewCond(&d.mu)
 	d.budget.init(o.Path, s.o.BudgetBytesPerDay, s.o.Now)
-	for range 2*s.o.WriteDepth + 2 { // as many are filled as are written
-		mem, err := mapMemory(int64(s.o.WriteBytes))
-		if err != nil {
-			return nil, errors.Join(err, d.freeMemory())
-		}
-		d.free = append(d.free, mem)
+	return d, d.takeMemory()
+}
+
+// takeMemory maps what pieces are written from and runs are read to, in one, so that all of it can be in huge pages.
+func (d *dir) takeMemory() (err error) {
+	o := &d.s.o
+	pieces, piece, read := 2*o.WriteDepth+2, int64(o.WriteBytes), runBytes(int64(o.ReadBytes)) // as many pieces are filled as are written
+	d.memory, err = mapMemory(int64(pieces)*piece + int64(o.ReadDepth)*read)
+	if err != nil {
+		return err
 	}
-	return d, nil
+	rest := d.memory
+	for range pieces {
+		d.free = append(d.free, rest[:piece:piece])
+		rest = rest[piece:]
+	}
+	for range o.ReadDepth {
+		d.readMemory = append(d.readMemory, rest[:read:read])
+		rest = rest[read:]
+	}
+	return nil
 }
 
 var errNotOpened = errors.New("not opened yet")
 
-func (d *dir) freeMemory() (err error) {
-	for _, mem := range d.free {
-		err = errors.Join(err, unmap(mem))
-	}
-	d.free = nil
-	return err
+func (d *dir) freeMemory() error {
+	memory := d.memory
+	d.memory, d.free, d.readMemory = nil, nil, nil
+	return unmap(memory)
 }
 
 // start runs the directory's goroutines; they end by stop, and Store.Close waits for them.
@@ -95,8 +108,8 @@ func (d *dir) start() {
 	for range d.s.o.WriteDepth {
 		d.s.work.Go(d.write)
 	}
-	for range d.s.o.ReadDepth {
-		d.s.work.Go(d.read)
+	for _, memory := range d.readMemory {
+		d.s.work.Go(func() { d.read(memory) })
 	}
 	d.s.keepers.Go(d.keep)
 	d.wakeKeeper()

@@ -6,8 +6,6 @@ import (
 	"math/bits"
 	"sync"
 	"unsafe"
-
-	"golang.org/x/sys/unix"
 )
 
 // tag stands for a key in memory: 128 bits of a hash whose seed only this process knows, so that nobody can make two keys meet. A read
@@ -220,7 +218,7 @@ func (s *indexShard) distance(from, to int) int {
 
 func (s *indexShard) grow() error {
 	n := max(firstCells, len(s.cells)*3/2)
-	raw, err := unix.Mmap(-1, 0, int(roundUp(int64(n)*int64(unsafe.Sizeof(cell{})), pageBytes)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	raw, err := mapPages(roundUp(int64(n)*int64(unsafe.Sizeof(cell{})), pageBytes))
 	if err != nil {
 		return fmt.Errorf("%w: %w", errIndexFull, err)
 	}

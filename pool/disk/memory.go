@@ -2,30 +2,62 @@ package disk
 
 import (
 	"fmt"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// mapMemory gives n bytes, rounded up to whole pages, that are aligned as O_DIRECT wants it and that the collector never sees.
+// hugeBytes is the size of a huge page. A device takes so many segments in one request, and a segment is what lies side by side in
+// the machine's memory: what one call reads or writes is many requests from small pages, and few from huge ones.
+const hugeBytes = 2 << 20
+
+// mapMemory gives n bytes, rounded up to whole pages, that are aligned as O_DIRECT wants it and that the collector never sees. From hugeBytes
+// on they are in huge pages, as far as the kernel has some.
 func mapMemory(n int64) ([]byte, error) {
-	p, err := unix.Mmap(-1, 0, int(roundUp(max(n, 1), pageBytes)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		return nil, fmt.Errorf("disk: %d bytes of memory: %w", n, err)
+	n = roundUp(max(n, 1), pageBytes)
+	if n < hugeBytes {
+		return mapPages(n)
 	}
+	n = roundUp(n, hugeBytes)
+	p, err := mapPages(n + hugeBytes)
+	if err != nil {
+		return nil, err
+	}
+	before := -int64(uintptr(unsafe.Pointer(unsafe.SliceData(p)))) & (hugeBytes - 1)
+	_ = unmap(p[:before:before]) // what is left over stays unused if it cannot be given back
+	_ = unmap(p[before+n:])
+	p = p[before:][:n:n]
+	_ = unix.Madvise(p, unix.MADV_HUGEPAGE) // a kernel that has none gives small ones
 	return p, nil
 }
 
+// mapPages gives n bytes, a multiple of pageBytes. They take memory from when they are touched.
+func mapPages(n int64) ([]byte, error) {
+	p, err := unix.MmapPtr(-1, 0, nil, uintptr(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, fmt.Errorf("disk: %d bytes of memory: %w", n, err)
+	}
+	return unsafe.Slice((*byte)(p), n), nil
+}
+
+// unmap gives back what mapMemory or mapPages gave, or whole pages of it.
 func unmap(p []byte) error {
-	if p == nil {
+	if cap(p) == 0 {
 		return nil
 	}
-	return unix.Munmap(p)
+	return unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(p)), uintptr(cap(p)))
 }
 
 // bounce is memory that grows to what is asked of it. It belongs to one goroutine.
-type bounce struct{ p []byte }
+type bounce struct {
+	lent []byte // used where it is enough; whoever lent it unmaps it
+	p    []byte
+}
 
 func (b *bounce) atLeast(n int64) ([]byte, error) {
+	if int64(len(b.lent)) >= n {
+		return b.lent[:n], nil
+	}
 	if int64(len(b.p)) >= n {
 		return b.p[:n], nil
 	}

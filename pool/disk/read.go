@@ -3,8 +3,8 @@ package disk
 import "github.com/kvagent/kvagent/pool"
 
 // read is a reader: it has memory of its own, so that a read that hangs longer than its caller waits writes nobody's bytes.
-func (d *dir) read() {
-	var b bounce
+func (d *dir) read(memory []byte) {
+	b := bounce{lent: memory}
 	defer b.free()
 	for r := range d.reads {
 		d.readRun(r, &b)
@@ -29,6 +29,9 @@ func (d *dir) readRun(r *run, b *bounce) {
 		part.item.Status = d.judge(part, ok)
 	}
 }
+
+// runBytes is the memory that a run of so many bytes of blocks takes at most, in whole units of any device.
+func runBytes(blocks int64) int64 { return roundUp(headerBytes+blocks, pageBytes) + pageBytes }
 
 // readSpan reads a part of a segment in whole units of the device. The bytes are b's.
 func readSpan(g *segment, b *bounce, off, end int64) ([]byte, error) {
