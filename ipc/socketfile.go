@@ -31,8 +31,9 @@ const (
 
 // socketFile is a socket file held by this process: locked, so that nobody of our kind steals it.
 type socketFile struct {
-	path string
-	lock *os.File
+	path  string
+	lock  *os.File
+	bound fs.FileInfo // of the socket's file
 }
 
 // claimSocket locks path and binds a listening Unix socket there. Its mode is set before anybody can connect.
@@ -55,6 +56,11 @@ func claimSocket(path string, group int) (s *socketFile, fd int, err error) {
 	if err != nil {
 		s.unlock()
 		return nil, -1, err
+	}
+	if s.bound, err = os.Lstat(path); err != nil { // removed already
+		s.unlock()
+		unix.Close(fd)
+		return nil, -1, fmt.Errorf("socket %s: %w", path, err)
 	}
 	return s, fd, nil
 }
@@ -107,14 +113,19 @@ func openTo(path string, group int) error {
 	return os.Chmod(path, sockModeGrp)
 }
 
-// release removes the socket's file, then its lock. The listening descriptor is the caller's to close.
+// release removes the socket's file, then its lock; not what others put in their place when somebody had removed the
+// directory. The listening descriptor is the caller's to close.
 func (s *socketFile) release() {
-	os.Remove(s.path)
+	if now, err := os.Lstat(s.path); err == nil && os.SameFile(now, s.bound) {
+		os.Remove(s.path)
+	}
 	s.unlock()
 }
 
 func (s *socketFile) unlock() {
-	os.Remove(s.lock.Name()) // while it is held, so that no two hold files of that name
+	if sameFile(s.lock, s.lock.Name()) {
+		os.Remove(s.lock.Name()) // while it is held, so that no two hold files of that name
+	}
 	s.lock.Close()
 }
 

@@ -179,3 +179,32 @@ func TestConnSendStalls(t *testing.T) {
 		t.Error("Dead is open")
 	}
 }
+
+// TestDirectoryRemovedInFlight: whoever comes to a directory that was removed under a living listener keeps his socket and his
+// lock when that one ends.
+func TestDirectoryRemovedInFlight(t *testing.T) {
+	dir := filepath.Join(socketDir(t), "d")
+	path := filepath.Join(dir, "s.sock")
+	listen := func() *UnixListener {
+		l, err := ListenUnix(path, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	first := listen()
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	second := listen()
+	defer second.Close()
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if !alive(path) {
+		t.Error("the end of the first listener removed the socket of the second")
+	}
+	if l, err := ListenUnix(path, 0); !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), fmt.Sprint("by process ", os.Getpid())) {
+		t.Errorf("the end of the first listener removed the lock of the second: %v, %v", l, err)
+	}
+}

@@ -96,6 +96,9 @@ func (s *serveSettings) check() error {
 	if _, err := parseGroup(s.socketGroup); err != nil {
 		bad = append(bad, err)
 	}
+	if s.socketDir == "" {
+		bad = append(bad, errors.New(`socket-dir: "", allowed: a directory`))
+	}
 	if s.http != "" {
 		if err := agent.CheckHTTPAddr(s.http, s.httpAny); err != nil {
 			bad = append(bad, err)

@@ -23,6 +23,7 @@ import (
 // takes memory for a pool. What is opened here is closed here, in the opposite order: the agent, the device that
 // maps the pool's arena, the pool; the tiers between device and agent.
 func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
+	signal.Ignore(syscall.SIGPIPE) // whoever reads the log may go: that ends no agent
 	cfg, err := s.agentConfig()
 	if err != nil {
 		return configError(err)

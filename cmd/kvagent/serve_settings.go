@@ -91,9 +91,9 @@ func (s *serveSettings) addFlags(f *pflag.FlagSet) {
 	f.Var(&lookupsValue{s.lookups}, "lookup", "look-up socket NAME for the space with this fingerprint, open from the start; may be given several times")
 
 	f.StringVar(&s.http, "http", "", "address for HTTP besides admin.sock, such as 127.0.0.1:9480")
-	f.BoolVar(&s.httpAny, "http-any", false, "let --http be an address that others can reach")
+	addBool(f, &s.httpAny, "http-any", "let --http be an address that others can reach")
 	f.Var(&choiceValue{&s.logLevel, []string{"debug", "info", "warn", "error"}}, "log-level", "least severity that is logged")
-	f.BoolVar(&s.logJSON, "log-json", false, "log JSON")
+	addBool(f, &s.logJSON, "log-json", "log JSON")
 	f.Var(&durationValue{&s.drainTimeout, 0, time.Hour}, "drain-timeout", "longest wait for running jobs at the end")
 
 	f.Var(&countValue{&s.copyLanes, 0, 256}, "copy-lanes", "copies that run at once; 0 is one for each processor")
@@ -104,7 +104,7 @@ func (s *serveSettings) addFlags(f *pflag.FlagSet) {
 	f.Var(&countValue{&s.maxSessions, 1, 2048}, "max-sessions", "sessions at once: one for each scheduler and each rank")
 
 	f.Var(&countValue{&s.flipAfter, 0, 1 << 30}, "fault-flip-byte-after", "flip a byte of a stored block after this many saved blocks")
-	f.BoolVar(&s.allowFaults, "allow-faults", false, "serve POST /fault")
+	addBool(f, &s.allowFaults, "allow-faults", "serve POST /fault")
 	for _, hidden := range []string{"fault-flip-byte-after", "allow-faults"} {
 		f.Lookup(hidden).Hidden = true
 	}

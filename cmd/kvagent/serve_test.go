@@ -119,6 +119,34 @@ func TestServeAndCommands(t *testing.T) {
 	}
 }
 
+// An agent outlives the reader of its log.
+func TestLogReaderGoes(t *testing.T) {
+	cmd := kvagentCommand(t, "serve", "--socket-dir", filepath.Join(t.TempDir(), "s"), "--pool", "1MiB")
+	log, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := log.Read(make([]byte, 1)); err != nil {
+		t.Error(err)
+	}
+	_ = log.Close() // what else it says breaks the pipe
+	limit := time.Now().Add(20 * time.Second)
+	for dir := cmd.Args[3]; ; time.Sleep(5 * time.Millisecond) { // between two questions to another process
+		if _, err := newAdmin(dir).get(t.Context(), "/readyz"); err == nil || time.Now().After(limit) {
+			break
+		}
+	}
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Error(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("serve ended with %v", err)
+	}
+}
+
 // An agent that was given a relative directory tells the engines, which run elsewhere, where that is.
 func TestRelativeSocketDir(t *testing.T) {
 	t.Chdir(t.TempDir())

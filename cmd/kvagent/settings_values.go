@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/spf13/pflag"
 )
 
 // The values of settings. Each reads text, the same from a flag, the environment or the file, and its error says
@@ -70,6 +72,25 @@ func formatSize(n int64) string {
 		}
 	}
 	return strconv.FormatInt(n, 10)
+}
+
+// boolValue is true or false.
+type boolValue struct{ v *bool }
+
+func addBool(f *pflag.FlagSet, v *bool, name, usage string) {
+	f.VarPF(&boolValue{v}, name, "", usage).NoOptDefVal = "true"
+}
+
+func (b *boolValue) Type() string   { return "bool" }
+func (b *boolValue) String() string { return strconv.FormatBool(b.v != nil && *b.v) }
+
+func (b *boolValue) Set(text string) error {
+	v, err := strconv.ParseBool(text)
+	if err != nil {
+		return errors.New("allowed: true, false")
+	}
+	*b.v = v
+	return nil
 }
 
 // durationValue is a time such as 500ms or 30s.
