@@ -146,10 +146,16 @@ class World:
             self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
 
     def retrain(self) -> bool:
-        """Other weights: nothing that was computed until now may be seen again. Not while a load is under way."""
-        self.settle()
-        if self.side.blocks.loading:
+        """Other weights: nothing that was computed until now may be seen again. Gives whether they could be changed.
+
+        vLLM takes their blocks away from running requests, not from one that waits: for its load, or, that done, for
+        more blocks.
+        """
+        table = self.scheduler.kv_cache_manager.get_block_ids
+        waiting = [name for name, one in self.scheduler.requests.items() if one.status != RequestStatus.RUNNING]
+        if self.side.blocks.loading or any(any(table(name)) for name in waiting):
             return False
+        self.settle()
         assert self.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
         self.gpu.weights += 1
         return True
