@@ -52,6 +52,7 @@ type Agent struct {
 	sessions   sessions
 	switches   switches
 	peers      *peerNumbers
+	share      share
 	lanes      *transfer.Lanes
 	inflight   inflight
 	watchdog   *watchdog
@@ -88,6 +89,13 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 	a.lanes = transfer.NewLanes(a.cfg.Lanes, a.cfg.Limits.Transfer.SaveAge, nil)
 	if _, err := rand.Read(a.boot[:]); err != nil {
 		return nil, fmt.Errorf("boot epoch: %w", err)
+	}
+	files, err := openFiles()
+	if err != nil {
+		return nil, fmt.Errorf("limit of open files: %w", err)
+	}
+	if a.share = shareDescriptors(files, a.cfg.Limits.Sessions); a.share.sessions < a.cfg.Limits.Sessions {
+		log.Warn("fewer sessions than are allowed: the limit of open files is low", zap.Uint64("files", files), zap.Int("sessions", a.share.sessions), zap.Int("allowed", a.cfg.Limits.Sessions))
 	}
 	a.sessions.last = firstSession(a.boot)
 	a.sessions.open = make(map[uint64]*session)

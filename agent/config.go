@@ -74,7 +74,6 @@ const (
 	maxAddr        = 1 << 47 // end of a process's address space
 	cudaHandle     = 64      // bytes of a CUDA IPC handle
 	gpuUUID        = 16      // bytes of a GPU's UUID, at the end of a region's handle
-	maxPendingFDs  = 16384   // descriptors of registrations that are not complete, all sessions together
 )
 
 // maxLanes is the most copies that may run at once.

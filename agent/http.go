@@ -53,7 +53,7 @@ func startWeb(a *Agent) (*web, error) {
 	}
 	for _, l := range listeners {
 		w.serving.Go(func() {
-			if err := w.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			if err := w.server.Serve(&fewConns{Listener: l}); !errors.Is(err, http.ErrServerClosed) {
 				a.log.Error("HTTP ended", zap.Stringer("addr", l.Addr()), zap.Error(err))
 			}
 		})

@@ -19,17 +19,30 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// admin asks through admin.sock.
-func (r *rig) admin(method, path string) (int, string) {
-	r.t.Helper()
+// adminClient asks through admin.sock.
+func (r *rig) adminClient() *http.Client {
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		var d net.Dialer
 		return d.DialContext(ctx, "unix", r.path(ipc.AdminSocket))
 	}}
-	client := http.Client{Transport: transport, Timeout: patience}
+	return &http.Client{Transport: transport, Timeout: patience}
+}
+
+// tryAdmin gives the code of a GET, or why there is none.
+func (r *rig) tryAdmin(path string) (int, error) {
+	resp, err := r.adminClient().Get("http://agent" + path)
+	if err != nil {
+		return 0, err
+	}
+	return resp.StatusCode, resp.Body.Close()
+}
+
+// admin asks through admin.sock.
+func (r *rig) admin(method, path string) (int, string) {
+	r.t.Helper()
 	req, err := http.NewRequestWithContext(context.Background(), method, "http://agent"+path, nil)
 	check(r.t, err)
-	resp, err := client.Do(req)
+	resp, err := r.adminClient().Do(req)
 	check(r.t, err)
 	body, err := io.ReadAll(resp.Body)
 	check(r.t, errors.Join(err, resp.Body.Close()))

@@ -46,8 +46,8 @@ func (s *session) regionsLocked(m *ipc.Regions, fds []int) error {
 	}
 	before := s.mu.reg.fds
 	err := s.mu.reg.addRegions(m, fds)
-	if s.agent.pendingFDs.Add(int64(s.mu.reg.fds-before)) > maxPendingFDs && err == nil {
-		err = fmt.Errorf("regions: more than %d descriptors wait in registrations that are not complete", maxPendingFDs)
+	if s.agent.pendingFDs.Add(int64(s.mu.reg.fds-before)) > s.agent.share.pending && err == nil {
+		err = fmt.Errorf("regions: more than %d descriptors wait in registrations that are not complete", s.agent.share.pending)
 	}
 	if err != nil {
 		s.refusePartsLocked(err)

@@ -61,9 +61,9 @@ func (a *Agent) refused(peer ipc.Cred, err error) {
 // admitConn starts a session, or ends it at once if there are too many.
 func (a *Agent) admitConn(conn *ipc.Conn) {
 	a.sessions.mu.Lock()
-	if n := len(a.sessions.open); a.sessions.closed || n >= a.cfg.Limits.Sessions {
+	if n := len(a.sessions.open); a.sessions.closed || n >= a.share.sessions {
 		a.sessions.mu.Unlock()
-		err := fmt.Errorf("sessions: %d are open, allowed: %d", n, a.cfg.Limits.Sessions)
+		err := fmt.Errorf("sessions: %d are open, allowed: %d", n, a.share.sessions)
 		a.refused(conn.Peer(), err)
 		_ = conn.Send(&ipc.Error{Code: ipc.ErrCodeLimit, Text: err.Error()}) // to a socket that nothing was sent to
 		_ = conn.Close()

@@ -1,0 +1,69 @@
+package agent
+
+import (
+	"net"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/ipc"
+)
+
+// Whoever connects to HTTP and says nothing takes a few descriptors, and what is more is closed at once; when they are gone it is served again.
+func TestHTTPConnectionsAreBounded(t *testing.T) {
+	r := newRig(t)
+	var open []net.Conn
+	closed := 0
+	for range 3 * maxHTTPConns {
+		c, err := net.Dial("unix", r.path(ipc.AdminSocket))
+		check(t, err)
+		open = append(open, c)
+	}
+	for _, c := range open[2*maxHTTPConns:] {
+		check(t, c.SetReadDeadline(time.Now().Add(patience)))
+		if n, err := c.Read(make([]byte, 1)); n == 0 && err != nil && !isTimeout(err) {
+			closed++
+		}
+	}
+	if closed != maxHTTPConns {
+		t.Errorf("%d of the last %d connections were closed, want all: %d are served", closed, maxHTTPConns, maxHTTPConns)
+	}
+	for _, c := range open {
+		check(t, c.Close())
+	}
+	for limit := time.Now().Add(patience); ; {
+		if code, err := r.tryAdmin("/livez"); err == nil && code == 200 {
+			return
+		}
+		if time.Now().After(limit) {
+			t.Fatal("HTTP does not answer when the connections are gone")
+		}
+	}
+}
+
+func isTimeout(err error) bool {
+	timeout, ok := err.(net.Error)
+	return ok && timeout.Timeout()
+}
+
+// A low limit of open files leaves some to everybody.
+func TestShareOfDescriptors(t *testing.T) {
+	for _, c := range []struct {
+		files    uint64
+		sessions int
+		want     share
+	}{
+		{1 << 20, 1024, share{1024, maxPendingFDs}},
+		{1<<64 - 1, 2048, share{2048, maxPendingFDs}}, // no limit
+		{1024, 1024, share{168, 224}},
+		{256, 1024, share{24, 32}},
+		{0, 1024, share{1, 1}},
+	} {
+		got := shareDescriptors(c.files, c.sessions)
+		if got != c.want {
+			t.Errorf("%d files: %+v, want %+v", c.files, got, c.want)
+		}
+		if need := int64(got.sessions)*sessionDescriptors + got.pending + ownDescriptors; c.files > ownDescriptors && uint64(need) > c.files {
+			t.Errorf("%d files: %+v may take %d", c.files, got, need)
+		}
+	}
+}
