@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -10,7 +11,12 @@ import (
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/fault"
 	"github.com/kvagent/kvagent/pool/mem"
+	"github.com/kvagent/kvagent/pool/mooncake"
 	"github.com/kvagent/kvagent/pool/pooltest"
+	"github.com/kvagent/kvagent/pool/redis"
+	"github.com/kvagent/kvagent/pool/remote"
+	"github.com/kvagent/kvagent/pool/s3"
+	"github.com/kvagent/kvagent/pool/servertest"
 	"github.com/kvagent/kvagent/pool/tier"
 	"github.com/kvagent/kvagent/transfer"
 )
@@ -69,11 +75,60 @@ func askUntil(t testing.TB, c *ipc.LookupClient, q ipc.LookupRequest) ipc.Lookup
 // A system prompt of 512 tokens in blocks of 16, one request on each of three nodes: the first computes and publishes its 32 blocks, the other two hit all of them in
 // the shared store, and load them byte for byte: a hit rate of 66.7 %.
 func TestThreeNodesShareASystemPrompt(t *testing.T) {
+	t.Run("memory", func(t *testing.T) {
+		t.Parallel()
+		store := pooltest.NewShelf()
+		threeNodes(t, func() pool.Store { return store })
+	})
+	t.Run("redis", func(t *testing.T) {
+		t.Parallel()
+		addr := servertest.Redis(t).Addr
+		threeNodes(t, func() pool.Store {
+			s, err := redis.Open(redis.Options{Addresses: []string{addr}})
+			return opened(t, s, err)
+		})
+	})
+	t.Run("s3", func(t *testing.T) {
+		t.Parallel()
+		addr := servertest.S3(t, "blocks").Addr
+		threeNodes(t, func() pool.Store {
+			s, err := s3.Open(s3.Options{
+				Endpoint: addr, Insecure: true, PathStyle: true, Region: "us-east-1", Bucket: "blocks", AccessKey: servertest.S3AccessKey, SecretKey: servertest.S3SecretKey,
+			})
+			return opened(t, s, err)
+		})
+	})
+	t.Run("mooncake", func(t *testing.T) { // a client and a segment for each node
+		t.Parallel()
+		master, python := servertest.Mooncake(t)
+		source, err := filepath.Abs("../python")
+		check(t, err)
+		threeNodes(t, func() pool.Store {
+			s, err := mooncake.Open(mooncake.Options{Master: master.Addr, Python: python, Env: []string{"PYTHONPATH=" + source}, Segment: 16 << 20})
+			return opened(t, s, err)
+		})
+	})
+}
+
+// opened is a store of a node, connected; it is closed behind the node.
+func opened[S interface {
+	pool.Store
+	State() remote.State
+	Close() error
+}](t *testing.T, s S, err error) pool.Store {
+	t.Helper()
+	check(t, err)
+	t.Cleanup(func() { check(t, s.Close()) })
+	pooltest.Until(t, "the store is connected", func() bool { return s.State() == remote.OK })
+	return s
+}
+
+func threeNodes(t *testing.T, open func() pool.Store) {
+	t.Helper()
 	const blocks = 32
-	store := pooltest.NewShelf()
 	hits, asked := 0, 0
 	for i := range 3 {
-		r := newRig(t, withTiers(tier.Tier{Name: "shared", Store: store, Write: tier.OnSave}))
+		r := newRig(t, withTiers(tier.Tier{Name: "shared", Store: open(), Write: tier.OnSave, AskWithin: patience, PutWithin: patience, FetchWithin: patience}))
 		scheduler, workers, answer := r.joinEngine(register(fmt.Sprint("node", i)))
 		w, look := workers[0], r.asker(ipc.LookupSocket)
 		got := askUntil(t, look, ipc.LookupRequest{
