@@ -112,11 +112,13 @@ func views(t *testing.T) func() *view {
 }
 
 func TestStore(t *testing.T) {
+	t.Parallel() // it waits for other processes nearly all the time
 	next := views(t)
 	pooltest.TestStore(t, func(testing.TB, ...pool.Spec) pool.Store { return next() })
 }
 
 func TestFaultyStore(t *testing.T) {
+	t.Parallel()
 	next := views(t)
 	pooltest.TestFaultyStore(t, func(t testing.TB, _ ...pool.Spec) pool.Store {
 		s, err := fault.New(next(), fault.Every(7, 0.04))

@@ -82,6 +82,7 @@ func get(t *testing.T, s pool.Store, d time.Duration, items ...pool.Item) (came 
 
 // Two nodes share; values of no byte, of many, in the arena and outside, more than a request holds, and one too large for the bounce memory.
 func TestTwoNodesShare(t *testing.T) {
+	t.Parallel()
 	master, python := servertest.Mooncake(t)
 	o := options(t, master, python)
 	o.Arena = arenaOf(t, 64<<20)
@@ -116,6 +117,7 @@ func o0(s *Store) Memory { return s.o.Arena }
 
 // A value that somebody else wrote under a name is not delivered, and is gone afterwards.
 func TestForeignValue(t *testing.T) {
+	t.Parallel()
 	s, _ := openOne(t)
 	real, other := pooltest.Block(1, 1000), pooltest.Block(2, 1000)
 	pooltest.Put(t, s, pool.OK, other)
@@ -140,8 +142,10 @@ func TestForeignValue(t *testing.T) {
 
 // A helper that is killed, or stopped in the middle: no call outlives its deadline, no byte is wrong, and another helper comes.
 func TestHelperDies(t *testing.T) {
+	t.Parallel()
 	for name, sig := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			master, python := servertest.Mooncake(t, "--client_ttl=1") // seconds until a dead client's segment is given up
 			o := options(t, master, python)
 			o.Silence, o.Arena = 500*time.Millisecond, arenaOf(t, 8<<20)
@@ -177,6 +181,7 @@ func signalHelper(t testing.TB, s *Store, sig syscall.Signal) {
 
 // A get in place is cut off by its deadline: nobody writes to the memory after it returned, because the helper is gone.
 func TestArenaIsLeftAlone(t *testing.T) {
+	t.Parallel()
 	master, python := servertest.Mooncake(t)
 	o := options(t, master, python)
 	o.Arena = arenaOf(t, 8<<20)
@@ -202,6 +207,7 @@ func TestArenaIsLeftAlone(t *testing.T) {
 
 // A master that is paused, killed and started again: calls end in time and nothing is wrong; afterwards the store works again.
 func TestMasterTrouble(t *testing.T) {
+	t.Parallel()
 	s, master := openOne(t)
 	items := pooltest.Blocks(0, 50, 10_000)
 	pooltest.Put(t, s, pool.OK, items...)
@@ -246,6 +252,7 @@ func serves(t *testing.T, s *Store) {
 
 // Many calls while helpers are killed and stopped all the time.
 func TestStormOfDeaths(t *testing.T) {
+	t.Parallel()
 	master, python := servertest.Mooncake(t)
 	o := options(t, master, python)
 	o.Silence, o.OnState = 300*time.Millisecond, nil
@@ -283,6 +290,7 @@ func TestStormOfDeaths(t *testing.T) {
 
 // What is not there is said at the start, with what to install.
 func TestWhatIsMissing(t *testing.T) {
+	t.Parallel()
 	_, err := Open(Options{Master: "127.0.0.1:1", Python: "/nowhere/python3"})
 	if err == nil || !strings.Contains(err.Error(), "pip install kvagent") {
 		t.Errorf("no Python: %v", err)
