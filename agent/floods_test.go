@@ -10,7 +10,7 @@ import (
 
 // Whoever connects to HTTP and says nothing takes a few descriptors, and what is more is closed at once; when they are gone it is served again.
 func TestHTTPConnectionsAreBounded(t *testing.T) {
-	r := newRig(t)
+	r := newRig(t, withConfig(func(c *Config) { c.Limits.Handler = 10 * patience })) // none is closed because it is slow
 	var open []net.Conn
 	closed := 0
 	for range 3 * maxHTTPConns {
@@ -18,8 +18,9 @@ func TestHTTPConnectionsAreBounded(t *testing.T) {
 		check(t, err)
 		open = append(open, c)
 	}
+	limit := time.Now().Add(patience)
 	for _, c := range open[2*maxHTTPConns:] {
-		check(t, c.SetReadDeadline(time.Now().Add(patience)))
+		check(t, c.SetReadDeadline(limit))
 		if n, err := c.Read(make([]byte, 1)); n == 0 && err != nil && !isTimeout(err) {
 			closed++
 		}
@@ -30,7 +31,7 @@ func TestHTTPConnectionsAreBounded(t *testing.T) {
 	for _, c := range open {
 		check(t, c.Close())
 	}
-	for limit := time.Now().Add(patience); ; {
+	for limit = time.Now().Add(patience); ; {
 		if code, err := r.tryAdmin("/livez"); err == nil && code == 200 {
 			return
 		}
