@@ -24,7 +24,9 @@ type piece struct {
 	bytes  int
 }
 
-// remote moves runs between the peer's process and the arena, a piece at a time, the sum right beside it.
+// remote moves runs between the peer's process and the arena, a piece at a time, the sum right beside it. It is the fall-back for
+// memory that has no descriptor. In a profile of it the kernel's copy is three fifths, the pinning of each page one fifth, and the sum, which is a pass of
+// its own here, another: larger calls save none of these. It is half as fast as copy(), where mapped regions are as fast.
 func (s *stream) remote(p *peer, r *region, dir Direction, runs []Run, sum uint32, sums bool) (uint32, error) {
 	var v piece
 	for i := range runs {
