@@ -90,6 +90,9 @@ func (s *Server) Kill() {
 	}
 }
 
+// Setenv changes a variable of the environment that the next start has.
+func (s *Server) Setenv(name, value string) { s.env = append(s.env, name+"="+value) }
+
 // Restart starts a killed process again, on the same address and data.
 func (s *Server) Restart() {
 	s.t.Helper()

@@ -77,6 +77,7 @@ func (l *lane) fetch(ctx context.Context, batch []*promise) {
 func (f *fetched) ask() []pool.Item {
 	for shard, at := range f.group.at {
 		n := int64(f.sp.spec.Groups[f.key.group].ShardBytes[shard]) + headerBytes
+		clear(f.loan.bytes[at : at+headerBytes]) // so that what is there in the end is of this fetch
 		f.items = append(f.items, pool.Item{
 			Key: f.life.key(&f.key, uint8(shard)), Data: f.loan.bytes[at : at+n : at+n], Status: pool.Missing,
 		})
@@ -106,17 +107,17 @@ func (l *lane) get(ctx context.Context, items []pool.Item) {
 
 // arrive checks what came of an entry, and takes it to memory if it is whole.
 func (l *lane) arrive(f *fetched) {
-	sums := make([]uint32, len(f.items))
+	sums, errs := make([]uint32, len(f.items)), make([]error, len(f.items))
 	ok, absent, bad := 0, 0, false
 	for i := range f.items {
 		it := &f.items[i]
 		if it.Status == pool.OK {
 			own := f.sp.ownKey(&f.key, uint8(i))
-			var err error
-			if sums[i], err = verify(&it.Key, &own, it.Data); err != nil {
-				l.say("a value is damaged: it is dropped", err)
+			if sums[i], errs[i] = verify(&it.Key, &own, it.Data); errs[i] != nil {
 				it.Status = pool.Corrupt
 			}
+		} else if it.Status == pool.Corrupt {
+			errs[i] = blame(&it.Key, it.Data)
 		}
 		switch it.Status {
 		case pool.OK:
@@ -124,6 +125,7 @@ func (l *lane) arrive(f *fetched) {
 			l.count.bytesIn.Add(uint64(len(it.Data) - headerBytes))
 		case pool.Corrupt:
 			bad = true
+			l.say("a value is damaged: it is dropped", errs[i])
 			l.count.corrupt.Add(1)
 		case pool.Missing:
 			absent++

@@ -33,6 +33,7 @@ var magic = [4]byte{'k', 'v', 'T', '1'}
 var (
 	errHeader  = errors.New("no header of this version, or a damaged one")
 	errContent = errors.New("the checksum of the content does not fit")
+	errStore   = errors.New("the store says that it is damaged")
 )
 
 // header is what a value says of itself.
@@ -79,4 +80,13 @@ func verify(stored, own *pool.Key, value []byte) (sum uint32, err error) {
 		return 0, fmt.Errorf("written by %q: %w", h.node, errContent)
 	}
 	return sum, nil
+}
+
+// blame says who wrote a value that its store found damaged, as far as its header came and is whole.
+func blame(stored *pool.Key, value []byte) error {
+	h, err := unseal(stored, value, uint32(len(value)-headerBytes))
+	if err != nil {
+		return errStore
+	}
+	return fmt.Errorf("written by %q: %w", h.node, errStore)
 }
