@@ -51,8 +51,12 @@ func (d *CUDA) submit(f *cudaFlight) {
 	d.lanes[f.copy.Dir].flights.put(f) // bounded by MaxCopies per peer
 }
 
-// copied is called by the lane when no copy of a flight is under way any more.
+// copied is called by the lane when no copy of a flight is under way any more. What was copied around the death of the peer's process is
+// not trusted: a driver may end such copies short, and say nothing.
 func (d *CUDA) copied(f *cudaFlight) {
+	if f.err == nil && f.peer.dead() {
+		f.err = errPeerDead
+	}
 	if f.err != nil {
 		for i := range f.copy.Blocks {
 			f.end.bad(i, len(f.copy.Blocks), f.err)

@@ -5,7 +5,8 @@ package cudaipc_test
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
+	"fmt"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -50,33 +51,43 @@ func ownMachine(t *testing.T) {
 	t.Setenv("SOFTCUDA_DIR", dir)
 }
 
-// newMovedCUDA is newMoved with a GPU in the mover, whose environment has env besides; tables may be nil.
-func newMovedCUDA(t *testing.T, rules []cudaipc.CopyRule, env ...string) *moved {
+// patient are limits that no run without a hang comes near.
+var patient = cudaipc.MoverLimits{Tick: 20 * time.Millisecond, Steady: time.Nanosecond}
+
+// newMovedCUDA is newMoved with a GPU in the mover, whose environment has env besides, and one engine for all. rules may be
+// nil. The end of the mover may go wrong.
+func newMovedCUDA(t *testing.T, engine devicetest.Engine, limits cudaipc.MoverLimits, rules []cudaipc.CopyRule, env ...string) *moved {
 	t.Helper()
-	m := &moved{t: t, lost: map[cudaipc.PeerID][]error{}}
-	f := devicetest.MoverFixture(t, devicetest.MinArena, cudaipc.KindFD, false, func(o *cudaipc.MoverOptions) {
-		o.Device, o.Limits = cudaipc.CUDADevice, quick
+	m := &moved{t: t, engine: engine, lost: map[cudaipc.PeerID][]error{}}
+	m.mover, m.arena = devicetest.OpenMover(t, devicetest.MinArena, func(o *cudaipc.MoverOptions) {
+		o.Device, o.Limits = cudaipc.CUDADevice, limits
 		o.Env = append(slices.Clone(o.Env), env...)
 		if rules != nil {
 			o.Tables = []cudaipc.CopyTable{{GPU: softGPU, Rules: rules}}
 		}
 	})
-	m.mover, m.arena = f.Device.(*cudaipc.Mover), f.Arena
+	t.Cleanup(func() { _ = m.mover.Close(cudaipc.AllPeers) })
 	m.mover.Watch(func(id cudaipc.PeerID, err error) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		m.lost[id] = append(m.lost[id], err)
 	})
-	m.engine = devicetest.CUDAEngine(t, devicetest.Spec{Regions: []int64{movedSize, movedSize}, Events: 1, Revokes: 1}, cudaipc.KindCUDA)
+	return m
+}
+
+// faultEngine is an engine whose first region has a pattern, and whose step 4 has ended.
+func faultEngine(t *testing.T) devicetest.Engine {
+	t.Helper()
+	engine := devicetest.CUDAEngine(t, devicetest.Spec{Regions: []int64{movedSize, movedSize}, Events: 1, Revokes: 1}, cudaipc.KindCUDA)
 	for _, op := range []devicetest.Op{
 		{Kind: devicetest.Fill, Region: 1, Len: movedSize, Seed: 3}, {Kind: devicetest.SetStep, Step: 4}, {Kind: devicetest.Record},
 		{Kind: devicetest.Synchronize},
 	} {
-		if _, err := m.engine.Do(op); err != nil {
+		if _, err := engine.Do(op); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return m
+	return engine
 }
 
 // pinned waits until the mover says that nothing more will be pinned, or is gone.
@@ -125,18 +136,24 @@ func (p *faultPlan) copies(dir cudaipc.Direction, there func() []byte) error {
 		return err
 	}
 	d := p.done(ticket)
-	got, run := there(), 0
+	p.good(c, &d, there())
+	return d.Err
+}
+
+// good fails the test if a block that is not bad is not what it must be.
+func (p *faultPlan) good(c *cudaipc.Copy, d *cudaipc.Done, got []byte) {
+	p.t.Helper()
+	run := 0
 	for b := range c.Blocks {
 		for range c.Blocks[b].Runs {
 			r := &c.Runs[run]
 			run++
 			to := r.RegionOff + uint64(r.Len)
 			if (d.Bad == nil || !d.Bad[b]) && !bytes.Equal(got[r.RegionOff:to], p.pattern[r.RegionOff:to]) {
-				p.t.Fatalf("direction %d: block %d is said to have arrived, and %d bytes at %d are wrong", dir, b, r.Len, r.RegionOff)
+				p.t.Fatalf("direction %d: block %d is said to have arrived, and %d bytes at %d are wrong", c.Dir, b, r.Len, r.RegionOff)
 			}
 		}
 	}
-	return d.Err
 }
 
 func (p *faultPlan) gather() error {
@@ -192,9 +209,9 @@ func (p *faultPlan) run() faultEnd {
 }
 
 // faultRun is a run of a mover whose driver has a fault. It cleans up so that the fixture can close the mover.
-func faultRun(t *testing.T, env ...string) (*faultPlan, faultEnd) {
+func faultRun(t *testing.T, engine devicetest.Engine, limits cudaipc.MoverLimits, env ...string) (*faultPlan, faultEnd) {
 	t.Helper()
-	p := &faultPlan{moved: newMovedCUDA(t, eachPath, env...), pattern: pattern(3, movedSize)}
+	p := &faultPlan{moved: newMovedCUDA(t, engine, limits, eachPath, env...), pattern: pattern(3, movedSize)}
 	end := p.run()
 	t.Logf("%q: %v", end.step, end.err)
 	return p, end
@@ -204,21 +221,12 @@ func faultRun(t *testing.T, env ...string) (*faultPlan, faultEnd) {
 func (p *faultPlan) again(end faultEnd) {
 	p.t.Helper()
 	if end.step != "import" && end.step != "" {
-		for err := error(nil); ; time.Sleep(time.Millisecond) { // a lost mover is reaped soon
-			if err = p.mover.Close(1); !errors.Is(err, cudaipc.ErrBusy) {
-				break
-			}
+		if err := p.mover.Close(1); err != nil {
+			p.t.Fatalf("close behind the fault: %v", err)
 		}
 	}
-	p.attach(1)
-	p.pinned()
-	for name, step := range map[string]func() error{"poll": p.ask, "gather": p.gather, "scatter": p.scatter} {
-		if err := step(); err != nil {
-			p.t.Errorf("%s behind the fault: %v", name, err)
-		}
-	}
-	if err := p.mover.Close(1); err != nil {
-		p.t.Errorf("close behind the fault: %v", err)
+	if end := p.run(); end.step != "" {
+		p.t.Errorf("%s behind the fault: %v", end.step, end.err)
 	}
 }
 
@@ -243,10 +251,10 @@ func readCalls(t *testing.T, list string) map[string]int {
 }
 
 // called is how often the mover calls each function of the driver in a run without a fault.
-func called(t *testing.T) map[string]int {
+func called(t *testing.T, engine devicetest.Engine) map[string]int {
 	t.Helper()
 	list := filepath.Join(t.TempDir(), "calls")
-	p, end := faultRun(t, "SOFTCUDA_CALLS="+list)
+	p, end := faultRun(t, engine, patient, "SOFTCUDA_CALLS="+list)
 	if end.step != "" {
 		t.Fatalf("without a fault: %s: %v", end.step, end.err)
 	}
@@ -254,4 +262,152 @@ func called(t *testing.T) map[string]int {
 		t.Fatal(err)
 	}
 	return readCalls(t, list)
+}
+
+// What a failure of each function costs, where a mover calls it for the first time. Import, poll, gather and scatter are what answers an
+// error, once; after the others nothing works in that process.
+const (
+	costsNothing = "nothing" // it is done without
+	costsStart   = "start"   // the device does not open, and says why to each import
+	costsMover   = "mover"   // what is under way cannot be known: the mover is replaced
+	costsEnd     = "end"     // the end of the device says so, and the process ends
+)
+
+var costOf = map[string]string{
+	"cuInit": costsStart, "cuDeviceGetCount": costsStart, "cuDeviceGet": costsStart, "cuDeviceGetName": costsStart, "cuDeviceGetUuid": costsStart,
+	"cuDeviceGetAttribute": costsStart, "cuDevicePrimaryCtxRetain": costsStart, "cuCtxSetCurrent": costsStart,
+	"cuCtxGetStreamPriorityRange": costsStart, "cuStreamCreateWithPriority": costsStart, "cuMemHostAlloc": costsStart,
+	"cuMemHostGetDevicePointer":  costsStart,
+	"cuDevicePrimaryCtxSetFlags": costsNothing, "cuCtxSetLimit": costsNothing, "cuMemGetInfo": costsNothing, "cuGetProcAddress": costsNothing,
+	"cuMemHostRegister": costsNothing, "cuModuleLoadData": costsNothing, "cuModuleGetFunction": costsNothing, "cuEventDestroy": costsNothing,
+	"cuIpcOpenMemHandle": "import", "cuMemGetAddressRange": "import", "cuIpcOpenEventHandle": "import",
+	"cuEventQuery": "poll", "cuLaunchKernel": "gather", "cuMemcpy2DAsync": "gather", "cuMemcpyBatchAsync": "gather",
+	"cuMemcpyDtoHAsync": "gather", "cuMemcpyHtoDAsync": "scatter",
+	"cuEventCreate": costsMover, "cuEventRecord": costsMover, "cuIpcCloseMemHandle": costsMover,
+	"cuStreamDestroy": costsEnd, "cuMemFreeHost": costsEnd, "cuMemHostUnregister": costsEnd, "cuModuleUnload": costsEnd, "cuDevicePrimaryCtxRelease": costsEnd,
+}
+
+// holds says whether a run met its fault as cost says.
+func (p *faultPlan) holds(cost, name string, end faultEnd) {
+	p.t.Helper()
+	lost := p.mover.Movers()[0].Lost
+	replaced := lost[cudaipc.LostDevice] == 1
+	says := strings.NewReplacer("DtoH", "", "HtoD", "").Replace(name) // one name for all copies
+	step := cost
+	switch cost {
+	case costsNothing:
+		step = ""
+	case costsStart:
+		step = "import"
+	case costsMover:
+		step = end.step
+	case costsEnd:
+		step, end.err = "", p.mover.Close(cudaipc.AllPeers)
+	}
+	silent := cost != costsNothing && cost != costsMover && (end.err == nil || !strings.Contains(end.err.Error(), says))
+	if replaced != (cost == costsMover) || end.step != step || silent {
+		p.t.Errorf("its failure should cost %q: it went as far as %q: %v; losses %v", cost, end.step, end.err, lost)
+	}
+}
+
+// TestCUDAFailures: each function of the driver that a mover calls fails, once. The job, the import or the close that met it says so, or does
+// without; no block that is said to have arrived is wrong; and what comes next works, unless the device cannot be opened at all.
+func TestCUDAFailures(t *testing.T) {
+	ownMachine(t)
+	engine := faultEngine(t)
+	for _, name := range slices.Sorted(maps.Keys(called(t, engine))) {
+		t.Run(name, func(t *testing.T) {
+			cost, known := costOf[name]
+			if !known {
+				t.Fatal("a mover calls it, and this test does not say what its failure costs")
+			}
+			p, end := faultRun(t, engine, patient, fmt.Sprintf("SOFTCUDA_FAIL=%s:1:1", name))
+			p.holds(cost, name, end)
+			if cost != costsStart && cost != costsEnd && cost != costsMover || name == "cuIpcCloseMemHandle" {
+				p.again(end)
+			}
+		})
+	}
+}
+
+// TestCUDAFailuresLater is TestCUDAFailures for later calls, and for errors that no call survives.
+func TestCUDAFailuresLater(t *testing.T) {
+	ownMachine(t)
+	engine := faultEngine(t)
+	times, most := called(t, engine), 1
+	codes := []int{719}
+	names := []string{"cuMemcpyDtoHAsync", "cuLaunchKernel", "cuEventQuery", "cuIpcOpenMemHandle"}
+	if os.Getenv(fullFaults) != "" {
+		most, codes, names = 6, []int{1, 2, 700, 719, 999}, slices.Sorted(maps.Keys(times))
+	}
+	for _, name := range names {
+		for n := 1; n <= min(times[name], most); n++ {
+			for _, code := range codes {
+				t.Run(fmt.Sprintf("%s/%d/%d", name, n, code), func(t *testing.T) {
+					p, end := faultRun(t, engine, patient, fmt.Sprintf("SOFTCUDA_FAIL=%s:%d:%d", name, n, code))
+					if lost := p.mover.Movers()[0].Lost[cudaipc.LostDevice]; most == 1 && lost != 1 {
+						t.Errorf("%d losses by a sticky error, want 1: %v", lost, end.err)
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestCUDACopiesOfTheDead: an engine dies while copies of its memory are under way, and they land, or end short and nobody says so. Either
+// way no block counts as arrived whose bytes are not there.
+func TestCUDACopiesOfTheDead(t *testing.T) {
+	ownMachine(t)
+	for _, ending := range []string{"land", "end"} {
+		for dir, call := range map[cudaipc.Direction]string{cudaipc.Gather: "cuMemcpyDtoHAsync", cudaipc.Scatter: "cuMemcpyHtoDAsync"} {
+			t.Run(fmt.Sprintf("%s/%d", ending, dir), func(t *testing.T) {
+				list := filepath.Join(t.TempDir(), "calls")
+				m := newMovedCUDA(t, faultEngine(t), patient, eachPath, "SOFTCUDA_COPIES_OF_THE_DEAD="+ending, "SOFTCUDA_COPY_US=8000", "SOFTCUDA_CALLS="+list)
+				m.attach(1)
+				clear(m.arena[:movedSize])
+				ticket, err := m.mover.Copy(eachPathCopy(dir))
+				if err != nil {
+					t.Fatal(err)
+				}
+				for readCalls(t, list)[call] == 0 {
+					time.Sleep(time.Millisecond) // between two looks
+				}
+				m.engine.Kill()
+				d := m.done(ticket)
+				p := &faultPlan{moved: m, pattern: pattern(3, movedSize)}
+				if dir == cudaipc.Gather {
+					p.good(eachPathCopy(dir), &d, m.arena)
+				}
+				if d.Err == nil {
+					t.Error("the end of the copy does not say that its engine died meanwhile")
+				}
+				if err := m.mover.Close(1); err != nil {
+					t.Errorf("Close: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// TestCUDAHangs: a call of the driver that does not return costs the mover, which is killed and reaped within its limits; its copies end with
+// bad blocks, and the next one serves.
+func TestCUDAHangs(t *testing.T) {
+	ownMachine(t)
+	names := []string{"cuIpcOpenMemHandle", "cuMemcpyBatchAsync", "cuLaunchKernel", "cuEventQuery"}
+	if os.Getenv(fullFaults) != "" {
+		names = slices.Sorted(maps.Keys(called(t, faultEngine(t))))
+	}
+	for _, name := range names {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p, end := faultRun(t, faultEngine(t), quick, fmt.Sprintf("SOFTCUDA_HANG=%s:1", name))
+			lost := p.mover.Movers()[0].Lost
+			switch costOf[name] {
+			case "import", "gather", "scatter", "poll":
+				if end.step != costOf[name] || lost[cudaipc.LostCall]+lost[cudaipc.LostCopy] != 1 {
+					t.Errorf("%q: %v; losses %v, want one", end.step, end.err, lost)
+				}
+			}
+		})
+	}
 }

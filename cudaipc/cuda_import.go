@@ -182,15 +182,25 @@ func (d *CUDA) openWords(p *peer, s *Sync) error {
 	return nil
 }
 
-// closeOnGPU closes everything that is open of a peer. In the opener; no copy of the peer is under way.
+// closeOnGPU closes everything that is open of a peer. In the opener; no copy of the peer is under way. Memory that cannot be closed
+// would never be free again while this process lives, and so the device is lost; an event that cannot, which may be so when the
+// process that made it is gone, stays open and is counted.
 func (d *CUDA) closeOnGPU(p *peer) error {
 	var errs []error
 	closed := func(err error) {
-		d.imports.Add(-1)
-		errs = append(errs, d.judge(err))
+		if err == nil {
+			d.imports.Add(-1)
+			return
+		}
+		d.lose(err)
+		errs = append(errs, d.alive())
 	}
 	for _, e := range p.gpu.events {
-		closed(e.Destroy())
+		if err := e.Destroy(); err == nil {
+			d.imports.Add(-1)
+		} else if driver.IsSticky(err) {
+			closed(err)
+		}
 	}
 	for _, a := range p.gpu.allocations {
 		closed(driver.CloseMemory(a))

@@ -9,7 +9,7 @@ import (
 )
 
 // role is a goroutine that has an OS thread of its own, with the device's context current on it: the only goroutines that call the
-// driver. It ends with its thread.
+// driver. It ends with its thread. A nil role, one that did not start, does nothing.
 type role struct {
 	work  chan func()
 	ended chan struct{}
@@ -27,7 +27,11 @@ func startRole(ctx *driver.Context) (*role, error) {
 			r.serve()
 		}
 	}()
-	return r, <-entered
+	if err := <-entered; err != nil {
+		<-r.ended
+		return nil, err
+	}
+	return r, nil
 }
 
 func (r *role) serve() {
@@ -38,6 +42,9 @@ func (r *role) serve() {
 
 // do has f done in the role and waits for its end.
 func (r *role) do(f func()) {
+	if r == nil {
+		return
+	}
 	done := make(chan struct{})
 	r.work <- func() {
 		defer close(done)
@@ -51,6 +58,9 @@ func (r *role) begin(f func()) { r.work <- f }
 
 // close waits for the role's end. Nothing is given to it any more.
 func (r *role) close() {
+	if r == nil {
+		return
+	}
 	close(r.work)
 	<-r.ended
 }

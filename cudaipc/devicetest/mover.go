@@ -35,20 +35,30 @@ func Mover(open cudaipc.OpenDevice) {
 // MoverFixture is Host in a mover. change may change its options; nil: nothing.
 func MoverFixture(t testing.TB, arenaSize int64, kind cudaipc.Kind, fireOnDeath bool, change func(*cudaipc.MoverOptions)) Fixture {
 	t.Helper()
+	mover, arena := OpenMover(t, arenaSize, func(o *cudaipc.MoverOptions) {
+		o.FireOnDeath = fireOnDeath
+		if change != nil {
+			change(o)
+		}
+	})
+	t.Cleanup(func() { closeDevice(t, mover) })
+	engine := func(t testing.TB, s Spec) Engine { return HostEngine(t, s, kind) }
+	return Fixture{Device: mover, Arena: arena, FireOnDeath: fireOnDeath, Engine: engine}
+}
+
+// OpenMover is a mover of the host device, whose options change may change, and its arena. The caller closes it.
+func OpenMover(t testing.TB, arenaSize int64, change func(*cudaipc.MoverOptions)) (*cudaipc.Mover, []byte) {
+	t.Helper()
 	fd, arena := newArena(t, arenaSize)
 	defer func() { _ = unix.Close(fd) }()
 	o := cudaipc.MoverOptions{
-		Name: "test", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: arenaSize, FireOnDeath: fireOnDeath,
+		Name: "test", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: arenaSize,
 		Command: MoverCommand, Env: MoverEnv, Node: -1,
 	}
-	if change != nil {
-		change(&o)
-	}
+	change(&o)
 	mover, err := cudaipc.NewMover(o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { closeDevice(t, mover) })
-	engine := func(t testing.TB, s Spec) Engine { return HostEngine(t, s, kind) }
-	return Fixture{Device: mover, Arena: arena, FireOnDeath: fireOnDeath, Engine: engine}
+	return mover, arena
 }

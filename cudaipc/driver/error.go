@@ -6,6 +6,7 @@ package driver
 import "C"
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
 )
@@ -39,6 +40,12 @@ const (
 	NotFound       = 500
 	NotReady       = 600
 	NotSupported   = 801
+
+	DeviceUnavailable = 46
+	SystemNotReady    = 802
+	DriverMismatch    = 803
+	CompatUnsupported = 804
+	Unknown           = 999
 )
 
 // sticky are the errors after which the reference says that the process is in an inconsistent state and must be ended, those
@@ -63,8 +70,10 @@ func of(call string, err error) error {
 	if err == nil {
 		return nil
 	}
-	if v := reflect.ValueOf(err); v.Kind() == reflect.Int {
-		return &Error{Call: call, Code: int(v.Int())}
+	for inner := err; inner != nil; inner = errors.Unwrap(inner) { // some of them are wrapped
+		if v := reflect.ValueOf(inner); v.Kind() == reflect.Int {
+			return &Error{Call: call, Code: int(v.Int())}
+		}
 	}
 	return fmt.Errorf("%s: %w", call, err)
 }
