@@ -41,7 +41,7 @@ type TierReport struct {
 	Cancelled    uint64 // of those: nobody wanted them any more
 	// Prefill is what an engine computes, tokens a second, by which answers are cut: as it was given, or the fastest space's as it was learned. 0: they are not.
 	Prefill float64
-	Tiers        []TierStatus
+	Tiers   []TierStatus
 }
 
 // TierStatus is one tier. Entries are blocks with all their shards.

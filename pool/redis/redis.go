@@ -104,6 +104,9 @@ func (s *Store) connect(ctx context.Context) rueidis.Client {
 		}
 		s.why = err
 		s.mu.Unlock()
+		if isDenied(err) {
+			s.condition.Turn(remote.Denied, err)
+		}
 		s.count.dials.Add(1)
 		timer := time.NewTimer(pause)
 		select {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"os/exec"
 	"strings"
 	"sync"
 	"testing"
@@ -349,5 +351,75 @@ func TestOptions(t *testing.T) {
 		if s, err := Open(o); err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "allowed") {
 			t.Errorf("%s: %v, %v", name, s, err)
 		}
+	}
+}
+
+// A server at its maxmemory that evicts loses blocks, whole or a part of one: what is left is right, what lost a part is missing, and stored anew.
+func TestServerEvicts(t *testing.T) {
+	server := servertest.Redis(t, "--maxmemory", "8mb", "--maxmemory-policy", "allkeys-random")
+	s := openOn(t, Options{Addresses: []string{server.Addr}, ChunkBytes: MinChunkBytes})
+	items := pooltest.Blocks(0, 120, 2*MinChunkBytes) // of 2 chunks: 16 MB
+	for i := range items {
+		pooltest.Put(t, s, pool.OK, items[i])
+	}
+	there := 0
+	var gone []pool.Item
+	for i, got := range pooltest.Get(t, s, items...) {
+		switch got {
+		case pool.OK:
+			there++
+		case pool.Missing, pool.Corrupt: // Corrupt: its first chunk was there, and another was not
+			gone = append(gone, items[i])
+		default:
+			t.Errorf("block %d: status %d", i, got)
+		}
+	}
+	t.Logf("%d of %d blocks are left, state %v, %+v", there, len(items), s.State(), s.Counters())
+	if len(gone) < 60 || there == 0 || s.Counters().Full != 0 || s.State() != remote.OK {
+		t.Errorf("%d of 120 blocks are gone, %d left, state %v, %+v: 16 MB in 8", len(gone), there, s.State(), s.Counters())
+	}
+	pooltest.Put(t, s, pool.OK, gone[0])
+	pooltest.Want(t, s, pool.OK, gone[0])
+}
+
+// A password that is changed while the store is open: calls fail and say nothing of it, and with the old one it goes on by itself.
+func TestPasswordChanges(t *testing.T) {
+	server := servertest.Redis(t, "--user", "default", "on", ">admin", "~*", "+@all", "--user", "kv", "on", ">secret", "~kvagent:*", "+@all")
+	admin := func(args ...string) {
+		t.Helper()
+		host, port, _ := net.SplitHostPort(server.Addr)
+		cmd := exec.Command("redis-cli", append([]string{"-h", host, "-p", port, "--no-auth-warning", "-a", "admin"}, args...)...)
+		if out, err := cmd.CombinedOutput(); err != nil || strings.Contains(string(out), "ERR") {
+			t.Fatalf("%v: %v: %s", args, err, out)
+		}
+	}
+	var mu sync.Mutex
+	var told []string
+	s := openOn(t, Options{Addresses: []string{server.Addr}, Username: "kv", Password: "secret", OnState: func(_, to remote.State, reason error) {
+		mu.Lock()
+		defer mu.Unlock()
+		told = append(told, fmt.Sprint(to, " ", reason))
+	}})
+	it := pooltest.Block(0, 1000)
+	pooltest.Put(t, s, pool.OK, it)
+	admin("ACL", "SETUSER", "kv", "resetpass", ">rotated")
+	admin("CLIENT", "KILL", "USER", "kv")
+	pooltest.Until(t, "it is denied", func() bool {
+		if err := s.Get(t.Context(), pooltest.Empty([]pool.Item{it})); err != nil {
+			t.Logf("while the connection ends: %v", err)
+		}
+		return s.State() == remote.Denied
+	})
+	pooltest.Want(t, s, pool.Missing, it)
+	pooltest.Put(t, s, pool.Busy, pooltest.Block(1, 1000))
+	admin("ACL", "SETUSER", "kv", "resetpass", ">secret")
+	pooltest.Until(t, "the old password serves again", func() bool { return pooltest.Get(t, s, it)[0] == pool.OK })
+	if s.State() != remote.OK {
+		t.Errorf("state %v, want ok", s.State())
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if text := strings.Join(told, "; "); strings.Contains(text, "secret") || strings.Contains(text, "rotated") || !strings.Contains(text, "denied") {
+		t.Errorf("told %q, want denied, and no password", text)
 	}
 }

@@ -40,10 +40,23 @@ func (s *Store) State() remote.State { return s.condition.State() }
 
 // stateAfter is the state that an answer shows. Only a put shows that there is room again.
 func (s *Store) stateAfter(err error) remote.State {
-	if s.State() == remote.Full || isFull(err) {
+	switch {
+	case isDenied(err):
+		return remote.Denied
+	case s.State() == remote.Full || isFull(err):
 		return remote.Full
 	}
 	return remote.OK
+}
+
+// isDenied says whether a server refused because of who asks.
+func isDenied(err error) bool {
+	e, ok := rueidis.IsRedisErr(err)
+	if !ok {
+		return false
+	}
+	kind, _, _ := strings.Cut(e.Error(), " ")
+	return kind == "NOAUTH" || kind == "WRONGPASS" || kind == "NOPERM"
 }
 
 // isFull says whether a server refused to store because of maxmemory.

@@ -4,7 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -252,5 +255,67 @@ func TestOptions(t *testing.T) {
 		if _, err := Open(o); err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "allowed") {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// A bucket that somebody deletes is refused reads and writes, and no failure of the caller's; when it is there again the store goes on by itself.
+func TestBucketGoes(t *testing.T) {
+	server := servertest.S3(t, bucket)
+	s := open(t, options(server))
+	pooltest.Put(t, s, pool.OK, pooltest.Block(1, 1000))
+	where := filepath.Join(server.Dir, bucket)
+	if err := os.RemoveAll(where); err != nil {
+		t.Fatal(err)
+	}
+	pooltest.Want(t, s, pool.Missing, pooltest.Block(1, 1000))
+	pooltest.Put(t, s, pool.Busy, pooltest.Block(2, 1000))
+	status := []pool.Status{pool.OK}
+	if err := s.Exists(t.Context(), []pool.Key{pooltest.Block(1, 1).Key}, status); err != nil || status[0] != pool.Missing {
+		t.Errorf("exists: %v, %v", status, err)
+	}
+	if s.State() != remote.Denied {
+		t.Errorf("state %v, want denied", s.State())
+	}
+	if err := os.Mkdir(where, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	pooltest.Put(t, s, pool.OK, pooltest.Block(1, 1000))
+	pooltest.Want(t, s, pool.OK, pooltest.Block(1, 1000))
+	if s.State() != remote.OK {
+		t.Errorf("state %v, want ok", s.State())
+	}
+}
+
+// Keys that are changed at the service while the store is open are refused, and not told; with the old ones it goes on.
+func TestKeysChange(t *testing.T) {
+	server := servertest.S3(t, bucket)
+	var mu sync.Mutex
+	var told []string
+	o := options(server)
+	o.OnState = func(_, to remote.State, reason error) {
+		mu.Lock()
+		defer mu.Unlock()
+		told = append(told, fmt.Sprint(to, " ", reason))
+	}
+	s := open(t, o)
+	it := pooltest.Block(1, 1000)
+	pooltest.Put(t, s, pool.OK, it)
+	server.Setenv("ROOT_SECRET_KEY", "another-secret")
+	server.Restart()
+	pooltest.Want(t, s, pool.Missing, it)
+	pooltest.Put(t, s, pool.Busy, pooltest.Block(2, 1000))
+	if s.State() != remote.Denied {
+		t.Errorf("state %v, want denied", s.State())
+	}
+	server.Setenv("ROOT_SECRET_KEY", servertest.S3SecretKey)
+	server.Restart()
+	pooltest.Want(t, s, pool.OK, it)
+	if s.State() != remote.OK {
+		t.Errorf("state %v, want ok", s.State())
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if text := strings.Join(told, "; "); strings.Contains(text, servertest.S3SecretKey) || strings.Contains(text, "another-secret") || !strings.HasPrefix(text, "denied") {
+		t.Errorf("told %q, want denied first, and no secret", text)
 	}
 }

@@ -70,7 +70,9 @@ func (s *Store) judge(ctx context.Context, err error) verdict {
 		s.condition.Turn(remote.Denied, err)
 		return refused
 	case r.StatusCode == http.StatusNotFound:
-		s.condition.Turn(remote.OK, nil)
+		if s.State() != remote.Denied { // the answer to HEAD has no room to say that it is the bucket that is missing
+			s.condition.Turn(remote.OK, nil)
+		}
 		return missing
 	case r.StatusCode == http.StatusPreconditionFailed:
 		s.condition.Turn(remote.OK, nil)
