@@ -313,3 +313,44 @@ func TestOptions(t *testing.T) {
 		}
 	}
 }
+
+// Of two nodes that write the same blocks at once one is first: both read the same bytes, whole, and write nothing more.
+func TestRace(t *testing.T) {
+	t.Parallel()
+	master, python := servertest.Mooncake(t)
+	o := options(t, master, python)
+	nodes := [2]*Store{openWith(t, o), openWith(t, o)}
+	const many, size = 40, 50_000
+	written := [2][]pool.Item{pooltest.Blocks(0, many, size), pooltest.Blocks(0, many, size)}
+	var all sync.WaitGroup
+	for n, s := range nodes {
+		for i := range written[n] {
+			written[n][i].Data[0] = byte(n)
+		}
+		all.Go(func() {
+			if err := s.Put(t.Context(), written[n]); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	for i := range many {
+		var first [2]byte
+		for n, s := range nodes {
+			got := pooltest.Empty(written[0][i : i+1])
+			if err := s.Get(t.Context(), got); err != nil || got[0].Status != pool.OK {
+				t.Fatalf("block %d, node %d: status %d, %v", i, n, got[0].Status, err)
+			}
+			first[n] = got[0].Data[0]
+			if string(got[0].Data[1:]) != string(written[0][i].Data[1:]) {
+				t.Fatalf("block %d, node %d: WRONG BYTES", i, n)
+			}
+		}
+		if first[0] != first[1] {
+			t.Errorf("block %d: one node reads the bytes of node %d, the other those of node %d", i, first[0], first[1])
+		}
+	}
+	for _, s := range nodes {
+		pooltest.Put(t, s, pool.Exists, written[0]...)
+	}
+}

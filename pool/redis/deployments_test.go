@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -33,10 +34,7 @@ func TestCluster(t *testing.T) {
 			"--cluster-require-full-coverage", "no")
 		nodes, addrs = append(nodes, n), append(addrs, n.Addr)
 	}
-	create := exec.Command("redis-cli", append(append([]string{"--cluster", "create"}, addrs...), "--cluster-yes")...)
-	if out, err := create.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	cli(t, append(append([]string{"--cluster", "create"}, addrs...), "--cluster-yes")...)
 	s := openOn(t, Options{Addresses: addrs, Mode: Cluster, ChunkBytes: MinChunkBytes})
 	items := append(pooltest.Blocks(0, 60, 1000), pooltest.Block(60, 5*MinChunkBytes))
 	pooltest.Until(t, "all nodes serve", func() bool {
@@ -144,4 +142,57 @@ func makeCertificate(t *testing.T, dir string) *x509.CertPool {
 		}
 	}
 	return roots
+}
+
+// A master of a cluster that has a replica is killed: the replica takes over, and every block is there again without anybody's doing.
+func TestClusterFailsOver(t *testing.T) {
+	var nodes []*servertest.Server
+	var addrs []string
+	for range 4 {
+		n := servertest.Redis(t, "--cluster-enabled", "yes", "--cluster-config-file", filepath.Join(t.TempDir(), "nodes.conf"), "--cluster-node-timeout", "500",
+			"--repl-diskless-sync-delay", "0")
+		nodes, addrs = append(nodes, n), append(addrs, n.Addr)
+	}
+	cli(t, append(append([]string{"--cluster", "create"}, addrs[:3]...), "--cluster-yes")...)
+	host, port, _ := net.SplitHostPort(addrs[0])
+	master := strings.TrimSpace(cli(t, "-h", host, "-p", port, "CLUSTER", "MYID"))
+	pooltest.Until(t, "the nodes agree", func() bool {
+		return strings.Contains(cli(t, "-h", host, "-p", port, "CLUSTER", "INFO"), "cluster_state:ok")
+	})
+	cli(t, "--cluster", "add-node", addrs[3], addrs[0], "--cluster-slave", "--cluster-master-id", master)
+	s := openOn(t, Options{Addresses: addrs, Mode: Cluster})
+	items := pooltest.Blocks(0, 60, 1000)
+	pooltest.Until(t, "all nodes serve", func() bool {
+		if s.Put(t.Context(), items) != nil {
+			return false
+		}
+		return !slices.ContainsFunc(items, func(it pool.Item) bool { return it.Status != pool.OK && it.Status != pool.Exists })
+	})
+	_, replica, _ := net.SplitHostPort(addrs[3])
+	size := func(port string) string { return cli(t, "-h", host, "-p", port, "DBSIZE") }
+	pooltest.Until(t, "the replica has what its master has", func() bool {
+		return strings.Contains(cli(t, "-h", host, "-p", replica, "INFO", "replication"), "master_link_status:up") && size(replica) == size(port)
+	})
+	nodes[0].Kill()
+	pooltest.Until(t, "the replica has taken over", func() bool {
+		out := pooltest.Empty(items)
+		if s.Get(t.Context(), out) != nil {
+			return false
+		}
+		return !slices.ContainsFunc(out, func(it pool.Item) bool { return it.Status != pool.OK })
+	})
+	pooltest.Want(t, s, pool.OK, items...)
+	pooltest.Until(t, "blocks are stored again", func() bool {
+		more := pooltest.Blocks(100, 60, 1000)
+		return s.Put(t.Context(), more) == nil && !slices.ContainsFunc(more, func(it pool.Item) bool { return it.Status != pool.OK && it.Status != pool.Exists })
+	})
+}
+
+func cli(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := exec.Command("redis-cli", args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("redis-cli %v: %v: %s", args, err, out)
+	}
+	return string(out)
 }
