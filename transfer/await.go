@@ -17,14 +17,10 @@ func (th *thread) await(t *task) pool.Status {
 	pause := limits.PollFloor
 	var timer *time.Timer
 	for start := time.Now(); ; {
-		s, err := th.poll(t, t.job.Event)
+		s, status := th.look(t, t.job.Event)
 		switch {
-		case err != nil:
-			return Failed
-		case s.Revoked:
-			return Revoked
-		case th.ended(t):
-			return Cancelled
+		case status != pool.OK:
+			return status
 		case s.Fired && s.Step >= t.job.Step:
 			return pool.OK
 		case time.Since(start) >= limits.EventWait:
@@ -41,6 +37,20 @@ func (th *thread) await(t *task) pool.Status {
 		}
 		pause = min(2*pause, limits.PollCeiling)
 	}
+}
+
+// look asks whether the engine still wants the job; OK: it does.
+func (th *thread) look(t *task, event uint32) (cudaipc.State, pool.Status) {
+	s, err := th.poll(t, event)
+	switch {
+	case err != nil:
+		return s, Failed
+	case s.Revoked:
+		return s, Revoked
+	case th.ended(t):
+		return s, Cancelled
+	}
+	return s, pool.OK
 }
 
 // poll asks the device for the job's words. Loads have no revocation word.

@@ -70,16 +70,8 @@ func (t *task) behindBusy(p *part) bool {
 // verdict asks, behind the copy and before the commit, whether the engine still wants it: a revoked block may have
 // been overwritten while it was read.
 func (th *thread) verdict(t *task) pool.Status {
-	s, err := th.poll(t, cudaipc.None)
-	switch {
-	case err != nil:
-		return Failed
-	case s.Revoked:
-		return Revoked
-	case th.ended(t):
-		return Cancelled
-	}
-	return pool.OK
+	_, status := th.look(t, cudaipc.None)
+	return status
 }
 
 // commit makes the blocks of the batch visible, or gives them up: all of them unless verdict is OK, else those
