@@ -19,6 +19,7 @@ from kvagent.vllm.counts import Counts
 from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import Options
+from kvagent.vllm.plan import Report
 from kvagent.vllm.promises import Promises
 from kvagent.vllm.tracked import Tracked
 from tests.agent import IDENTITY, AgentProcess, eventually
@@ -121,6 +122,21 @@ def test_a_load_that_is_not_taken_as_a_whole_fails_as_a_whole(
     # What failed is not promised again to that request.
     engine.scheduler._tracked["b"].load = 0
     assert engine.matched(request) == 40 * BLOCK
+
+
+def test_a_load_that_ranks_give_up_one_after_the_other_is_late_once(
+    engines: Callable[..., PlayedEngine], agent: AgentProcess
+) -> None:
+    engine = engines()
+    engine.save("a", "p", 3, 1)
+    request = engine.request("b", "p", 3)
+    engine.admit(request, engine.matched(request))
+    job = engine.scheduler._tracked["b"].load
+    for _ in range(2):
+        engine.scheduler.report(Report(late={job}))
+    assert engine.scheduler.counts.loads_late == 1
+    engine.until_received(request)
+    engine.quiet()
 
 
 def test_an_adapters_requests_are_neither_saved_nor_loaded(

@@ -103,8 +103,9 @@ class Loads:
         self._cancels.append(tracked.load)
 
     def late(self, job: int) -> None:
-        """A load was given up at its deadline."""
-        if load := self._under_way.get(job):
+        """A load was given up at its deadline. Several workers may say so, one after the other."""
+        load = self._under_way.get(job)
+        if load is not None and load.tracked.load == job:
             self._counts.loads_late += 1
             load.tracked.no_load = True
             load.tracked.load = 0

@@ -80,14 +80,14 @@ def test_no_byte_is_wrong_cold_or_warm(worlds: Any, agent: AgentProcess, layout:
         second.gpu.weights = first.gpu.weights
         live(second, seed + lives, f"warm{lives}-")
         lives += 1
+    clean(first, agent, second)
     for world in (first, second):
-        clean(world, agent)
         print(
             f"{world.steps} steps, {world.gpu.checked} positions checked, {world.preempted} preemptions, "
             f"{world.gpu.rejected} drafts rejected, {sum(world.promised.values())} loads, {world.side.counted()}"
         )
     hits = second.side.counts.tokens_loaded
-    print(f"{lives} lives of {REQUESTS} requests; weights changed {trained} times; hits {hits} tokens; {figures(agent)}")
+    print(f"{lives} lives of {REQUESTS}; weights changed {trained} times; hits {hits} tokens; {figures(agent)}")
     assert first.gpu.checked > 10_000
     assert (first.gpu.rejected > 0) == (first.drafts > 0)
 

@@ -78,8 +78,7 @@ def test_a_resumed_request_saves_what_its_new_blocks_hold(worlds: Any, agent: Ag
     other.run()
     assert other.side.counts.tokens_loaded >= 144
     assert not other.gpu.bad, f"a table that was not replaced: {other.gpu.bad[:2]}"
-    for each in (world, other):
-        clean(each, agent)
+    clean(world, agent, other)
 
 
 @pytest.mark.parametrize("v2", [False, True])
