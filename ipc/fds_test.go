@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -123,6 +124,9 @@ func TestStrayDescriptors(t *testing.T) {
 		}
 		if after := openFDs(t); after != before {
 			t.Errorf("%s: %d descriptors are open, before %d", name, after, before)
+		}
+		if strings.HasSuffix(name, "with a ping") && !strings.Contains(fmt.Sprint(err), "PING") {
+			t.Errorf("%s: %v, does not name the message", name, err)
 		}
 	}
 }
