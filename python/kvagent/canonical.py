@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
 from kvagent.errors import Malformed
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-def pack(value: object) -> bytes:
-    """Packs ints, str, bytes and lists or tuples of them."""
-    packed: bytes = msgpack.packb(value, use_bin_type=True)
-    return packed
+
+pack: Callable[[object], bytes] = msgpack.Packer(use_bin_type=True).pack
+"""Packs ints, str, bytes and lists or tuples of them. One packer for all: msgpack.packb makes a buffer each time."""
 
 
 def unpack(data: bytes) -> Any:

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvagent.packing import Packed
-
 VERSION = 2
 MIN_VERSION = 1
 
@@ -241,7 +239,7 @@ class Save:
     step: int
     event: int
     revoke: int
-    sections: tuple[Section, ...] | Packed
+    sections: tuple[Section, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +251,7 @@ class Load:
     step: int
     event: int
     lease: int
-    sections: tuple[Section, ...] | Packed
+    sections: tuple[Section, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from kvagent.limits import MAX_RELEASES
 from kvagent.packing import Packed
 from kvagent.registration import Registration, parts
 from kvagent.stream import FrameStream
+from kvagent.wire import encode, frame, load_frame, save_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -152,7 +153,12 @@ class Session:
         ``epoch`` is the one in which they were computed. ``revoke`` names a revocation word; version 1 has none.
         """
         job = next(self._job_numbers)
-        self._send_job(m.Save(job, epoch, step, event, revoke, _unchanging(sections)))
+        if isinstance(sections, Packed):
+            data = save_frame(job, epoch, step, event, revoke, sections, self.version)
+            self._send_job(job, data, sections.blocks)
+        else:
+            message = m.Save(job, epoch, step, event, revoke, tuple(sections))
+            self._send_job(job, frame(encode(message, self.version)), _blocks(sections))
         return job
 
     def load(
@@ -160,7 +166,11 @@ class Session:
     ) -> int:
         """Brings blocks, ``step`` being the one in flight. Gives the job's number, as save does. Does not wait."""
         job = next(self._job_numbers)
-        self._send_job(m.Load(job, epoch, step, event, lease, _unchanging(sections)))
+        if isinstance(sections, Packed):
+            self._send_job(job, load_frame(job, epoch, step, event, lease, sections), sections.blocks)
+        else:
+            message = m.Load(job, epoch, step, event, lease, tuple(sections))
+            self._send_job(job, frame(encode(message, self.version)), _blocks(sections))
         return job
 
     def cancel(self, job: int) -> None:
@@ -181,11 +191,15 @@ class Session:
         Completions that came before the end are given first.
         """
         events: list[Event] = []
-        self._flush()
+        if self._stream.pending:
+            self._flush()
+        read = True
         while len(events) < MAX_EVENTS_PER_POLL:
             if self._events:
                 events.append(self._events.popleft())
-            elif not self._receive():
+            elif self._receive(read=read):
+                read = self._stream.full
+            else:
                 break
         if not events and self._stream.ended:
             raise self._ended()
@@ -205,20 +219,22 @@ class Session:
         """Closes the socket at once. A second call does nothing."""
         self._stream.close()
 
-    def _send_job(self, message: m.Save | m.Load) -> None:
+    def _send_job(self, job: int, data: bytes, blocks: int) -> None:
         if self.limits.max_queue and len(self._jobs) >= self.limits.max_queue:
             raise Busy(f"{len(self._jobs)} jobs are under way, the agent takes {self.limits.max_queue}")
-        self._send(message)
-        sections = message.sections
-        blocks = sections.blocks if isinstance(sections, Packed) else sum(len(one.blocks) // 4 for one in sections)
-        self._jobs[message.job] = blocks
+        self._check_open()
+        self._stream.send_frame(data)
+        self._jobs[job] = blocks
 
     def _send(self, message: m.Message, fds: Sequence[int] = ()) -> None:
+        self._check_open()
+        self._stream.send(message, fds)
+
+    def _check_open(self) -> None:
         if self._broken is not None:
             raise SessionBroken(str(self._broken))
         if self._stream.ended:
             raise self._ended()
-        self._stream.send(message, fds)
 
     def _send_waiting(self, message: m.Message, deadline: float, fds: Sequence[int] = ()) -> None:
         while True:
@@ -259,13 +275,13 @@ class Session:
         if self._broken is None:
             self._stream.flush()
 
-    def _receive(self) -> bool:
-        """Takes one message in; False if none is there."""
+    def _receive(self, *, read: bool = True) -> bool:
+        """Takes one message in; False if none is there. Without ``read`` it is one that was read before."""
         if self._broken is not None:
             self._stream.discard()
             return False
         try:
-            message = self._stream.receive()
+            message = self._stream.receive(read=read)
             if message is not None:
                 self._take(message)
         except Malformed as error:
@@ -310,8 +326,8 @@ class Session:
         return SessionEnded(self.jobs)
 
 
-def _unchanging(sections: Sequence[m.Section] | Packed) -> tuple[m.Section, ...] | Packed:
-    return sections if isinstance(sections, Packed) else tuple(sections)
+def _blocks(sections: Sequence[m.Section]) -> int:
+    return sum(len(one.blocks) // 4 for one in sections)
 
 
 def _readable(session: Session | FrameStream, deadline: float, *, writing: bool = False) -> bool:

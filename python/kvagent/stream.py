@@ -32,6 +32,8 @@ class FrameStream:
         """Whether the peer's end is gone and all that it said was received."""
         self.pending = 0
         """Bytes that wait to be sent."""
+        self.full = False
+        """Whether the last read gave as much as it could: there may be more."""
         self._socket = sock
         self._out: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self._in = bytearray()
@@ -43,46 +45,48 @@ class FrameStream:
         return self._socket.fileno()
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Sends a message, or as much as the socket takes and the rest by ``flush``. Busy if too much waits already.
+        """Sends a message as send_frame sends its frame."""
+        self.send_frame(frame(encode(message, self.version)), fds)
+
+    def send_frame(self, data: bytes, fds: Sequence[int] = ()) -> None:
+        """Sends a frame, or as much as the socket takes and the rest by ``flush``. Busy if too much waits already.
 
         The descriptors have to stay open until ``pending`` is 0.
         """
-        data = frame(encode(message, self.version))
         if self.pending and self.pending + len(data) > MAX_PENDING_BYTES:
             raise Busy(f"{self.pending} bytes wait to be sent, at most {MAX_PENDING_BYTES}")
-        self._out.append((memoryview(data), tuple(fds)))
-        self.pending += len(data)
-        self.flush()
+        sent = 0 if self.pending else self._write(data, fds)
+        if sent < len(data):
+            self._out.append((memoryview(data)[sent:], () if sent else tuple(fds)))
+            self.pending += len(data) - sent
+            self.flush()
 
     def flush(self) -> None:
         """Sends what waits, as far as the socket takes it."""
         while self._out and self._open_for_writing:
             data, fds = self._out[0]
-            try:
-                sent = self._socket.sendmsg([data], _rights(fds))
-            except BlockingIOError:
-                return
-            except (BrokenPipeError, ConnectionResetError):
-                # What the peer said before it went is still to be received; the end shows there.
-                self._open_for_writing = False
-                break
+            sent = self._write(data, fds)
             self.pending -= sent
             if sent == len(data):
                 self._out.popleft()
+            elif sent == 0:
+                break
             else:
                 self._out[0] = (data[sent:], ())  # descriptors went with the first byte
         if not self._open_for_writing:
             self._out.clear()
             self.pending = 0
 
-    def receive(self) -> Message | None:
-        """The next message, or None if it is not all there. Malformed if it is none."""
-        if (body := self._next_body()) is not None:
-            return decode(body, self.version)
-        while not self.ended and self._fill():
-            if (body := self._next_body()) is not None:
-                return decode(body, self.version)
-        return None
+    def receive(self, *, read: bool = True) -> Message | None:
+        """The next message, or None if it is not all there. Malformed if it is none.
+
+        Without ``read`` it is one of those that were read before.
+        """
+        body = self._next_body()
+        while body is None and read and not self.ended and self._fill():
+            body = self._next_body()
+            read = self.full
+        return None if body is None else decode(body, self.version)
 
     def discard(self) -> None:
         """Drops all that is there to be received; ``ended`` shows the end."""
@@ -106,20 +110,35 @@ class FrameStream:
         self.ended = True
         self._socket.close()
 
+    def _write(self, data: bytes | memoryview, fds: Sequence[int] = ()) -> int:
+        """How many bytes the socket takes now. Once the peer is gone it takes none."""
+        if not self._open_for_writing:
+            return 0
+        try:
+            return self._socket.sendmsg([data], _rights(fds)) if fds else self._socket.send(data)
+        except BlockingIOError:
+            return 0
+        except (BrokenPipeError, ConnectionResetError):
+            # What the peer said before it went is still to be received; the end shows there.
+            self._open_for_writing = False
+            return 0
+
     def _next_body(self) -> bytes | None:
-        if len(self._in) < HEADER_BYTES:
+        have = len(self._in)
+        if have < HEADER_BYTES:
             return None
         end = HEADER_BYTES + body_length(self._in[:HEADER_BYTES])
-        if len(self._in) < end:
+        if have < end:
             return None
-        body = bytes(memoryview(self._in)[HEADER_BYTES:end])
+        body = bytes(self._in[HEADER_BYTES:end])
         del self._in[:end]
         return body
 
     def _fill(self) -> bool:
         """Reads what is there; False if nothing is."""
+        room = min(HEADER_BYTES + MAX_FRAME - len(self._in), _READ_BYTES)
         try:
-            size = self._socket.recv_into(self._buffer[: HEADER_BYTES + MAX_FRAME - len(self._in)])
+            size = self._socket.recv_into(self._buffer, room)
         except BlockingIOError:
             return False
         except ConnectionResetError:
@@ -127,6 +146,7 @@ class FrameStream:
         if not size:
             self.ended = True
             return False
+        self.full = size == room
         self._in += self._buffer[:size]
         return True
 

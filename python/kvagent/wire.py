@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import itertools
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgpack
 
 from kvagent import messages as m
 from kvagent.canonical import pack, unpack
@@ -34,7 +36,9 @@ from kvagent.limits import (
     MAX_TEXT,
     MAX_WORLD,
 )
-from kvagent.packing import Packed
+
+if TYPE_CHECKING:
+    from kvagent.packing import Packed
 
 _LENGTH = struct.Struct(">I")
 HEADER_BYTES = _LENGTH.size
@@ -103,13 +107,15 @@ _NUMBERS: dict[type[Any], int] = {one.cls: number for number, one in _RECORDS.it
 _NOT_IN_V1 = (m.Epoch, m.Switches)
 _WELCOME, _WELCOME_V1_FIELDS = _NUMBERS[m.Welcome], 3
 _SAVE, _SAVE_REVOKE = _NUMBERS[m.Save], 4  # the place of revoke among the fields of SAVE
+_LOAD = _NUMBERS[m.Load]
+
+_ARRAY = [bytes([0x90 | i]) for i in range(16)]  # msgpack's array of so many elements
+_DONE_HEAD = _ARRAY[3] + bytes([_NUMBERS[m.Done]])
 
 
 def encode(message: m.Message, version: int = m.VERSION) -> bytes:
     """The body of a frame (without its length) in that version. Malformed names the field that is out of range."""
     number = _NUMBERS[type(message)]
-    if isinstance(message, (m.Save, m.Load)) and isinstance(message.sections, Packed):
-        return _encode_packed(number, message, message.sections, version)
     values = _RECORDS[number].write(message, type(message).__name__)
     _check(message, version)
     if isinstance(message, m.Welcome) and message.version == 1:
@@ -122,24 +128,38 @@ def encode(message: m.Message, version: int = m.VERSION) -> bytes:
     return body
 
 
-def _encode_packed(number: int, message: m.Save | m.Load, sections: Packed, version: int) -> bytes:
-    """The same for a job whose sections are packed already."""
-    if isinstance(message, m.Load):
-        head = pack([number, message.job, message.epoch, message.step, message.event, message.lease])
-    elif version > 1:
-        head = pack([number, message.job, message.epoch, message.step, message.event, message.revoke])
-    elif message.revoke != m.NO_INDEX:
+def save_frame(
+    job: int, epoch: int, step: int, event: int, revoke: int, sections: Packed, version: int = m.VERSION
+) -> bytes:
+    """The frame of a SAVE whose sections are packed already."""
+    if version > 1:
+        return _job_frame(_SAVE, (job, epoch, step, event, revoke), sections)
+    if revoke != m.NO_INDEX:
         raise Malformed("Save.revoke: version 1 has none")
-    else:
-        head = pack([number, message.job, message.epoch, message.step, message.event])
-    body = b"".join((bytes([head[0] + 1]), head[1:], sections.data))  # an array with one element more
-    if len(body) > MAX_FRAME:
-        raise Malformed(f"{type(message).__name__}: {len(body)} bytes, at most {MAX_FRAME}")
-    return body
+    return _job_frame(_SAVE, (job, epoch, step, event), sections)
+
+
+def load_frame(job: int, epoch: int, step: int, event: int, lease: int, sections: Packed) -> bytes:
+    """The frame of a LOAD whose sections are packed already."""
+    return _job_frame(_LOAD, (job, epoch, step, event, lease), sections)
+
+
+def _job_frame(number: int, fields: tuple[int, ...], sections: Packed) -> bytes:
+    if not 0 <= min(fields) <= max(fields) < 1 << 32:  # nearly never
+        one = _RECORDS[number]
+        for (name, field), value in zip(one.fields, fields, strict=False):
+            field.write(value, f"{one.cls.__name__}.{name}")
+    head = pack((number, *fields))  # of an array with an element less
+    length = len(head) + len(sections.data)
+    if length > MAX_FRAME:
+        raise Malformed(f"{_RECORDS[number].cls.__name__}: {length} bytes, at most {MAX_FRAME}")
+    return b"".join((_LENGTH.pack(length), _ARRAY[len(fields) + 2], head[1:], sections.data))
 
 
 def decode(body: bytes, version: int = m.VERSION) -> m.Message:
     """The message of a frame's body in that version. A WELCOME is read in the version that it names."""
+    if body[:2] == _DONE_HEAD and (done := _decode_done(body)) is not None:
+        return done
     if not 1 <= len(body) <= MAX_FRAME:
         raise Malformed(f"frame of {len(body)} bytes, not 1 to {MAX_FRAME}")
     values = unpack(body)
@@ -156,6 +176,17 @@ def decode(body: bytes, version: int = m.VERSION) -> m.Message:
     message: m.Message = one.read(fields, one.cls.__name__)
     _check(message, version)
     return message
+
+
+def _decode_done(body: bytes) -> m.Done | None:
+    """DONE, which comes for every job, at a third of the price; None if something about it is not as it must be."""
+    try:
+        _, job, statuses = values = msgpack.unpackb(body)
+    except (ValueError, msgpack.exceptions.UnpackException, msgpack.exceptions.ExtraData):
+        return None
+    if type(statuses) is not bytes or len(statuses) > MAX_JOB_BLOCKS or type(job) is not int or job < 0:
+        return None
+    return m.Done(job, statuses) if pack(values) == body else None
 
 
 def frame(body: bytes) -> bytes:
@@ -187,7 +218,7 @@ def _check(message: m.Message, version: int) -> None:
         raise Malformed(f"Hello.min_version: {message.min_version} is more than max_version {message.max_version}")
     if isinstance(message, m.Register):
         check_identity(message.identity)
-    elif isinstance(message, (m.Save, m.Load)) and not isinstance(message.sections, Packed):
+    elif isinstance(message, (m.Save, m.Load)):
         _check_sections(message.sections)
         if version == 1 and isinstance(message, m.Save) and message.revoke != m.NO_INDEX:
             raise Malformed("Save.revoke: version 1 has none")

@@ -10,7 +10,7 @@ from kvagent import messages as m
 from kvagent.errors import Malformed
 from kvagent.limits import MAX_JOB_BLOCKS, MAX_SECTIONS
 from kvagent.packing import Packed, packed, section, short_section
-from kvagent.wire import decode, encode
+from kvagent.wire import HEADER_BYTES, decode, encode, frame, load_frame, save_frame
 
 SIZES = (1, 2, 7, 8, 63, 64, 255, 256, 2000)  # around the places where a header grows
 
@@ -35,11 +35,12 @@ def test_any_sections_are_packed_as_the_codec_packs_them() -> None:
             continue
         a, b, c, d = (dice.randrange(1 << dice.choice((7, 8, 16, 31))) for _ in range(4))
         one, sections = packed(bare, blocks), tuple(plain)
-        assert encode(m.Load(a, b, c, d, 5, one)) == encode(m.Load(a, b, c, d, 5, sections)), f"seed {seed}"
-        assert encode(m.Save(a, b, c, d, 5, one)) == encode(m.Save(a, b, c, d, 5, sections)), f"seed {seed}"
-        old = m.Save(a, b, c, d, m.NO_INDEX, one)
-        assert encode(old, 1) == encode(m.Save(a, b, c, d, m.NO_INDEX, sections), 1), f"seed {seed}"
-        assert decode(encode(m.Load(a, b, c, d, 5, one))) == m.Load(a, b, c, d, 5, sections)
+        load, save = m.Load(a, b, c, d, 5, sections), m.Save(a, b, c, d, 5, sections)
+        assert load_frame(a, b, c, d, 5, one) == frame(encode(load)), f"seed {seed}"
+        assert save_frame(a, b, c, d, 5, one) == frame(encode(save)), f"seed {seed}"
+        old = m.Save(a, b, c, d, m.NO_INDEX, sections)
+        assert save_frame(a, b, c, d, m.NO_INDEX, one, 1) == frame(encode(old, 1)), f"seed {seed}"
+        assert decode(load_frame(a, b, c, d, 5, one)[HEADER_BYTES:]) == load
 
 
 @pytest.mark.parametrize("length", [16, 32])
@@ -67,6 +68,16 @@ def test_what_is_out_of_range_is_not_packed() -> None:
 
 def test_a_frame_that_is_too_long_is_not_sent() -> None:
     with pytest.raises(Malformed, match="bytes, at most"):
-        encode(m.Load(1, 1, 1, 1, 1, Packed(b"\x90" * (1 << 20), 1)))
+        load_frame(1, 1, 1, 1, 1, Packed(b"\x90" * (1 << 20), 1))
+
+
+def test_a_jobs_fields_are_in_their_ranges() -> None:
+    one = packed([section(0, b"", [b"h"], [1])], 1)
     with pytest.raises(Malformed, match="version 1"):
-        encode(m.Save(1, 1, 1, 1, 4, packed([section(0, b"", [b"h"], [1])], 1)), 1)
+        save_frame(1, 1, 1, 1, 4, one, 1)
+    with pytest.raises(Malformed, match=r"Load.epoch: 4294967296 is not an integer from 0 to 4294967295"):
+        load_frame(1, 1 << 32, 1, 1, 1, one)
+    with pytest.raises(Malformed, match=r"Save.step: -1"):
+        save_frame(1, 1, -1, 1, 1, one)
+    lease = m.Load(1, 1, 1 << 40, 1, 1 << 50, (m.Section.of(0, [b"h"], [1]),))
+    assert load_frame(1, 1, 1 << 40, 1, 1 << 50, one) == frame(encode(lease))
