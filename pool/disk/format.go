@@ -134,3 +134,16 @@ func parseName(name string) (version int, id, nonce uint64, ok bool) {
 }
 
 func sumOf(h *header, p []byte) uint32 { return pool.Sum(h.key.Seed(h.length), p) }
+
+// copyStep is so little that what was copied is still in the processor's first cache when it is summed.
+const copyStep = 16 << 10
+
+// copySum copies src to dst, of the same length, and gives pool.Sum of the copy, begun with state.
+func copySum(state uint32, dst, src []byte) uint32 {
+	for len(src) > 0 {
+		n := copy(dst[:min(copyStep, len(dst))], src)
+		state = pool.Sum(state, dst[:n])
+		dst, src = dst[n:], src[n:]
+	}
+	return state
+}

@@ -40,12 +40,7 @@ type record struct {
 func (d *dir) append(ctx context.Context, recs []*record) error {
 	for {
 		n, changed := d.reserve(recs)
-		for _, r := range recs[:n] {
-			if r.piece != nil {
-				r.fill()
-			}
-		}
-		d.filled(recs[:n])
+		d.fill(recs[:n])
 		if recs = recs[n:]; len(recs) == 0 {
 			return nil
 		}
@@ -153,27 +148,42 @@ func (d *dir) gone(p place) {
 	}
 }
 
+// fill copies records to their places, piece by piece: the first is written while the next is filled.
+func (d *dir) fill(recs []*record) {
+	for len(recs) > 0 {
+		p, n := recs[0].piece, 0
+		for ; n < len(recs) && recs[n].piece == p; n++ {
+			if p != nil {
+				recs[n].fill()
+			}
+		}
+		if p != nil {
+			d.filled(p, n)
+		}
+		recs = recs[n:]
+	}
+}
+
 // fill copies a record to its place, without any lock.
 func (r *record) fill() {
 	p := r.piece.mem[r.off-r.piece.at:][:r.size()]
-	n := headerBytes + copy(p[headerBytes:], r.data)
+	n := headerBytes + len(r.data)
+	sum := copySum(r.key.Seed(r.length), p[headerBytes:n], r.data) // of the copy: the caller's bytes may not change, but if they do it is seen
 	clear(p[n:])
 	if r.kind == block {
-		r.sum = pool.Sum(r.key.Seed(r.length), p[headerBytes:n]) // of the copy: the caller's bytes may not change, but if they do it is seen
+		r.sum = sum
 	}
 	r.encode(p, r.piece.seg.nonce)
 	r.data = nil
 }
 
-func (d *dir) filled(recs []*record) {
+// filled counts n records as copied.
+func (d *dir) filled(p *piece, n int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, r := range recs {
-		if r.piece != nil {
-			r.piece.copying--
-		}
+	if p.copying -= n; p.copying == 0 {
+		d.work.Broadcast()
 	}
-	d.work.Broadcast()
 }
 
 // seal hands the current piece to the writers. With the lock held.

@@ -52,8 +52,7 @@ func (p *part) deliver(record []byte, nonce uint64) bool {
 	if !h.decode(record, nonce) || h.kind != block || h.key != p.item.Key || h.off != p.off() || h.length != p.length {
 		return false
 	}
-	copy(p.item.Data, record[headerBytes:headerBytes+int(h.length)])
-	return pool.Sum(h.key.Seed(h.length), p.item.Data) == h.sum
+	return copySum(h.key.Seed(h.length), p.item.Data, record[headerBytes:][:h.length]) == h.sum
 }
 
 // judge is the status of a block that was read. One that does not fit and is still where it was is dropped.
