@@ -167,6 +167,7 @@ func TestOtherIdentityGetsNothing(t *testing.T) {
 	if n := p.Prefix(id, 0, h); n != 0 {
 		t.Errorf("%d blocks of another identity", n)
 	}
+	p.Sweep()
 	if s := p.Stats(); s.Used != 0 {
 		t.Errorf("%d bytes used by what nobody can find", s.Used)
 	}
