@@ -80,7 +80,7 @@ func OpenCUDA(o CUDAOptions) (*CUDA, error) {
 // open starts the roles. What was started before an error is ended by shut.
 func (d *CUDA) open(o *CUDAOptions) (err error) {
 	if d.ctx, err = driver.Retain(d.gpu.Ordinal); err != nil {
-		return err
+		return whyNotOpened(err)
 	}
 	if d.opener, err = startRole(d.ctx); err != nil {
 		return err

@@ -85,7 +85,7 @@ func listGPUs() ([]driver.GPU, error) {
 		gpus, err = driver.GPUs()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrNoCUDA, err)
+		return nil, fmt.Errorf("%w: %w", ErrNoCUDA, whyNotOpened(err))
 	}
 	return gpus, nil
 }

@@ -19,9 +19,10 @@ type MoverSetup struct {
 	FireOnDeath bool   // HostOptions.FireOnDeath
 	Populate    bool   // HostOptions.Populate
 	Tables      []CopyTable
-	Measure     bool     // find the GPU's facts out, in a process beside
-	Facts       GPUFacts // those that were found out before
-	ArenaFD     int      `json:"-"` // set in the mover; closed when the device is open
+	Measure     bool          // find the GPU's facts out, in a process beside
+	Within      time.Duration // for that, at most
+	Facts       GPUFacts      // those that were found out before
+	ArenaFD     int           `json:"-"` // set in the mover; closed when the device is open
 }
 
 // OpenDevice opens, in the mover, the device of a setup.

@@ -116,12 +116,21 @@ func (l *moverLife) wrong(now int64) (LossReason, error) {
 		return LostPing, fmt.Errorf("it did not answer a ping within %v", limits.Ping)
 	}
 	if call := l.calls.late(now); call != nil {
-		return LostCall, fmt.Errorf("it did not answer in time: %s", call.what)
+		return LostCall, fmt.Errorf("it did not answer in time: %s%s", call.what, l.m.cure())
 	}
 	if id, stuck := l.m.stuck(l, now); stuck {
-		return LostCopy, fmt.Errorf("no copy of peer %d ended within %v", id, limits.Copy)
+		return LostCopy, fmt.Errorf("no copy of peer %d ended within %v%s", id, limits.Copy, l.m.cure())
 	}
 	return "", nil
+}
+
+// cure is what the user can do about a process that does not come to an end.
+func (m *Mover) cure() string {
+	if m.opts.Device != CUDADevice {
+		return ""
+	}
+	return ": a call of the driver does not return; see dmesg for Xid lines, and nvidia-smi; a GPU that hangs is reset by nvidia-smi --gpu-reset, or with the node. " +
+		"Engines on other GPUs, and on CPUs, are served on"
 }
 
 // stuck finds a peer of a life whose copies do not end.

@@ -34,9 +34,6 @@ type witness struct {
 	facts  GPUFacts
 }
 
-// witnessWithin is how long a witness may take for everything that it is asked: a driver with many GPUs takes seconds to start.
-const witnessWithin = 25 * time.Second
-
 // witnessOrder is a line to a witness. The first one names the GPU.
 type witnessOrder struct {
 	GPU    UUID
@@ -82,7 +79,7 @@ func (w *witness) start() error {
 }
 
 func (w *witness) begin(s *MoverSetup) error {
-	if err := w.conn.SetDeadline(time.Now().Add(witnessWithin)); err != nil {
+	if err := w.conn.SetDeadline(time.Now().Add(s.Within)); err != nil {
 		return err
 	}
 	a, err := w.ask(&witnessOrder{GPU: s.GPU, Tables: s.Tables})

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
@@ -24,6 +25,9 @@ const (
 
 var devices = []string{deviceAuto, deviceHost, deviceHostMover, deviceCUDA}
 
+// probeWithin is how long a start that needs no GPU waits for a driver that the kernel knows nothing of.
+const probeWithin = 5 * time.Second
+
 // moverCommand is the process that serve starts and nobody else.
 func moverCommand() *cobra.Command {
 	return &cobra.Command{
@@ -34,16 +38,17 @@ func moverCommand() *cobra.Command {
 }
 
 // openDevice opens the devices of this node over the pool's arena, whose descriptor stays the caller's.
-func openDevice(kind string, arenaFD int, size int64, tables string, log *zap.Logger) (*cudaipc.Node, error) {
+func openDevice(s *serveSettings, arenaFD int, size int64, log *zap.Logger) (*cudaipc.Node, error) {
+	kind := s.device
 	base := cudaipc.MoverOptions{Name: "host", Device: cudaipc.HostDevice, ArenaFD: arenaFD, ArenaSize: size, Populate: true, Node: -1}
 	if kind != deviceHost {
-		if err := tellGPUs(kind, log); err != nil {
+		if err := tellGPUs(s, log); err != nil {
 			return nil, err
 		}
 	}
 	o := cudaipc.NodeOptions{NoGPU: "the agent was started with --device host"}
 	if kind != deviceHost {
-		o.GPU = moverOfGPU(base, tables, log)
+		o.GPU = moverOfGPU(base, s, log)
 	}
 	var err error
 	o.Host, err = openHost(kind, base)
@@ -54,11 +59,12 @@ func openDevice(kind string, arenaFD int, size int64, tables string, log *zap.Lo
 }
 
 // moverOfGPU makes the movers of GPUs. Without a file for copy tables nothing is measured.
-func moverOfGPU(base cudaipc.MoverOptions, file string, log *zap.Logger) func(cudaipc.UUID) (cudaipc.Device, error) {
+func moverOfGPU(base cudaipc.MoverOptions, s *serveSettings, log *zap.Logger) func(cudaipc.UUID) (cudaipc.Device, error) {
 	var tables *copyTables
-	if file != "" {
-		tables = openCopyTables(file, log)
+	if s.copyTables != "" {
+		tables = openCopyTables(s.copyTables, log)
 	}
+	base.Limits.Start, base.Limits.Import = s.gpuStart, s.gpuImport
 	base.Measure, base.Informed = tables != nil, newGPULog(tables, log).hear
 	return func(gpu cudaipc.UUID) (cudaipc.Device, error) {
 		log.Info("a GPU is used for the first time", zap.Stringer("gpu", gpu))
@@ -72,11 +78,13 @@ func moverOfGPU(base cudaipc.MoverOptions, file string, log *zap.Logger) func(cu
 
 // tellGPUs says what is known of GPUs at the start. Where the kernel knows of none, the driver is asked; that takes long only
 // where there are some.
-func tellGPUs(kind string, log *zap.Logger) error {
+func tellGPUs(s *serveSettings, log *zap.Logger) error {
 	n := cudaipc.CountGPUs()
 	var why error
-	if n == 0 || kind == deviceCUDA {
-		why = probeCUDA()
+	if s.device == deviceCUDA {
+		why = probeCUDA(s.gpuStart)
+	} else if n == 0 {
+		why = probeCUDA(min(s.gpuStart, probeWithin))
 	}
 	switch {
 	case why == nil:
@@ -85,8 +93,8 @@ func tellGPUs(kind string, log *zap.Logger) error {
 			seen = "by the driver alone"
 		}
 		log.Info("GPUs", zap.String("seen", seen), zap.String("opened", "each in a process of its own, when an engine registers its memory"))
-	case kind == deviceCUDA:
-		return fmt.Errorf("device: %q, allowed where a GPU can be opened: %w", kind, why)
+	case s.device == deviceCUDA:
+		return fmt.Errorf("device: %q, allowed where a GPU can be opened: %w", s.device, why)
 	default:
 		log.Info("no GPU here: engines with memory on CPUs are served, those with memory on GPUs are refused", zap.String("why", why.Error()))
 	}
@@ -108,7 +116,7 @@ func openHost(kind string, base cudaipc.MoverOptions) (cudaipc.Device, error) {
 }
 
 // probeCUDA asks the driver for GPUs, in a process of its own: the agent never calls it.
-func probeCUDA() error {
+func probeCUDA(within time.Duration) error {
 	fd, err := unix.MemfdCreate("kvagent-probe", unix.MFD_CLOEXEC)
 	if err != nil {
 		return err
@@ -118,7 +126,10 @@ func probeCUDA() error {
 	if err := unix.Ftruncate(fd, size); err != nil {
 		return err
 	}
-	m, err := cudaipc.NewMover(cudaipc.MoverOptions{Name: "probe", Device: cudaipc.CUDAProbe, ArenaFD: fd, ArenaSize: size, Node: -1})
+	m, err := cudaipc.NewMover(cudaipc.MoverOptions{
+		Name: "probe", Device: cudaipc.CUDAProbe, ArenaFD: fd, ArenaSize: size, Node: -1,
+		Limits: cudaipc.MoverLimits{Start: within},
+	})
 	if err != nil {
 		return err
 	}

@@ -42,7 +42,7 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	defer func() { err = errors.Join(err, p.Close()) }()
 	pages.Go(func() { tellPages(p, log) })
 	_, fd := p.Arena()
-	device, err := openDevice(s.device, fd, p.Info().Bytes, s.copyTables, log)
+	device, err := openDevice(s, fd, p.Info().Bytes, log)
 	if err != nil {
 		return err
 	}

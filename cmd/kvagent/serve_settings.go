@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pool/dram"
 )
 
@@ -21,6 +22,8 @@ type serveSettings struct {
 	eviction     string
 	device       string
 	copyTables   string // file
+	gpuStart     time.Duration
+	gpuImport    time.Duration
 
 	socketGroup          string
 	allowUIDs, allowGIDs []uint32
@@ -62,8 +65,9 @@ const defaultPool = 1 << 30
 func defaultServeSettings() *serveSettings {
 	d := agent.DefaultLimits
 	return &serveSettings{
-		socketDir: defaultSocketDir, pool: defaultPool, hugePages: hugeAuto, device: deviceAuto, copyTables: defaultCopyTables, eviction: defaultEviction,
-		lookups: map[string][16]byte{}, integrity: integrityFull, queue: d.Transfer.Queue, eventWait: d.Transfer.EventWait,
+		socketDir: defaultSocketDir, pool: defaultPool, hugePages: hugeAuto, device: deviceAuto, copyTables: defaultCopyTables, gpuStart: cudaipc.DefaultMoverLimits.Start, gpuImport: cudaipc.DefaultMoverLimits.Import,
+		eviction: defaultEviction,
+		lookups:  map[string][16]byte{}, integrity: integrityFull, queue: d.Transfer.Queue, eventWait: d.Transfer.EventWait,
 		stuckAfter: d.Stuck, maxEngines: d.Engines, maxSessions: d.Sessions, logLevel: "info", drainTimeout: 10 * time.Second, takeoverWait: 10 * time.Second,
 	}
 }
@@ -76,6 +80,8 @@ func (s *serveSettings) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.config, configKey, "", "YAML file with settings")
 	f.Var(&choiceValue{&s.device, devices}, "device", "how engines' memory is reached: auto opens shared memory in the agent and each GPU in a process of its own, cuda ends the start without a GPU, host refuses GPUs, host-mover puts shared memory into a process too")
 	f.StringVar(&s.copyTables, "copy-tables", s.copyTables, "file with the copy paths of each type of GPU and driver, measured when the first engine on one registers; empty: nothing is measured, the default is used")
+	f.Var(&durationValue{&s.gpuStart, time.Second, time.Hour}, "gpu-start-within", "longest that a GPU's process may take to open it, measuring included, before it is killed; drivers of many GPUs that keep no state take long")
+	f.Var(&durationValue{&s.gpuImport, time.Second, time.Hour}, "gpu-import-within", "longest that a GPU's process may take to open one engine worker's memory, before it is killed")
 	f.Var(&choiceValue{&s.hugePages, []string{hugeAuto, hugeOff}}, "huge-pages", "auto takes huge pages for the pool if enough are free")
 	f.StringVar(&s.dramPath, "dram-path", "", "file on tmpfs or hugetlbfs for the pool, which then outlives the agent; --huge-pages does not count for it")
 	f.Var(&durationValue{&s.takeoverWait, 0, time.Hour}, "takeover-wait", "longest wait for an agent that is ending, and what it started, to let go of the directory and the pool's file")
