@@ -101,7 +101,6 @@ type Options struct {
 	Clock func() time.Time // nil is time.Now
 
 	ownStaging bool
-	chilling   pool.Chilling // memory, if some tier writes on eviction
 }
 
 // DefaultStaging is the size of Staging a stack makes for itself, bytes. It is address space until it is used.

@@ -14,13 +14,16 @@ func (o *origin) print() uint64 {
 // writtenFor is how long an entry that was written is not offered again. A tier may forget it meanwhile.
 const writtenFor = 10 * time.Minute
 
-// write stores a batch of entries: those the store has are left out, the others are copied out of memory, each pinned no longer than that takes.
+// write stores a batch of entries: those the store has are left out, the others are copied out of memory, if they were not before, each pinned no longer than that takes.
 func (l *lane) write(ctx context.Context, batch []putItem) {
-	batch = l.lacking(ctx, batch)
+	defer l.giveCopies(batch)
 	var on []leaving
-	for i := range batch {
-		if e, ok := l.p.copyOut(&batch[i]); ok {
-			on = append(on, e)
+	var taken []loan
+	for _, it := range l.lacking(ctx, batch) {
+		if it.copied != nil && it.sp.now.Load() == it.life { // not of before a reset
+			on = append(on, *it.copied)
+		} else if e, ok := l.p.copyOut(&it.origin); ok {
+			on, taken = append(on, e), append(taken, e.loan)
 		} else {
 			l.count.putsDropped.Add(1)
 		}
@@ -28,8 +31,8 @@ func (l *lane) write(ctx context.Context, batch []putItem) {
 	if len(on) > 0 {
 		l.put(ctx, on)
 	}
-	for i := range on {
-		l.p.o.Staging.give(on[i].loan)
+	for _, loan := range taken {
+		l.p.o.Staging.give(loan)
 	}
 }
 
@@ -89,7 +92,7 @@ type leaving struct {
 }
 
 // copyOut copies an entry into staging. False: it is gone, its epoch is over, it is damaged, or staging has no room: then it is not written.
-func (p *Pool) copyOut(o *putItem) (e leaving, ok bool) {
+func (p *Pool) copyOut(o *origin) (e leaving, ok bool) {
 	g := &o.sp.groups[o.key.group]
 	if o.sp.now.Load() != o.life || o.life.epoch == 0 || o.life.off {
 		return e, false

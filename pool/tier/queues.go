@@ -9,12 +9,15 @@ import (
 // puts is the queue of entries to be written to a tier, oldest first, each once.
 type puts struct {
 	set  map[entryKey]*life
-	list []origin
+	list []putItem
 	from int // of the list; what is before is gone
 }
 
-// putItem is an entry taken out of the queue.
-type putItem = origin
+// putItem is an entry to be written: in memory, as long as it stays there, or copied out of it.
+type putItem struct {
+	origin
+	copied *leaving // nil: it is still to be copied
+}
 
 func (q *puts) len() int { return len(q.list) - q.from }
 
@@ -22,17 +25,17 @@ func (q *puts) len() int { return len(q.list) - q.from }
 func (q *puts) take(l *lane) (batch []putItem) {
 	bytes, items := int64(0), 0
 	for q.from < len(q.list) {
-		o := q.list[q.from]
+		o := &q.list[q.from]
 		g := &o.sp.groups[o.key.group]
 		if len(batch) > 0 && (bytes+g.staged > l.BatchBytes || items+len(g.at) > l.BatchItems) {
 			break
 		}
-		batch = append(batch, o)
+		batch = append(batch, *o)
 		bytes, items = bytes+g.staged, items+len(g.at)
 		if q.set[o.key] == o.life {
 			delete(q.set, o.key)
 		}
-		q.list[q.from] = origin{}
+		*o = putItem{}
 		q.from++
 	}
 	if q.from == len(q.list) || q.from > 4096 {
@@ -43,17 +46,31 @@ func (q *puts) take(l *lane) (batch []putItem) {
 }
 
 // offerLocked queues an entry to be written, unless it waits already or there is no room.
-func (l *lane) offerLocked(o origin) {
-	if l.puts.set[o.key] == o.life || l.p.mu.closed { // one of before a reset does not count
-		return
+func (l *lane) offerLocked(o origin) { l.queueLocked(putItem{origin: o}) }
+
+// queueLocked is offerLocked for one that may have been copied. False: it is not in the queue now, and its copy is still the caller's.
+func (l *lane) queueLocked(it putItem) bool {
+	if l.puts.set[it.key] == it.life || l.p.mu.closed { // one of before a reset does not count
+		return false
 	}
 	if l.puts.len() >= l.PutQueue {
 		l.count.putsDropped.Add(1)
-		return
+		return false
 	}
-	l.puts.set[o.key] = o.life
-	l.puts.list = append(l.puts.list, o)
+	l.puts.set[it.key] = it.life
+	l.puts.list = append(l.puts.list, it)
 	l.wake.Signal()
+	return true
+}
+
+// giveCopies gives back what was copied of entries that are not written.
+func (l *lane) giveCopies(batch []putItem) {
+	for i := range batch {
+		if e := batch[i].copied; e != nil {
+			l.p.o.Staging.give(e.loan)
+			l.p.copied.Add(-e.loan.size)
+		}
+	}
 }
 
 // queueDelete queues keys to be deleted; what finds no room is forgotten, and found wrong again one day.

@@ -21,6 +21,7 @@ const maxWriting = 1 << 20
 
 // Reserve implements pool.Slots.
 func (p *Pool) Reserve(b *pool.Batch) {
+	p.chillNow()
 	p.memory.Reserve(b)
 	if !p.saving {
 		return

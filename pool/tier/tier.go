@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
@@ -44,6 +45,8 @@ type Pool struct {
 	using  bool // some lane writes on second use
 	spaces spaces
 	uses   uses
+	chill  chill
+	copied atomic.Int64 // bytes of staging that copies of entries about to go have
 
 	mu struct {
 		sync.Mutex
@@ -98,7 +101,7 @@ func Open(m Memory, tiers []Tier, o Options) (*Pool, error) {
 		p.saving = p.saving || l.Write == OnSave
 		p.using = p.using || l.Write == OnSecondUse
 		if l.Write == OnEvict {
-			if p.o.chilling, _ = m.(pool.Chilling); p.o.chilling == nil {
+			if p.chill.memory, _ = m.(pool.Chilling); p.chill.memory == nil {
 				return nil, fmt.Errorf("tier %s: Write is evict, allowed with a memory that tells its coldest blocks", l.Name)
 			}
 		}
@@ -118,8 +121,9 @@ func (p *Pool) start(ctx context.Context) {
 	if p.using {
 		p.workers.Go(func() { p.note(ctx) })
 	}
-	if p.o.chilling != nil {
-		p.workers.Go(func() { p.chill(ctx) })
+	if p.chill.memory != nil {
+		p.chill.out = make([]pool.Cold, coldMany)
+		p.workers.Go(func() { p.chillAlways(ctx) })
 	}
 	for _, l := range p.lanes {
 		for range l.Workers {
@@ -151,6 +155,7 @@ func (p *Pool) Close() error {
 	p.workers.Wait()
 	for _, l := range p.lanes {
 		p.abandon(l)
+		l.giveCopies(l.puts.list)
 	}
 	if p.o.ownStaging {
 		return p.o.Staging.Close()

@@ -83,7 +83,22 @@ func (p *Pool) used(u *use) {
 	for from := 0; from < len(u.blob); from += u.size {
 		hash := u.blob[from : from+u.size]
 		o.key = entryKey{u.space, u.group, pool.MakeHash(hash)}
-		p.offerUnwritten(&o, OnSecondUse)
+		p.offerUsed(&o)
 		o.parent = o.key.hash
+	}
+}
+
+// offerUsed offers an entry to the tiers that write on second use, as far as they were not given it before.
+func (p *Pool) offerUsed(o *origin) {
+	print, now := o.print(), p.now()
+	for _, l := range p.lanes {
+		if l.Write != OnSecondUse {
+			continue
+		}
+		if there, _ := l.written.get(print, now); !there {
+			p.mu.Lock()
+			l.offerLocked(*o)
+			p.mu.Unlock()
+		}
 	}
 }
