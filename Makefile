@@ -91,7 +91,7 @@ test-softcuda: ## the software driver's own test, under the address and undefine
 	@$(STAGE) test-softcuda cudaipc/testdata/softcuda/selftest-build $(CURDIR)/build/softcuda-asan
 
 .PHONY: cuda-header-check
-cuda-header-check: ## hold third_party/cuda against NVIDIA's own headers of CUDA 12.9 and 13 (6 MB of download the first time)
+cuda-header-check: ## hold third_party/cuda and the copy kernel against NVIDIA's own headers and assembler of CUDA 12.9 and 13 (86 MB of download the first time)
 	@$(STAGE) -v cuda-header-check scripts/cuda-header-check
 
 .PHONY: test-cuda
