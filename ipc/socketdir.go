@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"unicode"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 )
@@ -91,6 +93,8 @@ func CheckName(name string) error {
 		return fmt.Errorf("lookup_name: %d bytes, allowed is 1 to %d", len(name), MaxName)
 	case strings.HasPrefix(name, ".") || strings.ContainsAny(name, "/\x00"):
 		return fmt.Errorf("lookup_name: %q, allowed is the name of a file without a leading dot", name)
+	case !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl):
+		return fmt.Errorf("lookup_name: %q, allowed is UTF-8 without control characters", name)
 	case strings.HasSuffix(name, lockSuffix) || name == SessionSocket || name == AdminSocket || name == LookupSocket:
 		return fmt.Errorf("lookup_name: %q is taken by the agent", name)
 	}

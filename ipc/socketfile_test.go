@@ -125,7 +125,7 @@ func TestCheckName(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	for _, name := range []string{"", ".", "..", "a/b", "../x", "x\x00", "session.sock", "lookup.sock", "admin.sock", "x.lock", strings.Repeat("x", MaxName+1)} {
+	for _, name := range []string{"", "a\nb", "a\x7f", "\xff", ".", "..", "a/b", "../x", "x\x00", "session.sock", "lookup.sock", "admin.sock", "x.lock", strings.Repeat("x", MaxName+1)} {
 		if CheckName(name) == nil {
 			t.Errorf("%q: accepted", name)
 		}

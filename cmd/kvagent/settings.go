@@ -75,6 +75,23 @@ func settingError(key, text string, err error) error {
 	return fmt.Errorf("%s: %q, %w", key, text, err)
 }
 
+// maxConfigBytes is the size of a file of settings, at most.
+const maxConfigBytes = 1 << 20
+
+// readSmall reads a file, but not one without an end.
+func readSmall(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxConfigBytes+1))
+	if err == nil && len(text) > maxConfigBytes {
+		err = fmt.Errorf("%q has more than %d bytes, allowed: at most so many", path, maxConfigBytes)
+	}
+	return text, err
+}
+
 // readConfig reads the file that the config setting names. Keys that are no settings are errors.
 func readConfig(flags *pflag.FlagSet) (map[string]string, error) {
 	f := flags.Lookup(configKey)
@@ -82,7 +99,7 @@ func readConfig(flags *pflag.FlagSet) (map[string]string, error) {
 		return nil, nil
 	}
 	path := f.Value.String()
-	text, err := os.ReadFile(path)
+	text, err := readSmall(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%s: %q, allowed: a file that is there", configKey, path)
 	}

@@ -65,6 +65,10 @@ func TestSettingsPrecedence(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "config") {
 		t.Errorf("a file that is not there: %v, %+v", err, s)
 	}
+	s, err = readSettings(t, []string{"--config", "/dev/zero"}, nil, "")
+	if err == nil || !strings.Contains(err.Error(), "config") || !strings.Contains(err.Error(), "allowed") {
+		t.Errorf("a file without an end: %v, %+v", err, s)
+	}
 }
 
 // A misspelt variable is told, and no more than that: clusters make variables for a service called kvagent.
