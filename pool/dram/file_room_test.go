@@ -1,0 +1,222 @@
+package dram
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// mounted is a file system of its own for a pool's file, which goes with the test.
+func mounted(t *testing.T, kind, options string) (path string) {
+	t.Helper()
+	dir := t.TempDir()
+	if out, err := exec.Command("mount", "-t", kind, "-o", options, "none", dir).CombinedOutput(); err != nil {
+		t.Skipf("SKIPPED: mounting a %s needs root: %v: %s", kind, err, out)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	return filepath.Join(dir, "pool")
+}
+
+const hugePagesFile = "/proc/sys/vm/nr_hugepages"
+
+// onHugePages is a hugetlbfs of n pages, which the machine sets aside for the test if it has not so many.
+func onHugePages(t *testing.T, n int) (path string) {
+	t.Helper()
+	if free, err := freeHugePages(systemFiles); err != nil || free < int64(n) {
+		had, err := os.ReadFile(hugePagesFile)
+		if err != nil {
+			t.Skipf("SKIPPED: the kernel has no huge pages: %v", err)
+		}
+		all, _ := strconv.Atoi(strings.TrimSpace(string(had)))
+		if err := os.WriteFile(hugePagesFile, fmt.Append(nil, all+n), 0); err != nil {
+			t.Skipf("SKIPPED: setting huge pages aside needs root: %v", err)
+		}
+		t.Cleanup(func() {
+			if err := os.WriteFile(hugePagesFile, had, 0); err != nil {
+				t.Error(err)
+			}
+		})
+		if free, err := freeHugePages(systemFiles); err != nil || free < int64(n) {
+			t.Skipf("SKIPPED: %d huge pages could not be set aside, %d are free: %v", n, free, err)
+		}
+	}
+	return mounted(t, "hugetlbfs", fmt.Sprintf("pagesize=2M,mode=0700,size=%dM", 2*n))
+}
+
+// TestPoolOnHugePages stores, reopens, and is killed in a storm, on hugetlbfs.
+func TestPoolOnHugePages(t *testing.T) {
+	path := onHugePages(t, 32)
+	s := stormCheck{t: t, path: path, rng: rand.New(rand.NewPCG(1, 0)), stored: map[uint64]int{}, over: map[uint64]bool{}}
+	for range 3 {
+		s.round()
+	}
+	if s.expected == 0 || s.committed == 0 {
+		t.Errorf("nothing was stored: %d committed, %d expected", s.committed, s.expected)
+	}
+	p := reopen(t, Options{Bytes: stormPool, SlabBytes: stormSlab, Path: path})
+	defer closePool(t, p)
+	if i := p.Info(); i.PageBytes != hugeBytes || i.Recovery.Cold != "" || i.Recovery.Entries == 0 {
+		t.Errorf("%+v, recovery %+v", i, i.Recovery)
+	}
+	var held *HeldError
+	if _, err := Open(Options{Bytes: stormPool, SlabBytes: stormSlab, Path: path}); !errors.As(err, &held) || held.Process != os.Getpid() {
+		t.Errorf("a second pool on the file: %v", err)
+	}
+}
+
+// TestNoRoomAtTheStart: what is not there is an error before anything is touched, not a signal, and leaves no file.
+func TestNoRoomAtTheStart(t *testing.T) {
+	for kind, path := range map[string]func(t *testing.T) string{
+		"in huge pages":   func(t *testing.T) string { return onHugePages(t, 6) },
+		"its file system": func(t *testing.T) string { return mounted(t, "tmpfs", "size=12m") },
+	} {
+		t.Run(kind, func(t *testing.T) {
+			path := path(t)
+			p, err := Open(Options{Bytes: stormPool, SlabBytes: stormSlab, Path: path})
+			if err == nil {
+				closePool(t, p)
+			}
+			if err == nil || !strings.Contains(err.Error(), kind) || !strings.Contains(err.Error(), "no room for") {
+				t.Errorf("%v", err)
+			}
+			if _, err := os.Stat(path); err == nil {
+				t.Error("a file was left behind")
+			}
+		})
+	}
+}
+
+// TestNoRoomInFlight: headers that find no room are a slab that is not put to use; what is stored stays, and nothing is touched that
+// has no memory. When there is room again, it is used.
+func TestNoRoomInFlight(t *testing.T) {
+	path := mounted(t, "tmpfs", "size=16m")
+	p := reopen(t, Options{Bytes: 8 << 20, SlabBytes: 64 << 10, Path: path})
+	defer closePool(t, p)
+	id := openSpec(t, p, keptSpec)
+	first := randomChain(nil, 1, 100)
+	put(t, p, id, first)
+	rest := filepath.Join(filepath.Dir(path), "rest")
+	fillUp(t, rest)
+	more := randomChain(nil, 2, 6000)
+	if stored := putWhatFits(p, id, more); stored == 0 || stored == more.N {
+		t.Errorf("%d of %d blocks found room beside a full file system", stored, more.N)
+	}
+	if err := p.Check(); err != nil {
+		t.Fatal(err)
+	}
+	if p.core.slabs.file.refused == 0 {
+		t.Error("nothing was refused")
+	}
+	if err := os.Remove(rest); err != nil {
+		t.Fatal(err)
+	}
+	if stored := putWhatFits(p, id, randomChain(nil, 3, 6000)); stored != 6000 {
+		t.Errorf("%d of 6000 blocks found room, although the file system has it", stored)
+	}
+}
+
+// fillUp takes all that a file system has left.
+func fillUp(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for b := make([]byte, pageBytes); err == nil; {
+		_, err = f.Write(b)
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+}
+
+// putWhatFits stores the blocks of a chain that get a slot, and counts them.
+func putWhatFits(p *Pool, id pool.SpaceID, h pool.Hashes) (stored int) {
+	b := pool.Batch{Space: id, Epoch: p.Epoch(id), Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N)}
+	p.Reserve(&b)
+	for i := range b.Slots {
+		if b.Status[i] == pool.OK {
+			clear(p.arena.base[b.Slots[i].Off:][:b.Slots[i].Len])
+		}
+	}
+	p.Commit(b.Slots, b.Epoch, b.Status)
+	for _, s := range b.Status {
+		if s == pool.OK {
+			stored++
+		}
+	}
+	return stored
+}
+
+// TestTruncatedInFlight: whoever cuts the file of a running process ends the process, and what is left is refused, not guessed at. One that
+// was cut to nothing is made anew.
+func TestTruncatedInFlight(t *testing.T) {
+	path := shmPath(t)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), StormEnv+"="+path, stormSeed+"=1")
+	var said bytes.Buffer
+	cmd.Stderr, cmd.ExtraFiles = &said, []*os.File{w}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	late := time.AfterFunc(fillWithin, func() { cmd.Process.Kill() })
+	defer late.Stop()
+	cut := false
+	for buf := make([]byte, 64<<10); ; {
+		if _, err := r.Read(buf); err != nil {
+			break
+		}
+		if !cut {
+			if err := os.Truncate(path, stormPool/2); err != nil {
+				t.Fatal(err)
+			}
+			cut = true
+		}
+	}
+	var exit *exec.ExitError
+	if err := cmd.Wait(); !errors.As(err, &exit) || !strings.Contains(said.String(), "SIGBUS") {
+		t.Errorf("the process ended by %v, want a fault: %.300s", err, &said)
+	}
+	o := Options{Bytes: stormPool, SlabBytes: stormSlab, Path: path}
+	if p, err := Open(o); err == nil || !strings.Contains(err.Error(), "no pool's") {
+		t.Errorf("half a file: %v", err)
+		if err == nil {
+			closePool(t, p)
+		}
+	}
+	if err := os.Truncate(path, 0); err != nil {
+		t.Fatal(err)
+	}
+	p := reopen(t, o)
+	if rec := p.Info().Recovery; !rec.New || rec.Entries != 0 {
+		t.Errorf("an empty file: %+v", rec)
+	}
+	closePool(t, p)
+}
