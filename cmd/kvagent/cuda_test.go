@@ -128,7 +128,7 @@ func TestCUDAMemoryBackFromEngines(t *testing.T) {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	t.Logf("seed %d", seed)
 	var longest time.Duration
-	for i := range 20 {
+	for i := range deaths(20, 100) {
 		device := []string{"cuda", "cuda-virtual"}[i%2]
 		var what string
 		var cmd *exec.Cmd
@@ -147,16 +147,25 @@ func TestCUDAMemoryBackFromEngines(t *testing.T) {
 	t.Logf("longest %v", longest)
 }
 
+// deaths is how often each kind of process is killed in a test: often with KVAGENT_CUDA_LONG=1.
+func deaths(short, long int) int {
+	if os.Getenv("KVAGENT_CUDA_LONG") == "1" {
+		return long
+	}
+	return short
+}
+
 // A killed mover, and a killed agent, hold nothing of an engine that ends later, and take nothing from one that lives.
 func TestCUDAMemoryBackFromAgents(t *testing.T) {
 	stat := softMachine(t)
-	for i := range 6 {
+	var longest time.Duration
+	for i := range 2 * deaths(3, 25) {
 		serve, dir, log := startServe(t, "--device", "cuda", "--pool", "64MiB")
-		engine := mockEngine(t, dir, []string{"cuda", "cuda-virtual"}[i%2])
+		engine := mockEngine(t, dir, []string{"cuda", "cuda-virtual"}[i/2%2])
 		mover := moverOf(t, dir)
 		held := stat("allocated_bytes")
-		what := "a mover"
-		if i%3 == 0 {
+		what, ofAgent := "a mover", i%2 == 0
+		if ofAgent {
 			what = "an agent"
 			_ = serve.Process.Kill()
 			_ = serve.Wait() // it was killed
@@ -164,7 +173,7 @@ func TestCUDAMemoryBackFromAgents(t *testing.T) {
 			t.Fatal(err)
 		}
 		died := time.Now()
-		for i%3 == 0 && stat("processes") > 1 {
+		for ofAgent && stat("processes") > 1 {
 			if time.Since(died) > backWithinMS*time.Millisecond {
 				t.Fatalf("the mover outlives its agent: %s", log)
 			}
@@ -175,10 +184,11 @@ func TestCUDAMemoryBackFromAgents(t *testing.T) {
 		}
 		_ = engine.Process.Kill()
 		_ = engine.Wait() // it was killed
-		t.Logf("%s: %v", what, isBack(t, stat, what, time.Now()))
+		longest = max(longest, isBack(t, stat, what, time.Now()))
 		_ = serve.Process.Kill()
 		_ = serve.Wait()
 	}
+	t.Logf("longest %v", longest)
 }
 
 // moverOf waits for the mover of an agent that has an engine's memory open.
