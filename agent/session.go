@@ -3,6 +3,7 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -83,7 +84,7 @@ func (s *session) run() {
 	})
 	select {
 	case <-s.conn.Dead():
-		s.doom(endPeer, 0, s.conn.Cause())
+		s.lost(s.conn.Cause())
 	case <-s.gone:
 	}
 	s.teardown(written)
@@ -130,10 +131,22 @@ func (s *session) fail(err error) {
 	case errors.As(err, &bad):
 		s.agent.metrics.malformed[bad.Reason.String()].Add(1)
 		s.doom(endMalformed, ipc.ErrCodeMalformed, err)
-	case errors.Is(err, ipc.ErrStalled):
-		s.doom(endSlow, ipc.ErrCodeLimit, err)
 	default:
-		s.doom(endPeer, 0, err)
+		s.lost(err)
+	}
+}
+
+// lost ends the session because its socket is over. Reader, writer and run all hear of it, and whoever is first must say the same.
+func (s *session) lost(why error) {
+	switch {
+	case !s.greeted.Load():
+		s.doom(endHandshake, 0, why)
+	case errors.Is(why, ipc.ErrStalled):
+		s.doom(endSlow, ipc.ErrCodeLimit, why)
+	case errors.Is(why, os.ErrDeadlineExceeded): // of a write
+		s.doom(endSlow, 0, why)
+	default:
+		s.doom(endPeer, 0, why)
 	}
 }
 
@@ -206,7 +219,7 @@ func (s *session) write() {
 			if !broken {
 				if err := s.conn.Send(m); err != nil {
 					broken = true
-					s.doom(endSlow, 0, err)
+					s.lost(err)
 				}
 			}
 			s.out.written()
