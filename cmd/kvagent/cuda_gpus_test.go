@@ -12,7 +12,7 @@ import (
 // engineOn starts an engine that sees one GPU of the machine.
 func engineOn(t *testing.T, gpu, dir, device string, args ...string) *exec.Cmd {
 	t.Helper()
-	cmd := kvagentCommand(t, append([]string{"mock", "--device", device, "--socket-dir", dir, "--name", "on-" + gpu}, args...)...)
+	cmd := kvagentCommand(t, append([]string{"mock", "--device", device, "--socket-dir", dir}, args...)...)
 	cmd.Env = append(cmd.Env, "SOFTCUDA_FIRST_DEVICE="+gpu)
 	return cmd
 }
