@@ -140,11 +140,13 @@ func (w *web) cacheList(rw http.ResponseWriter, r *http.Request) {
 	sayJSON(rw, w.agent.cache(f))
 }
 
+var errNoFilter = errors.New("nothing says what to remove, allowed: one or more of space, model, tenant")
+
 // cacheRemove serves POST /cache/rm with the same; at least one must be given.
 func (w *web) cacheRemove(rw http.ResponseWriter, r *http.Request) {
 	f, err := parseFilter(r.URL.Query())
 	if err == nil && f == (cacheFilter{}) {
-		err = errors.New("nothing says what to remove, allowed: one or more of space, model, tenant")
+		err = errNoFilter
 	}
 	if err != nil {
 		http.Error(rw, err.Error(), http.StatusBadRequest)

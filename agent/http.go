@@ -108,6 +108,8 @@ func (w *web) routes() http.Handler {
 	mux.HandleFunc("POST /set", w.set)
 	mux.HandleFunc("GET /cache", w.cacheList)
 	mux.HandleFunc("POST /cache/rm", w.cacheRemove)
+	mux.HandleFunc("GET /cache/tier", w.cacheTier)
+	mux.HandleFunc("POST /cache/tier/rm", w.cacheTierRemove)
 	if w.agent.cfg.Fault.Allow {
 		mux.HandleFunc("POST /fault", w.fault)
 	}
