@@ -153,7 +153,7 @@ func (v *tierView) each(ctx context.Context, found func(s *CacheTierSpace, k *po
 	defer cancel()
 	complete = true
 	err = v.contents.ListTier(ctx, v.question.tier, func(k pool.Key, bytes int64) bool {
-		if len(v.picked) == maxTierSpaces && v.picked[k.Space] == nil {
+		if _, seen := v.picked[k.Space]; !seen && len(v.picked) == maxTierSpaces {
 			complete = false
 		} else if s := v.space(k.Space); s != nil {
 			complete = found(s, &k, bytes)

@@ -2,8 +2,10 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/url"
 	"os"
 	"strings"
@@ -19,8 +21,11 @@ func cacheCommand() *cobra.Command {
 		Use:   "cache",
 		Short: "Say what a running agent has stored, and remove it",
 		Example: `  kvagent cache ls --model meta-llama/Llama-3.1-8B
+  kvagent cache ls --tier disk
+  kvagent cache ls --tier disk --space 6f1c --blocks 20
   kvagent cache stat --tier disk
-  kvagent cache rm --tenant acme`,
+  kvagent cache rm --tenant acme
+  kvagent cache rm --tier disk --tenant acme --dry-run`,
 	}
 	cmd.AddCommand(cacheListCommand(), cacheStatCommand(), cacheRemoveCommand())
 	return cmd
@@ -55,21 +60,48 @@ func (s *cacheSettings) addFilter(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&s.tenant, "tenant", "", "only spaces of this tenant")
 }
 
-func (s *cacheSettings) query() string {
+func (s *cacheSettings) addTier(cmd *cobra.Command, usage string) {
+	cmd.Flags().StringVar(&s.tier, "tier", "", usage)
+}
+
+// memoryTier is what the pool is called among the tiers.
+const memoryTier = "memory"
+
+func (s *cacheSettings) query() string { return "?" + s.filter().Encode() }
+
+// filter is what picks spaces.
+func (s *cacheSettings) filter() url.Values {
 	q := url.Values{}
 	for key, value := range map[string]string{"space": s.space, "model": s.model, "tenant": s.tenant} {
 		if value != "" {
 			q.Set(key, value)
 		}
 	}
-	return "?" + q.Encode()
+	return q
 }
 
 func cacheListCommand() *cobra.Command {
 	s := &cacheSettings{}
-	cmd := cacheBase(s, "ls", "List the spaces an agent knows", `Ls lists the spaces that engines registered since the agent started: everything besides the tokens that makes
-a block, such as model, data type and tenant, under one fingerprint. Blocks are those in memory, of all their ranks.`, listCache)
+	blocks, skip := 0, 0
+	cmd := cacheBase(s, "ls", "List the spaces an agent knows, or what a tier holds", `Ls lists the spaces that engines registered since the agent started: everything besides the tokens that makes
+a block, such as model, data type and tenant, under one fingerprint. Blocks are those in memory, of all their ranks.
+
+With --tier it lists what that tier holds by space, also what other agents, or this one before a reset, stored there: such a space
+has no model, and its name is the one that it has in the tier. Shards are parts of blocks: a block has one for each rank that
+stores other bytes. The tier is read for 5 seconds at most; a list that was cut says so. Disk and S3 tiers can be listed.`,
+		func(cmd *cobra.Command, s *cacheSettings) error {
+			if s.tier == "" || s.tier == memoryTier {
+				if cmd.Flags().Changed("blocks") || cmd.Flags().Changed("skip") {
+					return configError(errors.New("blocks, skip: allowed with --tier"))
+				}
+				return listCache(cmd, s)
+			}
+			return listTier(cmd, s, blocks, skip)
+		})
 	s.addFilter(cmd)
+	s.addTier(cmd, "list what this tier holds; memory is the pool")
+	cmd.Flags().Var(&countValue{&blocks, 0, agent.MaxTierBlocks}, "blocks", "name so many shards as well")
+	cmd.Flags().Var(&countValue{&skip, 0, math.MaxInt32}, "skip", "pass over so many shards before that")
 	return cmd
 }
 
@@ -114,7 +146,7 @@ func printSpaces(out io.Writer, spaces []agent.CacheSpace) error {
 func cacheStatCommand() *cobra.Command {
 	s := &cacheSettings{}
 	cmd := cacheBase(s, "stat", "Say how full memory and tiers are, and what they served", "", statCache)
-	cmd.Flags().StringVar(&s.tier, "tier", "", "only this tier; memory is the pool")
+	s.addTier(cmd, "only this tier; memory is the pool")
 	return cmd
 }
 
@@ -125,8 +157,8 @@ func statCache(cmd *cobra.Command, s *cacheSettings) error {
 	}
 	t := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "TIER\tSTATE\tUSED\tOF\tITEMS\tREAD\tNOT THERE\tWRITTEN\tNOT WRITTEN\tDAMAGED\tREAD RATE")
-	names := []string{"memory"}
-	if s.tier == "" || s.tier == "memory" {
+	names := []string{memoryTier}
+	if s.tier == "" || s.tier == memoryTier {
 		fmt.Fprintf(t, "memory\tup\t%s\t%s\t%s\t\t\t\t\t\t\n", humanSize(st.Pool.Used), humanSize(st.Pool.Capacity), thousands(int(st.Pool.Entries)))
 	}
 	for i := range st.Tiers {
@@ -152,17 +184,42 @@ func statCache(cmd *cobra.Command, s *cacheSettings) error {
 
 func cacheRemoveCommand() *cobra.Command {
 	s := &cacheSettings{}
+	dry := false
 	cmd := cacheBase(s, "rm", "Remove what is stored of some spaces", `Rm starts a new weights epoch of the spaces that --space, --model and --tenant pick, as a reset by an engine does: nothing
 stored of them before is found again, in memory or in any tier, and their engines are told. Memory is free at once; tiers forget by
-themselves. What this node stores of such a space from then on it no longer shares with others.`, removeCache)
+themselves. What this node stores of such a space from then on it no longer shares with others.
+
+With --tier only what that tier holds of them is deleted there, for every agent that uses it; memory and other tiers keep what they have, and
+blocks may be written to the tier again. --space then takes a name that ls --tier shows as well. Disk and S3 tiers can do that.`,
+		func(cmd *cobra.Command, s *cacheSettings) error {
+			switch {
+			case s.space+s.model+s.tenant == "":
+				return configError(errors.New("nothing says what to remove, allowed: one or more of --space, --model, --tenant"))
+			case s.tier == memoryTier:
+				return configError(errors.New("tier: memory, allowed: a tier below it; without --tier memory and all tiers forget"))
+			case s.tier != "":
+				return removeFromTier(cmd, s, dry)
+			case dry:
+				return wouldRemove(cmd, s)
+			}
+			return removeCache(cmd, s)
+		})
 	s.addFilter(cmd)
+	s.addTier(cmd, "delete only what this tier holds")
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "only say what would be removed")
 	return cmd
 }
 
-func removeCache(cmd *cobra.Command, s *cacheSettings) error {
-	if s.space+s.model+s.tenant == "" {
-		return configError(fmt.Errorf("nothing says what to remove, allowed: one or more of --space, --model, --tenant"))
+func wouldRemove(cmd *cobra.Command, s *cacheSettings) error {
+	st, ok, err := askCache(cmd, s)
+	if !ok {
+		return err
 	}
+	fmt.Fprintf(cmd.OutOrStdout(), "would remove what is stored of %d spaces\n", len(st.Spaces))
+	return printSpaces(cmd.OutOrStdout(), st.Spaces)
+}
+
+func removeCache(cmd *cobra.Command, s *cacheSettings) error {
 	body, err := newAdmin(*s.dir).post(cmd.Context(), "/cache/rm"+s.query())
 	if err != nil {
 		return err

@@ -1,10 +1,15 @@
 package main
 
 import (
+	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/agent"
 )
 
 // cache ls, stat and rm, against an agent whose filler has stored two blocks.
@@ -49,4 +54,90 @@ func TestCache(t *testing.T) {
 	if out, _ := kvagentOutput(t, "cache", "ls", "--socket-dir", dir); !strings.Contains(out, "  0\n") {
 		t.Errorf("blocks are left: %s", out)
 	}
+}
+
+// cache ls and rm of one tier, whose spaces have other names after a reset. What is deleted in the tier is still in memory.
+func TestCacheOfATier(t *testing.T) {
+	_, dir, _ := startServe(t, "--tier", "disk:"+filepath.Join(t.TempDir(), "disk")+"?capacity=64MiB&write=save")
+	fillBlocks(t, dir, 5)
+	held := waitForShards(t, dir, 5)
+	if len(held.Spaces) != 1 || !held.Spaces[0].Known || held.Spaces[0].Bytes <= 0 || !held.Complete {
+		t.Fatalf("%+v", held)
+	}
+	space := held.Spaces[0].Space
+	for _, c := range []struct {
+		args string
+		code int
+		want string
+	}{
+		{"ls --tier disk", 0, space},
+		{"ls --tier disk --blocks 2", 0, "more: --skip 2"},
+		{"ls --tier disk --blocks 3 --skip 2", 0, "HASH"},
+		{"ls --tier disk --model nobody's", 0, "SPACE"},
+		{"ls --blocks 2", exitConfig, "allowed with --tier"},
+		{"ls --tier disk --blocks 10001", exitConfig, "0 to 10000"},
+		{"ls --tier tape", exitFailed, "no such tier, allowed: disk"},
+		{"rm --tier disk", exitConfig, "nothing says what to remove"},
+		{"rm --tier memory --space " + space, exitConfig, "allowed: a tier below it"},
+		{"rm --tier disk --space ffff", 0, "removed 0 shards"},
+		{"rm --dry-run --space " + space, 0, "would remove what is stored of 1 spaces"},
+		{"rm --dry-run --tier disk --space " + space, 0, "would remove 5 shards"},
+		{"ls --tier disk --json", 0, `"shards": 5`},
+		{"rm --tier disk --space " + space[:8], 0, "removed 5 shards"},
+		{"ls", 0, "  5\n"},
+		{"rm --space " + space, 0, "of 1 spaces"}, // from now on it has another name in the tier
+	} {
+		wantCache(t, dir, c.args, c.code, c.want)
+	}
+	waitForShards(t, dir, 0)
+	fillBlocks(t, dir, 3)
+	if held = waitForShards(t, dir, 3); held.Spaces[0].Space != space || !held.Spaces[0].Known {
+		t.Errorf("after a reset: %+v, want space %s", held.Spaces, space)
+	}
+	wantCache(t, dir, "rm --space "+space, 0, "of 1 spaces")
+	if held = waitForShards(t, dir, 3); len(held.Spaces) != 1 || held.Spaces[0].Known {
+		t.Errorf("what was stored before a reset: %+v, want a name that is not known", held.Spaces)
+	}
+	wantCache(t, dir, "rm --tier disk --json --space "+held.Spaces[0].Space, 0, `"shards":3`)
+}
+
+func wantCache(t *testing.T, dir, args string, code int, want string) {
+	t.Helper()
+	out, got := kvagentOutput(t, append(append([]string{"cache"}, strings.Fields(args)...), "--socket-dir", dir)...)
+	if got != code || !strings.Contains(out, want) {
+		t.Errorf("%s: exit %d, want %d, with %q: %s", args, got, code, want, out)
+	}
+}
+
+// fillBlocks has n blocks stored.
+func fillBlocks(t *testing.T, dir string, n int) {
+	t.Helper()
+	var hashes strings.Builder
+	for i := range n {
+		fmt.Fprintf(&hashes, "%064x\n", i+1)
+	}
+	file := filepath.Join(t.TempDir(), "hashes")
+	if err := os.WriteFile(file, []byte(hashes.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, code := kvagentOutput(t, "mock", "--fill", file, "--socket-dir", dir); code != 0 {
+		t.Fatalf("fill: exit %d: %s", code, out)
+	}
+}
+
+// waitForShards asks until the disk holds so many: what is saved is written behind.
+func waitForShards(t *testing.T, dir string, n int64) (held agent.CacheTier) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {
+		out, code := kvagentOutput(t, "cache", "ls", "--tier", "disk", "--blocks", "100", "--json", "--socket-dir", dir)
+		held = agent.CacheTier{}
+		if err := json.Unmarshal([]byte(out), &held); code != 0 || err != nil {
+			t.Fatalf("exit %d, %v: %s", code, err, out)
+		}
+		if int64(len(held.Blocks)) == n {
+			return held
+		}
+	}
+	t.Fatalf("the disk holds %+v, want %d shards", held, n)
+	return held
 }

@@ -3,6 +3,7 @@ package tier
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/kvagent/kvagent/pool"
 )
@@ -48,12 +49,14 @@ func (p *Pool) DeleteIn(ctx context.Context, tier string, keys []pool.Key) error
 }
 
 func (p *Pool) laneNamed(name string) (*lane, error) {
+	var names []string
 	for _, l := range p.lanes {
 		if l.Name == name {
 			return l, nil
 		}
+		names = append(names, l.Name)
 	}
-	return nil, fmt.Errorf("tier %q: %w", name, pool.ErrNoTier)
+	return nil, fmt.Errorf("tier %q: %w, allowed: %s", name, pool.ErrNoTier, strings.Join(names, ", "))
 }
 
 // clear forgets everything.
