@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
+	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/remote"
 )
 
@@ -43,7 +43,7 @@ func (s *Store) enter(ctx context.Context, places chan int) (*helper, int, error
 }
 
 // call asks a helper and waits for the answer, which has n codes, as long as ctx lasts. Without an error the caller has the place back and frees it; with one
-// the place is freed. inPlace: the helper works in memory of the caller.
+// the place is freed when the helper is done with it. inPlace: the helper works in memory of the caller, who is told by pool.InUse for how long.
 func (s *Store) call(ctx context.Context, h *helper, n int, inPlace bool, free func(), encode func(id uint64) []byte) ([]int64, error) {
 	r := &request{encode: encode, free: free}
 	if !h.submit(r) {
@@ -55,24 +55,14 @@ func (s *Store) call(ctx context.Context, h *helper, n int, inPlace bool, free f
 		return s.judge(h, codes, n, free)
 	case <-ctx.Done():
 	}
-	if inPlace {
-		late := time.NewTimer(grace)
-		defer late.Stop()
-		select {
-		case codes := <-r.answer:
-			return s.judge(h, codes, n, free)
-		case <-late.C:
-		}
-	}
 	working, answered := h.abandon(r)
-	if answered {
+	switch {
+	case answered:
 		<-r.answer
 		free()
-		return nil, ctx.Err()
-	}
-	if working && inPlace {
-		h.killFor(fmt.Errorf("it worked in the arena when its time was over: %w", ctx.Err()))
-		<-h.reaped
+	case working && inPlace:
+		s.count.late.Add(1)
+		return nil, &pool.InUse{Done: r.over, Err: ctx.Err()}
 	}
 	return nil, ctx.Err()
 }

@@ -6,9 +6,9 @@
 //	  └── arena and bounce memory ───────┴── TCP or RDMA ──▶ segments of other nodes
 //
 // A value is pool.ValueHeader and the bytes under {prefix}{key}, where {key} is pool.Key.Text. Data inside of Options.Arena is read and written there
-// by the helper; other data is copied through the bounce memory. Nobody may touch a caller's data after its call has returned: a helper that still
-// works in the arena when a context ends is killed and reaped before the call returns. Work in the bounce memory goes on instead, and keeps its share of
-// it until the helper answers, or is killed after Options.Silence.
+// by the helper; other data is copied through the bounce memory. A helper that still works on a request when its context ends goes on with it, and the request keeps its
+// place and its share of the bounce memory until the helper answers, or is killed and reaped after Options.Silence. A caller whose data lies in the arena is told so by
+// pool.InUse.
 package mooncake
 
 import (
@@ -31,7 +31,7 @@ const (
 	lastRetry   = 10 * time.Second
 	checkWithin = time.Minute // for Python to say what is not installed
 	leaveWithin = 2 * time.Second
-	grace       = 2 * time.Millisecond // for an answer that is on its way when a context ends
+	grace       = 2 * time.Millisecond // for a process to be reaped whose socket has ended
 )
 
 // ErrNotConnected is wrapped by the error of a call while there is no helper.

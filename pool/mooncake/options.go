@@ -34,7 +34,7 @@ type Options struct {
 	SoftPin     time.Duration
 	Prefix      string // in front of every key, at most MaxPrefix bytes; default "kvagent:"
 
-	Arena Memory // values inside of it are read and written in place, others are copied
+	Arena Memory // values inside of it are read and written in place, also after a call that ends with pool.InUse; others are copied
 	// Bounce is the memory for those others, bytes, MinBounce to MaxBounce; default 64 MiB. Each of Concurrency requests has an equal share:
 	// a value that is larger, and not in the arena, is not stored.
 	Bounce      int64
@@ -44,8 +44,7 @@ type Options struct {
 	Env    []string // of the helper, besides this process's: NAME=VALUE
 	// SetupWithin is how long a helper may take to start and to connect, 1 s to 5 min; default 20 s.
 	SetupWithin time.Duration
-	// RPCWithin is how long the master may take for one answer, 50 ms to 1 min; default 500 ms. It should be less than the deadline of calls:
-	// a helper that works in the arena when the deadline comes is killed.
+	// RPCWithin is how long the master may take for one answer, 50 ms to 1 min; default 500 ms.
 	RPCWithin time.Duration
 	// Silence is how long a helper may take for one request before it is killed, whoever waits, 100 ms to 10 min; default 10 s.
 	Silence time.Duration

@@ -15,6 +15,7 @@ type request struct {
 	free    func()       // gives the place back
 	answer  chan []int64 // of one; closed without: the helper is gone
 	started time.Time
+	over    chan struct{} // closed when the helper has done with it, or is gone; of one whose caller left
 
 	// Under the helper's mutex:
 	id   uint64
@@ -26,6 +27,7 @@ type request struct {
 func (r *request) settle(codes []int64) {
 	if r.left {
 		r.free()
+		close(r.over)
 		return
 	}
 	if codes != nil {
@@ -42,7 +44,7 @@ func (h *helper) submit(r *request) bool {
 		return false
 	}
 	h.mu.last++
-	r.id, r.started, r.answer = h.mu.last, time.Now(), make(chan []int64, 1)
+	r.id, r.started, r.answer, r.over = h.mu.last, time.Now(), make(chan []int64, 1), make(chan struct{})
 	h.mu.pending[r.id] = r
 	h.send <- r // has room: each request has a place
 	return true

@@ -8,14 +8,15 @@ import (
 )
 
 type counts struct {
-	starts, deaths, kills, errors, full, corrupt, failed, large, inPlace, copied atomic.Uint64
+	starts, deaths, kills, errors, full, corrupt, failed, large, inPlace, copied, late atomic.Uint64
 }
 
 // Counters of a store, since it was opened.
 type Counters struct {
 	Starts  uint64 // of helpers
 	Deaths  uint64 // of helpers that had connected, however they came
-	Kills   uint64 // helpers killed because they hung, or worked in the arena when a deadline came
+	Kills   uint64 // helpers killed because they hung
+	Late    uint64 // requests whose time was over while the helper worked in the arena
 	Errors  uint64 // requests that Mooncake did not answer
 	Full    uint64 // blocks refused because there was no room
 	Corrupt uint64 // blocks that did not verify, and were deleted
@@ -30,7 +31,7 @@ func (s *Store) Counters() Counters {
 	c := &s.count
 	return Counters{
 		Starts: c.starts.Load(), Deaths: c.deaths.Load(), Kills: c.kills.Load(), Errors: c.errors.Load(), Full: c.full.Load(),
-		Corrupt: c.corrupt.Load(), Failed: c.failed.Load(), Large: c.large.Load(), InPlace: c.inPlace.Load(), Copied: c.copied.Load(),
+		Corrupt: c.corrupt.Load(), Failed: c.failed.Load(), Large: c.large.Load(), InPlace: c.inPlace.Load(), Copied: c.copied.Load(), Late: c.late.Load(),
 	}
 }
 

@@ -179,30 +179,57 @@ func signalHelper(t testing.TB, s *Store, sig syscall.Signal) {
 	}
 }
 
-// A get in place is cut off by its deadline: nobody writes to the memory after it returned, because the helper is gone.
-func TestArenaIsLeftAlone(t *testing.T) {
-	t.Parallel()
-	master, python := servertest.Mooncake(t)
-	o := options(t, master, python)
-	o.Arena = arenaOf(t, 8<<20)
-	s := openWith(t, o)
-	items := inArena(o.Arena, pooltest.Blocks(0, 4, 1<<20))
-	pooltest.Put(t, s, pool.OK, items...)
-	h, err := s.current()
-	if err != nil {
-		t.Fatal(err)
+// A get in place is cut off by its deadline while its helper stands still: the caller is told that its memory is in use until the helper has answered, which costs
+// the helper nothing, or until it is killed and gone.
+func TestArenaInUse(t *testing.T) {
+	for name, wakes := range map[string]bool{"slow": true, "hung": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			master, python := servertest.Mooncake(t, "--client_ttl=1")
+			o := options(t, master, python)
+			o.Arena = arenaOf(t, 8<<20)
+			if !wakes {
+				o.Silence = time.Second
+			}
+			s := openWith(t, o)
+			items := inArena(o.Arena, pooltest.Blocks(0, 4, 1<<20))
+			pooltest.Put(t, s, pool.OK, items...)
+			h, err := s.current()
+			if err != nil {
+				t.Fatal(err)
+			}
+			signalHelper(t, s, syscall.SIGSTOP)
+			err = within(t, 50*time.Millisecond, func(ctx context.Context) error { return s.Get(ctx, items) })
+			var late *pool.InUse
+			if !errors.As(err, &late) || !errors.Is(err, context.DeadlineExceeded) || s.Counters().Late != 1 {
+				t.Fatalf("get from a stopped helper: %v, %+v", err, s.Counters())
+			}
+			select {
+			case <-late.Done:
+				t.Fatal("nobody uses the memory, and its helper may still write to it")
+			default:
+			}
+			if wakes {
+				signalHelper(t, s, syscall.SIGCONT)
+			}
+			select {
+			case <-late.Done:
+			case <-time.After(pooltest.Patience):
+				t.Fatal("the memory is in use for ever")
+			}
+			gone := false
+			select {
+			case <-h.reaped:
+				gone = true
+			default:
+			}
+			if gone == wakes {
+				t.Errorf("the helper is gone: %v, %+v", gone, s.Counters())
+			}
+			pooltest.Until(t, "the store works", func() bool { return s.State() == remote.OK })
+			serves(t, s)
+		})
 	}
-	signalHelper(t, s, syscall.SIGSTOP)
-	err = within(t, 50*time.Millisecond, func(ctx context.Context) error { return s.Get(ctx, items) })
-	if !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatalf("get from a stopped helper: %v", err)
-	}
-	select {
-	case <-h.reaped:
-	default:
-		t.Fatal("the call has returned, and its helper may still write to its memory")
-	}
-	pooltest.Until(t, "another helper", func() bool { return s.State() == remote.OK })
 }
 
 // A master that is paused, killed and started again: calls end in time and nothing is wrong; afterwards the store works again.

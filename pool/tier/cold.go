@@ -83,7 +83,7 @@ func (p *Pool) offerCold(cold *pool.Cold) {
 		queued := l.queueLocked(it)
 		p.mu.Unlock()
 		if !queued {
-			l.giveCopies([]putItem{it})
+			p.giveNow(p.copies([]putItem{it})...)
 			continue
 		}
 		l.written.put(print, true, now.Add(l.PutWithin)) // nearly: so that it is not copied again while it is written

@@ -64,12 +64,12 @@ func (l *lane) fetch(ctx context.Context, batch []*promise) {
 	if len(items) == 0 {
 		return
 	}
-	l.get(ctx, items)
+	using := l.get(ctx, items)
 	for i := range on {
 		f := &on[i]
 		f.items, items = items[:len(f.items)], items[len(f.items):]
 		l.arrive(f)
-		l.p.o.Staging.give(f.loan)
+		l.p.giveAfter(ctx, using, f.loan)
 	}
 }
 
@@ -85,8 +85,8 @@ func (f *fetched) ask() []pool.Item {
 	return f.items
 }
 
-// get asks the store, within its time. Items it does not decide keep Busy.
-func (l *lane) get(ctx context.Context, items []pool.Item) {
+// get asks the store, within its time. Items it does not decide keep Busy. What it gives is not closed as long as the items' data is in use; nil: it is not.
+func (l *lane) get(ctx context.Context, items []pool.Item) (using <-chan struct{}) {
 	for i := range items {
 		items[i].Status = pool.Busy
 	}
@@ -103,6 +103,7 @@ func (l *lane) get(ctx context.Context, items []pool.Item) {
 		}
 	}
 	l.pace.fetched(bytes, time.Since(start), l.p.now())
+	return stillUsing(err)
 }
 
 // arrive checks what came of an entry, and takes it to memory if it is whole.

@@ -16,9 +16,9 @@ const writtenFor = 10 * time.Minute
 
 // write stores a batch of entries: those the store has are left out, the others are copied out of memory, if they were not before, each pinned no longer than that takes.
 func (l *lane) write(ctx context.Context, batch []putItem) {
-	defer l.giveCopies(batch)
 	var on []leaving
 	var taken []loan
+	var using <-chan struct{}
 	for _, it := range l.lacking(ctx, batch) {
 		if it.copied != nil && it.sp.now.Load() == it.life { // not of before a reset
 			on = append(on, *it.copied)
@@ -29,11 +29,9 @@ func (l *lane) write(ctx context.Context, batch []putItem) {
 		}
 	}
 	if len(on) > 0 {
-		l.put(ctx, on)
+		using = l.put(ctx, on)
 	}
-	for _, loan := range taken {
-		l.p.o.Staging.give(loan)
-	}
+	l.p.giveAfter(ctx, using, append(taken, l.p.copies(batch)...)...)
 }
 
 // lacking is the entries of a batch that the store has not got. If it cannot be asked, none is written.
@@ -145,8 +143,8 @@ func (p *Pool) copyShard(e *leaving, g *group, shard uint8) bool {
 	return true
 }
 
-// put gives entries to the store. The first shard of each, which says that it is there, goes when the others are in.
-func (l *lane) put(ctx context.Context, on []leaving) {
+// put gives entries to the store, and says as get for how long it uses them. The first shard of each, which says that it is there, goes when the others are in.
+func (l *lane) put(ctx context.Context, on []leaving) (using <-chan struct{}) {
 	within, stop := context.WithTimeout(ctx, l.PutWithin)
 	defer stop()
 	start := time.Now()
@@ -157,17 +155,18 @@ func (l *lane) put(ctx context.Context, on []leaving) {
 		last = append(last, on[i].items[n])
 	}
 	whole := make([]bool, len(on))
-	if !l.putAll(ctx, within, first) {
-		l.count.lost.Add(uint64(len(on)))
-		return
+	err := l.putAll(ctx, within, first)
+	if err == nil {
+		last = l.readyItems(on, first, last, whole)
+		err = l.putAll(ctx, within, last)
 	}
-	last = l.readyItems(on, first, last, whole)
-	if !l.putAll(ctx, within, last) {
+	if err != nil {
 		l.count.lost.Add(uint64(len(on)))
-		return
+		return stillUsing(err)
 	}
 	l.pace.stored(time.Since(start))
 	l.tally(on, last, whole)
+	return nil
 }
 
 // readyItems are the first shards of entries whose other shards are stored.
@@ -187,17 +186,17 @@ func (l *lane) readyItems(on []leaving, first, last []pool.Item, whole []bool) (
 	return ready
 }
 
-// putAll is one Put; without items it does nothing. False: it failed.
-func (l *lane) putAll(ctx, within context.Context, items []pool.Item) bool {
+// putAll is one Put; without items it does nothing.
+func (l *lane) putAll(ctx, within context.Context, items []pool.Item) error {
 	if len(items) == 0 {
-		return true
+		return nil
 	}
 	for i := range items {
 		items[i].Status = pool.Busy
 	}
 	err := l.Store.Put(within, items)
 	l.result(ctx, err)
-	return err == nil
+	return err
 }
 
 // wrote1 counts the bytes of a shard, and takes note of a full store.

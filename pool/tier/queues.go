@@ -63,14 +63,15 @@ func (l *lane) queueLocked(it putItem) bool {
 	return true
 }
 
-// giveCopies gives back what was copied of entries that are not written.
-func (l *lane) giveCopies(batch []putItem) {
+// copies are the loans of what was copied of entries, which count as copies of what is about to go no more.
+func (p *Pool) copies(batch []putItem) (loans []loan) {
 	for i := range batch {
 		if e := batch[i].copied; e != nil {
-			l.p.o.Staging.give(e.loan)
-			l.p.copied.Add(-e.loan.size)
+			loans = append(loans, e.loan)
+			p.copied.Add(-e.loan.size)
 		}
 	}
+	return loans
 }
 
 // queueDelete queues keys to be deleted; what finds no room is forgotten, and found wrong again one day.

@@ -1,12 +1,15 @@
 package tier
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/pool"
 )
 
 // stagingUnit is what every piece of staging is rounded up to and aligned to, bytes: a page, so that direct I/O takes it as it is.
@@ -149,4 +152,33 @@ func (s *Staging) give(l loan) {
 	}
 	s.mu.free = free
 	s.room.Broadcast()
+}
+
+// stillUsing is what an error of a store says of the data that it was given: closed when that is not used any more. Nil: it is not.
+func stillUsing(err error) <-chan struct{} {
+	if late := (*pool.InUse)(nil); errors.As(err, &late) {
+		return late.Done
+	}
+	return nil
+}
+
+// giveAfter gives loans back once nobody uses them. A stack that closes does not wait: its staging is lent to nobody any more, and another process has its own mapping.
+func (p *Pool) giveAfter(ctx context.Context, using <-chan struct{}, loans ...loan) {
+	if using == nil {
+		p.giveNow(loans...)
+		return
+	}
+	p.workers.Go(func() {
+		select {
+		case <-using:
+		case <-ctx.Done():
+		}
+		p.giveNow(loans...)
+	})
+}
+
+func (p *Pool) giveNow(loans ...loan) {
+	for _, l := range loans {
+		p.o.Staging.give(l)
+	}
 }

@@ -155,7 +155,7 @@ func (p *Pool) Close() error {
 	p.workers.Wait()
 	for _, l := range p.lanes {
 		p.abandon(l)
-		l.giveCopies(l.puts.list)
+		p.giveNow(p.copies(l.puts.list)...)
 	}
 	if p.o.ownStaging {
 		return p.o.Staging.Close()
