@@ -38,6 +38,8 @@ const (
 	backTarget   = 2000                   // ms
 	deadEvent    = 2 * time.Second        // an event of a dead process that has not fired by then never will
 	settled      = 300 * time.Millisecond // free memory that has not changed for so long is taken as it is
+	settleWithin = 10 * time.Second       // and is taken as it is then: others use the GPU
+	slack        = 64 << 20               // bytes that may be short of what was free: contexts that live on grow a little
 )
 
 // bench is what one check works with. Its end closes all of it.
@@ -55,13 +57,21 @@ type bench struct {
 // arena is memory that a device copies to and from: the pool's part in it.
 type arena struct{ mem []byte }
 
-// newArena maps size bytes that are there already, so that pinning does not wait for them.
+// newArena maps size bytes of a file in memory, as the pool is one, that are there already, so that pinning does not wait for them.
 func newArena(size int64, huge bool) (*arena, error) {
-	flags := unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_POPULATE
+	flags := unix.MFD_CLOEXEC
 	if huge {
-		flags |= unix.MAP_HUGETLB
+		flags |= unix.MFD_HUGETLB | unix.MFD_HUGE_2MB
 	}
-	mem, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, flags)
+	fd, err := unix.MemfdCreate("kvagent-proof", flags)
+	if err != nil {
+		return nil, fmt.Errorf("memory of %d bytes: %w", size, err)
+	}
+	defer func() { _ = unix.Close(fd) }() // the mapping keeps the file
+	if err := unix.Ftruncate(fd, size); err != nil {
+		return nil, fmt.Errorf("memory of %d bytes: %w", size, err)
+	}
+	mem, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
 	if err != nil {
 		return nil, fmt.Errorf("memory of %d bytes: %w", size, err)
 	}
@@ -71,15 +81,39 @@ func newArena(size int64, huge bool) (*arena, error) {
 func (a *arena) close() { _ = unix.Munmap(a.mem) }
 
 // open opens the GPU over an arena of that size, as the agent's mover does, and waits until the arena is pinned.
-func (b *bench) open(size int64) error {
-	var err error
-	if b.arena, err = newArena(size, false); err != nil {
-		return err
+func (b *bench) open(size int64) error { return b.openWith(size, nil) }
+
+// openWith is open with a copy table, in the place of what is open.
+func (b *bench) openWith(size int64, table *cudaipc.CopyTable) (err error) {
+	if b.arena == nil {
+		if b.arena, err = newArena(size, false); err != nil {
+			return err
+		}
 	}
-	if b.device, err = cudaipc.OpenCUDA(cudaipc.CUDAOptions{Arena: b.arena.mem}); err != nil {
+	if b.device != nil {
+		if err := b.device.Close(cudaipc.AllPeers); err != nil {
+			return err
+		}
+		b.device = nil
+	}
+	if b.device, err = cudaipc.OpenCUDA(cudaipc.CUDAOptions{Arena: b.arena.mem, Table: table, MeasureKernel: true}); err != nil {
 		return err
 	}
 	return b.pinned(b.device)
+}
+
+// openMeasured is open with the table that is measured here, the kernel among its paths.
+func (b *bench) openMeasured(size int64) error {
+	if err := b.open(size); err != nil {
+		return err
+	}
+	begin := time.Now()
+	table, err := b.device.Calibrate()
+	if err != nil {
+		return err
+	}
+	b.line.Figures["calibrate_s"], b.line.Facts["paths"] = time.Since(begin).Seconds(), table.String()
+	return b.openWith(size, &table)
 }
 
 func (b *bench) pinned(d *cudaipc.CUDA) error {
@@ -158,8 +192,13 @@ func (b *bench) done(t cudaipc.Ticket) error {
 
 // free is the GPU's free memory when it does not change any more: the end of a process is not over at once.
 func (b *bench) free() int64 {
-	last, since := b.device.Info().Free, time.Now()
+	begin := time.Now()
+	last, since := b.device.Info().Free, begin
 	for time.Since(since) < settled {
+		if time.Since(begin) > settleWithin {
+			b.line.Facts["free"] = "the GPU's free memory does not settle: others use it"
+			break
+		}
 		time.Sleep(lookEvery)
 		if now := b.device.Info().Free; now != last {
 			last, since = now, time.Now()
@@ -168,11 +207,12 @@ func (b *bench) free() int64 {
 	return last
 }
 
-// back waits until the GPU has want bytes free and gives how long that took since begin.
+// back waits until the GPU has want bytes free, or nearly, and gives how long that took since begin.
 func (b *bench) back(want int64, begin time.Time) (ms float64, err error) {
 	for {
 		free := b.device.Info().Free
-		if free >= want {
+		if free >= want-min(slack, b.sizes.region/2) {
+			b.line.Figures["short_bytes"] = float64(max(want-free, 0))
 			return float64(time.Since(begin)) / float64(time.Millisecond), nil
 		}
 		if time.Since(begin) > backWithin {

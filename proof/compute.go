@@ -10,7 +10,7 @@ import (
 
 // checkCompute runs one kernel again and again in the engine, alone and while blocks are copied both ways.
 func checkCompute(b *bench) error {
-	if err := b.open(b.sizes.region); err != nil {
+	if err := b.openMeasured(b.sizes.region); err != nil {
 		return err
 	}
 	e, err := b.engine(false, 2*b.sizes.region, b.sizes.fill)

@@ -5,19 +5,23 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// childEnv is set in a process that plays an engine or an agent.
+// childEnv is set in a process that plays an engine or an agent, or does one check.
 const childEnv = "KVAGENT_PROOF_CHILD"
 
-// IsChild says that this process was started as an engine or an agent, and is to call Child.
+// IsChild says that this process was started by a proof, and is to call Child.
 func IsChild() bool { return os.Getenv(childEnv) != "" }
 
-// Child plays an engine or an agent until its parent is gone.
+// Child plays an engine or an agent until its parent is gone, or does one check.
 func Child() error {
+	if role := os.Getenv(childEnv); strings.HasPrefix(role, checkChild) {
+		return playCheck(role)
+	}
 	var o order
 	fds, err := receive(controlFD, &o)
 	if err != nil {

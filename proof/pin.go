@@ -3,7 +3,9 @@ package proof
 import (
 	"errors"
 	"fmt"
-	"time"
+	"os"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -35,28 +37,39 @@ func checkPin(b *bench) error {
 	return nil
 }
 
-// pin opens the GPU over so much memory and gives the seconds until all of it was pinned.
+// pin opens the GPU over so much memory and gives the seconds in which all of it was pinned.
 func (b *bench) pin(size int64, huge bool) (float64, error) {
 	a, err := newArena(size, huge)
 	if err != nil {
 		return 0, err
 	}
 	defer a.close()
-	begin := time.Now()
 	d, err := cudaipc.OpenCUDA(cudaipc.CUDAOptions{Arena: a.mem})
 	if err != nil {
 		return 0, err
 	}
 	err = b.pinned(d)
-	took := time.Since(begin).Seconds()
-	return took, errors.Join(err, d.Close(cudaipc.AllPeers))
+	return d.Info().PinSeconds, errors.Join(err, d.Close(cudaipc.AllPeers))
 }
 
-// spareMemory is the memory of this machine that nobody uses, bytes, rounded to huge pages.
+// groupLimits are where a container's kernel says how much memory it may have, bytes.
+var groupLimits = []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}
+
+// spareMemory is the memory of this machine that nobody uses, or what this container may have of it, bytes, rounded to huge pages.
 func spareMemory() int64 {
+	spare := int64(8 << 30)
 	var i unix.Sysinfo_t
-	if unix.Sysinfo(&i) != nil {
-		return 8 << 30
+	if unix.Sysinfo(&i) == nil {
+		spare = int64(i.Freeram+i.Bufferram) * int64(i.Unit)
 	}
-	return int64(i.Freeram+i.Bufferram) * int64(i.Unit) >> 23 << 23
+	for _, file := range groupLimits {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue
+		}
+		if limit, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil { // "max" is none
+			spare = min(spare, limit)
+		}
+	}
+	return spare >> 23 << 23
 }

@@ -25,9 +25,10 @@ type Report struct {
 	Time       time.Time `json:"time"`
 	Quick      bool      `json:"quick"` // then the figures say nothing
 	GPU        string    `json:"gpu"`
+	FreeMiB    int64     `json:"free_mib"` // of the GPU's memory, before all checks
+	TotalMiB   int64     `json:"total_mib"`
 	UUID       string    `json:"uuid"`
 	Driver     int       `json:"driver"` // CUDA version, 1000 * major + 10 * minor
-	Paths      string    `json:"paths"`  // the copy table in use
 	OK         bool      `json:"ok"`     // every check passed
 	TargetsMet bool      `json:"targets_met"`
 	Lines      []*Line   `json:"checks"`
@@ -61,8 +62,8 @@ type check struct {
 }
 
 var checks = []check{
-	{"import", checkImport}, {"order", checkOrder}, {"endings", checkEndings}, {"copies", checkCopies}, {"compute", checkCompute},
-	{"engine-killed", checkEngineKilled}, {"warm-up-killed", checkWarmUpKilled}, {"agent-killed", checkAgentKilled}, {"pin", checkPin}, {"footprint", checkFootprint},
+	{"import", checkImport}, {"order", checkOrder}, {"copies", checkCopies}, {"paths", checkPaths}, {"compute", checkCompute},
+	{"event-of-the-dead", checkEventOfTheDead}, {"copy-of-the-dead", checkCopyOfTheDead}, {"engine-killed", checkEngineKilled}, {"warm-up-killed", checkWarmUpKilled}, {"agent-killed", checkAgentKilled}, {"pin", checkPin}, {"footprint", checkFootprint},
 }
 
 // Names are the checks' names in their order.
@@ -86,7 +87,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		if ctx.Err() != nil {
 			return r, ctx.Err()
 		}
-		l := o.do(ctx, &c)
+		l := o.line(ctx, &c)
 		r.Lines = append(r.Lines, l)
 		r.OK = r.OK && l.OK
 		for _, t := range l.Targets {
@@ -102,6 +103,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	return r, nil
 }
 
+// do does a check in this process.
 func (o *Options) do(ctx context.Context, c *check) *Line {
 	l := &Line{Name: c.name, Figures: map[string]float64{}, Facts: map[string]string{}}
 	b := &bench{ctx: ctx, o: o, sizes: fullSizes, line: l}
@@ -129,7 +131,7 @@ func (r *Report) describe() error {
 		return err
 	}
 	i := d.Info()
-	r.GPU, r.UUID, r.Driver, r.Paths = i.Name, i.GPU.String(), i.Driver, i.Paths
+	r.GPU, r.UUID, r.Driver, r.FreeMiB, r.TotalMiB = i.Name, i.GPU.String(), i.Driver, i.Free>>20, i.Total>>20
 	return d.Close(cudaipc.AllPeers)
 }
 

@@ -273,19 +273,19 @@ func TestCUDAProof(t *testing.T) {
 	}
 }
 
-// A driver that refuses something fails its check, and the others are done all the same. Targets are no failure unless asked for.
+// A driver that loses a process fails the check that it is of, and the others are done all the same, in processes of their own. Targets are no failure unless asked for.
 func TestCUDAProofFails(t *testing.T) {
 	softMachine(t)
 	if _, code := proofJSON(t, "--check", "copies", "--strict"); code != exitFailed {
 		t.Errorf("exit %d with --strict, want %d: a software driver does not reach 23 GiB/s in fragments of 4 KiB", code, exitFailed)
 	}
-	t.Setenv("SOFTCUDA_FAIL", "cuMemImportFromShareableHandle:0:801")
+	t.Setenv("SOFTCUDA_FAIL", "cuMemImportFromShareableHandle:0:700") // no later call of the process survives it
 	r, code := proofJSON(t)
 	if code != exitFailed || r.OK || len(r.Lines) != len(proof.Names()) {
 		t.Errorf("exit %d, ok %v, %d checks", code, r.OK, len(r.Lines))
 	}
 	for _, l := range r.Lines {
-		if failed := l.Name == "import"; l.OK == failed {
+		if failed := l.Name == "import" || l.Name == "warm-up-killed"; l.OK == failed {
 			t.Errorf("%s: ok %v %s, though virtual memory cannot be imported", l.Name, l.OK, l.Error)
 		}
 	}

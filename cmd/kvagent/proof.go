@@ -62,8 +62,9 @@ func (s *proofSettings) run(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	o := proof.Options{Command: []string{self, "proof"}, Quick: s.quick, Only: s.only}
-	if !s.json {
-		o.Each = func(l *proof.Line) { showLine(out, l) }
+	o.Each = func(l *proof.Line) { showLine(out, l) }
+	if s.json { // the object comes when all is over
+		o.Each = func(l *proof.Line) { showLine(os.Stderr, l) }
 	}
 	r, err := proof.Run(ctx, o)
 	if err != nil {
@@ -78,7 +79,7 @@ func (s *proofSettings) run(ctx context.Context, out io.Writer) error {
 		e.SetIndent("", "  ")
 		err = e.Encode(r)
 	} else {
-		fmt.Fprintf(out, "%s, %s, driver for CUDA %d.%d\ncopies: %s\n", r.GPU, r.UUID, r.Driver/1000, r.Driver%1000/10, r.Paths)
+		fmt.Fprintf(out, "%s, %s, %d of %d MiB free, driver for CUDA %d.%d\n", r.GPU, r.UUID, r.FreeMiB, r.TotalMiB, r.Driver/1000, r.Driver%1000/10)
 	}
 	return errors.Join(err, s.verdict(r))
 }

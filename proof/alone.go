@@ -1,0 +1,76 @@
+package proof
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// checkWithin is how long one check may take; then its process is killed, and those that it started.
+const checkWithin = 100 * time.Second
+
+// checkChild begins childEnv's value in a process that does one check: behind it is a checkName.
+const checkChild = "check "
+
+// checkName says which.
+type checkName struct {
+	Name  string `json:"name"`
+	Quick bool   `json:"quick"`
+}
+
+// line does a check: in a process of its own, for a driver that hangs, or has an error that no later call of the process survives,
+// is to cost one check and not those that follow. One that was asked for alone is done here.
+func (o *Options) line(ctx context.Context, c *check) *Line {
+	if o.Only != "" {
+		return o.do(ctx, c)
+	}
+	begin := time.Now()
+	l := &Line{Name: c.name}
+	if err := o.alone(ctx, l); err != nil {
+		l.OK, l.Error, l.Seconds = false, err.Error(), time.Since(begin).Seconds()
+	}
+	return l
+}
+
+// alone has another process do the check that a line is named for.
+func (o *Options) alone(ctx context.Context, l *Line) error {
+	ctx, stop := context.WithTimeout(ctx, checkWithin)
+	defer stop()
+	order, err := json.Marshal(checkName{l.Name, o.Quick})
+	if err != nil {
+		return err
+	}
+	command := o.self()
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	cmd.Env, cmd.Stderr = append(os.Environ(), childEnv+"="+checkChild+string(order)), os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.WaitDelay = time.Second // for who has its output, too
+	text, err := cmd.Output()
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("it did not end within %v: its process was killed", checkWithin)
+	case err != nil:
+		return fmt.Errorf("its process: %w", err)
+	}
+	return json.Unmarshal(text, l)
+}
+
+// playCheck does a check and prints its line.
+func playCheck(order string) error {
+	var c checkName
+	if err := json.Unmarshal([]byte(strings.TrimPrefix(order, checkChild)), &c); err != nil {
+		return err
+	}
+	o := Options{Command: os.Args, Quick: c.Quick}
+	for i := range checks {
+		if checks[i].name == c.Name {
+			return json.NewEncoder(os.Stdout).Encode(o.do(context.Background(), &checks[i]))
+		}
+	}
+	return fmt.Errorf("check %q", c.Name)
+}
