@@ -11,6 +11,8 @@ type segment struct {
 	id, nonce uint64
 	handle    uint32 // in the index; never used again while the process lives
 
+	named atomic.Bool // its name outlasts the machine
+
 	refs atomic.Int32 // the log's own, and one for each read; the file is closed with the last
 
 	// The rest belongs to the directory's lock.

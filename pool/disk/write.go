@@ -1,7 +1,10 @@
 package disk
 
 import (
+	"fmt"
 	"slices"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/pool"
 )
@@ -56,8 +59,26 @@ func (d *dir) writePiece(p *piece) error {
 	d.s.count.written.Add(uint64(p.n))
 	d.s.count.writes.Add(1)
 	if p.sync {
-		return p.seg.sync()
+		return d.outlast(p.seg)
 	}
+	return nil
+}
+
+// outlast makes what was written to a segment outlast the machine, and with its first time the segment's name.
+func (d *dir) outlast(g *segment) error {
+	if err := g.sync(); err != nil || g.named.Load() {
+		return err
+	}
+	if _, err := d.s.o.faults.meet(opSync, d.path, 0, nil); err != nil {
+		return fmt.Errorf("disk: sync %s: %w", d.path, err)
+	}
+	d.mu.Lock()
+	fd := d.lockFD // open as long as pieces are written
+	d.mu.Unlock()
+	if _, err := retry(func() (int, error) { return 0, unix.Fsync(fd) }); err != nil {
+		return fmt.Errorf("disk: sync %s: %w", d.path, err)
+	}
+	g.named.Store(true)
 	return nil
 }
 

@@ -1,0 +1,115 @@
+package disk
+
+import (
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// TestPowerCut is what a machine that goes down can leave of closed segments: the footer is there, and of the blocks that it names some pages never
+// got to the disk. They read as zeros, or as what another segment had there before. None is delivered, the others are; and after another
+// start it is the same, because nothing is noted on the disk.
+func TestPowerCut(t *testing.T) {
+	r := rand.New(rand.NewPCG(newSeed(t), 0))
+	const n = 25 // of one segment
+	o := small(t)
+	s := open(t, o)
+	wantPut(t, s, 0, n, size)
+	spans := map[int][2]int64{}
+	for i := range n {
+		p, _ := s.index.get(s.tagOf(new(keyOf(i))))
+		spans[i] = [2]int64{p.off(), p.off() + headerBytes + size}
+	}
+	closeNow(t, s)
+	elsewhere := small(t)
+	other := open(t, elsewhere)
+	for i := range n { // the same keys in the same places, under another nonce, and other bytes
+		it := blockOf(i, size)
+		it.Data = blockOf(i+n, size).Data
+		put(t, other, it)
+	}
+	closeNow(t, other)
+	lost := losePages(t, r, segmentFiles(t, o.Dirs[0].Path)[0], segmentFiles(t, elsewhere.Dirs[0].Path)[0])
+	for life := range 2 {
+		s = open(t, o)
+		if st := s.Stats(); st.Recovered != n || st.Scanned != 0 {
+			t.Fatalf("life %d: %+v, want the footer to count", life, st)
+		}
+		damaged := 0
+		for i := range n {
+			want := pool.OK
+			for page := spans[i][0] / pageBytes; page*pageBytes < spans[i][1]; page++ {
+				if lost[page] {
+					want = pool.Corrupt
+				}
+			}
+			if want == pool.Corrupt {
+				damaged++
+			}
+			wantGet(t, s, i, size, want, "after a power cut")
+		}
+		if got := s.Stats().Corrupt; got != uint64(damaged) || damaged == 0 || damaged == n {
+			t.Fatalf("life %d: %d corrupt blocks are counted, %d were hit of %d", life, got, damaged, n)
+		}
+		closeNow(t, s)
+	}
+}
+
+// losePages puts zeros, or what another file has there, in the place of some pages in front of a segment's footer.
+func losePages(t *testing.T, r *rand.Rand, path, other string) map[int64]bool {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.ReadFile(other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lost := map[int64]bool{}
+	for page := range (int64(len(b)) - footerBytes(25)) / pageBytes {
+		if r.IntN(6) > 0 && page != 3 {
+			continue
+		}
+		p := b[page*pageBytes:][:pageBytes]
+		lost[page] = true
+		if clear(p); r.IntN(2) == 0 {
+			copy(p, before[page*pageBytes:])
+		}
+	}
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return lost
+}
+
+// TestAddedDirectoryMovesOnlyItsShare: a key's directory follows from the names, and from the room of each.
+func TestAddedDirectoryMovesOnlyItsShare(t *testing.T) {
+	parent := t.TempDir()
+	o := small(t)
+	o.Dirs = []Dir{{filepath.Join(parent, "a"), 4 << 20}, {filepath.Join(parent, "b"), 8 << 20}}
+	two := open(t, o)
+	where := map[int]string{}
+	for i := range 4000 {
+		where[i] = two.choose(new(keyOf(i))).path
+	}
+	closeNow(t, two)
+	o.Dirs = append([]Dir{{filepath.Join(parent, "c"), 4 << 20}}, o.Dirs...)
+	three := open(t, o)
+	share := map[string]int{}
+	for i := range 4000 {
+		now := three.choose(new(keyOf(i))).path
+		if share[now]++; now != where[i] && now != o.Dirs[0].Path {
+			t.Fatalf("block %d moved from %s to %s", i, where[i], now)
+		}
+	}
+	for _, d := range o.Dirs {
+		want := int(4000 * d.Bytes / (16 << 20))
+		if n := share[d.Path]; n < want*9/10 || n > want*11/10 {
+			t.Errorf("%s has %d of 4000 blocks, want about %d", d.Path, n, want)
+		}
+	}
+}
