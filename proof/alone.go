@@ -66,7 +66,11 @@ func playCheck(order string) error {
 	if err := json.Unmarshal([]byte(strings.TrimPrefix(order, checkChild)), &c); err != nil {
 		return err
 	}
-	o := Options{Command: os.Args, Quick: c.Quick}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	o := Options{Command: append([]string{self}, os.Args[1:]...), Quick: c.Quick}
 	for i := range checks {
 		if checks[i].name == c.Name {
 			return json.NewEncoder(os.Stdout).Encode(o.do(context.Background(), &checks[i]))
