@@ -4,24 +4,24 @@ import (
 	"testing"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/fault"
-	"github.com/kvagent/kvagent/pool/mem"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // whole is a stack as the suite of pools wants it.
 type whole struct {
 	*Pool
-	mem *mem.Pool
+	memory *dram.Pool
 }
 
-func (w whole) Store() pool.Store { return w.mem.Store() }
-func (w whole) Check() error      { return w.mem.Check() }
+func (w whole) Store() pool.Store { return w.memory.Store() }
+func (w whole) Check() error      { return w.memory.Check() }
 func (w whole) Close() error {
 	if err := w.Pool.Close(); err != nil {
 		return err
 	}
-	return w.mem.Close()
+	return w.memory.Close()
 }
 
 // A stack is a pool like any other, whatever is below: tiers that have nothing of it, and one that is not there.
@@ -42,7 +42,7 @@ func TestPool(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			pooltest.TestPool(t, func(t testing.TB, o pooltest.Options) pooltest.Pool {
-				m, err := mem.Open(mem.Options{Bytes: o.Bytes, Clock: o.Clock})
+				m, err := dram.Open(dram.Options{Bytes: o.Bytes, SlabBytes: o.SlabBytes, Clock: o.Clock})
 				check(t, err)
 				p, err := Open(m, tiers(), Options{PrefetchBytes: 64 << 10})
 				check(t, err)
