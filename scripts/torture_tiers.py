@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -27,6 +28,7 @@ KEYS = {
 }  # of a server on loopback
 # Memory and engines' own caches far below the trace, so that most of what is hit comes from a tier.
 SMALL = ("--pool", "12MiB", "--engine-blocks", "600")
+KILLS = ("--kill-agent-every", "150", "--kill-engine-every", "150")
 # A server is used again within a second of going on; a look-up that waited for its question would be 400 ms late.
 TROUBLE = "break-last=1s&fetch-within=500ms&put-within=1s&ask-within=500ms"
 MAX_OVER_DEADLINE_US = 5_000
@@ -105,6 +107,12 @@ class Server:
         if self.process is not None:
             self.process.send_signal(signal.SIGCONT)
 
+    def signal_helpers(self, sent: signal.Signals) -> None:
+        """Sends a signal to the helpers that agents have for it, as far as there are some."""
+        for pid in helpers(f":{self.port}?"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, sent)
+
 
 @dataclasses.dataclass(frozen=True)
 class Form:
@@ -117,8 +125,14 @@ class Form:
     pause: float
     resume: float
 
-    def events(self, server: Server) -> list[tuple[float, Callable[[], None]]]:
-        """What happens to the server, in order."""
+    def events(self, server: Server, *, helper: bool) -> list[tuple[float, Callable[[], None]]]:
+        """What happens to the server, or to the helpers that agents have for it, in order."""
+        if helper:
+            return [
+                (self.kill, lambda: server.signal_helpers(signal.SIGKILL)),
+                (self.pause, lambda: server.signal_helpers(signal.SIGSTOP)),
+                (self.resume, lambda: server.signal_helpers(signal.SIGCONT)),
+            ]
         return [
             (self.kill, server.kill),
             (self.restart, server.start),
@@ -139,11 +153,18 @@ class Stack:
     disk: str = ""  # options
     nodes: int = 1
     floors: tuple[tuple[str, int], ...] = ()
+    helper: bool = False  # the agents' helpers are killed and paused, and the server is left alone
+    kills: bool = False  # engines and the first agent are killed, too
 
     def name(self) -> str:
         """As people say it."""
         parts = ["dram", *(["disk"] if self.disk else []), *([self.server] if self.server else [])]
-        return "+".join(parts) + (f", {self.nodes} nodes" if self.nodes > 1 else "")
+        more = [
+            f"{self.nodes} nodes" if self.nodes > 1 else "",
+            "helper" if self.helper else "",
+            "kills" if self.kills else "",
+        ]
+        return ", ".join(["+".join(parts), *filter(None, more)])
 
     def flags(self, where: Path, server: Server | None, form: Form) -> list[str]:
         """Those of the replay."""
@@ -151,8 +172,8 @@ class Stack:
         if self.disk:
             flags += ["--tier", f"disk:{where}/disk?{self.disk}"]
         if server is None:
-            return [*flags, "--kill-agent-every", "150", "--kill-engine-every", "150"]
-        return [*flags, "--shared", server.tier(), "--pace", f"{form.pace}s"]
+            return [*flags, *KILLS]
+        return [*flags, "--shared", server.tier(), "--pace", f"{form.pace}s", *(KILLS if self.kills else ())]
 
 
 SHORT_STACKS = (
@@ -167,6 +188,8 @@ LONG_STACKS = (
     Stack("s3", floors=(("s3", 300),)),
     Stack("s3", nodes=2, floors=(("s3", 300),)),
     Stack("mooncake", "capacity=64MiB", floors=(("mooncake", 50),)),
+    Stack("mooncake", "capacity=64MiB", helper=True, floors=(("disk", 50),)),
+    Stack("mooncake", "capacity=64MiB", kills=True, floors=(("disk", 50),)),
 )
 
 
@@ -190,6 +213,19 @@ def free_port() -> int:
         return port
 
 
+def helpers(server: str) -> Iterator[int]:
+    """Helpers of Mooncake whose agent has a tier on that server, by their process numbers."""
+    for where in Path("/proc").iterdir():
+        if not where.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # it has ended
+            parent = (where / "stat").read_text().rpartition(")")[2].split()[1]
+            if b"kvagent.mooncake" in (where / "cmdline").read_bytes() and (
+                server.encode() in Path("/proc", parent, "cmdline").read_bytes()
+            ):
+                yield int(where.name)
+
+
 def follow(events: list[tuple[float, Callable[[], None]]], ended: threading.Event) -> None:
     """Does each thing at its time, and nothing more when the replay has ended."""
     start = time.monotonic()
@@ -205,7 +241,7 @@ def troubled(stack: Stack, form: Form, where: Path, run: Callable[[list[str]], d
         return run(stack.flags(where, None, form))
     server = Server(stack.server, where / "server")
     ended = threading.Event()
-    thread = threading.Thread(target=follow, args=(form.events(server), ended))
+    thread = threading.Thread(target=follow, args=(form.events(server, helper=stack.helper), ended))
     try:
         server.start()
         flags = stack.flags(where, server, form)
@@ -229,7 +265,7 @@ def broken(stack: Stack, form: Form, figures: dict[str, float], strict: bool) ->
         yield f"a look-up was {over:.0f} µs over its deadline, a wait of the machine itself {lag:.0f} µs"
     if figures["wall_s"] < form.resume and stack.server:
         yield f"it was over after {figures['wall_s']:.0f} s, before the server went on"
-    if not stack.server and figures["agent_kills"] == 0:
+    if (stack.kills or not stack.server) and figures["agent_kills"] == 0:
         yield "no agent was killed"
 
 
