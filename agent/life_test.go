@@ -265,3 +265,13 @@ func TestSessionNumbersAreOfOneLife(t *testing.T) {
 		t.Errorf("two lives of the agent gave the number %d to their first sessions", a)
 	}
 }
+
+// Whoever removes the socket directory of an agent that runs is told by its readiness: engines cannot come any more.
+func TestSocketsRemoved(t *testing.T) {
+	r := newRig(t)
+	check(t, r.agent.Ready())
+	check(t, os.RemoveAll(r.dir))
+	if err := r.agent.Ready(); !contains(err, "session.sock was removed") {
+		t.Errorf("ready: %v", err)
+	}
+}

@@ -97,7 +97,7 @@ func (a *Agent) Live() error {
 	return errors.New("stuck: " + strings.Join(names, "; "))
 }
 
-// Ready says why the agent does not serve: its sockets are not open, it drains, its pool has no room at all, or a mover that
+// Ready says why the agent does not serve: its sockets are not open or were removed, it drains, its pool has no room at all, or a mover that
 // worked does not come back.
 func (a *Agent) Ready() error {
 	switch {
@@ -107,6 +107,8 @@ func (a *Agent) Ready() error {
 		return errors.New("the sockets are not open yet")
 	case a.pool.Stats().Capacity <= 0:
 		return errors.New("the pool has no capacity")
+	case !a.listener.Reachable():
+		return errors.New("session.sock was removed or replaced: no engine can come any more, start the agent again")
 	}
 	return a.moverProblem()
 }

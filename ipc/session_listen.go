@@ -109,6 +109,9 @@ func (s *SessionListener) check(p Cred) (code uint8, err error) {
 	return 0, nil
 }
 
+// Reachable says whether the socket's file is still there, and not another one in its place.
+func (s *SessionListener) Reachable() bool { return s.l.Reachable() }
+
 // Close stops listening and removes the socket. Sessions live on; their ends are their owners'.
 func (s *SessionListener) Close() error {
 	err := s.l.Close()

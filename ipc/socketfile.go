@@ -116,10 +116,16 @@ func openTo(path string, group int) error {
 // release removes the socket's file, then its lock; not what others put in their place when somebody had removed the
 // directory. The listening descriptor is the caller's to close.
 func (s *socketFile) release() {
-	if now, err := os.Lstat(s.path); err == nil && os.SameFile(now, s.bound) {
+	if s.there() {
 		os.Remove(s.path)
 	}
 	s.unlock()
+}
+
+// there says whether the socket's file is the one that was bound.
+func (s *socketFile) there() bool {
+	now, err := os.Lstat(s.path)
+	return err == nil && os.SameFile(now, s.bound)
 }
 
 func (s *socketFile) unlock() {
@@ -219,6 +225,9 @@ func ListenUnix(path string, group int) (*UnixListener, error) {
 	}
 	return &UnixListener{UnixListener: l.(*net.UnixListener), file: file}, nil
 }
+
+// Reachable says whether the socket's file is still there, and not another one in its place.
+func (l *UnixListener) Reachable() bool { return l.file.there() }
 
 // Close stops listening and removes the socket's file.
 func (l *UnixListener) Close() error {

@@ -198,6 +198,9 @@ func TestDirectoryRemovedInFlight(t *testing.T) {
 	}
 	second := listen()
 	defer second.Close()
+	if first.Reachable() || !second.Reachable() {
+		t.Errorf("reachable: %v, which was removed, and %v", first.Reachable(), second.Reachable())
+	}
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
