@@ -27,7 +27,7 @@ func cacheCommand() *cobra.Command {
   kvagent cache rm --tenant acme
   kvagent cache rm --tier disk --tenant acme --dry-run`,
 	}
-	cmd.AddCommand(cacheListCommand(), cacheStatCommand(), cacheRemoveCommand())
+	cmd.AddCommand(cacheListCommand(), cacheStatCommand(), cacheRemoveCommand(), cacheFilesCommand())
 	return cmd
 }
 

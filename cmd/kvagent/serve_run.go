@@ -131,13 +131,13 @@ func tellPool(p *dram.Pool, s *serveSettings, log *zap.Logger) {
 	for _, note := range r.Notes {
 		log.Warn("pool file", zap.String("path", r.Path), zap.String("note", note))
 	}
+	defer tellAbandoned(r.Path, log)
 	if r.Cold != "" {
 		log.Warn("pool file is not used, the pool starts empty", zap.String("path", r.Path), zap.String("why", r.Cold))
 		return
 	}
 	log.Info("pool file", zap.String("path", r.Path), zap.Bool("new", r.New), zap.Int("blocks", r.Entries), zap.Int("spaces", r.Spaces),
 		zap.Int("damaged", r.Damaged), zap.Int("stale", r.Stale), zap.Int("partial", r.Partial), zap.Duration("took", r.Took))
-	tellAbandoned(r.Path, log)
 }
 
 // tellAbandoned names the files beside the pool's that no agent uses: they hold memory.
