@@ -4,6 +4,7 @@ package cudaipc
 
 import (
 	"fmt"
+	"math"
 	"sync/atomic"
 	"time"
 )
@@ -15,6 +16,21 @@ type cudaFlight struct {
 	chunks int   // under way; its lane's
 	whole  bool  // all chunks were started; its lane's
 	err    error // of the first chunk that did not start; its lane's
+
+	inOrder bool   // chunks follow the order of Copy.Runs; its lane's
+	landed  uint64 // bytes of a gather that are in the arena; its lane's
+	given   given  // to the summers; whoever gives them
+}
+
+// sumBytes is chunkBytes for a gather whose blocks are summed: so much is still to be summed behind the last byte.
+const sumBytes = 4 << 20
+
+// chunk is how many bytes, about, one chunk of the flight has.
+func (f *cudaFlight) chunk() uint64 {
+	if f.copy.Sum && f.copy.Dir == Gather {
+		return sumBytes
+	}
+	return chunkBytes
 }
 
 // passed ends one wait of a flight, the last one the flight.
@@ -44,8 +60,8 @@ func (d *CUDA) submit(f *cudaFlight) {
 	f.waits.Store(1) // for the copies
 	if f.copy.Sum {
 		f.end.Sums = make([]uint32, len(f.copy.Blocks))
-		if f.copy.Dir == Scatter {
-			d.sums.start(f)
+		if f.copy.Dir == Scatter { // its bytes are there: they are summed beside the copy
+			d.sums.give(f, math.MaxUint64)
 		}
 	}
 	d.lanes[f.copy.Dir].flights.put(f) // bounded by MaxCopies per peer
@@ -62,9 +78,18 @@ func (d *CUDA) copied(f *cudaFlight) {
 			f.end.bad(i, len(f.copy.Blocks), f.err)
 		}
 	} else if f.copy.Sum && f.copy.Dir == Gather {
-		d.sums.start(f)
+		d.sums.give(f, math.MaxUint64)
 	}
 	f.passed()
+}
+
+// arrived is called by the lane when n more bytes of a flight are where they belong. Blocks of a gather that are whole are summed
+// while those behind them come.
+func (d *CUDA) arrived(f *cudaFlight, n uint64) {
+	f.landed += n
+	if f.copy.Sum && f.copy.Dir == Gather && f.inOrder {
+		d.sums.give(f, f.landed)
+	}
 }
 
 // Done waits for a copy. A lost device answers ErrLost: the copy is not known to have ended.

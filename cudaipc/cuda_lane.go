@@ -153,6 +153,7 @@ func (l *lane) next(wait bool) bool {
 		l.spans = append(l.spans, span{dev: r.addr + run.RegionOff, off: uint64(run.ArenaOff), n: uint64(run.Len), in: run.Region})
 	}
 	l.rects = l.planner.plan(l.spans, f.copy.Blocks)
+	f.inOrder = !l.planner.isTurned
 	return true
 }
 
@@ -223,7 +224,7 @@ func (l *lane) direct() (uint64, error) {
 	l.issue.reset()
 	var bytes uint64
 	n := 0
-	for n < len(l.rects) && n < chunkCalls && bytes < chunkBytes && l.d.pins.at(l.rects[n].off) {
+	for n < len(l.rects) && n < chunkCalls && bytes < l.flight.chunk() && l.d.pins.at(l.rects[n].off) {
 		taken, err := l.add(&l.rects[n])
 		if err != nil {
 			return bytes, err
@@ -267,6 +268,7 @@ func (l *lane) reap() bool {
 	if c.list != nil {
 		l.lists.free = append(l.lists.free, c.list.off)
 	}
+	l.d.arrived(c.flight, c.bytes)
 	c.flight.chunks--
 	if c.flight.whole && c.flight.chunks == 0 {
 		l.d.copied(c.flight)

@@ -35,11 +35,13 @@ type planner struct {
 	planLimits
 	given, turned []span
 	one, other    []rect
+	isTurned      bool // the last plan does not follow the order of its spans
 }
 
 // plan makes the calls for the spans of blocks with counts spans each. The two orders in which layouts are regular are tried: as
 // given (a block's spans one behind the other), and by the number of the span in its block (a layer of all blocks).
 func (p *planner) plan(spans []span, counts []Block) []rect {
+	p.isTurned = false
 	p.given = p.split(p.given[:0], spans)
 	p.one = p.rects(p.one[:0], p.given)
 	per := evenly(counts)
@@ -49,7 +51,7 @@ func (p *planner) plan(spans []span, counts []Block) []rect {
 	p.turned = turn(p.turned[:0], spans, per)
 	p.given = p.split(p.given[:0], p.turned)
 	p.other = p.rects(p.other[:0], p.given)
-	if len(p.other) < len(p.one) {
+	if p.isTurned = len(p.other) < len(p.one); p.isTurned {
 		return p.other
 	}
 	return p.one
