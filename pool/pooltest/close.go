@@ -107,7 +107,7 @@ func testCloseHeld(t *testing.T, open Open) {
 }
 
 // manySpaces is more than the number of spaces that may be open at once allows to leave open in a file.
-const manySpaces = 3000
+const manySpaces = 1200
 
 // testManySpaces opens one space after the other, each with something stored, and closes it.
 func testManySpaces(t *testing.T, open Open) {
