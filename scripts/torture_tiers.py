@@ -54,7 +54,7 @@ class Server:
             case "redis":
                 return ["redis-server", "--bind", "127.0.0.1", "--port", port, "--save", "", "--appendonly", "no"]
             case "s3":
-                return ["versitygw", "--port", f"127.0.0.1:{port}", "posix", str(self.where)]
+                return ["versitygw", "--keep-alive", "--port", f"127.0.0.1:{port}", "posix", str(self.where)]
             case _:
                 master = ["mooncake_master", "--rpc_address=127.0.0.1", f"--rpc_port={port}"]
                 return [*master, "--metrics_host=127.0.0.1", f"--metrics_port={self.admin}", "--rpc_thread_num=2"]

@@ -44,7 +44,7 @@ func Open(o Options) (*Store, error) {
 			DialContext:         (&net.Dialer{Timeout: o.DialTimeout}).DialContext,
 			TLSHandshakeTimeout: o.DialTimeout, Proxy: http.ProxyFromEnvironment,
 			MaxIdleConns: o.Concurrency, MaxIdleConnsPerHost: o.Concurrency, IdleConnTimeout: time.Minute, DisableCompression: true,
-			WriteBufferSize: 64 << 10, ReadBufferSize: 64 << 10,
+			WriteBufferSize: 16 << 10, ReadBufferSize: 16 << 10,
 		}
 		transport = s.transport
 	}

@@ -20,7 +20,7 @@ func S3(t testing.TB, bucket string) *Server {
 	if err := os.Mkdir(filepath.Join(s.Dir, bucket), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	s.args = []string{"--port", s.Addr, "posix", s.Dir}
+	s.args = []string{"--keep-alive", "--port", s.Addr, "posix", s.Dir} // as services do; without it every request is a new connection
 	s.env = []string{"ROOT_ACCESS_KEY=" + S3AccessKey, "ROOT_SECRET_KEY=" + S3SecretKey}
 	t.Cleanup(s.Kill)
 	s.start()
