@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"syscall"
 	"time"
@@ -23,6 +24,8 @@ import (
 // takes memory for a pool. What is opened here is closed here, in the opposite order: the agent, the device that
 // maps the pool's arena, the pool; the tiers between device and agent.
 func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
+	floor := raiseHeap()
+	defer runtime.KeepAlive(floor)
 	signal.Ignore(syscall.SIGPIPE) // whoever reads the log may go: that ends no agent
 	cfg, err := s.agentConfig()
 	if err != nil {
