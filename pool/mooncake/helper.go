@@ -109,9 +109,9 @@ func (h *helper) killFor(reason error) {
 }
 
 // leave lets the client tell the master that its segment goes; not for long.
-func (h *helper) leave() {
+func (h *helper) leave(within time.Duration) {
 	h.conn.CloseWrite()
-	timer := time.NewTimer(leaveWithin)
+	timer := time.NewTimer(within)
 	defer timer.Stop()
 	select {
 	case <-h.reaped:

@@ -29,8 +29,8 @@ import (
 const (
 	firstRetry  = 100 * time.Millisecond // after which a helper is started again, twice as long each time
 	lastRetry   = 10 * time.Second
-	checkWithin = time.Minute // for Python to say what is not installed
-	leaveWithin = 2 * time.Second
+	checkWithin = time.Minute          // for Python to say what is not installed
+	leaveWithin = 6 * time.Second      // for a client with a segment to take leave of the master, which takes it 2 to 4 s
 	grace       = 2 * time.Millisecond // for a process to be reaped whose socket has ended
 )
 
@@ -155,7 +155,7 @@ func (s *Store) live(ctx context.Context) error {
 	select {
 	case <-h.reaped:
 	case <-ctx.Done():
-		h.leave()
+		h.leave(s.o.leave)
 		return ctx.Err()
 	}
 	s.count.deaths.Add(1)

@@ -28,7 +28,7 @@ func options(t testing.TB, master *servertest.Server, python string) Options {
 		t.Fatal(err)
 	}
 	return Options{
-		Master: master.Addr, Python: python, Env: []string{"PYTHONPATH=" + source}, Segment: 64 << 20, Bounce: 32 << 20,
+		Master: master.Addr, Python: python, Env: []string{"PYTHONPATH=" + source}, Segment: 64 << 20, Bounce: 32 << 20, leave: 50 * time.Millisecond,
 		OnState: func(from, to remote.State, reason error) { t.Logf("%v, was %v: %v", to, from, reason) },
 	}
 }

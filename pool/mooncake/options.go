@@ -48,6 +48,7 @@ type Options struct {
 	RPCWithin time.Duration
 	// Silence is how long a helper may take for one request before it is killed, whoever waits, 100 ms to 10 min; default 10 s.
 	Silence time.Duration
+	leave   time.Duration // for a helper to take leave of the master; without a segment there is nothing to say
 	// OnState is told when the store changes its state; it must not call the store. Nil: nobody is.
 	OnState remote.Told
 }
@@ -82,6 +83,9 @@ func (o *Options) complete() error {
 	remote.Default(&o.SetupWithin, 20*time.Second)
 	remote.Default(&o.RPCWithin, 500*time.Millisecond)
 	remote.Default(&o.Silence, 10*time.Second)
+	if o.Segment > 0 {
+		remote.Default(&o.leave, leaveWithin)
+	}
 	err := errors.Join(
 		o.checkAddresses(),
 		remote.Between("mooncake", "Segment", o.Segment, 0, MaxSegment),

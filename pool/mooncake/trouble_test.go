@@ -3,6 +3,9 @@ package mooncake
 import (
 	"context"
 	"errors"
+	"io"
+	"net/http"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -380,4 +383,39 @@ func TestRace(t *testing.T) {
 	for _, s := range nodes {
 		pooltest.Put(t, s, pool.Exists, written[0]...)
 	}
+}
+
+// A store that is closed takes its segment back from the master at once, so that nobody writes to what is not there.
+func TestSegmentLeaves(t *testing.T) {
+	t.Parallel()
+	master, python := servertest.Mooncake(t)
+	o := options(t, master, python)
+	o.leave = 0
+	capacity := func() string {
+		answer, err := http.Get("http://" + master.Admin + "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		text, err := io.ReadAll(answer.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(regexp.MustCompile(`(?m)^master_total_capacity_bytes (\d+)$`).FindSubmatch(text)[1])
+	}
+	s, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pooltest.Until(t, "the store is connected", func() bool { return s.State() == remote.OK })
+	if got := capacity(); got != "67108864" {
+		t.Fatalf("the master has %s bytes, want 64 MiB", got)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := capacity(); got != "0" {
+		t.Errorf("the store is closed, and the master has %s bytes", got)
+	}
+	http.DefaultClient.CloseIdleConnections()
 }

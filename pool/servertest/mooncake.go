@@ -13,7 +13,8 @@ func Mooncake(t testing.TB, args ...string) (master *Server, python string) {
 	program := find(t, "mooncake_master", `PATH="$(scripts/mooncake-venv):$PATH"`)
 	s := &Server{t: t, program: program, Addr: FreeAddr(t), Dir: t.TempDir()}
 	_, port, _ := net.SplitHostPort(s.Addr)
-	_, admin, _ := net.SplitHostPort(FreeAddr(t))
+	s.Admin = FreeAddr(t)
+	_, admin, _ := net.SplitHostPort(s.Admin)
 	s.args = append([]string{
 		"--rpc_address=127.0.0.1", "--rpc_port=" + port, "--metrics_host=127.0.0.1", "--metrics_port=" + admin, "--rpc_thread_num=2",
 	}, args...)

@@ -22,6 +22,8 @@ const startTimeout = 20 * time.Second
 type Server struct {
 	Addr string // host:port
 	Dir  string
+	// Admin is host:port where a Mooncake master has its metrics.
+	Admin string
 
 	t       testing.TB
 	program string
