@@ -61,6 +61,9 @@ func (p *Pool) unfit(refs []pool.Ref) int {
 // promise promises entry i of a chain.
 func (p *Pool) promise(s pool.SpaceID, group uint8, h *pool.Hashes, i int, number uint8) (pool.Ref, bool) {
 	sp := p.spaces.get(s)
+	if sp == nil {
+		return 0, false // it was closed meanwhile
+	}
 	w := wish{
 		key: entryKey{s, group, pool.MakeHash(h.At(i))}, parent: parentOf(h, i), sp: sp, life: sp.now.Load(), group: &sp.groups[group], lanes: 1 << number,
 	}

@@ -3,6 +3,7 @@ package tier
 import (
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/fault"
@@ -98,4 +99,38 @@ func TestForgetBeforeOpen(t *testing.T) {
 	if got := n.know(h); got != 0 {
 		t.Errorf("%d blocks of before the reset are found", got)
 	}
+}
+
+// A space that is closed while its blocks are brought up and written: what waits ends, what is under way lands nowhere, and nothing stays. The tier has what it had, for whoever opens
+// the space again.
+func TestCloseSpaceUnderWay(t *testing.T) {
+	h := chain("a", 40)
+	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{Workers: 1, BatchItems: 2, FetchWithin: time.Minute, PutWithin: time.Minute, BreakAfter: 1000, Write: OnSave}, Options{})
+	n.know(h)
+	f.Switch(true)
+	_, refs, _ := n.Pin(n.space, 0, h, 1<<40, nil)
+	n.waitFor("one is under way", func(r *pool.TierReport) bool { return r.Tiers[0].Fetching == 39 })
+	n.save(chain("b", 10))
+	check(t, n.CloseSpace(n.space))
+	if got, _, _ := n.Pin(n.space, 0, h, 1<<40, nil); got != 0 {
+		t.Errorf("%d blocks of a space that is closed", got)
+	}
+	f.Switch(false)
+	n.settle(refs)
+	n.Unpin(refs)
+	if u := n.mem.Stats().Entries; u != 0 {
+		t.Errorf("%d blocks of a closed space in memory", u)
+	}
+	n.waitFor("nothing waits", func(r *pool.TierReport) bool { return r.Tiers[0].Putting == 0 && r.Promises == 0 })
+	var err error
+	n.space, err = n.OpenSpace(n.spec)
+	check(t, err)
+	if got := n.know(h); got != 40 {
+		t.Errorf("%d blocks of the space that is open again, want 40", got)
+	}
+	_, refs = n.settled(h)
+	if got := n.load(h); got != 40 {
+		t.Errorf("%d blocks came, want 40", got)
+	}
+	n.Unpin(refs)
 }

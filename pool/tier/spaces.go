@@ -146,6 +146,9 @@ func (p *Pool) CloseSpace(id pool.SpaceID) error {
 		return err
 	}
 	all := append([]*space(nil), *p.spaces.all.Load()...)
+	if sp := all[id]; sp != nil {
+		sp.now.Store(&life{off: true}) // what is under way is of another life, whoever gets the number next
+	}
 	all[id] = nil
 	p.spaces.all.Store(&all)
 	p.cancelSpace(id)
