@@ -18,7 +18,7 @@ type MoverOptions struct {
 	ArenaFD   int         // a memfd of at least ArenaSize bytes; stays the caller's, may be closed after NewMover
 	ArenaSize int64       // bytes
 	Tables    []CopyTable // of types of GPUs: CUDAOptions
-	// Measure has the first process find out, before it opens its GPU, what Tables do not say of it: some seconds, at most half of MoverLimits.Start.
+	// Measure has the first process find out, before it opens its GPU, what Tables do not say of it: some seconds, at most a quarter of MoverLimits.Start.
 	Measure bool
 	// Informed is told now and then, one call at a time for each process, what a GPU's device says of itself; nil: nobody is.
 	Informed func(CUDAInfo)

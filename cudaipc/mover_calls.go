@@ -123,7 +123,7 @@ func (l *moverLife) greet() error {
 	return l.call("open the device", o.Limits.Start, func(number uint64) ([]byte, []int) {
 		b, err := putSetup(nil, number, &MoverSetup{
 			Device: o.Device, GPU: o.GPU, ArenaSize: o.ArenaSize, FireOnDeath: o.FireOnDeath, Populate: o.Populate, Tables: o.Tables,
-			Measure: measure, Within: o.Limits.Start / 2, Facts: facts,
+			Measure: measure, Within: o.Limits.Start / 4, Facts: facts,
 		})
 		if err != nil {
 			panic(err) // strings, numbers and booleans

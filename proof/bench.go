@@ -57,25 +57,32 @@ type bench struct {
 // arena is memory that a device copies to and from: the pool's part in it.
 type arena struct{ mem []byte }
 
+// errNoPages says that there are not so many huge pages.
+var errNoPages = errors.New("no huge pages")
+
 // newArena maps size bytes of a file in memory, as the pool is one, that are there already, so that pinning does not wait for them.
 func newArena(size int64, huge bool) (*arena, error) {
-	flags := unix.MFD_CLOEXEC
+	flags, kind := unix.MFD_CLOEXEC, error(nil)
 	if huge {
-		flags |= unix.MFD_HUGETLB | unix.MFD_HUGE_2MB
+		flags, kind = flags|unix.MFD_HUGETLB|unix.MFD_HUGE_2MB, errNoPages
 	}
+	mem, err := mapFile(size, flags)
+	if err != nil {
+		return nil, errors.Join(kind, fmt.Errorf("memory of %d bytes: %w", size, err))
+	}
+	return &arena{mem}, nil
+}
+
+func mapFile(size int64, flags int) ([]byte, error) {
 	fd, err := unix.MemfdCreate("kvagent-proof", flags)
 	if err != nil {
-		return nil, fmt.Errorf("memory of %d bytes: %w", size, err)
+		return nil, err
 	}
 	defer func() { _ = unix.Close(fd) }() // the mapping keeps the file
 	if err := unix.Ftruncate(fd, size); err != nil {
-		return nil, fmt.Errorf("memory of %d bytes: %w", size, err)
+		return nil, err
 	}
-	mem, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
-	if err != nil {
-		return nil, fmt.Errorf("memory of %d bytes: %w", size, err)
-	}
-	return &arena{mem}, nil
+	return unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
 }
 
 func (a *arena) close() { _ = unix.Munmap(a.mem) }

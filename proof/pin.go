@@ -21,8 +21,8 @@ func checkPin(b *bench) error {
 			name = "huge_pages"
 		}
 		s, err := b.pin(size, huge)
-		if huge && errors.Is(err, unix.ENOMEM) {
-			b.line.Facts[name] = fmt.Sprintf("no %d MiB of them are free: see vm.nr_hugepages", size>>20)
+		if errors.Is(err, errNoPages) {
+			b.line.Facts[name] = fmt.Sprintf("no %d MiB of them (%v): see vm.nr_hugepages", size>>20, err)
 			b.line.say("huge pages: %s", b.line.Facts[name])
 			continue
 		}

@@ -41,9 +41,10 @@ func (c *Context) Enter() error {
 	return of("cuCtxSetCurrent", cu.SetCurrentContext(c.handle))
 }
 
-// Lower takes what kernels would get of GPU memory by default; what the driver refuses stays as it is.
+// Lower takes what kernels would get of GPU memory by default: a quarter of the stack for each thread that the GPU can run at once, no
+// buffer for printing, no heap. What the driver refuses stays as it is.
 func (c *Context) Lower() {
-	for limit, bytes := range map[cu.Limit]int64{cu.StackSize: 1 << 10, cu.PrintfFIFOSize: 0, cu.MallocHeapSize: 0} {
+	for limit, bytes := range map[cu.Limit]int64{cu.StackSize: 1 << 8, cu.PrintfFIFOSize: 0, cu.MallocHeapSize: 0} {
 		_ = cu.SetLimit(limit, bytes)
 	}
 }
