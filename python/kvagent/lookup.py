@@ -119,6 +119,11 @@ class LookupClient:
         else:
             self._drop(late)
 
+    @property
+    def late(self) -> int:
+        """Given-up questions whose answers are still awaited: late_leases is to be called until there are none."""
+        return len(self._late)
+
     def late_leases(self) -> list[int]:
         """The leases of answers that came after their question was given up, to be released. Each is told once."""
         leases: list[int] = []

@@ -365,6 +365,43 @@ def test_a_lease_that_comes_too_late_is_given_back(engines: Callable[..., Played
     eventually(lambda: (engine.step(), agent.status()["leases"] == 0)[1], "an agent without leases")
 
 
+def test_an_idle_engine_goes_on_until_a_late_lease_is_given_back(
+    engines: Callable[..., PlayedEngine], agent: AgentProcess
+) -> None:
+    """Without requests vLLM steps only as long as the connector wants it to."""
+    engine = engines(lookup_wait_ms=1.0, lookup_age_ms=50.0)
+    engine.save("a", "p", 4, 7)
+    agent.freeze()
+    request = engine.request("b", "p", 4)
+    assert engine.matched(request) == 0
+    engine.scheduler.finished(request, normally=False)
+    begin, steps = time.monotonic(), 0
+    while time.monotonic() < begin + 0.4:
+        assert engine.scheduler.pending(), "nobody would read the answer"
+        engine.step()
+        steps += 1
+    assert steps < 100, "an idle engine spins"
+    agent.thaw()
+    while engine.scheduler.pending():
+        engine.step()
+    eventually(lambda: agent.status()["leases_given"] == 1, "the late answer")
+    eventually(lambda: agent.status()["leases"] == 0, "an agent without leases", patience_s=5)
+
+
+def test_what_never_comes_is_not_waited_for_for_ever(
+    engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvagent.lookup.LATE_S", 0.2)
+    engine = engines(lookup_wait_ms=1.0, lookup_age_ms=50.0)
+    engine.step()
+    agent.freeze()
+    request = engine.request("b", "p", 4)
+    assert engine.matched(request) == 0
+    engine.scheduler.finished(request, normally=False)
+    assert engine.scheduler.pending()
+    engine.quiet()
+
+
 def test_an_agent_that_speaks_only_newer_versions_is_refused_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -67,6 +67,10 @@ class Asker:
         if late:
             self._release(late)
 
+    def owing(self) -> bool:
+        """Whether a lease may still come that has to be given back, which new_step does."""
+        return self._client.late > 0
+
     def silent(self) -> bool:
         """Whether the agent is not asked for now."""
         return self._breaker.open(time.monotonic())

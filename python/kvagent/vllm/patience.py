@@ -1,6 +1,7 @@
 """Keeps an engine without requests from spinning while something is under way that takes long.
 
-vLLM steps as long as a connector says that something is to be reported. While a request is there a step does not wait.
+vLLM steps as long as a connector says that something is to be reported, or to be given back. While a request is there
+a step does not wait.
 Without one, the worker waits in it for a message of the agent, longer each time in which none came, never longer than
 LAST_MS: that is also the longest that a new request is kept waiting.
 """
@@ -23,6 +24,11 @@ class Patience:
     def __init__(self) -> None:
         self._idle = 0
 
+    @property
+    def due(self) -> bool:
+        """Whether the time to wait has come."""
+        return self._idle > FREE
+
     def step(self, *, idle: bool) -> None:
         """Begins a step, in which the engine has no request, or has."""
         self._idle = self._idle + 1 if idle else 0
@@ -32,9 +38,7 @@ class Patience:
         self._idle = min(self._idle, FREE)
 
     def wait(self, descriptors: Iterable[int]) -> bool:
-        """Waits, if the time for it has come, until one of them can be read. Whether that may be."""
-        if self._idle <= FREE:
-            return False
+        """Waits until one of them can be read, as long as is due. Whether that may be."""
         poller = select.poll()
         for fd in descriptors:
             poller.register(fd, select.POLLIN)

@@ -168,8 +168,13 @@ class SchedulerSide:
             self.saves.forget()
 
     def pending(self) -> bool:
-        """Whether steps are needed though no request is there: something is still to be reported."""
-        return any(side is not None and side.busy() for side in (self._loads, self.saves))
+        """Whether steps are needed though no request is there: something is to be reported, or to be given back."""
+        asker = self._presence.asker
+        return (
+            (self.saves is not None and self.saves.busy())
+            or (self._loads is not None and self._loads.busy())
+            or (asker is not None and asker.owing())
+        )
 
     def counted(self) -> dict[str, int]:
         """All counters by name."""

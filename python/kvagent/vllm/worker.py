@@ -104,11 +104,8 @@ class WorkerSide:
     def results(self) -> Results:
         """What is over since the last call."""
         self._poll()
-        if (
-            self._jobs
-            and not self._report.outcomes
-            and self._patience.wait(one.session.fileno() for one in self._sessions)
-        ):
+        patient = self._patience.due and not self._report.outcomes
+        if patient and self._patience.wait(one.session.fileno() for one in self._sessions):
             self._poll()
         self._give_up(time.monotonic())
         results, self._results = self._results, Results()
