@@ -62,13 +62,17 @@ var errNoPages = errors.New("no huge pages")
 
 // newArena maps size bytes of a file in memory, as the pool is one, that are there already, so that pinning does not wait for them.
 func newArena(size int64, huge bool) (*arena, error) {
-	flags, kind := unix.MFD_CLOEXEC, error(nil)
+	flags := unix.MFD_CLOEXEC
 	if huge {
-		flags, kind = flags|unix.MFD_HUGETLB|unix.MFD_HUGE_2MB, errNoPages
+		flags |= unix.MFD_HUGETLB | unix.MFD_HUGE_2MB
 	}
 	mem, err := mapFile(size, flags)
 	if err != nil {
-		return nil, errors.Join(kind, fmt.Errorf("memory of %d bytes: %w", size, err))
+		err = fmt.Errorf("memory of %d bytes: %w", size, err)
+		if huge {
+			err = fmt.Errorf("%w: %w", errNoPages, err)
+		}
+		return nil, err
 	}
 	return &arena{mem}, nil
 }
