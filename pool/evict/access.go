@@ -11,15 +11,18 @@ type ghostRef struct {
 	way int
 }
 
-// Access implements pool.Policy. A look-up of a chain that was just looked up is the same request asking again
-// and counts for nothing.
+// Access implements pool.Policy. A look-up of a chain that was just looked up is taken for the same request asking
+// again: nothing is learned from it.
 func (h *Hazard) Access(u *pool.Use) {
 	length := len(u.Prints)
 	if length == 0 {
 		return
 	}
 	now := h.clock.look(u)
-	if h.again(u, now) {
+	if ago := h.lastAsked(u, now); ago < askedAgain {
+		if ago >= askedAtOnce {
+			h.shadow.see(h, u)
+		}
 		h.renew(u, now)
 		return
 	}
@@ -40,14 +43,16 @@ func (h *Hazard) Access(u *pool.Use) {
 	h.score(length)
 }
 
-// again says whether this is the request that looked the chain up a moment ago.
-func (h *Hazard) again(u *pool.Use, now uint32) bool {
+// lastAsked is the ms since the chain was looked up.
+func (h *Hazard) lastAsked(u *pool.Use, now uint32) uint32 {
 	last := len(u.Prints) - 1
 	if len(u.Entries) <= last {
-		return h.recent.again(u.Prints[last], last, now)
+		return h.recent.last(u.Prints[last], last, now)
 	}
-	n := h.nodes.like(u.Entries[last], u.Prints[last])
-	return n != nil && now-n.used < askedAgain
+	if n := h.nodes.like(u.Entries[last], u.Prints[last]); n != nil {
+		return now - n.used
+	}
+	return askedAgain
 }
 
 // renew makes the entries of a chain the newest of the classes they are in, and counts nothing.

@@ -3,14 +3,18 @@ package evict
 import "math/bits"
 
 const (
-	crossingsABlock = 8  // entries that change their bin per block looked up, at most
-	minCrossings    = 64 // ... and per look-up
+	blocksAnAgeing  = 16 // blocks looked up between one ageing and the next
+	crossingsABlock = 12 // entries that change their bin per block looked up, at most
 )
 
 // age moves entries on into the bins of their age, and counts them at risk there. It goes round the classes and
-// does a bounded amount of work: what it leaves is done with the next look-up.
+// does a bounded amount of work: what it leaves is done the next time.
 func (h *Hazard) age(now uint32, blocks int) {
-	credit := minCrossings + crossingsABlock*blocks
+	if h.turn.owed += blocks; h.turn.owed < blocksAnAgeing {
+		return
+	}
+	credit := crossingsABlock * h.turn.owed
+	h.turn.owed = 0
 	for range len(h.kinds) * numClasses {
 		if h.turn.class++; h.turn.class == numClasses {
 			h.turn.class = 0

@@ -20,9 +20,11 @@ type Hazard struct {
 	tables  tables
 	scorer  scorer
 	worths  [numClasses]worths
-	turn    struct{ kind, class int } // of ageing
+	turn    struct{ kind, class, owed int } // of ageing
 	shadow  shadow
 	humble  humble
+	credit  credit
+	lru     front
 	recent  recent
 	way     way
 	behind  []ghostRef // scratch of one look-up
@@ -58,7 +60,6 @@ func (h *Hazard) Insert(in *pool.Insertion) {
 		*n = node{print: print, kind: in.Kind, state: stateKnown}
 		k.put(&h.nodes, &h.worths, e, n, class, now)
 		h.entries++
-		h.shadow.levels[level(print)]++
 		h.shadow.insert(print)
 	}
 	h.ghosts.grow(min(h.entries*ghostsAnItem, maxGhosts))
@@ -105,7 +106,7 @@ func (h *Hazard) Remove(entries []uint32) {
 		}
 		n.state = 0
 		h.entries--
-		h.shadow.levels[level(n.print)]--
+		h.shadow.lose(n.print)
 	}
 }
 

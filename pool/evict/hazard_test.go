@@ -106,6 +106,7 @@ func TestLRUDecidesAfterAnAlarm(t *testing.T) {
 		h.Access(&pool.Use{Now: int64(i) * 1e9, BlockTokens: 512, Prints: far})
 		h.Insert(&pool.Insertion{Now: int64(i) * 1e9, BlockTokens: 512, Entries: []uint32{uint32(i + 1)}, Prints: far[:1]})
 	}
+	h.credit.gift = 1e6
 	for c := range h.worths {
 		for b := range h.worths[c] {
 			h.worths[c][b] = float32(b + 1)
@@ -124,6 +125,7 @@ func TestLRUDecidesAfterAnAlarm(t *testing.T) {
 		h.Remove([]uint32{got})
 	}
 	h.humble.pass(1 << 30)
+	h.credit.gift = 1e6
 	if got := h.Victim(100e9, 1, nobody{}); got == 51 {
 		t.Fatal("LRU decides for ever")
 	}

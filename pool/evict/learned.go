@@ -11,13 +11,14 @@ import (
 )
 
 // What was learned, as bytes, little-endian: magic, version, classes, bins (uint32 each); the margin (float32), the
-// turns of the next alarm and the blocks for which LRU still decides (uint32 each); for each class and bin the blocks at
-// risk and those used (float32 each); CRC-32C of all before.
+// turns of the next alarm and the blocks for which LRU still decides (uint32 each); of the credit what was given, the
+// lead and the blocks looked up (float32 each); for each class and bin the blocks at risk and those used (float32 each);
+// CRC-32C of all before.
 const (
 	learnedMagic   = 0x7a68766b // "kvhz"
-	learnedVersion = 2
+	learnedVersion = 3
 	learnedHead    = 4 * 4
-	learnedGuard   = 3 * 4
+	learnedGuard   = 6 * 4
 	learnedBytes   = learnedHead + learnedGuard + numClasses*numBins*2*4 + 4
 
 	maxCount = 1e12 // blocks; more is taken for damage
@@ -40,6 +41,7 @@ type knowledge struct {
 	tables tables
 	margin float64
 	humble humble
+	credit credit
 }
 
 // Learned implements pool.Learner.
@@ -51,6 +53,9 @@ func (h *Hazard) Learned() []byte {
 	b = appendFloat(b, h.shadow.margin)
 	b = binary.LittleEndian.AppendUint32(b, uint32(h.humble.turns))
 	b = binary.LittleEndian.AppendUint32(b, uint32(min(h.humble.left, math.MaxInt32)))
+	for _, f := range [...]float64{h.credit.gift, h.credit.lead, min(h.credit.looked, maxCount)} {
+		b = appendFloat(b, f)
+	}
 	t := &h.tables
 	for c := range t.risk {
 		for i := range t.risk[c] {
@@ -71,7 +76,7 @@ func (h *Hazard) Learn(b []byte) error {
 	if err != nil {
 		return err
 	}
-	h.tables, h.shadow.margin, h.humble = k.tables, k.margin, k.humble
+	h.tables, h.shadow.margin, h.humble, h.credit = k.tables, k.margin, k.humble, k.credit
 	h.startRound()
 	for c := range numClasses {
 		h.scoreClass(c)
@@ -107,10 +112,14 @@ func parseKnowledge(b []byte) (*knowledge, error) {
 	if !(k.margin >= 0 && k.margin <= maxCount) || k.humble.turns < firstTurns || k.humble.turns > mostTurns || k.humble.left > math.MaxInt32 {
 		return nil, fmt.Errorf("%w: margin %g, %d turns, %d blocks left", ErrLearned, k.margin, k.humble.turns, k.humble.left)
 	}
+	k.credit = credit{gift: floatAt(b, 3), lead: floatAt(b, 4), looked: floatAt(b, 5)}
+	if !(k.credit.gift >= 0 && k.credit.gift <= maxCount && math.Abs(k.credit.lead) <= maxCount && k.credit.looked >= 0 && k.credit.looked <= maxCount) {
+		return nil, fmt.Errorf("%w: %g blocks given, a lead of %g, %g looked up", ErrLearned, k.credit.gift, k.credit.lead, k.credit.looked)
+	}
 	t := &k.tables
 	for c := range t.risk {
 		for i := range t.risk[c] {
-			at := 3 + (c*numBins+i)*2
+			at := learnedGuard/4 + (c*numBins+i)*2
 			risk, used := floatAt(b, at), floatAt(b, at+1)
 			if !(risk >= 0 && risk <= maxCount && used >= 0 && used <= maxCount) {
 				return nil, fmt.Errorf("%w: class %d, bin %d: %g at risk, %g used", ErrLearned, c, i, risk, used)

@@ -18,6 +18,7 @@ func experienced() *Hazard {
 	}
 	h.shadow.margin = 77
 	h.humble = humble{turns: 2 * firstTurns, left: 1234}
+	h.credit = credit{gift: 5, lead: -3, looked: 1 << 20}
 	return h
 }
 
@@ -26,8 +27,8 @@ func TestLearnedSurvives(t *testing.T) {
 	if err := g.Learn(h.Learned()); err != nil {
 		t.Fatal(err)
 	}
-	if g.shadow.margin != h.shadow.margin || g.humble != h.humble {
-		t.Errorf("margin %g and %+v, were %g and %+v", g.shadow.margin, g.humble, h.shadow.margin, h.humble)
+	if g.shadow.margin != h.shadow.margin || g.humble != h.humble || g.credit != h.credit {
+		t.Errorf("margin %g, %+v and %+v, were %g, %+v and %+v", g.shadow.margin, g.humble, g.credit, h.shadow.margin, h.humble, h.credit)
 	}
 	h.startRound()
 	for c := range numClasses {
@@ -90,7 +91,12 @@ func TestForeignLearnedIsRefused(t *testing.T) {
 		{5, mostTurns + 1, ErrLearned},
 		{6, 1 << 31, ErrLearned},
 		{7, nan, ErrLearned},
-		{8, math.Float32bits(float32(math.Inf(1))), ErrLearned},
+		{7, math.Float32bits(-1), ErrLearned},
+		{8, nan, ErrLearned},
+		{8, math.Float32bits(float32(math.Inf(-1))), ErrLearned},
+		{9, math.Float32bits(-1), ErrLearned},
+		{10, nan, ErrLearned},
+		{11, math.Float32bits(float32(math.Inf(1))), ErrLearned},
 	} {
 		g := NewHazard()
 		before := string(g.Learned())

@@ -1,7 +1,8 @@
 package evict
 
 const (
-	askedAgain   = 5000 // ms within which the same chain is taken for the same request
+	askedAgain   = 5000 // ms within which the same chain is taken for the same request ...
+	askedAtOnce  = 500  // ... and ms within which it certainly is: schedulers ask at every step
 	recentChains = 1024
 )
 
@@ -11,11 +12,13 @@ type recent [recentChains]struct {
 	used uint32 // ms
 }
 
-// again notes a chain, and says whether it was noted a moment ago.
-func (r *recent) again(end uint64, length int, now uint32) bool {
+// last notes a chain, and gives the ms since it was noted; askedAgain if that is not known.
+func (r *recent) last(end uint64, length int, now uint32) (ago uint32) {
 	end ^= uint64(length) * 0x9e3779b97f4a7c15
 	c := &r[end%recentChains]
-	same := c.end == end && now-c.used < askedAgain
+	if ago = askedAgain; c.end == end {
+		ago = now - c.used
+	}
 	c.end, c.used = end, now
-	return same
+	return ago
 }

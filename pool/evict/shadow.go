@@ -29,13 +29,16 @@ type shadow struct {
 
 	levels             [17]int // entries of the pool by level: those sampled at shift s have level s or more
 	lookups, hits, own uint64  // sampled: looked up, hits of LRU, hits of the policy
-	margin             float64
+	room               int     // entries of the pool that are sampled: as many blocks as LRU would have of them
+	missing            int     // blocks that it has and the pool gave up
+	margin             float64 // blocks by which the policy may still fall behind
 	alarms             uint64
 }
 
 type shadowSlot struct {
 	print        uint64
 	newer, older uint16
+	missing      bool
 }
 
 func (s *shadow) init() {
@@ -45,13 +48,16 @@ func (s *shadow) init() {
 
 func (s *shadow) clear() {
 	s.index = [2 * maxShadow]uint16{}
-	s.newest, s.oldest, s.count = 0, 0, 0
+	s.newest, s.oldest, s.count, s.missing = 0, 0, 0, 0
 	for i := range s.slots {
 		s.slots[i] = shadowSlot{older: uint16(i + 1)}
 	}
 	s.slots[maxShadow].older = 0
 	s.free = 1
 }
+
+// scale is the blocks that one of the sample stands for.
+func (s *shadow) scale() float64 { return float64(uint64(1) << s.shift) }
 
 func (s *shadow) sampled(print uint64) bool { return print>>48&(1<<s.shift-1) == 0 }
 
@@ -85,11 +91,12 @@ func (s *shadow) see(h *Hazard, u *pool.Use) {
 func (h *Hazard) judge(ahead, seen float64, blocks int) {
 	s := &h.shadow
 	start := marginBase + float64(h.entries)/marginShare
-	scale := float64(uint64(1) << s.shift)
+	ahead, seen = ahead*s.scale(), seen*s.scale()
+	h.credit.book(ahead, seen, h.entries)
 	if h.humble.pass(blocks) {
 		return
 	}
-	s.margin += scale * (ahead + slack*seen)
+	s.margin += ahead + slack*seen
 	if s.margin >= 2*start { // as far ahead as counts
 		s.margin = 2 * start
 		h.humble.forgive()
@@ -105,28 +112,30 @@ func (h *Hazard) judge(ahead, seen float64, blocks int) {
 // level is the greatest shift at which a print is sampled, at most 16.
 func level(print uint64) int { return bits.TrailingZeros64(print>>48 | 1<<16) }
 
-// room is the entries of the pool that are sampled.
-func (s *shadow) room() (n int) {
-	for _, m := range s.levels[s.shift:] {
-		n += m
-	}
-	return n
-}
+// gone is the blocks that LRU would have and the pool gave up. While the pool makes room for what was just looked up,
+// LRU would give up as many.
+func (s *shadow) gone() int { return s.missing - max(0, s.count-s.room) }
 
 // fit makes the sample small enough, and the shadow as large as the pool's part of it.
 func (s *shadow) fit() {
-	if s.room() > maxShadow {
-		s.shift++
-		for i := s.oldest; i != 0; {
-			newer := s.slots[i].newer
-			if !s.sampled(s.slots[i].print) {
-				s.drop(i)
-			}
-			i = newer
-		}
+	if s.room > maxShadow {
+		s.coarsen()
 	}
-	for room := s.room(); s.count > room && s.oldest != 0; {
+	for s.count > s.room && s.oldest != 0 {
 		s.drop(s.oldest)
+	}
+}
+
+// coarsen halves the sample.
+func (s *shadow) coarsen() {
+	s.room -= s.levels[s.shift]
+	s.shift++
+	for i := s.oldest; i != 0; {
+		newer := s.slots[i].newer
+		if !s.sampled(s.slots[i].print) {
+			s.drop(i)
+		}
+		i = newer
 	}
 }
 
@@ -138,14 +147,41 @@ func (s *shadow) touch(i uint16) {
 	}
 }
 
+// insert notes that the pool has one more block.
 func (s *shadow) insert(print uint64) {
+	s.levels[level(print)]++
 	if !s.sampled(print) {
 		return
 	}
-	if c := s.find(print); s.index[c] != 0 {
-		s.touch(s.index[c])
-	} else {
+	s.room++
+	c := s.find(print)
+	i := s.index[c]
+	if i == 0 {
 		s.add(print, c)
+		return
+	}
+	s.back(i)
+	s.touch(i)
+}
+
+// lose notes that the pool gave a block up.
+func (s *shadow) lose(print uint64) {
+	s.levels[level(print)]--
+	if !s.sampled(print) {
+		return
+	}
+	s.room--
+	if i := s.index[s.find(print)]; i != 0 && !s.slots[i].missing {
+		s.slots[i].missing = true
+		s.missing++
+	}
+}
+
+// back notes that the pool has a block, or that it is no longer in the shadow.
+func (s *shadow) back(i uint16) {
+	if s.slots[i].missing {
+		s.slots[i].missing = false
+		s.missing--
 	}
 }
 
@@ -164,6 +200,7 @@ func (s *shadow) add(print uint64, c int) {
 }
 
 func (s *shadow) drop(i uint16) {
+	s.back(i)
 	s.unlink(i)
 	s.vacate(s.find(s.slots[i].print))
 	s.slots[i].older = s.free

@@ -16,9 +16,9 @@ const (
 func (h *Hazard) Victim(now int64, kinds uint64, v pool.View) uint32 {
 	t := h.clock.hear(now)
 	victim := uint32(0)
-	masks := false
+	masks, bold := false, h.bold()
 	for steps := 0; steps < maxSteps; steps++ {
-		k, c, e := h.next(kinds)
+		k, c, e := h.next(kinds, bold)
 		if e == 0 {
 			break
 		}
@@ -29,8 +29,9 @@ func (h *Hazard) Victim(now int64, kinds uint64, v pool.View) uint32 {
 		}
 		n := h.nodes.at(e)
 		if n.bin == 0 && n.used == t { // passed over already
-			if h.humble.left > 0 {
-				break // and all others are younger
+			if !bold {
+				bold = true // all others are as young, and some of them may go
+				continue
 			}
 			k.masked[c] |= 1
 			masks = true
@@ -48,34 +49,14 @@ func (h *Hazard) Victim(now int64, kinds uint64, v pool.View) uint32 {
 }
 
 // next is the entry that would go if nobody held it nor anything behind it.
-func (h *Hazard) next(kinds uint64) (k *cells, c int, e uint32) {
-	if h.humble.left > 0 {
+func (h *Hazard) next(kinds uint64, bold bool) (k *cells, c int, e uint32) {
+	if !bold {
 		return h.eldest(kinds)
 	}
 	if k, c = h.lowest(kinds); k == nil {
 		return nil, 0, 0
 	}
 	return k, c, k.first[c][k.low[c]].entry
-}
-
-// eldest is the entry of the kinds that was used least recently.
-func (h *Hazard) eldest(kinds uint64) (k *cells, c int, e uint32) {
-	age := uint32(0)
-	for i, o := range h.kinds {
-		if o == nil || kinds>>i&1 == 0 {
-			continue
-		}
-		for class, filled := range o.filled {
-			if filled == 0 {
-				continue
-			}
-			first := o.first[class][bits.Len64(filled)-1]
-			if a := uint32(h.clock.now) - first.used; e == 0 || a > age {
-				k, c, e, age = o, class, first.entry, a
-			}
-		}
-	}
-	return k, c, e
 }
 
 // lowest is the class with the cell that is worth least, over some kinds; nil if they have no entries.
