@@ -21,7 +21,7 @@ TRACE         ?= testdata/conversation_1000.jsonl
 
 STAGE := scripts/stage
 comma := ,
-PYTHON_SCRIPTS := ../scripts/torture ../scripts/torture_tiers.py ../scripts/soak ../scripts/dockerfile-check ../scripts/cuda-header-check ../scripts/mutants-vllm
+PYTHON_SCRIPTS := ../scripts/torture ../scripts/torture_tiers.py ../scripts/soak ../scripts/dockerfile-check ../scripts/cuda-header-check ../scripts/mutants-vllm ../scripts/vllm-warm
 # Where the locked Python tools live: outside the tree, keyed by the lock. Made on first use.
 VENV   = $$($(CURDIR)/scripts/venv)
 
@@ -107,22 +107,28 @@ test-python: build ## Python tests, with the real agent
 	@$(STAGE) venv scripts/venv
 	@cd python && KVAGENT_REQUIRE_AGENT=1 ../$(STAGE) -v pytest $(VENV)/bin/pytest
 
-.PHONY: test-vllm
-test-vllm: build ## the vLLM connector under the locked vLLM (3 GB of download the first time; KVAGENT_SKIP_VLLM=1)
-	@scripts/deps python
-	@$(STAGE) venv scripts/venv
-	@[ "$${KVAGENT_SKIP_VLLM:-0}" = 1 ] || $(STAGE) -v vllm-venv scripts/vllm-venv
-	@$(STAGE) -v test-vllm scripts/test-vllm
-
 # Oldest, and those between it and the locked one.
 VLLM_OLDEST  := 0.29.0
 VLLM_BETWEEN := 0.30.0 0.31.0 0.32.0
+WITH_VLLM    := [ "$${KVAGENT_SKIP_VLLM:-0}" = 1 ] ||
+
+.PHONY: vllm-early
+vllm-early: # begins to make the environments with vLLM, behind other stages; those that need them wait
+	@mkdir -p build/log
+	@$(WITH_VLLM) nice -n 19 scripts/vllm-venv $(VLLM_OLDEST) >build/log/vllm-early.log 2>&1 </dev/null &
+
+.PHONY: test-vllm
+test-vllm: build ## the vLLM connector under the locked vLLM (1 GB of download the first time; KVAGENT_SKIP_VLLM=1)
+	@scripts/deps python
+	@$(STAGE) venv scripts/venv
+	@$(WITH_VLLM) $(STAGE) -v vllm-venv scripts/vllm-venv
+	@$(STAGE) -v test-vllm scripts/test-vllm
 
 .PHONY: test-vllm-oldest
 test-vllm-oldest: build ## the same under the oldest vLLM that it is for; of engines only one, cold and warm
 	@scripts/deps python
 	@$(STAGE) venv scripts/venv
-	@[ "$${KVAGENT_SKIP_VLLM:-0}" = 1 ] || $(STAGE) -v vllm-venv-$(VLLM_OLDEST) scripts/vllm-venv $(VLLM_OLDEST)
+	@$(WITH_VLLM) $(STAGE) -v vllm-venv-$(VLLM_OLDEST) scripts/vllm-venv $(VLLM_OLDEST)
 	@$(STAGE) -v test-vllm-$(VLLM_OLDEST) scripts/test-vllm $(VLLM_OLDEST)
 
 .PHONY: test-vllm-all
