@@ -7,7 +7,7 @@ import (
 
 // Lister is what a Store can do besides: name what it holds. It is slow, and for administration.
 type Lister interface {
-	// List calls found for every shard, until it gives false. What comes or goes meanwhile may be named or not.
+	// List calls found for every shard, until it gives false. What comes or goes meanwhile may be named, or not, or twice.
 	List(ctx context.Context, found func(k Key, bytes int64) bool) error
 }
 

@@ -88,7 +88,7 @@ a block, such as model, data type and tenant, under one fingerprint. Blocks are 
 
 With --tier it lists what that tier holds by space, also what other agents, or this one before a reset, stored there: such a space
 has no model, and its name is the one that it has in the tier. Shards are parts of blocks: a block has one for each rank that
-stores other bytes. The tier is read for 5 seconds at most; a list that was cut says so. Disk and S3 tiers can be listed.`,
+stores other bytes. The tier is read for 5 seconds at most; a list that was cut says so. All but Mooncake tiers can be listed.`,
 		func(cmd *cobra.Command, s *cacheSettings) error {
 			if s.tier == "" || s.tier == memoryTier {
 				if cmd.Flags().Changed("blocks") || cmd.Flags().Changed("skip") {
@@ -190,7 +190,7 @@ stored of them before is found again, in memory or in any tier, and their engine
 themselves. What this node stores of such a space from then on it no longer shares with others.
 
 With --tier only what that tier holds of them is deleted there, for every agent that uses it; memory and other tiers keep what they have, and
-blocks may be written to the tier again. --space then takes a name that ls --tier shows as well. Disk and S3 tiers can do that.`,
+blocks may be written to the tier again. --space then takes a name that ls --tier shows as well. All but Mooncake tiers can do that.`,
 		func(cmd *cobra.Command, s *cacheSettings) error {
 			switch {
 			case s.space+s.model+s.tenant == "":

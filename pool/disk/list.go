@@ -6,6 +6,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
+var _ pool.Lister = (*Store)(nil)
+
 // List calls found for every block, until it gives false. It reads the footers, and is for administration.
 func (s *Store) List(ctx context.Context, found func(k pool.Key, bytes int64) bool) error {
 	if err := s.enter(ctx, s.gets); err != nil {
