@@ -189,7 +189,7 @@ LONG_STACKS = (
     Stack("s3", nodes=2, floors=(("s3", 300),)),
     Stack("mooncake", "capacity=64MiB", floors=(("mooncake", 50),)),
     Stack("mooncake", "capacity=64MiB", helper=True, floors=(("mooncake", 50),)),
-    Stack("mooncake", "capacity=64MiB", kills=True, floors=(("disk", 50),)),
+    Stack("mooncake", "capacity=64MiB", kills=True, floors=(("disk", 15),)),
 )
 
 

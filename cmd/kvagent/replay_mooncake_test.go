@@ -21,24 +21,30 @@ func startMooncake(t *testing.T) (spec string, master *servertest.Server) {
 	return "mooncake://" + master.Addr + "?segment=256MiB&python=" + python, master
 }
 
-// A pool much smaller than the trace, a small disk, and Mooncake below, every byte checked.
+// A pool much smaller than the trace, a small disk, and Mooncake below, every byte checked; also when agent and engines are killed, and with the agent its helper and segment.
 func TestReplayOverMooncake(t *testing.T) {
 	spec, _ := startMooncake(t)
 	disk := "disk:" + filepath.Join(t.TempDir(), "disk") + "?capacity=64MiB"
-	o := replayJSON(t, "--requests", "300", "--pace", "6s", "--pool", "24MiB", "--engine-blocks", "600", "--tier", disk, "--tier", spec)
+	flags := []string{"--requests", "300", "--pace", "6s", "--pool", "24MiB", "--engine-blocks", "600", "--tier", disk, "--tier", spec}
+	o := replayJSON(t, flags...)
 	o.clean(t)
 	if got := o.from("mooncake"); got < 50 {
 		t.Errorf("%d blocks came from mooncake, want 50 and more: %+v", got, o.Sources)
+	}
+	o = replayJSON(t, append(flags, "--kill-agent-every", "100", "--kill-engine-every", "60")...)
+	o.clean(t)
+	if o.AgentKills == 0 || o.EngineKills == 0 {
+		t.Errorf("%d agents and %d engines were killed", o.AgentKills, o.EngineKills)
 	}
 }
 
 // What one node saved the other hits.
 func TestReplayTwoNodesOverMooncake(t *testing.T) {
 	spec, _ := startMooncake(t)
-	o := replayJSON(t, "--requests", "300", "--pace", "6s", "--nodes", "2", "--shared", spec)
+	o := replayJSON(t, append(patientEngines, "--requests", "300", "--pace", "6s", "--nodes", "2", "--shared", spec+"&"+patientTier)...)
 	o.clean(t)
-	if got := o.from("mooncake"); got < 50 || o.BlocksHitOther == 0 {
-		t.Errorf("%d blocks came from the shared store, want 50 and more; %d were another's: %+v", got, o.BlocksHitOther, o.Sources)
+	if got := o.from("mooncake"); got < 350 || o.BlocksHitOther == 0 {
+		t.Errorf("%d blocks came from the shared store, want 350 and more; %d were another's: %+v", got, o.BlocksHitOther, o.Sources)
 	}
 }
 
