@@ -213,11 +213,68 @@ def test_a_request_that_begins_again_after_a_reset_is_saved_from_its_first_block
     engine.step((request, request.num_tokens))
     engine.quiet()
     assert agent.status()["blocks_stored"] == 4
-    assert engine.scheduler.reset()
+    engine.scheduler.reset()
     eventually(lambda: agent.status()["blocks_stored"] == 0, "an empty pool")
     engine.admit(request)
     engine.step((request, request.num_tokens))
     engine.quiet()
+    assert agent.status()["blocks_stored"] == 4
+
+
+def test_what_old_weights_began_is_not_saved(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
+    """Nothing took its blocks from a request: what it computes depends on those that old weights computed."""
+    engine = engines()
+    running, loading = engine.request("a", "p", 6), engine.request("b", "q", 6)
+    engine.save("c", "q", 3, 7)
+    for request in (running, loading):
+        engine.admit(request, engine.matched(request))
+    engine.step((running, 3 * BLOCK))
+    engine.quiet()
+    engine.scheduler.reset()
+    assert agent.status()["blocks_stored"] == 0
+    engine.admit(loading)
+    engine.step((running, 3 * BLOCK), (loading, 3 * BLOCK))
+    fresh = engine.request("d", "r", 2)
+    engine.admit(fresh)
+    engine.step((fresh, fresh.num_tokens))
+    engine.quiet()
+    for request in (running, loading):
+        engine.scheduler.finished(request, normally=True)
+    engine.quiet()
+    assert agent.status()["blocks_stored"] == 2, "what old weights began, or not even what new ones did"
+
+
+def test_a_local_hit_on_blocks_of_old_weights_is_not_gone_on_from(
+    engines: Callable[..., PlayedEngine], agent: AgentProcess
+) -> None:
+    engine = engines()
+    request = engine.request("a", "p", 4)
+    for block, key in zip(engine.admit(request), request.block_hashes, strict=False):
+        block.block_hash = key
+    engine.scheduler.finished(request, normally=False)
+    engine.scheduler.reset()  # vLLM's own cache keeps what somebody holds
+    again = engine.request("b", "p", 6)
+    engine.tables["b"] = engine.tables["a"][:4] + engine.pool.blocks[20:23]
+    engine.admit(again)
+    engine.step((again, again.num_tokens))
+    engine.quiet()
+    assert agent.status()["blocks_stored"] == 0
+
+
+def test_a_reset_that_the_agent_does_not_hear_is_no_failure_and_is_done_before_anything_else(
+    engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvagent.vllm.presence.RESET_S", 0.05)
+    engine = engines()
+    engine.save("a", "p", 4, 7)
+    agent.freeze()
+    engine.scheduler.reset()
+    agent.thaw()
+    monkeypatch.setattr("kvagent.vllm.presence.RESET_S", 20)
+    eventually(lambda: (engine.step(), engine.scheduler._presence.session)[1], "the next session")
+    assert engine.matched(engine.request("b", "p", 4)) == 0
+    assert agent.status()["blocks_stored"] == 0
+    engine.save("c", "p", 4, 7)
     assert agent.status()["blocks_stored"] == 4
 
 

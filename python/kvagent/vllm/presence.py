@@ -45,6 +45,7 @@ class Presence:
         self._link = link
         self._options = options
         self._attachment: Attachment | None = None
+        self._epoch = 0  # of which is known
         self._reset_owed = False  # a reset that the agent did not hear: it comes first in the next session
 
     @property
@@ -63,7 +64,8 @@ class Presence:
             try:
                 for event in self._attachment.session.poll():
                     if isinstance(event, m.Epoch):
-                        reset = True
+                        reset |= event.epoch > self._epoch  # else it is what this engine did itself
+                        self._epoch = max(self._epoch, event.epoch)
                     elif isinstance(event, m.Switches):
                         self.switches = event
             except (SessionEnded, SessionBroken):
@@ -83,7 +85,7 @@ class Presence:
         if self._attachment is None:
             return True  # nothing is loaded before it is done
         try:
-            self._attachment.session.reset(RESET_S)
+            self._epoch = self._attachment.session.reset(RESET_S)
         except (KVAgentError, OSError) as error:
             log.warning("reset: %s; it is owed", error)
             self._detach()
@@ -99,6 +101,7 @@ class Presence:
 
     def _attach(self, attachment: Attachment) -> bool:
         self._attachment = attachment
+        self._epoch = attachment.registered.epoch
         if self._reset_owed and not self.reset():
             return False
         self.switches = m.Switches(1, 1)

@@ -24,7 +24,7 @@ from kvagent.vllm.saves import Saves
 from kvagent.vllm.tracked import Tracked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.link import Link
@@ -97,10 +97,12 @@ class SchedulerSide:
             self._taken_away(tracked)
         if external > 0 and self._loads is not None:
             asked = self._promises.take(tracked)
+            self._look_for_old(tracked, blocks.blocks)
             self._loads.plan(next(self._jobs), tracked, blocks.blocks, external, asked)
             return
         self._promises.forget(tracked)
         if not tracked.bypass and self._may_save:
+            self._look_for_old(tracked, blocks.blocks if blocks is not None else ())
             tracked.admitted = True
             self._due.add(tracked)
 
@@ -154,15 +156,16 @@ class SchedulerSide:
                 self.saves.pieces.pin()
         self.tables.forget(request.request_id)
 
-    def reset(self) -> bool:
-        """Starts a new weights epoch. False: the agent did not answer; it hears of it before it is used again."""
+    def reset(self) -> None:
+        """Starts a new weights epoch. If the agent does not answer, it hears of it before it is used again."""
         self.new_weights()
-        return self._presence.reset()
+        self._presence.reset()
 
     def new_weights(self) -> None:
         """What was computed until now is not saved any more, and promises are void."""
         for tracked in self._tracked.values():
             self._promises.forget(tracked)
+            tracked.mixed = tracked.admitted or tracked.load != 0
         if self.blocks is not None and self.saves is not None:
             self.blocks.new_weights()
             self.saves.forget()
@@ -238,7 +241,7 @@ class SchedulerSide:
 
     def _saving(self, tracked: Tracked) -> bool:
         present = self._presence.session is not None and self._presence.switches.saves == 1
-        return self._may_save and present and not tracked.bypass
+        return self._may_save and present and not (tracked.bypass or tracked.mixed)
 
     def _limit(self, request: Any) -> int:
         """Tokens of a request that may be saved at all."""
@@ -252,8 +255,13 @@ class SchedulerSide:
 
     def _taken_away(self, tracked: Tracked) -> None:
         tracked.begin_again()
-        tracked.admitted = False
+        tracked.admitted = tracked.mixed = False
         self._due.remove(tracked)
+
+    def _look_for_old(self, tracked: Tracked, tables: Sequence[Sequence[Any]]) -> None:
+        """Whether a request that is let in found blocks of old weights in the engine's own cache."""
+        if self.blocks is not None and self.blocks.aged:
+            tracked.mixed = tracked.mixed or any(self.blocks.old(block) for table in tables for block in table)
 
     def _plan_saves(self, saves: Saves, scheduled: Mapping[str, int], *, allowed: bool) -> list[SaveJob]:
         session = self._presence.session

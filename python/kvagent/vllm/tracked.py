@@ -48,12 +48,14 @@ class Tracked:
     """The job that brings its blocks, as long as it is waited for."""
     loaded: tuple[int, int] = (0, 0)
     """Tokens, from and to, that came from the agent: not saved again."""
+    mixed: bool = False
+    """Some of its KV was computed by old weights, and so depends on them what it computes now: it is not saved."""
     no_load: bool = False
     failed: dict[bytes, float] = field(default_factory=dict)
     """Keys that could not be loaded, and until when."""
 
     def begin_again(self) -> None:
-        """Its blocks were taken away, or the agent forgot them."""
+        """All of it is to be saved: it has blocks anew, or the agent forgot them."""
         self.cursor = [0] * len(self.cursor)
         self.next_tokens = 0
         self.loaded = (0, 0)
