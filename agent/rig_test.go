@@ -47,6 +47,7 @@ type rigConfig struct {
 	dram      bool
 	tiers     []tier.Tier           // empty: memory alone
 	prefetch  int64                 // bytes of the stack; 0: half the pool
+	learn     bool                  // the stack learns how fast engines compute
 	moved     *cudaipc.MoverOptions // nil: the device is in this process, unless moverEnv says otherwise
 }
 
