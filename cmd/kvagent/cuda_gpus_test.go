@@ -3,43 +3,30 @@
 package main
 
 import (
-	"os/exec"
 	"strings"
 	"testing"
 	"time"
 )
 
-// engineOn starts an engine that sees one GPU of the machine.
-func engineOn(t *testing.T, gpu, dir, device string, args ...string) *exec.Cmd {
-	t.Helper()
-	cmd := kvagentCommand(t, append([]string{"mock", "--device", device, "--socket-dir", dir}, args...)...)
-	cmd.Env = append(cmd.Env, "SOFTCUDA_FIRST_DEVICE="+gpu)
-	return cmd
-}
-
 // A GPU whose driver has an error that no call survives costs its own engines: they are told, others are served on before and after, and
 // readyz names the GPU that does not come back.
 func TestCUDAOneOfTwoGPUsIsLost(t *testing.T) {
-	softMachine(t)
+	t.Parallel()
 	// The knob is of each process: virtual memory is imported on the first GPU alone.
-	dir, log := faultyServe(t, map[string]string{"SOFTCUDA_DEVICES": "2", "SOFTCUDA_FAIL": "cuMemImportFromShareableHandle:0:700"})
+	n := newNode(t, []string{"SOFTCUDA_DEVICES=2", "SOFTCUDA_FAIL=cuMemImportFromShareableHandle:0:700"})
 	serve := func(when string) {
-		if said, err := engineOn(t, "1", dir, "cuda", "--requests", "20").CombinedOutput(); err != nil {
+		other := n.engine("cuda", "--requests", "20")
+		other.Env = append(other.Env, "SOFTCUDA_FIRST_DEVICE=1")
+		if said, err := other.CombinedOutput(); err != nil {
 			t.Errorf("the other GPU's engine %s: %v, %s", when, err, said)
 		}
 	}
 	serve("before")
-	ready := func() string {
-		body, err := newAdmin(dir).get(t.Context(), "/readyz")
-		if err != nil {
-			return err.Error()
-		}
-		return strings.TrimSpace(string(body))
-	}
-	if now := ready(); now != "ok" {
+	if now := n.ready(); now != "ok" {
 		t.Errorf("readyz before: %s", now)
 	}
-	beside := engineOn(t, "1", dir, "cuda", "--requests", "20", "--hold")
+	beside := n.engine("cuda", "--requests", "20", "--hold")
+	beside.Env = append(beside.Env, "SOFTCUDA_FIRST_DEVICE=1")
 	if err := beside.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -47,22 +34,26 @@ func TestCUDAOneOfTwoGPUsIsLost(t *testing.T) {
 		_ = beside.Process.Kill()
 		_ = beside.Wait() // it was killed
 	})
-	said, err := engineOn(t, "0", dir, "cuda-virtual", "--attach-within", "3s").CombinedOutput()
-	if err == nil || !strings.Contains(string(said)+log.String(), "CUDA_ERROR_ILLEGAL_ADDRESS") {
-		t.Errorf("the lost GPU's engine: %v, %s", err, said)
+	said, err := n.run("cuda-virtual", "--attach-within", "3s")
+	if err == nil {
+		t.Errorf("the lost GPU's engine was served: %s", said)
 	}
-	for limit := time.Now().Add(10 * time.Second); !strings.Contains(ready(), "movers fail again and again: GPU-736f6674-6375-6461-2d64-657669636500"); time.Sleep(5 * time.Millisecond) {
+	const gpu = "GPU-736f6674-6375-6461-2d64-657669636500"
+	for limit := time.Now().Add(10 * time.Second); !strings.Contains(n.ready(), "movers fail again and again: "+gpu); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(limit) { // a pause between two questions to another process
-			t.Fatalf("readyz does not name the lost GPU: %s", ready())
+			t.Fatalf("readyz does not name the lost GPU: %s", n.ready())
 		}
 	}
-	if n := agentStatus(t, dir).Engines; n != 1 {
-		t.Errorf("%d engines, want the one on the other GPU, which has lost nothing", n)
+	if engines := agentStatus(t, n.dir).Engines; engines != 1 {
+		t.Errorf("%d engines, want the one on the other GPU, which has lost nothing", engines)
 	}
 	serve("after")
-	for _, m := range agentStatus(t, dir).Movers {
-		if other := strings.HasSuffix(m.Name, "01"); other == (m.Lost["device"] > 0) || other != m.Running {
+	for _, m := range agentStatus(t, n.dir).Movers {
+		if lost := m.Name == gpu; lost != (m.Lost["device"] > 0) || lost == m.Running {
 			t.Errorf("%s: lost %v, runs: %v", m.Name, m.Lost, m.Running)
 		}
+	}
+	if log := n.end(); !strings.Contains(said+log, "CUDA_ERROR_ILLEGAL_ADDRESS") {
+		t.Errorf("neither the engine nor the log has the driver's error: %s\n%s", said, log)
 	}
 }
