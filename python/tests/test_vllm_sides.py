@@ -233,6 +233,7 @@ def test_what_old_weights_began_is_not_saved(engines: Callable[..., PlayedEngine
     engine.scheduler.reset()
     assert agent.status()["blocks_stored"] == 0
     engine.admit(loading)
+    loading.num_computed_tokens = 3 * BLOCK
     engine.step((running, 3 * BLOCK), (loading, 3 * BLOCK))
     fresh = engine.request("d", "r", 2)
     engine.admit(fresh)
@@ -242,6 +243,21 @@ def test_what_old_weights_began_is_not_saved(engines: Callable[..., PlayedEngine
         engine.scheduler.finished(request, normally=True)
     engine.quiet()
     assert agent.status()["blocks_stored"] == 2, "what old weights began, or not even what new ones did"
+
+
+def test_a_reset_that_another_engine_did_before_ones_own_is_not_taken_for_a_later_one(
+    engines: Callable[..., PlayedEngine], agent: AgentProcess
+) -> None:
+    engine, other = engines("one"), engines("two")
+    request = engine.request("a", "p", 4)
+    engine.matched(request)
+    other.step()  # it takes its session up
+    other.scheduler.reset()
+    engine.scheduler.reset()
+    engine.admit(request)
+    engine.step((request, request.num_tokens))
+    engine.quiet()
+    assert agent.status()["blocks_stored"] == 4
 
 
 def test_a_local_hit_on_blocks_of_old_weights_is_not_gone_on_from(

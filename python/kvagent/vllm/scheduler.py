@@ -165,7 +165,7 @@ class SchedulerSide:
         """What was computed until now is not saved any more, and promises are void."""
         for tracked in self._tracked.values():
             self._promises.forget(tracked)
-            tracked.mixed = tracked.admitted or tracked.load != 0
+            tracked.mixed = tracked.admitted or tracked.load != 0 or tracked.loaded[1] > 0
         if self.blocks is not None and self.saves is not None:
             self.blocks.new_weights()
             self.saves.forget()
