@@ -118,8 +118,8 @@ func TestMissingIsCountedAndBounded(t *testing.T) {
 		w.look(block)
 		h.shadow.fit()
 		got := w.missing()
-		if h.shadow.gone() != got {
-			t.Fatalf("look-up %d: counts %d missing, there are %d", i, h.shadow.gone(), got)
+		if h.shadow.missing != got {
+			t.Fatalf("look-up %d: counts %d missing, there are %d", i, h.shadow.missing, got)
 		}
 		if got > before && float64(before) > may+1 {
 			t.Fatalf("look-up %d: %d are missing, were %d, may be %.1f", i, got, before, may)

@@ -18,7 +18,7 @@ func experienced() *Hazard {
 	}
 	h.shadow.margin = 77
 	h.humble = humble{turns: 2 * firstTurns, left: 1234}
-	h.credit = credit{gift: 5, lead: -3, looked: 1 << 20}
+	h.credit = credit{gift: -5, lead: 3, looked: 1 << 20, looks: 1 << 10}
 	return h
 }
 
@@ -91,12 +91,13 @@ func TestForeignLearnedIsRefused(t *testing.T) {
 		{5, mostTurns + 1, ErrLearned},
 		{6, 1 << 31, ErrLearned},
 		{7, nan, ErrLearned},
-		{7, math.Float32bits(-1), ErrLearned},
+		{7, math.Float32bits(float32(math.Inf(-1))), ErrLearned},
 		{8, nan, ErrLearned},
-		{8, math.Float32bits(float32(math.Inf(-1))), ErrLearned},
+		{8, math.Float32bits(-1), ErrLearned},
 		{9, math.Float32bits(-1), ErrLearned},
-		{10, nan, ErrLearned},
-		{11, math.Float32bits(float32(math.Inf(1))), ErrLearned},
+		{10, math.Float32bits(float32(math.Inf(1))), ErrLearned},
+		{11, nan, ErrLearned},
+		{12, math.Float32bits(float32(math.Inf(1))), ErrLearned},
 	} {
 		g := NewHazard()
 		before := string(g.Learned())

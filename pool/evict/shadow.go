@@ -30,6 +30,7 @@ type shadow struct {
 	levels             [17]int // entries of the pool by level: those sampled at shift s have level s or more
 	lookups, hits, own uint64  // sampled: looked up, hits of LRU, hits of the policy
 	room               int     // entries of the pool that are sampled: as many blocks as LRU would have of them
+	spare              int     // blocks that were looked up, and LRU need not make room for as the pool must
 	missing            int     // blocks that it has and the pool gave up
 	margin             float64 // blocks by which the policy may still fall behind
 	alarms             uint64
@@ -81,6 +82,7 @@ func (s *shadow) see(h *Hazard, u *pool.Use) {
 			s.add(p, c)
 		}
 	}
+	s.spare = max(0, lru-own)
 	s.lookups, s.hits, s.own = s.lookups+uint64(seen), s.hits+uint64(lru), s.own+uint64(own)
 	s.fit()
 	h.judge(float64(own-lru), float64(seen), len(u.Prints))
@@ -92,7 +94,7 @@ func (h *Hazard) judge(ahead, seen float64, blocks int) {
 	s := &h.shadow
 	start := marginBase + float64(h.entries)/marginShare
 	ahead, seen = ahead*s.scale(), seen*s.scale()
-	h.credit.book(ahead, seen, h.entries)
+	h.credit.book(ahead, float64(blocks), h.entries)
 	if h.humble.pass(blocks) {
 		return
 	}
@@ -112,16 +114,17 @@ func (h *Hazard) judge(ahead, seen float64, blocks int) {
 // level is the greatest shift at which a print is sampled, at most 16.
 func level(print uint64) int { return bits.TrailingZeros64(print>>48 | 1<<16) }
 
-// gone is the blocks that LRU would have and the pool gave up. While the pool makes room for what was just looked up,
-// LRU would give up as many.
-func (s *shadow) gone() int { return s.missing - max(0, s.count-s.room) }
-
 // fit makes the sample small enough, and the shadow as large as the pool's part of it.
 func (s *shadow) fit() {
 	if s.room > maxShadow {
 		s.coarsen()
 	}
-	for s.count > s.room && s.oldest != 0 {
+	s.trim(s.room)
+}
+
+// trim drops what was used least recently until so many blocks are left.
+func (s *shadow) trim(room int) {
+	for s.count > room && s.oldest != 0 {
 		s.drop(s.oldest)
 	}
 }
@@ -162,9 +165,10 @@ func (s *shadow) insert(print uint64) {
 	}
 	s.back(i)
 	s.touch(i)
+	s.spare = max(0, s.spare-1)
 }
 
-// lose notes that the pool gave a block up.
+// lose notes that the pool gave a block up, to make room; so does LRU.
 func (s *shadow) lose(print uint64) {
 	s.levels[level(print)]--
 	if !s.sampled(print) {
@@ -175,6 +179,7 @@ func (s *shadow) lose(print uint64) {
 		s.slots[i].missing = true
 		s.missing++
 	}
+	s.trim(s.room + s.spare)
 }
 
 // back notes that the pool has a block, or that it is no longer in the shadow.
