@@ -33,7 +33,7 @@ def test_no_step_that_fills_a_block_is_missed(most: int) -> None:
         scheduled = {name: dice.randint(1, most) for name in all_of_them if dice.random() < 0.8}
         for name, count in scheduled.items():
             tokens[name] += count
-        due.step(scheduled, all_of_them)
+        due.step(scheduled, all_of_them, dice.choice((0, sum(scheduled.values()))))
         now = due.take()
         looked += len(now)
         assert len(set(now)) == len(now)

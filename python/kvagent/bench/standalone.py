@@ -117,7 +117,10 @@ class Engine:
 def steps(engine: Engine, running: int) -> tuple[Times, Times, float]:
     """The scheduler's and the worker's side of each step, and blocks planned in a step."""
     requests = [_running(engine, i, f"{running}/{i}") for i in range(running)]
-    output = SimpleNamespace(num_scheduled_tokens={r.request_id: 1 for r in requests}, preempted_req_ids=None)
+    output = SimpleNamespace(
+        num_scheduled_tokens={r.request_id: 1 for r in requests}, total_num_scheduled_tokens=running,
+        preempted_req_ids=None,
+    )  # fmt: skip
     scheduler, worker = Times(), Times()
     planned = 0
     for number in range(STEPS + WARM_UP):

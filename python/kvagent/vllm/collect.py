@@ -18,7 +18,7 @@ def collect(due: Due, saves: Saves, scheduled: Mapping[str, int], *, decode: boo
     ``scheduled``: the tokens that the step computes, by request. ``decode``: also the blocks of answers.
     """
     kept: list[Tracked] = []
-    add, later = saves.pieces.add, due.later
+    filled: list[tuple[Tracked, int]] = []
     for tracked in due.take():
         if tracked.mixed:
             continue
@@ -30,13 +30,14 @@ def collect(due: Due, saves: Saves, scheduled: Mapping[str, int], *, decode: boo
         tokens = settled(request, tokens)
         if not decode:
             tokens = min(tokens, request.num_prompt_tokens)
-        if tokens >= tracked.next_tokens:
-            add(tracked, tokens)
+        filled.append((tracked, tokens))
+    saves.pieces.add_all(filled)
+    for tracked, tokens in filled:
         lacking = tracked.next_tokens - tokens
         if lacking <= 0:  # there was no room
             kept.append(tracked)
-        elif decode or tracked.next_tokens <= request.num_prompt_tokens:
-            later(tracked, lacking)
+        elif decode or tracked.next_tokens <= tracked.request.num_prompt_tokens:
+            due.later(tracked, lacking)
     saves.pieces.pin()
     due.keep(kept)
 

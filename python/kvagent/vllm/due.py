@@ -54,9 +54,9 @@ class Due:
         """They are to be looked at in the next step."""
         self._now.update(dict.fromkeys(some))
 
-    def step(self, scheduled: Mapping[str, int], tracked_of: Mapping[str, Tracked]) -> None:
-        """A step computes that many tokens of each request."""
-        most = max(scheduled.values(), default=0)
+    def step(self, scheduled: Mapping[str, int], tracked_of: Mapping[str, Tracked], total: int = 0) -> None:
+        """A step computes that many tokens of each request, at least one; ``total`` in all, if it is known."""
+        most = 1 if total == len(scheduled) > 0 else max(scheduled.values(), default=0)
         if most > FEW:
             most = 1
             for request, tokens in scheduled.items():

@@ -38,7 +38,9 @@ class Patience:
         self._idle = min(self._idle, FREE)
 
     def wait(self, descriptors: Iterable[int]) -> bool:
-        """Waits until one of them can be read, as long as is due. Whether that may be."""
+        """Waits, if the time for it has come, until one of them can be read. Whether that may be."""
+        if not self.due:
+            return False
         poller = select.poll()
         for fd in descriptors:
             poller.register(fd, select.POLLIN)

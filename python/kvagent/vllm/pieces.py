@@ -53,10 +53,15 @@ class Pieces:
         """Blocks that may still be added."""
         return self._blocks.room() - len(self._unpinned)
 
+    def add_all(self, some: Sequence[tuple[Tracked, int]]) -> None:
+        """Takes in of each request what its first tokens, so many, leave to be saved."""
+        left = self._add_filled(some) if self._simple and not self._blocks.aged else some
+        for tracked, tokens in left:
+            if tokens >= tracked.next_tokens:
+                self.add(tracked, tokens)
+
     def add(self, tracked: Tracked, tokens: int) -> None:
         """Takes in what the first ``tokens`` of a request leave to be saved, as far as there is room; else later."""
-        if self._simple and self._add_one(tracked, tokens):
-            return
         request = tracked.request
         hashes, cursor = request.block_hashes, tracked.cursor
         least = _NEVER
@@ -99,29 +104,37 @@ class Pieces:
         taken, self.open = self.open, []
         return taken
 
-    def _add_one(self, tracked: Tracked, tokens: int) -> bool:
-        """The same where a request filled one block, as it does while it answers: most calls are of that kind.
+    def _add_filled(self, some: Sequence[tuple[Tracked, int]]) -> list[tuple[Tracked, int]]:
+        """Takes in of those requests that filled one block, as they do while they answer, that block. Gives the others.
 
-        False: this is not such a case, and nothing was done.
+        It does what add does. Nearly all that a step looks at are of that kind, so nothing is called here that can be
+        done in place.
         """
-        i, size = tracked.cursor[0], self._block_tokens
-        begin, request = i * size, tracked.request
-        hashes = request.block_hashes
-        if not size <= tokens - begin < 2 * size or i == 0 or len(hashes) <= i:
-            return False
-        if tracked.loaded[1] > begin or self._blocks.aged:
-            return False
-        key, known = hashes[i], self._first_known
-        if key not in known:
-            block = self._tables.block(request.request_id, i)
-            if block is None or self.room() <= 0:
-                return False
-            known.young.add(key)
-            self._unpinned.append(block)
-            self.open.append(Piece(tracked, 0, i, (key,), (block,), short_section(hashes[i - 1], key, block.block_id)))
-        tracked.cursor[0] = i + 1
-        tracked.next_tokens = begin + 2 * size
-        return True
+        size, room, block_of = self._block_tokens, self.room(), self._tables.block
+        young, old = self._first_known.young, self._first_known.old
+        others: list[tuple[Tracked, int]] = []
+        for one in some:
+            tracked, tokens = one
+            i, request = tracked.cursor[0], tracked.request
+            hashes, begin = request.block_hashes, i * size
+            usual = size <= tokens - begin < 2 * size and 0 < i < len(hashes) and tracked.loaded[1] <= begin
+            if not usual:
+                others.append(one)
+                continue
+            key = hashes[i]
+            if key not in young and key not in old:
+                block = block_of(request.request_id, i)
+                if block is None or room <= 0:
+                    others.append(one)
+                    continue
+                room -= 1
+                young.add(key)
+                self._unpinned.append(block)
+                data = short_section(hashes[i - 1], key, block.block_id)
+                self.open.append(Piece(tracked, 0, i, (key,), (block,), data))
+            tracked.cursor[0] = i + 1
+            tracked.next_tokens = begin + 2 * size
+        return others
 
     def _take(self, tracked: Tracked, group: int, first: int, keys: list[bytes], blocks: Sequence[Any]) -> None:
         """Adds a run of blocks as it is."""

@@ -24,7 +24,7 @@ from kvagent.vllm.saves import Saves
 from kvagent.vllm.tracked import Tracked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.link import Link
@@ -122,7 +122,7 @@ class SchedulerSide:
             short = bool(preempted) or self.blocks.scarce()
             if short and self.saves.busy():
                 plan.revokes += self.saves.revoke()
-            plan.saves = self._plan_saves(self.saves, output.num_scheduled_tokens, allowed=not short)
+            plan.saves = self._plan_saves(self.saves, output, allowed=not short)
         if self._presence.asker is not None:
             self._presence.asker.new_step()
         return plan
@@ -263,14 +263,15 @@ class SchedulerSide:
         if self.blocks is not None and self.blocks.aged:
             tracked.mixed = tracked.mixed or any(self.blocks.old(block) for table in tables for block in table)
 
-    def _plan_saves(self, saves: Saves, scheduled: Mapping[str, int], *, allowed: bool) -> list[SaveJob]:
+    def _plan_saves(self, saves: Saves, output: Any, *, allowed: bool) -> list[SaveJob]:
         session = self._presence.session
         saves.begin(time.monotonic())
         if session is None:
             saves.drop()
             return []
         if self._may_save:
-            self._due.step(scheduled, self._tracked)
+            scheduled = output.num_scheduled_tokens
+            self._due.step(scheduled, self._tracked, getattr(output, "total_num_scheduled_tokens", 0))
             if allowed and self._presence.switches.saves and saves.ready():
                 collect(self._due, saves, scheduled, decode=self._options.save_decode)
         return saves.finish(self._jobs.__next__, session.boot, session.epoch)
