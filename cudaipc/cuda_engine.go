@@ -19,8 +19,9 @@ type CUDAEngine struct {
 	gpu           driver.GPU
 	ctx           *driver.Context
 	front, copier *role // launch; copy for the CPU
-	engineWords         // pinned; behind them the gates of the streams
+	engineWords         // pinned; behind them the gates of the streams, and the words of load events
 	recorded      []driver.Event
+	loads         []driver.Event // of a device
 
 	mu struct {
 		sync.Mutex
@@ -63,7 +64,7 @@ func (e *CUDAEngine) open(events, revokes uint32) (err error) {
 	if e.front, err = startRole(e.ctx); err != nil {
 		return err
 	}
-	if e.engineWords, err = newEngineWords(events, CUDAEventCell, revokes, maxStreams*gateBytes); err != nil {
+	if e.engineWords, err = newEngineWords(events, CUDAEventCell, revokes, maxStreams*gateBytes+MaxLoadEvents*8); err != nil {
 		return err
 	}
 	e.front.do(func() { err = e.openEvents(events) })
@@ -131,6 +132,9 @@ func (e *CUDAEngine) Close() error {
 // freeAll frees what the driver has of the engine. In the front.
 func (e *CUDAEngine) freeAll() error {
 	var errs []error
+	for _, event := range e.loads {
+		errs = append(errs, event.Destroy())
+	}
 	for _, event := range e.recorded {
 		errs = append(errs, event.Destroy())
 	}

@@ -5,6 +5,7 @@ package cudaipc
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
@@ -14,7 +15,8 @@ type gpuPeer struct {
 	allocations map[driver.Handle]driver.Addr // each opened once per import, however many regions are in it
 	ranges      []virtual
 	events      []driver.Event
-	words       *region // the mapping of the words, which is no region to copy
+	loads       atomic.Pointer[loadEvents] // nil: not asked for
+	words       *region                    // the mapping of the words, which is no region to copy
 }
 
 // Import opens the regions and the events of a peer, all or none.
@@ -194,6 +196,9 @@ func (d *CUDA) closeOnGPU(p *peer) error {
 		}
 		d.lose(err)
 		errs = append(errs, d.alive())
+	}
+	if l := p.gpu.loads.Load(); l != nil {
+		l.close()
 	}
 	for _, e := range p.gpu.events {
 		if err := e.Destroy(); err == nil {

@@ -179,6 +179,7 @@ func (l *lane) start() {
 func (l *lane) whole() {
 	f := l.flight
 	l.flight, l.rects, f.whole = nil, nil, true
+	l.tell(f)
 	if f.chunks == 0 {
 		l.d.copied(f)
 	}

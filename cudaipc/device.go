@@ -118,7 +118,8 @@ type Block struct {
 type Copy struct {
 	Peer   PeerID
 	Dir    Direction
-	Sum    bool // make a CRC-32C of each block's bytes, as pool.Sum does
+	Sum    bool   // make a CRC-32C of each block's bytes, as pool.Sum does
+	Serial uint64 // of a Scatter that is told (Recorder); 0: it is not
 	Runs   []Run
 	Blocks []Block
 }

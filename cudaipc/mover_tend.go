@@ -57,7 +57,7 @@ func (l *moverLife) message(msg []byte, first bool) error {
 	case msgLost:
 		l.lose(LostDevice, errors.New(string(f.bytes())))
 		return f.end("lost")
-	case msgAnswer, msgStates:
+	case msgAnswer, msgStates, msgEventsAre:
 		call := l.calls.take(number)
 		if call == nil {
 			return fmt.Errorf("answer to request %d, which nobody made: %w", number, errMoverWire)

@@ -10,20 +10,22 @@ import (
 // The messages between an agent and its mover. Both are the same binary, so the form has no versions: one byte of kind,
 // eight of number (a request's, or a ticket), and fields in little-endian order, as the functions below put them.
 const (
-	msgSetup  byte = iota + 1 // agent: JSON of MoverSetup, with the arena's descriptor. Answered when the device is open
-	msgImport                 // agent: an Import, with its descriptors; the proof's first
-	msgClose                  // agent: a peer
-	msgPoll                   // agent: waits
-	msgCopy                   // agent: a copy; its number is the ticket
-	msgPing                   // agent
-	msgInfo                   // agent: what the device has to say of itself
-	msgHello                  // mover: its build, before anything else
-	msgAnswer                 // mover: of setup, import and close
-	msgStates                 // mover: of a poll
-	msgDone                   // mover: the end of a copy
-	msgPong                   // mover
-	msgInfoIs                 // mover: of msgInfo, JSON or nothing
-	msgLost                   // mover: its device is lost (ErrLost); it is to be ended
+	msgSetup     byte = iota + 1 // agent: JSON of MoverSetup, with the arena's descriptor. Answered when the device is open
+	msgImport                    // agent: an Import, with its descriptors; the proof's first
+	msgClose                     // agent: a peer
+	msgPoll                      // agent: waits
+	msgCopy                      // agent: a copy; its number is the ticket
+	msgPing                      // agent
+	msgInfo                      // agent: what the device has to say of itself
+	msgHello                     // mover: its build, before anything else
+	msgAnswer                    // mover: of setup, import and close
+	msgStates                    // mover: of a poll
+	msgDone                      // mover: the end of a copy
+	msgPong                      // mover
+	msgInfoIs                    // mover: of msgInfo, JSON or nothing
+	msgLost                      // mover: its device is lost (ErrLost); it is to be ended
+	msgEvents                    // agent: a peer, and where its words of load events are
+	msgEventsAre                 // mover: of msgEvents, the handles
 )
 
 const moverHead = 9 // bytes of kind and number

@@ -12,7 +12,7 @@ const (
 func putCopy(b []byte, t Ticket, c *Copy) []byte {
 	b = putHead(b, msgCopy, uint64(t))
 	b = append(put32(b, uint32(c.Peer)), byte(c.Dir))
-	b = put8(b, c.Sum)
+	b = put64(put8(b, c.Sum), c.Serial)
 	b = put32(b, uint32(len(c.Blocks)))
 	for i := range c.Blocks {
 		b = put32(put32(b, c.Blocks[i].Runs), c.Blocks[i].Seed)
@@ -28,7 +28,7 @@ func putCopy(b []byte, t Ticket, c *Copy) []byte {
 
 // takeCopy reads a copy into c, whose slices are used again.
 func takeCopy(f *fields, c *Copy) error {
-	c.Peer, c.Dir, c.Sum = PeerID(f.u32()), Direction(f.u8()), f.flag()
+	c.Peer, c.Dir, c.Sum, c.Serial = PeerID(f.u32()), Direction(f.u8()), f.flag(), f.u64()
 	c.Blocks = c.Blocks[:0]
 	for raw := f.take(f.count(wireBlock) * wireBlock); len(raw) > 0; raw = raw[wireBlock:] {
 		c.Blocks = append(c.Blocks, Block{Runs: binary.LittleEndian.Uint32(raw), Seed: binary.LittleEndian.Uint32(raw[4:])})

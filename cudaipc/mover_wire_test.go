@@ -15,10 +15,12 @@ func wireSeeds() [][]byte {
 	done := Done{Sums: []uint32{1, 2}, Bad: []bool{true, false}, Err: fmt.Errorf("region 2: %w", ErrRange)}
 	return [][]byte{
 		imported,
-		putCopy(nil, 9, &Copy{Peer: 7, Dir: Scatter, Sum: true, Blocks: []Block{{1, 2}}, Runs: []Run{{2, 3, 4, 5}}}),
+		putCopy(nil, 9, &Copy{Peer: 7, Dir: Scatter, Sum: true, Serial: 1<<33 + 1, Blocks: []Block{{1, 2}}, Runs: []Run{{2, 3, 4, 5}}}),
 		putPoll(nil, 3, []Wait{{Peer: 7, Event: None, Revoke: 1, Step: 1<<40 + 5}}),
 		putDone(nil, 9, &done),
 		putStates(nil, 3, []State{{Step: 4, Fired: true}}, nil),
+		putEvents(nil, 4, 7, 4096, 2),
+		putEventsAre(nil, 4, []byte{1, 2, 3}, ErrBusy),
 	}
 }
 
@@ -69,6 +71,15 @@ func reread(msg []byte) ([]byte, error) {
 	case msgDone:
 		d, err := takeDone(r)
 		return putDone(nil, Ticket(number), &d), err
+	case msgEvents:
+		id, off, count, err := takeEvents(r)
+		return putEvents(nil, number, id, off, count), err
+	case msgEventsAre:
+		handles, err := takeEventsAre(r)
+		if errors.Is(err, errMoverWire) {
+			return nil, err
+		}
+		return putEventsAre(nil, number, handles, err), nil
 	case msgStates:
 		r.error()
 		states := make([]State, r.count(wireState))

@@ -11,7 +11,8 @@ var messageNames = [...]string{TypeHello: "HELLO", TypeWelcome: "WELCOME", TypeR
 	TypeSegments: "SEGMENTS", TypeRegistered: "REGISTERED", TypeUnregister: "UNREGISTER", TypeRelease: "RELEASE",
 	TypeSave: "SAVE", TypeLoad: "LOAD", TypeCancel: "CANCEL", TypeReset: "RESET", TypePing: "PING", TypeDone: "DONE",
 	TypeCancelled: "CANCELLED", TypePong: "PONG", TypeResetDone: "RESET_DONE", TypeEpoch: "EPOCH", TypeError: "ERROR",
-	TypeSwitches: "SWITCHES", TypeUnregistered: "UNREGISTERED"}
+	TypeSwitches: "SWITCHES", TypeUnregistered: "UNREGISTERED",
+	TypeLoadEvents: "LOAD_EVENTS", TypeEventsMade: "EVENTS_MADE"}
 
 // Encode appends msg, a pointer to one of the session's messages, to dst: a frame without its length. It
 // refuses what Decode would refuse with a *MalformedError, and then dst is as it was. It only reads msg.
@@ -43,7 +44,7 @@ func Decode(version uint32, frame []byte) (any, error) {
 	num(&w, "type", &typ, 0, math.MaxUint8)
 	msg := newMessage(typ)
 	if msg == nil {
-		w.fail(ReasonVersion, "type", "%d is no message, allowed is %d to %d", typ, TypeHello, TypeUnregistered)
+		w.fail(ReasonVersion, "type", "%d is no message, allowed is %d to %d", typ, TypeHello, TypeEventsMade)
 		return nil, w.err
 	}
 	if w.err == nil {
@@ -83,7 +84,8 @@ var makers = map[uint8]func() any{
 	TypeCancelled: func() any { return new(Cancelled) }, TypePong: func() any { return new(Pong) },
 	TypeResetDone: func() any { return new(ResetDone) }, TypeEpoch: func() any { return new(Epoch) },
 	TypeError: func() any { return new(Error) }, TypeSwitches: func() any { return new(Switches) },
-	TypeUnregistered: func() any { return new(Unregistered) },
+	TypeUnregistered: func() any { return new(Unregistered) }, TypeLoadEvents: func() any { return new(LoadEvents) },
+	TypeEventsMade: func() any { return new(EventsMade) },
 }
 
 func (w *wire) walk(msg any) {
@@ -129,6 +131,10 @@ func (w *wire) walk(msg any) {
 	case *Switches:
 		m.walk(w)
 	case *Unregistered:
+		m.walk(w)
+	case *LoadEvents:
+		m.walk(w)
+	case *EventsMade:
 		m.walk(w)
 	default:
 		w.fail(ReasonVersion, "type", "%s is no message", fmt.Sprintf("%T", msg))

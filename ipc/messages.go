@@ -31,6 +31,8 @@ const (
 	MaxReleases               = 4096 // lease numbers in one RELEASE
 	MaxHandle                 = 256  // bytes of a region's handle
 	MaxEvents                 = 65536
+	MaxLoadEvents             = 64 // of one worker
+	EventHandle               = 64 // bytes of the handle of a CUDA event
 	MaxSocketPath             = 107
 	None               uint32 = 1<<32 - 1 // no event, no revocation word
 )
@@ -58,6 +60,8 @@ const (
 	TypeError        = 19
 	TypeSwitches     = 20
 	TypeUnregistered = 21
+	TypeLoadEvents   = 22
+	TypeEventsMade   = 23
 )
 
 // Roles of a session.
@@ -209,6 +213,19 @@ type (
 		Req    uint32
 		Status uint8
 		Text   string
+	}
+	// LoadEvents asks for events that the agent records behind loads, with the words at Off of the sync region.
+	LoadEvents struct {
+		Req   uint32
+		Off   uint64
+		Count uint32
+	}
+	// EventsMade answers it with the events' handles, joined.
+	EventsMade struct {
+		Req     uint32
+		Status  uint8
+		Text    string
+		Handles []byte
 	}
 	// Release gives leases back.
 	Release struct{ Leases []uint64 }

@@ -32,6 +32,9 @@ func (th *thread) loadBatch(t *task, parts []part) pool.Status {
 	}
 	if len(th.flat.slots) > 0 {
 		th.copy.Dir = cudaipc.Scatter
+		if last := &parts[len(parts)-1]; last.first+last.to-last.from == len(t.status) {
+			th.copy.Serial = t.job.ID // whoever waits for the job's event waits for all of it: the batches before have ended
+		}
 		th.verify(th.move())
 		th.release(t, pool.OK)
 	}

@@ -65,6 +65,10 @@ const (
 	Synchronize                   // returns when the stream is empty
 	Revoke                        // word Index
 	ClearRevoke                   // word Index
+	LoadWords                     // where the words of load events are, 8 bytes, little-endian; on a GPU, as the next three
+	OpenLoads                     // the events whose handles are Data
+	WaitLoad                      // the stream waits for the load Step; one byte: 1, or 0 if its event is not recorded
+	LaunchCopy                    // Len bytes of Region at Off to region Index, the same place, when the stream gets there
 )
 
 // Pattern fills p with the bytes that Fill writes at offset off: those of any two seeds or offsets differ.

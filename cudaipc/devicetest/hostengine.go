@@ -1,6 +1,7 @@
 package devicetest
 
 import (
+	"encoding/binary"
 	"encoding/gob"
 	"errors"
 	"fmt"
@@ -163,10 +164,63 @@ func (p *player) do(op *Op) ([]byte, error) {
 		p.engine.Revoke(op.Index)
 	case ClearRevoke:
 		p.engine.ClearRevoke(op.Index)
+	case LoadWords, OpenLoads, WaitLoad:
+		return p.doLoads(op)
+	case LaunchCopy:
+		return nil, p.launchCopy(op)
 	default:
 		return nil, fmt.Errorf("operation %d", op.Kind)
 	}
 	return nil, nil
+}
+
+// What engines on a GPU have besides.
+type (
+	loadOpener interface {
+		LoadWords() uint64
+		OpenLoads(handles []byte) error
+	}
+	loadWaiter interface{ WaitLoad(serial uint64) bool }
+)
+
+func (p *player) doLoads(op *Op) ([]byte, error) {
+	e, ok := p.engine.(loadOpener)
+	s, waits := p.stream.(loadWaiter)
+	if !ok || !waits {
+		return nil, fmt.Errorf("operation %d: no GPU", op.Kind)
+	}
+	switch op.Kind {
+	case LoadWords:
+		return binary.LittleEndian.AppendUint64(nil, e.LoadWords()), nil
+	case OpenLoads:
+		return nil, e.OpenLoads(op.Data)
+	}
+	if s.WaitLoad(op.Step) {
+		return []byte{1}, nil
+	}
+	return []byte{0}, nil
+}
+
+func (p *player) launchCopy(op *Op) error {
+	from, err := p.at(op, op.Len)
+	if err != nil {
+		return err
+	}
+	to := p.memory[cudaipc.RegionID(op.Index)]
+	if to == nil {
+		return fmt.Errorf("no region %d", op.Index)
+	}
+	off, data := op.Off, make([]byte, op.Len)
+	p.stream.Launch(func() {
+		_, err := from.ReadAt(data, off)
+		if err == nil {
+			_, err = to.WriteAt(data, off)
+		}
+		if err != nil {
+			panic(err)
+		}
+	})
+	return nil
 }
 
 func (p *player) fill(op *Op) error {

@@ -208,6 +208,25 @@ class Unregistered:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadEvents:
+    """Asks for events that the agent records behind loads; ``off``, in bytes, places their words in the sync region."""
+
+    req: int
+    off: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class EventsMade:
+    """Answers LOAD_EVENTS: the IPC handles of the events, joined."""
+
+    req: int
+    status: int
+    text: str
+    handles: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """Gives leases back."""
 
@@ -339,6 +358,8 @@ Message: TypeAlias = (
     | Registered
     | Unregister
     | Unregistered
+    | LoadEvents
+    | EventsMade
     | Release
     | Save
     | Load

@@ -36,7 +36,7 @@ MAX_EVENTS_PER_POLL = 1024
 MAX_EVENTS_KEPT = 65536  # while an answer is waited for; more ends the session
 
 Event = m.Done | m.Cancelled | m.Epoch | m.Switches
-_Answer = TypeVar("_Answer", m.Registered, m.Unregistered, m.ResetDone, m.Pong)
+_Answer = TypeVar("_Answer", m.Registered, m.Unregistered, m.ResetDone, m.EventsMade, m.Pong)
 
 
 class Session:
@@ -122,6 +122,17 @@ class Session:
             raise Refused("unregister", answer.status, answer.text)
         self.registered = None
         self.epoch = 0
+
+    def load_events(self, off: int, count: int, timeout_s: float = 30.0) -> bytes:
+        """Has the agent record events behind loads, once per registration (docs/PROTOCOL.md, LOAD_EVENTS).
+
+        ``off`` is where ``count`` words of 8 bytes are in the sync region. Gives the events' IPC handles, joined. An
+        agent that does not know the request ends the session.
+        """
+        answer = self._ask(lambda req: m.LoadEvents(req, off, count), m.EventsMade, timeout_s)
+        if answer.status != m.RegStatus.DONE:
+            raise Refused("load events", answer.status, answer.text)
+        return answer.handles
 
     def reset(self, timeout_s: float = 5.0) -> int:
         """Starts a new weights epoch: nothing stored before is found again. Gives its number."""
@@ -308,7 +319,7 @@ class Session:
             self._events.append(message)
         elif isinstance(message, m.Error):
             self._error = message
-        elif isinstance(message, (m.Registered, m.Unregistered, m.ResetDone, m.Pong)):
+        elif isinstance(message, (m.Registered, m.Unregistered, m.ResetDone, m.EventsMade, m.Pong)):
             if message.req == self._awaited:  # others were given up
                 self._reply = message
         else:

@@ -16,6 +16,7 @@ from kvagent.canonical import pack, unpack
 from kvagent.errors import Malformed
 from kvagent.fields import Bin, List, Optional, Pair, Record, Str, Uint, record
 from kvagent.limits import (
+    EVENT_HANDLE,
     MAX_EVENTS,
     MAX_FRAME,
     MAX_GROUPS,
@@ -24,6 +25,7 @@ from kvagent.limits import (
     MAX_IDENTITY_BYTES,
     MAX_IDENTITY_PAIRS,
     MAX_JOB_BLOCKS,
+    MAX_LOAD_EVENTS,
     MAX_NAME,
     MAX_PATH,
     MAX_REGIONS,
@@ -100,11 +102,13 @@ _RECORDS: dict[int, Record] = {
     19: record(m.Error, code=_U8, text=_TEXT),
     20: record(m.Switches, loads=_FLAG, saves=_FLAG),
     21: record(m.Unregistered, req=_U32, status=_U8, text=_TEXT),
+    22: record(m.LoadEvents, req=_U32, off=_U64, count=Uint(1, MAX_LOAD_EVENTS)),
+    23: record(m.EventsMade, req=_U32, status=_U8, text=_TEXT, handles=Bin(0, MAX_LOAD_EVENTS * EVENT_HANDLE)),
 }  # fmt: skip
 _NUMBERS: dict[type[Any], int] = {one.cls: number for number, one in _RECORDS.items()}
 
 # What version 1 lacks.
-_NOT_IN_V1 = (m.Epoch, m.Switches)
+_NOT_IN_V1 = (m.Epoch, m.Switches, m.LoadEvents, m.EventsMade)
 _WELCOME, _WELCOME_V1_FIELDS = _NUMBERS[m.Welcome], 3
 _SAVE, _SAVE_REVOKE = _NUMBERS[m.Save], 4  # the place of revoke among the fields of SAVE
 _LOAD = _NUMBERS[m.Load]

@@ -23,6 +23,12 @@ class CudaError(KVAgentError):
     """A call of the driver failed. The text names the call and the driver's error."""
 
 
+class _IpcHandle(ctypes.Structure):
+    """A CUipcEventHandle, which goes by value."""
+
+    _fields_ = (("reserved", ctypes.c_byte * IPC_HANDLE),)
+
+
 class Driver(Protocol):
     """The driver, or what a test puts in its place. Addresses and sizes are in bytes."""
 
@@ -91,6 +97,20 @@ class CudaDriver:
         finally:
             self._call("cuMemRelease", piece)
         return fd.value
+
+    def open_event(self, handle: bytes) -> int:
+        """An event of another process."""
+        event = ctypes.c_void_p()
+        self._call("cuIpcOpenEventHandle", ctypes.byref(event), _IpcHandle.from_buffer_copy(handle))
+        return event.value or 0
+
+    def wait_event(self, stream: int, event: int) -> None:
+        """Lets what is launched on the stream from now on wait for what the event was last recorded behind."""
+        self._call("cuStreamWaitEvent", ctypes.c_void_p(stream), ctypes.c_void_p(event), 0)
+
+    def destroy_event(self, event: int) -> None:
+        """Ends the event here."""
+        self._call("cuEventDestroy_v2", ctypes.c_void_p(event))
 
     def _attribute(self, attribute: int, address: int) -> int:
         value = ctypes.c_uint64()  # as large as the largest of them

@@ -1,0 +1,44 @@
+//go:build cuda
+
+package cudaipc
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"github.com/kvagent/kvagent/cudaipc/driver"
+)
+
+// The engine's side of load events (Recorder).
+
+// LoadWords is where the words of MaxLoadEvents load events are in the engine's sync region.
+func (e *CUDAEngine) LoadWords() uint64 { return e.behind + maxStreams*gateBytes }
+
+// OpenLoads opens the events whose handles a device gave, joined. Close ends them.
+func (e *CUDAEngine) OpenLoads(handles []byte) error {
+	if n := len(handles); n == 0 || n%CUDAEventCell != 0 || n > MaxLoadEvents*CUDAEventCell {
+		return fmt.Errorf("%d bytes of handles, allowed: 1 to %d times %d", n, MaxLoadEvents, CUDAEventCell)
+	}
+	var err error
+	e.front.do(func() {
+		for ; err == nil && len(handles) > 0; handles = handles[CUDAEventCell:] {
+			var event driver.Event
+			if event, err = driver.OpenEvent((*driver.Handle)(handles)); err == nil {
+				e.loads = append(e.loads, event)
+			}
+		}
+	})
+	return err
+}
+
+// WaitLoad lets the stream wait for the load of a serial, without a wait of the caller's, if its event is recorded. false: it is not (yet), and
+// nothing is launched, for a wait would be over at once.
+func (s *CUDAStream) WaitLoad(serial uint64) bool {
+	e := s.engine
+	i := serial % uint64(len(e.loads))
+	if atomic.LoadUint64(word64(e.words.Mem, e.LoadWords()+8*i)) != serial {
+		return false
+	}
+	s.enqueue("WaitLoad", func() error { return s.stream.AwaitEvent(e.loads[i]) })
+	return true
+}

@@ -1,0 +1,91 @@
+package cudaipc
+
+import (
+	"errors"
+	"fmt"
+)
+
+var (
+	_ Recorder = (*Mover)(nil)
+	_ Recorder = (*Node)(nil)
+)
+
+// LoadEvents makes events for a peer of this mover's: see Recorder.
+func (m *Mover) LoadEvents(id PeerID, off uint64, count uint32) ([]byte, error) {
+	p, err := m.beginCopy(id)
+	if err != nil {
+		return nil, err
+	}
+	defer p.view.underWay.Add(-1)
+	if err := p.view.checkLoadEvents(off, count); err != nil {
+		return nil, err
+	}
+	return p.life.loadEvents(id, off, count)
+}
+
+func (l *moverLife) loadEvents(id PeerID, off uint64, count uint32) (handles []byte, err error) {
+	err = l.call(fmt.Sprintf("load events of peer %d", id), l.m.opts.Limits.Import, func(number uint64) ([]byte, []int) {
+		return putEvents(nil, number, id, off, count), nil
+	}, func(f *fields) error {
+		handles, err = takeEventsAre(f)
+		return err
+	})
+	if err == nil && len(handles) != int(count)*CUDAEventCell {
+		return nil, fmt.Errorf("%d bytes of handles for %d events: %w", len(handles), count, errMoverWire)
+	}
+	if errors.As(err, new(*LostError)) {
+		err = fmt.Errorf("%w: %w", err, ErrPeer)
+	}
+	return handles, err
+}
+
+// LoadEvents asks the device that has the peer.
+func (n *Node) LoadEvents(id PeerID, off uint64, count uint32) ([]byte, error) {
+	d, err := n.device(id)
+	if err != nil {
+		return nil, err
+	}
+	r, ok := d.Device.(Recorder)
+	if !ok {
+		return nil, fmt.Errorf("peer %d: %w", id, errNoRecorder)
+	}
+	return r.LoadEvents(id, off, count)
+}
+
+var errNoRecorder = fmt.Errorf("load events are of a GPU, and this is none: %w", ErrKind)
+
+func putEvents(b []byte, number uint64, id PeerID, off uint64, count uint32) []byte {
+	return put32(put64(put32(putHead(b, msgEvents, number), uint32(id)), off), count)
+}
+
+func takeEvents(f *fields) (id PeerID, off uint64, count uint32, err error) {
+	id, off, count = PeerID(f.u32()), f.u64(), f.u32()
+	return id, off, count, f.end("events")
+}
+
+func putEventsAre(b []byte, number uint64, handles []byte, err error) []byte {
+	return putText(putError(putHead(b, msgEventsAre, number), err), string(handles))
+}
+
+func takeEventsAre(f *fields) ([]byte, error) {
+	err := f.error()
+	handles := append([]byte(nil), f.bytes()...)
+	if bad := f.end("events"); bad != nil {
+		return nil, bad
+	}
+	return handles, err
+}
+
+// loadEvents is the mover's side.
+func (s *moverServer) loadEvents(number uint64, id PeerID, off uint64, count uint32) {
+	err := errNoSetup
+	var handles []byte
+	if r, ok := s.device().(Recorder); ok {
+		handles, err = r.LoadEvents(id, off, count)
+	} else if s.device() != nil {
+		err = errNoRecorder
+	}
+	if !s.lost(err) {
+		_ = s.send(putEventsAre(nil, number, handles, err)) // as in answer
+	}
+}
