@@ -12,7 +12,7 @@ import (
 )
 
 // checkWithin is how long one check may take; then its process is killed, and those that it started.
-const checkWithin = 100 * time.Second
+const checkWithin = 150 * time.Second
 
 // checkChild begins childEnv's value in a process that does one check: behind it is a checkName.
 const checkChild = "check "

@@ -15,6 +15,7 @@ import (
 // sizes of what is measured.
 type sizes struct {
 	region int64 // bytes of one region of an engine, and of the arena
+	every  int64 // bytes of a region of which every byte is made and compared: the processor is slow at that
 	piece  int64 // bytes of a piece of virtual memory
 	raw    int64 // bytes of one raw copy
 	pin    int64 // bytes to pin
@@ -25,8 +26,8 @@ type sizes struct {
 }
 
 var (
-	fullSizes  = sizes{region: 512 << 20, piece: 20 << 20, raw: 256 << 20, pin: 10 << 30, rounds: 7, loops: 2000, fill: 64 << 20, delay: 300 * time.Millisecond}
-	quickSizes = sizes{region: 8 << 20, piece: 2 << 20, raw: 2 << 20, pin: 32 << 20, rounds: 2, loops: 40, fill: 1 << 20, delay: 60 * time.Millisecond}
+	fullSizes  = sizes{region: 512 << 20, every: 128 << 20, piece: 20 << 20, raw: 256 << 20, pin: 10 << 30, rounds: 7, loops: 2000, fill: 64 << 20, delay: 300 * time.Millisecond}
+	quickSizes = sizes{region: 8 << 20, every: 8 << 20, piece: 2 << 20, raw: 2 << 20, pin: 32 << 20, rounds: 2, loops: 40, fill: 1 << 20, delay: 60 * time.Millisecond}
 )
 
 // Limits of a check.

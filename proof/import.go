@@ -25,7 +25,7 @@ func checkImport(b *bench) error {
 }
 
 func (b *bench) roundTrip(name string, virtual bool) error {
-	n := b.sizes.region / b.sizes.piece * b.sizes.piece // whole pieces
+	n := b.sizes.every / b.sizes.piece * b.sizes.piece // whole pieces
 	e, err := b.engine(virtual, n, n)
 	if err != nil {
 		return err
