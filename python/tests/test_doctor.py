@@ -109,9 +109,10 @@ def test_an_agent_that_is_frozen_dead_or_was_never_there(
     monkeypatch.setattr(place, "CONNECT_S", 0.2)
     monkeypatch.setattr("kvagent.doctor.admin.TIMEOUT_S", 0.2)
     agent.freeze()
-    assert "the agent is there and does not answer" in problems(agent)[0].cure
+    assert all("the agent is there and does not answer" in finding.cure for finding in problems(agent))
     agent.thaw()
     agent.kill()
+    assert all("start" in finding.cure for finding in problems(agent))
     assert "is gone: start it again" in problems(agent)[0].cure
     agent.start()
     (found, *_) = [finding for finding in findings(tmp_path) if finding.cure]
@@ -203,3 +204,18 @@ def test_it_is_a_command() -> None:
     assert done.returncode == 1
     assert "PROBLEM  /nowhere: No such file or directory" in done.stdout
     assert json.dumps(done.stderr) == '""'
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_an_agent_of_another_user(agent: AgentProcess) -> None:
+    """As it is in a pod that runs as another user: the folder may be entered, the sockets may not be used."""
+    for folder in (agent.folder, agent.folder.parent):
+        folder.chmod(0o755)
+    child = os.fork()
+    if child == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        cures = [finding.cure for finding in findings(agent.folder) if finding.cure]
+        os._exit(0 if len(cures) == 2 and all("run the engine as the agent's user" in cure for cure in cures) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -49,7 +49,7 @@ def _of_agent(path: Path, boot: bytes) -> Iterator[Finding]:
     try:
         status = admin.status(path)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        yield Finding(f"{path}: {error}", "start the agent, or mount the whole of its socket directory")
+        yield Finding(f"{path}: {place.said(error)}", place.cure(error))
         return
     yield from agent.health(status, boot)
     yield from agent.engines(status)

@@ -57,7 +57,7 @@ def session(path: Path) -> tuple[list[Finding], bytes]:
     except SessionEnded as error:
         return [Finding(f"{path}: the agent refuses: {error.text or error}", _refusal_cure(error))], b""
     except (OSError, KVAgentError) as error:
-        return [Finding(f"{path}: {_said(error)}", _cure(error))], b""
+        return [Finding(f"{path}: {said(error)}", cure(error))], b""
     limits = opened.limits
     finding = Finding(
         f"{path} answers: protocol {opened.version} (this package speaks {MIN_VERSION} to {VERSION}), boot "
@@ -136,18 +136,23 @@ def _groups() -> str:
     return ", ".join(str(group) for group in sorted({os.getegid(), *os.getgroups()}))
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
+    """What went wrong with a socket, without its path."""
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
-def _cure(error: Exception) -> str:
+def cure(error: Exception) -> str:
+    """What to do about a socket that cannot be used."""
     if isinstance(error, FileNotFoundError):
         return "start the agent (kvagent serve --socket-dir ...), or mount the directory that it was given"
     if isinstance(error, ConnectionRefusedError):
         return "the agent that made this socket is gone: start it again"
     if isinstance(error, PermissionError):
         return "run the engine as the agent's user, or the agent with --socket-group and the pod in that group"
-    return "the agent is there and does not answer: see its log, and kvagent status"
+    return (
+        "the agent is there and does not answer: see its log, and whether it is stopped (state T in ps: kill -CONT; a "
+        "debugger, a frozen or throttled cgroup)"
+    )
 
 
 def _refusal_cure(error: SessionEnded) -> str:
