@@ -27,6 +27,7 @@ type Report struct {
 	GPU        string    `json:"gpu"`
 	FreeMiB    int64     `json:"free_mib"` // of the GPU's memory, before all checks
 	TotalMiB   int64     `json:"total_mib"`
+	Host       string    `json:"host"` // kernel, processors, and the driver as the kernel knows it
 	UUID       string    `json:"uuid"`
 	Driver     int       `json:"driver"` // CUDA version, 1000 * major + 10 * minor
 	OK         bool      `json:"ok"`     // every check passed
@@ -131,6 +132,7 @@ func (r *Report) describe() error {
 		return err
 	}
 	i := d.Info()
+	r.Host = host()
 	r.GPU, r.UUID, r.Driver, r.FreeMiB, r.TotalMiB = i.Name, i.GPU.String(), i.Driver, i.Free>>20, i.Total>>20
 	return d.Close(cudaipc.AllPeers)
 }

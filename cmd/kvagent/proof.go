@@ -79,7 +79,7 @@ func (s *proofSettings) run(ctx context.Context, out io.Writer) error {
 		e.SetIndent("", "  ")
 		err = e.Encode(r)
 	} else {
-		fmt.Fprintf(out, "%s, %s, %d of %d MiB free, driver for CUDA %d.%d\n", r.GPU, r.UUID, r.FreeMiB, r.TotalMiB, r.Driver/1000, r.Driver%1000/10)
+		fmt.Fprintf(out, "%s, %s, %d of %d MiB free, driver for CUDA %d.%d, %s\n", r.GPU, r.UUID, r.FreeMiB, r.TotalMiB, r.Driver/1000, r.Driver%1000/10, r.Host)
 	}
 	return errors.Join(err, s.verdict(r))
 }
