@@ -7,7 +7,7 @@
 //	lookupSockets.mu    a socket opens or closes: it waits for the socket's goroutine, which takes those below
 //	space.resetting     a weights epoch turns; the pool is asked under it
 //	registry.mu         seats come and go; the pool is asked for an epoch, or to open or close a space, under it; space.resetting is tried
-//	jobTable.mu, outbox.mu, ledger.mu, inflight.mu, a worker's, the pool's
+//	jobTable.mu, outbox.mu, ledger.mu, inflight.mu, mappings.mu, a worker's, the pool's
 //
 // switches.mu is taken before sessions.mu and outbox.mu, and under nothing. A worker's completion and a look-up that is
 // no reset take only the last line's; so does the pool's call for room, which comes without the pool's lock. No lock is
@@ -57,7 +57,7 @@ type Agent struct {
 	inflight   inflight
 	watchdog   *watchdog
 	fault      faultCounter
-	regions    atomic.Int64 // open in the device
+	mappings   *mappings    // regions that are open in the device
 	pendingFDs atomic.Int64 // of registrations that are not complete
 	drained    atomic.Bool  // no new jobs, no look-ups
 
@@ -81,7 +81,7 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 	a := &Agent{
 		cfg: cfg, pool: p, index: p, device: device, log: log, since: time.Now(), metrics: newMetrics(),
 		ledger: newLedger(max(capacity-capacity/defaultLeaseShare, cfg.LeaseBytes), p.Unpin),
-		peers:  newPeerNumbers(), stop: make(chan struct{}),
+		peers:  newPeerNumbers(), mappings: newMappings(), stop: make(chan struct{}),
 	}
 	if tiers, ok := p.(pool.Tiers); ok {
 		a.tiers, a.ledger.tiers = tiers, tiers

@@ -37,6 +37,7 @@ type seat struct {
 	sizes   []uint32 // by group: bytes of one block of this shard
 	peer    cudaipc.PeerID
 	regions int
+	bytes   int64 // of the regions
 
 	// Under registry.mu.
 	claimed    bool

@@ -2,6 +2,8 @@ package agent
 
 import (
 	"net"
+	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -66,5 +68,42 @@ func TestShareOfDescriptors(t *testing.T) {
 		if need := int64(got.sessions)*sessionDescriptors + got.pending + ownDescriptors; c.files > ownDescriptors && uint64(need) > c.files {
 			t.Errorf("%d files: %+v may take %d", c.files, got, need)
 		}
+	}
+}
+
+// Engines that open more regions, or more bytes, than a process can have mapped are refused, and harm nobody; what they held is there for others when they go.
+func TestRegionsOfAllAreBounded(t *testing.T) {
+	r := newRig(t)
+	m := r.agent.mappings
+	a, b, c := r.dial(), r.dial(), r.dial()
+	a.registered(a.registerWorker(register("a")))
+	m.mu.Lock()
+	m.regions, m.bytes = 5, 3*m.mu.bytes-1
+	m.mu.Unlock()
+	b.registered(b.registerWorker(register("b")))
+	if got := c.registerWorker(register("c")); got.Status != ipc.RegRefused || !strings.Contains(got.Text, "the 1 that are left of 5") {
+		t.Errorf("too many regions: %+v", got)
+	}
+	m.mu.Lock()
+	m.regions = 6
+	m.mu.Unlock()
+	if got := c.again(register("c")); got.Status != ipc.RegRefused || !strings.Contains(got.Text, "bytes, allowed") {
+		t.Errorf("too many bytes: %+v", got)
+	}
+	a.unregister()
+	c.registered(c.again(register("c")))
+	if n := r.agent.Status().Regions; n != 4 {
+		t.Errorf("%d regions are open, want 4", n)
+	}
+}
+
+func TestMapCount(t *testing.T) {
+	for text, want := range map[string]int{"262144\n": 262144, "": usualMapCount, "x": usualMapCount, "-1\n": usualMapCount} {
+		if got := mapCount([]byte(text), nil); got != want {
+			t.Errorf("%q: %d, want %d", text, got, want)
+		}
+	}
+	if got := mapCount(nil, os.ErrNotExist); got != usualMapCount {
+		t.Errorf("no file: %d", got)
 	}
 }

@@ -14,7 +14,7 @@ func (a *Agent) registerGauges() {
 		help string
 		get  func() float64
 	}{
-		"kvagent_regions":             {"Regions of engines' memory that are open.", func() float64 { return float64(a.regions.Load()) }},
+		"kvagent_regions":             {"Regions of engines' memory that are open.", func() float64 { return float64(a.mappings.open()) }},
 		"kvagent_sessions":            {"Session sockets that are open.", func() float64 { return float64(len(a.sessions.all())) }},
 		"kvagent_jobs":                {"Jobs that are not reported yet.", func() float64 { return float64(a.inflight.count()) }},
 		"kvagent_workers_stuck":       {"Workers whose current step is older than the limit.", func() float64 { return float64(len(a.stuckWorkers())) }},

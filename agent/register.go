@@ -125,9 +125,22 @@ func (s *session) settle(reg *registration) (path string, err error) {
 // open imports the worker's regions, all or none.
 func (s *session) open(reg *registration) error {
 	st := reg.seat
+	count, bytes := len(reg.pieces), reg.bytes()
+	if err := s.agent.mappings.take(count, bytes); err != nil {
+		return fmt.Errorf("regions: %w", err)
+	}
+	if err := s.importRegions(reg); err != nil {
+		s.agent.mappings.give(count, bytes)
+		return fmt.Errorf("regions: %w", err)
+	}
+	st.regions, st.bytes = count, bytes
+	return nil
+}
+
+func (s *session) importRegions(reg *registration) error {
 	proof, err := s.conn.Hold()
 	if err != nil {
-		return fmt.Errorf("regions: %w", err)
+		return err
 	}
 	peer := s.agent.peers.take(s)
 	s.agent.pendingFDs.Add(-int64(reg.fds))
@@ -135,10 +148,9 @@ func (s *session) open(reg *registration) error {
 	im.Proof = proof
 	if err := s.agent.device.Import(im); err != nil {
 		s.agent.peers.give(peer)
-		return fmt.Errorf("regions: %w", err)
+		return err
 	}
-	st.peer, st.regions = peer, len(reg.pieces)
-	s.agent.regions.Add(int64(st.regions))
+	reg.seat.peer = peer
 	return nil
 }
 

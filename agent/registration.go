@@ -208,6 +208,14 @@ func (r *registration) imports(peer cudaipc.PeerID, pid int) cudaipc.Import {
 	return im
 }
 
+// bytes of all regions.
+func (r *registration) bytes() (sum int64) {
+	for i := range r.pieces {
+		sum += int64(r.pieces[i].desc.Size)
+	}
+	return sum
+}
+
 // drop closes the descriptors that are still owned here.
 func (r *registration) drop() {
 	for i := range r.pieces {

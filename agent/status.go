@@ -133,7 +133,7 @@ func (a *Agent) Status() Status {
 	m, stats := a.metrics, a.pool.Stats()
 	st := Status{
 		Version: a.cfg.Version, Boot: hex.EncodeToString(a.boot[:]), PID: os.Getpid(), UptimeSeconds: time.Since(a.since).Seconds(),
-		Ready: a.Ready() == nil, Draining: a.draining(), Sessions: len(a.sessions.all()), Regions: int(a.regions.Load()),
+		Ready: a.Ready() == nil, Draining: a.draining(), Sessions: len(a.sessions.all()), Regions: a.mappings.open(),
 		Jobs: a.inflight.count(), LeaseCap: a.cfg.LeaseBytes, LeasesGiven: m.leasesGiven.Load(),
 		BlocksStored: stats.Entries, BlocksSaved: m.saved[pool.OK].Load(), BlocksLoaded: m.loaded[pool.OK].Load(),
 		BytesSaved: m.savedBytes.Load(), BytesLoaded: m.loadedBytes.Load(),

@@ -106,7 +106,7 @@ func (a *Agent) closePeer(st *seat) {
 		}
 		<-pause.C
 	}
-	a.regions.Add(-int64(st.regions))
+	a.mappings.give(st.regions, st.bytes)
 	a.peers.give(st.peer)
 }
 
