@@ -6,9 +6,9 @@ import (
 )
 
 const (
-	numBins       = 42 // of age, at most 64; the last begins at 14 hours
+	numBins       = 39 // of age, at most 64; the last begins at 14 hours
 	binsPerOctave = 3
-	firstShift    = 12 // bins are even in the logarithm of 1<<firstShift ms + age
+	firstShift    = 13 // bins are even in the logarithm of 1<<firstShift ms + age
 	fineShift     = 5  // edges are multiples of this part of an octave
 )
 

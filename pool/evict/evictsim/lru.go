@@ -2,29 +2,44 @@ package evictsim
 
 import "container/list"
 
-// LRU is the hits of exact LRU: after each request its blocks are the most recent, the first most of all.
+// LRU is the hits of exact LRU.
 func LRU(s *Stream, capacity int) Result {
-	recent, place := list.New(), make([]*list.Element, s.Blocks)
-	var r Result
+	l := newExactLRU(s, capacity)
 	for i := range s.Requests {
-		blocks := s.Requests[i].Blocks
-		for _, b := range blocks {
-			if place[b] == nil {
-				break
-			}
-			r.Hits++
+		l.request(&s.Requests[i])
+	}
+	return l.result
+}
+
+// exactLRU makes the blocks of a request the most recent, the first most of all.
+type exactLRU struct {
+	capacity int
+	recent   *list.List      // blocks
+	place    []*list.Element // by block
+	result   Result
+}
+
+func newExactLRU(s *Stream, capacity int) *exactLRU {
+	return &exactLRU{capacity: capacity, recent: list.New(), place: make([]*list.Element, s.Blocks)}
+}
+
+func (l *exactLRU) request(r *Request) {
+	for _, b := range r.Blocks {
+		if l.place[b] == nil {
+			break
 		}
-		r.Blocks += len(blocks)
-		for j := len(blocks) - 1; j >= 0; j-- {
-			if at := place[blocks[j]]; at != nil {
-				recent.MoveToFront(at)
-			} else {
-				place[blocks[j]] = recent.PushFront(blocks[j])
-			}
-		}
-		for recent.Len() > capacity {
-			place[recent.Remove(recent.Back()).(uint32)] = nil
+		l.result.Hits++
+	}
+	l.result.Blocks += len(r.Blocks)
+	for j := len(r.Blocks) - 1; j >= 0; j-- {
+		b := r.Blocks[j]
+		if at := l.place[b]; at != nil {
+			l.recent.MoveToFront(at)
+		} else {
+			l.place[b] = l.recent.PushFront(b)
 		}
 	}
-	return r
+	for l.recent.Len() > l.capacity {
+		l.place[l.recent.Remove(l.recent.Back()).(uint32)] = nil
+	}
 }

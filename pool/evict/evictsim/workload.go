@@ -52,6 +52,18 @@ var Workloads = []Workload{
 	{"treebursts", retimed(tree, bursts)},
 	{"chatgaps", retimed(func(w *writer) { w.chats(0, hour, 1, 60, 6) }, gaps)},
 	{"loopgaps", retimed(func(w *writer) { w.loop(loopBlocks*8/10, 0.2, false) }, gaps)},
+	{"toolagent", toolAgent},
+	{"synthetic", synthetic},
+	{"independent", func(w *writer) { w.independent(0, hour, 5) }},
+	{"bailian", bailian},
+	{"rag", func(w *writer) { w.rag(0, hour, 3) }},
+	{"batch", batch},
+	{"growing", func(w *writer) { w.growing(0, hour, 0.05) }},
+	{"tenants", tenants},
+	{"shifts", shifts},
+	{"compacting", compacting},
+	{"retries", retries},
+	{"fewlong", fewLong},
 }
 
 // Make is the stream of a seed.

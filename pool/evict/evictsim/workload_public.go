@@ -5,22 +5,8 @@ import (
 	"slices"
 )
 
-// Published are shapes of public traces and of usual services, from what is known of them in numbers only: rates,
-// lengths, how much is shared and how long people and tools take. They were made after the policy.
-var Published = []Workload{
-	{"toolagent", toolAgent},
-	{"synthetic", synthetic},
-	{"independent", func(w *writer) { w.independent(0, hour, 5) }},
-	{"bailian", bailian},
-	{"rag", func(w *writer) { w.rag(0, hour, 3) }},
-	{"batch", batch},
-	{"growing", func(w *writer) { w.growing(0, hour, 0.05) }},
-	{"tenants", tenants},
-	{"shifts", shifts},
-	{"compacting", compacting},
-	{"retries", retries},
-	{"fewlong", fewLong},
-}
+// Shapes of public traces and of usual services, from what is known of them in numbers only: rates, lengths, how much is
+// shared and how long people and tools take. They were made after the policy.
 
 // length is a random number of blocks around mean, at least one; sigma is of its logarithm.
 func (w *writer) length(mean, sigma float64) int { return 1 + int(w.wait(mean, sigma)/second) }
