@@ -243,7 +243,7 @@ func TestCUDABothDirections(t *testing.T) {
 
 func TestCUDACalibrate(t *testing.T) {
 	b := newBench(t, devicetest.Spec{Regions: []int64{4096}}, nil)
-	calls := noteCalls(t)
+	calls := noteCalls(t, b.device)
 	table, err := b.device.Calibrate()
 	if err == nil {
 		err = table.Check()

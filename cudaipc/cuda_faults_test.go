@@ -230,8 +230,13 @@ func (p *faultPlan) again(end faultEnd) {
 	}
 }
 
-// noteCalls has this process's driver note its calls from now on. What it gives counts them by function, without _v2.
-func noteCalls(t *testing.T) func() map[string]int {
+// noteCalls has this process's driver note its calls from now on. What it gives counts them by function, without _v2. Nothing may be
+// under way on the device: C's environment is not for two threads.
+func noteCalls(t *testing.T, d *cudaipc.CUDA) func() map[string]int {
+	t.Helper()
+	for i := 0; !d.Info().PinDone && i < 10_000; i++ {
+		time.Sleep(time.Millisecond)
+	}
 	list := filepath.Join(t.TempDir(), "calls")
 	t.Setenv("SOFTCUDA_CALLS", list)
 	return func() map[string]int { return readCalls(t, list) }

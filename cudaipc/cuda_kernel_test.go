@@ -90,8 +90,9 @@ func TestCUDAKernelRows(t *testing.T) {
 // TestCUDACalibrateMeasuresTheKernel where it is asked to, and unloads it.
 func TestCUDACalibrateMeasuresTheKernel(t *testing.T) {
 	f := devicetest.CUDA(t, devicetest.MinArena, cudaipc.KindCUDA, func(o *cudaipc.CUDAOptions) { o.MeasureKernel = true })
-	calls := noteCalls(t)
-	table, err := f.Device.(*cudaipc.CUDA).Calibrate()
+	device := f.Device.(*cudaipc.CUDA)
+	calls := noteCalls(t, device)
+	table, err := device.Calibrate()
 	if err == nil {
 		err = table.Check()
 	}
