@@ -165,8 +165,8 @@ torture: build ## long runs with kills, pauses and many engines (hours; TRACE= n
 
 .PHONY: bench-policy
 bench-policy: build ## hit rates of the eviction policies on TRACE and on generated workloads in one table, held to what they promise (minutes)
-	@bin/kvagent bench policy --trace $(TRACE) --workload all --capacity-blocks 1000,7000,30000 --most-below-lru 0.01
-	@KVAGENT_POLICY_FULL=1 $(STAGE) -v bench-policy go test ./pool/evict/evictsim -count=1 -timeout 20m -v -run 'TestConversation|TestReferences|TestNotBelowLRU'
+	@bin/kvagent bench policy --trace $(TRACE) --workload all --capacity-blocks 1000,3000,10000,30000 --most-below-lru 0.01
+	@KVAGENT_POLICY_FULL=1 $(STAGE) -v bench-policy go test ./pool/evict/evictsim -count=1 -timeout 40m -v -run 'TestConversation|TestReferences|TestNotBelowLRU'
 
 .PHONY: mutants
 mutants: ## apply each patch of testdata/mutants in a copy and see its test fail

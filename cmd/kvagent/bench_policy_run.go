@@ -62,7 +62,7 @@ func benchPolicy(s *evictsim.Stream, capacity int) (policyReport, error) {
 	return r, nil
 }
 
-// policyTime is the time in a policy per block looked up, ns.
+// policyTime is the time of a simulation with a policy per block looked up, ns.
 func policyTime(s *evictsim.Stream, eviction string, capacity int) int64 {
 	var least time.Duration
 	for i := range policyRuns {
