@@ -51,7 +51,7 @@ func benchDiskCommand() *cobra.Command {
 		Short: "Writes and reads of the disk tier against its disk's own rate",
 		Long: "Writes new blocks through the disk tier and reads them in random order, in batches, and in turn with that the same\n" +
 			"bytes by plain O_DIRECT calls of the same size and depth, from and to memory of the same kind, in files whose room is\n" +
-			"allocated before the clock runs. Needs 2 * --rounds * --bytes and 1 GiB of disk in --dir, where it makes a directory and\n" +
+			"allocated before the clock runs. Needs 2 * (--rounds + 1) * --bytes and 1 GiB of disk in --dir, where it makes a directory and\n" +
 			"removes it. Takes about 20 seconds on a disk of 1 GB/s. Other work on the machine takes more from the tier, which copies\n" +
 			"and verifies every byte, than from the plain calls: what was measured on a busy one says less about the disk.",
 		Args: cobra.NoArgs,
