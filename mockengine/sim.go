@@ -15,7 +15,8 @@ type Fault struct {
 // engineBlocks for each engine and one LRU pool of poolBlocks (0: no limit) behind them all. Request i goes to
 // engine deal(i). It is the oracle of a replay and shares nothing with the engine: no time, no tokens, no blocks,
 // only hash ids. A request's blocks count as cached, in its engine and in the pool, the moment it arrives; a hit is
-// a block that continues the prefix out of the engine's own cache and then, from where that ends, out of the pool.
+// a block that continues the prefix out of the engine's own cache and then, from where that ends, out of the pool. So a prompt that came
+// before hits whole here, while an engine computes its last token, and with that its last block, again: in a trace of many equal prompts an engine is below this by as many blocks.
 // faults are by request; nil if all went well.
 func Simulate(records []Record, engines, engineBlocks, poolBlocks int, deal func(int) int, faults map[int]Fault) float64 {
 	own := make([]*simLRU, engines)
