@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import pickle
 import subprocess
@@ -20,12 +21,12 @@ from kvagent.vllm.asking import BREAK_AFTER, BREAK_FIRST_S, Breaker
 from kvagent.vllm.blocks import Blocks, Tables
 from kvagent.vllm.collect import settled
 from kvagent.vllm.counting import Growth
-from kvagent.vllm.geometry import Unsupported, geometry, ranks, shard
+from kvagent.vllm.geometry import Ranks, Unsupported, geometry, ranks, shard
 from kvagent.vllm.layout import wish
 from kvagent.vllm.memory import memory
 from kvagent.vllm.options import OptionError, Options, loads, parse, saves
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerWords
-from kvagent.vllm.space import weights_digest
+from kvagent.vllm.space import identity, weights_digest
 from kvagent.vllm.supported import NEEDED, check
 from kvagent.vllm.words import OthersWords
 from tests.test_wheel import OF_VLLM
@@ -370,3 +371,47 @@ def test_tables_are_read_where_vllm_keeps_them_and_asked_for_where_not() -> None
     assert tables.block("a", 1) is blocks[1]
     tables.forget("a")
     assert tables.block("a", 1) is None
+
+
+def test_whatever_changes_a_blocks_bytes_makes_another_space() -> None:
+    class Backend(enum.Enum):
+        FLASH_ATTN = 1
+        TRITON_ATTN = 2
+
+    plain: dict[str, Any] = {
+        "model.model": "m", "model.revision": None, "model.hf_overrides": None, "model.dtype": "bfloat16",
+        "model.quantization": None, "model.max_model_len": 4096,
+        "model.hf_text_config": SimpleNamespace(rope_parameters={"rope_type": "default"}),
+        "cache.prefix_caching_hash_algo": "sha256", "cache.cache_dtype": "auto", "cache.kv_cache_layout": "LBNHC",
+        "cache.kv_cache_dtype_skip_layers": [], "parallel.tensor_parallel_size": 1,
+        "parallel.pipeline_parallel_size": 1, "transfer.engine_id": "e",
+        "attention.backend": None, "attention.backend_per_kind": {},
+    }  # fmt: skip
+
+    def made(**changes: Any) -> tuple[tuple[str, str], ...]:
+        parts: dict[str, SimpleNamespace] = {}
+        for name, value in (plain | {name.replace("__", "."): one for name, one in changes.items()}).items():
+            part, _, field = name.partition(".")
+            setattr(parts.setdefault(part, SimpleNamespace()), field, value)
+        config = SimpleNamespace(
+            model_config=parts["model"], cache_config=parts["cache"], parallel_config=parts["parallel"],
+            kv_transfer_config=parts["transfer"], attention_config=parts["attention"],
+        )  # fmt: skip
+        return identity(config, SimpleNamespace(kv_cache_groups=[]), "t", Ranks(1, 1), "0.33.0")
+
+    long = SimpleNamespace(rope_parameters={"rope_type": "longrope"})
+    assert made() == made()
+    assert made(transfer__engine_id="another") == made()
+    assert made(model__max_model_len=8192) == made()
+    spaces = [
+        made(), made(model__model="n"), made(model__revision="r"), made(model__hf_overrides={"rope_theta": 1}),
+        made(model__dtype="float16"), made(model__quantization="fp8"), made(cache__cache_dtype="fp8"),
+        made(cache__cache_dtype="fp8", cache__kv_cache_dtype_skip_layers=["3"]), made(cache__kv_cache_layout="BLHNC"),
+        made(cache__prefix_caching_hash_algo="sha256_cbor"), made(attention__backend=Backend.FLASH_ATTN),
+        made(attention__backend=Backend.TRITON_ATTN), made(attention__backend_per_kind={"full": Backend.FLASH_ATTN}),
+        made(model__hf_text_config=long), made(model__hf_text_config=long, model__max_model_len=131072),
+        made(parallel__tensor_parallel_size=2), made(parallel__pipeline_parallel_size=2),
+        made(cache__prefix_caching_hash_algo="xxhash"),
+        made(cache__prefix_caching_hash_algo="xxhash", transfer__engine_id="another"),
+    ]  # fmt: skip
+    assert len(set(spaces)) == len(spaces)

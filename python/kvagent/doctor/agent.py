@@ -19,6 +19,8 @@ CURES = {
     "dtype": "give both the same --dtype",
     "quantization": "give both the same --quantization",
     "cache_dtype": "give both the same --kv-cache-dtype",
+    "backend": "give both the same --attention-backend, or neither",
+    "rope": "give both the same --max-model-len",
     "tenant": "tenants do not share: that is what the option tenant is for",
     "layout": "give both the same layout option, and run both with the same attention backend",
     "groups": "give both the same --block-size and the same model",

@@ -38,7 +38,9 @@ def identity(
             "overrides": _digest([_plain(getattr(model, "hf_overrides", None))]),
             "dtype": str(model.dtype),
             "quantization": str(getattr(model, "quantization", None) or ""),
-            "cache_dtype": str(cache.cache_dtype),
+            "cache_dtype": _cache_dtype(cache),
+            "backend": _backend(getattr(vllm_config, "attention_config", None)),
+            "rope": _rope(model),
             "tenant": tenant,
             "layout": str(getattr(layout, "name", layout) or ""),
             "groups": _digest(repr(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups),
@@ -51,6 +53,25 @@ def identity(
             "engine": f"vllm {'.'.join(version.split('.')[:2])}",
         }
     )
+
+
+def _cache_dtype(cache: Any) -> str:
+    """The KV cache's type, and the layers that have the model's."""
+    skipped = getattr(cache, "kv_cache_dtype_skip_layers", None)
+    return f"{cache.cache_dtype} but {', '.join(map(str, skipped))}" if skipped else str(cache.cache_dtype)
+
+
+def _backend(attention: Any) -> str:
+    """The attention backend that was asked for: each packs a block as it likes."""
+    asked = [getattr(attention, "backend", None), *sorted((getattr(attention, "backend_per_kind", None) or {}).items())]
+    return ", ".join(_plain(one) for one in asked if one is not None)
+
+
+def _rope(model: Any) -> str:
+    """The longest prompt where rotary embeddings go by it, whatever the prompt at hand (longrope)."""
+    config = getattr(model, "hf_text_config", None)
+    parameters = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
+    return f"longrope up to {model.max_model_len}" if '"longrope"' in _plain(parameters) else ""
 
 
 def weights_digest(model: str, revision: str | None) -> str:
@@ -90,7 +111,12 @@ def _seed(algorithm: str, engine: str) -> str:
 
 
 def _plain(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=lambda other: getattr(other, "__qualname__", type(other).__name__))
+    return json.dumps(value, sort_keys=True, default=_named)
+
+
+def _named(value: Any) -> str:
+    """A member of an enum, a class or a function by its own name, anything else by its type's."""
+    return str(getattr(value, "name", None) or getattr(value, "__qualname__", type(value).__name__))
 
 
 def _digest(parts: Iterable[str]) -> str:
