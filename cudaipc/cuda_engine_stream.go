@@ -132,6 +132,7 @@ func (s *CUDAStream) close() error {
 	s.Synchronize()
 	s.kernels.close()
 	s.ended.Wait()
+	s.Finish() // the last kernel has ended, and the stream still looks at its gate, which is about to go
 	var err error
 	s.engine.front.do(func() { err = errors.Join(s.stream.Destroy(), driver.Free(s.scratch)) })
 	return err
