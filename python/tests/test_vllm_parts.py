@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import os
 import pickle
 import subprocess
@@ -14,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from kvagent.lookup import Ticket
 from kvagent.messages import RegionKind
 from kvagent.packing import packed, section
 from kvagent.shm import SyncWords
-from kvagent.vllm.asking import BREAK_AFTER, BREAK_FIRST_S, Breaker
+from kvagent.vllm.asking import BREAK_AFTER, BREAK_FIRST_S, STEP_WAIT_S, Asker, Breaker
 from kvagent.vllm.blocks import Blocks, Tables
 from kvagent.vllm.collect import settled
 from kvagent.vllm.counting import Growth
@@ -371,6 +373,32 @@ def test_tables_are_read_where_vllm_keeps_them_and_asked_for_where_not() -> None
     assert tables.block("a", 1) is blocks[1]
     tables.forget("a")
     assert tables.block("a", 1) is None
+
+
+@pytest.mark.parametrize("answered_s", [0.0001, 0.0007, 10])
+def test_all_requests_of_a_step_together_wait_no_longer_than_its_budget(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answered_s: float
+) -> None:
+    """A socket's waits are whole milliseconds, or end with the answer."""
+    now, waited = [100.0], []
+    monkeypatch.setattr("kvagent.vllm.asking.time", SimpleNamespace(monotonic=lambda: now[0]))
+    session = SimpleNamespace(boot=bytes(16), version=2, number=1)
+    attachment: Any = SimpleNamespace(session=session, registered=SimpleNamespace(lookup_path=tmp_path / "none"))
+    asker = Asker(attachment, 0.001, 1)
+
+    def poll(ticket: Any, wait_s: float) -> None:
+        waited.append(min(math.ceil(wait_s * 1000) / 1000, answered_s))
+        now[0] += waited[-1]
+
+    monkeypatch.setattr(asker._client, "poll", poll)
+    for _ in range(3):
+        waited.clear()
+        asker.new_step()
+        for _ in range(30):
+            assert asker.answer(Ticket(None, 0, leases=True), first=True) is None
+        assert 0.001 <= sum(waited) <= STEP_WAIT_S + 1e-9
+        assert max(waited) <= 0.001
+    asker.close()
 
 
 def test_whatever_changes_a_blocks_bytes_makes_another_space() -> None:

@@ -153,4 +153,4 @@ class Asker:
             return  # they end with the session
 
 
-_LEAST_WAIT_S = 0.0002  # a shorter wait is none: the socket's clock counts milliseconds
+_LEAST_WAIT_S = 0.001  # a shorter wait is none: the socket would wait that long nevertheless
