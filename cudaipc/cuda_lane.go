@@ -38,6 +38,7 @@ type lane struct {
 	flights  *queue[*cudaFlight]
 	role     *role
 	stream   driver.Stream
+	priority int // of the stream; lower numbers go first
 	planner  planner
 	spans    []span
 	issue    issue
@@ -89,11 +90,11 @@ func (l *lane) open(o *CUDAOptions) error {
 		return err
 	}
 	l.planner.planLimits = planLimits{piece: uint64(o.PinPiece), bytes: min(maxMerged, uint64(o.Ring)), minRows: minRows, maxRows: listEntries, maxPitch: pitch}
-	priority := last
+	l.priority = last
 	if l.dir == Scatter {
-		priority = first
+		l.priority = first
 	}
-	if l.stream, err = driver.NewStream(priority); err != nil {
+	if l.stream, err = driver.NewStream(l.priority); err != nil {
 		return err
 	}
 	if l.d.kernel.Kernel != nil {

@@ -43,6 +43,26 @@ func TestCUDALostDevice(t *testing.T) {
 	}
 }
 
+// TestCUDALoadsGoFirst: each direction has a stream of its own, and the GPU does those of loads first.
+func TestCUDALoadsGoFirst(t *testing.T) {
+	fd := memfd(t, arenaSize)
+	defer func() { _ = unix.Close(fd) }()
+	d, err := OpenCUDA(CUDAOptions{ArenaFD: fd, ArenaSize: arenaSize})
+	if err != nil {
+		t.Fatal(err)
+	}
+	saves, loads := d.lanes[Gather], d.lanes[Scatter]
+	if saves.stream == loads.stream {
+		t.Error("saves and loads have one stream")
+	}
+	if loads.priority >= saves.priority {
+		t.Errorf("priority of loads %d, of saves %d; lower numbers go first", loads.priority, saves.priority)
+	}
+	if err := d.Close(AllPeers); err != nil {
+		t.Error(err)
+	}
+}
+
 func second[T any](_ T, err error) error { return err }
 
 func third(_ Done, _ bool, err error) error { return err }
