@@ -424,6 +424,34 @@ def test_jobs_of_a_worker_that_leaves_are_reported_as_failed(
     assert {block.ref_cnt for block in engine.pool.blocks} == {1}
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_what_a_frozen_agent_has_stays_pinned_also_when_the_worker_leaves(
+    engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """An engine goes to sleep, and may wake, before the agent goes on: that one may still write."""
+    monkeypatch.setattr("kvagent.vllm.worker.DRAIN_S", 0.05)
+    engine = engines(load_deadline_ms=50.0)
+    engine.save("a", "p", 4, 7)
+    request = engine.request("b", "p", 4)
+    engine.admit(request, engine.matched(request))
+    agent.freeze()
+    assert engine.until_received(request).failed == {"b"}
+    assert not engine.worker.leave()
+    if again:
+        engine.worker_link = engine.new_worker_link()
+        engine.worker.rejoin(engine.worker_link)
+    for _ in range(20):
+        engine.step()
+    assert [block.ref_cnt for block in engine.tables["b"][:4]] == [2] * 4
+    assert engine.scheduler.pending()
+    agent.thaw()
+    engine.quiet()
+    assert {block.ref_cnt for block in engine.pool.blocks} == {1}, "no fence ever came"
+    if again:
+        assert engine.worker_link.wait(20) is not None
+        load(engine, "c", "p", 4, 7)
+
+
 def test_a_lease_that_comes_too_late_is_given_back(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
     engine = engines(lookup_wait_ms=1.0, lookup_age_ms=50.0)
     writer = engines("two")

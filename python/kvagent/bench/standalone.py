@@ -98,7 +98,7 @@ class Engine:
     def close(self) -> None:
         """Leaves the agent."""
         self.scheduler.close()
-        self.worker.leave()
+        self.worker.close()
         self.words.close()
         self.cache.close()
 

@@ -104,8 +104,11 @@ class SchedulerCalls:
         if len(words) != self._ranks.world:
             return
         try:
-            self._others = OthersWords(words)
+            others = OthersWords(words)
         except OSError as error:
             log.warning("the workers' words cannot be reached (%s): reset_prefix_cache waits for saves", error)
             return
-        self._side.use_words(self._others.revoke)
+        self._side.use_words(others.revoke)
+        if self._others is not None:  # vLLM says it again after sleep
+            self._others.close()
+        self._others = others

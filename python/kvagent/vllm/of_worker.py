@@ -127,7 +127,7 @@ class WorkerCalls:
 
     def _leave_worker(self) -> None:
         if self._worker is not None:
-            self._worker.leave()
+            self._worker.close()
             self._worker = None
         self._close_memory()
         if self._sync is not None:

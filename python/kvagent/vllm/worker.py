@@ -122,17 +122,24 @@ class WorkerSide:
         """Whether the agent has jobs of this worker."""
         return bool(self._jobs)
 
+    def close(self) -> None:
+        """Leaves, and listens to nobody any more."""
+        self.leave()
+        for attachment in self._sessions:
+            attachment.session.close()
+        self._sessions = []
+
     def leave(self) -> bool:
-        """Ends all sessions and waits, bounded, until the agent has let go of the memory. Whether it has."""
+        """Ends all sessions and waits, bounded, until the agent has let go of the memory. Whether it has.
+
+        Where it has not, its session is listened to, though nothing is said in it: the end is the fence of its jobs.
+        """
         if last := self._link.close():
             self._adopt(last)
         fenced = [attachment.session.drain(DRAIN_S) for attachment in self._sessions]
         for attachment, free in zip(list(self._sessions), fenced, strict=True):
             if free:
                 self._fenced(attachment)
-            else:
-                attachment.session.close()
-        self._sessions = []
         return all(fenced)
 
     def rejoin(self, link: Link, clock: Clock | None = None) -> None:
