@@ -221,6 +221,29 @@ def test_a_request_that_begins_again_after_a_reset_is_saved_from_its_first_block
     assert agent.status()["blocks_stored"] == 4
 
 
+def test_a_frozen_agent_does_not_hold_blocks_for_good(
+    engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvagent.vllm.saves.HOLD_S", 0.1)
+    engine = engines()
+    request = engine.request("a", "p", 4)
+    engine.matched(request)
+    engine.admit(request)
+    engine.fill(request, 5)
+    agent.freeze()
+    engine.step((request, request.num_tokens))
+    assert engine.scheduler.blocks is not None
+    assert engine.scheduler.blocks.saving == 4
+    eventually(lambda: (engine.step(), engine.scheduler.blocks.saving == 0)[1], "blocks without pins", patience_s=5)  # type: ignore[union-attr]
+    monkeypatch.setattr("kvagent.vllm.saves.HOLD_S", 60)
+    agent.thaw()
+    engine.quiet()
+    assert agent.status()["blocks_stored"] == 0
+    engine.step((request, 1))
+    engine.quiet()
+    assert agent.status()["blocks_stored"] == 4
+
+
 def test_what_old_weights_began_is_not_saved(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
     """Nothing took its blocks from a request: what it computes depends on those that old weights computed."""
     engine = engines()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.geometry import Geometry
 
 REVOKES = 256  # words, so that many saves under way
+HOLD_S = 5.0  # longest that a save may hold its blocks: an agent that takes longer stands still
 RETRY_STEPS = 16  # before what found the agent busy is offered again
 
 _STORED = bytes((BlockStatus.OK, BlockStatus.EXISTS, BlockStatus.IN_PROGRESS))
@@ -37,6 +38,7 @@ class _Save:
     revoke: int
     pieces: list[Piece]
     blocks: list[Any]
+    since: float
     outcome: Outcome | None = None
     pinned: bool = True
 
@@ -73,6 +75,7 @@ class Saves:
         self._under_way: OrderedDict[int, _Save] = OrderedDict()
         self._words = list(range(REVOKES))
         self._step = 0
+        self._now = 0.0
         self._not_before = 0
 
     def busy(self) -> bool:
@@ -82,6 +85,7 @@ class Saves:
     def begin(self, now: float) -> None:
         """Begins a step."""
         self._step += 1
+        self._now = now
         for known in self.pieces.known:
             known.age(now)
 
@@ -95,7 +99,7 @@ class Saves:
         while self.pieces.open and self._words:
             pieces, blocks = self.pieces.take_job()
             sections = packed([piece.section for piece in pieces], len(blocks))
-            save = _Save(jobs(), self._words.pop(), pieces, blocks)
+            save = _Save(jobs(), self._words.pop(), pieces, blocks, self._now)
             self._under_way[save.job] = save
             self.counts.planned += len(blocks)
             planned.append(SaveJob(save.job, boot, epoch, save.revoke, sections))
@@ -131,6 +135,17 @@ class Saves:
                 revoked.append(save.job)
                 self._let_go(save)
         return revoked
+
+    def revoke_overdue(self) -> list[int]:
+        """The same for those that the agent has had for too long."""
+        overdue: list[int] = []
+        for save in self._under_way.values() if self.revocable else ():
+            if save.since + HOLD_S > self._now:
+                break
+            if save.pinned:
+                overdue.append(save.job)
+                self._let_go(save)
+        return overdue
 
     def revoke_at_once(self) -> list[int]:
         """Revokes all saves between two steps, where the words can be reached; else none."""

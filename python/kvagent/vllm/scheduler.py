@@ -123,6 +123,7 @@ class SchedulerSide:
             if short and self.saves.busy():
                 plan.revokes += self.saves.revoke()
             plan.saves = self._plan_saves(self.saves, output, allowed=not short)
+            plan.revokes += self.saves.revoke_overdue()
         if self._presence.asker is not None:
             self._presence.asker.new_step()
         return plan

@@ -18,7 +18,7 @@ HELP = {
     "saves_stored": "Blocks that the agent stored.",
     "saves_existed": "Blocks that the agent had.",
     "saves_refused": "Blocks that the agent did not store.",
-    "saves_revoked": "Blocks whose save was revoked for want of blocks.",
+    "saves_revoked": "Blocks whose save was revoked: for want of blocks, or because it took too long.",
     "worker_saved": "Blocks stored, counted by every rank.",
     "worker_loaded": "Blocks loaded, counted by every rank.",
     "worker_loads_failed": "Failed loads, counted by every rank.",
