@@ -4,7 +4,7 @@ package evict
 // what may still be lost: no other block can be a hit of LRU and a miss of the policy.
 const (
 	giftShare = 0.0045 // blocks given for each block looked up
-	giftTrust = 2      // blocks that may be missing for each one given ...
+	giftTrust = 1.5    // blocks that may be missing for each one given ...
 	mostTrust = 4      // ... and at most
 	leadTrust = 4      // blocks that may be missing for each one that the policy is ahead, at most
 	leadTurns = 2      // times the entries that are looked up until a lead counts once more
