@@ -77,7 +77,7 @@ func startRedis(t *testing.T) (addr string, server *exec.Cmd) {
 
 // Options of a tier, and of a replay, that wait for what comes late because the machine is busy. A question that its store answers too late for the tier, or a
 // look-up that is answered too late for the engine, costs the rest of a prompt: then hits tell how fast the machine is, and not whether they are found.
-const patientTier = "ask-within=10s&fetch-within=10s&put-within=10s&break-after=1000"
+const patientTier = "ask-within=10s&fetch-within=10s&put-within=10s"
 
 var patientEngines = []string{"--lookup-timeout", "10s"}
 
