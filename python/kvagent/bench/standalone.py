@@ -37,6 +37,7 @@ REQUEST_BLOCKS = PROMPT_BLOCKS + (STEPS + WARM_UP) // BLOCK_TOKENS + 2
 BLOCKS = MOST * REQUEST_BLOCKS
 STEP_S = 0.001  # between two steps; without it, the agent's share of the processors would be measured
 LOOKUPS = 500
+NOTHING = SimpleNamespace(num_scheduled_tokens={}, preempted_req_ids=None)  # a step's output
 
 
 @dataclass(slots=True)
@@ -90,6 +91,7 @@ class Engine:
         self.scheduler = SchedulerSide(Options(), geometry, 1, link, saves=True, loads=True, whole_failures=True)
         self.scheduler.bind(self.pool, self)
         self.worker = WorkerSide(worker_link, self.words, per_block=True, whole_failures=True)
+        self.scheduler.plan(NOTHING)  # takes the session up: what ran before would be saved from its first block on
 
     def get_blocks(self, request: str) -> Any:
         """The block tables, as vLLM's KV cache manager gives them."""
@@ -143,7 +145,6 @@ def steps(engine: Engine, running: int) -> tuple[Times, Times, float]:
 def lookups(engine: Engine) -> Times:
     """A look-up of a prompt of PROMPT_BLOCKS blocks that the agent does not have, with its answer."""
     taken = Times()
-    empty = SimpleNamespace(num_scheduled_tokens={}, preempted_req_ids=None)
     for i in range(LOOKUPS):
         request = _request(f"lookup {i}", PROMPT_BLOCKS * BLOCK_TOKENS + 1)
         taken.begin()
@@ -151,7 +152,7 @@ def lookups(engine: Engine) -> Times:
         taken.end()
         taken.step()
         engine.scheduler.finished(request, normally=False)
-        engine.scheduler.plan(empty)
+        engine.scheduler.plan(NOTHING)
     return taken
 
 
