@@ -22,8 +22,8 @@ type policyReport struct {
 	Opt      float64            `json:"opt"`       // Belady's optimum
 	BelowLRU float64            `json:"below_lru"` // lru less hit_rate; negative is better than LRU
 	Policies map[string]float64 `json:"policies"`  // each through the pool's own interface
-	// Wall clock of a simulation with the policy per block looked up, its index and chains with it, ns: the least of some
-	// runs. The same with LRU as the policy.
+	// Wall clock of a simulation with the policy per block looked up, its index and chains with it, ns: of each part of the
+	// stream the least of some runs. The same with LRU as the policy.
 	PerAccess    int64 `json:"ns_per_access"`
 	PerAccessLRU int64 `json:"lru_ns_per_access"`
 }
