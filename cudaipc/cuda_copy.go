@@ -22,15 +22,15 @@ type cudaFlight struct {
 	given   given  // to the summers; whoever gives them
 }
 
-// sumBytes is chunkBytes for a gather whose blocks are summed: so much is still to be summed behind the last byte.
-const sumBytes = 4 << 20
+// sumBytes is chunkBytes, and maxMerged, for a gather whose blocks are summed: so much is still to be summed behind the last byte.
+const sumBytes = 2 << 20
 
-// chunk is how many bytes, about, one chunk of the flight has.
-func (f *cudaFlight) chunk() uint64 {
+// most is how many bytes one chunk of the flight has, about, and one call at most.
+func (f *cudaFlight) most() (chunk, call uint64) {
 	if f.copy.Sum && f.copy.Dir == Gather {
-		return sumBytes
+		return sumBytes, sumBytes
 	}
-	return chunkBytes
+	return chunkBytes, maxMerged
 }
 
 // passed ends one wait of a flight, the last one the flight.

@@ -153,6 +153,8 @@ func (l *lane) next(wait bool) bool {
 		}
 		l.spans = append(l.spans, span{dev: r.addr + run.RegionOff, off: uint64(run.ArenaOff), n: uint64(run.Len), in: run.Region})
 	}
+	_, call := f.most()
+	l.planner.bytes = min(call, uint64(len(l.ring.mem)))
 	l.rects = l.planner.plan(l.spans, f.copy.Blocks)
 	f.inOrder = !l.planner.isTurned
 	return true
@@ -224,9 +226,10 @@ func (l *lane) chunk(pinned bool) {
 // direct starts calls between the GPU and pinned pieces of the arena.
 func (l *lane) direct() (uint64, error) {
 	l.issue.reset()
+	most, _ := l.flight.most()
 	var bytes uint64
 	n := 0
-	for n < len(l.rects) && n < chunkCalls && bytes < l.flight.chunk() && l.d.pins.at(l.rects[n].off) {
+	for n < len(l.rects) && n < chunkCalls && bytes < most && l.d.pins.at(l.rects[n].off) {
 		taken, err := l.add(&l.rects[n])
 		if err != nil {
 			return bytes, err
