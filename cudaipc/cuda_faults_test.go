@@ -55,6 +55,13 @@ func ownMachine(t *testing.T) {
 // patient are limits that no run without a hang comes near.
 var patient = cudaipc.MoverLimits{Tick: 20 * time.Millisecond, Steady: time.Nanosecond}
 
+// hung are limits that a test can wait for, from the start of the mover on.
+var hung = func() cudaipc.MoverLimits {
+	l := quick
+	l.Start = 3 * time.Second
+	return l
+}()
+
 // newMovedCUDA is newMoved with a GPU in the mover, whose environment has env besides, and one engine for all. rules may be
 // nil. The end of the mover may go wrong.
 func newMovedCUDA(t *testing.T, engine devicetest.Engine, limits cudaipc.MoverLimits, rules []cudaipc.CopyRule, env ...string) *moved {
@@ -442,7 +449,7 @@ func TestCUDAHangs(t *testing.T) {
 	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p, end := faultRun(t, faultEngine(t), quick, fmt.Sprintf("SOFTCUDA_HANG=%s:1", name))
+			p, end := faultRun(t, faultEngine(t), hung, fmt.Sprintf("SOFTCUDA_HANG=%s:1", name))
 			lost := p.mover.Movers()[0].Lost
 			switch costOf[name] {
 			case "import", "gather", "scatter", "poll":
