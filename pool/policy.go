@@ -70,6 +70,7 @@ type PolicyReport struct {
 	// A sample of the blocks is run through a shadow LRU of the same size. Zero for LRU itself.
 	ShadowLookups, ShadowHits, SampleHits uint64  // sampled blocks looked up; hits of LRU; hits of the policy
 	Margin                                float64 // blocks the policy may still fall behind before the alarm
+	Missing, MayMiss                      float64 // blocks that LRU would have and the policy gave up; how many may be. Beyond, LRU decides
 	Alarms                                uint64  // times it fell behind, forgot most of what it had learned, and let LRU decide
 	Humble                                bool    // after an alarm: for a while LRU decides
 	Untold                                uint64  // look-ups it was not told of, because too many were waiting

@@ -12,6 +12,7 @@ func (h *Hazard) Report() pool.PolicyReport {
 	r := pool.PolicyReport{
 		Name: "hazard", Entries: h.entries, Ghosts: h.ghosts.count, Bytes: h.bytes(),
 		ShadowLookups: s.lookups, ShadowHits: s.hits, SampleHits: s.own, Margin: s.margin, Alarms: s.alarms,
+		Missing: float64(s.missing) * s.scale(), MayMiss: max(0, h.credit.missing(h.entries)),
 		Humble:  h.humble.left > 0,
 		Classes: make([]pool.PolicyClass, numClasses),
 	}
