@@ -43,8 +43,8 @@ func TestReplayTwoNodesOverMooncake(t *testing.T) {
 	spec, _ := startMooncake(t)
 	o := replayJSON(t, append(patientEngines, "--requests", "300", "--pace", "6s", "--nodes", "2", "--shared", spec+"&"+patientTier)...)
 	o.clean(t)
-	if got := o.from("mooncake"); got < 50 || o.BlocksHitOther == 0 { // what was saved before the helpers had started is written when they have
-		t.Errorf("%d blocks came from the shared store, want 50 and more; %d were another's: %+v", got, o.BlocksHitOther, o.Sources)
+	if got := o.from("mooncake"); got < 200 || o.BlocksHitOther == 0 { // what was saved before the helpers had started is written when they have
+		t.Errorf("%d blocks came from the shared store, want 200 and more; %d were another's: %+v", got, o.BlocksHitOther, o.Sources)
 	}
 }
 
