@@ -43,7 +43,7 @@ demo: build ## one agent, two mock engines, the first 1,000 requests of a real t
 	@bin/kvagent replay --trace testdata/conversation_1000.jsonl --engines 2 --progress --pace 10s
 
 .PHONY: test
-test: deps build lint test-go fuzz test-python torture-short torture-tiers-short dockerfile-check cuda-header-check test-softcuda test-cuda torture-cuda-short ## everything that CI runs
+test: deps vllm-early build lint test-go fuzz test-python test-vllm test-vllm-oldest mutants-vllm torture-short torture-tiers-short dockerfile-check cuda-header-check test-softcuda test-cuda torture-cuda-short ## everything that CI runs
 
 .PHONY: lint
 lint: lint-go lint-python ## formatting and static checks, Go and Python
