@@ -31,41 +31,57 @@ func readCopyTables(path string) ([]cudaipc.CopyTable, error) {
 	if err != nil {
 		return nil, err
 	}
+	if !info.Mode().IsRegular() { // reading a FIFO would never end
+		return nil, fmt.Errorf("--copy-tables: %s: %v, allowed: a regular file, or none", path, info.Mode().Type())
+	}
 	if info.Size() > maxCopyTablesBytes {
-		return nil, fmt.Errorf("%s: %d bytes, allowed: at most %d", path, info.Size(), maxCopyTablesBytes)
+		return nil, &brokenTables{fmt.Errorf("%s: %d bytes, allowed: at most %d", path, info.Size(), maxCopyTablesBytes)}
 	}
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
+	tables, err := parseCopyTables(text)
+	if err != nil {
+		return nil, &brokenTables{fmt.Errorf("%s: %w", path, err)}
+	}
+	return tables, nil
+}
+
+// brokenTables is what is wrong with a regular file that holds no copy tables.
+type brokenTables struct{ error }
+
+func (b *brokenTables) Unwrap() error { return b.error }
+
+func parseCopyTables(text []byte) ([]cudaipc.CopyTable, error) {
 	var tables []cudaipc.CopyTable
 	if err := json.Unmarshal(text, &tables); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, err
 	}
 	if len(tables) > maxCopyTables {
-		return nil, fmt.Errorf("%s: %d tables, allowed: at most %d", path, len(tables), maxCopyTables)
+		return nil, fmt.Errorf("%d tables, allowed: at most %d", len(tables), maxCopyTables)
 	}
 	tables = slices.DeleteFunc(tables, func(t cudaipc.CopyTable) bool { return t.Version != 0 && t.Version != cudaipc.CopyTableVersion })
 	for i := range tables {
 		if tables[i].GPU == "" {
-			return nil, fmt.Errorf("%s: table %d: gpu is empty, allowed: the name of a type of GPU", path, i)
+			return nil, fmt.Errorf("table %d: gpu is empty, allowed: the name of a type of GPU", i)
 		}
 		if err := tables[i].Check(); err != nil {
-			return nil, fmt.Errorf("%s: %s: %w", path, tables[i].GPU, err)
+			return nil, fmt.Errorf("%s: %w", tables[i].GPU, err)
 		}
 	}
 	return tables, nil
 }
 
 // writeCopyTable puts a table into the file, in the place of the one of that type of GPU under that driver. Another process sees the
-// old file or the new one. A file that cannot be read is put aside.
+// old file or the new one. A file that holds something else is put aside; what cannot be read stays where it is.
 func writeCopyTable(path string, t *cudaipc.CopyTable) error {
 	tables, err := readCopyTables(path)
+	if errors.As(err, new(*brokenTables)) {
+		err = os.Rename(path, path+".broken")
+	}
 	if err != nil {
-		if err := os.Rename(path, path+".broken"); err != nil {
-			return err
-		}
-		tables = nil
+		return err
 	}
 	kept := []cudaipc.CopyTable{*t}
 	for i := range tables {
@@ -94,8 +110,9 @@ func writeCopyTable(path string, t *cudaipc.CopyTable) error {
 
 // copyTables are the tables of one agent: those of its file, and those that its movers measure.
 type copyTables struct {
-	path string
-	mu   struct {
+	path    string
+	writing sync.Mutex // of the file; whoever has mu does not wait for a disk
+	mu      struct {
 		sync.Mutex
 		tables []cudaipc.CopyTable
 	}
@@ -118,10 +135,16 @@ func (c *copyTables) all() []cudaipc.CopyTable {
 	return slices.Clone(c.mu.tables)
 }
 
-// add keeps what was measured for movers to come, and in the file for agents to come; the error is of the file alone.
-func (c *copyTables) add(t *cudaipc.CopyTable) error {
+// add keeps what was measured for movers to come.
+func (c *copyTables) add(t *cudaipc.CopyTable) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.mu.tables = append([]cudaipc.CopyTable{*t}, c.mu.tables...)
+}
+
+// keep puts what was measured into the file, for agents to come. The disk may take any time, or not answer at all.
+func (c *copyTables) keep(t *cudaipc.CopyTable) error {
+	c.writing.Lock()
+	defer c.writing.Unlock()
 	return writeCopyTable(c.path, t)
 }

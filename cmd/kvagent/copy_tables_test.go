@@ -6,9 +6,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc"
 )
@@ -53,7 +55,8 @@ func TestCopyTablesThatCannotBeUsed(t *testing.T) {
 		if len(tables.all()) != 0 || len(said) != 1 || !strings.Contains(said[0].ContextMap()["error"].(string), want) || !strings.Contains(said[0].ContextMap()["error"].(string), path) {
 			t.Errorf("%.40q: %v, %v, want %q", text, tables.all(), said, want)
 		}
-		if err := tables.add(copyTableOf("A", 1)); err != nil || len(tables.all()) != 1 {
+		tables.add(copyTableOf("A", 1))
+		if err := tables.keep(copyTableOf("A", 1)); err != nil || len(tables.all()) != 1 {
 			t.Errorf("%.40q: %v, %v", text, err, tables.all())
 		}
 		if aside, err := os.ReadFile(path + ".broken"); err != nil || string(aside) != text {
@@ -101,6 +104,63 @@ func TestCopyTablesByDriverAndVersion(t *testing.T) {
 	}
 }
 
+// What is not a file, or cannot be read, is no file of ours: it is refused, and stays where it is.
+func TestCopyTablesOfAnotherKind(t *testing.T) {
+	for name, put := range map[string]func(string) error{
+		"folder": func(path string) error { return os.Mkdir(path, 0o700) },
+		"FIFO":   func(path string) error { return unix.Mkfifo(path, 0o600) },
+		"loop":   func(path string) error { return os.Symlink(path, path) },
+	} {
+		path := filepath.Join(t.TempDir(), "tables.json")
+		if err := put(path); err != nil {
+			t.Fatal(err)
+		}
+		before, err := os.Lstat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := readCopyTables(path); err == nil || name != "loop" && !strings.Contains(err.Error(), "--copy-tables") {
+			t.Errorf("%s: read: %v, want an error that names the flag", name, err)
+		}
+		if err := writeCopyTable(path, copyTableOf("A", 1)); err == nil {
+			t.Errorf("%s: written over", name)
+		}
+		if after, err := os.Lstat(path); err != nil || !os.SameFile(before, after) {
+			t.Errorf("%s: %v, was moved away", name, err)
+		}
+	}
+}
+
+// A disk that does not answer holds up nobody but the file's writer.
+func TestCopyTablesOnAHungDisk(t *testing.T) {
+	core, logged := observer.New(zap.InfoLevel)
+	log := zap.New(core)
+	tables := openCopyTables(filepath.Join(t.TempDir(), "tables.json"), log)
+	tables.writing.Lock() // as a writer does whose disk hangs
+	g, heard := newGPULog(tables, log), make(chan int)
+	go func() {
+		g.hear(cudaipc.CUDAInfo{Name: "A", Source: cudaipc.TableMeasured, Facts: cudaipc.GPUFacts{Table: copyTableOf("A", 1)}})
+		heard <- len(tables.all())
+	}()
+	select {
+	case n := <-heard:
+		if n != 1 {
+			t.Errorf("%d tables, want 1", n)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("whoever tells of a GPU waits for the disk")
+	}
+	tables.writing.Unlock()
+	for end := time.Now().Add(10 * time.Second); logged.Len() == 0; time.Sleep(time.Millisecond) { // a pause between two looks
+		if time.Now().After(end) {
+			t.Fatal("nothing is said of the GPU")
+		}
+	}
+	if kept, err := readCopyTables(tables.path); err != nil || len(kept) != 1 {
+		t.Errorf("%v, %v in the file, want the table", kept, err)
+	}
+}
+
 // What was measured is used though it cannot be kept, and that is said in the line that says what was measured.
 func TestCopyTablesReadOnly(t *testing.T) {
 	core, logged := observer.New(zap.InfoLevel)
@@ -110,6 +170,9 @@ func TestCopyTablesReadOnly(t *testing.T) {
 	info := cudaipc.CUDAInfo{Name: "A", Source: cudaipc.TableMeasured, Paths: "the table", Facts: cudaipc.GPUFacts{Table: copyTableOf("A", 1), Context: 5 << 20}}
 	g.hear(info)
 	g.hear(info)
+	for end := time.Now().Add(10 * time.Second); logged.Len() == 0 && time.Now().Before(end); {
+		time.Sleep(time.Millisecond) // a pause between two looks
+	}
 	said := logged.All()
 	if len(said) != 1 || len(tables.all()) != 1 {
 		t.Fatalf("%v, tables %v", said, tables.all())

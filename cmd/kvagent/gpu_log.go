@@ -1,7 +1,9 @@
 package main
 
 import (
+	"fmt"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -43,18 +45,39 @@ func (g *gpuLog) opened(i *cudaipc.CUDAInfo) {
 	if g.tables != nil {
 		fields = append(fields, zap.String("file", g.tables.path))
 	}
-	if i.Source == cudaipc.TableMeasured && g.tables != nil {
-		if err := g.tables.add(i.Facts.Table); err != nil {
-			fields = append(fields, zap.NamedError("not_kept", err))
-		}
-	}
 	if i.Facts.Context > 0 {
 		fields = append(fields, zap.String("own_memory", humanSize(i.Facts.Context)))
 	}
 	if i.Facts.Problem != "" {
 		fields = append(fields, zap.String("problem", i.Facts.Problem))
 	}
-	g.log.Info("copy paths", fields...)
+	if i.Source != cudaipc.TableMeasured || g.tables == nil {
+		g.log.Info("copy paths", fields...)
+		return
+	}
+	g.tables.add(i.Facts.Table)
+	go g.keep(i.Facts.Table, fields) // nobody waits for it: a disk that hangs holds up no mover's end
+}
+
+// keepWithin is how long the line that says what was measured waits for the file.
+const keepWithin = 5 * time.Second
+
+// keep puts what was measured into the file, and then says what it was.
+func (g *gpuLog) keep(t *cudaipc.CopyTable, fields []zap.Field) {
+	kept := make(chan error, 1)
+	go func() { kept <- g.tables.keep(t) }()
+	select {
+	case err := <-kept:
+		if err != nil {
+			fields = append(fields, zap.NamedError("not_kept", err))
+		}
+		g.log.Info("copy paths", fields...)
+	case <-time.After(keepWithin):
+		g.log.Info("copy paths", append(fields, zap.String("not_kept", fmt.Sprintf("the file is not written after %v", keepWithin)))...)
+		if err := <-kept; err != nil {
+			g.log.Warn("the measured copy paths are not kept", zap.String("file", g.tables.path), zap.Error(err))
+		}
+	}
 }
 
 // pinning tells how the pinning of the pool ends, and that it does not.
