@@ -116,6 +116,9 @@ func takeAnswer(f *fields) error {
 	return err
 }
 
+// maxWitness is how long an opening waits for what is measured beside it, however long it may take itself.
+const maxWitness = 15 * time.Second
+
 // greet waits for the process's first word, and has it open its device.
 func (l *moverLife) greet() error {
 	o := &l.m.opts
@@ -123,7 +126,7 @@ func (l *moverLife) greet() error {
 	return l.call("open the device", o.Limits.Start, func(number uint64) ([]byte, []int) {
 		b, err := putSetup(nil, number, &MoverSetup{
 			Device: o.Device, GPU: o.GPU, ArenaSize: o.ArenaSize, FireOnDeath: o.FireOnDeath, Populate: o.Populate, Tables: o.Tables,
-			Measure: measure, Within: o.Limits.Start / 4, Facts: facts,
+			Measure: measure, Within: min(o.Limits.Start/4, maxWitness), Facts: facts,
 		})
 		if err != nil {
 			panic(err) // strings, numbers and booleans
