@@ -300,6 +300,32 @@ def test_a_local_hit_on_blocks_of_old_weights_is_not_gone_on_from(
     assert agent.status()["blocks_stored"] == 0
 
 
+@pytest.mark.parametrize("over", [False, True])
+def test_a_block_that_was_partly_filled_at_a_reset_is_old_once_it_is_full(
+    engines: Callable[..., PlayedEngine], agent: AgentProcess, over: bool
+) -> None:
+    """vLLM gives it a hash only then; what is computed from it must not be saved either."""
+    engine = engines()
+    request = engine.request("a", "p", 1)
+    table = engine.admit(request)
+    engine.step((request, BLOCK // 2))
+    engine.scheduler.reset()
+    if over:
+        engine.step((request, BLOCK // 2))
+        table[0].block_hash = request.block_hashes[0]
+        engine.scheduler.finished(request, normally=True)
+    else:
+        table[0].block_hash = request.block_hashes[0]  # as the step is scheduled that fills it
+    again = engine.request("b", "p", 3)
+    engine.tables["b"] = table[:1] + engine.pool.blocks[20:23]
+    engine.admit(again)
+    engine.step((again, again.num_tokens))
+    engine.quiet()
+    assert agent.status()["blocks_stored"] == 0
+    engine.save("c", "q", 2, 7)
+    assert agent.status()["blocks_stored"] == 2
+
+
 def test_a_reset_that_the_agent_does_not_hear_is_no_failure_and_is_done_before_anything_else(
     engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,11 @@ class Blocks:
         self._old = {b.block_id: b.block_hash for b in self._pool.blocks if b.block_hash is not None}
         self.aged = bool(self._old)
 
+    def enter(self, block: Any) -> None:
+        """What is in a block depends on old weights, though it was filled later."""
+        self._old[block.block_id] = block.block_hash
+        self.aged = True
+
     def old(self, block: Any) -> bool:
         """Whether a block still has what it had before the last new_weights."""
         return self.aged and self._old.get(block.block_id, _NONE) == block.block_hash

@@ -17,6 +17,7 @@ from kvagent.vllm.collect import collect
 from kvagent.vllm.counts import Counts
 from kvagent.vllm.due import Due
 from kvagent.vllm.loads import Loads
+from kvagent.vllm.mixed import Mixed
 from kvagent.vllm.plan import SaveJob, StepPlan
 from kvagent.vllm.presence import NOTHING, Presence
 from kvagent.vllm.promises import Promises
@@ -58,6 +59,7 @@ class SchedulerSide:
         self.blocks: Blocks | None = None
         self.saves: Saves | None = None
         self._loads: Loads | None = None
+        self._mixed: Mixed | None = None
 
     def bind(self, pool: Any, manager: Any = None) -> None:
         """Takes vLLM's block pool, and its KV cache manager where there is one to take."""
@@ -65,6 +67,7 @@ class SchedulerSide:
             self.blocks = Blocks(pool, self._options.pin_percent / 100)
             self.saves = Saves(self._geometry, self._world, self.blocks, self.tables, self._due)
             self._loads = Loads(self._presence, self._geometry, self._options, self._world, self.blocks, self.counts)
+            self._mixed = Mixed(self.blocks, self.tables, len(self._geometry.groups))
             self.blocks.before_reset(self._before_reset)
         self.tables.bind(pool, manager)
 
@@ -114,6 +117,8 @@ class SchedulerSide:
             # One that a reset preempted may have been let in again in this very step.
             self._preempted(request, again=request in output.num_scheduled_tokens)
         self.tables.take(getattr(output, "kv_connector_block_state", None))
+        if self._mixed is not None:
+            self._mixed.enter()
         plan = StepPlan(idle=not self._tracked)
         if self._loads is not None:
             plan.loads, plan.cancels = self._loads.take()
@@ -147,6 +152,9 @@ class SchedulerSide:
         tracked.over = True
         self._due.remove(tracked)
         self._promises.forget(tracked)
+        if self._mixed is not None:
+            self._mixed.enter()
+            self._mixed.remove(tracked)
         if tracked.load and self._loads is not None:
             self._loads.cancel(tracked)
         elif normally and self.saves is not None and self._saving(tracked) and self.saves.ready():
@@ -167,8 +175,12 @@ class SchedulerSide:
         for tracked in self._tracked.values():
             self._promises.forget(tracked)
             tracked.mixed = tracked.admitted or tracked.load != 0 or tracked.loaded[1] > 0
-        if self.blocks is not None and self.saves is not None:
+        if self.blocks is not None and self.saves is not None and self._mixed is not None:
             self.blocks.new_weights()
+            self._mixed.clear()
+            for tracked in self._tracked.values():
+                if tracked.mixed:
+                    self._mixed.add(tracked)
             self.saves.forget()
 
     def pending(self) -> bool:
@@ -258,11 +270,13 @@ class SchedulerSide:
         tracked.begin_again()
         tracked.admitted = tracked.mixed = False
         self._due.remove(tracked)
+        if self._mixed is not None:
+            self._mixed.remove(tracked)
 
     def _look_for_old(self, tracked: Tracked, tables: Sequence[Sequence[Any]]) -> None:
         """Whether a request that is let in found blocks of old weights in the engine's own cache."""
-        if self.blocks is not None and self.blocks.aged:
-            tracked.mixed = tracked.mixed or any(self.blocks.old(block) for table in tables for block in table)
+        if self._mixed is not None:
+            self._mixed.look(tracked, tables)
 
     def _plan_saves(self, saves: Saves, output: Any, *, allowed: bool) -> list[SaveJob]:
         session = self._presence.session
