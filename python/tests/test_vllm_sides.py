@@ -244,6 +244,36 @@ def test_a_frozen_agent_does_not_hold_blocks_for_good(
     assert agent.status()["blocks_stored"] == 4
 
 
+def test_a_save_is_not_revoked_before_the_agent_had_it_for_a_step(
+    engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is planned before its step, which may take longer than the hold; and no step counts for those before it."""
+    now = [1000.0]
+    monkeypatch.setattr("kvagent.vllm.scheduler.time", SimpleNamespace(monotonic=lambda: now[0]))
+    engine = engines()
+    blocks = engine.scheduler.blocks
+    assert blocks is not None
+    engine.step()
+    now[0] += 3600
+    request = engine.request("a", "p", 4)
+    engine.matched(request)
+    engine.admit(request)
+    agent.freeze()
+    engine.step((request, request.num_tokens))
+    for _ in range(5):
+        now[0] += 0.01
+        engine.step()
+        assert blocks.saving == 4
+    now[0] += 30
+    engine.step()
+    assert blocks.saving == 4
+    now[0] += 30
+    engine.step()
+    assert blocks.saving == 0
+    agent.thaw()
+    engine.quiet()
+
+
 def test_what_old_weights_began_is_not_saved(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
     """Nothing took its blocks from a request: what it computes depends on those that old weights computed."""
     engine = engines()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.geometry import Geometry
 
 REVOKES = 256  # words, so that many saves under way
-HOLD_S = 5.0  # longest that a save may hold its blocks: an agent that takes longer stands still
+HOLD_S = 5.0  # longest that a save may hold its blocks, of which one step counts for half at most
 RETRY_STEPS = 16  # before what found the agent busy is offered again
 
 _STORED = bytes((BlockStatus.OK, BlockStatus.EXISTS, BlockStatus.IN_PROGRESS))
@@ -75,7 +75,8 @@ class Saves:
         self._under_way: OrderedDict[int, _Save] = OrderedDict()
         self._words = list(range(REVOKES))
         self._step = 0
-        self._now = 0.0
+        self._now = 0.0  # of the clock that goes no further than half the hold in a step
+        self._last = 0.0
         self._not_before = 0
 
     def busy(self) -> bool:
@@ -85,7 +86,8 @@ class Saves:
     def begin(self, now: float) -> None:
         """Begins a step."""
         self._step += 1
-        self._now = now
+        self._now += min(now - self._last, HOLD_S / 2)  # an agent has a save only when its step has ended
+        self._last = now
         for known in self.pieces.known:
             known.age(now)
 
