@@ -330,6 +330,35 @@ def test_a_local_hit_on_blocks_of_old_weights_is_not_gone_on_from(
     assert agent.status()["blocks_stored"] == 0
 
 
+def test_what_waits_to_be_handed_out_when_another_engine_resets_is_given_up(
+    engines: Callable[..., PlayedEngine], agent: AgentProcess
+) -> None:
+    """A request ended between two steps; the next one hears of the reset first, and would save under its epoch."""
+    engine, other = engines("one"), engines("two")
+    other.step()
+    request = engine.request("a", "p", 4)
+    engine.matched(request)
+    engine.admit(request)
+    request.num_computed_tokens = request.num_tokens
+    engine.scheduler.finished(request, normally=True)
+    saves, blocks = engine.scheduler.saves, engine.scheduler.blocks
+    assert saves is not None
+    assert blocks is not None
+    assert blocks.saving == 4
+    epoch = engine.scheduler._presence._epoch
+    other.scheduler.reset()
+
+    def heard() -> bool:
+        engine.scheduler._attend()  # as for a request that comes
+        return engine.scheduler._presence._epoch > epoch
+
+    eventually(heard, "the reset")
+    assert blocks.saving == 0
+    assert engine.step().plan.saves == []
+    engine.quiet()
+    assert agent.status()["blocks_stored"] == 0
+
+
 @pytest.mark.parametrize("over", [False, True])
 def test_a_block_that_was_partly_filled_at_a_reset_is_old_once_it_is_full(
     engines: Callable[..., PlayedEngine], agent: AgentProcess, over: bool

@@ -181,6 +181,7 @@ class SchedulerSide:
             for tracked in self._tracked.values():
                 if tracked.mixed:
                     self._mixed.add(tracked)
+            self.saves.drop()  # it would go out under the new epoch
             self.saves.forget()
 
     def pending(self) -> bool:
