@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kvagent.lookup import Ticket
-from kvagent.messages import RegionKind
+from kvagent.messages import RegionKind, Registered
 from kvagent.packing import packed, section
 from kvagent.shm import SyncWords
 from kvagent.vllm.asking import BREAK_AFTER, BREAK_FIRST_S, STEP_WAIT_S, Asker, Breaker
@@ -25,9 +25,11 @@ from kvagent.vllm.collect import settled
 from kvagent.vllm.counting import Growth
 from kvagent.vllm.geometry import Ranks, Unsupported, geometry, ranks, shard
 from kvagent.vllm.layout import wish
+from kvagent.vllm.link import Attachment
 from kvagent.vllm.memory import memory
 from kvagent.vllm.options import OptionError, Options, loads, parse, saves
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerWords
+from kvagent.vllm.presence import NOTHING, Presence
 from kvagent.vllm.space import identity, weights_digest
 from kvagent.vllm.supported import NEEDED, check
 from kvagent.vllm.words import OthersWords
@@ -277,6 +279,22 @@ def test_what_old_weights_computed_is_known() -> None:
     assert not blocks.old(pool.blocks[2])
     pool.blocks[1].block_hash = b"other"
     assert not blocks.old(pool.blocks[1])
+
+
+def test_a_reset_that_was_missed_between_two_sessions_is_one() -> None:
+    """A first session, or one of another space or of an agent that counts anew, tells nothing of that kind."""
+    link: Any = SimpleNamespace(lost=lambda _: None, close=lambda: None)
+    presence = Presence(link, Options())
+    seen = []
+    for space, epoch in ((b"a", 3), (b"a", 3), (b"a", 5), (b"b", 9), (b"b", 1), (b"b", 2)):
+        session: Any = SimpleNamespace(boot=bytes(16), version=2, number=1, poll=list, close=lambda: None)
+        made = Attachment(session, Registered(1, 0, "", space * 16, epoch, "/none"))
+        link.current = lambda made=made: made
+        seen.append(presence.attend())
+        assert presence.attend() is NOTHING
+    presence.close()
+    assert [news.came for news in seen] == [True] * 6
+    assert [news.reset for news in seen] == [False, False, True, False, False, True]
 
 
 def test_a_reset_is_told_before_it_happens() -> None:

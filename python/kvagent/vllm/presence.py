@@ -30,7 +30,7 @@ class News:
     came: bool = False
     """There is a new one: its agent may have nothing."""
     reset: bool = False
-    """Somebody reset the space."""
+    """Somebody reset the space, perhaps while there was no session."""
 
 
 NOTHING = News()
@@ -46,6 +46,7 @@ class Presence:
         self._options = options
         self._attachment: Attachment | None = None
         self._epoch = 0  # of which is known
+        self._space = b""  # whose epoch that is
         self._reset_owed = False  # a reset that the agent did not hear: it comes first in the next session
 
     @property
@@ -59,7 +60,9 @@ class Presence:
         went = came = reset = False
         if current is not self._attachment:
             went = self._detach()
-            came = current is not None and self._attach(current)
+            if current is not None:
+                reset = self._missed(current)
+                came = self._attach(current)
         if self._attachment is not None:
             try:
                 for event in self._attachment.session.poll():
@@ -99,9 +102,14 @@ class Presence:
         if last := self._link.close():
             last.session.close()
 
+    def _missed(self, attachment: Attachment) -> bool:
+        """Whether somebody reset the space since the session before this one."""
+        registered = attachment.registered
+        return registered.space == self._space and 0 < self._epoch < registered.epoch
+
     def _attach(self, attachment: Attachment) -> bool:
         self._attachment = attachment
-        self._epoch = attachment.registered.epoch
+        self._space, self._epoch = attachment.registered.space, attachment.registered.epoch
         if self._reset_owed and not self.reset():
             return False
         self.switches = m.Switches(1, 1)
