@@ -30,9 +30,13 @@ type witness struct {
 	cmd    *exec.Cmd
 	conn   net.Conn
 	says   *json.Decoder
-	before int64 // bytes of the GPU that were free before the mover opened it
+	reaped chan struct{} // closed when the process is gone; nil: it was not started
+	before int64         // bytes of the GPU that were free before the mover opened it
 	facts  GPUFacts
 }
+
+// witnessEnd is how long an opening that failed beside a witness waits for the witness's end, and so for what it held of the GPU.
+const witnessEnd = 5 * time.Second
 
 // witnessOrder is a line to a witness. The first one names the GPU.
 type witnessOrder struct {
@@ -75,7 +79,15 @@ func (w *witness) start() error {
 	w.cmd = exec.Command("/proc/self/exe", os.Args[1:]...)
 	w.cmd.Env, w.cmd.Stderr, w.cmd.ExtraFiles = append(os.Environ(), witnessEnv+"=1"), os.Stderr, []*os.File{theirs}
 	w.cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	return w.cmd.Start()
+	if err := w.cmd.Start(); err != nil {
+		return err
+	}
+	w.reaped = make(chan struct{})
+	go func() {
+		_ = w.cmd.Wait() // it is killed in the end
+		close(w.reaped)
+	}()
+	return nil
 }
 
 func (w *witness) begin(s *MoverSetup) error {
@@ -116,11 +128,23 @@ func (w *witness) end() {
 	if w.conn != nil {
 		_ = w.conn.Close()
 	}
-	if w.cmd == nil || w.cmd.Process == nil {
-		return
+	if w.reaped != nil {
+		_ = w.cmd.Process.Kill() // it has nothing to put in order
 	}
-	_ = w.cmd.Process.Kill() // it has nothing to put in order
-	go func() { _ = w.cmd.Wait() }()
+}
+
+// gone ends the witness and waits for that, for a bounded time; false: there was none, or it hangs.
+func (w *witness) gone() bool {
+	w.end()
+	if w.reaped == nil {
+		return false
+	}
+	select {
+	case <-w.reaped:
+		return true
+	case <-time.After(witnessEnd):
+		return false
+	}
 }
 
 // runWitness is the life of the process. It ends with the mover's end of the socket, whatever the driver does meanwhile.
@@ -173,7 +197,7 @@ func (d *CUDA) measure() GPUFacts {
 	return GPUFacts{Table: &t}
 }
 
-// openWitnessed opens a device beside a witness.
+// openWitnessed opens a device beside a witness; where that fails, without it: what it holds of a GPU may be what the opening lacks.
 func openWitnessed(s *MoverSetup) (*CUDA, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -183,6 +207,11 @@ func openWitnessed(s *MoverSetup) (*CUDA, error) {
 	d, err := openGPU(s)
 	if err == nil {
 		d.facts = w.taken() // nobody else has the device yet
+		return d, nil
 	}
-	return d, err
+	if !w.gone() {
+		return nil, err
+	}
+	s.Facts.Problem = fmt.Sprintf("the GPU memory that this process takes was not measured: the GPU was opened only without the process that measures: %v", err)
+	return openGPU(s)
 }

@@ -128,3 +128,12 @@ func TestCUDAWitnessFails(t *testing.T) {
 		})
 	}
 }
+
+// TestCUDAWitnessTakesTheRest: a GPU with room for one context is opened once the witness has given its own back, and what it measured
+// counts.
+func TestCUDAWitnessTakesTheRest(t *testing.T) {
+	_, said := measuredMover(t, nil, "SOFTCUDA_MEMORY=167772160", "SOFTCUDA_CONTEXT_BYTES=104857600")
+	if i := next(t, said); i.Source != cudaipc.TableMeasured || i.Facts.Context != 0 || !strings.Contains(i.Facts.Problem, "opened only without") {
+		t.Errorf("%s, facts %+v, want the measured table and why the context was not", i.Source, i.Facts)
+	}
+}
