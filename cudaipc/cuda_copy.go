@@ -70,7 +70,7 @@ func (d *CUDA) submit(f *cudaFlight) {
 // copied is called by the lane when no copy of a flight is under way any more. What was copied around the death of the peer's process is
 // not trusted: a driver may end such copies short, and say nothing.
 func (d *CUDA) copied(f *cudaFlight) {
-	if f.err == nil && f.peer.dead() {
+	if f.err == nil && f.peer.dying() {
 		f.err = errPeerDead
 	}
 	if f.err != nil {

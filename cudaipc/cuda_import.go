@@ -17,13 +17,14 @@ type gpuPeer struct {
 	events      []driver.Event
 	loads       atomic.Pointer[loadEvents] // nil: not asked for
 	words       *region                    // the mapping of the words, which is no region to copy
+	statm       int                        // /proc/PID/statm; -1: not watched, or it says nothing
 }
 
 // Import opens the regions and the events of a peer, all or none.
 func (d *CUDA) Import(im Import) error {
 	defer closeDescriptors(im.Regions)
 	p := newPeer(&im)
-	p.gpu = &gpuPeer{allocations: map[driver.Handle]driver.Addr{}}
+	p.gpu = &gpuPeer{allocations: map[driver.Handle]driver.Addr{}, statm: -1}
 	err := d.alive()
 	if err == nil {
 		d.opener.do(func() { err = d.openOnGPU(p, &im) })
@@ -79,7 +80,10 @@ func (d *CUDA) openAll(p *peer, im *Import) error {
 		return err
 	}
 	if im.Pid > 0 {
-		return p.watch()
+		if err := p.watch(); err != nil {
+			return err
+		}
+		p.watchMemory()
 	}
 	return nil
 }
@@ -221,5 +225,6 @@ func closePeer(p *peer) {
 	if p.gpu.words != nil {
 		p.gpu.words.close()
 	}
+	p.closeStatm()
 	p.close()
 }
