@@ -24,8 +24,16 @@ type chill struct {
 	memory pool.Chilling // nil: no tier writes on eviction
 	near   atomic.Bool   // memory is nearly full
 
-	mu  sync.Mutex // one look at a time
-	out []pool.Cold
+	mu     sync.Mutex // one look at a time
+	closed bool       // staging is about to go
+	out    []pool.Cold
+}
+
+// close waits for a look that is under way; there is none behind it.
+func (c *chill) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
 }
 
 // chillAlways looks at the coldest entries all the time.
@@ -52,6 +60,9 @@ func (p *Pool) chillNow() {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.closed {
+		return
+	}
 	for _, cold := range c.out[:c.memory.Coldest(c.out)] {
 		p.offerCold(&cold)
 	}

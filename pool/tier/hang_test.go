@@ -85,7 +85,7 @@ func TestNothingWaitsForAHungStore(t *testing.T) {
 }
 
 func lookUpWhileHung(t *testing.T, tiers []Tier) {
-	n := newNode(t, 300, 2, Options{}, tiers...)
+	n := newNode(t, 600, 2, Options{}, tiers...) // room for all: no entry is left without a shard
 	var all sync.WaitGroup
 	for k := range 8 {
 		all.Go(func() {

@@ -104,7 +104,8 @@ func TestOverwrittenOnTheServer(t *testing.T) {
 			writer := newNode(t, 200, 2, Options{Node: "writer"}, patient)
 			reader := newNode(t, 200, 2, Options{Node: "reader", Log: log}, patient)
 			writer.waitFor("connected", func(*pool.TierReport) bool {
-				return s.store.Exists(t.Context(), make([]pool.Key, 1), make([]pool.Status, 1)) == nil
+				anything := []pool.Key{{Hash: pool.MakeHash([]byte{1})}}
+				return s.store.Exists(t.Context(), anything, make([]pool.Status, 1)) == nil
 			})
 			writer.save(h)
 			writer.stored(0, 20)
@@ -123,7 +124,7 @@ func TestOverwrittenOnTheServer(t *testing.T) {
 			if r := reader.Report().Tiers[0]; r.Corrupt != 40 || r.Misses != 20 {
 				t.Errorf("%d damaged, %d misses, want 40 shards of 20 blocks", r.Corrupt, r.Misses)
 			}
-			reader.waitFor("they are dropped", func(*pool.TierReport) bool { return s.left(t) == 0 })
+			reader.waitFor("they are dropped", func(r *pool.TierReport) bool { return s.left(t) == 0 && r.Tiers[0].Deleted == 40 })
 			mu.Lock()
 			if text := strings.Join(said, "\n"); !strings.Contains(text, `written by "writer"`) {
 				t.Errorf("the source is not named: %q", text)

@@ -20,7 +20,8 @@ type spaces struct {
 	mu    sync.Mutex // a space opens or is reset
 	path  string
 	salts map[pool.Fingerprint]salt
-	all   atomic.Pointer[[]*space] // by SpaceID; nil: not open
+	off   map[pool.Fingerprint]bool // a reset was not kept: without tiers, also when the space was closed and is opened again
+	all   atomic.Pointer[[]*space]  // by SpaceID; nil: not open
 }
 
 // space is one that is open in memory.
@@ -49,7 +50,7 @@ type life struct {
 }
 
 func (s *spaces) open(path string) (err error) {
-	s.path, s.salts = path, map[pool.Fingerprint]salt{}
+	s.path, s.salts, s.off = path, map[pool.Fingerprint]salt{}, map[pool.Fingerprint]bool{}
 	s.all.Store(&[]*space{})
 	if path != "" {
 		s.salts, err = readSalts(path)
@@ -103,7 +104,8 @@ func (p *Pool) OpenSpace(spec pool.Spec) (pool.SpaceID, error) {
 			p.o.Log("", fmt.Sprintf("blocks of %d bytes are too large for staging: they stay in memory", sp.groups[g].memory), nil)
 		}
 	}
-	sp.now.Store(&life{stored: storedName(spec.Fingerprint, p.spaces.salts[spec.Fingerprint]), epoch: p.memory.Epoch(id)})
+	fp := spec.Fingerprint
+	sp.now.Store(&life{stored: storedName(fp, p.spaces.salts[fp]), epoch: p.memory.Epoch(id), off: p.spaces.off[fp]})
 	all := append([]*space(nil), *p.spaces.all.Load()...)
 	for len(all) <= int(id) {
 		all = append(all, nil)
@@ -125,6 +127,7 @@ func (p *Pool) ResetSpace(id pool.SpaceID) (uint32, error) {
 	next := &life{}
 	fresh, unkept := p.spaces.salted(sp.spec.Fingerprint)
 	next.stored, next.off = storedName(sp.spec.Fingerprint, fresh), unkept != nil
+	p.spaces.off[sp.spec.Fingerprint] = next.off
 	sp.now.Store(next)
 	p.cancelSpace(id)
 	epoch, err := p.memory.ResetSpace(id)

@@ -153,6 +153,7 @@ func (p *Pool) Close() error {
 	}
 	p.o.Staging.close()
 	p.workers.Wait()
+	p.chill.close()
 	for _, l := range p.lanes {
 		p.abandon(l)
 		p.giveNow(p.copies(l.puts.list)...)

@@ -193,6 +193,13 @@ func TestResetNotKept(t *testing.T) {
 	if got := n.know(h); got != 0 {
 		t.Errorf("%d blocks are found in a tier whose reset was not kept", got)
 	}
+	check(t, n.CloseSpace(n.space))
+	var err error
+	n.space, err = n.OpenSpace(n.spec)
+	check(t, err)
+	if got := n.know(h); got != 0 {
+		t.Errorf("%d blocks are found when the space is open again", got)
+	}
 }
 
 // A promise that waits is cancelled by its Unpin, and one of a probe comes although nobody holds it.
