@@ -66,7 +66,7 @@ func (th *thread) take(t *task, c *cursor) []part {
 		}
 		plan := &th.w.plans[s.Group]
 		n := min(left, int(room/int64(plan.bytes)), runs/len(plan.segments))
-		if n == 0 && len(th.parts) > 0 {
+		if n <= 0 && len(th.parts) > 0 { // below zero: the first block was larger than a batch
 			break
 		}
 		n = max(n, 1)
