@@ -18,6 +18,7 @@ var errSpaceClosed = errors.New("the space is closed: no engine uses it")
 // unusedLocked notes that the last seat of a space is free.
 func (r *registry) unusedLocked(sp *space) {
 	if sp.open.Load() == nil {
+		sp.closed = true
 		delete(r.spaces, sp.fp)
 		return
 	}
