@@ -92,7 +92,9 @@ test-softcuda: ## the software driver's own test, under the address and undefine
 
 .PHONY: cuda-header-check
 cuda-header-check: ## hold third_party/cuda and the copy kernel against NVIDIA's own headers and assembler of CUDA 12.9 and 13 (86 MB of download the first time)
-	@$(STAGE) -v cuda-header-check scripts/cuda-header-check
+	@scripts/deps python
+	@$(STAGE) venv scripts/venv
+	@$(STAGE) -v cuda-header-check $(VENV)/bin/python scripts/cuda-header-check
 
 .PHONY: test-cuda
 test-cuda: softcuda ## the CUDA path on a software driver, with the race detector, in both endings of a dead engine's events
@@ -115,7 +117,7 @@ WITH_VLLM    := [ "$${KVAGENT_SKIP_VLLM:-0}" = 1 ] ||
 .PHONY: vllm-early
 vllm-early: # begins to make the environments with vLLM, behind other stages; those that need them wait
 	@mkdir -p build/log
-	@$(WITH_VLLM) nice -n 19 scripts/vllm-venv $(VLLM_OLDEST) >build/log/vllm-early.log 2>&1 </dev/null &
+	@{ $(WITH_VLLM) nice -n 19 scripts/vllm-venv $(VLLM_OLDEST); } >build/log/vllm-early.log 2>&1 </dev/null &
 
 .PHONY: test-vllm
 test-vllm: build ## the vLLM connector under the locked vLLM (1 GB of download the first time; KVAGENT_SKIP_VLLM=1)
