@@ -71,18 +71,19 @@ func TestReplayHitsAsSimulated(t *testing.T) {
 	}
 }
 
-// A pool that is too small serves more with the default eviction than with LRU, end to end and every byte checked.
+// A pool that is too small serves more with the default eviction than with LRU, end to end and every byte checked. A fresh pool is LRU until its policy
+// has shown something, so that the gain of the first 1,000 requests is a part of the whole: the simulation has 0.065 and 0.047 here.
 func TestReplayEvictionGains(t *testing.T) {
 	t.Parallel()
 	rate := map[string]float64{}
 	for _, eviction := range evictions {
-		o := replayJSON(t, "--requests", "1000", "--engine-blocks", "512", "--block-bytes", "4096", "--pool", "8000KiB", "--eviction", eviction)
+		o := replayJSON(t, "--requests", "1000", "--engine-blocks", "512", "--block-bytes", "4096", "--pool", "10000KiB", "--eviction", eviction)
 		o.clean(t)
 		rate[eviction] = o.HitRate
 	}
 	t.Logf("hit rates %v", rate)
 	if rate[evictHazard] < rate[evictLRU]+0.01 {
-		t.Errorf("hit rate %.4f with hazard, %.4f with lru, in a pool of 2,000 blocks", rate[evictHazard], rate[evictLRU])
+		t.Errorf("hit rate %.4f with hazard, %.4f with lru, in a pool of 2,500 blocks", rate[evictHazard], rate[evictLRU])
 	}
 }
 
