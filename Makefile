@@ -15,7 +15,7 @@ SOFTCUDA_RUN = $(CUDA_FLAGS) KVAGENT_LIBCUDA=$(CURDIR)/build/softcuda/libcuda.so
 GO_BUILD := env $(CUDA_FLAGS) go build -tags cuda -trimpath -buildvcs=$(BUILDVCS) -ldflags '-X main.version=$(VERSION)'
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
-GO_TEST_FLAGS ?= -race -p 2 -timeout 8m
+GO_TEST_FLAGS ?= -race -p 2 -timeout 15m
 FUZZTIME      ?= 20000x
 TRACE         ?= testdata/conversation_1000.jsonl
 
@@ -62,10 +62,11 @@ lint-python:
 	@cd python && ../$(STAGE) mypy $(VENV)/bin/mypy
 
 .PHONY: test-go
-test-go: ## Go tests, with the race detector
+test-go: ## Go tests, with the race detector; tests of rates without
 	@scripts/deps go servers
 	@$(STAGE) servers scripts/servers
 	@PATH="$$(scripts/servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test go test $(GO_TEST_FLAGS) ./...
+	@$(STAGE) -v go-test-figures go test -count=1 -run '^TestReplay(HitsAsSimulated|EvictionGains)$$' ./cmd/kvagent
 
 # A software driver that KVAGENT_LIBCUDA names is loaded by what is built with the tag softcuda, and by nothing else.
 SOFTCUDA := $(CURDIR)/build/softcuda/libcuda.so.1

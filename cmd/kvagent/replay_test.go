@@ -58,7 +58,7 @@ func (o *replayed) clean(t *testing.T) {
 
 // Plain: the hit rate is that of the simulation, also where caches and pool are small. The simulated pool is LRU.
 func TestReplayHitsAsSimulated(t *testing.T) {
-	t.Parallel()
+	figures(t)
 	for _, args := range [][]string{{}, {"--pool", "48MiB", "--engine-blocks", "600", "--eviction", "lru"}, {"--engines", "5", "--engines-per-process", "2"}} {
 		o := replayJSON(t, append([]string{"--requests", "500"}, args...)...)
 		o.clean(t)
@@ -74,7 +74,7 @@ func TestReplayHitsAsSimulated(t *testing.T) {
 // A pool that is too small serves more with the default eviction than with LRU, end to end and every byte checked. A fresh pool is LRU until its policy
 // has shown something, so that the gain of the first 1,000 requests is a part of the whole: the simulation has 0.065 and 0.047 here.
 func TestReplayEvictionGains(t *testing.T) {
-	t.Parallel()
+	figures(t)
 	rate := map[string]float64{}
 	for _, eviction := range evictions {
 		o := replayJSON(t, "--requests", "1000", "--engine-blocks", "512", "--block-bytes", "4096", "--pool", "10000KiB", "--eviction", eviction)
