@@ -9,7 +9,7 @@ import (
 )
 
 // A space that no engine uses stays open: its blocks are what the next engine with the same identity hopes for. It is closed when
-// nothing of it is stored, or when another one needs its place. Its number in the pool is never used again, so that a look-up or a
+// nothing of it is stored and it was never reset, or when another one needs its place. Its number in the pool is never used again, so that a look-up or a
 // pin that still has it finds nothing.
 
 // errSpaceClosed says that a space was closed before it could be reset.
@@ -25,7 +25,8 @@ func (r *registry) unusedLocked(sp *space) {
 	r.unused++
 	sp.unused = r.unused
 	// With tiers the space stays, for `kvagent cache rm` to find it: they may hold blocks that memory does not.
-	if _, tiers := r.pool.(pool.Tiers); !tiers && r.storedLocked(sp) == 0 {
+	// One that was reset stays too: opened again it would begin at epoch 1, and a save from before the reset would be of its time.
+	if _, tiers := r.pool.(pool.Tiers); !tiers && r.storedLocked(sp) == 0 && sp.epochLocked(r.pool) == 1 {
 		r.closeLocked(sp)
 	}
 }

@@ -201,3 +201,18 @@ func (c *client) turnOf(dice *rand.Rand, epoch uint32, model byte) {
 		}
 	}
 }
+
+// A save that was stamped before a reset is stale although all engines have left and come back in between: the epoch does not begin anew.
+func TestResetOutlivesTheLastEngine(t *testing.T) {
+	r := newRig(t)
+	w := r.dial()
+	before := w.registered(w.again(modelOf("a", "model")))
+	w.send(&ipc.Reset{Req: 5})
+	if got := next[*ipc.ResetDone](w); got.Epoch != before.Epoch+1 {
+		t.Fatalf("%+v", got)
+	}
+	w.unregister()
+	if after := w.registered(w.again(modelOf("a", "model"))); after.Epoch <= before.Epoch {
+		t.Errorf("epoch %d behind a reset of epoch %d", after.Epoch, before.Epoch)
+	}
+}
