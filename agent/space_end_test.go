@@ -204,7 +204,7 @@ func (c *client) turnOf(dice *rand.Rand, epoch uint32, model byte) {
 
 // A save that was stamped before a reset is stale although all engines have left and come back in between: the epoch does not begin anew.
 func TestResetOutlivesTheLastEngine(t *testing.T) {
-	r := newRig(t)
+	r := newRig(t, withDRAM(8<<20))
 	w := r.dial()
 	before := w.registered(w.again(modelOf("a", "model")))
 	w.send(&ipc.Reset{Req: 5})
