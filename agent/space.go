@@ -30,6 +30,7 @@ type space struct {
 	sizes  [][]uint32 // by shard, then group: bytes of one block; nil: not known
 	claims []int      // by shard: seats that claim its sizes
 	seats  map[*seat]struct{}
+	first  uint32 // its first weights epoch
 	epoch  uint32 // until the pool's space opens: resets before that count too
 	spec   pool.Spec
 	unused uint64 // counts the spaces that were left by their last engine; of this one, when that was
@@ -39,12 +40,12 @@ type space struct {
 	complete atomic.Int32                 // engines with all ranks registered
 }
 
-func newSpace(fp pool.Fingerprint, identity []byte, r *ipc.Register) *space {
+func newSpace(fp pool.Fingerprint, identity []byte, r *ipc.Register, epoch uint32) *space {
 	return &space{
 		fp: fp, identity: identity, model: identityValue(r.Identity, "model"), says: identityMap(r.Identity),
 		groups: r.Groups, hashTokens: r.HashTokens,
 		sizes: make([][]uint32, r.Shards), claims: make([]int, r.Shards),
-		seats: make(map[*seat]struct{}), epoch: 1,
+		seats: make(map[*seat]struct{}), first: epoch, epoch: epoch,
 	}
 }
 
@@ -105,18 +106,13 @@ func (s *space) openLocked(p Pool) error {
 	if err != nil {
 		return err
 	}
-	for p.Epoch(id) < s.epoch {
-		if _, err := p.ResetSpace(id); err != nil {
-			return err
-		}
-	}
 	s.spec = spec
 	s.open.Store(s.makeRules(id))
 	return nil
 }
 
 func (s *space) makeSpec() pool.Spec {
-	spec := pool.Spec{Fingerprint: s.fp, Identity: s.identity, Shards: len(s.sizes)}
+	spec := pool.Spec{Fingerprint: s.fp, Identity: s.identity, Shards: len(s.sizes), FirstEpoch: s.epoch}
 	for g := range s.groups {
 		group := pool.Group{BlockTokens: s.groups[g].BlockTokens}
 		for shard := range s.sizes {

@@ -9,8 +9,8 @@ import (
 )
 
 // A space that no engine uses stays open: its blocks are what the next engine with the same identity hopes for. It is closed when
-// nothing of it is stored and it was never reset, or when another one needs its place. Its number in the pool is never used again, so that a look-up or a
-// pin that still has it finds nothing.
+// nothing of it is stored, or when another one needs its place. Its number in the pool is never used again, so that a look-up or a
+// pin that still has it finds nothing; and neither are the epochs of one that was reset, so that a save from before the reset is never of its time again.
 
 // errSpaceClosed says that a space was closed before it could be reset.
 var errSpaceClosed = errors.New("the space is closed: no engine uses it")
@@ -18,16 +18,23 @@ var errSpaceClosed = errors.New("the space is closed: no engine uses it")
 // unusedLocked notes that the last seat of a space is free.
 func (r *registry) unusedLocked(sp *space) {
 	if sp.open.Load() == nil {
-		sp.closed = true
-		delete(r.spaces, sp.fp)
+		r.goneLocked(sp, sp.epoch)
 		return
 	}
 	r.unused++
 	sp.unused = r.unused
 	// With tiers the space stays, for `kvagent cache rm` to find it: they may hold blocks that memory does not.
-	// One that was reset stays too: opened again it would begin at epoch 1, and a save from before the reset would be of its time.
-	if _, tiers := r.pool.(pool.Tiers); !tiers && r.storedLocked(sp) == 0 && sp.epochLocked(r.pool) == 1 {
+	if _, tiers := r.pool.(pool.Tiers); !tiers && r.storedLocked(sp) == 0 {
 		r.closeLocked(sp)
+	}
+}
+
+// goneLocked takes a space out of the registry in its last epoch.
+func (r *registry) goneLocked(sp *space, last uint32) {
+	sp.closed = true
+	delete(r.spaces, sp.fp)
+	if last > sp.first {
+		r.epoch = max(r.epoch, last+1)
 	}
 }
 
@@ -66,9 +73,8 @@ func (r *registry) closeLocked(sp *space) bool {
 	}
 	defer sp.resetting.Unlock()
 	id := sp.open.Load().ID
-	sp.closed = true
+	r.goneLocked(sp, r.pool.Epoch(id))
 	sp.open.Store(nil)
-	delete(r.spaces, sp.fp)
 	r.publishLocked()
 	// A pool that does not close it has been closed itself.
 	if r.pool.CloseSpace(id) == nil {

@@ -202,17 +202,57 @@ func (c *client) turnOf(dice *rand.Rand, epoch uint32, model byte) {
 	}
 }
 
-// A save that was stamped before a reset is stale although all engines have left and come back in between: the epoch does not begin anew.
-func TestResetOutlivesTheLastEngine(t *testing.T) {
+// A save that was stamped before a reset is stale although all engines have left and come back in between, and although the space was closed meanwhile, because it was empty
+// or because another one needed its place: the epoch does not begin anew.
+func TestEpochsOfAClosedSpaceDoNotComeBack(t *testing.T) {
+	r := newRig(t, withDRAM(8<<20), withConfig(func(c *Config) { c.Limits.Spaces = 1 }))
+	w := r.dial()
+	last := uint32(0)
+	for round := range 4 {
+		before := w.registered(w.again(modelOf("a", "model")))
+		if before.Epoch <= last {
+			t.Fatalf("round %d: epoch %d, and there was %d before", round, before.Epoch, last)
+		}
+		w.send(&ipc.Reset{Req: 5})
+		done := next[*ipc.ResetDone](w)
+		if done.Epoch != before.Epoch+1 {
+			t.Fatalf("round %d: reset from epoch %d: %+v", round, before.Epoch, done)
+		}
+		last = done.Epoch
+		if round%2 == 1 {
+			stale, stored := w.save(before.Epoch, chain(1, 1), 0), w.save(last, chain(1, 1), 0)
+			if !all(stale, ipc.BlockStale) || !all(stored, ipc.BlockOK) {
+				t.Fatalf("round %d: saves of the old and the new epoch: %v, %v", round, stale, stored)
+			}
+		}
+		w.unregister()
+		if n := r.spaces(); n != round%2 {
+			t.Fatalf("round %d: %d spaces are open, want %d", round, n, round%2)
+		}
+		w.registered(w.again(modelOf("a", "another model")))
+		w.unregister()
+	}
+}
+
+// A reset of a space that never opened, for a rank was missing, counts too when the space is made again.
+func TestEpochsOfASpaceThatNeverOpenedDoNotComeBack(t *testing.T) {
 	r := newRig(t, withDRAM(8<<20))
 	w := r.dial()
-	before := w.registered(w.again(modelOf("a", "model")))
+	half := func() *ipc.Register {
+		m := modelOf("a", "model")
+		m.World, m.Shards = 2, 2
+		return m
+	}
+	before := w.registered(w.again(half()))
 	w.send(&ipc.Reset{Req: 5})
 	if got := next[*ipc.ResetDone](w); got.Epoch != before.Epoch+1 {
 		t.Fatalf("%+v", got)
 	}
 	w.unregister()
-	if after := w.registered(w.again(modelOf("a", "model"))); after.Epoch <= before.Epoch {
+	if n := r.spaces(); n != 0 {
+		t.Fatalf("%d spaces, want none", n)
+	}
+	if after := w.registered(w.again(half())); after.Epoch <= before.Epoch {
 		t.Errorf("epoch %d behind a reset of epoch %d", after.Epoch, before.Epoch)
 	}
 }

@@ -28,7 +28,11 @@ type Spec struct {
 	Identity    []byte  // the canonical identity the fingerprint was made of; kept and compared
 	Groups      []Group // index is the group's number
 	Shards      int     // shards of every entry, 1 to MaxShards
+	FirstEpoch  uint32  // of the space when this opens it; 0 counts as 1. It is not compared
 }
+
+// OpeningEpoch is the epoch that a space begins with.
+func (s *Spec) OpeningEpoch() uint32 { return max(s.FirstEpoch, 1) }
 
 // Group is one KV cache group of a space.
 type Group struct {
@@ -193,11 +197,11 @@ type Slots interface {
 type Spaces interface {
 	// OpenSpace gives the id of a space, opening it at first. Equal specs give equal ids until the space is closed.
 	OpenSpace(s Spec) (SpaceID, error)
-	// ResetSpace starts a new weights epoch, and from then on no entry of an older one is found. It takes as long whatever is
-	// stored: the memory comes back by Sweep. Epochs start at 1.
+	// ResetSpace starts a new weights epoch, the next number, and from then on no entry of an older one is found. It takes as
+	// long whatever is stored: the memory comes back by Sweep.
 	ResetSpace(s SpaceID) (epoch uint32, err error)
 	// CloseSpace forgets a space and what is stored of it, as ResetSpace does; its id stands for nothing any more. The same
-	// spec opened later has another id, and epoch 1.
+	// spec opened later has another id, and begins with the epoch that the spec says then.
 	CloseSpace(s SpaceID) error
 	// Sweep gives the memory of what was reset or closed before the call back, but for what pins and reservations hold: that comes
 	// when they end. It works in slices, so that the pool's other methods go on meanwhile. Until then that memory counts as used, and goes like

@@ -94,6 +94,7 @@ func (p *Pool) OpenSpace(s pool.Spec) (pool.SpaceID, error) {
 func (c *core) takeSpace(s *pool.Spec) (*space, error) {
 	kept := c.unopened[s.Fingerprint]
 	if kept != nil && sameSpec(&kept.spec, s) {
+		kept.epoch = s.OpeningEpoch()
 		delete(c.unopened, s.Fingerprint)
 		return kept, nil
 	}
@@ -135,7 +136,7 @@ func (p *Pool) CloseSpace(s pool.SpaceID) error {
 func notOpen(s pool.SpaceID) error { return fmt.Errorf("dram: space %d is not open", s) }
 
 func (c *core) newSpace(s *pool.Spec) *space {
-	sp := &space{spec: cloneSpec(*s), epoch: 1, record: notKept}
+	sp := &space{spec: cloneSpec(*s), epoch: s.OpeningEpoch(), record: notKept}
 	for _, g := range s.Groups {
 		sp.groups = append(sp.groups, c.newGroup(g))
 	}

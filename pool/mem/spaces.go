@@ -26,7 +26,7 @@ func (p *Pool) OpenSpace(s pool.Spec) (pool.SpaceID, error) {
 		return 0, fmt.Errorf("%d spaces are open: %w", pool.MaxSpaces, pool.ErrTooLarge)
 	}
 	id := pool.SpaceID(len(p.spaces))
-	p.spaces = append(p.spaces, &space{spec: clone(s), epoch: 1})
+	p.spaces = append(p.spaces, &space{spec: clone(s), epoch: s.OpeningEpoch()})
 	p.byPrint[s.Fingerprint] = id
 	return id, nil
 }

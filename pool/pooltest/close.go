@@ -51,11 +51,16 @@ func testClose(t *testing.T, open Open) {
 	if err := f.CloseSpace(closed + 1000); err == nil {
 		t.Fatal("closed a space that never was")
 	}
+	f.spec.FirstEpoch = 7
 	if f.space = f.open(f.spec); f.space == closed {
 		t.Fatal("a space was opened under the number of a closed one")
 	}
-	if f.Epoch(f.space) != 1 {
-		t.Fatalf("epoch %d of a new space, want 1", f.Epoch(f.space))
+	if f.Epoch(f.space) != 7 {
+		t.Fatalf("epoch %d of a new space, want 7, as its spec says", f.Epoch(f.space))
+	}
+	f.spec.FirstEpoch = 9
+	if again := f.open(f.spec); again != f.space || f.Epoch(again) != 7 {
+		t.Fatalf("space %d that is open was opened again: space %d, epoch %d; want it as it was, in epoch 7", f.space, again, f.Epoch(again))
 	}
 	f.wantPrefix(h, 0, "opened again, and what was stored before the close is found")
 	f.Sweep()
