@@ -43,7 +43,14 @@ demo: build ## one agent, two mock engines, the first 1,000 requests of a real t
 	@bin/kvagent replay --trace testdata/conversation_1000.jsonl --engines 2 --progress --pace 10s
 
 .PHONY: test
-test: deps vllm-early build lint test-go fuzz test-python test-vllm test-vllm-oldest mutants-vllm torture-short dockerfile-check cuda-header-check test-softcuda test-cuda torture-cuda-short ## everything that CI runs
+test: deps vllm-early build ## everything that CI runs
+	@scripts/beside '$(MAKE) checks' '$(MAKE) tests'
+
+.PHONY: checks
+checks: lint fuzz dockerfile-check cuda-header-check test-softcuda mutants-vllm # of `make test`: what has no clock
+
+.PHONY: tests
+tests: test-go test-python test-vllm test-vllm-oldest torture-short test-cuda torture-cuda-short # of `make test`: what runs agents and engines
 
 .PHONY: lint
 lint: lint-go lint-python ## formatting and static checks, Go and Python
@@ -62,10 +69,11 @@ lint-python:
 	@cd python && ../$(STAGE) mypy $(VENV)/bin/mypy
 
 .PHONY: test-go
-test-go: ## Go tests, with the race detector; tests of rates without
+test-go: ## Go tests, with the race detector; tests of rates, and of policies that are pure functions, without
 	@scripts/deps go servers
 	@$(STAGE) servers scripts/servers
-	@PATH="$$(scripts/servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test go test $(GO_TEST_FLAGS) ./...
+	@PATH="$$(scripts/servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test go test $(GO_TEST_FLAGS) $$(go list ./... | grep -v /pool/evict)
+	@$(STAGE) -v go-test-pure go test $(filter-out -race,$(GO_TEST_FLAGS)) ./pool/evict/...
 	@$(STAGE) -v go-test-figures go test -count=1 -run '^TestReplay(HitsAsSimulated|EvictionGains)$$' ./cmd/kvagent
 
 # A software driver that KVAGENT_LIBCUDA names is loaded by what is built with the tag softcuda, and by nothing else.
