@@ -10,19 +10,22 @@ const (
 	ownDescriptors     = 128 // the agent's own: pool, sockets, movers, HTTP
 	sessionDescriptors = 4   // its socket, its process, the device's hold of both
 	maxPendingFDs      = 16384
+	maxLookupPeers     = 16384
 )
 
-// share is what sessions may have of the descriptors that this process may open.
+// share is what clients may have of the descriptors that this process may open.
 type share struct {
 	sessions int   // at once
 	pending  int64 // descriptors of registrations that are not complete, all sessions together
+	peers    int64 // connections to look-up sockets, all sockets together
 }
 
-// shareDescriptors divides files descriptors: a quarter of what is not the agent's own is for registrations that are on their way.
+// shareDescriptors divides files descriptors: of what is not the agent's own a quarter is for registrations that are on their way, an eighth
+// for connections to look-up sockets.
 func shareDescriptors(files uint64, sessions int) share {
 	left := int64(min(files, 1<<30)) - ownDescriptors
-	pending := max(min(left/4, maxPendingFDs), 1)
-	return share{sessions: int(max(min((left-pending)/sessionDescriptors, int64(sessions)), 1)), pending: pending}
+	pending, peers := max(min(left/4, maxPendingFDs), 1), max(min(left/8, maxLookupPeers), 1)
+	return share{sessions: int(max(min((left-pending-peers)/sessionDescriptors, int64(sessions)), 1)), pending: pending, peers: peers}
 }
 
 // openFiles is the limit of open files of this process.

@@ -55,17 +55,17 @@ func TestShareOfDescriptors(t *testing.T) {
 		sessions int
 		want     share
 	}{
-		{1 << 20, 1024, share{1024, maxPendingFDs}},
-		{1<<64 - 1, 2048, share{2048, maxPendingFDs}}, // no limit
-		{1024, 1024, share{168, 224}},
-		{256, 1024, share{24, 32}},
-		{0, 1024, share{1, 1}},
+		{1 << 20, 1024, share{1024, maxPendingFDs, maxLookupPeers}},
+		{1<<64 - 1, 2048, share{2048, maxPendingFDs, maxLookupPeers}}, // no limit
+		{1024, 1024, share{140, 224, 112}},
+		{256, 1024, share{20, 32, 16}},
+		{0, 1024, share{1, 1, 1}},
 	} {
 		got := shareDescriptors(c.files, c.sessions)
 		if got != c.want {
 			t.Errorf("%d files: %+v, want %+v", c.files, got, c.want)
 		}
-		if need := int64(got.sessions)*sessionDescriptors + got.pending + ownDescriptors; c.files > ownDescriptors && uint64(need) > c.files {
+		if need := int64(got.sessions)*sessionDescriptors + got.pending + got.peers + ownDescriptors; c.files > ownDescriptors && uint64(need) > c.files {
 			t.Errorf("%d files: %+v may take %d", c.files, got, need)
 		}
 	}

@@ -45,8 +45,11 @@ func newLookupSockets(a *Agent) *lookupSockets {
 
 // start makes ready for sockets.
 func (l *lookupSockets) start() (err error) {
-	l.context, err = ipc.NewContext()
-	return err
+	if l.context, err = ipc.NewContext(); err != nil {
+		return err
+	}
+	l.context.LimitPeers(l.agent.share.peers)
+	return nil
 }
 
 // openFixed opens a socket that stays.

@@ -139,6 +139,9 @@ func (s *LookupServer) admit(nc *net.UnixConn) {
 	if err == nil && len(s.peers) >= MaxLookupPeers {
 		err = fmt.Errorf("peers: more than %d", MaxLookupPeers)
 	}
+	if err == nil && !s.ctx.enter() {
+		err = fmt.Errorf("peers of all look-up sockets: more than %d", s.ctx.peers.most)
+	}
 	if err != nil {
 		s.count.dropped.Add(1)
 		nc.Close()
@@ -152,6 +155,7 @@ func (s *LookupServer) leave(p *lookupPeer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.peers, p)
+	s.ctx.leave()
 }
 
 func (s *LookupServer) ending() bool {

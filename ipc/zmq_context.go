@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 )
 
 // MaxLookupSockets is how many look-up servers and clients one Context holds.
@@ -13,6 +14,11 @@ const MaxLookupSockets = 256
 // Context is the look-up sockets of a process, servers and clients. Only clients need ZeroMQ's library, which is started
 // with the first of them. One is enough for a process. Its methods may be called from any goroutine.
 type Context struct {
+	peers struct { // connections to all its servers
+		most int64 // 0: no bound
+		now  atomic.Int64
+	}
+
 	mu struct {
 		sync.Mutex
 		z      *zmqLibrary // nil: no client yet
@@ -27,6 +33,21 @@ func NewContext() (*Context, error) {
 	c.mu.open = map[io.Closer]struct{}{}
 	return c, checkLayout()
 }
+
+// LimitPeers bounds the connections to all servers of the context together; one more is closed, as one beyond
+// MaxLookupPeers of its server is. It is called before the first server is there.
+func (c *Context) LimitPeers(n int64) { c.peers.most = n }
+
+// enter counts a connection to a server; false: there are too many.
+func (c *Context) enter() bool {
+	if n := c.peers.now.Add(1); c.peers.most == 0 || n <= c.peers.most {
+		return true
+	}
+	c.leave()
+	return false
+}
+
+func (c *Context) leave() { c.peers.now.Add(-1) }
 
 // zmq is the library's context, started at first.
 func (c *Context) zmq() (*zmqLibrary, error) {

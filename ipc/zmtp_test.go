@@ -202,6 +202,35 @@ func TestLookupPeers(t *testing.T) {
 	}
 }
 
+// The sockets of one context share what connections it may have: one socket's clients do not take the descriptors of all.
+func TestLookupPeersOfAllSockets(t *testing.T) {
+	c := testContext(t)
+	c.LimitPeers(3)
+	dir := socketDir(t)
+	one, two := serveLookups(t, c, dir, "one", echoHandler), serveLookups(t, c, dir, "two", echoHandler)
+	first := dialRaw(t, one.Path())
+	dialRaw(t, one.Path())
+	dialRaw(t, two.Path())
+	nc, err := net.Dial("unix", two.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	nc.SetDeadline(time.Now().Add(testTimeout))
+	if got := closed(t, nc); len(got) != 0 {
+		t.Errorf("one peer too many got %x", got)
+	}
+	if n := two.Counters().Dropped; n != 1 {
+		t.Errorf("%d connections dropped, want 1", n)
+	}
+	first.Close()
+	l := c.DialLookup(two.Path())
+	defer l.Close()
+	if _, err := l.Ask(&LookupRequest{}, testTimeout); err != nil {
+		t.Errorf("after a peer of the other socket left: %v", err)
+	}
+}
+
 // byteByByte gives a stream in pieces of one byte, then its end.
 type byteByByte struct{ rest []byte }
 
