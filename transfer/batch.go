@@ -1,9 +1,6 @@
 package transfer
 
-import (
-	"github.com/kvagent/kvagent/cudaipc"
-	"github.com/kvagent/kvagent/pool"
-)
+import "github.com/kvagent/kvagent/pool"
 
 // part is the blocks from to to-1 of one section, as far as they are in the batch at hand.
 type part struct {
@@ -12,42 +9,50 @@ type part struct {
 	first    int // number of its first block in the job
 }
 
-// flat is the blocks of a batch that are copied, one behind the other: what the device and Commit or Release see.
-type flat struct {
-	slots  []pool.Slot
-	status []pool.Status
-	number []int // of the block in the job
-}
-
 // cursor is where the next batch of a job begins.
 type cursor struct {
 	section, block int
 	number         int // of the block in the job
 }
 
-// batches waits for the engine and then does a job batch by batch, each with a lane of its own. A job that is
-// cancelled keeps what its batches so far have done.
-func (th *thread) batches(t *task, do func(*task, []part) pool.Status) {
+// way is how the batches of one kind of job begin and end. Unless begin answers OK, its answer is the status of all blocks behind the batch.
+// land is given the status of the batches before, and gives its own: once one is not OK, those behind it are given up.
+type way struct {
+	begin func(*task, *flight, []part) pool.Status
+	land  func(*task, *flight, pool.Status) pool.Status
+}
+
+// batches waits for the engine and then does a job batch by batch, each with a lane of its own. It gives the device the next ones, as
+// far as Limits.Batches goes and a lane is free, while the oldest is under way, so that no copy engine waits for this thread; they
+// end in their order. A job that is cancelled keeps what its batches so far have done.
+func (th *thread) batches(t *task, w way) {
 	if s := th.await(t); s != pool.OK {
 		t.rest(0, s)
 		return
 	}
-	for c := (cursor{}); c.number < len(t.status); {
-		from := c.number
-		parts := th.take(t, &c)
-		lane, ok := th.lane(t)
-		status := Cancelled
-		if ok {
-			from = c.number
-			status = do(t, parts)
-		}
-		th.w.cfg.Lanes.leave(lane)
-		if status != pool.OK {
-			t.rest(from, status)
-			return
+	var c cursor
+	status := pool.OK
+	for status == pool.OK && c.number < len(t.status) {
+		lane, ok := th.another(t)
+		switch {
+		case ok:
+			status = th.launch(t, &c, lane, w)
+		case len(th.begun) > 0:
+			status = th.land(t, w, pool.OK)
+		default:
+			status = Cancelled // while it waited for a lane
 		}
 	}
+	for len(th.begun) > 0 {
+		status = th.land(t, w, status)
+	}
+	if status != pool.OK {
+		t.rest(c.number, status)
+	}
 }
+
+// maxBatches is the most batches of a job under way: a thread keeps memory for each.
+const maxBatches = 64
 
 // maxBatchRuns is the most runs of one copy, at least those of one block: what a thread keeps memory for, whatever pieces an engine's layout has. A
 // device takes cudaipc.MaxCopyRuns.
@@ -95,80 +100,27 @@ func (th *thread) batch(t *task, p *part) pool.Batch {
 	}
 }
 
-func (th *thread) clear() {
-	th.copy = cudaipc.Copy{
-		Peer: th.w.cfg.Peer, Sum: th.w.cfg.Integrity == Full,
-		Runs: th.copy.Runs[:0], Blocks: th.copy.Blocks[:0],
+// another gives the lane of a batch that can begin now. With none under way it waits for one; false says that the job has ended.
+func (th *thread) another(t *task) (*ticket, bool) {
+	switch len(th.begun) {
+	case 0:
+		return th.lane(t)
+	case th.w.cfg.Limits.Batches:
+		return nil, false
 	}
-	th.flat.slots, th.flat.status, th.flat.number = th.flat.slots[:0], th.flat.status[:0], th.flat.number[:0]
+	if th.ended(t) {
+		return nil, false
+	}
+	return th.w.cfg.Lanes.try(th.kind)
 }
 
-// add puts the blocks that the pool gave slots for into the copy.
-func (th *thread) add(p *part, b *pool.Batch) {
-	plan := &th.w.plans[p.section.Group]
-	key := pool.Key{Space: th.w.cfg.Spec.Fingerprint, Group: p.section.Group, Shard: th.w.cfg.Shard}
-	for i, status := range b.Status {
-		if status != pool.OK {
-			continue
-		}
-		before := len(th.copy.Runs)
-		th.copy.Runs = plan.runs(th.copy.Runs, p.section.Blocks[p.from+i], b.Slots[i].Off)
-		key.Hash = pool.MakeHash(b.Hashes.At(i))
-		th.copy.Blocks = append(th.copy.Blocks, cudaipc.Block{Runs: uint32(len(th.copy.Runs) - before), Seed: key.Seed(plan.bytes)})
-		th.flat.slots = append(th.flat.slots, b.Slots[i])
-		th.flat.status = append(th.flat.status, pool.OK)
-		th.flat.number = append(th.flat.number, p.first+i)
-	}
-}
-
-// move copies what is in th.copy and returns when nothing of it is under way any more, however long that takes.
-// It marks the blocks that did not arrive, and gives the sums of those that did.
-func (th *thread) move() []uint32 {
-	th.enter(Copying)
-	d, err := th.end()
-	short := th.copy.Sum && len(d.Sums) != len(th.copy.Blocks) // a block without its sum has not arrived
-	for i := range th.flat.status {
-		if err != nil || short || (d.Bad != nil && d.Bad[i]) {
-			th.flat.status[i] = Failed
-		}
-	}
-	if short {
-		return nil
-	}
-	return d.Sums
-}
-
-func (th *thread) end() (cudaipc.Done, error) {
-	device := th.w.cfg.Device
-	ticket, err := device.Copy(&th.copy)
-	if err != nil {
-		return cudaipc.Done{}, err
-	}
-	for {
-		d, ok, err := device.Done(ticket, doneWait)
-		if ok || err != nil {
-			return d, err
-		}
-		th.sweep()
-	}
-}
-
-// report brings the batch's statuses and bytes into the job.
-func (th *thread) report(t *task) {
-	for i, status := range th.flat.status {
-		t.status[th.flat.number[i]] = status
-		if status == pool.OK {
-			t.bytes += int64(th.flat.slots[i].Len)
-		}
-	}
-}
-
-// lane waits for the right to copy. The lane is to be left in any case.
+// lane waits for the right to copy. It is left if the job ends meanwhile.
 func (th *thread) lane(t *task) (*ticket, bool) {
 	th.enter(WaitingLane)
 	lane := th.w.cfg.Lanes.enter(th.kind)
-	if th.ended(t) {
-		return lane, false
+	if th.ended(t) || !th.wait(t, lane.granted, nil) {
+		th.w.cfg.Lanes.leave(lane)
+		return nil, false
 	}
-	return lane, th.wait(t, lane.granted, nil)
+	return lane, true
 }

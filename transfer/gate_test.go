@@ -1,6 +1,8 @@
 package transfer
 
 import (
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -48,8 +50,8 @@ func (g *gate) open() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.opened = true
-	for t, c := range g.held {
-		real, err := g.Device.Copy(c)
+	for _, t := range slices.Sorted(maps.Keys(g.held)) {
+		real, err := g.Device.Copy(g.held[t])
 		if err != nil {
 			panic(err)
 		}
@@ -97,6 +99,23 @@ func (g *gate) during(s *station, why string, happens func()) {
 		if time.Now().After(end) {
 			s.t.Fatalf("%s: nobody waits for the copy", why)
 		}
+	}
+}
+
+// takes waits until n copies have been submitted, and sees that it stays at that while none of them ends.
+func (g *gate) takes(s *station, n int) {
+	s.t.Helper()
+	s.t.Cleanup(g.open)
+	for i := range n - 1 {
+		select {
+		case <-g.submitted:
+		case <-time.After(patience):
+			s.t.Fatalf("%d copies are under way, want %d: the next is not begun before one has ended", i, n)
+		}
+	}
+	g.during(s, "while its copies stand still", func() {})
+	if more := len(g.submitted); more > 0 {
+		s.t.Errorf("%d copies are under way, want %d", n+more, n)
 	}
 }
 

@@ -172,40 +172,108 @@ func TestChecksumIsBoundToTheKey(t *testing.T) {
 	}
 }
 
-// TestCancelIsAFence: the acknowledgement of a cancel comes when the copy under way has ended, and no copy begins
+// TestCancelIsAFence: the acknowledgement of a cancel comes when the copies under way have ended, and no copy begins
 // after it.
 func TestCancelIsAFence(t *testing.T) {
-	for _, kind := range []Kind{Save, Load} {
-		n := newNode(t, 64, false)
-		n.join(t, nil).fill(0, 8)
+	for _, batches := range []int{1, 3} {
+		for _, kind := range []Kind{Save, Load} {
+			cancelWhileCopying(t, kind, batches)
+		}
+	}
+}
+
+func cancelWhileCopying(t *testing.T, kind Kind, batches int) {
+	n := newNode(t, 64, false)
+	n.lanes = NewLanes(batches, DefaultLimits.SaveAge, nil)
+	n.join(t, nil).fill(0, 8)
+	g := newGate(n.host)
+	s := n.join(t, func(c *Config) {
+		c.Device, c.Limits = g, DefaultLimits
+		c.Limits.BatchBytes, c.Limits.Batches = 2*blockSize, batches
+	})
+	job := save(1, section(100, 8, 0))
+	if kind == Load {
+		job = load(1, section(0, 8, 0))
+	}
+	s.submit(job)
+	for range batches - 1 {
+		<-g.submitted
+	}
+	g.during(s, "cancel is no fence", func() {
+		if !s.worker.Cancel(1) {
+			t.Fatal("the job is not known")
+		}
+	})
+	g.open()
+	c := s.completion()
+	for i, status := range c.Status[2*batches:] {
+		if status != Cancelled {
+			t.Errorf("kind %d, block %d: status %d, want cancelled", kind, 2*batches+i, status)
+		}
+	}
+	if s.worker.Cancel(1) {
+		t.Error("a job that was completed is known still")
+	}
+	if kind == Save && s.stored(100, 8) != 0 {
+		t.Error("a cancelled save stored blocks")
+	}
+}
+
+// TestNextBatchesAreUnderWay: the device has as many batches as there may be, before the first of them has ended. What they bring is
+// whole, and in its place.
+func TestNextBatchesAreUnderWay(t *testing.T) {
+	n := newNode(t, 64, false)
+	n.lanes = NewLanes(8, DefaultLimits.SaveAge, nil)
+	limits := DefaultLimits
+	limits.BatchBytes, limits.Batches = 2*blockSize, 3
+	for _, job := range []Job{save(1, section(0, 10, 0)), load(2, section(0, 10, 20))} {
 		g := newGate(n.host)
-		s := n.join(t, func(c *Config) {
-			c.Device, c.Limits = g, DefaultLimits
-			c.Limits.BatchBytes = 2 * blockSize
-		})
-		job := save(1, section(100, 8, 0))
-		if kind == Load {
-			job = load(1, section(0, 8, 0))
+		s := n.join(t, func(c *Config) { c.Device, c.Limits = g, limits })
+		for b := range uint32(10) {
+			s.write(b, 1000+uint64(b))
 		}
 		s.submit(job)
-		g.during(s, "cancel is no fence", func() {
-			if !s.worker.Cancel(1) {
-				t.Fatal("the job is not known")
-			}
-		})
+		g.takes(s, limits.Batches)
 		g.open()
-		c := s.completion()
-		for i, status := range c.Status[2:] {
-			if status != Cancelled {
-				t.Errorf("kind %d, block %d: status %d, want cancelled", kind, i+2, status)
+		s.ends(job.ID, pool.OK)
+		for b := range uint32(10) {
+			if job.Kind == Load {
+				s.expect(20+b, 1000+uint64(b), "a load in batches")
 			}
 		}
-		if s.worker.Cancel(1) {
-			t.Error("a job that was completed is known still")
-		}
-		if kind == Save && s.stored(100, 8) != 0 {
-			t.Error("a cancelled save stored blocks")
-		}
+	}
+	if free := n.lanes.mu.free; free != 8 {
+		t.Errorf("%d lanes are free at the end, want 8", free)
+	}
+}
+
+// TestOneLaneOneBatch: the batches behind the first are begun only where a lane is free.
+func TestOneLaneOneBatch(t *testing.T) {
+	n := newNode(t, 64, false)
+	n.lanes = NewLanes(1, DefaultLimits.SaveAge, nil)
+	g := newGate(n.host)
+	s := n.join(t, func(c *Config) { c.Device, c.Limits = g, DefaultLimits; c.Limits.BatchBytes = blockSize })
+	s.submit(save(1, section(0, 6, 0)))
+	g.takes(s, 1)
+	g.open()
+	s.ends(1, pool.OK)
+}
+
+// TestRevokedWithBatchesUnderWay: nothing of them is stored, of the first no more than of the last, nor is anything begun behind them.
+func TestRevokedWithBatchesUnderWay(t *testing.T) {
+	n := newNode(t, 64, false)
+	n.lanes = NewLanes(8, DefaultLimits.SaveAge, nil)
+	g := newGate(n.host)
+	s := n.join(t, func(c *Config) { c.Device, c.Limits = g, DefaultLimits; c.Limits.BatchBytes = blockSize })
+	job := save(1, section(0, 8, 0))
+	job.Revoke = 7
+	s.submit(job)
+	g.takes(s, DefaultLimits.Batches)
+	s.engine.Revoke(7)
+	g.open()
+	s.ends(1, Revoked)
+	if used := s.pool.Stats().Used; used != 0 || s.stored(0, 8) != 0 {
+		t.Errorf("%d blocks are stored, %d bytes held, want nothing of a revoked save", s.stored(0, 8), used)
 	}
 }
 
@@ -229,6 +297,44 @@ func TestRevokedIsNotStored(t *testing.T) {
 	}
 	if used := s.pool.Stats().Used; used != 0 {
 		t.Errorf("%d bytes of the pool are held after a revoked save", used)
+	}
+}
+
+// clearing is a device whose engine clears its revocation word when the second copy is asked for.
+type clearing struct {
+	*gate
+	first cudaipc.Ticket
+	clear func()
+}
+
+func (c *clearing) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
+	if c.first == 0 {
+		c.first = t
+	}
+	if t != c.first {
+		c.clear()
+	}
+	return c.gate.Done(t, timeout)
+}
+
+// TestRevocationIsNotTakenBack: the engine revokes a save, and uses the word for something else while the later batches end. They are given up
+// all the same: it may have used their blocks since.
+func TestRevocationIsNotTakenBack(t *testing.T) {
+	n := newNode(t, 64, false)
+	n.lanes = NewLanes(8, DefaultLimits.SaveAge, nil)
+	c := &clearing{gate: newGate(n.host)}
+	s := n.join(t, func(cfg *Config) { cfg.Device, cfg.Limits = c, DefaultLimits; cfg.Limits.BatchBytes = blockSize })
+	c.clear = func() { s.engine.ClearRevoke(7) }
+	job := save(1, section(0, 8, 0))
+	job.Revoke = 7
+	s.submit(job)
+	c.takes(s, DefaultLimits.Batches)
+	s.engine.Revoke(7)
+	c.open()
+	for i, status := range s.completion().Status {
+		if status != Revoked {
+			t.Errorf("block %d has status %d: a batch of a revoked save was stored", i, status)
+		}
 	}
 }
 

@@ -113,6 +113,8 @@ func TestConfigurationsThatCannotBe(t *testing.T) {
 		"a queue of none":    func(c *Config) { c.Limits = DefaultLimits; c.Limits.Queue = 0 },
 		"a queue of nothing": func(c *Config) { c.Limits = DefaultLimits; c.Limits.QueueBlocks = 0 },
 		"a ceiling too low":  func(c *Config) { c.Limits = DefaultLimits; c.Limits.PollCeiling = c.Limits.PollFloor - 1 },
+		"no batches":         func(c *Config) { c.Limits = DefaultLimits; c.Limits.Batches = 0 },
+		"too many batches":   func(c *Config) { c.Limits = DefaultLimits; c.Limits.Batches = maxBatches + 1 },
 		"a batch of nothing": func(c *Config) { c.Limits = DefaultLimits; c.Limits.BatchBytes = 0 },
 	} {
 		cfg := Config{Device: n.host, Slots: n.pool, Spec: spec(1), Layout: layout(), Complete: func(Completion) {}}

@@ -49,6 +49,17 @@ func (l *Lanes) enter(kind Kind) *ticket {
 	return t
 }
 
+// try gives a lane that is free now. Nobody is kept from one by it: where somebody waits, none is free.
+func (l *Lanes) try(kind Kind) (*ticket, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.mu.free == 0 {
+		return nil, false
+	}
+	l.mu.free--
+	return &ticket{kind: kind, holds: true}, true
+}
+
 // leave gives the lane back, or the wait for one up.
 func (l *Lanes) leave(t *ticket) {
 	l.mu.Lock()

@@ -11,34 +11,37 @@ func (th *thread) load(t *task) {
 		t.rest(0, pool.Stale)
 		return
 	}
-	th.batches(t, th.loadBatch)
+	th.batches(t, way{th.beginLoad, th.landLoad})
 }
 
-// loadBatch decides each block of the batch. Unless it gives OK, its answer is the status of all blocks behind it.
-func (th *thread) loadBatch(t *task, parts []part) pool.Status {
+// beginLoad pins the batch's blocks.
+func (th *thread) beginLoad(t *task, f *flight, parts []part) pool.Status {
 	th.enter(Reserving)
-	th.clear()
+	f.copy.Dir = cudaipc.Scatter
 	for i := range parts {
 		b := th.batch(t, &parts[i])
 		th.w.cfg.Slots.Acquire(&b)
-		th.add(&parts[i], &b)
+		th.add(f, &parts[i], &b)
 	}
 	// The epoch is looked at while the blocks are pinned: what was pinned in the job's epoch or before it, and was
 	// there, is of that epoch.
 	if th.stale(t) {
-		th.release(t, pool.Stale)
+		f.all(pool.Stale)
+		th.release(t, f)
 		t.rest(parts[0].first, pool.Stale)
 		return pool.Stale
 	}
-	if len(th.flat.slots) > 0 {
-		th.copy.Dir = cudaipc.Scatter
-		if last := &parts[len(parts)-1]; last.first+last.to-last.from == len(t.status) {
-			th.copy.Serial = t.job.ID // whoever waits for the job's event waits for all of it: the batches before have ended
-		}
-		th.verify(th.move())
-		th.release(t, pool.OK)
+	if last := &parts[len(parts)-1]; last.first+last.to-last.from == len(t.status) {
+		f.copy.Serial = t.job.ID // whoever waits for the job's event waits for all of it: copies of one direction happen in their order
 	}
 	return pool.OK
+}
+
+// landLoad says which blocks arrived as they were stored. Those of a batch under way count, whatever became of the ones before.
+func (th *thread) landLoad(t *task, f *flight, before pool.Status) pool.Status {
+	verify(f, th.arrive(f))
+	th.release(t, f)
+	return before
 }
 
 // stale says that the job's weights epoch is over.
@@ -47,21 +50,16 @@ func (th *thread) stale(t *task) bool {
 }
 
 // verify compares what was copied with what was stored. sums is empty if they are not checked.
-func (th *thread) verify(sums []uint32) {
+func verify(f *flight, sums []uint32) {
 	for i := range sums {
-		if th.flat.status[i] == pool.OK && sums[i] != th.flat.slots[i].Sum {
-			th.flat.status[i] = pool.Corrupt
+		if f.status[i] == pool.OK && sums[i] != f.slots[i].Sum {
+			f.status[i] = pool.Corrupt
 		}
 	}
 }
 
-func (th *thread) release(t *task, all pool.Status) {
+func (th *thread) release(t *task, f *flight) {
 	th.enter(Committing)
-	if all != pool.OK {
-		for i := range th.flat.status {
-			th.flat.status[i] = all
-		}
-	}
-	th.w.cfg.Slots.Release(th.flat.slots, th.flat.status)
-	th.report(t)
+	th.w.cfg.Slots.Release(f.slots, f.status)
+	f.report(t)
 }

@@ -14,7 +14,7 @@ func (th *thread) save(t *task) {
 	if th.known(t) {
 		return
 	}
-	th.batches(t, th.saveBatch)
+	th.batches(t, way{th.beginSave, th.landSave})
 }
 
 // known says that nothing of the job is to be copied: the pool has every block, or someone else is storing it. The engine
@@ -35,10 +35,10 @@ func (th *thread) known(t *task) bool {
 	return number > 0
 }
 
-// saveBatch decides each block of the batch. Unless it gives OK, its answer is the status of all blocks behind it.
-func (th *thread) saveBatch(t *task, parts []part) pool.Status {
+// beginSave asks the pool for room for the batch.
+func (th *thread) beginSave(t *task, f *flight, parts []part) pool.Status {
 	th.enter(Reserving)
-	th.clear()
+	f.copy.Dir = cudaipc.Gather
 	for i := range parts {
 		b := th.batch(t, &parts[i])
 		if t.behindBusy(&parts[i]) {
@@ -46,18 +46,22 @@ func (th *thread) saveBatch(t *task, parts []part) pool.Status {
 			continue
 		}
 		th.w.cfg.Slots.Reserve(&b)
-		th.add(&parts[i], &b)
+		th.add(f, &parts[i], &b)
 	}
-	if len(th.flat.slots) == 0 {
-		return pool.OK
-	}
-	th.copy.Dir = cudaipc.Gather
-	sums := th.move()
+	return pool.OK
+}
+
+// landSave commits what arrived, if the engine still wants it.
+func (th *thread) landSave(t *task, f *flight, before pool.Status) pool.Status {
+	sums := th.arrive(f)
 	for i := range sums {
-		th.flat.slots[i].Sum = sums[i]
+		f.slots[i].Sum = sums[i]
 	}
-	verdict := th.verdict(t)
-	th.commit(t, verdict)
+	verdict := before
+	if verdict == pool.OK {
+		verdict = th.verdict(t)
+	}
+	th.commit(t, f, verdict)
 	return verdict
 }
 
@@ -74,15 +78,13 @@ func (th *thread) verdict(t *task) pool.Status {
 	return status
 }
 
-// commit makes the blocks of the batch visible, or gives them up: all of them unless verdict is OK, else those
+// commit makes the blocks of a batch visible, or gives them up: all of them unless verdict is OK, else those
 // that did not arrive.
-func (th *thread) commit(t *task, verdict pool.Status) {
+func (th *thread) commit(t *task, f *flight, verdict pool.Status) {
 	th.enter(Committing)
 	if verdict != pool.OK {
-		for i := range th.flat.status {
-			th.flat.status[i] = verdict
-		}
+		f.all(verdict)
 	}
-	th.w.cfg.Slots.Commit(th.flat.slots, t.job.Epoch, th.flat.status)
-	th.report(t)
+	th.w.cfg.Slots.Commit(f.slots, t.job.Epoch, f.status)
+	f.report(t)
 }

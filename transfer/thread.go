@@ -3,7 +3,6 @@ package transfer
 import (
 	"time"
 
-	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -34,10 +33,10 @@ type thread struct {
 	counts Counts
 
 	// The thread's own: reused from batch to batch.
-	copy  cudaipc.Copy
-	parts []part
-	slots []pool.Slot
-	flat  flat
+	parts  []part
+	slots  []pool.Slot
+	begun  []*flight // batches under way, oldest first
+	spares []*flight // others
 }
 
 func newThread(w *Worker, kind Kind) *thread {

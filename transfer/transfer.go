@@ -67,6 +67,7 @@ type Limits struct {
 	Queue       int           // jobs waiting in each direction; full is ErrBusy
 	QueueBlocks int           // blocks of those jobs together; what is more is ErrBusy too, so that a queue has a size in bytes
 	BatchBytes  int64         // bytes of one copy given to the device; loads wait for at most one save of that size
+	Batches     int           // of a job that the device has at once: the next are there when one ends
 	EventWait   time.Duration // longest wait for a job's event and step word
 	SaveAge     time.Duration // a save that waited this long goes before loads
 	PollFloor   time.Duration // shortest pause between two polls of an event
@@ -75,7 +76,7 @@ type Limits struct {
 
 // DefaultLimits are what an agent uses unless told otherwise.
 var DefaultLimits = Limits{
-	Queue: 1024, QueueBlocks: 1 << 18, BatchBytes: 8 << 20, EventWait: 60 * time.Second, SaveAge: 50 * time.Millisecond,
+	Queue: 1024, QueueBlocks: 1 << 18, BatchBytes: 8 << 20, Batches: 3, EventWait: 60 * time.Second, SaveAge: 50 * time.Millisecond,
 	PollFloor: 20 * time.Microsecond, PollCeiling: 500 * time.Microsecond,
 }
 

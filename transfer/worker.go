@@ -86,12 +86,15 @@ func (l *Limits) check() error {
 		name  string
 		value int64
 	}{
-		{"queue", int64(l.Queue)}, {"queue_blocks", int64(l.QueueBlocks)}, {"batch_bytes", l.BatchBytes}, {"event_wait", int64(l.EventWait)},
+		{"queue", int64(l.Queue)}, {"queue_blocks", int64(l.QueueBlocks)}, {"batch_bytes", l.BatchBytes}, {"batches", int64(l.Batches)}, {"event_wait", int64(l.EventWait)},
 		{"save_age", int64(l.SaveAge)}, {"poll_floor", int64(l.PollFloor)}, {"poll_ceiling", int64(l.PollCeiling - l.PollFloor + 1)},
 	} {
 		if limit.value < 1 {
 			return fmt.Errorf("limits.%s: %d is below 1 (poll_ceiling: below poll_floor): %w", limit.name, limit.value, ErrInvalid)
 		}
+	}
+	if l.Batches > maxBatches {
+		return fmt.Errorf("limits.batches: %d, at most %d: %w", l.Batches, maxBatches, ErrInvalid)
 	}
 	return nil
 }

@@ -1,0 +1,128 @@
+package transfer
+
+import (
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// flight is a batch from its begin until its blocks have been reported: what the device and the pool see of it. It is
+// used again for a later batch.
+type flight struct {
+	lane   *ticket
+	copy   cudaipc.Copy
+	ticket cudaipc.Ticket
+	err    error // why the device did not take the copy
+
+	// The blocks that are copied, one behind the other.
+	slots  []pool.Slot
+	status []pool.Status
+	number []int // of the block in the job
+}
+
+// launch begins the next batch of a job. Where nothing of it is to be copied it is over at once.
+func (th *thread) launch(t *task, c *cursor, lane *ticket, w way) pool.Status {
+	f := th.spare()
+	f.lane = lane
+	status := w.begin(t, f, th.take(t, c))
+	if status != pool.OK || len(f.slots) == 0 {
+		th.settle(f)
+		return status
+	}
+	f.ticket, f.err = th.w.cfg.Device.Copy(&f.copy)
+	th.begun = append(th.begun, f)
+	return pool.OK
+}
+
+// land waits for the end of the oldest batch under way, and ends it.
+func (th *thread) land(t *task, w way, before pool.Status) pool.Status {
+	f := th.begun[0]
+	status := w.land(t, f, before)
+	th.begun = append(th.begun[:0], th.begun[1:]...)
+	th.settle(f)
+	return status
+}
+
+// spare is a flight for the next batch.
+func (th *thread) spare() *flight {
+	f := &flight{}
+	if n := len(th.spares); n > 0 {
+		f, th.spares = th.spares[n-1], th.spares[:n-1]
+	}
+	f.copy = cudaipc.Copy{
+		Peer: th.w.cfg.Peer, Sum: th.w.cfg.Integrity == Full,
+		Runs: f.copy.Runs[:0], Blocks: f.copy.Blocks[:0],
+	}
+	f.slots, f.status, f.number = f.slots[:0], f.status[:0], f.number[:0]
+	return f
+}
+
+// settle ends a flight, of which nothing is under way.
+func (th *thread) settle(f *flight) {
+	th.w.cfg.Lanes.leave(f.lane)
+	th.spares = append(th.spares, f)
+}
+
+// add puts the blocks that the pool gave slots for into the copy.
+func (th *thread) add(f *flight, p *part, b *pool.Batch) {
+	plan := &th.w.plans[p.section.Group]
+	key := pool.Key{Space: th.w.cfg.Spec.Fingerprint, Group: p.section.Group, Shard: th.w.cfg.Shard}
+	for i, status := range b.Status {
+		if status != pool.OK {
+			continue
+		}
+		before := len(f.copy.Runs)
+		f.copy.Runs = plan.runs(f.copy.Runs, p.section.Blocks[p.from+i], b.Slots[i].Off)
+		key.Hash = pool.MakeHash(b.Hashes.At(i))
+		f.copy.Blocks = append(f.copy.Blocks, cudaipc.Block{Runs: uint32(len(f.copy.Runs) - before), Seed: key.Seed(plan.bytes)})
+		f.slots = append(f.slots, b.Slots[i])
+		f.status = append(f.status, pool.OK)
+		f.number = append(f.number, p.first+i)
+	}
+}
+
+// arrive returns when nothing of the flight's copy is under way any more, however long that takes. It marks the blocks
+// that did not arrive, and gives the sums of those that did.
+func (th *thread) arrive(f *flight) []uint32 {
+	th.enter(Copying)
+	d, err := th.end(f)
+	short := f.copy.Sum && len(d.Sums) != len(f.copy.Blocks) // a block without its sum has not arrived
+	for i := range f.status {
+		if err != nil || short || (d.Bad != nil && d.Bad[i]) {
+			f.status[i] = Failed
+		}
+	}
+	if short {
+		return nil
+	}
+	return d.Sums
+}
+
+func (th *thread) end(f *flight) (cudaipc.Done, error) {
+	if f.err != nil {
+		return cudaipc.Done{}, f.err
+	}
+	for {
+		d, ok, err := th.w.cfg.Device.Done(f.ticket, doneWait)
+		if ok || err != nil {
+			return d, err
+		}
+		th.sweep()
+	}
+}
+
+// all gives every block of the flight one status.
+func (f *flight) all(s pool.Status) {
+	for i := range f.status {
+		f.status[i] = s
+	}
+}
+
+// report brings the flight's statuses and bytes into the job.
+func (f *flight) report(t *task) {
+	for i, status := range f.status {
+		t.status[f.number[i]] = status
+		if status == pool.OK {
+			t.bytes += int64(f.slots[i].Len)
+		}
+	}
+}
