@@ -37,6 +37,7 @@ type MoverOptions struct {
 type MoverLimits struct {
 	Tick   time.Duration // how often the mover is looked after
 	Ping   time.Duration // longest without an answer to a ping
+	Quiet  time.Duration // the same, while a peer is to be closed or its process is dead: its memory is to be free again soon
 	Start  time.Duration // from the start of the process to an open device
 	Import time.Duration // one Import
 	Close  time.Duration // one Close
@@ -49,7 +50,7 @@ type MoverLimits struct {
 
 // DefaultMoverLimits are used for every limit that is zero.
 var DefaultMoverLimits = MoverLimits{
-	Tick: 100 * time.Millisecond, Ping: 5 * time.Second, Start: time.Minute,
+	Tick: 100 * time.Millisecond, Ping: 5 * time.Second, Quiet: 1200 * time.Millisecond, Start: time.Minute,
 	Import: 30 * time.Second, Close: 10 * time.Second, Poll: 5 * time.Second, Copy: 10 * time.Second,
 	Steady: 2 * time.Second, Again: 100 * time.Millisecond, AtMost: 5 * time.Second,
 }
@@ -57,7 +58,7 @@ var DefaultMoverLimits = MoverLimits{
 func (l *MoverLimits) fill() {
 	d := &DefaultMoverLimits
 	for _, p := range []struct{ v, d *time.Duration }{
-		{&l.Tick, &d.Tick}, {&l.Ping, &d.Ping}, {&l.Start, &d.Start}, {&l.Import, &d.Import}, {&l.Close, &d.Close},
+		{&l.Tick, &d.Tick}, {&l.Ping, &d.Ping}, {&l.Quiet, &d.Quiet}, {&l.Start, &d.Start}, {&l.Import, &d.Import}, {&l.Close, &d.Close},
 		{&l.Poll, &d.Poll}, {&l.Copy, &d.Copy}, {&l.Steady, &d.Steady}, {&l.Again, &d.Again}, {&l.AtMost, &d.AtMost},
 	} {
 		if *p.v <= 0 {

@@ -78,6 +78,55 @@ func TestNothingEndsBeforeTheMoverIsReaped(t *testing.T) {
 	}
 }
 
+// TestStoppedMoverLetsGo: a mover that stands still is waited for long, but not where a peer's memory is to be free soon: its engine is dead, with a
+// copy under way or none, or its close waits.
+func TestStoppedMoverLetsGo(t *testing.T) {
+	for name, happens := range map[string]func(*moved){
+		"dead":             func(m *moved) { m.engine.Kill() },
+		"dead with a copy": func(m *moved) { m.submit(1, 1); m.engine.Kill() },
+		"closed":           func(m *moved) { go func() { _ = m.mover.Close(1) }() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // they wait most of the time
+			m := newMoved(t, func(o *cudaipc.MoverOptions) {
+				o.Limits.Ping, o.Limits.Quiet, o.Limits.Copy, o.Limits.Close = time.Hour, 300*time.Millisecond, time.Hour, time.Hour
+			})
+			m.attach(1)
+			m.attach(2)
+			pid := m.pid()
+			devicetest.Freeze(t, pid)
+			happens(m)
+			m.told(2)
+			if lost := m.mover.Movers()[0].Lost; !gone(pid) || lost[cudaipc.LostPing] != 1 {
+				t.Errorf("lost %v, the mover is gone: %v", lost, gone(pid))
+			}
+		})
+	}
+}
+
+// TestStoppedMoverIsWaitedFor as long as nobody is to be let go.
+func TestStoppedMoverIsWaitedFor(t *testing.T) {
+	m := newMoved(t, func(o *cudaipc.MoverOptions) { o.Limits.Ping, o.Limits.Quiet = time.Hour, 100*time.Millisecond })
+	m.attach(1)
+	pid := m.pid()
+	devicetest.Freeze(t, pid)
+	for m.mover.Movers()[0].PingAge < 500*time.Millisecond {
+		time.Sleep(m.mover.Movers()[0].PingAge/10 + time.Millisecond) // between two looks at the mover's clock
+	}
+	if gone(pid) {
+		t.Fatal("a mover that stood still was not waited for, though no peer was to be let go")
+	}
+	if err := unix.Kill(pid, unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if d := m.done(m.submit(1, 1)[0]); d.Err != nil {
+		t.Error(d.Err)
+	}
+	if err := m.mover.Close(1); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestMoverHangs: a call of the device that does not come back costs the mover, by its limit, and nothing else.
 func TestMoverHangs(t *testing.T) {
 	t.Run("Copy", func(t *testing.T) { testHangingCopy(t, hangsInCopy, cudaipc.LostCopy) })

@@ -88,9 +88,11 @@ func viewPeer(im *Import, fireOnDeath bool) (*peer, error) {
 	}
 	p := &peer{id: im.Peer, pid: im.Pid, pidfd: -1, regions: map[RegionID]*region{}, tickets: map[Ticket]struct{}{}}
 	err := p.view(im)
-	if err == nil && fireOnDeath && !im.onGPU() && im.Pid > 0 {
-		p.fireOnDeath = true
-		err = p.watch()
+	if err == nil && im.Pid > 0 {
+		p.fireOnDeath = fireOnDeath && !im.onGPU()
+		if dead := p.watch(); p.fireOnDeath {
+			err = dead // else the device says it
+		}
 	}
 	if err != nil {
 		p.close()

@@ -112,8 +112,12 @@ func (l *moverLife) tend() {
 // wrong says what the mover has been doing for too long.
 func (l *moverLife) wrong(now int64) (LossReason, error) {
 	limits := &l.m.opts.Limits
-	if now-l.pong.Load() > l.ticks(limits.Ping) {
-		return LostPing, fmt.Errorf("it did not answer a ping within %v", limits.Ping)
+	ping := limits.Ping
+	if l.m.lettingGo(l) {
+		ping = min(ping, limits.Quiet)
+	}
+	if now-l.pong.Load() > l.ticks(ping) {
+		return LostPing, fmt.Errorf("it did not answer a ping within %v", ping)
 	}
 	if call := l.calls.late(now); call != nil {
 		return LostCall, fmt.Errorf("it did not answer in time: %s%s", call.what, l.m.cure())
@@ -131,6 +135,18 @@ func (m *Mover) cure() string {
 	}
 	return ": a call of the driver does not return; see dmesg for Xid lines, and nvidia-smi; a GPU that hangs is reset by nvidia-smi --gpu-reset, or with the node. " +
 		"Engines on other GPUs, and on CPUs, are served on"
+}
+
+// lettingGo says whether a peer of a life is to be closed, or will be because its process is dead.
+func (m *Mover) lettingGo(l *moverLife) bool {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	for _, p := range m.mu.peers {
+		if p.life == l && (p.closing || p.view.dead()) {
+			return true
+		}
+	}
+	return false
 }
 
 // stuck finds a peer of a life whose copies do not end.
