@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -11,19 +12,46 @@ import (
 // ForGPU are the options of the mover of one GPU: named for it, and bound to its NUMA node if that is known.
 func (o MoverOptions) ForGPU(gpu UUID) MoverOptions {
 	o.Name, o.Device, o.GPU, o.Node = gpu.String(), CUDADevice, gpu, gpuNode("/", gpu)
+	o.Env = append(slices.Clone(o.Env), gpuEnv("/", gpu)...)
 	return o
 }
+
+// gpuEnv is what a process must have in its environment to see a GPU. The driver shows one MIG instance, the one that is named, else the first: a
+// UUID that is none of the kernel's GPUs is an instance's. Of whole GPUs each is seen that the operator lets be seen. root is / but for tests.
+func gpuEnv(root string, gpu UUID) []string {
+	texts := gpuTexts(root)
+	for _, text := range texts {
+		if !strings.Contains(text, "gpu-") || isOf(text, gpu) { // the kernel does not know a GPU's UUID that nobody has opened
+			return nil
+		}
+	}
+	if len(texts) == 0 {
+		return nil
+	}
+	return []string{"CUDA_VISIBLE_DEVICES=MIG-" + strings.TrimPrefix(gpu.String(), "GPU-")}
+}
+
+// gpuTexts are what the kernel's driver says of each GPU, in lower case, by the file that it is in.
+func gpuTexts(root string) map[string]string {
+	files, err := filepath.Glob(filepath.Join(root, "proc/driver/nvidia/gpus/*/information"))
+	if err != nil {
+		return nil
+	}
+	texts := map[string]string{}
+	for _, file := range files {
+		text, _ := os.ReadFile(file) // nothing is known of one that cannot be read
+		texts[file] = strings.ToLower(string(text))
+	}
+	return texts
+}
+
+func isOf(text string, gpu UUID) bool { return strings.Contains(text, strings.ToLower(gpu.String())) }
 
 // gpuNode is the NUMA node of a GPU as the kernel tells it, without a driver call; -1: not known (a MIG instance, one
 // node only, no such GPU here). root is / but for tests.
 func gpuNode(root string, gpu UUID) int {
-	files, err := filepath.Glob(filepath.Join(root, "proc/driver/nvidia/gpus/*/information"))
-	if err != nil {
-		return -1
-	}
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil || !strings.Contains(strings.ToLower(string(text)), strings.ToLower(gpu.String())) {
+	for file, text := range gpuTexts(root) {
+		if !isOf(text, gpu) {
 			continue
 		}
 		bus := strings.ToLower(filepath.Base(filepath.Dir(file)))

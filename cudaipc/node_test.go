@@ -172,6 +172,32 @@ func TestGPUNode(t *testing.T) {
 	}
 }
 
+// TestGPUEnv: a MIG instance is named in the environment of its mover, and nothing else is.
+func TestGPUEnv(t *testing.T) {
+	gpu, instance := UUID{0xab, 0xcd}, UUID{0x12, 0x34, 15: 0x56}
+	for name, test := range map[string]struct {
+		known []string // the UUIDs of the kernel's GPUs
+		of    UUID
+		want  []string
+	}{
+		"a GPU":                {[]string{"GPU-ABCD0000-0000-0000-0000-000000000000", "GPU-1"}, gpu, nil},
+		"an instance":          {[]string{"GPU-ABCD0000-0000-0000-0000-000000000000", "GPU-1"}, instance, []string{"CUDA_VISIBLE_DEVICES=MIG-12340000-0000-0000-0000-000000000056"}},
+		"not known":            {nil, instance, nil},
+		"one that nobody uses": {[]string{"GPU-1", "????????-????-????-????-????????????"}, instance, nil},
+	} {
+		root := t.TempDir()
+		for i, uuid := range test.known {
+			file := filepath.Join(root, fmt.Sprintf("proc/driver/nvidia/gpus/0000:%02x:00.0/information", i))
+			if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte("Model: X\nGPU UUID: \t "+uuid+"\n"), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := gpuEnv(root, test.of); !slices.Equal(got, test.want) {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+	}
+}
+
 // TestGPUNodes: the nodes of all GPUs, each once, of machines that have several; else why not.
 func TestGPUNodes(t *testing.T) {
 	const gpu, sound = "0x030200", "0x040300"
