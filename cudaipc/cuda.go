@@ -31,6 +31,7 @@ type CUDA struct {
 
 	source TableSource // of the lanes' table
 	facts  GPUFacts
+	limits CUDALimits
 
 	opener, asker *role
 	lanes         [2]*lane // by Direction
@@ -85,7 +86,10 @@ func (d *CUDA) open(o *CUDAOptions) (err error) {
 	if d.opener, err = startRole(d.ctx); err != nil {
 		return err
 	}
-	d.opener.do(d.ctx.Lower)
+	d.opener.do(func() {
+		d.ctx.Lower()
+		d.limits.Stack, d.limits.Printing, d.limits.Heap = d.ctx.Limits()
+	})
 	if o.Table.names(CopyKernel) {
 		d.opener.do(d.kernel.load)
 	}

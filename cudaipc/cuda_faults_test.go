@@ -313,7 +313,7 @@ var costOf = map[string]string{
 	"cuDeviceGetAttribute": costsStart, "cuDevicePrimaryCtxRetain": costsStart, "cuCtxSetCurrent": costsStart,
 	"cuCtxGetStreamPriorityRange": costsStart, "cuStreamCreateWithPriority": costsStart, "cuMemHostAlloc": costsStart,
 	"cuMemHostGetDevicePointer":  costsStart,
-	"cuDevicePrimaryCtxSetFlags": costsNothing, "cuCtxSetLimit": costsNothing, "cuMemGetInfo": costsNothing, "cuGetProcAddress": costsNothing,
+	"cuDevicePrimaryCtxSetFlags": costsNothing, "cuCtxSetLimit": costsNothing, "cuCtxGetLimit": costsNothing, "cuMemGetInfo": costsNothing, "cuGetProcAddress": costsNothing,
 	"cuMemHostRegister": costsNothing, "cuModuleLoadData": costsNothing, "cuModuleGetFunction": costsNothing, "cuEventDestroy": costsNothing,
 	"cuIpcOpenMemHandle": "import", "cuMemGetAddressRange": "import", "cuIpcOpenEventHandle": "import",
 	"cuEventQuery": "poll", "cuLaunchKernel": "gather", "cuMemcpy2DAsync": "gather", "cuMemcpyBatchAsync": "gather",

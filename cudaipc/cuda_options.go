@@ -34,6 +34,14 @@ type CUDAOptions struct {
 	NoPin         bool // all copies through the rings: for tests of what a refusal to pin leaves
 }
 
+// CUDALimits are what kernels of the device's context are given, by the driver's own word, behind the lowering of them: bytes; -1: it
+// does not say.
+type CUDALimits struct {
+	Stack    int64 // of a thread
+	Printing int64
+	Heap     int64
+}
+
 // CUDAInfo is the state of a CUDA device.
 type CUDAInfo struct {
 	Name    string
@@ -43,6 +51,7 @@ type CUDAInfo struct {
 	Paths   string // the copy table in one line
 	Source  TableSource
 	Facts   GPUFacts
+	Limits  CUDALimits
 	Free    int64 // bytes of the GPU's memory that are free, of Total
 	Total   int64
 	Imports int64 // allocations, pieces and events of peers that are open

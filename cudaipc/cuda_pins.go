@@ -112,7 +112,7 @@ func (p *pins) tell(i *CUDAInfo) {
 func (d *CUDA) Info() CUDAInfo {
 	i := CUDAInfo{
 		Name: d.gpu.Name, GPU: UUID(d.gpu.UUID), Driver: driver.Version(), Batch: driver.HasBatch(), Paths: d.lanes[0].table.String(),
-		Source: d.source, Facts: d.facts, Imports: d.imports.Load(), Arena: int64(len(d.arena)),
+		Source: d.source, Facts: d.facts, Limits: d.limits, Imports: d.imports.Load(), Arena: int64(len(d.arena)),
 	}
 	d.pins.tell(&i)
 	if d.kernel.err != nil {

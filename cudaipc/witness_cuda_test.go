@@ -137,3 +137,17 @@ func TestCUDAWitnessTakesTheRest(t *testing.T) {
 		t.Errorf("%s, facts %+v, want the measured table and why the context was not", i.Source, i.Facts)
 	}
 }
+
+// TestCUDALimitsAreTold as the driver has them behind the lowering, whatever it made of that.
+func TestCUDALimitsAreTold(t *testing.T) {
+	for env, want := range map[string]cudaipc.CUDALimits{
+		"SOFTCUDA_FAIL=":                    {Stack: 256},
+		"SOFTCUDA_FAIL=cuCtxSetLimit:0:215": {Stack: 1024, Printing: 1 << 20, Heap: 8 << 20},
+		"SOFTCUDA_FAIL=cuCtxGetLimit:0:215": {Stack: -1, Printing: -1, Heap: -1},
+	} {
+		_, said := measuredMover(t, nil, env)
+		if got := next(t, said).Limits; got != want {
+			t.Errorf("%s: %+v, want %+v", env, got, want)
+		}
+	}
+}

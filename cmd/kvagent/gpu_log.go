@@ -42,6 +42,7 @@ func (g *gpuLog) hear(i cudaipc.CUDAInfo) {
 func (g *gpuLog) opened(i *cudaipc.CUDAInfo) {
 	from := map[cudaipc.TableSource]string{cudaipc.TableKnown: "measured before", cudaipc.TableDefault: "default, not measured", cudaipc.TableMeasured: "measured now"}[i.Source]
 	fields := []zap.Field{zap.Stringer("gpu", i.GPU), zap.String("type", i.Name), zap.Int("driver", i.Driver), zap.String("paths", i.Paths), zap.String("from", from)}
+	fields = append(fields, zap.String("kernel_limits", fmt.Sprintf("stack %d, printing %d, heap %d bytes", i.Limits.Stack, i.Limits.Printing, i.Limits.Heap)))
 	if g.tables != nil {
 		fields = append(fields, zap.String("file", g.tables.path))
 	}

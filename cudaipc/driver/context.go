@@ -49,6 +49,17 @@ func (c *Context) Lower() {
 	}
 }
 
+// Limits are what the driver gives kernels of the context, bytes: of the stack of a thread, for printing, for a heap. -1: it does not say.
+func (c *Context) Limits() (stack, printing, heap int64) {
+	of := func(limit cu.Limit) int64 {
+		if bytes, err := cu.Limits(limit); err == nil {
+			return bytes
+		}
+		return -1
+	}
+	return of(cu.StackSize), of(cu.PrintfFIFOSize), of(cu.MallocHeapSize)
+}
+
 // Memory is how much of the GPU's memory is free, for all processes, and how much there is, bytes.
 func (c *Context) Memory() (free, total int64, err error) {
 	free, total, err = cu.MemInfo()
