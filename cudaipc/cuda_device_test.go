@@ -5,6 +5,9 @@ package cudaipc_test
 import (
 	"bytes"
 	"errors"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -275,5 +278,34 @@ func TestCUDAOptionsAreChecked(t *testing.T) {
 	}
 	if _, err := cudaipc.NewCUDAEngine(cudaipc.UUID{}, cudaipc.MaxCUDAEvents+1, 0); err == nil {
 		t.Error("an engine with too many events: no error")
+	}
+}
+
+// TestCUDAWritesAreThere: what an engine writes from memory that is not pinned, and what it clears, is waited for, where a driver may be on its
+// way with it still when the call returns. A software driver is not, so the calls are looked at.
+func TestCUDAWritesAreThere(t *testing.T) {
+	engine, err := cudaipc.NewCUDAEngine(cudaipc.UUID{}, 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer engine.Close()
+	list := filepath.Join(t.TempDir(), "calls")
+	t.Setenv("SOFTCUDA_CALLS", list) // nothing is under way: C's environment is not for two threads
+	m, err := engine.Alloc(1, 1<<16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.WriteAt(make([]byte, 512), 0); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := strings.Fields(strings.ReplaceAll(string(text), "_v2", ""))
+	for _, name := range []string{"cuMemsetD8", "cuMemcpyHtoD"} {
+		if i := slices.Index(calls, name); i < 0 || i+1 == len(calls) || calls[i+1] != "cuStreamSynchronize" {
+			t.Errorf("%s is not waited for: %v", name, calls)
+		}
 	}
 }

@@ -67,7 +67,16 @@ func Write(a Addr, p []byte) error {
 	if len(p) == 0 {
 		return nil
 	}
-	return of("cuMemcpyHtoD", cu.MemcpyHtoD(cu.DevicePtr(a), unsafe.Pointer(&p[0]), int64(len(p))))
+	return settled(of("cuMemcpyHtoD", cu.MemcpyHtoD(cu.DevicePtr(a), unsafe.Pointer(&p[0]), int64(len(p)))))
+}
+
+// settled waits for the default stream behind a call that had no error: such a call may return when bytes that were not pinned are
+// staged, and one that fills when it has begun (driver reference, "API synchronization behavior"). Streams of NewStream are not waited for.
+func settled(err error) error {
+	if err != nil {
+		return err
+	}
+	return check("cuStreamSynchronize", int(C.cuStreamSynchronize(nil)))
 }
 
 // Read copies bytes from the GPU.
@@ -78,5 +87,7 @@ func Read(p []byte, a Addr) error {
 	return of("cuMemcpyDtoH", cu.MemcpyDtoH(unsafe.Pointer(&p[0]), cu.DevicePtr(a), int64(len(p))))
 }
 
-// Clear sets bytes to zero.
-func Clear(a Addr, size int64) error { return of("cuMemsetD8", cu.MemsetD8(cu.DevicePtr(a), 0, size)) }
+// Clear sets bytes to zero and returns when they are.
+func Clear(a Addr, size int64) error {
+	return settled(of("cuMemsetD8", cu.MemsetD8(cu.DevicePtr(a), 0, size)))
+}
