@@ -52,7 +52,7 @@ const (
 // of the hardware, and the unknown one.
 var sticky = map[int]bool{
 	4: true, 46: true, 214: true, 220: true, 226: true, 700: true, 702: true, 709: true, 710: true, 714: true,
-	715: true, 716: true, 717: true, 718: true, 719: true, 721: true, 910: true, 999: true,
+	715: true, 716: true, 717: true, 718: true, 719: true, 721: true, 810: true, 911: true, 999: true,
 }
 
 // Sticky says whether every later call of the process will fail too.
