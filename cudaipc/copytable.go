@@ -24,8 +24,9 @@ type CopyTable struct {
 	Rules   []CopyRule `json:"rules"`
 }
 
-// CopyTableVersion is that of what Calibrate measures, and how: a table of another version is measured again.
-const CopyTableVersion = 1
+// CopyTableVersion is that of what Calibrate measures, and how, and of the copy kernel: a table of another version is measured again. 2: the kernel is
+// among the paths that a table may name.
+const CopyTableVersion = 2
 
 // CopyRule holds for runs of up to UpTo bytes that are longer than the rule before it takes.
 type CopyRule struct {
