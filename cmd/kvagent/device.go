@@ -109,10 +109,25 @@ func openHost(kind string, base cudaipc.MoverOptions) (cudaipc.Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := m.Start(); err != nil { // now, for a start that cannot work is to be seen
+	if err := startMover(m); err != nil { // now, for a start that cannot work is to be seen
 		return nil, errors.Join(err, m.Close(cudaipc.AllPeers))
 	}
 	return m, nil
+}
+
+// startTries is how often a mover is started that ends during its start, as one that is killed does.
+const startTries = 5
+
+// startMover starts a mover, and again one that was lost meanwhile, with the mover's own pauses. One that says why it cannot start is believed.
+func startMover(m *cudaipc.Mover) error {
+	for try := 1; ; try++ {
+		err := m.Start()
+		var lost *cudaipc.LostError
+		if try == startTries || !errors.As(err, &lost) || lost.Reason != cudaipc.LostCrash {
+			return err
+		}
+		time.Sleep(time.Until(m.Movers()[0].NextStart))
+	}
 }
 
 // probeCUDA asks the driver for GPUs, in a process of its own: the agent never calls it.
