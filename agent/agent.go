@@ -53,7 +53,7 @@ type Agent struct {
 	switches   switches
 	peers      *peerNumbers
 	share      share
-	lanes      *transfer.Lanes
+	lanes      map[cudaipc.UUID]*transfer.Lanes // by GPU, zero for CPUs' copies; under registry.mu
 	inflight   inflight
 	watchdog   *watchdog
 	fault      faultCounter
@@ -86,7 +86,7 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 	if tiers, ok := p.(pool.Tiers); ok {
 		a.tiers, a.ledger.tiers = tiers, tiers
 	}
-	a.lanes = transfer.NewLanes(a.cfg.Lanes, a.cfg.Limits.Transfer.SaveAge, nil)
+	a.lanes = map[cudaipc.UUID]*transfer.Lanes{}
 	if _, err := rand.Read(a.boot[:]); err != nil {
 		return nil, fmt.Errorf("boot epoch: %w", err)
 	}

@@ -36,6 +36,7 @@ type seat struct {
 	layout  transfer.Layout
 	sizes   []uint32 // by group: bytes of one block of this shard
 	peer    cudaipc.PeerID
+	gpu     cudaipc.UUID // of its regions; zero: a CPU's
 	regions int
 	bytes   int64 // of the regions
 

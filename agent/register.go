@@ -150,7 +150,7 @@ func (s *session) importRegions(reg *registration) error {
 		s.agent.peers.give(peer)
 		return err
 	}
-	reg.seat.peer = peer
+	reg.seat.peer, reg.seat.gpu = peer, reg.gpu
 	return nil
 }
 

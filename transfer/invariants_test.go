@@ -184,7 +184,7 @@ func TestCancelIsAFence(t *testing.T) {
 
 func cancelWhileCopying(t *testing.T, kind Kind, batches int) {
 	n := newNode(t, 64, false)
-	n.lanes = NewLanes(batches, DefaultLimits.SaveAge, nil)
+	n.lanes = NewLanes(8, DefaultLimits.SaveAge, nil)
 	n.join(t, nil).fill(0, 8)
 	g := newGate(n.host)
 	s := n.join(t, func(c *Config) {

@@ -49,11 +49,12 @@ func (l *Lanes) enter(kind Kind) *ticket {
 	return t
 }
 
-// try gives a lane that is free now. Nobody is kept from one by it: where somebody waits, none is free.
+// try gives whoever has a lane one more that is free now: a save not the last, for a load may come. Nobody is kept from one that
+// waits: where somebody does, none is free.
 func (l *Lanes) try(kind Kind) (*ticket, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.mu.free == 0 {
+	if l.mu.free == 0 || kind == Save && l.mu.free == 1 {
 		return nil, false
 	}
 	l.mu.free--

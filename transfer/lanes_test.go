@@ -142,3 +142,34 @@ func TestLanesNeverOverlap(t *testing.T) {
 		}
 	}
 }
+
+// TestOneMoreLane: only a free one, and for a save not the last; it is given back like any other.
+func TestOneMoreLane(t *testing.T) {
+	l := newLaneTest(t, 3)
+	first := l.enter(Save)
+	second, ok := l.try(Save)
+	if !ok {
+		t.Fatal("a save gets no second lane of three")
+	}
+	if _, ok := l.try(Save); ok {
+		t.Fatal("a save got the last lane: a load that comes has to wait")
+	}
+	third, ok := l.try(Load)
+	if !ok {
+		t.Fatal("a load does not get the last lane")
+	}
+	if _, ok := l.try(Load); ok {
+		t.Fatal("four lanes of three")
+	}
+	waits := l.enter(Load)
+	l.want(first)
+	l.wantNot(waits)
+	l.leave(second)
+	l.want(waits)
+	for _, k := range []*ticket{first, third, waits} {
+		l.leave(k)
+	}
+	if l.mu.free != 3 {
+		t.Errorf("%d lanes are free, want 3", l.mu.free)
+	}
+}

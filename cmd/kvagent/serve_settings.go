@@ -102,7 +102,7 @@ func (s *serveSettings) addFlags(f *pflag.FlagSet) {
 	addBool(f, &s.logJSON, "log-json", "log JSON")
 	f.Var(&durationValue{&s.drainTimeout, 0, time.Hour}, "drain-timeout", "longest wait for running jobs at the end")
 
-	f.Var(&countValue{&s.copyLanes, 0, 256}, "copy-lanes", "copies that run at once; 0 is one for each processor")
+	f.Var(&countValue{&s.copyLanes, 0, 256}, "copy-lanes", "copies that run at once on one GPU, and on CPUs; 0 is as many as there are processors")
 	f.Var(&countValue{&s.queue, 1, 1 << 16}, "queue", "jobs that may wait for one engine worker in each direction; a further one is told busy")
 	f.Var(&durationValue{&s.eventWait, time.Millisecond, time.Hour}, "event-wait", "longest wait for the step that a job names")
 	f.Var(&durationValue{&s.stuckAfter, time.Second, 24 * time.Hour}, "stuck-after", "a worker's step older than this fails /livez")
