@@ -150,7 +150,7 @@ func (d *CUDA) openHandle(p *peer, r *Region) (*region, error) {
 // whyNotOpen says what the user sets, for what the driver says of a handle that it does not open.
 func whyNotOpen(err error) error {
 	cure := "the engine and this process need the same GPU, one IPC namespace and one PID namespace (docker: --ipc and --pid, Kubernetes: hostIPC and hostPID, or containers of one pod " +
-		"with shareProcessNamespace), and the engine must be alive"
+		"with shareProcessNamespace), one user id (--user, runAsUser), and the engine must be alive"
 	switch driver.CodeOf(err) {
 	case driver.InvalidValue, driver.NotSupported:
 		cure = "memory of PyTorch's expandable segments has no such handle (set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False, or send it as descriptors), nor has that of vLLM's sleep mode " +
@@ -180,7 +180,7 @@ func (d *CUDA) openWords(p *peer, s *Sync) error {
 		e, err := driver.OpenEvent(&handle)
 		if err != nil {
 			return fmt.Errorf("sync: event %d: %w: %w: make it with interprocess=True, on the GPU of the regions, and keep it as long as the session; "+
-				"the engine and this process need one IPC and one PID namespace", i, ErrKind, err)
+				"the engine and this process need one IPC and one PID namespace, and one user id", i, ErrKind, err)
 		}
 		p.gpu.events = append(p.gpu.events, e)
 		d.imports.Add(1)

@@ -22,7 +22,7 @@ type peer struct {
 	tickets     map[Ticket]struct{}
 	streams     [2]*stream // by Direction, nil until the first copy
 	proof       int        // Import.Proof
-	gpu         *gpuPeer   //nolint:unused // what is open on a GPU, with the build tag cuda; nil on the host device
+	gpu         *gpuPeer   //nolint:nolintlint,unused // what is open on a GPU, with the build tag cuda; nil on the host device
 }
 
 // Import opens the regions of a peer, all or none. Every descriptor in it is closed when it returns: a mapping

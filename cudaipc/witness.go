@@ -160,7 +160,7 @@ func runWitness() error {
 	for in := json.NewDecoder(conn); ; {
 		var o witnessOrder
 		if in.Decode(&o) != nil {
-			return nil
+			return nil //nolint:nilerr // the mover has closed its end
 		}
 		orders <- o
 	}
