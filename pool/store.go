@@ -31,6 +31,24 @@ type Store interface {
 	Usage() Usage
 }
 
+// Reporter is what a Store can do besides: say how it is, at any time and without waiting for anybody.
+type Reporter interface {
+	Report() StoreReport
+}
+
+// StoreReport is how a store is, for people and machines.
+type StoreReport struct {
+	State  string  // "ok", or another one that the store's package names
+	Reason string  // of another one
+	Counts []Count // since it was opened: always the same ones in the same order
+}
+
+// Count is how often something happened.
+type Count struct {
+	Name string // lower case, with underscores
+	N    uint64
+}
+
 // InUse is the error of a Put or a Get that was cut off by its context while another process was at work on the Data of its items, in memory that they share:
 // until Done is closed Data is read or written. Only a store that was given such memory says so.
 type InUse struct {

@@ -51,8 +51,9 @@ type TierStatus struct {
 	State       string // up, half-open, open (nobody asks it), full (nothing is written)
 	Error       string // the last failure, while it is not up
 	Usage       Usage
-	Opened      uint64 // times it failed so often that nobody asked it any more
-	Tries       uint64 // whether it is back
+	Store       StoreReport // what the store says of itself; the zero value if it does not
+	Opened      uint64      // times it failed so often that nobody asked it any more
+	Tries       uint64      // whether it is back
 
 	Fetching, Hinted, Putting, Deleting int // entries, and keys to be deleted, that wait
 
@@ -81,6 +82,9 @@ type Cold struct {
 type Chilling interface {
 	// Coldest fills out with entries that were not used for longest and are held by nobody, about in the order in which they may go, and says how many. It changes nothing.
 	Coldest(out []Cold) int
+	// Glance is Acquire of each entry, read, and Release with the status that read gives, one entry after the other, without counting as a use:
+	// what nobody else used meanwhile is as near to its eviction as before. No lock is held while read runs.
+	Glance(b *Batch, read func(s Slot) Status)
 }
 
 // SpaceCounter is what a memory can do besides: count the entries of one space, 0 if it is not open.

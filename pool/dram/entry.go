@@ -186,19 +186,24 @@ func (c *core) pinEntry(e uint32, bytes int64) {
 		c.stats.PinnedEntries++
 		c.stats.Pinned += bytes
 	}
-	r.hold += onePin
+	r.hold = r.hold&^flagGlanced + onePin
 }
 
 func (c *core) unpinEntry(e uint32, at *cursor) {
-	r := &c.recs.all[e]
-	if r.pins() == 0 {
-		return
-	}
-	r.hold -= onePin
-	if r.pins() == 0 {
-		c.stats.PinnedEntries--
-		c.stats.Pinned -= c.group(r.ident).bytes
+	if c.recs.all[e].pins() > 0 && c.unhold(e) {
 		c.keepUse(e)
 		c.settle(e, at)
 	}
+}
+
+// unhold takes a pin back, and says whether it was the last one.
+func (c *core) unhold(e uint32) bool {
+	r := &c.recs.all[e]
+	r.hold -= onePin
+	if r.pins() > 0 {
+		return false
+	}
+	c.stats.PinnedEntries--
+	c.stats.Pinned -= c.group(r.ident).bytes
+	return true
 }

@@ -69,6 +69,7 @@ type cursor struct{ entry, generation uint32 }
 func (c *core) touch(e uint32, at *cursor) {
 	recs := c.recs.all
 	if !recs[e].is(flagRecent) {
+		recs[e].hold &^= flagGlanced
 		return
 	}
 	above := c.above(at)

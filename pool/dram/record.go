@@ -35,9 +35,9 @@ const (
 	none   = 0
 	upward = 1 << 31 // in record.prev: a parent, not a sibling; in cell.link: an entry, not a slot
 
-	pinShift = 8
+	pinShift = 9
 	onePin   = 1 << pinShift
-	maxPins  = 1<<24 - 1
+	maxPins  = 1<<23 - 1
 
 	flagLive    = 1 << 0 // the record is an entry
 	flagVisible = 1 << 1 // all shards are committed
@@ -47,6 +47,7 @@ const (
 	flagOld     = 1 << 5 // in partialOld
 	flagMarked  = 1 << 6 // seen by the walk under way
 	flagLifted  = 1 << 7 // put above what hangs on it by lift, and not moved since
+	flagGlanced = 1 << 8 // a glance has pinned it, and nobody has used it since
 )
 
 func (r *record) pins() uint32        { return r.hold >> pinShift }

@@ -1,0 +1,90 @@
+package dram
+
+import "github.com/kvagent/kvagent/pool"
+
+// spot is where an entry is in the order of eviction: its neighbours.
+type spot struct{ newer, older cursor }
+
+// Glance implements pool.Chilling.
+func (p *Pool) Glance(b *pool.Batch, read func(s pool.Slot) pool.Status) {
+	for i := range b.Hashes.N {
+		var was spot
+		b.Status[i], b.Slots[i], was = p.glance(b, i)
+		if b.Status[i] != pool.OK {
+			continue
+		}
+		b.Status[i] = read(b.Slots[i])
+		p.putBack(b.Slots[i].Ref, b.Status[i], &was)
+	}
+}
+
+// glance pins an entry, and notes where it was.
+func (p *Pool) glance(b *pool.Batch, i int) (pool.Status, pool.Slot, spot) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := p.core
+	id, sp, ok := c.identOf(b.Space, b.Group, b.Hashes.Len)
+	if !ok || int(b.Shard) >= sp.spec.Shards {
+		return pool.Invalid, pool.Slot{}, spot{}
+	}
+	e := c.find(id, b.Hashes.At(i))
+	if e == none || !c.recs.all[e].is(flagVisible) {
+		return pool.Missing, pool.Slot{}, spot{}
+	}
+	var was spot
+	alone := c.recs.all[e].is(flagRecent)
+	if alone {
+		was = c.spotOf(e)
+	}
+	status, slot := c.acquire(e, b.Shard, sp.groups[b.Group].bytes)
+	if status == pool.OK && alone {
+		c.recs.all[e].hold |= flagGlanced
+	}
+	return status, slot, was
+}
+
+// putBack takes a glance's pin back. An entry that nobody else used meanwhile goes to where it was, and its last use stays what the file says.
+func (p *Pool) putBack(ref pool.Ref, status pool.Status, was *spot) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := p.core
+	e, ok := c.deref(ref)
+	if !ok || c.recs.all[e].pins() == 0 {
+		return
+	}
+	if status == pool.Corrupt && !c.recs.all[e].is(flagDropped) {
+		c.drop(e)
+		c.stats.Dropped++
+	}
+	if !c.recs.all[e].is(flagGlanced) {
+		c.tick()
+		c.unpinEntry(e, &cursor{})
+		return
+	}
+	c.recs.all[e].hold &^= flagGlanced
+	if c.unhold(e) {
+		at := c.below(was)
+		c.settle(e, &at)
+	}
+}
+
+// spotOf is where an entry of the recent list is.
+func (c *core) spotOf(e uint32) spot {
+	return spot{newer: c.cursorAt(c.recs.all[e].newer), older: c.cursorAt(c.recs.all[e].older)}
+}
+
+func (c *core) cursorAt(e uint32) cursor {
+	if e == none {
+		return cursor{}
+	}
+	return cursor{entry: e, generation: c.lives.all[e].generation}
+}
+
+// below is the entry that a spot is just older than by now: its neighbour, if that is still in the list, or what its other neighbour
+// is older than.
+func (c *core) below(was *spot) cursor {
+	if older := c.above(&was.older); c.above(&was.newer) == none && older != none {
+		return c.cursorAt(c.recs.all[older].newer)
+	}
+	return was.newer
+}

@@ -1,0 +1,135 @@
+package dram
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// coldest are the blocks of a chain's pool in the order in which they may go, by their first byte.
+func coldest(p *Pool) (out []byte) {
+	all := make([]pool.Cold, lockStride)
+	for _, c := range all[:p.Coldest(all)] {
+		out = append(out, c.Hash.Bytes[0])
+	}
+	return out
+}
+
+// lonely is a batch of one block, whose hash is its number and zeros.
+func lonely(id pool.SpaceID, number byte) *pool.Batch {
+	h := make([]byte, pool.MaxHashLen)
+	h[0] = number
+	return &pool.Batch{Space: id, Epoch: 1, Hashes: pool.Chain(h, len(h)), Status: make([]pool.Status, 1), Slots: make([]pool.Slot, 1)}
+}
+
+func ok(pool.Slot) pool.Status { return pool.OK }
+
+// To be read to be written elsewhere is no use of a block: the order of eviction stays, in memory and in the file.
+func TestGlanceIsNoUse(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	o := Options{Bytes: 64 << 10, SlabBytes: 16 << 10, Path: shmPath(t), Clock: func() time.Time { return now }}
+	p := reopen(t, o)
+	id := openSpec(t, p, keptSpec)
+	var want []byte
+	for n := range byte(40) {
+		now = now.Add(time.Second)
+		put(t, p, id, lonely(id, n).Hashes)
+		want = append(want, n)
+	}
+	now = now.Add(time.Second)
+	for _, n := range slices.Concat(want, []byte{20, 19, 39, 0, 21}) {
+		b := lonely(id, n)
+		if p.Glance(b, ok); b.Status[0] != pool.OK {
+			t.Fatalf("block %d has status %d", n, b.Status[0])
+		}
+	}
+	if got := coldest(p); !slices.Equal(got, want) {
+		t.Errorf("in memory they go in the order %v, want %v", got, want)
+	}
+	closePool(t, p)
+	p = reopen(t, o)
+	openSpec(t, p, keptSpec)
+	if got := coldest(p); !slices.Equal(got, want) {
+		t.Errorf("by the file they go in the order %v, want %v", got, want)
+	}
+	closePool(t, p)
+}
+
+// What happens to a block while it is glanced at counts.
+func TestWhileGlanced(t *testing.T) {
+	for name, c := range map[string]struct {
+		meanwhile func(p *Pool, b *pool.Batch)
+		status    pool.Status
+		want      []byte
+	}{
+		"nothing": {func(*Pool, *pool.Batch) {}, pool.OK, []byte{0, 1, 2, 3, 4}},
+		"found":   {func(p *Pool, b *pool.Batch) { p.Prefix(b.Space, 0, b.Hashes) }, pool.OK, []byte{0, 1, 3, 4, 2}},
+		"loaded": {func(p *Pool, b *pool.Batch) {
+			load := lonely(b.Space, 2)
+			p.Acquire(load)
+			p.Release(load.Slots, load.Status)
+		}, pool.OK, []byte{0, 1, 3, 4, 2}},
+		"held, and given back later": {func(p *Pool, b *pool.Batch) {
+			load := lonely(b.Space, 2)
+			p.Acquire(load)
+			b.Slots = append(b.Slots, load.Slots...)
+		}, pool.OK, []byte{0, 1, 3, 4, 2}},
+		"its neighbours go":          {func(p *Pool, b *pool.Batch) { dropAll(p, b.Space, 1, 3) }, pool.OK, []byte{0, 4, 2}},
+		"the newer one goes":         {func(p *Pool, b *pool.Batch) { dropAll(p, b.Space, 3) }, pool.OK, []byte{0, 1, 2, 4}},
+		"all others go":              {func(p *Pool, b *pool.Batch) { dropAll(p, b.Space, 0, 1, 3, 4) }, pool.OK, []byte{2}},
+		"it goes itself":             {func(p *Pool, b *pool.Batch) { dropAll(p, b.Space, 2) }, pool.OK, []byte{0, 1, 3, 4}},
+		"it is found to be damaged":  {func(*Pool, *pool.Batch) {}, pool.Corrupt, []byte{0, 1, 3, 4}},
+		"glanced at by a second one": {func(p *Pool, b *pool.Batch) { p.Glance(lonely(b.Space, 1), ok) }, pool.OK, []byte{0, 1, 2, 3, 4}},
+		"the one behind it is loaded": {func(p *Pool, b *pool.Batch) {
+			again := lonely(b.Space, 1)
+			p.Acquire(again)
+			p.Release(again.Slots, again.Status)
+		}, pool.OK, []byte{0, 2, 3, 4, 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := reopen(t, Options{Bytes: 64 << 10, SlabBytes: 16 << 10})
+			defer closePool(t, p)
+			id := openSpec(t, p, keptSpec)
+			for n := range byte(5) {
+				put(t, p, id, lonely(id, n).Hashes)
+			}
+			b := lonely(id, 2)
+			p.Glance(b, func(s pool.Slot) pool.Status {
+				if p.arena.base[s.Off] != 2 {
+					t.Errorf("the slot has %d", p.arena.base[s.Off])
+				}
+				c.meanwhile(p, b)
+				return c.status
+			})
+			if len(b.Slots) > 1 {
+				p.Release(b.Slots[1:], []pool.Status{pool.OK})
+			}
+			if got := coldest(p); b.Status[0] != c.status || !slices.Equal(got, c.want) {
+				t.Errorf("status %d, they go in the order %v, want %v", b.Status[0], got, c.want)
+			}
+			if s := p.Stats(); s.Pinned != 0 {
+				t.Errorf("%d bytes are pinned", s.Pinned)
+			}
+		})
+	}
+	p := reopen(t, Options{Bytes: 64 << 10, SlabBytes: 16 << 10})
+	defer closePool(t, p)
+	id := openSpec(t, p, keptSpec)
+	missing, foreign := lonely(id, 9), lonely(id+1, 9)
+	p.Glance(missing, func(pool.Slot) pool.Status { t.Error("read, and not there"); return pool.OK })
+	p.Glance(foreign, func(pool.Slot) pool.Status { t.Error("read, and no such space"); return pool.OK })
+	if missing.Status[0] != pool.Missing || foreign.Status[0] != pool.Invalid {
+		t.Errorf("statuses %d and %d", missing.Status[0], foreign.Status[0])
+	}
+}
+
+// dropAll drops blocks.
+func dropAll(p *Pool, id pool.SpaceID, numbers ...byte) {
+	for _, n := range numbers {
+		b := lonely(id, n)
+		p.Acquire(b)
+		p.Release(b.Slots, []pool.Status{pool.Corrupt})
+	}
+}
