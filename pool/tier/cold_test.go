@@ -2,11 +2,16 @@ package tier
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
+	"github.com/kvagent/kvagent/pool/fault"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
@@ -83,7 +88,7 @@ func TestOnEvictOutrunsTheTier(t *testing.T) {
 				n.save(chain(fmt.Sprint("new", i), 11)) // 220 blocks, one behind the other
 			}
 			close(store.opened)
-			n.waitFor("all is written", func(r *pool.TierReport) bool { return r.Tiers[0].Putting == 0 && p.copied.Load() == 0 })
+			n.waitFor("all is written", func(r *pool.TierReport) bool { return r.Tiers[0].Putting == 0 && p.lanes[0].copied.Load() == 0 })
 			came := 0
 			for i := range 200 {
 				if h := chain("a", 200).Slice(i, i+1); n.Prefix(n.space, 0, h) == 1 {
@@ -102,5 +107,117 @@ func TestOnEvictOutrunsTheTier(t *testing.T) {
 			}
 			check(t, staging.Close())
 		})
+	}
+}
+
+// reading is a memory that counts the blocks that are read to be written elsewhere.
+type reading struct {
+	*dram.Pool
+	read atomic.Int64
+}
+
+func (r *reading) Glance(b *pool.Batch, read func(s pool.Slot) pool.Status) {
+	r.read.Add(1)
+	r.Pool.Glance(b, read)
+}
+
+// coldNode is a stack that writes on eviction over a memory of 256 blocks, nearly full.
+func coldNode(t *testing.T, staging int64, tiers ...Tier) (*node, *reading) {
+	t.Helper()
+	d, err := dram.Open(dram.Options{Bytes: 256 << 10, SlabBytes: 64 << 10})
+	check(t, err)
+	s, err := OpenStaging(staging)
+	check(t, err)
+	m := &reading{Pool: d}
+	p, err := Open(m, tiers, Options{PrefetchBytes: 128 << 10, Staging: s, Log: func(tier, what string, err error) { t.Logf("tier %q: %s: %v", tier, what, err) }})
+	check(t, err)
+	n := &node{Pool: p, t: t, spec: specOf("model", 1)}
+	n.space, err = p.OpenSpace(n.spec)
+	check(t, err)
+	t.Cleanup(func() {
+		check(t, p.Close())
+		if s.out() != 0 {
+			t.Errorf("%d bytes of staging are lent", s.out())
+		}
+		check(t, errors.Join(s.Close(), d.Close()))
+	})
+	n.save(chain("first", 240))
+	n.waitFor("memory is nearly full", func(*pool.TierReport) bool { return p.chill.near.Load() })
+	return n, m
+}
+
+// A tier that is down costs saves nothing: what is about to go is not copied for it, alone or beside one that works.
+func TestOnEvictBesideATierThatIsDown(t *testing.T) {
+	f, err := fault.New(pooltest.NewShelf(), fault.Options{Seed: 1, Rates: map[fault.Kind]float64{fault.Error: 1}})
+	check(t, err)
+	down := Tier{Name: "down", Store: f, Local: true, Write: OnEvict, BreakAfter: 1, BreakFirst: time.Minute, BreakLast: time.Minute}
+	works := Tier{Name: "works", Store: pooltest.NewShelf(), Local: true, Write: OnEvict}
+	for name, tiers := range map[string][]Tier{"alone": {down}, "beside another": {down, works}} {
+		t.Run(name, func(t *testing.T) {
+			n, m := coldNode(t, 16<<20, tiers...)
+			n.waitFor("the tier is down", func(r *pool.TierReport) bool { return r.Tiers[0].State == "open" })
+			n.chill.mu.Lock() // a look that had begun has ended
+			read, copied, waiting := m.read.Load(), n.lanes[0].copied.Load(), n.Report().Tiers[0].Putting
+			n.chill.mu.Unlock()
+			for i := range 50 {
+				n.save(chain(fmt.Sprint("new", i), 10))
+			}
+			if more := m.read.Load() - read; len(tiers) == 1 && more != 0 {
+				t.Errorf("%d blocks were read for a tier that is down", more)
+			}
+			if now := n.Report().Tiers[0].Putting; now > waiting || n.lanes[0].copied.Load() > copied {
+				t.Errorf("%d blocks wait for a tier that is down, %d before; %d bytes of copies, %d before", now, waiting, n.lanes[0].copied.Load(), copied)
+			}
+			if len(tiers) == 2 {
+				n.stored(1, 500) // for the other one they are
+			}
+		})
+	}
+}
+
+// A tier that takes nothing has its own share of staging, and leaves the others' alone.
+func TestOnEvictBesideATierThatHangs(t *testing.T) {
+	stays, opens := closed{pooltest.NewShelf(), make(chan struct{})}, closed{pooltest.NewShelf(), make(chan struct{})}
+	tier := func(name string, s pool.Store) Tier {
+		return Tier{Name: name, Store: s, Local: true, Write: OnEvict, PutWithin: patience, BatchItems: 1}
+	}
+	n, _ := coldNode(t, 1<<20, tier("hangs", stays), tier("works", opens))
+	share := int64(1<<20) / coldCopies / 2
+	full := func(l *lane) bool { return l.copied.Load() > share-stagingUnit && l.copied.Load() <= share }
+	n.waitFor("both have their share", func(*pool.TierReport) bool { return full(n.lanes[0]) && full(n.lanes[1]) })
+	close(opens.opened)
+	n.waitFor("one has written", func(r *pool.TierReport) bool { return r.Tiers[1].Putting == 0 && n.lanes[1].copied.Load() == 0 })
+	if !full(n.lanes[0]) {
+		t.Errorf("the tier that hangs has %d bytes of copies, its share is %d", n.lanes[0].copied.Load(), share)
+	}
+	n.save(chain("more", 10))
+	n.waitFor("what came later is written too", func(r *pool.TierReport) bool { return r.Tiers[1].Stored >= 250 })
+}
+
+// To be written is no use of a block: the order in which blocks go stays, so however often is looked, only the coldest are written.
+func TestOnEvictKeepsTheOrder(t *testing.T) {
+	d, err := dram.Open(dram.Options{Bytes: 1 << 20, SlabBytes: 64 << 10})
+	check(t, err)
+	defer d.Close()
+	store := pooltest.NewShelf()
+	p, err := Open(d, []Tier{{Name: "disk", Store: store, Local: true, Write: OnEvict}}, Options{PrefetchBytes: 128 << 10})
+	check(t, err)
+	defer p.Close()
+	n := &node{Pool: p, t: t, spec: specOf("model", 1)}
+	n.space, err = p.OpenSpace(n.spec)
+	check(t, err)
+	n.save(chain("a", 1000))
+	before, after := make([]pool.Cold, coldMany), make([]pool.Cold, coldMany)
+	d.Coldest(before)
+	n.waitFor("memory is nearly full", func(*pool.TierReport) bool { return p.chill.near.Load() })
+	for range 10 {
+		p.chillNow()
+		n.waitFor("what was offered is written", func(r *pool.TierReport) bool { return r.Tiers[0].Putting == 0 && p.lanes[0].copied.Load() == 0 })
+	}
+	if d.Coldest(after); !slices.Equal(before, after) {
+		t.Error("blocks go in another order when they were written")
+	}
+	if store.Len() != coldMany {
+		t.Errorf("%d blocks are written, want the %d that go next", store.Len(), coldMany)
 	}
 }

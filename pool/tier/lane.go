@@ -23,6 +23,7 @@ type lane struct {
 	count   counts
 	said    said
 
+	copied    atomic.Int64  // bytes of staging that copies of entries about to go have
 	trouble   chan struct{} // cap 1: the breaker opened, or the store is full
 	questions chan *question
 	asking    asking

@@ -31,7 +31,7 @@ func (l *lane) write(ctx context.Context, batch []putItem) {
 	if len(on) > 0 {
 		using = l.put(ctx, on)
 	}
-	l.p.giveAfter(ctx, using, append(taken, l.p.copies(batch)...)...)
+	l.p.giveAfter(ctx, using, append(taken, l.copies(batch)...)...)
 }
 
 // lacking is the entries of a batch that the store has not got. If it cannot be asked, none is written.
@@ -120,27 +120,40 @@ func (p *Pool) copyShard(e *leaving, g *group, shard uint8) bool {
 		Space: e.key.space, Group: e.key.group, Shard: shard, Hashes: pool.Chain(h.Bytes[:h.Len], int(h.Len)),
 		Status: make([]pool.Status, 1), Slots: make([]pool.Slot, 1),
 	}
-	p.memory.Acquire(&b)
-	if b.Status[0] != pool.OK {
-		return false
-	}
-	s := b.Slots[0]
-	at := g.at[shard]
-	value := e.loan.bytes[at : at+headerBytes+int64(s.Len)]
-	copy(value[headerBytes:], p.arena[s.Off:s.Off+int64(s.Len)])
-	own, stored := e.sp.ownKey(&e.key, shard), e.life.key(&e.key, shard)
-	hd := header{length: s.Len, sum: pool.Sum(own.Seed(s.Len), value[headerBytes:]), node: p.o.Node, when: uint64(p.now().Unix())}
-	if hd.sum != s.Sum && !p.o.NoSums {
-		b.Status[0] = pool.Corrupt // memory itself is damaged: nobody is given it any more
-		p.o.Log("", "a block in memory is damaged: it is dropped", nil)
-	}
-	p.memory.Release(b.Slots, b.Status)
+	stored := e.life.key(&e.key, shard)
+	var hd header
+	var value []byte
+	p.glance(&b, func(s pool.Slot) pool.Status {
+		at := g.at[shard]
+		value = e.loan.bytes[at : at+headerBytes+int64(s.Len)]
+		copy(value[headerBytes:], p.arena[s.Off:s.Off+int64(s.Len)])
+		own := e.sp.ownKey(&e.key, shard)
+		hd = header{length: s.Len, sum: pool.Sum(own.Seed(s.Len), value[headerBytes:]), node: p.o.Node, when: uint64(p.now().Unix())}
+		if hd.sum != s.Sum && !p.o.NoSums {
+			p.o.Log("", "a block in memory is damaged: it is dropped", nil)
+			return pool.Corrupt
+		}
+		return pool.OK
+	})
 	if b.Status[0] != pool.OK {
 		return false
 	}
 	hd.seal(&stored, value)
 	e.items = append(e.items, pool.Item{Key: stored, Parent: e.parent, Data: value})
 	return true
+}
+
+// glance reads one entry of memory. To be written to a tier is no use of it, as far as memory can tell the two apart.
+func (p *Pool) glance(b *pool.Batch, read func(s pool.Slot) pool.Status) {
+	if p.chilling != nil {
+		p.chilling.Glance(b, read)
+		return
+	}
+	p.memory.Acquire(b)
+	if b.Status[0] == pool.OK {
+		b.Status[0] = read(b.Slots[0])
+		p.memory.Release(b.Slots, b.Status)
+	}
 }
 
 // put gives entries to the store, and says as get for how long it uses them. The first shard of each, which says that it is there, goes when the others are in.

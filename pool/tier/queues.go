@@ -50,11 +50,7 @@ func (l *lane) offerLocked(o origin) { l.queueLocked(putItem{origin: o}) }
 
 // queueLocked is offerLocked for one that may have been copied. False: it is not in the queue now, and its copy is still the caller's.
 func (l *lane) queueLocked(it putItem) bool {
-	if l.puts.set[it.key] == it.life || l.p.mu.closed { // one of before a reset does not count
-		return false
-	}
-	if l.puts.len() >= l.PutQueue {
-		l.count.putsDropped.Add(1)
+	if !l.takesLocked(&it.origin) {
 		return false
 	}
 	l.puts.set[it.key] = it.life
@@ -64,14 +60,26 @@ func (l *lane) queueLocked(it putItem) bool {
 }
 
 // copies are the loans of what was copied of entries, which count as copies of what is about to go no more.
-func (p *Pool) copies(batch []putItem) (loans []loan) {
+func (l *lane) copies(batch []putItem) (loans []loan) {
 	for i := range batch {
 		if e := batch[i].copied; e != nil {
 			loans = append(loans, e.loan)
-			p.copied.Add(-e.loan.size)
+			l.copied.Add(-e.loan.size)
 		}
 	}
 	return loans
+}
+
+// takesLocked says whether an entry can be queued: it does not wait already, one of before a reset not counted, and there is room.
+func (l *lane) takesLocked(o *origin) bool {
+	if l.puts.set[o.key] == o.life || l.p.mu.closed {
+		return false
+	}
+	if l.puts.len() >= l.PutQueue {
+		l.count.putsDropped.Add(1)
+		return false
+	}
+	return true
 }
 
 // queueDelete queues keys to be deleted; what finds no room is forgotten, and found wrong again one day.

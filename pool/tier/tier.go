@@ -16,7 +16,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
@@ -33,20 +32,21 @@ type Memory interface {
 // Pool implements pool.Index, pool.Slots, pool.Spaces and pool.Tiers. Its methods may run at once. Locks are taken in this order, and no
 // store and no caller's function is called under any of them, but a local store's Exists, and the memory's own methods:
 //
-//	spaces.mu     a space opens, or is reset
-//	mu            promises, queues
+//	spaces.turning  a space is reset; whoever has it may wait for the disk that keeps resets
+//	spaces.mu       a space opens, closes, or gets another name
+//	mu              promises, queues
 //	a lane's known.mu, breaker.mu, pace.mu; staging.mu
 type Pool struct {
-	memory Memory
-	arena  []byte
-	o      Options
-	lanes  []*lane
-	saving bool // some lane writes on save
-	using  bool // some lane writes on second use
-	spaces spaces
-	uses   uses
-	chill  chill
-	copied atomic.Int64 // bytes of staging that copies of entries about to go have
+	memory   Memory
+	chilling pool.Chilling // memory; nil if it cannot do that
+	arena    []byte
+	o        Options
+	lanes    []*lane
+	saving   bool // some lane writes on save
+	using    bool // some lane writes on second use
+	spaces   spaces
+	uses     uses
+	chill    chill
 
 	mu struct {
 		sync.Mutex
@@ -89,6 +89,7 @@ func Open(m Memory, tiers []Tier, o Options) (*Pool, error) {
 		return nil, fmt.Errorf("tier: %d tiers, allowed: at most %d", len(tiers), MaxTiers)
 	}
 	p := &Pool{memory: m, o: o}
+	p.chilling, _ = m.(pool.Chilling)
 	p.arena, _ = m.Arena()
 	p.mu.open, p.mu.byID = make(map[entryKey]*promise), make(map[uint64]*promise)
 	p.mu.writing = make(map[reservation]origin)
@@ -101,9 +102,10 @@ func Open(m Memory, tiers []Tier, o Options) (*Pool, error) {
 		p.saving = p.saving || l.Write == OnSave
 		p.using = p.using || l.Write == OnSecondUse
 		if l.Write == OnEvict {
-			if p.chill.memory, _ = m.(pool.Chilling); p.chill.memory == nil {
+			if p.chilling == nil {
 				return nil, fmt.Errorf("tier %s: Write is evict, allowed with a memory that tells its coldest blocks", l.Name)
 			}
+			p.chill.lanes = append(p.chill.lanes, l)
 		}
 	}
 	if err := p.spaces.open(o.Salts); err != nil {
@@ -121,7 +123,7 @@ func (p *Pool) start(ctx context.Context) {
 	if p.using {
 		p.workers.Go(func() { p.note(ctx) })
 	}
-	if p.chill.memory != nil {
+	if len(p.chill.lanes) > 0 {
 		p.chill.out = make([]pool.Cold, coldMany)
 		p.workers.Go(func() { p.chillAlways(ctx) })
 	}
@@ -156,7 +158,7 @@ func (p *Pool) Close() error {
 	p.chill.close()
 	for _, l := range p.lanes {
 		p.abandon(l)
-		p.giveNow(p.copies(l.puts.list)...)
+		p.giveNow(l.copies(l.puts.list)...)
 	}
 	if p.o.ownStaging {
 		return p.o.Staging.Close()
