@@ -11,8 +11,16 @@ func (p *Pool) Forget(fp pool.Fingerprint) error {
 		_, err := p.ResetSpace(id)
 		return err
 	}
-	if err := p.rename(fp); err != nil {
-		return err
+	if len(p.lanes) > 0 {
+		if err := p.rename(fp); err != nil {
+			return err
+		}
+	}
+	if id, open := p.openID(fp); open { // since then, and it has the new name
+		if sp := p.spaces.get(id); sp != nil {
+			_, err := p.turn(id, sp)
+			return err
+		}
 	}
 	if m, ok := p.memory.(pool.Forgetter); ok {
 		return m.Forget(fp)
@@ -28,15 +36,4 @@ func (p *Pool) openID(fp pool.Fingerprint) (pool.SpaceID, bool) {
 		}
 	}
 	return 0, false
-}
-
-// rename gives a space another name in the tiers, from when it is opened on.
-func (p *Pool) rename(fp pool.Fingerprint) error {
-	if len(p.lanes) == 0 {
-		return nil
-	}
-	p.spaces.mu.Lock()
-	defer p.spaces.mu.Unlock()
-	_, err := p.spaces.salted(fp)
-	return err
 }

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"sync/atomic"
 
@@ -17,8 +18,12 @@ import (
 // way it came to the tier and however late; and what this node writes under the new name, nobody else finds: nodes share a space until one of them resets it. The salt is on disk before the reset
 // is done, and outlives the agent: else its next life would find what was reset.
 type spaces struct {
-	mu    sync.Mutex // a space opens or is reset
 	path  string
+	write func(path string, salts map[pool.Fingerprint]salt) error
+
+	turning sync.Mutex // one reset at a time, which may wait for a disk; taken before mu
+
+	mu    sync.Mutex // a space opens, closes, or gets another name; nobody waits for a disk with it
 	salts map[pool.Fingerprint]salt
 	off   map[pool.Fingerprint]bool // a reset was not kept: without tiers, also when the space was closed and is opened again
 	all   atomic.Pointer[[]*space]  // by SpaceID; nil: not open
@@ -50,7 +55,7 @@ type life struct {
 }
 
 func (s *spaces) open(path string) (err error) {
-	s.path, s.salts, s.off = path, map[pool.Fingerprint]salt{}, map[pool.Fingerprint]bool{}
+	s.path, s.write, s.salts, s.off = path, writeSalts, map[pool.Fingerprint]salt{}, map[pool.Fingerprint]bool{}
 	s.all.Store(&[]*space{})
 	if path != "" {
 		s.salts, err = readSalts(path)
@@ -104,8 +109,7 @@ func (p *Pool) OpenSpace(spec pool.Spec) (pool.SpaceID, error) {
 			p.o.Log("", fmt.Sprintf("blocks of %d bytes are too large for staging: they stay in memory", sp.groups[g].memory), nil)
 		}
 	}
-	fp := spec.Fingerprint
-	sp.now.Store(&life{stored: storedName(fp, p.spaces.salts[fp]), epoch: p.memory.Epoch(id), off: p.spaces.off[fp]})
+	p.spaces.nameLocked(sp, p.memory.Epoch(id))
 	all := append([]*space(nil), *p.spaces.all.Load()...)
 	for len(all) <= int(id) {
 		all = append(all, nil)
@@ -118,27 +122,32 @@ func (p *Pool) OpenSpace(spec pool.Spec) (pool.SpaceID, error) {
 // ResetSpace implements pool.Spaces. From its begin on nothing stored before is found in any tier; a salt that cannot be kept turns the tiers off for the space, and is an error
 // behind which the new epoch holds nevertheless.
 func (p *Pool) ResetSpace(id pool.SpaceID) (uint32, error) {
-	p.spaces.mu.Lock()
-	defer p.spaces.mu.Unlock()
 	sp := p.spaces.get(id)
 	if sp == nil || len(p.lanes) == 0 {
 		return p.memory.ResetSpace(id)
 	}
-	next := &life{}
-	fresh, unkept := p.spaces.salted(sp.spec.Fingerprint)
-	next.stored, next.off = storedName(sp.spec.Fingerprint, fresh), unkept != nil
-	p.spaces.off[sp.spec.Fingerprint] = next.off
-	sp.now.Store(next)
-	p.cancelSpace(id)
-	epoch, err := p.memory.ResetSpace(id)
-	if err != nil {
-		epoch = p.memory.Epoch(id)
-	}
-	sp.now.Store(&life{stored: next.stored, epoch: epoch, off: next.off})
-	if unkept != nil {
+	if unkept := p.rename(sp.spec.Fingerprint); unkept != nil {
 		p.o.Log("", "a reset is not kept on disk: the tiers are not used for the space any more", unkept)
 	}
+	return p.turn(id, sp)
+}
+
+// turn starts a new epoch in memory, for a space that has its new name.
+func (p *Pool) turn(id pool.SpaceID, sp *space) (uint32, error) {
+	p.spaces.mu.Lock()
+	defer p.spaces.mu.Unlock()
+	p.cancelSpace(id)
+	epoch, err := p.memory.ResetSpace(id)
+	if p.spaces.get(id) == sp {
+		p.spaces.nameLocked(sp, p.memory.Epoch(id))
+	}
 	return epoch, err
+}
+
+// nameLocked lets an open space have the name in the tiers that is kept for it, from an epoch on.
+func (s *spaces) nameLocked(sp *space, epoch uint32) {
+	fp := sp.spec.Fingerprint
+	sp.now.Store(&life{stored: storedName(fp, s.salts[fp]), epoch: epoch, off: s.off[fp]})
 }
 
 // CloseSpace implements pool.Spaces. What the tiers have of the space stays, and is found when it is opened again.
@@ -161,19 +170,41 @@ func (p *Pool) CloseSpace(id pool.SpaceID) error {
 // Sweep implements pool.Spaces.
 func (p *Pool) Sweep() { p.memory.Sweep() }
 
-// salted gives a space a new salt, and keeps it.
-func (s *spaces) salted(fp pool.Fingerprint) (fresh salt, err error) {
-	if fresh, err = newSalt(); err != nil {
-		return fresh, err
+// rename gives a space another name in the tiers, and keeps it: once it is on disk, the space goes on under it. Until then, and if it cannot be kept, the tiers
+// are not used for the space. Only resets wait for the disk.
+func (p *Pool) rename(fp pool.Fingerprint) error {
+	s := &p.spaces
+	s.turning.Lock()
+	defer s.turning.Unlock()
+	salts, err := s.salted(fp)
+	if err == nil && s.path != "" {
+		err = s.write(s.path, salts)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.off[fp] = err != nil
+	return err
+}
+
+// salted gives a space a new salt, and all salts as they are to be kept. What is open of the space leaves the tiers, and what is opened meanwhile does not enter.
+func (s *spaces) salted(fp pool.Fingerprint) (all map[pool.Fingerprint]salt, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.off[fp] = true
+	for _, sp := range *s.all.Load() {
+		if sp != nil && sp.spec.Fingerprint == fp {
+			sp.now.Store(&life{})
+		}
+	}
+	fresh, err := newSalt()
+	if err != nil {
+		return nil, err
 	}
 	if _, known := s.salts[fp]; !known && len(s.salts) >= maxSalts {
-		return fresh, errors.New("too many spaces were reset")
+		return nil, errors.New("too many spaces were reset")
 	}
 	s.salts[fp] = fresh
-	if s.path == "" {
-		return fresh, nil
-	}
-	return fresh, writeSalts(s.path, s.salts)
+	return maps.Clone(s.salts), nil
 }
 
 // Epoch implements pool.Spaces.

@@ -1,0 +1,131 @@
+package tier
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/mem"
+	"github.com/kvagent/kvagent/pool/pooltest"
+)
+
+// stuck is a disk that answers when it is told to, with an error or without.
+type stuck struct {
+	asked  chan map[pool.Fingerprint]salt
+	answer chan error
+}
+
+func (s *stuck) write(_ string, salts map[pool.Fingerprint]salt) error {
+	s.asked <- salts
+	return <-s.answer
+}
+
+// stuckNode is a stack whose resets are kept on a disk that is stuck.
+func stuckNode(t *testing.T, store pool.Store) (*node, *stuck) {
+	t.Helper()
+	disk := &stuck{asked: make(chan map[pool.Fingerprint]salt, 1), answer: make(chan error, 1)}
+	n := newNode(t, 200, 1, Options{Salts: filepath.Join(t.TempDir(), "salts")}, Tier{Name: "shared", Store: store, Write: OnSave})
+	n.spaces.write = disk.write
+	return n, disk
+}
+
+// While a reset waits for its disk, other spaces open, close and are named, the space itself is served from memory, and no tier is asked for it.
+func TestOnlyResetsWaitForTheirDisk(t *testing.T) {
+	store := pooltest.NewShelf()
+	h := chain("a", 5)
+	writer := newNode(t, 64, 1, Options{}, Tier{Name: "shared", Store: store, Write: OnSave})
+	writer.save(h)
+	writer.stored(0, 5)
+	n, disk := stuckNode(t, store)
+	if got := n.know(h); got != 5 {
+		t.Fatalf("%d of 5 blocks are found before the reset", got)
+	}
+	other, err := n.OpenSpace(specOf("other", 1))
+	check(t, err)
+	done := make(chan error, 1)
+	go func() {
+		_, err := n.ResetSpace(n.space)
+		done <- err
+	}()
+	<-disk.asked
+	check(t, n.CloseSpace(other))
+	_, err = n.OpenSpace(specOf("third", 1))
+	check(t, err)
+	if name := n.StoredAs(n.spec.Fingerprint); name == n.spec.Fingerprint {
+		t.Error("the space has its old name while it is reset")
+	}
+	if got := n.know(h); got != 0 {
+		t.Errorf("%d blocks of before a reset are found while it is kept", got)
+	}
+	n.save(chain("memory", 3))
+	if got := n.Prefix(n.space, 0, chain("memory", 3)); got != 3 {
+		t.Errorf("%d of 3 blocks in memory are found while a reset is kept", got)
+	}
+	disk.answer <- nil
+	check(t, <-done)
+	if got := n.know(h) + n.know(chain("memory", 3)); got != 0 {
+		t.Errorf("%d blocks of before the reset are found", got)
+	}
+	n.save(chain("new", 4))
+	n.stored(0, 4)
+}
+
+// A reset that could not be kept leaves the tiers off, also for a space that was opened while it waited; the next one that is kept brings them back.
+func TestResetThatIsNotKept(t *testing.T) {
+	n, disk := stuckNode(t, pooltest.NewShelf())
+	late := specOf("late", 1)
+	failed := make(chan error, 1)
+	go func() { failed <- n.Forget(late.Fingerprint) }()
+	<-disk.asked
+	id, err := n.OpenSpace(late)
+	check(t, err)
+	disk.answer <- errors.New("the disk is gone")
+	if <-failed == nil {
+		t.Error("a reset that was not kept is acknowledged")
+	}
+	if now := n.spaces.get(id).now.Load(); !now.off {
+		t.Errorf("opened while its reset was not kept, and the tiers are on: %+v", now)
+	}
+	disk.answer <- nil
+	epoch, err := n.ResetSpace(id)
+	check(t, err)
+	<-disk.asked
+	if now := n.spaces.get(id).now.Load(); now.off || now.epoch != epoch || now.stored == late.Fingerprint {
+		t.Errorf("after a reset that was kept: %+v, epoch %d", now, epoch)
+	}
+}
+
+// A space that is opened behind a reset that Forget has kept has its new name, begins in the epoch that the opener says, and asks no disk again.
+func TestOpenedBehindAReset(t *testing.T) {
+	n, disk := stuckNode(t, pooltest.NewShelf())
+	late := specOf("late", 1)
+	disk.answer <- nil
+	check(t, n.Forget(late.Fingerprint))
+	<-disk.asked
+	late.FirstEpoch = 2
+	id, err := n.OpenSpace(late)
+	check(t, err)
+	if now := n.spaces.get(id).now.Load(); now.epoch != 2 || now.off || now.stored == late.Fingerprint {
+		t.Errorf("%+v, want epoch 2 and another name than before the reset", now)
+	}
+	if len(disk.asked) != 0 {
+		t.Error("the disk was asked")
+	}
+}
+
+// What cannot be read as salts ends the start: to guess would mean to find what was reset.
+func TestDamagedSalts(t *testing.T) {
+	m, err := mem.Open(mem.Options{Bytes: 200 << 10})
+	check(t, err)
+	defer m.Close()
+	for _, text := range []string{"{", `{"00": "11"}`, `{"` + string(make([]byte, 32)) + `": ""}`} {
+		path := filepath.Join(t.TempDir(), "salts")
+		check(t, os.WriteFile(path, []byte(text), 0o600))
+		if p, err := Open(m, nil, Options{Salts: path}); err == nil {
+			t.Errorf("%q was accepted", text)
+			p.Close()
+		}
+	}
+}
