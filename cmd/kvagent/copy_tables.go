@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -118,15 +119,36 @@ type copyTables struct {
 	}
 }
 
-// openCopyTables reads the file. One that cannot be used costs a line, and is measured again.
+// openCopyTables reads the file. One that cannot be used costs a line, and is measured again; so does one on a disk that hangs.
 func openCopyTables(path string, log *zap.Logger) *copyTables {
 	c := &copyTables{path: path}
-	tables, err := readCopyTables(path)
-	if err != nil {
-		log.Warn("the measured copy paths cannot be used: they are measured again", zap.Error(err))
-	}
-	c.mu.tables = tables
+	c.read(readCopyTables, copyTablesWithin, log)
 	return c
+}
+
+// copyTablesWithin is how long the agent's start waits for the file: nobody can end a read of a disk that hangs.
+const copyTablesWithin = 2 * time.Second
+
+// read takes in what the file has, behind what was measured meanwhile; what is not read in time counts from when it is.
+func (c *copyTables) read(file func(path string) ([]cudaipc.CopyTable, error), within time.Duration, log *zap.Logger) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		tables, err := file(c.path)
+		if err != nil {
+			log.Warn("the measured copy paths cannot be used: they are measured again", zap.Error(err))
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.mu.tables = append(c.mu.tables, tables...)
+	}()
+	late := time.NewTimer(within)
+	defer late.Stop()
+	select {
+	case <-done:
+	case <-late.C:
+		log.Warn("the file of the measured copy paths cannot be read now: they are measured again", zap.String("file", c.path), zap.Duration("waited", within))
+	}
 }
 
 func (c *copyTables) all() []cudaipc.CopyTable {

@@ -161,6 +161,38 @@ func TestCopyTablesOnAHungDisk(t *testing.T) {
 	}
 }
 
+// A disk that does not answer when the agent starts costs the start a moment and a line. What it says later counts behind what was measured meanwhile.
+func TestCopyTablesReadLate(t *testing.T) {
+	core, logged := observer.New(zap.InfoLevel)
+	answers, read := make(chan struct{}), make(chan struct{})
+	c := &copyTables{path: "/hung/tables.json"}
+	go func() {
+		defer close(read)
+		c.read(func(string) ([]cudaipc.CopyTable, error) {
+			<-answers
+			return []cudaipc.CopyTable{*copyTableOf("A", 1), *copyTableOf("B", 2)}, nil
+		}, time.Millisecond, zap.New(core))
+	}()
+	select {
+	case <-read:
+	case <-time.After(10 * time.Second):
+		t.Fatal("the start waits for the disk")
+	}
+	if said := logged.All(); len(said) != 1 || said[0].ContextMap()["file"] != c.path {
+		t.Errorf("%v is said, want one line that names the file", said)
+	}
+	c.add(copyTableOf("A", 3))
+	close(answers)
+	for end := time.Now().Add(10 * time.Second); len(c.all()) < 3; time.Sleep(time.Millisecond) { // a pause between two looks
+		if time.Now().After(end) {
+			t.Fatal("what was read late is not used")
+		}
+	}
+	if all := c.all(); all[0].Rules[0].UpTo != 3 || all[2].GPU != "B" {
+		t.Errorf("%+v, want what was measured first", all)
+	}
+}
+
 // What was measured is used though it cannot be kept, and that is said in the line that says what was measured.
 func TestCopyTablesReadOnly(t *testing.T) {
 	core, logged := observer.New(zap.InfoLevel)
