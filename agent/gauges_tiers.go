@@ -47,6 +47,22 @@ var tierSeries = []struct {
 	{tierDesc("ask_seconds", "Seconds of a question, moving average."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return t.AskSeconds }},
 }
 
+var (
+	tierStateDesc = prometheus.NewDesc("kvagent_tier_store_state", "1 for the state that the store says it is in.", []string{"tier", "state"}, nil)
+	tierEventDesc = prometheus.NewDesc("kvagent_tier_store_events_total", "What the store itself counts, by what it is.", []string{"tier", "event"}, nil)
+)
+
+// collectStore is what a tier's store says of itself.
+func collectStore(ch chan<- prometheus.Metric, t *pool.TierStatus) {
+	if t.Store.State == "" {
+		return
+	}
+	ch <- prometheus.MustNewConstMetric(tierStateDesc, prometheus.GaugeValue, 1, t.Name, t.Store.State)
+	for _, c := range t.Store.Counts {
+		ch <- prometheus.MustNewConstMetric(tierEventDesc, prometheus.CounterValue, float64(c.N), t.Name, c.Name)
+	}
+}
+
 func tierDesc(name, help string) *prometheus.Desc {
 	return prometheus.NewDesc("kvagent_tier_"+name, help, []string{"tier"}, nil)
 }
@@ -65,7 +81,7 @@ func describeTiers(ch chan<- *prometheus.Desc) {
 	for _, s := range tierSeries {
 		ch <- s.desc
 	}
-	for _, d := range []*prometheus.Desc{promisesDesc, promiseBytesDesc, promiseCapDesc, promisedDesc, landedDesc, unkeptDesc, cancelledDesc} {
+	for _, d := range []*prometheus.Desc{tierStateDesc, tierEventDesc, promisesDesc, promiseBytesDesc, promiseCapDesc, promisedDesc, landedDesc, unkeptDesc, cancelledDesc} {
 		ch <- d
 	}
 }
@@ -80,6 +96,7 @@ func collectTiers(ch chan<- prometheus.Metric, tiers pool.Tiers) {
 		for _, s := range tierSeries {
 			ch <- prometheus.MustNewConstMetric(s.desc, s.kind, s.get(&r.Tiers[i]), r.Tiers[i].Name)
 		}
+		collectStore(ch, &r.Tiers[i])
 	}
 	for _, m := range []struct {
 		desc *prometheus.Desc

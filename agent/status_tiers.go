@@ -20,6 +20,8 @@ type TierStatus struct {
 	Name     string `json:"name"`
 	State    string `json:"state"`
 	Error    string `json:"error,omitempty"`
+	Store    string `json:"store"`                  // what the store says of itself: ok, or such as full, readonly, denied
+	Reason   string `json:"store_reason,omitempty"` // of another one than ok
 	Local    bool   `json:"local"`
 	Write    string `json:"write"`
 	Used     int64  `json:"used_bytes"`
@@ -51,6 +53,8 @@ type TierStatus struct {
 	FetchMS   float64 `json:"fetch_ms"`
 	PutMS     float64 `json:"put_ms"`
 	AskMS     float64 `json:"ask_ms"`
+
+	Counts map[string]uint64 `json:"store_counts"` // the store's own, since the start
 }
 
 // tiersStatus is nil without tiers.
@@ -71,7 +75,12 @@ func tiersStatus(tiers pool.Tiers) *TiersStatus {
 
 func tierStatus(t *pool.TierStatus) TierStatus {
 	const ms = 1000
+	counts := make(map[string]uint64, len(t.Store.Counts))
+	for _, c := range t.Store.Counts {
+		counts[c.Name] = c.N
+	}
 	return TierStatus{
+		Store: t.Store.State, Reason: t.Store.Reason, Counts: counts,
 		Name: t.Name, State: t.State, Error: t.Error, Local: t.Local, Write: t.Write,
 		Used: t.Usage.Bytes, Capacity: t.Usage.Capacity, Items: t.Usage.Items,
 		QueueFetch: t.Fetching + t.Hinted, QueuePut: t.Putting, QueueDelete: t.Deleting,

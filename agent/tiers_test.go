@@ -3,6 +3,7 @@ package agent
 import (
 	"fmt"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -189,6 +190,38 @@ func slowTier(t *testing.T, kind fault.Kind, tr tier.Tier, options ...rigOption)
 	scheduler, workers, answer = r.joinEngine(register("reader"))
 	return r, f, scheduler, workers[0], ipc.LookupRequest{
 		Space: answer.Space, Session: scheduler.welcome.Session, Reserve: true, Tokens: 1000, HashLen: 32, Hashes: chain(1, 8),
+	}
+}
+
+// saying is a store that says how it is.
+type saying struct {
+	pool.Store
+	says pool.StoreReport
+}
+
+func (s saying) Report() pool.StoreReport { return s.says }
+
+// What a store says of itself is in /status and in the metrics: a tier that is asked and answers may have nothing for another reason.
+func TestWhatAStoreSaysIsShown(t *testing.T) {
+	says := pool.StoreReport{State: "readonly", Reason: "/mnt/x: read-only file system", Counts: []pool.Count{{Name: "over_budget", N: 7}, {Name: "not_admitted"}}}
+	r := newRig(t, withTiers(
+		tier.Tier{Name: "disk", Store: saying{pooltest.NewShelf(), says}, Local: true}, tier.Tier{Name: "silent", Store: pooltest.NewShelf()},
+	))
+	list := r.agent.Status().Tiers.List
+	if got := list[0]; got.State != "up" || got.Store != "readonly" || got.Reason != says.Reason || got.Counts["over_budget"] != 7 || len(got.Counts) != 2 {
+		t.Errorf("status %+v", got)
+	}
+	if got := list[1]; got.Store != "" || len(got.Counts) != 0 {
+		t.Errorf("status of a store that says nothing: %+v", got)
+	}
+	text := r.metricsText()
+	for _, line := range []string{
+		`kvagent_tier_store_state{state="readonly",tier="disk"} 1`, `kvagent_tier_store_events_total{event="over_budget",tier="disk"} 7`,
+		`kvagent_tier_store_events_total{event="not_admitted",tier="disk"} 0`,
+	} {
+		if !strings.Contains(text, line) {
+			t.Errorf("metrics have no %s", line)
+		}
 	}
 }
 

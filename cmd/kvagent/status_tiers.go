@@ -7,6 +7,9 @@ import (
 	"github.com/kvagent/kvagent/agent"
 )
 
+// storeOK is the state of a store that has nothing to say.
+const storeOK = "ok"
+
 // printTiers is a line for each tier, in the table of status.
 func printTiers(t io.Writer, tiers *agent.TiersStatus) {
 	if tiers == nil {
@@ -17,6 +20,8 @@ func printTiers(t io.Writer, tiers *agent.TiersStatus) {
 		state := s.State
 		if s.Error != "" {
 			state += " (" + s.Error + ")"
+		} else if s.Store != "" && s.Store != storeOK {
+			state += ", " + s.Store + " (" + s.Reason + ")"
 		}
 		size := humanSize(s.Used)
 		if s.Capacity > 0 {

@@ -89,6 +89,9 @@ func testState(t *testing.T, bad faults, want State) {
 	if st := put(t, s, blockOf(100000, size)); st[0] != pool.Busy {
 		t.Fatalf("put: status %d, want Busy", st[0])
 	}
+	if r := s.Report(); r.State != want.String() || !strings.HasPrefix(r.Reason, o.Dirs[0].Path+": ") {
+		t.Fatalf("it says %q of itself because of %q, want %v, and the directory", r.State, r.Reason, want)
+	}
 	if want != StateMissing { // which is being opened again meanwhile
 		wantGet(t, s, 19, size, pool.OK, "what was stored is still read")
 	}
@@ -98,6 +101,9 @@ func testState(t *testing.T, bad faults, want State) {
 	wantGet(t, s, 19, size, pool.Missing, "deleted")
 	fs.set(nil)
 	eventually(t, "the state is ok", func() bool { return s.stateOf(0) == StateOK })
+	if r := s.Report(); r.State != "ok" || r.Reason != "" {
+		t.Fatalf("it says %q of itself because of %q, and is mended", r.State, r.Reason)
+	}
 	eventually(t, "the delete is paid", func() bool { return s.Stats().Dirs[0].Owed == 0 })
 	wantPut(t, s, 200000, 200020, size)
 	mu.Lock()

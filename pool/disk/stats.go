@@ -107,6 +107,28 @@ func (d *dir) stats() DirStats {
 	return st
 }
 
+var _ pool.Reporter = (*Store)(nil)
+
+// Report implements pool.Reporter. The state is that of the worst directory, and the reason names it.
+func (s *Store) Report() pool.StoreReport {
+	st := s.Stats()
+	r := pool.StoreReport{State: StateOK.String()}
+	var worst State
+	for i := range st.Dirs {
+		if d := &st.Dirs[i]; d.State > worst {
+			worst = d.State
+			r.State, r.Reason = d.State.String(), d.Path+": "+d.Reason
+		}
+	}
+	r.Counts = []pool.Count{
+		{Name: "not_admitted", N: st.NotAdmitted}, {Name: "over_budget", N: st.OverBudget}, {Name: "too_large", N: st.TooLarge}, {Name: "calls_refused", N: st.CallsRefused},
+		{Name: "puts_lost", N: st.PutsLost}, {Name: "write_errors", N: st.WriteErrors}, {Name: "read_errors", N: st.ReadErrors}, {Name: "index_full", N: st.IndexFull},
+		{Name: "bytes_written", N: st.WrittenBytes}, {Name: "bytes_read", N: st.ReadBytes}, {Name: "evicted", N: st.Evicted}, {Name: "written_again", N: st.WrittenAgain},
+		{Name: "deletes_owed", N: st.DeletesOwed}, {Name: "state_changes", N: st.StateChanges}, {Name: "recovered", N: st.Recovered}, {Name: "damaged", N: st.Damaged},
+	}
+	return r
+}
+
 // Usage counts the disk's bytes and the blocks in the index; capacity is that of the directories that are not missing.
 func (s *Store) Usage() pool.Usage {
 	var u pool.Usage

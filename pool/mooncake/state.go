@@ -35,6 +35,19 @@ func (s *Store) Counters() Counters {
 	}
 }
 
+var _ pool.Reporter = (*Store)(nil)
+
+// Report implements pool.Reporter.
+func (s *Store) Report() pool.StoreReport {
+	c := s.Counters()
+	return s.condition.Report(
+		pool.Count{Name: "helper_starts", N: c.Starts}, pool.Count{Name: "helper_deaths", N: c.Deaths}, pool.Count{Name: "helper_kills", N: c.Kills},
+		pool.Count{Name: "late", N: c.Late}, pool.Count{Name: "unanswered", N: c.Errors}, pool.Count{Name: "full", N: c.Full}, pool.Count{Name: "corrupt", N: c.Corrupt},
+		pool.Count{Name: "refused", N: c.Failed}, pool.Count{Name: "too_large", N: c.Large}, pool.Count{Name: "bytes_in_place", N: c.InPlace},
+		pool.Count{Name: "bytes_copied", N: c.Copied},
+	)
+}
+
 // State is the state now.
 func (s *Store) State() remote.State { return s.condition.State() }
 

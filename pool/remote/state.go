@@ -2,7 +2,11 @@
 // options may be. Each of them speaks to its servers in its own package.
 package remote
 
-import "sync"
+import (
+	"sync"
+
+	"github.com/kvagent/kvagent/pool"
+)
 
 // State is what a store shows of itself.
 type State uint8
@@ -25,8 +29,9 @@ type Told func(from, to State, reason error)
 type Condition struct {
 	told Told // nil: nobody is
 
-	mu    sync.Mutex
-	state State
+	mu     sync.Mutex
+	state  State
+	reason error // why it is that
 }
 
 // NewCondition begins with a state that nobody is told of.
@@ -39,6 +44,17 @@ func (c *Condition) State() State {
 	return c.state
 }
 
+// Report is the state now, with what the store counted.
+func (c *Condition) Report(counts ...pool.Count) pool.StoreReport {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r := pool.StoreReport{State: c.state.String(), Counts: counts}
+	if c.state != OK && c.reason != nil {
+		r.Reason = c.reason.Error()
+	}
+	return r
+}
+
 // Turn changes the state, and tells if it was another one.
 func (c *Condition) Turn(to State, reason error) {
 	c.TurnIf(func() bool { return true }, to, reason)
@@ -49,7 +65,7 @@ func (c *Condition) TurnIf(still func() bool, to State, reason error) {
 	c.mu.Lock()
 	from, turns := c.state, still()
 	if turns {
-		c.state = to
+		c.state, c.reason = to, reason
 	}
 	c.mu.Unlock()
 	if turns && from != to && c.told != nil {

@@ -32,6 +32,17 @@ func (s *Store) Counters() Counters {
 	}
 }
 
+var _ pool.Reporter = (*Store)(nil)
+
+// Report implements pool.Reporter.
+func (s *Store) Report() pool.StoreReport {
+	c := s.Counters()
+	return s.condition.Report(
+		pool.Count{Name: "unanswered", N: c.Errors}, pool.Count{Name: "corrupt", N: c.Corrupt}, pool.Count{Name: "denied", N: c.Denied},
+		pool.Count{Name: "slow", N: c.Slow}, pool.Count{Name: "refused", N: c.Failed},
+	)
+}
+
 // State is the state now.
 func (s *Store) State() remote.State { return s.condition.State() }
 

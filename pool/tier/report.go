@@ -33,6 +33,9 @@ func (p *Pool) Report() pool.TierReport {
 func (l *lane) report(t *pool.TierStatus) {
 	c := &l.count
 	t.Name, t.Write, t.Local, t.Usage = l.Name, l.Write.String(), l.Local, l.Store.Usage()
+	if says, can := l.Store.(pool.Reporter); can {
+		t.Store = says.Report()
+	}
 	state, opened, tries, _, err := l.breaker.state()
 	if state != "up" || t.State == "" {
 		t.State = state
