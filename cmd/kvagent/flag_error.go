@@ -14,14 +14,23 @@ var plainTypes = map[string]string{
 	"bool": "true, false", "int": "a whole number", "int64": "a whole number", "uint64": "a whole number from 0 on", "float64": "a number",
 }
 
+// invalidValue says what is wrong with a flag's value, and shows nothing of it that is secret.
+func invalidValue(err *pflag.InvalidValueError) error {
+	f := err.GetFlag()
+	if v, keeps := f.Value.(discreet); keeps {
+		return fmt.Errorf("--%s: %q, %w", f.Name, v.shown(err.GetValue()), err.Unwrap())
+	}
+	if allowed, plain := plainTypes[f.Value.Type()]; plain && errors.As(err, new(*strconv.NumError)) {
+		return fmt.Errorf("--%s: %q, allowed: %s", f.Name, err.GetValue(), allowed)
+	}
+	return err
+}
+
 // flagError is an error of the command line: it names the flag and what is allowed.
 func flagError(cmd *cobra.Command, err error) error {
 	var invalid *pflag.InvalidValueError
-	if errors.As(err, &invalid) && errors.As(err, new(*strconv.NumError)) {
-		f := invalid.GetFlag()
-		if allowed, ok := plainTypes[f.Value.Type()]; ok {
-			err = fmt.Errorf("--%s: %q, allowed: %s", f.Name, invalid.GetValue(), allowed)
-		}
+	if errors.As(err, &invalid) {
+		err = invalidValue(invalid)
 	}
 	return exitError{exitConfig, fmt.Errorf("%w (see: %s --help)", err, cmd.CommandPath())}
 }

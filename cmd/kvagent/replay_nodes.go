@@ -28,7 +28,7 @@ func (s *replaySettings) checkNodes() error {
 			continue
 		}
 		if _, err := parseTier(text); err != nil {
-			bad = append(bad, fmt.Errorf("tier: %s: %w", text, err))
+			bad = append(bad, fmt.Errorf("tier: %s: %w", shownTier(text), err))
 		}
 	}
 	return errors.Join(bad...)

@@ -66,10 +66,13 @@ func fillFromEnv(flags *pflag.FlagSet, key string, lookupEnv func(string) (strin
 	return nil
 }
 
-// settingError names the key, the value and what is allowed. The flag library puts words of its own in front.
+// settingError names the key, the value as far as it is not secret, and what is allowed. The flag library puts words of its own in front.
 func settingError(key, text string, err error) error {
 	var invalid *pflag.InvalidValueError
 	if errors.As(err, &invalid) {
+		if v, keeps := invalid.GetFlag().Value.(discreet); keeps {
+			text = v.shown(text)
+		}
 		err = invalid.Unwrap()
 	}
 	return fmt.Errorf("%s: %q, %w", key, text, err)

@@ -50,6 +50,7 @@ func parseTier(text string) (*tierSpec, error) {
 		return nil, errors.New("a password in it, allowed: password-file or password-env, because command lines are seen by all")
 	}
 	o := &tierOptions{values: u.Query()}
+	o.fail(oddPart(u))
 	s := &tierSpec{text: text, scheme: u.Scheme, path: u.Path}
 	s.Name, s.Write = u.Scheme, tier.OnSave
 	if u.Scheme == schemeDisk {
@@ -58,6 +59,21 @@ func parseTier(text string) (*tierSpec, error) {
 	s.readCommon(o)
 	s.open = read(u, o)
 	return s, o.end()
+}
+
+// oddPart names a part of a URL that its scheme has no use for: to pass over it would be to open another store than was meant.
+func oddPart(u *url.URL) error {
+	switch {
+	case u.User != nil && !strings.HasPrefix(u.Scheme, "redis"):
+		return errors.New("a user in it, allowed: one with redis:// and rediss://")
+	case u.Fragment != "":
+		return errors.New("a # in it, allowed: %23")
+	case u.Scheme == schemeDisk && u.Host != "":
+		return fmt.Errorf("the host %q in it, allowed: disk:/DIRECTORY", u.Host)
+	case u.Scheme == "mooncake" && strings.Trim(u.Path, "/") != "":
+		return fmt.Errorf("the path %q in it, allowed: mooncake://HOST:PORT", u.Path)
+	}
+	return nil
 }
 
 func (s *tierSpec) readCommon(o *tierOptions) {
@@ -104,7 +120,7 @@ func (o *tierOptions) take(key string) (string, bool) {
 func (o *tierOptions) value(key string, v interface{ Set(string) error }) {
 	if text, there := o.take(key); there {
 		if err := v.Set(text); err != nil {
-			o.bad = append(o.bad, fmt.Errorf("%s: %q, %w", key, text, err))
+			o.bad = append(o.bad, fmt.Errorf("%s: %q, %w", key, shownTier(text), err)) // it may be another tier that was not told apart
 		}
 	}
 }
@@ -144,12 +160,15 @@ func (o *tierOptions) secret(key string) (string, error) {
 	case file != "" && variable != "":
 		return "", fmt.Errorf("%s-file and %s-env are both given, allowed: one", key, key)
 	case file != "":
-		text, err := os.ReadFile(file)
+		text, err := readSmall(file)
+		if err == nil && strings.TrimRight(string(text), "\r\n") == "" {
+			err = fmt.Errorf("%s-file: %s is empty, allowed: a file with the secret", key, file)
+		}
 		return strings.TrimRight(string(text), "\r\n"), err
 	case variable != "":
-		text, there := os.LookupEnv(variable)
-		if !there {
-			return "", fmt.Errorf("%s-env: %q is not in the environment", key, variable)
+		text := os.Getenv(variable)
+		if text == "" {
+			return "", fmt.Errorf("%s-env: %q is empty or not in the environment, allowed: a variable with the secret", key, variable)
 		}
 		return text, nil
 	}

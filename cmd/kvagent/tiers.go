@@ -71,7 +71,7 @@ func (t *tierSettings) check() error {
 	shared := false
 	for _, s := range t.specs {
 		if names[s.Name] {
-			bad = append(bad, fmt.Errorf("tier: %s: name %q is used twice, allowed: once (give one a name=)", s.text, s.Name))
+			bad = append(bad, fmt.Errorf("tier: %s: name %q is used twice, allowed: once (give one a name=)", shownTier(s.text), s.Name))
 		}
 		names[s.Name] = true
 		shared = shared || s.scheme != schemeDisk
@@ -122,13 +122,13 @@ func openTiers(p *dram.Pool, s *serveSettings, log *zap.Logger) (agent.Pool, fun
 	for _, spec := range t.specs {
 		opened, err := spec.open(&tierNeeds{spec: spec, staging: staging, log: log.With(zap.String("tier", spec.Name))})
 		if err != nil {
-			return fail(fmt.Errorf("tier: %s: %w", spec.text, err))
+			return fail(fmt.Errorf("tier: %s: %w", shownTier(spec.text), err))
 		}
 		closers = append(closers, opened.close)
 		one := spec.Tier
 		one.Store, one.Local = opened.store, opened.local
 		tiers = append(tiers, one)
-		log.Info("tier", zap.String("tier", spec.Name), zap.String("store", spec.text), zap.Stringer("write", one.Write))
+		log.Info("tier", zap.String("tier", spec.Name), zap.String("store", shownTier(spec.text)), zap.Stringer("write", one.Write))
 	}
 	stack, err := tier.Open(p, tiers, t.options(s, staging, log))
 	if err != nil {

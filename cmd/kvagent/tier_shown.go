@@ -1,0 +1,35 @@
+package main
+
+import (
+	"regexp"
+	"strings"
+)
+
+// What is shown of a --tier in errors and in the log. Nothing secret may stand in one, and it is refused; but then the error must not show it either.
+const hidden = "***"
+
+var (
+	// secretUser is what stands behind a user's colon: up to the last @, because a password may have anything in it.
+	secretUser = regexp.MustCompile(`//([^:@/,?]*):.*@`)
+	// secretOption is an option that sounds like a secret, and is not the name of a file or a variable.
+	secretOption = regexp.MustCompile(`(?i)([?&][^=&]*(?:pass|pw|secret|token|key|auth|cred|metadata)[^=&]*)=([^&]*)`)
+	namesSecret  = regexp.MustCompile(`-(file|env)$`)
+)
+
+// shownTier is a spec without its secrets. It takes any text: what is no URL may have secrets as well.
+func shownTier(text string) string {
+	text = secretUser.ReplaceAllString(text, "//$1:"+hidden+"@")
+	return secretOption.ReplaceAllStringFunc(text, func(option string) string {
+		part := secretOption.FindStringSubmatch(option)
+		harmless := strings.HasSuffix(part[1], "metadata") && !strings.Contains(part[2], "@") && !strings.Contains(part[2], "%40") // it names no user
+		if harmless || namesSecret.MatchString(part[1]) || part[2] == "" {
+			return option
+		}
+		return part[1] + "=" + hidden
+	})
+}
+
+// discreet is a setting's value whose text is not shown as it is.
+type discreet interface{ shown(text string) string }
+
+func (t *tiersValue) shown(text string) string { return shownTier(text) }
