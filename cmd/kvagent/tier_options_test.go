@@ -45,7 +45,7 @@ var (
 			{"endpoint", "https://x", "Endpoint"}, {"tls", "yes", ""}, {"path-style", "yes", ""}, {"access-key-file", "/nowhere/k", "/nowhere/k"}, {"access-key-env", "KV_TEST_NOT_THERE", ""},
 			{"secret-key-file", "/nowhere/k", "/nowhere/k"}, {"secret-key-env", "KV_TEST_NOT_THERE", ""}, {"session-token-file", "/nowhere/k", "/nowhere/k"}, {"session-token-env", "KV_TEST_NOT_THERE", ""},
 			{"access-key-env", "PATH", "SecretKey"}, {"concurrency", "0", ""}, {"concurrency", "1025", ""}, {"range", "1023KiB", ""}, {"range", "1025MiB", ""},
-			{"dial-timeout", "9ms", ""}, {"dial-timeout", "61s", ""},
+			{"dial-timeout", "9ms", ""}, {"dial-timeout", "61s", ""}, {"tls-ca-file", "/nowhere/ca", ""},
 		},
 		"s3://bucket/" + strings.Repeat("x", 257): {{"region", "x", "Prefix"}},
 		"s3://UPPER": {{"region", "x", "Bucket"}},

@@ -28,6 +28,10 @@ func readS3Tier(u *url.URL, o *tierOptions) func(*tierNeeds) (openedTier, error)
 	o.fail(err)
 	r.SessionToken, err = o.secret("session-token")
 	o.fail(err)
+	if ca := o.text("tls-ca-file", ""); ca != "" {
+		r.TLS, err = tlsConfig(ca, "")
+		o.fail(err)
+	}
 	return func(n *tierNeeds) (openedTier, error) {
 		r.OnState = n.told("s3")
 		s, err := s3.Open(r)

@@ -1,15 +1,8 @@
 package redis
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"fmt"
-	"math/big"
 	"net"
 	"os"
 	"os/exec"
@@ -17,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/pooltest"
@@ -97,7 +89,7 @@ func TestSentinel(t *testing.T) {
 // TLS with a certificate of an own authority; without that authority nothing is said.
 func TestTLS(t *testing.T) {
 	dir := t.TempDir()
-	roots := makeCertificate(t, dir)
+	roots := servertest.Certificate(t, dir)
 	addr := servertest.FreeAddr(t)
 	_, tlsPort, _ := net.SplitHostPort(addr)
 	servertest.Redis(t, "--tls-port", tlsPort, "--tls-cert-file", filepath.Join(dir, "cert.pem"), "--tls-key-file", filepath.Join(dir, "key.pem"),
@@ -113,35 +105,6 @@ func TestTLS(t *testing.T) {
 	if err := stranger.Put(t.Context(), pooltest.Blocks(0, 1, 1)); err == nil || !strings.Contains(err.Error(), "certificate") {
 		t.Errorf("a server of an unknown authority: %v", err)
 	}
-}
-
-func makeCertificate(t *testing.T, dir string) *x509.CertPool {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "localhost"}, DNSNames: []string{"localhost"}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, &template, &template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	roots := x509.NewCertPool()
-	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	roots.AppendCertsFromPEM(certificate)
-	for name, text := range map[string][]byte{"cert.pem": certificate, "key.pem": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})} {
-		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return roots
 }
 
 // A master of a cluster that has a replica is killed: the replica takes over, and every block is there again without anybody's doing.

@@ -1,6 +1,7 @@
 package s3
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net/http"
@@ -16,12 +17,13 @@ import (
 
 // Options of a store. The zero value of a field means its default where one is named.
 type Options struct {
-	Endpoint  string // host or host:port of the service; default s3.amazonaws.com
-	Insecure  bool   // HTTP instead of HTTPS
-	Region    string // empty: asked of the service
-	PathStyle bool   // the bucket in the path instead of the host's name
-	Bucket    string // must be there already
-	Prefix    string // in front of every object's name, at most MaxPrefix bytes; default "kvagent/"
+	Endpoint  string      // host or host:port of the service; default s3.amazonaws.com
+	Insecure  bool        // HTTP instead of HTTPS
+	TLS       *tls.Config // whom HTTPS trusts; nil: the system's authorities. None with Insecure or Transport
+	Region    string      // empty: asked of the service
+	PathStyle bool        // the bucket in the path instead of the host's name
+	Bucket    string      // must be there already
+	Prefix    string      // in front of every object's name, at most MaxPrefix bytes; default "kvagent/"
 
 	// Keys to sign with. Without them those of the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN), then of the file that
 	// AWS_SHARED_CREDENTIALS_FILE names (~/.aws/credentials), then of the machine's role.
@@ -30,7 +32,7 @@ type Options struct {
 	Concurrency int           // requests at once, 1 to 1,024; default 64
 	RangeBytes  int           // objects above this are read in ranges of it at once, 1 MiB to 1 GiB; default 8 MiB
 	DialTimeout time.Duration // 10 ms to 1 min; default 2 s
-	// Transport, if set, makes the requests; for own certificate authorities and for tests. The store does not close it.
+	// Transport, if set, makes the requests, for tests. The store does not close it.
 	Transport http.RoundTripper
 	// OnState is told when the store changes its state; it must not call the store. Nil: nobody is.
 	OnState remote.Told
@@ -69,6 +71,8 @@ func (o *Options) checkNames() error {
 		return fmt.Errorf("s3: Prefix is %q, allowed: one that does not begin with a slash, without empty or double-dot parts", o.Prefix)
 	case strings.ContainsAny(o.Endpoint, "/@?#"):
 		return fmt.Errorf("s3: Endpoint is %q, allowed: host or host:port", o.Endpoint)
+	case o.TLS != nil && (o.Insecure || o.Transport != nil):
+		return errors.New("s3: TLS and Insecure or Transport, allowed: one of them")
 	case (o.AccessKey == "") != (o.SecretKey == ""):
 		return fmt.Errorf("s3: AccessKey and SecretKey, allowed: both or none")
 	}

@@ -41,8 +41,8 @@ func Open(o Options) (*Store, error) {
 	transport := o.Transport
 	if transport == nil {
 		s.transport = &http.Transport{
-			DialContext:         (&net.Dialer{Timeout: o.DialTimeout}).DialContext,
-			TLSHandshakeTimeout: o.DialTimeout, Proxy: http.ProxyFromEnvironment,
+			DialContext:     (&net.Dialer{Timeout: o.DialTimeout}).DialContext,
+			TLSClientConfig: o.TLS, TLSHandshakeTimeout: o.DialTimeout, Proxy: http.ProxyFromEnvironment,
 			MaxIdleConns: o.Concurrency, MaxIdleConnsPerHost: o.Concurrency, IdleConnTimeout: time.Minute, DisableCompression: true,
 			WriteBufferSize: 16 << 10, ReadBufferSize: 16 << 10,
 		}

@@ -3,6 +3,7 @@ package s3
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net/http"
@@ -56,6 +57,30 @@ func TestFaultyStore(t *testing.T) {
 		}
 		return s
 	})
+}
+
+// TLS with a certificate of an own authority; without that authority the store is lost, and says why.
+func TestTLS(t *testing.T) {
+	dir := t.TempDir()
+	roots := servertest.Certificate(t, dir)
+	o := options(servertest.S3(t, bucket, "--cert", filepath.Join(dir, "cert.pem"), "--key", filepath.Join(dir, "key.pem")))
+	o.Insecure, o.TLS = false, &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
+	s := open(t, o)
+	items := []pool.Item{pooltest.Block(1, 100), pooltest.Block(2, 3<<20)}
+	pooltest.Put(t, s, pool.OK, items...)
+	pooltest.Want(t, s, pool.OK, items...)
+	o.TLS = nil
+	stranger := open(t, o)
+	if err := stranger.Put(t.Context(), items); err == nil || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("a service of an unknown authority: %v", err)
+	}
+	if r := stranger.Report(); r.State != "lost" || !strings.Contains(r.Reason, "certificate") {
+		t.Errorf("it says of itself %+v", r)
+	}
+	o.TLS, o.Insecure = &tls.Config{MinVersion: tls.VersionTLS12}, true
+	if _, err := Open(o); err == nil {
+		t.Error("TLS and no TLS were accepted")
+	}
 }
 
 // Objects of no byte, of a range exactly, one byte more, and of many ranges; and what one store put another gets.
