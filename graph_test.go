@@ -30,7 +30,7 @@ var mayImport = map[string][]string{
 	"transfer":       {"pool", "cudaipc"},
 	"agent":          {"lookup", "transfer", "ipc", "cudaipc", "pool"},
 	"mockengine":     {"ipc", "cudaipc"},
-	"proof":          {"cudaipc"},
+	"proof":          {"cudaipc", "pool", "pool/dram", "transfer"},
 	"cmd/kvagent":    {"..."},
 }
 

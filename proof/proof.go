@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
@@ -63,7 +64,7 @@ type check struct {
 }
 
 var checks = []check{
-	{"import", checkImport}, {"order", checkOrder}, {"copies", checkCopies}, {"paths", checkPaths}, {"compute", checkCompute},
+	{"import", checkImport}, {"order", checkOrder}, {"copies", checkCopies}, {"paths", checkPaths}, {"transfer", checkTransfer}, {"compute", checkCompute},
 	{"event-of-the-dead", checkEventOfTheDead}, {"copy-of-the-dead", checkCopyOfTheDead}, {"engine-killed", checkEngineKilled}, {"warm-up-killed", checkWarmUpKilled}, {"agent-killed", checkAgentKilled}, {"pin", checkPin}, {"footprint", checkFootprint},
 }
 
@@ -111,6 +112,9 @@ func (o *Options) do(ctx context.Context, c *check) *Line {
 	if o.Quick {
 		b.sizes = quickSizes
 	}
+	// The parent-death signal of the children comes at the death of the thread that started them, and threads of a device end with it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	begin := time.Now()
 	err := errors.Join(c.run(b), b.close())
 	l.Seconds, l.OK = time.Since(begin).Seconds(), err == nil

@@ -1,0 +1,239 @@
+package proof
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram"
+	"github.com/kvagent/kvagent/transfer"
+)
+
+// movedBlock is the bytes of a block that is saved and loaded: some layers of 16 tokens of a large model, and more than any fragment.
+const movedBlock = 2 << 20
+
+// movedSlab is what the pool gives a size of slots at a time.
+const movedSlab = 16 * movedBlock
+
+// checkTransfer measures what an agent makes of saves and loads, from the job to its completion: the pool, transfer's threads, and a mover in a
+// process of its own, with the copy table that it measures. Held against single pinned copies on the same GPU.
+func checkTransfer(b *bench) (err error) {
+	raw, gpu, err := b.rawAlone()
+	if err != nil {
+		return err
+	}
+	p, err := b.newPath(gpu)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.close()) }()
+	e, err := b.engine(false, 2*b.sizes.region)
+	if err != nil {
+		return err
+	}
+	im, err := e.describe(1)
+	if err != nil {
+		return err
+	}
+	if err := p.mover.Import(im); err != nil {
+		return err
+	}
+	if err := p.pinned(); err != nil {
+		return err
+	}
+	b.line.Facts["paths"] = p.info.Load().Paths
+	for i := range fragments {
+		if err := b.fragmentMoved(p, i, raw); err != nil {
+			return fmt.Errorf("%s: %w", fragments[i].name, err)
+		}
+	}
+	return nil
+}
+
+// rawAlone measures single copies before there is a mover, and gives the GPU.
+func (b *bench) rawAlone() (*cudaipc.RawCopies, cudaipc.UUID, error) {
+	a, err := newArena(1<<20, false)
+	if err != nil {
+		return nil, cudaipc.UUID{}, err
+	}
+	defer a.close()
+	d, err := cudaipc.OpenCUDA(cudaipc.CUDAOptions{Arena: a.mem})
+	if err != nil {
+		return nil, cudaipc.UUID{}, err
+	}
+	raw, err := d.Raw(b.sizes.raw, b.sizes.rounds)
+	f := b.line.Figures
+	f["raw_d2h_gib_s"], f["raw_h2d_gib_s"], f["raw_both_gib_s"] = raw.ToHost/gib, raw.ToGPU/gib, raw.Both/gib
+	b.line.say("raw D2H %.1f, H2D %.1f, both %.1f GiB/s", raw.ToHost/gib, raw.ToGPU/gib, raw.Both/gib)
+	return &raw, d.Info().GPU, errors.Join(err, d.Close(cudaipc.AllPeers))
+}
+
+// fragmentMoved measures blocks of fragments of one length with both kinds of integrity; aims are at saves and loads one at a time.
+func (b *bench) fragmentMoved(p *path, which int, raw *cudaipc.RawCopies) error {
+	fragment := &fragments[which]
+	var rates [2]map[string]float64 // by Integrity
+	for _, integrity := range []transfer.Integrity{transfer.Header, transfer.Full} {
+		var err error
+		if rates[integrity], err = p.measure(fragment.bytes, integrity); err != nil {
+			return err
+		}
+	}
+	for _, way := range []string{"save", "load", "both"} {
+		rate, full := rates[transfer.Header][way], rates[transfer.Full][way]
+		of := map[string]float64{"save": raw.ToHost, "load": raw.ToGPU, "both": raw.Both}[way]
+		name := fragment.name + "_" + way
+		f := b.line.Figures
+		f[name+"_gib_s"], f[name+"_of_raw"], f[name+"_full_gib_s"], f[name+"_full_of_header"] = rate/gib, rate/of, full/gib, full/rate
+		if way == "both" {
+			continue
+		}
+		b.line.say("%s %s %.1f (%.0f %%), with checksums %.1f", fragment.name, way, rate/gib, 100*rate/of, full/gib)
+		if fragment.share > 0 {
+			b.line.aim(name+" of raw", rate/of, fragment.share, false)
+			b.line.aim(name+" with checksums of that without", full/rate, checksumShare, false)
+		}
+		if fragment.rate > 0 {
+			b.line.aim(name+" GiB/s", rate/gib, fragment.rate/gib, false)
+		}
+	}
+	return nil
+}
+
+// path is an agent's way from an engine's memory to the pool.
+type path struct {
+	pool   *dram.Pool
+	mover  *cudaipc.Mover
+	info   atomic.Pointer[cudaipc.CUDAInfo] // nil: the mover has said nothing yet
+	blocks int                              // of one job
+	rounds int
+}
+
+func (b *bench) newPath(gpu cudaipc.UUID) (*path, error) {
+	p := &path{blocks: int(b.sizes.region / movedBlock), rounds: b.sizes.rounds}
+	var err error
+	// Room for two jobs: the blocks that are loaded are those of the save before.
+	if p.pool, err = dram.Open(dram.Options{Bytes: 2*b.sizes.region + 4*movedSlab, SlabBytes: movedSlab}); err != nil {
+		return nil, err
+	}
+	arena, fd := p.pool.Arena()
+	o := cudaipc.MoverOptions{ArenaFD: fd, ArenaSize: int64(len(arena)), Measure: true, Informed: func(i cudaipc.CUDAInfo) { p.info.Store(&i) }}
+	if p.mover, err = cudaipc.NewMover(o.ForGPU(gpu)); err != nil {
+		return nil, errors.Join(err, p.pool.Close())
+	}
+	return p, nil
+}
+
+func (p *path) close() error { return errors.Join(p.mover.Close(cudaipc.AllPeers), p.pool.Close()) }
+
+// pinned waits until the pool is.
+func (p *path) pinned() error {
+	for begin := time.Now(); time.Since(begin) < answerWithin; time.Sleep(lookEvery) {
+		if i := p.info.Load(); i != nil && i.PinError != "" {
+			return fmt.Errorf("the driver pinned %d of %d bytes: %s", i.Pinned, i.Arena, i.PinError)
+		} else if i != nil && i.PinDone {
+			return nil
+		}
+	}
+	return fmt.Errorf("the pool was not pinned within %v", answerWithin)
+}
+
+// measure gives bytes per second of saves, loads, and a save beside a load, of blocks of fragments that lie apart: the median of the rounds.
+func (p *path) measure(fragment int64, integrity transfer.Integrity) (map[string]float64, error) {
+	done := make(chan transfer.Completion, 2)
+	cfg, err := p.config(fragment, integrity, done)
+	if err != nil {
+		return nil, err
+	}
+	w, err := transfer.Start(cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer w.Close()
+	took := map[string][]time.Duration{}
+	for range p.rounds {
+		epoch, err := p.pool.ResetSpace(cfg.Space) // what was saved before is to be saved again
+		if err != nil {
+			return nil, err
+		}
+		p.pool.Sweep()
+		first, second := p.job(transfer.Save, 0, epoch), p.job(transfer.Save, p.blocks, epoch)
+		load := p.job(transfer.Load, 0, epoch)
+		for _, m := range []struct {
+			way  string
+			jobs []transfer.Job
+		}{{"save", []transfer.Job{first}}, {"load", []transfer.Job{load}}, {"both", []transfer.Job{second, load}}} {
+			d, err := timed(w, m.jobs, done)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", m.way, err)
+			}
+			took[m.way] = append(took[m.way], d)
+		}
+	}
+	rates := map[string]float64{}
+	for way, list := range took {
+		slices.Sort(list)
+		bytes := float64(p.blocks) * movedBlock
+		if way == "both" {
+			bytes *= 2
+		}
+		rates[way] = bytes / list[len(list)/2].Seconds()
+	}
+	return rates, nil
+}
+
+// config is a worker's whose blocks are made of every second fragment of the engine's region.
+func (p *path) config(fragment int64, integrity transfer.Integrity, done chan<- transfer.Completion) (transfer.Config, error) {
+	g := transfer.GroupLayout{NumBlocks: uint32(p.blocks)}
+	for at := int64(0); at < movedBlock; at += fragment {
+		g.Segments = append(g.Segments, transfer.Segment{Region: 1, Offset: uint64(2 * at), Stride: 2 * movedBlock, Bytes: uint32(fragment)})
+	}
+	cfg := transfer.Config{
+		Device: p.mover, Peer: 1, Slots: p.pool, Layout: transfer.Layout{Groups: []transfer.GroupLayout{g}}, Integrity: integrity,
+		Lanes: transfer.NewLanes(64, transfer.DefaultLimits.SaveAge, nil), Complete: func(c transfer.Completion) { done <- c },
+		Spec: pool.Spec{Fingerprint: pool.Fingerprint{1}, Identity: []byte("proof"), Shards: 1, Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{movedBlock}}}},
+	}
+	var err error
+	cfg.Space, err = p.pool.OpenSpace(cfg.Spec)
+	return cfg, err
+}
+
+// job is one over all of the engine's blocks, under hashes from first on.
+func (p *path) job(kind transfer.Kind, first int, epoch uint32) transfer.Job {
+	const length = 32
+	s := transfer.Section{}
+	blob := make([]byte, p.blocks*length)
+	for i := range p.blocks {
+		binary.LittleEndian.PutUint64(blob[i*length:], uint64(first+i)+1)
+		s.Blocks = append(s.Blocks, uint32(i))
+	}
+	s.Hashes = pool.Chain(blob, length)
+	return transfer.Job{ID: uint64(kind) + 1, Kind: kind, Epoch: epoch, Event: cudaipc.None, Revoke: cudaipc.None, Sections: []transfer.Section{s}}
+}
+
+// timed submits jobs and waits for all of them, whose blocks are all to be good.
+func timed(w *transfer.Worker, jobs []transfer.Job, done <-chan transfer.Completion) (time.Duration, error) {
+	begin := time.Now()
+	for _, j := range jobs {
+		if err := w.Submit(j); err != nil {
+			return 0, err
+		}
+	}
+	for range jobs {
+		select {
+		case c := <-done:
+			for i, s := range c.Status {
+				if s != pool.OK {
+					return 0, fmt.Errorf("block %d has status %d", i, s)
+				}
+			}
+		case <-time.After(answerWithin):
+			return 0, fmt.Errorf("a job did not end within %v", answerWithin)
+		}
+	}
+	return time.Since(begin), nil
+}
