@@ -8,7 +8,6 @@ import (
 	"math"
 	"net/url"
 	"os"
-	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -24,6 +23,7 @@ func cacheCommand() *cobra.Command {
   kvagent cache ls --tier disk
   kvagent cache ls --tier disk --space 6f1c --blocks 20
   kvagent cache stat --tier disk
+  kvagent cache stat --tenant acme
   kvagent cache rm --tenant acme
   kvagent cache rm --tier disk --tenant acme --dry-run`,
 	}
@@ -141,45 +141,6 @@ func printSpaces(out io.Writer, spaces []agent.CacheSpace) error {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%s\n", s.Space, s.Model, s.Tenant, s.Dtype, s.Groups, s.Shards, s.Epoch, s.Engines, blocks)
 	}
 	return t.Flush()
-}
-
-func cacheStatCommand() *cobra.Command {
-	s := &cacheSettings{}
-	cmd := cacheBase(s, "stat", "Say how full memory and tiers are, and what they served", "", statCache)
-	s.addTier(cmd, "only this tier; memory is the pool")
-	return cmd
-}
-
-func statCache(cmd *cobra.Command, s *cacheSettings) error {
-	st, ok, err := askCache(cmd, s)
-	if !ok {
-		return err
-	}
-	t := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "TIER\tSTATE\tUSED\tOF\tITEMS\tREAD\tNOT THERE\tWRITTEN\tNOT WRITTEN\tDAMAGED\tREAD RATE")
-	names := []string{memoryTier}
-	if s.tier == "" || s.tier == memoryTier {
-		fmt.Fprintf(t, "memory\tup\t%s\t%s\t%s\t\t\t\t\t\t\n", humanSize(st.Pool.Used), humanSize(st.Pool.Capacity), thousands(int(st.Pool.Entries)))
-	}
-	for i := range st.Tiers {
-		r := &st.Tiers[i]
-		names = append(names, r.Name)
-		if s.tier != "" && s.tier != r.Name {
-			continue
-		}
-		of := "not known"
-		if r.Capacity > 0 {
-			of = humanSize(r.Capacity)
-		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s/s\n", r.Name, r.State, humanSize(r.Used), of, thousands(int(r.Items)),
-			thousands(int(r.Hits)), thousands(int(r.Misses)), thousands(int(r.Stored)), thousands(int(r.Dropped+r.Failed)), thousands(int(r.Corrupt)), humanSize(int64(r.FetchRate)))
-	}
-	for _, name := range names {
-		if s.tier == "" || s.tier == name {
-			return t.Flush()
-		}
-	}
-	return configError(fmt.Errorf("tier: %q, allowed: %s", s.tier, strings.Join(names, ", ")))
 }
 
 func cacheRemoveCommand() *cobra.Command {

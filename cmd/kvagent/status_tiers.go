@@ -17,12 +17,7 @@ func printTiers(t io.Writer, tiers *agent.TiersStatus) {
 	}
 	for i := range tiers.List {
 		s := &tiers.List[i]
-		state := s.State
-		if s.Error != "" {
-			state += " (" + s.Error + ")"
-		} else if s.Store != "" && s.Store != storeOK {
-			state += ", " + s.Store + " (" + s.Reason + ")"
-		}
+		state := tierState(s)
 		size := humanSize(s.Used)
 		if s.Capacity > 0 {
 			size += " of " + humanSize(s.Capacity)
@@ -32,4 +27,15 @@ func printTiers(t io.Writer, tiers *agent.TiersStatus) {
 	}
 	fmt.Fprintf(t, "prefetch\t%d blocks on their way (%s of %s), %d came, %d did not\n",
 		tiers.Promises, humanSize(tiers.PromiseBytes), humanSize(tiers.PromiseCap), tiers.Kept, tiers.Unkept)
+}
+
+// tierState is a tier's state, with its error or what its store says besides.
+func tierState(s *agent.TierStatus) string {
+	switch {
+	case s.Error != "":
+		return s.State + " (" + s.Error + ")"
+	case s.Store != "" && s.Store != storeOK:
+		return s.State + ", " + s.Store + " (" + s.Reason + ")"
+	}
+	return s.State
 }

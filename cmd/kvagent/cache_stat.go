@@ -1,0 +1,150 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/url"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvagent/kvagent/agent"
+)
+
+func cacheStatCommand() *cobra.Command {
+	s := &cacheSettings{}
+	cmd := cacheBase(s, "stat", "Say how full memory and tiers are, and what they served", `Stat says how full memory and each tier are, and what they served since the agent started. With --space, --model or --tenant
+it says how much of the spaces that these pick memory and each tier hold; tiers are read for that, 5 seconds each at most.`, statCache)
+	s.addFilter(cmd)
+	s.addTier(cmd, "only this tier; memory is the pool")
+	return cmd
+}
+
+func statCache(cmd *cobra.Command, s *cacheSettings) error {
+	body, err := newAdmin(*s.dir).get(cmd.Context(), "/cache"+s.query())
+	if err != nil {
+		return err
+	}
+	var st agent.CacheStatus
+	if err := json.Unmarshal(body, &st); err != nil {
+		return fmt.Errorf("cache stat: %w", err)
+	}
+	if err := pickTier(&st, s.tier); err != nil {
+		return err
+	}
+	switch out := cmd.OutOrStdout(); {
+	case len(s.filter()) > 0:
+		return printHeld(out, heldOf(cmd, s, &st), s.asJSON)
+	case s.asJSON:
+		return json.NewEncoder(out).Encode(&st)
+	default:
+		return printStat(out, s, &st)
+	}
+}
+
+// pickTier leaves one tier in what an agent says; memory is always said, and leaves none. Empty: all stay.
+func pickTier(st *agent.CacheStatus, name string) error {
+	names := []string{memoryTier}
+	for i := range st.Tiers {
+		names = append(names, st.Tiers[i].Name)
+	}
+	if name == "" {
+		return nil
+	}
+	if !slices.Contains(names, name) {
+		return configError(fmt.Errorf("tier: %q, allowed: %s", name, strings.Join(names, ", ")))
+	}
+	st.Tiers = slices.DeleteFunc(st.Tiers, func(t agent.TierStatus) bool { return t.Name != name })
+	return nil
+}
+
+func printStat(out io.Writer, s *cacheSettings, st *agent.CacheStatus) error {
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "TIER\tSTATE\tUSED\tOF\tITEMS\tREAD\tNOT THERE\tWRITTEN\tNOT WRITTEN\tDAMAGED\tREAD RATE")
+	if s.tier == "" || s.tier == memoryTier {
+		fmt.Fprintf(t, "memory\tup\t%s\t%s\t%s\t\t\t\t\t\t\n", humanSize(st.Pool.Used), humanSize(st.Pool.Capacity), thousands(int(st.Pool.Entries)))
+	}
+	for i := range st.Tiers {
+		r := &st.Tiers[i]
+		of := "not known"
+		if r.Capacity > 0 {
+			of = humanSize(r.Capacity)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s/s\n", r.Name, tierState(r), humanSize(r.Used), of, thousands(int(r.Items)),
+			thousands(int(r.Hits)), thousands(int(r.Misses)), thousands(int(r.Stored)), thousands(int(r.Dropped+r.Failed)), thousands(int(r.Corrupt)), humanSize(int64(r.FetchRate)))
+	}
+	return t.Flush()
+}
+
+// heldTier is what memory, which counts blocks, or a tier, which counts shards, holds of some spaces.
+type heldTier struct {
+	Tier     string `json:"tier"`
+	Blocks   int64  `json:"blocks"` // -1: not counted
+	Shards   int64  `json:"shards"` // -1: not counted
+	Bytes    int64  `json:"bytes"`  // -1: not counted
+	Complete bool   `json:"complete"`
+	Error    string `json:"error,omitempty"` // it cannot be said
+}
+
+// heldOf asks memory and each tier for what they hold of the spaces that a filter picks.
+func heldOf(cmd *cobra.Command, s *cacheSettings, st *agent.CacheStatus) (all []heldTier) {
+	if s.tier == "" || s.tier == memoryTier {
+		memory := heldTier{Tier: memoryTier, Shards: -1, Bytes: -1, Complete: true}
+		for i := range st.Spaces {
+			memory.Blocks += max(st.Spaces[i].Blocks, 0)
+		}
+		all = append(all, memory)
+	}
+	for i := range st.Tiers {
+		all = append(all, heldBy(cmd, s, st.Tiers[i].Name))
+	}
+	return all
+}
+
+func heldBy(cmd *cobra.Command, s *cacheSettings, tier string) heldTier {
+	q := s.filter()
+	q.Set("tier", tier)
+	held, err := askTier(cmd, s, q)
+	if err != nil {
+		return heldTier{Tier: tier, Blocks: -1, Shards: -1, Bytes: -1, Error: err.Error()}
+	}
+	out := heldTier{Tier: tier, Blocks: -1, Complete: held.Complete}
+	for i := range held.Spaces {
+		out.Shards += held.Spaces[i].Shards
+		out.Bytes += held.Spaces[i].Bytes
+	}
+	return out
+}
+
+func askTier(cmd *cobra.Command, s *cacheSettings, q url.Values) (held agent.CacheTier, err error) {
+	body, err := tierAdmin(s).get(cmd.Context(), "/cache/tier?"+q.Encode())
+	if err != nil {
+		return held, err
+	}
+	return held, json.Unmarshal(body, &held)
+}
+
+func printHeld(out io.Writer, all []heldTier, asJSON bool) error {
+	if asJSON {
+		return json.NewEncoder(out).Encode(map[string]any{"held": all})
+	}
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "TIER\tBLOCKS\tSHARDS\tBYTES")
+	for i := range all {
+		h := &all[i]
+		switch {
+		case h.Error != "":
+			fmt.Fprintf(t, "%s\t%s\t\t\n", h.Tier, h.Error)
+		case h.Shards < 0:
+			fmt.Fprintf(t, "%s\t%s\t\t\n", h.Tier, thousands(int(h.Blocks)))
+		case !h.Complete:
+			fmt.Fprintf(t, "%s\t\t%s and more\t%s\n", h.Tier, thousands(int(h.Shards)), humanSize(h.Bytes))
+		default:
+			fmt.Fprintf(t, "%s\t\t%s\t%s\n", h.Tier, thousands(int(h.Shards)), humanSize(h.Bytes))
+		}
+	}
+	return t.Flush()
+}
