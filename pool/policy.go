@@ -35,13 +35,6 @@ type Learner interface {
 	Learn(learned []byte) error
 }
 
-// Foreteller is a Policy that can say which entries it would give up next, for whoever wants to save them first.
-type Foreteller interface {
-	// Next fills out with entries that are likely to be victims soon, the likeliest first, and says how many: none while those used least
-	// recently go. Some may have others behind them or be held. It changes nothing.
-	Next(out []uint32) int
-}
-
 // View is what a policy may ask of the pool while it looks for a victim.
 type View interface {
 	// Child is one of the entries, visible or being written, that hang on e; 0 if there is none.

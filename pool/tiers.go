@@ -80,7 +80,8 @@ type Cold struct {
 
 // Chilling is what a memory can do besides, for a stack that writes what is about to go.
 type Chilling interface {
-	// Coldest fills out with entries that were not used for longest and are held by nobody, about in the order in which they may go, and says how many. It changes nothing.
+	// Coldest fills out with entries that may go next and are held by nobody, and says how many: those that were not used for longest, about in their order, and
+	// where others may go as well some of these, so that many calls name all. What is stored, and in which order it goes, stays as it is.
 	Coldest(out []Cold) int
 	// Glance is Acquire of each entry, read, and Release with the status that read gives, one entry after the other, without counting as a use:
 	// what nobody else used meanwhile is as near to its eviction as before. No lock is held while read runs.

@@ -226,20 +226,6 @@ func (a *advisor) victim(kinds uint64, v pool.View) uint32 {
 	return a.policy.Victim(a.time(), kinds, v)
 }
 
-// next are entries that the policy would give up next; none without a policy, or one that goes by the last use.
-func (a *advisor) next(out []uint32) int {
-	if a == nil {
-		return 0
-	}
-	foretells, can := a.policy.(pool.Foreteller)
-	if !can {
-		return 0
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return foretells.Next(out)
-}
-
 // report is what the policy says of itself.
 func (a *advisor) report() pool.PolicyReport {
 	if a == nil {

@@ -8,21 +8,27 @@ import (
 
 var _ pool.Chilling = (*Pool)(nil)
 
-// Coldest implements pool.Chilling: in the first half what the policy would give up next, as far as it can tell, and then the least recently used
-// entries, at most lockStride in all. Slots of a certain size may be made of others.
+// Coldest implements pool.Chilling: the least recently used entries, at most lockStride. What a policy gives up next nobody can tell, it may be any: with one, half of
+// them are those that a hand comes to, which goes round through all.
 func (p *Pool) Coldest(out []pool.Cold) int {
 	out = out[:min(len(out), lockStride)]
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n := p.core.foretold(out[:len(out)/2])
+	n := 0
+	if p.core.advisor != nil {
+		n = p.core.handful(out[:len(out)/2])
+	}
 	return n + p.core.stalest(out[n:])
 }
 
-// foretold fills out with what the policy would give up next.
-func (c *core) foretold(out []pool.Cold) (n int) {
-	var all [lockStride / 2]uint32
-	for _, e := range all[:c.advisor.next(all[:len(out)])] {
-		if c.recs.all[e].is(flagRecent) && c.cold(e, &out[n]) {
+// handful fills out with the entries that the hand comes to.
+func (c *core) handful(out []pool.Cold) (n int) {
+	for looked := 0; n < len(out) && looked < lockStride; looked++ {
+		if c.round++; c.round >= c.high {
+			c.round = none
+			continue
+		}
+		if c.recs.all[c.round].is(flagRecent) && c.cold(c.round, &out[n]) {
 			n++
 		}
 	}

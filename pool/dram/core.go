@@ -18,7 +18,8 @@ type core struct {
 	spare uint32 // first unused record below high
 
 	slabs  slabs
-	recent list // visible and not pinned, by use
+	recent list   // visible and not pinned, by use
+	round  uint32 // where the hand of Coldest is
 
 	// Entries that lack shards nobody writes. Every partialAge the young become old, and the old are reclaimed.
 	partialYoung, partialOld list

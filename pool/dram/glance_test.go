@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/evict"
 )
 
 // coldest are the blocks of a chain's pool in the order in which they may go, by their first byte.
@@ -131,5 +132,28 @@ func dropAll(p *Pool, id pool.SpaceID, numbers ...byte) {
 		b := lonely(id, n)
 		p.Acquire(b)
 		p.Release(b.Slots, []pool.Status{pool.Corrupt})
+	}
+}
+
+// Without a policy the coldest are those that were not used for longest, call after call; with one, which may give up any, many calls name all.
+func TestColdestNamesAllThatMayGo(t *testing.T) {
+	for name, c := range map[string]struct {
+		policy pool.Policy
+		want   int
+	}{"no policy": {nil, lockStride}, "a policy": {evict.NewHazard(), 1000}} {
+		p := reopen(t, Options{Bytes: 1 << 20, SlabBytes: 16 << 10, Policy: c.policy})
+		id := openSpec(t, p, keptSpec)
+		put(t, p, id, randomChain(nil, 1, 1000))
+		named := map[pool.Hash]bool{}
+		for range 2 * 1000 / (lockStride / 2) {
+			all := make([]pool.Cold, lockStride)
+			for _, cold := range all[:p.Coldest(all)] {
+				named[cold.Hash] = true
+			}
+		}
+		if len(named) != c.want {
+			t.Errorf("%s: %d of 1000 blocks are named, want %d", name, len(named), c.want)
+		}
+		closePool(t, p)
 	}
 }
