@@ -60,6 +60,7 @@ class Session:
         self._requests = itertools.count(1)
         self._events: deque[Event] = deque()
         self._awaited = 0  # the request whose answer is waited for
+        self._pinged = 0  # the PING of knock that is not answered yet
         self._reply: m.Message | None = None
         self._error: m.Error | None = None
         self._broken: Malformed | None = None
@@ -149,6 +150,17 @@ class Session:
     def ping(self, timeout_s: float = 1.0) -> None:
         """Asks whether the agent still answers."""
         self._ask(m.Ping, m.Pong, timeout_s)
+
+    def knock(self) -> None:
+        """Asks whether the agent still answers, without waiting for it: see knocking."""
+        req = next(self._requests)
+        self._send(m.Ping(req))
+        self._pinged = req
+
+    @property
+    def knocking(self) -> bool:
+        """Whether the last knock is not answered, as far as poll has read."""
+        return self._pinged != 0
 
     def save(
         self,
@@ -322,6 +334,8 @@ class Session:
         elif isinstance(message, (m.Registered, m.Unregistered, m.ResetDone, m.EventsMade, m.Pong)):
             if message.req == self._awaited:  # others were given up
                 self._reply = message
+            elif message.req == self._pinged:
+                self._pinged = 0
         else:
             raise Malformed(f"{type(message).__name__} is not the agent's to say")
 

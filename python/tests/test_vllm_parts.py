@@ -236,13 +236,33 @@ def test_ranks() -> None:
 
 
 def test_a_retrained_model_has_another_digest(tmp_path: Path) -> None:
+    model = SimpleNamespace(model=str(tmp_path), revision=None, model_weights="")
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"a" * (3 << 20))
-    first = weights_digest(str(tmp_path), None)
-    assert weights_digest(str(tmp_path), None) == first
+    (tmp_path / "config.json").write_text("{}")
+    first = weights_digest(model)
+    assert first is not None
+    assert weights_digest(model) == first
     weights.write_bytes(b"a" * ((3 << 20) - 1) + b"b")
-    assert weights_digest(str(tmp_path), None) != first
-    assert weights_digest(str(tmp_path / "none"), None) == "unknown"
+    assert weights_digest(model) not in (first, None)
+    single = SimpleNamespace(model=str(weights))
+    assert weights_digest(single) not in (first, None)
+
+
+def test_weights_that_are_not_here_are_no_ones_else(tmp_path: Path) -> None:
+    """In an object store, or nowhere: other weights may be under the same name tomorrow."""
+    (tmp_path / "config.json").write_text("{}")
+    for model in (
+        SimpleNamespace(model=str(tmp_path), revision=None),
+        SimpleNamespace(model=str(tmp_path / "none"), revision=None),
+    ):
+        assert weights_digest(model) is None
+    (tmp_path / "model.safetensors").write_bytes(b"a")
+    assert weights_digest(SimpleNamespace(model=str(tmp_path), model_weights="s3://bucket/model")) is None
+    names = ("one", "two", "one")
+    made = [dict(_identity(transfer__engine_id=name, model__model="nowhere"))["weights"] for name in names]
+    assert made[0] != made[1]
+    assert made[0] == made[2]
 
 
 def test_words_of_other_processes() -> None:
@@ -281,20 +301,31 @@ def test_what_old_weights_computed_is_known() -> None:
     assert not blocks.old(pool.blocks[1])
 
 
-def test_a_reset_that_was_missed_between_two_sessions_is_one() -> None:
-    """A first session, or one of another space or of an agent that counts anew, tells nothing of that kind."""
+@pytest.mark.parametrize(
+    ("boots", "epochs", "resets"),
+    [
+        ("aaaa", (1, 1, 3, 3), (False, False, True, False)),
+        ("abab", (5, 1, 1, 2), (True, False, False, True)),  # a new agent counts anew
+        ("ab", (5, 2), (True, True)),  # it was reset before this engine came
+        ("ab", (2, 2), (True, True)),  # as often as the one before it: that tells nothing
+    ],
+)
+def test_a_reset_that_was_missed_between_two_sessions_is_one(
+    boots: str, epochs: tuple[int, ...], resets: tuple[bool, ...]
+) -> None:
+    """In its first session an engine that ran alone until then may have blocks of older weights than the others."""
     link: Any = SimpleNamespace(lost=lambda _: None, close=lambda: None)
     presence = Presence(link, Options())
     seen = []
-    for space, epoch in ((b"a", 3), (b"a", 3), (b"a", 5), (b"b", 9), (b"b", 1), (b"b", 2)):
-        session: Any = SimpleNamespace(boot=bytes(16), version=2, number=1, poll=list, close=lambda: None)
-        made = Attachment(session, Registered(1, 0, "", space * 16, epoch, "/none"))
+    for boot, epoch in zip(boots, epochs, strict=True):
+        session: Any = SimpleNamespace(boot=boot.encode() * 16, version=2, number=1, poll=list, close=lambda: None)
+        made = Attachment(session, Registered(1, 0, "", bytes(16), epoch, "/none"))
         link.current = lambda made=made: made
         seen.append(presence.attend())
         assert presence.attend() is NOTHING
     presence.close()
-    assert [news.came for news in seen] == [True] * 6
-    assert [news.reset for news in seen] == [False, False, True, False, False, True]
+    assert all(news.came for news in seen)
+    assert tuple(news.reset for news in seen) == resets
 
 
 def test_a_reset_is_told_before_it_happens() -> None:
@@ -419,31 +450,38 @@ def test_all_requests_of_a_step_together_wait_no_longer_than_its_budget(
     asker.close()
 
 
-def test_whatever_changes_a_blocks_bytes_makes_another_space() -> None:
+_PLAIN: dict[str, Any] = {
+    "model.revision": None, "model.hf_overrides": None, "model.dtype": "bfloat16", "model.quantization": None,
+    "model.max_model_len": 4096, "model.hf_text_config": SimpleNamespace(rope_parameters={"rope_type": "default"}),
+    "cache.prefix_caching_hash_algo": "sha256", "cache.cache_dtype": "auto", "cache.kv_cache_layout": "LBNHC",
+    "cache.kv_cache_dtype_skip_layers": [], "parallel.tensor_parallel_size": 1, "parallel.pipeline_parallel_size": 1,
+    "transfer.engine_id": "e", "attention.backend": None, "attention.backend_per_kind": {},
+}  # fmt: skip
+
+
+def _identity(**changes: Any) -> tuple[tuple[str, str], ...]:
+    """That of a plain configuration with changes: model__dtype is its model_config's dtype."""
+    parts: dict[str, SimpleNamespace] = {}
+    for name, value in (_PLAIN | {name.replace("__", "."): one for name, one in changes.items()}).items():
+        part, _, field = name.partition(".")
+        setattr(parts.setdefault(part, SimpleNamespace()), field, value)
+    config = SimpleNamespace(
+        model_config=parts["model"], cache_config=parts["cache"], parallel_config=parts["parallel"],
+        kv_transfer_config=parts["transfer"], attention_config=parts["attention"],
+    )  # fmt: skip
+    return identity(config, SimpleNamespace(kv_cache_groups=[]), "t", Ranks(1, 1), "0.33.0")
+
+
+def test_whatever_changes_a_blocks_bytes_makes_another_space(tmp_path: Path) -> None:
     class Backend(enum.Enum):
         FLASH_ATTN = 1
         TRITON_ATTN = 2
 
-    plain: dict[str, Any] = {
-        "model.model": "m", "model.revision": None, "model.hf_overrides": None, "model.dtype": "bfloat16",
-        "model.quantization": None, "model.max_model_len": 4096,
-        "model.hf_text_config": SimpleNamespace(rope_parameters={"rope_type": "default"}),
-        "cache.prefix_caching_hash_algo": "sha256", "cache.cache_dtype": "auto", "cache.kv_cache_layout": "LBNHC",
-        "cache.kv_cache_dtype_skip_layers": [], "parallel.tensor_parallel_size": 1,
-        "parallel.pipeline_parallel_size": 1, "transfer.engine_id": "e",
-        "attention.backend": None, "attention.backend_per_kind": {},
-    }  # fmt: skip
+    weights = tmp_path / "weights.gguf"
+    weights.write_bytes(b"w")
 
     def made(**changes: Any) -> tuple[tuple[str, str], ...]:
-        parts: dict[str, SimpleNamespace] = {}
-        for name, value in (plain | {name.replace("__", "."): one for name, one in changes.items()}).items():
-            part, _, field = name.partition(".")
-            setattr(parts.setdefault(part, SimpleNamespace()), field, value)
-        config = SimpleNamespace(
-            model_config=parts["model"], cache_config=parts["cache"], parallel_config=parts["parallel"],
-            kv_transfer_config=parts["transfer"], attention_config=parts["attention"],
-        )  # fmt: skip
-        return identity(config, SimpleNamespace(kv_cache_groups=[]), "t", Ranks(1, 1), "0.33.0")
+        return _identity(**({"model__model": str(weights)} | changes))
 
     long = SimpleNamespace(rope_parameters={"rope_type": "longrope"})
     assert made() == made()

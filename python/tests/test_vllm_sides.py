@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
+import socket
 import threading
 import time
 from types import SimpleNamespace
@@ -24,7 +26,7 @@ from kvagent.vllm.promises import Promises
 from kvagent.vllm.tracked import Tracked
 from tests.agent import IDENTITY, AgentProcess, eventually
 from tests.played import BLOCK, PlayedEngine
-from tests.test_session import Agent, serve
+from tests.test_session import Agent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -221,20 +223,25 @@ def test_a_request_that_begins_again_after_a_reset_is_saved_from_its_first_block
     assert agent.status()["blocks_stored"] == 4
 
 
+@pytest.mark.parametrize("hold_s", [0.1, 60.0])
 def test_a_frozen_agent_does_not_hold_blocks_for_good(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+    engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, hold_s: float
 ) -> None:
-    monkeypatch.setattr("kvagent.vllm.saves.HOLD_S", 0.1)
+    """Either it has a save for longer than any may take, or it does not answer."""
+    monkeypatch.setattr("kvagent.vllm.saves.HOLD_S", hold_s)
+    if hold_s < 1:
+        monkeypatch.setattr("kvagent.vllm.pulse.ASK_S", math.inf)
     engine = engines()
+    blocks = engine.scheduler.blocks
+    assert blocks is not None
     request = engine.request("a", "p", 4)
     engine.matched(request)
     engine.admit(request)
     engine.fill(request, 5)
     agent.freeze()
     engine.step((request, request.num_tokens))
-    assert engine.scheduler.blocks is not None
-    assert engine.scheduler.blocks.saving == 4
-    eventually(lambda: (engine.step(), engine.scheduler.blocks.saving == 0)[1], "blocks without pins", patience_s=5)  # type: ignore[union-attr]
+    assert blocks.saving == 4
+    eventually(lambda: (engine.step(), blocks.saving == 0)[1], "blocks without pins", patience_s=5)
     monkeypatch.setattr("kvagent.vllm.saves.HOLD_S", 60)
     agent.thaw()
     engine.quiet()
@@ -244,10 +251,68 @@ def test_a_frozen_agent_does_not_hold_blocks_for_good(
     assert agent.status()["blocks_stored"] == 4
 
 
+def test_nothing_is_expected_of_a_stopped_agent_until_it_goes_on(
+    engines: Callable[..., PlayedEngine], agent: AgentProcess
+) -> None:
+    """A load is given up long before its deadline, its blocks stay pinned; no look-up is sent, and nothing is saved."""
+    engine = engines(load_deadline_ms=600_000.0)
+    engine.save("a", "p", 4, 7)
+    loaded, computed = engine.request("b", "p", 4), engine.request("c", "q", 4)
+    engine.admit(loaded, engine.matched(loaded))
+    engine.matched(computed)
+    engine.admit(computed)
+    engine.fill(computed, 9)
+    agent.freeze()
+    assert engine.until_received(loaded).failed == {"b"}
+    assert [block.ref_cnt for block in engine.tables["b"][:4]] == [2] * 4, "a stopped agent may still write"
+    assert engine.step((computed, computed.num_tokens)).plan.saves == []
+    asked = engine.scheduler.counts.lookups
+    assert engine.matched(engine.request("d", "p", 4)) == 0
+    assert engine.scheduler.counts.lookups == asked
+    agent.thaw()
+    engine.quiet()
+    engine.step((computed, 1))
+    engine.quiet()
+    assert agent.status()["blocks_stored"] == 8
+    load(engine, "e", "q", 4, 9)
+
+
+def test_an_agent_that_takes_long_is_not_taken_for_a_stopped_one(
+    engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers while a save waits for its step, which does not end."""
+    monkeypatch.setattr("kvagent.vllm.pulse.ASK_S", 0.02)
+    monkeypatch.setattr("kvagent.vllm.pulse.SILENT_S", 10.0)
+    engine = engines()
+    request = engine.request("a", "p", 4)
+    engine.matched(request)
+    engine.admit(request)
+    monkeypatch.setattr(engine.sync.clock, "end", lambda _: None)
+    engine.step((request, request.num_tokens))
+    session = engine.scheduler._presence.session
+    assert session is not None
+    knocks: list[float] = []
+    knock = session.knock
+
+    def counted() -> None:
+        knocks.append(time.monotonic())
+        knock()
+
+    monkeypatch.setattr(session, "knock", counted)
+    eventually(lambda: (engine.step(), len(knocks) > 3)[1], "answers, each before the next question")
+    assert engine.scheduler.blocks is not None
+    assert engine.scheduler.blocks.saving == 4
+    monkeypatch.undo()
+    engine.step()
+    engine.quiet()
+    assert agent.status()["blocks_stored"] == 4
+
+
 def test_a_save_is_not_revoked_before_the_agent_had_it_for_a_step(
     engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is planned before its step, which may take longer than the hold; and no step counts for those before it."""
+    monkeypatch.setattr("kvagent.vllm.pulse.ASK_S", math.inf)
     now = [1000.0]
     monkeypatch.setattr("kvagent.vllm.scheduler.time", SimpleNamespace(monotonic=lambda: now[0]))
     engine = engines()
@@ -616,19 +681,21 @@ def test_an_agent_that_speaks_only_newer_versions_is_refused_with_one_warning(
 ) -> None:
     """It is asked again and again, for it may be replaced; the log says it once."""
     asked = threading.Semaphore(0)
-    stop = threading.Event()
-
-    def script(agent: Agent) -> None:
-        hello = agent.hear()
-        assert isinstance(hello, m.Hello)
-        agent.say(m.Error(m.ErrorCode.VERSION, f"version: {hello.min_version} to {hello.max_version}, allowed: 3 to 4"))
-        asked.release()
+    listener = socket.create_server(str(tmp_path / "session.sock"), family=socket.AF_UNIX)
 
     def agents() -> None:
-        while not stop.is_set():
-            path = tmp_path / "session.sock"
-            serve(path, script).join()
-            path.unlink()
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                return  # it was shut down
+            with sock:
+                agent = Agent(sock)
+                hello = agent.hear()
+                assert isinstance(hello, m.Hello)
+                text = f"version: {hello.min_version} to {hello.max_version}, allowed: 3 to 4"
+                agent.say(m.Error(m.ErrorCode.VERSION, text))
+            asked.release()
 
     caplog.set_level(logging.INFO, "kvagent.vllm")
     thread = threading.Thread(target=agents)
@@ -636,13 +703,13 @@ def test_an_agent_that_speaks_only_newer_versions_is_refused_with_one_warning(
     link = Link(str(tmp_path), "scheduler", lambda: pytest.fail("there is nothing to register at"))
     for _ in range(3):
         assert asked.acquire(timeout=10)
-    stop.set()
     assert link.wait(0) is None
-    # The last of the agents may still wait for somebody.
-    thread.join(10)
     link.close()
-    warnings = [record.getMessage() for record in caplog.records if "version" in record.getMessage()]
-    assert len(warnings) == 1
+    listener.shutdown(socket.SHUT_RDWR)
+    thread.join(10)
+    listener.close()
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == 1, warnings
     assert "allowed: 3 to 4" in warnings[0]
 
 

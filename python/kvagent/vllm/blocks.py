@@ -21,7 +21,8 @@ class Blocks:
         """Pins of saves."""
         self.loading = 0
         """Pins of loads."""
-        self.max_saving = int(pool.num_gpu_blocks * pin_fraction)
+        self.max_saving = max(int(pool.num_gpu_blocks * pin_fraction), 1 if pin_fraction else 0)
+        """At least one: an engine of few blocks saves them one after the other."""
         self._old: dict[int, Any] = {}
         self.aged = False
         """Whether there may be blocks that old weights computed."""

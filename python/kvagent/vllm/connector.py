@@ -19,7 +19,7 @@ from kvagent.vllm.of_scheduler import SchedulerCalls
 from kvagent.vllm.of_worker import WorkerCalls
 from kvagent.vllm.options import Options, loads, parse, saves
 from kvagent.vllm.scheduler import SchedulerSide
-from kvagent.vllm.space import identity
+from kvagent.vllm.space import UNKNOWN, identity
 from kvagent.vllm.stats import Stats, make_prom
 from kvagent.vllm.supported import check
 from kvagent.vllm.versions import WHOLE_FAILURES, hash_tokens
@@ -45,6 +45,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         self._tell_again = 0.0
         if role == KVConnectorRole.SCHEDULER:
             _check_policy(transfer)
+            _check_weights(self._identity)
             self._scheduler = self._make_scheduler(transfer.kv_role)
 
     @property
@@ -121,4 +122,12 @@ def _check_policy(transfer: Any) -> None:
         log.warning(
             'kv_load_failure_policy is not "recompute": a request whose blocks do not come fails instead of being '
             'computed. Add "kv_load_failure_policy": "recompute" to --kv-transfer-config.'
+        )
+
+
+def _check_weights(identity: tuple[tuple[str, str], ...]) -> None:
+    if dict(identity)["weights"].startswith(UNKNOWN):
+        log.warning(
+            "the files of the model's weights are not in a folder here, so they may change under the same name: this "
+            "engine shares its blocks with no other one, and does not find them after its restart"
         )

@@ -1,16 +1,12 @@
-"""What vLLM carries between the roles of a connector: plans, reports, and what workers say at the start."""
+"""What vLLM carries between the roles of a connector: plans and reports."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorHandshakeMetadata,
-    KVConnectorMetadata,
-    KVConnectorWorkerMetadata,
-)
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
-from kvagent.vllm.plan import Report, StepPlan, WorkerWords
+from kvagent.vllm.plan import Report, StepPlan
 
 
 @dataclass
@@ -30,10 +26,3 @@ class WorkerMetadata(KVConnectorWorkerMetadata):
         """Both reports as one."""
         assert isinstance(other, WorkerMetadata)
         return WorkerMetadata(self.report.join(other.report))
-
-
-@dataclass
-class Handshake(KVConnectorHandshakeMetadata):
-    """What the scheduler learns of a worker at the start."""
-
-    words: WorkerWords

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from kvagent.vllm.metadata import Handshake, Metadata, WorkerMetadata
+from kvagent.vllm.metadata import Metadata, WorkerMetadata
 from kvagent.vllm.words import OthersWords
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvagent.vllm.geometry import Ranks
+    from kvagent.vllm.plan import WorkerWords
     from kvagent.vllm.scheduler import SchedulerSide
 
 log = logging.getLogger("kvagent.vllm")
@@ -20,6 +23,7 @@ class SchedulerCalls:
 
     _scheduler: SchedulerSide | None = None
     _others: OthersWords | None = None
+    _words: tuple[WorkerWords, ...] = ()
     _ranks: Ranks
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
@@ -33,12 +37,10 @@ class SchedulerCalls:
             self._side.bind(gpu_block_pool)
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        """Takes what the workers said at the start."""
-        self._meet(list(metadata.values()))
+        """Takes what other connectors' workers said at the start: MultiConnector gives it to all. Ours report."""
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """Takes what the workers of all pipeline stages said at the start."""
-        self._meet(list(metadata.values()))
+        """The same, of all pipeline stages."""
 
     def on_new_request(self, request: Any) -> None:
         """Tells the agent what will be asked for."""
@@ -61,6 +63,8 @@ class SchedulerCalls:
         meta = connector_output.kv_connector_worker_meta
         if isinstance(meta, WorkerMetadata):
             self._side.report(meta.report)
+            if meta.report.words:
+                self._meet(meta.report.words)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:  # noqa: ARG002
         """A request is over. Its blocks need not be kept: what is being saved is pinned."""
@@ -99,16 +103,14 @@ class SchedulerCalls:
         assert self._scheduler is not None, "a worker's connector, or one that was shut down"
         return self._scheduler
 
-    def _meet(self, handshakes: list[Any]) -> None:
-        words = [one.words for one in handshakes if isinstance(one, Handshake)]
-        if len(words) != self._ranks.world:
+    def _meet(self, words: Sequence[WorkerWords]) -> None:
+        """Workers reported for the first time."""
+        self._words = (*self._words, *words)
+        if len(self._words) < self._ranks.world:
             return
         try:
-            others = OthersWords(words)
+            self._others = OthersWords(self._words)
         except OSError as error:
             log.warning("the workers' words cannot be reached (%s): reset_prefix_cache waits for saves", error)
             return
-        self._side.use_words(others.revoke)
-        if self._others is not None:  # vLLM says it again after sleep
-            self._others.close()
-        self._others = others
+        self._side.use_words(self._others.revoke)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
@@ -14,8 +13,8 @@ from kvagent.vllm import geometry as geo
 from kvagent.vllm.counting import Growth
 from kvagent.vllm.link import Link
 from kvagent.vllm.memory import Memory, memory
-from kvagent.vllm.metadata import Handshake, Metadata, WorkerMetadata
-from kvagent.vllm.plan import StepPlan, WorkerWords
+from kvagent.vllm.metadata import Metadata, WorkerMetadata
+from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.sync import Sync, make_sync
 from kvagent.vllm.versions import WHOLE_FAILURES
 from kvagent.vllm.worker import WorkerSide
@@ -76,13 +75,14 @@ class WorkerCalls:
         if self._kv_caches:
             self.register_kv_caches(dict(self._kv_caches))
 
-    def get_handshake_metadata(self) -> Handshake | None:
-        """Where the scheduler finds this worker's revocation words."""
-        if self._sync is None:
-            return None
-        words = self._sync.words
-        path = f"/proc/{os.getpid()}/fd/{words.memory.fd}"
-        return Handshake(WorkerWords(path, words.memory.size, words.revoke_off, words.revokes))
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        """Takes back the saves of blocks that were taken from their requests, before any can be overwritten.
+
+        What a save or a load still has is pinned: vLLM gives such a block to nobody. A save is taken back by its word,
+        which needs no waiting, and in the plan of the step before the first one that may use its blocks otherwise.
+        """
+        if self._worker is not None and isinstance(kv_connector_metadata, Metadata):
+            self._worker.take_back(kv_connector_metadata.plan)
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         """Begins a step: the first that vLLM says of it, before its kernels are launched."""

@@ -65,9 +65,11 @@ class StepPlan:
     """Saves whose blocks are free from the next step on."""
     idle: bool = False
     """No request is there: the step is made only so that what is under way be reported."""
+    stopped: bool = False
+    """The agent does not answer: loads are not waited for any longer."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return StepPlan, (self.saves, self.loads, self.cancels, self.revokes, self.idle)
+        return StepPlan, (self.saves, self.loads, self.cancels, self.revokes, self.idle, self.stopped)
 
 
 @dataclass(slots=True)
@@ -93,16 +95,18 @@ class Report:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     late: set[int] = field(default_factory=set)
     """Loads that were given up; their outcome is still to come."""
+    words: tuple[WorkerWords, ...] = ()
+    """In a worker's first report, where its words are."""
 
     def join(self, other: Report) -> Report:
         """The report of both."""
         outcomes = dict(self.outcomes)
         for job, outcome in other.outcomes.items():
             outcomes[job] = outcomes[job].join(outcome) if job in outcomes else outcome
-        return Report(outcomes, self.late | other.late)
+        return Report(outcomes, self.late | other.late, self.words + other.words)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Report, (self.outcomes, self.late)
+        return Report, (self.outcomes, self.late, self.words)
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kvagent import messages as m
 from kvagent.errors import Busy, KVAgentError, SessionBroken, SessionEnded
 from kvagent.vllm.asking import Asker
+from kvagent.vllm.pulse import Pulse
 
 if TYPE_CHECKING:
     from kvagent.session import Session
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.options import Options
 
 RESET_S = 5.0  # for the agent's answer to a reset
+FIRST_EPOCH = 1  # of a space that was not reset in this life of the agent
 
 log = logging.getLogger("kvagent.vllm")
 
@@ -42,11 +44,12 @@ class Presence:
     def __init__(self, link: Link, options: Options) -> None:
         self.asker: Asker | None = None
         self.switches = m.Switches(1, 1)
+        self.pulse = Pulse()
         self._link = link
         self._options = options
         self._attachment: Attachment | None = None
-        self._epoch = 0  # of which is known
-        self._space = b""  # whose epoch that is
+        self._boot = b""  # the agent's life
+        self._epoch = 0  # of it, as far as is known
         self._reset_owed = False  # a reset that the agent did not hear: it comes first in the next session
 
     @property
@@ -76,6 +79,10 @@ class Presence:
                 came = False
         return News(went, came, reset) if went or came or reset else NOTHING
 
+    def stopped(self, now: float) -> bool:
+        """Whether the agent does not answer though its sockets are there. It is asked: only where something waits."""
+        return self.session is not None and self.pulse.stopped(self.session, now)
+
     def release(self, lease: int) -> None:
         """Gives a lease back. If it cannot be said, it ends with the session."""
         if self._attachment is not None:
@@ -103,16 +110,17 @@ class Presence:
             last.session.close()
 
     def _missed(self, attachment: Attachment) -> bool:
-        """Whether somebody reset the space since the session before this one."""
-        registered = attachment.registered
-        return registered.space == self._space and 0 < self._epoch < registered.epoch
+        """Whether somebody reset the space since the session before this one, or since the agent's start."""
+        known = self._epoch if self._boot == attachment.session.boot else FIRST_EPOCH
+        return attachment.registered.epoch > known
 
     def _attach(self, attachment: Attachment) -> bool:
         self._attachment = attachment
-        self._space, self._epoch = attachment.registered.space, attachment.registered.epoch
+        self._boot, self._epoch = attachment.session.boot, attachment.registered.epoch
         if self._reset_owed and not self.reset():
             return False
         self.switches = m.Switches(1, 1)
+        self.pulse = Pulse()
         self.asker = Asker(attachment, self._options.lookup_wait_ms / 1e3, self._options.lookup_age_ms / 1e3)
         return True
 

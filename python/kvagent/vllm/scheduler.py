@@ -54,6 +54,7 @@ class SchedulerSide:
         self._tracked: dict[str, Tracked] = {}
         self._due = Due()
         self._revokes: list[int] = []
+        self._stopped = False  # the agent, so that nothing is to be expected of it
         self._jobs = itertools.count(1)
         self.tables = Tables()
         self.blocks: Blocks | None = None
@@ -119,15 +120,17 @@ class SchedulerSide:
         self.tables.take(getattr(output, "kv_connector_block_state", None))
         if self._mixed is not None:
             self._mixed.enter()
+        now = time.monotonic()
         plan = StepPlan(idle=not self._tracked)
         if self._loads is not None:
             plan.loads, plan.cancels = self._loads.take()
         plan.revokes, self._revokes = self._revokes, []
         if self.saves is not None and self.blocks is not None:
-            short = bool(preempted) or self.blocks.scarce()
+            self._stopped = plan.stopped = self._waiting() and self._presence.stopped(now)
+            short = bool(preempted) or self.blocks.scarce() or self._stopped
             if short and self.saves.busy():
                 plan.revokes += self.saves.revoke()
-            plan.saves = self._plan_saves(self.saves, output, allowed=not short)
+            plan.saves = self._plan_saves(self.saves, output, now, allowed=not short)
             plan.revokes += self.saves.revoke_overdue()
         if self._presence.asker is not None:
             self._presence.asker.new_step()
@@ -138,6 +141,8 @@ class SchedulerSide:
         if self.saves is None or self._loads is None:
             return
         now = time.monotonic()
+        if report.outcomes:
+            self._presence.pulse.heard(now)
         for job in report.late:
             self._loads.late(job)
         for job, outcome in report.outcomes.items():
@@ -187,11 +192,7 @@ class SchedulerSide:
     def pending(self) -> bool:
         """Whether steps are needed though no request is there: something is to be reported, or to be given back."""
         asker = self._presence.asker
-        return (
-            (self.saves is not None and self.saves.busy())
-            or (self._loads is not None and self._loads.busy())
-            or (asker is not None and asker.owing())
-        )
+        return self._waiting() or (asker is not None and asker.owing())
 
     def counted(self) -> dict[str, int]:
         """All counters by name."""
@@ -236,6 +237,10 @@ class SchedulerSide:
             if tracked.admitted:
                 self._due.add(tracked)
 
+    def _waiting(self) -> bool:
+        """Whether something is to come from the agent."""
+        return (self.saves is not None and self.saves.busy()) or (self._loads is not None and self._loads.busy())
+
     def _track(self, request: Any) -> Tracked:
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
@@ -249,12 +254,13 @@ class SchedulerSide:
         return (
             self._may_load
             and self._presence.switches.loads == 1
+            and not self._stopped
             and not (tracked.bypass or tracked.no_load or tracked.load)
             and not getattr(tracked.request, "skip_reading_prefix_cache", False)
         )
 
     def _saving(self, tracked: Tracked) -> bool:
-        present = self._presence.session is not None and self._presence.switches.saves == 1
+        present = self._presence.session is not None and self._presence.switches.saves == 1 and not self._stopped
         return self._may_save and present and not (tracked.bypass or tracked.mixed)
 
     def _limit(self, request: Any) -> int:
@@ -279,9 +285,9 @@ class SchedulerSide:
         if self._mixed is not None:
             self._mixed.look(tracked, tables)
 
-    def _plan_saves(self, saves: Saves, output: Any, *, allowed: bool) -> list[SaveJob]:
+    def _plan_saves(self, saves: Saves, output: Any, now: float, *, allowed: bool) -> list[SaveJob]:
         session = self._presence.session
-        saves.begin(time.monotonic())
+        saves.begin(now)
         if session is None:
             saves.drop()
             return []

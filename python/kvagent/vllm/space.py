@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from kvagent.vllm.geometry import Ranks
 
 EDGE_BYTES = 1 << 20  # of each file's head and tail that the digest covers, besides its name and size
-_DIGESTED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".json", ".model", ".txt")
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors")
+_DIGESTED = (*_WEIGHTS, ".json", ".model", ".txt")
+UNKNOWN = "of "  # and an engine's id: weights of which nothing is known are nobody else's
 _RANDOM_SEED = ("xxhash", "xxhash_cbor")  # without PYTHONHASHSEED their seed is each process's own
 
 
@@ -34,7 +36,7 @@ def identity(
         {
             "model": str(model.model),
             "revision": str(getattr(model, "revision", None) or ""),
-            "weights": weights_digest(str(model.model), getattr(model, "revision", None)),
+            "weights": weights_digest(model) or f"{UNKNOWN}{vllm_config.kv_transfer_config.engine_id}",
             "overrides": _digest([_plain(getattr(model, "hf_overrides", None))]),
             "dtype": str(model.dtype),
             "quantization": str(getattr(model, "quantization", None) or ""),
@@ -74,13 +76,28 @@ def _rope(model: Any) -> str:
     return f"longrope up to {model.max_model_len}" if '"longrope"' in _plain(parameters) else ""
 
 
-def weights_digest(model: str, revision: str | None) -> str:
-    """A digest of the model's files: names, sizes, head and tail of each. ``unknown`` where there are none."""
+def weights_digest(model: Any) -> str | None:
+    """A digest of the files of vLLM's ModelConfig: names, sizes, head and tail of each. None: its weights are not here.
+
+    They are read from an object store then, or made by chance: other weights may come from the same place.
+    """
+    if getattr(model, "model_weights", None):
+        return None
+    found = _files(str(model.model), getattr(model, "revision", None))
+    if not any(path.suffix in _WEIGHTS for path in found.values()):
+        return None
+    return _digest(f"{name} {path.stat().st_size} {_edges(path)}" for name, path in sorted(found.items()))
+
+
+def _files(model: str, revision: str | None) -> dict[str, Path]:
+    """The files that count, by their place in the model's folder."""
+    if Path(model).is_file():
+        return {Path(model).name: Path(model)}
     folder = _folder(model, revision)
     if folder is None:
-        return "unknown"
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix in _DIGESTED)
-    return _digest(f"{path.relative_to(folder)} {path.stat().st_size} {_edges(path)}" for path in files)
+        return {}
+    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix in _DIGESTED)
+    return {str(path.relative_to(folder)): path for path in files}
 
 
 def _edges(path: Path) -> str:

@@ -1,14 +1,15 @@
 """A worker's side: hands the jobs of a step's plan to the agent, and reports what became of them. It never waits.
 
-In a step, vLLM calls: begin (before anything is overwritten), start (behind the launch of the forward pass), end (the
-pass's kernels are launched; on a CPU they have ended), results, report. Every promised load is among the results
-exactly once: when the agent has reported it, or when its deadline has passed, also if there is no agent. Only an
-outcome in the report says that nothing touches the job's blocks any more.
+In a step, vLLM calls: take_back (before anything is overwritten), begin, start (behind the launch of the forward pass),
+end (the pass's kernels are launched; on a CPU they have ended), results, report. Every promised load is among the
+results exactly once: when the agent has reported it, when its deadline has passed, or the agent stands still, also if
+there is no agent. Only an outcome in the report says that nothing touches the job's blocks any more.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from kvagent.errors import Busy, Malformed, SessionBroken, SessionEnded
 from kvagent.messages import BlockStatus
 from kvagent.vllm.clock import HostClock
 from kvagent.vllm.patience import Patience
-from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan
+from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerWords
 from kvagent.vllm.underway import UnderWay, lost
 
 if TYPE_CHECKING:
@@ -70,22 +71,30 @@ class WorkerSide:
         self._numbers: dict[tuple[int, int], tuple[int, int]] = {}  # by attachment and number in it: job and part
         self._sessions: list[Attachment] = []
         self._results = Results()
-        self._report = Report()
+        path = f"/proc/{os.getpid()}/fd/{words.memory.fd}"
+        self._report = Report(words=(WorkerWords(path, words.memory.size, words.revoke_off, words.revokes),))
 
-    def begin(self, plan: StepPlan) -> None:
-        """Begins a step, before its kernels are launched: what the scheduler took back is taken back here."""
+    def take_back(self, plan: StepPlan) -> None:
+        """Revokes the saves that the scheduler took back: their blocks may be overwritten from the next step on."""
         if self._open is not None:  # 0.29 and 0.30 do not end a step without tokens
             self.end(self._open)
+        for job in plan.revokes:
+            if (under := self._jobs.get(job)) and isinstance(under.plan, SaveJob):
+                self._words.revoke(under.plan.revoke)
+
+    def begin(self, plan: StepPlan) -> None:
+        """Begins a step, before its kernels are launched."""
+        self.take_back(plan)  # vLLM has asked for it before; it costs nothing then
         self._step += 1
         self._open = plan
         self._patience.step(idle=plan.idle)
         self._clock.begin(self._step)
-        for job in plan.revokes:
-            if (under := self._jobs.get(job)) and isinstance(under.plan, SaveJob):
-                self._words.revoke(under.plan.revoke)
         for job in plan.cancels:
             if under := self._jobs.get(job):
                 under.cancel()
+        if plan.stopped:
+            for under in self._jobs.values():
+                under.deadline = 0.0
 
     def start(self, plan: StepPlan) -> None:
         """Hands in the loads. The step in flight may still write to their destination: each names it."""
@@ -113,9 +122,10 @@ class WorkerSide:
 
     def report(self) -> Report | None:
         """What the scheduler's side has to know since the last call."""
-        if not self._report.outcomes and not self._report.late:
+        report = self._report
+        if not (report.outcomes or report.late or report.words):
             return None
-        report, self._report = self._report, Report()
+        self._report = Report()
         return report
 
     def busy(self) -> bool:

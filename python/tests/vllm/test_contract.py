@@ -43,19 +43,23 @@ def test_the_plugin_makes_the_name_known(model: Path, agent: AgentProcess) -> No
     assert KVConnectorFactory.get_connector_class_by_name("KVAgentConnector").__name__ == "KVAgentConnector"
 
 
-def test_as_a_child_of_multi_connector(worlds: Any, agent: AgentProcess) -> None:
+@pytest.mark.parametrize("beside", [False, True])
+def test_as_a_child_of_multi_connector(worlds: Any, agent: AgentProcess, beside: bool) -> None:
+    """Also beside a connector whose workers greet: MultiConnector hands what the first of them says to all."""
     from kvagent.vllm import plugin
 
     plugin.register()
+    sibling = {"kv_connector": "Sibling", "kv_connector_module_path": "tests.vllm.sibling", "kv_role": "kv_both"}
     child = {
         "kv_connector": "KVAgentConnector", "kv_role": "kv_both",
         "kv_connector_extra_config": {"socket_dir": str(agent.folder), "min_load_tokens": BLOCK, "pin_percent": 25},
     }  # fmt: skip
     multi = {
         "kv_connector": "MultiConnector", "kv_connector_module_path": None,
-        "kv_connector_extra_config": {"connectors": [child]},
+        "kv_connector_extra_config": {"connectors": [child, sibling] if beside else [child]},
     }  # fmt: skip
     world = worlds(transfer=multi)
+    assert [one.greeted for one in world.scheduler.connector._connectors[1:]] == [1] * beside
     world.add("cold", PROMPT, 10)
     world.run()
     world.scheduler.reset_prefix_cache()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import struct
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -39,7 +41,7 @@ def launch_load(world: World) -> None:
 
 
 def one_step(world: World) -> World:
-    world.complete()
+    world.settle()
     world.launch()
     return world
 
@@ -154,7 +156,10 @@ def test_abort_while_loading_gives_everything_back(worlds: Any, agent: AgentProc
     clean(world, agent)
 
 
-def test_abort_while_saving_gives_everything_back(worlds: Any, agent: AgentProcess) -> None:
+def test_abort_while_saving_gives_everything_back(
+    worlds: Any, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvagent.vllm.pulse.ASK_S", math.inf)  # else it is seen that the agent stands still
     world = worlds()
     agent.freeze()
     try:
@@ -193,6 +198,61 @@ def test_pins_go_when_the_prefix_cache_is_reset(worlds: Any, agent: AgentProcess
     world.run()
     assert agent.status()["blocks_stored"] == 100 // BLOCK
     clean(world, agent)
+
+
+def test_pins_of_saves_go_when_the_agent_stands_still(
+    worlds: Any, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvagent.vllm.saves.HOLD_S", 600.0)
+    world = worlds()
+    agent.freeze()
+    try:
+        world.add("cold", PROMPT, 4)
+        while world.scheduler.requests:
+            world.step()
+        assert world.side.blocks.saving == 100 // BLOCK
+        eventually(lambda: not one_step(world).side.blocks.saving, "pins that are given back", patience_s=5)
+        assert world.free_blocks() == world.blocks - 1
+    finally:
+        agent.thaw()
+    world.run()
+    world.add("again", PROMPT, 4)
+    world.run()
+    assert agent.status()["blocks_stored"] == 100 // BLOCK
+    clean(world, agent)
+
+
+def test_a_reset_while_the_agent_was_restarted_is_not_missed(worlds: Any, agent: AgentProcess) -> None:
+    """Both lives of the agent count resets from the start, so its number tells nothing: it was one here, and there."""
+    first, other = worlds(), worlds()
+    first.add("old", PROMPT, 4)
+    first.run()
+    one_step(other)  # it takes its session up
+    assert other.scheduler.reset_prefix_cache(reset_connector=True)
+    eventually(lambda: one_step(first).side._presence._epoch == 2, "the reset")
+    first.settle()
+    assert first.scheduler.reset_prefix_cache()
+    first.add("cold", PROMPT, 4)
+    first.run()
+    assert agent.status()["blocks_stored"] == 100 // BLOCK
+    link = first.side._presence._link
+    path, link._path = link._path, Path("/nowhere")
+    agent.kill()
+    first.step()
+    agent.start()
+    joined(other, agent)
+    one_step(other)
+    assert other.scheduler.reset_prefix_cache(reset_connector=True)
+    link._path = path
+    joined(first, agent)
+    first.add("local hit", PROMPT, 4)
+    first.run()
+    assert agent.status()["blocks_stored"] == 0, "blocks of older weights are stored"
+    assert first.scheduler.reset_prefix_cache()
+    first.add("fresh", PROMPT, 4)
+    first.run()
+    assert agent.status()["blocks_stored"] == 100 // BLOCK
+    clean(first, agent, other)
 
 
 @pytest.mark.parametrize("v2", [False, True])

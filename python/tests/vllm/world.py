@@ -97,8 +97,7 @@ class World:
             structured_output_manager=StructuredOutputManager(self.config), log_stats=False,
         )  # fmt: skip
         self.scheduler.use_v2_model_runner = v2
-        handshakes = {(0, r): w.get_handshake_metadata() for r, w in enumerate(self.workers)}
-        self.scheduler.connector.set_xfer_handshake_metadata_pp_aware(handshakes)
+        self._greet()
         self._aggregator = KVOutputAggregator(ranks)
         self._flight: deque[_Launch] = deque()
         self.resumed = Counter[str]()
@@ -244,6 +243,12 @@ class World:
             work.append(Part(name, begin, scheduled, drafts, tables, samples, name in new | again or not self.drafts))
         return work
 
+    def _greet(self) -> None:
+        """As the engine's core does at its start."""
+        told = {(0, rank): worker.get_handshake_metadata() for rank, worker in enumerate(self.workers)}
+        if told := {rank: one for rank, one in told.items() if one is not None}:
+            self.scheduler.connector.set_xfer_handshake_metadata_pp_aware(told)
+
     def _make_worker(self, rank: int) -> None:
         config = copy.deepcopy(self.config)
         config.parallel_config.rank = rank
@@ -254,8 +259,8 @@ class World:
         else:
             worker.register_kv_caches(self.gpu.caches[rank])
             self.drivers.append(None)
-        for one in getattr(worker, "_connectors", [worker]):
-            one._worker._clock = _Clock(one._sync.words, self)
+        own = getattr(worker, "_connectors", [worker])[0]
+        own._worker._clock = _Clock(own._sync.words, self)
         self.workers.append(worker)
 
     def _drive(self, rank: int, output: Any) -> Any:

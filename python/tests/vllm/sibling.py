@@ -1,0 +1,48 @@
+"""Another connector beside this one under MultiConnector: it stores nothing, and greets as connectors of peers do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    SupportsHMA,
+)
+
+
+@dataclass
+class Greeting(KVConnectorHandshakeMetadata):
+    """What its workers say at the start; NIXL's refuses anything else, as this one does."""
+
+
+class Sibling(KVConnectorBase_V1, SupportsHMA):
+    greeted = 0
+
+    def get_handshake_metadata(self) -> Greeting:
+        return Greeting()
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        for one in metadata.values():
+            if not isinstance(one, Greeting):
+                raise ValueError(f"{one} is not a greeting")  # noqa: TRY004  as NIXL's
+        self.greeted += 1
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None: ...
+    def wait_for_layer_load(self, layer_name: str) -> None: ...
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None: ...
+    def wait_for_save(self) -> None: ...
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None: ...
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        return 0, False
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        return KVConnectorMetadata()
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return False, None
