@@ -2,6 +2,7 @@ package proof
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -105,7 +106,11 @@ func (c *child) do(o *order) (answer, error) {
 	if err := send(c.control, o); err != nil {
 		return a, fmt.Errorf("%s: %w", o.Op, err)
 	}
-	if _, err := receive(c.control, &a); err != nil {
+	_, err := receive(c.control, &a)
+	if errors.Is(err, unix.EAGAIN) {
+		err = fmt.Errorf("the process did not answer in time, which is %v", answerWithin)
+	}
+	if err != nil {
 		return a, fmt.Errorf("%s: %w", o.Op, err)
 	}
 	if a.Err != "" {
