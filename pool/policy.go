@@ -55,7 +55,8 @@ type Use struct {
 type Insertion struct {
 	Now         int64 // ns, as in Use
 	BlockTokens uint32
-	Kind        uint8 // below MaxKinds
+	Kind        uint8  // below MaxKinds
+	Parent      uint32 // entry of the block before the first; 0 if it is not stored or there is none
 	Entries     []uint32
 	Prints      []uint64 // of each entry: a well-mixed hash of its key, the same whenever the same key comes again
 }
@@ -67,13 +68,14 @@ type PolicyReport struct {
 	Ghosts  int   // entries it remembers after they went
 	Bytes   int64 // memory it holds
 
-	// A sample of the blocks is run through a shadow LRU of the same size. Zero for LRU itself.
-	ShadowLookups, ShadowHits, SampleHits uint64  // sampled blocks looked up; hits of LRU; hits of the policy
-	Margin                                float64 // blocks the policy may still fall behind before the alarm
-	Missing, MayMiss                      float64 // blocks that LRU would have and the policy gave up; how many may be. Beyond, LRU decides
-	Alarms                                uint64  // times it fell behind, forgot most of what it had learned, and let LRU decide
-	Humble                                bool    // after an alarm: for a while LRU decides
-	Untold                                uint64  // look-ups it was not told of, because too many were waiting
+	// Beside the policy runs a shadow LRU with as much room. Zero for LRU itself.
+	Lookups, Hits, ShadowHits uint64  // blocks looked up; hits of the policy; hits of LRU
+	Margin                    float64 // blocks the policy may still fall behind before the alarm
+	Missing                   int     // blocks that LRU would have and the policy gave up ...
+	MayMiss                   float64 // ... and how many may be. Beyond, LRU decides
+	Alarms                    uint64  // times it fell behind, forgot most of what it had learned, and let LRU decide
+	Humble                    bool    // after an alarm: for a while LRU decides
+	Untold                    uint64  // look-ups it was not told of, because too many were waiting
 
 	Classes []PolicyClass
 }

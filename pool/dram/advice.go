@@ -67,7 +67,7 @@ func (c *core) announceRun(from int) int {
 	in, id := &c.advisor.in, c.recs.all[c.shown[from]].ident
 	g := c.group(id)
 	in.Kind, in.BlockTokens = g.kind, g.tokens
-	in.Entries, in.Prints = in.Entries[:0], in.Prints[:0]
+	in.Entries, in.Prints, in.Parent = in.Entries[:0], in.Prints[:0], c.parent(c.shown[from])
 	for ; from < len(c.shown); from++ {
 		r := &c.recs.all[c.shown[from]]
 		if r.ident != id {

@@ -45,6 +45,20 @@ func (c *core) root(e uint32) uint32 {
 	return none
 }
 
+// maxSiblings bounds the younger siblings that are gone through to find a parent.
+const maxSiblings = 16
+
+// parent is the entry that e hangs on; none if it hangs on nothing, or many hang there that came after it.
+func (c *core) parent(e uint32) uint32 {
+	for range maxSiblings {
+		e = c.recs.all[e].prev
+		if e == none || e&upward != 0 {
+			return e &^ upward
+		}
+	}
+	return none
+}
+
 // unlink takes e out of the children of its parent.
 func (c *core) unlink(e uint32) {
 	recs := c.recs.all

@@ -19,24 +19,24 @@ func (h *Hazard) Access(u *pool.Use) {
 		return
 	}
 	now := h.clock.look(u)
-	if ago := h.lastAsked(u, now); ago < askedAgain {
-		if ago >= askedAtOnce {
-			h.shadow.see(h, u)
-		}
-		h.renew(u, now)
+	ago := h.lastAsked(u, now)
+	h.mourn(u.Prints[len(u.Entries):], now)
+	if ago < askedAgain {
+		h.reckon(u, h.renew(u, now), ago < askedAtOnce)
 		return
 	}
 	known, turn := h.lookBehind(u)
 	t := traits(length, known, u.BlockTokens, turn)
-	h.shadow.see(h, u)
 	for i := length - 1; i >= len(u.Entries); i-- {
 		h.await(u.Prints[i], i, i-len(u.Entries), &t, now)
 	}
+	won := 0
 	for i := len(u.Entries) - 1; i >= 0; i-- {
 		if n := h.nodes.like(u.Entries[i], u.Prints[i]); n != nil {
-			h.use(u.Entries[i], n, i, &t, now)
+			won += h.use(u.Entries[i], n, i, &t, now)
 		}
 	}
+	h.reckon(u, won, false)
 	h.tables.fade()
 	h.age(now, length)
 	h.sweep(now, length)
@@ -55,15 +55,29 @@ func (h *Hazard) lastAsked(u *pool.Use, now uint32) uint32 {
 	return askedAgain
 }
 
-// renew makes the entries of a chain the newest of the classes they are in, and counts nothing.
-func (h *Hazard) renew(u *pool.Use, now uint32) {
+// renew makes the entries of a chain the newest of the classes they are in, and counts nothing but how many of them LRU
+// would not have.
+func (h *Hazard) renew(u *pool.Use, now uint32) (won int) {
 	for i := len(u.Entries) - 1; i >= 0; i-- {
 		if n := h.nodes.like(u.Entries[i], u.Prints[i]); n != nil {
-			k := h.kinds[n.kind]
-			k.take(&h.nodes, &h.worths, u.Entries[i], n)
-			k.put(&h.nodes, &h.worths, u.Entries[i], n, n.class, now)
+			won += h.refresh(u.Entries[i], n, n.class, now)
 		}
 	}
+	return won
+}
+
+// refresh makes an entry the newest of a class and of LRU. It gives 1 if LRU would not have it, else 0.
+func (h *Hazard) refresh(e uint32, n *node, class uint8, now uint32) (won int) {
+	k := h.kinds[n.kind]
+	k.cells(n).take(&h.nodes, &h.worths, e, n)
+	if n.state&stateRecent != 0 {
+		h.touch(&k.shadow, e)
+	} else {
+		h.welcome(k, 0, e, n)
+		won = 1
+	}
+	k.young.put(&h.nodes, &h.worths, e, n, class, now)
+	return won
 }
 
 // lookBehind finds the ghosts of the missing blocks. known is how many blocks in front are stored or remembered
@@ -90,16 +104,14 @@ func (h *Hazard) lookBehind(u *pool.Use) (known int, turn uint8) {
 	return known, turn
 }
 
-// use counts a use of a stored block and makes it the newest of its new class.
-func (h *Hazard) use(e uint32, n *node, i int, t *chainTraits, now uint32) {
+// use counts a use of a stored block and makes it the newest of its new class. It gives 1 if LRU would not have it, else 0.
+func (h *Hazard) use(e uint32, n *node, i int, t *chainTraits, now uint32) (won int) {
 	b := max(int(n.bin), binOf(now-n.used))
 	h.tables.enter(n.class, int(n.bin), b)
 	h.tables.use(n.class, b)
 	class := t.class(i, min(usesOf(n.class)+1, maxUses))
 	h.tables.enter(class, -1, 0)
-	k := h.kinds[n.kind]
-	k.take(&h.nodes, &h.worths, e, n)
-	k.put(&h.nodes, &h.worths, e, n, class, now)
+	return h.refresh(e, n, class, now)
 }
 
 // await remembers the class that a block which is not stored will have when it is, and counts the use of its ghost.

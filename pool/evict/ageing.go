@@ -20,13 +20,17 @@ func (h *Hazard) age(now uint32, blocks int) {
 			h.turn.class = 0
 			h.turn.kind = (h.turn.kind + 1) % len(h.kinds)
 		}
-		k := h.kinds[h.turn.kind]
-		c := h.turn.class
-		if k == nil || k.filled[c] == 0 || int32(now-k.due[c]) < 0 {
+		k, c := h.kinds[h.turn.kind], h.turn.class
+		if k == nil {
 			continue
 		}
-		if credit = h.ageClass(k, c, now, credit); credit <= 0 {
-			return
+		for _, half := range k.both() {
+			if half.filled[c] == 0 || int32(now-half.due[c]) < 0 {
+				continue
+			}
+			if credit = h.ageClass(half, c, now, credit); credit <= 0 {
+				return
+			}
 		}
 	}
 }

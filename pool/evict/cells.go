@@ -5,8 +5,8 @@ import (
 	"math/bits"
 )
 
-// cells are the entries of one kind: for each class a list by time of last use, cut into bins of age, and over
-// the classes a tournament for the cell that is worth least.
+// cells are entries of one kind: for each class a list by time of last use, cut into bins of age, and over the classes a
+// tournament for the cell that is worth least.
 //
 //	class c:  newest ── bin 0 ── │ ── bin 1 ── │ ... ── oldest        the list; first[c][b] is the oldest of bin b
 type cells struct {
@@ -19,7 +19,6 @@ type cells struct {
 	winner [2 * numClasses]uint8 // tournament: winner[1] is the class whose worst is least
 	masked [numClasses]uint64    // bins that this call of Victim passes over
 	held   [numClasses]uint32    // entries
-	gone   [numClasses]uint64    // entries evicted
 }
 
 // eldest is the oldest entry of a bin, and the time of its last use, ms: whether it is too old for the bin must not
@@ -31,8 +30,7 @@ type worths [numBins]float32
 
 var inf = float32(math.Inf(1))
 
-func newCells() *cells {
-	k := &cells{}
+func (k *cells) init() {
 	for c := range numClasses {
 		k.winner[numClasses+c] = uint8(c)
 		k.worst[c] = inf
@@ -40,7 +38,6 @@ func newCells() *cells {
 	for i := numClasses - 1; i > 0; i-- {
 		k.winner[i] = k.winner[2*i]
 	}
-	return k
 }
 
 // settle finds the cell of class c that is worth least anew, and plays its games.
@@ -65,19 +62,26 @@ func (k *cells) settle(c int, w *worths) {
 	}
 }
 
-// put makes an entry the newest of class c.
+// put makes an entry, used now, the newest of class c.
 func (k *cells) put(t *nodes, w *[numClasses]worths, e uint32, n *node, c uint8, now uint32) {
 	n.class, n.bin, n.used = c, 0, now
+	k.join(t, w, e, n)
+}
+
+// join makes an entry the newest of its class. One that is there and was used before may not be in an earlier bin.
+func (k *cells) join(t *nodes, w *[numClasses]worths, e uint32, n *node) {
+	c := n.class
 	n.newer, n.older = 0, k.newest[c]
-	if k.newest[c] != 0 {
-		t.at(k.newest[c]).newer = e
+	if n.older != 0 {
+		before := t.at(n.older)
+		before.newer, n.bin = e, min(n.bin, before.bin)
 	}
 	k.newest[c] = e
 	k.held[c]++
-	if k.filled[c]&1 == 0 {
-		k.fill(w, int(c), 0, eldest{e, now})
+	if k.filled[c]>>n.bin&1 == 0 {
+		k.fill(w, int(c), int(n.bin), eldest{e, n.used})
 	}
-	if due := now + uint32(edges[1]); k.held[c] == 1 || int32(due-k.due[c]) < 0 {
+	if due := n.used + uint32(min(edges[n.bin+1], never)); k.held[c] == 1 || int32(due-k.due[c]) < 0 {
 		k.due[c] = due
 	}
 }

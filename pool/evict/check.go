@@ -4,41 +4,87 @@ import "fmt"
 
 // Check walks everything and names the first promise that does not hold. It is slow and meant for tests.
 func (h *Hazard) Check() error {
-	n := 0
-	for kind, k := range h.kinds {
+	n, lost := 0, 0
+	for number, k := range h.kinds {
 		if k == nil {
 			continue
 		}
-		for c := range numClasses {
-			in, err := h.checkClass(k, uint8(kind), uint8(c))
-			if err != nil {
-				return fmt.Errorf("evict: kind %d, class %d: %w", kind, c, err)
-			}
-			n += in
+		in, gone, err := h.checkKind(k, uint8(number))
+		if err != nil {
+			return fmt.Errorf("evict: kind %d: %w", number, err)
 		}
-		if err := h.checkWorst(k); err != nil {
-			return fmt.Errorf("evict: kind %d: %w", kind, err)
-		}
+		n, lost = n+in, lost+gone
 	}
-	if n != h.entries {
-		return fmt.Errorf("evict: %d entries in lists, counts %d", n, h.entries)
+	if n != h.entries || lost != h.lost.blocks {
+		return fmt.Errorf("evict: %d entries and %d lost blocks in lists, counts %d and %d", n, lost, h.entries, h.lost.blocks)
 	}
 	return nil
 }
 
+func (h *Hazard) checkKind(k *kind, number uint8) (n, lost int, err error) {
+	for i, half := range k.both() {
+		for c := range numClasses {
+			in, err := h.checkClass(half, number, uint8(c), i == 1)
+			if err != nil {
+				return 0, 0, fmt.Errorf("class %d: %w", c, err)
+			}
+			n += in
+		}
+		if err := h.checkWorst(half); err != nil {
+			return 0, 0, err
+		}
+	}
+	if n != k.entries {
+		return 0, 0, fmt.Errorf("%d entries in lists, counts %d", n, k.entries)
+	}
+	lost, err = h.checkShadow(k, number)
+	return n, lost, err
+}
+
+// checkShadow walks what LRU would have, from its newest block.
+func (h *Hazard) checkShadow(k *kind, number uint8) (lost int, err error) {
+	s, newer, n := &k.shadow, uint32(0), 0
+	for id := s.newest; id != 0; newer, id = id, h.links(id).older {
+		if h.links(id).newer != newer {
+			return 0, fmt.Errorf("block %#x of LRU follows %#x and names %#x", id, newer, h.links(id).newer)
+		}
+		if n++; n > s.blocks {
+			return 0, fmt.Errorf("LRU has %d blocks, its list more", s.blocks)
+		}
+		if id&lostBit == 0 {
+			if x := h.nodes.at(id); x.state&stateKnown == 0 || x.state&stateRecent == 0 || x.kind != number {
+				return 0, fmt.Errorf("entry %d of LRU is %+v", id, *x)
+			}
+			continue
+		}
+		lost++
+		if b := h.lost.at(id); b.kind != number || h.lost.find(b.print) != id {
+			return 0, fmt.Errorf("lost block %#x of LRU is %+v", id, *b)
+		}
+	}
+	young := 0
+	for _, held := range k.young.held {
+		young += int(held)
+	}
+	if n != s.blocks || newer != s.oldest || n-lost != young {
+		return 0, fmt.Errorf("LRU has %d blocks, counts %d; %d of them are lost, and %d entries are young", n, s.blocks, lost, young)
+	}
+	return lost, nil
+}
+
 // checkClass walks the list of a class from its newest entry.
-func (h *Hazard) checkClass(k *cells, kind, c uint8) (n int, err error) {
+func (h *Hazard) checkClass(k *cells, kind, c uint8, young bool) (n int, err error) {
 	var first [numBins]eldest
 	newer := uint32(0)
 	bin := 0
 	for e := k.newest[c]; e != 0; e = h.nodes.at(e).older {
 		x := h.nodes.at(e)
 		switch {
-		case x.state&stateKnown == 0 || x.kind != kind || x.class != c || x.newer != newer:
+		case x.state&stateKnown == 0 || x.state&stateRecent != 0 != young || x.kind != kind || x.class != c || x.newer != newer:
 			return 0, fmt.Errorf("entry %d is %+v, and %d is before it", e, *x, newer)
 		case int(x.bin) < bin:
 			return 0, fmt.Errorf("entry %d in bin %d is older than one in bin %d", e, x.bin, bin)
-		case newer != 0 && int32(h.nodes.at(newer).used-x.used) < 0:
+		case young && newer != 0 && int32(h.nodes.at(newer).used-x.used) < 0:
 			return 0, fmt.Errorf("entry %d was used after %d, which is before it", e, newer)
 		}
 		bin, newer = int(x.bin), e

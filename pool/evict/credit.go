@@ -1,62 +1,58 @@
 package evict
 
-// A promise of at most 0.01 below LRU can be kept if what LRU would have and the pool has not is never much more than
-// what may still be lost: no other block can be a hit of LRU and a miss of the policy.
+// A block that LRU hits and the pool misses is one that was lost, and it is stored again then. So if never more blocks are lost
+// than there is credit, and each costs one of the credit when it is asked for, the credit is never overdrawn:
+//
+//	hits of the pool >= hits of LRU - giftShare * blocks looked up
+//
+// at any time, whatever is asked for. More may be lost than that only where what was lost so far was not asked for, and by so
+// much that the bound holds still if no more than half of what is lost is asked for. (Entries that are held or of several
+// kinds, and blocks that are not stored again, are beside this.)
 const (
-	giftShare = 0.0045 // blocks given for each block looked up
-	giftTrust = 1.5    // blocks that may be missing for each one given ...
-	mostTrust = 4      // ... and at most
-	leadTrust = 4      // blocks that may be missing for each one that the policy is ahead, at most
-	leadTurns = 2      // times the entries that are looked up until a lead counts once more
-	patience  = 256    // blocks given that need not have brought a lead
-	mostBase  = 512    // blocks given, and of a lead, that count at most ...
-	mostShare = 4      // ... and this part of the entries
-	debtShare = 4      // part of that up to which losses are remembered that were more than was given
+	giftShare   = 0.008 // blocks given for each block looked up
+	mostTrust   = 2     // blocks that may be lost for each one of the credit, when all goes well
+	askedCost   = 10    // lost blocks not asked for that make up for one that was
+	manyPrompts = 8     // prompts that what is lost must be as much as: that of few may be asked for at once
+	meanLooks   = 1024  // look-ups over which the size of a prompt is averaged
+	debtBase    = 128   // blocks of debt that are remembered ...
+	debtShare   = 16    // ... and this part of the entries
 )
 
 // credit is how far the policy may be from LRU. A fresh one does as LRU does; what it wins it may risk.
 type credit struct {
-	gift   float64 // blocks given, less those lost of them; negative is debt
-	lead   float64 // blocks that the policy is ahead of LRU; not negative
-	looked float64 // blocks looked up
-	looks  float64 // look-ups
+	blocks float64 // given, and won, less those that were asked for when they were lost
+	calm   float64 // lost blocks that LRU gave up too before they were asked for, less askedCost for each that was asked for
+	looked float64 // blocks looked up, those of late
+	square float64 // sum of the squares of the same look-ups
 }
 
-// book takes a look-up of some blocks in, of which the policy hit so many more than LRU.
-func (c *credit) book(ahead, blocks float64, entries int) {
-	most := mostBase + float64(entries)/mostShare
-	c.gift = min(most, c.gift+giftShare*blocks)
-	c.lead = min(most, c.lead+ahead)
-	c.looked += blocks
-	c.looks++
-	if c.lead < 0 {
-		c.gift, c.lead = max(-most/debtShare, c.gift+c.lead), 0
-	}
+// book takes in a look-up of some blocks, of which the policy hit so many more than LRU.
+func (c *credit) book(ahead, blocks, entries int) {
+	debt := debtBase + float64(entries)/debtShare
+	most := max(c.blocks, float64(entries)) // what was brought along from before a restart stays
+	c.blocks = max(-debt, min(most, c.blocks+float64(ahead)+giftShare*float64(blocks)))
+	n := float64(blocks)
+	c.looked += n - c.looked/meanLooks
+	c.square += n*n - c.square/meanLooks
 }
 
-// missing is the blocks that LRU would have which the policy may have given up.
-func (c *credit) missing(entries int) float64 {
-	many := c.many()
-	turns := c.looked / float64(max(1, entries)) / leadTurns
-	lead := 1 + many*(max(1, min(leadTrust, turns))-1)
-	gift := giftTrust + min(many, c.worthwhile())*(mostTrust-giftTrust)
-	return gift*c.gift + lead*c.lead
+// note takes in what became of lost blocks: some were asked for, others LRU gave up too.
+func (c *credit) note(asked, passed, entries int) {
+	c.calm = max(0, min(float64(entries), c.calm+float64(passed)-askedCost*float64(asked)))
 }
 
-// many is 1 if what was given is as much as two prompts, less if it is less: where prompts are long, those that are
-// missing are of one prompt and are asked for together. Of many prompts not all are asked for before they are back.
-func (c *credit) many() float64 {
-	return max(0, min(1, c.gift*c.looks/(2*max(1, c.looked))))
+// mayLose is how many blocks may be lost, of which some are.
+func (c *credit) mayLose(lost int) float64 {
+	return c.blocks * (1 + (mostTrust-1)*c.trust(float64(lost)))
 }
 
-// worthwhile is 1 if the lead is half of what was given, less if it is less: what is missing for long and brings
-// nothing may be what is asked for at last.
-func (c *credit) worthwhile() float64 {
-	return min(1, (patience/2+c.lead)/max(1, c.gift/2))
+// trust is 1 if as many blocks as are lost have gone unasked for, and they are as much as many prompts; else it is less.
+func (c *credit) trust(lost float64) float64 {
+	prompt := 1 + c.square/max(1, c.looked) // of the mean block
+	return min(1, c.calm/max(1, lost)) * min(1, lost/(manyPrompts*prompt))
 }
 
-// bold says whether the policy decides, not LRU.
+// bold says that the policy decides: one more block that LRU would have may be lost.
 func (h *Hazard) bold() bool {
-	s := &h.shadow
-	return h.humble.left == 0 && float64(s.missing)*s.scale() < h.credit.missing(h.entries)
+	return h.humble.left == 0 && float64(h.lost.blocks)+1 <= h.credit.mayLose(h.lost.blocks)
 }

@@ -2,36 +2,57 @@ package evict
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/kvagent/kvagent/pool"
 )
 
-// TestCreditIsWonAndLost follows what may be missing: from nothing, with what is looked up, up with a lead and down
-// with losses.
+// TestCreditIsWonAndLost follows the credit: from nothing, with what is looked up, up with what is won and down with losses.
 func TestCreditIsWonAndLost(t *testing.T) {
 	const entries = 1000
 	var c credit
-	if got := c.missing(entries); got != 0 {
-		t.Errorf("%g blocks may be missing before anything was looked up", got)
-	}
+	may := func() float64 { return c.mayLose(0) }
 	c.book(0, 10_000, entries)
-	given := c.missing(entries)
-	if most := 0.02 * 10_000.; given <= 0 || given > most {
-		t.Errorf("%g blocks may be missing after 10,000 blocks that tell nothing, at most %g", given, most)
+	if may() <= 0 || may() > 0.01*10_000 {
+		t.Errorf("%g blocks may be lost after 10,000 blocks that tell nothing", may())
 	}
-	c.book(50, 0, entries)
-	if got := c.missing(entries); got < given+50 {
-		t.Errorf("%g blocks may be missing with a lead of 50, %g without", got, given)
+	given := may()
+	if c.book(50, 0, entries); may() != given+50 {
+		t.Errorf("%g blocks may be lost after 50 won, %g before", may(), given)
 	}
-	c.book(-50-c.gift, 0, entries)
-	if got := c.missing(entries); got > 0 {
-		t.Errorf("%g blocks may be missing when all that was given is lost", got)
+	if c.book(-80, 0, entries); may() != given-30 {
+		t.Errorf("%g blocks may be lost after 80 lost, %g before", may(), given+50)
+	}
+	if c.book(1e6, 0, entries); may() > entries {
+		t.Errorf("%g blocks may be lost of %d", may(), entries)
 	}
 	c.book(-1e6, 0, entries)
-	c.book(0, 1e6, entries)
-	if got := c.missing(entries); got <= 0 {
-		t.Errorf("%g blocks may be missing long after a great loss: LRU decides for ever", got)
+	if c.book(0, 1e6, entries); may() <= 0 {
+		t.Errorf("%g blocks may be lost long after a great loss: LRU decides for ever", may())
+	}
+}
+
+// TestTrustIsWonSlowlyAndLostAtOnce lets lost blocks go unasked for, of prompts of 20 blocks, and then asks for some.
+func TestTrustIsWonSlowlyAndLostAtOnce(t *testing.T) {
+	const entries, lost = 10_000, 500
+	var c credit
+	for range 1000 {
+		c.book(0, 20, entries)
+	}
+	if got := c.mayLose(lost); got != c.blocks {
+		t.Errorf("%g blocks may be lost, the credit is %g, and nothing is known of those lost", got, c.blocks)
+	}
+	c.note(0, lost/2, entries)
+	half := c.mayLose(lost)
+	if c.note(0, lost/2, entries); half <= c.blocks || c.mayLose(lost) <= half || c.mayLose(lost) > mostTrust*c.blocks {
+		t.Errorf("%g blocks may be lost when half as many were not asked for, %g when as many; the credit is %g", half, c.mayLose(lost), c.blocks)
+	}
+	if got := c.mayLose(20); got > 1.2*c.blocks {
+		t.Errorf("%g blocks may be lost when those lost are of one prompt, the credit is %g", got, c.blocks)
+	}
+	if c.note(lost/10, 0, entries); c.mayLose(lost) != c.blocks {
+		t.Errorf("%g blocks may be lost after a tenth was asked for, the credit is %g", c.mayLose(lost), c.blocks)
 	}
 }
 
@@ -100,29 +121,34 @@ func (w *lruWorld) missing() (n int) {
 	return n
 }
 
-// TestMissingIsCountedAndBounded holds the count of what LRU would have and the pool has not to a slow one, and to
-// what the credit allows, in a pool that LRU would keep differently.
+// TestMissingIsCountedAndBounded holds the count of what LRU would have and the pool has not to a slow one, and to what may be
+// lost at once without falling behind, in a pool that LRU would keep differently.
 func TestMissingIsCountedAndBounded(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 1))
 	h := NewHazard()
 	w := newLRUWorld(h, 300)
-	far := 0
+	far, ahead, looked := 0, 0, 0
 	for i := range 20_000 {
 		block := uint32(i + 1000)
 		if r.IntN(2) == 0 {
 			block = uint32(r.IntN(400)) // more than fits
 		}
-		before, may := w.missing(), h.credit.missing(h.entries)
+		h.credit.calm = 0 // what trust allows is beside the bound
+		had, has := w.has(block), w.entry[block] != 0
 		w.look(block)
-		h.shadow.fit()
-		got := w.missing()
-		if h.shadow.missing != got {
-			t.Fatalf("look-up %d: counts %d missing, there are %d", i, h.shadow.missing, got)
+		if looked++; has != had {
+			if ahead++; had {
+				ahead -= 2
+			}
 		}
-		if got > before && float64(before) > may+1 {
-			t.Fatalf("look-up %d: %d are missing, were %d, may be %.1f", i, got, before, may)
+		got := w.missing()
+		if h.lost.blocks != got {
+			t.Fatalf("look-up %d: counts %d missing, there are %d", i, h.lost.blocks, got)
+		}
+		if may := float64(ahead) + giftShare*float64(looked); float64(got) > may {
+			t.Fatalf("risks more than its credit: look-up %d: %d are missing, and %d ahead after %d only %.1f may be", i, got, ahead, looked, may)
 		}
 		far = max(far, got)
 	}
@@ -130,3 +156,6 @@ func TestMissingIsCountedAndBounded(t *testing.T) {
 		t.Errorf("at most %d blocks were missing: the policy never decided", far)
 	}
 }
+
+// has says that LRU has a block.
+func (w *lruWorld) has(block uint32) bool { return slices.Contains(w.order, block) }

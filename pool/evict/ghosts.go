@@ -16,11 +16,10 @@ const (
 )
 
 // ghosts remember blocks that are not stored. They lie in sets by the hash of their key; the one put first makes
-// room. The number of sets grows by one at a time (linear hashing), so that no look-up waits for a table to be copied.
+// room.
 type ghosts struct {
+	linear
 	pages []*[setsAPage]ghostSet
-	sets  uint // in use
-	half  uint // the greatest power of two of sets not above sets
 	count int
 	hand  uint // set that ages next
 	owed  int  // ghosts still to be aged
@@ -64,15 +63,6 @@ func (i ghostInfo) withBin(bin int) ghostInfo {
 }
 
 func (g *ghosts) at(set uint) *ghostSet { return &g.pages[set/setsAPage][set%setsAPage] }
-
-// home is the set of a print.
-func (g *ghosts) home(print uint64) uint {
-	s := uint(print) & (2*g.half - 1)
-	if s >= g.sets {
-		s -= g.half
-	}
-	return s
-}
 
 // find is the set of a print, and its way there; -1 if there is none.
 func (g *ghosts) find(print uint64) (*ghostSet, int) {
@@ -143,7 +133,7 @@ func (g *ghosts) grow(n int) {
 
 // split divides the next set among itself and a new one, each in the order they were put.
 func (g *ghosts) split() {
-	from, to := g.at(g.sets-g.half), g.at(g.sets)
+	from, to := g.at(g.next()), g.at(g.sets)
 	all := *from
 	*from = ghostSet{}
 	for i := range ways {
@@ -151,15 +141,13 @@ func (g *ghosts) split() {
 		if all.info[w] == 0 {
 			continue
 		}
-		half := from
-		if uint(all.tag[w])&g.half != 0 {
-			half = to
+		half := to
+		if g.stays(uint64(all.tag[w])) {
+			half = from
 		}
 		half.put(all.print(w), all.used[w], all.info[w])
 	}
-	if g.sets++; g.sets == 2*g.half {
-		g.half = g.sets
-	}
+	g.divided()
 }
 
 func (g *ghosts) bytes() int64 {

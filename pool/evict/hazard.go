@@ -12,7 +12,7 @@ import "github.com/kvagent/kvagent/pool"
 // On the way of a request it does work in proportion to the blocks of the request, never to the entries.
 type Hazard struct {
 	nodes   nodes
-	kinds   []*cells // by kind; nil where there was no entry yet
+	kinds   []*kind // nil where there was no entry yet
 	entries int
 	clock   clock
 	ghosts  ghosts
@@ -21,13 +21,16 @@ type Hazard struct {
 	scorer  scorer
 	worths  [numClasses]worths
 	turn    struct{ kind, class, owed int } // of ageing
-	shadow  shadow
+	lost    lost
+	spare   spare
+	judge   judge
 	humble  humble
 	credit  credit
-	lru     front
+	victim  uint32 // that Victim named last
 	recent  recent
 	way     way
 	behind  []ghostRef // scratch of one look-up
+	missed  missed
 }
 
 // NewHazard has learned nothing yet: it is about LRU.
@@ -36,7 +39,7 @@ func NewHazard() *Hazard {
 	h.tables.weight = 1
 	h.ghosts.grow(0)
 	h.awaited.grow(0)
-	h.shadow.init()
+	h.judge.margin = marginStart
 	h.humble.forgive()
 	h.startRound()
 	for c := range numClasses {
@@ -49,21 +52,32 @@ func NewHazard() *Hazard {
 func (h *Hazard) Insert(in *pool.Insertion) {
 	now := h.clock.hear(in.Now)
 	k := h.kind(in.Kind)
+	h.follow(k, in, now)
 	t := traits(len(in.Entries), 0, in.BlockTokens, 0)
 	for i := len(in.Entries) - 1; i >= 0; i-- {
-		e, print := in.Entries[i], in.Prints[i]
-		n := h.nodes.make(e)
-		if n.state&stateKnown != 0 {
-			continue
+		e := in.Entries[i]
+		if n := h.nodes.at(e); n.state&stateFresh != 0 {
+			n.state &^= stateFresh
+			k.young.put(&h.nodes, &h.worths, e, n, h.comeBack(n.print, now, &t, i), now)
 		}
-		class := h.comeBack(print, now, &t, i)
-		*n = node{print: print, kind: in.Kind, state: stateKnown}
-		k.put(&h.nodes, &h.worths, e, n, class, now)
-		h.entries++
-		h.shadow.insert(print)
 	}
 	h.ghosts.grow(min(h.entries*ghostsAnItem, maxGhosts))
 	h.awaited.grow(min(h.entries, maxAwaited))
+}
+
+// follow takes entries into LRU, below those before them in their chain: those were used later.
+func (h *Hazard) follow(k *kind, in *pool.Insertion, now uint32) {
+	above := in.Parent
+	for i, e := range in.Entries {
+		n := h.nodes.make(e)
+		if n.state&stateKnown == 0 {
+			*n = node{print: in.Prints[i], used: now, kind: in.Kind, state: stateKnown | stateFresh}
+			h.entries++
+			k.entries++
+			h.enterLRU(k, above, e, n)
+		}
+		above = e
+	}
 }
 
 // comeBack is the class of a block that is stored, from its ghost if there is one.
@@ -98,24 +112,15 @@ func (h *Hazard) Remove(entries []uint32) {
 			continue
 		}
 		k := h.kinds[n.kind]
-		k.take(&h.nodes, &h.worths, e, n)
+		k.cells(n).take(&h.nodes, &h.worths, e, n)
 		k.gone[n.class]++
 		h.ghosts.put(n.print, n.used, makeInfo(n.class, int(n.bin)))
 		if n.state&stateOnWay != 0 {
 			h.offWay(e)
 		}
-		n.state = 0
 		h.entries--
-		h.shadow.lose(n.print)
+		k.entries--
+		h.leaveLRU(k, e, n)
+		n.state = 0
 	}
-}
-
-func (h *Hazard) kind(kind uint8) *cells {
-	for len(h.kinds) <= int(kind) {
-		h.kinds = append(h.kinds, nil)
-	}
-	if h.kinds[kind] == nil {
-		h.kinds[kind] = newCells()
-	}
-	return h.kinds[kind]
 }

@@ -85,7 +85,7 @@ func TestFallingBehindForgets(t *testing.T) {
 	h := NewHazard()
 	h.tables.use(3, 4)
 	for range 10 {
-		h.judge(-50, 60, 60)
+		h.watch(-50, 60)
 	}
 	if r := h.Report(); r.Alarms == 0 || r.Margin <= 0 {
 		t.Fatalf("%d alarms, margin %g, 500 hits behind LRU", r.Alarms, r.Margin)
@@ -106,17 +106,17 @@ func TestLRUDecidesAfterAnAlarm(t *testing.T) {
 		h.Access(&pool.Use{Now: int64(i) * 1e9, BlockTokens: 512, Prints: far})
 		h.Insert(&pool.Insertion{Now: int64(i) * 1e9, BlockTokens: 512, Entries: []uint32{uint32(i + 1)}, Prints: far[:1]})
 	}
-	h.credit.gift = 1e6
+	h.credit.blocks = 1e6
 	for c := range h.worths {
 		for b := range h.worths[c] {
 			h.worths[c][b] = float32(b + 1)
 		}
-		h.kinds[0].settle(c, &h.worths[c])
+		h.kinds[0].young.settle(c, &h.worths[c])
 	}
 	if got := h.Victim(100e9, 1, nobody{}); got == 1 {
 		t.Fatal("the oldest goes though it is worth most")
 	}
-	h.judge(-5000, 0, 0)
+	h.watch(-5000, 0)
 	for want := uint32(1); want <= 50; want++ {
 		got := h.Victim(100e9, 1, nobody{})
 		if got != want {
@@ -125,7 +125,7 @@ func TestLRUDecidesAfterAnAlarm(t *testing.T) {
 		h.Remove([]uint32{got})
 	}
 	h.humble.pass(1 << 30)
-	h.credit.gift = 1e6
+	h.credit.blocks = 1e6
 	if got := h.Victim(100e9, 1, nobody{}); got == 51 {
 		t.Fatal("LRU decides for ever")
 	}

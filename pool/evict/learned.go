@@ -11,14 +11,13 @@ import (
 )
 
 // What was learned, as bytes, little-endian: magic, version, classes, bins (uint32 each); the margin (float32), the
-// turns of the next alarm and the blocks for which LRU still decides (uint32 each); of the credit what was given, the
-// lead, the blocks looked up and the look-ups (float32 each); for each class and bin the blocks at risk and those used
-// (float32 each); CRC-32C of all before.
+// turns of the next alarm and the blocks for which LRU still decides (uint32 each); the credit (float32); for each class and bin
+// the blocks at risk and those used (float32 each); CRC-32C of all before.
 const (
 	learnedMagic   = 0x7a68766b // "kvhz"
-	learnedVersion = 3
+	learnedVersion = 4
 	learnedHead    = 4 * 4
-	learnedGuard   = 7 * 4
+	learnedGuard   = 4 * 4
 	learnedBytes   = learnedHead + learnedGuard + numClasses*numBins*2*4 + 4
 
 	maxCount = 1e12 // blocks; more is taken for damage
@@ -50,12 +49,10 @@ func (h *Hazard) Learned() []byte {
 	for _, n := range [...]uint32{learnedMagic, learnedVersion, numClasses, numBins} {
 		b = binary.LittleEndian.AppendUint32(b, n)
 	}
-	b = appendFloat(b, h.shadow.margin)
+	b = appendFloat(b, h.judge.margin)
 	b = binary.LittleEndian.AppendUint32(b, uint32(h.humble.turns))
 	b = binary.LittleEndian.AppendUint32(b, uint32(min(h.humble.left, math.MaxInt32)))
-	for _, f := range [...]float64{h.credit.gift, h.credit.lead, min(h.credit.looked, maxCount), min(h.credit.looks, maxCount)} {
-		b = appendFloat(b, f)
-	}
+	b = appendFloat(b, h.credit.blocks)
 	t := &h.tables
 	for c := range t.risk {
 		for i := range t.risk[c] {
@@ -76,7 +73,7 @@ func (h *Hazard) Learn(b []byte) error {
 	if err != nil {
 		return err
 	}
-	h.tables, h.shadow.margin, h.humble, h.credit = k.tables, k.margin, k.humble, k.credit
+	h.tables, h.judge.margin, h.humble, h.credit = k.tables, k.margin, k.humble, k.credit
 	h.startRound()
 	for c := range numClasses {
 		h.scoreClass(c)
@@ -112,9 +109,8 @@ func parseKnowledge(b []byte) (*knowledge, error) {
 	if !(k.margin >= 0 && k.margin <= maxCount) || k.humble.turns < firstTurns || k.humble.turns > mostTurns || k.humble.left > math.MaxInt32 {
 		return nil, fmt.Errorf("%w: margin %g, %d turns, %d blocks left", ErrLearned, k.margin, k.humble.turns, k.humble.left)
 	}
-	k.credit = credit{gift: floatAt(b, 3), lead: floatAt(b, 4), looked: floatAt(b, 5), looks: floatAt(b, 6)}
-	if !k.credit.sound() {
-		return nil, fmt.Errorf("%w: %+v", ErrLearned, k.credit)
+	if k.credit.blocks = floatAt(b, 3); !(math.Abs(k.credit.blocks) <= maxCount) {
+		return nil, fmt.Errorf("%w: a credit of %g", ErrLearned, k.credit.blocks)
 	}
 	t := &k.tables
 	for c := range t.risk {
@@ -128,12 +124,6 @@ func parseKnowledge(b []byte) (*knowledge, error) {
 		}
 	}
 	return k, nil
-}
-
-// sound says that all is what book can have made of it.
-func (c *credit) sound() bool {
-	return math.Abs(c.gift) <= maxCount && c.lead >= 0 && c.lead <= maxCount &&
-		c.looked >= 0 && c.looked <= maxCount && c.looks >= 0 && c.looks <= maxCount
 }
 
 // floatAt is the i-th float32.

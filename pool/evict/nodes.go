@@ -6,6 +6,7 @@ import "unsafe"
 type node struct {
 	print        uint64
 	newer, older uint32 // in the list of its class, by the time of its last use
+	recent       links  // in what LRU would have, if it would have the entry
 	used         uint32 // time of its last use, ms; wraps after 49 days, which only ages wrongly
 	kind         uint8
 	class        uint8
@@ -13,10 +14,15 @@ type node struct {
 	state        uint8
 }
 
+// links of a list by last use, whose members are entries and lost blocks.
+type links struct{ newer, older uint32 }
+
 // Bits of node.state.
 const (
-	stateKnown = 1 << iota // the policy has the entry
-	stateOnWay             // it is on the way
+	stateKnown  = 1 << iota // the policy has the entry
+	stateOnWay              // it is on the way
+	stateRecent             // LRU would have it too
+	stateFresh              // it is being inserted
 )
 
 const (

@@ -8,11 +8,11 @@ import (
 
 // Report implements pool.Policy.
 func (h *Hazard) Report() pool.PolicyReport {
-	s := &h.shadow
+	j := &h.judge
 	r := pool.PolicyReport{
 		Name: "hazard", Entries: h.entries, Ghosts: h.ghosts.count, Bytes: h.bytes(),
-		ShadowLookups: s.lookups, ShadowHits: s.hits, SampleHits: s.own, Margin: s.margin, Alarms: s.alarms,
-		Missing: float64(s.missing) * s.scale(), MayMiss: max(0, h.credit.missing(h.entries)),
+		Lookups: j.lookups, Hits: j.hits, ShadowHits: j.lru, Margin: j.margin, Alarms: j.alarms,
+		Missing: h.lost.blocks, MayMiss: max(0, h.credit.mayLose(h.lost.blocks)),
 		Humble:  h.humble.left > 0,
 		Classes: make([]pool.PolicyClass, numClasses),
 	}
@@ -30,9 +30,11 @@ func (h *Hazard) reportClass(c int) pool.PolicyClass {
 		if k == nil {
 			continue
 		}
-		pc.Entries += int(k.held[c])
 		pc.Evicted += k.gone[c]
-		next = min(next, k.worst[c])
+		for _, half := range k.both() {
+			pc.Entries += int(half.held[c])
+			next = min(next, half.worst[c])
+		}
 	}
 	if next < inf {
 		pc.WorthNext = float64(next) * hour
@@ -41,7 +43,7 @@ func (h *Hazard) reportClass(c int) pool.PolicyClass {
 }
 
 func (h *Hazard) bytes() int64 {
-	n := h.nodes.bytes() + h.ghosts.bytes() + int64(unsafe.Sizeof(*h))
+	n := h.nodes.bytes() + h.lost.bytes() + h.ghosts.bytes() + int64(unsafe.Sizeof(*h))
 	for _, k := range h.kinds {
 		if k != nil {
 			n += int64(unsafe.Sizeof(*k))

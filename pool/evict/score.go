@@ -67,8 +67,13 @@ func (h *Hazard) scoreClass(c int) {
 	}
 	index(&hazard, &h.worths[c])
 	for _, k := range h.kinds {
-		if k != nil && k.filled[c] != 0 {
-			k.settle(c, &h.worths[c])
+		if k == nil {
+			continue
+		}
+		for _, half := range k.both() {
+			if half.filled[c] != 0 {
+				half.settle(c, &h.worths[c])
+			}
 		}
 	}
 }

@@ -6,85 +6,111 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-const (
-	maxSteps = 16 << 10
-)
+const maxSteps = 16 << 10 // entries that one call of Victim looks at
 
-// Victim implements pool.Policy: the oldest entry of the cell that is worth least, or, if others hang on it, the end
-// of one of their chains. An entry that is held, or whose chain is too long or held at its end, is in use: it becomes
-// the newest of its class, so that each is passed over once.
+// Victim implements pool.Policy. Of several kinds the one goes first whose oldest block LRU used least recently.
 func (h *Hazard) Victim(now int64, kinds uint64, v pool.View) uint32 {
 	t := h.clock.hear(now)
-	victim := uint32(0)
-	masks, bold := false, h.bold()
-	for steps := 0; steps < maxSteps; steps++ {
-		k, c, e := h.next(kinds, bold)
-		if e == 0 {
+	h.victim = 0
+	for left := maxSteps; left > 0 && h.victim == 0; {
+		i := h.eldest(kinds)
+		if i < 0 {
 			break
 		}
-		end, walked := h.end(e, v, maxSteps-steps)
-		steps += walked
-		if victim = end; end != 0 || steps >= maxSteps {
+		h.victim, left = h.victimOf(h.kinds[i], t, v, left)
+		kinds &^= 1 << i
+	}
+	return h.victim
+}
+
+// eldest is the kind, of those with entries, whose oldest block in LRU was used least recently; -1 if there is none.
+func (h *Hazard) eldest(kinds uint64) (eldest int) {
+	eldest = -1
+	age := uint32(0)
+	for m := kinds; m != 0; m &= m - 1 {
+		i := bits.TrailingZeros64(m)
+		if i >= len(h.kinds) || h.kinds[i] == nil || h.kinds[i].entries == 0 {
+			continue
+		}
+		if a := h.idle(h.kinds[i]); eldest < 0 || a > age {
+			eldest, age = i, a
+		}
+	}
+	return eldest
+}
+
+// idle is the ms since the block of LRU was used that was used least recently.
+func (h *Hazard) idle(k *kind) uint32 {
+	id := k.shadow.oldest
+	switch {
+	case id == 0:
+		return never
+	case id&lostBit != 0:
+		return uint32(h.clock.now) - h.lost.at(id).used
+	}
+	return uint32(h.clock.now) - h.nodes.at(id).used
+}
+
+// victimOf is the oldest entry of the cell that is worth least, or, if others hang on it, the end of one of their chains.
+// LRU gives its oldest block up first, so that there is an entry that it would not have: such a one goes if no more may be
+// lost. An entry that is held, or whose chain is too long or held at its end, is in use: it becomes the newest of its
+// class, so that each is passed over once.
+func (h *Hazard) victimOf(k *kind, now uint32, v pool.View, steps int) (victim uint32, left int) {
+	masks, bold := false, h.bold()
+	for left = steps; left > 0; left-- {
+		h.trim(k, k.entries-1+h.spare.of(k))
+		half, c, e := k.lowest(bold)
+		if e == 0 && bold {
+			break
+		}
+		if e == 0 {
+			bold = true
+			continue
+		}
+		end, walked := h.end(e, v, left)
+		left -= walked
+		if victim = end; end != 0 || left <= 0 {
 			break
 		}
 		n := h.nodes.at(e)
-		if n.bin == 0 && n.used == t { // passed over already
-			if !bold {
-				bold = true // all others are as young, and some of them may go
-				continue
-			}
-			k.masked[c] |= 1
+		switch {
+		case n.bin != 0 || n.used != now:
+			h.refresh(e, n, n.class, now)
+			h.tables.enter(n.class, -1, 0)
+		case !bold: // passed over already
+			bold = true // all others are as young, and some of them may go
+		default:
+			half.masked[c] |= 1
 			masks = true
-			k.settle(c, &h.worths[c])
-			continue
+			half.settle(c, &h.worths[c])
 		}
-		k.take(&h.nodes, &h.worths, e, n)
-		h.tables.enter(n.class, -1, 0)
-		k.put(&h.nodes, &h.worths, e, n, n.class, t)
 	}
 	if masks {
-		h.unmask(kinds)
+		h.unmask(k)
 	}
-	return victim
+	return victim, left
 }
 
-// next is the entry that would go if nobody held it nor anything behind it.
-func (h *Hazard) next(kinds uint64, bold bool) (k *cells, c int, e uint32) {
-	if !bold {
-		return h.eldest(kinds)
+// lowest is the entry that would go if nobody held it nor anything behind it; 0 if there is none. If not bold, it is one that
+// LRU would not have.
+func (k *kind) lowest(bold bool) (half *cells, c int, e uint32) {
+	half = &k.old
+	c = int(half.winner[1])
+	if y := int(k.young.winner[1]); bold && k.young.worst[y] < half.worst[c] {
+		half, c = &k.young, y
 	}
-	if k, c = h.lowest(kinds); k == nil {
-		return nil, 0, 0
+	if half.worst[c] == inf {
+		return half, c, 0
 	}
-	return k, c, k.first[c][k.low[c]].entry
+	return half, c, half.first[c][half.low[c]].entry
 }
 
-// lowest is the class with the cell that is worth least, over some kinds; nil if they have no entries.
-func (h *Hazard) lowest(kinds uint64) (k *cells, c int) {
-	worth := inf
-	for m := kinds; m != 0; m &= m - 1 {
-		i := bits.TrailingZeros64(m)
-		if i >= len(h.kinds) {
-			break
-		}
-		if o := h.kinds[i]; o != nil {
-			if w := int(o.winner[1]); o.worst[w] < worth {
-				k, c, worth = o, w, o.worst[w]
-			}
-		}
-	}
-	return k, c
-}
-
-func (h *Hazard) unmask(kinds uint64) {
-	for i, k := range h.kinds {
-		if k == nil || kinds>>i&1 == 0 {
-			continue
-		}
-		for c := range k.masked {
-			if k.masked[c] != 0 {
-				k.masked[c] = 0
-				k.settle(c, &h.worths[c])
+func (h *Hazard) unmask(k *kind) {
+	for _, half := range k.both() {
+		for c := range half.masked {
+			if half.masked[c] != 0 {
+				half.masked[c] = 0
+				half.settle(c, &h.worths[c])
 			}
 		}
 	}

@@ -63,7 +63,7 @@ func (w *world) grow() {
 		before = all[w.rand.IntN(len(all))]
 		kind = w.kind[before]
 	}
-	in := pool.Insertion{Now: w.now, BlockTokens: 128, Kind: kind}
+	in := pool.Insertion{Now: w.now, BlockTokens: 128, Kind: kind, Parent: before}
 	for range min(1+w.rand.IntN(12), len(w.free)) {
 		e := w.free[len(w.free)-1]
 		w.free = w.free[:len(w.free)-1]

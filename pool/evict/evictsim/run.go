@@ -120,6 +120,7 @@ func (d *driver) store(blocks []uint32, n int, now int64) {
 		d.keep = d.entry[blocks[n-1]]
 	}
 	parent := d.keep
+	d.in.Parent = parent
 	d.in.Now, d.in.Entries, d.in.Prints = now, d.in.Entries[:0], d.in.Prints[:0]
 	for _, b := range blocks[n:] {
 		e := d.room(now)
