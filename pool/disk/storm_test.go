@@ -109,6 +109,9 @@ func TestKillStorm(t *testing.T) {
 	ratio := float64(st.back) / float64(st.acknowledged)
 	t.Logf("%d kills: %d of %d acknowledged blocks were back (%.4f), 0 wrong; recovery took %v at most; %d blocks stored at the end",
 		rounds, st.back, st.acknowledged, ratio, st.slowest, st.stored)
+	if st.thin*20 > rounds {
+		t.Errorf("less than 80 %% of the room was taken in %d of %d rounds", st.thin, rounds)
+	}
 	if ratio < 0.95 {
 		t.Errorf("%.4f of the acknowledged blocks are back, want 0.95", ratio)
 	}
@@ -122,6 +125,7 @@ type killStorm struct {
 	rot  map[int]bool   // blocks that were damaged: they are dropped again after each start, until they are evicted or put again
 
 	acknowledged, back, stored int
+	thin                       int // rounds in which less than 80 % of the room was taken
 	slowest                    time.Duration
 }
 
@@ -149,6 +153,9 @@ func (st *killStorm) round(damaged bool) {
 		st.t.Fatal(err)
 	}
 	st.slowest = max(st.slowest, time.Since(began))
+	if s.Usage().Bytes < stormBytes*8/10 {
+		st.thin++
+	}
 	st.stored = 0
 	for i := range stormKeys {
 		status := get(st.t, s, i, stormLength(i)) // fails on a wrong byte
