@@ -5,14 +5,13 @@ package evict
 //
 //	hits of the pool >= hits of LRU - giftShare * blocks looked up
 //
-// at any time, whatever is asked for. More may be lost than that only where what was lost so far was not asked for, and by so
-// much that the bound holds still if no more than half of what is lost is asked for. (Entries that are held or of several
-// kinds, and blocks that are not stored again, are beside this.)
+// at any time, whatever is asked for. More may be lost only where what was lost so far was not asked for, and it is of many
+// prompts; that is beside the bound, as are entries that are held or of several kinds, and blocks that are not stored again.
 const (
 	giftShare   = 0.008 // blocks given for each block looked up
-	mostTrust   = 2     // blocks that may be lost for each one of the credit, when all goes well
+	mostTrust   = 3     // blocks that may be lost for each one of the credit, when all goes well
 	askedCost   = 10    // lost blocks not asked for that make up for one that was
-	manyPrompts = 8     // prompts that what is lost must be as much as: that of few may be asked for at once
+	manyPrompts = 16    // prompts that what is lost must be as much as: that of few may be asked for at once
 	meanLooks   = 1024  // look-ups over which the size of a prompt is averaged
 	debtBase    = 128   // blocks of debt that are remembered ...
 	debtShare   = 16    // ... and this part of the entries
