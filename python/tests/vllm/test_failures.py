@@ -46,6 +46,12 @@ def one_step(world: World) -> World:
     return world
 
 
+def alone(world: World) -> bool:
+    """Whether an engine has noticed, behind a step more, that its agent is gone."""
+    links = [world.side._presence._link, *(worker._worker._link for worker in one_step(world).workers)]
+    return all(link.current() is None for link in links)
+
+
 def spoil(world: World, agent: AgentProcess, position: int, rank: int) -> None:
     """Changes in the agent's pool what the cold request left at a position, in the first layer of a rank."""
     value = (world.sequences["cold"].hashes[position] * 7 + rank * 29) % PRIME
@@ -238,7 +244,7 @@ def test_a_reset_while_the_agent_was_restarted_is_not_missed(worlds: Any, agent:
     link = first.side._presence._link
     path, link._path = link._path, Path("/nowhere")
     agent.kill()
-    first.step()
+    eventually(lambda: alone(first) and alone(other), "engines that saw the agent go")
     agent.start()
     joined(other, agent)
     one_step(other)
