@@ -208,6 +208,10 @@ class Session:
         for part in parts(leases, MAX_RELEASES):
             self._send(m.Release(tuple(part)))
 
+    def quiet(self) -> bool:
+        """Whether poll would give nothing now."""
+        return not self._events and self._stream.quiet()
+
     def poll(self) -> list[Event]:
         """What came, at most MAX_EVENTS_PER_POLL, without waiting. SessionEnded once the agent's end is gone.
 

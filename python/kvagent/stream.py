@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import select
 import socket
 from collections import deque
 from typing import TYPE_CHECKING
@@ -35,6 +36,8 @@ class FrameStream:
         self.full = False
         """Whether the last read gave as much as it could: there may be more."""
         self._socket = sock
+        self._poller = select.poll()
+        self._poller.register(sock.fileno(), select.POLLIN)
         self._out: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self._in = bytearray()
         self._buffer = memoryview(bytearray(_READ_BYTES))
@@ -43,6 +46,10 @@ class FrameStream:
     def fileno(self) -> int:
         """The socket's descriptor."""
         return self._socket.fileno()
+
+    def quiet(self) -> bool:
+        """Whether there is nothing to send or to receive, nor the end. To try costs more: it ends in an error."""
+        return not (self.pending or self._in or self.ended or self._poller.poll(0))
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Sends a message as send_frame sends its frame."""

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvagent.vllm.due import FEW, Due
+from kvagent.vllm.due import FEW, GATHER, Due
 from kvagent.vllm.known import MAX_RECENT, RECENT_S, Known
 from kvagent.vllm.patience import FREE, LAST_MS, Patience
 from kvagent.vllm.tracked import Tracked
@@ -65,6 +65,34 @@ def test_who_is_removed_or_kept() -> None:
     due.clear()
     due.step({"1": 1}, {})
     assert due.take() == []
+
+
+def test_blocks_of_answers_gather_and_nothing_else_waits() -> None:
+    """A request of those that filled a block one after the other is looked at within GATHER steps."""
+    due, some = Due(), [tracked(f"{i}") for i in range(3 * GATHER)]
+    for i, one in enumerate(some):
+        due.later(one, i + 1)
+    looked = []
+    for _ in some:
+        due.step({"1": 1}, {})
+        if due.ripe():
+            looked.append(len(due.take()))
+    assert looked == [GATHER] * 3
+    due.step({"1": 1}, {})
+    assert not due.ripe()
+    due.add(some[0])  # it has a prompt, or is offered again
+    assert due.ripe()
+    due.take()
+    assert not due.ripe()
+    due.keep([])
+    assert not due.ripe()
+    due.keep([some[0]])
+    assert due.ripe()
+    due.remove(some[0])
+    due.clear()
+    assert not due.ripe()
+    due.step({"1": FEW + 1}, {"1": some[1]})
+    assert due.ripe()
 
 
 def test_keys_are_forgotten_after_a_time_or_when_they_are_too_many() -> None:

@@ -318,7 +318,9 @@ def test_a_reset_that_was_missed_between_two_sessions_is_one(
     presence = Presence(link, Options())
     seen = []
     for boot, epoch in zip(boots, epochs, strict=True):
-        session: Any = SimpleNamespace(boot=boot.encode() * 16, version=2, number=1, poll=list, close=lambda: None)
+        session: Any = SimpleNamespace(
+            boot=boot.encode() * 16, version=2, number=1, quiet=lambda: False, poll=list, close=lambda: None
+        )
         made = Attachment(session, Registered(1, 0, "", bytes(16), epoch, "/none"))
         link.current = lambda made=made: made
         seen.append(presence.attend())

@@ -47,3 +47,8 @@ def percentile(seconds: list[float], percent: int) -> float:
     """In microseconds."""
     ordered = sorted(seconds)
     return ordered[min(len(ordered) * percent // 100, len(ordered) - 1)] * 1e6
+
+
+def mean(seconds: list[float]) -> float:
+    """In microseconds."""
+    return sum(seconds) / len(seconds) * 1e6

@@ -32,7 +32,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector, KVConnector
 from vllm.v1.worker.utils import allocate_kv_cache
 
-from kvagent.bench.figures import Times, percentile
+from kvagent.bench.figures import Times, mean, percentile
 
 try:
     from vllm.v1.core import kv_cache_planning as planning
@@ -136,9 +136,11 @@ class Engine:
 
 def print_all(socket_dir: str, running: Sequence[int]) -> None:
     """A table, a row for each number of running requests."""
-    row = "{:>9} {:>12} {:>11} {:>9} {:>14} {:>9} {:>14} {:>12} {:>12}\n"
+    row = "{:>9} {:>12} {:>11} {:>9} {:>14} {:>9} {:>14} {:>6} {:>12} {:>12} {:>6}\n"
     out = sys.stdout.write
-    out("real scheduler and worker driver, us of a step, p50 of the thread's own time\n")
+    out(
+        "real scheduler and worker driver, us of a step: p50 of the thread's own time, and means of what kvagent adds\n"
+    )
     out(
         row.format(
             "running",
@@ -148,8 +150,10 @@ def print_all(socket_dir: str, running: Sequence[int]) -> None:
             "with kvagent",
             "+ update",
             "of which it",
+            "mean",
             "5% of sched.",
             "worker adds",
+            "mean",
         )
     )
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -178,12 +182,15 @@ def _compare(model: str, socket_dir: str, running: int) -> list[str]:
         blocks = (side.counted()["saves_planned"] - planned) / STEPS
     finally:
         connected.close()
-    figures = [
-        percentile(one.own, 50)
-        for one in (without.scheduling, without.updating, connected.scheduling, connected.updating, connected.inside)
-    ]
-    adds = percentile(connected.driving.own, 50) - percentile(without.driving.own, 50)
-    return [f"{blocks:.1f}", *(f"{one:.0f}" for one in (*figures, figures[0] / 20, adds))]
+    shown = without.scheduling, without.updating, connected.scheduling, connected.updating, connected.inside
+    halves = [percentile(one.own, 50) for one in shown]
+    adds = [of(connected.driving.own) - of(without.driving.own) for of in (_half, mean)]
+    figures = [*halves, mean(connected.inside.own), halves[0] / 20, *adds]
+    return [f"{blocks:.1f}", *(f"{one:.0f}" for one in figures)]
+
+
+def _half(seconds: list[float]) -> float:
+    return percentile(seconds, 50)
 
 
 def _timed(call: Any, times: Times) -> Any:

@@ -3,7 +3,8 @@
 A clock ticks with every step, by the most tokens that a request without a chunk of its prompt computes in it: once
 when each computes one, more often with draft tokens. A request that lacks n tokens of its next block is put n ticks
 ahead and not looked at before. It may turn out then that it lacks some still; a block that is seen some steps late is
-saved some steps late, no more.
+saved some steps late, no more. So those that fill blocks of answers are left to gather for some steps: then one message
+carries them, and wakes the agent once.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
     from kvagent.vllm.tracked import Tracked
 
 FEW = 8  # tokens of one step; a request that computes more in it is looked at in that step
+GATHER = 4  # steps in which blocks of answers gather
 
 
 class Due:
@@ -23,12 +25,15 @@ class Due:
 
     def __init__(self) -> None:
         self._now: dict[Tracked, None] = {}
+        self._hurry = False  # among them is one that is not to wait for others
+        self._steps = 0
         self._tick = 0
         self._ahead: dict[int, list[Tracked]] = {}
 
     def add(self, tracked: Tracked) -> None:
         """It is to be looked at in the next step."""
         self._now[tracked] = None
+        self._hurry = True
         tracked.due = 0
 
     def remove(self, tracked: Tracked) -> None:
@@ -45,14 +50,21 @@ class Due:
         else:
             ahead.append(tracked)
 
+    def ripe(self) -> bool:
+        """Whether they are to be looked at in this step."""
+        return self._hurry or (self._steps % GATHER == 0 and bool(self._now))
+
     def take(self) -> list[Tracked]:
         """The requests to look at now. Who cannot be dealt with is to be kept."""
         now, self._now = list(self._now), {}
+        self._hurry = False
         return now
 
-    def keep(self, some: Iterable[Tracked]) -> None:
+    def keep(self, some: Sequence[Tracked]) -> None:
         """They are to be looked at in the next step."""
-        self._now.update(dict.fromkeys(some))
+        if some:
+            self._now.update(dict.fromkeys(some))
+            self._hurry = True
 
     def step(self, scheduled: Mapping[str, int], tracked_of: Mapping[str, Tracked], total: int = 0) -> None:
         """A step computes that many tokens of each request, at least one; ``total`` in all, if it is known."""
@@ -70,8 +82,10 @@ class Due:
                 if tracked.due == tick:  # else it was put elsewhere, or removed
                     self._now[tracked] = None
         self._tick += most
+        self._steps += 1
 
     def clear(self) -> None:
         """Forgets all of them."""
         self._now.clear()
         self._ahead.clear()
+        self._hurry = False

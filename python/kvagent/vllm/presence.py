@@ -60,6 +60,8 @@ class Presence:
     def attend(self) -> News:
         """Takes up a new session, and what the present one has to say. Does not wait, but for a reset that is owed."""
         current = self._link.current()
+        if current is self._attachment and (current is None or current.session.quiet()):
+            return NOTHING  # nearly always
         went = came = reset = False
         if current is not self._attachment:
             went = self._detach()

@@ -294,7 +294,7 @@ class SchedulerSide:
         if self._may_save:
             scheduled = output.num_scheduled_tokens
             self._due.step(scheduled, self._tracked, getattr(output, "total_num_scheduled_tokens", 0))
-            if allowed and self._presence.switches.saves and saves.ready():
+            if allowed and self._due.ripe() and self._presence.switches.saves and saves.ready():
                 collect(self._due, saves, scheduled, decode=self._options.save_decode)
         return saves.finish(self._jobs.__next__, session.boot, session.epoch)
 

@@ -208,6 +208,8 @@ class WorkerSide:
     def _poll(self) -> None:
         self._attached()
         for attachment in list(self._sessions):
+            if attachment.session.quiet():
+                continue
             try:
                 for event in attachment.session.poll():
                     if isinstance(event, m.Done):
