@@ -50,10 +50,9 @@ def test_as_a_child_of_multi_connector(worlds: Any, agent: AgentProcess, beside:
 
     plugin.register()
     sibling = {"kv_connector": "Sibling", "kv_connector_module_path": "tests.vllm.sibling", "kv_role": "kv_both"}
-    child = {
-        "kv_connector": "KVAgentConnector", "kv_role": "kv_both",
-        "kv_connector_extra_config": {"socket_dir": str(agent.folder), "min_load_tokens": BLOCK, "pin_percent": 25},
-    }  # fmt: skip
+    patient = {"lookup_age_ms": 2000, "lookup_wait_ms": 100}
+    options = {"socket_dir": str(agent.folder), "min_load_tokens": BLOCK, "pin_percent": 25} | patient
+    child = {"kv_connector": "KVAgentConnector", "kv_role": "kv_both", "kv_connector_extra_config": options}
     multi = {
         "kv_connector": "MultiConnector", "kv_connector_module_path": None,
         "kv_connector_extra_config": {"connectors": [child, sibling] if beside else [child]},
