@@ -252,17 +252,27 @@ def test_a_retrained_model_has_another_digest(tmp_path: Path) -> None:
 def test_weights_that_are_not_here_are_no_ones_else(tmp_path: Path) -> None:
     """In an object store, or nowhere: other weights may be under the same name tomorrow."""
     (tmp_path / "config.json").write_text("{}")
-    for model in (
-        SimpleNamespace(model=str(tmp_path), revision=None),
-        SimpleNamespace(model=str(tmp_path / "none"), revision=None),
-    ):
-        assert weights_digest(model) is None
+    assert weights_digest(SimpleNamespace(model=str(tmp_path), revision=None), "tensorizer") is None
+    assert weights_digest(SimpleNamespace(model=str(tmp_path / "none"), revision=None)) is None
     (tmp_path / "model.safetensors").write_bytes(b"a")
     assert weights_digest(SimpleNamespace(model=str(tmp_path), model_weights="s3://bucket/model")) is None
     names = ("one", "two", "one")
     made = [dict(_identity(transfer__engine_id=name, model__model="nowhere"))["weights"] for name in names]
     assert made[0] != made[1]
     assert made[0] == made[2]
+
+
+def test_weights_that_are_made_up(tmp_path: Path) -> None:
+    """They are those of every engine with this configuration, and not those that lie in the folder."""
+    (tmp_path / "config.json").write_text("{}")
+
+    def weights(load_format: str) -> str:
+        return dict(_identity(model__model=str(tmp_path), load__load_format=load_format))["weights"]
+
+    assert weights("dummy") == weights("dummy")
+    assert weights("auto") == weights("hf")
+    (tmp_path / "model.safetensors").write_bytes(b"a")
+    assert weights("dummy") != weights("auto")
 
 
 def test_words_of_other_processes() -> None:
@@ -470,6 +480,7 @@ def _identity(**changes: Any) -> tuple[tuple[str, str], ...]:
     config = SimpleNamespace(
         model_config=parts["model"], cache_config=parts["cache"], parallel_config=parts["parallel"],
         kv_transfer_config=parts["transfer"], attention_config=parts["attention"],
+        load_config=parts.get("load"),
     )  # fmt: skip
     return identity(config, SimpleNamespace(kv_cache_groups=[]), "t", Ranks(1, 1), "0.33.0")
 

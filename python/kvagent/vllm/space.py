@@ -22,6 +22,9 @@ EDGE_BYTES = 1 << 20  # of each file's head and tail that the digest covers, bes
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors")
 _DIGESTED = (*_WEIGHTS, ".json", ".model", ".txt")
 UNKNOWN = "of "  # and an engine's id: weights of which nothing is known are nobody else's
+_DUMMY = "dummy"  # vLLM's load format that makes weights up, from a seed that never changes
+_FROM_FOLDER = (_DUMMY, "auto", "hf", "safetensors", "fastsafetensors", "pt", "npcache", "mistral", "bitsandbytes")
+"""Those that read nothing but the model's folder."""
 _RANDOM_SEED = ("xxhash", "xxhash_cbor")  # without PYTHONHASHSEED their seed is each process's own
 
 
@@ -36,7 +39,7 @@ def identity(
         {
             "model": str(model.model),
             "revision": str(getattr(model, "revision", None) or ""),
-            "weights": weights_digest(model) or f"{UNKNOWN}{vllm_config.kv_transfer_config.engine_id}",
+            "weights": _weights(vllm_config) or f"{UNKNOWN}{vllm_config.kv_transfer_config.engine_id}",
             "overrides": _digest([_plain(getattr(model, "hf_overrides", None))]),
             "dtype": str(model.dtype),
             "quantization": str(getattr(model, "quantization", None) or ""),
@@ -76,15 +79,24 @@ def _rope(model: Any) -> str:
     return f"longrope up to {model.max_model_len}" if '"longrope"' in _plain(parameters) else ""
 
 
-def weights_digest(model: Any) -> str | None:
+def _weights(vllm_config: Any) -> str | None:
+    """What says which weights the engine has. None: nothing does."""
+    asked = getattr(getattr(vllm_config, "load_config", None), "load_format", "auto")
+    load_format = str(getattr(asked, "value", asked))
+    digest = weights_digest(vllm_config.model_config, load_format)
+    return f"{_DUMMY} {digest}" if digest and load_format == _DUMMY else digest
+
+
+def weights_digest(model: Any, load_format: str = "auto") -> str | None:
     """A digest of the files of vLLM's ModelConfig: names, sizes, head and tail of each. None: its weights are not here.
 
-    They are read from an object store then, or made by chance: other weights may come from the same place.
+    They are read from an object store then, or by somebody else's loader: other weights may come from the same place. A
+    folder without weights is one whose engine makes them up, or none at all, where vLLM reads nothing but that folder.
     """
     if getattr(model, "model_weights", None):
         return None
     found = _files(str(model.model), getattr(model, "revision", None))
-    if not any(path.suffix in _WEIGHTS for path in found.values()):
+    if not any(path.suffix in _WEIGHTS for path in found.values()) and (not found or load_format not in _FROM_FOLDER):
         return None
     return _digest(f"{name} {path.stat().st_size} {_edges(path)}" for name, path in sorted(found.items()))
 
