@@ -23,7 +23,7 @@ type registry struct {
 	engines map[string]*engine
 	spaces  map[pool.Fingerprint]*space
 	unused  uint64        // spaces that were left by their last engine, ever
-	epoch   uint32        // the first weights epoch of spaces made from now on: above those of all that were reset and are gone
+	past    pastEpochs    // of spaces that were reset and are gone
 	changed chan struct{} // closed and made anew whenever a seat is vacated
 
 	view atomic.Pointer[view]
@@ -37,7 +37,7 @@ type view struct {
 
 func newRegistry(p Pool, limits *Limits, leaseBytes int64) *registry {
 	r := &registry{
-		pool: p, limits: limits, leaseBytes: leaseBytes, swept: make(chan struct{}, 1), epoch: 1,
+		pool: p, limits: limits, leaseBytes: leaseBytes, swept: make(chan struct{}, 1),
 		engines: make(map[string]*engine), spaces: make(map[pool.Fingerprint]*space), changed: make(chan struct{}),
 	}
 	r.view.Store(&view{})
@@ -107,7 +107,7 @@ func (r *registry) spaceLocked(reg *ipc.Register) (*space, error) {
 		if len(r.spaces) >= r.limits.Spaces && !r.makeRoomLocked() {
 			return nil, fmt.Errorf("identity: engines use %d spaces, allowed: %d", len(r.spaces), r.limits.Spaces)
 		}
-		return newSpace(fp, identity, reg, r.epoch), nil
+		return newSpace(fp, identity, reg, r.past.next(fp)), nil
 	}
 	if !sp.matches(identity) {
 		return nil, clashError{fmt.Errorf("identity: another identity has the fingerprint %x", fp)}

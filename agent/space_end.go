@@ -34,7 +34,7 @@ func (r *registry) goneLocked(sp *space, last uint32) {
 	sp.closed = true
 	delete(r.spaces, sp.fp)
 	if last > sp.first {
-		r.epoch = max(r.epoch, last+1)
+		r.past.add(sp.fp, last)
 	}
 }
 
