@@ -19,6 +19,8 @@ func (h *Hazard) Access(u *pool.Use) {
 		return
 	}
 	now := h.clock.look(u)
+	h.ghosts.settle()
+	h.nodes.preload(u.Entries)
 	ago := h.lastAsked(u, now)
 	h.mourn(u.Prints[len(u.Entries):], now)
 	if ago < askedAgain {
@@ -121,12 +123,12 @@ func (h *Hazard) await(print uint64, i, missing int, t *chainTraits, now uint32)
 		uses = 1 // forgotten, but blocks behind it are not
 		if g := h.behind[missing]; g.way >= 0 {
 			info := g.set.info[g.way]
-			b := max(info.bin(), binOf(now-g.set.used[g.way]))
+			b := max(info.bin(), binOf(now-g.set.way[g.way].used))
 			h.tables.enter(info.class(), info.bin(), b)
 			h.tables.use(info.class(), b)
 			class := t.class(i, min(info.uses()+1, maxUses))
 			h.tables.enter(class, -1, 0)
-			g.set.used[g.way], g.set.info[g.way] = now, makeInfo(class, 0)|ghostAwaited
+			g.set.way[g.way].used, g.set.info[g.way] = now, makeInfo(class, 0)|ghostAwaited
 			return
 		}
 	}
@@ -150,7 +152,7 @@ func (h *Hazard) sweep(now uint32, blocks int) {
 			if info == 0 {
 				continue
 			}
-			if age := now - s.used[w]; age >= ends[info.bin()] {
+			if age := now - s.way[w].used; age >= ends[info.bin()] {
 				b := binOf(age)
 				h.tables.enter(info.class(), info.bin(), b)
 				s.info[w] = info.withBin(b)

@@ -13,6 +13,7 @@ const (
 	maxGhosts    = 4 << 20 // 54 MB
 	maxAwaited   = 1 << 16 // blocks looked up, not stored before, and not stored yet
 	sweepABlock  = 4       // ghosts that age per block looked up
+	lateGhosts   = 32
 )
 
 // ghosts remember blocks that are not stored. They lie in sets by the hash of their key; the one put first makes
@@ -23,16 +24,33 @@ type ghosts struct {
 	count int
 	hand  uint // set that ages next
 	owed  int  // ghosts still to be aged
+
+	late  [lateGhosts]lateGhost // put, and not yet in their sets
+	lates int
+	seen  uint64 // what preload read
 }
 
 // ghostSet is four cache lines. A look for a print goes through marks, four at a time; the rest is read where one is
 // alike.
 type ghostSet struct {
 	marks [ways / marksAWord]uint64 // bits 32 to 47 of each print
-	tag   [ways]uint32              // bits 0 to 31
-	used  [ways]uint32              // ms
+	hand  uint64                    // way that is given away next
+	way   [ways]ghostWay
 	info  [ways]ghostInfo
-	hand  uint64 // way that is given away next
+	_     [8]byte
+}
+
+// ghostWay is what is read of a ghost whose mark is alike.
+type ghostWay struct {
+	tag  uint32 // bits 0 to 31 of the print
+	used uint32 // ms
+}
+
+// lateGhost is one whose set is not at hand: the processor waits for the sets of many at once.
+type lateGhost struct {
+	print uint64
+	used  uint32
+	info  ghostInfo
 }
 
 // ghostInfo is class<<8 | bin<<2 | awaited | there; 0 is an empty way.
@@ -64,20 +82,20 @@ func (i ghostInfo) withBin(bin int) ghostInfo {
 
 func (g *ghosts) at(set uint) *ghostSet { return &g.pages[set/setsAPage][set%setsAPage] }
 
-// find is the set of a print, and its way there; -1 if there is none.
+// find is the set of a print, and its way there; -1 if there is none. None is late.
 func (g *ghosts) find(print uint64) (*ghostSet, int) {
 	s := g.at(g.home(print))
-	return s, s.way(print)
+	return s, s.find(print)
 }
 
-func (s *ghostSet) way(print uint64) int {
+func (s *ghostSet) find(print uint64) int {
 	mark := uint64(uint16(print>>32)) * lowBits
 	for i, m := range s.marks {
 		m ^= mark
 		// A mark that is alike has its highest bit set here. One above it may have too.
 		for alike := (m - lowBits) &^ m & highBits; alike != 0; alike &= alike - 1 {
 			w := i*marksAWord + bits.TrailingZeros64(alike)/markBits
-			if s.tag[w] == uint32(print) && m>>(w%marksAWord*markBits)&(1<<markBits-1) == 0 && s.info[w] != 0 {
+			if s.way[w].tag == uint32(print) && m>>(w%marksAWord*markBits)&(1<<markBits-1) == 0 && s.info[w] != 0 {
 				return w
 			}
 		}
@@ -92,6 +110,34 @@ func (g *ghosts) put(print uint64, used uint32, info ghostInfo) {
 	}
 }
 
+// putLate adds a ghost that is not there; it is found once it was settled.
+func (g *ghosts) putLate(print uint64, used uint32, info ghostInfo) {
+	g.late[g.lates] = lateGhost{print, used, info}
+	if g.lates++; g.lates == lateGhosts {
+		g.settle()
+	}
+}
+
+// settle puts the late ghosts into their sets, in the order they came.
+func (g *ghosts) settle() {
+	late := g.late[:g.lates]
+	for i := range late {
+		s := g.at(g.home(late[i].print))
+		g.seen += s.hand + uint64(s.info[s.hand]) + uint64(s.way[s.hand].used)
+	}
+	for i := range late {
+		g.put(late[i].print, late[i].used, late[i].info)
+	}
+	g.lates = 0
+}
+
+// preload reads the sets in which prints are looked for one after the other afterwards.
+func (g *ghosts) preload(prints []uint64) {
+	for _, print := range prints {
+		g.seen += g.at(g.home(print)).hand
+	}
+}
+
 // put gives a ghost the next way; false if that takes the place of another.
 func (s *ghostSet) put(print uint64, used uint32, info ghostInfo) bool {
 	w := s.hand
@@ -99,7 +145,7 @@ func (s *ghostSet) put(print uint64, used uint32, info ghostInfo) bool {
 		s.hand = 0
 	}
 	empty := s.info[w] == 0
-	s.tag[w], s.used[w], s.info[w] = uint32(print), used, info
+	s.way[w], s.info[w] = ghostWay{uint32(print), used}, info
 	m, shift := &s.marks[w/marksAWord], w%marksAWord*markBits
 	*m = *m&^((1<<markBits-1)<<shift) | uint64(uint16(print>>32))<<shift
 	return empty
@@ -108,7 +154,7 @@ func (s *ghostSet) put(print uint64, used uint32, info ghostInfo) bool {
 // print is the lower 48 bits of the print of a way.
 func (s *ghostSet) print(w int) uint64 {
 	mark := s.marks[w/marksAWord] >> (w % marksAWord * markBits) & (1<<markBits - 1)
-	return mark<<32 | uint64(s.tag[w])
+	return mark<<32 | uint64(s.way[w].tag)
 }
 
 func (g *ghosts) take(s *ghostSet, w int) {
@@ -142,10 +188,10 @@ func (g *ghosts) split() {
 			continue
 		}
 		half := to
-		if g.stays(uint64(all.tag[w])) {
+		if g.stays(uint64(all.way[w].tag)) {
 			half = from
 		}
-		half.put(all.print(w), all.used[w], all.info[w])
+		half.put(all.print(w), all.way[w].used, all.info[w])
 	}
 	g.divided()
 }

@@ -52,6 +52,8 @@ func NewHazard() *Hazard {
 func (h *Hazard) Insert(in *pool.Insertion) {
 	now := h.clock.hear(in.Now)
 	k := h.kind(in.Kind)
+	h.ghosts.settle()
+	h.ghosts.preload(in.Prints)
 	h.follow(k, in, now)
 	t := traits(len(in.Entries), 0, in.BlockTokens, 0)
 	for i := len(in.Entries) - 1; i >= 0; i-- {
@@ -95,8 +97,8 @@ func (h *Hazard) comeBack(print uint64, now uint32, t *chainTraits, i int) uint8
 		if info.awaited() {
 			return info.class()
 		}
-		h.tables.enter(info.class(), info.bin(), binOf(now-s.used[w]))
-		h.tables.use(info.class(), binOf(now-s.used[w]))
+		h.tables.enter(info.class(), info.bin(), binOf(now-s.way[w].used))
+		h.tables.use(info.class(), binOf(now-s.way[w].used))
 		uses = min(info.uses()+1, maxUses)
 	}
 	class := t.class(i, uses)
@@ -114,7 +116,7 @@ func (h *Hazard) Remove(entries []uint32) {
 		k := h.kinds[n.kind]
 		k.cells(n).take(&h.nodes, &h.worths, e, n)
 		k.gone[n.class]++
-		h.ghosts.put(n.print, n.used, makeInfo(n.class, int(n.bin)))
+		h.ghosts.putLate(n.print, n.used, makeInfo(n.class, int(n.bin)))
 		if n.state&stateOnWay != 0 {
 			h.offWay(e)
 		}

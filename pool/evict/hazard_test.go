@@ -153,8 +153,8 @@ func TestGhostsGrowWithoutLoss(t *testing.T) {
 			lost++
 			continue
 		}
-		if info := s.info[w]; int(info.class()) != i%numClasses || info.bin() != i%numBins || s.used[w] != uint32(i) {
-			t.Fatalf("ghost %d came back as class %d, bin %d, used %d", i, info.class(), info.bin(), s.used[w])
+		if info := s.info[w]; int(info.class()) != i%numClasses || info.bin() != i%numBins || s.way[w].used != uint32(i) {
+			t.Fatalf("ghost %d came back as class %d, bin %d, used %d", i, info.class(), info.bin(), s.way[w].used)
 		}
 	}
 	if lost > n/100 {

@@ -31,7 +31,10 @@ const (
 )
 
 // nodes grows with the greatest number of an entry.
-type nodes struct{ pages []*[pageLen]node }
+type nodes struct {
+	pages []*[pageLen]node
+	seen  uint32 // what preload read
+}
 
 func (t *nodes) at(e uint32) *node { return &t.pages[e>>pageBits][e&(pageLen-1)] }
 
@@ -52,6 +55,15 @@ func (t *nodes) like(e uint32, print uint64) *node {
 		return n
 	}
 	return nil
+}
+
+// preload reads the nodes of entries that are looked at one after the other afterwards: the processor waits for all of them at once.
+func (t *nodes) preload(entries []uint32) {
+	for _, e := range entries {
+		if int(e>>pageBits) < len(t.pages) {
+			t.seen += t.at(e).used
+		}
+	}
 }
 
 // make is the node of an entry, which may not be there yet.
