@@ -9,8 +9,11 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// write is a writer: it takes the pieces whose records are all copied, and the current one as soon as no other is on its way. So a lonely block is written at
-// once, and what comes meanwhile makes the next piece.
+// enoughBytes is what a piece must have to be written beside others before it is full: from here on a device gives its rate to writes at once.
+const enoughBytes = 1 << 20
+
+// write is a writer: it takes the pieces whose records are all copied, and the current one as soon as no other is on its way, or it has
+// enoughBytes. So a lonely block is written at once, small ones that come meanwhile make the next piece, and a batch's end does not wait for its beginning.
 func (d *dir) write() {
 	for {
 		p := d.nextPiece()
@@ -31,6 +34,10 @@ func (d *dir) nextPiece() *piece {
 			d.sealed = slices.Delete(d.sealed, i, i+1)
 			d.inFlight++
 			return p
+		}
+		if d.cur != nil && d.cur.n >= enoughBytes && d.cur.copying == 0 {
+			d.seal()
+			continue
 		}
 		if len(d.sealed) == 0 && d.inFlight == 0 {
 			if d.cur != nil && d.cur.n > 0 {
