@@ -29,7 +29,7 @@ type metrics struct {
 	sessionEnds               map[string]*counter
 	malformed                 map[string]*counter
 	lookupMax, askMax         maxDuration // of look-ups in the own form: all of one, and its wait for shared tiers
-	lateMax                   maxDuration // beyond its deadline
+	latest                    latest      // the one farthest beyond its deadline
 	late                      prometheus.Histogram
 	resets, sessionsRefused   *counter
 	cleanupMax                maxDuration
@@ -183,7 +183,7 @@ func (m *metrics) countTime(took, deadline time.Duration) (late bool) {
 	if took <= deadline {
 		return false
 	}
-	m.lateMax.show(took - deadline)
+	m.latest.show(lateLookup{read: time.Now().Add(-took), took: took, over: took - deadline})
 	m.late.Observe((took - deadline).Seconds())
 	return true
 }
@@ -200,4 +200,6 @@ func (m *maxDuration) show(d time.Duration) {
 	}
 }
 
-func (m *maxDuration) micros() float64 { return float64(m.Load()) / float64(time.Microsecond) }
+func (m *maxDuration) micros() float64 { return microseconds(time.Duration(m.Load())) }
+
+func microseconds(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }

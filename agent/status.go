@@ -47,6 +47,9 @@ type Status struct {
 	LookupMaxUS  float64 `json:"lookup_max_us"`
 	LookupAskUS  float64 `json:"lookup_ask_max_us"`
 	LookupOverUS float64 `json:"lookup_over_deadline_max_us"`
+	// Of the latter: when the agent read it, Unix time, and what it took. 0: there is none.
+	LookupOverAt     float64 `json:"lookup_over_deadline_max_at_s"`
+	LookupOverTookUS float64 `json:"lookup_over_deadline_max_took_us"`
 
 	CleanupMaxMS float64     `json:"cleanup_max_ms"`
 	Switches     SwitchState `json:"switches"`
@@ -138,10 +141,14 @@ func (a *Agent) Status() Status {
 		BlocksStored: stats.Entries, BlocksSaved: m.saved[pool.OK].Load(), BlocksLoaded: m.loaded[pool.OK].Load(),
 		BytesSaved: m.savedBytes.Load(), BytesLoaded: m.loadedBytes.Load(),
 		Lookups: m.lookups.Load(), LookupHits: m.lookupHits.Load(), TokensAsked: m.tokensAsked.Load(), TokensFound: m.tokensFound.Load(),
-		LookupMaxUS: m.lookupMax.micros(), LookupAskUS: m.askMax.micros(), LookupOverUS: m.lateMax.micros(),
+		LookupMaxUS: m.lookupMax.micros(), LookupAskUS: m.askMax.micros(),
 		CleanupMaxMS: float64(m.cleanupMax.Load()) / float64(time.Millisecond),
 		Switches:     a.switches.state(), Pool: poolStatus(&stats), EngineList: a.engines(), Sockets: a.sockets.names(),
 		Movers: a.moverStatus(),
+	}
+	if late := m.latest.get(); late.over > 0 {
+		st.LookupOverUS, st.LookupOverTookUS = microseconds(late.over), microseconds(late.took)
+		st.LookupOverAt = float64(late.read.UnixMicro()) / 1e6
 	}
 	st.Tiers = tiersStatus(a.tiers)
 	st.Engines = len(st.EngineList)

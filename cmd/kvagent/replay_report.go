@@ -44,12 +44,14 @@ type replayReport struct {
 	LookupMisses    uint64   `json:"lookups_unanswered"`
 	LookupP50US     float64  `json:"lookup_p50_us"`
 	LookupP99US     float64  `json:"lookup_p99_us"`
-	AgentLookupUS   float64  `json:"agent_lookup_max_us"`         // the longest, by the clock of the agent, of all nodes in their last lives
-	AgentAskUS      float64  `json:"agent_lookup_ask_max_us"`     // of that the longest wait for shared tiers
-	MachineLagUS    float64  `json:"machine_lag_max_us"`          // the latest that a wait of 2 ms ended in the process of the replay itself
-	OverDeadlineUS  float64  `json:"lookup_over_deadline_max_us"` // the farthest beyond its deadline, by the same clock
-	CleanupMaxMS    float64  `json:"cleanup_max_ms"`              // from a process's death until the agent names it no more, seen from outside
-	AgentCleanupMS  float64  `json:"agent_cleanup_max_ms"`        // as the last life of the agent says itself
+	AgentLookupUS   float64  `json:"agent_lookup_max_us"`           // the longest, by the clock of the agent, of all nodes in their last lives
+	AgentAskUS      float64  `json:"agent_lookup_ask_max_us"`       // of that the longest wait for shared tiers
+	MachineLagUS    float64  `json:"machine_lag_max_us"`            // the latest that a wait of 2 ms ended in the process of the replay itself
+	OverDeadlineUS  float64  `json:"lookup_over_deadline_max_us"`   // the farthest beyond its deadline, by the same clock
+	OverDeadlineAtS float64  `json:"lookup_over_deadline_max_at_s"` // when the agent read that one, Unix time; 0: none was late
+	OverTookUS      float64  `json:"lookup_over_deadline_max_took_us"`
+	CleanupMaxMS    float64  `json:"cleanup_max_ms"`       // from a process's death until the agent names it no more, seen from outside
+	AgentCleanupMS  float64  `json:"agent_cleanup_max_ms"` // as the last life of the agent says itself
 	Preemptions     uint64   `json:"preemptions"`
 	SavesRevoked    uint64   `json:"saves_revoked"`
 	SavesBusy       uint64   `json:"saves_busy"`
@@ -91,6 +93,7 @@ func (r *replay) report() replayReport {
 	o.SimHitRate = mockengine.Simulate(r.records, len(r.engines), r.cfg.Blocks, r.set.poolBlocks(&r.cfg, r.capacity), func(i int) int { return r.deal[i] }, r.faults)
 	o.addStats(&total)
 	o.AgentLookupUS, o.AgentAskUS, o.OverDeadlineUS = r.slowest.whole, r.slowest.ask, r.slowest.over
+	o.OverDeadlineAtS, o.OverTookUS = r.slowest.overAt, r.slowest.overTook
 	o.MachineLagUS = micros(r.lag)
 	o.HitRateBefore, o.HitRateAfter = r.around.rates()
 	r.tally.Lock()

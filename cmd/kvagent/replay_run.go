@@ -67,11 +67,11 @@ type replay struct {
 		moverKills, moverInFlight                 int
 		cleanup                                   time.Duration
 	}
-	around                       around                             // hits before and after the agent's kills
-	ownCleanup                   float64                            // ms, as the agent says
-	slowest                      struct{ whole, ask, over float64 } // µs, of look-ups, as agents say
-	lag                          time.Duration                      // of the machine
-	capacity                     int64                              // bytes of the pool of an agent that was not started here
+	around                       around                                               // hits before and after the agent's kills
+	ownCleanup                   float64                                              // ms, as the agent says
+	slowest                      struct{ whole, ask, over, overAt, overTook float64 } // of look-ups, as agents say: µs, and overAt Unix time
+	lag                          time.Duration                                        // of the machine
+	capacity                     int64                                                // bytes of the pool of an agent that was not started here
 	leases, regions, leftEngines int
 	imports                      int
 	sources                      []source

@@ -104,7 +104,9 @@ func (r *replay) leave(ctx context.Context) error {
 		r.noteCleanup(time.Duration(st.CleanupMaxMS * float64(time.Millisecond)))
 		r.addSources(&st)
 		r.slowest.whole, r.slowest.ask = max(r.slowest.whole, st.LookupMaxUS), max(r.slowest.ask, st.LookupAskUS)
-		r.slowest.over = max(r.slowest.over, st.LookupOverUS)
+		if st.LookupOverUS > r.slowest.over {
+			r.slowest.over, r.slowest.overAt, r.slowest.overTook = st.LookupOverUS, st.LookupOverAt, st.LookupOverTookUS
+		}
 	}
 	return nil
 }
