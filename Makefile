@@ -21,7 +21,7 @@ TRACE         ?= testdata/conversation_1000.jsonl
 
 STAGE := scripts/stage
 comma := ,
-PYTHON_SCRIPTS := ../scripts/torture ../scripts/torture_tiers.py ../scripts/soak ../scripts/dockerfile-check ../scripts/cuda-header-check ../scripts/mutants-vllm ../scripts/vllm-uv ../scripts/vllm-warm
+PYTHON_SCRIPTS := ../scripts/torture ../scripts/torture_stalls.py ../scripts/torture_tiers.py ../scripts/soak ../scripts/dockerfile-check ../scripts/cuda-header-check ../scripts/mutants-vllm ../scripts/vllm-uv ../scripts/vllm-warm
 # Where the locked Python tools live: outside the tree, keyed by the lock. Made on first use.
 VENV   = $$($(CURDIR)/scripts/venv)
 
