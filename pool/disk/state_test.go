@@ -165,13 +165,13 @@ func TestEachWriteFails(t *testing.T) {
 
 func eachWrite(t *testing.T, n, part int) {
 	o := small(t)
-	writes := 0
+	var writes atomic.Int64 // a segment's footer is written beside its successor's pieces
 	o.WriteDepth = 1
 	o.faults = func(o op, path string, off int64, p []byte) (int, error) {
 		if o != opWrite {
 			return len(p), nil
 		}
-		if writes++; writes != n+1 {
+		if writes.Add(1) != int64(n+1) {
 			return len(p), nil
 		}
 		if part < 0 {

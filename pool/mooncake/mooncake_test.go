@@ -101,9 +101,30 @@ func (v *view) Usage() pool.Usage {
 	return pool.Usage{Bytes: u.Bytes - v.before.Bytes, Items: u.Items - v.before.Items}
 }
 
+// openMoving opens a store whose client moves bytes. Now and then Mooncake's comes up and fails every transfer as long as it lives (code -800; seen once in
+// three runs of all tests): what a store does then is for other tests.
+func openMoving(t *testing.T) *Store {
+	t.Helper()
+	for range 3 {
+		s, _ := openOne(t)
+		probe := []pool.Item{{Key: pool.Key{Space: pool.Fingerprint{0xee}, Hash: pool.MakeHash([]byte("probe"))}, Data: make([]byte, 1024)}}
+		err := s.Put(t.Context(), probe)
+		if err == nil && probe[0].Status == pool.OK {
+			pooltest.Until(t, "the probe is gone", func() bool { return s.Delete(t.Context(), []pool.Key{probe[0].Key}) == nil })
+			return s
+		}
+		t.Logf("this client moves no bytes: status %d, %v", probe[0].Status, err)
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Fatal("no client of three moves bytes")
+	return nil
+}
+
 // views opens a part of one store for every test: a client takes seconds to start and to end.
 func views(t *testing.T) func() *view {
-	s, _ := openOne(t)
+	s := openMoving(t)
 	var number byte
 	return func() *view {
 		number++
