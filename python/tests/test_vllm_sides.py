@@ -258,8 +258,9 @@ def test_nothing_is_expected_of_a_stopped_agent_until_it_goes_on(
     engine = engines(load_deadline_ms=600_000.0)
     engine.save("a", "p", 4, 7)
     loaded, computed = engine.request("b", "p", 4), engine.request("c", "q", 4)
-    engine.admit(loaded, engine.matched(loaded))
-    engine.matched(computed)
+    found = engine.matched(loaded)
+    engine.matched(computed)  # which may take steps: the load is to begin behind them
+    engine.admit(loaded, found)
     engine.admit(computed)
     engine.fill(computed, 9)
     agent.freeze()
