@@ -19,7 +19,6 @@ func (h *Hazard) Access(u *pool.Use) {
 		return
 	}
 	now := h.clock.look(u)
-	h.ghosts.settle()
 	h.nodes.preload(u.Entries)
 	ago := h.lastAsked(u, now)
 	h.mourn(u.Prints[len(u.Entries):], now)

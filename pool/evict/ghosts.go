@@ -82,8 +82,11 @@ func (i ghostInfo) withBin(bin int) ghostInfo {
 
 func (g *ghosts) at(set uint) *ghostSet { return &g.pages[set/setsAPage][set%setsAPage] }
 
-// find is the set of a print, and its way there; -1 if there is none. None is late.
+// find is the set of a print, and its way there; -1 if there is none.
 func (g *ghosts) find(print uint64) (*ghostSet, int) {
+	if g.lates > 0 {
+		g.settle()
+	}
 	s := g.at(g.home(print))
 	return s, s.find(print)
 }
@@ -110,7 +113,7 @@ func (g *ghosts) put(print uint64, used uint32, info ghostInfo) {
 	}
 }
 
-// putLate adds a ghost that is not there; it is found once it was settled.
+// putLate adds a ghost that is not there, sooner or later: before the next one is looked for.
 func (g *ghosts) putLate(print uint64, used uint32, info ghostInfo) {
 	g.late[g.lates] = lateGhost{print, used, info}
 	if g.lates++; g.lates == lateGhosts {

@@ -52,7 +52,6 @@ func NewHazard() *Hazard {
 func (h *Hazard) Insert(in *pool.Insertion) {
 	now := h.clock.hear(in.Now)
 	k := h.kind(in.Kind)
-	h.ghosts.settle()
 	h.ghosts.preload(in.Prints)
 	h.follow(k, in, now)
 	t := traits(len(in.Entries), 0, in.BlockTokens, 0)

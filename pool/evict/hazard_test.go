@@ -161,3 +161,29 @@ func TestGhostsGrowWithoutLoss(t *testing.T) {
 		t.Errorf("%d of %d ghosts lost in a table with room for 8 times as many", lost, n)
 	}
 }
+
+// TestLateGhostsAreFound: a ghost is found whether its set was at hand or not, and those of a set make room in the order they came.
+func TestLateGhostsAreFound(t *testing.T) {
+	var late, prompt ghosts
+	late.grow(0)
+	prompt.grow(0)
+	const n = 3*minSets*ways/2 + lateGhosts/2 // more than fit, and the last of them are late
+	for i := range n {
+		info := makeInfo(uint8(i%numClasses), i%numBins)
+		late.putLate(spread(i), uint32(i), info)
+		prompt.put(spread(i), uint32(i), info)
+	}
+	if late.lates == 0 {
+		t.Fatal("none is late: the test tests nothing")
+	}
+	for i := n - 1; i >= 0; i-- {
+		a, w := late.find(spread(i))
+		b, want := prompt.find(spread(i))
+		if w != want || w >= 0 && (a.way[w] != b.way[w] || a.info[w] != b.info[w]) {
+			t.Fatalf("ghost %d is in way %d, put at once it is in way %d", i, w, want)
+		}
+	}
+	if late.count != prompt.count {
+		t.Errorf("%d ghosts are counted, put at once %d", late.count, prompt.count)
+	}
+}
