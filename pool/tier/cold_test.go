@@ -15,18 +15,25 @@ import (
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
-// What is about to be evicted is written before, and what is in use is not, while memory has room.
-func TestOnEvict(t *testing.T) {
-	d, err := dram.Open(dram.Options{Bytes: 256 << 10, SlabBytes: 64 << 10})
+// evicting is a node whose memory has a tier below that is written to on eviction.
+func evicting(t *testing.T, bytes int64) (*node, *dram.Pool, *pooltest.Shelf) {
+	t.Helper()
+	d, err := dram.Open(dram.Options{Bytes: bytes, SlabBytes: 64 << 10})
 	check(t, err)
-	defer d.Close()
+	t.Cleanup(func() { check(t, d.Close()) })
 	store := pooltest.NewShelf()
 	p, err := Open(d, []Tier{{Name: "disk", Store: store, Local: true, Write: OnEvict}}, Options{PrefetchBytes: 128 << 10})
 	check(t, err)
-	defer p.Close()
+	t.Cleanup(func() { check(t, p.Close()) })
 	n := &node{Pool: p, t: t, spec: specOf("model", 1)}
 	n.space, err = p.OpenSpace(n.spec)
 	check(t, err)
+	return n, d, store
+}
+
+// What is about to be evicted is written before, and what is in use is not, while memory has room.
+func TestOnEvict(t *testing.T) {
+	n, d, store := evicting(t, 256<<10)
 	n.save(chain("a", 100))
 	n.save(chain("b", 100))
 	if store.Len() != 0 {
@@ -196,23 +203,14 @@ func TestOnEvictBesideATierThatHangs(t *testing.T) {
 
 // To be written is no use of a block: the order in which blocks go stays, so however often is looked, only the coldest are written.
 func TestOnEvictKeepsTheOrder(t *testing.T) {
-	d, err := dram.Open(dram.Options{Bytes: 1 << 20, SlabBytes: 64 << 10})
-	check(t, err)
-	defer d.Close()
-	store := pooltest.NewShelf()
-	p, err := Open(d, []Tier{{Name: "disk", Store: store, Local: true, Write: OnEvict}}, Options{PrefetchBytes: 128 << 10})
-	check(t, err)
-	defer p.Close()
-	n := &node{Pool: p, t: t, spec: specOf("model", 1)}
-	n.space, err = p.OpenSpace(n.spec)
-	check(t, err)
+	n, d, store := evicting(t, 1<<20)
 	n.save(chain("a", 1000))
 	before, after := make([]pool.Cold, coldMany), make([]pool.Cold, coldMany)
 	d.Coldest(before)
-	n.waitFor("memory is nearly full", func(*pool.TierReport) bool { return p.chill.near.Load() })
+	n.waitFor("memory is nearly full", func(*pool.TierReport) bool { return n.chill.near.Load() })
 	for range 10 {
-		p.chillNow()
-		n.waitFor("what was offered is written", func(r *pool.TierReport) bool { return r.Tiers[0].Putting == 0 && p.lanes[0].copied.Load() == 0 })
+		n.chillNow()
+		n.waitFor("what was offered is written", func(r *pool.TierReport) bool { return r.Tiers[0].Putting == 0 && n.lanes[0].copied.Load() == 0 })
 	}
 	if d.Coldest(after); !slices.Equal(before, after) {
 		t.Error("blocks go in another order when they were written")

@@ -70,7 +70,8 @@ func (l *lane) copies(batch []putItem) (loans []loan) {
 	return loans
 }
 
-// takesLocked says whether an entry can be queued: it does not wait already, one of before a reset not counted, and there is room.
+// takesLocked says whether an entry can be queued: it does not wait already, one of before a reset not counted, and there is room. One for which there is none is
+// counted as dropped.
 func (l *lane) takesLocked(o *origin) bool {
 	if l.puts.set[o.key] == o.life || l.p.mu.closed {
 		return false
