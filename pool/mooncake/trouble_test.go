@@ -180,6 +180,9 @@ func signalHelper(t testing.TB, s *Store, sig syscall.Signal) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if sig == syscall.SIGSTOP {
+		servertest.AwaitStop(t, h.cmd.Process.Pid)
+	}
 }
 
 // A get in place is cut off by its deadline while its helper stands still: the caller is told that its memory is in use until the helper has answered, which costs

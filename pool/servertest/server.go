@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // RequireEnv names a variable of the environment that, set to anything, makes a missing server a failure instead of a skip.
@@ -102,8 +104,27 @@ func (s *Server) Restart() {
 	s.start()
 }
 
-// Pause stops the process (SIGSTOP): its sockets stay open and nobody answers.
-func (s *Server) Pause() { s.signal(syscall.SIGSTOP) }
+// Pause stops the process (SIGSTOP), and returns when none of its threads runs any more: its sockets stay open and nobody answers.
+func (s *Server) Pause() {
+	s.t.Helper()
+	s.signal(syscall.SIGSTOP)
+	AwaitStop(s.t, s.cmd.Process.Pid)
+}
+
+// AwaitStop waits until a child that was sent SIGSTOP stands still. The signal alone is only a request: a thread on another processor goes on until it
+// takes it, and may answer one more call. The kernel tells a parent when the last thread stands (waitid(2), WSTOPPED).
+func AwaitStop(t testing.TB, pid int) {
+	t.Helper()
+	for {
+		err := unix.Waitid(unix.P_PID, pid, nil, unix.WSTOPPED|unix.WNOWAIT, nil)
+		if err == nil {
+			return
+		}
+		if err != unix.EINTR {
+			t.Fatalf("process %d does not stop: %v", pid, err)
+		}
+	}
+}
 
 // Resume lets a paused process go on.
 func (s *Server) Resume() { s.signal(syscall.SIGCONT) }
