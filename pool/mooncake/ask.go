@@ -23,11 +23,16 @@ func (s *Store) Exists(ctx context.Context, keys []pool.Key, status []pool.Statu
 
 // Delete implements pool.Store.
 func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {
-	return s.ask(ctx, opDelete, keys, func(_ int, code int64) {
+	return s.ask(ctx, opDelete, keys, func(int, int64) {})
+}
+
+// tallyDelete counts what an answer says is gone: a code is the value's length.
+func (s *Store) tallyDelete(codes []int64) {
+	for _, code := range codes {
 		if code >= 0 {
 			s.stock.Add(-1, -code)
 		}
-	})
+	}
 }
 
 // ask asks about all keys that are any, maxKeys at once, and tells the code of each.
@@ -60,7 +65,11 @@ func (s *Store) askSome(ctx context.Context, op operation, names []string) ([]in
 		return nil, err
 	}
 	free := func() { s.questions <- place }
-	codes, err := s.call(ctx, h, len(names), false, free, func(id uint64) []byte { return encodeKeys(id, op, names) })
+	r := &request{encode: func(id uint64) []byte { return encodeKeys(id, op, names) }, free: free}
+	if op == opDelete {
+		r.tally = s.tallyDelete
+	}
+	codes, err := s.call(ctx, h, len(names), false, r)
 	if err == nil {
 		free()
 	}

@@ -44,22 +44,21 @@ func (s *Store) enter(ctx context.Context, places chan int) (*helper, int, error
 
 // call asks a helper and waits for the answer, which has n codes, as long as ctx lasts. Without an error the caller has the place back and frees it; with one
 // the place is freed when the helper is done with it. inPlace: the helper works in memory of the caller, who is told by pool.InUse for how long.
-func (s *Store) call(ctx context.Context, h *helper, n int, inPlace bool, free func(), encode func(id uint64) []byte) ([]int64, error) {
-	r := &request{encode: encode, free: free}
+func (s *Store) call(ctx context.Context, h *helper, n int, inPlace bool, r *request) ([]int64, error) {
 	if !h.submit(r) {
-		free()
+		r.free()
 		return nil, fmt.Errorf("mooncake: %w", errDied)
 	}
 	select {
 	case codes := <-r.answer:
-		return s.judge(h, codes, n, free)
+		return s.judge(h, codes, n, r.free)
 	case <-ctx.Done():
 	}
 	working, answered := h.abandon(r)
 	switch {
 	case answered:
 		<-r.answer
-		free()
+		r.free()
 	case working && inPlace:
 		s.count.late.Add(1)
 		return nil, &pool.InUse{Done: r.over, Err: ctx.Err()}

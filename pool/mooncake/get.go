@@ -23,7 +23,7 @@ func (s *Store) getSome(ctx context.Context, h *helper, items []pool.Item, share
 		free()
 		return p.taken, nil
 	}
-	codes, err := s.call(ctx, h, len(p.items), p.arena, free, func(id uint64) []byte { return encodeValues(id, opGet, p.places) })
+	codes, err := s.call(ctx, h, len(p.items), p.arena, &request{encode: func(id uint64) []byte { return encodeValues(id, opGet, p.places) }, free: free})
 	if err != nil {
 		return 0, err
 	}

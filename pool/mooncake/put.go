@@ -26,7 +26,11 @@ func (s *Store) putSome(ctx context.Context, h *helper, items []pool.Item, share
 		pool.AppendValueHeader(s.header(at)[:0], &it.Key, it.Data)
 		copy(s.copied(at), it.Data)
 	}
-	codes, err := s.call(ctx, h, len(p.items), p.arena, free, func(id uint64) []byte { return encodeValues(id, opPut, p.places) })
+	codes, err := s.call(ctx, h, len(p.items), p.arena, &request{
+		encode: func(id uint64) []byte { return encodeValues(id, opPut, p.places) },
+		free:   free,
+		tally:  func(codes []int64) { s.tallyPut(p.places, codes) },
+	})
 	if err != nil {
 		return 0, err
 	}
@@ -37,11 +41,19 @@ func (s *Store) putSome(ctx context.Context, h *helper, items []pool.Item, share
 	return p.taken, nil
 }
 
+// tallyPut counts what an answer says is stored: with 0.
+func (s *Store) tallyPut(places []place, codes []int64) {
+	for i, code := range codes {
+		if code == 0 && i < len(places) {
+			s.stock.Add(1, pool.ValueHeader+places[i].length)
+		}
+	}
+}
+
 func (s *Store) settlePut(h *helper, it *pool.Item, code int64) {
 	switch code {
 	case 0:
 		it.Status = pool.OK
-		s.stock.Add(1, int64(pool.ValueHeader+len(it.Data)))
 		s.turnOf(h, remote.OK, nil)
 	case 1, codeExists:
 		it.Status = pool.Exists

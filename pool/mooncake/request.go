@@ -12,8 +12,9 @@ import (
 // answer, or, after a caller left, the helper's reader or end.
 type request struct {
 	encode  func(id uint64) []byte
-	free    func()       // gives the place back
-	answer  chan []int64 // of one; closed without: the helper is gone
+	free    func()              // gives the place back
+	tally   func(codes []int64) // counts what the answer changed in the store, also when the caller has left; may be nil
+	answer  chan []int64        // of one; closed without: the helper is gone
 	started time.Time
 	over    chan struct{} // closed when the helper has done with it, or is gone; of one whose caller left
 
@@ -119,6 +120,9 @@ func (h *helper) deliver(a reply) bool {
 		return false
 	}
 	delete(h.mu.pending, a.id)
+	if r.tally != nil {
+		r.tally(a.codes)
+	}
 	r.settle(a.codes)
 	return true
 }

@@ -132,7 +132,7 @@ func TestForeignValue(t *testing.T) {
 	at := place{key: s.name(&real.Key), header: int64(share) * s.o.share(), offset: int64(share)*s.o.share() + dataAt, length: 1000}
 	pool.AppendValueHeader(s.header(&at)[:0], &other.Key, other.Data)
 	copy(s.copied(&at), other.Data)
-	codes, err := s.call(t.Context(), h, 1, false, free, func(id uint64) []byte { return encodeValues(id, opPut, []place{at}) })
+	codes, err := s.call(t.Context(), h, 1, false, &request{encode: func(id uint64) []byte { return encodeValues(id, opPut, []place{at}) }, free: free})
 	if free(); err != nil || codes[0] != 0 {
 		t.Fatalf("put: %v %v", codes, err)
 	}
@@ -183,6 +183,27 @@ func signalHelper(t testing.TB, s *Store, sig syscall.Signal) {
 	if sig == syscall.SIGSTOP {
 		servertest.AwaitStop(t, h.cmd.Process.Pid)
 	}
+}
+
+// What a helper does after the caller's deadline counts: the value is there, and gone again, though nobody waited for the answer.
+func TestLateAnswersAreCounted(t *testing.T) {
+	t.Parallel()
+	s, _ := openOne(t)
+	items := pooltest.Blocks(0, 3, 10_000)
+	signalHelper(t, s, syscall.SIGSTOP)
+	err := within(t, 50*time.Millisecond, func(ctx context.Context) error { return s.Put(ctx, items) })
+	if !errors.Is(err, context.DeadlineExceeded) || s.Usage().Items != 0 {
+		t.Fatalf("put to a stopped helper: %v, %+v", err, s.Usage())
+	}
+	signalHelper(t, s, syscall.SIGCONT)
+	pooltest.Until(t, "three values are counted", func() bool { return s.Usage() == pool.Usage{Items: 3, Bytes: 3 * (10_000 + pool.ValueHeader)} })
+	signalHelper(t, s, syscall.SIGSTOP)
+	err = within(t, 50*time.Millisecond, func(ctx context.Context) error { return s.Delete(ctx, []pool.Key{items[0].Key, items[1].Key, items[2].Key}) })
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("delete by a stopped helper: %v", err)
+	}
+	signalHelper(t, s, syscall.SIGCONT)
+	pooltest.Until(t, "none is counted", func() bool { return s.Usage() == pool.Usage{} })
 }
 
 // A get in place is cut off by its deadline while its helper stands still: the caller is told that its memory is in use until the helper has answered, which costs

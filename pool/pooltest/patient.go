@@ -21,7 +21,7 @@ type patient struct {
 
 const (
 	patientTries    = 200
-	patientDeadline = 100 * time.Millisecond // of one try, beyond which it counts as hanging
+	patientDeadline = 300 * time.Millisecond // of one try, beyond which it counts as hanging
 )
 
 func newPatient(t testing.TB, below pool.Store) *patient {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -94,18 +95,23 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// crossed is a store that gives the value of another key.
-type crossed struct{ pool.Store }
+// crossed is a store that gives the value of one block for another's key, and the other way round.
+type crossed struct {
+	pool.Store
+	a, b pool.Hash
+}
 
 func (c crossed) Get(ctx context.Context, items []pool.Item) error {
-	if err := c.Store.Get(ctx, items); err != nil || len(items) < 4 {
-		return err
+	other := map[pool.Hash]pool.Hash{c.a: c.b, c.b: c.a}
+	wrong := slices.Clone(items)
+	for i := range wrong {
+		wrong[i].Key.Hash = other[items[i].Key.Hash]
 	}
-	a, b := items[0].Data, items[2].Data
-	for i := range a {
-		a[i], b[i] = b[i], a[i]
+	err := c.Store.Get(ctx, wrong)
+	for i := range wrong {
+		items[i].Status = wrong[i].Status
 	}
-	return nil
+	return err
 }
 
 func TestCrossedKeys(t *testing.T) {
@@ -114,7 +120,7 @@ func TestCrossedKeys(t *testing.T) {
 	writer := newNode(t, 64, 2, Options{}, Tier{Name: "shared", Store: store, Write: OnSave})
 	writer.save(h)
 	writer.stored(0, 2)
-	n := newNode(t, 64, 2, Options{}, Tier{Name: "shared", Store: crossed{store}})
+	n := newNode(t, 64, 2, Options{}, Tier{Name: "shared", Store: crossed{store, pool.MakeHash(h.At(0)), pool.MakeHash(h.At(1))}})
 	n.know(h)
 	_, refs := n.settled(h)
 	if got := n.load(h); got != 0 {
