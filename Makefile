@@ -59,6 +59,7 @@ lint: lint-go lint-python ## formatting and static checks, Go and Python
 lint-go: # gofmt, vet, staticcheck and more: .golangci.yml
 	@scripts/deps go
 	@$(STAGE) golangci-lint go run $(GOLANGCI) run ./...
+	@$(STAGE) golangci-lint-cuda env $(CUDA_FLAGS) go run $(GOLANGCI) run --build-tags cuda,softcuda ./cudaipc/...
 
 .PHONY: lint-python
 lint-python:

@@ -198,7 +198,9 @@ func TestLateAnswersAreCounted(t *testing.T) {
 	signalHelper(t, s, syscall.SIGCONT)
 	pooltest.Until(t, "three values are counted", func() bool { return s.Usage() == pool.Usage{Items: 3, Bytes: 3 * (10_000 + pool.ValueHeader)} })
 	signalHelper(t, s, syscall.SIGSTOP)
-	err = within(t, 50*time.Millisecond, func(ctx context.Context) error { return s.Delete(ctx, []pool.Key{items[0].Key, items[1].Key, items[2].Key}) })
+	err = within(t, 50*time.Millisecond, func(ctx context.Context) error {
+		return s.Delete(ctx, []pool.Key{items[0].Key, items[1].Key, items[2].Key})
+	})
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("delete by a stopped helper: %v", err)
 	}
