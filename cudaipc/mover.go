@@ -40,7 +40,7 @@ type MoverLimits struct {
 	Quiet  time.Duration // the same, while a peer is to be closed or its process is dead: its memory is to be free again soon
 	Start  time.Duration // from the start of the process to an open device
 	Import time.Duration // one Import
-	Close  time.Duration // one Close
+	Close  time.Duration // one Close: what is closed is mostly a dead engine's, whose memory is to be free within 2 s
 	Poll   time.Duration // one Poll
 	Copy   time.Duration // from one end of a copy to the next, of a peer and direction with copies under way
 	Steady time.Duration // a mover that lived so long has not failed to start
@@ -51,7 +51,7 @@ type MoverLimits struct {
 // DefaultMoverLimits are used for every limit that is zero.
 var DefaultMoverLimits = MoverLimits{
 	Tick: 100 * time.Millisecond, Ping: 5 * time.Second, Quiet: 1200 * time.Millisecond, Start: time.Minute,
-	Import: 30 * time.Second, Close: 10 * time.Second, Poll: 5 * time.Second, Copy: 10 * time.Second,
+	Import: 30 * time.Second, Close: 1500 * time.Millisecond, Poll: 5 * time.Second, Copy: 10 * time.Second,
 	Steady: 2 * time.Second, Again: 100 * time.Millisecond, AtMost: 5 * time.Second,
 }
 

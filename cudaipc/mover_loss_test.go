@@ -194,3 +194,15 @@ func TestMoverBacksOff(t *testing.T) {
 		t.Errorf("%+v, want two starts and a pause", s)
 	}
 }
+
+// What is left of the 2 s in which a dead engine's memory is to be free, whatever hangs: a mover that stands still, and a driver that does not come back from a
+// close, are found in time to be killed.
+func TestDefaultLimitsFreeMemoryInTime(t *testing.T) {
+	const within, kill = 2 * time.Second, 250 * time.Millisecond // kill: and reap
+	l := cudaipc.DefaultMoverLimits
+	for name, limit := range map[string]time.Duration{"Quiet": l.Quiet, "Close": l.Close} {
+		if limit+l.Tick+kill > within {
+			t.Errorf("%s is %v, looked after every %v: beyond %v", name, limit, l.Tick, within)
+		}
+	}
+}
