@@ -9,7 +9,7 @@ import (
 )
 
 // moverVictim is how long a copy is waited for before a mover is killed without one.
-const moverVictim = 500 * time.Millisecond
+const moverVictim = 2 * time.Second
 
 // killMover kills a mover of the agent, at a moment when it copies if there is one soon. Engines and agent go on meanwhile.
 func (r *replay) killMover() {
