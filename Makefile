@@ -16,6 +16,8 @@ GO_BUILD := env $(CUDA_FLAGS) go build -tags cuda -trimpath -buildvcs=$(BUILDVCS
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
 GO_TEST_FLAGS ?= -race -p 2 -timeout 15m
+# -trimpath, as in GO_BUILD: what is compiled for the one is not compiled again for the other.
+GO_TEST_PLAIN := $(filter-out -race,$(GO_TEST_FLAGS)) -trimpath
 FUZZTIME      ?= 5000x
 TRACE         ?= testdata/conversation_1000.jsonl
 
@@ -74,8 +76,8 @@ test-go: ## Go tests, with the race detector; tests of rates, and of policies th
 	@scripts/deps go servers
 	@$(STAGE) servers scripts/servers
 	@PATH="$$(scripts/servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test go test $(GO_TEST_FLAGS) $$(go list ./... | grep -v /pool/evict)
-	@$(STAGE) -v go-test-pure go test $(filter-out -race,$(GO_TEST_FLAGS)) ./pool/evict/...
-	@$(STAGE) -v go-test-figures go test -count=1 -run '^TestReplay(HitsAsSimulated|EvictionGains)$$' ./cmd/kvagent
+	@$(STAGE) -v go-test-pure go test $(GO_TEST_PLAIN) ./pool/evict/...
+	@$(STAGE) -v go-test-figures go test -count=1 -trimpath -run '^TestReplay(HitsAsSimulated|EvictionGains)$$' ./cmd/kvagent
 
 # A software driver that KVAGENT_LIBCUDA names is loaded by what is built with the tag softcuda, and by nothing else.
 SOFTCUDA := $(CURDIR)/build/softcuda/libcuda.so.1
@@ -110,8 +112,8 @@ cuda-header-check: ## hold third_party/cuda and the copy kernel against NVIDIA's
 test-cuda: softcuda ## the CUDA path on a software driver, with the race detector; the other ending of a dead engine's events, and whole agents, without
 	@$(STAGE) -v test-cuda env $(CUDA_FLAGS) KVAGENT_LIBCUDA=$(SOFTCUDA) go test -count=1 $(GO_TEST_FLAGS) -tags cuda,softcuda -run CUDA ./cudaipc
 	@$(STAGE) -v test-cuda-never env $(CUDA_FLAGS) KVAGENT_LIBCUDA=$(SOFTCUDA) SOFTCUDA_EVENTS_OF_THE_DEAD=never SOFTCUDA_DRIVER_VERSION=13000 \
-		go test -count=1 $(filter-out -race,$(GO_TEST_FLAGS)) -tags cuda,softcuda -run CUDA ./cudaipc
-	@$(STAGE) -v test-cuda-path env $(CUDA_FLAGS) KVAGENT_LIBCUDA=$(SOFTCUDA) go test -count=1 $(filter-out -race,$(GO_TEST_FLAGS)) -tags cuda,softcuda,nozmq -run 'TestCUDA' ./cmd/kvagent
+		go test -count=1 $(GO_TEST_PLAIN) -tags cuda,softcuda -run CUDA ./cudaipc
+	@$(STAGE) -v test-cuda-path env $(CUDA_FLAGS) KVAGENT_LIBCUDA=$(SOFTCUDA) go test -count=1 $(GO_TEST_PLAIN) -tags cuda,softcuda,nozmq -run 'TestCUDA' ./cmd/kvagent
 
 .PHONY: test-python
 test-python: build ## Python tests, with the real agent
