@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -190,6 +191,34 @@ func TestCUDAImportSaysWhatToSet(t *testing.T) {
 	if got := b.device.Info().Imports; got != before {
 		t.Errorf("refused imports left %d open", got-before)
 	}
+}
+
+// A mover answers questions about its device until it ends: one that comes beside the end finds nobody to ask, and waits for nobody.
+func TestCUDAAskedWhileItCloses(t *testing.T) {
+	const askers = 4
+	var asking, asked sync.WaitGroup
+	closed := make(chan struct{})
+	t.Cleanup(func() { // behind the fixture's, which closes the device
+		close(closed)
+		asked.Wait()
+	})
+	b := newBench(t, devicetest.Spec{Regions: []int64{1 << 20}}, nil)
+	asking.Add(askers)
+	for range askers {
+		asked.Go(func() {
+			b.device.Info()
+			asking.Done()
+			for over := false; !over; {
+				select {
+				case <-closed:
+					over = true // once more, behind the end
+				default:
+				}
+				b.device.Info()
+			}
+		})
+	}
+	asking.Wait()
 }
 
 // TestCUDARefusalToPin: what the driver does not pin is copied all the same, and Info says that it is so.

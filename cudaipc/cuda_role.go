@@ -12,12 +12,13 @@ import (
 // driver. It ends with its thread. A nil role, one that did not start, does nothing.
 type role struct {
 	work  chan func()
+	over  chan struct{} // closed by close
 	ended chan struct{}
 }
 
 // startRole starts a role that does what it is given by do, until close.
 func startRole(ctx *driver.Context) (*role, error) {
-	r := &role{work: make(chan func()), ended: make(chan struct{})}
+	r := &role{work: make(chan func()), over: make(chan struct{}), ended: make(chan struct{})}
 	entered := make(chan error)
 	go func() {
 		defer close(r.ended)
@@ -35,33 +36,41 @@ func startRole(ctx *driver.Context) (*role, error) {
 }
 
 func (r *role) serve() {
-	for f := range r.work {
-		f()
+	for {
+		select {
+		case f := <-r.work:
+			f()
+		case <-r.over:
+			return
+		}
 	}
 }
 
-// do has f done in the role and waits for its end.
+// do has f done in the role and waits for its end. A role that is closed, which may happen meanwhile, does not do it any more.
 func (r *role) do(f func()) {
 	if r == nil {
 		return
 	}
 	done := make(chan struct{})
-	r.work <- func() {
+	select {
+	case r.work <- func() {
 		defer close(done)
 		f()
+	}:
+		<-done
+	case <-r.over:
 	}
-	<-done
 }
 
 // begin has f done in the role, which may take as long as the role lives: nothing else is given to it.
 func (r *role) begin(f func()) { r.work <- f }
 
-// close waits for the role's end. Nothing is given to it any more.
+// close waits for the role's end: what it was given is done.
 func (r *role) close() {
 	if r == nil {
 		return
 	}
-	close(r.work)
+	close(r.over)
 	<-r.ended
 }
 
