@@ -196,6 +196,14 @@ class Session:
             self._send_job(job, frame(encode(message, self.version)), _blocks(sections))
         return job
 
+    def hold(self) -> None:
+        """Has what is sent from here on go out in one piece, with ``let_go``."""
+        self._stream.hold()
+
+    def let_go(self) -> None:
+        """See hold."""
+        self._stream.let_go()
+
     def cancel(self, job: int) -> None:
         """Asks for a job's end: its Done comes, then Cancelled. Does not wait. Asked twice, it is asked once."""
         if job in self._cancels:

@@ -69,6 +69,8 @@ class SyncWords:
         self.events = events
         self.revokes = revokes
         self._long = self.memory.view.cast("Q")
+        self.cells = self._long[self.events_off // 8 : (self.events_off + events * cell) // 8]
+        """Of all events. On a CPU two words each: recorded, fired."""
         self._word = self.memory.view.cast("I")
 
     def sync(self, region: int) -> Sync:
@@ -118,6 +120,7 @@ class SyncWords:
 
     def close(self) -> None:
         """Frees the memory. A second call does nothing."""
+        self.cells.release()
         self._long.release()
         self._word.release()
         self.memory.close()

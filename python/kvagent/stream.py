@@ -42,6 +42,7 @@ class FrameStream:
         self._in = bytearray()
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self._open_for_writing = True
+        self._held = False
 
     def fileno(self) -> int:
         """The socket's descriptor."""
@@ -62,7 +63,7 @@ class FrameStream:
         """
         if self.pending and self.pending + len(data) > MAX_PENDING_BYTES:
             raise Busy(f"{self.pending} bytes wait to be sent, at most {MAX_PENDING_BYTES}")
-        sent = 0 if self.pending else self._write(data, fds)
+        sent = 0 if self.pending or self._held else self._write(data, fds)
         if sent < len(data):
             self._out.append((memoryview(data)[sent:], () if sent else tuple(fds)))
             self.pending += len(data) - sent
@@ -70,7 +71,7 @@ class FrameStream:
 
     def flush(self) -> None:
         """Sends what waits, as far as the socket takes it."""
-        while self._out and self._open_for_writing:
+        while self._out and self._open_for_writing and not self._held:
             data, fds = self._out[0]
             sent = self._write(data, fds)
             self.pending -= sent
@@ -83,6 +84,17 @@ class FrameStream:
         if not self._open_for_writing:
             self._out.clear()
             self.pending = 0
+
+    def hold(self) -> None:
+        """Has frames gather until ``let_go``, which sends them in one piece: so the peer is woken once."""
+        self._held = True
+
+    def let_go(self) -> None:
+        """See hold."""
+        self._held = False
+        if len(self._out) > 1 and not any(fds for _, fds in self._out):
+            self._out = deque([(memoryview(b"".join(data for data, _ in self._out)), ())])
+        self.flush()
 
     def receive(self, *, read: bool = True) -> Message | None:
         """The next message, or None if it is not all there. Malformed if it is none.

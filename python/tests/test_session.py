@@ -225,6 +225,28 @@ def test_jobs_are_reported_once_and_in_full(ends: tuple[Session, Agent]) -> None
     assert session.poll() == []
 
 
+def test_what_is_held_goes_out_in_one_piece(ends: tuple[Session, Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+    session, agent = ends
+    pieces: list[int] = []
+    write = FrameStream._write
+
+    def count(stream: FrameStream, data: bytes, fds: tuple[int, ...] = ()) -> int:
+        pieces.append(len(data))
+        return write(stream, data, fds)
+
+    monkeypatch.setattr(FrameStream, "_write", count)
+    session.hold()
+    jobs = [session.save([SECTION], epoch=1, step=step) for step in (3, 4, 5)]
+    assert session.poll() == []  # which sends what waits, but not what is held
+    assert pieces == []
+    session.let_go()
+    assert len(pieces) == 1
+    for job, step in zip(jobs, (3, 4, 5), strict=True):
+        assert agent.hear() == m.Save(job, 1, step, m.NO_INDEX, m.NO_INDEX, (SECTION,))
+    session.save([SECTION], epoch=1, step=6)
+    assert len(pieces) == 2, "nothing is held any more"
+
+
 def test_an_epoch_told_late_is_no_step_back(ends: tuple[Session, Agent]) -> None:
     session, agent = ends
     agent.say(m.Epoch(5), m.Epoch(4))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvagent.vllm.due import FEW, GATHER, Due
+from kvagent.vllm.due import FEW, GATHER, MOST_CAME, Due
 from kvagent.vllm.known import MAX_RECENT, RECENT_S, Known
 from kvagent.vllm.patience import FREE, LAST_MS, Patience
 from kvagent.vllm.tracked import Tracked
@@ -93,6 +93,19 @@ def test_blocks_of_answers_gather_and_nothing_else_waits() -> None:
     assert not due.ripe()
     due.step({"1": FEW + 1}, {"1": some[1]})
     assert due.ripe()
+
+
+def test_nothing_is_kept_of_who_went_where_nobody_looks() -> None:
+    """Where nothing may be saved nobody takes them, for hours; requests come and go."""
+    due, stays = Due(), tracked("stays")
+    due.later(stays, 1)
+    for i in range(4 * MOST_CAME):
+        one = tracked(f"{i}")
+        due.later(one, 1)
+        due.step({"1": 1}, {})
+        due.remove(one)
+        assert sum(len(some) for _, some in due._came) + len(due._now) <= MOST_CAME + 3
+    assert due.take() == [stays]
 
 
 def test_keys_are_forgotten_after_a_time_or_when_they_are_too_many() -> None:

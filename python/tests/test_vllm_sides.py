@@ -17,9 +17,10 @@ from kvagent import messages as m
 from kvagent.errors import TimedOut
 from kvagent.lookup import Answer, LookupStatus
 from kvagent.registration import Registration
+from kvagent.stream import FrameStream
 from kvagent.vllm.counts import Counts
 from kvagent.vllm.geometry import Geometry
-from kvagent.vllm.link import Link
+from kvagent.vllm.link import LISTEN, Link
 from kvagent.vllm.options import Options
 from kvagent.vllm.plan import Report
 from kvagent.vllm.promises import Promises
@@ -31,6 +32,8 @@ from tests.test_session import Agent
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+ANSWER_S = 5.0  # for what takes microseconds; what waits for a stopped agent waits longer
 
 
 @pytest.fixture
@@ -165,6 +168,23 @@ def test_who_must_not_read_the_cache_saves_nevertheless(
     assert engine.matched(engine.request("c", "p", 4)) == 4 * BLOCK
 
 
+def test_a_request_is_told_of_when_it_arrives_and_nothing_is_waited_for(
+    engines: Callable[..., PlayedEngine], agent: AgentProcess
+) -> None:
+    engine = engines()
+    engine.save("a", "p", 4, 1)
+    before = agent.status()
+    request = engine.request("b", "p", 4)
+    agent.freeze()
+    begin = time.monotonic()
+    engine.scheduler.on_new_request(request)
+    assert time.monotonic() - begin < ANSWER_S
+    agent.thaw()
+    eventually(lambda: agent.status()["lookups"] == before["lookups"] + 1, "a probe")
+    assert agent.status()["leases"] == before["leases"], "a probe reserves nothing"
+    assert engine.scheduler.counts.lookups == 1, "that of the first request: probes are not counted"
+
+
 def test_a_block_is_offered_once(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
     engine = engines()
     twins = [engine.request(name, "p", 4) for name in ("a", "b")]
@@ -179,6 +199,34 @@ def test_a_block_is_offered_once(engines: Callable[..., PlayedEngine], agent: Ag
     engine.admit(late)
     assert engine.step((late, late.num_tokens)).plan.saves == []
     assert agent.status()["blocks_stored"] == 4
+
+
+def test_an_agent_without_jobs_is_listened_to_in_one_of_some_steps(
+    engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call to the kernel is what costs most in a step in which nothing happens."""
+    engine = engines()
+    request = engine.request("a", "p", 4)
+    engine.matched(request)
+    engine.admit(request)
+    engine.step((request, request.num_tokens))
+    engine.quiet()
+    asked: list[int] = []
+    quiet = FrameStream.quiet
+
+    def count(stream: FrameStream) -> bool:
+        asked.append(stream.fileno())
+        return quiet(stream)
+
+    monkeypatch.setattr(FrameStream, "quiet", count)
+    for _ in range(10 * LISTEN):
+        engine.step((request, 0))
+    assert len(asked) == 2 * 10
+    agent.kill()
+    for _ in range(LISTEN):
+        engine.step((request, 0))
+    assert (engine.link.current(), engine.worker_link.current()) == (None, None)
+    agent.start()
 
 
 def test_what_was_revoked_is_offered_again(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from kvagent.vllm.tracked import Tracked
 
 FEW = 8  # tokens of one step; a request that computes more in it is looked at in that step
-GATHER = 4  # steps in which blocks of answers gather
+GATHER = 8  # steps in which blocks of answers gather
+MOST_CAME = 4 * GATHER  # ticks whose requests are not looked through
 
 
 class Due:
@@ -25,6 +26,7 @@ class Due:
 
     def __init__(self) -> None:
         self._now: dict[Tracked, None] = {}
+        self._came: list[tuple[int, list[Tracked]]] = []  # those whose tick has come since the last take
         self._hurry = False  # among them is one that is not to wait for others
         self._steps = 0
         self._tick = 0
@@ -52,10 +54,11 @@ class Due:
 
     def ripe(self) -> bool:
         """Whether they are to be looked at in this step."""
-        return self._hurry or (self._steps % GATHER == 0 and bool(self._now))
+        return self._hurry or (self._steps % GATHER == 0 and bool(self._now or self._came))
 
     def take(self) -> list[Tracked]:
         """The requests to look at now. Who cannot be dealt with is to be kept."""
+        self._sort()
         now, self._now = list(self._now), {}
         self._hurry = False
         return now
@@ -78,14 +81,23 @@ class Due:
                 elif tokens > most:
                     most = tokens
         for tick in range(self._tick + 1, self._tick + most + 1):
-            for tracked in self._ahead.pop(tick, ()):
-                if tracked.due == tick:  # else it was put elsewhere, or removed
-                    self._now[tracked] = None
+            if (some := self._ahead.pop(tick, None)) is not None:
+                self._came.append((tick, some))
+        if len(self._came) > MOST_CAME:  # nobody takes them: of those that are removed nothing is to stay
+            self._sort()
         self._tick += most
         self._steps += 1
+
+    def _sort(self) -> None:
+        for tick, some in self._came:
+            for tracked in some:
+                if tracked.due == tick:  # else it was put elsewhere, or removed
+                    self._now[tracked] = None
+        self._came.clear()
 
     def clear(self) -> None:
         """Forgets all of them."""
         self._now.clear()
+        self._came.clear()
         self._ahead.clear()
         self._hurry = False

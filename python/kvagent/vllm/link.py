@@ -26,6 +26,7 @@ REGISTER_S = 30.0
 PAUSE_FIRST_S = 0.05  # between tries; doubled up to the last
 PAUSE_LAST_S = 0.5
 PAUSE_REFUSED_S = 5.0  # the same where the agent says no: what it refuses seldom changes
+LISTEN = 4  # steps; the agent is listened to in one of so many where nothing is to come from it
 JOIN_S = 5.0  # for the thread at the end
 
 log = logging.getLogger("kvagent.vllm")

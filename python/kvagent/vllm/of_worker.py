@@ -17,12 +17,13 @@ from kvagent.vllm.metadata import Metadata, WorkerMetadata
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.sync import Sync, make_sync
 from kvagent.vllm.versions import WHOLE_FAILURES
-from kvagent.vllm.worker import WorkerSide
+from kvagent.vllm.worker import NONE_OVER, WorkerSide
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvagent.vllm.options import Options
+    from kvagent.vllm.worker import Results
 
 log = logging.getLogger("kvagent.vllm")
 
@@ -81,19 +82,19 @@ class WorkerCalls:
         What a save or a load still has is pinned: vLLM gives such a block to nobody. A save is taken back by its word,
         which needs no waiting, and in the plan of the step before the first one that may use its blocks otherwise.
         """
-        if self._worker is not None and isinstance(kv_connector_metadata, Metadata):
-            self._worker.take_back(kv_connector_metadata.plan)
+        if self._worker is not None and (plan := _plan(kv_connector_metadata)).revokes:
+            self._worker.take_back(plan)
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         """Begins a step: the first that vLLM says of it, before its kernels are launched."""
         self._connector_metadata = connector_metadata
         if self._worker is not None:
-            self._worker.begin(self._plan)
+            self._worker.begin(_plan(connector_metadata))
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Hands in the loads; they run between steps."""
-        if self._worker is not None:
-            self._worker.start(self._plan)
+        if self._worker is not None and (plan := _plan(self._connector_metadata)).loads:
+            self._worker.start(plan)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing is loaded layer by layer."""
@@ -104,16 +105,18 @@ class WorkerCalls:
     def wait_for_save(self) -> None:
         """Ends the step and hands in the saves. Does not wait."""
         if self._worker is not None:
-            self._worker.end(self._plan)
+            self._worker.end(_plan(self._connector_metadata))
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:  # noqa: ARG002
         """Requests whose load is over; what vLLM 0.29 calls."""
-        return None, self._take_results()[0] or None
+        return None, self._take_results().received or None
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:  # noqa: ARG002
         """Requests whose load is over, and those whose load failed as a whole."""
-        received, failed = self._take_results()
-        return base.KVConnectorTransferResults(finished_sending=set(), finished_recving=received, failed_recving=failed)
+        results = self._take_results()
+        if results is NONE_OVER:  # vLLM is given sets of its own
+            return base.KVConnectorTransferResults()
+        return base.KVConnectorTransferResults(finished_recving=results.received, failed_recving=results.failed)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Blocks that did not come, of the requests that get_finished gave last."""
@@ -140,21 +143,14 @@ class WorkerCalls:
             self._memory = None
 
     @property
-    def _plan(self) -> StepPlan:
-        metadata = self._connector_metadata
-        return metadata.plan if isinstance(metadata, Metadata) else StepPlan()
-
-    @property
     def _rank(self) -> int:
         return int(self._vllm_config.parallel_config.rank) % self._ranks.world
 
-    def _take_results(self) -> tuple[set[str], set[str]]:
-        if self._worker is None:
-            return set(), set()
-        results = self._worker.results()
+    def _take_results(self) -> Results:
+        results = NONE_OVER if self._worker is None else self._worker.results()
         if results.bad_blocks:
             self._bad_blocks = self._bad_blocks | results.bad_blocks
-        return results.received, results.failed
+        return results
 
     def _registration_of_worker(self) -> Registration:
         assert self._memory is not None
@@ -166,3 +162,7 @@ class WorkerCalls:
             regions=[(words.memory.region(0), words.memory.fd), *self._memory.regions],
             segments=self._memory.segments, **self._common(),
         )  # fmt: skip
+
+
+def _plan(metadata: Any) -> StepPlan:
+    return metadata.plan if isinstance(metadata, Metadata) else StepPlan()

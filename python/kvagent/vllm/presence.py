@@ -57,10 +57,13 @@ class Presence:
         """The session, if there is one."""
         return None if self._attachment is None else self._attachment.session
 
-    def attend(self) -> News:
-        """Takes up a new session, and what the present one has to say. Does not wait, but for a reset that is owed."""
+    def attend(self, *, listen: bool = True) -> News:
+        """Takes up a new session, and what the present one has to say. Does not wait, but for a reset that is owed.
+
+        Unless it is to ``listen``, the present one may have something to say that is left for the next time.
+        """
         current = self._link.current()
-        if current is self._attachment and (current is None or current.session.quiet()):
+        if current is self._attachment and (current is None or not listen or current.session.quiet()):
             return NOTHING  # nearly always
         went = came = reset = False
         if current is not self._attachment:

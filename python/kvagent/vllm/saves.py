@@ -88,11 +88,11 @@ class Saves:
         self._step += 1
         self._now += min(now - self._last, HOLD_S / 2)  # an agent has a save only when its step has ended
         self._last = now
-        for known in self.pieces.known:
-            known.age(now)
 
     def ready(self) -> bool:
-        """Whether saves can be planned now."""
+        """Whether saves can be planned now. It comes before something is added."""
+        for known in self.pieces.known:
+            known.age(self._last)
         return bool(self._words) and self.pieces.room() > 0 and self._step >= self._not_before
 
     def finish(self, jobs: Callable[[], int], boot: bytes, epoch: int) -> list[SaveJob]:

@@ -16,9 +16,10 @@ from kvagent.vllm.blocks import Blocks, Tables
 from kvagent.vllm.collect import collect
 from kvagent.vllm.counts import Counts
 from kvagent.vllm.due import Due
+from kvagent.vllm.link import LISTEN
 from kvagent.vllm.loads import Loads
 from kvagent.vllm.mixed import Mixed
-from kvagent.vllm.plan import SaveJob, StepPlan
+from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.presence import NOTHING, Presence
 from kvagent.vllm.promises import Promises
 from kvagent.vllm.saves import Saves
@@ -54,6 +55,7 @@ class SchedulerSide:
         self._tracked: dict[str, Tracked] = {}
         self._due = Due()
         self._revokes: list[int] = []
+        self._steps = 0
         self._stopped = False  # the agent, so that nothing is to be expected of it
         self._jobs = itertools.count(1)
         self.tables = Tables()
@@ -112,7 +114,9 @@ class SchedulerSide:
 
     def plan(self, output: Any) -> StepPlan:
         """The plan of the step that ``output`` describes."""
-        self._attend()
+        self._steps += 1
+        waiting = self._waiting()
+        self._attend(listen=waiting or self._steps % LISTEN == 0)
         preempted = getattr(output, "preempted_req_ids", None) or ()
         for request in preempted:
             # One that a reset preempted may have been let in again in this very step.
@@ -122,16 +126,12 @@ class SchedulerSide:
             self._mixed.enter()
         now = time.monotonic()
         plan = StepPlan(idle=not self._tracked)
-        if self._loads is not None:
+        if self._loads is not None and self._loads.busy():
             plan.loads, plan.cancels = self._loads.take()
         plan.revokes, self._revokes = self._revokes, []
-        if self.saves is not None and self.blocks is not None:
-            self._stopped = plan.stopped = self._waiting() and self._presence.stopped(now)
-            short = bool(preempted) or self.blocks.scarce() or self._stopped
-            if short and self.saves.busy():
-                plan.revokes += self.saves.revoke()
-            plan.saves = self._plan_saves(self.saves, output, now, allowed=not short)
-            plan.revokes += self.saves.revoke_overdue()
+        if self.saves is not None:
+            self._stopped = plan.stopped = waiting and self._waiting() and self._presence.stopped(now)
+            self._plan_saves(self.saves, plan, output, now, preempted=bool(preempted))
         if self._presence.asker is not None:
             self._presence.asker.new_step()
         return plan
@@ -206,8 +206,8 @@ class SchedulerSide:
         """Leaves the agent. Leases end with the session."""
         self._presence.close()
 
-    def _attend(self) -> None:
-        news = self._presence.attend()
+    def _attend(self, *, listen: bool = True) -> None:
+        news = self._presence.attend(listen=listen)
         if news is not NOTHING:
             self._react(news)
 
@@ -285,18 +285,24 @@ class SchedulerSide:
         if self._mixed is not None:
             self._mixed.look(tracked, tables)
 
-    def _plan_saves(self, saves: Saves, output: Any, now: float, *, allowed: bool) -> list[SaveJob]:
-        session = self._presence.session
+    def _plan_saves(self, saves: Saves, plan: StepPlan, output: Any, now: float, *, preempted: bool) -> None:
+        """Nearly always it has nothing to do but to count the step."""
         saves.begin(now)
+        session = self._presence.session
+        if session is not None and self._may_save:
+            self._due.step(output.num_scheduled_tokens, self._tracked, getattr(output, "total_num_scheduled_tokens", 0))
+        if not (saves.busy() or (session is not None and self._due.ripe())):
+            return
+        short = preempted or self._stopped or (self.blocks is not None and self.blocks.scarce())
+        if short:
+            plan.revokes += saves.revoke()
         if session is None:
             saves.drop()
-            return []
-        if self._may_save:
-            scheduled = output.num_scheduled_tokens
-            self._due.step(scheduled, self._tracked, getattr(output, "total_num_scheduled_tokens", 0))
-            if allowed and self._due.ripe() and self._presence.switches.saves and saves.ready():
-                collect(self._due, saves, scheduled, decode=self._options.save_decode)
-        return saves.finish(self._jobs.__next__, session.boot, session.epoch)
+        elif self._may_save and not short and self._due.ripe() and self._presence.switches.saves and saves.ready():
+            collect(self._due, saves, output.num_scheduled_tokens, decode=self._options.save_decode)
+        if session is not None:
+            plan.saves = saves.finish(self._jobs.__next__, session.boot, session.epoch)
+        plan.revokes += saves.revoke_overdue()
 
     def _before_reset(self) -> None:
         """The prefix cache is to be reset: only then are all pins of saves given back between two steps."""

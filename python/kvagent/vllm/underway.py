@@ -36,7 +36,8 @@ class UnderWay:
     @property
     def statuses(self) -> bytes:
         """Of all blocks, once it is over."""
-        return b"".join(part for part in self.parts if part is not None)
+        parts = [part for part in self.parts if part is not None]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def cancel(self) -> None:
         """Asks the agent to end it. Its DONE, or the session's end, comes nevertheless."""

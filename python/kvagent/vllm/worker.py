@@ -18,16 +18,20 @@ from kvagent import messages as m
 from kvagent.errors import Busy, Malformed, SessionBroken, SessionEnded
 from kvagent.messages import BlockStatus
 from kvagent.vllm.clock import HostClock
+from kvagent.vllm.link import LISTEN
 from kvagent.vllm.patience import Patience
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerWords
 from kvagent.vllm.underway import UnderWay, lost
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvagent.packing import Packed
     from kvagent.shm import SyncWords
     from kvagent.vllm.clock import Clock
     from kvagent.vllm.link import Attachment, Link
 
+_OK = int(BlockStatus.OK)
 DRAIN_S = 2.0  # at the end, for the agent to let go of this worker's memory
 
 log = logging.getLogger("kvagent.vllm")
@@ -40,6 +44,9 @@ class Results:
     received: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     bad_blocks: set[int] = field(default_factory=set)
+
+
+NONE_OVER = Results()  # nobody adds to it
 
 
 @dataclass(slots=True)
@@ -71,6 +78,7 @@ class WorkerSide:
         self._numbers: dict[tuple[int, int], tuple[int, int]] = {}  # by attachment and number in it: job and part
         self._sessions: list[Attachment] = []
         self._results = Results()
+        self._listens = True  # in this step
         path = f"/proc/{os.getpid()}/fd/{words.memory.fd}"
         self._report = Report(words=(WorkerWords(path, words.memory.size, words.revoke_off, words.revokes),))
 
@@ -84,11 +92,13 @@ class WorkerSide:
 
     def begin(self, plan: StepPlan) -> None:
         """Begins a step, before its kernels are launched."""
-        self.take_back(plan)  # vLLM has asked for it before; it costs nothing then
-        self._step += 1
+        if self._open is not None or plan.revokes:
+            self.take_back(plan)  # vLLM has asked for it before; it costs nothing then
+        self._step = step = self._step + 1
         self._open = plan
+        self._listens = bool(self._jobs) or plan.idle or step % LISTEN == 0
         self._patience.step(idle=plan.idle)
-        self._clock.begin(self._step)
+        self._clock.begin(step)
         for job in plan.cancels:
             if under := self._jobs.get(job):
                 under.cancel()
@@ -107,16 +117,22 @@ class WorkerSide:
             return
         self._open = None
         self._clock.end(self._step)
-        for save in plan.saves:
-            self._submit(save, (save.sections,))
+        if plan.saves:
+            self._save(plan.saves)
 
     def results(self) -> Results:
-        """What is over since the last call."""
-        self._poll()
-        patient = self._patience.due and not self._report.outcomes
-        if patient and self._patience.wait(one.session.fileno() for one in self._sessions):
+        """What is over since the last call.
+
+        A job of this very step has hardly ended: to look for it would cost more than all the rest of a step.
+        """
+        if self._listens:
             self._poll()
-        self._give_up(time.monotonic())
+            patient = self._patience.due and not self._report.outcomes
+            if patient and self._patience.wait(one.session.fileno() for one in self._sessions):
+                self._poll()
+            self._give_up(time.monotonic())
+        if not self._results.received:
+            return NONE_OVER
         results, self._results = self._results, Results()
         return results
 
@@ -156,6 +172,18 @@ class WorkerSide:
         """Goes on with another link, behind ``leave``."""
         self._link = link
         self._clock = clock or self._clock
+
+    def _save(self, saves: Sequence[SaveJob]) -> None:
+        """Hands in the saves of a step, in one piece: what is sent wakes the agent, which costs more than to send."""
+        attachment = self._attached()
+        if attachment is not None:
+            attachment.session.hold()
+        try:
+            for save in saves:
+                self._submit(save, (save.sections,))
+        finally:
+            if attachment is not None:
+                attachment.session.let_go()
 
     def _submit(self, plan: SaveJob | LoadJob, parts: tuple[Packed, ...]) -> None:
         attachment = self._attached()
@@ -208,7 +236,7 @@ class WorkerSide:
     def _poll(self) -> None:
         self._attached()
         for attachment in list(self._sessions):
-            if attachment.session.quiet():
+            if not self._jobs and attachment.session.quiet():  # else something is there, nearly always
                 continue
             try:
                 for event in attachment.session.poll():
@@ -251,9 +279,9 @@ class WorkerSide:
         self._report.outcomes[plan.job] = Outcome(1, statuses)
         if isinstance(plan, SaveJob):
             self._words.clear_revoke(plan.revoke)
-            self.counts.saved += statuses.count(BlockStatus.OK)
+            self.counts.saved += statuses.count(_OK)
             return
-        self.counts.loaded += statuses.count(BlockStatus.OK)
+        self.counts.loaded += statuses.count(_OK)
         if not under.told:
             self._tell(plan, statuses, cancelled=under.cancelled)
 

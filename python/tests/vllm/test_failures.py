@@ -84,6 +84,20 @@ def test_a_load_that_fails_in_one_rank_is_computed_and_not_promised_again(
 
 
 @pytest.mark.parametrize(("ranks", "window"), RANKS_AND_WINDOWS)
+def test_a_request_that_fails_with_its_load_leaves_nothing(
+    worlds: Any, agent: AgentProcess, ranks: int, window: int
+) -> None:
+    """By vLLM's own policy, ``fail``: it ends before its connector hears what became of the load."""
+    world = cold(worlds, ranks=ranks, window=window, transfer={"kv_load_failure_policy": "fail"})
+    spoil(world, agent, 20, 0)
+    world.add("warm", PROMPT, 10)
+    world.run()
+    assert "error" in world.reasons["warm"]
+    assert world.outputs["warm"] == []
+    clean(world, agent)
+
+
+@pytest.mark.parametrize(("ranks", "window"), RANKS_AND_WINDOWS)
 def test_a_load_that_a_frozen_agent_keeps_is_given_up_and_its_blocks_stay_pinned(
     worlds: Any, agent: AgentProcess, ranks: int, window: int
 ) -> None:
@@ -319,7 +333,7 @@ def test_a_new_agent_is_given_what_a_running_request_has(worlds: Any, agent: Age
     while len(world.outputs["long"]) < 50:
         world.step()
     agent.kill()
-    world.step()
+    eventually(lambda: alone(world), "an engine that saw the agent go")
     agent.start()
     joined(world, agent)
     world.run()
