@@ -12,7 +12,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 OF_VLLM = {
     f"kvagent.vllm.{name}" for name in ("connector", "metadata", "of_scheduler", "of_worker", "stats", "versions")
 }
-OF_VLLM |= {"kvagent.bench.real", "kvagent.cuda.torchgpu"}
+OF_VLLM |= {"kvagent.bench.nothing", "kvagent.bench.real", "kvagent.cuda.torchgpu"}
 
 
 def test_the_wheel_is_pure_and_imports_alone(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """vLLM's real scheduler and worker driver, with this connector and without any, step by step in turn.
 
-Without one, the worker's driver is vLLM's own no-op. No model runs: the tokens of a step are given. Needs vllm.
+Without one, the worker's driver is vLLM's own no-op. With one it does something of its own in every step, whatever the
+connector does: so a third driver, with a connector that does nothing, runs in turn with them.
+No model runs: the tokens of a step are given. Needs vllm.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig
 from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -33,6 +36,7 @@ from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector, KVConnector
 from vllm.v1.worker.utils import allocate_kv_cache
 
 from kvagent.bench.figures import Times, mean, percentile
+from kvagent.bench.nothing import Nothing
 
 try:
     from vllm.v1.core import kv_cache_planning as planning
@@ -61,9 +65,13 @@ class Engine:
         self.kv = _kv_cache_config(self.config, running * REQUEST_BLOCKS + 1024)
         self.worker: Any = None
         self.driver: Any = KVConnector()
+        self.bare: Any = None
+        """The driver of a connector that does nothing."""
         if socket_dir is not None:
             caches = allocate_kv_cache(self.kv, torch.device("cpu"), KVCacheLayout.LBNHC)
             config = copy.deepcopy(self.config)
+            kv_transfer_state._KV_CONNECTOR_AGENT = Nothing(config, KVConnectorRole.WORKER, self.kv)
+            self.bare = ActiveKVConnector(config, caches)
             self.worker = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, self.kv)
             kv_transfer_state._KV_CONNECTOR_AGENT = self.worker
             self.driver = ActiveKVConnector(config, caches)
@@ -73,7 +81,7 @@ class Engine:
         )  # fmt: skip
         self.scheduler.use_v2_model_runner = True
         self.connector = self.scheduler.connector
-        self.scheduling, self.updating, self.driving = Times(), Times(), Times()
+        self.scheduling, self.updating, self.driving, self.idling = Times(), Times(), Times(), Times()
         self.inside = Times()
         """The connector's own part of scheduling and updating."""
         if self.connector is not None:
@@ -100,12 +108,7 @@ class Engine:
         output = self.scheduler.schedule()
         self.scheduling.end()
         sent = pickle.loads(pickle.dumps(output))  # noqa: S301
-        self.driving.begin()
-        self.driver.pre_forward(sent)
-        if hasattr(self.driver, "finish_forward"):
-            self.driver.finish_forward()
-        reported = self.driver.post_forward(sent.finished_req_ids)
-        self.driving.end()
+        reported = _drive(self.driver, sent, self.driving)
         names = list(output.num_scheduled_tokens)
         sampled = [[] if self.scheduler.requests[name].is_prefill_chunk else [7] for name in names]
         out = ModelRunnerOutput(
@@ -115,6 +118,9 @@ class Engine:
         self.updating.begin()
         self.scheduler.update_from_output(output, out)
         self.updating.end()
+        if self.bare is not None:  # with the caches as cold as the other one finds them
+            output.kv_connector_metadata = KVConnectorMetadata()
+            _drive(self.bare, pickle.loads(pickle.dumps(output)), self.idling)  # noqa: S301
         for times in self._times():
             times.step()
 
@@ -131,12 +137,23 @@ class Engine:
             kv_transfer_state._KV_CONNECTOR_AGENT = None
 
     def _times(self) -> Sequence[Times]:
-        return self.scheduling, self.updating, self.driving, self.inside
+        return self.scheduling, self.updating, self.driving, self.inside, self.idling
+
+
+def _drive(driver: Any, output: Any, times: Times) -> Any:
+    """What a model runner does with its connector in a step."""
+    times.begin()
+    driver.pre_forward(output)
+    if hasattr(driver, "finish_forward"):
+        driver.finish_forward()
+    reported = driver.post_forward(output.finished_req_ids)
+    times.end()
+    return reported
 
 
 def print_all(socket_dir: str, running: Sequence[int]) -> None:
     """A table, a row for each number of running requests."""
-    row = "{:>9} {:>12} {:>11} {:>9} {:>14} {:>9} {:>14} {:>6} {:>12} {:>12} {:>6}\n"
+    row = "{:>9} {:>12} {:>11} {:>9} {:>14} {:>9} {:>14} {:>6} {:>12} {:>12} {:>6} {:>14} {:>6}\n"
     out = sys.stdout.write
     out(
         "real scheduler and worker driver, us of a step: p50 of the thread's own time, and means of what kvagent adds\n"
@@ -153,6 +170,8 @@ def print_all(socket_dir: str, running: Sequence[int]) -> None:
             "mean",
             "5% of sched.",
             "worker adds",
+            "mean",
+            "of which vLLM",
             "mean",
         )
     )
@@ -183,7 +202,9 @@ def _compare(model: str, socket_dir: str, running: int) -> list[str]:
         connected.close()
     shown = without.scheduling, without.updating, connected.scheduling, connected.updating, connected.inside
     halves = [percentile(one.own, 50) for one in shown]
-    adds = [of(connected.driving.own) - of(without.driving.own) for of in (_half, mean)]
+    adds = [
+        of(one.own) - of(without.driving.own) for one in (connected.driving, connected.idling) for of in (_half, mean)
+    ]
     figures = [*halves, mean(connected.inside.own), halves[0] / 20, *adds]
     return [f"{blocks:.1f}", *(f"{one:.0f}" for one in figures)]
 
