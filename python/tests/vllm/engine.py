@@ -62,20 +62,20 @@ def make_engine(model: Path, socket_dir: str | None, **more: Any) -> Any:
     from tests.vllm import kernels
 
     kernels.install()
-    transfer = None
+    transfer, role = None, more.pop("kv_role", "kv_both")
     if socket_dir is not None:
         extra = {
             "socket_dir": socket_dir, "min_load_tokens": BLOCK, "load_deadline_ms": more.pop("deadline_ms", 10_000),
             "pin_percent": 20, "lookup_age_ms": 500,
         }  # fmt: skip
         transfer = KVTransferConfig(
-            kv_connector="KVAgentConnector", kv_role="kv_both", kv_load_failure_policy="recompute",
+            kv_connector="KVAgentConnector", kv_role=role, kv_load_failure_policy="recompute",
             kv_connector_extra_config=extra,
         )  # fmt: skip
     return LLM(
         model=str(model), skip_tokenizer_init=True, load_format="safetensors", dtype="float32", enforce_eager=True,
-        block_size=BLOCK, kv_cache_memory_bytes=16 << 20, max_model_len=1024, kv_transfer_config=transfer,
-        disable_log_stats=True, **more,
+        kv_cache_memory_bytes=16 << 20, max_model_len=1024, kv_transfer_config=transfer, disable_log_stats=True,
+        **({"block_size": BLOCK} | more),
     )  # fmt: skip
 
 

