@@ -1,0 +1,108 @@
+"""An engine in a process of its own whose requests come, are aborted and forgotten by chance, until it is told to end.
+
+MODEL SOCKET_DIR SEED, and on stdin a line of JSON: what the model says to PROMPTS. It prints "ready", goes on until it
+reads another line, lets what it has come to its end, and prints what it saw as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.vllm import engine as real
+from tests.vllm.engine import PROMPTS
+
+LIVE = 8  # requests at once
+ABORTED, ALL_ABORTED, FORGOTTEN, SALTED = 0.05, 0.005, 0.02, 0.2  # how often, the first three of steps
+END_S = 60.0  # for what is left to come back, with an agent that runs
+
+
+class Storm:
+    """See the module."""
+
+    def __init__(self, llm: Any, said: list[list[int]], seed: int) -> None:
+        self._llm, self._said, self._dice = llm, said, random.Random(seed)
+        self._asked: dict[str, tuple[int, int]] = {}  # prompt and tokens
+        self._number = self.aborted = self.answered = 0
+        self.wrong: list[str] = []
+
+    def step(self, *, more: bool) -> None:
+        """A step; with ``more`` requests may come and go."""
+        if more and len(self._asked) < LIVE and self._dice.random() < 0.5:
+            self._ask()
+        if more and self._asked and self._dice.random() < ABORTED:
+            self._abort([self._dice.choice(list(self._asked))])
+        if more and self._dice.random() < ALL_ABORTED:
+            self._abort(list(self._asked))
+        if self._dice.random() < FORGOTTEN:
+            self._forget()
+        for result in self._llm.llm_engine.step():
+            if result.finished and (asked := self._asked.pop(result.request_id, None)) is not None:
+                self._hold(result, *asked)
+
+    def _ask(self) -> None:
+        from vllm import SamplingParams
+
+        prompt, tokens = self._dice.randrange(len(PROMPTS)), self._dice.randrange(1, len(self._said[0]) + 1)
+        params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        salt = {"cache_salt": "salt"} if self._dice.random() < SALTED else {}
+        self._number += 1
+        self._asked[str(self._number)] = prompt, tokens
+        self._llm.llm_engine.add_request(
+            str(self._number), {"prompt_token_ids": PROMPTS[prompt], **salt}, params
+        )  # fmt: skip
+
+    def _abort(self, names: list[str]) -> None:
+        self._llm.llm_engine.abort_request(names)
+        self.aborted += len(names)
+        for name in names:
+            del self._asked[name]
+
+    def _forget(self) -> None:
+        """Those that run begin again. From one that waits for its load, or for room then, vLLM can take nothing."""
+        scheduler = self._llm.llm_engine.engine_core.engine_core.scheduler
+        if all(request.status.name == "RUNNING" for request in scheduler.requests.values()):
+            self._llm.reset_prefix_cache(reset_running_requests=True)
+
+    def _hold(self, result: Any, prompt: int, tokens: int) -> None:
+        self.answered += 1
+        if list(result.outputs[0].token_ids) != self._said[prompt][:tokens]:
+            self.wrong.append(f"prompt {prompt}, {tokens} tokens: {list(result.outputs[0].token_ids)}")
+
+    def end(self) -> None:
+        """Until nothing is left."""
+        deadline = time.monotonic() + END_S
+        core = self._llm.llm_engine.engine_core.engine_core
+        while (self._asked or core.scheduler.has_requests()) and time.monotonic() < deadline:
+            self.step(more=False)
+
+
+def main(model: str, socket_dir: str, seed: int) -> None:
+    """As the module says."""
+    said = json.loads(sys.stdin.readline())
+    llm = real.make_engine(Path(model), socket_dir, deadline_ms=300)
+    storm = Storm(llm, said, seed)
+    print("ready", flush=True)
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        storm.step(more=True)
+    storm.end()
+    side, _ = real.sides(llm)
+    pool = side.blocks._pool
+    told = {
+        "answered": storm.answered, "aborted": storm.aborted, "wrong": storm.wrong, "left": len(storm._asked),
+        "pinned": side.blocks.saving + side.blocks.loading,
+        "taken": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(), "counted": side.counted(),
+    }  # fmt: skip
+    print(json.dumps(told), flush=True)
+    llm.llm_engine.engine_core.shutdown()
+
+
+if __name__ == "__main__":
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
