@@ -146,8 +146,8 @@ test-vllm-oldest: build ## the same under the oldest vLLM that it is for; of eng
 	@$(STAGE) -v test-vllm-$(VLLM_OLDEST) scripts/test-vllm $(VLLM_OLDEST)
 
 .PHONY: test-vllm-all
-test-vllm-all: test-vllm test-vllm-oldest ## and under every vLLM between those two, without engines
-	@for v in $(VLLM_BETWEEN); do ONLY=schedulers $(STAGE) -v test-vllm-$$v scripts/test-vllm $$v || exit 1; done
+test-vllm-all: test-vllm test-vllm-oldest ## and under every vLLM between those two, as under the oldest
+	@for v in $(VLLM_BETWEEN); do $(STAGE) -v test-vllm-$$v scripts/test-vllm $$v || exit 1; done
 
 .PHONY: mutants-vllm
 mutants-vllm: build ## break the connector in known ways and see its tests fail
