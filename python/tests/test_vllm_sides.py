@@ -611,6 +611,20 @@ def test_an_idle_engine_does_not_spin_while_a_frozen_agent_holds_a_load(
     assert [block.ref_cnt for block in engine.tables["b"][:4]] == [1] * 4
 
 
+def test_an_idle_engine_does_not_spin_either_where_its_workers_have_no_job(
+    engines: Callable[..., PlayedEngine], agent: AgentProcess
+) -> None:
+    """Where vLLM goes on stepping for a lease that is to be given back, say: each of these steps waits."""
+    engine = engines()
+    for _ in range(15):
+        engine.step()
+    begin, steps = time.monotonic(), 0
+    while time.monotonic() < begin + 0.4:
+        engine.step()
+        steps += 1
+    assert steps < 80
+
+
 def test_an_engine_that_sleeps_takes_its_memory_back_and_announces_it_anew(
     engines: Callable[..., PlayedEngine], agent: AgentProcess
 ) -> None:
