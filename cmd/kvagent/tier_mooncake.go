@@ -22,6 +22,7 @@ func readMooncakeTier(u *url.URL, o *tierOptions) func(*tierNeeds) (openedTier, 
 		SetupWithin: o.duration("setup-within", time.Second, 5*time.Minute),
 		RPCWithin:   o.duration("rpc-within", 50*time.Millisecond, time.Minute),
 		Silence:     o.duration("silence", 100*time.Millisecond, 10*time.Minute),
+		FailingFor:  o.duration("failing-for", 100*time.Millisecond, time.Hour),
 	}
 	if preferred := o.text("preferred", ""); preferred != "" {
 		r.Preferred = strings.Split(preferred, ",")

@@ -55,7 +55,7 @@ var (
 			{"segment", "17TiB", ""}, {"local-buffer", "1023KiB", ""}, {"local-buffer", "65GiB", ""}, {"replicas", "0", ""}, {"replicas", "17", ""},
 			{"preferred", strings.Repeat("h:1,", 64) + "h:1", "Preferred"}, {"soft-pin", "25h", ""}, {"prefix", strings.Repeat("x", 129), "Prefix"}, {"concurrency", "0", ""}, {"concurrency", "65", ""},
 			{"bounce", "1023KiB", ""}, {"bounce", "65GiB", ""}, {"python", "/nowhere/python3", "Python"}, {"setup-within", "999ms", ""}, {"setup-within", "6m", ""},
-			{"rpc-within", "49ms", ""}, {"rpc-within", "61s", ""}, {"silence", "99ms", ""}, {"silence", "11m", ""},
+			{"rpc-within", "49ms", ""}, {"rpc-within", "61s", ""}, {"silence", "99ms", ""}, {"silence", "11m", ""}, {"failing-for", "99ms", ""}, {"failing-for", "61m", ""},
 		},
 	}
 	// noBadValue are options that any text will do for.

@@ -23,7 +23,11 @@ func (s *Store) getSome(ctx context.Context, h *helper, items []pool.Item, share
 		free()
 		return p.taken, nil
 	}
-	codes, err := s.call(ctx, h, len(p.items), p.arena, &request{encode: func(id uint64) []byte { return encodeValues(id, opGet, p.places) }, free: free})
+	codes, err := s.call(ctx, h, len(p.items), p.arena, &request{
+		encode: func(id uint64) []byte { return encodeValues(id, opGet, p.places) },
+		free:   free,
+		tally:  func(codes []int64) { s.tallyTransfers(h, opGet, codes) },
+	})
 	if err != nil {
 		return 0, err
 	}

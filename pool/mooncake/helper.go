@@ -15,13 +15,14 @@ import (
 
 // helper is a process and what was asked of it. It is used until it is reaped, and never again.
 type helper struct {
-	conn   *net.UnixConn
-	cmd    *exec.Cmd
-	said   tail
-	send   chan *request // room for all that can be asked at once
-	reaped chan struct{} // closed when the process is gone: it touches no memory any more
-	exit   error         // of the process; set before reaped is closed
-	owned  sync.WaitGroup
+	conn    *net.UnixConn
+	cmd     *exec.Cmd
+	said    tail
+	send    chan *request // room for all that can be asked at once
+	reaped  chan struct{} // closed when the process is gone: it touches no memory any more
+	exit    error         // of the process; set before reaped is closed
+	useless chan struct{} // has one when it is to be replaced
+	owned   sync.WaitGroup
 
 	mu struct {
 		sync.Mutex
@@ -45,7 +46,7 @@ func startHelper(o *Options) (*helper, error) {
 	if err != nil {
 		return nil, fmt.Errorf("socketpair: %w", err)
 	}
-	h := &helper{conn: conn.(*net.UnixConn), send: make(chan *request, 2*o.Concurrency), reaped: make(chan struct{})}
+	h := &helper{conn: conn.(*net.UnixConn), send: make(chan *request, 2*o.Concurrency), reaped: make(chan struct{}), useless: make(chan struct{}, 1)}
 	h.mu.pending = map[uint64]*request{}
 	h.cmd = exec.Command(o.Python, "-m", module, "serve", "3")
 	h.cmd.ExtraFiles, h.cmd.Env, h.cmd.Stderr = []*os.File{theirs}, o.environment(), &h.said

@@ -46,6 +46,7 @@ type Store struct {
 	count     counts
 	condition *remote.Condition
 	stock     remote.Stock
+	transfers *transfers
 
 	cancel context.CancelFunc
 	owned  sync.WaitGroup // supervise
@@ -73,7 +74,7 @@ func Open(o Options) (*Store, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &Store{
 		o: o, bounce: bounce, values: numbers(o.Concurrency), questions: numbers(o.Concurrency), cancel: cancel,
-		why: errors.New("connecting"), condition: remote.NewCondition(remote.Lost, o.OnState),
+		why: errors.New("connecting"), transfers: newTransfers(o.FailingFor), condition: remote.NewCondition(remote.Lost, o.OnState),
 	}
 	s.owned.Go(func() { s.supervise(ctx) })
 	return s, nil
@@ -112,11 +113,7 @@ func (s *Store) supervise(ctx context.Context) {
 	pause := firstRetry
 	for ctx.Err() == nil {
 		began := time.Now()
-		err := s.live(ctx)
-		s.mu.Lock()
-		s.helper, s.why = nil, err
-		s.mu.Unlock()
-		s.condition.Turn(remote.Lost, err)
+		s.lose(s.live(ctx))
 		if time.Since(began) > lastRetry+s.o.SetupWithin {
 			pause = firstRetry
 		}
@@ -128,6 +125,14 @@ func (s *Store) supervise(ctx context.Context) {
 		}
 		pause = min(2*pause, lastRetry)
 	}
+}
+
+// lose has no helper until the next one is connected.
+func (s *Store) lose(why error) {
+	s.mu.Lock()
+	s.helper, s.why = nil, why
+	s.mu.Unlock()
+	s.condition.Turn(remote.Lost, why)
 }
 
 // live is the life of a helper, from its start until it is reaped. The error is why it ended.
@@ -147,6 +152,7 @@ func (s *Store) live(ctx context.Context) error {
 	if !stop() || err != nil {
 		return errors.Join(err, ctx.Err())
 	}
+	s.transfers.begin()
 	h.work(s.o.Silence)
 	s.mu.Lock()
 	s.helper, s.why = h, nil
@@ -154,6 +160,11 @@ func (s *Store) live(ctx context.Context) error {
 	s.condition.Turn(remote.OK, nil)
 	select {
 	case <-h.reaped:
+	case <-h.useless:
+		s.count.replaced.Add(1)
+		s.lose(errNoTransfers) // nobody asks it any more
+		h.leave(s.o.leave)
+		return fmt.Errorf("helper: replaced: %w", errNoTransfers)
 	case <-ctx.Done():
 		h.leave(s.o.leave)
 		return ctx.Err()

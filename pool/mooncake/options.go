@@ -48,7 +48,10 @@ type Options struct {
 	RPCWithin time.Duration
 	// Silence is how long a helper may take for one request before it is killed, whoever waits, 100 ms to 10 min; default 10 s.
 	Silence time.Duration
-	leave   time.Duration // for a helper to take leave of the master; without a segment there is nothing to say
+	// FailingFor is how long every transfer of a helper may fail by its client's word, failingRequests at least, before it is replaced, 100 ms to
+	// 1 h; default 15 s. Longer than the master's --client_ttl: until then a node that is gone makes transfers fail, too.
+	FailingFor time.Duration
+	leave      time.Duration // for a helper to take leave of the master; without a segment there is nothing to say
 	// OnState is told when the store changes its state; it must not call the store. Nil: nobody is.
 	OnState remote.Told
 }
@@ -83,6 +86,7 @@ func (o *Options) complete() error {
 	remote.Default(&o.SetupWithin, 20*time.Second)
 	remote.Default(&o.RPCWithin, 500*time.Millisecond)
 	remote.Default(&o.Silence, 10*time.Second)
+	remote.Default(&o.FailingFor, 15*time.Second)
 	if o.Segment > 0 {
 		remote.Default(&o.leave, leaveWithin)
 	}
@@ -99,6 +103,7 @@ func (o *Options) complete() error {
 		remote.Between("mooncake", "SetupWithin", o.SetupWithin, time.Second, 5*time.Minute),
 		remote.Between("mooncake", "RPCWithin", o.RPCWithin, 50*time.Millisecond, time.Minute),
 		remote.Between("mooncake", "Silence", o.Silence, 100*time.Millisecond, 10*time.Minute),
+		remote.Between("mooncake", "FailingFor", o.FailingFor, 100*time.Millisecond, time.Hour),
 	)
 	if err == nil && o.share() <= dataAt {
 		err = fmt.Errorf("mooncake: Bounce is %d bytes for %d requests at once, allowed: more than %d for each", o.Bounce, o.Concurrency, dataAt)

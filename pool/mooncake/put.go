@@ -29,7 +29,7 @@ func (s *Store) putSome(ctx context.Context, h *helper, items []pool.Item, share
 	codes, err := s.call(ctx, h, len(p.items), p.arena, &request{
 		encode: func(id uint64) []byte { return encodeValues(id, opPut, p.places) },
 		free:   free,
-		tally:  func(codes []int64) { s.tallyPut(p.places, codes) },
+		tally:  func(codes []int64) { s.tallyPut(h, p.places, codes) },
 	})
 	if err != nil {
 		return 0, err
@@ -42,7 +42,8 @@ func (s *Store) putSome(ctx context.Context, h *helper, items []pool.Item, share
 }
 
 // tallyPut counts what an answer says is stored: with 0.
-func (s *Store) tallyPut(places []place, codes []int64) {
+func (s *Store) tallyPut(h *helper, places []place, codes []int64) {
+	s.tallyTransfers(h, opPut, codes)
 	for i, code := range codes {
 		if code == 0 && i < len(places) {
 			s.stock.Add(1, pool.ValueHeader+places[i].length)

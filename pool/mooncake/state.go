@@ -8,29 +8,30 @@ import (
 )
 
 type counts struct {
-	starts, deaths, kills, errors, full, corrupt, failed, large, inPlace, copied, late atomic.Uint64
+	starts, deaths, kills, replaced, errors, full, corrupt, failed, large, inPlace, copied, late atomic.Uint64
 }
 
 // Counters of a store, since it was opened.
 type Counters struct {
-	Starts  uint64 // of helpers
-	Deaths  uint64 // of helpers that had connected, however they came
-	Kills   uint64 // helpers killed because they hung
-	Late    uint64 // requests whose time was over while the helper worked in the arena
-	Errors  uint64 // requests that Mooncake did not answer
-	Full    uint64 // blocks refused because there was no room
-	Corrupt uint64 // blocks that did not verify, and were deleted
-	Failed  uint64 // blocks that Mooncake refused for another reason
-	Large   uint64 // blocks outside of the arena too large for the bounce memory
-	InPlace uint64 // bytes put and got in the arena
-	Copied  uint64 // bytes put and got through the bounce memory
+	Starts   uint64 // of helpers
+	Deaths   uint64 // of helpers that had connected, however they came
+	Kills    uint64 // helpers killed because they hung
+	Replaced uint64 // helpers ended because all of their transfers failed; no deaths
+	Late     uint64 // requests whose time was over while the helper worked in the arena
+	Errors   uint64 // requests that Mooncake did not answer
+	Full     uint64 // blocks refused because there was no room
+	Corrupt  uint64 // blocks that did not verify, and were deleted
+	Failed   uint64 // blocks that Mooncake refused for another reason
+	Large    uint64 // blocks outside of the arena too large for the bounce memory
+	InPlace  uint64 // bytes put and got in the arena
+	Copied   uint64 // bytes put and got through the bounce memory
 }
 
 // Counters may be called from any goroutine.
 func (s *Store) Counters() Counters {
 	c := &s.count
 	return Counters{
-		Starts: c.starts.Load(), Deaths: c.deaths.Load(), Kills: c.kills.Load(), Errors: c.errors.Load(), Full: c.full.Load(),
+		Starts: c.starts.Load(), Deaths: c.deaths.Load(), Kills: c.kills.Load(), Replaced: c.replaced.Load(), Errors: c.errors.Load(), Full: c.full.Load(),
 		Corrupt: c.corrupt.Load(), Failed: c.failed.Load(), Large: c.large.Load(), InPlace: c.inPlace.Load(), Copied: c.copied.Load(), Late: c.late.Load(),
 	}
 }
@@ -42,6 +43,7 @@ func (s *Store) Report() pool.StoreReport {
 	c := s.Counters()
 	return s.condition.Report(
 		pool.Count{Name: "helper_starts", N: c.Starts}, pool.Count{Name: "helper_deaths", N: c.Deaths}, pool.Count{Name: "helper_kills", N: c.Kills},
+		pool.Count{Name: "helpers_replaced", N: c.Replaced},
 		pool.Count{Name: "late", N: c.Late}, pool.Count{Name: "unanswered", N: c.Errors}, pool.Count{Name: "full", N: c.Full}, pool.Count{Name: "corrupt", N: c.Corrupt},
 		pool.Count{Name: "refused", N: c.Failed}, pool.Count{Name: "too_large", N: c.Large}, pool.Count{Name: "bytes_in_place", N: c.InPlace},
 		pool.Count{Name: "bytes_copied", N: c.Copied},
@@ -82,4 +84,4 @@ const (
 )
 
 // silent says whether a code is of a master or a node that did not answer.
-func silent(code int64) bool { return code == -800 || code <= -900 && code > -1000 }
+func silent(code int64) bool { return code == codeTransfer || code <= -900 && code > -1000 }

@@ -261,10 +261,14 @@ func TestArenaInUse(t *testing.T) {
 	}
 }
 
-// A master that is paused, killed and started again: calls end in time and nothing is wrong; afterwards the store works again.
+// A master that is paused, killed and started again: calls end in time and nothing is wrong; afterwards the store works again. Nothing of that is the helper's
+// fault: it is not replaced.
 func TestMasterTrouble(t *testing.T) {
 	t.Parallel()
-	s, master := openOne(t)
+	master, python := servertest.Mooncake(t)
+	o := options(t, master, python)
+	o.FailingFor = 100 * time.Millisecond
+	s := openWith(t, o)
 	items := pooltest.Blocks(0, 50, 10_000)
 	pooltest.Put(t, s, pool.OK, items...)
 	storm := func(what string) {
@@ -286,6 +290,9 @@ func TestMasterTrouble(t *testing.T) {
 	pooltest.Until(t, "it is lost", func() bool { _, _ = get(t, s, time.Second, items...); return s.State() == remote.Lost })
 	master.Restart()
 	serves(t, s)
+	if c := s.Counters(); c.Replaced != 0 {
+		t.Errorf("a helper was replaced for what the master did: %+v", c)
+	}
 }
 
 // serves waits until a store takes and gives blocks again.
