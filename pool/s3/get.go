@@ -34,7 +34,7 @@ func (s *Store) Get(ctx context.Context, items []pool.Item) error {
 			_ = s.remove(ctx, &it.Key) // so that it can be stored again; the item is decided, whatever comes of it
 			return nil
 		}
-		switch s.judge(ctx, err) {
+		switch s.judgeRead(ctx, err) {
 		case done:
 			it.Status = pool.OK
 		case silence:

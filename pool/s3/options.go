@@ -34,7 +34,8 @@ type Options struct {
 	DialTimeout time.Duration // 10 ms to 1 min; default 2 s
 	// Transport, if set, makes the requests, for tests. The store does not close it.
 	Transport http.RoundTripper
-	// OnState is told when the store changes its state; it must not call the store. Nil: nobody is.
+	// OnState is told when the store changes its state, and once, with the state as it is, that the keys may not list the bucket. It must not call the
+	// store. Nil: nobody is.
 	OnState remote.Told
 }
 

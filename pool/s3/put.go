@@ -62,7 +62,7 @@ func (s *Store) put(ctx context.Context, it *pool.Item) error {
 // write then, one after the other; each object is whole in any case.
 func (s *Store) there(ctx context.Context, it *pool.Item) (bool, error) {
 	_, err := s.core.StatObject(ctx, s.o.Bucket, s.name(&it.Key), minio.StatObjectOptions{})
-	switch s.judge(ctx, err) {
+	switch s.judgeRead(ctx, err) {
 	case done:
 		it.Status = pool.Exists
 	case silence:

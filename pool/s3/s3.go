@@ -27,6 +27,9 @@ type Store struct {
 	plain     atomic.Bool // the service does not know If-None-Match
 	condition *remote.Condition
 	stock     remote.Stock
+
+	allowed    atomic.Bool // the service has done something for these keys, and refused no more since than reads of what may not be there
+	saidHidden atomic.Bool
 }
 
 var _ pool.Store = (*Store)(nil)
@@ -108,7 +111,7 @@ func (s *Store) Exists(ctx context.Context, keys []pool.Key, status []pool.Statu
 			return nil
 		}
 		_, err := s.core.StatObject(ctx, s.o.Bucket, s.name(&keys[i]), minio.StatObjectOptions{})
-		switch s.judge(ctx, err) {
+		switch s.judgeRead(ctx, err) {
 		case done:
 			status[i] = pool.OK
 		case silence:
@@ -131,7 +134,7 @@ func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {
 // remove deletes an object, after it asked for its size, so that Usage stays right.
 func (s *Store) remove(ctx context.Context, k *pool.Key) error {
 	info, err := s.core.StatObject(ctx, s.o.Bucket, s.name(k), minio.StatObjectOptions{})
-	if v := s.judge(ctx, err); v == silence {
+	if v := s.judgeRead(ctx, err); v == silence {
 		return err
 	} else if v == missing {
 		return nil

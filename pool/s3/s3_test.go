@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -226,6 +227,66 @@ func TestDenied(t *testing.T) {
 	pooltest.Want(t, s, pool.Missing, pooltest.Block(1, 10))
 	if s.State() != remote.Denied {
 		t.Errorf("no such bucket: state %v, want denied", s.State())
+	}
+}
+
+// mayNot answers as S3 does to keys that may not list the bucket, 403 for what is not there; or to keys that may do nothing.
+type mayNot struct {
+	http.RoundTripper
+	anything atomic.Bool
+}
+
+func (m *mayNot) RoundTrip(r *http.Request) (*http.Response, error) {
+	w, err := m.RoundTripper.RoundTrip(r)
+	if err != nil || !m.anything.Load() && w.StatusCode != http.StatusNotFound {
+		return w, err
+	}
+	w.Body.Close()
+	w.StatusCode, w.Status, w.Body = http.StatusForbidden, "403 Forbidden", http.NoBody
+	if r.Method != http.MethodHead {
+		w.Body = readCloser{strings.NewReader(`<?xml version="1.0"?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>`)}
+	}
+	w.ContentLength = -1
+	w.Header = http.Header{"Content-Type": {"application/xml"}}
+	return w, nil
+}
+
+// Keys that may not list the bucket: a miss is a miss, and told once. Keys that may do nothing are denied, as before anything was done with them.
+func TestKeysMayNotList(t *testing.T) {
+	o := options(servertest.S3(t, bucket))
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	keys := &mayNot{RoundTripper: transport}
+	var told []string
+	o.Transport, o.OnState = keys, func(from, to remote.State, reason error) {
+		told = append(told, fmt.Sprint(from, " ", to, " ", reason == errHidden))
+	}
+	s := open(t, o)
+	absent := func(want remote.State, hidden uint64, why string) {
+		t.Helper()
+		status := []pool.Status{pool.OK}
+		if err := s.Exists(t.Context(), []pool.Key{pooltest.Block(9, 1).Key}, status); err != nil || status[0] != pool.Missing {
+			t.Errorf("%s: exists: %v, %v", why, status, err)
+		}
+		pooltest.Want(t, s, pool.Missing, pooltest.Block(9, 1000))
+		if c := s.Counters(); s.State() != want || c.Hidden != hidden {
+			t.Errorf("%s: state %v, want %v, %+v", why, s.State(), want, c)
+		}
+	}
+	it := pooltest.Block(1, 1000)
+	absent(remote.Denied, 0, "nothing was done with the keys yet")
+	pooltest.Put(t, s, pool.OK, it)
+	absent(remote.OK, 2, "they may put")
+	pooltest.Want(t, s, pool.OK, it)
+	absent(remote.OK, 4, "and get")
+	keys.anything.Store(true)
+	pooltest.Put(t, s, pool.Busy, pooltest.Block(2, 1000))
+	absent(remote.Denied, 4, "they may do nothing now")
+	keys.anything.Store(false)
+	pooltest.Want(t, s, pool.OK, it)
+	absent(remote.OK, 6, "they may again")
+	if got, want := strings.Join(told, ", "), "ok denied false, denied ok false, ok ok true, ok denied false, denied ok false"; got != want {
+		t.Errorf("told %q, want %q", got, want)
 	}
 }
 

@@ -2,6 +2,7 @@ package s3
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"sync/atomic"
 
@@ -11,13 +12,14 @@ import (
 	"github.com/kvagent/kvagent/pool/remote"
 )
 
-type counts struct{ errors, corrupt, denied, slow, failed atomic.Uint64 }
+type counts struct{ errors, corrupt, denied, hidden, slow, failed atomic.Uint64 }
 
 // Counters of a store, since it was opened.
 type Counters struct {
 	Errors  uint64 // requests that nobody answered
 	Corrupt uint64 // objects that did not verify, and were deleted
 	Denied  uint64 // requests refused for lack of permission, or of the bucket
+	Hidden  uint64 // requests refused that were taken for a miss: the keys may not list the bucket
 	Slow    uint64 // requests refused because there are too many, or with an error of the service's own
 	Failed  uint64 // requests refused for another reason
 	Plain   bool   // the service cannot be told to write only what is not there
@@ -27,7 +29,7 @@ type Counters struct {
 func (s *Store) Counters() Counters {
 	c := &s.count
 	return Counters{
-		Errors: c.errors.Load(), Corrupt: c.corrupt.Load(), Denied: c.denied.Load(), Slow: c.slow.Load(), Failed: c.failed.Load(),
+		Errors: c.errors.Load(), Corrupt: c.corrupt.Load(), Denied: c.denied.Load(), Hidden: c.hidden.Load(), Slow: c.slow.Load(), Failed: c.failed.Load(),
 		Plain: s.plain.Load(),
 	}
 }
@@ -39,6 +41,7 @@ func (s *Store) Report() pool.StoreReport {
 	c := s.Counters()
 	return s.condition.Report(
 		pool.Count{Name: "unanswered", N: c.Errors}, pool.Count{Name: "corrupt", N: c.Corrupt}, pool.Count{Name: "denied", N: c.Denied},
+		pool.Count{Name: "hidden", N: c.Hidden},
 		pool.Count{Name: "slow", N: c.Slow}, pool.Count{Name: "refused", N: c.Failed},
 	)
 }
@@ -61,9 +64,27 @@ const (
 	silence         // nobody answered
 )
 
+// errHidden is what OnState is told once, with the state as it is, of keys that may not list the bucket.
+var errHidden = errors.New("403 for what is not there is taken for a miss: the keys have no right to list the bucket, or to read this")
+
+// judgeRead is judge for HEAD and GET. To keys that may not list the bucket S3 does not say that an object is not there, but 403 AccessDenied, as to keys
+// that may do nothing. If something else was done with these keys, and nothing but reads refused since, it is the former.
+func (s *Store) judgeRead(ctx context.Context, err error) verdict {
+	r := minio.ToErrorResponse(err)
+	if r.StatusCode != http.StatusForbidden || r.Code != minio.AccessDenied || !s.allowed.Load() {
+		return s.judge(ctx, err)
+	}
+	s.count.hidden.Add(1)
+	if state := s.State(); s.o.OnState != nil && !s.saidHidden.Swap(true) {
+		s.o.OnState(state, state, errHidden)
+	}
+	return missing
+}
+
 // judge decides what an error means, counts it, and turns the state.
 func (s *Store) judge(ctx context.Context, err error) verdict {
 	if err == nil {
+		s.allowed.Store(true)
 		s.condition.Turn(remote.OK, nil)
 		return done
 	}
@@ -77,6 +98,7 @@ func (s *Store) judge(ctx context.Context, err error) verdict {
 		s.condition.Turn(remote.Lost, err)
 		return silence
 	case r.Code == "NoSuchBucket" || r.StatusCode == http.StatusForbidden || r.StatusCode == http.StatusUnauthorized:
+		s.allowed.Store(false)
 		s.count.denied.Add(1)
 		s.condition.Turn(remote.Denied, err)
 		return refused
