@@ -21,6 +21,7 @@ type dir struct {
 	wake       chan struct{} // room for one: the keeper looks again
 	memory     []byte        // all of it
 	readMemory [][]byte      // of each reader
+	queue      *queue        // of readers
 	readable   atomic.Bool
 	lost       atomic.Bool // the disk may have blocks that the index has not: deletes write a tombstone for any key
 	badReads   atomic.Int32
@@ -108,11 +109,21 @@ func (d *dir) start() {
 	for range d.s.o.WriteDepth {
 		d.s.work.Go(d.write)
 	}
-	for _, memory := range d.readMemory {
-		d.s.work.Go(func() { d.read(memory) })
-	}
+	d.startReaders()
 	d.s.keepers.Go(d.keep)
 	d.wakeKeeper()
+}
+
+func (d *dir) startReaders() {
+	var err error
+	if d.queue, err = openQueue(d.path, len(d.readMemory), d.s.o.faults); err != nil {
+		d.mu.Lock()
+		d.tellLater(err)
+		d.mu.Unlock()
+	}
+	for i := range d.readMemory {
+		d.s.work.Go(func() { d.read(i) })
+	}
 }
 
 // stop ends the goroutines when no call runs any more; what was taken is written first.
@@ -133,7 +144,7 @@ func (d *dir) shut() error {
 		d.budget.save()
 	}
 	d.tell()
-	return errors.Join(d.detach(), d.freeMemory())
+	return errors.Join(d.detach(), d.queue.close(), d.freeMemory())
 }
 
 // giveUpNext removes the segment that was prepared and not written to.

@@ -3,7 +3,7 @@
 // durable, and it never delivers a byte that does not verify. The bytes on the disk are in docs/DISK.md.
 //
 //	Put ──▶ check, reserve room ──▶ copy and checksum ──▶ piece ──▶ writers ──▶ segment, then the index
-//	Get ──▶ index ──▶ runs of neighbours ──▶ readers ──▶ compare key, length, checksum ──▶ caller
+//	Get ──▶ index ──▶ runs of neighbours ──▶ readers ──▶ the kernel's queue ──▶ compare key, length, checksum ──▶ caller
 //	keeper: prepares the next segment, closes full ones with a footer, evicts the oldest, brings a lost directory back
 //
 // A key belongs to one directory, by its hash, so that a log is never compared with another. In a log what comes later counts: a block put

@@ -98,7 +98,7 @@ func (d *dir) writeAgain(g *segment, headers []byte, sparse bool, b *bounce) {
 // oneAgain is false if there is no room for more.
 func (d *dir) oneAgain(g *segment, r *record, b *bounce) bool {
 	off := r.off
-	p, err := readSpan(g, b, off, off+r.size())
+	p, err := readSpan(g, pread, b, off, off+r.size())
 	var h header
 	if err != nil || !h.decode(p, g.nonce) || h != r.header {
 		return true // damaged: it goes with the segment

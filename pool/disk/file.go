@@ -22,6 +22,9 @@ const (
 	opTruncate op = "truncate"
 	opSync     op = "sync"
 	opUnlink   op = "unlink"
+	opQueue    op = "queue"  // to get a queue of asynchronous reads
+	opSubmit   op = "submit" // to put a read into it
+	opReap     op = "reap"   // to take what has ended out of it
 )
 
 // faults comes before each op. It may fail it, after having written a part of p itself if it likes to tear a write; or make a read or
@@ -91,8 +94,18 @@ func retry(f func() (int, error)) (int, error) {
 	}
 }
 
-// readAt fills p, or fails.
-func (f *file) readAt(p []byte, off int64) error {
+// reading is a way to read as pread(2) does.
+type reading func(f *file, p []byte, off int64) (n int, err error)
+
+func pread(f *file, p []byte, off int64) (int, error) {
+	return retry(func() (int, error) { return unix.Pread(f.fd, p, off) })
+}
+
+// readAt fills p, or fails. The thread waits.
+func (f *file) readAt(p []byte, off int64) error { return f.fill(pread, p, off) }
+
+// fill fills p in one of the ways, or fails.
+func (f *file) fill(how reading, p []byte, off int64) error {
 	allow, err := f.faults.meet(opRead, f.path, off, p)
 	if err != nil {
 		return fmt.Errorf("disk: read %s: %w", f.path, err)
@@ -101,7 +114,7 @@ func (f *file) readAt(p []byte, off int64) error {
 		if done >= allow {
 			return fmt.Errorf("disk: read %s: %w", f.path, io.ErrUnexpectedEOF)
 		}
-		n, err := retry(func() (int, error) { return unix.Pread(f.fd, p[done:allow], off+int64(done)) })
+		n, err := how(f, p[done:allow], off+int64(done))
 		if err == nil && n == 0 {
 			err = io.ErrUnexpectedEOF
 		}

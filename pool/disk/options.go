@@ -55,8 +55,8 @@ type Options struct {
 	ProbeEvery time.Duration // first wait before a lost directory is tried again, doubled each time; 1 ms to 1 h; default 1 s
 	ProbeMax   time.Duration // longest such wait, ProbeEvery to 24 h; default 1 min
 
-	// OnState is told when a directory changes its state, with the reason, and with ErrBuffered once where the page cache is used. It must
-	// not call the store. Nil: nobody is.
+	// OnState is told when a directory changes its state, with the reason; with ErrBuffered once where the page cache is used, and with one that
+	// wraps ErrThreads where reads hold threads. It must not call the store. Nil: nobody is.
 	OnState func(path string, from, to State, reason error)
 	Now     func() time.Time // nil is time.Now
 

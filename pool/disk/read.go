@@ -2,23 +2,24 @@ package disk
 
 import "github.com/kvagent/kvagent/pool"
 
-// read is a reader: it has memory of its own, so that a read that hangs longer than its caller waits writes nobody's bytes.
-func (d *dir) read(memory []byte) {
-	b := bounce{lent: memory}
+// read is reader number i: it has memory of its own, so that a read that hangs longer than its caller waits writes nobody's bytes.
+func (d *dir) read(i int) {
+	b := bounce{lent: d.readMemory[i]}
 	defer b.free()
+	how := d.queue.reader(i, func() { d.s.count.readsInThreads.Add(1) })
 	for r := range d.reads {
-		d.readRun(r, &b)
+		d.readRun(r, how, &b)
 		_ = r.seg.release() // only read
 		r.call.finished(1)
 	}
 }
 
-func (d *dir) readRun(r *run, b *bounce) {
+func (d *dir) readRun(r *run, how reading, b *bounce) {
 	defer close(r.done)
 	if r.claim.Load() == givenUp {
 		return
 	}
-	p, err := readSpan(r.seg, b, r.off, r.end)
+	p, err := readSpan(r.seg, how, b, r.off, r.end)
 	d.countRead(r.end-r.off, err)
 	if !r.claim.CompareAndSwap(unclaimed, delivering) {
 		return
@@ -34,13 +35,13 @@ func (d *dir) readRun(r *run, b *bounce) {
 func runBytes(blocks int64) int64 { return roundUp(headerBytes+blocks, pageBytes) + pageBytes }
 
 // readSpan reads a part of a segment in whole units of the device. The bytes are b's.
-func readSpan(g *segment, b *bounce, off, end int64) ([]byte, error) {
+func readSpan(g *segment, how reading, b *bounce, off, end int64) ([]byte, error) {
 	from := off / g.align * g.align
 	p, err := b.atLeast(roundUp(end, g.align) - from)
 	if err != nil {
 		return nil, err
 	}
-	if err := g.readAt(p, from); err != nil {
+	if err := g.fill(how, p, from); err != nil {
 		return nil, err
 	}
 	return p[off-from : end-from], nil

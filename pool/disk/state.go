@@ -81,18 +81,20 @@ var ErrBuffered = errors.New("the file system cannot do O_DIRECT, the page cache
 
 // tellBuffered says once in each opening that the page cache is used. With the lock held.
 func (d *dir) tellBuffered() {
-	f := d.s.o.OnState
-	if f == nil || d.saidBuffered {
-		return
-	}
 	for _, g := range d.segments {
-		if !g.direct {
+		if !g.direct && !d.saidBuffered {
 			d.saidBuffered = true
-			state := d.state
-			d.told = append(d.told, func() { f(d.path, state, state, ErrBuffered) })
-			d.wakeKeeper()
-			return
+			d.tellLater(ErrBuffered)
 		}
+	}
+}
+
+// tellLater has OnState told of something that changes no state. With the lock held.
+func (d *dir) tellLater(reason error) {
+	if f := d.s.o.OnState; f != nil {
+		state := d.state
+		d.told = append(d.told, func() { f(d.path, state, state, reason) })
+		d.wakeKeeper()
 	}
 }
 
