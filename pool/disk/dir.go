@@ -18,6 +18,7 @@ type dir struct {
 	salt       uint64  // of its name, for choose
 	weight     float64 // its share of the keys
 	reads      chan *run
+	turn       chan struct{} // of one: the call that hands runs over has it
 	wake       chan struct{} // room for one: the keeper looks again
 	memory     []byte        // all of it
 	readMemory [][]byte      // of each reader
@@ -68,7 +69,7 @@ func newDir(s *Store, i int) (*dir, error) {
 	o := &s.o.Dirs[i]
 	d := &dir{
 		s: s, path: o.Path, limit: o.Bytes, salt: stableHash([]byte(o.Path)), weight: float64(o.Bytes),
-		reads: make(chan *run), wake: make(chan struct{}, 1), changed: make(chan struct{}),
+		reads: make(chan *run), turn: make(chan struct{}, 1), wake: make(chan struct{}, 1), changed: make(chan struct{}),
 		lockFD: -1, state: StateMissing, reason: errNotOpened, pending: map[tag]*record{},
 	}
 	d.work = sync.NewCond(&d.mu)

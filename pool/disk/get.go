@@ -173,8 +173,15 @@ func (s *Store) fetch(ctx context.Context, runs []*run) error {
 	return ctx.Err()
 }
 
-// submit hands runs to the readers; those that no reader takes before ctx ends are given up.
+// submit hands a call's runs of one directory to the readers, all before those of the next call: shared out among calls, the reads of all would end
+// together, and with them the queue. Those that no reader takes before ctx ends are given up.
 func submit(ctx context.Context, runs []*run) {
+	turn := runs[0].d.turn
+	select {
+	case turn <- struct{}{}:
+		defer func() { <-turn }()
+	case <-ctx.Done():
+	}
 	for _, r := range runs {
 		select {
 		case r.d.reads <- r:
