@@ -26,8 +26,8 @@ type diskReport struct {
 	ReadRatio      float64 `json:"read_ratio"`
 	ReadRatioLow   float64 `json:"read_ratio_low"`
 	ReadRatioHigh  float64 `json:"read_ratio_high"`
-	Ratio          float64 `json:"ratio"`            // the smaller median
-	InThreads      uint64  `json:"reads_in_threads"` // of the tier; 0 where the kernel has asynchronous reads for it
+	Ratio          float64 `json:"ratio"`      // the smaller median
+	InThreads      uint64  `json:"in_threads"` // reads and writes of the tier that held a thread; 0 where the kernel has asynchronous ones for it
 }
 
 type diskSettings struct {

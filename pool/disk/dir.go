@@ -22,7 +22,7 @@ type dir struct {
 	wake       chan struct{} // room for one: the keeper looks again
 	memory     []byte        // all of it
 	readMemory [][]byte      // of each reader
-	queue      *queue        // of readers
+	queue      *queue        // of readers, and behind them writers
 	readable   atomic.Bool
 	lost       atomic.Bool // the disk may have blocks that the index has not: deletes write a tombstone for any key
 	badReads   atomic.Int32
@@ -107,23 +107,23 @@ func (d *dir) freeMemory() error {
 
 // start runs the directory's goroutines; they end by stop, and Store.Close waits for them.
 func (d *dir) start() {
-	for range d.s.o.WriteDepth {
-		d.s.work.Go(d.write)
+	d.openQueue()
+	for i := range d.s.o.WriteDepth {
+		d.s.work.Go(func() { d.write(i) })
 	}
-	d.startReaders()
+	for i := range d.s.o.ReadDepth {
+		d.s.work.Go(func() { d.read(i) })
+	}
 	d.s.keepers.Go(d.keep)
 	d.wakeKeeper()
 }
 
-func (d *dir) startReaders() {
+func (d *dir) openQueue() {
 	var err error
-	if d.queue, err = openQueue(d.path, len(d.readMemory), d.s.o.faults); err != nil {
+	if d.queue, err = openQueue(d.path, d.s.o.ReadDepth+d.s.o.WriteDepth, d.s.o.faults); err != nil {
 		d.mu.Lock()
 		d.tellLater(err)
 		d.mu.Unlock()
-	}
-	for i := range d.readMemory {
-		d.s.work.Go(func() { d.read(i) })
 	}
 }
 

@@ -2,8 +2,8 @@
 // aligned pieces past the page cache, with an index in memory. It is a cache: it may forget, nothing is acknowledged as
 // durable, and it never delivers a byte that does not verify. The bytes on the disk are in docs/DISK.md.
 //
-//	Put ──▶ check, reserve room ──▶ copy and checksum ──▶ piece ──▶ writers ──▶ segment, then the index
-//	Get ──▶ index ──▶ runs of neighbours ──▶ readers ──▶ the kernel's queue ──▶ compare key, length, checksum ──▶ caller
+//	Put ──▶ check, reserve room ──▶ copy and checksum ──▶ piece ──▶ writers, through the kernel's queue ──▶ segment, then the index
+//	Get ──▶ index ──▶ runs of neighbours ──▶ readers, through the kernel's queue ──▶ compare key, length, checksum ──▶ caller
 //	keeper: prepares the next segment, closes full ones with a footer, evicts the oldest, brings a lost directory back
 //
 // A key belongs to one directory, by its hash, so that a log is never compared with another. In a log what comes later counts: a block put

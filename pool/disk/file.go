@@ -94,18 +94,22 @@ func retry(f func() (int, error)) (int, error) {
 	}
 }
 
-// reading is a way to read as pread(2) does.
-type reading func(f *file, p []byte, off int64) (n int, err error)
+// way is a way to read or to write a part of a file, as pread(2) and pwrite(2) do.
+type way func(f *file, p []byte, off int64) (n int, err error)
 
 func pread(f *file, p []byte, off int64) (int, error) {
 	return retry(func() (int, error) { return unix.Pread(f.fd, p, off) })
 }
 
+func pwrite(f *file, p []byte, off int64) (int, error) {
+	return retry(func() (int, error) { return unix.Pwrite(f.fd, p, off) })
+}
+
 // readAt fills p, or fails. The thread waits.
 func (f *file) readAt(p []byte, off int64) error { return f.fill(pread, p, off) }
 
-// fill fills p in one of the ways, or fails.
-func (f *file) fill(how reading, p []byte, off int64) error {
+// fill fills p in a way to read, or fails.
+func (f *file) fill(how way, p []byte, off int64) error {
 	allow, err := f.faults.meet(opRead, f.path, off, p)
 	if err != nil {
 		return fmt.Errorf("disk: read %s: %w", f.path, err)
@@ -126,13 +130,16 @@ func (f *file) fill(how reading, p []byte, off int64) error {
 	return nil
 }
 
-// writeAt writes all of p, or fails; then any part of it may have been written. A short write is gone on with.
-func (f *file) writeAt(p []byte, off int64) error {
+// writeAt writes all of p, or fails; then any part of it may have been written. A short write is gone on with. The thread waits.
+func (f *file) writeAt(p []byte, off int64) error { return f.put(pwrite, p, off) }
+
+// put writes all of p in a way to write, as writeAt does.
+func (f *file) put(how way, p []byte, off int64) error {
 	if f.readOnly {
 		return fmt.Errorf("disk: write %s: %w", f.path, unix.EROFS)
 	}
 	for done := 0; done < len(p); {
-		n, err := f.writeSome(p[done:], off+int64(done))
+		n, err := f.writeSome(how, p[done:], off+int64(done))
 		if err == nil && n == 0 {
 			err = io.ErrShortWrite
 		}
@@ -149,12 +156,12 @@ func (f *file) writeAt(p []byte, off int64) error {
 	return nil
 }
 
-func (f *file) writeSome(p []byte, off int64) (int, error) {
+func (f *file) writeSome(how way, p []byte, off int64) (int, error) {
 	allow, err := f.faults.meet(opWrite, f.path, off, p)
 	if err != nil || allow == 0 {
 		return 0, err
 	}
-	return retry(func() (int, error) { return unix.Pwrite(f.fd, p[:allow], off) })
+	return how(f, p[:allow], off)
 }
 
 func (f *file) truncate(size int64) error {

@@ -56,7 +56,7 @@ type Options struct {
 	ProbeMax   time.Duration // longest such wait, ProbeEvery to 24 h; default 1 min
 
 	// OnState is told when a directory changes its state, with the reason; with ErrBuffered once where the page cache is used, and with one that
-	// wraps ErrThreads where reads hold threads. It must not call the store. Nil: nobody is.
+	// wraps ErrThreads where reads and writes hold threads. It must not call the store. Nil: nobody is.
 	OnState func(path string, from, to State, reason error)
 	Now     func() time.Time // nil is time.Now
 

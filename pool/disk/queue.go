@@ -10,12 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// queue carries the reads of one directory by Linux AIO (io_submit(2)), so that none holds a thread: a thread that waits in pread holds one of Go's
-// processors as well, until Go's monitor sees it and takes it away.
+// queue carries the reads and writes of one directory by Linux AIO (io_submit(2)), so that none holds a thread: a thread that waits in pread holds one of
+// Go's processors as well, until Go's monitor sees it and takes it away.
 //
-//	reader ── io_submit ──▶ kernel ── eventfd, Go's poller ──▶ reap ── io_getevents ──▶ the reader's place
+//	reader, writer ── io_submit ──▶ kernel ── eventfd, Go's poller ──▶ reap ── io_getevents ──▶ its place
 //
-// Each reader has a place of its own, so there is always room. The memory of a read is the reader's, which waits until the kernel is done with it.
+// Each reader and writer has a place of its own, so there is always room, and waits until the kernel is done with its memory.
 type queue struct {
 	context uintptr // of io_setup; 0: there is none, and reads wait in threads
 	event   *os.File
@@ -26,22 +26,22 @@ type queue struct {
 	path    string // of the directory, for faults
 }
 
-// waiting is a reader's place.
+// waiting is the place of a reader or a writer.
 type waiting struct {
 	control iocb
 	list    [1]*iocb   // what io_submit takes
-	result  chan int64 // bytes read, or -errno
+	result  chan int64 // bytes read or written, or -errno
 }
 
-// ErrThreads is wrapped by the reason OnState is given, with the state as it is, for a directory whose reads each hold a thread.
-var ErrThreads = errors.New("the kernel gives no asynchronous reads, each holds a thread")
+// ErrThreads is wrapped by the reason OnState is given, with the state as it is, for a directory whose reads and writes each hold a thread.
+var ErrThreads = errors.New("the kernel has no asynchronous reads and writes for it, each holds a thread")
 
 // iocb is struct iocb of linux/aio_abi.h, and ioEvent its struct io_event.
 type iocb struct {
 	data    uint64 // comes back with the event
 	_       uint64 // key and rw_flags
-	_       uint16 // opcode: 0 is IOCB_CMD_PREAD
-	_       int16  // reqprio
+	command command
+	_       int16 // reqprio
 	fd      uint32
 	buf     uint64
 	bytes   uint64
@@ -60,9 +60,17 @@ type ioEvent struct {
 
 const iocbEventFD = 1 // IOCB_FLAG_RESFD
 
-// openQueue makes a queue for so many readers. With an error it is one in which reads wait in threads.
-func openQueue(path string, readers int, f faults) (*queue, error) {
-	q := &queue{places: make([]waiting, readers), faults: f, path: path}
+// command is an opcode of an iocb.
+type command uint16
+
+const (
+	commandRead  command = 0 // IOCB_CMD_PREAD
+	commandWrite command = 1 // IOCB_CMD_PWRITE
+)
+
+// openQueue makes a queue for so many readers and writers. With an error it is one in which all wait in threads.
+func openQueue(path string, places int, f faults) (*queue, error) {
+	q := &queue{places: make([]waiting, places), faults: f, path: path}
 	for i := range q.places {
 		w := &q.places[i]
 		w.list[0], w.result = &w.control, make(chan int64, 1)
@@ -86,12 +94,12 @@ func (q *queue) setUp() error {
 		return unix.Syscall(unix.SYS_IO_SETUP, uintptr(len(q.places)), uintptr(unsafe.Pointer(&q.context)), 0)
 	})
 	if err != nil {
-		return errors.Join(fmt.Errorf("io_setup: %w (fs.aio-max-nr is for the reads of all processes together)", err), unix.Close(fd))
+		return errors.Join(fmt.Errorf("io_setup: %w (fs.aio-max-nr is for all processes together)", err), unix.Close(fd))
 	}
 	if _, err := q.take(make([]ioEvent, 1)); err != nil { // a kernel that allows one call and not the other
 		return errors.Join(fmt.Errorf("io_getevents: %w", err), q.destroy(), unix.Close(fd))
 	}
-	q.eventFD, q.event = fd, os.NewFile(uintptr(fd), "reads of "+q.path)
+	q.eventFD, q.event = fd, os.NewFile(uintptr(fd), "queue of "+q.path)
 	return nil
 }
 
@@ -112,7 +120,7 @@ func system(call func() (n, _ uintptr, errno unix.Errno)) (int, error) {
 	})
 }
 
-// close ends the reaper. No reader may be reading. Nil: it was never made.
+// close ends the reaper. Nobody may be reading or writing. Nil: it was never made.
 func (q *queue) close() error {
 	if q == nil || q.context == 0 {
 		return nil
@@ -122,14 +130,17 @@ func (q *queue) close() error {
 	return errors.Join(err, q.destroy())
 }
 
-// reader is the way to read of reader number i. Its memory must not be the collector's. What the queue does not take, and what goes through the page
-// cache, which has no asynchronous reads, waits in a thread.
-func (q *queue) reader(i int, inThread func()) reading {
-	w := &q.places[i]
+// way is how place number i does a command. Its memory must not be the collector's. What the queue does not take, and what goes through the page
+// cache, which has nothing asynchronous, is done in a thread, and told.
+func (q *queue) way(i int, c command, inThread func()) way {
+	w, thread := &q.places[i], pread
+	if c == commandWrite {
+		thread = pwrite
+	}
 	return func(f *file, p []byte, off int64) (int, error) {
-		if q.context == 0 || !f.direct || q.submit(w, uint64(i), f, p, off) != nil {
+		if q.context == 0 || !f.direct || q.submit(w, iocb{data: uint64(i), command: c}, f, p, off) != nil {
 			inThread()
-			return pread(f, p, off)
+			return thread(f, p, off)
 		}
 		n := <-w.result
 		if n < 0 {
@@ -139,21 +150,20 @@ func (q *queue) reader(i int, inThread func()) reading {
 	}
 }
 
-func (q *queue) submit(w *waiting, i uint64, f *file, p []byte, off int64) error {
+func (q *queue) submit(w *waiting, c iocb, f *file, p []byte, off int64) error {
 	if _, err := q.faults.meet(opSubmit, f.path, off, p); err != nil {
 		return err
 	}
-	w.control = iocb{
-		data: i, fd: uint32(f.fd), buf: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(p)))), bytes: uint64(len(p)), off: off,
-		flags: iocbEventFD, eventFD: uint32(q.eventFD),
-	}
+	c.fd, c.buf, c.bytes, c.off = uint32(f.fd), uint64(uintptr(unsafe.Pointer(unsafe.SliceData(p)))), uint64(len(p)), off
+	c.flags, c.eventFD = iocbEventFD, uint32(q.eventFD)
+	w.control = c
 	_, err := system(func() (uintptr, uintptr, unix.Errno) {
 		return unix.Syscall(unix.SYS_IO_SUBMIT, q.context, uintptr(len(w.list)), uintptr(unsafe.Pointer(&w.list)))
 	})
 	return err
 }
 
-// reap hands results to their readers until the queue is closed.
+// reap hands results to their places until the queue is closed.
 func (q *queue) reap() {
 	var count [8]byte // of the reads that have ended, which is not needed
 	events := make([]ioEvent, len(q.places))

@@ -28,8 +28,8 @@ func needQueue(t testing.TB) {
 	}
 }
 
-// TestReadsHoldNoThread would count them, if they did.
-func TestReadsHoldNoThread(t *testing.T) {
+// TestNothingHoldsAThread would count them, if they did.
+func TestNothingHoldsAThread(t *testing.T) {
 	needQueue(t)
 	s := open(t, small(t))
 	wantPut(t, s, 0, 50, size)
@@ -39,8 +39,8 @@ func TestReadsHoldNoThread(t *testing.T) {
 	for i := range 50 {
 		wantGet(t, s, i, size, pool.OK, "put")
 	}
-	if st := s.Stats(); st.Reads != 50 || st.ReadsInThreads != 0 {
-		t.Fatalf("%d of %d reads held a thread", st.ReadsInThreads, st.Reads)
+	if st := s.Stats(); st.Writes != 50 || st.Reads != 50 || st.InThreads != 0 {
+		t.Fatalf("%d of %d writes and %d reads held a thread", st.InThreads, st.Writes, st.Reads)
 	}
 }
 
@@ -52,7 +52,7 @@ func TestStoreInThreads(t *testing.T) {
 	})
 }
 
-// TestNoQueue is a machine whose fs.aio-max-nr is used up: reads hold threads, and it is told and counted.
+// TestNoQueue is a machine whose fs.aio-max-nr is used up: reads and writes hold threads, and it is told and counted.
 func TestNoQueue(t *testing.T) {
 	o := small(t)
 	o.faults = failing(unix.EAGAIN, opQueue)
@@ -67,12 +67,12 @@ func TestNoQueue(t *testing.T) {
 	for i := range 20 {
 		wantGet(t, s, i, size, pool.OK, "read in a thread")
 	}
-	if n := s.Stats().ReadsInThreads; n != 20 {
-		t.Fatalf("%d reads in threads, want 20", n)
+	if n := s.Stats().InThreads; n != 40 {
+		t.Fatalf("%d writes and reads in threads, want 40", n)
 	}
 	shown := false
 	for _, c := range s.Report().Counts {
-		shown = shown || c == pool.Count{Name: "reads_in_threads", N: 20}
+		shown = shown || c == pool.Count{Name: "in_threads", N: 40}
 	}
 	if !shown {
 		t.Fatalf("the report does not say so: %+v", s.Report().Counts)
@@ -80,7 +80,7 @@ func TestNoQueue(t *testing.T) {
 	eventually(t, "it is told", func() bool { return told.Load() == 1 })
 }
 
-// TestQueueTakesNoMore is a kernel that refuses every second read.
+// TestQueueTakesNoMore is a kernel that refuses every second command.
 func TestQueueTakesNoMore(t *testing.T) {
 	needQueue(t)
 	o := small(t)
@@ -96,42 +96,50 @@ func TestQueueTakesNoMore(t *testing.T) {
 	for i := range 20 {
 		wantGet(t, s, i, size, pool.OK, "some in a thread")
 	}
-	if n := s.Stats().ReadsInThreads; n != 10 {
-		t.Fatalf("%d reads in threads, want 10", n)
+	if n := s.Stats().InThreads; n != 20 {
+		t.Fatalf("%d writes and reads in threads, want 20 of 40", n)
 	}
 }
 
-// TestReadThatDoesNotEnd is a disk that hangs: the kernel has the read, and does not say that it has ended. The caller comes back at its deadline, its
-// memory is left alone afterwards, and Close waits for the kernel.
-func TestReadThatDoesNotEnd(t *testing.T) {
+// A disk that hangs: the kernel has a read or a write, and does not say that it has ended. The caller comes back at its deadline, its memory is left alone
+// afterwards, and Close waits for the kernel.
+func TestQueueHangs(t *testing.T) {
 	needQueue(t)
+	t.Run("read", func(t *testing.T) { testQueueHangs(t, (*Store).Get, 0) })
+	t.Run("write", func(t *testing.T) { testQueueHangs(t, (*Store).Put, 10) })
+}
+
+// testQueueHangs makes a call for ten blocks, of which the first ten are stored.
+func testQueueHangs(t *testing.T, call func(*Store, context.Context, []pool.Item) error, first int) {
+	var fs broken
 	o := small(t)
-	goOn := make(chan struct{})
-	o.faults = func(o op, _ string, _ int64, p []byte) (int, error) {
-		if o == opReap {
-			<-goOn
-		}
-		return len(p), nil
-	}
+	o.faults = fs.meet
 	s := open(t, o)
 	wantPut(t, s, 0, 10, size)
 	if !s.Stats().Dirs[0].Direct {
 		t.Skip("SKIPPED: a file system without O_DIRECT")
 	}
+	goOn := make(chan struct{})
+	fs.set(func(o op, _ string, _ int64, p []byte) (int, error) {
+		if o == opReap {
+			<-goOn
+		}
+		return len(p), nil
+	})
 	var items []pool.Item
 	for i := range 10 {
-		items = append(items, pool.Item{Key: keyOf(i), Data: make([]byte, size)})
+		items = append(items, pool.Item{Key: keyOf(first + i), Data: make([]byte, size)})
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	if err := s.Get(ctx, items); !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatalf("get from a disk that hangs: %v", err)
+	if err := call(s, ctx, items); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("from a disk that hangs: %v", err)
 	}
 	closed := make(chan error, 1)
 	go func() { closed <- s.Close() }()
 	select {
 	case err := <-closed:
-		t.Fatalf("closed with %v while the kernel has a read", err)
+		t.Fatalf("closed with %v while the kernel is at work", err)
 	case <-time.After(20 * time.Millisecond):
 	}
 	close(goOn)
@@ -145,34 +153,44 @@ func TestReadThatDoesNotEnd(t *testing.T) {
 	}
 }
 
-// TestQueueReads holds what a reader gets against what pread gives: whole reads, the file's end, what lies behind it, and an offset that
-// O_DIRECT does not allow.
-func TestQueueReads(t *testing.T) {
+// queueFile is a file of three pages past the page cache, and a queue.
+func queueFile(t *testing.T, places int) (*file, *queue, []byte) {
+	t.Helper()
 	needQueue(t)
 	path := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(path, noise[:3*pageBytes], 0o600); err != nil {
 		t.Fatal(err)
 	}
-	f, err := openFile(path, unix.O_RDONLY, nil)
+	f, err := openFile(path, unix.O_RDWR, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.close()
 	if !f.direct {
 		t.Skip("SKIPPED: a file system without O_DIRECT")
 	}
-	q, err := openQueue(path, 3, nil)
+	q, err := openQueue(path, places, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := mapMemory(2 * pageBytes)
+	memory, err := mapMemory(2 * pageBytes)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = unmap(p) }()
+	t.Cleanup(func() {
+		if err := errors.Join(q.close(), f.close(), unmap(memory)); err != nil {
+			t.Error(err)
+		}
+	})
+	return f, q, memory
+}
+
+// TestQueueReads holds what a place reads against what pread gives: whole reads, the file's end, what lies behind it, and an offset that
+// O_DIRECT does not allow.
+func TestQueueReads(t *testing.T) {
+	f, q, p := queueFile(t, 3)
 	want := make([]byte, len(p))
 	for i := range 3 {
-		read := q.reader(i, func() { t.Error("it was read in a thread") })
+		read := q.way(i, commandRead, func() { t.Error("it was read in a thread") })
 		for _, off := range []int64{0, pageBytes, 2 * pageBytes, 3 * pageBytes, 1} {
 			clear(p)
 			n, err := read(f, p, off)
@@ -183,7 +201,26 @@ func TestQueueReads(t *testing.T) {
 			}
 		}
 	}
-	if err := q.close(); err != nil {
-		t.Fatal(err)
+}
+
+func TestQueueWrites(t *testing.T) {
+	f, q, p := queueFile(t, 2)
+	for i := range 2 {
+		write := q.way(i, commandWrite, func() { t.Error("it was written in a thread") })
+		for _, off := range []int64{0, pageBytes, 2 * pageBytes} { // the last one makes the file longer
+			copy(p, noise[int(off)+100+i:])
+			if n, err := write(f, p, off); n != len(p) || err != nil {
+				t.Fatalf("place %d, offset %d: %d bytes, %v", i, off, n, err)
+			}
+			if b, err := os.ReadFile(f.path); err != nil || string(b[off:off+int64(len(p))]) != string(p) {
+				t.Fatalf("place %d, offset %d: %v, or other bytes", i, off, err)
+			}
+		}
+		if n, err := write(f, p, 1); n != 0 || !errors.Is(err, unix.EINVAL) {
+			t.Errorf("place %d, offset 1: %d bytes, %v, want EINVAL", i, n, err)
+		}
+	}
+	if b, err := os.ReadFile(f.path); err != nil || len(b) != 4*pageBytes {
+		t.Errorf("the file has %d bytes, want %d: %v", len(b), 4*pageBytes, err)
 	}
 }

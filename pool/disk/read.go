@@ -6,7 +6,7 @@ import "github.com/kvagent/kvagent/pool"
 func (d *dir) read(i int) {
 	b := bounce{lent: d.readMemory[i]}
 	defer b.free()
-	how := d.queue.reader(i, func() { d.s.count.readsInThreads.Add(1) })
+	how := d.queue.way(i, commandRead, func() { d.s.count.inThreads.Add(1) })
 	for r := range d.reads {
 		d.readRun(r, how, &b)
 		_ = r.seg.release() // only read
@@ -14,7 +14,7 @@ func (d *dir) read(i int) {
 	}
 }
 
-func (d *dir) readRun(r *run, how reading, b *bounce) {
+func (d *dir) readRun(r *run, how way, b *bounce) {
 	defer close(r.done)
 	if r.claim.Load() == givenUp {
 		return
@@ -35,7 +35,7 @@ func (d *dir) readRun(r *run, how reading, b *bounce) {
 func runBytes(blocks int64) int64 { return roundUp(headerBytes+blocks, pageBytes) + pageBytes }
 
 // readSpan reads a part of a segment in whole units of the device. The bytes are b's.
-func readSpan(g *segment, how reading, b *bounce, off, end int64) ([]byte, error) {
+func readSpan(g *segment, how way, b *bounce, off, end int64) ([]byte, error) {
 	from := off / g.align * g.align
 	p, err := b.atLeast(roundUp(end, g.align) - from)
 	if err != nil {

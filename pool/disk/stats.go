@@ -20,7 +20,7 @@ type Stats struct {
 
 	Writes, WrittenBytes, Reads, ReadBytes uint64 // of the medium
 	WriteErrors, ReadErrors                uint64
-	ReadsInThreads                         uint64 // of Reads, that held a thread: the kernel had no asynchronous ones
+	InThreads                              uint64 // reads and writes that held a thread: the kernel had no asynchronous ones
 	Evicted, WrittenAgain, AgainBytes      uint64 // blocks that went with their segment; that were written again instead, and their bytes
 	SegmentsDropped                        uint64
 	StateChanges, Probes, IndexFull        uint64
@@ -46,7 +46,7 @@ type counters struct {
 	hits, missed, corrupt                                              atomic.Uint64
 	deletes, deletesOwed, callsRefused                                 atomic.Uint64
 	writes, written, reads, read, writeErrors, readErrors              atomic.Uint64
-	readsInThreads                                                     atomic.Uint64
+	inThreads                                                          atomic.Uint64
 	evicted, again, againBytes, segmentsDropped                        atomic.Uint64
 	stateChanges, probes, indexFull                                    atomic.Uint64
 	recovered, damaged, scanned, recoveryRead                          atomic.Uint64
@@ -82,7 +82,7 @@ func (s *Store) Stats() Stats {
 		TooLarge: c.tooLarge.Load(), PutsLost: c.putsLost.Load(), Hits: c.hits.Load(), Missed: c.missed.Load(), Corrupt: c.corrupt.Load(),
 		Deletes: c.deletes.Load(), DeletesOwed: c.deletesOwed.Load(), CallsRefused: c.callsRefused.Load(),
 		Writes: c.writes.Load(), WrittenBytes: c.written.Load(), Reads: c.reads.Load(), ReadBytes: c.read.Load(),
-		WriteErrors: c.writeErrors.Load(), ReadErrors: c.readErrors.Load(), ReadsInThreads: c.readsInThreads.Load(), Evicted: c.evicted.Load(), WrittenAgain: c.again.Load(),
+		WriteErrors: c.writeErrors.Load(), ReadErrors: c.readErrors.Load(), InThreads: c.inThreads.Load(), Evicted: c.evicted.Load(), WrittenAgain: c.again.Load(),
 		AgainBytes: c.againBytes.Load(), SegmentsDropped: c.segmentsDropped.Load(), StateChanges: c.stateChanges.Load(), Probes: c.probes.Load(),
 		IndexFull: c.indexFull.Load(), Recovered: c.recovered.Load(), Damaged: c.damaged.Load(), Scanned: c.scanned.Load(), RecoveryRead: c.recoveryRead.Load(),
 	}
@@ -125,7 +125,7 @@ func (s *Store) Report() pool.StoreReport {
 	r.Counts = []pool.Count{
 		{Name: "not_admitted", N: st.NotAdmitted}, {Name: "over_budget", N: st.OverBudget}, {Name: "too_large", N: st.TooLarge}, {Name: "calls_refused", N: st.CallsRefused},
 		{Name: "puts_lost", N: st.PutsLost}, {Name: "write_errors", N: st.WriteErrors}, {Name: "read_errors", N: st.ReadErrors},
-		{Name: "reads_in_threads", N: st.ReadsInThreads}, {Name: "index_full", N: st.IndexFull},
+		{Name: "in_threads", N: st.InThreads}, {Name: "index_full", N: st.IndexFull},
 		{Name: "bytes_written", N: st.WrittenBytes}, {Name: "bytes_read", N: st.ReadBytes}, {Name: "evicted", N: st.Evicted}, {Name: "written_again", N: st.WrittenAgain},
 		{Name: "deletes_owed", N: st.DeletesOwed}, {Name: "state_changes", N: st.StateChanges}, {Name: "recovered", N: st.Recovered}, {Name: "damaged", N: st.Damaged},
 	}

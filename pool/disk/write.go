@@ -12,15 +12,16 @@ import (
 // enoughBytes is what a piece must have to be written beside others before it is full: from here on a device gives its rate to writes at once.
 const enoughBytes = 1 << 20
 
-// write is a writer: it takes the pieces whose records are all copied, and the current one as soon as no other is on its way, or it has
+// write is writer number i: it takes the pieces whose records are all copied, and the current one as soon as no other is on its way, or it has
 // enoughBytes. So a lonely block is written at once, small ones that come meanwhile make the next piece, and a batch's end does not wait for its beginning.
-func (d *dir) write() {
+func (d *dir) write(i int) {
+	how := d.queue.way(d.s.o.ReadDepth+i, commandWrite, func() { d.s.count.inThreads.Add(1) })
 	for {
 		p := d.nextPiece()
 		if p == nil {
 			return
 		}
-		d.finish(p, d.writePiece(p))
+		d.finish(p, d.writePiece(p, how))
 	}
 }
 
@@ -52,7 +53,7 @@ func (d *dir) nextPiece() *piece {
 	}
 }
 
-func (d *dir) writePiece(p *piece) error {
+func (d *dir) writePiece(p *piece, how way) error {
 	d.mu.Lock()
 	lost, reason := d.state != StateOK, d.reason
 	d.mu.Unlock()
@@ -60,7 +61,7 @@ func (d *dir) writePiece(p *piece) error {
 		return reason
 	}
 	d.budget.spend(int64(p.n))
-	if err := p.seg.writeAt(p.mem[:p.n], p.at); err != nil {
+	if err := p.seg.put(how, p.mem[:p.n], p.at); err != nil {
 		return err
 	}
 	d.s.count.written.Add(uint64(p.n))
