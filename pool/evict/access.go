@@ -51,7 +51,7 @@ func (h *Hazard) lastAsked(u *pool.Use, now uint32) uint32 {
 		return h.recent.last(u.Prints[last], last, now)
 	}
 	if n := h.nodes.like(u.Entries[last], u.Prints[last]); n != nil {
-		return now - n.used
+		return now - h.nodes.runOf(n).used
 	}
 	return askedAgain
 }
@@ -61,7 +61,7 @@ func (h *Hazard) lastAsked(u *pool.Use, now uint32) uint32 {
 func (h *Hazard) renew(u *pool.Use, now uint32) (won int) {
 	for i := len(u.Entries) - 1; i >= 0; i-- {
 		if n := h.nodes.like(u.Entries[i], u.Prints[i]); n != nil {
-			won += h.refresh(u.Entries[i], n, n.class, now)
+			won += h.refresh(u.Entries[i], n, h.nodes.runOf(n).class, now)
 		}
 	}
 	return won
@@ -89,7 +89,7 @@ func (h *Hazard) lookBehind(u *pool.Use) (known int, turn uint8) {
 	known = len(u.Entries)
 	if known > 0 {
 		if n := h.nodes.like(u.Entries[known-1], u.Prints[known-1]); n != nil {
-			turn = nextTurn(n.class)
+			turn = nextTurn(h.nodes.runOf(n).class)
 		}
 	}
 	for i, print := range u.Prints[known:] {
@@ -107,11 +107,12 @@ func (h *Hazard) lookBehind(u *pool.Use) (known int, turn uint8) {
 
 // use counts a use of a stored block and makes it the newest of its new class. It gives 1 if LRU would not have it, else 0.
 func (h *Hazard) use(e uint32, n *node, i int, t *chainTraits, now uint32) (won int) {
-	b := max(int(n.bin), binOf(now-n.used))
-	h.tables.enter(n.class, int(n.bin), b)
-	h.tables.use(n.class, b)
-	class := t.class(i, min(usesOf(n.class)+1, maxUses))
-	h.tables.enter(class, -1, 0)
+	r := h.nodes.runOf(n)
+	b := max(int(r.bin), binOf(now-r.used))
+	h.tables.enter(r.class, int(r.bin), b, 1)
+	h.tables.use(r.class, b)
+	class := t.class(i, min(usesOf(r.class)+1, maxUses))
+	h.tables.enter(class, -1, 0, 1)
 	return h.refresh(e, n, class, now)
 }
 
@@ -123,20 +124,15 @@ func (h *Hazard) await(print uint64, i, missing int, t *chainTraits, now uint32)
 		if g := h.behind[missing]; g.way >= 0 {
 			info := g.set.info[g.way]
 			b := max(info.bin(), binOf(now-g.set.way[g.way].used))
-			h.tables.enter(info.class(), info.bin(), b)
+			h.tables.enter(info.class(), info.bin(), b, 1)
 			h.tables.use(info.class(), b)
 			class := t.class(i, min(info.uses()+1, maxUses))
-			h.tables.enter(class, -1, 0)
+			h.tables.enter(class, -1, 0, 1)
 			g.set.way[g.way].used, g.set.info[g.way] = now, makeInfo(class, 0)|ghostAwaited
 			return
 		}
 	}
-	info := makeInfo(t.class(i, uses), 0)
-	if s, w := h.awaited.find(print); w >= 0 {
-		s.info[w] = info
-	} else {
-		h.awaited.put(print, now, info)
-	}
+	h.awaited.put(print, t.class(i, uses))
 }
 
 // sweep ages a few ghosts, in turn.
@@ -146,16 +142,20 @@ func (h *Hazard) sweep(now uint32, blocks int) {
 		if g.hand++; g.hand >= g.sets {
 			g.hand = 0
 		}
-		s := g.at(g.hand)
-		for w, info := range s.info {
-			if info == 0 {
-				continue
-			}
-			if age := now - s.way[w].used; age >= ends[info.bin()] {
-				b := binOf(age)
-				h.tables.enter(info.class(), info.bin(), b)
-				s.info[w] = info.withBin(b)
-			}
+		h.ageSet(g.at(g.hand), now)
+	}
+}
+
+// ageSet does the same for a ghost that stays in its bin as for one that leaves it: every other one does, and a processor that
+// guesses which takes longer than to count nothing.
+func (h *Hazard) ageSet(s *ghostSet, now uint32) {
+	for w, info := range s.info {
+		if info == 0 {
+			continue
 		}
+		from := info.bin()
+		b := max(from, binOf(now-s.way[w].used))
+		h.tables.enter(info.class(), from, b, 1)
+		s.info[w] = info.withBin(b)
 	}
 }

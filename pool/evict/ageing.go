@@ -3,11 +3,11 @@ package evict
 import "math/bits"
 
 const (
-	blocksAnAgeing  = 16 // blocks looked up between one ageing and the next
-	crossingsABlock = 12 // entries that change their bin per block looked up, at most
+	blocksAnAgeing  = 32 // blocks looked up between one ageing and the next
+	crossingsABlock = 16 // entries that change their bin per block looked up, but for what is left of a run
 )
 
-// age moves entries on into the bins of their age, and counts them at risk there. It goes round the classes and
+// age moves runs on into the bins of their age, and counts them at risk there. It goes round the classes and
 // does a bounded amount of work: what it leaves is done the next time.
 func (h *Hazard) age(now uint32, blocks int) {
 	if h.turn.owed += blocks; h.turn.owed < blocksAnAgeing {
@@ -38,13 +38,14 @@ func (h *Hazard) age(now uint32, blocks int) {
 // never is ms from now for what does not happen before the class is looked at again.
 const never = 1 << 30
 
-// ageClass goes from the oldest bin to the youngest, so that an entry may cross several bins at once: those
+// ageClass goes from the oldest bin to the youngest, so that a run may cross several bins at once: those
 // before it in the list have gone ahead.
 func (h *Hazard) ageClass(k *cells, c int, now uint32, credit int) int {
 	filled, due := k.filled[c], int32(never) // due: ms from now
 	for m := filled &^ (1 << (numBins - 1)); m != 0 && credit > 0; {
 		b := bits.Len64(m) - 1
 		m &^= 1 << b
+		credit--
 		age := now - k.first[c][b].used
 		left := int32(ends[b] - age)
 		if age >= ends[b] {
@@ -61,41 +62,40 @@ func (h *Hazard) ageClass(k *cells, c int, now uint32, credit int) int {
 	return credit
 }
 
-// ageBin moves the entries of a bin on that are too old for it, the oldest first, none past the one before it. left is
-// the ms until the next of those it moved, or of those that stay, leaves its bin.
+// ageBin moves the runs of a bin on that are too old for it, the oldest first, none past the one before it. left is the ms until
+// the next of those it moved, or of those that stay, leaves its bin.
 func (h *Hazard) ageBin(k *cells, c, b int, now uint32, credit int) (rest int, left int32) {
-	at := k.first[c][b]
-	n := h.nodes.at(at.entry)
-	ahead := numBins - 1
-	if n.older != 0 {
-		ahead = int(h.nodes.at(n.older).bin)
+	at, ahead := k.first[c][b], numBins-1
+	if older := k.filled[c] >> (b + 1); older != 0 {
+		ahead = b + 1 + bits.TrailingZeros64(older)
 	}
 	left = never
-	for ; credit > 0 && now-at.used >= ends[b]; credit-- {
+	for r := h.nodes.runs.at(at.run); credit > 0 && now-at.used >= ends[b]; {
+		credit -= int(r.count)
 		to := binAfter(b, now-at.used, ahead)
-		h.tables.enter(uint8(c), b, to)
-		n.bin, ahead = uint8(to), to
+		h.tables.enter(uint8(c), b, to, int32(r.count))
+		r.bin, ahead = uint8(to), to
 		if k.filled[c]>>to&1 == 0 {
 			k.first[c][to], k.filled[c] = at, k.filled[c]|1<<to
 			left = min(left, untilEnd(to, now-at.used))
 		}
-		if at = (eldest{entry: n.newer}); at.entry == 0 {
+		if at = (eldest{run: r.newer}); at.run == 0 {
 			break
 		}
-		if n = h.nodes.at(at.entry); int(n.bin) != b {
+		if r = h.nodes.runs.at(at.run); int(r.bin) != b {
 			at = eldest{}
 			break
 		}
-		at.used = n.used
+		at.used = r.used
 	}
-	if k.first[c][b] = at; at.entry == 0 {
+	if k.first[c][b] = at; at.run == 0 {
 		k.filled[c] &^= 1 << b
 		return credit, left
 	}
 	return credit, min(left, untilEnd(b, now-at.used))
 }
 
-// binAfter is the bin of an entry that is too old for bin b: that of its age, and not past ahead.
+// binAfter is the bin of a run that is too old for bin b: that of its age, and not past ahead.
 func binAfter(b int, age uint32, ahead int) int {
 	if age < ends[b+1] {
 		return b + 1
@@ -103,7 +103,7 @@ func binAfter(b int, age uint32, ahead int) int {
 	return max(b+1, min(binOf(age), ahead))
 }
 
-// untilEnd is the ms until an entry of an age leaves bin b.
+// untilEnd is the ms until a run of an age leaves bin b.
 func untilEnd(b int, age uint32) int32 {
 	if b == numBins-1 {
 		return never

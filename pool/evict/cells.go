@@ -8,12 +8,12 @@ import (
 // cells are entries of one kind: for each class a list by time of last use, cut into bins of age, and over the classes a
 // tournament for the cell that is worth least.
 //
-//	class c:  newest ── bin 0 ── │ ── bin 1 ── │ ... ── oldest        the list; first[c][b] is the oldest of bin b
+//	class c:  newest ── bin 0 ── │ ── bin 1 ── │ ... ── oldest        the list; first[c][b] is the oldest run of bin b
 type cells struct {
 	newest [numClasses]uint32
 	first  [numClasses][numBins]eldest
 	filled [numClasses]uint64 // bit per bin that has entries
-	due    [numClasses]uint32 // ms: no entry of the class changes its bin before
+	due    [numClasses]uint32 // ms: no run of the class changes its bin before
 	worst  [numClasses]float32
 	low    [numClasses]uint8     // bin of worst
 	winner [2 * numClasses]uint8 // tournament: winner[1] is the class whose worst is least
@@ -21,9 +21,8 @@ type cells struct {
 	held   [numClasses]uint32    // entries
 }
 
-// eldest is the oldest entry of a bin, and the time of its last use, ms: whether it is too old for the bin must not
-// cost a look at its node.
-type eldest struct{ entry, used uint32 }
+// eldest is the oldest run of a bin, and the time of its last use, ms: whether it is too old for the bin must not cost a look at it.
+type eldest struct{ run, used uint32 }
 
 // worths are the worth of an entry in each bin of a class, in hits per second kept.
 type worths [numBins]float32
@@ -64,51 +63,72 @@ func (k *cells) settle(c int, w *worths) {
 
 // put makes an entry, used now, the newest of class c.
 func (k *cells) put(t *nodes, w *[numClasses]worths, e uint32, n *node, c uint8, now uint32) {
-	n.class, n.bin, n.used = c, 0, now
-	k.join(t, w, e, n)
+	k.join(t, w, e, n, run{used: now, class: c})
 }
 
-// join makes an entry the newest of its class. One that is there and was used before may not be in an earlier bin.
-func (k *cells) join(t *nodes, w *[numClasses]worths, e uint32, n *node) {
-	c := n.class
+// join makes an entry the newest of a class, of which it is in the run of the one before it, or in one of its own. An entry that
+// was used before may not be in an earlier bin.
+func (k *cells) join(t *nodes, w *[numClasses]worths, e uint32, n *node, as run) {
+	c := as.class
 	n.newer, n.older = 0, k.newest[c]
-	if n.older != 0 {
-		before := t.at(n.older)
-		before.newer, n.bin = e, min(n.bin, before.bin)
-	}
 	k.newest[c] = e
 	k.held[c]++
-	if k.filled[c]>>n.bin&1 == 0 {
-		k.fill(w, int(c), int(n.bin), eldest{e, n.used})
+	if n.older != 0 {
+		before := t.at(n.older)
+		r := t.runOf(before)
+		before.newer, as.bin = e, min(as.bin, r.bin)
+		if r.used == as.used && r.bin == as.bin && r.count < maxRun {
+			n.run = before.run
+			r.count++
+			return
+		}
+		n.run = t.runs.put(as, e)
+		r.newer = n.run
+	} else {
+		n.run = t.runs.put(as, e)
 	}
-	if due := n.used + uint32(min(edges[n.bin+1], never)); k.held[c] == 1 || int32(due-k.due[c]) < 0 {
+	if k.filled[c]>>as.bin&1 == 0 {
+		k.fill(w, int(c), int(as.bin), eldest{n.run, as.used})
+	}
+	if due := as.used + uint32(min(edges[as.bin+1], never)); k.held[c] == 1 || int32(due-k.due[c]) < 0 {
 		k.due[c] = due
 	}
 }
 
 // take removes an entry.
 func (k *cells) take(t *nodes, w *[numClasses]worths, e uint32, n *node) {
-	c, b := int(n.class), int(n.bin)
-	if k.first[c][b].entry == e {
-		k.next(t, w, c, b, n.newer)
-	}
+	r := t.runOf(n)
+	c, b := int(r.class), int(r.bin)
 	if n.newer != 0 {
 		t.at(n.newer).older = n.older
 	} else {
 		k.newest[c] = n.older
 	}
+	var older *node
 	if n.older != 0 {
-		t.at(n.older).newer = n.newer
+		older = t.at(n.older)
+		older.newer = n.newer
 	}
-	n.newer, n.older = 0, 0
+	if r.first == e {
+		r.first = n.newer
+	}
+	if r.count--; r.count == 0 {
+		if k.first[c][b].run == n.run {
+			k.next(t, w, c, b, r.newer)
+		}
+		if older != nil {
+			t.runOf(older).newer = r.newer
+		}
+		t.runs.remove(n.run)
+	}
 	k.held[c]--
 }
 
-// next makes e, which follows the oldest of a bin, the oldest, or empties the bin.
-func (k *cells) next(t *nodes, w *[numClasses]worths, c, b int, e uint32) {
-	if e != 0 {
-		if n := t.at(e); int(n.bin) == b {
-			k.first[c][b] = eldest{e, n.used}
+// next makes a run, which follows the oldest of a bin, the oldest, or empties the bin.
+func (k *cells) next(t *nodes, w *[numClasses]worths, c, b int, follower uint32) {
+	if follower != 0 {
+		if r := t.runs.at(follower); int(r.bin) == b {
+			k.first[c][b] = eldest{follower, r.used}
 			return
 		}
 	}

@@ -58,7 +58,7 @@ func (h *Hazard) checkShadow(k *kind, number uint8) (lost int, err error) {
 			continue
 		}
 		lost++
-		if b := h.lost.at(id); b.kind != number || h.lost.find(b.print) != id {
+		if b := h.lost.at(id); b.kind != number || h.lost.find(uint64(b.high)<<32|uint64(b.low)) != id {
 			return 0, fmt.Errorf("lost block %#x of LRU is %+v", id, *b)
 		}
 	}
@@ -75,33 +75,57 @@ func (h *Hazard) checkShadow(k *kind, number uint8) (lost int, err error) {
 // checkClass walks the list of a class from its newest entry.
 func (h *Hazard) checkClass(k *cells, kind, c uint8, young bool) (n int, err error) {
 	var first [numBins]eldest
-	newer := uint32(0)
-	bin := 0
+	var r *run // that of the entry before
+	newer, inRun := uint32(0), 0
 	for e := k.newest[c]; e != 0; e = h.nodes.at(e).older {
 		x := h.nodes.at(e)
-		switch {
-		case x.state&stateKnown == 0 || x.state&stateRecent != 0 != young || x.kind != kind || x.class != c || x.newer != newer:
+		if x.state&stateKnown == 0 || x.state&stateRecent != 0 != young || x.kind != kind || x.newer != newer {
 			return 0, fmt.Errorf("entry %d is %+v, and %d is before it", e, *x, newer)
-		case int(x.bin) < bin:
-			return 0, fmt.Errorf("entry %d in bin %d is older than one in bin %d", e, x.bin, bin)
-		case young && newer != 0 && int32(h.nodes.at(newer).used-x.used) < 0:
-			return 0, fmt.Errorf("entry %d was used after %d, which is before it", e, newer)
 		}
-		bin, newer = int(x.bin), e
-		first[bin] = eldest{e, x.used}
+		if at := h.nodes.runOf(x); at != r {
+			if err := h.checkRun(at, r, newer, inRun, young); err != nil {
+				return 0, fmt.Errorf("entry %d: %w", e, err)
+			}
+			if at.class != c {
+				return 0, fmt.Errorf("entry %d of run %+v", e, *at)
+			}
+			r, inRun = at, 0
+			first[at.bin] = eldest{x.run, at.used}
+		}
+		newer, inRun = e, inRun+1
 		if n++; n > h.entries {
 			return 0, fmt.Errorf("the list goes in a circle")
 		}
+	}
+	if err := h.checkRun(nil, r, newer, inRun, young); err != nil {
+		return 0, err
 	}
 	if first != k.first[c] || n != int(k.held[c]) {
 		return 0, fmt.Errorf("%d entries, counts %d; oldest of the bins %v, holds %v", n, k.held[c], first, k.first[c])
 	}
 	for b, e := range first {
-		if (e.entry != 0) != (k.filled[c]>>b&1 != 0) {
+		if (e.run != 0) != (k.filled[c]>>b&1 != 0) {
 			return 0, fmt.Errorf("bin %d: oldest is %v, filled %b", b, e, k.filled[c])
 		}
 	}
 	return n, nil
+}
+
+// checkRun holds a run to its entries, the last of which is its oldest, and to the run behind it; nil is none.
+func (h *Hazard) checkRun(older, r *run, oldest uint32, entries int, young bool) error {
+	switch {
+	case r != nil && (r.first != oldest || int(r.count) != entries):
+		return fmt.Errorf("run %+v has %d entries, the oldest is %d", *r, entries, oldest)
+	case older == nil:
+		return nil
+	case r == nil && older.newer != 0, r != nil && (older.newer == 0 || h.nodes.runs.at(older.newer) != r):
+		return fmt.Errorf("run %+v is behind %+v", *older, r)
+	case r != nil && older.bin < r.bin:
+		return fmt.Errorf("run %+v is older than %+v, in a later bin", *older, *r)
+	case r != nil && young && int32(r.used-older.used) < 0:
+		return fmt.Errorf("run %+v was used after %+v, which is before it", *older, *r)
+	}
+	return nil
 }
 
 // checkWorst looks for the cell that is worth least the slow way.

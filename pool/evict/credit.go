@@ -53,5 +53,12 @@ func (c *credit) trust(lost float64) float64 {
 
 // bold says that the policy decides: one more block that LRU would have may be lost.
 func (h *Hazard) bold() bool {
-	return h.humble.left == 0 && float64(h.lost.blocks)+1 <= h.credit.mayLose(h.lost.blocks)
+	more := float64(h.lost.blocks) + 1
+	switch {
+	case h.humble.left > 0 || more > mostTrust*max(0, h.credit.blocks):
+		return false
+	case more <= h.credit.blocks: // whatever the trust
+		return true
+	}
+	return more <= h.credit.mayLose(h.lost.blocks)
 }

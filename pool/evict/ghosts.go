@@ -11,7 +11,6 @@ const (
 	minSets      = 64      // a power of two
 	ghostsAnItem = 8       // ghosts per entry, at most
 	maxGhosts    = 4 << 20 // 54 MB
-	maxAwaited   = 1 << 16 // blocks looked up, not stored before, and not stored yet
 	sweepABlock  = 4       // ghosts that age per block looked up
 	lateGhosts   = 32
 )

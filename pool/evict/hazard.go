@@ -16,7 +16,7 @@ type Hazard struct {
 	entries int
 	clock   clock
 	ghosts  ghosts
-	awaited ghosts // new blocks that were looked up: their class when they are stored
+	awaited awaited
 	tables  tables
 	scorer  scorer
 	worths  [numClasses]worths
@@ -52,8 +52,7 @@ func NewHazard() *Hazard {
 func (h *Hazard) Insert(in *pool.Insertion) {
 	now := h.clock.hear(in.Now)
 	k := h.kind(in.Kind)
-	h.ghosts.preload(in.Prints)
-	h.follow(k, in, now)
+	h.follow(k, in)
 	t := traits(len(in.Entries), 0, in.BlockTokens, 0)
 	for i := len(in.Entries) - 1; i >= 0; i-- {
 		e := in.Entries[i]
@@ -67,12 +66,12 @@ func (h *Hazard) Insert(in *pool.Insertion) {
 }
 
 // follow takes entries into LRU, below those before them in their chain: those were used later.
-func (h *Hazard) follow(k *kind, in *pool.Insertion, now uint32) {
+func (h *Hazard) follow(k *kind, in *pool.Insertion) {
 	above := in.Parent
 	for i, e := range in.Entries {
 		n := h.nodes.make(e)
 		if n.state&stateKnown == 0 {
-			*n = node{print: in.Prints[i], used: now, kind: in.Kind, state: stateKnown | stateFresh}
+			*n = node{print: in.Prints[i], kind: in.Kind, state: stateKnown | stateFresh}
 			h.entries++
 			k.entries++
 			h.enterLRU(k, above, e, n)
@@ -83,10 +82,8 @@ func (h *Hazard) follow(k *kind, in *pool.Insertion, now uint32) {
 
 // comeBack is the class of a block that is stored, from its ghost if there is one.
 func (h *Hazard) comeBack(print uint64, now uint32, t *chainTraits, i int) uint8 {
-	if s, w := h.awaited.find(print); w >= 0 {
-		class := s.info[w].class()
-		h.awaited.take(s, w)
-		h.tables.enter(class, -1, 0)
+	if class, ok := h.awaited.take(print); ok {
+		h.tables.enter(class, -1, 0, 1)
 		return class
 	}
 	var uses uint8
@@ -96,12 +93,13 @@ func (h *Hazard) comeBack(print uint64, now uint32, t *chainTraits, i int) uint8
 		if info.awaited() {
 			return info.class()
 		}
-		h.tables.enter(info.class(), info.bin(), binOf(now-s.way[w].used))
-		h.tables.use(info.class(), binOf(now-s.way[w].used))
+		b := max(info.bin(), binOf(now-s.way[w].used))
+		h.tables.enter(info.class(), info.bin(), b, 1)
+		h.tables.use(info.class(), b)
 		uses = min(info.uses()+1, maxUses)
 	}
 	class := t.class(i, uses)
-	h.tables.enter(class, -1, 0)
+	h.tables.enter(class, -1, 0, 1)
 	return class
 }
 
@@ -112,16 +110,16 @@ func (h *Hazard) Remove(entries []uint32) {
 		if n == nil {
 			continue
 		}
-		k := h.kinds[n.kind]
+		k, r := h.kinds[n.kind], *h.nodes.runOf(n)
 		k.cells(n).take(&h.nodes, &h.worths, e, n)
-		k.gone[n.class]++
-		h.ghosts.putLate(n.print, n.used, makeInfo(n.class, int(n.bin)))
+		k.gone[r.class]++
+		h.ghosts.putLate(n.print, r.used, makeInfo(r.class, int(r.bin)))
 		if n.state&stateOnWay != 0 {
 			h.offWay(e)
 		}
 		h.entries--
 		k.entries--
-		h.leaveLRU(k, e, n)
+		h.leaveLRU(k, e, n, r.used)
 		n.state = 0
 	}
 }

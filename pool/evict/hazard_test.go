@@ -1,18 +1,53 @@
 package evict
 
 import (
+	"math/rand/v2"
 	"testing"
 	"unsafe"
 
 	"github.com/kvagent/kvagent/pool"
 )
 
+// TestStateIsSmall holds 64 bytes per entry and 16 per block that is remembered. A lost block takes more than 16, and what it takes
+// more is the entry's that has its place: there are never more lost blocks than entries.
 func TestStateIsSmall(t *testing.T) {
-	if n := unsafe.Sizeof(node{}); n > 64 {
-		t.Errorf("%d bytes per entry, at most 64", n)
+	const head = unsafe.Sizeof(uint32(0)) // of the set of a lost block: as many sets as blocks
+	entry, lost := unsafe.Sizeof(node{})+unsafe.Sizeof(run{}), unsafe.Sizeof(lostBlock{})+head
+	if n := entry + lost - 16; n > 64 {
+		t.Errorf("%d bytes per entry and %d more per lost block, at most 64", entry, lost-16)
 	}
-	if n := unsafe.Sizeof(ghostSet{}) / ways; n > 16 {
-		t.Errorf("%d bytes per ghost, at most 16", n)
+	if n := unsafe.Sizeof(ghostSet{}); n > 16*ways {
+		t.Errorf("%d bytes for %d ghosts, at most 16 for each", n, ways)
+	}
+	if n := unsafe.Sizeof(awaitedSet{}); n > 16*places {
+		t.Errorf("%d bytes for %d awaited blocks, at most 16 for each", n, places)
+	}
+}
+
+// TestStateOfAFullPool adds up what is held when each entry is a run and LRU would have none of them.
+func TestStateOfAFullPool(t *testing.T) {
+	h := NewHazard()
+	const entries = 20_000
+	w := newLRUWorld(h, entries)
+	for block := range uint32(entries) {
+		w.look(block)
+	}
+	for block := range uint32(2 * entries) {
+		h.credit.blocks, h.humble.left = 1e6, 0
+		h.prefer(func(bin int) float32 { return float32(bin + 1) })
+		w.look(entries + block)
+	}
+	if h.lost.blocks < entries*9/10 || int(h.nodes.runs.made) < entries {
+		t.Fatalf("%d lost blocks and %d runs of %d entries: the test tests nothing", h.lost.blocks, h.nodes.runs.made, entries)
+	}
+	const page = pageLen * 64 // more than any page takes
+	remembered := (h.ghosts.sets*ways + h.awaited.sets*places) * 16
+	most := entries*64 + h.lost.blocks*16 + int(remembered) + int(unsafe.Sizeof(*h)+unsafe.Sizeof(kind{})) + 7*page
+	if got := h.Report().Bytes; got > int64(most) {
+		t.Errorf("%d bytes for %d entries, %d lost blocks, %d ghosts, at most %d", got, entries, h.lost.blocks, h.ghosts.count, most)
+	}
+	if h.lost.blocks > h.entries {
+		t.Errorf("%d lost blocks, %d entries", h.lost.blocks, h.entries)
 	}
 }
 
@@ -37,6 +72,7 @@ func TestRiskIsCountedOnEntering(t *testing.T) {
 		}
 	}
 	b := binOf(uint32(again / 1e6))
+	h.tables.settleAll()
 	t.Logf("bin %d: used %v, at risk %v", b, h.tables.used[0][b], h.tables.risk[0][b])
 	for c := range numClasses {
 		used, risk := h.tables.used[c][b], h.tables.risk[c][b]
@@ -63,7 +99,7 @@ func TestSameRequestTwice(t *testing.T) {
 		h.Access(&u)
 		u.Now += 1e9
 	}
-	if got := usesOf(h.nodes.at(1).class); got != 1 {
+	if got := usesOf(h.nodes.runOf(h.nodes.at(1)).class); got != 1 {
 		t.Errorf("%d uses after one request that asked five times", got)
 	}
 }
@@ -75,7 +111,7 @@ func TestStaleUseIsPassedOver(t *testing.T) {
 	h.Remove([]uint32{1})
 	h.Insert(&pool.Insertion{Now: 1e9, BlockTokens: 512, Entries: []uint32{1}, Prints: []uint64{spread(2)}})
 	h.Access(&pool.Use{Now: 20e9, BlockTokens: 512, Entries: []uint32{1}, Prints: []uint64{spread(1)}})
-	if got := h.nodes.at(1).used; got != 1000 {
+	if got := h.nodes.runOf(h.nodes.at(1)).used; got != 1000 {
 		t.Errorf("the block was used at %d ms, and it was not", got)
 	}
 }
@@ -107,12 +143,7 @@ func TestLRUDecidesAfterAnAlarm(t *testing.T) {
 		h.Insert(&pool.Insertion{Now: int64(i) * 1e9, BlockTokens: 512, Entries: []uint32{uint32(i + 1)}, Prints: far[:1]})
 	}
 	h.credit.blocks = 1e6
-	for c := range h.worths {
-		for b := range h.worths[c] {
-			h.worths[c][b] = float32(b + 1)
-		}
-		h.kinds[0].young.settle(c, &h.worths[c])
-	}
+	h.prefer(func(bin int) float32 { return float32(bin + 1) })
 	if got := h.Victim(100e9, 1, nobody{}); got == 1 {
 		t.Fatal("the oldest goes though it is worth most")
 	}
@@ -128,6 +159,18 @@ func TestLRUDecidesAfterAnAlarm(t *testing.T) {
 	h.credit.blocks = 1e6
 	if got := h.Victim(100e9, 1, nobody{}); got == 51 {
 		t.Fatal("LRU decides for ever")
+	}
+}
+
+// prefer gives entries of a bin a worth.
+func (h *Hazard) prefer(worth func(bin int) float32) {
+	for c := range h.worths {
+		for b := range h.worths[c] {
+			h.worths[c][b] = worth(b)
+		}
+		for _, half := range h.kinds[0].both() {
+			half.settle(c, &h.worths[c])
+		}
 	}
 }
 
@@ -185,5 +228,85 @@ func TestLateGhostsAreFound(t *testing.T) {
 	}
 	if late.count != prompt.count {
 		t.Errorf("%d ghosts are counted, put at once %d", late.count, prompt.count)
+	}
+}
+
+// TestPassagesAreCountedInEachBin compares the counts of blocks that pass from bin to bin with those of a loop over the bins.
+func TestPassagesAreCountedInEachBin(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 1))
+	got, want := tables{weight: 3}, tables{weight: 3}
+	for range 2000 {
+		c, from, n := uint8(r.IntN(numClasses)), r.IntN(numBins+1)-1, 1+r.IntN(9)
+		to := max(0, from) + r.IntN(numBins-max(0, from))
+		got.enter(c, from, to, int32(n))
+		for b := from + 1; b <= to; b++ {
+			want.risk[c][b] += float64(n) * want.weight
+		}
+		if r.IntN(2) == 0 {
+			got.use(c, to)
+			want.used[c][to] += want.weight
+		}
+		if r.IntN(100) == 0 {
+			got.settle(int(c))
+		}
+	}
+	got.settleAll()
+	if got.risk != want.risk || got.used != want.used {
+		t.Error("counts differ")
+	}
+}
+
+// TestAPromptAgesAsOne stores a prompt, whose blocks are of few classes: it makes few runs, and they pass from bin to bin whole.
+func TestAPromptAgesAsOne(t *testing.T) {
+	h := NewHazard()
+	in := pool.Insertion{BlockTokens: 512}
+	for i := range 200 {
+		in.Entries, in.Prints = append(in.Entries, uint32(i+1)), append(in.Prints, spread(i))
+	}
+	h.Insert(&in)
+	if h.nodes.runs.made > distances {
+		t.Errorf("%d runs of a prompt's blocks, which are at %d distances from its end", h.nodes.runs.made, distances)
+	}
+	h.age(uint32(ends[0]), blocksAnAgeing)
+	h.age(uint32(ends[0]), 10*blocksAnAgeing)
+	h.tables.settleAll()
+	passed := 0.
+	for c := range numClasses {
+		passed += h.tables.risk[c][1]
+	}
+	if passed != 200 {
+		t.Errorf("%g blocks passed into the next bin, 200 were there", passed)
+	}
+	if err := h.Check(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestAwaitedGrowWithoutLoss notes blocks while the table grows set by set, then takes them.
+func TestAwaitedGrowWithoutLoss(t *testing.T) {
+	var a awaited
+	a.grow(0)
+	const n = 20_000
+	for i := range n {
+		a.grow(i * 4)
+		a.put(spread(i), uint8(i%7))
+		a.put(spread(i), uint8(i%numClasses)) // looked up again
+	}
+	lost := 0
+	for i := range n {
+		class, ok := a.take(spread(i))
+		if !ok {
+			lost++
+		} else if int(class) != i%numClasses {
+			t.Fatalf("block %d is of class %d, want %d", i, class, i%numClasses)
+		}
+		if _, ok := a.take(spread(i)); ok {
+			t.Fatalf("block %d was taken twice", i)
+		}
+	}
+	if lost > n/100 {
+		t.Errorf("%d of %d lost in a table with room for 4 times as many", lost, n)
 	}
 }

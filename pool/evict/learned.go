@@ -53,7 +53,8 @@ func (h *Hazard) Learned() []byte {
 	b = binary.LittleEndian.AppendUint32(b, uint32(h.humble.turns))
 	b = binary.LittleEndian.AppendUint32(b, uint32(min(h.humble.left, math.MaxInt32)))
 	b = appendFloat(b, h.credit.blocks)
-	t := &h.tables
+	t := h.tables
+	t.settleAll()
 	for c := range t.risk {
 		for i := range t.risk[c] {
 			b = appendFloat(b, t.risk[c][i]/t.weight)

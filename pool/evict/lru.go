@@ -7,9 +7,37 @@ const maxRepairs = 16 << 10
 
 // LRU is the least recently used entry on which nothing hangs.
 type LRU struct {
-	nodes   nodes
+	nodes   lruNodes
 	list    [pool.MaxKinds]order
 	entries int
+}
+
+// lruNode is what LRU keeps of one entry.
+type lruNode struct {
+	print        uint64
+	newer, older uint32 // in the list of its kind, by the time of its last use
+	used         uint32 // time of its last use, ms
+	kind         uint8
+	known        bool
+}
+
+// lruNodes grow with the greatest number of an entry.
+type lruNodes struct{ pages[lruNode] }
+
+// known is the node of an entry that LRU has; nil otherwise.
+func (t *lruNodes) known(e uint32) *lruNode {
+	if t.has(e) && t.at(e).known {
+		return t.at(e)
+	}
+	return nil
+}
+
+// like is the node of an entry if that still has the print; nil otherwise.
+func (t *lruNodes) like(e uint32, print uint64) *lruNode {
+	if n := t.known(e); n != nil && n.print == print {
+		return n
+	}
+	return nil
 }
 
 // order is a list by use.
@@ -37,10 +65,10 @@ func (l *LRU) Insert(in *pool.Insertion) {
 	for i := len(in.Entries) - 1; i >= 0; i-- {
 		e := in.Entries[i]
 		n := l.nodes.make(e)
-		if n.state&stateKnown != 0 {
+		if n.known {
 			continue
 		}
-		*n = node{print: in.Prints[i], used: now, kind: in.Kind, state: stateKnown}
+		*n = lruNode{print: in.Prints[i], used: now, kind: in.Kind, known: true}
 		l.list[in.Kind].push(&l.nodes, e)
 		l.entries++
 	}
@@ -51,7 +79,7 @@ func (l *LRU) Remove(entries []uint32) {
 	for _, e := range entries {
 		if n := l.nodes.known(e); n != nil {
 			l.list[n.kind].remove(&l.nodes, e)
-			n.state = 0
+			n.known = false
 			l.entries--
 		}
 	}
@@ -99,7 +127,7 @@ func (l *LRU) Report() pool.PolicyReport {
 	return pool.PolicyReport{Name: "lru", Entries: l.entries, Bytes: l.nodes.bytes()}
 }
 
-func (o *order) push(t *nodes, e uint32) {
+func (o *order) push(t *lruNodes, e uint32) {
 	n := t.at(e)
 	n.newer, n.older = 0, o.newest
 	if o.newest != 0 {
@@ -111,7 +139,7 @@ func (o *order) push(t *nodes, e uint32) {
 }
 
 // pushAbove puts e right above another entry of the list.
-func (o *order) pushAbove(t *nodes, below, e uint32) {
+func (o *order) pushAbove(t *lruNodes, below, e uint32) {
 	b, n := t.at(below), t.at(e)
 	n.used = b.used
 	if b.newer == 0 {
@@ -123,7 +151,7 @@ func (o *order) pushAbove(t *nodes, below, e uint32) {
 	b.newer = e
 }
 
-func (o *order) remove(t *nodes, e uint32) {
+func (o *order) remove(t *lruNodes, e uint32) {
 	n := t.at(e)
 	if n.newer != 0 {
 		t.at(n.newer).older = n.older

@@ -43,7 +43,7 @@ func (h *Hazard) reportClass(c int) pool.PolicyClass {
 }
 
 func (h *Hazard) bytes() int64 {
-	n := h.nodes.bytes() + h.lost.bytes() + h.ghosts.bytes() + int64(unsafe.Sizeof(*h))
+	n := h.nodes.bytes() + h.nodes.runs.bytes() + h.lost.bytes() + h.ghosts.bytes() + h.awaited.bytes() + int64(unsafe.Sizeof(*h))
 	for _, k := range h.kinds {
 		if k != nil {
 			n += int64(unsafe.Sizeof(*k))

@@ -53,6 +53,7 @@ func (h *Hazard) startRound() {
 // compares, and comes nearer to what was counted the more was counted.
 func (h *Hazard) scoreClass(c int) {
 	t, flat := &h.tables, &h.scorer.flat
+	t.settle(c)
 	used, expected := 0., 0.
 	for b := range flat {
 		used += t.used[c][b]

@@ -172,12 +172,12 @@ func (h *Hazard) welcome(k *kind, above, e uint32, n *node) {
 	h.linkBelow(&k.shadow, above, e)
 }
 
-// leaveLRU notes that an entry goes. If the policy chose it, LRU may have it still; else LRU loses it too.
-func (h *Hazard) leaveLRU(k *kind, e uint32, n *node) {
+// leaveLRU notes that an entry goes, used last at a time. If the policy chose it, LRU may have it still; else LRU loses it too.
+func (h *Hazard) leaveLRU(k *kind, e uint32, n *node, used uint32) {
 	switch {
 	case n.state&stateRecent == 0:
 	case e == h.victim:
-		h.swap(&k.shadow, e, h.lost.put(n.print, n.kind, n.used))
+		h.swap(&k.shadow, e, h.lost.put(n.print, n.kind, used))
 	default:
 		h.unlink(&k.shadow, e)
 		k.shadow.blocks--
@@ -200,8 +200,9 @@ func (h *Hazard) trim(k *kind, room int) {
 			continue
 		}
 		n := h.nodes.at(id)
+		as := *h.nodes.runOf(n)
 		k.young.take(&h.nodes, &h.worths, id, n)
 		n.state &^= stateRecent
-		k.old.join(&h.nodes, &h.worths, id, n)
+		k.old.join(&h.nodes, &h.worths, id, n, as)
 	}
 }

@@ -4,8 +4,15 @@ package evict
 // counts as at risk when it comes in, not when it is used again or goes: blocks that are still there have told us
 // something too (Kaplan and Meier). Counts fade: newer ones weigh more, and all are scaled back now and then.
 type tables struct {
-	risk, used [numClasses][numBins]float64
+	risk, used [numClasses][numBins]float64 // but for what is in fresh
+	fresh      [numClasses]counts
 	weight     float64 // of a count made now
+}
+
+// counts are those of a class since they were last taken into the tables, which is before each use of the tables for the class.
+type counts struct {
+	come [numBins + 1]int32 // blocks that came into a bin, less those that came into the one before: see enter
+	used [numBins]int32
 }
 
 const (
@@ -14,15 +21,35 @@ const (
 	forgetful = 20 // what was learned is divided by this on an alarm
 )
 
-// enter counts blocks of class c that passed from bin from into bin to, and into all between; from -1 is a new one.
-func (t *tables) enter(c uint8, from, to int) {
-	for b := from + 1; b <= to; b++ {
-		t.risk[c][b] += t.weight
-	}
+// enter counts n blocks of class c that passed from bin from into bin to, and into all between; from -1 is a new one. However
+// many bins that are, it is two steps:
+//
+//	bin         0  1  2  3  4  5  6
+//	from 1 to 4       +n       -n      come
+//	                  n  n  n  0  0    its running sum
+func (t *tables) enter(c uint8, from, to int, n int32) {
+	come := &t.fresh[c].come
+	come[from+1] += n
+	come[to+1] -= n
 }
 
-func (t *tables) use(c uint8, b int) {
-	t.used[c][b] += t.weight
+func (t *tables) use(c uint8, b int) { t.fresh[c].used[b]++ }
+
+// settle takes what was counted for a class into the tables, with the weight of now: it is never older than a round of scores.
+func (t *tables) settle(c int) {
+	fresh, in := &t.fresh[c], int32(0)
+	for b := range numBins {
+		in += fresh.come[b]
+		t.risk[c][b] += float64(in) * t.weight
+		t.used[c][b] += float64(fresh.used[b]) * t.weight
+	}
+	*fresh = counts{}
+}
+
+func (t *tables) settleAll() {
+	for c := range t.fresh {
+		t.settle(c)
+	}
 }
 
 // fade makes all counts so far weigh less by one look-up.
@@ -36,6 +63,7 @@ func (t *tables) fade() {
 func (t *tables) forget() { t.scale(1. / forgetful) }
 
 func (t *tables) scale(f float64) {
+	t.settleAll()
 	for c := range t.risk {
 		for b := range t.risk[c] {
 			t.risk[c][b] *= f

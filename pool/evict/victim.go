@@ -25,6 +25,9 @@ func (h *Hazard) Victim(now int64, kinds uint64, v pool.View) uint32 {
 
 // eldest is the kind, of those with entries, whose oldest block in LRU was used least recently; -1 if there is none.
 func (h *Hazard) eldest(kinds uint64) (eldest int) {
+	if len(h.kinds) == 1 && kinds&1 != 0 && h.entries > 0 {
+		return 0 // with nothing to compare, the oldest block need not be read
+	}
 	eldest = -1
 	age := uint32(0)
 	for m := kinds; m != 0; m &= m - 1 {
@@ -48,7 +51,7 @@ func (h *Hazard) idle(k *kind) uint32 {
 	case id&lostBit != 0:
 		return uint32(h.clock.now) - h.lost.at(id).used
 	}
-	return uint32(h.clock.now) - h.nodes.at(id).used
+	return uint32(h.clock.now) - h.nodes.runOf(h.nodes.at(id)).used
 }
 
 // victimOf is the oldest entry of the cell that is worth least, or, if others hang on it, the end of one of their chains.
@@ -59,7 +62,7 @@ func (h *Hazard) victimOf(k *kind, now uint32, v pool.View, steps int) (victim u
 	masks, bold := false, h.bold()
 	for left = steps; left > 0; left-- {
 		h.trim(k, k.entries-1+h.spare.of(k))
-		half, c, e := k.lowest(bold)
+		half, c, e := k.lowest(&h.nodes.runs, bold)
 		if e == 0 && bold {
 			break
 		}
@@ -73,10 +76,10 @@ func (h *Hazard) victimOf(k *kind, now uint32, v pool.View, steps int) (victim u
 			break
 		}
 		n := h.nodes.at(e)
-		switch {
-		case n.bin != 0 || n.used != now:
-			h.refresh(e, n, n.class, now)
-			h.tables.enter(n.class, -1, 0)
+		switch r := *h.nodes.runOf(n); {
+		case r.bin != 0 || r.used != now:
+			h.refresh(e, n, r.class, now)
+			h.tables.enter(r.class, -1, 0, 1)
 		case !bold: // passed over already
 			bold = true // all others are as young, and some of them may go
 		default:
@@ -93,7 +96,7 @@ func (h *Hazard) victimOf(k *kind, now uint32, v pool.View, steps int) (victim u
 
 // lowest is the entry that would go if nobody held it nor anything behind it; 0 if there is none. If not bold, it is one that
 // LRU would not have.
-func (k *kind) lowest(bold bool) (half *cells, c int, e uint32) {
+func (k *kind) lowest(r *runs, bold bool) (half *cells, c int, e uint32) {
 	half = &k.old
 	c = int(half.winner[1])
 	if y := int(k.young.winner[1]); bold && k.young.worst[y] < half.worst[c] {
@@ -102,7 +105,7 @@ func (k *kind) lowest(bold bool) (half *cells, c int, e uint32) {
 	if half.worst[c] == inf {
 		return half, c, 0
 	}
-	return half, c, half.first[c][half.low[c]].entry
+	return half, c, r.at(half.first[c][half.low[c]].run).first
 }
 
 func (h *Hazard) unmask(k *kind) {
