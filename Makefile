@@ -179,8 +179,11 @@ torture: build ## long runs with kills, pauses and many engines (hours; TRACE= n
 
 .PHONY: bench-policy
 bench-policy: build ## hit rates of the eviction policies on TRACE and on generated workloads in one table, held to what they promise (minutes)
-	@bin/kvagent bench policy --trace $(TRACE) --workload all --capacity-blocks 1000,3000,10000,30000 --most-below-lru 0.01
-	@KVAGENT_POLICY_FULL=1 $(STAGE) -v bench-policy go test ./pool/evict/evictsim -count=1 -timeout 40m -v -run 'TestConversation|TestReferences|TestNotBelowLRU'
+	@$(STAGE) -v bench-policy bin/kvagent bench policy --trace $(TRACE) --workload all --capacity-blocks 1000,3000,10000,30000,100000 --most-below-lru 0.01
+
+.PHONY: bench-policy-long
+bench-policy-long: ## the same promises after each request, at more capacities, five seeds and six hash seeds (KVAGENT_POLICY_FULL=1; a quarter of an hour)
+	@KVAGENT_POLICY_FULL=1 $(STAGE) -v bench-policy-long go test ./pool/evict/evictsim -count=1 -timeout 60m -v -run 'TestConversation|TestReferences|TestNotBelowLRU'
 
 .PHONY: mutants
 mutants: ## apply each patch of testdata/mutants in a copy and see its test fail

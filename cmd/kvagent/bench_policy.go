@@ -22,7 +22,7 @@ type policyReport struct {
 	Opt      float64            `json:"opt"`       // Belady's optimum
 	BelowLRU float64            `json:"below_lru"` // lru less hit_rate; negative is better than LRU
 	Policies map[string]float64 `json:"policies"`  // each through the pool's own interface
-	// Wall clock of a simulation with the policy per block looked up, its index and chains with it, ns: of each part of the
+	// Processor time of a simulation with the policy per block looked up, its index and chains with it, ns: of each part of the
 	// stream the least of some runs. The same with LRU as the policy.
 	PerAccess    int64 `json:"ns_per_access"`
 	PerAccessLRU int64 `json:"lru_ns_per_access"`
@@ -51,8 +51,8 @@ func benchPolicyCommand() *cobra.Command {
 		Short: "Hit rate of the pool's eviction on a trace, beside LRU and the optimum",
 		Long: "Replays a trace (one JSON object a line, with timestamp and hash_ids), or a generated workload, against a pool of " +
 			"--capacity-blocks blocks whose data is address space only. Each request hits the leading blocks that are stored, and then " +
-			"has all its blocks stored. Time is the trace's. Of several streams as many run at once as there are cores, and ns/access is " +
-			"of a busy machine then.",
+			"has all its blocks stored. Time is the trace's. Of several streams as many run at once as there are cores, and ns/access, " +
+			"which is processor time, is of caches that are shared then.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.run(cmd.OutOrStdout()) },
 	}
@@ -60,7 +60,7 @@ func benchPolicyCommand() *cobra.Command {
 	f.BoolVar(&s.json, "json", false, "print one JSON object; of several capacities or workloads, its rows")
 	f.StringVar(&s.trace, "trace", "", "trace file in Mooncake's format")
 	f.StringVar(&s.workload, "workload", "", "generated workload, or all")
-	f.Uint64Var(&s.seed, "seed", s.seed, "seed of generated workloads")
+	f.Uint64Var(&s.seed, "seed", s.seed, "seed of generated workloads, and of the hashes of keys, on which the default policy depends a little; of these 0 is 1")
 	f.Float64Var(&s.mostBelow, "most-below-lru", 0, "fail if the default policy's hit rate is lower than exact LRU's by more than this, 0 to 1; 0: do not")
 	f.IntSliceVar(&s.capacities, "capacity-blocks", s.capacities, fmt.Sprintf("blocks the pool holds, 1 to %d; several separated by commas", maxPolicyBlocks))
 	return cmd
@@ -121,6 +121,7 @@ func (s *policySettings) streams() ([]streamMaker, error) {
 		if err != nil {
 			return nil, err
 		}
+		stream.HashSeed = s.seed
 		makers = append(makers, func() *evictsim.Stream { return stream })
 	}
 	generated, err := s.generated()
@@ -132,7 +133,11 @@ func (s *policySettings) generated() (makers []streamMaker, err error) {
 	for _, w := range evictsim.Workloads {
 		names += ", " + w.Name
 		if s.workload == w.Name || s.workload == "all" {
-			makers = append(makers, func() *evictsim.Stream { return w.Make(s.seed) })
+			makers = append(makers, func() *evictsim.Stream {
+				stream := w.Make(s.seed)
+				stream.HashSeed = s.seed
+				return stream
+			})
 		}
 	}
 	if makers == nil && s.workload != "" {

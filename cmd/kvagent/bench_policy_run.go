@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"runtime"
@@ -42,7 +43,7 @@ func benchStream(s *evictsim.Stream, capacities []int, rows []policyReport) (err
 }
 
 // policyRuns is how often each policy is timed; of each part of the stream the least counts.
-const policyRuns = 5
+const policyRuns = 3
 
 func benchPolicy(s *evictsim.Stream, capacity int) (policyReport, error) {
 	r := policyReport{
@@ -80,7 +81,7 @@ func poolHits(s *evictsim.Stream, eviction string, capacity int) (hits int, err 
 	}
 	clock := &streamClock{}
 	p, err := dram.Open(dram.Options{
-		Bytes: slab * int64(capacity), SlabBytes: slab, Virtual: true, Policy: newPolicy(eviction), Clock: clock.now, HashSeed: defaultPolicySeed,
+		Bytes: slab * int64(capacity), SlabBytes: slab, Virtual: true, Policy: newPolicy(eviction), Clock: clock.now, HashSeed: cmp.Or(s.HashSeed, defaultPolicySeed),
 	})
 	if err != nil {
 		return 0, err

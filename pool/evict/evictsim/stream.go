@@ -13,6 +13,7 @@ type Stream struct {
 	Name     string
 	Requests []Request
 	Blocks   int
+	HashSeed uint64 // of the hashes of blocks. What a policy decides depends a little on them
 }
 
 // Looked is the number of blocks looked up.
