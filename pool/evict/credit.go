@@ -5,57 +5,62 @@ package evict
 //
 //	hits of the pool >= hits of LRU - giftShare * blocks looked up
 //
-// at any time, whatever is asked for. More may be lost only where what was lost so far was not asked for, and it is of many
-// prompts; that is beside the bound, as are entries that are held or of several kinds, and blocks that are not stored again.
+// at any time, whatever is asked for. More is lent only where what was lost so far was not asked for, and it is of many prompts:
+// if all of that is asked for at once after all, lentShare + leadShare of the blocks looked up until then are lost besides, and
+// paid back before anything is lent again. Beside the bound are entries that are held or of several kinds, and blocks that are not
+// stored again.
 const (
 	giftShare   = 0.008 // blocks given for each block looked up
-	mostTrust   = 3     // blocks that may be lost for each one of the credit, when all goes well
+	lentShare   = 0.012 // blocks lent, when all goes well, for each block looked up ...
+	leadShare   = 0.02  // ... and one for each hit that LRU has not, up to this share
 	askedCost   = 10    // lost blocks not asked for that make up for one that was
 	manyPrompts = 16    // prompts that what is lost must be as much as: that of few may be asked for at once
 	meanLooks   = 1024  // look-ups over which the size of a prompt is averaged
-	debtBase    = 128   // blocks of debt that are remembered ...
-	debtShare   = 16    // ... and this part of the entries
 )
 
 // credit is how far the policy may be from LRU. A fresh one does as LRU does; what it wins it may risk.
 type credit struct {
-	blocks float64 // given, and won, less those that were asked for when they were lost
+	blocks float64 // given, and won, less those that were asked for when they were lost; as many as entries at most, either way
 	calm   float64 // lost blocks that LRU gave up too before they were asked for, less askedCost for each that was asked for
-	looked float64 // blocks looked up, those of late
+	lead   float64 // hits more than LRU, since the start
+	all    float64 // blocks looked up, since the start
+	looked float64 // ... and those of late
 	square float64 // sum of the squares of the same look-ups
 }
 
 // book takes in a look-up of some blocks, of which the policy hit so many more than LRU.
 func (c *credit) book(ahead, blocks, entries int) {
-	debt := debtBase + float64(entries)/debtShare
-	most := max(c.blocks, float64(entries)) // what was brought along from before a restart stays
-	c.blocks = max(-debt, min(most, c.blocks+float64(ahead)+giftShare*float64(blocks)))
-	n := float64(blocks)
+	n, most := float64(blocks), max(c.blocks, float64(entries)) // what was brought along from before a restart stays
+	c.blocks = max(-float64(entries), min(most, c.blocks+float64(ahead)+giftShare*n))
+	c.lead += float64(ahead)
+	c.all += n
 	c.looked += n - c.looked/meanLooks
 	c.square += n*n - c.square/meanLooks
 }
 
 // note takes in what became of lost blocks: some were asked for, others LRU gave up too.
 func (c *credit) note(asked, passed, entries int) {
-	c.calm = max(0, min(float64(entries), c.calm+float64(passed)-askedCost*float64(asked)))
+	most := float64(entries)
+	c.calm = max(-askedCost*most, min(most, c.calm+float64(passed)-askedCost*float64(asked)))
 }
 
 // mayLose is how many blocks may be lost, of which some are.
 func (c *credit) mayLose(lost int) float64 {
-	return c.blocks * (1 + (mostTrust-1)*c.trust(float64(lost)))
+	lent := lentShare*c.all + max(0, min(c.lead, leadShare*c.all))
+	return c.blocks + c.trust(float64(lost))*lent
 }
 
 // trust is 1 if as many blocks as are lost have gone unasked for, and they are as much as many prompts; else it is less.
 func (c *credit) trust(lost float64) float64 {
 	prompt := 1 + c.square/max(1, c.looked) // of the mean block
-	return min(1, c.calm/max(1, lost)) * min(1, lost/(manyPrompts*prompt))
+	return max(0, min(1, c.calm/max(1, lost))) * min(1, lost/(manyPrompts*prompt))
 }
 
 // bold says that the policy decides: one more block that LRU would have may be lost.
 func (h *Hazard) bold() bool {
 	more := float64(h.lost.blocks) + 1
 	switch {
-	case h.humble.left > 0 || more > mostTrust*max(0, h.credit.blocks):
+	case h.humble.left > 0:
 		return false
 	case more <= h.credit.blocks: // whatever the trust
 		return true

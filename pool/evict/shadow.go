@@ -116,6 +116,7 @@ func (h *Hazard) reckon(u *pool.Use, won int, again bool) {
 	j.lookups += uint64(len(u.Prints))
 	j.hits += uint64(len(u.Entries))
 	j.lru += uint64(len(u.Entries) - won + lost)
+	h.credit.note(h.missed.unpaid, 0, h.entries)
 	if again {
 		h.watch(-h.missed.unpaid, 0)
 	} else {

@@ -1,0 +1,184 @@
+package evictsim
+
+import (
+	"math"
+	"slices"
+)
+
+// Shapes that somebody would try who wants to see the policy fall behind LRU: what came again stops to, what did not begins to, and
+// at ages where a pool of one of the usual sizes just has it or just has not. They were made after the policy.
+
+// uniform: documents drawn evenly, so that nothing is to be learned.
+func uniform(w *writer) {
+	docs := w.prompts(w.between(600, 2400), 4, 24)
+	w.arrivals(0, hour, 4, func(at float64) { w.add(at, docs[w.rand.IntN(len(docs))]) })
+}
+
+// flat: single blocks and pairs, hardly one more popular than another.
+func flat(w *writer) {
+	docs := w.prompts(30_000, 1, 2)
+	w.arrivals(0, hour, 40, func(at float64) {
+		w.add(at, docs[int(float64(len(docs))*math.Pow(w.rand.Float64(), 1.6))])
+	})
+}
+
+// inversion: of documents drawn by popularity, the least popular become the most popular every six minutes.
+func inversion(w *writer) {
+	docs := w.prompts(1500, 4, 24)
+	pick := w.zipf(len(docs), 1.1)
+	w.arrivals(0, hour, 4, func(at float64) {
+		i := pick()
+		if int(at/(6*minute))%2 == 1 {
+			i = len(docs) - 1 - i
+		}
+		w.add(at, docs[i])
+	})
+}
+
+// sliding: drawn evenly from documents of late, of which there is always a new one: LRU has all of a window that it can hold.
+func sliding(w *writer) {
+	const window = 600 // documents, 8,400 blocks
+	var docs [][]uint32
+	w.arrivals(0, hour, 4, func(at float64) {
+		if len(docs) == 0 || w.rand.IntN(6) == 0 {
+			docs = append(docs, w.fresh(w.between(4, 24)))
+			w.add(at, docs[len(docs)-1])
+			return
+		}
+		w.add(at, docs[len(docs)-1-w.rand.IntN(min(window, len(docs)))])
+	})
+}
+
+// twice: each document comes again once, when so many blocks of others have come, among documents that never do.
+func (w *writer) twice(blocks int) {
+	due := [][]uint32{}
+	behind := 0 // blocks in due
+	w.arrivals(0, hour, 4, func(at float64) {
+		if behind >= blocks && w.rand.IntN(3) > 0 {
+			w.add(at, due[0])
+			behind -= 2 * len(due[0])
+			due = due[1:]
+			return
+		}
+		doc := w.fresh(w.between(8, 32))
+		w.add(at, doc)
+		if w.rand.IntN(2) == 0 {
+			due = append(due, doc)
+			behind += 2 * len(doc)
+		}
+	})
+}
+
+// rare: documents of which each comes again every quarter of an hour, in a flood of what comes once.
+func rare(w *writer) {
+	for range 150 {
+		doc := w.fresh(w.between(10, 30))
+		for at := 15 * minute * w.rand.Float64(); at < 2*hour; at += 15 * minute {
+			w.add(at, doc)
+		}
+	}
+	w.arrivals(0, 2*hour, 2.5, func(at float64) { w.add(at, w.fresh(w.between(5, 25))) })
+}
+
+// branches: a few very long beginnings from which prompts branch off at any depth, each branch asked for some times.
+func branches(w *writer) {
+	trunks := w.prompts(3, 500, 1200)
+	w.arrivals(0, hour, 0.15, func(at float64) {
+		trunk := trunks[w.rand.IntN(len(trunks))]
+		chain := append(slices.Clone(trunk[:1+w.rand.IntN(len(trunk))]), w.fresh(w.between(2, 60))...)
+		for range w.between(1, 3) {
+			w.add(at, chain)
+			at += w.wait(150, 1)
+		}
+	})
+}
+
+// shrinking: conversations that are cut from their end at each turn, and never grow.
+func shrinking(w *writer) {
+	w.arrivals(0, hour, 0.7, func(at float64) {
+		for chain := w.fresh(w.between(20, 60)); len(chain) > 2 && at < hour; at += w.wait(50, 0.8) {
+			w.add(at, chain)
+			chain = chain[:len(chain)*(5+w.rand.IntN(4))/10]
+		}
+	})
+}
+
+// pingpong: the same documents forwards and backwards.
+func pingpong(w *writer) {
+	docs := w.prompts(900, 10, 24) // 15,000 blocks
+	i, step := 0, 1
+	w.arrivals(0, hour, 4, func(at float64) {
+		w.add(at, docs[i])
+		if i+step < 0 || i+step >= len(docs) {
+			step = -step
+		}
+		i += step
+	})
+}
+
+// minnows: very many sessions of one or two blocks that go on once or not at all, beside some whales of a thousand that always do.
+func minnows(w *writer) {
+	w.arrivals(0, hour, 15, func(at float64) {
+		chain := w.fresh(w.between(1, 2))
+		if w.add(at, chain); w.rand.IntN(4) == 0 {
+			w.add(at+w.wait(40, 1), append(chain, w.fresh(1)...))
+		}
+	})
+	for range 4 {
+		chain := w.fresh(w.between(600, 1200))
+		for at := w.wait(120, 1); at < hour; at += w.wait(300, 0.5) {
+			w.add(at, chain)
+			chain = append(slices.Clip(chain), w.fresh(w.between(1, 10))...)
+		}
+	}
+}
+
+// longtail: chats whose times to think have no mean to speak of, from a second to hours.
+func longtail(w *writer) {
+	w.arrivals(0, 2*hour, 0.6, func(at float64) {
+		chain := w.fresh(w.between(2, 20))
+		for range w.between(1, 12) {
+			if at >= 2*hour {
+				return
+			}
+			w.add(at, chain)
+			chain = append(chain, w.fresh(w.between(1, 6))...)
+			at += second * math.Pow(w.rand.Float64(), -1/0.7)
+		}
+	})
+}
+
+// sawtooth: a set of documents that are gone through in any order grows from nothing to 30,000 blocks, and begins anew.
+func sawtooth(w *writer) {
+	var docs [][]uint32
+	w.arrivals(0, hour, 4, func(at float64) {
+		if len(docs) == 0 || w.rand.IntN(4) == 0 {
+			docs = append(docs, w.fresh(w.between(10, 30)))
+		}
+		if w.add(at, docs[w.rand.IntN(len(docs))]); len(docs) == 1500 {
+			docs = nil
+		}
+	})
+}
+
+// betrayal: for half an hour what came twice comes for ever, and what came once never; then the other way round.
+func betrayal(w *writer) {
+	var loyal, late [][]uint32
+	w.arrivals(0, hour, 4, func(at float64) {
+		switch {
+		case w.rand.IntN(2) == 0:
+			doc := w.fresh(w.between(6, 20))
+			late = append(late, doc)
+			w.add(at, doc)
+		case at < hour/2 && (len(loyal) < 400 || w.rand.IntN(20) == 0):
+			doc := w.fresh(w.between(6, 20))
+			loyal = append(loyal, doc)
+			w.add(at, doc)
+			w.add(at+20*second, doc)
+		case at < hour/2:
+			w.add(at, loyal[max(0, len(loyal)-400)+w.rand.IntN(min(400, len(loyal)))])
+		default:
+			w.add(at, late[len(late)-1-w.rand.IntN(min(400, len(late)))])
+		}
+	})
+}
