@@ -20,12 +20,16 @@ type streamMaker func() *evictsim.Stream
 // benchPolicies runs each stream at each capacity, as many streams at once as there are cores.
 func benchPolicies(makers []streamMaker, capacities []int) ([]policyReport, error) {
 	rows, errs := make([]policyReport, len(makers)*len(capacities)), make([]error, len(makers))
+	runs := runsAlone
+	if len(makers) > 1 {
+		runs = runsAmong
+	}
 	var next atomic.Int64
 	var workers sync.WaitGroup
 	for range min(runtime.GOMAXPROCS(0), len(makers)) {
 		workers.Go(func() {
 			for i := int(next.Add(1)) - 1; i < len(makers); i = int(next.Add(1)) - 1 {
-				errs[i] = benchStream(makers[i](), capacities, rows[i*len(capacities):])
+				errs[i] = benchStream(makers[i](), capacities, runs, rows[i*len(capacities):])
 			}
 		})
 	}
@@ -33,23 +37,26 @@ func benchPolicies(makers []streamMaker, capacities []int) ([]policyReport, erro
 	return rows, errors.Join(errs...)
 }
 
-func benchStream(s *evictsim.Stream, capacities []int, rows []policyReport) (err error) {
+func benchStream(s *evictsim.Stream, capacities []int, runs int, rows []policyReport) (err error) {
 	for i, c := range capacities {
-		if rows[i], err = benchPolicy(s, c); err != nil {
+		if rows[i], err = benchPolicy(s, c, runs); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// policyRuns is how often each policy is timed; of each part of the stream the least counts.
-const policyRuns = 3
+// How often each policy is timed; of each part of the stream the least counts.
+const (
+	runsAlone = 9
+	runsAmong = 3 // several streams: their caches are shared anyway
+)
 
-func benchPolicy(s *evictsim.Stream, capacity int) (policyReport, error) {
+func benchPolicy(s *evictsim.Stream, capacity, runs int) (policyReport, error) {
 	r := policyReport{
 		Stream: s.Name, Capacity: capacity, Policies: map[string]float64{},
 		LRU: evictsim.LRU(s, capacity).HitRate(), Opt: evictsim.Optimum(s, capacity).HitRate(),
-		PerAccess: policyTime(s, evictHazard, capacity), PerAccessLRU: policyTime(s, evictLRU, capacity),
+		PerAccess: policyTime(s, evictHazard, capacity, runs), PerAccessLRU: policyTime(s, evictLRU, capacity, runs),
 	}
 	for _, name := range evictions {
 		hits, err := poolHits(s, name, capacity)
@@ -64,9 +71,9 @@ func benchPolicy(s *evictsim.Stream, capacity int) (policyReport, error) {
 }
 
 // policyTime is the time of a simulation with a policy per block looked up, ns.
-func policyTime(s *evictsim.Stream, eviction string, capacity int) int64 {
+func policyTime(s *evictsim.Stream, eviction string, capacity, runs int) int64 {
 	least := evictsim.Run(s, newPolicy(eviction), capacity)
-	for range policyRuns - 1 {
+	for range runs - 1 {
 		least = least.Least(evictsim.Run(s, newPolicy(eviction), capacity))
 	}
 	return least.PerAccess().Nanoseconds()

@@ -38,7 +38,7 @@ func TestBenchPolicyBesideItsBounds(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, capacity := range []int{1, 10, 40, 1000} {
-		r, err := benchPolicy(s, capacity)
+		r, err := benchPolicy(s, capacity, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
