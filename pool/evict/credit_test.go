@@ -28,6 +28,9 @@ func TestCreditIsWonAndLost(t *testing.T) {
 		t.Errorf("%g blocks may be lost of %d", may(), entries)
 	}
 	c.book(-1e6, 0, entries)
+	if c.book(0, entries*3/4/giftShare, entries); may() > -entries/5 {
+		t.Errorf("%g blocks may be lost when three quarters of a debt of all entries are paid", may())
+	}
 	if c.book(0, 1e6, entries); may() <= 0 {
 		t.Errorf("%g blocks may be lost long after a great loss: LRU decides for ever", may())
 	}
@@ -53,6 +56,10 @@ func TestTrustIsWonSlowlyAndLostAtOnce(t *testing.T) {
 	}
 	if c.note(lost/10, 0, entries); c.mayLose(lost) != c.blocks {
 		t.Errorf("%g blocks may be lost after a tenth was asked for, the credit is %g", c.mayLose(lost), c.blocks)
+	}
+	c.note(10, 0, entries)
+	if c.note(0, 10*askedCost-1, entries); c.mayLose(lost) != c.blocks {
+		t.Errorf("%g blocks may be lost, the credit is %g: what was asked for is forgotten", c.mayLose(lost), c.blocks)
 	}
 }
 
