@@ -26,7 +26,7 @@ type ghosts struct {
 
 	late  [lateGhosts]lateGhost // put, and not yet in their sets
 	lates int
-	seen  uint64 // what preload read
+	seen  uint64 // what settle read ahead
 }
 
 // ghostSet is four cache lines. A look for a print goes through marks, four at a time; the rest is read where one is
@@ -131,13 +131,6 @@ func (g *ghosts) settle() {
 		g.put(late[i].print, late[i].used, late[i].info)
 	}
 	g.lates = 0
-}
-
-// preload reads the sets in which prints are looked for one after the other afterwards.
-func (g *ghosts) preload(prints []uint64) {
-	for _, print := range prints {
-		g.seen += g.at(g.home(print)).hand
-	}
 }
 
 // put gives a ghost the next way; false if that takes the place of another.

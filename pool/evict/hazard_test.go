@@ -269,8 +269,8 @@ func TestAPromptAgesAsOne(t *testing.T) {
 	if h.nodes.runs.made > distances {
 		t.Errorf("%d runs of a prompt's blocks, which are at %d distances from its end", h.nodes.runs.made, distances)
 	}
-	h.age(uint32(ends[0]), blocksAnAgeing)
-	h.age(uint32(ends[0]), 10*blocksAnAgeing)
+	h.age(ends[0], blocksAnAgeing)
+	h.age(ends[0], 10*blocksAnAgeing)
 	h.tables.settleAll()
 	passed := 0.
 	for c := range numClasses {
