@@ -28,6 +28,11 @@ type credit struct {
 	square float64 // sum of the squares of the same look-ups
 }
 
+// members are all of them, in the order in which they are kept over a restart.
+func (c *credit) members() [6]*float64 {
+	return [...]*float64{&c.blocks, &c.calm, &c.lead, &c.all, &c.looked, &c.square}
+}
+
 // book takes in a look-up of some blocks, of which the policy hit so many more than LRU.
 func (c *credit) book(ahead, blocks, entries int) {
 	n, most := float64(blocks), max(c.blocks, float64(entries)) // what was brought along from before a restart stays

@@ -11,13 +11,13 @@ import (
 )
 
 // What was learned, as bytes, little-endian: magic, version, classes, bins (uint32 each); the margin (float32), the
-// turns of the next alarm and the blocks for which LRU still decides (uint32 each); the credit (float32); for each class and bin
+// turns of the next alarm and the blocks for which LRU still decides (uint32 each); the members of the credit (float32 each); for each class and bin
 // the blocks at risk and those used (float32 each); CRC-32C of all before.
 const (
 	learnedMagic   = 0x7a68766b // "kvhz"
-	learnedVersion = 4
+	learnedVersion = 5
 	learnedHead    = 4 * 4
-	learnedGuard   = 4 * 4
+	learnedGuard   = (3 + 6) * 4
 	learnedBytes   = learnedHead + learnedGuard + numClasses*numBins*2*4 + 4
 
 	maxCount = 1e12 // blocks; more is taken for damage
@@ -52,7 +52,9 @@ func (h *Hazard) Learned() []byte {
 	b = appendFloat(b, h.judge.margin)
 	b = binary.LittleEndian.AppendUint32(b, uint32(h.humble.turns))
 	b = binary.LittleEndian.AppendUint32(b, uint32(min(h.humble.left, math.MaxInt32)))
-	b = appendFloat(b, h.credit.blocks)
+	for _, f := range h.credit.members() {
+		b = appendFloat(b, *f)
+	}
 	t := h.tables
 	t.settleAll()
 	for c := range t.risk {
@@ -110,8 +112,10 @@ func parseKnowledge(b []byte) (*knowledge, error) {
 	if !(k.margin >= 0 && k.margin <= maxCount) || k.humble.turns < firstTurns || k.humble.turns > mostTurns || k.humble.left > math.MaxInt32 {
 		return nil, fmt.Errorf("%w: margin %g, %d turns, %d blocks left", ErrLearned, k.margin, k.humble.turns, k.humble.left)
 	}
-	if k.credit.blocks = floatAt(b, 3); !(math.Abs(k.credit.blocks) <= maxCount) {
-		return nil, fmt.Errorf("%w: a credit of %g", ErrLearned, k.credit.blocks)
+	for i, f := range k.credit.members() {
+		if *f = floatAt(b, 3+i); !(math.Abs(*f) <= maxCount) {
+			return nil, fmt.Errorf("%w: member %d of the credit is %g", ErrLearned, i, *f)
+		}
 	}
 	t := &k.tables
 	for c := range t.risk {

@@ -18,7 +18,7 @@ func experienced() *Hazard {
 	}
 	h.judge.margin = 77
 	h.humble = humble{turns: 2 * firstTurns, left: 1234}
-	h.credit.blocks = -5.25
+	h.credit = credit{blocks: -5.25, calm: 17, lead: -3, all: 1e6, looked: 500, square: 1024}
 	return h
 }
 
@@ -27,8 +27,8 @@ func TestLearnedSurvives(t *testing.T) {
 	if err := g.Learn(h.Learned()); err != nil {
 		t.Fatal(err)
 	}
-	if g.judge.margin != h.judge.margin || g.humble != h.humble || g.credit.blocks != h.credit.blocks {
-		t.Errorf("margin %g, %+v and %g, were %g, %+v and %g", g.judge.margin, g.humble, g.credit.blocks, h.judge.margin, h.humble, h.credit.blocks)
+	if g.judge.margin != h.judge.margin || g.humble != h.humble || g.credit != h.credit {
+		t.Errorf("margin %g, %+v and %+v, were %g, %+v and %+v", g.judge.margin, g.humble, g.credit, h.judge.margin, h.humble, h.credit)
 	}
 	h.startRound()
 	for c := range numClasses {
