@@ -21,6 +21,7 @@ type patient struct {
 
 const (
 	patientTries    = 200
+	patientPause    = 20 * time.Millisecond  // until a write that is under way is looked at again: nothing tells its end
 	patientDeadline = 300 * time.Millisecond // of one try, beyond which it counts as hanging
 )
 
@@ -68,6 +69,10 @@ func (p *patient) put(ctx context.Context, it *pool.Item) error {
 			return err
 		}
 		if it.Status = one[0].Status; it.Status == pool.Busy {
+			continue
+		}
+		if it.Status == pool.InProgress { // an earlier try, cut off by its deadline, is still being written
+			time.Sleep(patientPause)
 			continue
 		}
 		if it.Status != pool.OK && it.Status != pool.Exists {
