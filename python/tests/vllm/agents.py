@@ -15,11 +15,14 @@ if TYPE_CHECKING:
 
 
 def flip(pid: int, value: bytes) -> None:
-    """Changes a slot's content in the memory of a process: the first place with 8 such values in a row."""
+    """Changes a slot's content in the memory of an agent: the first place with 8 such values in a row.
+
+    Of the pool, not of an engine's memory, which the agent maps, too, and where the same values may be left.
+    """
     with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
         for line in maps:
             begin, end, mode = re.match(r"(\w+)-(\w+) (\S+)", line).groups()  # type: ignore[union-attr]
-            if not mode.startswith("rw-s"):
+            if not mode.startswith("rw-s") or "/memfd:kvagent-pool" not in line:
                 continue
             low = int(begin, 16)
             memory.seek(low)
