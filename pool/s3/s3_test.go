@@ -153,7 +153,8 @@ func TestDamage(t *testing.T) {
 		"another block's":      append(pool.AppendValueHeader(nil, &other.Key, other.Data), other.Data...),
 		"somebody else's file": bytes.Repeat([]byte("z"), 20_000),
 	} {
-		if _, err := s.core.Client.PutObject(t.Context(), bucket, s.name(&it.Key), bytes.NewReader(damaged), int64(len(damaged)), minio.PutObjectOptions{}); err != nil {
+		// By a connection that nobody else uses: behind an object without bytes the server can have one answer too many, 400, for what it did not read.
+		if _, err := open(t, options(server)).core.Client.PutObject(t.Context(), bucket, s.name(&it.Key), bytes.NewReader(damaged), int64(len(damaged)), minio.PutObjectOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		t.Run(name, func(t *testing.T) {
