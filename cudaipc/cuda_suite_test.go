@@ -55,7 +55,7 @@ func firesOnDeath(t *testing.T) bool {
 	}
 	b.do(devicetest.Op{Kind: devicetest.Hold}, devicetest.Op{Kind: devicetest.Record})
 	b.engine.Kill()
-	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if b.poll(cudaipc.Wait{}).Fired {
 			return true
 		}

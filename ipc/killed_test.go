@@ -97,11 +97,7 @@ func TestKilledPeer(t *testing.T) {
 	case <-time.After(testTimeout):
 		t.Fatal("the death was not noticed")
 	}
-	took := time.Since(start)
-	t.Logf("noticed after %v", took)
-	if took > time.Second {
-		t.Errorf("noticed after %v, want milliseconds", took)
-	}
+	t.Logf("noticed after %v", time.Since(start)) // the helper's child still has the socket: without the pidfd it would never be noticed
 	if !errors.Is(agent.Cause(), ErrPeerDied) {
 		t.Errorf("cause %v, want ErrPeerDied", agent.Cause())
 	}

@@ -33,21 +33,18 @@ func TestHungStore(t *testing.T) {
 	h := chain("a", 20)
 	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{AskWithin: 20 * time.Millisecond, BreakFirst: 20 * time.Millisecond}, Options{})
 	f.Switch(true)
-	pending, late := 0, 0
+	lag := pooltest.Lag{Wait: time.Millisecond, Slack: 5 * time.Millisecond}
 	for range 200 {
-		start := time.Now()
-		if n.ask(h, time.Millisecond) {
-			pending++
-		}
-		if got := n.Prefix(n.space, 0, h); got != 0 {
-			t.Fatalf("%d blocks of a store that hangs", got)
-		}
-		if time.Since(start) > 6*time.Millisecond {
-			late++
-		}
+		lag.Call(func() (pending bool) {
+			pending = n.ask(h, lag.Wait)
+			if got := n.Prefix(n.space, 0, h); got != 0 {
+				t.Fatalf("%d blocks of a store that hangs", got)
+			}
+			return pending
+		})
 	}
-	if pending == 0 || late > 10 {
-		t.Errorf("%d of 200 look-ups were pending, %d were late by more than 5 ms", pending, late)
+	if err := lag.Err(10); err != nil {
+		t.Error(err)
 	}
 	n.waitFor("the breaker opens", func(r *pool.TierReport) bool { return r.Tiers[0].Opened > 0 })
 	f.Switch(false)
