@@ -100,8 +100,8 @@ const movedSize = 8 << 20
 
 // quick are limits that a test can wait for, and a busy machine can keep.
 var quick = cudaipc.MoverLimits{
-	Tick: 20 * time.Millisecond, Ping: time.Second, Import: time.Second, Close: time.Second, Poll: time.Second,
-	Copy: time.Second, Steady: time.Nanosecond,
+	Tick: 20 * time.Millisecond, Ping: 5 * time.Second, Import: 3 * time.Second, Close: 3 * time.Second, Poll: 3 * time.Second,
+	Copy: 3 * time.Second, Steady: time.Nanosecond,
 }
 
 func newMoved(t *testing.T, change func(*cudaipc.MoverOptions)) *moved {
