@@ -24,40 +24,47 @@ func TestReplayKeepsItsPool(t *testing.T) {
 	}
 }
 
-// An engine hits what an agent had that was killed, within two seconds of the next one's start on a machine that has nothing else to do: one of some
-// tries must be within them.
+// An engine hits what an agent had that was killed, within two seconds of the next one's start; on a machine that is too busy for that, within half as much again
+// as the same took when there was nothing to find. One of some tries must be within them.
 func TestWarmWithinTwoSeconds(t *testing.T) {
 	const within, tries = 2 * time.Second, 5
 	var took []time.Duration
 	for range tries {
-		took = append(took, warmAfter(t))
-		if took[len(took)-1] <= within {
+		cold, warm := coldAndWarm(t)
+		took = append(took, cold, warm)
+		if warm <= max(within, cold*3/2) {
 			return
 		}
 	}
-	t.Errorf("blocks of the agent before were loaded after %v, allowed: %v", took, within)
+	t.Errorf("cold to the first saves and warm to the first loads in turn: %v, allowed: %v, or half as much again as cold", took, within)
 }
 
-// warmAfter is the time from the start of an agent to the first load of what one that was killed had stored.
-func warmAfter(t *testing.T) time.Duration {
+// coldAndWarm are the times from the start of an agent to what an engine does first with it: of one on an empty file to its saves, and of the next one, after a
+// kill, to loads of what those were.
+func coldAndWarm(t *testing.T) (cold, warm time.Duration) {
 	path := poolFile(t)
+	began := time.Now()
 	cmd, dir, _ := startServe(t, "--dram-path", path)
-	mock := []string{"mock", "--socket-dir", dir, "--requests", "40", "--block-bytes", "4096", "--seed", "3"}
-	if out, err := kvagentCommand(t, mock...).CombinedOutput(); err != nil {
-		t.Fatalf("mock: %v\n%s", err, out)
-	}
+	runMock(t, dir, "blocks_saved")
+	cold = time.Since(began)
 	_ = cmd.Process.Kill() // it is a child
 	_ = cmd.Wait()         // it was killed
-	began := time.Now()
+	began = time.Now()
 	next := kvagentCommand(t, "serve", "--socket-dir", dir, "--pool", "16MiB", "--dram-path", path)
 	if err := next.Start(); err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = next.Process.Kill(); _ = next.Wait() }() // nobody needs its end
 	waitStatus(t, dir, "blocks_stored", func(n float64) bool { return n > 0 })
-	if out, err := kvagentCommand(t, mock...).CombinedOutput(); err != nil {
+	runMock(t, dir, "blocks_loaded")
+	return cold, time.Since(began)
+}
+
+// runMock runs an engine of which the agent counts something.
+func runMock(t *testing.T, dir, count string) {
+	t.Helper()
+	if out, err := kvagentCommand(t, "mock", "--socket-dir", dir, "--requests", "40", "--block-bytes", "4096", "--seed", "3").CombinedOutput(); err != nil {
 		t.Fatalf("mock: %v\n%s", err, out)
 	}
-	waitStatus(t, dir, "blocks_loaded", func(n float64) bool { return n > 0 })
-	return time.Since(began)
+	waitStatus(t, dir, count, func(n float64) bool { return n > 0 })
 }
