@@ -45,7 +45,8 @@ type replaySettings struct {
 	dramPath string
 	tiers    []string // of each node
 	nodes    int
-	shared   string // a tier of all nodes
+	shared   string        // a tier of all nodes
+	tiersIn  time.Duration // for all tiers to answer before the first request; 0: nobody waits
 
 	killEngine, killAgent, killMover, pauseAgent int
 	pauseFor                                     time.Duration
@@ -123,6 +124,7 @@ func (s *replaySettings) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.dramPath, "dram-path", "", "file on tmpfs or hugetlbfs for the pool of the agent that is started: then the pool outlives its kills")
 	f.StringArrayVar(&s.tiers, "tier", nil, "a tier below the pool of the agent that is started, as serve takes it; may be given several times")
 	f.Var(&countValue{&s.nodes, 1, maxNodes}, "nodes", "agents that are started, each with a pool of its own; engines are dealt to them in turn, and the first is the one that is killed and stopped")
+	f.Var(&durationValue{&s.tiersIn, 0, time.Hour}, "tiers-within", "begin when every tier answers, and fail if one does not within so long; 0 does not wait")
 	f.StringVar(&s.shared, "shared", "", "a tier of all nodes, behind --tier, such as redis://127.0.0.1:6379")
 	f.Var(&countValue{&s.killEngine, 0, 1 << 30}, "kill-engine-every", "kill an engine every so many requests; 0 is never")
 	f.Var(&countValue{&s.killAgent, 0, 1 << 30}, "kill-agent-every", "kill the agent every so many requests; 0 is never")

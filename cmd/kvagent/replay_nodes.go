@@ -73,6 +73,46 @@ func (r *replay) launchNodes(ctx context.Context) error {
 		}
 		r.nodes = append(r.nodes, a)
 	}
+	for _, a := range r.nodes {
+		if err := a.awaitTiers(ctx, r.set.tiersIn); err != nil {
+			return errors.Join(err, r.stopNodes())
+		}
+	}
+	return nil
+}
+
+// awaitTiers waits until all tiers of an agent answer, and says which one does not within so long. 0 does not wait.
+func (a *replayAgent) awaitTiers(ctx context.Context, within time.Duration) error {
+	ctx, stop := context.WithTimeout(ctx, within)
+	defer stop()
+	for within > 0 {
+		st, err := a.status(ctx)
+		if err != nil {
+			return fmt.Errorf("status at the start: %w", err)
+		}
+		silent := silentTier(&st)
+		if silent == nil {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("tiers-within: %s does not answer within %v: %s", silent.Name, within, silent.Reason)
+		case <-time.After(agentPoll):
+		}
+	}
+	return nil
+}
+
+// silentTier is one that does not answer, or nil. A store that says nothing of itself is there.
+func silentTier(st *agent.Status) *agent.TierStatus {
+	if st.Tiers == nil {
+		return nil
+	}
+	for i := range st.Tiers.List {
+		if t := &st.Tiers.List[i]; t.Store != "" && t.Store != "ok" {
+			return t
+		}
+	}
 	return nil
 }
 

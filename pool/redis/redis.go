@@ -166,8 +166,14 @@ func (s *Store) do(ctx context.Context, commands [][]string) ([]rueidis.RedisRes
 	}
 	s.count.errors.Add(1)
 	s.condition.Turn(remote.Lost, err)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return nil, fmt.Errorf("redis: %w: %v", errSilent, s.o.Silence) // the client's own limit, which it takes for the caller's
+	}
 	return nil, fmt.Errorf("redis: %w", err)
 }
+
+// errSilent is that of a call whose servers said nothing for Silence.
+var errSilent = errors.New("no answer within")
 
 // answered says whether an error is what a server said of one command, and not that nobody said anything.
 func answered(err error) bool {

@@ -232,6 +232,9 @@ func TestServerFails(t *testing.T) {
 	for range 3 {
 		hung(t, s, items)
 	}
+	if err := s.Get(t.Context(), pooltest.Blocks(0, 4, 10_000)); err == nil || errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a get without a deadline from a stopped server: %v, want an error that does not say that the caller's time is over", err)
+	}
 	server.Resume()
 	pooltest.Until(t, "the server is asked again", func() bool { return s.Get(t.Context(), pooltest.Blocks(0, 1, 10_000)) == nil })
 	pooltest.Want(t, s, pool.OK, items...)
