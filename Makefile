@@ -9,15 +9,18 @@ SHELL       := /bin/bash
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 # Go stops the build if it finds git but git refuses (a checkout of another owner): ask first.
 BUILDVCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo true || echo false)
-# The CUDA path is in every build by make; the driver's library is opened at run time. cu finds its header by CGO_CFLAGS alone.
-CUDA_FLAGS := CGO_CFLAGS="-O2 -g -I$(CURDIR)/third_party/cuda/include" CGO_LDFLAGS="-O2 -g -L$(CURDIR)/cudaipc/driver/stublib"
-SOFTCUDA_RUN = $(CUDA_FLAGS) KVAGENT_LIBCUDA=$(CURDIR)/build/softcuda/libcuda.so.1
-GO_BUILD := env $(CUDA_FLAGS) go build -tags cuda -trimpath -buildvcs=$(BUILDVCS) -ldflags '-X main.version=$(VERSION)'
+# The CUDA path is in every build by make; the driver's library is opened at run time. cu finds its header by CGO_CFLAGS alone. They are set for every
+# stage, also for those without the tag cuda: under other flags Go compiles net again, and all that stands on it.
+export CGO_CFLAGS  := -O2 -g -I$(CURDIR)/third_party/cuda/include
+export CGO_LDFLAGS := -O2 -g -L$(CURDIR)/cudaipc/driver/stublib
+GO_BUILD := go build -tags cuda -trimpath -buildvcs=$(BUILDVCS) -ldflags '-X main.version=$(VERSION)'
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
 GO_TEST_FLAGS ?= -race -p 2 -timeout 15m
 # -trimpath, as in GO_BUILD: what is compiled for the one is not compiled again for the other.
 GO_TEST_PLAIN := $(filter-out -race,$(GO_TEST_FLAGS)) -trimpath
+# A process with the race detector sleeps a second before it ends, to see goroutines that outlive main. Ours are waited for, and tests end a hundred processes.
+export GORACE ?= atexit_sleep_ms=50
 FUZZTIME      ?= 5000x
 TRACE         ?= testdata/conversation_1000.jsonl
 
@@ -61,7 +64,7 @@ lint: lint-go lint-python ## formatting and static checks, Go and Python
 lint-go: # gofmt, vet, staticcheck and more: .golangci.yml
 	@scripts/deps go
 	@$(STAGE) golangci-lint go run $(GOLANGCI) run ./...
-	@$(STAGE) golangci-lint-cuda env $(CUDA_FLAGS) go run $(GOLANGCI) run --build-tags cuda,softcuda ./cudaipc/...
+	@$(STAGE) golangci-lint-cuda go run $(GOLANGCI) run --build-tags cuda,softcuda ./cudaipc/...
 
 .PHONY: lint-python
 lint-python:
@@ -110,10 +113,10 @@ cuda-header-check: ## hold third_party/cuda and the copy kernel against NVIDIA's
 
 .PHONY: test-cuda
 test-cuda: softcuda ## the CUDA path on a software driver, with the race detector; the other ending of a dead engine's events, and whole agents, without
-	@$(STAGE) -v test-cuda env $(CUDA_FLAGS) KVAGENT_LIBCUDA=$(SOFTCUDA) go test -count=1 $(GO_TEST_FLAGS) -tags cuda,softcuda -run CUDA ./cudaipc
-	@$(STAGE) -v test-cuda-never env $(CUDA_FLAGS) KVAGENT_LIBCUDA=$(SOFTCUDA) SOFTCUDA_EVENTS_OF_THE_DEAD=never SOFTCUDA_DRIVER_VERSION=13000 \
+	@$(STAGE) -v test-cuda env KVAGENT_LIBCUDA=$(SOFTCUDA) go test -count=1 $(GO_TEST_FLAGS) -tags cuda,softcuda -run CUDA ./cudaipc
+	@$(STAGE) -v test-cuda-never env KVAGENT_LIBCUDA=$(SOFTCUDA) SOFTCUDA_EVENTS_OF_THE_DEAD=never SOFTCUDA_DRIVER_VERSION=13000 \
 		go test -count=1 $(GO_TEST_PLAIN) -tags cuda,softcuda -run CUDA ./cudaipc
-	@$(STAGE) -v test-cuda-path env $(CUDA_FLAGS) KVAGENT_LIBCUDA=$(SOFTCUDA) go test -count=1 $(GO_TEST_PLAIN) -tags cuda,softcuda,nozmq -run 'TestCUDA' ./cmd/kvagent
+	@$(STAGE) -v test-cuda-path env KVAGENT_LIBCUDA=$(SOFTCUDA) go test -count=1 $(GO_TEST_PLAIN) -tags cuda,softcuda,nozmq -run 'TestCUDA' ./cmd/kvagent
 
 .PHONY: test-python
 test-python: build ## Python tests, with the real agent

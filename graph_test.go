@@ -45,6 +45,8 @@ type goPackage struct {
 	Name       string
 	Imports    []string // of the files that are not tests
 	CgoFiles   []string
+
+	TestImports, XTestImports []string
 }
 
 func TestImportGraph(t *testing.T) {
@@ -78,6 +80,17 @@ func TestForeignCodeLivesInOnePackage(t *testing.T) {
 	}
 }
 
+// make's flags let cu be compiled in every build, so that it is in none without the tag cuda is seen here.
+func TestNoCUDAWithoutItsTag(t *testing.T) {
+	for _, p := range listPackages(t) {
+		for _, imported := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
+			if imported == "gorgonia.org/cu" || strings.HasPrefix(imported, "gorgonia.org/cu/") {
+				t.Errorf("%s imports %s in a build without CUDA: put //go:build cuda at the head of that file", inModule(p.ImportPath), imported)
+			}
+		}
+	}
+}
+
 func TestPackagesAreNamedForAThing(t *testing.T) {
 	for _, p := range listPackages(t) {
 		if base := path.Base(p.ImportPath); slices.Contains(noNames, base) || slices.Contains(noNames, p.Name) {
@@ -88,7 +101,7 @@ func TestPackagesAreNamedForAThing(t *testing.T) {
 
 func listPackages(t *testing.T) []goPackage {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,Name,Imports,CgoFiles", "./...")
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,Name,Imports,CgoFiles,TestImports,XTestImports", "./...")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
