@@ -80,7 +80,7 @@ test-go: ## Go tests, with the race detector; tests of rates, and of policies th
 	@$(STAGE) servers scripts/servers
 	@PATH="$$(scripts/servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test go test $(GO_TEST_FLAGS) $$(go list ./... | grep -v /pool/evict)
 	@$(STAGE) -v go-test-pure go test $(GO_TEST_PLAIN) ./pool/evict/...
-	@$(STAGE) -v go-test-figures go test -count=1 -trimpath -run '^TestReplay(HitsAsSimulated|EvictionGains)$$' ./cmd/kvagent
+	@$(STAGE) -v go-test-figures scripts/figures
 
 # A software driver that KVAGENT_LIBCUDA names is loaded by what is built with the tag softcuda, and by nothing else.
 SOFTCUDA := $(CURDIR)/build/softcuda/libcuda.so.1

@@ -32,7 +32,7 @@ func policyTrace(t *testing.T) string {
 
 // TestBenchPolicyBesideItsBounds holds the pool's real code between LRU and the optimum.
 func TestBenchPolicyBesideItsBounds(t *testing.T) {
-	t.Parallel()
+	figures(t)
 	s, err := evictsim.ReadTrace(policyTrace(t))
 	if err != nil {
 		t.Fatal(err)
@@ -55,7 +55,7 @@ func TestBenchPolicyBesideItsBounds(t *testing.T) {
 
 // TestPoolDoesAsTheSimulation compares the pool's real code with the simulation on a generated workload.
 func TestPoolDoesAsTheSimulation(t *testing.T) {
-	t.Parallel()
+	figures(t)
 	s := evictsim.Workloads[4].Make(3)
 	for _, eviction := range evictions {
 		hits, err := poolHits(s, eviction, 4000)
