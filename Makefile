@@ -16,7 +16,8 @@ export CGO_LDFLAGS := -O2 -g -L$(CURDIR)/cudaipc/driver/stublib
 GO_BUILD := go build -tags cuda -trimpath -buildvcs=$(BUILDVCS) -ldflags '-X main.version=$(VERSION)'
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
-GO_TEST_FLAGS ?= -race -p 2 -timeout 15m
+# -vet=off: `make lint` vets all of it, with more of its checks; go test would do so again, for what is imported too, once with -race and once without.
+GO_TEST_FLAGS ?= -race -vet=off -p 2 -timeout 15m
 # -trimpath, as in GO_BUILD: what is compiled for the one is not compiled again for the other.
 GO_TEST_PLAIN := $(filter-out -race,$(GO_TEST_FLAGS)) -trimpath
 # A process with the race detector sleeps a second before it ends, to see goroutines that outlive main. Ours are waited for, and tests end a hundred processes.
@@ -64,7 +65,7 @@ lint: lint-go lint-python ## formatting and static checks, Go and Python
 lint-go: # gofmt, vet, staticcheck and more: .golangci.yml
 	@scripts/deps go
 	@$(STAGE) golangci-lint go run $(GOLANGCI) run ./...
-	@$(STAGE) golangci-lint-cuda go run $(GOLANGCI) run --build-tags cuda,softcuda ./cudaipc/...
+	@$(STAGE) golangci-lint-cuda go run $(GOLANGCI) run --build-tags cuda,softcuda ./cudaipc/... ./cmd/kvagent
 
 .PHONY: lint-python
 lint-python:
