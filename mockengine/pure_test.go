@@ -3,6 +3,8 @@ package mockengine
 import (
 	"math/rand/v2"
 	"os"
+	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -60,23 +62,39 @@ func TestSimulation(t *testing.T) {
 	}
 }
 
-func TestTraceIsChecked(t *testing.T) {
-	good := `{"timestamp": 5, "input_length": 600, "output_length": 10, "hash_ids": [1, 2]}` + "\n"
-	records, err := ParseTrace(strings.NewReader(good+"\n"+good), 0)
-	if err != nil || len(records) != 2 || len(records[1].HashIDs) != 2 {
-		t.Fatalf("%v %v", records, err)
+// TestTraceIsReplayed reads what there is to replay in the order of time: a request without blocks is passed over, one without lengths
+// has whole blocks and no answer.
+func TestTraceIsReplayed(t *testing.T) {
+	records, err := readText(t, `{"timestamp": 9, "hash_ids": [3, 4]}`+"\r\n\n"+goodLine+`{"timestamp": 6, "input_length": 0, "hash_ids": []}`)
+	want := []Record{{5, 600, 10, []uint64{1, 2}}, {9, 2 * TraceBlock, 0, []uint64{3, 4}}}
+	if err != nil || !reflect.DeepEqual(records, want) {
+		t.Errorf("%v, %v; want %v", records, err, want)
 	}
+}
+
+func TestTraceIsChecked(t *testing.T) {
 	for _, c := range []struct{ line, want string }{
-		{`{"timestamp": 4, "input_length": 600, "output_length": 10, "hash_ids": [1, 2]}`, "line 2: timestamp 4 is before"},
-		{`{"timestamp": 6, "input_length": 600, "output_length": 10, "hash_ids": []}`, "hash_ids has 0 numbers"},
-		{`{"timestamp": 6, "input_length": 0, "output_length": 10, "hash_ids": [1]}`, "input_length is 0"},
-		{`{"timestamp": 6, "input_length": 1, "output_length": -1, "hash_ids": [1]}`, "output_length is -1"},
-		{`{"timestamp": 6`, "line 2"},
+		{`{"timestamp": -4, "input_length": 600, "output_length": 10, "hash_ids": [1, 2]}`, ":2: timestamp is -4, must be 0 to"},
+		{`{"timestamp": 6, "input_length": 600, "output_length": 10}`, ":2: hash_ids is missing"},
+		{`{"timestamp": 4, "hash_ids": [0` + strings.Repeat(",0", MaxTraceBlocks) + `]}`, ":2: hash_ids has 8193 numbers, must have at most 8192"},
+		{`{"timestamp": 4, "input_length": 0, "output_length": 10, "hash_ids": [1]}`, ":2: input_length is 0, must be an integer from 1 to 512 with 1 hash_ids"},
+		{`{"timestamp": 6, "input_length": 1, "output_length": -1, "hash_ids": [1]}`, ":2: output_length is -1, must be an integer from 0 to 1048576"},
+		{`{"timestamp": 6`, ":2: "},
 	} {
-		if _, err := ParseTrace(strings.NewReader(good+c.line), 0); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: %v, want %q", c.line, err, c.want)
+		if _, err := readText(t, goodLine+c.line); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%.200s: %v, want %q", c.line, err, c.want)
 		}
 	}
+}
+
+const goodLine = `{"timestamp": 5, "input_length": 600, "output_length": 10, "hash_ids": [1, 2]}` + "\n"
+
+func readText(t *testing.T, text string) ([]Record, error) {
+	file := filepath.Join(t.TempDir(), "trace.jsonl")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return ReadTrace(file, 0)
 }
 
 // Content is the same however it is cut into pieces, differs in every respect it is made from, and a wrong byte counts.

@@ -97,7 +97,7 @@ It fails (exit code 1) if a byte was wrong, a request failed, or a lease or a ma
 
 func (s *replaySettings) addFlags(f *pflag.FlagSet) {
 	f.SortFlags = false
-	f.StringVar(&s.trace, "trace", "", "the trace: one JSON object a line with timestamp, input_length, output_length, hash_ids")
+	f.StringVar(&s.trace, "trace", "", "the trace: one JSON object a line, in any order, with timestamp, hash_ids and, if need be, input_length and output_length")
 	f.Var(&countValue{&s.requests, 0, 1 << 30}, "requests", "replay only so many requests; 0 is all")
 	f.Var(&durationValue{&s.duration, 0, 24 * time.Hour}, "duration", "replay again and again, with fresh prompts, for so long")
 	f.Var(&durationValue{&s.pace, 0, 24 * time.Hour}, "pace", "take at least so long, for people to watch; 0 is as fast as it goes")

@@ -170,7 +170,7 @@ func TestReplayRefuses(t *testing.T) {
 		want string
 	}{
 		{nil, "trace must be given"},
-		{[]string{"--trace", bad}, "line 1: input_length is 513, allowed are 1 to 512 with 1 hash_ids"},
+		{[]string{"--trace", bad}, ":1: input_length is 513, must be an integer from 1 to 512 with 1 hash_ids"},
 		{[]string{"--trace", sliceOfTrace, "--engine-blocks", "10"}, "engine-blocks: 10, allowed: "},
 		{[]string{"--trace", sliceOfTrace, "--abort-rate", "2"}, "abort-rate: 2, allowed: 0 to 1"},
 		{[]string{"--trace", sliceOfTrace, "--socket", "/x", "--kill-agent-every", "5"}, "neither killed"},

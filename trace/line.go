@@ -1,0 +1,84 @@
+package trace
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+)
+
+const shownBytes = 40 // of what is wrong
+
+// line is a line of a trace. What is nil is not there.
+type line struct {
+	Timestamp    *float64        `json:"timestamp"` // ms
+	HashIDs      json.RawMessage `json:"hash_ids"`
+	InputLength  json.RawMessage `json:"input_length"`
+	OutputLength json.RawMessage `json:"output_length"`
+}
+
+func parseLine(text []byte) (Request, error) {
+	var l line
+	if err := json.Unmarshal(text, &l); err != nil {
+		return Request{}, wrongType(err)
+	}
+	switch {
+	case l.Timestamp == nil:
+		return Request{}, errors.New("timestamp is missing, must be a number of ms")
+	case *l.Timestamp < 0 || *l.Timestamp > MaxMillis:
+		return Request{}, fmt.Errorf("timestamp is %v, must be 0 to %d", *l.Timestamp, int64(MaxMillis))
+	}
+	ids, err := parseHashes(l.HashIDs)
+	return Request{
+		Timestamp: *l.Timestamp, HashIDs: ids,
+		InputLength: Tokens{"input_length", string(l.InputLength)}, OutputLength: Tokens{"output_length", string(l.OutputLength)},
+	}, err
+}
+
+// wrongType says of an error of JSON's types which field it is and what that may be.
+func wrongType(err error) error {
+	var wrong *json.UnmarshalTypeError
+	if !errors.As(err, &wrong) {
+		return err
+	}
+	if wrong.Field == "" {
+		return fmt.Errorf("the line is a %s, must be an object", wrong.Value)
+	}
+	return fmt.Errorf("%s is a %s, must be a number from 0 to %d", wrong.Field, wrong.Value, int64(MaxMillis))
+}
+
+// parseHashes reads hash_ids. What JSON takes for a number where none is, null, is looked for only where there is one.
+func parseHashes(text json.RawMessage) (ids []uint64, err error) {
+	switch {
+	case len(text) == 0 || bytes.Equal(text, []byte("null")):
+		return nil, errors.New("hash_ids is missing, must be a list of integers")
+	case json.Unmarshal(text, &ids) != nil || bytes.Contains(text, []byte("null")):
+		return nil, wrongHashes(text)
+	case len(ids) > MaxBlocks:
+		return nil, fmt.Errorf("hash_ids has %d numbers, must have at most %d", len(ids), MaxBlocks)
+	}
+	return ids, nil
+}
+
+// wrongHashes says what is wrong in hash_ids.
+func wrongHashes(text json.RawMessage) error {
+	var all []json.RawMessage
+	if json.Unmarshal(text, &all) != nil {
+		return fmt.Errorf("hash_ids is %s, must be a list of integers", shown(text))
+	}
+	for i, one := range all {
+		if _, err := strconv.ParseUint(string(one), 10, 64); err != nil {
+			return fmt.Errorf("hash_ids[%d] is %s, must be an integer from 0 to %d", i, shown(one), uint64(math.MaxUint64))
+		}
+	}
+	return fmt.Errorf("hash_ids is %s, must be a list of integers", shown(text))
+}
+
+func shown(text []byte) string {
+	if len(text) > shownBytes {
+		return string(text[:shownBytes]) + "..."
+	}
+	return string(text)
+}
