@@ -63,34 +63,33 @@ func (k *cells) settle(c int, w *worths) {
 
 // put makes an entry, used now, the newest of class c.
 func (k *cells) put(t *nodes, w *[numClasses]worths, e uint32, n *node, c uint8, now uint32) {
-	k.join(t, w, e, n, run{used: now, class: c})
+	k.join(t, w, e, n, c, 0, now)
 }
 
 // join makes an entry the newest of a class, of which it is in the run of the one before it, or in one of its own. An entry that
 // was used before may not be in an earlier bin.
-func (k *cells) join(t *nodes, w *[numClasses]worths, e uint32, n *node, as run) {
-	c := as.class
+func (k *cells) join(t *nodes, w *[numClasses]worths, e uint32, n *node, c, bin uint8, used uint32) {
 	n.newer, n.older = 0, k.newest[c]
 	k.newest[c] = e
 	k.held[c]++
 	if n.older != 0 {
 		before := t.at(n.older)
 		r := t.runOf(before)
-		before.newer, as.bin = e, min(as.bin, r.bin)
-		if r.used == as.used && r.bin == as.bin && r.count < maxRun {
+		before.newer, bin = e, min(bin, r.bin)
+		if r.used == used && r.bin == bin && r.count < maxRun {
 			n.run = before.run
 			r.count++
 			return
 		}
-		n.run = t.runs.put(as, e)
+		n.run = t.runs.put(e, c, bin, used)
 		r.newer = n.run
 	} else {
-		n.run = t.runs.put(as, e)
+		n.run = t.runs.put(e, c, bin, used)
 	}
-	if k.filled[c]>>as.bin&1 == 0 {
-		k.fill(w, int(c), int(as.bin), eldest{n.run, as.used})
+	if k.filled[c]>>bin&1 == 0 {
+		k.fill(w, int(c), int(bin), eldest{n.run, used})
 	}
-	if due := as.used + uint32(min(edges[as.bin+1], never)); k.held[c] == 1 || int32(due-k.due[c]) < 0 {
+	if due := used + uint32(min(edges[bin+1], never)); k.held[c] == 1 || int32(due-k.due[c]) < 0 {
 		k.due[c] = due
 	}
 }

@@ -110,16 +110,17 @@ func (h *Hazard) Remove(entries []uint32) {
 		if n == nil {
 			continue
 		}
-		k, r := h.kinds[n.kind], *h.nodes.runOf(n)
+		k, r := h.kinds[n.kind], h.nodes.runOf(n)
+		class, bin, used := r.class, int(r.bin), r.used
 		k.cells(n).take(&h.nodes, &h.worths, e, n)
-		k.gone[r.class]++
-		h.ghosts.putLate(n.print, r.used, makeInfo(r.class, int(r.bin)))
+		k.gone[class]++
+		h.ghosts.putLate(n.print, used, makeInfo(class, bin))
 		if n.state&stateOnWay != 0 {
 			h.offWay(e)
 		}
 		h.entries--
 		k.entries--
-		h.leaveLRU(k, e, n, r.used)
+		h.leaveLRU(k, e, n, used)
 		n.state = 0
 	}
 }

@@ -23,9 +23,9 @@ type runs struct {
 	free uint32 // the first of those given back; run.newer is the next
 }
 
-// put makes a run of one entry, the newest of its class.
-func (r *runs) put(x run, e uint32) uint32 {
-	x.first, x.count, x.newer = e, 1, 0
+// put makes a run of one entry, the newest of its class. It is written field by field: a run made elsewhere and copied is read before it
+// is written, and the processor waits for that.
+func (r *runs) put(e uint32, class, bin uint8, used uint32) uint32 {
 	id := r.free
 	if id != 0 {
 		r.free = r.at(id).newer
@@ -34,7 +34,8 @@ func (r *runs) put(x run, e uint32) uint32 {
 		id = r.made
 		r.make(id)
 	}
-	*r.at(id) = x
+	x := r.at(id)
+	x.used, x.newer, x.first, x.count, x.class, x.bin = used, 0, e, 1, class, bin
 	return id
 }
 

@@ -201,9 +201,10 @@ func (h *Hazard) trim(k *kind, room int) {
 			continue
 		}
 		n := h.nodes.at(id)
-		as := *h.nodes.runOf(n)
+		r := h.nodes.runOf(n)
+		class, bin, used := r.class, r.bin, r.used
 		k.young.take(&h.nodes, &h.worths, id, n)
 		n.state &^= stateRecent
-		k.old.join(&h.nodes, &h.worths, id, n, as)
+		k.old.join(&h.nodes, &h.worths, id, n, class, bin, used)
 	}
 }
