@@ -52,15 +52,27 @@ func ownMachine(t *testing.T) {
 	t.Setenv("SOFTCUDA_DIR", dir)
 }
 
-// patient are limits that no run without a hang comes near.
-var patient = cudaipc.MoverLimits{Tick: 20 * time.Millisecond, Steady: time.Nanosecond}
+// patient are limits that no run without a hang comes near, also where the machine stands still for seconds.
+var patient = cudaipc.MoverLimits{
+	Tick: 20 * time.Millisecond, Ping: patience, Quiet: patience, Close: patience, Poll: patience, Copy: patience, Steady: time.Nanosecond,
+}
 
-// hung are limits that a test can wait for, from the start of the mover on.
-var hung = func() cudaipc.MoverLimits {
-	l := quick
-	l.Start = 3 * time.Second
+// hung are limits that a test can wait for: the one of the step in which a call hangs, and of all where that is not known.
+func hung(step string) cudaipc.MoverLimits {
+	l := patient
+	switch step {
+	case "import":
+		l.Import = time.Second
+	case "poll":
+		l.Poll = time.Second
+	case "gather", "scatter":
+		l.Copy = time.Second
+	default:
+		l = quick
+		l.Start = 3 * time.Second
+	}
 	return l
-}()
+}
 
 // newMovedCUDA is newMoved with a GPU in the mover, whose environment has env besides, and one engine for all. rules may be
 // nil. The end of the mover may go wrong.
@@ -401,6 +413,30 @@ func TestCUDAFailuresLater(t *testing.T) {
 	}
 }
 
+// heldCopies has the double's copies wait.
+type heldCopies struct {
+	t    *testing.T
+	file string
+}
+
+// holdCopies gives what a mover needs in its environment for that; nothing is held yet.
+func holdCopies(t *testing.T) (h heldCopies, env string) {
+	h = heldCopies{t, filepath.Join(t.TempDir(), "held")}
+	return h, "SOFTCUDA_COPY_HELD=" + h.file
+}
+
+func (h heldCopies) hold() {
+	if err := os.WriteFile(h.file, nil, 0o600); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+func (h heldCopies) letGo() {
+	if err := os.Remove(h.file); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
 // TestCUDACopiesOfTheDead: an engine dies while copies of its memory are under way, and they land, or end short and nobody says so. Either
 // way no block counts as arrived whose bytes are not there.
 func TestCUDACopiesOfTheDead(t *testing.T) {
@@ -409,9 +445,11 @@ func TestCUDACopiesOfTheDead(t *testing.T) {
 		for dir, call := range map[cudaipc.Direction]string{cudaipc.Gather: "cuMemcpyDtoHAsync", cudaipc.Scatter: "cuMemcpyHtoDAsync"} {
 			t.Run(fmt.Sprintf("%s/%d", ending, dir), func(t *testing.T) {
 				list := filepath.Join(t.TempDir(), "calls")
-				m := newMovedCUDA(t, faultEngine(t), patient, eachPath, "SOFTCUDA_COPIES_OF_THE_DEAD="+ending, "SOFTCUDA_COPY_US=8000", "SOFTCUDA_CALLS="+list)
+				held, env := holdCopies(t)
+				m := newMovedCUDA(t, faultEngine(t), patient, eachPath, "SOFTCUDA_COPIES_OF_THE_DEAD="+ending, env, "SOFTCUDA_CALLS="+list)
 				m.attach(1)
 				clear(m.arena[:movedSize])
+				held.hold()
 				ticket, err := m.mover.Copy(eachPathCopy(dir))
 				if err != nil {
 					t.Fatal(err)
@@ -420,6 +458,7 @@ func TestCUDACopiesOfTheDead(t *testing.T) {
 					time.Sleep(time.Millisecond) // between two looks
 				}
 				m.engine.Kill()
+				held.letGo()
 				d := m.done(ticket)
 				p := &faultPlan{moved: m, pattern: pattern(3, movedSize)}
 				if dir == cudaipc.Gather {
@@ -447,7 +486,7 @@ func TestCUDAHangs(t *testing.T) {
 	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p, end := faultRun(t, faultEngine(t), hung, fmt.Sprintf("SOFTCUDA_HANG=%s:1", name))
+			p, end := faultRun(t, faultEngine(t), hung(costOf[name]), fmt.Sprintf("SOFTCUDA_HANG=%s:1", name))
 			lost := p.mover.Movers()[0].Lost
 			switch costOf[name] {
 			case "import", "gather", "scatter", "poll":

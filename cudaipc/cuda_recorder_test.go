@@ -15,19 +15,20 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
 )
 
-// slowLoad is how long the double takes for one copy in these tests: long enough for an engine to look meanwhile.
-const slowLoad = "SOFTCUDA_COPY_US=1000000"
-
 // loadSize is one call of the driver.
 const loadSize = 1 << 20
 
-// loader is a mover whose copies take long, and an engine that waits for its load events.
-type loader struct{ *moved }
+// loader is a mover whose copies are held, and an engine that waits for its load events.
+type loader struct {
+	*moved
+	held heldCopies
+}
 
 func newLoader(t *testing.T, count uint32) *loader {
 	t.Helper()
-	m := newMovedCUDA(t, faultEngine(t), patient, nil, slowLoad)
-	l := &loader{m}
+	held, env := holdCopies(t)
+	m := newMovedCUDA(t, faultEngine(t), patient, nil, env)
+	l := &loader{m, held}
 	m.attach(1)
 	m.pinned()
 	handles, err := m.mover.LoadEvents(1, l.words(), count)
@@ -36,6 +37,7 @@ func newLoader(t *testing.T, count uint32) *loader {
 	}
 	l.do(devicetest.Op{Kind: devicetest.OpenLoads, Data: handles})
 	copy(m.arena, pattern(3, loadSize))
+	held.hold()
 	return l
 }
 
@@ -79,10 +81,11 @@ func (l *loader) untilWaits(serial uint64) {
 	}
 }
 
-// seen is what a kernel behind the stream's waits so far sees in region 2.
-func (l *loader) seen() []byte {
+// seen is what a kernel behind the stream's waits so far sees in region 2. then is called when it is launched.
+func (l *loader) seen(then func()) []byte {
 	l.t.Helper()
 	l.do(devicetest.Op{Kind: devicetest.LaunchCopy, Region: 2, Index: 1, Len: loadSize})
+	then()
 	l.do(devicetest.Op{Kind: devicetest.Synchronize})
 	return l.do(devicetest.Op{Kind: devicetest.Read, Region: 1, Len: loadSize})
 }
@@ -96,12 +99,16 @@ func TestCUDAStreamWaitsForALoad(t *testing.T) {
 		if l.waits(7) || l.waits(9) {
 			t.Fatal("a load that was not submitted is said to be recorded")
 		}
-		ticket := l.load(7)
+		ticket, letGo := l.load(7), func() {}
 		if wait {
 			l.untilWaits(7)
+			letGo = l.held.letGo
 		}
-		if got := bytes.Equal(l.seen(), pattern(3, loadSize)); got != wait {
+		if got := bytes.Equal(l.seen(letGo), pattern(3, loadSize)); got != wait {
 			t.Errorf("waited %v: the kernel sees the load's bytes: %v", wait, got)
+		}
+		if !wait {
+			l.held.letGo()
 		}
 		if d := l.done(ticket); d.Err != nil {
 			t.Errorf("the load: %v", d.Err)
@@ -128,6 +135,10 @@ func TestCUDALoadEventsOfADeadMover(t *testing.T) {
 			if d := l.done(ticket); d.Err == nil {
 				t.Error("the load of a dead mover says that it arrived")
 			}
+			deadline := time.Second // the engine's
+			if ending == "fire" {
+				deadline = patience
+			}
 			through := make(chan error, 1)
 			go func() {
 				_, err := l.engine.Do(devicetest.Op{Kind: devicetest.Synchronize})
@@ -138,7 +149,7 @@ func TestCUDALoadEventsOfADeadMover(t *testing.T) {
 				if ending == "never" || err != nil {
 					t.Errorf("the stream went on: %v", err)
 				}
-			case <-time.After(time.Second): // the engine's deadline
+			case <-time.After(deadline):
 				if ending == "fire" {
 					t.Error("the stream stands")
 				}
@@ -165,7 +176,7 @@ func TestCUDALoadEventsAreChecked(t *testing.T) {
 	if _, err := m.mover.LoadEvents(2, 0, 1); !errors.Is(err, cudaipc.ErrPeer) {
 		t.Errorf("of another peer: %v", err)
 	}
-	l := &loader{m}
+	l := &loader{moved: m}
 	if _, err := m.mover.LoadEvents(1, l.words(), 3); err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@
 #include "softcuda.h"
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 typedef struct {
 	CUdeviceptr dst, src;
@@ -49,6 +50,8 @@ void copy_pause(void) {
 	const char *slow = getenv("SOFTCUDA_COPY_US");
 	if (slow)
 		pause_us(strtoull(slow, NULL, 10));
+	for (const char *held = getenv("SOFTCUDA_COPY_HELD"); held && access(held, F_OK) == 0;)
+		pause_us(500);
 }
 
 bool copy_ends(CUdeviceptr p) {

@@ -65,7 +65,7 @@ bool backing_of_the_dead(int entry); // its exporter has died
 bool host_pinned(uint64_t address, uint64_t n);
 
 // copy.c: what each copy, a kernel's too, does first
-void copy_pause(void);                // SOFTCUDA_COPY_US
+void copy_pause(void);                // SOFTCUDA_COPY_US, SOFTCUDA_COPY_HELD
 bool copy_ends(CUdeviceptr p);        // SOFTCUDA_COPIES_OF_THE_DEAD: the memory's exporter has died, and with it the copy
 
 // stream.c
