@@ -41,12 +41,12 @@ def witness(processor: int) -> None:
     while True:
         before = time.monotonic()
         ended = select.select([sys.stdin], [], [], WAIT_S)[0]
-        if ended:
-            return
         took = time.monotonic() - before
-        if took > WAIT_S + STALL_S:
+        if took > WAIT_S + STALL_S:  # also the one in which the end came
             now = time.time()
             print(f"{now - took:.6f} {now:.6f}")
+        if ended:
+            return
 
 
 class Stalls:
