@@ -7,12 +7,29 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.agent import BINARY, AgentProcess
+from tests.agent import BINARY, PATIENCE_S, AgentProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# Limits of the product that a machine whose host takes its processors away breaks now and then: a second and less.
+LIMITS = (
+    "kvagent.vllm.pulse.SILENT_S", "kvagent.vllm.worker.DRAIN_S", "kvagent.lookup.LATE_S",
+    "kvagent.doctor.place.CONNECT_S", "kvagent.doctor.admin.TIMEOUT_S",
+)  # fmt: skip
 REQUIRE = "KVAGENT_REQUIRE_AGENT"  # set by make: the tests with the real agent may not be left out
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "stops: an agent that stands still is to be seen as soon as the product sees it")
+
+
+@pytest.fixture(autouse=True)
+def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow agent counts as slow, not as one that is gone. Tests that are about that set limits of their own."""
+    if request.node.get_closest_marker("stops") is None:
+        for limit in LIMITS:
+            monkeypatch.setattr(limit, PATIENCE_S)
 
 
 @pytest.fixture

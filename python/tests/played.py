@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 BLOCK = 16  # tokens
 BLOCK_BYTES = 64
-OPTIONS: dict[str, Any] = {"lookup_wait_ms": 100.0, "lookup_age_ms": 2000.0, "min_load_tokens": BLOCK}
+OPTIONS: dict[str, Any] = {"lookup_wait_ms": 100.0, "lookup_age_ms": 10_000.0, "min_load_tokens": BLOCK}
 
 
 @dataclass(slots=True)

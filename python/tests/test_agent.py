@@ -23,7 +23,7 @@ def ask(agent: AgentProcess, engine: Engine, hashes: list[bytes], want: Want = W
         return client.lookup(
             Request(
                 space=engine.registered.space, session=engine.scheduler.number, want=want,
-                tokens=len(hashes) * BLOCK_TOKENS + 1, hash_len=32, hashes=b"".join(hashes), deadline_us=1_000_000,
+                tokens=len(hashes) * BLOCK_TOKENS + 1, hash_len=32, hashes=b"".join(hashes), deadline_us=20_000_000,
             )
         )  # fmt: skip
 
@@ -57,7 +57,7 @@ def test_what_one_engine_saved_another_loads(agent: AgentProcess) -> None:
         assert not any(second.cache.view[: 20 * 4096])  # nothing else was touched
 
         second.scheduler.release([answer.lease])
-        second.scheduler.ping()
+        second.scheduler.ping(PATIENCE_S)
         status = agent.status()
         assert (status["leases"], status["engines"], status["blocks_stored"], status["blocks_loaded"]) == (0, 2, 8, 8)
 
@@ -69,7 +69,7 @@ def test_a_prompt_is_never_found_to_its_last_token(agent: AgentProcess) -> None:
         save(engine, hashes, [0, 1, 2, 3], salt=1)
         for tokens, found in ((4 * BLOCK_TOKENS, 3), (4 * BLOCK_TOKENS + 1, 4), (2 * BLOCK_TOKENS, 1), (1, 0)):
             request = Request(
-                space=engine.registered.space, tokens=tokens, hash_len=32, hashes=b"".join(hashes), deadline_us=10**6
+                space=engine.registered.space, tokens=tokens, hash_len=32, hashes=b"".join(hashes), deadline_us=10**7
             )
             assert client.lookup(request).tokens == found * BLOCK_TOKENS
 

@@ -12,6 +12,7 @@ import zmq
 from kvagent.errors import Busy, Malformed, TimedOut
 from kvagent.lookup import MAX_OUTSTANDING, Answer, LookupClient, LookupStatus, Request, Ticket, Want
 from kvagent.ownform import decode_request, encode_answer
+from tests.agent import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +27,7 @@ HIT = Answer(2, LookupStatus.HIT, 32, 0, bytes(16))
 def agent(tmp_path: Path) -> Iterator[zmq.Socket[bytes]]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.ROUTER)
-    socket.setsockopt(zmq.RCVTIMEO, 5000)
+    socket.setsockopt(zmq.RCVTIMEO, int(PATIENCE_S * 1000))
     socket.bind(f"ipc://{tmp_path}/lookup.sock")
     yield socket
     context.destroy(linger=0)
@@ -34,7 +35,7 @@ def agent(tmp_path: Path) -> Iterator[zmq.Socket[bytes]]:
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[LookupClient]:
-    with closing(LookupClient(tmp_path / "lookup.sock", timeout_s=5)) as client:
+    with closing(LookupClient(tmp_path / "lookup.sock", timeout_s=PATIENCE_S)) as client:
         yield client
 
 
@@ -54,7 +55,7 @@ def wait(client: LookupClient, ticket: Ticket) -> Answer:
 
 
 def wait_leases(client: LookupClient) -> list[int]:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if leases := client.late_leases():
             return leases
@@ -95,7 +96,7 @@ def test_without_an_agent_a_look_up_times_out_and_works_once_it_is_there(tmp_pat
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         socket = context.socket(zmq.ROUTER)
         socket.bind(f"ipc://{tmp_path}/lookup.sock")
-        ticket = client.submit(REQUEST, timeout_s=5)
+        ticket = client.submit(REQUEST, timeout_s=PATIENCE_S)
         envelope, _ = hear(socket)
         say(socket, envelope, HIT)
         assert wait(client, ticket) == HIT
@@ -107,7 +108,7 @@ def test_a_question_can_be_waited_for_in_parts(agent: zmq.Socket[bytes], client:
     assert client.poll(ticket, 0.001) is None  # the scheduler goes on, and asks again in its next step
     envelope, _ = hear(agent)
     say(agent, envelope, HIT)
-    assert client.poll(ticket, 5) == HIT
+    assert client.poll(ticket, PATIENCE_S) == HIT
 
 
 def test_a_lease_that_comes_too_late_is_told(agent: zmq.Socket[bytes], client: LookupClient) -> None:

@@ -17,6 +17,7 @@ from kvagent.session import Session
 from kvagent.shm import SharedMemory
 from kvagent.stream import MAX_PENDING_BYTES, FrameStream
 from kvagent.wire import HEADER_BYTES, body_length, decode, encode, frame
+from tests.agent import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,7 +33,7 @@ class Agent:
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
-        sock.settimeout(5)
+        sock.settimeout(PATIENCE_S)
 
     def say(self, *messages: m.Message, version: int = 2) -> None:
         self.socket.sendall(b"".join(frame(encode(message, version)) for message in messages))
@@ -92,7 +93,7 @@ def test_hello_settles_the_version(tmp_path: Path, version: int) -> None:
         heard.append(agent.hear(version))
 
     thread = serve(tmp_path / "s", script)
-    session = Session.connect(tmp_path / "s")
+    session = Session.connect(tmp_path / "s", PATIENCE_S)
     assert (session.version, session.boot, session.number) == (version, BOOT, 7)
     session.save([SECTION], epoch=1, step=1)
     thread.join()
@@ -103,14 +104,14 @@ def test_hello_settles_the_version(tmp_path: Path, version: int) -> None:
 def test_an_agent_that_refuses_says_why(tmp_path: Path) -> None:
     thread = serve(tmp_path / "s", lambda agent: agent.say(m.Error(m.ErrorCode.PERMISSION, "uid 7")))
     with pytest.raises(SessionEnded, match="uid 7") as caught:
-        Session.connect(tmp_path / "s")
+        Session.connect(tmp_path / "s", PATIENCE_S)
     thread.join()
     assert caught.value.code == m.ErrorCode.PERMISSION
 
 
 def test_a_silent_agent_costs_the_time_given(tmp_path: Path) -> None:
     done = threading.Event()
-    thread = serve(tmp_path / "s", lambda _: done.wait(5))
+    thread = serve(tmp_path / "s", lambda _: done.wait(PATIENCE_S))
     with pytest.raises(TimedOut):
         Session.connect(tmp_path / "s", timeout_s=0.05)
     done.set()

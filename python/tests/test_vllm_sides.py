@@ -25,7 +25,7 @@ from kvagent.vllm.options import Options
 from kvagent.vllm.plan import Report
 from kvagent.vllm.promises import Promises
 from kvagent.vllm.tracked import Tracked
-from tests.agent import IDENTITY, AgentProcess, eventually
+from tests.agent import IDENTITY, PATIENCE_S, AgentProcess, eventually
 from tests.played import BLOCK, PlayedEngine
 from tests.test_session import Agent
 
@@ -271,6 +271,7 @@ def test_a_request_that_begins_again_after_a_reset_is_saved_from_its_first_block
     assert agent.status()["blocks_stored"] == 4
 
 
+@pytest.mark.stops
 @pytest.mark.parametrize("hold_s", [0.1, 60.0])
 def test_a_frozen_agent_does_not_hold_blocks_for_good(
     engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, hold_s: float
@@ -289,7 +290,7 @@ def test_a_frozen_agent_does_not_hold_blocks_for_good(
     agent.freeze()
     engine.step((request, request.num_tokens))
     assert blocks.saving == 4
-    eventually(lambda: (engine.step(), blocks.saving == 0)[1], "blocks without pins", patience_s=5)
+    eventually(lambda: (engine.step(), blocks.saving == 0)[1], "blocks without pins")
     monkeypatch.setattr("kvagent.vllm.saves.HOLD_S", 60)
     agent.thaw()
     engine.quiet()
@@ -299,6 +300,7 @@ def test_a_frozen_agent_does_not_hold_blocks_for_good(
     assert agent.status()["blocks_stored"] == 4
 
 
+@pytest.mark.stops
 def test_nothing_is_expected_of_a_stopped_agent_until_it_goes_on(
     engines: Callable[..., PlayedEngine], agent: AgentProcess
 ) -> None:
@@ -331,27 +333,26 @@ def test_an_agent_that_takes_long_is_not_taken_for_a_stopped_one(
 ) -> None:
     """It answers while a save waits for its step, which does not end."""
     monkeypatch.setattr("kvagent.vllm.pulse.ASK_S", 0.02)
-    monkeypatch.setattr("kvagent.vllm.pulse.SILENT_S", 10.0)
     engine = engines()
     request = engine.request("a", "p", 4)
     engine.matched(request)
     engine.admit(request)
-    monkeypatch.setattr(engine.sync.clock, "end", lambda _: None)
-    engine.step((request, request.num_tokens))
-    session = engine.scheduler._presence.session
-    assert session is not None
-    knocks: list[float] = []
-    knock = session.knock
+    with monkeypatch.context() as held:
+        held.setattr(engine.sync.clock, "end", lambda _: None)
+        engine.step((request, request.num_tokens))
+        session = engine.scheduler._presence.session
+        assert session is not None
+        knocks: list[float] = []
+        knock = session.knock
 
-    def counted() -> None:
-        knocks.append(time.monotonic())
-        knock()
+        def counted() -> None:
+            knocks.append(time.monotonic())
+            knock()
 
-    monkeypatch.setattr(session, "knock", counted)
-    eventually(lambda: (engine.step(), len(knocks) > 3)[1], "answers, each before the next question")
-    assert engine.scheduler.blocks is not None
-    assert engine.scheduler.blocks.saving == 4
-    monkeypatch.undo()
+        held.setattr(session, "knock", counted)
+        eventually(lambda: (engine.step(), len(knocks) > 3)[1], "answers, each before the next question")
+        assert engine.scheduler.blocks is not None
+        assert engine.scheduler.blocks.saving == 4
     engine.step()
     engine.quiet()
     assert agent.status()["blocks_stored"] == 4
@@ -685,6 +686,7 @@ def test_what_a_frozen_agent_has_stays_pinned_also_when_the_worker_leaves(
     assert {block.ref_cnt for block in engine.pool.blocks} == {1}, "no fence ever came"
     if again:
         assert engine.worker_link.wait(20) is not None
+        engine.scheduler._loads._deadline_s = PATIENCE_S  # type: ignore[union-attr]
         load(engine, "c", "p", 4, 7)
 
 
@@ -722,7 +724,7 @@ def test_an_idle_engine_goes_on_until_a_late_lease_is_given_back(
     while engine.scheduler.pending():
         engine.step()
     eventually(lambda: agent.status()["leases_given"] == 1, "the late answer")
-    eventually(lambda: agent.status()["leases"] == 0, "an agent without leases", patience_s=5)
+    eventually(lambda: agent.status()["leases"] == 0, "an agent without leases")
 
 
 def test_what_never_comes_is_not_waited_for_for_ever(
