@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.agent import BINARY
+from tests.agent import BINARY, eventually
 
 BLOCK = 32  # tokens: CPU attention takes multiples of it
 LAYERS, HIDDEN, VOCABULARY = 2, 64, 512
@@ -66,7 +66,7 @@ def make_engine(model: Path, socket_dir: str | None, **more: Any) -> Any:
     if socket_dir is not None:
         extra = {
             "socket_dir": socket_dir, "min_load_tokens": BLOCK, "load_deadline_ms": more.pop("deadline_ms", 10_000),
-            "pin_percent": 20, "lookup_age_ms": 500,
+            "pin_percent": 20, "lookup_age_ms": more.pop("age_ms", 10_000), "start_wait_ms": 20_000,
         }  # fmt: skip
         transfer = KVTransferConfig(
             kv_connector="KVAgentConnector", kv_role=role, kv_load_failure_policy="recompute",
@@ -104,6 +104,17 @@ def sides(llm: Any) -> tuple[Any, Any]:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     return llm.llm_engine.engine_core.engine_core.scheduler.connector._scheduler, get_kv_transfer_group()._worker
+
+
+def settle(llm: Any) -> None:
+    """Has an engine without requests step until it has heard of its last saves: a reset would revoke them."""
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+
+    def heard() -> bool:
+        llm.llm_engine.step()
+        return not scheduler.has_requests()
+
+    eventually(heard, "the end of all saves")
 
 
 def keeps_its_pool() -> bool:

@@ -13,10 +13,13 @@ import select
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.vllm import engine as real
 from tests.vllm.engine import PROMPTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LIVE = 8  # requests at once
 ABORTED, ALL_ABORTED, FORGOTTEN, SALTED = 0.05, 0.005, 0.02, 0.2  # how often, the first three of steps
@@ -65,15 +68,25 @@ class Storm:
             del self._asked[name]
 
     def _forget(self) -> None:
-        """Those that run begin again. From one that waits for its load, or for room then, vLLM can take nothing."""
+        """Those that run begin again. From one that waits for its load, or for room then, vLLM can take nothing.
+
+        Nor can it take what a load still holds that was given up: a stopped agent may write to it.
+        """
         scheduler = self._llm.llm_engine.engine_core.engine_core.scheduler
-        if all(request.status.name == "RUNNING" for request in scheduler.requests.values()):
+        side, _ = real.sides(self._llm)
+        if not side.blocks.loading and all(request.status.name == "RUNNING" for request in scheduler.requests.values()):
             self._llm.reset_prefix_cache(reset_running_requests=True)
 
     def _hold(self, result: Any, prompt: int, tokens: int) -> None:
         self.answered += 1
         if list(result.outputs[0].token_ids) != self._said[prompt][:tokens]:
             self.wrong.append(f"prompt {prompt}, {tokens} tokens: {list(result.outputs[0].token_ids)}")
+
+    def until(self, shown: Callable[[], object]) -> None:
+        """Goes on, with an agent that runs, until what the storm is for has come about here too."""
+        deadline = time.monotonic() + END_S
+        while not shown() and time.monotonic() < deadline:
+            self.step(more=True)
 
     def end(self) -> None:
         """Until nothing is left."""
@@ -86,13 +99,14 @@ class Storm:
 def main(model: str, socket_dir: str, seed: int) -> None:
     """As the module says."""
     said = json.loads(sys.stdin.readline())
-    llm = real.make_engine(Path(model), socket_dir, deadline_ms=300)
+    llm = real.make_engine(Path(model), socket_dir, deadline_ms=300, age_ms=500)
     storm = Storm(llm, said, seed)
     print("ready", flush=True)
+    side, _ = real.sides(llm)
     while not select.select([sys.stdin], [], [], 0)[0]:
         storm.step(more=True)
+    storm.until(lambda: storm.answered and storm.aborted and side.counts.tokens_loaded)
     storm.end()
-    side, _ = real.sides(llm)
     pool = side.blocks._pool
     told = {
         "answered": storm.answered, "aborted": storm.aborted, "wrong": storm.wrong, "left": len(storm._asked),

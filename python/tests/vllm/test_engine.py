@@ -54,6 +54,7 @@ class Alive:
         agents.joined(self.side, [self.worker], self.agent)
         for _ in range(2):
             assert self.says() == reference
+            real.settle(self.llm)
             self.forget()
 
     def once(self, call: str, condition: Callable[[Any], bool], act: Callable[[], None]) -> list[str]:
@@ -86,6 +87,7 @@ def alive(opt: Path, reference: list[list[int]], node: AgentProcess) -> Iterator
 @pytest.mark.every_version
 def test_cold_and_warm(alive: Alive, reference: list[list[int]]) -> None:
     assert alive.says() == reference
+    real.settle(alive.llm)
     cold = alive.agent.status()
     assert cold["blocks_stored"] > 0
     assert cold["blocks_loaded"] == 0
@@ -121,12 +123,15 @@ def test_a_second_engine_whose_core_is_a_process_of_its_own(
     print(f"second engine: {second} of {WHOLE_BLOCKS} whole blocks of prompts loaded; {figures(alive.agent)}")
 
 
+@pytest.mark.stops
 @pytest.mark.parametrize("how", ["kill", "freeze"])
 @pytest.mark.parametrize("when", ["load", "answer"])
 def test_an_agent_that_goes_in_the_middle(alive: Alive, reference: list[list[int]], when: str, how: str) -> None:
     alive.fill(reference)
     steps = iter(range(1 << 30))
+    client = alive.side._presence.asker._client
     deadline_s, alive.side._loads._deadline_s = alive.side._loads._deadline_s, 0.3
+    age_s, client.timeout_s = client.timeout_s, 0.5
     go = getattr(alive.agent, how)
     if when == "load":
         happened = alive.once("start", lambda plan: bool(plan.loads), go)
@@ -141,7 +146,7 @@ def test_an_agent_that_goes_in_the_middle(alive: Alive, reference: list[list[int
         assert alive.says() == reference
     finally:
         alive.never()
-        alive.side._loads._deadline_s = deadline_s
+        alive.side._loads._deadline_s, client.timeout_s = deadline_s, age_s
         alive.agent.start() if how == "kill" else alive.agent.thaw()
     assert alive.says() == reference
     print(f"{how} in the middle of a {when}: {alive.side.counted()}")

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tests.agent import AgentProcess
 
 pytestmark = pytest.mark.engine
-STEPS = 1000  # for an engine without requests to hear of its last saves
 
 
 @contextlib.contextmanager
@@ -42,11 +41,7 @@ def grew(agent: AgentProcess, what: str, before: dict[str, Any]) -> int:
 def at_rest(llm: Any) -> None:
     """The engine has no request, and nothing of it is pinned; one without a prefix cache has all its blocks."""
     side, worker = real.sides(llm)
-    core = llm.llm_engine.engine_core.engine_core
-    for _ in range(STEPS):
-        if core.scheduler.has_requests():
-            llm.llm_engine.step()
-    assert not core.scheduler.has_requests()
+    real.settle(llm)
     assert not worker.busy()
     assert (side.blocks.saving, side.blocks.loading) == (0, 0)
     assert side.blocks._pool.get_num_free_blocks() == side.blocks._pool.num_gpu_blocks - 1
@@ -75,6 +70,7 @@ def test_cold_and_warm(
     with engine(opt, node, **KINDS[kind]) as llm:
         side, _ = real.sides(llm)
         assert real.generate(llm, PROMPTS) == reference
+        real.settle(llm)
         assert grew(node, "blocks_stored", before) > 0 or side.counts.tokens_loaded > 0
         llm.reset_prefix_cache()
         assert real.generate(llm, PROMPTS) == reference

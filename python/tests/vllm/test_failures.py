@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PROMPT = [i % 400 + 5 for i in range(100)]
+UNANSWERED = {"lookup_age_ms": 100}  # where an agent stands still before it is asked
 RANKS_AND_WINDOWS = [(1, 0), (2, 0), (1, 40), (2, 40)]
 
 
@@ -176,11 +177,8 @@ def test_abort_while_loading_gives_everything_back(worlds: Any, agent: AgentProc
     clean(world, agent)
 
 
-def test_abort_while_saving_gives_everything_back(
-    worlds: Any, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kvagent.vllm.pulse.ASK_S", math.inf)  # else it is seen that the agent stands still
-    world = worlds()
+def test_abort_while_saving_gives_everything_back(worlds: Any, agent: AgentProcess) -> None:
+    world = worlds(extra=UNANSWERED)
     agent.freeze()
     try:
         world.add("cold", PROMPT, 10)
@@ -198,7 +196,7 @@ def test_abort_while_saving_gives_everything_back(
 
 
 def test_pins_go_when_the_prefix_cache_is_reset(worlds: Any, agent: AgentProcess) -> None:
-    world = worlds()
+    world = worlds(extra=UNANSWERED)
     agent.freeze()
     try:
         world.add("cold", PROMPT, 4)
@@ -220,18 +218,21 @@ def test_pins_go_when_the_prefix_cache_is_reset(worlds: Any, agent: AgentProcess
     clean(world, agent)
 
 
+@pytest.mark.stops
 def test_pins_of_saves_go_when_the_agent_stands_still(
     worlds: Any, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvagent.vllm.saves.HOLD_S", 600.0)
-    world = worlds()
+    world = worlds(extra=UNANSWERED)
     agent.freeze()
     try:
         world.add("cold", PROMPT, 4)
-        while world.scheduler.requests:
-            world.step()
+        with monkeypatch.context() as unseen:
+            unseen.setattr("kvagent.vllm.pulse.ASK_S", math.inf)
+            while world.scheduler.requests:
+                world.step()
         assert world.side.blocks.saving == 100 // BLOCK
-        eventually(lambda: not one_step(world).side.blocks.saving, "pins that are given back", patience_s=5)
+        eventually(lambda: not one_step(world).side.blocks.saving, "pins that are given back", patience_s=10)
         assert world.free_blocks() == world.blocks - 1
     finally:
         agent.thaw()
@@ -316,7 +317,7 @@ def test_a_load_waits_for_the_step_in_flight(worlds: Any, agent: AgentProcess) -
 
 def test_the_engine_starts_without_an_agent(worlds: Any, agent: AgentProcess) -> None:
     agent.kill()
-    world = worlds()
+    world = worlds(extra={"start_wait_ms": 100})
     world.add("alone", PROMPT, 10)
     world.run()
     assert world.outputs["alone"] == world.sequences["alone"].tokens[100:110]

@@ -11,7 +11,7 @@ from vllm.v1.request import Request
 
 from kvagent.vllm.collect import settled
 from tests.vllm.setting import BLOCK
-from tests.vllm.test_failures import PROMPT, cold, spoil
+from tests.vllm.test_failures import PROMPT, UNANSWERED, cold, spoil
 from tests.vllm.world import World, clean
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def test_a_resumed_request_is_not_promised_what_failed_before(worlds: Any, agent
 @pytest.mark.parametrize("v2", [False, True])
 def test_a_resumed_request_saves_what_its_new_blocks_hold(worlds: Any, agent: AgentProcess, v2: bool) -> None:
     """What was being saved when it lost its blocks is offered again, from where it lies now."""
-    world, other = worlds(v2=v2, extra={"pin_percent": 40}), worlds(v2=v2)
+    world, other = worlds(v2=v2, extra={"pin_percent": 40} | UNANSWERED), worlds(v2=v2)
     agent.freeze()
     try:
         world.add("long", PROMPT, 60)

@@ -66,8 +66,8 @@ class World:
         self.blocks = blocks
         self.preempted = self.steps = 0
         options = {
-            "socket_dir": socket_dir, "min_load_tokens": BLOCK, "lookup_age_ms": 2000, "lookup_wait_ms": 100,
-            "pin_percent": 15,
+            "socket_dir": socket_dir, "min_load_tokens": BLOCK, "lookup_age_ms": 10_000, "lookup_wait_ms": 100,
+            "pin_percent": 15, "start_wait_ms": 20_000,
         }  # fmt: skip
         settings = {
             "kv_connector": "KVAgentConnector", "kv_connector_module_path": "kvagent.vllm", "kv_role": "kv_both",
