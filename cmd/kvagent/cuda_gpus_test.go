@@ -34,18 +34,23 @@ func TestCUDAOneOfTwoGPUsIsLost(t *testing.T) {
 		_ = beside.Process.Kill()
 		_ = beside.Wait() // it was killed
 	})
-	said, err := n.run("cuda-virtual", "--attach-within", "3s")
-	if err == nil {
-		t.Errorf("the lost GPU's engine was served: %s", said)
-	}
 	const gpu = "GPU-736f6674-6375-6461-2d64-657669636500"
-	for limit := time.Now().Add(10 * time.Second); !strings.Contains(n.ready(), "movers fail again and again: "+gpu); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(limit) { // a pause between two questions to another process
+	var said string
+	for try := 0; try == 0 || !namesLost(n, gpu); try++ { // an engine asks for a mover as long as it tries: on a slow machine for too few
+		if try == 5 {
 			t.Fatalf("readyz does not name the lost GPU: %s", n.ready())
 		}
+		var err error
+		if said, err = n.run("cuda-virtual", "--attach-within", "3s"); err == nil {
+			t.Errorf("the lost GPU's engine was served: %s", said)
+		}
 	}
-	if engines := agentStatus(t, n.dir).Engines; engines != 1 {
-		t.Errorf("%d engines, want the one on the other GPU, which has lost nothing", engines)
+	for limit := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) { // of those that ended the agent hears a moment later
+		if engines := agentStatus(t, n.dir).Engines; engines == 1 {
+			break
+		} else if time.Now().After(limit) {
+			t.Fatalf("%d engines, want the one on the other GPU, which has lost nothing", engines)
+		}
 	}
 	serve("after")
 	for _, m := range agentStatus(t, n.dir).Movers {
@@ -56,4 +61,14 @@ func TestCUDAOneOfTwoGPUsIsLost(t *testing.T) {
 	if log := n.end(); !strings.Contains(said+log, "CUDA_ERROR_ILLEGAL_ADDRESS") {
 		t.Errorf("neither the engine nor the log has the driver's error: %s\n%s", said, log)
 	}
+}
+
+// namesLost says whether readyz comes to name a GPU as lost, soon.
+func namesLost(n *softNode, gpu string) bool {
+	for limit := time.Now().Add(time.Second); time.Now().Before(limit); time.Sleep(5 * time.Millisecond) { // a pause between two questions to another process
+		if strings.Contains(n.ready(), "movers fail again and again: "+gpu) {
+			return true
+		}
+	}
+	return false
 }
