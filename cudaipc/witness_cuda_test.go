@@ -28,7 +28,7 @@ func measuredMover(t *testing.T, change func(*cudaipc.MoverOptions), env ...stri
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	said := make(chan cudaipc.CUDAInfo, 64)
 	f := devicetest.MoverFixture(t, devicetest.MinArena, cudaipc.KindFD, false, func(o *cudaipc.MoverOptions) {
-		o.Device, o.Measure = cudaipc.CUDADevice, true
+		o.Device, o.Measure, o.Limits = cudaipc.CUDADevice, true, cudaipc.MoverLimits{Start: 5 * time.Minute}
 		o.Env = append(append([]string{"SOFTCUDA_DIR=" + dir, fmt.Sprintf("SOFTCUDA_CONTEXT_BYTES=%d", contextBytes)}, env...), o.Env...)
 		o.Informed = func(i cudaipc.CUDAInfo) {
 			select {
@@ -53,7 +53,7 @@ func next(t *testing.T, said <-chan cudaipc.CUDAInfo) cudaipc.CUDAInfo {
 	select {
 	case i := <-said:
 		return i
-	case <-time.After(patience):
+	case <-time.After(5 * time.Minute):
 		t.Fatal("the device says nothing of itself")
 		return cudaipc.CUDAInfo{}
 	}
