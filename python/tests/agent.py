@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 BINARY = Path(os.environ.get("KVAGENT_BINARY") or Path(__file__).resolve().parents[2] / "bin" / "kvagent")
 PATIENCE_S = 20.0  # for what takes milliseconds on a machine with nothing else to do
+START_S = 60.0  # for an agent to start, beside engines that take all processors
 BLOCK_TOKENS = 16
 BLOCKS = 32
 BLOCK_BYTES = 4096  # of one layer
@@ -53,10 +54,13 @@ class AgentProcess:
 
     def start(self) -> None:
         self.process = subprocess.Popen(self._command, stdout=self._log, stderr=self._log)
-        eventually(self._answers, "an agent that answers")
+        try:
+            eventually(self._answers, "an agent that answers", START_S)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it said: {Path(self._log.name).read_text()[-2000:]}") from None
 
     def _answers(self) -> bool:
-        assert self.process.poll() is None, f"the agent ended: {Path(self._log.name).read_text()[-2000:]}"
+        assert self.process.poll() is None, "the agent ended"
         with contextlib.suppress(OSError, KVAgentError):
             self.connect().close()
             return True
