@@ -56,7 +56,7 @@ test: deps vllm-early build ## everything that CI runs
 checks: lint fuzz dockerfile-check cuda-header-check test-softcuda mutants-vllm # of `make test`: what has no clock
 
 .PHONY: tests
-tests: test-go test-python test-vllm test-vllm-oldest torture-short test-cuda torture-cuda-short # of `make test`: what runs agents and engines
+tests: test-go test-python test-vllm test-vllm-oldest torture-short test-cuda torture-cuda-short test-figures # of `make test`: what runs agents and engines
 
 .PHONY: lint
 lint: lint-go lint-python ## formatting and static checks, Go and Python
@@ -76,12 +76,17 @@ lint-python:
 	@cd python && ../$(STAGE) mypy $(VENV)/bin/mypy
 
 .PHONY: test-go
-test-go: ## Go tests, with the race detector; tests of rates, and of policies that are pure functions, without
+test-go: ## Go tests, with the race detector; those of policies that are pure functions, without
 	@scripts/deps go servers
 	@$(STAGE) servers scripts/servers
 	@PATH="$$(scripts/servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test go test $(GO_TEST_FLAGS) $$(go list ./... | grep -v /pool/evict)
 	@$(STAGE) -v go-test-pure go test $(GO_TEST_PLAIN) ./pool/evict/...
-	@$(STAGE) -v go-test-figures scripts/figures
+
+.PHONY: test-figures
+test-figures: ## Go tests that count hits and rates, without the race detector; `make test` runs them last, when nothing runs beside them
+	@scripts/deps go servers
+	@$(STAGE) servers scripts/servers
+	@PATH="$$(scripts/servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test-figures scripts/figures
 
 # A software driver that KVAGENT_LIBCUDA names is loaded by what is built with the tag softcuda, and by nothing else.
 SOFTCUDA := $(CURDIR)/build/softcuda/libcuda.so.1

@@ -52,11 +52,6 @@ func ownMachine(t *testing.T) {
 	t.Setenv("SOFTCUDA_DIR", dir)
 }
 
-// patient are limits that no run without a hang comes near, also where the machine stands still for seconds.
-var patient = cudaipc.MoverLimits{
-	Tick: 20 * time.Millisecond, Ping: patience, Quiet: patience, Close: patience, Poll: patience, Copy: patience, Steady: time.Nanosecond,
-}
-
 // hung are limits that a test can wait for: the one of the step in which a call hangs, and of all where that is not known.
 func hung(step string) cudaipc.MoverLimits {
 	l := patient
@@ -68,8 +63,8 @@ func hung(step string) cudaipc.MoverLimits {
 	case "gather", "scatter":
 		l.Copy = time.Second
 	default:
-		l = quick
-		l.Start = 3 * time.Second
+		const some = 3 * time.Second
+		l.Start, l.Ping, l.Import, l.Close, l.Poll, l.Copy = some, some, some, some, some, some
 	}
 	return l
 }

@@ -98,17 +98,16 @@ type moved struct {
 
 const movedSize = 8 << 20
 
-// quick are limits that a test can wait for, and a busy machine can keep.
-var quick = cudaipc.MoverLimits{
-	Tick: 20 * time.Millisecond, Ping: 5 * time.Second, Import: 3 * time.Second, Close: 3 * time.Second, Poll: 3 * time.Second,
-	Copy: 3 * time.Second, Steady: time.Nanosecond,
+// patient are limits that no run without a hang comes near, also where the machine stands still for seconds.
+var patient = cudaipc.MoverLimits{
+	Tick: 20 * time.Millisecond, Ping: patience, Quiet: patience, Import: patience, Close: patience, Poll: patience, Copy: patience, Steady: time.Nanosecond,
 }
 
 func newMoved(t *testing.T, change func(*cudaipc.MoverOptions)) *moved {
 	t.Helper()
 	m := &moved{t: t, lost: map[cudaipc.PeerID][]error{}}
 	f := devicetest.MoverFixture(t, devicetest.MinArena, cudaipc.KindFD, false, func(o *cudaipc.MoverOptions) {
-		o.Limits = quick
+		o.Limits = patient
 		if change != nil {
 			change(o)
 		}

@@ -134,7 +134,7 @@ func TestMoverHangs(t *testing.T) {
 	t.Run("ErrLost", func(t *testing.T) { testHangingCopy(t, losesItself, cudaipc.LostDevice) })
 	t.Run("Import", func(t *testing.T) {
 		t.Parallel()
-		m := newMoved(t, func(o *cudaipc.MoverOptions) { o.Device = hangsInImport })
+		m := newMoved(t, func(o *cudaipc.MoverOptions) { o.Device, o.Limits.Import = hangsInImport, time.Second })
 		var lost *cudaipc.LostError
 		if err := m.mover.Import(m.imports(1)); !errors.As(err, &lost) || lost.Reason != cudaipc.LostCall {
 			t.Errorf("Import: %v, want the loss of the mover by its limit", err)
@@ -145,7 +145,7 @@ func TestMoverHangs(t *testing.T) {
 	})
 	t.Run("Close", func(t *testing.T) {
 		t.Parallel()
-		m := newMoved(t, func(o *cudaipc.MoverOptions) { o.Device = hangsInClose })
+		m := newMoved(t, func(o *cudaipc.MoverOptions) { o.Device, o.Limits.Close = hangsInClose, time.Second })
 		m.attach(1)
 		m.attach(2)
 		pid := m.pid()
@@ -156,7 +156,9 @@ func TestMoverHangs(t *testing.T) {
 	})
 	t.Run("Poll", func(t *testing.T) {
 		t.Parallel()
-		m := newMoved(t, func(o *cudaipc.MoverOptions) { o.Device, o.AskEvents = hangsInPoll, true })
+		m := newMoved(t, func(o *cudaipc.MoverOptions) {
+			o.Device, o.AskEvents, o.Limits.Poll = hangsInPoll, true, time.Second
+		})
 		m.attach(1)
 		if err := m.mover.Poll([]cudaipc.Wait{{Peer: 1, Event: 0, Revoke: 0}}, make([]cudaipc.State, 1)); !errors.Is(err, cudaipc.ErrPeer) {
 			t.Errorf("Poll: %v, want ErrPeer", err)
@@ -167,7 +169,7 @@ func TestMoverHangs(t *testing.T) {
 
 func testHangingCopy(t *testing.T, fault string, reason cudaipc.LossReason) {
 	t.Parallel() // they wait most of the time
-	m := newMoved(t, func(o *cudaipc.MoverOptions) { o.Device = fault })
+	m := newMoved(t, func(o *cudaipc.MoverOptions) { o.Device, o.Limits.Copy = fault, time.Second })
 	m.attach(1)
 	pid := m.pid()
 	for _, ticket := range m.submit(1, 3) {

@@ -33,6 +33,7 @@ func policyTrace(t *testing.T) string {
 // TestBenchPolicyBesideItsBounds holds the pool's real code between LRU and the optimum.
 func TestBenchPolicyBesideItsBounds(t *testing.T) {
 	figures(t)
+	t.Parallel()
 	s, err := evictsim.ReadTrace(policyTrace(t))
 	if err != nil {
 		t.Fatal(err)
@@ -56,6 +57,7 @@ func TestBenchPolicyBesideItsBounds(t *testing.T) {
 // TestPoolDoesAsTheSimulation compares the pool's real code with the simulation on a generated workload.
 func TestPoolDoesAsTheSimulation(t *testing.T) {
 	figures(t)
+	t.Parallel()
 	s := evictsim.Workloads[4].Make(3)
 	for _, eviction := range evictions {
 		hits, err := poolHits(s, eviction, 4000)

@@ -4,4 +4,6 @@ package main
 
 import "testing"
 
-func figures(t *testing.T) { t.Skip("a test of rates: to be run without -race") }
+func figures(t *testing.T) {
+	t.Skip("a test of hits and rates: make test-figures runs it, without -race")
+}

@@ -59,6 +59,7 @@ func (o *replayed) clean(t *testing.T) {
 // Plain: the hit rate is that of the simulation, also where caches and pool are small. The simulated pool is LRU.
 func TestReplayHitsAsSimulated(t *testing.T) {
 	figures(t)
+	t.Parallel()
 	for _, args := range [][]string{{}, {"--pool", "48MiB", "--engine-blocks", "600", "--eviction", "lru"}, {"--engines", "5", "--engines-per-process", "2"}} {
 		o := replayJSON(t, append([]string{"--requests", "500"}, args...)...)
 		o.clean(t)
@@ -78,6 +79,7 @@ const wholeTrace = "../../../shared/traces/conversation_trace.jsonl"
 // has shown something: in the slice of 1,000 requests the gain is between 0.001 and 0.025 as it happens, in 4,000 the simulation has 0.101 and 0.054.
 func TestReplayEvictionGains(t *testing.T) {
 	figures(t)
+	t.Parallel()
 	if _, err := os.Stat(wholeTrace); err != nil {
 		t.Skipf("SKIPPED: the conversation trace is not there, the gain of the eviction is not held end to end: %v", err)
 	}
