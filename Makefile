@@ -51,12 +51,13 @@ demo: build ## one agent, two mock engines, the first 1,000 requests of a real t
 .PHONY: test
 test: deps vllm-early build ## everything that CI runs
 	@scripts/beside '$(MAKE) checks' '$(MAKE) tests'
+	@$(MAKE) test-figures
 
 .PHONY: checks
 checks: lint fuzz dockerfile-check cuda-header-check test-softcuda mutants-vllm # of `make test`: what has no clock
 
 .PHONY: tests
-tests: test-go test-python test-vllm test-vllm-oldest torture-short test-cuda torture-cuda-short test-figures # of `make test`: what runs agents and engines
+tests: test-go test-python test-vllm test-vllm-oldest torture-short test-cuda torture-cuda-short # of `make test`: what runs agents and engines
 
 .PHONY: lint
 lint: lint-go lint-python ## formatting and static checks, Go and Python
