@@ -78,6 +78,20 @@ func startHelper(t *testing.T, accepted bool) (agent *Conn, helper *exec.Cmd, ch
 
 // A peer that is killed is noticed at once though its child holds the socket open.
 func TestKilledPeer(t *testing.T) {
+	const within, tries = time.Second, 5 // one of them: a machine may stand still
+	var took []time.Duration
+	for range tries {
+		took = append(took, noticed(t))
+		if took[len(took)-1] <= within {
+			return
+		}
+	}
+	t.Errorf("noticed after %v, want milliseconds", took)
+}
+
+// noticed kills a peer and gives the time until that was noticed.
+func noticed(t *testing.T) time.Duration {
+	t.Helper()
 	agent, helper, _ := startHelper(t, true)
 	if agent.PidFD() < 0 {
 		t.Skip("this kernel has no pidfd")
@@ -97,7 +111,7 @@ func TestKilledPeer(t *testing.T) {
 	case <-time.After(testTimeout):
 		t.Fatal("the death was not noticed")
 	}
-	t.Logf("noticed after %v", time.Since(start)) // the helper's child still has the socket: without the pidfd it would never be noticed
+	took := time.Since(start)
 	if !errors.Is(agent.Cause(), ErrPeerDied) {
 		t.Errorf("cause %v, want ErrPeerDied", agent.Cause())
 	}
@@ -109,6 +123,7 @@ func TestKilledPeer(t *testing.T) {
 	case <-time.After(testTimeout):
 		t.Fatal("Recv did not return")
 	}
+	return took
 }
 
 // At the client's end only the end of the socket ends Recv: a living child of the agent may still touch memory.

@@ -83,24 +83,28 @@ func (r *replay) launchNodes(ctx context.Context) error {
 
 // awaitTiers waits until all tiers of an agent answer, and says which one does not within so long. 0 does not wait.
 func (a *replayAgent) awaitTiers(ctx context.Context, within time.Duration) error {
-	ctx, stop := context.WithTimeout(ctx, within)
-	defer stop()
-	for within > 0 {
+	if within == 0 {
+		return nil
+	}
+	end := time.Now().Add(within)
+	for {
 		st, err := a.status(ctx)
 		if err != nil {
 			return fmt.Errorf("status at the start: %w", err)
 		}
 		silent := silentTier(&st)
 		if silent == nil {
-			break
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("tiers-within: %s does not answer within %v: %s", silent.Name, within, silent.Reason)
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("tiers-within: %s does not answer within %v: %s", silent.Name, within, silent.Reason)
+			return ctx.Err()
 		case <-time.After(agentPoll):
 		}
 	}
-	return nil
 }
 
 // silentTier is one that does not answer, or nil. A store that says nothing of itself is there.

@@ -184,6 +184,18 @@ func TestReplayRefuses(t *testing.T) {
 	}
 }
 
+// A tier that does not answer is named before a request is dealt; with 0 nobody waits for it.
+func TestReplayAwaitsItsTiers(t *testing.T) {
+	nobody := []string{"replay", "--trace", sliceOfTrace, "--requests", "20", "--shared", "redis://127.0.0.1:1"}
+	out, code := kvagentOutput(t, append(nobody, "--tiers-within", "100ms")...)
+	if want := "tiers-within: redis does not answer within 100ms"; code != exitFailed || !strings.Contains(out, want) {
+		t.Errorf("exit %d, want %d and %q\n%s", code, exitFailed, want, out)
+	}
+	if out, code := kvagentOutput(t, append(nobody, "--tiers-within", "0s")...); code != 0 {
+		t.Errorf("exit %d without waiting\n%s", code, out)
+	}
+}
+
 // A filler holds its registration until it is ended; its blocks can be asked for in a foreign form.
 func TestMockFill(t *testing.T) {
 	_, dir, _ := startServe(t)
