@@ -18,15 +18,22 @@ func (h *Hazard) Access(u *pool.Use) {
 	if length == 0 {
 		return
 	}
-	now := h.clock.look(u)
 	h.nodes.preload(u.Entries)
+	known, turn := h.lookBehind(u)
+	k, step := h.kindOf(u), length
+	if k != nil {
+		step = k.recency.step(length)
+	}
+	now := h.clock.look(u, (length-1)/step+1)
+	if k != nil {
+		k.recency.open(length, step, now)
+	}
 	ago := h.lastAsked(u, now)
-	h.mourn(u.Prints[len(u.Entries):], now)
+	missed := h.mourn(now)
 	if ago < askedAgain {
-		h.reckon(u, h.renew(u, now), ago < askedAtOnce)
+		h.reckon(u, k, missed, h.renew(u, step, now), ago < askedAtOnce)
 		return
 	}
-	known, turn := h.lookBehind(u)
 	t := traits(length, known, u.BlockTokens, turn)
 	for i := length - 1; i >= len(u.Entries); i-- {
 		h.await(u.Prints[i], i, i-len(u.Entries), &t, now)
@@ -34,10 +41,10 @@ func (h *Hazard) Access(u *pool.Use) {
 	won := 0
 	for i := len(u.Entries) - 1; i >= 0; i-- {
 		if n := h.nodes.like(u.Entries[i], u.Prints[i]); n != nil {
-			won += h.use(u.Entries[i], n, i, &t, now)
+			won += h.use(u.Entries[i], n, i, &t, now-uint32(i/step))
 		}
 	}
-	h.reckon(u, won, false)
+	h.reckon(u, k, missed, won, false)
 	h.tables.fade()
 	h.age(now, length)
 	h.sweep(now, length)
@@ -58,10 +65,16 @@ func (h *Hazard) lastAsked(u *pool.Use, now uint32) uint32 {
 
 // renew makes the entries of a chain the newest of the classes they are in, and counts nothing but how many of them LRU
 // would not have.
-func (h *Hazard) renew(u *pool.Use, now uint32) (won int) {
+func (h *Hazard) renew(u *pool.Use, step int, now uint32) (won int) {
+	for _, g := range h.behind {
+		if g.way >= 0 && g.set.info[g.way]&ghostRecent != 0 {
+			g.set.way[g.way].used = now
+			g.set.info[g.way] = g.set.info[g.way].withBin(0)
+		}
+	}
 	for i := len(u.Entries) - 1; i >= 0; i-- {
 		if n := h.nodes.like(u.Entries[i], u.Prints[i]); n != nil {
-			won += h.refresh(u.Entries[i], n, h.nodes.runOf(n).class, now)
+			won += h.refresh(u.Entries[i], n, h.nodes.runOf(n).class, now-uint32(i/step))
 		}
 	}
 	return won
@@ -69,21 +82,19 @@ func (h *Hazard) renew(u *pool.Use, now uint32) (won int) {
 
 // refresh makes an entry the newest of a class and of LRU. It gives 1 if LRU would not have it, else 0.
 func (h *Hazard) refresh(e uint32, n *node, class uint8, now uint32) (won int) {
-	k := h.kinds[n.kind]
-	k.cells(n).take(&h.nodes, &h.worths, e, n)
-	if n.state&stateRecent != 0 {
-		h.touch(&k.shadow, e)
+	k, r := h.kinds[n.kind], h.nodes.runOf(n)
+	if k.recency.has(r.used) {
+		k.recency.remove(r.used)
 	} else {
-		h.welcome(k, 0, e, n)
 		won = 1
 	}
-	k.young.put(&h.nodes, &h.worths, e, n, class, now)
+	k.take(&h.nodes, &h.worths, n)
+	k.recency.add(k.put(&h.nodes, &h.worths, e, n, class, now))
 	return won
 }
 
 // lookBehind finds the ghosts of the missing blocks. known is how many blocks in front are stored or remembered
-// without a gap; turn is the turn of
-// the conversation that the chain is.
+// without a gap; turn is the turn of the conversation that the chain is.
 func (h *Hazard) lookBehind(u *pool.Use) (known int, turn uint8) {
 	h.behind = h.behind[:0]
 	known = len(u.Entries)
@@ -128,7 +139,8 @@ func (h *Hazard) await(print uint64, i, missing int, t *chainTraits, now uint32)
 			h.tables.use(info.class(), b)
 			class := t.class(i, min(info.uses()+1, maxUses))
 			h.tables.enter(class, -1, 0, 1)
-			g.set.way[g.way].used, g.set.info[g.way] = now, makeInfo(class, 0)|ghostAwaited
+			g.set.info[g.way] = makeInfo(class, 0) | ghostAwaited | info&(ghostRecent|ghostPaid)
+			g.set.way[g.way].used = now
 			return
 		}
 	}

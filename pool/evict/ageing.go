@@ -3,8 +3,8 @@ package evict
 import "math/bits"
 
 const (
-	blocksAnAgeing  = 32 // blocks looked up between one ageing and the next
-	crossingsABlock = 16 // entries that change their bin per block looked up, but for what is left of a run
+	blocksAnAgeing  = 128 // blocks looked up between one ageing and the next
+	crossingsABlock = 16  // entries that change their bin per block looked up, but for what is left of a run
 )
 
 // age moves runs on into the bins of their age, and counts them at risk there. It goes round the classes and
@@ -24,8 +24,9 @@ func (h *Hazard) age(now uint32, blocks int) {
 		if k == nil {
 			continue
 		}
-		for _, half := range k.both() {
-			if half.filled[c] == 0 || int32(now-half.due[c]) < 0 {
+		for i := range k.half {
+			half := &k.half[len(k.half)-1-i] // the old go ahead of the young
+			if half.filled[c] == 0 {
 				continue
 			}
 			if credit = h.ageClass(half, c, now, credit); credit <= 0 {
@@ -35,54 +36,48 @@ func (h *Hazard) age(now uint32, blocks int) {
 	}
 }
 
-// never is ms from now for what does not happen before the class is looked at again.
-const never = 1 << 30
+// turn is where ageing has got to.
+type turn struct {
+	kind, class, owed int
+}
 
 // ageClass goes from the oldest bin to the youngest, so that a run may cross several bins at once: those
 // before it in the list have gone ahead.
 func (h *Hazard) ageClass(k *cells, c int, now uint32, credit int) int {
-	filled, due := k.filled[c], int32(never) // due: ms from now
+	filled := k.filled[c]
 	for m := filled &^ (1 << (numBins - 1)); m != 0 && credit > 0; {
 		b := bits.Len64(m) - 1
 		m &^= 1 << b
 		credit--
-		age := now - k.first[c][b].used
-		left := int32(ends[b] - age)
-		if age >= ends[b] {
-			credit, left = h.ageBin(k, c, b, now, credit)
+		if now-k.first[c][b].used >= ends[b] {
+			credit = h.ageBin(k, c, b, now, credit)
 		}
-		due = min(due, left)
 	}
 	if k.filled[c] != filled {
 		k.settle(c, &h.worths[c])
 	}
-	if k.due[c] = now; credit > 0 {
-		k.due[c] += uint32(due)
-	}
 	return credit
 }
 
-// ageBin moves the runs of a bin on that are too old for it, the oldest first, none past the one before it. left is the ms until
-// the next of those it moved, or of those that stay, leaves its bin.
-func (h *Hazard) ageBin(k *cells, c, b int, now uint32, credit int) (rest int, left int32) {
+// ageBin moves the runs of a bin on that are too old for it, the oldest first, none past the one before it.
+func (h *Hazard) ageBin(k *cells, c, b int, now uint32, credit int) (rest int) {
 	at, ahead := k.first[c][b], numBins-1
 	if older := k.filled[c] >> (b + 1); older != 0 {
 		ahead = b + 1 + bits.TrailingZeros64(older)
 	}
-	left = never
-	for r := h.nodes.runs.at(at.run); credit > 0 && now-at.used >= ends[b]; {
+	r := h.nodes.runs.at(at.run)
+	for half := r.half; credit > 0 && now-at.used >= ends[b]; {
 		credit -= int(r.count)
 		to := binAfter(b, now-at.used, ahead)
 		h.tables.enter(uint8(c), b, to, int32(r.count))
 		r.bin, ahead = uint8(to), to
 		if k.filled[c]>>to&1 == 0 {
 			k.first[c][to], k.filled[c] = at, k.filled[c]|1<<to
-			left = min(left, untilEnd(to, now-at.used))
 		}
 		if at = (eldest{run: r.newer}); at.run == 0 {
 			break
 		}
-		if r = h.nodes.runs.at(at.run); int(r.bin) != b {
+		if r = h.nodes.runs.at(at.run); int(r.bin) != b || r.half != half {
 			at = eldest{}
 			break
 		}
@@ -90,9 +85,8 @@ func (h *Hazard) ageBin(k *cells, c, b int, now uint32, credit int) (rest int, l
 	}
 	if k.first[c][b] = at; at.run == 0 {
 		k.filled[c] &^= 1 << b
-		return credit, left
 	}
-	return credit, min(left, untilEnd(b, now-at.used))
+	return credit
 }
 
 // binAfter is the bin of a run that is too old for bin b: that of its age, and not past ahead.
@@ -101,12 +95,4 @@ func binAfter(b int, age uint32, ahead int) int {
 		return b + 1
 	}
 	return max(b+1, min(binOf(age), ahead))
-}
-
-// untilEnd is the ms until a run of an age leaves bin b.
-func untilEnd(b int, age uint32) int32 {
-	if b == numBins-1 {
-		return never
-	}
-	return int32(ends[b] - age)
 }

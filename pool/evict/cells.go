@@ -5,20 +5,19 @@ import (
 	"math/bits"
 )
 
-// cells are entries of one kind: for each class a list by time of last use, cut into bins of age, and over the classes a
+// cells are entries of one kind, young or old: for each class its list of runs by last use, cut into bins of age, and over the classes a
 // tournament for the cell that is worth least.
 //
 //	class c:  newest ── bin 0 ── │ ── bin 1 ── │ ... ── oldest        the list; first[c][b] is the oldest run of bin b
 type cells struct {
-	newest [numClasses]uint32
 	first  [numClasses][numBins]eldest
 	filled [numClasses]uint64 // bit per bin that has entries
-	due    [numClasses]uint32 // ms: no run of the class changes its bin before
 	worst  [numClasses]float32
 	low    [numClasses]uint8     // bin of worst
 	winner [2 * numClasses]uint8 // tournament: winner[1] is the class whose worst is least
 	masked [numClasses]uint64    // bins that this call of Victim passes over
 	held   [numClasses]uint32    // entries
+	full   uint64                // bit per class that has entries
 }
 
 // eldest is the oldest run of a bin, and the time of its last use, ms: whether it is too old for the bin must not cost a look at it.
@@ -61,80 +60,20 @@ func (k *cells) settle(c int, w *worths) {
 	}
 }
 
-// put makes an entry, used now, the newest of class c.
-func (k *cells) put(t *nodes, w *[numClasses]worths, e uint32, n *node, c uint8, now uint32) {
-	k.join(t, w, e, n, c, 0, now)
-}
-
-// join makes an entry the newest of a class, of which it is in the run of the one before it, or in one of its own. An entry that
-// was used before may not be in an earlier bin.
-func (k *cells) join(t *nodes, w *[numClasses]worths, e uint32, n *node, c, bin uint8, used uint32) {
-	n.newer, n.older = 0, k.newest[c]
-	k.newest[c] = e
-	k.held[c]++
-	if n.older != 0 {
-		before := t.at(n.older)
-		r := t.runOf(before)
-		before.newer, bin = e, min(bin, r.bin)
-		if r.used == used && r.bin == bin && r.count < maxRun {
-			n.run = before.run
-			r.count++
-			return
-		}
-		n.run = t.runs.put(e, c, bin, used)
-		r.newer = n.run
+// keep has some entries more, or fewer, in a class.
+func (k *cells) keep(c int, more int32) {
+	k.held[c] += uint32(more)
+	if k.held[c] == 0 {
+		k.full &^= 1 << c
 	} else {
-		n.run = t.runs.put(e, c, bin, used)
-	}
-	if k.filled[c]>>bin&1 == 0 {
-		k.fill(w, int(c), int(bin), eldest{n.run, used})
-	}
-	if due := used + uint32(min(edges[bin+1], never)); k.held[c] == 1 || int32(due-k.due[c]) < 0 {
-		k.due[c] = due
+		k.full |= 1 << c
 	}
 }
 
-// take removes an entry.
-func (k *cells) take(t *nodes, w *[numClasses]worths, e uint32, n *node) {
-	r := t.runOf(n)
-	c, b := int(r.class), int(r.bin)
-	if n.newer != 0 {
-		t.at(n.newer).older = n.older
-	} else {
-		k.newest[c] = n.older
-	}
-	var older *node
-	if n.older != 0 {
-		older = t.at(n.older)
-		older.newer = n.newer
-	}
-	if r.first == e {
-		r.first = n.newer
-	}
-	if r.count--; r.count == 0 {
-		if k.first[c][b].run == n.run {
-			k.next(t, w, c, b, r.newer)
-		}
-		if older != nil {
-			t.runOf(older).newer = r.newer
-		}
-		t.runs.remove(n.run)
-	}
-	k.held[c]--
-}
-
-// next makes a run, which follows the oldest of a bin, the oldest, or empties the bin.
-func (k *cells) next(t *nodes, w *[numClasses]worths, c, b int, follower uint32) {
-	if follower != 0 {
-		if r := t.runs.at(follower); int(r.bin) == b {
-			k.first[c][b] = eldest{follower, r.used}
-			return
-		}
-	}
-	k.first[c][b] = eldest{}
-	k.filled[c] &^= 1 << b
-	if int(k.low[c]) == b {
-		k.settle(c, &w[c])
+// append makes a run the newest of its class.
+func (k *cells) append(w *[numClasses]worths, id uint32, r *run) {
+	if c, b := int(r.class), int(r.bin); k.filled[c]>>b&1 == 0 {
+		k.fill(w, c, b, eldest{id, r.used})
 	}
 }
 
@@ -142,6 +81,25 @@ func (k *cells) fill(w *[numClasses]worths, c, b int, e eldest) {
 	k.first[c][b] = e
 	k.filled[c] |= 1 << b
 	if s := w[c][b]; s <= k.worst[c] {
+		k.settle(c, &w[c])
+	}
+}
+
+// leave has the run behind one that leaves take its place, if it is the oldest of its bin.
+func (k *cells) leave(t *runs, w *[numClasses]worths, id uint32, r *run) {
+	c, b := int(r.class), int(r.bin)
+	if k.first[c][b].run != id {
+		return
+	}
+	if r.newer != 0 {
+		if next := t.at(r.newer); next.bin == r.bin && next.half == r.half {
+			k.first[c][b] = eldest{r.newer, next.used}
+			return
+		}
+	}
+	k.first[c][b] = eldest{}
+	k.filled[c] &^= 1 << b
+	if int(k.low[c]) == b {
 		k.settle(c, &w[c])
 	}
 }

@@ -9,121 +9,128 @@ func (h *Hazard) Check() error {
 		if k == nil {
 			continue
 		}
-		in, gone, err := h.checkKind(k, uint8(number))
+		in, err := h.checkKind(k, uint8(number))
 		if err != nil {
 			return fmt.Errorf("evict: kind %d: %w", number, err)
 		}
-		n, lost = n+in, lost+gone
+		n, lost = n+in, lost+k.recency.lost
 	}
-	if n != h.entries || lost != h.lost.blocks {
-		return fmt.Errorf("evict: %d entries and %d lost blocks in lists, counts %d and %d", n, lost, h.entries, h.lost.blocks)
+	if n != h.entries || lost != h.lost {
+		return fmt.Errorf("evict: %d entries and %d lost blocks in lists, counts %d and %d", n, lost, h.entries, h.lost)
 	}
 	return nil
 }
 
-func (h *Hazard) checkKind(k *kind, number uint8) (n, lost int, err error) {
-	for i, half := range k.both() {
-		for c := range numClasses {
-			in, err := h.checkClass(half, number, uint8(c), i == 1)
-			if err != nil {
-				return 0, 0, fmt.Errorf("class %d: %w", c, err)
-			}
-			n += in
+func (h *Hazard) checkKind(k *kind, number uint8) (n int, err error) {
+	inSpan := map[*span]int32{} // young entries
+	for c := range numClasses {
+		in, err := h.checkClass(k, number, uint8(c), inSpan)
+		if err != nil {
+			return 0, fmt.Errorf("class %d: %w", c, err)
 		}
-		if err := h.checkWorst(half); err != nil {
-			return 0, 0, err
+		n += in
+	}
+	for i := range k.half {
+		if err := h.checkWorst(&k.half[i]); err != nil {
+			return 0, err
 		}
 	}
 	if n != k.entries {
-		return 0, 0, fmt.Errorf("%d entries in lists, counts %d", n, k.entries)
+		return 0, fmt.Errorf("%d entries in lists, counts %d", n, k.entries)
 	}
-	lost, err = h.checkShadow(k, number)
-	return n, lost, err
+	return n, h.checkRecency(k, number, inSpan)
 }
 
-// checkShadow walks what LRU would have, from its newest block.
-func (h *Hazard) checkShadow(k *kind, number uint8) (lost int, err error) {
-	s, newer, n := &k.shadow, uint32(0), 0
-	for id := s.newest; id != 0; newer, id = id, h.links(id).older {
-		if h.links(id).newer != newer {
-			return 0, fmt.Errorf("block %#x of LRU follows %#x and names %#x", id, newer, h.links(id).newer)
-		}
-		if n++; n > s.blocks {
-			return 0, fmt.Errorf("LRU has %d blocks, its list more", s.blocks)
-		}
-		if id&lostBit == 0 {
-			if x := h.nodes.at(id); x.state&stateKnown == 0 || x.state&stateRecent == 0 || x.kind != number {
-				return 0, fmt.Errorf("entry %d of LRU is %+v", id, *x)
+// checkRecency counts what LRU would have: the young entries of each span, and the ghosts of lost blocks, of which a table that is full
+// may have forgotten some.
+func (h *Hazard) checkRecency(k *kind, number uint8, inSpan map[*span]int32) error {
+	lost := map[*span]int32{}
+	h.ghosts.settle()
+	for set := range h.ghosts.sets {
+		s := h.ghosts.at(set)
+		for w, info := range s.info {
+			if info == 0 || s.kind[w] != number || !h.inLRU(s, w) {
+				continue
 			}
-			continue
+			at := k.recency.at(s.way[w].used)
+			if inSpan[at]++; info&ghostPaid == 0 {
+				lost[at]++
+			}
 		}
-		lost++
-		if b := h.lost.at(id); b.kind != number || h.lost.find(uint64(b.high)<<32|uint64(b.low)) != id {
-			return 0, fmt.Errorf("lost block %#x of LRU is %+v", id, *b)
+	}
+	r, blocks, gone := &k.recency, 0, 0
+	for i := r.first; i < r.end; i++ {
+		s := &r.spans[i]
+		if i > r.first && !before(r.spans[i-1].from, s.from) {
+			return fmt.Errorf("span %d of LRU begins at %d, that before it at %d", i, s.from, r.spans[i-1].from)
 		}
+		if s.blocks < inSpan[s] || s.lost < lost[s] || s.lost > s.blocks {
+			return fmt.Errorf("span %d of LRU is %+v; %d blocks are in it, %d of them lost", i, *s, inSpan[s], lost[s])
+		}
+		blocks, gone = blocks+int(s.blocks), gone+int(s.lost)
 	}
-	young := 0
-	for _, held := range k.young.held {
-		young += int(held)
+	if blocks != r.blocks || gone != r.lost {
+		return fmt.Errorf("LRU has %d blocks, %d of them lost, counts %d and %d", blocks, gone, r.blocks, r.lost)
 	}
-	if n != s.blocks || newer != s.oldest || n-lost != young {
-		return 0, fmt.Errorf("LRU has %d blocks, counts %d; %d of them are lost, and %d entries are young", n, s.blocks, lost, young)
-	}
-	return lost, nil
+	return nil
 }
 
-// checkClass walks the list of a class from its newest entry.
-func (h *Hazard) checkClass(k *cells, kind, c uint8, young bool) (n int, err error) {
-	var first [numBins]eldest
-	var r *run // that of the entry before
-	newer, inRun := uint32(0), 0
-	for e := k.newest[c]; e != 0; e = h.nodes.at(e).older {
-		x := h.nodes.at(e)
-		if x.state&stateKnown == 0 || x.state&stateRecent != 0 != young || x.kind != kind || x.newer != newer {
-			return 0, fmt.Errorf("entry %d is %+v, and %d is before it", e, *x, newer)
+// checkClass walks the runs of a class from its newest.
+func (h *Hazard) checkClass(k *kind, kind, c uint8, inSpan map[*span]int32) (n int, err error) {
+	var first [2][numBins]eldest
+	var held [2]uint32
+	newer := uint32(0)
+	for id := k.newest[c]; id != 0; {
+		r := h.nodes.runs.at(id)
+		if r.newer != newer || r.class != c || r.half == old && k.recency.has(r.used) {
+			return 0, fmt.Errorf("run %d is %+v, and %d is before it; LRU goes back to %d", id, *r, newer, k.recency.cutoff())
 		}
-		if at := h.nodes.runOf(x); at != r {
-			if err := h.checkRun(at, r, newer, inRun, young); err != nil {
-				return 0, fmt.Errorf("entry %d: %w", e, err)
+		if newer != 0 {
+			if x := h.nodes.runs.at(newer); x.half > r.half || x.bin > r.bin {
+				return 0, fmt.Errorf("run %+v is before %+v", *x, *r)
 			}
-			if at.class != c {
-				return 0, fmt.Errorf("entry %d of run %+v", e, *at)
-			}
-			r, inRun = at, 0
-			first[at.bin] = eldest{x.run, at.used}
 		}
-		newer, inRun = e, inRun+1
-		if n++; n > h.entries {
+		if err := h.checkRun(id, r, kind); err != nil {
+			return 0, err
+		}
+		first[r.half][r.bin] = eldest{id, r.used}
+		held[r.half] += uint32(r.count)
+		if n += int(r.count); n > h.entries {
 			return 0, fmt.Errorf("the list goes in a circle")
 		}
+		if k.recency.has(r.used) {
+			inSpan[k.recency.at(r.used)] += int32(r.count)
+		}
+		newer, id = id, r.older
 	}
-	if err := h.checkRun(nil, r, newer, inRun, young); err != nil {
-		return 0, err
-	}
-	if first != k.first[c] || n != int(k.held[c]) {
-		return 0, fmt.Errorf("%d entries, counts %d; oldest of the bins %v, holds %v", n, k.held[c], first, k.first[c])
-	}
-	for b, e := range first {
-		if (e.run != 0) != (k.filled[c]>>b&1 != 0) {
-			return 0, fmt.Errorf("bin %d: oldest is %v, filled %b", b, e, k.filled[c])
+	for i := range k.half {
+		half := &k.half[i]
+		if first[i] != half.first[c] || held[i] != half.held[c] || (held[i] != 0) != (half.full>>c&1 != 0) {
+			return 0, fmt.Errorf("half %d has %d entries, counts %d; oldest of the bins %v, holds %v", i, held[i], half.held[c], first[i], half.first[c])
+		}
+		for b, e := range first[i] {
+			if (e.run != 0) != (half.filled[c]>>b&1 != 0) {
+				return 0, fmt.Errorf("bin %d: oldest is %v, filled %b", b, e, half.filled[c])
+			}
 		}
 	}
 	return n, nil
 }
 
-// checkRun holds a run to its entries, the last of which is its oldest, and to the run behind it; nil is none.
-func (h *Hazard) checkRun(older, r *run, oldest uint32, entries int, young bool) error {
-	switch {
-	case r != nil && (r.first != oldest || int(r.count) != entries):
-		return fmt.Errorf("run %+v has %d entries, the oldest is %d", *r, entries, oldest)
-	case older == nil:
-		return nil
-	case r == nil && older.newer != 0, r != nil && (older.newer == 0 || h.nodes.runs.at(older.newer) != r):
-		return fmt.Errorf("run %+v is behind %+v", *older, r)
-	case r != nil && older.bin < r.bin:
-		return fmt.Errorf("run %+v is older than %+v, in a later bin", *older, *r)
-	case r != nil && young && int32(r.used-older.used) < 0:
-		return fmt.Errorf("run %+v was used after %+v, which is before it", *older, *r)
+// checkRun walks the entries of a run from its oldest.
+func (h *Hazard) checkRun(id uint32, r *run, kind uint8) error {
+	n, older := 0, uint32(0)
+	for e := r.first; e != 0; older, e = e, h.nodes.at(e).newer {
+		x := h.nodes.at(e)
+		if x.state&stateKnown == 0 || x.kind != kind || x.older != older || x.run != id {
+			return fmt.Errorf("entry %d of run %d is %+v, and %d is behind it", e, id, *x, older)
+		}
+		if n++; n > int(r.count) {
+			break
+		}
+	}
+	if n != int(r.count) || older != r.last {
+		return fmt.Errorf("run %+v has %d entries, the newest is %d", *r, n, older)
 	}
 	return nil
 }

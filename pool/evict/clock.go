@@ -30,13 +30,13 @@ func (c *clock) hear(ns int64) uint32 {
 	return uint32(c.now)
 }
 
-// look is the time of a look-up.
-func (c *clock) look(u *pool.Use) uint32 {
+// look is the time of a look-up, some ms or more after all before it.
+func (c *clock) look(u *pool.Use, steps int) uint32 {
 	before, tokens := c.now, int64(u.BlockTokens)
 	if tokens == 0 {
 		tokens = unitTokens
 	}
 	c.hear(u.Now)
-	c.now = max(c.now, before+max(1, int64(len(u.Prints))*tokens/unitTokens*perUnit))
+	c.now = max(c.now, before+max(1, int64(steps), int64(len(u.Prints))*tokens/unitTokens*perUnit))
 	return uint32(c.now)
 }

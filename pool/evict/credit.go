@@ -11,7 +11,7 @@ package evict
 // stored again.
 const (
 	giftShare   = 0.008 // blocks given for each block looked up
-	lentShare   = 0.012 // blocks lent, when all goes well, for each block looked up ...
+	lentShare   = 0.006 // blocks lent, when all goes well, for each block looked up ...
 	leadShare   = 0.02  // ... and one for each hit that LRU has not, up to this share
 	askedCost   = 10    // lost blocks not asked for that make up for one that was
 	manyPrompts = 16    // prompts that what is lost must be as much as: that of few may be asked for at once
@@ -45,6 +45,9 @@ func (c *credit) book(ahead, blocks, entries int) {
 
 // note takes in what became of lost blocks: some were asked for, others LRU gave up too.
 func (c *credit) note(asked, passed, entries int) {
+	if asked == 0 && passed == 0 {
+		return
+	}
 	most := float64(entries)
 	c.calm = max(-askedCost*most, min(most, c.calm+float64(passed)-askedCost*float64(asked)))
 }
@@ -63,12 +66,12 @@ func (c *credit) trust(lost float64) float64 {
 
 // bold says that the policy decides: one more block that LRU would have may be lost.
 func (h *Hazard) bold() bool {
-	more := float64(h.lost.blocks) + 1
+	more := float64(h.lost) + 1
 	switch {
 	case h.humble.left > 0:
 		return false
 	case more <= h.credit.blocks: // whatever the trust
 		return true
 	}
-	return more <= h.credit.mayLose(h.lost.blocks)
+	return more <= h.credit.mayLose(h.lost)
 }

@@ -2,7 +2,6 @@ package evict
 
 import (
 	"math/rand/v2"
-	"slices"
 	"testing"
 
 	"github.com/kvagent/kvagent/pool"
@@ -114,7 +113,8 @@ func TestWhatIsAskedForCostsTrust(t *testing.T) {
 type lruWorld struct {
 	nobody
 	h     *Hazard
-	order []uint32 // blocks, the one used last at the end
+	order []uint32          // blocks, the one used last at the end
+	used  map[uint32]uint32 // ms, of each block that was looked up
 	entry map[uint32]uint32
 	block []uint32
 	free  []uint32
@@ -122,7 +122,7 @@ type lruWorld struct {
 }
 
 func newLRUWorld(h *Hazard, entries int) *lruWorld {
-	w := &lruWorld{h: h, entry: map[uint32]uint32{}, block: make([]uint32, entries+1)}
+	w := &lruWorld{h: h, used: map[uint32]uint32{}, entry: map[uint32]uint32{}, block: make([]uint32, entries+1)}
 	for e := entries; e > 0; e-- {
 		w.free = append(w.free, uint32(e))
 	}
@@ -138,6 +138,7 @@ func (w *lruWorld) look(block uint32) {
 	}
 	w.h.Access(&u)
 	w.remember(block)
+	w.used[block] = uint32(w.h.clock.now)
 	if u.Entries != nil {
 		return
 	}
@@ -165,24 +166,27 @@ func (w *lruWorld) remember(block uint32) {
 	}
 }
 
-// missing is the blocks that LRU would have and the pool has not.
-func (w *lruWorld) missing() (n int) {
-	for _, b := range w.order {
-		if w.entry[b] == 0 {
-			n++
+// missing is the blocks that LRU would have and the pool has not, and all that LRU would have, as far back as the policy sees.
+func (w *lruWorld) missing() (lost, all int) {
+	for block, used := range w.used {
+		if w.h.kinds[0].recency.has(used) {
+			if all++; w.entry[block] == 0 {
+				lost++
+			}
 		}
 	}
-	return n
+	return lost, all
 }
 
 // TestMissingIsCountedAndBounded holds the count of what LRU would have and the pool has not to a slow one, and to what may be
-// lost at once without falling behind, in a pool that LRU would keep differently.
+// lost at once without falling behind, in a pool that LRU would keep differently. LRU has as much room as the pool, but for a grain.
 func TestMissingIsCountedAndBounded(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 1))
+	const entries = 300
 	h := NewHazard()
-	w := newLRUWorld(h, 300)
+	w := newLRUWorld(h, entries)
 	far, ahead, looked := 0, 0, 0
 	for i := range 20_000 {
 		block := uint32(i + 1000)
@@ -190,16 +194,20 @@ func TestMissingIsCountedAndBounded(t *testing.T) {
 			block = uint32(r.IntN(400)) // more than fits
 		}
 		h.credit.calm = 0 // what trust allows is beside the bound
-		had, has := w.has(block), w.entry[block] != 0
+		used, known := w.used[block]
+		had, has := known && h.kinds[0].recency.has(used), w.entry[block] != 0
 		w.look(block)
 		if looked++; has != had {
 			if ahead++; had {
 				ahead -= 2
 			}
 		}
-		got := w.missing()
-		if h.lost.blocks != got {
-			t.Fatalf("look-up %d: counts %d missing, there are %d", i, h.lost.blocks, got)
+		got, all := w.missing()
+		if h.lost != got {
+			t.Fatalf("look-up %d: counts %d missing, there are %d", i, h.lost, got)
+		}
+		if i > 2*entries && (all < entries-1-entries/grains || all > entries+entries/grains) {
+			t.Fatalf("look-up %d: LRU is taken to have %d blocks, it has room for %d", i, all, entries)
 		}
 		if may := float64(ahead) + giftShare*float64(looked); float64(got) > may {
 			t.Fatalf("risks more than its credit: look-up %d: %d are missing, and %d ahead after %d only %.1f may be", i, got, ahead, looked, may)
@@ -209,7 +217,7 @@ func TestMissingIsCountedAndBounded(t *testing.T) {
 	if far < 20 {
 		t.Errorf("at most %d blocks were missing: the policy never decided", far)
 	}
+	if err := h.Check(); err != nil {
+		t.Error(err)
+	}
 }
-
-// has says that LRU has a block.
-func (w *lruWorld) has(block uint32) bool { return slices.Contains(w.order, block) }

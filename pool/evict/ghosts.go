@@ -6,7 +6,7 @@ import (
 )
 
 const (
-	ways         = 20      // ghosts of a set: the more, the more alike their time to be forgotten
+	ways         = 19      // ghosts of a set: the more, the more alike their time to be forgotten
 	setsAPage    = 256     // 64 KiB
 	minSets      = 64      // a power of two
 	ghostsAnItem = 8       // ghosts per entry, at most
@@ -32,11 +32,12 @@ type ghosts struct {
 // ghostSet is four cache lines. A look for a print goes through marks, four at a time; the rest is read where one is
 // alike.
 type ghostSet struct {
-	marks [ways / marksAWord]uint64 // bits 32 to 47 of each print
-	hand  uint64                    // way that is given away next
+	marks [(ways + marksAWord - 1) / marksAWord]uint64 // bits 32 to 47 of each print
 	way   [ways]ghostWay
 	info  [ways]ghostInfo
-	_     [8]byte
+	kind  [ways]uint8
+	hand  uint8 // way that is given away next
+	_     [6]byte
 }
 
 // ghostWay is what is read of a ghost whose mark is alike.
@@ -50,9 +51,10 @@ type lateGhost struct {
 	print uint64
 	used  uint32
 	info  ghostInfo
+	kind  uint8
 }
 
-// ghostInfo is class<<8 | bin<<2 | awaited | there; 0 is an empty way.
+// ghostInfo is paid | recent | class<<8 | bin<<2 | awaited | there; 0 is an empty way.
 type ghostInfo uint16
 
 const (
@@ -63,7 +65,9 @@ const (
 
 	binMask      = 63 // of ghostInfo>>2
 	ghostThere   = 1 << 0
-	ghostAwaited = 1 << 1 // looked up and not found: its next insertion is no further use
+	ghostAwaited = 1 << 1  // looked up and not found: its next insertion is no further use
+	ghostRecent  = 1 << 14 // LRU had it when it was used last, and has it until it is out of LRU's sight
+	ghostPaid    = 1 << 15 // ... and the credit has paid for it
 )
 
 func makeInfo(class uint8, bin int) ghostInfo {
@@ -97,7 +101,7 @@ func (s *ghostSet) find(print uint64) int {
 		// A mark that is alike has its highest bit set here. One above it may have too.
 		for alike := (m - lowBits) &^ m & highBits; alike != 0; alike &= alike - 1 {
 			w := i*marksAWord + bits.TrailingZeros64(alike)/markBits
-			if s.way[w].tag == uint32(print) && m>>(w%marksAWord*markBits)&(1<<markBits-1) == 0 && s.info[w] != 0 {
+			if w < ways && s.way[w].tag == uint32(print) && m>>(w%marksAWord*markBits)&(1<<markBits-1) == 0 && s.info[w] != 0 {
 				return w
 			}
 		}
@@ -105,16 +109,22 @@ func (s *ghostSet) find(print uint64) int {
 	return -1
 }
 
-// put adds a ghost that is not there.
-func (g *ghosts) put(print uint64, used uint32, info ghostInfo) {
-	if g.at(g.home(print)).put(print, used, info) {
+// put adds a ghost, in the place of one of the same block: of a look-up whose blocks were mostly forgotten the rest was not looked for, and stored
+// beside its ghosts.
+func (g *ghosts) put(l *lateGhost) {
+	s := g.at(g.home(l.print))
+	if w := s.find(l.print); w >= 0 {
+		g.take(s, w)
+	}
+	if s.put(l) {
 		g.count++
 	}
 }
 
-// putLate adds a ghost that is not there, sooner or later: before the next one is looked for.
-func (g *ghosts) putLate(print uint64, used uint32, info ghostInfo) {
-	g.late[g.lates] = lateGhost{print, used, info}
+// putLate adds a ghost, sooner or later: before the next one is looked for.
+func (g *ghosts) putLate(print uint64, used uint32, info ghostInfo, kind uint8) {
+	l := &g.late[g.lates]
+	l.print, l.used, l.info, l.kind = print, used, info, kind
 	if g.lates++; g.lates == lateGhosts {
 		g.settle()
 	}
@@ -125,24 +135,24 @@ func (g *ghosts) settle() {
 	late := g.late[:g.lates]
 	for i := range late {
 		s := g.at(g.home(late[i].print))
-		g.seen += s.hand + uint64(s.info[s.hand]) + uint64(s.way[s.hand].used)
+		g.seen += uint64(s.hand) + uint64(s.info[s.hand]) + uint64(s.way[s.hand].used)
 	}
 	for i := range late {
-		g.put(late[i].print, late[i].used, late[i].info)
+		g.put(&late[i])
 	}
 	g.lates = 0
 }
 
 // put gives a ghost the next way; false if that takes the place of another.
-func (s *ghostSet) put(print uint64, used uint32, info ghostInfo) bool {
+func (s *ghostSet) put(l *lateGhost) bool {
 	w := s.hand
 	if s.hand++; s.hand == ways {
 		s.hand = 0
 	}
 	empty := s.info[w] == 0
-	s.way[w], s.info[w] = ghostWay{uint32(print), used}, info
+	s.way[w].tag, s.way[w].used, s.info[w], s.kind[w] = uint32(l.print), l.used, l.info, l.kind
 	m, shift := &s.marks[w/marksAWord], w%marksAWord*markBits
-	*m = *m&^((1<<markBits-1)<<shift) | uint64(uint16(print>>32))<<shift
+	*m = *m&^((1<<markBits-1)<<shift) | uint64(uint16(l.print>>32))<<shift
 	return empty
 }
 
@@ -186,7 +196,7 @@ func (g *ghosts) split() {
 		if g.stays(uint64(all.way[w].tag)) {
 			half = from
 		}
-		half.put(all.print(w), all.way[w].used, all.info[w])
+		half.put(&lateGhost{all.print(w), all.way[w].used, all.info[w], all.kind[w]})
 	}
 	g.divided()
 }

@@ -20,9 +20,9 @@ type Hazard struct {
 	tables  tables
 	scorer  scorer
 	worths  [numClasses]worths
-	turn    struct{ kind, class, owed int } // of ageing
-	lost    lost
-	spare   spare
+	turn    turn // of ageing
+	spare   int  // blocks that LRU has and the look-up has to store: LRU needs no room for them
+	lost    int  // blocks that LRU would have, and the pool gave up
 	judge   judge
 	humble  humble
 	credit  credit
@@ -30,7 +30,6 @@ type Hazard struct {
 	recent  recent
 	way     way
 	behind  []ghostRef // scratch of one look-up
-	missed  missed
 }
 
 // NewHazard has learned nothing yet: it is about LRU.
@@ -48,36 +47,40 @@ func NewHazard() *Hazard {
 	return h
 }
 
-// Insert implements pool.Policy. A block that was looked up before has the class it got then.
+// Insert implements pool.Policy. A block that was looked up before has the class it got then. All are taken to be used as late as the block before
+// them.
 func (h *Hazard) Insert(in *pool.Insertion) {
+	if len(in.Entries) == 0 {
+		return
+	}
 	now := h.clock.hear(in.Now)
 	k := h.kind(in.Kind)
-	h.follow(k, in)
+	used, step := now, k.recency.step(len(in.Entries))
+	if n := h.nodes.known(in.Parent); n != nil && n.kind == in.Kind {
+		used = h.nodes.runOf(n).used
+	} else {
+		k.recency.open(len(in.Entries), step, now)
+	}
 	t := traits(len(in.Entries), 0, in.BlockTokens, 0)
 	for i := len(in.Entries) - 1; i >= 0; i-- {
-		e := in.Entries[i]
-		if n := h.nodes.at(e); n.state&stateFresh != 0 {
-			n.state &^= stateFresh
-			k.young.put(&h.nodes, &h.worths, e, n, h.comeBack(n.print, now, &t, i), now)
+		e, print := in.Entries[i], in.Prints[i]
+		n := h.nodes.make(e)
+		if n.state&stateKnown != 0 {
+			continue
 		}
+		n.print, n.kind, n.state = print, in.Kind, stateKnown
+		class := h.comeBack(print, now, &t, i)
+		at := used - uint32(i/step)
+		if !k.recency.has(at) {
+			at = k.recency.cutoff()
+		}
+		k.recency.add(k.put(&h.nodes, &h.worths, e, n, class, at))
+		h.entries++
+		k.entries++
 	}
+	h.trim(k, k.entries)
 	h.ghosts.grow(min(h.entries*ghostsAnItem, maxGhosts))
 	h.awaited.grow(min(h.entries, maxAwaited))
-}
-
-// follow takes entries into LRU, below those before them in their chain: those were used later.
-func (h *Hazard) follow(k *kind, in *pool.Insertion) {
-	above := in.Parent
-	for i, e := range in.Entries {
-		n := h.nodes.make(e)
-		if n.state&stateKnown == 0 {
-			*n = node{print: in.Prints[i], kind: in.Kind, state: stateKnown | stateFresh}
-			h.entries++
-			k.entries++
-			h.enterLRU(k, above, e, n)
-		}
-		above = e
-	}
 }
 
 // comeBack is the class of a block that is stored, from its ghost if there is one.
@@ -88,12 +91,20 @@ func (h *Hazard) comeBack(print uint64, now uint32, t *chainTraits, i int) uint8
 	}
 	var uses uint8
 	if s, w := h.ghosts.find(print); w >= 0 {
-		info := s.info[w]
+		info, used := s.info[w], s.way[w].used
+		if h.inLRU(s, w) {
+			r := &h.kinds[s.kind[w]].recency
+			if info&ghostPaid == 0 {
+				h.found(r, used)
+			}
+			r.remove(used)
+			h.spare = max(0, h.spare-1)
+		}
 		h.ghosts.take(s, w)
 		if info.awaited() {
 			return info.class()
 		}
-		b := max(info.bin(), binOf(now-s.way[w].used))
+		b := max(info.bin(), binOf(now-used))
 		h.tables.enter(info.class(), info.bin(), b, 1)
 		h.tables.use(info.class(), b)
 		uses = min(info.uses()+1, maxUses)
@@ -103,7 +114,7 @@ func (h *Hazard) comeBack(print uint64, now uint32, t *chainTraits, i int) uint8
 	return class
 }
 
-// Remove implements pool.Policy. What goes is remembered as a ghost.
+// Remove implements pool.Policy. What goes is remembered as a ghost. If the policy chose it, LRU may have it still; else LRU loses it too.
 func (h *Hazard) Remove(entries []uint32) {
 	for _, e := range entries {
 		n := h.nodes.known(e)
@@ -111,16 +122,25 @@ func (h *Hazard) Remove(entries []uint32) {
 			continue
 		}
 		k, r := h.kinds[n.kind], h.nodes.runOf(n)
-		class, bin, used := r.class, int(r.bin), r.used
-		k.cells(n).take(&h.nodes, &h.worths, e, n)
+		class, used := r.class, r.used
+		info := makeInfo(class, int(r.bin))
+		switch {
+		case !k.recency.has(used):
+		case e == h.victim:
+			info |= ghostRecent
+			k.recency.lose(used, 1)
+			h.lost++
+		default:
+			k.recency.remove(used)
+		}
+		k.take(&h.nodes, &h.worths, n)
 		k.gone[class]++
-		h.ghosts.putLate(n.print, used, makeInfo(class, bin))
+		h.ghosts.putLate(n.print, used, info, n.kind)
 		if n.state&stateOnWay != 0 {
 			h.offWay(e)
 		}
 		h.entries--
 		k.entries--
-		h.leaveLRU(k, e, n, used)
 		n.state = 0
 	}
 }

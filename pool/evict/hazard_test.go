@@ -8,13 +8,10 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// TestStateIsSmall holds 64 bytes per entry and 16 per block that is remembered. A lost block takes more than 16, and what it takes
-// more is the entry's that has its place: there are never more lost blocks than entries.
+// TestStateIsSmall holds 64 bytes per entry and 16 per block that is remembered.
 func TestStateIsSmall(t *testing.T) {
-	const head = unsafe.Sizeof(uint32(0)) // of the set of a lost block: as many sets as blocks
-	entry, lost := unsafe.Sizeof(node{})+unsafe.Sizeof(run{}), unsafe.Sizeof(lostBlock{})+head
-	if n := entry + lost - 16; n > 64 {
-		t.Errorf("%d bytes per entry and %d more per lost block, at most 64", entry, lost-16)
+	if n := unsafe.Sizeof(node{}) + unsafe.Sizeof(run{}); n > 64 {
+		t.Errorf("%d bytes per entry, at most 64", n)
 	}
 	if n := unsafe.Sizeof(ghostSet{}); n > 16*ways {
 		t.Errorf("%d bytes for %d ghosts, at most 16 for each", n, ways)
@@ -37,17 +34,17 @@ func TestStateOfAFullPool(t *testing.T) {
 		h.prefer(func(bin int) float32 { return float32(bin + 1) })
 		w.look(entries + block)
 	}
-	if h.lost.blocks < entries*9/10 || int(h.nodes.runs.made) < entries {
-		t.Fatalf("%d lost blocks and %d runs of %d entries: the test tests nothing", h.lost.blocks, h.nodes.runs.made, entries)
+	if h.lost < entries*9/10 || int(h.nodes.runs.made) < entries {
+		t.Fatalf("%d lost blocks and %d runs of %d entries: the test tests nothing", h.lost, h.nodes.runs.made, entries)
 	}
 	const page = pageLen * 64 // more than any page takes
 	remembered := (h.ghosts.sets*ways + h.awaited.sets*places) * 16
-	most := entries*64 + h.lost.blocks*16 + int(remembered) + int(unsafe.Sizeof(*h)+unsafe.Sizeof(kind{})) + 7*page
+	most := entries*64 + int(remembered) + int(unsafe.Sizeof(*h)+unsafe.Sizeof(kind{})) + 7*page
 	if got := h.Report().Bytes; got > int64(most) {
-		t.Errorf("%d bytes for %d entries, %d lost blocks, %d ghosts, at most %d", got, entries, h.lost.blocks, h.ghosts.count, most)
+		t.Errorf("%d bytes for %d entries, %d lost blocks, %d ghosts, at most %d", got, entries, h.lost, h.ghosts.count, most)
 	}
-	if h.lost.blocks > h.entries {
-		t.Errorf("%d lost blocks, %d entries", h.lost.blocks, h.entries)
+	if h.lost > h.entries+h.entries/grains {
+		t.Errorf("%d lost blocks, %d entries", h.lost, h.entries)
 	}
 }
 
@@ -168,8 +165,8 @@ func (h *Hazard) prefer(worth func(bin int) float32) {
 		for b := range h.worths[c] {
 			h.worths[c][b] = worth(b)
 		}
-		for _, half := range h.kinds[0].both() {
-			half.settle(c, &h.worths[c])
+		for i := range h.kinds[0].half {
+			h.kinds[0].half[i].settle(c, &h.worths[c])
 		}
 	}
 }
@@ -187,7 +184,7 @@ func TestGhostsGrowWithoutLoss(t *testing.T) {
 	const n = 60_000
 	for i := range n {
 		g.grow(i * 8)
-		g.put(spread(i), uint32(i), makeInfo(uint8(i%numClasses), i%numBins))
+		g.put(&lateGhost{spread(i), uint32(i), makeInfo(uint8(i%numClasses), i%numBins), uint8(i % pool.MaxKinds)})
 	}
 	lost := 0
 	for i := range n {
@@ -196,7 +193,7 @@ func TestGhostsGrowWithoutLoss(t *testing.T) {
 			lost++
 			continue
 		}
-		if info := s.info[w]; int(info.class()) != i%numClasses || info.bin() != i%numBins || s.way[w].used != uint32(i) {
+		if info := s.info[w]; int(info.class()) != i%numClasses || info.bin() != i%numBins || s.way[w].used != uint32(i) || int(s.kind[w]) != i%pool.MaxKinds {
 			t.Fatalf("ghost %d came back as class %d, bin %d, used %d", i, info.class(), info.bin(), s.way[w].used)
 		}
 	}
@@ -213,8 +210,8 @@ func TestLateGhostsAreFound(t *testing.T) {
 	const n = 3*minSets*ways/2 + lateGhosts/2 // more than fit, and the last of them are late
 	for i := range n {
 		info := makeInfo(uint8(i%numClasses), i%numBins)
-		late.putLate(spread(i), uint32(i), info)
-		prompt.put(spread(i), uint32(i), info)
+		late.putLate(spread(i), uint32(i), info, uint8(i%pool.MaxKinds))
+		prompt.put(&lateGhost{spread(i), uint32(i), info, uint8(i % pool.MaxKinds)})
 	}
 	if late.lates == 0 {
 		t.Fatal("none is late: the test tests nothing")
@@ -222,7 +219,7 @@ func TestLateGhostsAreFound(t *testing.T) {
 	for i := n - 1; i >= 0; i-- {
 		a, w := late.find(spread(i))
 		b, want := prompt.find(spread(i))
-		if w != want || w >= 0 && (a.way[w] != b.way[w] || a.info[w] != b.info[w]) {
+		if w != want || w >= 0 && (a.way[w] != b.way[w] || a.info[w] != b.info[w] || a.kind[w] != b.kind[w]) {
 			t.Fatalf("ghost %d is in way %d, put at once it is in way %d", i, w, want)
 		}
 	}

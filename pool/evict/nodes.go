@@ -3,22 +3,16 @@ package evict
 // node is what the policy keeps of one entry; numbers of entries name nodes, 0 is none.
 type node struct {
 	print        uint64
-	newer, older uint32 // in the list of its class, by the time of its last use
-	recent       links  // in what LRU would have, if it would have the entry
+	newer, older uint32 // in its run
 	run          uint32
 	kind         uint8
 	state        uint8
 }
 
-// links of a list by last use, whose members are entries and lost blocks.
-type links struct{ newer, older uint32 }
-
 // Bits of node.state.
 const (
-	stateKnown  = 1 << iota // the policy has the entry
-	stateOnWay              // it is on the way
-	stateRecent             // LRU would have it too
-	stateFresh              // it is being inserted
+	stateKnown = 1 << iota // the policy has the entry
+	stateOnWay             // it is on the way
 )
 
 // nodes grow with the greatest number of an entry.
@@ -47,7 +41,7 @@ func (t *nodes) like(e uint32, print uint64) *node {
 	return nil
 }
 
-// runOf is the run of an entry that is in a list.
+// runOf is the run of an entry.
 func (t *nodes) runOf(n *node) *run { return t.runs.at(n.run) }
 
 // preload reads the nodes of entries that are looked at one after the other afterwards: the processor waits for all of them at once.

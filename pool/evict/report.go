@@ -12,7 +12,7 @@ func (h *Hazard) Report() pool.PolicyReport {
 	r := pool.PolicyReport{
 		Name: "hazard", Entries: h.entries, Ghosts: h.ghosts.count, Bytes: h.bytes(),
 		Lookups: j.lookups, Hits: j.hits, ShadowHits: j.lru, Margin: j.margin, Alarms: j.alarms,
-		Missing: h.lost.blocks, MayMiss: max(0, h.credit.mayLose(h.lost.blocks)),
+		Missing: h.lost, MayMiss: max(0, h.credit.mayLose(h.lost)),
 		Humble:  h.humble.left > 0,
 		Classes: make([]pool.PolicyClass, numClasses),
 	}
@@ -31,9 +31,9 @@ func (h *Hazard) reportClass(c int) pool.PolicyClass {
 			continue
 		}
 		pc.Evicted += k.gone[c]
-		for _, half := range k.both() {
-			pc.Entries += int(half.held[c])
-			next = min(next, half.worst[c])
+		for i := range k.half {
+			pc.Entries += int(k.half[i].held[c])
+			next = min(next, k.half[i].worst[c])
 		}
 	}
 	if next < inf {
@@ -43,7 +43,7 @@ func (h *Hazard) reportClass(c int) pool.PolicyClass {
 }
 
 func (h *Hazard) bytes() int64 {
-	n := h.nodes.bytes() + h.nodes.runs.bytes() + h.lost.bytes() + h.ghosts.bytes() + h.awaited.bytes() + int64(unsafe.Sizeof(*h))
+	n := h.nodes.bytes() + h.nodes.runs.bytes() + h.ghosts.bytes() + h.awaited.bytes() + int64(unsafe.Sizeof(*h))
 	for _, k := range h.kinds {
 		if k != nil {
 			n += int64(unsafe.Sizeof(*k))

@@ -5,11 +5,15 @@ const (
 	flatHazard   = 0.05 // chance of a use in a bin: the same in each, so that the older is worth less, as in LRU
 	minFlat      = 100  // blocks; or as many as the pool holds
 	ratioPrior   = 30
+	onceRatio    = 0.5 // hazard of blocks that never came again beside the flat one ...
+	againRatio   = 4   // ... and of those that did
 	hazardPrior  = 600
 	surest       = 0.999 // a hazard of 1 would leave nobody in the next bin
 	fewest       = 1e-6  // share that is taken to reach any bin, so that slopes there can still be told
-	blocksAScore = 12    // blocks looked up between the scoring of one class and of the next
+	blocksAScore = 12    // blocks looked up between the turn of one class and of the next
 	maxScores    = 4     // classes scored at one look-up
+	freshShare   = 0.02  // of the blocks that a class is judged by: fewer new ones can wait ...
+	waitRounds   = 8     // ... for so many turns of the class at most
 )
 
 // scorer turns counts into worths, one class at a time, so that no look-up waits for all of them.
@@ -17,9 +21,11 @@ type scorer struct {
 	flat   [numBins]float64 // chance of a use in a bin over all classes, as of the start of this round
 	next   int              // class
 	credit int              // blocks looked up and not yet spent
+	round  int
+	enough [numClasses]float64 // blocks counted for a class that make it worth to be scored anew
 }
 
-// score goes on with the round, for some blocks looked up; capacity is the blocks the pool holds.
+// score goes on with the round, for some blocks looked up.
 func (h *Hazard) score(blocks int) {
 	s := &h.scorer
 	s.credit = min(s.credit+blocks, maxScores*blocksAScore)
@@ -27,12 +33,15 @@ func (h *Hazard) score(blocks int) {
 		if s.next == 0 {
 			h.startRound()
 		}
-		h.scoreClass(s.next)
+		if float64(h.tables.fresh[s.next].n) >= s.enough[s.next] || s.round%waitRounds == s.next%waitRounds {
+			h.scoreClass(s.next)
+		}
 		s.next = (s.next + 1) % numClasses
 	}
 }
 
 func (h *Hazard) startRound() {
+	h.scorer.round++
 	var used, risk [numBins]float64
 	t, prior := &h.tables, float64(max(minFlat, h.entries))
 	for c := range t.risk {
@@ -54,13 +63,15 @@ func (h *Hazard) startRound() {
 func (h *Hazard) scoreClass(c int) {
 	t, flat := &h.tables, &h.scorer.flat
 	t.settle(c)
-	used, expected := 0., 0.
+	used, risk, expected := 0., 0., 0.
 	for b := range flat {
 		used += t.used[c][b]
+		risk += t.risk[c][b]
 		expected += t.risk[c][b] * flat[b]
 	}
 	scale := 1 / t.weight
-	ratio := (used*scale + ratioPrior) / (expected*scale + ratioPrior)
+	h.scorer.enough[c] = freshShare * (risk*scale + hazardPrior)
+	ratio := (used*scale + ratioPrior*usualRatio(uint8(c))) / (expected*scale + ratioPrior)
 	var hazard [numBins]float64
 	for b := range flat {
 		believed := atMost(flat[b]*ratio, 1)
@@ -71,12 +82,20 @@ func (h *Hazard) scoreClass(c int) {
 		if k == nil {
 			continue
 		}
-		for _, half := range k.both() {
-			if half.filled[c] != 0 {
+		for i := range k.half {
+			if half := &k.half[i]; half.filled[c] != 0 {
 				half.settle(c, &h.worths[c])
 			}
 		}
 	}
+}
+
+// usualRatio is how the hazard of a class usually compares.
+func usualRatio(class uint8) float64 {
+	if usesOf(class) == 0 {
+		return onceRatio
+	}
+	return againRatio
 }
 
 // atMost is min without its care for NaN, which costs more than all else in a loop.

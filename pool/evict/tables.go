@@ -13,6 +13,7 @@ type tables struct {
 type counts struct {
 	come [numBins + 1]int32 // blocks that came into a bin, less those that came into the one before: see enter
 	used [numBins]int32
+	n    int32 // blocks that came or passed
 }
 
 const (
@@ -28,9 +29,10 @@ const (
 //	from 1 to 4       +n       -n      come
 //	                  n  n  n  0  0    its running sum
 func (t *tables) enter(c uint8, from, to int, n int32) {
-	come := &t.fresh[c].come
-	come[from+1] += n
-	come[to+1] -= n
+	fresh := &t.fresh[c]
+	fresh.come[from+1] += n
+	fresh.come[to+1] -= n
+	fresh.n += n
 }
 
 func (t *tables) use(c uint8, b int) { t.fresh[c].used[b]++ }

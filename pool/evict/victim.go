@@ -42,32 +42,23 @@ func (h *Hazard) eldest(kinds uint64) (eldest int) {
 	return eldest
 }
 
-// idle is the ms since the block of LRU was used that was used least recently.
-func (h *Hazard) idle(k *kind) uint32 {
-	id := k.shadow.oldest
-	switch {
-	case id == 0:
-		return never
-	case id&lostBit != 0:
-		return uint32(h.clock.now) - h.lost.at(id).used
-	}
-	return uint32(h.clock.now) - h.nodes.runOf(h.nodes.at(id)).used
-}
+// idle is the ms since the oldest block of LRU was used, or longer.
+func (h *Hazard) idle(k *kind) uint32 { return uint32(h.clock.now) - k.recency.cutoff() }
 
 // victimOf is the oldest entry of the cell that is worth least, or, if others hang on it, the end of one of their chains.
-// LRU gives its oldest block up first, so that there is an entry that it would not have: such a one goes if no more may be
-// lost. An entry that is held, or whose chain is too long or held at its end, is in use: it becomes the newest of its
-// class, so that each is passed over once.
+// If no more may be lost, one goes that LRU would not have; where there is none, LRU gives its oldest blocks up first. An entry that is held, or
+// whose chain is too long or held at its end, is in use: it becomes the newest of its class, so that each is passed over once.
 func (h *Hazard) victimOf(k *kind, now uint32, v pool.View, steps int) (victim uint32, left int) {
 	masks, bold := false, h.bold()
 	for left = steps; left > 0; left-- {
-		h.trim(k, k.entries-1+h.spare.of(k))
+		h.trim(k, k.entries-1+h.spare)
 		half, c, e := k.lowest(&h.nodes.runs, bold)
 		if e == 0 && bold {
 			break
 		}
 		if e == 0 {
-			bold = true
+			bold = !h.drop(k)
+			k.cross(&h.nodes.runs, &h.worths)
 			continue
 		}
 		end, walked := h.end(e, v, left)
@@ -97,10 +88,10 @@ func (h *Hazard) victimOf(k *kind, now uint32, v pool.View, steps int) (victim u
 // lowest is the entry that would go if nobody held it nor anything behind it; 0 if there is none. If not bold, it is one that
 // LRU would not have.
 func (k *kind) lowest(r *runs, bold bool) (half *cells, c int, e uint32) {
-	half = &k.old
+	half = &k.half[old]
 	c = int(half.winner[1])
-	if y := int(k.young.winner[1]); bold && k.young.worst[y] < half.worst[c] {
-		half, c = &k.young, y
+	if young := &k.half[young]; bold && young.worst[young.winner[1]] < half.worst[c] {
+		half, c = young, int(young.winner[1])
 	}
 	if half.worst[c] == inf {
 		return half, c, 0
@@ -109,7 +100,8 @@ func (k *kind) lowest(r *runs, bold bool) (half *cells, c int, e uint32) {
 }
 
 func (h *Hazard) unmask(k *kind) {
-	for _, half := range k.both() {
+	for i := range k.half {
+		half := &k.half[i]
 		for c := range half.masked {
 			if half.masked[c] != 0 {
 				half.masked[c] = 0

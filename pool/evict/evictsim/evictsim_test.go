@@ -122,8 +122,18 @@ func notBelowLRU(t *testing.T, s *Stream, seed uint64, capacity int, may below) 
 	if worst < -may.ever {
 		t.Errorf("seed %d, %d blocks: after %d blocks looked up the hit rate is %.5f below LRU", seed, capacity, at, -worst)
 	}
-	if r := h.Report(); largest(s) <= capacity && int(r.ShadowHits) != l.result.Hits {
-		t.Errorf("seed %d, %d blocks: the shadow LRU has %d hits, exact LRU %d", seed, capacity, r.ShadowHits, l.result.Hits)
+	if largest(s) <= capacity {
+		shadowIsLRU(t, s, h, seed, capacity)
+	}
+}
+
+// shadowIsLRU holds the shadow's hits between those of exact LRU with two grains of room less and more.
+func shadowIsLRU(t *testing.T, s *Stream, h *evict.Hazard, seed uint64, capacity int) {
+	grain := max(1, capacity/128)
+	least, most := LRU(s, capacity-2*grain).Hits, LRU(s, capacity+2*grain).Hits
+	if got := int(h.Report().ShadowHits); got < least || got > most {
+		t.Errorf("seed %d, %d blocks: the shadow LRU has %d hits, exact LRU %d with %d blocks less and %d with so many more",
+			seed, capacity, got, least, 2*grain, most)
 	}
 }
 

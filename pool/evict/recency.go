@@ -1,0 +1,142 @@
+package evict
+
+// recency is LRU with room for as many blocks as the pool has of a kind: all blocks that were used since its cutoff, which are young
+// entries of the pool and lost blocks. It keeps no list of them but how many were last used in each span of time, so that LRU is
+// known to a grain of blocks: it has room for fewer than a grain more, or after a drop fewer than a grain less.
+//
+//	time:   ── old entries ── │ span │ span │ span │ ... │ newest span
+//	                          └ cutoff
+type recency struct {
+	spans      [maxSpans]span // from first to before end, the oldest first
+	first, end int
+	hint       int // span that was asked for last
+	grain      int // blocks
+	blocks     int // of all spans
+	lost       int // of them, blocks that the pool gave up and nobody has asked for since
+}
+
+// span is a time, and the blocks that were last used in it.
+type span struct {
+	from         uint32 // ms
+	blocks, lost int32
+}
+
+const (
+	maxSpans     = 1024
+	grains       = 128          // of a pool
+	mostSteps    = maxSpans / 4 // ms that the blocks of one chain are spread over
+	longestSight = 1 << 30      // ms after which LRU gives a block up however much room there is, so that times can be told apart
+)
+
+func (r *recency) init() { r.end, r.grain = 1, 1 }
+
+// cutoff is the time, ms, before which LRU has nothing.
+func (r *recency) cutoff() uint32 { return r.spans[r.first].from }
+
+// newest is when the newest span began.
+func (r *recency) newest() uint32 { return r.spans[r.end-1].from }
+
+// has says that LRU has a block that was used then.
+func (r *recency) has(used uint32) bool { return !before(used, r.cutoff()) }
+
+// before says that a is earlier than b; both are times in ms that are less than 24 days apart.
+func before(a, b uint32) bool { return int32(a-b) < 0 }
+
+// step is the blocks of a chain that are taken to be used in one ms, from its end to its start.
+func (r *recency) step(length int) int { return max(r.grain, length/mostSteps) }
+
+// open begins the spans in which the blocks of a look-up are last used: step blocks at each ms until now.
+func (r *recency) open(blocks, step int, now uint32) {
+	steps := uint32((blocks - 1) / step)
+	for at := now - steps; ; at++ {
+		if (steps > 0 || int(r.spans[r.end-1].blocks) >= r.grain) && before(r.newest(), at) {
+			r.begin(at)
+		}
+		if at == now {
+			return
+		}
+	}
+}
+
+func (r *recency) begin(at uint32) {
+	if r.end == maxSpans {
+		r.merge()
+	}
+	r.spans[r.end] = span{from: at}
+	r.end++
+}
+
+// merge makes neighbours one that have few blocks by now, and twice as many if that leaves too many spans.
+func (r *recency) merge() {
+	for most := int32(r.grain); r.first > 0 || r.end > maxSpans/2; most *= 2 {
+		n := 1
+		first := r.first
+		r.spans[0] = r.spans[first]
+		for _, s := range r.spans[first+1 : r.end] {
+			if last := &r.spans[n-1]; last.blocks+s.blocks <= most {
+				last.blocks += s.blocks
+				last.lost += s.lost
+				continue
+			}
+			r.spans[n] = s
+			n++
+		}
+		r.first, r.end, r.hint = 0, n, 0
+	}
+}
+
+// at is the span of a time that is not before the cutoff.
+func (r *recency) at(used uint32) *span {
+	if s := &r.spans[r.end-1]; !before(used, s.from) {
+		return s
+	}
+	if h := r.hint; h >= r.first && h+1 < r.end && !before(used, r.spans[h].from) && before(used, r.spans[h+1].from) {
+		return &r.spans[h]
+	}
+	low, high := r.first, r.end-1 // the span is at low or behind it, and before high
+	for high-low > 1 {
+		middle := int(uint(low+high) / 2)
+		if before(used, r.spans[middle].from) {
+			high = middle
+		} else {
+			low = middle
+		}
+	}
+	r.hint = low
+	return &r.spans[low]
+}
+
+// add takes in a block that was used then; one that was lost stays that if it is not stored yet.
+func (r *recency) add(used uint32) {
+	r.at(used).blocks++
+	r.blocks++
+}
+
+// remove forgets a block.
+func (r *recency) remove(used uint32) {
+	r.at(used).blocks--
+	r.blocks--
+}
+
+// lose notes that the pool gives a block up, by one or, with -1, that one that was lost is asked for or stored.
+func (r *recency) lose(used uint32, by int) {
+	r.at(used).lost += int32(by)
+	r.lost += by
+}
+
+// drop gives up the blocks of the oldest span, and says how many were lost ones; false if there is but the newest.
+func (r *recency) drop() (passed int, ok bool) {
+	if r.end-r.first == 1 {
+		return 0, false
+	}
+	s := &r.spans[r.first]
+	r.first++
+	r.blocks -= int(s.blocks)
+	r.lost -= int(s.lost)
+	return int(s.lost), true
+}
+
+// over says that LRU has its room without the oldest span, or has seen nothing of that for too long.
+func (r *recency) over(room int, now uint32) bool {
+	return r.end-r.first > 1 && (r.blocks-int(r.spans[r.first].blocks) >= room || now-r.cutoff() > longestSight)
+}
