@@ -5,14 +5,13 @@ package evict
 //
 //	hits of the pool >= hits of LRU - giftShare * blocks looked up
 //
-// at any time, whatever is asked for. More is lent only where what was lost so far was not asked for, and it is of many prompts:
-// if all of that is asked for at once after all, lentShare + leadShare of the blocks looked up until then are lost besides, and
-// paid back before anything is lent again. Beside the bound are entries that are held or of several kinds, and blocks that are not
-// stored again.
+// at any time, whatever is asked for; LRU with one part in 128 of room less or more. More is lent only to a policy that is ahead of LRU, where
+// what was lost so far was not asked for, and it is of many prompts: if all of that is asked for at once after all, at most leadShare of the
+// blocks looked up until then are lost besides, and paid back before anything is lent again. Beside the bound are entries that are held or of
+// several kinds, and blocks that are not stored again.
 const (
 	giftShare   = 0.008 // blocks given for each block looked up
-	lentShare   = 0.006 // blocks lent, when all goes well, for each block looked up ...
-	leadShare   = 0.02  // ... and one for each hit that LRU has not, up to this share
+	leadShare   = 0.02  // blocks lent, when all goes well, for each block looked up: one for each hit that LRU has not, up to this share
 	askedCost   = 10    // lost blocks not asked for that make up for one that was
 	manyPrompts = 16    // prompts that what is lost must be as much as: that of few may be asked for at once
 	meanLooks   = 1024  // look-ups over which the size of a prompt is averaged
@@ -54,8 +53,7 @@ func (c *credit) note(asked, passed, entries int) {
 
 // mayLose is how many blocks may be lost, of which some are.
 func (c *credit) mayLose(lost int) float64 {
-	lent := lentShare*c.all + max(0, min(c.lead, leadShare*c.all))
-	return c.blocks + c.trust(float64(lost))*lent
+	return c.blocks + c.trust(float64(lost))*max(0, min(c.lead, leadShare*c.all))
 }
 
 // trust is 1 if as many blocks as are lost have gone unasked for, and they are as much as many prompts; else it is less.

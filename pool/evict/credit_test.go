@@ -40,14 +40,14 @@ func TestTrustIsWonSlowlyAndLostAtOnce(t *testing.T) {
 	const entries, lost = 10_000, 500
 	var c credit
 	for range 1000 {
-		c.book(0, 20, entries)
+		c.book(1, 20, entries)
 	}
 	if got := c.mayLose(lost); got != c.blocks {
 		t.Errorf("%g blocks may be lost, the credit is %g, and nothing is known of those lost", got, c.blocks)
 	}
 	c.note(0, lost/2, entries)
 	half := c.mayLose(lost)
-	if c.note(0, lost/2, entries); half <= c.blocks || c.mayLose(lost) <= half || c.mayLose(lost) > c.blocks+lentShare*1000*20 {
+	if c.note(0, lost/2, entries); half <= c.blocks || c.mayLose(lost) <= half || c.mayLose(lost) > c.blocks+leadShare*1000*20 {
 		t.Errorf("%g blocks may be lost when half as many were not asked for, %g when as many; the credit is %g", half, c.mayLose(lost), c.blocks)
 	}
 	if got := c.mayLose(20); got > 1.2*c.blocks {
@@ -74,15 +74,17 @@ func TestLentByTheLead(t *testing.T) {
 		c.note(0, lost, entries)
 		return c.mayLose(lost) - c.blocks
 	}
-	none := lent(0)
-	if got := lent(100); got < none+99 || got > none+101 {
-		t.Errorf("%g blocks are lent at a lead of 100, %g without", got, none)
+	if got := lent(0); got != 0 {
+		t.Errorf("%g blocks are lent without a lead", got)
 	}
-	if got := lent(5000); got > (lentShare+leadShare)*20_000+1 {
+	if got := lent(100); got < 99 || got > 101 {
+		t.Errorf("%g blocks are lent at a lead of 100", got)
+	}
+	if got := lent(5000); got < leadShare*20_000-1 || got > leadShare*20_000+1 {
 		t.Errorf("%g blocks are lent at a lead of 5,000, after 20,000 looked up", got)
 	}
-	if got := lent(-300); got > none+1e-6 {
-		t.Errorf("%g blocks are lent to one that is behind, %g to one that is not", got, none)
+	if got := lent(-300); got != 0 {
+		t.Errorf("%g blocks are lent to one that is behind", got)
 	}
 }
 
