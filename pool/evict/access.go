@@ -29,14 +29,14 @@ func (h *Hazard) Access(u *pool.Use) {
 		k.recency.open(length, step, now)
 	}
 	ago := h.lastAsked(u, now)
-	missed := h.mourn(now)
+	missed := h.mourn(len(u.Entries), step, now)
 	if ago < askedAgain {
 		h.reckon(u, k, missed, h.renew(u, step, now), ago < askedAtOnce)
 		return
 	}
 	t := traits(length, known, u.BlockTokens, turn)
 	for i := length - 1; i >= len(u.Entries); i-- {
-		h.await(u.Prints[i], i, i-len(u.Entries), &t, now)
+		h.await(u.Prints[i], i, i-len(u.Entries), &t, now-uint32(i/step))
 	}
 	won := 0
 	for i := len(u.Entries) - 1; i >= 0; i-- {
@@ -66,9 +66,9 @@ func (h *Hazard) lastAsked(u *pool.Use, now uint32) uint32 {
 // renew makes the entries of a chain the newest of the classes they are in, and counts nothing but how many of them LRU
 // would not have.
 func (h *Hazard) renew(u *pool.Use, step int, now uint32) (won int) {
-	for _, g := range h.behind {
+	for i, g := range h.behind {
 		if g.way >= 0 && g.set.info[g.way]&ghostRecent != 0 {
-			g.set.way[g.way].used = now
+			g.set.way[g.way].used = now - uint32((len(u.Entries)+i)/step)
 			g.set.info[g.way] = g.set.info[g.way].withBin(0)
 		}
 	}
@@ -89,7 +89,7 @@ func (h *Hazard) refresh(e uint32, n *node, class uint8, now uint32) (won int) {
 		won = 1
 	}
 	k.take(&h.nodes, &h.worths, n)
-	k.recency.add(k.put(&h.nodes, &h.worths, e, n, class, now))
+	k.recency.add(k.put(&h.nodes, &h.worths, e, n, class, now, nil))
 	return won
 }
 

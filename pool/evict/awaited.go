@@ -57,10 +57,10 @@ func (a *awaited) take(print uint64) (class uint8, ok bool) {
 	return class, true
 }
 
-// grow makes sets for n blocks, a few at a time.
-func (a *awaited) grow(n int) {
+// grow makes sets for n blocks, some steps at a time.
+func (a *awaited) grow(n, steps int) {
 	want := uint(max(minSets, n/places))
-	for steps := 2; a.sets < want && (steps > 0 || a.sets < minSets); steps-- {
+	for ; a.sets < want && (steps > 0 || a.sets < minSets); steps-- {
 		a.make(uint32(a.sets))
 		if a.sets < minSets {
 			a.sets, a.half = minSets, minSets

@@ -72,16 +72,20 @@ func (k *cells) keep(c int, more int32) {
 
 // append makes a run the newest of its class.
 func (k *cells) append(w *[numClasses]worths, id uint32, r *run) {
-	if c, b := int(r.class), int(r.bin); k.filled[c]>>b&1 == 0 {
-		k.fill(w, c, b, eldest{id, r.used})
+	if k.filled[r.class]>>r.bin&1 == 0 {
+		k.begin(w, id, r)
 	}
 }
 
-func (k *cells) fill(w *[numClasses]worths, c, b int, e eldest) {
-	k.first[c][b] = e
-	k.filled[c] |= 1 << b
-	if s := w[c][b]; s <= k.worst[c] {
-		k.settle(c, &w[c])
+// begin makes a run the oldest of its bin.
+func (k *cells) begin(w *[numClasses]worths, id uint32, r *run) {
+	c, b := int(r.class), int(r.bin)
+	k.first[c][b] = eldest{id, r.used}
+	if k.filled[c]>>b&1 == 0 {
+		k.filled[c] |= 1 << b
+		if s := w[c][b]; s <= k.worst[c] {
+			k.settle(c, &w[c])
+		}
 	}
 }
 

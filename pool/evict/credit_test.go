@@ -215,6 +215,11 @@ func TestMissingIsCountedAndBounded(t *testing.T) {
 			t.Fatalf("risks more than its credit: look-up %d: %d are missing, and %d ahead after %d only %.1f may be", i, got, ahead, looked, may)
 		}
 		far = max(far, got)
+		if i%50 == 0 {
+			if err := h.Check(); err != nil {
+				t.Fatalf("look-up %d: %v", i, err)
+			}
+		}
 	}
 	if far < 20 {
 		t.Errorf("at most %d blocks were missing: the policy never decided", far)

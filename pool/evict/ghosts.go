@@ -167,10 +167,10 @@ func (g *ghosts) take(s *ghostSet, w int) {
 	g.count--
 }
 
-// grow makes sets for n ghosts, a few at a time.
-func (g *ghosts) grow(n int) {
+// grow makes sets for n ghosts, some steps at a time.
+func (g *ghosts) grow(n, steps int) {
 	want := uint(max(minSets, n/ways))
-	for steps := 2; g.sets < want && (steps > 0 || g.sets < minSets); steps-- {
+	for ; g.sets < want && (steps > 0 || g.sets < minSets); steps-- {
 		if g.sets == uint(len(g.pages))*setsAPage {
 			g.pages = append(g.pages, new([setsAPage]ghostSet))
 		}

@@ -27,6 +27,7 @@ type Hazard struct {
 	humble  humble
 	credit  credit
 	victim  uint32 // that Victim named last
+	passing passing
 	recent  recent
 	way     way
 	behind  []ghostRef // scratch of one look-up
@@ -36,8 +37,8 @@ type Hazard struct {
 func NewHazard() *Hazard {
 	h := &Hazard{}
 	h.tables.weight = 1
-	h.ghosts.grow(0)
-	h.awaited.grow(0)
+	h.ghosts.grow(0, 0)
+	h.awaited.grow(0, 0)
 	h.judge.margin = marginStart
 	h.humble.forgive()
 	h.startRound()
@@ -61,6 +62,7 @@ func (h *Hazard) Insert(in *pool.Insertion) {
 	} else {
 		k.recency.open(len(in.Entries), step, now)
 	}
+	var last putLast
 	t := traits(len(in.Entries), 0, in.BlockTokens, 0)
 	for i := len(in.Entries) - 1; i >= 0; i-- {
 		e, print := in.Entries[i], in.Prints[i]
@@ -68,20 +70,24 @@ func (h *Hazard) Insert(in *pool.Insertion) {
 		if n.state&stateKnown != 0 {
 			continue
 		}
-		n.print, n.kind, n.state = print, in.Kind, stateKnown
+		n.print, n.kind, n.state, n.passed = print, in.Kind, stateKnown, 0
 		class := h.comeBack(print, now, &t, i)
 		at := used - uint32(i/step)
 		if !k.recency.has(at) {
 			at = k.recency.cutoff()
 		}
-		k.recency.add(k.put(&h.nodes, &h.worths, e, n, class, at))
+		k.recency.add(k.put(&h.nodes, &h.worths, e, n, class, at, &last))
 		h.entries++
 		k.entries++
 	}
+	k.recency.grain = max(1, k.entries/grains)
 	h.trim(k, k.entries)
-	h.ghosts.grow(min(h.entries*ghostsAnItem, maxGhosts))
-	h.awaited.grow(min(h.entries, maxAwaited))
+	h.ghosts.grow(min(h.entries*ghostsAnItem, maxGhosts), growth(len(in.Entries)))
+	h.awaited.grow(min(h.entries, maxAwaited), growth(len(in.Entries)))
 }
+
+// growth is by how many sets tables of what is remembered may grow when so many entries come.
+func growth(entries int) int { return 1 + entries }
 
 // comeBack is the class of a block that is stored, from its ghost if there is one.
 func (h *Hazard) comeBack(print uint64, now uint32, t *chainTraits, i int) uint8 {

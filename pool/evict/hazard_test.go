@@ -180,10 +180,10 @@ func (nobody) Held(uint32) bool    { return false }
 // TestGhostsGrowWithoutLoss adds ghosts while the table grows set by set.
 func TestGhostsGrowWithoutLoss(t *testing.T) {
 	var g ghosts
-	g.grow(0)
+	g.grow(0, 0)
 	const n = 60_000
 	for i := range n {
-		g.grow(i * 8)
+		g.grow(i*8, 2)
 		g.put(&lateGhost{spread(i), uint32(i), makeInfo(uint8(i%numClasses), i%numBins), uint8(i % pool.MaxKinds)})
 	}
 	lost := 0
@@ -205,8 +205,8 @@ func TestGhostsGrowWithoutLoss(t *testing.T) {
 // TestLateGhostsAreFound: a ghost is found whether its set was at hand or not, and those of a set make room in the order they came.
 func TestLateGhostsAreFound(t *testing.T) {
 	var late, prompt ghosts
-	late.grow(0)
-	prompt.grow(0)
+	late.grow(0, 0)
+	prompt.grow(0, 0)
 	const n = 3*minSets*ways/2 + lateGhosts/2 // more than fit, and the last of them are late
 	for i := range n {
 		info := makeInfo(uint8(i%numClasses), i%numBins)
@@ -284,10 +284,10 @@ func TestAPromptAgesAsOne(t *testing.T) {
 // TestAwaitedGrowWithoutLoss notes blocks while the table grows set by set, then takes them.
 func TestAwaitedGrowWithoutLoss(t *testing.T) {
 	var a awaited
-	a.grow(0)
+	a.grow(0, 0)
 	const n = 20_000
 	for i := range n {
-		a.grow(i * 4)
+		a.grow(i*4, 2)
 		a.put(spread(i), uint8(i%7))
 		a.put(spread(i), uint8(i%numClasses)) // looked up again
 	}

@@ -14,6 +14,10 @@ type kind struct {
 	recency recency
 }
 
+// maxBack bounds the runs behind which an entry may be put: those of the longest chain, and some of others. One that was used before more than so many
+// is not in its place, and is old a little late.
+const maxBack = mostSteps + 64
+
 // The halves of a kind.
 const (
 	young = 0
@@ -31,32 +35,79 @@ func newKind() *kind {
 	return k
 }
 
-// put makes an entry the newest of class c, young, used at a time, in bin 0. It may have been used a little before the one before it, as the end of a
-// chain that is stored when its start was used; lists are by the time things are told. What it gives is the time it is taken to be used at.
-func (k *kind) put(t *nodes, w *[numClasses]worths, e uint32, n *node, c uint8, used uint32) uint32 {
-	cells := &k.half[young]
-	cells.keep(int(c), 1)
-	id := k.newest[c]
-	if id != 0 {
-		r := t.runs.at(id)
-		if r.half == young && r.bin == 0 && r.count < maxRun && k.alike(r.used, used) {
-			n.run, n.newer, n.older = id, 0, r.last
+// putLast are, by class, the runs in which the entries of one Insert were put last; each is used later than those before it.
+type putLast [numClasses]uint32
+
+// put makes an entry one of the newest of class c, young, used at a time, in bin 0. What was used a little earlier than others, as the end of a chain
+// that is stored when its start was used, goes behind them. What it gives is the time it is taken to be used at.
+func (k *kind) put(t *nodes, w *[numClasses]worths, e uint32, n *node, c uint8, used uint32, last *putLast) uint32 {
+	k.half[young].keep(int(c), 1)
+	newer, older := k.behind(&t.runs, c, used, last)
+	if older != 0 {
+		if r := t.runs.at(older); r.half == young && r.bin == 0 && r.count < maxRun && k.alike(r.used, used) {
+			n.run, n.newer, n.older = older, 0, r.last
 			t.at(r.last).newer = e
 			r.last = e
 			r.count++
+			last.note(c, older)
 			return r.used
 		}
 	}
-	next := t.runs.number()
-	if id != 0 {
-		t.runs.at(id).newer = next
-	}
-	r := t.runs.at(next)
-	r.used, r.newer, r.older, r.first, r.last, r.count, r.class, r.bin, r.half = used, 0, id, e, e, 1, c, 0, young
-	n.run, n.newer, n.older = next, 0, 0
-	k.newest[c] = next
-	cells.append(w, next, r)
+	id := t.runs.number()
+	n.run, n.newer, n.older = id, 0, 0
+	r := t.runs.at(id)
+	r.used, r.first, r.last, r.count, r.class, r.bin, r.half = used, e, e, 1, c, 0, young
+	k.link(&t.runs, w, id, r, newer, older)
+	last.note(c, id)
 	return used
+}
+
+func (l *putLast) note(c uint8, run uint32) {
+	if l != nil {
+		l[c] = run
+	}
+}
+
+// behind is the place in the list of a class of what was used at a time: in front of the run of last, or, if there is none, of the newest run that was used no
+// later, or is not in bin 0, or is too far behind.
+func (k *kind) behind(t *runs, c uint8, used uint32, last *putLast) (newer, older uint32) {
+	if last != nil && last[c] != 0 {
+		older = last[c]
+		for newer = t.at(older).newer; newer != 0 && !before(used, t.at(newer).used); newer = t.at(newer).newer {
+			older = newer
+		}
+		return newer, older
+	}
+	older = k.newest[c]
+	for range maxBack {
+		if older == 0 {
+			break
+		}
+		r := t.at(older)
+		if r.half != young || r.bin != 0 || !before(used, r.used) {
+			break
+		}
+		newer, older = older, r.older
+	}
+	return newer, older
+}
+
+// link puts a run of bin 0 between two others of its class, of which 0 is none.
+func (k *kind) link(t *runs, w *[numClasses]worths, id uint32, r *run, newer, older uint32) {
+	r.newer, r.older = newer, older
+	if newer != 0 {
+		t.at(newer).older = id
+	} else {
+		k.newest[r.class] = id
+	}
+	if older != 0 {
+		x := t.at(older)
+		x.newer = id
+		if x.half == young && x.bin == 0 {
+			return
+		}
+	}
+	k.half[young].begin(w, id, r)
 }
 
 // alike says that it makes no difference at which of two times something was used.

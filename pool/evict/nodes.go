@@ -5,6 +5,7 @@ type node struct {
 	print        uint64
 	newer, older uint32 // in its run
 	run          uint32
+	passed       uint16 // the ms in which it was passed over last, as Hazard.passing counts them
 	kind         uint8
 	state        uint8
 }

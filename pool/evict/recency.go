@@ -9,10 +9,12 @@ package evict
 type recency struct {
 	spans      [maxSpans]span // from first to before end, the oldest first
 	first, end int
-	hint       int // span that was asked for last
-	grain      int // blocks
-	blocks     int // of all spans
-	lost       int // of them, blocks that the pool gave up and nobody has asked for since
+	hint       int    // span that was asked for last
+	last       uint32 // ms: no block was used later
+	opened     uint32 // ms: when the spans of the chain looked up last begin. They stay: blocks of it are about to be stored
+	grain      int    // blocks
+	blocks     int    // of all spans
+	lost       int    // of them, blocks that the pool gave up and nobody has asked for since
 }
 
 // span is a time, and the blocks that were last used in it.
@@ -48,8 +50,9 @@ func (r *recency) step(length int) int { return max(r.grain, length/mostSteps) }
 // open begins the spans in which the blocks of a look-up are last used: step blocks at each ms until now.
 func (r *recency) open(blocks, step int, now uint32) {
 	steps := uint32((blocks - 1) / step)
+	r.opened = now - steps
 	for at := now - steps; ; at++ {
-		if (steps > 0 || int(r.spans[r.end-1].blocks) >= r.grain) && before(r.newest(), at) {
+		if (steps > 0 || int(r.spans[r.end-1].blocks) >= r.grain) && before(r.last, at) {
 			r.begin(at)
 		}
 		if at == now {
@@ -64,16 +67,18 @@ func (r *recency) begin(at uint32) {
 	}
 	r.spans[r.end] = span{from: at}
 	r.end++
+	r.last = at
 }
 
-// merge makes neighbours one that have few blocks by now, and twice as many if that leaves too many spans.
+// merge makes neighbours one that have few blocks by now, and twice as many if that leaves too many spans. Those of the chain looked up last are about to
+// have more.
 func (r *recency) merge() {
 	for most := int32(r.grain); r.first > 0 || r.end > maxSpans/2; most *= 2 {
 		n := 1
 		first := r.first
 		r.spans[0] = r.spans[first]
 		for _, s := range r.spans[first+1 : r.end] {
-			if last := &r.spans[n-1]; last.blocks+s.blocks <= most {
+			if last := &r.spans[n-1]; before(s.from, r.opened) && last.blocks+s.blocks <= most {
 				last.blocks += s.blocks
 				last.lost += s.lost
 				continue
@@ -108,6 +113,9 @@ func (r *recency) at(used uint32) *span {
 
 // add takes in a block that was used then; one that was lost stays that if it is not stored yet.
 func (r *recency) add(used uint32) {
+	if before(r.last, used) {
+		r.last = used
+	}
 	r.at(used).blocks++
 	r.blocks++
 }
@@ -124,9 +132,9 @@ func (r *recency) lose(used uint32, by int) {
 	r.lost += by
 }
 
-// drop gives up the blocks of the oldest span, and says how many were lost ones; false if there is but the newest.
+// drop gives up the blocks of the oldest span, and says how many were lost ones; false if there is but the newest, or those of the chain looked up last.
 func (r *recency) drop() (passed int, ok bool) {
-	if r.end-r.first == 1 {
+	if !r.may() {
 		return 0, false
 	}
 	s := &r.spans[r.first]
@@ -136,7 +144,12 @@ func (r *recency) drop() (passed int, ok bool) {
 	return int(s.lost), true
 }
 
+// may says that there is a span to drop.
+func (r *recency) may() bool {
+	return r.end-r.first > 1 && !before(r.opened, r.spans[r.first+1].from)
+}
+
 // over says that LRU has its room without the oldest span, or has seen nothing of that for too long.
 func (r *recency) over(room int, now uint32) bool {
-	return r.end-r.first > 1 && (r.blocks-int(r.spans[r.first].blocks) >= room || now-r.cutoff() > longestSight)
+	return r.may() && (r.blocks-int(r.spans[r.first].blocks) >= room || now-r.cutoff() > longestSight)
 }

@@ -8,11 +8,11 @@ type missed struct {
 	unpaid int // of them, those that the credit has not paid for
 }
 
-// mourn is told of the ghosts of the blocks that a look-up misses, which are about to be used now. Those of LRU that it would hit are the first of
+// mourn is told of the ghosts of the blocks that a look-up misses, which are about to be used now, behind so many that are stored. Those of LRU that it would hit are the first of
 // them; all of LRU become the newest.
-func (h *Hazard) mourn(now uint32) (m missed) {
+func (h *Hazard) mourn(stored, step int, now uint32) (m missed) {
 	hits := true
-	for _, g := range h.behind {
+	for i, g := range h.behind {
 		if hits = hits && g.way >= 0 && h.inLRU(g.set, g.way); hits {
 			m.blocks++
 		}
@@ -33,7 +33,7 @@ func (h *Hazard) mourn(now uint32) (m missed) {
 			}
 		}
 		r.remove(used)
-		r.add(now)
+		r.add(now - uint32((stored+i)/step))
 	}
 	return m
 }
@@ -86,7 +86,6 @@ func (h *Hazard) kindOf(u *pool.Use) *kind {
 
 // trim has LRU give up what it has no room for.
 func (h *Hazard) trim(k *kind, room int) {
-	k.recency.grain = max(1, k.entries/grains)
 	for dropped := false; ; dropped = true {
 		if !k.recency.over(room, uint32(h.clock.now)) {
 			if dropped {

@@ -11,6 +11,7 @@ const maxSteps = 16 << 10 // entries that one call of Victim looks at
 // Victim implements pool.Policy. Of several kinds the one goes first whose oldest block LRU used least recently.
 func (h *Hazard) Victim(now int64, kinds uint64, v pool.View) uint32 {
 	t := h.clock.hear(now)
+	h.passing.begin(t)
 	h.victim = 0
 	for left := maxSteps; left > 0 && h.victim == 0; {
 		i := h.eldest(kinds)
@@ -46,8 +47,8 @@ func (h *Hazard) eldest(kinds uint64) (eldest int) {
 func (h *Hazard) idle(k *kind) uint32 { return uint32(h.clock.now) - k.recency.cutoff() }
 
 // victimOf is the oldest entry of the cell that is worth least, or, if others hang on it, the end of one of their chains.
-// If no more may be lost, one goes that LRU would not have; where there is none, LRU gives its oldest blocks up first. An entry that is held, or
-// whose chain is too long or held at its end, is in use: it becomes the newest of its class, so that each is passed over once.
+// If no more may be lost, one goes that LRU would not have; where there is none, LRU gives its oldest blocks up first. Entries
+// whose chain is too long or held at its end are in use: they become the newest of their classes, so that each is passed over once.
 func (h *Hazard) victimOf(k *kind, now uint32, v pool.View, steps int) (victim uint32, left int) {
 	masks, bold := false, h.bold()
 	for left = steps; left > 0; left-- {
@@ -66,11 +67,10 @@ func (h *Hazard) victimOf(k *kind, now uint32, v pool.View, steps int) (victim u
 		if victim = end; end != 0 || left <= 0 {
 			break
 		}
-		n := h.nodes.at(e)
-		switch r := *h.nodes.runOf(n); {
-		case r.bin != 0 || r.used != now:
-			h.refresh(e, n, r.class, now)
-			h.tables.enter(r.class, -1, 0, 1)
+		passed := h.passOver(k, now)
+		left -= passed
+		switch {
+		case passed > 0:
 		case !bold: // passed over already
 			bold = true // all others are as young, and some of them may go
 		default:
@@ -83,6 +83,43 @@ func (h *Hazard) victimOf(k *kind, now uint32, v pool.View, steps int) (victim u
 		h.unmask(k)
 	}
 	return victim, left
+}
+
+// passing is the ms in which entries in use are passed over, each once.
+type passing struct {
+	now  uint32
+	mark uint16 // of the ms, never 0. Once it wraps, a few entries are taken for passed over that were not
+}
+
+func (p *passing) begin(now uint32) {
+	if p.now == now && p.mark != 0 {
+		return
+	}
+	p.now = now
+	if p.mark++; p.mark == 0 {
+		p.mark = 1
+	}
+}
+
+// passOver makes what is on the way to the end of a chain in use the newest of its classes, and gives the number of entries for which that was
+// to be done.
+func (h *Hazard) passOver(k *kind, now uint32) (passed int) {
+	step := k.recency.step(len(h.way))
+	for i := len(h.way) - 1; i >= 0; i-- {
+		e := h.way[i]
+		n := h.nodes.at(e)
+		if n.passed == h.passing.mark {
+			continue
+		}
+		r := h.nodes.runOf(n)
+		if r.bin != 0 {
+			h.tables.enter(r.class, -1, 0, 1)
+		}
+		h.refresh(e, n, r.class, now-uint32(i/step))
+		n.passed = h.passing.mark
+		passed++
+	}
+	return passed
 }
 
 // lowest is the entry that would go if nobody held it nor anything behind it; 0 if there is none. If not bold, it is one that

@@ -9,8 +9,8 @@ const maxWay = 64 << 10
 // end on, and to walk down a long one for each of its blocks would take the square of its length.
 type way []uint32
 
-// end is the last entry of a chain that goes through e; 0 if it is held, unknown, too far, or not reached in the
-// steps allowed. A later call goes on where this one ended.
+// end is the last entry of a chain that goes through e; 0 if it is held, unknown, too far, behind one that was passed over in this ms, or not
+// reached in the steps allowed. A later call goes on where this one ended.
 func (h *Hazard) end(e uint32, v pool.View, allowed int) (end uint32, steps int) {
 	if len(h.way) == 0 || h.way[0] != e {
 		h.leaveWay(0)
@@ -22,7 +22,10 @@ func (h *Hazard) end(e uint32, v pool.View, allowed int) (end uint32, steps int)
 		if child == 0 && !v.Held(e) {
 			return e, steps
 		}
-		if child == 0 || h.nodes.known(child) == nil || len(h.way) == maxWay {
+		if child == 0 || len(h.way) == maxWay {
+			return 0, steps
+		}
+		if n := h.nodes.known(child); n == nil || n.passed == h.passing.mark {
 			return 0, steps
 		}
 		h.onWay(child)

@@ -108,8 +108,16 @@ type writer struct {
 	stream *Stream
 }
 
+// sort orders the requests by time, and lays their blocks in that order, as those of a trace that is read: to read them is not to be timed.
 func (w *writer) sort() {
-	slices.SortStableFunc(w.stream.Requests, func(a, b Request) int { return int(a.Millis - b.Millis) })
+	requests := w.stream.Requests
+	slices.SortStableFunc(requests, func(a, b Request) int { return int(a.Millis - b.Millis) })
+	all := make([]uint32, 0, w.stream.Looked())
+	for i := range requests {
+		from := len(all)
+		all = append(all, requests[i].Blocks...)
+		requests[i].Blocks = all[from:len(all):len(all)]
+	}
 }
 
 func (w *writer) fresh(n int) []uint32 {
