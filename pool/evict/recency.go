@@ -11,7 +11,8 @@ type recency struct {
 	first, end int
 	hint       int    // span that was asked for last
 	last       uint32 // ms: no block was used later
-	opened     uint32 // ms: when the spans of the chain looked up last begin. They stay: blocks of it are about to be stored
+	opened     uint32 // ms: when the spans of the chain looked up last begin. They stay: blocks of it are about to be stored ...
+	closed     uint32 // ... and when the newest of them does
 	grain      int    // blocks
 	blocks     int    // of all spans
 	lost       int    // of them, blocks that the pool gave up and nobody has asked for since
@@ -50,7 +51,7 @@ func (r *recency) step(length int) int { return max(r.grain, length/mostSteps) }
 // open begins the spans in which the blocks of a look-up are last used: step blocks at each ms until now.
 func (r *recency) open(blocks, step int, now uint32) {
 	steps := uint32((blocks - 1) / step)
-	r.opened = now - steps
+	r.opened, r.closed = now-steps, now
 	for at := now - steps; ; at++ {
 		if (steps > 0 || int(r.spans[r.end-1].blocks) >= r.grain) && before(r.last, at) {
 			r.begin(at)
@@ -148,6 +149,9 @@ func (r *recency) drop() (passed int, ok bool) {
 func (r *recency) may() bool {
 	return r.end-r.first > 1 && !before(r.opened, r.spans[r.first+1].from)
 }
+
+// justLooked says that a time is one of the chain looked up last, of those that are in several spans.
+func (r *recency) justLooked(used uint32) bool { return !before(used, r.opened) && before(used, r.closed) }
 
 // over says that LRU has its room without the oldest span, or has seen nothing of that for too long.
 func (r *recency) over(room int, now uint32) bool {

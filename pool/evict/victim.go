@@ -102,7 +102,7 @@ func (p *passing) begin(now uint32) {
 }
 
 // passOver makes what is on the way to the end of a chain in use the newest of its classes, and gives the number of entries for which that was
-// to be done.
+// to be done. The chain looked up last stays as it is.
 func (h *Hazard) passOver(k *kind, now uint32) (passed int) {
 	step := k.recency.step(len(h.way))
 	for i := len(h.way) - 1; i >= 0; i-- {
@@ -111,13 +111,16 @@ func (h *Hazard) passOver(k *kind, now uint32) (passed int) {
 		if n.passed == h.passing.mark {
 			continue
 		}
+		n.passed = h.passing.mark
+		passed++
 		r := h.nodes.runOf(n)
+		if r.bin == 0 && k.recency.justLooked(r.used) {
+			continue
+		}
 		if r.bin != 0 {
 			h.tables.enter(r.class, -1, 0, 1)
 		}
 		h.refresh(e, n, r.class, now-uint32(i/step))
-		n.passed = h.passing.mark
-		passed++
 	}
 	return passed
 }
