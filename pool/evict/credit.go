@@ -10,7 +10,7 @@ package evict
 // blocks looked up until then are lost besides, and paid back before anything is lent again. Beside the bound are entries that are held or of
 // several kinds, and blocks that are not stored again.
 const (
-	giftShare   = 0.008 // blocks given for each block looked up
+	giftShare   = 0.0075 // blocks given for each block looked up
 	leadShare   = 0.02  // blocks lent, when all goes well, for each block looked up: one for each hit that LRU has not, up to this share
 	askedCost   = 10    // lost blocks not asked for that make up for one that was
 	manyPrompts = 16    // prompts that what is lost must be as much as: that of few may be asked for at once

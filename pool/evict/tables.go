@@ -17,7 +17,7 @@ type counts struct {
 }
 
 const (
-	fading    = 1 / 0.9998 // growth of the weight per look-up
+	fading    = 1 / 0.9999 // growth of the weight per look-up
 	maxWeight = 1e9
 	forgetful = 20 // what was learned is divided by this on an alarm
 )
