@@ -83,7 +83,7 @@ func (h *Hazard) renew(u *pool.Use, step int, now uint32) (won int) {
 // refresh makes an entry the newest of a class and of LRU. It gives 1 if LRU would not have it, else 0.
 func (h *Hazard) refresh(e uint32, n *node, class uint8, now uint32) (won int) {
 	k, r := h.kinds[n.kind], h.nodes.runOf(n)
-	if k.recency.has(r.used) {
+	if r.half == young && k.recency.has(r.used) {
 		k.recency.remove(r.used)
 	} else {
 		won = 1
@@ -168,6 +168,10 @@ func (h *Hazard) ageSet(s *ghostSet, now uint32) {
 		from := info.bin()
 		b := max(from, binOf(now-s.way[w].used))
 		h.tables.enter(info.class(), from, b, 1)
-		s.info[w] = info.withBin(b)
+		info = info.withBin(b)
+		if b == numBins-1 && now-s.way[w].used > longestSight {
+			info &^= ghostRecent | ghostPaid
+		}
+		s.info[w] = info
 	}
 }

@@ -11,10 +11,10 @@ package evict
 // several kinds, and blocks that are not stored again.
 const (
 	giftShare   = 0.0075 // blocks given for each block looked up
-	leadShare   = 0.02  // blocks lent, when all goes well, for each block looked up: one for each hit that LRU has not, up to this share
-	askedCost   = 10    // lost blocks not asked for that make up for one that was
-	manyPrompts = 16    // prompts that what is lost must be as much as: that of few may be asked for at once
-	meanLooks   = 1024  // look-ups over which the size of a prompt is averaged
+	leadShare   = 0.02   // blocks lent, when all goes well, for each block looked up: one for each hit that LRU has not, up to this share
+	askedCost   = 10     // lost blocks not asked for that make up for one that was
+	manyPrompts = 16     // prompts that what is lost must be as much as: that of few may be asked for at once
+	meanLooks   = 1024   // look-ups over which the size of a prompt is averaged
 )
 
 // credit is how far the policy may be from LRU. A fresh one does as LRU does; what it wins it may risk.

@@ -131,7 +131,7 @@ func (h *Hazard) Remove(entries []uint32) {
 		class, used := r.class, r.used
 		info := makeInfo(class, int(r.bin))
 		switch {
-		case !k.recency.has(used):
+		case r.half == old || !k.recency.has(used):
 		case e == h.victim:
 			info |= ghostRecent
 			k.recency.lose(used, 1)

@@ -46,7 +46,7 @@ func (r *recency) has(used uint32) bool { return !before(used, r.cutoff()) }
 func before(a, b uint32) bool { return int32(a-b) < 0 }
 
 // step is the blocks of a chain that are taken to be used in one ms, from its end to its start.
-func (r *recency) step(length int) int { return max(r.grain, length/mostSteps) }
+func (r *recency) step(length int) int { return max(r.grain, (length+mostSteps-1)/mostSteps) }
 
 // open begins the spans in which the blocks of a look-up are last used: step blocks at each ms until now.
 func (r *recency) open(blocks, step int, now uint32) {
@@ -151,7 +151,9 @@ func (r *recency) may() bool {
 }
 
 // justLooked says that a time is one of the chain looked up last, of those that are in several spans.
-func (r *recency) justLooked(used uint32) bool { return !before(used, r.opened) && before(used, r.closed) }
+func (r *recency) justLooked(used uint32) bool {
+	return !before(used, r.opened) && before(used, r.closed)
+}
 
 // over says that LRU has its room without the oldest span, or has seen nothing of that for too long.
 func (r *recency) over(room int, now uint32) bool {
