@@ -72,10 +72,7 @@ func (h *Hazard) Insert(in *pool.Insertion) {
 		}
 		n.print, n.kind, n.state, n.passed = print, in.Kind, stateKnown, 0
 		class := h.comeBack(print, now, &t, i)
-		at := used - uint32(i/step)
-		if !k.recency.has(at) {
-			at = k.recency.cutoff()
-		}
+		at := k.recency.notBefore(used - uint32(i/step))
 		k.recency.add(k.put(&h.nodes, &h.worths, e, n, class, at, &last))
 		h.entries++
 		k.entries++

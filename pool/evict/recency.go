@@ -42,6 +42,14 @@ func (r *recency) newest() uint32 { return r.spans[r.end-1].from }
 // has says that LRU has a block that was used then.
 func (r *recency) has(used uint32) bool { return !before(used, r.cutoff()) }
 
+// notBefore is a time, or the cutoff if that is later.
+func (r *recency) notBefore(used uint32) uint32 {
+	if !r.has(used) {
+		return r.cutoff()
+	}
+	return used
+}
+
 // before says that a is earlier than b; both are times in ms that are less than 24 days apart.
 func before(a, b uint32) bool { return int32(a-b) < 0 }
 

@@ -12,7 +12,7 @@ func TestRecencyCountsByTime(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 1))
 	var r recency
 	r.init()
-	var used []uint32 // of each block of LRU
+	var used []uint32              // of each block of LRU
 	now := uint32(1<<32 - 100_000) // so that times wrap
 	r.spans[0].from, r.last = now, now
 	for range 3000 {

@@ -8,8 +8,8 @@ type missed struct {
 	unpaid int // of them, those that the credit has not paid for
 }
 
-// mourn is told of the ghosts of the blocks that a look-up misses, which are about to be used now, behind so many that are stored. Those of LRU that it would hit are the first of
-// them; all of LRU become the newest.
+// mourn is told of the ghosts of the blocks that a look-up misses, which are about to be used now, behind so many that are stored. Those of
+// LRU that it would hit are the first of them; all of LRU become the newest.
 func (h *Hazard) mourn(stored, step int, now uint32) (m missed) {
 	hits := true
 	for i, g := range h.behind {
@@ -49,8 +49,8 @@ func (h *Hazard) found(r *recency, used uint32) {
 	h.lost--
 }
 
-// reckon ends a look-up of blocks of a kind, in which so many entries were used that LRU would not have. What is asked again at once is paid for once, and gives
-// nothing.
+// reckon ends a look-up of blocks of a kind, in which so many entries were used that LRU would not have. What is asked again at once is
+// paid for once, and gives nothing.
 func (h *Hazard) reckon(u *pool.Use, k *kind, m missed, won int, again bool) {
 	h.spare = 0
 	if k != nil {

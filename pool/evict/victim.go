@@ -120,7 +120,7 @@ func (h *Hazard) passOver(k *kind, now uint32) (passed int) {
 		if r.bin != 0 {
 			h.tables.enter(r.class, -1, 0, 1)
 		}
-		h.refresh(e, n, r.class, now-uint32(i/step))
+		h.refresh(e, n, r.class, k.recency.notBefore(now-uint32(i/step)))
 	}
 	return passed
 }
