@@ -48,7 +48,7 @@ func benchStream(s *evictsim.Stream, capacities []int, runs int, rows []policyRe
 
 // How often each policy is timed; of each part of the stream the least counts.
 const (
-	runsAlone = 9
+	runsAlone = 25
 	runsAmong = 3 // several streams: their caches are shared anyway
 )
 
