@@ -28,6 +28,7 @@ type Hazard struct {
 	credit  credit
 	victim  uint32 // that Victim named last
 	passing passing
+	last    putLast // of one Insert
 	recent  recent
 	way     way
 	behind  []ghostRef // scratch of one look-up
@@ -62,7 +63,11 @@ func (h *Hazard) Insert(in *pool.Insertion) {
 	} else {
 		k.recency.open(len(in.Entries), step, now)
 	}
-	var last putLast
+	var last *putLast
+	if len(in.Entries) > fewPut {
+		last = &h.last
+		*last = putLast{}
+	}
 	t := traits(len(in.Entries), 0, in.BlockTokens, 0)
 	for i := len(in.Entries) - 1; i >= 0; i-- {
 		e, print := in.Entries[i], in.Prints[i]
@@ -73,7 +78,7 @@ func (h *Hazard) Insert(in *pool.Insertion) {
 		n.print, n.kind, n.state, n.passed = print, in.Kind, stateKnown, 0
 		class := h.comeBack(print, now, &t, i)
 		at := k.recency.notBefore(used - uint32(i/step))
-		k.recency.add(k.put(&h.nodes, &h.worths, e, n, class, at, &last))
+		k.recency.add(k.put(&h.nodes, &h.worths, e, n, class, at, last))
 		h.entries++
 		k.entries++
 	}

@@ -38,6 +38,9 @@ func newKind() *kind {
 // putLast are, by class, the runs in which the entries of one Insert were put last; each is used later than those before it.
 type putLast [numClasses]uint32
 
+// fewPut are entries so few that each looks for its place.
+const fewPut = 8
+
 // put makes an entry one of the newest of class c, young, used at a time, in bin 0. What was used a little earlier than others, as the end of a chain
 // that is stored when its start was used, goes behind them. What it gives is the time it is taken to be used at.
 func (k *kind) put(t *nodes, w *[numClasses]worths, e uint32, n *node, c uint8, used uint32, last *putLast) uint32 {

@@ -13,6 +13,9 @@ type way []uint32
 // reached in the steps allowed. A later call goes on where this one ended.
 func (h *Hazard) end(e uint32, v pool.View, allowed int) (end uint32, steps int) {
 	if len(h.way) == 0 || h.way[0] != e {
+		if v.Child(e) == 0 && !v.Held(e) {
+			return e, 0 // most have no way to go
+		}
 		h.leaveWay(0)
 		h.onWay(e)
 	}

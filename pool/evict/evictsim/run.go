@@ -137,7 +137,7 @@ func (d *driver) store(blocks []uint32, n int, now int64) {
 	parent := d.keep
 	d.in.Parent = parent
 	d.in.Now, d.in.Entries, d.in.Prints = now, d.in.Entries[:0], d.in.Prints[:0]
-	for _, b := range blocks[n:] {
+	for i, b := range blocks[n:] {
 		e := d.room(now)
 		if e == 0 {
 			break
@@ -145,7 +145,7 @@ func (d *driver) store(blocks []uint32, n int, now int64) {
 		d.entry[b], d.slots[e] = e, slot{block: b}
 		d.hang(e, parent)
 		parent = e
-		d.in.Entries, d.in.Prints = append(d.in.Entries, e), append(d.in.Prints, print(b, d.seed))
+		d.in.Entries, d.in.Prints = append(d.in.Entries, e), append(d.in.Prints, d.use.Prints[n+i])
 	}
 	d.keep = 0
 	d.policy.Insert(&d.in)
