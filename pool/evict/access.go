@@ -26,6 +26,7 @@ func (h *Hazard) Access(u *pool.Use) {
 	}
 	now := h.clock.look(u, (length-1)/step+1)
 	if k != nil {
+		h.wake(k, now)
 		k.recency.open(length, step, now)
 	}
 	ago := h.lastAsked(u, now)

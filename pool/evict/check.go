@@ -82,7 +82,7 @@ func (h *Hazard) checkClass(k *kind, kind, c uint8, inSpan map[*span]int32) (n i
 	newer := uint32(0)
 	for id := k.newest[c]; id != 0; {
 		r := h.nodes.runs.at(id)
-		if r.newer != newer || r.class != c || r.half == old && k.recency.has(r.used) {
+		if r.newer != newer || r.class != c || r.half == old && uint32(h.clock.now)-r.used <= longestSight && k.recency.has(r.used) {
 			return 0, fmt.Errorf("run %d is %+v, and %d is before it; LRU goes back to %d", id, *r, newer, k.recency.cutoff())
 		}
 		if newer != 0 {
@@ -98,7 +98,7 @@ func (h *Hazard) checkClass(k *kind, kind, c uint8, inSpan map[*span]int32) (n i
 		if n += int(r.count); n > h.entries {
 			return 0, fmt.Errorf("the list goes in a circle")
 		}
-		if k.recency.has(r.used) {
+		if r.half == young && k.recency.has(r.used) {
 			inSpan[k.recency.at(r.used)] += int32(r.count)
 		}
 		newer, id = id, r.older

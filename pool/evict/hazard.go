@@ -21,7 +21,6 @@ type Hazard struct {
 	scorer  scorer
 	worths  [numClasses]worths
 	turn    turn // of ageing
-	spare   int  // blocks that LRU has and the look-up has to store: LRU needs no room for them
 	lost    int  // blocks that LRU would have, and the pool gave up
 	judge   judge
 	humble  humble
@@ -49,17 +48,17 @@ func NewHazard() *Hazard {
 	return h
 }
 
-// Insert implements pool.Policy. A block that was looked up before has the class it got then. All are taken to be used as late as the block before
-// them.
+// Insert implements pool.Policy. A block that was looked up before has the class it got then.
 func (h *Hazard) Insert(in *pool.Insertion) {
 	if len(in.Entries) == 0 {
 		return
 	}
 	now := h.clock.hear(in.Now)
-	k := h.kind(in.Kind)
+	k := h.kind(in.Kind, now)
+	h.wake(k, now)
 	used, step := now, k.recency.step(len(in.Entries))
-	if n := h.nodes.known(in.Parent); n != nil && n.kind == in.Kind {
-		used = h.nodes.runOf(n).used
+	if at, ok := h.asLateAs(k, in); ok {
+		used = at
 	} else {
 		k.recency.open(len(in.Entries), step, now)
 	}
@@ -77,7 +76,11 @@ func (h *Hazard) Insert(in *pool.Insertion) {
 		}
 		n.print, n.kind, n.state, n.passed = print, in.Kind, stateKnown, 0
 		class := h.comeBack(print, now, &t, i)
-		at := k.recency.notBefore(used - uint32(i/step))
+		at := used - uint32(i/step)
+		if before(at, k.recency.opened) {
+			at = k.recency.opened
+		}
+		at = k.recency.notBefore(at)
 		k.recency.add(k.put(&h.nodes, &h.worths, e, n, class, at, last))
 		h.entries++
 		k.entries++
@@ -86,6 +89,17 @@ func (h *Hazard) Insert(in *pool.Insertion) {
 	h.trim(k, k.entries)
 	h.ghosts.grow(min(h.entries*ghostsAnItem, maxGhosts), growth(len(in.Entries)))
 	h.awaited.grow(min(h.entries, maxAwaited), growth(len(in.Entries)))
+}
+
+// asLateAs is when the block before those that are stored was used, if that is of the chain looked up last. What is stored later, as what an engine
+// made since, is used now.
+func (h *Hazard) asLateAs(k *kind, in *pool.Insertion) (used uint32, ok bool) {
+	n := h.nodes.known(in.Parent)
+	if n == nil || n.kind != in.Kind {
+		return 0, false
+	}
+	used = h.nodes.runOf(n).used
+	return used, !before(used, k.recency.opened)
 }
 
 // growth is by how many sets tables of what is remembered may grow when so many entries come.
@@ -106,7 +120,8 @@ func (h *Hazard) comeBack(print uint64, now uint32, t *chainTraits, i int) uint8
 				h.found(r, used)
 			}
 			r.remove(used)
-			h.spare = max(0, h.spare-1)
+			k := h.kinds[s.kind[w]]
+			k.spare = max(0, k.spare-1)
 		}
 		h.ghosts.take(s, w)
 		if info.awaited() {
@@ -140,6 +155,9 @@ func (h *Hazard) Remove(entries []uint32) {
 			h.lost++
 		default:
 			k.recency.remove(used)
+		}
+		if e == h.victim {
+			h.victim = 0
 		}
 		k.take(&h.nodes, &h.worths, n)
 		k.gone[class]++

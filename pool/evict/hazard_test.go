@@ -262,6 +262,7 @@ func TestAPromptAgesAsOne(t *testing.T) {
 	for i := range 200 {
 		in.Entries, in.Prints = append(in.Entries, uint32(i+1)), append(in.Prints, spread(i))
 	}
+	h.kind(0, 0).recency.grain = 200 // as in a pool of 25,600 blocks
 	h.Insert(&in)
 	if h.nodes.runs.made > distances {
 		t.Errorf("%d runs of a prompt's blocks, which are at %d distances from its end", h.nodes.runs.made, distances)

@@ -12,6 +12,7 @@ type kind struct {
 	entries int
 	gone    [numClasses]uint64 // entries that went
 	recency recency
+	spare   int // blocks that LRU has and the look-up has to store: LRU needs no room for them
 }
 
 // maxBack bounds the runs behind which an entry may be put: those of the longest chain, and some of others. One that was used before more than so many
@@ -27,11 +28,11 @@ const (
 // quantum is the ms between uses that make no difference: a class' entries that were used so near to each other are one run.
 const quantum = 500
 
-func newKind() *kind {
+func newKind(now uint32) *kind {
 	k := &kind{}
 	k.half[young].init()
 	k.half[old].init()
-	k.recency.init()
+	k.recency.begins(now)
 	return k
 }
 
@@ -154,14 +155,14 @@ func (k *kind) unlink(t *runs, id uint32, r *run) {
 	t.giveBack(id)
 }
 
-// cross makes old what LRU has no more.
-func (k *kind) cross(t *runs, w *[numClasses]worths) {
+// cross makes old what LRU has no more, or all.
+func (k *kind) cross(t *runs, w *[numClasses]worths, all bool) {
 	cutoff, from, to := k.recency.cutoff(), &k.half[young], &k.half[old]
 	for m := from.full; m != 0; m &= m - 1 {
 		c := bits.TrailingZeros64(m)
 		for from.filled[c] != 0 {
 			at := from.first[c][bits.Len64(from.filled[c])-1]
-			if !before(at.used, cutoff) {
+			if !all && !before(at.used, cutoff) {
 				break
 			}
 			r := t.at(at.run)
@@ -175,12 +176,12 @@ func (k *kind) cross(t *runs, w *[numClasses]worths) {
 }
 
 // kind makes a kind when its first entry comes.
-func (h *Hazard) kind(kind uint8) *kind {
+func (h *Hazard) kind(kind uint8, now uint32) *kind {
 	for len(h.kinds) <= int(kind) {
 		h.kinds = append(h.kinds, nil)
 	}
 	if h.kinds[kind] == nil {
-		h.kinds[kind] = newKind()
+		h.kinds[kind] = newKind(now)
 	}
 	return h.kinds[kind]
 }

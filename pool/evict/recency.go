@@ -31,7 +31,16 @@ const (
 	longestSight = 1 << 30      // ms after which LRU gives a block up however much room there is, so that times can be told apart
 )
 
-func (r *recency) init() { r.end, r.grain = 1, 1 }
+// begins has LRU begin anew, without blocks, just before a chain that is used now, and gives the lost ones that it had.
+func (r *recency) begins(now uint32) (passed int) {
+	passed = r.lost
+	now -= mostSteps + 1
+	r.spans[0] = span{from: now}
+	r.first, r.end, r.hint, r.blocks, r.lost = 0, 1, 0, 0, 0
+	r.last, r.opened, r.closed = now, now, now
+	r.grain = max(1, r.grain)
+	return passed
+}
 
 // cutoff is the time, ms, before which LRU has nothing.
 func (r *recency) cutoff() uint32 { return r.spans[r.first].from }

@@ -3,6 +3,8 @@ package evict
 import (
 	"math/rand/v2"
 	"testing"
+
+	"github.com/kvagent/kvagent/pool"
 )
 
 // TestRecencyCountsByTime holds the spans to a list of the blocks they stand for, in chains of up to many times what a span may have.
@@ -11,10 +13,9 @@ func TestRecencyCountsByTime(t *testing.T) {
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 1))
 	var r recency
-	r.init()
-	var used []uint32              // of each block of LRU
 	now := uint32(1<<32 - 100_000) // so that times wrap
-	r.spans[0].from, r.last = now, now
+	r.begins(now)
+	var used []uint32 // of each block of LRU
 	for range 3000 {
 		room := 1 + random.IntN(5000)
 		r.grain = max(1, room/grains)
@@ -59,7 +60,7 @@ func TestRecencyCountsByTime(t *testing.T) {
 // TestLookUpsBreakNoSpan: blocks used at the time at which a span would begin are not taken for its own.
 func TestLookUpsBreakNoSpan(t *testing.T) {
 	var r recency
-	r.init()
+	r.begins(0)
 	r.open(1, 1, 10)
 	r.add(10)
 	r.add(10)
@@ -73,7 +74,7 @@ func TestLookUpsBreakNoSpan(t *testing.T) {
 // TestSpansOfAChainStay: what was opened for a chain is there when its blocks are stored, however many look-ups there are and whatever is dropped.
 func TestSpansOfAChainStay(t *testing.T) {
 	var r recency
-	r.init()
+	r.begins(0)
 	now := uint32(0)
 	for r.end < maxSpans-100 { // so that spans are merged while those of the chain are opened
 		now += 2
@@ -91,5 +92,51 @@ func TestSpansOfAChainStay(t *testing.T) {
 		if at := now - uint32(i/r.step(511)); !r.has(at) || r.at(at).from != at {
 			t.Fatalf("block %d of the chain has no span of its ms", i)
 		}
+	}
+}
+
+// TestLongIdleKindsBeginAnew stores blocks of a kind that is new, and of one of which nothing was used, after more than half of what times can tell apart.
+func TestLongIdleKindsBeginAnew(t *testing.T) {
+	h := NewHazard()
+	store := func(kind uint8, e uint32) {
+		h.Insert(&pool.Insertion{Now: h.clock.now * 1e6, BlockTokens: 512, Kind: kind, Entries: []uint32{e}, Prints: []uint64{spread(int(e))}})
+	}
+	for e := range uint32(50) {
+		h.clock.now += 1000
+		store(0, e+1)
+	}
+	h.clock.now += 1<<31 + 5000
+	for e := range uint32(50) {
+		h.clock.now += 1000
+		store(uint8(e%2), e+100)
+	}
+	for _, e := range []uint32{148, 149} {
+		k, r := h.kinds[h.nodes.at(e).kind], h.nodes.runOf(h.nodes.at(e))
+		if age := uint32(h.clock.now) - r.used; age > 5000 || r.half != young || k.recency.end-k.recency.first < 10 {
+			t.Errorf("entry %d, just stored, is %d ms old, in half %d, and LRU has %d spans", e, age, r.half, k.recency.end-k.recency.first)
+		}
+	}
+	if old := h.nodes.runOf(h.nodes.at(1)); old.half != 1 {
+		t.Error("what was not used for 24 days is young")
+	}
+	if err := h.Check(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestOnlyVictimsAreLost drops an entry whose number a victim had.
+func TestOnlyVictimsAreLost(t *testing.T) {
+	h := NewHazard()
+	h.credit.blocks = 100
+	for e := range uint32(10) {
+		h.Insert(&pool.Insertion{Now: int64(e) * 1e9, BlockTokens: 512, Entries: []uint32{e + 1}, Prints: []uint64{spread(int(e))}})
+	}
+	h.prefer(func(bin int) float32 { return 1 })
+	e := h.Victim(10e9, 1, nobody{})
+	h.Remove([]uint32{e})
+	lost := h.lost
+	h.Insert(&pool.Insertion{Now: 11e9, BlockTokens: 512, Entries: []uint32{e}, Prints: []uint64{spread(99)}})
+	if h.Remove([]uint32{e}); h.lost != lost {
+		t.Errorf("%d blocks are lost after one was dropped, %d before", h.lost, lost)
 	}
 }

@@ -33,7 +33,7 @@ func (h *Hazard) mourn(stored, step int, now uint32) (m missed) {
 			}
 		}
 		r.remove(used)
-		r.add(now - uint32((stored+i)/step))
+		r.add(r.notBefore(now - uint32((stored+i)/step)))
 	}
 	return m
 }
@@ -52,10 +52,14 @@ func (h *Hazard) found(r *recency, used uint32) {
 // reckon ends a look-up of blocks of a kind, in which so many entries were used that LRU would not have. What is asked again at once is
 // paid for once, and gives nothing.
 func (h *Hazard) reckon(u *pool.Use, k *kind, m missed, won int, again bool) {
-	h.spare = 0
+	for _, other := range h.kinds {
+		if other != nil {
+			other.spare = 0
+		}
+	}
 	if k != nil {
 		h.trim(k, k.entries)
-		h.spare = max(0, m.blocks-won)
+		k.spare = max(0, m.blocks-won)
 	}
 	j := &h.judge
 	j.lookups += uint64(len(u.Prints))
@@ -89,7 +93,7 @@ func (h *Hazard) trim(k *kind, room int) {
 	for dropped := false; ; dropped = true {
 		if !k.recency.over(room, uint32(h.clock.now)) {
 			if dropped {
-				k.cross(&h.nodes.runs, &h.worths)
+				k.cross(&h.nodes.runs, &h.worths, false)
 			}
 			return
 		}
@@ -97,7 +101,18 @@ func (h *Hazard) trim(k *kind, room int) {
 	}
 }
 
-// drop has LRU give up its oldest span; false if there is but the newest. The caller has to call cross then.
+// wake has LRU begin anew for a kind of which nothing was used for so long that times cannot be told apart.
+func (h *Hazard) wake(k *kind, now uint32) {
+	if now-k.recency.last <= longestSight {
+		return
+	}
+	passed := k.recency.begins(now)
+	h.lost -= passed
+	h.credit.note(0, passed, h.entries)
+	k.cross(&h.nodes.runs, &h.worths, true)
+}
+
+// drop has LRU give up its oldest span; false if there is but the newest, or those of the chain looked up last. The caller has to call cross then.
 func (h *Hazard) drop(k *kind) bool {
 	passed, ok := k.recency.drop()
 	h.lost -= passed

@@ -52,14 +52,14 @@ func (h *Hazard) idle(k *kind) uint32 { return uint32(h.clock.now) - k.recency.c
 func (h *Hazard) victimOf(k *kind, now uint32, v pool.View, steps int) (victim uint32, left int) {
 	masks, bold := false, h.bold()
 	for left = steps; left > 0; left-- {
-		h.trim(k, k.entries-1+h.spare)
+		h.trim(k, k.entries-1+k.spare)
 		half, c, e := k.lowest(&h.nodes.runs, bold)
 		if e == 0 && bold {
 			break
 		}
 		if e == 0 {
 			bold = !h.drop(k)
-			k.cross(&h.nodes.runs, &h.worths)
+			k.cross(&h.nodes.runs, &h.worths, false)
 			continue
 		}
 		end, walked := h.end(e, v, left)
