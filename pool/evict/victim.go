@@ -102,7 +102,7 @@ func (p *passing) begin(now uint32) {
 }
 
 // passOver makes what is on the way to the end of a chain in use the newest of its classes, and gives the number of entries for which that was
-// to be done. The chain looked up last stays as it is.
+// to be done. The chain looked up last stays as it is, but for the blocks of its newest ms.
 func (h *Hazard) passOver(k *kind, now uint32) (passed int) {
 	step := k.recency.step(len(h.way))
 	for i := len(h.way) - 1; i >= 0; i-- {
