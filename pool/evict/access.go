@@ -19,6 +19,10 @@ func (h *Hazard) Access(u *pool.Use) {
 		return
 	}
 	h.nodes.preload(u.Entries)
+	h.missing = 0
+	if len(u.Entries) < length {
+		h.missing = u.Prints[len(u.Entries)]
+	}
 	known, turn := h.lookBehind(u)
 	k, step := h.kindOf(u), length
 	if k != nil {

@@ -40,3 +40,11 @@ func (c *clock) look(u *pool.Use, steps int) uint32 {
 	c.now = max(c.now, before+max(1, int64(steps), int64(len(u.Prints))*tokens/unitTokens*perUnit))
 	return uint32(c.now)
 }
+
+// atLeast is the time, which goes on to at if that is later.
+func (c *clock) atLeast(at uint32) uint32 {
+	if now := uint32(c.now); before(now, at) {
+		c.now += int64(at - now)
+	}
+	return uint32(c.now)
+}

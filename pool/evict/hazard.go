@@ -28,6 +28,7 @@ type Hazard struct {
 	victim  uint32 // that Victim named last
 	passing passing
 	last    putLast // of one Insert
+	missing uint64  // print of the first block that the last look-up did not find
 	recent  recent
 	way     way
 	behind  []ghostRef // scratch of one look-up
@@ -60,6 +61,11 @@ func (h *Hazard) Insert(in *pool.Insertion) {
 	if at, ok := h.asLateAs(k, in); ok {
 		used = at
 	} else {
+		if steps := (len(in.Entries) - 1) / step; steps > 0 && in.Prints[0] != h.missing {
+			now = h.clock.atLeast(k.recency.last + 1 + uint32(steps)) // the end of this chain is newer than the start of any other
+			used = now
+		}
+		h.missing = 0
 		k.recency.open(len(in.Entries), step, now)
 	}
 	var last *putLast
