@@ -84,7 +84,7 @@ test-go: ## Go tests, with the race detector; those of policies that are pure fu
 	@$(STAGE) -v go-test-pure go test $(GO_TEST_PLAIN) ./pool/evict/...
 
 .PHONY: test-figures
-test-figures: ## Go tests that count hits and rates, without the race detector; `make test` runs them last, when nothing runs beside them
+test-figures: ## Go tests that measure hits, rates and times, without the race detector; `make test` runs them last, when nothing runs beside them
 	@scripts/deps go servers
 	@$(STAGE) servers scripts/servers
 	@PATH="$$(scripts/servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test-figures scripts/figures

@@ -5,5 +5,5 @@ package main
 import "testing"
 
 func figures(t *testing.T) {
-	t.Skip("a test of hits and rates: make test-figures runs it, without -race")
+	t.Skip("a test of hits, rates and times: make test-figures runs it, without -race")
 }
