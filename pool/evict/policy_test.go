@@ -38,6 +38,23 @@ func TestVictims(t *testing.T) {
 	}
 }
 
+// TestVictimsOfSmallPools plays many pools that are young: few entries, of which most are held or have something behind them.
+func TestVictimsOfSmallPools(t *testing.T) {
+	for _, p := range policies {
+		t.Run(p.name, func(t *testing.T) {
+			for seed := range uint64(1000) {
+				w := newWorld(t, p.make(), seed)
+				for range 150 {
+					w.step()
+				}
+				if t.Failed() {
+					t.Fatalf("seed %d", seed)
+				}
+			}
+		})
+	}
+}
+
 // TestPinnedArePassedOver pins all but the newest of many entries.
 func TestPinnedArePassedOver(t *testing.T) {
 	for _, p := range policies {

@@ -79,10 +79,40 @@ func (h *Hazard) victimOf(k *kind, now uint32, v pool.View, steps int) (victim u
 			half.settle(c, &h.worths[c])
 		}
 	}
+	if victim == 0 && left > 0 && masks {
+		victim = h.anyEnd(k, v, left/2) // other kinds have the rest
+		left -= left / 2
+	}
 	if masks {
 		h.unmask(k)
 	}
 	return victim, left
+}
+
+// anyEnd is the end of a chain among those that were masked: what is in use is the newest of its class but for blocks that were used in the same ms,
+// and for what was let go since. The newest are looked at first, as many as there are steps.
+func (h *Hazard) anyEnd(k *kind, v pool.View, steps int) uint32 {
+	for c := range numClasses {
+		if k.half[young].masked[c] == 0 {
+			continue
+		}
+		for id := k.newest[c]; id != 0; {
+			r := h.nodes.runs.at(id)
+			if r.half != young || r.bin != 0 {
+				break
+			}
+			for e := r.last; e != 0; e = h.nodes.at(e).older {
+				if v.Child(e) == 0 && !v.Held(e) {
+					return e
+				}
+				if steps--; steps <= 0 {
+					return 0
+				}
+			}
+			id = r.older
+		}
+	}
+	return 0
 }
 
 // passing is the ms in which entries in use are passed over, each once.

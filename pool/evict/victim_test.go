@@ -52,3 +52,25 @@ func TestChainInUseIsPassedOverAsAWhole(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestWhatIsBehindChainsInUseGoes stores a block in the ms in which all others were found in use, and finds it.
+func TestWhatIsBehindChainsInUseGoes(t *testing.T) {
+	const end, now = 20, int64(100e9)
+	h := NewHazard()
+	in := pool.Insertion{Now: now, BlockTokens: 128}
+	for e := uint32(1); e <= end; e++ {
+		in.Entries, in.Prints = append(in.Entries, e), append(in.Prints, spread(int(e)))
+	}
+	h.Insert(&in)
+	v := &inUse{end: end}
+	if got := h.Victim(now, 1, v); got != 0 {
+		t.Fatalf("victim %d is in use", got)
+	}
+	h.Insert(&pool.Insertion{Now: now, BlockTokens: 128, Entries: []uint32{end + 1}, Prints: []uint64{spread(end + 1)}})
+	if got := h.Victim(now, 1, v); got != end+1 {
+		t.Errorf("victim %d, %d could go", got, end+1)
+	}
+	if err := h.Check(); err != nil {
+		t.Error(err)
+	}
+}

@@ -101,7 +101,7 @@ func (w *world) evict() {
 	e := w.policy.Victim(w.now, kinds, w)
 	if e == 0 {
 		if left := w.evictable(kinds); left > 0 {
-			w.t.Fatalf("no victim, and %d entries could go", left)
+			w.t.Errorf("no victim, and %d entries could go", left)
 		}
 		return
 	}
