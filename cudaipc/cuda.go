@@ -168,8 +168,11 @@ func (d *CUDA) Close(id PeerID) error {
 	return err
 }
 
-// Lost is closed when no call of the device can succeed any more; Info says why.
+// Lost is closed when no call of the device can succeed any more; LostBy says why.
 func (d *CUDA) Lost() <-chan struct{} { return d.lost.ch }
+
+// LostBy is ErrLost and the driver's error that met the device; nil while it is not lost.
+func (d *CUDA) LostBy() error { return d.alive() }
 
 // alive is the error of a lost device, nil before.
 func (d *CUDA) alive() error {

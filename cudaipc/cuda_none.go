@@ -19,6 +19,9 @@ func (*CUDA) Info() CUDAInfo { return CUDAInfo{Lost: errNotBuilt.Error()} }
 // Lost is never called: there is no device.
 func (*CUDA) Lost() <-chan struct{} { return nil }
 
+// LostBy is never called: there is no device.
+func (*CUDA) LostBy() error { return errNotBuilt }
+
 // Calibrate is never called: there is no device.
 func (*CUDA) Calibrate() (CopyTable, error) { return CopyTable{}, errNotBuilt }
 

@@ -37,17 +37,23 @@ func (s *moverServer) openDevice(m MoverSetup) error {
 		return errors.Join(fmt.Errorf("set up already: %w", ErrBusy), d.Close(AllPeers))
 	}
 	s.mu.device = d
-	if l, ok := d.(interface{ Lost() <-chan struct{} }); ok {
-		s.running.Go(func() { s.watch(l.Lost()) })
+	if l, ok := d.(loser); ok {
+		s.running.Go(func() { s.watch(l) })
 	}
 	return nil
 }
 
-// watch tells the loss of a device that notices it by itself.
-func (s *moverServer) watch(lost <-chan struct{}) {
+// loser is a device that notices its loss by itself.
+type loser interface {
+	Lost() <-chan struct{} // closed then
+	LostBy() error         // ErrLost and what met it; nil before
+}
+
+// watch tells the loss of a device. The call that met it tells it too, and whichever comes first counts: both say why.
+func (s *moverServer) watch(d loser) {
 	select {
-	case <-lost:
-		s.lost(ErrLost)
+	case <-d.Lost():
+		s.lost(d.LostBy())
 	case <-s.ending:
 	}
 }
