@@ -56,16 +56,11 @@ func (o *replayed) clean(t *testing.T) {
 	}
 }
 
-// Limits of CleanupMaxMS.
-const (
-	cleanupMS      = 2000
-	cleanupHangsMS = 8000 // where processors have ten times as much to do as they can: what takes longer hangs
-)
-
-func (o *replayed) cleanedUp(t *testing.T, withinMS float64) {
+// cleanedUp holds what is kept of a process that died to be free within two seconds.
+func (o *replayed) cleanedUp(t *testing.T) {
 	t.Helper()
-	if o.CleanupMaxMS >= withinMS {
-		t.Errorf("the agent kept a dead engine's memory for %.0f ms, %.0f may be", o.CleanupMaxMS, withinMS)
+	if o.CleanupMaxMS >= 2000 {
+		t.Errorf("the agent kept a dead engine's memory for %.0f ms", o.CleanupMaxMS)
 	}
 }
 
@@ -137,10 +132,10 @@ func TestReplayKills(t *testing.T) {
 	if 2*o.KillsInFlight < o.EngineKills+o.AgentKills {
 		t.Errorf("%d of %d kills hit a job under way, half is asked for", o.KillsInFlight, o.EngineKills+o.AgentKills)
 	}
-	o.cleanedUp(t, cleanupHangsMS)
+	o.cleanedUp(t)
 }
 
-// What is kept of a process that died is free within two seconds, whoever died beside it, copies under way or not. Nothing else runs beside.
+// What is kept of a process that died is free in time, whoever died beside it, copies under way or not. Nothing else runs beside.
 func TestReplayCleansUp(t *testing.T) {
 	figures(t)
 	for _, args := range [][]string{
@@ -149,7 +144,7 @@ func TestReplayCleansUp(t *testing.T) {
 	} {
 		o := replayJSON(t, append([]string{"--requests", "600"}, args...)...)
 		o.clean(t)
-		o.cleanedUp(t, cleanupMS)
+		o.cleanedUp(t)
 		if o.EngineKills < 5 || o.AgentKills == 0 {
 			t.Errorf("%v: %d engines and %d agents were killed", args, o.EngineKills, o.AgentKills)
 		}
@@ -270,9 +265,9 @@ func TestTurnsAlternate(t *testing.T) {
 	}
 }
 
-// The process that has the engines' memory open may die in the middle of a copy, as engines and the agent may.
+// The process that has the engines' memory open may die in the middle of a copy, as engines and the agent may. Not beside other replays of this package: a
+// mover that starts again needs a processor for its two seconds to be about the agent.
 func TestReplayMoverKills(t *testing.T) {
-	t.Parallel()
 	o := replayJSON(t, "--requests", "1000", "--device", "host-mover", "--kill-engine-every", "150", "--kill-agent-every", "400", "--kill-mover-every", "60")
 	o.clean(t)
 	if o.Requests != 1000 || o.MoverKills < 5 {
@@ -281,5 +276,5 @@ func TestReplayMoverKills(t *testing.T) {
 	if 2*o.MoverInFlight < o.MoverKills {
 		t.Errorf("%d of %d movers were killed with a copy under way, half is asked for", o.MoverInFlight, o.MoverKills)
 	}
-	o.cleanedUp(t, cleanupHangsMS)
+	o.cleanedUp(t)
 }
