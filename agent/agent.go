@@ -6,6 +6,7 @@
 //	session.mu          a message is served, or the session torn down: it waits for the worker's threads under it
 //	lookupSockets.mu    a socket opens or closes: it waits for the socket's goroutine, which takes those below
 //	space.resetting     a weights epoch turns; the pool is asked under it
+//	heldLoads.mu        a held load is handed to its worker, or reported
 //	registry.mu         seats come and go; the pool is asked for an epoch, or to open or close a space, under it; space.resetting is tried
 //	jobTable.mu, outbox.mu, ledger.mu, inflight.mu, mappings.mu, a worker's, the pool's
 //

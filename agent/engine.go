@@ -46,6 +46,7 @@ type seat struct {
 	leaving    bool
 
 	worker atomic.Pointer[transfer.Worker] // nil until the space is open; set once
+	held   heldLoads                       // of this registration: they end with it
 }
 
 func newEngine(r *ipc.Register, sp *space, leaseBytes int64) *engine {

@@ -9,17 +9,21 @@ import (
 	"github.com/kvagent/kvagent/transfer"
 )
 
-// heldLoads are the LOADs of one session whose lease promises blocks that are still being brought up. Each is handed to the worker when the last of them has come or failed,
-// or when it was held as long as a job waits for its event; what has not come by then is missing, block by block. A CANCEL, and the end of the registration, end them
-// before. Whoever takes a load out of the book ends it: so it ends once.
+// heldLoads are the LOADs of one registration whose lease promises blocks that are still being brought up. Each is handed to that registration's worker, and to no
+// other, when the last of them has come or failed, or when it was held as long as a job waits for its event; what has not come by then is missing, block by block.
+// A CANCEL, and the end of the registration, end them before. Whoever takes a load out of the book ends it: so it ends once. The hand-over is made under the
+// mutex, so that close returns when none is left half-way.
 type heldLoads struct {
-	mu   sync.Mutex
-	open map[uint64]*heldLoad
+	start func(*transfer.Job, []ipc.Section) pool.Status // hands a job to the registration's worker
+
+	mu     sync.Mutex
+	open   map[uint64]*heldLoad
+	closed bool // the registration ends
 }
 
 // heldLoad is one of them.
 type heldLoad struct {
-	session  *session
+	seat     *seat
 	job      transfer.Job
 	sections []ipc.Section
 	timer    *time.Timer
@@ -32,18 +36,11 @@ func (s *session) hold(job *transfer.Job, sections []ipc.Section, lease uint64) 
 	if s.agent.tiers == nil || st == nil || st.worker.Load() == nil || lease == 0 {
 		return false, false
 	}
-	h := &heldLoad{session: s, job: *job, sections: sections}
-	b := &s.held
-	b.mu.Lock()
-	if len(b.open) >= s.agent.cfg.Limits.Transfer.Queue {
-		b.mu.Unlock()
+	h := &heldLoad{seat: st, job: *job, sections: sections}
+	b := &st.held
+	if !b.add(h, s.agent.cfg.Limits.Transfer.Queue) {
 		return false, true
 	}
-	if b.open == nil {
-		b.open = make(map[uint64]*heldLoad)
-	}
-	b.open[job.ID] = h
-	b.mu.Unlock()
 	s.agent.inflight.add()
 
 	at := &settling{}
@@ -86,6 +83,20 @@ func (s *settling) now() bool {
 	return s.over
 }
 
+// add enters a load; false: most are held already, or the registration ends.
+func (b *heldLoads) add(h *heldLoad, most int) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed || len(b.open) >= most {
+		return false
+	}
+	if b.open == nil {
+		b.open = make(map[uint64]*heldLoad)
+	}
+	b.open[h.job.ID] = h
+	return true
+}
+
 // arm bounds how long a load is held, unless it ended meanwhile.
 func (b *heldLoads) arm(h *heldLoad, forget func() bool, limit time.Duration) {
 	b.mu.Lock()
@@ -94,7 +105,7 @@ func (b *heldLoads) arm(h *heldLoad, forget func() bool, limit time.Duration) {
 		h.forget = forget
 		h.timer = time.AfterFunc(limit, func() {
 			if forget() {
-				h.session.agent.metrics.loadsUnsettled.Add(1)
+				h.seat.session.agent.metrics.loadsUnsettled.Add(1)
 				h.goOn()
 			}
 		})
@@ -105,6 +116,10 @@ func (b *heldLoads) arm(h *heldLoad, forget func() bool, limit time.Duration) {
 func (b *heldLoads) take(job uint64) *heldLoad {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	return b.takeLocked(job)
+}
+
+func (b *heldLoads) takeLocked(job uint64) *heldLoad {
 	h := b.open[job]
 	if h == nil {
 		return nil
@@ -116,53 +131,57 @@ func (b *heldLoads) take(job uint64) *heldLoad {
 	return h
 }
 
-func (b *heldLoads) jobs() (ids []uint64) {
+// handOver gives a load to the registration's worker, or ends it with the reason why that does not take it. A load that is not held any more
+// is somebody else's.
+func (b *heldLoads) handOver(h *heldLoad) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for id := range b.open {
-		ids = append(ids, id)
+	if b.open[h.job.ID] != h {
+		return
 	}
-	return ids
+	b.takeLocked(h.job.ID)
+	defer h.seat.session.agent.inflight.done() // start counts it anew
+	if status := b.start(&h.job, h.sections); status != pool.OK {
+		h.report(status)
+	}
+}
+
+// close ends all loads that are held, and sees to it that no more are. When it returns, each has been reported or is the worker's.
+func (b *heldLoads) close() {
+	for _, h := range b.takeAll() {
+		h.cancel()
+	}
+}
+
+func (b *heldLoads) takeAll() (all []*heldLoad) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.closed = true
+	for job := range b.open {
+		all = append(all, b.takeLocked(job))
+	}
+	return all
 }
 
 // goOn hands a load to the worker, if it is still held.
 func (h *heldLoad) goOn() {
-	s := h.session
-	if s.held.take(h.job.ID) != h {
-		return
-	}
-	if status := s.start(&h.job, h.sections); status != pool.OK {
-		h.end(status)
-		return
-	}
-	s.agent.inflight.done() // start counts it anew
+	h.seat.session.protect(panicHeld, func() { h.seat.held.handOver(h) })
 }
 
-// end reports a load that was not handed to the worker, with one status for all its blocks.
-func (h *heldLoad) end(status pool.Status) {
+// cancel ends a load that was taken out of the book.
+func (h *heldLoad) cancel() {
+	defer h.seat.session.agent.inflight.done()
+	if h.forget != nil {
+		h.forget()
+	}
+	h.report(transfer.Cancelled)
+}
+
+// report reports a load that was not handed to the worker, with one status for all its blocks.
+func (h *heldLoad) report(status pool.Status) {
 	all := make([]pool.Status, countBlocks(h.sections))
 	for i := range all {
 		all[i] = status
 	}
-	h.session.complete(transfer.Completion{Job: h.job.ID, Kind: transfer.Load, Status: all})
-}
-
-// cancelHeld ends a load that is held; false: it is not.
-func (s *session) cancelHeld(job uint64) bool {
-	h := s.held.take(job)
-	if h == nil {
-		return false
-	}
-	if h.forget != nil {
-		h.forget()
-	}
-	h.end(transfer.Cancelled)
-	return true
-}
-
-// cancelAllHeld ends the loads that a registration leaves behind.
-func (s *session) cancelAllHeld() {
-	for _, job := range s.held.jobs() {
-		s.cancelHeld(job)
-	}
+	h.seat.session.report(transfer.Completion{Job: h.job.ID, Kind: transfer.Load, Status: all})
 }

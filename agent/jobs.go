@@ -153,11 +153,18 @@ func (s *session) submitAdded(job transfer.Job, sections []ipc.Section, status p
 
 // start tries to start a job; what it says is not OK if the job was not taken.
 func (s *session) start(job *transfer.Job, sections []ipc.Section) pool.Status {
-	st := s.seat.Load()
-	if st == nil || st.role != ipc.RoleWorker {
+	if st := s.seat.Load(); st != nil {
+		return st.start(job, sections)
+	}
+	return pool.Invalid
+}
+
+// start is session.start for a job of this registration, which may have ended.
+func (st *seat) start(job *transfer.Job, sections []ipc.Section) pool.Status {
+	if st.role != ipc.RoleWorker {
 		return pool.Invalid
 	}
-	w := st.worker.Load()
+	inflight, w := &st.session.agent.inflight, st.worker.Load()
 	if w == nil { // not all shards of the space are known yet, so nothing is stored and nothing can be
 		if job.Kind == transfer.Save {
 			return pool.Busy
@@ -168,28 +175,33 @@ func (s *session) start(job *transfer.Job, sections []ipc.Section) pool.Status {
 	if job.Sections, ok = convertSections(sections); !ok {
 		return pool.Invalid
 	}
-	s.agent.inflight.add()
+	inflight.add()
 	switch err := w.Submit(*job); {
 	case err == nil:
 		return pool.OK
 	case errors.Is(err, transfer.ErrBusy):
-		s.agent.inflight.done()
+		inflight.done()
 		return pool.Busy
 	case errors.Is(err, transfer.ErrInvalid):
-		s.agent.inflight.done()
+		inflight.done()
 		return pool.Invalid
 	default:
-		s.agent.inflight.done()
+		inflight.done()
 		return transfer.Cancelled // the worker is being closed
 	}
 }
 
 // complete reports a finished job. The worker's threads call it; it does not wait.
 func (s *session) complete(c transfer.Completion) {
+	defer s.agent.inflight.done()
+	s.protect(panicCompletion, func() { s.report(c) })
+}
+
+// report counts a job that has ended, and tells the peer.
+func (s *session) report(c transfer.Completion) {
 	s.agent.metrics.countBlocks(c.Kind, c.Status, c.Bytes)
 	s.agent.flipLater(c)
 	s.jobs.finish(done(c.Job, c.Status), s.notify)
-	s.agent.inflight.done()
 }
 
 func done(job uint64, status []pool.Status) *ipc.Done {

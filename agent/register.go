@@ -44,17 +44,23 @@ func (s *session) regionsLocked(m *ipc.Regions, fds []int) error {
 		closeFDs(fds)
 		return s.passLocked("REGIONS", m.Req, &s.mu.passed.regions, len(m.List))
 	}
-	before := s.mu.reg.fds
-	err := s.mu.reg.addRegions(m, fds)
-	if s.agent.pendingFDs.Add(int64(s.mu.reg.fds-before)) > s.agent.share.pending && err == nil {
-		err = fmt.Errorf("regions: more than %d descriptors wait in registrations that are not complete", s.agent.share.pending)
-	}
-	if err != nil {
+	if err := s.addRegionsLocked(m, fds); err != nil {
 		s.refusePartsLocked(err)
 		return nil
 	}
 	s.completeLocked()
 	return nil
+}
+
+// addRegionsLocked adds regions to the registration, and counts their descriptors, also those of a message that panics.
+func (s *session) addRegionsLocked(m *ipc.Regions, fds []int) (err error) {
+	before := s.mu.reg.fds
+	defer func() {
+		if s.agent.pendingFDs.Add(int64(s.mu.reg.fds-before)) > s.agent.share.pending && err == nil {
+			err = fmt.Errorf("regions: more than %d descriptors wait in registrations that are not complete", s.agent.share.pending)
+		}
+	}()
+	return s.mu.reg.addRegions(m, fds)
 }
 
 // segmentsLocked serves SEGMENTS.

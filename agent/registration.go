@@ -46,10 +46,10 @@ func newRegistration(m *ipc.Register, st *seat) *registration {
 
 func (r *registration) complete() bool { return r.left.regions == 0 && r.left.segments == 0 }
 
-// addRegions takes one REGIONS message; it owns the descriptors from now on.
+// addRegions takes one REGIONS message; it owns the descriptors from now on, also when it panics.
 func (r *registration) addRegions(m *ipc.Regions, fds []int) error {
+	defer func() { closeFDs(fds) }() // those that no piece owns
 	if left := r.left.regions; !take(&r.left.regions, len(m.List)) {
-		closeFDs(fds)
 		return fmt.Errorf("regions: %d more, allowed: the %d that are left of %d", len(m.List), left, r.msg.Regions)
 	}
 	for i := range m.List {
@@ -63,12 +63,10 @@ func (r *registration) addRegions(m *ipc.Regions, fds []int) error {
 			fd, fds = fds[0], fds[1:]
 		}
 		if err := r.addRegion(d, fd); err != nil {
-			closeFDs(fds)
 			return err
 		}
 	}
 	if len(fds) > 0 {
-		closeFDs(fds)
 		return fmt.Errorf("regions: %d descriptors too many, allowed: one for each region of kind %d or %d", len(fds), ipc.RegionFD, ipc.RegionCUDAFD)
 	}
 	return nil
@@ -84,15 +82,19 @@ func take(left *uint32, n int) bool {
 	return true
 }
 
-// addRegion owns fd, which is -1 for none.
+// addRegion owns fd, which is -1 for none: also when it panics.
 func (r *registration) addRegion(d ipc.RegionDesc, fd int) error {
-	whole, err := r.enter(&d)
-	if err != nil {
-		if fd >= 0 {
+	entered := false
+	defer func() {
+		if !entered && fd >= 0 {
 			closeFDs([]int{fd})
 		}
+	}()
+	whole, err := r.enter(&d)
+	if err != nil {
 		return err
 	}
+	entered = true
 	d.Handle = append([]byte(nil), d.Handle...) // it lies in the frame
 	r.regions[d.ID] = whole
 	r.pieces = append(r.pieces, piece{d, fd})

@@ -93,6 +93,7 @@ func (r *registry) seatLocked(s *session, reg *ipc.Register) (st *seat, wait boo
 		session: s, engine: e, space: sp, role: reg.Role, rank: reg.Rank, shard: reg.Shard,
 		holder: &holder{acct: e.acct},
 	}
+	st.held.start = st.start
 	*e.place(reg.Role, reg.Rank) = st
 	r.engines[reg.Instance], r.spaces[sp.fp] = e, sp
 	sp.seats[st] = struct{}{}

@@ -15,8 +15,14 @@ func (s *session) cancel(m *ipc.Cancel) {
 		s.answer(&ipc.Cancelled{Job: m.Job})
 		return
 	}
-	if !s.cancelHeld(m.Job) {
-		s.seat.Load().worker.Load().Cancel(m.Job)
+	st := s.seat.Load()
+	if st == nil {
+		return // UNREGISTER ended it, and its DONE is on its way
+	}
+	if h := st.held.take(m.Job); h != nil {
+		h.cancel()
+	} else if w := st.worker.Load(); w != nil {
+		w.Cancel(m.Job)
 	}
 }
 

@@ -49,6 +49,7 @@ type rigConfig struct {
 	prefetch  int64                 // bytes of the stack; 0: half the pool
 	learn     bool                  // the stack learns how fast engines compute
 	moved     *cudaipc.MoverOptions // nil: the device is in this process, unless moverEnv says otherwise
+	log       []zap.Option
 }
 
 // moverEnv makes every rig's device one in a mover.
@@ -76,7 +77,7 @@ func newRig(t testing.TB, options ...rigOption) *rig {
 	r.device = openTestDevice(t, r.pool, &c)
 	c.Dir = filepath.Join(dir, "s")
 	r.dir = c.Dir
-	r.agent, err = New(c.Config, r.pool, r.device, zap.New(core))
+	r.agent, err = New(c.Config, r.pool, r.device, zap.New(core, c.log...))
 	check(t, err)
 	t.Cleanup(func() {
 		r.agent.Close()

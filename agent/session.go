@@ -23,7 +23,6 @@ type session struct {
 	pid    int
 	out    *outbox
 	jobs   jobTable
-	held   heldLoads
 
 	greeted  atomic.Bool          // version and software are known
 	software string               // set before greeted
@@ -61,9 +60,10 @@ const (
 	endSlow      = "slow"      // the peer did not read, or left a frame unfinished
 	endShutdown  = "shutdown"  // the agent ends
 	endDevice    = "device"    // the process that had the peer's memory open was lost
+	endPanic     = "panic"     // a defect of the agent: see protect
 )
 
-var endReasons = [...]string{endPeer, endHandshake, endMalformed, endLimit, endSlow, endShutdown, endDevice}
+var endReasons = [...]string{endPeer, endHandshake, endMalformed, endLimit, endSlow, endShutdown, endDevice, endPanic}
 
 // doom says that the session is to end. Only the first reason counts.
 func (s *session) doom(reason string, code uint8, detail error) {
@@ -77,10 +77,10 @@ func (s *session) doom(reason string, code uint8, detail error) {
 func (s *session) run() {
 	var joins sync.WaitGroup
 	written := make(chan struct{})
-	joins.Go(s.read)
+	joins.Go(func() { s.protect(panicReader, s.read) })
 	joins.Go(func() {
 		defer close(written)
-		s.write()
+		s.protect(panicWriter, s.write)
 	})
 	select {
 	case <-s.conn.Dead():

@@ -74,7 +74,7 @@ func (s *session) note(registered bool, took time.Duration) {
 //  6. the seat is free for a successor, and the peer's number with it.
 func (a *Agent) vacate(st *seat) {
 	a.registry.leave(st)
-	st.session.cancelAllHeld()
+	st.held.close()
 	if w := st.worker.Load(); w != nil {
 		w.Close()
 	}

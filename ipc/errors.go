@@ -29,11 +29,12 @@ const (
 	ReasonVersion                   // a version, or a message, that this version has not
 	ReasonText                      // a str that is not UTF-8
 	ReasonDescriptors               // another number of descriptors than the message names
+	ReasonPanic                     // its reader panicked: a defect of the agent
 	numReasons
 )
 
 var reasonNames = [numReasons]string{"envelope", "frames", "too_large", "msgpack", "fields", "range", "hex", "lengths",
-	"version", "text", "descriptors"}
+	"version", "text", "descriptors", "panic"}
 
 func (r Reason) String() string {
 	if r < numReasons {

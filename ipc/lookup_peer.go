@@ -51,6 +51,7 @@ func (p *lookupPeer) run() {
 	defer p.s.leave(p)
 	defer p.nc.Close()
 	defer p.settle()
+	defer p.contain()
 	err := p.greet()
 	for err == nil {
 		p.begun = p.in.r < p.in.w
@@ -62,6 +63,14 @@ func (p *lookupPeer) run() {
 	if errors.Is(err, errZMTP) || errors.Is(err, os.ErrDeadlineExceeded) && !p.s.ending() {
 		p.s.count.dropped.Add(1)
 		p.s.malformed(err)
+	}
+}
+
+// contain ends the connection of a message that makes its reader panic, and no other.
+func (p *lookupPeer) contain() {
+	if v := recover(); v != nil {
+		p.s.count.dropped.Add(1)
+		p.s.panicked(v)
 	}
 }
 
@@ -163,7 +172,7 @@ func (p *lookupPeer) answer() error {
 	p.s.count.requests.Add(1)
 	f := &p.in.message
 	enveloped := f.Len() > 0 && len(f.At(0)) == 0
-	err := p.parse(f, enveloped)
+	err := p.read(f, enveloped)
 	p.s.count.forms[p.request.Form].Add(1)
 	a := LookupReply{Status: LookupMalformed, Boot: p.s.o.Boot}
 	if err == nil {
@@ -186,6 +195,18 @@ func (p *lookupPeer) answer() error {
 		}
 	}
 	return err
+}
+
+// read is parse; a message that makes it panic is malformed, and of no form.
+func (p *lookupPeer) read(f *Frames, enveloped bool) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			p.request, p.parser = LookupRequest{}, Parser{}
+			err = &MalformedError{ReasonPanic, "look-up", "", "it makes the reader panic, which is a defect of the agent"}
+			p.s.panicked(v)
+		}
+	}()
+	return p.parse(f, enveloped)
 }
 
 func (p *lookupPeer) parse(f *Frames, enveloped bool) error {

@@ -37,7 +37,8 @@ type LookupOptions struct {
 	// OnUnsent, if set, hears of an answer that nobody got because the client is gone or reads nothing. Several calls may run at
 	// once, and beside the handler.
 	OnUnsent func(LookupReply)
-	// OnPanic, if set, hears of every panic of the handler.
+	// OnPanic, if set, hears of every panic of the handler, and of the reading of a message, on the stack that panicked. If it panics
+	// itself the process ends.
 	OnPanic func(value any)
 }
 
@@ -174,14 +175,19 @@ func (s *LookupServer) handle(r *LookupRequest) (a LookupReply) {
 	defer s.turn.Unlock()
 	defer func() {
 		if v := recover(); v != nil {
-			s.count.panics.Add(1)
 			a = LookupReply{Status: LookupOverloaded, Boot: s.o.Boot}
-			if s.o.OnPanic != nil {
-				s.o.OnPanic(v)
-			}
+			s.panicked(v)
 		}
 	}()
 	return s.handler(r, arrived)
+}
+
+// panicked counts and tells a panic that was recovered from.
+func (s *LookupServer) panicked(value any) {
+	s.count.panics.Add(1)
+	if s.o.OnPanic != nil {
+		s.o.OnPanic(value)
+	}
 }
 
 // malformed counts, and tells at a bounded rate.

@@ -281,6 +281,20 @@ func TestLookupHandlerPanics(t *testing.T) {
 	}
 }
 
+// A message that makes the parser panic is malformed to its client, and counted; the connection goes on.
+func TestLookupParserPanics(t *testing.T) {
+	var seen any
+	p := &lookupPeer{s: &LookupServer{o: LookupOptions{OnPanic: func(v any) { seen = v }}}}
+	broken := Frames{Buf: []byte("x"), Ends: []int32{0, 1 << 20}} // a frame beyond the message's end
+	var bad *MalformedError
+	if err := p.read(&broken, true); !errors.As(err, &bad) || bad.Reason != ReasonPanic {
+		t.Errorf("error %v, want one for reason %v", err, ReasonPanic)
+	}
+	if seen == nil || p.s.Counters().Panics != 1 || p.request.Form != FormMalformed {
+		t.Errorf("told %v, counted %d, form %v", seen, p.s.Counters().Panics, p.request.Form)
+	}
+}
+
 // One socket's end does not disturb another, its file goes, and its name can be served again at once.
 func TestLookupSocketFiles(t *testing.T) {
 	c, dir := testContext(t), socketDir(t)
