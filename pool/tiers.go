@@ -39,6 +39,7 @@ type TierReport struct {
 	Landed       uint64 // came to memory
 	Unkept       uint64 // did not
 	Cancelled    uint64 // of those: nobody wanted them any more
+	Expired      uint64 // of those: open at their deadline
 	// Prefill is what an engine computes, tokens a second, by which answers are cut: as it was given, or the fastest space's as it was learned. 0: they are not.
 	Prefill float64
 	Tiers   []TierStatus

@@ -34,6 +34,7 @@ type reading struct {
 	nonce  uint64
 	size   int // of a chunk
 	rest   int
+	empty  bool // the server gave no byte
 }
 
 func (s *Store) getBatch(ctx context.Context, items []pool.Item) error {
@@ -47,7 +48,7 @@ func (s *Store) getBatch(ctx context.Context, items []pool.Item) error {
 			continue
 		}
 		asked = append(asked, reading{item: it, name: s.name(&it.Key)})
-		commands = append(commands, []string{"GET", asked[len(asked)-1].name})
+		commands = append(commands, readUpTo(asked[len(asked)-1].name, headBytes+len(it.Data)))
 	}
 	results, err := s.do(ctx, commands)
 	if err != nil {
@@ -56,10 +57,35 @@ func (s *Store) getBatch(ctx context.Context, items []pool.Item) error {
 	for i := range asked {
 		s.readHead(&asked[i], results[i])
 	}
+	if err := s.emptyOnes(ctx, asked); err != nil {
+		return err
+	}
 	if err := s.getRest(ctx, asked); err != nil {
 		return err
 	}
 	return s.check(ctx, asked)
+}
+
+// readUpTo asks for a value that should have n bytes at most, and for no more of it than tells whether it has: whatever lies under the name, this is all that is sent.
+func readUpTo(name string, n int) []string { return []string{"GETRANGE", name, "0", strconv.Itoa(n)} }
+
+// emptyOnes finds the items whose value is there and empty, which GETRANGE does not tell from one that is not there: nothing could ever be stored over it.
+func (s *Store) emptyOnes(ctx context.Context, asked []reading) error {
+	var commands [][]string
+	var of []*pool.Item
+	for i := range asked {
+		if asked[i].item.Status == pool.Missing && asked[i].empty {
+			of = append(of, asked[i].item)
+			commands = append(commands, []string{"EXISTS", asked[i].name})
+		}
+	}
+	results, err := s.do(ctx, commands)
+	for i, r := range results {
+		if n, err := r.AsInt64(); err == nil && n > 0 {
+			of[i].Status = pool.Corrupt
+		}
+	}
+	return err
 }
 
 // readHead reads the value that names an item. What is none of ours leaves rest at -1.
@@ -67,9 +93,10 @@ func (s *Store) readHead(r *reading, result rueidis.RedisResult) {
 	r.rest = -1
 	value, err := result.ToString()
 	if err != nil {
-		if !rueidis.IsRedisNil(err) {
-			s.count.failed.Add(1)
-		}
+		s.count.failed.Add(1)
+		return
+	}
+	if r.empty = value == ""; r.empty {
 		return
 	}
 	r.item.Status = pool.Corrupt
@@ -96,7 +123,7 @@ func (s *Store) getRest(ctx context.Context, all []reading) error {
 	var commands [][]string
 	for i := range all {
 		for n := 1; n <= all[i].rest; n++ {
-			commands = append(commands, []string{"GET", chunkName(all[i].name, all[i].nonce, n)})
+			commands = append(commands, readUpTo(chunkName(all[i].name, all[i].nonce, n), len(chunk(all[i].item.Data, all[i].size, n))))
 		}
 	}
 	results, err := s.do(ctx, commands)
@@ -184,18 +211,23 @@ func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {
 	if err != nil {
 		return err
 	}
-	var rest [][]string
 	for i, name := range names {
-		if head, err := results[2*i].ToString(); err == nil {
-			rest = append(rest, unlinkRest(name, []byte(head))...)
+		head, err := results[2*i].ToString()
+		if err != nil {
+			continue
+		}
+		if err := s.unlinkRest(ctx, name, []byte(head)); err != nil {
+			return err
 		}
 	}
-	_, err = s.do(ctx, rest)
-	return err
+	return nil
 }
 
+// unlinkAtOnce bounds a pipeline of unlinkRest: what a value says of its chunks may be no word of ours.
+const unlinkAtOnce = 1024
+
 // unlinkRest removes the chunks that a value named.
-func unlinkRest(name string, head []byte) (commands [][]string) {
+func (s *Store) unlinkRest(ctx context.Context, name string, head []byte) error {
 	if len(head) != headBytes {
 		return nil
 	}
@@ -205,8 +237,17 @@ func unlinkRest(name string, head []byte) (commands [][]string) {
 	if size < MinChunkBytes || size > MaxChunkBytes {
 		return nil
 	}
-	for n := range chunks(int(length), int(size)) {
-		commands = append(commands, []string{"UNLINK", chunkName(name, nonce, n+1)})
+	var commands [][]string
+	last := chunks(int(length), int(size))
+	for n := 1; n <= last; n++ {
+		commands = append(commands, []string{"UNLINK", chunkName(name, nonce, n)})
+		if n < last && len(commands) < unlinkAtOnce {
+			continue
+		}
+		if _, err := s.do(ctx, commands); err != nil {
+			return err
+		}
+		commands = commands[:0]
 	}
-	return commands
+	return nil
 }

@@ -41,6 +41,7 @@ func (l *lane) fetch(ctx context.Context, batch []*promise) {
 	var items []pool.Item
 	late := l.p.now().Add(-hintAge)
 	for i, pr := range batch {
+		l.p.step()
 		if !l.p.stillWanted(pr, late) {
 			l.p.end(pr, nil)
 			continue
@@ -49,11 +50,17 @@ func (l *lane) fetch(ctx context.Context, batch []*promise) {
 		if len(on) == 0 {
 			f.loan = l.p.o.Staging.wait(pr.group.staged)
 		} else if f.loan = l.p.o.Staging.take(pr.group.staged, false); f.loan.size == 0 {
+			l.p.step()
 			l.p.later(l, batch[i:])
 			break
 		}
 		if f.loan.size == 0 {
 			l.p.end(pr, l)
+			continue
+		}
+		if !l.p.stillWanted(pr, late) { // it may have ended while staging was waited for
+			l.p.giveNow(f.loan)
+			l.p.end(pr, nil)
 			continue
 		}
 		on = append(on, f)
@@ -64,7 +71,9 @@ func (l *lane) fetch(ctx context.Context, batch []*promise) {
 	if len(items) == 0 {
 		return
 	}
+	l.p.step()
 	using := l.get(ctx, items)
+	l.p.step()
 	for i := range on {
 		f := &on[i]
 		f.items, items = items[:len(f.items)], items[len(f.items):]
@@ -165,21 +174,25 @@ func (l *lane) absent(f *fetched, remove bool) {
 	l.queueDelete(keys)
 }
 
-// stillWanted is false for what was given up while it waited, and for hints nobody has come for.
+// stillWanted is false for what was given up or ended while it waited, and for hints nobody has come for.
 func (p *Pool) stillWanted(pr *promise, late time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return pr.pins > 0 || pr.hint && pr.since.After(late)
+	return pr.open() && (pr.pins > 0 || pr.hint && pr.since.After(late))
 }
 
-// later puts promises back to the front of the queue, in their order.
+// later queues promises again for which there was no staging. Those that no tier is asked for any more end here: nobody else would find them.
 func (p *Pool) later(l *lane, rest []*promise) {
+	var calls []func()
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	for _, pr := range rest {
-		p.sendLocked(pr)
+		if pr.open() && (p.mu.closed || !p.sendLocked(pr)) {
+			calls = p.settleLocked(pr, failed, calls)
+		}
 	}
 	l.wake.Signal()
+	p.mu.Unlock()
+	run(calls)
 }
 
 // end ends a promise that did not come; l is the tier that failed it, nil if no other one would do better.

@@ -5,7 +5,7 @@ import "github.com/kvagent/kvagent/pool"
 // land copies verified shards into memory and pins the entry there. Nil: it is not wanted any more, there is no room, its epoch is over, or somebody else writes it.
 func (p *Pool) land(f *fetched, sums []uint32) (held []pool.Slot) {
 	p.mu.Lock()
-	wanted := f.wanted()
+	wanted := f.open() && f.wanted()
 	p.mu.Unlock()
 	if !wanted || f.sp.now.Load() != f.life {
 		return nil
@@ -18,6 +18,7 @@ func (p *Pool) land(f *fetched, sums []uint32) (held []pool.Slot) {
 		return nil
 	}
 	b.Shard = 0
+	p.step()
 	p.memory.Acquire(&b)
 	if b.Status[0] != pool.OK {
 		return nil
@@ -59,7 +60,7 @@ func (p *Pool) fill(f *fetched, sums []uint32, b *pool.Batch) bool {
 // landedAt ends a promise that came from a tier; what it is pinned by is its refs' from now on.
 func (p *Pool) landedAt(pr *promise, from *lane, held []pool.Slot) {
 	p.mu.Lock()
-	if pr.pins > 0 {
+	if pr.open() && pr.pins > 0 {
 		pr.held, held = held, nil
 	}
 	calls := p.settleLocked(pr, landed, nil)

@@ -66,6 +66,7 @@ func (p *Pool) newLane(number int, t Tier) (*lane, error) {
 	l.puts.set = make(map[entryKey]*life)
 	l.breaker.closed.Store(true)
 	l.wake = sync.NewCond(&p.mu)
+	l.fetches.lane, l.hints.lane = l, l
 	return l, nil
 }
 

@@ -2,6 +2,7 @@ package tier
 
 // line is a queue of promises, the oldest first.
 type line struct {
+	lane       *lane
 	head, tail *promise
 	n          int
 }

@@ -86,6 +86,9 @@ type Options struct {
 	// PrefillTokens is how many tokens a second an engine computes, 0 to 10^9. An answer is cut where bringing blocks up would take longer, by what was measured of
 	// the tier, than computing them. 0: it is not.
 	PrefillTokens float64
+	// PromiseWithin is how long a promise may be open, from when it is made, 10 ms to 1 h: then it ends as one that did not come. 0: a minute, or twice as long as the tiers'
+	// FetchWithin together if that is more.
+	PromiseWithin time.Duration
 	// LearnPrefill takes what Computed tells of each space instead of PrefillTokens, which must be 0.
 	LearnPrefill bool
 	// Staging is where values lie on their way. Nil: the stack makes its own, of the default size.
@@ -101,6 +104,7 @@ type Options struct {
 	Clock func() time.Time // nil is time.Now
 
 	ownStaging bool
+	step       func() // tests: called without locks wherever a promise may meet another state of its tier. Nil: nobody is
 }
 
 // DefaultStaging is the size of Staging a stack makes for itself, bytes. It is address space until it is used.
@@ -193,6 +197,29 @@ func (t *Tier) completeTimes() error {
 	}
 	if t.BreakLast < t.BreakFirst || t.BreakLast > time.Hour {
 		return fmt.Errorf("tier %s: BreakLast is %v, allowed: %v to %v", t.Name, t.BreakLast, t.BreakFirst, time.Hour)
+	}
+	return nil
+}
+
+// The range of PromiseWithin, and what it is at least unless it is given.
+const (
+	MinPromiseWithin = 10 * time.Millisecond
+	MaxPromiseWithin = time.Hour
+	promiseWithin    = time.Minute
+)
+
+// completePromises checks PromiseWithin, or makes it long enough for one fetch of every tier and the wait for each.
+func (p *Pool) completePromises() error {
+	o := &p.o
+	if o.PromiseWithin == 0 {
+		all := time.Duration(0)
+		for _, l := range p.lanes {
+			all += l.FetchWithin
+		}
+		o.PromiseWithin = min(max(promiseWithin, 2*all), MaxPromiseWithin)
+	}
+	if o.PromiseWithin < MinPromiseWithin || o.PromiseWithin > MaxPromiseWithin {
+		return fmt.Errorf("tier: PromiseWithin is %v, allowed: %v to %v", o.PromiseWithin, MinPromiseWithin, MaxPromiseWithin)
 	}
 	return nil
 }

@@ -71,6 +71,7 @@ func (p *Pool) promise(s pool.SpaceID, group uint8, h *pool.Hashes, i int, numbe
 		return 0, false
 	}
 	p.others(&w, number)
+	p.step()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.promiseLocked(&w)

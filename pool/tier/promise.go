@@ -19,6 +19,9 @@ type promise struct {
 	group  *group
 	since  time.Time
 
+	deadline       time.Time // by the machine's monotonic clock: when the sweeper ends it
+	older, younger *promise  // in Pool.mu.ages, while it is open
+
 	state   promiseState
 	pins    int   // refs that are out
 	hint    bool  // it comes also if nobody holds it
@@ -53,29 +56,42 @@ type wish struct {
 	lanes  uint8
 }
 
-// promiseLocked takes a pin of what is under way already, or gives a new promise; false: the byte budget is used up.
+// promiseLocked takes a pin of what is under way already, or gives a new promise; false: the byte budget is used up, or no tier that has the entry is asked any more.
 func (p *Pool) promiseLocked(w *wish) (pool.Ref, bool) {
 	pr := p.mu.open[w.key]
 	if pr == nil || pr.life != w.life {
 		if p.mu.closed || p.mu.bytes > 0 && p.mu.bytes+w.group.memory > p.o.PrefetchBytes {
 			return 0, false
 		}
+		pr = &promise{
+			id: p.mu.lastID + 1, key: w.key, parent: w.parent, sp: w.sp, life: w.life, group: w.group, lanes: w.lanes, since: p.now(),
+			deadline: time.Now().Add(p.o.PromiseWithin),
+		}
+		if !p.sendLocked(pr) {
+			return 0, false // a breaker opened since the tiers were looked at
+		}
 		p.mu.lastID++
 		p.mu.promised++
-		pr = &promise{id: p.mu.lastID, key: w.key, parent: w.parent, sp: w.sp, life: w.life, group: w.group, lanes: w.lanes, since: p.now()}
 		p.mu.open[w.key] = pr
 		p.mu.byID[pr.id] = pr
 		p.mu.bytes += pr.group.memory
-		p.sendLocked(pr)
+		p.mu.ages.push(pr)
 	}
 	pr.pins++
 	if pr.state == queued && pr.pins == 1 && pr.hint {
-		p.sendLocked(pr) // somebody waits for it now
+		pr.line.lane.promoteLocked(pr) // somebody waits for it now
 	}
 	return pr.ref(), true
 }
 
-// sendLocked queues a promise at the nearest tier that is still to be tried; false: there is none.
+// promoteLocked moves a promise that waits at a tier behind those that are held: whether the tier is asked has been decided.
+func (l *lane) promoteLocked(pr *promise) {
+	pr.leave()
+	l.fetches.push(pr)
+	l.wake.Signal()
+}
+
+// sendLocked queues a promise at the nearest tier that is still to be tried. False: there is none, and the caller settles it.
 func (p *Pool) sendLocked(pr *promise) bool {
 	pr.leave()
 	for _, l := range p.lanes {
@@ -94,9 +110,13 @@ func (p *Pool) sendLocked(pr *promise) bool {
 	return false
 }
 
-// settleLocked ends a promise, and appends whom to call when mu is free.
+// settleLocked ends a promise that is open, and appends whom to call when mu is free. One that has ended stays as it ended.
 func (p *Pool) settleLocked(pr *promise, state promiseState, calls []func()) []func() {
+	if !pr.open() {
+		return calls
+	}
 	pr.leave()
+	p.mu.ages.remove(pr)
 	pr.state = state
 	p.mu.bytes -= pr.group.memory
 	if p.mu.open[pr.key] == pr {
@@ -187,6 +207,9 @@ func (p *Pool) abandon(l *lane) {
 
 // elsewhereLocked sends a promise that a tier did not keep to the next one, or ends it.
 func (p *Pool) elsewhereLocked(pr *promise, l *lane, calls []func()) []func() {
+	if !pr.open() {
+		return calls
+	}
 	pr.lanes &^= 1 << l.number
 	if !p.mu.closed && pr.wanted() && p.sendLocked(pr) {
 		return calls

@@ -54,12 +54,14 @@ type Pool struct {
 		lastID   uint64
 		open     map[entryKey]*promise // the latest promise of each entry that is not settled, or landed and held
 		byID     map[uint64]*promise   // every promise that somebody holds
+		ages     ages                  // every promise that is open
 		bytes    int64                 // of promises that are not settled
 		writing  map[reservation]origin
 		promised uint64 // ever
 		landed   uint64
 		failed   uint64
 		dropped  uint64 // cancelled
+		expired  uint64 // open at their deadline
 	}
 
 	cancel  context.CancelFunc
@@ -108,6 +110,9 @@ func Open(m Memory, tiers []Tier, o Options) (*Pool, error) {
 			p.chill.lanes = append(p.chill.lanes, l)
 		}
 	}
+	if err := p.completePromises(); err != nil {
+		return nil, err
+	}
 	if err := p.spaces.open(o.Salts); err != nil {
 		return nil, err
 	}
@@ -127,6 +132,9 @@ func (p *Pool) start(ctx context.Context) {
 		p.chill.out = make([]pool.Cold, coldMany)
 		p.workers.Go(func() { p.chillAlways(ctx) })
 	}
+	if len(p.lanes) > 0 {
+		p.workers.Go(func() { p.sweep(ctx) })
+	}
 	for _, l := range p.lanes {
 		for range l.Workers {
 			p.workers.Go(func() { l.work(ctx) })
@@ -140,7 +148,7 @@ func (p *Pool) start(ctx context.Context) {
 	}
 }
 
-// Close ends all work below memory and settles every promise: what has not come does not come. Memory goes on.
+// Close settles every promise, whatever the stores do: what has not come does not come. Then it ends all work below memory, for which it waits. Memory goes on.
 func (p *Pool) Close() error {
 	p.mu.Lock()
 	if p.mu.closed {
@@ -153,6 +161,7 @@ func (p *Pool) Close() error {
 	for _, l := range p.lanes {
 		l.wake.Broadcast()
 	}
+	p.settleAll()
 	p.o.Staging.close()
 	p.workers.Wait()
 	p.chill.close()

@@ -60,8 +60,10 @@ func newNode(t testing.TB, blocks, shards int, o Options, tiers ...Tier) *node {
 func openNode(t testing.TB, m *mem.Pool, memory Memory, shards int, o Options, tiers []Tier) *node {
 	t.Helper()
 	var err error
-	o.Staging, err = OpenStaging(16 << 20)
-	check(t, err)
+	if o.Staging == nil {
+		o.Staging, err = OpenStaging(16 << 20)
+		check(t, err)
+	}
 	p, err := Open(memory, tiers, o)
 	check(t, err)
 	n := &node{Pool: p, t: t, mem: m, spec: specOf("model", shards)}

@@ -1,0 +1,228 @@
+package tier
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/pooltest"
+)
+
+// shelved is a store that has chains, with both shards of each block, of the space that nodes open.
+func shelved(t *testing.T, all ...pool.Hashes) *pooltest.Shelf {
+	t.Helper()
+	store := pooltest.NewShelf()
+	blocks := 0
+	for _, h := range all {
+		blocks += h.N
+	}
+	writer := newNode(t, 2*blocks+64, 2, Options{Node: "writer"}, Tier{Name: "shared", Store: store, Write: OnSave})
+	for _, h := range all {
+		writer.save(h)
+	}
+	writer.stored(0, uint64(blocks))
+	return store
+}
+
+// moody is a store that fails while it is told to.
+type moody struct {
+	pool.Store
+	fails atomic.Bool
+}
+
+var errMoody = errors.New("not now")
+
+func (m *moody) Get(ctx context.Context, items []pool.Item) error {
+	if m.fails.Load() {
+		return errMoody
+	}
+	return m.Store.Get(ctx, items)
+}
+
+func (m *moody) Exists(ctx context.Context, keys []pool.Key, status []pool.Status) error {
+	if m.fails.Load() {
+		return errMoody
+	}
+	return m.Store.Exists(ctx, keys, status)
+}
+
+// act is what happens to a tier at a step.
+type act func(n *node, m *moody)
+
+// breaks opens the breaker, and lets everybody else go on until they wait: the keeper has emptied the queues then.
+func breaks(n *node, m *moody) {
+	m.fails.Store(true)
+	l := n.lanes[0]
+	for !l.breaker.failed(&l.Tier, errMoody) && l.up() {
+		continue
+	}
+	l.signal()
+	time.Sleep(1)
+}
+
+// breaksUnheard opens the breaker, and the keeper has not come to it yet.
+func breaksUnheard(n *node, m *moody) {
+	m.fails.Store(true)
+	l := n.lanes[0]
+	for !l.breaker.failed(&l.Tier, errMoody) && l.up() {
+		continue
+	}
+	l.signal()
+}
+
+// mends has the keeper find the store at work again.
+func mends(n *node, m *moody) {
+	m.fails.Store(false)
+	time.Sleep(2 * n.lanes[0].BreakLast)
+}
+
+// closes ends the stack meanwhile.
+func closes(n *node, _ *moody) {
+	go func() { _ = n.Pool.Close() }()
+	time.Sleep(1)
+}
+
+// testPromise is PromiseWithin of promisesEnd.
+const testPromise = 10 * time.Second
+
+// promisesEnd pins a chain and hints another one, more than staging holds, with acts at steps. Whatever happens, everything is settled after within at most.
+func promisesEnd(t *testing.T, store pool.Store, pinned, hinted pool.Hashes, within time.Duration, acts map[int]act) (steps int) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &moody{Store: store}
+		var n *node
+		armed, count := atomic.Bool{}, atomic.Int64{}
+		o := Options{Log: func(string, string, error) {}, PromiseWithin: testPromise}
+		o.step = func() {
+			if armed.Load() {
+				if do := acts[int(count.Add(1))]; do != nil {
+					do(n, m)
+				}
+			}
+		}
+		var err error
+		o.Staging, err = OpenStaging(MinStaging)
+		check(t, err)
+		n = newNode(t, 200, 2, o, Tier{
+			Name: "shared", Store: m, Workers: 2, BatchItems: 20, BreakAfter: 2, BreakFirst: 100 * time.Millisecond, BreakLast: 100 * time.Millisecond,
+			FoundFor: time.Hour,
+		})
+		n.know(pinned)
+		n.know(hinted)
+		armed.Store(true)
+		start := time.Now()
+		_, refs, _ := n.Pin(n.space, 0, pinned, 1<<40, nil)
+		_, hints, _ := n.Pin(n.space, 0, hinted, 1<<40, nil)
+		n.Hint(hints)
+		var settled time.Time
+		n.Settle(refs, func() { settled = time.Now() })
+		time.Sleep(n.o.PromiseWithin + 2*time.Second)
+		switch r := n.Report(); {
+		case settled.IsZero():
+			t.Errorf("a promise is never settled: %+v", r)
+		case settled.Sub(start) > within:
+			t.Errorf("a promise was settled after %v, allowed: %v", settled.Sub(start), within)
+		case r.Promises != 0 || r.PromiseBytes != 0:
+			t.Errorf("%d promises of %d bytes outlive their deadline", r.Promises, r.PromiseBytes)
+		}
+		armed.Store(false)
+		n.load(pinned)
+		n.Unpin(refs)
+		steps = int(count.Load())
+	})
+	return steps
+}
+
+// No promise outlives its deadline, whatever the tier does: the breaker opens at every point at which a promise can meet it, before and after its keeper has heard of it, closes again at every
+// later one, and the stack is closed at every point. Of a breaker that stays open, and of Close, they hear at once.
+func TestNoPromiseOutlivesItsDeadline(t *testing.T) {
+	pinned, hinted := chain("a", 20), chain("b", 4)
+	store := shelved(t, pinned, hinted)
+	steps := promisesEnd(t, store, pinned, hinted, 0, nil)
+	if steps < 30 {
+		t.Fatalf("%d steps, want one for each block at least", steps)
+	}
+	for name, first := range map[string]act{"breaks": breaks, "breaks unheard": breaksUnheard, "closes": closes} {
+		for at := 1; at <= steps; at++ {
+			t.Run(fmt.Sprint(name, " at ", at), func(t *testing.T) { promisesEnd(t, store, pinned, hinted, time.Second, map[int]act{at: first}) })
+			for back := at + 1; name != "closes" && back <= at+6; back++ {
+				t.Run(fmt.Sprint(name, " at ", at, " mends at ", back), func(t *testing.T) {
+					promisesEnd(t, store, pinned, hinted, testPromise+time.Second, map[int]act{at: first, back: mends})
+				})
+			}
+		}
+	}
+}
+
+// deaf is a store whose Get takes no notice of its context.
+type deaf struct {
+	pool.Store
+	wake chan struct{}
+}
+
+func (d deaf) Get(ctx context.Context, items []pool.Item) error {
+	<-d.wake
+	return d.Store.Get(context.WithoutCancel(ctx), items)
+}
+
+// A store that takes no notice of its context keeps no promise open, nor does Close wait for it to settle them. What it delivers after all lands nowhere.
+func TestPromisesOfADeafStoreEnd(t *testing.T) {
+	h := chain("a", 8)
+	store := shelved(t, h)
+	for name, closing := range map[string]bool{"deadline": false, "close": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := deaf{store, make(chan struct{})}
+				n := newNode(t, 100, 2, Options{}, Tier{Name: "shared", Store: d, FetchWithin: time.Second})
+				n.know(h)
+				_, refs, _ := n.Pin(n.space, 0, h, 1<<40, nil)
+				start, took := time.Now(), time.Duration(-1)
+				n.Settle(refs, func() { took = time.Since(start) })
+				time.Sleep(1) // the store has them now
+				want := n.o.PromiseWithin
+				if closing {
+					want = 1
+					go func() { _ = n.Pool.Close() }()
+				}
+				time.Sleep(2 * n.o.PromiseWithin)
+				if r := n.Report(); took != want || r.Promises != 0 || r.PromiseBytes != 0 || !closing && r.Expired != 8 {
+					t.Errorf("settled after %v, want %v: %+v", took, want, r)
+				}
+				close(d.wake)
+				time.Sleep(1)
+				if got := n.load(h); got != 0 {
+					t.Errorf("%d blocks of promises that had ended are in memory", got)
+				}
+				n.Unpin(refs)
+			})
+		})
+	}
+}
+
+// A promise for which there is never any staging ends at its deadline, also while a worker waits for staging with it.
+func TestPromisesWithoutStagingEnd(t *testing.T) {
+	h := chain("a", 8)
+	store := shelved(t, h)
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, 100, 2, Options{}, Tier{Name: "shared", Store: store})
+		n.know(h)
+		all := n.o.Staging.take(16<<20, false)
+		_, refs, _ := n.Pin(n.space, 0, h, 1<<40, nil)
+		start, took := time.Now(), time.Duration(-1)
+		n.Settle(refs, func() { took = time.Since(start) })
+		time.Sleep(2 * n.o.PromiseWithin)
+		if r := n.Report(); took != n.o.PromiseWithin || r.Promises != 0 || r.PromiseBytes != 0 {
+			t.Errorf("settled after %v, want %v: %+v", took, n.o.PromiseWithin, r)
+		}
+		n.o.Staging.give(all)
+		time.Sleep(1)
+		if got := n.load(h); got != 0 {
+			t.Errorf("%d blocks of promises that had ended are in memory", got)
+		}
+		n.Unpin(refs)
+	})
+}
