@@ -17,13 +17,16 @@ const module = "github.com/kvagent/kvagent"
 // A trailing /... stands for the packages below. Tests are free.
 var mayImport = map[string][]string{
 	"trace":               {},
+	"pagefault":           {},
 	"pool":                {},
 	"pool/...":            {"pool"},
+	"pool/dram":           {"pool", "pagefault"},
+	"pool/tier":           {"pool", "pagefault"},
 	"pool/evict/evictsim": {"pool", "trace"},
 	"pool/redis":          {"pool", "pool/remote"},
 	"pool/s3":             {"pool", "pool/remote"},
 	"pool/mooncake":       {"pool", "pool/remote"},
-	"cudaipc":             {"cudaipc/driver", "cudaipc/kernel"},
+	"cudaipc":             {"cudaipc/driver", "cudaipc/kernel", "pagefault"},
 	"cudaipc/driver":      {},
 	"cudaipc/kernel":      {},
 	"cudaipc/...":         {"cudaipc"},

@@ -20,6 +20,8 @@ type cudaFlight struct {
 	inOrder bool   // chunks follow the order of Copy.Runs; its lane's
 	landed  uint64 // bytes of a gather that are in the arena; its lane's
 	given   given  // to the summers; whoever gives them
+
+	torn torn
 }
 
 // sumBytes is chunkBytes, and maxMerged, for a gather whose blocks are summed: so much is still to be summed behind the last byte.
@@ -36,6 +38,7 @@ func (f *cudaFlight) most() (chunk, call uint64) {
 // passed ends one wait of a flight, the last one the flight.
 func (f *cudaFlight) passed() {
 	if f.waits.Add(-1) == 0 {
+		f.markTorn()
 		f.finish()
 	}
 }

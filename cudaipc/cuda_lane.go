@@ -268,7 +268,7 @@ func (l *lane) reap() bool {
 	l.events = append(l.events, c.event)
 	l.bytes -= c.bytes
 	if c.staged != nil {
-		l.ring.end(c.staged, l.d.arena, l.dir)
+		l.ring.end(c.staged, l.d.arena, c.flight)
 	}
 	if c.list != nil {
 		l.lists.free = append(l.lists.free, c.list.off)

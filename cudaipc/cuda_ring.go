@@ -42,11 +42,11 @@ func (r *ring) begin() *staged {
 }
 
 // end frees a half, of a gather when its bytes are in the arena.
-func (r *ring) end(s *staged, arena []byte, dir Direction) {
-	if dir == Gather {
+func (r *ring) end(s *staged, arena []byte, f *cudaFlight) {
+	if f.copy.Dir == Gather {
 		from := r.halves[s.half]
 		for _, p := range s.places {
-			copy(arena[p.off:p.off+p.n], from)
+			f.carry(arena, arena[p.off:p.off+p.n], from, p.off)
 			from = from[p.n:]
 		}
 	}
@@ -80,7 +80,7 @@ func (l *lane) viaRing() (*staged, uint64, error) {
 		}
 		l.addRow(list, first.dev, host+used, n)
 		if l.dir == Scatter {
-			copy(half[used:used+n], l.d.arena[first.off:])
+			l.flight.carry(l.d.arena, half[used:used+n], l.d.arena[first.off:], first.off)
 		}
 		s.places = append(s.places, place{first.off, n})
 		used += n

@@ -91,7 +91,11 @@ func (s *summers) sum(part sumPart) {
 		state := c.Blocks[i].Seed
 		for range c.Blocks[i].Runs {
 			r := &c.Runs[run]
-			state = crc32.Update(state, castagnoli, s.arena[r.ArenaOff:r.ArenaOff+int64(r.Len)])
+			if err := guarded(s.arena, nil, func() {
+				state = crc32.Update(state, castagnoli, s.arena[r.ArenaOff:r.ArenaOff+int64(r.Len)])
+			}); err != nil {
+				part.f.tear(uint64(r.ArenaOff), uint64(r.Len), err)
+			}
 			run++
 		}
 		part.f.end.Sums[i] = state

@@ -80,7 +80,9 @@ func (s *stream) flush(v *piece, p *peer, dir Direction, sum uint32, sums bool) 
 		return sum, fmt.Errorf("%d of %d bytes moved to or from process %d: %w", max(n, 0), v.bytes, p.pid, reason(err))
 	}
 	if sums {
-		sum = v.sum(sum)
+		if err := guarded(s.arena, nil, func() { sum = v.sum(sum) }); err != nil {
+			return sum, err
+		}
 	}
 	v.local, v.remote, v.bytes = v.local[:0], v.remote[:0], 0
 	return sum, nil

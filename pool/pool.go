@@ -232,6 +232,7 @@ type Stats struct {
 	Evicted, Dropped, Reassigned    uint64 // entries evicted, dropped as corrupt or reset; slabs given to another class
 	Busy                            uint64 // reservations refused
 	FileFull                        uint64 // times the pool's file could not grow: no room in its file system
+	Bad                             BadMemory
 	Classes                         []ClassStats
 	Policy                          PolicyReport
 }

@@ -88,13 +88,23 @@ func (th *thread) arrive(f *flight) []uint32 {
 	short := f.copy.Sum && len(d.Sums) != len(f.copy.Blocks) // a block without its sum has not arrived
 	for i := range f.status {
 		if err != nil || short || (d.Bad != nil && d.Bad[i]) {
-			f.status[i] = Failed
+			f.status[i] = th.failed(f, i)
 		}
 	}
 	if short {
 		return nil
 	}
 	return d.Sums
+}
+
+// failed is the status of a block that was not copied. Where the pool cannot read its slot either the slot is the reason: a load
+// drops the entry then, so that it is not promised again.
+func (th *thread) failed(f *flight, i int) pool.Status {
+	p, ok := th.w.cfg.Slots.(pool.Prober)
+	if ok && !p.Probe(f.slots[i]) && f.copy.Dir == cudaipc.Scatter {
+		return pool.Corrupt
+	}
+	return Failed
 }
 
 func (th *thread) end(f *flight) (cudaipc.Done, error) {

@@ -204,6 +204,28 @@ func (a *audit) slabs() error {
 		if used != perSlab[n] || used != int(b.used) {
 			return fmt.Errorf("slab %d: %d slots in use, %d not free, counts %d", n, perSlab[n], used, b.used)
 		}
+		if err := a.retired(n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// retired checks that a slot that overlaps a bad range is in use, held by an entry that was dropped, or out of use.
+func (a *audit) retired(n int32) error {
+	s, out := &a.core.slabs, 0
+	for _, place := range s.badPlaces(n, s.slab[n].class) {
+		slot := uint32(n)<<s.slotBits | place
+		owner, used := a.slots[slot]
+		if used == s.bad.out[slot] {
+			return fmt.Errorf("slot %d overlaps a bad page: in use by entry %d: %v, out of use: %v", slot, owner, used, !used)
+		}
+		if !used {
+			out++
+		}
+	}
+	if b := &s.slab[n]; out != int(b.retired) || b.used+b.retired > s.class[b.class].perSlab {
+		return fmt.Errorf("slab %d: %d slots in use, %d out of use, counts %d", n, b.used, out, b.retired)
 	}
 	return nil
 }

@@ -58,6 +58,8 @@ type Options struct {
 	// Path names a file on tmpfs or hugetlbfs in which the pool outlives its process; empty: it does not. A file that another
 	// pool made is used again if its sizes are the same. HugePages does not count then: the file system says it.
 	Path string
+	// BadPage is told of each page of the arena that is retired because it cannot be read, without any lock held; nil: nobody is.
+	BadPage func(BadPage)
 	// HashSeed is 0 for a secret of this process, which a hostile engine cannot guess. Measurements that must come out the
 	// same each time give another number.
 	HashSeed uint64
@@ -82,6 +84,7 @@ type Pool struct {
 	populating populating
 	advisor    *advisor
 	keeper     *keeper
+	tellBad    func(BadPage)
 
 	sweeping sync.Mutex // a sweep runs; taken before mu
 
@@ -113,20 +116,20 @@ func Open(o Options) (*Pool, error) {
 	if err != nil {
 		return nil, errors.Join(err, a.close())
 	}
-	c.advisor = newAdvisor(o.Policy, o.Clock)
+	c.advisor, c.slabs.bad.page = newAdvisor(o.Policy, o.Clock), a.pageBytes
 	return start(&o, a, c), nil
 }
 
 // start is the pool of an arena and of what is in it.
 func start(o *Options, a arena, c *core) *Pool {
-	p := &Pool{arena: a, core: c, advisor: c.advisor}
+	p := &Pool{arena: a, core: c, advisor: c.advisor, tellBad: o.BadPage}
 	p.info = Info{Bytes: o.Bytes, SlabBytes: o.SlabBytes, PageBytes: a.pageBytes, PageReason: a.reason}
 	if !o.Virtual {
 		p.info.Placement = place(a.raw, o.Nodes)
 		if o.HugePages == Auto && a.pageBytes != hugeBytes {
 			p.info.Transparent = a.askTransparent(shmemHuge)
 		}
-		p.populating.start(a.base, &p.ready)
+		p.populating.start(a.base, &p.ready, p.probe)
 	}
 	return p
 }

@@ -1,5 +1,7 @@
 package dram
 
+import "github.com/kvagent/kvagent/pagefault"
+
 // FlipByte flips one bit of a stored block, so that a test can prove that wrong bytes are seen: in the middle of
 // shard 0 of the nth entry from the most recently used one on. False if there are not so many that nobody pins.
 func (p *Pool) FlipByte(nth int) bool {
@@ -17,6 +19,5 @@ func (p *Pool) FlipByte(nth int) bool {
 		return false
 	}
 	s := c.slot(e, 0)
-	p.arena.base[s.Off+int64(s.Len)/2] ^= 1
-	return true
+	return pagefault.Guard(p.arena.base, nil, func() { p.arena.base[s.Off+int64(s.Len)/2] ^= 1 }) == nil
 }

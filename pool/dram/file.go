@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,8 +25,9 @@ type file struct {
 
 	headers []header // all there can be; those below usable may be touched
 	usable  int
-	tick    uint32 // of the last store or load
-	refused uint64 // times something could not grow because the file system had no room
+	tick    uint32        // of the last store or load
+	refused uint64        // times something could not grow because the file system had no room
+	faults  atomic.Uint64 // times that a page behind the arena faulted
 }
 
 // tickLength is the unit of the clock in headers.
@@ -60,7 +62,14 @@ func openFile(o *Options) (f *file, a arena, r *Recovery, err error) {
 			return nil, arena{}, nil, err
 		}
 	}
-	if err := f.mapMeta(); err != nil {
+	err = f.mapMeta()
+	if errors.Is(err, errNoSuper) { // a file that is made anew has other pages
+		r.Cold = err.Error()
+		if err = f.make(&want, o.HashSeed, o.Clock()); err == nil {
+			err = f.mapMeta()
+		}
+	}
+	if err != nil {
 		return nil, arena{}, nil, err
 	}
 	a, err = mapArena(fd, o.Bytes, page)
@@ -82,10 +91,17 @@ func (f *file) examine(want *layout, r *Recovery) error {
 		return nil
 	}
 	b, err := readSuper(f.fd, st.Size)
+	if errors.Is(err, unix.EIO) && st.Size == want.end {
+		r.Cold = errNoSuper.Error() // no other file has that size
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("dram: %s: %w", f.path, err)
 	}
 	s, bad := decodeSuper(b)
+	if errors.Is(bad, errBlank) && st.Size == want.end && st.Blocks*512 > want.page {
+		bad = errNoSuper // it was a pool's of this size, and lost the pages at its end
+	}
 	if errors.Is(bad, errForeign) || errors.Is(bad, errBlank) && st.Blocks*512 > want.page {
 		return fmt.Errorf("dram: %s: %d bytes that are no pool's: allowed is a file that is not there, or one that a pool made", f.path, st.Size)
 	}
@@ -113,17 +129,24 @@ func (f *file) mapMeta() (err error) {
 	}
 	f.whole = f.meta[l.super-l.headers:][:superBytes]
 	f.headers = headersIn(f.meta, int(l.cells()))
-	f.usable = int(min(int64(word(f.whole, superGrown).Load()), l.cells()*headerBytes) / headerBytes)
-	sign(f.whole)
+	if !f.touch(func() {
+		f.usable = int(min(int64(word(f.whole, superGrown).Load()), l.cells()*headerBytes) / headerBytes)
+		sign(f.whole)
+	}) {
+		return errors.Join(errNoSuper, unix.Munmap(f.meta))
+	}
 	return nil
 }
+
+// errNoSuper is a superblock whose page went bad.
+var errNoSuper = errors.New("its superblock cannot be read")
 
 // close gives the file back. The lock ends with the last descriptor and the last mapping, this process's or another's.
 func (f *file) close() error {
 	if f == nil {
 		return nil
 	}
-	alive(f.whole)
+	f.touch(func() { alive(f.whole) })
 	return unix.Munmap(f.meta) // the descriptor is the arena's
 }
 

@@ -117,7 +117,7 @@ func (f *file) grow(n int) bool {
 		f.refused++
 		return false
 	}
-	word(f.whole, superGrown).Store(uint64(to))
+	f.touch(func() { word(f.whole, superGrown).Store(uint64(to)) })
 	f.usable = int(min(to/headerBytes, int64(len(f.headers))))
 	return true
 }

@@ -25,8 +25,9 @@ func (f *file) spaceAt(n int) spaceRecord {
 }
 
 // spacesUsed is how many records were ever used. Those behind have no memory and must not be touched.
-func (f *file) spacesUsed() int {
-	return int(min(word(f.whole, superSpaces).Load(), maxKeptSpaces))
+func (f *file) spacesUsed() (n int) {
+	f.touch(func() { n = int(min(word(f.whole, superSpaces).Load(), maxKeptSpaces)) })
+	return n
 }
 
 // turn starts a new generation.
@@ -111,17 +112,25 @@ func (c *core) keepSpace(sp *space) {
 			return
 		}
 	}
-	sp.record = n
-	r := f.spaceAt(n)
-	sp.generation = r.turn()
-	r.write(b)
+	if f.touch(func() {
+		r := f.spaceAt(n)
+		sp.generation = r.turn()
+		r.write(b)
+	}) {
+		sp.record = n
+	}
 }
 
 // newRecord is the number of a record without a space.
 func (f *file) newRecord() (n int, ok bool) {
+	if !f.touch(func() { word(f.whole, superSpaces).Load() }) {
+		return 0, false // nobody knows which are used
+	}
 	used := f.spacesUsed()
 	for n := range used {
-		if word(f.spaceAt(n), 0).Load() == 0 {
+		free := false
+		f.touch(func() { free = word(f.spaceAt(n), 0).Load() == 0 })
+		if free {
 			return n, true
 		}
 	}
@@ -134,8 +143,7 @@ func (f *file) newRecord() (n int, ok bool) {
 		f.refused++
 		return 0, false
 	}
-	word(f.whole, superSpaces).Store(uint64(used) + 1)
-	return used, true
+	return used, f.touch(func() { word(f.whole, superSpaces).Store(uint64(used) + 1) })
 }
 
 // forgetUnopened takes the record of a space that nobody opened since the file was, and of which nothing is stored.

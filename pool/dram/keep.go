@@ -18,12 +18,14 @@ func (c *core) keepShard(e, slot uint32, shard uint8, sum uint32) {
 	if sp.record == notKept {
 		return
 	}
-	h := c.slabs.header(slot)
-	h.hash, h.space, h.hashLen = r.hash, uint16(sp.record), r.ident.hashLen()
-	h.place, h.generation = r.ident.group()<<4|shard, sp.generation
-	h.length, h.sum = sp.spec.Groups[r.ident.group()].ShardBytes[shard], sum
-	h.used.Store(c.slabs.file.tick)
-	h.check.Store(h.sumOf(slot))
+	c.slabs.file.touch(func() {
+		h := c.slabs.header(slot)
+		h.hash, h.space, h.hashLen = r.hash, uint16(sp.record), r.ident.hashLen()
+		h.place, h.generation = r.ident.group()<<4|shard, sp.generation
+		h.length, h.sum = sp.spec.Groups[r.ident.group()].ShardBytes[shard], sum
+		h.used.Store(c.slabs.file.tick)
+		h.check.Store(h.sumOf(slot))
+	})
 }
 
 // unkeep makes the slots of an entry free ones for whoever opens the file next.
@@ -33,7 +35,7 @@ func (c *core) unkeep(e uint32) {
 	}
 	slot := c.recs.all[e].head
 	for range c.group(c.recs.all[e].ident).classes {
-		c.slabs.header(slot).check.Store(0)
+		c.slabs.file.touch(func() { c.slabs.header(slot).check.Store(0) })
 		slot = c.slabs.at(slot).link
 	}
 }
@@ -48,13 +50,13 @@ func (c *core) keepParent(e, parent uint32) {
 		p := &c.recs.all[parent]
 		w = parentOf(p.head, &p.hash)
 	}
-	c.slabs.header(c.recs.all[e].head).parent.Store(w)
+	c.slabs.file.touch(func() { c.slabs.header(c.recs.all[e].head).parent.Store(w) })
 }
 
 // keepUse notes that e was loaded.
 func (c *core) keepUse(e uint32) {
 	if f := c.slabs.file; f != nil {
-		c.slabs.header(c.recs.all[e].head).used.Store(f.tick)
+		f.touch(func() { c.slabs.header(c.recs.all[e].head).used.Store(f.tick) })
 	}
 }
 
@@ -76,20 +78,22 @@ func (f *file) assign(n int32, first, perSlab, slotBytes uint32) bool {
 	if !f.grow(int(first + perSlab)) {
 		return false
 	}
-	word(f.meta, f.slabAt(n)).Store(slabWord(first, slotBytes))
+	f.touch(func() { word(f.meta, f.slabAt(n)).Store(slabWord(first, slotBytes)) })
 	return true
 }
 
 // withdraw notes that a slab has no slots any more. All its headers are clear.
 func (f *file) withdraw(n int32) {
 	if f != nil {
-		word(f.meta, f.slabAt(n)).Store(0)
+		f.touch(func() { word(f.meta, f.slabAt(n)).Store(0) })
 	}
 }
 
 // turnKept starts a new generation of a space: from here on nothing stored before comes back.
 func (c *core) turnKept(sp *space) {
 	if f := c.slabs.file; f != nil && sp.record != notKept {
-		sp.generation = f.spaceAt(sp.record).turn()
+		if !f.touch(func() { sp.generation = f.spaceAt(sp.record).turn() }) {
+			sp.record = notKept // its record is lost, and what was stored under it
+		}
 	}
 }

@@ -40,9 +40,9 @@ func (k *keeper) run() {
 
 func (k *keeper) keep() {
 	if b := k.advisor.learned(); b != nil {
-		k.file.writeLearned(b)
+		k.file.touch(func() { k.file.writeLearned(b) })
 	}
-	alive(k.file.whole)
+	k.file.touch(func() { alive(k.file.whole) })
 }
 
 // close keeps once more and gives the file back.
@@ -50,7 +50,7 @@ func (k *keeper) close() error {
 	if k == nil {
 		return nil
 	}
-	word(k.file.whole, superProcess).Store(0)
+	k.file.touch(func() { word(k.file.whole, superProcess).Store(0) })
 	close(k.ending)
 	k.done.Wait()
 	return k.file.close()
@@ -79,8 +79,8 @@ func (a *advisor) learn(f *file) error {
 	if !ok {
 		return nil
 	}
-	b, _, _ := f.readLearned()
-	if b == nil {
+	var b []byte
+	if !f.touch(func() { b, _, _ = f.readLearned() }) || b == nil {
 		return nil
 	}
 	return learner.Learn(b)

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/pagefault"
 )
 
 // openKept opens a pool whose file outlives it.
@@ -17,7 +19,7 @@ func openKept(o *Options) (*Pool, error) {
 	}
 	adv := newAdvisor(o.Policy, o.Clock)
 	c, err := f.core(o, adv, r)
-	if errors.Is(err, errClash) {
+	if errors.Is(err, errClash) || errors.Is(err, errLost) {
 		r.Cold = err.Error()
 		f.erase()
 		c, err = f.core(o, adv, r)
@@ -39,14 +41,19 @@ func (f *file) core(o *Options, a *advisor, r *Recovery) (*core, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.slabs.file, c.advisor = f, a
+	c.slabs.file, c.advisor, c.slabs.bad.page = f, a, f.super.page
 	if r.New || r.Cold != "" {
 		return c, nil
 	}
 	if err := a.learn(f); err != nil {
 		r.Notes = append(r.Notes, fmt.Sprintf("what the eviction had learned is not used: %v", err))
 	}
-	if err := c.restore(f, o.SlabBytes, r); err != nil {
+	fault := pagefault.Guard(f.meta, nil, func() { err = c.restore(f, o.SlabBytes, r) })
+	if fault != nil {
+		f.faults.Add(1)
+		err = errLost
+	}
+	if err != nil {
 		return nil, errors.Join(err, c.close())
 	}
 	if f.super.format != fileFormat {
@@ -58,10 +65,12 @@ func (f *file) core(o *Options, a *advisor, r *Recovery) (*core, error) {
 // erase makes nothing of what the file holds count any more.
 func (f *file) erase() {
 	for n := range f.super.slabCount() {
-		word(f.meta, f.slabAt(int32(n))).Store(0)
+		f.withdraw(int32(n))
 	}
 	for n := range f.spacesUsed() {
-		f.spaceAt(n).remove()
+		f.touch(func() { f.spaceAt(n).remove() })
 	}
-	clear(f.meta[:f.usable*headerBytes])
+	for from := 0; from < f.usable*headerBytes; from += pageBytes {
+		f.touch(func() { clear(f.meta[from:min(from+pageBytes, f.usable*headerBytes)]) })
+	}
 }

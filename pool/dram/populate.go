@@ -19,11 +19,19 @@ type populating struct {
 	err  error // valid when done
 }
 
-func (p *populating) start(base []byte, ready *atomic.Int64) {
+// Pages that cannot be had are left to probe, which touches those of a stretch one by one and counts the ones it retires.
+func (p *populating) start(base []byte, ready *atomic.Int64, probe func(from, to int64) (bad int)) {
+	left := MaxBadPages
 	p.done.Go(func() {
 		for off := 0; off < len(base) && !p.stop.Load(); off += populatePiece {
 			to := min(off+populatePiece, len(base))
-			if err := populate(base[off:to]); err != nil {
+			err := populate(base[off:to])
+			if errors.Is(err, unix.EHWPOISON) || errors.Is(err, unix.EFAULT) {
+				if bad := probe(int64(off), int64(to)); bad <= left {
+					left, err = left-bad, nil
+				}
+			}
+			if err != nil {
 				p.err = fmt.Errorf("dram: populate at %d of %d bytes: %w", off, len(base), err)
 				return
 			}

@@ -21,16 +21,24 @@ type Recovery struct {
 	Spaces  int    // that they are of
 	Damaged int    // slots whose header did not verify, or did not fit
 	Stale   int    // slots of generations that are over
+	Lost    int    // headers that cannot be read: their pages went bad
 	Partial int    // entries, and shards without one, given up because not all shards were stored
 	Notes   []string
-	Took    time.Duration
+
+	BadPages int // of the arena, retired in another life
+	Took     time.Duration
 }
 
 // errClash is damage of a kind that no kill leaves behind: then nothing of the file is used.
 var errClash = errors.New("its slabs overlap")
 
+// errLost is a page behind the arena that went bad while it was read for the second time: then nothing of the file is used either.
+var errLost = errors.New("a page of its index went bad while it was read")
+
 // restore makes the index of what the file holds.
 func (c *core) restore(f *file, slabBytes int64, r *Recovery) error {
+	c.restoreBad(f)
+	r.BadPages = int(c.slabs.bad.stats.Pages)
 	byRecord := c.restoreSpaces(f, slabBytes, r)
 	if err := c.restoreSlabs(f); err != nil {
 		return err
@@ -45,7 +53,7 @@ func (c *core) restore(f *file, slabBytes int64, r *Recovery) error {
 			return errors.New("dram: no memory for the index")
 		}
 	}
-	r.Damaged, r.Stale = int(s.damaged.Load()), int(s.stale.Load())
+	r.Damaged, r.Stale, r.Lost = int(s.damaged.Load()), int(s.stale.Load()), int(s.lost.Load())
 	r.Partial = s.giveUpPartial() + s.strays
 	c.openSlabs(s.claimed)
 	c.restoreOrder(f)
@@ -58,7 +66,13 @@ func (c *core) restoreSpaces(f *file, slabBytes int64, r *Recovery) []*space {
 	out := make([]*space, f.spacesUsed())
 	for n := range out {
 		record := f.spaceAt(n)
-		spec, ok := record.read()
+		var spec pool.Spec
+		var ok bool
+		var generation uint32
+		if !f.touch(func() { spec, ok = record.read(); generation = record.generation() }) {
+			r.Notes = append(r.Notes, fmt.Sprintf("space %d of the file cannot be read, what is stored of it is gone", n))
+			continue
+		}
 		if !ok {
 			if word(record, 0).Load() != 0 {
 				r.Notes = append(r.Notes, fmt.Sprintf("space %d of the file is damaged, what is stored of it is gone", n))
@@ -71,7 +85,7 @@ func (c *core) restoreSpaces(f *file, slabBytes int64, r *Recovery) []*space {
 			continue
 		}
 		sp := c.newSpace(&spec)
-		sp.record, sp.generation = n, record.generation()
+		sp.record, sp.generation = n, generation
 		if !c.newRealm(sp) {
 			continue
 		}
@@ -85,7 +99,9 @@ func (c *core) restoreSpaces(f *file, slabBytes int64, r *Recovery) []*space {
 func (c *core) restoreSlabs(f *file) error {
 	s := &c.slabs
 	for n := range s.slab {
-		first, slotBytes, ok := readSlabWord(word(f.meta, f.slabAt(int32(n))).Load())
+		var w uint64 // 0 if it cannot be read
+		f.touch(func() { w = word(f.meta, f.slabAt(int32(n))).Load() })
+		first, slotBytes, ok := readSlabWord(w)
 		if !ok || int64(slotBytes) > s.bytes || slotBytes == 0 {
 			continue
 		}
@@ -116,6 +132,7 @@ type scan struct {
 	shards         uint16     // that occur, a bit each; guarded by mu
 	total          int        // guarded by mu
 	damaged, stale atomic.Int64
+	lost           atomic.Int64
 	strays         int
 	mu             sync.Mutex
 }
@@ -140,23 +157,41 @@ func (s *scan) slabs() {
 func (s *scan) slab(n int32) {
 	b := &s.core.slabs.slab[n]
 	var shards uint16
-	for place := range b.fresh {
-		h, slot := &s.file.headers[b.cells+place], uint32(n)<<s.core.slabs.slotBits|place
-		if h.check.Load() == 0 {
-			continue
+	for place := uint32(0); place < b.fresh; place++ { // place is that of a header that faults
+		if s.file.touch(func() {
+			for ; place < b.fresh; place++ {
+				shards |= s.header(n, place)
+			}
+		}) {
+			break
 		}
-		if counter := s.judge(h, slot, b); counter != nil {
-			counter.Add(1)
-			h.check.Store(0)
-			continue
-		}
-		shards |= 1 << h.shard()
-		s.found[n] = append(s.found[n], slot)
+		s.lost.Add(1)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.shards |= shards
 	s.total += len(s.found[n])
+}
+
+// header reads the header of one place of a slab. It returns the bit of its shard, 0 if the slot holds nothing that counts.
+func (s *scan) header(n int32, place uint32) uint16 {
+	b := &s.core.slabs.slab[n]
+	h, slot := &s.file.headers[b.cells+place], uint32(n)<<s.core.slabs.slotBits|place
+	if h.check.Load() == 0 {
+		return 0
+	}
+	if s.core.slabs.isBad(slot) { // its page was retired
+		h.check.Store(0)
+		return 0
+	}
+	if counter := s.judge(h, slot, b); counter != nil {
+		counter.Add(1)
+		h.check.Store(0)
+		return 0
+	}
+	shard := uint16(1) << h.shard()
+	s.found[n] = append(s.found[n], slot)
+	return shard
 }
 
 // judge says as what a header counts that is not to be used; nil if it is.

@@ -20,11 +20,15 @@ func (c *core) openSlabs(claimed []uint64) {
 		for place := int64(b.fresh) - 1; place >= 0; place-- {
 			at := b.cells + uint32(place)
 			if claimed[at/64]&(1<<(at%64)) == 0 {
+				if slot := uint32(n)<<s.slotBits | uint32(place); s.isBad(slot) {
+					s.leave(slot)
+					continue
+				}
 				s.cells.all[at] = cell{link: b.free}
 				b.free = uint32(place) + 1
 			}
 		}
-		if b.used < k.perSlab {
+		if b.used+b.retired < k.perSlab {
 			s.enterRoom(n)
 		}
 		if b.used == 0 {

@@ -1,6 +1,9 @@
 package dram
 
-import "math/bits"
+import (
+	"math/bits"
+	"slices"
+)
 
 // The arena is cut into slabs of equal size. A slab is free or belongs to a class, which cuts it into slots
 // of one size. A slot's number is slab<<slotBits | place in the slab.
@@ -18,6 +21,7 @@ type slab struct {
 	cells      uint32 // first of its cells
 	fresh      uint32 // slots from here on were never used
 	used       uint32
+	retired    uint32 // slots that are out of use; see badMemory
 	free       uint32 // first free slot below fresh, +1
 	next, prev int32  // slabs of the class that have room, noSlab at the ends
 }
@@ -48,6 +52,7 @@ type slabs struct {
 	inUseBuf []bool
 	used     int64  // bytes of slots in use
 	moved    uint64 // slabs that went to another class
+	bad      badMemory
 }
 
 func newSlabs(arena, slabBytes int64) (s slabs, err error) {
@@ -55,6 +60,7 @@ func newSlabs(arena, slabBytes int64) (s slabs, err error) {
 	s = slabs{
 		slab: make([]slab, n), byBytes: map[uint32]int32{}, bytes: slabBytes,
 		slotBits: uint(bits.TrailingZeros64(uint64(slabBytes / slotUnit))),
+		bad:      badMemory{page: pageBytes},
 	}
 	for i := n - 1; i >= 0; i-- {
 		s.slab[i] = slab{class: noClass, last: noClass}
@@ -90,13 +96,13 @@ func (s *slabs) take(id int32) (slot uint32, ok bool) {
 		place = b.free - 1
 		b.free = s.cells.all[b.cells+place].link
 	} else {
-		place = b.fresh
-		b.fresh++
+		place = s.pass(n, b.fresh)
+		b.fresh = place + 1
 	}
 	b.used++
 	c.used++
 	s.used += int64(c.bytes)
-	if b.used == c.perSlab {
+	if b.used+b.retired == c.perSlab {
 		s.leaveRoom(n)
 	}
 	return uint32(n)<<s.slotBits | place, true
@@ -107,11 +113,15 @@ func (s *slabs) give(slot uint32) {
 	n := int32(slot >> s.slotBits)
 	b := &s.slab[n]
 	c := &s.class[b.class]
-	place := slot & (1<<s.slotBits - 1)
-	s.cells.all[b.cells+place] = cell{link: b.free}
-	b.free = place + 1
-	if b.used == c.perSlab {
-		s.enterRoom(n)
+	if s.isBad(slot) {
+		s.leave(slot) // the slab has as much room as before
+	} else {
+		place := slot & (1<<s.slotBits - 1)
+		s.cells.all[b.cells+place] = cell{link: b.free}
+		b.free = place + 1
+		if b.used+b.retired == c.perSlab {
+			s.enterRoom(n)
+		}
 	}
 	b.used--
 	c.used--
@@ -122,7 +132,8 @@ func (s *slabs) give(slot uint32) {
 }
 
 func (s *slabs) assign(id int32) bool {
-	if len(s.unused) == 0 {
+	at := s.unusedFor(id)
+	if at < 0 {
 		return false
 	}
 	c := &s.class[id]
@@ -130,17 +141,18 @@ func (s *slabs) assign(id int32) bool {
 	if !ok {
 		return false
 	}
-	n := s.unused[len(s.unused)-1]
+	n := s.unused[at]
 	if !s.cells.grow(int(first+c.perSlab)) || !s.file.assign(n, first, c.perSlab, c.bytes) {
 		s.spans.give(first, c.perSlab)
 		return false
 	}
-	s.unused = s.unused[:len(s.unused)-1]
+	s.unused = slices.Delete(s.unused, at, at+1)
 	b := &s.slab[n]
 	if b.last != noClass && b.last != id {
 		s.moved++
 	}
 	*b = slab{class: id, last: id, cells: first}
+	s.cutAround(n)
 	c.slabs++
 	s.enterRoom(n)
 	return true
@@ -149,7 +161,10 @@ func (s *slabs) assign(id int32) bool {
 func (s *slabs) withdraw(n int32) {
 	b := &s.slab[n]
 	c := &s.class[b.class]
-	s.leaveRoom(n)
+	if b.retired < c.perSlab {
+		s.leaveRoom(n)
+	}
+	s.uncut(n)
 	s.file.withdraw(n)
 	s.spans.give(b.cells, c.perSlab)
 	c.slabs--
@@ -190,7 +205,7 @@ func (s *slabs) offset(slot uint32) int64 {
 	return int64(n)*s.bytes + int64(slot&(1<<s.slotBits-1))*size
 }
 
-func (s *slabs) roomFor(id int32) bool { return s.class[id].room != noSlab || len(s.unused) > 0 }
+func (s *slabs) roomFor(id int32) bool { return s.class[id].room != noSlab || s.unusedFor(id) >= 0 }
 
 // inUse says of each slot of a slab whether it is in use. It is valid until the next call.
 func (s *slabs) inUse(n int32) []bool {
@@ -204,6 +219,13 @@ func (s *slabs) inUse(n int32) []bool {
 	}
 	for at := b.free; at != 0; at = s.cells.all[b.cells+at-1].link {
 		used[at-1] = false
+	}
+	if b.retired > 0 {
+		for _, place := range s.badPlaces(n, b.class) {
+			if place < b.fresh && s.bad.out[uint32(n)<<s.slotBits|place] {
+				used[place] = false
+			}
+		}
 	}
 	return used
 }

@@ -114,7 +114,7 @@ func (c *core) takeSpace(s *pool.Spec) (*space, error) {
 func (c *core) leaveSpace(sp *space) {
 	c.turnKept(sp)
 	if f := c.slabs.file; f != nil && sp.record != notKept {
-		f.spaceAt(sp.record).remove()
+		f.touch(func() { f.spaceAt(sp.record).remove() })
 	}
 	c.end(sp.realm)
 }

@@ -15,7 +15,7 @@ func (p *Pool) stats() pool.Stats {
 	c := p.core
 	s := c.stats
 	s.Capacity, s.Ready, s.Used = p.info.Bytes, p.ready.Load(), c.slabs.used
-	s.Reassigned = c.slabs.moved
+	s.Reassigned, s.Bad = c.slabs.moved, c.slabs.badStats()
 	if f := c.slabs.file; f != nil {
 		s.FileFull = f.refused
 	}

@@ -3,6 +3,7 @@ package dram
 import (
 	"context"
 
+	"github.com/kvagent/kvagent/pagefault"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -30,7 +31,10 @@ func (p *Pool) put(it *pool.Item) pool.Status {
 	p.Reserve(&b)
 	if b.Status[0] == pool.OK {
 		s := &b.Slots[0]
-		copy(p.arena.base[s.Off:s.Off+int64(s.Len)], it.Data)
+		if err := pagefault.Guard(p.arena.base, nil, func() { copy(p.arena.base[s.Off:s.Off+int64(s.Len)], it.Data) }); err != nil {
+			p.Probe(*s)
+			b.Status[0] = pool.Busy
+		}
 		s.Sum = pool.Sum(it.Key.Seed(s.Len), it.Data)
 		p.Commit(b.Slots, b.Epoch, b.Status)
 	}
@@ -57,8 +61,11 @@ func (p *Pool) get(it *pool.Item) pool.Status {
 		return b.Status[0]
 	}
 	s := b.Slots[0]
-	copy(it.Data, p.arena.base[s.Off:s.Off+int64(s.Len)])
-	if pool.Sum(it.Key.Seed(s.Len), it.Data) != s.Sum {
+	err := pagefault.Guard(p.arena.base, nil, func() { copy(it.Data, p.arena.base[s.Off:s.Off+int64(s.Len)]) })
+	if err != nil {
+		p.Probe(s)
+	}
+	if err != nil || pool.Sum(it.Key.Seed(s.Len), it.Data) != s.Sum {
 		b.Status[0] = pool.Corrupt
 	}
 	p.Release(b.Slots, b.Status)

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"sync"
 
+	"github.com/kvagent/kvagent/pagefault"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/evict"
 )
@@ -209,7 +210,11 @@ func (s *storm) fill(b *pool.Batch, first uint64, shard uint8) {
 			continue
 		}
 		at := s.p.arena.base[b.Slots[i].Off:][:b.Slots[i].Len]
-		stormBytes(at, first+uint64(i), shard)
+		if pagefault.Guard(s.p.arena.base, nil, func() { stormBytes(at, first+uint64(i), shard) }) != nil {
+			s.p.Probe(b.Slots[i])
+			b.Status[i] = pool.Busy
+			continue
+		}
 		k := pool.Key{Space: stormSpecs()[b.Space].Fingerprint, Shard: shard, Hash: pool.MakeHash(b.Hashes.At(i))}
 		b.Slots[i].Sum = pool.Sum(k.Seed(b.Slots[i].Len), at)
 	}
@@ -226,7 +231,11 @@ func (s *storm) load(space int, first uint64, n int) {
 			}
 			want := make([]byte, b.Slots[i].Len)
 			stormBytes(want, first+uint64(i), uint8(shard))
-			if !bytes.Equal(want, s.p.arena.base[b.Slots[i].Off:][:b.Slots[i].Len]) {
+			equal := false
+			if pagefault.Guard(s.p.arena.base, nil, func() { equal = bytes.Equal(want, s.p.arena.base[b.Slots[i].Off:][:b.Slots[i].Len]) }) != nil {
+				s.p.Probe(b.Slots[i])
+				b.Status[i] = pool.Corrupt
+			} else if !equal {
 				panic("wrong bytes in the storm itself")
 			}
 		}

@@ -41,9 +41,12 @@ func (p *Pool) fill(f *fetched, sums []uint32, b *pool.Batch) bool {
 			break
 		}
 		s := b.Slots[0]
-		copy(p.arena[s.Off:s.Off+int64(s.Len)], f.items[shard].Data[headerBytes:])
+		whole = p.reach(s, func(b []byte) { copy(b, f.items[shard].Data[headerBytes:]) })
 		s.Sum = sums[shard]
 		slots, status = append(slots, s), append(status, pool.OK)
+		if !whole {
+			break
+		}
 	}
 	for i := range status {
 		if !whole {

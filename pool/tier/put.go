@@ -126,7 +126,9 @@ func (p *Pool) copyShard(e *leaving, g *group, shard uint8) bool {
 	p.glance(&b, func(s pool.Slot) pool.Status {
 		at := g.at[shard]
 		value = e.loan.bytes[at : at+headerBytes+int64(s.Len)]
-		copy(value[headerBytes:], p.arena[s.Off:s.Off+int64(s.Len)])
+		if !p.reach(s, func(b []byte) { copy(value[headerBytes:], b) }) {
+			return pool.Corrupt
+		}
 		own := e.sp.ownKey(&e.key, shard)
 		hd = header{length: s.Len, sum: pool.Sum(own.Seed(s.Len), value[headerBytes:]), node: p.o.Node, when: uint64(p.now().Unix())}
 		if hd.sum != s.Sum && !p.o.NoSums {
