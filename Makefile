@@ -27,7 +27,7 @@ TRACE         ?= testdata/conversation_1000.jsonl
 
 STAGE := scripts/stage
 comma := ,
-PYTHON_SCRIPTS := ../scripts/torture ../scripts/torture_stalls.py ../scripts/torture_tiers.py ../scripts/soak ../scripts/dockerfile-check ../scripts/cuda-header-check ../scripts/mutants-vllm ../scripts/vllm-uv ../scripts/vllm-warm
+PYTHON_SCRIPTS := ../scripts/torture ../scripts/torture_stalls.py ../scripts/torture_tiers.py ../scripts/torture_nodes.py ../scripts/soak ../scripts/dockerfile-check ../scripts/cuda-header-check ../scripts/mutants-vllm ../scripts/vllm-uv ../scripts/vllm-warm
 # Where the locked Python tools live: outside the tree, keyed by the lock. Made on first use.
 VENV   = $$($(CURDIR)/scripts/venv)
 
@@ -57,7 +57,7 @@ test: deps vllm-early build ## everything that CI runs
 checks: lint fuzz dockerfile-check cuda-header-check test-softcuda mutants-vllm # of `make test`: what has no clock
 
 .PHONY: tests
-tests: test-go test-python test-vllm test-vllm-oldest torture-short test-cuda torture-cuda-short # of `make test`: what runs agents and engines
+tests: test-go test-python test-vllm test-vllm-oldest torture-short torture-nodes-short test-cuda torture-cuda-short # of `make test`: what runs agents and engines
 
 .PHONY: lint
 lint: lint-go lint-python ## formatting and static checks, Go and Python
@@ -178,13 +178,22 @@ torture-tiers-short: build
 	@$(STAGE) servers scripts/servers
 	@PATH="$$(scripts/servers):$$PATH" $(STAGE) -v torture-tiers-short scripts/torture tiers-short
 
+.PHONY: torture-nodes-short
+torture-nodes-short: build # everything on 2 and 3 nodes over Redis, S3 and Mooncake is killed and paused
+	@scripts/deps servers
+	@$(STAGE) servers scripts/servers
+	@PATH="$$(scripts/servers):$$PATH" $(STAGE) -v torture-nodes-short scripts/torture nodes-short
+
 .PHONY: torture-cuda-short
 torture-cuda-short: build-softcuda softcuda
 	@$(STAGE) -v torture-cuda-short scripts/torture cuda-short
 
 .PHONY: torture
 torture: build ## long runs with kills, pauses and many engines (hours; TRACE= names the full trace)
+	@scripts/deps servers
+	@$(STAGE) servers scripts/servers
 	@$(STAGE) -v torture scripts/torture long --trace $(TRACE)
+	@PATH="$$(scripts/servers):$$PATH" $(STAGE) -v torture-nodes scripts/torture nodes --trace $(TRACE)
 	@$(STAGE) -v soak scripts/soak --trace $(TRACE)
 
 .PHONY: bench-policy

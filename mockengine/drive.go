@@ -52,6 +52,7 @@ type Report struct {
 	InUse    int       `json:"in_use,omitempty"` // left: blocks that are not free
 	Attached bool      `json:"attached,omitempty"`
 	Space    string    `json:"space,omitempty"`
+	PID      int       `json:"pid,omitempty"` // strike: of the process that is struck
 	Text     string    `json:"text,omitempty"`
 }
 
@@ -245,8 +246,8 @@ func (g *driven) hit() {
 		signal = syscall.SIGSTOP
 	}
 	g.strike, g.engine.Trap = nil, nil
-	g.report(&Report{Op: "strike", Jobs: jobs})
-	if err := syscall.Kill(pid, signal); err != nil {
+	g.report(&Report{Op: "strike", Jobs: jobs, PID: pid})
+	if err := syscall.Kill(pid, signal); err != nil && !errors.Is(err, syscall.ESRCH) { // it may have ended meanwhile
 		g.report(&Report{Op: "error", Text: fmt.Sprintf("kill %d: %v", pid, err)})
 	}
 }

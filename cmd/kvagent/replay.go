@@ -48,9 +48,12 @@ type replaySettings struct {
 	shared   string        // a tier of all nodes
 	tiersIn  time.Duration // for all tiers to answer before the first request; 0: nobody waits
 
-	killEngine, killAgent, killMover, pauseAgent int
-	pauseFor                                     time.Duration
-	flip                                         bool
+	killEngine, killAgent, killMover, killHelper, killServer int // every so many requests
+	pauseEngine, pauseAgent, pauseHelper, pauseServer        int
+	pauseFor, serverDown                                     time.Duration
+	server                                                   string        // command line of the shared tier's server
+	stalledAfter                                             time.Duration // without a report of any engine
+	flip                                                     bool
 
 	json, progress bool
 }
@@ -58,6 +61,7 @@ type replaySettings struct {
 func defaultReplaySettings() *replaySettings {
 	return &replaySettings{
 		engines: 2, perProcess: 1, nodes: 1, blockBytes: 16 << 10, ranks: 1, groups: 1, pauseFor: 10 * time.Second,
+		serverDown: time.Second, stalledAfter: 3 * time.Minute,
 		integrity: integrityFull, eviction: defaultEviction, device: deviceAuto, loadDeadline: 2 * time.Second, lookupTimeout: 100 * time.Millisecond, priorities: 1,
 	}
 }
@@ -72,8 +76,12 @@ Mooncake's format, in virtual time: arrivals keep their order, and pass as fast 
 comes back from the pool is compared byte for byte, and every block of a request once more when it ends.
 
 Turns of one conversation go to different engines in turn, so that what one engine saved is what another one hits.
-Engines and the agent can be killed and paused at random moments, preferably while a copy is under way; then
-requests are computed again and none may fail.
+Engines, the agents of all nodes, their movers and helpers and the server of a shared tier can be killed and paused
+at random moments, engines and agents preferably while a copy is under way; then requests are computed again and none
+may fail. Nodes are hit in turn, from one that the seed draws.
+
+A replay that hears nothing from its engines for --stalled-after fails and names what it waits for. SIGTERM and SIGINT
+end it, and everything that it started, within 20 s.
 
 It fails (exit code 1) if a byte was wrong, a request failed, or a lease or a mapping is left in the end.`,
 		Example: `  kvagent replay --trace conversation.jsonl --progress
@@ -88,6 +96,7 @@ It fails (exit code 1) if a byte was wrong, a request failed, or a lease or a ma
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
+			defer endInTime(ctx, cmd.ErrOrStderr())()
 			return runReplay(ctx, s, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
@@ -123,14 +132,22 @@ func (s *replaySettings) addFlags(f *pflag.FlagSet) {
 	f.Var(&choiceValue{&s.device, devices}, "device", "device of the agent that is started; with cuda the engines are on the only GPU, too, every second one in virtual memory")
 	f.StringVar(&s.dramPath, "dram-path", "", "file on tmpfs or hugetlbfs for the pool of the agent that is started: then the pool outlives its kills")
 	f.StringArrayVar(&s.tiers, "tier", nil, "a tier below the pool of the agent that is started, as serve takes it; may be given several times")
-	f.Var(&countValue{&s.nodes, 1, maxNodes}, "nodes", "agents that are started, each with a pool of its own; engines are dealt to them in turn, and the first is the one that is killed and stopped")
+	f.Var(&countValue{&s.nodes, 1, maxNodes}, "nodes", "agents that are started, each with a pool of its own; engines are dealt to them in turn")
 	f.Var(&durationValue{&s.tiersIn, 0, time.Hour}, "tiers-within", "begin when every tier answers, and fail if one does not within so long; 0 does not wait")
 	f.StringVar(&s.shared, "shared", "", "a tier of all nodes, behind --tier, such as redis://127.0.0.1:6379")
 	f.Var(&countValue{&s.killEngine, 0, 1 << 30}, "kill-engine-every", "kill an engine every so many requests; 0 is never")
-	f.Var(&countValue{&s.killAgent, 0, 1 << 30}, "kill-agent-every", "kill the agent every so many requests; 0 is never")
-	f.Var(&countValue{&s.killMover, 0, 1 << 30}, "kill-mover-every", "kill a mover of the agent every so many requests; 0 is never")
-	f.Var(&countValue{&s.pauseAgent, 0, 1 << 30}, "pause-agent-every", "stop the agent for a while every so many requests; 0 is never")
-	f.Var(&durationValue{&s.pauseFor, time.Millisecond, time.Hour}, "pause-for", "how long the agent is stopped")
+	f.Var(&countValue{&s.killAgent, 0, 1 << 30}, "kill-agent-every", "kill an agent every so many requests, of one node after the other; 0 is never")
+	f.Var(&countValue{&s.killMover, 0, 1 << 30}, "kill-mover-every", "kill a mover of an agent every so many requests; 0 is never")
+	f.Var(&countValue{&s.killHelper, 0, 1 << 30}, "kill-helper-every", "kill an agent's helper (Mooncake's client) every so many requests; 0 is never")
+	f.Var(&countValue{&s.killServer, 0, 1 << 30}, "kill-server-every", "kill --server every so many requests, and start it again after --server-down; 0 is never")
+	f.Var(&countValue{&s.pauseEngine, 0, 1 << 30}, "pause-engine-every", "stop a process of engines for a while every so many requests; 0 is never")
+	f.Var(&countValue{&s.pauseAgent, 0, 1 << 30}, "pause-agent-every", "stop an agent for a while every so many requests, of one node after the other; 0 is never")
+	f.Var(&countValue{&s.pauseHelper, 0, 1 << 30}, "pause-helper-every", "stop an agent's helper for a while every so many requests; 0 is never")
+	f.Var(&countValue{&s.pauseServer, 0, 1 << 30}, "pause-server-every", "stop --server for a while every so many requests; 0 is never")
+	f.Var(&durationValue{&s.pauseFor, time.Millisecond, time.Hour}, "pause-for", "how long what is paused is stopped")
+	f.StringVar(&s.server, "server", "", "command line, split at blanks, of the server of --shared, which is started before the agents and ended after them")
+	f.Var(&durationValue{&s.serverDown, 0, time.Hour}, "server-down", "how long after a kill the server is started again")
+	f.Var(&durationValue{&s.stalledAfter, time.Second, 24 * time.Hour}, "stalled-after", "fail when no engine has reported for so long, and say what is waited for; longer than --pause-for")
 	f.BoolVar(&s.flip, "fault-flip-byte", false, "flip a byte of the pool in the end and load it; with --integrity header the run must fail")
 	f.BoolVar(&s.flip, "flip-byte", false, "as --fault-flip-byte")
 	f.BoolVar(&s.json, "json", false, "print one JSON object")
@@ -151,9 +168,10 @@ func (s *replaySettings) check() error {
 			bad = append(bad, fmt.Errorf("%s: %v, allowed: 0 to 1", r.name, r.v))
 		}
 	}
-	if s.socket != "" && (s.killAgent > 0 || s.killMover > 0 || s.pauseAgent > 0 || s.flip) {
-		bad = append(bad, errors.New("socket: an agent that was not started here is neither killed, paused nor damaged, nor its movers"))
+	if s.socket != "" && (s.killAgent+s.killMover+s.killHelper+s.pauseAgent+s.pauseHelper > 0 || s.flip) {
+		bad = append(bad, errors.New("socket: an agent that was not started here is neither killed, paused nor damaged, nor its movers and helpers"))
 	}
+	bad = append(bad, s.checkFaults())
 	if s.killMover > 0 && (s.device == deviceAuto || s.device == deviceHost) {
 		bad = append(bad, fmt.Errorf("device: %q has no mover, allowed with kill-mover-every: %s, %s", s.device, deviceHostMover, deviceCUDA))
 	}

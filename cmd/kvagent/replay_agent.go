@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -20,7 +19,7 @@ import (
 
 // Times of the agent's process.
 const (
-	agentUpWithin   = 15 * time.Second
+	agentUpWithin   = time.Minute
 	agentDownWithin = 30 * time.Second
 	agentPoll       = 2 * time.Millisecond // between questions to an agent that comes or cleans up
 	keepLog         = 64 << 10             // bytes of the agent's log that are kept for an error
@@ -28,6 +27,7 @@ const (
 
 // replayAgent is the agent of a replay: a child process, or one that runs already.
 type replayAgent struct {
+	node    int
 	dir     string
 	session string
 	args    []string // of the child; nil: not ours
@@ -37,22 +37,20 @@ type replayAgent struct {
 
 	mu struct {
 		sync.Mutex
-		child   *agentChild
+		child   *agentLife
 		stopAt  bool          // ending is what is wanted
 		resumed chan struct{} // closed when it is let go on; nil while it is not stopped
 		pauses  int
+		kills   int
 	}
 	exits   chan error // of a child that ended though nobody had asked
 	pausing sync.WaitGroup
 }
 
-// agentChild is one life of the agent.
-type agentChild struct {
-	pid     int
-	wanted  bool // it was killed on purpose
-	done    chan struct{}
-	err     error // valid when done is closed
-	started chan error
+// agentLife is one life of the agent.
+type agentLife struct {
+	*child
+	wanted bool // it was killed on purpose
 }
 
 // useAgent is an agent that runs: its socket directory, or its session socket.
@@ -61,14 +59,14 @@ func useAgent(path string) *replayAgent {
 	return &replayAgent{dir: dir, session: filepath.Join(dir, "session.sock"), admin: newAdmin(dir), exits: make(chan error, 1)}
 }
 
-// launchAgent starts that of a node in a directory of its own.
-func launchAgent(ctx context.Context, pool int64, s *replaySettings, node int) (*replayAgent, error) {
+// newAgent is that of a node in a directory of its own, not yet started. It tells exits when it ends though nobody had asked.
+func newAgent(pool int64, s *replaySettings, node int, exits chan error) (*replayAgent, error) {
 	dir, err := os.MkdirTemp("", "kvagent-replay-")
 	if err != nil {
 		return nil, err
 	}
 	a := useAgent(dir)
-	a.private = true
+	a.node, a.private, a.exits = node, true, exits
 	a.args = []string{"serve", "--socket-dir", dir, "--pool", formatSize(pool), "--integrity", s.integrity, "--eviction", s.eviction, "--device", s.device, "--log-level", "warn",
 		"--max-engines", "4096", "--max-sessions", "2048"}
 	if s.dramPath != "" {
@@ -82,23 +80,26 @@ func launchAgent(ctx context.Context, pool int64, s *replaySettings, node int) (
 	if s.flip {
 		a.args = append(a.args, "--allow-faults")
 	}
-	if err := a.start(ctx); err != nil {
-		a.remove()
-		return nil, err
-	}
 	return a, nil
 }
 
 // start starts the child and waits until it answers.
 func (a *replayAgent) start(ctx context.Context) error {
-	c := &agentChild{done: make(chan struct{}), started: make(chan error, 1)}
-	go a.live(c)
-	if err := <-c.started; err != nil {
+	exe, err := os.Executable()
+	if err != nil {
 		return err
 	}
+	cmd := exec.Command(exe, a.args...)
+	cmd.Stdout, cmd.Stderr = &a.log, &a.log
+	started, err := startChild(cmd)
+	if err != nil {
+		return err
+	}
+	c := &agentLife{child: started}
 	a.mu.Lock()
 	a.mu.child = c
 	a.mu.Unlock()
+	go a.tellEnd(c) // it ends with the child, which stop waits for
 	ctx, stop := context.WithTimeout(ctx, agentUpWithin)
 	defer stop()
 	for {
@@ -107,77 +108,74 @@ func (a *replayAgent) start(ctx context.Context) error {
 		}
 		select {
 		case <-c.done:
-			return fmt.Errorf("the agent ended at its start: %w\n%s", c.err, a.log.String())
+			return fmt.Errorf("the agent of node %d ended at its start: %w\n%s", a.node, c.err, a.log.String())
 		case <-ctx.Done():
-			return fmt.Errorf("the agent does not answer: %w\n%s", ctx.Err(), a.log.String())
+			return fmt.Errorf("the agent of node %d does not answer: %w\n%s", a.node, ctx.Err(), a.log.String())
 		case <-time.After(agentPoll):
 		}
 	}
 }
 
-// live is one life of the child. Its thread stays this goroutine's, because the kernel ends the child with the thread
-// that started it: should this process be killed, no agent is left behind.
-func (a *replayAgent) live(c *agentChild) {
-	runtime.LockOSThread()
-	defer close(c.done)
-	exe, err := os.Executable()
-	if err != nil {
-		c.started <- err
-		return
-	}
-	cmd := exec.Command(exe, a.args...)
-	cmd.Stdout, cmd.Stderr = &a.log, &a.log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
-	if err := cmd.Start(); err != nil {
-		c.started <- err
-		return
-	}
-	c.pid = cmd.Process.Pid
-	c.started <- nil
-	c.err = cmd.Wait()
+// tellEnd says when a life ends though nobody had asked.
+func (a *replayAgent) tellEnd(c *agentLife) {
+	<-c.done
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !c.wanted && !a.mu.stopAt {
-		select {
-		case a.exits <- fmt.Errorf("the agent ended: %w\n%s", errors.Join(c.err, errors.New("nobody had asked")), a.log.String()):
-		default:
-		}
+	if c.wanted || a.mu.stopAt {
+		return
+	}
+	select {
+	case a.exits <- fmt.Errorf("the agent of node %d ended: %w\n%s", a.node, errors.Join(c.err, errors.New("nobody had asked")), a.log.String()):
+	default:
 	}
 }
 
-// expectDeath says that the next end of the child is wanted, and gives what is closed then; nil if it was said before.
-func (a *replayAgent) expectDeath() (gone <-chan struct{}, kill func()) {
+// current is the life that runs.
+func (a *replayAgent) current() *agentLife {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.child
+}
+
+// expectDeath says that the end of a life is wanted, and kills it. False: it was said before, or that life is over and another
+// one has begun.
+func (a *replayAgent) expectDeath(c *agentLife) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if c == nil || c != a.mu.child || c.wanted {
+		return false
+	}
+	c.wanted = true
+	a.mu.kills++
+	c.signal(syscall.SIGKILL) // an engine that says that it killed it may have been killed itself before it did
+	return true
+}
+
+// pause stops the child for a while, or until it ends. False: it stands still already.
+func (a *replayAgent) pause(ctx context.Context, d time.Duration) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := a.mu.child
-	if c.wanted {
-		return nil, nil
-	}
-	c.wanted = true
-	return c.done, func() { _ = syscall.Kill(c.pid, syscall.SIGKILL) }
-}
-
-// pause stops the child for a while.
-func (a *replayAgent) pause(ctx context.Context, d time.Duration) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	pid := a.mu.child.pid
-	if a.mu.resumed != nil || syscall.Kill(pid, syscall.SIGSTOP) != nil {
-		return
+	if a.mu.resumed != nil || c.wanted || c.process.Signal(syscall.SIGSTOP) != nil {
+		return false
 	}
 	a.mu.resumed = make(chan struct{})
 	a.mu.pauses++
 	a.pausing.Go(func() {
+		timer := time.NewTimer(d)
+		defer timer.Stop()
 		select {
-		case <-time.After(d):
+		case <-timer.C:
+		case <-c.done:
 		case <-ctx.Done():
 		}
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		close(a.mu.resumed)
 		a.mu.resumed = nil
-		_ = syscall.Kill(pid, syscall.SIGCONT) // if it was killed meanwhile there is nobody to wake
+		c.signal(syscall.SIGCONT)
 	})
+	return true
 }
 
 func (a *replayAgent) isPaused() bool { return a.resumed() != nil }
@@ -196,6 +194,13 @@ func (a *replayAgent) pauses() int {
 	return a.mu.pauses
 }
 
+// killed is how often it was killed.
+func (a *replayAgent) killed() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.kills
+}
+
 func (a *replayAgent) status(ctx context.Context) (st agent.Status, err error) {
 	body, err := a.admin.get(ctx, "/status")
 	if err == nil {
@@ -204,8 +209,8 @@ func (a *replayAgent) status(ctx context.Context) (st agent.Status, err error) {
 	return st, err
 }
 
-// stop ends the child in order; an agent that was not started here is left alone.
-func (a *replayAgent) stop() error {
+// stop ends the child in order, within so long; an agent that was not started here is left alone.
+func (a *replayAgent) stop(within time.Duration) error {
 	a.pausing.Wait()
 	defer a.remove()
 	a.mu.Lock()
@@ -215,18 +220,13 @@ func (a *replayAgent) stop() error {
 	if c == nil {
 		return nil
 	}
-	_ = syscall.Kill(c.pid, syscall.SIGTERM)
-	select {
-	case <-c.done:
-		if c.err != nil && !c.wanted {
-			return fmt.Errorf("the agent did not end in order: %w\n%s", c.err, a.log.String())
-		}
-		return nil
-	case <-time.After(agentDownWithin):
-		_ = syscall.Kill(c.pid, syscall.SIGKILL)
-		<-c.done
-		return fmt.Errorf("the agent did not end within %v of SIGTERM\n%s", agentDownWithin, a.log.String())
+	if err := c.end(within); err != nil {
+		return fmt.Errorf("the agent of node %d %w\n%s", a.node, err, a.log.String())
 	}
+	if c.err != nil && !c.wanted {
+		return fmt.Errorf("the agent of node %d did not end in order: %w\n%s", a.node, c.err, a.log.String())
+	}
+	return nil
 }
 
 func (a *replayAgent) remove() {

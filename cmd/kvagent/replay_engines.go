@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/kvagent/kvagent/mockengine"
 )
@@ -17,7 +18,7 @@ import (
 type engineProcess struct {
 	life    int // which start of it this is
 	engines []*replayEngine
-	cmd     *exec.Cmd
+	child   *child
 	in      io.WriteCloser
 	encode  *json.Encoder
 	log     tailBuffer
@@ -32,7 +33,7 @@ type replayEngine struct {
 	detached   bool                          // it had no agent at the end of its last run
 	until      float64                       // of that run
 	unfinished map[uint64]mockengine.Request // handed in and not over
-	strike     *mockengine.Strike            // armed and not fired
+	strike     *plannedStrike                // armed and not fired
 	past, last mockengine.Stats              // of lives that are over, and of this one so far
 	lost       uint64                        // wrong bytes reported by lives that ended before they counted them
 	left       *mockengine.Report
@@ -68,21 +69,24 @@ func (r *replay) spawn(p *engineProcess) error {
 	}
 	p.life++
 	p.wanted = false
-	p.cmd = exec.Command(exe, "mock", "--drive")
-	p.cmd.Stderr = &p.log
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C is this process's to handle
-	if p.in, err = p.cmd.StdinPipe(); err != nil {
+	cmd := exec.Command(exe, "mock", "--drive")
+	cmd.Stderr = &p.log
+	if p.in, err = cmd.StdinPipe(); err != nil {
 		return err
 	}
-	out, err := p.cmd.StdoutPipe()
+	out, theirs, err := os.Pipe()
 	if err != nil {
 		return err
 	}
-	if err := p.cmd.Start(); err != nil {
+	cmd.Stdout = theirs
+	c, err := startChild(cmd)
+	_ = theirs.Close() // the process has it
+	if err != nil {
+		_ = out.Close() // nothing was read
 		return err
 	}
-	p.encode = json.NewEncoder(p.in)
-	r.readers.Go(func() { r.hear(p, p.cmd, out) })
+	p.child, p.encode = c, json.NewEncoder(p.in)
+	r.readers.Go(func() { r.hear(p, c, out) })
 	for _, e := range p.engines {
 		c := r.cfg
 		c.Name = fmt.Sprintf("engine-%d.%d", e.number, p.life)
@@ -97,7 +101,7 @@ func (r *replay) spawn(p *engineProcess) error {
 }
 
 // hear passes on what a process says until it ends.
-func (r *replay) hear(p *engineProcess, cmd *exec.Cmd, out io.Reader) {
+func (r *replay) hear(p *engineProcess, c *child, out io.ReadCloser) {
 	lines := bufio.NewScanner(out)
 	lines.Buffer(make([]byte, 64<<10), maxReport)
 	for lines.Scan() {
@@ -107,7 +111,9 @@ func (r *replay) hear(p *engineProcess, cmd *exec.Cmd, out io.Reader) {
 		}
 		r.events <- engineEvent{process: p, report: report}
 	}
-	r.events <- engineEvent{process: p, exited: true, err: cmd.Wait()}
+	_ = out.Close() // it was read to its end
+	<-c.done
+	r.events <- engineEvent{process: p, exited: true, err: c.err}
 }
 
 // send gives an engine its next stretch. A process that cannot be written to has ended, and its end is on the way.
@@ -119,25 +125,31 @@ func (e *replayEngine) send(c *mockengine.Command) {
 	if c.Op == "run" {
 		e.running, e.until = true, c.Until
 	}
-	if c.Strike != nil {
-		e.strike = c.Strike
-	}
 	if err := e.process.encode.Encode(c); err != nil {
 		return // buried will hand it to the next life
 	}
 }
 
-// endAll ends processes that are still there, and joins their readers.
+// endAll ends processes that are still there, and joins their readers. Those that do not end by themselves are killed.
 func (r *replay) endAll() {
 	for _, p := range r.processes {
 		p.wanted = true
 		if p.in != nil {
 			_ = p.in.Close()
 		}
-		if r.broken && p.cmd != nil && p.cmd.Process != nil {
-			_ = p.cmd.Process.Kill()
+	}
+	kill := func() {
+		for _, p := range r.processes {
+			if p.child != nil {
+				p.child.signal(syscall.SIGKILL)
+			}
 		}
 	}
+	if r.broken {
+		kill()
+	}
+	timer := time.AfterFunc(enginesWithin, kill)
+	defer timer.Stop()
 	var wg sync.WaitGroup
 	done := make(chan struct{})
 	wg.Go(func() { r.readers.Wait(); close(done) })

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"syscall"
 	"time"
 
@@ -10,34 +11,78 @@ import (
 	"github.com/kvagent/kvagent/mockengine"
 )
 
+// plannedStrike is a strike that no engine has dealt yet. An agent that it is to hit is that of a node.
+type plannedStrike struct {
+	mockengine.Strike
+	node int
+}
+
 // plan decides at each request that is handed in whether somebody is to be killed or paused about now.
-func (r *replay) plan() {
+func (r *replay) plan(ctx context.Context) {
 	due := func(every int) bool { return every > 0 && r.dealt%every == 0 }
-	blow := func(agent bool) {
-		r.strikes = append(r.strikes, mockengine.Strike{Agent: agent, Middle: r.rng.IntN(3) == 0, After: r.rng.IntN(strikeSpread)})
+	blow := func(agent bool, node int) {
+		s := mockengine.Strike{Agent: agent, Middle: r.rng.IntN(3) == 0, After: r.rng.IntN(strikeSpread)}
+		r.strikes = append(r.strikes, plannedStrike{s, node})
 	}
 	if due(r.set.killEngine) {
-		blow(false)
+		blow(false, 0)
 	}
 	if due(r.set.killAgent) {
-		blow(true)
+		blow(true, r.turns.killAgent.next())
 	}
 	if due(r.set.killMover) {
-		r.killMover()
+		r.killMover(ctx, r.nodes[r.turns.killMover.next()])
 	}
-	if due(r.set.pauseAgent) {
-		r.tally.Lock()
-		r.tally.pauses++
-		r.tally.Unlock()
-		r.agent.pause(context.Background(), r.set.pauseFor)
+	if due(r.set.pauseAgent) && r.nodes[r.turns.pauseAgent.next()].pause(ctx, r.set.pauseFor) {
+		r.count(&r.tally.pauses, 0)
 	}
+	if due(r.set.pauseEngine) {
+		r.pauseEngine(ctx)
+	}
+	if due(r.set.killHelper) {
+		r.strikeHelper(ctx, r.nodes[r.turns.killHelper.next()], false)
+	}
+	if due(r.set.pauseHelper) {
+		r.strikeHelper(ctx, r.nodes[r.turns.pauseHelper.next()], true)
+	}
+	if due(r.set.killServer) {
+		r.killServer(ctx)
+	}
+	if due(r.set.pauseServer) {
+		r.pauseServer(ctx)
+	}
+}
+
+// turn is whose turn it is: one node after the other, from one that was drawn.
+type turn struct{ at, of int }
+
+func (t *turn) next() int {
+	t.at = (t.at + 1) % t.of
+	return t.at
+}
+
+// turns are the turns of what hits agents and what is theirs.
+type turns struct{ killAgent, killMover, pauseAgent, killHelper, pauseHelper turn }
+
+// newTurns draws where each begins.
+func newTurns(rng *rand.Rand, nodes int) (t turns) {
+	for _, one := range []*turn{&t.killAgent, &t.killMover, &t.pauseAgent, &t.killHelper, &t.pauseHelper} {
+		*one = turn{rng.IntN(nodes), nodes}
+	}
+	return t
 }
 
 // nextStrike takes a planned strike and the engine that is to deal it, at a moment when a job is under way. Some are
 // dealt blindly instead, whatever the victim does, as long as at least half of all are known to hit a job under way.
-func (r *replay) nextStrike() (s *mockengine.Strike, by *replayEngine, blind bool) {
+func (r *replay) nextStrike() (s *plannedStrike, by *replayEngine, blind bool) {
+	if len(r.strikes) == 0 {
+		return nil, nil, false
+	}
 	e := r.engines[r.rng.IntN(len(r.engines))]
-	if len(r.strikes) == 0 || e.strike != nil || e.process.wanted || r.agent.isPaused() {
+	if next := &r.strikes[0]; next.Agent { // an engine strikes the agent that it has
+		e = r.engines[next.node+len(r.nodes)*r.rng.IntN((len(r.engines)-next.node-1)/len(r.nodes)+1)]
+	}
+	if e.strike != nil || e.process.wanted || r.node(e.number).isPaused() {
 		return nil, nil, false
 	}
 	s = &r.strikes[0]
@@ -49,27 +94,31 @@ func (r *replay) nextStrike() (s *mockengine.Strike, by *replayEngine, blind boo
 }
 
 // blindKill kills at any moment.
-func (r *replay) blindKill(s *mockengine.Strike, victim *replayEngine) {
+func (r *replay) blindKill(ctx context.Context, s *plannedStrike, victim *replayEngine) {
 	time.Sleep(time.Duration(r.rng.IntN(3000)) * time.Microsecond)
 	if s.Agent {
-		r.replaceAgent(true)
+		a := r.nodes[s.node]
+		r.replaceAgent(ctx, a, a.current())
 		return
 	}
 	r.count(&r.tally.engineKills, 0)
 	victim.process.wanted = true
-	_ = victim.process.cmd.Process.Signal(syscall.SIGKILL)
+	victim.process.child.signal(syscall.SIGKILL)
 }
 
-// struck takes the report of a strike that was dealt.
-func (r *replay) struck(e *replayEngine) error {
+// struck takes the report of a strike that was dealt. The agent that it hit is the one whose process the engine names; one
+// that has ended meanwhile was hit by somebody else, and another one runs in its place.
+func (r *replay) struck(ctx context.Context, e *replayEngine, pid int) error {
 	s := e.strike
 	if s == nil {
 		return fmt.Errorf("engine %d struck though nobody had asked", e.number)
 	}
 	e.strike = nil
 	if s.Agent {
-		if r.replaceAgent(false) {
-			r.count(new(int), 1)
+		for _, a := range r.nodes {
+			if c := a.current(); c != nil && c.process.Pid == pid && r.replaceAgent(ctx, a, c) {
+				r.count(new(int), 1)
+			}
 		}
 		return nil
 	}
@@ -85,11 +134,10 @@ func (r *replay) count(n *int, inFlight int) {
 	r.tally.inFlight += inFlight
 }
 
-// replaceAgent waits for the agent's death, or brings it about, and starts another one. Engines go on meanwhile. False:
-// it is being replaced already.
-func (r *replay) replaceAgent(kill bool) bool {
-	gone, end := r.agent.expectDeath()
-	if gone == nil {
+// replaceAgent ends a life of an agent and starts the next one. Engines go on meanwhile. False: it is being replaced
+// already.
+func (r *replay) replaceAgent(ctx context.Context, a *replayAgent, c *agentLife) bool {
+	if !a.expectDeath(c) {
 		return false
 	}
 	r.count(&r.tally.agentKills, 0)
@@ -97,19 +145,27 @@ func (r *replay) replaceAgent(kill bool) bool {
 	if r.set.dramPath == "" {
 		r.befell(r.dealt, r.dealt+1, func(f *mockengine.Fault) { f.PoolLost = true })
 	}
-	if kill {
-		end()
-	}
-	r.watching.Go(func() {
-		<-gone
-		if err := r.agent.start(context.Background()); err != nil {
-			select {
-			case r.agent.exits <- fmt.Errorf("start the agent again: %w", err):
-			default:
-			}
+	r.watch(fmt.Sprintf("the agent of node %d to end and start again", a.node), func() {
+		select {
+		case <-c.done:
+		case <-ctx.Done():
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		if err := a.start(ctx); err != nil && ctx.Err() == nil {
+			r.fail(fmt.Errorf("start an agent again: %w", err))
 		}
 	})
 	return true
+}
+
+// fail ends the run with an error that something beside it met; the first one counts.
+func (r *replay) fail(err error) {
+	select {
+	case r.exits <- err:
+	default:
+	}
 }
 
 // befell notes for the simulation what happens to requests from to to-1, counted as they are dealt.
@@ -133,7 +189,7 @@ func (r *replay) buried(ctx context.Context, p *engineProcess, exit error) error
 	if left {
 		return nil
 	}
-	r.watchCleanup(p, time.Now())
+	r.watchCleanup(ctx, p, time.Now())
 	r.befell(r.dealt, r.dealt+1, func(f *mockengine.Fault) {
 		for _, e := range p.engines {
 			f.EnginesLost = append(f.EnginesLost, e.number)
@@ -175,33 +231,45 @@ func (r *replay) again(e *replayEngine) {
 	}
 }
 
-// watchCleanup measures how long the agent keeps anything of engines that died.
-func (r *replay) watchCleanup(p *engineProcess, died time.Time) {
-	if r.agent.isPaused() {
-		return
-	}
-	names := make(map[string]bool)
+// watchCleanup measures how long agents keep anything of engines that died.
+func (r *replay) watchCleanup(ctx context.Context, p *engineProcess, died time.Time) {
+	names := make(map[*replayAgent]map[string]bool)
 	for _, e := range p.engines {
-		names[fmt.Sprintf("engine-%d.%d", e.number, p.life)] = true
+		a := r.node(e.number)
+		if names[a] == nil {
+			names[a] = make(map[string]bool)
+		}
+		names[a][fmt.Sprintf("engine-%d.%d", e.number, p.life)] = true
 	}
-	pauses := r.agent.pauses()
-	r.watching.Go(func() {
-		ctx, stop := context.WithTimeout(context.Background(), emptyWithin)
-		defer stop()
-		for ctx.Err() == nil && r.agent.pauses() == pauses {
-			st, err := r.agent.status(ctx)
-			if err != nil {
-				return // it was killed itself
-			}
-			if !anyInstance(st, names) {
-				break
-			}
-			time.Sleep(agentPoll)
+	for a, mine := range names {
+		if a.isPaused() {
+			continue
 		}
-		if r.agent.pauses() == pauses { // who is stopped cannot clean up
-			r.noteCleanup(time.Since(died))
+		pauses := a.pauses()
+		r.watch(fmt.Sprintf("the agent of node %d to forget dead engines", a.node), func() {
+			if a.forgets(ctx, mine, pauses) {
+				r.noteCleanup(time.Since(died))
+			}
+		})
+	}
+}
+
+// forgets waits until an agent names none of some engines any more, emptyWithin at most. False: it could not be seen, because the
+// agent was killed or stopped itself.
+func (a *replayAgent) forgets(ctx context.Context, names map[string]bool, pauses int) bool {
+	ctx, stop := context.WithTimeout(ctx, emptyWithin)
+	defer stop()
+	for ctx.Err() == nil && a.pauses() == pauses {
+		st, err := a.status(ctx)
+		if err != nil {
+			return false
 		}
-	})
+		if !anyInstance(st, names) {
+			break
+		}
+		time.Sleep(agentPoll)
+	}
+	return a.pauses() == pauses
 }
 
 func anyInstance(st agent.Status, names map[string]bool) bool {

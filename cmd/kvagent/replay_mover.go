@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"syscall"
 	"time"
 
@@ -11,14 +12,14 @@ import (
 // moverVictim is how long a copy is waited for before a mover is killed without one.
 const moverVictim = 2 * time.Second
 
-// killMover kills a mover of the agent, at a moment when it copies if there is one soon. Engines and agent go on meanwhile.
-func (r *replay) killMover() {
-	r.watching.Go(func() {
-		ctx, stop := context.WithTimeout(context.Background(), moverVictim)
+// killMover kills a mover of an agent, at a moment when it copies if there is one soon. Engines and agent go on meanwhile.
+func (r *replay) killMover(ctx context.Context, a *replayAgent) {
+	r.watch(fmt.Sprintf("a mover of node %d to be killed", a.node), func() {
+		ctx, stop := context.WithTimeout(ctx, moverVictim)
 		defer stop()
 		var idle *agent.MoverStatus
 		for ctx.Err() == nil {
-			st, err := r.agent.status(ctx)
+			st, err := a.status(ctx)
 			for i := range st.Movers {
 				if m := &st.Movers[i]; err == nil && m.Running && m.Copies > 0 {
 					r.strikeMover(m)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/kvagent/kvagent/agent"
@@ -58,24 +59,22 @@ func ownDisk(text string, node int) string {
 	return fmt.Sprintf("%s/node%d?%s", where, node, options)
 }
 
-// launchNodes starts the agents. The first is the one that is killed and paused.
+// launchNodes starts the agents. They are in nodes from then on, whatever the error.
 func (r *replay) launchNodes(ctx context.Context) error {
 	pool := r.set.poolSize(&r.cfg, r.records)
 	for node := range max(r.set.nodes, 1) {
-		a, err := launchAgent(ctx, pool, r.set, node)
+		a, err := newAgent(pool, r.set, node, r.exits)
 		if err != nil {
-			return errors.Join(err, r.stopNodes())
-		}
-		if node == 0 {
-			r.agent = a
-		} else {
-			a.exits = r.agent.exits // whichever ends unasked ends the run
+			return err
 		}
 		r.nodes = append(r.nodes, a)
+		if err := a.start(ctx); err != nil {
+			return err
+		}
 	}
 	for _, a := range r.nodes {
 		if err := a.awaitTiers(ctx, r.set.tiersIn); err != nil {
-			return errors.Join(err, r.stopNodes())
+			return err
 		}
 	}
 	return nil
@@ -120,11 +119,15 @@ func silentTier(st *agent.Status) *agent.TierStatus {
 	return nil
 }
 
-func (r *replay) stopNodes() (err error) {
-	for _, a := range r.nodes {
-		err = errors.Join(err, a.stop())
+// stopNodes ends all agents at once, each within so long.
+func (r *replay) stopNodes(within time.Duration) error {
+	bad := make([]error, len(r.nodes))
+	var stopping sync.WaitGroup
+	for i, a := range r.nodes {
+		stopping.Go(func() { bad[i] = a.stop(within) })
 	}
-	return err
+	stopping.Wait()
+	return errors.Join(bad...)
 }
 
 // node of an engine.

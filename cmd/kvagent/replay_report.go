@@ -40,6 +40,12 @@ type replayReport struct {
 	MoverKills      int      `json:"mover_kills"`
 	MoverInFlight   int      `json:"mover_kills_in_flight"` // with a copy under way
 	KillsInFlight   int      `json:"kills_in_flight"`
+	AgentKillsNode  []int    `json:"agent_kills_by_node"`
+	EnginePauses    int      `json:"engine_pauses"` // of processes
+	HelperKills     int      `json:"helper_kills"`
+	HelperPauses    int      `json:"helper_pauses"`
+	ServerKills     int      `json:"server_kills"`
+	ServerPauses    int      `json:"server_pauses"`
 	Lookups         uint64   `json:"lookups"`
 	LookupMisses    uint64   `json:"lookups_unanswered"`
 	LookupP50US     float64  `json:"lookup_p50_us"`
@@ -100,6 +106,11 @@ func (r *replay) report() replayReport {
 	defer r.tally.Unlock()
 	o.EngineKills, o.AgentKills, o.AgentPauses, o.KillsInFlight = r.tally.engineKills, r.tally.agentKills, r.tally.pauses, r.tally.inFlight
 	o.MoverKills, o.MoverInFlight = r.tally.moverKills, r.tally.moverInFlight
+	for _, n := range r.nodes {
+		o.AgentKillsNode = append(o.AgentKillsNode, n.killed())
+	}
+	o.EnginePauses, o.HelperKills, o.HelperPauses = r.tally.enginePauses, r.tally.helperKills, r.tally.helperPauses
+	o.ServerKills, o.ServerPauses = r.tally.serverKills, r.tally.serverPauses
 	o.CleanupMaxMS, o.AgentCleanupMS = float64(r.tally.cleanup)/float64(time.Millisecond), r.ownCleanup
 	return o
 }

@@ -13,7 +13,6 @@ import (
 
 // Times of a run.
 const (
-	tickWithin    = 3 * time.Minute        // for all engines to answer; beyond it something hangs
 	settleCalm    = 2 * time.Second        // longest wait for saves at the end of a stretch
 	settleFaults  = 250 * time.Millisecond // the same with kills or pauses
 	emptyWithin   = 10 * time.Second       // for the agent to be rid of engines that left
@@ -44,13 +43,16 @@ type replay struct {
 	rng     *rand.Rand
 	show    *progress
 
-	agent     *replayAgent
 	processes []*engineProcess
 	engines   []*replayEngine
 	events    chan engineEvent
 	readers   sync.WaitGroup
-	watching  sync.WaitGroup // of clean-ups
-	broken    bool           // an error ends the run
+	watching  sync.WaitGroup // of watches
+	watches   watches
+	exits     chan error // what ends the run though nobody had asked
+	server    *replayServer
+	turns     turns
+	broken    bool // an error ends the run
 
 	begin   time.Time
 	dealt   int // requests handed in, all rounds
@@ -58,14 +60,15 @@ type replay struct {
 	failed  []string
 	firstBy map[uint64]int    // engine that computed a block first
 	firstIn map[uint64]uint64 // first request whose prompt had it
-	strikes []mockengine.Strike
+	strikes []plannedStrike
 	faults  map[int]mockengine.Fault // by request, for the simulation
 	wrong   []string
 	tally   struct {
 		sync.Mutex
-		engineKills, agentKills, pauses, inFlight int
-		moverKills, moverInFlight                 int
-		cleanup                                   time.Duration
+		engineKills, agentKills, pauses, inFlight                          int
+		moverKills, moverInFlight                                          int
+		enginePauses, helperKills, helperPauses, serverKills, serverPauses int
+		cleanup                                                            time.Duration
 	}
 	around                       around                                               // hits before and after the agent's kills
 	ownCleanup                   float64                                              // ms, as the agent says
@@ -75,7 +78,7 @@ type replay struct {
 	leases, regions, leftEngines int
 	imports                      int
 	sources                      []source
-	nodes                        []*replayAgent // the first is agent
+	nodes                        []*replayAgent
 	stopErr                      error
 }
 
@@ -85,7 +88,8 @@ func newReplay(s *replaySettings, records []mockengine.Record) (*replay, error) 
 		return nil, err
 	}
 	r := &replay{set: s, records: records, deal: dealTurns(records, s.engines), cfg: cfg, rng: rand.New(rand.NewPCG(s.seed, 77)),
-		events: make(chan engineEvent, eventBacklog), firstBy: make(map[uint64]int), firstIn: make(map[uint64]uint64), faults: make(map[int]mockengine.Fault)}
+		events: make(chan engineEvent, eventBacklog), firstBy: make(map[uint64]int), firstIn: make(map[uint64]uint64), faults: make(map[int]mockengine.Fault), exits: make(chan error, 1)}
+	r.turns = newTurns(rand.New(rand.NewPCG(s.seed, 78)), max(s.nodes, 1)) // of a generator of its own: the requests stay those of the seed
 	for n := range s.engines {
 		if n%s.perProcess == 0 {
 			r.processes = append(r.processes, &engineProcess{})
@@ -103,24 +107,30 @@ func (r *replay) run(ctx context.Context) (err error) {
 	r.begin = time.Now()
 	lag := startLag(ctx)
 	defer func() { r.lag = lag.end() }()
+	mark, err := markLab()
+	if err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer func() {
+		r.broken = err != nil
+		stop()
+		r.stopErr = r.end(mark)
+		err = errors.Join(err, r.stopErr)
+	}()
 	if r.set.socket != "" {
-		r.agent = useAgent(r.set.socket)
-		st, err := r.agent.status(ctx)
+		a := useAgent(r.set.socket)
+		st, err := a.status(ctx)
 		if err != nil {
 			return err
 		}
 		r.capacity = st.Pool.Capacity
-		r.nodes = []*replayAgent{r.agent}
+		r.nodes = []*replayAgent{a}
+	} else if err := r.startServer(); err != nil {
+		return err
 	} else if err := r.launchNodes(ctx); err != nil {
 		return err
 	}
-	defer func() {
-		r.broken = err != nil
-		r.endAll()
-		r.watching.Wait()
-		r.stopErr = r.stopNodes()
-		err = errors.Join(err, r.stopErr)
-	}()
 	for _, p := range r.processes {
 		if err := r.spawn(p); err != nil {
 			return err
@@ -135,6 +145,18 @@ func (r *replay) run(ctx context.Context) (err error) {
 		}
 	}
 	return r.leave(ctx)
+}
+
+// end ends everything that was started: engines, what watches, agents, the server, and what agents left behind. A run that was broken off
+// gives agents less time.
+func (r *replay) end(mark string) error {
+	within := agentDownWithin
+	if r.broken {
+		within = brokenWithin
+	}
+	r.endAll()
+	r.watching.Wait()
+	return errors.Join(r.stopNodes(within), r.stopServer(), strays(mark))
 }
 
 // rounds replays the trace once, or with a duration again and again with fresh prompts.
@@ -191,14 +213,17 @@ func (r *replay) round(ctx context.Context, records []mockengine.Record) error {
 					r.firstIn[id] = uint64(r.dealt)
 				}
 			}
-			r.plan()
+			r.plan(ctx)
 			batches[r.deal[i]] = append(batches[r.deal[i]], r.set.requestFor(r.rng, uint64(r.dealt), &records[i]))
 		}
 		gap := time.Duration((records[from].Timestamp - records[max(from-1, 0)].Timestamp) * float64(time.Millisecond))
 		if err := r.pace(ctx, records[from].Timestamp/max(records[len(records)-1].Timestamp, 1), gap); err != nil {
 			return err
 		}
-		asleep := r.agent.isPaused()
+		asleep := make([]bool, len(r.nodes))
+		for n, a := range r.nodes {
+			asleep[n] = a.isPaused()
+		}
 		if err := r.stretch(ctx, batches, until); err != nil {
 			return err
 		}
@@ -212,22 +237,22 @@ func (r *replay) round(ctx context.Context, records []mockengine.Record) error {
 }
 
 // missed notes for the simulation which requests of a stretch found no agent. They are the last that were dealt.
-func (r *replay) missed(from, to int, asleep bool) {
+func (r *replay) missed(from, to int, paused []bool) {
 	for i := from; i < to; i++ {
-		gone := r.engines[r.deal[i]].detached
+		gone, asleep := r.engines[r.deal[i]].detached, paused[r.deal[i]%len(paused)]
 		r.befell(r.dealt-(to-i), r.dealt-(to-i)+1, func(f *mockengine.Fault) { f.Asleep, f.Away = asleep, gone && !asleep })
 	}
 }
 
 // pace holds the replay back so that it takes as long as it is told to at least; part is how far it is, 0 to 1. While the
-// agent is stopped, the trace takes its own time, gap since the last stretch: ten seconds without an agent are then those of
-// ten seconds' requests and not of thousands. While the agent comes back it holds back for the same reason.
+// an agent is stopped, the trace takes its own time, gap since the last stretch: ten seconds without an agent are then those of
+// ten seconds' requests and not of thousands. While an agent comes back it holds back for the same reason.
 func (r *replay) pace(ctx context.Context, part float64, gap time.Duration) error {
 	until := r.begin.Add(time.Duration(part * float64(r.set.pace)))
 	if least := time.Now().Add(awayPause); r.away() && until.Before(least) {
 		until = least
 	}
-	resumed := r.agent.resumed()
+	resumed := r.resumed()
 	if least := time.Now().Add(gap); resumed != nil && until.Before(least) {
 		until = least
 	}
@@ -247,39 +272,50 @@ func (r *replay) pace(ctx context.Context, part float64, gap time.Duration) erro
 	}
 }
 
-// away says that the agent is stopped, or that an engine was without one at the end of its last stretch.
+// resumed is closed when an agent that is stopped is let go on; nil if none is.
+func (r *replay) resumed() <-chan struct{} {
+	for _, a := range r.nodes {
+		if c := a.resumed(); c != nil {
+			return c
+		}
+	}
+	return nil
+}
+
+// away says that an agent is stopped, or that an engine was without one at the end of its last stretch.
 func (r *replay) away() bool {
 	for _, e := range r.engines {
 		if e.detached {
 			return true
 		}
 	}
-	return r.agent.isPaused()
+	return r.resumed() != nil
 }
 
 // stretch runs all engines up to a virtual time and waits for them.
 func (r *replay) stretch(ctx context.Context, batches [][]mockengine.Request, until float64) error {
 	settle := settleCalm
-	if r.set.killAgent+r.set.killMover+r.set.pauseAgent+r.set.killEngine > 0 {
+	if r.set.anyFault() {
 		settle = settleFaults
 	}
 	strike, by, blind := r.nextStrike()
 	for i, e := range r.engines {
 		c := &mockengine.Command{Op: "run", Until: until, SettleMS: int(settle.Milliseconds()), Requests: batches[i]}
 		if e == by && !blind {
-			c.Strike = strike
+			c.Strike, e.strike = &strike.Strike, strike
 		}
 		e.send(c)
 	}
 	if blind {
-		r.blindKill(strike, by)
+		r.blindKill(ctx, strike, by)
 	}
-	return r.wait(ctx, func(e *replayEngine) bool { return !e.running })
+	return r.wait(ctx, "end its stretch", func(e *replayEngine) bool { return !e.running })
 }
 
-// wait handles events until all engines are ready.
-func (r *replay) wait(ctx context.Context, ready func(*replayEngine) bool) error {
-	limit := time.NewTimer(tickWithin)
+// wait handles events until all engines are ready, which is when each has done what is said. One that nobody reports to for stalledAfter
+// has come to a halt.
+func (r *replay) wait(ctx context.Context, what string, ready func(*replayEngine) bool) error {
+	limit := time.NewTimer(r.set.stalledAfter)
 	defer limit.Stop()
 	for {
 		all := true
@@ -291,15 +327,16 @@ func (r *replay) wait(ctx context.Context, ready func(*replayEngine) bool) error
 		}
 		select {
 		case ev := <-r.events:
+			limit.Reset(r.set.stalledAfter)
 			if err := r.handle(ctx, ev); err != nil {
 				return err
 			}
-		case err := <-r.agent.exits:
+		case err := <-r.exits:
 			return err
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-limit.C:
-			return fmt.Errorf("an engine has not answered for %v", tickWithin)
+			return r.stalled(what, ready)
 		case <-r.show.tick():
 			r.show.line(r)
 		}
@@ -324,7 +361,7 @@ func (r *replay) handle(ctx context.Context, ev engineEvent) error {
 		r.took(e, ev.report)
 		e.left = ev.report
 	case "strike":
-		return r.struck(e)
+		return r.struck(ctx, e, ev.report.PID)
 	case "wrong":
 		r.wrong = append(r.wrong, fmt.Sprintf("engine %d: %s", e.number, ev.report.Text))
 		e.lost++

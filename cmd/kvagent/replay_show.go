@@ -133,6 +133,10 @@ func (p *progress) table(r *replay, o *replayReport) {
 		fmt.Fprintf(p.out, "%d engine kills and %d agent kills (%d with a copy under way), %d pauses; longest clean-up %.0f ms.\n",
 			o.EngineKills, o.AgentKills, o.KillsInFlight, o.AgentPauses, o.CleanupMaxMS)
 	}
+	if o.EnginePauses+o.HelperKills+o.HelperPauses+o.ServerKills+o.ServerPauses > 0 {
+		fmt.Fprintf(p.out, "%d pauses of engines; helpers: %d kills, %d pauses; server: %d kills, %d pauses.\n",
+			o.EnginePauses, o.HelperKills, o.HelperPauses, o.ServerKills, o.ServerPauses)
+	}
 	if o.AgentKills > 0 {
 		fmt.Fprintf(p.out, "Of the %d requests before an agent's kill %.1f %% of the blocks were hits, of those behind it %.1f %%.\n",
 			aroundKill, 100*o.HitRateBefore, 100*o.HitRateAfter)

@@ -72,7 +72,7 @@ func (r *replay) probe(ctx context.Context) error {
 			return err
 		}
 		if i == 0 {
-			if _, err := r.agent.admin.post(ctx, "/fault"); err != nil {
+			if _, err := r.nodes[0].admin.post(ctx, "/fault"); err != nil {
 				return fmt.Errorf("flip a byte: %w", err)
 			}
 		}
@@ -86,11 +86,12 @@ func (r *replay) leave(ctx context.Context) error {
 		e.process.wanted = true
 		e.send(&mockengine.Command{Op: "leave"})
 	}
-	if err := r.wait(ctx, func(e *replayEngine) bool { return e.left != nil }); err != nil {
+	if err := r.wait(ctx, "leave", func(e *replayEngine) bool { return e.left != nil }); err != nil {
 		return err
 	}
-	r.agent.pausing.Wait()
-	r.watching.Wait() // an agent that was killed last is there again
+	if err := r.awaitWatches(ctx); err != nil { // an agent that was killed last is there again
+		return err
+	}
 	ctx, stop := context.WithTimeout(ctx, emptyWithin)
 	defer stop()
 	for _, a := range r.nodes {

@@ -198,6 +198,11 @@ func TestReplayRefuses(t *testing.T) {
 		{[]string{"--trace", sliceOfTrace, "--engine-blocks", "10"}, "engine-blocks: 10, allowed: "},
 		{[]string{"--trace", sliceOfTrace, "--abort-rate", "2"}, "abort-rate: 2, allowed: 0 to 1"},
 		{[]string{"--trace", sliceOfTrace, "--socket", "/x", "--kill-agent-every", "5"}, "neither killed"},
+		{[]string{"--trace", sliceOfTrace, "--kill-helper-every", "5", "--shared", "redis://h:1"}, "kill-helper-every, pause-helper-every: no tier has a helper"},
+		{[]string{"--trace", sliceOfTrace, "--pause-server-every", "5", "--shared", "redis://h:1"}, "pause-server-every: allowed with server"},
+		{[]string{"--trace", sliceOfTrace, "--server", "redis-server"}, `server: "redis-server", allowed: a command line, with shared`},
+		{[]string{"--trace", sliceOfTrace, "--pause-engine-every", "5", "--pause-for", "4m"}, "pause-for: 4m0s, allowed: 1ms to less than stalled-after (3m0s)"},
+		{[]string{"--trace", sliceOfTrace, "--stalled-after", "0s"}, "allowed: 1s to 24h"},
 		{[]string{"--trace", sliceOfTrace, "--block-bytes", "1056"}, "one must divide the other"},
 	} {
 		if out, code := kvagentOutput(t, append([]string{"replay"}, c.args...)...); code != exitConfig || !strings.Contains(out, c.want) {

@@ -1,0 +1,266 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/mockengine"
+	"github.com/kvagent/kvagent/pool/servertest"
+)
+
+// Agents of every node die, one after the other, and the one that died is the one that is waited for and started again.
+func TestReplayKillsAgentsOfEveryNode(t *testing.T) {
+	for _, nodes := range []string{"2", "3"} {
+		o := replayJSON(t, "--requests", "300", "--nodes", nodes, "--engines", nodes, "--kill-agent-every", "40", "--kill-engine-every", "57",
+			"--pause-agent-every", "90", "--pause-engine-every", "70", "--pause-for", "300ms", "--stalled-after", "60s")
+		o.clean(t)
+		if o.EngineKills == 0 || o.AgentPauses == 0 || o.EnginePauses == 0 {
+			t.Errorf("%s nodes: %d engine kills, %d pauses of agents, %d of engines", nodes, o.EngineKills, o.AgentPauses, o.EnginePauses)
+		}
+		for node, kills := range o.AgentKillsNode {
+			if kills == 0 {
+				t.Errorf("%s nodes: the agent of node %d was not killed: %v", nodes, node, o.AgentKillsNode)
+			}
+		}
+	}
+}
+
+// A server that the replay starts is killed and stopped, too.
+func TestReplayKillsItsServer(t *testing.T) {
+	server, spec := redisCommand(t)
+	o := replayJSON(t, "--requests", "300", "--pace", "4s", "--nodes", "2", "--shared", spec, "--server", server, "--tiers-within", "20s", "--pool", "24MiB",
+		"--engine-blocks", "600", "--kill-server-every", "110", "--pause-server-every", "70", "--server-down", "200ms", "--pause-for", "500ms",
+		"--kill-agent-every", "90")
+	o.clean(t)
+	if o.ServerKills == 0 || o.ServerPauses == 0 || o.AgentKills == 0 {
+		t.Errorf("the server was killed %d and stopped %d times, agents were killed %d times", o.ServerKills, o.ServerPauses, o.AgentKills)
+	}
+}
+
+// redisCommand is the command line of a server on a free port of loopback, and the server as a tier.
+func redisCommand(t *testing.T) (command, spec string) {
+	t.Helper()
+	program, err := exec.LookPath("redis-server")
+	if err != nil {
+		if os.Getenv(servertest.RequireEnv) != "" {
+			t.Fatal(err)
+		}
+		t.Skip("SKIPPED: no redis-server in the path; install the package redis-server")
+	}
+	addr := servertest.FreeAddr(t)
+	_, port, _ := net.SplitHostPort(addr)
+	conf := filepath.Join(t.TempDir(), "redis.conf")
+	if err := os.WriteFile(conf, []byte("bind 127.0.0.1\nport "+port+"\nsave \"\"\nappendonly no\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return program + " " + conf, "redis://" + addr + "?fetch-within=300ms&put-within=300ms&ask-within=300ms"
+}
+
+// lab is a replay that runs, with everything that it started: by a variable that all inherit, and by their parent, because a redis-server
+// writes its name over its environment.
+type lab struct {
+	cmd  *exec.Cmd
+	log  bytes.Buffer
+	mark string
+	over chan struct{}
+}
+
+func startLab(t *testing.T, args ...string) *lab {
+	t.Helper()
+	mark := fmt.Sprintf("KVAGENT_TEST_LAB=%d", time.Now().UnixNano())
+	l := &lab{mark: mark, over: make(chan struct{})}
+	l.cmd = kvagentCommand(t, append([]string{"replay", "--trace", sliceOfTrace, "--json"}, args...)...)
+	l.cmd.Env = append(l.cmd.Env, l.mark)
+	l.cmd.Stdout, l.cmd.Stderr = &l.log, &l.log
+	l.cmd.WaitDelay = time.Second
+	if err := l.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_ = l.cmd.Wait() // its exit code is in ProcessState
+		close(l.over)
+	}()
+	t.Cleanup(func() {
+		_ = l.cmd.Process.Kill() // it has ended, if the test did what it should
+		<-l.over
+	})
+	return l
+}
+
+// processes are the command lines of what runs but the replay itself.
+func (l *lab) processes() map[int]string {
+	all := marked(l.mark)
+	for _, pid := range childrenOf(l.cmd.Process.Pid) {
+		all[pid] = commandLine(pid)
+	}
+	delete(all, l.cmd.Process.Pid)
+	return all
+}
+
+// await waits until the lab has a process that is looked for, and gives its number.
+func (l *lab) await(t *testing.T, what string, found func(pid int, command string) bool) (pid int) {
+	t.Helper()
+	for {
+		for pid, command := range l.processes() {
+			if found(pid, command) {
+				return pid
+			}
+		}
+		select {
+		case <-l.over:
+			t.Fatalf("the replay was over before there was %s\n%s", what, l.log.String())
+		case <-time.After(strayPoll):
+		}
+	}
+}
+
+// gone waits until nothing of the lab is left, nor any of some processes, and fails if that takes longer than so long.
+func (l *lab) gone(t *testing.T, all map[int]string, within time.Duration) {
+	t.Helper()
+	for end := time.Now().Add(within); ; time.Sleep(strayPoll) {
+		left := marked(l.mark)
+		for pid := range all {
+			if command := commandLine(pid); command != "" { // a zombie has none
+				left[pid] = command
+			}
+		}
+		if len(left) == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("left are %v\n%s", left, l.log.String())
+		}
+	}
+}
+
+// stopped reports whether a process stands still.
+func stopped(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, rest, _ := strings.Cut(string(b), ") ")
+	return err == nil && strings.HasPrefix(rest, "T")
+}
+
+// A replay that is told to end does so, in the time that is said, with agents and engines that stand still or are being killed, and leaves no process. One
+// that is killed leaves none either.
+func TestReplayEndsWithAllItStarted(t *testing.T) {
+	server, spec := redisCommand(t)
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGKILL} {
+		t.Run(sig.String(), func(t *testing.T) {
+			l := startLab(t, "--nodes", "2", "--engines", "3", "--pace", "10m", "--shared", spec, "--server", server, "--kill-agent-every", "7", "--pause-agent-every", "5",
+				"--pause-engine-every", "6", "--pause-server-every", "4", "--pause-for", "1m")
+			for what, is := range map[string]string{"a stopped agent": " serve ", "a stopped engine": " mock ", "a stopped server": "redis-server"} {
+				l.await(t, what, func(pid int, command string) bool { return strings.Contains(command, is) && stopped(pid) })
+			}
+			all, began := l.processes(), time.Now()
+			if err := l.cmd.Process.Signal(sig); err != nil {
+				t.Fatal(err)
+			}
+			<-l.over
+			if took := time.Since(began); took > endWithin {
+				t.Errorf("it ended %v after %v, allowed: %v", took, sig, endWithin)
+			}
+			if text := l.log.String(); strings.Contains(text, "not over") || strings.Contains(text, "is left") {
+				t.Errorf("it did not end by itself:\n%s", text)
+			}
+			l.gone(t, all, map[bool]time.Duration{true: strayWithin}[sig == syscall.SIGKILL]) // else all was reaped before its own end
+		})
+	}
+}
+
+// A replay that comes to a halt says what it waits for, and leaves no process.
+func TestReplayNamesWhatItWaitsFor(t *testing.T) {
+	l := startLab(t, "--nodes", "2", "--stalled-after", "1s", "--pace", "1h")
+	engine := l.await(t, "an engine", func(_ int, command string) bool { return strings.Contains(command, " mock ") })
+	if err := syscall.Kill(engine, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	<-l.over
+	text := l.log.String()
+	for _, want := range []string{"stalled-after: nothing was reported for 1s; waiting for engine ", fmt.Sprintf("(process %d, node ", engine), " to end its stretch"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("not in the output: %q\n%s", want, text)
+		}
+	}
+	if code := l.cmd.ProcessState.ExitCode(); code != exitFailed {
+		t.Errorf("exit %d, want %d", code, exitFailed)
+	}
+	l.gone(t, nil, 0)
+}
+
+// What goes on beside a replay is named as well.
+func TestStalledNamesWatches(t *testing.T) {
+	r := &replay{set: defaultReplaySettings(), exits: make(chan error, 1)}
+	r.set.stalledAfter = 20 * time.Millisecond
+	end := make(chan struct{})
+	r.watch("the agent of node 1 to end and start again", func() { <-end })
+	err := r.awaitWatches(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "waiting for the agent of node 1 to end and start again") {
+		t.Errorf("%v", err)
+	}
+	close(end)
+	r.watching.Wait()
+	if err := r.awaitWatches(t.Context()); err != nil {
+		t.Errorf("nothing is waited for any more: %v", err)
+	}
+}
+
+// A server that ends by itself ends the replay.
+func TestReplayServerEnds(t *testing.T) {
+	out, code := kvagentOutput(t, "replay", "--trace", sliceOfTrace, "--requests", "50", "--pace", "1h", "--shared", "redis://127.0.0.1:1", "--server", "/bin/false")
+	if want := "server: /bin/false ended though nobody had asked"; code != exitFailed || !strings.Contains(out, want) {
+		t.Errorf("exit %d, want %d and %q\n%s", code, exitFailed, want, out)
+	}
+}
+
+// The agent that is waited for is the one that was hit, by its process; a strike at a life that is over hits nobody.
+func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	stop() // no life follows
+	r := &replay{set: defaultReplaySettings(), exits: make(chan error, 1), faults: make(map[int]mockengine.Fault)}
+	var lives []*agentLife
+	for node := range 3 {
+		c, err := startChild(exec.Command("sleep", "1000"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		life := &agentLife{child: c}
+		a := &replayAgent{node: node, exits: r.exits}
+		a.mu.child = life
+		lives, r.nodes = append(lives, life), append(r.nodes, a)
+		defer func() { c.signal(syscall.SIGKILL); <-c.done }()
+	}
+	strike := func(pid int) {
+		e := &replayEngine{strike: new(plannedStrike)}
+		e.strike.Agent = true
+		if err := r.struck(ctx, e, pid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	strike(lives[1].process.Pid) // the engine that reported it ended before it dealt it
+	if !lives[1].within(10 * time.Second) {
+		t.Error("the agent that was struck lives")
+	}
+	if lives[0].wanted || lives[2].wanted || !lives[1].wanted {
+		t.Error("another agent than the one that was struck is waited for")
+	}
+	next, err := startChild(exec.Command("sleep", "1000"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { next.signal(syscall.SIGKILL); <-next.done }()
+	r.nodes[1].mu.child = &agentLife{child: next}
+	strike(lives[1].process.Pid) // reported late
+	if r.nodes[1].mu.child.wanted || r.tally.agentKills != 1 || r.tally.inFlight != 1 {
+		t.Errorf("a strike at a life that is over was taken for one at the next: %d kills, %d in flight", r.tally.agentKills, r.tally.inFlight)
+	}
+	r.watching.Wait()
+}

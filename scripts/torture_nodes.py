@@ -1,0 +1,103 @@
+"""Two and three nodes over a shared store, of which `torture nodes` kills and pauses everything: engines, the agents of
+all nodes, their helpers and the store's server. The replay itself does so, from its seed."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import torture_tiers as tiers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+STORES = ("redis", "s3", "mooncake")
+HELPERS = ("mooncake",)  # stores whose client is a process of its own
+HITS = ("agent_kills_by_node", "engine_pauses", "helper_kills", "helper_pauses", "server_kills", "server_pauses")
+STALLED_AFTER_S = 90  # without a report of any engine
+TIERS_WITHIN_S = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """How many requests a run has, every how many of them what is killed or paused, and for how long."""
+
+    requests: int
+    kill_engine: int
+    kill_agent: int
+    kill_server: int
+    kill_helper: int
+    pause_engine: int
+    pause_agent: int
+    pause_server: int
+    pause_helper: int
+    pause_s: float
+    seeds: tuple[int, ...]
+    movers: int = 0  # every how many a mover is killed; 0: agents have none
+
+    def flags(self, *, helper: bool) -> Iterator[str]:
+        """Those of the replay."""
+        yield from ("--requests", str(self.requests), "--pause-for", f"{self.pause_s}s", "--server-down", "500ms")
+        for name, every in self.faults(helper=helper):
+            yield from (f"--{name}-every", str(every))
+        if self.movers:
+            yield from ("--device", "host-mover")
+
+    def faults(self, *, helper: bool) -> Iterator[tuple[str, int]]:
+        """What happens, and every how many requests."""
+        yield from (("kill-engine", self.kill_engine), ("kill-agent", self.kill_agent))
+        yield from (("kill-server", self.kill_server), ("pause-engine", self.pause_engine))
+        yield from (("pause-agent", self.pause_agent), ("pause-server", self.pause_server))
+        if helper:
+            yield from (("kill-helper", self.kill_helper), ("pause-helper", self.pause_helper))
+        if self.movers:
+            yield ("kill-mover", self.movers)
+
+
+# Each number is prime to the others, so that what happens falls together now and then.
+SHORT = Form(210, 41, 47, 97, 67, 71, 83, 61, 53, 0.4, (1,))
+LONG = Form(1000, 97, 113, 211, 151, 139, 199, 173, 127, 2, (1, 2, 3))
+LONG_MOVERS = dataclasses.replace(LONG, movers=61, seeds=(4,))
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """A shared store and how many nodes are over it."""
+
+    store: str
+    nodes: int
+
+    def name(self, seed: int) -> str:
+        """As people say it."""
+        return f"{self.store}, {self.nodes} nodes, seed {seed}"
+
+    def run(
+        self, form: Form, seed: int, where: Path, replay: Callable[[list[str]], dict[str, float]]
+    ) -> dict[str, float]:
+        """One replay; its server's files are in where."""
+        server = tiers.Server(self.store, where / "server")
+        command = server.command()
+        command[0] = tiers.program(command[0])
+        if self.store == "redis":  # its --save takes an empty word, which a command line split at blanks has not
+            conf = where / "redis.conf"
+            conf.write_text(f'bind 127.0.0.1\nport {server.port}\nsave ""\nappendonly no\ndir {where}\n')
+            command = [command[0], str(conf)]
+        flags = [*tiers.SMALL, "--nodes", str(self.nodes), "--engines", str(self.nodes + 1), "--seed", str(seed)]
+        flags += ["--server", " ".join(command), "--shared", server.tier(), "--tiers-within", f"{TIERS_WITHIN_S}s"]
+        flags += ["--stalled-after", f"{STALLED_AFTER_S}s", *form.flags(helper=self.store in HELPERS)]
+        return replay(flags)
+
+    def broken(self, form: Form, figures: dict[str, float]) -> Iterator[str]:
+        """What a run was to do and did not."""
+        for name, _ in form.faults(helper=self.store in HELPERS):
+            verb, whom = name.split("-")
+            key = f"{whom}_{verb}s"
+            if figures[key] == 0:
+                yield f"{key} is 0, at least 1 is asked for"
+        by_node: list[int] = figures["agent_kills_by_node"]  # type: ignore[assignment]
+        if 0 in by_node:
+            yield f"agents were killed {by_node} times, by node: at least once each is asked for"
+
+
+STACKS = tuple(Stack(store, nodes) for store in STORES for nodes in (2, 3))
