@@ -250,6 +250,10 @@ class Session:
             self._events.clear()
         return self._stream.ended
 
+    def leave(self) -> None:
+        """Says no more: the agent ends the session, its jobs too. Does not wait; what it says until then is polled."""
+        self._stream.shutdown_writing()
+
     def close(self) -> None:
         """Closes the socket at once. A second call does nothing."""
         self._stream.close()

@@ -12,6 +12,7 @@ from kvagent.identity import identity_pairs
 from kvagent.messages import Group, Region, RegionKind, Role, Segment
 from kvagent.registration import Registration
 from kvagent.shm import SharedMemory
+from kvagent.vllm.generation import LOADED, PAIR, Generations
 from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import Options
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 
 BLOCK = 16  # tokens
 BLOCK_BYTES = 64
-OPTIONS: dict[str, Any] = {"lookup_wait_ms": 100.0, "lookup_age_ms": 10_000.0, "min_load_tokens": BLOCK}
+# Resets are plain, unless a test is about new weights.
+OPTIONS: dict[str, Any] = {
+    "lookup_wait_ms": 100.0, "lookup_age_ms": 10_000.0, "min_load_tokens": BLOCK, "weights_fixed": True,
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -75,7 +79,8 @@ class PlayedEngine:
 
     def __init__(
         self, agent: AgentProcess, name: str, *, blocks: int = 64, peer: bool = False, saves: bool = True,
-        loads: bool = True, window: int = 0, identity: dict[str, str] | None = None, **options: Any,
+        loads: bool = True, window: int = 0, identity: dict[str, str] | None = None, generation: str = LOADED,
+        **options: Any,
     ) -> None:  # fmt: skip
         self.name = name
         self._identity = {"model": "played", "dtype": "none", "tenant": ""} | (identity or {})
@@ -87,18 +92,21 @@ class PlayedEngine:
         self._next = 1
         directory = str(agent.folder)
         self._directory = directory
+        settings = Options(**(OPTIONS | {"pin_percent": 50.0} | options))
+        self.generations, self._workers_generation = Generations(generation, settings), generation
         self.worker_link = self.new_worker_link()
         self.link = Link(directory, "scheduler", lambda: self._registration(Role.SCHEDULER))
         self.worker_link.wait(20)
         self.link.wait(20)
         self.scheduler = SchedulerSide(
-            Options(**(OPTIONS | {"pin_percent": 50.0} | options)), Geometry(self.groups, BLOCK), 1, self.link,
-            saves=saves, loads=loads, whole_failures=True,
+            settings, Geometry(self.groups, BLOCK), 1, self.link, saves=saves, loads=loads, whole_failures=True,
+            generations=self.generations,
         )  # fmt: skip
         self.scheduler.bind(self.pool, self)
         self.worker = WorkerSide(
-            self.worker_link, self.sync.words, per_block=not window, whole_failures=True, clock=self.sync.clock
-        )
+            self.worker_link, self.sync.words, per_block=not window, whole_failures=True, clock=self.sync.clock,
+            generation=generation, use_generation=self._use_generation,
+        )  # fmt: skip
 
     def make_memory(self, size: int, *, peer: bool) -> Sync:
         """Makes the KV cache, and the words that tell how far its kernels are."""
@@ -236,10 +244,14 @@ class PlayedEngine:
         start = (group * self.pool.num_gpu_blocks + block.block_id) * BLOCK_BYTES
         return self.memory[start : start + BLOCK_BYTES]
 
+    def _use_generation(self, generation: str) -> None:
+        self._workers_generation = generation
+
     def _registration(self, role: Role) -> Registration:
+        generation = self.generations.now if role == Role.SCHEDULER else self._workers_generation
         common: dict[str, Any] = {
             "instance": self.name, "role": role, "groups": self.groups, "hash_tokens": BLOCK,
-            "identity": identity_pairs(self._identity),
+            "identity": identity_pairs(self._identity | {PAIR: generation}),
         }  # fmt: skip
         if role == Role.SCHEDULER:
             return Registration(**common)

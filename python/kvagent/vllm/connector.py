@@ -8,18 +8,21 @@ from typing import Any
 
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
+from vllm.v1.engine.core import EngineCore
 
 from kvagent.messages import Role
 from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
+from kvagent.vllm import weight_calls
 from kvagent.vllm.counting import Growth
+from kvagent.vllm.generation import PRIVATE, Generations, first, unheard, with_generation
 from kvagent.vllm.layout import wish
 from kvagent.vllm.link import Link
 from kvagent.vllm.of_scheduler import SchedulerCalls
 from kvagent.vllm.of_worker import WorkerCalls
-from kvagent.vllm.options import Options, loads, parse, saves
+from kvagent.vllm.options import OptionError, Options, loads, parse, saves
 from kvagent.vllm.scheduler import SchedulerSide
-from kvagent.vllm.space import UNKNOWN, identity
+from kvagent.vllm.space import identity, unknown_weights
 from kvagent.vllm.stats import Stats, make_prom
 from kvagent.vllm.supported import check
 from kvagent.vllm.versions import WHOLE_FAILURES, hash_tokens
@@ -41,12 +44,18 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         self._geometry = geo.geometry(kv_cache_config, hash_tokens(vllm_config, kv_cache_config))
         self._ranks, self._replicas = geo.ranks(vllm_config.parallel_config, kv_cache_config)
         self._identity = identity(vllm_config, kv_cache_config, self._options.tenant, self._ranks, vllm.__version__)
+        reasons = _reasons(vllm_config, self._options, self._identity)
         self._growth: list[Growth] = []
         self._tell_again = 0.0
         if role == KVConnectorRole.SCHEDULER:
             _check_policy(transfer)
-            _check_weights(self._identity)
+            if not weight_calls.listen(EngineCore) and not self._options.weights_fixed:
+                reasons.append(f"vLLM {vllm.__version__} does not show its calls that change weights")
+            self._generation = first(vllm_config, self._options.weights_version, reasons)
+            _say_generation(self._generation, reasons)
             self._scheduler = self._make_scheduler(transfer.kv_role)
+        else:
+            self._generation = first(vllm_config, self._options.weights_version, reasons)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -96,12 +105,19 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         return self._growth
 
     def _make_scheduler(self, kv_role: str) -> SchedulerSide:
-        link = Link(self._options.socket_dir, "scheduler", lambda: Registration(role=Role.SCHEDULER, **self._common()))
+        generations = Generations(self._generation, self._options)
+
+        def registration() -> Registration:
+            self._generation = generations.now
+            return Registration(role=Role.SCHEDULER, **self._common())
+
+        link = Link(self._options.socket_dir, "scheduler", registration)
         side = SchedulerSide(
             self._options, self._geometry, self._ranks.world, link,
             saves=saves(kv_role, self._options), whole_failures=WHOLE_FAILURES,
             # 0.29 cannot be told that a load failed as a whole, and where there are several groups, nothing else.
             loads=loads(kv_role, self._options) and (WHOLE_FAILURES or len(self._geometry.groups) == 1),
+            generations=generations,
         )  # fmt: skip
         link.wait(self._options.start_wait_ms / 1e3)
         return side
@@ -109,7 +125,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
     def _common(self) -> dict[str, Any]:
         return {
             "instance": str(self._vllm_config.kv_transfer_config.engine_id)[:128],
-            "identity": self._identity,
+            "identity": with_generation(self._identity, self._generation),
             "groups": self._geometry.groups,
             "hash_tokens": self._geometry.hash_tokens,
             "world": self._ranks.world,
@@ -125,9 +141,24 @@ def _check_policy(transfer: Any) -> None:
         )
 
 
-def _check_weights(identity: tuple[tuple[str, str], ...]) -> None:
-    if dict(identity)["weights"].startswith(UNKNOWN):
+def _reasons(vllm_config: Any, options: Options, identity: tuple[tuple[str, str], ...]) -> list[str]:
+    """Why the engine's weights may be others than the identity says. OptionError where an option denies it in vain."""
+    if options.weights_fixed and getattr(vllm_config, "weight_transfer_config", None) is not None:
+        raise OptionError("weights_fixed: true, allowed is false where weight_transfer_config is set")
+    reasons = [] if options.weights_fixed else list(unheard(vllm_config))
+    if unknown_weights(identity):
+        reasons.append("the files of the model's weights are not in a folder here")
+    return reasons
+
+
+def _say_generation(generation: str, reasons: list[str]) -> None:
+    why = "; ".join(reasons)
+    if generation.startswith(PRIVATE):
         log.warning(
-            "the files of the model's weights are not in a folder here, so they may change under the same name: this "
-            "engine shares its blocks with no other one, and does not find them after its restart"
+            "the weights can be others than their files say (%s): this engine shares its blocks with no other one, and "
+            "does not find them after its restart. Name what it starts with (weights_version in "
+            "kv_connector_extra_config) or, if its weights never change in place, set weights_fixed; see docs/VLLM.md",
+            why,
         )
+    elif reasons:
+        log.info("the weights are those of %s, though they can be others (%s): see docs/VLLM.md", generation, why)

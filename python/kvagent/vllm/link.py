@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ PAUSE_FIRST_S = 0.05  # between tries; doubled up to the last
 PAUSE_LAST_S = 0.5
 PAUSE_REFUSED_S = 5.0  # the same where the agent says no: what it refuses seldom changes
 LISTEN = 4  # steps; the agent is listened to in one of so many where nothing is to come from it
+MOVE_S = 30.0  # after renew, for which a refusal is no surprise: other parts of the engine may be on their way
 JOIN_S = 5.0  # for the thread at the end
 
 log = logging.getLogger("kvagent.vllm")
@@ -53,6 +55,10 @@ class Link:
         self._closed = threading.Event()
         self._said = ""
         self._refused = False  # the last try
+        self._lock = threading.Lock()
+        self._serial = 0  # of renewals; with _current and _held under the lock where the thread writes
+        self._held = False
+        self._moving_until = 0.0
         self._wanted.set()
         self._thread = threading.Thread(target=self._keep, name=f"kvagent {who}", daemon=True)
         self._thread.start()
@@ -77,6 +83,26 @@ class Link:
             )
             self._wanted.set()
 
+    def renew(self, *, hold: bool = False) -> Attachment | None:
+        """Another registration is wanted, which differs from the last; with ``hold`` not before ``go``.
+
+        The session, which is the caller's to leave, was registered by the last one. None registered by it comes.
+        """
+        with self._lock:
+            last, self._current = self._current, None
+            self._serial += 1
+            self._held = hold
+        self._ready.clear()
+        self._moving_until = time.monotonic() + MOVE_S
+        self._wanted.set()
+        return last
+
+    def go(self) -> None:
+        """See renew."""
+        self._moving_until = time.monotonic() + MOVE_S
+        self._held = False
+        self._wanted.set()
+
     def close(self) -> Attachment | None:
         """Ends the thread and gives the session, if there is one, to be closed by the caller."""
         self._closed.set()
@@ -92,12 +118,18 @@ class Link:
                 return
             self._wanted.clear()
             pause = PAUSE_FIRST_S
-            while not self._closed.is_set() and not self._attach():
+            while self._missing() and not self._attach():
                 self._closed.wait(pause)
-                pause = min(2 * pause, PAUSE_REFUSED_S if self._refused else PAUSE_LAST_S)
+                soon = not self._refused or time.monotonic() < self._moving_until
+                pause = min(2 * pause, PAUSE_LAST_S if soon else PAUSE_REFUSED_S)
+
+    def _missing(self) -> bool:
+        """Whether a session is to be made. ``go`` or ``renew`` may have been called beside a try that succeeded."""
+        return not (self._closed.is_set() or self._held or self._current is not None)
 
     def _attach(self) -> bool:
         session: Session | None = None
+        serial = self._serial  # before the registration is made
         try:
             session = Session.connect(self._path, CONNECT_S)
             registered = session.register(self._registration(), REGISTER_S)
@@ -106,10 +138,15 @@ class Link:
                 session.close()
             reason = "no agent" if isinstance(error, (FileNotFoundError, ConnectionRefusedError)) else str(error)
             self._refused = isinstance(error, Refused)
-            level = logging.ERROR if self._refused else logging.WARNING
+            moving = time.monotonic() < self._moving_until
+            level = logging.ERROR if self._refused and not moving else logging.WARNING
             self._say(level, f"{self._who}: {reason} at {self._path}; prompts are computed, connecting goes on")
             return False
-        self._current = Attachment(session, registered)
+        with self._lock:
+            if serial != self._serial:  # it was renewed meanwhile; nothing was ever said in this session
+                session.close()
+                return False
+            self._current = Attachment(session, registered)
         self._ready.set()
         self._say(logging.INFO, f"{self._who}: registered at {self._path}, space {registered.space.hex()}")
         return True

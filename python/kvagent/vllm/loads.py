@@ -95,7 +95,8 @@ class Loads:
         ids = b"".join(block.block_id.to_bytes(4, "little") for block in blocks)
         epoch = session.epoch if session else 0
         parts = tuple(self._parts(runs, tracked.request.block_hashes))
-        self._planned.append(LoadJob(job, boot, epoch, tracked.request.request_id, lease, self._deadline_s, parts, ids))
+        name, space = tracked.request.request_id, self._presence.space
+        self._planned.append(LoadJob(job, boot, epoch, name, lease, self._deadline_s, parts, ids, space))
 
     def cancel(self, tracked: Tracked) -> None:
         """The request is gone; its load ends when the workers report it."""

@@ -83,12 +83,22 @@ class SchedulerCalls:
         return self._side.pending()
 
     def reset_cache(self) -> bool | None:
-        """Nothing that was stored until now is found again, by this engine or another of the same space.
+        """Nothing that this engine stored until now is found by it again; after a plain reset, by nobody.
 
         That holds also where the agent did not answer, so it is no failure: vLLM would not go to sleep, or not pause.
         """
         self._side.reset()
         return True
+
+    def before_weights_call(self, call: str) -> None:
+        """vLLM's engine core is about to make a call that may change the weights (weight_calls)."""
+        if self._scheduler is not None:
+            self._scheduler.before_weights_call(call)
+
+    def weights_named(self, version: str) -> None:
+        """vLLM's engine core was told the version of its weights."""
+        if self._scheduler is not None:
+            self._scheduler.weights_named(version)
 
     def _leave_scheduler(self) -> None:
         if self._scheduler is not None:

@@ -43,6 +43,7 @@ class WorkerCalls:
     _bad_blocks: set[int] = set()  # noqa: RUF012  replaced, never changed
     _connector_metadata: Any
     _growth_of_worker: Growth | None = None
+    _generation: str  # of the weights, for registrations: the worker's thread writes it, its link's reads it
 
     def _common(self) -> dict[str, Any]:
         """What all registrations of the engine have in common."""
@@ -58,8 +59,9 @@ class WorkerCalls:
         if self._worker is None:
             per_block = len(self._config.kv_cache_groups) == 1
             self._worker = WorkerSide(
-                link, self._sync.words, per_block=per_block, whole_failures=WHOLE_FAILURES, clock=self._sync.clock
-            )
+                link, self._sync.words, per_block=per_block, whole_failures=WHOLE_FAILURES, clock=self._sync.clock,
+                generation=self._generation, use_generation=self._use_generation,
+            )  # fmt: skip
             self._growth_of_worker = Growth(self._worker.counts, "worker_")
         else:
             self._worker.rejoin(link)
@@ -127,6 +129,9 @@ class WorkerCalls:
         """This worker's report."""
         report = self._worker.report() if self._worker is not None else None
         return None if report is None else WorkerMetadata(report)
+
+    def _use_generation(self, generation: str) -> None:
+        self._generation = generation
 
     def _leave_worker(self) -> None:
         if self._worker is not None:

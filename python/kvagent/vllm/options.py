@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from kvagent.vllm.generation import ALLOWED, is_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,6 +49,12 @@ class Options:
     """Whether an engine with kv_role kv_producer loads."""
     consumer_saves: bool = False
     """Whether an engine with kv_role kv_consumer saves."""
+    weights_version: str = ""
+    """Names the weights that the engine starts with: engines of one base and the same version share."""
+    weights_version_file: str = ""
+    """A file that names the weights at run time: each write of it speaks for the next reset of the connector."""
+    weights_fixed: bool = False
+    """This engine's weights never change in place: every reset is one of the cache alone."""
     start_wait_ms: float = 2_000.0
     """Longest that the start of the engine waits for an agent that is there to take its registration."""
 
@@ -68,7 +77,9 @@ def parse(given: Mapping[str, Any]) -> Options:
     for name in given:
         if name not in known:
             raise OptionError(f"{name}: no such option; there are {', '.join(sorted(known))}")
-    return Options(**{name: _checked(name, value, known[name].default) for name, value in given.items()})
+    options = Options(**{name: _checked(name, value, known[name].default) for name, value in given.items()})
+    _check_weights(options)
+    return options
 
 
 def saves(role: str, options: Options) -> bool:
@@ -79,6 +90,15 @@ def saves(role: str, options: Options) -> bool:
 def loads(role: str, options: Options) -> bool:
     """Whether an engine of that ``kv_role`` loads."""
     return role in ("kv_both", "kv_consumer") or options.producer_loads
+
+
+def _check_weights(options: Options) -> None:
+    if options.weights_version and not is_version(options.weights_version):
+        raise OptionError(f"weights_version: {options.weights_version!r}, allowed is {ALLOWED}")
+    if options.weights_version_file and not Path(options.weights_version_file).is_absolute():
+        raise OptionError(f"weights_version_file: {options.weights_version_file!r}, allowed is an absolute path")
+    if options.weights_version_file and options.weights_fixed:
+        raise OptionError("weights_version_file: allowed only where weights_fixed is false: it names new weights")
 
 
 def _checked(name: str, value: Any, default: Any) -> Any:

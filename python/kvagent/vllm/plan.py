@@ -23,6 +23,8 @@ class SaveJob:
     revoke: int
     """The revocation word, the same number in every worker."""
     sections: Packed
+    space: bytes = b""
+    """The space in which it was planned: no other may have it."""
 
     @property
     def blocks(self) -> int:
@@ -30,7 +32,7 @@ class SaveJob:
         return self.sections.blocks
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SaveJob, (self.job, self.boot, self.epoch, self.revoke, self.sections)
+        return SaveJob, (self.job, self.boot, self.epoch, self.revoke, self.sections, self.space)
 
 
 @dataclass(slots=True)
@@ -46,6 +48,8 @@ class LoadJob:
     parts: tuple[Packed, ...]
     ids: bytes
     """The engine's blocks of all parts in order, u32 LE."""
+    space: bytes = b""
+    """As a save's."""
 
     @property
     def blocks(self) -> int:
@@ -67,9 +71,13 @@ class StepPlan:
     """No request is there: the step is made only so that what is under way be reported."""
     stopped: bool = False
     """The agent does not answer: loads are not waited for any longer."""
+    generation: tuple[int, str] | None = None
+    """The weights generation with its serial number, until all workers have reported that number."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return StepPlan, (self.saves, self.loads, self.cancels, self.revokes, self.idle, self.stopped)
+        return StepPlan, (
+            self.saves, self.loads, self.cancels, self.revokes, self.idle, self.stopped, self.generation,
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -97,16 +105,18 @@ class Report:
     """Loads that were given up; their outcome is still to come."""
     words: tuple[WorkerWords, ...] = ()
     """In a worker's first report, where its words are."""
+    moved: tuple[int, ...] = ()
+    """Serial numbers of weights generations that workers have gone over to, one of each worker."""
 
     def join(self, other: Report) -> Report:
         """The report of both."""
         outcomes = dict(self.outcomes)
         for job, outcome in other.outcomes.items():
             outcomes[job] = outcomes[job].join(outcome) if job in outcomes else outcome
-        return Report(outcomes, self.late | other.late, self.words + other.words)
+        return Report(outcomes, self.late | other.late, self.words + other.words, self.moved + other.moved)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Report, (self.outcomes, self.late, self.words)
+        return Report, (self.outcomes, self.late, self.words, self.moved)
 
 
 @dataclass(slots=True)

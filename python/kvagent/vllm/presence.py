@@ -51,11 +51,17 @@ class Presence:
         self._boot = b""  # the agent's life
         self._epoch = 0  # of it, as far as is known
         self._reset_owed = False  # a reset that the agent did not hear: it comes first in the next session
+        self._moved = False  # since the last session, to a space of which nothing is known
 
     @property
     def session(self) -> Session | None:
         """The session, if there is one."""
         return None if self._attachment is None else self._attachment.session
+
+    @property
+    def space(self) -> bytes:
+        """The space in which this engine is registered; empty without a session."""
+        return b"" if self._attachment is None else self._attachment.registered.space
 
     def attend(self, *, listen: bool = True) -> News:
         """Takes up a new session, and what the present one has to say. Does not wait, but for a reset that is owed.
@@ -108,6 +114,23 @@ class Presence:
         self._reset_owed = False
         return True
 
+    def move(self) -> bool:
+        """Leaves the space, for ever or not: the next session is in another one, after ``go``. Whether there was one.
+
+        A reset that is owed was to be of the space that is left.
+        """
+        attachment, self._attachment = self._attachment, None
+        self._close_asker()
+        last = self._link.renew(hold=True)
+        for one in {id(one): one for one in (attachment, last) if one is not None}.values():
+            one.session.close()
+        self._reset_owed, self._moved = False, True
+        return attachment is not None
+
+    def go(self) -> None:
+        """All ranks have moved too."""
+        self._link.go()
+
     def close(self) -> None:
         """Leaves the agent. Leases end with the session."""
         self._detach()
@@ -116,11 +139,14 @@ class Presence:
 
     def _missed(self, attachment: Attachment) -> bool:
         """Whether somebody reset the space since the session before this one, or since the agent's start."""
+        if self._moved:  # nothing that this engine has was computed in that space
+            return False
         known = self._epoch if self._boot == attachment.session.boot else FIRST_EPOCH
         return attachment.registered.epoch > known
 
     def _attach(self, attachment: Attachment) -> bool:
         self._attachment = attachment
+        self._moved = False
         self._boot, self._epoch = attachment.session.boot, attachment.registered.epoch
         if self._reset_owed and not self.reset():
             return False
@@ -131,11 +157,14 @@ class Presence:
 
     def _detach(self) -> bool:
         attachment, self._attachment = self._attachment, None
-        if self.asker is not None:
-            self.asker.close()
-            self.asker = None
+        self._close_asker()
         if attachment is None:
             return False
         self._link.lost(attachment)
         attachment.session.close()  # a scheduler has no memory to be fenced
         return True
+
+    def _close_asker(self) -> None:
+        if self.asker is not None:
+            self.asker.close()
+            self.asker = None

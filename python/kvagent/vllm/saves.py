@@ -95,7 +95,7 @@ class Saves:
             known.age(self._last)
         return bool(self._words) and self.pieces.room() > 0 and self._step >= self._not_before
 
-    def finish(self, jobs: Callable[[], int], boot: bytes, epoch: int) -> list[SaveJob]:
+    def finish(self, jobs: Callable[[], int], boot: bytes, epoch: int, space: bytes = b"") -> list[SaveJob]:
         """The jobs of what was added and pinned."""
         planned = []
         while self.pieces.open and self._words:
@@ -104,7 +104,7 @@ class Saves:
             save = _Save(jobs(), self._words.pop(), pieces, blocks, self._now)
             self._under_way[save.job] = save
             self.counts.planned += len(blocks)
-            planned.append(SaveJob(save.job, boot, epoch, save.revoke, sections))
+            planned.append(SaveJob(save.job, boot, epoch, save.revoke, sections, space))
         if self.pieces.open:
             self.drop()  # no word was left
         return planned

@@ -16,11 +16,12 @@ from kvagent.vllm.blocks import Blocks, Tables
 from kvagent.vllm.collect import collect
 from kvagent.vllm.counts import Counts
 from kvagent.vllm.due import Due
+from kvagent.vllm.generation import LOADED, Generations
 from kvagent.vllm.link import LISTEN
 from kvagent.vllm.loads import Loads
 from kvagent.vllm.mixed import Mixed
 from kvagent.vllm.plan import StepPlan
-from kvagent.vllm.presence import NOTHING, Presence
+from kvagent.vllm.presence import NOTHING, News, Presence
 from kvagent.vllm.promises import Promises
 from kvagent.vllm.saves import Saves
 from kvagent.vllm.tracked import Tracked
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from kvagent.vllm.link import Link
     from kvagent.vllm.options import Options
     from kvagent.vllm.plan import Report
-    from kvagent.vllm.presence import News
 
 
 class SchedulerSide:
@@ -40,9 +40,11 @@ class SchedulerSide:
 
     def __init__(
         self, options: Options, geometry: Geometry, world: int, link: Link, *, saves: bool, loads: bool,
-        whole_failures: bool,
+        whole_failures: bool, generations: Generations | None = None,
     ) -> None:  # fmt: skip
         """``whole_failures``: a load can be reported as failed as a whole (vLLM from 0.30 on)."""
+        self.generations = generations or Generations(LOADED, options)
+        self._there = 0  # workers that have reported the generation
         self.counts = Counts()
         self._options = options
         self._geometry = geometry
@@ -126,6 +128,8 @@ class SchedulerSide:
             self._mixed.enter()
         now = time.monotonic()
         plan = StepPlan(idle=not self._tracked)
+        if self._there < self._world:
+            plan.generation = self.generations.serial, self.generations.now
         if self._loads is not None and self._loads.busy():
             plan.loads, plan.cancels = self._loads.take()
         plan.revokes, self._revokes = self._revokes, []
@@ -141,6 +145,8 @@ class SchedulerSide:
         if self.saves is None or self._loads is None:
             return
         now = time.monotonic()
+        if report.moved:
+            self._workers_moved(report.moved)
         if report.outcomes:
             self._presence.pulse.heard(now)
         for job in report.late:
@@ -171,9 +177,25 @@ class SchedulerSide:
         self.tables.forget(request.request_id)
 
     def reset(self) -> None:
-        """Starts a new weights epoch. If the agent does not answer, it hears of it before it is used again."""
+        """Takes vLLM's reset of the connector: new weights, or, if the user says so, a plain one.
+
+        That starts a new epoch. If the agent does not answer, it hears of it before it is used again.
+        """
+        if self.generations.after_reset():
+            self._move()
+            return
         self.new_weights()
         self._presence.reset()
+
+    def before_weights_call(self, call: str) -> None:
+        """A call that may change the weights is about to be made: what was computed until now is of the old ones."""
+        if self.generations.after_call(call):
+            self._move()
+
+    def weights_named(self, version: str) -> None:
+        """The weights that are in place now have that version."""
+        if self.generations.after_name(version):
+            self._move()
 
     def new_weights(self) -> None:
         """What was computed until now is not saved any more, and promises are void."""
@@ -205,6 +227,20 @@ class SchedulerSide:
     def close(self) -> None:
         """Leaves the agent. Leases end with the session."""
         self._presence.close()
+
+    def _move(self) -> None:
+        """Goes over to another generation: what was computed until now is of the one that is left."""
+        self.new_weights()
+        self._there = 0
+        if self._presence.move():
+            self._react(News(went=True))
+
+    def _workers_moved(self, serials: Sequence[int]) -> None:
+        """Once all have, the scheduler may: the agent takes an engine's parts of one space, and hits need all ranks."""
+        before = self._there
+        self._there += sum(serial == self.generations.serial for serial in serials)
+        if before < self._there >= self._world:
+            self._presence.go()
 
     def _attend(self, *, listen: bool = True) -> None:
         news = self._presence.attend(listen=listen)
@@ -301,7 +337,7 @@ class SchedulerSide:
         elif self._may_save and not short and self._due.ripe() and self._presence.switches.saves and saves.ready():
             collect(self._due, saves, output.num_scheduled_tokens, decode=self._options.save_decode)
         if session is not None:
-            plan.saves = saves.finish(self._jobs.__next__, session.boot, session.epoch)
+            plan.saves = saves.finish(self._jobs.__next__, session.boot, session.epoch, self._presence.space)
         plan.revokes += saves.revoke_overdue()
 
     def _before_reset(self) -> None:

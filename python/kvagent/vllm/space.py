@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvagent.identity import identity_pairs
+from kvagent.vllm.generation import LOADED, PAIR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 EDGE_BYTES = 1 << 20  # of each file's head and tail that the digest covers, besides its name and size
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors")
 _DIGESTED = (*_WEIGHTS, ".json", ".model", ".txt")
-UNKNOWN = "of "  # and an engine's id: weights of which nothing is known are nobody else's
+UNKNOWN = ""  # weights of which nothing is known: the generation says whose they are
 _DUMMY = "dummy"  # vLLM's load format that makes weights up, from a seed that never changes
 _FROM_FOLDER = (_DUMMY, "auto", "hf", "safetensors", "fastsafetensors", "pt", "npcache", "mistral", "bitsandbytes")
 """Those that read nothing but the model's folder."""
@@ -39,7 +40,8 @@ def identity(
         {
             "model": str(model.model),
             "revision": str(getattr(model, "revision", None) or ""),
-            "weights": _weights(vllm_config) or f"{UNKNOWN}{vllm_config.kv_transfer_config.engine_id}",
+            "weights": _weights(vllm_config) or UNKNOWN,
+            PAIR: LOADED,
             "overrides": _digest([_plain(getattr(model, "hf_overrides", None))]),
             "dtype": str(model.dtype),
             "quantization": str(getattr(model, "quantization", None) or ""),
@@ -58,6 +60,11 @@ def identity(
             "engine": f"vllm {'.'.join(version.split('.')[:2])}",
         }
     )
+
+
+def unknown_weights(pairs: tuple[tuple[str, str], ...]) -> bool:
+    """Whether an identity says nothing of the weights: its engine must not share under it as it is."""
+    return dict(pairs)["weights"] == UNKNOWN
 
 
 def _cache_dtype(cache: Any) -> str:

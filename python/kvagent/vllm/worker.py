@@ -24,7 +24,7 @@ from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, Worke
 from kvagent.vllm.underway import UnderWay, lost
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvagent.packing import Packed
     from kvagent.shm import SyncWords
@@ -63,9 +63,14 @@ class WorkerSide:
     """See the module. ``per_block``: failures may be told block by block (models with one KV cache group)."""
 
     def __init__(
-        self, link: Link, words: SyncWords, *, per_block: bool, whole_failures: bool, clock: Clock | None = None
-    ) -> None:
+        self, link: Link, words: SyncWords, *, per_block: bool, whole_failures: bool, clock: Clock | None = None,
+        generation: str = "", use_generation: Callable[[str], None] | None = None,
+    ) -> None:  # fmt: skip
+        """``use_generation`` has the registrations to come made for another generation than ``generation``."""
         self.counts = WorkerCounts()
+        self._generation = generation
+        self._use_generation = use_generation
+        self._serial = 0  # of the generation, as the scheduler counts
         self._link = link
         self._words = words
         self._clock: Clock = clock or HostClock(words)
@@ -99,6 +104,8 @@ class WorkerSide:
         self._listens = bool(self._jobs) or plan.idle or step % LISTEN == 0
         self._patience.step(idle=plan.idle)
         self._clock.begin(step)
+        if plan.generation is not None:
+            self._move(*plan.generation)
         for job in plan.cancels:
             if under := self._jobs.get(job):
                 under.cancel()
@@ -139,7 +146,7 @@ class WorkerSide:
     def report(self) -> Report | None:
         """What the scheduler's side has to know since the last call."""
         report = self._report
-        if not (report.outcomes or report.late or report.words):
+        if not (report.outcomes or report.late or report.words or report.moved):
             return None
         self._report = Report()
         return report
@@ -173,6 +180,25 @@ class WorkerSide:
         self._link = link
         self._clock = clock or self._clock
 
+    def _move(self, serial: int, generation: str) -> None:
+        """Goes over to a generation of the weights: another space, in another session.
+
+        The sessions of the one that is left end, and their ends are the fences of the jobs that they have.
+        """
+        if serial == self._serial:
+            return
+        self._serial = serial
+        self._report.moved = (*self._report.moved, serial)
+        if generation == self._generation:
+            return
+        self._generation = generation
+        if self._use_generation is not None:
+            self._use_generation(generation)
+        if last := self._link.renew():
+            self._adopt(last)
+        for attachment in self._sessions:
+            attachment.session.leave()
+
     def _save(self, saves: Sequence[SaveJob]) -> None:
         """Hands in the saves of a step, in one piece: what is sent wakes the agent, which costs more than to send."""
         attachment = self._attached()
@@ -187,7 +213,7 @@ class WorkerSide:
 
     def _submit(self, plan: SaveJob | LoadJob, parts: tuple[Packed, ...]) -> None:
         attachment = self._attached()
-        if attachment is not None and attachment.session.boot != plan.boot:
+        if attachment is not None and not _is_of(attachment, plan):
             attachment = None
         under = UnderWay(plan, attachment)
         for part, sections in enumerate(parts):
@@ -311,6 +337,11 @@ class WorkerSide:
                 else:  # from its first block on, which is the request's first: it is given other ones
                     self._results.bad_blocks.update(_bad(plan, b"\1" * plan.blocks))
             under.cancel()
+
+
+def _is_of(attachment: Attachment, plan: SaveJob | LoadJob) -> bool:
+    """Whether a job was planned for this life of the agent, and for this space."""
+    return attachment.session.boot == plan.boot and attachment.registered.space == plan.space
 
 
 def _bad(plan: LoadJob, statuses: bytes) -> set[int]:

@@ -245,7 +245,7 @@ def test_pins_of_saves_go_when_the_agent_stands_still(
 
 def test_a_reset_while_the_agent_was_restarted_is_not_missed(worlds: Any, agent: AgentProcess) -> None:
     """Both lives of the agent count resets from the start, so its number tells nothing: it was one here, and there."""
-    first, other = worlds(), worlds()
+    first, other = (worlds(extra={"weights_fixed": True}) for _ in range(2))
     first.add("old", PROMPT, 4)
     first.run()
     one_step(other)  # it takes its session up

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import pickle
 from collections import Counter, deque
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from tests.agent import AgentProcess
 
 EOS = 1
+_NUMBERS = itertools.count()
 
 
 @dataclass
@@ -65,10 +67,13 @@ class World:
         self.v2, self.ranks, self.depth, self.drafts, self.asynchronous = v2, ranks, depth, drafts, asynchronous
         self.blocks = blocks
         self.preempted = self.steps = 0
-        options = {
+        version = model.with_name(f"version-{next(_NUMBERS)}")
+        options: dict[str, Any] = {
             "socket_dir": socket_dir, "min_load_tokens": BLOCK, "lookup_age_ms": 10_000, "lookup_wait_ms": 100,
             "pin_percent": 15, "start_wait_ms": 20_000,
         }  # fmt: skip
+        if not (extra or {}).get("weights_fixed"):
+            options["weights_version_file"] = str(version)
         settings = {
             "kv_connector": "KVAgentConnector", "kv_connector_module_path": "kvagent.vllm", "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute", "kv_connector_extra_config": options | (extra or {}),
@@ -97,6 +102,7 @@ class World:
             structured_output_manager=StructuredOutputManager(self.config), log_stats=False,
         )  # fmt: skip
         self.scheduler.use_v2_model_runner = v2
+        self._version = version
         self._greet()
         self._aggregator = KVOutputAggregator(ranks)
         self._flight: deque[_Launch] = deque()
@@ -144,8 +150,10 @@ class World:
         if name in self.scheduler.requests:
             self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
 
-    def retrain(self) -> bool:
+    def retrain(self, *, named: bool = True) -> bool:
         """Other weights: nothing that was computed until now may be seen again. Gives whether they could be changed.
+
+        The connector is told their version, which engines of these weights share, unless they are not ``named``.
 
         vLLM takes their blocks away from running requests, not from one that waits: for its load, or, that done, for
         more blocks.
@@ -155,8 +163,10 @@ class World:
         if self.side.blocks.loading or any(any(table(name)) for name in waiting):
             return False
         self.settle()
-        assert self.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
         self.gpu.weights += 1
+        if named:
+            self._version.write_text(f"{self.gpu.weights}\n")
+        assert self.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
         return True
 
     def step(self) -> None:

@@ -1,0 +1,212 @@
+"""The weights generation: who chooses it, what names it, and what may change it."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvagent.vllm import weight_calls
+from kvagent.vllm.generation import (
+    LOADED,
+    MAX_VERSION_BYTES,
+    NAMED,
+    PAIR,
+    PRIVATE,
+    Generations,
+    VersionFile,
+    first,
+    unheard,
+    with_generation,
+)
+from kvagent.vllm.options import OptionError, Options, parse
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def config(instance: str = "1", engine: str = "e", **more: Any) -> Any:
+    parallel = SimpleNamespace(worker_extension_cls="", distributed_executor_backend=None)
+    transfer = SimpleNamespace(engine_id=engine)
+    parts = {"instance_id": instance, "kv_transfer_config": transfer, "parallel_config": parallel}
+    return SimpleNamespace(**({"weight_transfer_config": None} | parts | more))
+
+
+def test_what_names_a_version_is_checked() -> None:
+    assert parse({"weights_version": "step-12_a.b+c=d:e/f@g"}).weights_version
+    assert parse({"weights_version": "v" * MAX_VERSION_BYTES})
+    for given, said in (
+        ({"weights_version": "v 1"}, "weights_version: 'v 1', allowed is 1 to 128 letters"),
+        ({"weights_version": "v1\n"}, "weights_version"),
+        ({"weights_version": "ä"}, "weights_version"),
+        ({"weights_version": "v" * (MAX_VERSION_BYTES + 1)}, "allowed is 1 to 128 letters"),
+        ({"weights_version_file": "v"}, "weights_version_file: 'v', allowed is an absolute path"),
+        ({"weights_version_file": "/v", "weights_fixed": True}, "weights_version_file: allowed only where"),
+        ({"weights_fixed": "yes"}, "weights_fixed: 'yes', allowed is true or false"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            parse(given)
+
+
+def test_an_engine_begins_with_what_it_loaded_or_with_a_name_or_alone() -> None:
+    assert first(config(), "", []) == LOADED
+    assert first(config(), "7", ["why"]) == NAMED + "7"
+    alone = first(config(), "", ["why"])
+    assert alone.startswith(PRIVATE)
+    assert len(alone) == len(PRIVATE) + 32
+    assert first(config(), "", ["other"]) == alone, "processes of one engine, which see the same configuration"
+    assert len({alone, first(config("2"), "", ["why"]), first(config("1", "f"), "", ["why"])}) == 3
+
+
+def test_the_pair_is_in_the_identity() -> None:
+    pairs = (("dtype", "d"), (PAIR, LOADED), ("model", "m"), ("tenant", ""))
+    assert dict(with_generation(pairs, "named:7"))[PAIR] == "named:7"
+    assert with_generation(pairs, LOADED) == pairs
+
+
+def test_how_weights_can_change_unheard() -> None:
+    assert not list(unheard(config(), {}))
+
+    def why(environment: dict[str, str] | None = None, **more: Any) -> str:
+        (found,) = unheard(config(**more), environment or {})
+        return found
+
+    def parallel(extension: str = "", backend: Any = None) -> Any:
+        return SimpleNamespace(worker_extension_cls=extension, distributed_executor_backend=backend)
+
+    class Own:
+        """An executor of the user's."""
+
+    assert "weight_transfer_config" in why(weight_transfer_config=object())
+    assert "worker_extension_cls is a.B" in why(parallel_config=parallel("a.B"))
+    assert "external_launcher" in why(parallel_config=parallel(backend="external_launcher"))
+    assert "Own" in why(parallel_config=parallel(backend=Own))
+    assert "MULTIPROCESSING=0" in why({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
+    assert "INSECURE" in why({"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"})
+    for backend in ("mp", "uni", "ray"):
+        assert not list(unheard(config(parallel_config=parallel(backend=backend)), {"VLLM_SERVER_DEV_MODE": "1"}))
+
+
+def test_a_file_speaks_for_one_reset(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "version"
+    path.write_text("v0\n")
+    file = VersionFile(str(path))
+    assert file.take() == "", "what an earlier engine was told"
+    path.write_text("v12\n")
+    assert file.take() == "v12"
+    assert file.take() == "", "that was said for the reset before"
+    other = tmp_path / "other"
+    other.write_text("v12\n")
+    other.replace(path)
+    assert file.take() == "v12"
+    for wrong in ("v13", "", "\n", "v 13\n", "v13\n\n", "v" * (MAX_VERSION_BYTES + 1) + "\n"):
+        caplog.clear()
+        other.write_text(wrong)
+        other.replace(path)
+        assert file.take() == ""
+        assert "allowed is one line of 1 to 128 letters" in caplog.text
+    path.unlink()
+    assert file.take() == ""
+    path.mkdir()
+    assert file.take() == ""
+    assert "Is a directory" in caplog.text
+    assert VersionFile("").take() == ""
+
+
+def test_a_reset_is_of_new_weights_unless_the_user_says_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "version"
+    generations = Generations(LOADED, Options(weights_version_file=str(path)))
+    seen = [generations.now]
+    for _ in range(2):
+        assert generations.after_reset()
+        assert generations.now.startswith(PRIVATE)
+        seen.append(generations.now)
+    assert len(set(seen)) == 3
+    path.write_text("v1\n")
+    assert generations.after_reset()
+    assert (generations.now, generations.serial) == (NAMED + "v1", 4)
+    path.write_text("v1\n")
+    assert not generations.after_reset(), "the same version: a plain reset"
+    assert generations.after_reset(), "nothing was said for that one"
+    assert Generations(NAMED + "v1", Options()).after_reset(), "what it started with says nothing of the next weights"
+    fixed = Generations(LOADED, Options(weights_fixed=True))
+    assert not fixed.after_reset()
+    assert fixed.now == LOADED
+
+
+def test_what_was_said_ends_with_the_next_call(caplog: pytest.LogCaptureFixture) -> None:
+    generations = Generations(LOADED, Options())
+    assert generations.after_call("update_weights")
+    assert generations.now.startswith(PRIVATE)
+    assert generations.after_name("v1")
+    assert not generations.after_name("v1")
+    assert generations.now == NAMED + "v1"
+    assert generations.after_call("update_weights")
+    assert generations.now.startswith(PRIVATE)
+    before = generations.now
+    assert not generations.after_name("v 2")
+    assert "allowed is 1 to 128 letters" in caplog.text
+    assert generations.now == before
+    assert generations.after_name("v1")
+    assert generations.serial == 5, "a name that came back is another change"
+    fixed = Generations(LOADED, Options(weights_fixed=True))
+    caplog.clear()
+    for _ in range(2):
+        assert not fixed.after_call("reload_weights")
+    assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [
+        "weights: reload_weights is called though weights_fixed is true: are they still the same?"
+    ]
+
+
+class _Core:
+    """As vLLM's engine core, as far as its calls go."""
+
+    def __init__(self, connector: Any) -> None:
+        self.collective_rpc("warm_up")  # before there is a scheduler
+        self.scheduler = SimpleNamespace(connector=connector)
+        self.version = ""
+
+    def collective_rpc(self, method: Any, timeout: float | None = None, args: tuple[Any, ...] = ()) -> list[Any]:
+        return [method, timeout, args]
+
+    def set_weight_version(self, weight_version: str) -> None:
+        self.version = weight_version
+
+
+class _Connector:
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def before_weights_call(self, call: str) -> None:
+        self.heard.append(call)
+
+    def weights_named(self, version: str) -> None:
+        self.heard.append(f"version {version}")
+
+
+def test_calls_that_may_change_weights_are_heard() -> None:
+    core_class = type(
+        "Core", (_Core,), {"collective_rpc": _Core.collective_rpc, "set_weight_version": _Core.set_weight_version}
+    )
+    assert weight_calls.listen(core_class)
+    assert weight_calls.listen(core_class)
+    own = _Connector()
+    core = core_class(own)
+    assert core.collective_rpc("update_weights", 3.0, (1,)) == ["update_weights", 3.0, (1,)]
+    core.collective_rpc(method="reload_weights")
+    core.collective_rpc(test_calls_that_may_change_weights_are_heard)
+    core.collective_rpc("compute_weight_checksums")
+    core.set_weight_version("v1")
+    core.set_weight_version(weight_version="v2")
+    assert core.version == "v2"
+    assert own.heard == [
+        "update_weights", "reload_weights", "test_calls_that_may_change_weights_are_heard", "version v1", "version v2",
+    ]  # fmt: skip
+    child = _Connector()
+    several = SimpleNamespace(_connectors=[SimpleNamespace(), child])
+    core_class(several).collective_rpc("update_weights")
+    assert child.heard == ["update_weights"]
+    core_class(None).collective_rpc("update_weights")
+    assert not weight_calls.listen(type("Older", (), {}))

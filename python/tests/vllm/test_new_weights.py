@@ -1,0 +1,160 @@
+"""Weights that change in place, under the real schedulers and drivers: every rank goes over to the new identity."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvagent.vllm.generation import PRIVATE
+from tests.agent import eventually
+from tests.vllm.setting import BLOCK
+from tests.vllm.world import World, clean
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.agent import AgentProcess
+
+PROMPT = [i % 400 + 5 for i in range(100)]
+WHOLE = 96 // BLOCK
+KINDS: list[dict[str, Any]] = [
+    {"v2": True},
+    {"v2": False, "ranks": 2},
+    {"v2": True, "ranks": 2, "asynchronous": True, "depth": 2},
+]
+
+
+def serve(world: World, name: str, prompt: list[int] = PROMPT) -> int:
+    """A request, whose every position is checked, and that nothing of the engine's own cache serves. Gives its hits."""
+    eventually(lambda: there(world), "an engine that is registered")
+    assert world.scheduler.reset_prefix_cache()
+    before = world.side.counts.tokens_loaded
+    world.add(name, prompt, 10)
+    world.run()
+    sequence = world.sequences[name]
+    assert world.outputs[name] == sequence.tokens[len(prompt) : len(prompt) + 10]
+    assert not world.gpu.bad, world.gpu.bad[:3]
+    return int(world.side.counts.tokens_loaded - before)
+
+
+def there(world: World) -> bool:
+    """Whether all parts of an engine are registered, after a step."""
+    world.step()
+    world.settle()
+    links = [world.side._presence._link, *(worker._worker._link for worker in world.workers)]
+    return world.side._presence.session is not None and all(link.current() is not None for link in links)
+
+
+def generations(agent: AgentProcess) -> set[str]:
+    return {engine["identity"]["generation"] for engine in agent.status()["engine_list"]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_updated_engine_and_one_of_the_old_weights_share_nothing(
+    worlds: Any, agent: AgentProcess, kind: dict[str, Any]
+) -> None:
+    first, second = worlds(**kind), worlds(**kind)
+    assert serve(first, "old") == 0
+    assert serve(second, "hit") == 96, "equal engines share"
+    assert first.retrain(named=False)
+    assert serve(first, "new") == 0
+    assert serve(first, "own") == 96, "an engine of new weights hits its own blocks"
+    other = [token + 1 for token in PROMPT]
+    assert serve(second, "other", other) == 0
+    assert serve(first, "not the other's", other) == 0
+    assert serve(second, "still") == 96
+    assert generations(agent) == {"", first.side.generations.now}
+    assert first.side.generations.now.startswith(PRIVATE)
+    agent.kill()
+    agent.start()
+    assert serve(second, "old again") == 0
+    assert serve(first, "after the agent's restart") == 0
+    assert serve(first, "own again") == 96
+    assert second.retrain()
+    assert first.retrain()  # to a version that the second never had
+    assert serve(second, "named") == 0
+    assert serve(first, "of another name") == 0
+    clean(first, agent, second)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_versions_of_one_name_are_shared(worlds: Any, agent: AgentProcess, kind: dict[str, Any]) -> None:
+    first, second = worlds(**kind), worlds(**kind)
+    serve(first, "old")
+    assert first.retrain()
+    assert serve(first, "new") == 0
+    assert second.retrain()
+    assert serve(second, "hit") == 96
+    third = worlds(extra={"weights_version": "1"}, **kind)
+    third.gpu.weights = 1
+    assert serve(third, "named at its start") == 96
+    clean(first, agent, second, third)
+
+
+def test_a_plain_reset_keeps_the_identity(worlds: Any, agent: AgentProcess) -> None:
+    first, second = worlds(extra={"weights_fixed": True}), worlds()
+    serve(first, "cold")
+    assert first.scheduler.reset_prefix_cache(reset_connector=True)
+    assert serve(first, "forgotten") == 0
+    assert serve(second, "hit") == 96
+    assert generations(agent) == {""}
+    clean(first, agent, second)
+
+
+def test_a_process_that_disagrees_is_put_right_by_the_scheduler(worlds: Any, agent: AgentProcess) -> None:
+    """Its environment may differ, say, so that it takes its weights for private and is refused."""
+    world = worlds(ranks=2)
+    connector, side = world.workers[1], world.workers[1]._worker
+    connector._generation = side._generation = PRIVATE + 32 * "0"
+    link = side._link
+    link.renew().session.close()
+    eventually(lambda: link._said and not link.current(), "a rank that is refused")
+    assert serve(world, "cold") == 0
+    assert serve(world, "warm") == 96
+    clean(world, agent)
+
+
+def test_calls_through_the_engine_core_change_the_identity(model: Path, agent: AgentProcess) -> None:
+    """The connector has the class of vLLM's engine core tell it, and its scheduler's side does what is to be done."""
+    from types import SimpleNamespace
+
+    from vllm.v1.engine.core import EngineCore
+
+    world = World(model, str(agent.folder))
+    try:
+        serve(world, "old")
+        core = EngineCore.__new__(EngineCore)
+        core.scheduler = world.scheduler
+        core.model_executor = SimpleNamespace(collective_rpc=lambda *_: ["done"])
+        assert core.collective_rpc("compute_weight_checksums") == ["done"]
+        assert serve(world, "hit") == 96
+        assert core.collective_rpc("update_weights") == ["done"]
+        world.gpu.weights += 1
+        private = world.side.generations.now
+        assert private.startswith(PRIVATE)
+        assert serve(world, "new") == 0
+        assert serve(world, "own") == 96
+        core.set_weight_version("v1")
+        assert world.side.generations.now == "named:v1"
+        assert core.get_weight_version() == "v1"
+        assert serve(world, "named") == 0
+        assert serve(world, "own named") == 96
+        clean(world, agent)
+    finally:
+        world.close()
+
+
+def test_a_contradiction_is_refused_at_the_start(model: Path, agent: AgentProcess) -> None:
+    from vllm.config import WeightTransferConfig
+
+    world = World(model, str(agent.folder))
+    world.close()
+    config = world.config
+    config.weight_transfer_config = WeightTransferConfig()
+    config.kv_transfer_config.kv_connector_extra_config = {"socket_dir": str(agent.folder), "weights_fixed": True}
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+    with pytest.raises(ValueError, match="weights_fixed: true, allowed is false where weight_transfer_config is set"):
+        KVConnectorFactory.create_connector(config, KVConnectorRole.SCHEDULER, world.kv)
