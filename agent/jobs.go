@@ -187,6 +187,7 @@ func (s *session) start(job *transfer.Job, sections []ipc.Section) pool.Status {
 // complete reports a finished job. The worker's threads call it; it does not wait.
 func (s *session) complete(c transfer.Completion) {
 	s.agent.metrics.countBlocks(c.Kind, c.Status, c.Bytes)
+	s.agent.metrics.samples[c.Kind].add(&c.Sample)
 	s.agent.flipLater(c)
 	s.jobs.finish(done(c.Job, c.Status), s.notify)
 	s.agent.inflight.done()
