@@ -42,6 +42,7 @@ type Agent struct {
 	index  pool.Index // the same pool, as look-ups see it
 	tiers  pool.Tiers // the same pool, if it has tiers below its memory; nil: none
 	device cudaipc.Device
+	arena  []byte // the pool's, as this process sees it; nil: the pool does not say
 	log    *zap.Logger
 	boot   [16]byte
 	since  time.Time
@@ -56,6 +57,7 @@ type Agent struct {
 	share      share
 	lanes      map[cudaipc.UUID]*transfer.Lanes // by GPU, zero for CPUs' copies; under registry.mu
 	inflight   inflight
+	mismatches mismatches
 	watchdog   *watchdog
 	fault      faultCounter
 	mappings   *mappings    // regions that are open in the device
@@ -86,6 +88,12 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 	}
 	if tiers, ok := p.(pool.Tiers); ok {
 		a.tiers, a.ledger.tiers = tiers, tiers
+	}
+	if p, ok := p.(interface{ Arena() ([]byte, int) }); ok {
+		a.arena, _ = p.Arena()
+	}
+	if cfg.VerifySample > 0 && len(a.arena) == 0 {
+		return nil, errors.New("verify-sample: allowed with a pool in this process's memory, else 0")
 	}
 	a.lanes = map[cudaipc.UUID]*transfer.Lanes{}
 	if _, err := rand.Read(a.boot[:]); err != nil {

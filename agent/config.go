@@ -27,7 +27,9 @@ type Config struct {
 	AllowUIDs   []uint32
 	AllowGIDs   []uint32
 	Integrity   transfer.Integrity
-	LeaseBytes  int64 // cap of one engine's leases; 0: a quarter of the pool
+	// VerifySample has one block in so many, of each worker and direction, checked end to end; 0: none, 1: all.
+	VerifySample uint32
+	LeaseBytes   int64 // cap of one engine's leases; 0: a quarter of the pool
 	// Lookups are look-up sockets that are open from the start: name to fingerprint of their space.
 	Lookups map[string]pool.Fingerprint
 	HTTP    string // address for HTTP besides admin.sock, or empty
@@ -90,6 +92,8 @@ func (c *Config) validate() error {
 		return fmt.Errorf("lease-bytes: %d, allowed: 0 (a quarter of the pool) or more", c.LeaseBytes)
 	case c.Integrity != transfer.Full && c.Integrity != transfer.Header:
 		return fmt.Errorf("integrity: %d, allowed: full, header", c.Integrity)
+	case c.VerifySample > transfer.MaxSampleEvery:
+		return fmt.Errorf("verify-sample: %d, allowed: 0 (none) to %d", c.VerifySample, transfer.MaxSampleEvery)
 	}
 	for name := range c.Lookups {
 		if err := checkLookupName(c.Dir, name); err != nil {

@@ -200,6 +200,7 @@ func (s *session) complete(c transfer.Completion) {
 // report counts a job that has ended, and tells the peer.
 func (s *session) report(c transfer.Completion) {
 	s.agent.metrics.countBlocks(c.Kind, c.Status, c.Bytes)
+	s.agent.metrics.samples[c.Kind].add(&c.Sample)
 	s.agent.flipLater(c)
 	s.jobs.finish(done(c.Job, c.Status), s.notify)
 }

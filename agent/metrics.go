@@ -23,6 +23,7 @@ type metrics struct {
 	lookupForm                [8]*counter
 	saved, loaded             [32]*counter // by block status
 	savedBytes, loadedBytes   *counter
+	samples                   [2]sampleCounters // by transfer.Kind
 	loadsHeld, loadsUnsettled *counter
 	leasesGiven, leasesPassed *counter // passed: a release or load named a lease that is not open
 	registrations             map[string]*counter
@@ -60,6 +61,7 @@ func newMetrics() *metrics {
 	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.makeLookups()
 	m.makeBlocks()
+	m.makeSamples()
 	m.makeSessions()
 	return m
 }

@@ -37,6 +37,8 @@ type rig struct {
 	agent  *Agent
 	device cudaipc.Device
 	logs   *observer.ObservedLogs
+
+	mayMismatch bool // its device goes wrong on purpose
 }
 
 type rigOption func(*rigConfig)
@@ -50,6 +52,7 @@ type rigConfig struct {
 	learn     bool                  // the stack learns how fast engines compute
 	moved     *cudaipc.MoverOptions // nil: the device is in this process, unless moverEnv says otherwise
 	log       []zap.Option
+	wrap      func(d cudaipc.Device, arena []byte) cudaipc.Device
 }
 
 // moverEnv makes every rig's device one in a mover.
@@ -66,6 +69,10 @@ func withConfig(f func(*Config)) rigOption { return func(c *rigConfig) { f(&c.Co
 func newRig(t testing.TB, options ...rigOption) *rig {
 	t.Helper()
 	c := rigConfig{poolBytes: 4 << 20}
+	c.VerifySample = 2 // every other block, in all tests
+	if _, bench := t.(*testing.B); bench {
+		c.VerifySample = 1000 // serve's default
+	}
 	c.Limits.Predecessor = 500 * time.Millisecond
 	for _, o := range options {
 		o(&c)
@@ -75,6 +82,10 @@ func newRig(t testing.TB, options ...rigOption) *rig {
 	core, logs := observer.New(zap.DebugLevel)
 	r := &rig{t: t, dir: dir, pool: openTestPool(t, &c), logs: logs}
 	r.device = openTestDevice(t, r.pool, &c)
+	if r.mayMismatch = c.wrap != nil; c.wrap != nil {
+		arena, _ := r.pool.Arena()
+		r.device = c.wrap(r.device, arena)
+	}
 	c.Dir = filepath.Join(dir, "s")
 	r.dir = c.Dir
 	r.agent, err = New(c.Config, r.pool, r.device, zap.New(core, c.log...))
@@ -139,6 +150,9 @@ func (r *rig) checkNothingLeft() {
 	}
 	if n := r.agent.pendingFDs.Load(); n != 0 {
 		r.t.Errorf("%d descriptors of incomplete registrations are counted", n)
+	}
+	if s := &st.Sample; !r.mayMismatch && s.Saves.Mismatched+s.Loads.Mismatched > 0 {
+		r.t.Errorf("blocks that do not match: %+v", s)
 	}
 	if st.CleanupMaxMS >= 2000 {
 		r.t.Errorf("a clean-up took %.1f ms", st.CleanupMaxMS)

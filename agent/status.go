@@ -51,6 +51,8 @@ type Status struct {
 	LookupOverAt     float64 `json:"lookup_over_deadline_max_at_s"`
 	LookupOverTookUS float64 `json:"lookup_over_deadline_max_took_us"`
 
+	Sample SampleStatus `json:"sample"`
+
 	CleanupMaxMS float64     `json:"cleanup_max_ms"`
 	Switches     SwitchState `json:"switches"`
 
@@ -144,7 +146,7 @@ func (a *Agent) Status() Status {
 		LookupMaxUS: m.lookupMax.micros(), LookupAskUS: m.askMax.micros(),
 		CleanupMaxMS: float64(m.cleanupMax.Load()) / float64(time.Millisecond),
 		Switches:     a.switches.state(), Pool: poolStatus(&stats), EngineList: a.engines(), Sockets: a.sockets.names(),
-		Movers: a.moverStatus(),
+		Movers: a.moverStatus(), Sample: a.sampleStatus(),
 	}
 	if late := m.latest.get(); late.over > 0 {
 		st.LookupOverUS, st.LookupOverTookUS = microseconds(late.over), microseconds(late.took)

@@ -13,7 +13,7 @@ import (
 func (a *Agent) startWorker(st *seat) error {
 	w, err := transfer.Start(transfer.Config{
 		Device: a.device, Peer: st.peer, Slots: a.pool, Space: st.space.open.Load().ID, Spec: st.space.spec,
-		Shard: uint8(st.shard), Layout: st.layout, Integrity: a.cfg.Integrity, Lanes: a.lanesLocked(st.gpu),
+		Shard: uint8(st.shard), Layout: st.layout, Integrity: a.cfg.Integrity, Sampling: a.sampling(st), Lanes: a.lanesLocked(st.gpu),
 		Limits: a.cfg.Limits.Transfer, Complete: st.session.complete,
 	})
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 //	asker    asks engines' events, for Poll
 //	lanes    one per direction: start copies and watch their ends
 //	pinner   pins the arena, piece by piece
+//	sampler  reads engines' memory for the sums of samples
 //
 // A driver error that no later call survives makes the device lost: from then on every call answers ErrLost, and copies that had
 // not ended are not known to have ended until this process has. Nothing here waits for all of a GPU's work, or lets a stream wait
@@ -37,6 +38,7 @@ type CUDA struct {
 	lanes         [2]*lane // by Direction
 	pins          *pins
 	sums          *summers
+	sampler       *cudaSampler
 	kernel        copyKernel
 	measureKernel bool         // CUDAOptions.MeasureKernel
 	imports       atomic.Int64 // CUDAInfo.Imports
@@ -97,6 +99,9 @@ func (d *CUDA) open(o *CUDAOptions) (err error) {
 		return err
 	}
 	d.sums = startSummers(d.arena)
+	if d.sampler, err = startCUDASampler(d); err != nil {
+		return err
+	}
 	if d.pins, err = startPins(d, o); err != nil {
 		return err
 	}
@@ -122,6 +127,7 @@ func (d *CUDA) shut() error {
 	if d.sums != nil {
 		d.sums.close()
 	}
+	d.sampler.close()
 	if d.opener != nil && d.alive() == nil {
 		d.opener.do(func() { errs = append(errs, d.kernel.unload()) })
 	}

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"hash/crc32"
 	"maps"
 	"math"
 	"os"
@@ -60,7 +61,7 @@ func hung(step string) cudaipc.MoverLimits {
 		l.Import = time.Second
 	case "poll":
 		l.Poll = time.Second
-	case "gather", "scatter":
+	case "gather", "scatter", "sample":
 		l.Copy = time.Second
 	default:
 		const some = 3 * time.Second
@@ -193,6 +194,27 @@ func (p *faultPlan) scatter() error {
 	})
 }
 
+// sample sums the first region as two blocks of two pieces each.
+func (p *faultPlan) sample() error {
+	const half = movedSize / 2
+	s := &cudaipc.Sample{Peer: 1, Within: cudaipc.MaxSampleWait, Blocks: []cudaipc.SampleBlock{{Block: 0}, {Block: 1, Seed: 5}}}
+	for i := range uint64(2) {
+		s.Pieces = append(s.Pieces, cudaipc.Piece{Region: 1, Offset: i * half / 2, Stride: half, Bytes: half / 2})
+	}
+	ticket, err := p.mover.Sum(s)
+	if err != nil {
+		return err
+	}
+	d := p.done(ticket)
+	for i, b := range s.Blocks {
+		want := crc32.Update(b.Seed, crc32.MakeTable(crc32.Castagnoli), p.pattern[i*half:(i+1)*half])
+		if (d.Bad == nil || !d.Bad[i]) && d.Sums[i] != want {
+			p.t.Fatalf("block %d is said to have been summed, and its sum is %08x, not %08x", i, d.Sums[i], want)
+		}
+	}
+	return d.Err
+}
+
 func (p *faultPlan) ask() error {
 	var s [1]cudaipc.State
 	err := p.mover.Poll([]cudaipc.Wait{{Peer: 1, Revoke: cudaipc.None, Step: 4}}, s[:])
@@ -237,7 +259,7 @@ func (p *faultPlan) run() faultEnd {
 	for _, step := range []struct {
 		name string
 		do   func() error
-	}{{"poll", p.ask}, {"gather", p.gather}, {"scatter", p.scatter}, {"events", p.events}, {"close", func() error { return p.mover.Close(1) }}} {
+	}{{"poll", p.ask}, {"gather", p.gather}, {"scatter", p.scatter}, {"sample", p.sample}, {"events", p.events}, {"close", func() error { return p.mover.Close(1) }}} {
 		if err := step.do(); err != nil {
 			return faultEnd{step.name, err}
 		}
@@ -324,7 +346,7 @@ var costOf = map[string]string{
 	"cuMemHostRegister": costsNothing, "cuModuleLoadData": costsNothing, "cuModuleGetFunction": costsNothing, "cuEventDestroy": costsNothing,
 	"cuIpcOpenMemHandle": "import", "cuMemGetAddressRange": "import", "cuIpcOpenEventHandle": "import",
 	"cuEventQuery": "poll", "cuLaunchKernel": "gather", "cuMemcpy2DAsync": "gather", "cuMemcpyBatchAsync": "gather",
-	"cuMemcpyDtoHAsync": "gather", "cuMemcpyHtoDAsync": "scatter",
+	"cuMemcpyDtoHAsync": "gather", "cuMemcpyHtoDAsync": "scatter", "cuMemcpyDtoH": "sample",
 	"cuMemGetAllocationGranularity": "import", "cuMemAddressReserve": "import", "cuMemImportFromShareableHandle": "import", "cuMemMap": "import",
 	"cuMemSetAccess": "import", "cuMemRelease": "import", "cuIpcGetEventHandle": "events",
 	"cuMemUnmap": costsMover, "cuMemAddressFree": costsMover,
@@ -390,7 +412,7 @@ func TestCUDAFailuresLater(t *testing.T) {
 	engine := faultEngine(t)
 	times, most := called(t, engine), 1
 	codes := []int{719}
-	names := []string{"cuMemcpyDtoHAsync", "cuLaunchKernel", "cuEventQuery", "cuIpcOpenMemHandle"}
+	names := []string{"cuMemcpyDtoHAsync", "cuMemcpyDtoH", "cuLaunchKernel", "cuEventQuery", "cuIpcOpenMemHandle"}
 	if os.Getenv(fullFaults) != "" {
 		most, codes, names = 6, []int{1, 2, 700, 719, 999}, slices.Sorted(maps.Keys(times))
 	}
@@ -474,7 +496,7 @@ func TestCUDACopiesOfTheDead(t *testing.T) {
 // bad blocks, and the next one serves.
 func TestCUDAHangs(t *testing.T) {
 	ownMachine(t)
-	names := []string{"cuIpcOpenMemHandle", "cuMemcpyBatchAsync", "cuLaunchKernel", "cuEventQuery"}
+	names := []string{"cuIpcOpenMemHandle", "cuMemcpyBatchAsync", "cuLaunchKernel", "cuEventQuery", "cuMemcpyDtoH"}
 	if os.Getenv(fullFaults) != "" {
 		names = slices.Sorted(maps.Keys(called(t, faultEngine(t))))
 	}
@@ -484,7 +506,7 @@ func TestCUDAHangs(t *testing.T) {
 			p, end := faultRun(t, faultEngine(t), hung(costOf[name]), fmt.Sprintf("SOFTCUDA_HANG=%s:1", name))
 			lost := p.mover.Movers()[0].Lost
 			switch costOf[name] {
-			case "import", "gather", "scatter", "poll":
+			case "import", "gather", "scatter", "sample", "poll":
 				if end.step != costOf[name] || lost[cudaipc.LostCall]+lost[cudaipc.LostCopy] != 1 {
 					t.Errorf("%q: %v; losses %v, want one", end.step, end.err, lost)
 				}

@@ -20,9 +20,10 @@ type peer struct {
 	sync        Sync
 	underWay    atomic.Int32 // copies that are being checked, waiting or running
 	tickets     map[Ticket]struct{}
-	streams     [2]*stream // by Direction, nil until the first copy
-	proof       int        // Import.Proof
-	gpu         *gpuPeer   //nolint:nolintlint,unused // what is open on a GPU, with the build tag cuda; nil on the host device
+	streams     [2]*stream   // by Direction, nil until the first copy
+	sampler     *hostSampler // nil until the first sample
+	proof       int          // Import.Proof
+	gpu         *gpuPeer     //nolint:nolintlint,unused // what is open on a GPU, with the build tag cuda; nil on the host device
 }
 
 // Import opens the regions of a peer, all or none. Every descriptor in it is closed when it returns: a mapping
@@ -126,6 +127,7 @@ func (p *peer) close() {
 			s.close()
 		}
 	}
+	p.sampler.close()
 	for _, r := range p.regions {
 		r.close()
 	}

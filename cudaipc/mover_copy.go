@@ -9,7 +9,7 @@ import (
 // movedCopy is what the agent's side knows of a copy in a mover.
 type movedCopy struct {
 	peer   *movedPeer
-	dir    Direction
+	way    int // its Direction, or sumWay
 	blocks int
 	sum    bool
 	ended  bool // under Mover.mu
@@ -28,7 +28,7 @@ func (m *Mover) Copy(c *Copy) (Ticket, error) {
 		p.view.underWay.Add(-1)
 		return 0, fmt.Errorf("peer %d: %w", c.Peer, err)
 	}
-	t, err := m.ticket(p, c)
+	t, err := m.ticket(&movedCopy{peer: p, way: int(c.Dir), blocks: len(c.Blocks), sum: c.Sum})
 	if err != nil {
 		p.view.underWay.Add(-1)
 		return 0, err
@@ -52,18 +52,19 @@ func (m *Mover) beginCopy(id PeerID) (*movedPeer, error) {
 }
 
 // ticket enters a copy into the books before it is sent, so that whatever ends finds it.
-func (m *Mover) ticket(p *movedPeer, c *Copy) (Ticket, error) {
+func (m *Mover) ticket(c *movedCopy) (Ticket, error) {
+	p := c.peer
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if p.lost != nil {
 		return 0, fmt.Errorf("peer %d: %w: %w", p.view.id, p.lost, ErrPeer)
 	}
-	t, err := m.mu.tickets.enter(&flight{peer: p.view, moved: &movedCopy{peer: p, dir: c.Dir, blocks: len(c.Blocks), sum: c.Sum}})
+	t, err := m.mu.tickets.enter(&flight{peer: p.view, moved: c})
 	if err != nil {
 		return 0, err
 	}
-	if p.pending[c.Dir]++; p.pending[c.Dir] == 1 {
-		p.since[c.Dir] = p.life.clock.Load()
+	if p.pending[c.way]++; p.pending[c.way] == 1 {
+		p.since[c.way] = p.life.clock.Load()
 	}
 	return t, nil
 }
@@ -87,8 +88,8 @@ func (m *Mover) finish(t Ticket, d Done) error {
 func (f *flight) endMovedLocked(d Done) {
 	c := f.moved
 	f.end, c.ended = d, true
-	c.peer.pending[c.dir]--
-	c.peer.since[c.dir] = c.peer.life.clock.Load()
+	c.peer.pending[c.way]--
+	c.peer.since[c.way] = c.peer.life.clock.Load()
 	f.finish()
 }
 

@@ -16,9 +16,9 @@ type movedPeer struct {
 	opening, closing bool
 	lost             error // why its mover is gone; nil: it is not
 
-	// Copies in the mover by Direction, and since which tick of the life none of them has ended.
-	pending [2]int
-	since   [2]int64
+	// Copies in the mover by Direction, and samples (sumWay), and since which tick of the life none of them has ended.
+	pending [ways]int
+	since   [ways]int64
 }
 
 // Import opens the regions of a peer in the mover, all or none.

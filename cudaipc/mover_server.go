@@ -49,7 +49,7 @@ type moverServer struct {
 type servedPeer struct {
 	id    PeerID
 	proof int // 0: none. Closed when the device has closed the regions
-	lanes [2]*moverLane
+	lanes [ways]*moverLane
 }
 
 // serveMover serves one connection until it ends, then ends all copies, closes the device and returns. stopped is
@@ -119,6 +119,8 @@ func (s *moverServer) request(msg []byte, fds []int) error {
 		return f.end("info")
 	case msgCopy:
 		return s.copy(f, Ticket(number))
+	case msgSum:
+		return s.sum(f, Ticket(number))
 	case msgPoll:
 		waits, err := takePoll(f)
 		if err == nil {

@@ -18,7 +18,8 @@ type moverLane struct {
 
 type laneCopy struct {
 	copy   Copy
-	ticket Ticket // the agent's
+	sample *Sample // nil: it is a copy
+	ticket Ticket  // the agent's
 	device Ticket
 	err    error // of its submission
 }
@@ -32,18 +33,23 @@ func (s *moverServer) copy(f *fields, t Ticket) error {
 	if c.copy.Dir != Gather && c.copy.Dir != Scatter {
 		return fmt.Errorf("direction %d: %w", c.copy.Dir, errMoverWire)
 	}
+	return s.enqueue(c.copy.Peer, int(c.copy.Dir), c)
+}
+
+// enqueue puts a copy, or a sample, into a lane of its peer.
+func (s *moverServer) enqueue(id PeerID, way int, c *laneCopy) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p := s.mu.peers[c.copy.Peer]
+	p := s.mu.peers[id]
 	if p == nil {
-		c.err = fmt.Errorf("peer %d: %w", c.copy.Peer, ErrPeer)
+		c.err = fmt.Errorf("peer %d: %w", id, ErrPeer)
 		s.running.Go(func() { s.done(c, Done{}) })
 		return nil
 	}
-	l := p.lanes[c.copy.Dir]
+	l := p.lanes[way]
 	if l == nil {
 		l = s.startLane(s.mu.device)
-		p.lanes[c.copy.Dir] = l
+		p.lanes[way] = l
 	}
 	select {
 	case l.submit <- c:
@@ -58,7 +64,7 @@ func (s *moverServer) startLane(d Device) *moverLane {
 	s.running.Go(func() {
 		defer close(l.begun)
 		for c := range l.submit {
-			c.device, c.err = d.Copy(&c.copy)
+			c.device, c.err = c.start(d)
 			l.begun <- c
 		}
 	})
@@ -68,6 +74,13 @@ func (s *moverServer) startLane(d Device) *moverLane {
 		}
 	})
 	return l
+}
+
+func (c *laneCopy) start(d Device) (Ticket, error) {
+	if c.sample != nil {
+		return startSum(d, c.sample)
+	}
+	return d.Copy(&c.copy)
 }
 
 // wait waits for the end of a copy, however long that takes: the agent knows when it is too long.

@@ -154,8 +154,8 @@ func (m *Mover) stuck(l *moverLife, now int64) (PeerID, bool) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	for id, p := range m.mu.peers {
-		for dir := range p.pending {
-			if p.life == l && p.pending[dir] > 0 && now-p.since[dir] > l.ticks(m.opts.Limits.Copy) {
+		for way := range p.pending {
+			if p.life == l && p.pending[way] > 0 && now-p.since[way] > l.ticks(m.opts.Limits.Copy) {
 				return id, true
 			}
 		}

@@ -26,6 +26,7 @@ const (
 	msgLost                      // mover: its device is lost (ErrLost); it is to be ended
 	msgEvents                    // agent: a peer, and where its words of load events are
 	msgEventsAre                 // mover: of msgEvents, the handles
+	msgSum                       // agent: a sample; its number is the ticket. Its end is msgDone
 )
 
 const moverHead = 9 // bytes of kind and number

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 )
 
 func wireSeeds() [][]byte {
@@ -21,6 +22,7 @@ func wireSeeds() [][]byte {
 		putStates(nil, 3, []State{{Step: 4, Fired: true}}, nil),
 		putEvents(nil, 4, 7, 4096, 2),
 		putEventsAre(nil, 4, []byte{1, 2, 3}, ErrBusy),
+		putSample(nil, 9, &Sample{Peer: 7, Within: time.Second, Pieces: []Piece{{2, 3, 4, 5}, {1, 1 << 40, 6, 7}}, Blocks: []SampleBlock{{8, 9}}}),
 	}
 }
 
@@ -65,6 +67,9 @@ func reread(msg []byte) ([]byte, error) {
 		var c Copy
 		err := takeCopy(r, &c)
 		return putCopy(nil, Ticket(number), &c), err
+	case msgSum:
+		s, err := takeSample(r)
+		return putSample(nil, Ticket(number), s), err
 	case msgPoll:
 		waits, err := takePoll(r)
 		return putPoll(nil, number, waits), err

@@ -19,7 +19,10 @@ type flight struct {
 	moved *movedCopy    // nil in all others
 	peer  *peer         // that it is of
 	done  chan struct{} // closed when end is there
-	end   Done
+	// Of a sample, which has no copy: what is to be summed, and until when.
+	sample *Sample
+	until  time.Time
+	end    Done
 }
 
 // enter gives a copy its ticket.

@@ -37,13 +37,13 @@ func (th *thread) batches(t *task, w way) {
 		switch {
 		case ok:
 			status = th.launch(t, &c, lane, w)
-		case len(th.begun) > 0:
+		case th.flying() > 0:
 			status = th.land(t, w, pool.OK)
 		default:
 			status = Cancelled // while it waited for a lane
 		}
 	}
-	for len(th.begun) > 0 {
+	for th.flying() > 0 {
 		status = th.land(t, w, status)
 	}
 	if status != pool.OK {
@@ -100,12 +100,15 @@ func (th *thread) batch(t *task, p *part) pool.Batch {
 	}
 }
 
+// flying is how many batches have begun and not ended.
+func (th *thread) flying() int { return len(th.begun) + len(th.checking) }
+
 // another gives the lane of a batch that can begin now. With none under way it waits for one; false says that the job has ended.
 func (th *thread) another(t *task) (*ticket, bool) {
-	switch len(th.begun) {
-	case 0:
+	if th.flying() == 0 {
 		return th.lane(t)
-	case th.w.cfg.Limits.Batches:
+	}
+	if len(th.begun) == th.w.cfg.Limits.Batches {
 		return nil, false
 	}
 	if th.ended(t) {

@@ -17,6 +17,11 @@ type flight struct {
 	slots  []pool.Slot
 	status []pool.Status
 	number []int // of the block in the job
+	where  []place
+
+	sums    []uint32 // of the copy, once it has ended
+	checked []bool   // blocks that a sample has, or had
+	asked   []*asked // samples under way
 }
 
 // launch begins the next batch of a job. Where nothing of it is to be copied it is over at once.
@@ -33,11 +38,25 @@ func (th *thread) launch(t *task, c *cursor, lane *ticket, w way) pool.Status {
 	return pool.OK
 }
 
-// land waits for the end of the oldest batch under way, and ends it.
+// land waits for the end of the oldest copy under way, and ends its batch; or begins its check, beside which the next copies go on, and then ends the
+// oldest batch that is being checked when there are Limits.Batches of them, or nothing else is to be waited for.
 func (th *thread) land(t *task, w way, before pool.Status) pool.Status {
-	f := th.begun[0]
+	list := &th.checking
+	if len(th.begun) > 0 && len(th.checking) < th.w.cfg.Limits.Batches {
+		f := th.begun[0]
+		th.arrive(f)
+		if th.check(f) || len(th.checking) > 0 {
+			th.begun = append(th.begun[:0], th.begun[1:]...)
+			th.checking = append(th.checking, f)
+			th.w.cfg.Lanes.leave(f.lane)
+			f.lane = nil
+			return before
+		}
+		list = &th.begun
+	}
+	f := (*list)[0]
 	status := w.land(t, f, before)
-	th.begun = append(th.begun[:0], th.begun[1:]...)
+	*list = append((*list)[:0], (*list)[1:]...)
 	th.settle(f)
 	return status
 }
@@ -53,12 +72,15 @@ func (th *thread) spare() *flight {
 		Runs: f.copy.Runs[:0], Blocks: f.copy.Blocks[:0],
 	}
 	f.slots, f.status, f.number = f.slots[:0], f.status[:0], f.number[:0]
+	f.where, f.checked, f.sums = f.where[:0], f.checked[:0], nil
 	return f
 }
 
 // settle ends a flight, of which nothing is under way.
 func (th *thread) settle(f *flight) {
-	th.w.cfg.Lanes.leave(f.lane)
+	if f.lane != nil {
+		th.w.cfg.Lanes.leave(f.lane)
+	}
 	th.spares = append(th.spares, f)
 }
 
@@ -77,14 +99,16 @@ func (th *thread) add(f *flight, p *part, b *pool.Batch) {
 		f.slots = append(f.slots, b.Slots[i])
 		f.status = append(f.status, pool.OK)
 		f.number = append(f.number, p.first+i)
+		f.where = append(f.where, place{p.section.Group, p.section.Blocks[p.from+i]})
+		f.checked = append(f.checked, false)
 	}
 }
 
 // arrive returns when nothing of the flight's copy is under way any more, however long that takes. It marks the blocks
-// that did not arrive, and gives the sums of those that did.
-func (th *thread) arrive(f *flight) []uint32 {
+// that did not arrive, or of a load not as they were stored, and notes the sums of the others.
+func (th *thread) arrive(f *flight) {
 	th.enter(Copying)
-	d, err := th.end(f)
+	d, err := th.outcome(f.ticket, f.err)
 	short := f.copy.Sum && len(d.Sums) != len(f.copy.Blocks) // a block without its sum has not arrived
 	for i := range f.status {
 		if err != nil || short || (d.Bad != nil && d.Bad[i]) {
@@ -92,9 +116,11 @@ func (th *thread) arrive(f *flight) []uint32 {
 		}
 	}
 	if short {
-		return nil
+		return
 	}
-	return d.Sums
+	if f.sums = d.Sums; th.kind == Load {
+		verify(f)
+	}
 }
 
 // failed is the status of a block that was not copied. Where the pool cannot read its slot either the slot is the reason: a load
@@ -107,12 +133,13 @@ func (th *thread) failed(f *flight, i int) pool.Status {
 	return Failed
 }
 
-func (th *thread) end(f *flight) (cudaipc.Done, error) {
-	if f.err != nil {
-		return cudaipc.Done{}, f.err
+// outcome waits for the end of what the device took, unless err says that it did not.
+func (th *thread) outcome(ticket cudaipc.Ticket, err error) (cudaipc.Done, error) {
+	if err != nil {
+		return cudaipc.Done{}, err
 	}
 	for {
-		d, ok, err := th.w.cfg.Device.Done(f.ticket, doneWait)
+		d, ok, err := th.w.cfg.Device.Done(ticket, doneWait)
 		if ok || err != nil {
 			return d, err
 		}

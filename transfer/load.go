@@ -39,7 +39,9 @@ func (th *thread) beginLoad(t *task, f *flight, parts []part) pool.Status {
 
 // landLoad says which blocks arrived as they were stored. Those of a batch under way count, whatever became of the ones before.
 func (th *thread) landLoad(t *task, f *flight, before pool.Status) pool.Status {
-	verify(f, th.arrive(f))
+	for len(f.asked) > 0 {
+		th.compare(t, f, th.sums(f), true)
+	}
 	th.release(t, f)
 	return before
 }
@@ -49,10 +51,10 @@ func (th *thread) stale(t *task) bool {
 	return th.w.spaces != nil && th.w.spaces.Epoch(th.w.cfg.Space) != t.job.Epoch
 }
 
-// verify compares what was copied with what was stored. sums is empty if they are not checked.
-func verify(f *flight, sums []uint32) {
-	for i := range sums {
-		if f.status[i] == pool.OK && sums[i] != f.slots[i].Sum {
+// verify compares what was copied with what was stored. There are no sums if they are not checked.
+func verify(f *flight) {
+	for i := range f.sums {
+		if f.status[i] == pool.OK && f.sums[i] != f.slots[i].Sum {
 			f.status[i] = pool.Corrupt
 		}
 	}

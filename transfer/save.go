@@ -53,13 +53,16 @@ func (th *thread) beginSave(t *task, f *flight, parts []part) pool.Status {
 
 // landSave commits what arrived, if the engine still wants it.
 func (th *thread) landSave(t *task, f *flight, before pool.Status) pool.Status {
-	sums := th.arrive(f)
-	for i := range sums {
-		f.slots[i].Sum = sums[i]
+	for i := range f.sums {
+		f.slots[i].Sum = f.sums[i]
 	}
 	verdict := before
-	if verdict == pool.OK {
-		verdict = th.verdict(t)
+	for more := true; more; more = len(f.asked) > 0 {
+		list := th.sums(f)
+		if verdict == pool.OK {
+			verdict = th.verdict(t)
+		}
+		th.compare(t, f, list, verdict == pool.OK)
 	}
 	th.commit(t, f, verdict)
 	return verdict
@@ -71,7 +74,7 @@ func (t *task) behindBusy(p *part) bool {
 	return p.from > 0 && t.status[p.first-1] == pool.Busy
 }
 
-// verdict asks, behind the copy and before the commit, whether the engine still wants it: a revoked block may have
+// verdict asks, behind the copy and its check and before the commit, whether the engine still wants it: a revoked block may have
 // been overwritten while it was read.
 func (th *thread) verdict(t *task) pool.Status {
 	_, status := th.look(t, cudaipc.None)

@@ -13,6 +13,7 @@ const (
 	WaitingLane  Phase = "waiting_lane"  // for other workers' copies
 	Reserving    Phase = "reserving"     // asking the pool for slots
 	Copying      Phase = "copying"
+	Verifying    Phase = "verifying"  // waiting for sums of the engine's memory
 	Committing   Phase = "committing" // giving the slots back to the pool
 	Completing   Phase = "completing" // in Config.Complete
 )

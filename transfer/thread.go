@@ -14,6 +14,7 @@ type task struct {
 	job       Job
 	status    []pool.Status // of each block of all sections
 	bytes     int64         // moved
+	sample    SampleCounts
 	cancel    chan struct{} // closed by Cancel
 	cancelled bool
 }
@@ -33,14 +34,19 @@ type thread struct {
 	counts Counts
 
 	// The thread's own: reused from batch to batch.
-	parts  []part
-	slots  []pool.Slot
-	begun  []*flight // batches under way, oldest first
-	spares []*flight // others
+	parts    []part
+	slots    []pool.Slot
+	begun    []*flight // batches under way, oldest first
+	checking []*flight // batches whose copies have ended, and that are checked, or follow one that is; oldest first
+	spares   []*flight // others
+	picker   *picker
+	summed   []summed
 }
 
 func newThread(w *Worker, kind Kind) *thread {
-	return &thread{w: w, kind: kind, wake: make(chan struct{}, 1), phase: Idle, since: time.Now()}
+	return &thread{
+		w: w, kind: kind, wake: make(chan struct{}, 1), phase: Idle, since: time.Now(), picker: newPicker(&w.cfg.Sampling, kind),
+	}
 }
 
 func (th *thread) signal() {
@@ -119,7 +125,7 @@ func (th *thread) complete(t *task) {
 		th.enterLocked(Completing)
 	}
 	w.mu.Unlock()
-	w.cfg.Complete(Completion{Job: t.job.ID, Kind: t.job.Kind, Status: t.status, Bytes: t.bytes})
+	w.cfg.Complete(Completion{Job: t.job.ID, Kind: t.job.Kind, Status: t.status, Bytes: t.bytes, Sample: t.sample})
 	w.mu.Lock()
 	if th.job == t {
 		th.job = nil

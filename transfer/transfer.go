@@ -54,6 +54,7 @@ type Completion struct {
 	Kind   Kind
 	Status []pool.Status
 	Bytes  int64 // bytes moved
+	Sample SampleCounts
 }
 
 // ErrBusy is returned when a queue is full: the caller counts and skips.
@@ -70,13 +71,14 @@ type Limits struct {
 	Batches     int           // of a job that the device has at once: the next are there when one ends
 	EventWait   time.Duration // longest wait for a job's event and step word
 	SaveAge     time.Duration // a save that waited this long goes before loads
+	SampleWait  time.Duration // longest wait for the sums of a sample, at most cudaipc.MaxSampleWait; what is not there then is not verified
 	PollFloor   time.Duration // shortest pause between two polls of an event
 	PollCeiling time.Duration // longest pause between two polls of an event
 }
 
 // DefaultLimits are what an agent uses unless told otherwise.
 var DefaultLimits = Limits{
-	Queue: 1024, QueueBlocks: 1 << 18, BatchBytes: 8 << 20, Batches: 3, EventWait: 60 * time.Second, SaveAge: 50 * time.Millisecond,
+	Queue: 1024, QueueBlocks: 1 << 18, BatchBytes: 8 << 20, Batches: 3, EventWait: 60 * time.Second, SaveAge: 50 * time.Millisecond, SampleWait: 250 * time.Millisecond,
 	PollFloor: 20 * time.Microsecond, PollCeiling: 500 * time.Microsecond,
 }
 
@@ -90,6 +92,7 @@ type Config struct {
 	Shard     uint8
 	Layout    Layout
 	Integrity Integrity
+	Sampling  Sampling
 	Lanes     *Lanes // shared by all workers of a device
 	Limits    Limits
 	Complete  func(Completion) // called from the worker's threads, never under a lock; must not block

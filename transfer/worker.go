@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -16,7 +17,9 @@ var ErrClosed = errors.New("worker closed")
 type Worker struct {
 	cfg    Config
 	plans  []plan
-	spaces pool.Spaces // nil: the pool cannot tell epochs
+	spaces pool.Spaces       // nil: the pool cannot tell epochs
+	summer cudaipc.Summer    // nil: nothing is sampled
+	pieces [][]cudaipc.Piece // of each group
 	stop   chan struct{}
 	ended  sync.WaitGroup
 
@@ -43,9 +46,11 @@ func Start(cfg Config) (*Worker, error) {
 			return nil, fmt.Errorf("groups[%d].%w", i, err)
 		}
 		w.plans = append(w.plans, p)
+		w.pieces = append(w.pieces, piecesOf(&cfg.Layout.Groups[i]))
 		most = max(most, p.blocks)
 	}
 	w.spaces, _ = cfg.Slots.(pool.Spaces)
+	w.summer, _ = cfg.Device.(cudaipc.Summer)
 	w.mu.jobs = map[uint64]*task{}
 	w.mu.seen = make([]uint64, (uint64(most)+63)/64)
 	for _, kind := range []Kind{Save, Load} {
@@ -78,7 +83,22 @@ func (c *Config) check() error {
 	if c.Lanes == nil {
 		c.Lanes = NewLanes(2, c.Limits.SaveAge, nil)
 	}
-	return c.Limits.check()
+	if err := c.Limits.check(); err != nil {
+		return err
+	}
+	return c.checkSampling()
+}
+
+func (c *Config) checkSampling() error {
+	switch _, sums := c.Device.(cudaipc.Summer); {
+	case c.Sampling.Every > MaxSampleEvery:
+		return fmt.Errorf("sampling.every: %d, allowed: 0 to %d: %w", c.Sampling.Every, MaxSampleEvery, ErrInvalid)
+	case c.Sampling.Every > 0 && !sums:
+		return fmt.Errorf("sampling.every: %d, allowed on a device that sums no memory of its peers: 0: %w", c.Sampling.Every, ErrInvalid)
+	case c.Sampling.Every > 0 && len(c.Sampling.Arena) == 0:
+		return fmt.Errorf("sampling.arena: empty, allowed: the device's: %w", ErrInvalid)
+	}
+	return nil
 }
 
 func (l *Limits) check() error {
@@ -87,7 +107,7 @@ func (l *Limits) check() error {
 		value int64
 	}{
 		{"queue", int64(l.Queue)}, {"queue_blocks", int64(l.QueueBlocks)}, {"batch_bytes", l.BatchBytes}, {"batches", int64(l.Batches)}, {"event_wait", int64(l.EventWait)},
-		{"save_age", int64(l.SaveAge)}, {"poll_floor", int64(l.PollFloor)}, {"poll_ceiling", int64(l.PollCeiling - l.PollFloor + 1)},
+		{"save_age", int64(l.SaveAge)}, {"sample_wait", int64(l.SampleWait)}, {"poll_floor", int64(l.PollFloor)}, {"poll_ceiling", int64(l.PollCeiling - l.PollFloor + 1)},
 	} {
 		if limit.value < 1 {
 			return fmt.Errorf("limits.%s: %d is below 1 (poll_ceiling: below poll_floor): %w", limit.name, limit.value, ErrInvalid)
@@ -95,6 +115,9 @@ func (l *Limits) check() error {
 	}
 	if l.Batches > maxBatches {
 		return fmt.Errorf("limits.batches: %d, at most %d: %w", l.Batches, maxBatches, ErrInvalid)
+	}
+	if l.SampleWait > cudaipc.MaxSampleWait {
+		return fmt.Errorf("limits.sample_wait: %v, at most %v: %w", l.SampleWait, cudaipc.MaxSampleWait, ErrInvalid)
 	}
 	return nil
 }

@@ -76,7 +76,7 @@ func (s *serveSettings) agentConfig() (agent.Config, error) {
 	limits.Engines, limits.Sessions, limits.Stuck = s.maxEngines, s.maxSessions, s.stuckAfter
 	limits.Transfer.Queue, limits.Transfer.EventWait = s.queue, s.eventWait
 	c := agent.Config{
-		Dir: dir, SocketGroup: group, AllowUIDs: s.allowUIDs, AllowGIDs: s.allowGIDs, Integrity: transfer.Full,
+		Dir: dir, SocketGroup: group, AllowUIDs: s.allowUIDs, AllowGIDs: s.allowGIDs, Integrity: transfer.Full, VerifySample: uint32(s.verify),
 		LeaseBytes: s.leaseBytes, Lookups: make(map[string]pool.Fingerprint, len(s.lookups)), HTTP: s.http, HTTPAny: s.httpAny,
 		Lanes: s.copyLanes, Limits: limits, Version: readBuildInfo().Version,
 		Fault: agent.Fault{Allow: s.allowFaults, FlipAfter: uint64(s.flipAfter)},

@@ -8,6 +8,7 @@ import (
 	"github.com/kvagent/kvagent/agent"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pool/dram"
+	"github.com/kvagent/kvagent/transfer"
 )
 
 // serveSettings are all settings of serve.
@@ -30,6 +31,7 @@ type serveSettings struct {
 	lookups              map[string][16]byte
 
 	integrity   string
+	verify      int   // one block in so many is checked end to end; 0: none
 	leaseBytes  int64 // 0: a quarter of the pool
 	copyLanes   int   // 0: one per processor
 	queue       int
@@ -59,6 +61,9 @@ const (
 	hugeOff         = "off"
 )
 
+// defaultVerifySample is the share of blocks that are checked end to end: one in so many.
+const defaultVerifySample = 1000
+
 // defaultPool is small on purpose: it fits anywhere.
 const defaultPool = 1 << 30
 
@@ -67,7 +72,7 @@ func defaultServeSettings() *serveSettings {
 	return &serveSettings{
 		socketDir: defaultSocketDir, pool: defaultPool, hugePages: hugeAuto, device: deviceAuto, copyTables: defaultCopyTables, gpuStart: cudaipc.DefaultMoverLimits.Start, gpuImport: cudaipc.DefaultMoverLimits.Import,
 		eviction: defaultEviction,
-		lookups:  map[string][16]byte{}, integrity: integrityFull, queue: d.Transfer.Queue, eventWait: d.Transfer.EventWait,
+		lookups:  map[string][16]byte{}, integrity: integrityFull, verify: defaultVerifySample, queue: d.Transfer.Queue, eventWait: d.Transfer.EventWait,
 		stuckAfter: d.Stuck, maxEngines: d.Engines, maxSessions: d.Sessions, logLevel: "info", drainTimeout: 10 * time.Second, takeoverWait: 10 * time.Second,
 	}
 }
@@ -87,6 +92,7 @@ func (s *serveSettings) addFlags(f *pflag.FlagSet) {
 	f.Var(&durationValue{&s.takeoverWait, 0, time.Hour}, "takeover-wait", "longest wait for an agent that is ending, and what it started, to let go of the directory and the pool's file")
 	f.Var(&choiceValue{&s.eviction, evictions}, "eviction", "what goes when the pool is full: hazard learns which blocks come again, lru is the one used least recently")
 	f.Var(&choiceValue{&s.integrity, []string{integrityFull, integrityHeader}}, "integrity", "full adds a checksum of each block's content, made at save and verified at load")
+	f.Var(&countValue{&s.verify, 0, transfer.MaxSampleEvery}, "verify-sample", "check one block in so many end to end: a sum of the engine's own memory must be that of the pool's block, at save and at load; 0 checks none, 1 all, which costs about as much as the copies")
 	f.Var(&sizeValue{&s.leaseBytes, 0, dram.MaxBytes}, "lease-bytes", "most that one engine's look-ups may hold reserved; 0 is a quarter of the pool")
 
 	s.tiers.addFlags(f)

@@ -39,7 +39,7 @@ func readSettings(t *testing.T, args []string, env map[string]string, file strin
 
 // A flag goes before the environment, that before the file, that before the default.
 func TestSettingsPrecedence(t *testing.T) {
-	const file = "pool: 3GiB\nevent-wait: 3s\nqueue: 3\nlog-level: warn\nallow-uid: [3, 4]\nhttp-any: true\n"
+	const file = "pool: 3GiB\nevent-wait: 3s\nqueue: 3\nlog-level: warn\nallow-uid: [3, 4]\nhttp-any: true\nverify-sample: 7\n"
 	env := map[string]string{"KVAGENT_POOL": "2GiB", "KVAGENT_EVENT_WAIT": "2s", "KVAGENT_ALLOW_GID": "5,6"}
 	s, err := readSettings(t, []string{"--pool", "1.5GiB", "--lookup", "a=" + strings.Repeat("0a", 16), "--lookup", "b=" + strings.Repeat("0b", 16)}, env, file)
 	if err != nil {
@@ -53,6 +53,7 @@ func TestSettingsPrecedence(t *testing.T) {
 		"allow-uid of the file":     slices.Equal(s.allowUIDs, []uint32{3, 4}),
 		"allow-gid of the env":      slices.Equal(s.allowGIDs, []uint32{5, 6}),
 		"http-any of the file":      s.httpAny,
+		"verify-sample of the file": s.verify == 7,
 		"integrity of the default":  s.integrity == integrityFull,
 		"socket-dir of the default": s.socketDir == defaultSocketDir,
 		"two look-up sockets":       len(s.lookups) == 2 && s.lookups["b"][0] == 0x0b,
@@ -102,6 +103,8 @@ func TestSettingsErrors(t *testing.T) {
 		"no mapping":    {nil, nil, "- pool\n", []string{"config"}},
 		"config inside": {nil, nil, "config: x\n", []string{"config", "unknown"}},
 		"choice":        {[]string{"--integrity", "some"}, nil, "", []string{"integrity", `"some"`, "allowed: full, header"}},
+		"verify-sample": {[]string{"--verify-sample", "-1"}, nil, "", []string{"verify-sample", `"-1"`, "allowed: 0 to 1000000000"}},
+		"verify env":    {nil, map[string]string{"KVAGENT_VERIFY_SAMPLE": "2000000000"}, "", []string{"KVAGENT_VERIFY_SAMPLE", "allowed: 0 to 1000000000"}},
 		"device":        {[]string{"--device", "tpu"}, nil, "", []string{"device", "allowed: auto, host, host-mover, cuda"}},
 		"bool":          {nil, map[string]string{"KVAGENT_LOG_JSON": "maybe"}, "", []string{"KVAGENT_LOG_JSON", `"maybe"`, "allowed: true, false"}},
 		"bool flag":     {[]string{"--http-any=2"}, nil, "", []string{"http-any", `"2"`, "allowed: true, false"}},

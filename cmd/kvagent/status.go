@@ -68,6 +68,7 @@ func printStatus(out io.Writer, st *agent.Status) error {
 	fmt.Fprintf(t, "look-ups\t%d, %d with a hit; %.1f %% of tokens found\n", st.Lookups, st.LookupHits, 100*st.HitRate)
 	fmt.Fprintf(t, "blocks\t%d saved (%s), %d loaded (%s)\n",
 		st.BlocksSaved, humanSize(int64(st.BytesSaved)), st.BlocksLoaded, humanSize(int64(st.BytesLoaded)))
+	printSample(t, &st.Sample)
 	fmt.Fprintf(t, "leases\t%d open (%s), %d given, %d revoked\n", st.Leases, humanSize(st.LeaseBytes), st.LeasesGiven, st.LeasesRevoked)
 	printTiers(t, st.Tiers)
 	fmt.Fprintf(t, "engines\t%d, %d regions open, %d jobs, clean-up at most %.1f ms\n", st.Engines, st.Regions, st.Jobs, st.CleanupMaxMS)
@@ -82,6 +83,20 @@ func printStatus(out io.Writer, st *agent.Status) error {
 	}
 	fmt.Fprintln(out)
 	return printEngines(out, st.EngineList)
+}
+
+// printSample says what became of the blocks that were checked end to end.
+func printSample(t io.Writer, s *agent.SampleStatus) {
+	if s.Every == 0 {
+		fmt.Fprintf(t, "end to end\tno block is checked (--verify-sample 0)\n")
+		return
+	}
+	fmt.Fprintf(t, "end to end\t1 block in %d checked: %d saved and %d loaded match, %d not verified, %d MISMATCHED", s.Every, s.Saves.Matched, s.Loads.Matched,
+		s.Saves.Unverified+s.Loads.Unverified, s.Saves.Mismatched+s.Loads.Mismatched)
+	if s.LastMismatch != "" {
+		fmt.Fprintf(t, "; last: %s", s.LastMismatch)
+	}
+	fmt.Fprintln(t)
 }
 
 func printMover(t io.Writer, m *agent.MoverStatus) {

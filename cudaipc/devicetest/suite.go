@@ -34,6 +34,10 @@ func TestDevice(t *testing.T, open func(t *testing.T) Fixture) {
 		{"CloseWhileCopying", testCloseWhileCopying},
 		{"EventsOfTheDead", testEventsOfTheDead},
 		{"DeathWhileCopying", testDeathWhileCopying},
+		{"SamplesAreOfTheEngine", testSamples},
+		{"SamplesOutOfRange", testSamplesOutOfRange},
+		{"SamplesEnd", testSamplesEnd},
+		{"DeathWhileSumming", testDeathWhileSumming},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			f := open(t)

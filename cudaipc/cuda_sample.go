@@ -1,0 +1,74 @@
+//go:build cuda
+
+package cudaipc
+
+import "github.com/kvagent/kvagent/cudaipc/driver"
+
+var _ Summer = (*CUDA)(nil)
+
+// cudaSampler sums the samples of all peers of a device one after the other, in a role of its own. It reads a GPU's memory with plain
+// synchronous copies into memory of its own: no lane, plan, pinned piece or ring is on the way.
+type cudaSampler struct {
+	d    *CUDA
+	work *queue[*flight] // bounded by MaxCopies per peer
+	role *role
+}
+
+func startCUDASampler(d *CUDA) (*cudaSampler, error) {
+	s := &cudaSampler{d: d, work: newQueue[*flight]()}
+	var err error
+	if s.role, err = startRole(d.ctx); err != nil {
+		return nil, err
+	}
+	s.role.begin(s.run)
+	return s, nil
+}
+
+// run is the sampler's life. On a lost device nothing is known to have ended.
+func (s *cudaSampler) run() {
+	scratch := make([]byte, sampleScratch)
+	for {
+		f, ok := s.work.take(true)
+		if !ok {
+			return
+		}
+		f.sumSample(s.read, scratch)
+		if s.d.alive() != nil {
+			return
+		}
+		f.finish()
+	}
+}
+
+// read copies a stretch from the GPU. As with copies, what was read around the death of the peer's process is not trusted.
+func (s *cudaSampler) read(p *peer, from stretch, into []byte) error {
+	if err := s.d.alive(); err != nil {
+		return err
+	}
+	if p.dying() {
+		return errPeerDead
+	}
+	if err := s.d.judge(driver.Read(into, driver.Addr(from.r.addr+from.off))); err != nil {
+		return err
+	}
+	if p.dying() {
+		return errPeerDead
+	}
+	return nil
+}
+
+// close ends the sampler behind what it was given.
+func (s *cudaSampler) close() {
+	if s != nil {
+		s.work.close()
+		s.role.close()
+	}
+}
+
+// Sum checks a sample and hands it to the sampler.
+func (d *CUDA) Sum(s *Sample) (Ticket, error) {
+	if err := d.alive(); err != nil {
+		return 0, err
+	}
+	return d.enterSample(s, d.sampler.work.put)
+}

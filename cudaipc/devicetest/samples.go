@@ -1,0 +1,292 @@
+package devicetest
+
+import (
+	"errors"
+	"hash/crc32"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+// sample starts sums of a peer's memory.
+func (c *session) sample(s *cudaipc.Sample) (cudaipc.Ticket, error) {
+	c.t.Helper()
+	s.Peer = c.peer
+	d, ok := c.Device.(cudaipc.Summer)
+	if !ok {
+		c.t.Fatal("the device does not sum the memory of its peers")
+	}
+	return d.Sum(s)
+}
+
+// sums is a sample's end.
+func (c *session) sums(s *cudaipc.Sample) cudaipc.Done {
+	c.t.Helper()
+	ticket, err := c.sample(s)
+	if err != nil {
+		c.t.Fatalf("Sum: %v", err)
+	}
+	return c.wait(ticket)
+}
+
+// Three layers of blocks: two in the first region, each with its own distance between blocks, and one in the second, longer than a device
+// reads at once.
+const (
+	sampledBlocks = 9
+	firstPiece    = 1000
+	secondPiece   = 4096
+	thirdPiece    = 300_001
+)
+
+var (
+	sampledPieces = []cudaipc.Piece{
+		{Region: 1, Offset: 512, Stride: 2 * firstPiece, Bytes: firstPiece},
+		{Region: 1, Offset: 512 + 2*firstPiece*sampledBlocks, Stride: secondPiece, Bytes: secondPiece},
+		{Region: 2, Offset: 7, Stride: thirdPiece, Bytes: thirdPiece},
+	}
+	sampled = Spec{Regions: []int64{1 << 20, 8 << 20}, Events: 1, Revokes: 1}
+)
+
+// startSampled has an engine whose regions are of the patterns 1 and 2.
+func startSampled(t *testing.T, f Fixture) *session {
+	t.Helper()
+	c := start(t, f, 1, sampled)
+	for i, size := range sampled.Regions {
+		c.do(Op{Kind: Fill, Region: cudaipc.RegionID(i + 1), Len: size, Seed: uint64(i + 1)})
+	}
+	return c
+}
+
+// testSamples: sums are of the engine's memory as it is now, and nothing else changes.
+func testSamples(t *testing.T, f Fixture) {
+	c := startSampled(t, f)
+	random := rand.New(rand.NewPCG(11, 12))
+	for i := range f.Arena[:1<<20] {
+		f.Arena[i] = byte(i)
+	}
+	s := &cudaipc.Sample{Within: cudaipc.MaxSampleWait, Pieces: sampledPieces}
+	for range 30 {
+		s.Blocks = append(s.Blocks, cudaipc.SampleBlock{Block: random.Uint32N(sampledBlocks), Seed: random.Uint32()})
+	}
+	c.wantSums(s)
+	for i, b := range f.Arena[:1<<20] {
+		if b != byte(i) {
+			t.Fatalf("byte %d of the arena has changed: sums are made beside it", i)
+		}
+	}
+	last := &s.Pieces[2] // one byte of the last piece of one block
+	changed := s.Blocks[4].Block
+	off := int64(last.Offset) + int64(changed)*thirdPiece + thirdPiece - 1
+	before := c.sums(s)
+	c.do(Op{Kind: Write, Region: 2, Off: off, Data: []byte{^c.do(Op{Kind: Read, Region: 2, Off: off, Len: 1})[0]}})
+	for i, sum := range c.sums(s).Sums {
+		if other := sum != before.Sums[i]; other != (s.Blocks[i].Block == changed) {
+			t.Errorf("the last byte of block %d was changed: that the sum of block %d is another one is %v", changed, s.Blocks[i].Block, other)
+		}
+	}
+}
+
+// wantSums holds the sums of a sample of the fresh patterns against CRC-32C.
+func (c *session) wantSums(s *cudaipc.Sample) {
+	c.t.Helper()
+	d := c.sums(s)
+	if d.Err != nil || d.Bad != nil || len(d.Sums) != len(s.Blocks) {
+		c.t.Fatalf("%d sums, bad blocks %v: %v; want %d good ones", len(d.Sums), d.Bad, d.Err, len(s.Blocks))
+	}
+	table := crc32.MakeTable(crc32.Castagnoli)
+	for i, b := range s.Blocks {
+		want := b.Seed
+		for _, p := range s.Pieces {
+			data := make([]byte, p.Bytes)
+			Pattern(data, uint64(p.Region), int64(p.Offset+uint64(b.Block)*p.Stride))
+			want = crc32.Update(want, table, data)
+		}
+		if d.Sums[i] != want {
+			c.t.Errorf("block %d: sum %08x, CRC-32C of the engine's memory is %08x", b.Block, d.Sums[i], want)
+		}
+	}
+}
+
+// testSamplesOutOfRange: nothing outside of the peer's regions is read, whatever the numbers are.
+func testSamplesOutOfRange(t *testing.T, f Fixture) {
+	c := startSampled(t, f)
+	block := []cudaipc.SampleBlock{{Block: 1}}
+	for name, s := range map[string]cudaipc.Sample{
+		"no region":       {Pieces: []cudaipc.Piece{{Region: 9, Bytes: 1}}, Blocks: block},
+		"beyond the end":  {Pieces: []cudaipc.Piece{{Region: 1, Offset: 1<<20 - 10, Bytes: 11}}, Blocks: block},
+		"a block beyond":  {Pieces: []cudaipc.Piece{{Region: 1, Stride: 1 << 20, Bytes: 1}}, Blocks: block},
+		"the last beyond": {Pieces: sampledPieces, Blocks: []cudaipc.SampleBlock{{Block: 2}, {Block: 1 << 20}, {Block: 0}}},
+		"huge offset":     {Pieces: []cudaipc.Piece{{Region: 1, Offset: math.MaxUint64, Stride: 1, Bytes: 1}}, Blocks: block},
+		"huge stride":     {Pieces: []cudaipc.Piece{{Region: 1, Stride: math.MaxUint64, Bytes: 1}}, Blocks: []cudaipc.SampleBlock{{Block: 2}}},
+		"overflow":        {Pieces: []cudaipc.Piece{{Region: 1, Offset: 1, Stride: math.MaxUint64, Bytes: 1}}, Blocks: block},
+		"no time":         {Within: -1, Pieces: sampledPieces, Blocks: block},
+		"too much time":   {Within: cudaipc.MaxSampleWait + 1, Pieces: sampledPieces, Blocks: block},
+	} {
+		if s.Within == 0 {
+			s.Within = time.Second
+		} else if s.Within < 0 {
+			s.Within = 0
+		}
+		if _, err := c.sample(&s); !errors.Is(err, cudaipc.ErrRange) {
+			t.Errorf("%s: %v, want ErrRange", name, err)
+		}
+	}
+	if _, err := f.Device.(cudaipc.Summer).Sum(&cudaipc.Sample{Peer: 99, Within: time.Second}); !errors.Is(err, cudaipc.ErrPeer) {
+		t.Errorf("a peer that is not there: %v, want ErrPeer", err)
+	}
+	c.close() // nothing of what was refused keeps the peer busy
+}
+
+// testSamplesEnd: a sample ends when its time is over, with bad blocks, and not before nothing reads the peer's memory any more.
+func testSamplesEnd(t *testing.T, f Fixture) {
+	c := startSampled(t, f)
+	s := &cudaipc.Sample{Within: time.Nanosecond, Pieces: sampledPieces, Blocks: []cudaipc.SampleBlock{{Block: 1}, {Block: 2}}}
+	if d := c.sums(s); d.Err == nil || d.Bad == nil || !d.Bad[0] || !d.Bad[1] {
+		t.Errorf("a sample without time: bad blocks %v, %v; want both bad", d.Bad, d.Err)
+	}
+	s.Within = cudaipc.MaxSampleWait
+	c.wantSums(s)
+	for i := range uint32(60) {
+		s.Blocks = append(s.Blocks, cudaipc.SampleBlock{Block: i % sampledBlocks})
+	}
+	var tickets []cudaipc.Ticket
+	for range 40 { // of 18 MiB each: nobody can be faster than all of them
+		one := *s
+		ticket, err := c.sample(&one)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tickets = append(tickets, ticket)
+	}
+	if err := f.Device.Close(1); !errors.Is(err, cudaipc.ErrBusy) {
+		t.Fatalf("Close while the peer's memory is summed: %v, want ErrBusy", err)
+	}
+	for _, ticket := range tickets {
+		c.wait(ticket)
+	}
+	c.close()
+}
+
+// testDeathWhileSumming: a sample of a peer that dies ends. Its blocks are bad, or their sums are right.
+func testDeathWhileSumming(t *testing.T, f Fixture) {
+	c := startSampled(t, f)
+	s := &cudaipc.Sample{Within: cudaipc.MaxSampleWait, Pieces: sampledPieces}
+	for b := range uint32(sampledBlocks) {
+		s.Blocks = append(s.Blocks, cudaipc.SampleBlock{Block: b})
+	}
+	want := c.sums(s)
+	var tickets []cudaipc.Ticket
+	for range 60 {
+		one := *s
+		ticket, err := c.sample(&one)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tickets = append(tickets, ticket)
+	}
+	c.engine.Kill()
+	for _, ticket := range tickets {
+		d := c.wait(ticket)
+		for i, sum := range d.Sums {
+			if (d.Bad == nil || !d.Bad[i]) && sum != want.Sums[i] {
+				t.Fatalf("block %d is said to have been summed around the death of its process, and its sum is wrong", i)
+			}
+		}
+	}
+	c.close()
+}
+
+// A Miscopy is a device whose copies go wrong in one way, in the last block of each, and say nothing. As a GPU's, its sums are of
+// what is in the arena then.
+type Miscopy struct {
+	cudaipc.Device
+	Arena []byte
+	Fault Miscopied
+
+	mu   sync.Mutex
+	real map[cudaipc.Ticket]*cudaipc.Copy // as they were asked for
+}
+
+// Miscopied is how a copy goes wrong.
+type Miscopied int
+
+// The ways.
+const (
+	CopiedShort      Miscopied = iota // the last run ends halfway
+	CopiedBeside                      // the first run is of another place in the region
+	CopiedOtherBlock                  // the region's runs of the block before are taken
+	CopiedNotAll                      // the last run is left out
+	CopiedSwapped                     // two runs change places in the region
+	CopiedMisplaced                   // two runs change places in the arena
+	CopiedWays
+)
+
+// Copy starts a copy that goes wrong.
+func (m *Miscopy) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
+	wrong := *c
+	wrong.Runs = append([]cudaipc.Run(nil), c.Runs...)
+	wrong.Blocks = append([]cudaipc.Block(nil), c.Blocks...)
+	n := int(c.Blocks[len(c.Blocks)-1].Runs)
+	last := wrong.Runs[len(wrong.Runs)-n:]
+	switch m.Fault {
+	case CopiedShort:
+		last[n-1].Len /= 2
+	case CopiedBeside:
+		last[0].RegionOff ^= 64
+	case CopiedOtherBlock:
+		for i := range last {
+			before := &wrong.Runs[len(wrong.Runs)-2*n+i]
+			last[i].Region, last[i].RegionOff = before.Region, before.RegionOff
+		}
+	case CopiedNotAll:
+		wrong.Runs = wrong.Runs[:len(wrong.Runs)-1]
+		wrong.Blocks[len(wrong.Blocks)-1].Runs--
+	case CopiedSwapped:
+		last[0].Region, last[1].Region = last[1].Region, last[0].Region
+		last[0].RegionOff, last[1].RegionOff = last[1].RegionOff, last[0].RegionOff
+	case CopiedMisplaced:
+		last[0].ArenaOff, last[1].ArenaOff = last[1].ArenaOff, last[0].ArenaOff
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	ticket, err := m.Device.Copy(&wrong)
+	if err == nil {
+		if m.real == nil {
+			m.real = map[cudaipc.Ticket]*cudaipc.Copy{}
+		}
+		m.real[ticket] = c
+	}
+	return ticket, err
+}
+
+// Done tells the end of a copy with the sums of what is in the arena now: of the runs that were asked for, or, where those of the arena were
+// changed too, of those that were done.
+func (m *Miscopy) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
+	d, ok, err := m.Device.Done(t, timeout)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := m.real[t]
+	if !ok || err != nil || c == nil || d.Sums == nil || m.Fault == CopiedMisplaced {
+		return d, ok, err
+	}
+	delete(m.real, t)
+	run, table := 0, crc32.MakeTable(crc32.Castagnoli)
+	for i, b := range c.Blocks {
+		d.Sums[i] = b.Seed
+		for range b.Runs {
+			r := &c.Runs[run]
+			d.Sums[i] = crc32.Update(d.Sums[i], table, m.Arena[r.ArenaOff:r.ArenaOff+int64(r.Len)])
+			run++
+		}
+	}
+	return d, ok, err
+}
+
+// Sum makes the sums that the device makes.
+func (m *Miscopy) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
+	return m.Device.(cudaipc.Summer).Sum(s)
+}

@@ -1,0 +1,150 @@
+package cudaipc
+
+import (
+	"fmt"
+	"hash/crc32"
+	"math/bits"
+	"time"
+)
+
+// MaxSampleWait is the longest Sample.Within. A mover is not killed for a sum that takes as long.
+const MaxSampleWait = 5 * time.Second
+
+// sampleScratch is how many bytes of a peer's memory are read at once for a sum.
+const sampleScratch = 256 << 10
+
+// Piece is where one segment of every block of a group lies: that of block b is the Bytes bytes at Offset + b*Stride of Region.
+type Piece struct {
+	Region         RegionID
+	Offset, Stride uint64
+	Bytes          uint32
+}
+
+// SampleBlock is a block of the peer, and the state that its checksum starts from.
+type SampleBlock struct{ Block, Seed uint32 }
+
+// Sample asks for the checksums of blocks of one group, made of the peer's own memory. The device may read Pieces and Blocks
+// until it is done.
+type Sample struct {
+	Peer   PeerID
+	Within time.Duration // above 0, at most MaxSampleWait, from Sum on: blocks whose sums are not there by then are bad
+	Pieces []Piece       // of the group, in the order of a block's bytes
+	Blocks []SampleBlock
+}
+
+// Summer is a device that can sum blocks where the peer's memory is, to check copies by. It shares nothing with Copy that could
+// make both wrong: the addresses are computed from Pieces, and the memory is read with plain reads, not through the arena.
+type Summer interface {
+	// Sum checks and starts a sample, asynchronously; Device.Done tells its end, with a CRC-32C for each block, as that of Block.Seed and the bytes
+	// of its pieces one behind the other. A piece outside of the imported regions is ErrRange. It counts as a copy: while it is under way Close is
+	// ErrBusy, and when it is done the peer's memory is not read any more. It ends within Sample.Within and the time of one read of at most 256 KiB:
+	// what could not be summed by then, or is of a peer that died, is in Done.Bad.
+	Sum(*Sample) (Ticket, error)
+}
+
+// errSampleLate is why a block of a sample was not summed.
+var errSampleLate = fmt.Errorf("not summed in time")
+
+// startSum starts a sample on a device that can do it.
+func startSum(d Device, s *Sample) (Ticket, error) {
+	if summer, ok := d.(Summer); ok {
+		return summer.Sum(s)
+	}
+	return 0, fmt.Errorf("this device does not sum the memory of its peers: %w", ErrKind)
+}
+
+// SumBytes continues a CRC-32C over memory that is mapped in this process and may go away meanwhile, which is an error.
+func SumBytes(state uint32, mem []byte) (sum uint32, err error) {
+	err = guarded(mem, mem, func() { sum = crc32.Update(state, castagnoli, mem) })
+	return sum, err
+}
+
+// checkSample holds a sample against the peer's regions. Nothing here may overflow.
+func (p *peer) checkSample(s *Sample) error {
+	switch {
+	case s.Within <= 0 || s.Within > MaxSampleWait:
+		return fmt.Errorf("within %v, allowed: above 0, at most %v: %w", s.Within, MaxSampleWait, ErrRange)
+	case len(s.Pieces) > MaxCopyRuns || len(s.Blocks) > MaxCopyRuns:
+		return fmt.Errorf("%d pieces, %d blocks, at most %d: %w", len(s.Pieces), len(s.Blocks), MaxCopyRuns, ErrRange)
+	}
+	last := uint32(0) // of the blocks: if it is within the regions, all are
+	for i := range s.Blocks {
+		last = max(last, s.Blocks[i].Block)
+	}
+	for i := range s.Pieces {
+		piece := &s.Pieces[i]
+		r := p.regions[piece.Region]
+		if r == nil {
+			return fmt.Errorf("piece %d: region %d is not there: %w", i, piece.Region, ErrRange)
+		}
+		over, far := bits.Mul64(piece.Stride, uint64(last))
+		if over != 0 || far > r.size || piece.Offset > r.size-far || uint64(piece.Bytes) > r.size-far-piece.Offset {
+			return fmt.Errorf("piece %d: %d bytes at %d + %d * %d of region %d, which has %d: %w",
+				i, piece.Bytes, piece.Offset, last, piece.Stride, piece.Region, r.size, ErrRange)
+		}
+	}
+	return nil
+}
+
+// enterSample checks a sample, gives it its ticket, and hands it to submit, which must not wait.
+func (t *table) enterSample(s *Sample, submit func(*flight)) (Ticket, error) {
+	p, err := t.begin(s.Peer)
+	if err != nil {
+		return 0, err
+	}
+	if err = p.checkSample(s); err == nil {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		f := &flight{peer: p, sample: s, until: time.Now().Add(s.Within)}
+		var ticket Ticket
+		if ticket, err = t.mu.tickets.enter(f); err == nil {
+			submit(f)
+			return ticket, nil
+		}
+	}
+	p.underWay.Add(-1)
+	return 0, fmt.Errorf("peer %d: %w", p.id, err)
+}
+
+// stretch is some bytes of a region.
+type stretch struct {
+	r   *region
+	off uint64
+}
+
+// readPeer fills a slice with the bytes of a stretch. When it returns, the peer's memory is not read any more.
+type readPeer func(p *peer, from stretch, into []byte) error
+
+// sumSample makes the sums of a flight's sample. scratch is of sampleScratch bytes.
+func (f *flight) sumSample(read readPeer, scratch []byte) {
+	s := f.sample
+	f.end.Sums = make([]uint32, len(s.Blocks))
+	for i := range s.Blocks {
+		sum, err := f.sumBlock(&s.Blocks[i], read, scratch)
+		f.end.Sums[i] = sum
+		if err != nil {
+			f.end.bad(i, len(s.Blocks), err)
+		}
+	}
+}
+
+func (f *flight) sumBlock(b *SampleBlock, read readPeer, scratch []byte) (uint32, error) {
+	sum := b.Seed
+	for i := range f.sample.Pieces {
+		piece := &f.sample.Pieces[i]
+		at := stretch{f.peer.regions[piece.Region], piece.Offset + uint64(b.Block)*piece.Stride}
+		for left := int(piece.Bytes); left > 0; {
+			if time.Now().After(f.until) {
+				return 0, errSampleLate
+			}
+			part := scratch[:min(left, len(scratch))]
+			if err := read(f.peer, at, part); err != nil {
+				return 0, err
+			}
+			sum = crc32.Update(sum, castagnoli, part)
+			at.off += uint64(len(part))
+			left -= len(part)
+		}
+	}
+	return sum, nil
+}
