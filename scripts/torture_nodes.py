@@ -14,8 +14,18 @@ if TYPE_CHECKING:
 
 STORES = ("redis", "s3", "mooncake")
 HELPERS = ("mooncake",)  # stores whose client is a process of its own
-HITS = ("agent_kills_by_node", "engine_pauses", "helper_kills", "helper_pauses", "server_kills", "server_pauses")
+HITS = (
+    "blocks_loaded",
+    "agent_kills_by_node",
+    "engine_pauses",
+    "helper_kills",
+    "helper_pauses",
+    "server_kills",
+    "server_pauses",
+)
 STALLED_AFTER_S = 90  # without a report of any engine
+# A server is used again soon after it goes on: a run is short, and its store is down for a third of it.
+TROUBLE = "break-first=100ms&break-last=200ms&fetch-within=500ms&put-within=1s&ask-within=500ms"
 TIERS_WITHIN_S = 60
 
 
@@ -24,6 +34,7 @@ class Form:
     """How many requests a run has, every how many of them what is killed or paused, and for how long."""
 
     requests: int
+    pace: int  # seconds at least
     kill_engine: int
     kill_agent: int
     kill_server: int
@@ -38,7 +49,16 @@ class Form:
 
     def flags(self, *, helper: bool) -> Iterator[str]:
         """Those of the replay."""
-        yield from ("--requests", str(self.requests), "--pause-for", f"{self.pause_s}s", "--server-down", "500ms")
+        yield from (
+            "--requests",
+            str(self.requests),
+            "--pace",
+            f"{self.pace}s",
+            "--pause-for",
+            f"{self.pause_s}s",
+            "--server-down",
+            "500ms",
+        )
         for name, every in self.faults(helper=helper):
             yield from (f"--{name}-every", str(every))
         if self.movers:
@@ -47,17 +67,26 @@ class Form:
     def faults(self, *, helper: bool) -> Iterator[tuple[str, int]]:
         """What happens, and every how many requests."""
         yield from (("kill-engine", self.kill_engine), ("kill-agent", self.kill_agent))
-        yield from (("kill-server", self.kill_server), ("pause-engine", self.pause_engine))
-        yield from (("pause-agent", self.pause_agent), ("pause-server", self.pause_server))
+        yield from (
+            ("kill-server", self.kill_server),
+            ("pause-engine", self.pause_engine),
+        )
+        yield from (
+            ("pause-agent", self.pause_agent),
+            ("pause-server", self.pause_server),
+        )
         if helper:
-            yield from (("kill-helper", self.kill_helper), ("pause-helper", self.pause_helper))
+            yield from (
+                ("kill-helper", self.kill_helper),
+                ("pause-helper", self.pause_helper),
+            )
         if self.movers:
             yield ("kill-mover", self.movers)
 
 
 # Each number is prime to the others, so that what happens falls together now and then.
-SHORT = Form(210, 41, 47, 97, 67, 71, 83, 61, 53, 0.4, (1,))
-LONG = Form(1000, 97, 113, 211, 151, 139, 199, 173, 127, 2, (1, 2, 3))
+SHORT = Form(250, 6, 59, 61, 149, 101, 71, 83, 97, 89, 0.3, (1,))
+LONG = Form(1000, 40, 97, 113, 311, 151, 139, 199, 173, 127, 2, (1, 2, 3))
 LONG_MOVERS = dataclasses.replace(LONG, movers=61, seeds=(4,))
 
 
@@ -67,13 +96,18 @@ class Stack:
 
     store: str
     nodes: int
+    least_loaded: int  # blocks, from whatever tier, over all lives of the agents
 
     def name(self, seed: int) -> str:
         """As people say it."""
         return f"{self.store}, {self.nodes} nodes, seed {seed}"
 
     def run(
-        self, form: Form, seed: int, where: Path, replay: Callable[[list[str]], dict[str, float]]
+        self,
+        form: Form,
+        seed: int,
+        where: Path,
+        replay: Callable[[list[str]], dict[str, float]],
     ) -> dict[str, float]:
         """One replay; its server's files are in where."""
         server = tiers.Server(self.store, where / "server")
@@ -81,11 +115,30 @@ class Stack:
         command[0] = tiers.program(command[0])
         if self.store == "redis":  # its --save takes an empty word, which a command line split at blanks has not
             conf = where / "redis.conf"
-            conf.write_text(f'bind 127.0.0.1\nport {server.port}\nsave ""\nappendonly no\ndir {where}\n')
+            conf.write_text(f'bind 127.0.0.1\nport {server.port}\nsave ""\nappendonly yes\ndir {where}\n')
             command = [command[0], str(conf)]
-        flags = [*tiers.SMALL, "--nodes", str(self.nodes), "--engines", str(self.nodes + 1), "--seed", str(seed)]
-        flags += ["--server", " ".join(command), "--shared", server.tier(), "--tiers-within", f"{TIERS_WITHIN_S}s"]
-        flags += ["--stalled-after", f"{STALLED_AFTER_S}s", *form.flags(helper=self.store in HELPERS)]
+        flags = [
+            *tiers.SMALL,
+            "--nodes",
+            str(self.nodes),
+            "--engines",
+            str(self.nodes + 1),
+            "--seed",
+            str(seed),
+        ]
+        flags += [
+            "--server",
+            " ".join(command),
+            "--shared",
+            server.tier().replace(tiers.TROUBLE, TROUBLE),
+            "--tiers-within",
+            f"{TIERS_WITHIN_S}s",
+        ]
+        flags += [
+            "--stalled-after",
+            f"{STALLED_AFTER_S}s",
+            *form.flags(helper=self.store in HELPERS),
+        ]
         return replay(flags)
 
     def broken(self, form: Form, figures: dict[str, float]) -> Iterator[str]:
@@ -95,9 +148,11 @@ class Stack:
             key = f"{whom}_{verb}s"
             if figures[key] == 0:
                 yield f"{key} is 0, at least 1 is asked for"
+        if figures["blocks_loaded"] < self.least_loaded:
+            yield f"{figures['blocks_loaded']} blocks were loaded, at least {self.least_loaded} are asked for"
         by_node: list[int] = figures["agent_kills_by_node"]  # type: ignore[assignment]
         if 0 in by_node:
             yield f"agents were killed {by_node} times, by node: at least once each is asked for"
 
 
-STACKS = tuple(Stack(store, nodes) for store in STORES for nodes in (2, 3))
+STACKS = tuple(Stack(store, nodes, 50 if store != "mooncake" else 1) for store in STORES for nodes in (2, 3))
