@@ -35,6 +35,8 @@ type Config struct {
 	Lanes   int    // copies that run at once; 0: one per processor, at least 2
 	Limits  Limits
 	Version string // of this build, for status
+	// LeftBehind is what agents before this one left in the directory; nil: nothing.
+	LeftBehind func() LeftBehind
 	Fault   Fault  // tests only
 }
 

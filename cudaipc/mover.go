@@ -3,6 +3,7 @@ package cudaipc
 import (
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -31,6 +32,10 @@ type MoverOptions struct {
 	Env       []string // besides this process's
 	Node      int      // NUMA node to bind the process to, its processors and its memory; below 0: none
 	Limits    MoverLimits
+	// Process is told the number of each process, when it has started and has nothing yet but its socket, and when it is reaped; nil: nobody is.
+	Process func(pid int, runs bool)
+	// Kill stands in for the kill of a process; nil: SIGKILL. Tests play with it a process that does not come to an end.
+	Kill func(*os.Process) error
 }
 
 // MoverLimits are the times of a mover. They stand still while the agent itself does, for they are counted in ticks.
@@ -113,6 +118,9 @@ func NewMover(o MoverOptions) (*Mover, error) {
 	}
 	if len(o.Command) == 0 {
 		o.Command = []string{"/proc/self/exe", "mover"}
+	}
+	if o.Kill == nil {
+		o.Kill = (*os.Process).Kill
 	}
 	o.Limits.fill()
 	m := &Mover{opts: o, build: build, arena: arena}
