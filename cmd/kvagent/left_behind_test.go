@@ -22,6 +22,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool/dram"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // noKill makes a command's kills of movers do nothing: a mover that is stopped is then one in a call that does not return, which no signal ends.
@@ -136,6 +137,10 @@ func agentWithStoppedMover(t *testing.T, env ...string) (path, dir string, cmd *
 	if err := syscall.Kill(mover, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	pooltest.Until(t, "the mover stands still", func() bool {
+		state, _, ok := processState(mover)
+		return ok && state == "T"
+	})
 	return path, dir, cmd, log, mover, w
 }
 
