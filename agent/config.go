@@ -37,7 +37,9 @@ type Config struct {
 	Lanes   int    // copies that run at once; 0: one per processor, at least 2
 	Limits  Limits
 	Version string // of this build, for status
-	Fault   Fault  // tests only
+	// LeftBehind is what agents before this one left in the directory; nil: nothing.
+	LeftBehind func() LeftBehind
+	Fault      Fault // tests only
 }
 
 // Limits of an agent: times, and counts of what clients may make it keep. Protocol limits are in package ipc.

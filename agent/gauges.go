@@ -103,6 +103,7 @@ func (g *gauges) Describe(ch chan<- *prometheus.Desc) {
 	describePolicy(ch)
 	describeTiers(ch)
 	describeMovers(ch)
+	describeLeft(ch)
 }
 
 // Collect implements prometheus.Collector.
@@ -114,6 +115,7 @@ func (g *gauges) Collect(ch chan<- prometheus.Metric) {
 	collectPolicy(ch, &stats.Policy)
 	collectTiers(ch, g.agent.tiers)
 	collectMovers(ch, g.agent.movers())
+	collectLeft(ch, g.agent.leftBehind())
 	leases, bytes, revoked := g.agent.ledger.totals()
 	ch <- prometheus.MustNewConstMetric(leasesDesc, prometheus.GaugeValue, float64(leases))
 	ch <- prometheus.MustNewConstMetric(leaseBytesDesc, prometheus.GaugeValue, float64(bytes))

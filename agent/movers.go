@@ -29,6 +29,16 @@ func (a *Agent) movers() []cudaipc.MoverState {
 	return nil
 }
 
+// MoverPIDs are the movers that run.
+func (a *Agent) MoverPIDs() (pids []int) {
+	for _, m := range a.movers() {
+		if m.Pid != 0 {
+			pids = append(pids, m.Pid)
+		}
+	}
+	return pids
+}
+
 // moverProblem says which movers do not come back.
 func (a *Agent) moverProblem() error {
 	var failing []string

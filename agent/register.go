@@ -152,6 +152,9 @@ func (s *session) importRegions(reg *registration) error {
 	s.agent.pendingFDs.Add(-int64(reg.fds))
 	im := reg.imports(peer, s.pid)
 	im.Proof = proof
+	gone, unwatch := s.watchGone()
+	defer unwatch()
+	im.Gone = gone
 	if err := s.agent.device.Import(im); err != nil {
 		s.agent.peers.give(peer)
 		return err

@@ -53,6 +53,7 @@ type rigConfig struct {
 	moved     *cudaipc.MoverOptions // nil: the device is in this process, unless moverEnv says otherwise
 	log       []zap.Option
 	wrap      func(d cudaipc.Device, arena []byte) cudaipc.Device
+	device    func(cudaipc.Device) cudaipc.Device // what the agent has instead of the device; nil: the device
 }
 
 // moverEnv makes every rig's device one in a mover.
@@ -62,6 +63,9 @@ func withPool(bytes int64) rigOption { return func(c *rigConfig) { c.poolBytes =
 func withDRAM(bytes int64) rigOption { return func(c *rigConfig) { c.poolBytes, c.dram = bytes, true } }
 func withMover(o cudaipc.MoverOptions) rigOption {
 	return func(c *rigConfig) { c.moved = &o }
+}
+func withDevice(f func(cudaipc.Device) cudaipc.Device) rigOption {
+	return func(c *rigConfig) { c.device = f }
 }
 func withConfig(f func(*Config)) rigOption { return func(c *rigConfig) { f(&c.Config) } }
 
@@ -85,6 +89,9 @@ func newRig(t testing.TB, options ...rigOption) *rig {
 	if r.mayMismatch = c.wrap != nil; c.wrap != nil {
 		arena, _ := r.pool.Arena()
 		r.device = c.wrap(r.device, arena)
+	}
+	if c.device != nil {
+		r.device = c.device(r.device)
 	}
 	c.Dir = filepath.Join(dir, "s")
 	r.dir = c.Dir

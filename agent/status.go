@@ -61,6 +61,7 @@ type Status struct {
 	Sockets    []string       `json:"lookup_sockets"`
 	Tiers      *TiersStatus   `json:"tiers,omitempty"` // nil: memory alone
 	Movers     []MoverStatus  `json:"movers"`          // processes that have engines' memory open
+	LeftBehind LeftBehind     `json:"left_behind"`
 }
 
 // PoolStatus is the pool's: its Stats, as JSON names things.
@@ -146,7 +147,7 @@ func (a *Agent) Status() Status {
 		LookupMaxUS: m.lookupMax.micros(), LookupAskUS: m.askMax.micros(),
 		CleanupMaxMS: float64(m.cleanupMax.Load()) / float64(time.Millisecond),
 		Switches:     a.switches.state(), Pool: poolStatus(&stats), EngineList: a.engines(), Sockets: a.sockets.names(),
-		Movers: a.moverStatus(), Sample: a.sampleStatus(),
+		Movers: a.moverStatus(), Sample: a.sampleStatus(), LeftBehind: a.leftBehind(),
 	}
 	if late := m.latest.get(); late.over > 0 {
 		st.LookupOverUS, st.LookupOverTookUS = microseconds(late.over), microseconds(late.took)

@@ -65,6 +65,23 @@ func (m *Mover) alive() (*moverLife, error) {
 	return m.start()
 }
 
+// aliveFor is alive for an import. A start, which may take long, goes on without one whose peer is gone.
+func (m *Mover) aliveFor(im *Import) (*moverLife, error) {
+	var life *moverLife
+	var err error
+	done := make(chan struct{})
+	m.starters.Go(func() {
+		defer close(done)
+		life, err = m.alive()
+	})
+	select {
+	case <-done:
+		return life, err
+	case <-im.Gone:
+		return nil, im.gone()
+	}
+}
+
 // Start starts the process if none runs.
 func (m *Mover) Start() error {
 	_, err := m.alive()
@@ -140,6 +157,7 @@ func (l *moverLife) run(theirs *os.File, started chan<- error) {
 	err := l.cmd.Start()
 	_ = theirs.Close() // the process has it
 	if err == nil {
+		l.m.process(l.cmd.Process.Pid, true)
 		l.joined.Go(l.read)
 		l.joined.Go(l.tend)
 	} else {
@@ -149,6 +167,7 @@ func (l *moverLife) run(theirs *os.File, started chan<- error) {
 	started <- err
 	if err == nil {
 		_ = l.cmd.Wait() // what it says is in ProcessState
+		l.m.process(l.cmd.Process.Pid, false)
 		l.lose(LostCrash, fmt.Errorf("it ended by itself: %v", l.cmd.ProcessState))
 	}
 	close(l.reaped)
@@ -160,10 +179,17 @@ func (l *moverLife) lose(reason LossReason, cause error) {
 	l.once.Do(func() {
 		l.reason, l.cause = reason, cause
 		close(l.dying)
-		if l.cmd.Process != nil {
-			_ = l.cmd.Process.Kill() // an error says that it is gone
+		if p := l.cmd.Process; p != nil {
+			_ = l.m.opts.Kill(p) // an error says that it is gone
 		}
 	})
+}
+
+// process tells the start and the end of a process.
+func (m *Mover) process(pid int, runs bool) {
+	if m.opts.Process != nil {
+		m.opts.Process(pid, runs)
+	}
 }
 
 // hungUp is lose for a socket whose other end is closed. The process is about to be reaped then, and its own end says more;

@@ -27,6 +27,7 @@ const (
 	msgEvents                    // agent: a peer, and where its words of load events are
 	msgEventsAre                 // mover: of msgEvents, the handles
 	msgSum                       // agent: a sample; its number is the ticket. Its end is msgDone
+	msgGone                      // agent: nobody wants the Import any more that has this message's number
 )
 
 const moverHead = 9 // bytes of kind and number

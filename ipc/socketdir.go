@@ -78,7 +78,7 @@ func onlySockets(dir string) bool {
 		return false
 	}
 	for _, e := range all {
-		if e.Type()&fs.ModeSocket == 0 && !strings.HasSuffix(e.Name(), lockSuffix) {
+		if e.Type()&fs.ModeSocket == 0 && !strings.HasSuffix(e.Name(), lockSuffix) && e.Name() != MoversFile {
 			return false
 		}
 	}
@@ -107,6 +107,9 @@ const (
 	AdminSocket   = "admin.sock"
 	LookupSocket  = "lookup.sock"
 )
+
+// MoversFile is where an agent writes down, in its socket directory, which movers it has: for its successor. No look-up socket can have the name.
+const MoversFile = ".movers"
 
 // alive says whether something accepts connections at path.
 func alive(path string) bool {

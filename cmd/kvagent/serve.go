@@ -30,12 +30,13 @@ Every setting may be given as a flag, as KVAGENT_... in the environment (--socke
 the YAML file of --config (socket-dir: ...), in this order of precedence.
 
 SIGTERM or SIGINT ends it: it takes no new jobs, lets those that run end for at most --drain-timeout, tells the
-engines and leaves. A second signal does not wait for the jobs.
+engines and leaves. A second signal does not wait for the jobs. What has not ended 15 s after that, as a mover in a
+driver call that does not return, is left behind: the next agent ends it, or goes on without it.
 
 With --dram-path the pool lies in a file that outlives the agent: the next one on that file has the blocks again.
 
 Exit codes: 0 ended as told; 1 failed; 2 a setting is not allowed; 3 another agent serves the directory or has the
-pool's file; 4 ended, but jobs were cut off.`,
+pool's file; 4 ended, but jobs were cut off, or something was left behind.`,
 		Example: `  kvagent serve --socket-dir /tmp/kv --pool 1GiB
   kvagent serve --pool 64GiB --socket-group kv --http 127.0.0.1:9480
   KVAGENT_POOL=64GiB kvagent serve --config /etc/kvagent.yaml`,

@@ -31,11 +31,20 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	if err != nil {
 		return configError(err)
 	}
-	take := takeover{wait: s.takeoverWait, log: log}
+	end := newEndBound()
+	defer end.close() // when all that follows is closed
+	left := &leftBehind{log: log, kill: leftKill}
+	take := takeover{wait: s.takeoverWait, log: log, left: left}
 	if cfg.Admin, err = take.admin(ctx, cfg.Dir, cfg.SocketGroup); err != nil {
 		return serveError(err)
 	}
 	defer func() { _ = cfg.Admin.Close() }() // closed already if the agent ran
+	left.end(ctx, cfg.Dir)
+	movers, err := newMoversRecord(cfg.Dir, left.left(), log)
+	if err != nil {
+		return err
+	}
+	cfg.LeftBehind = left.status
 	var pages sync.WaitGroup
 	defer pages.Wait() // behind the pool's end
 	p, err := take.pool(ctx, s)
@@ -45,7 +54,10 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	defer func() { err = errors.Join(err, p.Close()) }()
 	pages.Go(func() { tellPages(p, log) })
 	_, fd := p.Arena()
-	device, err := openDevice(s, fd, p.Info().Bytes, log)
+	watched, endWatch := context.WithCancel(ctx)
+	defer endWatch()
+	pages.Go(func() { left.watch(watched, movers.drop) })
+	device, err := openDevice(s, fd, p.Info().Bytes, movers, log)
 	if err != nil {
 		return err
 	}
@@ -62,6 +74,7 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	}
 	ctx, now, stop := untilSignal(ctx, log)
 	defer stop()
+	end.watch(ctx, now, s.drainTimeout, a.MoverPIDs, log)
 	return serveError(a.Run(ctx, now, s.drainTimeout))
 }
 

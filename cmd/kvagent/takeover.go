@@ -23,6 +23,7 @@ type takeover struct {
 	wait time.Duration // in all
 	log  *zap.Logger
 	end  time.Time // of the wait, once it has begun
+	left *leftBehind
 }
 
 const (
@@ -52,8 +53,26 @@ func (t *takeover) admin(ctx context.Context, dir string, group int) (l *ipc.Uni
 	return l, nil
 }
 
-// pool opens the pool, whose file another process may have.
+// pool opens the pool, whose file another process may have. One that is held by what cannot be ended is given up.
 func (t *takeover) pool(ctx context.Context, s *serveSettings) (p *dram.Pool, err error) {
+	p, err = t.openPool(ctx, s)
+	var by *dram.HeldError
+	if errors.As(err, &by) && ctx.Err() == nil {
+		if held, _ := t.left.holds(by); held {
+			if bad := t.left.giveUp(s.dramPath, err); bad != nil {
+				return nil, errors.Join(err, bad)
+			}
+			p, err = t.openPool(ctx, s)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	tellPool(p, s, t.log)
+	return p, nil
+}
+
+func (t *takeover) openPool(ctx context.Context, s *serveSettings) (p *dram.Pool, err error) {
 	err = t.until(ctx, func() error {
 		p, err = openPool(s)
 		return err
@@ -62,13 +81,12 @@ func (t *takeover) pool(ctx context.Context, s *serveSettings) (p *dram.Pool, er
 		if !errors.As(err, &by) {
 			return false, false
 		}
+		if held, patient := t.left.holds(by); held && !patient {
+			return false, false // there is nothing to wait for
+		}
 		return by.Process != 0 && !by.Gone && !ending(by.Process), true
 	})
-	if err != nil {
-		return nil, err
-	}
-	tellPool(p, s, t.log)
-	return p, nil
+	return p, err
 }
 
 // until tries to open something until nobody holds it, somebody does who stays, or the time is over.
@@ -168,16 +186,25 @@ func gone(pid int) bool {
 	return true
 }
 
-// processState reads the words behind a process's name, which may hold anything itself.
+// processState reads the state and the flags of a process or thread.
 func processState(pid int) (state string, flags uint64, ok bool) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
+	words := processWords(strconv.Itoa(pid))
+	if words == nil {
 		return "", 0, false
+	}
+	flags, err := strconv.ParseUint(words[6], 10, 64)
+	return words[0], flags, err == nil
+}
+
+// processWords are the words behind a process's name, which may hold anything itself; nil: there is no such process.
+func processWords(pid string) []string {
+	text, err := os.ReadFile("/proc/" + pid + "/stat")
+	if err != nil {
+		return nil
 	}
 	words := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-	if len(words) < 7 {
-		return "", 0, false
+	if len(words) < 20 {
+		return nil
 	}
-	flags, err = strconv.ParseUint(words[6], 10, 64)
-	return words[0], flags, err == nil
+	return words
 }

@@ -25,12 +25,29 @@ func holders(fd int) (out []int) {
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		if maps(pid, &st) || opens(pid, &st) {
+		if opens(pid, &st) || !uninterruptible(pid) && maps(pid, &st) {
 			out = append(out, pid)
 		}
 	}
 	slices.Sort(out)
 	return out
+}
+
+// uninterruptible says whether a thread of a process waits in the kernel and can not be interrupted. It may hold the lock of the process's memory, and then whoever
+// reads what is mapped waits for it too.
+func uninterruptible(pid int) bool {
+	dir := fmt.Sprintf("/proc/%d/task", pid)
+	all, err := os.ReadDir(dir)
+	if err != nil {
+		return false
+	}
+	for _, task := range all {
+		text, err := os.ReadFile(dir + "/" + task.Name() + "/stat")
+		if err == nil && strings.HasPrefix(string(text[strings.LastIndexByte(string(text), ')')+1:]), " D") {
+			return true
+		}
+	}
+	return false
 }
 
 // maps looks for device and inode, the fourth and fifth word of a line.

@@ -17,6 +17,7 @@ var ErrHeld = errors.New("in use")
 type HeldError struct {
 	Path    string
 	Process int    // that signed it last, in its own namespace of processes; 0: an agent that is giving it back
+	Began   uint64 // of that process: when it began, in clock ticks since the machine did
 	Host    string // of that process
 	Gone    bool   // there is no such process here any more
 	Others  []int  // processes of this namespace that have the file open or mapped
@@ -118,7 +119,7 @@ func heldBy(fd int, path string) error {
 	if unix.Fstat(fd, &st) == nil {
 		if b, err := readSuper(fd, st.Size); err == nil && len(b) == superBytes {
 			s := readSignature(b)
-			held.Process, held.Host = s.process, s.host
+			held.Process, held.Began, held.Host = s.process, s.began, s.host
 			held.Gone = s.process != 0 && processBegan(s.process) != s.began
 		}
 	}
