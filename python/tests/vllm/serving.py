@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvagent.session import Session
 from tests.agent import eventually
 from tests.vllm import engine as real
 
@@ -25,9 +26,10 @@ START_S = 120.0  # for an engine to be registered at its agent
 class Commands:
     """What can be asked for, by name."""
 
-    def __init__(self, llm: Any, *, connected: bool) -> None:
+    def __init__(self, llm: Any, socket_dir: str) -> None:
         self._llm = llm
-        self._connected = connected
+        self._connected = socket_dir != "-"
+        self._path = Path(socket_dir) / "session.sock"
 
     def says(self, prompts: list[list[int]]) -> list[list[int]]:
         """What the model says to prompts, of which the engine's own cache has nothing."""
@@ -40,10 +42,15 @@ class Commands:
         return said
 
     def _there(self) -> bool:
-        """Whether scheduler and worker are registered, after a prompt that fills no block."""
+        """Whether scheduler and worker are at the agent that runs now, after a prompt that fills no block."""
         real.generate(self._llm, [[5, 6, 7]], 1)
         side, worker = real.sides(self._llm)
-        return side._presence.session is not None and worker._link.current() is not None
+        attached = worker._link.current()
+        if side._presence.session is None or attached is None:
+            return False
+        asked = Session.connect(self._path, START_S)
+        asked.close()
+        return bool(side._presence.session.boot == attached.session.boot == asked.boot)
 
     def update(self, model: str) -> None:
         """Other weights, in place: the engine is not told to forget anything."""
@@ -95,7 +102,7 @@ def main(arguments: Sequence[str]) -> None:
     """As the module says."""
     model, socket_dir, options = arguments
     llm = real.make_engine(Path(model), None if socket_dir == "-" else socket_dir, options=json.loads(options))
-    commands = Commands(llm, connected=socket_dir != "-")
+    commands = Commands(llm, socket_dir)
     for line in sys.stdin:
         name, *given = json.loads(line)
         print("=" + json.dumps(getattr(commands, name)(*given)), flush=True)

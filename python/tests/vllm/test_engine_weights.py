@@ -50,7 +50,7 @@ class Told:
 def test_an_engine_updated_in_place_beside_others(
     serving: Callable[..., Serving], opt: Path, node: AgentProcess, reference: list[list[int]]
 ) -> None:
-    """Through vLLM's own reload and reset. One keeps the base weights, and a fresh one starts from their files later."""
+    """By vLLM's own reload and reset. One keeps the base weights, and a fresh one starts from their files later."""
     updated_files = real.write_model(opt.with_name("updated"), seed=6)
     updated, other = serving(), serving(weights_fixed=True)
     alone = serving(model=updated_files, connected=False)
