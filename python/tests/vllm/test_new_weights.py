@@ -32,9 +32,9 @@ def serve(world: World, name: str, prompt: list[int] = PROMPT) -> int:
     before = world.side.counts.tokens_loaded
     world.add(name, prompt, 10)
     world.run()
+    assert not world.gpu.bad, world.gpu.bad[:3]
     sequence = world.sequences[name]
     assert world.outputs[name] == sequence.tokens[len(prompt) : len(prompt) + 10]
-    assert not world.gpu.bad, world.gpu.bad[:3]
     return int(world.side.counts.tokens_loaded - before)
 
 
