@@ -79,6 +79,36 @@ def test_why_two_engines_do_not_share(agent: AgentProcess, engines: Callable[...
     assert "their files differ" in found.cure
 
 
+def test_an_engine_that_shares_with_nobody_is_told_of(
+    agent: AgentProcess, engines: Callable[..., PlayedEngine]
+) -> None:
+    private = "private:" + 31 * "0"
+    made = {"changed": {"weights": "aa"}, "unknown": {"weights": ""}}
+    played = [
+        PlayedEngine(agent, name, identity=pairs, generation=f"{private}{i}")
+        for i, (name, pairs) in enumerate(made.items())
+    ]
+    played.append(PlayedEngine(agent, "named", identity=made["changed"], generation="named:v2"))
+    played[0].save("a", "p", 3, 1)
+    said = {finding.text for finding in findings(agent.folder)}
+    for part in (
+        "engine changed: shares with nobody, since its weights were changed in place, or can be unheard",
+        "engine unknown: shares with nobody, since the files of its weights are not in a folder there",
+        "engine named: its weights are version v2",
+    ):
+        assert any(part in text for text in said), part
+    pairs = [finding for finding in problems(agent) if "changed and named do not share: generation" in finding.text]
+    assert "give both the same weights_version" in pairs[0].cure
+    for engine in played:
+        engine.close()
+
+
+def test_an_environment_in_which_weights_can_change_unheard_is_told_of() -> None:
+    (found,) = installed.weights({"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"})
+    assert "without weights_version or weights_fixed the engine shares with nobody" in found.text
+    assert not list(installed.weights({}))
+
+
 def test_different_models_are_no_problem(agent: AgentProcess, engines: Callable[..., PlayedEngine]) -> None:
     engines("one", model="x", weights="aa").save("a", "p", 3, 1)
     engines("two", model="y", weights="bb")

@@ -236,6 +236,18 @@ def test_a_request_that_old_weights_began_is_not_saved_under_the_new_identity(en
     assert not engine.finds("p", NEW)
 
 
+def test_calls_of_one_update_are_one_change(engines: Callable[..., Played]) -> None:
+    """Blocks are looked through at each change, and an update takes hundreds of calls."""
+    engine = engines("one")
+    engine.scheduler.weights_named("v1")
+    for _ in range(3):
+        engine.scheduler.before_weights_call("update_weights")
+    assert engine.generations.serial == 3
+    engine.step()
+    engine.scheduler.before_weights_call("update_weights")
+    assert engine.generations.serial == 4
+
+
 def test_an_agent_that_comes_in_the_middle_is_told_the_new_identity(
     engines: Callable[..., Played], agent: AgentProcess
 ) -> None:
@@ -258,7 +270,9 @@ def redis() -> str:
     found = shutil.which("redis-server")
     if found is None:
         message = "redis-server is not installed (scripts/deps servers): tests of two nodes are LEFT OUT"
-        pytest.fail(message) if os.environ.get(REQUIRE) else pytest.skip(message)
+        if os.environ.get(REQUIRE):
+            pytest.fail(message)
+        pytest.skip(message)
     return found
 
 

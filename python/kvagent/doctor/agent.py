@@ -6,6 +6,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from kvagent.doctor.finding import Finding
+from kvagent.vllm.generation import NAMED, PAIR, PRIVATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,8 @@ CURES = {
     "model": "give both the same model path or name",
     "revision": "give both the same --revision",
     "weights": "their files differ: let both read the same files (one volume, or one revision)",
+    "generation": "their weights may differ: give both the same weights_version, or, where weights were changed in "
+    'place, name them to both after the change (docs/VLLM.md, "Weights that change")',
     "overrides": "give both the same --hf-overrides",
     "dtype": "give both the same --dtype",
     "quantization": "give both the same --quantization",
@@ -70,8 +73,28 @@ def engines(status: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding(
                 f"{text}: {missing}, so it finds nothing", "see the log of that process, lines of kvagent.vllm"
             )
+        yield from _generation(engine)
     if listed:
         yield _hits(status)
+
+
+def _generation(engine: Mapping[str, Any]) -> Iterator[Finding]:
+    """Whether an engine's weights are its own affair, and why that can be."""
+    identity = engine.get("identity")
+    generation = str(identity.get(PAIR, "")) if isinstance(identity, dict) else ""
+    if generation.startswith(NAMED):
+        yield Finding(f"engine {engine.get('instance')}: its weights are version {generation.removeprefix(NAMED)}")
+    if generation.startswith(PRIVATE):
+        unknown = isinstance(identity, dict) and not identity.get("weights", "unknown")
+        yield Finding(
+            f"engine {engine.get('instance')}: shares with nobody, since "
+            + (
+                "the files of its weights are not in a folder there; weights_version names them"
+                if unknown
+                else "its weights were changed in place, or can be unheard (its log says how); weights_version names "
+                "those that it starts with, and weights_fixed says that they never change"
+            )
+        )
 
 
 def sharing(status: Mapping[str, Any]) -> Iterator[Finding]:

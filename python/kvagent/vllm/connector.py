@@ -8,7 +8,6 @@ from typing import Any
 
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
-from vllm.v1.engine.core import EngineCore
 
 from kvagent.messages import Role
 from kvagent.registration import Registration
@@ -49,6 +48,8 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         self._tell_again = 0.0
         if role == KVConnectorRole.SCHEDULER:
             _check_policy(transfer)
+            from vllm.v1.engine.core import EngineCore  # it is there where the scheduler is, and only there
+
             if not weight_calls.listen(EngineCore) and not self._options.weights_fixed:
                 reasons.append(f"vLLM {vllm.__version__} does not show its calls that change weights")
             self._generation = first(vllm_config, self._options.weights_version, reasons)

@@ -16,7 +16,7 @@ from kvagent.vllm.blocks import Blocks, Tables
 from kvagent.vllm.collect import collect
 from kvagent.vllm.counts import Counts
 from kvagent.vllm.due import Due
-from kvagent.vllm.generation import LOADED, Generations
+from kvagent.vllm.generation import LOADED, PRIVATE, Generations
 from kvagent.vllm.link import LISTEN
 from kvagent.vllm.loads import Loads
 from kvagent.vllm.mixed import Mixed
@@ -45,6 +45,7 @@ class SchedulerSide:
         """``whole_failures``: a load can be reported as failed as a whole (vLLM from 0.30 on)."""
         self.generations = generations or Generations(LOADED, options)
         self._there = 0  # workers that have reported the generation
+        self._moved_at = -1  # the step behind which it was taken
         self.counts = Counts()
         self._options = options
         self._geometry = geometry
@@ -189,6 +190,8 @@ class SchedulerSide:
 
     def before_weights_call(self, call: str) -> None:
         """A call that may change the weights is about to be made: what was computed until now is of the old ones."""
+        if self._moved_at == self._steps and self.generations.now.startswith(PRIVATE):
+            return  # nothing was computed since the last change: an update takes many calls
         if self.generations.after_call(call):
             self._move()
 
@@ -232,6 +235,7 @@ class SchedulerSide:
         """Goes over to another generation: what was computed until now is of the one that is left."""
         self.new_weights()
         self._there = 0
+        self._moved_at = self._steps
         if self._presence.move():
             self._react(News(went=True))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvagent.identity import identity_pairs
-from kvagent.vllm.generation import LOADED, PAIR
+from kvagent.vllm.generation import LOADED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,7 +41,7 @@ def identity(
             "model": str(model.model),
             "revision": str(getattr(model, "revision", None) or ""),
             "weights": _weights(vllm_config) or UNKNOWN,
-            PAIR: LOADED,
+            "generation": LOADED,
             "overrides": _digest([_plain(getattr(model, "hf_overrides", None))]),
             "dtype": str(model.dtype),
             "quantization": str(getattr(model, "quantization", None) or ""),

@@ -15,12 +15,12 @@ BLOCK = 32  # tokens: CPU attention takes multiples of it
 LAYERS, HIDDEN, VOCABULARY = 2, 64, 512
 
 
-def write_model(folder: Path) -> Path:
+def write_model(folder: Path, seed: int = 5) -> Path:
     """Random weights, large enough that outputs depend on the prompt (load_format=dummy gives zeros)."""
     import torch
     from safetensors.torch import save_file
 
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator().manual_seed(seed)
 
     def weights(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator) * 0.3
@@ -55,7 +55,10 @@ _NORMS = ("self_attn_layer_norm", "final_layer_norm")
 
 
 def make_engine(model: Path, socket_dir: str | None, **more: Any) -> Any:
-    """A vllm.LLM, with the connector if there is a socket directory."""
+    """A vllm.LLM, with the connector if there is a socket directory; ``options`` are the connector's.
+
+    Its weights do not change unless the options say so: in an engine of the test's own process they could unheard.
+    """
     from vllm import LLM
     from vllm.config import KVTransferConfig
 
@@ -63,10 +66,11 @@ def make_engine(model: Path, socket_dir: str | None, **more: Any) -> Any:
 
     kernels.install()
     transfer, role = None, more.pop("kv_role", "kv_both")
+    options = more.pop("options", {"weights_fixed": True})
     if socket_dir is not None:
         extra = {
             "socket_dir": socket_dir, "min_load_tokens": BLOCK, "load_deadline_ms": more.pop("deadline_ms", 10_000),
-            "pin_percent": 20, "lookup_age_ms": more.pop("age_ms", 10_000), "start_wait_ms": 20_000,
+            "pin_percent": 20, "lookup_age_ms": more.pop("age_ms", 10_000), "start_wait_ms": 20_000, **options,
         }  # fmt: skip
         transfer = KVTransferConfig(
             kv_connector="KVAgentConnector", kv_role=role, kv_load_failure_policy="recompute",

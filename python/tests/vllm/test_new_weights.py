@@ -32,9 +32,9 @@ def serve(world: World, name: str, prompt: list[int] = PROMPT) -> int:
     before = world.side.counts.tokens_loaded
     world.add(name, prompt, 10)
     world.run()
+    assert not world.gpu.bad, world.gpu.bad[:3]
     sequence = world.sequences[name]
     assert world.outputs[name] == sequence.tokens[len(prompt) : len(prompt) + 10]
-    assert not world.gpu.bad, world.gpu.bad[:3]
     return int(world.side.counts.tokens_loaded - before)
 
 
@@ -143,6 +143,73 @@ def test_calls_through_the_engine_core_change_the_identity(model: Path, agent: A
         clean(world, agent)
     finally:
         world.close()
+
+
+def test_a_version_speaks_for_one_reset(worlds: Any, agent: AgentProcess) -> None:
+    world = worlds()
+    assert world.retrain()
+    assert world.side.generations.now == "named:1"
+    assert world.retrain(named=False)
+    assert world.side.generations.now.startswith(PRIVATE), "new weights have the name of the reset before"
+    clean(world, agent)
+
+
+def test_a_save_that_was_planned_before_the_change_is_not_stored_after_it(worlds: Any, agent: AgentProcess) -> None:
+    """No vLLM hands a plan over so late, but a job says itself where it belongs."""
+    world = worlds()
+    worker, planned = world.workers[0]._worker, []
+    save = worker._save
+
+    def seen(saves: Any) -> None:
+        planned.extend(saves)
+        save(saves)
+
+    worker._save = seen
+    serve(world, "cold")
+    assert planned
+    assert world.retrain(named=False)
+    eventually(lambda: there(world), "an engine that is registered")
+    before = agent.status()["blocks_saved"]
+    save(planned[:1])
+    eventually(lambda: there(world) and not worker.busy(), "the end of that save")
+    assert agent.status()["blocks_saved"] == before, "what was planned before goes out under the new identity"
+    clean(world, agent)
+
+
+def test_a_registration_under_way_is_not_used(
+    worlds: Any, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent takes a while for it, and the weights change meanwhile."""
+    import threading
+
+    from kvagent.session import Session
+
+    world = worlds()
+    link = world.workers[0]._worker._link
+    register, sent, go = Session.register, threading.Event(), threading.Event()
+
+    def slow(session: Session, registration: Any, timeout_s: float) -> Any:
+        answer = register(session, registration, timeout_s)
+        sent.set()
+        go.wait(20)
+        return answer
+
+    monkeypatch.setattr(Session, "register", slow)
+    world.workers[0]._worker._adopt(link.renew())
+    for attachment in world.workers[0]._worker._sessions:
+        attachment.session.leave()
+    assert sent.wait(20)
+    old = world.workers[0]._generation
+    assert world.retrain(named=False)
+    world.step()
+    world.settle()
+    assert world.workers[0]._generation != old
+    go.set()
+    current = eventually(link.current, "a session")
+    spaces = {engine["space"]: engine["identity"]["generation"] for engine in agent.status()["engine_list"]}
+    assert spaces.get(current.registered.space.hex()) == world.side.generations.now, "a session of the old identity"
+    assert serve(world, "new") == 0
+    clean(world, agent)
 
 
 def test_a_contradiction_is_refused_at_the_start(model: Path, agent: AgentProcess) -> None:

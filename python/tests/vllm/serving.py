@@ -1,0 +1,112 @@
+"""An engine in a process of its own that does what it reads: its weights can change while it runs.
+
+MODEL SOCKET_DIR OPTIONS, and on stdin lines of JSON, a name and arguments each. It answers each by a line of JSON that
+begins with "=". With "-" for the socket directory it has no connector.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvagent.session import Session
+from tests.agent import eventually
+from tests.vllm import engine as real
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+START_S = 120.0  # for an engine to be registered at its agent
+
+
+class Commands:
+    """What can be asked for, by name."""
+
+    def __init__(self, llm: Any, socket_dir: str) -> None:
+        self._llm = llm
+        self._connected = socket_dir != "-"
+        self._path = Path(socket_dir) / "session.sock"
+
+    def says(self, prompts: list[list[int]]) -> list[list[int]]:
+        """What the model says to prompts, of which the engine's own cache has nothing."""
+        if self._connected:
+            eventually(self._there, "an engine that is registered", START_S)
+        assert self._llm.reset_prefix_cache()
+        said = real.generate(self._llm, prompts)
+        if self._connected:
+            real.settle(self._llm)
+        return said
+
+    def _there(self) -> bool:
+        """Whether scheduler and worker are at the agent that runs now, after a prompt that fills no block."""
+        real.generate(self._llm, [[5, 6, 7]], 1)
+        side, worker = real.sides(self._llm)
+        attached = worker._link.current()
+        if side._presence.session is None or attached is None:
+            return False
+        asked = Session.connect(self._path, START_S)
+        asked.close()
+        return bool(side._presence.session.boot == attached.session.boot == asked.boot)
+
+    def update(self, model: str) -> None:
+        """Other weights, in place: the engine is not told to forget anything."""
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_path": model})
+
+    def reset(self) -> bool:
+        """Resets the caches, the connector's too."""
+        return bool(self._llm.reset_prefix_cache(reset_connector=True))
+
+    def name(self, version: str) -> None:
+        """Says which weights are in place."""
+        self._llm.update_weight_version(version)
+
+
+class Serving:
+    """Such a process, as its test sees it."""
+
+    def __init__(self, model: Path, socket_dir: Path | None, **options: Any) -> None:
+        environment = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        arguments = [str(model), str(socket_dir or "-"), json.dumps(options)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.vllm.serving", *arguments],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+
+    def ask(self, name: str, *arguments: object) -> Any:
+        """Has a command done. Gives its answer."""
+        self.begin(name, *arguments)
+        return self.end()
+
+    def begin(self, name: str, *arguments: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([name, *arguments]) + "\n")
+        self.process.stdin.flush()
+
+    def end(self) -> Any:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("="):
+                return json.loads(line[1:])
+        raise AssertionError(f"the engine ended with {self.process.wait(60)}")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """As the module says."""
+    model, socket_dir, options = arguments
+    llm = real.make_engine(Path(model), None if socket_dir == "-" else socket_dir, options=json.loads(options))
+    commands = Commands(llm, socket_dir)
+    for line in sys.stdin:
+        name, *given = json.loads(line)
+        print("=" + json.dumps(getattr(commands, name)(*given)), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
