@@ -60,7 +60,7 @@ type replaySettings struct {
 
 func defaultReplaySettings() *replaySettings {
 	return &replaySettings{
-		engines: 2, perProcess: 1, nodes: 1, blockBytes: 16 << 10, ranks: 1, groups: 1, pauseFor: 10 * time.Second,
+		perProcess: 1, nodes: 1, blockBytes: 16 << 10, ranks: 1, groups: 1, pauseFor: 10 * time.Second,
 		serverDown: time.Second, stalledAfter: 3 * time.Minute,
 		integrity: integrityFull, eviction: defaultEviction, device: deviceAuto, loadDeadline: 2 * time.Second, lookupTimeout: 100 * time.Millisecond, priorities: 1,
 	}
@@ -91,6 +91,7 @@ It fails (exit code 1) if a byte was wrong, a request failed, or a lease or a ma
 			if err := fillSettings(cmd.Flags(), os.LookupEnv); err != nil {
 				return configError(err)
 			}
+			s.complete()
 			return configError(s.check())
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -111,7 +112,7 @@ func (s *replaySettings) addFlags(f *pflag.FlagSet) {
 	f.Var(&durationValue{&s.duration, 0, 24 * time.Hour}, "duration", "replay again and again, with fresh prompts, for so long")
 	f.Var(&durationValue{&s.pace, 0, 24 * time.Hour}, "pace", "take at least so long, for people to watch; 0 is as fast as it goes")
 	f.Uint64Var(&s.seed, "seed", 0, "seed of everything that is drawn; 0 takes one from the clock and prints it")
-	f.Var(&countValue{&s.engines, 1, 1024}, "engines", "engines")
+	f.Var(&countValue{&s.engines, 0, 1024}, "engines", "engines; 0 is 2, or one for each node if there are more")
 	f.Var(&countValue{&s.perProcess, 1, 1024}, "engines-per-process", "engines in one process")
 	f.Var(&countValue{&s.engineBlocks, 0, mockengine.MaxBlocks}, "engine-blocks", "KV cache blocks of one engine; 0 is 2000, or 512 from 8 engines on, but enough for the largest request")
 	f.Var(&sizeValue{&s.blockBytes, 64, 1 << 30}, "block-bytes", "bytes of one block on one rank")
@@ -153,6 +154,16 @@ func (s *replaySettings) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&s.json, "json", false, "print one JSON object")
 	f.BoolVar(&s.progress, "progress", false, "show how far it is")
 	f.Lookup("flip-byte").Hidden = true
+}
+
+// defaultEngines is how many engines a replay has at least if it is not told.
+const defaultEngines = 2
+
+// complete decides what the settings leave open.
+func (s *replaySettings) complete() {
+	if s.engines == 0 {
+		s.engines = max(defaultEngines, s.nodes)
+	}
 }
 
 func (s *replaySettings) check() error {

@@ -73,7 +73,7 @@ func newTurns(rng *rand.Rand, nodes int) (t turns) {
 }
 
 // nextStrike takes a planned strike and the engine that is to deal it, at a moment when a job is under way. Some are
-// dealt blindly instead, whatever the victim does, as long as at least half of all are known to hit a job under way.
+// dealt blindly instead, whatever the victim does, and to agents and engines whose agent stands still, as long as at least half of all are known to hit a job under way.
 func (r *replay) nextStrike() (s *plannedStrike, by *replayEngine, blind bool) {
 	if len(r.strikes) == 0 {
 		return nil, nil, false
@@ -82,15 +82,16 @@ func (r *replay) nextStrike() (s *plannedStrike, by *replayEngine, blind bool) {
 	if next := &r.strikes[0]; next.Agent { // an engine strikes the agent that it has
 		e = r.engines[next.node+len(r.nodes)*r.rng.IntN((len(r.engines)-next.node-1)/len(r.nodes)+1)]
 	}
-	if e.strike != nil || e.process.wanted || r.node(e.number).isPaused() {
+	r.tally.Lock()
+	spare := 2*r.tally.inFlight >= r.tally.engineKills+r.tally.agentKills+1
+	r.tally.Unlock()
+	paused := r.node(e.number).isPaused() // then no job is under way soon
+	if e.strike != nil || e.process.wanted || paused && !spare {
 		return nil, nil, false
 	}
 	s = &r.strikes[0]
 	r.strikes = r.strikes[1:]
-	r.tally.Lock()
-	defer r.tally.Unlock()
-	spare := 2*r.tally.inFlight >= r.tally.engineKills+r.tally.agentKills+1
-	return s, e, spare && r.rng.IntN(blindShare) == 0
+	return s, e, spare && (paused || r.rng.IntN(blindShare) == 0)
 }
 
 // blindKill kills at any moment.

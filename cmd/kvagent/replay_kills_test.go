@@ -20,7 +20,7 @@ import (
 // Agents of every node die, one after the other, and the one that died is the one that is waited for and started again.
 func TestReplayKillsAgentsOfEveryNode(t *testing.T) {
 	for _, nodes := range []string{"2", "3"} {
-		o := replayJSON(t, "--requests", "300", "--nodes", nodes, "--engines", nodes, "--kill-agent-every", "40", "--kill-engine-every", "57",
+		o := replayJSON(t, "--requests", "300", "--nodes", nodes, "--kill-agent-every", "40", "--kill-engine-every", "57",
 			"--pause-agent-every", "90", "--pause-engine-every", "70", "--pause-for", "300ms", "--stalled-after", "60s")
 		o.clean(t)
 		if o.EngineKills == 0 || o.AgentPauses == 0 || o.EnginePauses == 0 {
@@ -178,7 +178,7 @@ func TestReplayEndsWithAllItStarted(t *testing.T) {
 
 // A replay that comes to a halt says what it waits for, and leaves no process.
 func TestReplayNamesWhatItWaitsFor(t *testing.T) {
-	l := startLab(t, "--nodes", "2", "--stalled-after", "1s", "--pace", "1h")
+	l := startLab(t, "--nodes", "2", "--stalled-after", "1s", "--pace", "1m")
 	engine := l.await(t, "an engine", func(_ int, command string) bool { return strings.Contains(command, " mock ") })
 	if err := syscall.Kill(engine, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)

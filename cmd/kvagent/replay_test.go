@@ -202,6 +202,7 @@ func TestReplayRefuses(t *testing.T) {
 		{[]string{"--trace", sliceOfTrace, "--pause-server-every", "5", "--shared", "redis://h:1"}, "pause-server-every: allowed with server"},
 		{[]string{"--trace", sliceOfTrace, "--server", "redis-server"}, `server: "redis-server", allowed: a command line, with shared`},
 		{[]string{"--trace", sliceOfTrace, "--pause-engine-every", "5", "--pause-for", "4m"}, "pause-for: 4m0s, allowed: 1ms to less than stalled-after (3m0s)"},
+		{[]string{"--trace", sliceOfTrace, "--engines", "2", "--nodes", "3"}, "nodes: 3, allowed: 1 to 2 (engines)"},
 		{[]string{"--trace", sliceOfTrace, "--stalled-after", "0s"}, "allowed: 1s to 24h"},
 		{[]string{"--trace", sliceOfTrace, "--block-bytes", "1056"}, "one must divide the other"},
 	} {
