@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -69,7 +70,7 @@ func launchAgent(ctx context.Context, pool int64, s *replaySettings, node int) (
 	}
 	a := useAgent(dir)
 	a.private = true
-	a.args = []string{"serve", "--socket-dir", dir, "--pool", formatSize(pool), "--integrity", s.integrity, "--eviction", s.eviction, "--device", s.device, "--log-level", "warn",
+	a.args = []string{"serve", "--socket-dir", dir, "--pool", formatSize(pool), "--integrity", s.integrity, "--verify-sample", strconv.Itoa(s.verify), "--eviction", s.eviction, "--device", s.device, "--log-level", "warn",
 		"--max-engines", "4096", "--max-sessions", "2048"}
 	if s.dramPath != "" {
 		path := s.dramPath

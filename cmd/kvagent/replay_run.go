@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvagent/kvagent/agent"
 	"github.com/kvagent/kvagent/mockengine"
 )
 
@@ -75,6 +76,7 @@ type replay struct {
 	leases, regions, leftEngines int
 	imports                      int
 	sources                      []source
+	sample                       agent.SampleCounts
 	nodes                        []*replayAgent // the first is agent
 	stopErr                      error
 }
