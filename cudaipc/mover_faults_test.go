@@ -23,6 +23,7 @@ const (
 	hangsInImport = "hangs in Import"
 	hangsInClose  = "hangs in Close"
 	hangsInPoll   = "hangs in Poll"
+	hangsInSum    = "hangs in Sum"
 	losesItself   = "says ErrLost"
 	doesNotOpen   = "does not open"
 	firesForAStep = "fires for steps alone" // events of waits without a step have not fired
@@ -37,7 +38,7 @@ type faulty struct {
 func openFaulty(s cudaipc.MoverSetup) (cudaipc.Device, error) {
 	fault := s.Device
 	switch fault {
-	case hangsInCopy, hangsInDone, hangsInImport, hangsInClose, hangsInPoll, losesItself, firesForAStep:
+	case hangsInCopy, hangsInDone, hangsInImport, hangsInClose, hangsInPoll, hangsInSum, losesItself, firesForAStep:
 		s.Device = cudaipc.HostDevice
 		d, err := cudaipc.OpenMoved(s)
 		return &faulty{d, fault}, err
@@ -56,6 +57,11 @@ func (f *faulty) is(fault string) {
 func (f *faulty) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 	f.is(hangsInCopy)
 	return f.Device.Copy(c)
+}
+
+func (f *faulty) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
+	f.is(hangsInSum)
+	return f.Device.(cudaipc.Summer).Sum(s)
 }
 
 func (f *faulty) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
