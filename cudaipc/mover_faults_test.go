@@ -25,6 +25,7 @@ const (
 	stopsInImport = "imports until the peer is gone"
 	hangsInClose  = "hangs in Close"
 	hangsInPoll   = "hangs in Poll"
+	hangsInSum    = "hangs in Sum"
 	losesItself   = "says ErrLost"
 	doesNotOpen   = "does not open"
 	firesForAStep = "fires for steps alone" // events of waits without a step have not fired
@@ -41,7 +42,8 @@ func openFaulty(s cudaipc.MoverSetup) (cudaipc.Device, error) {
 	switch fault {
 	case hangsInOpen:
 		select {}
-	case hangsInCopy, hangsInDone, hangsInImport, stopsInImport, hangsInClose, hangsInPoll, losesItself, firesForAStep:
+	case hangsInCopy, hangsInDone, hangsInImport, stopsInImport, hangsInClose, hangsInPoll, hangsInSum, losesItself,
+		firesForAStep:
 		s.Device = cudaipc.HostDevice
 		d, err := cudaipc.OpenMoved(s)
 		return &faulty{d, fault}, err
@@ -60,6 +62,11 @@ func (f *faulty) is(fault string) {
 func (f *faulty) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 	f.is(hangsInCopy)
 	return f.Device.Copy(c)
+}
+
+func (f *faulty) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
+	f.is(hangsInSum)
+	return f.Device.(cudaipc.Summer).Sum(s)
 }
 
 func (f *faulty) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {

@@ -131,6 +131,7 @@ func TestStoppedMoverIsWaitedFor(t *testing.T) {
 func TestMoverHangs(t *testing.T) {
 	t.Run("Copy", func(t *testing.T) { testHangingCopy(t, hangsInCopy, cudaipc.LostCopy) })
 	t.Run("Done", func(t *testing.T) { testHangingCopy(t, hangsInDone, cudaipc.LostCopy) })
+	t.Run("Sum", testHangingSum)
 	t.Run("ErrLost", func(t *testing.T) { testHangingCopy(t, losesItself, cudaipc.LostDevice) })
 	t.Run("Import", func(t *testing.T) {
 		t.Parallel()
@@ -165,6 +166,27 @@ func TestMoverHangs(t *testing.T) {
 		}
 		m.expectLost(1, cudaipc.LostCall)
 	})
+}
+
+// testHangingSum: the end of a sum comes when the process is reaped, and not before: until then it may read the peer's memory.
+func testHangingSum(t *testing.T) {
+	t.Parallel()
+	m := newMoved(t, func(o *cudaipc.MoverOptions) { o.Device, o.Limits.Copy = hangsInSum, time.Second })
+	m.attach(1)
+	pid := m.pid()
+	ticket, err := m.mover.Sum(&cudaipc.Sample{
+		Peer: 1, Within: time.Millisecond, Pieces: []cudaipc.Piece{{Region: 1, Bytes: 4096}}, Blocks: []cudaipc.SampleBlock{{}, {}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.mover.Close(1); !errors.Is(err, cudaipc.ErrBusy) {
+		t.Errorf("Close while the peer is summed: %v, want ErrBusy", err)
+	}
+	if d := m.done(ticket); d.Err == nil || len(d.Bad) != 2 || !d.Bad[0] || !d.Bad[1] || !gone(pid) {
+		t.Errorf("bad blocks %v, %v, the mover is gone: %v; want all bad, when it is gone", d.Bad, d.Err, gone(pid))
+	}
+	m.expectLost(1, cudaipc.LostCopy)
 }
 
 func testHangingCopy(t *testing.T, fault string, reason cudaipc.LossReason) {

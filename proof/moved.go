@@ -79,7 +79,12 @@ func (b *bench) fragmentMoved(p *path, which int, raw *cudaipc.RawCopies) error 
 	var rates [2]map[string]float64 // by Integrity
 	for _, integrity := range []transfer.Integrity{transfer.Header, transfer.Full} {
 		var err error
-		if rates[integrity], err = p.measure(fragment.bytes, integrity); err != nil {
+		if rates[integrity], err = p.measure(fragment.bytes, integrity, 0); err != nil {
+			return err
+		}
+	}
+	if fragment.bytes == checkedFragment {
+		if err := b.checkedMoved(p, which, rates[transfer.Full]); err != nil {
 			return err
 		}
 	}
@@ -100,6 +105,25 @@ func (b *bench) fragmentMoved(p *path, which int, raw *cudaipc.RawCopies) error 
 		if fragment.rate > 0 {
 			b.line.aim(name+" GiB/s", rate/gib, fragment.rate/gib, false)
 		}
+	}
+	return nil
+}
+
+// checkedFragment is the length of fragments at which the end-to-end check is measured.
+const checkedFragment = 64 << 10
+
+// checkedMoved measures saves and loads with every block checked end to end (serve's --verify-sample 1). What one check in 1,000 blocks costs follows
+// from that: the difference, by 1,000.
+func (b *bench) checkedMoved(p *path, which int, full map[string]float64) error {
+	checked, err := p.measure(fragments[which].bytes, transfer.Full, 1)
+	if err != nil {
+		return err
+	}
+	for _, way := range []string{"save", "load"} {
+		name, f := fragments[which].name+"_"+way, b.line.Figures
+		f[name+"_checked_gib_s"], f[name+"_checked_of_full"] = checked[way]/gib, checked[way]/full[way]
+		f[name+"_check_us_per_block"] = movedBlock * (1/checked[way] - 1/full[way]) * 1e6
+		b.line.say("%s %s with every block checked end to end %.1f GiB/s, %.0f us a block", fragments[which].name, way, checked[way]/gib, f[name+"_check_us_per_block"])
 	}
 	return nil
 }
@@ -143,12 +167,16 @@ func (p *path) pinned() error {
 }
 
 // measure gives bytes per second of saves, loads, and a save beside a load, of blocks of fragments that lie apart: the median of the rounds.
-func (p *path) measure(fragment int64, integrity transfer.Integrity) (map[string]float64, error) {
+func (p *path) measure(fragment int64, integrity transfer.Integrity, every uint32) (map[string]float64, error) {
 	done := make(chan transfer.Completion, 2)
 	cfg, err := p.config(fragment, integrity, done)
 	if err != nil {
 		return nil, err
 	}
+	cfg.Sampling.Every = every
+	cfg.Sampling.Arena, _ = p.pool.Arena()
+	cfg.Limits = transfer.DefaultLimits
+	cfg.Limits.SampleWait = cudaipc.MaxSampleWait
 	w, err := transfer.Start(cfg)
 	if err != nil {
 		return nil, err
@@ -230,6 +258,9 @@ func timed(w *transfer.Worker, jobs []transfer.Job, done <-chan transfer.Complet
 				if s != pool.OK {
 					return 0, fmt.Errorf("block %d has status %d", i, s)
 				}
+			}
+			if c.Sample.Unverified > 0 {
+				return 0, fmt.Errorf("%d blocks were not checked in time", c.Sample.Unverified)
 			}
 		case <-time.After(answerWithin):
 			return 0, fmt.Errorf("a job did not end within %v", answerWithin)

@@ -27,3 +27,15 @@ func TestCUDASampleCatchesWrongCopies(t *testing.T) {
 		})
 	}
 }
+
+// BenchmarkCUDASampling is BenchmarkSampling on a GPU, opened here.
+func BenchmarkCUDASampling(b *testing.B) {
+	benchSampling(b, openSampled{
+		engine: func(t testing.TB, s devicetest.Spec) devicetest.Engine {
+			return devicetest.CUDAEngine(t, s, cudaipc.KindCUDA)
+		},
+		device: func(fd int, size int64) (cudaipc.Device, error) {
+			return cudaipc.OpenCUDA(cudaipc.CUDAOptions{ArenaFD: fd, ArenaSize: size})
+		},
+	})
+}

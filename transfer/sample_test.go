@@ -296,6 +296,13 @@ func newHeldSums(d cudaipc.Device) *heldSums {
 // sumBit is in the tickets of sums.
 const sumBit = 1 << 40
 
+// close has the sums stand still again that are asked for from now on.
+func (h *heldSums) close() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.opened = false
+}
+
 func (h *heldSums) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 	h.copies <- struct{}{}
 	return h.Device.Copy(c)
@@ -457,6 +464,37 @@ func TestSamplesThatAreNotMade(t *testing.T) {
 		for _, job := range []Job{save(1, section(0, 4, 0)), load(2, section(0, 4, 10))} {
 			if c := s.finish(job, pool.OK); c.Sample != (SampleCounts{Unverified: 4}) {
 				t.Errorf("%s, job %d: %+v, want 4 that were not verified", name, job.ID, c.Sample)
+			}
+		}
+	}
+}
+
+// TestEngineDiesWhileSummed: what its memory was cannot be said any more. The job ends, and its blocks are counted.
+func TestEngineDiesWhileSummed(t *testing.T) {
+	for _, name := range []string{"host", "process"} {
+		for _, kind := range []Kind{Save, Load} {
+			var held *heldSums
+			r := sampledDevices[name].rig(t, func(c *Config, r *sampleRig) {
+				held = newHeldSums(r.n.host)
+				c.Device = held
+			})
+			t.Cleanup(held.open)
+			job := save(1, section(0, 4, 0))
+			if kind == Load {
+				held.open() // the blocks are saved first
+				r.finish(job)
+				held.close()
+				job = load(2, section(0, 4, 10))
+			}
+			if err := r.worker.Submit(job); err != nil {
+				t.Fatal(err)
+			}
+			<-held.submitted
+			r.engine.Kill()
+			held.open()
+			c := <-r.done
+			if n := c.Sample; n.Mismatched != 0 || n.Matched+n.Unverified != 4 || name == "process" && n.Unverified != 4 {
+				t.Errorf("%s, kind %d: %+v; want 4 that match, or were not verified because the process is gone", name, kind, n)
 			}
 		}
 	}

@@ -14,7 +14,11 @@ import (
 
 	"github.com/kvagent/kvagent/mockengine"
 	"github.com/kvagent/kvagent/pool/dram"
+	"github.com/kvagent/kvagent/transfer"
 )
+
+// defaultReplayVerify is more than serve checks by default: engines that are killed and revoke are where a check could be wrong.
+const defaultReplayVerify = 10
 
 // replaySettings are all settings of replay.
 type replaySettings struct {
@@ -39,6 +43,7 @@ type replaySettings struct {
 
 	socket    string
 	integrity string
+	verify    int // one block in so many is checked end to end
 	eviction  string
 	device    string
 
@@ -62,7 +67,8 @@ func defaultReplaySettings() *replaySettings {
 	return &replaySettings{
 		perProcess: 1, nodes: 1, blockBytes: 16 << 10, ranks: 1, groups: 1, pauseFor: 10 * time.Second,
 		serverDown: time.Second, stalledAfter: 3 * time.Minute,
-		integrity: integrityFull, eviction: defaultEviction, device: deviceAuto, loadDeadline: 2 * time.Second, lookupTimeout: 100 * time.Millisecond, priorities: 1,
+		integrity: integrityFull, verify: defaultReplayVerify, eviction: defaultEviction, device: deviceAuto,
+		loadDeadline: 2 * time.Second, lookupTimeout: 100 * time.Millisecond, priorities: 1,
 	}
 }
 
@@ -129,6 +135,7 @@ func (s *replaySettings) addFlags(f *pflag.FlagSet) {
 	f.Var(&durationValue{&s.loadDeadline, time.Millisecond, time.Hour}, "load-deadline", "give a load up after so long")
 	f.StringVar(&s.socket, "socket", "", "socket directory, or session socket, of an agent that runs; default: start one")
 	f.Var(&choiceValue{&s.integrity, []string{integrityFull, integrityHeader}}, "integrity", "integrity of the agent that is started")
+	f.Var(&countValue{&s.verify, 0, transfer.MaxSampleEvery}, "verify-sample", "verify-sample of the agent that is started; a mismatch fails the run")
 	f.Var(&choiceValue{&s.eviction, evictions}, "eviction", "eviction of the agent that is started")
 	f.Var(&choiceValue{&s.device, devices}, "device", "device of the agent that is started; with cuda the engines are on the only GPU, too, every second one in virtual memory")
 	f.StringVar(&s.dramPath, "dram-path", "", "file on tmpfs or hugetlbfs for the pool of the agent that is started: then the pool outlives its kills")

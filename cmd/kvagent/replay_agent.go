@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -67,7 +68,8 @@ func newAgent(pool int64, s *replaySettings, node int, exits chan error) (*repla
 	}
 	a := useAgent(dir)
 	a.node, a.private, a.exits = node, true, exits
-	a.args = []string{"serve", "--socket-dir", dir, "--pool", formatSize(pool), "--integrity", s.integrity, "--eviction", s.eviction, "--device", s.device, "--log-level", "warn",
+	a.args = []string{"serve", "--socket-dir", dir, "--pool", formatSize(pool), "--integrity", s.integrity,
+		"--verify-sample", strconv.Itoa(s.verify), "--eviction", s.eviction, "--device", s.device, "--log-level", "warn",
 		"--max-engines", "4096", "--max-sessions", "2048"}
 	if s.dramPath != "" {
 		path := s.dramPath

@@ -17,13 +17,13 @@ import (
 
 // Times in which a replay ends what it started.
 const (
-	endWithin      = 20 * time.Second // after SIGTERM or SIGINT everything is over; the times below add up to less
-	brokenWithin   = 8 * time.Second  // for agents to end by themselves when the run is broken off
-	enginesWithin  = 10 * time.Second // for processes of engines that have left to end
-	strayWithin    = 3 * time.Second  // for what agents started to follow them
-	pipesWithin    = time.Second      // for what holds the output of a process that ended
-	strayPoll      = 20 * time.Millisecond
-	maxCommandLine = 100 // characters of one in an error
+	replayEndsWithin = 20 * time.Second // after SIGTERM or SIGINT everything is over; the times below add up to less
+	brokenWithin     = 8 * time.Second  // for agents to end by themselves when the run is broken off
+	enginesWithin    = 10 * time.Second // for processes of engines that have left to end
+	strayWithin      = 3 * time.Second  // for what agents started to follow them
+	pipesWithin      = time.Second      // for what holds the output of a process that ended
+	strayPoll        = 20 * time.Millisecond
+	maxCommandLine   = 100 // characters of one in an error
 )
 
 // child is a process that a replay started. It ends with the replay, however that ends: the kernel kills it when the
@@ -136,7 +136,7 @@ func commandLine(pid int) string {
 	return text[:min(len(text), maxCommandLine)]
 }
 
-// endInTime ends this process when it has not ended endWithin after ctx is done; the kernel kills its children with it.
+// endInTime ends this process when it has not ended replayEndsWithin after ctx is done; the kernel kills its children with it.
 // The caller calls disarm when everything is over.
 func endInTime(ctx context.Context, log io.Writer) (disarm func()) {
 	over := make(chan struct{})
@@ -146,12 +146,12 @@ func endInTime(ctx context.Context, log io.Writer) (disarm func()) {
 			return
 		case <-ctx.Done():
 		}
-		timer := time.NewTimer(endWithin)
+		timer := time.NewTimer(replayEndsWithin)
 		defer timer.Stop()
 		select {
 		case <-over:
 		case <-timer.C:
-			fmt.Fprintf(log, "replay: not over %v after it was told to end: killed\n", endWithin)
+			fmt.Fprintf(log, "replay: not over %v after it was told to end: killed\n", replayEndsWithin)
 			os.Exit(exitFailed)
 		}
 	}()

@@ -165,8 +165,8 @@ func TestReplayEndsWithAllItStarted(t *testing.T) {
 				t.Fatal(err)
 			}
 			<-l.over
-			if took := time.Since(began); took > endWithin {
-				t.Errorf("it ended %v after %v, allowed: %v", took, sig, endWithin)
+			if took := time.Since(began); took > replayEndsWithin {
+				t.Errorf("it ended %v after %v, allowed: %v", took, sig, replayEndsWithin)
 			}
 			if text := l.log.String(); strings.Contains(text, "not over") || strings.Contains(text, "is left") {
 				t.Errorf("it did not end by itself:\n%s", text)

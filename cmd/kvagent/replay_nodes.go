@@ -175,6 +175,13 @@ func (r *replay) addSources(st *agent.Status) {
 	r.addSource(source{Name: "memory", Blocks: loaded})
 }
 
+// addSample adds what one agent's last life says of its end-to-end checks.
+func (r *replay) addSample(s *agent.SampleStatus) {
+	r.sample.Matched += s.Saves.Matched + s.Loads.Matched
+	r.sample.Unverified += s.Saves.Unverified + s.Loads.Unverified
+	r.sample.Mismatched += s.Saves.Mismatched + s.Loads.Mismatched
+}
+
 func (r *replay) addSource(o source) {
 	for i := range r.sources {
 		if s := &r.sources[i]; s.Name == o.Name {

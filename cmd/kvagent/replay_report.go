@@ -69,8 +69,12 @@ type replayReport struct {
 	HitRateAfter    float64  `json:"hit_rate_after_agent_kills"`  // and of those behind it
 	Sources         []source `json:"sources"`                     // of the blocks loaded
 	LookupsPending  uint64   `json:"lookups_pending"`
-	WallS           float64  `json:"wall_s"`
-	Seed            uint64   `json:"seed"`
+	// Blocks that the agents, in their last lives, checked end to end.
+	SamplesMatched    uint64  `json:"samples_matched"`
+	SamplesMismatched uint64  `json:"samples_mismatched"`
+	SamplesUnverified uint64  `json:"samples_unverified"`
+	WallS             float64 `json:"wall_s"`
+	Seed              uint64  `json:"seed"`
 
 	wrong, failed []string
 	stopErr       error
@@ -101,6 +105,7 @@ func (r *replay) report() replayReport {
 	o.AgentLookupUS, o.AgentAskUS, o.OverDeadlineUS = r.slowest.whole, r.slowest.ask, r.slowest.over
 	o.OverDeadlineAtS, o.OverTookUS = r.slowest.overAt, r.slowest.overTook
 	o.MachineLagUS = micros(r.lag)
+	o.SamplesMatched, o.SamplesMismatched, o.SamplesUnverified = r.sample.Matched, r.sample.Mismatched, r.sample.Unverified
 	o.HitRateBefore, o.HitRateAfter = r.around.rates()
 	r.tally.Lock()
 	defer r.tally.Unlock()
@@ -133,7 +138,7 @@ func (o *replayReport) verdict() error {
 		more []string
 	}{
 		{int(o.WrongBytes), "wrong bytes", o.wrong}, {o.FailedRequests, "failed requests", o.failed}, {o.LeasesLeft, "leases left", nil},
-		{o.RegionsLeft, "mappings left", nil}, {o.EnginesLeft, "engines left", nil}, {o.ImportsLeft, "imports left", nil}, {o.EngineBlocks, "blocks of engines not free", nil},
+		{int(o.SamplesMismatched), "blocks that an agent found to differ from the engine's", nil}, {o.RegionsLeft, "mappings left", nil}, {o.EnginesLeft, "engines left", nil}, {o.ImportsLeft, "imports left", nil}, {o.EngineBlocks, "blocks of engines not free", nil},
 	} {
 		if p.n == 0 {
 			continue

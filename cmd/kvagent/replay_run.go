@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvagent/kvagent/agent"
 	"github.com/kvagent/kvagent/mockengine"
 )
 
@@ -78,6 +79,7 @@ type replay struct {
 	leases, regions, leftEngines int
 	imports                      int
 	sources                      []source
+	sample                       agent.SampleCounts
 	nodes                        []*replayAgent
 	stopErr                      error
 }
