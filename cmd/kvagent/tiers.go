@@ -85,7 +85,7 @@ func (t *tierSettings) check() error {
 	return errors.Join(bad...)
 }
 
-// stateDir is where the salts are.
+// stateDir is where what is kept of resets is.
 func (t *tierSettings) stateDir() string {
 	if t.state != "" {
 		return t.state
@@ -98,8 +98,8 @@ func (t *tierSettings) stateDir() string {
 	return ""
 }
 
-// saltsFile is the file in the state directory.
-const saltsFile = "kvagent-resets.json"
+// resetsFile is the file in the state directory.
+const resetsFile = "kvagent-resets.json"
 
 // openTiers puts the tiers below a pool. Without any it gives the pool itself. The function closes what was opened.
 func openTiers(p *dram.Pool, s *serveSettings, log *zap.Logger) (agent.Pool, func() error, error) {
@@ -140,7 +140,7 @@ func openTiers(p *dram.Pool, s *serveSettings, log *zap.Logger) (agent.Pool, fun
 func (t *tierSettings) options(s *serveSettings, staging *tier.Staging, log *zap.Logger) tier.Options {
 	node, _ := os.Hostname() // empty: what is stored names no source
 	return tier.Options{
-		PrefetchBytes: t.prefetch, PrefillTokens: float64(t.prefill.tokens), LearnPrefill: t.prefill.learn, Staging: staging, Salts: filepath.Join(t.stateDir(), saltsFile),
+		PrefetchBytes: t.prefetch, PrefillTokens: float64(t.prefill.tokens), LearnPrefill: t.prefill.learn, Staging: staging, State: filepath.Join(t.stateDir(), resetsFile),
 		NoSums: s.integrity == integrityHeader, Node: node,
 		Log: func(name, what string, err error) { log.Warn(what, zap.String("tier", name), zap.Error(err)) },
 	}

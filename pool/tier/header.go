@@ -27,6 +27,8 @@ const (
 	maxNode     = 32
 )
 
+var errNoMarker = errors.New("the store took no marker of a reset, or gave none back")
+
 var magic = [4]byte{'k', 'v', 'T', '1'}
 
 // What is wrong with a value.

@@ -93,9 +93,16 @@ type Options struct {
 	LearnPrefill bool
 	// Staging is where values lie on their way. Nil: the stack makes its own, of the default size.
 	Staging *Staging
-	// Salts is the file that keeps which spaces were reset, see spaces.go. Empty: they are forgotten with the process, which is right only if no
+	// State is the file that keeps which spaces were reset, and what is still to be collected, see spaces.go. Empty: they are forgotten with the process, which is right only if no
 	// tier outlives it.
-	Salts string
+	State string
+	// EpochEvery is how often shared tiers are asked for resets of other nodes, 10 ms to 1 h, 5 s.
+	EpochEvery time.Duration
+	// CollectAfter is how long a name that nobody uses any more stays in the tiers, 100 ms to 30 days, 10 min: from the reset that left it behind, or since the engine of a private
+	// space is gone, or since the start of this process. As long after that a second look takes what others wrote late.
+	CollectAfter time.Duration
+	// CollectRate is how many keys a second a collection looks at or deletes, 1 to 1,000,000, 5,000.
+	CollectRate int
 	// NoSums says that memory does not make checksums (integrity header): then what is written to a tier is not compared with them first.
 	NoSums bool
 	Node   string // named as the source of what is stored; at most 32 bytes are kept
@@ -123,6 +130,9 @@ func (o *Options) complete(m Memory) error {
 	}
 	if o.Clock == nil {
 		o.Clock = time.Now
+	}
+	if err := o.completeEpochs(); err != nil {
+		return err
 	}
 	if o.Log == nil {
 		o.Log = func(string, string, error) {}
@@ -220,6 +230,34 @@ func (p *Pool) completePromises() error {
 	}
 	if o.PromiseWithin < MinPromiseWithin || o.PromiseWithin > MaxPromiseWithin {
 		return fmt.Errorf("tier: PromiseWithin is %v, allowed: %v to %v", o.PromiseWithin, MinPromiseWithin, MaxPromiseWithin)
+	}
+	return nil
+}
+
+// The ranges of EpochEvery, CollectAfter and CollectRate.
+const (
+	MinEpochEvery, MaxEpochEvery     = 10 * time.Millisecond, time.Hour
+	MinCollectAfter, MaxCollectAfter = 100 * time.Millisecond, 30 * 24 * time.Hour
+	MaxCollectRate                   = 1_000_000
+)
+
+func (o *Options) completeEpochs() error {
+	if o.EpochEvery == 0 {
+		o.EpochEvery = 5 * time.Second
+	}
+	if o.CollectAfter == 0 {
+		o.CollectAfter = 10 * time.Minute
+	}
+	if o.CollectRate == 0 {
+		o.CollectRate = 5000
+	}
+	switch {
+	case o.EpochEvery < MinEpochEvery || o.EpochEvery > MaxEpochEvery:
+		return fmt.Errorf("tier: EpochEvery is %v, allowed: %v to %v", o.EpochEvery, MinEpochEvery, MaxEpochEvery)
+	case o.CollectAfter < MinCollectAfter || o.CollectAfter > MaxCollectAfter:
+		return fmt.Errorf("tier: CollectAfter is %v, allowed: %v to %v", o.CollectAfter, MinCollectAfter, MaxCollectAfter)
+	case o.CollectRate < 1 || o.CollectRate > MaxCollectRate:
+		return fmt.Errorf("tier: CollectRate is %d, allowed: 1 to %d", o.CollectRate, MaxCollectRate)
 	}
 	return nil
 }

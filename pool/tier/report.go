@@ -24,6 +24,7 @@ func (p *Pool) Report() pool.TierReport {
 		}
 	}
 	p.mu.Unlock()
+	p.spaces.report(&r, p.lanes)
 	for i, l := range p.lanes {
 		l.report(&r.Tiers[i])
 	}
@@ -50,6 +51,8 @@ func (l *lane) report(t *pool.TierStatus) {
 	t.Dropped, t.Deleted, t.DeletesLost = c.putsDropped.Load(), c.deleted.Load(), c.deletesDropped.Load()
 	t.Asked, t.Found = c.asked.Load(), c.found.Load()
 	t.AskLate, t.AskFailed, t.AskRefused = c.askTimeouts.Load(), c.askFailed.Load(), c.askBusy.Load()
+	t.Collected, t.CollectedBytes, t.CollectFails = c.collected.Load(), c.collectedBytes.Load(), c.collectFails.Load()
+	t.MarkFails = c.markFails.Load()
 	t.Rate, t.FetchSeconds, t.PutSeconds, t.AskSeconds = l.pace.shown()
 }
 
