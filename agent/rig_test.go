@@ -43,12 +43,13 @@ type rigOption func(*rigConfig)
 
 type rigConfig struct {
 	Config
-	poolBytes int64
-	dram      bool
-	tiers     []tier.Tier           // empty: memory alone
-	prefetch  int64                 // bytes of the stack; 0: half the pool
-	learn     bool                  // the stack learns how fast engines compute
-	moved     *cudaipc.MoverOptions // nil: the device is in this process, unless moverEnv says otherwise
+	poolBytes                int64
+	dram                     bool
+	tiers                    []tier.Tier           // empty: memory alone
+	prefetch                 int64                 // bytes of the stack; 0: half the pool
+	learn                    bool                  // the stack learns how fast engines compute
+	epochEvery, collectAfter time.Duration         // of the stack; 0: its defaults
+	moved                    *cudaipc.MoverOptions // nil: the device is in this process, unless moverEnv says otherwise
 }
 
 // moverEnv makes every rig's device one in a mover.

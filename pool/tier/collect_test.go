@@ -3,7 +3,7 @@ package tier
 import (
 	"context"
 	"path/filepath"
-	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,55 +17,17 @@ import (
 	"github.com/kvagent/kvagent/pool/servertest"
 )
 
-// listing is a shelf that says what it holds.
+// listing is a shelf whose Delete may fail.
 type listing struct {
 	*pooltest.Shelf
-	mu    sync.Mutex
-	keys  map[pool.Key]int64
-	fails bool // Delete
-}
-
-func (l *listing) Put(ctx context.Context, items []pool.Item) error {
-	err := l.Shelf.Put(ctx, items)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.keys == nil {
-		l.keys = make(map[pool.Key]int64)
-	}
-	for i := range items {
-		if items[i].Status == pool.OK {
-			l.keys[items[i].Key] = int64(len(items[i].Data))
-		}
-	}
-	return err
+	fails atomic.Bool
 }
 
 func (l *listing) Delete(ctx context.Context, keys []pool.Key) error {
-	l.mu.Lock()
-	if l.fails {
-		l.mu.Unlock()
+	if l.fails.Load() {
 		return errMoody
 	}
-	for i := range keys {
-		delete(l.keys, keys[i])
-	}
-	l.mu.Unlock()
 	return l.Shelf.Delete(ctx, keys)
-}
-
-func (l *listing) List(_ context.Context, found func(k pool.Key, bytes int64) bool) error {
-	l.mu.Lock()
-	keys := make([]pool.Key, 0, len(l.keys))
-	for k := range l.keys {
-		keys = append(keys, k)
-	}
-	l.mu.Unlock()
-	for _, k := range keys {
-		if !found(k, 1) {
-			break
-		}
-	}
-	return nil
 }
 
 // count is the values under a name.
@@ -119,7 +81,8 @@ func TestLeftoversAreCollected(t *testing.T) {
 // A store that fails is tried again; nothing is forgotten meanwhile.
 func TestCollectingIsTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &listing{Shelf: pooltest.NewShelf(), fails: true}
+		store := &listing{Shelf: pooltest.NewShelf()}
+		store.fails.Store(true)
 		n := newNode(t, 200, 2, Options{}, sharing(store))
 		n.save(chain("a", 10))
 		n.stored(0, 10)
@@ -128,9 +91,7 @@ func TestCollectingIsTriedAgain(t *testing.T) {
 		if r := n.Report(); r.Names != 1 || r.Tiers[0].CollectFails == 0 || store.count(n.spec.Fingerprint) != 20 {
 			t.Errorf("%+v", r)
 		}
-		store.mu.Lock()
-		store.fails = false
-		store.mu.Unlock()
+		store.fails.Store(false)
 		time.Sleep(3 * n.o.CollectAfter)
 		if r := n.Report(); r.Names != 0 || store.count(n.spec.Fingerprint) != 0 {
 			t.Errorf("%d shards are left; %+v", store.count(n.spec.Fingerprint), r)
