@@ -268,3 +268,57 @@ func resetOver(t *testing.T, open func() pool.Store) {
 		t.Errorf("%d shards under the name in use, want %d", got, 2*blocks)
 	}
 }
+
+// An engine of a private space that comes back while it is being collected finds what is left, and loses nothing more.
+func TestPrivateSpaceIsBackInTheMiddle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &listing{Shelf: pooltest.NewShelf()}
+		n := newNode(t, 400, 2, Options{}, sharing(store))
+		n.InUse(n.spec.Fingerprint, true)
+		n.save(chain("a", 10))
+		n.stored(0, 10)
+		n.NotInUse(n.spec.Fingerprint)
+		store.fails.Store(true)
+		time.Sleep(n.o.CollectAfter + 3*n.o.EpochEvery)
+		if r := n.Report(); r.Names != 1 || r.Tiers[0].CollectFails == 0 {
+			t.Fatalf("it is not being collected: %+v", r)
+		}
+		n.save(chain("b", 5)) // by nobody: memory has it, and the tier does not get it
+		time.Sleep(time.Second)
+		n.InUse(n.spec.Fingerprint, true)
+		store.fails.Store(false)
+		n.save(chain("c", 5))
+		n.stored(0, 15)
+		time.Sleep(5 * n.o.CollectAfter)
+		if r, got := n.Report(), store.count(n.spec.Fingerprint); got != 30 || r.Names != 0 || r.Tiers[0].Collected != 0 {
+			t.Errorf("%d shards of an engine that is back, want 30; %+v", got, r)
+		}
+	})
+}
+
+// Nothing of a private space is stored before the file names it: whatever becomes of the process, it is collected.
+func TestPrivateSpaceIsOnDiskFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &listing{Shelf: pooltest.NewShelf()}
+		n := newNode(t, 400, 2, Options{State: filepath.Join(t.TempDir(), "resets")}, sharing(store))
+		n.spaces.write = func(string, *kept) error { return errMoody }
+		private := specOf("private", 2)
+		n.InUse(private.Fingerprint, true)
+		var err error
+		n.spec = private
+		n.space, err = n.OpenSpace(private)
+		check(t, err)
+		time.Sleep(2 * n.o.EpochEvery)
+		n.save(chain("a", 10))
+		time.Sleep(time.Second)
+		if got := store.count(private.Fingerprint); got != 0 {
+			t.Errorf("%d shards are stored of a private space that the file does not name", got)
+		}
+		n.spaces.turning.Lock()
+		n.spaces.write = writeKept
+		n.spaces.turning.Unlock()
+		time.Sleep(2 * n.o.EpochEvery)
+		n.save(chain("b", 5))
+		n.stored(0, 5)
+	})
+}

@@ -110,6 +110,14 @@ func TestSharingGoesOnAfterAReset(t *testing.T) {
 		if r := a.Report(); r.Adopted+r.Again != 0 {
 			t.Errorf("the node that was reset: %+v", r)
 		}
+		for range 3 { // of which the store may hear of the last alone
+			a.reset()
+		}
+		time.Sleep(b.o.EpochEvery)
+		synctest.Wait()
+		if a.epoch() != 4 || b.epoch() != 4 {
+			t.Errorf("epochs %d and %d after three resets in a row and an interval, want 4", a.epoch(), b.epoch())
+		}
 	})
 }
 

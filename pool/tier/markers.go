@@ -235,12 +235,25 @@ func (l *lane) followSpace(ctx context.Context, f *followed) error {
 			return nil
 		}
 		l.p.spaces.tell(f, l)
+		missing = append(missing, l.passed(f)...)
 	}
 	if err := l.putMarkers(ctx, f.fp, missing); err != nil {
 		return err
 	}
 	l.following.heard[f.fp] = heard{epoch: f.epoch, full: l.p.now().Add(followFull * l.p.o.EpochEvery)}
 	return nil
+}
+
+// passed is the epochs between the last that this store has heard of and a reset's, the latest of them: nodes that ask for the next one alone hear of it in their next round.
+func (l *lane) passed(f *followed) (all []uint64) {
+	from := f.epoch - min(f.epoch, leftNames)
+	if h, known := l.following.heard[f.fp]; known {
+		from = max(from, h.epoch)
+	}
+	for n := from + 1; n < f.epoch; n++ {
+		all = append(all, n)
+	}
+	return all
 }
 
 // goBeyond takes a space to a later epoch: that of a marker, or, if a reset of this node met it on its way, the one behind it.
