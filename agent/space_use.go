@@ -9,9 +9,12 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Tiers hear which spaces have engines, so that they can collect what private ones leave behind; and a reset on another node, which they hear of, is told to this node's engines like one of its own.
+// Tiers hear which spaces have engines, so that they can collect what private ones leave behind;
+// and a reset on another node, which they hear of, is told to this node's engines like one of its
+// own.
 
-// privateGeneration is how the generation of an identity begins that no other engine will ever have (docs/PROTOCOL.md).
+// privateGeneration is how the generation of an identity begins that no other engine will ever have
+// (docs/PROTOCOL.md).
 const privateGeneration = "private:"
 
 // usedLocked tells the tiers that a space has its first seat.
@@ -28,7 +31,8 @@ func (r *registry) leftLocked(sp *space) {
 	}
 }
 
-// watchAdopted has the pool's tiers say which resets of other nodes they took over; off: not any more.
+// watchAdopted has the pool's tiers say which resets of other nodes they took over; off: not any
+// more.
 func (a *Agent) watchAdopted(on bool) {
 	use, ok := a.pool.(pool.SpaceUse)
 	switch {
@@ -48,7 +52,8 @@ func (a *Agent) adopted(fp pool.Fingerprint) {
 	}
 	signal(a.registry.swept)
 	epoch := a.registry.epochOf(sp)
-	a.log.Info("new weights epoch: the space was reset on another node", zap.String("model", sp.model), spaceField(fp), zap.Uint32("epoch", epoch))
+	a.log.Info("new weights epoch: the space was reset on another node",
+		zap.String("model", sp.model), spaceField(fp), zap.Uint32("epoch", epoch))
 	for _, s := range sessions {
 		s.tell(&ipc.Epoch{Epoch: epoch})
 	}

@@ -15,8 +15,9 @@ func quickResets(after time.Duration) rigOption {
 	return func(c *rigConfig) { c.epochEvery, c.collectAfter = 10*time.Millisecond, after }
 }
 
-// A reset on one node is one on every node that shares a tier: engines there are told the new epoch, nothing older is found, and what either stores from then on the other one finds. That holds for
-// a RESET, for the foreign reset and for cache rm, which are the same.
+// A reset on one node is one on every node that shares a tier: engines there are told the new
+// epoch, nothing older is found, and what either stores from then on the other one finds. That
+// holds for a RESET, for the foreign reset and for cache rm, which are the same.
 func TestResetReachesOtherNodes(t *testing.T) {
 	for name, reset := range map[string]func(r *rig, scheduler *client, space [16]byte){
 		"RESET": func(_ *rig, scheduler *client, _ [16]byte) {
@@ -40,12 +41,16 @@ func TestResetReachesOtherNodes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			store := pooltest.NewShelf()
-			shared := tier.Tier{Name: "shared", Store: store, Write: tier.OnSave, AskWithin: patience, AbsentFor: 10 * time.Millisecond}
+			shared := tier.Tier{
+				Name: "shared", Store: store, Write: tier.OnSave, AskWithin: patience, AbsentFor: 10 * time.Millisecond,
+			}
 			a, b := newRig(t, quickResets(0), withTiers(shared)), newRig(t, quickResets(0), withTiers(shared))
 			schedulerA, workersA, answer := a.joinEngine(register("a"))
 			schedulerB, workersB, _ := b.joinEngine(register("b"))
 			question := func(c *client, seed byte) ipc.LookupRequest {
-				return ipc.LookupRequest{Space: answer.Space, Session: c.welcome.Session, Tokens: 1000, HashLen: 32, Hashes: chain(seed, 8)}
+				return ipc.LookupRequest{
+					Space: answer.Space, Session: c.welcome.Session, Tokens: 1000, HashLen: 32, Hashes: chain(seed, 8),
+				}
 			}
 			if got := workersB[0].save(1, chain(1, 8), 0); !all(got, ipc.BlockOK) {
 				t.Fatalf("save: %v", got)
@@ -68,13 +73,16 @@ func TestResetReachesOtherNodes(t *testing.T) {
 			}
 			b.waitTier(16)
 			if got := askUntil(t, a.asker(ipc.LookupSocket), question(schedulerA, 2)); got.Tokens != 8*testBlockTokens {
-				t.Errorf("%d tokens of after the reset are found on its own node, want %d", got.Tokens, 8*testBlockTokens)
+				t.Errorf("%d tokens of after the reset are found on its node, want %d", got.Tokens, 8*testBlockTokens)
 			}
 			if got := workersA[0].save(2, chain(3, 8), 0); !all(got, ipc.BlockOK) {
 				t.Fatalf("save: %v", got)
 			}
 			text := b.metricsText()
-			for _, line := range []string{"kvagent_resets_adopted_total 1", "kvagent_resets_repeated_total 0", `kvagent_tier_collected_total{tier="shared"} 0`, "kvagent_promises_expired_total 0"} {
+			for _, line := range []string{
+				"kvagent_resets_adopted_total 1", "kvagent_resets_repeated_total 0",
+				`kvagent_tier_collected_total{tier="shared"} 0`, "kvagent_promises_expired_total 0",
+			} {
 				if !strings.Contains(text, line) {
 					t.Errorf("metrics have no %s", line)
 				}
@@ -83,10 +91,12 @@ func TestResetReachesOtherNodes(t *testing.T) {
 	}
 }
 
-// What an engine of a private generation stored is collected when it has been gone for a while; what one of a named generation stored stays.
+// What an engine of a private generation stored is collected when it has been gone for a while;
+// what one of a named generation stored stays.
 func TestPrivateGenerationIsCollected(t *testing.T) {
 	store := pooltest.NewShelf()
-	r := newRig(t, quickResets(tier.MinCollectAfter), withTiers(tier.Tier{Name: "shared", Store: store, Write: tier.OnSave}))
+	shared := tier.Tier{Name: "shared", Store: store, Write: tier.OnSave}
+	r := newRig(t, quickResets(tier.MinCollectAfter), withTiers(shared))
 	stored := uint64(0)
 	for _, generation := range []string{"private:0123456789abcdef0123456789abcdef", "named:v2", ""} {
 		m := register("of " + generation)
@@ -100,7 +110,9 @@ func TestPrivateGenerationIsCollected(t *testing.T) {
 		workers[0].close()
 		scheduler.close()
 	}
-	r.waitFor("the private generation is collected", func(s Status) bool { return s.Tiers.List[0].Collected == 8 && s.Tiers.Names == 0 })
+	r.waitFor("the private generation is collected", func(s Status) bool {
+		return s.Tiers.List[0].Collected == 8 && s.Tiers.Names == 0
+	})
 	if n := store.Len(); n != 16 {
 		t.Errorf("%d shards are left, want the 16 of generations that are not private", n)
 	}

@@ -76,7 +76,8 @@ func tiersStatus(tiers pool.Tiers) *TiersStatus {
 	r := tiers.Report()
 	out := &TiersStatus{
 		Promises: r.Promises, PromiseBytes: r.PromiseBytes, PromiseCap: r.PromiseCap, Promised: r.Promised, Kept: r.Landed, Unkept: r.Unkept,
-		Cancelled: r.Cancelled, Expired: r.Expired, Prefill: r.Prefill, Adopted: r.Adopted, Again: r.Again, Names: r.Names, NamesLost: r.Lost, List: make([]TierStatus, len(r.Tiers)),
+		Cancelled: r.Cancelled, Expired: r.Expired, Prefill: r.Prefill,
+		Adopted: r.Adopted, Again: r.Again, Names: r.Names, NamesLost: r.Lost, List: make([]TierStatus, len(r.Tiers)),
 	}
 	for i := range r.Tiers {
 		out.List[i] = tierStatus(&r.Tiers[i])
@@ -98,7 +99,8 @@ func tierStatus(t *pool.TierStatus) TierStatus {
 		Hits: t.Hits, Misses: t.Misses, BytesIn: t.BytesIn, BytesOut: t.BytesOut, Corrupt: t.Corrupt, Timeouts: t.Timeouts, Errors: t.Errors,
 		Opened: t.Opened, Stored: t.Stored, Had: t.Had, Dropped: t.Dropped, Failed: t.Full + t.Lost, Deleted: t.Deleted,
 		Asked: t.Asked, Found: t.Found, Late: t.AskLate,
-		Collecting: t.Collecting, Collected: t.Collected, CollectedBytes: t.CollectedBytes, CollectFails: t.CollectFails, MarkFails: t.MarkFails,
+		Collecting: t.Collecting, Collected: t.Collected, CollectedBytes: t.CollectedBytes,
+		CollectFails: t.CollectFails, MarkFails: t.MarkFails,
 		FetchRate: t.Rate, FetchMS: t.FetchSeconds * ms, PutMS: t.PutSeconds * ms, AskMS: t.AskSeconds * ms,
 	}
 }

@@ -72,8 +72,9 @@ type TierStatus struct {
 	Asked, Found                   uint64 // entries asked for by look-ups; of them found
 	AskLate, AskFailed, AskRefused uint64 // look-ups told pending; questions that failed; entries not asked because too many waited
 
-	Collecting                                         int    // names still to be collected there
-	Collected, CollectedBytes, CollectFails, MarkFails uint64 // shards deleted because nobody uses their names; passes that failed; calls for markers of epochs that failed
+	Collecting                int    // names that nobody uses, still to be collected there
+	Collected, CollectedBytes uint64 // shards deleted for that
+	CollectFails, MarkFails   uint64 // looks for them that failed; rounds for markers of resets that failed
 
 	Rate                                 float64 // bytes a second of a fetch, moving average
 	FetchSeconds, PutSeconds, AskSeconds float64 // of a batch, moving averages

@@ -35,12 +35,14 @@ func printResets(t io.Writer, tiers *agent.TiersStatus) {
 	shards, bytes, fails, marks := uint64(0), uint64(0), uint64(0), uint64(0)
 	for i := range tiers.List {
 		s := &tiers.List[i]
-		shards, bytes, fails, marks = shards+s.Collected, bytes+s.CollectedBytes, fails+s.CollectFails, marks+s.MarkFails
+		shards, bytes = shards+s.Collected, bytes+s.CollectedBytes
+		fails, marks = fails+s.CollectFails, marks+s.MarkFails
 	}
 	if tiers.Adopted+tiers.Again+shards+fails+marks+uint64(tiers.Names) == 0 {
 		return
 	}
-	fmt.Fprintf(t, "resets\t%d of other nodes, %d repeated; %d names to be collected, %d shards (%s) collected; %d looks failed, %d rounds for markers\n",
+	fmt.Fprintf(t, "resets\t%d of other nodes, %d repeated; %d names to be collected, %d shards (%s) collected; "+
+		"%d looks failed, %d rounds for markers\n",
 		tiers.Adopted, tiers.Again, tiers.Names, shards, humanSize(int64(bytes)), fails, marks)
 }
 

@@ -30,8 +30,11 @@ func (s *Store) List(ctx context.Context, found func(k pool.Key, bytes int64) bo
 	return ctx.Err()
 }
 
-// ListSpaces implements pool.SpaceLister. It holds one segment at a time, and none while looked is called, so that their room goes back as ever.
-func (s *Store) ListSpaces(ctx context.Context, spaces []pool.Fingerprint, looked func(n int) error, found func(k pool.Key, bytes int64)) error {
+// ListSpaces implements pool.SpaceLister. It holds one segment at a time, and none while looked is
+// called, so that their room goes back as ever.
+func (s *Store) ListSpaces(
+	ctx context.Context, spaces []pool.Fingerprint, looked func(n int) error, found func(k pool.Key, bytes int64),
+) error {
 	var b bounce
 	defer b.free()
 	for _, d := range s.dirs {

@@ -27,8 +27,11 @@ func (s *Store) List(ctx context.Context, found func(k pool.Key, bytes int64) bo
 	return s.list(ctx, &listing{match: literal(s.o.Prefix) + "*", found: found})
 }
 
-// ListSpaces implements pool.SpaceLister. The servers look at all their keys for it, and send the names of one space alone, or of all if there are several.
-func (s *Store) ListSpaces(ctx context.Context, spaces []pool.Fingerprint, looked func(n int) error, found func(k pool.Key, bytes int64)) error {
+// ListSpaces implements pool.SpaceLister. The servers look at all their keys for it, and send the
+// names of one space alone, or of all if there are several.
+func (s *Store) ListSpaces(
+	ctx context.Context, spaces []pool.Fingerprint, looked func(n int) error, found func(k pool.Key, bytes int64),
+) error {
 	match := literal(s.o.Prefix)
 	if len(spaces) == 1 {
 		match += hex.EncodeToString(spaces[0][:])
@@ -95,7 +98,8 @@ func (s *Store) listNames(ctx context.Context, names []string, w *listing) (more
 	var commands [][]string
 	var keys []pool.Key
 	for _, name := range names {
-		if k, err := pool.ParseKey(strings.TrimPrefix(name, s.o.Prefix)); err == nil && (w.wants == nil || w.wants(&k)) {
+		k, err := pool.ParseKey(strings.TrimPrefix(name, s.o.Prefix))
+		if err == nil && (w.wants == nil || w.wants(&k)) {
 			keys = append(keys, k)
 			commands = append(commands, []string{"GETRANGE", name, "0", strconv.Itoa(headBytes - 1)})
 		}

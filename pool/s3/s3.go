@@ -125,14 +125,18 @@ func (s *Store) Exists(ctx context.Context, keys []pool.Key, status []pool.Statu
 	})
 }
 
-// ListSpaces implements pool.SpaceLister: an object's name begins with that of its space, so nothing else is looked at.
-func (s *Store) ListSpaces(ctx context.Context, spaces []pool.Fingerprint, looked func(n int) error, found func(k pool.Key, bytes int64)) error {
+// ListSpaces implements pool.SpaceLister: an object's name begins with that of its space, so
+// nothing else is looked at.
+func (s *Store) ListSpaces(
+	ctx context.Context, spaces []pool.Fingerprint, looked func(n int) error, found func(k pool.Key, bytes int64),
+) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	for i := range spaces {
 		n := 0
 		prefix := s.o.Prefix + hex.EncodeToString(spaces[i][:])
-		for o := range s.core.Client.ListObjects(ctx, s.o.Bucket, minio.ListObjectsOptions{Prefix: prefix, Recursive: true}) {
+		options := minio.ListObjectsOptions{Prefix: prefix, Recursive: true}
+		for o := range s.core.Client.ListObjects(ctx, s.o.Bucket, options) {
 			if o.Err != nil {
 				return o.Err
 			}

@@ -9,9 +9,12 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Collecting what is under names that nobody uses any more: those of earlier epochs, and of private spaces whose engines are gone. One store at a time, at CollectRate keys a second, in small calls, between which look-ups and
-// fetches go first. What is to be done is in the kept state, and a look that was cut off is begun again: what it deleted it does not find any more. Each name is looked for twice, CollectAfter apart, so
-// that what a node wrote that heard of the reset late goes as well.
+// Collecting what is under names that nobody uses any more: those of earlier epochs, and of private
+// spaces whose engines are gone. One store at a time, at CollectRate keys a second, in small calls,
+// between which look-ups and fetches go first. What is to be done is in the kept state, and a look
+// that was cut off is begun again: what it deleted it does not find any more. Each name is looked
+// for twice, CollectAfter apart, so that what a node wrote that heard of the reset late goes as
+// well.
 const (
 	collectLooks   = 2
 	collectNames   = 64          // names looked for at once
@@ -87,7 +90,8 @@ func (s *spaces) due(l *lane, now time.Time) (names []pool.Fingerprint, next tim
 	return names, next
 }
 
-// looked notes that names were looked for in a tier. Those for which all tiers are done with are forgotten, and private spaces with them.
+// looked notes that names were looked for in a tier. Those for which all tiers are done with are
+// forgotten, and private spaces with them.
 func (s *spaces) looked(l *lane, names []pool.Fingerprint, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,7 +142,8 @@ type collecting struct {
 	debt  time.Duration // of the rate
 }
 
-// collect deletes what a tier holds under names that nobody uses, as far as it can say what it holds, and the markers of their epochs that no node needs any more.
+// collect deletes what a tier holds under names that nobody uses, as far as it can say what it
+// holds, and the markers of their epochs that no node needs any more.
 func (l *lane) collect(ctx context.Context, names []pool.Fingerprint) error {
 	if l.lists() {
 		list, cancel := context.WithCancelCause(ctx)

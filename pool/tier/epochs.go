@@ -10,10 +10,12 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// leftNames bounds the names that one change of epochs leaves behind: a node that was away notes those that it may have written, and the latest that others may have.
+// leftNames bounds the names that one change of epochs leaves behind: a node that was away notes
+// those that it may have written, and the latest that others may have.
 const leftNames = 16
 
-// nextEpoch is what a reset changes: the epoch, which other nodes may have made as well until the claim has won.
+// nextEpoch is what a reset changes: the epoch, which other nodes may have made as well until the
+// claim has won.
 func (p *Pool) nextEpoch(e *epochOf) error { return p.claimEpoch(e, e.epoch+1) }
 
 // claimEpoch makes an epoch this node's own reset.
@@ -38,8 +40,9 @@ func (p *Pool) shared() bool {
 	return false
 }
 
-// rename gives a space another epoch, and so another name in the tiers, and keeps it: once it is on disk, the space goes on under it. Until then, and if it cannot be kept, the tiers
-// are not used for the space. Only changes of epochs wait for the disk.
+// rename gives a space another epoch, and so another name in the tiers, and keeps it: once it is on
+// disk, the space goes on under it. Until then, and if it cannot be kept, the tiers are not used
+// for the space. Only changes of epochs wait for the disk.
 func (p *Pool) rename(fp pool.Fingerprint, change func(*epochOf) error) error {
 	s := &p.spaces
 	s.turning.Lock()
@@ -50,7 +53,8 @@ func (p *Pool) rename(fp pool.Fingerprint, change func(*epochOf) error) error {
 	return p.keep()
 }
 
-// change changes what is kept of a space. What is open of it leaves the tiers, and what is opened meanwhile does not enter.
+// change changes what is kept of a space. What is open of it leaves the tiers, and what is opened
+// meanwhile does not enter.
 func (p *Pool) change(fp pool.Fingerprint, change func(*epochOf) error) error {
 	s := &p.spaces
 	s.mu.Lock()
@@ -76,7 +80,8 @@ func (p *Pool) change(fp pool.Fingerprint, change func(*epochOf) error) error {
 	return nil
 }
 
-// leaveLocked notes the names of a space that another epoch left behind. Whoever made that epoch looks first, and nodes that hear of it later, each at a time of its own.
+// leaveLocked notes the names of a space that another epoch left behind. Whoever made that epoch
+// looks first, and nodes that hear of it later, each at a time of its own.
 func (p *Pool) leaveLocked(fp pool.Fingerprint, before uint64, e epochOf) {
 	due := p.spaces.after
 	if e.claim == (nonce{}) && p.shared() {
@@ -89,7 +94,8 @@ func (p *Pool) leaveLocked(fp pool.Fingerprint, before uint64, e epochOf) {
 	}
 }
 
-// leftLocked notes a leftover. Beyond the bound the one that is due first goes, counted: it was looked for longest.
+// leftLocked notes a leftover. Beyond the bound the one that is due first goes, counted: it was
+// looked for longest.
 func (s *spaces) leftLocked(name pool.Fingerprint, left leftover) {
 	if _, noted := s.kept.leftovers[name]; !noted && len(s.kept.leftovers) >= maxLeftovers {
 		var first pool.Fingerprint
@@ -107,8 +113,9 @@ func (s *spaces) leftLocked(name pool.Fingerprint, left leftover) {
 	s.dirty = true
 }
 
-// roomLocked makes room for one more space: the one that was used least recently goes, of those of which nothing is left to be collected if there is one. What it has under its name now is left over. If it comes
-// back, it finds its epoch by the markers in the shared tiers.
+// roomLocked makes room for one more space: the one that was used least recently goes, of those of
+// which nothing is left to be collected if there is one. What it has under its name now is left
+// over. If it comes back, it finds its epoch by the markers in the shared tiers.
 func (s *spaces) roomLocked(fp pool.Fingerprint, now int64) {
 	if _, known := s.kept.spaces[fp]; known || len(s.kept.spaces) < maxKept {
 		return
@@ -140,11 +147,14 @@ func (s *spaces) roomLocked(fp pool.Fingerprint, now int64) {
 	e := s.kept.spaces[victim]
 	delete(s.kept.spaces, victim)
 	delete(s.idle, victim)
-	s.leftLocked(storedName(victim, e.epoch), leftover{space: victim, epoch: e.epoch, private: e.private, due: time.Unix(now, 0).Add(s.after).UnixMilli()})
+	s.leftLocked(storedName(victim, e.epoch), leftover{
+		space: victim, epoch: e.epoch, private: e.private, due: time.Unix(now, 0).Add(s.after).UnixMilli(),
+	})
 }
 
-// keep writes what is kept to disk; turning is held. Spaces that were without tiers because what is kept of them was not on disk have them again, but for those whose memory is still to
-// be reset, which get their names then.
+// keep writes what is kept to disk; turning is held. Spaces that were without tiers because what is
+// kept of them was not on disk have them again, but for those whose memory is still to be reset,
+// which get their names then.
 func (p *Pool) keep() error {
 	s := &p.spaces
 	s.mu.Lock()
@@ -192,7 +202,8 @@ func (p *Pool) flush() {
 	}
 }
 
-// keepAlways keeps what changes without anybody waiting for it, and retires private spaces whose engines are gone.
+// keepAlways keeps what changes without anybody waiting for it, and retires private spaces whose
+// engines are gone.
 func (p *Pool) keepAlways(ctx context.Context) {
 	tick := time.NewTicker(p.o.EpochEvery)
 	defer tick.Stop()
@@ -217,7 +228,8 @@ func (s *spaces) changedNow() {
 
 var _ pool.SpaceUse = (*Pool)(nil)
 
-// InUse implements pool.SpaceUse. A private space is on disk before the first byte of it is in a tier: so that it is collected, whatever becomes of this process.
+// InUse implements pool.SpaceUse. A private space is on disk before the first byte of it is in a
+// tier: so that it is collected, whatever becomes of this process.
 func (p *Pool) InUse(fp pool.Fingerprint, private bool) {
 	s := &p.spaces
 	if len(p.lanes) == 0 {
@@ -266,7 +278,8 @@ func (p *Pool) OnAdopted(then func(pool.Fingerprint)) {
 	p.spaces.onAdopted = then
 }
 
-// retire takes the private spaces out of the tiers whose engines have been gone for CollectAfter: what is under their names is left over.
+// retire takes the private spaces out of the tiers whose engines have been gone for CollectAfter:
+// what is under their names is left over.
 func (p *Pool) retire() {
 	s := &p.spaces
 	s.mu.Lock()

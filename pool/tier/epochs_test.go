@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -56,7 +57,8 @@ func (n *node) reset() {
 // sharing is a tier that tests of resets have in common.
 func sharing(store pool.Store) Tier { return Tier{Name: "shared", Store: store, Write: OnSave} }
 
-// Whatever a node that asks has missed, it hears of some later epoch from any node that knows one: the markers that the one asks for and the other keeps have exactly one in common.
+// Whatever a node that asks has missed, it hears of some later epoch from any node that knows one:
+// the markers that the one asks for and the other keeps have exactly one in common.
 func TestOneMarkerIsAlwaysHeardOf(t *testing.T) {
 	for m := uint64(1); m < 300; m++ {
 		kept := below(m)
@@ -74,15 +76,16 @@ func TestOneMarkerIsAlwaysHeardOf(t *testing.T) {
 	}
 }
 
-// After a reset nothing older is found on its own node at once, and on others after an interval; from then on they share under the new name.
+// After a reset nothing older is found on its own node at once, and on others after an interval;
+// from then on they share under the new name.
 func TestSharingGoesOnAfterAReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()
 		a := newNode(t, 200, 2, Options{Node: "a"}, sharing(store))
 		b := newNode(t, 200, 2, Options{Node: "b"}, sharing(store))
-		adopted := 0
+		var adopted atomic.Int32
 		b.OnAdopted(func(fp pool.Fingerprint) {
-			if adopted++; fp != b.spec.Fingerprint {
+			if adopted.Add(1); fp != b.spec.Fingerprint {
 				t.Errorf("adopted for %x", fp)
 			}
 		})
@@ -99,12 +102,14 @@ func TestSharingGoesOnAfterAReset(t *testing.T) {
 		}
 		time.Sleep(b.o.EpochEvery)
 		synctest.Wait()
-		if got := b.know(old) + b.know(chain("of b", 3)); got != 0 || b.Epoch(b.space) != 2 || adopted != 1 {
-			t.Errorf("%d blocks of before the reset are found by another node after an interval, in epoch %d; told %d times", got, b.Epoch(b.space), adopted)
+		if got := b.know(old) + b.know(chain("of b", 3)); got != 0 || b.Epoch(b.space) != 2 || adopted.Load() != 1 {
+			t.Errorf("%d blocks of before the reset are found by another node, in epoch %d; told %d times",
+				got, b.Epoch(b.space), adopted.Load())
 		}
 		b.save(fresh)
 		b.stored(0, 13)
-		if got := a.know(fresh); got != 10 || a.StoredAs(a.spec.Fingerprint) != b.StoredAs(b.spec.Fingerprint) || a.epoch() != 1 {
+		fp := a.spec.Fingerprint
+		if got := a.know(fresh); got != 10 || a.StoredAs(fp) != b.StoredAs(fp) || a.epoch() != 1 {
 			t.Errorf("%d blocks are shared after the reset, want 10, in epoch 1; it is %d", got, a.epoch())
 		}
 		if r := a.Report(); r.Adopted+r.Again != 0 {
@@ -121,7 +126,8 @@ func TestSharingGoesOnAfterAReset(t *testing.T) {
 	})
 }
 
-// Two nodes that reset at once, while neither reaches the store, end in one epoch, in which nothing is found that either stored before: the second one resets once more.
+// Two nodes that reset at once, while neither reaches the store, end in one epoch, in which nothing
+// is found that either stored before: the second one resets once more.
 func TestTwoResetsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()
@@ -153,7 +159,8 @@ func TestTwoResetsAtOnce(t *testing.T) {
 	})
 }
 
-// A node that was away during many resets, of whose markers the store lost all, hears of the last one as soon as the store is there again.
+// A node that was away during many resets, of whose markers the store lost all, hears of the last
+// one as soon as the store is there again.
 func TestAfterAWeekAndALossOfMarkers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()
@@ -189,7 +196,8 @@ func TestAfterAWeekAndALossOfMarkers(t *testing.T) {
 	})
 }
 
-// A reset while the store is down is told when it is back, also if the agent was started again in between.
+// A reset while the store is down is told when it is back, also if the agent was started again in
+// between.
 func TestResetWhileTheStoreIsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()
@@ -213,7 +221,8 @@ func TestResetWhileTheStoreIsDown(t *testing.T) {
 	})
 }
 
-// A reset that this node has put, and lost its memory of before it could note that, is taken for its own: nothing is reset once more.
+// A reset that this node has put, and lost its memory of before it could note that, is taken for
+// its own: nothing is reset once more.
 func TestOwnMarkerIsRecognised(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()
@@ -243,9 +252,10 @@ func TestAdoptionThatIsNotKept(t *testing.T) {
 		store := pooltest.NewShelf()
 		a := newNode(t, 200, 2, Options{}, sharing(store))
 		b := newNode(t, 200, 2, Options{State: filepath.Join(t.TempDir(), "resets")}, sharing(store))
-		gone := true
+		var gone atomic.Bool
+		gone.Store(true)
 		b.spaces.write = func(path string, k *kept) error {
-			if gone {
+			if gone.Load() {
 				return errors.New("the disk is gone")
 			}
 			return writeKept(path, k)
@@ -258,7 +268,7 @@ func TestAdoptionThatIsNotKept(t *testing.T) {
 		if got := b.know(h); got != 0 || !b.spaces.get(b.space).now.Load().off {
 			t.Errorf("%d blocks found, though the epoch is not kept", got)
 		}
-		gone = false
+		gone.Store(false)
 		time.Sleep(2 * b.o.EpochEvery)
 		synctest.Wait()
 		if got := b.know(h); got != 5 {
@@ -267,14 +277,15 @@ func TestAdoptionThatIsNotKept(t *testing.T) {
 	})
 }
 
-// The file of random salts that a former version wrote is read: such a space is in epoch 1, which other nodes hear of, and what it had under the salt is collected.
+// The file of random salts that a former version wrote is read: such a space is in epoch 1, which
+// other nodes hear of, and what it had under the salt is collected.
 func TestFormerSaltsAreRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()
 		state := filepath.Join(t.TempDir(), "resets")
 		fp := specOf("model", 2).Fingerprint
 		salt := [16]byte{7}
-		check(t, os.WriteFile(state, fmt.Appendf(nil, "{\n %q: %q\n}\n", fmt.Sprintf("%x", fp), fmt.Sprintf("%x", salt)), 0o600))
+		check(t, os.WriteFile(state, fmt.Appendf(nil, "{\n \"%x\": \"%x\"\n}\n", fp, salt), 0o600))
 		old := hashed(fp, salt[:])
 		shelf := &listing{Shelf: store}
 		put := []pool.Item{{Key: pool.Key{Space: old, Hash: pool.MakeHash([]byte{1})}, Data: []byte("x")}}
@@ -297,12 +308,14 @@ func TestFormerSaltsAreRead(t *testing.T) {
 	})
 }
 
-// Beyond the bound of what is kept the space that was used least recently makes room: no reset is refused.
+// Beyond the bound of what is kept the space that was used least recently makes room: no reset is
+// refused.
 func TestNoResetIsRefused(t *testing.T) {
 	n := newNode(t, 64, 1, Options{}, sharing(pooltest.NewShelf()))
 	n.spaces.mu.Lock()
 	for i := range maxKept {
-		n.spaces.kept.spaces[pool.Fingerprint{1, byte(i), byte(i >> 8), byte(i >> 16)}] = epochOf{epoch: 3, used: int64(i + 1)}
+		fp := pool.Fingerprint{1, byte(i), byte(i >> 8), byte(i >> 16)}
+		n.spaces.kept.spaces[fp] = epochOf{epoch: 3, used: int64(i + 1)}
 	}
 	n.spaces.mu.Unlock()
 	n.reset()
@@ -320,7 +333,8 @@ func TestNoResetIsRefused(t *testing.T) {
 	}
 }
 
-// The reset of a space that memory cannot forget tells so, and names of leftovers are bounded: the one that is due first goes, counted.
+// The reset of a space that memory cannot forget tells so, and names of leftovers are bounded: the
+// one that is due first goes, counted.
 func TestLeftoversAreBounded(t *testing.T) {
 	m, err := mem.Open(mem.Options{Bytes: 64 << 10})
 	check(t, err)

@@ -15,7 +15,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Bounds of what is kept. None of them is ever a refusal: what is beyond one takes the place of what is needed least.
+// Bounds of what is kept. None of them is ever a refusal: what is beyond one takes the place of
+// what is needed least.
 const (
 	maxKept      = 1 << 16 // spaces whose epochs are kept
 	maxLeftovers = 1 << 14 // names waiting to be collected
@@ -67,7 +68,8 @@ func (k *kept) clone() *kept {
 	return out
 }
 
-// The file is JSON: a format, the sum of the state as it stands there, and the state. Format 1 had none of these: it was an object of spaces and the random salts that a reset gave them.
+// The file is JSON: a format, the sum of the state as it stands there, and the state. Format 1 had
+// none of these: it was an object of spaces and the random salts that a reset gave them.
 const keptFormat = 2
 
 type keptFile struct {
@@ -101,7 +103,8 @@ type keptLeftover struct {
 
 var keptTable = crc32.MakeTable(crc32.Castagnoli)
 
-// readKept reads the file; one that is not there is empty. A damaged one is an error: to guess would mean to find what was reset.
+// readKept reads the file; one that is not there is empty. A damaged one is an error: to guess
+// would mean to find what was reset.
 func readKept(path string) (*kept, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -112,7 +115,8 @@ func readKept(path string) (*kept, error) {
 	}
 	k, err := parseKept(text)
 	if err != nil {
-		return nil, fmt.Errorf("tier: resets: %s: %w (what was reset cannot be told any more: remove the file only together with what the tiers hold)", path, err)
+		return nil, fmt.Errorf("tier: resets: %s: %w "+
+			"(what was reset cannot be told any more: remove the file only together with what the tiers hold)", path, err)
 	}
 	return k, nil
 }
@@ -155,7 +159,8 @@ func parse16(what, text string) (out [16]byte, err error) {
 	return [16]byte(b), nil
 }
 
-// parseSalts reads format 1: a space that has a salt was reset by this node, and what it has under that salt's name is left over.
+// parseSalts reads format 1: a space that has a salt was reset by this node, and what it has under
+// that salt's name is left over.
 func parseSalts(text []byte) (*kept, error) {
 	var lines map[string]string
 	if err := json.Unmarshal(text, &lines); err != nil {
@@ -202,7 +207,8 @@ func (s *keptState) kept() (*kept, error) {
 		if err := errors.Join(errA, errB); err != nil {
 			return nil, err
 		}
-		left := leftover{space: fp, epoch: in.Epoch, private: in.Private, due: in.Due, tiers: make(map[string]looksDone, len(in.Tiers))}
+		left := leftover{space: fp, epoch: in.Epoch, private: in.Private, due: in.Due}
+		left.tiers = make(map[string]looksDone, len(in.Tiers))
 		for tier, done := range in.Tiers {
 			left.tiers[tier] = looksDone{n: int(done[0]), next: done[1]}
 		}
@@ -215,7 +221,8 @@ func (k *kept) state() *keptState {
 	s := &keptState{Spaces: []keptSpace{}, Collect: []keptLeftover{}}
 	for _, fp := range sorted(k.spaces) {
 		e := k.spaces[fp]
-		out := keptSpace{Space: hex.EncodeToString(fp[:]), Epoch: e.epoch, Told: e.told, Private: e.private, Used: e.used}
+		out := keptSpace{Epoch: e.epoch, Told: e.told, Private: e.private, Used: e.used}
+		out.Space = hex.EncodeToString(fp[:])
 		if e.claim != (nonce{}) {
 			out.Claim = hex.EncodeToString(e.claim[:])
 		}
@@ -224,7 +231,8 @@ func (k *kept) state() *keptState {
 	for _, name := range sorted(k.leftovers) {
 		left := k.leftovers[name]
 		out := keptLeftover{
-			Name: hex.EncodeToString(name[:]), Space: hex.EncodeToString(left.space[:]), Epoch: left.epoch, Private: left.private, Due: left.due,
+			Name: hex.EncodeToString(name[:]), Space: hex.EncodeToString(left.space[:]),
+			Epoch: left.epoch, Private: left.private, Due: left.due,
 			Tiers: make(map[string][2]int64, len(left.tiers)),
 		}
 		for tier, done := range left.tiers {

@@ -33,7 +33,8 @@ func stuckNode(t *testing.T, store pool.Store) (*node, *stuck) {
 	return n, disk
 }
 
-// While a reset waits for its disk, other spaces open, close and are named, the space itself is served from memory, and no tier is asked for it.
+// While a reset waits for its disk, other spaces open, close and are named, the space itself is
+// served from memory, and no tier is asked for it.
 func TestOnlyResetsWaitForTheirDisk(t *testing.T) {
 	store := pooltest.NewShelf()
 	h := chain("a", 5)
@@ -74,7 +75,8 @@ func TestOnlyResetsWaitForTheirDisk(t *testing.T) {
 	n.stored(0, 4)
 }
 
-// A reset that could not be kept leaves the tiers off, also for a space that was opened while it waited; the next one that is kept brings them back.
+// A reset that could not be kept leaves the tiers off, also for a space that was opened while it
+// waited; the next one that is kept brings them back.
 func TestResetThatIsNotKept(t *testing.T) {
 	n, disk := stuckNode(t, pooltest.NewShelf())
 	late := specOf("late", 1)
@@ -99,7 +101,8 @@ func TestResetThatIsNotKept(t *testing.T) {
 	}
 }
 
-// A space that is opened behind a reset that Forget has kept has its new name, begins in the epoch that the opener says, and asks no disk again.
+// A space that is opened behind a reset that Forget has kept has its new name, begins in the epoch
+// that the opener says, and asks no disk again.
 func TestOpenedBehindAReset(t *testing.T) {
 	n, disk := stuckNode(t, pooltest.NewShelf())
 	late := specOf("late", 1)
@@ -124,7 +127,9 @@ func TestDamagedResets(t *testing.T) {
 	defer m.Close()
 	whole := newKept()
 	whole.spaces[pool.Fingerprint{1}] = epochOf{epoch: 7, claim: nonce{2}, told: []string{"a"}, used: 5}
-	whole.leftovers[pool.Fingerprint{3}] = leftover{space: pool.Fingerprint{1}, epoch: 6, due: 9, tiers: map[string]looksDone{"a": {1, 4}}}
+	whole.leftovers[pool.Fingerprint{3}] = leftover{
+		space: pool.Fingerprint{1}, epoch: 6, due: 9, tiers: map[string]looksDone{"a": {1, 4}},
+	}
 	good, err := whole.encode()
 	check(t, err)
 	if again, err := parseKept(good); err != nil || !reflect.DeepEqual(again, whole) {

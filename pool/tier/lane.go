@@ -47,7 +47,7 @@ type counts struct {
 	stored, had, full, lost                       atomic.Uint64 // entries written; there already; refused as full; not stored for another reason
 	putsDropped, deleted, deletesDropped          atomic.Uint64
 	asked, found, askTimeouts, askFailed, askBusy atomic.Uint64
-	collected, collectedBytes, collectFails       atomic.Uint64 // shards of names that nobody uses; looks for them that failed
+	collected, collectedBytes, collectFails       atomic.Uint64 // of names that nobody uses; looks that failed
 	markFails                                     atomic.Uint64 // calls for markers that failed
 }
 

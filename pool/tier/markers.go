@@ -9,9 +9,12 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// How nodes hear of resets. A reset puts a marker into each shared store, under a key that is made of the fingerprint and the epoch, in a space that no engine has. That it exists says all; nodes ask for the markers
-// beyond their own epochs, take over the highest, and put it back where a store lost it. A store may lose any of them, and a node may have been away for any number of
-// resets, so one marker for an epoch is not enough, and to ask for all would have no bound. As in a Fenwick tree, a node in epoch m keeps the markers of
+// How nodes hear of resets. A reset puts a marker into each shared store, under a key that is made
+// of the fingerprint and the epoch, in a space that no engine has. That it exists says all; nodes
+// ask for the markers beyond their own epochs, take over the highest, and put it back where a store
+// lost it. A store may lose any of them, and a node may have been away for any number of resets, so
+// one marker for an epoch is not enough, and to ask for all would have no bound. As in a Fenwick
+// tree, a node in epoch m keeps the markers of
 //
 //	below(m) = m, m - lowbit(m), ...            at most 32 of them
 //
@@ -19,9 +22,11 @@ import (
 //
 //	above(n) = n+1, (n+1) + lowbit(n+1), ...    at most 32 of them
 //
-// For every n < m the two have exactly one number in common, and it is beyond n: so whatever else was lost, a node that asks hears of some later epoch, and after a few questions of the last.
+// For every n < m the two have exactly one number in common, and it is beyond n: so whatever else
+// was lost, a node that asks hears of some later epoch, and after a few questions of the last.
 //
-// The value of a marker names the reset that put it: the first one wins, so of two nodes that reset at once one finds that its epoch is another's, and resets once more: what either stored before is
+// The value of a marker names the reset that put it: the first one wins, so of two nodes that reset
+// at once one finds that its epoch is another's, and resets once more: what either stored before is
 // found by neither afterwards.
 
 // following is what the follower of a lane remembers. Only kick is used by others.
@@ -62,10 +67,12 @@ func markerKey(fp pool.Fingerprint, epoch uint64) pool.Key {
 	return pool.Key{Space: pool.EpochMarkers, Hash: pool.MakeHash(binary.BigEndian.AppendUint64(fp[:], epoch))}
 }
 
-// markerValue is a value as every other: its header, and the nonce of the reset that made the epoch; zero if it was put back by a node that heard of it.
+// markerValue is a value as every other: its header, and the nonce of the reset that made the
+// epoch; zero if it was put back by a node that heard of it.
 func (p *Pool) markerValue(key *pool.Key, claim nonce) []byte {
 	value := append(make([]byte, headerBytes), claim[:]...)
-	hd := header{length: uint32(len(claim)), sum: pool.Sum(key.Seed(uint32(len(claim))), claim[:]), node: p.o.Node, when: uint64(p.now().Unix())}
+	n := uint32(len(claim))
+	hd := header{length: n, sum: pool.Sum(key.Seed(n), claim[:]), node: p.o.Node, when: uint64(p.now().Unix())}
 	hd.seal(key, value)
 	return value
 }
@@ -86,7 +93,8 @@ func (l *lane) followNow() {
 	}
 }
 
-// followAlways is the life of a follower. Failures are counted, and tried again in the next round; they do not count for the breaker, since no look-up waits.
+// followAlways is the life of a follower. Failures are counted, and tried again in the next round;
+// they do not count for the breaker, since no look-up waits.
 func (l *lane) followAlways(ctx context.Context) {
 	tick := time.NewTicker(l.p.o.EpochEvery)
 	defer tick.Stop()
@@ -115,7 +123,8 @@ type followed struct {
 	full   bool
 }
 
-// followed is the spaces that are open, and those whose markers this store is not known to have, at most followSpaces.
+// followed is the spaces that are open, and those whose markers this store is not known to have, at
+// most followSpaces.
 func (l *lane) followed() (round []followed) {
 	s := &l.p.spaces
 	f := &l.following
@@ -156,7 +165,8 @@ func (l *lane) followed() (round []followed) {
 	return append(all[f.turn:], all[:f.turn]...)[:followSpaces]
 }
 
-// followRound asks for all spaces' next epochs together, and looks closely at those where that is not enough.
+// followRound asks for all spaces' next epochs together, and looks closely at those where that is
+// not enough.
 func (l *lane) followRound(ctx context.Context) error {
 	var near []followed
 	var keys []pool.Key
@@ -199,7 +209,8 @@ func (l *lane) askMarkers(ctx context.Context, keys []pool.Key) ([]pool.Status, 
 	return status, nil
 }
 
-// followSpace looks at all markers of a space that count: it goes to a later epoch that is there, or sees to it that the store says its own.
+// followSpace looks at all markers of a space that count: it goes to a later epoch that is there,
+// or sees to it that the store says its own.
 func (l *lane) followSpace(ctx context.Context, f *followed) error {
 	numbers := append(above(f.epoch), below(f.epoch)...)
 	keys := make([]pool.Key, len(numbers))
@@ -244,7 +255,8 @@ func (l *lane) followSpace(ctx context.Context, f *followed) error {
 	return nil
 }
 
-// passed is the epochs between the last that this store has heard of and a reset's, the latest of them: nodes that ask for the next one alone hear of it in their next round.
+// passed is the epochs between the last that this store has heard of and a reset's, the latest of
+// them: nodes that ask for the next one alone hear of it in their next round.
 func (l *lane) passed(f *followed) (all []uint64) {
 	from := f.epoch - min(f.epoch, leftNames)
 	if h, known := l.following.heard[f.fp]; known {
@@ -256,7 +268,8 @@ func (l *lane) passed(f *followed) (all []uint64) {
 	return all
 }
 
-// goBeyond takes a space to a later epoch: that of a marker, or, if a reset of this node met it on its way, the one behind it.
+// goBeyond takes a space to a later epoch: that of a marker, or, if a reset of this node met it on
+// its way, the one behind it.
 func (p *Pool) goBeyond(f *followed, marker uint64) {
 	p.spaces.mu.Lock()
 	if f.claims {
@@ -276,7 +289,7 @@ func (p *Pool) goBeyond(f *followed, marker uint64) {
 		return nil
 	})
 	if err != nil {
-		p.o.Log("", "a reset of another node is not kept on disk: the tiers are not used for the space until it is", err)
+		p.o.Log("", "a reset of another node is not on disk: the tiers are not used for the space until it is", err)
 	}
 	if err := p.forgetMemory(f.fp); err != nil {
 		p.o.Log("", "a reset of another node: memory does not forget", err)
@@ -286,7 +299,8 @@ func (p *Pool) goBeyond(f *followed, marker uint64) {
 	}
 }
 
-// claim puts the marker of this node's reset. Of several that made one epoch the first wins. An error: it is not known yet.
+// claim puts the marker of this node's reset. Of several that made one epoch the first wins. An
+// error: it is not known yet.
 func (l *lane) claim(ctx context.Context, f *followed) (won bool, err error) {
 	key := markerKey(f.fp, f.epoch)
 	value := l.p.markerValue(&key, f.epochOf.claim)
@@ -345,7 +359,8 @@ func (s *spaces) tell(f *followed, l *lane) {
 		return // it was reset again
 	}
 	e.told = append(slices.Clone(e.told), l.Name)
-	if !slices.ContainsFunc(l.p.lanes, func(other *lane) bool { return !other.Local && !slices.Contains(e.told, other.Name) }) {
+	open := func(other *lane) bool { return !other.Local && !slices.Contains(e.told, other.Name) }
+	if !slices.ContainsFunc(l.p.lanes, open) {
 		e.claim, e.told = nonce{}, nil
 	}
 	s.kept.spaces[f.fp] = e

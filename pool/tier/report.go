@@ -7,7 +7,8 @@ func (p *Pool) Report() pool.TierReport {
 	p.mu.Lock()
 	r := pool.TierReport{
 		Promises: len(p.mu.open), PromiseBytes: p.mu.bytes, PromiseCap: p.o.PrefetchBytes, Promised: p.mu.promised, Landed: p.mu.landed,
-		Unkept: p.mu.failed, Cancelled: p.mu.dropped, Expired: p.mu.expired, Tiers: make([]pool.TierStatus, len(p.lanes)),
+		Unkept: p.mu.failed, Cancelled: p.mu.dropped, Expired: p.mu.expired,
+		Tiers: make([]pool.TierStatus, len(p.lanes)),
 	}
 	r.Prefill = p.o.PrefillTokens
 	for _, sp := range *p.spaces.all.Load() {

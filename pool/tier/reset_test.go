@@ -19,7 +19,8 @@ func (n *node) plain(store *pooltest.Shelf, h pool.Hashes, i int) bool {
 	return status[0] == pool.OK
 }
 
-// blocksIn is the values in a store that are no markers of the node's space, once it has the marker of the node's epoch.
+// blocksIn is the values in a store that are no markers of the node's space, once it has the marker
+// of the node's epoch.
 func (n *node) blocksIn(store *pooltest.Shelf) int {
 	n.t.Helper()
 	n.waitFor("the marker is put", func(*pool.TierReport) bool { return n.marked(store) })

@@ -14,10 +14,13 @@ import (
 
 // A space and its name in the tiers.
 //
-// A reset makes everything stored before unfindable. In memory the epoch sees to that. In the tiers it is done by name: a space has a tier epoch, a counter, and its keys in the tiers have the
-// name that storedName makes of it. A reset goes to the next epoch, so nothing written before is found again, by whatever way it came to the tier and however late; and as all nodes make the same
-// name of the same epoch, they share again as soon as they have heard of it, by markers in the shared tiers (markers.go). The epoch is on disk before the reset is done, and outlives the agent: else its next
-// life would find what was reset. What the old names hold is collected later (collect.go).
+// A reset makes everything stored before unfindable. In memory the epoch sees to that. In the tiers
+// it is done by name: a space has a tier epoch, a counter, and its keys in the tiers have the name
+// that storedName makes of it. A reset goes to the next epoch, so nothing written before is found
+// again, by whatever way it came to the tier and however late; and as all nodes make the same name
+// of the same epoch, they share again as soon as they have heard of it, by markers in the shared
+// tiers (markers.go). The epoch is on disk before the reset is done, and outlives the agent: else
+// its next life would find what was reset. What the old names hold is collected later (collect.go).
 type spaces struct {
 	path  string
 	write func(path string, k *kept) error
@@ -30,9 +33,9 @@ type spaces struct {
 	kept      *kept
 	dirty     bool                           // kept is not what the file says
 	unkept    map[pool.Fingerprint]bool      // private spaces that the file does not name yet: without tiers until then
-	off       map[pool.Fingerprint]bool      // a reset was not kept: without tiers, also when the space was closed and is opened again
+	off       map[pool.Fingerprint]bool      // a reset was not kept: without tiers, opened again too
 	idle      map[pool.Fingerprint]time.Time // private spaces without an engine: since when
-	retired   map[pool.Fingerprint]bool      // private spaces whose engine has been gone for so long that they are collected: without tiers until it is back
+	retired   map[pool.Fingerprint]bool      // private spaces that are collected: without tiers until used
 	all       atomic.Pointer[[]*space]       // by SpaceID; nil: not open
 	adopted   uint64
 	again     uint64
@@ -121,7 +124,8 @@ func newGroup(g *pool.Group, staging int64) (out group) {
 // maxEpoch bounds tier epochs: a marker's number has 32 bits of it that are looked for.
 const maxEpoch = 1<<32 - 1
 
-// storedName is the name of a space in the tiers in an epoch: its fingerprint in epoch 0, and beyond SHA-256(fingerprint, epoch)[:16], the epoch as 8 bytes, little-endian.
+// storedName is the name of a space in the tiers in an epoch: its fingerprint in epoch 0, and
+// beyond SHA-256(fingerprint, epoch)[:16], the epoch as 8 bytes, little-endian.
 func storedName(fp pool.Fingerprint, epoch uint64) pool.Fingerprint {
 	if epoch == 0 {
 		return fp
@@ -165,8 +169,9 @@ func (p *Pool) OpenSpace(spec pool.Spec) (pool.SpaceID, error) {
 	return id, nil
 }
 
-// ResetSpace implements pool.Spaces. From its begin on nothing stored before is found in any tier; an epoch that cannot be kept turns the tiers off for the space until it can, and
-// the new epoch holds nevertheless.
+// ResetSpace implements pool.Spaces. From its begin on nothing stored before is found in any tier;
+// an epoch that cannot be kept turns the tiers off for the space until it can, and the new epoch
+// holds nevertheless.
 func (p *Pool) ResetSpace(id pool.SpaceID) (uint32, error) {
 	sp := p.spaces.get(id)
 	if sp == nil || len(p.lanes) == 0 {
@@ -191,7 +196,8 @@ func (p *Pool) turn(id pool.SpaceID, sp *space) (uint32, error) {
 	return epoch, err
 }
 
-// nameLocked lets an open space have the name in the tiers that is kept for it, from an epoch on. What has a user is no leftover.
+// nameLocked lets an open space have the name in the tiers that is kept for it, from an epoch on.
+// What has a user is no leftover.
 func (s *spaces) nameLocked(sp *space, epoch uint32) {
 	fp := sp.spec.Fingerprint
 	name := storedName(fp, s.kept.spaces[fp].epoch)

@@ -18,7 +18,8 @@ import (
 )
 
 // storm is two nodes with tiers of their own and one in common, all of which go wrong, and workers that save, look up, reserve, load, give up and reset. What is
-// stored follows from the key, and says which node computed it, and after how many of its resets: on that node, a block of before its last reset is as wrong as a damaged one.
+// stored follows from the key, and says which node computed it, and after how many of its resets: on
+// that node, a block of before its last reset is as wrong as a damaged one.
 type storm struct {
 	t      *testing.T
 	seed   uint64
@@ -54,7 +55,8 @@ func TestStorm(t *testing.T) {
 		disk.Name, disk.Store, disk.Local, disk.Write = "disk", prompt{s.faulty(own, uint64(i+1)), own}, true, OnSecondUse
 		far.Name, far.Store, far.Write = "shared", shared, OnSave
 		n := newNode(t, 250, 2, Options{
-			State: filepath.Join(t.TempDir(), "resets"), EpochEvery: 20 * time.Millisecond, Log: func(string, string, error) {}, PrefetchBytes: 64 << 10,
+			State: filepath.Join(t.TempDir(), "resets"), EpochEvery: 20 * time.Millisecond,
+			Log: func(string, string, error) {}, PrefetchBytes: 64 << 10,
 		}, disk, far)
 		s.nodes[i] = &stormNode{node: n, number: byte(i)}
 	}

@@ -151,7 +151,8 @@ func (p *Pool) start(ctx context.Context) {
 	}
 }
 
-// Close settles every promise, whatever the stores do: what has not come does not come. Then it ends all work below memory, for which it waits. Memory goes on.
+// Close settles every promise, whatever the stores do: what has not come does not come. Then it
+// ends all work below memory, for which it waits. Memory goes on.
 func (p *Pool) Close() error {
 	p.mu.Lock()
 	if p.mu.closed {
