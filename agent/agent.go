@@ -156,6 +156,7 @@ func (a *Agent) Start() (err error) {
 		return err
 	}
 	a.pool.SetPressure(a.ledger.revoke)
+	a.watchAdopted(true)
 	a.owned.Go(a.watchdog.run)
 	a.owned.Go(a.sweep)
 	if err = a.sockets.start(); err != nil {
@@ -213,6 +214,7 @@ func (a *Agent) Close() {
 		a.sessions.end(endShutdown, ipc.ErrCodeShutdown, errShutdown)
 		a.closed("look-up sockets", a.sockets.close())
 		a.pool.SetPressure(nil)
+		a.watchAdopted(false)
 		close(a.stop)
 		a.owned.Wait()
 		if a.web != nil {

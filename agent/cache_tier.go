@@ -60,6 +60,9 @@ type CacheTierRemoved struct {
 	Complete bool   `json:"complete"` // false: it holds more that the filter picks, and the request may be repeated
 }
 
+// markersModel is what the markers of resets in a shared tier are listed as.
+const markersModel = "(markers of resets)"
+
 // tierQuestion is a request for what a tier holds.
 type tierQuestion struct {
 	tier   string
@@ -125,6 +128,7 @@ func (a *Agent) viewTier(q *tierQuestion) (*tierView, error) {
 		contents: contents, question: q, within: a.cfg.Limits.Handler / 2,
 		known: map[pool.Fingerprint]CacheSpace{}, picked: map[pool.Fingerprint]*CacheTierSpace{},
 	}
+	v.known[pool.EpochMarkers] = CacheSpace{Space: hex.EncodeToString(pool.EpochMarkers[:]), Model: markersModel}
 	for _, sp := range a.registry.all() {
 		v.known[contents.StoredAs(sp.fp)] = a.cacheSpace(sp)
 	}

@@ -41,6 +41,26 @@ var tierSeries = []struct {
 	{tierDesc("asks_late_total", "Look-ups whose deadline came before the answer."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.AskLate) }},
 	{tierDesc("asks_failed_total", "Questions that failed."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.AskFailed) }},
 	{tierDesc("asks_refused_total", "Questions not asked because too many waited."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.AskRefused) }},
+	{
+		tierDesc("names_to_collect", "Names there that nobody uses and that are still to be collected."),
+		prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return float64(t.Collecting) },
+	},
+	{
+		tierDesc("collected_total", "Shards deleted because nobody uses their names."),
+		prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Collected) },
+	},
+	{
+		tierDesc("collected_bytes_total", "Bytes of them."),
+		prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.CollectedBytes) },
+	},
+	{
+		tierDesc("collect_failures_total", "Looks for them that failed; they are tried again."),
+		prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.CollectFails) },
+	},
+	{
+		tierDesc("reset_marker_failures_total", "Rounds in which markers of resets could not be read or written."),
+		prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.MarkFails) },
+	},
 	{tierDesc("fetch_bytes_per_second", "Bytes a second of a fetch, moving average."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return t.Rate }},
 	{tierDesc("fetch_seconds", "Seconds of a fetch, moving average."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return t.FetchSeconds }},
 	{tierDesc("put_seconds", "Seconds of a write, moving average."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return t.PutSeconds }},
@@ -75,13 +95,21 @@ var (
 	landedDesc       = desc("kvagent_promises_kept_total", "Of those, blocks that came.")
 	unkeptDesc       = desc("kvagent_promises_unkept_total", "Of those, blocks that did not come, cancelled ones included.")
 	cancelledDesc    = desc("kvagent_promises_cancelled_total", "Of those, blocks that nobody wanted any more.")
+	expiredDesc      = desc("kvagent_promises_expired_total", "Of those, blocks that had not come by their deadlines.")
+	adoptedDesc      = desc("kvagent_resets_adopted_total", "Resets of other nodes that were taken over.")
+	againDesc        = desc("kvagent_resets_repeated_total", "Resets that met another node's and were made once more.")
+	namesDesc        = desc("kvagent_names_to_collect", "Names in tiers that nobody uses, still to be collected.")
+	namesLostDesc    = desc("kvagent_names_not_noted_total", "Names not collected because too many waited.")
 )
 
 func describeTiers(ch chan<- *prometheus.Desc) {
 	for _, s := range tierSeries {
 		ch <- s.desc
 	}
-	for _, d := range []*prometheus.Desc{tierStateDesc, tierEventDesc, promisesDesc, promiseBytesDesc, promiseCapDesc, promisedDesc, landedDesc, unkeptDesc, cancelledDesc} {
+	for _, d := range []*prometheus.Desc{
+		tierStateDesc, tierEventDesc, promisesDesc, promiseBytesDesc, promiseCapDesc, promisedDesc, landedDesc,
+		unkeptDesc, cancelledDesc, expiredDesc, adoptedDesc, againDesc, namesDesc, namesLostDesc,
+	} {
 		ch <- d
 	}
 }
@@ -107,6 +135,10 @@ func collectTiers(ch chan<- prometheus.Metric, tiers pool.Tiers) {
 		{promiseCapDesc, prometheus.GaugeValue, float64(r.PromiseCap)}, {promisedDesc, prometheus.CounterValue, float64(r.Promised)},
 		{landedDesc, prometheus.CounterValue, float64(r.Landed)}, {unkeptDesc, prometheus.CounterValue, float64(r.Unkept)},
 		{cancelledDesc, prometheus.CounterValue, float64(r.Cancelled)},
+		{expiredDesc, prometheus.CounterValue, float64(r.Expired)},
+		{adoptedDesc, prometheus.CounterValue, float64(r.Adopted)},
+		{againDesc, prometheus.CounterValue, float64(r.Again)},
+		{namesDesc, prometheus.GaugeValue, float64(r.Names)}, {namesLostDesc, prometheus.CounterValue, float64(r.Lost)},
 	} {
 		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.v)
 	}

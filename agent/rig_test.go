@@ -54,6 +54,8 @@ type rigConfig struct {
 	log       []zap.Option
 	wrap      func(d cudaipc.Device, arena []byte) cudaipc.Device
 	device    func(cudaipc.Device) cudaipc.Device // what the agent has instead of the device; nil: the device
+
+	epochEvery, collectAfter time.Duration // of the stack; 0: its defaults
 }
 
 // moverEnv makes every rig's device one in a mover.

@@ -11,7 +11,12 @@ type TiersStatus struct {
 	Kept         uint64       `json:"kept"`
 	Unkept       uint64       `json:"unkept"`
 	Cancelled    uint64       `json:"cancelled"`
+	Expired      uint64       `json:"expired"`                   // of unkept: open at their deadlines
 	Prefill      float64      `json:"prefill_tokens_per_second"` // by which answers are cut; 0: they are not
+	Adopted      uint64       `json:"resets_adopted"`            // of other nodes
+	Again        uint64       `json:"resets_repeated"`           // that met another node's
+	Names        int          `json:"names_to_collect"`          // in tiers, that nobody uses
+	NamesLost    uint64       `json:"names_not_noted"`           // because too many waited
 	List         []TierStatus `json:"list"`
 }
 
@@ -49,6 +54,12 @@ type TierStatus struct {
 	Found    uint64 `json:"found"`
 	Late     uint64 `json:"asks_late"`
 
+	Collecting     int    `json:"names_to_collect"` // there, that nobody uses; 0 of a store that cannot list
+	Collected      uint64 `json:"collected"`        // shards
+	CollectedBytes uint64 `json:"collected_bytes"`
+	CollectFails   uint64 `json:"collect_failures"`
+	MarkFails      uint64 `json:"reset_marker_failures"`
+
 	FetchRate float64 `json:"fetch_bytes_per_second"`
 	FetchMS   float64 `json:"fetch_ms"`
 	PutMS     float64 `json:"put_ms"`
@@ -65,7 +76,8 @@ func tiersStatus(tiers pool.Tiers) *TiersStatus {
 	r := tiers.Report()
 	out := &TiersStatus{
 		Promises: r.Promises, PromiseBytes: r.PromiseBytes, PromiseCap: r.PromiseCap, Promised: r.Promised, Kept: r.Landed, Unkept: r.Unkept,
-		Cancelled: r.Cancelled, Prefill: r.Prefill, List: make([]TierStatus, len(r.Tiers)),
+		Cancelled: r.Cancelled, Expired: r.Expired, Prefill: r.Prefill,
+		Adopted: r.Adopted, Again: r.Again, Names: r.Names, NamesLost: r.Lost, List: make([]TierStatus, len(r.Tiers)),
 	}
 	for i := range r.Tiers {
 		out.List[i] = tierStatus(&r.Tiers[i])
@@ -87,6 +99,8 @@ func tierStatus(t *pool.TierStatus) TierStatus {
 		Hits: t.Hits, Misses: t.Misses, BytesIn: t.BytesIn, BytesOut: t.BytesOut, Corrupt: t.Corrupt, Timeouts: t.Timeouts, Errors: t.Errors,
 		Opened: t.Opened, Stored: t.Stored, Had: t.Had, Dropped: t.Dropped, Failed: t.Full + t.Lost, Deleted: t.Deleted,
 		Asked: t.Asked, Found: t.Found, Late: t.AskLate,
+		Collecting: t.Collecting, Collected: t.Collected, CollectedBytes: t.CollectedBytes,
+		CollectFails: t.CollectFails, MarkFails: t.MarkFails,
 		FetchRate: t.Rate, FetchMS: t.FetchSeconds * ms, PutMS: t.PutSeconds * ms, AskMS: t.AskSeconds * ms,
 	}
 }

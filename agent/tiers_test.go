@@ -47,7 +47,10 @@ func openStack(t testing.TB, c *rigConfig) arenaPool {
 	if c.prefetch == 0 {
 		c.prefetch = c.poolBytes / 2
 	}
-	p, err := tier.Open(m, c.tiers, tier.Options{PrefetchBytes: c.prefetch, Node: "test", LearnPrefill: c.learn})
+	p, err := tier.Open(m, c.tiers, tier.Options{
+		PrefetchBytes: c.prefetch, Node: "test", LearnPrefill: c.learn,
+		EpochEvery: c.epochEvery, CollectAfter: c.collectAfter,
+	})
 	check(t, err)
 	return stacked{p, m}
 }

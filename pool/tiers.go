@@ -42,6 +42,10 @@ type TierReport struct {
 	Expired      uint64 // of those: open at their deadline
 	// Prefill is what an engine computes, tokens a second, by which answers are cut: as it was given, or the fastest space's as it was learned. 0: they are not.
 	Prefill float64
+	Adopted uint64 // resets of other nodes that were taken over
+	Again   uint64 // resets that met another node's and were made once more
+	Names   int    // names in tiers that nobody uses and that are still to be collected
+	Lost    uint64 // of those, names that were not noted because too many waited
 	Tiers   []TierStatus
 }
 
@@ -67,6 +71,10 @@ type TierStatus struct {
 	Deleted, DeletesLost           uint64 // keys
 	Asked, Found                   uint64 // entries asked for by look-ups; of them found
 	AskLate, AskFailed, AskRefused uint64 // look-ups told pending; questions that failed; entries not asked because too many waited
+
+	Collecting                int    // names that nobody uses, still to be collected there
+	Collected, CollectedBytes uint64 // shards deleted for that
+	CollectFails, MarkFails   uint64 // looks for them that failed; rounds for markers of resets that failed
 
 	Rate                                 float64 // bytes a second of a fetch, moving average
 	FetchSeconds, PutSeconds, AskSeconds float64 // of a batch, moving averages

@@ -147,8 +147,9 @@ func cacheRemoveCommand() *cobra.Command {
 	s := &cacheSettings{}
 	dry := false
 	cmd := cacheBase(s, "rm", "Remove what is stored of some spaces", `Rm starts a new weights epoch of the spaces that --space, --model and --tenant pick, as a reset by an engine does: nothing
-stored of them before is found again, in memory or in any tier, and their engines are told. Memory is free at once; tiers forget by
-themselves. What this node stores of such a space from then on it no longer shares with others.
+stored of them before is found again, in memory or in any tier, and their engines are told; other nodes that share a tier follow within
+their --tier-epoch-every, and share again what is stored from then on. Memory is free at once; what tiers hold under the old name is
+collected later (--tier-collect-after).
 
 With --tier only what that tier holds of them is deleted there, for every agent that uses it; memory and other tiers keep what they have, and
 blocks may be written to the tier again. --space then takes a name that ls --tier shows as well. All but Mooncake tiers can do that.`,

@@ -27,6 +27,23 @@ func printTiers(t io.Writer, tiers *agent.TiersStatus) {
 	}
 	fmt.Fprintf(t, "prefetch\t%d blocks on their way (%s of %s), %d came, %d did not\n",
 		tiers.Promises, humanSize(tiers.PromiseBytes), humanSize(tiers.PromiseCap), tiers.Kept, tiers.Unkept)
+	printResets(t, tiers)
+}
+
+// printResets says what came of resets, if anything did.
+func printResets(t io.Writer, tiers *agent.TiersStatus) {
+	shards, bytes, fails, marks := uint64(0), uint64(0), uint64(0), uint64(0)
+	for i := range tiers.List {
+		s := &tiers.List[i]
+		shards, bytes = shards+s.Collected, bytes+s.CollectedBytes
+		fails, marks = fails+s.CollectFails, marks+s.MarkFails
+	}
+	if tiers.Adopted+tiers.Again+shards+fails+marks+uint64(tiers.Names) == 0 {
+		return
+	}
+	fmt.Fprintf(t, "resets\t%d of other nodes, %d repeated; %d names to be collected, %d shards (%s) collected; "+
+		"%d looks failed, %d rounds for markers\n",
+		tiers.Adopted, tiers.Again, tiers.Names, shards, humanSize(int64(bytes)), fails, marks)
 }
 
 // tierState is a tier's state, with its error or what its store says besides.

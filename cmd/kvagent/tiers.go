@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"github.com/spf13/pflag"
 	"go.uber.org/zap"
@@ -24,14 +25,26 @@ type tierSettings struct {
 	staging  int64  // bytes
 	prefetch int64  // bytes; 0: an eighth of the pool
 	prefill  prefillRate
+
+	epochEvery, collectAfter time.Duration
+	collectRate              int // keys a second
 }
 
 func (t *tierSettings) addFlags(f *pflag.FlagSet) {
 	t.staging = tier.DefaultStaging
 	f.Var(&tiersValue{&t.specs}, "tier", "a store below the pool, nearest first, such as disk:/var/lib/kvagent?capacity=100GiB or redis://host:6379; may be given several times (docs/TIERS.md)")
-	f.StringVar(&t.state, "tier-state", "", "directory for what must outlive the agent: which spaces were reset; default: the directory of the first disk tier")
+	f.StringVar(&t.state, "tier-state", "",
+		"directory for what must outlive the agent: which spaces were reset, and what is to be collected; "+
+			"default: the directory of the first disk tier")
 	f.Var(&sizeValue{&t.staging, tier.MinStaging, tier.MaxStaging}, "tier-staging", "memory for blocks on their way to and from tiers; a block larger than half of it stays in the pool")
 	f.Var(&sizeValue{&t.prefetch, 0, dram.MaxBytes}, "prefetch-bytes", "most that is being brought up from tiers at a time; 0 is an eighth of the pool")
+	t.epochEvery, t.collectAfter, t.collectRate = 5*time.Second, 10*time.Minute, 5000
+	f.Var(&durationValue{&t.epochEvery, tier.MinEpochEvery, tier.MaxEpochEvery}, "tier-epoch-every",
+		"how often shared tiers are asked for resets on other nodes")
+	f.Var(&durationValue{&t.collectAfter, tier.MinCollectAfter, tier.MaxCollectAfter}, "tier-collect-after",
+		"how long what a reset left behind stays in tiers, and what engines that shared with nobody left")
+	f.Var(&countValue{&t.collectRate, 1, tier.MaxCollectRate}, "tier-collect-rate",
+		"most keys a second that are looked at or deleted in tiers because nobody uses their names")
 	f.Var(&t.prefill, "prefill-tokens-per-second", "what an engine computes: an answer is cut where a tier would take longer; 0 never cuts, learn measures it")
 }
 
@@ -85,7 +98,7 @@ func (t *tierSettings) check() error {
 	return errors.Join(bad...)
 }
 
-// stateDir is where the salts are.
+// stateDir is where what is kept of resets is.
 func (t *tierSettings) stateDir() string {
 	if t.state != "" {
 		return t.state
@@ -98,8 +111,8 @@ func (t *tierSettings) stateDir() string {
 	return ""
 }
 
-// saltsFile is the file in the state directory.
-const saltsFile = "kvagent-resets.json"
+// resetsFile is the file in the state directory.
+const resetsFile = "kvagent-resets.json"
 
 // openTiers puts the tiers below a pool. Without any it gives the pool itself. The function closes what was opened.
 func openTiers(p *dram.Pool, s *serveSettings, log *zap.Logger) (agent.Pool, func() error, error) {
@@ -140,7 +153,10 @@ func openTiers(p *dram.Pool, s *serveSettings, log *zap.Logger) (agent.Pool, fun
 func (t *tierSettings) options(s *serveSettings, staging *tier.Staging, log *zap.Logger) tier.Options {
 	node, _ := os.Hostname() // empty: what is stored names no source
 	return tier.Options{
-		PrefetchBytes: t.prefetch, PrefillTokens: float64(t.prefill.tokens), LearnPrefill: t.prefill.learn, Staging: staging, Salts: filepath.Join(t.stateDir(), saltsFile),
+		PrefetchBytes: t.prefetch, PrefillTokens: float64(t.prefill.tokens), LearnPrefill: t.prefill.learn,
+		Staging:    staging,
+		State:      filepath.Join(t.stateDir(), resetsFile),
+		EpochEvery: t.epochEvery, CollectAfter: t.collectAfter, CollectRate: t.collectRate,
 		NoSums: s.integrity == integrityHeader, Node: node,
 		Log: func(name, what string, err error) { log.Warn(what, zap.String("tier", name), zap.Error(err)) },
 	}

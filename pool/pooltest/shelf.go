@@ -3,6 +3,7 @@ package pooltest
 import (
 	"bytes"
 	"context"
+	"maps"
 	"sync"
 
 	"github.com/kvagent/kvagent/pool"
@@ -79,6 +80,19 @@ func (s *Shelf) Delete(ctx context.Context, keys []pool.Key) error {
 	defer s.mu.Unlock()
 	for i := range keys {
 		delete(s.items, keys[i])
+	}
+	return ctx.Err()
+}
+
+// List implements pool.Lister: what is there when it is called.
+func (s *Shelf) List(ctx context.Context, found func(k pool.Key, bytes int64) bool) error {
+	s.mu.Lock()
+	items := maps.Clone(s.items)
+	s.mu.Unlock()
+	for k, value := range items {
+		if !found(k, int64(len(value))) {
+			break
+		}
 	}
 	return ctx.Err()
 }

@@ -66,10 +66,12 @@ func (s *Store) getBatch(ctx context.Context, items []pool.Item) error {
 	return s.check(ctx, asked)
 }
 
-// readUpTo asks for a value that should have n bytes at most, and for no more of it than tells whether it has: whatever lies under the name, this is all that is sent.
+// readUpTo asks for a value that should have n bytes at most, and for no more of it than tells
+// whether it has: whatever lies under the name, this is all that is sent.
 func readUpTo(name string, n int) []string { return []string{"GETRANGE", name, "0", strconv.Itoa(n)} }
 
-// emptyOnes finds the items whose value is there and empty, which GETRANGE does not tell from one that is not there: nothing could ever be stored over it.
+// emptyOnes finds the items whose value is there and empty, which GETRANGE does not tell from one
+// that is not there: nothing could ever be stored over it.
 func (s *Store) emptyOnes(ctx context.Context, asked []reading) error {
 	var commands [][]string
 	var of []*pool.Item
@@ -123,7 +125,8 @@ func (s *Store) getRest(ctx context.Context, all []reading) error {
 	var commands [][]string
 	for i := range all {
 		for n := 1; n <= all[i].rest; n++ {
-			commands = append(commands, readUpTo(chunkName(all[i].name, all[i].nonce, n), len(chunk(all[i].item.Data, all[i].size, n))))
+			size := len(chunk(all[i].item.Data, all[i].size, n))
+			commands = append(commands, readUpTo(chunkName(all[i].name, all[i].nonce, n), size))
 		}
 	}
 	results, err := s.do(ctx, commands)
@@ -223,7 +226,8 @@ func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {
 	return nil
 }
 
-// unlinkAtOnce bounds a pipeline of unlinkRest: what a value says of its chunks may be no word of ours.
+// unlinkAtOnce bounds a pipeline of unlinkRest: what a value says of its chunks may be no word of
+// ours.
 const unlinkAtOnce = 1024
 
 // unlinkRest removes the chunks that a value named.

@@ -3,7 +3,9 @@ package redis
 import (
 	"context"
 	"encoding/binary"
+	"encoding/hex"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -12,13 +14,44 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-var _ pool.Lister = (*Store)(nil)
+var (
+	_ pool.Lister      = (*Store)(nil)
+	_ pool.SpaceLister = (*Store)(nil)
+)
 
 // scanCount is how many keys a server looks at for one answer.
 const scanCount = 1000
 
 // List implements pool.Lister: every key of the prefix on every master. A server that is given more keys meanwhile may name one twice.
 func (s *Store) List(ctx context.Context, found func(k pool.Key, bytes int64) bool) error {
+	return s.list(ctx, &listing{match: literal(s.o.Prefix) + "*", found: found})
+}
+
+// ListSpaces implements pool.SpaceLister. The servers look at all their keys for it, and send the
+// names of one space alone, or of all if there are several.
+func (s *Store) ListSpaces(
+	ctx context.Context, spaces []pool.Fingerprint, looked func(n int) error, found func(k pool.Key, bytes int64),
+) error {
+	match := literal(s.o.Prefix)
+	if len(spaces) == 1 {
+		match += hex.EncodeToString(spaces[0][:])
+	}
+	return s.list(ctx, &listing{
+		match: match + "*", looked: looked,
+		wants: func(k *pool.Key) bool { return slices.Contains(spaces, k.Space) },
+		found: func(k pool.Key, bytes int64) bool { found(k, bytes); return true },
+	})
+}
+
+// listing is one walk over the keys.
+type listing struct {
+	match  string
+	wants  func(k *pool.Key) bool // nil: every one
+	looked func(n int) error      // as pool.SpaceLister says; nil: nobody is told
+	found  func(k pool.Key, bytes int64) bool
+}
+
+func (s *Store) list(ctx context.Context, w *listing) error {
 	client, err := s.enter(ctx)
 	if err != nil {
 		return err
@@ -32,7 +65,7 @@ func (s *Store) List(ctx context.Context, found func(k pool.Key, bytes int64) bo
 		if infoFields(info)["role"] != "master" {
 			continue
 		}
-		if more, err := s.listNode(ctx, node, found); err != nil || !more {
+		if more, err := s.listNode(ctx, node, w); err != nil || !more {
 			return err
 		}
 	}
@@ -40,15 +73,19 @@ func (s *Store) List(ctx context.Context, found func(k pool.Key, bytes int64) bo
 }
 
 // listNode is false if no more is wanted.
-func (s *Store) listNode(ctx context.Context, node rueidis.Client, found func(k pool.Key, bytes int64) bool) (more bool, err error) {
-	match := literal(s.o.Prefix) + "*"
+func (s *Store) listNode(ctx context.Context, node rueidis.Client, w *listing) (more bool, err error) {
 	for cursor := uint64(0); ; {
-		page, err := node.Do(ctx, node.B().Scan().Cursor(cursor).Match(match).Count(scanCount).Build()).AsScanEntry()
+		page, err := node.Do(ctx, node.B().Scan().Cursor(cursor).Match(w.match).Count(scanCount).Build()).AsScanEntry()
 		if err != nil {
 			return false, fmt.Errorf("redis: list: %w", err)
 		}
-		if more, err := s.listNames(ctx, page.Elements, found); err != nil || !more {
+		if more, err := s.listNames(ctx, page.Elements, w); err != nil || !more {
 			return false, err
+		}
+		if w.looked != nil {
+			if err := w.looked(scanCount); err != nil {
+				return false, err
+			}
 		}
 		if cursor = page.Cursor; cursor == 0 {
 			return true, nil
@@ -57,11 +94,12 @@ func (s *Store) listNode(ctx context.Context, node rueidis.Client, found func(k 
 }
 
 // listNames asks for the lengths of values. Chunks, and what is none of ours, are passed over.
-func (s *Store) listNames(ctx context.Context, names []string, found func(k pool.Key, bytes int64) bool) (more bool, err error) {
+func (s *Store) listNames(ctx context.Context, names []string, w *listing) (more bool, err error) {
 	var commands [][]string
 	var keys []pool.Key
 	for _, name := range names {
-		if k, err := pool.ParseKey(strings.TrimPrefix(name, s.o.Prefix)); err == nil {
+		k, err := pool.ParseKey(strings.TrimPrefix(name, s.o.Prefix))
+		if err == nil && (w.wants == nil || w.wants(&k)) {
 			keys = append(keys, k)
 			commands = append(commands, []string{"GETRANGE", name, "0", strconv.Itoa(headBytes - 1)})
 		}
@@ -75,7 +113,7 @@ func (s *Store) listNames(ctx context.Context, names []string, found func(k pool
 		if err != nil || len(head) != headBytes {
 			continue // it went just now
 		}
-		if !found(keys[i], int64(binary.LittleEndian.Uint32([]byte(head[8:12])))) {
+		if !w.found(keys[i], int64(binary.LittleEndian.Uint32([]byte(head[8:12])))) {
 			return false, nil
 		}
 	}

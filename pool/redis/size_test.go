@@ -29,8 +29,9 @@ func (s *Store) command(t *testing.T, c ...string) string {
 	return text
 }
 
-// A value under a name of ours that somebody else made much larger than the block is not read as a whole, be it the block's value or one of its chunks: it is
-// damage, and makes room. So is one of no byte.
+// A value under a name of ours that somebody else made much larger than the block is not read as a
+// whole, be it the block's value or one of its chunks: it is damage, and makes room. So is one of
+// no byte.
 func TestForeignValuesAreNotPulledIn(t *testing.T) {
 	const huge, size = 64 << 20, 3 * MinChunkBytes
 	server := servertest.Redis(t)

@@ -5,6 +5,7 @@ package s3
 
 import (
 	"context"
+	"encoding/hex"
 	"net"
 	"net/http"
 	"sync"
@@ -32,7 +33,10 @@ type Store struct {
 	saidHidden atomic.Bool
 }
 
-var _ pool.Store = (*Store)(nil)
+var (
+	_ pool.Store       = (*Store)(nil)
+	_ pool.SpaceLister = (*Store)(nil)
+)
 
 // Open makes a store and asks the service nothing: one that is not there is a store that is lost for the time being. The error says which option is
 // not allowed.
@@ -120,6 +124,40 @@ func (s *Store) Exists(ctx context.Context, keys []pool.Key, status []pool.Statu
 		return nil
 	})
 }
+
+// ListSpaces implements pool.SpaceLister: an object's name begins with that of its space, so
+// nothing else is looked at.
+func (s *Store) ListSpaces(
+	ctx context.Context, spaces []pool.Fingerprint, looked func(n int) error, found func(k pool.Key, bytes int64),
+) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for i := range spaces {
+		n := 0
+		prefix := s.o.Prefix + hex.EncodeToString(spaces[i][:])
+		options := minio.ListObjectsOptions{Prefix: prefix, Recursive: true}
+		for o := range s.core.Client.ListObjects(ctx, s.o.Bucket, options) {
+			if o.Err != nil {
+				return o.Err
+			}
+			if k, err := pool.ParseKey(o.Key[len(s.o.Prefix):]); err == nil {
+				found(k, max(o.Size-pool.ValueHeader, 0))
+			}
+			if n++; n%lookedEvery == 0 {
+				if err := looked(lookedEvery); err != nil {
+					return err
+				}
+			}
+		}
+		if err := looked(n % lookedEvery); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// lookedEvery is how many objects are listed between two calls of looked.
+const lookedEvery = 256
 
 // Delete implements pool.Store.
 func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {

@@ -13,7 +13,8 @@ import (
 	"github.com/kvagent/kvagent/pool/servertest"
 )
 
-// metered counts the bytes of answers that are read, and may ask for whole objects where a range is asked for.
+// metered counts the bytes of answers that are read, and may ask for whole objects where a range is
+// asked for.
 type metered struct {
 	http.RoundTripper
 	read  atomic.Int64
@@ -43,7 +44,8 @@ func (b meteredBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// An object under a name of ours that somebody else made much larger than the block is not read as a whole, also from a service that gives no ranges.
+// An object under a name of ours that somebody else made much larger than the block is not read as
+// a whole, also from a service that gives no ranges.
 func TestForeignObjectsAreNotPulledIn(t *testing.T) {
 	const huge, size = 256 << 20, 100_000
 	server := servertest.S3(t, bucket)
@@ -65,7 +67,8 @@ func TestForeignObjectsAreNotPulledIn(t *testing.T) {
 		}
 		got := pooltest.Get(t, s, it)[0]
 		if read := m.read.Load(); got == pool.OK || read > 2*size {
-			t.Errorf("%s: status %d, %d bytes were read of an object of %d under the name of a block of %d", name, got, read, huge, size)
+			t.Errorf("%s: status %d, %d bytes were read of an object of %d under the name of a block of %d",
+				name, got, read, huge, size)
 		}
 		m.RoundTripper.(*http.Transport).CloseIdleConnections()
 	}

@@ -5,11 +5,15 @@ import (
 	"time"
 )
 
-// No promise outlives its deadline. Its owner is the sweeper, which asks nobody: whatever a store, a breaker, a queue or staging does meanwhile, a promise that is still open PromiseWithin
-// after it was made ends as one that did not come, and with it its share of the prefetch budget, its place in a queue and the calls that wait for it. Its pins are its
-// holders' to take back, as ever. A worker that is still at it finds it ended, and gives its staging back when its store lets go of it.
+// No promise outlives its deadline. Its owner is the sweeper, which asks nobody: whatever a store,
+// a breaker, a queue or staging does meanwhile, a promise that is still open PromiseWithin after it
+// was made ends as one that did not come, and with it its share of the prefetch budget, its place
+// in a queue and the calls that wait for it. Its pins are its holders' to take back, as ever. A
+// worker that is still at it finds it ended, and gives its staging back when its store lets go of
+// it.
 
-// ages is the open promises in the order of their deadlines, which is the order they were made in. It is under Pool.mu.
+// ages is the open promises in the order of their deadlines, which is the order they were made in.
+// It is under Pool.mu.
 type ages struct{ head, tail *promise }
 
 func (a *ages) push(pr *promise) {
@@ -36,7 +40,8 @@ func (a *ages) remove(pr *promise) {
 	pr.older, pr.younger = nil, nil
 }
 
-// sweep is the life of the sweeper. A promise made while it sleeps has a later deadline than the one it sleeps for.
+// sweep is the life of the sweeper. A promise made while it sleeps has a later deadline than the
+// one it sleeps for.
 func (p *Pool) sweep(ctx context.Context) {
 	timer := time.NewTimer(p.o.PromiseWithin)
 	defer timer.Stop()
@@ -67,7 +72,8 @@ func (p *Pool) expire(now time.Time) time.Duration {
 	return next
 }
 
-// settleAll ends every promise that is open: the stack is closing, and may have to wait for its stores.
+// settleAll ends every promise that is open: the stack is closing, and may have to wait for its
+// stores.
 func (p *Pool) settleAll() {
 	var calls []func()
 	p.mu.Lock()

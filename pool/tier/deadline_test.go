@@ -54,7 +54,8 @@ func (m *moody) Exists(ctx context.Context, keys []pool.Key, status []pool.Statu
 // act is what happens to a tier at a step.
 type act func(n *node, m *moody)
 
-// breaks opens the breaker, and lets everybody else go on until they wait: the keeper has emptied the queues then.
+// breaks opens the breaker, and lets everybody else go on until they wait: the keeper has emptied
+// the queues then.
 func breaks(n *node, m *moody) {
 	m.fails.Store(true)
 	l := n.lanes[0]
@@ -87,11 +88,32 @@ func closes(n *node, _ *moody) {
 	time.Sleep(1)
 }
 
+// moment is when something happened, ns of the clock; -1: it has not.
+type moment struct{ atomic.Int64 }
+
+func (m *moment) since(start time.Time) time.Duration {
+	if m.Load() < 0 {
+		return -1
+	}
+	return time.Duration(m.Load() - start.UnixNano())
+}
+
+// settledAfter tells when promises are settled.
+func (n *node) settledAfter(refs []pool.Ref) *moment {
+	m := &moment{}
+	m.Store(-1)
+	n.Settle(refs, func() { m.Store(time.Now().UnixNano()) })
+	return m
+}
+
 // testPromise is PromiseWithin of promisesEnd.
 const testPromise = 10 * time.Second
 
-// promisesEnd pins a chain and hints another one, more than staging holds, with acts at steps. Whatever happens, everything is settled after within at most.
-func promisesEnd(t *testing.T, store pool.Store, pinned, hinted pool.Hashes, within time.Duration, acts map[int]act) (steps int) {
+// promisesEnd pins a chain and hints another one, more than staging holds, with acts at steps.
+// Whatever happens, everything is settled after within at most.
+func promisesEnd(
+	t *testing.T, store pool.Store, pinned, hinted pool.Hashes, within time.Duration, acts map[int]act,
+) (steps int) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &moody{Store: store}
 		var n *node
@@ -108,7 +130,8 @@ func promisesEnd(t *testing.T, store pool.Store, pinned, hinted pool.Hashes, wit
 		o.Staging, err = OpenStaging(MinStaging)
 		check(t, err)
 		n = newNode(t, 200, 2, o, Tier{
-			Name: "shared", Store: m, Workers: 2, BatchItems: 20, BreakAfter: 2, BreakFirst: 100 * time.Millisecond, BreakLast: 100 * time.Millisecond,
+			Name: "shared", Store: m, Workers: 2, BatchItems: 20, BreakAfter: 2,
+			BreakFirst: 100 * time.Millisecond, BreakLast: 100 * time.Millisecond,
 			FoundFor: time.Hour,
 		})
 		n.know(pinned)
@@ -118,14 +141,13 @@ func promisesEnd(t *testing.T, store pool.Store, pinned, hinted pool.Hashes, wit
 		_, refs, _ := n.Pin(n.space, 0, pinned, 1<<40, nil)
 		_, hints, _ := n.Pin(n.space, 0, hinted, 1<<40, nil)
 		n.Hint(hints)
-		var settled time.Time
-		n.Settle(refs, func() { settled = time.Now() })
+		settled := n.settledAfter(refs)
 		time.Sleep(n.o.PromiseWithin + 2*time.Second)
 		switch r := n.Report(); {
-		case settled.IsZero():
+		case settled.Load() < 0:
 			t.Errorf("a promise is never settled: %+v", r)
-		case settled.Sub(start) > within:
-			t.Errorf("a promise was settled after %v, allowed: %v", settled.Sub(start), within)
+		case settled.since(start) > within:
+			t.Errorf("a promise was settled after %v, allowed: %v", settled.since(start), within)
 		case r.Promises != 0 || r.PromiseBytes != 0:
 			t.Errorf("%d promises of %d bytes outlive their deadline", r.Promises, r.PromiseBytes)
 		}
@@ -137,8 +159,10 @@ func promisesEnd(t *testing.T, store pool.Store, pinned, hinted pool.Hashes, wit
 	return steps
 }
 
-// No promise outlives its deadline, whatever the tier does: the breaker opens at every point at which a promise can meet it, before and after its keeper has heard of it, closes again at every
-// later one, and the stack is closed at every point. Of a breaker that stays open, and of Close, they hear at once.
+// No promise outlives its deadline, whatever the tier does: the breaker opens at every point at
+// which a promise can meet it, before and after its keeper has heard of it, closes again at every
+// later one, and the stack is closed at every point. Of a breaker that stays open, and of Close,
+// they hear at once.
 func TestNoPromiseOutlivesItsDeadline(t *testing.T) {
 	pinned, hinted := chain("a", 20), chain("b", 4)
 	store := shelved(t, pinned, hinted)
@@ -148,7 +172,9 @@ func TestNoPromiseOutlivesItsDeadline(t *testing.T) {
 	}
 	for name, first := range map[string]act{"breaks": breaks, "breaks unheard": breaksUnheard, "closes": closes} {
 		for at := 1; at <= steps; at++ {
-			t.Run(fmt.Sprint(name, " at ", at), func(t *testing.T) { promisesEnd(t, store, pinned, hinted, time.Second, map[int]act{at: first}) })
+			t.Run(fmt.Sprint(name, " at ", at), func(t *testing.T) {
+				promisesEnd(t, store, pinned, hinted, time.Second, map[int]act{at: first})
+			})
 			for back := at + 1; name != "closes" && back <= at+6; back++ {
 				t.Run(fmt.Sprint(name, " at ", at, " mends at ", back), func(t *testing.T) {
 					promisesEnd(t, store, pinned, hinted, testPromise+time.Second, map[int]act{at: first, back: mends})
@@ -169,7 +195,8 @@ func (d deaf) Get(ctx context.Context, items []pool.Item) error {
 	return d.Store.Get(context.WithoutCancel(ctx), items)
 }
 
-// A store that takes no notice of its context keeps no promise open, nor does Close wait for it to settle them. What it delivers after all lands nowhere.
+// A store that takes no notice of its context keeps no promise open, nor does Close wait for it to
+// settle them. What it delivers after all lands nowhere.
 func TestPromisesOfADeafStoreEnd(t *testing.T) {
 	h := chain("a", 8)
 	store := shelved(t, h)
@@ -180,8 +207,7 @@ func TestPromisesOfADeafStoreEnd(t *testing.T) {
 				n := newNode(t, 100, 2, Options{}, Tier{Name: "shared", Store: d, FetchWithin: time.Second})
 				n.know(h)
 				_, refs, _ := n.Pin(n.space, 0, h, 1<<40, nil)
-				start, took := time.Now(), time.Duration(-1)
-				n.Settle(refs, func() { took = time.Since(start) })
+				start, settled := time.Now(), n.settledAfter(refs)
 				time.Sleep(1) // the store has them now
 				want := n.o.PromiseWithin
 				if closing {
@@ -189,7 +215,8 @@ func TestPromisesOfADeafStoreEnd(t *testing.T) {
 					go func() { _ = n.Pool.Close() }()
 				}
 				time.Sleep(2 * n.o.PromiseWithin)
-				if r := n.Report(); took != want || r.Promises != 0 || r.PromiseBytes != 0 || !closing && r.Expired != 8 {
+				r, took := n.Report(), settled.since(start)
+				if took != want || r.Promises != 0 || r.PromiseBytes != 0 || !closing && r.Expired != 8 {
 					t.Errorf("settled after %v, want %v: %+v", took, want, r)
 				}
 				close(d.wake)
@@ -203,7 +230,8 @@ func TestPromisesOfADeafStoreEnd(t *testing.T) {
 	}
 }
 
-// A promise for which there is never any staging ends at its deadline, also while a worker waits for staging with it.
+// A promise for which there is never any staging ends at its deadline, also while a worker waits
+// for staging with it.
 func TestPromisesWithoutStagingEnd(t *testing.T) {
 	h := chain("a", 8)
 	store := shelved(t, h)
@@ -212,10 +240,9 @@ func TestPromisesWithoutStagingEnd(t *testing.T) {
 		n.know(h)
 		all := n.o.Staging.take(16<<20, false)
 		_, refs, _ := n.Pin(n.space, 0, h, 1<<40, nil)
-		start, took := time.Now(), time.Duration(-1)
-		n.Settle(refs, func() { took = time.Since(start) })
+		start, settled := time.Now(), n.settledAfter(refs)
 		time.Sleep(2 * n.o.PromiseWithin)
-		if r := n.Report(); took != n.o.PromiseWithin || r.Promises != 0 || r.PromiseBytes != 0 {
+		if r, took := n.Report(), settled.since(start); took != n.o.PromiseWithin || r.Promises != 0 || r.PromiseBytes != 0 {
 			t.Errorf("settled after %v, want %v: %+v", took, n.o.PromiseWithin, r)
 		}
 		n.o.Staging.give(all)

@@ -174,14 +174,16 @@ func (l *lane) absent(f *fetched, remove bool) {
 	l.queueDelete(keys)
 }
 
-// stillWanted is false for what was given up or ended while it waited, and for hints nobody has come for.
+// stillWanted is false for what was given up or ended while it waited, and for hints nobody has
+// come for.
 func (p *Pool) stillWanted(pr *promise, late time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return pr.open() && (pr.pins > 0 || pr.hint && pr.since.After(late))
 }
 
-// later queues promises again for which there was no staging. Those that no tier is asked for any more end here: nobody else would find them.
+// later queues promises again for which there was no staging. Those that no tier is asked for any
+// more end here: nobody else would find them.
 func (p *Pool) later(l *lane, rest []*promise) {
 	var calls []func()
 	p.mu.Lock()

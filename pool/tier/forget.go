@@ -12,11 +12,17 @@ func (p *Pool) Forget(fp pool.Fingerprint) error {
 		return err
 	}
 	if len(p.lanes) > 0 {
-		if err := p.rename(fp); err != nil {
+		if err := p.rename(fp, p.nextEpoch); err != nil {
 			return err
 		}
 	}
-	if id, open := p.openID(fp); open { // since then, and it has the new name
+	defer p.follow()
+	return p.forgetMemory(fp)
+}
+
+// forgetMemory drops what memory has of a space, which has its new name in the tiers.
+func (p *Pool) forgetMemory(fp pool.Fingerprint) error {
+	if id, open := p.openID(fp); open {
 		if sp := p.spaces.get(id); sp != nil {
 			_, err := p.turn(id, sp)
 			return err

@@ -20,12 +20,14 @@ import (
 //	56  u32 LE  0
 //	60  u32 LE  checksum of bytes 0 to 59: pool.Sum from the Seed of the key in the store
 //
-// The first checksum binds the bytes to the block, the second the header to where it lies: a value of another key, or of another salt of the same space, does
+// The first checksum binds the bytes to the block, the second the header to where it lies: a value of another key, or of another epoch of the same space, does
 // not verify. Another layout gets another magic; what is not known is a miss.
 const (
 	headerBytes = 64
 	maxNode     = 32
 )
+
+var errNoMarker = errors.New("the store took no marker of a reset, or gave none back")
 
 var magic = [4]byte{'k', 'v', 'T', '1'}
 

@@ -27,6 +27,7 @@ type lane struct {
 	trouble   chan struct{} // cap 1: the breaker opened, or the store is full
 	questions chan *question
 	asking    asking
+	following following
 
 	// Under Pool.mu; wake says that there is something to do.
 	wake      *sync.Cond
@@ -46,6 +47,8 @@ type counts struct {
 	stored, had, full, lost                       atomic.Uint64 // entries written; there already; refused as full; not stored for another reason
 	putsDropped, deleted, deletesDropped          atomic.Uint64
 	asked, found, askTimeouts, askFailed, askBusy atomic.Uint64
+	collected, collectedBytes, collectFails       atomic.Uint64 // of names that nobody uses; looks that failed
+	markFails                                     atomic.Uint64 // calls for markers that failed
 }
 
 func (p *Pool) newLane(number int, t Tier) (*lane, error) {
@@ -65,6 +68,7 @@ func (p *Pool) newLane(number int, t Tier) (*lane, error) {
 	l.asking.open = make(map[uint64]*question)
 	l.puts.set = make(map[entryKey]*life)
 	l.breaker.closed.Store(true)
+	l.following = following{kick: make(chan struct{}, 1), heard: make(map[pool.Fingerprint]heard)}
 	l.wake = sync.NewCond(&p.mu)
 	l.fetches.lane, l.hints.lane = l, l
 	return l, nil

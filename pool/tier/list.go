@@ -14,7 +14,7 @@ var _ pool.TierContents = (*Pool)(nil)
 func (p *Pool) StoredAs(space pool.Fingerprint) pool.Fingerprint {
 	p.spaces.mu.Lock()
 	defer p.spaces.mu.Unlock()
-	return storedName(space, p.spaces.salts[space])
+	return storedName(space, p.spaces.kept.spaces[space].epoch)
 }
 
 // ListTier implements pool.TierContents.

@@ -86,16 +86,28 @@ type Options struct {
 	// PrefillTokens is how many tokens a second an engine computes, 0 to 10^9. An answer is cut where bringing blocks up would take longer, by what was measured of
 	// the tier, than computing them. 0: it is not.
 	PrefillTokens float64
-	// PromiseWithin is how long a promise may be open, from when it is made, 10 ms to 1 h: then it ends as one that did not come. 0: a minute, or twice as long as the tiers'
-	// FetchWithin together if that is more.
+	// PromiseWithin is how long a promise may be open, from when it is made, 10 ms to 1 h: then it
+	// ends as one that did not come. 0: a minute, or twice as long as the tiers' FetchWithin
+	// together if that is more.
 	PromiseWithin time.Duration
 	// LearnPrefill takes what Computed tells of each space instead of PrefillTokens, which must be 0.
 	LearnPrefill bool
 	// Staging is where values lie on their way. Nil: the stack makes its own, of the default size.
 	Staging *Staging
-	// Salts is the file that keeps which spaces were reset, see spaces.go. Empty: they are forgotten with the process, which is right only if no
-	// tier outlives it.
-	Salts string
+	// State is the file that keeps which spaces were reset, and what is still to be collected, see
+	// spaces.go. Empty: they are forgotten with the process, which is right only if no tier
+	// outlives it.
+	State string
+	// EpochEvery is how often shared tiers are asked for resets of other nodes, 10 ms to 1 h, 5 s.
+	EpochEvery time.Duration
+	// CollectAfter is how long a name that nobody uses any more stays in the tiers, 100 ms to 30
+	// days, 10 min: from the reset that left it behind, or since the engine of a private space is
+	// gone, or since the start of this process. As long after that a second look takes what others
+	// wrote late.
+	CollectAfter time.Duration
+	// CollectRate is how many keys a second a collection looks at or deletes, 1 to 1,000,000,
+	// 5,000.
+	CollectRate int
 	// NoSums says that memory does not make checksums (integrity header): then what is written to a tier is not compared with them first.
 	NoSums bool
 	Node   string // named as the source of what is stored; at most 32 bytes are kept
@@ -104,7 +116,7 @@ type Options struct {
 	Clock func() time.Time // nil is time.Now
 
 	ownStaging bool
-	step       func() // tests: called without locks wherever a promise may meet another state of its tier. Nil: nobody is
+	step       func() // tests: called without locks wherever a promise may meet another state of its tier
 }
 
 // DefaultStaging is the size of Staging a stack makes for itself, bytes. It is address space until it is used.
@@ -123,6 +135,9 @@ func (o *Options) complete(m Memory) error {
 	}
 	if o.Clock == nil {
 		o.Clock = time.Now
+	}
+	if err := o.completeEpochs(); err != nil {
+		return err
 	}
 	if o.Log == nil {
 		o.Log = func(string, string, error) {}
@@ -208,7 +223,8 @@ const (
 	promiseWithin    = time.Minute
 )
 
-// completePromises checks PromiseWithin, or makes it long enough for one fetch of every tier and the wait for each.
+// completePromises checks PromiseWithin, or makes it long enough for one fetch of every tier and
+// the wait for each.
 func (p *Pool) completePromises() error {
 	o := &p.o
 	if o.PromiseWithin == 0 {
@@ -219,7 +235,37 @@ func (p *Pool) completePromises() error {
 		o.PromiseWithin = min(max(promiseWithin, 2*all), MaxPromiseWithin)
 	}
 	if o.PromiseWithin < MinPromiseWithin || o.PromiseWithin > MaxPromiseWithin {
-		return fmt.Errorf("tier: PromiseWithin is %v, allowed: %v to %v", o.PromiseWithin, MinPromiseWithin, MaxPromiseWithin)
+		return fmt.Errorf("tier: PromiseWithin is %v, allowed: %v to %v",
+			o.PromiseWithin, MinPromiseWithin, MaxPromiseWithin)
+	}
+	return nil
+}
+
+// The ranges of EpochEvery, CollectAfter and CollectRate.
+const (
+	MinEpochEvery, MaxEpochEvery     = 10 * time.Millisecond, time.Hour
+	MinCollectAfter, MaxCollectAfter = 100 * time.Millisecond, 30 * 24 * time.Hour
+	MaxCollectRate                   = 1_000_000
+)
+
+func (o *Options) completeEpochs() error {
+	if o.EpochEvery == 0 {
+		o.EpochEvery = 5 * time.Second
+	}
+	if o.CollectAfter == 0 {
+		o.CollectAfter = 10 * time.Minute
+	}
+	if o.CollectRate == 0 {
+		o.CollectRate = 5000
+	}
+	switch {
+	case o.EpochEvery < MinEpochEvery || o.EpochEvery > MaxEpochEvery:
+		return fmt.Errorf("tier: EpochEvery is %v, allowed: %v to %v", o.EpochEvery, MinEpochEvery, MaxEpochEvery)
+	case o.CollectAfter < MinCollectAfter || o.CollectAfter > MaxCollectAfter:
+		return fmt.Errorf("tier: CollectAfter is %v, allowed: %v to %v",
+			o.CollectAfter, MinCollectAfter, MaxCollectAfter)
+	case o.CollectRate < 1 || o.CollectRate > MaxCollectRate:
+		return fmt.Errorf("tier: CollectRate is %d, allowed: 1 to %d", o.CollectRate, MaxCollectRate)
 	}
 	return nil
 }

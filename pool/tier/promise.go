@@ -56,7 +56,8 @@ type wish struct {
 	lanes  uint8
 }
 
-// promiseLocked takes a pin of what is under way already, or gives a new promise; false: the byte budget is used up, or no tier that has the entry is asked any more.
+// promiseLocked takes a pin of what is under way already, or gives a new promise; false: the byte
+// budget is used up, or no tier that has the entry is asked any more.
 func (p *Pool) promiseLocked(w *wish) (pool.Ref, bool) {
 	pr := p.mu.open[w.key]
 	if pr == nil || pr.life != w.life {
@@ -64,8 +65,8 @@ func (p *Pool) promiseLocked(w *wish) (pool.Ref, bool) {
 			return 0, false
 		}
 		pr = &promise{
-			id: p.mu.lastID + 1, key: w.key, parent: w.parent, sp: w.sp, life: w.life, group: w.group, lanes: w.lanes, since: p.now(),
-			deadline: time.Now().Add(p.o.PromiseWithin),
+			id: p.mu.lastID + 1, key: w.key, parent: w.parent, sp: w.sp, life: w.life, group: w.group, lanes: w.lanes,
+			since: p.now(), deadline: time.Now().Add(p.o.PromiseWithin),
 		}
 		if !p.sendLocked(pr) {
 			return 0, false // a breaker opened since the tiers were looked at
@@ -84,14 +85,16 @@ func (p *Pool) promiseLocked(w *wish) (pool.Ref, bool) {
 	return pr.ref(), true
 }
 
-// promoteLocked moves a promise that waits at a tier behind those that are held: whether the tier is asked has been decided.
+// promoteLocked moves a promise that waits at a tier behind those that are held: whether the tier
+// is asked has been decided.
 func (l *lane) promoteLocked(pr *promise) {
 	pr.leave()
 	l.fetches.push(pr)
 	l.wake.Signal()
 }
 
-// sendLocked queues a promise at the nearest tier that is still to be tried. False: there is none, and the caller settles it.
+// sendLocked queues a promise at the nearest tier that is still to be tried. False: there is none,
+// and the caller settles it.
 func (p *Pool) sendLocked(pr *promise) bool {
 	pr.leave()
 	for _, l := range p.lanes {
@@ -110,7 +113,8 @@ func (p *Pool) sendLocked(pr *promise) bool {
 	return false
 }
 
-// settleLocked ends a promise that is open, and appends whom to call when mu is free. One that has ended stays as it ended.
+// settleLocked ends a promise that is open, and appends whom to call when mu is free. One that has
+// ended stays as it ended.
 func (p *Pool) settleLocked(pr *promise, state promiseState, calls []func()) []func() {
 	if !pr.open() {
 		return calls

@@ -7,7 +7,8 @@ func (p *Pool) Report() pool.TierReport {
 	p.mu.Lock()
 	r := pool.TierReport{
 		Promises: len(p.mu.open), PromiseBytes: p.mu.bytes, PromiseCap: p.o.PrefetchBytes, Promised: p.mu.promised, Landed: p.mu.landed,
-		Unkept: p.mu.failed, Cancelled: p.mu.dropped, Expired: p.mu.expired, Tiers: make([]pool.TierStatus, len(p.lanes)),
+		Unkept: p.mu.failed, Cancelled: p.mu.dropped, Expired: p.mu.expired,
+		Tiers: make([]pool.TierStatus, len(p.lanes)),
 	}
 	r.Prefill = p.o.PrefillTokens
 	for _, sp := range *p.spaces.all.Load() {
@@ -24,6 +25,7 @@ func (p *Pool) Report() pool.TierReport {
 		}
 	}
 	p.mu.Unlock()
+	p.spaces.report(&r, p.lanes)
 	for i, l := range p.lanes {
 		l.report(&r.Tiers[i])
 	}
@@ -50,6 +52,8 @@ func (l *lane) report(t *pool.TierStatus) {
 	t.Dropped, t.Deleted, t.DeletesLost = c.putsDropped.Load(), c.deleted.Load(), c.deletesDropped.Load()
 	t.Asked, t.Found = c.asked.Load(), c.found.Load()
 	t.AskLate, t.AskFailed, t.AskRefused = c.askTimeouts.Load(), c.askFailed.Load(), c.askBusy.Load()
+	t.Collected, t.CollectedBytes, t.CollectFails = c.collected.Load(), c.collectedBytes.Load(), c.collectFails.Load()
+	t.MarkFails = c.markFails.Load()
 	t.Rate, t.FetchSeconds, t.PutSeconds, t.AskSeconds = l.pace.shown()
 }
 

@@ -1,32 +1,46 @@
 package tier
 
 import (
+	"crypto/rand"
 	"crypto/sha256"
-	"errors"
+	"encoding/binary"
 	"fmt"
-	"maps"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvagent/kvagent/pool"
 )
 
 // A space and its name in the tiers.
 //
-// A reset makes everything stored before unfindable. In memory the epoch sees to that. In the tiers it is done by name: the first reset of a space on this node gives it a
-// random salt, each further one another, and from then on its keys in the tiers have the fingerprint SHA-256(fingerprint, salt)[:16]. So nothing written before the reset is found again, by whatever
-// way it came to the tier and however late; and what this node writes under the new name, nobody else finds: nodes share a space until one of them resets it. The salt is on disk before the reset
-// is done, and outlives the agent: else its next life would find what was reset.
+// A reset makes everything stored before unfindable. In memory the epoch sees to that. In the tiers
+// it is done by name: a space has a tier epoch, a counter, and its keys in the tiers have the name
+// that storedName makes of it. A reset goes to the next epoch, so nothing written before is found
+// again, by whatever way it came to the tier and however late; and as all nodes make the same name
+// of the same epoch, they share again as soon as they have heard of it, by markers in the shared
+// tiers (markers.go). The epoch is on disk before the reset is done, and outlives the agent: else
+// its next life would find what was reset. What the old names hold is collected later (collect.go).
 type spaces struct {
 	path  string
-	write func(path string, salts map[pool.Fingerprint]salt) error
+	write func(path string, k *kept) error
+	after time.Duration // CollectAfter
 
-	turning sync.Mutex // one reset at a time, which may wait for a disk; taken before mu
+	turning sync.Mutex    // one change of what is kept at a time, which may wait for a disk; taken before mu
+	changed chan struct{} // cap 1: something is to be kept, or there is another leftover
 
-	mu    sync.Mutex // a space opens, closes, or gets another name; nobody waits for a disk with it
-	salts map[pool.Fingerprint]salt
-	off   map[pool.Fingerprint]bool // a reset was not kept: without tiers, also when the space was closed and is opened again
-	all   atomic.Pointer[[]*space]  // by SpaceID; nil: not open
+	mu        sync.Mutex // a space opens, closes, or gets another name; nobody waits for a disk with it
+	kept      *kept
+	dirty     bool                           // kept is not what the file says
+	unkept    map[pool.Fingerprint]bool      // private spaces that the file does not name yet: without tiers until then
+	off       map[pool.Fingerprint]bool      // a reset was not kept: without tiers, opened again too
+	idle      map[pool.Fingerprint]time.Time // private spaces without an engine: since when
+	retired   map[pool.Fingerprint]bool      // private spaces that are collected: without tiers until used
+	all       atomic.Pointer[[]*space]       // by SpaceID; nil: not open
+	adopted   uint64
+	again     uint64
+	lost      uint64 // leftovers that were not noted
+	onAdopted func(pool.Fingerprint)
 }
 
 // space is one that is open in memory.
@@ -51,16 +65,38 @@ type group struct {
 type life struct {
 	stored pool.Fingerprint // its name in the tiers
 	epoch  uint32           // in memory; 0 while the reset is under way
-	off    bool             // the salt could not be kept: tiers are not used
+	off    bool             // the epoch could not be kept, or the space is being collected: tiers are not used
 }
 
-func (s *spaces) open(path string) (err error) {
-	s.path, s.write, s.salts, s.off = path, writeSalts, map[pool.Fingerprint]salt{}, map[pool.Fingerprint]bool{}
+// open reads what an earlier life kept.
+func (s *spaces) open(o *Options) (err error) {
+	s.path, s.write, s.after, s.kept, s.changed = o.State, writeKept, o.CollectAfter, newKept(), make(chan struct{}, 1)
+	s.unkept, s.off = map[pool.Fingerprint]bool{}, map[pool.Fingerprint]bool{}
+	s.idle, s.retired = map[pool.Fingerprint]time.Time{}, map[pool.Fingerprint]bool{}
 	s.all.Store(&[]*space{})
-	if path != "" {
-		s.salts, err = readSalts(path)
+	if s.path == "" {
+		return nil
 	}
-	return err
+	if s.kept, err = readKept(s.path); err != nil {
+		return err
+	}
+	now := o.Clock()
+	for fp, e := range s.kept.spaces {
+		if e.private {
+			s.idle[fp] = now // its engine has as long to come back as if it had left just now
+		}
+	}
+	fresh := false
+	for name, left := range s.kept.leftovers {
+		if left.due == 0 { // of format 1
+			left.due, fresh = now.Add(s.after).UnixMilli(), true
+			s.kept.leftovers[name] = left
+		}
+	}
+	if fresh {
+		return s.write(s.path, s.kept)
+	}
+	return nil
 }
 
 // get is an open space; nil if it is not.
@@ -85,13 +121,26 @@ func newGroup(g *pool.Group, staging int64) (out group) {
 	return out
 }
 
-// storedName is the name of a space in the tiers.
-func storedName(fp pool.Fingerprint, s salt) pool.Fingerprint {
-	if s == (salt{}) {
+// maxEpoch bounds tier epochs: a marker's number has 32 bits of it that are looked for.
+const maxEpoch = 1<<32 - 1
+
+// storedName is the name of a space in the tiers in an epoch: its fingerprint in epoch 0, and
+// beyond SHA-256(fingerprint, epoch)[:16], the epoch as 8 bytes, little-endian.
+func storedName(fp pool.Fingerprint, epoch uint64) pool.Fingerprint {
+	if epoch == 0 {
 		return fp
 	}
-	sum := sha256.Sum256(append(fp[:], s[:]...))
+	return hashed(fp, binary.LittleEndian.AppendUint64(nil, epoch))
+}
+
+func hashed(fp pool.Fingerprint, with []byte) pool.Fingerprint {
+	sum := sha256.Sum256(append(fp[:], with...))
 	return pool.Fingerprint(sum[:16])
+}
+
+func newNonce() (n nonce, err error) {
+	_, err = rand.Read(n[:])
+	return n, err
 }
 
 // OpenSpace implements pool.Spaces.
@@ -116,19 +165,22 @@ func (p *Pool) OpenSpace(spec pool.Spec) (pool.SpaceID, error) {
 	}
 	all[id] = sp
 	p.spaces.all.Store(&all)
+	p.follow()
 	return id, nil
 }
 
-// ResetSpace implements pool.Spaces. From its begin on nothing stored before is found in any tier; a salt that cannot be kept turns the tiers off for the space, and is an error
-// behind which the new epoch holds nevertheless.
+// ResetSpace implements pool.Spaces. From its begin on nothing stored before is found in any tier;
+// an epoch that cannot be kept turns the tiers off for the space until it can, and the new epoch
+// holds nevertheless.
 func (p *Pool) ResetSpace(id pool.SpaceID) (uint32, error) {
 	sp := p.spaces.get(id)
 	if sp == nil || len(p.lanes) == 0 {
 		return p.memory.ResetSpace(id)
 	}
-	if unkept := p.rename(sp.spec.Fingerprint); unkept != nil {
-		p.o.Log("", "a reset is not kept on disk: the tiers are not used for the space any more", unkept)
+	if unkept := p.rename(sp.spec.Fingerprint, p.nextEpoch); unkept != nil {
+		p.o.Log("", "a reset is not kept on disk: the tiers are not used for the space until it is", unkept)
 	}
+	defer p.follow()
 	return p.turn(id, sp)
 }
 
@@ -145,9 +197,16 @@ func (p *Pool) turn(id pool.SpaceID, sp *space) (uint32, error) {
 }
 
 // nameLocked lets an open space have the name in the tiers that is kept for it, from an epoch on.
+// What has a user is no leftover.
 func (s *spaces) nameLocked(sp *space, epoch uint32) {
 	fp := sp.spec.Fingerprint
-	sp.now.Store(&life{stored: storedName(fp, s.salts[fp]), epoch: epoch, off: s.off[fp]})
+	name := storedName(fp, s.kept.spaces[fp].epoch)
+	off := s.off[fp] || s.unkept[fp] || s.retired[fp]
+	if _, left := s.kept.leftovers[name]; left && !s.retired[fp] {
+		delete(s.kept.leftovers, name)
+		s.dirty = true
+	}
+	sp.now.Store(&life{stored: name, epoch: epoch, off: off})
 }
 
 // CloseSpace implements pool.Spaces. What the tiers have of the space stays, and is found when it is opened again.
@@ -169,43 +228,6 @@ func (p *Pool) CloseSpace(id pool.SpaceID) error {
 
 // Sweep implements pool.Spaces.
 func (p *Pool) Sweep() { p.memory.Sweep() }
-
-// rename gives a space another name in the tiers, and keeps it: once it is on disk, the space goes on under it. Until then, and if it cannot be kept, the tiers
-// are not used for the space. Only resets wait for the disk.
-func (p *Pool) rename(fp pool.Fingerprint) error {
-	s := &p.spaces
-	s.turning.Lock()
-	defer s.turning.Unlock()
-	salts, err := s.salted(fp)
-	if err == nil && s.path != "" {
-		err = s.write(s.path, salts)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.off[fp] = err != nil
-	return err
-}
-
-// salted gives a space a new salt, and all salts as they are to be kept. What is open of the space leaves the tiers, and what is opened meanwhile does not enter.
-func (s *spaces) salted(fp pool.Fingerprint) (all map[pool.Fingerprint]salt, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.off[fp] = true
-	for _, sp := range *s.all.Load() {
-		if sp != nil && sp.spec.Fingerprint == fp {
-			sp.now.Store(&life{})
-		}
-	}
-	fresh, err := newSalt()
-	if err != nil {
-		return nil, err
-	}
-	if _, known := s.salts[fp]; !known && len(s.salts) >= maxSalts {
-		return nil, errors.New("too many spaces were reset")
-	}
-	s.salts[fp] = fresh
-	return maps.Clone(s.salts), nil
-}
 
 // Epoch implements pool.Spaces.
 func (p *Pool) Epoch(id pool.SpaceID) uint32 { return p.memory.Epoch(id) }

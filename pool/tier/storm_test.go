@@ -18,20 +18,22 @@ import (
 )
 
 // storm is two nodes with tiers of their own and one in common, all of which go wrong, and workers that save, look up, reserve, load, give up and reset. What is
-// stored follows from the key and from the weights, which change with a reset: so a block of old weights is as wrong as a damaged one.
+// stored follows from the key, and says which node computed it, and after how many of its resets: on
+// that node, a block of before its last reset is as wrong as a damaged one.
 type storm struct {
-	t     *testing.T
-	seed  uint64
-	nodes [2]*stormNode
-	wrong atomic.Int64
-	loads atomic.Int64
+	t      *testing.T
+	seed   uint64
+	nodes  [2]*stormNode
+	stores []*fault.Store
+	wrong  atomic.Int64
+	loads  atomic.Int64
 }
 
 type stormNode struct {
 	*node
-	turn    sync.RWMutex // held to write while the weights change
-	weights byte
-	number  byte
+	turn   sync.RWMutex // held to write while the space is reset
+	resets byte         // below 128
+	number byte
 }
 
 const stormSteps = 700 // of each worker
@@ -53,7 +55,8 @@ func TestStorm(t *testing.T) {
 		disk.Name, disk.Store, disk.Local, disk.Write = "disk", prompt{s.faulty(own, uint64(i+1)), own}, true, OnSecondUse
 		far.Name, far.Store, far.Write = "shared", shared, OnSave
 		n := newNode(t, 250, 2, Options{
-			Salts: filepath.Join(t.TempDir(), "salts"), Log: func(string, string, error) {}, PrefetchBytes: 64 << 10,
+			State: filepath.Join(t.TempDir(), "resets"), EpochEvery: 20 * time.Millisecond,
+			Log: func(string, string, error) {}, PrefetchBytes: 64 << 10,
 		}, disk, far)
 		s.nodes[i] = &stormNode{node: n, number: byte(i)}
 	}
@@ -74,6 +77,13 @@ func TestStorm(t *testing.T) {
 		hits[0], hits[1] = hits[0]+r.Tiers[0].Hits, hits[1]+r.Tiers[1].Hits
 		t.Logf("node %d: %+v", i, r)
 	}
+	for _, f := range s.stores {
+		f.Switch(false)
+	}
+	one, other := s.nodes[0], s.nodes[1]
+	one.waitFor("both nodes agree on the name", func(*pool.TierReport) bool {
+		return one.StoredAs(one.spec.Fingerprint) == other.StoredAs(one.spec.Fingerprint)
+	})
 	t.Logf("%d blocks loaded and compared", s.loads.Load())
 	if s.wrong.Load() != 0 {
 		t.Errorf("%d blocks had wrong bytes", s.wrong.Load())
@@ -87,6 +97,7 @@ func (s *storm) faulty(below pool.Store, n uint64) pool.Store {
 	f, err := fault.New(below, fault.Every(s.seed+n, 0.03))
 	check(s.t, err)
 	check(s.t, f.SetRate(fault.Full, 0.0003)) // a full store is left alone for a second, and nothing would happen
+	s.stores = append(s.stores, f)
 	return f
 }
 
@@ -106,7 +117,7 @@ func (s *storm) step(r *rand.Rand, n *stormNode) {
 	switch k := r.IntN(100); {
 	case k < 35:
 		n.turn.RLock()
-		n.saveWeights(h)
+		n.saveTagged(h)
 		n.turn.RUnlock()
 	case k < 45:
 		n.Prefix(n.space, 0, h)
@@ -117,7 +128,7 @@ func (s *storm) step(r *rand.Rand, n *stormNode) {
 	default:
 		n.turn.Lock()
 		if r.IntN(4) == 0 { // seldom, so that the nodes share something for a while
-			n.weights++
+			n.resets++
 			if _, err := n.ResetSpace(n.space); err != nil {
 				s.t.Error(err)
 			}
@@ -146,22 +157,22 @@ func (s *storm) reserve(r *rand.Rand, n *stormNode, h pool.Hashes) {
 		n.settle(refs)
 	}
 	n.turn.RLock()
-	s.loadWeights(n, h)
+	s.loadTagged(n, h)
 	n.turn.RUnlock()
 	n.Unpin(refs)
 }
 
-// mixed is the content of a shard with some weights.
-func mixed(key *pool.Key, weights, node byte, p []byte) {
+// tagged is the content of a shard that a node computed after some of its resets.
+func tagged(key *pool.Key, tag byte, p []byte) {
 	content(key, p)
-	if weights > 0 {
-		for i := range p {
-			p[i] ^= weights<<1 ^ node
-		}
+	for i := range p {
+		p[i] ^= tag
 	}
 }
 
-func (n *stormNode) saveWeights(h pool.Hashes) {
+func (n *stormNode) tag() byte { return n.number<<7 | n.resets }
+
+func (n *stormNode) saveTagged(h pool.Hashes) {
 	for shard := range n.spec.Shards {
 		b := n.batch(h, shard)
 		n.Reserve(b)
@@ -169,7 +180,7 @@ func (n *stormNode) saveWeights(h pool.Hashes) {
 			if b.Status[i] == pool.OK {
 				key, sl := n.key(b, i), &b.Slots[i]
 				p := n.arena[sl.Off : sl.Off+int64(sl.Len)]
-				mixed(&key, n.weights, n.number, p)
+				tagged(&key, n.tag(), p)
 				sl.Sum = pool.Sum(key.Seed(sl.Len), p)
 			}
 		}
@@ -177,7 +188,7 @@ func (n *stormNode) saveWeights(h pool.Hashes) {
 	}
 }
 
-func (s *storm) loadWeights(n *stormNode, h pool.Hashes) {
+func (s *storm) loadTagged(n *stormNode, h pool.Hashes) {
 	want := make([]byte, shardBytes)
 	for shard := range n.spec.Shards {
 		b := n.batch(h, shard)
@@ -187,9 +198,12 @@ func (s *storm) loadWeights(n *stormNode, h pool.Hashes) {
 				continue
 			}
 			key, sl := n.key(b, i), &b.Slots[i]
-			mixed(&key, n.weights, n.number, want)
 			s.loads.Add(1)
-			if string(n.arena[sl.Off:sl.Off+int64(sl.Len)]) != string(want) {
+			got := n.arena[sl.Off : sl.Off+int64(sl.Len)]
+			tagged(&key, 0, want)
+			tag := got[0] ^ want[0]
+			tagged(&key, tag, want)
+			if string(got) != string(want) || tag>>7 == n.number && tag != n.tag() {
 				s.wrong.Add(1)
 			}
 		}

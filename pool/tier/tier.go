@@ -32,7 +32,7 @@ type Memory interface {
 // Pool implements pool.Index, pool.Slots, pool.Spaces and pool.Tiers. Its methods may run at once. Locks are taken in this order, and no
 // store and no caller's function is called under any of them, but a local store's Exists, and the memory's own methods:
 //
-//	spaces.turning  a space is reset; whoever has it may wait for the disk that keeps resets
+//	spaces.turning  a space is reset, or what is kept changes; whoever has it may wait for the disk that keeps it
 //	spaces.mu       a space opens, closes, or gets another name
 //	mu              promises, queues
 //	a lane's known.mu, breaker.mu, pace.mu; staging.mu
@@ -113,7 +113,7 @@ func Open(m Memory, tiers []Tier, o Options) (*Pool, error) {
 	if err := p.completePromises(); err != nil {
 		return nil, err
 	}
-	if err := p.spaces.open(o.Salts); err != nil {
+	if err := p.spaces.open(&p.o); err != nil {
 		return nil, err
 	}
 	p.uses.wake = make(chan struct{}, 1)
@@ -134,6 +134,8 @@ func (p *Pool) start(ctx context.Context) {
 	}
 	if len(p.lanes) > 0 {
 		p.workers.Go(func() { p.sweep(ctx) })
+		p.workers.Go(func() { p.keepAlways(ctx) })
+		p.workers.Go(func() { p.collectAlways(ctx) })
 	}
 	for _, l := range p.lanes {
 		for range l.Workers {
@@ -143,12 +145,14 @@ func (p *Pool) start(ctx context.Context) {
 			for range l.Askers {
 				p.workers.Go(func() { l.answer(ctx) })
 			}
+			p.workers.Go(func() { l.followAlways(ctx) })
 		}
 		p.workers.Go(func() { l.keep(ctx) })
 	}
 }
 
-// Close settles every promise, whatever the stores do: what has not come does not come. Then it ends all work below memory, for which it waits. Memory goes on.
+// Close settles every promise, whatever the stores do: what has not come does not come. Then it
+// ends all work below memory, for which it waits. Memory goes on.
 func (p *Pool) Close() error {
 	p.mu.Lock()
 	if p.mu.closed {

@@ -144,8 +144,8 @@ func TestLostShard(t *testing.T) {
 // Nothing stored before a reset is found after it: not in memory, not in a tier, not in the next life, and not by what was under way.
 func TestResetFence(t *testing.T) {
 	h := chain("a", 20)
-	salts := filepath.Join(t.TempDir(), "salts")
-	n, f, store := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{Write: OnSave}, Options{Salts: salts})
+	state := filepath.Join(t.TempDir(), "resets")
+	n, f, store := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{Write: OnSave}, Options{State: state})
 	n.know(h)
 	f.Switch(true)
 	_, refs, _ := n.Pin(n.space, 0, h, 1<<40, nil)
@@ -168,18 +168,22 @@ func TestResetFence(t *testing.T) {
 	if got := n.know(h); got != 20 {
 		t.Errorf("%d blocks of the new epoch are found, want 20", got)
 	}
-	for name, want := range map[string]int{salts: 20, "": 20} {
-		next := newNode(t, 200, 2, Options{Salts: name}, Tier{Name: "shared", Store: store})
-		if got := next.know(h); got != want {
-			t.Errorf("salts %q: the next life finds %d, want %d", name, got, want)
+	n.waitFor("the marker is put", func(*pool.TierReport) bool { return store.Len() == 81 })
+	for _, name := range []string{state, ""} {
+		next := newNode(t, 200, 2, Options{State: name}, Tier{Name: "shared", Store: store})
+		if name == "" { // another node, which has to hear of it first
+			next.waitFor("the reset is adopted", func(r *pool.TierReport) bool { return r.Adopted == 1 })
+		}
+		if got := next.know(h); got != 20 || next.StoredAs(n.spec.Fingerprint) != n.StoredAs(n.spec.Fingerprint) {
+			t.Errorf("state %q: the next life finds %d, want 20, under the new name", name, got)
 		}
 	}
-	if store.Len() != 80 {
-		t.Errorf("%d values are stored, want 40 of each epoch", store.Len())
+	if store.Len() != 81 {
+		t.Errorf("%d values are stored, want 40 of each epoch and a marker", store.Len())
 	}
-	check(t, os.WriteFile(salts, []byte("{"), 0o600))
-	if _, err := Open(n.mem, nil, Options{Salts: salts}); err == nil {
-		t.Error("a damaged file of salts was accepted")
+	check(t, os.WriteFile(state, []byte("{"), 0o600))
+	if _, err := Open(n.mem, nil, Options{State: state}); err == nil {
+		t.Error("a damaged file of resets was accepted")
 	}
 }
 
@@ -187,7 +191,7 @@ func TestResetFence(t *testing.T) {
 func TestResetNotKept(t *testing.T) {
 	h := chain("a", 5)
 	dir := filepath.Join(t.TempDir(), "gone")
-	n, _, _ := filled(t, h, nil, Tier{Write: OnSave}, Options{Salts: filepath.Join(dir, "salts")})
+	n, _, _ := filled(t, h, nil, Tier{Write: OnSave}, Options{State: filepath.Join(dir, "resets")})
 	if _, err := n.ResetSpace(n.space); err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/kvagent/kvagent/pool"
@@ -13,25 +15,26 @@ import (
 
 // stuck is a disk that answers when it is told to, with an error or without.
 type stuck struct {
-	asked  chan map[pool.Fingerprint]salt
+	asked  chan *kept
 	answer chan error
 }
 
-func (s *stuck) write(_ string, salts map[pool.Fingerprint]salt) error {
-	s.asked <- salts
+func (s *stuck) write(_ string, k *kept) error {
+	s.asked <- k
 	return <-s.answer
 }
 
 // stuckNode is a stack whose resets are kept on a disk that is stuck.
 func stuckNode(t *testing.T, store pool.Store) (*node, *stuck) {
 	t.Helper()
-	disk := &stuck{asked: make(chan map[pool.Fingerprint]salt, 1), answer: make(chan error, 1)}
-	n := newNode(t, 200, 1, Options{Salts: filepath.Join(t.TempDir(), "salts")}, Tier{Name: "shared", Store: store, Write: OnSave})
+	disk := &stuck{asked: make(chan *kept, 1), answer: make(chan error, 1)}
+	n := newNode(t, 200, 1, Options{State: filepath.Join(t.TempDir(), "resets")}, Tier{Name: "shared", Store: store, Write: OnSave})
 	n.spaces.write = disk.write
 	return n, disk
 }
 
-// While a reset waits for its disk, other spaces open, close and are named, the space itself is served from memory, and no tier is asked for it.
+// While a reset waits for its disk, other spaces open, close and are named, the space itself is
+// served from memory, and no tier is asked for it.
 func TestOnlyResetsWaitForTheirDisk(t *testing.T) {
 	store := pooltest.NewShelf()
 	h := chain("a", 5)
@@ -72,7 +75,8 @@ func TestOnlyResetsWaitForTheirDisk(t *testing.T) {
 	n.stored(0, 4)
 }
 
-// A reset that could not be kept leaves the tiers off, also for a space that was opened while it waited; the next one that is kept brings them back.
+// A reset that could not be kept leaves the tiers off, also for a space that was opened while it
+// waited; the next one that is kept brings them back.
 func TestResetThatIsNotKept(t *testing.T) {
 	n, disk := stuckNode(t, pooltest.NewShelf())
 	late := specOf("late", 1)
@@ -97,7 +101,8 @@ func TestResetThatIsNotKept(t *testing.T) {
 	}
 }
 
-// A space that is opened behind a reset that Forget has kept has its new name, begins in the epoch that the opener says, and asks no disk again.
+// A space that is opened behind a reset that Forget has kept has its new name, begins in the epoch
+// that the opener says, and asks no disk again.
 func TestOpenedBehindAReset(t *testing.T) {
 	n, disk := stuckNode(t, pooltest.NewShelf())
 	late := specOf("late", 1)
@@ -115,15 +120,33 @@ func TestOpenedBehindAReset(t *testing.T) {
 	}
 }
 
-// What cannot be read as salts ends the start: to guess would mean to find what was reset.
-func TestDamagedSalts(t *testing.T) {
+// What cannot be read as what was kept ends the start: to guess would mean to find what was reset.
+func TestDamagedResets(t *testing.T) {
 	m, err := mem.Open(mem.Options{Bytes: 200 << 10})
 	check(t, err)
 	defer m.Close()
-	for _, text := range []string{"{", `{"00": "11"}`, `{"` + string(make([]byte, 32)) + `": ""}`} {
-		path := filepath.Join(t.TempDir(), "salts")
+	whole := newKept()
+	whole.spaces[pool.Fingerprint{1}] = epochOf{epoch: 7, claim: nonce{2}, told: []string{"a"}, used: 5}
+	whole.leftovers[pool.Fingerprint{3}] = leftover{
+		space: pool.Fingerprint{1}, epoch: 6, due: 9, tiers: map[string]looksDone{"a": {1, 4}},
+	}
+	good, err := whole.encode()
+	check(t, err)
+	if again, err := parseKept(good); err != nil || !reflect.DeepEqual(again, whole) {
+		t.Fatalf("%s is read as %+v, %v", good, again, err)
+	}
+	damaged := []string{"{", `{"00": "11"}`, `{"` + string(make([]byte, 32)) + `": ""}`, `{"format": 3, "state": {}}`}
+	for _, part := range []string{`"epoch": 7`, `"format": 2`, `"state"`, `"spaces"`, "0100", "0200"} {
+		text := strings.Replace(string(good), part, part[:len(part)-1]+string(part[len(part)-1]^1), 1)
+		if text == string(good) {
+			t.Fatalf("%s has no %s", good, part)
+		}
+		damaged = append(damaged, text)
+	}
+	for _, text := range append(damaged, string(good[:len(good)/2])) {
+		path := filepath.Join(t.TempDir(), "resets")
 		check(t, os.WriteFile(path, []byte(text), 0o600))
-		if p, err := Open(m, nil, Options{Salts: path}); err == nil {
+		if p, err := Open(m, nil, Options{State: path}); err == nil {
 			t.Errorf("%q was accepted", text)
 			p.Close()
 		}

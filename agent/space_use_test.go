@@ -1,0 +1,119 @@
+package agent
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool/pooltest"
+	"github.com/kvagent/kvagent/pool/tier"
+)
+
+// quickResets has a rig's stack ask for resets of other nodes all the time.
+func quickResets(after time.Duration) rigOption {
+	return func(c *rigConfig) { c.epochEvery, c.collectAfter = 10*time.Millisecond, after }
+}
+
+// A reset on one node is one on every node that shares a tier: engines there are told the new
+// epoch, nothing older is found, and what either stores from then on the other one finds. That
+// holds for a RESET, for the foreign reset and for cache rm, which are the same.
+func TestResetReachesOtherNodes(t *testing.T) {
+	for name, reset := range map[string]func(r *rig, scheduler *client, space [16]byte){
+		"RESET": func(_ *rig, scheduler *client, _ [16]byte) {
+			scheduler.send(&ipc.Reset{Req: 4})
+			if got := next[*ipc.ResetDone](scheduler); got.Status != ipc.RegDone || got.Epoch != 2 {
+				scheduler.t.Errorf("%+v", got)
+			}
+		},
+		"foreign reset": func(r *rig, _ *client, space [16]byte) {
+			socket := &lookupSock{agent: r.agent, fp: space}
+			var reply ipc.LookupReply
+			if socket.reset(&reply); reply.Status != ipc.LookupHit {
+				r.t.Errorf("%+v", reply)
+			}
+		},
+		"cache rm": func(r *rig, _ *client, _ [16]byte) {
+			if out, err := r.agent.removeSpaces(cacheFilter{model: "test"}); err != nil || len(out.Spaces) != 1 {
+				r.t.Errorf("%+v, %v", out, err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := pooltest.NewShelf()
+			shared := tier.Tier{
+				Name: "shared", Store: store, Write: tier.OnSave, AskWithin: patience, AbsentFor: 10 * time.Millisecond,
+			}
+			a, b := newRig(t, quickResets(0), withTiers(shared)), newRig(t, quickResets(0), withTiers(shared))
+			schedulerA, workersA, answer := a.joinEngine(register("a"))
+			schedulerB, workersB, _ := b.joinEngine(register("b"))
+			question := func(c *client, seed byte) ipc.LookupRequest {
+				return ipc.LookupRequest{
+					Space: answer.Space, Session: c.welcome.Session, Tokens: 1000, HashLen: 32, Hashes: chain(seed, 8),
+				}
+			}
+			if got := workersB[0].save(1, chain(1, 8), 0); !all(got, ipc.BlockOK) {
+				t.Fatalf("save: %v", got)
+			}
+			b.waitTier(8)
+			reset(a, schedulerA, answer.Space)
+			for _, c := range []*client{schedulerB, workersB[0]} {
+				if got := next[*ipc.Epoch](c); got.Epoch != 2 {
+					t.Errorf("the other node's sessions hear of epoch %d, want 2", got.Epoch)
+				}
+			}
+			if got := askUntil(t, b.asker(ipc.LookupSocket), question(schedulerB, 1)); got.Tokens != 0 {
+				t.Errorf("%d tokens of before the reset are found on the other node", got.Tokens)
+			}
+			if got := workersB[0].save(1, chain(2, 8), 0); !all(got, ipc.BlockStale) {
+				t.Errorf("a save of before the reset: %v", got)
+			}
+			if got := workersB[0].save(2, chain(2, 8), 0); !all(got, ipc.BlockOK) {
+				t.Fatalf("save: %v", got)
+			}
+			b.waitTier(16)
+			if got := askUntil(t, a.asker(ipc.LookupSocket), question(schedulerA, 2)); got.Tokens != 8*testBlockTokens {
+				t.Errorf("%d tokens of after the reset are found on its node, want %d", got.Tokens, 8*testBlockTokens)
+			}
+			if got := workersA[0].save(2, chain(3, 8), 0); !all(got, ipc.BlockOK) {
+				t.Fatalf("save: %v", got)
+			}
+			text := b.metricsText()
+			for _, line := range []string{
+				"kvagent_resets_adopted_total 1", "kvagent_resets_repeated_total 0",
+				`kvagent_tier_collected_total{tier="shared"} 0`, "kvagent_promises_expired_total 0",
+			} {
+				if !strings.Contains(text, line) {
+					t.Errorf("metrics have no %s", line)
+				}
+			}
+		})
+	}
+}
+
+// What an engine of a private generation stored is collected when it has been gone for a while;
+// what one of a named generation stored stays.
+func TestPrivateGenerationIsCollected(t *testing.T) {
+	store := pooltest.NewShelf()
+	shared := tier.Tier{Name: "shared", Store: store, Write: tier.OnSave}
+	r := newRig(t, quickResets(tier.MinCollectAfter), withTiers(shared))
+	stored := uint64(0)
+	for _, generation := range []string{"private:0123456789abcdef0123456789abcdef", "named:v2", ""} {
+		m := register("of " + generation)
+		m.Identity = append([]ipc.Pair{m.Identity[0], {Key: "generation", Value: generation}}, m.Identity[1:]...)
+		scheduler, workers, answer := r.joinEngine(m)
+		if got := workers[0].save(answer.Epoch, chain(1, 8), 0); !all(got, ipc.BlockOK) {
+			t.Fatalf("save: %v", got)
+		}
+		stored += 8
+		r.waitTier(stored)
+		workers[0].close()
+		scheduler.close()
+	}
+	r.waitFor("the private generation is collected", func(s Status) bool {
+		return s.Tiers.List[0].Collected == 8 && s.Tiers.Names == 0
+	})
+	if n := store.Len(); n != 16 {
+		t.Errorf("%d shards are left, want the 16 of generations that are not private", n)
+	}
+}

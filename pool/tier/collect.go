@@ -1,0 +1,307 @@
+package tier
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// Collecting what is under names that nobody uses any more: those of earlier epochs, and of private
+// spaces whose engines are gone. One store at a time, at CollectRate keys a second, in small calls,
+// between which look-ups and fetches go first. What is to be done is in the kept state, and a look
+// that was cut off is begun again: what it deleted it does not find any more. Each name is looked
+// for twice, CollectAfter apart, so that what a node wrote that heard of the reset late goes as
+// well.
+const (
+	collectLooks   = 2
+	collectNames   = 64          // names looked for at once
+	collectAtOnce  = 16          // keys of one Delete
+	collectRetry   = time.Minute // until a store that failed is tried again
+	collectSilence = time.Minute // after which a list that says nothing is given up
+	collectYield   = 100         // times that 10 ms are left to look-ups and fetches between two calls
+)
+
+var errCollectSilent = errors.New("its list says nothing any more")
+
+// collectAlways is the life of the collector.
+func (p *Pool) collectAlways(ctx context.Context) {
+	again := make(map[*lane]time.Time) // failed: not before
+	for {
+		next := p.now().Add(p.o.CollectAfter)
+		for _, l := range p.lanes {
+			at := p.collectFrom(ctx, l, again)
+			if at.Before(next) {
+				next = at
+			}
+		}
+		if !pauseFor(ctx, min(max(next.Sub(p.now()), MinEpochEvery), p.o.EpochEvery)) {
+			return
+		}
+	}
+}
+
+// collectFrom looks for all names that are due in a tier, and returns when the next one is.
+func (p *Pool) collectFrom(ctx context.Context, l *lane, again map[*lane]time.Time) time.Time {
+	for ctx.Err() == nil {
+		now := p.now()
+		names, next := p.spaces.due(l, now)
+		if len(names) == 0 {
+			return next
+		}
+		if !l.up() || now.Before(again[l]) {
+			return now.Add(collectRetry)
+		}
+		if err := l.collect(ctx, names); err != nil {
+			if ctx.Err() == nil {
+				l.count.collectFails.Add(1)
+				l.say("names that nobody uses are not collected: tried again", err)
+			}
+			again[l] = now.Add(collectRetry)
+			return again[l]
+		}
+		p.spaces.looked(l, names, p.now())
+		p.flush()
+	}
+	return p.now()
+}
+
+// due is the names that are to be looked for in a tier now, and when the next one is.
+func (s *spaces) due(l *lane, now time.Time) (names []pool.Fingerprint, next time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	next = now.Add(s.after)
+	for name, left := range s.kept.leftovers {
+		done := left.tiers[l.Name]
+		if done.n >= collectLooks {
+			continue
+		}
+		switch at := time.UnixMilli(max(left.due, done.next)); {
+		case at.After(now):
+			if at.Before(next) {
+				next = at
+			}
+		case len(names) < collectNames:
+			names = append(names, name)
+		}
+	}
+	return names, next
+}
+
+// looked notes that names were looked for in a tier. Those for which all tiers are done with are
+// forgotten, and private spaces with them.
+func (s *spaces) looked(l *lane, names []pool.Fingerprint, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, name := range names {
+		left, still := s.kept.leftovers[name]
+		if !still {
+			continue
+		}
+		done := looksDone{n: left.tiers[l.Name].n + 1, next: now.Add(s.after).UnixMilli()}
+		if !l.lists() {
+			done.n = collectLooks
+		}
+		left.tiers[l.Name] = done
+		s.dirty = true
+		if !slices.ContainsFunc(l.p.lanes, func(l *lane) bool { return left.tiers[l.Name].n < collectLooks }) {
+			s.collectedLocked(name, left)
+		}
+	}
+}
+
+func (s *spaces) collectedLocked(name pool.Fingerprint, left leftover) {
+	delete(s.kept.leftovers, name)
+	if !left.private || !s.retired[left.space] {
+		return
+	}
+	delete(s.kept.spaces, left.space)
+	for _, sp := range *s.all.Load() {
+		if sp != nil && sp.spec.Fingerprint == left.space {
+			return // it stays without tiers until an engine comes
+		}
+	}
+	delete(s.retired, left.space)
+}
+
+// lists reports whether a tier can say what it holds.
+func (l *lane) lists() bool {
+	_, some := l.Store.(pool.SpaceLister)
+	_, all := l.Store.(pool.Lister)
+	return some || all
+}
+
+// collecting is one look of a tier for some names.
+type collecting struct {
+	l     *lane
+	alive *time.Timer // ends the look when it fires
+	keys  []pool.Key
+	bytes []int64
+	debt  time.Duration // of the rate
+}
+
+// collect deletes what a tier holds under names that nobody uses, as far as it can say what it
+// holds, and the markers of their epochs that no node needs any more.
+func (l *lane) collect(ctx context.Context, names []pool.Fingerprint) error {
+	if l.lists() {
+		list, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		c := &collecting{l: l, alive: time.AfterFunc(collectSilence, func() { cancel(errCollectSilent) })}
+		defer c.alive.Stop()
+		if err := c.list(list, names); err != nil {
+			return errors.Join(err, context.Cause(list))
+		}
+		if err := c.delete(list); err != nil {
+			return errors.Join(err, context.Cause(list))
+		}
+	}
+	if l.Local {
+		return nil
+	}
+	keys := l.p.spaces.staleMarkers(l, names)
+	for len(keys) > 0 {
+		n := min(len(keys), followKeys)
+		within, stop := context.WithTimeout(ctx, l.PutWithin)
+		err := l.Store.Delete(within, keys[:n])
+		stop()
+		if err != nil {
+			return err
+		}
+		keys = keys[n:]
+	}
+	return nil
+}
+
+// staleMarkers is the markers that the last look for names takes along.
+func (s *spaces) staleMarkers(l *lane, names []pool.Fingerprint) (keys []pool.Key) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, name := range names {
+		left, still := s.kept.leftovers[name]
+		if !still || l.lists() && left.tiers[l.Name].n+1 < collectLooks {
+			continue
+		}
+		needed := below(s.kept.spaces[left.space].epoch)
+		gone := []uint64{left.epoch}
+		if left.private {
+			needed, gone = nil, below(left.epoch)
+		}
+		for _, n := range gone {
+			if n > 0 && !slices.Contains(needed, n) {
+				keys = append(keys, markerKey(left.space, n))
+			}
+		}
+	}
+	return keys
+}
+
+func (c *collecting) list(ctx context.Context, names []pool.Fingerprint) error {
+	found := func(k pool.Key, bytes int64) {
+		c.keys, c.bytes = append(c.keys, k), append(c.bytes, bytes)
+	}
+	if some, can := c.l.Store.(pool.SpaceLister); can {
+		return some.ListSpaces(ctx, names, func(n int) error { return c.looked(ctx, n) }, found)
+	}
+	var failed error
+	err := c.l.Store.(pool.Lister).List(ctx, func(k pool.Key, bytes int64) bool {
+		if slices.Contains(names, k.Space) {
+			found(k, bytes)
+		}
+		failed = c.looked(ctx, 1)
+		return failed == nil
+	})
+	return errors.Join(err, failed)
+}
+
+// looked deletes what was found since the last call, and pauses as the rate wants.
+func (c *collecting) looked(ctx context.Context, n int) error {
+	c.alive.Stop()
+	defer c.alive.Reset(collectSilence)
+	if err := c.delete(ctx); err != nil {
+		return err
+	}
+	return c.pace(ctx, n)
+}
+
+func (c *collecting) delete(ctx context.Context) error {
+	for len(c.keys) > 0 {
+		n := min(len(c.keys), collectAtOnce)
+		keys, bytes := c.l.p.spaces.stillLeft(c.keys[:n], c.bytes[:n])
+		c.yield(ctx)
+		within, stop := context.WithTimeout(ctx, c.l.PutWithin)
+		err := c.l.Store.Delete(within, keys)
+		stop()
+		if err != nil {
+			return err
+		}
+		for i := range keys {
+			life := life{stored: keys[i].Space}
+			print := life.print(keys[i].Group, keys[i].Hash.Bytes[:keys[i].Hash.Len])
+			c.l.written.forget(print)
+			if !c.l.Local {
+				c.l.known.forget(print)
+			}
+		}
+		c.l.count.collected.Add(uint64(len(keys)))
+		c.l.count.collectedBytes.Add(uint64(bytes))
+		c.keys, c.bytes = c.keys[n:], c.bytes[n:]
+		if err := c.pace(ctx, n); err != nil {
+			return err
+		}
+	}
+	c.keys, c.bytes = c.keys[:0], c.bytes[:0]
+	return nil
+}
+
+// stillLeft is the keys whose names nobody uses even now.
+func (s *spaces) stillLeft(keys []pool.Key, sizes []int64) (still []pool.Key, bytes int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range keys {
+		if _, left := s.kept.leftovers[keys[i].Space]; left {
+			still, bytes = append(still, keys[i]), bytes+sizes[i]
+		}
+	}
+	return still, bytes
+}
+
+// pace pauses so long that no more than CollectRate keys a second are looked at or deleted.
+func (c *collecting) pace(ctx context.Context, n int) error {
+	c.debt += time.Duration(n) * time.Second / time.Duration(c.l.p.o.CollectRate)
+	if c.debt >= 5*time.Millisecond {
+		pauseFor(ctx, c.debt)
+		c.debt = 0
+	}
+	return ctx.Err()
+}
+
+// yield lets what waits for the store go first, for a second at most.
+func (c *collecting) yield(ctx context.Context) {
+	for range collectYield {
+		c.l.p.mu.Lock()
+		waits := c.l.fetches.n > 0
+		c.l.p.mu.Unlock()
+		if !waits && len(c.l.questions) == 0 || !pauseFor(ctx, 10*time.Millisecond) {
+			return
+		}
+	}
+}
+
+// report says how far collecting is.
+func (s *spaces) report(r *pool.TierReport, lanes []*lane) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r.Adopted, r.Again, r.Names, r.Lost = s.adopted, s.again, len(s.kept.leftovers), s.lost
+	for i, l := range lanes {
+		if !l.lists() {
+			continue
+		}
+		for _, left := range s.kept.leftovers {
+			if left.tiers[l.Name].n < collectLooks {
+				r.Tiers[i].Collecting++
+			}
+		}
+	}
+}

@@ -1,0 +1,303 @@
+package tier
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// leftNames bounds the names that one change of epochs leaves behind: a node that was away notes
+// those that it may have written, and the latest that others may have.
+const leftNames = 16
+
+// nextEpoch is what a reset changes: the epoch, which other nodes may have made as well until the
+// claim has won.
+func (p *Pool) nextEpoch(e *epochOf) error { return p.claimEpoch(e, e.epoch+1) }
+
+// claimEpoch makes an epoch this node's own reset.
+func (p *Pool) claimEpoch(e *epochOf, epoch uint64) (err error) {
+	if epoch > maxEpoch {
+		return fmt.Errorf("tier epoch %d, allowed: at most %d", epoch, uint64(maxEpoch))
+	}
+	e.epoch, e.claim, e.told = epoch, nonce{}, nil
+	if p.shared() {
+		e.claim, err = newNonce()
+	}
+	return err
+}
+
+// shared reports whether some tier is used by other nodes.
+func (p *Pool) shared() bool {
+	for _, l := range p.lanes {
+		if !l.Local {
+			return true
+		}
+	}
+	return false
+}
+
+// rename gives a space another epoch, and so another name in the tiers, and keeps it: once it is on
+// disk, the space goes on under it. Until then, and if it cannot be kept, the tiers are not used
+// for the space. Only changes of epochs wait for the disk.
+func (p *Pool) rename(fp pool.Fingerprint, change func(*epochOf) error) error {
+	s := &p.spaces
+	s.turning.Lock()
+	defer s.turning.Unlock()
+	if err := p.change(fp, change); err != nil {
+		return err
+	}
+	return p.keep()
+}
+
+// change changes what is kept of a space. What is open of it leaves the tiers, and what is opened
+// meanwhile does not enter.
+func (p *Pool) change(fp pool.Fingerprint, change func(*epochOf) error) error {
+	s := &p.spaces
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.off[fp] = true
+	for _, sp := range *s.all.Load() {
+		if sp != nil && sp.spec.Fingerprint == fp {
+			sp.now.Store(&life{})
+		}
+	}
+	e := s.kept.spaces[fp]
+	before := e.epoch
+	if err := change(&e); err != nil {
+		return err
+	}
+	e.used = p.now().Unix()
+	s.roomLocked(fp, e.used)
+	s.kept.spaces[fp] = e
+	s.dirty = true
+	if e.epoch > before {
+		p.leaveLocked(fp, before, e)
+	}
+	return nil
+}
+
+// leaveLocked notes the names of a space that another epoch left behind. Whoever made that epoch
+// looks first, and nodes that hear of it later, each at a time of its own.
+func (p *Pool) leaveLocked(fp pool.Fingerprint, before uint64, e epochOf) {
+	due := p.spaces.after
+	if e.claim == (nonce{}) && p.shared() {
+		due += rand.N(due)
+	}
+	at := p.now().Add(due).UnixMilli()
+	p.spaces.leftLocked(storedName(fp, before), leftover{space: fp, epoch: before, due: at})
+	for epoch := max(before+1, e.epoch-min(e.epoch, leftNames)); epoch < e.epoch; epoch++ {
+		p.spaces.leftLocked(storedName(fp, epoch), leftover{space: fp, epoch: epoch, due: at})
+	}
+}
+
+// leftLocked notes a leftover. Beyond the bound the one that is due first goes, counted: it was
+// looked for longest.
+func (s *spaces) leftLocked(name pool.Fingerprint, left leftover) {
+	if _, noted := s.kept.leftovers[name]; !noted && len(s.kept.leftovers) >= maxLeftovers {
+		var first pool.Fingerprint
+		due := int64(-1)
+		for other, l := range s.kept.leftovers {
+			if due < 0 || l.due < due {
+				first, due = other, l.due
+			}
+		}
+		delete(s.kept.leftovers, first)
+		s.lost++
+	}
+	left.tiers = map[string]looksDone{}
+	s.kept.leftovers[name] = left
+	s.dirty = true
+}
+
+// roomLocked makes room for one more space: the one that was used least recently goes, of those of
+// which nothing is left to be collected if there is one. What it has under its name now is left
+// over. If it comes back, it finds its epoch by the markers in the shared tiers.
+func (s *spaces) roomLocked(fp pool.Fingerprint, now int64) {
+	if _, known := s.kept.spaces[fp]; known || len(s.kept.spaces) < maxKept {
+		return
+	}
+	busy := map[pool.Fingerprint]bool{}
+	for _, left := range s.kept.leftovers {
+		busy[left.space] = true
+	}
+	open := map[pool.Fingerprint]bool{}
+	for _, sp := range *s.all.Load() {
+		if sp != nil {
+			open[sp.spec.Fingerprint] = true
+		}
+	}
+	var victim pool.Fingerprint
+	found, worth := false, int64(0)
+	for other, e := range s.kept.spaces {
+		w := e.used
+		if busy[other] {
+			w += 1 << 40
+		}
+		if !open[other] && (!found || w < worth) {
+			victim, worth, found = other, w, true
+		}
+	}
+	if !found {
+		return // more spaces are open than are kept: the file grows
+	}
+	e := s.kept.spaces[victim]
+	delete(s.kept.spaces, victim)
+	delete(s.idle, victim)
+	s.leftLocked(storedName(victim, e.epoch), leftover{
+		space: victim, epoch: e.epoch, private: e.private, due: time.Unix(now, 0).Add(s.after).UnixMilli(),
+	})
+}
+
+// keep writes what is kept to disk; turning is held. Spaces that were without tiers because what is
+// kept of them was not on disk have them again, but for those whose memory is still to be reset,
+// which get their names then.
+func (p *Pool) keep() error {
+	s := &p.spaces
+	s.mu.Lock()
+	now := s.kept.clone()
+	waited := make(map[pool.Fingerprint]bool, len(s.off)+len(s.unkept))
+	maps.Copy(waited, s.off)
+	maps.Copy(waited, s.unkept)
+	s.dirty = false
+	s.mu.Unlock()
+	var err error
+	if s.path != "" {
+		err = s.write(s.path, now)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		s.dirty = true
+		return err
+	}
+	for fp := range waited {
+		delete(s.off, fp)
+		delete(s.unkept, fp)
+	}
+	for id, sp := range *s.all.Load() {
+		if sp != nil && waited[sp.spec.Fingerprint] && sp.now.Load().epoch != 0 {
+			s.nameLocked(sp, p.memory.Epoch(pool.SpaceID(id)))
+		}
+	}
+	return nil
+}
+
+// flush keeps what has changed since, if anything.
+func (p *Pool) flush() {
+	s := &p.spaces
+	s.turning.Lock()
+	defer s.turning.Unlock()
+	s.mu.Lock()
+	dirty := s.dirty
+	s.mu.Unlock()
+	if !dirty {
+		return
+	}
+	if err := p.keep(); err != nil {
+		p.o.Log("", "what is kept of resets cannot be written", err)
+	}
+}
+
+// keepAlways keeps what changes without anybody waiting for it, and retires private spaces whose
+// engines are gone.
+func (p *Pool) keepAlways(ctx context.Context) {
+	tick := time.NewTicker(p.o.EpochEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-p.spaces.changed:
+		}
+		p.retire()
+		p.flush()
+	}
+}
+
+func (s *spaces) changedNow() {
+	select {
+	case s.changed <- struct{}{}:
+	default:
+	}
+}
+
+var _ pool.SpaceUse = (*Pool)(nil)
+
+// InUse implements pool.SpaceUse. A private space is on disk before the first byte of it is in a
+// tier: so that it is collected, whatever becomes of this process.
+func (p *Pool) InUse(fp pool.Fingerprint, private bool) {
+	s := &p.spaces
+	if len(p.lanes) == 0 {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e, known := s.kept.spaces[fp]
+	if known || private {
+		e.used, e.private = p.now().Unix(), private
+		s.roomLocked(fp, e.used)
+		s.kept.spaces[fp] = e
+		s.dirty = true
+	}
+	delete(s.idle, fp)
+	if !private {
+		return
+	}
+	if !known && s.path != "" {
+		s.unkept[fp] = true
+		s.changedNow()
+	}
+	if s.retired[fp] {
+		delete(s.retired, fp)
+		for id, sp := range *s.all.Load() {
+			if sp != nil && sp.spec.Fingerprint == fp {
+				s.nameLocked(sp, p.memory.Epoch(pool.SpaceID(id)))
+			}
+		}
+	}
+}
+
+// NotInUse implements pool.SpaceUse.
+func (p *Pool) NotInUse(fp pool.Fingerprint) {
+	p.spaces.mu.Lock()
+	defer p.spaces.mu.Unlock()
+	if p.spaces.kept.spaces[fp].private {
+		p.spaces.idle[fp] = p.now()
+	}
+}
+
+// OnAdopted implements pool.SpaceUse.
+func (p *Pool) OnAdopted(then func(pool.Fingerprint)) {
+	p.spaces.mu.Lock()
+	defer p.spaces.mu.Unlock()
+	p.spaces.onAdopted = then
+}
+
+// retire takes the private spaces out of the tiers whose engines have been gone for CollectAfter:
+// what is under their names is left over.
+func (p *Pool) retire() {
+	s := &p.spaces
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := p.now()
+	for fp, since := range s.idle {
+		if now.Sub(since) < s.after {
+			continue
+		}
+		delete(s.idle, fp)
+		s.retired[fp] = true
+		for _, sp := range *s.all.Load() {
+			if sp != nil && sp.spec.Fingerprint == fp {
+				sp.now.Store(&life{off: true}) // what memory still has of it is written nowhere
+			}
+		}
+		e := s.kept.spaces[fp]
+		s.leftLocked(storedName(fp, e.epoch), leftover{space: fp, epoch: e.epoch, private: true, due: now.UnixMilli()})
+		s.changedNow()
+	}
+}

@@ -1,0 +1,354 @@
+package tier
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/mem"
+	"github.com/kvagent/kvagent/pool/pooltest"
+)
+
+// epoch is the tier epoch of a node's space.
+func (n *node) epoch() uint64 {
+	n.spaces.mu.Lock()
+	defer n.spaces.mu.Unlock()
+	return n.spaces.kept.spaces[n.spec.Fingerprint].epoch
+}
+
+// marked says whether a store has the marker of the node's epoch; in epoch 0 there is none.
+func (n *node) marked(store pool.Store) bool {
+	n.t.Helper()
+	epoch := n.epoch()
+	return epoch == 0 || len(n.markers(store, epoch)) == 1
+}
+
+// markers is which of some epochs have markers in a store.
+func (n *node) markers(store pool.Store, epochs ...uint64) (there []uint64) {
+	n.t.Helper()
+	keys := make([]pool.Key, len(epochs))
+	for i, e := range epochs {
+		keys[i] = markerKey(n.spec.Fingerprint, e)
+	}
+	status := make([]pool.Status, len(keys))
+	check(n.t, store.Exists(n.t.Context(), keys, status))
+	for i := range status {
+		if status[i] == pool.OK {
+			there = append(there, epochs[i])
+		}
+	}
+	return there
+}
+
+func (n *node) reset() {
+	n.t.Helper()
+	if _, err := n.ResetSpace(n.space); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// sharing is a tier that tests of resets have in common.
+func sharing(store pool.Store) Tier { return Tier{Name: "shared", Store: store, Write: OnSave} }
+
+// Whatever a node that asks has missed, it hears of some later epoch from any node that knows one:
+// the markers that the one asks for and the other keeps have exactly one in common.
+func TestOneMarkerIsAlwaysHeardOf(t *testing.T) {
+	for m := uint64(1); m < 300; m++ {
+		kept := below(m)
+		for n := range m {
+			both := slices.DeleteFunc(above(n), func(e uint64) bool { return !slices.Contains(kept, e) })
+			if len(both) != 1 || both[0] <= n || both[0] > m {
+				t.Fatalf("a node in epoch %d hears of %v from one in epoch %d, want one beyond %d", n, both, m, n)
+			}
+		}
+	}
+	for _, n := range []uint64{0, 1, maxEpoch / 3, maxEpoch - 1, maxEpoch} {
+		if a, b := len(above(n)), len(below(n)); a > 32 || b > 32 {
+			t.Errorf("epoch %d: %d and %d markers, want 32 at most", n, a, b)
+		}
+	}
+}
+
+// After a reset nothing older is found on its own node at once, and on others after an interval;
+// from then on they share under the new name.
+func TestSharingGoesOnAfterAReset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := pooltest.NewShelf()
+		a := newNode(t, 200, 2, Options{Node: "a"}, sharing(store))
+		b := newNode(t, 200, 2, Options{Node: "b"}, sharing(store))
+		var adopted atomic.Int32
+		b.OnAdopted(func(fp pool.Fingerprint) {
+			if adopted.Add(1); fp != b.spec.Fingerprint {
+				t.Errorf("adopted for %x", fp)
+			}
+		})
+		old, fresh := chain("old", 10), chain("fresh", 10)
+		a.save(old)
+		a.stored(0, 10)
+		if got := b.know(old); got != 10 {
+			t.Fatalf("%d blocks are shared before the reset, want 10", got)
+		}
+		b.save(chain("of b", 3))
+		a.reset()
+		if got := a.know(old); got != 0 {
+			t.Errorf("%d blocks of before the reset are found by the node that was reset", got)
+		}
+		time.Sleep(b.o.EpochEvery)
+		synctest.Wait()
+		if got := b.know(old) + b.know(chain("of b", 3)); got != 0 || b.Epoch(b.space) != 2 || adopted.Load() != 1 {
+			t.Errorf("%d blocks of before the reset are found by another node, in epoch %d; told %d times",
+				got, b.Epoch(b.space), adopted.Load())
+		}
+		b.save(fresh)
+		b.stored(0, 13)
+		fp := a.spec.Fingerprint
+		if got := a.know(fresh); got != 10 || a.StoredAs(fp) != b.StoredAs(fp) || a.epoch() != 1 {
+			t.Errorf("%d blocks are shared after the reset, want 10, in epoch 1; it is %d", got, a.epoch())
+		}
+		if r := a.Report(); r.Adopted+r.Again != 0 {
+			t.Errorf("the node that was reset: %+v", r)
+		}
+		for range 3 { // of which the store may hear of the last alone
+			a.reset()
+		}
+		time.Sleep(b.o.EpochEvery)
+		synctest.Wait()
+		if a.epoch() != 4 || b.epoch() != 4 {
+			t.Errorf("epochs %d and %d after three resets in a row and an interval, want 4", a.epoch(), b.epoch())
+		}
+	})
+}
+
+// Two nodes that reset at once, while neither reaches the store, end in one epoch, in which nothing
+// is found that either stored before: the second one resets once more.
+func TestTwoResetsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := pooltest.NewShelf()
+		first, second := &moody{Store: store}, &moody{Store: store}
+		a := newNode(t, 200, 2, Options{Node: "a"}, sharing(first))
+		b := newNode(t, 200, 2, Options{Node: "b"}, sharing(second))
+		time.Sleep(time.Second) // both have looked
+		breaks(b, second)
+		a.reset()
+		between := chain("between", 10)
+		a.save(between)
+		a.stored(0, 10)
+		b.reset()
+		mends(b, second)
+		time.Sleep(3 * a.o.EpochEvery)
+		synctest.Wait()
+		if a.epoch() != 2 || b.epoch() != 2 || b.Report().Again != 1 || a.Report().Adopted != 1 {
+			t.Errorf("epochs %d and %d, want 2; %+v", a.epoch(), b.epoch(), b.Report())
+		}
+		if got := b.know(between) + a.know(between); got != 0 {
+			t.Errorf("%d blocks of before the second reset are found", got)
+		}
+		b.save(between)
+		b.stored(0, 10)
+		time.Sleep(a.lanes[0].AbsentFor)
+		if got := a.know(between); got != 10 {
+			t.Errorf("%d blocks are shared, want 10", got)
+		}
+	})
+}
+
+// A node that was away during many resets, of whose markers the store lost all, hears of the last
+// one as soon as the store is there again.
+func TestAfterAWeekAndALossOfMarkers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := pooltest.NewShelf()
+		away := &moody{Store: store}
+		a := newNode(t, 200, 2, Options{Node: "a"}, sharing(store))
+		b := newNode(t, 200, 2, Options{Node: "b"}, sharing(away))
+		time.Sleep(time.Second)
+		breaks(b, away)
+		for range 11 {
+			a.reset()
+			time.Sleep(time.Second)
+		}
+		time.Sleep(7 * 24 * time.Hour)
+		for e := range uint64(12) { // as a server without persistence that is started again, or one that evicts
+			check(t, store.Delete(t.Context(), []pool.Key{markerKey(a.spec.Fingerprint, e)}))
+		}
+		time.Sleep(2 * followFull * a.o.EpochEvery)
+		if got := a.markers(store, 8, 9, 10, 11); !slices.Equal(got, []uint64{8, 10, 11}) {
+			t.Errorf("markers of %v are put back, want those of 8, 10 and 11", got)
+		}
+		mends(b, away)
+		time.Sleep(2 * b.o.EpochEvery)
+		synctest.Wait()
+		if b.epoch() != 11 {
+			t.Errorf("the node that was away is in epoch %d, want 11", b.epoch())
+		}
+		h := chain("a", 5)
+		a.save(h)
+		a.stored(0, 5)
+		if got := b.know(h); got != 5 {
+			t.Errorf("%d blocks are shared, want 5", got)
+		}
+	})
+}
+
+// A reset while the store is down is told when it is back, also if the agent was started again in
+// between.
+func TestResetWhileTheStoreIsDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := pooltest.NewShelf()
+		away := &moody{Store: store}
+		state := filepath.Join(t.TempDir(), "resets")
+		a := newNode(t, 200, 2, Options{Node: "a", State: state}, sharing(away))
+		b := newNode(t, 200, 2, Options{Node: "b"}, sharing(store))
+		breaks(a, away)
+		a.reset()
+		if got := a.markers(store, 1); got != nil {
+			t.Fatal("a store that is down has the marker")
+		}
+		check(t, a.Pool.Close())
+		away.fails.Store(false)
+		newNode(t, 200, 2, Options{Node: "a", State: state}, sharing(away))
+		time.Sleep(2 * b.o.EpochEvery)
+		synctest.Wait()
+		if b.epoch() != 1 {
+			t.Errorf("the other node is in epoch %d, want 1", b.epoch())
+		}
+	})
+}
+
+// A reset that this node has put, and lost its memory of before it could note that, is taken for
+// its own: nothing is reset once more.
+func TestOwnMarkerIsRecognised(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := pooltest.NewShelf()
+		state := filepath.Join(t.TempDir(), "resets")
+		a := newNode(t, 200, 2, Options{State: state}, sharing(store))
+		a.reset()
+		before, err := os.ReadFile(state)
+		check(t, err)
+		synctest.Wait()
+		if !a.marked(store) {
+			t.Fatal("no marker")
+		}
+		check(t, a.Pool.Close())
+		check(t, os.WriteFile(state, before, 0o600))
+		again := newNode(t, 200, 2, Options{State: state}, sharing(store))
+		time.Sleep(2 * again.o.EpochEvery)
+		synctest.Wait()
+		if r := again.Report(); again.epoch() != 1 || r.Again+r.Adopted != 0 {
+			t.Errorf("epoch %d, %+v", again.epoch(), r)
+		}
+	})
+}
+
+// An epoch of another node that cannot be kept leaves the space without tiers until it can be.
+func TestAdoptionThatIsNotKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := pooltest.NewShelf()
+		a := newNode(t, 200, 2, Options{}, sharing(store))
+		b := newNode(t, 200, 2, Options{State: filepath.Join(t.TempDir(), "resets")}, sharing(store))
+		var gone atomic.Bool
+		gone.Store(true)
+		b.spaces.write = func(path string, k *kept) error {
+			if gone.Load() {
+				return errors.New("the disk is gone")
+			}
+			return writeKept(path, k)
+		}
+		h := chain("a", 5)
+		a.reset()
+		a.save(h)
+		time.Sleep(2 * b.o.EpochEvery)
+		synctest.Wait()
+		if got := b.know(h); got != 0 || !b.spaces.get(b.space).now.Load().off {
+			t.Errorf("%d blocks found, though the epoch is not kept", got)
+		}
+		gone.Store(false)
+		time.Sleep(2 * b.o.EpochEvery)
+		synctest.Wait()
+		if got := b.know(h); got != 5 {
+			t.Errorf("%d blocks found after the epoch was kept, want 5", got)
+		}
+	})
+}
+
+// The file of random salts that a former version wrote is read: such a space is in epoch 1, which
+// other nodes hear of, and what it had under the salt is collected.
+func TestFormerSaltsAreRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := pooltest.NewShelf()
+		state := filepath.Join(t.TempDir(), "resets")
+		fp := specOf("model", 2).Fingerprint
+		salt := [16]byte{7}
+		check(t, os.WriteFile(state, fmt.Appendf(nil, "{\n \"%x\": \"%x\"\n}\n", fp, salt), 0o600))
+		old := hashed(fp, salt[:])
+		shelf := &listing{Shelf: store}
+		put := []pool.Item{{Key: pool.Key{Space: old, Hash: pool.MakeHash([]byte{1})}, Data: []byte("x")}}
+		check(t, shelf.Put(t.Context(), put))
+		n := newNode(t, 200, 2, Options{State: state}, sharing(shelf))
+		other := newNode(t, 200, 2, Options{}, sharing(shelf))
+		time.Sleep(3 * n.o.CollectAfter)
+		synctest.Wait()
+		if n.epoch() != 1 || other.epoch() != 1 {
+			t.Errorf("epochs %d and %d, want 1", n.epoch(), other.epoch())
+		}
+		if got := shelf.count(old); got != 0 {
+			t.Errorf("%d values are left under the former name", got)
+		}
+		again, err := readKept(state)
+		check(t, err)
+		if again.spaces[fp].epoch != 1 || len(again.leftovers) != 0 {
+			t.Errorf("kept: %+v", again)
+		}
+	})
+}
+
+// Beyond the bound of what is kept the space that was used least recently makes room: no reset is
+// refused.
+func TestNoResetIsRefused(t *testing.T) {
+	n := newNode(t, 64, 1, Options{}, sharing(pooltest.NewShelf()))
+	n.spaces.mu.Lock()
+	for i := range maxKept {
+		fp := pool.Fingerprint{1, byte(i), byte(i >> 8), byte(i >> 16)}
+		n.spaces.kept.spaces[fp] = epochOf{epoch: 3, used: int64(i + 1)}
+	}
+	n.spaces.mu.Unlock()
+	n.reset()
+	n.spaces.mu.Lock()
+	defer n.spaces.mu.Unlock()
+	if got := len(n.spaces.kept.spaces); got != maxKept || n.spaces.kept.spaces[n.spec.Fingerprint].epoch != 1 {
+		t.Errorf("%d spaces are kept, and the one that was reset is %+v", got, n.spaces.kept.spaces[n.spec.Fingerprint])
+	}
+	gone := pool.Fingerprint{1}
+	if _, there := n.spaces.kept.spaces[gone]; there {
+		t.Error("the space that was used least recently is still there")
+	}
+	if left := n.spaces.kept.leftovers[storedName(gone, 3)]; left.space != gone {
+		t.Error("what it stored last is not to be collected")
+	}
+}
+
+// The reset of a space that memory cannot forget tells so, and names of leftovers are bounded: the
+// one that is due first goes, counted.
+func TestLeftoversAreBounded(t *testing.T) {
+	m, err := mem.Open(mem.Options{Bytes: 64 << 10})
+	check(t, err)
+	n := openNode(t, m, m, 1, Options{}, []Tier{sharing(pooltest.NewShelf())})
+	n.spaces.mu.Lock()
+	defer n.spaces.mu.Unlock()
+	for i := range maxLeftovers + 5 {
+		n.spaces.leftLocked(pool.Fingerprint{2, byte(i), byte(i >> 8)}, leftover{due: int64(i + 1)})
+	}
+	if got := len(n.spaces.kept.leftovers); got != maxLeftovers || n.spaces.lost != 5 {
+		t.Errorf("%d names, %d lost, want %d and 5", got, n.spaces.lost, maxLeftovers)
+	}
+	if _, there := n.spaces.kept.leftovers[pool.Fingerprint{2}]; there {
+		t.Error("the name that was due first is still there")
+	}
+	n.spaces.kept.leftovers = map[pool.Fingerprint]leftover{}
+}

@@ -1,0 +1,368 @@
+package tier
+
+import (
+	"context"
+	"encoding/binary"
+	"slices"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// How nodes hear of resets. A reset puts a marker into each shared store, under a key that is made
+// of the fingerprint and the epoch, in a space that no engine has. That it exists says all; nodes
+// ask for the markers beyond their own epochs, take over the highest, and put it back where a store
+// lost it. A store may lose any of them, and a node may have been away for any number of resets, so
+// one marker for an epoch is not enough, and to ask for all would have no bound. As in a Fenwick
+// tree, a node in epoch m keeps the markers of
+//
+//	below(m) = m, m - lowbit(m), ...            at most 32 of them
+//
+// and one in epoch n asks for those of
+//
+//	above(n) = n+1, (n+1) + lowbit(n+1), ...    at most 32 of them
+//
+// For every n < m the two have exactly one number in common, and it is beyond n: so whatever else
+// was lost, a node that asks hears of some later epoch, and after a few questions of the last.
+//
+// The value of a marker names the reset that put it: the first one wins, so of two nodes that reset
+// at once one finds that its epoch is another's, and resets once more: what either stored before is
+// found by neither afterwards.
+
+// following is what the follower of a lane remembers. Only kick is used by others.
+type following struct {
+	kick  chan struct{} // cap 1
+	heard map[pool.Fingerprint]heard
+	turn  int // where the next round begins
+}
+
+// heard is what is known of a space's markers in one store.
+type heard struct {
+	epoch uint64    // below(epoch) was there, or was put there
+	full  time.Time // when all of it is looked at again
+}
+
+const (
+	followSpaces = 256 // spaces of one round
+	followKeys   = 16  // keys of one call, so that the store has room for look-ups
+	followFull   = 12  // rounds in one of which all of above and below is asked for; in the others the next epoch alone
+)
+
+func above(n uint64) (all []uint64) {
+	for n++; n <= maxEpoch; n += n & -n {
+		all = append(all, n)
+	}
+	return all
+}
+
+func below(n uint64) (all []uint64) {
+	for ; n > 0; n -= n & -n {
+		all = append(all, n)
+	}
+	return all
+}
+
+// markerKey is where the marker of an epoch lies.
+func markerKey(fp pool.Fingerprint, epoch uint64) pool.Key {
+	return pool.Key{Space: pool.EpochMarkers, Hash: pool.MakeHash(binary.BigEndian.AppendUint64(fp[:], epoch))}
+}
+
+// markerValue is a value as every other: its header, and the nonce of the reset that made the
+// epoch; zero if it was put back by a node that heard of it.
+func (p *Pool) markerValue(key *pool.Key, claim nonce) []byte {
+	value := append(make([]byte, headerBytes), claim[:]...)
+	n := uint32(len(claim))
+	hd := header{length: n, sum: pool.Sum(key.Seed(n), claim[:]), node: p.o.Node, when: uint64(p.now().Unix())}
+	hd.seal(key, value)
+	return value
+}
+
+// follow has the followers look now.
+func (p *Pool) follow() {
+	for _, l := range p.lanes {
+		if !l.Local {
+			l.followNow()
+		}
+	}
+}
+
+func (l *lane) followNow() {
+	select {
+	case l.following.kick <- struct{}{}:
+	default:
+	}
+}
+
+// followAlways is the life of a follower. Failures are counted, and tried again in the next round;
+// they do not count for the breaker, since no look-up waits.
+func (l *lane) followAlways(ctx context.Context) {
+	tick := time.NewTicker(l.p.o.EpochEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-l.following.kick:
+		}
+		if !l.up() {
+			continue
+		}
+		if err := l.followRound(ctx); err != nil && ctx.Err() == nil {
+			l.count.markFails.Add(1)
+			l.say("the markers of resets are not read or not written: tried again", err)
+		}
+	}
+}
+
+// followed is a space as a round finds it.
+type followed struct {
+	fp pool.Fingerprint
+	epochOf
+	claims bool // its reset is not known to have won in this store
+	full   bool
+}
+
+// followed is the spaces that are open, and those whose markers this store is not known to have, at
+// most followSpaces.
+func (l *lane) followed() (round []followed) {
+	s := &l.p.spaces
+	f := &l.following
+	now := l.p.now()
+	var all []followed
+	add := func(fp pool.Fingerprint, e epochOf, open bool) {
+		h, known := f.heard[fp]
+		one := followed{fp: fp, epochOf: e, claims: e.claim != (nonce{}) && !slices.Contains(e.told, l.Name)}
+		told := known && h.epoch == e.epoch && !one.claims
+		one.full = !told || !now.Before(h.full)
+		if open || e.epoch > 0 && !told {
+			all = append(all, one)
+		}
+	}
+	s.mu.Lock()
+	open := make(map[pool.Fingerprint]bool)
+	for _, sp := range *s.all.Load() {
+		if sp != nil && !open[sp.spec.Fingerprint] {
+			open[sp.spec.Fingerprint] = true
+			add(sp.spec.Fingerprint, s.kept.spaces[sp.spec.Fingerprint], true)
+		}
+	}
+	for fp, e := range s.kept.spaces {
+		if !open[fp] && !s.retired[fp] {
+			add(fp, e, false)
+		}
+	}
+	for fp := range f.heard {
+		if _, kept := s.kept.spaces[fp]; !kept && !open[fp] {
+			delete(f.heard, fp)
+		}
+	}
+	s.mu.Unlock()
+	if len(all) <= followSpaces {
+		return all
+	}
+	f.turn = (f.turn + followSpaces) % len(all)
+	return append(all[f.turn:], all[:f.turn]...)[:followSpaces]
+}
+
+// followRound asks for all spaces' next epochs together, and looks closely at those where that is
+// not enough.
+func (l *lane) followRound(ctx context.Context) error {
+	var near []followed
+	var keys []pool.Key
+	for _, f := range l.followed() {
+		if f.full {
+			if err := l.followSpace(ctx, &f); err != nil {
+				return err
+			}
+			continue
+		}
+		near, keys = append(near, f), append(keys, markerKey(f.fp, f.epoch+1))
+	}
+	status, err := l.askMarkers(ctx, keys)
+	for i := range status {
+		if status[i] != pool.OK {
+			continue
+		}
+		if err := l.followSpace(ctx, &near[i]); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+// askMarkers is Exists in small calls. What was not asked is Busy.
+func (l *lane) askMarkers(ctx context.Context, keys []pool.Key) ([]pool.Status, error) {
+	status := make([]pool.Status, len(keys))
+	for i := range status {
+		status[i] = pool.Busy
+	}
+	for from := 0; from < len(keys); from += followKeys {
+		to := min(from+followKeys, len(keys))
+		within, stop := context.WithTimeout(ctx, l.PutWithin)
+		err := l.Store.Exists(within, keys[from:to], status[from:to])
+		stop()
+		if err != nil {
+			return status, err
+		}
+	}
+	return status, nil
+}
+
+// followSpace looks at all markers of a space that count: it goes to a later epoch that is there,
+// or sees to it that the store says its own.
+func (l *lane) followSpace(ctx context.Context, f *followed) error {
+	numbers := append(above(f.epoch), below(f.epoch)...)
+	keys := make([]pool.Key, len(numbers))
+	for i, n := range numbers {
+		keys[i] = markerKey(f.fp, n)
+	}
+	status, err := l.askMarkers(ctx, keys)
+	if err != nil {
+		return err
+	}
+	last := uint64(0)
+	var missing []uint64
+	for i, n := range numbers {
+		switch {
+		case n > f.epoch && status[i] == pool.OK:
+			last = max(last, n)
+		case n <= f.epoch && status[i] != pool.OK && !(f.claims && n == f.epoch):
+			missing = append(missing, n)
+		}
+	}
+	if last > 0 {
+		l.p.goBeyond(f, last)
+		l.followNow() // there may be one more
+		return nil
+	}
+	if f.claims {
+		switch won, err := l.claim(ctx, f); {
+		case err != nil:
+			return err
+		case !won:
+			l.p.goBeyond(f, f.epoch)
+			l.followNow()
+			return nil
+		}
+		l.p.spaces.tell(f, l)
+		missing = append(missing, l.passed(f)...)
+	}
+	if err := l.putMarkers(ctx, f.fp, missing); err != nil {
+		return err
+	}
+	l.following.heard[f.fp] = heard{epoch: f.epoch, full: l.p.now().Add(followFull * l.p.o.EpochEvery)}
+	return nil
+}
+
+// passed is the epochs between the last that this store has heard of and a reset's, the latest of
+// them: nodes that ask for the next one alone hear of it in their next round.
+func (l *lane) passed(f *followed) (all []uint64) {
+	from := f.epoch - min(f.epoch, leftNames)
+	if h, known := l.following.heard[f.fp]; known {
+		from = max(from, h.epoch)
+	}
+	for n := from + 1; n < f.epoch; n++ {
+		all = append(all, n)
+	}
+	return all
+}
+
+// goBeyond takes a space to a later epoch: that of a marker, or, if a reset of this node met it on
+// its way, the one behind it.
+func (p *Pool) goBeyond(f *followed, marker uint64) {
+	p.spaces.mu.Lock()
+	if f.claims {
+		p.spaces.again++
+	} else {
+		p.spaces.adopted++
+	}
+	then := p.spaces.onAdopted
+	p.spaces.mu.Unlock()
+	err := p.rename(f.fp, func(e *epochOf) error {
+		switch {
+		case f.claims:
+			return p.claimEpoch(e, max(e.epoch, marker)+1)
+		case marker > e.epoch:
+			e.epoch, e.claim, e.told = marker, nonce{}, nil
+		}
+		return nil
+	})
+	if err != nil {
+		p.o.Log("", "a reset of another node is not on disk: the tiers are not used for the space until it is", err)
+	}
+	if err := p.forgetMemory(f.fp); err != nil {
+		p.o.Log("", "a reset of another node: memory does not forget", err)
+	}
+	if _, open := p.openID(f.fp); open && then != nil {
+		then(f.fp)
+	}
+}
+
+// claim puts the marker of this node's reset. Of several that made one epoch the first wins. An
+// error: it is not known yet.
+func (l *lane) claim(ctx context.Context, f *followed) (won bool, err error) {
+	key := markerKey(f.fp, f.epoch)
+	value := l.p.markerValue(&key, f.epochOf.claim)
+	items := []pool.Item{{Key: key, Data: value, Status: pool.Busy}}
+	within, stop := context.WithTimeout(ctx, l.PutWithin)
+	defer stop()
+	if err := l.Store.Put(within, items); err != nil || items[0].Status == pool.OK {
+		return err == nil, err
+	}
+	if items[0].Status != pool.Exists {
+		return false, errNoMarker
+	}
+	there := []pool.Item{{Key: key, Data: make([]byte, len(value)), Status: pool.Busy}}
+	if err := l.Store.Get(within, there); err != nil {
+		return false, err
+	}
+	switch there[0].Status {
+	case pool.OK:
+		_, bad := verify(&key, &key, there[0].Data)
+		return bad == nil && nonce(there[0].Data[headerBytes:]) == f.epochOf.claim, nil
+	case pool.Corrupt, pool.Invalid:
+		return false, nil // whoever wrote it
+	}
+	return false, errNoMarker
+}
+
+// putMarkers puts markers that a store lost.
+func (l *lane) putMarkers(ctx context.Context, fp pool.Fingerprint, epochs []uint64) error {
+	if len(epochs) == 0 {
+		return nil
+	}
+	items := make([]pool.Item, len(epochs))
+	for i, n := range epochs {
+		key := markerKey(fp, n)
+		items[i] = pool.Item{Key: key, Data: l.p.markerValue(&key, nonce{}), Status: pool.Busy}
+	}
+	within, stop := context.WithTimeout(ctx, l.PutWithin)
+	defer stop()
+	if err := l.Store.Put(within, items); err != nil {
+		return err
+	}
+	for i := range items {
+		if items[i].Status != pool.OK && items[i].Status != pool.Exists {
+			return errNoMarker
+		}
+	}
+	return nil
+}
+
+// tell notes that a tier knows this node's reset.
+func (s *spaces) tell(f *followed, l *lane) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.kept.spaces[f.fp]
+	if e.epoch != f.epoch || e.claim != f.epochOf.claim {
+		return // it was reset again
+	}
+	e.told = append(slices.Clone(e.told), l.Name)
+	open := func(other *lane) bool { return !other.Local && !slices.Contains(e.told, other.Name) }
+	if !slices.ContainsFunc(l.p.lanes, open) {
+		e.claim, e.told = nonce{}, nil
+	}
+	s.kept.spaces[f.fp] = e
+	s.dirty = true
+}
