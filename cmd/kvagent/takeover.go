@@ -55,7 +55,7 @@ func (t *takeover) admin(ctx context.Context, dir string, group int) (l *ipc.Uni
 // pool opens the pool, whose file another process may have.
 func (t *takeover) pool(ctx context.Context, s *serveSettings) (p *dram.Pool, err error) {
 	err = t.until(ctx, func() error {
-		p, err = openPool(s)
+		p, err = openPool(s, t.log)
 		return err
 	}, func(err error) (stays, held bool) {
 		var by *dram.HeldError

@@ -60,6 +60,9 @@ type Options struct {
 	Path string
 	// BadPage is told of each page of the arena that is retired because it cannot be read, without any lock held; nil: nobody is.
 	BadPage func(BadPage)
+	// FileFaults is told, every 10 s at most, how often pages of the file beside the arena could not be read or written so far, if
+	// that became more; nil: nobody is.
+	FileFaults func(total uint64)
 	// HashSeed is 0 for a secret of this process, which a hostile engine cannot guess. Measurements that must come out the
 	// same each time give another number.
 	HashSeed uint64

@@ -37,8 +37,6 @@ var errLost = errors.New("a page of its index went bad while it was read")
 
 // restore makes the index of what the file holds.
 func (c *core) restore(f *file, slabBytes int64, r *Recovery) error {
-	c.restoreBad(f)
-	r.BadPages = int(c.slabs.bad.stats.Pages)
 	byRecord := c.restoreSpaces(f, slabBytes, r)
 	if err := c.restoreSlabs(f); err != nil {
 		return err

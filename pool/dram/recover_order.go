@@ -8,7 +8,8 @@ func (c *core) restoreOrder(f *file) {
 	order := make([]uint64, 0, c.stats.Partial)
 	for e := uint32(1); e < c.high; e++ {
 		if c.recs.all[e].is(flagLive) {
-			used := c.slabs.header(c.recs.all[e].head).used.Load()
+			var used uint32
+			f.touch(func() { used = c.slabs.header(c.recs.all[e].head).used.Load() })
 			f.tick = max(f.tick, used)
 			order = append(order, uint64(used)<<32|uint64(e))
 		}
@@ -75,14 +76,19 @@ func (c *core) restoreChains() {
 
 // restoredParent is the entry whose slot and tag e was stored with; none if it is gone.
 func (c *core) restoredParent(e uint32) uint32 {
-	w := c.slabs.header(c.recs.all[e].head).parent.Load()
+	var w uint64
+	c.slabs.file.touch(func() { w = c.slabs.header(c.recs.all[e].head).parent.Load() })
 	slot := uint32(w>>32) - 1
 	n := slot >> c.slabs.slotBits
 	if w == 0 || int(n) >= len(c.slabs.slab) {
 		return none
 	}
 	b := &c.slabs.slab[n]
-	if b.class == noClass || slot&(1<<c.slabs.slotBits-1) >= b.fresh || !c.slabs.header(slot).whole(slot) {
+	if b.class == noClass || slot&(1<<c.slabs.slotBits-1) >= b.fresh {
+		return none
+	}
+	whole := false // nor if its page cannot be read
+	if c.slabs.file.touch(func() { whole = c.slabs.header(slot).whole(slot) }); !whole {
 		return none
 	}
 	p := c.owner(slot)
