@@ -211,7 +211,16 @@ func TestBadPageOutlivesTheProcess(t *testing.T) {
 		closePool(t, p)
 	}
 	p = reopen(t, o)
+	f := p.core.slabs.file
+	word(f.meta, f.slabAt(1)).Store(word(f.meta, f.slabAt(0)).Load()) // damage: two slabs with the same headers
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p = reopen(t, o)
 	defer closePool(t, p)
+	if r := p.Info().Recovery; r.BadPages != 1 || r.Cold == "" {
+		t.Errorf("recovery of a file whose content is not used: %+v", r)
+	}
 	if n := noSlotOn(t, p, keptSpec, bad.Off); n != int(o.Bytes/slotUnit) {
 		t.Errorf("%d slots were given out", n)
 	}
