@@ -22,8 +22,9 @@ func (e *Error) Error() string { return fmt.Sprintf("memory went away at %#x", e
 // Guard runs f, which touches the mappings a and b and nothing else that can fault. A fault in them ends f and is the
 // error; any other panics as ever. f must hold no lock and count nothing that a fault in its middle would leave wrong.
 func Guard(a, b []byte, f func()) (err error) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer func() {
+	before := debug.SetPanicOnFault(true)
+	defer func() { // one for both: this is on the path of each block
+		debug.SetPanicOnFault(before)
 		if r := recover(); r != nil {
 			err = faultIn(r, a, b)
 		}

@@ -53,3 +53,18 @@ func (f *file) touch(do func()) bool {
 	f.faults.Add(1)
 	return false
 }
+
+// touchEach is touch for each number from one to before another. It goes on after one that faults, and counts those.
+func (f *file) touchEach(from, to uint32, do func(i uint32)) (faulted int64) {
+	for i := from; i < to; i++ {
+		if f.touch(func() {
+			for ; i < to; i++ {
+				do(i)
+			}
+		}) {
+			break
+		}
+		faulted++
+	}
+	return faulted
+}

@@ -155,16 +155,7 @@ func (s *scan) slabs() {
 func (s *scan) slab(n int32) {
 	b := &s.core.slabs.slab[n]
 	var shards uint16
-	for place := uint32(0); place < b.fresh; place++ { // place is that of a header that faults
-		if s.file.touch(func() {
-			for ; place < b.fresh; place++ {
-				shards |= s.header(n, place)
-			}
-		}) {
-			break
-		}
-		s.lost.Add(1)
-	}
+	s.lost.Add(s.file.touchEach(0, b.fresh, func(place uint32) { shards |= s.header(n, place) }))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.shards |= shards

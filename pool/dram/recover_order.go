@@ -5,13 +5,17 @@ import "slices"
 // restoreOrder makes all entries visible, hangs them on the entries before them, and puts them in the order in which they
 // were stored or loaded last.
 func (c *core) restoreOrder(f *file) {
+	used := make([]uint32, c.high)
+	f.touchEach(1, c.high, func(e uint32) {
+		if c.recs.all[e].is(flagLive) {
+			used[e] = c.slabs.header(c.recs.all[e].head).used.Load()
+		}
+	})
 	order := make([]uint64, 0, c.stats.Partial)
 	for e := uint32(1); e < c.high; e++ {
 		if c.recs.all[e].is(flagLive) {
-			var used uint32
-			f.touch(func() { used = c.slabs.header(c.recs.all[e].head).used.Load() })
-			f.tick = max(f.tick, used)
-			order = append(order, uint64(used)<<32|uint64(e))
+			f.tick = max(f.tick, used[e])
+			order = append(order, uint64(used[e])<<32|uint64(e))
 		}
 	}
 	slices.Sort(order)
@@ -58,11 +62,11 @@ const (
 // restoreChains hangs entries on those before them, as far as these are there and no circle comes of it.
 func (c *core) restoreChains() {
 	parents := make([]uint32, c.high)
-	for e := uint32(1); e < c.high; e++ {
+	c.slabs.file.touchEach(1, c.high, func(e uint32) {
 		if c.recs.all[e].is(flagLive) {
 			parents[e] = c.restoredParent(e)
 		}
-	}
+	})
 	marks := make([]uint8, c.high)
 	for e := uint32(1); e < c.high; e++ {
 		cutCircle(parents, marks, e)
@@ -76,8 +80,7 @@ func (c *core) restoreChains() {
 
 // restoredParent is the entry whose slot and tag e was stored with; none if it is gone.
 func (c *core) restoredParent(e uint32) uint32 {
-	var w uint64
-	c.slabs.file.touch(func() { w = c.slabs.header(c.recs.all[e].head).parent.Load() })
+	w := c.slabs.header(c.recs.all[e].head).parent.Load()
 	slot := uint32(w>>32) - 1
 	n := slot >> c.slabs.slotBits
 	if w == 0 || int(n) >= len(c.slabs.slab) {
@@ -87,8 +90,7 @@ func (c *core) restoredParent(e uint32) uint32 {
 	if b.class == noClass || slot&(1<<c.slabs.slotBits-1) >= b.fresh {
 		return none
 	}
-	whole := false // nor if its page cannot be read
-	if c.slabs.file.touch(func() { whole = c.slabs.header(slot).whole(slot) }); !whole {
+	if !c.slabs.header(slot).whole(slot) {
 		return none
 	}
 	p := c.owner(slot)
