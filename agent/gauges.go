@@ -76,6 +76,7 @@ var poolSeries = []series{
 	{desc("kvagent_pool_bad_pages", "Pages of the pool that cannot be read and are not used any more."), prometheus.GaugeValue, func(s *pool.Stats) float64 { return float64(s.Bad.Pages) }},
 	{desc("kvagent_pool_bad_pages_limit", "Bad pages from which on the pool is not healthy."), prometheus.GaugeValue, func(s *pool.Stats) float64 { return float64(s.Bad.MaxPages) }},
 	{desc("kvagent_pool_bad_bytes", "Bytes of the pool that are not used because of bad pages."), prometheus.GaugeValue, func(s *pool.Stats) float64 { return float64(s.Bad.Bytes) }},
+	{desc("kvagent_pool_bad_bytes_limit", "Such bytes from which on the pool is not healthy."), prometheus.GaugeValue, func(s *pool.Stats) float64 { return float64(s.Bad.MaxBytes) }},
 	{desc("kvagent_pool_bad_dropped_total", "Blocks dropped because they lay on a bad page."), prometheus.CounterValue, func(s *pool.Stats) float64 { return float64(s.Bad.Dropped) }},
 	{desc("kvagent_pool_file_faults_total", "Times a page of the pool's file beside the blocks could not be read or written."), prometheus.CounterValue, func(s *pool.Stats) float64 { return float64(s.Bad.Faults) }},
 	{desc("kvagent_pool_busy_total", "Reservations refused because nothing more could be evicted."), prometheus.CounterValue, func(s *pool.Stats) float64 { return float64(s.Busy) }},

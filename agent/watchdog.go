@@ -122,6 +122,6 @@ func (a *Agent) memoryProblem() error {
 	if s.Bad.Healthy() {
 		return nil
 	}
-	return fmt.Errorf("%d pages of the pool cannot be read, at most %d are borne: move the engines away and check the node's memory",
-		s.Bad.Pages, s.Bad.MaxPages-1)
+	return fmt.Errorf("%d pages of the pool cannot be read, and %d bytes are not used because of them; borne are less than %d and %d: check the node's memory",
+		s.Bad.Pages, s.Bad.Bytes, s.Bad.MaxPages, s.Bad.MaxBytes)
 }

@@ -12,11 +12,14 @@ type Prober interface {
 // BadMemory is what a pool lost of its memory to pages that cannot be read.
 type BadMemory struct {
 	Pages    int64  // retired
-	MaxPages int64  // from this number on the pool is not healthy
+	MaxPages int64  // from this number on the pool is not healthy; 0: it has no such limits
 	Bytes    int64  // that are not given out any more
+	MaxBytes int64  // from this number on the pool is not healthy
 	Dropped  uint64 // entries dropped for it
 	Faults   uint64 // times that a page of the pool's file beside the arena could not be read or written
 }
 
-// Healthy reports whether fewer pages are retired than the pool bears.
-func (b *BadMemory) Healthy() bool { return b.MaxPages == 0 || b.Pages < b.MaxPages }
+// Healthy reports whether less is retired than the pool bears.
+func (b *BadMemory) Healthy() bool {
+	return b.MaxPages == 0 || b.Pages < b.MaxPages && b.Bytes < b.MaxBytes
+}

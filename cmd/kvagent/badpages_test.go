@@ -93,6 +93,12 @@ func TestAgentWhoseFileIsCut(t *testing.T) {
 			if pages := poolStatusOf(t, dir)["bad_pages"].(float64); pages == 0 {
 				t.Error("no page is bad")
 			}
+			if _, err := newAdmin(dir).get(t.Context(), "/readyz"); err == nil || !strings.Contains(err.Error(), "cannot be read") {
+				t.Errorf("readyz of an agent without a pool: %v", err)
+			}
+			if out, code := kvagentOutput(t, "status", "--socket-dir", dir); code != 0 || !strings.Contains(out, "BAD PAGES") {
+				t.Errorf("status: %d %s", code, out)
+			}
 			if err := os.Truncate(path, before.Size()); err != nil {
 				t.Fatal(err)
 			}

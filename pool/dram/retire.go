@@ -11,7 +11,7 @@ import (
 // life of the pool's file. Ranges of bytes are retired, not slots: a slab that is cut into slots of another size keeps them.
 const (
 	MaxBadPages  = 256 // pages that a file remembers; with so many the pool is not healthy
-	badPart      = 16  // nor is it with 1/16 of its pages
+	badPart      = 16  // nor is it with 1/16 of its bytes
 	badsPerSlab  = 16  // pages retired one by one in a slab; with another one the rest of the slab is retired as well
 	wholeSlabBad = 1   // ranges of a slab that is retired as a whole
 )
@@ -253,7 +253,7 @@ func (s *slabs) pass(n int32, place uint32) uint32 {
 // badStats is what Stats says of bad memory.
 func (s *slabs) badStats() pool.BadMemory {
 	b := s.bad.stats
-	b.MaxPages = min(MaxBadPages, max(1, int64(len(s.slab))*s.bytes/s.bad.page/badPart))
+	b.MaxPages, b.MaxBytes = MaxBadPages, int64(len(s.slab))*s.bytes/badPart
 	if s.file != nil {
 		b.Faults = s.file.faults.Load()
 	}
