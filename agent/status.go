@@ -96,8 +96,9 @@ func poolStatus(s *pool.Stats) PoolStatus {
 	out := PoolStatus{
 		Capacity: s.Capacity, Used: s.Used, Pinned: s.Pinned, Ready: s.Ready, IndexBytes: s.IndexBytes, Entries: s.Entries,
 		Partial: s.Partial, PinnedEntries: s.PinnedEntries, Evicted: s.Evicted, Dropped: s.Dropped, Reassigned: s.Reassigned,
-		Busy: s.Busy, BadPages: s.Bad.Pages, BadPagesLimit: s.Bad.MaxPages, BadBytes: s.Bad.Bytes, BadBytesLimit: s.Bad.MaxBytes,
-		BadDropped: s.Bad.Dropped, FileFaults: s.Bad.Faults, Classes: make([]ClassStatus, len(s.Classes)),
+		Busy: s.Busy, BadPages: s.Bad.Pages, BadPagesLimit: s.Bad.MaxPages, BadBytes: s.Bad.Bytes,
+		BadBytesLimit: s.Bad.MaxBytes, BadDropped: s.Bad.Dropped, FileFaults: s.Bad.Faults,
+		Classes: make([]ClassStatus, len(s.Classes)),
 	}
 	for i, c := range s.Classes {
 		out.Classes[i] = ClassStatus{SlotBytes: c.SlotBytes, Slabs: c.Slabs, Slots: c.Slots, Used: c.Used}

@@ -97,8 +97,9 @@ func (a *Agent) Live() error {
 	return errors.New("stuck: " + strings.Join(names, "; "))
 }
 
-// Ready says why the agent does not serve: its sockets are not open or were removed, it drains, its pool has no room at all, too
-// much of its memory is bad, or a mover that worked does not come back.
+// Ready says why the agent does not serve: its sockets are not open or were removed, it drains, its
+// pool has no room at all, too much of its memory is bad, or a mover that worked does not come
+// back.
 func (a *Agent) Ready() error {
 	switch {
 	case a.draining():
@@ -122,6 +123,6 @@ func (a *Agent) memoryProblem() error {
 	if s.Bad.Healthy() {
 		return nil
 	}
-	return fmt.Errorf("%d pages of the pool cannot be read, and %d bytes are not used because of them; borne are less than %d and %d: check the node's memory",
-		s.Bad.Pages, s.Bad.Bytes, s.Bad.MaxPages, s.Bad.MaxBytes)
+	return fmt.Errorf("%d pages of the pool cannot be read (limit %d), and %d bytes are not used for it (limit %d): "+
+		"check the node's memory", s.Bad.Pages, s.Bad.MaxPages, s.Bad.Bytes, s.Bad.MaxBytes)
 }

@@ -2,10 +2,10 @@ package pool
 
 // Prober is an optional form of Slots whose memory may have pages that went bad.
 type Prober interface {
-	// Probe reads a byte of every page of a slot that the caller holds by a reservation or a pin, and reports whether all
-	// pages could be read. It is for a slot of which a copy failed, or faulted. A page that cannot be read is retired:
-	// what is stored in it is dropped at once, and no slot that overlaps it is given out again. The caller ends its
-	// reservation or pin as ever.
+	// Probe reads a byte of every page of a slot that the caller holds by a reservation or a pin,
+	// and reports whether all pages could be read. It is for a slot of which a copy failed, or
+	// faulted. A page that cannot be read is retired: what is stored in it is dropped at once, and
+	// no slot that overlaps it is given out again. The caller ends its reservation or pin as ever.
 	Probe(s Slot) bool
 }
 

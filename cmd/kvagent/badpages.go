@@ -26,8 +26,9 @@ func (b *badPages) tell(page dram.BadPage) {
 	if !now {
 		return
 	}
-	b.log.Error("a page of the pool cannot be read: it is not used any more", zap.Int64("offset", page.Off), zap.Int64("bytes", page.Bytes),
-		zap.Int("blocks_dropped", page.Dropped), zap.Int64("bad_pages", page.Pages), zap.Int("not_told", quiet))
+	b.log.Error("a page of the pool cannot be read: it is not used any more",
+		zap.Int64("offset", page.Off), zap.Int64("bytes", page.Bytes), zap.Int("blocks_dropped", page.Dropped),
+		zap.Int64("bad_pages", page.Pages), zap.Int("not_told", quiet))
 }
 
 // next reports whether a line may be written now, and how many were not since the last one.

@@ -32,7 +32,8 @@ type Recovery struct {
 // errClash is damage of a kind that no kill leaves behind: then nothing of the file is used.
 var errClash = errors.New("its slabs overlap")
 
-// errLost is a page behind the arena that went bad while it was read for the second time: then nothing of the file is used either.
+// errLost is a page behind the arena that went bad while it was read for the second time: then
+// nothing of the file is used either.
 var errLost = errors.New("a page of its index went bad while it was read")
 
 // restore makes the index of what the file holds.
@@ -68,7 +69,8 @@ func (c *core) restoreSpaces(f *file, slabBytes int64, r *Recovery) []*space {
 		var ok bool
 		var generation uint32
 		if !f.touch(func() { spec, ok = record.read(); generation = record.generation() }) {
-			r.Notes = append(r.Notes, fmt.Sprintf("space %d of the file cannot be read, what is stored of it is gone", n))
+			note := fmt.Sprintf("space %d of the file cannot be read, what is stored of it is gone", n)
+			r.Notes = append(r.Notes, note)
 			continue
 		}
 		if !ok {
@@ -162,7 +164,8 @@ func (s *scan) slab(n int32) {
 	s.total += len(s.found[n])
 }
 
-// header reads the header of one place of a slab. It returns the bit of its shard, 0 if the slot holds nothing that counts.
+// header reads the header of one place of a slab. It returns the bit of its shard, 0 if the slot
+// holds nothing that counts.
 func (s *scan) header(n int32, place uint32) uint16 {
 	b := &s.core.slabs.slab[n]
 	h, slot := &s.file.headers[b.cells+place], uint32(n)<<s.core.slabs.slotBits|place

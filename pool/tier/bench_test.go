@@ -44,7 +44,8 @@ func BenchmarkLookup(b *testing.B) {
 	}
 }
 
-// BenchmarkCopyOut copies blocks of 64 KiB from memory to staging, as each write to a tier does, the checksums made and compared.
+// BenchmarkCopyOut copies blocks of 64 KiB from memory to staging, as each write to a tier does,
+// the checksums made and compared.
 func BenchmarkCopyOut(b *testing.B) {
 	const blocks, size = 256, 64 << 10
 	d, err := dram.Open(dram.Options{Bytes: blocks * size, HugePages: dram.Off})
