@@ -73,6 +73,30 @@ var poolSeries = []series{
 	{desc("kvagent_pool_dropped_total", "Blocks dropped as corrupt or by a reset."), prometheus.CounterValue, func(s *pool.Stats) float64 { return float64(s.Dropped) }},
 	{desc("kvagent_pool_reassigned_total", "Slabs given to another size class."), prometheus.CounterValue, func(s *pool.Stats) float64 { return float64(s.Reassigned) }},
 	{desc("kvagent_pool_file_full_total", "Times the pool's file could not grow, because its file system had no room."), prometheus.CounterValue, func(s *pool.Stats) float64 { return float64(s.FileFull) }},
+	{
+		desc("kvagent_pool_bad_pages", "Pages of the pool that cannot be read and are not used any more."),
+		prometheus.GaugeValue, func(s *pool.Stats) float64 { return float64(s.Bad.Pages) },
+	},
+	{
+		desc("kvagent_pool_bad_pages_limit", "Bad pages from which on the pool is not healthy."),
+		prometheus.GaugeValue, func(s *pool.Stats) float64 { return float64(s.Bad.MaxPages) },
+	},
+	{
+		desc("kvagent_pool_bad_bytes", "Bytes of the pool that are not used because of bad pages."),
+		prometheus.GaugeValue, func(s *pool.Stats) float64 { return float64(s.Bad.Bytes) },
+	},
+	{
+		desc("kvagent_pool_bad_bytes_limit", "Such bytes from which on the pool is not healthy."),
+		prometheus.GaugeValue, func(s *pool.Stats) float64 { return float64(s.Bad.MaxBytes) },
+	},
+	{
+		desc("kvagent_pool_bad_dropped_total", "Blocks dropped because they lay on a bad page."),
+		prometheus.CounterValue, func(s *pool.Stats) float64 { return float64(s.Bad.Dropped) },
+	},
+	{
+		desc("kvagent_pool_file_faults_total", "Times a page of the pool's file beside the blocks could not be touched."),
+		prometheus.CounterValue, func(s *pool.Stats) float64 { return float64(s.Bad.Faults) },
+	},
 	{desc("kvagent_pool_busy_total", "Reservations refused because nothing more could be evicted."), prometheus.CounterValue, func(s *pool.Stats) float64 { return float64(s.Busy) }},
 }
 

@@ -78,6 +78,12 @@ type PoolStatus struct {
 	Dropped       uint64        `json:"dropped"`
 	Reassigned    uint64        `json:"slabs_reassigned"`
 	Busy          uint64        `json:"busy"`
+	BadPages      int64         `json:"bad_pages"` // cannot be read, and are not used any more
+	BadPagesLimit int64         `json:"bad_pages_limit"`
+	BadBytes      int64         `json:"bad_bytes"`
+	BadBytesLimit int64         `json:"bad_bytes_limit"`
+	BadDropped    uint64        `json:"bad_dropped"` // blocks
+	FileFaults    uint64        `json:"file_faults"`
 	Classes       []ClassStatus `json:"classes"`
 }
 
@@ -93,7 +99,9 @@ func poolStatus(s *pool.Stats) PoolStatus {
 	out := PoolStatus{
 		Capacity: s.Capacity, Used: s.Used, Pinned: s.Pinned, Ready: s.Ready, IndexBytes: s.IndexBytes, Entries: s.Entries,
 		Partial: s.Partial, PinnedEntries: s.PinnedEntries, Evicted: s.Evicted, Dropped: s.Dropped, Reassigned: s.Reassigned,
-		Busy: s.Busy, Classes: make([]ClassStatus, len(s.Classes)),
+		Busy: s.Busy, BadPages: s.Bad.Pages, BadPagesLimit: s.Bad.MaxPages, BadBytes: s.Bad.Bytes,
+		BadBytesLimit: s.Bad.MaxBytes, BadDropped: s.Bad.Dropped, FileFaults: s.Bad.Faults,
+		Classes: make([]ClassStatus, len(s.Classes)),
 	}
 	for i, c := range s.Classes {
 		out.Classes[i] = ClassStatus{SlotBytes: c.SlotBytes, Slabs: c.Slabs, Slots: c.Slots, Used: c.Used}

@@ -97,8 +97,9 @@ func (a *Agent) Live() error {
 	return errors.New("stuck: " + strings.Join(names, "; "))
 }
 
-// Ready says why the agent does not serve: its sockets are not open or were removed, it drains, its pool has no room at all, or a mover that
-// worked does not come back.
+// Ready says why the agent does not serve: its sockets are not open or were removed, it drains, its
+// pool has no room at all, too much of its memory is bad, or a mover that worked does not come
+// back.
 func (a *Agent) Ready() error {
 	switch {
 	case a.draining():
@@ -110,5 +111,18 @@ func (a *Agent) Ready() error {
 	case !a.listener.Reachable():
 		return errors.New("session.sock was removed or replaced: no engine can come any more, start the agent again")
 	}
+	if err := a.memoryProblem(); err != nil {
+		return err
+	}
 	return a.moverProblem()
+}
+
+// memoryProblem says that too many pages of the pool cannot be read. What is left of it goes on.
+func (a *Agent) memoryProblem() error {
+	s := a.pool.Stats()
+	if s.Bad.Healthy() {
+		return nil
+	}
+	return fmt.Errorf("%d pages of the pool cannot be read (limit %d), and %d bytes are not used for it (limit %d): "+
+		"check the node's memory", s.Bad.Pages, s.Bad.MaxPages, s.Bad.Bytes, s.Bad.MaxBytes)
 }

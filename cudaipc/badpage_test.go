@@ -8,8 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestArenaLosesAPage: blocks that lie on a page of the arena that cannot be had are bad, the others are not, and this process lives;
-// whether the peer's memory is mapped or reached in its process, with sums or without.
+// TestArenaLosesAPage: blocks that lie on a page of the arena that cannot be had are bad, the
+// others are not, and this process lives; whether the peer's memory is mapped or reached in its
+// process, with sums or without.
 func TestArenaLosesAPage(t *testing.T) {
 	const block, blocks = 16 << 10, 16
 	for name, kind := range map[string]Kind{"mapped": KindFD, "in the process": KindPeer} {
@@ -23,7 +24,8 @@ func TestArenaLosesAPage(t *testing.T) {
 				}
 				defer func() { _ = h.Close(AllPeers) }()
 				mem := make([]byte, block*blocks)
-				region := Region{ID: 1, Kind: kind, Size: block * blocks, Addr: uint64(uintptr(unsafe.Pointer(&mem[0])))}
+				addr := uint64(uintptr(unsafe.Pointer(&mem[0])))
+				region := Region{ID: 1, Kind: kind, Size: block * blocks, Addr: addr}
 				if kind == KindFD {
 					fd := memfd(t, block*blocks)
 					defer func() { _ = unix.Close(fd) }()
@@ -35,7 +37,8 @@ func TestArenaLosesAPage(t *testing.T) {
 				for _, dir := range []Direction{Gather, Scatter} {
 					c := &Copy{Dir: dir, Sum: sum}
 					for b := range blocks {
-						c.Runs = append(c.Runs, Run{Region: 1, RegionOff: uint64(b) * block, ArenaOff: int64(b) * block, Len: block})
+						at := int64(b) * block
+						c.Runs = append(c.Runs, Run{Region: 1, RegionOff: uint64(at), ArenaOff: at, Len: block})
 						c.Blocks = append(c.Blocks, Block{Runs: 1})
 					}
 					if d := copyAll(t, h, c); d.Err != nil {

@@ -14,15 +14,18 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
 )
 
-// TestCUDAArenaLosesAPage: of an arena that is not pinned, whose bytes this process copies and sums, a page that cannot be had makes the
-// blocks on it bad; the others come, and this process lives.
+// TestCUDAArenaLosesAPage: of an arena that is not pinned, whose bytes this process copies and
+// sums, a page that cannot be had makes the blocks on it bad; the others come, and this process
+// lives.
 func TestCUDAArenaLosesAPage(t *testing.T) {
 	const block, blocks, bad = 64 << 10, 16, 5
-	b := newBench(t, devicetest.Spec{Regions: []int64{blocks * block}}, func(o *cudaipc.CUDAOptions) { o.NoPin, o.Ring = true, 1<<20 })
+	unpinned := func(o *cudaipc.CUDAOptions) { o.NoPin, o.Ring = true, 1<<20 }
+	b := newBench(t, devicetest.Spec{Regions: []int64{blocks * block}}, unpinned)
 	b.do(devicetest.Op{Kind: devicetest.Fill, Region: 1, Len: blocks * block, Seed: 8})
 	c := &cudaipc.Copy{Peer: 1, Sum: true}
 	for i := range blocks {
-		c.Runs = append(c.Runs, cudaipc.Run{Region: 1, RegionOff: uint64(i * block), ArenaOff: int64(i * block), Len: block})
+		at := int64(i * block)
+		c.Runs = append(c.Runs, cudaipc.Run{Region: 1, RegionOff: uint64(at), ArenaOff: at, Len: block})
 		c.Blocks = append(c.Blocks, cudaipc.Block{Runs: 1})
 	}
 	if d := b.end(c); d.Err != nil {
@@ -71,7 +74,8 @@ func takeAway(t *testing.T, mem []byte) {
 		t.Fatal(err)
 	}
 	defer func() { _ = unix.Close(fd) }()
-	if _, err := unix.MmapPtr(fd, 0, unsafe.Pointer(&mem[0]), 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
+	const prot, how = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_SHARED | unix.MAP_FIXED
+	if _, err := unix.MmapPtr(fd, 0, unsafe.Pointer(&mem[0]), 4096, prot, how); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -4,8 +4,8 @@ package cudaipc
 
 import "sync"
 
-// torn is what could not be read from the arena or written to it: the ends of a copy's blocks that lie there. Its lane and the summers
-// note it.
+// torn is what could not be read from the arena or written to it: the ends of a copy's blocks that
+// lie there. Its lane and the summers note it.
 type torn struct {
 	sync.Mutex
 	places []place
@@ -25,8 +25,8 @@ func (f *cudaFlight) tear(off, n uint64, err error) {
 // tornUnit is what carry copies in one piece where a page cannot be had: the smallest page.
 const tornUnit = 4 << 10
 
-// carry copies src to dst, one of which lies in the arena at off. Pages that cannot be had are torn; the GPU gets whatever was there
-// before, and nobody takes it for the block's bytes.
+// carry copies src to dst, one of which lies in the arena at off. Pages that cannot be had are
+// torn; the GPU gets whatever was there before, and nobody takes it for the block's bytes.
 func (f *cudaFlight) carry(arena, dst, src []byte, off uint64) {
 	n := min(len(dst), len(src))
 	if guarded(arena, nil, func() { copy(dst, src) }) == nil {
@@ -41,7 +41,8 @@ func (f *cudaFlight) carry(arena, dst, src []byte, off uint64) {
 	}
 }
 
-// markTorn makes the blocks bad that have bytes in torn places. Nothing of the flight is under way any more.
+// markTorn makes the blocks bad that have bytes in torn places. Nothing of the flight is under way
+// any more.
 func (f *cudaFlight) markTorn() {
 	if f.torn.err == nil {
 		return

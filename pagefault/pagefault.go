@@ -1,8 +1,10 @@
-// Package pagefault runs code that touches mapped memory, and makes an error of a page there that cannot be had.
+// Package pagefault runs code that touches mapped memory, and makes an error of a page there that
+// cannot be had.
 //
-// The kernel sends SIGBUS for a page whose memory is broken, that was cut off its file, or for which its file system has
-// no room. A Go process dies of it unless the goroutine asked for a panic instead. That works for loads, stores and the
-// assembler of copy and of checksums, not for C: what a driver does in C it does unguarded. System calls are given EFAULT.
+// The kernel sends SIGBUS for a page whose memory is broken, that was cut off its file, or for
+// which its file system has no room. A Go process dies of it unless the goroutine asked for a panic
+// instead. That works for loads, stores and the assembler of copy and of checksums, not for C: what
+// a driver does in C it does unguarded. System calls are given EFAULT.
 package pagefault
 
 import (
@@ -19,11 +21,13 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("memory went away at %#x", e.Addr) }
 
-// Guard runs f, which touches the mappings a and b and nothing else that can fault. A fault in them ends f and is the
-// error; any other panics as ever. f must hold no lock and count nothing that a fault in its middle would leave wrong.
+// Guard runs f, which touches the mappings a and b and nothing else that can fault. A fault in them
+// ends f and is the error; any other panics as ever. f must hold no lock and count nothing that a
+// fault in its middle would leave wrong.
 func Guard(a, b []byte, f func()) (err error) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer func() {
+	before := debug.SetPanicOnFault(true)
+	defer func() { // one for both: this is on the path of each block
+		debug.SetPanicOnFault(before)
 		if r := recover(); r != nil {
 			err = faultIn(r, a, b)
 		}

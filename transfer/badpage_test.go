@@ -13,7 +13,8 @@ import (
 	"github.com/kvagent/kvagent/pool/dram"
 )
 
-// torn is a station on a pool of 64 blocks whose arena can lose its end: for every process that has it mapped.
+// torn is a station on a pool of 64 blocks whose arena can lose its end: for every process that has
+// it mapped.
 type torn struct {
 	*station
 	dram *dram.Pool
@@ -86,13 +87,14 @@ var tornDevices = map[string]func(fd int, size int64) (cudaipc.Device, error){
 	},
 	"host in a mover": func(fd int, size int64) (cudaipc.Device, error) {
 		return cudaipc.NewMover(cudaipc.MoverOptions{
-			Name: "test", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: size, Command: devicetest.MoverCommand, Env: devicetest.MoverEnv, Node: -1,
+			Name: "test", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: size, Node: -1,
+			Command: devicetest.MoverCommand, Env: devicetest.MoverEnv,
 		})
 	},
 }
 
-// TestBadPageOnALoad: a block whose page cannot be read is not delivered, says so, and is not promised again. Stored again it lies
-// elsewhere.
+// TestBadPageOnALoad: a block whose page cannot be read is not delivered, says so, and is not
+// promised again. Stored again it lies elsewhere.
 func TestBadPageOnALoad(t *testing.T) {
 	for name, open := range tornDevices {
 		t.Run(name, func(t *testing.T) {
@@ -112,7 +114,8 @@ func TestBadPageOnALoad(t *testing.T) {
 	}
 }
 
-// TestBadPageOnASave: a block that was to lie on a bad page is not stored, and the next one lies elsewhere.
+// TestBadPageOnASave: a block that was to lie on a bad page is not stored, and the next one lies
+// elsewhere.
 func TestBadPageOnASave(t *testing.T) {
 	for name, open := range tornDevices {
 		t.Run(name, func(t *testing.T) {
@@ -150,7 +153,8 @@ func TestBadPageOnASave(t *testing.T) {
 	}
 }
 
-// failing is a device whose copies all fail once it is told to, as those of a mover that a driver's fault killed.
+// failing is a device whose copies all fail once it is told to, as those of a mover that a driver's
+// fault killed.
 type failing struct {
 	cudaipc.Device
 	on chan struct{} // closed: they fail
@@ -168,8 +172,8 @@ func (f *failing) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, b
 	}
 }
 
-// TestBadPageThatKillsTheDevice: of a copy that ended with its device the block on the bad page is dropped, so that it does not end the
-// next device too; the others stay.
+// TestBadPageThatKillsTheDevice: of a copy that ended with its device the block on the bad page is
+// dropped, so that it does not end the next device too; the others stay.
 func TestBadPageThatKillsTheDevice(t *testing.T) {
 	f := &failing{on: make(chan struct{})}
 	s := newTorn(t, func(fd int, size int64) (d cudaipc.Device, err error) {

@@ -123,8 +123,8 @@ func (th *thread) arrive(f *flight) {
 	}
 }
 
-// failed is the status of a block that was not copied. Where the pool cannot read its slot either the slot is the reason: a load
-// drops the entry then, so that it is not promised again.
+// failed is the status of a block that was not copied. Where the pool cannot read its slot either
+// the slot is the reason: a load drops the entry then, so that it is not promised again.
 func (th *thread) failed(f *flight, i int) pool.Status {
 	p, ok := th.w.cfg.Slots.(pool.Prober)
 	if ok && !p.Probe(f.slots[i]) && f.copy.Dir == cudaipc.Scatter {

@@ -89,8 +89,13 @@ func serveError(err error) error {
 	return err
 }
 
-func openPool(s *serveSettings) (*dram.Pool, error) {
+func openPool(s *serveSettings, log *zap.Logger) (*dram.Pool, error) {
 	o := dram.Options{Bytes: s.pool, Policy: newPolicy(s.eviction), Path: s.dramPath}
+	o.BadPage = (&badPages{log: log}).tell
+	o.FileFaults = func(total uint64) {
+		log.Error("pages of the pool's file cannot be read or written: the next start loses what they stand for",
+			zap.String("path", s.dramPath), zap.Uint64("times", total))
+	}
 	if s.hugePages == hugeOff {
 		o.HugePages = dram.Off
 	}
@@ -153,7 +158,8 @@ func tellPool(p *dram.Pool, s *serveSettings, log *zap.Logger) {
 		return
 	}
 	log.Info("pool file", zap.String("path", r.Path), zap.Bool("new", r.New), zap.Int("blocks", r.Entries), zap.Int("spaces", r.Spaces),
-		zap.Int("damaged", r.Damaged), zap.Int("stale", r.Stale), zap.Int("partial", r.Partial), zap.Duration("took", r.Took))
+		zap.Int("damaged", r.Damaged), zap.Int("stale", r.Stale), zap.Int("partial", r.Partial),
+		zap.Int("lost_headers", r.Lost), zap.Int("bad_pages", r.BadPages), zap.Duration("took", r.Took))
 }
 
 // tellAbandoned names the files beside the pool's that no agent uses: they hold memory.

@@ -65,6 +65,10 @@ func printStatus(out io.Writer, st *agent.Status) error {
 	fmt.Fprintf(t, "switches\tloads %s, saves %s\n", onOff(st.Switches.Loads), onOff(st.Switches.Saves))
 	fmt.Fprintf(t, "pool\t%s used of %s, %s pinned, %d blocks, %d evicted\n",
 		humanSize(st.Pool.Used), humanSize(st.Pool.Capacity), humanSize(st.Pool.Pinned), st.BlocksStored, st.Pool.Evicted)
+	if b := &st.Pool; b.BadPages > 0 {
+		fmt.Fprintf(t, "\t%d BAD PAGES (limit %d), %s of the pool not used (limit %s), %d blocks dropped\n",
+			b.BadPages, b.BadPagesLimit, humanSize(b.BadBytes), humanSize(b.BadBytesLimit), b.BadDropped)
+	}
 	fmt.Fprintf(t, "look-ups\t%d, %d with a hit; %.1f %% of tokens found\n", st.Lookups, st.LookupHits, 100*st.HitRate)
 	fmt.Fprintf(t, "blocks\t%d saved (%s), %d loaded (%s)\n",
 		st.BlocksSaved, humanSize(int64(st.BytesSaved)), st.BlocksLoaded, humanSize(int64(st.BytesLoaded)))

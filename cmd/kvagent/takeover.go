@@ -74,7 +74,7 @@ func (t *takeover) pool(ctx context.Context, s *serveSettings) (p *dram.Pool, er
 
 func (t *takeover) openPool(ctx context.Context, s *serveSettings) (p *dram.Pool, err error) {
 	err = t.until(ctx, func() error {
-		p, err = openPool(s)
+		p, err = openPool(s, t.log)
 		return err
 	}, func(err error) (stays, held bool) {
 		var by *dram.HeldError

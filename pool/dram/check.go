@@ -211,14 +211,15 @@ func (a *audit) slabs() error {
 	return nil
 }
 
-// retired checks that a slot that overlaps a bad range is in use, held by an entry that was dropped, or out of use.
+// retired checks that a slot that overlaps a bad range is in use, held by an entry that was
+// dropped, or out of use.
 func (a *audit) retired(n int32) error {
 	s, out := &a.core.slabs, 0
 	for _, place := range s.badPlaces(n, s.slab[n].class) {
 		slot := uint32(n)<<s.slotBits | place
 		owner, used := a.slots[slot]
 		if used == s.bad.out[slot] {
-			return fmt.Errorf("slot %d overlaps a bad page: in use by entry %d: %v, out of use: %v", slot, owner, used, !used)
+			return fmt.Errorf("slot %d overlaps a bad page: entry %d, in use and out of use: %v", slot, owner, used)
 		}
 		if !used {
 			out++

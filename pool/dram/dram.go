@@ -58,8 +58,12 @@ type Options struct {
 	// Path names a file on tmpfs or hugetlbfs in which the pool outlives its process; empty: it does not. A file that another
 	// pool made is used again if its sizes are the same. HugePages does not count then: the file system says it.
 	Path string
-	// BadPage is told of each page of the arena that is retired because it cannot be read, without any lock held; nil: nobody is.
+	// BadPage is told of each page of the arena that is retired because it cannot be read, without
+	// any lock held; nil: nobody is.
 	BadPage func(BadPage)
+	// FileFaults is told, every 10 s at most, how often pages of the file beside the arena could
+	// not be read or written so far, if that became more; nil: nobody is.
+	FileFaults func(total uint64)
 	// HashSeed is 0 for a secret of this process, which a hostile engine cannot guess. Measurements that must come out the
 	// same each time give another number.
 	HashSeed uint64

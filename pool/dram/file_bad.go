@@ -2,8 +2,9 @@ package dram
 
 import "github.com/kvagent/kvagent/pagefault"
 
-// Bad pages of the arena in a file: words of the superblock's page, each 0 or the number of a page and a check of it. A word is
-// written once, in one store, and stays until the file is made anew: its pages are others then.
+// Bad pages of the arena in a file: words of the superblock's page, each 0 or the number of a page
+// and a check of it. A word is written once, in one store, and stays until the file is made anew:
+// its pages are others then.
 const (
 	superBad    = 1024 // the first word
 	superBadEnd = superBad + 8*MaxBadPages
@@ -14,7 +15,8 @@ func badWord(page int64) uint64 {
 	return w | slabCheck(w)
 }
 
-// markBad notes a page of the arena that must not be used in another life either. With no word left it is found again there.
+// markBad notes a page of the arena that must not be used in another life either. With no word left
+// it is found again there.
 func (f *file) markBad(page int64) {
 	if f == nil {
 		return
@@ -44,12 +46,29 @@ func (c *core) restoreBad(f *file) {
 	})
 }
 
-// touch runs do, which reads or writes what is behind the arena, and reports whether no page of it faulted. What was in a page that
-// faults is lost: its headers count as free, its spaces as forgotten.
+// touch runs do, which reads or writes what is behind the arena, and reports whether no page of it
+// faulted. What was in a page that faults is lost: its headers count as free, its spaces as
+// forgotten.
 func (f *file) touch(do func()) bool {
 	if pagefault.Guard(f.meta, nil, do) == nil {
 		return true
 	}
 	f.faults.Add(1)
 	return false
+}
+
+// touchEach is touch for each number from one to before another. It goes on after one that faults,
+// and counts those.
+func (f *file) touchEach(from, to uint32, do func(i uint32)) (faulted int64) {
+	for i := from; i < to; i++ {
+		if f.touch(func() {
+			for ; i < to; i++ {
+				do(i)
+			}
+		}) {
+			break
+		}
+		faulted++
+	}
+	return faulted
 }

@@ -167,8 +167,9 @@ func putWhatFits(p *Pool, id pool.SpaceID, h pool.Hashes) (stored int) {
 	return stored
 }
 
-// TestTruncatedInFlight: whoever cuts the file of a running process takes blocks away from it, and not the process: it goes on in what is
-// left. The next one refuses half a file, and makes one anew that has its length again, or none.
+// TestTruncatedInFlight: whoever cuts the file of a running process takes blocks away from it, and
+// not the process: it goes on in what is left. The next one refuses half a file, and makes one anew
+// that has its length again, or none.
 func TestTruncatedInFlight(t *testing.T) {
 	path := shmPath(t)
 	r, w, err := os.Pipe()

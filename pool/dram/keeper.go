@@ -14,12 +14,14 @@ const keepEvery = 10 * time.Second
 type keeper struct {
 	file    *file
 	advisor *advisor
+	tell    func(faults uint64) // may be nil
+	told    uint64
 	ending  chan struct{}
 	done    sync.WaitGroup
 }
 
-func startKeeper(f *file, a *advisor) *keeper {
-	k := &keeper{file: f, advisor: a, ending: make(chan struct{})}
+func startKeeper(f *file, a *advisor, tell func(faults uint64)) *keeper {
+	k := &keeper{file: f, advisor: a, tell: tell, ending: make(chan struct{})}
 	k.done.Go(k.run)
 	return k
 }
@@ -43,6 +45,10 @@ func (k *keeper) keep() {
 		k.file.touch(func() { k.file.writeLearned(b) })
 	}
 	k.file.touch(func() { alive(k.file.whole) })
+	if n := k.file.faults.Load(); n > k.told && k.tell != nil {
+		k.told = n
+		k.tell(n)
+	}
 }
 
 // close keeps once more and gives the file back.

@@ -29,7 +29,7 @@ func openKept(o *Options) (*Pool, error) {
 		return nil, errors.Join(err, unix.Munmap(f.meta), a.close())
 	}
 	p := start(o, a, c)
-	p.keeper = startKeeper(f, adv)
+	p.keeper = startKeeper(f, adv, o.FileFaults)
 	r.Took = time.Since(began)
 	p.info.Recovery = r
 	return p, nil
@@ -42,6 +42,8 @@ func (f *file) core(o *Options, a *advisor, r *Recovery) (*core, error) {
 		return nil, err
 	}
 	c.slabs.file, c.advisor, c.slabs.bad.page = f, a, f.super.page
+	c.restoreBad(f) // of a file whose content is not used, too
+	r.BadPages = int(c.slabs.bad.stats.Pages)
 	if r.New || r.Cold != "" {
 		return c, nil
 	}

@@ -19,7 +19,8 @@ type populating struct {
 	err  error // valid when done
 }
 
-// Pages that cannot be had are left to probe, which touches those of a stretch one by one and counts the ones it retires.
+// Pages that cannot be had are left to probe, which touches those of a stretch one by one and
+// counts the ones it retires.
 func (p *populating) start(base []byte, ready *atomic.Int64, probe func(from, to int64) (bad int)) {
 	left := MaxBadPages
 	p.done.Go(func() {

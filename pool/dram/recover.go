@@ -32,13 +32,12 @@ type Recovery struct {
 // errClash is damage of a kind that no kill leaves behind: then nothing of the file is used.
 var errClash = errors.New("its slabs overlap")
 
-// errLost is a page behind the arena that went bad while it was read for the second time: then nothing of the file is used either.
+// errLost is a page behind the arena that went bad while it was read for the second time: then
+// nothing of the file is used either.
 var errLost = errors.New("a page of its index went bad while it was read")
 
 // restore makes the index of what the file holds.
 func (c *core) restore(f *file, slabBytes int64, r *Recovery) error {
-	c.restoreBad(f)
-	r.BadPages = int(c.slabs.bad.stats.Pages)
 	byRecord := c.restoreSpaces(f, slabBytes, r)
 	if err := c.restoreSlabs(f); err != nil {
 		return err
@@ -70,7 +69,8 @@ func (c *core) restoreSpaces(f *file, slabBytes int64, r *Recovery) []*space {
 		var ok bool
 		var generation uint32
 		if !f.touch(func() { spec, ok = record.read(); generation = record.generation() }) {
-			r.Notes = append(r.Notes, fmt.Sprintf("space %d of the file cannot be read, what is stored of it is gone", n))
+			note := fmt.Sprintf("space %d of the file cannot be read, what is stored of it is gone", n)
+			r.Notes = append(r.Notes, note)
 			continue
 		}
 		if !ok {
@@ -157,23 +157,15 @@ func (s *scan) slabs() {
 func (s *scan) slab(n int32) {
 	b := &s.core.slabs.slab[n]
 	var shards uint16
-	for place := uint32(0); place < b.fresh; place++ { // place is that of a header that faults
-		if s.file.touch(func() {
-			for ; place < b.fresh; place++ {
-				shards |= s.header(n, place)
-			}
-		}) {
-			break
-		}
-		s.lost.Add(1)
-	}
+	s.lost.Add(s.file.touchEach(0, b.fresh, func(place uint32) { shards |= s.header(n, place) }))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.shards |= shards
 	s.total += len(s.found[n])
 }
 
-// header reads the header of one place of a slab. It returns the bit of its shard, 0 if the slot holds nothing that counts.
+// header reads the header of one place of a slab. It returns the bit of its shard, 0 if the slot
+// holds nothing that counts.
 func (s *scan) header(n int32, place uint32) uint16 {
 	b := &s.core.slabs.slab[n]
 	h, slot := &s.file.headers[b.cells+place], uint32(n)<<s.core.slabs.slotBits|place

@@ -5,12 +5,17 @@ import "slices"
 // restoreOrder makes all entries visible, hangs them on the entries before them, and puts them in the order in which they
 // were stored or loaded last.
 func (c *core) restoreOrder(f *file) {
+	used := make([]uint32, c.high)
+	f.touchEach(1, c.high, func(e uint32) {
+		if c.recs.all[e].is(flagLive) {
+			used[e] = c.slabs.header(c.recs.all[e].head).used.Load()
+		}
+	})
 	order := make([]uint64, 0, c.stats.Partial)
 	for e := uint32(1); e < c.high; e++ {
 		if c.recs.all[e].is(flagLive) {
-			used := c.slabs.header(c.recs.all[e].head).used.Load()
-			f.tick = max(f.tick, used)
-			order = append(order, uint64(used)<<32|uint64(e))
+			f.tick = max(f.tick, used[e])
+			order = append(order, uint64(used[e])<<32|uint64(e))
 		}
 	}
 	slices.Sort(order)
@@ -57,11 +62,11 @@ const (
 // restoreChains hangs entries on those before them, as far as these are there and no circle comes of it.
 func (c *core) restoreChains() {
 	parents := make([]uint32, c.high)
-	for e := uint32(1); e < c.high; e++ {
+	c.slabs.file.touchEach(1, c.high, func(e uint32) {
 		if c.recs.all[e].is(flagLive) {
 			parents[e] = c.restoredParent(e)
 		}
-	}
+	})
 	marks := make([]uint8, c.high)
 	for e := uint32(1); e < c.high; e++ {
 		cutCircle(parents, marks, e)
@@ -82,7 +87,10 @@ func (c *core) restoredParent(e uint32) uint32 {
 		return none
 	}
 	b := &c.slabs.slab[n]
-	if b.class == noClass || slot&(1<<c.slabs.slotBits-1) >= b.fresh || !c.slabs.header(slot).whole(slot) {
+	if b.class == noClass || slot&(1<<c.slabs.slotBits-1) >= b.fresh {
+		return none
+	}
+	if !c.slabs.header(slot).whole(slot) {
 		return none
 	}
 	p := c.owner(slot)

@@ -7,11 +7,12 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Limits of what is retired. A page of the arena that cannot be read costs the entries in it, and is not used again in the
-// life of the pool's file. Ranges of bytes are retired, not slots: a slab that is cut into slots of another size keeps them.
+// Limits of what is retired. A page of the arena that cannot be read costs the entries in it, and
+// is not used again in the life of the pool's file. Ranges of bytes are retired, not slots: a slab
+// that is cut into slots of another size keeps them.
 const (
 	MaxBadPages  = 256 // pages that a file remembers; with so many the pool is not healthy
-	badPart      = 16  // nor is it with 1/16 of its pages
+	badPart      = 16  // nor is it with 1/16 of its bytes
 	badsPerSlab  = 16  // pages retired one by one in a slab; with another one the rest of the slab is retired as well
 	wholeSlabBad = 1   // ranges of a slab that is retired as a whole
 )
@@ -30,7 +31,7 @@ type badRange struct{ from, to int64 }
 type badMemory struct {
 	page   int64                // bytes of a page
 	ranges map[int32][]badRange // by slab, sorted, at most badsPerSlab
-	out    map[uint32]bool      // slots, as slabs are cut now, that overlap a range and are not in use: they are not free either
+	out    map[uint32]bool      // slots that overlap a range, as slabs are cut now, neither in use nor free
 	stats  pool.BadMemory
 }
 
@@ -41,7 +42,8 @@ func (p *Pool) Probe(s pool.Slot) bool {
 	return p.probe(s.Off, min(s.Off+int64(s.Len), int64(len(p.arena.base)))) == 0
 }
 
-// probe retires the pages from one offset of the arena to another that cannot be read, and counts them.
+// probe retires the pages from one offset of the arena to another that cannot be read, and counts
+// them.
 func (p *Pool) probe(from, to int64) (bad int) {
 	for off := max(from, 0) / p.arena.pageBytes * p.arena.pageBytes; off < to; off += p.arena.pageBytes {
 		if !pagefault.Readable(p.arena.base, off) {
@@ -88,8 +90,8 @@ func (c *core) retire(off int64) (page BadPage, fresh bool) {
 	return page, fresh
 }
 
-// retirePage takes the slots that overlap a page out of use, and returns the entries in it; fresh is false if it was retired before, by
-// itself or with its slab.
+// retirePage takes the slots that overlap a page out of use, and returns the entries in it; fresh
+// is false if it was retired before, by itself or with its slab.
 func (c *core) retirePage(from int64) (entries []uint32, fresh bool) {
 	s := &c.slabs
 	to := min(from+s.bad.page, int64(len(s.slab))*s.bytes)
@@ -133,8 +135,8 @@ func (s *slabs) addBad(n int32, r badRange) {
 	s.bad.stats.Bytes += r.to - r.from
 }
 
-// takeOut takes the free slots of a slab that overlap its bad ranges out of use. It returns those in use that overlap r: they leave
-// when they are given back.
+// takeOut takes the free slots of a slab that overlap its bad ranges out of use. It returns those
+// in use that overlap r: they leave when they are given back.
 func (s *slabs) takeOut(n int32, r badRange) (used []uint32) {
 	b := &s.slab[n]
 	if b.class == noClass {
@@ -253,7 +255,7 @@ func (s *slabs) pass(n int32, place uint32) uint32 {
 // badStats is what Stats says of bad memory.
 func (s *slabs) badStats() pool.BadMemory {
 	b := s.bad.stats
-	b.MaxPages = min(MaxBadPages, max(1, int64(len(s.slab))*s.bytes/s.bad.page/badPart))
+	b.MaxPages, b.MaxBytes = MaxBadPages, int64(len(s.slab))*s.bytes/badPart
 	if s.file != nil {
 		b.Faults = s.file.faults.Load()
 	}

@@ -23,13 +23,14 @@ func spoil(t *testing.T, mem []byte, off int64) {
 	}
 	defer unix.Close(fd)
 	at := unsafe.Pointer(&mem[off/pageBytes*pageBytes])
-	if _, err := unix.MmapPtr(fd, 0, at, pageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
+	const prot, how = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_SHARED | unix.MAP_FIXED
+	if _, err := unix.MmapPtr(fd, 0, at, pageBytes, prot, how); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// punch takes a page away from a file on a file system that has no other one to give: for every process, until
-// what it put there, rest, is removed.
+// punch takes a page away from a file on a file system that has no other one to give: for every
+// process, until what it put there, rest, is removed.
 func punch(t *testing.T, path string, off int64) (rest string) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -37,7 +38,8 @@ func punch(t *testing.T, path string, off int64) (rest string) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off/pageBytes*pageBytes, pageBytes); err != nil {
+	const punchHole = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
+	if err := unix.Fallocate(int(f.Fd()), punchHole, off/pageBytes*pageBytes, pageBytes); err != nil {
 		t.Fatal(err)
 	}
 	rest = filepath.Join(filepath.Dir(path), fmt.Sprintf("rest-%d", off))
@@ -88,14 +90,17 @@ func noSlotOn(t *testing.T, p *Pool, spec pool.Spec, off int64) (slots int) {
 	id := openSpec(t, p, spec)
 	h := randomChain(nil, 99, int(p.info.Bytes/slotUnit))
 	for i := range h.N { // one by one: each entry is a chain of its own, and goes when it must
-		b := pool.Batch{Space: id, Epoch: p.Epoch(id), Hashes: h.Slice(i, i+1), Status: make([]pool.Status, 1), Slots: make([]pool.Slot, 1)}
+		b := pool.Batch{
+			Space: id, Epoch: p.Epoch(id), Hashes: h.Slice(i, i+1), Status: make([]pool.Status, 1), Slots: make([]pool.Slot, 1),
+		}
 		p.Reserve(&b)
 		if b.Status[0] != pool.OK {
 			continue
 		}
 		slots++
 		if overlaps(b.Slots[0], off) {
-			t.Fatalf("slot of %d bytes at %d was given out, the page at %d is bad", b.Slots[0].Len, b.Slots[0].Off, off/pageBytes*pageBytes)
+			page := off / pageBytes * pageBytes
+			t.Fatalf("slot of %d bytes at %d was given out, the page at %d is bad", b.Slots[0].Len, b.Slots[0].Off, page)
 		}
 		p.Commit(b.Slots, b.Epoch, b.Status)
 	}
@@ -105,11 +110,12 @@ func noSlotOn(t *testing.T, p *Pool, spec pool.Spec, off int64) (slots int) {
 	return slots
 }
 
-// TestBadPage: a page that cannot be read any more costs the blocks in it. They are gone and stored elsewhere, no slot of any size is
-// given out on it again, and everything else is there.
+// TestBadPage: a page that cannot be read any more costs the blocks in it. They are gone and stored
+// elsewhere, no slot of any size is given out on it again, and everything else is there.
 func TestBadPage(t *testing.T) {
 	var told []BadPage
-	p := reopen(t, Options{Bytes: 1 << 20, SlabBytes: 16 << 10, HugePages: Off, BadPage: func(b BadPage) { told = append(told, b) }})
+	tell := func(b BadPage) { told = append(told, b) }
+	p := reopen(t, Options{Bytes: 1 << 20, SlabBytes: 16 << 10, HugePages: Off, BadPage: tell})
 	defer closePool(t, p)
 	id, store := openSpec(t, p, keptSpec), p.Store()
 	h := randomChain(nil, 1, 40)
@@ -155,7 +161,10 @@ func TestBadPage(t *testing.T) {
 		t.Errorf("%d slots were given out", n)
 	}
 	for _, bytes := range []uint32{16 << 10, 3 << 10, 5000} { // other slabs have other slots
-		other := pool.Spec{Fingerprint: pool.Fingerprint{byte(bytes >> 8)}, Identity: []byte("other"), Shards: 1, Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{bytes}}}}
+		other := pool.Spec{
+			Fingerprint: pool.Fingerprint{byte(bytes >> 8)}, Identity: []byte("other"), Shards: 1,
+			Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{bytes}}},
+		}
 		if n := noSlotOn(t, p, other, bad.Off); n == 0 {
 			t.Errorf("no slot of %d bytes was given out", bytes)
 		}
@@ -187,7 +196,7 @@ func TestBadPageOfASlotInUse(t *testing.T) {
 		}
 	}
 	noSlotOn(t, p, keptSpec, bad.Off)
-	if s := p.Stats(); s.Bad.Healthy() != (s.Bad.Pages < s.Bad.MaxPages) || s.Bad.Pages != 1 {
+	if s := p.Stats(); s.Bad.Healthy() || s.Bad.Pages != 1 { // 1/16 of it
 		t.Errorf("%+v", s.Bad)
 	}
 }
@@ -211,7 +220,16 @@ func TestBadPageOutlivesTheProcess(t *testing.T) {
 		closePool(t, p)
 	}
 	p = reopen(t, o)
+	f := p.core.slabs.file
+	word(f.meta, f.slabAt(1)).Store(word(f.meta, f.slabAt(0)).Load()) // damage: two slabs with the same headers
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p = reopen(t, o)
 	defer closePool(t, p)
+	if r := p.Info().Recovery; r.BadPages != 1 || r.Cold == "" {
+		t.Errorf("recovery of a file whose content is not used: %+v", r)
+	}
 	if n := noSlotOn(t, p, keptSpec, bad.Off); n != int(o.Bytes/slotUnit) {
 		t.Errorf("%d slots were given out", n)
 	}
@@ -220,7 +238,8 @@ func TestBadPageOutlivesTheProcess(t *testing.T) {
 	}
 }
 
-// TestBadPageAtTheStart: a page that is found bad when the pool begins costs its blocks, and not the start.
+// TestBadPageAtTheStart: a page that is found bad when the pool begins costs its blocks, and not
+// the start.
 func TestBadPageAtTheStart(t *testing.T) {
 	o, h := keptOn(t, mounted(t, "tmpfs", "size=16m"))
 	p := reopen(t, o)
@@ -256,8 +275,8 @@ func keptOn(t *testing.T, path string) (Options, pool.Hashes) {
 	return o, h
 }
 
-// TestBadPageOfHeaders: a page of headers that cannot be read costs the blocks that they stand for, and not the start; nor, when it goes
-// bad in flight, the process.
+// TestBadPageOfHeaders: a page of headers that cannot be read costs the blocks that they stand for,
+// and not the start; nor, when it goes bad in flight, the process.
 func TestBadPageOfHeaders(t *testing.T) {
 	o, h := keptOn(t, mounted(t, "tmpfs", "size=16m"))
 	l := layoutOf(o.Bytes, o.SlabBytes, pageBytes)
@@ -284,7 +303,8 @@ func TestBadPageOfHeaders(t *testing.T) {
 	}
 	p.Sweep()
 	put(t, p, id, h)
-	openSpec(t, p, pool.Spec{Fingerprint: pool.Fingerprint{2}, Identity: []byte("late"), Shards: 1, Groups: keptSpec.Groups})
+	late := pool.Spec{Fingerprint: pool.Fingerprint{2}, Identity: []byte("late"), Shards: 1, Groups: keptSpec.Groups}
+	openSpec(t, p, late)
 	if n := p.Prefix(id, 0, h); n != h.N {
 		t.Errorf("%d of %d blocks in a pool without headers", n, h.N)
 	}
@@ -300,16 +320,18 @@ func pinAll(t *testing.T, p *Pool, id pool.SpaceID, h pool.Hashes) []pool.Ref {
 	return refs
 }
 
-// TestBadPagesOfTheIndex: of each page beside the arena and the headers that cannot be read at the start, the start knows what to do.
+// TestBadPagesOfTheIndex: of each page beside the arena and the headers that cannot be read at the
+// start, the start knows what to do.
 func TestBadPagesOfTheIndex(t *testing.T) {
 	for name, c := range map[string]struct {
 		at   func(l *layout) int64
 		back int
 		cold bool
 	}{
-		"spaces":     {func(l *layout) int64 { return l.spaces }, 0, false},
-		"superblock": {func(l *layout) int64 { return l.super }, 0, true},
-		"learned":    {func(l *layout) int64 { return l.learned }, 200, false},
+		"spaces":          {func(l *layout) int64 { return l.spaces }, 0, false},
+		"superblock":      {func(l *layout) int64 { return l.super }, 0, true},
+		"heads of chains": {func(l *layout) int64 { return l.headers }, 136, false},
+		"learned":         {func(l *layout) int64 { return l.learned }, 200, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o, h := keptOn(t, mounted(t, "tmpfs", "size=16m"))
@@ -318,7 +340,7 @@ func TestBadPagesOfTheIndex(t *testing.T) {
 			for life := range 2 {
 				p := reopen(t, o)
 				r := p.Info().Recovery
-				if (r.Cold != "") != c.cold && life == 0 || life == 0 && r.Entries != c.back {
+				if life == 0 && ((r.Cold != "") != c.cold || r.Entries != c.back) {
 					t.Errorf("recovery %+v", r)
 				}
 				if c.cold && life == 0 { // a file that is made anew has that page as well
@@ -336,15 +358,15 @@ func TestBadPagesOfTheIndex(t *testing.T) {
 	}
 }
 
-// TestManyBadPages: what is noted is bounded, a slab with many bad pages is given up, and the pool says that it is not healthy.
+// TestManyBadPages: what is noted is bounded, a slab with many bad pages is given up, and the pool
+// says that it is not healthy.
 func TestManyBadPages(t *testing.T) {
 	o := Options{Bytes: 32 << 20, SlabBytes: 256 << 10, Path: shmPath(t)}
 	p := reopen(t, o)
 	id := openSpec(t, p, keptSpec)
 	put(t, p, id, randomChain(nil, 1, 20000))
-	most := p.Stats().Bad.MaxPages
 	for n := range int64(2 * MaxBadPages) {
-		if bad := p.Stats().Bad; bad.Healthy() != (bad.Pages < most) {
+		if bad := p.Stats().Bad; bad.Healthy() != (bad.Pages < MaxBadPages && bad.Bytes < o.Bytes/badPart) {
 			t.Errorf("%d pages: %+v", n, bad)
 		}
 		p.retire(n * 2 * pageBytes)
@@ -359,8 +381,8 @@ func TestManyBadPages(t *testing.T) {
 		t.Errorf("%d blocks went with a page of a retired slab", n)
 	}
 	s := p.Stats()
-	if ranges := len(p.core.slabs.bad.ranges[0]); ranges != wholeSlabBad || s.Bad.Bytes != 16*o.SlabBytes {
-		t.Errorf("%d ranges in a slab, %+v", ranges, s.Bad)
+	if s.Bad.Bytes != 16*o.SlabBytes || s.Bad.Healthy() {
+		t.Errorf("%+v", s.Bad)
 	}
 	closePool(t, p)
 	p = reopen(t, o)
@@ -370,18 +392,19 @@ func TestManyBadPages(t *testing.T) {
 	}
 }
 
-// TestRetiringInAStorm retires pages at random while blocks of all sizes are stored, read, held, reset and evicted.
+// TestRetiringInAStorm retires pages at random while blocks of all sizes are stored, read, held,
+// reset and evicted.
 func TestRetiringInAStorm(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
-	for range 20 {
+	for range 6 {
 		o := Options{Bytes: 1 << 20, SlabBytes: 16 << 10, HugePages: Off}
 		if rng.IntN(2) == 0 {
 			o.Path = shmPath(t)
 		}
 		r := retiring{t: t, p: reopen(t, o), rng: rng, bad: map[int64]bool{}}
-		for range 200 {
+		for range 150 {
 			r.step()
 		}
 		r.end()
@@ -422,7 +445,8 @@ func (r *retiring) step() {
 		h := randomChain(nil, r.rng.IntN(8), 1+r.rng.IntN(60))
 		for shard := range spec.Shards {
 			b := pool.Batch{
-				Space: id, Shard: uint8(shard), Epoch: r.p.Epoch(id), Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N),
+				Space: id, Shard: uint8(shard), Epoch: r.p.Epoch(id), Hashes: h,
+				Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N),
 			}
 			load := r.rng.IntN(3) == 0
 			if load {

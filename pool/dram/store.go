@@ -31,7 +31,8 @@ func (p *Pool) put(it *pool.Item) pool.Status {
 	p.Reserve(&b)
 	if b.Status[0] == pool.OK {
 		s := &b.Slots[0]
-		if err := pagefault.Guard(p.arena.base, nil, func() { copy(p.arena.base[s.Off:s.Off+int64(s.Len)], it.Data) }); err != nil {
+		to := p.arena.base[s.Off : s.Off+int64(s.Len)]
+		if err := pagefault.Guard(p.arena.base, nil, func() { copy(to, it.Data) }); err != nil {
 			p.Probe(*s)
 			b.Status[0] = pool.Busy
 		}

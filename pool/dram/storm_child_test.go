@@ -231,8 +231,8 @@ func (s *storm) load(space int, first uint64, n int) {
 			}
 			want := make([]byte, b.Slots[i].Len)
 			stormBytes(want, first+uint64(i), uint8(shard))
-			equal := false
-			if pagefault.Guard(s.p.arena.base, nil, func() { equal = bytes.Equal(want, s.p.arena.base[b.Slots[i].Off:][:b.Slots[i].Len]) }) != nil {
+			equal, at := false, s.p.arena.base[b.Slots[i].Off:][:b.Slots[i].Len]
+			if pagefault.Guard(s.p.arena.base, nil, func() { equal = bytes.Equal(want, at) }) != nil {
 				s.p.Probe(b.Slots[i])
 				b.Status[i] = pool.Corrupt
 			} else if !equal {

@@ -22,13 +22,15 @@ func newTorn(t *testing.T, tr Tier) (n *node, d *dram.Pool) {
 	d, err := dram.Open(dram.Options{Bytes: tornBlocks << 10, SlabBytes: 16 << 10, HugePages: dram.Off})
 	check(t, err)
 	check(t, d.Populated())
-	p, err := Open(d, []Tier{tr}, Options{PrefetchBytes: 64 << 10, Log: func(tier, what string, err error) { t.Logf("tier %q: %s: %v", tier, what, err) }})
+	log := func(tier, what string, err error) { t.Logf("tier %q: %s: %v", tier, what, err) }
+	p, err := Open(d, []Tier{tr}, Options{PrefetchBytes: 64 << 10, Log: log})
 	check(t, err)
 	t.Cleanup(func() {
 		check(t, p.Close())
 		n.mu.Lock()
 		if len(n.mu.open)+len(n.mu.byID)+len(n.mu.writing) != 0 || n.mu.bytes != 0 {
-			t.Errorf("left: %d open promises, %d by number, %d reservations, %d bytes", len(n.mu.open), len(n.mu.byID), len(n.mu.writing), n.mu.bytes)
+			t.Errorf("left: %d open promises, %d by number, %d reservations, %d bytes",
+				len(n.mu.open), len(n.mu.byID), len(n.mu.writing), n.mu.bytes)
 		}
 		n.mu.Unlock()
 		if s := d.Stats(); s.Pinned != 0 || s.Partial != 0 {
@@ -49,7 +51,8 @@ func tear(t *testing.T, d *dram.Pool) {
 	check(t, unix.Ftruncate(fd, tornBlocks<<10-4096))
 }
 
-// TestWriteBehindMeetsABadPage: the blocks in it are dropped, everything else is written, and the tier goes on.
+// TestWriteBehindMeetsABadPage: the blocks in it are dropped, everything else is written, and the
+// tier goes on.
 func TestWriteBehindMeetsABadPage(t *testing.T) {
 	for name, when := range map[string]When{"on second use": OnSecondUse, "on eviction": OnEvict} {
 		t.Run(name, func(t *testing.T) {
@@ -60,7 +63,9 @@ func TestWriteBehindMeetsABadPage(t *testing.T) {
 			tear(t, d)
 			n.Prefix(n.space, 0, h) // a use
 			n.stored(0, tornBlocks-tornPage)
-			n.waitFor("the rest is given up", func(*pool.TierReport) bool { s := d.Stats(); return s.Entries == tornBlocks-tornPage })
+			n.waitFor("the rest is given up", func(*pool.TierReport) bool {
+				return d.Stats().Entries == tornBlocks-tornPage
+			})
 			if s := d.Stats(); s.Bad.Pages != 1 || s.Bad.Dropped != tornPage {
 				t.Errorf("%+v", s.Bad)
 			}
@@ -77,7 +82,8 @@ func TestWriteBehindMeetsABadPage(t *testing.T) {
 	}
 }
 
-// TestFetchMeetsABadPage: a block that was to come into it does not come, which its promise says; the others come.
+// TestFetchMeetsABadPage: a block that was to come into it does not come, which its promise says;
+// the others come.
 func TestFetchMeetsABadPage(t *testing.T) {
 	store := pooltest.NewShelf()
 	n, d := newTorn(t, Tier{Name: "disk", Store: store, Local: true, Write: OnSecondUse})

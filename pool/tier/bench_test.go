@@ -43,3 +43,32 @@ func BenchmarkLookup(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkCopyOut copies blocks of 64 KiB from memory to staging, as each write to a tier does,
+// the checksums made and compared.
+func BenchmarkCopyOut(b *testing.B) {
+	const blocks, size = 256, 64 << 10
+	d, err := dram.Open(dram.Options{Bytes: blocks * size, HugePages: dram.Off})
+	check(b, err)
+	defer func() { check(b, d.Close()) }()
+	p, err := Open(d, []Tier{{Name: "disk", Store: pooltest.NewShelf(), Local: true, Write: Never}}, Options{})
+	check(b, err)
+	defer func() { check(b, p.Close()) }()
+	spec := specOf("model", 1)
+	spec.Groups[0].ShardBytes[0] = size
+	n := &node{Pool: p, t: b, spec: spec}
+	n.space, err = p.OpenSpace(spec)
+	check(b, err)
+	h := chain("a", blocks)
+	n.save(h)
+	sp := p.spaces.get(n.space)
+	b.SetBytes(size)
+	for i := 0; b.Loop(); i++ {
+		o := origin{key: entryKey{space: n.space, hash: pool.MakeHash(h.At(i % blocks))}, sp: sp, life: sp.now.Load()}
+		e, ok := p.copyOut(&o)
+		if !ok {
+			b.Fatal("not copied")
+		}
+		p.giveNow(e.loan)
+	}
+}

@@ -13,7 +13,8 @@ func (p *Pool) Probe(s pool.Slot) bool {
 	return !ok || m.Probe(s)
 }
 
-// reach gives use the bytes of a slot that the caller holds. False: a page of them cannot be had; memory has retired it.
+// reach gives use the bytes of a slot that the caller holds. False: a page of them cannot be had;
+// memory has retired it.
 func (p *Pool) reach(s pool.Slot, use func(b []byte)) bool {
 	if pagefault.Guard(p.arena, nil, func() { use(p.arena[s.Off : s.Off+int64(s.Len)]) }) == nil {
 		return true

@@ -1,0 +1,241 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/pool/dram"
+)
+
+// mockRun is what became of a run of mock.
+type mockRun struct {
+	Loaded int `json:"blocks_loaded"`
+	Saved  int `json:"blocks_saved"`
+	Wrong  int `json:"wrong_bytes"`
+	Late   int `json:"loads_late"`
+}
+
+// replayMock runs the same requests each time. All must end, with right bytes.
+func replayMock(t *testing.T, dir string) (r mockRun) {
+	t.Helper()
+	args := []string{"mock", "--socket-dir", dir, "--requests", "40", "--block-bytes", "4096"}
+	out, err := kvagentCommand(t, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("mock: %v\n%s", err, out)
+	}
+	lines := bytes.Split(bytes.TrimSpace(out), []byte("\n"))
+	left := struct{ Stats *mockRun }{&r}
+	if err := json.Unmarshal(lines[len(lines)-1], &left); err != nil {
+		t.Fatalf("mock: %v\n%s", err, out)
+	}
+	if r.Wrong != 0 || r.Late != 0 {
+		t.Fatalf("%+v", r)
+	}
+	return r
+}
+
+// poolStatusOf is what an agent says of its pool.
+func poolStatusOf(t *testing.T, dir string) (pool map[string]any) {
+	t.Helper()
+	body, err := newAdmin(dir).get(t.Context(), "/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var st struct{ Pool map[string]any }
+	if err := json.Unmarshal(body, &st); err != nil {
+		t.Fatal(err)
+	}
+	return st.Pool
+}
+
+// killed ends an agent, which must live until then.
+func killed(t *testing.T, cmd *exec.Cmd, log *bytes.Buffer) {
+	t.Helper()
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	var exit *exec.ExitError
+	err := cmd.Wait()
+	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+		t.Fatalf("the agent had ended: %v\n%s", err, log)
+	}
+	if strings.Contains(log.String(), "SIGBUS") {
+		t.Fatalf("it met a fault:\n%s", log)
+	}
+}
+
+// TestAgentWhoseFileIsCut: the file of a serving agent loses most of its pages, and is as long as
+// before later. The agent serves what is left, the next one begins cold, and the one after that is
+// warm.
+func TestAgentWhoseFileIsCut(t *testing.T) {
+	for _, device := range []string{"host", "host-mover"} {
+		t.Run(device, func(t *testing.T) {
+			path := poolFile(t)
+			args := []string{"--dram-path", path, "--device", device}
+			cmd, dir, log := startServe(t, args...)
+			first := replayMock(t, dir)
+			before, err := os.Stat(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Truncate(path, 128<<10); err != nil {
+				t.Fatal(err)
+			}
+			if r := replayMock(t, dir); r.Loaded == 0 {
+				t.Errorf("%+v: some blocks are left", r)
+			}
+			if pages := poolStatusOf(t, dir)["bad_pages"].(float64); pages == 0 {
+				t.Error("no page is bad")
+			}
+			_, err = newAdmin(dir).get(t.Context(), "/readyz")
+			if err == nil || !strings.Contains(err.Error(), "cannot be read") {
+				t.Errorf("readyz of an agent without a pool: %v", err)
+			}
+			out, code := kvagentOutput(t, "status", "--socket-dir", dir)
+			if code != 0 || !strings.Contains(out, "BAD PAGES") {
+				t.Errorf("status: %d %s", code, out)
+			}
+			if err := os.Truncate(path, before.Size()); err != nil {
+				t.Fatal(err)
+			}
+			replayMock(t, dir)
+			killed(t, cmd, log)
+
+			cmd, dir, log = startServe(t, args...)
+			if !strings.Contains(log.String(), "the pool starts empty") {
+				t.Errorf("the next agent did not begin cold:\n%s", log)
+			}
+			if r := replayMock(t, dir); r.Saved < first.Saved/2 {
+				t.Errorf("%+v in a new file, %+v at first", r, first)
+			}
+			killed(t, cmd, log)
+
+			cmd, dir, log = startServe(t, args...)
+			if r := replayMock(t, dir); r.Loaded < first.Saved/2 || r.Saved > first.Saved/2 {
+				t.Errorf("%+v with a warm file, %+v at first", r, first)
+			}
+			killed(t, cmd, log)
+		})
+	}
+}
+
+// TestAgentMeetsABadPage: single pages of a warm file go bad, under the blocks and under their
+// headers, while an agent serves and before one starts. Each costs what was in it.
+func TestAgentMeetsABadPage(t *testing.T) {
+	for _, device := range []string{"host", "host-mover"} {
+		t.Run(device, func(t *testing.T) {
+			root := t.TempDir()
+			mount := exec.Command("mount", "-t", "tmpfs", "-o", "size=40m,mode=0700", "none", root)
+			if out, err := mount.CombinedOutput(); err != nil {
+				t.Skipf("SKIPPED: mounting a tmpfs needs root: %v: %s", err, out)
+			}
+			t.Cleanup(func() { _ = unix.Unmount(root, unix.MNT_DETACH) })
+			path := filepath.Join(root, "pool")
+			args := []string{"--dram-path", path, "--device", device}
+			cmd, dir, log := startServe(t, args...)
+			first := replayMock(t, dir)
+			takePage(t, path, 20*4096, "a") // blocks of 4 KiB lie one behind the other from the first on
+			second := replayMock(t, dir)
+			if second.Saved != 1 || second.Loaded == 0 {
+				t.Errorf("%+v when one page went bad, want one block saved again", second)
+			}
+			third := replayMock(t, dir)
+			if third.Saved != 0 {
+				t.Errorf("%+v afterwards", third)
+			}
+			if p := poolStatusOf(t, dir); p["bad_pages"] != 1.0 || p["bad_bytes"] != 4096.0 || p["bad_dropped"] != 1.0 {
+				t.Errorf("status %v", p)
+			}
+			if !strings.Contains(log.String(), "a page of the pool cannot be read") {
+				t.Errorf("nothing in the log:\n%s", log)
+			}
+			killed(t, cmd, log)
+
+			takePage(t, path, 30*4096, "b")
+			for range 2 {
+				cmd, dir, log = startServe(t, args...)
+				waitPool(t, dir, "bad_pages", 2)
+				r := replayMock(t, dir)
+				if r.Loaded == 0 || r.Saved > 1 {
+					t.Errorf("%+v after a start with two bad pages, %+v at first", r, first)
+				}
+				killed(t, cmd, log)
+			}
+			takePage(t, path, 16<<20, "c") // headers, of the first 64 slots
+			cmd, dir, log = startServe(t, args...)
+			r := replayMock(t, dir)
+			if r.Loaded == 0 || r.Saved == 0 || r.Saved > 64 {
+				t.Errorf("%+v after a start without a page of headers\n%s", r, log)
+			}
+			if p := poolStatusOf(t, dir); p["bad_pages"] != 2.0 || p["file_faults"] == 0.0 {
+				t.Errorf("status %v", p)
+			}
+			if strings.Contains(log.String(), "starts empty") {
+				t.Errorf("it began cold:\n%s", log)
+			}
+			killed(t, cmd, log)
+		})
+	}
+}
+
+// waitPool waits until an agent says a number of its pool.
+func waitPool(t *testing.T, dir, key string, want float64) {
+	t.Helper()
+	for limit := time.Now().Add(20 * time.Second); poolStatusOf(t, dir)[key] != want; {
+		if time.Now().After(limit) {
+			t.Fatalf("status of the pool: %v, want %s %v", poolStatusOf(t, dir), key, want)
+		}
+		time.Sleep(5 * time.Millisecond) // between two questions to another process
+	}
+}
+
+// takePage takes a page away from a file on a tmpfs that has no other one to give.
+func takePage(t *testing.T, path string, off int64, name string) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, 4096); err != nil {
+		t.Fatal(err)
+	}
+	rest, err := os.Create(filepath.Join(filepath.Dir(path), "rest-"+name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = rest.Close() }()
+	for b := make([]byte, 4096); err == nil; {
+		_, err = rest.Write(b)
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+}
+
+// TestBadPagesAreToldNowAndThen: a line in a second, which counts those that had none.
+func TestBadPagesAreToldNowAndThen(t *testing.T) {
+	b := badPages{log: zap.NewNop()}
+	b.tell(dram.BadPage{})
+	start := time.Now().Add(time.Hour)
+	var said []string
+	for i := range 5 {
+		quiet, ok := b.next(start.Add(time.Duration(i) * badPagesEvery / 2))
+		said = append(said, fmt.Sprint(quiet, ok))
+	}
+	if got, want := strings.Join(said, ", "), "0 true, 0 false, 1 true, 0 false, 1 true"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
