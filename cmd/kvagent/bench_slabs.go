@@ -30,7 +30,9 @@ type slabPhase struct {
 	Name           string  `json:"name"`
 	StoredBytes    int64   `json:"stored_bytes"`
 	EvictedBytes   int64   `json:"evicted_bytes"`
-	EvictedRatio   float64 `json:"evicted_ratio"`    // of the bytes stored
+	EvictedRatio   float64 `json:"evicted_ratio"` // of the bytes stored
+	MovedBytes     int64   `json:"moved_bytes"`
+	MovedRatio     float64 `json:"moved_ratio"`      // of the bytes stored
 	SlabsGiven     uint64  `json:"slabs_reassigned"` // to another size
 	Refused        int     `json:"blocks_refused"`   // no room could be made
 	Reservations   int     `json:"reservations"`
@@ -130,10 +132,10 @@ func (s *slabsSettings) complete() error {
 
 func printSlabs(w io.Writer, r *slabsReport) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "phase\tstored MiB\tevicted MiB\tevicted/stored\tslabs\trefused\treserve us\tworst us\t")
+	fmt.Fprintln(t, "phase\tstored MiB\tevicted MiB\tevicted/stored\tmoved MiB\tmoved/stored\tslabs\trefused\treserve us\tworst us\t")
 	for _, p := range r.Phases {
-		fmt.Fprintf(t, "%s\t%.1f\t%.1f\t%.2f\t%d\t%d\t%.1f\t%.0f\t\n", p.Name, mib(p.StoredBytes), mib(p.EvictedBytes), p.EvictedRatio,
-			p.SlabsGiven, p.Refused, p.ReserveMeanUs, p.ReserveWorstUs)
+		fmt.Fprintf(t, "%s\t%.1f\t%.1f\t%.2f\t%.1f\t%.2f\t%d\t%d\t%.1f\t%.0f\t\n", p.Name, mib(p.StoredBytes), mib(p.EvictedBytes), p.EvictedRatio,
+			mib(p.MovedBytes), p.MovedRatio, p.SlabsGiven, p.Refused, p.ReserveMeanUs, p.ReserveWorstUs)
 	}
 	fmt.Fprintf(t, "%d blocks compared, %d wrong\n", r.Checked, r.Wrong)
 	return t.Flush()

@@ -109,7 +109,9 @@ func (b *slabsBench) play(name string, models []*slabsModel, over func(*slabPhas
 		b.turn(models[b.rng.IntN(len(models))])
 	}
 	after := b.pool.Stats()
-	ph.EvictedBytes = ph.StoredBytes + before.Used - after.Used
+	ph.EvictedBytes = int64(after.EvictedBytes - before.EvictedBytes)
+	ph.MovedBytes = int64(after.MovedBytes - before.MovedBytes)
+	ph.MovedRatio = float64(ph.MovedBytes) / float64(max(1, ph.StoredBytes))
 	ph.SlabsGiven = after.Reassigned - before.Reassigned
 	ph.EvictedRatio = float64(ph.EvictedBytes) / float64(max(1, ph.StoredBytes))
 	ph.ReserveMeanUs = float64(b.slept.Nanoseconds()) / 1e3 / float64(max(1, ph.Reservations))

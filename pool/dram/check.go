@@ -15,6 +15,11 @@ func (p *Pool) Check() error {
 		return pool.ErrClosed
 	}
 	a := audit{core: p.core, slots: map[uint32]uint32{}, realms: map[uint32]int{}}
+	for i := range p.core.moving {
+		to := p.core.moving[i].to
+		a.slots[to] = none
+		a.stats.Used += int64(p.core.slabs.class[p.core.slabs.slab[to>>p.core.slabs.slotBits].class].bytes)
+	}
 	for e := uint32(1); e < p.core.high; e++ {
 		if !p.core.recs.all[e].is(flagLive) {
 			continue

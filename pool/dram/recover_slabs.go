@@ -30,6 +30,7 @@ func (c *core) openSlabs(claimed []uint64) {
 		if b.used == 0 {
 			s.withdraw(n)
 		}
+		s.weigh(k)
 	}
 }
 

@@ -1,6 +1,9 @@
 package dram
 
-import "math/bits"
+import (
+	"math/bits"
+	"slices"
+)
 
 // The arena is cut into slabs of equal size. A slab is free or belongs to a class, which cuts it into slots
 // of one size. A slot's number is slab<<slotBits | place in the slab.
@@ -33,6 +36,8 @@ type class struct {
 	room    int32 // first slab with a free slot
 	slabs   int
 	used    int
+	asOld   int  // see core.asOld
+	spare   bool // as many slots are free as a slab has, so that moving entries empties one
 }
 
 type slabs struct {
@@ -48,13 +53,15 @@ type slabs struct {
 	inUseBuf []bool
 	used     int64  // bytes of slots in use
 	moved    uint64 // slabs that went to another class
+	spares   int    // classes with spare set
+	draining int32  // slab being emptied, of which no slot is given; noSlab: none
 }
 
 func newSlabs(arena, slabBytes int64) (s slabs, err error) {
 	n := int(arena / slabBytes)
 	s = slabs{
 		slab: make([]slab, n), byBytes: map[uint32]int32{}, bytes: slabBytes,
-		slotBits: uint(bits.TrailingZeros64(uint64(slabBytes / slotUnit))),
+		slotBits: uint(bits.TrailingZeros64(uint64(slabBytes / slotUnit))), draining: noSlab,
 	}
 	for i := n - 1; i >= 0; i-- {
 		s.slab[i] = slab{class: noClass, last: noClass}
@@ -96,6 +103,7 @@ func (s *slabs) take(id int32) (slot uint32, ok bool) {
 	b.used++
 	c.used++
 	s.used += int64(c.bytes)
+	s.weigh(c)
 	if b.used == c.perSlab {
 		s.leaveRoom(n)
 	}
@@ -110,7 +118,7 @@ func (s *slabs) give(slot uint32) {
 	place := slot & (1<<s.slotBits - 1)
 	s.cells.all[b.cells+place] = cell{link: b.free}
 	b.free = place + 1
-	if b.used == c.perSlab {
+	if b.used == c.perSlab && n != s.draining {
 		s.enterRoom(n)
 	}
 	b.used--
@@ -119,6 +127,7 @@ func (s *slabs) give(slot uint32) {
 	if b.used == 0 {
 		s.withdraw(n)
 	}
+	s.weigh(c)
 }
 
 func (s *slabs) assign(id int32) bool {
@@ -149,7 +158,11 @@ func (s *slabs) assign(id int32) bool {
 func (s *slabs) withdraw(n int32) {
 	b := &s.slab[n]
 	c := &s.class[b.class]
-	s.leaveRoom(n)
+	if n == s.draining {
+		s.draining = noSlab
+	} else {
+		s.leaveRoom(n)
+	}
 	s.file.withdraw(n)
 	s.spans.give(b.cells, c.perSlab)
 	c.slabs--
@@ -190,8 +203,6 @@ func (s *slabs) offset(slot uint32) int64 {
 	return int64(n)*s.bytes + int64(slot&(1<<s.slotBits-1))*size
 }
 
-func (s *slabs) roomFor(id int32) bool { return s.class[id].room != noSlab || len(s.unused) > 0 }
-
 // inUse says of each slot of a slab whether it is in use. It is valid until the next call.
 func (s *slabs) inUse(n int32) []bool {
 	b := &s.slab[n]
@@ -206,4 +217,72 @@ func (s *slabs) inUse(n int32) []bool {
 		used[at-1] = false
 	}
 	return used
+}
+
+// lacking is a class with too few free slots for an entry that has a slot of each of these; noClass if free slots and free
+// slabs are enough.
+func (s *slabs) lacking(classes []int32) int32 {
+	unused := len(s.unused)
+	for i := len(classes) - 1; i >= 0; i-- {
+		id, n := classes[i], 0
+		if slices.Contains(classes[i+1:], id) {
+			continue
+		}
+		for _, other := range classes[:i+1] {
+			if other == id {
+				n++
+			}
+		}
+		short := n - s.free(id)
+		if short <= 0 {
+			continue
+		}
+		perSlab := int(s.class[id].perSlab)
+		if unused -= (short + perSlab - 1) / perSlab; unused < 0 {
+			return id
+		}
+	}
+	return noClass
+}
+
+// free is the number of free slots of a class that may be given.
+func (s *slabs) free(id int32) int {
+	c := &s.class[id]
+	n := c.slabs*int(c.perSlab) - c.used
+	if s.draining != noSlab && s.slab[s.draining].class == id {
+		n -= int(c.perSlab - s.slab[s.draining].used)
+	}
+	return n
+}
+
+// weigh keeps spare of a class and their number.
+func (s *slabs) weigh(c *class) {
+	if spare := c.slabs > 0 && c.slabs*int(c.perSlab)-c.used >= int(c.perSlab); spare != c.spare {
+		c.spare = spare
+		if spare {
+			s.spares++
+		} else {
+			s.spares--
+		}
+	}
+}
+
+// drain gives no further slot of a slab.
+func (s *slabs) drain(n int32) {
+	if b := &s.slab[n]; b.used < s.class[b.class].perSlab {
+		s.leaveRoom(n)
+	}
+	s.draining = n
+}
+
+// endDrain gives slots of that slab again, if it is not empty and free by now.
+func (s *slabs) endDrain() {
+	n := s.draining
+	if n == noSlab {
+		return
+	}
+	s.draining = noSlab
+	if b := &s.slab[n]; b.used < s.class[b.class].perSlab {
+		s.enterRoom(n)
+	}
 }
