@@ -33,13 +33,18 @@ func TestBenchSlabsOutput(t *testing.T) {
 			t.Errorf("%+v", p)
 		}
 	}
+	for _, p := range r.Phases[1:] {
+		if most := 2*p.StoredBytes + r.SlabBytes*int64(len(r.SlotBytes)); p.EvictedBytes+p.MovedBytes > most {
+			t.Errorf("%s: %d bytes stored, %d evicted and %d moved, may be %d", p.Name, p.StoredBytes, p.EvictedBytes, p.MovedBytes, most)
+		}
+	}
 	if r.Checked == 0 || r.Wrong != 0 {
 		t.Errorf("%d blocks compared, %d wrong", r.Checked, r.Wrong)
 	}
 	again := runSlabs(t)
 	for i := range r.Phases {
 		a, b := r.Phases[i], again.Phases[i]
-		if a.StoredBytes != b.StoredBytes || a.EvictedBytes != b.EvictedBytes || a.SlabsGiven != b.SlabsGiven {
+		if a.StoredBytes != b.StoredBytes || a.EvictedBytes != b.EvictedBytes || a.MovedBytes != b.MovedBytes || a.SlabsGiven != b.SlabsGiven {
 			t.Errorf("one seed, two results: %+v and %+v", a, b)
 		}
 	}

@@ -58,6 +58,8 @@ func TestPoolInAnyOrder(t *testing.T, open Open) {
 		{"NoHoleInAChain", testNoHole},
 		{"CircleOfHashesIsStillEvicted", testCircle},
 		{"SecondModelGetsMemory", testSecondModel},
+		{"SecondSizeEvictsLittle", testSecondSize},
+		{"ManySizesEvictLittle", testManySizes},
 		{"PressureIsAskedOnce", testPressure},
 		{"PartialGoesUnderPressure", testPartialPressure},
 		{"PartialGoesWithAge", testPartialAge},
