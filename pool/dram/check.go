@@ -64,8 +64,6 @@ func (a *audit) entry(e uint32) error {
 		return fmt.Errorf("held %v, visible %v, in the order of eviction %v", held, r.is(flagVisible), r.is(flagRecent))
 	case r.is(flagYoung|flagOld) != (!r.is(flagVisible) && !r.is(flagDropped) && l.writing == 0):
 		return fmt.Errorf("shards %b present, %b written, in a list of partial entries: %v", l.present, l.writing, r.is(flagYoung|flagOld))
-	case r.is(flagMarked):
-		return fmt.Errorf("marked, and no walk is under way")
 	}
 	if err := a.chain(e); err != nil {
 		return err

@@ -47,7 +47,9 @@ func (c *core) evictFor(class int32) bool {
 		e = c.oldestOf(class, oldest, farOldest)
 	}
 	if e == none {
-		c.want(class, byEviction)
+		if oldest != none {
+			c.want(class, byEviction)
+		}
 		return false
 	}
 	c.evict(e)
@@ -135,10 +137,4 @@ func (c *core) evict(e uint32) {
 	c.stats.Evicted++
 	c.stats.EvictedBytes += uint64(c.group(c.recs.all[e].ident).bytes)
 	c.drop(e)
-}
-
-func (c *core) evictAll(entries []uint32) {
-	for i := len(entries) - 1; i >= 0; i-- {
-		c.evict(entries[i])
-	}
 }

@@ -148,29 +148,3 @@ func TestSteadyLoadLeavesSlabs(t *testing.T) {
 	}
 	check(t, p)
 }
-
-// TestPartialDoesNotTakeItsChain has a chain of which one block lacks a shard: a block of another model takes one of its end, not all.
-func TestPartialDoesNotTakeItsChain(t *testing.T) {
-	p, err := Open(Options{Bytes: 64 << 10, SlabBytes: 16 << 10})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { p.Close() })
-	spec := pool.Spec{Shards: 2, Groups: []pool.Group{{ShardBytes: []uint32{1024, 1024}}}}
-	id, err := p.OpenSpace(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	h := randomChain(nil, 1, 32)
-	storeShard(p, id, h, 0)
-	storeShard(p, id, h.Slice(0, 4), 1)
-	storeShard(p, id, h.Slice(5, 32), 1)
-	if s := p.Stats(); s.Entries != 31 || s.Partial != 1 || s.Used != s.Capacity {
-		t.Fatalf("%+v", s)
-	}
-	storeShard(p, id, randomChain(nil, 2, 2), 0)
-	if s := p.Stats(); s.Evicted != 2 {
-		t.Errorf("%d entries evicted for two blocks: what hangs on a partial entry went with it", s.Evicted)
-	}
-	check(t, p)
-}

@@ -35,15 +35,23 @@ func (p *Pool) evictOldest() bool {
 	return false
 }
 
-// reclaimPartial takes one entry that lacks shards nobody writes, with all that hangs on it.
+// reclaimPartial takes one entry that lacks shards nobody writes, or the end of a chain that hangs on it.
 func (p *Pool) reclaimPartial() bool {
 	for _, e := range p.entries {
 		if e.place == nil && !treeHeld(e) {
-			p.dropTree(e)
+			p.drop(endOf(e))
+			p.stats.Evicted++
 			return true
 		}
 	}
 	return false
+}
+
+func endOf(e *entry) *entry {
+	for c := range e.children {
+		return endOf(c)
+	}
+	return e
 }
 
 // reclaimOld takes all entries that have lacked shards for PartialAge.

@@ -62,6 +62,7 @@ func TestPoolInAnyOrder(t *testing.T, open Open) {
 		{"ManySizesEvictLittle", testManySizes},
 		{"PressureIsAskedOnce", testPressure},
 		{"PartialGoesUnderPressure", testPartialPressure},
+		{"PartialDoesNotTakeItsChain", testPartialChain},
 		{"PartialGoesWithAge", testPartialAge},
 		{"ResetDropsAtOnce", testReset},
 		{"ResetMakesCommitStale", testResetCommit},
