@@ -91,7 +91,8 @@ type ClassStatus struct {
 func poolStatus(s *pool.Stats) PoolStatus {
 	out := PoolStatus{
 		Capacity: s.Capacity, Used: s.Used, Pinned: s.Pinned, Ready: s.Ready, IndexBytes: s.IndexBytes, Entries: s.Entries,
-		Partial: s.Partial, PinnedEntries: s.PinnedEntries, Evicted: s.Evicted, EvictedBytes: s.EvictedBytes, MovedBytes: s.MovedBytes, Dropped: s.Dropped, Reassigned: s.Reassigned,
+		Partial: s.Partial, PinnedEntries: s.PinnedEntries, Evicted: s.Evicted,
+		EvictedBytes: s.EvictedBytes, MovedBytes: s.MovedBytes, Dropped: s.Dropped, Reassigned: s.Reassigned,
 		Busy: s.Busy, Classes: make([]ClassStatus, len(s.Classes)),
 	}
 	for i, c := range s.Classes {

@@ -231,7 +231,7 @@ type Stats struct {
 	IndexBytes                      int64  // memory of index, headers and slot table in use
 	Evicted, Dropped, Reassigned    uint64 // entries evicted, dropped as corrupt or reset; slabs given to another class
 	EvictedBytes                    uint64 // of the entries evicted
-	Moved, MovedBytes               uint64 // slots whose content went to another slot, so that a slab could go to another class; their bytes
+	Moved, MovedBytes               uint64 // slots copied to others, so that a slab could change its class; bytes of these slots
 	Busy                            uint64 // reservations refused
 	FileFull                        uint64 // times the pool's file could not grow: no room in its file system
 	Classes                         []ClassStats

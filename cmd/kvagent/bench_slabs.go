@@ -24,8 +24,8 @@ type slabsReport struct {
 	Wrong         int         `json:"blocks_wrong"`
 }
 
-// slabPhase is one part of a run: filling the pool with the first model, storing the first blocks of the others, and all
-// models in turn.
+// slabPhase is one part of a run: filling the pool with the first model, storing the first blocks
+// of the others, and all models in turn.
 type slabPhase struct {
 	Name           string  `json:"name"`
 	StoredBytes    int64   `json:"stored_bytes"`
@@ -66,15 +66,16 @@ type slabsSettings struct {
 
 func benchSlabsCommand() *cobra.Command {
 	s := slabsSettings{
-		pool: defaultSlabsPool, store: defaultSlabsStore, slots: []string{"64KiB", "96KiB"}, conversations: defaultSlabsConversations,
-		eviction: defaultEviction, seed: defaultSlabsSeed,
+		pool: defaultSlabsPool, store: defaultSlabsStore, slots: []string{"64KiB", "96KiB"},
+		conversations: defaultSlabsConversations, eviction: defaultEviction, seed: defaultSlabsSeed,
 	}
 	cmd := &cobra.Command{
 		Use:   "slabs",
 		Short: "What storing blocks of one size costs blocks of another",
-		Long: `Fills a pool with interleaved conversations of a first model, stores some of models whose blocks have other sizes,
-and then plays all models in turn until twice the pool has been stored. For each of the three phases it prints the bytes stored, the
-bytes evicted and moved for them, and the time of a reservation. In the end every block that is still stored is compared.`,
+		Long: `Fills a pool with interleaved conversations of a first model, stores some of models whose
+blocks have other sizes, and then plays all models in turn until twice the pool has been stored.
+For each of the three phases it prints the bytes stored, the bytes evicted and moved for them, and
+the time of a reservation. In the end every block that is still stored is compared.`,
 		Example: `  kvagent bench slabs --json
   kvagent bench slabs --pool 256MiB --slots 16KiB,40KiB,100KiB --seed 7`,
 		Args: cobra.NoArgs,
@@ -84,8 +85,10 @@ bytes evicted and moved for them, and the time of a reservation. In the end ever
 	f.BoolVar(&s.json, "json", false, "print one JSON object")
 	f.Var(&sizeValue{&s.pool, minSlabsPool, dram.MaxBytes}, "pool", "the pool, whose memory is taken")
 	f.Var(&sizeValue{&s.slab, 0, dram.MaxSlabBytes}, "slab", "size of a slab, a power of two; 0: as serve chooses it")
-	f.StringSliceVar(&s.slots, "slots", s.slots, fmt.Sprintf("sizes of a block, one for each model, %d to %d of them", minSlabsSizes, maxSlabsSizes))
-	f.Var(&countValue{&s.conversations, 1, maxSlabsConversations}, "conversations", "conversations of each model, interleaved at random")
+	f.StringSliceVar(&s.slots, "slots", s.slots,
+		fmt.Sprintf("sizes of a block, one for each model, %d to %d of them", minSlabsSizes, maxSlabsSizes))
+	f.Var(&countValue{&s.conversations, 1, maxSlabsConversations}, "conversations",
+		"conversations of each model, interleaved at random")
 	f.Var(&sizeValue{&s.store, 1, dram.MaxBytes}, "store", "bytes that each further model stores in the second phase")
 	f.Var(&choiceValue{&s.eviction, evictions}, "eviction", "policy of the pool")
 	f.Uint64Var(&s.seed, "seed", s.seed, "seed of the conversations and of the hashes of keys; of these 0 is 1")
@@ -132,9 +135,11 @@ func (s *slabsSettings) complete() error {
 
 func printSlabs(w io.Writer, r *slabsReport) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "phase\tstored MiB\tevicted MiB\tevicted/stored\tmoved MiB\tmoved/stored\tslabs\trefused\treserve us\tworst us\t")
+	fmt.Fprintln(t, "phase\tstored MiB\tevicted MiB\tevicted/stored\t"+
+		"moved MiB\tmoved/stored\tslabs\trefused\treserve us\tworst us\t")
 	for _, p := range r.Phases {
-		fmt.Fprintf(t, "%s\t%.1f\t%.1f\t%.2f\t%.1f\t%.2f\t%d\t%d\t%.1f\t%.0f\t\n", p.Name, mib(p.StoredBytes), mib(p.EvictedBytes), p.EvictedRatio,
+		fmt.Fprintf(t, "%s\t%.1f\t%.1f\t%.2f\t%.1f\t%.2f\t%d\t%d\t%.1f\t%.0f\t\n",
+			p.Name, mib(p.StoredBytes), mib(p.EvictedBytes), p.EvictedRatio,
 			mib(p.MovedBytes), p.MovedRatio, p.SlabsGiven, p.Refused, p.ReserveMeanUs, p.ReserveWorstUs)
 	}
 	fmt.Fprintf(t, "%d blocks compared, %d wrong\n", r.Checked, r.Wrong)

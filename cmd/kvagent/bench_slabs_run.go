@@ -53,7 +53,8 @@ type slabsTalk struct {
 func benchSlabs(s *slabsSettings) (r slabsReport, err error) {
 	clock := &streamClock{}
 	p, err := dram.Open(dram.Options{
-		Bytes: s.pool, SlabBytes: s.slab, Policy: newPolicy(s.eviction), Clock: clock.now, HashSeed: cmp.Or(s.seed, defaultSlabsSeed),
+		Bytes: s.pool, SlabBytes: s.slab, Policy: newPolicy(s.eviction), Clock: clock.now,
+		HashSeed: cmp.Or(s.seed, defaultSlabsSeed),
 	})
 	if err != nil {
 		return r, err
@@ -64,7 +65,8 @@ func benchSlabs(s *slabsSettings) (r slabsReport, err error) {
 	}
 	info := p.Info()
 	r = slabsReport{
-		PoolBytes: info.Bytes, SlabBytes: info.SlabBytes, SlotBytes: s.sizes, Conversations: s.conversations, Eviction: s.eviction, Seed: s.seed,
+		PoolBytes: info.Bytes, SlabBytes: info.SlabBytes, SlotBytes: s.sizes,
+		Conversations: s.conversations, Eviction: s.eviction, Seed: s.seed,
 	}
 	b := &slabsBench{settings: s, pool: p, clock: clock, rng: rand.New(rand.NewPCG(s.seed, 0))}
 	b.arena, _ = p.Arena()
@@ -77,7 +79,9 @@ func benchSlabs(s *slabsSettings) (r slabsReport, err error) {
 		b.play("fill", b.models[:1], func(ph *slabPhase) bool {
 			return float64(p.Stats().Used) >= slabsFull*float64(info.Bytes) || ph.StoredBytes >= info.Bytes
 		}),
-		b.play("second", b.models[1:], func(ph *slabPhase) bool { return ph.StoredBytes >= s.store*int64(len(b.models)-1) }),
+		b.play("second", b.models[1:], func(ph *slabPhase) bool {
+			return ph.StoredBytes >= s.store*int64(len(b.models)-1)
+		}),
 		b.play("mixed", b.models, func(ph *slabPhase) bool { return ph.StoredBytes >= slabsMixed*info.Bytes }))
 	r.Checked, r.Wrong = b.check()
 	return r, nil
@@ -118,7 +122,8 @@ func (b *slabsBench) play(name string, models []*slabsModel, over func(*slabPhas
 	return ph
 }
 
-// turn looks a conversation up and stores what is missing of it and the blocks that come with this turn.
+// turn looks a conversation up and stores what is missing of it and the blocks that come with this
+// turn.
 func (b *slabsBench) turn(m *slabsModel) {
 	b.clock.at.Add(1)
 	i := b.rng.IntN(len(m.talks))
@@ -130,7 +135,7 @@ func (b *slabsBench) turn(m *slabsModel) {
 	t.blocks += 1 + b.rng.IntN(slabsMostTurn)
 	h := m.hashes(t)
 	n := b.pool.Prefix(m.space, 0, h)
-	batch := pool.Batch{Space: m.space, Epoch: 1, Hashes: h.Slice(n, h.N), Status: make([]pool.Status, h.N-n), Slots: make([]pool.Slot, h.N-n)}
+	batch := m.batch(h.Slice(n, h.N))
 	if n > 0 {
 		batch.Parent = h.At(n - 1)
 	}
@@ -156,6 +161,12 @@ func (b *slabsBench) turn(m *slabsModel) {
 	}
 }
 
+func (m *slabsModel) batch(h pool.Hashes) pool.Batch {
+	return pool.Batch{
+		Space: m.space, Epoch: 1, Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N),
+	}
+}
+
 // hashes is the chain of a conversation.
 func (m *slabsModel) hashes(t *slabsTalk) pool.Hashes {
 	blob := make([]byte, 0, t.blocks*pool.MaxHashLen)
@@ -167,7 +178,8 @@ func (m *slabsModel) hashes(t *slabsTalk) pool.Hashes {
 	return pool.Chain(blob, pool.MaxHashLen)
 }
 
-// stamps are the places of a block that are written and compared: its beginning, its end, and some between.
+// stamps are the places of a block that are written and compared: its beginning, its end, and some
+// between.
 func stamps(n int) (at [slabsStamps]int) {
 	for i := range at {
 		at[i] = i * (n - slabsStamp) / (slabsStamps - 1)
@@ -200,7 +212,7 @@ func (b *slabsBench) check() (checked, wrong int) {
 			if t.blocks == 0 {
 				continue
 			}
-			batch := pool.Batch{Space: m.space, Epoch: 1, Hashes: m.hashes(&t), Status: make([]pool.Status, t.blocks), Slots: make([]pool.Slot, t.blocks)}
+			batch := m.batch(m.hashes(&t))
 			b.pool.Acquire(&batch)
 			for i, slot := range batch.Slots {
 				if batch.Status[i] != pool.OK {

@@ -1,7 +1,7 @@
 package dram
 
-// create makes an entry with slots for all its shards, evicting what it must, or none where nothing more can go, or where
-// c.wanted says what must be done first without the lock.
+// create makes an entry with slots for all its shards, evicting what it must, or none where nothing
+// more can go, or where c.wanted says what must be done first without the lock.
 func (c *core) create(id ident, b []byte, parent uint32) uint32 {
 	classes := c.group(id).classes
 	c.keep = parent

@@ -19,8 +19,8 @@ func (w *work) refill() {
 	w.repairs, w.partials, w.steps = maxRepairs, maxPartials, maxSteps
 }
 
-// makeRoom evicts until there is a slot of each of these classes, or a free slab to cut; false where nothing more can go, or
-// a slab of another class must be emptied first.
+// makeRoom evicts until there is a slot of each of these classes, or a free slab to cut; false
+// where nothing more can go, or a slab of another class must be emptied first.
 func (c *core) makeRoom(classes []int32) bool {
 	for class := c.slabs.lacking(classes); class != noClass; class = c.slabs.lacking(classes) {
 		if c.slabs.spares > 0 && c.want(class, bySpare) {
@@ -34,7 +34,8 @@ func (c *core) makeRoom(classes []int32) bool {
 }
 
 // evictFor evicts something that brings a class nearer to a slot: if one of the oldest entries has a slot of the
-// class, the one the policy names, or without a policy that one; else a slab of another class is wanted.
+// class, the one the policy names, or without a policy that one; else a slab of another class is
+// wanted.
 func (c *core) evictFor(class int32) bool {
 	oldest := c.oldest()
 	e := c.oldestOf(class, oldest, nearOldest)
@@ -56,8 +57,9 @@ func (c *core) evictFor(class int32) bool {
 	return true
 }
 
-// asOld is true for a class of which an entry is about as old as those that would go with a slab of another: such classes leave
-// their slabs where they are. Once it is found true it is for nearOldest calls.
+// asOld is true for a class of which an entry is about as old as those that would go with a slab of
+// another: such classes leave their slabs where they are. Once it is found true it is for
+// nearOldest calls.
 func (c *core) asOld(class int32, oldest uint32) bool {
 	k := &c.slabs.class[class]
 	if k.asOld > 0 {

@@ -51,8 +51,9 @@ func (c *core) keepParent(e, parent uint32) {
 	c.slabs.header(c.recs.all[e].head).parent.Store(w)
 }
 
-// keepMove gives a moved shard's header to its new slot. Until the old one is cleared both are whole, and alike: whoever opens the file
-// then takes either. What hangs on the entry is told where it is now.
+// keepMove gives a moved shard's header to its new slot. Until the old one is cleared both are
+// whole, and alike: whoever opens the file then takes either. What hangs on the entry is told where
+// it is now.
 func (c *core) keepMove(e uint32, m *move) {
 	if c.slabs.file == nil {
 		return

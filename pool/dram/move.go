@@ -6,14 +6,17 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// An entry moves while nobody holds it: its bytes are copied without the lock, and if it is still there afterwards, unheld and as
-// it was, it gets the new slot. Whoever pins it meanwhile reads the old slot, which stays as it is.
+// An entry moves while nobody holds it: its bytes are copied without the lock, and if it is still
+// there afterwards, unheld and as it was, it gets the new slot. Whoever pins it meanwhile reads the
+// old slot, which stays as it is.
 
 const (
 	moveStride      = 256     // slots copied before others may have the lock twice
 	moveStrideBytes = 4 << 20 // ... or as many bytes
 	moveRounds      = 3       // times an entry that is held is tried
-	maxMoveChildren = 4 << 10 // entries that hang on a moved one and are told so in the pool's file; the rest are roots after a restart
+	// maxMoveChildren bounds the children of a moved entry whose headers in the pool's file are
+	// updated; after a restart the rest are roots, until they are looked up.
+	maxMoveChildren = 4 << 10
 )
 
 // tenant is a shard in a slab that is to be emptied.
@@ -67,8 +70,8 @@ func (c *core) lies(t *tenant) (e uint32, ok bool) {
 	return e, slot == t.slot
 }
 
-// planMoves takes slots for the next tenants of a slab, and returns those that are left and those that are held. Where there
-// are no more slots, full.
+// planMoves takes slots for the next tenants of a slab, and returns those that are left and those
+// that are held. Where there are no more slots, full.
 func (c *core) planMoves(tenants, held []tenant) (left, stay []tenant, full bool) {
 	c.moving = c.moving[:0]
 	bytes := int64(0)
@@ -86,7 +89,10 @@ func (c *core) planMoves(tenants, held []tenant) (left, stay []tenant, full bool
 			}
 			to, _ := c.slabs.take(id)
 			*c.slabs.at(to) = cell{link: none | upward}
-			m := move{tenant: t, to: to, present: c.lives.all[e].present, from: c.slabs.offset(t.slot), at: c.slabs.offset(to)}
+			m := move{
+				tenant: t, to: to, present: c.lives.all[e].present,
+				from: c.slabs.offset(t.slot), at: c.slabs.offset(to),
+			}
 			if m.present&(1<<t.shard) != 0 {
 				m.bytes = int64(c.slot(e, t.shard).Len)
 				bytes += m.bytes
@@ -98,7 +104,8 @@ func (c *core) planMoves(tenants, held []tenant) (left, stay []tenant, full bool
 	return tenants, held, false
 }
 
-// settleMoves gives moved entries their new slots, and appends to held those that could not have it because somebody holds them now.
+// settleMoves gives moved entries their new slots, and appends to held those that could not have it
+// because somebody holds them now.
 func (c *core) settleMoves(held []tenant) []tenant {
 	for i := range c.moving {
 		m := &c.moving[i]
@@ -135,11 +142,14 @@ func (c *core) settleMove(e uint32, m *move) {
 	c.stats.MovedBytes += uint64(c.slabs.class[c.slabs.slab[m.to>>c.slabs.slotBits].class].bytes)
 }
 
-// gather gets a slab for a class of an entry whose slots were found lacking, and says whether it is worth to try the entry again.
+// gather gets a slab for a class of an entry whose slots were found lacking, and says whether it is
+// worth to try the entry again.
 func (p *Pool) gather(g *progress) bool {
 	p.moves.Lock() // one after the other: whoever waits here may find room when it comes
 	defer p.moves.Unlock()
-	taking := gathering{core: p.core, classes: g.classes, class: g.want.class, way: g.want.way, donor: noClass, emptying: noSlab}
+	taking := gathering{
+		core: p.core, classes: g.classes, class: g.want.class, way: g.want.way, donor: noClass, emptying: noSlab,
+	}
 	taking.left = 2 * p.info.SlabBytes * int64(len(g.classes)+1)
 	for drains := 0; drains < maxDrains; {
 		switch p.gatherStep(&taking, g.parent) {

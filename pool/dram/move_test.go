@@ -29,7 +29,9 @@ func fillShard(p *Pool, b *pool.Batch) {
 }
 
 func shardBatch(id pool.SpaceID, h pool.Hashes, shard uint8) *pool.Batch {
-	return &pool.Batch{Space: id, Shard: shard, Epoch: 1, Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N)}
+	return &pool.Batch{
+		Space: id, Shard: shard, Epoch: 1, Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N),
+	}
 }
 
 func storeShard(p *Pool, id pool.SpaceID, h pool.Hashes, shard uint8) {
@@ -49,7 +51,8 @@ func wantShards(t *testing.T, p *Pool, id pool.SpaceID, h pool.Hashes) {
 			if b.Status[i] != pool.OK {
 				t.Fatalf("block %d: status %d", i, b.Status[i])
 			}
-			if got := p.arena.base[s.Off:][:s.Len]; !bytes.Equal(got[:pool.MaxHashLen], h.At(i)) || !bytes.Equal(got[len(got)-8:], tail(h.At(i), len(got))) {
+			if got := p.arena.base[s.Off:][:s.Len]; !bytes.Equal(got[:pool.MaxHashLen], h.At(i)) ||
+				!bytes.Equal(got[len(got)-8:], tail(h.At(i), len(got))) {
 				t.Fatalf("moved bytes are wrong: block %d, shard %d", i, shard)
 			}
 		}
@@ -61,7 +64,8 @@ func wantShards(t *testing.T, p *Pool, id pool.SpaceID, h pool.Hashes) {
 // tail is the last 8 bytes of so many that repeat a hash.
 func tail(hash []byte, n int) []byte { return bytes.Repeat(hash, n/len(hash)+1)[n-8 : n] }
 
-// openMovable is a pool with a chain of 6 blocks, and one more block, for whose shards there is room in other slabs.
+// openMovable is a pool with a chain of 6 blocks, and one more block, for whose shards there is
+// room in other slabs.
 func openMovable(t *testing.T, path string) (*Pool, pool.SpaceID, pool.Hashes) {
 	t.Helper()
 	o := Options{Bytes: 128 << 10, SlabBytes: 16 << 10, Path: path}
@@ -117,7 +121,8 @@ func copyPlanned(p *Pool) {
 	}
 }
 
-// TestMovedWhileItIsRead: who pins an entry while it is copied reads where it was, and it stays there.
+// TestMovedWhileItIsRead: who pins an entry while it is copied reads where it was, and it stays
+// there.
 func TestMovedWhileItIsRead(t *testing.T) {
 	p, id, h := openMovable(t, "")
 	defer p.Close()
@@ -136,7 +141,8 @@ func TestMovedWhileItIsRead(t *testing.T) {
 	p.Acquire(again)
 	for i := range read.Slots {
 		if read.Slots[i].Off != again.Slots[i].Off {
-			t.Errorf("moved while it is read: block %d lies at %d, its reader has %d", i, again.Slots[i].Off, read.Slots[i].Off)
+			t.Errorf("moved while it is read: block %d lies at %d, its reader has %d",
+				i, again.Slots[i].Off, read.Slots[i].Off)
 		}
 	}
 	p.Release(again.Slots, again.Status)
@@ -156,7 +162,10 @@ func TestGoneWhileItMoves(t *testing.T) {
 	tenants := plan(t, p, id, h, 0)
 	p.planMoves(tenants, nil)
 	planned := len(p.core.moving)
-	keys := []pool.Key{{Space: moveSpec.Fingerprint, Hash: pool.MakeHash(h.At(5))}, {Space: moveSpec.Fingerprint, Hash: pool.MakeHash(h.At(4))}}
+	keys := []pool.Key{
+		{Space: moveSpec.Fingerprint, Hash: pool.MakeHash(h.At(5))},
+		{Space: moveSpec.Fingerprint, Hash: pool.MakeHash(h.At(4))},
+	}
 	if err := p.Store().Delete(t.Context(), keys); err != nil {
 		t.Fatal(err)
 	}
@@ -174,7 +183,8 @@ func TestGoneWhileItMoves(t *testing.T) {
 	wantShards(t, p, id, h.Slice(0, 5))
 }
 
-// TestCommittedWhileItMoves commits the missing shard of an entry while its slots, one without bytes, are copied.
+// TestCommittedWhileItMoves commits the missing shard of an entry while its slots, one without
+// bytes, are copied.
 func TestCommittedWhileItMoves(t *testing.T) {
 	p, id, _ := openMovable(t, "")
 	defer p.Close()
@@ -200,8 +210,8 @@ func TestCommittedWhileItMoves(t *testing.T) {
 	wantShards(t, p, id, h)
 }
 
-// TestKilledWhileItMoves opens the file of a process that was killed while it moved an entry: before its new header is written, while both are
-// there, and after the old one is cleared.
+// TestKilledWhileItMoves opens the file of a process that was killed while it moved an entry:
+// before its new header is written, while both are there, and after the old one is cleared.
 func TestKilledWhileItMoves(t *testing.T) {
 	for at, stage := range []string{"before the new header", "with both headers", "after the move"} {
 		for shard := range uint8(2) {
@@ -242,7 +252,8 @@ func TestKilledWhileItMoves(t *testing.T) {
 			}
 			wantShards(t, p, id, h)
 			if at == 2 && shard == 0 && p.core.roots() != 2 {
-				t.Errorf("%d chains of two came back: what hangs on a moved entry was not told where it is", p.core.roots())
+				t.Errorf("%d chains of two came back: what hangs on a moved entry was not told where it is",
+					p.core.roots())
 			}
 			closePool(t, p)
 		}
@@ -287,7 +298,8 @@ func TestBadPageWhileItMoves(t *testing.T) {
 		t.Fatal(err)
 	}
 	good := make([]byte, 100)
-	if copyGuarded(good, mem[pageBytes:][:100]) || copyGuarded(mem[pageBytes:][:100], good) || !copyGuarded(mem[:100], good) {
+	if copyGuarded(good, mem[pageBytes:][:100]) || copyGuarded(mem[pageBytes:][:100], good) ||
+		!copyGuarded(mem[:100], good) {
 		t.Error("what a copy says of a page that is gone")
 	}
 	p, id, h := openMovable(t, "")
@@ -314,7 +326,9 @@ func TestMovesBesideReaders(t *testing.T) {
 	defer p.Close()
 	var spaces []pool.SpaceID
 	for i, n := range []uint32{1000, 3000, 5000} {
-		id, err := p.OpenSpace(pool.Spec{Fingerprint: pool.Fingerprint{byte(i + 1)}, Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{n}}}})
+		id, err := p.OpenSpace(pool.Spec{
+			Fingerprint: pool.Fingerprint{byte(i + 1)}, Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{n}}},
+		})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -31,7 +31,8 @@ func (c *core) rotate(now time.Time) {
 	c.partialOld.flag, c.partialYoung.flag = flagOld, flagYoung
 }
 
-// reclaimPartial evicts one partial entry, the oldest first, or the end of a chain that hangs on it.
+// reclaimPartial evicts one partial entry, the oldest first, or the end of a chain that hangs on
+// it.
 func (c *core) reclaimPartial() bool {
 	for ; c.work.partials > 0; c.work.partials-- {
 		l := &c.partialOld
@@ -48,8 +49,9 @@ func (c *core) reclaimPartial() bool {
 	return false
 }
 
-// reclaim evicts the oldest of a list of partial entries, or, if others hang on it, the end of one of their chains: so that no more
-// goes than is needed. If that is held, the partial entry becomes a young one.
+// reclaim evicts the oldest of a list of partial entries, or, if others hang on it, the end of one
+// of their chains: so that no more goes than is needed. If that is held, the partial entry becomes
+// a young one.
 func (c *core) reclaim(l *list) bool {
 	e := l.oldest
 	end := e

@@ -39,7 +39,8 @@ func (s *scan) stray(shard uint8) {
 	s.strays++
 }
 
-// twin says whether a shard is stored in another slot too: the process was killed while the entry moved.
+// twin says whether a shard is stored in another slot too: the process was killed while the entry
+// moved.
 func (s *scan) twin(h *header) bool {
 	c := s.core
 	e := c.findWords(makeIdent(s.spaces[h.space].realm, h.group(), int(h.hashLen)), &h.hash)

@@ -219,8 +219,8 @@ func (s *slabs) inUse(n int32) []bool {
 	return used
 }
 
-// lacking is a class with too few free slots for an entry that has a slot of each of these; noClass if free slots and free
-// slabs are enough.
+// lacking is a class with too few free slots for an entry that has a slot of each of these; noClass
+// if free slots and free slabs are enough.
 func (s *slabs) lacking(classes []int32) int32 {
 	unused := len(s.unused)
 	for i := len(classes) - 1; i >= 0; i-- {

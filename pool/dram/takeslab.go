@@ -2,16 +2,18 @@ package dram
 
 import "slices"
 
-// A class that has no room takes a slab of another class, its donor. Entries of the donor are evicted, those that the policy
-// names, until the donor has as many free slots as a slab: then what is left in one of its slabs is moved to the others.
+// A class that has no room takes a slab of another class, its donor. Entries of the donor are
+// evicted, those that the policy names, until the donor has as many free slots as a slab: then what
+// is left in one of its slabs is moved to the others.
 //
 //	donor, 3 slabs of 4:   [a b c d] [e f g h] [i j k l]
 //	victims b e g k go:    [a . c d] [. f . h] [i j . l]
 //	move f h to them:      [a f c d] [ free  ] [i j h l]
 //
-// So a slab costs the donor a slab's worth of entries, wherever the chains lie that these are part of, and as many moved at
-// most. Between two slabs that one class takes it stores a slab. Entries evicted for a slab that could then not be emptied are
-// free slots that the next one needs no victims for.
+// So a slab costs the donor a slab's worth of entries, wherever the chains lie that these are part
+// of, and as many moved at most. Between two slabs that one class takes it stores a slab. Entries
+// evicted for a slab that could then not be emptied are free slots that the next one needs no
+// victims for.
 
 const (
 	gatherStride = 256      // entries evicted before others may have the lock
@@ -21,8 +23,9 @@ const (
 	maxMoved     = 64 << 20 // bytes that a reservation moves, besides as many as it reserves
 )
 
-// wanted is what a reservation needs that takes copies or many evictions: a slab for a class. May says by which ways it may be had
-// still; those that failed once are not tried again in a reservation.
+// wanted is what a reservation needs that takes copies or many evictions: a slab for a class. May
+// says by which ways it may be had still; those that failed once are not tried again in a
+// reservation.
 type wanted struct {
 	class int32
 	way   ways
@@ -105,7 +108,8 @@ func (g *gathering) evictOne() {
 	g.evict(e)
 }
 
-// chooseSpare chooses the slab with the least in it of a class that has free slots for all of that. Held entries cannot be moved.
+// chooseSpare chooses the slab with the least in it of a class that has free slots for all of that.
+// Held entries cannot be moved.
 func (g *gathering) chooseSpare() bool {
 	best, last, bestUsed := noSlab, noSlab, int64(0)
 	for id := range g.slabs.class {
@@ -134,8 +138,8 @@ func (g *gathering) chooseSpare() bool {
 	return true
 }
 
-// chooseDonor chooses the class, of those that have a slab to give, whose slots hold most of the oldest entries, or, if none of these can give
-// one, any.
+// chooseDonor chooses the class, of those that have a slab to give, whose slots hold most of the
+// oldest entries, or, if none of these can give one, any.
 func (g *gathering) chooseDonor() bool {
 	for {
 		id := g.mostAged()
@@ -157,7 +161,8 @@ func (g *gathering) chooseDonor() bool {
 
 func (g *gathering) mayGive(id int32) bool { return id != g.class && !slices.Contains(g.barren, id) }
 
-// mostAged is the class of which the oldest entries have most slots; noClass if they have none of a class that may give.
+// mostAged is the class of which the oldest entries have most slots; noClass if they have none of a
+// class that may give.
 func (g *gathering) mostAged() (most int32) {
 	var seen [nearOldest]struct {
 		class int32
@@ -186,8 +191,8 @@ func (g *gathering) mostAged() (most int32) {
 	return seen[best].class
 }
 
-// movable is the slab with the fewest slots in use, of those of a class in which no entry is held; noSlab if there is none among the first
-// maxSurveys. Its tenants are in g.tenants.
+// movable is the slab with the fewest slots in use, of those of a class in which no entry is held;
+// noSlab if there is none among the first maxSurveys. Its tenants are in g.tenants.
 func (g *gathering) movable(id int32) int32 {
 	var near [maxSurveys]int32
 	n := 0

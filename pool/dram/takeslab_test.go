@@ -115,7 +115,9 @@ func sizedSpaces(t *testing.T, sizes ...uint32) (p *Pool, spaces []pool.SpaceID)
 	}
 	t.Cleanup(func() { p.Close() })
 	for i, n := range sizes {
-		id, err := p.OpenSpace(pool.Spec{Fingerprint: pool.Fingerprint{byte(i + 1)}, Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{n}}}})
+		id, err := p.OpenSpace(pool.Spec{
+			Fingerprint: pool.Fingerprint{byte(i + 1)}, Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{n}}},
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -124,7 +126,8 @@ func sizedSpaces(t *testing.T, sizes ...uint32) (p *Pool, spaces []pool.SpaceID)
 	return p, spaces
 }
 
-// TestSteadyLoadLeavesSlabs stores blocks of two sizes at random, as many bytes of each in the mean: slabs seldom go to and fro.
+// TestSteadyLoadLeavesSlabs stores blocks of two sizes at random, as many bytes of each in the
+// mean: slabs seldom go to and fro.
 func TestSteadyLoadLeavesSlabs(t *testing.T) {
 	p, spaces := sizedSpaces(t, 1<<10, 2<<10)
 	seed := rand.Uint64()

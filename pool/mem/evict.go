@@ -2,7 +2,8 @@ package mem
 
 import "slices"
 
-// allocate finds n bytes, and evicts until it does or nothing more can go. Shards that were allocated before for the same entry stay.
+// allocate finds n bytes, and evicts until it does or nothing more can go. Shards that were
+// allocated before for the same entry stay.
 func (p *Pool) allocate(n int64, taken []shard) (off int64, ok bool) {
 	for {
 		if off, ok = p.free.take(n); ok {
@@ -35,7 +36,8 @@ func (p *Pool) evictOldest() bool {
 	return false
 }
 
-// reclaimPartial takes one entry that lacks shards nobody writes, or the end of a chain that hangs on it.
+// reclaimPartial takes one entry that lacks shards nobody writes, or the end of a chain that hangs
+// on it.
 func (p *Pool) reclaimPartial() bool {
 	for _, e := range p.entries {
 		if e.place == nil && !treeHeld(e) {
@@ -83,7 +85,8 @@ func (p *Pool) dropTree(e *entry) {
 	p.stats.Evicted++
 }
 
-// compact moves all shards of entries that nobody holds towards the start of the arena, around those that must stay.
+// compact moves all shards of entries that nobody holds towards the start of the arena, around
+// those that must stay.
 func (p *Pool) compact(taken []shard) {
 	type place struct {
 		*shard

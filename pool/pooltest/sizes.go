@@ -17,7 +17,8 @@ const (
 
 var sizesOptions = Options{Bytes: sizesSlabs * sizesSlabBytes, SlabBytes: sizesSlabBytes}
 
-// talks are conversations of one model that grow in turn, so that each slab holds a piece of most of them.
+// talks are conversations of one model that grow in turn, so that each slab holds a piece of most
+// of them.
 type talks struct {
 	*fixture
 	chains []pool.Hashes
@@ -33,8 +34,8 @@ func (f *fixture) talks(n, longest int) *talks {
 	return t
 }
 
-// grow adds a block to a conversation, or begins another at its end, and returns the bytes stored: those of the block, and of blocks
-// that went meanwhile.
+// grow adds a block to a conversation, or begins another at its end, and returns the bytes stored:
+// those of the block, and of blocks that went meanwhile.
 func (t *talks) grow(i int) (bytes int64) {
 	if t.length[i]++; t.length[i] > t.chains[i].N {
 		t.length[i], t.begun = 1, t.begun+1
@@ -74,10 +75,12 @@ func (t *talks) stored() (n int64) {
 	return n
 }
 
-// testSecondSize fills the pool with interleaved conversations and stores a little of another model: that must cost little.
+// testSecondSize fills the pool with interleaved conversations and stores a little of another
+// model: that must cost little.
 func testSecondSize(t *testing.T, open Open) {
 	for name, second := range map[string][]uint32{
-		"larger": {3 << 10}, "smaller": {512}, "of two sizes": {3 << 10, 700}, "of nearly a slab": {sizesSlabBytes - 4<<10},
+		"larger": {3 << 10}, "smaller": {512}, "of two sizes": {3 << 10, 700},
+		"of nearly a slab": {sizesSlabBytes - 4<<10},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := start(t, open, sizesOptions, model("first", 1, 2<<10))
@@ -123,8 +126,9 @@ const (
 	manySizesModels    = 4
 )
 
-// testManySizes stores blocks of random models under a load that shifts. A pool that was full stays so, but for a slab of each size and what is
-// left over in slabs whose slots do not fill them; and what is evicted and moved is bounded by what is stored.
+// testManySizes stores blocks of random models under a load that shifts. A pool that was full stays
+// so, but for a slab of each size and what is left over in slabs whose slots do not fill them; and
+// what is evicted and moved is bounded by what is stored.
 func testManySizes(t *testing.T, open Open) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -168,11 +172,14 @@ func testManySizes(t *testing.T, open Open) {
 	}
 	s := f.Stats()
 	evicted := stored - s.Used
-	t.Logf("%d models of %d sizes: %d bytes stored, %d evicted, %d moved; least %d of %d used", len(models), sizes, stored, evicted, s.MovedBytes, least, o.Bytes)
+	t.Logf("%d models of %d sizes: %d bytes stored, %d evicted, %d moved; least %d of %d used",
+		len(models), sizes, stored, evicted, s.MovedBytes, least, o.Bytes)
 	if least < full {
-		t.Errorf("%d bytes of a full pool of %d were in use, must be %d: too much was evicted for a slab", least, o.Bytes, full)
+		t.Errorf("%d bytes of a full pool of %d were in use, must be %d: too much was evicted for a slab",
+			least, o.Bytes, full)
 	}
 	if most := sizesMost*stored + manySizesSlabBytes; evicted+int64(s.MovedBytes) > most {
-		t.Errorf("storing %d bytes of %d sizes evicted %d and moved %d, may be %d", stored, sizes, evicted, s.MovedBytes, most)
+		t.Errorf("storing %d bytes of %d sizes evicted %d and moved %d, may be %d",
+			stored, sizes, evicted, s.MovedBytes, most)
 	}
 }
