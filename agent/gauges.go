@@ -70,6 +70,18 @@ var poolSeries = []series{
 	{desc("kvagent_pool_entries_partial", "Blocks that lack shards."), prometheus.GaugeValue, func(s *pool.Stats) float64 { return float64(s.Partial) }},
 	{desc("kvagent_pool_entries_pinned", "Blocks that are pinned."), prometheus.GaugeValue, func(s *pool.Stats) float64 { return float64(s.PinnedEntries) }},
 	{desc("kvagent_pool_evicted_total", "Blocks evicted."), prometheus.CounterValue, func(s *pool.Stats) float64 { return float64(s.Evicted) }},
+	{
+		desc("kvagent_pool_evicted_bytes_total", "Bytes of the slots of evicted blocks."),
+		prometheus.CounterValue, func(s *pool.Stats) float64 { return float64(s.EvictedBytes) },
+	},
+	{
+		desc("kvagent_pool_moved_total", "Slots whose content was copied to another slot to free a slab."),
+		prometheus.CounterValue, func(s *pool.Stats) float64 { return float64(s.Moved) },
+	},
+	{
+		desc("kvagent_pool_moved_bytes_total", "Bytes of the slots that were copied to free a slab."),
+		prometheus.CounterValue, func(s *pool.Stats) float64 { return float64(s.MovedBytes) },
+	},
 	{desc("kvagent_pool_dropped_total", "Blocks dropped as corrupt or by a reset."), prometheus.CounterValue, func(s *pool.Stats) float64 { return float64(s.Dropped) }},
 	{desc("kvagent_pool_reassigned_total", "Slabs given to another size class."), prometheus.CounterValue, func(s *pool.Stats) float64 { return float64(s.Reassigned) }},
 	{desc("kvagent_pool_file_full_total", "Times the pool's file could not grow, because its file system had no room."), prometheus.CounterValue, func(s *pool.Stats) float64 { return float64(s.FileFull) }},

@@ -75,6 +75,8 @@ type PoolStatus struct {
 	Partial       int64         `json:"entries_partial"`
 	PinnedEntries int64         `json:"entries_pinned"`
 	Evicted       uint64        `json:"evicted"`
+	EvictedBytes  uint64        `json:"evicted_bytes"`
+	MovedBytes    uint64        `json:"moved_bytes"` // copied to other slots to free slabs
 	Dropped       uint64        `json:"dropped"`
 	Reassigned    uint64        `json:"slabs_reassigned"`
 	Busy          uint64        `json:"busy"`
@@ -98,7 +100,8 @@ type ClassStatus struct {
 func poolStatus(s *pool.Stats) PoolStatus {
 	out := PoolStatus{
 		Capacity: s.Capacity, Used: s.Used, Pinned: s.Pinned, Ready: s.Ready, IndexBytes: s.IndexBytes, Entries: s.Entries,
-		Partial: s.Partial, PinnedEntries: s.PinnedEntries, Evicted: s.Evicted, Dropped: s.Dropped, Reassigned: s.Reassigned,
+		Partial: s.Partial, PinnedEntries: s.PinnedEntries, Evicted: s.Evicted,
+		EvictedBytes: s.EvictedBytes, MovedBytes: s.MovedBytes, Dropped: s.Dropped, Reassigned: s.Reassigned,
 		Busy: s.Busy, BadPages: s.Bad.Pages, BadPagesLimit: s.Bad.MaxPages, BadBytes: s.Bad.Bytes,
 		BadBytesLimit: s.Bad.MaxBytes, BadDropped: s.Bad.Dropped, FileFaults: s.Bad.Faults,
 		Classes: make([]ClassStatus, len(s.Classes)),

@@ -230,6 +230,8 @@ type Stats struct {
 	Entries, Partial, PinnedEntries int64  // Entries are visible, Partial lack shards
 	IndexBytes                      int64  // memory of index, headers and slot table in use
 	Evicted, Dropped, Reassigned    uint64 // entries evicted, dropped as corrupt or reset; slabs given to another class
+	EvictedBytes                    uint64 // of the entries evicted
+	Moved, MovedBytes               uint64 // slots copied to others, so that a slab could change its class; bytes of these slots
 	Busy                            uint64 // reservations refused
 	FileFull                        uint64 // times the pool's file could not grow: no room in its file system
 	Bad                             BadMemory

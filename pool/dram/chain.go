@@ -86,23 +86,3 @@ func (c *core) orphan(e uint32) {
 	}
 	recs[e].child = none
 }
-
-// tree appends and marks e and all that hangs on it and is not marked; false if out gets longer than limit or one of
-// them is held.
-func (c *core) tree(e uint32, limit int, out []uint32) ([]uint32, bool) {
-	recs := c.recs.all
-	at := len(out)
-	recs[e].hold |= flagMarked
-	for out = append(out, e); at < len(out); at++ {
-		if c.held(out[at]) || len(out) > limit {
-			return out, false
-		}
-		for child := recs[out[at]].child; child != none; child = recs[child].next {
-			if !recs[child].is(flagMarked) {
-				recs[child].hold |= flagMarked
-				out = append(out, child)
-			}
-		}
-	}
-	return out, true
-}

@@ -15,6 +15,11 @@ func (p *Pool) Check() error {
 		return pool.ErrClosed
 	}
 	a := audit{core: p.core, slots: map[uint32]uint32{}, realms: map[uint32]int{}}
+	for i := range p.core.moving {
+		to := p.core.moving[i].to
+		a.slots[to] = none
+		a.stats.Used += int64(p.core.slabs.class[p.core.slabs.slab[to>>p.core.slabs.slotBits].class].bytes)
+	}
 	for e := uint32(1); e < p.core.high; e++ {
 		if !p.core.recs.all[e].is(flagLive) {
 			continue
@@ -59,8 +64,6 @@ func (a *audit) entry(e uint32) error {
 		return fmt.Errorf("held %v, visible %v, in the order of eviction %v", held, r.is(flagVisible), r.is(flagRecent))
 	case r.is(flagYoung|flagOld) != (!r.is(flagVisible) && !r.is(flagDropped) && l.writing == 0):
 		return fmt.Errorf("shards %b present, %b written, in a list of partial entries: %v", l.present, l.writing, r.is(flagYoung|flagOld))
-	case r.is(flagMarked):
-		return fmt.Errorf("marked, and no walk is under way")
 	}
 	if err := a.chain(e); err != nil {
 		return err

@@ -37,7 +37,8 @@ type core struct {
 	work    work
 	probe   probe
 	scratch []uint32
-	hand    int // slab that is looked at next when the oldest entries name none
+	wanted  wanted // what a reservation cannot have while the lock is held
+	moving  []move // entries being copied to other slots
 	now     func() time.Time
 
 	advisor *advisor  // nil: none

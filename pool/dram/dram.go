@@ -91,6 +91,7 @@ type Pool struct {
 	tellBad    func(BadPage)
 
 	sweeping sync.Mutex // a sweep runs; taken before mu
+	moves    sync.Mutex // entries are moved to other slots; taken before mu
 
 	mu     sync.Mutex // guards core and closed; no byte of the arena is touched under it
 	core   *core
@@ -195,6 +196,8 @@ func (p *Pool) Close() error {
 	p.closed = true
 	err := p.core.close()
 	p.mu.Unlock()
+	p.moves.Lock() // nobody copies in the arena any more, and from here on nobody begins to
+	defer p.moves.Unlock()
 	p.populating.end()
 	p.advisor.close()
 	return errors.Join(err, p.keeper.close(), p.arena.close())

@@ -1,11 +1,15 @@
 package dram
 
-// create makes an entry with slots for all its shards, evicting what it must, or none where nothing more can go.
+// create makes an entry with slots for all its shards, evicting what it must, or none where nothing
+// more can go, or where c.wanted says what must be done first without the lock.
 func (c *core) create(id ident, b []byte, parent uint32) uint32 {
 	classes := c.group(id).classes
 	c.keep = parent
-	head, ok := c.takeAll(classes)
+	head, ok := uint32(0), c.makeRoom(classes)
 	c.keep = none
+	if ok {
+		head, ok = c.takeAll(classes)
+	}
 	if !ok {
 		return none
 	}
@@ -38,7 +42,7 @@ func (c *core) create(id ident, b []byte, parent uint32) uint32 {
 func (c *core) takeAll(classes []int32) (head uint32, ok bool) {
 	link := uint32(none | upward) // nobody's yet: whoever walks from a slot to its owner must see that
 	for i := len(classes) - 1; i >= 0; i-- {
-		slot, ok := c.takeSlot(classes[i])
+		slot, ok := c.slabs.take(classes[i])
 		if !ok {
 			c.giveAll(head, len(classes)-1-i)
 			return 0, false
@@ -47,13 +51,6 @@ func (c *core) takeAll(classes []int32) (head uint32, ok bool) {
 		head, link = slot, slot
 	}
 	return head, true
-}
-
-func (c *core) takeSlot(class int32) (slot uint32, ok bool) {
-	if !c.slabs.roomFor(class) && !c.makeRoom(class) {
-		return 0, false
-	}
-	return c.slabs.take(class)
 }
 
 func (c *core) giveAll(slot uint32, n int) {

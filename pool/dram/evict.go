@@ -3,7 +3,6 @@ package dram
 // Limits of the work one reservation does under the lock to find room. What they leave undone is Busy now.
 const (
 	maxRepairs  = 16 << 10 // entries moved in the order of eviction
-	maxSlabs    = 8        // slabs looked at to take one from another class
 	maxPartials = 64       // partial entries looked at
 	nearOldest  = 64       // oldest entries among which one of the own class is looked for first
 	farOldest   = 4 << 10  // ... and when no slab could be taken
@@ -11,18 +10,22 @@ const (
 
 // work is what is left of those limits.
 type work struct {
-	repairs, slabs, partials int
-	steps                    int    // see maxSteps
-	sink                     uint64 // keeps loads alive that only warm the caches
+	repairs, partials int
+	steps             int    // see maxSteps
+	sink              uint64 // keeps loads alive that only warm the caches
 }
 
 func (w *work) refill() {
-	w.repairs, w.slabs, w.partials, w.steps = maxRepairs, maxSlabs, maxPartials, maxSteps
+	w.repairs, w.partials, w.steps = maxRepairs, maxPartials, maxSteps
 }
 
-// makeRoom evicts until a class has a slot or a slab is free; false where nothing more can go.
-func (c *core) makeRoom(class int32) bool {
-	for !c.slabs.roomFor(class) {
+// makeRoom evicts until there is a slot of each of these classes, or a free slab to cut; false
+// where nothing more can go, or a slab of another class must be emptied first.
+func (c *core) makeRoom(classes []int32) bool {
+	for class := c.slabs.lacking(classes); class != noClass; class = c.slabs.lacking(classes) {
+		if c.slabs.spares > 0 && c.want(class, bySpare) {
+			return false
+		}
 		if !c.reclaimPartial() && !c.evictFor(class) {
 			return false
 		}
@@ -31,12 +34,13 @@ func (c *core) makeRoom(class int32) bool {
 }
 
 // evictFor evicts something that brings a class nearer to a slot: if one of the oldest entries has a slot of the
-// class, the one the policy names, or without a policy that one; else a slab of the class that has the oldest entries.
+// class, the one the policy names, or without a policy that one; else a slab of another class is
+// wanted.
 func (c *core) evictFor(class int32) bool {
 	oldest := c.oldest()
 	e := c.oldestOf(class, oldest, nearOldest)
-	if e == none && oldest != none && c.takeSlab(class) {
-		return true
+	if e == none && oldest != none && !c.asOld(class, oldest) && c.want(class, byEviction) {
+		return false
 	}
 	if advised := c.advised(class); advised != none {
 		e = advised
@@ -44,9 +48,29 @@ func (c *core) evictFor(class int32) bool {
 		e = c.oldestOf(class, oldest, farOldest)
 	}
 	if e == none {
+		if oldest != none {
+			c.want(class, byEviction)
+		}
 		return false
 	}
 	c.evict(e)
+	return true
+}
+
+// asOld is true for a class of which an entry is about as old as those that would go with a slab of
+// another: such classes leave their slabs where they are. Once it is found true it is for
+// nearOldest calls.
+func (c *core) asOld(class int32, oldest uint32) bool {
+	k := &c.slabs.class[class]
+	if k.asOld > 0 {
+		k.asOld--
+		return true
+	}
+	donor := c.group(c.recs.all[oldest].ident).classes[0]
+	if c.oldestOf(class, oldest, min(int(c.slabs.class[donor].perSlab), farOldest)) == none {
+		return false
+	}
+	k.asOld = nearOldest - 1
 	return true
 }
 
@@ -112,12 +136,7 @@ func (c *core) hasClass(e uint32, class int32) bool {
 }
 
 func (c *core) evict(e uint32) {
-	c.drop(e)
 	c.stats.Evicted++
-}
-
-func (c *core) evictAll(entries []uint32) {
-	for i := len(entries) - 1; i >= 0; i-- {
-		c.evict(entries[i])
-	}
+	c.stats.EvictedBytes += uint64(c.group(c.recs.all[e].ident).bytes)
+	c.drop(e)
 }

@@ -53,6 +53,37 @@ func (c *core) keepParent(e, parent uint32) {
 	c.slabs.file.touch(func() { c.slabs.header(c.recs.all[e].head).parent.Store(w) })
 }
 
+// keepMove gives a moved shard's header to its new slot. Until the old one is cleared both are
+// whole, and alike: whoever opens the file then takes either. What hangs on the entry is told where
+// it is now.
+func (c *core) keepMove(e uint32, m *move) {
+	if c.slabs.file == nil {
+		return
+	}
+	old, h := c.slabs.header(m.slot), c.slabs.header(m.to)
+	h.parent.Store(old.parent.Load())
+	h.used.Store(old.used.Load())
+	if old.check.Load() == 0 {
+		return
+	}
+	h.hash, h.space, h.hashLen, h.place = old.hash, old.space, old.hashLen, old.place
+	h.generation, h.length, h.sum = old.generation, old.length, old.sum
+	h.check.Store(h.sumOf(m.to))
+	if m.shard == 0 {
+		c.keepChildren(e)
+	}
+	old.check.Store(0)
+}
+
+// keepChildren notes where the entry lies that others hang on.
+func (c *core) keepChildren(e uint32) {
+	child := c.recs.all[e].child
+	for n := 0; child != none && n < maxMoveChildren; n++ {
+		c.keepParent(child, e)
+		child = c.recs.all[child].next
+	}
+}
+
 // keepUse notes that e was loaded.
 func (c *core) keepUse(e uint32) {
 	if f := c.slabs.file; f != nil {

@@ -31,7 +31,8 @@ func (c *core) rotate(now time.Time) {
 	c.partialOld.flag, c.partialYoung.flag = flagOld, flagYoung
 }
 
-// reclaimPartial evicts one partial entry, the oldest first.
+// reclaimPartial evicts one partial entry, the oldest first, or the end of a chain that hangs on
+// it.
 func (c *core) reclaimPartial() bool {
 	for ; c.work.partials > 0; c.work.partials-- {
 		l := &c.partialOld
@@ -48,20 +49,21 @@ func (c *core) reclaimPartial() bool {
 	return false
 }
 
-// reclaim evicts the oldest of a list of partial entries and what hangs on it, or makes it a young one if
-// somebody holds any of that.
+// reclaim evicts the oldest of a list of partial entries, or, if others hang on it, the end of one
+// of their chains: so that no more goes than is needed. If that is held, the partial entry becomes
+// a young one.
 func (c *core) reclaim(l *list) bool {
 	e := l.oldest
-	tree, ok := c.tree(e, collateral*maxRepairs, c.scratch[:0])
-	for _, t := range tree {
-		c.recs.all[t].hold &^= flagMarked
+	end := e
+	for child := c.recs.all[end].child; child != none && c.work.repairs > 0; child = c.recs.all[end].child {
+		end = child
+		c.work.repairs--
 	}
-	if ok {
-		c.evictAll(tree)
-	} else {
-		l.remove(c.recs.all, e)
-		c.partialYoung.push(c.recs.all, e)
+	if c.evictable(end) {
+		c.evict(end)
+		return true
 	}
-	c.scratch = tree[:0]
-	return ok
+	l.remove(c.recs.all, e)
+	c.partialYoung.push(c.recs.all, e)
+	return false
 }

@@ -45,7 +45,6 @@ const (
 	flagRecent  = 1 << 3 // in the list of visible entries that nobody pins
 	flagYoung   = 1 << 4 // in partialYoung
 	flagOld     = 1 << 5 // in partialOld
-	flagMarked  = 1 << 6 // seen by the walk under way
 	flagLifted  = 1 << 7 // put above what hangs on it by lift, and not moved since
 	flagGlanced = 1 << 8 // a glance has pinned it, and nobody has used it since
 )

@@ -20,7 +20,9 @@ func (s *scan) attach(shard uint8) bool {
 			}
 			if !s.attachOne(h, slot) {
 				h.check.Store(0)
-				s.stray(shard)
+				if !s.twin(h) {
+					s.stray(shard)
+				}
 			}
 		}
 	}
@@ -28,13 +30,25 @@ func (s *scan) attach(shard uint8) bool {
 }
 
 // stray counts a shard that belongs to no entry: one whose shard 0 was cleared already when the process was killed in the middle
-// of an eviction. Two slots with one key would be damage.
+// of an eviction. Two slots with one key and different sums would be damage.
 func (s *scan) stray(shard uint8) {
 	if shard == 0 {
 		s.damaged.Add(1)
 		return
 	}
 	s.strays++
+}
+
+// twin says whether a shard is stored in another slot too: the process was killed while the entry
+// moved.
+func (s *scan) twin(h *header) bool {
+	c := s.core
+	e := c.findWords(makeIdent(s.spaces[h.space].realm, h.group(), int(h.hashLen)), &h.hash)
+	if e == none || c.lives.all[e].present&(1<<h.shard()) == 0 {
+		return false
+	}
+	_, at := c.shardCell(c.recs.all[e].head, int(h.shard()))
+	return at.sum == h.sum
 }
 
 // makeTable makes a hash table that need not grow while it is filled.

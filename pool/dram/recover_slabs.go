@@ -28,12 +28,13 @@ func (c *core) openSlabs(claimed []uint64) {
 				b.free = uint32(place) + 1
 			}
 		}
-		if b.used+b.retired < k.perSlab {
+		if !s.full(n) {
 			s.enterRoom(n)
 		}
 		if b.used == 0 {
 			s.withdraw(n)
 		}
+		s.weigh(k)
 	}
 }
 

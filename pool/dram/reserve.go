@@ -19,41 +19,70 @@ func (p *Pool) Reserve(b *pool.Batch) {
 
 // reserve decides a batch, or on a retry what was busy in it, and returns the bytes that found no place.
 func (p *Pool) reserve(b *pool.Batch, retry bool) (need int64) {
-	full := false
-	for from := 0; from < b.Hashes.N; from += lockStride {
-		var more int64
-		more, full = p.reservePart(b, from, min(from+lockStride, b.Hashes.N), retry, full)
-		need += more
+	g := progress{retry: retry, want: wanted{class: noClass, may: bySpare | byEviction}}
+	for g.at < b.Hashes.N {
+		p.reservePart(b, min(g.at+lockStride, b.Hashes.N), &g)
+		if g.want.class == noClass {
+			continue
+		}
+		if g.gathers++; g.gathers > maxGathers*len(g.classes) || !p.gather(&g) {
+			g.want.may &^= g.want.way
+		}
 	}
-	return need
+	return g.need
 }
 
-func (p *Pool) reservePart(b *pool.Batch, from, to int, retry, full bool) (need int64, nowFull bool) {
+// progress is how far a batch has come; it survives the lock being released.
+type progress struct {
+	at    int   // next hash
+	need  int64 // bytes that found no place
+	retry bool
+	full  bool // nothing more can go
+
+	want    wanted
+	classes []int32  // of the entry of the next hash, if a slab is wanted for it
+	parent  pool.Ref // of that entry
+	gathers int      // slabs gathered for it
+	moved   int64    // bytes
+	mayMove int64
+}
+
+// reservePart goes on to hash to, or to one for which a slab is wanted.
+func (p *Pool) reservePart(b *pool.Batch, to int, g *progress) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.core
-	r := reservation{core: c, batch: b, full: full}
+	r := reservation{core: c, batch: b, full: g.full}
 	refusal := r.open()
 	if refusal != pool.OK {
-		for i := from; i < to; i++ {
-			b.Status[i], b.Slots[i] = refusal, pool.Slot{}
+		for ; g.at < to; g.at++ {
+			b.Status[g.at], b.Slots[g.at] = refusal, pool.Slot{}
 		}
-		return 0, full
+		g.want.class = noClass
+		return
 	}
+	g.mayMove = maxMoved + r.bytes*int64(b.Hashes.N)
 	c.work.refill()
 	c.age()
-	r.before = r.predecessor(from)
-	for i := from; i < to; i++ {
-		if retry && b.Status[i] != pool.Busy {
-			r.before = c.find(r.id, b.Hashes.At(i))
+	r.before = r.predecessor(g.at)
+	c.wanted = wanted{class: noClass, may: g.want.may}
+	for ; g.at < to; g.at++ {
+		if g.retry && b.Status[g.at] != pool.Busy {
+			r.before = c.find(r.id, b.Hashes.At(g.at))
 			continue
 		}
-		b.Status[i], b.Slots[i] = r.one(b.Hashes.At(i))
-		if b.Status[i] == pool.Busy {
-			need += r.bytes
+		before := r.before
+		b.Status[g.at], b.Slots[g.at] = r.one(b.Hashes.At(g.at))
+		if c.wanted.class != noClass {
+			g.classes, g.parent = c.group(r.id).classes, c.ref(before)
+			break
+		}
+		g.gathers = 0
+		if b.Status[g.at] == pool.Busy {
+			g.need += r.bytes
 		}
 	}
-	return need, r.full
+	g.want, g.full = c.wanted, r.full
 }
 
 // reservation is a batch being decided under the lock.
@@ -96,7 +125,7 @@ func (r *reservation) one(hash []byte) (pool.Status, pool.Slot) {
 	e := c.find(r.id, hash)
 	if e == none && !r.full {
 		e = c.create(r.id, hash, r.before)
-		r.full = e == none
+		r.full = e == none && c.wanted.class == noClass
 	}
 	if e == none {
 		r.before = none

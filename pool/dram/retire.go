@@ -143,7 +143,7 @@ func (s *slabs) takeOut(n int32, r badRange) (used []uint32) {
 		return nil
 	}
 	c := &s.class[b.class]
-	room := b.used+b.retired < c.perSlab
+	room := !s.full(n) && n != s.draining
 	inUse := s.inUse(n)
 	for _, place := range s.badPlaces(n, b.class) {
 		slot := uint32(n)<<s.slotBits | place
@@ -156,9 +156,10 @@ func (s *slabs) takeOut(n int32, r badRange) (used []uint32) {
 		}
 	}
 	s.relinkFree(n)
-	if room && b.used+b.retired == c.perSlab {
+	if room && s.full(n) {
 		s.leaveRoom(n)
 	}
+	s.weigh(c)
 	return used
 }
 
@@ -179,8 +180,10 @@ func (s *slabs) relinkFree(n int32) {
 
 // leave puts a slot that is not in use out of use.
 func (s *slabs) leave(slot uint32) {
+	b := &s.slab[slot>>s.slotBits]
 	s.bad.out[slot] = true
-	s.slab[slot>>s.slotBits].retired++
+	b.retired++
+	s.class[b.class].retired++
 }
 
 // isBad reports whether a slot overlaps a bad range.
@@ -215,8 +218,13 @@ func (s *slabs) usable(n, class int32) bool {
 
 // unusedFor is the place in unused of the slab that a class is given next; -1: there is none.
 func (s *slabs) unusedFor(class int32) int {
-	for i := len(s.unused) - 1; i >= 0; i-- {
-		if s.usable(s.unused[i], class) {
+	return s.usableOf(s.unused, class)
+}
+
+// usableOf is the place of the last of these slabs that has a slot for a class; -1: none has.
+func (s *slabs) usableOf(slabs []int32, class int32) int {
+	for i := len(slabs) - 1; i >= 0; i-- {
+		if s.usable(slabs[i], class) {
 			return i
 		}
 	}
@@ -241,6 +249,7 @@ func (s *slabs) uncut(n int32) {
 	for _, place := range s.badPlaces(n, s.slab[n].class) {
 		delete(s.bad.out, uint32(n)<<s.slotBits|place)
 	}
+	s.class[s.slab[n].class].retired -= int(s.slab[n].retired)
 	s.slab[n].retired = 0
 }
 

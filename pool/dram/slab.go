@@ -37,6 +37,9 @@ type class struct {
 	room    int32 // first slab with a free slot
 	slabs   int
 	used    int
+	retired int  // slots out of use
+	asOld   int  // see core.asOld
+	spare   bool // as many slots are free as a slab has, so that moving entries empties one
 }
 
 type slabs struct {
@@ -53,14 +56,16 @@ type slabs struct {
 	used     int64  // bytes of slots in use
 	moved    uint64 // slabs that went to another class
 	bad      badMemory
+	spares   int   // classes with spare set
+	draining int32 // slab being emptied, of which no slot is given; noSlab: none
 }
 
 func newSlabs(arena, slabBytes int64) (s slabs, err error) {
 	n := int(arena / slabBytes)
 	s = slabs{
 		slab: make([]slab, n), byBytes: map[uint32]int32{}, bytes: slabBytes,
-		slotBits: uint(bits.TrailingZeros64(uint64(slabBytes / slotUnit))),
-		bad:      badMemory{page: pageBytes},
+		slotBits: uint(bits.TrailingZeros64(uint64(slabBytes / slotUnit))), draining: noSlab,
+		bad: badMemory{page: pageBytes},
 	}
 	for i := n - 1; i >= 0; i-- {
 		s.slab[i] = slab{class: noClass, last: noClass}
@@ -102,7 +107,8 @@ func (s *slabs) take(id int32) (slot uint32, ok bool) {
 	b.used++
 	c.used++
 	s.used += int64(c.bytes)
-	if b.used+b.retired == c.perSlab {
+	s.weigh(c)
+	if s.full(n) {
 		s.leaveRoom(n)
 	}
 	return uint32(n)<<s.slotBits | place, true
@@ -119,7 +125,7 @@ func (s *slabs) give(slot uint32) {
 		place := slot & (1<<s.slotBits - 1)
 		s.cells.all[b.cells+place] = cell{link: b.free}
 		b.free = place + 1
-		if b.used+b.retired == c.perSlab {
+		if s.full(n) && n != s.draining {
 			s.enterRoom(n)
 		}
 	}
@@ -129,6 +135,7 @@ func (s *slabs) give(slot uint32) {
 	if b.used == 0 {
 		s.withdraw(n)
 	}
+	s.weigh(c)
 }
 
 func (s *slabs) assign(id int32) bool {
@@ -161,7 +168,9 @@ func (s *slabs) assign(id int32) bool {
 func (s *slabs) withdraw(n int32) {
 	b := &s.slab[n]
 	c := &s.class[b.class]
-	if b.retired < c.perSlab {
+	if n == s.draining {
+		s.draining = noSlab
+	} else if b.retired < c.perSlab {
 		s.leaveRoom(n)
 	}
 	s.uncut(n)
@@ -205,8 +214,6 @@ func (s *slabs) offset(slot uint32) int64 {
 	return int64(n)*s.bytes + int64(slot&(1<<s.slotBits-1))*size
 }
 
-func (s *slabs) roomFor(id int32) bool { return s.class[id].room != noSlab || s.unusedFor(id) >= 0 }
-
 // inUse says of each slot of a slab whether it is in use. It is valid until the next call.
 func (s *slabs) inUse(n int32) []bool {
 	b := &s.slab[n]
@@ -228,4 +235,95 @@ func (s *slabs) inUse(n int32) []bool {
 		}
 	}
 	return used
+}
+
+// full reports whether no slot of a slab that belongs to a class is free.
+func (s *slabs) full(n int32) bool {
+	b := &s.slab[n]
+	return b.used+b.retired == s.class[b.class].perSlab
+}
+
+// lacking returns a class with too few free slots for an entry that has a slot of each of these, or
+// noClass if free slots and free slabs are enough.
+func (s *slabs) lacking(classes []int32) int32 {
+	unused := s.unused
+	for i := len(classes) - 1; i >= 0; i-- {
+		id, n := classes[i], 0
+		if slices.Contains(classes[i+1:], id) {
+			continue
+		}
+		for _, other := range classes[:i+1] {
+			if other == id {
+				n++
+			}
+		}
+		var enough bool
+		if unused, enough = s.without(unused, id, n-s.free(id)); !enough {
+			return id
+		}
+	}
+	return noClass
+}
+
+// without returns what is left of free slabs when a class has taken slabs with so many slots;
+// enough is false if there are too few.
+func (s *slabs) without(unused []int32, id int32, slots int) (left []int32, enough bool) {
+	if perSlab := int(s.class[id].perSlab); slots > 0 && len(s.bad.ranges) == 0 {
+		taken := (slots + perSlab - 1) / perSlab
+		return unused[:max(len(unused)-taken, 0)], taken <= len(unused)
+	}
+	for slots > 0 {
+		at := s.usableOf(unused, id)
+		if at < 0 {
+			return nil, false
+		}
+		slots -= int(s.class[id].perSlab) - len(s.badPlaces(unused[at], id))
+		unused = slices.Delete(slices.Clone(unused), at, at+1)
+	}
+	return unused, true
+}
+
+// free is the number of free slots of a class that may be given.
+func (s *slabs) free(id int32) int {
+	c := &s.class[id]
+	n := c.free()
+	if s.draining != noSlab && s.slab[s.draining].class == id {
+		n -= int(c.perSlab - s.slab[s.draining].used - s.slab[s.draining].retired)
+	}
+	return n
+}
+
+// free is the number of slots that are neither in use nor out of use.
+func (c *class) free() int { return c.slabs*int(c.perSlab) - c.used - c.retired }
+
+// weigh keeps spare of a class and their number.
+func (s *slabs) weigh(c *class) {
+	if spare := c.slabs > 0 && c.free() >= int(c.perSlab); spare != c.spare {
+		c.spare = spare
+		if spare {
+			s.spares++
+		} else {
+			s.spares--
+		}
+	}
+}
+
+// drain gives no further slot of a slab.
+func (s *slabs) drain(n int32) {
+	if !s.full(n) {
+		s.leaveRoom(n)
+	}
+	s.draining = n
+}
+
+// endDrain gives slots of that slab again, if it is not empty and free by now.
+func (s *slabs) endDrain() {
+	n := s.draining
+	if n == noSlab {
+		return
+	}
+	s.draining = noSlab
+	if !s.full(n) {
+		s.enterRoom(n)
+	}
 }

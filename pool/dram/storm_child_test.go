@@ -27,6 +27,7 @@ const (
 	saidResetting = 'b' // before ResetSpace
 	saidReset     = 'r' // after ResetSpace had returned
 	saidFull      = 'f' // the pool is full, the storm begins
+	saidMoved     = 'm' // slots moved so far, instead of a block
 
 	stormPool    = 16 << 20 // bytes
 	stormSlab    = 64 << 10
@@ -145,6 +146,9 @@ func (s *storm) work(worker int) {
 	var chains [][2]uint64 // space and first number
 	for turn := 0; ; turn++ {
 		space, n := rng.IntN(3), 1+rng.IntN(24)
+		if s.seed%4 >= 2 { // the load shifts, so that slabs are taken all the time
+			space = turn / 4 % 2
+		}
 		s.save(space, next, n)
 		chains = append(chains, [2]uint64{uint64(space), next})
 		next += uint64(n)
@@ -159,7 +163,11 @@ func (s *storm) work(worker int) {
 			}
 			s.say(saidReset, resetSpace, 0)
 		}
-		if st := s.p.Stats(); st.Used > stormPool*9/10 {
+		st := s.p.Stats()
+		if worker == 0 {
+			s.say(saidMoved, 0, st.Moved)
+		}
+		if st.Used > stormPool*9/10 {
 			s.full.Do(func() { s.say(saidFull, 0, 0) })
 		}
 	}

@@ -51,8 +51,11 @@ func TestKilledInAStorm(t *testing.T) {
 		s.round()
 	}
 	rounds = int(s.number)
-	t.Logf("%d kills: %d blocks were committed, %d evicted or reset; of %d that had to be there after a kill %d were (%.3f %%); slowest recovery %v",
-		rounds, s.committed, s.evicted, s.expected, s.back, 100*float64(s.back)/float64(s.expected), s.slowest)
+	if s.moved == 0 {
+		t.Error("a storm without weather: nothing moved")
+	}
+	t.Logf("%d kills: %d blocks were committed, %d evicted or reset, %d slots moved; of %d that had to be there after a kill %d were (%.3f %%); slowest recovery %v",
+		rounds, s.committed, s.evicted, s.moved, s.expected, s.back, 100*float64(s.back)/float64(s.expected), s.slowest)
 	if s.thin*20 > rounds {
 		t.Errorf("less than %.0f %% of the pool was used in %d of %d rounds", 100*stormUsed, s.thin, rounds)
 	}
@@ -72,6 +75,7 @@ type stormCheck struct {
 
 	committed, evicted, resets, expected, back int
 	thin                                       int // rounds in which less than stormUsed of the pool was used
+	moved                                      uint64
 	slowest                                    time.Duration
 }
 
@@ -145,6 +149,8 @@ func (s *stormCheck) killed() []byte {
 func (s *stormCheck) hear(said []byte) {
 	evicted := map[uint64]bool{}
 	var resetting []uint64
+	moved := uint64(0)
+	defer func() { s.moved += moved }()
 	for r := bytes.NewReader(said); ; {
 		var b [stormRecord]byte
 		if _, err := io.ReadFull(r, b[:]); err != nil {
@@ -161,6 +167,8 @@ func (s *stormCheck) hear(said []byte) {
 			s.evicted++
 			evicted[number] = true
 			delete(s.stored, number)
+		case saidMoved:
+			moved = number
 		case saidResetting:
 			resetting = s.storedIn(resetSpace)
 		case saidReset:

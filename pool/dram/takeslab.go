@@ -2,95 +2,221 @@ package dram
 
 import "slices"
 
-// collateral bounds what goes with a slab that is taken: entries in other slabs hang on those in it.
-const collateral = 4 // times the slots of the slab, plus maxPartials
+// A class that has no room takes a slab of another class, its donor. Entries of the donor are
+// evicted, those that the policy names, until the donor has as many free slots as a slab: then what
+// is left in one of its slabs is moved to the others.
+//
+//	donor, 3 slabs of 4:   [a b c d] [e f g h] [i j k l]
+//	victims b e g k go:    [a . c d] [. f . h] [i j . l]
+//	move f h to them:      [a f c d] [ free  ] [i j h l]
+//
+// So a slab costs the donor a slab's worth of entries, wherever the chains lie that these are part
+// of, and as many moved at most. Between two slabs that one class takes it stores a slab. Entries
+// evicted for a slab that could then not be emptied are free slots that the next one needs no
+// victims for.
 
-// takeSlab empties a slab of another class, one in which many of the oldest entries lie. All that hangs on its entries
-// goes with them. A slab with an entry that is held, or has one hanging on it, is left alone.
-func (c *core) takeSlab(class int32) bool {
-	aged, n := c.agedSlabs(class)
-	for _, t := range aged[:n] {
-		if c.work.slabs == 0 {
+const (
+	gatherStride = 256      // entries evicted before others may have the lock
+	maxSurveys   = 16       // slabs of a class looked at for one without a held entry
+	maxGathers   = 2        // slabs of each class of an entry gathered until it has its slots
+	maxDrains    = 3        // slabs that one gathering begins to empty
+	maxMoved     = 64 << 20 // bytes that a reservation moves, besides as many as it reserves
+)
+
+// wanted is what a reservation needs that takes copies or many evictions: a slab for a class. May
+// says by which ways it may be had still; those that failed once are not tried again in a
+// reservation.
+type wanted struct {
+	class int32
+	way   ways
+	may   ways
+}
+
+// ways to empty a slab of another class.
+type ways uint8
+
+const (
+	bySpare    ways = 1 << iota // of a class that has free slots for all of its entries
+	byEviction                  // of a class whose entries are evicted for it
+)
+
+// want notes that a class needs a slab; false if that was tried in vain.
+func (c *core) want(class int32, way ways) bool {
+	if c.wanted.may&way == 0 {
+		return false
+	}
+	c.wanted.class, c.wanted.way = class, way
+	return true
+}
+
+// gathering is the taking of one slab.
+type gathering struct {
+	*core
+	classes  []int32 // of the entry that is to be reserved
+	class    int32   // of them: the one without room
+	way      ways
+	barren   []int32 // classes that cannot give a slab
+	donor    int32   // whose entries are evicted; noClass: to be chosen
+	left     int64   // bytes that may still be evicted
+	tenants  []tenant
+	emptying int32 // slab to be emptied, with tenants; noSlab: none
+}
+
+// outcome of a step.
+type outcome uint8
+
+const (
+	goOn    outcome = iota
+	gotRoom         // or somebody else did
+	empties         // the slab named by emptying has to be emptied
+	inVain
+)
+
+// step evicts a stride of entries, or chooses the slab to be emptied.
+func (g *gathering) step() outcome {
+	g.work.refill()
+	for range gatherStride {
+		if g.slabs.lacking(g.classes) != g.class {
+			return gotRoom
+		}
+		if g.slabs.spares > 0 && g.chooseSpare() {
+			return empties
+		}
+		if g.way != byEviction || g.left <= 0 {
+			return inVain
+		}
+		if g.donor == noClass && !g.chooseDonor() {
+			return inVain
+		}
+		g.evictOne()
+	}
+	return goOn
+}
+
+// evictOne evicts an entry of the donor, or gives the donor up.
+func (g *gathering) evictOne() {
+	e := g.advised(g.donor)
+	if g.advisor == nil {
+		e = g.oldestOf(g.donor, g.oldest(), farOldest)
+	}
+	if e == none {
+		g.barren = append(g.barren, g.donor)
+		g.donor = noClass
+		return
+	}
+	g.left -= g.group(g.recs.all[e].ident).bytes
+	g.evict(e)
+}
+
+// chooseSpare chooses the slab with the least in it of a class that has free slots for all of that.
+// Held entries cannot be moved.
+func (g *gathering) chooseSpare() bool {
+	best, last, bestUsed := noSlab, noSlab, int64(0)
+	for id := range g.slabs.class {
+		k := &g.slabs.class[id]
+		if !k.spare || int32(id) == g.class || slices.Contains(g.barren, int32(id)) {
+			continue
+		}
+		n := g.movable(int32(id))
+		if n == noSlab {
+			g.barren = append(g.barren, int32(id))
+			continue
+		}
+		last = n
+		if used := int64(g.slabs.slab[n].used) * int64(k.bytes); best == noSlab || used < bestUsed {
+			best, bestUsed = n, used
+		}
+	}
+	if best == noSlab {
+		return false
+	}
+	if best != last {
+		g.tenants, _ = g.survey(best, g.tenants[:0])
+	}
+	g.emptying = best
+	g.slabs.drain(best)
+	return true
+}
+
+// chooseDonor chooses the class, of those that have a slab to give, whose slots hold most of the
+// oldest entries, or, if none of these can give one, any.
+func (g *gathering) chooseDonor() bool {
+	for {
+		id := g.mostAged()
+		for other := 0; id == noClass && other < len(g.slabs.class); other++ {
+			if g.slabs.class[other].slabs > 0 && g.mayGive(int32(other)) {
+				id = int32(other)
+			}
+		}
+		if id == noClass {
 			return false
 		}
-		c.work.slabs--
-		if c.emptySlab(t.slab, collateral*c.slabs.slab[t.slab].used+maxPartials) {
+		if g.movable(id) != noSlab {
+			g.donor = id
 			return true
 		}
+		g.barren = append(g.barren, id)
 	}
-	for range c.slabs.slab {
-		if c.work.slabs == 0 {
-			return false
-		}
-		c.hand = (c.hand + 1) % len(c.slabs.slab)
-		if b := &c.slabs.slab[c.hand]; b.class == class || b.class == noClass {
-			continue
-		}
-		c.work.slabs--
-		if c.emptySlab(int32(c.hand), c.high) {
-			return true
-		}
-	}
-	return false
 }
 
-// tally is how many of the oldest entries begin in a slab.
-type tally struct {
-	slab  int32
-	count int
+func (g *gathering) mayGive(id int32) bool { return id != g.class && !slices.Contains(g.barren, id) }
+
+// mostAged is the class of which the oldest entries have most slots; noClass if they have none of a
+// class that may give.
+func (g *gathering) mostAged() (most int32) {
+	var seen [nearOldest]struct {
+		class int32
+		slots int
+	}
+	n, best := 0, -1
+	for e, left := g.oldest(), nearOldest; e != none && left > 0; e, left = g.recs.all[e].newer, left-1 {
+		for _, id := range g.group(g.recs.all[e].ident).classes {
+			i := 0
+			for i < n && seen[i].class != id {
+				i++
+			}
+			if i == len(seen) || !g.mayGive(id) {
+				continue
+			}
+			n = max(n, i+1)
+			seen[i].class = id
+			if seen[i].slots++; best < 0 || seen[i].slots > seen[best].slots {
+				best = i
+			}
+		}
+	}
+	if best < 0 {
+		return noClass
+	}
+	return seen[best].class
 }
 
-// agedSlabs are slabs of other classes in which the oldest entries lie, those with most of them first.
-func (c *core) agedSlabs(class int32) (first [maxSlabs / 2]tally, n int) {
-	var seen [nearOldest]tally
-	for e, left := c.recent.oldest, nearOldest; e != none && left > 0; e, left = c.recs.all[e].newer, left-1 {
-		at := int32(c.recs.all[e].head >> c.slabs.slotBits)
-		if c.slabs.slab[at].class == class {
+// movable is the slab with the fewest slots in use, of those of a class in which no entry is held;
+// noSlab if there is none among the first maxSurveys. Its tenants are in g.tenants.
+func (g *gathering) movable(id int32) int32 {
+	var near [maxSurveys]int32
+	n := 0
+	for i := range g.slabs.slab {
+		b := &g.slabs.slab[i]
+		if b.class != id || int32(i) == g.slabs.draining {
 			continue
 		}
-		i := slices.IndexFunc(seen[:n], func(t tally) bool { return t.slab == at })
-		if i < 0 {
-			i = n
-			seen[i].slab = at
-			n++
+		at := n
+		for at > 0 && g.slabs.slab[near[at-1]].used > b.used {
+			at--
 		}
-		seen[i].count++
-	}
-	slices.SortStableFunc(seen[:n], func(a, b tally) int { return b.count - a.count })
-	return first, copy(first[:], seen[:n])
-}
-
-// emptySlab evicts every entry in a slab and what hangs on them, if nobody holds any of it and it is at most limit
-// entries.
-func (c *core) emptySlab(n int32, limit uint32) bool {
-	trees, ok := c.treesIn(n, int(limit), c.scratch[:0])
-	for _, e := range trees {
-		c.recs.all[e].hold &^= flagMarked
-	}
-	if ok {
-		c.evictAll(trees)
-	}
-	c.scratch = trees[:0]
-	return ok
-}
-
-// treesIn appends and marks the entries in a slab and what hangs on them.
-func (c *core) treesIn(n int32, limit int, out []uint32) ([]uint32, bool) {
-	for place, busy := range c.slabs.inUse(n) {
-		if !busy {
+		if at == len(near) {
 			continue
 		}
-		e := c.owner(uint32(n)<<c.slabs.slotBits | uint32(place))
-		if c.recs.all[e].is(flagMarked) {
-			continue
-		}
-		if e == none || c.recs.all[e].is(flagDropped) { // being created; or dropped, and held, or it would be free
-			return out, false
-		}
+		n = min(n+1, len(near))
+		copy(near[at+1:n], near[at:])
+		near[at] = int32(i)
+	}
+	for _, slab := range near[:n] {
 		var ok bool
-		if out, ok = c.tree(e, limit, out); !ok {
-			return out, false
+		if g.tenants, ok = g.survey(slab, g.tenants[:0]); ok {
+			return slab
 		}
 	}
-	return out, true
+	return noSlab
 }

@@ -1,10 +1,12 @@
 package dram
 
 import (
+	"math/rand/v2"
 	"testing"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/evict"
 )
 
 // twoSlabs is a pool of two slabs, full of a model's entries of 1 KiB.
@@ -102,4 +104,50 @@ func TestSlabWithAPinIsNotTaken(t *testing.T) {
 	}
 	check(t, p)
 	p.Unpin(refs[:1])
+}
+
+// sizedSpaces are a pool of 64 slabs, and models whose blocks have these sizes.
+func sizedSpaces(t *testing.T, sizes ...uint32) (p *Pool, spaces []pool.SpaceID) {
+	t.Helper()
+	p, err := Open(Options{Bytes: 16 << 20, SlabBytes: 256 << 10, Virtual: true, Policy: evict.NewLRU()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	for i, n := range sizes {
+		id, err := p.OpenSpace(pool.Spec{
+			Fingerprint: pool.Fingerprint{byte(i + 1)}, Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{n}}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		spaces = append(spaces, id)
+	}
+	return p, spaces
+}
+
+// TestSteadyLoadLeavesSlabs stores blocks of two sizes at random, as many bytes of each in the
+// mean: slabs seldom go to and fro.
+func TestSteadyLoadLeavesSlabs(t *testing.T) {
+	p, spaces := sizedSpaces(t, 1<<10, 2<<10)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r, turn := rand.New(rand.NewPCG(seed, 0)), 0
+	play := func(bytes int) {
+		for stored := 0; stored < bytes; stored += 8 << 10 {
+			model := r.IntN(2)
+			reserve(p, spaces[model], randomChain(nil, turn, 8>>model))
+			turn++
+		}
+	}
+	play(64 << 20)
+	before := p.Stats()
+	play(256 << 20)
+	after := p.Stats()
+	slabs, moved := after.Reassigned-before.Reassigned, after.MovedBytes-before.MovedBytes
+	t.Logf("%d slabs went to the other size, %d bytes moved, for 256 MiB stored", slabs, moved)
+	if slabs > 400 {
+		t.Errorf("%d slabs went to and fro while 1024 were stored", slabs)
+	}
+	check(t, p)
 }

@@ -1,10 +1,19 @@
 package mem
 
-// allocate finds n bytes, and evicts until it does or nothing more can go.
-func (p *Pool) allocate(n int64) (off int64, ok bool) {
+import "slices"
+
+// allocate finds n bytes, and evicts until it does or nothing more can go. Shards that were
+// allocated before for the same entry stay.
+func (p *Pool) allocate(n int64, taken []shard) (off int64, ok bool) {
 	for {
 		if off, ok = p.free.take(n); ok {
 			return off, true
+		}
+		if p.free.sum() >= n {
+			p.compact(taken)
+			if off, ok = p.free.take(n); ok {
+				return off, true
+			}
 		}
 		if !p.reclaimPartial() && !p.evictOldest() {
 			return 0, false
@@ -27,15 +36,24 @@ func (p *Pool) evictOldest() bool {
 	return false
 }
 
-// reclaimPartial takes one entry that lacks shards nobody writes, with all that hangs on it.
+// reclaimPartial takes one entry that lacks shards nobody writes, or the end of a chain that hangs
+// on it.
 func (p *Pool) reclaimPartial() bool {
 	for _, e := range p.entries {
 		if e.place == nil && !treeHeld(e) {
-			p.dropTree(e)
+			p.drop(endOf(e))
+			p.stats.Evicted++
 			return true
 		}
 	}
 	return false
+}
+
+func endOf(e *entry) *entry {
+	for c := range e.children {
+		return endOf(c)
+	}
+	return e
 }
 
 // reclaimOld takes all entries that have lacked shards for PartialAge.
@@ -65,4 +83,38 @@ func (p *Pool) dropTree(e *entry) {
 	}
 	p.drop(e)
 	p.stats.Evicted++
+}
+
+// compact moves all shards of entries that nobody holds towards the start of the arena, around
+// those that must stay.
+func (p *Pool) compact(taken []shard) {
+	type place struct {
+		*shard
+		stays bool
+	}
+	var all []place
+	for i := range taken {
+		all = append(all, place{&taken[i], true})
+	}
+	for _, e := range p.refs {
+		for i := range e.shards {
+			all = append(all, place{&e.shards[i], e.held()})
+		}
+	}
+	slices.SortFunc(all, func(a, b place) int { return int(a.off - b.off) })
+	p.free = p.free[:0]
+	end := int64(0)
+	for _, s := range all {
+		if s.stays && s.off > end {
+			p.free = append(p.free, extent{end, s.off - end})
+		}
+		if !s.stays {
+			copy(p.arena[end:], p.arena[s.off:][:s.len])
+			s.off = end
+		}
+		end = s.off + slotBytes(s.len)
+	}
+	if size := int64(len(p.arena)); end < size {
+		p.free = append(p.free, extent{end, size - end})
+	}
 }

@@ -36,4 +36,11 @@ func (e *extents) give(off, n int64) {
 	}
 }
 
+func (e extents) sum() (n int64) {
+	for _, x := range e {
+		n += x.len
+	}
+	return n
+}
+
 func slotBytes(n uint32) int64 { return (int64(n) + Unit - 1) / Unit * Unit }

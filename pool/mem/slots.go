@@ -104,7 +104,7 @@ func (p *Pool) create(b *pool.Batch, hash []byte, parent *entry) *entry {
 	}
 	var shards []shard
 	for _, n := range p.spaces[b.Space].spec.Groups[b.Group].ShardBytes {
-		off, ok := p.allocate(slotBytes(n))
+		off, ok := p.allocate(slotBytes(n), shards)
 		if !ok {
 			for _, s := range shards {
 				p.free.give(s.off, slotBytes(s.len))

@@ -90,6 +90,25 @@ func testPartialPressure(t *testing.T, open Open) {
 	f.empty()
 }
 
+// testPartialChain has a chain of which one block lacks a shard: what is stored takes as much of
+// its end, not all that hangs on the block.
+func testPartialChain(t *testing.T, open Open) {
+	f := start(t, open, small, model("two", 1, 1024, 1024))
+	h := chain("holed", 32)
+	f.save(h, 0, nil)
+	f.save(h.Slice(0, 4), 1, nil)
+	f.save(h.Slice(5, 32), 1, h.At(4))
+	if s := f.Stats(); s.Entries != 31 || s.Partial != 1 || s.Used != s.Capacity {
+		t.Fatalf("%d whole entries and %d partial ones in %d bytes, want 31 and 1 in %d",
+			s.Entries, s.Partial, s.Used, s.Capacity)
+	}
+	f.save(chain("new", 2), 0, nil)
+	if s := f.Stats(); s.Evicted != 2 {
+		t.Fatalf("%d entries evicted for two blocks: what hangs on a partial entry went with it", s.Evicted)
+	}
+	f.empty()
+}
+
 // partialWait is more than any pool may keep a partial entry that nobody writes, while there are reservations.
 const partialWait = 61 * time.Second
 

@@ -1,0 +1,249 @@
+package dram
+
+import (
+	"github.com/kvagent/kvagent/pagefault"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// An entry moves while nobody holds it: its bytes are copied without the lock, and if it is still
+// there afterwards, unheld and as it was, it gets the new slot. Whoever pins it meanwhile reads the
+// old slot, which stays as it is.
+
+const (
+	moveStride      = 256     // slots copied before others may have the lock twice
+	moveStrideBytes = 4 << 20 // ... or as many bytes
+	moveRounds      = 3       // times an entry that is held is tried
+	// maxMoveChildren bounds the children of a moved entry whose headers in the pool's file are
+	// updated; after a restart the rest are roots, until they are looked up.
+	maxMoveChildren = 4 << 10
+)
+
+// tenant is a shard in a slab that is to be emptied.
+type tenant struct {
+	ref   pool.Ref
+	slot  uint32
+	shard uint8
+}
+
+// move is a shard being copied.
+type move struct {
+	tenant
+	to       uint32
+	present  uint16 // shards of its entry
+	from, at int64  // offsets
+	bytes    int64  // to be copied; 0: nothing was written yet
+	failed   bool   // a page could not be read or written
+}
+
+// survey appends what is in a slab; false at the first entry that is held.
+func (c *core) survey(n int32, out []tenant) ([]tenant, bool) {
+	for place, busy := range c.slabs.inUse(n) {
+		if !busy {
+			continue
+		}
+		slot := uint32(n)<<c.slabs.slotBits | uint32(place)
+		e := c.owner(slot)
+		if e == none || c.held(e) || c.recs.all[e].is(flagDropped) {
+			return out, false
+		}
+		out = append(out, tenant{ref: c.ref(e), slot: slot, shard: c.shardAt(e, slot)})
+	}
+	return out, true
+}
+
+// shardAt is the shard of an entry that lies in a slot of it.
+func (c *core) shardAt(e, slot uint32) (shard uint8) {
+	for at := c.recs.all[e].head; at != slot; at = c.slabs.at(at).link {
+		shard++
+	}
+	return shard
+}
+
+// lies says whether a tenant is where it was, and its entry if so.
+func (c *core) lies(t *tenant) (e uint32, ok bool) {
+	e = c.still(t.ref)
+	if e == none {
+		return none, false
+	}
+	slot, _ := c.shardCell(c.recs.all[e].head, int(t.shard))
+	return e, slot == t.slot
+}
+
+// planMoves takes slots for the next tenants of a slab, and returns those that are left and those
+// that are held. Where there are no more slots, full.
+func (c *core) planMoves(tenants, held []tenant) (left, stay []tenant, full bool) {
+	c.moving = c.moving[:0]
+	bytes := int64(0)
+	for len(tenants) > 0 && len(c.moving) < moveStride && bytes < moveStrideBytes {
+		t := tenants[0]
+		e, ok := c.lies(&t)
+		switch {
+		case !ok:
+		case c.held(e):
+			held = append(held, t)
+		default:
+			id := c.slabs.slab[t.slot>>c.slabs.slotBits].class
+			if c.slabs.class[id].room == noSlab {
+				return tenants, held, true
+			}
+			to, _ := c.slabs.take(id)
+			*c.slabs.at(to) = cell{link: none | upward}
+			m := move{
+				tenant: t, to: to, present: c.lives.all[e].present,
+				from: c.slabs.offset(t.slot), at: c.slabs.offset(to),
+			}
+			if m.present&(1<<t.shard) != 0 {
+				m.bytes = int64(c.slot(e, t.shard).Len)
+				bytes += m.bytes
+			}
+			c.moving = append(c.moving, m)
+		}
+		tenants = tenants[1:]
+	}
+	return tenants, held, false
+}
+
+// settleMoves gives moved entries their new slots, and appends to held those that could not have it
+// because somebody holds them now.
+func (c *core) settleMoves(held []tenant) []tenant {
+	for i := range c.moving {
+		m := &c.moving[i]
+		e, ok := c.lies(&m.tenant)
+		switch {
+		case ok && (c.recs.all[e].pins() > 0 || c.lives.all[e].writing != 0):
+			held = append(held, m.tenant)
+			c.slabs.give(m.to)
+		case !ok || c.lives.all[e].present != m.present:
+			c.slabs.give(m.to)
+		case m.failed: // the page that cannot be read or written was retired
+			held = append(held, m.tenant)
+			c.slabs.give(m.to)
+		default:
+			c.settleMove(e, m)
+		}
+	}
+	c.moving = c.moving[:0]
+	return held
+}
+
+func (c *core) settleMove(e uint32, m *move) {
+	*c.slabs.at(m.to) = *c.slabs.at(m.slot)
+	if m.shard == 0 {
+		c.recs.all[e].head = m.to
+	} else {
+		_, before := c.shardCell(c.recs.all[e].head, int(m.shard)-1)
+		before.link = m.to
+	}
+	c.keepMove(e, m)
+	c.slabs.give(m.slot)
+	c.stats.Moved++
+	c.stats.MovedBytes += uint64(c.slabs.class[c.slabs.slab[m.to>>c.slabs.slotBits].class].bytes)
+}
+
+// gather gets a slab for a class of an entry whose slots were found lacking, and says whether it is
+// worth to try the entry again.
+func (p *Pool) gather(g *progress) bool {
+	p.moves.Lock() // one after the other: whoever waits here may find room when it comes
+	defer p.moves.Unlock()
+	taking := gathering{
+		core: p.core, classes: g.classes, class: g.want.class, way: g.want.way, donor: noClass, emptying: noSlab,
+	}
+	taking.left = 2 * p.info.SlabBytes * int64(len(g.classes)+1)
+	for drains := 0; drains < maxDrains; {
+		switch p.gatherStep(&taking, g.parent) {
+		case gotRoom:
+			return true
+		case inVain:
+			return false
+		case empties:
+			drains++
+			if p.empty(&taking, g) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (p *Pool) gatherStep(taking *gathering, parent pool.Ref) outcome {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return inVain
+	}
+	c := p.core
+	c.keep = c.still(parent)
+	defer func() { c.keep = none }()
+	return taking.step()
+}
+
+// empty moves what is in a slab to others, and says whether the slab is free then.
+func (p *Pool) empty(taking *gathering, g *progress) bool {
+	left := taking.tenants
+	var held []tenant
+	full := false
+	for rounds := 0; rounds < moveRounds && g.moved < g.mayMove && !full; rounds++ {
+		for len(left) > 0 && g.moved < g.mayMove && !full {
+			left, held, full = p.moveSome(left, held, g)
+		}
+		left, held = held, nil
+	}
+	return p.endEmpty(taking.emptying)
+}
+
+// moveSome is one stride of empty.
+func (p *Pool) moveSome(tenants, held []tenant, g *progress) (left, stay []tenant, full bool) {
+	left, held, full = p.planMoves(tenants, held)
+	moving := p.core.moving // nobody else changes it: moves is held
+	for i := range moving {
+		m := &moving[i]
+		m.failed = !p.copyMove(m)
+		g.moved += m.bytes
+	}
+	return left, p.settleMoves(held), full
+}
+
+// copyMove copies a shard to its new slot; false if a page of either cannot be read or written, which
+// is retired then.
+func (p *Pool) copyMove(m *move) bool {
+	if p.arena.fd < 0 {
+		return true // an arena without memory: a benchmark's
+	}
+	to, from := p.arena.base[m.at:][:m.bytes], p.arena.base[m.from:][:m.bytes]
+	if pagefault.Guard(to, from, func() { copy(to, from) }) == nil {
+		return true
+	}
+	p.probe(m.from, m.from+m.bytes)
+	p.probe(m.at, m.at+m.bytes)
+	return false
+}
+
+func (p *Pool) planMoves(tenants, held []tenant) (left, stay []tenant, full bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, nil, true
+	}
+	return p.core.planMoves(tenants, held)
+}
+
+func (p *Pool) settleMoves(held []tenant) []tenant {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil
+	}
+	return p.core.settleMoves(held)
+}
+
+// endEmpty ends the draining of a slab, and says whether it is free.
+func (p *Pool) endEmpty(n int32) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return false
+	}
+	emptied := p.core.slabs.draining != n
+	p.core.slabs.endDrain()
+	return emptied
+}

@@ -1,0 +1,185 @@
+package pooltest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// What storing blocks of one size may cost, in a pool of sizesSlabs slabs.
+const (
+	sizesSlabs     = 16
+	sizesSlabBytes = 64 << 10
+	sizesMost      = 2 // bytes evicted for a byte stored, and a slab
+)
+
+var sizesOptions = Options{Bytes: sizesSlabs * sizesSlabBytes, SlabBytes: sizesSlabBytes}
+
+// talks are conversations of one model that grow in turn, so that each slab holds a piece of most
+// of them.
+type talks struct {
+	*fixture
+	chains []pool.Hashes
+	length []int
+	begun  int
+}
+
+func (f *fixture) talks(n, longest int) *talks {
+	t := &talks{fixture: f, length: make([]int, n), begun: n}
+	for i := range n {
+		t.chains = append(t.chains, chain(fmt.Sprint(string(f.spec.Identity), i), longest))
+	}
+	return t
+}
+
+// grow adds a block to a conversation, or begins another at its end, and returns the bytes stored:
+// those of the block, and of blocks that went meanwhile.
+func (t *talks) grow(i int) (bytes int64) {
+	if t.length[i]++; t.length[i] > t.chains[i].N {
+		t.length[i], t.begun = 1, t.begun+1
+		t.chains[i] = chain(fmt.Sprint(string(t.spec.Identity), t.begun), t.chains[i].N)
+	}
+	h := t.chains[i].Slice(0, t.length[i])
+	n := t.Prefix(t.space, 0, h)
+	var parent []byte
+	if n > 0 {
+		parent = h.At(n - 1)
+	}
+	t.store(h.Slice(n, h.N), parent)
+	return int64(h.N-n) * t.slots()
+}
+
+// slots is the bytes of the slots of a block.
+func (f *fixture) slots() (n int64) {
+	for _, b := range f.spec.Groups[0].ShardBytes {
+		n += int64(b+1023) &^ 1023
+	}
+	return n
+}
+
+// stored is the bytes of what is still stored, all of which must have the right content.
+func (t *talks) stored() (n int64) {
+	t.t.Helper()
+	for _, h := range t.chains {
+		n += int64(t.count(h)) * t.slots()
+		t.prefixClosed(h)
+		for shard := range t.spec.Shards {
+			b := t.batch(h, uint8(shard), nil)
+			t.Acquire(b)
+			t.verify(b)
+			t.Release(b.Slots, b.Status)
+		}
+	}
+	return n
+}
+
+// testSecondSize fills the pool with interleaved conversations and stores a little of another
+// model: that must cost little.
+func testSecondSize(t *testing.T, open Open) {
+	for name, second := range map[string][]uint32{
+		"larger": {3 << 10}, "smaller": {512}, "of two sizes": {3 << 10, 700},
+		"of nearly a slab": {sizesSlabBytes - 4<<10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := start(t, open, sizesOptions, model("first", 1, 2<<10))
+			r := rand.New(rand.NewPCG(1, 0))
+			const conversations = 64
+			first, filled := f.talks(conversations, 64), int64(0)
+			for filled < sizesOptions.Bytes {
+				filled += first.grow(r.IntN(conversations))
+			}
+			before := first.stored()
+			if before != filled || filled != sizesOptions.Bytes {
+				t.Fatalf("%d bytes of %d stored, %d wanted", before, filled, sizesOptions.Bytes)
+			}
+			g := &fixture{Pool: f.Pool, t: t, spec: model("second", 1, second...), arena: f.arena}
+			g.space = g.open(g.spec)
+			other := g.talks(8, 64)
+			stored := int64(0)
+			for i := 0; stored < sizesSlabBytes/2; i++ {
+				stored += other.grow(i % 8)
+				f.check()
+			}
+			evicted := before - first.stored()
+			t.Logf("%d bytes stored, %d evicted", stored, evicted)
+			if most := sizesMost*stored + sizesSlabBytes; evicted > most {
+				t.Errorf("storing %d bytes of another size evicted %d, may evict %d", stored, evicted, most)
+			}
+			if got := other.stored(); got != stored {
+				t.Errorf("%d of %d bytes of the second model are still stored", got, stored)
+			}
+			if _, err := g.ResetSpace(g.space); err != nil {
+				t.Fatal(err)
+			}
+			f.empty()
+		})
+	}
+}
+
+// Of testManySizes: so many slabs, and models of at most so many sizes.
+const (
+	manySizesSlabs     = 32
+	manySizesSlabBytes = 64 << 10
+	manySizesLargest   = 8 << 10 // bytes of a shard
+	manySizesModels    = 4
+)
+
+// testManySizes stores blocks of random models under a load that shifts. A pool that was full stays
+// so, but for a slab of each size and what is left over in slabs whose slots do not fill them; and
+// what is evicted and moved is bounded by what is stored.
+func testManySizes(t *testing.T, open Open) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	o := Options{Bytes: manySizesSlabs * manySizesSlabBytes, SlabBytes: manySizesSlabBytes}
+	var models []*talks
+	f := start(t, open, o, model("empty", 1, 1))
+	sizes := int64(0)
+	for i := range 2 + r.IntN(manySizesModels-1) {
+		var shards []uint32
+		for range 1 + r.IntN(2) {
+			shards = append(shards, uint32(1+r.IntN(manySizesLargest)))
+		}
+		sizes += int64(len(shards))
+		g := &fixture{Pool: f.Pool, t: t, spec: model(fmt.Sprint("model ", i), 1, shards...), arena: f.arena}
+		g.space = g.open(g.spec)
+		models = append(models, g.talks(32, 24))
+	}
+	stored, least := int64(0), o.Bytes
+	full := o.Bytes - sizes*manySizesSlabBytes - manySizesSlabs*manySizesLargest
+	filled := false
+	for step := 0; stored < 4*o.Bytes; step++ {
+		if r.IntN(512) == 0 {
+			r.Shuffle(len(models), func(i, j int) { models[i], models[j] = models[j], models[i] })
+		}
+		m := models[0]
+		if r.IntN(4) == 0 {
+			m = models[r.IntN(len(models))]
+		}
+		stored += m.grow(r.IntN(len(m.chains)))
+		used := f.Stats().Used
+		if filled = filled || used >= full; filled {
+			least = min(least, used)
+		}
+		if step%256 == 0 {
+			f.check()
+		}
+	}
+	for _, m := range models {
+		m.stored()
+	}
+	s := f.Stats()
+	evicted := stored - s.Used
+	t.Logf("%d models of %d sizes: %d bytes stored, %d evicted, %d moved; least %d of %d used",
+		len(models), sizes, stored, evicted, s.MovedBytes, least, o.Bytes)
+	if least < full {
+		t.Errorf("%d bytes of a full pool of %d were in use, must be %d: too much was evicted for a slab",
+			least, o.Bytes, full)
+	}
+	if most := sizesMost*stored + manySizesSlabBytes; evicted+int64(s.MovedBytes) > most {
+		t.Errorf("storing %d bytes of %d sizes evicted %d and moved %d, may be %d",
+			stored, sizes, evicted, s.MovedBytes, most)
+	}
+}
