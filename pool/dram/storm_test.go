@@ -54,7 +54,8 @@ func TestKilledInAStorm(t *testing.T) {
 	if s.moved == 0 {
 		t.Error("a storm without weather: nothing moved")
 	}
-	t.Logf("%d kills: %d blocks were committed, %d evicted or reset, %d slots moved; of %d that had to be there after a kill %d were (%.3f %%); slowest recovery %v",
+	t.Logf("%d kills: %d blocks were committed, %d evicted or reset, %d slots moved; "+
+		"of %d that had to be there after a kill %d were (%.3f %%); slowest recovery %v",
 		rounds, s.committed, s.evicted, s.moved, s.expected, s.back, 100*float64(s.back)/float64(s.expected), s.slowest)
 	if s.thin*20 > rounds {
 		t.Errorf("less than %.0f %% of the pool was used in %d of %d rounds", 100*stormUsed, s.thin, rounds)
