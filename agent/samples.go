@@ -12,7 +12,8 @@ import (
 	"github.com/kvagent/kvagent/transfer"
 )
 
-// mismatchEvery is how often a mismatch is logged at most; what comes between is counted in the next line.
+// mismatchEvery is how often a mismatch is logged at most; what comes between is counted in the
+// next line.
 const mismatchEvery = 10 * time.Second
 
 // sampleCounters count the blocks of one direction that were chosen for an end-to-end check.
@@ -25,7 +26,8 @@ func (c *sampleCounters) add(n *transfer.SampleCounts) {
 }
 
 func (m *metrics) makeSamples() {
-	const help = "Blocks chosen for an end-to-end check, by direction and result: matched, mismatched (the engine has other bytes than the pool, should be 0), unverified (not summed in time, or the engine died or gave the block up)."
+	const help = "Blocks chosen for an end-to-end check, by direction and result: matched, mismatched " +
+		"(the engine has other bytes than the pool, should be 0), unverified (not summed in time, or the engine died or gave the block up)."
 	for kind, op := range [...]string{transfer.Save: "save", transfer.Load: "load"} {
 		c := &m.samples[kind]
 		c.matched = m.counter("kvagent_sampled_blocks_total", help, "op", op, "result", "matched")
@@ -69,20 +71,25 @@ func (a *Agent) sampling(st *seat) transfer.Sampling {
 	}
 }
 
-// mismatch is the alarm: bytes went wrong between an engine and the pool, and nothing else has noticed. The block is given up already.
+// mismatch is the alarm: bytes went wrong between an engine and the pool, and nothing else has
+// noticed. The block is given up already.
 func (a *Agent) mismatch(st *seat, m *transfer.Mismatch) {
 	op := [...]string{transfer.Save: "save", transfer.Load: "load"}[m.Kind]
 	hash, engine, slot := hex.EncodeToString(m.Hash), fmt.Sprintf("%08x", m.Engine), fmt.Sprintf("%08x", m.Slot)
-	text := fmt.Sprintf("%s of %s of instance %q: group %d, block %s (the engine's %d): the engine's memory has the sum %s, the pool %s",
+	text := fmt.Sprintf("%s of %s of instance %q: group %d, block %s (the engine's %d): "+
+		"the engine's memory has the sum %s, the pool %s",
 		op, placeName(st.role, st.rank), st.engine.instance, m.Group, hash, m.Block, engine, slot)
 	now := time.Now()
 	log, silent := a.mismatches.show(fmt.Sprintf("%s: %s", now.UTC().Format(time.RFC3339), text), now)
 	if !log {
 		return
 	}
-	a.log.Error("a block has other bytes in the engine than in the pool: it is given up, and the worker's next blocks are all checked; the cause is a copy, or memory, that is broken",
-		zap.String("op", op), zap.String("instance", st.engine.instance), zap.Uint32("rank", st.rank), zap.Uint8("group", m.Group), zap.String("hash", hash),
-		zap.Uint32("block", m.Block), zap.String("sum_in_engine", engine), zap.String("sum_in_pool", slot), zap.Uint64("job", m.Job),
+	a.log.Error("a block has other bytes in the engine than in the pool: it is given up, and the worker's next blocks are "+
+		"all checked; the cause is a copy, or memory, that is broken",
+		zap.String("op", op), zap.String("instance", st.engine.instance), zap.Uint32("rank", st.rank),
+		zap.Uint8("group", m.Group), zap.String("hash", hash),
+		zap.Uint32("block", m.Block), zap.String("sum_in_engine", engine), zap.String("sum_in_pool", slot),
+		zap.Uint64("job", m.Job),
 		zap.String("status", statusNames[m.Status]), zap.Int("not_logged_before", silent))
 }
 
@@ -109,6 +116,7 @@ func (c *sampleCounters) status() SampleCounts {
 func (a *Agent) sampleStatus() SampleStatus {
 	by := &a.metrics.samples
 	return SampleStatus{
-		Every: a.cfg.VerifySample, Saves: by[transfer.Save].status(), Loads: by[transfer.Load].status(), LastMismatch: a.mismatches.lastOne(),
+		Every: a.cfg.VerifySample, Saves: by[transfer.Save].status(), Loads: by[transfer.Load].status(),
+		LastMismatch: a.mismatches.lastOne(),
 	}
 }

@@ -14,8 +14,9 @@ import (
 	"github.com/kvagent/kvagent/transfer"
 )
 
-// TestMismatchIsAnAlarm: a device copies wrongly and says nothing. The engine hears that the block failed, nothing of it is stored, and operators see it
-// in the log, once, in the metrics and in the status.
+// TestMismatchIsAnAlarm: a device copies wrongly and says nothing. The engine hears that the block
+// failed, nothing of it is stored, and operators see it in the log, once, in the metrics and in the
+// status.
 func TestMismatchIsAnAlarm(t *testing.T) {
 	var wrong *devicetest.Miscopy
 	r := newRig(t, withConfig(func(c *Config) { c.VerifySample = 1 }), func(c *rigConfig) {
@@ -42,18 +43,21 @@ func TestMismatchIsAnAlarm(t *testing.T) {
 	r.wantMetric(`kvagent_sampled_blocks_total{op="save",result="mismatched"} 2`)
 	r.wantMetric(`kvagent_sampled_blocks_total{op="save",result="matched"} 4`)
 	st := r.agent.Status()
-	if s := &st.Sample; s.Every != 1 || s.Saves != (SampleCounts{Matched: 4, Mismatched: 2}) || !strings.Contains(s.LastMismatch, `save of rank 0 of instance "a": group 0, block 02020000`) {
+	if s := &st.Sample; s.Every != 1 || s.Saves != (SampleCounts{Matched: 4, Mismatched: 2}) ||
+		!strings.Contains(s.LastMismatch, `save of rank 0 of instance "a": group 0, block 02020000`) {
 		t.Errorf("status: %+v", s)
 	}
 	if !st.Ready || st.Problem != "" {
-		t.Errorf("ready %v, problem %q; want an agent that serves on: what is wrong was given up", st.Ready, st.Problem)
+		t.Errorf("ready %v, problem %q; want an agent that serves on: what is wrong was given up", st.Ready,
+			st.Problem)
 	}
 	alarms := r.logs.FilterMessageSnippet("other bytes in the engine than in the pool").All()
 	if len(alarms) != 1 {
 		t.Fatalf("%d lines in the log, want one for two mismatches at once", len(alarms))
 	}
 	fields := alarms[0].ContextMap()
-	if fields["instance"] != "a" || fields["group"] != uint8(0) && fields["group"] != uint64(0) || fields["block"] != uint32(2) || fields["sum_in_engine"] == fields["sum_in_pool"] || fields["op"] != "save" {
+	if fields["instance"] != "a" || fields["group"] != uint8(0) && fields["group"] != uint64(0) ||
+		fields["block"] != uint32(2) || fields["sum_in_engine"] == fields["sum_in_pool"] || fields["op"] != "save" {
 		t.Errorf("the alarm says %v", fields)
 	}
 }
@@ -65,7 +69,8 @@ func (r *rig) wantMetric(line string) {
 	}
 }
 
-// TestMismatchesAreLoggedNowAndThen: at most one line in mismatchEvery, with the number of those that had none.
+// TestMismatchesAreLoggedNowAndThen: at most one line in mismatchEvery, with the number of those
+// that had none.
 func TestMismatchesAreLoggedNowAndThen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var m mismatches

@@ -6,8 +6,9 @@ import "github.com/kvagent/kvagent/cudaipc/driver"
 
 var _ Summer = (*CUDA)(nil)
 
-// cudaSampler sums the samples of all peers of a device one after the other, in a role of its own. It reads a GPU's memory with plain
-// synchronous copies into memory of its own: no lane, plan, pinned piece or ring is on the way.
+// cudaSampler sums the samples of all peers of a device one after the other, in a role of its own.
+// It reads a GPU's memory with plain synchronous copies into memory of its own: no lane, plan,
+// pinned piece or ring is on the way.
 type cudaSampler struct {
 	d    *CUDA
 	work *queue[*flight] // bounded by MaxCopies per peer
@@ -40,7 +41,8 @@ func (s *cudaSampler) run() {
 	}
 }
 
-// read copies a stretch from the GPU. As with copies, what was read around the death of the peer's process is not trusted.
+// read copies a stretch from the GPU. As with copies, what was read around the death of the peer's
+// process is not trusted.
 func (s *cudaSampler) read(p *peer, from stretch, into []byte) error {
 	if err := s.d.alive(); err != nil {
 		return err

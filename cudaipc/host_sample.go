@@ -19,7 +19,8 @@ func (h *Host) Sum(s *Sample) (Ticket, error) {
 	})
 }
 
-// hostSampler sums the samples of one peer one after the other, on a goroutine of its own. Its peer owns it.
+// hostSampler sums the samples of one peer one after the other, on a goroutine of its own. Its peer
+// owns it.
 type hostSampler struct {
 	work  chan *flight
 	ended chan struct{}

@@ -168,7 +168,8 @@ func TestMoverHangs(t *testing.T) {
 	})
 }
 
-// testHangingSum: the end of a sum comes when the process is reaped, and not before: until then it may read the peer's memory.
+// testHangingSum: a sum ends when the process is reaped, and not before: until then it may read the
+// peer's memory.
 func testHangingSum(t *testing.T) {
 	t.Parallel()
 	m := newMoved(t, func(o *cudaipc.MoverOptions) { o.Device, o.Limits.Copy = hangsInSum, time.Second })

@@ -2,7 +2,8 @@ package cudaipc
 
 import "fmt"
 
-// sumWay is the place of samples beside the two directions of copies, in what is kept for each of the three.
+// sumWay is the place of samples beside the two directions of copies, in what is kept for each of
+// the three.
 const (
 	sumWay = 2
 	ways   = 3

@@ -22,7 +22,9 @@ func wireSeeds() [][]byte {
 		putStates(nil, 3, []State{{Step: 4, Fired: true}}, nil),
 		putEvents(nil, 4, 7, 4096, 2),
 		putEventsAre(nil, 4, []byte{1, 2, 3}, ErrBusy),
-		putSample(nil, 9, &Sample{Peer: 7, Within: time.Second, Pieces: []Piece{{2, 3, 4, 5}, {1, 1 << 40, 6, 7}}, Blocks: []SampleBlock{{8, 9}}}),
+		putSample(nil, 9, &Sample{
+			Peer: 7, Within: time.Second, Pieces: []Piece{{2, 3, 4, 5}, {1, 1 << 40, 6, 7}}, Blocks: []SampleBlock{{8, 9}},
+		}),
 	}
 }
 

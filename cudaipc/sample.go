@@ -13,7 +13,8 @@ const MaxSampleWait = 5 * time.Second
 // sampleScratch is how many bytes of a peer's memory are read at once for a sum.
 const sampleScratch = 256 << 10
 
-// Piece is where one segment of every block of a group lies: that of block b is the Bytes bytes at Offset + b*Stride of Region.
+// Piece is where one segment of every block of a group lies: that of block b is the Bytes bytes at
+// Offset + b*Stride of Region.
 type Piece struct {
 	Region         RegionID
 	Offset, Stride uint64
@@ -23,8 +24,8 @@ type Piece struct {
 // SampleBlock is a block of the peer, and the state that its checksum starts from.
 type SampleBlock struct{ Block, Seed uint32 }
 
-// Sample asks for the checksums of blocks of one group, made of the peer's own memory. The device may read Pieces and Blocks
-// until it is done.
+// Sample asks for the checksums of blocks of one group, made of the peer's own memory. The device
+// may read Pieces and Blocks until it is done.
 type Sample struct {
 	Peer   PeerID
 	Within time.Duration // above 0, at most MaxSampleWait, from Sum on: blocks whose sums are not there by then are bad
@@ -32,13 +33,16 @@ type Sample struct {
 	Blocks []SampleBlock
 }
 
-// Summer is a device that can sum blocks where the peer's memory is, to check copies by. It shares nothing with Copy that could
-// make both wrong: the addresses are computed from Pieces, and the memory is read with plain reads, not through the arena.
+// Summer is a device that can sum blocks where the peer's memory is, to check copies by. It shares
+// nothing with Copy that could make both wrong: the addresses are computed from Pieces, and the
+// memory is read with plain reads, not through the arena.
 type Summer interface {
-	// Sum checks and starts a sample, asynchronously; Device.Done tells its end, with a CRC-32C for each block, as that of Block.Seed and the bytes
-	// of its pieces one behind the other. A piece outside of the imported regions is ErrRange. It counts as a copy: while it is under way Close is
-	// ErrBusy, and when it is done the peer's memory is not read any more. It ends within Sample.Within and the time of one read of at most 256 KiB:
-	// what could not be summed by then, or is of a peer that died, is in Done.Bad.
+	// Sum checks and starts a sample, asynchronously; Device.Done tells its end, with a CRC-32C for
+	// each block, as that of Block.Seed and the bytes of its pieces one behind the other. A piece
+	// outside of the imported regions is ErrRange. It counts as a copy: while it is under way Close
+	// is ErrBusy, and when it is done the peer's memory is not read any more. It ends within
+	// Sample.Within and the time of one read of at most 256 KiB: what could not be summed by then,
+	// or is of a peer that died, is in Done.Bad.
 	Sum(*Sample) (Ticket, error)
 }
 
@@ -53,7 +57,8 @@ func startSum(d Device, s *Sample) (Ticket, error) {
 	return 0, fmt.Errorf("this device does not sum the memory of its peers: %w", ErrKind)
 }
 
-// SumBytes continues a CRC-32C over memory that is mapped in this process and may go away meanwhile, which is an error.
+// SumBytes continues a CRC-32C over memory that is mapped in this process and may go away
+// meanwhile, which is an error.
 func SumBytes(state uint32, mem []byte) (sum uint32, err error) {
 	err = guarded(mem, mem, func() { sum = crc32.Update(state, castagnoli, mem) })
 	return sum, err
@@ -112,7 +117,8 @@ type stretch struct {
 	off uint64
 }
 
-// readPeer fills a slice with the bytes of a stretch. When it returns, the peer's memory is not read any more.
+// readPeer fills a slice with the bytes of a stretch. When it returns, the peer's memory is not
+// read any more.
 type readPeer func(p *peer, from stretch, into []byte) error
 
 // sumSample makes the sums of a flight's sample. scratch is of sampleScratch bytes.

@@ -112,8 +112,8 @@ func (b *bench) fragmentMoved(p *path, which int, raw *cudaipc.RawCopies) error 
 // checkedFragment is the length of fragments at which the end-to-end check is measured.
 const checkedFragment = 64 << 10
 
-// checkedMoved measures saves and loads with every block checked end to end (serve's --verify-sample 1). What one check in 1,000 blocks costs follows
-// from that: the difference, by 1,000.
+// checkedMoved measures saves and loads with every block checked end to end, as serve does with
+// --verify-sample 1. With 1,000 a block costs a thousandth of the difference.
 func (b *bench) checkedMoved(p *path, which int, full map[string]float64) error {
 	checked, err := p.measure(fragments[which].bytes, transfer.Full, 1)
 	if err != nil {
@@ -123,7 +123,8 @@ func (b *bench) checkedMoved(p *path, which int, full map[string]float64) error 
 		name, f := fragments[which].name+"_"+way, b.line.Figures
 		f[name+"_checked_gib_s"], f[name+"_checked_of_full"] = checked[way]/gib, checked[way]/full[way]
 		f[name+"_check_us_per_block"] = movedBlock * (1/checked[way] - 1/full[way]) * 1e6
-		b.line.say("%s %s with every block checked end to end %.1f GiB/s, %.0f us a block", fragments[which].name, way, checked[way]/gib, f[name+"_check_us_per_block"])
+		b.line.say("%s %s with every block checked end to end %.1f GiB/s, %.0f us a block", fragments[which].name, way,
+			checked[way]/gib, f[name+"_check_us_per_block"])
 	}
 	return nil
 }

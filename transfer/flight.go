@@ -38,8 +38,9 @@ func (th *thread) launch(t *task, c *cursor, lane *ticket, w way) pool.Status {
 	return pool.OK
 }
 
-// land waits for the end of the oldest copy under way, and ends its batch; or begins its check, beside which the next copies go on, and then ends the
-// oldest batch that is being checked when there are Limits.Batches of them, or nothing else is to be waited for.
+// land waits for the end of the oldest copy under way. It ends its batch, or begins its check,
+// beside which the next copies go on. It ends the oldest batch that is being checked when there are
+// Limits.Batches of them, or no copy is under way.
 func (th *thread) land(t *task, w way, before pool.Status) pool.Status {
 	list := &th.checking
 	if len(th.begun) > 0 && len(th.checking) < th.w.cfg.Limits.Batches {

@@ -7,13 +7,15 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Sampling is the end-to-end check of some of the blocks that are copied: a sum made where the engine's memory is, by another path than
-// the copy's (cudaipc.Summer), is compared with the sum of the block's slot.
+// Sampling is the end-to-end check of some of the blocks that are copied: a sum made where the
+// engine's memory is, by another path than the copy's (cudaipc.Summer), is compared with the sum of
+// the block's slot.
 type Sampling struct {
 	Every uint32 // one block in so many, of each direction of a worker; 0: none, 1: all
 	Seed  uint64 // of which ones
 	Arena []byte // the device's, as this process sees it
-	// Mismatch is told of each block that does not match; nil: nobody is. It is called from the worker's threads and must not block.
+	// Mismatch is told of each block that does not match; nil: nobody is. It is called from the
+	// worker's threads and must not block.
 	Mismatch func(Mismatch)
 }
 
@@ -35,14 +37,17 @@ type Mismatch struct {
 // SampleCounts are the blocks that were chosen for a check.
 type SampleCounts struct {
 	Matched, Mismatched uint64
-	Unverified          uint64 // not summed: too late, the engine died or had given the block up, or the device failed
+	// Unverified are those that were not summed: too late, the engine died or had given the block
+	// up, or the device failed.
+	Unverified uint64
 }
 
 // suspectBlocks are how many blocks, at least, are all checked after one that did not match.
 const suspectBlocks = 1000
 
-// picker chooses the blocks of one direction that are checked: one of each Every in a row, across jobs, at a place that is drawn anew
-// each time, so that neither position nor time chooses. After a mismatch it chooses all, until suspectBlocks have matched.
+// picker chooses the blocks of one direction that are checked: one of each Every in a row, across
+// jobs, at a place that is drawn anew each time, so that neither position nor time chooses. After a
+// mismatch it chooses all, until suspectBlocks have matched.
 type picker struct {
 	every   uint32
 	left    uint32 // blocks of the row at hand
@@ -85,7 +90,8 @@ type place struct {
 	block uint32
 }
 
-// check starts the check of those blocks of a flight, whose copy has ended, that the picker chooses. It says whether there are any.
+// check starts the check of those blocks of a flight, whose copy has ended, that the picker
+// chooses. It says whether there are any.
 func (th *thread) check(f *flight) bool {
 	return th.picker.every > 0 && th.ask(f, th.picker.next)
 }
@@ -99,7 +105,8 @@ func (th *thread) ask(f *flight, chosen func() bool) bool {
 		f.checked[i] = true
 		a := th.askFor(f, f.where[i].group)
 		a.number = append(a.number, i)
-		a.sample.Blocks = append(a.sample.Blocks, cudaipc.SampleBlock{Block: f.where[i].block, Seed: f.copy.Blocks[i].Seed})
+		a.sample.Blocks = append(a.sample.Blocks, cudaipc.SampleBlock{Block: f.where[i].block,
+			Seed: f.copy.Blocks[i].Seed})
 	}
 	for _, a := range f.asked {
 		a.ticket, a.err = th.w.summer.Sum(&a.sample)
@@ -128,7 +135,8 @@ type summed struct {
 	bad    bool
 }
 
-// sums waits until nothing of a flight's samples is under way any more: only then the engine may have its memory back.
+// sums waits until nothing of a flight's samples is under way any more: only then the engine may
+// have its memory back.
 func (th *thread) sums(f *flight) []summed {
 	if len(f.asked) == 0 {
 		return nil
@@ -149,8 +157,9 @@ func (th *thread) sums(f *flight) []summed {
 	return th.summed
 }
 
-// compare holds sums of the engine's memory against the slots'. wanted is false if the engine has given the blocks up: it may have used
-// them since, and nothing is known. After a mismatch all other blocks of the flight are checked too.
+// compare holds sums of the engine's memory against the slots'. wanted is false if the engine has
+// given the blocks up: it may have used them since, and nothing is known. After a mismatch all
+// other blocks of the flight are checked too.
 func (th *thread) compare(t *task, f *flight, list []summed, wanted bool) {
 	bad := false
 	for i := range list {
@@ -176,8 +185,9 @@ func (th *thread) compare(t *task, f *flight, list []summed, wanted bool) {
 	}
 }
 
-// slotSum is the sum that the engine's memory must have. Of a save it is one of the slot from its first byte to its last, whatever runs it was
-// copied in, and must be the one that is committed, else that one is given. Of a load it is the one that was made at the save.
+// slotSum is the sum that the engine's memory must have. Of a save it is one of the slot from its
+// first byte to its last, whatever runs it was copied in, and must be the one that is committed,
+// else that one is given. Of a load it is the one that was made at the save.
 func (th *thread) slotSum(f *flight, s *summed) (sum uint32, ok bool) {
 	stored := f.slots[s.number].Sum
 	full := th.w.cfg.Integrity == Full
@@ -194,8 +204,9 @@ func (th *thread) sumSlot(f *flight, number int) (sum uint32, ok bool) {
 	return sum, err == nil
 }
 
-// mismatch gives a block up that is not in the slot, or in the engine, as it is on the other side. A stored block goes with it, unless it is
-// seen to be as it was saved: then the copy or the engine's memory is at fault, and others may have the block.
+// mismatch gives a block up that is not in the slot, or in the engine, as it is on the other side.
+// A stored block goes with it, unless it is seen to be as it was saved: then the copy or the
+// engine's memory is at fault, and others may have the block.
 func (th *thread) mismatch(t *task, f *flight, s *summed, slot uint32) {
 	status := Failed
 	if th.kind == Load {
@@ -207,7 +218,8 @@ func (th *thread) mismatch(t *task, f *flight, s *summed, slot uint32) {
 	if told := th.w.cfg.Sampling.Mismatch; told != nil {
 		number, at := f.number[s.number], f.where[s.number]
 		told(Mismatch{
-			Job: t.job.ID, Kind: th.kind, Group: at.group, Hash: t.job.hash(number), Block: at.block, Engine: s.engine, Slot: slot, Status: status,
+			Job: t.job.ID, Kind: th.kind, Group: at.group, Hash: t.job.hash(number), Block: at.block,
+			Engine: s.engine, Slot: slot, Status: status,
 		})
 	}
 }
@@ -224,7 +236,8 @@ func (j *Job) hash(number int) []byte {
 	return nil
 }
 
-// piecesOf gives a group's segments as a device is told them for samples: as the registration has them, none merged.
+// piecesOf gives a group's segments as a device is told them for samples: as the registration has
+// them, none merged.
 func piecesOf(g *GroupLayout) []cudaipc.Piece {
 	out := make([]cudaipc.Piece, len(g.Segments))
 	for i, s := range g.Segments {

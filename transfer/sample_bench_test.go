@@ -20,8 +20,9 @@ const (
 	benchBlocks   = 32 // of one job
 )
 
-// BenchmarkSampling saves and loads without a check, with one block in 1,000 checked, and with all, one after the other in each round: figures are
-// blocks/s, their shares of those without a check in the same run, and this process's processor time in times of that without.
+// BenchmarkSampling saves and loads without a check, with one block in 1,000 checked, and with all,
+// one after the other in each round: figures are blocks/s, their shares of those without a check in
+// the same run, and this process's processor time in times of that without.
 func BenchmarkSampling(b *testing.B) {
 	for _, name := range []string{"host", "mover"} {
 		b.Run(name, func(b *testing.B) { benchSampling(b, sampledDevices[name]) })
@@ -54,12 +55,15 @@ func benchSampling(b *testing.B, open openSampled) {
 	}
 	g := GroupLayout{NumBlocks: benchBlocks}
 	for at := uint64(0); at < benchBlock; at += benchFragment {
-		g.Segments = append(g.Segments, Segment{Region: 1, Offset: 2 * at, Stride: 2 * benchBlock, Bytes: benchFragment})
+		g.Segments = append(g.Segments, Segment{Region: 1, Offset: 2 * at, Stride: 2 * benchBlock,
+			Bytes: benchFragment})
 	}
 	done := make(chan Completion, 1)
 	cfg := Config{
-		Device: device, Peer: 1, Slots: p, Layout: Layout{[]GroupLayout{g}}, Limits: patientSamples(), Lanes: NewLanes(4, DefaultLimits.SaveAge, nil),
-		Spec:     pool.Spec{Fingerprint: pool.Fingerprint{3}, Identity: []byte("bench"), Shards: 1, Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{benchBlock}}}},
+		Device: device, Peer: 1, Slots: p, Layout: Layout{[]GroupLayout{g}}, Limits: patientSamples(),
+		Lanes: NewLanes(4, DefaultLimits.SaveAge, nil),
+		Spec: pool.Spec{Fingerprint: pool.Fingerprint{3}, Identity: []byte("bench"), Shards: 1,
+			Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{benchBlock}}}},
 		Sampling: Sampling{Arena: arena}, Complete: func(c Completion) { done <- c },
 	}
 	if cfg.Space, err = p.OpenSpace(cfg.Spec); err != nil {
@@ -120,7 +124,8 @@ func benchSampling(b *testing.B, open openSampled) {
 	}
 }
 
-// processorTime is what this process has used so far: on a machine that others use, it says more than the clock.
+// processorTime is what this process has used so far: on a machine that others use, it says more
+// than the clock.
 func processorTime(b *testing.B) time.Duration {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {

@@ -9,19 +9,23 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
 )
 
-// TestCUDASampleCatchesWrongCopies is TestSampleCatchesWrongCopies on a GPU: opened here, in a mover, and with memory in pieces.
+// TestCUDASampleCatchesWrongCopies is TestSampleCatchesWrongCopies on a GPU: opened here, in a
+// mover, and with memory in pieces.
 func TestCUDASampleCatchesWrongCopies(t *testing.T) {
 	for name, kind := range map[string]cudaipc.Kind{"handles": cudaipc.KindCUDA, "virtual": cudaipc.KindCUDAFD} {
 		engine := func(t testing.TB, s devicetest.Spec) devicetest.Engine { return devicetest.CUDAEngine(t, s, kind) }
 		t.Run(name, func(t *testing.T) {
-			catchesWrongCopies(t, openSampled{engine: engine, device: func(fd int, size int64) (cudaipc.Device, error) {
+			catchesWrongCopies(t, openSampled{engine: engine, device: func(fd int, size int64) (cudaipc.Device,
+				error) {
 				return cudaipc.OpenCUDA(cudaipc.CUDAOptions{ArenaFD: fd, ArenaSize: size})
 			}})
 		})
 		t.Run(name+" in a mover", func(t *testing.T) {
-			catchesWrongCopies(t, openSampled{engine: engine, device: func(fd int, size int64) (cudaipc.Device, error) {
+			catchesWrongCopies(t, openSampled{engine: engine, device: func(fd int, size int64) (cudaipc.Device,
+				error) {
 				return cudaipc.NewMover(cudaipc.MoverOptions{
-					Name: "test", Device: cudaipc.CUDADevice, ArenaFD: fd, ArenaSize: size, Command: devicetest.MoverCommand, Env: devicetest.MoverEnv, Node: -1,
+					Name: "test", Device: cudaipc.CUDADevice, ArenaFD: fd, ArenaSize: size,
+					Command: devicetest.MoverCommand, Env: devicetest.MoverEnv, Node: -1,
 				})
 			}})
 		})

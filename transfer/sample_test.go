@@ -14,7 +14,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// sampleRig is an engine in a process of its own, with regions 1 and 2 laid out as layout's, and what is to be known of its samples.
+// sampleRig is an engine in a process of its own, with regions 1 and 2 laid out as layout's, and
+// what is to be known of its samples.
 type sampleRig struct {
 	*rank
 	n          *node
@@ -46,7 +47,8 @@ var sampledDevices = map[string]openSampled{
 	}},
 	"mover": {engine: hostEngine, device: func(fd int, size int64) (cudaipc.Device, error) {
 		m, err := cudaipc.NewMover(cudaipc.MoverOptions{
-			Name: "test", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: size, Command: devicetest.MoverCommand, Env: devicetest.MoverEnv, Node: -1,
+			Name: "test", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: size,
+			Command: devicetest.MoverCommand, Env: devicetest.MoverEnv, Node: -1,
 		})
 		return cudaipc.OpenNode(cudaipc.NodeOptions{Host: m}), err
 	}},
@@ -59,13 +61,15 @@ func patientSamples() Limits {
 	return l
 }
 
-// sampledRig has blocks 0 to 7 filled with a pattern of the engine's; wrap may put a device before the real one.
+// sampledRig has blocks 0 to 7 filled with a pattern of the engine's; wrap may put a device before
+// the real one.
 func (o openSampled) rig(t *testing.T, change func(*Config, *sampleRig)) *sampleRig {
 	t.Helper()
 	r := &sampleRig{n: newNodeOn(t, 64, o.device)}
 	r.device = r.n.host
 	r.rank = &rank{t: t, done: make(chan Completion, 64)}
-	r.engine = o.engine(t, devicetest.Spec{Regions: []int64{blocks * 2 * piece, blocks * 2 * piece}, Events: 1, Revokes: 8})
+	r.engine = o.engine(t, devicetest.Spec{Regions: []int64{blocks * 2 * piece, blocks * 2 * piece}, Events: 1,
+		Revokes: 8})
 	im, err := r.engine.Import(1)
 	if err != nil {
 		t.Fatal(err)
@@ -75,7 +79,8 @@ func (o openSampled) rig(t *testing.T, change func(*Config, *sampleRig)) *sample
 	}
 	arena, _ := r.n.pool.Arena()
 	cfg := Config{
-		Device: r.n.host, Peer: 1, Slots: r.n.pool, Spec: spec(1), Layout: layout(), Lanes: r.n.lanes, Limits: patientSamples(),
+		Device: r.n.host, Peer: 1, Slots: r.n.pool, Spec: spec(1), Layout: layout(), Lanes: r.n.lanes,
+		Limits:   patientSamples(),
 		Complete: func(c Completion) { r.done <- c },
 		Sampling: Sampling{Every: 1, Arena: arena, Mismatch: func(m Mismatch) {
 			r.mu.Lock()
@@ -96,7 +101,8 @@ func (o openSampled) rig(t *testing.T, change func(*Config, *sampleRig)) *sample
 	}
 	t.Cleanup(r.worker.Close)
 	for region := range 2 {
-		r.do(devicetest.Op{Kind: devicetest.Fill, Region: cudaipc.RegionID(region + 1), Len: 8 * 2 * piece, Seed: uint64(region + 1)})
+		r.do(devicetest.Op{Kind: devicetest.Fill, Region: cudaipc.RegionID(region + 1), Len: 8 * 2 * piece,
+			Seed: uint64(region + 1)})
 	}
 	return r
 }
@@ -112,7 +118,8 @@ func (r *sampleRig) finish(j Job) Completion {
 // block is what the engine has in one block.
 func (r *sampleRig) block(b uint32) (data []byte) {
 	for region := range 2 {
-		data = append(data, r.do(devicetest.Op{Kind: devicetest.Read, Region: cudaipc.RegionID(region + 1), Off: int64(b) * 2 * piece, Len: 2 * piece})...)
+		data = append(data, r.do(devicetest.Op{Kind: devicetest.Read, Region: cudaipc.RegionID(region + 1),
+			Off: int64(b) * 2 * piece, Len: 2 * piece})...)
 	}
 	return data
 }
@@ -121,8 +128,9 @@ func (r *sampleRig) stored(from, n int) int {
 	return r.n.pool.Prefix(r.space, 0, pool.Chain(chain(from, n), hashLen))
 }
 
-// TestSampleCatchesWrongCopies: a device copies wrongly in every way there is, and says nothing. With each block checked, the one that is wrong is
-// neither stored nor said to be delivered. Without a check it is.
+// TestSampleCatchesWrongCopies: a device copies wrongly in every way there is, and says nothing.
+// With each block checked, the one that is wrong is neither stored nor said to be delivered.
+// Without a check it is.
 func TestSampleCatchesWrongCopies(t *testing.T) {
 	for name, open := range sampledDevices {
 		t.Run(name, func(t *testing.T) { catchesWrongCopies(t, open) })
@@ -142,11 +150,13 @@ func catchesWrongCopies(t *testing.T, open openSampled) {
 	}
 }
 
-// miscopying puts a device that goes wrong before the real one. It does so from the first copy on that is of kind.
+// miscopying puts a device that goes wrong before the real one. It does so from the first copy on
+// that is of kind.
 func miscopying(fault devicetest.Miscopied, integrity Integrity, every uint32, kind Kind) func(*Config, *sampleRig) {
 	return func(c *Config, r *sampleRig) {
 		c.Integrity, c.Sampling.Every = integrity, every
-		c.Device = &wrongWay{Miscopy: devicetest.Miscopy{Device: r.n.host, Arena: c.Sampling.Arena, Fault: fault}, kind: kind}
+		c.Device = &wrongWay{Miscopy: devicetest.Miscopy{Device: r.n.host, Arena: c.Sampling.Arena, Fault: fault},
+			kind: kind}
 	}
 }
 
@@ -168,12 +178,15 @@ func catchesSave(t *testing.T, open openSampled, fault devicetest.Miscopied, int
 	c := r.finish(save(1, section(0, 4, 0)))
 	if every == 0 {
 		if c.Status[3] != pool.OK || r.stored(0, 4) != 4 {
-			t.Errorf("unchecked, the wrong block has status %d: this test's device does not go wrong as a GPU does", c.Status[3])
+			t.Errorf("unchecked, the wrong block has status %d: this test's device does not go wrong as a GPU does",
+				c.Status[3])
 		}
 		return
 	}
-	if want := []pool.Status{pool.OK, pool.OK, pool.OK, Failed}; !slices.Equal(c.Status, want) || r.stored(0, 4) != 3 {
-		t.Fatalf("save: statuses %v, %d blocks stored; want %v: a wrong copy was stored", c.Status, r.stored(0, 4), want)
+	if want := []pool.Status{pool.OK, pool.OK, pool.OK, Failed}; !slices.Equal(c.Status, want) || r.stored(0,
+		4) != 3 {
+		t.Fatalf("save: statuses %v, %d blocks stored; want %v: a wrong copy was stored", c.Status, r.stored(0, 4),
+			want)
 	}
 	r.told(c, 1, Mismatch{Job: 1, Kind: Save, Hash: chain(3, 1), Block: 3, Status: Failed})
 }
@@ -186,7 +199,8 @@ func catchesLoad(t *testing.T, open openSampled, fault devicetest.Miscopied, int
 	c := r.finish(load(2, section(0, 4, 10)))
 	wrong := !bytes.Equal(r.block(13), r.block(3))
 	if every == 0 {
-		if caught := c.Status[3] != pool.OK; !wrong || caught != (integrity == Full && fault == devicetest.CopiedMisplaced) {
+		if caught := c.Status[3] != pool.OK; !wrong || caught != (integrity == Full &&
+			fault == devicetest.CopiedMisplaced) {
 			t.Errorf("unchecked, the wrong block (%v) has status %d: this test's device does not go wrong as a GPU does", wrong, c.Status[3])
 		}
 		return
@@ -204,7 +218,8 @@ func catchesLoad(t *testing.T, open openSampled, fault devicetest.Miscopied, int
 		want[3-i] = status
 	}
 	if !slices.Equal(c.Status, want) || r.stored(0, 4) != left {
-		t.Fatalf("load: statuses %v, %d blocks stored; want %v, %d: a wrong copy was said to be delivered", c.Status, r.stored(0, 4), want, left)
+		t.Fatalf("load: statuses %v, %d blocks stored; want %v, %d: a wrong copy was said to be delivered",
+			c.Status, r.stored(0, 4), want, left)
 	}
 	if integrity == Header || fault != devicetest.CopiedMisplaced { // else the copy's own sums have it
 		r.told(c, bad, Mismatch{Job: 2, Kind: Load, Hash: chain(3, 1), Block: 13, Status: status})
@@ -216,7 +231,8 @@ func catchesLoad(t *testing.T, open openSampled, fault devicetest.Miscopied, int
 	}
 }
 
-// told wants so many mismatches of four blocks, each of two different sums, and the last one to be this.
+// told wants so many mismatches of four blocks, each of two different sums, and the last one to be
+// this.
 func (r *sampleRig) told(c Completion, bad int, want Mismatch) {
 	r.t.Helper()
 	r.mu.Lock()
@@ -225,7 +241,8 @@ func (r *sampleRig) told(c Completion, bad int, want Mismatch) {
 		r.t.Fatalf("%+v, %d told; want %d that do not match, and those told", c.Sample, len(r.mismatches), bad)
 	}
 	got := r.mismatches[bad-1]
-	if got.Engine == got.Slot || got.Job != want.Job || got.Kind != want.Kind || !bytes.Equal(got.Hash, want.Hash) || got.Block != want.Block || got.Status != want.Status {
+	if got.Engine == got.Slot || got.Job != want.Job || got.Kind != want.Kind || !bytes.Equal(got.Hash,
+		want.Hash) || got.Block != want.Block || got.Status != want.Status {
 		r.t.Errorf("told %+v, want %+v with two sums", got, want)
 	}
 }
@@ -244,7 +261,8 @@ func TestSampleOfADamagedSlot(t *testing.T) {
 	}
 }
 
-// flipping is a device whose arena changes between the sum that a load makes of it and the bytes that it copies.
+// flipping is a device whose arena changes between the sum that a load makes of it and the bytes
+// that it copies.
 type flipping struct {
 	cudaipc.Device
 	arena []byte
@@ -362,7 +380,8 @@ func sampleStation(t *testing.T, n *node, change func(*Config)) (*station, *held
 	return s, held
 }
 
-// TestCancelWaitsForSums: the engine's memory is being summed when the job is cancelled. The acknowledgement comes when that has ended.
+// TestCancelWaitsForSums: the engine's memory is being summed when the job is cancelled. The
+// acknowledgement comes when that has ended.
 func TestCancelWaitsForSums(t *testing.T) {
 	for _, kind := range []Kind{Save, Load} {
 		n := newNode(t, 64, false)
@@ -402,7 +421,8 @@ func TestDoneWaitsForSums(t *testing.T) {
 	}
 }
 
-// TestSampleOfARevokedSave: the engine revokes a save while its block is summed, and overwrites it. That is no mismatch.
+// TestSampleOfARevokedSave: the engine revokes a save while its block is summed, and overwrites it.
+// That is no mismatch.
 func TestSampleOfARevokedSave(t *testing.T) {
 	n := newNode(t, 64, false)
 	s, held := sampleStation(t, n, func(c *Config) {
@@ -450,7 +470,8 @@ func TestCopiesGoOnBesideSums(t *testing.T) {
 	}
 }
 
-// TestSamplesThatAreNotMade: the time is over, or the device cannot do it. The blocks are as good as unchecked ones, and counted.
+// TestSamplesThatAreNotMade: the time is over, or the device cannot do it. The blocks are as good
+// as unchecked ones, and counted.
 func TestSamplesThatAreNotMade(t *testing.T) {
 	for name, change := range map[string]func(*Config){
 		"late":    func(c *Config) { c.Limits.SampleWait = 1 },
@@ -469,7 +490,8 @@ func TestSamplesThatAreNotMade(t *testing.T) {
 	}
 }
 
-// TestEngineDiesWhileSummed: what its memory was cannot be said any more. The job ends, and its blocks are counted.
+// TestEngineDiesWhileSummed: what its memory was cannot be said any more. The job ends, and its
+// blocks are counted.
 func TestEngineDiesWhileSummed(t *testing.T) {
 	for _, name := range []string{"host", "process"} {
 		for _, kind := range []Kind{Save, Load} {
@@ -493,8 +515,10 @@ func TestEngineDiesWhileSummed(t *testing.T) {
 			r.engine.Kill()
 			held.open()
 			c := <-r.done
-			if n := c.Sample; n.Mismatched != 0 || n.Matched+n.Unverified != 4 || name == "process" && n.Unverified != 4 {
-				t.Errorf("%s, kind %d: %+v; want 4 that match, or were not verified because the process is gone", name, kind, n)
+			if n := c.Sample; n.Mismatched != 0 || n.Matched+n.Unverified != 4 || name == "process" &&
+				n.Unverified != 4 {
+				t.Errorf("%s, kind %d: %+v; want 4 that match, or were not verified because the process is gone",
+					name, kind, n)
 			}
 		}
 	}
@@ -504,7 +528,8 @@ type noSums struct{ cudaipc.Device }
 
 func (*noSums) Sum(*cudaipc.Sample) (cudaipc.Ticket, error) { return 0, cudaipc.ErrPeer }
 
-// TestPickerTakesOneOfEach: one block of each row, at every place of it, whatever the jobs' sizes are, and the same for one seed.
+// TestPickerTakesOneOfEach: one block of each row, at every place of it, whatever the jobs' sizes
+// are, and the same for one seed.
 func TestPickerTakesOneOfEach(t *testing.T) {
 	const every, rows = 10, 3000
 	picks := func(seed uint64, kind Kind) (list []int) {
@@ -529,8 +554,10 @@ func TestPickerTakesOneOfEach(t *testing.T) {
 			t.Errorf("place %d of a row was chosen %d times of %d: position chooses", place, n, rows)
 		}
 	}
-	if len(list) != rows || !slices.Equal(list, picks(7, Save)) || slices.Equal(list, picks(8, Save)) || slices.Equal(list, picks(7, Load)) {
-		t.Errorf("%d picks of %d rows; one seed and direction must give the same ones, others must not", len(list), rows)
+	if len(list) != rows || !slices.Equal(list, picks(7, Save)) || slices.Equal(list, picks(8, Save)) ||
+		slices.Equal(list, picks(7, Load)) {
+		t.Errorf("%d picks of %d rows; one seed and direction must give the same ones, others must not", len(list),
+			rows)
 	}
 	all, none := newPicker(&Sampling{Every: 1}, Save), newPicker(&Sampling{}, Save)
 	for range 100 {
@@ -555,7 +582,8 @@ func TestSampleAcrossSmallJobs(t *testing.T) {
 	}
 }
 
-// TestMismatchWidensTheSample: behind one wrong block the rest of its batch is checked, and what follows.
+// TestMismatchWidensTheSample: behind one wrong block the rest of its batch is checked, and what
+// follows.
 func TestMismatchWidensTheSample(t *testing.T) {
 	r := sampledDevices["host"].rig(t, miscopying(devicetest.CopiedNotAll, Full, 8, Save))
 	p := r.worker.mu.threads[Save].picker
@@ -574,10 +602,13 @@ func TestSamplingIsChecked(t *testing.T) {
 	arena, _ := n.pool.Arena()
 	good := Config{Device: n.host, Slots: n.pool, Spec: spec(1), Layout: layout(), Complete: func(Completion) {}}
 	for name, change := range map[string]func(*Config){
-		"every":  func(c *Config) { c.Sampling = Sampling{Every: MaxSampleEvery + 1, Arena: arena} },
-		"device": func(c *Config) { c.Device, c.Sampling = &counting{Device: n.host}, Sampling{Every: 1, Arena: arena} },
-		"arena":  func(c *Config) { c.Sampling.Every = 1 },
-		"wait":   func(c *Config) { c.Limits = DefaultLimits; c.Limits.SampleWait = cudaipc.MaxSampleWait + 1 },
+		"every": func(c *Config) { c.Sampling = Sampling{Every: MaxSampleEvery + 1, Arena: arena} },
+		"device": func(c *Config) {
+			c.Device, c.Sampling = &counting{Device: n.host}, Sampling{Every: 1,
+				Arena: arena}
+		},
+		"arena": func(c *Config) { c.Sampling.Every = 1 },
+		"wait":  func(c *Config) { c.Limits = DefaultLimits; c.Limits.SampleWait = cudaipc.MaxSampleWait + 1 },
 	} {
 		cfg := good
 		change(&cfg)

@@ -74,8 +74,8 @@ func (t *task) behindBusy(p *part) bool {
 	return p.from > 0 && t.status[p.first-1] == pool.Busy
 }
 
-// verdict asks, after the copy and its check and before the commit, whether the engine still wants it: a revoked block may have
-// been overwritten while it was read.
+// verdict asks, after the copy and its check and before the commit, whether the engine still wants
+// it: a revoked block may have been overwritten while it was read.
 func (th *thread) verdict(t *task) pool.Status {
 	_, status := th.look(t, cudaipc.None)
 	return status

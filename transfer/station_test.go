@@ -152,7 +152,8 @@ func (s *station) start(change func(*Config)) {
 	})
 }
 
-// sample has one block of each three checked, unless the test says otherwise or has put something before the real device.
+// sample has one block of each three checked, unless the test says otherwise or has wrapped the
+// real device.
 func (s *station) sample(cfg *Config) {
 	if _, ok := cfg.Device.(cudaipc.Summer); !ok || cfg.Sampling.Every > 0 {
 		return

@@ -71,15 +71,16 @@ type Limits struct {
 	Batches     int           // of a job that the device has at once: the next are there when one ends
 	EventWait   time.Duration // longest wait for a job's event and step word
 	SaveAge     time.Duration // a save that waited this long goes before loads
-	SampleWait  time.Duration // longest wait for the sums of a sample, at most cudaipc.MaxSampleWait; what is not there then is not verified
+	SampleWait  time.Duration // longest time of a sample's sums, at most cudaipc.MaxSampleWait
 	PollFloor   time.Duration // shortest pause between two polls of an event
 	PollCeiling time.Duration // longest pause between two polls of an event
 }
 
 // DefaultLimits are what an agent uses unless told otherwise.
 var DefaultLimits = Limits{
-	Queue: 1024, QueueBlocks: 1 << 18, BatchBytes: 8 << 20, Batches: 3, EventWait: 60 * time.Second, SaveAge: 50 * time.Millisecond, SampleWait: 250 * time.Millisecond,
-	PollFloor: 20 * time.Microsecond, PollCeiling: 500 * time.Microsecond,
+	Queue: 1024, QueueBlocks: 1 << 18, BatchBytes: 8 << 20, Batches: 3, EventWait: 60 * time.Second, SaveAge: 50 * time.Millisecond,
+	SampleWait: 250 * time.Millisecond,
+	PollFloor:  20 * time.Microsecond, PollCeiling: 500 * time.Microsecond,
 }
 
 // Config of a worker.

@@ -17,7 +17,8 @@ import (
 	"github.com/kvagent/kvagent/transfer"
 )
 
-// defaultReplayVerify is more than serve checks by default: engines that are killed and revoke are where a check could be wrong.
+// defaultReplayVerify is more than serve checks by default: a check could be wrong where engines
+// are killed, or revoke their saves.
 const defaultReplayVerify = 10
 
 // replaySettings are all settings of replay.

@@ -92,7 +92,9 @@ func (s *serveSettings) addFlags(f *pflag.FlagSet) {
 	f.Var(&durationValue{&s.takeoverWait, 0, time.Hour}, "takeover-wait", "longest wait for an agent that is ending, and what it started, to let go of the directory and the pool's file")
 	f.Var(&choiceValue{&s.eviction, evictions}, "eviction", "what goes when the pool is full: hazard learns which blocks come again, lru is the one used least recently")
 	f.Var(&choiceValue{&s.integrity, []string{integrityFull, integrityHeader}}, "integrity", "full adds a checksum of each block's content, made of what a save brought into the pool and verified at load and by the tiers")
-	f.Var(&countValue{&s.verify, 0, transfer.MaxSampleEvery}, "verify-sample", "check one block in so many end to end: a sum of the engine's own memory must be that of the pool's block, at save and at load; 0 checks none, 1 all, which costs about as much as the copies")
+	f.Var(&countValue{&s.verify, 0, transfer.MaxSampleEvery}, "verify-sample",
+		"check one block in so many end to end: at save and at load a sum of the engine's own memory must be that of the "+
+			"pool's block; 0 checks none, 1 all, which costs more than the copies")
 	f.Var(&sizeValue{&s.leaseBytes, 0, dram.MaxBytes}, "lease-bytes", "most that one engine's look-ups may hold reserved; 0 is a quarter of the pool")
 
 	s.tiers.addFlags(f)

@@ -33,8 +33,8 @@ func (c *session) sums(s *cudaipc.Sample) cudaipc.Done {
 	return c.wait(ticket)
 }
 
-// Three layers of blocks: two in the first region, each with its own distance between blocks, and one in the second, longer than a device
-// reads at once.
+// Three layers of blocks: two in the first region, each with its own distance between blocks, and
+// one in the second, longer than a device reads at once.
 const (
 	sampledBlocks = 9
 	firstPiece    = 1000
@@ -85,7 +85,8 @@ func testSamples(t *testing.T, f Fixture) {
 	c.do(Op{Kind: Write, Region: 2, Off: off, Data: []byte{^c.do(Op{Kind: Read, Region: 2, Off: off, Len: 1})[0]}})
 	for i, sum := range c.sums(s).Sums {
 		if other := sum != before.Sums[i]; other != (s.Blocks[i].Block == changed) {
-			t.Errorf("the last byte of block %d was changed: that the sum of block %d is another one is %v", changed, s.Blocks[i].Block, other)
+			t.Errorf("the last byte of block %d was changed: that the sum of block %d is another one is %v",
+				changed, s.Blocks[i].Block, other)
 		}
 	}
 }
@@ -116,15 +117,19 @@ func testSamplesOutOfRange(t *testing.T, f Fixture) {
 	c := startSampled(t, f)
 	block := []cudaipc.SampleBlock{{Block: 1}}
 	for name, s := range map[string]cudaipc.Sample{
-		"no region":       {Pieces: []cudaipc.Piece{{Region: 9, Bytes: 1}}, Blocks: block},
-		"beyond the end":  {Pieces: []cudaipc.Piece{{Region: 1, Offset: 1<<20 - 10, Bytes: 11}}, Blocks: block},
-		"a block beyond":  {Pieces: []cudaipc.Piece{{Region: 1, Stride: 1 << 20, Bytes: 1}}, Blocks: block},
-		"the last beyond": {Pieces: sampledPieces, Blocks: []cudaipc.SampleBlock{{Block: 2}, {Block: 1 << 20}, {Block: 0}}},
-		"huge offset":     {Pieces: []cudaipc.Piece{{Region: 1, Offset: math.MaxUint64, Stride: 1, Bytes: 1}}, Blocks: block},
-		"huge stride":     {Pieces: []cudaipc.Piece{{Region: 1, Stride: math.MaxUint64, Bytes: 1}}, Blocks: []cudaipc.SampleBlock{{Block: 2}}},
-		"overflow":        {Pieces: []cudaipc.Piece{{Region: 1, Offset: 1, Stride: math.MaxUint64, Bytes: 1}}, Blocks: block},
-		"no time":         {Within: -1, Pieces: sampledPieces, Blocks: block},
-		"too much time":   {Within: cudaipc.MaxSampleWait + 1, Pieces: sampledPieces, Blocks: block},
+		"no region":      {Pieces: []cudaipc.Piece{{Region: 9, Bytes: 1}}, Blocks: block},
+		"beyond the end": {Pieces: []cudaipc.Piece{{Region: 1, Offset: 1<<20 - 10, Bytes: 11}}, Blocks: block},
+		"a block beyond": {Pieces: []cudaipc.Piece{{Region: 1, Stride: 1 << 20, Bytes: 1}}, Blocks: block},
+		"the last beyond": {Pieces: sampledPieces, Blocks: []cudaipc.SampleBlock{{Block: 2}, {Block: 1 << 20},
+			{Block: 0}}},
+		"huge offset": {Pieces: []cudaipc.Piece{{Region: 1, Offset: math.MaxUint64, Stride: 1, Bytes: 1}},
+			Blocks: block},
+		"huge stride": {Pieces: []cudaipc.Piece{{Region: 1, Stride: math.MaxUint64, Bytes: 1}},
+			Blocks: []cudaipc.SampleBlock{{Block: 2}}},
+		"overflow": {Pieces: []cudaipc.Piece{{Region: 1, Offset: 1, Stride: math.MaxUint64, Bytes: 1}},
+			Blocks: block},
+		"no time":       {Within: -1, Pieces: sampledPieces, Blocks: block},
+		"too much time": {Within: cudaipc.MaxSampleWait + 1, Pieces: sampledPieces, Blocks: block},
 	} {
 		if s.Within == 0 {
 			s.Within = time.Second
@@ -135,16 +140,19 @@ func testSamplesOutOfRange(t *testing.T, f Fixture) {
 			t.Errorf("%s: %v, want ErrRange", name, err)
 		}
 	}
-	if _, err := f.Device.(cudaipc.Summer).Sum(&cudaipc.Sample{Peer: 99, Within: time.Second}); !errors.Is(err, cudaipc.ErrPeer) {
+	if _, err := f.Device.(cudaipc.Summer).Sum(&cudaipc.Sample{Peer: 99, Within: time.Second}); !errors.Is(err,
+		cudaipc.ErrPeer) {
 		t.Errorf("a peer that is not there: %v, want ErrPeer", err)
 	}
 	c.close() // nothing of what was refused keeps the peer busy
 }
 
-// testSamplesEnd: a sample ends when its time is over, with bad blocks, and not before nothing reads the peer's memory any more.
+// testSamplesEnd: a sample ends when its time is over, with bad blocks, and not before nothing
+// reads the peer's memory any more.
 func testSamplesEnd(t *testing.T, f Fixture) {
 	c := startSampled(t, f)
-	s := &cudaipc.Sample{Within: time.Nanosecond, Pieces: sampledPieces, Blocks: []cudaipc.SampleBlock{{Block: 1}, {Block: 2}}}
+	s := &cudaipc.Sample{Within: time.Nanosecond, Pieces: sampledPieces, Blocks: []cudaipc.SampleBlock{{Block: 1},
+		{Block: 2}}}
 	if d := c.sums(s); d.Err == nil || d.Bad == nil || !d.Bad[0] || !d.Bad[1] {
 		t.Errorf("a sample without time: bad blocks %v, %v; want both bad", d.Bad, d.Err)
 	}
@@ -171,7 +179,8 @@ func testSamplesEnd(t *testing.T, f Fixture) {
 	c.close()
 }
 
-// testDeathWhileSumming: a sample of a peer that dies ends. Its blocks are bad, or their sums are right.
+// testDeathWhileSumming: a sample of a peer that dies ends. Its blocks are bad, or their sums are
+// right.
 func testDeathWhileSumming(t *testing.T, f Fixture) {
 	c := startSampled(t, f)
 	s := &cudaipc.Sample{Within: cudaipc.MaxSampleWait, Pieces: sampledPieces}
@@ -200,8 +209,8 @@ func testDeathWhileSumming(t *testing.T, f Fixture) {
 	c.close()
 }
 
-// A Miscopy is a device whose copies go wrong in one way, in the last block of each, and say nothing. As a GPU's, its sums are of
-// what is in the arena then.
+// A Miscopy is a device whose copies go wrong in one way, in the last block of each, and say
+// nothing. As a GPU's, its sums are of what is in the arena then.
 type Miscopy struct {
 	cudaipc.Device
 	Arena []byte
@@ -263,8 +272,8 @@ func (m *Miscopy) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 	return ticket, err
 }
 
-// Done tells the end of a copy with the sums of what is in the arena now: of the runs that were asked for, or, where those of the arena were
-// changed too, of those that were done.
+// Done tells the end of a copy with the sums of what is in the arena now: of the runs that were
+// asked for, or, where those of the arena were changed too, of those that were done.
 func (m *Miscopy) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
 	d, ok, err := m.Device.Done(t, timeout)
 	m.mu.Lock()
