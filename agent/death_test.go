@@ -46,6 +46,8 @@ func victim(phase, dir string) {
 		c.send(regions, fds...)
 		c.send(&ipc.Ping{Req: 1})
 		next[*ipc.Pong](c)
+	case "importing":
+		r.dial().sendRegistration(register(victimName))
 	case "registered", "forked":
 		m := register(victimName)
 		m.LookupName = victimName

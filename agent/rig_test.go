@@ -50,6 +50,7 @@ type rigConfig struct {
 	learn     bool                  // the stack learns how fast engines compute
 	moved     *cudaipc.MoverOptions // nil: the device is in this process, unless moverEnv says otherwise
 	log       []zap.Option
+	device    func(cudaipc.Device) cudaipc.Device // what the agent has instead of the device; nil: the device
 }
 
 // moverEnv makes every rig's device one in a mover.
@@ -59,6 +60,9 @@ func withPool(bytes int64) rigOption { return func(c *rigConfig) { c.poolBytes =
 func withDRAM(bytes int64) rigOption { return func(c *rigConfig) { c.poolBytes, c.dram = bytes, true } }
 func withMover(o cudaipc.MoverOptions) rigOption {
 	return func(c *rigConfig) { c.moved = &o }
+}
+func withDevice(f func(cudaipc.Device) cudaipc.Device) rigOption {
+	return func(c *rigConfig) { c.device = f }
 }
 func withConfig(f func(*Config)) rigOption { return func(c *rigConfig) { f(&c.Config) } }
 
@@ -75,6 +79,9 @@ func newRig(t testing.TB, options ...rigOption) *rig {
 	core, logs := observer.New(zap.DebugLevel)
 	r := &rig{t: t, dir: dir, pool: openTestPool(t, &c), logs: logs}
 	r.device = openTestDevice(t, r.pool, &c)
+	if c.device != nil {
+		r.device = c.device(r.device)
+	}
 	c.Dir = filepath.Join(dir, "s")
 	r.dir = c.Dir
 	r.agent, err = New(c.Config, r.pool, r.device, zap.New(core, c.log...))

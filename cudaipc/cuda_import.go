@@ -67,16 +67,18 @@ func (d *CUDA) openAll(p *peer, im *Import) error {
 			return fmt.Errorf("more than %d regions: %w", MaxRegions, ErrRange)
 		}
 		r, err := d.openRegion(p, im, left[:n])
+		if err == nil {
+			p.regions[left[0].ID], err = r, im.gone()
+		}
 		if err != nil {
 			return fmt.Errorf("region %d: %w", left[0].ID, err)
 		}
-		p.regions[left[0].ID] = r
 		if total += r.size; total > MaxPeerBytes {
 			return fmt.Errorf("region %d: more than %d bytes in all: %w", left[0].ID, int64(MaxPeerBytes), ErrRange)
 		}
 		left = left[n:]
 	}
-	if err := d.openWords(p, im.Sync); err != nil {
+	if err := d.openWords(p, im); err != nil {
 		return err
 	}
 	if im.Pid > 0 {
@@ -112,7 +114,7 @@ func (d *CUDA) openRegion(p *peer, im *Import, parts []Region) (*region, error) 
 	case r.Kind == KindCUDA:
 		return d.openHandle(p, r)
 	case r.Kind == KindCUDAFD:
-		return d.openVirtual(p, parts)
+		return d.openVirtual(p, im, parts)
 	case r.Kind == KindFD && im.Sync != nil && im.Sync.Region == r.ID:
 		mem, err := mapFD(r.FD, int64(r.Size))
 		return &region{size: r.Size, mem: mem}, err
@@ -162,7 +164,8 @@ func whyNotOpen(err error) error {
 }
 
 // openWords finds the step and revocation words and opens the events. The region of the words is none to copy from then on.
-func (d *CUDA) openWords(p *peer, s *Sync) error {
+func (d *CUDA) openWords(p *peer, im *Import) error {
+	s := im.Sync
 	if err := p.placeWords(s, CUDAEventCell); err != nil || p.words == nil {
 		return err
 	}
@@ -184,6 +187,9 @@ func (d *CUDA) openWords(p *peer, s *Sync) error {
 		}
 		p.gpu.events = append(p.gpu.events, e)
 		d.imports.Add(1)
+		if err := im.gone(); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -17,7 +17,7 @@ type virtual struct {
 }
 
 // openVirtual maps the pieces of a region side by side. The region may end within the last granule of its last piece.
-func (d *CUDA) openVirtual(p *peer, parts []Region) (*region, error) {
+func (d *CUDA) openVirtual(p *peer, im *Import, parts []Region) (*region, error) {
 	granule, err := d.ctx.Granularity()
 	if err != nil {
 		return nil, err
@@ -35,7 +35,7 @@ func (d *CUDA) openVirtual(p *peer, parts []Region) (*region, error) {
 	if v.start, err = driver.Reserve(v.size); err != nil {
 		return nil, err
 	}
-	if err = v.fill(parts, granule); err == nil {
+	if err = v.fill(im, parts, granule); err == nil {
 		err = d.ctx.Allow(v.start, v.size)
 	}
 	if err != nil {
@@ -49,7 +49,7 @@ func (d *CUDA) openVirtual(p *peer, parts []Region) (*region, error) {
 // whole is n rounded up to granules.
 func whole(n, granule uint64) uint64 { return (n + granule - 1) / granule * granule }
 
-func (v *virtual) fill(parts []Region, granule uint64) error {
+func (v *virtual) fill(im *Import, parts []Region, granule uint64) error {
 	at := v.start
 	for i := range parts {
 		size := whole(parts[i].Size, granule)
@@ -57,6 +57,9 @@ func (v *virtual) fill(parts []Region, granule uint64) error {
 			return fmt.Errorf("piece %d of %d: %w", i, len(parts), err)
 		}
 		v.mapped = append(v.mapped, size)
+		if err := im.gone(); err != nil {
+			return err
+		}
 		at += driver.Addr(size)
 	}
 	return nil

@@ -5,6 +5,7 @@ package cudaipc
 
 import (
 	"errors"
+	"fmt"
 	"time"
 )
 
@@ -50,6 +51,19 @@ type Import struct {
 	Proof int
 	// Sync is where the peer's step word, events and revocation words are; Region 0 with no words: none.
 	Sync *Sync
+	// Gone is closed when the peer is gone, or its session ends: an Import under way then closes
+	// what it has opened, and fails, soon. Nil: never.
+	Gone <-chan struct{}
+}
+
+// gone is the error of an import that nobody wants any more.
+func (im *Import) gone() error {
+	select {
+	case <-im.Gone:
+		return fmt.Errorf("%w is gone, in the middle of its import", ErrPeer)
+	default:
+		return nil
+	}
 }
 
 // Sync places a peer's words in a region of KindFD. Words are little-endian and naturally aligned. Where the peer's memory is a

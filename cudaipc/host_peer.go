@@ -57,6 +57,9 @@ func (p *peer) open(im *Import) error {
 		if p.regions[r.ID] != nil {
 			return fmt.Errorf("region %d is there twice: %w", r.ID, ErrRange)
 		}
+		if err := im.gone(); err != nil {
+			return err
+		}
 		opened, err := openRegion(r, im.Pid)
 		if err != nil {
 			return fmt.Errorf("region %d: %w", r.ID, err)

@@ -65,6 +65,15 @@ func (c *moverCalls) late(now int64) *moverCall {
 	return nil
 }
 
+// hurry gives a request no more time than until.
+func (c *moverCalls) hurry(number uint64, until int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if call := c.mu.open[number]; call != nil {
+		call.until = min(call.until, until)
+	}
+}
+
 // fail ends all requests, and those that come later.
 func (c *moverCalls) fail(err error) {
 	c.mu.Lock()
@@ -80,6 +89,13 @@ func (c *moverCalls) fail(err error) {
 // call sends a request and waits for its answer, which take reads: until limit, then the mover is lost; the wait ends when
 // it is reaped.
 func (l *moverLife) call(what string, limit time.Duration, msg func(number uint64) ([]byte, []int), take func(*fields) error) error {
+	return l.callUnless(nil, what, limit, msg, take)
+}
+
+// callUnless is call for a request that nobody wants any more once gone is closed: the mover is
+// told, and has MoverLimits.Gone from then on.
+func (l *moverLife) callUnless(gone <-chan struct{}, what string, limit time.Duration,
+	msg func(number uint64) ([]byte, []int), take func(*fields) error) error {
 	call := &moverCall{what: what, until: l.clock.Load() + l.ticks(limit), take: take, done: make(chan struct{})}
 	number, err := l.calls.add(call)
 	if err != nil {
@@ -90,7 +106,13 @@ func (l *moverLife) call(what string, limit time.Duration, msg func(number uint6
 		l.calls.take(number)
 		return fmt.Errorf("mover %s: %s: %w", l.m.opts.Name, what, err)
 	}
-	<-call.done
+	select {
+	case <-call.done:
+	case <-gone:
+		l.calls.hurry(number, l.clock.Load()+l.ticks(l.m.opts.Limits.Gone))
+		l.tell(msgGone, int64(number)) // if it is not told, its time is over soon
+		<-call.done
+	}
 	return call.err
 }
 
@@ -137,9 +159,10 @@ func (l *moverLife) greet() error {
 }
 
 func (l *moverLife) importPeer(im *Import) error {
-	return l.call(fmt.Sprintf("import of peer %d", im.Peer), l.m.opts.Limits.Import, func(number uint64) ([]byte, []int) {
-		return putImport(nil, number, im)
-	}, takeAnswer)
+	return l.callUnless(im.Gone, fmt.Sprintf("import of peer %d", im.Peer), l.m.opts.Limits.Import,
+		func(number uint64) ([]byte, []int) {
+			return putImport(nil, number, im)
+		}, takeAnswer)
 }
 
 // closePeer is done, too, when the process is reaped instead.

@@ -21,6 +21,8 @@ const (
 	hangsInCopy   = "hangs in Copy"
 	hangsInDone   = "hangs in Done"
 	hangsInImport = "hangs in Import"
+	hangsInOpen   = "hangs in its opening"
+	stopsInImport = "imports until the peer is gone"
 	hangsInClose  = "hangs in Close"
 	hangsInPoll   = "hangs in Poll"
 	losesItself   = "says ErrLost"
@@ -37,7 +39,9 @@ type faulty struct {
 func openFaulty(s cudaipc.MoverSetup) (cudaipc.Device, error) {
 	fault := s.Device
 	switch fault {
-	case hangsInCopy, hangsInDone, hangsInImport, hangsInClose, hangsInPoll, losesItself, firesForAStep:
+	case hangsInOpen:
+		select {}
+	case hangsInCopy, hangsInDone, hangsInImport, stopsInImport, hangsInClose, hangsInPoll, losesItself, firesForAStep:
 		s.Device = cudaipc.HostDevice
 		d, err := cudaipc.OpenMoved(s)
 		return &faulty{d, fault}, err
@@ -68,6 +72,9 @@ func (f *faulty) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bo
 
 func (f *faulty) Import(im cudaipc.Import) error {
 	f.is(hangsInImport)
+	if f.fault == stopsInImport {
+		<-im.Gone
+	}
 	return f.Device.Import(im)
 }
 

@@ -65,6 +65,24 @@ func (m *Mover) alive() (*moverLife, error) {
 	return m.start()
 }
 
+// aliveFor is alive for an import. A start, which may take long, goes on without one whose peer is
+// gone.
+func (m *Mover) aliveFor(im *Import) (*moverLife, error) {
+	var life *moverLife
+	var err error
+	done := make(chan struct{})
+	m.starters.Go(func() {
+		defer close(done)
+		life, err = m.alive()
+	})
+	select {
+	case <-done:
+		return life, err
+	case <-im.Gone:
+		return nil, im.gone()
+	}
+}
+
 // Start starts the process if none runs.
 func (m *Mover) Start() error {
 	_, err := m.alive()

@@ -31,7 +31,7 @@ func (m *Mover) Import(im Import) error {
 	if err != nil {
 		return err
 	}
-	life, err := m.alive()
+	life, err := m.aliveFor(&im)
 	if err == nil {
 		err = life.importPeer(&im)
 	}

@@ -40,8 +40,9 @@ type moverServer struct {
 
 	mu struct {
 		sync.Mutex
-		device Device // nil until the setup is done
-		peers  map[PeerID]*servedPeer
+		device  Device // nil until the setup is done
+		peers   map[PeerID]*servedPeer
+		imports map[uint64]chan struct{} // by the number of the request: Import.Gone of those under way
 	}
 }
 
@@ -56,7 +57,7 @@ type servedPeer struct {
 // called when no more requests are taken.
 func serveMover(conn *moverConn, open OpenDevice, stopped func()) error {
 	s := &moverServer{conn: conn, open: open, ending: make(chan struct{})}
-	s.mu.peers = make(map[PeerID]*servedPeer)
+	s.mu.peers, s.mu.imports = make(map[PeerID]*servedPeer), make(map[uint64]chan struct{})
 	build, err := moverBuild()
 	if err == nil {
 		err = s.send(putText(putHead(nil, msgHello, 0), build))
@@ -114,6 +115,9 @@ func (s *moverServer) request(msg []byte, fds []int) error {
 	switch kind {
 	case msgPing:
 		return s.send(putHead(nil, msgPong, number))
+	case msgGone:
+		s.stopImport(number)
+		return f.end("gone")
 	case msgInfo:
 		s.running.Go(s.info)
 		return f.end("info")
@@ -191,6 +195,9 @@ func (s *moverServer) end() error {
 	s.mu.Lock()
 	for _, p := range s.mu.peers {
 		p.endLanes()
+	}
+	for number := range s.mu.imports {
+		s.stopImportLocked(number)
 	}
 	s.mu.Unlock()
 	s.running.Wait()

@@ -66,8 +66,35 @@ func (s *moverServer) startImport(f *fields, number uint64, fds []int) error {
 		s.answer(number, fmt.Errorf("%d descriptors arrived: %w", len(fds), err))
 		return nil
 	}
-	s.running.Go(func() { s.answer(number, s.importPeer(im)) })
+	im.Gone = s.beginImport(number)
+	s.running.Go(func() {
+		err := s.importPeer(im)
+		s.stopImport(number)
+		s.answer(number, err)
+	})
 	return nil
+}
+
+func (s *moverServer) beginImport(number uint64) <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	gone := make(chan struct{})
+	s.mu.imports[number] = gone
+	return gone
+}
+
+// stopImport tells an import that nobody wants it any more, if it is under way.
+func (s *moverServer) stopImport(number uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopImportLocked(number)
+}
+
+func (s *moverServer) stopImportLocked(number uint64) {
+	if gone := s.mu.imports[number]; gone != nil {
+		delete(s.mu.imports, number)
+		close(gone)
+	}
 }
 
 // importPeer keeps the proof itself, so that no device need know of it.

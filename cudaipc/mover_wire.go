@@ -26,6 +26,7 @@ const (
 	msgLost                      // mover: its device is lost (ErrLost); it is to be ended
 	msgEvents                    // agent: a peer, and where its words of load events are
 	msgEventsAre                 // mover: of msgEvents, the handles
+	msgGone                      // agent: nobody wants the Import any more that has this message's number
 )
 
 const moverHead = 9 // bytes of kind and number

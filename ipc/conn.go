@@ -151,6 +151,22 @@ func (c *Conn) Hold() (int, error) {
 	return fd, nil
 }
 
+// HungUp says whether the peer has closed its end, or says no more. Unlike Dead it needs nobody in
+// Recv to notice, and what the peer said before may still be there to be received. False after
+// Close.
+func (c *Conn) HungUp() (up bool) {
+	raw, err := c.uc.SyscallConn()
+	if err != nil {
+		return false
+	}
+	_ = raw.Control(func(own uintptr) { // fails when c is closed
+		fds := []unix.PollFd{{Fd: int32(own), Events: unix.POLLRDHUP}}
+		n, err := unix.Poll(fds, 0)
+		up = n > 0 && err == nil
+	})
+	return up
+}
+
 // CloseWrite tells the peer that nothing more comes. Recv goes on.
 func (c *Conn) CloseWrite() error { return c.uc.CloseWrite() }
 

@@ -74,7 +74,7 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	}
 	ctx, now, stop := untilSignal(ctx, log)
 	defer stop()
-	end.watch(ctx, now, s.drainTimeout, func() { tellUnended(a, log) })
+	end.watch(ctx, now, s.drainTimeout, a.MoverPIDs, log)
 	return serveError(a.Run(ctx, now, s.drainTimeout))
 }
 

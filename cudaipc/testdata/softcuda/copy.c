@@ -54,6 +54,11 @@ void copy_pause(void) {
 		pause_us(500);
 }
 
+void open_pause(void) {
+	for (const char *held = getenv("SOFTCUDA_OPEN_HELD"); held && access(held, F_OK) == 0;)
+		pause_us(500);
+}
+
 bool copy_ends(CUdeviceptr p) {
 	const char *ending = getenv("SOFTCUDA_COPIES_OF_THE_DEAD");
 	if (!ending || strcmp(ending, "end") || !window_has(p))

@@ -84,6 +84,7 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr *p, CUipcMemHandle h, unsigned int flags
 	pthread_mutex_unlock(&mine);
 	if (!r)
 		count_live(LIVE_IMPORTS, 1);
+	open_pause();
 	return r;
 }
 

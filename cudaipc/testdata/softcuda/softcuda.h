@@ -66,6 +66,7 @@ bool host_pinned(uint64_t address, uint64_t n);
 
 // copy.c: what each copy, a kernel's too, does first
 void copy_pause(void);                // SOFTCUDA_COPY_US, SOFTCUDA_COPY_HELD
+void open_pause(void); // waits as long as the file that SOFTCUDA_OPEN_HELD names is there
 bool copy_ends(CUdeviceptr p);        // SOFTCUDA_COPIES_OF_THE_DEAD: the memory's exporter has died, and with it the copy
 
 // stream.c
