@@ -9,9 +9,11 @@ import (
 	"github.com/kvagent/kvagent/transfer"
 )
 
-// heldLoads are the LOADs of one registration whose lease promises blocks that are still being brought up. Each is handed to that registration's worker, and to no
-// other, when the last of them has come or failed, or when it was held as long as a job waits for its event; what has not come by then is missing, block by block.
-// A CANCEL, and the end of the registration, end them before. Whoever takes a load out of the book ends it: so it ends once. The hand-over is made under the
+// heldLoads are the LOADs of one registration whose lease promises blocks that are still being
+// brought up. Each is handed to that registration's worker, and to no other, when the last of them
+// has come or failed, or when it was held as long as a job waits for its event; what has not come
+// by then is missing, block by block. A CANCEL, and the end of the registration, end them before.
+// Whoever takes a load out of the book ends it: so it ends once. The hand-over is made under the
 // mutex, so that close returns when none is left half-way.
 type heldLoads struct {
 	start func(*transfer.Job, []ipc.Section) pool.Status // hands a job to the registration's worker
@@ -131,8 +133,8 @@ func (b *heldLoads) takeLocked(job uint64) *heldLoad {
 	return h
 }
 
-// handOver gives a load to the registration's worker, or ends it with the reason why that does not take it. A load that is not held any more
-// is somebody else's.
+// handOver gives a load to the registration's worker, or ends it with the reason why that does not
+// take it. A load that is not held any more is somebody else's.
 func (b *heldLoads) handOver(h *heldLoad) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -146,7 +148,8 @@ func (b *heldLoads) handOver(h *heldLoad) {
 	}
 }
 
-// close ends all loads that are held, and sees to it that no more are. When it returns, each has been reported or is the worker's.
+// close ends all loads that are held, and sees to it that no more are. When it returns, each has
+// been reported or is the worker's.
 func (b *heldLoads) close() {
 	for _, h := range b.takeAll() {
 		h.cancel()

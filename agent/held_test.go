@@ -28,7 +28,8 @@ func (st *seat) slowly(between func()) {
 	}
 }
 
-// A load that is just being handed to the worker when its registration ends is over before UNREGISTERED, and a CANCEL that comes then finds nobody.
+// A load that is just being handed to the worker when its registration ends is over before
+// UNREGISTERED, and a CANCEL that comes then finds nobody.
 func TestHeldLoadIsOverBeforeUnregistered(t *testing.T) {
 	r, f, _, w, _ := held(t)
 	handed, goOn := make(chan struct{}), make(chan struct{})
@@ -55,7 +56,8 @@ func TestHeldLoadIsOverBeforeUnregistered(t *testing.T) {
 	w.sync()
 }
 
-// messageOrders is one session whose messages come in any order, and what must be true of the answers.
+// messageOrders is one session whose messages come in any order, and what must be true of the
+// answers.
 type messageOrders struct {
 	t       *testing.T
 	r       *rig
@@ -72,8 +74,9 @@ type messageOrders struct {
 
 const untouched = 0x5A
 
-// TestMessageOrders registers, holds loads, cancels, unregisters and registers again, in any order, while a tier hangs and goes on: every job has one DONE,
-// in the registration that it came in, and no load writes to another's blocks.
+// TestMessageOrders registers, holds loads, cancels, unregisters and registers again, in any order,
+// while a tier hangs and goes on: every job has one DONE, in the registration that it came in, and
+// no load writes to another's blocks.
 func TestMessageOrders(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -81,7 +84,8 @@ func TestMessageOrders(t *testing.T) {
 	look := r.asker(ipc.LookupSocket)
 	f.Switch(true)
 	o := &messageOrders{
-		t: t, r: r, f: f, w: w, random: rand.New(rand.NewPCG(seed, 0)), open: map[uint64]bool{}, cancels: map[uint64]int{}, seated: true,
+		t: t, r: r, f: f, w: w, random: rand.New(rand.NewPCG(seed, 0)), open: map[uint64]bool{},
+		cancels: map[uint64]int{}, seated: true,
 		ask: func() ipc.LookupReply { return askRaw(t, look, q) },
 	}
 	t.Cleanup(func() {
@@ -162,7 +166,8 @@ func (o *messageOrders) load() {
 	lease := o.ask().Lease
 	o.w.job++
 	o.open[o.w.job] = true
-	o.w.send(&ipc.Load{Job: o.w.job, Epoch: 1, Event: ipc.None, Lease: lease, Sections: []ipc.Section{section(chain(1, 8), at)}})
+	o.w.send(&ipc.Load{Job: o.w.job, Epoch: 1, Event: ipc.None, Lease: lease, Sections: []ipc.Section{section(chain(1,
+		8), at)}})
 	for b := at; b < at+8; b++ {
 		o.written[b] = true
 	}

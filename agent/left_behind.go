@@ -21,9 +21,12 @@ var leftSeries = []struct {
 	kind prometheus.ValueType
 	get  func(*LeftBehind) float64
 }{
-	{desc("kvagent_left_behind_processes", "Movers of an agent before this one that cannot be ended: each keeps the memory of the engines that it served."), prometheus.GaugeValue, func(l *LeftBehind) float64 { return float64(len(l.PIDs)) }},
-	{desc("kvagent_left_behind_ended_total", "Movers of an agent before this one that were ended."), prometheus.CounterValue, func(l *LeftBehind) float64 { return float64(l.Ended) }},
-	{desc("kvagent_pool_file_given_up", "1: the pool's file was held by a process that cannot be ended, and the pool started empty in a new one."), prometheus.GaugeValue, func(l *LeftBehind) float64 { return oneIf(l.Cold != "") }},
+	{desc("kvagent_left_behind_processes",
+		"Movers of an agent before this one that cannot be ended: each keeps its engines' memory."), prometheus.GaugeValue, func(l *LeftBehind) float64 { return float64(len(l.PIDs)) }},
+	{desc("kvagent_left_behind_ended_total", "Movers of an agent before this one that were ended."),
+		prometheus.CounterValue, func(l *LeftBehind) float64 { return float64(l.Ended) }},
+	{desc("kvagent_pool_file_given_up",
+		"1: a process that cannot be ended holds the pool's file; the pool started empty in a new one."), prometheus.GaugeValue, func(l *LeftBehind) float64 { return oneIf(l.Cold != "") }},
 }
 
 func describeLeft(ch chan<- *prometheus.Desc) {

@@ -132,7 +132,8 @@ func (m *metrics) makeSessions() {
 	m.sessionEnds = m.series("kvagent_session_ends_total", "Session sockets that ended, by reason.", "reason", endReasons[:]...)
 	m.malformed = m.series("kvagent_session_malformed_total", "Sessions ended because of a malformed message, by reason.", "reason", malformedReasons()...)
 	m.sessionsRefused = m.counter("kvagent_sessions_refused_total", "Peers that may not connect, or were too many.")
-	m.panics = m.series("kvagent_session_panics_total", "Defects of the agent that ended the session they were met for, by where.", "where", panicPlaces[:]...)
+	m.panics = m.series("kvagent_session_panics_total",
+		"Defects of the agent that ended the session they were met for, by where.", "where", panicPlaces[:]...)
 	m.resets = m.counter("kvagent_resets_total", "New weights epochs.")
 	m.cleanup = prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name:    "kvagent_cleanup_seconds",

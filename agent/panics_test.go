@@ -18,7 +18,8 @@ import (
 	"github.com/kvagent/kvagent/transfer"
 )
 
-// withPanicAt makes the log panic when it is to say something for the nth time: a defect in whoever says it.
+// withPanicAt makes the log panic when it is to say something for the nth time: a defect in whoever
+// says it.
 func withPanicAt(message string, nth int64) rigOption {
 	var said atomic.Int64
 	return func(c *rigConfig) {
@@ -31,7 +32,8 @@ func withPanicAt(message string, nth int64) rigOption {
 	}
 }
 
-// A panic over one session's message ends that session as its peer's death would, loudly and counted, and no other.
+// A panic over one session's message ends that session as its peer's death would, loudly and
+// counted, and no other.
 func TestPanicEndsOneSession(t *testing.T) {
 	r := newRig(t, withPanicAt("unregistered", 1))
 	_, others, answer := r.joinEngine(register("other"))
@@ -50,7 +52,8 @@ func TestPanicEndsOneSession(t *testing.T) {
 	}
 	text := r.metricsText()
 	for _, line := range []string{
-		`kvagent_session_panics_total{where="reader"} 1`, `kvagent_session_panics_total{where="writer"} 0`, `kvagent_session_panics_total{where="held"} 0`,
+		`kvagent_session_panics_total{where="reader"} 1`, `kvagent_session_panics_total{where="writer"} 0`,
+		`kvagent_session_panics_total{where="held"} 0`,
 		`kvagent_session_panics_total{where="completion"} 0`, `kvagent_session_ends_total{reason="panic"} 1`,
 	} {
 		if !strings.Contains(text, line) {
@@ -84,7 +87,8 @@ func TestPanicOfACompletionIsContained(t *testing.T) {
 	s.complete(transfer.Completion{Job: 1, Kind: transfer.Load, Status: []pool.Status{pool.OK}})
 	<-s.gone
 	if s.end.reason != endPanic || r.agent.metrics.panics[panicCompletion].Load() != 1 || r.agent.inflight.count() != 0 {
-		t.Errorf("end %q, %d counted, %d jobs in flight", s.end.reason, r.agent.metrics.panics[panicCompletion].Load(), r.agent.inflight.count())
+		t.Errorf("end %q, %d counted, %d jobs in flight", s.end.reason, r.agent.metrics.panics[panicCompletion].Load(),
+			r.agent.inflight.count())
 	}
 }
 
@@ -93,7 +97,10 @@ func TestPanicOfALookupIsContained(t *testing.T) {
 	r := newRig(t, withPanicAt("malformed look-up", 1))
 	_, err := r.foreign(t, ipc.LookupSocket).soc.SendMessage("?")
 	check(t, err)
-	pooltest.Until(t, "the panic is counted", func() bool { return strings.Contains(r.metricsText(), "kvagent_lookup_panics_total 1") })
+	pooltest.Until(t, "the panic is counted", func() bool {
+		return strings.Contains(r.metricsText(),
+			"kvagent_lookup_panics_total 1")
+	})
 	if got := ask(t, r.asker(ipc.LookupSocket), ipc.LookupRequest{Tokens: 100}); got.Status != ipc.LookupNotRegistered {
 		t.Errorf("another look-up: %+v", got)
 	}
@@ -102,7 +109,8 @@ func TestPanicOfALookupIsContained(t *testing.T) {
 // sharedEnv tells this test's process where to panic.
 const sharedEnv = "KVAGENT_TEST_PANIC_OVER"
 
-// A panic over what sessions share must not be survived: a lock may be held, or a book be half written.
+// A panic over what sessions share must not be survived: a lock may be held, or a book be half
+// written.
 func TestPanicOverSharedStateEndsTheProcess(t *testing.T) {
 	switch os.Getenv(sharedEnv) {
 	case "sockets": // under lookupSockets.mu
@@ -115,14 +123,16 @@ func TestPanicOverSharedStateEndsTheProcess(t *testing.T) {
 		r := newRig(t)
 		_, _, answer := r.joinEngine(register("one"))
 		r.agent.ledger.unpin, r.agent.index = nil, nil
-		ask(t, r.asker(ipc.LookupSocket), ipc.LookupRequest{Space: answer.Space, Tokens: 100, Reserve: true, HashLen: 32, Hashes: chain(1, 4)})
+		ask(t, r.asker(ipc.LookupSocket), ipc.LookupRequest{Space: answer.Space, Tokens: 100, Reserve: true, HashLen: 32,
+			Hashes: chain(1, 4)})
 		t.Fatal("survived")
 	}
 	for where, says := range map[string]string{"sockets": "(*lookupSockets)", "pool": "(*lookupSock).reserve"} {
 		cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
 		cmd.Env = append(os.Environ(), sharedEnv+"="+where)
 		out, err := cmd.CombinedOutput()
-		if err == nil || !bytes.Contains(out, []byte("panic: ")) || !bytes.Contains(out, []byte(says)) || bytes.Contains(out, []byte("survived")) {
+		if err == nil || !bytes.Contains(out, []byte("panic: ")) || !bytes.Contains(out, []byte(says)) ||
+			bytes.Contains(out, []byte("survived")) {
 			t.Errorf("%s: %v\n%s", where, err, out)
 		}
 	}
@@ -131,12 +141,15 @@ func TestPanicOverSharedStateEndsTheProcess(t *testing.T) {
 // What may be contained is a closed list: a function that is not on it is one that sessions share.
 func TestOwnFunctions(t *testing.T) {
 	own := []string{
-		"ipc.Decode", "ipc.(*Conn).Recv", "lookup.Longest", "pool.Chain.At", "agent.convertSections", "agent.(*session).cancel", "agent.(*session).serve.func1",
+		"ipc.Decode", "ipc.(*Conn).Recv", "lookup.Longest", "pool.Chain.At", "agent.convertSections",
+		"agent.(*session).cancel", "agent.(*session).serve.func1",
 		"agent.(*jobTable).finish", "agent.(*lookupSock).handle",
 	}
 	shared := []string{
-		"agent.(*ledger).release", "agent.(*Agent).vacate", "agent.(*registry).leave", "agent.(*lookupSockets).open", "agent.(*session).importRegions",
-		"agent.(*session).open.func1", "agent.(*lookupSock).reserve", "pool/dram.(*Pool).Find", "pool/tier.(*Pool).Settle", "transfer.(*Worker).Submit",
+		"agent.(*ledger).release", "agent.(*Agent).vacate", "agent.(*registry).leave", "agent.(*lookupSockets).open",
+		"agent.(*session).importRegions",
+		"agent.(*session).open.func1", "agent.(*lookupSock).reserve", "pool/dram.(*Pool).Find",
+		"pool/tier.(*Pool).Settle", "transfer.(*Worker).Submit",
 		"cudaipc.(*Mover).Import", "agent.(*somethingNew).method",
 	}
 	for _, name := range slices.Concat(own, shared) {

@@ -52,12 +52,14 @@ func (s *session) regionsLocked(m *ipc.Regions, fds []int) error {
 	return nil
 }
 
-// addRegionsLocked adds regions to the registration, and counts their descriptors, also those of a message that panics.
+// addRegionsLocked adds regions to the registration, and counts their descriptors, also those of a
+// message that panics.
 func (s *session) addRegionsLocked(m *ipc.Regions, fds []int) (err error) {
 	before := s.mu.reg.fds
 	defer func() {
 		if s.agent.pendingFDs.Add(int64(s.mu.reg.fds-before)) > s.agent.share.pending && err == nil {
-			err = fmt.Errorf("regions: more than %d descriptors wait in registrations that are not complete", s.agent.share.pending)
+			err = fmt.Errorf("regions: more than %d descriptors wait in registrations that are not complete",
+				s.agent.share.pending)
 		}
 	}()
 	return s.mu.reg.addRegions(m, fds)

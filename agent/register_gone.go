@@ -2,10 +2,12 @@ package agent
 
 import "time"
 
-// goneLook is how often an import under way looks whether its engine is still there: nobody reads the session's socket meanwhile.
+// goneLook is how often an import under way looks whether its engine is still there: nobody reads
+// the session's socket meanwhile.
 const goneLook = 20 * time.Millisecond
 
-// watchGone gives a channel that is closed when the peer has died or hung up, or the session is to end. unwatch ends the watch.
+// watchGone gives a channel that is closed when the peer has died or hung up, or the session is to
+// end. unwatch ends the watch.
 func (s *session) watchGone() (gone <-chan struct{}, unwatch func()) {
 	noticed, over, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go func() {

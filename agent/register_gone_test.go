@@ -8,7 +8,8 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// slowImports is a device whose imports end when they are told that their peer is gone, and not before.
+// slowImports is a device whose imports end when they are told that their peer is gone, and not
+// before.
 type slowImports struct {
 	cudaipc.Device
 	t     *testing.T
@@ -25,7 +26,8 @@ func (d slowImports) Import(im cudaipc.Import) error {
 	return d.Device.Import(im) // may come to its end all the same
 }
 
-// An engine that dies, or hangs up, while its memory is being imported does not keep the agent waiting for that.
+// An engine that dies, or hangs up, while its memory is being imported does not keep the agent
+// waiting for that.
 func TestDeathDuringImport(t *testing.T) {
 	for name, leave := range map[string]func(r *rig) func(){
 		"killed": func(r *rig) func() {

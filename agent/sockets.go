@@ -179,10 +179,12 @@ func (k *lookupSock) unsent(reply ipc.LookupReply) {
 	}
 }
 
-// panicked logs a defect that a look-up met: the client is answered nevertheless, or its connection ends. A panic over what others share goes on.
+// panicked logs a defect that a look-up met: the client is answered nevertheless, or its connection
+// ends. A panic over what others share goes on.
 func (k *lookupSock) panicked(value any) {
 	if where := sharedOnStack(); where != "" {
-		k.agent.log.Error("look-up panicked over shared state: the process ends", zap.String("socket", k.name), zap.String("in", where), zap.Any("value", value))
+		k.agent.log.Error("look-up panicked over shared state: the process ends", zap.String("socket", k.name),
+			zap.String("in", where), zap.Any("value", value))
 		panic(value)
 	}
 	k.agent.log.Error("look-up handler panicked", zap.String("socket", k.name), zap.Any("value", value), zap.Stack("stack"))

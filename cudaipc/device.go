@@ -51,7 +51,8 @@ type Import struct {
 	Proof int
 	// Sync is where the peer's step word, events and revocation words are; Region 0 with no words: none.
 	Sync *Sync
-	// Gone is closed when the peer is gone, or its session ends: an Import under way then closes what it has opened, and fails, soon. Nil: never.
+	// Gone is closed when the peer is gone, or its session ends: an Import under way then closes
+	// what it has opened, and fails, soon. Nil: never.
 	Gone <-chan struct{}
 }
 

@@ -32,9 +32,11 @@ type MoverOptions struct {
 	Env       []string // besides this process's
 	Node      int      // NUMA node to bind the process to, its processors and its memory; below 0: none
 	Limits    MoverLimits
-	// Process is told the number of each process, when it has started and has nothing yet but its socket, and when it is reaped; nil: nobody is.
+	// Process is told the number of each process, when it has started and has nothing yet but its
+	// socket, and when it is reaped; nil: nobody is.
 	Process func(pid int, runs bool)
-	// Kill stands in for the kill of a process; nil: SIGKILL. Tests play with it a process that does not come to an end.
+	// Kill stands in for the kill of a process; nil: SIGKILL. Tests play with it a process that
+	// does not come to an end.
 	Kill func(*os.Process) error
 }
 
@@ -57,14 +59,16 @@ type MoverLimits struct {
 // DefaultMoverLimits are used for every limit that is zero.
 var DefaultMoverLimits = MoverLimits{
 	Tick: 100 * time.Millisecond, Ping: 5 * time.Second, Quiet: 1200 * time.Millisecond, Start: time.Minute,
-	Import: 30 * time.Second, Gone: 1200 * time.Millisecond, Close: 1500 * time.Millisecond, Poll: 5 * time.Second, Copy: 10 * time.Second,
+	Import: 30 * time.Second, Gone: 1200 * time.Millisecond, Close: 1500 * time.Millisecond, Poll: 5 * time.Second,
+	Copy:   10 * time.Second,
 	Steady: 2 * time.Second, Again: 100 * time.Millisecond, AtMost: 5 * time.Second,
 }
 
 func (l *MoverLimits) fill() {
 	d := &DefaultMoverLimits
 	for _, p := range []struct{ v, d *time.Duration }{
-		{&l.Tick, &d.Tick}, {&l.Ping, &d.Ping}, {&l.Quiet, &d.Quiet}, {&l.Start, &d.Start}, {&l.Import, &d.Import}, {&l.Gone, &d.Gone}, {&l.Close, &d.Close},
+		{&l.Tick, &d.Tick}, {&l.Ping, &d.Ping}, {&l.Quiet, &d.Quiet}, {&l.Start, &d.Start}, {&l.Import, &d.Import},
+		{&l.Gone, &d.Gone}, {&l.Close, &d.Close},
 		{&l.Poll, &d.Poll}, {&l.Copy, &d.Copy}, {&l.Steady, &d.Steady}, {&l.Again, &d.Again}, {&l.AtMost, &d.AtMost},
 	} {
 		if *p.v <= 0 {

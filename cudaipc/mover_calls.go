@@ -92,8 +92,10 @@ func (l *moverLife) call(what string, limit time.Duration, msg func(number uint6
 	return l.callUnless(nil, what, limit, msg, take)
 }
 
-// callUnless is call for a request that nobody wants any more once gone is closed: the mover is told, and has MoverLimits.Gone from then on.
-func (l *moverLife) callUnless(gone <-chan struct{}, what string, limit time.Duration, msg func(number uint64) ([]byte, []int), take func(*fields) error) error {
+// callUnless is call for a request that nobody wants any more once gone is closed: the mover is
+// told, and has MoverLimits.Gone from then on.
+func (l *moverLife) callUnless(gone <-chan struct{}, what string, limit time.Duration,
+	msg func(number uint64) ([]byte, []int), take func(*fields) error) error {
 	call := &moverCall{what: what, until: l.clock.Load() + l.ticks(limit), take: take, done: make(chan struct{})}
 	number, err := l.calls.add(call)
 	if err != nil {
@@ -157,9 +159,10 @@ func (l *moverLife) greet() error {
 }
 
 func (l *moverLife) importPeer(im *Import) error {
-	return l.callUnless(im.Gone, fmt.Sprintf("import of peer %d", im.Peer), l.m.opts.Limits.Import, func(number uint64) ([]byte, []int) {
-		return putImport(nil, number, im)
-	}, takeAnswer)
+	return l.callUnless(im.Gone, fmt.Sprintf("import of peer %d", im.Peer), l.m.opts.Limits.Import,
+		func(number uint64) ([]byte, []int) {
+			return putImport(nil, number, im)
+		}, takeAnswer)
 }
 
 // closePeer is done, too, when the process is reaped instead.

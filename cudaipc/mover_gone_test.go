@@ -23,8 +23,9 @@ func (m *moved) importOfTheGone() error {
 	return <-done
 }
 
-// An import whose peer is gone is stopped in the mover, which goes on; where its call does not come back the mover is ended, long before Limits.Import; and a start
-// that does not come to its end is not waited for.
+// An import whose peer is gone is stopped in the mover, which goes on; where its call does not come
+// back the mover is ended, long before Limits.Import; and a start that does not come to its end is
+// not waited for.
 func TestImportOfOneWhoIsGone(t *testing.T) {
 	t.Run("stops", func(t *testing.T) {
 		t.Parallel()
@@ -40,6 +41,12 @@ func TestImportOfOneWhoIsGone(t *testing.T) {
 		t.Parallel()
 		m := newMoved(t, func(o *cudaipc.MoverOptions) { o.Device, o.Limits.Gone = hangsInImport, 200*time.Millisecond })
 		var lost *cudaipc.LostError
+		began := time.Now()
+		defer func() {
+			if took := time.Since(began); took > patience/2 {
+				t.Errorf("it took %v, as long as an import may take", took)
+			}
+		}()
 		if err := m.importOfTheGone(); !errors.As(err, &lost) || lost.Reason != cudaipc.LostCall {
 			t.Errorf("%v, want the loss of the mover by its limit", err)
 		}

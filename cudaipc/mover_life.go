@@ -65,7 +65,8 @@ func (m *Mover) alive() (*moverLife, error) {
 	return m.start()
 }
 
-// aliveFor is alive for an import. A start, which may take long, goes on without one whose peer is gone.
+// aliveFor is alive for an import. A start, which may take long, goes on without one whose peer is
+// gone.
 func (m *Mover) aliveFor(im *Import) (*moverLife, error) {
 	var life *moverLife
 	var err error

@@ -151,8 +151,9 @@ func (c *Conn) Hold() (int, error) {
 	return fd, nil
 }
 
-// HungUp says whether the peer has closed its end, or says no more. Unlike Dead it needs nobody in Recv to notice, and what the peer said before may still
-// be there to be received. False after Close.
+// HungUp says whether the peer has closed its end, or says no more. Unlike Dead it needs nobody in
+// Recv to notice, and what the peer said before may still be there to be received. False after
+// Close.
 func (c *Conn) HungUp() (up bool) {
 	raw, err := c.uc.SyscallConn()
 	if err != nil {

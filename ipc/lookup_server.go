@@ -37,8 +37,8 @@ type LookupOptions struct {
 	// OnUnsent, if set, hears of an answer that nobody got because the client is gone or reads nothing. Several calls may run at
 	// once, and beside the handler.
 	OnUnsent func(LookupReply)
-	// OnPanic, if set, hears of every panic of the handler, and of the reading of a message, on the stack that panicked. If it panics
-	// itself the process ends.
+	// OnPanic, if set, hears of every panic of the handler, and of the reading of a message, on the
+	// stack that panicked. If it panics itself the process ends.
 	OnPanic func(value any)
 }
 

@@ -281,7 +281,8 @@ func TestLookupHandlerPanics(t *testing.T) {
 	}
 }
 
-// A message that makes the parser panic is malformed to its client, and counted; the connection goes on.
+// A message that makes the parser panic is malformed to its client, and counted; the connection
+// goes on.
 func TestLookupParserPanics(t *testing.T) {
 	var seen any
 	p := &lookupPeer{s: &LookupServer{o: LookupOptions{OnPanic: func(v any) { seen = v }}}}

@@ -108,7 +108,8 @@ const (
 	LookupSocket  = "lookup.sock"
 )
 
-// MoversFile is where an agent writes down, in its socket directory, which movers it has: for its successor. No look-up socket can have the name.
+// MoversFile is where an agent writes down, in its socket directory, which movers it has: for its
+// successor. No look-up socket can have the name.
 const MoversFile = ".movers"
 
 // alive says whether something accepts connections at path.

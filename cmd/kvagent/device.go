@@ -28,7 +28,8 @@ var devices = []string{deviceAuto, deviceHost, deviceHostMover, deviceCUDA}
 // probeWithin is how long a start that needs no GPU waits for a driver that the kernel knows nothing of.
 const probeWithin = 5 * time.Second
 
-// moverKill and leftKill stand in for the kill of a mover, of this agent's and of those before. Nil: SIGKILL. Tests set them.
+// moverKill and leftKill stand in for the kill of a mover, of this agent's and of those before.
+// Nil: SIGKILL. Tests set them.
 var (
 	moverKill func(*os.Process) error
 	leftKill  func(pidfd int) error
@@ -44,7 +45,8 @@ func moverCommand() *cobra.Command {
 }
 
 // openDevice opens the devices of this node over the pool's arena, whose descriptor stays the caller's.
-func openDevice(s *serveSettings, arenaFD int, size int64, movers *moversRecord, log *zap.Logger) (*cudaipc.Node, error) {
+func openDevice(s *serveSettings, arenaFD int, size int64, movers *moversRecord, log *zap.Logger) (*cudaipc.Node,
+	error) {
 	kind := s.device
 	base := cudaipc.MoverOptions{
 		Name: "host", Device: cudaipc.HostDevice, ArenaFD: arenaFD, ArenaSize: size, Populate: true, Node: -1,

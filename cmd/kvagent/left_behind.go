@@ -18,7 +18,8 @@ import (
 	"github.com/kvagent/kvagent/pool/dram"
 )
 
-// leftBehind is what agents before this one left: movers that this one ends, or waits for as long as it runs.
+// leftBehind is what agents before this one left: movers that this one ends, or waits for as long
+// as it runs.
 type leftBehind struct {
 	log  *zap.Logger
 	kill func(pidfd int) error // nil: SIGKILL
@@ -42,17 +43,19 @@ type leftMover struct {
 }
 
 const (
-	// leftEndWithin is how long a killed process may take to begin its end. One that has not is in a call of the kernel, or of a driver, that does not
-	// return, and cannot be ended by anybody.
+	// leftEndWithin is how long a killed process may take to begin its end. One that has not is in
+	// a call of the kernel, or of a driver, that does not return, and cannot be ended by anybody.
 	leftEndWithin = 2 * time.Second
-	// leftMarkWithin is how long the reading of a process's environment may take: it waits for the process's memory, which a stuck call may have locked.
+	// leftMarkWithin is how long the reading of a process's environment may take: it waits for the
+	// process's memory, which a stuck call may have locked.
 	leftMarkWithin = 500 * time.Millisecond
 	leftPoll       = 50 * time.Millisecond
 	leftWatch      = time.Second // how often those that could not be ended are looked at
 	leftShrink     = time.Second // for the memory of a file that was given up to be given back
 )
 
-// end ends what the agent that had the directory before left running. The directory's lock is held: that agent is no more.
+// end ends what the agent that had the directory before left running. The directory's lock is held:
+// that agent is no more.
 func (l *leftBehind) end(ctx context.Context, dir string) {
 	f, err := readMovers(dir)
 	if err != nil {
@@ -67,7 +70,8 @@ func (l *leftBehind) end(ctx context.Context, dir string) {
 	}
 	if f.Namespace != namespaceID() {
 		l.unseen = true
-		l.log.Warn("the agent before was in another namespace of processes: its movers cannot be ended from here", zap.Int("movers", len(f.Movers)))
+		l.log.Warn("the agent before was in another namespace of processes: its movers cannot be ended from here",
+			zap.Int("movers", len(f.Movers)))
 		return
 	}
 	var killed []leftMover
@@ -84,12 +88,14 @@ func (l *leftBehind) end(ctx context.Context, dir string) {
 	}
 }
 
-// strike kills a process if it is the one that was written down, and gives a descriptor of it. ESRCH: there is none such any more.
+// strike kills a process if it is the one that was written down, and gives a descriptor of it.
+// ESRCH: there is none such any more.
 func (l *leftBehind) strike(m recordedMover) (fd int, err error) {
 	if m.PID <= 1 || m.PID == os.Getpid() {
 		return -1, fmt.Errorf("process %d: allowed is another one's mover", m.PID)
 	}
-	// From here on the descriptor, and not the number, is the process: what is read of the number is that one's, if it is still there afterwards.
+	// From here on the descriptor, and not the number, is the process: what is read of the number
+	// is that one's, if it is still there afterwards.
 	if fd, err = unix.PidfdOpen(m.PID, 0); err != nil {
 		return -1, err
 	}
@@ -122,7 +128,8 @@ func (m *recordedMover) check() error {
 	return m.checkMark()
 }
 
-// checkMark looks for the mark in a process's environment. Where that cannot be read in time the process waits in the kernel, and all else has to do.
+// checkMark looks for the mark in a process's environment. Where that cannot be read in time the
+// process waits in the kernel, and all else has to do.
 func (m *recordedMover) checkMark() error {
 	marked := make(chan error, 1)
 	go func() { // ends when the process does, at the latest
@@ -167,11 +174,12 @@ func (l *leftBehind) await(ctx context.Context, m leftMover, until time.Time) {
 	}
 	m.slow = exiting(m.PID)
 	l.mu.running = append(l.mu.running, m)
-	l.log.Error("a mover of the agent before does not end: it keeps the memory of the engines that it served, and of the pool that it has mapped",
+	l.log.Error("a mover of the agent before does not end: it keeps the memory of its engines and of its pool",
 		zap.Int("pid", m.PID), zap.Bool("has_begun_to", m.slow), zap.Duration("waited", leftEndWithin))
 }
 
-// exiting says whether every thread of a process has begun its end. One that has not waits in the kernel for what does not come.
+// exiting says whether every thread of a process has begun its end. One that has not waits in the
+// kernel for what does not come.
 func exiting(pid int) bool {
 	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	if err != nil {
@@ -199,8 +207,9 @@ func (l *leftBehind) left() (out []recordedMover) {
 	return out
 }
 
-// holds says whether a pool's file is held by what cannot be ended: nobody but movers of the agent that signed it can hold it, because that agent had this
-// directory and is no more. patient says that those may only be slow to end.
+// holds says whether a pool's file is held by what cannot be ended: nobody but movers of the agent
+// that signed it can hold it, because that agent had this directory and is no more. patient says
+// that those may only be slow to end.
 func (l *leftBehind) holds(by *dram.HeldError) (held, patient bool) {
 	host, _ := os.Hostname()
 	signer := process{by.Process, by.Began}
@@ -218,8 +227,9 @@ func (l *leftBehind) holds(by *dram.HeldError) (held, patient bool) {
 	return held, patient
 }
 
-// giveUp takes the name from a file that another process will not let go of, so that a new one can have it. Its memory is free when that process is gone, or
-// at once where that process was killed: it runs no instruction any more, and what a device has pinned stays.
+// giveUp takes the name from a file that another process will not let go of, so that a new one can
+// have it. Its memory is free when that process is gone, or at once where that process was killed:
+// it runs no instruction any more, and what a device has pinned stays.
 func (l *leftBehind) giveUp(path string, why error) error {
 	file, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -243,11 +253,13 @@ func (l *leftBehind) giveUp(path string, why error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.mu.cold = why.Error()
-	l.log.Error("the pool's file is given up: it is held by what cannot be ended; the pool starts empty, in a new file", zap.String("path", path), zap.Error(why))
+	l.log.Error("the pool's file is given up: what holds it cannot be ended; the pool starts empty, in a new file",
+		zap.String("path", path), zap.Error(why))
 	return nil
 }
 
-// watch waits for the processes that could not be ended until ctx is done, and says when one is gone.
+// watch waits for the processes that could not be ended until ctx is done, and says when one is
+// gone.
 func (l *leftBehind) watch(ctx context.Context, gone func(process)) {
 	tick := time.NewTicker(leftWatch)
 	defer tick.Stop()

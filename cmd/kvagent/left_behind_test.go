@@ -25,7 +25,8 @@ import (
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
-// noKill makes a command's kills of movers do nothing: a mover that is stopped is then one in a call that does not return, which no signal ends.
+// noKill makes a command's kills of movers do nothing: a mover that is stopped is then one in a
+// call that does not return, which no signal ends.
 const noKill = "KVAGENT_TEST_NO_KILL"
 
 // statusOf asks until the agent answers.
@@ -52,7 +53,8 @@ type testWorker struct {
 
 func joinWorker(t *testing.T, dir string) *testWorker {
 	t.Helper()
-	conn, _, err := ipc.DialSession(t.Context(), filepath.Join(dir, ipc.SessionSocket), "test", ipc.MinVersion, ipc.Version)
+	conn, _, err := ipc.DialSession(t.Context(), filepath.Join(dir, ipc.SessionSocket), "test", ipc.MinVersion,
+		ipc.Version)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,11 +78,13 @@ func joinWorker(t *testing.T, dir string) *testWorker {
 			Identity: []ipc.Pair{{Key: "dtype", Value: "bf16"}, {Key: "model", Value: "test"}, {Key: "tenant", Value: ""}},
 			Groups:   []ipc.GroupDesc{{BlockTokens: 16, NumBlocks: 8}},
 			Sync: &ipc.SyncDesc{
-				Region: uint32(sync.Region), StepOff: sync.StepOff, EventsOff: sync.EventsOff, Events: sync.Events, RevokeOff: sync.RevokeOff, Revokes: sync.Revokes,
+				Region: uint32(sync.Region), StepOff: sync.StepOff, EventsOff: sync.EventsOff, Events: sync.Events,
+				RevokeOff: sync.RevokeOff, Revokes: sync.Revokes,
 			},
 		}, nil},
 		{&ipc.Regions{Req: 1, List: []ipc.RegionDesc{
-			{ID: uint32(region.ID), Kind: ipc.RegionFD, Size: region.Size}, {ID: uint32(words.ID), Kind: ipc.RegionFD, Size: words.Size},
+			{ID: uint32(region.ID), Kind: ipc.RegionFD, Size: region.Size}, {ID: uint32(words.ID), Kind: ipc.RegionFD,
+				Size: words.Size},
 		}}, []int{region.FD, words.FD}},
 		{&ipc.Segments{Req: 1, List: []ipc.SegmentDesc{{Region: uint32(region.ID), Stride: 4096, Bytes: 4096}}}, nil},
 	} {
@@ -115,8 +119,10 @@ func (w *testWorker) pump() {
 	}
 }
 
-// agentWithStoppedMover is an agent with a block pool in a file and an engine, whose mover is stopped.
-func agentWithStoppedMover(t *testing.T, env ...string) (path, dir string, cmd *exec.Cmd, log *bytes.Buffer, mover int, w *testWorker) {
+// agentWithStoppedMover is an agent with a block pool in a file and an engine, whose mover is
+// stopped.
+func agentWithStoppedMover(t *testing.T, env ...string) (path, dir string, cmd *exec.Cmd, log *bytes.Buffer,
+	mover int, w *testWorker) {
 	t.Helper()
 	path = poolFile(t)
 	for _, e := range env {
@@ -124,7 +130,8 @@ func agentWithStoppedMover(t *testing.T, env ...string) (path, dir string, cmd *
 		t.Setenv(name, value)
 	}
 	cmd, dir, log = startServe(t, "--dram-path", path, "--device", "host-mover", "--drain-timeout", "1s")
-	if out, err := kvagentCommand(t, "mock", "--socket-dir", dir, "--requests", "20", "--block-bytes", "4096").CombinedOutput(); err != nil {
+	if out, err := kvagentCommand(t, "mock", "--socket-dir", dir, "--requests", "20", "--block-bytes",
+		"4096").CombinedOutput(); err != nil {
 		t.Fatalf("mock: %v\n%s", err, out)
 	}
 	w = joinWorker(t, dir)
@@ -144,11 +151,13 @@ func agentWithStoppedMover(t *testing.T, env ...string) (path, dir string, cmd *
 	return path, dir, cmd, log, mover, w
 }
 
-// follow starts another agent in the place of one, and waits until it serves. It would wait an hour for who lets go by himself.
+// follow starts another agent in the place of one, and waits until it serves. It would wait an hour
+// for who lets go by himself.
 func follow(t *testing.T, path, dir string) (*exec.Cmd, *bytes.Buffer, agent.Status) {
 	t.Helper()
 	log := &bytes.Buffer{}
-	next := kvagentCommand(t, "serve", "--socket-dir", dir, "--pool", "16MiB", "--dram-path", path, "--device", "host-mover", "--takeover-wait", "1h")
+	next := kvagentCommand(t, "serve", "--socket-dir", dir, "--pool", "16MiB", "--dram-path", path, "--device",
+		"host-mover", "--takeover-wait", "1h")
 	next.Stderr = log
 	if err := next.Start(); err != nil {
 		t.Fatal(err)
@@ -163,7 +172,8 @@ func follow(t *testing.T, path, dir string) (*exec.Cmd, *bytes.Buffer, agent.Sta
 	}
 }
 
-// A mover that stands still when its agent is killed keeps the pool's file and the engines' sockets. The next agent ends it, and has the blocks.
+// A mover that stands still when its agent is killed keeps the pool's file and the engines'
+// sockets. The next agent ends it, and has the blocks.
 func TestStoppedMoverIsEnded(t *testing.T) {
 	path, dir, cmd, _, mover, w := agentWithStoppedMover(t)
 	_ = cmd.Process.Kill()
@@ -190,8 +200,9 @@ func TestStoppedMoverIsEnded(t *testing.T) {
 	}
 }
 
-// A mover that nobody can end does not keep the node from being served: its successor goes on without the pool's file, and says so. The engines'
-// sessions that it has do not end, because nothing proves that it will not touch their memory.
+// A mover that nobody can end does not keep the node from being served: its successor goes on
+// without the pool's file, and says so. The engines' sessions that it has do not end, because
+// nothing proves that it will not touch their memory.
 func TestUnendableMoverIsLeftBehind(t *testing.T) {
 	path, dir, cmd, _, mover, w := agentWithStoppedMover(t)
 	_ = cmd.Process.Kill()
@@ -199,7 +210,8 @@ func TestUnendableMoverIsLeftBehind(t *testing.T) {
 	t.Setenv(noKill, "1")
 	next, log, st := follow(t, path, dir)
 	if l := st.LeftBehind; len(l.PIDs) != 1 || l.PIDs[0] != mover || l.Cold == "" || st.BlocksStored != 0 {
-		t.Errorf("left behind %+v, %d blocks stored; want process %d, why it is cold, and no block", l, st.BlocksStored, mover)
+		t.Errorf("left behind %+v, %d blocks stored; want process %d, why it is cold, and no block", l, st.BlocksStored,
+			mover)
 	}
 	for _, say := range []string{"does not end", "given up"} {
 		if !strings.Contains(log.String(), say) {
@@ -207,7 +219,8 @@ func TestUnendableMoverIsLeftBehind(t *testing.T) {
 		}
 	}
 	body, err := newAdmin(dir).get(t.Context(), "/metrics")
-	if err != nil || !strings.Contains(string(body), "kvagent_left_behind_processes 1") || !strings.Contains(string(body), "kvagent_pool_file_given_up 1") {
+	if err != nil || !strings.Contains(string(body), "kvagent_left_behind_processes 1") ||
+		!strings.Contains(string(body), "kvagent_pool_file_given_up 1") {
 		t.Errorf("metrics: %v", err)
 	}
 	joinWorker(t, dir) // is served
@@ -224,7 +237,8 @@ func TestUnendableMoverIsLeftBehind(t *testing.T) {
 	case <-time.After(20 * time.Second):
 		t.Error("the session does not end though the mover has")
 	}
-	for limit := time.Now().Add(20 * time.Second); len(statusOf(t, dir).LeftBehind.PIDs) > 0; time.Sleep(20 * time.Millisecond) {
+	for limit := time.Now().Add(20 * time.Second); len(statusOf(t,
+		dir).LeftBehind.PIDs) > 0; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(limit) {
 			t.Fatal("the end of the mover is not seen")
 		}
@@ -232,8 +246,8 @@ func TestUnendableMoverIsLeftBehind(t *testing.T) {
 	endServe(t, next)
 }
 
-// SIGTERM ends an agent within --drain-timeout and endWithin, though a mover can be neither ended nor reaped, and says what it leaves. The engine's session does
-// not end with it.
+// SIGTERM ends an agent within --drain-timeout and endWithin, though a mover can be neither ended
+// nor reaped, and says what it leaves. The engine's session does not end with it.
 func TestTermWithAnUnendableMover(t *testing.T) {
 	_, _, cmd, log, mover, w := agentWithStoppedMover(t, noKill+"=1")
 	_ = cmd.Process.Signal(syscall.SIGTERM) // of the children of this test
@@ -316,10 +330,13 @@ func TestMoversFileOfOthers(t *testing.T) {
 		t.Errorf("no file: %+v, %v", f, err)
 	}
 	for name, make := range map[string]func() error{
-		"writable by others": func() error { return errors.Join(os.WriteFile(path, []byte("{}"), 0o600), os.Chmod(path, 0o666)) },
-		"a link":             func() error { return os.Symlink("/etc/hostname", path) },
-		"a pipe":             func() error { return unix.Mkfifo(path, 0o600) },
-		"no JSON":            func() error { return os.WriteFile(path, []byte("x"), 0o600) },
+		"writable by others": func() error {
+			return errors.Join(os.WriteFile(path, []byte("{}"), 0o600), os.Chmod(path,
+				0o666))
+		},
+		"a link":  func() error { return os.Symlink("/etc/hostname", path) },
+		"a pipe":  func() error { return unix.Mkfifo(path, 0o600) },
+		"no JSON": func() error { return os.WriteFile(path, []byte("x"), 0o600) },
 		"a socket": func() error {
 			l, err := net.Listen("unix", path)
 			if err == nil {
@@ -339,7 +356,8 @@ func TestMoversFileOfOthers(t *testing.T) {
 	}
 }
 
-// What holds the pool's file is what was left behind only if its signer is an agent whose movers are.
+// What holds the pool's file is what was left behind only if its signer is an agent whose movers
+// are.
 func TestWhoHoldsThePool(t *testing.T) {
 	host, err := os.Hostname()
 	if err != nil {

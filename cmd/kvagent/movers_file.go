@@ -20,9 +20,11 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// An agent that dies may leave movers that stand still: they keep the pool's file locked, and the engines' sockets open. So it writes down, in the socket directory,
-// which movers it has, and its successor ends them. A process is known by all of this together: its number and when it began, in this life of the machine and
-// this namespace of processes, the file that it runs, and a mark that only the movers of one agent have in their environment.
+// An agent that dies may leave movers that stand still: they keep the pool's file locked, and the
+// engines' sockets open. So it writes down, in the socket directory, which movers it has, and its
+// successor ends them. A process is known by all of this together: its number and when it began, in
+// this life of the machine and this namespace of processes, the file that it runs, and a mark that
+// only the movers of one agent have in their environment.
 
 // moversFile is what is written down.
 type moversFile struct {
@@ -67,7 +69,8 @@ type moversRecord struct {
 	file moversFile
 }
 
-// newMoversRecord goes on with what is left of the agents before: their successor's successor is to know of it too.
+// newMoversRecord goes on with what is left of the agents before: their successor's successor is to
+// know of it too.
 func newMoversRecord(dir string, left []recordedMover, log *zap.Logger) (*moversRecord, error) {
 	var mark [16]byte
 	if _, err := rand.Read(mark[:]); err != nil {
@@ -75,7 +78,8 @@ func newMoversRecord(dir string, left []recordedMover, log *zap.Logger) (*movers
 	}
 	r := &moversRecord{
 		path: filepath.Join(dir, ipc.MoversFile), mark: hex.EncodeToString(mark[:]), log: log,
-		agent: process{os.Getpid(), began(os.Getpid())}, file: moversFile{Machine: machineID(), Namespace: namespaceID(), Movers: left},
+		agent: process{os.Getpid(), began(os.Getpid())}, file: moversFile{Machine: machineID(), Namespace: namespaceID(),
+			Movers: left},
 	}
 	r.write()
 	return r, nil
@@ -88,7 +92,10 @@ func (r *moversRecord) env() string { return markEnv + "=" + r.mark }
 func (r *moversRecord) note(pid int, runs bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.file.Movers = slices.DeleteFunc(r.file.Movers, func(m recordedMover) bool { return m.Agent == r.agent && m.PID == pid })
+	r.file.Movers = slices.DeleteFunc(r.file.Movers, func(m recordedMover) bool {
+		return m.Agent == r.agent &&
+			m.PID == pid
+	})
 	if runs {
 		exe, _ := exeOf(pid) // unknown: then the successor leaves it alone, and goes on without the pool's file
 		r.file.Movers = append(r.file.Movers, recordedMover{process{pid, began(pid)}, exe, r.mark, r.agent})
@@ -104,11 +111,13 @@ func (r *moversRecord) drop(p process) {
 	r.write()
 }
 
-// write puts the file in the place of the last one; without movers there is none. r.mu is held, or r is new.
+// write puts the file in the place of the last one; without movers there is none. r.mu is held, or
+// r is new.
 func (r *moversRecord) write() {
 	err := r.replace()
 	if err != nil {
-		r.log.Error("movers are not written down: a successor of this agent cannot end them", zap.String("path", r.path), zap.Error(err))
+		r.log.Error("movers are not written down: a successor of this agent cannot end them", zap.String("path", r.path),
+			zap.Error(err))
 	}
 }
 
@@ -145,8 +154,9 @@ func readMovers(dir string) (f moversFile, err error) {
 	if err := unix.Fstat(int(fd.Fd()), &st); err != nil {
 		return moversFile{}, err
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG || int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0 || st.Size > maxMoversFile {
-		return moversFile{}, fmt.Errorf("%s: uid %d, mode %o, %d bytes, allowed: a file of uid %d that nobody else can write, of at most %d bytes",
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0 ||
+		st.Size > maxMoversFile {
+		return moversFile{}, fmt.Errorf("%s: uid %d, mode %o, %d bytes, allowed: a file of uid %d that only it can write, at most %d bytes",
 			path, st.Uid, st.Mode, st.Size, os.Geteuid(), maxMoversFile)
 	}
 	text := make([]byte, st.Size)

@@ -9,16 +9,19 @@ import (
 	"go.uber.org/zap"
 )
 
-// endWithin is how long the end of an agent may take beyond --drain-timeout: for what a mover may take to close its regions, or to be killed and reaped, and for
-// the kernel to take a large pool's mappings down. With the default of --drain-timeout it is less than the 30 s that Kubernetes gives.
+// endWithin is how long the end of an agent may take beyond --drain-timeout: for what a mover may
+// take to close its regions, or to be killed and reaped, and for the kernel to take a large pool's
+// mappings down. With the default of --drain-timeout it is less than the 30 s that Kubernetes
+// gives.
 var endWithin = 15 * time.Second
 
 // tellWithin bounds what is said of it.
 const tellWithin = time.Second
 
-// endBound ends the process when an end that was asked for takes too long: a mover in a call of the driver that does not return cannot be reaped, and until it
-// is the agent must not say that the engines' memory is free. It does not say so: the mover has the engines' sockets, and their end is the fence. What the agent
-// keeps is as after a kill.
+// endBound ends the process when an end that was asked for takes too long: a mover in a call of the
+// driver that does not return cannot be reaped, and until it is the agent must not say that the
+// engines' memory is free. It does not say so: the mover has the engines' sockets, and their end is
+// the fence. What the agent keeps is as after a kill.
 type endBound struct {
 	over    chan struct{}
 	watched sync.WaitGroup
@@ -39,7 +42,8 @@ func (b *endBound) watch(ctx, now context.Context, drain time.Duration, movers f
 	})
 }
 
-// within is f's answer, or nothing if that does not come in time: what does not end may have the locks that it needs.
+// within is f's answer, or nothing if that does not come in time: what does not end may have the
+// locks that it needs.
 func within(most time.Duration, f func() []int) []int {
 	answer := make(chan []int, 1)
 	go func() { answer <- f() }() // ends with the process

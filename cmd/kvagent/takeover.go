@@ -53,7 +53,8 @@ func (t *takeover) admin(ctx context.Context, dir string, group int) (l *ipc.Uni
 	return l, nil
 }
 
-// pool opens the pool, whose file another process may have. One that is held by what cannot be ended is given up.
+// pool opens the pool, whose file another process may have. One that is held by what cannot be
+// ended is given up.
 func (t *takeover) pool(ctx context.Context, s *serveSettings) (p *dram.Pool, err error) {
 	p, err = t.openPool(ctx, s)
 	var by *dram.HeldError
@@ -196,7 +197,8 @@ func processState(pid int) (state string, flags uint64, ok bool) {
 	return words[0], flags, err == nil
 }
 
-// processWords are the words behind a process's name, which may hold anything itself; nil: there is no such process.
+// processWords are the words behind a process's name, which may hold anything itself; nil: there is
+// no such process.
 func processWords(pid string) []string {
 	text, err := os.ReadFile("/proc/" + pid + "/stat")
 	if err != nil {

@@ -33,8 +33,9 @@ func holders(fd int) (out []int) {
 	return out
 }
 
-// uninterruptible says whether a thread of a process waits in the kernel and can not be interrupted. It may hold the lock of the process's memory, and then whoever
-// reads what is mapped waits for it too.
+// uninterruptible says whether a thread of a process waits in the kernel and can not be
+// interrupted. It may hold the lock of the process's memory, and then whoever reads what is mapped
+// waits for it too.
 func uninterruptible(pid int) bool {
 	dir := fmt.Sprintf("/proc/%d/task", pid)
 	all, err := os.ReadDir(dir)

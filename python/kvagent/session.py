@@ -92,6 +92,11 @@ class Session:
         return self._stream.fileno()
 
     @property
+    def ended(self) -> bool:
+        """Whether the agent's end was seen to be gone, or this one was closed."""
+        return self._stream.ended
+
+    @property
     def jobs(self) -> tuple[int, ...]:
         """The jobs that are not reported yet."""
         return tuple(self._jobs)

@@ -16,13 +16,14 @@ import pytest
 from kvagent import messages as m
 from kvagent.errors import TimedOut
 from kvagent.lookup import Answer, LookupStatus
+from kvagent.packing import Packed
 from kvagent.registration import Registration
 from kvagent.stream import FrameStream
 from kvagent.vllm.counts import Counts
 from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.link import LISTEN, Link
 from kvagent.vllm.options import Options
-from kvagent.vllm.plan import Report
+from kvagent.vllm.plan import Report, SaveJob
 from kvagent.vllm.promises import Promises
 from kvagent.vllm.tracked import Tracked
 from tests.agent import IDENTITY, PATIENCE_S, AgentProcess, eventually
@@ -870,3 +871,22 @@ def test_a_question_that_is_given_up_is_abandoned_and_a_lost_one_is_a_miss() -> 
     assert counts.lookups_unanswered == 1
     made.forget(tracked)
     assert tracked.ticket is None
+
+
+def test_a_worker_whose_session_outlives_its_agent_joins_the_next(
+    engines: Callable[..., PlayedEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mover that is left behind holds the session: it does not end, and only the scheduler knows the next agent."""
+    monkeypatch.setattr("kvagent.vllm.worker.ASTRAY_S", 0.0)
+    engine = engines()
+    engine.save("a", "p", 4, 7)
+    before = engine.worker_link.current()
+    assert before is not None
+    lost: list[object] = []
+    monkeypatch.setattr(engine.worker_link, "lost", lost.append)
+    for boot, want in ((before.session.boot, 0), (b"next", 0), (before.session.boot, 0), (b"next", 0), (b"next", 1)):
+        engine.worker._submit(SaveJob(1 << 40, boot, 0, 0, Packed(b"", 0)), ())  # of no parts: nothing is sent
+        time.sleep(0.001)
+        assert len(lost) == want, f"{boot!r}"
+    assert lost == [before]
+    assert engine.worker._sessions == [before], "its end is not listened to, which is the fence of its jobs"

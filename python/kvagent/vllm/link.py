@@ -103,6 +103,11 @@ class Link:
         self._held = False
         self._wanted.set()
 
+    @property
+    def busy(self) -> bool:
+        """Whether, after ``close``, the thread is still there: it may be in the middle of a registration."""
+        return self._thread.is_alive()
+
     def close(self) -> Attachment | None:
         """Ends the thread and gives the session, if there is one, to be closed by the caller."""
         self._closed.set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
@@ -11,6 +10,7 @@ from kvagent.messages import Role
 from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
 from kvagent.vllm.counting import Growth
+from kvagent.vllm.kept import Kept, keep, let_go
 from kvagent.vllm.link import Link
 from kvagent.vllm.memory import Memory, memory
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
@@ -20,12 +20,10 @@ from kvagent.vllm.versions import WHOLE_FAILURES
 from kvagent.vllm.worker import NONE_OVER, WorkerSide
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from kvagent.vllm.options import Options
     from kvagent.vllm.worker import Results
-
-log = logging.getLogger("kvagent.vllm")
 
 
 class WorkerCalls:
@@ -51,6 +49,7 @@ class WorkerCalls:
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Announces the KV caches to the agent; waits a little for one that is there."""
+        let_go()
         self._kv_caches = kv_caches
         names = [list(group.layer_names) for group in self._config.kv_cache_groups]
         self._memory = memory(kv_caches, names, self._config.num_blocks, self._options.cpu_memory)
@@ -69,9 +68,11 @@ class WorkerCalls:
 
     def unregister_kv_caches(self) -> None:
         """Takes the KV caches back, before the engine sleeps."""
-        if self._worker is not None and not self._worker.leave():
-            log.error("rank %d: the agent did not let go of the KV caches in time", self._rank)
-        self._close_memory()
+        worker = self._worker
+        if worker is None or worker.leave():
+            self._close_memory()
+            return
+        self._keep(worker, worker.fence())
 
     def restore_kv_caches(self) -> None:
         """Announces the KV caches anew, after the engine slept."""
@@ -134,13 +135,20 @@ class WorkerCalls:
         self._generation = generation
 
     def _leave_worker(self) -> None:
-        if self._worker is not None:
-            self._worker.close()
-            self._worker = None
+        worker, self._worker = self._worker, None
+        if worker is not None and not worker.close():
+            self._keep(worker, lambda: False)
+            self._sync = None
         self._close_memory()
         if self._sync is not None:
             self._sync.close()
             self._sync = None
+
+    def _keep(self, worker: WorkerSide, fenced: Callable[[], bool]) -> None:
+        """Keeps what the agent has of this worker: the KV caches, what they were shown with, the words."""
+        memory, self._memory = self._memory, None
+        close = memory.close if memory is not None else lambda: None
+        keep(Kept(f"rank {self._rank}", worker, (dict(self._kv_caches), memory, self._sync), close, fenced))
 
     def _close_memory(self) -> None:
         if self._memory is not None:

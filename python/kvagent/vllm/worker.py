@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.link import Attachment, Link
 
 _OK = int(BlockStatus.OK)
+ASTRAY_S = 1.0  # that the scheduler plans for another agent, before this worker joins that one
 DRAIN_S = 2.0  # at the end, for the agent to let go of this worker's memory
 
 log = logging.getLogger("kvagent.vllm")
@@ -82,6 +83,7 @@ class WorkerSide:
         self._jobs: dict[int, UnderWay] = {}
         self._numbers: dict[tuple[int, int], tuple[int, int]] = {}  # by attachment and number in it: job and part
         self._sessions: list[Attachment] = []
+        self._astray: tuple[Attachment, float] | None = None  # whose agent is not the scheduler's, and since when
         self._results = Results()
         self._listens = True  # in this step
         path = f"/proc/{os.getpid()}/fd/{words.memory.fd}"
@@ -155,12 +157,20 @@ class WorkerSide:
         """Whether the agent has jobs of this worker."""
         return bool(self._jobs)
 
-    def close(self) -> None:
-        """Leaves, and listens to nobody any more."""
-        self.leave()
-        for attachment in self._sessions:
-            attachment.session.close()
-        self._sessions = []
+    def close(self) -> bool:
+        """Leaves. Whether the agent has let go of the memory; else its sessions stay open as long as this side is kept.
+
+        To close one would tell the agent that this process touches its memory no more, and would prove nothing here.
+        """
+        return self.leave()
+
+    def fence(self) -> Callable[[], bool]:
+        """After ``leave``: a question whether every agent that has this worker's memory is gone from it.
+
+        The answer is what ``results`` has heard. It is never yes for a registration whose outcome is not known.
+        """
+        sessions, known = [attachment.session for attachment in self._sessions], not self._link.busy
+        return lambda: known and all(session.ended for session in sessions)
 
     def leave(self) -> bool:
         """Ends all sessions and waits, bounded, until the agent has let go of the memory. Whether it has.
@@ -169,11 +179,13 @@ class WorkerSide:
         """
         if last := self._link.close():
             self._adopt(last)
+        if link_busy := self._link.busy:
+            log.warning("a registration is still being made: what becomes of it is not known")
         fenced = [attachment.session.drain(DRAIN_S) for attachment in self._sessions]
         for attachment, free in zip(list(self._sessions), fenced, strict=True):
             if free:
                 self._fenced(attachment)
-        return all(fenced)
+        return all(fenced) and not link_busy
 
     def rejoin(self, link: Link, clock: Clock | None = None) -> None:
         """Goes on with another link, behind ``leave``."""
@@ -214,7 +226,11 @@ class WorkerSide:
     def _submit(self, plan: SaveJob | LoadJob, parts: tuple[Packed, ...]) -> None:
         attachment = self._attached()
         if attachment is not None and not _is_of(attachment, plan):
+            if attachment.session.boot != plan.boot:
+                self._elsewhere(attachment)
             attachment = None
+        elif attachment is not None:
+            self._astray = None
         under = UnderWay(plan, attachment)
         for part, sections in enumerate(parts):
             status = self._send(plan, attachment, sections)
@@ -230,6 +246,19 @@ class WorkerSide:
         if isinstance(plan, LoadJob):
             under.deadline = time.monotonic() + plan.deadline_s
         self._jobs[plan.job] = under
+
+    def _elsewhere(self, attachment: Attachment) -> None:
+        """Joins the agent that the scheduler plans for, if it does so for long: plans in flight may be of an older one.
+
+        A session does not end with its agent where a mover of that is left behind: its end, which is the fence of its
+        jobs, is listened to all the same.
+        """
+        now = time.monotonic()
+        if self._astray is None or self._astray[0] is not attachment:
+            self._astray = attachment, now
+        elif now - self._astray[1] > ASTRAY_S:
+            self._astray = None
+            self._link.lost(attachment)
 
     def _send(self, plan: SaveJob | LoadJob, attachment: Attachment | None, sections: Packed) -> int | BlockStatus:
         """Gives the job's number in the session, or why the agent does not have it."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvagent.vllm import kept
+from kvagent.vllm.plan import StepPlan
 from tests.agent import AgentProcess, eventually
 from tests.vllm.agents import flip
 from tests.vllm.gpu import PRIME
@@ -340,3 +342,49 @@ def test_a_new_agent_is_given_what_a_running_request_has(worlds: Any, agent: Age
     world.run()
     assert agent.status()["blocks_stored"] == (100 + 149) // BLOCK
     clean(world, agent)
+
+
+@pytest.mark.parametrize("shut", [False, True])
+def test_memory_is_kept_where_no_fence_came_in_time(
+    worlds: Callable[..., World], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, caplog: Any, shut: bool
+) -> None:
+    """A deadline is no fence: an agent that stands still may still touch the KV caches when it goes on."""
+    monkeypatch.setattr("kvagent.vllm.worker.DRAIN_S", 0.05)
+    world = worlds()
+    world.add("cold", PROMPT, 10)
+    world.run()
+    worker = world.workers[0]
+    memory, caches, sessions = worker._memory, dict(worker._kv_caches), worker._worker.fence()
+    closed: list[str] = []
+    monkeypatch.setattr(type(memory), "close", lambda _: closed.append("memory"))
+    side = worker._worker
+    agent.freeze()
+    try:
+        if shut:
+            worker.shutdown()
+        else:
+            worker.unregister_kv_caches()
+        assert not sessions(), "a session was closed, which tells the agent that its end is no fence any more"
+        assert closed == [], "memory was given up without a fence"
+        (one,) = kept._kept
+        assert one.worker is side
+        assert one.memory[1] is memory
+        assert one.memory[0] == caches
+        assert kept.let_go() == 1
+        assert "kept until it does" in caplog.text
+    finally:
+        agent.thaw()
+    if shut:
+        kept._kept.clear()
+        worker._worker = side  # for the world's own end
+        side.leave()
+        worker._worker = None
+        return
+
+    def fenced() -> bool:
+        worker._worker.begin(StepPlan(idle=True))
+        worker._worker.results()
+        return kept.let_go() == 0
+
+    eventually(fenced, "the fence")
+    assert closed == ["memory"]
