@@ -16,7 +16,7 @@ import (
 
 // Limits of what hits helpers.
 const (
-	helperVictim = 2 * time.Second // for a helper to be there
+	helperVictim = 10 * time.Second // for a helper to be there
 	helperPoll   = 10 * time.Millisecond
 	helperName   = "kvagent.mooncake" // in its command line
 )
