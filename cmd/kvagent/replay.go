@@ -141,22 +141,34 @@ func (s *replaySettings) addFlags(f *pflag.FlagSet) {
 	f.Var(&choiceValue{&s.device, devices}, "device", "device of the agent that is started; with cuda the engines are on the only GPU, too, every second one in virtual memory")
 	f.StringVar(&s.dramPath, "dram-path", "", "file on tmpfs or hugetlbfs for the pool of the agent that is started: then the pool outlives its kills")
 	f.StringArrayVar(&s.tiers, "tier", nil, "a tier below the pool of the agent that is started, as serve takes it; may be given several times")
-	f.Var(&countValue{&s.nodes, 1, maxNodes}, "nodes", "agents that are started, each with a pool of its own; engines are dealt to them in turn")
+	f.Var(&countValue{&s.nodes, 1, maxNodes}, "nodes", "agents that are started, each with a pool of its own; "+
+		"engines are dealt to them in turn")
 	f.Var(&durationValue{&s.tiersIn, 0, time.Hour}, "tiers-within", "begin when every tier answers, and fail if one does not within so long; 0 does not wait")
 	f.StringVar(&s.shared, "shared", "", "a tier of all nodes, behind --tier, such as redis://127.0.0.1:6379")
 	f.Var(&countValue{&s.killEngine, 0, 1 << 30}, "kill-engine-every", "kill an engine every so many requests; 0 is never")
-	f.Var(&countValue{&s.killAgent, 0, 1 << 30}, "kill-agent-every", "kill an agent every so many requests, of one node after the other; 0 is never")
-	f.Var(&countValue{&s.killMover, 0, 1 << 30}, "kill-mover-every", "kill a mover of an agent every so many requests; 0 is never")
-	f.Var(&countValue{&s.killHelper, 0, 1 << 30}, "kill-helper-every", "kill an agent's helper (Mooncake's client) every so many requests; 0 is never")
-	f.Var(&countValue{&s.killServer, 0, 1 << 30}, "kill-server-every", "kill --server every so many requests, and start it again after --server-down; 0 is never")
-	f.Var(&countValue{&s.pauseEngine, 0, 1 << 30}, "pause-engine-every", "stop a process of engines for a while every so many requests; 0 is never")
-	f.Var(&countValue{&s.pauseAgent, 0, 1 << 30}, "pause-agent-every", "stop an agent for a while every so many requests, of one node after the other; 0 is never")
-	f.Var(&countValue{&s.pauseHelper, 0, 1 << 30}, "pause-helper-every", "stop an agent's helper for a while every so many requests; 0 is never")
-	f.Var(&countValue{&s.pauseServer, 0, 1 << 30}, "pause-server-every", "stop --server for a while every so many requests; 0 is never")
+	f.Var(&countValue{&s.killAgent, 0, 1 << 30}, "kill-agent-every", "kill an agent every so many requests, of "+
+		"one node after the other; 0 is never")
+	f.Var(&countValue{&s.killMover, 0, 1 << 30}, "kill-mover-every", "kill a mover of an agent every so many "+
+		"requests; 0 is never")
+	f.Var(&countValue{&s.killHelper, 0, 1 << 30}, "kill-helper-every",
+		"kill an agent's helper (Mooncake's client) every so many requests; 0 is never")
+	f.Var(&countValue{&s.killServer, 0, 1 << 30}, "kill-server-every",
+		"kill --server every so many requests, and start it again after --server-down; 0 is never")
+	f.Var(&countValue{&s.pauseEngine, 0, 1 << 30}, "pause-engine-every",
+		"stop a process of engines for a while every so many requests; 0 is never")
+	f.Var(&countValue{&s.pauseAgent, 0, 1 << 30}, "pause-agent-every",
+		"stop an agent for a while every so many requests, of one node after the other; 0 is never")
+	f.Var(&countValue{&s.pauseHelper, 0, 1 << 30}, "pause-helper-every",
+		"stop an agent's helper for a while every so many requests; 0 is never")
+	f.Var(&countValue{&s.pauseServer, 0, 1 << 30}, "pause-server-every",
+		"stop --server for a while every so many requests; 0 is never")
 	f.Var(&durationValue{&s.pauseFor, time.Millisecond, time.Hour}, "pause-for", "how long what is paused is stopped")
-	f.StringVar(&s.server, "server", "", "command line, split at blanks, of the server of --shared, which is started before the agents and ended after them")
-	f.Var(&durationValue{&s.serverDown, 0, time.Hour}, "server-down", "how long after a kill the server is started again")
-	f.Var(&durationValue{&s.stalledAfter, time.Second, 24 * time.Hour}, "stalled-after", "fail when no engine has reported for so long, and say what is waited for; longer than --pause-for")
+	f.StringVar(&s.server, "server", "", "command line, split at blanks, of the server of --shared, which is "+
+		"started before the agents and ended after them")
+	f.Var(&durationValue{&s.serverDown, 0, time.Hour}, "server-down", "how long after a kill the server is "+
+		"started again")
+	f.Var(&durationValue{&s.stalledAfter, time.Second, 24 * time.Hour}, "stalled-after",
+		"fail when no engine has reported for so long, and say what is waited for; longer than --pause-for")
 	f.BoolVar(&s.flip, "fault-flip-byte", false, "flip a byte of the pool in the end and load it; with --integrity header the run must fail")
 	f.BoolVar(&s.flip, "flip-byte", false, "as --fault-flip-byte")
 	f.BoolVar(&s.json, "json", false, "print one JSON object")
@@ -188,7 +200,8 @@ func (s *replaySettings) check() error {
 		}
 	}
 	if s.socket != "" && (s.killAgent+s.killMover+s.killHelper+s.pauseAgent+s.pauseHelper > 0 || s.flip) {
-		bad = append(bad, errors.New("socket: an agent that was not started here is neither killed, paused nor damaged, nor its movers and helpers"))
+		bad = append(bad, errors.New("socket: an agent that was not started here is neither killed, paused nor "+
+			"damaged, nor its movers and helpers"))
 	}
 	bad = append(bad, s.checkFaults())
 	if s.killMover > 0 && (s.device == deviceAuto || s.device == deviceHost) {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -60,7 +59,8 @@ func useAgent(path string) *replayAgent {
 	return &replayAgent{dir: dir, session: filepath.Join(dir, "session.sock"), admin: newAdmin(dir), exits: make(chan error, 1)}
 }
 
-// newAgent is that of a node in a directory of its own, not yet started. It tells exits when it ends though nobody had asked.
+// newAgent is that of a node in a directory of its own, not yet started. It tells exits when it
+// ends though nobody had asked.
 func newAgent(pool int64, s *replaySettings, node int, exits chan error) (*replayAgent, error) {
 	dir, err := os.MkdirTemp("", "kvagent-replay-")
 	if err != nil {
@@ -127,7 +127,7 @@ func (a *replayAgent) tellEnd(c *agentLife) {
 		return
 	}
 	select {
-	case a.exits <- fmt.Errorf("the agent of node %d ended: %w\n%s", a.node, errors.Join(c.err, errors.New("nobody had asked")), a.log.String()):
+	case a.exits <- fmt.Errorf("the agent of node %d ended though nobody had asked: %w\n%s", a.node, c.err, a.log.String()):
 	default:
 	}
 }
@@ -139,8 +139,8 @@ func (a *replayAgent) current() *agentLife {
 	return a.mu.child
 }
 
-// expectDeath says that the end of a life is wanted, and kills it. False: it was said before, or that life is over and another
-// one has begun.
+// expectDeath says that the end of a life is wanted, and kills it. False: it was said before, or
+// that life is over and another one has begun.
 func (a *replayAgent) expectDeath(c *agentLife) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -26,8 +26,8 @@ const (
 	maxCommandLine   = 100 // characters of one in an error
 )
 
-// child is a process that a replay started. It ends with the replay, however that ends: the kernel kills it when the
-// thread that started it is gone, so each has a goroutine that keeps its thread.
+// child is a process that a replay started. It ends with the replay, however that ends: the kernel
+// kills it when the thread that started it is gone, so each has a goroutine that keeps its thread.
 type child struct {
 	process *os.Process
 	done    chan struct{}
@@ -88,8 +88,8 @@ func markLab() (mark string, err error) {
 	return mark, os.Setenv(labEnv, mark)
 }
 
-// strays waits until no process has the mark but this one. Those that are left after strayWithin are killed, and named in
-// the error.
+// strays waits until no process has the mark but this one. Those that are left after strayWithin
+// are killed, and named in the error.
 func strays(mark string) error {
 	for end := time.Now().Add(strayWithin); ; time.Sleep(strayPoll) {
 		left := marked(labEnv + "=" + mark)
@@ -108,7 +108,8 @@ func strays(mark string) error {
 	}
 }
 
-// marked are the command lines of the processes but this one whose environment has a variable, by process number.
+// marked are the command lines of the processes but this one whose environment has a variable, by
+// process number.
 func marked(variable string) map[int]string {
 	found := make(map[int]string)
 	dirs, _ := filepath.Glob("/proc/[0-9]*") // the pattern is well-formed
@@ -136,8 +137,8 @@ func commandLine(pid int) string {
 	return text[:min(len(text), maxCommandLine)]
 }
 
-// endInTime ends this process when it has not ended replayEndsWithin after ctx is done; the kernel kills its children with it.
-// The caller calls disarm when everything is over.
+// endInTime ends this process when it has not ended replayEndsWithin after ctx is done; the kernel kills
+// its children with it. The caller calls disarm when everything is over.
 func endInTime(ctx context.Context, log io.Writer) (disarm func()) {
 	over := make(chan struct{})
 	go func() {

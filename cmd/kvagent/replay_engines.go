@@ -130,7 +130,8 @@ func (e *replayEngine) send(c *mockengine.Command) {
 	}
 }
 
-// endAll ends processes that are still there, and joins their readers. Those that do not end by themselves are killed.
+// endAll ends processes that are still there, and joins their readers. Those that do not end by
+// themselves are killed.
 func (r *replay) endAll() {
 	for _, p := range r.processes {
 		p.wanted = true

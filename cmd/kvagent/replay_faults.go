@@ -11,7 +11,8 @@ import (
 	"github.com/kvagent/kvagent/mockengine"
 )
 
-// plannedStrike is a strike that no engine has dealt yet. An agent that it is to hit is that of a node.
+// plannedStrike is a strike that no engine has dealt yet. An agent that it is to hit is that of a
+// node.
 type plannedStrike struct {
 	mockengine.Strike
 	node int
@@ -72,8 +73,9 @@ func newTurns(rng *rand.Rand, nodes int) (t turns) {
 	return t
 }
 
-// nextStrike takes a planned strike and the engine that is to deal it, at a moment when a job is under way. Some are
-// dealt blindly instead, whatever the victim does, and to agents and engines whose agent stands still, as long as at least half of all are known to hit a job under way.
+// nextStrike takes a planned strike and the engine that is to deal it, at a moment when a job is
+// under way. Some are dealt blindly instead, whatever the victim does, and to agents and engines
+// whose agent stands still, as long as at least half of all are known to hit a job under way.
 func (r *replay) nextStrike() (s *plannedStrike, by *replayEngine, blind bool) {
 	if len(r.strikes) == 0 {
 		return nil, nil, false
@@ -107,8 +109,9 @@ func (r *replay) blindKill(ctx context.Context, s *plannedStrike, victim *replay
 	victim.process.child.signal(syscall.SIGKILL)
 }
 
-// struck takes the report of a strike that was dealt. The agent that it hit is the one whose process the engine names; one
-// that has ended meanwhile was hit by somebody else, and another one runs in its place.
+// struck takes the report of a strike that was dealt. The agent that it hit is the one whose
+// process the engine names; one that has ended meanwhile was hit by somebody else, and another one
+// runs in its place.
 func (r *replay) struck(ctx context.Context, e *replayEngine, pid int) error {
 	s := e.strike
 	if s == nil {
@@ -135,8 +138,8 @@ func (r *replay) count(n *int, inFlight int) {
 	r.tally.inFlight += inFlight
 }
 
-// replaceAgent ends a life of an agent and starts the next one. Engines go on meanwhile. False: it is being replaced
-// already.
+// replaceAgent ends a life of an agent and starts the next one. Engines go on meanwhile. False: it
+// is being replaced already.
 func (r *replay) replaceAgent(ctx context.Context, a *replayAgent, c *agentLife) bool {
 	if !a.expectDeath(c) {
 		return false
@@ -255,8 +258,8 @@ func (r *replay) watchCleanup(ctx context.Context, p *engineProcess, died time.T
 	}
 }
 
-// forgets waits until an agent names none of some engines any more, emptyWithin at most. False: it could not be seen, because the
-// agent was killed or stopped itself.
+// forgets waits until an agent names none of some engines any more, emptyWithin at most. False: it
+// could not be seen, because the agent was killed or stopped itself.
 func (a *replayAgent) forgets(ctx context.Context, names map[string]bool, pauses int) bool {
 	ctx, stop := context.WithTimeout(ctx, emptyWithin)
 	defer stop()

@@ -17,14 +17,17 @@ import (
 	"github.com/kvagent/kvagent/pool/servertest"
 )
 
-// Agents of every node die, one after the other, and the one that died is the one that is waited for and started again.
+// Agents of every node die, one after the other, and the one that died is the one that is waited
+// for and started again.
 func TestReplayKillsAgentsOfEveryNode(t *testing.T) {
 	for _, nodes := range []string{"2", "3"} {
-		o := replayJSON(t, "--requests", "300", "--nodes", nodes, "--kill-agent-every", "40", "--kill-engine-every", "57",
-			"--pause-agent-every", "90", "--pause-engine-every", "70", "--pause-for", "300ms", "--stalled-after", "60s")
+		o := replayJSON(t, "--requests", "240", "--nodes", nodes, "--kill-agent-every", "40",
+			"--kill-engine-every", "57", "--pause-agent-every", "90", "--pause-engine-every", "70",
+			"--pause-for", "300ms", "--stalled-after", "60s")
 		o.clean(t)
 		if o.EngineKills == 0 || o.AgentPauses == 0 || o.EnginePauses == 0 {
-			t.Errorf("%s nodes: %d engine kills, %d pauses of agents, %d of engines", nodes, o.EngineKills, o.AgentPauses, o.EnginePauses)
+			t.Errorf("%s nodes: %d engine kills, %d pauses of agents, %d of engines", nodes, o.EngineKills,
+				o.AgentPauses, o.EnginePauses)
 		}
 		for node, kills := range o.AgentKillsNode {
 			if kills == 0 {
@@ -37,16 +40,18 @@ func TestReplayKillsAgentsOfEveryNode(t *testing.T) {
 // A server that the replay starts is killed and stopped, too.
 func TestReplayKillsItsServer(t *testing.T) {
 	server, spec := redisCommand(t)
-	o := replayJSON(t, "--requests", "300", "--pace", "4s", "--nodes", "2", "--shared", spec, "--server", server, "--tiers-within", "20s", "--pool", "24MiB",
-		"--engine-blocks", "600", "--kill-server-every", "110", "--pause-server-every", "70", "--server-down", "200ms", "--pause-for", "500ms",
-		"--kill-agent-every", "90")
+	o := replayJSON(t, "--requests", "300", "--pace", "4s", "--nodes", "2", "--shared", spec, "--server", server,
+		"--tiers-within", "20s", "--pool", "24MiB", "--engine-blocks", "600", "--kill-server-every", "110",
+		"--pause-server-every", "70", "--server-down", "200ms", "--pause-for", "500ms", "--kill-agent-every", "90")
 	o.clean(t)
 	if o.ServerKills == 0 || o.ServerPauses == 0 || o.AgentKills == 0 {
-		t.Errorf("the server was killed %d and stopped %d times, agents were killed %d times", o.ServerKills, o.ServerPauses, o.AgentKills)
+		t.Errorf("the server was killed %d and stopped %d times, agents were killed %d times", o.ServerKills,
+			o.ServerPauses, o.AgentKills)
 	}
 }
 
-// redisCommand is the command line of a server on a free port of loopback, and the server as a tier.
+// redisCommand is the command line of a server on a free port of loopback, and the server as a
+// tier.
 func redisCommand(t *testing.T) (command, spec string) {
 	t.Helper()
 	program, err := exec.LookPath("redis-server")
@@ -59,14 +64,15 @@ func redisCommand(t *testing.T) (command, spec string) {
 	addr := servertest.FreeAddr(t)
 	_, port, _ := net.SplitHostPort(addr)
 	conf := filepath.Join(t.TempDir(), "redis.conf")
-	if err := os.WriteFile(conf, []byte("bind 127.0.0.1\nport "+port+"\nsave \"\"\nappendonly no\n"), 0o600); err != nil {
+	if err := os.WriteFile(conf, []byte("bind 127.0.0.1\nport "+port+"\nsave \"\"\nappendonly no\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	return program + " " + conf, "redis://" + addr + "?fetch-within=300ms&put-within=300ms&ask-within=300ms"
 }
 
-// lab is a replay that runs, with everything that it started: by a variable that all inherit, and by their parent, because a redis-server
-// writes its name over its environment.
+// lab is a replay that runs, with everything that it started: by a variable that all inherit, and
+// by their parent, because a redis-server writes its name over its environment.
 type lab struct {
 	cmd  *exec.Cmd
 	log  bytes.Buffer
@@ -123,7 +129,8 @@ func (l *lab) await(t *testing.T, what string, found func(pid int, command strin
 	}
 }
 
-// gone waits until nothing of the lab is left, nor any of some processes, and fails if that takes longer than so long.
+// gone waits until nothing of the lab is left, nor any of some processes, and fails if that takes
+// longer than so long.
 func (l *lab) gone(t *testing.T, all map[int]string, within time.Duration) {
 	t.Helper()
 	for end := time.Now().Add(within); ; time.Sleep(strayPoll) {
@@ -149,16 +156,20 @@ func stopped(pid int) bool {
 	return err == nil && strings.HasPrefix(rest, "T")
 }
 
-// A replay that is told to end does so, in the time that is said, with agents and engines that stand still or are being killed, and leaves no process. One
-// that is killed leaves none either.
+// A replay that is told to end does so, in the time that is said, with agents and engines that
+// stand still or are being killed, and leaves no process. One that is killed leaves none either.
 func TestReplayEndsWithAllItStarted(t *testing.T) {
 	server, spec := redisCommand(t)
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGKILL} {
 		t.Run(sig.String(), func(t *testing.T) {
-			l := startLab(t, "--nodes", "2", "--engines", "3", "--pace", "10m", "--shared", spec, "--server", server, "--kill-agent-every", "7", "--pause-agent-every", "5",
+			l := startLab(t, "--nodes", "2", "--engines", "3", "--pace", "10m", "--shared", spec, "--server", server,
+				"--kill-agent-every", "7", "--pause-agent-every", "5",
 				"--pause-engine-every", "6", "--pause-server-every", "4", "--pause-for", "1m")
-			for what, is := range map[string]string{"a stopped agent": " serve ", "a stopped engine": " mock ", "a stopped server": "redis-server"} {
-				l.await(t, what, func(pid int, command string) bool { return strings.Contains(command, is) && stopped(pid) })
+			for what, is := range map[string]string{"a stopped agent": " serve ", "a stopped engine": " mock ",
+				"a stopped server": "redis-server"} {
+				l.await(t, what, func(pid int, command string) bool {
+					return strings.Contains(command, is) && stopped(pid)
+				})
 			}
 			all, began := l.processes(), time.Now()
 			if err := l.cmd.Process.Signal(sig); err != nil {
@@ -171,7 +182,8 @@ func TestReplayEndsWithAllItStarted(t *testing.T) {
 			if text := l.log.String(); strings.Contains(text, "not over") || strings.Contains(text, "is left") {
 				t.Errorf("it did not end by itself:\n%s", text)
 			}
-			l.gone(t, all, map[bool]time.Duration{true: strayWithin}[sig == syscall.SIGKILL]) // else all was reaped before its own end
+			// else all was reaped before its own end
+			l.gone(t, all, map[bool]time.Duration{true: strayWithin}[sig == syscall.SIGKILL])
 		})
 	}
 }
@@ -185,7 +197,8 @@ func TestReplayNamesWhatItWaitsFor(t *testing.T) {
 	}
 	<-l.over
 	text := l.log.String()
-	for _, want := range []string{"stalled-after: nothing was reported for 1s; waiting for engine ", fmt.Sprintf("(process %d, node ", engine), " to end its stretch"} {
+	for _, want := range []string{"stalled-after: nothing was reported for 1s; waiting for engine ",
+		fmt.Sprintf("(process %d, node ", engine), " to end its stretch"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("not in the output: %q\n%s", want, text)
 		}
@@ -215,13 +228,16 @@ func TestStalledNamesWatches(t *testing.T) {
 
 // A server that ends by itself ends the replay.
 func TestReplayServerEnds(t *testing.T) {
-	out, code := kvagentOutput(t, "replay", "--trace", sliceOfTrace, "--requests", "50", "--pace", "1h", "--shared", "redis://127.0.0.1:1", "--server", "/bin/false")
-	if want := "server: /bin/false ended though nobody had asked"; code != exitFailed || !strings.Contains(out, want) {
+	out, code := kvagentOutput(t, "replay", "--trace", sliceOfTrace, "--requests", "50", "--pace", "1h", "--shared",
+		"redis://127.0.0.1:1", "--server", "/bin/false")
+	if want := "server: /bin/false ended though nobody had asked"; code != exitFailed || !strings.Contains(out,
+		want) {
 		t.Errorf("exit %d, want %d and %q\n%s", code, exitFailed, want, out)
 	}
 }
 
-// The agent that is waited for is the one that was hit, by its process; a strike at a life that is over hits nobody.
+// The agent that is waited for is the one that was hit, by its process; a strike at a life that is
+// over hits nobody.
 func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	stop() // no life follows
@@ -260,7 +276,8 @@ func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
 	r.nodes[1].mu.child = &agentLife{child: next}
 	strike(lives[1].process.Pid) // reported late
 	if r.nodes[1].mu.child.wanted || r.tally.agentKills != 1 || r.tally.inFlight != 1 {
-		t.Errorf("a strike at a life that is over was taken for one at the next: %d kills, %d in flight", r.tally.agentKills, r.tally.inFlight)
+		t.Errorf("a strike at a life that is over was taken for one at the next: %d kills, %d in flight",
+			r.tally.agentKills, r.tally.inFlight)
 	}
 	r.watching.Wait()
 }

@@ -24,8 +24,9 @@ func startMooncake(t *testing.T) (spec string, master *servertest.Server) {
 	return "mooncake://" + master.Addr + "?segment=256MiB&python=" + python, master
 }
 
-// busyPerProcessor is how many loops a test of Mooncake runs beside itself on each processor, each in a session of its own and at its own priority, so that
-// what it asks for holds at a load that is known.
+// busyPerProcessor is how many loops a test of Mooncake runs beside itself on each processor, each
+// in a session of its own and at its own priority, so that what it asks for holds at a load that is
+// known.
 const busyPerProcessor = 2
 
 // busy runs the loops until the test ends.
@@ -55,24 +56,30 @@ func TestReplayOverMooncake(t *testing.T) {
 	o := replayJSON(t, append(patient, spec+"&"+patientTier)...)
 	o.clean(t)
 	if got := o.from("mooncake"); got < 50 {
-		t.Errorf("%d blocks came from mooncake beside %d busy loops a processor, want 50 and more: %+v", got, busyPerProcessor, o.Sources)
+		t.Errorf("%d blocks came from mooncake beside %d busy loops a processor, want 50 and more: %+v", got,
+			busyPerProcessor, o.Sources)
 	}
-	o = replayJSON(t, append(flags, "--kill-agent-every", "100", "--kill-engine-every", "60", "--kill-helper-every", "70", "--pause-helper-every", "80", "--pause-for", "500ms")...)
+	o = replayJSON(t, append(flags, "--kill-agent-every", "100", "--kill-engine-every", "60", "--kill-helper-every",
+		"70", "--pause-helper-every", "80", "--pause-for", "500ms")...)
 	o.clean(t)
 	if o.AgentKills == 0 || o.EngineKills == 0 || o.HelperKills+o.HelperPauses == 0 {
-		t.Errorf("%d agents, %d engines and %d helpers were killed, %d helpers stopped", o.AgentKills, o.EngineKills, o.HelperKills, o.HelperPauses)
+		t.Errorf("%d agents, %d engines and %d helpers were killed, %d helpers stopped", o.AgentKills, o.EngineKills,
+			o.HelperKills, o.HelperPauses)
 	}
 }
 
-// What one node saved the other hits, as over any shared store, on a machine whose processors are taken.
+// What one node saved the other hits, as over any shared store, on a machine whose processors are
+// taken.
 func TestReplayTwoNodesOverMooncake(t *testing.T) {
 	figures(t)
 	busy(t)
 	spec, _ := startMooncake(t)
-	o := replayJSON(t, append(patientEngines, "--tiers-within", "60s", "--requests", "300", "--pace", "6s", "--nodes", "2", "--shared", spec+"&"+patientTier)...)
+	o := replayJSON(t, append(patientEngines, "--tiers-within", "60s", "--requests", "300", "--pace", "6s", "--nodes",
+		"2", "--shared", spec+"&"+patientTier)...)
 	o.clean(t)
 	if got := o.from("mooncake"); got < 365 { // of 374 that the other node saved
-		t.Errorf("%d blocks came from mooncake beside %d busy loops a processor, want 365 and more: %+v", got, busyPerProcessor, o.Sources)
+		t.Errorf("%d blocks came from mooncake beside %d busy loops a processor, want 365 and more: %+v", got,
+			busyPerProcessor, o.Sources)
 	}
 	if o.BlocksHitOther == 0 {
 		t.Error("no node hit what another saved")

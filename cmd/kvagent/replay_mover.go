@@ -12,7 +12,8 @@ import (
 // moverVictim is how long a copy is waited for before a mover is killed without one.
 const moverVictim = 2 * time.Second
 
-// killMover kills a mover of an agent, at a moment when it copies if there is one soon. Engines and agent go on meanwhile.
+// killMover kills a mover of an agent, at a moment when it copies if there is one soon. Engines and
+// agent go on meanwhile.
 func (r *replay) killMover(ctx context.Context, a *replayAgent) {
 	r.watch(fmt.Sprintf("a mover of node %d to be killed", a.node), func() {
 		ctx, stop := context.WithTimeout(ctx, moverVictim)

@@ -16,21 +16,23 @@ import (
 
 // Limits of what hits helpers.
 const (
-	helperVictim = 2 * time.Second // for a helper to be there
+	helperVictim = 10 * time.Second // for a helper to be there
 	helperPoll   = 10 * time.Millisecond
 	helperName   = "kvagent.mooncake" // in its command line
 )
 
 // anyFault reports whether anything is to be killed or paused.
 func (s *replaySettings) anyFault() bool {
-	return s.killEngine+s.killAgent+s.killMover+s.killHelper+s.killServer+s.pauseEngine+s.pauseAgent+s.pauseHelper+s.pauseServer > 0
+	return s.killEngine+s.killAgent+s.killMover+s.killHelper+s.killServer > 0 ||
+		s.pauseEngine+s.pauseAgent+s.pauseHelper+s.pauseServer > 0
 }
 
 // checkFaults is what the settings of kills and pauses cannot say for themselves.
 func (s *replaySettings) checkFaults() error {
 	var bad []error
 	if s.killHelper+s.pauseHelper > 0 && !s.hasHelper() {
-		bad = append(bad, errors.New("kill-helper-every, pause-helper-every: no tier has a helper, allowed with a --tier or --shared of mooncake"))
+		bad = append(bad, errors.New("kill-helper-every, pause-helper-every: no tier has a helper, allowed with a "+
+			"--tier or --shared of mooncake"))
 	}
 	if s.server == "" && s.killServer+s.pauseServer > 0 {
 		bad = append(bad, errors.New("kill-server-every, pause-server-every: allowed with server"))
@@ -38,8 +40,10 @@ func (s *replaySettings) checkFaults() error {
 	if s.server != "" && (s.shared == "" || len(strings.Fields(s.server)) == 0) {
 		bad = append(bad, fmt.Errorf("server: %q, allowed: a command line, with shared", s.server))
 	}
-	if pauses := s.pauseEngine + s.pauseAgent + s.pauseHelper + s.pauseServer; pauses > 0 && s.pauseFor >= s.stalledAfter {
-		bad = append(bad, fmt.Errorf("pause-for: %v, allowed: 1ms to less than stalled-after (%v)", s.pauseFor, s.stalledAfter))
+	if pauses := s.pauseEngine + s.pauseAgent + s.pauseHelper + s.pauseServer; pauses > 0 &&
+		s.pauseFor >= s.stalledAfter {
+		bad = append(bad, fmt.Errorf("pause-for: %v, allowed: 1ms to less than stalled-after (%v)", s.pauseFor,
+			s.stalledAfter))
 	}
 	return errors.Join(bad...)
 }
@@ -53,7 +57,8 @@ func (s *replaySettings) hasHelper() bool {
 	return false
 }
 
-// pauseEngine stops a process of engines for a while. It reports nothing meanwhile, and the others wait for it at the end of the stretch.
+// pauseEngine stops a process of engines for a while. It reports nothing meanwhile, and the others
+// wait for it at the end of the stretch.
 func (r *replay) pauseEngine(ctx context.Context) {
 	p := r.processes[r.rng.IntN(len(r.processes))]
 	c := p.child
@@ -90,7 +95,8 @@ func (r *replay) strikeHelper(ctx context.Context, a *replayAgent, pause bool) {
 	})
 }
 
-// awaitHelper gives a descriptor of the process of an agent's helper, once there is one; -1: there is none soon.
+// awaitHelper gives a descriptor of the process of an agent's helper, once there is one; -1: there
+// is none soon.
 func (a *replayAgent) awaitHelper(ctx context.Context) (fd int) {
 	ctx, stop := context.WithTimeout(ctx, helperVictim)
 	defer stop()

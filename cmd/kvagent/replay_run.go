@@ -90,8 +90,10 @@ func newReplay(s *replaySettings, records []mockengine.Record) (*replay, error) 
 		return nil, err
 	}
 	r := &replay{set: s, records: records, deal: dealTurns(records, s.engines), cfg: cfg, rng: rand.New(rand.NewPCG(s.seed, 77)),
-		events: make(chan engineEvent, eventBacklog), firstBy: make(map[uint64]int), firstIn: make(map[uint64]uint64), faults: make(map[int]mockengine.Fault), exits: make(chan error, 1)}
-	r.turns = newTurns(rand.New(rand.NewPCG(s.seed, 78)), max(s.nodes, 1)) // of a generator of its own: the requests stay those of the seed
+		events: make(chan engineEvent, eventBacklog), firstBy: make(map[uint64]int), firstIn: make(map[uint64]uint64),
+		faults: make(map[int]mockengine.Fault), exits: make(chan error, 1)}
+	// of a generator of its own: the requests stay those of the seed
+	r.turns = newTurns(rand.New(rand.NewPCG(s.seed, 78)), max(s.nodes, 1))
 	for n := range s.engines {
 		if n%s.perProcess == 0 {
 			r.processes = append(r.processes, &engineProcess{})
@@ -149,8 +151,8 @@ func (r *replay) run(ctx context.Context) (err error) {
 	return r.leave(ctx)
 }
 
-// end ends everything that was started: engines, what watches, agents, the server, and what agents left behind. A run that was broken off
-// gives agents less time.
+// end ends everything that was started: engines, what watches, agents, the server, and what agents
+// left behind. A run that was broken off gives agents less time.
 func (r *replay) end(mark string) error {
 	within := agentDownWithin
 	if r.broken {
@@ -246,9 +248,10 @@ func (r *replay) missed(from, to int, paused []bool) {
 	}
 }
 
-// pace holds the replay back so that it takes as long as it is told to at least; part is how far it is, 0 to 1. While the
-// an agent is stopped, the trace takes its own time, gap since the last stretch: ten seconds without an agent are then those of
-// ten seconds' requests and not of thousands. While an agent comes back it holds back for the same reason.
+// pace holds the replay back so that it takes as long as it is told to at least; part is how far it
+// is, 0 to 1. While the an agent is stopped, the trace takes its own time, gap since the last
+// stretch: ten seconds without an agent are then those of ten seconds' requests and not of
+// thousands. While an agent comes back it holds back for the same reason.
 func (r *replay) pace(ctx context.Context, part float64, gap time.Duration) error {
 	until := r.begin.Add(time.Duration(part * float64(r.set.pace)))
 	if least := time.Now().Add(awayPause); r.away() && until.Before(least) {
@@ -284,7 +287,8 @@ func (r *replay) resumed() <-chan struct{} {
 	return nil
 }
 
-// away says that an agent is stopped, or that an engine was without one at the end of its last stretch.
+// away says that an agent is stopped, or that an engine was without one at the end of its last
+// stretch.
 func (r *replay) away() bool {
 	for _, e := range r.engines {
 		if e.detached {
@@ -314,8 +318,8 @@ func (r *replay) stretch(ctx context.Context, batches [][]mockengine.Request, un
 	return r.wait(ctx, "end its stretch", func(e *replayEngine) bool { return !e.running })
 }
 
-// wait handles events until all engines are ready, which is when each has done what is said. One that nobody reports to for stalledAfter
-// has come to a halt.
+// wait handles events until all engines are ready, which is when each has done what is said. One
+// that nobody reports to for stalledAfter has come to a halt.
 func (r *replay) wait(ctx context.Context, what string, ready func(*replayEngine) bool) error {
 	limit := time.NewTimer(r.set.stalledAfter)
 	defer limit.Stop()

@@ -80,7 +80,8 @@ func (r *replay) killServer(ctx context.Context) {
 	})
 }
 
-// pauseServer stops the server for a while, or until it is killed: its sockets stay open and nobody answers.
+// pauseServer stops the server for a while, or until it is killed: its sockets stay open and nobody
+// answers.
 func (r *replay) pauseServer(ctx context.Context) {
 	s := r.server
 	s.mu.Lock()

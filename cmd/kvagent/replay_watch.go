@@ -45,8 +45,8 @@ func (w *watches) list() (all []string) {
 	return all
 }
 
-// watch runs f beside the replay. An error of a replay that has come to a halt says what f waits for. f ends soon after the
-// run's context.
+// watch runs f beside the replay. An error of a replay that has come to a halt says what f waits
+// for. f ends soon after the run's context.
 func (r *replay) watch(what string, f func()) {
 	number := r.watches.begin(what)
 	r.watching.Go(func() {
@@ -94,5 +94,6 @@ func (r *replay) stalled(what string, ready func(*replayEngine) bool) error {
 			waits = append(waits, fmt.Sprintf("the agent of node %d to be let go on", a.node))
 		}
 	}
-	return errors.New("stalled-after: nothing was reported for " + r.set.stalledAfter.String() + "; waiting for " + strings.Join(waits, ", "))
+	return errors.New("stalled-after: nothing was reported for " + r.set.stalledAfter.String() + "; waiting for " +
+		"" + strings.Join(waits, ", "))
 }

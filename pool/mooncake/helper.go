@@ -51,8 +51,10 @@ func startHelper(o *Options) (*helper, error) {
 	h.cmd = exec.Command(o.Python, "-m", module, "serve", "3")
 	h.cmd.ExtraFiles, h.cmd.Env, h.cmd.Stderr = []*os.File{theirs}, o.environment(), &h.said
 	h.cmd.WaitDelay = time.Second
-	// A process group of its own keeps a terminal's signals from it. A session of its own would be a scheduling group of its own (sched_autogroup_enabled),
-	// and each time that one of the client's threads hands its work to another it would wait for the turns of all sessions that compute.
+	// A process group of its own keeps a terminal's signals from it. A session of its own would be
+	// a scheduling group of its own (sched_autogroup_enabled), and each time that one of the
+	// client's threads hands its work to another it would wait for the turns of all sessions that
+	// compute.
 	h.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := h.cmd.Start(); err != nil {
 		return nil, errors.Join(fmt.Errorf("helper: %w", err), conn.Close())

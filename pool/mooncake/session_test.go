@@ -7,8 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The helper is in the agent's session, which the kernel schedules as one (sched_autogroup_enabled): in one of its own, its client's threads wait for the turns of
-// all other sessions each time that one hands work to another, and move next to nothing on a busy machine. A terminal's signals do not reach it all the same.
+// The helper is in the agent's session, which the kernel schedules as one
+// (sched_autogroup_enabled): in one of its own, its client's threads wait for the turns of all
+// other sessions each time that one hands work to another, and move next to nothing on a busy
+// machine. A terminal's signals do not reach it all the same.
 func TestHelperSharesTheSession(t *testing.T) {
 	s, _ := openOne(t)
 	h, err := s.current()
