@@ -21,7 +21,7 @@ from kvagent.vllm.options import Options, loads, parse, saves
 from kvagent.vllm.scheduler import SchedulerSide
 from kvagent.vllm.space import UNKNOWN, identity
 from kvagent.vllm.stats import Stats, make_prom
-from kvagent.vllm.supported import check
+from kvagent.vllm.supported import check, check_drafts
 from kvagent.vllm.versions import WHOLE_FAILURES, hash_tokens
 
 TELL_S = 0.1  # between two times that counters are told to vLLM
@@ -38,6 +38,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         self._options: Options = parse(transfer.kv_connector_extra_config)
         self._config = kv_cache_config
         check(vllm.__version__, KVConnectorBase_V1)
+        check_drafts(getattr(vllm_config, "speculative_config", None))
         self._geometry = geo.geometry(kv_cache_config, hash_tokens(vllm_config, kv_cache_config))
         self._ranks, self._replicas = geo.ranks(vllm_config.parallel_config, kv_cache_config)
         self._identity = identity(vllm_config, kv_cache_config, self._options.tenant, self._ranks, vllm.__version__)

@@ -52,6 +52,7 @@ class Link:
         self._ready = threading.Event()
         self._closed = threading.Event()
         self._said = ""
+        self._turns = 0  # of what is registered
         self._refused = False  # the last try
         self._wanted.set()
         self._thread = threading.Thread(target=self._keep, name=f"kvagent {who}", daemon=True)
@@ -77,6 +78,10 @@ class Link:
             )
             self._wanted.set()
 
+    def renew(self) -> None:
+        """What is to be registered has changed: a session that is being made now is not to be given to anybody."""
+        self._turns += 1
+
     def close(self) -> Attachment | None:
         """Ends the thread and gives the session, if there is one, to be closed by the caller."""
         self._closed.set()
@@ -98,6 +103,7 @@ class Link:
 
     def _attach(self) -> bool:
         session: Session | None = None
+        turns = self._turns
         try:
             session = Session.connect(self._path, CONNECT_S)
             registered = session.register(self._registration(), REGISTER_S)
@@ -108,6 +114,9 @@ class Link:
             self._refused = isinstance(error, Refused)
             level = logging.ERROR if self._refused else logging.WARNING
             self._say(level, f"{self._who}: {reason} at {self._path}; prompts are computed, connecting goes on")
+            return False
+        if turns != self._turns:
+            session.close()
             return False
         self._current = Attachment(session, registered)
         self._ready.set()

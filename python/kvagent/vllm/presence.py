@@ -51,6 +51,7 @@ class Presence:
         self._boot = b""  # the agent's life
         self._epoch = 0  # of it, as far as is known
         self._reset_owed = False  # a reset that the agent did not hear: it comes first in the next session
+        self._left = False  # the session, to be told as gone
 
     @property
     def session(self) -> Session | None:
@@ -62,6 +63,11 @@ class Presence:
 
         Unless it is to ``listen``, the present one may have something to say that is left for the next time.
         """
+        if self._left:
+            self._left = False
+            if self._attachment is None and (current := self._link.current()) is not None:
+                self._attachment = current  # made before the change, and not taken up yet
+            return News(went=self._detach())
         current = self._link.current()
         if current is self._attachment and (current is None or not listen or current.session.quiet()):
             return NOTHING  # nearly always
@@ -107,6 +113,11 @@ class Presence:
             return False
         self._reset_owed = False
         return True
+
+    def join_anew(self) -> None:
+        """Ends the session, so that another one begins with what there is to register now."""
+        self._left = True
+        self._link.renew()
 
     def close(self) -> None:
         """Leaves the agent. Leases end with the session."""

@@ -175,6 +175,10 @@ class SchedulerSide:
         self.new_weights()
         self._presence.reset()
 
+    def join_anew(self) -> None:
+        """Leaves the agent and registers again: the identity has changed."""
+        self._presence.join_anew()
+
     def new_weights(self) -> None:
         """What was computed until now is not saved any more, and promises are void."""
         for tracked in self._tracked.values():

@@ -63,8 +63,9 @@ class WorkerSide:
     """See the module. ``per_block``: failures may be told block by block (models with one KV cache group)."""
 
     def __init__(
-        self, link: Link, words: SyncWords, *, per_block: bool, whole_failures: bool, clock: Clock | None = None
-    ) -> None:
+        self, link: Link, words: SyncWords, *, per_block: bool, whole_failures: bool, clock: Clock | None = None,
+        resolved: str = "",
+    ) -> None:  # fmt: skip
         self.counts = WorkerCounts()
         self._link = link
         self._words = words
@@ -80,7 +81,7 @@ class WorkerSide:
         self._results = Results()
         self._listens = True  # in this step
         path = f"/proc/{os.getpid()}/fd/{words.memory.fd}"
-        self._report = Report(words=(WorkerWords(path, words.memory.size, words.revoke_off, words.revokes),))
+        self._report = Report(words=(WorkerWords(path, words.memory.size, words.revoke_off, words.revokes, resolved),))
 
     def take_back(self, plan: StepPlan) -> None:
         """Revokes the saves that the scheduler took back: their blocks may be overwritten from the next step on."""
