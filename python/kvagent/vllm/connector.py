@@ -15,6 +15,7 @@ from kvagent.vllm import geometry as geo
 from kvagent.vllm.counting import Growth
 from kvagent.vllm.layout import wish
 from kvagent.vllm.link import Link
+from kvagent.vllm.media import BYPASS, TRUST, Media
 from kvagent.vllm.of_scheduler import SchedulerCalls
 from kvagent.vllm.of_worker import WorkerCalls
 from kvagent.vllm.options import Options, loads, parse, saves
@@ -100,12 +101,19 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         link = Link(self._options.socket_dir, "scheduler", lambda: Registration(role=Role.SCHEDULER, **self._common()))
         side = SchedulerSide(
             self._options, self._geometry, self._ranks.world, link,
-            saves=saves(kv_role, self._options), whole_failures=WHOLE_FAILURES,
+            saves=saves(kv_role, self._options), whole_failures=WHOLE_FAILURES, media=self._make_media(),
             # 0.29 cannot be told that a load failed as a whole, and where there are several groups, nothing else.
             loads=loads(kv_role, self._options) and (WHOLE_FAILURES or len(self._geometry.groups) == 1),
         )  # fmt: skip
         link.wait(self._options.start_wait_ms / 1e3)
         return side
+
+    def _make_media(self) -> Media:
+        how = self._options.media
+        if how != TRUST and getattr(self._vllm_config, "ec_transfer_config", None) is not None:
+            how = BYPASS  # what another engine's encoder made of a name need not be of this content
+        multimodal = getattr(self._vllm_config.model_config, "multimodal_config", None) is not None
+        return Media(how, self._geometry.hash_tokens, multimodal=multimodal)
 
     def _common(self) -> dict[str, Any]:
         return {

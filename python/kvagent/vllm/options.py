@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 LAYOUTS = ("auto", "none", "LBNHC", "LBHNC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 CPU_MEMORY = ("fd", "peer")
+MEDIA = ("content", "trust", "bypass")
 ROLES = ("kv_both", "kv_producer", "kv_consumer")
 
 
@@ -46,6 +47,9 @@ class Options:
     """Whether an engine with kv_role kv_producer loads."""
     consumer_saves: bool = False
     """Whether an engine with kv_role kv_consumer saves."""
+    media: str = "content"
+    """How blocks of prompts with images, audio or video are kept. content: by the items' content. trust: by the names
+    that vLLM hashes, which clients may choose. bypass: not at all."""
     start_wait_ms: float = 2_000.0
     """Longest that the start of the engine waits for an agent that is there to take its registration."""
 
@@ -59,7 +63,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "pin_percent": (0, 50),
     "start_wait_ms": (0, 60_000),
 }
-_CHOICES: dict[str, tuple[str, ...]] = {"layout": LAYOUTS, "cpu_memory": CPU_MEMORY}
+_CHOICES: dict[str, tuple[str, ...]] = {"layout": LAYOUTS, "cpu_memory": CPU_MEMORY, "media": MEDIA}
 
 
 def parse(given: Mapping[str, Any]) -> Options:
