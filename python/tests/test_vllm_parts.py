@@ -19,19 +19,21 @@ from kvagent.lookup import Ticket
 from kvagent.messages import RegionKind, Registered
 from kvagent.packing import packed, section
 from kvagent.shm import SyncWords
+from kvagent.vllm import resolved
 from kvagent.vllm.asking import BREAK_AFTER, BREAK_FIRST_S, STEP_WAIT_S, Asker, Breaker
 from kvagent.vllm.blocks import Blocks, Tables
 from kvagent.vllm.collect import settled
 from kvagent.vllm.counting import Growth
 from kvagent.vllm.geometry import Ranks, Unsupported, geometry, ranks, shard
 from kvagent.vllm.layout import wish
-from kvagent.vllm.link import Attachment
+from kvagent.vllm.link import Attachment, Link
 from kvagent.vllm.memory import memory
 from kvagent.vllm.options import OptionError, Options, loads, parse, saves
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerWords
 from kvagent.vllm.presence import NOTHING, Presence
-from kvagent.vllm.space import UNKNOWN, identity, unknown_weights, weights_digest
-from kvagent.vllm.supported import NEEDED, check
+from kvagent.vllm.space import UNKNOWN, identity, unknown_weights, with_resolved
+from kvagent.vllm.supported import NEEDED, check, check_drafts
+from kvagent.vllm.weights import weights_digest
 from kvagent.vllm.words import OthersWords
 from tests.test_wheel import OF_VLLM
 
@@ -252,7 +254,7 @@ def test_a_retrained_model_has_another_digest(tmp_path: Path) -> None:
 def test_weights_that_are_not_here_are_no_ones_else(tmp_path: Path) -> None:
     """In an object store, or nowhere: other weights may be under the same name tomorrow."""
     (tmp_path / "config.json").write_text("{}")
-    assert weights_digest(SimpleNamespace(model=str(tmp_path), revision=None), "tensorizer") is None
+    assert weights_digest(SimpleNamespace(model=str(tmp_path)), SimpleNamespace(load_format="tensorizer")) is None
     assert weights_digest(SimpleNamespace(model=str(tmp_path / "none"), revision=None)) is None
     (tmp_path / "model.safetensors").write_bytes(b"a")
     assert weights_digest(SimpleNamespace(model=str(tmp_path), model_weights="s3://bucket/model")) is None
@@ -471,7 +473,7 @@ _PLAIN: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _identity(**changes: Any) -> tuple[tuple[str, str], ...]:
+def _identity(tenant: str = "t", **changes: Any) -> tuple[tuple[str, str], ...]:
     """That of a plain configuration with changes: model__dtype is its model_config's dtype."""
     parts: dict[str, SimpleNamespace] = {}
     for name, value in (_PLAIN | {name.replace("__", "."): one for name, one in changes.items()}).items():
@@ -482,7 +484,7 @@ def _identity(**changes: Any) -> tuple[tuple[str, str], ...]:
         kv_transfer_config=parts["transfer"], attention_config=parts["attention"],
         load_config=parts.get("load"),
     )  # fmt: skip
-    return identity(config, SimpleNamespace(kv_cache_groups=[]), "t", Ranks(1, 1), "0.33.0")
+    return identity(config, SimpleNamespace(kv_cache_groups=[]), tenant, Ranks(1, 1), "0.33.0")
 
 
 def test_whatever_changes_a_blocks_bytes_makes_another_space(tmp_path: Path) -> None:
@@ -511,4 +513,98 @@ def test_whatever_changes_a_blocks_bytes_makes_another_space(tmp_path: Path) -> 
         made(cache__prefix_caching_hash_algo="xxhash"),
         made(cache__prefix_caching_hash_algo="xxhash", transfer__engine_id="another"),
     ]  # fmt: skip
+    bits = [made(model__quantization_config=Quantization(bits)) for bits in (4, 8)]
+    assert made(model__quantization_config={"bits": 4}) == bits[0]
+    spaces += [*bits, made(model__config_format="mistral")]
     assert len(set(spaces)) == len(spaces)
+
+
+@dataclass
+class Quantization:
+    bits: int
+
+
+@pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor"])
+def test_hashes_that_can_be_forged_are_refused_where_tenants_share(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    for tenant, fine in (("", algorithm), ("t", "sha256"), ("t", "sha256_cbor")):
+        _identity(tenant, model__model="nowhere", cache__prefix_caching_hash_algo=fine)
+    with pytest.raises(Unsupported, match=f"prefix_caching_hash_algo {algorithm}.* sha256 or sha256_cbor"):
+        _identity("t", model__model="nowhere", cache__prefix_caching_hash_algo=algorithm)
+    monkeypatch.delenv("PYTHONHASHSEED")
+    _identity("t", model__model="nowhere", cache__prefix_caching_hash_algo=algorithm)  # of a random seed
+
+
+def test_drafts_whose_kv_is_of_later_tokens_are_refused() -> None:
+    for method in (None, "ngram", "draft_model", "custom_class"):
+        check_drafts(SimpleNamespace(method=method))
+    check_drafts(None)
+    for method in ("eagle", "eagle3", "mtp"):
+        with pytest.raises(Unsupported, match=f"speculative_config.method {method}"):
+            check_drafts(SimpleNamespace(method=method))
+
+
+def test_the_backends_that_layers_use() -> None:
+    class Layer:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def get_attn_backend(self) -> Any:
+            return SimpleNamespace(get_name=lambda: self.name)
+
+    groups = [SimpleNamespace(kv_cache_spec=FullAttentionSpec(), layer_names=names) for names in (["a", "b"], ["c"])]
+    layers: dict[str, Any] = {"a": Layer("FLASH_ATTN"), "b": Layer("FLASH_ATTN"), "c": Layer("FLASHINFER")}
+    config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))
+    cache = SimpleNamespace(kv_cache_groups=groups)
+    assert resolved.used(config, cache) == "FLASH_ATTN; FLASHINFER"
+    layers["b"] = Layer("TRITON_ATTN")
+    assert resolved.used(config, cache) == "FLASH_ATTN, TRITON_ATTN; FLASHINFER"
+    layers.clear()
+    assert resolved.used(config, cache) == ""
+    pairs = _identity(model__model="nowhere")
+    assert dict(pairs) | {"resolved": "FLASH_ATTN"} == dict(with_resolved(pairs, "FLASH_ATTN"))
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_session_of_an_identity_that_is_no_more_is_left(taken: bool) -> None:
+    """Whether it was taken up or had just been made."""
+    session = SimpleNamespace(
+        boot=b"a", number=1, version=1, poll=list, quiet=lambda: True, close=lambda: closed.append(1)
+    )
+    registered = SimpleNamespace(epoch=1, lookup_path="/nowhere", space=b"s")
+    attachment: Any = SimpleNamespace(session=session, registered=registered)
+    made: list[Any] = [attachment]
+    closed: list[int] = []
+    link: Any = SimpleNamespace(
+        current=lambda: made[0] if made else None, lost=made.remove, close=lambda: None, renew=lambda: closed.append(0)
+    )
+    presence = Presence(link, Options())
+    if taken:
+        assert presence.attend().came
+    presence.join_anew()
+    assert presence.attend().went
+    assert (made, closed, presence.session) == ([], [0, 1], None)
+    assert presence.attend() is NOTHING
+
+
+def test_a_registration_that_changed_under_way_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def registration() -> Any:
+        if not registered:
+            link.renew()  # it changes behind the look at it
+        return len(registered)
+
+    def register(one: Any, timeout_s: float) -> Any:
+        registered.append(one)
+        return SimpleNamespace(space=b"s")
+
+    registered: list[int] = []
+    session = SimpleNamespace(register=register, close=lambda: registered.append(-1))
+    monkeypatch.setattr("kvagent.vllm.link.Session.connect", lambda *_: session)
+    monkeypatch.setattr("kvagent.vllm.link.threading.Thread.start", lambda _: None)
+    link: Any = Link(str(tmp_path), "scheduler", registration)
+    assert not link._attach()
+    assert link.current() is None
+    assert link._attach()
+    assert registered == [0, -1, 2]

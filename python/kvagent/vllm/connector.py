@@ -17,13 +17,14 @@ from kvagent.vllm.counting import Growth
 from kvagent.vllm.generation import PRIVATE, Generations, first, unheard, with_generation
 from kvagent.vllm.layout import wish
 from kvagent.vllm.link import Link
+from kvagent.vllm.media import BYPASS, TRUST, Media
 from kvagent.vllm.of_scheduler import SchedulerCalls
 from kvagent.vllm.of_worker import WorkerCalls
 from kvagent.vllm.options import OptionError, Options, loads, parse, saves
 from kvagent.vllm.scheduler import SchedulerSide
 from kvagent.vllm.space import identity, unknown_weights
 from kvagent.vllm.stats import Stats, make_prom
-from kvagent.vllm.supported import check
+from kvagent.vllm.supported import check, check_drafts
 from kvagent.vllm.versions import WHOLE_FAILURES, hash_tokens
 
 TELL_S = 0.1  # between two times that counters are told to vLLM
@@ -40,6 +41,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         self._options: Options = parse(transfer.kv_connector_extra_config)
         self._config = kv_cache_config
         check(vllm.__version__, KVConnectorBase_V1)
+        check_drafts(getattr(vllm_config, "speculative_config", None))
         self._geometry = geo.geometry(kv_cache_config, hash_tokens(vllm_config, kv_cache_config))
         self._ranks, self._replicas = geo.ranks(vllm_config.parallel_config, kv_cache_config)
         self._identity = identity(vllm_config, kv_cache_config, self._options.tenant, self._ranks, vllm.__version__)
@@ -115,13 +117,20 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         link = Link(self._options.socket_dir, "scheduler", registration)
         side = SchedulerSide(
             self._options, self._geometry, self._ranks.world, link,
-            saves=saves(kv_role, self._options), whole_failures=WHOLE_FAILURES,
+            saves=saves(kv_role, self._options), whole_failures=WHOLE_FAILURES, media=self._make_media(),
             # 0.29 cannot be told that a load failed as a whole, and where there are several groups, nothing else.
             loads=loads(kv_role, self._options) and (WHOLE_FAILURES or len(self._geometry.groups) == 1),
             generations=generations,
         )  # fmt: skip
         link.wait(self._options.start_wait_ms / 1e3)
         return side
+
+    def _make_media(self) -> Media:
+        how = self._options.media
+        if how != TRUST and getattr(self._vllm_config, "ec_transfer_config", None) is not None:
+            how = BYPASS  # what another engine's encoder made of a name need not be of this content
+        multimodal = getattr(self._vllm_config.model_config, "multimodal_config", None) is not None
+        return Media(how, self._geometry.hash_tokens, multimodal=multimodal)
 
     def _common(self) -> dict[str, Any]:
         return {

@@ -18,3 +18,5 @@ class Counts:
     loads_late: int = 0
     tokens_promised: int = 0
     tokens_loaded: int = 0
+    media_bypassed: int = 0
+    """Requests with images, audio or video that were neither saved nor loaded, from some time on at least (media)."""

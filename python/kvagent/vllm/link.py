@@ -91,7 +91,7 @@ class Link:
         with self._lock:
             last, self._current = self._current, None
             self._serial += 1
-            self._held = hold
+            self._held |= hold
         self._ready.clear()
         self._moving_until = time.monotonic() + MOVE_S
         self._wanted.set()

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
+from kvagent.vllm.space import with_resolved
 from kvagent.vllm.words import OthersWords
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class SchedulerCalls:
     _others: OthersWords | None = None
     _words: tuple[WorkerWords, ...] = ()
     _ranks: Ranks
+    _identity: tuple[tuple[str, str], ...]
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """Takes vLLM's block tables and block pool."""
@@ -115,6 +117,11 @@ class SchedulerCalls:
 
     def _meet(self, words: Sequence[WorkerWords]) -> None:
         """Workers reported for the first time."""
+        for one in words:
+            if one.resolved and one.resolved != dict(self._identity)["resolved"]:
+                log.info("the workers use the attention backends %s: registering anew", one.resolved)
+                self._identity = with_resolved(self._identity, one.resolved)
+                self._side.join_anew()
         self._words = (*self._words, *words)
         if len(self._words) < self._ranks.world:
             return

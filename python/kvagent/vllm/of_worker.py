@@ -9,12 +9,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from kvagent.messages import Role
 from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
+from kvagent.vllm import resolved
 from kvagent.vllm.counting import Growth
 from kvagent.vllm.kept import Kept, keep, let_go
 from kvagent.vllm.link import Link
 from kvagent.vllm.memory import Memory, memory
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
 from kvagent.vllm.plan import StepPlan
+from kvagent.vllm.space import with_resolved
 from kvagent.vllm.sync import Sync, make_sync
 from kvagent.vllm.versions import WHOLE_FAILURES
 from kvagent.vllm.worker import NONE_OVER, WorkerSide
@@ -32,6 +34,7 @@ class WorkerCalls:
     _vllm_config: Any
     _config: Any
     _options: Options
+    _identity: tuple[tuple[str, str], ...]
     _ranks: geo.Ranks
     _replicas: int
     _worker: WorkerSide | None = None
@@ -54,12 +57,15 @@ class WorkerCalls:
         names = [list(group.layer_names) for group in self._config.kv_cache_groups]
         self._memory = memory(kv_caches, names, self._config.num_blocks, self._options.cpu_memory)
         self._sync = self._sync or make_sync(self._memory.device)
+        if backends := resolved.used(self._vllm_config, self._config):
+            self._identity = with_resolved(self._identity, backends)
         link = Link(self._options.socket_dir, f"rank {self._rank}", self._registration_of_worker)
         if self._worker is None:
             per_block = len(self._config.kv_cache_groups) == 1
             self._worker = WorkerSide(
                 link, self._sync.words, per_block=per_block, whole_failures=WHOLE_FAILURES, clock=self._sync.clock,
                 generation=self._generation, use_generation=self._use_generation,
+                resolved=backends,
             )  # fmt: skip
             self._growth_of_worker = Growth(self._worker.counts, "worker_")
         else:

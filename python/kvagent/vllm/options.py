@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 LAYOUTS = ("auto", "none", "LBNHC", "LBHNC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 CPU_MEMORY = ("fd", "peer")
+MEDIA = ("content", "trust", "bypass")
 ROLES = ("kv_both", "kv_producer", "kv_consumer")
 
 
@@ -55,6 +56,9 @@ class Options:
     """A file that names the weights at run time: each write of it speaks for the next reset of the connector."""
     weights_fixed: bool = False
     """This engine's weights never change in place: every reset is one of the cache alone."""
+    media: str = "content"
+    """How blocks of prompts with images, audio or video are kept. content: by the items' content. trust: by the names
+    that vLLM hashes, which clients may choose. bypass: not at all."""
     start_wait_ms: float = 2_000.0
     """Longest that the start of the engine waits for an agent that is there to take its registration."""
 
@@ -68,7 +72,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "pin_percent": (0, 50),
     "start_wait_ms": (0, 60_000),
 }
-_CHOICES: dict[str, tuple[str, ...]] = {"layout": LAYOUTS, "cpu_memory": CPU_MEMORY}
+_CHOICES: dict[str, tuple[str, ...]] = {"layout": LAYOUTS, "cpu_memory": CPU_MEMORY, "media": MEDIA}
 
 
 def parse(given: Mapping[str, Any]) -> Options:

@@ -121,9 +121,14 @@ class Report:
 
 @dataclass(slots=True)
 class WorkerWords:
-    """Where the scheduler finds a worker's revocation words: a file of /proc, and the place of the words in it."""
+    """Where the scheduler finds a worker's revocation words: a file of /proc, and the place of the words in it.
+
+    And what else it has to know of the worker.
+    """
 
     path: str
     size: int
     revoke_off: int
     revokes: int
+    resolved: str = ""
+    """The attention backends that its layers use (resolved); empty where they do not say."""

@@ -119,23 +119,31 @@ class Presence:
 
         A reset that is owed was to be of the space that is left.
         """
-        attachment, self._attachment = self._attachment, None
-        self._close_asker()
-        last = self._link.renew(hold=True)
-        for one in {id(one): one for one in (attachment, last) if one is not None}.values():
-            one.session.close()
-        self._reset_owed, self._moved = False, True
-        return attachment is not None
+        self._reset_owed = False
+        return self._renew(hold=True)
 
     def go(self) -> None:
         """All ranks have moved too."""
         self._link.go()
+
+    def join_anew(self) -> bool:
+        """Ends the session: the next one begins with what there is to register now. Whether there was one."""
+        return self._renew(hold=False)
 
     def close(self) -> None:
         """Leaves the agent. Leases end with the session."""
         self._detach()
         if last := self._link.close():
             last.session.close()
+
+    def _renew(self, *, hold: bool) -> bool:
+        attachment, self._attachment = self._attachment, None
+        self._close_asker()
+        last = self._link.renew(hold=hold)
+        for one in {id(one): one for one in (attachment, last) if one is not None}.values():
+            one.session.close()
+        self._moved = True
+        return attachment is not None
 
     def _missed(self, attachment: Attachment) -> bool:
         """Whether somebody reset the space since the session before this one, or since the agent's start."""

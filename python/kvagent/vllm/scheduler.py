@@ -19,6 +19,7 @@ from kvagent.vllm.due import Due
 from kvagent.vllm.generation import LOADED, PRIVATE, Generations
 from kvagent.vllm.link import LISTEN
 from kvagent.vllm.loads import Loads
+from kvagent.vllm.media import Keyed, Media
 from kvagent.vllm.mixed import Mixed
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.presence import NOTHING, News, Presence
@@ -40,7 +41,7 @@ class SchedulerSide:
 
     def __init__(
         self, options: Options, geometry: Geometry, world: int, link: Link, *, saves: bool, loads: bool,
-        whole_failures: bool, generations: Generations | None = None,
+        whole_failures: bool, generations: Generations | None = None, media: Media | None = None,
     ) -> None:  # fmt: skip
         """``whole_failures``: a load can be reported as failed as a whole (vLLM from 0.30 on)."""
         self.generations = generations or Generations(LOADED, options)
@@ -53,6 +54,7 @@ class SchedulerSide:
         self._may_save = saves
         self._may_load = loads
         self._whole_failures = whole_failures
+        self._media = media or Media(options.media, geometry.hash_tokens)
         self._presence = Presence(link, options)
         self._promises = Promises(self._presence, geometry, options, self.counts)
         self._tracked: dict[str, Tracked] = {}
@@ -87,8 +89,8 @@ class SchedulerSide:
         tracked = self._track(request)
         self._attend()
         asker = self._presence.asker
-        if asker is not None and self._usable(tracked) and request.block_hashes:
-            asker.probe(request.num_tokens, request.block_hashes)
+        if asker is not None and self._usable(tracked) and (hashes := tracked.request.block_hashes):
+            asker.probe(request.num_tokens, hashes)
 
     def matched(self, request: Any, own: int) -> tuple[int | None, bool]:
         """How many tokens beyond ``own`` will be loaded. None: not known yet."""
@@ -200,6 +202,11 @@ class SchedulerSide:
         if self.generations.after_name(version):
             self._move()
 
+    def join_anew(self) -> None:
+        """Leaves the agent and registers again: the identity has changed, but what this engine computes has not."""
+        if self._presence.join_anew():
+            self._react(News(went=True))
+
     def new_weights(self) -> None:
         """What was computed until now is not saved any more, and promises are void."""
         for tracked in self._tracked.values():
@@ -286,9 +293,25 @@ class SchedulerSide:
         if tracked is None:
             # A hash holds only the name of a LoRA adapter, not what is in it.
             bypass = getattr(request, "lora_request", None) is not None
-            tracked = Tracked(request, bypass, [0] * len(self._geometry.groups), self._geometry.hash_tokens)
+            kept = self._media.request(request)
+            self.counts.media_bypassed += kept is None
+            if self._media.turned:
+                self._leave_alone(self._media.turned)
+            tracked = Tracked(
+                kept or request, bypass or kept is None, [0] * len(self._geometry.groups), self._geometry.hash_tokens
+            )
             self._tracked[request.request_id] = tracked
         return tracked
+
+    def _leave_alone(self, names: set[str]) -> None:
+        """Neither saves nor loads any more of requests with an item of such a name."""
+        for tracked in self._tracked.values():
+            if isinstance(tracked.request, Keyed) and tracked.request.names & names:
+                self._promises.forget(tracked)
+                self._due.remove(tracked)
+                self.counts.media_bypassed += not tracked.bypass
+                tracked.bypass, tracked.admitted = True, False
+        names.clear()
 
     def _usable(self, tracked: Tracked) -> bool:
         return (

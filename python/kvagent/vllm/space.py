@@ -5,28 +5,26 @@ Both roles make it from the same configuration and must come to the same: it hol
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvagent.identity import identity_pairs
+from kvagent.vllm import resolved
 from kvagent.vllm.generation import LOADED
+from kvagent.vllm.geometry import Unsupported
+from kvagent.vllm.weights import DUMMY, load_format, weights_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from kvagent.vllm.geometry import Ranks
 
-EDGE_BYTES = 1 << 20  # of each file's head and tail that the digest covers, besides its name and size
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors")
-_DIGESTED = (*_WEIGHTS, ".json", ".model", ".txt")
 UNKNOWN = ""  # weights of which nothing is known: the generation says whose they are
-_DUMMY = "dummy"  # vLLM's load format that makes weights up, from a seed that never changes
-_FROM_FOLDER = (_DUMMY, "auto", "hf", "safetensors", "fastsafetensors", "pt", "npcache", "mistral", "bitsandbytes")
-"""Those that read nothing but the model's folder."""
-_RANDOM_SEED = ("xxhash", "xxhash_cbor")  # without PYTHONHASHSEED their seed is each process's own
+_WEAK_HASHES = ("xxhash", "xxhash_cbor")  # of which somebody can make two prompts with the same, if the seed is known
+_WITHOUT_DRAFTS = ("ngram", "ngram_gpu", "suffix", "custom_class")  # methods of speculation without a model's weights
 
 
 def identity(
@@ -35,6 +33,7 @@ def identity(
     """The identity's pairs. ``version``: vLLM's, since the layout of a block is its own affair."""
     model, cache = vllm_config.model_config, vllm_config.cache_config
     algorithm = str(cache.prefix_caching_hash_algo)
+    _check_hash(algorithm, tenant)
     layout = getattr(kv_cache_config, "kv_cache_layout", None) or getattr(cache, "kv_cache_layout", None)
     return identity_pairs(
         {
@@ -46,7 +45,10 @@ def identity(
             "dtype": str(model.dtype),
             "quantization": str(getattr(model, "quantization", None) or ""),
             "cache_dtype": _cache_dtype(cache),
+            "config": _config(model),
             "backend": _backend(getattr(vllm_config, "attention_config", None)),
+            "resolved": resolved.expected(vllm_config, kv_cache_config),
+            "device": resolved.device(cache),
             "rope": _rope(model),
             "tenant": tenant,
             "layout": str(getattr(layout, "name", layout) or ""),
@@ -65,6 +67,30 @@ def identity(
 def unknown_weights(pairs: tuple[tuple[str, str], ...]) -> bool:
     """Whether an identity says nothing of the weights: its engine must not share under it as it is."""
     return dict(pairs)["weights"] == UNKNOWN
+
+
+def with_resolved(pairs: tuple[tuple[str, str], ...], names: str) -> tuple[tuple[str, str], ...]:
+    """The identity of an engine whose layers use those attention backends."""
+    return identity_pairs(dict(pairs) | {"resolved": names})
+
+
+def _check_hash(algorithm: str, tenant: str) -> None:
+    """Unsupported: a client of one tenant could make a prompt whose blocks have the hashes of another prompt's."""
+    if tenant and algorithm in _WEAK_HASHES and os.environ.get("PYTHONHASHSEED") is not None:
+        told = (
+            f"prefix_caching_hash_algo {algorithm} with a fixed PYTHONHASHSEED, while tenants share (tenant {tenant!r})"
+        )
+        cure = "start vLLM with --prefix-caching-hash-algo sha256 or sha256_cbor"
+        raise Unsupported(f"{told}: prompts can be made whose hashes are those of others; {cure}")
+
+
+def _config(model: Any) -> str:
+    """What else vLLM is told of how to read and run the model; empty where it is nothing."""
+    quantization = getattr(model, "quantization_config", None)
+    if dataclasses.is_dataclass(quantization) and not isinstance(quantization, type):
+        quantization = dataclasses.asdict(quantization)
+    told = [quantization, *(getattr(model, name, None) for name in ("config_format", "code_revision", "model_impl"))]
+    return _digest([_plain(told)])
 
 
 def _cache_dtype(cache: Any) -> str:
@@ -87,63 +113,26 @@ def _rope(model: Any) -> str:
 
 
 def _weights(vllm_config: Any) -> str | None:
-    """What says which weights the engine has. None: nothing does."""
-    asked = getattr(getattr(vllm_config, "load_config", None), "load_format", "auto")
-    load_format = str(getattr(asked, "value", asked))
-    digest = weights_digest(vllm_config.model_config, load_format)
-    return f"{_DUMMY} {digest}" if digest and load_format == _DUMMY else digest
-
-
-def weights_digest(model: Any, load_format: str = "auto") -> str | None:
-    """A digest of the files of vLLM's ModelConfig: names, sizes, head and tail of each. None: its weights are not here.
-
-    They are read from an object store then, or by somebody else's loader: other weights may come from the same place. A
-    folder without weights is one whose engine makes them up, or none at all, where vLLM reads nothing but that folder.
-    """
-    if getattr(model, "model_weights", None):
-        return None
-    found = _files(str(model.model), getattr(model, "revision", None))
-    if not any(path.suffix in _WEIGHTS for path in found.values()) and (not found or load_format not in _FROM_FOLDER):
-        return None
-    return _digest(f"{name} {path.stat().st_size} {_edges(path)}" for name, path in sorted(found.items()))
-
-
-def _files(model: str, revision: str | None) -> dict[str, Path]:
-    """The files that count, by their place in the model's folder."""
-    if Path(model).is_file():
-        return {Path(model).name: Path(model)}
-    folder = _folder(model, revision)
-    if folder is None:
-        return {}
-    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix in _DIGESTED)
-    return {str(path.relative_to(folder)): path for path in files}
-
-
-def _edges(path: Path) -> str:
-    with path.open("rb") as file:
-        digest = hashlib.sha256(file.read(EDGE_BYTES))
-        file.seek(max(path.stat().st_size - EDGE_BYTES, 0))
-        digest.update(file.read(EDGE_BYTES))
-    return digest.hexdigest()
-
-
-def _folder(model: str, revision: str | None) -> Path | None:
-    path = Path(model)
-    if path.is_dir():
-        return path
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(model, revision=revision, local_files_only=True))
-    except (ImportError, OSError, ValueError):
-        return None
+    """What says which weights the engine has, those of its draft model included. None: nothing does."""
+    load = getattr(vllm_config, "load_config", None)
+    digest = weights_digest(vllm_config.model_config, load)
+    if digest and load_format(load) == DUMMY:
+        digest = f"{DUMMY} {digest}"
+    speculative = getattr(vllm_config, "speculative_config", None)
+    method = str(getattr(speculative, "method", None) or "")
+    draft = getattr(speculative, "draft_model_config", None)
+    if digest is None or draft is None or method in _WITHOUT_DRAFTS:
+        return digest
+    load = getattr(speculative, "draft_load_config", None) or load
+    drafts = weights_digest(draft, load)
+    return drafts and f"{digest}, {method} {load_format(load)} {drafts}"
 
 
 def _seed(algorithm: str, engine: str) -> str:
     seed = os.environ.get("PYTHONHASHSEED")
     if seed is not None:
         return f"PYTHONHASHSEED {seed}"
-    return f"random {engine}" if algorithm in _RANDOM_SEED else "default"
+    return f"random {engine}" if algorithm in _WEAK_HASHES else "default"
 
 
 def _plain(value: Any) -> str:

@@ -11,6 +11,8 @@ OLDEST, NEWEST = (0, 29), (0, 33)  # that it is tested with
 TESTED = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
 NEEDED = ("bind_gpu_block_pool", "build_connector_worker_meta", "handle_preemptions", "has_pending_push_work")
 
+_OF_NEXT_TOKENS = ("eagle", "eagle3", "mtp")  # methods of speculation
+
 log = logging.getLogger("kvagent.vllm")
 
 
@@ -26,3 +28,13 @@ def check(version: str, base: Any) -> None:
     missing = [name for name in NEEDED if not hasattr(base, name)]
     if missing:
         raise Unsupported(f"vLLM {version}: its connectors have no {', '.join(missing)}; 0.29 or newer is needed")
+
+
+def check_drafts(speculative: Any) -> None:
+    """Unsupported: a draft model whose KV at a token depends on the next one. Not every vLLM marks its groups."""
+    method = str(getattr(speculative, "method", None) or "")
+    if method in _OF_NEXT_TOKENS:
+        raise Unsupported(
+            f"speculative_config.method {method}: its draft model's KV is in the cache and depends on tokens that a "
+            "block's hash does not cover. Such models are not served"
+        )

@@ -65,7 +65,7 @@ class WorkerSide:
 
     def __init__(
         self, link: Link, words: SyncWords, *, per_block: bool, whole_failures: bool, clock: Clock | None = None,
-        generation: str = "", use_generation: Callable[[str], None] | None = None,
+        generation: str = "", use_generation: Callable[[str], None] | None = None, resolved: str = "",
     ) -> None:  # fmt: skip
         """``use_generation`` has the registrations to come made for another generation than ``generation``."""
         self.counts = WorkerCounts()
@@ -87,7 +87,7 @@ class WorkerSide:
         self._results = Results()
         self._listens = True  # in this step
         path = f"/proc/{os.getpid()}/fd/{words.memory.fd}"
-        self._report = Report(words=(WorkerWords(path, words.memory.size, words.revoke_off, words.revokes),))
+        self._report = Report(words=(WorkerWords(path, words.memory.size, words.revoke_off, words.revokes, resolved),))
 
     def take_back(self, plan: StepPlan) -> None:
         """Revokes the saves that the scheduler took back: their blocks may be overwritten from the next step on."""

@@ -15,7 +15,7 @@ BLOCK = 32  # tokens: CPU attention takes multiples of it
 LAYERS, HIDDEN, VOCABULARY = 2, 64, 512
 
 
-def write_model(folder: Path, seed: int = 5) -> Path:
+def write_model(folder: Path, ffn: int = 128, seed: int = 5) -> Path:
     """Random weights, large enough that outputs depend on the prompt (load_format=dummy gives zeros)."""
     import torch
     from safetensors.torch import save_file
@@ -35,7 +35,7 @@ def write_model(folder: Path, seed: int = 5) -> Path:
     for i in range(LAYERS):
         for name, out, into in (
             *((f"self_attn.{p}_proj", HIDDEN, HIDDEN) for p in ("q", "k", "v", "out")),
-            ("fc1", 128, HIDDEN), ("fc2", HIDDEN, 128),
+            ("fc1", ffn, HIDDEN), ("fc2", HIDDEN, ffn),
         ):  # fmt: skip
             tensors[f"{decoder}layers.{i}.{name}.weight"] = weights(out, into)
             tensors[f"{decoder}layers.{i}.{name}.bias"] = weights(out)
@@ -44,7 +44,7 @@ def write_model(folder: Path, seed: int = 5) -> Path:
     config = {
         "architectures": ["OPTForCausalLM"], "model_type": "opt", "max_position_embeddings": 2048,
         "num_hidden_layers": LAYERS, "num_attention_heads": 2, "hidden_size": HIDDEN, "word_embed_proj_dim": HIDDEN,
-        "ffn_dim": 128, "vocab_size": VOCABULARY, "do_layer_norm_before": True, "activation_function": "relu",
+        "ffn_dim": ffn, "vocab_size": VOCABULARY, "do_layer_norm_before": True, "activation_function": "relu",
         "bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 1, "tie_word_embeddings": True, "torch_dtype": "float32",
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))

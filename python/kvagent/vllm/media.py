@@ -1,0 +1,157 @@
+"""Requests with images, audio or video: their blocks are kept by what is in them, not by the names that clients gave.
+
+vLLM's block hash has the name (identifier) of each item. A client may choose it, and nothing tells a name from a hash
+of the content. So the keys of such a request's blocks, from the first item on, are hashes of vLLM's hash and of the
+items' processed content. vLLM's own caches, of blocks and of the encoder's output, go by names: once two contents were
+seen under one name, what this engine computes for that name may be of either, and such requests are left alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import struct
+import sys
+import weakref
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_NAMES = 1 << 17  # remembered; an engine's caches hold fewer
+TRUST, BYPASS = "trust", "bypass"
+
+log = logging.getLogger("kvagent.vllm")
+
+
+class Unhashable(TypeError):
+    """An item whose content is not here, or is of a kind that is not known."""
+
+
+class Media:
+    """What an engine knows of items. ``how``: content, trust or bypass, as the option says."""
+
+    def __init__(self, how: str, hash_tokens: int, *, multimodal: bool = True) -> None:
+        self._how = how
+        self._hash_tokens = hash_tokens
+        self._multimodal = multimodal
+        self._contents: OrderedDict[str, tuple[bytes, Any]] = OrderedDict()  # by name, and the object that has it
+        self._ambiguous: set[str] = set()
+        self.turned: set[str] = set()
+        """Names that have become ambiguous: requests that have one of them are to be left alone from now on."""
+
+    def request(self, request: Any) -> Any | None:
+        """The request with the keys that its blocks are kept by. None: it is neither to be saved nor to be loaded."""
+        features = getattr(request, "mm_features", None) or ()
+        if self._how == TRUST:
+            return request
+        if not features:
+            # A session that goes on with more input may have items later.
+            return None if self._multimodal and getattr(request, "resumable", False) else request
+        if self._how == BYPASS:
+            return None
+        items = [(int(one.mm_position.offset), self._content(str(one.identifier), one)) for one in features]
+        if not all(self._unambiguous(str(one.identifier)) for one in features):
+            return None
+        return Keyed(request, items, self._hash_tokens)
+
+    def _content(self, name: str, feature: Any) -> bytes:
+        """The content of an item, hashed once for each object: vLLM keeps those that come again."""
+        digest, known = self._contents.pop(name, (b"", None))
+        if known is None or feature.data is None or known() is not feature.data:
+            try:
+                content, known = content_digest(str(feature.modality), feature.data), weakref.ref(feature.data)
+            except Unhashable as reason:
+                log.debug("item %s: %s", name, reason)
+                content, known = b"", None
+            if not content or (digest and content != digest):
+                self._ambiguous.add(name)
+                self.turned.add(name)
+            digest = content
+        self._contents[name] = digest, known
+        if len(self._contents) > MAX_NAMES:
+            self._contents.popitem(last=False)
+        return digest
+
+    def _unambiguous(self, name: str) -> bool:
+        if len(self._ambiguous) > MAX_NAMES:
+            self._how = BYPASS
+            log.warning("items of %d names had several contents: no request with items is saved or loaded", MAX_NAMES)
+        return self._how != BYPASS and name not in self._ambiguous
+
+
+class Keyed:
+    """A request as vLLM has it, but for its block hashes."""
+
+    def __init__(self, request: Any, items: Sequence[tuple[int, bytes]], hash_tokens: int) -> None:
+        """``items``: where each begins, in tokens, and its content."""
+        self._request = request
+        self.names = {str(one.identifier) for one in request.mm_features}
+        """Of its items."""
+        self._items = sorted(items)
+        self._hash_tokens = hash_tokens
+        self._begin()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._request, name)
+
+    @property
+    def block_hashes(self) -> list[bytes]:
+        """Keys in place of vLLM's hashes, as many as it has by now."""
+        hashes = self._request.block_hashes
+        if len(self._request.mm_features) != len(self._items):
+            return self._keys  # of items that came later nothing is known
+        if len(self._keys) > len(hashes):
+            self._begin()
+        for i in range(len(self._keys), len(hashes)):
+            while self._taken < len(self._items) and self._items[self._taken][0] < (i + 1) * self._hash_tokens:
+                begin, content = self._items[self._taken]
+                self._seen.update(struct.pack("<Q", begin) + content)
+                self._taken += 1
+            key = self._seen.copy()
+            key.update(hashes[i])
+            self._keys.append(key.digest() if self._taken else hashes[i])
+        return self._keys
+
+    def _begin(self) -> None:
+        self._seen = hashlib.sha256()  # of the items that begin before the end of the last key
+        self._taken = 0
+        self._keys: list[bytes] = []
+
+
+def content_digest(modality: str, data: Any) -> bytes:
+    """The digest of an item's fields (vLLM's MultiModalKwargsItem). Unhashable: its content is not here, or unknown."""
+    if data is None or "monotonic_id" in data:
+        raise Unhashable("its content is with the workers")  # vLLM's cache in shared memory gives its place
+    digest = _hasher()
+    digest.update(modality.encode() + b"\0")
+    for name in sorted(data):
+        digest.update(struct.pack("<Q", len(name)) + name.encode())
+        _add(digest, getattr(data[name], "data", None))
+    return bytes(digest.digest())
+
+
+def _hasher() -> Any:
+    """BLAKE3, which vLLM uses for items too, and which is several times as fast as SHA-256; that where it is not."""
+    try:
+        from blake3 import blake3
+    except ImportError:
+        return hashlib.sha256(b"sha256")
+    return blake3()
+
+
+def _add(digest: Any, value: Any) -> None:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        text = f"{type(value).__name__} {value!r}".encode()
+        digest.update(struct.pack("<Q", len(text)) + text)
+    elif isinstance(value, (list, tuple)):
+        digest.update(b"[" + struct.pack("<Q", len(value)))
+        for one in value:
+            _add(digest, one)
+    elif (torch := sys.modules.get("torch")) is not None and isinstance(value, torch.Tensor):
+        head = f"{value.dtype} {tuple(value.shape)}".encode()
+        digest.update(struct.pack("<Q", len(head)) + head)
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    else:
+        raise Unhashable(f"a field of type {type(value).__name__}")

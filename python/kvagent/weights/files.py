@@ -1,0 +1,100 @@
+"""The files of models, and one digest of all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvagent.weights.kept import Kept, State, now_ns
+from kvagent.weights.samples import Opened, Unreadable, digests
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+DIGESTED = (*WEIGHTS, ".json", ".model", ".txt", ".py")
+MAX_FILES = 4096  # of one model
+FORMAT = 1  # of the digest: what is sampled, and how it is put together
+_BLOB = re.compile(r"[0-9a-f]{64}\Z")
+_HUBS = re.compile(r"(?:[0-9a-f]{40}|[0-9a-f]{64})\Z")
+
+
+class Found(NamedTuple):
+    """A file of a model: its place, and the name that the hub's cache gave its content, if it is of that cache."""
+
+    path: Path
+    blob: str
+
+
+def files(place: Path) -> dict[str, Found]:
+    """The files that count in a model's folder, or that one file, by name. Unreadable: there are too many."""
+    if place.is_file():
+        return {place.name: _found(place)}
+    found: dict[str, Found] = {}
+    seen: set[tuple[int, int]] = set()
+    for folder, folders, names in os.walk(place, followlinks=True):
+        here = Path(folder).stat()
+        if (here.st_dev, here.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((here.st_dev, here.st_ino))
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in names:
+            path = Path(folder, name)
+            if path.suffix in DIGESTED and path.is_file():
+                found[str(path.relative_to(place))] = _found(path)
+        if max(len(found), len(seen)) > MAX_FILES:
+            raise Unreadable(f"{place}: more than {MAX_FILES} files or folders")
+    return found
+
+
+def digest(found: Mapping[str, Found], about: Iterable[str], since_ns: int | None, kept: Kept | None = None) -> str:
+    """The digest of files by name, and of what is said ``about`` how they are read.
+
+    Unreadable: one of them changed after ``since_ns``, when it may have been loaded, or while it was read; but the
+    hub's cache names content, so that a file of it which is new need not be one that changed.
+    """
+    kept = Kept() if kept is None else kept
+    begun = now_ns()
+    with contextlib.ExitStack() as stack:
+        opened = [_open(stack, name, one) for name, one in sorted(found.items())]
+        before = [State.of(os.fstat(file.fd)) for file in opened]
+        for file, state in zip(opened, before, strict=True):
+            if since_ns is not None and state.changed >= since_ns and not found[file.name].blob:
+                raise Unreadable(f"{file.name}: it was changed since this process began, perhaps after it was loaded")
+        key = kept.key([f"{FORMAT} {found[file.name].blob} {file.name}" for file in opened], before, begun)
+        content = kept.find(key) if key else None
+        if content is None:
+            content = _content(opened, found)
+            after = [State.of(os.fstat(file.fd)) for file in opened]
+            if after != before:
+                raise Unreadable("the files changed while they were read")
+            if key:
+                kept.keep(key, content)
+    return hashlib.sha256("\n".join([*about, content]).encode(errors="surrogatepass")).hexdigest()[:32]
+
+
+def _content(opened: list[Opened], found: Mapping[str, Found]) -> str:
+    whole = hashlib.sha256(str(FORMAT).encode())
+    for file, one in zip(opened, digests(opened), strict=True):
+        blob = found[file.name].blob
+        name = f"{len(file.name)} {file.name} {blob if _BLOB.match(blob) else ''} {file.bytes}"
+        whole.update(name.encode(errors="surrogatepass") + b"\0" + one)
+    return whole.hexdigest()
+
+
+def _open(stack: contextlib.ExitStack, name: str, one: Found) -> Opened:
+    fd = os.open(one.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    stack.callback(os.close, fd)
+    return Opened(name, fd, os.fstat(fd).st_size)
+
+
+def _found(path: Path) -> Found:
+    """The hub's cache names a blob by SHA-256 of its content where it is large, else by git's SHA-1."""
+    real = path.resolve()
+    hubs = path.is_symlink() and real.parent.name == "blobs" and _HUBS.match(real.name)
+    return Found(path, real.name if hubs else "")

@@ -1,0 +1,155 @@
+"""Digests that were made before, kept on disk by what the system says of the files: a restart need not read them again.
+
+A kept digest is used only where nothing can have been written since: the change time (ctime) of a file on a local disk
+cannot be put back. What is kept is one small file in the user's own cache, which nobody else may write to; what is
+damaged counts as not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import stat
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_KEPT = 64  # digests
+SETTLED_NS = 2_000_000_000  # a file that changed later than that before it was read may have changed again unseen
+_MAX_BYTES = 256  # of a file that keeps a digest
+_LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay")
+"""File systems whose change times the kernel makes; others (FUSE, NFS) say what their server or program says."""
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+
+
+class State(NamedTuple):
+    """What the system says of a file's content, in ns where it is a time."""
+
+    device: int
+    inode: int
+    bytes: int
+    modified: int
+    changed: int
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> State:
+        """That of a stat."""
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+class Kept:
+    """The digests kept in a folder, by default that of the user. ``boot``: device numbers are this start's only."""
+
+    def __init__(self, folder: Path | None = None, boot: str | None = None, mounts: str | None = None) -> None:
+        self._folder = folder if folder is not None else _users_folder()
+        self._boot = boot if boot is not None else _read("/proc/sys/kernel/random/boot_id")
+        self._mounts = mounts if mounts is not None else _read("/proc/self/mountinfo")
+
+    def key(self, names: Sequence[str], states: Sequence[State], begun_ns: int) -> str | None:
+        """What a digest of those files is kept by, all that was read since ``begun_ns``. None: it is not to be kept."""
+        local = {state.device for state in states} <= self._local_devices()
+        settled = all(state.changed + SETTLED_NS < begun_ns for state in states)
+        if not (self._boot and states and local and settled):
+            return None
+        parts = json.dumps([self._boot, list(names), [list(state) for state in states]])
+        return hashlib.sha256(parts.encode(errors="surrogatepass")).hexdigest()
+
+    def find(self, key: str) -> str | None:
+        """The digest kept by that key."""
+        try:
+            folder = self._open()
+        except OSError:
+            return None
+        try:
+            fd = os.open(key, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+            with os.fdopen(fd, "rb") as file:
+                if not _own(os.fstat(fd), stat.S_ISREG):
+                    return None
+                words = file.read(_MAX_BYTES).decode("ascii", "replace").split("\n")
+        except OSError:
+            return None
+        finally:
+            os.close(folder)
+        good = len(words) == 3 and words[0] == key and _DIGEST.match(words[1]) and not words[2]
+        return words[1] if good else None
+
+    def keep(self, key: str, digest: str) -> None:
+        """Keeps a digest, if it can. The oldest go where there are too many."""
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder = self._open()
+            try:
+                self._write(folder, key, digest)
+                self._drop(folder)
+            finally:
+                os.close(folder)
+
+    def _open(self) -> int:
+        """The folder, if it is the user's own."""
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if not _own(os.fstat(folder), stat.S_ISDIR):
+            os.close(folder)
+            raise PermissionError(f"{self._folder}: somebody else may write to it")
+        return folder
+
+    def _write(self, folder: int, key: str, digest: str) -> None:
+        fd, name = tempfile.mkstemp(dir=self._folder, prefix=".new-")  # 0600
+        try:
+            with os.fdopen(fd, "w") as file:
+                file.write(f"{key}\n{digest}\n")
+            os.rename(Path(name).name, key, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(Path(name).name, dir_fd=folder)
+            raise
+
+    @staticmethod
+    def _drop(folder: int) -> None:
+        found = []
+        for name in os.listdir(folder):
+            with contextlib.suppress(OSError):
+                found.append((os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime_ns, name))
+        for _, name in sorted(found)[:-MAX_KEPT]:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=folder)
+
+    def _local_devices(self) -> set[int]:
+        """Devices of the local file systems that are mounted (proc_pid_mountinfo(5)).
+
+        What mounts under another number than its files have (a btrfs subvolume) is not among them.
+        """
+        devices = set()
+        for line in self._mounts.splitlines():
+            fields, _, kind = line.partition(" - ")
+            if kind.split(" ")[0] in _LOCAL and len(words := fields.split(" ")) > 2:
+                major, _, minor = words[2].partition(":")
+                devices.add(os.makedev(int(major), int(minor)))
+        return devices
+
+
+def now_ns() -> int:
+    """The time that files are stamped with."""
+    return time.time_ns()
+
+
+def _own(found: os.stat_result, kind: object) -> bool:
+    return bool(callable(kind) and kind(found.st_mode)) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
+def _users_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or ""
+    return (Path(base) if base.startswith("/") else Path("~/.cache").expanduser()) / "kvagent" / "weights"
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""

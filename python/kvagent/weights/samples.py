@@ -1,0 +1,190 @@
+"""What of the files of weights is read for their digest: all of it where that is little, else samples of every tensor.
+
+Samples of a tensor lie at its head, at its tail, and at one pseudo-random place in each stretch between them: the same
+places in every file of the same structure. SAMPLES * SAMPLE_BYTES are 67 million elements of two bytes, so a change of
+a share f of all elements is missed with probability exp(-67e6 * f). What changes a few rows of one large tensor may be
+missed. Torch's own files (zip) have a checksum of each member in their directory, which is read whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+WHOLE_BYTES = 512 << 20  # files of no more than that together are read whole
+SAMPLES = 32768  # of all files together, about
+SAMPLE_BYTES = 4096  # of each: a page
+LEAST_SAMPLES = 3  # of each tensor
+SMALL_BYTES = 16 << 10  # a tensor of no more is read whole
+HEADER_BYTES = 32 << 20  # largest header of a safetensors file
+MAX_TENSORS = 1 << 18  # of one file
+DIRECTORY_BYTES = 64 << 20  # largest directory of a zip file
+READERS = 16  # threads
+_PART_BYTES = 4 << 20  # most bytes that a thread reads at once
+_BATCH = 256  # reads that go into one partial digest
+
+
+class Unreadable(ValueError):
+    """A file that is not what its name says, or that changed while it was read. The text says why."""
+
+
+class Span(NamedTuple):
+    """A run of bytes of a file that has to be sampled: a tensor, or all that is not known better."""
+
+    offset: int
+    bytes: int
+
+
+class Opened(NamedTuple):
+    """A file: its name in the model's folder, its descriptor and its size."""
+
+    name: str
+    fd: int
+    bytes: int
+
+
+def digests(files: Sequence[Opened]) -> list[bytes]:
+    """The digest of each file's content: whole, or of its structure and samples. Unreadable names the file."""
+    total = sum(file.bytes for file in files)
+    reads: list[list[Span]] = []
+    for file in files:
+        if total <= WHOLE_BYTES:
+            reads.append(list(_whole(Span(0, file.bytes))))
+            continue
+        os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_RANDOM)  # a sample costs one page, not what a disk reads ahead
+        reads.append([read for span in spans(file) for read in places(span, max(total // SAMPLES, SAMPLE_BYTES))])
+    with ThreadPoolExecutor(READERS, "weights") as pool:
+        parts = [
+            [pool.submit(_read, file, batch) for batch in _batches(spans)]
+            for file, spans in zip(files, reads, strict=True)
+        ]
+        return [
+            hashlib.sha256(b"".join([struct.pack("<Q", file.bytes), *(part.result() for part in some)])).digest()
+            for file, some in zip(files, parts, strict=True)
+        ]
+
+
+def spans(file: Opened) -> list[Span]:
+    """What is to be sampled, the structure of the file first."""
+    if file.name.endswith(".safetensors"):
+        return _tensors(file)
+    directory = _directory(file)
+    return [*_whole(directory), Span(0, file.bytes)] if directory else [Span(0, file.bytes)]
+
+
+def places(span: Span, stretch: int) -> Iterator[Span]:
+    """The samples of a span: one for each ``stretch`` bytes, LEAST_SAMPLES at least; all of it if it is small."""
+    count = max(-(-span.bytes // stretch), LEAST_SAMPLES)
+    if span.bytes <= max(SMALL_BYTES, count * SAMPLE_BYTES):
+        yield from _whole(span)
+        return
+    last = span.bytes - SAMPLE_BYTES
+    yield Span(span.offset, SAMPLE_BYTES)
+    inner = count - 2
+    seed = hashlib.shake_128(struct.pack("<QQ", *span)).digest(8 * inner)
+    for i, (word,) in enumerate(struct.iter_unpack("<Q", seed)):
+        low, high = last * i // inner, last * (i + 1) // inner
+        at = low + word % max(high - low, 1)
+        yield Span(span.offset + at, SAMPLE_BYTES)
+    yield Span(span.offset + last, SAMPLE_BYTES)
+
+
+def _whole(span: Span) -> Iterator[Span]:
+    for at in range(0, span.bytes, _PART_BYTES):
+        yield Span(span.offset + at, min(_PART_BYTES, span.bytes - at))
+
+
+def _batches(reads: list[Span]) -> Iterator[list[Span]]:
+    """Reads in order, so many together that a thread has something to do and no more than it can hold."""
+    batch: list[Span] = []
+    size = 0
+    for read in reads:
+        if len(batch) >= _BATCH or size + read.bytes > _PART_BYTES:
+            if batch:
+                yield batch
+            batch, size = [], 0
+        batch.append(read)
+        size += read.bytes
+    if batch:
+        yield batch
+
+
+def _read(file: Opened, batch: list[Span]) -> bytes:
+    digest = hashlib.sha256()
+    for span in batch:
+        digest.update(struct.pack("<QQ", *span))
+        digest.update(_bytes(file, span.offset, span.bytes))
+    return digest.digest()
+
+
+def _bytes(file: Opened, offset: int, size: int) -> bytes:
+    data = os.pread(file.fd, size, offset)
+    while len(data) < size:
+        more = os.pread(file.fd, size - len(data), offset + len(data))
+        if not more:
+            raise Unreadable(f"{file.name}: it ended at {offset + len(data)} of {file.bytes} bytes while it was read")
+        data += more
+    return data
+
+
+def _tensors(file: Opened) -> list[Span]:
+    """Header and tensors of a safetensors file (huggingface.co/docs/safetensors: u64 length, JSON, data)."""
+    if file.bytes < 8:
+        raise Unreadable(f"{file.name}: {file.bytes} bytes are no safetensors file")
+    (size,) = struct.unpack("<Q", _bytes(file, 0, 8))
+    if size > min(HEADER_BYTES, file.bytes - 8):
+        raise Unreadable(
+            f"{file.name}: a header of {size} bytes, allowed is up to {min(HEADER_BYTES, file.bytes - 8)} bytes"
+        )
+    try:
+        header = json.loads(_bytes(file, 8, size))
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"{file.name}: its header is no JSON") from error
+    if not isinstance(header, dict) or len(header) > MAX_TENSORS:
+        raise Unreadable(f"{file.name}: its header does not name 0 to {MAX_TENSORS} tensors")
+    found = [*_whole(Span(0, 8 + size))]
+    data = file.bytes - 8 - size
+    for name, tensor in header.items():
+        if name == "__metadata__":
+            continue
+        offsets = tensor.get("data_offsets") if isinstance(tensor, dict) else None
+        match offsets:
+            case [int(begin), int(end)] if 0 <= begin <= end <= data:
+                found.append(Span(8 + size + begin, end - begin))
+            case _:
+                raise Unreadable(f"{file.name}: the data_offsets of {name[:200]!r} are not within its {data} bytes")
+    return found
+
+
+_END = struct.Struct("<4s4H2IH")  # of the central directory, PKWARE's APPNOTE 4.3.16
+_LOCATOR = struct.Struct("<4sIQI")  # 4.3.15
+_END64 = struct.Struct("<4sQ2H2I4Q")  # 4.3.14
+_COMMENT_BYTES = 1 << 16  # longest comment behind the end record
+
+
+def _directory(file: Opened) -> Span | None:
+    """The central directory of a zip file, which has the CRC of every member. None: it is no zip file."""
+    if _bytes(file, 0, min(4, file.bytes)) != b"PK\3\4":
+        return None
+    low = max(file.bytes - _END.size - _COMMENT_BYTES, 0)
+    tail = _bytes(file, low, file.bytes - low)
+    at = tail.rfind(b"PK\5\6")
+    if at < 0 or len(tail) - at < _END.size:
+        return None
+    *_, size, offset, _ = _END.unpack_from(tail, at)
+    if 0xFFFFFFFF in (size, offset) and low + at >= _LOCATOR.size:
+        mark, _, record, _ = _LOCATOR.unpack(_bytes(file, low + at - _LOCATOR.size, _LOCATOR.size))
+        if mark == b"PK\6\7" and record + _END64.size <= file.bytes:
+            *_, size, offset = _END64.unpack(_bytes(file, record, _END64.size))
+    if offset + size > file.bytes or size > DIRECTORY_BYTES:
+        raise Unreadable(
+            f"{file.name}: a directory of {size} bytes at {offset}, allowed is up to {DIRECTORY_BYTES} bytes within it"
+        )
+    return Span(offset, size)

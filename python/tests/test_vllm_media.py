@@ -1,0 +1,122 @@
+"""Keys of requests with items, and what counts as an item's content."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvagent.vllm import media
+from kvagent.vllm.media import Keyed, Media, Unhashable, content_digest
+
+
+class Item(dict[str, Any]):
+    """Can be referred to weakly, as vLLM's."""
+
+
+def feature(content: Any, name: str = "a", offset: int = 0) -> Any:
+    data = None if content is None else Item(pixels=SimpleNamespace(data=content))
+    return SimpleNamespace(
+        identifier=name, modality="image", data=data, mm_position=SimpleNamespace(offset=offset, length=4)
+    )
+
+
+def request(*features: Any, hashes: int = 4) -> Any:
+    return SimpleNamespace(mm_features=list(features), block_hashes=[bytes([i]) * 32 for i in range(hashes)], name="r")
+
+
+def keys(*features: Any, how: str = "content") -> list[bytes] | None:
+    kept = Media(how, 16).request(request(*features))
+    return None if kept is None else list(kept.block_hashes)
+
+
+def test_keys_go_by_content_from_the_first_item_on() -> None:
+    plain = request().block_hashes
+    assert keys() == plain
+    here = keys(feature([1], offset=20))
+    assert here is not None
+    assert here[0] == plain[0]
+    assert not set(here[1:]) & set(plain)
+    assert keys(feature([1], offset=20)) == here
+    other = keys(feature([2], offset=20))
+    assert other is not None
+    assert other[0] == here[0]
+    assert not set(other[1:]) & set(here[1:])
+    moved = keys(feature([1], offset=21))
+    assert moved is not None
+    assert moved[1:] != here[1:]
+    second = keys(feature([1], offset=20), feature([2], "b", 40))
+    assert second is not None
+    assert second[:2] == here[:2]
+    assert second[2:] != here[2:]
+
+
+def test_keys_grow_with_the_request() -> None:
+    one = request(feature([1]), hashes=2)
+    keyed = Media("content", 16).request(one)
+    assert isinstance(keyed, Keyed)
+    assert keyed.name == "r"
+    first = list(keyed.block_hashes)
+    one.block_hashes.append(b"x" * 32)
+    assert keyed.block_hashes[:2] == first
+    assert len(keyed.block_hashes) == 3
+    del one.block_hashes[1:]
+    assert keyed.block_hashes == first[:1]
+    one.mm_features.append(feature([2], "late", 17))
+    one.block_hashes.append(b"y" * 32)
+    assert keyed.block_hashes == first[:1], "of an item that came later nothing is known"
+
+
+def test_a_content_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+
+    def digest(modality: str, data: Any) -> bytes:
+        hashed.append(1)
+        return content_digest(modality, data)
+
+    monkeypatch.setattr(media, "content_digest", digest)
+    kept, again = Media("content", 16), feature([1])
+    for _ in range(3):
+        assert kept.request(request(again)) is not None
+    assert len(hashed) == 1
+
+
+def test_a_name_with_two_contents_is_of_no_use_any_more() -> None:
+    kept = Media("content", 16)
+    first, second = feature([1]), feature([2])
+    assert kept.request(request(first)) is not None
+    assert kept.request(request(second, feature([1], "b"))) is None
+    assert kept.turned == {"a"}
+    assert kept.request(request(first)) is None
+    assert kept.request(request(feature([1], "b"))) is not None
+    assert kept.request(request(feature(None, "b"))) is None, "what is not here may be anything"
+    assert kept.request(request(feature([1], "b"))) is None
+
+
+def test_too_many_such_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media, "MAX_NAMES", 2)
+    kept = Media("content", 16)
+    for name in "abc":
+        for content in ([1], [2]):
+            kept.request(request(feature(content, name)))
+    assert kept.request(request(feature([1], "d"))) is None
+    assert kept.request(request()) is not None
+
+
+def test_a_session_that_may_see_items_later_is_left_alone() -> None:
+    session = SimpleNamespace(mm_features=[], block_hashes=[], resumable=True)
+    assert Media("content", 16).request(session) is None
+    assert Media("content", 16, multimodal=False).request(session) is session
+    assert Media("trust", 16).request(session) is session
+
+
+def test_contents() -> None:
+    contents = [1, 1.0, True, "1", None, [1], [[1]], [1, 1], (1, (1,)), []]
+    found = {content_digest("image", {"pixels": SimpleNamespace(data=one)}) for one in contents}
+    found |= {content_digest("video", {"pixels": SimpleNamespace(data=1)})}
+    found |= {content_digest("image", {"other": SimpleNamespace(data=1)})}
+    assert len(found) == len(contents) + 2
+    for data in (None, {"pixels": SimpleNamespace(data=object())}, {"monotonic_id": SimpleNamespace(data=1)}):
+        with pytest.raises(Unhashable):
+            content_digest("image", data)
