@@ -213,11 +213,6 @@ func TestUnendableMoverIsLeftBehind(t *testing.T) {
 		t.Errorf("left behind %+v, %d blocks stored; want process %d, why it is cold, and no block", l, st.BlocksStored,
 			mover)
 	}
-	for _, say := range []string{"does not end", "given up"} {
-		if !strings.Contains(log.String(), say) {
-			t.Errorf("the log does not say %q: %s", say, log)
-		}
-	}
 	body, err := newAdmin(dir).get(t.Context(), "/metrics")
 	if err != nil || !strings.Contains(string(body), "kvagent_left_behind_processes 1") ||
 		!strings.Contains(string(body), "kvagent_pool_file_given_up 1") {
@@ -244,6 +239,11 @@ func TestUnendableMoverIsLeftBehind(t *testing.T) {
 		}
 	}
 	endServe(t, next)
+	for _, say := range []string{"does not end", "given up"} {
+		if !strings.Contains(log.String(), say) {
+			t.Errorf("the log does not say %q: %s", say, log)
+		}
+	}
 }
 
 // SIGTERM ends an agent within --drain-timeout and endWithin, though a mover can be neither ended
