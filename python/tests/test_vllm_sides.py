@@ -885,7 +885,7 @@ def test_a_worker_whose_session_outlives_its_agent_joins_the_next(
     lost: list[object] = []
     monkeypatch.setattr(engine.worker_link, "lost", lost.append)
     for boot, want in ((before.session.boot, 0), (b"next", 0), (before.session.boot, 0), (b"next", 0), (b"next", 1)):
-        engine.worker._submit(SaveJob(1 << 40, boot, 0, 0, Packed(b"", 0)), ())  # of no parts: nothing is sent
+        engine.worker._submit(SaveJob(1 << 40, boot, 0, 0, Packed(b"", 0), b""), ())  # of no parts: nothing is sent
         time.sleep(0.001)
         assert len(lost) == want, f"{boot!r}"
     assert lost == [before]

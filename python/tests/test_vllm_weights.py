@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvagent.vllm import weights
-from kvagent.vllm.space import identity
+from kvagent.vllm.space import UNKNOWN, identity
 from kvagent.vllm.weights import weights_digest
 from kvagent.weights import files, kept, samples
 from kvagent.weights.kept import Kept, State
@@ -638,4 +638,4 @@ def test_the_weights_of_a_draft_model_count(tmp_path: Path) -> None:
     write(draft, safetensors(3))
     assert of_draft(target, method="draft_model", draft_model_config=model(draft)) not in (both, alone)
     unknown = of_draft(target, method="draft_model", draft_model_config=model(Path("org/none")))
-    assert unknown == "of this"
+    assert unknown == UNKNOWN

@@ -225,12 +225,13 @@ class WorkerSide:
 
     def _submit(self, plan: SaveJob | LoadJob, parts: tuple[Packed, ...]) -> None:
         attachment = self._attached()
-        if attachment is not None and not _is_of(attachment, plan):
-            if attachment.session.boot != plan.boot:
-                self._elsewhere(attachment)
+        if attachment is not None and attachment.session.boot != plan.boot:
+            self._elsewhere(attachment)
             attachment = None
         elif attachment is not None:
             self._astray = None
+            if attachment.registered.space != plan.space:
+                attachment = None
         under = UnderWay(plan, attachment)
         for part, sections in enumerate(parts):
             status = self._send(plan, attachment, sections)
@@ -366,11 +367,6 @@ class WorkerSide:
                 else:  # from its first block on, which is the request's first: it is given other ones
                     self._results.bad_blocks.update(_bad(plan, b"\1" * plan.blocks))
             under.cancel()
-
-
-def _is_of(attachment: Attachment, plan: SaveJob | LoadJob) -> bool:
-    """Whether a job was planned for this life of the agent, and for this space."""
-    return attachment.session.boot == plan.boot and attachment.registered.space == plan.space
 
 
 def _bad(plan: LoadJob, statuses: bytes) -> set[int]:
