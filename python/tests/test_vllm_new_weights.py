@@ -32,6 +32,7 @@ class Played(PlayedEngine):
 
     def __init__(self, agent: AgentProcess, name: str, **more: Any) -> None:
         self._names = itertools.count()
+        self._agent = agent
         super().__init__(agent, name, **({"weights_fixed": False, "blocks": 256} | more))
 
     def stores(self, prompt: str, salt: int) -> None:
@@ -51,9 +52,14 @@ class Played(PlayedEngine):
         return bool(external)
 
     def there(self) -> bool:
-        """Whether all parts are registered, after a step."""
+        """Whether all parts are registered at the agent that runs now, after a step."""
         self.step()
-        return None not in (self.link.current(), self.worker_link.current(), self.scheduler._presence.session)
+        mine, workers = self.scheduler._presence.session, self.worker_link.current()
+        if mine is None or workers is None:
+            return False
+        asked = self._agent.connect()
+        asked.close()
+        return mine.boot == workers.session.boot == asked.boot
 
     def new_weights(self) -> None:
         """As vLLM's reset_prefix_cache with reset_connector, and what follows until the pool can be used again."""

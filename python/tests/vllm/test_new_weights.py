@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -46,6 +47,14 @@ def there(world: World) -> bool:
     return world.side._presence.session is not None and all(link.current() is not None for link in links)
 
 
+def alone(world: World) -> bool:
+    """Whether an engine has noticed, after a step, that its agent is gone."""
+    world.step()
+    world.settle()
+    links = [world.side._presence._link, *(worker._worker._link for worker in world.workers)]
+    return all(link.current() is None for link in links)
+
+
 def generations(agent: AgentProcess) -> set[str]:
     return {engine["identity"]["generation"] for engine in agent.status()["engine_list"]}
 
@@ -67,6 +76,8 @@ def test_an_updated_engine_and_one_of_the_old_weights_share_nothing(
     assert generations(agent) == {"", first.side.generations.now}
     assert first.side.generations.now.startswith(PRIVATE)
     agent.kill()
+    for world in (first, second):
+        eventually(partial(alone, world), "an engine that saw the agent go")
     agent.start()
     assert serve(second, "old again") == 0
     assert serve(first, "after the agent's restart") == 0
