@@ -338,3 +338,8 @@ def test_on_two_nodes_that_share_a_store(
     updated.stores("s", NEW)
     eventually(lambda: third.finds("s", NEW), "what an engine of that name saved on the other node")
     assert not other.finds("s", OLD)
+    path.write_text("v2\n")
+    updated.new_weights()  # the version that is in force again: a plain reset
+    assert not updated.finds("s", NEW)
+    updated.stores("t", NEW)
+    eventually(lambda: third.finds("t", NEW), "what was saved after a plain reset")
