@@ -159,6 +159,9 @@ func (s *station) sample(cfg *Config) {
 		return
 	}
 	arena, _ := s.pool.Arena()
+	if slots, ok := cfg.Slots.(interface{ Arena() ([]byte, int) }); ok {
+		arena, _ = slots.Arena()
+	}
 	cfg.Sampling = Sampling{Every: 3, Arena: arena, Mismatch: func(m Mismatch) { s.t.Errorf("a block does not match: %+v", m) }}
 }
 

@@ -61,7 +61,7 @@ func poolStatusOf(t *testing.T, dir string) (pool map[string]any) {
 }
 
 // killed ends an agent, which must live until then.
-func killed(t *testing.T, cmd *exec.Cmd, log *bytes.Buffer) {
+func killed(t *testing.T, cmd *exec.Cmd, log *processLog) {
 	t.Helper()
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)

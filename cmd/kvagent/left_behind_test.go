@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -121,7 +120,7 @@ func (w *testWorker) pump() {
 
 // agentWithStoppedMover is an agent with a block pool in a file and an engine, whose mover is
 // stopped.
-func agentWithStoppedMover(t *testing.T, env ...string) (path, dir string, cmd *exec.Cmd, log *bytes.Buffer,
+func agentWithStoppedMover(t *testing.T, env ...string) (path, dir string, cmd *exec.Cmd, log *processLog,
 	mover int, w *testWorker) {
 	t.Helper()
 	path = poolFile(t)
@@ -153,9 +152,9 @@ func agentWithStoppedMover(t *testing.T, env ...string) (path, dir string, cmd *
 
 // follow starts another agent in the place of one, and waits until it serves. It would wait an hour
 // for who lets go by himself.
-func follow(t *testing.T, path, dir string) (*exec.Cmd, *bytes.Buffer, agent.Status) {
+func follow(t *testing.T, path, dir string) (*exec.Cmd, *processLog, agent.Status) {
 	t.Helper()
-	log := &bytes.Buffer{}
+	log := &processLog{}
 	next := kvagentCommand(t, "serve", "--socket-dir", dir, "--pool", "16MiB", "--dram-path", path, "--device",
 		"host-mover", "--takeover-wait", "1h")
 	next.Stderr = log

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -54,15 +55,33 @@ func kvagentOutput(t *testing.T, args ...string) (string, int) {
 	return string(out), 0
 }
 
+// processLog is what a process has said so far; it may be read while the process writes.
+type processLog struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *processLog) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *processLog) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
 // startServe starts serve and waits until it is ready.
-func startServe(t *testing.T, args ...string) (cmd *exec.Cmd, dir string, log *bytes.Buffer) {
+func startServe(t *testing.T, args ...string) (cmd *exec.Cmd, dir string, log *processLog) {
 	t.Helper()
 	root, err := os.MkdirTemp("", "kv")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(root) }) // a leftover of a failed test harms nobody
-	dir, log = filepath.Join(root, "s"), &bytes.Buffer{}
+	dir, log = filepath.Join(root, "s"), &processLog{}
 	cmd = kvagentCommand(t, append([]string{"serve", "--socket-dir", dir, "--pool", "16MiB"}, args...)...)
 	cmd.Stderr = log
 	if err := cmd.Start(); err != nil {

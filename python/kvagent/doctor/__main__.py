@@ -31,7 +31,6 @@ def findings(directory: Path) -> Iterator[Finding]:
     """All of them, in the order in which they depend on one another."""
     yield from installed.packages()
     yield installed.seed()
-    yield from installed.weights()
     here = list(place.directory(directory))
     yield from here
     if any(finding.cure for finding in here):

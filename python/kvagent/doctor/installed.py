@@ -7,7 +7,6 @@ import os
 from typing import TYPE_CHECKING
 
 from kvagent.doctor.finding import Finding
-from kvagent.vllm.generation import unheard_by_environment
 from kvagent.vllm.supported import TESTED, tested
 
 if TYPE_CHECKING:
@@ -48,12 +47,6 @@ def seed(environment: Mapping[str, str] = os.environ) -> Finding:
             "PYTHONHASHSEED is not set: engines share with the hash algorithms sha256 and sha256_cbor, not with xxhash"
         )
     return Finding(f"PYTHONHASHSEED={value}: only engines with the same one share")
-
-
-def weights(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """What lets weights change so that the connector does not hear of it."""
-    for why in unheard_by_environment(environment):
-        yield Finding(f"{why}: without weights_version or weights_fixed the engine shares with nobody")
 
 
 def _version(package: str) -> str | None:

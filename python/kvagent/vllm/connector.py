@@ -17,6 +17,7 @@ from kvagent.vllm.counting import Growth
 from kvagent.vllm.generation import PRIVATE, Generations, first, unheard, with_generation
 from kvagent.vllm.layout import wish
 from kvagent.vllm.link import Link
+from kvagent.vllm.live_weights import LiveWeights, Unreachable, being_made
 from kvagent.vllm.media import BYPASS, TRUST, Media
 from kvagent.vllm.of_scheduler import SchedulerCalls
 from kvagent.vllm.of_worker import WorkerCalls
@@ -50,10 +51,8 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         self._tell_again = 0.0
         if role == KVConnectorRole.SCHEDULER:
             _check_policy(transfer)
-            from vllm.v1.engine.core import EngineCore  # it is there where the scheduler is, and only there
-
-            if not weight_calls.listen(EngineCore) and not self._options.weights_fixed:
-                reasons.append(f"vLLM {vllm.__version__} does not show its calls that change weights")
+            if not self._options.weights_fixed:
+                reasons += self._watch_weights()
             self._generation = first(vllm_config, self._options.weights_version, reasons)
             _say_generation(self._generation, reasons)
             self._scheduler = self._make_scheduler(transfer.kv_role)
@@ -106,6 +105,21 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             elif self._growth_of_worker is not None:
                 self._growth = [self._growth_of_worker]
         return self._growth
+
+    def _watch_weights(self) -> list[str]:
+        """Has changes of the weights heard, or seen. Return why they may be neither."""
+        from vllm.v1.engine import core  # it is there where the scheduler is, and only there
+
+        if not weight_calls.listen(core.EngineCore):
+            return [f"vLLM {vllm.__version__} does not show its calls that change weights"]
+        engine = being_made(core.EngineCore)
+        if engine is None or isinstance(engine, core.EngineCoreProc):
+            return []
+        try:
+            self._live = LiveWeights(engine)
+        except Unreachable as error:
+            return [f"the engine is within reach of the calling program, and its weights cannot be sampled: {error}"]
+        return []
 
     def _make_scheduler(self, kv_role: str) -> SchedulerSide:
         generations = Generations(self._generation, self._options)

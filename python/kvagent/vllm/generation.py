@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import re
 import secrets
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from kvagent.identity import identity_pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from kvagent.vllm.options import Options
 
@@ -64,11 +63,12 @@ def first(vllm_config: Any, version: str, reasons: list[str]) -> str:
     return PRIVATE + hashlib.sha256("\n".join(one).encode()).hexdigest()[:32]
 
 
-def unheard(vllm_config: Any, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
+def unheard(vllm_config: Any) -> Iterator[str]:
     """The ways by which this engine's weights can change though the connector hears nothing of it.
 
     What goes through vLLM's engine core is heard (weight_calls), so neither the development endpoints of ``vllm serve``
-    nor sleep mode are among them.
+    nor sleep mode are among them, nor code that a client has pickled; and where the model lies in the calling
+    program's process, its writes are seen (live_weights).
     """
     parallel = vllm_config.parallel_config
     if getattr(vllm_config, "weight_transfer_config", None) is not None:
@@ -79,15 +79,6 @@ def unheard(vllm_config: Any, environment: Mapping[str, str] = os.environ) -> It
     if executor not in (None, "mp", "uni", "ray"):
         name = executor if isinstance(executor, str) else getattr(executor, "__qualname__", type(executor).__name__)
         yield f"distributed_executor_backend is {name}"
-    yield from unheard_by_environment(environment)
-
-
-def unheard_by_environment(environment: Mapping[str, str]) -> Iterator[str]:
-    """Those of them that the environment tells."""
-    if environment.get("VLLM_ENABLE_V1_MULTIPROCESSING", "1") == "0":
-        yield "VLLM_ENABLE_V1_MULTIPROCESSING=0 keeps the model within reach of the calling program"
-    if environment.get("VLLM_ALLOW_INSECURE_SERIALIZATION", "0") not in ("0", ""):
-        yield "VLLM_ALLOW_INSECURE_SERIALIZATION lets clients run code in the workers"
 
 
 class VersionFile:

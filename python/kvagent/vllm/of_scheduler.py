@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvagent.vllm.geometry import Ranks
+    from kvagent.vllm.live_weights import LiveWeights
     from kvagent.vllm.plan import WorkerWords
     from kvagent.vllm.scheduler import SchedulerSide
 
@@ -27,6 +28,8 @@ class SchedulerCalls:
     _words: tuple[WorkerWords, ...] = ()
     _ranks: Ranks
     _identity: tuple[tuple[str, str], ...]
+    _live: LiveWeights | None = None
+    """Of an engine whose model lies in the process of the program that uses it."""
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """Takes vLLM's block tables and block pool."""
@@ -89,8 +92,20 @@ class SchedulerCalls:
 
         That holds also where the agent did not answer, so it is no failure: vLLM would not go to sleep, or not pause.
         """
+        if self._live is not None:
+            self._live.changed()  # what is in place now is what the reset is about
         self._side.reset()
         return True
+
+    def before_request(self) -> None:
+        """vLLM's engine core is about to take a request."""
+        if self._live is not None and self._side.idle():
+            self.look_at_weights()
+
+    def look_at_weights(self) -> None:
+        """Looks whether the program in whose process the model lies has written to it."""
+        if self._live is not None and self._live.changed():
+            self._side.before_weights_call("a write to the model")
 
     def before_weights_call(self, call: str) -> None:
         """vLLM's engine core is about to make a call that may change the weights (weight_calls)."""
@@ -99,6 +114,8 @@ class SchedulerCalls:
 
     def weights_named(self, version: str) -> None:
         """vLLM's engine core was told the version of its weights."""
+        if self._live is not None:
+            self._live.changed()  # the name is that of what is in place now
         if self._scheduler is not None:
             self._scheduler.weights_named(version)
 

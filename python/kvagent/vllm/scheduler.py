@@ -221,6 +221,10 @@ class SchedulerSide:
             self.saves.drop()  # it would go out under the new epoch
             self.saves.forget()
 
+    def idle(self) -> bool:
+        """Whether the engine has no request."""
+        return not self._tracked
+
     def pending(self) -> bool:
         """Whether steps are needed though no request is there: something is to be reported, or to be given back."""
         asker = self._presence.asker

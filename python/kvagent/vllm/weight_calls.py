@@ -1,7 +1,8 @@
 """Hears of vLLM's calls that change weights, or may: all go through the engine core, in the scheduler's process.
 
 vLLM tells its connectors of none of them, only of a reset that its caller has to ask for. The core runs nothing else
-while it serves such a call, so a step is planned wholly before it or wholly after it.
+while it serves such a call, so a step is planned wholly before it or wholly after it. Requests and resets are heard of
+as well: they are when live_weights looks.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ def listen(core: Any) -> bool:
         core.collective_rpc = _before(core.collective_rpc, _called)
         if hasattr(core, "set_weight_version"):
             core.set_weight_version = _before(core.set_weight_version, _named)
+        core.add_request = _before(core.add_request, _asked)
+        core.reset_prefix_cache = _before(core.reset_prefix_cache, _resetting)
     return True
 
 
@@ -57,6 +60,16 @@ def _called(core: Any, method: Any) -> None:
 def _named(core: Any, version: Any) -> None:
     for connector in _connectors(core):
         connector.weights_named(str(version))
+
+
+def _asked(core: Any, request: Any) -> None:  # noqa: ARG001
+    for connector in _connectors(core):
+        connector.before_request()
+
+
+def _resetting(core: Any, running: Any) -> None:  # noqa: ARG001
+    for connector in _connectors(core):
+        connector.look_at_weights()
 
 
 def _connectors(core: Any) -> Iterator[Any]:

@@ -57,7 +57,7 @@ _NORMS = ("self_attn_layer_norm", "final_layer_norm")
 def make_engine(model: Path, socket_dir: str | None, **more: Any) -> Any:
     """A vllm.LLM, with the connector if there is a socket directory; ``options`` are the connector's.
 
-    Its weights do not change unless the options say so: in an engine of the test's own process they could unheard.
+    Its weights do not change unless the options say so: each reset is one of the cache alone.
     """
     from vllm import LLM
     from vllm.config import KVTransferConfig

@@ -1,0 +1,118 @@
+"""Writes to a model that lies in the calling program's process: no call of vLLM's tells of them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from kvagent.vllm.live_weights import LiveWeights, Unreachable, being_made, sample
+from tests.vllm import engine as real
+from tests.vllm.engine import PROMPTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.agent import AgentProcess
+
+
+class Model(torch.nn.Module):
+    """Of several types and shapes, one of which does not lie in one piece."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.large = torch.nn.Parameter(torch.arange(100_000, dtype=torch.float32).view(1000, 100).t())
+        self.small = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+        self.empty = torch.nn.Parameter(torch.ones(0))
+        self.register_buffer("mask", torch.zeros(5, dtype=torch.bool))
+
+
+def core_of(model: Any, *, sleeping: bool = False) -> Any:
+    worker = SimpleNamespace(worker=SimpleNamespace(get_model=lambda: model))
+    return SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker, is_sleeping=sleeping))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda m: m.large.data.neg_(),
+        lambda m: m.small.data.add_(1),
+        lambda m: m.mask.logical_not_(),
+        lambda m: setattr(m, "small", torch.nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))),
+        lambda m: m.large.data[-1].mul_(2),
+    ],
+)
+def test_a_write_is_seen_once(write: Callable[[Model], Any]) -> None:
+    model = Model()
+    live = LiveWeights(core_of(model))
+    assert not live.changed()
+    write(model)
+    assert live.changed()
+    assert not live.changed()
+
+
+def test_a_model_elsewhere_or_asleep_is_not_touched() -> None:
+    with pytest.raises(Unreachable, match="no worker in this process"):
+        LiveWeights(SimpleNamespace(model_executor=SimpleNamespace()))
+    with pytest.raises(Unreachable):
+        LiveWeights(core_of(None))
+    model = Model()
+    core = core_of(model)
+    live = LiveWeights(core)
+    model.small.data.add_(1)
+    core.model_executor.is_sleeping = True
+    assert not live.changed()
+    core.model_executor.is_sleeping = False
+    assert live.changed()
+    core.model_executor.driver_worker.worker = None
+    assert live.changed(), "what cannot be looked at counts as changed"
+
+
+def test_the_core_that_is_being_made_is_found() -> None:
+    class Core:
+        def __init__(self) -> None:
+            self.found = (lambda: being_made(Core))()
+
+    core = Core()
+    assert core.found is core
+    assert being_made(Core) is None
+
+
+def test_the_sample_is_of_names_and_shapes_too() -> None:
+    one, other = torch.nn.Module(), torch.nn.Module()
+    one.register_parameter("a", torch.nn.Parameter(torch.zeros(2, 3)))
+    other.register_parameter("a", torch.nn.Parameter(torch.zeros(3, 2)))
+    assert sample(one) != sample(other)
+
+
+@pytest.mark.engine
+def test_a_program_that_writes_to_its_engines_model(opt: Path, node: AgentProcess, reference: list[list[int]]) -> None:
+    """It shares until then; from then on nothing of the old weights is loaded, and nothing of the new ones found."""
+    llm = real.make_engine(opt, str(node.folder), options={})
+    core = llm.llm_engine.engine_core.engine_core
+    try:
+        side, _ = real.sides(llm)
+        assert not side.generations.now, "an engine that nobody has written to shares"
+        assert real.generate(llm, PROMPTS) == reference
+        real.settle(llm)
+        llm.reset_prefix_cache()  # vLLM's own cache alone
+        before = node.status()["blocks_loaded"]
+        assert real.generate(llm, PROMPTS) == reference
+        warm = node.status()["blocks_loaded"]
+        assert warm > before, "its own blocks, and the weights are the same"
+        real.settle(llm)
+        core.model_executor.driver_worker.worker.get_model().model.decoder.layers[0].fc2.weight.data.neg_()
+        llm.reset_prefix_cache()
+        said = real.generate(llm, PROMPTS)
+        assert side.generations.now.startswith("private:")
+        assert all(a != b for a, b in zip(said, reference, strict=True)), "a write that changes nothing shows nothing"
+        assert node.status()["blocks_loaded"] == warm, "blocks of the old weights were loaded"
+        real.settle(llm)
+        llm.reset_prefix_cache()
+        assert real.generate(llm, PROMPTS) == said
+        assert node.status()["blocks_loaded"] > warm, "its own blocks of the new weights"
+    finally:
+        core.shutdown()
