@@ -52,8 +52,7 @@ func (s *hostSampler) close() {
 // readHost reads a mapped region, or the memory of the peer's process.
 func readHost(p *peer, from stretch, into []byte) error {
 	if from.r.mem != nil {
-		there := from.r.mem[from.off : from.off+uint64(len(into))]
-		return guarded(there, there, func() { copy(into, there) })
+		return guarded(from.r.mem, nil, func() { copy(into, from.r.mem[from.off:]) })
 	}
 	local := unix.Iovec{Base: &into[0]}
 	local.SetLen(len(into))

@@ -110,10 +110,24 @@ func (l *moverLife) callUnless(gone <-chan struct{}, what string, limit time.Dur
 	case <-call.done:
 	case <-gone:
 		l.calls.hurry(number, l.clock.Load()+l.ticks(l.m.opts.Limits.Gone))
-		l.tell(msgGone, int64(number)) // if it is not told, its time is over soon
-		<-call.done
+		l.tellGone(call, number)
 	}
 	return call.err
+}
+
+// tellGone tells the mover that nobody wants a call any more, again each tick while other messages
+// are on their way, and waits for its end.
+func (l *moverLife) tellGone(call *moverCall, number uint64) {
+	again := time.NewTicker(l.m.opts.Limits.Tick)
+	defer again.Stop()
+	for !l.tell(msgGone, int64(number)) {
+		select {
+		case <-call.done:
+			return
+		case <-again.C:
+		}
+	}
+	<-call.done
 }
 
 // post sends a message. If it does not go out the mover is lost, unless the error is errNotSent.

@@ -57,10 +57,11 @@ func startSum(d Device, s *Sample) (Ticket, error) {
 	return 0, fmt.Errorf("this device does not sum the memory of its peers: %w", ErrKind)
 }
 
-// SumBytes continues a CRC-32C over memory that is mapped in this process and may go away
-// meanwhile, which is an error.
-func SumBytes(state uint32, mem []byte) (sum uint32, err error) {
-	err = guarded(mem, mem, func() { sum = crc32.Update(state, castagnoli, mem) })
+// SumBytes continues a CRC-32C over n bytes at off of a mapping of this process, which may go away
+// meanwhile: that is an error. The whole mapping is guarded, since the kernel may name the beginning
+// of a page that cannot be had, and that may lie before off.
+func SumBytes(state uint32, mapping []byte, off, n int64) (sum uint32, err error) {
+	err = guarded(mapping, nil, func() { sum = crc32.Update(state, castagnoli, mapping[off:off+n]) })
 	return sum, err
 }
 

@@ -46,7 +46,7 @@ func (th *thread) land(t *task, w way, before pool.Status) pool.Status {
 	if len(th.begun) > 0 && len(th.checking) < th.w.cfg.Limits.Batches {
 		f := th.begun[0]
 		th.arrive(f)
-		if before == pool.OK && th.check(f) || len(th.checking) > 0 {
+		if before == pool.OK && !th.ended(t) && th.check(f) || len(th.checking) > 0 {
 			th.begun = append(th.begun[:0], th.begun[1:]...)
 			th.checking = append(th.checking, f)
 			th.w.cfg.Lanes.leave(f.lane)

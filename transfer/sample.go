@@ -166,7 +166,9 @@ func (th *thread) compare(t *task, f *flight, list []summed, wanted bool) {
 		s := &list[i]
 		slot, ok := uint32(0), wanted && !s.bad
 		if ok {
-			slot, ok = th.slotSum(f, s)
+			if slot, ok = th.slotSum(f, s); !ok && th.kind == Save { // nobody could load it
+				f.status[s.number] = th.failed(f, s.number)
+			}
 		}
 		switch {
 		case !ok:
@@ -200,7 +202,7 @@ func (th *thread) slotSum(f *flight, s *summed) (sum uint32, ok bool) {
 // sumSlot sums a slot as it is now.
 func (th *thread) sumSlot(f *flight, number int) (sum uint32, ok bool) {
 	s := &f.slots[number]
-	sum, err := cudaipc.SumBytes(f.copy.Blocks[number].Seed, th.w.cfg.Sampling.Arena[s.Off:s.Off+int64(s.Len)])
+	sum, err := cudaipc.SumBytes(f.copy.Blocks[number].Seed, th.w.cfg.Sampling.Arena, s.Off, int64(s.Len))
 	return sum, err == nil
 }
 

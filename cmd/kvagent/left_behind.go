@@ -122,8 +122,12 @@ func (m *recordedMover) check() error {
 	if n := began(m.PID); n != m.Began || n == 0 {
 		return unix.ESRCH // its number was given to another one
 	}
-	if exe, err := exeOf(m.PID); err != nil || exe != m.Exe || exe == (fileID{}) {
-		return fmt.Errorf("process %d runs another file: %v", m.PID, err)
+	exe, err := exeOf(m.PID)
+	if err != nil {
+		return fmt.Errorf("the file that process %d runs: %w", m.PID, err)
+	}
+	if exe != m.Exe || exe == (fileID{}) {
+		return fmt.Errorf("process %d runs another file", m.PID)
 	}
 	return m.checkMark()
 }

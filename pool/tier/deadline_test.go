@@ -63,7 +63,7 @@ func breaks(n *node, m *moody) {
 		continue
 	}
 	l.signal()
-	time.Sleep(1)
+	time.Sleep(time.Nanosecond)
 }
 
 // breaksUnheard opens the breaker, and the keeper has not come to it yet.
@@ -85,7 +85,7 @@ func mends(n *node, m *moody) {
 // closes ends the stack meanwhile.
 func closes(n *node, _ *moody) {
 	go func() { _ = n.Pool.Close() }()
-	time.Sleep(1)
+	time.Sleep(time.Nanosecond)
 }
 
 // moment is when something happened, ns of the clock; -1: it has not.
@@ -208,7 +208,7 @@ func TestPromisesOfADeafStoreEnd(t *testing.T) {
 				n.know(h)
 				_, refs, _ := n.Pin(n.space, 0, h, 1<<40, nil)
 				start, settled := time.Now(), n.settledAfter(refs)
-				time.Sleep(1) // the store has them now
+				time.Sleep(time.Nanosecond) // the store has them now
 				want := n.o.PromiseWithin
 				if closing {
 					want = 1
@@ -220,7 +220,7 @@ func TestPromisesOfADeafStoreEnd(t *testing.T) {
 					t.Errorf("settled after %v, want %v: %+v", took, want, r)
 				}
 				close(d.wake)
-				time.Sleep(1)
+				time.Sleep(time.Nanosecond)
 				if got := n.load(h); got != 0 {
 					t.Errorf("%d blocks of promises that had ended are in memory", got)
 				}
@@ -246,7 +246,7 @@ func TestPromisesWithoutStagingEnd(t *testing.T) {
 			t.Errorf("settled after %v, want %v: %+v", took, n.o.PromiseWithin, r)
 		}
 		n.o.Staging.give(all)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		if got := n.load(h); got != 0 {
 			t.Errorf("%d blocks of promises that had ended are in memory", got)
 		}

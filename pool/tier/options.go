@@ -243,9 +243,11 @@ func (p *Pool) completePromises() error {
 
 // The ranges of EpochEvery, CollectAfter and CollectRate.
 const (
-	MinEpochEvery, MaxEpochEvery     = 10 * time.Millisecond, time.Hour
-	MinCollectAfter, MaxCollectAfter = 100 * time.Millisecond, 30 * 24 * time.Hour
-	MaxCollectRate                   = 1_000_000
+	MinEpochEvery   = 10 * time.Millisecond
+	MaxEpochEvery   = time.Hour
+	MinCollectAfter = 100 * time.Millisecond
+	MaxCollectAfter = 30 * 24 * time.Hour
+	MaxCollectRate  = 1_000_000
 )
 
 func (o *Options) completeEpochs() error {

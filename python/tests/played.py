@@ -80,7 +80,7 @@ class PlayedEngine:
     def __init__(
         self, agent: AgentProcess, name: str, *, blocks: int = 64, peer: bool = False, saves: bool = True,
         loads: bool = True, window: int = 0, identity: dict[str, str] | None = None, generation: str = LOADED,
-        **options: Any,
+        unheard: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         self.name = name
         self._identity = {"model": "played", "dtype": "none", "tenant": ""} | (identity or {})
@@ -100,7 +100,7 @@ class PlayedEngine:
         self.link.wait(20)
         self.scheduler = SchedulerSide(
             settings, Geometry(self.groups, BLOCK), 1, self.link, saves=saves, loads=loads, whole_failures=True,
-            generations=self.generations,
+            generations=self.generations, unheard=unheard,
         )  # fmt: skip
         self.scheduler.bind(self.pool, self)
         self.worker = WorkerSide(

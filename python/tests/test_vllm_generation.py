@@ -73,14 +73,24 @@ def test_how_weights_can_change_unheard() -> None:
         (found,) = unheard(config(**more))
         return found
 
-    def parallel(extension: str = "", backend: Any = None) -> Any:
-        return SimpleNamespace(worker_extension_cls=extension, distributed_executor_backend=backend)
+    def parallel(
+        extension: str = "",
+        backend: Any = None,
+        worker: str = "vllm.v1.worker.gpu_worker.Worker",
+        elastic: bool = False,
+    ) -> Any:
+        return SimpleNamespace(
+            worker_extension_cls=extension, distributed_executor_backend=backend, worker_cls=worker,
+            enable_elastic_ep=elastic,
+        )  # fmt: skip
 
     class Own:
         """An executor of the user's."""
 
     assert "weight_transfer_config" in why(weight_transfer_config=object())
     assert "worker_extension_cls is a.B" in why(parallel_config=parallel("a.B"))
+    assert "worker_cls is a.Own" in why(parallel_config=parallel(worker="a.Own"))
+    assert "enable_elastic_ep" in why(parallel_config=parallel(elastic=True))
     assert "external_launcher" in why(parallel_config=parallel(backend="external_launcher"))
     assert "Own" in why(parallel_config=parallel(backend=Own))
     for backend in ("mp", "uni", "ray"):
@@ -172,10 +182,22 @@ class _Core:
     def set_weight_version(self, weight_version: str) -> None:
         self.version = weight_version
 
+    def add_request(self, request: Any, request_wave: int = 0) -> None:
+        """Takes a request."""
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        return reset_running_requests or reset_connector
+
 
 class _Connector:
     def __init__(self) -> None:
         self.heard: list[str] = []
+
+    def before_request(self) -> None:
+        self.heard.append("request")
+
+    def look_at_weights(self) -> None:
+        self.heard.append("reset")
 
     def before_weights_call(self, call: str) -> None:
         self.heard.append(call)
@@ -184,10 +206,12 @@ class _Connector:
         self.heard.append(f"version {version}")
 
 
+def compute_weight_checksums() -> None:
+    """Code of the caller's, with the name of a harmless method of vLLM's."""
+
+
 def test_calls_that_may_change_weights_are_heard() -> None:
-    core_class = type(
-        "Core", (_Core,), {"collective_rpc": _Core.collective_rpc, "set_weight_version": _Core.set_weight_version}
-    )
+    core_class = type("Core", (_Core,), {name: call for name, call in vars(_Core).items() if not name.startswith("__")})
     assert weight_calls.listen(core_class)
     assert weight_calls.listen(core_class)
     own = _Connector()
@@ -196,12 +220,18 @@ def test_calls_that_may_change_weights_are_heard() -> None:
     core.collective_rpc(method="reload_weights")
     core.collective_rpc(test_calls_that_may_change_weights_are_heard)
     core.collective_rpc("compute_weight_checksums")
+    core.collective_rpc(compute_weight_checksums)
     core.set_weight_version("v1")
     core.set_weight_version(weight_version="v2")
     assert core.version == "v2"
     assert own.heard == [
-        "update_weights", "reload_weights", "test_calls_that_may_change_weights_are_heard", "version v1", "version v2",
+        "update_weights", "reload_weights", "test_calls_that_may_change_weights_are_heard", "compute_weight_checksums",
+        "version v1", "version v2",
     ]  # fmt: skip
+    own.heard.clear()
+    core.add_request("r")
+    assert core.reset_prefix_cache(reset_connector=True)
+    assert own.heard == ["request", "reset"]
     child = _Connector()
     several = SimpleNamespace(_connectors=[SimpleNamespace(), child])
     core_class(several).collective_rpc("update_weights")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.vllm.generation import NAMED, PRIVATE
+from kvagent.vllm.generation import LOADED, NAMED, PRIVATE
 from tests.agent import AgentProcess, eventually
 from tests.conftest import REQUIRE
 from tests.played import BLOCK, PlayedEngine
@@ -312,6 +312,48 @@ def nodes() -> Iterator[list[AgentProcess]]:
             made.append(AgentProcess(folder, *flags))
             stack.callback(made[-1].close)
         yield made
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_blocks_that_a_load_brought_stay_of_their_weights(
+    engines: Callable[..., Played], agent: AgentProcess, restarted: bool
+) -> None:
+    """Of a request that waits for room meanwhile: vLLM gives its blocks their hashes when it is let in."""
+    engine = engines("a")
+    engine.stores("p", OLD)
+    request = engine.request("R", "p", BLOCKS + 2)
+    brought = engine.matched(request)
+    engine.admit(request, brought)
+    engine.until_received(request)
+    engine.quiet()
+    if restarted:
+        agent.kill()
+        agent.start()
+    else:
+        engine.new_weights()
+    eventually(engine.there, "the session after that")
+    engine.new_weights()
+    eventually(engine.there, "the session of the new weights")
+    for block, key in zip(engine.tables["R"], request.block_hashes[:BLOCKS], strict=False):
+        block.block_hash = key
+    engine.admit(request)
+    request.num_computed_tokens = brought
+    engine.step((request, request.num_tokens - brought))
+    engine.quiet()
+    engine.scheduler.finished(request, normally=True)
+    assert not engine.finds("p", NEW), "blocks of the old weights were saved as those of the new ones"
+
+
+def test_a_reset_of_vllms_own_cache_may_follow_weights_that_changed_unheard(engines: Callable[..., Played]) -> None:
+    """As TRL does: it writes to the model, and resets without a word to the connector."""
+    silent, heard = engines("a", unheard=True), engines("b")
+    for engine in (silent, heard):
+        engine.stores(f"p{engine.name}", OLD)
+        engine.pool.reset_prefix_cache()
+    assert silent.scheduler.generations.now == LOADED, "nothing was asked since"
+    assert not silent.finds("pa", NEW)
+    assert silent.scheduler.generations.now.startswith(PRIVATE)
+    assert heard.finds("pb", OLD), "of weights that cannot change unheard the blocks are as good as before"
 
 
 def test_on_two_nodes_that_share_a_store(

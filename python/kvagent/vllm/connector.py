@@ -51,13 +51,14 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         self._tell_again = 0.0
         if role == KVConnectorRole.SCHEDULER:
             _check_policy(transfer)
-            if not self._options.weights_fixed:
-                reasons += self._watch_weights()
+            silent = [] if self._options.weights_fixed else [*unheard(vllm_config), *self._watch_weights()]
+            reasons = [*silent, *reasons]
             self._generation = first(vllm_config, self._options.weights_version, reasons)
             _say_generation(self._generation, reasons)
-            self._scheduler = self._make_scheduler(transfer.kv_role)
+            self._scheduler = self._make_scheduler(transfer.kv_role, unheard_of=bool(silent))
         else:
-            self._generation = first(vllm_config, self._options.weights_version, reasons)
+            silent = [] if self._options.weights_fixed else [*unheard(vllm_config)]
+            self._generation = first(vllm_config, self._options.weights_version, [*silent, *reasons])
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -121,7 +122,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             return [f"the engine is within reach of the calling program, and its weights cannot be sampled: {error}"]
         return []
 
-    def _make_scheduler(self, kv_role: str) -> SchedulerSide:
+    def _make_scheduler(self, kv_role: str, *, unheard_of: bool) -> SchedulerSide:
         generations = Generations(self._generation, self._options)
 
         def registration() -> Registration:
@@ -134,7 +135,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             saves=saves(kv_role, self._options), whole_failures=WHOLE_FAILURES, media=self._make_media(),
             # 0.29 cannot be told that a load failed as a whole, and where there are several groups, nothing else.
             loads=loads(kv_role, self._options) and (WHOLE_FAILURES or len(self._geometry.groups) == 1),
-            generations=generations,
+            generations=generations, unheard=unheard_of,
         )  # fmt: skip
         link.wait(self._options.start_wait_ms / 1e3)
         return side
@@ -166,13 +167,10 @@ def _check_policy(transfer: Any) -> None:
 
 
 def _reasons(vllm_config: Any, options: Options, identity: tuple[tuple[str, str], ...]) -> list[str]:
-    """Why the engine's weights may be others than the identity says. OptionError where an option denies it in vain."""
+    """Why the identity does not say which weights it loaded. OptionError where an option denies a change in vain."""
     if options.weights_fixed and getattr(vllm_config, "weight_transfer_config", None) is not None:
         raise OptionError("weights_fixed: true, allowed is false where weight_transfer_config is set")
-    reasons = [] if options.weights_fixed else list(unheard(vllm_config))
-    if unknown_weights(identity):
-        reasons.append("the files of the model's weights are not in a folder here")
-    return reasons
+    return ["the files of the model's weights are not in a folder here"] if unknown_weights(identity) else []
 
 
 def _say_generation(generation: str, reasons: list[str]) -> None:

@@ -75,6 +75,11 @@ def unheard(vllm_config: Any) -> Iterator[str]:
         yield "weight_transfer_config is set"
     if getattr(parallel, "worker_extension_cls", ""):
         yield f"worker_extension_cls is {parallel.worker_extension_cls}"
+    worker = str(getattr(parallel, "worker_cls", "auto"))
+    if worker != "auto" and not worker.startswith("vllm."):
+        yield f"worker_cls is {worker}"
+    if getattr(parallel, "enable_elastic_ep", False):
+        yield "enable_elastic_ep is set, so that new ranks take their weights from others"
     executor = getattr(parallel, "distributed_executor_backend", None)
     if executor not in (None, "mp", "uni", "ray"):
         name = executor if isinstance(executor, str) else getattr(executor, "__qualname__", type(executor).__name__)

@@ -92,6 +92,7 @@ class Loads:
         self._counts.tokens_promised += external
         tracked.load = job
         tracked.loaded = (own, own + external)
+        tracked.brought = True
         ids = b"".join(block.block_id.to_bytes(4, "little") for block in blocks)
         epoch = session.epoch if session else 0
         parts = tuple(self._parts(runs, tracked.request.block_hashes))

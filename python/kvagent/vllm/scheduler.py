@@ -42,8 +42,14 @@ class SchedulerSide:
     def __init__(
         self, options: Options, geometry: Geometry, world: int, link: Link, *, saves: bool, loads: bool,
         whole_failures: bool, generations: Generations | None = None, media: Media | None = None,
+        unheard: bool = False,
     ) -> None:  # fmt: skip
-        """``whole_failures``: a load can be reported as failed as a whole (vLLM from 0.30 on)."""
+        """``whole_failures``: a load can be reported as failed as a whole (vLLM from 0.30 on).
+
+        ``unheard``: the weights can change though nothing tells of it, so that any reset may be after a change.
+        """
+        self._unheard = unheard
+        self._was_reset = False  # vLLM's own cache was, and nothing was asked since
         self.generations = generations or Generations(LOADED, options)
         self._there = 0  # workers that have reported the generation
         self._moved_at = -1  # the step behind which it was taken
@@ -86,6 +92,7 @@ class SchedulerSide:
 
     def on_new_request(self, request: Any) -> None:
         """Tells the agent what will be asked for."""
+        self._settle_reset()
         tracked = self._track(request)
         self._attend()
         asker = self._presence.asker
@@ -94,6 +101,7 @@ class SchedulerSide:
 
     def matched(self, request: Any, own: int) -> tuple[int | None, bool]:
         """How many tokens beyond ``own`` will be loaded. None: not known yet."""
+        self._settle_reset()
         tracked = self._track(request)
         if not self._usable(tracked) or (own and not self._whole_failures):
             return 0, False
@@ -103,6 +111,7 @@ class SchedulerSide:
 
     def allocated(self, request: Any, blocks: Any, external: int) -> None:
         """The request was let in: with ``external`` tokens to be loaded, or with none."""
+        self._settle_reset()
         tracked = self._track(request)
         if tracked.admitted:  # reset_prefix_cache took its blocks away, between two steps
             self._taken_away(tracked)
@@ -119,6 +128,7 @@ class SchedulerSide:
 
     def plan(self, output: Any) -> StepPlan:
         """The plan of the step that ``output`` describes."""
+        self._settle_reset()
         self._steps += 1
         waiting = self._waiting()
         self._attend(listen=waiting or self._steps % LISTEN == 0)
@@ -184,6 +194,7 @@ class SchedulerSide:
 
         That starts a new epoch. If the agent does not answer, it hears of it before it is used again.
         """
+        self._was_reset = False
         if self.generations.after_reset():
             self._move()
             return
@@ -211,7 +222,7 @@ class SchedulerSide:
         """What was computed until now is not saved any more, and promises are void."""
         for tracked in self._tracked.values():
             self._promises.forget(tracked)
-            tracked.mixed = tracked.admitted or tracked.load != 0 or tracked.loaded[1] > 0
+            tracked.mixed = tracked.mixed or tracked.admitted or tracked.load != 0 or tracked.brought
         if self.blocks is not None and self.saves is not None and self._mixed is not None:
             self.blocks.new_weights()
             self._mixed.clear()
@@ -342,7 +353,7 @@ class SchedulerSide:
 
     def _taken_away(self, tracked: Tracked) -> None:
         tracked.begin_again()
-        tracked.admitted = tracked.mixed = False
+        tracked.admitted = tracked.mixed = tracked.brought = False
         self._due.remove(tracked)
         if self._mixed is not None:
             self._mixed.remove(tracked)
@@ -371,7 +382,14 @@ class SchedulerSide:
             plan.saves = saves.finish(self._jobs.__next__, session.boot, session.epoch, self._presence.space)
         plan.revokes += saves.revoke_overdue()
 
+    def _settle_reset(self) -> None:
+        """Takes a reset of vLLM's own cache, of which the connector was told nothing more, for one of new weights."""
+        if self._was_reset:
+            self._was_reset = False
+            self.before_weights_call("reset_prefix_cache")
+
     def _before_reset(self) -> None:
         """The prefix cache is to be reset: only then are all pins of saves given back between two steps."""
+        self._was_reset = self._unheard
         if self.saves is not None:
             self._revokes += self.saves.revoke_at_once()

@@ -48,6 +48,8 @@ class Tracked:
     """The job that brings its blocks, as long as it is waited for."""
     loaded: tuple[int, int] = (0, 0)
     """Tokens, from and to, that came from the agent: not saved again."""
+    brought: bool = False
+    """A load has brought some of its blocks, or is to, since it has blocks: unlike ``loaded`` it outlives the agent."""
     mixed: bool = False
     """Some of its KV was computed by old weights, and so depends on them what it computes now: it is not saved."""
     no_load: bool = False

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 HARMLESS = (
-    "checkpoint_prepare", "checkpoint_restore", "compute_weight_checksums", "init_weight_transfer_engine",
+    "checkpoint_prepare", "checkpoint_restore", "compute_weight_checksums", "get_model_inspection",
+    "init_weight_transfer_engine",
     "save_sharded_state", "save_tensorized_model", "shutdown_weight_transfer_engine",
 )  # fmt: skip
 """Methods of vLLM's workers that leave the weights as they are. Of any other, and of code of the caller's, it is not
@@ -51,8 +52,9 @@ def _before(method: Callable[..., Any], tell: Callable[[Any, Any], None]) -> Cal
 
 
 def _called(core: Any, method: Any) -> None:
-    name = method if isinstance(method, str) else str(getattr(method, "__qualname__", "code of the caller's"))
-    if name not in HARMLESS:
+    theirs = not isinstance(method, str)  # code of the caller's, whatever its name
+    name = str(getattr(method, "__qualname__", "code of the caller's")) if theirs else method
+    if theirs or name not in HARMLESS:
         for connector in _connectors(core):
             connector.before_weights_call(name)
 

@@ -226,7 +226,8 @@ class WorkerSide:
     def _submit(self, plan: SaveJob | LoadJob, parts: tuple[Packed, ...]) -> None:
         attachment = self._attached()
         if attachment is not None and attachment.session.boot != plan.boot:
-            self._elsewhere(attachment)
+            if plan.boot:  # else it was planned without a session
+                self._elsewhere(attachment)
             attachment = None
         elif attachment is not None:
             self._astray = None

@@ -90,7 +90,7 @@ def _content(opened: list[Opened], found: Mapping[str, Found]) -> str:
 def _open(stack: contextlib.ExitStack, name: str, one: Found) -> Opened:
     fd = os.open(one.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     stack.callback(os.close, fd)
-    return Opened(name, fd, os.fstat(fd).st_size)
+    return Opened(name, fd, os.fstat(fd).st_size, whole=not name.endswith(WEIGHTS))
 
 
 def _found(path: Path) -> Found:

@@ -22,10 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MAX_KEPT = 64  # digests
-SETTLED_NS = 2_000_000_000  # a file that changed later than that before it was read may have changed again unseen
+SETTLED_NS = 60_000_000_000
+"""A file that changed later than that before it was read may have changed again unseen: twice what dirty pages wait."""
 _MAX_BYTES = 256  # of a file that keeps a digest
-_LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay")
-"""File systems whose change times the kernel makes; others (FUSE, NFS) say what their server or program says."""
+_LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay")
+"""File systems whose change times the kernel makes; others (FUSE, NFS) say what their server or program says.
+
+A write through a shared mapping moves the change time once, and then not before the page was written back: never on
+tmpfs, which is therefore not among them."""
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 

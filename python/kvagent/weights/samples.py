@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 WHOLE_BYTES = 512 << 20  # files of no more than that together are read whole
+WHOLE_FILE_BYTES = 64 << 20  # largest file that is read whole whatever the others are: configuration and code
 SAMPLES = 32768  # of all files together, about
 SAMPLE_BYTES = 4096  # of each: a page
 LEAST_SAMPLES = 3  # of each tensor
@@ -43,11 +44,15 @@ class Span(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """A file: its name in the model's folder, its descriptor and its size."""
+    """A file: its name in the model's folder, its descriptor and its size.
+
+    One that is to be read ``whole`` has no element that counts for little: configuration, code.
+    """
 
     name: str
     fd: int
     bytes: int
+    whole: bool = False
 
 
 def digests(files: Sequence[Opened]) -> list[bytes]:
@@ -55,7 +60,9 @@ def digests(files: Sequence[Opened]) -> list[bytes]:
     total = sum(file.bytes for file in files)
     reads: list[list[Span]] = []
     for file in files:
-        if total <= WHOLE_BYTES:
+        if file.whole and file.bytes > WHOLE_FILE_BYTES:
+            raise Unreadable(f"{file.name}: {file.bytes} bytes, at most {WHOLE_FILE_BYTES} of such a file are read")
+        if file.whole or total <= WHOLE_BYTES:
             reads.append(list(_whole(Span(0, file.bytes))))
             continue
         os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_RANDOM)  # a sample costs one page, not what a disk reads ahead
