@@ -355,6 +355,50 @@ func TestMoversFileOfOthers(t *testing.T) {
 	}
 }
 
+// The group of the socket directory can write in it. What it plants under the name that the next
+// list of movers is written to is neither written to, nor read, nor waited for.
+func TestPlantedMoversFile(t *testing.T) {
+	for name, plant := range map[string]func(next, other string) error{
+		"nothing":      func(string, string) error { return nil },
+		"a link":       func(next, other string) error { return os.Symlink(other, next) },
+		"another name": func(next, other string) error { return os.Link(other, next) },
+		"a pipe":       func(next, _ string) error { return unix.Mkfifo(next, 0o666) },
+		"a file of others": func(next, _ string) error {
+			return errors.Join(os.WriteFile(next, nil, 0o600), os.Chmod(next, 0o666))
+		},
+		"a directory": func(next, _ string) error { return os.Mkdir(next, 0o777) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, other := t.TempDir(), filepath.Join(t.TempDir(), "other")
+			next := filepath.Join(dir, ipc.MoversFile+".lock")
+			if err := errors.Join(os.WriteFile(other, []byte("kept"), 0o600), plant(next, other)); err != nil {
+				t.Fatal(err)
+			}
+			r, err := newMoversRecord(dir, nil, zap.NewNop())
+			if err != nil {
+				t.Fatal(err)
+			}
+			noted := make(chan struct{})
+			go func() { r.note(77, true); close(noted) }()
+			select {
+			case <-noted:
+			case <-time.After(20 * time.Second):
+				fd, err := unix.Open(next, unix.O_RDONLY|unix.O_NONBLOCK, 0) // lets the writer go on
+				if err == nil {
+					_ = unix.Close(fd)
+				}
+				t.Fatal("the record waits for what was planted")
+			}
+			if text, err := os.ReadFile(other); err != nil || string(text) != "kept" {
+				t.Errorf("another file was written to: %q, %v", text, err)
+			}
+			if f, err := readMovers(dir); err != nil || len(f.Movers) != 1 || f.Movers[0].PID != 77 {
+				t.Errorf("recorded %+v, %v", f, err)
+			}
+		})
+	}
+}
+
 // What holds the pool's file is what was left behind only if its signer is an agent whose movers
 // are.
 func TestWhoHoldsThePool(t *testing.T) {

@@ -133,10 +133,30 @@ func (r *moversRecord) replace() error {
 		return err
 	}
 	next := r.path + ".lock" // a name that the directory may have, and no socket
-	if err := os.WriteFile(next, text, 0o600); err != nil {
+	if err := writeNew(next, text); err != nil {
 		return err
 	}
 	return os.Rename(next, r.path)
+}
+
+// newFileTries is how often writeNew makes its file if another process makes one of that name.
+const newFileTries = 2
+
+// writeNew writes a file that it makes itself. The group of the directory can write in it too: what
+// is there, a link or a pipe, is removed and never opened.
+func writeNew(path string, text []byte) error {
+	for try := 1; ; try++ {
+		_ = os.Remove(path) // what cannot be removed is an error of the next call
+		file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
+		if errors.Is(err, fs.ErrExist) && try < newFileTries {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		_, err = file.Write(text)
+		return errors.Join(err, file.Close())
+	}
 }
 
 // readMovers reads what the agent before wrote down; none is no error.
