@@ -55,7 +55,7 @@ const (
 )
 
 // end ends what the agent that had the directory before left running. The directory's lock is held:
-// that agent is no more.
+// that agent is dead, or has ended its sessions and is about to end its movers itself.
 func (l *leftBehind) end(ctx context.Context, dir string) {
 	f, err := readMovers(dir)
 	if err != nil {

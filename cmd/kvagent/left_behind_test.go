@@ -194,9 +194,6 @@ func TestStoppedMoverIsEnded(t *testing.T) {
 	}
 	joinWorker(t, dir)
 	endServe(t, next)
-	if _, err := os.Stat(filepath.Join(dir, ipc.MoversFile)); err == nil {
-		t.Error("the list of movers is left behind by an agent that has none")
-	}
 }
 
 // A mover that nobody can end does not keep the node from being served: its successor goes on
@@ -275,6 +272,44 @@ func TestTermWithAStoppedMover(t *testing.T) {
 	endServe(t, cmd)
 	if _, err := os.Stat(filepath.Join(dir, ipc.MoversFile)); err == nil {
 		t.Error("the list of movers is left behind")
+	}
+}
+
+// An agent that ends in order reaps its movers when its successor may have the directory already:
+// the list of movers is not touched any more, and the successor finds none of its processes.
+func TestEndedAgentLeavesItsList(t *testing.T) {
+	path := poolFile(t)
+	cmd, dir, _ := startServe(t, "--dram-path", path, "--device", "host-mover")
+	st := statusOf(t, dir)
+	endServe(t, cmd)
+	if f, err := readMovers(dir); err != nil || len(f.Movers) != 1 || len(st.Movers) != 1 ||
+		f.Movers[0].PID != st.Movers[0].PID {
+		t.Errorf("the list of movers was written when the directory was free: %+v, %v", f, err)
+	}
+	next, _, st := follow(t, path, dir)
+	if l := st.LeftBehind; l.Ended != 0 || len(l.PIDs) != 0 || l.Cold != "" {
+		t.Errorf("left behind %+v; want nothing", l)
+	}
+	endServe(t, next)
+}
+
+// An agent that has stopped its record leaves alone what its successor writes.
+func TestStoppedRecordIsTheSuccessors(t *testing.T) {
+	dir := t.TempDir()
+	first, err := newMoversRecord(dir, nil, zap.NewNop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	first.note(77, true)
+	first.stop()
+	second, err := newMoversRecord(dir, nil, zap.NewNop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	second.note(78, true)
+	first.note(77, false)
+	if f, err := readMovers(dir); err != nil || len(f.Movers) != 1 || f.Movers[0].PID != 78 {
+		t.Errorf("recorded %+v, %v", f, err)
 	}
 }
 

@@ -65,8 +65,9 @@ type moversRecord struct {
 	mark  string
 	log   *zap.Logger
 
-	mu   sync.Mutex
-	file moversFile
+	mu      sync.Mutex
+	file    moversFile
+	stopped bool
 }
 
 // newMoversRecord goes on with what is left of the agents before: their successor's successor is to
@@ -111,9 +112,20 @@ func (r *moversRecord) drop(p process) {
 	r.write()
 }
 
+// stop ends all writing: the directory is another agent's, or will be. The entries that are left do
+// no harm, because none of them is another process.
+func (r *moversRecord) stop() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stopped = true
+}
+
 // write puts the file in the place of the last one; without movers there is none. r.mu is held, or
 // r is new.
 func (r *moversRecord) write() {
+	if r.stopped {
+		return
+	}
 	err := r.replace()
 	if err != nil {
 		r.log.Error("movers are not written down: a successor of this agent cannot end them", zap.String("path", r.path),

@@ -75,7 +75,9 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	ctx, now, stop := untilSignal(ctx, log)
 	defer stop()
 	end.watch(ctx, now, s.drainTimeout, a.MoverPIDs, log)
-	return serveError(a.Run(ctx, now, s.drainTimeout))
+	err = a.Run(ctx, now, s.drainTimeout)
+	movers.stop() // a successor may have the directory; the movers end after this
+	return serveError(err)
 }
 
 // serveError gives an end its exit code.
