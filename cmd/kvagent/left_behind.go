@@ -24,8 +24,8 @@ type leftBehind struct {
 	log  *zap.Logger
 	kill func(pidfd int) error // nil: SIGKILL
 
-	unseen bool // the agent before was in another namespace of processes, or its movers are not known
-	agents []process
+	unseen bool      // the agent before was in another namespace of processes
+	agents []process // that had the directory, in this life of the machine
 
 	mu struct {
 		sync.Mutex
@@ -207,13 +207,12 @@ func (l *leftBehind) left() (out []recordedMover) {
 	return out
 }
 
-// holds says whether a pool's file is held by what cannot be ended: nobody but movers of the agent
-// that signed it can hold it, because that agent had this directory and is no more. patient says
-// that those may only be slow to end.
+// holds says whether a pool's file is held by what cannot be ended: the movers of the agent that
+// signed it, if that agent had this directory. patient says that those may only be slow to end. The
+// signer's host does not count: a new pod has another name, and l.agents are of this machine's life.
 func (l *leftBehind) holds(by *dram.HeldError) (held, patient bool) {
-	host, _ := os.Hostname()
 	signer := process{by.Process, by.Began}
-	if by.Process == 0 || by.Host != host && !l.unseen || !slices.Contains(l.agents, signer) {
+	if by.Process == 0 || !slices.Contains(l.agents, signer) {
 		return false, false
 	}
 	l.mu.Lock()

@@ -435,7 +435,7 @@ func TestPlantedMoversFile(t *testing.T) {
 }
 
 // What holds the pool's file is what was left behind only if its signer is an agent whose movers
-// are.
+// are, whatever that agent's host was called: with hostPID the next pod sees the same processes.
 func TestWhoHoldsThePool(t *testing.T) {
 	host, err := os.Hostname()
 	if err != nil {
@@ -459,7 +459,7 @@ func TestWhoHoldsThePool(t *testing.T) {
 		"unseen":          {&leftBehind{agents: []process{old}, unseen: true}, by, true, true},
 		"another process": {stuck(false), dram.HeldError{Process: 78, Began: 5, Host: host}, false, false},
 		"another life":    {stuck(false), dram.HeldError{Process: 77, Began: 6, Host: host}, false, false},
-		"another host":    {stuck(false), dram.HeldError{Process: 77, Began: 5, Host: "x" + host}, false, false},
+		"another pod":     {stuck(false), dram.HeldError{Process: 77, Began: 5, Host: "x" + host}, true, false},
 		"not signed":      {stuck(false), dram.HeldError{}, false, false},
 	} {
 		held, patient := c.left.holds(&c.by)
