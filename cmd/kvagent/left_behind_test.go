@@ -313,24 +313,27 @@ func TestStoppedRecordIsTheSuccessors(t *testing.T) {
 	}
 }
 
+// startSleeper starts a process that has what movers have, of an agent that is gone.
+func startSleeper(t *testing.T) (*exec.Cmd, recordedMover) {
+	t.Helper()
+	const mark = "0123"
+	cmd := exec.Command("sleep", "100")
+	cmd.Env = append(os.Environ(), markEnv+"="+mark)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() }) // one may have ended
+	exe, err := exeOf(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cmd, recordedMover{process{cmd.Process.Pid, began(cmd.Process.Pid)}, exe, mark, process{1, 1}}
+}
+
 // Nothing but the very process that was written down is killed.
 func TestOnlyTheRecordedProcessIsEnded(t *testing.T) {
-	const mark = "0123"
-	start := func() (*exec.Cmd, recordedMover) {
-		cmd := exec.Command("sleep", "100")
-		cmd.Env = append(os.Environ(), markEnv+"="+mark)
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() }) // one may have ended
-		exe, err := exeOf(cmd.Process.Pid)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return cmd, recordedMover{process{cmd.Process.Pid, began(cmd.Process.Pid)}, exe, mark, process{1, 1}}
-	}
 	l := &leftBehind{log: zap.NewNop()}
-	_, m := start()
+	_, m := startSleeper(t)
 	for name, change := range map[string]func(*recordedMover){
 		"began":  func(m *recordedMover) { m.Began++ },
 		"exe":    func(m *recordedMover) { m.Exe.Ino++ },
@@ -353,6 +356,90 @@ func TestOnlyTheRecordedProcessIsEnded(t *testing.T) {
 	_ = unix.Close(fd)
 	if _, err := l.strike(m); !errors.Is(err, unix.ESRCH) && !ended(fd, 0) {
 		t.Errorf("a process that has ended: %v", err)
+	}
+}
+
+// A process that may be a mover, and could not be killed, holds the pool's file for as long as it is
+// there: the file is waited for, as it may end by itself, and then given up.
+func TestMoverThatIsLeftAlone(t *testing.T) {
+	kill := func(pidfd int) error { return unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0) }
+	for name, c := range map[string]struct {
+		change func(*recordedMover)
+		kill   func(int) error
+		held   bool
+	}{
+		"no exe":      {func(m *recordedMover) { m.Exe = fileID{} }, kill, true},
+		"another exe": {func(m *recordedMover) { m.Exe.Ino++ }, kill, true},
+		"no mark":     {func(m *recordedMover) { m.Mark = "0124" }, kill, true},
+		"no begin":    {func(m *recordedMover) { m.Began = 0 }, kill, true},
+		"no right":    {func(*recordedMover) {}, func(int) error { return unix.EPERM }, true},
+		"killed":      {func(*recordedMover) {}, kill, false},
+		"replaced":    {func(m *recordedMover) { m.Began++ }, kill, false},
+		"init":        {func(m *recordedMover) { m.PID, m.Began = 1, began(1) }, kill, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cmd, m := startSleeper(t)
+			c.change(&m)
+			dir := t.TempDir()
+			text, err := json.Marshal(moversFile{machineID(), namespaceID(), []recordedMover{m}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, ipc.MoversFile), text, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			l := &leftBehind{log: zap.NewNop(), kill: c.kill}
+			l.end(t.Context(), dir)
+			by := &dram.HeldError{Process: m.Agent.PID, Began: m.Agent.Began}
+			held, patient := l.holds(by)
+			if held != c.held || held && !patient || len(l.left()) > 0 != c.held {
+				t.Errorf("held %v, patient %v, left %+v, want held %v and waited for", held, patient, l.left(), c.held)
+			}
+			_ = cmd.Process.Kill() // it may have ended
+			_ = cmd.Wait()         // it was killed
+			if held, _ := l.holds(by); held {
+				t.Error("a process that has ended holds the file")
+			}
+		})
+	}
+	// Without a descriptor of it, where the kernel or a filter refuses one, its number says the same.
+	cmd, m := startSleeper(t)
+	left := leftMover{recordedMover: m, pidfd: -1}
+	if left.over() {
+		t.Error("a process that runs is over")
+	}
+	other := left
+	if other.Began++; !other.over() {
+		t.Error("a process whose number another one has is there")
+	}
+	_ = cmd.Process.Kill() // of the children of this test
+	_ = cmd.Wait()         // it was killed
+	if !left.over() {
+		t.Error("a process that has ended is there")
+	}
+}
+
+// A file that is given up loses its name and nothing else: who has it open may still use it.
+func TestGivenUpFileKeepsItsMemory(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "pool")
+	if err := os.WriteFile(path, []byte("blocks"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	l := &leftBehind{log: zap.NewNop()}
+	if err := l.giveUp(path, errors.New("held")); err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(file)
+	if err != nil || string(text) != "blocks" || l.status().Cold != "held" {
+		t.Errorf("%q, %v, cold %q", text, err, l.status().Cold)
+	}
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the name is there: %v", err)
 	}
 }
 
@@ -443,9 +530,14 @@ func TestWhoHoldsThePool(t *testing.T) {
 	}
 	old := process{77, 5}
 	by := dram.HeldError{Process: old.PID, Began: old.Began, Host: host}
+	runs, err := unix.PidfdOpen(os.Getpid(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(runs)
 	stuck := func(slow bool) *leftBehind {
 		l := &leftBehind{agents: []process{old}}
-		l.mu.running = []leftMover{{recordedMover: recordedMover{Agent: old}, slow: slow}}
+		l.mu.running = []leftMover{{recordedMover: recordedMover{Agent: old}, pidfd: runs, slow: slow}}
 		return l
 	}
 	for name, c := range map[string]struct {
