@@ -242,6 +242,57 @@ func TestUnendableMoverIsLeftBehind(t *testing.T) {
 	}
 }
 
+// The movers of an agent in another namespace of processes stay written down while their pool's file
+// is waited for: if the agent that waits dies, the next one still knows who holds the file.
+func TestUnseenMoversStayRecorded(t *testing.T) {
+	path, dir, cmd, _, mover, _ := agentWithStoppedMover(t)
+	_ = cmd.Process.Kill()
+	_, _ = cmd.Process.Wait() // it was killed; cmd.Wait would wait for its mover, which has its standard error
+	f, err := readMovers(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Namespace++
+	text, err := json.Marshal(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, ipc.MoversFile), text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	start := func(wait string) (*exec.Cmd, *processLog) {
+		next, log := kvagentCommand(t, "serve", "--socket-dir", dir, "--pool", "16MiB", "--dram-path", path, "--device",
+			"host-mover", "--takeover-wait", wait), &processLog{}
+		next.Stderr = log
+		if err := next.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = next.Process.Kill() }) // it has ended, unless the test failed
+		return next, log
+	}
+	next, log := start("1h")
+	pooltest.Until(t, "the file is waited for", func() bool {
+		return strings.Contains(log.String(), "waiting for another agent")
+	})
+	_ = next.Process.Kill() // of the children of this test
+	_ = next.Wait()         // it was killed
+	if now, err := os.ReadFile(filepath.Join(dir, ipc.MoversFile)); err != nil || string(now) != string(text) {
+		t.Errorf("recorded while it waits: %q, %v, want %q", now, err, text)
+	}
+	next, log = start("100ms")
+	waitStatus(t, dir, "pid", func(n float64) bool { return int(n) == next.Process.Pid })
+	if st := statusOf(t, dir); st.LeftBehind.Cold == "" {
+		t.Errorf("the pool is not cold: %+v: %s", st.LeftBehind, log)
+	}
+	if f, err := readMovers(dir); err != nil || len(f.Movers) != 1 || f.Movers[0].Agent.PID != next.Process.Pid {
+		t.Errorf("recorded when the file was given up: %+v, %v", f, err)
+	}
+	if gone(mover) {
+		t.Error("a process of another namespace was ended")
+	}
+	endServe(t, next)
+}
+
 // SIGTERM ends an agent within --drain-timeout and endWithin, though a mover can be neither ended
 // nor reaped, and says what it leaves. The engine's session does not end with it.
 func TestTermWithAnUnendableMover(t *testing.T) {

@@ -70,8 +70,8 @@ type moversRecord struct {
 	stopped bool
 }
 
-// newMoversRecord goes on with what is left of the agents before: their successor's successor is to
-// know of it too.
+// newMoversRecord replaces the list of the agents before, and goes on with what is left of it: their
+// successor's successor is to know of it too.
 func newMoversRecord(dir string, left []recordedMover, log *zap.Logger) (*moversRecord, error) {
 	var mark [16]byte
 	if _, err := rand.Read(mark[:]); err != nil {
