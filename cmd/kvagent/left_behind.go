@@ -24,8 +24,8 @@ type leftBehind struct {
 	log  *zap.Logger
 	kill func(pidfd int) error // nil: SIGKILL
 
-	unseen bool // the agent before was in another namespace of processes, or its movers are not known
-	agents []process
+	unseen bool      // the agent before was in another namespace of processes
+	agents []process // that had the directory, in this life of the machine
 
 	mu struct {
 		sync.Mutex
@@ -35,11 +35,11 @@ type leftBehind struct {
 	}
 }
 
-// leftMover is a process that was killed and is still there.
+// leftMover is a process that is still there: it was killed, or could not be.
 type leftMover struct {
 	recordedMover
-	pidfd int
-	slow  bool // it has begun its end, and may only have much memory to give back
+	pidfd int  // negative: none could be had
+	slow  bool // it has begun its end, or was not killed and may end by itself
 }
 
 const (
@@ -51,11 +51,10 @@ const (
 	leftMarkWithin = 500 * time.Millisecond
 	leftPoll       = 50 * time.Millisecond
 	leftWatch      = time.Second // how often those that could not be ended are looked at
-	leftShrink     = time.Second // for the memory of a file that was given up to be given back
 )
 
 // end ends what the agent that had the directory before left running. The directory's lock is held:
-// that agent is no more.
+// that agent is dead, or has ended its sessions and is about to end its movers itself.
 func (l *leftBehind) end(ctx context.Context, dir string) {
 	f, err := readMovers(dir)
 	if err != nil {
@@ -79,7 +78,7 @@ func (l *leftBehind) end(ctx context.Context, dir string) {
 		if fd, err := l.strike(m); err == nil {
 			killed = append(killed, leftMover{recordedMover: m, pidfd: fd})
 		} else if !errors.Is(err, unix.ESRCH) {
-			l.log.Warn("a process that was a mover of the agent before is left alone", zap.Int("pid", m.PID), zap.Error(err))
+			l.leaveAlone(leftMover{recordedMover: m, pidfd: fd, slow: true}, err)
 		}
 	}
 	until := time.Now().Add(leftEndWithin)
@@ -88,15 +87,27 @@ func (l *leftBehind) end(ctx context.Context, dir string) {
 	}
 }
 
+// leaveAlone keeps a process that was not killed: it may be a mover, which holds what movers hold.
+func (l *leftBehind) leaveAlone(m leftMover, why error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.mu.running = append(l.mu.running, m)
+	l.log.Warn("a process that may be a mover of the agent before is left alone", zap.Int("pid", m.PID), zap.Error(why))
+}
+
 // strike kills a process if it is the one that was written down, and gives a descriptor of it.
-// ESRCH: there is none such any more.
+// ESRCH: there is none such any more. After any other error the process may be that one, and fd is
+// negative if it could not be opened.
 func (l *leftBehind) strike(m recordedMover) (fd int, err error) {
 	if m.PID <= 1 || m.PID == os.Getpid() {
-		return -1, fmt.Errorf("process %d: allowed is another one's mover", m.PID)
+		return -1, fmt.Errorf("process %d: allowed is another one's mover: %w", m.PID, unix.ESRCH)
 	}
 	// From here on the descriptor, and not the number, is the process: what is read of the number
 	// is that one's, if it is still there afterwards.
 	if fd, err = unix.PidfdOpen(m.PID, 0); err != nil {
+		if m.replaced() {
+			err = unix.ESRCH
+		}
 		return -1, err
 	}
 	err = m.check()
@@ -110,17 +121,27 @@ func (l *leftBehind) strike(m recordedMover) (fd int, err error) {
 		}
 		err = kill(fd)
 	}
-	if err != nil {
+	if errors.Is(err, unix.ESRCH) {
 		_ = unix.Close(fd)
 		return -1, err
 	}
-	return fd, nil
+	return fd, err
 }
 
-// check says why a process is not the one that was written down.
+// replaced says whether a process's number was given to another one. When a process began may be
+// hidden, which says nothing.
+func (m *recordedMover) replaced() bool {
+	n := began(m.PID)
+	return n != 0 && m.Began != 0 && n != m.Began
+}
+
+// check says why a process is not, or may not be, the one that was written down.
 func (m *recordedMover) check() error {
+	if m.replaced() {
+		return unix.ESRCH
+	}
 	if n := began(m.PID); n != m.Began || n == 0 {
-		return unix.ESRCH // its number was given to another one
+		return fmt.Errorf("process %d: when it began is not known", m.PID)
 	}
 	exe, err := exeOf(m.PID)
 	if err != nil {
@@ -211,15 +232,15 @@ func (l *leftBehind) left() (out []recordedMover) {
 	return out
 }
 
-// holds says whether a pool's file is held by what cannot be ended: nobody but movers of the agent
-// that signed it can hold it, because that agent had this directory and is no more. patient says
-// that those may only be slow to end.
+// holds says whether a pool's file is held by what cannot be ended: the movers of the agent that
+// signed it, if that agent had this directory. patient says that those may only be slow to end. The
+// signer's host does not count: a new pod has another name, and l.agents are of this machine's life.
 func (l *leftBehind) holds(by *dram.HeldError) (held, patient bool) {
-	host, _ := os.Hostname()
 	signer := process{by.Process, by.Began}
-	if by.Process == 0 || by.Host != host && !l.unseen || !slices.Contains(l.agents, signer) {
+	if by.Process == 0 || !slices.Contains(l.agents, signer) {
 		return false, false
 	}
+	l.takeEnded()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	held, patient = l.unseen, true
@@ -232,27 +253,12 @@ func (l *leftBehind) holds(by *dram.HeldError) (held, patient bool) {
 }
 
 // giveUp takes the name from a file that another process will not let go of, so that a new one can
-// have it. Its memory is free when that process is gone, or at once where that process was killed:
-// it runs no instruction any more, and what a device has pinned stays.
+// have it. Its memory is held until that process is gone. To shrink the file would free it sooner
+// where no device has pinned it; but a process that still runs would be ended by its next copy, and
+// one that is stuck with a page of the file locked would make this agent as stuck.
 func (l *leftBehind) giveUp(path string, why error) error {
-	file, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
-	if err != nil {
-		return err
-	}
 	if err := os.Remove(path); err != nil {
-		return errors.Join(err, file.Close())
-	}
-	shrunk := make(chan struct{})
-	go func() { // may wait for the process, as long as that is there
-		defer close(shrunk)
-		if !l.unseen {
-			_ = file.Truncate(0) // then it is free later
-		}
-		_ = file.Close()
-	}()
-	select {
-	case <-shrunk:
-	case <-time.After(leftShrink):
+		return err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -275,20 +281,30 @@ func (l *leftBehind) watch(ctx context.Context, gone func(process)) {
 		}
 		for _, m := range l.takeEnded() {
 			gone(m.process)
-			l.log.Info("a mover that the agent before left has ended at last", zap.Int("pid", m.PID))
 		}
 	}
+}
+
+// over says whether a process has ended. Of one without a descriptor the number says so.
+func (m *leftMover) over() bool {
+	if m.pidfd < 0 {
+		return m.replaced() || errors.Is(unix.Kill(m.PID, 0), unix.ESRCH)
+	}
+	return ended(m.pidfd, 0)
 }
 
 func (l *leftBehind) takeEnded() (out []leftMover) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.mu.running = slices.DeleteFunc(l.mu.running, func(m leftMover) bool {
-		if !ended(m.pidfd, 0) {
+		if !m.over() {
 			return false
 		}
-		_ = unix.Close(m.pidfd)
+		if m.pidfd >= 0 {
+			_ = unix.Close(m.pidfd)
+		}
 		l.mu.ended++
+		l.log.Info("a mover that the agent before left has ended at last", zap.Int("pid", m.PID))
 		out = append(out, m)
 		return true
 	})

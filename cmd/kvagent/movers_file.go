@@ -65,12 +65,13 @@ type moversRecord struct {
 	mark  string
 	log   *zap.Logger
 
-	mu   sync.Mutex
-	file moversFile
+	mu      sync.Mutex
+	file    moversFile
+	stopped bool
 }
 
-// newMoversRecord goes on with what is left of the agents before: their successor's successor is to
-// know of it too.
+// newMoversRecord replaces the list of the agents before, and goes on with what is left of it: their
+// successor's successor is to know of it too.
 func newMoversRecord(dir string, left []recordedMover, log *zap.Logger) (*moversRecord, error) {
 	var mark [16]byte
 	if _, err := rand.Read(mark[:]); err != nil {
@@ -111,9 +112,20 @@ func (r *moversRecord) drop(p process) {
 	r.write()
 }
 
+// stop ends all writing: the directory is another agent's, or will be. The entries that are left do
+// no harm, because none of them is another process.
+func (r *moversRecord) stop() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stopped = true
+}
+
 // write puts the file in the place of the last one; without movers there is none. r.mu is held, or
 // r is new.
 func (r *moversRecord) write() {
+	if r.stopped {
+		return
+	}
 	err := r.replace()
 	if err != nil {
 		r.log.Error("movers are not written down: a successor of this agent cannot end them", zap.String("path", r.path),
@@ -133,10 +145,30 @@ func (r *moversRecord) replace() error {
 		return err
 	}
 	next := r.path + ".lock" // a name that the directory may have, and no socket
-	if err := os.WriteFile(next, text, 0o600); err != nil {
+	if err := writeNew(next, text); err != nil {
 		return err
 	}
 	return os.Rename(next, r.path)
+}
+
+// newFileTries is how often writeNew makes its file if another process makes one of that name.
+const newFileTries = 2
+
+// writeNew writes a file that it makes itself. The group of the directory can write in it too: what
+// is there, a link or a pipe, is removed and never opened.
+func writeNew(path string, text []byte) error {
+	for try := 1; ; try++ {
+		_ = os.Remove(path) // what cannot be removed is an error of the next call
+		file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
+		if errors.Is(err, fs.ErrExist) && try < newFileTries {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		_, err = file.Write(text)
+		return errors.Join(err, file.Close())
+	}
 }
 
 // readMovers reads what the agent before wrote down; none is no error.

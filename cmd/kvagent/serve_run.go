@@ -40,10 +40,6 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	}
 	defer func() { _ = cfg.Admin.Close() }() // closed already if the agent ran
 	left.end(ctx, cfg.Dir)
-	movers, err := newMoversRecord(cfg.Dir, left.left(), log)
-	if err != nil {
-		return err
-	}
 	cfg.LeftBehind = left.status
 	var pages sync.WaitGroup
 	defer pages.Wait() // behind the pool's end
@@ -52,6 +48,11 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 		return serveError(err)
 	}
 	defer func() { err = errors.Join(err, p.Close()) }()
+	// Not before: until the pool is open, a successor needs all that was written down.
+	movers, err := newMoversRecord(cfg.Dir, left.left(), log)
+	if err != nil {
+		return err
+	}
 	pages.Go(func() { tellPages(p, log) })
 	_, fd := p.Arena()
 	watched, endWatch := context.WithCancel(ctx)
@@ -75,7 +76,9 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	ctx, now, stop := untilSignal(ctx, log)
 	defer stop()
 	end.watch(ctx, now, s.drainTimeout, a.MoverPIDs, log)
-	return serveError(a.Run(ctx, now, s.drainTimeout))
+	err = a.Run(ctx, now, s.drainTimeout)
+	movers.stop() // a successor may have the directory; the movers end after this
+	return serveError(err)
 }
 
 // serveError gives an end its exit code.
