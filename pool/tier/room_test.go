@@ -19,6 +19,32 @@ func (n *node) fillKept() {
 	}
 }
 
+// A shared store that lost the marker of a reset is told again by a node that has the space closed,
+// as long as names of earlier epochs wait to be collected: a node that is new hears of the epoch, and
+// what it stores is not deleted.
+func TestClosedSpaceIsFollowedUntilItIsCollected(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &listing{Shelf: pooltest.NewShelf()}
+		a := newNode(t, 200, 2, Options{Node: "a"}, sharing(store))
+		a.reset()
+		time.Sleep(2 * a.o.EpochEvery)
+		synctest.Wait()
+		check(t, a.CloseSpace(a.space))
+		check(t, store.Delete(t.Context(), []pool.Key{markerKey(a.spec.Fingerprint, 1)}))
+		b := newNode(t, 200, 2, Options{Node: "b"}, sharing(store))
+		time.Sleep(2 * followFull * a.o.EpochEvery)
+		synctest.Wait()
+		b.save(chain("b", 10))
+		b.stored(0, 10)
+		time.Sleep(4 * a.o.CollectAfter)
+		synctest.Wait()
+		got := store.count(b.StoredAs(b.spec.Fingerprint))
+		if got != 20 || b.epoch() != 1 || a.Report().Names != 0 {
+			t.Errorf("%d values of a new node are left, want 20, in epoch 1; it is %d; %+v", got, b.epoch(), a.Report())
+		}
+	})
+}
+
 // A space that makes room in what one node keeps is still in use on another: what that one stores in
 // a shared tier stays, with the markers of its epoch.
 func TestSpaceThatMadeRoomIsUsedByOthers(t *testing.T) {
