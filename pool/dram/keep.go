@@ -55,24 +55,28 @@ func (c *core) keepParent(e, parent uint32) {
 
 // keepMove gives a moved shard's header to its new slot. Until the old one is cleared both are
 // whole, and alike: whoever opens the file then takes either. What hangs on the entry is told where
-// it is now.
+// it is now. The old header is cleared in a touch of its own, also if the new one cannot be written:
+// its slot is given to another entry.
 func (c *core) keepMove(e uint32, m *move) {
-	if c.slabs.file == nil {
+	f := c.slabs.file
+	if f == nil {
 		return
 	}
 	old, h := c.slabs.header(m.slot), c.slabs.header(m.to)
-	h.parent.Store(old.parent.Load())
-	h.used.Store(old.used.Load())
-	if old.check.Load() == 0 {
-		return
-	}
-	h.hash, h.space, h.hashLen, h.place = old.hash, old.space, old.hashLen, old.place
-	h.generation, h.length, h.sum = old.generation, old.length, old.sum
-	h.check.Store(h.sumOf(m.to))
+	f.touch(func() {
+		h.parent.Store(old.parent.Load())
+		h.used.Store(old.used.Load())
+		if old.check.Load() == 0 {
+			return
+		}
+		h.hash, h.space, h.hashLen, h.place = old.hash, old.space, old.hashLen, old.place
+		h.generation, h.length, h.sum = old.generation, old.length, old.sum
+		h.check.Store(h.sumOf(m.to))
+	})
 	if m.shard == 0 {
 		c.keepChildren(e)
 	}
-	old.check.Store(0)
+	f.touch(func() { old.check.Store(0) })
 }
 
 // keepChildren notes where the entry lies that others hang on.

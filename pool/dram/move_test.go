@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"sync"
 	"testing"
+	"unsafe"
 
 	"github.com/kvagent/kvagent/pool"
 )
@@ -353,4 +354,54 @@ func TestMovesBesideReaders(t *testing.T) {
 	if s := p.Stats(); s.Moved == 0 || s.Reassigned == 0 {
 		t.Errorf("%d slots moved, %d slabs reassigned: nothing was tried", s.Moved, s.Reassigned)
 	}
+}
+
+// TestMovedWithBadHeaders moves entries whose headers, and those of their new slots, lie on a page
+// that cannot be read any more: the process lives, and the entries are where they moved.
+func TestMovedWithBadHeaders(t *testing.T) {
+	for shard := range uint8(2) {
+		p, id, h := openMovable(t, shmPath(t))
+		tenants := plan(t, p, id, h, shard)
+		p.planMoves(tenants, nil)
+		copyPlanned(p)
+		spoil(t, p.core.slabs.file.meta, 0)
+		p.settleMoves(nil)
+		p.endEmpty(slabOf(p, tenants))
+		wantShards(t, p, id, h)
+		if s := p.Stats(); s.Moved == 0 || s.Bad.Faults == 0 {
+			t.Errorf("shard %d: %d moved, %d pages of headers faulted", shard, s.Moved, s.Bad.Faults)
+		}
+		closePool(t, p)
+	}
+}
+
+// TestMovedToABadHeader: where the header of the new slot cannot be written, that of the old slot is
+// cleared nevertheless, since its slot is given to another entry.
+func TestMovedToABadHeader(t *testing.T) {
+	p := reopen(t, Options{Bytes: 256 << 10, SlabBytes: 64 << 10, Path: shmPath(t)})
+	id := openSpec(t, p, keptSpec)
+	perPage := pageBytes / headerBytes // as many as slots of a slab
+	before, h := randomChain(nil, 1, perPage), randomChain(nil, 2, 1)
+	put(t, p, id, before)
+	put(t, p, id, h)
+	gone := []pool.Key{{Space: keptSpec.Fingerprint, Hash: pool.MakeHash(before.At(perPage - 1))}}
+	if err := p.Store().Delete(t.Context(), gone); err != nil {
+		t.Fatal(err)
+	}
+	tenants := plan(t, p, id, h, 0)
+	p.planMoves(tenants, nil)
+	copyPlanned(p)
+	m := p.core.moving[0]
+	old := p.core.slabs.header(m.slot)
+	if old.check.Load() == 0 {
+		t.Fatal("a stored block has no header")
+	}
+	to := uintptr(unsafe.Pointer(p.core.slabs.header(m.to))) - uintptr(unsafe.Pointer(&p.core.slabs.file.meta[0]))
+	spoil(t, p.core.slabs.file.meta, int64(to))
+	p.settleMoves(nil)
+	p.endEmpty(slabOf(p, tenants))
+	if moved := p.Stats().Moved; moved != 1 || old.check.Load() != 0 {
+		t.Errorf("%d moved, and the header of the slot that was left still says %#x", moved, old.check.Load())
+	}
+	closePool(t, p)
 }

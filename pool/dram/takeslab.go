@@ -191,14 +191,15 @@ func (g *gathering) mostAged() (most int32) {
 	return seen[best].class
 }
 
-// movable is the slab with the fewest slots in use, of those of a class in which no entry is held;
-// noSlab if there is none among the first maxSurveys. Its tenants are in g.tenants.
+// movable is the slab with the fewest slots in use, of those of a class in which no entry is held,
+// and which has a slot for the class without room in spite of its bad pages; noSlab if there is none
+// among the first maxSurveys. Its tenants are in g.tenants.
 func (g *gathering) movable(id int32) int32 {
 	var near [maxSurveys]int32
 	n := 0
 	for i := range g.slabs.slab {
 		b := &g.slabs.slab[i]
-		if b.class != id || int32(i) == g.slabs.draining {
+		if b.class != id || int32(i) == g.slabs.draining || !g.slabs.usable(int32(i), g.class) {
 			continue
 		}
 		at := n

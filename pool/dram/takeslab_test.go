@@ -151,3 +151,40 @@ func TestSteadyLoadLeavesSlabs(t *testing.T) {
 	}
 	check(t, p)
 }
+
+// TestSlabWithABadPageIsNotTakenInVain stores a block as large as a slab in a pool full of small
+// ones: no slab with a bad page has room for it, though these hold the least, so another is emptied,
+// by evicting or, where there is room for its entries elsewhere, by moving them.
+func TestSlabWithABadPageIsNotTakenInVain(t *testing.T) {
+	const slab, perSlab, slabs = 16 << 10, 16, 16
+	for _, c := range []struct{ bad, gone int }{{1, 0}, {4, 0}, {4, 6}, {7, 6}} {
+		p, err := Open(Options{Bytes: slabs * slab, SlabBytes: slab})
+		if err != nil {
+			t.Fatal(err)
+		}
+		small := pool.Spec{Fingerprint: pool.Fingerprint{1}, Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{1000}}}}
+		big := pool.Spec{Fingerprint: pool.Fingerprint{2}, Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{slab}}}}
+		a, b := openSpec(t, p, small), openSpec(t, p, big)
+		h := randomChain(nil, 1, slabs*perSlab)
+		reserve(p, a, h)
+		for i := range c.bad {
+			p.retire(int64(i) * slab)
+		}
+		var keys []pool.Key
+		for i := range slabs * c.gone { // of each slab as many
+			at := i/c.gone*perSlab + 8 + i%c.gone
+			keys = append(keys, pool.Key{Space: small.Fingerprint, Hash: pool.MakeHash(h.At(at))})
+		}
+		if err := p.Store().Delete(t.Context(), keys); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 3 {
+			before := p.Stats().Evicted
+			got := reserve(p, b, randomChain(nil, 100+i, 1))
+			if evicted := p.Stats().Evicted - before; got[0] != pool.OK || evicted > perSlab {
+				t.Errorf("%d slabs with a bad page, block %d: status %d, %d evicted", c.bad, i, got[0], evicted)
+			}
+		}
+		closePool(t, p)
+	}
+}

@@ -75,7 +75,7 @@ func (s *spaces) due(l *lane, now time.Time) (names []pool.Fingerprint, next tim
 	next = now.Add(s.after)
 	for name, left := range s.kept.leftovers {
 		done := left.tiers[l.Name]
-		if done.n >= collectLooks {
+		if !left.waitsFor(l) {
 			continue
 		}
 		switch at := time.UnixMilli(max(left.due, done.next)); {
@@ -106,7 +106,7 @@ func (s *spaces) looked(l *lane, names []pool.Fingerprint, now time.Time) {
 		}
 		left.tiers[l.Name] = done
 		s.dirty = true
-		if !slices.ContainsFunc(l.p.lanes, func(l *lane) bool { return left.tiers[l.Name].n < collectLooks }) {
+		if !slices.ContainsFunc(l.p.lanes, left.waitsFor) {
 			s.collectedLocked(name, left)
 		}
 	}
@@ -174,7 +174,8 @@ func (l *lane) collect(ctx context.Context, names []pool.Fingerprint) error {
 	return nil
 }
 
-// staleMarkers is the markers that the last look for names takes along.
+// staleMarkers is the markers that the last look for names takes along. Which of them others need
+// cannot be told of a space that is not private and whose epoch is not kept: none is given.
 func (s *spaces) staleMarkers(l *lane, names []pool.Fingerprint) (keys []pool.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -183,7 +184,11 @@ func (s *spaces) staleMarkers(l *lane, names []pool.Fingerprint) (keys []pool.Ke
 		if !still || l.lists() && left.tiers[l.Name].n+1 < collectLooks {
 			continue
 		}
-		needed := below(s.kept.spaces[left.space].epoch)
+		e, known := s.kept.spaces[left.space]
+		if !known && !left.private {
+			continue
+		}
+		needed := below(e.epoch)
 		gone := []uint64{left.epoch}
 		if left.private {
 			needed, gone = nil, below(left.epoch)
@@ -299,7 +304,7 @@ func (s *spaces) report(r *pool.TierReport, lanes []*lane) {
 			continue
 		}
 		for _, left := range s.kept.leftovers {
-			if left.tiers[l.Name].n < collectLooks {
+			if left.waitsFor(l) {
 				r.Tiers[i].Collecting++
 			}
 		}

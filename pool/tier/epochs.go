@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
@@ -71,7 +72,7 @@ func (p *Pool) change(fp pool.Fingerprint, change func(*epochOf) error) error {
 		return err
 	}
 	e.used = p.now().Unix()
-	s.roomLocked(fp, e.used)
+	p.roomLocked(fp, e.used)
 	s.kept.spaces[fp] = e
 	s.dirty = true
 	if e.epoch > before {
@@ -115,8 +116,10 @@ func (s *spaces) leftLocked(name pool.Fingerprint, left leftover) {
 
 // roomLocked makes room for one more space: the one that was used least recently goes, of those of
 // which nothing is left to be collected if there is one. What it has under its name now is left
-// over. If it comes back, it finds its epoch by the markers in the shared tiers.
-func (s *spaces) roomLocked(fp pool.Fingerprint, now int64) {
+// over: in local tiers alone unless it is private, since other nodes may use that name. If it comes
+// back, it finds its epoch by the markers in the shared tiers.
+func (p *Pool) roomLocked(fp pool.Fingerprint, now int64) {
+	s := &p.spaces
 	if _, known := s.kept.spaces[fp]; known || len(s.kept.spaces) < maxKept {
 		return
 	}
@@ -147,9 +150,12 @@ func (s *spaces) roomLocked(fp pool.Fingerprint, now int64) {
 	e := s.kept.spaces[victim]
 	delete(s.kept.spaces, victim)
 	delete(s.idle, victim)
-	s.leftLocked(storedName(victim, e.epoch), leftover{
-		space: victim, epoch: e.epoch, private: e.private, due: time.Unix(now, 0).Add(s.after).UnixMilli(),
-	})
+	delete(s.retired, victim)
+	left := leftover{space: victim, epoch: e.epoch, private: e.private, local: !e.private}
+	left.due = time.Unix(now, 0).Add(s.after).UnixMilli()
+	if slices.ContainsFunc(p.lanes, left.concerns) {
+		s.leftLocked(storedName(victim, e.epoch), left)
+	}
 }
 
 // keep writes what is kept to disk; turning is held. Spaces that were without tiers because what is
@@ -240,7 +246,7 @@ func (p *Pool) InUse(fp pool.Fingerprint, private bool) {
 	e, known := s.kept.spaces[fp]
 	if known || private {
 		e.used, e.private = p.now().Unix(), private
-		s.roomLocked(fp, e.used)
+		p.roomLocked(fp, e.used)
 		s.kept.spaces[fp] = e
 		s.dirty = true
 	}

@@ -312,7 +312,8 @@ func TestFormerSaltsAreRead(t *testing.T) {
 // Beyond the bound of what is kept the space that was used least recently makes room: no reset is
 // refused.
 func TestNoResetIsRefused(t *testing.T) {
-	n := newNode(t, 64, 1, Options{}, sharing(pooltest.NewShelf()))
+	local := Tier{Name: "disk", Store: pooltest.NewShelf(), Local: true, Write: OnSave}
+	n := newNode(t, 64, 1, Options{}, local, sharing(pooltest.NewShelf()))
 	n.spaces.mu.Lock()
 	for i := range maxKept {
 		fp := pool.Fingerprint{1, byte(i), byte(i >> 8), byte(i >> 16)}
@@ -329,8 +330,8 @@ func TestNoResetIsRefused(t *testing.T) {
 	if _, there := n.spaces.kept.spaces[gone]; there {
 		t.Error("the space that was used least recently is still there")
 	}
-	if left := n.spaces.kept.leftovers[storedName(gone, 3)]; left.space != gone {
-		t.Error("what it stored last is not to be collected")
+	if left := n.spaces.kept.leftovers[storedName(gone, 3)]; left.space != gone || !left.local {
+		t.Errorf("what it stored last is not to be collected from local tiers alone: %+v", left)
 	}
 }
 

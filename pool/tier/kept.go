@@ -39,8 +39,17 @@ type leftover struct {
 	space   pool.Fingerprint // whose name it was
 	epoch   uint64           // in which
 	private bool             // the space is gone as a whole
+	local   bool             // other nodes may use the name: looked for in local tiers alone
 	due     int64            // when the first look for it may begin, Unix milliseconds
 	tiers   map[string]looksDone
+}
+
+// concerns reports whether the name is looked for in a tier.
+func (left *leftover) concerns(l *lane) bool { return l.Local || !left.local }
+
+// waitsFor reports whether a tier has still to be looked at.
+func (left *leftover) waitsFor(l *lane) bool {
+	return left.concerns(l) && left.tiers[l.Name].n < collectLooks
 }
 
 // looksDone is how far a leftover is in one tier.
@@ -97,6 +106,7 @@ type keptLeftover struct {
 	Space   string              `json:"space"`
 	Epoch   uint64              `json:"epoch"`
 	Private bool                `json:"private,omitempty"`
+	Local   bool                `json:"local,omitempty"`
 	Due     int64               `json:"due"`
 	Tiers   map[string][2]int64 `json:"tiers,omitempty"` // looks, and when the next may begin
 }
@@ -207,7 +217,7 @@ func (s *keptState) kept() (*kept, error) {
 		if err := errors.Join(errA, errB); err != nil {
 			return nil, err
 		}
-		left := leftover{space: fp, epoch: in.Epoch, private: in.Private, due: in.Due}
+		left := leftover{space: fp, epoch: in.Epoch, private: in.Private, local: in.Local, due: in.Due}
 		left.tiers = make(map[string]looksDone, len(in.Tiers))
 		for tier, done := range in.Tiers {
 			left.tiers[tier] = looksDone{n: int(done[0]), next: done[1]}
@@ -232,7 +242,7 @@ func (k *kept) state() *keptState {
 		left := k.leftovers[name]
 		out := keptLeftover{
 			Name: hex.EncodeToString(name[:]), Space: hex.EncodeToString(left.space[:]),
-			Epoch: left.epoch, Private: left.private, Due: left.due,
+			Epoch: left.epoch, Private: left.private, Local: left.local, Due: left.due,
 			Tiers: make(map[string][2]int64, len(left.tiers)),
 		}
 		for tier, done := range left.tiers {

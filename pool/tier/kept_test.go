@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/mem"
@@ -99,6 +100,37 @@ func TestResetThatIsNotKept(t *testing.T) {
 	if now := n.spaces.get(id).now.Load(); now.off || now.epoch != epoch || now.stored == late.Fingerprint {
 		t.Errorf("after a reset that was kept: %+v, epoch %d", now, epoch)
 	}
+}
+
+// A reset of an open space that could not be kept is an error: a process that is killed then would
+// find in its next life what was reset. Memory has forgotten it nevertheless, and the reset that is
+// tried again holds.
+func TestOpenSpaceWhoseResetIsNotKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := pooltest.NewShelf()
+		o := Options{State: filepath.Join(t.TempDir(), "resets")}
+		local := Tier{Name: "disk", Store: store, Local: true, Write: OnSave}
+		n := newNode(t, 200, 2, o, local)
+		h := chain("a", 10)
+		n.save(h)
+		n.stored(0, 10)
+		n.spaces.turning.Lock()
+		n.spaces.write = func(string, *kept) error { return errMoody }
+		n.spaces.turning.Unlock()
+		epoch, err := n.ResetSpace(n.space)
+		if !errors.Is(err, errMoody) {
+			t.Errorf("a reset that is not on disk is acknowledged: %v", err)
+		}
+		if got := n.know(h); got != 0 || epoch != 2 || n.Epoch(n.space) != 2 {
+			t.Errorf("%d blocks of before the reset are found in epoch %d, want none in 2", got, epoch)
+		}
+		check(t, n.Pool.Close()) // as a kill: nothing more is written
+		n = newNode(t, 200, 2, o, local)
+		n.reset()
+		if got := n.know(h); got != 0 {
+			t.Errorf("%d blocks of before a reset that was tried again are found", got)
+		}
+	})
 }
 
 // A space that is opened behind a reset that Forget has kept has its new name, begins in the epoch

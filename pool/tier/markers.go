@@ -123,19 +123,20 @@ type followed struct {
 	full   bool
 }
 
-// followed is the spaces that are open, and those whose markers this store is not known to have, at
-// most followSpaces.
+// followed is the spaces that are open, those of which something waits to be collected, and those
+// whose markers this store is not known to have, at most followSpaces. A store that lost the markers
+// of a closed space is told again before what new nodes store under its earlier names is collected.
 func (l *lane) followed() (round []followed) {
 	s := &l.p.spaces
 	f := &l.following
 	now := l.p.now()
 	var all []followed
-	add := func(fp pool.Fingerprint, e epochOf, open bool) {
+	add := func(fp pool.Fingerprint, e epochOf, always bool) {
 		h, known := f.heard[fp]
 		one := followed{fp: fp, epochOf: e, claims: e.claim != (nonce{}) && !slices.Contains(e.told, l.Name)}
 		told := known && h.epoch == e.epoch && !one.claims
 		one.full = !told || !now.Before(h.full)
-		if open || e.epoch > 0 && !told {
+		if always || e.epoch > 0 && !told {
 			all = append(all, one)
 		}
 	}
@@ -147,9 +148,13 @@ func (l *lane) followed() (round []followed) {
 			add(sp.spec.Fingerprint, s.kept.spaces[sp.spec.Fingerprint], true)
 		}
 	}
+	left := make(map[pool.Fingerprint]bool)
+	for _, one := range s.kept.leftovers {
+		left[one.space] = true
+	}
 	for fp, e := range s.kept.spaces {
 		if !open[fp] && !s.retired[fp] {
-			add(fp, e, false)
+			add(fp, e, left[fp])
 		}
 	}
 	for fp := range f.heard {

@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -169,19 +170,22 @@ func (p *Pool) OpenSpace(spec pool.Spec) (pool.SpaceID, error) {
 	return id, nil
 }
 
-// ResetSpace implements pool.Spaces. From its begin on nothing stored before is found in any tier;
-// an epoch that cannot be kept turns the tiers off for the space until it can, and the new epoch
-// holds nevertheless.
+// ResetSpace implements pool.Spaces. From its beginning on nothing stored before is found in any
+// tier. If the tier epoch cannot be kept on disk, memory begins its new epoch nevertheless, the tiers
+// are off for the space until it can be, and the error says so: the next life of the agent would
+// find again what was reset, so the caller must not take the reset as done.
 func (p *Pool) ResetSpace(id pool.SpaceID) (uint32, error) {
 	sp := p.spaces.get(id)
 	if sp == nil || len(p.lanes) == 0 {
 		return p.memory.ResetSpace(id)
 	}
-	if unkept := p.rename(sp.spec.Fingerprint, p.nextEpoch); unkept != nil {
+	unkept := p.rename(sp.spec.Fingerprint, p.nextEpoch)
+	if unkept != nil {
 		p.o.Log("", "a reset is not kept on disk: the tiers are not used for the space until it is", unkept)
 	}
 	defer p.follow()
-	return p.turn(id, sp)
+	epoch, err := p.turn(id, sp)
+	return epoch, errors.Join(err, unkept)
 }
 
 // turn starts a new epoch in memory, for a space that has its new name.
