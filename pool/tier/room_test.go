@@ -82,3 +82,66 @@ func TestSpaceThatMadeRoomIsUsedByOthers(t *testing.T) {
 		}
 	})
 }
+
+// A private space that was reset keeps its epoch until the last of its names is collected, whichever
+// that is: it would go back to a name under which there still is something.
+func TestPrivateSpaceKeepsItsEpochToTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &listing{Shelf: pooltest.NewShelf()}
+		n := newNode(t, 400, 2, Options{}, sharing(store))
+		fp := n.spec.Fingerprint
+		n.InUse(fp, true)
+		n.save(chain("old", 10))
+		n.stored(0, 10)
+		n.NotInUse(fp)
+		time.Sleep(n.o.CollectAfter - 2*n.o.EpochEvery)
+		n.reset() // the name of epoch 0 is due after that of epoch 1
+		kept := func() (epoch uint64, there bool, names int) {
+			n.spaces.mu.Lock()
+			defer n.spaces.mu.Unlock()
+			e, there := n.spaces.kept.spaces[fp]
+			return e.epoch, there, len(n.spaces.kept.leftovers)
+		}
+		one := false
+		for range 16 {
+			time.Sleep(n.o.CollectAfter / 4)
+			synctest.Wait()
+			epoch, there, names := kept()
+			if names > 0 && epoch != 1 {
+				t.Errorf("the epoch went back to %d while %d names of the space wait to be collected", epoch, names)
+			}
+			if names == 0 && there {
+				t.Error("a private space is kept of which nothing is left")
+			}
+			one = one || names == 1
+		}
+		if _, _, names := kept(); names != 0 || !one {
+			t.Errorf("%d names are left; one ended before the other: %v", names, one)
+		}
+	})
+}
+
+// What is noted of private spaces that are collected while they are open ends when they are closed.
+func TestRetiredSpacesEndWhenTheyClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, 200, 2, Options{}, sharing(&listing{Shelf: pooltest.NewShelf()}))
+		for _, name := range []string{"a", "b", "c"} {
+			s := specOf(name, 2)
+			n.InUse(s.Fingerprint, true)
+			id, err := n.OpenSpace(s)
+			check(t, err)
+			n.NotInUse(s.Fingerprint)
+			time.Sleep(4 * n.o.CollectAfter)
+			synctest.Wait()
+			if !n.spaces.get(id).now.Load().off {
+				t.Error("a space that was collected has tiers before its engine is back")
+			}
+			check(t, n.CloseSpace(id))
+		}
+		n.spaces.mu.Lock()
+		defer n.spaces.mu.Unlock()
+		if got := len(n.spaces.retired) + len(n.spaces.idle) + len(n.spaces.kept.spaces); got != 0 {
+			t.Errorf("%d notes are left of spaces that are collected and closed", got)
+		}
+	})
+}

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -221,13 +222,26 @@ func (p *Pool) CloseSpace(id pool.SpaceID) error {
 		return err
 	}
 	all := append([]*space(nil), *p.spaces.all.Load()...)
-	if sp := all[id]; sp != nil {
-		sp.now.Store(&life{off: true}) // what is under way is of another life, whoever gets the number next
-	}
+	sp := all[id]
 	all[id] = nil
 	p.spaces.all.Store(&all)
+	if sp != nil {
+		sp.now.Store(&life{off: true}) // what is under way is of another life, whoever gets the number next
+		p.spaces.closedLocked(sp.spec.Fingerprint)
+	}
 	p.cancelSpace(id)
 	return nil
+}
+
+// closedLocked forgets that a space was retired, if all of it was collected while it was open.
+func (s *spaces) closedLocked(fp pool.Fingerprint) {
+	if _, kept := s.kept.spaces[fp]; !kept && !s.openLocked(fp) {
+		delete(s.retired, fp)
+	}
+}
+
+func (s *spaces) openLocked(fp pool.Fingerprint) bool {
+	return slices.ContainsFunc(*s.all.Load(), func(sp *space) bool { return sp != nil && sp.spec.Fingerprint == fp })
 }
 
 // Sweep implements pool.Spaces.
