@@ -1,6 +1,7 @@
 package tier
 
 import (
+	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -142,6 +143,36 @@ func TestRetiredSpacesEndWhenTheyClose(t *testing.T) {
 		defer n.spaces.mu.Unlock()
 		if got := len(n.spaces.retired) + len(n.spaces.idle) + len(n.spaces.kept.spaces); got != 0 {
 			t.Errorf("%d notes are left of spaces that are collected and closed", got)
+		}
+	})
+}
+
+// A reset without a new epoch leaves the space without tiers, whatever else is written meanwhile;
+// the next one that has an epoch brings them back.
+func TestResetWithoutAnEpochStaysOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := pooltest.NewShelf()
+		n := newNode(t, 200, 2, Options{State: filepath.Join(t.TempDir(), "resets")}, sharing(store))
+		h := chain("a", 5)
+		n.save(h)
+		n.stored(0, 5)
+		last := func(epoch uint64) {
+			n.spaces.mu.Lock()
+			defer n.spaces.mu.Unlock()
+			n.spaces.kept.spaces[n.spec.Fingerprint] = epochOf{epoch: epoch}
+		}
+		last(maxEpoch)
+		if _, err := n.ResetSpace(n.space); err == nil {
+			t.Error("a reset beyond the last epoch is acknowledged")
+		}
+		check(t, n.Forget(pool.Fingerprint{9})) // another space's, which is kept
+		if now := n.spaces.get(n.space).now.Load(); !now.off {
+			t.Errorf("the tiers are on again after a reset that had no epoch: %+v", now)
+		}
+		last(maxEpoch - 1)
+		n.reset()
+		if now := n.spaces.get(n.space).now.Load(); now.off || len(n.spaces.failed) != 0 {
+			t.Errorf("the tiers are off after a reset that was kept: %+v", now)
 		}
 	})
 }

@@ -36,6 +36,7 @@ type spaces struct {
 	dirty     bool                           // kept is not what the file says
 	unkept    map[pool.Fingerprint]bool      // private spaces that the file does not name yet: without tiers until then
 	off       map[pool.Fingerprint]bool      // a reset was not kept: without tiers, opened again too
+	failed    map[pool.Fingerprint]bool      // a reset had no new epoch: off until one has
 	idle      map[pool.Fingerprint]time.Time // private spaces without an engine: since when
 	retired   map[pool.Fingerprint]bool      // private spaces that are collected: without tiers until used
 	all       atomic.Pointer[[]*space]       // by SpaceID; nil: not open
@@ -74,6 +75,7 @@ type life struct {
 func (s *spaces) open(o *Options) (err error) {
 	s.path, s.write, s.after, s.kept, s.changed = o.State, writeKept, o.CollectAfter, newKept(), make(chan struct{}, 1)
 	s.unkept, s.off = map[pool.Fingerprint]bool{}, map[pool.Fingerprint]bool{}
+	s.failed = map[pool.Fingerprint]bool{}
 	s.idle, s.retired = map[pool.Fingerprint]time.Time{}, map[pool.Fingerprint]bool{}
 	s.all.Store(&[]*space{})
 	if s.path == "" {
