@@ -104,7 +104,7 @@ func TestPrivateSpaceKeepsItsEpochToTheEnd(t *testing.T) {
 			return e.epoch, there, len(n.spaces.kept.leftovers)
 		}
 		one := false
-		for range 16 {
+		for range 24 {
 			time.Sleep(n.o.CollectAfter / 4)
 			synctest.Wait()
 			epoch, there, names := kept()
@@ -151,8 +151,8 @@ func TestRetiredSpacesEndWhenTheyClose(t *testing.T) {
 // the next one that has an epoch brings them back.
 func TestResetWithoutAnEpochStaysOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := pooltest.NewShelf()
-		n := newNode(t, 200, 2, Options{State: filepath.Join(t.TempDir(), "resets")}, sharing(store))
+		local := Tier{Name: "disk", Store: pooltest.NewShelf(), Local: true, Write: OnSave} // no marker counts
+		n := newNode(t, 200, 2, Options{State: filepath.Join(t.TempDir(), "resets")}, local)
 		h := chain("a", 5)
 		n.save(h)
 		n.stored(0, 5)
