@@ -92,6 +92,7 @@ type Pool struct {
 
 	sweeping sync.Mutex // a sweep runs; taken before mu
 	moves    sync.Mutex // entries are moved to other slots; taken before mu
+	retired  []BadPage  // while they moved, to be told of when moves is released; guarded by moves
 
 	mu     sync.Mutex // guards core and closed; no byte of the arena is touched under it
 	core   *core

@@ -144,7 +144,7 @@ func (c *core) settleMove(e uint32, m *move) {
 // worth to try the entry again.
 func (p *Pool) gather(g *progress) bool {
 	p.moves.Lock() // one after the other: whoever waits here may find room when it comes
-	defer p.moves.Unlock()
+	defer p.endMoves()
 	taking := gathering{
 		core: p.core, classes: g.classes, class: g.want.class, way: g.want.way, donor: noClass, emptying: noSlab,
 	}
@@ -204,18 +204,32 @@ func (p *Pool) moveSome(tenants, held []tenant, g *progress) (left, stay []tenan
 }
 
 // copyMove copies a shard to its new slot; false if a page of either cannot be read or written, which
-// is retired then.
+// is retired then, and told of by endMoves.
 func (p *Pool) copyMove(m *move) bool {
 	if p.arena.fd < 0 {
 		return true // an arena without memory: a benchmark's
 	}
 	to, from := p.arena.base[m.at:][:m.bytes], p.arena.base[m.from:][:m.bytes]
-	if pagefault.Guard(to, from, func() { copy(to, from) }) == nil {
+	// The whole arena is guarded: of broken memory the kernel may name the beginning of the page, which
+	// may lie before the slot.
+	if pagefault.Guard(p.arena.base, nil, func() { copy(to, from) }) == nil {
 		return true
 	}
-	p.probe(m.from, m.from+m.bytes)
-	p.probe(m.at, m.at+m.bytes)
+	p.probeTelling(m.from, m.from+m.bytes, p.noteRetired)
+	p.probeTelling(m.at, m.at+m.bytes, p.noteRetired)
 	return false
+}
+
+func (p *Pool) noteRetired(page BadPage) { p.retired = append(p.retired, page) }
+
+// endMoves gives moves back, and tells of the pages that were retired while it was held.
+func (p *Pool) endMoves() {
+	retired := p.retired
+	p.retired = nil
+	p.moves.Unlock()
+	for _, page := range retired {
+		p.tell(page)
+	}
 }
 
 func (p *Pool) planMoves(tenants, held []tenant) (left, stay []tenant, full bool) {

@@ -405,3 +405,44 @@ func TestMovedToABadHeader(t *testing.T) {
 	}
 	closePool(t, p)
 }
+
+// TestBadPageIsToldWithoutLocks stores a block for which entries have to move off a page that cannot
+// be read: whoever is told of it may use the pool, also for what moves entries.
+func TestBadPageIsToldWithoutLocks(t *testing.T) {
+	var p *Pool
+	told := 0
+	tell := func(BadPage) {
+		told++
+		if !p.moves.TryLock() {
+			t.Error("told of a bad page while entries move")
+			return
+		}
+		p.moves.Unlock()
+		p.Stats() // would hang with the pool's lock held
+	}
+	p = reopen(t, Options{Bytes: 128 << 10, SlabBytes: 32 << 10, HugePages: Off, BadPage: tell})
+	small, big := keptSpec, pool.Spec{Fingerprint: pool.Fingerprint{2}, Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{32 << 10}}}}
+	a, b := openSpec(t, p, small), openSpec(t, p, big)
+	h := randomChain(nil, 1, 128)
+	put(t, p, a, h)
+	if err := p.populating.wait(); err != nil { // else it finds the page, and tells of it
+		t.Fatal(err)
+	}
+	var keys []pool.Key
+	for slab := range 4 { // room for all of a slab in the others
+		for i := range 16 {
+			keys = append(keys, pool.Key{Space: small.Fingerprint, Hash: pool.MakeHash(h.At(slab*32 + 16 + i))})
+		}
+	}
+	if err := p.Store().Delete(t.Context(), keys); err != nil {
+		t.Fatal(err)
+	}
+	for slab := range int64(4) {
+		spoil(t, p.arena.base, slab*32<<10)
+	}
+	reserve(p, b, randomChain(nil, 2, 1))
+	if told == 0 || uint64(told) != uint64(p.Stats().Bad.Pages) {
+		t.Errorf("told of %d bad pages, %d were retired", told, p.Stats().Bad.Pages)
+	}
+	closePool(t, p)
+}

@@ -44,10 +44,15 @@ func (p *Pool) Probe(s pool.Slot) bool {
 
 // probe retires the pages from one offset of the arena to another that cannot be read, and counts
 // them.
-func (p *Pool) probe(from, to int64) (bad int) {
+func (p *Pool) probe(from, to int64) (bad int) { return p.probeTelling(from, to, p.tell) }
+
+// probeTelling is probe that gives the pages retired anew to a function of the caller's.
+func (p *Pool) probeTelling(from, to int64, tell func(BadPage)) (bad int) {
 	for off := max(from, 0) / p.arena.pageBytes * p.arena.pageBytes; off < to; off += p.arena.pageBytes {
 		if !pagefault.Readable(p.arena.base, off) {
-			p.retire(off)
+			if page, fresh := p.retireLocked(off); fresh {
+				tell(page)
+			}
 			bad++
 		}
 	}
@@ -56,8 +61,13 @@ func (p *Pool) probe(from, to int64) (bad int) {
 
 // retire retires the page at an offset of the arena, and tells of it if it was not retired before.
 func (p *Pool) retire(off int64) {
-	page, fresh := p.retireLocked(off)
-	if fresh && p.tellBad != nil {
+	if page, fresh := p.retireLocked(off); fresh {
+		p.tell(page)
+	}
+}
+
+func (p *Pool) tell(page BadPage) {
+	if p.tellBad != nil {
 		p.tellBad(page)
 	}
 }

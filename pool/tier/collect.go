@@ -112,18 +112,21 @@ func (s *spaces) looked(l *lane, names []pool.Fingerprint, now time.Time) {
 	}
 }
 
+// collectedLocked forgets a name, and a private space with the last of its names.
 func (s *spaces) collectedLocked(name pool.Fingerprint, left leftover) {
 	delete(s.kept.leftovers, name)
-	if !left.private || !s.retired[left.space] {
+	if !s.retired[left.space] {
 		return
 	}
-	delete(s.kept.spaces, left.space)
-	for _, sp := range *s.all.Load() {
-		if sp != nil && sp.spec.Fingerprint == left.space {
-			return // it stays without tiers until an engine comes
+	for _, other := range s.kept.leftovers {
+		if other.space == left.space {
+			return // the epoch is needed until the last name is collected
 		}
 	}
-	delete(s.retired, left.space)
+	delete(s.kept.spaces, left.space)
+	if !s.openLocked(left.space) { // else it stays without tiers until an engine comes, or it is closed
+		delete(s.retired, left.space)
+	}
 }
 
 // lists reports whether a tier can say what it holds.

@@ -69,8 +69,10 @@ func (p *Pool) change(fp pool.Fingerprint, change func(*epochOf) error) error {
 	e := s.kept.spaces[fp]
 	before := e.epoch
 	if err := change(&e); err != nil {
+		s.failed[fp] = true
 		return err
 	}
+	delete(s.failed, fp)
 	e.used = p.now().Unix()
 	p.roomLocked(fp, e.used)
 	s.kept.spaces[fp] = e
@@ -181,7 +183,9 @@ func (p *Pool) keep() error {
 		return err
 	}
 	for fp := range waited {
-		delete(s.off, fp)
+		if !s.failed[fp] { // nothing on disk makes up for an epoch that there is not
+			delete(s.off, fp)
+		}
 		delete(s.unkept, fp)
 	}
 	for id, sp := range *s.all.Load() {

@@ -145,7 +145,9 @@ func (l *lane) followed() (round []followed) {
 	for _, sp := range *s.all.Load() {
 		if sp != nil && !open[sp.spec.Fingerprint] {
 			open[sp.spec.Fingerprint] = true
-			add(sp.spec.Fingerprint, s.kept.spaces[sp.spec.Fingerprint], true)
+			if !s.retired[sp.spec.Fingerprint] { // its markers are collected: they must not be put back
+				add(sp.spec.Fingerprint, s.kept.spaces[sp.spec.Fingerprint], true)
+			}
 		}
 	}
 	left := make(map[pool.Fingerprint]bool)

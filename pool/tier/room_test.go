@@ -1,6 +1,7 @@
 package tier
 
 import (
+	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -79,6 +80,99 @@ func TestSpaceThatMadeRoomIsUsedByOthers(t *testing.T) {
 		}
 		if got := local.count(name); got != 0 || a.Report().Names != 0 {
 			t.Errorf("%d values of the space that made room are left in the local tier; %+v", got, a.Report())
+		}
+	})
+}
+
+// A private space that was reset keeps its epoch until the last of its names is collected, whichever
+// that is: it would go back to a name under which there still is something.
+func TestPrivateSpaceKeepsItsEpochToTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &listing{Shelf: pooltest.NewShelf()}
+		n := newNode(t, 400, 2, Options{}, sharing(store))
+		fp := n.spec.Fingerprint
+		n.InUse(fp, true)
+		n.save(chain("old", 10))
+		n.stored(0, 10)
+		n.NotInUse(fp)
+		time.Sleep(n.o.CollectAfter - 2*n.o.EpochEvery)
+		n.reset() // the name of epoch 0 is due after that of epoch 1
+		kept := func() (epoch uint64, there bool, names int) {
+			n.spaces.mu.Lock()
+			defer n.spaces.mu.Unlock()
+			e, there := n.spaces.kept.spaces[fp]
+			return e.epoch, there, len(n.spaces.kept.leftovers)
+		}
+		one := false
+		for range 24 {
+			time.Sleep(n.o.CollectAfter / 4)
+			synctest.Wait()
+			epoch, there, names := kept()
+			if names > 0 && epoch != 1 {
+				t.Errorf("the epoch went back to %d while %d names of the space wait to be collected", epoch, names)
+			}
+			if names == 0 && there {
+				t.Error("a private space is kept of which nothing is left")
+			}
+			one = one || names == 1
+		}
+		if _, _, names := kept(); names != 0 || !one {
+			t.Errorf("%d names are left; one ended before the other: %v", names, one)
+		}
+	})
+}
+
+// What is noted of private spaces that are collected while they are open ends when they are closed.
+func TestRetiredSpacesEndWhenTheyClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, 200, 2, Options{}, sharing(&listing{Shelf: pooltest.NewShelf()}))
+		for _, name := range []string{"a", "b", "c"} {
+			s := specOf(name, 2)
+			n.InUse(s.Fingerprint, true)
+			id, err := n.OpenSpace(s)
+			check(t, err)
+			n.NotInUse(s.Fingerprint)
+			time.Sleep(4 * n.o.CollectAfter)
+			synctest.Wait()
+			if !n.spaces.get(id).now.Load().off {
+				t.Error("a space that was collected has tiers before its engine is back")
+			}
+			check(t, n.CloseSpace(id))
+		}
+		n.spaces.mu.Lock()
+		defer n.spaces.mu.Unlock()
+		if got := len(n.spaces.retired) + len(n.spaces.idle) + len(n.spaces.kept.spaces); got != 0 {
+			t.Errorf("%d notes are left of spaces that are collected and closed", got)
+		}
+	})
+}
+
+// A reset without a new epoch leaves the space without tiers, whatever else is written meanwhile;
+// the next one that has an epoch brings them back.
+func TestResetWithoutAnEpochStaysOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		local := Tier{Name: "disk", Store: pooltest.NewShelf(), Local: true, Write: OnSave} // no marker counts
+		n := newNode(t, 200, 2, Options{State: filepath.Join(t.TempDir(), "resets")}, local)
+		h := chain("a", 5)
+		n.save(h)
+		n.stored(0, 5)
+		last := func(epoch uint64) {
+			n.spaces.mu.Lock()
+			defer n.spaces.mu.Unlock()
+			n.spaces.kept.spaces[n.spec.Fingerprint] = epochOf{epoch: epoch}
+		}
+		last(maxEpoch)
+		if _, err := n.ResetSpace(n.space); err == nil {
+			t.Error("a reset beyond the last epoch is acknowledged")
+		}
+		check(t, n.Forget(pool.Fingerprint{9})) // another space's, which is kept
+		if now := n.spaces.get(n.space).now.Load(); !now.off {
+			t.Errorf("the tiers are on again after a reset that had no epoch: %+v", now)
+		}
+		last(maxEpoch - 1)
+		n.reset()
+		if now := n.spaces.get(n.space).now.Load(); now.off || len(n.spaces.failed) != 0 {
+			t.Errorf("the tiers are off after a reset that was kept: %+v", now)
 		}
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -35,6 +36,7 @@ type spaces struct {
 	dirty     bool                           // kept is not what the file says
 	unkept    map[pool.Fingerprint]bool      // private spaces that the file does not name yet: without tiers until then
 	off       map[pool.Fingerprint]bool      // a reset was not kept: without tiers, opened again too
+	failed    map[pool.Fingerprint]bool      // a reset had no new epoch: off until one has
 	idle      map[pool.Fingerprint]time.Time // private spaces without an engine: since when
 	retired   map[pool.Fingerprint]bool      // private spaces that are collected: without tiers until used
 	all       atomic.Pointer[[]*space]       // by SpaceID; nil: not open
@@ -73,6 +75,7 @@ type life struct {
 func (s *spaces) open(o *Options) (err error) {
 	s.path, s.write, s.after, s.kept, s.changed = o.State, writeKept, o.CollectAfter, newKept(), make(chan struct{}, 1)
 	s.unkept, s.off = map[pool.Fingerprint]bool{}, map[pool.Fingerprint]bool{}
+	s.failed = map[pool.Fingerprint]bool{}
 	s.idle, s.retired = map[pool.Fingerprint]time.Time{}, map[pool.Fingerprint]bool{}
 	s.all.Store(&[]*space{})
 	if s.path == "" {
@@ -221,13 +224,26 @@ func (p *Pool) CloseSpace(id pool.SpaceID) error {
 		return err
 	}
 	all := append([]*space(nil), *p.spaces.all.Load()...)
-	if sp := all[id]; sp != nil {
-		sp.now.Store(&life{off: true}) // what is under way is of another life, whoever gets the number next
-	}
+	sp := all[id]
 	all[id] = nil
 	p.spaces.all.Store(&all)
+	if sp != nil {
+		sp.now.Store(&life{off: true}) // what is under way is of another life, whoever gets the number next
+		p.spaces.closedLocked(sp.spec.Fingerprint)
+	}
 	p.cancelSpace(id)
 	return nil
+}
+
+// closedLocked forgets that a space was retired, if all of it was collected while it was open.
+func (s *spaces) closedLocked(fp pool.Fingerprint) {
+	if _, kept := s.kept.spaces[fp]; !kept && !s.openLocked(fp) {
+		delete(s.retired, fp)
+	}
+}
+
+func (s *spaces) openLocked(fp pool.Fingerprint) bool {
+	return slices.ContainsFunc(*s.all.Load(), func(sp *space) bool { return sp != nil && sp.spec.Fingerprint == fp })
 }
 
 // Sweep implements pool.Spaces.
