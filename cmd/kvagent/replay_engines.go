@@ -33,6 +33,7 @@ type replayEngine struct {
 	detached   bool                          // it had no agent at the end of its last run
 	until      float64                       // of that run
 	unfinished map[uint64]mockengine.Request // handed in and not over
+	owed       []mockengine.Request          // of them, those that its process was killed with between two stretches
 	strike     *plannedStrike                // armed and not fired
 	past, last mockengine.Stats              // of lives that are over, and of this one so far
 	lost       uint64                        // wrong bytes reported by lives that ended before they counted them
@@ -119,6 +120,9 @@ func (r *replay) hear(p *engineProcess, c *child, out io.ReadCloser) {
 // send gives an engine its next stretch. A process that cannot be written to has ended, and its end is on the way.
 func (e *replayEngine) send(c *mockengine.Command) {
 	c.Engine = e.number
+	if c.Op == "run" {
+		c.Requests, e.owed = append(e.owed, c.Requests...), nil
+	}
 	for i := range c.Requests {
 		e.unfinished[c.Requests[i].ID] = c.Requests[i]
 	}

@@ -230,7 +230,11 @@ func (r *replay) again(e *replayEngine) {
 			}
 		}
 	})
-	if e.left == nil && e.running {
+	if !e.running {
+		e.owed = requests // it was killed between two stretches: the next one begins with them
+		return
+	}
+	if e.left == nil {
 		e.send(&mockengine.Command{Op: "run", Until: e.until, SettleMS: int(settleFaults.Milliseconds()), Requests: requests})
 	}
 }
