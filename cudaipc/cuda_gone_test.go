@@ -43,7 +43,7 @@ func TestCUDAImportOfTheDeadIsStopped(t *testing.T) {
 	m, held, done := openHeld(t, patient)
 	held.letGo()
 	if err := <-done; err == nil { // it is told, or meets a handle of the dead
-		t.Error("the import of one who is dead came to its end")
+		t.Error("the import of a dead engine came to its end")
 	}
 	until(t, "nothing of the engine is open", func() bool {
 		var info cudaipc.CUDAInfo

@@ -59,7 +59,7 @@ func (s *cudaSampler) read(p *peer, from stretch, into []byte) error {
 	return nil
 }
 
-// close ends the sampler behind what it was given.
+// close ends the sampler after what it was given.
 func (s *cudaSampler) close() {
 	if s != nil {
 		s.work.close()

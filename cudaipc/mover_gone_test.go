@@ -8,7 +8,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// importOfTheGone imports a peer who is gone when the mover has been asked.
+// importOfTheGone imports for a peer that is gone by the time the mover has been asked.
 func (m *moved) importOfTheGone() error {
 	m.t.Helper()
 	if err := m.mover.Start(); err != nil {

@@ -38,7 +38,7 @@ type Sample struct {
 // memory is read with plain reads, not through the arena.
 type Summer interface {
 	// Sum checks and starts a sample, asynchronously; Device.Done tells its end, with a CRC-32C for
-	// each block, as that of Block.Seed and the bytes of its pieces one behind the other. A piece
+	// each block, as that of Block.Seed and the bytes of its pieces one after the other. A piece
 	// outside of the imported regions is ErrRange. It counts as a copy: while it is under way Close
 	// is ErrBusy, and when it is done the peer's memory is not read any more. It ends within
 	// Sample.Within and the time of one read of at most 256 KiB: what could not be summed by then,

@@ -110,7 +110,7 @@ func benchSampling(b *testing.B, open openSampled) {
 	b.SetBytes(2 * benchBlocks * benchBlock)
 	for n := range b.N {
 		for i := range every {
-			round((n + i) % len(every)) // none is always behind the same other one
+			round((n + i) % len(every)) // none always follows the same other one
 		}
 	}
 	for i, n := range every {

@@ -582,7 +582,7 @@ func TestSampleAcrossSmallJobs(t *testing.T) {
 	}
 }
 
-// TestMismatchWidensTheSample: behind one wrong block the rest of its batch is checked, and what
+// TestMismatchWidensTheSample: after one wrong block the rest of its batch is checked, and what
 // follows.
 func TestMismatchWidensTheSample(t *testing.T) {
 	r := sampledDevices["host"].rig(t, miscopying(devicetest.CopiedNotAll, Full, 8, Save))

@@ -146,7 +146,7 @@ func TestAgentMeetsABadPage(t *testing.T) {
 			args := []string{"--dram-path", path, "--device", device}
 			cmd, dir, log := startServe(t, args...)
 			first := replayMock(t, dir)
-			takePage(t, path, 20*4096, "a") // blocks of 4 KiB lie one behind the other from the first on
+			takePage(t, path, 20*4096, "a") // blocks of 4 KiB lie one after the other from the first on
 			second := replayMock(t, dir)
 			if second.Saved != 1 || second.Loaded == 0 {
 				t.Errorf("%+v when one page went bad, want one block saved again", second)

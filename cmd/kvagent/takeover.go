@@ -197,7 +197,7 @@ func processState(pid int) (state string, flags uint64, ok bool) {
 	return words[0], flags, err == nil
 }
 
-// processWords are the words behind a process's name, which may hold anything itself; nil: there is
+// processWords returns the words after a process's name, which may hold anything itself; nil: there is
 // no such process.
 func processWords(pid string) []string {
 	text, err := os.ReadFile("/proc/" + pid + "/stat")

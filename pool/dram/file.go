@@ -27,7 +27,7 @@ type file struct {
 	usable  int
 	tick    uint32        // of the last store or load
 	refused uint64        // times something could not grow because the file system had no room
-	faults  atomic.Uint64 // times that a page behind the arena faulted
+	faults  atomic.Uint64 // times that a page after the arena faulted
 }
 
 // tickLength is the unit of the clock in headers.

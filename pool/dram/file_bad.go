@@ -46,7 +46,7 @@ func (c *core) restoreBad(f *file) {
 	})
 }
 
-// touch runs do, which reads or writes what is behind the arena, and reports whether no page of it
+// touch runs do, which reads or writes what follows the arena, and reports whether no page of it
 // faulted. What was in a page that faults is lost: its headers count as free, its spaces as
 // forgotten.
 func (f *file) touch(do func()) bool {

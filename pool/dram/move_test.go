@@ -119,7 +119,7 @@ func copyPlanned(p *Pool) {
 	}
 }
 
-// TestMovedWhileItIsRead: who pins an entry while it is copied reads where it was, and it stays
+// TestMovedWhileItIsRead: a reader that pins an entry while it is copied reads where it was, and it stays
 // there.
 func TestMovedWhileItIsRead(t *testing.T) {
 	p, id, h := openMovable(t, "")

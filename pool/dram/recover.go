@@ -32,7 +32,7 @@ type Recovery struct {
 // errClash is damage of a kind that no kill leaves behind: then nothing of the file is used.
 var errClash = errors.New("its slabs overlap")
 
-// errLost is a page behind the arena that went bad while it was read for the second time: then
+// errLost is a page after the arena that went bad while it was read for the second time: then
 // nothing of the file is used either.
 var errLost = errors.New("a page of its index went bad while it was read")
 

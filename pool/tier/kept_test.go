@@ -133,7 +133,7 @@ func TestOpenSpaceWhoseResetIsNotKept(t *testing.T) {
 	})
 }
 
-// A space that is opened behind a reset that Forget has kept has its new name, begins in the epoch
+// A space that is opened after a reset that Forget has kept has its new name, begins in the epoch
 // that the opener says, and asks no disk again.
 func TestOpenedBehindAReset(t *testing.T) {
 	n, disk := stuckNode(t, pooltest.NewShelf())

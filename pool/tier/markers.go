@@ -276,7 +276,7 @@ func (l *lane) passed(f *followed) (all []uint64) {
 }
 
 // goBeyond takes a space to a later epoch: that of a marker, or, if a reset of this node met it on
-// its way, the one behind it.
+// its way, the one after it.
 func (p *Pool) goBeyond(f *followed, marker uint64) {
 	p.spaces.mu.Lock()
 	if f.claims {

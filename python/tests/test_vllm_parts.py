@@ -592,7 +592,7 @@ def test_a_session_of_an_identity_that_is_no_more_is_left(taken: bool) -> None:
 def test_a_registration_that_changed_under_way_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def registration() -> Any:
         if not registered:
-            link.renew()  # it changes behind the look at it
+            link.renew()  # it changes after it was read
         return len(registered)
 
     def register(one: Any, timeout_s: float) -> Any:

@@ -52,7 +52,7 @@ class SchedulerSide:
         self._was_reset = False  # vLLM's own cache was, and nothing was asked since
         self.generations = generations or Generations(LOADED, options)
         self._there = 0  # workers that have reported the generation
-        self._moved_at = -1  # the step behind which it was taken
+        self._moved_at = -1  # the step after which it was taken
         self.counts = Counts()
         self._options = options
         self._geometry = geometry

@@ -173,7 +173,7 @@ def _tensors(file: Opened) -> list[Span]:
 _END = struct.Struct("<4s4H2IH")  # of the central directory, PKWARE's APPNOTE 4.3.16
 _LOCATOR = struct.Struct("<4sIQI")  # 4.3.15
 _END64 = struct.Struct("<4sQ2H2I4Q")  # 4.3.14
-_COMMENT_BYTES = 1 << 16  # longest comment behind the end record
+_COMMENT_BYTES = 1 << 16  # longest comment after the end record
 
 
 def _directory(file: Opened) -> Span | None:
