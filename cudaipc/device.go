@@ -52,8 +52,8 @@ type Import struct {
 	// Sync is where the peer's step word, events and revocation words are; Region 0 with no words: none.
 	Sync *Sync
 	// Gone is closed when the peer is gone, or its session ends: an Import under way then closes
-	// what it has opened, and fails, soon. Nil: never.
-	Gone <-chan struct{}
+	// what it has opened, and fails, soon. Nil: never. It stays in its process.
+	Gone <-chan struct{} `json:"-"`
 }
 
 // gone is the error of an import that nobody wants any more.
