@@ -8,7 +8,7 @@
 //	space.resetting     a weights epoch turns; the pool is asked under it
 //	heldLoads.mu        a held load is handed to its worker, or reported
 //	registry.mu         seats come and go; the pool is asked for an epoch, or to open or close a space, under it; space.resetting is tried
-//	jobTable.mu, outbox.mu, ledger.mu, inflight.mu, mappings.mu, a worker's, the pool's
+//	jobTable.mu, outbox.mu, lease.Ledger.mu, inflight.mu, mappings.mu, a worker's, the pool's
 //
 // switches.mu is taken before sessions.mu and outbox.mu, and under nothing. A worker's completion and a look-up that is
 // no reset take only the last line's; so does the pool's call for room, which comes without the pool's lock. No lock is
@@ -28,6 +28,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
@@ -48,7 +49,7 @@ type Agent struct {
 	since  time.Time
 
 	metrics    *metrics
-	ledger     *ledger
+	ledger     *lease.Ledger
 	registry   *registry
 	sockets    *lookupSockets
 	sessions   sessions
@@ -83,12 +84,10 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 	}
 	a := &Agent{
 		cfg: cfg, pool: p, index: p, device: device, log: log, since: time.Now(), metrics: newMetrics(),
-		ledger: newLedger(max(capacity-capacity/defaultLeaseShare, cfg.LeaseBytes), p.Unpin),
-		peers:  newPeerNumbers(), mappings: newMappings(), stop: make(chan struct{}),
+		peers: newPeerNumbers(), mappings: newMappings(), stop: make(chan struct{}),
 	}
-	if tiers, ok := p.(pool.Tiers); ok {
-		a.tiers, a.ledger.tiers = tiers, tiers
-	}
+	a.tiers, _ = p.(pool.Tiers)
+	a.ledger = lease.New(max(capacity-capacity/defaultLeaseShare, cfg.LeaseBytes), p.Unpin, a.tiers)
 	if p, ok := p.(interface{ Arena() ([]byte, int) }); ok {
 		a.arena, _ = p.Arena()
 	}
@@ -155,7 +154,7 @@ func (a *Agent) Start() (err error) {
 	if err = removeStale(a.cfg.Dir, a.cfg.SocketGroup); err != nil {
 		return err
 	}
-	a.pool.SetPressure(a.ledger.revoke)
+	a.pool.SetPressure(a.ledger.Revoke)
 	a.watchAdopted(true)
 	a.owned.Go(a.watchdog.run)
 	a.owned.Go(a.sweep)

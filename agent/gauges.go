@@ -152,7 +152,7 @@ func (g *gauges) Collect(ch chan<- prometheus.Metric) {
 	collectTiers(ch, g.agent.tiers)
 	collectMovers(ch, g.agent.movers())
 	collectLeft(ch, g.agent.leftBehind())
-	leases, bytes, revoked := g.agent.ledger.totals()
+	leases, bytes, revoked := g.agent.ledger.Totals()
 	ch <- prometheus.MustNewConstMetric(leasesDesc, prometheus.GaugeValue, float64(leases))
 	ch <- prometheus.MustNewConstMetric(leaseBytesDesc, prometheus.GaugeValue, float64(bytes))
 	ch <- prometheus.MustNewConstMetric(leaseRevokedDesc, prometheus.CounterValue, float64(revoked))

@@ -4,6 +4,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/lookup"
 	"github.com/kvagent/kvagent/pool"
@@ -131,7 +132,7 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 // tooLate turns an answer that took too long into overloaded: whoever asked does not wait for it any more.
 func (k *lookupSock) tooLate(st *seat, reply *ipc.LookupReply) {
 	if reply.Lease != 0 {
-		k.agent.ledger.release(st.engine.acct, []uint64{reply.Lease})
+		k.agent.ledger.Release(st.engine.acct, []uint64{reply.Lease})
 	}
 	reply.Status, reply.Tokens, reply.Lease = ipc.LookupOverloaded, 0, 0
 }
@@ -141,18 +142,18 @@ func (k *lookupSock) reserve(q *lookup.Query, rules *lookup.Space, st *seat, rep
 	a := k.agent
 	room, ok := int64(0), false
 	if st != nil {
-		room, ok = a.ledger.room(st.holder)
+		room, ok = a.ledger.Room(st.holder)
 	}
 	if !ok {
 		reply.Status, reply.Tokens = ipc.LookupNoSession, lookup.Longest(a.index, rules, q)
 		return
 	}
-	e := a.ledger.take()
-	hit := lookup.Reserve(a.index, rules, q, room, e.refs[:0])
-	e.refs = hit.Refs
+	e := a.ledger.Take()
+	hit := lookup.Reserve(a.index, rules, q, room, e.Refs[:0])
+	e.Refs = hit.Refs
 	switch {
 	case hit.Tokens == 0:
-		a.ledger.giveBack(e)
+		a.ledger.GiveBack(e)
 		if hit.Capped {
 			reply.Status, reply.Tokens = ipc.LookupLeaseCap, lookup.Longest(a.index, rules, q)
 			if a.tiers != nil && room >= 2*st.space.unitBytes() {
@@ -165,17 +166,17 @@ func (k *lookupSock) reserve(q *lookup.Query, rules *lookup.Space, st *seat, rep
 }
 
 // lend enters a filled lease into the book.
-func (k *lookupSock) lend(e *lease, st *seat, q *lookup.Query, rules *lookup.Space, hit *lookup.Hit, reply *ipc.LookupReply) {
+func (k *lookupSock) lend(e *lease.Lease, st *seat, q *lookup.Query, rules *lookup.Space, hit *lookup.Hit, reply *ipc.LookupReply) {
 	a := k.agent
-	number, result := a.ledger.add(st.holder, e, hit.Bytes)
-	if result == added {
+	number, result := a.ledger.Add(st.holder, e, hit.Bytes)
+	if result == lease.Added {
 		reply.Tokens, reply.Lease = hit.Tokens, number
 		a.metrics.leasesGiven.Add(1)
 		return
 	}
-	a.ledger.giveBack(e)
+	a.ledger.GiveBack(e)
 	reply.Status = ipc.LookupLeaseCap
-	if result == noHolder {
+	if result == lease.NoHolder {
 		reply.Status = ipc.LookupNoSession
 	}
 	reply.Tokens = lookup.Longest(a.index, rules, q)

@@ -46,7 +46,7 @@ func (s *session) hold(job *transfer.Job, sections []ipc.Section, lease uint64) 
 	s.agent.inflight.add()
 
 	at := &settling{}
-	forget := s.agent.ledger.settle(st.engine.acct, lease, func() {
+	forget := s.agent.ledger.Settle(st.engine.acct, lease, func() {
 		if !at.landed() {
 			h.goOn()
 		}

@@ -92,7 +92,7 @@ func (s *session) load(m *ipc.Load) error {
 	case !s.agent.switches.loads.Load():
 		status = transfer.Off
 	}
-	if st := s.seat.Load(); st != nil && m.Lease != 0 && !s.agent.ledger.submit(st.engine.acct, m.Lease) {
+	if st := s.seat.Load(); st != nil && m.Lease != 0 && !s.agent.ledger.Submit(st.engine.acct, m.Lease) {
 		s.agent.metrics.leasesPassed.Add(1)
 	}
 	return s.submitLoad(transfer.Job{

@@ -3,6 +3,7 @@ package agent
 import (
 	"testing"
 
+	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/lookup"
 	"github.com/kvagent/kvagent/pool"
@@ -197,7 +198,7 @@ func TestLookupDoesNotAllocate(t *testing.T) {
 	r := newRig(t, withDRAM(8<<20))
 	scheduler, _, _, q := leaser(t, r)
 	k := r.agent.sockets.byName[ipc.LookupSocket]
-	holder := r.agent.registry.view.Load().seats[scheduler.welcome.Session].holder
+	acct := r.agent.registry.view.Load().seats[scheduler.welcome.Session].engine.acct
 	q.Form, q.Version, q.DeadlineUS = ipc.FormOwn, 2, 1e9
 	release := make([]uint64, 1)
 	reserve := func() {
@@ -206,7 +207,7 @@ func TestLookupDoesNotAllocate(t *testing.T) {
 			t.Fatalf("no lease: %+v", reply)
 		}
 		release[0] = reply.Lease
-		r.agent.ledger.release(holder.acct, release)
+		r.agent.ledger.Release(acct, release)
 	}
 	probe := q
 	probe.Reserve = false
@@ -225,7 +226,7 @@ func TestReserveAgainstEndOfSession(t *testing.T) {
 	st := r.agent.registry.view.Load().seats[scheduler.welcome.Session]
 	k := r.agent.sockets.byName[ipc.LookupSocket]
 	rules := st.space.open.Load()
-	r.agent.ledger.closeHolder(st.holder)
+	r.agent.ledger.CloseHolder(st.holder)
 	var reply ipc.LookupReply
 	query := lookup.Query{Hashes: pool.Chain(q.Hashes, 32), Tokens: 1000}
 	k.lend(r.pinned(rules, &query), st, &query, rules, &lookup.Hit{Tokens: 16, Bytes: testBlockBytes}, &reply)
@@ -237,9 +238,9 @@ func TestReserveAgainstEndOfSession(t *testing.T) {
 	}
 }
 
-func (r *rig) pinned(rules *lookup.Space, q *lookup.Query) *lease {
-	e := r.agent.ledger.take()
-	hit := lookup.Reserve(r.pool, rules, q, 1<<30, e.refs[:0])
-	e.refs = hit.Refs
+func (r *rig) pinned(rules *lookup.Space, q *lookup.Query) *lease.Lease {
+	e := r.agent.ledger.Take()
+	hit := lookup.Reserve(r.pool, rules, q, 1<<30, e.Refs[:0])
+	e.Refs = hit.Refs
 	return e
 }

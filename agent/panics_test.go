@@ -122,7 +122,7 @@ func TestPanicOverSharedStateEndsTheProcess(t *testing.T) {
 	case "pool": // in a look-up
 		r := newRig(t)
 		_, _, answer := r.joinEngine(register("one"))
-		r.agent.ledger.unpin, r.agent.index = nil, nil
+		r.agent.index = nil
 		ask(t, r.asker(ipc.LookupSocket), ipc.LookupRequest{Space: answer.Space, Tokens: 100, Reserve: true, HashLen: 32,
 			Hashes: chain(1, 4)})
 		t.Fatal("survived")
@@ -146,7 +146,7 @@ func TestOwnFunctions(t *testing.T) {
 		"agent.(*jobTable).finish", "agent.(*lookupSock).handle",
 	}
 	shared := []string{
-		"agent.(*ledger).release", "agent.(*Agent).vacate", "agent.(*registry).leave", "agent.(*lookupSockets).open",
+		"agent/lease.(*Ledger).Release", "agent.(*Agent).vacate", "agent.(*registry).leave", "agent.(*lookupSockets).open",
 		"agent.(*session).importRegions",
 		"agent.(*session).open.func1", "agent.(*lookupSock).reserve", "pool/dram.(*Pool).Find",
 		"pool/tier.(*Pool).Settle", "transfer.(*Worker).Submit",

@@ -31,7 +31,7 @@ func (s *session) release(m *ipc.Release) {
 	st := s.seat.Load()
 	ended := 0
 	if st != nil {
-		ended = s.agent.ledger.release(st.engine.acct, m.Leases)
+		ended = s.agent.ledger.Release(st.engine.acct, m.Leases)
 	}
 	s.agent.metrics.leasesPassed.Add(uint64(len(m.Leases) - ended))
 }

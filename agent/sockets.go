@@ -175,7 +175,7 @@ func (k *lookupSock) malformed(err error, skipped uint64) {
 // it would count against the engine's cap until the session ends.
 func (k *lookupSock) unsent(reply ipc.LookupReply) {
 	if reply.Lease != 0 {
-		k.agent.ledger.takeBack(reply.Lease)
+		k.agent.ledger.TakeBack(reply.Lease)
 	}
 }
 

@@ -166,7 +166,7 @@ func (a *Agent) Status() Status {
 	}
 	st.Tiers = tiersStatus(a.tiers)
 	st.Engines = len(st.EngineList)
-	st.Leases, st.LeaseBytes, st.LeasesRevoked = a.ledger.totals()
+	st.Leases, st.LeaseBytes, st.LeasesRevoked = a.ledger.Totals()
 	if st.TokensAsked > 0 {
 		st.HitRate = float64(st.TokensFound) / float64(st.TokensAsked)
 	}
@@ -186,7 +186,7 @@ func (a *Agent) engines() []EngineStatus {
 			Instance: e.instance, Model: e.space.model, Space: hex.EncodeToString(e.space.fp[:]), Identity: e.space.says,
 			Complete: e.complete.Load(), World: e.world, Sessions: []WorkerStatus{},
 		}
-		es.Leases, es.LeaseBytes, _ = a.ledger.usage(e.acct)
+		es.Leases, es.LeaseBytes, _ = a.ledger.Usage(e.acct)
 		for _, st := range append([]*seat{e.scheduler}, e.ranks...) {
 			if st != nil {
 				es.Sessions = append(es.Sessions, st.status())

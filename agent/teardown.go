@@ -81,7 +81,7 @@ func (a *Agent) vacate(st *seat) {
 	if st.regions > 0 {
 		a.closePeer(st)
 	}
-	a.ledger.closeHolder(st.holder)
+	a.ledger.CloseHolder(st.holder)
 	a.sockets.drop(st)
 	a.registry.vacate(st)
 }

@@ -104,7 +104,7 @@ func (p *player) loadAll(scheduler *client, ranks []*client, answer *ipc.Registe
 	p.leases++
 	for rank, c := range ranks {
 		statuses := c.load(epoch, reply.Lease, hashes[:32*n], testBlocks/2)
-		_, _, revoked := p.r.agent.ledger.totals()
+		_, _, revoked := p.r.agent.ledger.Totals()
 		promised := revoked == 0 && p.r.agent.registry.epochOf(p.space()) == epoch
 		for i, s := range statuses {
 			p.wanted++

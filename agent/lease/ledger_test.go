@@ -1,4 +1,4 @@
-package agent
+package lease
 
 import (
 	"maps"
@@ -35,19 +35,19 @@ func (p *pins) unpin(refs []pool.Ref) {
 	}
 }
 
-func newTestLedger(total int64) (*ledger, *pins) {
+func newTestLedger(total int64) (*Ledger, *pins) {
 	p := &pins{held: map[pool.Ref]int{}}
-	return newLedger(total, p.unpin), p
+	return New(total, p.unpin, nil), p
 }
 
 // give enters a lease of one ref and n bytes.
-func give(t *testing.T, l *ledger, p *pins, h *holder, ref pool.Ref, n int64) uint64 {
+func give(t *testing.T, l *Ledger, p *pins, h *Holder, ref pool.Ref, n int64) uint64 {
 	t.Helper()
-	e := l.take()
-	e.refs = append(e.refs[:0], ref)
+	e := l.Take()
+	e.Refs = append(e.Refs[:0], ref)
 	p.pin(ref)
-	number, result := l.add(h, e, n)
-	if result != added {
+	number, result := l.Add(h, e, n)
+	if result != Added {
 		t.Fatalf("lease of %d bytes not added: %d", n, result)
 	}
 	return number
@@ -55,13 +55,13 @@ func give(t *testing.T, l *ledger, p *pins, h *holder, ref pool.Ref, n int64) ui
 
 func TestLedgerNumbersFromOne(t *testing.T) {
 	l, p := newTestLedger(100)
-	h := &holder{acct: &account{cap: 100}}
+	h := &Holder{acct: &Account{cap: 100}}
 	for want := uint64(1); want <= 3; want++ {
 		if got := give(t, l, p, h, pool.Ref(want), 1); got != want {
 			t.Fatalf("number %d, want %d", got, want)
 		}
 	}
-	l.release(h.acct, []uint64{3})
+	l.Release(h.acct, []uint64{3})
 	if got := give(t, l, p, h, 9, 1); got != 4 {
 		t.Fatalf("number %d after a release, want 4: numbers are never used again", got)
 	}
@@ -69,21 +69,21 @@ func TestLedgerNumbersFromOne(t *testing.T) {
 
 func TestLedgerCaps(t *testing.T) {
 	l, p := newTestLedger(100)
-	a, b := &holder{acct: &account{cap: 60}}, &holder{acct: &account{cap: 60}}
+	a, b := &Holder{acct: &Account{cap: 60}}, &Holder{acct: &Account{cap: 60}}
 	give(t, l, p, a, 1, 60)
-	if room, _ := l.room(a); room != 0 {
+	if room, _ := l.Room(a); room != 0 {
 		t.Errorf("room %d at the engine's cap, want 0", room)
 	}
-	if room, _ := l.room(b); room != 40 {
+	if room, _ := l.Room(b); room != 40 {
 		t.Errorf("room %d of the other engine, want 40: what all may lease", room)
 	}
-	e := l.take()
-	e.refs = append(e.refs, 2)
+	e := l.Take()
+	e.Refs = append(e.Refs, 2)
 	p.pin(2)
-	if _, result := l.add(b, e, 41); result != overCap {
+	if _, result := l.Add(b, e, 41); result != OverCap {
 		t.Errorf("41 bytes added with room for 40: %d", result)
 	}
-	l.giveBack(e)
+	l.GiveBack(e)
 	if !maps.Equal(p.held, map[pool.Ref]int{1: 1}) {
 		t.Errorf("pins %v, want those of the one lease", p.held)
 	}
@@ -92,48 +92,48 @@ func TestLedgerCaps(t *testing.T) {
 // Mutant "lease released by request id": leases end by their own serial number, and no other.
 func TestLedgerReleasesBySerialNumber(t *testing.T) {
 	l, p := newTestLedger(100)
-	h := &holder{acct: &account{cap: 100}}
+	h := &Holder{acct: &Account{cap: 100}}
 	first, second, third := give(t, l, p, h, 1, 10), give(t, l, p, h, 2, 20), give(t, l, p, h, 3, 30)
-	if n := l.release(h.acct, []uint64{second}); n != 1 {
+	if n := l.Release(h.acct, []uint64{second}); n != 1 {
 		t.Fatalf("released %d, want 1", n)
 	}
 	if !maps.Equal(p.held, map[pool.Ref]int{1: 1, 3: 1}) {
 		t.Fatalf("lease released by another id than its serial number: pins %v, want those of 1 and 3", p.held)
 	}
-	if n := l.release(h.acct, []uint64{second, 77}); n != 0 {
+	if n := l.Release(h.acct, []uint64{second, 77}); n != 0 {
 		t.Fatalf("released %d leases that are not open", n)
 	}
-	stranger := &account{cap: 100}
-	if n := l.release(stranger, []uint64{first, third}); n != 0 || l.submit(stranger, first) {
+	stranger := &Account{cap: 100}
+	if n := l.Release(stranger, []uint64{first, third}); n != 0 || l.Submit(stranger, first) {
 		t.Fatal("another engine reached a lease")
 	}
-	l.closeHolder(h)
+	l.CloseHolder(h)
 }
 
 func TestLedgerRevokesOldestNotSubmitted(t *testing.T) {
 	l, p := newTestLedger(100)
-	a, b := &holder{acct: &account{cap: 100}}, &holder{acct: &account{cap: 100}}
+	a, b := &Holder{acct: &Account{cap: 100}}, &Holder{acct: &Account{cap: 100}}
 	first, second := give(t, l, p, a, 1, 10), give(t, l, p, b, 2, 10)
 	give(t, l, p, a, 3, 10)
-	if !l.submit(a.acct, first) {
+	if !l.Submit(a.acct, first) {
 		t.Fatal("an open lease is not known")
 	}
-	if !l.revoke(5) {
+	if !l.Revoke(5) {
 		t.Fatal("nothing was revoked")
 	}
 	if !maps.Equal(p.held, map[pool.Ref]int{1: 1, 3: 1}) {
 		t.Fatalf("pins %v, want those of the submitted lease and of the youngest", p.held)
 	}
-	if l.submit(b.acct, second) {
+	if l.Submit(b.acct, second) {
 		t.Fatal("a revoked lease can be submitted")
 	}
-	if !l.revoke(1000) || l.revoke(1) {
+	if !l.Revoke(1000) || l.Revoke(1) {
 		t.Fatal("revoke gives back what can go, and then says that nothing can")
 	}
 	if !maps.Equal(p.held, map[pool.Ref]int{1: 1}) {
 		t.Fatalf("pins %v, want those of the submitted lease", p.held)
 	}
-	l.closeHolder(a)
+	l.CloseHolder(a)
 	if len(p.held) != 0 {
 		t.Fatalf("pins %v after the holder's end", p.held)
 	}
@@ -141,15 +141,15 @@ func TestLedgerRevokesOldestNotSubmitted(t *testing.T) {
 
 func TestLedgerHolderGetsNothingAfterItsEnd(t *testing.T) {
 	l, p := newTestLedger(100)
-	h := &holder{acct: &account{cap: 100}}
-	e := l.take()
-	e.refs = append(e.refs, 1)
+	h := &Holder{acct: &Account{cap: 100}}
+	e := l.Take()
+	e.Refs = append(e.Refs, 1)
 	p.pin(1)
-	l.closeHolder(h)
-	if _, result := l.add(h, e, 1); result != noHolder {
+	l.CloseHolder(h)
+	if _, result := l.Add(h, e, 1); result != NoHolder {
 		t.Fatalf("a lease was added to a session that has ended: %d", result)
 	}
-	l.giveBack(e)
+	l.GiveBack(e)
 	if len(p.held) != 0 {
 		t.Fatalf("pins %v", p.held)
 	}
@@ -167,10 +167,10 @@ func TestLedgerAgainstModel(t *testing.T) {
 		submitted      bool
 	}
 	var model []modelLease // oldest first
-	accounts := []*account{{cap: 200}, {cap: 300}}
-	holders := make([]*holder, 4)
+	accounts := []*Account{{cap: 200}, {cap: 300}}
+	holders := make([]*Holder, 4)
 	for i := range holders {
-		holders[i] = &holder{acct: accounts[i%2]}
+		holders[i] = &Holder{acct: accounts[i%2]}
 	}
 	used := func(acct int) (n int64) {
 		for _, m := range model {
@@ -187,16 +187,16 @@ func TestLedgerAgainstModel(t *testing.T) {
 		switch rng.IntN(10) {
 		case 0, 1, 2, 3:
 			n := int64(1 + rng.IntN(40))
-			e := l.take()
-			e.refs = append(e.refs[:0], pool.Ref(serial+1))
+			e := l.Take()
+			e.Refs = append(e.Refs[:0], pool.Ref(serial+1))
 			p.pin(pool.Ref(serial + 1))
-			number, result := l.add(h, e, n)
+			number, result := l.Add(h, e, n)
 			fits := used(i%2)+n <= accounts[i%2].cap && used(-1)+n <= 500
-			if fits != (result == added) {
+			if fits != (result == Added) {
 				t.Fatalf("add of %d bytes: %d, with %d and %d used", n, result, used(i%2), used(-1))
 			}
 			if !fits {
-				l.giveBack(e)
+				l.GiveBack(e)
 				break
 			}
 			serial++
@@ -206,12 +206,12 @@ func TestLedgerAgainstModel(t *testing.T) {
 			model = append(model, modelLease{number: serial, holder: uint64(i), bytes: n})
 		case 4, 5, 6:
 			number := rng.Uint64N(serial + 2)
-			l.release(h.acct, []uint64{number})
+			l.Release(h.acct, []uint64{number})
 			model = slices.DeleteFunc(model, func(m modelLease) bool { return m.number == number && int(m.holder)%2 == i%2 })
 		case 7:
 			number := rng.Uint64N(serial + 2)
 			k := slices.IndexFunc(model, func(m modelLease) bool { return m.number == number && int(m.holder)%2 == i%2 })
-			if got := l.submit(h.acct, number); got != (k >= 0) {
+			if got := l.Submit(h.acct, number); got != (k >= 0) {
 				t.Fatalf("submit of %d: %v", number, got)
 			}
 			if k >= 0 {
@@ -219,7 +219,7 @@ func TestLedgerAgainstModel(t *testing.T) {
 			}
 		case 8:
 			need := int64(rng.IntN(60))
-			l.revoke(need)
+			l.Revoke(need)
 			for need > 0 {
 				k := slices.IndexFunc(model, func(m modelLease) bool { return !m.submitted })
 				if k < 0 {
@@ -230,16 +230,16 @@ func TestLedgerAgainstModel(t *testing.T) {
 			}
 		case 9:
 			if rng.IntN(5) == 0 {
-				l.closeHolder(h)
+				l.CloseHolder(h)
 				model = slices.DeleteFunc(model, func(m modelLease) bool { return int(m.holder) == i })
-				holders[i] = &holder{acct: accounts[i%2]}
+				holders[i] = &Holder{acct: accounts[i%2]}
 			}
 		}
 		want := map[pool.Ref]int{}
 		for _, m := range model {
 			want[pool.Ref(m.number)] = 1
 		}
-		count, bytes, _ := l.totals()
+		count, bytes, _ := l.Totals()
 		if count != len(model) || bytes != used(-1) || !maps.Equal(p.held, want) || accounts[0].used != used(0) || accounts[1].used != used(1) {
 			t.Fatalf("%d leases, %d bytes, pins %v; want %d, %d, %v", count, bytes, p.held, len(model), used(-1), want)
 		}
