@@ -28,6 +28,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
@@ -48,7 +49,7 @@ type Agent struct {
 	boot   [16]byte
 	since  time.Time
 
-	metrics    *metrics
+	metrics    *admin.Metrics
 	ledger     *lease.Ledger
 	registry   *registry
 	sockets    *lookupSockets
@@ -66,7 +67,8 @@ type Agent struct {
 	drained    atomic.Bool  // no new jobs, no look-ups
 
 	listener *ipc.SessionListener
-	web      *web
+	view     *admin.View
+	web      *admin.Server
 	owned    sync.WaitGroup // accept, watchdog and sweep
 	stop     chan struct{}  // closed to end the watchdog and sweep
 	ready    atomic.Bool
@@ -83,7 +85,7 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 		return nil, err
 	}
 	a := &Agent{
-		cfg: cfg, pool: p, index: p, device: device, log: log, since: time.Now(), metrics: newMetrics(),
+		cfg: cfg, pool: p, index: p, device: device, log: log, since: time.Now(), metrics: admin.NewMetrics(endReasons[:], panicPlaces[:]),
 		peers: newPeerNumbers(), mappings: newMappings(), stop: make(chan struct{}),
 	}
 	a.tiers, _ = p.(pool.Tiers)
@@ -113,7 +115,7 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 	a.sockets = newLookupSockets(a)
 	a.watchdog = newWatchdog(a)
 	a.fault.init(&a.cfg.Fault)
-	a.registerGauges()
+	a.view = admin.NewView(a.source(), a.metrics)
 	if w, ok := device.(cudaipc.Watcher); ok {
 		w.Watch(a.lostPeer)
 	}
@@ -148,7 +150,10 @@ func (a *Agent) Start() (err error) {
 			a.Close()
 		}
 	}()
-	if a.web, err = startWeb(a); err != nil {
+	if a.web, err = admin.Start(a.view, admin.Options{
+		Dir: a.cfg.Dir, Admin: a.cfg.Admin, SocketGroup: a.cfg.SocketGroup, HTTP: a.cfg.HTTP, HTTPAny: a.cfg.HTTPAny,
+		Limit: a.cfg.Limits.Handler, Log: a.log,
+	}); err != nil {
 		return err
 	}
 	if err = removeStale(a.cfg.Dir, a.cfg.SocketGroup); err != nil {
@@ -217,7 +222,7 @@ func (a *Agent) Close() {
 		close(a.stop)
 		a.owned.Wait()
 		if a.web != nil {
-			a.web.close()
+			a.web.Close()
 		}
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/transfer"
@@ -38,7 +39,7 @@ type Config struct {
 	Limits  Limits
 	Version string // of this build, for status
 	// LeftBehind is what agents before this one left in the directory; nil: nothing.
-	LeftBehind func() LeftBehind
+	LeftBehind func() admin.LeftBehind
 	Fault      Fault // tests only
 }
 

@@ -3,7 +3,6 @@ package agent
 import (
 	"errors"
 	"fmt"
-	"net/http"
 	"sync/atomic"
 
 	"github.com/kvagent/kvagent/pool"
@@ -57,13 +56,4 @@ func (a *Agent) flipLater(c transfer.Completion) {
 	if a.fault.count(c) && a.flip() != nil {
 		a.fault.done.Store(false)
 	}
-}
-
-// fault serves POST /fault.
-func (w *web) fault(rw http.ResponseWriter, _ *http.Request) {
-	if err := w.agent.flip(); err != nil {
-		http.Error(rw, err.Error(), http.StatusConflict)
-		return
-	}
-	fmt.Fprintln(rw, "flipped")
 }

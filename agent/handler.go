@@ -23,7 +23,7 @@ func (k *lookupSock) handle(req *ipc.LookupRequest, start time.Time) ipc.LookupR
 	reply := ipc.LookupReply{Boot: a.boot}
 	if req.Form == ipc.FormReset {
 		k.reset(&reply)
-		a.metrics.countLookup(req.Form, reply.Status, 0, 0)
+		a.metrics.CountLookup(req.Form, reply.Status, 0, 0)
 		return reply
 	}
 	rules, st := k.resolve(req)
@@ -37,7 +37,7 @@ func (k *lookupSock) handle(req *ipc.LookupRequest, start time.Time) ipc.LookupR
 	default:
 		k.find(req, rules, st, start, &reply)
 	}
-	a.metrics.countLookup(req.Form, reply.Status, askedTokens(req), uint64(reply.Tokens))
+	a.metrics.CountLookup(req.Form, reply.Status, askedTokens(req), uint64(reply.Tokens))
 	return reply
 }
 
@@ -103,7 +103,7 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 	pending := false
 	if k.agent.tiers != nil {
 		pending = k.askTiers(req, rules, start)
-		k.agent.metrics.askMax.show(time.Since(start))
+		k.agent.metrics.AskMax.Show(time.Since(start))
 	}
 	if req.Form == ipc.FormOwn && req.Reserve {
 		k.reserve(q, rules, st, reply)
@@ -117,7 +117,7 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 		reply.Blocks = uint64(reply.Tokens / rules.Groups[0].BlockTokens) // of the simple form, which asks for group 0
 		return
 	}
-	late := k.agent.metrics.countTime(time.Since(start), deadlineOf(req))
+	late := k.agent.metrics.CountTime(time.Since(start), deadlineOf(req))
 	if late {
 		k.tooLate(st, reply)
 	}
@@ -171,7 +171,7 @@ func (k *lookupSock) lend(e *lease.Lease, st *seat, q *lookup.Query, rules *look
 	number, result := a.ledger.Add(st.holder, e, hit.Bytes)
 	if result == lease.Added {
 		reply.Tokens, reply.Lease = hit.Tokens, number
-		a.metrics.leasesGiven.Add(1)
+		a.metrics.LeasesGiven.Add(1)
 		return
 	}
 	a.ledger.GiveBack(e)

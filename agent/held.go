@@ -57,7 +57,7 @@ func (s *session) hold(job *transfer.Job, sections []ipc.Section, lease uint64) 
 		}
 		return false, false
 	}
-	s.agent.metrics.loadsHeld.Add(1)
+	s.agent.metrics.LoadsHeld.Add(1)
 	b.arm(h, forget, s.agent.cfg.Limits.Transfer.EventWait)
 	return true, false
 }
@@ -107,7 +107,7 @@ func (b *heldLoads) arm(h *heldLoad, forget func() bool, limit time.Duration) {
 		h.forget = forget
 		h.timer = time.AfterFunc(limit, func() {
 			if forget() {
-				h.seat.session.agent.metrics.loadsUnsettled.Add(1)
+				h.seat.session.agent.metrics.LoadsUnsettled.Add(1)
 				h.goOn()
 			}
 		})

@@ -93,7 +93,7 @@ func (s *session) load(m *ipc.Load) error {
 		status = transfer.Off
 	}
 	if st := s.seat.Load(); st != nil && m.Lease != 0 && !s.agent.ledger.Submit(st.engine.acct, m.Lease) {
-		s.agent.metrics.leasesPassed.Add(1)
+		s.agent.metrics.LeasesPassed.Add(1)
 	}
 	return s.submitLoad(transfer.Job{
 		ID: m.Job, Kind: transfer.Load, Epoch: m.Epoch, Step: m.Step, Event: m.Event, Revoke: ipc.None,
@@ -147,7 +147,7 @@ func (s *session) submitAdded(job transfer.Job, sections []ipc.Section, status p
 	for i := range statuses {
 		statuses[i] = status
 	}
-	s.agent.metrics.countBlocks(job.Kind, statuses, 0)
+	s.agent.metrics.CountBlocks(job.Kind, statuses, 0)
 	s.answer(done(job.ID, statuses))
 }
 
@@ -199,8 +199,8 @@ func (s *session) complete(c transfer.Completion) {
 
 // report counts a job that has ended, and tells the peer.
 func (s *session) report(c transfer.Completion) {
-	s.agent.metrics.countBlocks(c.Kind, c.Status, c.Bytes)
-	s.agent.metrics.samples[c.Kind].add(&c.Sample)
+	s.agent.metrics.CountBlocks(c.Kind, c.Status, c.Bytes)
+	s.agent.metrics.Samples[c.Kind].Add(&c.Sample)
 	s.agent.flipLater(c)
 	s.jobs.finish(done(c.Job, c.Status), s.notify)
 }

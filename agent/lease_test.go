@@ -3,6 +3,7 @@ package agent
 import (
 	"testing"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/lookup"
@@ -134,14 +135,14 @@ func TestLeasesEndWithTheirSession(t *testing.T) {
 	ask(t, look, ofWorker)
 	_, b, _ := r.joinEngine(register("b"))
 	b[0].close()
-	r.waitFor("the other engine's worker is gone", func(s Status) bool { return s.Sessions == 3 })
+	r.waitFor("the other engine's worker is gone", func(s admin.Status) bool { return s.Sessions == 3 })
 	if st := r.agent.Status(); st.Leases != 2 {
 		t.Fatalf("%d leases, want 2", st.Leases)
 	}
 	scheduler.close()
-	r.waitFor("the scheduler's lease is gone", func(s Status) bool { return s.Leases == 1 })
+	r.waitFor("the scheduler's lease is gone", func(s admin.Status) bool { return s.Leases == 1 })
 	worker.close()
-	r.waitFor("the ledger is empty", func(s Status) bool { return s.Leases == 0 && s.Pool.Pinned == 0 })
+	r.waitFor("the ledger is empty", func(s admin.Status) bool { return s.Leases == 0 && s.Pool.Pinned == 0 })
 }
 
 // Under pressure the oldest lease that no LOAD has named goes; its load then fails block by block. One that a LOAD

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/pooltest"
@@ -46,7 +47,7 @@ func TestPanicEndsOneSession(t *testing.T) {
 	if got := next[*ipc.Error](w); got.Code != ipc.ErrCodeInternal {
 		t.Errorf("%+v, want code %d", got, ipc.ErrCodeInternal)
 	}
-	r.waitFor("the session is gone", func(s Status) bool { return s.Sessions == 3 && s.Regions == 2 })
+	r.waitFor("the session is gone", func(s admin.Status) bool { return s.Sessions == 3 && s.Regions == 2 })
 	if got := others[0].load(answer.Epoch, 0, chain(3, 4), 8); !all(got, ipc.BlockOK) {
 		t.Errorf("another session's load: %v", got)
 	}
@@ -76,7 +77,7 @@ func TestPanicAtRegistered(t *testing.T) {
 	w.send(regions, fds...)
 	w.send(segments)
 	next[*ipc.Error](w)
-	r.waitFor("nothing is left", func(s Status) bool { return s.Sessions == 0 && s.Regions == 0 && s.Engines == 0 })
+	r.waitFor("nothing is left", func(s admin.Status) bool { return s.Sessions == 0 && s.Regions == 0 && s.Engines == 0 })
 }
 
 // What is reported for a session must not end the threads of its worker, nor a tier's.
@@ -86,8 +87,8 @@ func TestPanicOfACompletionIsContained(t *testing.T) {
 	r.agent.inflight.add()
 	s.complete(transfer.Completion{Job: 1, Kind: transfer.Load, Status: []pool.Status{pool.OK}})
 	<-s.gone
-	if s.end.reason != endPanic || r.agent.metrics.panics[panicCompletion].Load() != 1 || r.agent.inflight.count() != 0 {
-		t.Errorf("end %q, %d counted, %d jobs in flight", s.end.reason, r.agent.metrics.panics[panicCompletion].Load(),
+	if s.end.reason != endPanic || r.agent.metrics.Panics[panicCompletion].Load() != 1 || r.agent.inflight.count() != 0 {
+		t.Errorf("end %q, %d counted, %d jobs in flight", s.end.reason, r.agent.metrics.Panics[panicCompletion].Load(),
 			r.agent.inflight.count())
 	}
 }
@@ -143,7 +144,7 @@ func TestOwnFunctions(t *testing.T) {
 	own := []string{
 		"ipc.Decode", "ipc.(*Conn).Recv", "lookup.Longest", "pool.Chain.At", "agent.convertSections",
 		"agent.(*session).cancel", "agent.(*session).serve.func1",
-		"agent.(*jobTable).finish", "agent.(*lookupSock).handle",
+		"agent.(*jobTable).finish", "agent/admin.(*Metrics).CountLookup", "agent.(*lookupSock).handle",
 	}
 	shared := []string{
 		"agent/lease.(*Ledger).Release", "agent.(*Agent).vacate", "agent.(*registry).leave", "agent.(*lookupSockets).open",

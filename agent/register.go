@@ -7,6 +7,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 )
@@ -99,7 +100,7 @@ func (s *session) completeLocked() {
 		return
 	}
 	s.mu.reg = nil
-	s.agent.metrics.registrations[resultDone].Add(1)
+	s.agent.metrics.Registrations[admin.ResultDone].Add(1)
 	s.log.Info("registered", zap.String("instance", reg.msg.Instance), zap.String("as", placeName(reg.msg.Role, reg.msg.Rank)),
 		zap.Uint32("world", reg.msg.World), spaceField(reg.seat.space.fp), zap.String("model", reg.seat.space.model),
 		zap.Int("regions", reg.seat.regions), zap.String("lookup", path))
@@ -186,11 +187,11 @@ func (s *session) abandonLocked() {
 // refuseLocked answers a registration that is not to be; parts of it that are on their way will be passed over.
 func (s *session) refuseLocked(left parts, instance string, err error) {
 	s.mu.passed = left
-	status, result := uint8(ipc.RegRefused), resultRefused
+	status, result := uint8(ipc.RegRefused), admin.ResultRefused
 	if errors.As(err, new(clashError)) || errors.Is(err, pool.ErrIdentity) {
-		status, result = ipc.RegClash, resultClash
+		status, result = ipc.RegClash, admin.ResultClash
 	}
-	s.agent.metrics.registrations[result].Add(1)
+	s.agent.metrics.Registrations[result].Add(1)
 	s.log.Warn("registration refused", zap.String("instance", instance), zap.Error(err))
 	s.answer(&ipc.Registered{Req: left.req, Status: status, Text: cutText(err.Error())})
 }

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 )
@@ -54,7 +55,7 @@ func TestDeathDuringImport(t *testing.T) {
 			end := leave(r)
 			<-slow.begun
 			end()
-			r.waitFor("the engine is gone", func(s Status) bool { return s.Sessions == 0 && s.Regions == 0 && s.Engines == 0 })
+			r.waitFor("the engine is gone", func(s admin.Status) bool { return s.Sessions == 0 && s.Regions == 0 && s.Engines == 0 })
 		})
 	}
 }

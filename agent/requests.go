@@ -33,7 +33,7 @@ func (s *session) release(m *ipc.Release) {
 	if st != nil {
 		ended = s.agent.ledger.Release(st.engine.acct, m.Leases)
 	}
-	s.agent.metrics.leasesPassed.Add(uint64(len(m.Leases) - ended))
+	s.agent.metrics.LeasesPassed.Add(uint64(len(m.Leases) - ended))
 }
 
 // reset serves RESET: a new weights epoch of the session's space, told to all other sessions of it.
@@ -63,7 +63,7 @@ func (a *Agent) resetSpace(sp *space, by *session) (uint32, error) {
 		a.log.Error("reset failed", spaceField(sp.fp), zap.Error(err))
 		return 0, err
 	}
-	a.metrics.resets.Add(1)
+	a.metrics.Resets.Add(1)
 	a.log.Info("new weights epoch", zap.String("model", sp.model), spaceField(sp.fp), zap.Uint32("epoch", epoch))
 	for _, other := range others {
 		other.tell(&ipc.Epoch{Epoch: epoch})

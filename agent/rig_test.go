@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
 	"github.com/kvagent/kvagent/ipc"
@@ -169,7 +170,7 @@ func (r *rig) checkNothingLeft() {
 }
 
 // waitFor waits until something holds.
-func (r *rig) waitFor(what string, holds func(Status) bool) {
+func (r *rig) waitFor(what string, holds func(admin.Status) bool) {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

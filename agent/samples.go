@@ -9,32 +9,13 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/transfer"
 )
 
 // mismatchEvery is how often a mismatch is logged at most; what comes between is counted in the
 // next line.
 const mismatchEvery = 10 * time.Second
-
-// sampleCounters count the blocks of one direction that were chosen for an end-to-end check.
-type sampleCounters struct{ matched, mismatched, unverified *counter }
-
-func (c *sampleCounters) add(n *transfer.SampleCounts) {
-	c.matched.Add(n.Matched)
-	c.mismatched.Add(n.Mismatched)
-	c.unverified.Add(n.Unverified)
-}
-
-func (m *metrics) makeSamples() {
-	const help = "Blocks chosen for an end-to-end check, by direction and result: matched, mismatched " +
-		"(the engine has other bytes than the pool, should be 0), unverified (not summed in time, or the engine died or gave the block up)."
-	for kind, op := range [...]string{transfer.Save: "save", transfer.Load: "load"} {
-		c := &m.samples[kind]
-		c.matched = m.counter("kvagent_sampled_blocks_total", help, "op", op, "result", "matched")
-		c.mismatched = m.counter("kvagent_sampled_blocks_total", help, "op", op, "result", "mismatched")
-		c.unverified = m.counter("kvagent_sampled_blocks_total", help, "op", op, "result", "unverified")
-	}
-}
 
 // mismatches are what is known of blocks that did not match.
 type mismatches struct {
@@ -90,33 +71,5 @@ func (a *Agent) mismatch(st *seat, m *transfer.Mismatch) {
 		zap.Uint8("group", m.Group), zap.String("hash", hash),
 		zap.Uint32("block", m.Block), zap.String("sum_in_engine", engine), zap.String("sum_in_pool", slot),
 		zap.Uint64("job", m.Job),
-		zap.String("status", statusNames[m.Status]), zap.Int("not_logged_before", silent))
-}
-
-// SampleStatus is the end-to-end check of a sample of the blocks that are copied.
-type SampleStatus struct {
-	Every uint32 `json:"every"` // one block in so many; 0: none
-	// Blocks since the start.
-	Saves        SampleCounts `json:"saves"`
-	Loads        SampleCounts `json:"loads"`
-	LastMismatch string       `json:"last_mismatch"` // empty: none
-}
-
-// SampleCounts are those of one direction.
-type SampleCounts struct {
-	Matched    uint64 `json:"matched"`
-	Mismatched uint64 `json:"mismatched"` // the engine has other bytes than the pool
-	Unverified uint64 `json:"unverified"` // not summed
-}
-
-func (c *sampleCounters) status() SampleCounts {
-	return SampleCounts{c.matched.Load(), c.mismatched.Load(), c.unverified.Load()}
-}
-
-func (a *Agent) sampleStatus() SampleStatus {
-	by := &a.metrics.samples
-	return SampleStatus{
-		Every: a.cfg.VerifySample, Saves: by[transfer.Save].status(), Loads: by[transfer.Load].status(),
-		LastMismatch: a.mismatches.lastOne(),
-	}
+		zap.String("status", admin.StatusNames[m.Status]), zap.Int("not_logged_before", silent))
 }

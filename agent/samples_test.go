@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
 	"github.com/kvagent/kvagent/ipc"
@@ -43,7 +44,7 @@ func TestMismatchIsAnAlarm(t *testing.T) {
 	r.wantMetric(`kvagent_sampled_blocks_total{op="save",result="mismatched"} 2`)
 	r.wantMetric(`kvagent_sampled_blocks_total{op="save",result="matched"} 4`)
 	st := r.agent.Status()
-	if s := &st.Sample; s.Every != 1 || s.Saves != (SampleCounts{Matched: 4, Mismatched: 2}) ||
+	if s := &st.Sample; s.Every != 1 || s.Saves != (admin.SampleCounts{Matched: 4, Mismatched: 2}) ||
 		!strings.Contains(s.LastMismatch, `save of rank 0 of instance "a": group 0, block 02020000`) {
 		t.Errorf("status: %+v", s)
 	}

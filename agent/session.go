@@ -129,7 +129,7 @@ func (s *session) fail(err error) {
 	var bad *ipc.MalformedError
 	switch {
 	case errors.As(err, &bad):
-		s.agent.metrics.malformed[bad.Reason.String()].Add(1)
+		s.agent.metrics.Malformed[bad.Reason.String()].Add(1)
 		s.doom(endMalformed, ipc.ErrCodeMalformed, err)
 	default:
 		s.lost(err)

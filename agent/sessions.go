@@ -54,7 +54,7 @@ func (a *Agent) accept() {
 
 // refused counts and logs a peer that may not connect.
 func (a *Agent) refused(peer ipc.Cred, err error) {
-	a.metrics.sessionsRefused.Add(1)
+	a.metrics.SessionsRefused.Add(1)
 	a.log.Warn("session refused", zap.Int("pid", peer.Pid), zap.Error(err))
 }
 

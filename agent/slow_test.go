@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 )
 
@@ -34,7 +35,7 @@ func TestPeerThatDoesNotRead(t *testing.T) {
 		}
 		asked <- n
 	}()
-	r.waitFor("it is given up", func(Status) bool { return r.agent.metrics.sessionEnds[endSlow].Load() == 1 })
+	r.waitFor("it is given up", func(admin.Status) bool { return r.agent.metrics.SessionEnds[endSlow].Load() == 1 })
 	if n := <-asked; n == 10000 {
 		t.Errorf("all %d questions were taken, though no answer was read", n)
 	}

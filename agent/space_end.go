@@ -58,8 +58,11 @@ func (r *registry) makeRoomLocked() bool {
 		}
 	}
 	slices.SortFunc(all, func(a, b *space) int {
-		if stored[a] != stored[b] {
-			return cmp.Compare(oneIf(stored[a]), oneIf(stored[b]))
+		switch {
+		case stored[b] && !stored[a]:
+			return -1
+		case stored[a] && !stored[b]:
+			return 1
 		}
 		return cmp.Compare(a.unused, b.unused)
 	})

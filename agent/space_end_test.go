@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 )
@@ -88,7 +89,7 @@ func TestSpacesComeAndGo(t *testing.T) {
 		}
 		w.unregister()
 	}
-	r.waitFor("the memory of closed spaces is back", func(s Status) bool { return s.Pool.Entries == 2*(limit-1) })
+	r.waitFor("the memory of closed spaces is back", func(s admin.Status) bool { return s.Pool.Entries == 2*(limit-1) })
 }
 
 // A space of which nothing is stored is closed by the last engine that leaves.

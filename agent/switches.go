@@ -6,6 +6,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 )
 
@@ -16,14 +17,8 @@ type switches struct {
 	loads, saves atomic.Bool
 }
 
-// SwitchState is what is switched on.
-type SwitchState struct {
-	Loads bool `json:"loads"`
-	Saves bool `json:"saves"`
-}
-
 // Set switches loads and saves; nil leaves one as it is. Every session is told.
-func (a *Agent) Set(loads, saves *bool) SwitchState {
+func (a *Agent) Set(loads, saves *bool) admin.SwitchState {
 	a.switches.mu.Lock()
 	defer a.switches.mu.Unlock()
 	before := a.switches.state()
@@ -39,21 +34,23 @@ func (a *Agent) Set(loads, saves *bool) SwitchState {
 	}
 	a.log.Info("switched", zap.Bool("loads", now.Loads), zap.Bool("saves", now.Saves))
 	for _, s := range a.sessions.all() {
-		s.tell(now.message())
+		s.tell(switchesMessage(now))
 	}
 	return now
 }
 
-func (s *switches) state() SwitchState {
-	return SwitchState{Loads: s.loads.Load(), Saves: s.saves.Load()}
+func (s *switches) state() admin.SwitchState {
+	return admin.SwitchState{Loads: s.loads.Load(), Saves: s.saves.Load()}
 }
 
-func (s SwitchState) message() *ipc.Switches { return &ipc.Switches{Loads: s.Loads, Saves: s.Saves} }
+func switchesMessage(s admin.SwitchState) *ipc.Switches {
+	return &ipc.Switches{Loads: s.Loads, Saves: s.Saves}
+}
 
 // welcome tells a session that has agreed on a version what is switched on.
 func (a *Agent) welcome(s *session) {
 	a.switches.mu.Lock()
 	defer a.switches.mu.Unlock()
 	s.greeted.Store(true)
-	s.tell(a.switches.state().message())
+	s.tell(switchesMessage(a.switches.state()))
 }

@@ -52,10 +52,10 @@ func (s *session) takeApart() (registered bool) {
 
 // note counts and logs the end of a session; took is the time from when it was seen to the close of the socket.
 func (s *session) note(registered bool, took time.Duration) {
-	s.agent.metrics.sessionEnds[s.end.reason].Add(1)
+	s.agent.metrics.SessionEnds[s.end.reason].Add(1)
 	if registered {
-		s.agent.metrics.cleanup.Observe(took.Seconds())
-		s.agent.metrics.cleanupMax.show(took)
+		s.agent.metrics.Cleanup.Observe(took.Seconds())
+		s.agent.metrics.CleanupMax.Show(took)
 	}
 	level := zap.InfoLevel
 	if s.end.reason != endPeer && s.end.reason != endShutdown {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/fault"
@@ -60,7 +61,7 @@ func (r *rig) report() pool.TierReport { return r.pool.(stacked).Report() }
 // waitTier waits until the rig's first tier has so many entries.
 func (r *rig) waitTier(entries uint64) {
 	r.t.Helper()
-	r.waitFor(fmt.Sprintf("%d entries in the tier", entries), func(s Status) bool { return s.Tiers.List[0].Stored+s.Tiers.List[0].Had >= entries })
+	r.waitFor(fmt.Sprintf("%d entries in the tier", entries), func(s admin.Status) bool { return s.Tiers.List[0].Stored+s.Tiers.List[0].Had >= entries })
 }
 
 // askUntil asks again while the answer is pending.
@@ -252,7 +253,7 @@ func TestHungTierDelaysNoLookup(t *testing.T) {
 		t.Errorf("the breaker never opened: %+v", got)
 	}
 	f.Switch(false)
-	r.waitFor("the tier is back", func(s Status) bool { return s.Tiers.List[0].State == "up" })
+	r.waitFor("the tier is back", func(s admin.Status) bool { return s.Tiers.List[0].State == "up" })
 	q.DeadlineUS = 0
 	got := askUntil(t, look, q)
 	if got.Tokens != 8*testBlockTokens {
@@ -304,7 +305,7 @@ func TestLoadIsHeldForPromises(t *testing.T) {
 	if got := askUntil(t, look, probe); got.Tokens != 8*testBlockTokens {
 		t.Fatalf("probe: %+v", got)
 	}
-	r.waitFor("the probe's blocks are in memory", func(s Status) bool { return s.BlocksStored == 8 })
+	r.waitFor("the probe's blocks are in memory", func(s admin.Status) bool { return s.BlocksStored == 8 })
 	check(t, f.SetRate(fault.Hang, 1))
 	r.drop(chain(1, 8))
 	got := ask(t, look, q)
@@ -314,8 +315,8 @@ func TestLoadIsHeldForPromises(t *testing.T) {
 	w.job++
 	w.send(&ipc.Load{Job: w.job, Epoch: 1, Event: ipc.None, Lease: got.Lease, Sections: []ipc.Section{section(chain(1, 8), 20)}})
 	w.sync()
-	if st := r.agent.Status(); st.Jobs != 1 || r.agent.metrics.loadsHeld.Load() != 1 {
-		t.Fatalf("%d jobs, %d held; want 1 and 1", st.Jobs, r.agent.metrics.loadsHeld.Load())
+	if st := r.agent.Status(); st.Jobs != 1 || r.agent.metrics.LoadsHeld.Load() != 1 {
+		t.Fatalf("%d jobs, %d held; want 1 and 1", st.Jobs, r.agent.metrics.LoadsHeld.Load())
 	}
 	f.Switch(false)
 	if got := w.done(w.job); !all(got, ipc.BlockOK) {
@@ -342,7 +343,7 @@ func held(t *testing.T, options ...rigOption) (r *rig, f *fault.Store, scheduler
 	w.job++
 	w.send(&ipc.Load{Job: w.job, Epoch: 1, Event: ipc.None, Lease: got.Lease, Sections: []ipc.Section{section(chain(1, 8), 20)}})
 	w.sync()
-	if n := r.agent.metrics.loadsHeld.Load(); n == 0 {
+	if n := r.agent.metrics.LoadsHeld.Load(); n == 0 {
 		t.Fatal("the load is not held")
 	}
 	return r, f, scheduler, w, got.Lease
@@ -401,9 +402,9 @@ func TestHeldLoadGoesOnInTheEnd(t *testing.T) {
 func TestHeldLoadEndsWithItsSession(t *testing.T) {
 	r, _, scheduler, w, _ := held(t)
 	w.close()
-	r.waitFor("the job is gone", func(s Status) bool { return s.Jobs == 0 })
+	r.waitFor("the job is gone", func(s admin.Status) bool { return s.Jobs == 0 })
 	scheduler.close()
-	r.waitFor("the lease is gone", func(s Status) bool { return s.Leases == 0 && s.Pool.Pinned == 0 })
+	r.waitFor("the lease is gone", func(s admin.Status) bool { return s.Leases == 0 && s.Pool.Pinned == 0 })
 }
 
 // Foreign forms get what is known at their deadline, and the rest when they come again.

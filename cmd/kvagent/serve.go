@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/transfer"
@@ -101,7 +102,7 @@ func (s *serveSettings) check() error {
 		bad = append(bad, errors.New(`socket-dir: "", allowed: a directory`))
 	}
 	if s.http != "" {
-		if err := agent.CheckHTTPAddr(s.http, s.httpAny); err != nil {
+		if err := admin.CheckHTTPAddr(s.http, s.httpAny); err != nil {
 			bad = append(bad, err)
 		}
 	}

@@ -1,4 +1,4 @@
-package agent
+package admin
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
@@ -7,30 +7,6 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// registerGauges adds what is read when it is asked for: levels of the pool, of the registry and of the ledger.
-func (a *Agent) registerGauges() {
-	a.metrics.registry.MustRegister(&gauges{agent: a})
-	for name, v := range map[string]struct {
-		help string
-		get  func() float64
-	}{
-		"kvagent_regions":             {"Regions of engines' memory that are open.", func() float64 { return float64(a.mappings.open()) }},
-		"kvagent_sessions":            {"Session sockets that are open.", func() float64 { return float64(len(a.sessions.all())) }},
-		"kvagent_jobs":                {"Jobs that are not reported yet.", func() float64 { return float64(a.inflight.count()) }},
-		"kvagent_workers_stuck":       {"Workers whose current step is older than the limit.", func() float64 { return float64(len(a.stuckWorkers())) }},
-		"kvagent_cleanup_max_seconds": {"Longest time from the end of a session to the close of its socket.", func() float64 { return float64(a.metrics.cleanupMax.Load()) / 1e9 }},
-		"kvagent_switch_loads":        {"1: loads are on.", func() float64 { return oneIf(a.switches.loads.Load()) }},
-		"kvagent_switch_saves":        {"1: saves are on.", func() float64 { return oneIf(a.switches.saves.Load()) }},
-		"kvagent_engines_complete":    {"Engines with all ranks registered.", func() float64 { return float64(a.completeEngines()) }},
-		"kvagent_start_time_seconds":  {"Unix time of the agent's start, in seconds.", func() float64 { return float64(a.since.UnixNano()) / 1e9 }},
-		"kvagent_lease_cap_bytes":     {"Bytes one engine may lease.", func() float64 { return float64(a.cfg.LeaseBytes) }},
-		"kvagent_pending_descriptors": {"Descriptors of registrations that are not complete.", func() float64 { return float64(a.pendingFDs.Load()) }},
-		"kvagent_lookup_sockets":      {"Look-up sockets that are open.", func() float64 { return float64(len(a.sockets.names())) }},
-	} {
-		a.metrics.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: v.help}, v.get))
-	}
-}
-
 func oneIf(on bool) float64 {
 	if on {
 		return 1
@@ -38,19 +14,26 @@ func oneIf(on bool) float64 {
 	return 0
 }
 
-func (a *Agent) completeEngines() (n int) {
-	a.registry.mu.Lock()
-	defer a.registry.mu.Unlock()
-	for _, e := range a.registry.engines {
-		if e.complete.Load() {
-			n++
-		}
-	}
-	return n
-}
+// gauges read one snapshot for all their series.
+type gauges struct{ view *View }
 
-// gauges read one snapshot of the pool, and one of the ledger, for all their series.
-type gauges struct{ agent *Agent }
+// levelSeries are levels of the registry and the sessions, and what is configured.
+var levelSeries = []struct {
+	desc *prometheus.Desc
+	get  func(*Snapshot) float64
+}{
+	{desc("kvagent_regions", "Regions of engines' memory that are open."), func(s *Snapshot) float64 { return float64(s.Regions) }},
+	{desc("kvagent_sessions", "Session sockets that are open."), func(s *Snapshot) float64 { return float64(s.Sessions) }},
+	{desc("kvagent_jobs", "Jobs that are not reported yet."), func(s *Snapshot) float64 { return float64(s.Jobs) }},
+	{desc("kvagent_workers_stuck", "Workers whose current step is older than the limit."), func(s *Snapshot) float64 { return float64(s.Stuck) }},
+	{desc("kvagent_switch_loads", "1: loads are on."), func(s *Snapshot) float64 { return oneIf(s.Switches.Loads) }},
+	{desc("kvagent_switch_saves", "1: saves are on."), func(s *Snapshot) float64 { return oneIf(s.Switches.Saves) }},
+	{desc("kvagent_engines_complete", "Engines with all ranks registered."), func(s *Snapshot) float64 { return float64(s.EnginesComplete) }},
+	{desc("kvagent_start_time_seconds", "Unix time of the agent's start, in seconds."), func(s *Snapshot) float64 { return float64(s.Since.UnixNano()) / 1e9 }},
+	{desc("kvagent_lease_cap_bytes", "Bytes one engine may lease."), func(s *Snapshot) float64 { return float64(s.LeaseCap) }},
+	{desc("kvagent_pending_descriptors", "Descriptors of registrations that are not complete."), func(s *Snapshot) float64 { return float64(s.PendingFDs) }},
+	{desc("kvagent_lookup_sockets", "Look-up sockets that are open."), func(s *Snapshot) float64 { return float64(len(s.Sockets)) }},
+}
 
 type series struct {
 	desc *prometheus.Desc
@@ -125,6 +108,9 @@ var (
 
 // Describe implements prometheus.Collector.
 func (g *gauges) Describe(ch chan<- *prometheus.Desc) {
+	for _, s := range levelSeries {
+		ch <- s.desc
+	}
 	for _, s := range poolSeries {
 		ch <- s.desc
 	}
@@ -144,30 +130,25 @@ func (g *gauges) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (g *gauges) Collect(ch chan<- prometheus.Metric) {
-	stats := g.agent.pool.Stats()
-	for _, s := range poolSeries {
-		ch <- prometheus.MustNewConstMetric(s.desc, s.kind, s.get(&stats))
+	now := g.view.source.Snapshot()
+	for _, s := range levelSeries {
+		ch <- prometheus.MustNewConstMetric(s.desc, prometheus.GaugeValue, s.get(&now))
 	}
-	collectPolicy(ch, &stats.Policy)
-	collectTiers(ch, g.agent.tiers)
-	collectMovers(ch, g.agent.movers())
-	collectLeft(ch, g.agent.leftBehind())
-	leases, bytes, revoked := g.agent.ledger.Totals()
-	ch <- prometheus.MustNewConstMetric(leasesDesc, prometheus.GaugeValue, float64(leases))
-	ch <- prometheus.MustNewConstMetric(leaseBytesDesc, prometheus.GaugeValue, float64(bytes))
-	ch <- prometheus.MustNewConstMetric(leaseRevokedDesc, prometheus.CounterValue, float64(revoked))
-	ch <- prometheus.MustNewConstMetric(enginesDesc, prometheus.GaugeValue, float64(g.agent.countEngines()))
-	lookups := g.agent.sockets.counters()
-	ch <- prometheus.MustNewConstMetric(unsentDesc, prometheus.CounterValue, float64(lookups.Unsent))
-	ch <- prometheus.MustNewConstMetric(panicsDesc, prometheus.CounterValue, float64(lookups.Panics))
-	ch <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue, float64(lookups.Dropped))
-	for reason, n := range lookups.Reasons {
+	for _, s := range poolSeries {
+		ch <- prometheus.MustNewConstMetric(s.desc, s.kind, s.get(&now.Pool))
+	}
+	collectPolicy(ch, &now.Pool.Policy)
+	collectTiers(ch, now.Tiers)
+	collectMovers(ch, now.Movers)
+	collectLeft(ch, now.LeftBehind)
+	ch <- prometheus.MustNewConstMetric(leasesDesc, prometheus.GaugeValue, float64(now.Leases))
+	ch <- prometheus.MustNewConstMetric(leaseBytesDesc, prometheus.GaugeValue, float64(now.LeaseBytes))
+	ch <- prometheus.MustNewConstMetric(leaseRevokedDesc, prometheus.CounterValue, float64(now.LeasesRevoked))
+	ch <- prometheus.MustNewConstMetric(enginesDesc, prometheus.GaugeValue, float64(now.Engines))
+	ch <- prometheus.MustNewConstMetric(unsentDesc, prometheus.CounterValue, float64(now.Lookups.Unsent))
+	ch <- prometheus.MustNewConstMetric(panicsDesc, prometheus.CounterValue, float64(now.Lookups.Panics))
+	ch <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue, float64(now.Lookups.Dropped))
+	for reason, n := range now.Lookups.Reasons {
 		ch <- prometheus.MustNewConstMetric(malformedDesc, prometheus.CounterValue, float64(n), ipc.Reason(reason).String())
 	}
-}
-
-func (a *Agent) countEngines() int {
-	a.registry.mu.Lock()
-	defer a.registry.mu.Unlock()
-	return len(a.registry.engines)
 }

@@ -1,4 +1,4 @@
-package agent
+package admin
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
@@ -115,11 +115,10 @@ func describeTiers(ch chan<- *prometheus.Desc) {
 }
 
 // collectTiers says nothing without tiers.
-func collectTiers(ch chan<- prometheus.Metric, tiers pool.Tiers) {
-	if tiers == nil {
+func collectTiers(ch chan<- prometheus.Metric, r *pool.TierReport) {
+	if r == nil {
 		return
 	}
-	r := tiers.Report()
 	for i := range r.Tiers {
 		for _, s := range tierSeries {
 			ch <- prometheus.MustNewConstMetric(s.desc, s.kind, s.get(&r.Tiers[i]), r.Tiers[i].Name)

@@ -1,4 +1,4 @@
-package agent
+package admin
 
 import (
 	"cmp"
@@ -64,42 +64,19 @@ func (f *cacheFilter) picks(s *CacheSpace) bool {
 }
 
 // cache is what is stored of the spaces that a filter picks.
-func (a *Agent) cache(f cacheFilter) CacheStatus {
-	stats := a.pool.Stats()
-	out := CacheStatus{Spaces: []CacheSpace{}, Pool: poolStatus(&stats), Tiers: []TierStatus{}}
-	for _, sp := range a.registry.all() {
-		if one := a.cacheSpace(sp); f.picks(&one) {
-			out.Spaces = append(out.Spaces, one)
+func (v *View) cache(f cacheFilter) CacheStatus {
+	now := v.source.Snapshot()
+	out := CacheStatus{Spaces: []CacheSpace{}, Pool: poolStatus(&now.Pool), Tiers: []TierStatus{}}
+	for _, one := range v.source.Spaces() {
+		if f.picks(&one.CacheSpace) {
+			out.Spaces = append(out.Spaces, one.CacheSpace)
 		}
 	}
 	slices.SortFunc(out.Spaces, func(x, y CacheSpace) int {
 		return cmp.Or(cmp.Compare(x.Model, y.Model), cmp.Compare(x.Tenant, y.Tenant), cmp.Compare(x.Space, y.Space))
 	})
-	if t := tiersStatus(a.tiers); t != nil {
+	if t := tiersStatus(now.Tiers); t != nil {
 		out.Tiers = t.List
-	}
-	return out
-}
-
-// all spaces.
-func (r *registry) all() []*space {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	out := make([]*space, 0, len(r.spaces))
-	for _, sp := range r.spaces {
-		out = append(out, sp)
-	}
-	return out
-}
-
-func (a *Agent) cacheSpace(sp *space) CacheSpace {
-	rules := sp.open.Load()
-	out := CacheSpace{
-		Space: hex.EncodeToString(sp.fp[:]), Model: sp.model, Tenant: sp.says["tenant"], Dtype: sp.says["dtype"], Groups: len(sp.groups), Shards: len(sp.claims),
-		Open: rules != nil, Epoch: a.registry.epochOf(sp), Engines: int(sp.complete.Load()), Blocks: -1,
-	}
-	if counts, ok := a.pool.(pool.SpaceCounter); ok && rules != nil {
-		out.Blocks = counts.SpaceEntries(rules.ID)
 	}
 	return out
 }
@@ -110,40 +87,37 @@ type Removed struct {
 }
 
 // removeSpaces starts a new epoch of the spaces that a filter picks: what was stored is found no more, in memory or in any tier, and engines are told.
-func (a *Agent) removeSpaces(f cacheFilter) (out Removed, err error) {
+func (v *View) removeSpaces(f cacheFilter) (out Removed, err error) {
 	out.Spaces = []CacheSpace{}
-	for _, sp := range a.registry.all() {
-		one := a.cacheSpace(sp)
-		if !f.picks(&one) {
+	for _, one := range v.source.Spaces() {
+		if !f.picks(&one.CacheSpace) {
 			continue
 		}
-		_, bad := a.resetSpace(sp, nil)
-		if errors.Is(bad, errSpaceClosed) {
-			continue // nothing of it is stored
-		}
-		if bad != nil {
+		now, stored, bad := v.source.Reset(one.Fingerprint)
+		switch {
+		case bad != nil:
 			err = errors.Join(err, fmt.Errorf("space %s: %w", one.Space, bad))
-			continue
+		case stored:
+			out.Spaces = append(out.Spaces, now)
 		}
-		out.Spaces = append(out.Spaces, a.cacheSpace(sp))
 	}
 	return out, err
 }
 
 // cacheList serves GET /cache?space=&model=&tenant=.
-func (w *web) cacheList(rw http.ResponseWriter, r *http.Request) {
+func (s *Server) cacheList(rw http.ResponseWriter, r *http.Request) {
 	f, err := parseFilter(r.URL.Query())
 	if err != nil {
 		http.Error(rw, err.Error(), http.StatusBadRequest)
 		return
 	}
-	sayJSON(rw, w.agent.cache(f))
+	sayJSON(rw, s.view.cache(f))
 }
 
 var errNoFilter = errors.New("nothing says what to remove, allowed: one or more of space, model, tenant")
 
 // cacheRemove serves POST /cache/rm with the same; at least one must be given.
-func (w *web) cacheRemove(rw http.ResponseWriter, r *http.Request) {
+func (s *Server) cacheRemove(rw http.ResponseWriter, r *http.Request) {
 	f, err := parseFilter(r.URL.Query())
 	if err == nil && f == (cacheFilter{}) {
 		err = errNoFilter
@@ -152,7 +126,7 @@ func (w *web) cacheRemove(rw http.ResponseWriter, r *http.Request) {
 		http.Error(rw, err.Error(), http.StatusBadRequest)
 		return
 	}
-	removed, err := w.agent.removeSpaces(f)
+	removed, err := s.view.removeSpaces(f)
 	if err != nil {
 		http.Error(rw, err.Error(), http.StatusInternalServerError)
 		return

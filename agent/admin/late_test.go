@@ -1,4 +1,4 @@
-package agent
+package admin
 
 import (
 	"testing"
@@ -7,12 +7,12 @@ import (
 
 // The look-up farthest beyond its deadline is kept with its time, so that it can be held against what the machine did just then.
 func TestFarthestBeyondItsDeadlineIsKept(t *testing.T) {
-	m := newMetrics()
-	if m.countTime(time.Millisecond, time.Millisecond) || m.latest.get() != (lateLookup{}) {
+	m := NewMetrics(nil, nil)
+	if m.CountTime(time.Millisecond, time.Millisecond) || m.latest.get() != (lateLookup{}) {
 		t.Errorf("in time: %+v", m.latest.get())
 	}
 	before := time.Now()
-	if !m.countTime(7*time.Millisecond, 2*time.Millisecond) || !m.countTime(100*time.Millisecond, 99*time.Millisecond) {
+	if !m.CountTime(7*time.Millisecond, 2*time.Millisecond) || !m.CountTime(100*time.Millisecond, 99*time.Millisecond) {
 		t.Error("late, and not said to be")
 	}
 	one := m.latest.get()

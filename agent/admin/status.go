@@ -1,13 +1,11 @@
-package agent
+package admin
 
 import (
 	"cmp"
 	"encoding/hex"
 	"os"
-	"slices"
 	"time"
 
-	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -145,78 +143,40 @@ type WorkerStatus struct {
 	StepMS     int64  `json:"step_ms"` // for how long
 }
 
-// Status is a snapshot of the agent.
-func (a *Agent) Status() Status {
-	m, stats := a.metrics, a.pool.Stats()
+// SwitchState is what is switched on.
+type SwitchState struct {
+	Loads bool `json:"loads"`
+	Saves bool `json:"saves"`
+}
+
+// Status is what /status says now.
+func (v *View) Status() Status {
+	m, now := v.metrics, v.source.Snapshot()
+	live, ready := v.source.Live(), v.source.Ready()
 	st := Status{
-		Version: a.cfg.Version, Boot: hex.EncodeToString(a.boot[:]), PID: os.Getpid(), UptimeSeconds: time.Since(a.since).Seconds(),
-		Ready: a.Ready() == nil, Draining: a.draining(), Sessions: len(a.sessions.all()), Regions: a.mappings.open(),
-		Jobs: a.inflight.count(), LeaseCap: a.cfg.LeaseBytes, LeasesGiven: m.leasesGiven.Load(),
-		BlocksStored: stats.Entries, BlocksSaved: m.saved[pool.OK].Load(), BlocksLoaded: m.loaded[pool.OK].Load(),
+		Version: now.Version, Boot: hex.EncodeToString(now.Boot[:]), PID: os.Getpid(), UptimeSeconds: time.Since(now.Since).Seconds(),
+		Ready: ready == nil, Draining: now.Draining, Sessions: now.Sessions, Regions: now.Regions,
+		Jobs: now.Jobs, LeaseCap: now.LeaseCap, LeasesGiven: m.LeasesGiven.Load(),
+		Leases: now.Leases, LeaseBytes: now.LeaseBytes, LeasesRevoked: now.LeasesRevoked,
+		BlocksStored: now.Pool.Entries, BlocksSaved: m.saved[pool.OK].Load(), BlocksLoaded: m.loaded[pool.OK].Load(),
 		BytesSaved: m.savedBytes.Load(), BytesLoaded: m.loadedBytes.Load(),
 		Lookups: m.lookups.Load(), LookupHits: m.lookupHits.Load(), TokensAsked: m.tokensAsked.Load(), TokensFound: m.tokensFound.Load(),
-		LookupMaxUS: m.lookupMax.micros(), LookupAskUS: m.askMax.micros(),
-		CleanupMaxMS: float64(m.cleanupMax.Load()) / float64(time.Millisecond),
-		Switches:     a.switches.state(), Pool: poolStatus(&stats), EngineList: a.engines(), Sockets: a.sockets.names(),
-		Movers: a.moverStatus(), Sample: a.sampleStatus(), LeftBehind: a.leftBehind(),
+		LookupMaxUS: m.lookupMax.micros(), LookupAskUS: m.AskMax.micros(),
+		CleanupMaxMS: float64(m.CleanupMax.Load()) / float64(time.Millisecond),
+		Switches:     now.Switches, Pool: poolStatus(&now.Pool), EngineList: v.source.Engines(), Sockets: now.Sockets,
+		Movers: moverStatus(now.Movers), Sample: m.sampleStatus(now.VerifySample, now.LastMismatch), LeftBehind: now.LeftBehind,
+		Tiers: tiersStatus(now.Tiers),
 	}
 	if late := m.latest.get(); late.over > 0 {
 		st.LookupOverUS, st.LookupOverTookUS = microseconds(late.over), microseconds(late.took)
 		st.LookupOverAt = float64(late.read.UnixMicro()) / 1e6
 	}
-	st.Tiers = tiersStatus(a.tiers)
 	st.Engines = len(st.EngineList)
-	st.Leases, st.LeaseBytes, st.LeasesRevoked = a.ledger.Totals()
 	if st.TokensAsked > 0 {
 		st.HitRate = float64(st.TokensFound) / float64(st.TokensAsked)
 	}
-	if err := cmp.Or(a.Live(), a.Ready()); err != nil {
+	if err := cmp.Or(live, ready); err != nil {
 		st.Problem = err.Error()
 	}
 	return st
-}
-
-// engines are the engines that are here, by name.
-func (a *Agent) engines() []EngineStatus {
-	a.registry.mu.Lock()
-	defer a.registry.mu.Unlock()
-	out := make([]EngineStatus, 0, len(a.registry.engines))
-	for _, e := range a.registry.engines {
-		es := EngineStatus{
-			Instance: e.instance, Model: e.space.model, Space: hex.EncodeToString(e.space.fp[:]), Identity: e.space.says,
-			Complete: e.complete.Load(), World: e.world, Sessions: []WorkerStatus{},
-		}
-		es.Leases, es.LeaseBytes, _ = a.ledger.Usage(e.acct)
-		for _, st := range append([]*seat{e.scheduler}, e.ranks...) {
-			if st != nil {
-				es.Sessions = append(es.Sessions, st.status())
-			}
-		}
-		out = append(out, es)
-	}
-	slices.SortFunc(out, func(x, y EngineStatus) int { return cmp.Compare(x.Instance, y.Instance) })
-	return out
-}
-
-// status of a seat; registry.mu is held.
-func (st *seat) status() WorkerStatus {
-	s := st.session
-	ws := WorkerStatus{
-		Session: s.number, Role: "worker", Rank: st.rank, Shard: st.shard, PID: s.pid, Software: s.software,
-		Version: s.conn.Version(), Registered: st.registered, Jobs: s.jobs.count(), Outbox: s.out.depth(), Step: "idle",
-	}
-	if st.role == ipc.RoleScheduler {
-		ws.Role = "scheduler"
-	}
-	if st.registered {
-		ws.Regions = st.regions
-	}
-	if w := st.worker.Load(); w != nil {
-		state := w.State()
-		ws.SaveQueue, ws.LoadQueue = state.Save.Queue, state.Load.Queue
-	}
-	if step, age := st.step(); step != "" {
-		ws.Step, ws.StepMS = step, age.Milliseconds()
-	}
-	return ws
 }

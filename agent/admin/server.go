@@ -1,4 +1,4 @@
-package agent
+package admin
 
 import (
 	"context"
@@ -18,47 +18,60 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// web serves HTTP on admin.sock and, if the configuration says so, on an address.
-type web struct {
-	agent   *Agent
+// Options of a server.
+type Options struct {
+	Dir         string            // socket directory
+	Admin       *ipc.UnixListener // admin.sock, listened at already; nil: Start listens
+	SocketGroup int               // group id of admin.sock; 0 or less: the owner alone
+	HTTP        string            // address for HTTP besides admin.sock, or empty
+	HTTPAny     bool              // HTTP may be an address that is not loopback
+	Limit       time.Duration     // of one request
+	Log         *zap.Logger
+}
+
+// Server serves a view over HTTP on admin.sock and, if the options say so, on an address.
+type Server struct {
+	view    *View
+	limit   time.Duration
+	log     *zap.Logger
 	server  *http.Server
 	serving sync.WaitGroup
 	addr    net.Addr // of the TCP listener, nil without one
 }
 
-func startWeb(a *Agent) (*web, error) {
-	w := &web{agent: a}
-	limit := a.cfg.Limits.Handler
-	w.server = &http.Server{
-		Handler:     http.NewCrossOriginProtection().Handler(w.routes()), // no web page switches anything
-		ReadTimeout: limit, ReadHeaderTimeout: limit, WriteTimeout: limit, IdleTimeout: limit,
-		MaxHeaderBytes: maxHeaderBytes, ErrorLog: zap.NewStdLog(a.log),
+// Start serves a view until Close.
+func Start(v *View, o Options) (*Server, error) {
+	s := &Server{view: v, limit: o.Limit, log: o.Log}
+	s.server = &http.Server{
+		Handler:     http.NewCrossOriginProtection().Handler(s.routes()), // no web page switches anything
+		ReadTimeout: o.Limit, ReadHeaderTimeout: o.Limit, WriteTimeout: o.Limit, IdleTimeout: o.Limit,
+		MaxHeaderBytes: maxHeaderBytes, ErrorLog: zap.NewStdLog(o.Log),
 	}
-	admin := a.cfg.Admin
+	admin := o.Admin
 	if admin == nil {
 		var err error
-		if admin, err = ListenAdmin(a.cfg.Dir, a.cfg.SocketGroup); err != nil {
+		if admin, err = ListenAdmin(o.Dir, o.SocketGroup); err != nil {
 			return nil, err
 		}
 	}
 	listeners := []net.Listener{admin}
-	if a.cfg.HTTP != "" {
-		tcp, err := listenHTTP(a.cfg.HTTP, a.cfg.HTTPAny)
+	if o.HTTP != "" {
+		tcp, err := listenHTTP(o.HTTP, o.HTTPAny)
 		if err != nil {
 			return nil, errors.Join(err, admin.Close())
 		}
-		w.addr = tcp.Addr()
+		s.addr = tcp.Addr()
 		listeners = append(listeners, tcp)
-		a.log.Info("HTTP", zap.Stringer("addr", w.addr))
+		o.Log.Info("HTTP", zap.Stringer("addr", s.addr))
 	}
 	for _, l := range listeners {
-		w.serving.Go(func() {
-			if err := w.server.Serve(&fewConns{Listener: l}); !errors.Is(err, http.ErrServerClosed) {
-				a.log.Error("HTTP ended", zap.Stringer("addr", l.Addr()), zap.Error(err))
+		s.serving.Go(func() {
+			if err := s.server.Serve(&fewConns{Listener: l}); !errors.Is(err, http.ErrServerClosed) {
+				o.Log.Error("HTTP ended", zap.Stringer("addr", l.Addr()), zap.Error(err))
 			}
 		})
 	}
-	return w, nil
+	return s, nil
 }
 
 // ListenAdmin takes a socket directory: one agent at a time can, and the error, which wraps ipc.ErrInUse, names the
@@ -99,19 +112,19 @@ func CheckHTTPAddr(addr string, anyAddr bool) error {
 	return nil
 }
 
-func (w *web) routes() http.Handler {
+func (s *Server) routes() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(w.agent.metrics.registry, promhttp.HandlerOpts{}))
-	mux.HandleFunc("GET /livez", func(rw http.ResponseWriter, _ *http.Request) { sayHealth(rw, w.agent.Live()) })
-	mux.HandleFunc("GET /readyz", func(rw http.ResponseWriter, _ *http.Request) { sayHealth(rw, w.agent.Ready()) })
-	mux.HandleFunc("GET /status", func(rw http.ResponseWriter, _ *http.Request) { sayJSON(rw, w.agent.Status()) })
-	mux.HandleFunc("POST /set", w.set)
-	mux.HandleFunc("GET /cache", w.cacheList)
-	mux.HandleFunc("POST /cache/rm", w.cacheRemove)
-	mux.HandleFunc("GET /cache/tier", w.cacheTier)
-	mux.HandleFunc("POST /cache/tier/rm", w.cacheTierRemove)
-	if w.agent.cfg.Fault.Allow {
-		mux.HandleFunc("POST /fault", w.fault)
+	mux.Handle("GET /metrics", promhttp.HandlerFor(s.view.metrics.registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /livez", func(rw http.ResponseWriter, _ *http.Request) { sayHealth(rw, s.view.source.Live()) })
+	mux.HandleFunc("GET /readyz", func(rw http.ResponseWriter, _ *http.Request) { sayHealth(rw, s.view.source.Ready()) })
+	mux.HandleFunc("GET /status", func(rw http.ResponseWriter, _ *http.Request) { sayJSON(rw, s.view.Status()) })
+	mux.HandleFunc("POST /set", s.set)
+	mux.HandleFunc("GET /cache", s.cacheList)
+	mux.HandleFunc("POST /cache/rm", s.cacheRemove)
+	mux.HandleFunc("GET /cache/tier", s.cacheTier)
+	mux.HandleFunc("POST /cache/tier/rm", s.cacheTierRemove)
+	if s.view.source.Fault != nil {
+		mux.HandleFunc("POST /fault", s.fault)
 	}
 	return mux
 }
@@ -136,7 +149,7 @@ func sayJSON(rw http.ResponseWriter, v any) {
 }
 
 // set serves POST /set?loads=on|off&saves=on|off.
-func (w *web) set(rw http.ResponseWriter, r *http.Request) {
+func (s *Server) set(rw http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	var loads, saves *bool
 	for key, values := range query {
@@ -155,7 +168,7 @@ func (w *web) set(rw http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	sayJSON(rw, w.agent.Set(loads, saves))
+	sayJSON(rw, s.view.source.Set(loads, saves))
 }
 
 // ParseSwitch reads on or off.
@@ -169,20 +182,26 @@ func ParseSwitch(key, value string) (bool, error) {
 	return false, fmt.Errorf("%s: %q, allowed: on, off", key, value)
 }
 
-// close ends the requests that are served, and joins.
-func (w *web) close() {
+// Close ends the requests that are served, and joins.
+func (s *Server) Close() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	if err := w.server.Shutdown(ctx); err != nil {
-		w.agent.closed("HTTP", w.server.Close())
+	if err := s.server.Shutdown(ctx); err != nil {
+		if err := s.server.Close(); err != nil {
+			s.log.Error("not closed", zap.String("what", "HTTP"), zap.Error(err))
+		}
 	}
-	w.serving.Wait()
+	s.serving.Wait()
 }
 
-// HTTPAddr is the address HTTP listens on besides admin.sock, or nil.
-func (a *Agent) HTTPAddr() net.Addr {
-	if a.web == nil {
-		return nil
+// Addr is the address HTTP listens on besides admin.sock, or nil.
+func (s *Server) Addr() net.Addr { return s.addr }
+
+// fault serves POST /fault.
+func (s *Server) fault(rw http.ResponseWriter, _ *http.Request) {
+	if err := s.view.source.Fault(); err != nil {
+		http.Error(rw, err.Error(), http.StatusConflict)
+		return
 	}
-	return a.web.addr
+	fmt.Fprintln(rw, "flipped")
 }

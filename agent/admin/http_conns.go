@@ -1,4 +1,4 @@
-package agent
+package admin
 
 import (
 	"net"
@@ -6,9 +6,9 @@ import (
 	"sync/atomic"
 )
 
-// maxHTTPConns is how many connections one address of HTTP serves at once; one more is closed. HTTP is for a scraper and for people, and must
+// MaxConns is how many connections one address of HTTP serves at once; one more is closed. HTTP is for a scraper and for people, and must
 // not take the descriptors that engines need.
-const maxHTTPConns = 64
+const MaxConns = 64
 
 // fewConns is a listener that bounds its connections.
 type fewConns struct {
@@ -23,7 +23,7 @@ func (l *fewConns) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		if l.open.Add(1) <= maxHTTPConns {
+		if l.open.Add(1) <= MaxConns {
 			return &countedConn{Conn: c, end: sync.OnceFunc(func() { l.open.Add(-1) })}, nil
 		}
 		l.open.Add(-1)

@@ -1,4 +1,4 @@
-package agent
+package admin
 
 import "github.com/kvagent/kvagent/pool"
 
@@ -69,11 +69,10 @@ type TierStatus struct {
 }
 
 // tiersStatus is nil without tiers.
-func tiersStatus(tiers pool.Tiers) *TiersStatus {
-	if tiers == nil {
+func tiersStatus(r *pool.TierReport) *TiersStatus {
+	if r == nil {
 		return nil
 	}
-	r := tiers.Report()
 	out := &TiersStatus{
 		Promises: r.Promises, PromiseBytes: r.PromiseBytes, PromiseCap: r.PromiseCap, Promised: r.Promised, Kept: r.Landed, Unkept: r.Unkept,
 		Cancelled: r.Cancelled, Expired: r.Expired, Prefill: r.Prefill,

@@ -1,4 +1,4 @@
-package agent
+package admin
 
 import (
 	"cmp"
@@ -16,7 +16,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Limits of one question for what a tier holds. Listing also ends after half of Limits.Handler, and removing after seven eighths.
+// Limits of one question for what a tier holds. Listing also ends after half of Options.Limit, and removing after seven eighths.
 const (
 	MaxTierBlocks  = 10_000  // shards named in one answer
 	maxTierSpaces  = 10_000  // spaces counted in one answer
@@ -119,20 +119,21 @@ type tierView struct {
 	picked   map[pool.Fingerprint]*CacheTierSpace
 }
 
-func (a *Agent) viewTier(q *tierQuestion) (*tierView, error) {
-	contents, ok := a.tiers.(pool.TierContents)
-	if !ok {
+// viewTier lists for within at most.
+func (v *View) viewTier(q *tierQuestion, within time.Duration) (*tierView, error) {
+	contents := v.source.Tiers
+	if contents == nil {
 		return nil, fmt.Errorf("tier %q: %w", q.tier, pool.ErrNoTier)
 	}
-	v := &tierView{
-		contents: contents, question: q, within: a.cfg.Limits.Handler / 2,
+	t := &tierView{
+		contents: contents, question: q, within: within,
 		known: map[pool.Fingerprint]CacheSpace{}, picked: map[pool.Fingerprint]*CacheTierSpace{},
 	}
-	v.known[pool.EpochMarkers] = CacheSpace{Space: hex.EncodeToString(pool.EpochMarkers[:]), Model: markersModel}
-	for _, sp := range a.registry.all() {
-		v.known[contents.StoredAs(sp.fp)] = a.cacheSpace(sp)
+	t.known[pool.EpochMarkers] = CacheSpace{Space: hex.EncodeToString(pool.EpochMarkers[:]), Model: markersModel}
+	for _, sp := range v.source.Spaces() {
+		t.known[contents.StoredAs(sp.Fingerprint)] = sp.CacheSpace
 	}
-	return v, nil
+	return t, nil
 }
 
 // space is what was counted of a key's space so far; nil if the filter does not pick it.
@@ -239,13 +240,13 @@ func statusOf(err error) int {
 }
 
 // cacheTier serves GET /cache/tier?tier=&space=&model=&tenant=&blocks=&skip=.
-func (w *web) cacheTier(rw http.ResponseWriter, r *http.Request) {
-	w.askTier(rw, r, func(ctx context.Context, v *tierView) (any, error) { return v.list(ctx) })
+func (s *Server) cacheTier(rw http.ResponseWriter, r *http.Request) {
+	s.askTier(rw, r, func(ctx context.Context, v *tierView) (any, error) { return v.list(ctx) })
 }
 
 // cacheTierRemove serves POST /cache/tier/rm?tier=&space=&model=&tenant=&dry=1; at least one of the filter must be given.
-func (w *web) cacheTierRemove(rw http.ResponseWriter, r *http.Request) {
-	w.askTier(rw, r, func(ctx context.Context, v *tierView) (any, error) {
+func (s *Server) cacheTierRemove(rw http.ResponseWriter, r *http.Request) {
+	s.askTier(rw, r, func(ctx context.Context, v *tierView) (any, error) {
 		if v.question.filter == (cacheFilter{}) {
 			return nil, errNoFilter
 		}
@@ -253,8 +254,8 @@ func (w *web) cacheTierRemove(rw http.ResponseWriter, r *http.Request) {
 	})
 }
 
-func (w *web) askTier(rw http.ResponseWriter, r *http.Request, answer func(context.Context, *tierView) (any, error)) {
-	ctx, cancel := context.WithTimeout(r.Context(), w.agent.cfg.Limits.Handler*7/8)
+func (s *Server) askTier(rw http.ResponseWriter, r *http.Request, answer func(context.Context, *tierView) (any, error)) {
+	ctx, cancel := context.WithTimeout(r.Context(), s.limit*7/8)
 	defer cancel()
 	q, err := parseTierQuestion(r.URL.Query())
 	if err != nil {
@@ -262,7 +263,7 @@ func (w *web) askTier(rw http.ResponseWriter, r *http.Request, answer func(conte
 	}
 	var v *tierView
 	if err == nil {
-		v, err = w.agent.viewTier(&q)
+		v, err = s.view.viewTier(&q, s.limit/2)
 	}
 	var out any
 	if err == nil {
