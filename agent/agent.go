@@ -61,7 +61,6 @@ type Agent struct {
 	inflight   inflight
 	mismatches mismatches
 	watchdog   *watchdog
-	fault      faultCounter
 	mappings   *mappings    // regions that are open in the device
 	pendingFDs atomic.Int64 // of registrations that are not complete
 	drained    atomic.Bool  // no new jobs, no look-ups
@@ -114,7 +113,6 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 	a.registry = newRegistry(p, &a.cfg.Limits, a.cfg.LeaseBytes)
 	a.sockets = newLookupSockets(a)
 	a.watchdog = newWatchdog(a)
-	a.fault.init(&a.cfg.Fault)
 	a.view = admin.NewView(a.source(), a.metrics)
 	if w, ok := device.(cudaipc.Watcher); ok {
 		w.Watch(a.lostPeer)

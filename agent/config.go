@@ -40,7 +40,6 @@ type Config struct {
 	Version string // of this build, for status
 	// LeftBehind is what agents before this one left in the directory; nil: nothing.
 	LeftBehind func() admin.LeftBehind
-	Fault      Fault // tests only
 }
 
 // Limits of an agent: times, and counts of what clients may make it keep. Protocol limits are in package ipc.

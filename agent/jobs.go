@@ -201,7 +201,6 @@ func (s *session) complete(c transfer.Completion) {
 func (s *session) report(c transfer.Completion) {
 	s.agent.metrics.CountBlocks(c.Kind, c.Status, c.Bytes)
 	s.agent.metrics.Samples[c.Kind].Add(&c.Sample)
-	s.agent.flipLater(c)
 	s.jobs.finish(done(c.Job, c.Status), s.notify)
 }
 

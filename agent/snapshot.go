@@ -15,14 +15,10 @@ import (
 // source is what package admin shows of the agent.
 func (a *Agent) source() admin.Source {
 	contents, _ := a.tiers.(pool.TierContents)
-	s := admin.Source{
+	return admin.Source{
 		Snapshot: a.snapshot, Engines: a.engines, Spaces: a.spaces, Live: a.Live, Ready: a.Ready, Set: a.Set, Reset: a.resetStored,
 		Tiers: contents,
 	}
-	if a.cfg.Fault.Allow {
-		s.Fault = a.flip
-	}
-	return s
 }
 
 // Status is what /status says.

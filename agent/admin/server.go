@@ -123,9 +123,6 @@ func (s *Server) routes() http.Handler {
 	mux.HandleFunc("POST /cache/rm", s.cacheRemove)
 	mux.HandleFunc("GET /cache/tier", s.cacheTier)
 	mux.HandleFunc("POST /cache/tier/rm", s.cacheTierRemove)
-	if s.view.source.Fault != nil {
-		mux.HandleFunc("POST /fault", s.fault)
-	}
 	return mux
 }
 
@@ -196,12 +193,3 @@ func (s *Server) Close() {
 
 // Addr is the address HTTP listens on besides admin.sock, or nil.
 func (s *Server) Addr() net.Addr { return s.addr }
-
-// fault serves POST /fault.
-func (s *Server) fault(rw http.ResponseWriter, _ *http.Request) {
-	if err := s.view.source.Fault(); err != nil {
-		http.Error(rw, err.Error(), http.StatusConflict)
-		return
-	}
-	fmt.Fprintln(rw, "flipped")
-}

@@ -22,7 +22,6 @@ type Source struct {
 	// Reset starts a new weights epoch of a space and returns the space as it is then; false: nothing of it is stored.
 	Reset func(fp pool.Fingerprint) (now CacheSpace, stored bool, err error)
 	Tiers pool.TierContents // nil: no tier can be listed
-	Fault func() error      // tests only, nil: POST /fault is not served
 }
 
 // Snapshot is what the agent is and has at one moment. Bytes are bytes.

@@ -79,9 +79,6 @@ func newAgent(pool int64, s *replaySettings, node int, exits chan error) (*repla
 		a.args = append(a.args, "--dram-path", path)
 	}
 	a.args = append(a.args, s.tierArgs(dir, node)...)
-	if s.flip {
-		a.args = append(a.args, "--allow-faults")
-	}
 	return a, nil
 }
 

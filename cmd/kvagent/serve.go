@@ -81,7 +81,6 @@ func (s *serveSettings) agentConfig() (agent.Config, error) {
 		Dir: dir, SocketGroup: group, AllowUIDs: s.allowUIDs, AllowGIDs: s.allowGIDs, Integrity: transfer.Full, VerifySample: uint32(s.verify),
 		LeaseBytes: s.leaseBytes, Lookups: make(map[string]pool.Fingerprint, len(s.lookups)), HTTP: s.http, HTTPAny: s.httpAny,
 		Lanes: s.copyLanes, Limits: limits, Version: readBuildInfo().Version,
-		Fault: agent.Fault{Allow: s.allowFaults, FlipAfter: uint64(s.flipAfter)},
 	}
 	if s.integrity == integrityHeader {
 		c.Integrity = transfer.Header
