@@ -171,10 +171,7 @@ func (st *seat) start(job *transfer.Job, sections []ipc.Section) pool.Status {
 		}
 		return pool.Missing
 	}
-	var ok bool
-	if job.Sections, ok = convertSections(sections); !ok {
-		return pool.Invalid
-	}
+	job.Sections = convertSections(sections)
 	inflight.add()
 	switch err := w.Submit(*job); {
 	case err == nil:
@@ -218,27 +215,22 @@ const blockBytes = 4
 func countBlocks(sections []ipc.Section) int {
 	n := 0
 	for i := range sections {
-		n += len(sections[i].Blocks) / blockBytes
+		n += sections[i].Len()
 	}
 	return n
 }
 
-// convertSections gives the sections as a worker takes them; hashes stay where they are, in the message. It says
-// false if the numbers of hashes and of blocks do not fit each other.
-func convertSections(in []ipc.Section) ([]transfer.Section, bool) {
+// convertSections gives the sections as a worker takes them; hashes stay where they are, in the message. Package ipc
+// delivers no section whose lengths do not fit each other, and Submit holds each to the worker's layout.
+func convertSections(in []ipc.Section) []transfer.Section {
 	out := make([]transfer.Section, len(in))
 	for i := range in {
 		s := &in[i]
-		n := len(s.Blocks) / blockBytes
-		if s.HashLen < 1 || s.HashLen > pool.MaxHashLen || len(s.Blocks)%blockBytes != 0 || len(s.Hashes) != n*int(s.HashLen) ||
-			len(s.Parent) > pool.MaxHashLen {
-			return nil, false
-		}
-		blocks := make([]uint32, n)
+		blocks := make([]uint32, s.Len())
 		for b := range blocks {
 			blocks[b] = binary.LittleEndian.Uint32(s.Blocks[b*blockBytes:])
 		}
 		out[i] = transfer.Section{Group: s.Group, Parent: s.Parent, Hashes: pool.Chain(s.Hashes, int(s.HashLen)), Blocks: blocks}
 	}
-	return out, true
+	return out
 }
