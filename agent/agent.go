@@ -89,7 +89,7 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 	}
 	a.tiers, _ = p.(pool.Tiers)
 	a.ledger = lease.New(max(capacity-capacity/defaultLeaseShare, cfg.LeaseBytes), p.Unpin, a.tiers)
-	if p, ok := p.(interface{ Arena() ([]byte, int) }); ok {
+	if p, ok := p.(pool.Mapped); ok {
 		a.arena, _ = p.Arena()
 	}
 	if cfg.VerifySample > 0 && len(a.arena) == 0 {
