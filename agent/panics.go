@@ -47,13 +47,14 @@ func (s *session) protect(where string, f func()) {
 // thisModule is how the names of this module's functions begin.
 const thisModule = "github.com/kvagent/kvagent/"
 
-// ownPackages hold no state that sessions share: a message, a chain of hashes, a rule, a counter.
-var ownPackages = []string{"agent/admin", "ipc", "lookup", "pool"}
+// ownPackages hold no state that sessions share: a message, a chain of hashes, a rule, a counter,
+// a registration.
+var ownPackages = []string{"agent/admin", "agent/registration", "ipc", "lookup", "pool"}
 
 // ownReceivers are the types of this package whose values belong to one session, or to one look-up
 // socket and the request that has its turn. A function without a receiver holds nothing.
 var ownReceivers = []string{
-	"(*session)", "(*registration)", "(*heldLoad)", "(*heldLoads)", "(*settling)", "(*seat)", "(*jobTable)",
+	"(*session)", "(*heldLoad)", "(*heldLoads)", "(*settling)", "(*seat)", "(*jobTable)",
 	"(*outbox)", "(*stepPace)", "(*lookupSock)",
 }
 

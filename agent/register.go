@@ -8,9 +8,17 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/registration"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 )
+
+// registering is a registration whose parts have not all come: its seat is taken.
+type registering struct {
+	*registration.Gathering
+	seat  *seat
+	timer *time.Timer // ends the session
+}
 
 // registerLocked serves REGISTER: the seat is taken at once, the rest when all parts have come. What is wrong with a
 // registration refuses it and leaves the session; what may not come now ends the session.
@@ -18,8 +26,8 @@ func (s *session) registerLocked(m *ipc.Register) error {
 	if s.seat.Load() != nil || s.mu.reg != nil {
 		return unexpected("REGISTER", "req", "the session has a registration, allowed is one until UNREGISTER")
 	}
-	s.mu.passed = parts{}
-	err := checkRegister(m, s.agent.cfg.Dir)
+	s.mu.passed = registration.Left{}
+	err := registration.Check(m, s.agent.cfg.Dir)
 	if err == nil && s.agent.draining() {
 		err = errors.New("the agent is shutting down")
 	}
@@ -28,22 +36,21 @@ func (s *session) registerLocked(m *ipc.Register) error {
 		st, err = s.agent.registry.admit(s, m, s.gone)
 	}
 	if err != nil {
-		s.refuseLocked(parts{m.Req, m.Regions, m.Segments}, m.Instance, err)
+		s.refuseLocked(registration.LeftOf(m), m.Instance, err)
 		return nil
 	}
-	s.mu.reg = newRegistration(m, st)
-	s.mu.reg.timer = time.AfterFunc(s.agent.cfg.Limits.Parts, func() {
+	s.mu.reg = &registering{Gathering: registration.New(m), seat: st, timer: time.AfterFunc(s.agent.cfg.Limits.Parts, func() {
 		s.doom(endLimit, ipc.ErrCodeLimit, fmt.Errorf("the parts of REGISTER did not come within %v", s.agent.cfg.Limits.Parts))
-	})
+	})}
 	s.completeLocked()
 	return nil
 }
 
 // regionsLocked serves REGIONS.
 func (s *session) regionsLocked(m *ipc.Regions, fds []int) error {
-	if s.mu.reg == nil || s.mu.reg.msg.Req != m.Req {
-		closeFDs(fds)
-		return s.passLocked("REGIONS", m.Req, &s.mu.passed.regions, len(m.List))
+	if s.mu.reg == nil || s.mu.reg.Msg.Req != m.Req {
+		registration.CloseFDs(fds)
+		return s.passLocked("REGIONS", m.Req, &s.mu.passed.Regions, len(m.List))
 	}
 	if err := s.addRegionsLocked(m, fds); err != nil {
 		s.refusePartsLocked(err)
@@ -56,22 +63,22 @@ func (s *session) regionsLocked(m *ipc.Regions, fds []int) error {
 // addRegionsLocked adds regions to the registration, and counts their descriptors, also those of a
 // message that panics.
 func (s *session) addRegionsLocked(m *ipc.Regions, fds []int) (err error) {
-	before := s.mu.reg.fds
+	before := s.mu.reg.FDs()
 	defer func() {
-		if s.agent.pendingFDs.Add(int64(s.mu.reg.fds-before)) > s.agent.share.pending && err == nil {
+		if s.agent.pendingFDs.Add(int64(s.mu.reg.FDs()-before)) > s.agent.share.pending && err == nil {
 			err = fmt.Errorf("regions: more than %d descriptors wait in registrations that are not complete",
 				s.agent.share.pending)
 		}
 	}()
-	return s.mu.reg.addRegions(m, fds)
+	return s.mu.reg.AddRegions(m, fds)
 }
 
 // segmentsLocked serves SEGMENTS.
 func (s *session) segmentsLocked(m *ipc.Segments) error {
-	if s.mu.reg == nil || s.mu.reg.msg.Req != m.Req {
-		return s.passLocked("SEGMENTS", m.Req, &s.mu.passed.segments, len(m.List))
+	if s.mu.reg == nil || s.mu.reg.Msg.Req != m.Req {
+		return s.passLocked("SEGMENTS", m.Req, &s.mu.passed.Segments, len(m.List))
 	}
-	if err := s.mu.reg.addSegments(m); err != nil {
+	if err := s.mu.reg.AddSegments(m); err != nil {
 		s.refusePartsLocked(err)
 		return nil
 	}
@@ -81,7 +88,7 @@ func (s *session) segmentsLocked(m *ipc.Segments) error {
 
 // passLocked takes a part of a registration that is refused already: it was on its way.
 func (s *session) passLocked(message string, req uint32, left *uint32, n int) error {
-	if s.mu.passed.req != req || !take(left, n) {
+	if s.mu.passed.Req != req || !registration.Take(left, n) {
 		return unexpected(message, "req", "%d, allowed is that of the REGISTER whose parts are to come", req)
 	}
 	return nil
@@ -89,7 +96,7 @@ func (s *session) passLocked(message string, req uint32, left *uint32, n int) er
 
 // completeLocked ends a registration whose parts have all come.
 func (s *session) completeLocked() {
-	if !s.mu.reg.complete() {
+	if !s.mu.reg.Complete() {
 		return
 	}
 	reg := s.mu.reg
@@ -101,20 +108,20 @@ func (s *session) completeLocked() {
 	}
 	s.mu.reg = nil
 	s.agent.metrics.Registrations[admin.ResultDone].Add(1)
-	s.log.Info("registered", zap.String("instance", reg.msg.Instance), zap.String("as", placeName(reg.msg.Role, reg.msg.Rank)),
-		zap.Uint32("world", reg.msg.World), spaceField(reg.seat.space.fp), zap.String("model", reg.seat.space.model),
+	s.log.Info("registered", zap.String("instance", reg.Msg.Instance), zap.String("as", placeName(reg.Msg.Role, reg.Msg.Rank)),
+		zap.Uint32("world", reg.Msg.World), spaceField(reg.seat.space.fp), zap.String("model", reg.seat.space.model),
 		zap.Int("regions", reg.seat.regions), zap.String("lookup", path))
 	s.answer(&ipc.Registered{
-		Req: reg.msg.Req, Status: ipc.RegDone, Space: reg.seat.space.fp,
+		Req: reg.Msg.Req, Status: ipc.RegDone, Space: reg.seat.space.fp,
 		Epoch: s.agent.registry.epochOf(reg.seat.space), LookupPath: path,
 	})
 }
 
 // settle turns a whole registration into a seat that counts. On an error refusePartsLocked undoes what it did.
-func (s *session) settle(reg *registration) (path string, err error) {
+func (s *session) settle(reg *registering) (path string, err error) {
 	st := reg.seat
 	if st.role == ipc.RoleWorker {
-		if st.layout, st.sizes, err = reg.layout(); err != nil {
+		if st.layout, st.sizes, err = reg.Layout(); err != nil {
 			return "", err
 		}
 		if err = s.agent.registry.claim(st); err != nil {
@@ -124,7 +131,7 @@ func (s *session) settle(reg *registration) (path string, err error) {
 			return "", err
 		}
 	}
-	if path, err = s.agent.sockets.open(reg.msg.LookupName, st); err != nil {
+	if path, err = s.agent.sockets.open(reg.Msg.LookupName, st); err != nil {
 		return "", err
 	}
 	s.seat.Store(st) // before activate: from then on a worker may complete jobs
@@ -132,9 +139,9 @@ func (s *session) settle(reg *registration) (path string, err error) {
 }
 
 // open imports the worker's regions, all or none.
-func (s *session) open(reg *registration) error {
+func (s *session) open(reg *registering) error {
 	st := reg.seat
-	count, bytes := len(reg.pieces), reg.bytes()
+	count, bytes := reg.Pieces(), reg.Bytes()
 	if err := s.agent.mappings.take(count, bytes); err != nil {
 		return fmt.Errorf("regions: %w", err)
 	}
@@ -146,14 +153,14 @@ func (s *session) open(reg *registration) error {
 	return nil
 }
 
-func (s *session) importRegions(reg *registration) error {
+func (s *session) importRegions(reg *registering) error {
 	proof, err := s.conn.Hold()
 	if err != nil {
 		return err
 	}
 	peer := s.agent.peers.take(s)
-	s.agent.pendingFDs.Add(-int64(reg.fds))
-	im := reg.imports(peer, s.pid)
+	s.agent.pendingFDs.Add(-int64(reg.FDs()))
+	im := reg.Imports(peer, s.pid)
 	im.Proof = proof
 	gone, unwatch := s.watchGone()
 	defer unwatch()
@@ -162,7 +169,7 @@ func (s *session) importRegions(reg *registration) error {
 		s.agent.peers.give(peer)
 		return err
 	}
-	reg.seat.peer, reg.seat.gpu = peer, reg.gpu
+	reg.seat.peer, reg.seat.gpu = peer, reg.GPU()
 	return nil
 }
 
@@ -170,22 +177,22 @@ func (s *session) importRegions(reg *registration) error {
 func (s *session) refusePartsLocked(err error) {
 	reg := s.mu.reg
 	s.abandonLocked()
-	s.refuseLocked(reg.left, reg.msg.Instance, err)
+	s.refuseLocked(reg.Left, reg.Msg.Instance, err)
 }
 
 // abandonLocked undoes a registration that is not complete.
 func (s *session) abandonLocked() {
 	reg := s.mu.reg
 	reg.timer.Stop()
-	s.agent.pendingFDs.Add(-int64(reg.fds))
-	reg.drop()
+	s.agent.pendingFDs.Add(-int64(reg.FDs()))
+	reg.Drop()
 	s.mu.reg = nil
 	s.agent.vacate(reg.seat)
 	s.seat.Store(nil)
 }
 
 // refuseLocked answers a registration that is not to be; parts of it that are on their way will be passed over.
-func (s *session) refuseLocked(left parts, instance string, err error) {
+func (s *session) refuseLocked(left registration.Left, instance string, err error) {
 	s.mu.passed = left
 	status, result := uint8(ipc.RegRefused), admin.ResultRefused
 	if errors.As(err, new(clashError)) || errors.Is(err, pool.ErrIdentity) {
@@ -193,7 +200,7 @@ func (s *session) refuseLocked(left parts, instance string, err error) {
 	}
 	s.agent.metrics.Registrations[result].Add(1)
 	s.log.Warn("registration refused", zap.String("instance", instance), zap.Error(err))
-	s.answer(&ipc.Registered{Req: left.req, Status: status, Text: cutText(err.Error())})
+	s.answer(&ipc.Registered{Req: left.Req, Status: status, Text: cutText(err.Error())})
 }
 
 // cutText fits a text into a message.

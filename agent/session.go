@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/kvagent/kvagent/agent/registration"
 	"github.com/kvagent/kvagent/ipc"
 )
 
@@ -34,8 +35,8 @@ type session struct {
 	mu struct {
 		sync.Mutex
 		ended  bool
-		reg    *registration // parts are still to come
-		passed parts         // of a refused registration, on their way
+		reg    *registering      // parts are still to come
+		passed registration.Left // of a refused registration, on their way
 	}
 
 	closing sync.Once
@@ -160,7 +161,7 @@ func (s *session) serve(msg any, fds []int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.ended {
-		closeFDs(fds)
+		registration.CloseFDs(fds)
 		return ipc.ErrClosed
 	}
 	switch m := msg.(type) {

@@ -152,7 +152,7 @@ func (p *peerNumbers) give(id cudaipc.PeerID) {
 func (s *session) unregisterLocked(m *ipc.Unregister) {
 	switch st := s.seat.Load(); {
 	case s.mu.reg != nil:
-		left := s.mu.reg.left
+		left := s.mu.reg.Left
 		s.abandonLocked()
 		s.mu.passed = left
 	case st != nil:

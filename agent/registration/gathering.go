@@ -1,8 +1,9 @@
-package agent
+// Package registration gathers the parts of an engine's registration, and holds every field of them to
+// docs/PROTOCOL.md before anything of the engine is opened.
+package registration
 
 import (
 	"fmt"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -11,17 +12,16 @@ import (
 	"github.com/kvagent/kvagent/transfer"
 )
 
-// registration is one whose parts have not all come: the seat is taken, the memory is not open yet.
-type registration struct {
-	msg      ipc.Register
-	seat     *seat
+// Gathering is a registration whose parts have not all come. Its memory is not open yet.
+type Gathering struct {
+	Msg  ipc.Register
+	Left Left // what is still to come
+
 	regions  map[uint32]ipc.RegionDesc // by id; of one that came in pieces, with their sum as its size
 	pieces   []piece                   // all that came, in order
 	fds      int                       // descriptors owned by pieces
 	gpu      cudaipc.UUID              // of the regions on a GPU; zero: there are none yet
 	segments [][]ipc.SegmentDesc
-	left     parts
-	timer    *time.Timer
 }
 
 // piece is one element of REGIONS: a region, or a part of one.
@@ -30,27 +30,41 @@ type piece struct {
 	fd   int // owned; -1: none
 }
 
-// parts counts regions and segments of one registration.
-type parts struct {
-	req               uint32
-	regions, segments uint32
+// Left counts the regions and segments of one registration that are still to come.
+type Left struct {
+	Req               uint32
+	Regions, Segments uint32
 }
 
-func newRegistration(m *ipc.Register, st *seat) *registration {
-	return &registration{
-		msg: *m, seat: st, regions: make(map[uint32]ipc.RegionDesc),
+// LeftOf is all of a registration.
+func LeftOf(m *ipc.Register) Left { return Left{Req: m.Req, Regions: m.Regions, Segments: m.Segments} }
+
+// New begins a registration that Check has passed.
+func New(m *ipc.Register) *Gathering {
+	return &Gathering{
+		Msg: *m, regions: make(map[uint32]ipc.RegionDesc),
 		segments: make([][]ipc.SegmentDesc, len(m.Groups)),
-		left:     parts{req: m.Req, regions: m.Regions, segments: m.Segments},
+		Left:     LeftOf(m),
 	}
 }
 
-func (r *registration) complete() bool { return r.left.regions == 0 && r.left.segments == 0 }
+// FDs is the number of descriptors that are owned here.
+func (r *Gathering) FDs() int { return r.fds }
 
-// addRegions takes one REGIONS message; it owns the descriptors from now on, also when it panics.
-func (r *registration) addRegions(m *ipc.Regions, fds []int) error {
-	defer func() { closeFDs(fds) }() // those that no piece owns
-	if left := r.left.regions; !take(&r.left.regions, len(m.List)) {
-		return fmt.Errorf("regions: %d more, allowed: the %d that are left of %d", len(m.List), left, r.msg.Regions)
+// Pieces is the number of regions, a region that comes in pieces counted by its pieces.
+func (r *Gathering) Pieces() int { return len(r.pieces) }
+
+// GPU is the one that all regions on a GPU are on; zero: there are none.
+func (r *Gathering) GPU() cudaipc.UUID { return r.gpu }
+
+// Complete says whether all parts have come.
+func (r *Gathering) Complete() bool { return r.Left.Regions == 0 && r.Left.Segments == 0 }
+
+// AddRegions takes one REGIONS message; it owns the descriptors from now on, also when it panics.
+func (r *Gathering) AddRegions(m *ipc.Regions, fds []int) error {
+	defer func() { CloseFDs(fds) }() // those that no piece owns
+	if left := r.Left.Regions; !Take(&r.Left.Regions, len(m.List)) {
+		return fmt.Errorf("regions: %d more, allowed: the %d that are left of %d", len(m.List), left, r.Msg.Regions)
 	}
 	for i := range m.List {
 		d := m.List[i]
@@ -72,8 +86,8 @@ func (r *registration) addRegions(m *ipc.Regions, fds []int) error {
 	return nil
 }
 
-// take takes n off what is left, or all of it if that is less.
-func take(left *uint32, n int) bool {
+// Take takes n off what is left, or all of it if that is less.
+func Take(left *uint32, n int) bool {
 	if uint64(n) > uint64(*left) {
 		*left = 0
 		return false
@@ -83,11 +97,11 @@ func take(left *uint32, n int) bool {
 }
 
 // addRegion owns fd, which is -1 for none: also when it panics.
-func (r *registration) addRegion(d ipc.RegionDesc, fd int) error {
+func (r *Gathering) addRegion(d ipc.RegionDesc, fd int) error {
 	entered := false
 	defer func() {
 		if !entered && fd >= 0 {
-			closeFDs([]int{fd})
+			CloseFDs([]int{fd})
 		}
 	}()
 	whole, err := r.enter(&d)
@@ -105,7 +119,7 @@ func (r *registration) addRegion(d ipc.RegionDesc, fd int) error {
 }
 
 // enter checks an element of REGIONS and gives the region that it makes, with the pieces before it.
-func (r *registration) enter(d *ipc.RegionDesc) (ipc.RegionDesc, error) {
+func (r *Gathering) enter(d *ipc.RegionDesc) (ipc.RegionDesc, error) {
 	if err := checkRegion(d); err != nil {
 		return *d, err
 	}
@@ -127,7 +141,7 @@ func (r *registration) enter(d *ipc.RegionDesc) (ipc.RegionDesc, error) {
 }
 
 // checkGPU sees to it that all regions are on one GPU.
-func (r *registration) checkGPU(d *ipc.RegionDesc) error {
+func (r *Gathering) checkGPU(d *ipc.RegionDesc) error {
 	gpu, on := gpuOf(d)
 	switch {
 	case !on:
@@ -142,10 +156,10 @@ func (r *registration) checkGPU(d *ipc.RegionDesc) error {
 	return nil
 }
 
-// addSegments takes one SEGMENTS message.
-func (r *registration) addSegments(m *ipc.Segments) error {
-	if left := r.left.segments; !take(&r.left.segments, len(m.List)) {
-		return fmt.Errorf("segments: %d more, allowed: the %d that are left of %d", len(m.List), left, r.msg.Segments)
+// AddSegments takes one SEGMENTS message.
+func (r *Gathering) AddSegments(m *ipc.Segments) error {
+	if left := r.Left.Segments; !Take(&r.Left.Segments, len(m.List)) {
+		return fmt.Errorf("segments: %d more, allowed: the %d that are left of %d", len(m.List), left, r.Msg.Segments)
 	}
 	if int(m.Group) >= len(r.segments) {
 		return fmt.Errorf("segments: group %d, allowed: 0 to %d", m.Group, len(r.segments)-1)
@@ -154,13 +168,13 @@ func (r *registration) addSegments(m *ipc.Segments) error {
 	return nil
 }
 
-// layout checks that every block of every group lies in its regions, and gives the worker's layout and the bytes
+// Layout checks that every block of every group lies in its regions, and gives the worker's layout and the bytes
 // of one block per group.
-func (r *registration) layout() (transfer.Layout, []uint32, error) {
+func (r *Gathering) Layout() (transfer.Layout, []uint32, error) {
 	var out transfer.Layout
 	var sizes []uint32
 	for g, list := range r.segments {
-		blocks := r.msg.Groups[g].NumBlocks
+		blocks := r.Msg.Groups[g].NumBlocks
 		if len(list) == 0 {
 			return out, nil, fmt.Errorf("segments: group %d has none, allowed: 1 or more for each group", g)
 		}
@@ -179,16 +193,16 @@ func (r *registration) layout() (transfer.Layout, []uint32, error) {
 		}
 		out.Groups, sizes = append(out.Groups, group), append(sizes, uint32(size))
 	}
-	if r.msg.Sync != nil {
-		if err := checkSync(r.msg.Sync, r.regions, r.gpu != (cudaipc.UUID{})); err != nil {
+	if r.Msg.Sync != nil {
+		if err := checkSync(r.Msg.Sync, r.regions, r.gpu != (cudaipc.UUID{})); err != nil {
 			return out, nil, err
 		}
 	}
 	return out, sizes, nil
 }
 
-// imports is the request to the device; the descriptors are the device's from the call of Import on.
-func (r *registration) imports(peer cudaipc.PeerID, pid int) cudaipc.Import {
+// Imports is the request to the device; the descriptors are the device's from the call of Import on.
+func (r *Gathering) Imports(peer cudaipc.PeerID, pid int) cudaipc.Import {
 	im := cudaipc.Import{Peer: peer, Pid: pid, GPU: r.gpu}
 	for i := range r.pieces {
 		p := &r.pieces[i]
@@ -201,7 +215,7 @@ func (r *registration) imports(peer cudaipc.PeerID, pid int) cudaipc.Import {
 		p.fd = -1
 	}
 	r.fds = 0
-	if s := r.msg.Sync; s != nil {
+	if s := r.Msg.Sync; s != nil {
 		im.Sync = &cudaipc.Sync{
 			Region: cudaipc.RegionID(s.Region), StepOff: s.StepOff, EventsOff: s.EventsOff, Events: s.Events,
 			RevokeOff: s.RevokeOff, Revokes: s.Revokes,
@@ -210,26 +224,27 @@ func (r *registration) imports(peer cudaipc.PeerID, pid int) cudaipc.Import {
 	return im
 }
 
-// bytes of all regions.
-func (r *registration) bytes() (sum int64) {
+// Bytes of all regions.
+func (r *Gathering) Bytes() (sum int64) {
 	for i := range r.pieces {
 		sum += int64(r.pieces[i].desc.Size)
 	}
 	return sum
 }
 
-// drop closes the descriptors that are still owned here.
-func (r *registration) drop() {
+// Drop closes the descriptors that are still owned here.
+func (r *Gathering) Drop() {
 	for i := range r.pieces {
 		if p := &r.pieces[i]; p.fd >= 0 {
-			closeFDs([]int{p.fd})
+			CloseFDs([]int{p.fd})
 			p.fd = -1
 		}
 	}
 	r.fds = 0
 }
 
-func closeFDs(fds []int) {
+// CloseFDs closes descriptors that a message brought.
+func CloseFDs(fds []int) {
 	for _, fd := range fds {
 		_ = unix.Close(fd) // nothing can be done about it, and nothing was written
 	}

@@ -1,4 +1,4 @@
-package agent
+package registration
 
 import (
 	"fmt"

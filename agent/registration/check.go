@@ -1,7 +1,8 @@
-package agent
+package registration
 
 import (
 	"fmt"
+	"path/filepath"
 	"strings"
 	"unicode/utf8"
 
@@ -9,9 +10,21 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// checkRegister holds every field of a REGISTER to docs/PROTOCOL.md. Errors name the field, the value and what
+// Limits of what a registration may say, besides those of package ipc.
+const (
+	maxBlockTokens = 1 << 20 // tokens of one block
+	maxAlign       = 1 << 24 // least common multiple of the block sizes of a space, tokens
+	maxBlocks      = 1 << 28 // blocks of one group of an engine
+	maxShardBytes  = 1 << 30 // bytes of one block of one shard
+	maxRegionBytes = 1 << 46
+	maxAddr        = 1 << 47 // end of a process's address space
+	cudaHandle     = 64      // bytes of a CUDA IPC handle
+	gpuUUID        = 16      // bytes of a GPU's UUID, at the end of a region's handle
+)
+
+// Check holds every field of a REGISTER to docs/PROTOCOL.md. Errors name the field, the value and what
 // is allowed: they are the text of the refusal.
-func checkRegister(r *ipc.Register, dir string) error {
+func Check(r *ipc.Register, dir string) error {
 	if err := checkName("instance", r.Instance); err != nil {
 		return err
 	}
@@ -25,7 +38,7 @@ func checkRegister(r *ipc.Register, dir string) error {
 		return err
 	}
 	if r.LookupName != "" {
-		if err := checkLookupName(dir, r.LookupName); err != nil {
+		if err := CheckLookupName(dir, r.LookupName); err != nil {
 			return err
 		}
 	}
@@ -179,4 +192,15 @@ func importKind(kind uint8) (k cudaipc.Kind, fd bool) {
 		return cudaipc.KindCUDAFD, true
 	}
 	return 0, false
+}
+
+// CheckLookupName says whether a client may have a look-up socket of that name in dir.
+func CheckLookupName(dir, name string) error {
+	if err := ipc.CheckName(name); err != nil {
+		return err
+	}
+	if n := len(filepath.Join(dir, name)); n > ipc.MaxSocketPath {
+		return fmt.Errorf("lookup_name: its path has %d bytes, allowed: at most %d (the directory's has %d)", n, ipc.MaxSocketPath, len(dir))
+	}
+	return nil
 }
