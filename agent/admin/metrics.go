@@ -239,3 +239,24 @@ func (l *latest) get() lateLookup {
 	defer l.mu.Unlock()
 	return l.one
 }
+
+// SampleCounters count the blocks of one direction that were chosen for an end-to-end check.
+type SampleCounters struct{ matched, mismatched, unverified *Counter }
+
+// Add counts the blocks of one job.
+func (c *SampleCounters) Add(n *transfer.SampleCounts) {
+	c.matched.Add(n.Matched)
+	c.mismatched.Add(n.Mismatched)
+	c.unverified.Add(n.Unverified)
+}
+
+func (m *Metrics) makeSamples() {
+	const help = "Blocks chosen for an end-to-end check, by direction and result: matched, mismatched " +
+		"(the engine has other bytes than the pool, should be 0), unverified (not summed in time, or the engine died or gave the block up)."
+	for kind, op := range [...]string{transfer.Save: "save", transfer.Load: "load"} {
+		c := &m.Samples[kind]
+		c.matched = m.counter("kvagent_sampled_blocks_total", help, "op", op, "result", "matched")
+		c.mismatched = m.counter("kvagent_sampled_blocks_total", help, "op", op, "result", "mismatched")
+		c.unverified = m.counter("kvagent_sampled_blocks_total", help, "op", op, "result", "unverified")
+	}
+}

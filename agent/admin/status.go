@@ -3,10 +3,13 @@ package admin
 import (
 	"cmp"
 	"encoding/hex"
+	"encoding/json"
 	"os"
 	"time"
 
+	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/transfer"
 )
 
 // Status is what /status says: for kvagent status, and for tests. Bytes are bytes, times what their names say.
@@ -179,4 +182,83 @@ func (v *View) Status() Status {
 		st.Problem = err.Error()
 	}
 	return st
+}
+
+// MoverStatus is one process that has engines' memory open.
+type MoverStatus struct {
+	Name        string            `json:"name"`
+	Device      string            `json:"device"`
+	PID         int               `json:"pid"` // 0: no process
+	Running     bool              `json:"running"`
+	UpSeconds   float64           `json:"up_seconds"`
+	Node        string            `json:"numa_node"` // how it is bound; empty: it is not
+	Peers       int               `json:"peers"`
+	Copies      int               `json:"copies"`
+	PingAgeMS   int64             `json:"ping_age_ms"`
+	Starts      uint64            `json:"starts"`
+	Requests    uint64            `json:"requests"`
+	Lost        map[string]uint64 `json:"lost"` // by reason
+	LastLoss    string            `json:"last_loss"`
+	Failing     bool              `json:"failing"`        // it does not come back
+	Info        json.RawMessage   `json:"info,omitempty"` // what the device says of itself
+	NextStartMS int64             `json:"next_start_ms"`  // until it may be started again
+}
+
+func moverStatus(movers []cudaipc.MoverState) []MoverStatus {
+	out := []MoverStatus{}
+	for _, m := range movers {
+		st := MoverStatus{
+			Name: m.Name, Device: m.Device, PID: m.Pid, Running: m.Pid != 0, Node: m.Node, Peers: m.Peers, Copies: m.Copies,
+			PingAgeMS: m.PingAge.Milliseconds(), Starts: m.Starts, Requests: m.Requests, Lost: make(map[string]uint64), Failing: m.Failing,
+			NextStartMS: max(time.Until(m.NextStart).Milliseconds(), 0),
+		}
+		if st.Running {
+			st.UpSeconds = time.Since(m.Since).Seconds()
+		}
+		for _, reason := range cudaipc.LossReasons {
+			st.Lost[string(reason)] = m.Lost[reason]
+		}
+		if json.Valid(m.Info) {
+			st.Info = m.Info
+		}
+		if m.LastLoss != nil {
+			st.LastLoss = m.LastLoss.Error()
+		}
+		out = append(out, st)
+	}
+	return out
+}
+
+// LeftBehind is what the agents before this one left in its directory.
+type LeftBehind struct {
+	Ended uint64 `json:"ended"` // movers that this agent ended, or that ended while it watched
+	PIDs  []int  `json:"pids"`  // movers that cannot be ended: each keeps the memory of the engines that it served
+	Cold  string `json:"cold"`  // why the pool's file was given up, and the pool started empty; empty: it was not
+}
+
+// SampleStatus is the end-to-end check of a sample of the blocks that are copied.
+type SampleStatus struct {
+	Every uint32 `json:"every"` // one block in so many; 0: none
+	// Blocks since the start.
+	Saves        SampleCounts `json:"saves"`
+	Loads        SampleCounts `json:"loads"`
+	LastMismatch string       `json:"last_mismatch"` // empty: none
+}
+
+// SampleCounts are those of one direction.
+type SampleCounts struct {
+	Matched    uint64 `json:"matched"`
+	Mismatched uint64 `json:"mismatched"` // the engine has other bytes than the pool
+	Unverified uint64 `json:"unverified"` // not summed
+}
+
+func (c *SampleCounters) status() SampleCounts {
+	return SampleCounts{c.matched.Load(), c.mismatched.Load(), c.unverified.Load()}
+}
+
+func (m *Metrics) sampleStatus(every uint32, lastMismatch string) SampleStatus {
+	return SampleStatus{
+		Every: every, Saves: m.Samples[transfer.Save].status(), Loads: m.Samples[transfer.Load].status(),
+		LastMismatch: lastMismatch,
+	}
 }
