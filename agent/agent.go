@@ -17,7 +17,6 @@ package agent
 
 import (
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -30,7 +29,6 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/transfer"
 )
 
 // Agent is the agent of one node. New makes it, Start opens its sockets, Close ends it; pool and device are the
@@ -38,10 +36,8 @@ import (
 type Agent struct {
 	cfg    Config
 	pool   Pool
-	index  pool.Index // the same pool, as look-ups see it
 	tiers  pool.Tiers // the same pool, if it has tiers below its memory; nil: none
 	device cudaipc.Device
-	arena  []byte // the pool's, as this process sees it; nil: the pool does not say
 	log    *zap.Logger
 	boot   [16]byte
 	since  time.Time
@@ -51,16 +47,15 @@ type Agent struct {
 	registry   *registry
 	sockets    *lookupSockets
 	sessions   sessions
-	switches   switches
+	switches   *switches
 	peers      *peerNumbers
 	share      share
-	lanes      map[cudaipc.UUID]*transfer.Lanes // by GPU, zero for CPUs' copies; under registry.mu
+	epochs     *epochs
+	workers    *workers
 	inflight   inflight
-	mismatches mismatches
 	watchdog   *watchdog
 	mappings   *mappings    // regions that are open in the device
 	pendingFDs atomic.Int64 // of registrations that are not complete
-	drained    atomic.Bool  // no new jobs, no look-ups
 
 	listener *ipc.SessionListener
 	view     *admin.View
@@ -81,18 +76,11 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 		return nil, err
 	}
 	a := &Agent{
-		cfg: cfg, pool: p, index: p, device: device, log: log, since: time.Now(), metrics: admin.NewMetrics(endReasons[:], panicPlaces[:]),
-		peers: newPeerNumbers(), mappings: newMappings(), stop: make(chan struct{}),
+		cfg: cfg, pool: p, device: device, log: log, since: time.Now(), metrics: admin.NewMetrics(endReasons[:], panicPlaces[:]),
+		switches: newSwitches(), peers: newPeerNumbers(), mappings: newMappings(), stop: make(chan struct{}),
 	}
 	a.tiers, _ = p.(pool.Tiers)
 	a.ledger = lease.New(max(capacity-capacity/defaultLeaseShare, cfg.LeaseBytes), p.Unpin, a.tiers)
-	if p, ok := p.(pool.Mapped); ok {
-		a.arena, _ = p.Arena()
-	}
-	if cfg.VerifySample > 0 && len(a.arena) == 0 {
-		return nil, errors.New("verify-sample: allowed with a pool in this process's memory, else 0")
-	}
-	a.lanes = map[cudaipc.UUID]*transfer.Lanes{}
 	if _, err := rand.Read(a.boot[:]); err != nil {
 		return nil, fmt.Errorf("boot epoch: %w", err)
 	}
@@ -105,11 +93,16 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 	}
 	a.sessions.last = firstSession(a.boot)
 	a.sessions.open = make(map[uint64]*session)
-	a.switches.loads.Store(true)
-	a.switches.saves.Store(true)
 	a.registry = newRegistry(p, &a.cfg.Limits, a.cfg.LeaseBytes)
-	a.sockets = newLookupSockets(a)
-	a.watchdog = newWatchdog(a)
+	a.epochs = &epochs{registry: a.registry, metrics: a.metrics, log: log}
+	a.watchdog = newWatchdog(a.registry, a.cfg.Limits.Stuck, log)
+	a.sockets = newLookupSockets(&a.cfg, a.share.peers, &answers{
+		boot: a.boot, index: p, tiers: a.tiers, registry: a.registry, ledger: a.ledger, epochs: a.epochs, switches: a.switches,
+		metrics: a.metrics, leaseBytes: a.cfg.LeaseBytes, askWait: a.cfg.Limits.AskWait, log: log,
+	})
+	if a.workers, err = newWorkers(&a.cfg, p, device, a.boot, log); err != nil {
+		return nil, err
+	}
 	a.view = admin.NewView(a.source(), a.metrics)
 	if w, ok := device.(cudaipc.Watcher); ok {
 		w.Watch(a.lostPeer)
@@ -129,5 +122,3 @@ func (a *Agent) SpaceID(fp pool.Fingerprint) (pool.SpaceID, bool) {
 	}
 	return 0, false
 }
-
-func (a *Agent) draining() bool { return a.drained.Load() }

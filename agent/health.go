@@ -17,8 +17,10 @@ import (
 // watchdog knows how old each worker's current step is. Health is asked of the workers when somebody asks; the
 // goroutine only logs when one gets stuck, and when it moves again.
 type watchdog struct {
-	agent *Agent
-	stuck map[*seat]stuckStep // said to be stuck; the goroutine's
+	registry *registry
+	limit    time.Duration // a step older than this is stuck
+	log      *zap.Logger
+	stuck    map[*seat]stuckStep // said to be stuck; the goroutine's
 }
 
 // stuckStep is a worker whose step is older than Limits.Stuck.
@@ -33,17 +35,19 @@ func (s stuckStep) String() string {
 		s.seat.engine.instance, s.seat.session.pid, s.step, s.age.Round(time.Millisecond))
 }
 
-func newWatchdog(a *Agent) *watchdog { return &watchdog{agent: a, stuck: make(map[*seat]stuckStep)} }
+func newWatchdog(r *registry, limit time.Duration, log *zap.Logger) *watchdog {
+	return &watchdog{registry: r, limit: limit, log: log, stuck: make(map[*seat]stuckStep)}
+}
 
-// run looks until the agent stops.
-func (w *watchdog) run() {
-	tick := time.NewTicker(w.agent.cfg.Limits.Watch)
+// run looks until stop is closed.
+func (w *watchdog) run(every time.Duration, stop <-chan struct{}) {
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
 		select {
 		case <-tick.C:
 			w.look()
-		case <-w.agent.stop:
+		case <-stop:
 			return
 		}
 	}
@@ -52,31 +56,31 @@ func (w *watchdog) run() {
 // look logs what changed.
 func (w *watchdog) look() {
 	now := make(map[*seat]stuckStep)
-	for _, s := range w.agent.stuckWorkers() {
+	for _, s := range w.stuckWorkers() {
 		now[s.seat] = s
 		if _, before := w.stuck[s.seat]; !before {
-			w.agent.log.Error("worker stuck", zap.Stringer("worker", s))
+			w.log.Error("worker stuck", zap.Stringer("worker", s))
 		}
 	}
 	for st, s := range w.stuck {
 		if _, still := now[st]; !still {
-			w.agent.log.Info("worker moves again, or is gone", zap.Stringer("worker", s))
+			w.log.Info("worker moves again, or is gone", zap.Stringer("worker", s))
 		}
 	}
 	w.stuck = now
 }
 
 // stuckWorkers are the workers whose current step is older than Limits.Stuck, by instance and rank.
-func (a *Agent) stuckWorkers() []stuckStep {
-	a.registry.mu.Lock()
-	defer a.registry.mu.Unlock()
+func (w *watchdog) stuckWorkers() []stuckStep {
+	w.registry.mu.Lock()
+	defer w.registry.mu.Unlock()
 	var out []stuckStep
-	for _, e := range a.registry.engines {
+	for _, e := range w.registry.engines {
 		for _, st := range e.ranks {
 			if st == nil {
 				continue
 			}
-			if step, age := st.step(); age > a.cfg.Limits.Stuck {
+			if step, age := st.step(); age > w.limit {
 				out = append(out, stuckStep{st, step, age})
 			}
 		}
@@ -89,7 +93,7 @@ func (a *Agent) stuckWorkers() []stuckStep {
 
 // Live says which workers are stuck.
 func (a *Agent) Live() error {
-	stuck := a.stuckWorkers()
+	stuck := a.watchdog.stuckWorkers()
 	if len(stuck) == 0 {
 		return nil
 	}
@@ -105,7 +109,7 @@ func (a *Agent) Live() error {
 // back.
 func (a *Agent) Ready() error {
 	switch {
-	case a.draining():
+	case a.switches.draining():
 		return errors.New("draining")
 	case !a.ready.Load():
 		return errors.New("the sockets are not open yet")

@@ -14,7 +14,7 @@ func (s *session) save(m *ipc.Save) error {
 	s.tellPace(m)
 	status := pool.OK
 	switch {
-	case s.agent.draining():
+	case s.agent.switches.draining():
 		status = pool.Busy
 	case !s.agent.switches.saves.Load():
 		status = transfer.Off
@@ -29,7 +29,7 @@ func (s *session) save(m *ipc.Save) error {
 func (s *session) load(m *ipc.Load) error {
 	status := pool.OK
 	switch {
-	case s.agent.draining():
+	case s.agent.switches.draining():
 		status = pool.Busy
 	case !s.agent.switches.loads.Load():
 		status = transfer.Off

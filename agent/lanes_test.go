@@ -9,7 +9,7 @@ import (
 
 // TestLanesOfEachGPU: workers of one GPU share lanes; those of another, and those on CPUs, have their own.
 func TestLanesOfEachGPU(t *testing.T) {
-	a := &Agent{lanes: map[cudaipc.UUID]*transfer.Lanes{}}
+	a := &workers{lanes: map[cudaipc.UUID]*transfer.Lanes{}}
 	cpu, first, second := a.lanesLocked(cudaipc.UUID{}), a.lanesLocked(cudaipc.UUID{1}), a.lanesLocked(cudaipc.UUID{2})
 	if cpu == first || cpu == second || first == second {
 		t.Error("workers of two devices wait for each other's lanes")

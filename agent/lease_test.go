@@ -33,7 +33,7 @@ func (c *client) sync() {
 func TestLeaseNobodyHeardOf(t *testing.T) {
 	r := newRig(t)
 	_, _, _, q := leaser(t, r)
-	k := &lookupSock{agent: r.agent} // as lookup.sock's, but its goroutine is ours
+	k := &lookupSock{answers: r.agent.sockets.answers} // as lookup.sock's, but its goroutine is ours
 	k.engines.Store(&[]*engine{})
 	q.Form = ipc.FormOwn
 	reply := k.handleNow(&q)

@@ -41,8 +41,8 @@ func (a *Agent) Start() (err error) {
 		return err
 	}
 	a.pool.SetPressure(a.ledger.Revoke)
-	a.watchAdopted(true)
-	a.owned.Go(a.watchdog.run)
+	a.epochs.watch(a.pool, true)
+	a.owned.Go(func() { a.watchdog.run(a.cfg.Limits.Watch, a.stop) })
 	a.owned.Go(a.sweep)
 	if err = a.sockets.start(); err != nil {
 		return err
@@ -70,7 +70,7 @@ func (a *Agent) Start() (err error) {
 
 // Drain takes no new jobs and waits until those that run have ended, or for ctx.
 func (a *Agent) Drain(ctx context.Context) error {
-	a.drained.Store(true)
+	a.switches.drained.Store(true)
 	a.log.Info("draining", zap.Int("jobs", a.inflight.count()))
 	if err := a.inflight.wait(ctx); err != nil {
 		return fmt.Errorf("%d jobs still run: %w", a.inflight.count(), err)
@@ -91,7 +91,7 @@ var errShutdown = errors.New("the agent is shutting down")
 //  7. HTTP, and with it the directory's lock: the end could be watched until here, and a successor may come now.
 func (a *Agent) Close() {
 	a.closing.Do(func() {
-		a.drained.Store(true)
+		a.switches.drained.Store(true)
 		a.ready.Store(false)
 		if a.listener != nil {
 			a.closed("session socket", a.listener.Close())
@@ -99,7 +99,7 @@ func (a *Agent) Close() {
 		a.sessions.end(endShutdown, ipc.ErrCodeShutdown, errShutdown)
 		a.closed("look-up sockets", a.sockets.close())
 		a.pool.SetPressure(nil)
-		a.watchAdopted(false)
+		a.epochs.watch(a.pool, false)
 		close(a.stop)
 		a.owned.Wait()
 		if a.web != nil {

@@ -123,7 +123,7 @@ func TestPanicOverSharedStateEndsTheProcess(t *testing.T) {
 	case "pool": // in a look-up
 		r := newRig(t)
 		_, _, answer := r.joinEngine(register("one"))
-		r.agent.index = nil
+		r.agent.sockets.answers.index = nil
 		ask(t, r.asker(ipc.LookupSocket), ipc.LookupRequest{Space: answer.Space, Tokens: 100, Reserve: true, HashLen: 32,
 			Hashes: chain(1, 4)})
 		t.Fatal("survived")

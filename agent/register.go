@@ -28,7 +28,7 @@ func (s *session) registerLocked(m *ipc.Register) error {
 	}
 	s.mu.passed = registration.Left{}
 	err := registration.Check(m, s.agent.cfg.Dir)
-	if err == nil && s.agent.draining() {
+	if err == nil && s.agent.switches.draining() {
 		err = errors.New("the agent is shutting down")
 	}
 	var st *seat
@@ -135,7 +135,7 @@ func (s *session) settle(reg *registering) (path string, err error) {
 		return "", err
 	}
 	s.seat.Store(st) // before activate: from then on a worker may complete jobs
-	return path, s.agent.registry.activate(st, s.agent.startWorker)
+	return path, s.agent.registry.activate(st, s.agent.workers.start)
 }
 
 // open imports the worker's regions, all or none.

@@ -3,8 +3,6 @@ package agent
 import (
 	"errors"
 
-	"go.uber.org/zap"
-
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 )
@@ -44,32 +42,12 @@ func (s *session) reset(m *ipc.Reset) {
 		s.answer(&ipc.ResetDone{Req: m.Req, Status: ipc.RegRefused, Text: "the session has no registration"})
 		return
 	}
-	epoch, err := s.agent.resetSpace(st.space, s)
+	epoch, err := s.agent.epochs.reset(st.space, s)
 	if err != nil {
 		s.answer(&ipc.ResetDone{Req: m.Req, Status: ipc.RegRefused, Text: cutText(err.Error())})
 		return
 	}
 	s.answer(&ipc.ResetDone{Req: m.Req, Status: ipc.RegDone, Epoch: epoch})
-}
-
-// resetSpace starts a new weights epoch of a space; by is the session that asked, nil for a look-up socket.
-func (a *Agent) resetSpace(sp *space, by *session) (uint32, error) {
-	sp.resetting.Lock()
-	defer sp.resetting.Unlock()
-	epoch, others, err := a.registry.reset(sp, by)
-	if errors.Is(err, errSpaceClosed) {
-		return 0, err
-	}
-	if err != nil {
-		a.log.Error("reset failed", spaceField(sp.fp), zap.Error(err))
-		return 0, err
-	}
-	a.metrics.Resets.Add(1)
-	a.log.Info("new weights epoch", zap.String("model", sp.model), spaceField(sp.fp), zap.Uint32("epoch", epoch))
-	for _, other := range others {
-		other.tell(&ipc.Epoch{Epoch: epoch})
-	}
-	return epoch, nil
 }
 
 var errNoLoadEvents = errors.New("load events are for workers that are registered, with regions on a GPU")

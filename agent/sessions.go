@@ -117,7 +117,17 @@ func (s *sessions) end(reason string, code uint8, why error) {
 type switches struct {
 	mu           sync.Mutex
 	loads, saves atomic.Bool
+	drained      atomic.Bool // no new jobs, no look-ups, until the end
 }
+
+func newSwitches() *switches {
+	s := &switches{}
+	s.loads.Store(true)
+	s.saves.Store(true)
+	return s
+}
+
+func (s *switches) draining() bool { return s.drained.Load() }
 
 // Set switches loads and saves; nil leaves one as it is. Every session is told.
 func (a *Agent) Set(loads, saves *bool) admin.SwitchState {

@@ -35,12 +35,12 @@ func (a *Agent) HTTPAddr() net.Addr {
 func (a *Agent) snapshot() admin.Snapshot {
 	s := admin.Snapshot{
 		Version: a.cfg.Version, Boot: a.boot, Since: a.since,
-		Draining: a.draining(), Switches: a.switches.state(),
+		Draining: a.switches.draining(), Switches: a.switches.state(),
 		Sessions: len(a.sessions.all()), Regions: a.mappings.open(), Jobs: a.inflight.count(),
-		Stuck: len(a.stuckWorkers()), PendingFDs: a.pendingFDs.Load(), LeaseCap: a.cfg.LeaseBytes,
+		Stuck: len(a.watchdog.stuckWorkers()), PendingFDs: a.pendingFDs.Load(), LeaseCap: a.cfg.LeaseBytes,
 		Sockets: a.sockets.names(), Lookups: a.sockets.counters(),
 		Pool: a.pool.Stats(), Movers: a.movers(), LeftBehind: admin.LeftBehind{PIDs: []int{}},
-		VerifySample: a.cfg.VerifySample, LastMismatch: a.mismatches.lastOne(),
+		VerifySample: a.cfg.VerifySample, LastMismatch: a.workers.mismatches.lastOne(),
 	}
 	s.Engines, s.EnginesComplete = a.registry.countEngines()
 	s.Leases, s.LeaseBytes, s.LeasesRevoked = a.ledger.Totals()
@@ -149,7 +149,7 @@ func (a *Agent) resetStored(fp pool.Fingerprint) (now admin.CacheSpace, stored b
 	if sp == nil {
 		return now, false, nil
 	}
-	if _, err := a.resetSpace(sp, nil); err != nil {
+	if _, err := a.epochs.reset(sp, nil); err != nil {
 		if errors.Is(err, errSpaceClosed) {
 			err = nil
 		}

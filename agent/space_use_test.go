@@ -28,7 +28,7 @@ func TestResetReachesOtherNodes(t *testing.T) {
 			}
 		},
 		"foreign reset": func(r *rig, _ *client, space [16]byte) {
-			socket := &lookupSock{agent: r.agent, fp: space}
+			socket := &lookupSock{answers: r.agent.sockets.answers, fp: space}
 			var reply ipc.LookupReply
 			if socket.reset(&reply); reply.Status != ipc.LookupHit {
 				r.t.Errorf("%+v", reply)

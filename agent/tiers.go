@@ -15,7 +15,7 @@ func (k *lookupSock) askTiers(req *ipc.LookupRequest, rules *lookup.Space, start
 	if q.Hashes.N == 0 {
 		return false
 	}
-	within := k.agent.cfg.Limits.AskWait
+	within := k.askWait
 	if req.Form == ipc.FormOwn {
 		within = min(within, deadlineOf(req)*3/4)
 	}
@@ -31,7 +31,7 @@ func (k *lookupSock) askTiers(req *ipc.LookupRequest, rules *lookup.Space, start
 		own := min(int(q.HBMTokens/g.BlockTokens), h.N) // what the engine has itself need not be found
 		k.asked = append(k.asked, pool.Asked{Group: uint8(i), Hashes: h.Slice(own, h.N), Sparse: g.Window != 0})
 	}
-	return k.agent.tiers.Ask(rules.ID, k.asked, start.Add(within))
+	return k.tiers.Ask(rules.ID, k.asked, start.Add(within))
 }
 
 func asksFor(groups []uint8, g uint8) bool {
@@ -45,9 +45,8 @@ func asksFor(groups []uint8, g uint8) bool {
 
 // hint has what a probe found in lower tiers brought up: who probes is likely to reserve soon.
 func (k *lookupSock) hint(q *lookup.Query, rules *lookup.Space) {
-	a := k.agent
-	hit := lookup.Reserve(a.index, rules, q, a.cfg.LeaseBytes, k.hinted[:0])
-	a.tiers.Hint(hit.Refs)
+	hit := lookup.Reserve(k.index, rules, q, k.leaseBytes, k.hinted[:0])
+	k.tiers.Hint(hit.Refs)
 	k.hinted = hit.Refs[:0]
 }
 

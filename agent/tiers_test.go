@@ -410,7 +410,7 @@ func TestHeldLoadEndsWithItsSession(t *testing.T) {
 // Foreign forms get what is known at their deadline, and the rest when they come again.
 func TestForeignFormOverTiers(t *testing.T) {
 	r, _, _, _, q := slowTier(t, fault.Hang, tier.Tier{})
-	one := &lookupSock{agent: r.agent, fp: q.Space} // as a socket of the space, but its goroutine is ours
+	one := &lookupSock{answers: r.agent.sockets.answers, fp: q.Space} // as a socket of the space, but its goroutine is ours
 	one.engines.Store(&[]*engine{})
 	foreign := ipc.LookupRequest{Form: ipc.FormUpstream, Tokens: 1000, HashLen: 32, Hashes: chain(1, 8)}
 	end := time.Now().Add(patience)
