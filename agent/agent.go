@@ -42,20 +42,17 @@ type Agent struct {
 	boot   [16]byte
 	since  time.Time
 
-	metrics    *admin.Metrics
-	ledger     *lease.Ledger
-	registry   *registry
-	sockets    *lookupSockets
-	sessions   sessions
-	switches   *switches
-	peers      *peerNumbers
-	share      share
-	epochs     *epochs
-	workers    *workers
-	inflight   inflight
-	watchdog   *watchdog
-	mappings   *mappings    // regions that are open in the device
-	pendingFDs atomic.Int64 // of registrations that are not complete
+	metrics  *admin.Metrics
+	ledger   *lease.Ledger
+	registry *registry
+	sockets  *lookupSockets
+	sessions *sessions
+	switches *switches
+	epochs   *epochs
+	workers  *workers
+	inflight *inflight
+	watchdog *watchdog
+	memory   *memory
 
 	listener *ipc.SessionListener
 	view     *admin.View
@@ -77,7 +74,7 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 	}
 	a := &Agent{
 		cfg: cfg, pool: p, device: device, log: log, since: time.Now(), metrics: admin.NewMetrics(endReasons[:], panicPlaces[:]),
-		switches: newSwitches(), peers: newPeerNumbers(), mappings: newMappings(), stop: make(chan struct{}),
+		switches: newSwitches(), inflight: &inflight{}, stop: make(chan struct{}),
 	}
 	a.tiers, _ = p.(pool.Tiers)
 	a.ledger = lease.New(max(capacity-capacity/defaultLeaseShare, cfg.LeaseBytes), p.Unpin, a.tiers)
@@ -88,20 +85,26 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 	if err != nil {
 		return nil, fmt.Errorf("limit of open files: %w", err)
 	}
-	if a.share = shareDescriptors(files, a.cfg.Limits.Sessions); a.share.sessions < a.cfg.Limits.Sessions {
-		log.Warn("fewer sessions than are allowed: the limit of open files is low", zap.Uint64("files", files), zap.Int("sessions", a.share.sessions), zap.Int("allowed", a.cfg.Limits.Sessions))
+	share := shareDescriptors(files, a.cfg.Limits.Sessions)
+	if share.sessions < a.cfg.Limits.Sessions {
+		log.Warn("fewer sessions than are allowed: the limit of open files is low", zap.Uint64("files", files), zap.Int("sessions", share.sessions), zap.Int("allowed", a.cfg.Limits.Sessions))
 	}
-	a.sessions.last = firstSession(a.boot)
-	a.sessions.open = make(map[uint64]*session)
 	a.registry = newRegistry(p, &a.cfg.Limits, a.cfg.LeaseBytes)
 	a.epochs = &epochs{registry: a.registry, metrics: a.metrics, log: log}
 	a.watchdog = newWatchdog(a.registry, a.cfg.Limits.Stuck, log)
-	a.sockets = newLookupSockets(&a.cfg, a.share.peers, &answers{
+	a.sockets = newLookupSockets(&a.cfg, share.peers, &answers{
 		boot: a.boot, index: p, tiers: a.tiers, registry: a.registry, ledger: a.ledger, epochs: a.epochs, switches: a.switches,
 		metrics: a.metrics, leaseBytes: a.cfg.LeaseBytes, askWait: a.cfg.Limits.AskWait, log: log,
 	})
 	if a.workers, err = newWorkers(&a.cfg, p, device, a.boot, log); err != nil {
 		return nil, err
+	}
+	a.memory = &memory{device: device, mappings: newMappings(), peers: newPeerNumbers(), maxPending: share.pending, log: log}
+	a.sessions = &sessions{
+		boot: a.boot, dir: a.cfg.Dir, limits: &a.cfg.Limits, most: share.sessions, leaseBytes: a.cfg.LeaseBytes, log: log,
+		registry: a.registry, ledger: a.ledger, tiers: a.tiers, sockets: a.sockets, epochs: a.epochs, workers: a.workers,
+		memory: a.memory, inflight: a.inflight, switches: a.switches, metrics: a.metrics,
+		last: firstSession(a.boot), open: make(map[uint64]*session),
 	}
 	a.view = admin.NewView(a.source(), a.metrics)
 	if w, ok := device.(cudaipc.Watcher); ok {
@@ -109,6 +112,9 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 	}
 	return a, nil
 }
+
+// Set switches loads and saves; nil leaves one as it is. Every session is told.
+func (a *Agent) Set(loads, saves *bool) admin.SwitchState { return a.sessions.set(loads, saves) }
 
 // Boot is the agent's boot epoch.
 func (a *Agent) Boot() [16]byte { return a.boot }

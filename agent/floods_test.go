@@ -75,7 +75,7 @@ func TestShareOfDescriptors(t *testing.T) {
 // Engines that open more regions, or more bytes, than a process can have mapped are refused, and harm nobody; what they held is there for others when they go.
 func TestRegionsOfAllAreBounded(t *testing.T) {
 	r := newRig(t)
-	m := r.agent.mappings
+	m := r.agent.memory.mappings
 	a, b, c := r.dial(), r.dial(), r.dial()
 	a.registered(a.registerWorker(register("a")))
 	m.mu.Lock()

@@ -137,7 +137,7 @@ func (a *Agent) memoryProblem() error {
 // lostPeer ends the session of a worker whose memory was open in a process that is no more. Its copies have ended; the
 // engine hears why, and registers again.
 func (a *Agent) lostPeer(id cudaipc.PeerID, why error) {
-	if s := a.peers.owner(id); s != nil {
+	if s := a.memory.peers.owner(id); s != nil {
 		s.doom(endDevice, ipc.ErrCodeInternal, fmt.Errorf("the worker's memory is not open any more; register again: %w", why))
 	}
 }

@@ -14,9 +14,9 @@ func (s *session) save(m *ipc.Save) error {
 	s.tellPace(m)
 	status := pool.OK
 	switch {
-	case s.agent.switches.draining():
+	case s.owner.switches.draining():
 		status = pool.Busy
-	case !s.agent.switches.saves.Load():
+	case !s.owner.switches.saves.Load():
 		status = transfer.Off
 	}
 	return s.submit(transfer.Job{
@@ -29,13 +29,13 @@ func (s *session) save(m *ipc.Save) error {
 func (s *session) load(m *ipc.Load) error {
 	status := pool.OK
 	switch {
-	case s.agent.switches.draining():
+	case s.owner.switches.draining():
 		status = pool.Busy
-	case !s.agent.switches.loads.Load():
+	case !s.owner.switches.loads.Load():
 		status = transfer.Off
 	}
-	if st := s.seat.Load(); st != nil && m.Lease != 0 && !s.agent.ledger.Submit(st.engine.acct, m.Lease) {
-		s.agent.metrics.LeasesPassed.Add(1)
+	if st := s.seat.Load(); st != nil && m.Lease != 0 && !s.owner.ledger.Submit(st.engine.acct, m.Lease) {
+		s.owner.metrics.LeasesPassed.Add(1)
 	}
 	return s.submitLoad(transfer.Job{
 		ID: m.Job, Kind: transfer.Load, Epoch: m.Epoch, Step: m.Step, Event: m.Event, Revoke: ipc.None,
@@ -44,7 +44,7 @@ func (s *session) load(m *ipc.Load) error {
 
 // submitLoad is submit for a load, which is held while blocks that its lease promises are being brought up.
 func (s *session) submitLoad(job transfer.Job, m *ipc.Load, status pool.Status) error {
-	if s.agent.tiers == nil || m.Lease == 0 || status != pool.OK {
+	if s.owner.tiers == nil || m.Lease == 0 || status != pool.OK {
 		return s.submit(job, m.Sections, status)
 	}
 	if !s.jobs.add(job.ID) {
@@ -89,7 +89,7 @@ func (s *session) submitAdded(job transfer.Job, sections []ipc.Section, status p
 	for i := range statuses {
 		statuses[i] = status
 	}
-	s.agent.metrics.CountBlocks(job.Kind, statuses, 0)
+	s.owner.metrics.CountBlocks(job.Kind, statuses, 0)
 	s.answer(done(job.ID, statuses))
 }
 
@@ -106,7 +106,7 @@ func (st *seat) start(job *transfer.Job, sections []ipc.Section) pool.Status {
 	if st.role != ipc.RoleWorker {
 		return pool.Invalid
 	}
-	inflight, w := &st.session.agent.inflight, st.worker.Load()
+	inflight, w := st.session.owner.inflight, st.worker.Load()
 	if w == nil { // not all shards of the space are known yet, so nothing is stored and nothing can be
 		if job.Kind == transfer.Save {
 			return pool.Busy
@@ -132,14 +132,14 @@ func (st *seat) start(job *transfer.Job, sections []ipc.Section) pool.Status {
 
 // complete reports a finished job. The worker's threads call it; it does not wait.
 func (s *session) complete(c transfer.Completion) {
-	defer s.agent.inflight.done()
+	defer s.owner.inflight.done()
 	s.protect(panicCompletion, func() { s.report(c) })
 }
 
 // report counts a job that has ended, and tells the peer.
 func (s *session) report(c transfer.Completion) {
-	s.agent.metrics.CountBlocks(c.Kind, c.Status, c.Bytes)
-	s.agent.metrics.Samples[c.Kind].Add(&c.Sample)
+	s.owner.metrics.CountBlocks(c.Kind, c.Status, c.Bytes)
+	s.owner.metrics.Samples[c.Kind].Add(&c.Sample)
 	s.jobs.finish(done(c.Job, c.Status), s.notify)
 }
 

@@ -57,11 +57,11 @@ func (a *Agent) Start() (err error) {
 	}
 	if a.listener, err = ipc.ListenSession(ipc.SessionOptions{
 		Path: filepath.Join(a.cfg.Dir, ipc.SessionSocket), SocketGroup: a.cfg.SocketGroup,
-		UIDs: a.cfg.AllowUIDs, GIDs: a.cfg.AllowGIDs, OnRefused: a.refused,
+		UIDs: a.cfg.AllowUIDs, GIDs: a.cfg.AllowGIDs, OnRefused: a.sessions.refused,
 	}); err != nil {
 		return fmt.Errorf("session socket: %w", err)
 	}
-	a.owned.Go(a.accept)
+	a.owned.Go(func() { a.sessions.accept(a.listener, a.stop) })
 	a.ready.Store(true)
 	a.logMovers()
 	a.log.Info("ready", zap.String("dir", a.cfg.Dir), zap.Int64("pool_bytes", a.pool.Stats().Capacity), zap.String("boot", hex.EncodeToString(a.boot[:])))

@@ -36,7 +36,7 @@ func (s *session) protect(where string, f func()) {
 				zap.Any("value", v))
 			panic(v)
 		}
-		s.agent.metrics.Panics[where].Add(1)
+		s.owner.metrics.Panics[where].Add(1)
 		s.log.Error("panic: the session ends", zap.String("where", where), zap.Any("value", v), zap.ByteString("stack",
 			debug.Stack()))
 		s.doom(endPanic, ipc.ErrCodeInternal, fmt.Errorf("a defect of the agent, in its %s; register again", where))

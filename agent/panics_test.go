@@ -83,7 +83,7 @@ func TestPanicAtRegistered(t *testing.T) {
 // What is reported for a session must not end the threads of its worker, nor a tier's.
 func TestPanicOfACompletionIsContained(t *testing.T) {
 	r := newRig(t)
-	s := &session{agent: r.agent, log: r.agent.log, gone: make(chan struct{})} // without an outbox
+	s := &session{owner: r.agent.sessions, log: r.agent.log, gone: make(chan struct{})} // without an outbox
 	r.agent.inflight.add()
 	s.complete(transfer.Completion{Job: 1, Kind: transfer.Load, Status: []pool.Status{pool.OK}})
 	<-s.gone

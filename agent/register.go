@@ -27,20 +27,20 @@ func (s *session) registerLocked(m *ipc.Register) error {
 		return unexpected("REGISTER", "req", "the session has a registration, allowed is one until UNREGISTER")
 	}
 	s.mu.passed = registration.Left{}
-	err := registration.Check(m, s.agent.cfg.Dir)
-	if err == nil && s.agent.switches.draining() {
+	err := registration.Check(m, s.owner.dir)
+	if err == nil && s.owner.switches.draining() {
 		err = errors.New("the agent is shutting down")
 	}
 	var st *seat
 	if err == nil {
-		st, err = s.agent.registry.admit(s, m, s.gone)
+		st, err = s.owner.registry.admit(s, m, s.gone)
 	}
 	if err != nil {
 		s.refuseLocked(registration.LeftOf(m), m.Instance, err)
 		return nil
 	}
-	s.mu.reg = &registering{Gathering: registration.New(m), seat: st, timer: time.AfterFunc(s.agent.cfg.Limits.Parts, func() {
-		s.doom(endLimit, ipc.ErrCodeLimit, fmt.Errorf("the parts of REGISTER did not come within %v", s.agent.cfg.Limits.Parts))
+	s.mu.reg = &registering{Gathering: registration.New(m), seat: st, timer: time.AfterFunc(s.owner.limits.Parts, func() {
+		s.doom(endLimit, ipc.ErrCodeLimit, fmt.Errorf("the parts of REGISTER did not come within %v", s.owner.limits.Parts))
 	})}
 	s.completeLocked()
 	return nil
@@ -65,9 +65,9 @@ func (s *session) regionsLocked(m *ipc.Regions, fds []int) error {
 func (s *session) addRegionsLocked(m *ipc.Regions, fds []int) (err error) {
 	before := s.mu.reg.FDs()
 	defer func() {
-		if s.agent.pendingFDs.Add(int64(s.mu.reg.FDs()-before)) > s.agent.share.pending && err == nil {
+		if s.owner.memory.pendingFDs.Add(int64(s.mu.reg.FDs()-before)) > s.owner.memory.maxPending && err == nil {
 			err = fmt.Errorf("regions: more than %d descriptors wait in registrations that are not complete",
-				s.agent.share.pending)
+				s.owner.memory.maxPending)
 		}
 	}()
 	return s.mu.reg.AddRegions(m, fds)
@@ -107,13 +107,13 @@ func (s *session) completeLocked() {
 		return
 	}
 	s.mu.reg = nil
-	s.agent.metrics.Registrations[admin.ResultDone].Add(1)
+	s.owner.metrics.Registrations[admin.ResultDone].Add(1)
 	s.log.Info("registered", zap.String("instance", reg.Msg.Instance), zap.String("as", placeName(reg.Msg.Role, reg.Msg.Rank)),
 		zap.Uint32("world", reg.Msg.World), spaceField(reg.seat.space.fp), zap.String("model", reg.seat.space.model),
 		zap.Int("regions", reg.seat.regions), zap.String("lookup", path))
 	s.answer(&ipc.Registered{
 		Req: reg.Msg.Req, Status: ipc.RegDone, Space: reg.seat.space.fp,
-		Epoch: s.agent.registry.epochOf(reg.seat.space), LookupPath: path,
+		Epoch: s.owner.registry.epochOf(reg.seat.space), LookupPath: path,
 	})
 }
 
@@ -124,29 +124,29 @@ func (s *session) settle(reg *registering) (path string, err error) {
 		if st.layout, st.sizes, err = reg.Layout(); err != nil {
 			return "", err
 		}
-		if err = s.agent.registry.claim(st); err != nil {
+		if err = s.owner.registry.claim(st); err != nil {
 			return "", err
 		}
 		if err = s.open(reg); err != nil {
 			return "", err
 		}
 	}
-	if path, err = s.agent.sockets.open(reg.Msg.LookupName, st); err != nil {
+	if path, err = s.owner.sockets.open(reg.Msg.LookupName, st); err != nil {
 		return "", err
 	}
 	s.seat.Store(st) // before activate: from then on a worker may complete jobs
-	return path, s.agent.registry.activate(st, s.agent.workers.start)
+	return path, s.owner.registry.activate(st, s.owner.workers.start)
 }
 
 // open imports the worker's regions, all or none.
 func (s *session) open(reg *registering) error {
 	st := reg.seat
 	count, bytes := reg.Pieces(), reg.Bytes()
-	if err := s.agent.mappings.take(count, bytes); err != nil {
+	if err := s.owner.memory.mappings.take(count, bytes); err != nil {
 		return fmt.Errorf("regions: %w", err)
 	}
 	if err := s.importRegions(reg); err != nil {
-		s.agent.mappings.give(count, bytes)
+		s.owner.memory.mappings.give(count, bytes)
 		return fmt.Errorf("regions: %w", err)
 	}
 	st.regions, st.bytes = count, bytes
@@ -158,15 +158,15 @@ func (s *session) importRegions(reg *registering) error {
 	if err != nil {
 		return err
 	}
-	peer := s.agent.peers.take(s)
-	s.agent.pendingFDs.Add(-int64(reg.FDs()))
+	peer := s.owner.memory.peers.take(s)
+	s.owner.memory.pendingFDs.Add(-int64(reg.FDs()))
 	im := reg.Imports(peer, s.pid)
 	im.Proof = proof
 	gone, unwatch := s.watchGone()
 	defer unwatch()
 	im.Gone = gone
-	if err := s.agent.device.Import(im); err != nil {
-		s.agent.peers.give(peer)
+	if err := s.owner.memory.device.Import(im); err != nil {
+		s.owner.memory.peers.give(peer)
 		return err
 	}
 	reg.seat.peer, reg.seat.gpu = peer, reg.GPU()
@@ -184,10 +184,10 @@ func (s *session) refusePartsLocked(err error) {
 func (s *session) abandonLocked() {
 	reg := s.mu.reg
 	reg.timer.Stop()
-	s.agent.pendingFDs.Add(-int64(reg.FDs()))
+	s.owner.memory.pendingFDs.Add(-int64(reg.FDs()))
 	reg.Drop()
 	s.mu.reg = nil
-	s.agent.vacate(reg.seat)
+	s.owner.vacate(reg.seat)
 	s.seat.Store(nil)
 }
 
@@ -198,7 +198,7 @@ func (s *session) refuseLocked(left registration.Left, instance string, err erro
 	if errors.As(err, new(clashError)) || errors.Is(err, pool.ErrIdentity) {
 		status, result = ipc.RegClash, admin.ResultClash
 	}
-	s.agent.metrics.Registrations[result].Add(1)
+	s.owner.metrics.Registrations[result].Add(1)
 	s.log.Warn("registration refused", zap.String("instance", instance), zap.Error(err))
 	s.answer(&ipc.Registered{Req: left.Req, Status: status, Text: cutText(err.Error())})
 }

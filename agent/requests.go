@@ -30,9 +30,9 @@ func (s *session) release(m *ipc.Release) {
 	st := s.seat.Load()
 	ended := 0
 	if st != nil {
-		ended = s.agent.ledger.Release(st.engine.acct, m.Leases)
+		ended = s.owner.ledger.Release(st.engine.acct, m.Leases)
 	}
-	s.agent.metrics.LeasesPassed.Add(uint64(len(m.Leases) - ended))
+	s.owner.metrics.LeasesPassed.Add(uint64(len(m.Leases) - ended))
 }
 
 // reset serves RESET: a new weights epoch of the session's space, told to all other sessions of it.
@@ -42,7 +42,7 @@ func (s *session) reset(m *ipc.Reset) {
 		s.answer(&ipc.ResetDone{Req: m.Req, Status: ipc.RegRefused, Text: "the session has no registration"})
 		return
 	}
-	epoch, err := s.agent.epochs.reset(st.space, s)
+	epoch, err := s.owner.epochs.reset(st.space, s)
 	if err != nil {
 		s.answer(&ipc.ResetDone{Req: m.Req, Status: ipc.RegRefused, Text: cutText(err.Error())})
 		return
@@ -63,7 +63,7 @@ func (s *session) loadEvents(m *ipc.LoadEvents) *ipc.EventsMade {
 
 func (s *session) makeLoadEvents(m *ipc.LoadEvents) ([]byte, error) {
 	st := s.seat.Load()
-	r, ok := s.agent.device.(cudaipc.Recorder)
+	r, ok := s.owner.memory.device.(cudaipc.Recorder)
 	if st == nil || st.role != ipc.RoleWorker || !ok {
 		return nil, errNoLoadEvents
 	}

@@ -158,7 +158,7 @@ func (r *rig) checkNothingLeft() {
 	if st.Pool.Pinned != 0 {
 		r.t.Errorf("%d bytes are pinned in the pool", st.Pool.Pinned)
 	}
-	if n := r.agent.pendingFDs.Load(); n != 0 {
+	if n := r.agent.memory.pendingFDs.Load(); n != 0 {
 		r.t.Errorf("%d descriptors of incomplete registrations are counted", n)
 	}
 	if s := &st.Sample; !r.mayMismatch && s.Saves.Mismatched+s.Loads.Mismatched > 0 {

@@ -16,7 +16,7 @@ import (
 func (a *Agent) source() admin.Source {
 	contents, _ := a.tiers.(pool.TierContents)
 	return admin.Source{
-		Snapshot: a.snapshot, Engines: a.engines, Spaces: a.spaces, Live: a.Live, Ready: a.Ready, Set: a.Set, Reset: a.resetStored,
+		Snapshot: a.snapshot, Engines: a.engines, Spaces: a.spaces, Live: a.Live, Ready: a.Ready, Set: a.sessions.set, Reset: a.resetStored,
 		Tiers: contents,
 	}
 }
@@ -36,8 +36,8 @@ func (a *Agent) snapshot() admin.Snapshot {
 	s := admin.Snapshot{
 		Version: a.cfg.Version, Boot: a.boot, Since: a.since,
 		Draining: a.switches.draining(), Switches: a.switches.state(),
-		Sessions: len(a.sessions.all()), Regions: a.mappings.open(), Jobs: a.inflight.count(),
-		Stuck: len(a.watchdog.stuckWorkers()), PendingFDs: a.pendingFDs.Load(), LeaseCap: a.cfg.LeaseBytes,
+		Sessions: len(a.sessions.list()), Regions: a.memory.mappings.open(), Jobs: a.inflight.count(),
+		Stuck: len(a.watchdog.stuckWorkers()), PendingFDs: a.memory.pendingFDs.Load(), LeaseCap: a.cfg.LeaseBytes,
 		Sockets: a.sockets.names(), Lookups: a.sockets.counters(),
 		Pool: a.pool.Stats(), Movers: a.movers(), LeftBehind: admin.LeftBehind{PIDs: []int{}},
 		VerifySample: a.cfg.VerifySample, LastMismatch: a.workers.mismatches.lastOne(),

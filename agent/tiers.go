@@ -99,7 +99,7 @@ func (p *stepPace) saved(step uint64, tokens int, now time.Time) (computed int, 
 // tellPace tells the tiers how fast the session's engine computes.
 func (s *session) tellPace(m *ipc.Save) {
 	st := s.seat.Load()
-	if s.agent.tiers == nil || st == nil {
+	if s.owner.tiers == nil || st == nil {
 		return
 	}
 	open := st.space.open.Load()
@@ -113,6 +113,6 @@ func (s *session) tellPace(m *ipc.Save) {
 		}
 	}
 	if tokens, took := s.pace.saved(m.Step, blocks*int(open.Groups[0].BlockTokens), time.Now()); tokens > 0 {
-		s.agent.tiers.Computed(open.ID, tokens, took)
+		s.owner.tiers.Computed(open.ID, tokens, took)
 	}
 }
