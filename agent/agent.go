@@ -93,13 +93,15 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 	a.epochs = &epochs{registry: a.registry, metrics: a.metrics, log: log}
 	a.watchdog = newWatchdog(a.registry, a.cfg.Limits.Stuck, log)
 	a.sockets = newLookupSockets(&a.cfg, share.peers, &answers{
-		boot: a.boot, index: p, tiers: a.tiers, registry: a.registry, ledger: a.ledger, epochs: a.epochs, switches: a.switches,
-		metrics: a.metrics, leaseBytes: a.cfg.LeaseBytes, askWait: a.cfg.Limits.AskWait, log: log,
+		boot: a.boot, index: p, tiers: a.tiers, registry: a.registry, ledger: a.ledger, epochs: a.epochs,
+		switches: a.switches, metrics: a.metrics, leaseBytes: a.cfg.LeaseBytes, askWait: a.cfg.Limits.AskWait, log: log,
 	})
 	if a.workers, err = newWorkers(&a.cfg, p, device, a.boot, log); err != nil {
 		return nil, err
 	}
-	a.memory = &memory{device: device, mappings: newMappings(), peers: newPeerNumbers(), maxPending: share.pending, log: log}
+	a.memory = &memory{
+		device: device, mappings: newMappings(), peers: newPeerNumbers(), maxPending: share.pending, log: log,
+	}
 	a.sessions = &sessions{
 		boot: a.boot, dir: a.cfg.Dir, limits: &a.cfg.Limits, most: share.sessions, leaseBytes: a.cfg.LeaseBytes, log: log,
 		registry: a.registry, ledger: a.ledger, tiers: a.tiers, sockets: a.sockets, epochs: a.epochs, workers: a.workers,

@@ -16,8 +16,8 @@ import (
 func (a *Agent) source() admin.Source {
 	contents, _ := a.tiers.(pool.TierContents)
 	return admin.Source{
-		Snapshot: a.snapshot, Engines: a.engines, Spaces: a.spaces, Live: a.Live, Ready: a.Ready, Set: a.sessions.set, Reset: a.resetStored,
-		Tiers: contents,
+		Snapshot: a.snapshot, Engines: a.engines, Spaces: a.spaces, Live: a.Live, Ready: a.Ready,
+		Set: a.sessions.set, Reset: a.resetStored, Tiers: contents,
 	}
 }
 

@@ -1,5 +1,6 @@
-// Package admin shows the agent to its operator: status, metrics, health, what is stored and where, and the few
-// switches, over HTTP. It holds nothing of the agent: each answer is made from snapshots that the agent hands out.
+// Package admin shows the agent to its operator, over HTTP: status, metrics, health, what is stored
+// and where, and the few switches. It holds nothing of the agent: each answer is made from snapshots
+// that the agent hands out.
 package admin
 
 import (
@@ -10,7 +11,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Source is where an answer's contents come from. Its funcs may be called from any goroutine, until the server is closed.
+// Source is where an answer's contents come from. Its funcs may be called from any goroutine, until
+// the server is closed.
 type Source struct {
 	Snapshot func() Snapshot
 	Engines  func() []EngineStatus // by name
