@@ -89,30 +89,38 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 	if share.sessions < a.cfg.Limits.Sessions {
 		log.Warn("fewer sessions than are allowed: the limit of open files is low", zap.Uint64("files", files), zap.Int("sessions", share.sessions), zap.Int("allowed", a.cfg.Limits.Sessions))
 	}
-	a.registry = newRegistry(p, &a.cfg.Limits, a.cfg.LeaseBytes)
-	a.epochs = &epochs{registry: a.registry, metrics: a.metrics, log: log}
-	a.watchdog = newWatchdog(a.registry, a.cfg.Limits.Stuck, log)
-	a.sockets = newLookupSockets(&a.cfg, share.peers, &answers{
-		boot: a.boot, index: p, tiers: a.tiers, registry: a.registry, ledger: a.ledger, epochs: a.epochs,
-		switches: a.switches, metrics: a.metrics, leaseBytes: a.cfg.LeaseBytes, askWait: a.cfg.Limits.AskWait, log: log,
-	})
-	if a.workers, err = newWorkers(&a.cfg, p, device, a.boot, log); err != nil {
+	if err := a.assemble(share); err != nil {
 		return nil, err
-	}
-	a.memory = &memory{
-		device: device, mappings: newMappings(), peers: newPeerNumbers(), maxPending: share.pending, log: log,
-	}
-	a.sessions = &sessions{
-		boot: a.boot, dir: a.cfg.Dir, limits: &a.cfg.Limits, most: share.sessions, leaseBytes: a.cfg.LeaseBytes, log: log,
-		registry: a.registry, ledger: a.ledger, tiers: a.tiers, sockets: a.sockets, epochs: a.epochs, workers: a.workers,
-		memory: a.memory, inflight: a.inflight, switches: a.switches, metrics: a.metrics,
-		last: firstSession(a.boot), open: make(map[uint64]*session),
 	}
 	a.view = admin.NewView(a.source(), a.metrics)
 	if w, ok := device.(cudaipc.Watcher); ok {
 		w.Watch(a.lostPeer)
 	}
 	return a, nil
+}
+
+// assemble makes the agent's parts, and gives each what it uses.
+func (a *Agent) assemble(share share) (err error) {
+	a.registry = newRegistry(a.pool, &a.cfg.Limits, a.cfg.LeaseBytes)
+	a.epochs = &epochs{registry: a.registry, metrics: a.metrics, log: a.log}
+	a.watchdog = newWatchdog(a.registry, a.cfg.Limits.Stuck, a.log)
+	a.sockets = newLookupSockets(&a.cfg, share.peers, &answers{
+		boot: a.boot, index: a.pool, tiers: a.tiers, registry: a.registry, ledger: a.ledger, epochs: a.epochs,
+		switches: a.switches, metrics: a.metrics, leaseBytes: a.cfg.LeaseBytes, askWait: a.cfg.Limits.AskWait, log: a.log,
+	})
+	if a.workers, err = newWorkers(&a.cfg, a.pool, a.device, a.boot, a.log); err != nil {
+		return err
+	}
+	a.memory = &memory{
+		device: a.device, mappings: newMappings(), peers: newPeerNumbers(), maxPending: share.pending, log: a.log,
+	}
+	a.sessions = &sessions{
+		boot: a.boot, dir: a.cfg.Dir, limits: &a.cfg.Limits, most: share.sessions, leaseBytes: a.cfg.LeaseBytes, log: a.log,
+		registry: a.registry, ledger: a.ledger, tiers: a.tiers, sockets: a.sockets, epochs: a.epochs, workers: a.workers,
+		memory: a.memory, inflight: a.inflight, switches: a.switches, metrics: a.metrics,
+		last: firstSession(a.boot), open: make(map[uint64]*session),
+	}
+	return nil
 }
 
 // Set switches loads and saves; nil leaves one as it is. Every session is told.
