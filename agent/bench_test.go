@@ -20,7 +20,7 @@ func BenchmarkHandler(b *testing.B) {
 		}
 	}
 	k := r.agent.sockets.byName[ipc.LookupSocket]
-	holder := r.agent.registry.view.Load().seats[scheduler.welcome.Session].holder
+	acct := r.agent.registry.view.Load().seats[scheduler.welcome.Session].engine.acct
 	for _, n := range []int{1, 128, most} {
 		q := ipc.LookupRequest{
 			Form: ipc.FormOwn, Version: 2, Space: answer.Space, Session: scheduler.welcome.Session, Tokens: 1 << 30,
@@ -37,7 +37,7 @@ func BenchmarkHandler(b *testing.B) {
 						b.Fatalf("%+v", reply)
 					}
 					if release[0] = reply.Lease; reserve {
-						r.agent.ledger.release(holder.acct, release)
+						r.agent.ledger.Release(acct, release)
 					}
 				}
 				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*n), "ns/hash")

@@ -5,6 +5,8 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/registration"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/transfer"
@@ -38,8 +40,7 @@ type Config struct {
 	Limits  Limits
 	Version string // of this build, for status
 	// LeftBehind is what agents before this one left in the directory; nil: nothing.
-	LeftBehind func() LeftBehind
-	Fault      Fault // tests only
+	LeftBehind func() admin.LeftBehind
 }
 
 // Limits of an agent: times, and counts of what clients may make it keep. Protocol limits are in package ipc.
@@ -68,18 +69,6 @@ var DefaultLimits = Limits{
 	Transfer: transfer.DefaultLimits,
 }
 
-// Limits of what a registration may say, besides those of package ipc.
-const (
-	maxBlockTokens = 1 << 20 // tokens of one block
-	maxAlign       = 1 << 24 // least common multiple of the block sizes of a space, tokens
-	maxBlocks      = 1 << 28 // blocks of one group of an engine
-	maxShardBytes  = 1 << 30 // bytes of one block of one shard
-	maxRegionBytes = 1 << 46
-	maxAddr        = 1 << 47 // end of a process's address space
-	cudaHandle     = 64      // bytes of a CUDA IPC handle
-	gpuUUID        = 16      // bytes of a GPU's UUID, at the end of a region's handle
-)
-
 // maxLanes is the most copies that may run at once.
 const maxLanes = 256
 
@@ -98,7 +87,7 @@ func (c *Config) validate() error {
 		return fmt.Errorf("verify-sample: %d, allowed: 0 (none) to %d", c.VerifySample, transfer.MaxSampleEvery)
 	}
 	for name := range c.Lookups {
-		if err := checkLookupName(c.Dir, name); err != nil {
+		if err := registration.CheckLookupName(c.Dir, name); err != nil {
 			return fmt.Errorf("lookup: %w", err)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 )
 
@@ -137,7 +138,7 @@ func (r *rig) stored() *client {
 // onlyStays waits until nothing is left of the victim, and checks how long that took.
 func (r *rig) onlyStays(regions int) {
 	r.t.Helper()
-	r.waitFor("the dead engine is gone", func(s Status) bool {
+	r.waitFor("the dead engine is gone", func(s admin.Status) bool {
 		return s.Engines == 1 && s.Regions == regions && s.Leases == 0 && s.Sessions == 2 && s.Jobs == 0
 	})
 	st := r.agent.Status()

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/transfer"
@@ -18,7 +19,7 @@ type engine struct {
 	world     uint32
 	scheduler *seat
 	ranks     []*seat // by rank; nil: empty
-	acct      *account
+	acct      *lease.Account
 	complete  atomic.Bool // all ranks registered, and their workers run
 }
 
@@ -30,7 +31,7 @@ type seat struct {
 	role    uint8
 	rank    uint32
 	shard   uint32
-	holder  *holder
+	holder  *lease.Holder
 
 	// Of a worker, set by its session before the seat is registered.
 	layout  transfer.Layout
@@ -52,7 +53,7 @@ type seat struct {
 func newEngine(r *ipc.Register, sp *space, leaseBytes int64) *engine {
 	return &engine{
 		instance: r.Instance, space: sp, world: r.World,
-		ranks: make([]*seat, r.World), acct: &account{cap: leaseBytes},
+		ranks: make([]*seat, r.World), acct: lease.NewAccount(leaseBytes),
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 )
 
@@ -15,20 +16,20 @@ func TestHTTPConnectionsAreBounded(t *testing.T) {
 	r := newRig(t, withConfig(func(c *Config) { c.Limits.Handler = 10 * patience })) // none is closed because it is slow
 	var open []net.Conn
 	closed := 0
-	for range 3 * maxHTTPConns {
+	for range 3 * admin.MaxConns {
 		c, err := net.Dial("unix", r.path(ipc.AdminSocket))
 		check(t, err)
 		open = append(open, c)
 	}
 	limit := time.Now().Add(patience)
-	for _, c := range open[2*maxHTTPConns:] {
+	for _, c := range open[2*admin.MaxConns:] {
 		check(t, c.SetReadDeadline(limit))
 		if n, err := c.Read(make([]byte, 1)); n == 0 && err != nil && !isTimeout(err) {
 			closed++
 		}
 	}
-	if closed != maxHTTPConns {
-		t.Errorf("%d of the last %d connections were closed, want all: %d are served", closed, maxHTTPConns, maxHTTPConns)
+	if closed != admin.MaxConns {
+		t.Errorf("%d of the last %d connections were closed, want all: %d are served", closed, admin.MaxConns, admin.MaxConns)
 	}
 	for _, c := range open {
 		check(t, c.Close())
@@ -74,7 +75,7 @@ func TestShareOfDescriptors(t *testing.T) {
 // Engines that open more regions, or more bytes, than a process can have mapped are refused, and harm nobody; what they held is there for others when they go.
 func TestRegionsOfAllAreBounded(t *testing.T) {
 	r := newRig(t)
-	m := r.agent.mappings
+	m := r.agent.memory.mappings
 	a, b, c := r.dial(), r.dial(), r.dial()
 	a.registered(a.registerWorker(register("a")))
 	m.mu.Lock()

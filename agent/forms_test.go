@@ -9,6 +9,7 @@ import (
 	zmq "github.com/pebbe/zmq4"
 	"github.com/vmihailenco/msgpack/v5"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 )
@@ -167,7 +168,7 @@ func TestLookupNeedsAllRanks(t *testing.T) {
 		t.Errorf("all ranks: %+v", got)
 	}
 	w[1].close()
-	r.waitFor("rank 1 is gone", func(s Status) bool { return s.Sessions == 2 })
+	r.waitFor("rank 1 is gone", func(s admin.Status) bool { return s.Sessions == 2 })
 	if got := f.ask(ascend...); !bytes.Equal(got, be32(0)) {
 		t.Errorf("one rank missing: %x", got)
 	}
@@ -205,7 +206,7 @@ func TestSharedLookupSocket(t *testing.T) {
 	for _, c := range []*client{schedulerA, a[0]} {
 		c.close()
 	}
-	r.waitFor("engine a is gone", func(s Status) bool { return s.Engines == 1 })
+	r.waitFor("engine a is gone", func(s admin.Status) bool { return s.Engines == 1 })
 	for _, name := range []string{"shared", "fixed"} {
 		if got := ask(t, r.asker(name), q); got.Tokens != 2*testBlockTokens {
 			t.Errorf("socket %s: %+v", name, got)
@@ -214,7 +215,7 @@ func TestSharedLookupSocket(t *testing.T) {
 	for _, c := range []*client{schedulerB, b[0]} {
 		c.close()
 	}
-	r.waitFor("only the agent's own sockets are open", func(s Status) bool { return len(s.Sockets) == 2 })
+	r.waitFor("only the agent's own sockets are open", func(s admin.Status) bool { return len(s.Sockets) == 2 })
 	if got := ask(t, r.asker("fixed"), q); got.Status != ipc.LookupNotRegistered {
 		t.Errorf("nobody is registered: %+v", got)
 	}

@@ -3,6 +3,7 @@ package agent
 import (
 	"testing"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 )
 
@@ -56,13 +57,13 @@ func TestRanksMoveToAnotherIdentityOneByOne(t *testing.T) {
 		Job: workers[0].job, Epoch: was.Epoch, Step: 1 << 40, Event: ipc.None, Revoke: ipc.None,
 		Sections: []ipc.Section{section(chain(2, 1), 5)},
 	})
-	r.waitFor("a save under way", func(st Status) bool { return st.Jobs == 1 })
+	r.waitFor("a save under way", func(st admin.Status) bool { return st.Jobs == 1 })
 
 	m := ofGeneration("one", private)
 	scheduler.close() // its lease goes with it
 	workers[0].close()
 	first, answered := r.rejoin(m, 0)
-	r.waitFor("one rank left", func(st Status) bool { return st.Leases == 0 && st.Jobs == 0 && st.Regions == 2 })
+	r.waitFor("one rank left", func(st admin.Status) bool { return st.Leases == 0 && st.Jobs == 0 && st.Regions == 2 })
 	select {
 	case got := <-answered:
 		t.Fatalf("rank 0 registered as %+v while rank 1 has the old identity", got)
@@ -96,9 +97,9 @@ func TestEngineDiesWhileItMoves(t *testing.T) {
 	first, answered := r.rejoin(m, 0)
 	workers[1].close() // and never comes again
 	first.registered(<-answered)
-	r.waitFor("half an engine", func(st Status) bool { return st.Engines == 1 && st.Regions == 2 })
+	r.waitFor("half an engine", func(st admin.Status) bool { return st.Engines == 1 && st.Regions == 2 })
 	first.close()
-	r.waitFor("no engine", func(st Status) bool { return st.Engines == 0 && st.Regions == 0 })
+	r.waitFor("no engine", func(st admin.Status) bool { return st.Engines == 0 && st.Regions == 0 })
 	// The same instance begins again with what it loaded.
 	r.joinEngine(ofGeneration("one", ""))
 }

@@ -4,6 +4,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/lookup"
 	"github.com/kvagent/kvagent/pool"
@@ -18,16 +19,15 @@ const defaultDeadline = time.Millisecond
 // handle answers one request of a look-up socket, in whatever form. The socket's goroutine calls it.
 // start is when it had arrived: what the look-ups before it waited for tiers is part of its own wait.
 func (k *lookupSock) handle(req *ipc.LookupRequest, start time.Time) ipc.LookupReply {
-	a := k.agent
-	reply := ipc.LookupReply{Boot: a.boot}
+	reply := ipc.LookupReply{Boot: k.boot}
 	if req.Form == ipc.FormReset {
 		k.reset(&reply)
-		a.metrics.countLookup(req.Form, reply.Status, 0, 0)
+		k.metrics.CountLookup(req.Form, reply.Status, 0, 0)
 		return reply
 	}
 	rules, st := k.resolve(req)
 	switch {
-	case a.draining() || !a.switches.loads.Load():
+	case k.switches.draining() || !k.switches.loads.Load():
 		reply.Status = ipc.LookupOff
 	case rules == nil:
 		reply.Status = ipc.LookupNotRegistered
@@ -36,14 +36,14 @@ func (k *lookupSock) handle(req *ipc.LookupRequest, start time.Time) ipc.LookupR
 	default:
 		k.find(req, rules, st, start, &reply)
 	}
-	a.metrics.countLookup(req.Form, reply.Status, askedTokens(req), uint64(reply.Tokens))
+	k.metrics.CountLookup(req.Form, reply.Status, askedTokens(req), uint64(reply.Tokens))
 	return reply
 }
 
 // resolve finds the rules of the space a request is about, nil if whoever asks may not be promised anything of
 // it, and the seat of the session it names, if that is one of the space.
 func (k *lookupSock) resolve(req *ipc.LookupRequest) (*lookup.Space, *seat) {
-	v := k.agent.registry.view.Load()
+	v := k.registry.view.Load()
 	fp := pool.Fingerprint(req.Space)
 	if fp == (pool.Fingerprint{}) {
 		fp = k.fp
@@ -100,23 +100,23 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 		q.Hashes = pool.Chain(req.Hashes, req.HashLen)
 	}
 	pending := false
-	if k.agent.tiers != nil {
+	if k.tiers != nil {
 		pending = k.askTiers(req, rules, start)
-		k.agent.metrics.askMax.show(time.Since(start))
+		k.metrics.AskMax.Show(time.Since(start))
 	}
 	if req.Form == ipc.FormOwn && req.Reserve {
 		k.reserve(q, rules, st, reply)
 	} else {
-		reply.Tokens = lookup.Longest(k.agent.index, rules, q)
+		reply.Tokens = lookup.Longest(k.index, rules, q)
 	}
-	if k.agent.tiers != nil && reply.Lease == 0 && reply.Tokens > 0 {
+	if k.tiers != nil && reply.Lease == 0 && reply.Tokens > 0 {
 		k.hint(q, rules)
 	}
 	if req.Form != ipc.FormOwn {
 		reply.Blocks = uint64(reply.Tokens / rules.Groups[0].BlockTokens) // of the simple form, which asks for group 0
 		return
 	}
-	late := k.agent.metrics.countTime(time.Since(start), deadlineOf(req))
+	late := k.metrics.CountTime(time.Since(start), deadlineOf(req))
 	if late {
 		k.tooLate(st, reply)
 	}
@@ -131,31 +131,30 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 // tooLate turns an answer that took too long into overloaded: whoever asked does not wait for it any more.
 func (k *lookupSock) tooLate(st *seat, reply *ipc.LookupReply) {
 	if reply.Lease != 0 {
-		k.agent.ledger.release(st.engine.acct, []uint64{reply.Lease})
+		k.ledger.Release(st.engine.acct, []uint64{reply.Lease})
 	}
 	reply.Status, reply.Tokens, reply.Lease = ipc.LookupOverloaded, 0, 0
 }
 
 // reserve pins what it finds under a lease of the session that was named.
 func (k *lookupSock) reserve(q *lookup.Query, rules *lookup.Space, st *seat, reply *ipc.LookupReply) {
-	a := k.agent
 	room, ok := int64(0), false
 	if st != nil {
-		room, ok = a.ledger.room(st.holder)
+		room, ok = k.ledger.Room(st.holder)
 	}
 	if !ok {
-		reply.Status, reply.Tokens = ipc.LookupNoSession, lookup.Longest(a.index, rules, q)
+		reply.Status, reply.Tokens = ipc.LookupNoSession, lookup.Longest(k.index, rules, q)
 		return
 	}
-	e := a.ledger.take()
-	hit := lookup.Reserve(a.index, rules, q, room, e.refs[:0])
-	e.refs = hit.Refs
+	e := k.ledger.Take()
+	hit := lookup.Reserve(k.index, rules, q, room, e.Refs[:0])
+	e.Refs = hit.Refs
 	switch {
 	case hit.Tokens == 0:
-		a.ledger.giveBack(e)
+		k.ledger.GiveBack(e)
 		if hit.Capped {
-			reply.Status, reply.Tokens = ipc.LookupLeaseCap, lookup.Longest(a.index, rules, q)
-			if a.tiers != nil && room >= 2*st.space.unitBytes() {
+			reply.Status, reply.Tokens = ipc.LookupLeaseCap, lookup.Longest(k.index, rules, q)
+			if k.tiers != nil && room >= 2*st.space.unitBytes() {
 				reply.Status = ipc.LookupPending // it is the prefetch budget: there is room in it again soon
 			}
 		}
@@ -165,30 +164,29 @@ func (k *lookupSock) reserve(q *lookup.Query, rules *lookup.Space, st *seat, rep
 }
 
 // lend enters a filled lease into the book.
-func (k *lookupSock) lend(e *lease, st *seat, q *lookup.Query, rules *lookup.Space, hit *lookup.Hit, reply *ipc.LookupReply) {
-	a := k.agent
-	number, result := a.ledger.add(st.holder, e, hit.Bytes)
-	if result == added {
+func (k *lookupSock) lend(e *lease.Lease, st *seat, q *lookup.Query, rules *lookup.Space, hit *lookup.Hit, reply *ipc.LookupReply) {
+	number, result := k.ledger.Add(st.holder, e, hit.Bytes)
+	if result == lease.Added {
 		reply.Tokens, reply.Lease = hit.Tokens, number
-		a.metrics.leasesGiven.Add(1)
+		k.metrics.LeasesGiven.Add(1)
 		return
 	}
-	a.ledger.giveBack(e)
+	k.ledger.GiveBack(e)
 	reply.Status = ipc.LookupLeaseCap
-	if result == noHolder {
+	if result == lease.NoHolder {
 		reply.Status = ipc.LookupNoSession
 	}
-	reply.Tokens = lookup.Longest(a.index, rules, q)
+	reply.Tokens = lookup.Longest(k.index, rules, q)
 }
 
 // reset serves upstream's reset: a new weights epoch of the socket's space.
 func (k *lookupSock) reset(reply *ipc.LookupReply) {
 	reply.Status = ipc.LookupNotRegistered
-	sp := k.agent.registry.view.Load().spaces[k.fp]
+	sp := k.registry.view.Load().spaces[k.fp]
 	if sp == nil || k.fp == (pool.Fingerprint{}) {
 		return
 	}
-	if _, err := k.agent.resetSpace(sp, nil); err == nil {
+	if _, err := k.epochs.reset(sp, nil); err == nil {
 		reply.Status = ipc.LookupHit
 	}
 }

@@ -35,30 +35,30 @@ type heldLoad struct {
 // hold keeps a load back if its lease has promises that are open. False: it has none, or too many loads are held; full says the latter.
 func (s *session) hold(job *transfer.Job, sections []ipc.Section, lease uint64) (held, full bool) {
 	st := s.seat.Load()
-	if s.agent.tiers == nil || st == nil || st.worker.Load() == nil || lease == 0 {
+	if s.owner.tiers == nil || st == nil || st.worker.Load() == nil || lease == 0 {
 		return false, false
 	}
 	h := &heldLoad{seat: st, job: *job, sections: sections}
 	b := &st.held
-	if !b.add(h, s.agent.cfg.Limits.Transfer.Queue) {
+	if !b.add(h, s.owner.limits.Transfer.Queue) {
 		return false, true
 	}
-	s.agent.inflight.add()
+	s.owner.inflight.add()
 
 	at := &settling{}
-	forget := s.agent.ledger.settle(st.engine.acct, lease, func() {
+	forget := s.owner.ledger.Settle(st.engine.acct, lease, func() {
 		if !at.landed() {
 			h.goOn()
 		}
 	})
 	if at.now() { // nothing was open: the caller goes on with it
 		if b.take(job.ID) != nil {
-			s.agent.inflight.done()
+			s.owner.inflight.done()
 		}
 		return false, false
 	}
-	s.agent.metrics.loadsHeld.Add(1)
-	b.arm(h, forget, s.agent.cfg.Limits.Transfer.EventWait)
+	s.owner.metrics.LoadsHeld.Add(1)
+	b.arm(h, forget, s.owner.limits.Transfer.EventWait)
 	return true, false
 }
 
@@ -107,7 +107,7 @@ func (b *heldLoads) arm(h *heldLoad, forget func() bool, limit time.Duration) {
 		h.forget = forget
 		h.timer = time.AfterFunc(limit, func() {
 			if forget() {
-				h.seat.session.agent.metrics.loadsUnsettled.Add(1)
+				h.seat.session.owner.metrics.LoadsUnsettled.Add(1)
 				h.goOn()
 			}
 		})
@@ -142,7 +142,7 @@ func (b *heldLoads) handOver(h *heldLoad) {
 		return
 	}
 	b.takeLocked(h.job.ID)
-	defer h.seat.session.agent.inflight.done() // start counts it anew
+	defer h.seat.session.owner.inflight.done() // start counts it anew
 	if status := b.start(&h.job, h.sections); status != pool.OK {
 		h.report(status)
 	}
@@ -173,7 +173,7 @@ func (h *heldLoad) goOn() {
 
 // cancel ends a load that was taken out of the book.
 func (h *heldLoad) cancel() {
-	defer h.seat.session.agent.inflight.done()
+	defer h.seat.session.owner.inflight.done()
 	if h.forget != nil {
 		h.forget()
 	}

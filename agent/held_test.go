@@ -101,7 +101,7 @@ func TestMessageOrders(t *testing.T) {
 	if o.seated {
 		o.unregister()
 	}
-	if n := r.agent.metrics.loadsHeld.Load(); n < 10 {
+	if n := r.agent.metrics.LoadsHeld.Load(); n < 10 {
 		t.Errorf("%d loads were held", n)
 	}
 }

@@ -3,78 +3,20 @@ package agent
 import (
 	"encoding/binary"
 	"errors"
-	"sync"
 
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/transfer"
 )
 
-// jobTable knows the jobs of one session that run, so that a number is not used twice at once, and how many
-// CANCELs wait for each: they are answered behind the job's DONE, whoever sends that.
-type jobTable struct {
-	mu   sync.Mutex
-	open map[uint64]int // by job: CANCELs to answer
-}
-
-func (t *jobTable) add(job uint64) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if _, twice := t.open[job]; twice {
-		return false
-	}
-	if t.open == nil {
-		t.open = make(map[uint64]int)
-	}
-	t.open[job] = 0
-	return true
-}
-
-// cancel notes that a CANCEL waits for the job; false: it does not run.
-func (t *jobTable) cancel(job uint64) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if _, runs := t.open[job]; !runs {
-		return false
-	}
-	t.open[job]++
-	return true
-}
-
-// finish ends a job: send is called with its DONE and then the answers to its CANCELs, in one step, so that a
-// CANCEL that comes now finds the job either running or reported.
-func (t *jobTable) finish(done *ipc.Done, send func(any)) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	cancels := t.open[done.Job]
-	delete(t.open, done.Job)
-	send(done)
-	for range cancels {
-		send(&ipc.Cancelled{Job: done.Job})
-	}
-}
-
-// drop forgets a job that was not taken.
-func (t *jobTable) drop(job uint64) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.open, job)
-}
-
-func (t *jobTable) count() int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return len(t.open)
-}
-
 // save serves SAVE.
 func (s *session) save(m *ipc.Save) error {
 	s.tellPace(m)
 	status := pool.OK
 	switch {
-	case s.agent.draining():
+	case s.owner.switches.draining():
 		status = pool.Busy
-	case !s.agent.switches.saves.Load():
+	case !s.owner.switches.saves.Load():
 		status = transfer.Off
 	}
 	return s.submit(transfer.Job{
@@ -87,13 +29,13 @@ func (s *session) save(m *ipc.Save) error {
 func (s *session) load(m *ipc.Load) error {
 	status := pool.OK
 	switch {
-	case s.agent.draining():
+	case s.owner.switches.draining():
 		status = pool.Busy
-	case !s.agent.switches.loads.Load():
+	case !s.owner.switches.loads.Load():
 		status = transfer.Off
 	}
-	if st := s.seat.Load(); st != nil && m.Lease != 0 && !s.agent.ledger.submit(st.engine.acct, m.Lease) {
-		s.agent.metrics.leasesPassed.Add(1)
+	if st := s.seat.Load(); st != nil && m.Lease != 0 && !s.owner.ledger.Submit(st.engine.acct, m.Lease) {
+		s.owner.metrics.LeasesPassed.Add(1)
 	}
 	return s.submitLoad(transfer.Job{
 		ID: m.Job, Kind: transfer.Load, Epoch: m.Epoch, Step: m.Step, Event: m.Event, Revoke: ipc.None,
@@ -102,7 +44,7 @@ func (s *session) load(m *ipc.Load) error {
 
 // submitLoad is submit for a load, which is held while blocks that its lease promises are being brought up.
 func (s *session) submitLoad(job transfer.Job, m *ipc.Load, status pool.Status) error {
-	if s.agent.tiers == nil || m.Lease == 0 || status != pool.OK {
+	if s.owner.tiers == nil || m.Lease == 0 || status != pool.OK {
 		return s.submit(job, m.Sections, status)
 	}
 	if !s.jobs.add(job.ID) {
@@ -147,7 +89,7 @@ func (s *session) submitAdded(job transfer.Job, sections []ipc.Section, status p
 	for i := range statuses {
 		statuses[i] = status
 	}
-	s.agent.metrics.countBlocks(job.Kind, statuses, 0)
+	s.owner.metrics.CountBlocks(job.Kind, statuses, 0)
 	s.answer(done(job.ID, statuses))
 }
 
@@ -164,17 +106,14 @@ func (st *seat) start(job *transfer.Job, sections []ipc.Section) pool.Status {
 	if st.role != ipc.RoleWorker {
 		return pool.Invalid
 	}
-	inflight, w := &st.session.agent.inflight, st.worker.Load()
+	inflight, w := st.session.owner.inflight, st.worker.Load()
 	if w == nil { // not all shards of the space are known yet, so nothing is stored and nothing can be
 		if job.Kind == transfer.Save {
 			return pool.Busy
 		}
 		return pool.Missing
 	}
-	var ok bool
-	if job.Sections, ok = convertSections(sections); !ok {
-		return pool.Invalid
-	}
+	job.Sections = convertSections(sections)
 	inflight.add()
 	switch err := w.Submit(*job); {
 	case err == nil:
@@ -193,15 +132,14 @@ func (st *seat) start(job *transfer.Job, sections []ipc.Section) pool.Status {
 
 // complete reports a finished job. The worker's threads call it; it does not wait.
 func (s *session) complete(c transfer.Completion) {
-	defer s.agent.inflight.done()
+	defer s.owner.inflight.done()
 	s.protect(panicCompletion, func() { s.report(c) })
 }
 
 // report counts a job that has ended, and tells the peer.
 func (s *session) report(c transfer.Completion) {
-	s.agent.metrics.countBlocks(c.Kind, c.Status, c.Bytes)
-	s.agent.metrics.samples[c.Kind].add(&c.Sample)
-	s.agent.flipLater(c)
+	s.owner.metrics.CountBlocks(c.Kind, c.Status, c.Bytes)
+	s.owner.metrics.Samples[c.Kind].Add(&c.Sample)
 	s.jobs.finish(done(c.Job, c.Status), s.notify)
 }
 
@@ -219,27 +157,22 @@ const blockBytes = 4
 func countBlocks(sections []ipc.Section) int {
 	n := 0
 	for i := range sections {
-		n += len(sections[i].Blocks) / blockBytes
+		n += sections[i].Len()
 	}
 	return n
 }
 
-// convertSections gives the sections as a worker takes them; hashes stay where they are, in the message. It says
-// false if the numbers of hashes and of blocks do not fit each other.
-func convertSections(in []ipc.Section) ([]transfer.Section, bool) {
+// convertSections gives the sections as a worker takes them; hashes stay where they are, in the message. Package ipc
+// delivers no section whose lengths do not fit each other, and Submit holds each to the worker's layout.
+func convertSections(in []ipc.Section) []transfer.Section {
 	out := make([]transfer.Section, len(in))
 	for i := range in {
 		s := &in[i]
-		n := len(s.Blocks) / blockBytes
-		if s.HashLen < 1 || s.HashLen > pool.MaxHashLen || len(s.Blocks)%blockBytes != 0 || len(s.Hashes) != n*int(s.HashLen) ||
-			len(s.Parent) > pool.MaxHashLen {
-			return nil, false
-		}
-		blocks := make([]uint32, n)
+		blocks := make([]uint32, s.Len())
 		for b := range blocks {
 			blocks[b] = binary.LittleEndian.Uint32(s.Blocks[b*blockBytes:])
 		}
 		out[i] = transfer.Section{Group: s.Group, Parent: s.Parent, Hashes: pool.Chain(s.Hashes, int(s.HashLen)), Blocks: blocks}
 	}
-	return out, true
+	return out
 }

@@ -3,6 +3,8 @@ package agent
 import (
 	"testing"
 
+	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/lookup"
 	"github.com/kvagent/kvagent/pool"
@@ -31,7 +33,7 @@ func (c *client) sync() {
 func TestLeaseNobodyHeardOf(t *testing.T) {
 	r := newRig(t)
 	_, _, _, q := leaser(t, r)
-	k := &lookupSock{agent: r.agent} // as lookup.sock's, but its goroutine is ours
+	k := &lookupSock{answers: r.agent.sockets.answers} // as lookup.sock's, but its goroutine is ours
 	k.engines.Store(&[]*engine{})
 	q.Form = ipc.FormOwn
 	reply := k.handleNow(&q)
@@ -133,14 +135,14 @@ func TestLeasesEndWithTheirSession(t *testing.T) {
 	ask(t, look, ofWorker)
 	_, b, _ := r.joinEngine(register("b"))
 	b[0].close()
-	r.waitFor("the other engine's worker is gone", func(s Status) bool { return s.Sessions == 3 })
+	r.waitFor("the other engine's worker is gone", func(s admin.Status) bool { return s.Sessions == 3 })
 	if st := r.agent.Status(); st.Leases != 2 {
 		t.Fatalf("%d leases, want 2", st.Leases)
 	}
 	scheduler.close()
-	r.waitFor("the scheduler's lease is gone", func(s Status) bool { return s.Leases == 1 })
+	r.waitFor("the scheduler's lease is gone", func(s admin.Status) bool { return s.Leases == 1 })
 	worker.close()
-	r.waitFor("the ledger is empty", func(s Status) bool { return s.Leases == 0 && s.Pool.Pinned == 0 })
+	r.waitFor("the ledger is empty", func(s admin.Status) bool { return s.Leases == 0 && s.Pool.Pinned == 0 })
 }
 
 // Under pressure the oldest lease that no LOAD has named goes; its load then fails block by block. One that a LOAD
@@ -197,7 +199,7 @@ func TestLookupDoesNotAllocate(t *testing.T) {
 	r := newRig(t, withDRAM(8<<20))
 	scheduler, _, _, q := leaser(t, r)
 	k := r.agent.sockets.byName[ipc.LookupSocket]
-	holder := r.agent.registry.view.Load().seats[scheduler.welcome.Session].holder
+	acct := r.agent.registry.view.Load().seats[scheduler.welcome.Session].engine.acct
 	q.Form, q.Version, q.DeadlineUS = ipc.FormOwn, 2, 1e9
 	release := make([]uint64, 1)
 	reserve := func() {
@@ -206,7 +208,7 @@ func TestLookupDoesNotAllocate(t *testing.T) {
 			t.Fatalf("no lease: %+v", reply)
 		}
 		release[0] = reply.Lease
-		r.agent.ledger.release(holder.acct, release)
+		r.agent.ledger.Release(acct, release)
 	}
 	probe := q
 	probe.Reserve = false
@@ -225,7 +227,7 @@ func TestReserveAgainstEndOfSession(t *testing.T) {
 	st := r.agent.registry.view.Load().seats[scheduler.welcome.Session]
 	k := r.agent.sockets.byName[ipc.LookupSocket]
 	rules := st.space.open.Load()
-	r.agent.ledger.closeHolder(st.holder)
+	r.agent.ledger.CloseHolder(st.holder)
 	var reply ipc.LookupReply
 	query := lookup.Query{Hashes: pool.Chain(q.Hashes, 32), Tokens: 1000}
 	k.lend(r.pinned(rules, &query), st, &query, rules, &lookup.Hit{Tokens: 16, Bytes: testBlockBytes}, &reply)
@@ -237,9 +239,9 @@ func TestReserveAgainstEndOfSession(t *testing.T) {
 	}
 }
 
-func (r *rig) pinned(rules *lookup.Space, q *lookup.Query) *lease {
-	e := r.agent.ledger.take()
-	hit := lookup.Reserve(r.pool, rules, q, 1<<30, e.refs[:0])
-	e.refs = hit.Refs
+func (r *rig) pinned(rules *lookup.Space, q *lookup.Query) *lease.Lease {
+	e := r.agent.ledger.Take()
+	hit := lookup.Reserve(r.pool, rules, q, 1<<30, e.Refs[:0])
+	e.Refs = hit.Refs
 	return e
 }

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 )
 
@@ -101,9 +102,7 @@ func TestHTTP(t *testing.T) {
 
 func TestMetricsAreWellNamed(t *testing.T) {
 	r := newRig(t)
-	families, err := r.agent.metrics.registry.Gather()
-	check(t, err)
-	problems, err := promlint.NewWithMetricFamilies(families).Lint()
+	problems, err := promlint.New(strings.NewReader(r.metricsText())).Lint()
 	check(t, err)
 	for _, p := range problems {
 		if strings.HasPrefix(p.Metric, "kvagent_") {
@@ -116,11 +115,11 @@ func TestHTTPAddress(t *testing.T) {
 	for addr, want := range map[string]bool{
 		"127.0.0.1:9480": true, "[::1]:0": true, "0.0.0.0:9480": false, "10.1.2.3:80": false, ":9480": false, "localhost:80": false,
 	} {
-		if err := CheckHTTPAddr(addr, false); (err == nil) != want {
+		if err := admin.CheckHTTPAddr(addr, false); (err == nil) != want {
 			t.Errorf("%s: %v", addr, err)
 		}
 	}
-	if err := CheckHTTPAddr("0.0.0.0:9480", true); err != nil {
+	if err := admin.CheckHTTPAddr("0.0.0.0:9480", true); err != nil {
 		t.Errorf("said on purpose: %v", err)
 	}
 }
@@ -197,7 +196,7 @@ func TestDrain(t *testing.T) {
 	c.sync()
 	drained := make(chan error)
 	go func() { drained <- r.agent.Drain(context.Background()) }()
-	r.waitFor("the agent drains", func(s Status) bool { return s.Draining })
+	r.waitFor("the agent drains", func(s admin.Status) bool { return s.Draining })
 	if code, body := r.admin("GET", "/readyz"); code != 503 || body != "draining" {
 		t.Errorf("readyz: %d %s", code, body)
 	}

@@ -2,14 +2,13 @@ package agent
 
 import (
 	"errors"
-	"io"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
 	"github.com/kvagent/kvagent/ipc"
@@ -23,7 +22,7 @@ var hangUp = cudaipc.MoverOptions{Limits: cudaipc.MoverLimits{
 // moverPid waits for the mover to run.
 func (r *rig) moverPid() (pid int) {
 	r.t.Helper()
-	r.waitFor("a mover runs", func(st Status) bool {
+	r.waitFor("a mover runs", func(st admin.Status) bool {
 		pid = st.Movers[0].PID
 		return pid != 0
 	})
@@ -51,7 +50,7 @@ func TestLostMoverEndsItsSessions(t *testing.T) {
 		scheduler.send(&ipc.Ping{Req: 9})
 		next[*ipc.Pong](scheduler) // has no memory in the mover
 		scheduler.close()
-		r.waitFor("the engine is gone", func(st Status) bool { return st.Engines == 0 && st.Regions == 0 })
+		r.waitFor("the engine is gone", func(st admin.Status) bool { return st.Engines == 0 && st.Regions == 0 })
 	}
 	st := r.agent.Status().Movers[0]
 	if st.Starts != 3 || st.Lost["crash"] != 3 || !strings.Contains(st.LastLoss, "crash") {
@@ -69,10 +68,8 @@ func TestLostMoverEndsItsSessions(t *testing.T) {
 }
 
 func (r *rig) metricsText() string {
-	w := httptest.NewRecorder()
-	(&web{agent: r.agent}).routes().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
-	text, _ := io.ReadAll(w.Result().Body)
-	return string(text)
+	_, text := r.admin("GET", "/metrics")
+	return text + "\n"
 }
 
 // No fence comes while a mover that stands still may still touch the engine's blocks: not DONE, not CANCELLED, not the
@@ -87,7 +84,7 @@ func TestNoFenceBeforeTheMoverIsReaped(t *testing.T) {
 	pid := r.moverPid()
 	devicetest.Freeze(t, pid)
 	w.send(&ipc.Load{Job: 77, Epoch: 1, Event: ipc.None, Sections: []ipc.Section{section(chain(1, 8), 0)}})
-	r.waitFor("the load is copied", func(st Status) bool { return st.Movers[0].Copies > 0 })
+	r.waitFor("the load is copied", func(st admin.Status) bool { return st.Movers[0].Copies > 0 })
 	w.send(&ipc.Cancel{Job: 77})
 	select {
 	case m, open := <-w.messages:
@@ -97,7 +94,7 @@ func TestNoFenceBeforeTheMoverIsReaped(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("nothing came")
 	}
-	r.waitFor("the worker is gone", func(st Status) bool { return st.Regions == 0 })
+	r.waitFor("the worker is gone", func(st admin.Status) bool { return st.Regions == 0 })
 	if n := r.agent.Status().Movers[0].Lost["ping"]; n != 1 {
 		t.Errorf("%d losses by ping, want 1", n)
 	}
@@ -158,7 +155,7 @@ func TestReadyNamesAFailingMover(t *testing.T) {
 		check(t, r.agent.Ready())
 		check(t, unix.Kill(r.moverPid(), unix.SIGKILL))
 		next[*ipc.Error](c)
-		r.waitFor("the engine is gone", func(st Status) bool { return st.Engines == 0 })
+		r.waitFor("the engine is gone", func(st admin.Status) bool { return st.Engines == 0 })
 	}
 	if err := r.agent.Ready(); !contains(err, "host: mover host was lost (crash)") {
 		t.Errorf("ready: %v, want the mover's loss", err)

@@ -36,7 +36,7 @@ func (s *session) protect(where string, f func()) {
 				zap.Any("value", v))
 			panic(v)
 		}
-		s.agent.metrics.panics[where].Add(1)
+		s.owner.metrics.Panics[where].Add(1)
 		s.log.Error("panic: the session ends", zap.String("where", where), zap.Any("value", v), zap.ByteString("stack",
 			debug.Stack()))
 		s.doom(endPanic, ipc.ErrCodeInternal, fmt.Errorf("a defect of the agent, in its %s; register again", where))
@@ -47,16 +47,15 @@ func (s *session) protect(where string, f func()) {
 // thisModule is how the names of this module's functions begin.
 const thisModule = "github.com/kvagent/kvagent/"
 
-// ownPackages hold no state that sessions share: a message, a chain of hashes, a rule.
-var ownPackages = []string{"ipc", "lookup", "pool"}
+// ownPackages hold no state that sessions share: a message, a chain of hashes, a rule, a counter,
+// a registration.
+var ownPackages = []string{"agent/admin", "agent/registration", "ipc", "lookup", "pool"}
 
 // ownReceivers are the types of this package whose values belong to one session, or to one look-up
-// socket and the request that has its turn, or are atomic numbers. A function without a receiver
-// holds nothing.
+// socket and the request that has its turn. A function without a receiver holds nothing.
 var ownReceivers = []string{
-	"(*session)", "(*registration)", "(*heldLoad)", "(*heldLoads)", "(*settling)", "(*seat)", "(*jobTable)",
-	"(*outbox)", "(*stepPace)",
-	"(*lookupSock)", "(*metrics)", "(*counter)", "(*latest)", "(*maxDuration)",
+	"(*session)", "(*heldLoad)", "(*heldLoads)", "(*settling)", "(*seat)", "(*jobTable)",
+	"(*outbox)", "(*stepPace)", "(*lookupSock)",
 }
 
 // handsFull are the methods of those types that have something shared in hand while they run: a

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/pooltest"
@@ -46,7 +47,7 @@ func TestPanicEndsOneSession(t *testing.T) {
 	if got := next[*ipc.Error](w); got.Code != ipc.ErrCodeInternal {
 		t.Errorf("%+v, want code %d", got, ipc.ErrCodeInternal)
 	}
-	r.waitFor("the session is gone", func(s Status) bool { return s.Sessions == 3 && s.Regions == 2 })
+	r.waitFor("the session is gone", func(s admin.Status) bool { return s.Sessions == 3 && s.Regions == 2 })
 	if got := others[0].load(answer.Epoch, 0, chain(3, 4), 8); !all(got, ipc.BlockOK) {
 		t.Errorf("another session's load: %v", got)
 	}
@@ -76,18 +77,18 @@ func TestPanicAtRegistered(t *testing.T) {
 	w.send(regions, fds...)
 	w.send(segments)
 	next[*ipc.Error](w)
-	r.waitFor("nothing is left", func(s Status) bool { return s.Sessions == 0 && s.Regions == 0 && s.Engines == 0 })
+	r.waitFor("nothing is left", func(s admin.Status) bool { return s.Sessions == 0 && s.Regions == 0 && s.Engines == 0 })
 }
 
 // What is reported for a session must not end the threads of its worker, nor a tier's.
 func TestPanicOfACompletionIsContained(t *testing.T) {
 	r := newRig(t)
-	s := &session{agent: r.agent, log: r.agent.log, gone: make(chan struct{})} // without an outbox
+	s := &session{owner: r.agent.sessions, log: r.agent.log, gone: make(chan struct{})} // without an outbox
 	r.agent.inflight.add()
 	s.complete(transfer.Completion{Job: 1, Kind: transfer.Load, Status: []pool.Status{pool.OK}})
 	<-s.gone
-	if s.end.reason != endPanic || r.agent.metrics.panics[panicCompletion].Load() != 1 || r.agent.inflight.count() != 0 {
-		t.Errorf("end %q, %d counted, %d jobs in flight", s.end.reason, r.agent.metrics.panics[panicCompletion].Load(),
+	if s.end.reason != endPanic || r.agent.metrics.Panics[panicCompletion].Load() != 1 || r.agent.inflight.count() != 0 {
+		t.Errorf("end %q, %d counted, %d jobs in flight", s.end.reason, r.agent.metrics.Panics[panicCompletion].Load(),
 			r.agent.inflight.count())
 	}
 }
@@ -122,7 +123,7 @@ func TestPanicOverSharedStateEndsTheProcess(t *testing.T) {
 	case "pool": // in a look-up
 		r := newRig(t)
 		_, _, answer := r.joinEngine(register("one"))
-		r.agent.ledger.unpin, r.agent.index = nil, nil
+		r.agent.sockets.answers.index = nil
 		ask(t, r.asker(ipc.LookupSocket), ipc.LookupRequest{Space: answer.Space, Tokens: 100, Reserve: true, HashLen: 32,
 			Hashes: chain(1, 4)})
 		t.Fatal("survived")
@@ -143,10 +144,10 @@ func TestOwnFunctions(t *testing.T) {
 	own := []string{
 		"ipc.Decode", "ipc.(*Conn).Recv", "lookup.Longest", "pool.Chain.At", "agent.convertSections",
 		"agent.(*session).cancel", "agent.(*session).serve.func1",
-		"agent.(*jobTable).finish", "agent.(*lookupSock).handle",
+		"agent.(*jobTable).finish", "agent/admin.(*Metrics).CountLookup", "agent.(*lookupSock).handle",
 	}
 	shared := []string{
-		"agent.(*ledger).release", "agent.(*Agent).vacate", "agent.(*registry).leave", "agent.(*lookupSockets).open",
+		"agent/lease.(*Ledger).Release", "agent.(*Agent).vacate", "agent.(*registry).leave", "agent.(*lookupSockets).open",
 		"agent.(*session).importRegions",
 		"agent.(*session).open.func1", "agent.(*lookupSock).reserve", "pool/dram.(*Pool).Find",
 		"pool/tier.(*Pool).Settle", "transfer.(*Worker).Submit",

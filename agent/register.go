@@ -7,9 +7,18 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/registration"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 )
+
+// registering is a registration whose parts have not all come: its seat is taken.
+type registering struct {
+	*registration.Gathering
+	seat  *seat
+	timer *time.Timer // ends the session
+}
 
 // registerLocked serves REGISTER: the seat is taken at once, the rest when all parts have come. What is wrong with a
 // registration refuses it and leaves the session; what may not come now ends the session.
@@ -17,32 +26,31 @@ func (s *session) registerLocked(m *ipc.Register) error {
 	if s.seat.Load() != nil || s.mu.reg != nil {
 		return unexpected("REGISTER", "req", "the session has a registration, allowed is one until UNREGISTER")
 	}
-	s.mu.passed = parts{}
-	err := checkRegister(m, s.agent.cfg.Dir)
-	if err == nil && s.agent.draining() {
+	s.mu.passed = registration.Left{}
+	err := registration.Check(m, s.owner.dir)
+	if err == nil && s.owner.switches.draining() {
 		err = errors.New("the agent is shutting down")
 	}
 	var st *seat
 	if err == nil {
-		st, err = s.agent.registry.admit(s, m, s.gone)
+		st, err = s.owner.registry.admit(s, m, s.gone)
 	}
 	if err != nil {
-		s.refuseLocked(parts{m.Req, m.Regions, m.Segments}, m.Instance, err)
+		s.refuseLocked(registration.LeftOf(m), m.Instance, err)
 		return nil
 	}
-	s.mu.reg = newRegistration(m, st)
-	s.mu.reg.timer = time.AfterFunc(s.agent.cfg.Limits.Parts, func() {
-		s.doom(endLimit, ipc.ErrCodeLimit, fmt.Errorf("the parts of REGISTER did not come within %v", s.agent.cfg.Limits.Parts))
-	})
+	s.mu.reg = &registering{Gathering: registration.New(m), seat: st, timer: time.AfterFunc(s.owner.limits.Parts, func() {
+		s.doom(endLimit, ipc.ErrCodeLimit, fmt.Errorf("the parts of REGISTER did not come within %v", s.owner.limits.Parts))
+	})}
 	s.completeLocked()
 	return nil
 }
 
 // regionsLocked serves REGIONS.
 func (s *session) regionsLocked(m *ipc.Regions, fds []int) error {
-	if s.mu.reg == nil || s.mu.reg.msg.Req != m.Req {
-		closeFDs(fds)
-		return s.passLocked("REGIONS", m.Req, &s.mu.passed.regions, len(m.List))
+	if s.mu.reg == nil || s.mu.reg.Msg.Req != m.Req {
+		registration.CloseFDs(fds)
+		return s.passLocked("REGIONS", m.Req, &s.mu.passed.Regions, len(m.List))
 	}
 	if err := s.addRegionsLocked(m, fds); err != nil {
 		s.refusePartsLocked(err)
@@ -55,22 +63,22 @@ func (s *session) regionsLocked(m *ipc.Regions, fds []int) error {
 // addRegionsLocked adds regions to the registration, and counts their descriptors, also those of a
 // message that panics.
 func (s *session) addRegionsLocked(m *ipc.Regions, fds []int) (err error) {
-	before := s.mu.reg.fds
+	before := s.mu.reg.FDs()
 	defer func() {
-		if s.agent.pendingFDs.Add(int64(s.mu.reg.fds-before)) > s.agent.share.pending && err == nil {
+		if s.owner.memory.pendingFDs.Add(int64(s.mu.reg.FDs()-before)) > s.owner.memory.maxPending && err == nil {
 			err = fmt.Errorf("regions: more than %d descriptors wait in registrations that are not complete",
-				s.agent.share.pending)
+				s.owner.memory.maxPending)
 		}
 	}()
-	return s.mu.reg.addRegions(m, fds)
+	return s.mu.reg.AddRegions(m, fds)
 }
 
 // segmentsLocked serves SEGMENTS.
 func (s *session) segmentsLocked(m *ipc.Segments) error {
-	if s.mu.reg == nil || s.mu.reg.msg.Req != m.Req {
-		return s.passLocked("SEGMENTS", m.Req, &s.mu.passed.segments, len(m.List))
+	if s.mu.reg == nil || s.mu.reg.Msg.Req != m.Req {
+		return s.passLocked("SEGMENTS", m.Req, &s.mu.passed.Segments, len(m.List))
 	}
-	if err := s.mu.reg.addSegments(m); err != nil {
+	if err := s.mu.reg.AddSegments(m); err != nil {
 		s.refusePartsLocked(err)
 		return nil
 	}
@@ -80,7 +88,7 @@ func (s *session) segmentsLocked(m *ipc.Segments) error {
 
 // passLocked takes a part of a registration that is refused already: it was on its way.
 func (s *session) passLocked(message string, req uint32, left *uint32, n int) error {
-	if s.mu.passed.req != req || !take(left, n) {
+	if s.mu.passed.Req != req || !registration.Take(left, n) {
 		return unexpected(message, "req", "%d, allowed is that of the REGISTER whose parts are to come", req)
 	}
 	return nil
@@ -88,7 +96,7 @@ func (s *session) passLocked(message string, req uint32, left *uint32, n int) er
 
 // completeLocked ends a registration whose parts have all come.
 func (s *session) completeLocked() {
-	if !s.mu.reg.complete() {
+	if !s.mu.reg.Complete() {
 		return
 	}
 	reg := s.mu.reg
@@ -99,69 +107,69 @@ func (s *session) completeLocked() {
 		return
 	}
 	s.mu.reg = nil
-	s.agent.metrics.registrations[resultDone].Add(1)
-	s.log.Info("registered", zap.String("instance", reg.msg.Instance), zap.String("as", placeName(reg.msg.Role, reg.msg.Rank)),
-		zap.Uint32("world", reg.msg.World), spaceField(reg.seat.space.fp), zap.String("model", reg.seat.space.model),
+	s.owner.metrics.Registrations[admin.ResultDone].Add(1)
+	s.log.Info("registered", zap.String("instance", reg.Msg.Instance), zap.String("as", placeName(reg.Msg.Role, reg.Msg.Rank)),
+		zap.Uint32("world", reg.Msg.World), spaceField(reg.seat.space.fp), zap.String("model", reg.seat.space.model),
 		zap.Int("regions", reg.seat.regions), zap.String("lookup", path))
 	s.answer(&ipc.Registered{
-		Req: reg.msg.Req, Status: ipc.RegDone, Space: reg.seat.space.fp,
-		Epoch: s.agent.registry.epochOf(reg.seat.space), LookupPath: path,
+		Req: reg.Msg.Req, Status: ipc.RegDone, Space: reg.seat.space.fp,
+		Epoch: s.owner.registry.epochOf(reg.seat.space), LookupPath: path,
 	})
 }
 
 // settle turns a whole registration into a seat that counts. On an error refusePartsLocked undoes what it did.
-func (s *session) settle(reg *registration) (path string, err error) {
+func (s *session) settle(reg *registering) (path string, err error) {
 	st := reg.seat
 	if st.role == ipc.RoleWorker {
-		if st.layout, st.sizes, err = reg.layout(); err != nil {
+		if st.layout, st.sizes, err = reg.Layout(); err != nil {
 			return "", err
 		}
-		if err = s.agent.registry.claim(st); err != nil {
+		if err = s.owner.registry.claim(st); err != nil {
 			return "", err
 		}
 		if err = s.open(reg); err != nil {
 			return "", err
 		}
 	}
-	if path, err = s.agent.sockets.open(reg.msg.LookupName, st); err != nil {
+	if path, err = s.owner.sockets.open(reg.Msg.LookupName, st); err != nil {
 		return "", err
 	}
 	s.seat.Store(st) // before activate: from then on a worker may complete jobs
-	return path, s.agent.registry.activate(st, s.agent.startWorker)
+	return path, s.owner.registry.activate(st, s.owner.workers.start)
 }
 
 // open imports the worker's regions, all or none.
-func (s *session) open(reg *registration) error {
+func (s *session) open(reg *registering) error {
 	st := reg.seat
-	count, bytes := len(reg.pieces), reg.bytes()
-	if err := s.agent.mappings.take(count, bytes); err != nil {
+	count, bytes := reg.Pieces(), reg.Bytes()
+	if err := s.owner.memory.mappings.take(count, bytes); err != nil {
 		return fmt.Errorf("regions: %w", err)
 	}
 	if err := s.importRegions(reg); err != nil {
-		s.agent.mappings.give(count, bytes)
+		s.owner.memory.mappings.give(count, bytes)
 		return fmt.Errorf("regions: %w", err)
 	}
 	st.regions, st.bytes = count, bytes
 	return nil
 }
 
-func (s *session) importRegions(reg *registration) error {
+func (s *session) importRegions(reg *registering) error {
 	proof, err := s.conn.Hold()
 	if err != nil {
 		return err
 	}
-	peer := s.agent.peers.take(s)
-	s.agent.pendingFDs.Add(-int64(reg.fds))
-	im := reg.imports(peer, s.pid)
+	peer := s.owner.memory.peers.take(s)
+	s.owner.memory.pendingFDs.Add(-int64(reg.FDs()))
+	im := reg.Imports(peer, s.pid)
 	im.Proof = proof
 	gone, unwatch := s.watchGone()
 	defer unwatch()
 	im.Gone = gone
-	if err := s.agent.device.Import(im); err != nil {
-		s.agent.peers.give(peer)
+	if err := s.owner.memory.device.Import(im); err != nil {
+		s.owner.memory.peers.give(peer)
 		return err
 	}
-	reg.seat.peer, reg.seat.gpu = peer, reg.gpu
+	reg.seat.peer, reg.seat.gpu = peer, reg.GPU()
 	return nil
 }
 
@@ -169,30 +177,30 @@ func (s *session) importRegions(reg *registration) error {
 func (s *session) refusePartsLocked(err error) {
 	reg := s.mu.reg
 	s.abandonLocked()
-	s.refuseLocked(reg.left, reg.msg.Instance, err)
+	s.refuseLocked(reg.Left, reg.Msg.Instance, err)
 }
 
 // abandonLocked undoes a registration that is not complete.
 func (s *session) abandonLocked() {
 	reg := s.mu.reg
 	reg.timer.Stop()
-	s.agent.pendingFDs.Add(-int64(reg.fds))
-	reg.drop()
+	s.owner.memory.pendingFDs.Add(-int64(reg.FDs()))
+	reg.Drop()
 	s.mu.reg = nil
-	s.agent.vacate(reg.seat)
+	s.owner.vacate(reg.seat)
 	s.seat.Store(nil)
 }
 
 // refuseLocked answers a registration that is not to be; parts of it that are on their way will be passed over.
-func (s *session) refuseLocked(left parts, instance string, err error) {
+func (s *session) refuseLocked(left registration.Left, instance string, err error) {
 	s.mu.passed = left
-	status, result := uint8(ipc.RegRefused), resultRefused
+	status, result := uint8(ipc.RegRefused), admin.ResultRefused
 	if errors.As(err, new(clashError)) || errors.Is(err, pool.ErrIdentity) {
-		status, result = ipc.RegClash, resultClash
+		status, result = ipc.RegClash, admin.ResultClash
 	}
-	s.agent.metrics.registrations[result].Add(1)
+	s.owner.metrics.Registrations[result].Add(1)
 	s.log.Warn("registration refused", zap.String("instance", instance), zap.Error(err))
-	s.answer(&ipc.Registered{Req: left.req, Status: status, Text: cutText(err.Error())})
+	s.answer(&ipc.Registered{Req: left.Req, Status: status, Text: cutText(err.Error())})
 }
 
 // cutText fits a text into a message.
@@ -204,4 +212,37 @@ func cutText(t string) string {
 		}
 	}
 	return t
+}
+
+// goneLook is how often an import under way looks whether its engine is still there: nobody reads
+// the session's socket meanwhile.
+const goneLook = 20 * time.Millisecond
+
+// watchGone gives a channel that is closed when the peer has died or hung up, or the session is to
+// end. unwatch ends the watch.
+func (s *session) watchGone() (gone <-chan struct{}, unwatch func()) {
+	noticed, over, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(goneLook)
+		defer tick.Stop()
+		for !s.conn.HungUp() {
+			select {
+			case <-over:
+				return
+			case <-s.gone:
+				close(noticed)
+				return
+			case <-s.conn.Dead():
+				close(noticed)
+				return
+			case <-tick.C:
+			}
+		}
+		close(noticed)
+	}()
+	return noticed, func() {
+		close(over)
+		<-ended
+	}
 }

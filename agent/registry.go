@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/lookup"
 	"github.com/kvagent/kvagent/pool"
@@ -91,7 +92,7 @@ func (r *registry) seatLocked(s *session, reg *ipc.Register) (st *seat, wait boo
 	}
 	st = &seat{
 		session: s, engine: e, space: sp, role: reg.Role, rank: reg.Rank, shard: reg.Shard,
-		holder: &holder{acct: e.acct},
+		holder: lease.NewHolder(e.acct),
 	}
 	st.held.start = st.start
 	*e.place(reg.Role, reg.Rank) = st

@@ -3,8 +3,7 @@ package agent
 import (
 	"errors"
 
-	"go.uber.org/zap"
-
+	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 )
 
@@ -31,9 +30,9 @@ func (s *session) release(m *ipc.Release) {
 	st := s.seat.Load()
 	ended := 0
 	if st != nil {
-		ended = s.agent.ledger.release(st.engine.acct, m.Leases)
+		ended = s.owner.ledger.Release(st.engine.acct, m.Leases)
 	}
-	s.agent.metrics.leasesPassed.Add(uint64(len(m.Leases) - ended))
+	s.owner.metrics.LeasesPassed.Add(uint64(len(m.Leases) - ended))
 }
 
 // reset serves RESET: a new weights epoch of the session's space, told to all other sessions of it.
@@ -43,7 +42,7 @@ func (s *session) reset(m *ipc.Reset) {
 		s.answer(&ipc.ResetDone{Req: m.Req, Status: ipc.RegRefused, Text: "the session has no registration"})
 		return
 	}
-	epoch, err := s.agent.resetSpace(st.space, s)
+	epoch, err := s.owner.epochs.reset(st.space, s)
 	if err != nil {
 		s.answer(&ipc.ResetDone{Req: m.Req, Status: ipc.RegRefused, Text: cutText(err.Error())})
 		return
@@ -51,22 +50,22 @@ func (s *session) reset(m *ipc.Reset) {
 	s.answer(&ipc.ResetDone{Req: m.Req, Status: ipc.RegDone, Epoch: epoch})
 }
 
-// resetSpace starts a new weights epoch of a space; by is the session that asked, nil for a look-up socket.
-func (a *Agent) resetSpace(sp *space, by *session) (uint32, error) {
-	sp.resetting.Lock()
-	defer sp.resetting.Unlock()
-	epoch, others, err := a.registry.reset(sp, by)
-	if errors.Is(err, errSpaceClosed) {
-		return 0, err
-	}
+var errNoLoadEvents = errors.New("load events are for workers that are registered, with regions on a GPU")
+
+// loadEvents serves LOAD_EVENTS: the worker's device makes events that it records behind loads.
+func (s *session) loadEvents(m *ipc.LoadEvents) *ipc.EventsMade {
+	handles, err := s.makeLoadEvents(m)
 	if err != nil {
-		a.log.Error("reset failed", spaceField(sp.fp), zap.Error(err))
-		return 0, err
+		return &ipc.EventsMade{Req: m.Req, Status: ipc.RegRefused, Text: cutText(err.Error())}
 	}
-	a.metrics.resets.Add(1)
-	a.log.Info("new weights epoch", zap.String("model", sp.model), spaceField(sp.fp), zap.Uint32("epoch", epoch))
-	for _, other := range others {
-		other.tell(&ipc.Epoch{Epoch: epoch})
+	return &ipc.EventsMade{Req: m.Req, Handles: handles}
+}
+
+func (s *session) makeLoadEvents(m *ipc.LoadEvents) ([]byte, error) {
+	st := s.seat.Load()
+	r, ok := s.owner.memory.device.(cudaipc.Recorder)
+	if st == nil || st.role != ipc.RoleWorker || !ok {
+		return nil, errNoLoadEvents
 	}
-	return epoch, nil
+	return r.LoadEvents(st.peer, m.Off, m.Count)
 }

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 )
@@ -225,16 +226,16 @@ func TestWatchdogNamesStuckWorker(t *testing.T) {
 		t.Fatalf("stuck from the start: %v", err)
 	}
 	w[0].send(&ipc.Save{Job: 7, Epoch: 1, Step: 5, Event: ipc.None, Revoke: ipc.None, Sections: []ipc.Section{section(chain(1, 2), 0)}})
-	r.waitFor("the worker is stuck", func(Status) bool { return r.agent.Live() != nil })
+	r.waitFor("the worker is stuck", func(admin.Status) bool { return r.agent.Live() != nil })
 	want := `rank 0 of instance "slow engine"`
 	if err := r.agent.Live(); !contains(err, want) || !contains(err, "save job 7") {
 		t.Errorf("%v, want one that names %s", err, want)
 	}
-	r.waitFor("the log says so", func(Status) bool { return r.logs.FilterMessage("worker stuck").Len() == 1 })
+	r.waitFor("the log says so", func(admin.Status) bool { return r.logs.FilterMessage("worker stuck").Len() == 1 })
 	w[0].stream.SetStep(5)
 	if got := w[0].done(7); !all(got, ipc.BlockOK) {
 		t.Errorf("save: %v", got)
 	}
-	r.waitFor("the worker moves", func(Status) bool { return r.agent.Live() == nil })
-	r.waitFor("the log says so", func(Status) bool { return r.logs.FilterMessage("worker moves again, or is gone").Len() == 1 })
+	r.waitFor("the worker moves", func(admin.Status) bool { return r.agent.Live() == nil })
+	r.waitFor("the log says so", func(admin.Status) bool { return r.logs.FilterMessage("worker moves again, or is gone").Len() == 1 })
 }

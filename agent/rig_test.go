@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
 	"github.com/kvagent/kvagent/ipc"
@@ -157,7 +158,7 @@ func (r *rig) checkNothingLeft() {
 	if st.Pool.Pinned != 0 {
 		r.t.Errorf("%d bytes are pinned in the pool", st.Pool.Pinned)
 	}
-	if n := r.agent.pendingFDs.Load(); n != 0 {
+	if n := r.agent.memory.pendingFDs.Load(); n != 0 {
 		r.t.Errorf("%d descriptors of incomplete registrations are counted", n)
 	}
 	if s := &st.Sample; !r.mayMismatch && s.Saves.Mismatched+s.Loads.Mismatched > 0 {
@@ -169,7 +170,7 @@ func (r *rig) checkNothingLeft() {
 }
 
 // waitFor waits until something holds.
-func (r *rig) waitFor(what string, holds func(Status) bool) {
+func (r *rig) waitFor(what string, holds func(admin.Status) bool) {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

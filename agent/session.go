@@ -10,13 +10,14 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/kvagent/kvagent/agent/registration"
 	"github.com/kvagent/kvagent/ipc"
 )
 
 // session is one session socket, with three goroutines: run owns it, waits for its end, tears it down and joins
 // the other two; the reader serves what the peer asks for; the writer empties the outbox.
 type session struct {
-	agent  *Agent
+	owner  *sessions
 	conn   *ipc.Conn
 	log    *zap.Logger
 	number uint64
@@ -34,8 +35,8 @@ type session struct {
 	mu struct {
 		sync.Mutex
 		ended  bool
-		reg    *registration // parts are still to come
-		passed parts         // of a refused registration, on their way
+		reg    *registering      // parts are still to come
+		passed registration.Left // of a refused registration, on their way
 	}
 
 	closing sync.Once
@@ -89,7 +90,7 @@ func (s *session) run() {
 	}
 	s.teardown(written)
 	joins.Wait()
-	s.agent.forget(s)
+	s.owner.forget(s)
 }
 
 // read serves messages until the session ends.
@@ -113,14 +114,14 @@ func (s *session) read() {
 // greet agrees on a version and tells the session what is switched on.
 func (s *session) greet() error {
 	hello, err := ipc.ServeHandshake(s.conn, ipc.Welcome{
-		Boot: s.agent.boot, Session: s.number, MaxFrame: ipc.MaxFrame, MaxJobBlocks: ipc.MaxJobBlocks,
-		MaxQueue: uint32(s.agent.cfg.Limits.Transfer.Queue), LeaseBytes: uint64(s.agent.cfg.LeaseBytes),
+		Boot: s.owner.boot, Session: s.number, MaxFrame: ipc.MaxFrame, MaxJobBlocks: ipc.MaxJobBlocks,
+		MaxQueue: uint32(s.owner.limits.Transfer.Queue), LeaseBytes: uint64(s.owner.leaseBytes),
 	}, ipc.MinVersion, ipc.Version)
 	if err != nil {
 		return err
 	}
 	s.software = hello.Software
-	s.agent.welcome(s)
+	s.owner.welcome(s)
 	return nil
 }
 
@@ -129,7 +130,7 @@ func (s *session) fail(err error) {
 	var bad *ipc.MalformedError
 	switch {
 	case errors.As(err, &bad):
-		s.agent.metrics.malformed[bad.Reason.String()].Add(1)
+		s.owner.metrics.Malformed[bad.Reason.String()].Add(1)
 		s.doom(endMalformed, ipc.ErrCodeMalformed, err)
 	default:
 		s.lost(err)
@@ -160,7 +161,7 @@ func (s *session) serve(msg any, fds []int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.ended {
-		closeFDs(fds)
+		registration.CloseFDs(fds)
 		return ipc.ErrClosed
 	}
 	switch m := msg.(type) {

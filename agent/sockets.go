@@ -6,9 +6,12 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"go.uber.org/zap"
 
+	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/lookup"
 	"github.com/kvagent/kvagent/pool"
@@ -16,7 +19,7 @@ import (
 
 // lookupSock is one look-up socket. It belongs to one space, or, lookup.sock, to none.
 type lookupSock struct {
-	agent   *Agent
+	*answers
 	name    string
 	fp      pool.Fingerprint // zero: no space of its own
 	fixed   bool             // open as long as the agent is
@@ -31,16 +34,38 @@ type lookupSock struct {
 // lookupSockets are the look-up sockets by name. Engines of one space share a socket; it is closed when the last
 // seat that named it is vacated.
 type lookupSockets struct {
-	agent   *Agent
-	context *ipc.Context // from start to close
+	answers     *answers
+	dir         string
+	socketGroup int
+	most        int          // at once
+	peers       int64        // connections at once, to all sockets together
+	context     *ipc.Context // from start to close
 
 	mu     sync.Mutex
 	byName map[string]*lookupSock
 	past   ipc.LookupCounters // of sockets that are closed
 }
 
-func newLookupSockets(a *Agent) *lookupSockets {
-	return &lookupSockets{agent: a, byName: make(map[string]*lookupSock)}
+// answers is what all look-up sockets answer from.
+type answers struct {
+	boot       [16]byte
+	index      pool.Index // the pool
+	tiers      pool.Tiers // the same, if it has tiers below its memory; nil: none
+	registry   *registry
+	ledger     *lease.Ledger
+	epochs     *epochs
+	switches   *switches
+	metrics    *admin.Metrics
+	leaseBytes int64         // cap of one engine's leases
+	askWait    time.Duration // longest wait for tiers
+	log        *zap.Logger
+}
+
+func newLookupSockets(cfg *Config, peers int64, from *answers) *lookupSockets {
+	return &lookupSockets{
+		answers: from, dir: cfg.Dir, socketGroup: cfg.SocketGroup, most: cfg.Limits.Sockets, peers: peers,
+		byName: make(map[string]*lookupSock),
+	}
 }
 
 // start makes ready for sockets.
@@ -48,7 +73,7 @@ func (l *lookupSockets) start() (err error) {
 	if l.context, err = ipc.NewContext(); err != nil {
 		return err
 	}
-	l.context.LimitPeers(l.agent.share.peers)
+	l.context.LimitPeers(l.peers)
 	return nil
 }
 
@@ -81,13 +106,13 @@ func (l *lookupSockets) open(name string, st *seat) (path string, err error) {
 }
 
 func (l *lookupSockets) listenLocked(name string, fp pool.Fingerprint, fixed bool) (*lookupSock, error) {
-	if len(l.byName) >= l.agent.cfg.Limits.Sockets {
-		return nil, fmt.Errorf("lookup_name: %d look-up sockets are open, allowed: %d", len(l.byName), l.agent.cfg.Limits.Sockets)
+	if len(l.byName) >= l.most {
+		return nil, fmt.Errorf("lookup_name: %d look-up sockets are open, allowed: %d", len(l.byName), l.most)
 	}
-	k := &lookupSock{agent: l.agent, name: name, fp: fp, fixed: fixed, seats: make(map[*seat]struct{})}
+	k := &lookupSock{answers: l.answers, name: name, fp: fp, fixed: fixed, seats: make(map[*seat]struct{})}
 	k.engines.Store(&[]*engine{})
 	server, err := l.context.ListenLookup(ipc.LookupOptions{
-		Dir: l.agent.cfg.Dir, Name: name, SocketGroup: l.agent.cfg.SocketGroup, Boot: l.agent.boot,
+		Dir: l.dir, Name: name, SocketGroup: l.socketGroup, Boot: l.answers.boot,
 		OnMalformed: k.malformed, OnUnsent: k.unsent, OnPanic: k.panicked,
 	}, k.handle)
 	if err != nil {
@@ -95,7 +120,7 @@ func (l *lookupSockets) listenLocked(name string, fp pool.Fingerprint, fixed boo
 	}
 	k.server = server
 	l.byName[name] = k
-	l.agent.log.Info("look-up socket open", zap.String("path", l.path(name)), spaceField(fp))
+	l.answers.log.Info("look-up socket open", zap.String("path", l.path(name)), spaceField(fp))
 	return k, nil
 }
 
@@ -134,13 +159,13 @@ func (l *lookupSockets) closeLocked(k *lookupSock) {
 	counted := k.server.Counters()
 	l.past.Add(&counted)
 	if err != nil {
-		l.agent.log.Error("look-up socket not closed", zap.String("path", l.path(k.name)), zap.Error(err))
+		l.answers.log.Error("look-up socket not closed", zap.String("path", l.path(k.name)), zap.Error(err))
 		return
 	}
-	l.agent.log.Info("look-up socket closed", zap.String("path", l.path(k.name)))
+	l.answers.log.Info("look-up socket closed", zap.String("path", l.path(k.name)))
 }
 
-func (l *lookupSockets) path(name string) string { return filepath.Join(l.agent.cfg.Dir, name) }
+func (l *lookupSockets) path(name string) string { return filepath.Join(l.dir, name) }
 
 // names of the sockets, sorted.
 func (l *lookupSockets) names() []string {
@@ -168,14 +193,14 @@ func (l *lookupSockets) counters() ipc.LookupCounters {
 
 // malformed logs a request that the server could not read; the server bounds the rate.
 func (k *lookupSock) malformed(err error, skipped uint64) {
-	k.agent.log.Warn("malformed look-up", zap.String("socket", k.name), zap.Error(err), zap.Uint64("not_logged", skipped))
+	k.log.Warn("malformed look-up", zap.String("socket", k.name), zap.Error(err), zap.Uint64("not_logged", skipped))
 }
 
 // unsent takes the lease of an answer back that its client is not there any more to get: nobody knows its number, so that
 // it would count against the engine's cap until the session ends.
 func (k *lookupSock) unsent(reply ipc.LookupReply) {
 	if reply.Lease != 0 {
-		k.agent.ledger.takeBack(reply.Lease)
+		k.ledger.TakeBack(reply.Lease)
 	}
 }
 
@@ -183,11 +208,11 @@ func (k *lookupSock) unsent(reply ipc.LookupReply) {
 // ends. A panic over what others share goes on.
 func (k *lookupSock) panicked(value any) {
 	if where := sharedOnStack(); where != "" {
-		k.agent.log.Error("look-up panicked over shared state: the process ends", zap.String("socket", k.name),
+		k.log.Error("look-up panicked over shared state: the process ends", zap.String("socket", k.name),
 			zap.String("in", where), zap.Any("value", value))
 		panic(value)
 	}
-	k.agent.log.Error("look-up handler panicked", zap.String("socket", k.name), zap.Any("value", value), zap.Stack("stack"))
+	k.log.Error("look-up handler panicked", zap.String("socket", k.name), zap.Any("value", value), zap.Stack("stack"))
 }
 
 // publishLocked tells the handler which engines named the socket.

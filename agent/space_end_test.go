@@ -2,11 +2,13 @@ package agent
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"sync"
 	"testing"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 )
@@ -88,7 +90,7 @@ func TestSpacesComeAndGo(t *testing.T) {
 		}
 		w.unregister()
 	}
-	r.waitFor("the memory of closed spaces is back", func(s Status) bool { return s.Pool.Entries == 2*(limit-1) })
+	r.waitFor("the memory of closed spaces is back", func(s admin.Status) bool { return s.Pool.Entries == 2*(limit-1) })
 }
 
 // A space of which nothing is stored is closed by the last engine that leaves.
@@ -141,10 +143,10 @@ func TestClosedSpaceIsNotTheNext(t *testing.T) {
 	w.registered(w.again(modelOf("a", "two")))
 	w.save(1, chain(1, 4), 0)
 	h := pool.Chain(chain(1, 4), 32)
-	if n, refs, _ := r.agent.index.Pin(rules.ID, 0, h, 1<<20, nil); n != 0 || len(refs) != 0 {
+	if n, refs, _ := r.agent.pool.Pin(rules.ID, 0, h, 1<<20, nil); n != 0 || len(refs) != 0 {
 		t.Errorf("%d blocks of another space were pinned", n)
 	}
-	if _, err := r.agent.resetSpace(sp, nil); err == nil {
+	if _, err := r.agent.epochs.reset(sp, nil); err == nil {
 		t.Error("a closed space was reset")
 	}
 	if got := w.load(1, 0, chain(1, 4), 8); !all(got, ipc.BlockOK) {
@@ -254,5 +256,30 @@ func TestEpochsOfASpaceThatNeverOpenedDoNotComeBack(t *testing.T) {
 	}
 	if after := w.registered(w.again(half())); after.Epoch <= before.Epoch {
 		t.Errorf("epoch %d behind a reset of epoch %d", after.Epoch, before.Epoch)
+	}
+}
+
+// However many spaces come and go, no epoch of one comes back, others begin at 1 as long as there is room, and what is kept is bounded.
+func TestPastEpochs(t *testing.T) {
+	var p pastEpochs
+	name := func(i int) (fp pool.Fingerprint) {
+		binary.LittleEndian.PutUint64(fp[:], uint64(i)+1)
+		return fp
+	}
+	last := make(map[pool.Fingerprint]uint32)
+	for i := range 3 * maxPastEpochs {
+		fp := name(i % (maxPastEpochs + 100))
+		first := p.next(fp)
+		if first <= last[fp] {
+			t.Fatalf("space %d: epoch %d, and there was %d before", i, first, last[fp])
+		}
+		last[fp] = first + uint32(i%7)
+		p.add(fp, last[fp])
+		if i == maxPastEpochs-1 && p.next(name(i+1)) != 1 {
+			t.Errorf("a new space begins at epoch %d, want 1", p.next(name(i+1)))
+		}
+		if len(p.last) > maxPastEpochs {
+			t.Fatalf("%d epochs are kept, allowed: %d", len(p.last), maxPastEpochs)
+		}
 	}
 }

@@ -1,10 +1,12 @@
 package agent
 
 import (
+	"errors"
 	"strings"
 
 	"go.uber.org/zap"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 )
@@ -31,28 +33,54 @@ func (r *registry) leftLocked(sp *space) {
 	}
 }
 
-// watchAdopted has the pool's tiers say which resets of other nodes they took over; off: not any
-// more.
-func (a *Agent) watchAdopted(on bool) {
-	use, ok := a.pool.(pool.SpaceUse)
+// epochs turn the weights epochs of spaces, and tell the engines.
+type epochs struct {
+	registry *registry
+	metrics  *admin.Metrics
+	log      *zap.Logger
+}
+
+// reset starts a new weights epoch of a space; by is the session that asked, nil for a look-up socket.
+func (e *epochs) reset(sp *space, by *session) (uint32, error) {
+	sp.resetting.Lock()
+	defer sp.resetting.Unlock()
+	epoch, others, err := e.registry.reset(sp, by)
+	if errors.Is(err, errSpaceClosed) {
+		return 0, err
+	}
+	if err != nil {
+		e.log.Error("reset failed", spaceField(sp.fp), zap.Error(err))
+		return 0, err
+	}
+	e.metrics.Resets.Add(1)
+	e.log.Info("new weights epoch", zap.String("model", sp.model), spaceField(sp.fp), zap.Uint32("epoch", epoch))
+	for _, other := range others {
+		other.tell(&ipc.Epoch{Epoch: epoch})
+	}
+	return epoch, nil
+}
+
+// watch has the pool's tiers say which resets of other nodes they took over; off: not any more.
+func (e *epochs) watch(p Pool, on bool) {
+	use, ok := p.(pool.SpaceUse)
 	switch {
 	case !ok:
 	case on:
-		use.OnAdopted(a.adopted)
+		use.OnAdopted(e.adopted)
 	default:
 		use.OnAdopted(nil)
 	}
 }
 
 // adopted tells the sessions of a space of its new epoch.
-func (a *Agent) adopted(fp pool.Fingerprint) {
-	sp, sessions := a.registry.sessionsOf(fp)
+func (e *epochs) adopted(fp pool.Fingerprint) {
+	sp, sessions := e.registry.sessionsOf(fp)
 	if sp == nil {
 		return
 	}
-	signal(a.registry.swept)
-	epoch := a.registry.epochOf(sp)
-	a.log.Info("new weights epoch: the space was reset on another node",
+	signal(e.registry.swept)
+	epoch := e.registry.epochOf(sp)
+	e.log.Info("new weights epoch: the space was reset on another node",
 		zap.String("model", sp.model), spaceField(fp), zap.Uint32("epoch", epoch))
 	for _, s := range sessions {
 		s.tell(&ipc.Epoch{Epoch: epoch})

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/pool/tier"
@@ -27,15 +28,15 @@ func TestResetReachesOtherNodes(t *testing.T) {
 			}
 		},
 		"foreign reset": func(r *rig, _ *client, space [16]byte) {
-			socket := &lookupSock{agent: r.agent, fp: space}
+			socket := &lookupSock{answers: r.agent.sockets.answers, fp: space}
 			var reply ipc.LookupReply
 			if socket.reset(&reply); reply.Status != ipc.LookupHit {
 				r.t.Errorf("%+v", reply)
 			}
 		},
 		"cache rm": func(r *rig, _ *client, _ [16]byte) {
-			if out, err := r.agent.removeSpaces(cacheFilter{model: "test"}); err != nil || len(out.Spaces) != 1 {
-				r.t.Errorf("%+v, %v", out, err)
+			if code, out := r.admin("POST", "/cache/rm?model=test"); code != 200 || strings.Count(out, `"epoch"`) != 1 {
+				r.t.Errorf("%d %s", code, out)
 			}
 		},
 	} {
@@ -110,7 +111,7 @@ func TestPrivateGenerationIsCollected(t *testing.T) {
 		workers[0].close()
 		scheduler.close()
 	}
-	r.waitFor("the private generation is collected", func(s Status) bool {
+	r.waitFor("the private generation is collected", func(s admin.Status) bool {
 		return s.Tiers.List[0].Collected == 8 && s.Tiers.Names == 0
 	})
 	if n := store.Len(); n != 16 {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 )
 
@@ -32,7 +33,7 @@ func TestMalformedStorm(t *testing.T) {
 	if got := stays.load(1, 0, chain(1, 4), 9); !all(got, ipc.BlockOK) {
 		t.Errorf("load after the storm: %v", got)
 	}
-	r.waitFor("the storm is over", func(s Status) bool { return s.Sessions == 2 && s.Engines == 1 })
+	r.waitFor("the storm is over", func(s admin.Status) bool { return s.Sessions == 2 && s.Engines == 1 })
 }
 
 // storm is one bad peer.
@@ -102,7 +103,7 @@ func TestUnexpectedMessages(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := r.dial()
-			before := r.agent.metrics.sessionEnds[endMalformed].Load()
+			before := r.agent.metrics.SessionEnds[endMalformed].Load()
 			send(c)
 			found := false
 			for m := range c.messages {
@@ -112,7 +113,7 @@ func TestUnexpectedMessages(t *testing.T) {
 			if !found {
 				t.Errorf("the session ended (%v) without an ERROR", c.last)
 			}
-			r.waitFor("it is counted", func(Status) bool { return r.agent.metrics.sessionEnds[endMalformed].Load() == before+1 })
+			r.waitFor("it is counted", func(admin.Status) bool { return r.agent.metrics.SessionEnds[endMalformed].Load() == before+1 })
 		})
 	}
 }
@@ -136,7 +137,7 @@ func TestSessionLimit(t *testing.T) {
 		t.Fatalf("%v", err)
 	}
 	first.close()
-	r.waitFor("there is room", func(s Status) bool { return s.Sessions == 1 })
+	r.waitFor("there is room", func(s admin.Status) bool { return s.Sessions == 1 })
 	r.dial()
 }
 
@@ -157,5 +158,5 @@ func TestPartsMustComeInTime(t *testing.T) {
 	if said == nil || said.Code != ipc.ErrCodeLimit {
 		t.Fatalf("ERROR %+v", said)
 	}
-	r.waitFor("its place is free", func(s Status) bool { return s.Engines == 0 && s.Sessions == 0 })
+	r.waitFor("its place is free", func(s admin.Status) bool { return s.Engines == 0 && s.Sessions == 0 })
 }

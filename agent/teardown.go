@@ -1,13 +1,10 @@
 package agent
 
 import (
-	"errors"
-	"sync"
 	"time"
 
 	"go.uber.org/zap"
 
-	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 )
 
@@ -44,7 +41,7 @@ func (s *session) takeApart() (registered bool) {
 	if s.mu.reg != nil { // in the middle of a registration
 		s.abandonLocked()
 	} else if st != nil {
-		s.agent.vacate(st)
+		s.owner.vacate(st)
 		s.seat.Store(nil)
 	}
 	return st != nil
@@ -52,10 +49,10 @@ func (s *session) takeApart() (registered bool) {
 
 // note counts and logs the end of a session; took is the time from when it was seen to the close of the socket.
 func (s *session) note(registered bool, took time.Duration) {
-	s.agent.metrics.sessionEnds[s.end.reason].Add(1)
+	s.owner.metrics.SessionEnds[s.end.reason].Add(1)
 	if registered {
-		s.agent.metrics.cleanup.Observe(took.Seconds())
-		s.agent.metrics.cleanupMax.show(took)
+		s.owner.metrics.Cleanup.Observe(took.Seconds())
+		s.owner.metrics.CleanupMax.Show(took)
 	}
 	level := zap.InfoLevel
 	if s.end.reason != endPeer && s.end.reason != endShutdown {
@@ -72,91 +69,29 @@ func (s *session) note(registered bool, took time.Duration) {
 //  4. the leases go, so that what they pinned can be evicted;
 //  5. the look-up socket goes if no other engine names it;
 //  6. the seat is free for a successor, and the peer's number with it.
-func (a *Agent) vacate(st *seat) {
-	a.registry.leave(st)
+func (all *sessions) vacate(st *seat) {
+	all.registry.leave(st)
 	st.held.close()
 	if w := st.worker.Load(); w != nil {
 		w.Close()
 	}
 	if st.regions > 0 {
-		a.closePeer(st)
+		all.memory.close(st)
 	}
-	a.ledger.closeHolder(st.holder)
-	a.sockets.drop(st)
-	a.registry.vacate(st)
-}
-
-// closePeer closes a worker's regions. A copy that is still under way would be a worker that closed too early: the
-// socket's end must not say what is not so, therefore this waits as long as it takes, and says so.
-func (a *Agent) closePeer(st *seat) {
-	pause := time.NewTicker(closeRetry)
-	defer pause.Stop()
-	said := false
-	for {
-		err := a.device.Close(st.peer)
-		if err == nil {
-			break
-		}
-		if !said {
-			said = true
-			a.log.Error("regions do not close", zap.String("instance", st.engine.instance), zap.Uint32("rank", st.rank), zap.Error(err))
-		}
-		if !errors.Is(err, cudaipc.ErrBusy) {
-			return // the number is never used again, and the regions stay counted
-		}
-		<-pause.C
-	}
-	a.mappings.give(st.regions, st.bytes)
-	a.peers.give(st.peer)
-}
-
-// closeRetry is the pause before regions with a copy under way are tried again.
-const closeRetry = time.Millisecond
-
-// peerNumbers gives numbers to the workers whose memory is open. A number is used again only after all others
-// have been, and never while its regions are open.
-type peerNumbers struct {
-	mu   sync.Mutex
-	last cudaipc.PeerID
-	used map[cudaipc.PeerID]*session // whose memory it is
-}
-
-func newPeerNumbers() *peerNumbers { return &peerNumbers{used: make(map[cudaipc.PeerID]*session)} }
-
-func (p *peerNumbers) take(s *session) cudaipc.PeerID {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for {
-		p.last++
-		if _, taken := p.used[p.last]; !taken && p.last != cudaipc.AllPeers {
-			p.used[p.last] = s
-			return p.last
-		}
-	}
-}
-
-// owner is the session of a number; nil: it is not used.
-func (p *peerNumbers) owner(id cudaipc.PeerID) *session {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.used[id]
-}
-
-func (p *peerNumbers) give(id cudaipc.PeerID) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.used, id)
+	all.ledger.CloseHolder(st.holder)
+	all.sockets.drop(st)
+	all.registry.vacate(st)
 }
 
 // unregisterLocked serves UNREGISTER: its answer says that nothing of the engine's memory is touched any more.
 func (s *session) unregisterLocked(m *ipc.Unregister) {
 	switch st := s.seat.Load(); {
 	case s.mu.reg != nil:
-		left := s.mu.reg.left
+		left := s.mu.reg.Left
 		s.abandonLocked()
 		s.mu.passed = left
 	case st != nil:
-		s.agent.vacate(st)
+		s.owner.vacate(st)
 		s.seat.Store(nil)
 		s.log.Info("unregistered", zap.String("instance", st.engine.instance))
 	default:

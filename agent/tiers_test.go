@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/fault"
@@ -60,7 +61,7 @@ func (r *rig) report() pool.TierReport { return r.pool.(stacked).Report() }
 // waitTier waits until the rig's first tier has so many entries.
 func (r *rig) waitTier(entries uint64) {
 	r.t.Helper()
-	r.waitFor(fmt.Sprintf("%d entries in the tier", entries), func(s Status) bool { return s.Tiers.List[0].Stored+s.Tiers.List[0].Had >= entries })
+	r.waitFor(fmt.Sprintf("%d entries in the tier", entries), func(s admin.Status) bool { return s.Tiers.List[0].Stored+s.Tiers.List[0].Had >= entries })
 }
 
 // askUntil asks again while the answer is pending.
@@ -252,7 +253,7 @@ func TestHungTierDelaysNoLookup(t *testing.T) {
 		t.Errorf("the breaker never opened: %+v", got)
 	}
 	f.Switch(false)
-	r.waitFor("the tier is back", func(s Status) bool { return s.Tiers.List[0].State == "up" })
+	r.waitFor("the tier is back", func(s admin.Status) bool { return s.Tiers.List[0].State == "up" })
 	q.DeadlineUS = 0
 	got := askUntil(t, look, q)
 	if got.Tokens != 8*testBlockTokens {
@@ -304,7 +305,7 @@ func TestLoadIsHeldForPromises(t *testing.T) {
 	if got := askUntil(t, look, probe); got.Tokens != 8*testBlockTokens {
 		t.Fatalf("probe: %+v", got)
 	}
-	r.waitFor("the probe's blocks are in memory", func(s Status) bool { return s.BlocksStored == 8 })
+	r.waitFor("the probe's blocks are in memory", func(s admin.Status) bool { return s.BlocksStored == 8 })
 	check(t, f.SetRate(fault.Hang, 1))
 	r.drop(chain(1, 8))
 	got := ask(t, look, q)
@@ -314,8 +315,8 @@ func TestLoadIsHeldForPromises(t *testing.T) {
 	w.job++
 	w.send(&ipc.Load{Job: w.job, Epoch: 1, Event: ipc.None, Lease: got.Lease, Sections: []ipc.Section{section(chain(1, 8), 20)}})
 	w.sync()
-	if st := r.agent.Status(); st.Jobs != 1 || r.agent.metrics.loadsHeld.Load() != 1 {
-		t.Fatalf("%d jobs, %d held; want 1 and 1", st.Jobs, r.agent.metrics.loadsHeld.Load())
+	if st := r.agent.Status(); st.Jobs != 1 || r.agent.metrics.LoadsHeld.Load() != 1 {
+		t.Fatalf("%d jobs, %d held; want 1 and 1", st.Jobs, r.agent.metrics.LoadsHeld.Load())
 	}
 	f.Switch(false)
 	if got := w.done(w.job); !all(got, ipc.BlockOK) {
@@ -342,7 +343,7 @@ func held(t *testing.T, options ...rigOption) (r *rig, f *fault.Store, scheduler
 	w.job++
 	w.send(&ipc.Load{Job: w.job, Epoch: 1, Event: ipc.None, Lease: got.Lease, Sections: []ipc.Section{section(chain(1, 8), 20)}})
 	w.sync()
-	if n := r.agent.metrics.loadsHeld.Load(); n == 0 {
+	if n := r.agent.metrics.LoadsHeld.Load(); n == 0 {
 		t.Fatal("the load is not held")
 	}
 	return r, f, scheduler, w, got.Lease
@@ -401,15 +402,15 @@ func TestHeldLoadGoesOnInTheEnd(t *testing.T) {
 func TestHeldLoadEndsWithItsSession(t *testing.T) {
 	r, _, scheduler, w, _ := held(t)
 	w.close()
-	r.waitFor("the job is gone", func(s Status) bool { return s.Jobs == 0 })
+	r.waitFor("the job is gone", func(s admin.Status) bool { return s.Jobs == 0 })
 	scheduler.close()
-	r.waitFor("the lease is gone", func(s Status) bool { return s.Leases == 0 && s.Pool.Pinned == 0 })
+	r.waitFor("the lease is gone", func(s admin.Status) bool { return s.Leases == 0 && s.Pool.Pinned == 0 })
 }
 
 // Foreign forms get what is known at their deadline, and the rest when they come again.
 func TestForeignFormOverTiers(t *testing.T) {
 	r, _, _, _, q := slowTier(t, fault.Hang, tier.Tier{})
-	one := &lookupSock{agent: r.agent, fp: q.Space} // as a socket of the space, but its goroutine is ours
+	one := &lookupSock{answers: r.agent.sockets.answers, fp: q.Space} // as a socket of the space, but its goroutine is ours
 	one.engines.Store(&[]*engine{})
 	foreign := ipc.LookupRequest{Form: ipc.FormUpstream, Tokens: 1000, HashLen: 32, Hashes: chain(1, 8)}
 	end := time.Now().Add(patience)
@@ -468,5 +469,56 @@ func TestPrefetchBudgetIsPending(t *testing.T) {
 	f.Switch(false)
 	if got := askUntil(t, look, question(2)); got.Lease == 0 || got.Tokens == 0 {
 		t.Errorf("the budget is free again, and %+v", got)
+	}
+}
+
+// Steps that follow on each other tell their time; the first, one behind a gap, and one of several saves tell no more than they know.
+func TestStepPace(t *testing.T) {
+	var p stepPace
+	at := time.Unix(1000, 0)
+	for i, c := range []struct {
+		step     uint64
+		tokens   int
+		after    time.Duration // the save before
+		computed int
+		took     time.Duration
+	}{
+		{7, 100, 0, 0, 0},
+		{7, 28, time.Millisecond, 0, 0},              // the first step seen: nobody knows when it began
+		{8, 512, 99 * time.Millisecond, 0, 0},        // step 7 is over
+		{8, 512, time.Millisecond, 0, 0},             // its second save
+		{9, 64, 199 * time.Millisecond, 1024, 100e6}, // step 8 took from the first save of 7 to its own
+		{12, 700, time.Second, 64, 200e6},            // step 9; what lies before step 12 is not known
+		{13, 16, 50 * time.Millisecond, 0, 0},
+		{14, 16, 10 * time.Millisecond, 16, 50e6},
+		{3, 1, time.Second, 16, 10e6}, // an engine that begins again
+		{4, 1, time.Second, 0, 0},
+	} {
+		at = at.Add(c.after)
+		computed, took := p.saved(c.step, c.tokens, at)
+		if computed != c.computed || took != c.took {
+			t.Errorf("save %d, of step %d: %d tokens in %v, want %d in %v", i, c.step, computed, took, c.computed, c.took)
+		}
+	}
+}
+
+// What a worker saves step after step tells the tiers how fast its engine computes, and /status says so.
+func TestPrefillIsLearnedFromSaves(t *testing.T) {
+	r := newRig(t, withTiers(tier.Tier{Name: "shared", Store: pooltest.NewShelf()}), func(c *rigConfig) { c.learn = true })
+	_, workers, answer := r.joinEngine(register("engine"))
+	w := workers[0]
+	const blocks = 16 // of 16 tokens: as many as a step must have to count
+	for step := range uint64(18) {
+		if got := r.agent.Status().Tiers.Prefill; step < 17 && got != 0 {
+			t.Fatalf("%.0f tokens a second are learned before step %d", got, step)
+		}
+		w.job++
+		w.send(&ipc.Save{
+			Job: w.job, Epoch: answer.Epoch, Step: 100 + step, Event: ipc.None, Revoke: ipc.None, Sections: []ipc.Section{section(chain(byte(step), blocks), 0)},
+		})
+		w.sync() // it has been read; that it waits for its step does not matter here
+	}
+	if got := r.agent.Status().Tiers.Prefill; got < 1 {
+		t.Errorf("%.0f tokens a second are learned from 17 steps", got)
 	}
 }

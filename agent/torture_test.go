@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 )
 
@@ -30,7 +31,7 @@ func TestEnginesAtRandom(t *testing.T) {
 				})
 			}
 			wg.Wait()
-			r.waitFor("all engines are gone", func(s Status) bool { return s.Sessions == 0 })
+			r.waitFor("all engines are gone", func(s admin.Status) bool { return s.Sessions == 0 })
 			st := r.agent.Status()
 			t.Logf("loaded %v of %v, leases %v, revoked %d, evicted %d, clean-up at most %.1f ms",
 				loaded, wanted, given, st.LeasesRevoked, st.Pool.Evicted, st.CleanupMaxMS)
@@ -104,7 +105,7 @@ func (p *player) loadAll(scheduler *client, ranks []*client, answer *ipc.Registe
 	p.leases++
 	for rank, c := range ranks {
 		statuses := c.load(epoch, reply.Lease, hashes[:32*n], testBlocks/2)
-		_, _, revoked := p.r.agent.ledger.totals()
+		_, _, revoked := p.r.agent.ledger.Totals()
 		promised := revoked == 0 && p.r.agent.registry.epochOf(p.space()) == epoch
 		for i, s := range statuses {
 			p.wanted++

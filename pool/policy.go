@@ -21,20 +21,6 @@ type Policy interface {
 	Report() PolicyReport
 }
 
-// MaxLearned bounds what a Learner gives, in bytes.
-const MaxLearned = 1 << 20
-
-// Learner is a Policy that can hand on what it learned to the one that follows after a restart. A pool that outlives
-// its process asks for it now and then and at its end, and keeps the bytes as they are.
-type Learner interface {
-	// Learned is what the policy knows now: at most MaxLearned bytes, with a version and a checksum of their own. It
-	// says nothing of single entries, so it may be older than they are.
-	Learned() []byte
-	// Learn takes it over, best before the first Insert. On an error (damage, another version) nothing has changed:
-	// the policy learns anew.
-	Learn(learned []byte) error
-}
-
 // View is what a policy may ask of the pool while it looks for a victim.
 type View interface {
 	// Child is one of the entries, visible or being written, that hang on e; 0 if there is none.

@@ -216,14 +216,6 @@ type Spaces interface {
 	Stats() Stats
 }
 
-// Forgetter is an optional form of a pool that outlives its process: it may hold entries of a space that nobody opened yet
-// in this life.
-type Forgetter interface {
-	// Forget makes sure that nothing stored so far of a space is found when it is opened, now or in another life. When it
-	// returns nil that is certain. A space that is open is reset; one that is not known is no error.
-	Forget(f Fingerprint) error
-}
-
 // Stats of a pool. Bytes are bytes of slots, rounded up as they are stored.
 type Stats struct {
 	Capacity, Used, Pinned, Ready   int64  // bytes; Ready is what is populated so far
@@ -244,4 +236,19 @@ type ClassStats struct {
 	SlotBytes   int64
 	Slabs, Used int // slabs held, slots used
 	Slots       int // slots in those slabs
+}
+
+// BadMemory is what a pool lost of its memory to pages that cannot be read.
+type BadMemory struct {
+	Pages    int64  // retired
+	MaxPages int64  // from this number on the pool is not healthy; 0: it has no such limits
+	Bytes    int64  // that are not given out any more
+	MaxBytes int64  // from this number on the pool is not healthy
+	Dropped  uint64 // entries dropped for it
+	Faults   uint64 // times that a page of the pool's file beside the arena could not be read or written
+}
+
+// Healthy reports whether less is retired than the pool bears.
+func (b *BadMemory) Healthy() bool {
+	return b.MaxPages == 0 || b.Pages < b.MaxPages && b.Bytes < b.MaxBytes
 }

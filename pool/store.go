@@ -31,11 +31,6 @@ type Store interface {
 	Usage() Usage
 }
 
-// Reporter is what a Store can do besides: say how it is, at any time and without waiting for anybody.
-type Reporter interface {
-	Report() StoreReport
-}
-
 // StoreReport is how a store is, for people and machines.
 type StoreReport struct {
 	State  string  // "ok", or another one that the store's package names

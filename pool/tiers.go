@@ -1,28 +1,5 @@
 package pool
 
-import "time"
-
-// Tiers is what a pool that has tiers below its memory can do besides. Through its Index an entry of a tier that is known
-// to be there is stored like one in memory: Prefix and Exists count it, and Pin promises it. A promise is a Ref like a pin:
-// the entry is being brought to memory, and is pinned there once it came. Unpin ends it, whatever became of it.
-type Tiers interface {
-	// Ask finds out what the tiers have of the chains, where that is not known, and waits for it until the deadline at most.
-	// It says whether some tier is still asked then: what it answers will be known to a later call.
-	Ask(s SpaceID, asked []Asked, deadline time.Time) (pending bool)
-	// Settle calls then, once, from any goroutine and maybe before it returns, when no ref is a promise that is still open:
-	// each entry is pinned in memory, or did not come and Acquire will find it Missing. It does not keep refs. cancel makes sure
-	// that then is not called any more, and says whether it had not been.
-	Settle(refs []Ref, then func()) (cancel func() bool)
-	// Hint takes pins back like Unpin, but what they promised comes nevertheless, as far as it has room: a probe found it, and who probes will
-	// come again.
-	Hint(refs []Ref)
-	// Computed tells that an engine of a space computed so many tokens of prompts in one step, and how long that took: what tells whether it is
-	// worth its time to bring a block up.
-	Computed(s SpaceID, tokens int, took time.Duration)
-	// Report is what each tier is and did, the nearest first, for people and metrics.
-	Report() TierReport
-}
-
 // Asked is a chain of one group that a look-up will ask the Index for.
 type Asked struct {
 	Group  uint8
@@ -85,19 +62,4 @@ type Cold struct {
 	Space SpaceID
 	Group uint8
 	Hash  Hash
-}
-
-// Chilling is what a memory can do besides, for a stack that writes what is about to go.
-type Chilling interface {
-	// Coldest fills out with entries that may go next and are held by nobody, and says how many: those that were not used for longest, about in their order, and
-	// where others may go as well some of these, so that many calls name all. What is stored, and in which order it goes, stays as it is.
-	Coldest(out []Cold) int
-	// Glance is Acquire of each entry, read, and Release with the status that read gives, one entry after the other, without counting as a use:
-	// what nobody else used meanwhile is as near to its eviction as before. No lock is held while read runs.
-	Glance(b *Batch, read func(s Slot) Status)
-}
-
-// SpaceCounter is what a memory can do besides: count the entries of one space, 0 if it is not open.
-type SpaceCounter interface {
-	SpaceEntries(s SpaceID) int64
 }

@@ -23,32 +23,32 @@ const (
 	maxAdminReply = 16 << 20 // bytes
 )
 
-// admin asks a running agent through its admin.sock.
-type admin struct {
+// adminClient asks a running agent through its admin.sock.
+type adminClient struct {
 	path   string
 	client http.Client
 }
 
-func newAdmin(dir string) *admin {
+func newAdmin(dir string) *adminClient {
 	path := filepath.Join(dir, "admin.sock")
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		var d net.Dialer
 		return d.DialContext(ctx, "unix", path)
 	}
-	return &admin{path: path, client: http.Client{
+	return &adminClient{path: path, client: http.Client{
 		Timeout: adminTimeout, Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true},
 	}}
 }
 
-func (a *admin) get(ctx context.Context, path string) ([]byte, error) {
+func (a *adminClient) get(ctx context.Context, path string) ([]byte, error) {
 	return a.do(ctx, http.MethodGet, path)
 }
 
-func (a *admin) post(ctx context.Context, path string) ([]byte, error) {
+func (a *adminClient) post(ctx context.Context, path string) ([]byte, error) {
 	return a.do(ctx, http.MethodPost, path)
 }
 
-func (a *admin) do(ctx context.Context, method, path string) ([]byte, error) {
+func (a *adminClient) do(ctx context.Context, method, path string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, method, "http://kvagent"+path, nil)
 	if err != nil {
 		return nil, err

@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/admin"
 )
 
 func cacheCommand() *cobra.Command {
@@ -100,13 +100,13 @@ stores other bytes. The tier is read for 5 seconds at most; a list that was cut 
 		})
 	s.addFilter(cmd)
 	s.addTier(cmd, "list what this tier holds; memory is the pool")
-	cmd.Flags().Var(&countValue{&blocks, 0, agent.MaxTierBlocks}, "blocks", "name so many shards as well")
+	cmd.Flags().Var(&countValue{&blocks, 0, admin.MaxTierBlocks}, "blocks", "name so many shards as well")
 	cmd.Flags().Var(&countValue{&skip, 0, math.MaxInt32}, "skip", "pass over so many shards before that")
 	return cmd
 }
 
 // askCache asks for what a filter picks; with --json it prints that, and ok is false.
-func askCache(cmd *cobra.Command, s *cacheSettings) (st agent.CacheStatus, ok bool, err error) {
+func askCache(cmd *cobra.Command, s *cacheSettings) (st admin.CacheStatus, ok bool, err error) {
 	body, err := newAdmin(*s.dir).get(cmd.Context(), "/cache"+s.query())
 	if err != nil {
 		return st, false, err
@@ -129,7 +129,7 @@ func listCache(cmd *cobra.Command, s *cacheSettings) error {
 	return printSpaces(cmd.OutOrStdout(), st.Spaces)
 }
 
-func printSpaces(out io.Writer, spaces []agent.CacheSpace) error {
+func printSpaces(out io.Writer, spaces []admin.CacheSpace) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "SPACE\tMODEL\tTENANT\tDTYPE\tGROUPS\tRANKS' SHARDS\tEPOCH\tENGINES\tBLOCKS")
 	for i := range spaces {
@@ -190,7 +190,7 @@ func removeCache(cmd *cobra.Command, s *cacheSettings) error {
 		_, err = cmd.OutOrStdout().Write(body)
 		return err
 	}
-	var removed agent.Removed
+	var removed admin.Removed
 	if err := json.Unmarshal(body, &removed); err != nil {
 		return fmt.Errorf("cache rm: %w", err)
 	}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/admin"
 )
 
 func cacheStatCommand() *cobra.Command {
@@ -28,7 +28,7 @@ func statCache(cmd *cobra.Command, s *cacheSettings) error {
 	if err != nil {
 		return err
 	}
-	var st agent.CacheStatus
+	var st admin.CacheStatus
 	if err := json.Unmarshal(body, &st); err != nil {
 		return fmt.Errorf("cache stat: %w", err)
 	}
@@ -46,7 +46,7 @@ func statCache(cmd *cobra.Command, s *cacheSettings) error {
 }
 
 // pickTier leaves one tier in what an agent says; memory is always said, and leaves none. Empty: all stay.
-func pickTier(st *agent.CacheStatus, name string) error {
+func pickTier(st *admin.CacheStatus, name string) error {
 	names := []string{memoryTier}
 	for i := range st.Tiers {
 		names = append(names, st.Tiers[i].Name)
@@ -57,11 +57,11 @@ func pickTier(st *agent.CacheStatus, name string) error {
 	if !slices.Contains(names, name) {
 		return configError(fmt.Errorf("tier: %q, allowed: %s", name, strings.Join(names, ", ")))
 	}
-	st.Tiers = slices.DeleteFunc(st.Tiers, func(t agent.TierStatus) bool { return t.Name != name })
+	st.Tiers = slices.DeleteFunc(st.Tiers, func(t admin.TierStatus) bool { return t.Name != name })
 	return nil
 }
 
-func printStat(out io.Writer, s *cacheSettings, st *agent.CacheStatus) error {
+func printStat(out io.Writer, s *cacheSettings, st *admin.CacheStatus) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "TIER\tSTATE\tUSED\tOF\tITEMS\tREAD\tNOT THERE\tWRITTEN\tNOT WRITTEN\tDAMAGED\tREAD RATE")
 	if s.tier == "" || s.tier == memoryTier {
@@ -90,7 +90,7 @@ type heldTier struct {
 }
 
 // heldOf asks memory and each tier for what they hold of the spaces that a filter picks.
-func heldOf(cmd *cobra.Command, s *cacheSettings, st *agent.CacheStatus) (all []heldTier) {
+func heldOf(cmd *cobra.Command, s *cacheSettings, st *admin.CacheStatus) (all []heldTier) {
 	if s.tier == "" || s.tier == memoryTier {
 		memory := heldTier{Tier: memoryTier, Shards: -1, Bytes: -1, Complete: true}
 		for i := range st.Spaces {
@@ -119,7 +119,7 @@ func heldBy(cmd *cobra.Command, s *cacheSettings, tier string) heldTier {
 	return out
 }
 
-func askTier(cmd *cobra.Command, s *cacheSettings, q url.Values) (held agent.CacheTier, err error) {
+func askTier(cmd *cobra.Command, s *cacheSettings, q url.Values) (held admin.CacheTier, err error) {
 	body, err := tierAdmin(s).get(cmd.Context(), "/cache/tier?"+q.Encode())
 	if err != nil {
 		return held, err

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/admin"
 )
 
 // cache ls, stat and rm, against an agent whose filler has stored two blocks.
@@ -131,11 +131,11 @@ func fillBlocks(t *testing.T, dir string, n int) {
 }
 
 // waitForShards asks until the disk holds so many: what is saved is written behind.
-func waitForShards(t *testing.T, dir string, n int64) (held agent.CacheTier) {
+func waitForShards(t *testing.T, dir string, n int64) (held admin.CacheTier) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {
 		out, code := kvagentOutput(t, "cache", "ls", "--tier", "disk", "--blocks", "100", "--json", "--socket-dir", dir)
-		held = agent.CacheTier{}
+		held = admin.CacheTier{}
 		if err := json.Unmarshal([]byte(out), &held); code != 0 || err != nil {
 			t.Fatalf("exit %d, %v: %s", code, err, out)
 		}

@@ -10,14 +10,14 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/admin"
 )
 
 // tierTimeout is longer than an agent takes to list a tier, or to remove what one request may remove.
 const tierTimeout = 15 * time.Second
 
 // tierAdmin asks an agent that is given time to read a tier.
-func tierAdmin(s *cacheSettings) *admin {
+func tierAdmin(s *cacheSettings) *adminClient {
 	a := newAdmin(*s.dir)
 	a.client.Timeout = tierTimeout
 	return a
@@ -36,14 +36,14 @@ func listTier(cmd *cobra.Command, s *cacheSettings, blocks, skip int) error {
 		_, err = cmd.OutOrStdout().Write(body)
 		return err
 	}
-	var held agent.CacheTier
+	var held admin.CacheTier
 	if err := json.Unmarshal(body, &held); err != nil {
 		return fmt.Errorf("cache ls: %w", err)
 	}
 	return printTier(cmd.OutOrStdout(), &held, skip)
 }
 
-func printTier(out io.Writer, held *agent.CacheTier, skip int) error {
+func printTier(out io.Writer, held *admin.CacheTier, skip int) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "SPACE\tMODEL\tTENANT\tSHARDS\tBYTES")
 	var all int64
@@ -85,13 +85,13 @@ func removeFromTier(cmd *cobra.Command, s *cacheSettings, dry bool) error {
 	if dry {
 		q.Set("dry", "1")
 	}
-	all := agent.CacheTierRemoved{Tier: s.tier, Dry: dry}
+	all := admin.CacheTierRemoved{Tier: s.tier, Dry: dry}
 	for {
 		body, err := tierAdmin(s).post(cmd.Context(), "/cache/tier/rm?"+q.Encode())
 		if err != nil {
 			return err
 		}
-		var some agent.CacheTierRemoved
+		var some admin.CacheTierRemoved
 		if err := json.Unmarshal(body, &some); err != nil {
 			return fmt.Errorf("cache rm: %w", err)
 		}
@@ -102,7 +102,7 @@ func removeFromTier(cmd *cobra.Command, s *cacheSettings, dry bool) error {
 	}
 }
 
-func printTierRemoved(out io.Writer, r *agent.CacheTierRemoved, asJSON bool) error {
+func printTierRemoved(out io.Writer, r *admin.CacheTierRemoved, asJSON bool) error {
 	if asJSON {
 		return json.NewEncoder(out).Encode(r)
 	}

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
@@ -100,7 +100,7 @@ func (n *softNode) served() {
 }
 
 // agentStatus is what an agent says of itself.
-func agentStatus(t *testing.T, dir string) (st agent.Status) {
+func agentStatus(t *testing.T, dir string) (st admin.Status) {
 	t.Helper()
 	body, err := newAdmin(dir).get(t.Context(), "/status")
 	if err == nil {

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/proof"
 )
 
@@ -195,7 +195,7 @@ func TestCUDAMemoryBackFromAgents(t *testing.T) {
 func moverOf(t *testing.T, dir string) int {
 	t.Helper()
 	for limit := time.Now().Add(20 * time.Second); time.Now().Before(limit); time.Sleep(5 * time.Millisecond) {
-		var st agent.Status
+		var st admin.Status
 		body, err := newAdmin(dir).get(t.Context(), "/status")
 		if err != nil || json.Unmarshal(body, &st) != nil {
 			continue

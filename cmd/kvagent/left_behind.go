@@ -14,7 +14,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
-	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/pool/dram"
 )
 
@@ -312,10 +312,10 @@ func (l *leftBehind) takeEnded() (out []leftMover) {
 }
 
 // status is what /status and the metrics say.
-func (l *leftBehind) status() agent.LeftBehind {
+func (l *leftBehind) status() admin.LeftBehind {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	out := agent.LeftBehind{Ended: l.mu.ended, Cold: l.mu.cold, PIDs: []int{}}
+	out := admin.LeftBehind{Ended: l.mu.ended, Cold: l.mu.cold, PIDs: []int{}}
 	for _, m := range l.mu.running {
 		out.PIDs = append(out.PIDs, m.PID)
 	}

@@ -17,7 +17,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
-	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool/dram"
@@ -29,7 +29,7 @@ import (
 const noKill = "KVAGENT_TEST_NO_KILL"
 
 // statusOf asks until the agent answers.
-func statusOf(t *testing.T, dir string) (st agent.Status) {
+func statusOf(t *testing.T, dir string) (st admin.Status) {
 	t.Helper()
 	for limit := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		body, err := newAdmin(dir).get(t.Context(), "/status")
@@ -152,7 +152,7 @@ func agentWithStoppedMover(t *testing.T, env ...string) (path, dir string, cmd *
 
 // follow starts another agent in the place of one, and waits until it serves. It would wait an hour
 // for who lets go by himself.
-func follow(t *testing.T, path, dir string) (*exec.Cmd, *processLog, agent.Status) {
+func follow(t *testing.T, path, dir string) (*exec.Cmd, *processLog, admin.Status) {
 	t.Helper()
 	log := &processLog{}
 	next := kvagentCommand(t, "serve", "--socket-dir", dir, "--pool", "16MiB", "--dram-path", path, "--device",

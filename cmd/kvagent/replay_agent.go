@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/admin"
 )
 
 // Times of the agent's process.
@@ -32,7 +32,7 @@ type replayAgent struct {
 	session string
 	args    []string // of the child; nil: not ours
 	private bool     // dir is ours to remove
-	admin   *admin
+	admin   *adminClient
 	log     tailBuffer
 
 	mu struct {
@@ -79,9 +79,6 @@ func newAgent(pool int64, s *replaySettings, node int, exits chan error) (*repla
 		a.args = append(a.args, "--dram-path", path)
 	}
 	a.args = append(a.args, s.tierArgs(dir, node)...)
-	if s.flip {
-		a.args = append(a.args, "--allow-faults")
-	}
 	return a, nil
 }
 
@@ -203,7 +200,7 @@ func (a *replayAgent) killed() int {
 	return a.mu.kills
 }
 
-func (a *replayAgent) status(ctx context.Context) (st agent.Status, err error) {
+func (a *replayAgent) status(ctx context.Context) (st admin.Status, err error) {
 	body, err := a.admin.get(ctx, "/status")
 	if err == nil {
 		err = json.Unmarshal(body, &st)

@@ -7,7 +7,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/mockengine"
 )
 
@@ -280,7 +280,7 @@ func (a *replayAgent) forgets(ctx context.Context, names map[string]bool, pauses
 	return a.pauses() == pauses
 }
 
-func anyInstance(st agent.Status, names map[string]bool) bool {
+func anyInstance(st admin.Status, names map[string]bool) bool {
 	for _, e := range st.EngineList {
 		if names[e.Instance] {
 			return true

@@ -3,7 +3,7 @@ package main
 import (
 	"encoding/json"
 
-	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/mockengine"
 )
@@ -22,7 +22,7 @@ func (s *replaySettings) engineDevice(number int) string {
 
 // openImports is how many allocations, pieces and events of engines the agent's movers have open, as they said last: at
 // most some seconds ago.
-func openImports(st *agent.Status) (n int) {
+func openImports(st *admin.Status) (n int) {
 	for i := range st.Movers {
 		var info cudaipc.CUDAInfo
 		if json.Unmarshal(st.Movers[i].Info, &info) == nil {

@@ -6,7 +6,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/admin"
 )
 
 // moverVictim is how long a copy is waited for before a mover is killed without one.
@@ -18,7 +18,7 @@ func (r *replay) killMover(ctx context.Context, a *replayAgent) {
 	r.watch(fmt.Sprintf("a mover of node %d to be killed", a.node), func() {
 		ctx, stop := context.WithTimeout(ctx, moverVictim)
 		defer stop()
-		var idle *agent.MoverStatus
+		var idle *admin.MoverStatus
 		for ctx.Err() == nil {
 			st, err := a.status(ctx)
 			for i := range st.Movers {
@@ -36,7 +36,7 @@ func (r *replay) killMover(ctx context.Context, a *replayAgent) {
 	})
 }
 
-func (r *replay) strikeMover(m *agent.MoverStatus) {
+func (r *replay) strikeMover(m *admin.MoverStatus) {
 	if syscall.Kill(m.PID, syscall.SIGKILL) != nil {
 		return // the agent was killed meanwhile, and its mover is gone with it
 	}

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/admin"
 )
 
 // maxNodes is the most agents of one replay.
@@ -107,7 +107,7 @@ func (a *replayAgent) awaitTiers(ctx context.Context, within time.Duration) erro
 }
 
 // silentTier is one that does not answer, or nil. A store that says nothing of itself is there.
-func silentTier(st *agent.Status) *agent.TierStatus {
+func silentTier(st *admin.Status) *admin.TierStatus {
 	if st.Tiers == nil {
 		return nil
 	}
@@ -134,7 +134,7 @@ func (r *replay) stopNodes(within time.Duration) error {
 func (r *replay) node(engine int) *replayAgent { return r.nodes[engine%len(r.nodes)] }
 
 // empty waits until an agent has forgotten all engines, or until ctx ends, and gives what it says then.
-func (a *replayAgent) empty(ctx context.Context) (st agent.Status, err error) {
+func (a *replayAgent) empty(ctx context.Context) (st admin.Status, err error) {
 	for {
 		if st, err = a.status(ctx); err != nil {
 			return st, fmt.Errorf("status in the end: %w", err)
@@ -163,7 +163,7 @@ type source struct {
 }
 
 // addSources adds what one agent says.
-func (r *replay) addSources(st *agent.Status) {
+func (r *replay) addSources(st *admin.Status) {
 	loaded := st.BlocksLoaded / uint64(max(r.set.ranks, 1))
 	if st.Tiers != nil {
 		for i := range st.Tiers.List {
@@ -176,7 +176,7 @@ func (r *replay) addSources(st *agent.Status) {
 }
 
 // addSample adds what one agent's last life says of its end-to-end checks.
-func (r *replay) addSample(s *agent.SampleStatus) {
+func (r *replay) addSample(s *admin.SampleStatus) {
 	r.sample.Matched += s.Saves.Matched + s.Loads.Matched
 	r.sample.Unverified += s.Saves.Unverified + s.Loads.Unverified
 	r.sample.Mismatched += s.Saves.Mismatched + s.Loads.Mismatched

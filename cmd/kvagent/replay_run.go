@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/mockengine"
 )
 
@@ -79,7 +79,7 @@ type replay struct {
 	leases, regions, leftEngines int
 	imports                      int
 	sources                      []source
-	sample                       agent.SampleCounts
+	sample                       admin.SampleCounts
 	nodes                        []*replayAgent
 	stopErr                      error
 }

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/transfer"
@@ -80,7 +81,6 @@ func (s *serveSettings) agentConfig() (agent.Config, error) {
 		Dir: dir, SocketGroup: group, AllowUIDs: s.allowUIDs, AllowGIDs: s.allowGIDs, Integrity: transfer.Full, VerifySample: uint32(s.verify),
 		LeaseBytes: s.leaseBytes, Lookups: make(map[string]pool.Fingerprint, len(s.lookups)), HTTP: s.http, HTTPAny: s.httpAny,
 		Lanes: s.copyLanes, Limits: limits, Version: readBuildInfo().Version,
-		Fault: agent.Fault{Allow: s.allowFaults, FlipAfter: uint64(s.flipAfter)},
 	}
 	if s.integrity == integrityHeader {
 		c.Integrity = transfer.Header
@@ -101,7 +101,7 @@ func (s *serveSettings) check() error {
 		bad = append(bad, errors.New(`socket-dir: "", allowed: a directory`))
 	}
 	if s.http != "" {
-		if err := agent.CheckHTTPAddr(s.http, s.httpAny); err != nil {
+		if err := admin.CheckHTTPAddr(s.http, s.httpAny); err != nil {
 			bad = append(bad, err)
 		}
 	}

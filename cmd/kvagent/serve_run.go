@@ -63,7 +63,6 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, device.Close(cudaipc.AllPeers)) }()
-	cfg.Fault.Flip = func() error { return flipNewest(p) }
 	stack, closeTiers, err := openTiers(p, s, log)
 	if err != nil {
 		return err
@@ -177,14 +176,6 @@ func tellAbandoned(own string, log *zap.Logger) {
 				zap.String("size", humanSize(f.Allocated)), zap.Duration("unused_for", f.Age.Round(time.Second)))
 		}
 	}
-}
-
-// flipNewest damages the block that was used last: the head of a chain, which is most likely to be loaded again.
-func flipNewest(p *dram.Pool) error {
-	if !p.FlipByte(0) {
-		return errors.New("no stored block that nobody holds")
-	}
-	return nil
 }
 
 // untilSignal gives a context that the first SIGTERM or SIGINT ends, and one that the second ends. A third does what

@@ -49,8 +49,6 @@ type serveSettings struct {
 	tiers tierSettings
 
 	// For tests of whoever checks the bytes.
-	flipAfter   int
-	allowFaults bool
 }
 
 // Words of settings.
@@ -116,10 +114,4 @@ func (s *serveSettings) addFlags(f *pflag.FlagSet) {
 	f.Var(&durationValue{&s.stuckAfter, time.Second, 24 * time.Hour}, "stuck-after", "a worker's step older than this fails /livez")
 	f.Var(&countValue{&s.maxEngines, 1, 4096}, "max-engines", "engines at once")
 	f.Var(&countValue{&s.maxSessions, 1, 2048}, "max-sessions", "sessions at once: one for each scheduler and each rank")
-
-	f.Var(&countValue{&s.flipAfter, 0, 1 << 30}, "fault-flip-byte-after", "flip a byte of a stored block after this many saved blocks")
-	addBool(f, &s.allowFaults, "allow-faults", "serve POST /fault")
-	for _, hidden := range []string{"fault-flip-byte-after", "allow-faults"} {
-		f.Lookup(hidden).Hidden = true
-	}
 }

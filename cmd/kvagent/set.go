@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/admin"
 )
 
 func setCommand() *cobra.Command {
@@ -34,7 +34,7 @@ look-ups find nothing and engines compute; with saves off nothing new is stored.
 			if err != nil {
 				return err
 			}
-			var now agent.SwitchState
+			var now admin.SwitchState
 			if err := json.Unmarshal(body, &now); err != nil {
 				return fmt.Errorf("set: %w", err)
 			}
@@ -58,7 +58,7 @@ func parseSwitches(args []string) (url.Values, error) {
 		if query.Has(key) {
 			return nil, fmt.Errorf("%s: there twice, allowed: once", key)
 		}
-		if _, err := agent.ParseSwitch(key, value); err != nil {
+		if _, err := admin.ParseSwitch(key, value); err != nil {
 			return nil, err
 		}
 		query.Set(key, value)

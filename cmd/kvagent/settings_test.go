@@ -76,7 +76,7 @@ func TestSettingsPrecedence(t *testing.T) {
 func TestUnknownEnvironment(t *testing.T) {
 	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
 	defaultServeSettings().addFlags(flags)
-	got := unknownEnv(flags, []string{"KVAGENT_POOOL=1GiB", "KVAGENT_POOL=1GiB", "KVAGENT_ALLOW_FAULTS=true", "PATH=/bin", "KVAGENT_PORT=tcp://1.2.3.4:5"})
+	got := unknownEnv(flags, []string{"KVAGENT_POOOL=1GiB", "KVAGENT_POOL=1GiB", "KVAGENT_HTTP_ANY=true", "PATH=/bin", "KVAGENT_PORT=tcp://1.2.3.4:5"})
 	if want := []string{"KVAGENT_POOOL", "KVAGENT_PORT"}; !slices.Equal(got, want) {
 		t.Errorf("unknown are %q, want %q", got, want)
 	}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
@@ -48,14 +48,14 @@ func status(ctx context.Context, out io.Writer, dir string, asJSON bool) error {
 		_, err = out.Write(body)
 		return err
 	}
-	var st agent.Status
+	var st admin.Status
 	if err := json.Unmarshal(body, &st); err != nil {
 		return fmt.Errorf("status: %w", err)
 	}
 	return printStatus(out, &st)
 }
 
-func printStatus(out io.Writer, st *agent.Status) error {
+func printStatus(out io.Writer, st *admin.Status) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	state := "ready"
 	if st.Problem != "" {
@@ -96,7 +96,7 @@ func printStatus(out io.Writer, st *agent.Status) error {
 }
 
 // printSample says what became of the blocks that were checked end to end.
-func printSample(t io.Writer, s *agent.SampleStatus) {
+func printSample(t io.Writer, s *admin.SampleStatus) {
 	if s.Every == 0 {
 		fmt.Fprintf(t, "end to end\tno block is checked (--verify-sample 0)\n")
 		return
@@ -109,7 +109,7 @@ func printSample(t io.Writer, s *agent.SampleStatus) {
 	fmt.Fprintln(t)
 }
 
-func printMover(t io.Writer, m *agent.MoverStatus) {
+func printMover(t io.Writer, m *admin.MoverStatus) {
 	var lost uint64
 	for _, n := range m.Lost {
 		lost += n
@@ -146,7 +146,7 @@ func orUnknown(n int64) string {
 	return humanSize(n)
 }
 
-func printEngines(out io.Writer, engines []agent.EngineStatus) error {
+func printEngines(out io.Writer, engines []admin.EngineStatus) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "ENGINE\tMODEL\tRANKS\tSESSION\tPROCESS\tREGIONS\tSAVES\tLOADS\tUNSENT\tNOW")
 	for i := range engines {

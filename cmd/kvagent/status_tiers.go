@@ -4,14 +4,14 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/admin"
 )
 
 // storeOK is the state of a store that has nothing to say.
 const storeOK = "ok"
 
 // printTiers is a line for each tier, in the table of status.
-func printTiers(t io.Writer, tiers *agent.TiersStatus) {
+func printTiers(t io.Writer, tiers *admin.TiersStatus) {
 	if tiers == nil {
 		return
 	}
@@ -31,7 +31,7 @@ func printTiers(t io.Writer, tiers *agent.TiersStatus) {
 }
 
 // printResets says what came of resets, if anything did.
-func printResets(t io.Writer, tiers *agent.TiersStatus) {
+func printResets(t io.Writer, tiers *admin.TiersStatus) {
 	shards, bytes, fails, marks := uint64(0), uint64(0), uint64(0), uint64(0)
 	for i := range tiers.List {
 		s := &tiers.List[i]
@@ -47,7 +47,7 @@ func printResets(t io.Writer, tiers *agent.TiersStatus) {
 }
 
 // tierState is a tier's state, with its error or what its store says besides.
-func tierState(s *agent.TierStatus) string {
+func tierState(s *admin.TierStatus) string {
 	switch {
 	case s.Error != "":
 		return s.State + " (" + s.Error + ")"

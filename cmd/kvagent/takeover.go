@@ -12,7 +12,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool/dram"
 )
@@ -36,7 +36,7 @@ const (
 func (t *takeover) admin(ctx context.Context, dir string, group int) (l *ipc.UnixListener, err error) {
 	before, known := lockHolder(dir)
 	err = t.until(ctx, func() error {
-		l, err = agent.ListenAdmin(dir, group)
+		l, err = admin.ListenAdmin(dir, group)
 		return err
 	}, func(err error) (stays, held bool) {
 		if !errors.Is(err, ipc.ErrInUse) {

@@ -179,6 +179,8 @@ func slabFor(bytes int64) int64 {
 // Info is what became of the options.
 func (p *Pool) Info() Info { return p.info }
 
+var _ pool.Mapped = (*Pool)(nil)
+
 // Arena is the memory the slots lie in, and the descriptor it can be mapped from (-1 for a virtual one). Both are
 // the pool's and end with Close.
 func (p *Pool) Arena() (base []byte, fd int) { return p.arena.base, p.arena.fd }

@@ -43,6 +43,8 @@ type knowledge struct {
 	credit credit
 }
 
+var _ pool.Learner = (*Hazard)(nil)
+
 // Learned implements pool.Learner.
 func (h *Hazard) Learned() []byte {
 	b := make([]byte, 0, learnedBytes)

@@ -119,6 +119,8 @@ func mapArena(size int64) (int, []byte, error) {
 	return fd, arena, nil
 }
 
+var _ pool.Mapped = (*Pool)(nil)
+
 // Arena is the memory the slots lie in and the descriptor it can be mapped from. Both are the pool's and end
 // with Close.
 func (p *Pool) Arena() (base []byte, fd int) { return p.arena, p.fd }

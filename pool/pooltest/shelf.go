@@ -84,6 +84,8 @@ func (s *Shelf) Delete(ctx context.Context, keys []pool.Key) error {
 	return ctx.Err()
 }
 
+var _ pool.Lister = (*Shelf)(nil)
+
 // List implements pool.Lister: what is there when it is called.
 func (s *Shelf) List(ctx context.Context, found func(k pool.Key, bytes int64) bool) error {
 	s.mu.Lock()

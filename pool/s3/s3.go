@@ -35,6 +35,7 @@ type Store struct {
 
 var (
 	_ pool.Store       = (*Store)(nil)
+	_ pool.Lister      = (*Store)(nil)
 	_ pool.SpaceLister = (*Store)(nil)
 )
 

@@ -57,6 +57,8 @@ func (l *lane) report(t *pool.TierStatus) {
 	t.Rate, t.FetchSeconds, t.PutSeconds, t.AskSeconds = l.pace.shown()
 }
 
+var _ pool.SpaceCounter = (*Pool)(nil)
+
 // SpaceEntries implements pool.SpaceCounter, for memory; -1 if memory does not.
 func (p *Pool) SpaceEntries(s pool.SpaceID) int64 {
 	if counts, ok := p.memory.(pool.SpaceCounter); ok {

@@ -9,6 +9,8 @@ type waiter struct {
 	over bool
 }
 
+var _ pool.Tiers = (*Pool)(nil)
+
 // Settle implements pool.Tiers.
 func (p *Pool) Settle(refs []pool.Ref, then func()) (cancel func() bool) {
 	w := &waiter{then: then}

@@ -258,6 +258,8 @@ func (p *Pool) SetPressure(f func(need int64) bool) { p.memory.SetPressure(f) }
 // Stats implements pool.Spaces: those of memory.
 func (p *Pool) Stats() pool.Stats { return p.memory.Stats() }
 
+var _ pool.Mapped = (*Pool)(nil)
+
 // Arena is memory's.
 func (p *Pool) Arena() (base []byte, fd int) { return p.memory.Arena() }
 

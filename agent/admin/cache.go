@@ -1,0 +1,135 @@
+package admin
+
+import (
+	"cmp"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// CacheStatus is what /cache says: what is stored, by space, and where.
+type CacheStatus struct {
+	Spaces []CacheSpace `json:"spaces"`
+	Pool   PoolStatus   `json:"pool"`
+	Tiers  []TierStatus `json:"tiers"`
+}
+
+// CacheSpace is one space this agent knows.
+type CacheSpace struct {
+	Space   string `json:"space"` // hex
+	Model   string `json:"model"`
+	Tenant  string `json:"tenant"`
+	Dtype   string `json:"dtype"`
+	Groups  int    `json:"groups"`
+	Shards  int    `json:"shards"`
+	Open    bool   `json:"open"` // all shards' sizes are known, so that something can be stored
+	Epoch   uint32 `json:"epoch"`
+	Engines int    `json:"engines"` // complete ones
+	Blocks  int64  `json:"blocks"`  // in memory; -1: the pool does not count them by space
+}
+
+// cacheFilter picks spaces. An empty field picks all.
+type cacheFilter struct{ space, model, tenant string }
+
+// parseFilter reads a filter, and takes nothing else.
+func parseFilter(query url.Values) (f cacheFilter, err error) {
+	for key, values := range query {
+		value := values[len(values)-1]
+		switch key {
+		case "space":
+			b, bad := hex.DecodeString(value)
+			if bad != nil || len(b) > len(pool.Fingerprint{}) || len(b) == 0 {
+				return f, fmt.Errorf("space: %q, allowed: 2 to 32 hex digits of a fingerprint, from its beginning", value)
+			}
+			f.space = hex.EncodeToString(b)
+		case "model":
+			f.model = value
+		case "tenant":
+			f.tenant = value
+		default:
+			return f, fmt.Errorf("%s: unknown, allowed: space, model, tenant", key)
+		}
+	}
+	return f, nil
+}
+
+func (f *cacheFilter) picks(s *CacheSpace) bool {
+	return (f.space == "" || len(s.Space) >= len(f.space) && s.Space[:len(f.space)] == f.space) &&
+		(f.model == "" || s.Model == f.model) && (f.tenant == "" || s.Tenant == f.tenant)
+}
+
+// cache is what is stored of the spaces that a filter picks.
+func (v *View) cache(f cacheFilter) CacheStatus {
+	now := v.source.Snapshot()
+	out := CacheStatus{Spaces: []CacheSpace{}, Pool: poolStatus(&now.Pool), Tiers: []TierStatus{}}
+	for _, one := range v.source.Spaces() {
+		if f.picks(&one.CacheSpace) {
+			out.Spaces = append(out.Spaces, one.CacheSpace)
+		}
+	}
+	slices.SortFunc(out.Spaces, func(x, y CacheSpace) int {
+		return cmp.Or(cmp.Compare(x.Model, y.Model), cmp.Compare(x.Tenant, y.Tenant), cmp.Compare(x.Space, y.Space))
+	})
+	if t := tiersStatus(now.Tiers); t != nil {
+		out.Tiers = t.List
+	}
+	return out
+}
+
+// Removed is what /cache/rm did.
+type Removed struct {
+	Spaces []CacheSpace `json:"spaces"` // as they are now
+}
+
+// removeSpaces starts a new epoch of the spaces that a filter picks: what was stored is found no more, in memory or in any tier, and engines are told.
+func (v *View) removeSpaces(f cacheFilter) (out Removed, err error) {
+	out.Spaces = []CacheSpace{}
+	for _, one := range v.source.Spaces() {
+		if !f.picks(&one.CacheSpace) {
+			continue
+		}
+		now, stored, bad := v.source.Reset(one.Fingerprint)
+		switch {
+		case bad != nil:
+			err = errors.Join(err, fmt.Errorf("space %s: %w", one.Space, bad))
+		case stored:
+			out.Spaces = append(out.Spaces, now)
+		}
+	}
+	return out, err
+}
+
+// cacheList serves GET /cache?space=&model=&tenant=.
+func (s *Server) cacheList(rw http.ResponseWriter, r *http.Request) {
+	f, err := parseFilter(r.URL.Query())
+	if err != nil {
+		http.Error(rw, err.Error(), http.StatusBadRequest)
+		return
+	}
+	sayJSON(rw, s.view.cache(f))
+}
+
+var errNoFilter = errors.New("nothing says what to remove, allowed: one or more of space, model, tenant")
+
+// cacheRemove serves POST /cache/rm with the same; at least one must be given.
+func (s *Server) cacheRemove(rw http.ResponseWriter, r *http.Request) {
+	f, err := parseFilter(r.URL.Query())
+	if err == nil && f == (cacheFilter{}) {
+		err = errNoFilter
+	}
+	if err != nil {
+		http.Error(rw, err.Error(), http.StatusBadRequest)
+		return
+	}
+	removed, err := s.view.removeSpaces(f)
+	if err != nil {
+		http.Error(rw, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	sayJSON(rw, removed)
+}

@@ -1,0 +1,144 @@
+package admin
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// tierSeries are the series of each tier. What is counted is named in pool.TierStatus.
+var tierSeries = []struct {
+	desc *prometheus.Desc
+	kind prometheus.ValueType
+	get  func(*pool.TierStatus) float64
+}{
+	{tierDesc("up", "1 while the tier is asked, 0 while its breaker is open."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return oneIf(t.State == "up" || t.State == "full") }},
+	{tierDesc("full", "1 while nothing is written because the store said it is full."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return oneIf(t.State == "full") }},
+	{tierDesc("used_bytes", "Bytes the store says it holds."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return float64(t.Usage.Bytes) }},
+	{tierDesc("capacity_bytes", "Bytes the store can hold; 0: not known."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return float64(t.Usage.Capacity) }},
+	{tierDesc("items", "Shards the store holds."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return float64(t.Usage.Items) }},
+	{tierDesc("breaker_opened_total", "Times the store failed so often that it was not asked any more."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Opened) }},
+	{tierDesc("breaker_tries_total", "Calls that found out whether the store is back."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Tries) }},
+	{tierDesc("queue_fetch", "Blocks waiting to be fetched."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return float64(t.Fetching + t.Hinted) }},
+	{tierDesc("queue_put", "Blocks waiting to be written."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return float64(t.Putting) }},
+	{tierDesc("queue_delete", "Shards waiting to be deleted."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return float64(t.Deleting) }},
+	{tierDesc("hits_total", "Blocks fetched."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Hits) }},
+	{tierDesc("misses_total", "Blocks that were to be fetched and did not come whole."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Misses) }},
+	{tierDesc("bytes_in_total", "Bytes fetched."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.BytesIn) }},
+	{tierDesc("bytes_out_total", "Bytes written."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.BytesOut) }},
+	{tierDesc("corrupt_total", "Shards that did not verify; they are deleted."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Corrupt) }},
+	{tierDesc("timeouts_total", "Calls that took longer than they may."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Timeouts) }},
+	{tierDesc("errors_total", "Calls that failed otherwise."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Errors) }},
+	{tierDesc("puts_stored_total", "Blocks written."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Stored) }},
+	{tierDesc("puts_had_total", "Blocks that were there already."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Had) }},
+	{tierDesc("puts_full_total", "Blocks refused because the store is full."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Full) }},
+	{tierDesc("puts_failed_total", "Blocks not written because a call failed."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Lost) }},
+	{tierDesc("puts_dropped_total", "Blocks not written because too many waited, or memory had them no more."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Dropped) }},
+	{tierDesc("deleted_total", "Shards deleted."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Deleted) }},
+	{tierDesc("deletes_failed_total", "Shards not deleted because a call failed or too many waited."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.DeletesLost) }},
+	{tierDesc("asked_total", "Blocks look-ups asked for."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Asked) }},
+	{tierDesc("found_total", "Blocks look-ups asked for and found."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Found) }},
+	{tierDesc("asks_late_total", "Look-ups whose deadline came before the answer."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.AskLate) }},
+	{tierDesc("asks_failed_total", "Questions that failed."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.AskFailed) }},
+	{tierDesc("asks_refused_total", "Questions not asked because too many waited."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.AskRefused) }},
+	{
+		tierDesc("names_to_collect", "Names there that nobody uses and that are still to be collected."),
+		prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return float64(t.Collecting) },
+	},
+	{
+		tierDesc("collected_total", "Shards deleted because nobody uses their names."),
+		prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Collected) },
+	},
+	{
+		tierDesc("collected_bytes_total", "Bytes of them."),
+		prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.CollectedBytes) },
+	},
+	{
+		tierDesc("collect_failures_total", "Looks for them that failed; they are tried again."),
+		prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.CollectFails) },
+	},
+	{
+		tierDesc("reset_marker_failures_total", "Rounds in which markers of resets could not be read or written."),
+		prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.MarkFails) },
+	},
+	{tierDesc("fetch_bytes_per_second", "Bytes a second of a fetch, moving average."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return t.Rate }},
+	{tierDesc("fetch_seconds", "Seconds of a fetch, moving average."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return t.FetchSeconds }},
+	{tierDesc("put_seconds", "Seconds of a write, moving average."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return t.PutSeconds }},
+	{tierDesc("ask_seconds", "Seconds of a question, moving average."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return t.AskSeconds }},
+}
+
+var (
+	tierStateDesc = prometheus.NewDesc("kvagent_tier_store_state", "1 for the state that the store says it is in.", []string{"tier", "state"}, nil)
+	tierEventDesc = prometheus.NewDesc("kvagent_tier_store_events_total", "What the store itself counts, by what it is.", []string{"tier", "event"}, nil)
+)
+
+// collectStore is what a tier's store says of itself.
+func collectStore(ch chan<- prometheus.Metric, t *pool.TierStatus) {
+	if t.Store.State == "" {
+		return
+	}
+	ch <- prometheus.MustNewConstMetric(tierStateDesc, prometheus.GaugeValue, 1, t.Name, t.Store.State)
+	for _, c := range t.Store.Counts {
+		ch <- prometheus.MustNewConstMetric(tierEventDesc, prometheus.CounterValue, float64(c.N), t.Name, c.Name)
+	}
+}
+
+func tierDesc(name, help string) *prometheus.Desc {
+	return prometheus.NewDesc("kvagent_tier_"+name, help, []string{"tier"}, nil)
+}
+
+var (
+	promisesDesc     = desc("kvagent_promises", "Blocks being brought to memory from lower tiers.")
+	promiseBytesDesc = desc("kvagent_promise_bytes", "Bytes of them.")
+	promiseCapDesc   = desc("kvagent_promise_cap_bytes", "The prefetch budget.")
+	promisedDesc     = desc("kvagent_promises_made_total", "Blocks that were to be brought to memory.")
+	landedDesc       = desc("kvagent_promises_kept_total", "Of those, blocks that came.")
+	unkeptDesc       = desc("kvagent_promises_unkept_total", "Of those, blocks that did not come, cancelled ones included.")
+	cancelledDesc    = desc("kvagent_promises_cancelled_total", "Of those, blocks that nobody wanted any more.")
+	expiredDesc      = desc("kvagent_promises_expired_total", "Of those, blocks that had not come by their deadlines.")
+	adoptedDesc      = desc("kvagent_resets_adopted_total", "Resets of other nodes that were taken over.")
+	againDesc        = desc("kvagent_resets_repeated_total", "Resets that met another node's and were made once more.")
+	namesDesc        = desc("kvagent_names_to_collect", "Names in tiers that nobody uses, still to be collected.")
+	namesLostDesc    = desc("kvagent_names_not_noted_total", "Names not collected because too many waited.")
+)
+
+func describeTiers(ch chan<- *prometheus.Desc) {
+	for _, s := range tierSeries {
+		ch <- s.desc
+	}
+	for _, d := range []*prometheus.Desc{
+		tierStateDesc, tierEventDesc, promisesDesc, promiseBytesDesc, promiseCapDesc, promisedDesc, landedDesc,
+		unkeptDesc, cancelledDesc, expiredDesc, adoptedDesc, againDesc, namesDesc, namesLostDesc,
+	} {
+		ch <- d
+	}
+}
+
+// collectTiers says nothing without tiers.
+func collectTiers(ch chan<- prometheus.Metric, r *pool.TierReport) {
+	if r == nil {
+		return
+	}
+	for i := range r.Tiers {
+		for _, s := range tierSeries {
+			ch <- prometheus.MustNewConstMetric(s.desc, s.kind, s.get(&r.Tiers[i]), r.Tiers[i].Name)
+		}
+		collectStore(ch, &r.Tiers[i])
+	}
+	for _, m := range []struct {
+		desc *prometheus.Desc
+		kind prometheus.ValueType
+		v    float64
+	}{
+		{promisesDesc, prometheus.GaugeValue, float64(r.Promises)}, {promiseBytesDesc, prometheus.GaugeValue, float64(r.PromiseBytes)},
+		{promiseCapDesc, prometheus.GaugeValue, float64(r.PromiseCap)}, {promisedDesc, prometheus.CounterValue, float64(r.Promised)},
+		{landedDesc, prometheus.CounterValue, float64(r.Landed)}, {unkeptDesc, prometheus.CounterValue, float64(r.Unkept)},
+		{cancelledDesc, prometheus.CounterValue, float64(r.Cancelled)},
+		{expiredDesc, prometheus.CounterValue, float64(r.Expired)},
+		{adoptedDesc, prometheus.CounterValue, float64(r.Adopted)},
+		{againDesc, prometheus.CounterValue, float64(r.Again)},
+		{namesDesc, prometheus.GaugeValue, float64(r.Names)}, {namesLostDesc, prometheus.CounterValue, float64(r.Lost)},
+	} {
+		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.v)
+	}
+}

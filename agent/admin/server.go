@@ -1,0 +1,233 @@
+package admin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.uber.org/zap"
+
+	"github.com/kvagent/kvagent/ipc"
+)
+
+// Options of a server.
+type Options struct {
+	Dir         string            // socket directory
+	Admin       *ipc.UnixListener // admin.sock, listened at already; nil: Start listens
+	SocketGroup int               // group id of admin.sock; 0 or less: the owner alone
+	HTTP        string            // address for HTTP besides admin.sock, or empty
+	HTTPAny     bool              // HTTP may be an address that is not loopback
+	Limit       time.Duration     // of one request
+	Log         *zap.Logger
+}
+
+// Server serves a view over HTTP on admin.sock and, if the options say so, on an address.
+type Server struct {
+	view    *View
+	limit   time.Duration
+	log     *zap.Logger
+	server  *http.Server
+	serving sync.WaitGroup
+	addr    net.Addr // of the TCP listener, nil without one
+}
+
+// Start serves a view until Close.
+func Start(v *View, o Options) (*Server, error) {
+	s := &Server{view: v, limit: o.Limit, log: o.Log}
+	s.server = &http.Server{
+		Handler:     http.NewCrossOriginProtection().Handler(s.routes()), // no web page switches anything
+		ReadTimeout: o.Limit, ReadHeaderTimeout: o.Limit, WriteTimeout: o.Limit, IdleTimeout: o.Limit,
+		MaxHeaderBytes: maxHeaderBytes, ErrorLog: zap.NewStdLog(o.Log),
+	}
+	admin := o.Admin
+	if admin == nil {
+		var err error
+		if admin, err = ListenAdmin(o.Dir, o.SocketGroup); err != nil {
+			return nil, err
+		}
+	}
+	listeners := []net.Listener{admin}
+	if o.HTTP != "" {
+		tcp, err := listenHTTP(o.HTTP, o.HTTPAny)
+		if err != nil {
+			return nil, errors.Join(err, admin.Close())
+		}
+		s.addr = tcp.Addr()
+		listeners = append(listeners, tcp)
+		o.Log.Info("HTTP", zap.Stringer("addr", s.addr))
+	}
+	for _, l := range listeners {
+		s.serving.Go(func() {
+			if err := s.server.Serve(&fewConns{Listener: l}); !errors.Is(err, http.ErrServerClosed) {
+				o.Log.Error("HTTP ended", zap.Stringer("addr", l.Addr()), zap.Error(err))
+			}
+		})
+	}
+	return s, nil
+}
+
+// ListenAdmin takes a socket directory: one agent at a time can, and the error, which wraps ipc.ErrInUse, names the
+// process that has it.
+func ListenAdmin(dir string, group int) (*ipc.UnixListener, error) {
+	l, err := ipc.ListenUnix(filepath.Join(dir, ipc.AdminSocket), group)
+	if err != nil {
+		return nil, fmt.Errorf("socket-dir: %w", err)
+	}
+	return l, nil
+}
+
+// maxHeaderBytes bounds the header of a request; no request has a body.
+const maxHeaderBytes = 16 << 10
+
+// listenHTTP refuses an address others can reach, unless that is said on purpose: whoever reaches it can switch
+// loads and saves off.
+func listenHTTP(addr string, anyAddr bool) (net.Listener, error) {
+	if err := CheckHTTPAddr(addr, anyAddr); err != nil {
+		return nil, err
+	}
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("http: %w", err)
+	}
+	return l, nil
+}
+
+// CheckHTTPAddr says whether HTTP may listen on an address.
+func CheckHTTPAddr(addr string, anyAddr bool) error {
+	ap, err := netip.ParseAddrPort(addr)
+	if err != nil {
+		return fmt.Errorf("http: %q, allowed: address:port in numbers, such as 127.0.0.1:9480", addr)
+	}
+	if !ap.Addr().IsLoopback() && !anyAddr {
+		return fmt.Errorf("http: %q, allowed: a loopback address, or any with http-any", addr)
+	}
+	return nil
+}
+
+func (s *Server) routes() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(s.view.metrics.registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /livez", func(rw http.ResponseWriter, _ *http.Request) { sayHealth(rw, s.view.source.Live()) })
+	mux.HandleFunc("GET /readyz", func(rw http.ResponseWriter, _ *http.Request) { sayHealth(rw, s.view.source.Ready()) })
+	mux.HandleFunc("GET /status", func(rw http.ResponseWriter, _ *http.Request) { sayJSON(rw, s.view.Status()) })
+	mux.HandleFunc("POST /set", s.set)
+	mux.HandleFunc("GET /cache", s.cacheList)
+	mux.HandleFunc("POST /cache/rm", s.cacheRemove)
+	mux.HandleFunc("GET /cache/tier", s.cacheTier)
+	mux.HandleFunc("POST /cache/tier/rm", s.cacheTierRemove)
+	return mux
+}
+
+// sayHealth answers 200 ok, or 503 with the reason.
+func sayHealth(rw http.ResponseWriter, err error) {
+	if err != nil {
+		http.Error(rw, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	fmt.Fprintln(rw, "ok")
+}
+
+func sayJSON(rw http.ResponseWriter, v any) {
+	text, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		http.Error(rw, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	rw.Header().Set("Content-Type", "application/json")
+	_, _ = rw.Write(append(text, '\n')) // an error is a client that is gone: there is nobody to tell
+}
+
+// set serves POST /set?loads=on|off&saves=on|off.
+func (s *Server) set(rw http.ResponseWriter, r *http.Request) {
+	query := r.URL.Query()
+	var loads, saves *bool
+	for key, values := range query {
+		on, err := ParseSwitch(key, values[len(values)-1])
+		if err != nil {
+			http.Error(rw, err.Error(), http.StatusBadRequest)
+			return
+		}
+		switch key {
+		case "loads":
+			loads = &on
+		case "saves":
+			saves = &on
+		default:
+			http.Error(rw, fmt.Sprintf("%s: unknown, allowed: loads, saves", key), http.StatusBadRequest)
+			return
+		}
+	}
+	sayJSON(rw, s.view.source.Set(loads, saves))
+}
+
+// ParseSwitch reads on or off.
+func ParseSwitch(key, value string) (bool, error) {
+	switch value {
+	case "on":
+		return true, nil
+	case "off":
+		return false, nil
+	}
+	return false, fmt.Errorf("%s: %q, allowed: on, off", key, value)
+}
+
+// Close ends the requests that are served, and joins.
+func (s *Server) Close() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if err := s.server.Shutdown(ctx); err != nil {
+		if err := s.server.Close(); err != nil {
+			s.log.Error("not closed", zap.String("what", "HTTP"), zap.Error(err))
+		}
+	}
+	s.serving.Wait()
+}
+
+// Addr is the address HTTP listens on besides admin.sock, or nil.
+func (s *Server) Addr() net.Addr { return s.addr }
+
+// MaxConns is how many connections one address of HTTP serves at once; one more is closed. HTTP is for a scraper and for people, and must
+// not take the descriptors that engines need.
+const MaxConns = 64
+
+// fewConns is a listener that bounds its connections.
+type fewConns struct {
+	net.Listener
+	open atomic.Int64
+}
+
+// Accept implements net.Listener.
+func (l *fewConns) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if l.open.Add(1) <= MaxConns {
+			return &countedConn{Conn: c, end: sync.OnceFunc(func() { l.open.Add(-1) })}, nil
+		}
+		l.open.Add(-1)
+		_ = c.Close() // one that was not served
+	}
+}
+
+// countedConn is counted until it is closed.
+type countedConn struct {
+	net.Conn
+	end func()
+}
+
+// Close implements net.Conn.
+func (c *countedConn) Close() error {
+	c.end()
+	return c.Conn.Close()
+}

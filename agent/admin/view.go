@@ -1,0 +1,77 @@
+// Package admin shows the agent to its operator, over HTTP: status, metrics, health, what is stored
+// and where, and the few switches. It holds nothing of the agent: each answer is made from snapshots
+// that the agent hands out.
+package admin
+
+import (
+	"time"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// Source is where an answer's contents come from. Its funcs may be called from any goroutine, until
+// the server is closed.
+type Source struct {
+	Snapshot func() Snapshot
+	Engines  func() []EngineStatus // by name
+	Spaces   func() []Space
+	Live     func() error // why the agent is to be started again; nil: it lives
+	Ready    func() error // why it does not serve
+	// Set switches loads and saves; nil leaves one as it is.
+	Set func(loads, saves *bool) SwitchState
+	// Reset starts a new weights epoch of a space and returns the space as it is then; false: nothing of it is stored.
+	Reset func(fp pool.Fingerprint) (now CacheSpace, stored bool, err error)
+	Tiers pool.TierContents // nil: no tier can be listed
+}
+
+// Snapshot is what the agent is and has at one moment. Bytes are bytes.
+type Snapshot struct {
+	Version string
+	Boot    [16]byte
+	Since   time.Time // start
+
+	Draining bool
+	Switches SwitchState
+
+	Sessions, Regions, Jobs  int
+	Engines, EnginesComplete int
+	Stuck                    int // workers whose current step is older than the limit
+	PendingFDs               int64
+
+	Leases        int
+	LeaseBytes    int64
+	LeaseCap      int64 // of one engine
+	LeasesRevoked uint64
+
+	Sockets []string           // look-up sockets that are open, sorted
+	Lookups ipc.LookupCounters // of all look-up sockets there have been
+
+	Pool       pool.Stats
+	Tiers      *pool.TierReport // nil: memory alone
+	Movers     []cudaipc.MoverState
+	LeftBehind LeftBehind
+
+	VerifySample uint32 // one block in so many is checked end to end; 0: none
+	LastMismatch string // empty: none
+}
+
+// Space is a space that the agent knows.
+type Space struct {
+	Fingerprint pool.Fingerprint
+	CacheSpace
+}
+
+// View is the agent as its operator sees it: its snapshots beside its counters.
+type View struct {
+	source  Source
+	metrics *Metrics
+}
+
+// NewView makes a view of an agent, and adds what its snapshots say to its metrics.
+func NewView(s Source, m *Metrics) *View {
+	v := &View{source: s, metrics: m}
+	m.registry.MustRegister(&gauges{v})
+	return v
+}

@@ -1,0 +1,310 @@
+// Package lease is the ledger of leases: which pinned blocks are promised to which session, and until when.
+package lease
+
+import (
+	"sync"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// Ledger is the book of leases. A lease pins what a reserving look-up found; it belongs to the session that the
+// look-up named, counts against the cap of that session's engine, and is known by its serial number alone.
+//
+// One mutex, pure bookkeeping: pins are given back by unpin, outside of the mutex. What was taken out of the
+// book under the mutex belongs to him who took it out, so that every pin is given back exactly once.
+type Ledger struct {
+	unpin func([]pool.Ref)
+	tiers pool.Tiers // nil: every ref is a pin in memory
+	cap   int64      // bytes all engines together may lease, so that saves find room
+
+	mu      sync.Mutex
+	serial  uint64 // number of the newest lease; numbers start at 1
+	open    map[uint64]*Lease
+	bytes   int64  // of all open leases
+	revoked uint64 // leases revoked, ever
+	idle    list   // open leases that no LOAD named yet, oldest first: what may be revoked
+	free    *Lease // leases ready for use, with their refs' memory
+	nfree   int
+}
+
+// maxFreeLeases is the number of unused leases kept for their memory.
+const maxFreeLeases = 256
+
+// Lease is one entry of the book. Its fields are the ledger's, refs and bytes excepted while it is taken.
+type Lease struct {
+	number     uint64
+	Refs       []pool.Ref
+	bytes      int64
+	owner      *Holder
+	submitted  bool
+	prev, next *Lease // in Ledger.idle, or next in Ledger.free
+	hprev      *Lease // in Holder.first
+	hnext      *Lease
+}
+
+// Account is what an engine may hold. It is the ledger's.
+type Account struct {
+	cap, used int64 // bytes
+	count     int
+}
+
+// Holder is a session that may hold leases. It is the ledger's.
+type Holder struct {
+	acct   *Account
+	first  *Lease
+	closed bool
+}
+
+// New makes an empty ledger. All engines together may lease cap bytes; unpin gives pins back. Without tiers below
+// the pool's memory, tiers is nil.
+func New(cap int64, unpin func([]pool.Ref), tiers pool.Tiers) *Ledger {
+	return &Ledger{unpin: unpin, tiers: tiers, cap: cap, open: make(map[uint64]*Lease)}
+}
+
+// NewAccount makes the account of an engine, which may lease cap bytes.
+func NewAccount(cap int64) *Account { return &Account{cap: cap} }
+
+// NewHolder makes a holder that leases on an engine's account.
+func NewHolder(a *Account) *Holder { return &Holder{acct: a} }
+
+// Take gives a lease to be filled by the caller, who then adds it or gives it back.
+func (l *Ledger) Take() *Lease {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := l.free
+	if e == nil {
+		return &Lease{}
+	}
+	l.free, l.nfree = e.next, l.nfree-1
+	e.next = nil
+	return e
+}
+
+// GiveBack returns a lease that is not, or no longer, in the book: its pins are given back here.
+func (l *Ledger) GiveBack(e *Lease) {
+	if len(e.Refs) > 0 {
+		l.unpin(e.Refs)
+	}
+	*e = Lease{Refs: e.Refs[:0]}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.nfree < maxFreeLeases {
+		e.next = l.free
+		l.free, l.nfree = e, l.nfree+1
+	}
+}
+
+// Room is what the holder may still lease, in bytes; ok is false if its session has ended.
+func (l *Ledger) Room(h *Holder) (bytes int64, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.roomLocked(h.acct), !h.closed
+}
+
+func (l *Ledger) roomLocked(a *Account) int64 {
+	return max(min(a.cap-a.used, l.cap-l.bytes), 0)
+}
+
+// AddResult says what became of an add.
+type AddResult uint8
+
+// The results of Add.
+const (
+	Added    AddResult = iota
+	OverCap            // another look-up was quicker: a cap is reached
+	NoHolder           // the session has ended meanwhile
+)
+
+// Add enters a taken and filled lease under the next serial number. If it is not added it stays the caller's.
+func (l *Ledger) Add(h *Holder, e *Lease, bytes int64) (uint64, AddResult) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if h.closed {
+		return 0, NoHolder
+	}
+	if bytes > l.roomLocked(h.acct) {
+		return 0, OverCap
+	}
+	l.serial++
+	e.number, e.bytes, e.owner = l.serial, bytes, h
+	l.open[e.number] = e
+	l.idle.push(e)
+	h.push(e)
+	h.acct.used += bytes
+	h.acct.count++
+	l.bytes += bytes
+	return e.number, Added
+}
+
+// Submit marks a lease as named by a LOAD of the same engine: from now on it is not revoked. It says false for a
+// number that is not open, or another engine's.
+func (l *Ledger) Submit(a *Account, number uint64) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := l.open[number]
+	if e == nil || e.owner.acct != a {
+		return false
+	}
+	if !e.submitted {
+		e.submitted = true
+		l.idle.remove(e)
+	}
+	return true
+}
+
+// Settle calls then when nothing that the lease promises is open any more; at once, and maybe before it returns, if the number is not open, or is another
+// engine's. forget is as pool.Tiers says. l.mu is held while the pool is asked, so that the lease's refs stay.
+func (l *Ledger) Settle(a *Account, number uint64, then func()) (forget func() bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var refs []pool.Ref
+	if e := l.open[number]; e != nil && e.owner.acct == a {
+		refs = e.Refs
+	}
+	return l.tiers.Settle(refs, then)
+}
+
+// Release ends leases by their serial numbers. Numbers that are not open, or are another engine's, are passed
+// over: a lease may have been revoked, or ended with its session. It says how many it ended.
+func (l *Ledger) Release(a *Account, numbers []uint64) int {
+	n := 0
+	for _, number := range numbers {
+		l.mu.Lock()
+		e := l.open[number]
+		if e != nil && e.owner.acct == a {
+			l.strikeLocked(e)
+		} else {
+			e = nil
+		}
+		l.mu.Unlock()
+		if e != nil {
+			l.GiveBack(e)
+			n++
+		}
+	}
+	return n
+}
+
+// TakeBack ends a lease whose number nobody has got.
+func (l *Ledger) TakeBack(number uint64) {
+	l.mu.Lock()
+	e := l.open[number]
+	if e != nil {
+		l.strikeLocked(e)
+	}
+	l.mu.Unlock()
+	if e != nil {
+		l.GiveBack(e)
+	}
+}
+
+// CloseHolder ends all leases of a session, and sees to it that it gets no more.
+func (l *Ledger) CloseHolder(h *Holder) {
+	for {
+		l.mu.Lock()
+		h.closed = true
+		e := h.first
+		if e != nil {
+			l.strikeLocked(e)
+		}
+		l.mu.Unlock()
+		if e == nil {
+			return
+		}
+		l.GiveBack(e)
+	}
+}
+
+// Revoke ends leases no LOAD has named yet, the oldest first, until need bytes are free or none is left. It is
+// what the pool calls under pressure, and says whether it gave anything back.
+func (l *Ledger) Revoke(need int64) bool {
+	freed := int64(0)
+	for freed < need {
+		l.mu.Lock()
+		e := l.idle.head
+		if e != nil {
+			l.strikeLocked(e)
+			l.revoked++
+		}
+		l.mu.Unlock()
+		if e == nil {
+			break
+		}
+		freed += e.bytes
+		l.GiveBack(e)
+	}
+	return freed > 0
+}
+
+// strikeLocked takes an open lease out of the book. The caller gives it back once l.mu is free.
+func (l *Ledger) strikeLocked(e *Lease) {
+	delete(l.open, e.number)
+	if !e.submitted {
+		l.idle.remove(e)
+	}
+	e.owner.remove(e)
+	e.owner.acct.used -= e.bytes
+	e.owner.acct.count--
+	l.bytes -= e.bytes
+}
+
+// Totals of the book.
+func (l *Ledger) Totals() (count int, bytes int64, revoked uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.open), l.bytes, l.revoked
+}
+
+// Usage of one engine.
+func (l *Ledger) Usage(a *Account) (count int, bytes, cap int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return a.count, a.used, a.cap
+}
+
+// list is a doubly linked list of leases by prev and next.
+type list struct{ head, tail *Lease }
+
+func (q *list) push(e *Lease) {
+	e.prev, e.next = q.tail, nil
+	if q.tail == nil {
+		q.head = e
+	} else {
+		q.tail.next = e
+	}
+	q.tail = e
+}
+
+func (q *list) remove(e *Lease) {
+	if e.prev == nil {
+		q.head = e.next
+	} else {
+		e.prev.next = e.next
+	}
+	if e.next == nil {
+		q.tail = e.prev
+	} else {
+		e.next.prev = e.prev
+	}
+	e.prev, e.next = nil, nil
+}
+
+func (h *Holder) push(e *Lease) {
+	e.hprev, e.hnext = nil, h.first
+	if h.first != nil {
+		h.first.hprev = e
+	}
+	h.first = e
+}
+
+func (h *Holder) remove(e *Lease) {
+	if e.hprev == nil {
+		h.first = e.hnext
+	} else {
+		e.hprev.hnext = e.hnext
+	}
+	if e.hnext != nil {
+		e.hnext.hprev = e.hprev
+	}
+	e.hprev, e.hnext = nil, nil
+}

@@ -1,0 +1,251 @@
+// Package registration gathers the parts of an engine's registration, and holds every field of them to
+// docs/PROTOCOL.md before anything of the engine is opened.
+package registration
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/transfer"
+)
+
+// Gathering is a registration whose parts have not all come. Its memory is not open yet.
+type Gathering struct {
+	Msg  ipc.Register
+	Left Left // what is still to come
+
+	regions  map[uint32]ipc.RegionDesc // by id; of one that came in pieces, with their sum as its size
+	pieces   []piece                   // all that came, in order
+	fds      int                       // descriptors owned by pieces
+	gpu      cudaipc.UUID              // of the regions on a GPU; zero: there are none yet
+	segments [][]ipc.SegmentDesc
+}
+
+// piece is one element of REGIONS: a region, or a part of one.
+type piece struct {
+	desc ipc.RegionDesc
+	fd   int // owned; -1: none
+}
+
+// Left counts the regions and segments of one registration that are still to come.
+type Left struct {
+	Req               uint32
+	Regions, Segments uint32
+}
+
+// LeftOf is all of a registration.
+func LeftOf(m *ipc.Register) Left { return Left{Req: m.Req, Regions: m.Regions, Segments: m.Segments} }
+
+// New begins a registration that Check has passed.
+func New(m *ipc.Register) *Gathering {
+	return &Gathering{
+		Msg: *m, regions: make(map[uint32]ipc.RegionDesc),
+		segments: make([][]ipc.SegmentDesc, len(m.Groups)),
+		Left:     LeftOf(m),
+	}
+}
+
+// FDs is the number of descriptors that are owned here.
+func (r *Gathering) FDs() int { return r.fds }
+
+// Pieces is the number of regions, a region that comes in pieces counted by its pieces.
+func (r *Gathering) Pieces() int { return len(r.pieces) }
+
+// GPU is the one that all regions on a GPU are on; zero: there are none.
+func (r *Gathering) GPU() cudaipc.UUID { return r.gpu }
+
+// Complete says whether all parts have come.
+func (r *Gathering) Complete() bool { return r.Left.Regions == 0 && r.Left.Segments == 0 }
+
+// AddRegions takes one REGIONS message; it owns the descriptors from now on, also when it panics.
+func (r *Gathering) AddRegions(m *ipc.Regions, fds []int) error {
+	defer func() { CloseFDs(fds) }() // those that no piece owns
+	if left := r.Left.Regions; !Take(&r.Left.Regions, len(m.List)) {
+		return fmt.Errorf("regions: %d more, allowed: the %d that are left of %d", len(m.List), left, r.Msg.Regions)
+	}
+	for i := range m.List {
+		d := m.List[i]
+		_, withFD := importKind(d.Kind)
+		if withFD && len(fds) == 0 {
+			return fmt.Errorf("region %d: no descriptor came with it, allowed: one for each region of kind %d or %d", d.ID, ipc.RegionFD, ipc.RegionCUDAFD)
+		}
+		fd := -1
+		if withFD {
+			fd, fds = fds[0], fds[1:]
+		}
+		if err := r.addRegion(d, fd); err != nil {
+			return err
+		}
+	}
+	if len(fds) > 0 {
+		return fmt.Errorf("regions: %d descriptors too many, allowed: one for each region of kind %d or %d", len(fds), ipc.RegionFD, ipc.RegionCUDAFD)
+	}
+	return nil
+}
+
+// Take takes n off what is left, or all of it if that is less.
+func Take(left *uint32, n int) bool {
+	if uint64(n) > uint64(*left) {
+		*left = 0
+		return false
+	}
+	*left -= uint32(n)
+	return true
+}
+
+// addRegion owns fd, which is -1 for none: also when it panics.
+func (r *Gathering) addRegion(d ipc.RegionDesc, fd int) error {
+	entered := false
+	defer func() {
+		if !entered && fd >= 0 {
+			CloseFDs([]int{fd})
+		}
+	}()
+	whole, err := r.enter(&d)
+	if err != nil {
+		return err
+	}
+	entered = true
+	d.Handle = append([]byte(nil), d.Handle...) // it lies in the frame
+	r.regions[d.ID] = whole
+	r.pieces = append(r.pieces, piece{d, fd})
+	if fd >= 0 {
+		r.fds++
+	}
+	return nil
+}
+
+// enter checks an element of REGIONS and gives the region that it makes, with the pieces before it.
+func (r *Gathering) enter(d *ipc.RegionDesc) (ipc.RegionDesc, error) {
+	if err := checkRegion(d); err != nil {
+		return *d, err
+	}
+	if err := r.checkGPU(d); err != nil {
+		return *d, err
+	}
+	have, there := r.regions[d.ID]
+	if !there {
+		return *d, nil
+	}
+	if last := &r.pieces[len(r.pieces)-1].desc; d.Kind != ipc.RegionCUDAFD || have.Kind != d.Kind || last.ID != d.ID {
+		return *d, fmt.Errorf("region %d: named twice, allowed: each id once, but for pieces of kind %d next to each other", d.ID, ipc.RegionCUDAFD)
+	}
+	if d.Size > maxRegionBytes-have.Size {
+		return *d, fmt.Errorf("region %d.size: %d in its pieces so far and %d more, allowed: at most %d in all", d.ID, have.Size, d.Size, uint64(maxRegionBytes))
+	}
+	have.Size += d.Size
+	return have, nil
+}
+
+// checkGPU sees to it that all regions are on one GPU.
+func (r *Gathering) checkGPU(d *ipc.RegionDesc) error {
+	gpu, on := gpuOf(d)
+	switch {
+	case !on:
+		return nil
+	case gpu == (cudaipc.UUID{}):
+		return fmt.Errorf("region %d.handle: no UUID, allowed: that of a GPU in its last 16 bytes", d.ID)
+	case r.gpu == (cudaipc.UUID{}):
+		r.gpu = gpu
+	case r.gpu != gpu:
+		return fmt.Errorf("region %d.handle: on %v, allowed: %v, where the regions before it are; a worker's are all on one GPU", d.ID, gpu, r.gpu)
+	}
+	return nil
+}
+
+// AddSegments takes one SEGMENTS message.
+func (r *Gathering) AddSegments(m *ipc.Segments) error {
+	if left := r.Left.Segments; !Take(&r.Left.Segments, len(m.List)) {
+		return fmt.Errorf("segments: %d more, allowed: the %d that are left of %d", len(m.List), left, r.Msg.Segments)
+	}
+	if int(m.Group) >= len(r.segments) {
+		return fmt.Errorf("segments: group %d, allowed: 0 to %d", m.Group, len(r.segments)-1)
+	}
+	r.segments[m.Group] = append(r.segments[m.Group], m.List...)
+	return nil
+}
+
+// Layout checks that every block of every group lies in its regions, and gives the worker's layout and the bytes
+// of one block per group.
+func (r *Gathering) Layout() (transfer.Layout, []uint32, error) {
+	var out transfer.Layout
+	var sizes []uint32
+	for g, list := range r.segments {
+		blocks := r.Msg.Groups[g].NumBlocks
+		if len(list) == 0 {
+			return out, nil, fmt.Errorf("segments: group %d has none, allowed: 1 or more for each group", g)
+		}
+		group := transfer.GroupLayout{NumBlocks: blocks, Segments: make([]transfer.Segment, len(list))}
+		size := uint64(0)
+		for i := range list {
+			s := &list[i]
+			if err := checkSegment(i, s, blocks, r.regions); err != nil {
+				return out, nil, fmt.Errorf("group %d: %w", g, err)
+			}
+			group.Segments[i] = transfer.Segment{Region: cudaipc.RegionID(s.Region), Offset: s.Offset, Stride: s.Stride, Bytes: s.Bytes}
+			size += uint64(s.Bytes)
+		}
+		if size > maxShardBytes {
+			return out, nil, fmt.Errorf("segments: group %d has %d bytes of one block, allowed: at most %d", g, size, uint64(maxShardBytes))
+		}
+		out.Groups, sizes = append(out.Groups, group), append(sizes, uint32(size))
+	}
+	if r.Msg.Sync != nil {
+		if err := checkSync(r.Msg.Sync, r.regions, r.gpu != (cudaipc.UUID{})); err != nil {
+			return out, nil, err
+		}
+	}
+	return out, sizes, nil
+}
+
+// Imports is the request to the device; the descriptors are the device's from the call of Import on.
+func (r *Gathering) Imports(peer cudaipc.PeerID, pid int) cudaipc.Import {
+	im := cudaipc.Import{Peer: peer, Pid: pid, GPU: r.gpu}
+	for i := range r.pieces {
+		p := &r.pieces[i]
+		kind, _ := importKind(p.desc.Kind)
+		region := cudaipc.Region{ID: cudaipc.RegionID(p.desc.ID), Kind: kind, Size: p.desc.Size, FD: p.fd, Addr: p.desc.Addr}
+		if kind == cudaipc.KindCUDA {
+			region.Handle = p.desc.Handle[:cudaHandle]
+		}
+		im.Regions = append(im.Regions, region)
+		p.fd = -1
+	}
+	r.fds = 0
+	if s := r.Msg.Sync; s != nil {
+		im.Sync = &cudaipc.Sync{
+			Region: cudaipc.RegionID(s.Region), StepOff: s.StepOff, EventsOff: s.EventsOff, Events: s.Events,
+			RevokeOff: s.RevokeOff, Revokes: s.Revokes,
+		}
+	}
+	return im
+}
+
+// Bytes of all regions.
+func (r *Gathering) Bytes() (sum int64) {
+	for i := range r.pieces {
+		sum += int64(r.pieces[i].desc.Size)
+	}
+	return sum
+}
+
+// Drop closes the descriptors that are still owned here.
+func (r *Gathering) Drop() {
+	for i := range r.pieces {
+		if p := &r.pieces[i]; p.fd >= 0 {
+			CloseFDs([]int{p.fd})
+			p.fd = -1
+		}
+	}
+	r.fds = 0
+}
+
+// CloseFDs closes descriptors that a message brought.
+func CloseFDs(fds []int) {
+	for _, fd := range fds {
+		_ = unix.Close(fd) // nothing can be done about it, and nothing was written
+	}
+}

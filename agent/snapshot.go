@@ -1,0 +1,166 @@
+package agent
+
+import (
+	"cmp"
+	"encoding/hex"
+	"errors"
+	"net"
+	"slices"
+
+	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// source is what package admin shows of the agent.
+func (a *Agent) source() admin.Source {
+	contents, _ := a.tiers.(pool.TierContents)
+	return admin.Source{
+		Snapshot: a.snapshot, Engines: a.engines, Spaces: a.spaces, Live: a.Live, Ready: a.Ready,
+		Set: a.sessions.set, Reset: a.resetStored, Tiers: contents,
+	}
+}
+
+// Status is what /status says.
+func (a *Agent) Status() admin.Status { return a.view.Status() }
+
+// HTTPAddr is the address HTTP listens on besides admin.sock, or nil.
+func (a *Agent) HTTPAddr() net.Addr {
+	if a.web == nil {
+		return nil
+	}
+	return a.web.Addr()
+}
+
+func (a *Agent) snapshot() admin.Snapshot {
+	s := admin.Snapshot{
+		Version: a.cfg.Version, Boot: a.boot, Since: a.since,
+		Draining: a.switches.draining(), Switches: a.switches.state(),
+		Sessions: len(a.sessions.list()), Regions: a.memory.mappings.open(), Jobs: a.inflight.count(),
+		Stuck: len(a.watchdog.stuckWorkers()), PendingFDs: a.memory.pendingFDs.Load(), LeaseCap: a.cfg.LeaseBytes,
+		Sockets: a.sockets.names(), Lookups: a.sockets.counters(),
+		Pool: a.pool.Stats(), Movers: a.movers(), LeftBehind: admin.LeftBehind{PIDs: []int{}},
+		VerifySample: a.cfg.VerifySample, LastMismatch: a.workers.mismatches.lastOne(),
+	}
+	s.Engines, s.EnginesComplete = a.registry.countEngines()
+	s.Leases, s.LeaseBytes, s.LeasesRevoked = a.ledger.Totals()
+	if a.tiers != nil {
+		report := a.tiers.Report()
+		s.Tiers = &report
+	}
+	if a.cfg.LeftBehind != nil {
+		s.LeftBehind = a.cfg.LeftBehind()
+	}
+	return s
+}
+
+func (r *registry) countEngines() (all, complete int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, e := range r.engines {
+		if e.complete.Load() {
+			complete++
+		}
+	}
+	return len(r.engines), complete
+}
+
+// engines are the engines that are here, by name.
+func (a *Agent) engines() []admin.EngineStatus {
+	a.registry.mu.Lock()
+	defer a.registry.mu.Unlock()
+	out := make([]admin.EngineStatus, 0, len(a.registry.engines))
+	for _, e := range a.registry.engines {
+		es := admin.EngineStatus{
+			Instance: e.instance, Model: e.space.model, Space: hex.EncodeToString(e.space.fp[:]), Identity: e.space.says,
+			Complete: e.complete.Load(), World: e.world, Sessions: []admin.WorkerStatus{},
+		}
+		es.Leases, es.LeaseBytes, _ = a.ledger.Usage(e.acct)
+		for _, st := range append([]*seat{e.scheduler}, e.ranks...) {
+			if st != nil {
+				es.Sessions = append(es.Sessions, st.status())
+			}
+		}
+		out = append(out, es)
+	}
+	slices.SortFunc(out, func(x, y admin.EngineStatus) int { return cmp.Compare(x.Instance, y.Instance) })
+	return out
+}
+
+// status of a seat; registry.mu is held.
+func (st *seat) status() admin.WorkerStatus {
+	s := st.session
+	ws := admin.WorkerStatus{
+		Session: s.number, Role: "worker", Rank: st.rank, Shard: st.shard, PID: s.pid, Software: s.software,
+		Version: s.conn.Version(), Registered: st.registered, Jobs: s.jobs.count(), Outbox: s.out.depth(), Step: "idle",
+	}
+	if st.role == ipc.RoleScheduler {
+		ws.Role = "scheduler"
+	}
+	if st.registered {
+		ws.Regions = st.regions
+	}
+	if w := st.worker.Load(); w != nil {
+		state := w.State()
+		ws.SaveQueue, ws.LoadQueue = state.Save.Queue, state.Load.Queue
+	}
+	if step, age := st.step(); step != "" {
+		ws.Step, ws.StepMS = step, age.Milliseconds()
+	}
+	return ws
+}
+
+// spaces are the spaces that are here.
+func (a *Agent) spaces() []admin.Space {
+	var out []admin.Space
+	for _, sp := range a.registry.all() {
+		out = append(out, admin.Space{Fingerprint: sp.fp, CacheSpace: a.cacheSpace(sp)})
+	}
+	return out
+}
+
+// all spaces.
+func (r *registry) all() []*space {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := make([]*space, 0, len(r.spaces))
+	for _, sp := range r.spaces {
+		out = append(out, sp)
+	}
+	return out
+}
+
+func (a *Agent) cacheSpace(sp *space) admin.CacheSpace {
+	rules := sp.open.Load()
+	out := admin.CacheSpace{
+		Space: hex.EncodeToString(sp.fp[:]), Model: sp.model, Tenant: sp.says["tenant"], Dtype: sp.says["dtype"], Groups: len(sp.groups), Shards: len(sp.claims),
+		Open: rules != nil, Epoch: a.registry.epochOf(sp), Engines: int(sp.complete.Load()), Blocks: -1,
+	}
+	if counts, ok := a.pool.(pool.SpaceCounter); ok && rules != nil {
+		out.Blocks = counts.SpaceEntries(rules.ID)
+	}
+	return out
+}
+
+// resetStored starts a new epoch of a space for admin, and returns the space as it is then; false: it is not here, or
+// was closed meanwhile, so that nothing of it is stored.
+func (a *Agent) resetStored(fp pool.Fingerprint) (now admin.CacheSpace, stored bool, err error) {
+	sp := a.registry.space(fp)
+	if sp == nil {
+		return now, false, nil
+	}
+	if _, err := a.epochs.reset(sp, nil); err != nil {
+		if errors.Is(err, errSpaceClosed) {
+			err = nil
+		}
+		return now, false, err
+	}
+	return a.cacheSpace(sp), true, nil
+}
+
+// space is the space with a fingerprint; nil: it is not here.
+func (r *registry) space(fp pool.Fingerprint) *space {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.spaces[fp]
+}

@@ -1,0 +1,114 @@
+package agent
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/devicetest"
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool/mem"
+	"github.com/kvagent/kvagent/transfer"
+)
+
+// TestMismatchIsAnAlarm: a device copies wrongly and says nothing. The engine hears that the block
+// failed, nothing of it is stored, and operators see it in the log, once, in the metrics and in the
+// status.
+func TestMismatchIsAnAlarm(t *testing.T) {
+	var wrong *devicetest.Miscopy
+	r := newRig(t, withConfig(func(c *Config) { c.VerifySample = 1 }), func(c *rigConfig) {
+		c.wrap = func(d cudaipc.Device, arena []byte) cudaipc.Device {
+			wrong = &devicetest.Miscopy{Device: d, Arena: arena, Fault: devicetest.CopiedShort}
+			return wrong
+		}
+	})
+	for _, op := range []string{"save", "load"} {
+		for _, result := range []string{"matched", "mismatched", "unverified"} {
+			r.wantMetric(fmt.Sprintf(`kvagent_sampled_blocks_total{op=%q,result=%q} 0`, op, result))
+		}
+	}
+	_, w, _ := r.joinEngine(register("a"))
+	for i := range 6 {
+		w[0].fill(i, byte(i+1))
+	}
+	for i := range 2 {
+		got := w[0].save(1, chain(byte(i+1), 3), uint32(3*i))
+		if got[0] != ipc.BlockOK || got[1] != ipc.BlockOK || got[2] != ipc.BlockFailed {
+			t.Errorf("save %d: %v, want the last one failed", i, got)
+		}
+	}
+	r.wantMetric(`kvagent_sampled_blocks_total{op="save",result="mismatched"} 2`)
+	r.wantMetric(`kvagent_sampled_blocks_total{op="save",result="matched"} 4`)
+	st := r.agent.Status()
+	if s := &st.Sample; s.Every != 1 || s.Saves != (admin.SampleCounts{Matched: 4, Mismatched: 2}) ||
+		!strings.Contains(s.LastMismatch, `save of rank 0 of instance "a": group 0, block 02020000`) {
+		t.Errorf("status: %+v", s)
+	}
+	if !st.Ready || st.Problem != "" {
+		t.Errorf("ready %v, problem %q; want an agent that serves on: what is wrong was given up", st.Ready,
+			st.Problem)
+	}
+	alarms := r.logs.FilterMessageSnippet("other bytes in the engine than in the pool").All()
+	if len(alarms) != 1 {
+		t.Fatalf("%d lines in the log, want one for two mismatches at once", len(alarms))
+	}
+	fields := alarms[0].ContextMap()
+	if fields["instance"] != "a" || fields["group"] != uint8(0) && fields["group"] != uint64(0) ||
+		fields["block"] != uint32(2) || fields["sum_in_engine"] == fields["sum_in_pool"] || fields["op"] != "save" {
+		t.Errorf("the alarm says %v", fields)
+	}
+}
+
+func (r *rig) wantMetric(line string) {
+	r.t.Helper()
+	if text := r.metricsText(); !strings.Contains(text, line+"\n") {
+		r.t.Errorf("metrics have no line %q", line)
+	}
+}
+
+// TestMismatchesAreLoggedNowAndThen: at most one line in mismatchEvery, with the number of those
+// that had none.
+func TestMismatchesAreLoggedNowAndThen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var m mismatches
+		for i, want := range []struct {
+			log    bool
+			silent int
+		}{{true, 0}, {false, 0}, {false, 0}} {
+			if log, silent := m.show(fmt.Sprint(i), time.Now()); log != want.log || silent != want.silent {
+				t.Errorf("%d: logged %v with %d, want %+v", i, log, silent, want)
+			}
+		}
+		time.Sleep(mismatchEvery)
+		if log, silent := m.show("last", time.Now()); !log || silent != 2 || m.lastOne() != "last" {
+			t.Errorf("logged %v with %d not logged, last %q; want it logged with 2", log, silent, m.lastOne())
+		}
+	})
+}
+
+// TestVerifySampleIsChecked: what is not allowed is said with its key.
+func TestVerifySampleIsChecked(t *testing.T) {
+	p, err := mem.Open(mem.Options{Bytes: 1 << 20})
+	check(t, err)
+	defer func() { check(t, p.Close()) }()
+	_, err = New(Config{Dir: t.TempDir(), VerifySample: transfer.MaxSampleEvery + 1}, p, nil, nil)
+	if err == nil || !strings.Contains(err.Error(), "verify-sample: 1000000001, allowed: 0 (none) to 1000000000") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// TestLanesOfEachGPU: workers of one GPU share lanes; those of another, and those on CPUs, have their own.
+func TestLanesOfEachGPU(t *testing.T) {
+	a := &workers{lanes: map[cudaipc.UUID]*transfer.Lanes{}}
+	cpu, first, second := a.lanesLocked(cudaipc.UUID{}), a.lanesLocked(cudaipc.UUID{1}), a.lanesLocked(cudaipc.UUID{2})
+	if cpu == first || cpu == second || first == second {
+		t.Error("workers of two devices wait for each other's lanes")
+	}
+	if a.lanesLocked(cudaipc.UUID{1}) != first || a.lanesLocked(cudaipc.UUID{}) != cpu {
+		t.Error("workers of one device have lanes of their own")
+	}
+}
