@@ -83,14 +83,14 @@ the time of a reservation. In the end every block that is still stored is compar
 	}
 	f := cmd.Flags()
 	f.BoolVar(&s.json, "json", false, "print one JSON object")
-	f.Var(&sizeValue{&s.pool, minSlabsPool, dram.MaxBytes}, "pool", "the pool, whose memory is taken")
-	f.Var(&sizeValue{&s.slab, 0, dram.MaxSlabBytes}, "slab", "size of a slab, a power of two; 0: as serve chooses it")
+	f.Var(sizeSetting(&s.pool, minSlabsPool, dram.MaxBytes), "pool", "the pool, whose memory is taken")
+	f.Var(sizeSetting(&s.slab, 0, dram.MaxSlabBytes), "slab", "size of a slab, a power of two; 0: as serve chooses it")
 	f.StringSliceVar(&s.slots, "slots", s.slots,
 		fmt.Sprintf("sizes of a block, one for each model, %d to %d of them", minSlabsSizes, maxSlabsSizes))
-	f.Var(&countValue{&s.conversations, 1, maxSlabsConversations}, "conversations",
+	f.Var(countSetting(&s.conversations, 1, maxSlabsConversations), "conversations",
 		"conversations of each model, interleaved at random")
-	f.Var(&sizeValue{&s.store, 1, dram.MaxBytes}, "store", "bytes that each further model stores in the second phase")
-	f.Var(&choiceValue{&s.eviction, evictions}, "eviction", "policy of the pool")
+	f.Var(sizeSetting(&s.store, 1, dram.MaxBytes), "store", "bytes that each further model stores in the second phase")
+	f.Var(choiceSetting(&s.eviction, evictions), "eviction", "policy of the pool")
 	f.Uint64Var(&s.seed, "seed", s.seed, "seed of the conversations and of the hashes of keys; of these 0 is 1")
 	return cmd
 }

@@ -100,8 +100,8 @@ stores other bytes. The tier is read for 5 seconds at most; a list that was cut 
 		})
 	s.addFilter(cmd)
 	s.addTier(cmd, "list what this tier holds; memory is the pool")
-	cmd.Flags().Var(&countValue{&blocks, 0, agent.MaxTierBlocks}, "blocks", "name so many shards as well")
-	cmd.Flags().Var(&countValue{&skip, 0, math.MaxInt32}, "skip", "pass over so many shards before that")
+	cmd.Flags().Var(countSetting(&blocks, 0, agent.MaxTierBlocks), "blocks", "name so many shards as well")
+	cmd.Flags().Var(countSetting(&skip, 0, math.MaxInt32), "skip", "pass over so many shards before that")
 	return cmd
 }
 

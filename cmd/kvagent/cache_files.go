@@ -41,7 +41,7 @@ abandoned ones that were not in use for at least so long, and nothing else.`,
 			return reclaimFiles(cmd.OutOrStdout(), files, reclaim)
 		},
 	}
-	cmd.Flags().Var(&durationValue{&reclaim, 0, maxReclaimAge}, "reclaim", "remove abandoned files that were not in use for so long")
+	cmd.Flags().Var(durationSetting(&reclaim, 0, maxReclaimAge), "reclaim", "remove abandoned files that were not in use for so long")
 	return cmd
 }
 

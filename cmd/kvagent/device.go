@@ -14,17 +14,6 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// Values of --device. In all but the first, GPUs are opened in movers, one process for each, when an engine first
-// registers memory of one.
-const (
-	deviceHost      = "host"       // shared memory and engines on CPUs only
-	deviceAuto      = "auto"       // host in this process
-	deviceHostMover = "host-mover" // host in a mover too
-	deviceCUDA      = "cuda"       // as auto, but a start without CUDA is an error
-)
-
-var devices = []string{deviceAuto, deviceHost, deviceHostMover, deviceCUDA}
-
 // probeWithin is how long a start that needs no GPU waits for a driver that the kernel knows nothing of.
 const probeWithin = 5 * time.Second
 

@@ -9,6 +9,25 @@ import (
 	"github.com/spf13/pflag"
 )
 
+// invalidSetting is the error of a setting or an argument that is not allowed.
+type invalidSetting struct{ err error }
+
+func (e *invalidSetting) Error() string { return e.err.Error() }
+func (e *invalidSetting) Unwrap() error { return e.err }
+
+// configError says that an error, unless it is nil, is of a setting that is not allowed.
+func configError(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &invalidSetting{err}
+}
+
+// checkArgs makes a wrong number of arguments an invalid setting.
+func checkArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error { return configError(check(cmd, args)) }
+}
+
 // plainTypes says what is allowed of flags whose values say only that they cannot be read.
 var plainTypes = map[string]string{
 	"bool": "true, false", "int": "a whole number", "int64": "a whole number", "uint64": "a whole number from 0 on", "float64": "a number",
@@ -32,5 +51,5 @@ func flagError(cmd *cobra.Command, err error) error {
 	if errors.As(err, &invalid) {
 		err = invalidValue(invalid)
 	}
-	return exitError{exitConfig, fmt.Errorf("%w (see: %s --help)", err, cmd.CommandPath())}
+	return configError(fmt.Errorf("%w (see: %s --help)", err, cmd.CommandPath()))
 }

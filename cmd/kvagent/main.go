@@ -17,7 +17,7 @@ const (
 	exitCut    = 4 // the agent ended, but jobs were cut off
 )
 
-// exitError is an error with its own exit code.
+// exitError is an error with its own exit code. Besides it invalid settings have one: exitConfig.
 type exitError struct {
 	code int
 	error
@@ -38,6 +38,9 @@ func exitCode(err error) int {
 	var e exitError
 	if errors.As(err, &e) {
 		return e.code
+	}
+	if errors.As(err, new(*invalidSetting)) {
+		return exitConfig
 	}
 	return exitFailed
 }
@@ -70,9 +73,4 @@ func benchCommand() *cobra.Command {
 	bench := &cobra.Command{Use: "bench", Short: "Measure a part against its reference in the same run"}
 	bench.AddCommand(benchLookupCommand(), benchIndexCommand(), benchTransferCommand(), benchPolicyCommand(), benchRecoverCommand(), benchDiskCommand(), benchSlabsCommand())
 	return bench
-}
-
-// checkArgs gives a wrong number of arguments the exit code of a setting that is not allowed.
-func checkArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error { return configError(check(cmd, args)) }
 }

@@ -52,7 +52,7 @@ With --quick everything is small: for a software driver, where figures say nothi
 	f.BoolVar(&s.json, "json", false, "print one JSON object")
 	f.BoolVar(&s.quick, "quick", false, "small sizes; figures say nothing")
 	f.BoolVar(&s.strict, "strict", false, "fail if a target is missed")
-	f.Var(&choiceValue{&s.only, proof.Names()}, "check", "one check only")
+	f.Var(choiceSetting(&s.only, proof.Names()), "check", "one check only")
 	return cmd
 }
 

@@ -161,12 +161,3 @@ func wrongText(n uint64) string {
 	}
 	return thousands(int(n)) + " BYTES WERE WRONG"
 }
-
-// thousands is a number with commas.
-func thousands(n int) string {
-	s := fmt.Sprint(n)
-	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
-}

@@ -16,17 +16,34 @@ import (
 // The values of settings. Each reads text, the same from a flag, the environment or the file, and its error says
 // what is allowed.
 
+// discreet is a setting's value whose text is not shown as it is.
+type discreet interface{ shown(text string) string }
+
+// sizeSetting is the value of a setting in bytes, from low to high, with a unit: 4GiB, 512MiB, 1048576.
+func sizeSetting(v *int64, low, high int64) pflag.Value { return &sizeValue{v, low, high} }
+
+// durationSetting is that of a time from low to high, such as 500ms or 30s.
+func durationSetting(v *time.Duration, low, high time.Duration) pflag.Value {
+	return &durationValue{v, low, high}
+}
+
+// countSetting is that of a whole number from low to high.
+func countSetting(v *int, low, high int) pflag.Value { return &countValue{v, low, high} }
+
+// choiceSetting is that of one of few words.
+func choiceSetting(v *string, allowed []string) pflag.Value { return &choiceValue{v, allowed} }
+
+// idsSetting is that of user or group numbers, separated by commas.
+func idsSetting(v *[]uint32) pflag.Value { return &idsValue{v} }
+
+// lookupsSetting is that of NAME=FINGERPRINT, separated by commas.
+func lookupsSetting(v map[string][16]byte) pflag.Value { return &lookupsValue{v} }
+
 // sizeValue is bytes with a unit: 4GiB, 512MiB, 1048576.
 type sizeValue struct {
 	v         *int64
 	low, high int64
 }
-
-// sizeUnits are the units of sizes, the largest first.
-var sizeUnits = []struct {
-	name  string
-	bytes int64
-}{{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"B", 1}}
 
 func (s *sizeValue) Type() string { return "size" }
 func (s *sizeValue) String() string {
@@ -45,38 +62,10 @@ func (s *sizeValue) Set(text string) error {
 	return nil
 }
 
-func parseSize(text string) (int64, error) {
-	text = strings.TrimSpace(text)
-	unit := int64(1)
-	for _, u := range sizeUnits {
-		if rest, ok := strings.CutSuffix(text, u.name); ok {
-			text, unit = strings.TrimSpace(rest), u.bytes
-			break
-		}
-	}
-	n, err := strconv.ParseFloat(text, 64)
-	if err != nil || math.IsNaN(n) || n < 0 || n*float64(unit) >= math.MaxInt64 {
-		return 0, errors.New("not a size")
-	}
-	if whole, err := strconv.ParseInt(text, 10, 64); err == nil {
-		return whole * unit, nil
-	}
-	return int64(n * float64(unit)), nil
-}
-
-// formatSize is the shortest exact form of a size.
-func formatSize(n int64) string {
-	for _, u := range sizeUnits {
-		if n >= u.bytes && n%u.bytes == 0 && u.bytes > 1 {
-			return strconv.FormatInt(n/u.bytes, 10) + u.name
-		}
-	}
-	return strconv.FormatInt(n, 10)
-}
-
 // boolValue is true or false.
 type boolValue struct{ v *bool }
 
+// addBool adds a flag that is true or false.
 func addBool(f *pflag.FlagSet, v *bool, name, usage string) {
 	f.VarPF(&boolValue{v}, name, "", usage).NoOptDefVal = "true"
 }

@@ -181,13 +181,3 @@ func onOff(on bool) string {
 func seconds(s float64) time.Duration {
 	return time.Duration(s * float64(time.Second)).Round(time.Second)
 }
-
-// humanSize is a size rounded for people.
-func humanSize(n int64) string {
-	for _, u := range sizeUnits {
-		if n >= u.bytes && u.bytes > 1 {
-			return fmt.Sprintf("%.1f %s", float64(n)/float64(u.bytes), u.name)
-		}
-	}
-	return fmt.Sprintf("%d B", n)
-}

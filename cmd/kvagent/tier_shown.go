@@ -29,7 +29,4 @@ func shownTier(text string) string {
 	})
 }
 
-// discreet is a setting's value whose text is not shown as it is.
-type discreet interface{ shown(text string) string }
-
 func (t *tiersValue) shown(text string) string { return shownTier(text) }

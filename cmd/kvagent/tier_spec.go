@@ -134,22 +134,22 @@ func (o *tierOptions) text(key, def string) string {
 
 // count (1 to high), size and duration are 0 if the option is not given: then the store's default counts.
 func (o *tierOptions) count(key string, high int) (n int) {
-	o.value(key, &countValue{&n, 1, high})
+	o.value(key, countSetting(&n, 1, high))
 	return n
 }
 
 func (o *tierOptions) size(key string, low, high int64) (n int64) {
-	o.value(key, &sizeValue{&n, low, high})
+	o.value(key, sizeSetting(&n, low, high))
 	return n
 }
 
 func (o *tierOptions) duration(key string, low, high time.Duration) (d time.Duration) {
-	o.value(key, &durationValue{&d, low, high})
+	o.value(key, durationSetting(&d, low, high))
 	return d
 }
 
 func (o *tierOptions) choice(key, def string, allowed ...string) string {
-	o.value(key, &choiceValue{&def, allowed})
+	o.value(key, choiceSetting(&def, allowed))
 	return def
 }
 

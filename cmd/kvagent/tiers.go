@@ -12,9 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/kvagent/kvagent/agent"
-	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
-	"github.com/kvagent/kvagent/pool/remote"
 	"github.com/kvagent/kvagent/pool/tier"
 )
 
@@ -36,14 +34,14 @@ func (t *tierSettings) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&t.state, "tier-state", "",
 		"directory for what must outlive the agent: which spaces were reset, and what is to be collected; "+
 			"default: the directory of the first disk tier")
-	f.Var(&sizeValue{&t.staging, tier.MinStaging, tier.MaxStaging}, "tier-staging", "memory for blocks on their way to and from tiers; a block larger than half of it stays in the pool")
-	f.Var(&sizeValue{&t.prefetch, 0, dram.MaxBytes}, "prefetch-bytes", "most that is being brought up from tiers at a time; 0 is an eighth of the pool")
+	f.Var(sizeSetting(&t.staging, tier.MinStaging, tier.MaxStaging), "tier-staging", "memory for blocks on their way to and from tiers; a block larger than half of it stays in the pool")
+	f.Var(sizeSetting(&t.prefetch, 0, dram.MaxBytes), "prefetch-bytes", "most that is being brought up from tiers at a time; 0 is an eighth of the pool")
 	t.epochEvery, t.collectAfter, t.collectRate = 5*time.Second, 10*time.Minute, 5000
-	f.Var(&durationValue{&t.epochEvery, tier.MinEpochEvery, tier.MaxEpochEvery}, "tier-epoch-every",
+	f.Var(durationSetting(&t.epochEvery, tier.MinEpochEvery, tier.MaxEpochEvery), "tier-epoch-every",
 		"how often shared tiers are asked for resets on other nodes")
-	f.Var(&durationValue{&t.collectAfter, tier.MinCollectAfter, tier.MaxCollectAfter}, "tier-collect-after",
+	f.Var(durationSetting(&t.collectAfter, tier.MinCollectAfter, tier.MaxCollectAfter), "tier-collect-after",
 		"how long what a reset left behind stays in tiers, and what engines that shared with nobody left")
-	f.Var(&countValue{&t.collectRate, 1, tier.MaxCollectRate}, "tier-collect-rate",
+	f.Var(countSetting(&t.collectRate, 1, tier.MaxCollectRate), "tier-collect-rate",
 		"most keys a second that are looked at or deleted in tiers because nobody uses their names")
 	f.Var(&t.prefill, "prefill-tokens-per-second", "what an engine computes: an answer is cut where a tier would take longer; 0 never cuts, learn measures it")
 }
@@ -70,7 +68,7 @@ func (r *prefillRate) Set(text string) error {
 		return nil
 	}
 	n := 0
-	if err := (&countValue{&n, 0, 1e9}).Set(text); err != nil {
+	if err := (countSetting(&n, 0, 1e9)).Set(text); err != nil {
 		return fmt.Errorf("%w, or %s", err, learnPrefill)
 	}
 	*r = prefillRate{tokens: n}
@@ -168,25 +166,4 @@ func closeAll(closers []func() error) (err error) {
 		err = errors.Join(err, closers[i]())
 	}
 	return err
-}
-
-// openedTier is a store that was opened by its spec.
-type openedTier struct {
-	store pool.Store
-	local bool // its Exists answers from memory
-	close func() error
-}
-
-// tierNeeds is what an opener is given.
-type tierNeeds struct {
-	spec    *tierSpec
-	staging *tier.Staging // a store in another process may register it
-	log     *zap.Logger
-}
-
-// told logs what a store of other machines shows of itself.
-func (n *tierNeeds) told(store string) remote.Told {
-	return func(from, to remote.State, reason error) {
-		n.log.Warn(store, zap.Stringer("from", from), zap.Stringer("to", to), zap.Error(reason))
-	}
 }
