@@ -38,6 +38,9 @@ func newAdmin(dir string) *admin {
 	}}
 }
 
+// within gives an answer as long as this instead of adminTimeout.
+func (a *admin) within(d time.Duration) { a.client.Timeout = d }
+
 func (a *admin) get(ctx context.Context, path string) ([]byte, error) {
 	return a.do(ctx, http.MethodGet, path)
 }

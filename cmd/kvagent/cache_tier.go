@@ -19,7 +19,7 @@ const tierTimeout = 15 * time.Second
 // tierAdmin asks an agent that is given time to read a tier.
 func tierAdmin(s *cacheSettings) *admin {
 	a := newAdmin(*s.dir)
-	a.client.Timeout = tierTimeout
+	a.within(tierTimeout)
 	return a
 }
 

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/pflag"
+
 	"github.com/kvagent/kvagent/pool/tier"
 )
 
@@ -188,6 +190,9 @@ func (o *tierOptions) end() error {
 	}
 	return errors.Join(o.bad...)
 }
+
+// tiersSetting is the value of --tier, as often as it is given.
+func tiersSetting(v *[]*tierSpec) pflag.Value { return &tiersValue{v} }
 
 // tiersValue is --tier. In the environment and the file several are joined by commas; one may have commas of its own, so only a comma in front of a scheme parts them.
 type tiersValue struct{ v *[]*tierSpec }

@@ -30,7 +30,7 @@ type tierSettings struct {
 
 func (t *tierSettings) addFlags(f *pflag.FlagSet) {
 	t.staging = tier.DefaultStaging
-	f.Var(&tiersValue{&t.specs}, "tier", "a store below the pool, nearest first, such as disk:/var/lib/kvagent?capacity=100GiB or redis://host:6379; may be given several times (docs/TIERS.md)")
+	f.Var(tiersSetting(&t.specs), "tier", "a store below the pool, nearest first, such as disk:/var/lib/kvagent?capacity=100GiB or redis://host:6379; may be given several times (docs/TIERS.md)")
 	f.StringVar(&t.state, "tier-state", "",
 		"directory for what must outlive the agent: which spaces were reset, and what is to be collected; "+
 			"default: the directory of the first disk tier")
