@@ -16,6 +16,7 @@ const module = "github.com/kvagent/kvagent"
 // mayImport is the import graph that docs/ARCHITECTURE.md draws: for each package, what it may import of the module.
 // A trailing /... stands for the packages below. Tests are free.
 var mayImport = map[string][]string{
+	"settings":            {},
 	"trace":               {},
 	"pagefault":           {},
 	"pool":                {},
@@ -26,6 +27,7 @@ var mayImport = map[string][]string{
 	"pool/redis":          {"pool", "pool/remote"},
 	"pool/s3":             {"pool", "pool/remote"},
 	"pool/mooncake":       {"pool", "pool/remote"},
+	"pool/tierspec":       {"pool", "pool/...", "settings"},
 	"cudaipc":             {"cudaipc/driver", "cudaipc/kernel", "pagefault"},
 	"cudaipc/driver":      {},
 	"cudaipc/kernel":      {},
@@ -33,6 +35,7 @@ var mayImport = map[string][]string{
 	"ipc":                 {},
 	"lookup":              {"pool"},
 	"transfer":            {"pool", "cudaipc"},
+	"agent/adminclient":   {},
 	"agent":               {"lookup", "transfer", "ipc", "cudaipc", "pool"},
 	"mockengine":          {"ipc", "cudaipc", "trace"},
 	"proof":               {"cudaipc", "pool", "pool/dram", "transfer"},

@@ -1,10 +1,14 @@
 package main
 
-import "github.com/spf13/cobra"
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/kvagent/kvagent/agent/adminclient"
+)
 
 // socketDirSetting is the one setting that all commands share.
 func socketDirSetting() *string {
-	dir := defaultSocketDir
+	dir := adminclient.DefaultDir
 	return &dir
 }
 

@@ -7,6 +7,8 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
+
+	"github.com/kvagent/kvagent/settings"
 )
 
 // diskReport is the disk tier against its disk: the same bytes by the same calls past the page cache, in turn. GB/s are 10^9 bytes of
@@ -59,7 +61,7 @@ func benchDiskCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := s.check(); err != nil {
-				return configError(err)
+				return settings.Invalid(err)
 			}
 			report, err := benchDisk(&s)
 			if err != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/settings"
 )
 
 // lookupRow is one line of the result: round trips of one form against those of a server that does nothing.
@@ -62,13 +63,13 @@ func benchLookupCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if s.blocks < minLookupBlocks || s.blocks > maxLookupBlocks {
-				return configError(fmt.Errorf("--blocks is %d, must be %d to %d", s.blocks, minLookupBlocks, maxLookupBlocks))
+				return settings.Invalid(fmt.Errorf("--blocks is %d, must be %d to %d", s.blocks, minLookupBlocks, maxLookupBlocks))
 			}
 			if s.rounds < 10 || s.rounds > 1_000_000 {
-				return configError(fmt.Errorf("--rounds is %d, must be 10 to 1000000", s.rounds))
+				return settings.Invalid(fmt.Errorf("--rounds is %d, must be 10 to 1000000", s.rounds))
 			}
 			if s.clients < 1 || s.clients > maxLookupClients {
-				return configError(fmt.Errorf("--clients is %d, must be 1 to %d", s.clients, maxLookupClients))
+				return settings.Invalid(fmt.Errorf("--clients is %d, must be 1 to %d", s.clients, maxLookupClients))
 			}
 			rows, err := benchLookup(&s)
 			if err != nil {

@@ -16,6 +16,8 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
+	"github.com/kvagent/kvagent/pool/evict"
+	"github.com/kvagent/kvagent/settings"
 )
 
 // lookupAgent is the agent that is asked, in a process of its own: the other end of a socket has its own threads and its own collector,
@@ -40,7 +42,7 @@ func lookupAgentCommand() *cobra.Command {
 			chains, errChains := strconv.Atoi(args[1])
 			ranks, errRanks := strconv.Atoi(args[2])
 			if err := errors.Join(errChains, errRanks); err != nil {
-				return configError(err)
+				return settings.Invalid(err)
 			}
 			a := &lookupAgent{}
 			defer func() { err = errors.Join(err, a.close()) }()
@@ -58,7 +60,7 @@ func (a *lookupAgent) open(dir string, chains, ranks int, memory bool) (err erro
 	if memory {
 		size += savePoolBytes
 	}
-	if a.pool, err = dram.Open(dram.Options{Bytes: size, Virtual: !memory, Policy: newPolicy(defaultEviction)}); err != nil {
+	if a.pool, err = dram.Open(dram.Options{Bytes: size, Virtual: !memory, Policy: evict.Named(evict.DefaultName)}); err != nil {
 		return err
 	}
 	if memory {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvagent/kvagent/pool/evict"
 	"github.com/kvagent/kvagent/pool/evict/evictsim"
 )
 
@@ -149,13 +150,13 @@ func (s *policySettings) generated() (makers []streamMaker, err error) {
 func printPolicy(w io.Writer, rows []policyReport) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprint(t, "stream\tblocks\t")
-	for _, name := range evictions {
+	for _, name := range evict.Names {
 		fmt.Fprintf(t, "%s\t", name)
 	}
 	fmt.Fprintln(t, "exact LRU\toptimum\tbelow LRU by\tns/access\tLRU ns\t")
 	for _, r := range rows {
 		fmt.Fprintf(t, "%s\t%d\t", filepath.Base(r.Stream), r.Capacity)
-		for _, name := range evictions {
+		for _, name := range evict.Names {
 			fmt.Fprintf(t, "%.4f\t", r.Policies[name])
 		}
 		fmt.Fprintf(t, "%.4f\t%.4f\t%+.4f\t%d\t%d\t\n", r.LRU, r.Opt, r.BelowLRU, r.PerAccess, r.PerAccessLRU)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
+	"github.com/kvagent/kvagent/pool/evict"
 	"github.com/kvagent/kvagent/pool/evict/evictsim"
 )
 
@@ -56,25 +57,25 @@ func benchPolicy(s *evictsim.Stream, capacity, runs int) (policyReport, error) {
 	r := policyReport{
 		Stream: s.Name, Capacity: capacity, Policies: map[string]float64{},
 		LRU: evictsim.LRU(s, capacity).HitRate(), Opt: evictsim.Optimum(s, capacity).HitRate(),
-		PerAccess: policyTime(s, evictHazard, capacity, runs), PerAccessLRU: policyTime(s, evictLRU, capacity, runs),
+		PerAccess: policyTime(s, evict.HazardName, capacity, runs), PerAccessLRU: policyTime(s, evict.LRUName, capacity, runs),
 	}
-	for _, name := range evictions {
+	for _, name := range evict.Names {
 		hits, err := poolHits(s, name, capacity)
 		if err != nil {
 			return r, err
 		}
 		r.Policies[name] = float64(hits) / float64(max(1, s.Looked()))
 	}
-	r.HitRate = r.Policies[defaultEviction]
+	r.HitRate = r.Policies[evict.DefaultName]
 	r.BelowLRU = r.LRU - r.HitRate
 	return r, nil
 }
 
 // policyTime is the time of a simulation with a policy per block looked up, ns.
 func policyTime(s *evictsim.Stream, eviction string, capacity, runs int) int64 {
-	least := evictsim.Run(s, newPolicy(eviction), capacity)
+	least := evictsim.Run(s, evict.Named(eviction), capacity)
 	for range runs - 1 {
-		least = least.Least(evictsim.Run(s, newPolicy(eviction), capacity))
+		least = least.Least(evictsim.Run(s, evict.Named(eviction), capacity))
 	}
 	return least.PerAccess().Nanoseconds()
 }
@@ -88,7 +89,7 @@ func poolHits(s *evictsim.Stream, eviction string, capacity int) (hits int, err 
 	}
 	clock := &streamClock{}
 	p, err := dram.Open(dram.Options{
-		Bytes: slab * int64(capacity), SlabBytes: slab, Virtual: true, Policy: newPolicy(eviction), Clock: clock.now, HashSeed: cmp.Or(s.HashSeed, defaultPolicySeed),
+		Bytes: slab * int64(capacity), SlabBytes: slab, Virtual: true, Policy: evict.Named(eviction), Clock: clock.now, HashSeed: cmp.Or(s.HashSeed, defaultPolicySeed),
 	})
 	if err != nil {
 		return 0, err

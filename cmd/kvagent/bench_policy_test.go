@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvagent/kvagent/pool/evict"
 	"github.com/kvagent/kvagent/pool/evict/evictsim"
 )
 
@@ -48,7 +49,7 @@ func TestBenchPolicyBesideItsBounds(t *testing.T) {
 				t.Errorf("capacity %d: %s %.4f, LRU %.4f, optimum %.4f", capacity, name, rate, r.LRU, r.Opt)
 			}
 		}
-		if r.HitRate != r.Policies[defaultEviction] || r.PerAccess <= 0 {
+		if r.HitRate != r.Policies[evict.DefaultName] || r.PerAccess <= 0 {
 			t.Errorf("capacity %d: %+v", capacity, r)
 		}
 	}
@@ -59,12 +60,12 @@ func TestPoolDoesAsTheSimulation(t *testing.T) {
 	figures(t)
 	t.Parallel()
 	s := evictsim.Workloads[4].Make(3)
-	for _, eviction := range evictions {
+	for _, eviction := range evict.Names {
 		hits, err := poolHits(s, eviction, 4000)
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, want := float64(hits)/float64(s.Looked()), evictsim.Run(s, newPolicy(eviction), 4000).HitRate()
+		got, want := float64(hits)/float64(s.Looked()), evictsim.Run(s, evict.Named(eviction), 4000).HitRate()
 		t.Logf("%s: pool %.4f, simulation %.4f", eviction, got, want)
 		if got < want-0.005 || got > want+0.005 {
 			t.Errorf("%s: hit rate in the pool %.4f, in the simulation %.4f", eviction, got, want)

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvagent/kvagent/pool/dram"
+	"github.com/kvagent/kvagent/settings"
 )
 
 // recoverReport is what came back of a pool whose process was killed while it saved.
@@ -42,7 +43,7 @@ file, and compares a sample of the blocks byte for byte.`, recoverSlotBytes),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if slots < minRecoverSlots || slots > maxRecoverSlots {
-				return configError(fmt.Errorf("slots: %d, allowed: %d to %d", slots, minRecoverSlots, maxRecoverSlots))
+				return settings.Invalid(fmt.Errorf("slots: %d, allowed: %d to %d", slots, minRecoverSlots, maxRecoverSlots))
 			}
 			report, err := benchRecover(slots, dir)
 			if err != nil {

@@ -17,6 +17,8 @@ import (
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
+	"github.com/kvagent/kvagent/pool/evict"
+	"github.com/kvagent/kvagent/settings"
 )
 
 const (
@@ -29,7 +31,7 @@ const (
 // recoverOptions are a pool of so many slots, a slab at most more.
 func recoverOptions(path string, slots int) dram.Options {
 	bytes := int64(slots) * recoverSlotBytes
-	return dram.Options{Bytes: (bytes + recoverSlab - 1) / recoverSlab * recoverSlab, SlabBytes: recoverSlab, Path: path, Policy: newPolicy(defaultEviction)}
+	return dram.Options{Bytes: (bytes + recoverSlab - 1) / recoverSlab * recoverSlab, SlabBytes: recoverSlab, Path: path, Policy: evict.Named(evict.DefaultName)}
 }
 
 // recoverFillCommand is the process that is killed.
@@ -39,7 +41,7 @@ func recoverFillCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			slots, err := strconv.Atoi(args[1])
 			if err != nil {
-				return configError(err)
+				return settings.Invalid(err)
 			}
 			return recoverFill(args[0], slots, cmd.OutOrStdout())
 		},

@@ -9,6 +9,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvagent/kvagent/pool/dram"
+	"github.com/kvagent/kvagent/pool/evict"
+	"github.com/kvagent/kvagent/settings"
 )
 
 // slabsReport is what storing blocks of one size cost blocks of the others.
@@ -67,7 +69,7 @@ type slabsSettings struct {
 func benchSlabsCommand() *cobra.Command {
 	s := slabsSettings{
 		pool: defaultSlabsPool, store: defaultSlabsStore, slots: []string{"64KiB", "96KiB"},
-		conversations: defaultSlabsConversations, eviction: defaultEviction, seed: defaultSlabsSeed,
+		conversations: defaultSlabsConversations, eviction: evict.DefaultName, seed: defaultSlabsSeed,
 	}
 	cmd := &cobra.Command{
 		Use:   "slabs",
@@ -83,21 +85,21 @@ the time of a reservation. In the end every block that is still stored is compar
 	}
 	f := cmd.Flags()
 	f.BoolVar(&s.json, "json", false, "print one JSON object")
-	f.Var(sizeSetting(&s.pool, minSlabsPool, dram.MaxBytes), "pool", "the pool, whose memory is taken")
-	f.Var(sizeSetting(&s.slab, 0, dram.MaxSlabBytes), "slab", "size of a slab, a power of two; 0: as serve chooses it")
+	f.Var(settings.Size(&s.pool, minSlabsPool, dram.MaxBytes), "pool", "the pool, whose memory is taken")
+	f.Var(settings.Size(&s.slab, 0, dram.MaxSlabBytes), "slab", "size of a slab, a power of two; 0: as serve chooses it")
 	f.StringSliceVar(&s.slots, "slots", s.slots,
 		fmt.Sprintf("sizes of a block, one for each model, %d to %d of them", minSlabsSizes, maxSlabsSizes))
-	f.Var(countSetting(&s.conversations, 1, maxSlabsConversations), "conversations",
+	f.Var(settings.Count(&s.conversations, 1, maxSlabsConversations), "conversations",
 		"conversations of each model, interleaved at random")
-	f.Var(sizeSetting(&s.store, 1, dram.MaxBytes), "store", "bytes that each further model stores in the second phase")
-	f.Var(choiceSetting(&s.eviction, evictions), "eviction", "policy of the pool")
+	f.Var(settings.Size(&s.store, 1, dram.MaxBytes), "store", "bytes that each further model stores in the second phase")
+	f.Var(settings.Choice(&s.eviction, evict.Names), "eviction", "policy of the pool")
 	f.Uint64Var(&s.seed, "seed", s.seed, "seed of the conversations and of the hashes of keys; of these 0 is 1")
 	return cmd
 }
 
 func (s *slabsSettings) run(out io.Writer) error {
 	if err := s.complete(); err != nil {
-		return configError(err)
+		return settings.Invalid(err)
 	}
 	report, err := benchSlabs(s)
 	if err != nil {
@@ -121,7 +123,7 @@ func (s *slabsSettings) complete() error {
 	}
 	s.sizes = nil
 	for i, text := range s.slots {
-		n, err := parseSize(text)
+		n, err := settings.ParseSize(text)
 		if err != nil {
 			return fmt.Errorf("--slots: size %d: %w", i, err)
 		}

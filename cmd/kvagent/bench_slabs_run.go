@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
+	"github.com/kvagent/kvagent/pool/evict"
 )
 
 const (
@@ -53,7 +54,7 @@ type slabsTalk struct {
 func benchSlabs(s *slabsSettings) (r slabsReport, err error) {
 	clock := &streamClock{}
 	p, err := dram.Open(dram.Options{
-		Bytes: s.pool, SlabBytes: s.slab, Policy: newPolicy(s.eviction), Clock: clock.now,
+		Bytes: s.pool, SlabBytes: s.slab, Policy: evict.Named(s.eviction), Clock: clock.now,
 		HashSeed: cmp.Or(s.seed, defaultSlabsSeed),
 	})
 	if err != nil {

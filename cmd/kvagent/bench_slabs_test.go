@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+
+	"github.com/kvagent/kvagent/pool/evict"
 )
 
 // smallSlabs are flags of a run that takes 32 MiB.
@@ -26,7 +28,7 @@ func TestBenchSlabsOutput(t *testing.T) {
 	t.Parallel()
 	r := runSlabs(t)
 	if r.PoolBytes != 32<<20 || r.SlabBytes != 1<<20 || len(r.SlotBytes) != 2 ||
-		r.Conversations != 64 || r.Seed != 1 || r.Eviction != defaultEviction {
+		r.Conversations != 64 || r.Seed != 1 || r.Eviction != evict.DefaultName {
 		t.Errorf("%+v", r)
 	}
 	if len(r.Phases) != 3 || r.Phases[0].Name != "fill" || r.Phases[1].Name != "second" || r.Phases[2].Name != "mixed" {

@@ -8,6 +8,8 @@ import (
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
+
+	"github.com/kvagent/kvagent/settings"
 )
 
 // transferRow is one line of the result: the path from engine memory to the pool or back against plain copy().
@@ -36,10 +38,10 @@ func benchTransferCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if s.rounds < 1 || s.rounds > 1000 {
-				return configError(fmt.Errorf("--rounds is %d, must be 1 to 1000", s.rounds))
+				return settings.Invalid(fmt.Errorf("--rounds is %d, must be 1 to 1000", s.rounds))
 			}
 			if s.memory < 64<<20 || s.memory > 1<<40 {
-				return configError(fmt.Errorf("--memory is %d bytes, must be %d to %d", s.memory, 64<<20, int64(1)<<40))
+				return settings.Invalid(fmt.Errorf("--memory is %d bytes, must be %d to %d", s.memory, 64<<20, int64(1)<<40))
 			}
 			rows, err := benchTransfer(&s)
 			if err != nil {

@@ -13,6 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/adminclient"
+	"github.com/kvagent/kvagent/settings"
 )
 
 func cacheCommand() *cobra.Command {
@@ -42,9 +44,9 @@ type cacheSettings struct {
 func cacheBase(s *cacheSettings, use, short, long string, run func(*cobra.Command, *cacheSettings) error) *cobra.Command {
 	s.dir = socketDirSetting()
 	cmd := &cobra.Command{
-		Use: use, Short: short, Long: long, Args: checkArgs(cobra.NoArgs),
+		Use: use, Short: short, Long: long, Args: settings.Args(cobra.NoArgs),
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			return configError(fillSettings(cmd.Flags(), os.LookupEnv))
+			return settings.Invalid(settings.Fill(cmd.Flags(), os.LookupEnv))
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd, s) },
 	}
@@ -92,7 +94,7 @@ stores other bytes. The tier is read for 5 seconds at most; a list that was cut 
 		func(cmd *cobra.Command, s *cacheSettings) error {
 			if s.tier == "" || s.tier == memoryTier {
 				if cmd.Flags().Changed("blocks") || cmd.Flags().Changed("skip") {
-					return configError(errors.New("blocks, skip: allowed with --tier"))
+					return settings.Invalid(errors.New("blocks, skip: allowed with --tier"))
 				}
 				return listCache(cmd, s)
 			}
@@ -100,14 +102,14 @@ stores other bytes. The tier is read for 5 seconds at most; a list that was cut 
 		})
 	s.addFilter(cmd)
 	s.addTier(cmd, "list what this tier holds; memory is the pool")
-	cmd.Flags().Var(countSetting(&blocks, 0, agent.MaxTierBlocks), "blocks", "name so many shards as well")
-	cmd.Flags().Var(countSetting(&skip, 0, math.MaxInt32), "skip", "pass over so many shards before that")
+	cmd.Flags().Var(settings.Count(&blocks, 0, agent.MaxTierBlocks), "blocks", "name so many shards as well")
+	cmd.Flags().Var(settings.Count(&skip, 0, math.MaxInt32), "skip", "pass over so many shards before that")
 	return cmd
 }
 
 // askCache asks for what a filter picks; with --json it prints that, and ok is false.
 func askCache(cmd *cobra.Command, s *cacheSettings) (st agent.CacheStatus, ok bool, err error) {
-	body, err := newAdmin(*s.dir).get(cmd.Context(), "/cache"+s.query())
+	body, err := adminclient.New(*s.dir).Get(cmd.Context(), "/cache"+s.query())
 	if err != nil {
 		return st, false, err
 	}
@@ -136,7 +138,7 @@ func printSpaces(out io.Writer, spaces []agent.CacheSpace) error {
 		s := &spaces[i]
 		blocks := "not counted"
 		if s.Blocks >= 0 {
-			blocks = thousands(int(s.Blocks))
+			blocks = settings.Thousands(int(s.Blocks))
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%s\n", s.Space, s.Model, s.Tenant, s.Dtype, s.Groups, s.Shards, s.Epoch, s.Engines, blocks)
 	}
@@ -156,9 +158,9 @@ blocks may be written to the tier again. --space then takes a name that ls --tie
 		func(cmd *cobra.Command, s *cacheSettings) error {
 			switch {
 			case s.space+s.model+s.tenant == "":
-				return configError(errors.New("nothing says what to remove, allowed: one or more of --space, --model, --tenant"))
+				return settings.Invalid(errors.New("nothing says what to remove, allowed: one or more of --space, --model, --tenant"))
 			case s.tier == memoryTier:
-				return configError(errors.New("tier: memory, allowed: a tier below it; without --tier memory and all tiers forget"))
+				return settings.Invalid(errors.New("tier: memory, allowed: a tier below it; without --tier memory and all tiers forget"))
 			case s.tier != "":
 				return removeFromTier(cmd, s, dry)
 			case dry:
@@ -182,7 +184,7 @@ func wouldRemove(cmd *cobra.Command, s *cacheSettings) error {
 }
 
 func removeCache(cmd *cobra.Command, s *cacheSettings) error {
-	body, err := newAdmin(*s.dir).post(cmd.Context(), "/cache/rm"+s.query())
+	body, err := adminclient.New(*s.dir).Post(cmd.Context(), "/cache/rm"+s.query())
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvagent/kvagent/pool/dram"
+	"github.com/kvagent/kvagent/settings"
 )
 
 // maxReclaimAge bounds --reclaim.
@@ -25,7 +26,7 @@ one is used by no process and holds its memory until it is removed; an agent tha
 abandoned ones that were not in use for at least so long, and nothing else.`,
 		Example: `  kvagent cache files
   kvagent cache files /dev/hugepages --reclaim 24h`,
-		Args: checkArgs(cobra.MaximumNArgs(1)),
+		Args: settings.Args(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir := "/dev/shm"
 			if len(args) == 1 {
@@ -41,7 +42,7 @@ abandoned ones that were not in use for at least so long, and nothing else.`,
 			return reclaimFiles(cmd.OutOrStdout(), files, reclaim)
 		},
 	}
-	cmd.Flags().Var(durationSetting(&reclaim, 0, maxReclaimAge), "reclaim", "remove abandoned files that were not in use for so long")
+	cmd.Flags().Var(settings.Duration(&reclaim, 0, maxReclaimAge), "reclaim", "remove abandoned files that were not in use for so long")
 	return cmd
 }
 
@@ -50,7 +51,7 @@ func printFiles(out io.Writer, files []dram.FileInfo) error {
 	fmt.Fprintln(t, "FILE\tSTATE\tMEMORY\tLAST IN USE\tPROCESS\tHOST")
 	for i := range files {
 		f := &files[i]
-		fmt.Fprintf(t, "%s\t%s\t%s\t%v ago\t%d\t%s\n", f.Path, f.State, humanSize(f.Allocated), f.Age.Round(time.Second), f.Process, f.Host)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%v ago\t%d\t%s\n", f.Path, f.State, settings.HumanSize(f.Allocated), f.Age.Round(time.Second), f.Process, f.Host)
 	}
 	return t.Flush()
 }
@@ -71,6 +72,6 @@ func reclaimFiles(out io.Writer, files []dram.FileInfo, age time.Duration) error
 		}
 		n, bytes = n+1, bytes+f.Allocated
 	}
-	fmt.Fprintf(out, "removed %d files, %s\n", n, humanSize(bytes))
+	fmt.Fprintf(out, "removed %d files, %s\n", n, settings.HumanSize(bytes))
 	return errs
 }

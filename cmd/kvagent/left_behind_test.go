@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/adminclient"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool/dram"
@@ -32,7 +33,7 @@ const noKill = "KVAGENT_TEST_NO_KILL"
 func statusOf(t *testing.T, dir string) (st agent.Status) {
 	t.Helper()
 	for limit := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		body, err := newAdmin(dir).get(t.Context(), "/status")
+		body, err := adminclient.New(dir).Get(t.Context(), "/status")
 		if err == nil && json.Unmarshal(body, &st) == nil {
 			return st
 		}
@@ -209,7 +210,7 @@ func TestUnendableMoverIsLeftBehind(t *testing.T) {
 		t.Errorf("left behind %+v, %d blocks stored; want process %d, why it is cold, and no block", l, st.BlocksStored,
 			mover)
 	}
-	body, err := newAdmin(dir).get(t.Context(), "/metrics")
+	body, err := adminclient.New(dir).Get(t.Context(), "/metrics")
 	if err != nil || !strings.Contains(string(body), "kvagent_left_behind_processes 1") ||
 		!strings.Contains(string(body), "kvagent_pool_file_given_up 1") {
 		t.Errorf("metrics: %v", err)

@@ -7,6 +7,8 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
+
+	"github.com/kvagent/kvagent/settings"
 )
 
 // Exit codes, besides 0.
@@ -39,7 +41,7 @@ func exitCode(err error) int {
 	if errors.As(err, &e) {
 		return e.code
 	}
-	if errors.As(err, new(*invalidSetting)) {
+	if errors.As(err, new(*settings.InvalidError)) {
 		return exitConfig
 	}
 	return exitFailed
@@ -64,7 +66,7 @@ mock, replay and bench try the agent without a GPU: engines that are played, a r
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.SetFlagErrorFunc(flagError)
+	root.SetFlagErrorFunc(settings.FlagError)
 	root.AddCommand(serveCommand(), statusCommand(), setCommand(), cacheCommand(), versionCommand(), mockCommand(), replayCommand(), benchCommand(), proofCommand(), calibrateCommand(), moverCommand())
 	return root
 }

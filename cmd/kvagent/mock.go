@@ -13,7 +13,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/kvagent/kvagent/agent/adminclient"
 	"github.com/kvagent/kvagent/mockengine"
+	"github.com/kvagent/kvagent/settings"
 )
 
 // mockSettings are all settings of mock.
@@ -45,7 +47,7 @@ type mockSettings struct {
 }
 
 func mockCommand() *cobra.Command {
-	s := &mockSettings{socketDir: defaultSocketDir, name: fmt.Sprintf("mock-%d", os.Getpid()), model: "mock/solo", device: mockengine.DeviceHost, attach: 10 * time.Second,
+	s := &mockSettings{socketDir: adminclient.DefaultDir, name: fmt.Sprintf("mock-%d", os.Getpid()), model: "mock/solo", device: mockengine.DeviceHost, attach: 10 * time.Second,
 		blocks: 2000, blockSize: mockengine.TraceBlock, blockBytes: 16 << 10, ranks: 1, groups: 1, requests: 100}
 	cmd := &cobra.Command{
 		Use:   "mock",
@@ -61,11 +63,11 @@ runs the requests of a trace, or drawn ones, and prints what became of them, one
   kvagent mock --requests 200 --kill-self-after 50 --socket-dir /tmp/kv`,
 		Args: cobra.NoArgs,
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			if err := fillSettings(cmd.Flags(), os.LookupEnv); err != nil {
-				return configError(err)
+			if err := settings.Fill(cmd.Flags(), os.LookupEnv); err != nil {
+				return settings.Invalid(err)
 			}
 			if s.killSelf > 0 && s.killAgent > 0 {
-				return configError(errors.New("kill-self-after and kill-agent-after: allowed is one of them"))
+				return settings.Invalid(errors.New("kill-self-after and kill-agent-after: allowed is one of them"))
 			}
 			return nil
 		},
@@ -92,21 +94,21 @@ func (s *mockSettings) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.name, "name", s.name, "name of the engine")
 	f.StringVar(&s.model, "model", s.model, "model; engines with the same model and shape share blocks")
 	f.Uint64Var(&s.seed, "seed", 1, "seed of everything that is drawn")
-	f.Var(durationSetting(&s.attach, 0, time.Hour), "attach-within", "how long to wait for the agent")
+	f.Var(settings.Duration(&s.attach, 0, time.Hour), "attach-within", "how long to wait for the agent")
 	f.StringVar(&s.fill, "fill", "", "file of hex hashes, one a line: save a block for each")
 	f.BoolVar(&s.hold, "hold", false, "stay, registered, until ended")
 	f.StringVar(&s.trace, "trace", "", "trace to run; default: drawn conversations")
-	f.Var(countSetting(&s.requests, 0, 1<<30), "requests", "requests to run; 0 is the whole trace")
-	f.Var(choiceSetting(&s.device, []string{mockengine.DeviceHost, mockengine.DeviceCUDA, mockengine.DeviceVirtual}), "device", "where the KV cache blocks are: host is shared memory, cuda the only GPU that is seen (CUDA_VISIBLE_DEVICES), cuda-virtual the same in pieces of virtual memory")
-	f.Var(countSetting(&s.blocks, 1, mockengine.MaxBlocks), "engine-blocks", "KV cache blocks")
-	f.Var(countSetting(&s.blockSize, 1, 1<<20), "block-size", "tokens of a block hash")
-	f.Var(sizeSetting(&s.blockBytes, 64, 1<<30), "block-bytes", "bytes of one block on one rank")
-	f.Var(countSetting(&s.ranks, 1, mockengine.MaxRanks), "ranks", "tensor-parallel ranks")
-	f.Var(countSetting(&s.groups, 1, mockengine.MaxGroups), "groups", "KV cache groups; every second one has blocks of twice the tokens")
-	f.Var(countSetting(&s.spec, 0, 64), "spec", "speculative tokens of a step")
+	f.Var(settings.Count(&s.requests, 0, 1<<30), "requests", "requests to run; 0 is the whole trace")
+	f.Var(settings.Choice(&s.device, []string{mockengine.DeviceHost, mockengine.DeviceCUDA, mockengine.DeviceVirtual}), "device", "where the KV cache blocks are: host is shared memory, cuda the only GPU that is seen (CUDA_VISIBLE_DEVICES), cuda-virtual the same in pieces of virtual memory")
+	f.Var(settings.Count(&s.blocks, 1, mockengine.MaxBlocks), "engine-blocks", "KV cache blocks")
+	f.Var(settings.Count(&s.blockSize, 1, 1<<20), "block-size", "tokens of a block hash")
+	f.Var(settings.Size(&s.blockBytes, 64, 1<<30), "block-bytes", "bytes of one block on one rank")
+	f.Var(settings.Count(&s.ranks, 1, mockengine.MaxRanks), "ranks", "tensor-parallel ranks")
+	f.Var(settings.Count(&s.groups, 1, mockengine.MaxGroups), "groups", "KV cache groups; every second one has blocks of twice the tokens")
+	f.Var(settings.Count(&s.spec, 0, 64), "spec", "speculative tokens of a step")
 	f.BoolVar(&s.sync, "sync-scheduling", false, "schedule a step only when the output of the last one is known")
-	f.Var(countSetting(&s.killSelf, 0, 1<<30), "kill-self-after", "kill this process (SIGKILL) when a job is under way, after so many jobs")
-	f.Var(countSetting(&s.killAgent, 0, 1<<30), "kill-agent-after", "kill the agent when it has a job of this engine, after so many jobs")
+	f.Var(settings.Count(&s.killSelf, 0, 1<<30), "kill-self-after", "kill this process (SIGKILL) when a job is under way, after so many jobs")
+	f.Var(settings.Count(&s.killAgent, 0, 1<<30), "kill-agent-after", "kill the agent when it has a job of this engine, after so many jobs")
 	f.BoolVar(&s.pause, "pause", false, "stop (SIGSTOP) instead of kill")
 	f.BoolVar(&s.drive, "drive", false, "be driven over standard input and output")
 	f.Lookup("drive").Hidden = true
@@ -129,11 +131,11 @@ func (s *mockSettings) link() mockengine.LinkConfig {
 func (s *mockSettings) runSolo(ctx context.Context, out interface{ Write([]byte) (int, error) }) error {
 	cfg := s.config()
 	if err := cfg.Validate(); err != nil {
-		return configError(err)
+		return settings.Invalid(err)
 	}
 	requests, err := s.soloRequests()
 	if err != nil {
-		return configError(err)
+		return settings.Invalid(err)
 	}
 	var strike *mockengine.Strike
 	if n := max(s.killSelf, s.killAgent); n > 0 {

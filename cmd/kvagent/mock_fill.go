@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/mockengine"
+	"github.com/kvagent/kvagent/settings"
 )
 
 // maxFill bounds the hashes of a --fill file.
@@ -20,7 +21,7 @@ const maxFill = 16 << 20
 func (s *mockSettings) runFill(ctx context.Context, out io.Writer) error {
 	hashes, err := readHashes(s.fill)
 	if err != nil {
-		return configError(err)
+		return settings.Invalid(err)
 	}
 	wait, stop := context.WithTimeout(ctx, s.attach)
 	defer stop()

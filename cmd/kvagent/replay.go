@@ -14,6 +14,8 @@ import (
 
 	"github.com/kvagent/kvagent/mockengine"
 	"github.com/kvagent/kvagent/pool/dram"
+	"github.com/kvagent/kvagent/pool/evict"
+	"github.com/kvagent/kvagent/settings"
 	"github.com/kvagent/kvagent/transfer"
 )
 
@@ -68,7 +70,7 @@ func defaultReplaySettings() *replaySettings {
 	return &replaySettings{
 		perProcess: 1, nodes: 1, blockBytes: 16 << 10, ranks: 1, groups: 1, pauseFor: 10 * time.Second,
 		serverDown: time.Second, stalledAfter: 3 * time.Minute,
-		integrity: integrityFull, verify: defaultReplayVerify, eviction: defaultEviction, device: deviceAuto,
+		integrity: settings.IntegrityFull, verify: defaultReplayVerify, eviction: evict.DefaultName, device: settings.DeviceAuto,
 		loadDeadline: 2 * time.Second, lookupTimeout: 100 * time.Millisecond, priorities: 1,
 	}
 }
@@ -95,11 +97,11 @@ It fails (exit code 1) if a byte was wrong, a request failed, or a lease or a ma
   kvagent replay --trace conversation.jsonl --json --kill-engine-every 200 --kill-agent-every 1000 --seed 1`,
 		Args: cobra.NoArgs,
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			if err := fillSettings(cmd.Flags(), os.LookupEnv); err != nil {
-				return configError(err)
+			if err := settings.Fill(cmd.Flags(), os.LookupEnv); err != nil {
+				return settings.Invalid(err)
 			}
 			s.complete()
-			return configError(s.check())
+			return settings.Invalid(s.check())
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
@@ -115,59 +117,59 @@ It fails (exit code 1) if a byte was wrong, a request failed, or a lease or a ma
 func (s *replaySettings) addFlags(f *pflag.FlagSet) {
 	f.SortFlags = false
 	f.StringVar(&s.trace, "trace", "", "the trace: one JSON object a line, in any order, with timestamp, hash_ids and, if need be, input_length and output_length")
-	f.Var(countSetting(&s.requests, 0, 1<<30), "requests", "replay only so many requests; 0 is all")
-	f.Var(durationSetting(&s.duration, 0, 24*time.Hour), "duration", "replay again and again, with fresh prompts, for so long")
-	f.Var(durationSetting(&s.pace, 0, 24*time.Hour), "pace", "take at least so long, for people to watch; 0 is as fast as it goes")
+	f.Var(settings.Count(&s.requests, 0, 1<<30), "requests", "replay only so many requests; 0 is all")
+	f.Var(settings.Duration(&s.duration, 0, 24*time.Hour), "duration", "replay again and again, with fresh prompts, for so long")
+	f.Var(settings.Duration(&s.pace, 0, 24*time.Hour), "pace", "take at least so long, for people to watch; 0 is as fast as it goes")
 	f.Uint64Var(&s.seed, "seed", 0, "seed of everything that is drawn; 0 takes one from the clock and prints it")
-	f.Var(countSetting(&s.engines, 0, 1024), "engines", "engines; 0 is 2, or one for each node if there are more")
-	f.Var(countSetting(&s.perProcess, 1, 1024), "engines-per-process", "engines in one process")
-	f.Var(countSetting(&s.engineBlocks, 0, mockengine.MaxBlocks), "engine-blocks", "KV cache blocks of one engine; 0 is 2000, or 512 from 8 engines on, but enough for the largest request")
-	f.Var(sizeSetting(&s.blockBytes, 64, 1<<30), "block-bytes", "bytes of one block on one rank")
-	f.Var(sizeSetting(&s.pool, 0, dram.MaxBytes), "pool", "the agent's pool; 0 is as much as the trace fills")
-	f.Var(countSetting(&s.ranks, 1, mockengine.MaxRanks), "ranks", "tensor-parallel ranks of one engine")
-	f.Var(countSetting(&s.groups, 1, mockengine.MaxGroups), "groups", "KV cache groups; every second one has blocks of twice the tokens")
-	f.Var(countSetting(&s.spec, 0, 64), "spec", "speculative tokens of a step")
+	f.Var(settings.Count(&s.engines, 0, 1024), "engines", "engines; 0 is 2, or one for each node if there are more")
+	f.Var(settings.Count(&s.perProcess, 1, 1024), "engines-per-process", "engines in one process")
+	f.Var(settings.Count(&s.engineBlocks, 0, mockengine.MaxBlocks), "engine-blocks", "KV cache blocks of one engine; 0 is 2000, or 512 from 8 engines on, but enough for the largest request")
+	f.Var(settings.Size(&s.blockBytes, 64, 1<<30), "block-bytes", "bytes of one block on one rank")
+	f.Var(settings.Size(&s.pool, 0, dram.MaxBytes), "pool", "the agent's pool; 0 is as much as the trace fills")
+	f.Var(settings.Count(&s.ranks, 1, mockengine.MaxRanks), "ranks", "tensor-parallel ranks of one engine")
+	f.Var(settings.Count(&s.groups, 1, mockengine.MaxGroups), "groups", "KV cache groups; every second one has blocks of twice the tokens")
+	f.Var(settings.Count(&s.spec, 0, 64), "spec", "speculative tokens of a step")
 	f.BoolVar(&s.sync, "sync-scheduling", false, "schedule a step only when the output of the last one is known")
 	f.Float64Var(&s.abortRate, "abort-rate", 0, "share of requests whose client goes away, 0 to 1")
 	f.Float64Var(&s.skipRate, "skip-save-rate", 0, "share of requests that must not be saved, 0 to 1")
-	f.Var(countSetting(&s.priorities, 1, 100), "priorities", "levels of priority that requests are drawn from")
-	f.Var(durationSetting(&s.lookupTimeout, time.Millisecond, time.Minute), "lookup-timeout", "a look-up that takes longer is a miss")
-	f.Var(durationSetting(&s.kernelLag, 0, time.Second), "kernel-lag", "let a step's kernels begin up to so much later, at random")
-	f.Var(durationSetting(&s.loadDeadline, time.Millisecond, time.Hour), "load-deadline", "give a load up after so long")
+	f.Var(settings.Count(&s.priorities, 1, 100), "priorities", "levels of priority that requests are drawn from")
+	f.Var(settings.Duration(&s.lookupTimeout, time.Millisecond, time.Minute), "lookup-timeout", "a look-up that takes longer is a miss")
+	f.Var(settings.Duration(&s.kernelLag, 0, time.Second), "kernel-lag", "let a step's kernels begin up to so much later, at random")
+	f.Var(settings.Duration(&s.loadDeadline, time.Millisecond, time.Hour), "load-deadline", "give a load up after so long")
 	f.StringVar(&s.socket, "socket", "", "socket directory, or session socket, of an agent that runs; default: start one")
-	f.Var(choiceSetting(&s.integrity, []string{integrityFull, integrityHeader}), "integrity", "integrity of the agent that is started")
-	f.Var(countSetting(&s.verify, 0, transfer.MaxSampleEvery), "verify-sample", "verify-sample of the agent that is started; a mismatch fails the run")
-	f.Var(choiceSetting(&s.eviction, evictions), "eviction", "eviction of the agent that is started")
-	f.Var(choiceSetting(&s.device, devices), "device", "device of the agent that is started; with cuda the engines are on the only GPU, too, every second one in virtual memory")
+	f.Var(settings.Choice(&s.integrity, []string{settings.IntegrityFull, settings.IntegrityHeader}), "integrity", "integrity of the agent that is started")
+	f.Var(settings.Count(&s.verify, 0, transfer.MaxSampleEvery), "verify-sample", "verify-sample of the agent that is started; a mismatch fails the run")
+	f.Var(settings.Choice(&s.eviction, evict.Names), "eviction", "eviction of the agent that is started")
+	f.Var(settings.Choice(&s.device, settings.Devices), "device", "device of the agent that is started; with cuda the engines are on the only GPU, too, every second one in virtual memory")
 	f.StringVar(&s.dramPath, "dram-path", "", "file on tmpfs or hugetlbfs for the pool of the agent that is started: then the pool outlives its kills")
 	f.StringArrayVar(&s.tiers, "tier", nil, "a tier below the pool of the agent that is started, as serve takes it; may be given several times")
-	f.Var(countSetting(&s.nodes, 1, maxNodes), "nodes", "agents that are started, each with a pool of its own; "+
+	f.Var(settings.Count(&s.nodes, 1, maxNodes), "nodes", "agents that are started, each with a pool of its own; "+
 		"engines are dealt to them in turn")
-	f.Var(durationSetting(&s.tiersIn, 0, time.Hour), "tiers-within", "begin when every tier answers, and fail if one does not within so long; 0 does not wait")
+	f.Var(settings.Duration(&s.tiersIn, 0, time.Hour), "tiers-within", "begin when every tier answers, and fail if one does not within so long; 0 does not wait")
 	f.StringVar(&s.shared, "shared", "", "a tier of all nodes, behind --tier, such as redis://127.0.0.1:6379")
-	f.Var(countSetting(&s.killEngine, 0, 1<<30), "kill-engine-every", "kill an engine every so many requests; 0 is never")
-	f.Var(countSetting(&s.killAgent, 0, 1<<30), "kill-agent-every", "kill an agent every so many requests, of "+
+	f.Var(settings.Count(&s.killEngine, 0, 1<<30), "kill-engine-every", "kill an engine every so many requests; 0 is never")
+	f.Var(settings.Count(&s.killAgent, 0, 1<<30), "kill-agent-every", "kill an agent every so many requests, of "+
 		"one node after the other; 0 is never")
-	f.Var(countSetting(&s.killMover, 0, 1<<30), "kill-mover-every", "kill a mover of an agent every so many "+
+	f.Var(settings.Count(&s.killMover, 0, 1<<30), "kill-mover-every", "kill a mover of an agent every so many "+
 		"requests; 0 is never")
-	f.Var(countSetting(&s.killHelper, 0, 1<<30), "kill-helper-every",
+	f.Var(settings.Count(&s.killHelper, 0, 1<<30), "kill-helper-every",
 		"kill an agent's helper (Mooncake's client) every so many requests; 0 is never")
-	f.Var(countSetting(&s.killServer, 0, 1<<30), "kill-server-every",
+	f.Var(settings.Count(&s.killServer, 0, 1<<30), "kill-server-every",
 		"kill --server every so many requests, and start it again after --server-down; 0 is never")
-	f.Var(countSetting(&s.pauseEngine, 0, 1<<30), "pause-engine-every",
+	f.Var(settings.Count(&s.pauseEngine, 0, 1<<30), "pause-engine-every",
 		"stop a process of engines for a while every so many requests; 0 is never")
-	f.Var(countSetting(&s.pauseAgent, 0, 1<<30), "pause-agent-every",
+	f.Var(settings.Count(&s.pauseAgent, 0, 1<<30), "pause-agent-every",
 		"stop an agent for a while every so many requests, of one node after the other; 0 is never")
-	f.Var(countSetting(&s.pauseHelper, 0, 1<<30), "pause-helper-every",
+	f.Var(settings.Count(&s.pauseHelper, 0, 1<<30), "pause-helper-every",
 		"stop an agent's helper for a while every so many requests; 0 is never")
-	f.Var(countSetting(&s.pauseServer, 0, 1<<30), "pause-server-every",
+	f.Var(settings.Count(&s.pauseServer, 0, 1<<30), "pause-server-every",
 		"stop --server for a while every so many requests; 0 is never")
-	f.Var(durationSetting(&s.pauseFor, time.Millisecond, time.Hour), "pause-for", "how long what is paused is stopped")
+	f.Var(settings.Duration(&s.pauseFor, time.Millisecond, time.Hour), "pause-for", "how long what is paused is stopped")
 	f.StringVar(&s.server, "server", "", "command line, split at blanks, of the server of --shared, which is "+
 		"started before the agents and ended after them")
-	f.Var(durationSetting(&s.serverDown, 0, time.Hour), "server-down", "how long after a kill the server is "+
+	f.Var(settings.Duration(&s.serverDown, 0, time.Hour), "server-down", "how long after a kill the server is "+
 		"started again")
-	f.Var(durationSetting(&s.stalledAfter, time.Second, 24*time.Hour), "stalled-after",
+	f.Var(settings.Duration(&s.stalledAfter, time.Second, 24*time.Hour), "stalled-after",
 		"fail when no engine has reported for so long, and say what is waited for; longer than --pause-for")
 	f.BoolVar(&s.flip, "fault-flip-byte", false, "flip a byte of the pool in the end and load it; with --integrity header the run must fail")
 	f.BoolVar(&s.flip, "flip-byte", false, "as --fault-flip-byte")
@@ -204,8 +206,8 @@ func (s *replaySettings) check() error {
 			"damaged, nor its movers and helpers"))
 	}
 	bad = append(bad, s.checkFaults())
-	if s.killMover > 0 && (s.device == deviceAuto || s.device == deviceHost) {
-		bad = append(bad, fmt.Errorf("device: %q has no mover, allowed with kill-mover-every: %s, %s", s.device, deviceHostMover, deviceCUDA))
+	if s.killMover > 0 && (s.device == settings.DeviceAuto || s.device == settings.DeviceHost) {
+		bad = append(bad, fmt.Errorf("device: %q has no mover, allowed with kill-mover-every: %s, %s", s.device, settings.DeviceHostMover, settings.DeviceCUDA))
 	}
 	if s.socket != "" && s.dramPath != "" {
 		bad = append(bad, errors.New("dram-path: an agent that was not started here has its own"))
@@ -224,14 +226,14 @@ func runReplay(ctx context.Context, s *replaySettings, out, log interface{ Write
 	}
 	records, err := mockengine.ReadTrace(s.trace, s.requests)
 	if err != nil {
-		return configError(err)
+		return settings.Invalid(err)
 	}
 	if len(records) == 0 {
-		return configError(fmt.Errorf("%s: no requests", s.trace))
+		return settings.Invalid(fmt.Errorf("%s: no requests", s.trace))
 	}
 	r, err := newReplay(s, records)
 	if err != nil {
-		return configError(err)
+		return settings.Invalid(err)
 	}
 	r.show = newProgress(s, out, log)
 	err = r.run(ctx)

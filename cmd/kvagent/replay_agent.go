@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/adminclient"
+	"github.com/kvagent/kvagent/settings"
 )
 
 // Times of the agent's process.
@@ -32,7 +34,7 @@ type replayAgent struct {
 	session string
 	args    []string // of the child; nil: not ours
 	private bool     // dir is ours to remove
-	admin   *admin
+	admin   *adminclient.Client
 	log     tailBuffer
 
 	mu struct {
@@ -56,7 +58,7 @@ type agentLife struct {
 // useAgent is an agent that runs: its socket directory, or its session socket.
 func useAgent(path string) *replayAgent {
 	dir := strings.TrimSuffix(path, "/session.sock")
-	return &replayAgent{dir: dir, session: filepath.Join(dir, "session.sock"), admin: newAdmin(dir), exits: make(chan error, 1)}
+	return &replayAgent{dir: dir, session: filepath.Join(dir, "session.sock"), admin: adminclient.New(dir), exits: make(chan error, 1)}
 }
 
 // newAgent is that of a node in a directory of its own, not yet started. It tells exits when it
@@ -68,7 +70,7 @@ func newAgent(pool int64, s *replaySettings, node int, exits chan error) (*repla
 	}
 	a := useAgent(dir)
 	a.node, a.private, a.exits = node, true, exits
-	a.args = []string{"serve", "--socket-dir", dir, "--pool", formatSize(pool), "--integrity", s.integrity,
+	a.args = []string{"serve", "--socket-dir", dir, "--pool", settings.FormatSize(pool), "--integrity", s.integrity,
 		"--verify-sample", strconv.Itoa(s.verify), "--eviction", s.eviction, "--device", s.device, "--log-level", "warn",
 		"--max-engines", "4096", "--max-sessions", "2048"}
 	if s.dramPath != "" {
@@ -204,7 +206,7 @@ func (a *replayAgent) killed() int {
 }
 
 func (a *replayAgent) status(ctx context.Context) (st agent.Status, err error) {
-	body, err := a.admin.get(ctx, "/status")
+	body, err := a.admin.Get(ctx, "/status")
 	if err == nil {
 		err = json.Unmarshal(body, &st)
 	}

@@ -6,13 +6,14 @@ import (
 	"github.com/kvagent/kvagent/agent"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/mockengine"
+	"github.com/kvagent/kvagent/settings"
 )
 
 // engineDevice is where an engine's memory is. With GPUs every second engine has virtual memory, as one whose PyTorch has
 // expandable segments, and they share blocks.
 func (s *replaySettings) engineDevice(number int) string {
 	switch {
-	case s.device != deviceCUDA:
+	case s.device != settings.DeviceCUDA:
 		return mockengine.DeviceHost
 	case number%2 == 1:
 		return mockengine.DeviceVirtual

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/pool/tierspec"
+	"github.com/kvagent/kvagent/settings"
 )
 
 // maxNodes is the most agents of one replay.
@@ -28,8 +30,8 @@ func (s *replaySettings) checkNodes() error {
 		if text == "" {
 			continue
 		}
-		if _, err := parseTier(text); err != nil {
-			bad = append(bad, fmt.Errorf("tier: %s: %w", shownTier(text), err))
+		if _, err := tierspec.Parse(text); err != nil {
+			bad = append(bad, fmt.Errorf("tier: %s: %w", tierspec.Shown(text), err))
 		}
 	}
 	return errors.Join(bad...)
@@ -52,7 +54,7 @@ func (s *replaySettings) tierArgs(dir string, node int) (args []string) {
 
 // ownDisk gives every node but the first a directory of its own below that of a disk tier.
 func ownDisk(text string, node int) string {
-	if node == 0 || !strings.HasPrefix(text, schemeDisk+":") {
+	if node == 0 || !strings.HasPrefix(text, tierspec.SchemeDisk+":") {
 		return text
 	}
 	where, options, _ := strings.Cut(text, "?")
@@ -198,7 +200,7 @@ func (r *replay) addSource(o source) {
 func sourcesText(all []source) string {
 	var parts []string
 	for _, s := range all {
-		parts = append(parts, fmt.Sprintf("%s %s", s.Name, thousands(int(s.Blocks))))
+		parts = append(parts, fmt.Sprintf("%s %s", s.Name, settings.Thousands(int(s.Blocks))))
 	}
 	return strings.Join(parts, ", ")
 }

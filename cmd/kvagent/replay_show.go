@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/mockengine"
+	"github.com/kvagent/kvagent/settings"
 )
 
 // Pauses between two lines of progress.
@@ -64,7 +65,7 @@ func (p *progress) line(r *replay) {
 		hits += e.own + e.pooled
 	}
 	text := fmt.Sprintf("%s %6s of %s requests   hit rate %5.1f %%   %7.2f GB moved   look-up p50 %.0f µs, p99 %.0f µs   %3.0f s",
-		bar(r.done, len(r.records)), thousands(r.done), thousands(len(r.records)), 100*ratio(hits, blocks), float64(s.BytesSaved+s.BytesLoaded)/1e9,
+		bar(r.done, len(r.records)), settings.Thousands(r.done), settings.Thousands(len(r.records)), 100*ratio(hits, blocks), float64(s.BytesSaved+s.BytesLoaded)/1e9,
 		micros(s.LookupTimes.Quantile(0.5)), micros(s.LookupTimes.Quantile(0.99)), time.Since(r.begin).Seconds())
 	if p.tty {
 		fmt.Fprintf(p.log, "\r\x1b[K%s", text)
@@ -125,7 +126,7 @@ func (p *progress) table(r *replay, o *replayReport) {
 	_ = w.Flush() // to standard output: there is nobody to tell
 	fmt.Fprintf(p.out, "\n%.1f %% of all prompt blocks were not computed again (a simulation of the same caches says %.1f %%).\n", 100*o.HitRate, 100*o.SimHitRate)
 	fmt.Fprintf(p.out, "%s blocks compared byte for byte: %s. %s requests failed.\n",
-		thousands(int(o.BlocksVerified)), wrongText(o.WrongBytes), thousands(o.FailedRequests))
+		settings.Thousands(int(o.BlocksVerified)), wrongText(o.WrongBytes), settings.Thousands(o.FailedRequests))
 	if o.MoverKills > 0 {
 		fmt.Fprintf(p.out, "%d mover kills (%d with a copy under way).\n", o.MoverKills, o.MoverInFlight)
 	}
@@ -151,13 +152,13 @@ func (p *progress) table(r *replay, o *replayReport) {
 }
 
 func row(w io.Writer, name string, e *replayEngine, s *mockengine.Stats) {
-	fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%.2f GB\t\n", name, thousands(e.requests), thousands(e.blocks), thousands(e.own), thousands(e.pooled),
-		thousands(e.others), thousands(e.blocks-e.own-e.pooled), thousands(int(s.BlocksSaved)), thousands(int(s.BlocksLoaded)), float64(s.BytesSaved+s.BytesLoaded)/1e9)
+	fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%.2f GB\t\n", name, settings.Thousands(e.requests), settings.Thousands(e.blocks), settings.Thousands(e.own), settings.Thousands(e.pooled),
+		settings.Thousands(e.others), settings.Thousands(e.blocks-e.own-e.pooled), settings.Thousands(int(s.BlocksSaved)), settings.Thousands(int(s.BlocksLoaded)), float64(s.BytesSaved+s.BytesLoaded)/1e9)
 }
 
 func wrongText(n uint64) string {
 	if n == 0 {
 		return "no byte was wrong"
 	}
-	return thousands(int(n)) + " BYTES WERE WRONG"
+	return settings.Thousands(int(n)) + " BYTES WERE WRONG"
 }

@@ -72,7 +72,7 @@ func (r *replay) probe(ctx context.Context) error {
 			return err
 		}
 		if i == 0 {
-			if _, err := r.nodes[0].admin.post(ctx, "/fault"); err != nil {
+			if _, err := r.nodes[0].admin.Post(ctx, "/fault"); err != nil {
 				return fmt.Errorf("flip a byte: %w", err)
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/mockengine"
+	"github.com/kvagent/kvagent/pool/evict"
 )
 
 const sliceOfTrace = "../../testdata/conversation_1000.jsonl"
@@ -92,14 +93,14 @@ func TestReplayEvictionGains(t *testing.T) {
 		t.Skipf("SKIPPED: the conversation trace is not there, the gain of the eviction is not held end to end: %v", err)
 	}
 	rate := map[string]float64{}
-	for _, eviction := range evictions {
+	for _, eviction := range evict.Names {
 		o := replayJSON(t, "--trace", wholeTrace, "--requests", "4000", "--engine-blocks", "512", "--block-bytes", "4096", "--pool", "10000KiB", "--eviction", eviction)
 		o.clean(t)
 		rate[eviction] = o.HitRate
 	}
 	t.Logf("hit rates %v", rate)
-	if rate[evictHazard] < rate[evictLRU]+0.02 {
-		t.Errorf("hit rate %.4f with hazard, %.4f with lru, in a pool of 2,500 blocks", rate[evictHazard], rate[evictLRU])
+	if rate[evict.HazardName] < rate[evict.LRUName]+0.02 {
+		t.Errorf("hit rate %.4f with hazard, %.4f with lru, in a pool of 2,500 blocks", rate[evict.HazardName], rate[evict.LRUName])
 	}
 }
 

@@ -18,6 +18,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool/dram"
+	"github.com/kvagent/kvagent/pool/evict"
+	"github.com/kvagent/kvagent/settings"
 )
 
 // serve runs an agent until a signal ends it. The directory is taken first: a second agent is refused before it
@@ -29,7 +31,7 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	signal.Ignore(syscall.SIGPIPE) // whoever reads the log may go: that ends no agent
 	cfg, err := s.agentConfig()
 	if err != nil {
-		return configError(err)
+		return settings.Invalid(err)
 	}
 	end := newEndBound()
 	defer end.close() // when all that follows is closed
@@ -71,7 +73,7 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	defer func() { err = errors.Join(err, closeTiers()) }()
 	a, err := agent.New(cfg, stack, device, log)
 	if err != nil {
-		return configError(err)
+		return settings.Invalid(err)
 	}
 	ctx, now, stop := untilSignal(ctx, log)
 	defer stop()
@@ -93,7 +95,7 @@ func serveError(err error) error {
 }
 
 func openPool(s *serveSettings, log *zap.Logger) (*dram.Pool, error) {
-	o := dram.Options{Bytes: s.pool, Policy: newPolicy(s.eviction), Path: s.dramPath}
+	o := dram.Options{Bytes: s.pool, Policy: evict.Named(s.eviction), Path: s.dramPath}
 	o.BadPage = (&badPages{log: log}).tell
 	o.FileFaults = func(total uint64) {
 		log.Error("pages of the pool's file cannot be read or written: the next start loses what they stand for",
@@ -105,14 +107,14 @@ func openPool(s *serveSettings, log *zap.Logger) (*dram.Pool, error) {
 	o.Nodes, _ = s.gpuNodes()
 	p, err := dram.Open(o)
 	if err != nil {
-		return nil, fmt.Errorf("pool: %s: %w", formatSize(s.pool), err)
+		return nil, fmt.Errorf("pool: %s: %w", settings.FormatSize(s.pool), err)
 	}
 	return p, nil
 }
 
 // gpuNodes are the NUMA nodes that the pool is to lie on, or why none.
 func (s *serveSettings) gpuNodes() ([]int, string) {
-	if s.device == deviceHost {
+	if s.device == settings.DeviceHost {
 		return nil, "the agent was started with --device host"
 	}
 	return cudaipc.GPUNodes()
@@ -134,7 +136,7 @@ func tellPages(p *dram.Pool, log *zap.Logger) {
 		log.Warn("the pool's pages are not known", zap.Error(err))
 		return
 	}
-	log.Info("pool's pages", zap.String("huge", humanSize(huge)), zap.String("of", humanSize(info.Bytes)), zap.Duration("took", took),
+	log.Info("pool's pages", zap.String("huge", settings.HumanSize(huge)), zap.String("of", settings.HumanSize(info.Bytes)), zap.Duration("took", took),
 		zap.String("none_set_aside", info.PageReason), zap.String("none_made_up", info.Transparent))
 }
 
@@ -146,8 +148,8 @@ func tellPool(p *dram.Pool, s *serveSettings, log *zap.Logger) {
 		_, why := s.gpuNodes()
 		placed = "anywhere: " + why
 	}
-	log.Info("pool", zap.String("size", humanSize(info.Bytes)), zap.String("slabs", humanSize(info.SlabBytes)),
-		zap.String("eviction", s.eviction), zap.String("pages", humanSize(info.PageBytes)), zap.String("memory", placed))
+	log.Info("pool", zap.String("size", settings.HumanSize(info.Bytes)), zap.String("slabs", settings.HumanSize(info.SlabBytes)),
+		zap.String("eviction", s.eviction), zap.String("pages", settings.HumanSize(info.PageBytes)), zap.String("memory", placed))
 	r := info.Recovery
 	if r == nil {
 		return
@@ -174,7 +176,7 @@ func tellAbandoned(own string, log *zap.Logger) {
 	for i := range files {
 		if f := &files[i]; f.State == dram.Abandoned && f.Path != own {
 			log.Warn("a pool file that no agent uses holds memory", zap.String("path", f.Path),
-				zap.String("size", humanSize(f.Allocated)), zap.Duration("unused_for", f.Age.Round(time.Second)))
+				zap.String("size", settings.HumanSize(f.Allocated)), zap.Duration("unused_for", f.Age.Round(time.Second)))
 		}
 	}
 }

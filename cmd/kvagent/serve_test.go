@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kvagent/kvagent/agent/adminclient"
 )
 
 // asCommand makes the test binary the command itself.
@@ -90,7 +92,7 @@ func startServe(t *testing.T, args ...string) (cmd *exec.Cmd, dir string, log *p
 	t.Cleanup(func() { _ = cmd.Process.Kill() }) // it has ended, unless the test failed
 	limit := time.Now().Add(20 * time.Second)
 	for {
-		if body, err := newAdmin(dir).get(t.Context(), "/readyz"); err == nil && strings.TrimSpace(string(body)) == "ok" {
+		if body, err := adminclient.New(dir).Get(t.Context(), "/readyz"); err == nil && strings.TrimSpace(string(body)) == "ok" {
 			return cmd, dir, log
 		}
 		if time.Now().After(limit) {
@@ -158,7 +160,7 @@ func TestLogReaderGoes(t *testing.T) {
 	_ = log.Close() // what else it says breaks the pipe
 	limit := time.Now().Add(20 * time.Second)
 	for dir := cmd.Args[3]; ; time.Sleep(5 * time.Millisecond) { // between two questions to another process
-		if _, err := newAdmin(dir).get(t.Context(), "/readyz"); err == nil || time.Now().After(limit) {
+		if _, err := adminclient.New(dir).Get(t.Context(), "/readyz"); err == nil || time.Now().After(limit) {
 			break
 		}
 	}
@@ -210,7 +212,7 @@ func waitStatus(t *testing.T, dir, key string, want func(float64) bool) {
 	t.Helper()
 	for limit := time.Now().Add(20 * time.Second); ; {
 		var st map[string]any
-		body, err := newAdmin(dir).get(t.Context(), "/status")
+		body, err := adminclient.New(dir).Get(t.Context(), "/status")
 		if err == nil && json.Unmarshal(body, &st) == nil {
 			if n, ok := st[key].(float64); ok && want(n) {
 				return

@@ -5,6 +5,7 @@ import (
 	"io"
 
 	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/settings"
 )
 
 // storeOK is the state of a store that has nothing to say.
@@ -18,15 +19,15 @@ func printTiers(t io.Writer, tiers *agent.TiersStatus) {
 	for i := range tiers.List {
 		s := &tiers.List[i]
 		state := tierState(s)
-		size := humanSize(s.Used)
+		size := settings.HumanSize(s.Used)
 		if s.Capacity > 0 {
-			size += " of " + humanSize(s.Capacity)
+			size += " of " + settings.HumanSize(s.Capacity)
 		}
 		fmt.Fprintf(t, "tier %s\t%s, %s; %d blocks read (%s), %d did not come; %d written (%s), %d not; %d damaged\n",
-			s.Name, state, size, s.Hits, humanSize(int64(s.BytesIn)), s.Misses, s.Stored, humanSize(int64(s.BytesOut)), s.Dropped+s.Failed, s.Corrupt)
+			s.Name, state, size, s.Hits, settings.HumanSize(int64(s.BytesIn)), s.Misses, s.Stored, settings.HumanSize(int64(s.BytesOut)), s.Dropped+s.Failed, s.Corrupt)
 	}
 	fmt.Fprintf(t, "prefetch\t%d blocks on their way (%s of %s), %d came, %d did not\n",
-		tiers.Promises, humanSize(tiers.PromiseBytes), humanSize(tiers.PromiseCap), tiers.Kept, tiers.Unkept)
+		tiers.Promises, settings.HumanSize(tiers.PromiseBytes), settings.HumanSize(tiers.PromiseCap), tiers.Kept, tiers.Unkept)
 	printResets(t, tiers)
 }
 
@@ -43,7 +44,7 @@ func printResets(t io.Writer, tiers *agent.TiersStatus) {
 	}
 	fmt.Fprintf(t, "resets\t%d of other nodes, %d repeated; %d names to be collected, %d shards (%s) collected; "+
 		"%d looks failed, %d rounds for markers\n",
-		tiers.Adopted, tiers.Again, tiers.Names, shards, humanSize(int64(bytes)), fails, marks)
+		tiers.Adopted, tiers.Again, tiers.Names, shards, settings.HumanSize(int64(bytes)), fails, marks)
 }
 
 // tierState is a tier's state, with its error or what its store says besides.

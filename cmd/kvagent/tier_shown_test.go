@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/kvagent/kvagent/pool/tierspec"
 )
 
 // A secret that is put where none may be is refused, and no error shows it, wherever the setting came from.
@@ -23,7 +25,7 @@ func TestSecretsAreNotShown(t *testing.T) {
 				t.Errorf("%s: %s was accepted", where, spec)
 			case strings.Contains(err.Error(), secret):
 				t.Errorf("%s: %v", where, err)
-			case !strings.Contains(err.Error(), hidden):
+			case !strings.Contains(err.Error(), tierspec.Hidden):
 				t.Errorf("%s: %v, want one that shows that something is hidden", where, err)
 			}
 		}
@@ -41,7 +43,7 @@ func TestSecretsAreNotShown(t *testing.T) {
 		"redis://user@h:1?password-file=/etc/p&prefix=a", "redis://h:1?password-env=P", "s3://b?access-key-file=/k&secret-key-env=S", "disk:/x?capacity=1GiB",
 		"mooncake://h:1?metadata=http://h:8080/metadata", "mooncake://h:1?metadata-file=/m", "redis://a:1,b:2/3?ttl=1h",
 	} {
-		if shown := shownTier(spec); shown != spec {
+		if shown := tierspec.Shown(spec); shown != spec {
 			t.Errorf("%s is shown as %s, and nothing in it is secret", spec, shown)
 		}
 	}
@@ -64,7 +66,7 @@ func TestOddPartsOfTiers(t *testing.T) {
 		"redis://h:1?password-env=KV_TEST_EMPTY": "is empty or not in the environment",
 		"redis://h:1?password-file=/dev/zero":    "more than",
 	} {
-		if _, err := parseTier(spec); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := tierspec.Parse(spec); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", spec, err, want)
 		}
 	}

@@ -1,4 +1,4 @@
-package main
+package tierspec
 
 import (
 	"os"
@@ -65,7 +65,7 @@ var (
 // trySpec reads a spec, opens its store, and a stack over it.
 func trySpec(t *testing.T, text string) error {
 	t.Helper()
-	s, err := parseTier(text)
+	s, err := Parse(text)
 	if err != nil {
 		return err
 	}
@@ -74,12 +74,12 @@ func trySpec(t *testing.T, text string) error {
 		t.Fatal(err)
 	}
 	defer staging.Close()
-	if s.scheme != schemeDisk && s.Name == s.scheme || s.scheme == schemeDisk && s.Name == schemeDisk {
-		opened, err := s.open(&tierNeeds{spec: s, staging: staging, log: zap.NewNop()})
+	if s.Scheme != SchemeDisk && s.Name == s.Scheme || s.Scheme == SchemeDisk && s.Name == SchemeDisk {
+		opened, err := s.Open(&Needs{Spec: s, Staging: staging, Log: zap.NewNop()})
 		if err != nil {
 			return err
 		}
-		if err := opened.close(); err != nil {
+		if err := opened.Close(); err != nil {
 			t.Fatal(err)
 		}
 	}

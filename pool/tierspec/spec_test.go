@@ -1,4 +1,4 @@
-package main
+package tierspec
 
 import (
 	"fmt"
@@ -18,12 +18,12 @@ func TestTierSpecs(t *testing.T) {
 		{"redis://h:1?password-env=KV_TEST_NOT_THERE", "not in the environment"},
 		{"redis://h:1/x", "allowed: a number"},
 	} {
-		if _, err := parseTier(c.spec); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := Parse(c.spec); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", c.spec, err, c.want)
 		}
 	}
-	var specs []*tierSpec
-	v := tiersSetting(&specs)
+	var specs []*Spec
+	v := Setting(&specs)
 	if err := v.Set("disk:/x?capacity=1GiB&dirs=/y,/z,redis://a:1,b:2/3?name=shared"); err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package main
+package tierspec
 
 import (
 	"errors"
@@ -10,10 +10,11 @@ import (
 	"github.com/kvagent/kvagent/pool/disk"
 )
 
-const schemeDisk = "disk"
+// SchemeDisk is the scheme of disks of the node.
+const SchemeDisk = "disk"
 
 // readDiskTier reads disk:DIR?capacity=SIZE. Further directories, each of the same capacity, are given by dirs=DIR,DIR.
-func readDiskTier(u *url.URL, o *tierOptions) func(*tierNeeds) (openedTier, error) {
+func readDiskTier(u *url.URL, o *options) func(*Needs) (Opened, error) {
 	capacity := o.size("capacity", disk.MinSegments*disk.MinSegmentBytes, disk.MaxDirBytes)
 	if capacity == 0 {
 		o.fail(errors.New("capacity must be given: the bytes of disk it may use in each directory"))
@@ -31,14 +32,14 @@ func readDiskTier(u *url.URL, o *tierOptions) func(*tierNeeds) (openedTier, erro
 	for _, dir := range dirs {
 		d.Dirs = append(d.Dirs, disk.Dir{Path: dir, Bytes: capacity})
 	}
-	return func(n *tierNeeds) (openedTier, error) {
+	return func(n *Needs) (Opened, error) {
 		d.OnState = func(path string, from, to disk.State, reason error) {
-			n.log.Warn("disk", zap.String("dir", path), zap.Stringer("from", from), zap.Stringer("to", to), zap.Error(reason))
+			n.Log.Warn("disk", zap.String("dir", path), zap.Stringer("from", from), zap.Stringer("to", to), zap.Error(reason))
 		}
 		s, err := disk.Open(d)
 		if err != nil {
-			return openedTier{}, err
+			return Opened{}, err
 		}
-		return openedTier{store: s, local: true, close: s.Close}, nil
+		return Opened{Store: s, Local: true, Close: s.Close}, nil
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package settings
 
 import (
 	"bytes"
@@ -20,16 +20,16 @@ import (
 // envPrefix is in front of every setting's name in the environment.
 const envPrefix = "KVAGENT_"
 
-// configKey is the setting that names the file; it cannot be in the file itself.
-const configKey = "config"
+// FileKey is the setting that names the file; it cannot be in the file itself.
+const FileKey = "config"
 
 func envName(key string) string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(key, "-", "_"))
 }
 
-// fillSettings gives each flag that is not on the command line its value from the environment, or from the file.
-func fillSettings(flags *pflag.FlagSet, lookupEnv func(string) (string, bool)) error {
-	if err := fillFromEnv(flags, configKey, lookupEnv); err != nil {
+// Fill gives each flag that is not on the command line its value from the environment, or from the file.
+func Fill(flags *pflag.FlagSet, lookupEnv func(string) (string, bool)) error {
+	if err := fillFromEnv(flags, FileKey, lookupEnv); err != nil {
 		return err
 	}
 	file, err := readConfig(flags)
@@ -70,8 +70,8 @@ func fillFromEnv(flags *pflag.FlagSet, key string, lookupEnv func(string) (strin
 func settingError(key, text string, err error) error {
 	var invalid *pflag.InvalidValueError
 	if errors.As(err, &invalid) {
-		if v, keeps := invalid.GetFlag().Value.(discreet); keeps {
-			text = v.shown(text)
+		if v, keeps := invalid.GetFlag().Value.(Discreet); keeps {
+			text = v.Shown(text)
 		}
 		err = invalid.Unwrap()
 	}
@@ -81,8 +81,8 @@ func settingError(key, text string, err error) error {
 // maxConfigBytes is the size of a file of settings, at most.
 const maxConfigBytes = 1 << 20
 
-// readSmall reads a file, but not one without an end.
-func readSmall(path string) ([]byte, error) {
+// ReadSmall reads a file, but not one without an end.
+func ReadSmall(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -97,25 +97,25 @@ func readSmall(path string) ([]byte, error) {
 
 // readConfig reads the file that the config setting names. Keys that are no settings are errors.
 func readConfig(flags *pflag.FlagSet) (map[string]string, error) {
-	f := flags.Lookup(configKey)
+	f := flags.Lookup(FileKey)
 	if f == nil || f.Value.String() == "" {
 		return nil, nil
 	}
 	path := f.Value.String()
-	text, err := readSmall(path)
+	text, err := ReadSmall(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s: %q, allowed: a file that is there", configKey, path)
+		return nil, fmt.Errorf("%s: %q, allowed: a file that is there", FileKey, path)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", configKey, err)
+		return nil, fmt.Errorf("%s: %w", FileKey, err)
 	}
 	var nodes map[string]yaml.Node
 	in := yaml.NewDecoder(bytes.NewReader(text))
 	if err := in.Decode(&nodes); err != nil && !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("%s: %s: %w", configKey, path, err)
+		return nil, fmt.Errorf("%s: %s: %w", FileKey, path, err)
 	}
 	if err := in.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("%s: %s: more than one document, allowed: one", configKey, path)
+		return nil, fmt.Errorf("%s: %s: more than one document, allowed: one", FileKey, path)
 	}
 	return readNodes(flags, path, nodes)
 }
@@ -124,7 +124,7 @@ func readNodes(flags *pflag.FlagSet, path string, nodes map[string]yaml.Node) (m
 	out := make(map[string]string, len(nodes))
 	var bad []error
 	for key, node := range nodes {
-		if f := flags.Lookup(key); f == nil || key == configKey || key == "help" {
+		if f := flags.Lookup(key); f == nil || key == FileKey || key == "help" {
 			bad = append(bad, fmt.Errorf("%s:%d: %s: unknown, allowed: %s", path, node.Line, key, strings.Join(settingKeys(flags), ", ")))
 			continue
 		}
@@ -159,7 +159,7 @@ func nodeText(node *yaml.Node) (string, error) {
 func settingKeys(flags *pflag.FlagSet) []string {
 	var out []string
 	flags.VisitAll(func(f *pflag.Flag) {
-		if !f.Hidden && f.Name != configKey && f.Name != "help" {
+		if !f.Hidden && f.Name != FileKey && f.Name != "help" {
 			out = append(out, f.Name)
 		}
 	})
@@ -167,9 +167,9 @@ func settingKeys(flags *pflag.FlagSet) []string {
 	return out
 }
 
-// unknownEnv are the variables of an environment that look like settings and are none, sorted: misspelt, or made by a
+// UnknownEnv are the variables of an environment that look like settings and are none, sorted: misspelt, or made by a
 // cluster for a service of that name, which is why they are no error.
-func unknownEnv(flags *pflag.FlagSet, environ []string) []string {
+func UnknownEnv(flags *pflag.FlagSet, environ []string) []string {
 	known := make(map[string]bool)
 	flags.VisitAll(func(f *pflag.Flag) { known[envName(f.Name)] = true })
 	var out []string

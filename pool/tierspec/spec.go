@@ -1,4 +1,5 @@
-package main
+// Package tierspec reads what --tier says of a store below the pool, shows it without secrets, and opens the store.
+package tierspec
 
 import (
 	"errors"
@@ -13,28 +14,29 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/kvagent/kvagent/pool/tier"
+	"github.com/kvagent/kvagent/settings"
 )
 
-// tierSpec is one --tier: SCHEME:WHERE?OPTION=VALUE&... The options of every tier are read here, the others by the scheme's reader, before anything is opened.
-type tierSpec struct {
+// Spec is one --tier: SCHEME:WHERE?OPTION=VALUE&... The options of every tier are read here, the others by the scheme's reader, before anything is opened.
+type Spec struct {
 	tier.Tier
-	text   string
-	scheme string
-	path   string // of the URL
-	open   func(*tierNeeds) (openedTier, error)
+	Text   string
+	Scheme string
+	Path   string // of the URL
+	Open   func(*Needs) (Opened, error)
 }
 
 // tierSchemes are the readers of specs. Each checks the whole of it, and gives what opens the store later.
-var tierSchemes = map[string]func(u *url.URL, o *tierOptions) func(*tierNeeds) (openedTier, error){
-	schemeDisk: readDiskTier,
+var tierSchemes = map[string]func(u *url.URL, o *options) func(*Needs) (Opened, error){
+	SchemeDisk: readDiskTier,
 	"s3":       readS3Tier,
 	"redis":    readRedisTier,
 	"rediss":   readRedisTier,
 	"mooncake": readMooncakeTier,
 }
 
-// parseTier reads a spec.
-func parseTier(text string) (*tierSpec, error) {
+// Parse reads a spec.
+func Parse(text string) (*Spec, error) {
 	u, err := url.Parse(text)
 	if err != nil {
 		return nil, errors.New("no URL, allowed: SCHEME:WHERE?OPTION=VALUE&OPTION=VALUE")
@@ -51,15 +53,15 @@ func parseTier(text string) (*tierSpec, error) {
 	if _, has := u.User.Password(); has {
 		return nil, errors.New("a password in it, allowed: password-file or password-env, because command lines are seen by all")
 	}
-	o := &tierOptions{values: u.Query()}
+	o := &options{values: u.Query()}
 	o.fail(oddPart(u))
-	s := &tierSpec{text: text, scheme: u.Scheme, path: u.Path}
+	s := &Spec{Text: text, Scheme: u.Scheme, Path: u.Path}
 	s.Name, s.Write = u.Scheme, tier.OnSave
-	if u.Scheme == schemeDisk {
+	if u.Scheme == SchemeDisk {
 		s.Write = tier.OnSecondUse
 	}
 	s.readCommon(o)
-	s.open = read(u, o)
+	s.Open = read(u, o)
 	return s, o.end()
 }
 
@@ -70,7 +72,7 @@ func oddPart(u *url.URL) error {
 		return errors.New("a user in it, allowed: one with redis:// and rediss://")
 	case u.Fragment != "":
 		return errors.New("a # in it, allowed: %23")
-	case u.Scheme == schemeDisk && u.Host != "":
+	case u.Scheme == SchemeDisk && u.Host != "":
 		return fmt.Errorf("the host %q in it, allowed: disk:/DIRECTORY", u.Host)
 	case u.Scheme == "mooncake" && strings.Trim(u.Path, "/") != "":
 		return fmt.Errorf("the path %q in it, allowed: mooncake://HOST:PORT", u.Path)
@@ -78,7 +80,7 @@ func oddPart(u *url.URL) error {
 	return nil
 }
 
-func (s *tierSpec) readCommon(o *tierOptions) {
+func (s *Spec) readCommon(o *options) {
 	s.Name = o.text("name", s.Name)
 	if when := o.text("write", s.Write.String()); when != s.Write.String() {
 		var err error
@@ -100,13 +102,13 @@ func (s *tierSpec) readCommon(o *tierOptions) {
 	s.BreakLast = o.duration("break-last", time.Millisecond, time.Hour)
 }
 
-// tierOptions are the options of a spec. Reading one that is not allowed notes an error; end gives all of them, and names what nobody read.
-type tierOptions struct {
+// options are the options of a spec. Reading one that is not allowed notes an error; end gives all of them, and names what nobody read.
+type options struct {
 	values url.Values
 	bad    []error
 }
 
-func (o *tierOptions) take(key string) (string, bool) {
+func (o *options) take(key string) (string, bool) {
 	v, there := o.values[key]
 	delete(o.values, key)
 	if !there {
@@ -119,15 +121,15 @@ func (o *tierOptions) take(key string) (string, bool) {
 }
 
 // value reads an option by the value of a setting.
-func (o *tierOptions) value(key string, v interface{ Set(string) error }) {
+func (o *options) value(key string, v interface{ Set(string) error }) {
 	if text, there := o.take(key); there {
 		if err := v.Set(text); err != nil {
-			o.bad = append(o.bad, fmt.Errorf("%s: %q, %w", key, shownTier(text), err)) // it may be another tier that was not told apart
+			o.bad = append(o.bad, fmt.Errorf("%s: %q, %w", key, Shown(text), err)) // it may be another tier that was not told apart
 		}
 	}
 }
 
-func (o *tierOptions) text(key, def string) string {
+func (o *options) text(key, def string) string {
 	if text, there := o.take(key); there {
 		return text
 	}
@@ -135,34 +137,34 @@ func (o *tierOptions) text(key, def string) string {
 }
 
 // count (1 to high), size and duration are 0 if the option is not given: then the store's default counts.
-func (o *tierOptions) count(key string, high int) (n int) {
-	o.value(key, countSetting(&n, 1, high))
+func (o *options) count(key string, high int) (n int) {
+	o.value(key, settings.Count(&n, 1, high))
 	return n
 }
 
-func (o *tierOptions) size(key string, low, high int64) (n int64) {
-	o.value(key, sizeSetting(&n, low, high))
+func (o *options) size(key string, low, high int64) (n int64) {
+	o.value(key, settings.Size(&n, low, high))
 	return n
 }
 
-func (o *tierOptions) duration(key string, low, high time.Duration) (d time.Duration) {
-	o.value(key, durationSetting(&d, low, high))
+func (o *options) duration(key string, low, high time.Duration) (d time.Duration) {
+	o.value(key, settings.Duration(&d, low, high))
 	return d
 }
 
-func (o *tierOptions) choice(key, def string, allowed ...string) string {
-	o.value(key, choiceSetting(&def, allowed))
+func (o *options) choice(key, def string, allowed ...string) string {
+	o.value(key, settings.Choice(&def, allowed))
 	return def
 }
 
 // secret reads what must not stand on a command line: from the file of KEY-file, or the variable of KEY-env.
-func (o *tierOptions) secret(key string) (string, error) {
+func (o *options) secret(key string) (string, error) {
 	file, variable := o.text(key+"-file", ""), o.text(key+"-env", "")
 	switch {
 	case file != "" && variable != "":
 		return "", fmt.Errorf("%s-file and %s-env are both given, allowed: one", key, key)
 	case file != "":
-		text, err := readSmall(file)
+		text, err := settings.ReadSmall(file)
 		if err == nil && strings.TrimRight(string(text), "\r\n") == "" {
 			err = fmt.Errorf("%s-file: %s is empty, allowed: a file with the secret", key, file)
 		}
@@ -178,24 +180,24 @@ func (o *tierOptions) secret(key string) (string, error) {
 }
 
 // fail notes an error of a reader.
-func (o *tierOptions) fail(err error) {
+func (o *options) fail(err error) {
 	if err != nil {
 		o.bad = append(o.bad, err)
 	}
 }
 
-func (o *tierOptions) end() error {
+func (o *options) end() error {
 	for key := range o.values {
 		o.bad = append(o.bad, fmt.Errorf("%s: no option of this tier, see docs/TIERS.md", key))
 	}
 	return errors.Join(o.bad...)
 }
 
-// tiersSetting is the value of --tier, as often as it is given.
-func tiersSetting(v *[]*tierSpec) pflag.Value { return &tiersValue{v} }
+// Setting is the value of --tier, as often as it is given.
+func Setting(v *[]*Spec) pflag.Value { return &tiersValue{v} }
 
 // tiersValue is --tier. In the environment and the file several are joined by commas; one may have commas of its own, so only a comma in front of a scheme parts them.
-type tiersValue struct{ v *[]*tierSpec }
+type tiersValue struct{ v *[]*Spec }
 
 var nextTier = regexp.MustCompile(`,[a-z0-9]+:/`)
 
@@ -206,7 +208,7 @@ func (t *tiersValue) String() string {
 	}
 	var out []string
 	for _, s := range *t.v {
-		out = append(out, s.text)
+		out = append(out, s.Text)
 	}
 	return strings.Join(out, ",")
 }
@@ -219,7 +221,7 @@ func (t *tiersValue) Set(text string) error {
 		} else {
 			text = ""
 		}
-		s, err := parseTier(strings.TrimSpace(one))
+		s, err := Parse(strings.TrimSpace(one))
 		if err != nil {
 			return err
 		}

@@ -1,4 +1,5 @@
-package main
+// Package adminclient asks a running agent through its admin.sock.
+package adminclient
 
 import (
 	"context"
@@ -12,44 +13,47 @@ import (
 	"time"
 )
 
-// defaultSocketDir is where an agent is looked for, and serves, unless told otherwise.
-const defaultSocketDir = "/run/kvagent"
+// DefaultDir is where an agent is looked for, and serves, unless told otherwise.
+const DefaultDir = "/run/kvagent"
 
 // Limits of a question to an agent.
 const (
-	adminTimeout  = 5 * time.Second
-	maxAdminReply = 16 << 20 // bytes
+	timeout  = 5 * time.Second
+	maxReply = 16 << 20 // bytes
 )
 
-// admin asks a running agent through its admin.sock.
-type admin struct {
+// Client asks a running agent through its admin.sock.
+type Client struct {
 	path   string
 	client http.Client
 }
 
-func newAdmin(dir string) *admin {
+// New makes a client of the agent that serves the socket directory.
+func New(dir string) *Client {
 	path := filepath.Join(dir, "admin.sock")
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		var d net.Dialer
 		return d.DialContext(ctx, "unix", path)
 	}
-	return &admin{path: path, client: http.Client{
-		Timeout: adminTimeout, Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true},
+	return &Client{path: path, client: http.Client{
+		Timeout: timeout, Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true},
 	}}
 }
 
-// within gives an answer as long as this instead of adminTimeout.
-func (a *admin) within(d time.Duration) { a.client.Timeout = d }
+// Within gives an answer as long as this instead of timeout.
+func (a *Client) Within(d time.Duration) { a.client.Timeout = d }
 
-func (a *admin) get(ctx context.Context, path string) ([]byte, error) {
+// Get gives the answer to a GET of path.
+func (a *Client) Get(ctx context.Context, path string) ([]byte, error) {
 	return a.do(ctx, http.MethodGet, path)
 }
 
-func (a *admin) post(ctx context.Context, path string) ([]byte, error) {
+// Post gives the answer to a POST to path.
+func (a *Client) Post(ctx context.Context, path string) ([]byte, error) {
 	return a.do(ctx, http.MethodPost, path)
 }
 
-func (a *admin) do(ctx context.Context, method, path string) ([]byte, error) {
+func (a *Client) do(ctx context.Context, method, path string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, method, "http://kvagent"+path, nil)
 	if err != nil {
 		return nil, err
@@ -63,7 +67,7 @@ func (a *admin) do(ctx context.Context, method, path string) ([]byte, error) {
 		return nil, fmt.Errorf("the agent at %s does not answer: %w", a.path, err)
 	}
 	defer func() { _ = resp.Body.Close() }() // it was read to its end, or its error is told
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAdminReply))
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxReply))
 	if err != nil {
 		return nil, fmt.Errorf("the agent at %s broke off: %w", a.path, err)
 	}

@@ -1,4 +1,4 @@
-package main
+package tierspec
 
 import (
 	"errors"
@@ -10,7 +10,7 @@ import (
 )
 
 // readMooncakeTier reads mooncake://MASTER:PORT. Several masters of which one leads are given by master=etcd://HOST:PORT;HOST:PORT instead.
-func readMooncakeTier(u *url.URL, o *tierOptions) func(*tierNeeds) (openedTier, error) {
+func readMooncakeTier(u *url.URL, o *options) func(*Needs) (Opened, error) {
 	r := mooncake.Options{
 		Master: o.text("master", u.Host), Protocol: o.choice("protocol", "tcp", "tcp", "rdma"), Devices: o.text("devices", ""),
 		Host: o.text("host", ""), Prefix: o.text("prefix", ""), Python: o.text("python", ""),
@@ -41,14 +41,14 @@ func readMooncakeTier(u *url.URL, o *tierOptions) func(*tierNeeds) (openedTier, 
 	} else if password != "" {
 		r.Env = append(r.Env, "MC_REDIS_PASSWORD="+password)
 	}
-	return func(n *tierNeeds) (openedTier, error) {
+	return func(n *Needs) (Opened, error) {
 		r.OnState = n.told("mooncake")
-		base, fd := n.staging.Memory()
+		base, fd := n.Staging.Memory()
 		r.Arena = mooncake.Memory{Base: base, FD: fd}
 		s, err := mooncake.Open(r)
 		if err != nil {
-			return openedTier{}, err
+			return Opened{}, err
 		}
-		return openedTier{store: s, close: s.Close}, nil
+		return Opened{Store: s, Close: s.Close}, nil
 	}
 }

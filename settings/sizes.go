@@ -1,4 +1,4 @@
-package main
+package settings
 
 import (
 	"errors"
@@ -14,8 +14,8 @@ var sizeUnits = []struct {
 	bytes int64
 }{{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"B", 1}}
 
-// parseSize reads a size with or without a unit.
-func parseSize(text string) (int64, error) {
+// ParseSize reads a size with or without a unit.
+func ParseSize(text string) (int64, error) {
 	text = strings.TrimSpace(text)
 	unit := int64(1)
 	for _, u := range sizeUnits {
@@ -34,8 +34,8 @@ func parseSize(text string) (int64, error) {
 	return int64(n * float64(unit)), nil
 }
 
-// formatSize is the shortest exact form of a size.
-func formatSize(n int64) string {
+// FormatSize is the shortest exact form of a size.
+func FormatSize(n int64) string {
 	for _, u := range sizeUnits {
 		if n >= u.bytes && n%u.bytes == 0 && u.bytes > 1 {
 			return strconv.FormatInt(n/u.bytes, 10) + u.name
@@ -44,8 +44,8 @@ func formatSize(n int64) string {
 	return strconv.FormatInt(n, 10)
 }
 
-// humanSize is a size rounded for people.
-func humanSize(n int64) string {
+// HumanSize is a size rounded for people.
+func HumanSize(n int64) string {
 	for _, u := range sizeUnits {
 		if n >= u.bytes && u.bytes > 1 {
 			return fmt.Sprintf("%.1f %s", float64(n)/float64(u.bytes), u.name)
@@ -54,8 +54,8 @@ func humanSize(n int64) string {
 	return fmt.Sprintf("%d B", n)
 }
 
-// thousands is a number with commas.
-func thousands(n int) string {
+// Thousands is a number with commas.
+func Thousands(n int) string {
 	s := fmt.Sprint(n)
 	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
 		s = s[:i] + "," + s[i:]

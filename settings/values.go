@@ -1,4 +1,6 @@
-package main
+// Package settings reads the settings of a command from flags, the environment and a file, and says what is allowed of
+// each; sizes are read and shown here too.
+package settings
 
 import (
 	"encoding/hex"
@@ -16,28 +18,28 @@ import (
 // The values of settings. Each reads text, the same from a flag, the environment or the file, and its error says
 // what is allowed.
 
-// discreet is a setting's value whose text is not shown as it is.
-type discreet interface{ shown(text string) string }
+// Discreet is a setting's value whose text is not shown as it is.
+type Discreet interface{ Shown(text string) string }
 
-// sizeSetting is the value of a setting in bytes, from low to high, with a unit: 4GiB, 512MiB, 1048576.
-func sizeSetting(v *int64, low, high int64) pflag.Value { return &sizeValue{v, low, high} }
+// Size is the value of a setting in bytes, from low to high, with a unit: 4GiB, 512MiB, 1048576.
+func Size(v *int64, low, high int64) pflag.Value { return &sizeValue{v, low, high} }
 
-// durationSetting is that of a time from low to high, such as 500ms or 30s.
-func durationSetting(v *time.Duration, low, high time.Duration) pflag.Value {
+// Duration is that of a time from low to high, such as 500ms or 30s.
+func Duration(v *time.Duration, low, high time.Duration) pflag.Value {
 	return &durationValue{v, low, high}
 }
 
-// countSetting is that of a whole number from low to high.
-func countSetting(v *int, low, high int) pflag.Value { return &countValue{v, low, high} }
+// Count is that of a whole number from low to high.
+func Count(v *int, low, high int) pflag.Value { return &countValue{v, low, high} }
 
-// choiceSetting is that of one of few words.
-func choiceSetting(v *string, allowed []string) pflag.Value { return &choiceValue{v, allowed} }
+// Choice is that of one of few words.
+func Choice(v *string, allowed []string) pflag.Value { return &choiceValue{v, allowed} }
 
-// idsSetting is that of user or group numbers, separated by commas.
-func idsSetting(v *[]uint32) pflag.Value { return &idsValue{v} }
+// IDs is that of user or group numbers, separated by commas.
+func IDs(v *[]uint32) pflag.Value { return &idsValue{v} }
 
-// lookupsSetting is that of NAME=FINGERPRINT, separated by commas.
-func lookupsSetting(v map[string][16]byte) pflag.Value { return &lookupsValue{v} }
+// Lookups is that of NAME=FINGERPRINT, separated by commas.
+func Lookups(v map[string][16]byte) pflag.Value { return &lookupsValue{v} }
 
 // sizeValue is bytes with a unit: 4GiB, 512MiB, 1048576.
 type sizeValue struct {
@@ -50,13 +52,13 @@ func (s *sizeValue) String() string {
 	if s.v == nil {
 		return ""
 	}
-	return formatSize(*s.v)
+	return FormatSize(*s.v)
 }
 
 func (s *sizeValue) Set(text string) error {
-	n, err := parseSize(text)
+	n, err := ParseSize(text)
 	if err != nil || n < s.low || n > s.high {
-		return fmt.Errorf("allowed: %s to %s, such as 4GiB, 512MiB or a number of bytes", formatSize(s.low), formatSize(s.high))
+		return fmt.Errorf("allowed: %s to %s, such as 4GiB, 512MiB or a number of bytes", FormatSize(s.low), FormatSize(s.high))
 	}
 	*s.v = n
 	return nil
@@ -65,8 +67,8 @@ func (s *sizeValue) Set(text string) error {
 // boolValue is true or false.
 type boolValue struct{ v *bool }
 
-// addBool adds a flag that is true or false.
-func addBool(f *pflag.FlagSet, v *bool, name, usage string) {
+// AddBool adds a flag that is true or false.
+func AddBool(f *pflag.FlagSet, v *bool, name, usage string) {
 	f.VarPF(&boolValue{v}, name, "", usage).NoOptDefVal = "true"
 }
 

@@ -1,4 +1,4 @@
-package main
+package tierspec
 
 import (
 	"net/url"
@@ -9,7 +9,7 @@ import (
 )
 
 // readS3Tier reads s3://BUCKET[/PREFIX]. Without keys those of the environment, the AWS file or the machine's role sign.
-func readS3Tier(u *url.URL, o *tierOptions) func(*tierNeeds) (openedTier, error) {
+func readS3Tier(u *url.URL, o *options) func(*Needs) (Opened, error) {
 	r := s3.Options{
 		Bucket: u.Host, Endpoint: o.text("endpoint", ""), Region: o.text("region", ""),
 		Insecure:    o.choice("tls", "on", "on", "off") == "off",
@@ -32,12 +32,12 @@ func readS3Tier(u *url.URL, o *tierOptions) func(*tierNeeds) (openedTier, error)
 		r.TLS, err = tlsConfig(ca, "")
 		o.fail(err)
 	}
-	return func(n *tierNeeds) (openedTier, error) {
+	return func(n *Needs) (Opened, error) {
 		r.OnState = n.told("s3")
 		s, err := s3.Open(r)
 		if err != nil {
-			return openedTier{}, err
+			return Opened{}, err
 		}
-		return openedTier{store: s, close: s.Close}, nil
+		return Opened{Store: s, Close: s.Close}, nil
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package tierspec
 
 import (
 	"crypto/tls"
@@ -15,7 +15,7 @@ import (
 )
 
 // readRedisTier reads redis://[USER@]HOST:PORT[,HOST:PORT...][/DATABASE]; rediss:// is with TLS.
-func readRedisTier(u *url.URL, o *tierOptions) func(*tierNeeds) (openedTier, error) {
+func readRedisTier(u *url.URL, o *options) func(*Needs) (Opened, error) {
 	r := redis.Options{
 		Addresses: strings.Split(u.Host, ","), Username: u.User.Username(), Prefix: o.text("prefix", ""),
 		TTL:        o.duration("ttl", 0, redis.MaxTTL),
@@ -50,13 +50,13 @@ func readRedisTier(u *url.URL, o *tierOptions) func(*tierNeeds) (openedTier, err
 	} else if ca+name != "" {
 		o.fail(errors.New("tls-ca-file and tls-server-name: allowed with rediss://"))
 	}
-	return func(n *tierNeeds) (openedTier, error) {
+	return func(n *Needs) (Opened, error) {
 		r.OnState = n.told("redis")
 		s, err := redis.Open(r)
 		if err != nil {
-			return openedTier{}, err
+			return Opened{}, err
 		}
-		return openedTier{store: s, close: s.Close}, nil
+		return Opened{Store: s, Close: s.Close}, nil
 	}
 }
 
