@@ -86,7 +86,7 @@ func benchRecover(slots int, dir string) (r recoverReport, err error) {
 	}
 	slots = int(p.Info().Bytes / recoverSlotBytes) // rounded up to slabs
 	r = recoverReport{
-		Slots: slots, Recovered: found.Entries, RecoveredRatio: ratio(found.Entries, slots), RecoverS: found.Took.Seconds(), FillS: filled.took.Seconds(),
+		Slots: slots, Recovered: found.Entries, RecoveredRatio: float64(found.Entries) / float64(slots), RecoverS: found.Took.Seconds(), FillS: filled.took.Seconds(),
 	}
 	r.Checked, r.Wrong, err = checkRecovered(p, filled.chains)
 	if err == nil && r.Wrong > 0 {

@@ -70,9 +70,3 @@ mock, replay and bench try the agent without a GPU: engines that are played, a r
 	root.AddCommand(serveCommand(), statusCommand(), setCommand(), cacheCommand(), versionCommand(), mockCommand(), replayCommand(), benchCommand(), proofCommand(), calibrateCommand(), moverCommand())
 	return root
 }
-
-func benchCommand() *cobra.Command {
-	bench := &cobra.Command{Use: "bench", Short: "Measure a part against its reference in the same run"}
-	bench.AddCommand(benchLookupCommand(), benchIndexCommand(), benchTransferCommand(), benchPolicyCommand(), benchRecoverCommand(), benchDiskCommand(), benchSlabsCommand())
-	return bench
-}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"syscall"
@@ -243,4 +244,33 @@ func runReplay(ctx context.Context, s *replaySettings, out, log interface{ Write
 		return err
 	}
 	return report.verdict()
+}
+
+// Times in which a replay ends what it started.
+const (
+	replayEndsWithin = 20 * time.Second // after SIGTERM or SIGINT everything is over; the times below add up to less
+	brokenWithin     = 8 * time.Second  // for agents to end by themselves when the run is broken off
+	enginesWithin    = 10 * time.Second // for processes of engines that have left to end
+)
+
+// endInTime ends this process when it has not ended replayEndsWithin after ctx is done; the kernel kills
+// its children with it. The caller calls disarm when everything is over.
+func endInTime(ctx context.Context, log io.Writer) (disarm func()) {
+	over := make(chan struct{})
+	go func() {
+		select {
+		case <-over:
+			return
+		case <-ctx.Done():
+		}
+		timer := time.NewTimer(replayEndsWithin)
+		defer timer.Stop()
+		select {
+		case <-over:
+		case <-timer.C:
+			fmt.Fprintf(log, "replay: not over %v after it was told to end: killed\n", replayEndsWithin)
+			os.Exit(1)
+		}
+	}()
+	return func() { close(over) }
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -24,7 +23,6 @@ const (
 	agentUpWithin   = time.Minute
 	agentDownWithin = 30 * time.Second
 	agentPoll       = 2 * time.Millisecond // between questions to an agent that comes or cleans up
-	keepLog         = 64 << 10             // bytes of the agent's log that are kept for an error
 )
 
 // replayAgent is the agent of a replay: a child process, or one that runs already.
@@ -237,25 +235,4 @@ func (a *replayAgent) remove() {
 	if a.private {
 		_ = os.RemoveAll(a.dir)
 	}
-}
-
-// tailBuffer keeps the end of what is written.
-type tailBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (t *tailBuffer) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.b.Len() > keepLog {
-		t.b.Next(t.b.Len() / 2)
-	}
-	return t.b.Write(p)
-}
-
-func (t *tailBuffer) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.b.String()
 }

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,15 +13,12 @@ import (
 	"time"
 )
 
-// Times in which a replay ends what it started.
+// Limits of processes.
 const (
-	replayEndsWithin = 20 * time.Second // after SIGTERM or SIGINT everything is over; the times below add up to less
-	brokenWithin     = 8 * time.Second  // for agents to end by themselves when the run is broken off
-	enginesWithin    = 10 * time.Second // for processes of engines that have left to end
-	strayWithin      = 3 * time.Second  // for what agents started to follow them
-	pipesWithin      = time.Second      // for what holds the output of a process that ended
-	strayPoll        = 20 * time.Millisecond
-	maxCommandLine   = 100 // characters of one in an error
+	strayWithin    = 3 * time.Second // for what agents started to follow them
+	pipesWithin    = time.Second     // for what holds the output of a process that ended
+	strayPoll      = 20 * time.Millisecond
+	maxCommandLine = 100 // characters of one in an error
 )
 
 // child is a process that a replay started. It ends with the replay, however that ends: the kernel
@@ -137,24 +132,22 @@ func commandLine(pid int) string {
 	return text[:min(len(text), maxCommandLine)]
 }
 
-// endInTime ends this process when it has not ended replayEndsWithin after ctx is done; the kernel kills
-// its children with it. The caller calls disarm when everything is over.
-func endInTime(ctx context.Context, log io.Writer) (disarm func()) {
-	over := make(chan struct{})
-	go func() {
-		select {
-		case <-over:
-			return
-		case <-ctx.Done():
+// childrenOf are the numbers of the processes whose parent is pid.
+func childrenOf(pid int) (all []int) {
+	files, _ := filepath.Glob("/proc/[0-9]*/stat") // the pattern is well-formed
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			continue // it has ended
 		}
-		timer := time.NewTimer(replayEndsWithin)
-		defer timer.Stop()
-		select {
-		case <-over:
-		case <-timer.C:
-			fmt.Fprintf(log, "replay: not over %v after it was told to end: killed\n", replayEndsWithin)
-			os.Exit(exitFailed)
+		_, rest, _ := strings.Cut(string(b), ") ") // proc(5): state and parent come after the name
+		fields := strings.Fields(rest)
+		if len(fields) < 2 || fields[1] != strconv.Itoa(pid) {
+			continue
 		}
-	}()
-	return func() { close(over) }
+		if child, err := strconv.Atoi(filepath.Base(filepath.Dir(file))); err == nil {
+			all = append(all, child)
+		}
+	}
+	return all
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"net"
 	"os"
@@ -13,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvagent/kvagent/mockengine"
 	"github.com/kvagent/kvagent/pool/servertest"
 )
 
@@ -209,23 +207,6 @@ func TestReplayNamesWhatItWaitsFor(t *testing.T) {
 	l.gone(t, nil, 0)
 }
 
-// What goes on beside a replay is named as well.
-func TestStalledNamesWatches(t *testing.T) {
-	r := &replay{set: defaultReplaySettings(), exits: make(chan error, 1)}
-	r.set.stalledAfter = 20 * time.Millisecond
-	end := make(chan struct{})
-	r.watch("the agent of node 1 to end and start again", func() { <-end })
-	err := r.awaitWatches(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "waiting for the agent of node 1 to end and start again") {
-		t.Errorf("%v", err)
-	}
-	close(end)
-	r.watching.Wait()
-	if err := r.awaitWatches(t.Context()); err != nil {
-		t.Errorf("nothing is waited for any more: %v", err)
-	}
-}
-
 // A server that ends by itself ends the replay.
 func TestReplayServerEnds(t *testing.T) {
 	out, code := kvagentOutput(t, "replay", "--trace", sliceOfTrace, "--requests", "50", "--pace", "1h", "--shared",
@@ -234,50 +215,4 @@ func TestReplayServerEnds(t *testing.T) {
 		want) {
 		t.Errorf("exit %d, want %d and %q\n%s", code, exitFailed, want, out)
 	}
-}
-
-// The agent that is waited for is the one that was hit, by its process; a strike at a life that is
-// over hits nobody.
-func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
-	ctx, stop := context.WithCancel(t.Context())
-	stop() // no life follows
-	r := &replay{set: defaultReplaySettings(), exits: make(chan error, 1), faults: make(map[int]mockengine.Fault)}
-	var lives []*agentLife
-	for node := range 3 {
-		c, err := startChild(exec.Command("sleep", "1000"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		life := &agentLife{child: c}
-		a := &replayAgent{node: node, exits: r.exits}
-		a.mu.child = life
-		lives, r.nodes = append(lives, life), append(r.nodes, a)
-		defer func() { c.signal(syscall.SIGKILL); <-c.done }()
-	}
-	strike := func(pid int) {
-		e := &replayEngine{strike: new(plannedStrike)}
-		e.strike.Agent = true
-		if err := r.struck(ctx, e, pid); err != nil {
-			t.Fatal(err)
-		}
-	}
-	strike(lives[1].process.Pid) // the engine that reported it ended before it dealt it
-	if !lives[1].within(10 * time.Second) {
-		t.Error("the agent that was struck lives")
-	}
-	if lives[0].wanted || lives[2].wanted || !lives[1].wanted {
-		t.Error("another agent than the one that was struck is waited for")
-	}
-	next, err := startChild(exec.Command("sleep", "1000"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { next.signal(syscall.SIGKILL); <-next.done }()
-	r.nodes[1].mu.child = &agentLife{child: next}
-	strike(lives[1].process.Pid) // reported late
-	if r.nodes[1].mu.child.wanted || r.tally.agentKills != 1 || r.tally.inFlight != 1 {
-		t.Errorf("a strike at a life that is over was taken for one at the next: %d kills, %d in flight",
-			r.tally.agentKills, r.tally.inFlight)
-	}
-	r.watching.Wait()
 }

@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -113,26 +110,6 @@ func (a *replayAgent) awaitHelper(ctx context.Context) (fd int) {
 		sleepUntil(ctx, nil, helperPoll)
 	}
 	return -1
-}
-
-// childrenOf are the numbers of the processes whose parent is pid.
-func childrenOf(pid int) (all []int) {
-	files, _ := filepath.Glob("/proc/[0-9]*/stat") // the pattern is well-formed
-	for _, file := range files {
-		b, err := os.ReadFile(file)
-		if err != nil {
-			continue // it has ended
-		}
-		_, rest, _ := strings.Cut(string(b), ") ") // proc(5): state and parent come after the name
-		fields := strings.Fields(rest)
-		if len(fields) < 2 || fields[1] != strconv.Itoa(pid) {
-			continue
-		}
-		if child, err := strconv.Atoi(filepath.Base(filepath.Dir(file))); err == nil {
-			all = append(all, child)
-		}
-	}
-	return all
 }
 
 // sleepUntil waits for so long, or until ctx or gone, which may be nil, is done.

@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvagent/kvagent/mockengine"
 	"github.com/kvagent/kvagent/pool/evict"
 )
 
@@ -254,25 +253,13 @@ func TestMockFill(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "foreign")); err != nil {
 		t.Error(err)
 	}
-	if st, err := useAgent(dir).status(t.Context()); err != nil || st.Engines != 1 || st.BlocksStored != 2 {
-		t.Errorf("%d engines, %d blocks stored: %v", st.Engines, st.BlocksStored, err)
-	}
+	waitStatus(t, dir, "engines", func(n float64) bool { return n == 1 })
+	waitStatus(t, dir, "blocks_stored", func(n float64) bool { return n == 2 })
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("mock --hold ended with %v", err)
-	}
-}
-
-// Turns of one conversation go around the engines.
-func TestTurnsAlternate(t *testing.T) {
-	records := []mockengine.Record{{HashIDs: []uint64{0, 1}}, {HashIDs: []uint64{0, 5}}, {HashIDs: []uint64{0, 1, 2}}, {HashIDs: []uint64{0, 1, 2, 3}}, {HashIDs: []uint64{0, 5, 6}}}
-	want := []int{0, 1, 1, 2, 2}
-	for i, e := range dealTurns(records, 3) {
-		if e != want[i] {
-			t.Errorf("request %d goes to engine %d, want %d", i, e, want[i])
-		}
 	}
 }
 
