@@ -39,6 +39,7 @@ var mayImport = map[string][]string{
 	"agent":               {"lookup", "transfer", "ipc", "cudaipc", "pool"},
 	"mockengine":          {"ipc", "cudaipc", "trace"},
 	"proof":               {"cudaipc", "pool", "pool/dram", "transfer"},
+	"lab/...":             {"..."},
 	"cmd/kvagent":         {"..."},
 }
 

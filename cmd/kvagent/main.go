@@ -8,6 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvagent/kvagent/lab/bench"
+	"github.com/kvagent/kvagent/lab/mock"
+	"github.com/kvagent/kvagent/lab/replay"
 	"github.com/kvagent/kvagent/settings"
 )
 
@@ -67,6 +70,6 @@ mock, replay and bench try the agent without a GPU: engines that are played, a r
 		SilenceErrors: true,
 	}
 	root.SetFlagErrorFunc(settings.FlagError)
-	root.AddCommand(serveCommand(), statusCommand(), setCommand(), cacheCommand(), versionCommand(), mockCommand(), replayCommand(), benchCommand(), proofCommand(), calibrateCommand(), moverCommand())
+	root.AddCommand(serveCommand(), statusCommand(), setCommand(), cacheCommand(), versionCommand(), mock.Command(), replay.Command(), bench.Command(), proofCommand(), calibrateCommand(), moverCommand())
 	return root
 }

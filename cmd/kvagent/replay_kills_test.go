@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvagent/kvagent/lab/child"
+	"github.com/kvagent/kvagent/lab/replay"
 	"github.com/kvagent/kvagent/pool/servertest"
 )
 
@@ -102,9 +104,9 @@ func startLab(t *testing.T, args ...string) *lab {
 
 // processes are the command lines of what runs but the replay itself.
 func (l *lab) processes() map[int]string {
-	all := marked(l.mark)
-	for _, pid := range childrenOf(l.cmd.Process.Pid) {
-		all[pid] = commandLine(pid)
+	all := child.Marked(l.mark)
+	for _, pid := range child.ChildrenOf(l.cmd.Process.Pid) {
+		all[pid] = child.CommandLine(pid)
 	}
 	delete(all, l.cmd.Process.Pid)
 	return all
@@ -122,7 +124,7 @@ func (l *lab) await(t *testing.T, what string, found func(pid int, command strin
 		select {
 		case <-l.over:
 			t.Fatalf("the replay was over before there was %s\n%s", what, l.log.String())
-		case <-time.After(strayPoll):
+		case <-time.After(child.Poll):
 		}
 	}
 }
@@ -131,10 +133,10 @@ func (l *lab) await(t *testing.T, what string, found func(pid int, command strin
 // longer than so long.
 func (l *lab) gone(t *testing.T, all map[int]string, within time.Duration) {
 	t.Helper()
-	for end := time.Now().Add(within); ; time.Sleep(strayPoll) {
-		left := marked(l.mark)
+	for end := time.Now().Add(within); ; time.Sleep(child.Poll) {
+		left := child.Marked(l.mark)
 		for pid := range all {
-			if command := commandLine(pid); command != "" { // a zombie has none
+			if command := child.CommandLine(pid); command != "" { // a zombie has none
 				left[pid] = command
 			}
 		}
@@ -174,14 +176,14 @@ func TestReplayEndsWithAllItStarted(t *testing.T) {
 				t.Fatal(err)
 			}
 			<-l.over
-			if took := time.Since(began); took > replayEndsWithin {
-				t.Errorf("it ended %v after %v, allowed: %v", took, sig, replayEndsWithin)
+			if took := time.Since(began); took > replay.EndsWithin {
+				t.Errorf("it ended %v after %v, allowed: %v", took, sig, replay.EndsWithin)
 			}
 			if text := l.log.String(); strings.Contains(text, "not over") || strings.Contains(text, "is left") {
 				t.Errorf("it did not end by itself:\n%s", text)
 			}
 			// else all was reaped before its own end
-			l.gone(t, all, map[bool]time.Duration{true: strayWithin}[sig == syscall.SIGKILL])
+			l.gone(t, all, map[bool]time.Duration{true: child.StrayWithin}[sig == syscall.SIGKILL])
 		})
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvagent/kvagent/lab/replay"
 	"github.com/kvagent/kvagent/pool/evict"
 )
 
@@ -20,7 +21,7 @@ const sliceOfTrace = "../../testdata/conversation_1000.jsonl"
 
 // replayed is what --json printed, and how the command ended.
 type replayed struct {
-	replayReport
+	replay.Report
 	code int
 	text string
 }
@@ -38,10 +39,10 @@ func replayJSON(t *testing.T, args ...string) replayed {
 		t.Fatal(err)
 	}
 	o := replayed{code: cmd.ProcessState.ExitCode(), text: log.String()}
-	if err := json.Unmarshal(out.Bytes(), &o.replayReport); err != nil {
+	if err := json.Unmarshal(out.Bytes(), &o.Report); err != nil {
 		t.Fatalf("replay %v printed no object: %v\n%s%s", args, err, out.String(), log.String())
 	}
-	t.Logf("seed %s: %+v", seed, o.replayReport)
+	t.Logf("seed %s: %+v", seed, o.Report)
 	if o.FailedRequests+o.LeasesLeft+o.RegionsLeft+o.EnginesLeft+o.EngineBlocks != 0 {
 		t.Errorf("%d requests failed; left are %d leases, %d mappings, %d engines, %d engine blocks\n%s",
 			o.FailedRequests, o.LeasesLeft, o.RegionsLeft, o.EnginesLeft, o.EngineBlocks, o.text)
