@@ -39,8 +39,10 @@ var mayImport = map[string][]string{
 	"agent":               {"lookup", "transfer", "ipc", "cudaipc", "pool"},
 	"mockengine":          {"ipc", "cudaipc", "trace"},
 	"proof":               {"cudaipc", "pool", "pool/dram", "transfer"},
+	"lab":                 {"lab/...", "settings"},
 	"lab/...":             {"..."},
-	"cmd/kvagent":         {"..."},
+	"cmd/kvagent":         {"..."}, // but nothing of the lab: TestAgentLinksNoLab
+	"cmd/kvbench":         {"lab"},
 }
 
 // mayUseC may speak to C, each to one library: foreign code lives in one package, behind checked types.
@@ -85,6 +87,25 @@ func TestForeignCodeLivesInOnePackage(t *testing.T) {
 		if _, may := mayUseC[name]; len(p.CgoFiles) > 0 && !may {
 			t.Errorf("%s imports \"C\" in %v, but only cudaipc/driver (for %s) and ipc (for %s) may: put the foreign call behind a checked type there",
 				name, p.CgoFiles, mayUseC["cudaipc/driver"], mayUseC["ipc"])
+		}
+	}
+}
+
+// ofTheLab is in kvbench and in tests, and never in the program that runs on nodes: prefixes of import paths.
+var ofTheLab = []string{module + "/lab", module + "/mockengine", module + "/pool/evict/evictsim", module + "/trace"}
+
+func TestAgentLinksNoLab(t *testing.T) {
+	for _, tags := range []string{"", "cuda"} {
+		out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-tags", tags, "./cmd/kvagent").Output()
+		if err != nil {
+			t.Fatalf("go list: %v", err)
+		}
+		for p := range strings.FieldsSeq(string(out)) {
+			for _, lab := range ofTheLab {
+				if p == lab || strings.HasPrefix(p, lab+"/") {
+					t.Errorf("cmd/kvagent links %s: what the agent needs of it belongs in a package that both may import", p)
+				}
+			}
 		}
 	}
 }

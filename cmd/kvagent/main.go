@@ -8,9 +8,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvagent/kvagent/lab/bench"
-	"github.com/kvagent/kvagent/lab/mock"
-	"github.com/kvagent/kvagent/lab/replay"
 	"github.com/kvagent/kvagent/settings"
 )
 
@@ -62,7 +59,7 @@ between the engines and the pool, and tells the engines' schedulers how much of 
   kvagent set loads=off --socket-dir DIR         switch loads or saves while it runs
 
 proof shows on a GPU that its path works there, and how fast.
-mock, replay and bench try the agent without a GPU: engines that are played, a recorded trace, and measurements.`,
+Another program, kvbench, tries the agent without a GPU: engines that are played, a recorded trace, and measurements.`,
 		Example: `  kvagent serve --socket-dir /tmp/kv --pool 1GiB &
   kvagent status --socket-dir /tmp/kv
   kvagent completion bash > /etc/bash_completion.d/kvagent`,
@@ -70,6 +67,6 @@ mock, replay and bench try the agent without a GPU: engines that are played, a r
 		SilenceErrors: true,
 	}
 	root.SetFlagErrorFunc(settings.FlagError)
-	root.AddCommand(serveCommand(), statusCommand(), setCommand(), cacheCommand(), versionCommand(), mock.Command(), replay.Command(), bench.Command(), proofCommand(), calibrateCommand(), moverCommand())
+	root.AddCommand(serveCommand(), statusCommand(), setCommand(), cacheCommand(), versionCommand(), proofCommand(), calibrateCommand(), moverCommand())
 	return root
 }

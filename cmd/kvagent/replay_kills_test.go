@@ -71,19 +71,19 @@ func redisCommand(t *testing.T) (command, spec string) {
 	return program + " " + conf, "redis://" + addr + "?fetch-within=300ms&put-within=300ms&ask-within=300ms"
 }
 
-// lab is a replay that runs, with everything that it started: by a variable that all inherit, and
+// startedReplay is a replay that runs, with everything that it started: by a variable that all inherit, and
 // by their parent, because a redis-server writes its name over its environment.
-type lab struct {
+type startedReplay struct {
 	cmd  *exec.Cmd
 	log  bytes.Buffer
 	mark string
 	over chan struct{}
 }
 
-func startLab(t *testing.T, args ...string) *lab {
+func startReplay(t *testing.T, args ...string) *startedReplay {
 	t.Helper()
 	mark := fmt.Sprintf("KVAGENT_TEST_LAB=%d", time.Now().UnixNano())
-	l := &lab{mark: mark, over: make(chan struct{})}
+	l := &startedReplay{mark: mark, over: make(chan struct{})}
 	l.cmd = kvagentCommand(t, append([]string{"replay", "--trace", sliceOfTrace, "--json"}, args...)...)
 	l.cmd.Env = append(l.cmd.Env, l.mark)
 	l.cmd.Stdout, l.cmd.Stderr = &l.log, &l.log
@@ -103,7 +103,7 @@ func startLab(t *testing.T, args ...string) *lab {
 }
 
 // processes are the command lines of what runs but the replay itself.
-func (l *lab) processes() map[int]string {
+func (l *startedReplay) processes() map[int]string {
 	all := child.Marked(l.mark)
 	for _, pid := range child.ChildrenOf(l.cmd.Process.Pid) {
 		all[pid] = child.CommandLine(pid)
@@ -113,7 +113,7 @@ func (l *lab) processes() map[int]string {
 }
 
 // await waits until the lab has a process that is looked for, and gives its number.
-func (l *lab) await(t *testing.T, what string, found func(pid int, command string) bool) (pid int) {
+func (l *startedReplay) await(t *testing.T, what string, found func(pid int, command string) bool) (pid int) {
 	t.Helper()
 	for {
 		for pid, command := range l.processes() {
@@ -131,7 +131,7 @@ func (l *lab) await(t *testing.T, what string, found func(pid int, command strin
 
 // gone waits until nothing of the lab is left, nor any of some processes, and fails if that takes
 // longer than so long.
-func (l *lab) gone(t *testing.T, all map[int]string, within time.Duration) {
+func (l *startedReplay) gone(t *testing.T, all map[int]string, within time.Duration) {
 	t.Helper()
 	for end := time.Now().Add(within); ; time.Sleep(child.Poll) {
 		left := child.Marked(l.mark)
@@ -162,7 +162,7 @@ func TestReplayEndsWithAllItStarted(t *testing.T) {
 	server, spec := redisCommand(t)
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGKILL} {
 		t.Run(sig.String(), func(t *testing.T) {
-			l := startLab(t, "--nodes", "2", "--engines", "3", "--pace", "10m", "--shared", spec, "--server", server,
+			l := startReplay(t, "--nodes", "2", "--engines", "3", "--pace", "10m", "--shared", spec, "--server", server,
 				"--kill-agent-every", "7", "--pause-agent-every", "5",
 				"--pause-engine-every", "6", "--pause-server-every", "4", "--pause-for", "1m")
 			for what, is := range map[string]string{"a stopped agent": " serve ", "a stopped engine": " mock ",
@@ -190,7 +190,7 @@ func TestReplayEndsWithAllItStarted(t *testing.T) {
 
 // A replay that comes to a halt says what it waits for, and leaves no process.
 func TestReplayNamesWhatItWaitsFor(t *testing.T) {
-	l := startLab(t, "--nodes", "2", "--stalled-after", "1s", "--pace", "1m")
+	l := startReplay(t, "--nodes", "2", "--stalled-after", "1s", "--pace", "1m")
 	engine := l.await(t, "an engine", func(_ int, command string) bool { return strings.Contains(command, " mock ") })
 	if err := syscall.Kill(engine, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)

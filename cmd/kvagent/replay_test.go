@@ -197,6 +197,7 @@ func TestReplayRefuses(t *testing.T) {
 		{nil, "trace must be given"},
 		{[]string{"--trace", bad}, ":1: input_length is 513, must be an integer from 1 to 512 with 1 hash_ids"},
 		{[]string{"--trace", sliceOfTrace, "--engine-blocks", "10"}, "engine-blocks: 10, allowed: "},
+		{[]string{"--trace", sliceOfTrace, "--kvagent", "/nowhere/kvagent"}, `kvagent: "/nowhere/kvagent", allowed: a program`},
 		{[]string{"--trace", sliceOfTrace, "--abort-rate", "2"}, "abort-rate: 2, allowed: 0 to 1"},
 		{[]string{"--trace", sliceOfTrace, "--socket", "/x", "--kill-agent-every", "5"}, "neither killed"},
 		{[]string{"--trace", sliceOfTrace, "--kill-helper-every", "5", "--shared", "redis://h:1"},

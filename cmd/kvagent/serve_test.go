@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -14,9 +15,10 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/agent/adminclient"
+	"github.com/kvagent/kvagent/lab"
 )
 
-// asCommand makes the test binary the command itself.
+// asCommand makes the test binary the command itself, or kvbench where it is asked for one of that program's commands.
 const asCommand = "KVAGENT_TEST_AS_COMMAND"
 
 func TestMain(m *testing.M) {
@@ -25,6 +27,9 @@ func TestMain(m *testing.M) {
 			endWithin = 3 * time.Second
 			leftKill, moverKill = func(int) error { return nil }, func(*os.Process) error { return nil }
 		}
+		if len(os.Args) > 1 && slices.Contains([]string{"mock", "replay", "bench"}, os.Args[1]) {
+			os.Exit(lab.Main(os.Args[1:], os.Stderr))
+		}
 		os.Args = append([]string{"kvagent"}, os.Args[1:]...)
 		main()
 		return
@@ -32,12 +37,15 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// kvagentCommand runs a command of kvagent in a process of its own.
+// kvagentCommand runs a command of kvagent, or of kvbench, in a process of its own.
 func kvagentCommand(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
+	}
+	if args[0] == "replay" {
+		args = append([]string{"replay", "--kvagent", self}, args[1:]...)
 	}
 	cmd := exec.Command(self, args...)
 	cmd.Env = append(os.Environ(), asCommand+"=1")

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/kvagent/kvagent/lab"
 	"github.com/kvagent/kvagent/pool/tierspec"
 )
 
@@ -29,10 +31,15 @@ func TestSecretsAreNotShown(t *testing.T) {
 				t.Errorf("%s: %v, want one that shows that something is hidden", where, err)
 			}
 		}
-		for _, args := range [][]string{{"serve", "--tier", spec}, {"replay", "--tier", spec}, {"replay", "--shared", spec}} {
-			root := rootCommand()
-			root.SetArgs(args)
-			hold(strings.Join(args[:2], " "), root.Execute())
+		root := rootCommand()
+		root.SetArgs([]string{"serve", "--tier", spec})
+		hold("serve", root.Execute())
+		for _, flag := range []string{"--tier", "--shared"} {
+			var log strings.Builder
+			if lab.Main([]string{"replay", flag, spec}, &log) == 0 {
+				t.Errorf("replay %s: %s was accepted", flag, spec)
+			}
+			hold("replay "+flag, errors.New(log.String()))
 		}
 		_, err := readSettings(t, nil, map[string]string{"KVAGENT_TIER": spec}, "")
 		hold("environment", err)

@@ -78,8 +78,8 @@ func benchSlabsCommand() *cobra.Command {
 blocks have other sizes, and then plays all models in turn until twice the pool has been stored.
 For each of the three phases it prints the bytes stored, the bytes evicted and moved for them, and
 the time of a reservation. In the end every block that is still stored is compared.`,
-		Example: `  kvagent bench slabs --json
-  kvagent bench slabs --pool 256MiB --slots 16KiB,40KiB,100KiB --seed 7`,
+		Example: `  kvbench bench slabs --json
+  kvbench bench slabs --pool 256MiB --slots 16KiB,40KiB,100KiB --seed 7`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.run(cmd.OutOrStdout()) },
 	}

@@ -65,9 +65,9 @@ shared or GPU memory whose every byte is derived from the prompt, so that what c
 With --fill it saves one block for each hash in a file (hex, one a line, a chain from the first on) and says "filled N";
 this is how other look-up clients are tried against a filled pool. With --hold it stays until it is ended. Otherwise it
 runs the requests of a trace, or drawn ones, and prints what became of them, one JSON object a line.`,
-		Example: `  kvagent mock --fill hashes.txt --socket-dir /tmp/kv --lookup-name lookup_rpc_port_0_dp_rank0 --block-size 128 --hold
-  kvagent mock --trace conversation.jsonl --requests 200 --socket-dir /tmp/kv
-  kvagent mock --requests 200 --kill-self-after 50 --socket-dir /tmp/kv`,
+		Example: `  kvbench mock --fill hashes.txt --socket-dir /tmp/kv --lookup-name lookup_rpc_port_0_dp_rank0 --block-size 128 --hold
+  kvbench mock --trace conversation.jsonl --requests 200 --socket-dir /tmp/kv
+  kvbench mock --requests 200 --kill-self-after 50 --socket-dir /tmp/kv`,
 		Args: cobra.NoArgs,
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
 			if err := settings.Fill(cmd.Flags(), os.LookupEnv); err != nil {

@@ -31,6 +31,7 @@ type replayAgent struct {
 	node    int
 	dir     string
 	session string
+	program string   // of the child
 	args    []string // of the child; nil: not ours
 	private bool     // dir is ours to remove
 	admin   *adminclient.Client
@@ -68,7 +69,7 @@ func newAgent(pool int64, s *replaySettings, node int, exits chan error) (*repla
 		return nil, err
 	}
 	a := useAgent(dir)
-	a.node, a.private, a.exits = node, true, exits
+	a.node, a.private, a.exits, a.program = node, true, exits, s.kvagent
 	a.args = []string{"serve", "--socket-dir", dir, "--pool", settings.FormatSize(pool), "--integrity", s.integrity,
 		"--verify-sample", strconv.Itoa(s.verify), "--eviction", s.eviction, "--device", s.device, "--log-level", "warn",
 		"--max-engines", "4096", "--max-sessions", "2048"}
@@ -88,11 +89,7 @@ func newAgent(pool int64, s *replaySettings, node int, exits chan error) (*repla
 
 // start starts the child and waits until it answers.
 func (a *replayAgent) start(ctx context.Context) error {
-	exe, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	cmd := exec.Command(exe, a.args...)
+	cmd := exec.Command(a.program, a.args...)
 	cmd.Stdout, cmd.Stderr = &a.log, &a.log
 	started, err := child.Start(cmd)
 	if err != nil {

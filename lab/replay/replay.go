@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -46,6 +48,7 @@ type replaySettings struct {
 	kernelLag           time.Duration
 	loadDeadline        time.Duration
 
+	kvagent   string // the program that is started; empty: the one beside this program
 	socket    string
 	integrity string
 	verify    int // one block in so many is checked end to end
@@ -96,8 +99,8 @@ A replay that hears nothing from its engines for --stalled-after fails and names
 end it, and everything that it started, within 20 s.
 
 It fails (exit code 1) if a byte was wrong, a request failed, or a lease or a mapping is left in the end.`,
-		Example: `  kvagent replay --trace conversation.jsonl --progress
-  kvagent replay --trace conversation.jsonl --json --kill-engine-every 200 --kill-agent-every 1000 --seed 1`,
+		Example: `  kvbench replay --trace conversation.jsonl --progress
+  kvbench replay --trace conversation.jsonl --json --kill-engine-every 200 --kill-agent-every 1000 --seed 1`,
 		Args: cobra.NoArgs,
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
 			if err := settings.Fill(cmd.Flags(), os.LookupEnv); err != nil {
@@ -139,6 +142,7 @@ func (s *replaySettings) addFlags(f *pflag.FlagSet) {
 	f.Var(settings.Duration(&s.lookupTimeout, time.Millisecond, time.Minute), "lookup-timeout", "a look-up that takes longer is a miss")
 	f.Var(settings.Duration(&s.kernelLag, 0, time.Second), "kernel-lag", "let a step's kernels begin up to so much later, at random")
 	f.Var(settings.Duration(&s.loadDeadline, time.Millisecond, time.Hour), "load-deadline", "give a load up after so long")
+	f.StringVar(&s.kvagent, "kvagent", "", "the kvagent that is started; default: the one beside this program")
 	f.StringVar(&s.socket, "socket", "", "socket directory, or session socket, of an agent that runs; default: start one")
 	f.Var(settings.Choice(&s.integrity, []string{settings.IntegrityFull, settings.IntegrityHeader}), "integrity", "integrity of the agent that is started")
 	f.Var(settings.Count(&s.verify, 0, transfer.MaxSampleEvery), "verify-sample", "verify-sample of the agent that is started; a mismatch fails the run")
@@ -189,6 +193,9 @@ func (s *replaySettings) complete() {
 	if s.engines == 0 {
 		s.engines = max(defaultEngines, s.nodes)
 	}
+	if self, err := os.Executable(); err == nil && s.kvagent == "" {
+		s.kvagent = filepath.Join(filepath.Dir(self), "kvagent")
+	}
 }
 
 func (s *replaySettings) check() error {
@@ -207,6 +214,9 @@ func (s *replaySettings) check() error {
 	if s.socket != "" && (s.killAgent+s.killMover+s.killHelper+s.pauseAgent+s.pauseHelper > 0 || s.flip) {
 		bad = append(bad, errors.New("socket: an agent that was not started here is neither killed, paused nor "+
 			"damaged, nor its movers and helpers"))
+	}
+	if _, err := exec.LookPath(s.kvagent); s.socket == "" && err != nil {
+		bad = append(bad, fmt.Errorf("kvagent: %q, allowed: a program that can be run: %w", s.kvagent, err))
 	}
 	bad = append(bad, s.checkFaults())
 	if s.killMover > 0 && (s.device == settings.DeviceAuto || s.device == settings.DeviceHost) {
