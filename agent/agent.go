@@ -159,9 +159,7 @@ func (a *Agent) Start() (err error) {
 	a.watchAdopted(true)
 	a.owned.Go(a.watchdog.run)
 	a.owned.Go(a.sweep)
-	if err = a.sockets.start(); err != nil {
-		return err
-	}
+	a.sockets.start()
 	if err = a.sockets.openFixed(ipc.LookupSocket, pool.Fingerprint{}); err != nil {
 		return err
 	}

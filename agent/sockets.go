@@ -44,12 +44,9 @@ func newLookupSockets(a *Agent) *lookupSockets {
 }
 
 // start makes ready for sockets.
-func (l *lookupSockets) start() (err error) {
-	if l.context, err = ipc.NewContext(); err != nil {
-		return err
-	}
+func (l *lookupSockets) start() {
+	l.context = ipc.NewContext()
 	l.context.LimitPeers(l.agent.share.peers)
-	return nil
 }
 
 // openFixed opens a socket that stays.

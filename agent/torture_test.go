@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/zmqclient"
 )
 
 // Engines come, save, look up, load, reset, and end in all ways, all at once and in a pool that is too small for
@@ -46,7 +47,7 @@ type player struct {
 	r                      *rig
 	name                   string
 	rng                    *rand.Rand
-	look                   *ipc.LookupClient
+	look                   *zmqclient.Client
 	loaded, wanted, leases int
 }
 

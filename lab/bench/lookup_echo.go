@@ -1,5 +1,3 @@
-//go:build !nozmq
-
 package bench
 
 import (

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/zmqclient"
 )
 
 // Sizes of the measurement.
@@ -33,7 +34,7 @@ type lookupBench struct {
 	session       uint64
 	workers       []*ipc.Conn
 	saver         *lookupSaver // nil: nobody saves
-	zmq           *ipc.Context
+	zmq           *zmqclient.Context
 	askers        []*asker
 }
 
@@ -62,7 +63,7 @@ func (b *lookupBench) open(s *lookupSettings) (err error) {
 	if err := b.register(); err != nil {
 		return err
 	}
-	if b.zmq, err = ipc.NewContext(); err != nil {
+	if b.zmq, err = zmqclient.NewContext(); err != nil {
 		return err
 	}
 	for i := range s.clients {
@@ -156,7 +157,7 @@ func registerBench(c *ipc.Conn, r *ipc.Register, parts []any) error {
 func (b *lookupBench) newAsker(seed uint64) *asker {
 	return &asker{
 		bench: b, random: rand.New(rand.NewPCG(1, 2+seed)),
-		agent: b.zmq.DialLookup(filepath.Join(b.dir, lookupSockets, lookupName)), echo: b.zmq.DialLookup(b.echoPath()),
+		agent: b.zmq.Dial(filepath.Join(b.dir, lookupSockets, lookupName)), echo: b.zmq.Dial(b.echoPath()),
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/zmqclient"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -103,7 +104,7 @@ func (b *lookupBench) setReply(bytes int) error {
 type asker struct {
 	bench       *lookupBench
 	random      *rand.Rand
-	agent, echo *ipc.LookupClient
+	agent, echo *zmqclient.Client
 	questions   []question
 	replyBytes  int // of the agent's last answer
 }

@@ -1,4 +1,4 @@
-package ipc
+package zmqclient
 
 import (
 	"fmt"
@@ -8,33 +8,35 @@ import (
 	"time"
 
 	zmq "github.com/pebbe/zmq4"
+
+	"github.com/kvagent/kvagent/ipc"
 )
 
 // What receiving, parsing and answering cost without a handler, against a plain zmq4 REP that gets the same
 // frames in turn.
 func BenchmarkLookup(b *testing.B) {
-	for _, form := range []Form{FormOwn, FormUpstream, FormAscend4, FormSimple} {
+	for _, form := range []ipc.Form{ipc.FormOwn, ipc.FormUpstream, ipc.FormAscend4, ipc.FormSimple} {
 		for _, n := range []int{128, 2048} {
 			b.Run(fmt.Sprintf("%v/%d", form, n), func(b *testing.B) { benchForm(b, form, n) })
 		}
 	}
 }
 
-func benchForm(b *testing.B, form Form, n int) {
+func benchForm(b *testing.B, form ipc.Form, n int) {
 	c, dir := testContext(b), socketDir(b)
-	s := serveLookups(b, c, dir, "l", func(*LookupRequest, time.Time) LookupReply { return LookupReply{} })
+	s := serveLookups(b, dir, "l", func(*ipc.LookupRequest, time.Time) ipc.LookupReply { return ipc.LookupReply{} })
 	stop := serveEcho(b, filepath.Join(dir, "echo"))
 	defer stop()
-	ours, echo := c.DialLookup(s.Path()), c.DialLookup(filepath.Join(dir, "echo"))
+	ours, echo := c.Dial(s.Path()), c.Dial(filepath.Join(dir, "echo"))
 	defer ours.Close()
 	defer echo.Close()
-	var f Frames
-	if err := AppendRequest(&f, &LookupRequest{Form: form, Tokens: 1, HashLen: 32, Hashes: make([]byte, 32*n)}); err != nil {
+	var f ipc.Frames
+	if err := ipc.AppendRequest(&f, &ipc.LookupRequest{Form: form, Tokens: 1, HashLen: 32, Hashes: make([]byte, 32*n)}); err != nil {
 		b.Fatal(err)
 	}
 	var took [2][]time.Duration
 	for b.Loop() {
-		for i, l := range []*LookupClient{ours, echo} {
+		for i, l := range []*Client{ours, echo} {
 			start := time.Now()
 			if _, err := l.Exchange(&f, 5*time.Second); err != nil {
 				b.Fatal(err)
@@ -77,25 +79,5 @@ func serveEcho(b *testing.B, path string) (stop func()) {
 	return func() {
 		ctx.Term()
 		<-done
-	}
-}
-
-// Parsing alone, in memory.
-func BenchmarkParse(b *testing.B) {
-	for _, form := range []Form{FormOwn, FormUpstream, FormAscend4, FormSimple} {
-		b.Run(fmt.Sprintf("%v/2048", form), func(b *testing.B) {
-			var f Frames
-			if err := AppendRequest(&f, &LookupRequest{Form: form, Tokens: 1, HashLen: 32, Hashes: make([]byte, 32*2048)}); err != nil {
-				b.Fatal(err)
-			}
-			var p Parser
-			var r LookupRequest
-			b.ReportAllocs()
-			for b.Loop() {
-				if err := p.Parse(&f, &r); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
 	}
 }

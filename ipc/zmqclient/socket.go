@@ -1,6 +1,4 @@
-//go:build !nozmq
-
-package ipc
+package zmqclient
 
 /*
 #cgo pkg-config: libzmq
@@ -16,6 +14,8 @@ import (
 	"unsafe"
 
 	zmq "github.com/pebbe/zmq4"
+
+	"github.com/kvagent/kvagent/ipc"
 )
 
 // zmq4 takes six calls into C and three allocations per frame. Here a whole message is one call and lands in
@@ -36,18 +36,18 @@ func checkLayout() error {
 // receiver is the memory of received messages. It belongs to the goroutine that owns the socket.
 type receiver struct{ rx C.kv_rx }
 
-// receive waits for a message until the timeout is over (ErrTimeout), which is negative for ever. What is beyond the
+// receive waits for a message until the timeout is over (ipc.ErrTimeout), which is negative for ever. What is beyond the
 // limits of a look-up is read and dropped.
 func (r *receiver) receive(s *zmq.Socket, timeout time.Duration) error {
 	ms := C.long(-1)
 	if timeout >= 0 {
 		ms = C.long((timeout + time.Millisecond - 1) / time.Millisecond)
 	}
-	switch rc := C.kv_receive(rawSocket(s), ms, MaxLookupBytes, MaxLookupFrames, &r.rx); rc {
+	switch rc := C.kv_receive(rawSocket(s), ms, ipc.MaxLookupBytes, ipc.MaxLookupFrames, &r.rx); rc {
 	case C.KV_OK:
 		return nil
 	case C.KV_TIMEOUT:
-		return ErrTimeout
+		return ipc.ErrTimeout
 	default:
 		return zmqError(int(-rc))
 	}
@@ -55,27 +55,15 @@ func (r *receiver) receive(s *zmq.Socket, timeout time.Duration) error {
 
 // frames is the message received last, in memory that the next receive uses again. Of one that is too large it
 // is the beginning.
-func (r *receiver) frames() Frames {
-	return Frames{Buf: unsafe.Slice((*byte)(unsafe.Pointer(r.rx.buf)), int(r.rx.len)),
+func (r *receiver) frames() ipc.Frames {
+	return ipc.Frames{Buf: unsafe.Slice((*byte)(unsafe.Pointer(r.rx.buf)), int(r.rx.len)),
 		Ends: unsafe.Slice((*int32)(unsafe.Pointer(r.rx.ends)), int(r.rx.kept))}
-}
-
-// received is how many frames and bytes the message had, and whether it was too large.
-func (r *receiver) received() (frames int, bytes int64, over bool) {
-	return int(r.rx.frames), int64(r.rx.bytes), r.rx.over != 0
-}
-
-// trim gives memory back that a large message took.
-func (r *receiver) trim() {
-	if r.rx.cap > keepReceived {
-		C.kv_free(&r.rx)
-	}
 }
 
 func (r *receiver) free() { C.kv_free(&r.rx) }
 
 // sendFrames sends a message without waiting.
-func sendFrames(s *zmq.Socket, f *Frames) error {
+func sendFrames(s *zmq.Socket, f *ipc.Frames) error {
 	rc := C.kv_send(rawSocket(s), (*C.char)(unsafe.Pointer(unsafe.SliceData(f.Buf))),
 		(*C.int32_t)(unsafe.Pointer(unsafe.SliceData(f.Ends))), C.int(f.Len()))
 	if rc != 0 {
@@ -85,3 +73,37 @@ func sendFrames(s *zmq.Socket, f *Frames) error {
 }
 
 func zmqError(errno int) error { return zmq.Errno(syscall.Errno(errno)) }
+
+// reqSocket is a REQ socket of libzmq, of one goroutine at a time. It connects in the background, again and again.
+type reqSocket struct {
+	soc *zmq.Socket
+	rx  receiver
+}
+
+func dialREQ(c *Context, path string) (*reqSocket, error) {
+	s, err := c.z.NewSocket(zmq.REQ)
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(s.SetLinger(0), s.SetMaxmsgsize(ipc.MaxLookupBytes), s.Connect("ipc://"+path)); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return &reqSocket{soc: s}, nil
+}
+
+// exchange sends a message and waits for the answer, which is in memory that the next exchange uses again.
+func (s *reqSocket) exchange(f *ipc.Frames, timeout time.Duration) (ipc.Frames, error) {
+	if err := sendFrames(s.soc, f); err != nil {
+		return ipc.Frames{}, err
+	}
+	if err := s.rx.receive(s.soc, timeout); err != nil {
+		return ipc.Frames{}, err
+	}
+	return s.rx.frames(), nil
+}
+
+func (s *reqSocket) close() {
+	s.soc.Close()
+	s.rx.free()
+}

@@ -1,4 +1,4 @@
-// One call per message on a libzmq socket. Only zmq_io.go includes this.
+// One call per message on a libzmq socket. Only socket.go includes this.
 //
 // Go's runtime interrupts threads by signals, so every call here goes on after EINTR, also between two frames of
 // one message.
