@@ -35,6 +35,11 @@ type leftBehind struct {
 	}
 }
 
+// newLeftBehind makes one that ends movers by kill; nil: SIGKILL.
+func newLeftBehind(kill func(pidfd int) error, log *zap.Logger) *leftBehind {
+	return &leftBehind{log: log, kill: kill}
+}
+
 // leftMover is a process that is still there: it was killed, or could not be.
 type leftMover struct {
 	recordedMover

@@ -35,8 +35,8 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	}
 	end := newEndBound()
 	defer end.close() // when all that follows is closed
-	left := &leftBehind{log: log, kill: leftKill}
-	take := takeover{wait: s.takeoverWait, log: log, left: left}
+	left := newLeftBehind(leftKill, log)
+	take := newTakeover(s.takeoverWait, left, log)
 	if cfg.Admin, err = take.admin(ctx, cfg.Dir, cfg.SocketGroup); err != nil {
 		return serveError(err)
 	}
@@ -45,11 +45,12 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	cfg.LeftBehind = left.status
 	var pages sync.WaitGroup
 	defer pages.Wait() // behind the pool's end
-	p, err := take.pool(ctx, s)
+	p, err := take.pool(ctx, s.dramPath, func() (*dram.Pool, error) { return openPool(s, log) })
 	if err != nil {
 		return serveError(err)
 	}
 	defer func() { err = errors.Join(err, p.Close()) }()
+	tellPool(p, s, log)
 	// Not before: until the pool is open, a successor needs all that was written down.
 	movers, err := newMoversRecord(cfg.Dir, left.left(), log)
 	if err != nil {

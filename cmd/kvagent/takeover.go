@@ -17,6 +17,11 @@ import (
 	"github.com/kvagent/kvagent/pool/dram"
 )
 
+// newTakeover makes one that waits for so long in all.
+func newTakeover(wait time.Duration, left *leftBehind, log *zap.Logger) *takeover {
+	return &takeover{wait: wait, log: log, left: left}
+}
+
 // takeover waits for an agent that is ending to let go of what this one needs. The kernel lets go of files only when it
 // has unmapped a dead agent's memory, which takes seconds for a large pool. One that lives and stays is not waited for.
 type takeover struct {
@@ -53,29 +58,25 @@ func (t *takeover) admin(ctx context.Context, dir string, group int) (l *ipc.Uni
 	return l, nil
 }
 
-// pool opens the pool, whose file another process may have. One that is held by what cannot be
+// pool opens the pool in the file of path, which another process may have. One that is held by what cannot be
 // ended is given up.
-func (t *takeover) pool(ctx context.Context, s *serveSettings) (p *dram.Pool, err error) {
-	p, err = t.openPool(ctx, s)
+func (t *takeover) pool(ctx context.Context, path string, open func() (*dram.Pool, error)) (p *dram.Pool, err error) {
+	p, err = t.openPool(ctx, open)
 	var by *dram.HeldError
 	if errors.As(err, &by) && ctx.Err() == nil {
 		if held, _ := t.left.holds(by); held {
-			if bad := t.left.giveUp(s.dramPath, err); bad != nil {
+			if bad := t.left.giveUp(path, err); bad != nil {
 				return nil, errors.Join(err, bad)
 			}
-			p, err = t.openPool(ctx, s)
+			p, err = t.openPool(ctx, open)
 		}
 	}
-	if err != nil {
-		return nil, err
-	}
-	tellPool(p, s, t.log)
-	return p, nil
+	return p, err
 }
 
-func (t *takeover) openPool(ctx context.Context, s *serveSettings) (p *dram.Pool, err error) {
+func (t *takeover) openPool(ctx context.Context, open func() (*dram.Pool, error)) (p *dram.Pool, err error) {
 	err = t.until(ctx, func() error {
-		p, err = openPool(s, t.log)
+		p, err = open()
 		return err
 	}, func(err error) (stays, held bool) {
 		var by *dram.HeldError
