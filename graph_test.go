@@ -40,6 +40,7 @@ var mayImport = map[string][]string{
 	"agent":               {"lookup", "transfer", "ipc", "cudaipc", "pool"},
 	"mockengine":          {"ipc", "ipc/zmqclient", "cudaipc", "trace"},
 	"proof":               {"cudaipc", "pool", "pool/dram", "transfer"},
+	"takeover":            {"agent", "ipc", "pool/dram"},
 	"lab":                 {"lab/...", "settings"},
 	"lab/...":             {"..."},
 	"cmd/kvagent":         {"..."}, // but nothing of the lab: TestAgentLinksNoLab

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/settings"
+	"github.com/kvagent/kvagent/takeover"
 )
 
 // probeWithin is how long a start that needs no GPU waits for a driver that the kernel knows nothing of.
@@ -35,12 +36,12 @@ func moverCommand() *cobra.Command {
 }
 
 // openDevice opens the devices of this node over the pool's arena, whose descriptor stays the caller's.
-func openDevice(s *serveSettings, arenaFD int, size int64, movers *moversRecord, log *zap.Logger) (*cudaipc.Node,
+func openDevice(s *serveSettings, arenaFD int, size int64, movers *takeover.Record, log *zap.Logger) (*cudaipc.Node,
 	error) {
 	kind := s.device
 	base := cudaipc.MoverOptions{
 		Name: "host", Device: cudaipc.HostDevice, ArenaFD: arenaFD, ArenaSize: size, Populate: true, Node: -1,
-		Env: []string{movers.env()}, Process: movers.note, Kill: moverKill,
+		Env: []string{movers.Env()}, Process: movers.Note, Kill: moverKill,
 	}
 	if kind != settings.DeviceHost {
 		if err := tellGPUs(s, log); err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool/pooltest"
+	"github.com/kvagent/kvagent/takeover"
 )
 
 // noKill makes a command's kills of movers do nothing: a mover that is stopped is then one in a
@@ -186,7 +187,7 @@ func TestStoppedMoverIsEnded(t *testing.T) {
 	case <-time.After(20 * time.Second):
 		t.Error("the engine's session does not end, though its mover is gone")
 	}
-	if !gone(mover) {
+	if !takeover.Gone(mover) {
 		t.Error("the mover is there")
 	}
 	joinWorker(t, dir)
@@ -245,7 +246,7 @@ func TestUnseenMoversStayRecorded(t *testing.T) {
 	path, dir, cmd, _, mover, _ := agentWithStoppedMover(t)
 	_ = cmd.Process.Kill()
 	_, _ = cmd.Process.Wait() // it was killed; cmd.Wait would wait for its mover, which has its standard error
-	f, err := readMovers(dir)
+	f, err := takeover.ReadMovers(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -281,10 +282,10 @@ func TestUnseenMoversStayRecorded(t *testing.T) {
 	if st := statusOf(t, dir); st.LeftBehind.Cold == "" {
 		t.Errorf("the pool is not cold: %+v: %s", st.LeftBehind, log)
 	}
-	if f, err := readMovers(dir); err != nil || len(f.Movers) != 1 || f.Movers[0].Agent.PID != next.Process.Pid {
+	if f, err := takeover.ReadMovers(dir); err != nil || len(f.Movers) != 1 || f.Movers[0].Agent.PID != next.Process.Pid {
 		t.Errorf("recorded when the file was given up: %+v, %v", f, err)
 	}
-	if gone(mover) {
+	if takeover.Gone(mover) {
 		t.Error("a process of another namespace was ended")
 	}
 	endServe(t, next)
@@ -330,7 +331,7 @@ func TestEndedAgentLeavesItsList(t *testing.T) {
 	cmd, dir, _ := startServe(t, "--dram-path", path, "--device", "host-mover")
 	st := statusOf(t, dir)
 	endServe(t, cmd)
-	if f, err := readMovers(dir); err != nil || len(f.Movers) != 1 || len(st.Movers) != 1 ||
+	if f, err := takeover.ReadMovers(dir); err != nil || len(f.Movers) != 1 || len(st.Movers) != 1 ||
 		f.Movers[0].PID != st.Movers[0].PID {
 		t.Errorf("the list of movers was written when the directory was free: %+v, %v", f, err)
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/evict"
 	"github.com/kvagent/kvagent/settings"
+	"github.com/kvagent/kvagent/takeover"
 )
 
 // serve runs an agent until a signal ends it. The directory is taken first: a second agent is refused before it
@@ -35,24 +36,24 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	}
 	end := newEndBound()
 	defer end.close() // when all that follows is closed
-	left := newLeftBehind(leftKill, log)
-	take := newTakeover(s.takeoverWait, left, log)
-	if cfg.Admin, err = take.admin(ctx, cfg.Dir, cfg.SocketGroup); err != nil {
+	left := takeover.NewLeft(leftKill, log)
+	take := takeover.New(s.takeoverWait, left, log)
+	if cfg.Admin, err = take.Admin(ctx, cfg.Dir, cfg.SocketGroup); err != nil {
 		return serveError(err)
 	}
 	defer func() { _ = cfg.Admin.Close() }() // closed already if the agent ran
-	left.end(ctx, cfg.Dir)
-	cfg.LeftBehind = left.status
+	left.End(ctx, cfg.Dir)
+	cfg.LeftBehind = left.Status
 	var pages sync.WaitGroup
 	defer pages.Wait() // behind the pool's end
-	p, err := take.pool(ctx, s.dramPath, func() (*dram.Pool, error) { return openPool(s, log) })
+	p, err := take.Pool(ctx, s.dramPath, func() (*dram.Pool, error) { return openPool(s, log) })
 	if err != nil {
 		return serveError(err)
 	}
 	defer func() { err = errors.Join(err, p.Close()) }()
 	tellPool(p, s, log)
 	// Not before: until the pool is open, a successor needs all that was written down.
-	movers, err := newMoversRecord(cfg.Dir, left.left(), log)
+	movers, err := takeover.NewRecord(cfg.Dir, left.Running(), log)
 	if err != nil {
 		return err
 	}
@@ -60,7 +61,7 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	_, fd := p.Arena()
 	watched, endWatch := context.WithCancel(ctx)
 	defer endWatch()
-	pages.Go(func() { left.watch(watched, movers.drop) })
+	pages.Go(func() { left.Watch(watched, movers.Drop) })
 	device, err := openDevice(s, fd, p.Info().Bytes, movers, log)
 	if err != nil {
 		return err
@@ -80,7 +81,7 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	defer stop()
 	end.watch(ctx, now, s.drainTimeout, a.MoverPIDs, log)
 	err = a.Run(ctx, now, s.drainTimeout)
-	movers.stop() // a successor may have the directory; the movers end after this
+	movers.Stop() // a successor may have the directory; the movers end after this
 	return serveError(err)
 }
 

@@ -1,4 +1,4 @@
-package main
+package takeover
 
 import (
 	"context"
@@ -18,14 +18,14 @@ import (
 	"github.com/kvagent/kvagent/pool/dram"
 )
 
-// leftBehind is what agents before this one left: movers that this one ends, or waits for as long
+// Left is what agents before this one left: movers that this one ends, or waits for as long
 // as it runs.
-type leftBehind struct {
+type Left struct {
 	log  *zap.Logger
 	kill func(pidfd int) error // nil: SIGKILL
 
 	unseen bool      // the agent before was in another namespace of processes
-	agents []process // that had the directory, in this life of the machine
+	agents []Process // that had the directory, in this life of the machine
 
 	mu struct {
 		sync.Mutex
@@ -35,14 +35,14 @@ type leftBehind struct {
 	}
 }
 
-// newLeftBehind makes one that ends movers by kill; nil: SIGKILL.
-func newLeftBehind(kill func(pidfd int) error, log *zap.Logger) *leftBehind {
-	return &leftBehind{log: log, kill: kill}
+// NewLeft makes one that ends movers by kill; nil: SIGKILL.
+func NewLeft(kill func(pidfd int) error, log *zap.Logger) *Left {
+	return &Left{log: log, kill: kill}
 }
 
 // leftMover is a process that is still there: it was killed, or could not be.
 type leftMover struct {
-	recordedMover
+	Mover
 	pidfd int  // negative: none could be had
 	slow  bool // it has begun its end, or was not killed and may end by itself
 }
@@ -58,10 +58,10 @@ const (
 	leftWatch      = time.Second // how often those that could not be ended are looked at
 )
 
-// end ends what the agent that had the directory before left running. The directory's lock is held:
+// End ends what the agent that had the directory before left running. The directory's lock is held:
 // that agent is dead, or has ended its sessions and is about to end its movers itself.
-func (l *leftBehind) end(ctx context.Context, dir string) {
-	f, err := readMovers(dir)
+func (l *Left) End(ctx context.Context, dir string) {
+	f, err := ReadMovers(dir)
 	if err != nil {
 		l.log.Warn("the movers of the agent before are not known", zap.Error(err))
 		return
@@ -81,9 +81,9 @@ func (l *leftBehind) end(ctx context.Context, dir string) {
 	var killed []leftMover
 	for _, m := range f.Movers {
 		if fd, err := l.strike(m); err == nil {
-			killed = append(killed, leftMover{recordedMover: m, pidfd: fd})
+			killed = append(killed, leftMover{Mover: m, pidfd: fd})
 		} else if !errors.Is(err, unix.ESRCH) {
-			l.leaveAlone(leftMover{recordedMover: m, pidfd: fd, slow: true}, err)
+			l.leaveAlone(leftMover{Mover: m, pidfd: fd, slow: true}, err)
 		}
 	}
 	until := time.Now().Add(leftEndWithin)
@@ -93,7 +93,7 @@ func (l *leftBehind) end(ctx context.Context, dir string) {
 }
 
 // leaveAlone keeps a process that was not killed: it may be a mover, which holds what movers hold.
-func (l *leftBehind) leaveAlone(m leftMover, why error) {
+func (l *Left) leaveAlone(m leftMover, why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.mu.running = append(l.mu.running, m)
@@ -103,7 +103,7 @@ func (l *leftBehind) leaveAlone(m leftMover, why error) {
 // strike kills a process if it is the one that was written down, and gives a descriptor of it.
 // ESRCH: there is none such any more. After any other error the process may be that one, and fd is
 // negative if it could not be opened.
-func (l *leftBehind) strike(m recordedMover) (fd int, err error) {
+func (l *Left) strike(m Mover) (fd int, err error) {
 	if m.PID <= 1 || m.PID == os.Getpid() {
 		return -1, fmt.Errorf("process %d: allowed is another one's mover: %w", m.PID, unix.ESRCH)
 	}
@@ -135,13 +135,13 @@ func (l *leftBehind) strike(m recordedMover) (fd int, err error) {
 
 // replaced says whether a process's number was given to another one. When a process began may be
 // hidden, which says nothing.
-func (m *recordedMover) replaced() bool {
+func (m *Mover) replaced() bool {
 	n := began(m.PID)
 	return n != 0 && m.Began != 0 && n != m.Began
 }
 
 // check says why a process is not, or may not be, the one that was written down.
-func (m *recordedMover) check() error {
+func (m *Mover) check() error {
 	if m.replaced() {
 		return unix.ESRCH
 	}
@@ -160,7 +160,7 @@ func (m *recordedMover) check() error {
 
 // checkMark looks for the mark in a process's environment. Where that cannot be read in time the
 // process waits in the kernel, and all else has to do.
-func (m *recordedMover) checkMark() error {
+func (m *Mover) checkMark() error {
 	marked := make(chan error, 1)
 	go func() { // ends when the process does, at the latest
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", m.PID))
@@ -189,7 +189,7 @@ func ended(pidfd int, within time.Duration) bool {
 }
 
 // await waits for a process that was killed.
-func (l *leftBehind) await(ctx context.Context, m leftMover, until time.Time) {
+func (l *Left) await(ctx context.Context, m leftMover, until time.Time) {
 	over := false
 	for !over && time.Now().Before(until) && ctx.Err() == nil {
 		over = ended(m.pidfd, leftPoll)
@@ -227,12 +227,12 @@ func exiting(pid int) bool {
 	return true
 }
 
-// left are the processes that could not be ended.
-func (l *leftBehind) left() (out []recordedMover) {
+// Running are the processes that could not be ended.
+func (l *Left) Running() (out []Mover) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, m := range l.mu.running {
-		out = append(out, m.recordedMover)
+		out = append(out, m.Mover)
 	}
 	return out
 }
@@ -240,8 +240,8 @@ func (l *leftBehind) left() (out []recordedMover) {
 // holds says whether a pool's file is held by what cannot be ended: the movers of the agent that
 // signed it, if that agent had this directory. patient says that those may only be slow to end. The
 // signer's host does not count: a new pod has another name, and l.agents are of this machine's life.
-func (l *leftBehind) holds(by *dram.HeldError) (held, patient bool) {
-	signer := process{by.Process, by.Began}
+func (l *Left) holds(by *dram.HeldError) (held, patient bool) {
+	signer := Process{by.Process, by.Began}
 	if by.Process == 0 || !slices.Contains(l.agents, signer) {
 		return false, false
 	}
@@ -261,7 +261,7 @@ func (l *leftBehind) holds(by *dram.HeldError) (held, patient bool) {
 // have it. Its memory is held until that process is gone. To shrink the file would free it sooner
 // where no device has pinned it; but a process that still runs would be ended by its next copy, and
 // one that is stuck with a page of the file locked would make this agent as stuck.
-func (l *leftBehind) giveUp(path string, why error) error {
+func (l *Left) giveUp(path string, why error) error {
 	if err := os.Remove(path); err != nil {
 		return err
 	}
@@ -273,19 +273,19 @@ func (l *leftBehind) giveUp(path string, why error) error {
 	return nil
 }
 
-// watch waits for the processes that could not be ended until ctx is done, and says when one is
+// Watch waits for the processes that could not be ended until ctx is done, and says when one is
 // gone.
-func (l *leftBehind) watch(ctx context.Context, gone func(process)) {
+func (l *Left) Watch(ctx context.Context, gone func(Process)) {
 	tick := time.NewTicker(leftWatch)
 	defer tick.Stop()
-	for len(l.left()) > 0 {
+	for len(l.Running()) > 0 {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
 		for _, m := range l.takeEnded() {
-			gone(m.process)
+			gone(m.Process)
 		}
 	}
 }
@@ -298,7 +298,7 @@ func (m *leftMover) over() bool {
 	return ended(m.pidfd, 0)
 }
 
-func (l *leftBehind) takeEnded() (out []leftMover) {
+func (l *Left) takeEnded() (out []leftMover) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.mu.running = slices.DeleteFunc(l.mu.running, func(m leftMover) bool {
@@ -316,8 +316,8 @@ func (l *leftBehind) takeEnded() (out []leftMover) {
 	return out
 }
 
-// status is what /status and the metrics say.
-func (l *leftBehind) status() agent.LeftBehind {
+// Status is what /status and the metrics say.
+func (l *Left) Status() agent.LeftBehind {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	out := agent.LeftBehind{Ended: l.mu.ended, Cold: l.mu.cold, PIDs: []int{}}

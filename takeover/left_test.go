@@ -1,4 +1,4 @@
-package main
+package takeover
 
 import (
 	"encoding/json"
@@ -21,25 +21,25 @@ import (
 // An agent that has stopped its record leaves alone what its successor writes.
 func TestStoppedRecordIsTheSuccessors(t *testing.T) {
 	dir := t.TempDir()
-	first, err := newMoversRecord(dir, nil, zap.NewNop())
+	first, err := NewRecord(dir, nil, zap.NewNop())
 	if err != nil {
 		t.Fatal(err)
 	}
-	first.note(77, true)
-	first.stop()
-	second, err := newMoversRecord(dir, nil, zap.NewNop())
+	first.Note(77, true)
+	first.Stop()
+	second, err := NewRecord(dir, nil, zap.NewNop())
 	if err != nil {
 		t.Fatal(err)
 	}
-	second.note(78, true)
-	first.note(77, false)
-	if f, err := readMovers(dir); err != nil || len(f.Movers) != 1 || f.Movers[0].PID != 78 {
+	second.Note(78, true)
+	first.Note(77, false)
+	if f, err := ReadMovers(dir); err != nil || len(f.Movers) != 1 || f.Movers[0].PID != 78 {
 		t.Errorf("recorded %+v, %v", f, err)
 	}
 }
 
 // startSleeper starts a process that has what movers have, of an agent that is gone.
-func startSleeper(t *testing.T) (*exec.Cmd, recordedMover) {
+func startSleeper(t *testing.T) (*exec.Cmd, Mover) {
 	t.Helper()
 	const mark = "0123"
 	cmd := exec.Command("sleep", "100")
@@ -52,20 +52,20 @@ func startSleeper(t *testing.T) (*exec.Cmd, recordedMover) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return cmd, recordedMover{process{cmd.Process.Pid, began(cmd.Process.Pid)}, exe, mark, process{1, 1}}
+	return cmd, Mover{Process{cmd.Process.Pid, began(cmd.Process.Pid)}, exe, mark, Process{1, 1}}
 }
 
 // Nothing but the very process that was written down is killed.
 func TestOnlyTheRecordedProcessIsEnded(t *testing.T) {
-	l := &leftBehind{log: zap.NewNop()}
+	l := &Left{log: zap.NewNop()}
 	_, m := startSleeper(t)
-	for name, change := range map[string]func(*recordedMover){
-		"began":  func(m *recordedMover) { m.Began++ },
-		"exe":    func(m *recordedMover) { m.Exe.Ino++ },
-		"no exe": func(m *recordedMover) { m.Exe = fileID{} },
-		"mark":   func(m *recordedMover) { m.Mark = "0124" },
-		"self":   func(m *recordedMover) { m.PID, m.Began = os.Getpid(), began(os.Getpid()) },
-		"init":   func(m *recordedMover) { m.PID, m.Began = 1, began(1) },
+	for name, change := range map[string]func(*Mover){
+		"began":  func(m *Mover) { m.Began++ },
+		"exe":    func(m *Mover) { m.Exe.Ino++ },
+		"no exe": func(m *Mover) { m.Exe = fileID{} },
+		"mark":   func(m *Mover) { m.Mark = "0124" },
+		"self":   func(m *Mover) { m.PID, m.Began = os.Getpid(), began(os.Getpid()) },
+		"init":   func(m *Mover) { m.PID, m.Began = 1, began(1) },
 	} {
 		other := m
 		change(&other)
@@ -89,36 +89,36 @@ func TestOnlyTheRecordedProcessIsEnded(t *testing.T) {
 func TestMoverThatIsLeftAlone(t *testing.T) {
 	kill := func(pidfd int) error { return unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0) }
 	for name, c := range map[string]struct {
-		change func(*recordedMover)
+		change func(*Mover)
 		kill   func(int) error
 		held   bool
 	}{
-		"no exe":      {func(m *recordedMover) { m.Exe = fileID{} }, kill, true},
-		"another exe": {func(m *recordedMover) { m.Exe.Ino++ }, kill, true},
-		"no mark":     {func(m *recordedMover) { m.Mark = "0124" }, kill, true},
-		"no begin":    {func(m *recordedMover) { m.Began = 0 }, kill, true},
-		"no right":    {func(*recordedMover) {}, func(int) error { return unix.EPERM }, true},
-		"killed":      {func(*recordedMover) {}, kill, false},
-		"replaced":    {func(m *recordedMover) { m.Began++ }, kill, false},
-		"init":        {func(m *recordedMover) { m.PID, m.Began = 1, began(1) }, kill, false},
+		"no exe":      {func(m *Mover) { m.Exe = fileID{} }, kill, true},
+		"another exe": {func(m *Mover) { m.Exe.Ino++ }, kill, true},
+		"no mark":     {func(m *Mover) { m.Mark = "0124" }, kill, true},
+		"no begin":    {func(m *Mover) { m.Began = 0 }, kill, true},
+		"no right":    {func(*Mover) {}, func(int) error { return unix.EPERM }, true},
+		"killed":      {func(*Mover) {}, kill, false},
+		"replaced":    {func(m *Mover) { m.Began++ }, kill, false},
+		"init":        {func(m *Mover) { m.PID, m.Began = 1, began(1) }, kill, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmd, m := startSleeper(t)
 			c.change(&m)
 			dir := t.TempDir()
-			text, err := json.Marshal(moversFile{machineID(), namespaceID(), []recordedMover{m}})
+			text, err := json.Marshal(File{machineID(), namespaceID(), []Mover{m}})
 			if err != nil {
 				t.Fatal(err)
 			}
 			if err := os.WriteFile(filepath.Join(dir, ipc.MoversFile), text, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			l := &leftBehind{log: zap.NewNop(), kill: c.kill}
-			l.end(t.Context(), dir)
+			l := &Left{log: zap.NewNop(), kill: c.kill}
+			l.End(t.Context(), dir)
 			by := &dram.HeldError{Process: m.Agent.PID, Began: m.Agent.Began}
 			held, patient := l.holds(by)
-			if held != c.held || held && !patient || len(l.left()) > 0 != c.held {
-				t.Errorf("held %v, patient %v, left %+v, want held %v and waited for", held, patient, l.left(), c.held)
+			if held != c.held || held && !patient || len(l.Running()) > 0 != c.held {
+				t.Errorf("held %v, patient %v, left %+v, want held %v and waited for", held, patient, l.Running(), c.held)
 			}
 			_ = cmd.Process.Kill() // it may have ended
 			_ = cmd.Wait()         // it was killed
@@ -129,7 +129,7 @@ func TestMoverThatIsLeftAlone(t *testing.T) {
 	}
 	// Without a descriptor of it, where the kernel or a filter refuses one, its number says the same.
 	cmd, m := startSleeper(t)
-	left := leftMover{recordedMover: m, pidfd: -1}
+	left := leftMover{Mover: m, pidfd: -1}
 	if left.over() {
 		t.Error("a process that runs is over")
 	}
@@ -155,13 +155,13 @@ func TestGivenUpFileKeepsItsMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	l := &leftBehind{log: zap.NewNop()}
+	l := &Left{log: zap.NewNop()}
 	if err := l.giveUp(path, errors.New("held")); err != nil {
 		t.Fatal(err)
 	}
 	text, err := io.ReadAll(file)
-	if err != nil || string(text) != "blocks" || l.status().Cold != "held" {
-		t.Errorf("%q, %v, cold %q", text, err, l.status().Cold)
+	if err != nil || string(text) != "blocks" || l.Status().Cold != "held" {
+		t.Errorf("%q, %v, cold %q", text, err, l.Status().Cold)
 	}
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the name is there: %v", err)
@@ -172,7 +172,7 @@ func TestGivenUpFileKeepsItsMemory(t *testing.T) {
 func TestMoversFileOfOthers(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, ipc.MoversFile)
-	if f, err := readMovers(dir); err != nil || len(f.Movers) != 0 {
+	if f, err := ReadMovers(dir); err != nil || len(f.Movers) != 0 {
 		t.Errorf("no file: %+v, %v", f, err)
 	}
 	for name, make := range map[string]func() error{
@@ -196,7 +196,7 @@ func TestMoversFileOfOthers(t *testing.T) {
 		if err := make(); err != nil {
 			t.Fatal(err)
 		}
-		if f, err := readMovers(dir); err == nil {
+		if f, err := ReadMovers(dir); err == nil {
 			t.Errorf("%s: %+v", name, f)
 		}
 	}
@@ -221,12 +221,12 @@ func TestPlantedMoversFile(t *testing.T) {
 			if err := errors.Join(os.WriteFile(other, []byte("kept"), 0o600), plant(next, other)); err != nil {
 				t.Fatal(err)
 			}
-			r, err := newMoversRecord(dir, nil, zap.NewNop())
+			r, err := NewRecord(dir, nil, zap.NewNop())
 			if err != nil {
 				t.Fatal(err)
 			}
 			noted := make(chan struct{})
-			go func() { r.note(77, true); close(noted) }()
+			go func() { r.Note(77, true); close(noted) }()
 			select {
 			case <-noted:
 			case <-time.After(20 * time.Second):
@@ -239,7 +239,7 @@ func TestPlantedMoversFile(t *testing.T) {
 			if text, err := os.ReadFile(other); err != nil || string(text) != "kept" {
 				t.Errorf("another file was written to: %q, %v", text, err)
 			}
-			if f, err := readMovers(dir); err != nil || len(f.Movers) != 1 || f.Movers[0].PID != 77 {
+			if f, err := ReadMovers(dir); err != nil || len(f.Movers) != 1 || f.Movers[0].PID != 77 {
 				t.Errorf("recorded %+v, %v", f, err)
 			}
 		})
@@ -253,27 +253,27 @@ func TestWhoHoldsThePool(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	old := process{77, 5}
+	old := Process{77, 5}
 	by := dram.HeldError{Process: old.PID, Began: old.Began, Host: host}
 	runs, err := unix.PidfdOpen(os.Getpid(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Close(runs)
-	stuck := func(slow bool) *leftBehind {
-		l := &leftBehind{agents: []process{old}}
-		l.mu.running = []leftMover{{recordedMover: recordedMover{Agent: old}, pidfd: runs, slow: slow}}
+	stuck := func(slow bool) *Left {
+		l := &Left{agents: []Process{old}}
+		l.mu.running = []leftMover{{Mover: Mover{Agent: old}, pidfd: runs, slow: slow}}
 		return l
 	}
 	for name, c := range map[string]struct {
-		left          *leftBehind
+		left          *Left
 		by            dram.HeldError
 		held, patient bool
 	}{
 		"stuck":           {stuck(false), by, true, false},
 		"slow":            {stuck(true), by, true, true},
-		"ended":           {&leftBehind{agents: []process{old}}, by, false, true},
-		"unseen":          {&leftBehind{agents: []process{old}, unseen: true}, by, true, true},
+		"ended":           {&Left{agents: []Process{old}}, by, false, true},
+		"unseen":          {&Left{agents: []Process{old}, unseen: true}, by, true, true},
 		"another process": {stuck(false), dram.HeldError{Process: 78, Began: 5, Host: host}, false, false},
 		"another life":    {stuck(false), dram.HeldError{Process: 77, Began: 6, Host: host}, false, false},
 		"another pod":     {stuck(false), dram.HeldError{Process: 77, Began: 5, Host: "x" + host}, true, false},

@@ -1,4 +1,4 @@
-package main
+package takeover
 
 import (
 	"crypto/rand"
@@ -26,23 +26,23 @@ import (
 // this life of the machine and this namespace of processes, the file that it runs, and a mark that
 // only the movers of one agent have in their environment.
 
-// moversFile is what is written down.
-type moversFile struct {
-	Machine   string          `json:"machine"`   // the kernel's boot_id
-	Namespace uint64          `json:"namespace"` // inode of the namespace of processes
-	Movers    []recordedMover `json:"movers"`
+// File is what is written down.
+type File struct {
+	Machine   string  `json:"machine"`   // the kernel's boot_id
+	Namespace uint64  `json:"namespace"` // inode of the namespace of processes
+	Movers    []Mover `json:"movers"`
 }
 
-// recordedMover is one process.
-type recordedMover struct {
-	process
+// Mover is one process.
+type Mover struct {
+	Process
 	Exe   fileID  `json:"exe"`
 	Mark  string  `json:"mark"`  // the value of markEnv
-	Agent process `json:"agent"` // that started it
+	Agent Process `json:"agent"` // that started it
 }
 
-// process is one process of a namespace and a life of the machine.
-type process struct {
+// Process is one process of a namespace and a life of the machine.
+type Process struct {
 	PID   int    `json:"pid"`
 	Began uint64 `json:"began"` // clock ticks since the machine did
 }
@@ -58,63 +58,63 @@ const markEnv = "KVAGENT_MOVER_MARK"
 // maxMoversFile is the most of the file that is read, bytes: some thousand movers.
 const maxMoversFile = 1 << 20
 
-// moversRecord writes the file of this agent.
-type moversRecord struct {
+// Record writes the file of this agent.
+type Record struct {
 	path  string
-	agent process
+	agent Process
 	mark  string
 	log   *zap.Logger
 
 	mu      sync.Mutex
-	file    moversFile
+	file    File
 	stopped bool
 }
 
-// newMoversRecord replaces the list of the agents before, and goes on with what is left of it: their
+// NewRecord replaces the list of the agents before, and goes on with what is left of it: their
 // successor's successor is to know of it too.
-func newMoversRecord(dir string, left []recordedMover, log *zap.Logger) (*moversRecord, error) {
+func NewRecord(dir string, left []Mover, log *zap.Logger) (*Record, error) {
 	var mark [16]byte
 	if _, err := rand.Read(mark[:]); err != nil {
 		return nil, fmt.Errorf("a mark for movers: %w", err)
 	}
-	r := &moversRecord{
+	r := &Record{
 		path: filepath.Join(dir, ipc.MoversFile), mark: hex.EncodeToString(mark[:]), log: log,
-		agent: process{os.Getpid(), began(os.Getpid())}, file: moversFile{Machine: machineID(), Namespace: namespaceID(),
+		agent: Process{os.Getpid(), began(os.Getpid())}, file: File{Machine: machineID(), Namespace: namespaceID(),
 			Movers: left},
 	}
 	r.write()
 	return r, nil
 }
 
-// env is what movers have in their environment.
-func (r *moversRecord) env() string { return markEnv + "=" + r.mark }
+// Env is what movers have in their environment.
+func (r *Record) Env() string { return markEnv + "=" + r.mark }
 
-// note enters a process that has started, or takes one out that is reaped.
-func (r *moversRecord) note(pid int, runs bool) {
+// Note enters a process that has started, or takes one out that is reaped.
+func (r *Record) Note(pid int, runs bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.file.Movers = slices.DeleteFunc(r.file.Movers, func(m recordedMover) bool {
+	r.file.Movers = slices.DeleteFunc(r.file.Movers, func(m Mover) bool {
 		return m.Agent == r.agent &&
 			m.PID == pid
 	})
 	if runs {
 		exe, _ := exeOf(pid) // unknown: then the successor leaves it alone, and goes on without the pool's file
-		r.file.Movers = append(r.file.Movers, recordedMover{process{pid, began(pid)}, exe, r.mark, r.agent})
+		r.file.Movers = append(r.file.Movers, Mover{Process{pid, began(pid)}, exe, r.mark, r.agent})
 	}
 	r.write()
 }
 
-// drop takes a process out that an agent before had left, and that has ended by now.
-func (r *moversRecord) drop(p process) {
+// Drop takes a process out that an agent before had left, and that has ended by now.
+func (r *Record) Drop(p Process) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.file.Movers = slices.DeleteFunc(r.file.Movers, func(m recordedMover) bool { return m.process == p })
+	r.file.Movers = slices.DeleteFunc(r.file.Movers, func(m Mover) bool { return m.Process == p })
 	r.write()
 }
 
-// stop ends all writing: the directory is another agent's, or will be. The entries that are left do
+// Stop ends all writing: the directory is another agent's, or will be. The entries that are left do
 // no harm, because none of them is another process.
-func (r *moversRecord) stop() {
+func (r *Record) Stop() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.stopped = true
@@ -122,7 +122,7 @@ func (r *moversRecord) stop() {
 
 // write puts the file in the place of the last one; without movers there is none. r.mu is held, or
 // r is new.
-func (r *moversRecord) write() {
+func (r *Record) write() {
 	if r.stopped {
 		return
 	}
@@ -133,7 +133,7 @@ func (r *moversRecord) write() {
 	}
 }
 
-func (r *moversRecord) replace() error {
+func (r *Record) replace() error {
 	if len(r.file.Movers) == 0 {
 		if err := os.Remove(r.path); !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -171,32 +171,32 @@ func writeNew(path string, text []byte) error {
 	}
 }
 
-// readMovers reads what the agent before wrote down; none is no error.
-func readMovers(dir string) (f moversFile, err error) {
+// ReadMovers reads what the agent before wrote down; none is no error.
+func ReadMovers(dir string) (f File, err error) {
 	path := filepath.Join(dir, ipc.MoversFile)
 	fd, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return moversFile{}, nil
+		return File{}, nil
 	}
 	if err != nil {
-		return moversFile{}, err
+		return File{}, err
 	}
 	defer fd.Close()
 	var st unix.Stat_t
 	if err := unix.Fstat(int(fd.Fd()), &st); err != nil {
-		return moversFile{}, err
+		return File{}, err
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG || int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0 ||
 		st.Size > maxMoversFile {
-		return moversFile{}, fmt.Errorf("%s: uid %d, mode %o, %d bytes, allowed: a file of uid %d that only it can write, at most %d bytes",
+		return File{}, fmt.Errorf("%s: uid %d, mode %o, %d bytes, allowed: a file of uid %d that only it can write, at most %d bytes",
 			path, st.Uid, st.Mode, st.Size, os.Geteuid(), maxMoversFile)
 	}
 	text := make([]byte, st.Size)
 	if _, err := fd.ReadAt(text, 0); err != nil {
-		return moversFile{}, err
+		return File{}, err
 	}
 	if err := json.Unmarshal(text, &f); err != nil {
-		return moversFile{}, fmt.Errorf("%s: %w", path, err)
+		return File{}, fmt.Errorf("%s: %w", path, err)
 	}
 	return f, nil
 }

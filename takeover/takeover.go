@@ -1,4 +1,6 @@
-package main
+// Package takeover takes a socket directory and a pool's file over from the agent that had them before, and ends the movers
+// that it left.
+package takeover
 
 import (
 	"context"
@@ -17,28 +19,28 @@ import (
 	"github.com/kvagent/kvagent/pool/dram"
 )
 
-// newTakeover makes one that waits for so long in all.
-func newTakeover(wait time.Duration, left *leftBehind, log *zap.Logger) *takeover {
-	return &takeover{wait: wait, log: log, left: left}
+// New makes one that waits for so long in all.
+func New(wait time.Duration, left *Left, log *zap.Logger) *Takeover {
+	return &Takeover{wait: wait, log: log, left: left}
 }
 
-// takeover waits for an agent that is ending to let go of what this one needs. The kernel lets go of files only when it
+// Takeover waits for an agent that is ending to let go of what this one needs. The kernel lets go of files only when it
 // has unmapped a dead agent's memory, which takes seconds for a large pool. One that lives and stays is not waited for.
-type takeover struct {
+type Takeover struct {
 	wait time.Duration // in all
 	log  *zap.Logger
 	end  time.Time // of the wait, once it has begun
-	left *leftBehind
+	left *Left
 }
 
 const (
-	takeoverPoll = 20 * time.Millisecond
-	// takeoverGrace is how long a process must be seen alive to be one that stays: a signal that kills takes a moment.
-	takeoverGrace = 300 * time.Millisecond
+	poll = 20 * time.Millisecond
+	// grace is how long a process must be seen alive to be one that stays: a signal that kills takes a moment.
+	grace = 300 * time.Millisecond
 )
 
-// admin takes the socket directory, and waits until the agent that had it is gone, its memory too.
-func (t *takeover) admin(ctx context.Context, dir string, group int) (l *ipc.UnixListener, err error) {
+// Admin takes the socket directory, and waits until the agent that had it is gone, its memory too.
+func (t *Takeover) Admin(ctx context.Context, dir string, group int) (l *ipc.UnixListener, err error) {
 	before, known := lockHolder(dir)
 	err = t.until(ctx, func() error {
 		l, err = agent.ListenAdmin(dir, group)
@@ -53,14 +55,14 @@ func (t *takeover) admin(ctx context.Context, dir string, group int) (l *ipc.Uni
 	if err != nil || !known || before == os.Getpid() {
 		return l, err
 	}
-	for ending(before) && !gone(before) && t.pause(ctx) { // it holds nothing but memory
+	for ending(before) && !Gone(before) && t.pause(ctx) { // it holds nothing but memory
 	}
 	return l, nil
 }
 
-// pool opens the pool in the file of path, which another process may have. One that is held by what cannot be
+// Pool opens the pool in the file of path, which another process may have. One that is held by what cannot be
 // ended is given up.
-func (t *takeover) pool(ctx context.Context, path string, open func() (*dram.Pool, error)) (p *dram.Pool, err error) {
+func (t *Takeover) Pool(ctx context.Context, path string, open func() (*dram.Pool, error)) (p *dram.Pool, err error) {
 	p, err = t.openPool(ctx, open)
 	var by *dram.HeldError
 	if errors.As(err, &by) && ctx.Err() == nil {
@@ -74,7 +76,7 @@ func (t *takeover) pool(ctx context.Context, path string, open func() (*dram.Poo
 	return p, err
 }
 
-func (t *takeover) openPool(ctx context.Context, open func() (*dram.Pool, error)) (p *dram.Pool, err error) {
+func (t *Takeover) openPool(ctx context.Context, open func() (*dram.Pool, error)) (p *dram.Pool, err error) {
 	err = t.until(ctx, func() error {
 		p, err = open()
 		return err
@@ -92,7 +94,7 @@ func (t *takeover) openPool(ctx context.Context, open func() (*dram.Pool, error)
 }
 
 // until tries to open something until nobody holds it, somebody does who stays, or the time is over.
-func (t *takeover) until(ctx context.Context, open func() error, judge func(error) (stays, held bool)) error {
+func (t *Takeover) until(ctx context.Context, open func() error, judge func(error) (stays, held bool)) error {
 	var alive time.Time // since when the holder is seen to stay
 	for {
 		err := open()
@@ -104,7 +106,7 @@ func (t *takeover) until(ctx context.Context, open func() error, judge func(erro
 			alive = time.Time{}
 		case alive.IsZero():
 			alive = now
-		case now.Sub(alive) >= takeoverGrace:
+		case now.Sub(alive) >= grace:
 			return err
 		}
 		if t.end.IsZero() {
@@ -117,7 +119,7 @@ func (t *takeover) until(ctx context.Context, open func() error, judge func(erro
 }
 
 // pause waits a little; false when the time is over.
-func (t *takeover) pause(ctx context.Context) bool {
+func (t *Takeover) pause(ctx context.Context) bool {
 	now := time.Now()
 	if t.end.IsZero() {
 		t.end = now.Add(t.wait)
@@ -128,7 +130,7 @@ func (t *takeover) pause(ctx context.Context) bool {
 	select {
 	case <-ctx.Done():
 		return false
-	case <-time.After(takeoverPoll):
+	case <-time.After(poll):
 		return true
 	}
 }
@@ -170,8 +172,8 @@ func ending(pid int) bool {
 	return false
 }
 
-// gone is true when nothing is left of a process but what its parent has to collect.
-func gone(pid int) bool {
+// Gone is true when nothing is left of a process but what its parent has to collect.
+func Gone(pid int) bool {
 	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	if err != nil {
 		return true
