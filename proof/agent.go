@@ -37,7 +37,7 @@ func openAgent(o *order, fds []int) (*arena, *cudaipc.CUDA, error) {
 	if err != nil || o.Import == nil {
 		return a, d, err
 	}
-	im, next := *o.Import, 0
+	im, next := o.Import.Import, 0
 	for i := range im.Regions {
 		if withFD(&im.Regions[i]) {
 			im.Regions[i].FD = fds[next]

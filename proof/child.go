@@ -26,6 +26,12 @@ const (
 	opCopy    = "copy"    // agent: copy all of Region, both ways, for ever
 )
 
+// sentImport is an import as it goes to another process, without the channel that ends it.
+type sentImport struct {
+	cudaipc.Import
+	Gone *struct{} `json:",omitempty"` // hides the channel, which JSON has no form for
+}
+
 // order is one packet to a child.
 type order struct {
 	Op      string           `json:"op"`
@@ -39,7 +45,7 @@ type order struct {
 	Delay   time.Duration    `json:"delay,omitempty"`
 	Step    uint64           `json:"step,omitempty"`
 	Rounds  int              `json:"rounds,omitempty"`
-	Import  *cudaipc.Import  `json:"import,omitempty"`
+	Import  *sentImport      `json:"import,omitempty"`
 }
 
 // answer is one packet back.

@@ -143,7 +143,7 @@ func (b *bench) agentOf(e *child) (*child, error) {
 		}
 	}
 	defer closeAll(fds)
-	return b.start(&order{Op: opAgent, Sizes: []int64{b.sizes.region}, Import: &im}, fds...)
+	return b.start(&order{Op: opAgent, Sizes: []int64{b.sizes.region}, Import: &sentImport{Import: im}}, fds...)
 }
 
 func closeAll(fds []int) {
