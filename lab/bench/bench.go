@@ -6,6 +6,6 @@ import "github.com/spf13/cobra"
 // Command is bench with all its measurements.
 func Command() *cobra.Command {
 	bench := &cobra.Command{Use: "bench", Short: "Measure a part against its reference in the same run"}
-	bench.AddCommand(benchLookupCommand(), benchIndexCommand(), benchTransferCommand(), benchPolicyCommand(), benchRecoverCommand(), benchDiskCommand(), benchSlabsCommand())
+	bench.AddCommand(lookupCommand(), indexCommand(), transferCommand(), policyCommand(), recoverCommand(), diskCommand(), slabsCommand())
 	return bench
 }

@@ -11,24 +11,24 @@ import (
 	"github.com/kvagent/kvagent/lab/child"
 )
 
-// benchChild is a process of this program that serves a measurement. It says that it is ready, then does what each line of its input
+// childProcess is a process of this program that serves a measurement. It says that it is ready, then does what each line of its input
 // says, and ends with its input: so none outlives the measurement, however that ends.
-type benchChild struct {
+type childProcess struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
 	out *bufio.Reader
 	log child.Tail
 }
 
-const benchChildDone = "done\n"
+const childDone = "done\n"
 
-// startBenchChild runs kvagent with these arguments, and waits until the child is ready.
-func startBenchChild(args ...string) (*benchChild, error) {
+// startChildProcess runs kvagent with these arguments, and waits until the child is ready.
+func startChildProcess(args ...string) (*childProcess, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	c := &benchChild{cmd: exec.Command(self, args...)}
+	c := &childProcess{cmd: exec.Command(self, args...)}
 	c.cmd.Stderr = &c.log
 	in, inErr := c.cmd.StdinPipe()
 	out, outErr := c.cmd.StdoutPipe()
@@ -46,30 +46,30 @@ func startBenchChild(args ...string) (*benchChild, error) {
 }
 
 // tell gives the child a line, and waits until it is done with it.
-func (c *benchChild) tell(line string) error {
+func (c *childProcess) tell(line string) error {
 	if _, err := io.WriteString(c.in, line+"\n"); err != nil {
 		return err
 	}
 	return c.await()
 }
 
-func (c *benchChild) await() error {
-	if said, err := c.out.ReadString('\n'); err != nil || said != benchChildDone {
+func (c *childProcess) await() error {
+	if said, err := c.out.ReadString('\n'); err != nil || said != childDone {
 		return fmt.Errorf("a process of the measurement said %q: %w", said, errors.Join(err, errors.New(c.log.String())))
 	}
 	return nil
 }
 
-func (c *benchChild) close() error {
+func (c *childProcess) close() error {
 	err := c.in.Close()
 	return errors.Join(err, c.cmd.Wait())
 }
 
-// serveBench is the child's side: do is called with each line. It returns at the end of the input, or when nobody listens.
-func serveBench(in io.Reader, out io.Writer, do func(line string) error) error {
+// serveParent is the child's side: do is called with each line. It returns at the end of the input, or when nobody listens.
+func serveParent(in io.Reader, out io.Writer, do func(line string) error) error {
 	lines := bufio.NewScanner(in)
 	for {
-		if _, err := io.WriteString(out, benchChildDone); err != nil {
+		if _, err := io.WriteString(out, childDone); err != nil {
 			return err
 		}
 		if !lines.Scan() {

@@ -47,7 +47,7 @@ const (
 	maxDiskRounds                        = 1000
 )
 
-func benchDiskCommand() *cobra.Command {
+func diskCommand() *cobra.Command {
 	s := diskSettings{}
 	cmd := &cobra.Command{
 		Use:   "disk",
@@ -63,7 +63,7 @@ func benchDiskCommand() *cobra.Command {
 			if err := s.check(); err != nil {
 				return settings.Invalid(err)
 			}
-			report, err := benchDisk(&s)
+			report, err := measureDisk(&s)
 			if err != nil {
 				return err
 			}

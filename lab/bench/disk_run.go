@@ -32,7 +32,7 @@ type diskBench struct {
 	memory   [][]byte // of each goroutine
 }
 
-func benchDisk(s *diskSettings) (r *diskReport, err error) {
+func measureDisk(s *diskSettings) (r *diskReport, err error) {
 	dir, err := os.MkdirTemp(s.dir, "kvagent-bench-disk-")
 	if err != nil {
 		return nil, err

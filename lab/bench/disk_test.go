@@ -8,7 +8,7 @@ import (
 
 func TestBenchDisk(t *testing.T) {
 	var out bytes.Buffer
-	cmd := benchDiskCommand()
+	cmd := diskCommand()
 	cmd.SetOut(&out)
 	cmd.SetArgs([]string{"--json", "--dir", t.TempDir(), "--bytes", "33554432", "--rounds", "1", "--block-bytes", "65536"})
 	if err := cmd.Execute(); err != nil {
@@ -25,7 +25,7 @@ func TestBenchDisk(t *testing.T) {
 		t.Fatalf("quartiles of 1 to 3: %v, %v, %v", low, median, high)
 	}
 	for _, args := range [][]string{{"--bytes", "5"}, {"--block-bytes", "5000"}, {"--rounds", "0"}} {
-		cmd = benchDiskCommand()
+		cmd = diskCommand()
 		cmd.SetArgs(args)
 		if err := cmd.Execute(); err == nil {
 			t.Errorf("%v was accepted", args)

@@ -39,7 +39,7 @@ const (
 	indexBytesPerShard = 1024
 )
 
-func benchIndexCommand() *cobra.Command {
+func indexCommand() *cobra.Command {
 	var asJSON bool
 	blocks := []int{10_000, 1_000_000, 10_000_000}
 	wide := defaultWideBlocks
@@ -50,7 +50,7 @@ func benchIndexCommand() *cobra.Command {
 			fmt.Sprint(indexChain) + " blocks drawn at random.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			report, err := benchIndex(blocks, wide)
+			report, err := measureIndex(blocks, wide)
 			if err != nil {
 				return err
 			}
@@ -66,12 +66,12 @@ func benchIndexCommand() *cobra.Command {
 	return cmd
 }
 
-func benchIndex(sizes []int, wide int) (r indexReport, err error) {
+func measureIndex(sizes []int, wide int) (r indexReport, err error) {
 	for _, n := range sizes {
 		if n < indexPinChain || n > maxIndexBlocks {
 			return r, fmt.Errorf("--blocks has %d, must be %d to %d", n, indexPinChain, maxIndexBlocks)
 		}
-		row, err := benchIndexSize(n)
+		row, err := measureIndexSize(n)
 		if err != nil {
 			return r, err
 		}

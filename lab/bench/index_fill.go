@@ -78,7 +78,7 @@ func (f *filledIndex) bytesPerBlock() float64 {
 	return float64(f.pool.Stats().IndexBytes) / float64(f.blocks)
 }
 
-func benchIndexSize(n int) (row indexRow, err error) {
+func measureIndexSize(n int) (row indexRow, err error) {
 	f, err := fillIndex(n, 1)
 	if err != nil {
 		return row, err

@@ -8,7 +8,7 @@ import (
 
 func TestBenchIndexKeepsItsBudget(t *testing.T) {
 	var out bytes.Buffer
-	cmd := benchIndexCommand()
+	cmd := indexCommand()
 	cmd.SetOut(&out)
 	cmd.SetArgs([]string{"--json", "--blocks", "10000,100000", "--wide-blocks", "100000"})
 	if err := cmd.Execute(); err != nil {
@@ -32,7 +32,7 @@ func TestBenchIndexKeepsItsBudget(t *testing.T) {
 	if r.BytesPerBlock8Shards > 156 {
 		t.Errorf("%.1f bytes per block of 8 shards, allowed are 156", r.BytesPerBlock8Shards)
 	}
-	cmd = benchIndexCommand()
+	cmd = indexCommand()
 	cmd.SetArgs([]string{"--blocks", "5"})
 	if err := cmd.Execute(); err == nil {
 		t.Error("--blocks 5 was accepted")

@@ -49,7 +49,7 @@ var (
 	lookupHashes = []int{1, 128, 2048}
 )
 
-func benchLookupCommand() *cobra.Command {
+func lookupCommand() *cobra.Command {
 	s := lookupSettings{}
 	cmd := &cobra.Command{
 		Use:   "lookup",
@@ -71,7 +71,7 @@ func benchLookupCommand() *cobra.Command {
 			if s.clients < 1 || s.clients > maxLookupClients {
 				return settings.Invalid(fmt.Errorf("--clients is %d, must be 1 to %d", s.clients, maxLookupClients))
 			}
-			rows, err := benchLookup(&s)
+			rows, err := measureLookup(&s)
 			if err != nil {
 				return err
 			}
@@ -88,13 +88,13 @@ func benchLookupCommand() *cobra.Command {
 	return cmd
 }
 
-func benchLookup(s *lookupSettings) (rows []lookupRow, err error) {
+func measureLookup(s *lookupSettings) (rows []lookupRow, err error) {
 	wide := []int{1, wideRanks}
 	if s.saves {
 		wide = wide[:1]
 	}
 	for _, ranks := range wide {
-		more, err := benchLookupRanks(s, ranks)
+		more, err := measureLookupRanks(s, ranks)
 		if err != nil {
 			return nil, fmt.Errorf("%d ranks: %w", ranks, err)
 		}
@@ -103,8 +103,8 @@ func benchLookup(s *lookupSettings) (rows []lookupRow, err error) {
 	return rows, nil
 }
 
-// benchLookupRanks asks in all forms an engine of one rank, and of several in the own form.
-func benchLookupRanks(s *lookupSettings, ranks int) (rows []lookupRow, err error) {
+// measureLookupRanks asks in all forms an engine of one rank, and of several in the own form.
+func measureLookupRanks(s *lookupSettings, ranks int) (rows []lookupRow, err error) {
 	b, err := newLookupBench(s, ranks)
 	if err != nil {
 		return nil, err

@@ -49,7 +49,7 @@ func lookupAgentCommand() *cobra.Command {
 			if err := a.open(filepath.Join(args[0], lookupSockets), chains, ranks, args[3] == lookupReal); err != nil {
 				return err
 			}
-			return serveBench(cmd.InOrStdin(), cmd.OutOrStdout(), func(string) error { return nil })
+			return serveParent(cmd.InOrStdin(), cmd.OutOrStdout(), func(string) error { return nil })
 		},
 	}
 }
@@ -87,7 +87,7 @@ func (a *lookupAgent) openDevice(memory bool) (err error) {
 		a.device, err = cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: fd, ArenaSize: a.pool.Info().Bytes})
 		return err
 	}
-	fd, err := benchMemory(lookupEngineBytes)
+	fd, err := newMemory(lookupEngineBytes)
 	if err != nil {
 		return err
 	}
@@ -137,8 +137,8 @@ func lookupRegistration(ranks int) *ipc.Register {
 	}
 }
 
-// benchMemory is a memfd of some bytes.
-func benchMemory(size int64) (fd int, err error) {
+// newMemory is a memfd of some bytes.
+func newMemory(size int64) (fd int, err error) {
 	if fd, err = unix.MemfdCreate("kvagent-bench", unix.MFD_CLOEXEC); err != nil {
 		return -1, fmt.Errorf("memfd: %w", err)
 	}

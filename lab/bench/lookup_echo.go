@@ -28,7 +28,7 @@ func lookupEchoCommand() *cobra.Command {
 				return err
 			}
 			defer func() { err = errors.Join(err, e.close()) }()
-			return serveBench(cmd.InOrStdin(), cmd.OutOrStdout(), e.setReply)
+			return serveParent(cmd.InOrStdin(), cmd.OutOrStdout(), e.setReply)
 		},
 	}
 }

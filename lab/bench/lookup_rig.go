@@ -28,7 +28,7 @@ const (
 type lookupBench struct {
 	ranks, chains int
 	dir           string
-	server, echo  *benchChild
+	server, echo  *childProcess
 	replyBytes    int // of the echo
 	scheduler     *ipc.Conn
 	session       uint64
@@ -50,14 +50,14 @@ func (b *lookupBench) open(s *lookupSettings) (err error) {
 	if b.dir, err = os.MkdirTemp("", "kvagent"); err != nil {
 		return err
 	}
-	if b.echo, err = startBenchChild("bench", "lookup", "echo", b.echoPath()); err != nil {
+	if b.echo, err = startChildProcess("bench", "lookup", "echo", b.echoPath()); err != nil {
 		return err
 	}
 	kind := lookupVirtual
 	if s.saves {
 		kind = lookupReal
 	}
-	if b.server, err = startBenchChild("bench", "lookup", "agent", b.dir, strconv.Itoa(b.chains), strconv.Itoa(b.ranks), kind); err != nil {
+	if b.server, err = startChildProcess("bench", "lookup", "agent", b.dir, strconv.Itoa(b.chains), strconv.Itoa(b.ranks), kind); err != nil {
 		return err
 	}
 	if err := b.register(); err != nil {
@@ -93,7 +93,7 @@ func (b *lookupBench) register() error {
 }
 
 func (b *lookupBench) registerRank(worker ipc.Register, rank uint32) error {
-	fd, err := benchMemory(lookupEngineBytes)
+	fd, err := newMemory(lookupEngineBytes)
 	if err != nil {
 		return err
 	}
@@ -101,7 +101,7 @@ func (b *lookupBench) registerRank(worker ipc.Register, rank uint32) error {
 	worker.Role, worker.Rank, worker.Shard, worker.LookupName = ipc.RoleWorker, rank, rank, ""
 	worker.Regions, worker.Segments = 1, 1
 	c, err := b.openSession(&worker, []any{
-		&benchRegion{&ipc.Regions{Req: 1, List: []ipc.RegionDesc{{Kind: ipc.RegionFD, Size: lookupEngineBytes}}}, fd},
+		&sentRegion{&ipc.Regions{Req: 1, List: []ipc.RegionDesc{{Kind: ipc.RegionFD, Size: lookupEngineBytes}}}, fd},
 		&ipc.Segments{Req: 1, List: []ipc.SegmentDesc{{Stride: lookupShardBytes, Bytes: lookupShardBytes}}},
 	})
 	if err != nil {
@@ -111,8 +111,8 @@ func (b *lookupBench) registerRank(worker ipc.Register, rank uint32) error {
 	return nil
 }
 
-// benchRegion is a REGIONS with the descriptor of its only region.
-type benchRegion struct {
+// sentRegion is a REGIONS with the descriptor of its only region.
+type sentRegion struct {
 	message *ipc.Regions
 	fd      int
 }
@@ -138,7 +138,7 @@ func registerBench(c *ipc.Conn, r *ipc.Register, parts []any) error {
 	}
 	for _, p := range parts {
 		var err error
-		if region, ok := p.(*benchRegion); ok {
+		if region, ok := p.(*sentRegion); ok {
 			err = c.Send(region.message, region.fd)
 		} else {
 			err = c.Send(p)
@@ -173,7 +173,7 @@ func (b *lookupBench) close() (err error) {
 			err = errors.Join(err, c.Close())
 		}
 	}
-	for _, child := range []*benchChild{b.server, b.echo} {
+	for _, child := range []*childProcess{b.server, b.echo} {
 		if child != nil {
 			err = errors.Join(err, child.close())
 		}

@@ -49,7 +49,7 @@ func startSaver(dir string) (*lookupSaver, error) {
 }
 
 func (s *lookupSaver) register() error {
-	fd, err := benchMemory(saveBlocks * saveBlockBytes)
+	fd, err := newMemory(saveBlocks * saveBlockBytes)
 	if err != nil {
 		return err
 	}
@@ -59,7 +59,7 @@ func (s *lookupSaver) register() error {
 		Identity: []ipc.Pair{{Key: "dtype", Value: "bfloat16"}, {Key: "model", Value: "saver"}, {Key: "tenant", Value: ""}},
 		Groups:   []ipc.GroupDesc{{BlockTokens: lookupBlockTokens, NumBlocks: saveBlocks}},
 	}, []any{
-		&benchRegion{&ipc.Regions{Req: 1, List: []ipc.RegionDesc{{Kind: ipc.RegionFD, Size: saveBlocks * saveBlockBytes}}}, fd},
+		&sentRegion{&ipc.Regions{Req: 1, List: []ipc.RegionDesc{{Kind: ipc.RegionFD, Size: saveBlocks * saveBlockBytes}}}, fd},
 		&ipc.Segments{Req: 1, List: []ipc.SegmentDesc{{Stride: saveBlockBytes, Bytes: saveBlockBytes}}},
 	})
 }

@@ -45,7 +45,7 @@ type policySettings struct {
 	json       bool
 }
 
-func benchPolicyCommand() *cobra.Command {
+func policyCommand() *cobra.Command {
 	s := policySettings{capacities: []int{defaultPolicyBlock}, seed: defaultPolicySeed}
 	cmd := &cobra.Command{
 		Use:   "policy [--trace FILE] [--workload NAME]",
@@ -72,7 +72,7 @@ func (s *policySettings) run(out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	rows, err := benchPolicies(makers, s.capacities)
+	rows, err := measurePolicies(makers, s.capacities)
 	if err != nil {
 		return err
 	}

@@ -18,8 +18,8 @@ import (
 // streamMaker gives a stream when its turn comes: all of them at once take gigabytes.
 type streamMaker func() *evictsim.Stream
 
-// benchPolicies runs each stream at each capacity, as many streams at once as there are cores.
-func benchPolicies(makers []streamMaker, capacities []int) ([]policyReport, error) {
+// measurePolicies runs each stream at each capacity, as many streams at once as there are cores.
+func measurePolicies(makers []streamMaker, capacities []int) ([]policyReport, error) {
 	rows, errs := make([]policyReport, len(makers)*len(capacities)), make([]error, len(makers))
 	runs := runsAlone
 	if len(makers) > 1 {
@@ -30,7 +30,7 @@ func benchPolicies(makers []streamMaker, capacities []int) ([]policyReport, erro
 	for range min(runtime.GOMAXPROCS(0), len(makers)) {
 		workers.Go(func() {
 			for i := int(next.Add(1)) - 1; i < len(makers); i = int(next.Add(1)) - 1 {
-				errs[i] = benchStream(makers[i](), capacities, runs, rows[i*len(capacities):])
+				errs[i] = measureStream(makers[i](), capacities, runs, rows[i*len(capacities):])
 			}
 		})
 	}
@@ -38,9 +38,9 @@ func benchPolicies(makers []streamMaker, capacities []int) ([]policyReport, erro
 	return rows, errors.Join(errs...)
 }
 
-func benchStream(s *evictsim.Stream, capacities []int, runs int, rows []policyReport) (err error) {
+func measureStream(s *evictsim.Stream, capacities []int, runs int, rows []policyReport) (err error) {
 	for i, c := range capacities {
-		if rows[i], err = benchPolicy(s, c, runs); err != nil {
+		if rows[i], err = measurePolicy(s, c, runs); err != nil {
 			return err
 		}
 	}
@@ -53,7 +53,7 @@ const (
 	runsAmong = 3 // several streams: their caches are shared anyway
 )
 
-func benchPolicy(s *evictsim.Stream, capacity, runs int) (policyReport, error) {
+func measurePolicy(s *evictsim.Stream, capacity, runs int) (policyReport, error) {
 	r := policyReport{
 		Stream: s.Name, Capacity: capacity, Policies: map[string]float64{},
 		LRU: evictsim.LRU(s, capacity).HitRate(), Opt: evictsim.Optimum(s, capacity).HitRate(),

@@ -40,7 +40,7 @@ func TestBenchPolicyBesideItsBounds(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, capacity := range []int{1, 10, 40, 1000} {
-		r, err := benchPolicy(s, capacity, 1)
+		r, err := measurePolicy(s, capacity, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -76,7 +76,7 @@ func TestPoolDoesAsTheSimulation(t *testing.T) {
 func TestBenchPolicyOutput(t *testing.T) {
 	file := policyTrace(t)
 	run := func(args ...string) (string, error) {
-		cmd := benchPolicyCommand()
+		cmd := policyCommand()
 		var out bytes.Buffer
 		cmd.SetOut(&out)
 		cmd.SetErr(&out)

@@ -32,7 +32,7 @@ const (
 	recoverChecked      = 512 // chains compared
 )
 
-func benchRecoverCommand() *cobra.Command {
+func recoverCommand() *cobra.Command {
 	var asJSON bool
 	slots, dir := defaultRecoverSlots, "/dev/shm"
 	cmd := &cobra.Command{
@@ -45,7 +45,7 @@ file, and compares a sample of the blocks byte for byte.`, recoverSlotBytes),
 			if slots < minRecoverSlots || slots > maxRecoverSlots {
 				return settings.Invalid(fmt.Errorf("slots: %d, allowed: %d to %d", slots, minRecoverSlots, maxRecoverSlots))
 			}
-			report, err := benchRecover(slots, dir)
+			report, err := measureRecover(slots, dir)
 			if err != nil {
 				return err
 			}
@@ -64,7 +64,7 @@ file, and compares a sample of the blocks byte for byte.`, recoverSlotBytes),
 	return cmd
 }
 
-func benchRecover(slots int, dir string) (r recoverReport, err error) {
+func measureRecover(slots int, dir string) (r recoverReport, err error) {
 	dir, err = os.MkdirTemp(dir, "kvagent-recover-")
 	if err != nil {
 		return r, fmt.Errorf("dir: %w", err)

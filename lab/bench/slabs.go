@@ -66,7 +66,7 @@ type slabsSettings struct {
 	sizes []int64 // slots, as numbers
 }
 
-func benchSlabsCommand() *cobra.Command {
+func slabsCommand() *cobra.Command {
 	s := slabsSettings{
 		pool: defaultSlabsPool, store: defaultSlabsStore, slots: []string{"64KiB", "96KiB"},
 		conversations: defaultSlabsConversations, eviction: evict.DefaultName, seed: defaultSlabsSeed,
@@ -101,7 +101,7 @@ func (s *slabsSettings) run(out io.Writer) error {
 	if err := s.complete(); err != nil {
 		return settings.Invalid(err)
 	}
-	report, err := benchSlabs(s)
+	report, err := measureSlabs(s)
 	if err != nil {
 		return err
 	}

@@ -50,8 +50,8 @@ type slabsTalk struct {
 	blocks int
 }
 
-// benchSlabs plays the three phases.
-func benchSlabs(s *slabsSettings) (r slabsReport, err error) {
+// measureSlabs plays the three phases.
+func measureSlabs(s *slabsSettings) (r slabsReport, err error) {
 	clock := &streamClock{}
 	p, err := dram.Open(dram.Options{
 		Bytes: s.pool, SlabBytes: s.slab, Policy: evict.Named(s.eviction), Clock: clock.now,

@@ -27,7 +27,7 @@ type transferSettings struct {
 	memory int64 // bytes of engine memory, and of the pool
 }
 
-func benchTransferCommand() *cobra.Command {
+func transferCommand() *cobra.Command {
 	s := transferSettings{}
 	cmd := &cobra.Command{
 		Use:   "transfer",
@@ -43,7 +43,7 @@ func benchTransferCommand() *cobra.Command {
 			if s.memory < 64<<20 || s.memory > 1<<40 {
 				return settings.Invalid(fmt.Errorf("--memory is %d bytes, must be %d to %d", s.memory, 64<<20, int64(1)<<40))
 			}
-			rows, err := benchTransfer(&s)
+			rows, err := measureTransfer(&s)
 			if err != nil {
 				return err
 			}
@@ -56,7 +56,7 @@ func benchTransferCommand() *cobra.Command {
 	return cmd
 }
 
-func benchTransfer(s *transferSettings) (rows []transferRow, err error) {
+func measureTransfer(s *transferSettings) (rows []transferRow, err error) {
 	b, err := newTransferBench(s.memory)
 	if err != nil {
 		return nil, err

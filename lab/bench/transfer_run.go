@@ -18,9 +18,9 @@ import (
 
 // Sizes of the measurement.
 const (
-	benchSegments  = 8   // of a block; each in a layer of its own, as a paged KV cache has them
-	benchShare     = 8   // one measurement moves a 1/benchShare of the engine's memory
-	benchJobBlocks = 256 // blocks of one job
+	jobSegments = 8   // of a block; each in a layer of its own, as a paged KV cache has them
+	jobShare    = 8   // one measurement moves a 1/benchShare of the engine's memory
+	jobBlocks   = 256 // blocks of one job
 )
 
 // transferBench is an engine, a pool, and for each segment size a worker between them.
@@ -76,17 +76,17 @@ func (b *transferBench) open(memory int64) (err error) {
 
 // start starts a worker for segments of one size, in a space of its own.
 func (b *transferBench) start(segment int) error {
-	b.segment, b.blocks = segment, len(b.memory.Mem)/(segment*benchSegments)
+	b.segment, b.blocks = segment, len(b.memory.Mem)/(segment*jobSegments)
 	spec := pool.Spec{
 		Fingerprint: pool.Fingerprint{byte(segment >> 12)}, Identity: []byte("bench"), Shards: 1,
-		Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{uint32(b.segment * benchSegments)}}},
+		Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{uint32(b.segment * jobSegments)}}},
 	}
 	space, err := b.pool.OpenSpace(spec)
 	if err != nil {
 		return err
 	}
 	group := transfer.GroupLayout{NumBlocks: uint32(b.blocks)}
-	for i := range benchSegments {
+	for i := range jobSegments {
 		group.Segments = append(group.Segments, transfer.Segment{
 			Offset: uint64(i * b.blocks * b.segment), Stride: uint64(b.segment), Bytes: uint32(b.segment),
 		})
@@ -121,8 +121,8 @@ func (b *transferBench) measure(segment, rounds int) ([]transferRow, error) {
 	defer b.worker.Close()
 	b.copies(b.blocks, cudaipc.Gather)
 	b.copies(b.blocks, cudaipc.Scatter)
-	share := b.blocks / benchShare
-	for range benchShare {
+	share := b.blocks / jobShare
+	for range jobShare {
 		if _, err := b.move(share, true, false); err != nil {
 			return nil, err
 		}
@@ -164,7 +164,7 @@ func (b *transferBench) reference(blocks int, save, load bool) float64 {
 	start, moved := time.Now(), 0
 	for dir, on := range []bool{save, load} {
 		if on {
-			moved += blocks * benchSegments * b.segment
+			moved += blocks * jobSegments * b.segment
 			threads.Go(func() { b.copies(blocks, cudaipc.Direction(dir)) })
 		}
 	}
@@ -175,9 +175,9 @@ func (b *transferBench) reference(blocks int, save, load bool) float64 {
 // copies is what a transfer does with the bytes, as plain as it can be said.
 func (b *transferBench) copies(blocks int, dir cudaipc.Direction) {
 	order := rand.New(rand.NewPCG(uint64(dir), 3)).Perm(b.blocks)
-	engine, slots, block := b.memory.Mem, b.other.Mem, b.segment*benchSegments
+	engine, slots, block := b.memory.Mem, b.other.Mem, b.segment*jobSegments
 	for i := range blocks {
-		for s := range benchSegments {
+		for s := range jobSegments {
 			at := (s*b.blocks + order[i]) * b.segment
 			slot := order[b.blocks-1-i]*block + s*b.segment
 			if dir == cudaipc.Gather {
@@ -206,7 +206,7 @@ func (b *transferBench) move(blocks int, save, load bool) (float64, error) {
 		if err := b.worker.Submit(j); err != nil {
 			return 0, err
 		}
-		want += int64(len(j.Sections[0].Blocks)) * int64(b.segment*benchSegments)
+		want += int64(len(j.Sections[0].Blocks)) * int64(b.segment*jobSegments)
 	}
 	var moved int64
 	for range jobs {
@@ -227,8 +227,8 @@ func (b *transferBench) chain(kind transfer.Kind, chain, blocks int) []transfer.
 		binary.LittleEndian.PutUint64(hashes[i*pool.MaxHashLen:], uint64(chain)<<32|uint64(i)+1)
 	}
 	var jobs []transfer.Job
-	for from := 0; from < blocks; from += benchJobBlocks {
-		to := min(from+benchJobBlocks, blocks)
+	for from := 0; from < blocks; from += jobBlocks {
+		to := min(from+jobBlocks, blocks)
 		section := transfer.Section{Hashes: pool.Chain(hashes[from*pool.MaxHashLen:to*pool.MaxHashLen], pool.MaxHashLen)}
 		for _, block := range order[from:to] {
 			section.Blocks = append(section.Blocks, uint32(block))

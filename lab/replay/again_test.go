@@ -12,10 +12,10 @@ import (
 // go on in the next one, is given them again with that.
 func TestKilledBetweenStretches(t *testing.T) {
 	var sent bytes.Buffer
-	e := &replayEngine{
+	e := &engine{
 		process: &engineProcess{encode: json.NewEncoder(&sent)}, unfinished: map[uint64]mockengine.Request{5: {ID: 5}},
 	}
-	r := &replay{engines: []*replayEngine{e}, faults: map[int]mockengine.Fault{}}
+	r := &replay{engines: []*engine{e}, faults: map[int]mockengine.Fault{}}
 	r.again(e)
 	if sent.Len() != 0 {
 		t.Fatalf("sent between two stretches: %s", sent.String())

@@ -26,8 +26,8 @@ const (
 	agentPoll       = 2 * time.Millisecond // between questions to an agent that comes or cleans up
 )
 
-// replayAgent is the agent of a replay: a child process, or one that runs already.
-type replayAgent struct {
+// agentProcess is the agent of a replay: a child process, or one that runs already.
+type agentProcess struct {
 	node    int
 	dir     string
 	session string
@@ -56,14 +56,14 @@ type agentLife struct {
 }
 
 // useAgent is an agent that runs: its socket directory, or its session socket.
-func useAgent(path string) *replayAgent {
+func useAgent(path string) *agentProcess {
 	dir := strings.TrimSuffix(path, "/session.sock")
-	return &replayAgent{dir: dir, session: filepath.Join(dir, "session.sock"), admin: adminclient.New(dir), exits: make(chan error, 1)}
+	return &agentProcess{dir: dir, session: filepath.Join(dir, "session.sock"), admin: adminclient.New(dir), exits: make(chan error, 1)}
 }
 
 // newAgent is that of a node in a directory of its own, not yet started. It tells exits when it
 // ends though nobody had asked.
-func newAgent(pool int64, s *replaySettings, node int, exits chan error) (*replayAgent, error) {
+func newAgent(pool int64, s *options, node int, exits chan error) (*agentProcess, error) {
 	dir, err := os.MkdirTemp("", "kvagent-replay-")
 	if err != nil {
 		return nil, err
@@ -88,7 +88,7 @@ func newAgent(pool int64, s *replaySettings, node int, exits chan error) (*repla
 }
 
 // start starts the child and waits until it answers.
-func (a *replayAgent) start(ctx context.Context) error {
+func (a *agentProcess) start(ctx context.Context) error {
 	cmd := exec.Command(a.program, a.args...)
 	cmd.Stdout, cmd.Stderr = &a.log, &a.log
 	started, err := child.Start(cmd)
@@ -117,7 +117,7 @@ func (a *replayAgent) start(ctx context.Context) error {
 }
 
 // tellEnd says when a life ends though nobody had asked.
-func (a *replayAgent) tellEnd(c *agentLife) {
+func (a *agentProcess) tellEnd(c *agentLife) {
 	<-c.Done
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -131,7 +131,7 @@ func (a *replayAgent) tellEnd(c *agentLife) {
 }
 
 // current is the life that runs.
-func (a *replayAgent) current() *agentLife {
+func (a *agentProcess) current() *agentLife {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.mu.child
@@ -139,7 +139,7 @@ func (a *replayAgent) current() *agentLife {
 
 // expectDeath says that the end of a life is wanted, and kills it. False: it was said before, or
 // that life is over and another one has begun.
-func (a *replayAgent) expectDeath(c *agentLife) bool {
+func (a *agentProcess) expectDeath(c *agentLife) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if c == nil || c != a.mu.child || c.wanted {
@@ -152,7 +152,7 @@ func (a *replayAgent) expectDeath(c *agentLife) bool {
 }
 
 // pause stops the child for a while, or until it ends. False: it stands still already.
-func (a *replayAgent) pause(ctx context.Context, d time.Duration) bool {
+func (a *agentProcess) pause(ctx context.Context, d time.Duration) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := a.mu.child
@@ -178,30 +178,30 @@ func (a *replayAgent) pause(ctx context.Context, d time.Duration) bool {
 	return true
 }
 
-func (a *replayAgent) isPaused() bool { return a.resumed() != nil }
+func (a *agentProcess) isPaused() bool { return a.resumed() != nil }
 
 // resumed is closed when the agent is let go on; nil if it is not stopped.
-func (a *replayAgent) resumed() <-chan struct{} {
+func (a *agentProcess) resumed() <-chan struct{} {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.mu.resumed
 }
 
 // pauses is how often it was stopped.
-func (a *replayAgent) pauses() int {
+func (a *agentProcess) pauses() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.mu.pauses
 }
 
 // killed is how often it was killed.
-func (a *replayAgent) killed() int {
+func (a *agentProcess) killed() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.mu.kills
 }
 
-func (a *replayAgent) status(ctx context.Context) (st agent.Status, err error) {
+func (a *agentProcess) status(ctx context.Context) (st agent.Status, err error) {
 	body, err := a.admin.Get(ctx, "/status")
 	if err == nil {
 		err = json.Unmarshal(body, &st)
@@ -210,7 +210,7 @@ func (a *replayAgent) status(ctx context.Context) (st agent.Status, err error) {
 }
 
 // stop ends the child in order, within so long; an agent that was not started here is left alone.
-func (a *replayAgent) stop(within time.Duration) error {
+func (a *agentProcess) stop(within time.Duration) error {
 	a.pausing.Wait()
 	defer a.remove()
 	a.mu.Lock()
@@ -229,7 +229,7 @@ func (a *replayAgent) stop(within time.Duration) error {
 	return nil
 }
 
-func (a *replayAgent) remove() {
+func (a *agentProcess) remove() {
 	if a.private {
 		_ = os.RemoveAll(a.dir)
 	}

@@ -21,7 +21,7 @@ import (
 // engineProcess is one process of mock engines, driven over its standard input and output.
 type engineProcess struct {
 	life    int // which start of it this is
-	engines []*replayEngine
+	engines []*engine
 	child   *child.Process
 	in      io.WriteCloser
 	encode  *json.Encoder
@@ -29,8 +29,8 @@ type engineProcess struct {
 	wanted  bool // it was told to end, or is struck
 }
 
-// replayEngine is one engine through all its lives.
-type replayEngine struct {
+// engine is one engine through all its lives.
+type engine struct {
 	number     int
 	process    *engineProcess
 	running    bool                          // a run was sent and not answered
@@ -47,7 +47,7 @@ type replayEngine struct {
 	preempted, aborted                    int
 }
 
-func (e *replayEngine) stats() mockengine.Stats {
+func (e *engine) stats() mockengine.Stats {
 	s := e.past
 	s.LookupTimes = nil
 	s.LookupTimes.Merge(e.past.LookupTimes)
@@ -122,7 +122,7 @@ func (r *replay) hear(p *engineProcess, c *child.Process, out io.ReadCloser) {
 }
 
 // send gives an engine its next stretch. A process that cannot be written to has ended, and its end is on the way.
-func (e *replayEngine) send(c *mockengine.Command) {
+func (e *engine) send(c *mockengine.Command) {
 	c.Engine = e.number
 	if c.Op == "run" {
 		c.Requests, e.owed = append(e.owed, c.Requests...), nil
@@ -174,7 +174,7 @@ func (r *replay) endAll() {
 
 // engineDevice is where an engine's memory is. With GPUs every second engine has virtual memory, as one whose PyTorch has
 // expandable segments, and they share blocks.
-func (s *replaySettings) engineDevice(number int) string {
+func (s *options) engineDevice(number int) string {
 	switch {
 	case s.device != settings.DeviceCUDA:
 		return mockengine.DeviceHost

@@ -81,7 +81,7 @@ func newTurns(rng *rand.Rand, nodes int) (t turns) {
 // nextStrike takes a planned strike and the engine that is to deal it, at a moment when a job is
 // under way. Some are dealt blindly instead, whatever the victim does, and to agents and engines
 // whose agent stands still, as long as at least half of all are known to hit a job under way.
-func (r *replay) nextStrike() (s *plannedStrike, by *replayEngine, blind bool) {
+func (r *replay) nextStrike() (s *plannedStrike, by *engine, blind bool) {
 	if len(r.strikes) == 0 {
 		return nil, nil, false
 	}
@@ -102,7 +102,7 @@ func (r *replay) nextStrike() (s *plannedStrike, by *replayEngine, blind bool) {
 }
 
 // blindKill kills at any moment.
-func (r *replay) blindKill(ctx context.Context, s *plannedStrike, victim *replayEngine) {
+func (r *replay) blindKill(ctx context.Context, s *plannedStrike, victim *engine) {
 	time.Sleep(time.Duration(r.rng.IntN(3000)) * time.Microsecond)
 	if s.Agent {
 		a := r.nodes[s.node]
@@ -117,7 +117,7 @@ func (r *replay) blindKill(ctx context.Context, s *plannedStrike, victim *replay
 // struck takes the report of a strike that was dealt. The agent that it hit is the one whose
 // process the engine names; one that has ended meanwhile was hit by somebody else, and another one
 // runs in its place.
-func (r *replay) struck(ctx context.Context, e *replayEngine, pid int) error {
+func (r *replay) struck(ctx context.Context, e *engine, pid int) error {
 	s := e.strike
 	if s == nil {
 		return fmt.Errorf("engine %d struck though nobody had asked", e.number)
@@ -145,7 +145,7 @@ func (r *replay) count(n *int, inFlight int) {
 
 // replaceAgent ends a life of an agent and starts the next one. Engines go on meanwhile. False: it
 // is being replaced already.
-func (r *replay) replaceAgent(ctx context.Context, a *replayAgent, c *agentLife) bool {
+func (r *replay) replaceAgent(ctx context.Context, a *agentProcess, c *agentLife) bool {
 	if !a.expectDeath(c) {
 		return false
 	}
@@ -215,7 +215,7 @@ func (r *replay) buried(ctx context.Context, p *engineProcess, exit error) error
 
 // again hands an engine that was started again what it had not finished. What it counted since its last report is lost;
 // what it found wrong is not.
-func (r *replay) again(e *replayEngine) {
+func (r *replay) again(e *engine) {
 	e.past.Add(&e.last)
 	e.past.WrongBytes += e.lost
 	e.last, e.lost = mockengine.Stats{}, 0
@@ -246,7 +246,7 @@ func (r *replay) again(e *replayEngine) {
 
 // watchCleanup measures how long agents keep anything of engines that died.
 func (r *replay) watchCleanup(ctx context.Context, p *engineProcess, died time.Time) {
-	names := make(map[*replayAgent]map[string]bool)
+	names := make(map[*agentProcess]map[string]bool)
 	for _, e := range p.engines {
 		a := r.node(e.number)
 		if names[a] == nil {
@@ -269,7 +269,7 @@ func (r *replay) watchCleanup(ctx context.Context, p *engineProcess, died time.T
 
 // forgets waits until an agent names none of some engines any more, emptyWithin at most. False: it
 // could not be seen, because the agent was killed or stopped itself.
-func (a *replayAgent) forgets(ctx context.Context, names map[string]bool, pauses int) bool {
+func (a *agentProcess) forgets(ctx context.Context, names map[string]bool, pauses int) bool {
 	ctx, stop := context.WithTimeout(ctx, emptyWithin)
 	defer stop()
 	for ctx.Err() == nil && a.pauses() == pauses {
@@ -305,7 +305,7 @@ const moverVictim = 2 * time.Second
 
 // killMover kills a mover of an agent, at a moment when it copies if there is one soon. Engines and
 // agent go on meanwhile.
-func (r *replay) killMover(ctx context.Context, a *replayAgent) {
+func (r *replay) killMover(ctx context.Context, a *agentProcess) {
 	r.watch(fmt.Sprintf("a mover of node %d to be killed", a.node), func() {
 		ctx, stop := context.WithTimeout(ctx, moverVictim)
 		defer stop()
@@ -347,13 +347,13 @@ const (
 )
 
 // anyFault reports whether anything is to be killed or paused.
-func (s *replaySettings) anyFault() bool {
+func (s *options) anyFault() bool {
 	return s.killEngine+s.killAgent+s.killMover+s.killHelper+s.killServer > 0 ||
 		s.pauseEngine+s.pauseAgent+s.pauseHelper+s.pauseServer > 0
 }
 
 // checkFaults is what the settings of kills and pauses cannot say for themselves.
-func (s *replaySettings) checkFaults() error {
+func (s *options) checkFaults() error {
 	var bad []error
 	if s.killHelper+s.pauseHelper > 0 && !s.hasHelper() {
 		bad = append(bad, errors.New("kill-helper-every, pause-helper-every: no tier has a helper, allowed with a "+
@@ -373,7 +373,7 @@ func (s *replaySettings) checkFaults() error {
 	return errors.Join(bad...)
 }
 
-func (s *replaySettings) hasHelper() bool {
+func (s *options) hasHelper() bool {
 	for _, text := range append([]string{s.shared}, s.tiers...) {
 		if strings.HasPrefix(text, "mooncake:") {
 			return true
@@ -398,7 +398,7 @@ func (r *replay) pauseEngine(ctx context.Context) {
 }
 
 // strikeHelper kills the helper of an agent, or stops it for a while.
-func (r *replay) strikeHelper(ctx context.Context, a *replayAgent, pause bool) {
+func (r *replay) strikeHelper(ctx context.Context, a *agentProcess, pause bool) {
 	r.watch(fmt.Sprintf("the helper of node %d to be hit", a.node), func() {
 		fd := a.awaitHelper(ctx)
 		if fd < 0 {
@@ -422,7 +422,7 @@ func (r *replay) strikeHelper(ctx context.Context, a *replayAgent, pause bool) {
 
 // awaitHelper gives a descriptor of the process of an agent's helper, once there is one; -1: there
 // is none soon.
-func (a *replayAgent) awaitHelper(ctx context.Context) (fd int) {
+func (a *agentProcess) awaitHelper(ctx context.Context) (fd int) {
 	ctx, stop := context.WithTimeout(ctx, helperVictim)
 	defer stop()
 	for ctx.Err() == nil {

@@ -18,7 +18,7 @@ import (
 const maxNodes = 16
 
 // checkNodes is what the settings of nodes and tiers cannot say for themselves.
-func (s *replaySettings) checkNodes() error {
+func (s *options) checkNodes() error {
 	var bad []error
 	if s.socket != "" && (s.nodes > 1 || s.shared != "" || len(s.tiers) > 0) {
 		bad = append(bad, errors.New("socket: an agent that was not started here has its own tiers, and is the only node"))
@@ -38,7 +38,7 @@ func (s *replaySettings) checkNodes() error {
 }
 
 // tierArgs are the settings of a node's agent: its own tiers, the shared one behind them, and a directory of its own for what it must remember.
-func (s *replaySettings) tierArgs(dir string, node int) (args []string) {
+func (s *options) tierArgs(dir string, node int) (args []string) {
 	all := append([]string(nil), s.tiers...)
 	if s.shared != "" {
 		all = append(all, s.shared)
@@ -83,7 +83,7 @@ func (r *replay) launchNodes(ctx context.Context) error {
 }
 
 // awaitTiers waits until all tiers of an agent answer, and says which one does not within so long. 0 does not wait.
-func (a *replayAgent) awaitTiers(ctx context.Context, within time.Duration) error {
+func (a *agentProcess) awaitTiers(ctx context.Context, within time.Duration) error {
 	if within == 0 {
 		return nil
 	}
@@ -133,10 +133,10 @@ func (r *replay) stopNodes(within time.Duration) error {
 }
 
 // node of an engine.
-func (r *replay) node(engine int) *replayAgent { return r.nodes[engine%len(r.nodes)] }
+func (r *replay) node(engine int) *agentProcess { return r.nodes[engine%len(r.nodes)] }
 
 // empty waits until an agent has forgotten all engines, or until ctx ends, and gives what it says then.
-func (a *replayAgent) empty(ctx context.Context) (st agent.Status, err error) {
+func (a *agentProcess) empty(ctx context.Context) (st agent.Status, err error) {
 	for {
 		if st, err = a.status(ctx); err != nil {
 			return st, fmt.Errorf("status in the end: %w", err)

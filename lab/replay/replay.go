@@ -23,12 +23,12 @@ import (
 	"github.com/kvagent/kvagent/transfer"
 )
 
-// defaultReplayVerify is more than serve checks by default: a check could be wrong where engines
+// defaultVerify is more than serve checks by default: a check could be wrong where engines
 // are killed, or revoke their saves.
-const defaultReplayVerify = 10
+const defaultVerify = 10
 
-// replaySettings are all settings of replay.
-type replaySettings struct {
+// options are all settings of replay.
+type options struct {
 	trace    string
 	requests int
 	duration time.Duration
@@ -71,23 +71,23 @@ type replaySettings struct {
 	json, progress bool
 }
 
-func defaultReplaySettings() *replaySettings {
-	return &replaySettings{
+func defaultOptions() *options {
+	return &options{
 		perProcess: 1, nodes: 1, blockBytes: 16 << 10, ranks: 1, groups: 1, pauseFor: 10 * time.Second,
 		serverDown: time.Second, stalledAfter: 3 * time.Minute,
-		integrity: settings.IntegrityFull, verify: defaultReplayVerify, eviction: evict.DefaultName, device: settings.DeviceAuto,
+		integrity: settings.IntegrityFull, verify: defaultVerify, eviction: evict.DefaultName, device: settings.DeviceAuto,
 		loadDeadline: 2 * time.Second, lookupTimeout: 100 * time.Millisecond, priorities: 1,
 	}
 }
 
 // Command is replay.
 func Command() *cobra.Command {
-	s := defaultReplaySettings()
+	s := defaultOptions()
 	cmd := &cobra.Command{
 		Use:   "replay --trace FILE",
 		Short: "Replay a recorded trace through mock engines, with every byte checked",
-		Long: `Replay starts an agent and mock engines in processes of their own and sends them the requests of a trace in
-Mooncake's format, in virtual time: arrivals keep their order, and pass as fast as the machine can. Every block that
+		Long: `Replay starts an agent (the kvagent beside this program, or that of --kvagent) and mock engines in processes of
+their own and sends them the requests of a trace in Mooncake's format, in virtual time: arrivals keep their order, and pass as fast as the machine can. Every block that
 comes back from the pool is compared byte for byte, and every block of a request once more when it ends.
 
 Turns of one conversation go to different engines in turn, so that what one engine saved is what another one hits.
@@ -113,14 +113,14 @@ It fails (exit code 1) if a byte was wrong, a request failed, or a lease or a ma
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
 			defer endInTime(ctx, cmd.ErrOrStderr())()
-			return runReplay(ctx, s, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return run(ctx, s, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	s.addFlags(cmd.Flags())
 	return cmd
 }
 
-func (s *replaySettings) addFlags(f *pflag.FlagSet) {
+func (s *options) addFlags(f *pflag.FlagSet) {
 	f.SortFlags = false
 	f.StringVar(&s.trace, "trace", "", "the trace: one JSON object a line, in any order, with timestamp, hash_ids and, if need be, input_length and output_length")
 	f.Var(settings.Count(&s.requests, 0, 1<<30), "requests", "replay only so many requests; 0 is all")
@@ -189,7 +189,7 @@ func (s *replaySettings) addFlags(f *pflag.FlagSet) {
 const defaultEngines = 2
 
 // complete decides what the settings leave open.
-func (s *replaySettings) complete() {
+func (s *options) complete() {
 	if s.engines == 0 {
 		s.engines = max(defaultEngines, s.nodes)
 	}
@@ -198,7 +198,7 @@ func (s *replaySettings) complete() {
 	}
 }
 
-func (s *replaySettings) check() error {
+func (s *options) check() error {
 	var bad []error
 	if s.trace == "" {
 		bad = append(bad, errors.New("trace must be given"))
@@ -232,8 +232,8 @@ func (s *replaySettings) check() error {
 	return errors.Join(bad...)
 }
 
-// runReplay is the whole run; the error is its verdict.
-func runReplay(ctx context.Context, s *replaySettings, out, log interface{ Write([]byte) (int, error) }) error {
+// run is the whole run; the error is its verdict.
+func run(ctx context.Context, s *options, out, log interface{ Write([]byte) (int, error) }) error {
 	if s.seed == 0 {
 		s.seed = uint64(time.Now().UnixNano())
 	}

@@ -38,7 +38,7 @@ const (
 // knows nothing of time. What is left of a difference comes from whole prompts that were seen before, whose last block
 // is computed all the same (118 of 288,500 blocks), and from blocks of running requests and answers in the caches.
 type replay struct {
-	set     *replaySettings
+	set     *options
 	records []mockengine.Record
 	deal    []int
 	cfg     mockengine.Config
@@ -46,13 +46,13 @@ type replay struct {
 	show    *progress
 
 	processes []*engineProcess
-	engines   []*replayEngine
+	engines   []*engine
 	events    chan engineEvent
 	readers   sync.WaitGroup
 	watching  sync.WaitGroup // of watches
 	watches   watches
 	exits     chan error // what ends the run though nobody had asked
-	server    *replayServer
+	server    *server
 	turns     turns
 	broken    bool // an error ends the run
 
@@ -81,11 +81,11 @@ type replay struct {
 	imports                      int
 	sources                      []source
 	sample                       agent.SampleCounts
-	nodes                        []*replayAgent
+	nodes                        []*agentProcess
 	stopErr                      error
 }
 
-func newReplay(s *replaySettings, records []mockengine.Record) (*replay, error) {
+func newReplay(s *options, records []mockengine.Record) (*replay, error) {
 	cfg, err := s.engineConfig(records)
 	if err != nil {
 		return nil, err
@@ -100,7 +100,7 @@ func newReplay(s *replaySettings, records []mockengine.Record) (*replay, error) 
 			r.processes = append(r.processes, &engineProcess{})
 		}
 		p := r.processes[len(r.processes)-1]
-		e := &replayEngine{number: n, process: p, unfinished: make(map[uint64]mockengine.Request)}
+		e := &engine{number: n, process: p, unfinished: make(map[uint64]mockengine.Request)}
 		p.engines = append(p.engines, e)
 		r.engines = append(r.engines, e)
 	}
@@ -130,7 +130,7 @@ func (r *replay) run(ctx context.Context) (err error) {
 			return err
 		}
 		r.capacity = st.Pool.Capacity
-		r.nodes = []*replayAgent{a}
+		r.nodes = []*agentProcess{a}
 	} else if err := r.startServer(); err != nil {
 		return err
 	} else if err := r.launchNodes(ctx); err != nil {
@@ -316,12 +316,12 @@ func (r *replay) stretch(ctx context.Context, batches [][]mockengine.Request, un
 	if blind {
 		r.blindKill(ctx, strike, by)
 	}
-	return r.wait(ctx, "end its stretch", func(e *replayEngine) bool { return !e.running })
+	return r.wait(ctx, "end its stretch", func(e *engine) bool { return !e.running })
 }
 
 // wait handles events until all engines are ready, which is when each has done what is said. One
 // that nobody reports to for stalledAfter has come to a halt.
-func (r *replay) wait(ctx context.Context, what string, ready func(*replayEngine) bool) error {
+func (r *replay) wait(ctx context.Context, what string, ready func(*engine) bool) error {
 	limit := time.NewTimer(r.set.stalledAfter)
 	defer limit.Stop()
 	for {

@@ -15,8 +15,8 @@ import (
 // serverDownWithin is how long the server of a shared tier may take to end after SIGTERM.
 const serverDownWithin = 5 * time.Second
 
-// replayServer is the server of the shared tier, through all its lives.
-type replayServer struct {
+// server is the server of the shared tier, through all its lives.
+type server struct {
 	args []string
 	log  child.Tail
 
@@ -33,12 +33,12 @@ func (r *replay) startServer() error {
 	if r.set.server == "" {
 		return nil
 	}
-	r.server = &replayServer{args: strings.Fields(r.set.server)}
+	r.server = &server{args: strings.Fields(r.set.server)}
 	return r.server.start(r.fail)
 }
 
 // start starts a life of the server; fail is told when it ends though nobody had asked.
-func (s *replayServer) start(fail func(error)) error {
+func (s *server) start(fail func(error)) error {
 	cmd := exec.Command(s.args[0], s.args[1:]...)
 	cmd.Stdout, cmd.Stderr = &s.log, &s.log
 	c, err := child.Start(cmd)

@@ -21,14 +21,14 @@ const (
 
 // progress tells people how far a replay is: one line that is drawn again on a terminal, else a line a second.
 type progress struct {
-	set    *replaySettings
+	set    *options
 	out    io.Writer // the result
 	log    io.Writer // the progress
 	tty    bool
 	ticker *time.Ticker
 }
 
-func newProgress(s *replaySettings, out, log io.Writer) *progress {
+func newProgress(s *options, out, log io.Writer) *progress {
 	p := &progress{set: s, out: out, log: out}
 	if s.json {
 		p.log = log
@@ -108,7 +108,7 @@ func (p *progress) table(r *replay, o *Report) {
 	fmt.Fprintln(p.out)
 	w := tabwriter.NewWriter(p.out, 0, 0, 3, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "engine\trequests\tprompt blocks\town hits\tpool hits\tof another engine\tcomputed\tsaved\tloaded\tmoved\t")
-	var all replayEngine
+	var all engine
 	var sum mockengine.Stats
 	for _, e := range r.engines {
 		s := e.stats()
@@ -151,7 +151,7 @@ func (p *progress) table(r *replay, o *Report) {
 	}
 }
 
-func row(w io.Writer, name string, e *replayEngine, s *mockengine.Stats) {
+func row(w io.Writer, name string, e *engine, s *mockengine.Stats) {
 	fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%.2f GB\t\n", name, settings.Thousands(e.requests), settings.Thousands(e.blocks), settings.Thousands(e.own), settings.Thousands(e.pooled),
 		settings.Thousands(e.others), settings.Thousands(e.blocks-e.own-e.pooled), settings.Thousands(int(s.BlocksSaved)), settings.Thousands(int(s.BlocksLoaded)), float64(s.BytesSaved+s.BytesLoaded)/1e9)
 }

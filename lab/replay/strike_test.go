@@ -14,7 +14,7 @@ import (
 
 // What goes on beside a replay is named as well.
 func TestStalledNamesWatches(t *testing.T) {
-	r := &replay{set: defaultReplaySettings(), exits: make(chan error, 1)}
+	r := &replay{set: defaultOptions(), exits: make(chan error, 1)}
 	r.set.stalledAfter = 20 * time.Millisecond
 	end := make(chan struct{})
 	r.watch("the agent of node 1 to end and start again", func() { <-end })
@@ -34,7 +34,7 @@ func TestStalledNamesWatches(t *testing.T) {
 func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	stop() // no life follows
-	r := &replay{set: defaultReplaySettings(), exits: make(chan error, 1), faults: make(map[int]mockengine.Fault)}
+	r := &replay{set: defaultOptions(), exits: make(chan error, 1), faults: make(map[int]mockengine.Fault)}
 	var lives []*agentLife
 	for node := range 3 {
 		c, err := child.Start(exec.Command("sleep", "1000"))
@@ -42,13 +42,13 @@ func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
 			t.Fatal(err)
 		}
 		life := &agentLife{Process: c}
-		a := &replayAgent{node: node, exits: r.exits}
+		a := &agentProcess{node: node, exits: r.exits}
 		a.mu.child = life
 		lives, r.nodes = append(lives, life), append(r.nodes, a)
 		defer func() { c.Signal(syscall.SIGKILL); <-c.Done }()
 	}
 	strike := func(pid int) {
-		e := &replayEngine{strike: new(plannedStrike)}
+		e := &engine{strike: new(plannedStrike)}
 		e.strike.Agent = true
 		if err := r.struck(ctx, e, pid); err != nil {
 			t.Fatal(err)

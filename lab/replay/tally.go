@@ -9,7 +9,7 @@ import (
 )
 
 // took takes what an engine did.
-func (r *replay) took(e *replayEngine, report *mockengine.Report) {
+func (r *replay) took(e *engine, report *mockengine.Report) {
 	if report.Stats != nil {
 		e.last, e.lost = *report.Stats, 0
 	}
@@ -32,7 +32,7 @@ func (r *replay) took(e *replayEngine, report *mockengine.Report) {
 
 // credit adds a request's blocks to its engine's columns. A request whose engine was killed finds in the second engine
 // what it computed itself in the first: only what an earlier request had counts as a hit.
-func (r *replay) credit(e *replayEngine, q *mockengine.Request, o *mockengine.Outcome) {
+func (r *replay) credit(e *engine, q *mockengine.Request, o *mockengine.Outcome) {
 	known := 0
 	for known < len(q.Prompt) && r.firstIn[q.Prompt[known]] < q.ID {
 		known++
@@ -86,7 +86,7 @@ func (r *replay) leave(ctx context.Context) error {
 		e.process.wanted = true
 		e.send(&mockengine.Command{Op: "leave"})
 	}
-	if err := r.wait(ctx, "leave", func(e *replayEngine) bool { return e.left != nil }); err != nil {
+	if err := r.wait(ctx, "leave", func(e *engine) bool { return e.left != nil }); err != nil {
 		return err
 	}
 	if err := r.awaitWatches(ctx); err != nil { // an agent that was killed last is there again

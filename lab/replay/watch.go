@@ -75,12 +75,12 @@ func (r *replay) awaitWatches(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-limit.C:
-		return r.stalled("leave", func(*replayEngine) bool { return true })
+		return r.stalled("leave", func(*engine) bool { return true })
 	}
 }
 
 // stalled is the error of a replay that has come to a halt: what it waits for.
-func (r *replay) stalled(what string, ready func(*replayEngine) bool) error {
+func (r *replay) stalled(what string, ready func(*engine) bool) error {
 	var waits []string
 	for _, e := range r.engines {
 		if !ready(e) {
