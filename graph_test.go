@@ -93,7 +93,8 @@ func TestForeignCodeLivesInOnePackage(t *testing.T) {
 	}
 }
 
-// ofTheLab is in kvbench and in tests, and never in the program that runs on nodes: prefixes of import paths.
+// ofTheLab is in kvbench and in tests, and never in the program that runs on nodes: prefixes of
+// import paths.
 var ofTheLab = []string{module + "/lab", module + "/mockengine", module + "/pool/evict/evictsim", module + "/trace",
 	module + "/ipc/zmqclient", "github.com/pebbe/zmq4"}
 
@@ -106,7 +107,7 @@ func TestAgentLinksNoLab(t *testing.T) {
 		for p := range strings.FieldsSeq(string(out)) {
 			for _, lab := range ofTheLab {
 				if p == lab || strings.HasPrefix(p, lab+"/") {
-					t.Errorf("cmd/kvagent links %s: what the agent needs of it belongs in a package that both may import", p)
+					t.Errorf("cmd/kvagent links %s: what the agent needs of it belongs in a package of its own", p)
 				}
 			}
 		}

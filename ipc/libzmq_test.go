@@ -9,7 +9,8 @@ import (
 	zmq "github.com/pebbe/zmq4"
 )
 
-// testZMQ is libzmq itself, which the tests' clients are made of. Its sockets are closed before the test ends.
+// testZMQ is libzmq itself, which the tests' clients are made of. Its sockets are closed before the
+// test ends.
 func testZMQ(t testing.TB) *zmq.Context {
 	t.Helper()
 	z, err := zmq.NewContext()
@@ -24,7 +25,8 @@ func testZMQ(t testing.TB) *zmq.Context {
 	return z
 }
 
-// testClient is a plain REQ socket of libzmq. One that timed out is closed, and the next question goes over a new one.
+// testClient is a plain REQ socket of libzmq. One that timed out is closed, and the next question
+// goes over a new one.
 type testClient struct {
 	z    *zmq.Context
 	path string

@@ -46,8 +46,8 @@ type LookupOptions struct {
 // MaxLookupSockets is how many look-up servers one Context holds.
 const MaxLookupSockets = 256
 
-// Context is the look-up sockets of a process. One is enough for a process. Its methods may be called from any
-// goroutine.
+// Context is the look-up sockets of a process. One is enough for a process. Its methods may be
+// called from any goroutine.
 type Context struct {
 	peers struct { // connections to all its servers
 		most int64 // 0: no bound

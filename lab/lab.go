@@ -1,5 +1,5 @@
-// Package lab is the program that tries kvagent without engines: it plays them, replays traces through them, and
-// measures parts. Nothing of it is in the agent's own program.
+// Package lab is the program that tries kvagent without engines: it plays them, replays traces
+// through them, and measures parts. Nothing of it is in the agent's own program.
 package lab
 
 import (

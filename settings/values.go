@@ -1,5 +1,5 @@
-// Package settings reads the settings of a command from flags, the environment and a file, and says what is allowed of
-// each; sizes are read and shown here too.
+// Package settings reads the settings of a command from flags, the environment and a file, and says
+// what is allowed of each; sizes are read and shown here too.
 package settings
 
 import (

@@ -1,5 +1,5 @@
-// Package takeover takes a socket directory and a pool's file over from the agent that had them before, and ends the movers
-// that it left.
+// Package takeover takes a socket directory and a pool's file over from the agent that had them
+// before, and ends the movers that it left.
 package takeover
 
 import (
@@ -60,8 +60,8 @@ func (t *Takeover) Admin(ctx context.Context, dir string, group int) (l *ipc.Uni
 	return l, nil
 }
 
-// Pool opens the pool in the file of path, which another process may have. One that is held by what cannot be
-// ended is given up.
+// Pool opens the pool in the file of path, which another process may have. One that is held by what
+// cannot be ended is given up.
 func (t *Takeover) Pool(ctx context.Context, path string, open func() (*dram.Pool, error)) (p *dram.Pool, err error) {
 	p, err = t.openPool(ctx, open)
 	var by *dram.HeldError

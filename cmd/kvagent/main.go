@@ -67,6 +67,7 @@ Another program, kvbench, tries the agent without a GPU: engines that are played
 		SilenceErrors: true,
 	}
 	root.SetFlagErrorFunc(settings.FlagError)
-	root.AddCommand(serveCommand(), statusCommand(), setCommand(), cacheCommand(), versionCommand(), proofCommand(), calibrateCommand(), moverCommand())
+	root.AddCommand(serveCommand(), statusCommand(), setCommand(), cacheCommand(), versionCommand(),
+		proofCommand(), calibrateCommand(), moverCommand())
 	return root
 }

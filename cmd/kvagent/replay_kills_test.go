@@ -71,8 +71,8 @@ func redisCommand(t *testing.T) (command, spec string) {
 	return program + " " + conf, "redis://" + addr + "?fetch-within=300ms&put-within=300ms&ask-within=300ms"
 }
 
-// startedReplay is a replay that runs, with everything that it started: by a variable that all inherit, and
-// by their parent, because a redis-server writes its name over its environment.
+// startedReplay is a replay that runs, with everything that it started: by a variable that all
+// inherit, and by their parent, because a redis-server writes its name over its environment.
 type startedReplay struct {
 	cmd  *exec.Cmd
 	log  bytes.Buffer

@@ -18,7 +18,8 @@ import (
 	"github.com/kvagent/kvagent/lab"
 )
 
-// asCommand makes the test binary the command itself, or kvbench where it is asked for one of that program's commands.
+// asCommand makes the test binary the command itself, or kvbench where it is asked for one of that
+// program's commands.
 const asCommand = "KVAGENT_TEST_AS_COMMAND"
 
 func TestMain(m *testing.M) {

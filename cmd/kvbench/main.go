@@ -1,4 +1,5 @@
-// Command kvbench plays engines against an agent, replays recorded traces through them, and measures parts of kvagent.
+// Command kvbench plays engines against an agent, replays recorded traces through them, and
+// measures parts of kvagent.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Package zmqclient asks look-up sockets through libzmq, as engines do: for mock engines, tests and measurements. The agent
-// itself needs no libzmq.
+// Package zmqclient asks look-up sockets through libzmq, as engines do: for mock engines, tests and
+// measurements. The agent itself needs no libzmq.
 package zmqclient
 
 import (
@@ -76,9 +76,9 @@ func (c *Context) Close() error {
 	return errors.Join(err, c.z.Term())
 }
 
-// Client asks a look-up socket, one question at a time. It may be used from several goroutines, which then
-// wait for each other. It never hangs: what is not answered in time is ErrTimeout, and the next question goes
-// over a new socket, so that no late answer is taken for it.
+// Client asks a look-up socket, one question at a time. It may be used from several goroutines,
+// which then wait for each other. It never hangs: what is not answered in time is ErrTimeout, and
+// the next question goes over a new socket, so that no late answer is taken for it.
 type Client struct {
 	path string
 	own  bool // the context is this client's

@@ -24,8 +24,9 @@ const (
 	maxCommandLine = 100                   // characters of one in an error
 )
 
-// Process is a process that a replay started. It ends with the replay, however that ends: the kernel
-// kills it when the thread that started it is gone, so each has a goroutine that keeps its thread.
+// Process is a process that a replay started. It ends with the replay, however that ends: the
+// kernel kills it when the thread that started it is gone, so each has a goroutine that keeps its
+// thread.
 type Process struct {
 	OS   *os.Process
 	Done chan struct{}

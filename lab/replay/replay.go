@@ -87,8 +87,9 @@ func Command() *cobra.Command {
 		Use:   "replay --trace FILE",
 		Short: "Replay a recorded trace through mock engines, with every byte checked",
 		Long: `Replay starts an agent (the kvagent beside this program, or that of --kvagent) and mock engines in processes of
-their own and sends them the requests of a trace in Mooncake's format, in virtual time: arrivals keep their order, and pass as fast as the machine can. Every block that
-comes back from the pool is compared byte for byte, and every block of a request once more when it ends.
+their own and sends them the requests of a trace in Mooncake's format, in virtual time: arrivals keep their
+order, and pass as fast as the machine can. Every block that comes back from the pool is compared byte for byte,
+and every block of a request once more when it ends.
 
 Turns of one conversation go to different engines in turn, so that what one engine saved is what another one hits.
 Engines, the agents of all nodes, their movers and helpers and the server of a shared tier can be killed and paused

@@ -1,4 +1,5 @@
-// Package tierspec reads what --tier says of a store below the pool, shows it without secrets, and opens the store.
+// Package tierspec reads what --tier says of a store below the pool, shows it without secrets, and
+// opens the store.
 package tierspec
 
 import (
