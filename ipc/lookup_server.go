@@ -169,11 +169,6 @@ func (c *Context) ListenLookup(o LookupOptions, handler LookupHandler) (*LookupS
 	return s, nil
 }
 
-// ListenLookup is Context.ListenLookup.
-func ListenLookup(c *Context, o LookupOptions, handler LookupHandler) (*LookupServer, error) {
-	return c.ListenLookup(o, handler)
-}
-
 // Path is where the socket is.
 func (s *LookupServer) Path() string { return filepath.Join(s.o.Dir, s.o.Name) }
 
