@@ -23,6 +23,7 @@ import (
 const (
 	agentUpWithin   = time.Minute
 	agentDownWithin = 30 * time.Second
+	reportWithin    = 2 * time.Second      // for the report of an engine that killed it
 	agentPoll       = 2 * time.Millisecond // between questions to an agent that comes or cleans up
 )
 
@@ -116,14 +117,26 @@ func (a *agentProcess) start(ctx context.Context) error {
 	}
 }
 
-// tellEnd says when a life ends though nobody had asked.
+// tellEnd says when a life ends though nobody had asked. The report of an engine that killed it may
+// be on its way: it is waited for.
 func (a *agentProcess) tellEnd(c *agentLife) {
 	<-c.Done
+	for end := time.Now().Add(reportWithin); !a.endWanted(c); time.Sleep(agentPoll) {
+		if time.Now().After(end) {
+			a.tellExit(c)
+			return
+		}
+	}
+}
+
+// endWanted reports whether a life was killed on purpose, or the agent is to end.
+func (a *agentProcess) endWanted(c *agentLife) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if c.wanted || a.mu.stopAt {
-		return
-	}
+	return c.wanted || a.mu.stopAt
+}
+
+func (a *agentProcess) tellExit(c *agentLife) {
 	select {
 	case a.exits <- fmt.Errorf("the agent of node %d ended though nobody had asked: %w\n%s", a.node, c.Err, a.log.String()):
 	default:

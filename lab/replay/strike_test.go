@@ -74,3 +74,28 @@ func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
 	}
 	r.watching.Wait()
 }
+
+// TestReportOfAStrikeComesLate: an agent that an engine killed may be gone before the engine's report
+// is read, and that ends no replay. One that nobody killed does.
+func TestReportOfAStrikeComesLate(t *testing.T) {
+	for _, reported := range []bool{true, false} {
+		c, err := child.Start(exec.Command("sleep", "1000"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		life, told := &agentLife{Process: c}, make(chan struct{})
+		a := &agentProcess{exits: make(chan error, 1)}
+		a.mu.child = life
+		go func() { a.tellEnd(life); close(told) }()
+		c.Signal(syscall.SIGKILL)
+		<-c.Done
+		if reported {
+			time.Sleep(20 * time.Millisecond) // tellEnd has seen the end by now, or does so later: both are right
+			a.expectDeath(life)
+		}
+		<-told
+		if said := len(a.exits) > 0; said == reported {
+			t.Errorf("reported %v: an end that nobody had asked for was told: %v", reported, said)
+		}
+	}
+}
