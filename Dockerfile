@@ -3,7 +3,7 @@
 #   docker build --build-arg VERSION=$(git describe --tags --always) -t kvagent .
 #   docker build --target mooncake -t kvagent:mooncake .          with Python and Mooncake's client, for --tier mooncake://
 # The CUDA path is in it and no CUDA library: the driver's comes with the node and is opened at run time (docs/GPU.md). Where there
-# is none, the agent starts, says so, and serves engines on CPUs. Built without libzmq (tag nozmq), which serve does not need.
+# is none, the agent starts, says so, and serves engines on CPUs.
 
 FROM golang:1.26.8-bookworm AS build
 WORKDIR /src
@@ -12,7 +12,7 @@ RUN go mod download
 COPY . .
 ARG VERSION=unknown
 ENV CGO_CFLAGS="-O2 -g -I/src/third_party/cuda/include" CGO_LDFLAGS="-O2 -g -L/src/cudaipc/driver/stublib"
-RUN go build -tags cuda,nozmq -trimpath -buildvcs=false -ldflags "-s -w -X main.version=${VERSION}" -o /out/kvagent ./cmd/kvagent
+RUN go build -tags cuda -trimpath -buildvcs=false -ldflags "-s -w -X main.version=${VERSION}" -o /out/kvagent ./cmd/kvagent
 
 # The client works in memory of the host, also for RDMA, so it is the one without CUDA.
 FROM debian:12.12-slim AS mooncake

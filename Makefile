@@ -40,13 +40,13 @@ deps: ## install what is missing (root on Debian), else say in one line what to 
 	@scripts/deps go python servers
 
 .PHONY: build
-build: ## bin/kvagent
+build: ## bin/kvagent, and bin/kvbench, which tries it: engines that are played, traces, measurements
 	@scripts/deps go
-	@$(STAGE) build $(GO_BUILD) -o bin/kvagent ./cmd/kvagent
+	@$(STAGE) build $(GO_BUILD) -o bin/ ./cmd/kvagent ./cmd/kvbench
 
 .PHONY: demo
 demo: build ## one agent, two mock engines, the first 1,000 requests of a real trace
-	@bin/kvagent replay --trace testdata/conversation_1000.jsonl --engines 2 --progress --pace 10s
+	@bin/kvbench replay --trace testdata/conversation_1000.jsonl --engines 2 --progress --pace 10s
 
 .PHONY: test
 test: deps vllm-early build ## everything that CI runs
@@ -66,7 +66,7 @@ lint: lint-go lint-python ## formatting and static checks, Go and Python
 lint-go: # gofmt, vet, staticcheck and more: .golangci.yml
 	@scripts/deps go
 	@$(STAGE) golangci-lint go run $(GOLANGCI) run ./...
-	@$(STAGE) golangci-lint-cuda go run $(GOLANGCI) run --build-tags cuda,softcuda ./cudaipc/... ./cmd/kvagent
+	@$(STAGE) golangci-lint-cuda go run $(GOLANGCI) run --build-tags cuda,softcuda ./cudaipc/... ./cmd/kvagent ./lab/...
 
 .PHONY: lint-python
 lint-python:
@@ -93,16 +93,12 @@ test-figures: ## Go tests that measure hits, rates and times, without the race d
 SOFTCUDA := $(CURDIR)/build/softcuda/libcuda.so.1
 
 .PHONY: build-softcuda
-build-softcuda: # bin/kvagent-softcuda, for tests of the CUDA path without a GPU
-	@$(STAGE) build-softcuda $(subst -tags cuda,-tags cuda$(comma)softcuda,$(GO_BUILD)) -o bin/kvagent-softcuda ./cmd/kvagent
-
-.PHONY: build-proof
-build-proof: # bin/kvagent-proof: kvagent without libzmq, which needs a driver and no other library
-	@$(STAGE) build-proof $(subst -tags cuda,-tags cuda$(comma)nozmq,$(GO_BUILD)) -o bin/kvagent-proof ./cmd/kvagent
+build-softcuda: # bin/softcuda/, both programs for tests of the CUDA path without a GPU
+	@$(STAGE) build-softcuda $(subst -tags cuda,-tags cuda$(comma)softcuda,$(GO_BUILD)) -o bin/softcuda/ ./cmd/kvagent ./cmd/kvbench
 
 .PHONY: proof
-proof: build-proof ## what the CUDA path promises, shown on this machine's GPU: docs/GPU.md
-	@bin/kvagent-proof proof
+proof: build ## what the CUDA path promises, shown on this machine's GPU: docs/GPU.md
+	@bin/kvagent proof
 
 .PHONY: softcuda
 softcuda: # build/softcuda/libcuda.so.1, the driver that tests of the CUDA path run on
@@ -124,7 +120,7 @@ test-cuda: softcuda ## the CUDA path on a software driver, with the race detecto
 	@$(STAGE) -v test-cuda-never env KVAGENT_LIBCUDA=$(SOFTCUDA) SOFTCUDA_EVENTS_OF_THE_DEAD=never SOFTCUDA_DRIVER_VERSION=13000 \
 		go test -count=1 $(GO_TEST_PLAIN) -tags cuda,softcuda -run CUDA ./cudaipc
 	@$(STAGE) -v test-cuda-sample env KVAGENT_LIBCUDA=$(SOFTCUDA) go test -count=1 $(GO_TEST_FLAGS) -tags cuda,softcuda -run CUDA ./transfer
-	@$(STAGE) -v test-cuda-path env KVAGENT_LIBCUDA=$(SOFTCUDA) go test -count=1 $(GO_TEST_PLAIN) -tags cuda,softcuda,nozmq -run 'TestCUDA' ./cmd/kvagent
+	@$(STAGE) -v test-cuda-path env KVAGENT_LIBCUDA=$(SOFTCUDA) go test -count=1 $(GO_TEST_PLAIN) -tags cuda,softcuda -run 'TestCUDA' ./cmd/kvagent
 
 .PHONY: test-python
 test-python: build ## Python tests, with the real agent
@@ -199,7 +195,7 @@ torture: build ## long runs with kills, pauses and many engines (hours; TRACE= n
 
 .PHONY: bench-policy
 bench-policy: build ## hit rates of the eviction policies on TRACE and on generated workloads in one table, held to what they promise (minutes)
-	@$(STAGE) -v bench-policy bin/kvagent bench policy --trace $(TRACE) --workload all --capacity-blocks 1000,3000,10000,30000,100000 --most-below-lru 0.01
+	@$(STAGE) -v bench-policy bin/kvbench bench policy --trace $(TRACE) --workload all --capacity-blocks 1000,3000,10000,30000,100000 --most-below-lru 0.01
 
 .PHONY: bench-policy-long
 bench-policy-long: ## the same promises after each request, at more capacities, five seeds and six hash seeds (KVAGENT_POLICY_FULL=1; a quarter of an hour)

@@ -16,6 +16,7 @@ const module = "github.com/kvagent/kvagent"
 // mayImport is the import graph that docs/ARCHITECTURE.md draws: for each package, what it may import of the module.
 // A trailing /... stands for the packages below. Tests are free.
 var mayImport = map[string][]string{
+	"settings":            {},
 	"trace":               {},
 	"pagefault":           {},
 	"pool":                {},
@@ -26,24 +27,31 @@ var mayImport = map[string][]string{
 	"pool/redis":          {"pool", "pool/remote"},
 	"pool/s3":             {"pool", "pool/remote"},
 	"pool/mooncake":       {"pool", "pool/remote"},
+	"pool/tierspec":       {"pool", "pool/...", "settings"},
 	"cudaipc":             {"cudaipc/driver", "cudaipc/kernel", "pagefault"},
 	"cudaipc/driver":      {},
 	"cudaipc/kernel":      {},
 	"cudaipc/...":         {"cudaipc"},
 	"ipc":                 {},
+	"ipc/zmqclient":       {"ipc"}, // of the lab and of tests: the agent needs no libzmq
 	"lookup":              {"pool"},
 	"transfer":            {"pool", "cudaipc"},
 	"agent":               {"agent/admin", "agent/lease", "agent/registration", "lookup", "transfer", "ipc", "cudaipc", "pool"},
 	"agent/admin":         {"transfer", "ipc", "cudaipc", "pool"},
 	"agent/lease":         {"pool"},
 	"agent/registration":  {"transfer", "ipc", "cudaipc"},
-	"mockengine":          {"ipc", "cudaipc", "trace"},
+	"agent/adminclient":   {},
+	"mockengine":          {"ipc", "ipc/zmqclient", "cudaipc", "trace"},
 	"proof":               {"cudaipc", "pool", "pool/dram", "transfer"},
-	"cmd/kvagent":         {"..."},
+	"takeover":            {"agent", "agent/admin", "ipc", "pool/dram"},
+	"lab":                 {"lab/...", "settings"},
+	"lab/...":             {"..."},
+	"cmd/kvagent":         {"..."}, // but nothing of the lab: TestAgentLinksNoLab
+	"cmd/kvbench":         {"lab"},
 }
 
 // mayUseC may speak to C, each to one library: foreign code lives in one package, behind checked types.
-var mayUseC = map[string]string{"cudaipc/driver": "the CUDA driver", "ipc": "libzmq"}
+var mayUseC = map[string]string{"cudaipc/driver": "the CUDA driver", "ipc/zmqclient": "libzmq"}
 
 // A package is named for the one thing it is about.
 var noNames = []string{"util", "utils", "common", "helper", "helpers", "types", "manager", "misc", "base"}
@@ -82,8 +90,29 @@ func TestForeignCodeLivesInOnePackage(t *testing.T) {
 	for _, p := range listPackages(t) {
 		name := inModule(p.ImportPath)
 		if _, may := mayUseC[name]; len(p.CgoFiles) > 0 && !may {
-			t.Errorf("%s imports \"C\" in %v, but only cudaipc/driver (for %s) and ipc (for %s) may: put the foreign call behind a checked type there",
-				name, p.CgoFiles, mayUseC["cudaipc/driver"], mayUseC["ipc"])
+			t.Errorf("%s imports \"C\" in %v, but only cudaipc/driver (for %s) and ipc/zmqclient (for %s) may: put the foreign call behind a checked type there",
+				name, p.CgoFiles, mayUseC["cudaipc/driver"], mayUseC["ipc/zmqclient"])
+		}
+	}
+}
+
+// ofTheLab is in kvbench and in tests, and never in the program that runs on nodes: prefixes of
+// import paths.
+var ofTheLab = []string{module + "/lab", module + "/mockengine", module + "/pool/evict/evictsim", module + "/trace",
+	module + "/ipc/zmqclient", "github.com/pebbe/zmq4"}
+
+func TestAgentLinksNoLab(t *testing.T) {
+	for _, tags := range []string{"", "cuda"} {
+		out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-tags", tags, "./cmd/kvagent").Output()
+		if err != nil {
+			t.Fatalf("go list: %v", err)
+		}
+		for p := range strings.FieldsSeq(string(out)) {
+			for _, lab := range ofTheLab {
+				if p == lab || strings.HasPrefix(p, lab+"/") {
+					t.Errorf("cmd/kvagent links %s: what the agent needs of it belongs in a package of its own", p)
+				}
+			}
 		}
 	}
 }

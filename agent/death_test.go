@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/zmqclient"
 )
 
 // Victims are engines in processes of their own: the test binary again, told by the environment how far to go.
@@ -76,7 +77,7 @@ func victim(phase, dir string) {
 
 // reserve takes a lease on what the test has stored.
 func reserve(r *rig, scheduler *client) {
-	look := ipc.DialLookup(r.path(ipc.LookupSocket))
+	look := zmqclient.Dial(r.path(ipc.LookupSocket))
 	defer func() { check(r.t, look.Close()) }()
 	reply := ask(r.t, look, ipc.LookupRequest{
 		Space: register(victimName).Space(), Session: scheduler.welcome.Session, Reserve: true, Tokens: 1000, HashLen: 32, Hashes: chain(1, 4),

@@ -44,9 +44,7 @@ func (a *Agent) Start() (err error) {
 	a.epochs.watch(a.pool, true)
 	a.owned.Go(func() { a.watchdog.run(a.cfg.Limits.Watch, a.stop) })
 	a.owned.Go(a.sweep)
-	if err = a.sockets.start(); err != nil {
-		return err
-	}
+	a.sockets.start()
 	if err = a.sockets.openFixed(ipc.LookupSocket, pool.Fingerprint{}); err != nil {
 		return err
 	}

@@ -69,12 +69,9 @@ func newLookupSockets(cfg *Config, peers int64, from *answers) *lookupSockets {
 }
 
 // start makes ready for sockets.
-func (l *lookupSockets) start() (err error) {
-	if l.context, err = ipc.NewContext(); err != nil {
-		return err
-	}
+func (l *lookupSockets) start() {
+	l.context = ipc.NewContext()
 	l.context.LimitPeers(l.peers)
-	return nil
 }
 
 // openFixed opens a socket that stays.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/zmqclient"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/fault"
 	"github.com/kvagent/kvagent/pool/mem"
@@ -65,7 +66,7 @@ func (r *rig) waitTier(entries uint64) {
 }
 
 // askUntil asks again while the answer is pending.
-func askUntil(t testing.TB, c *ipc.LookupClient, q ipc.LookupRequest) ipc.LookupReply {
+func askUntil(t testing.TB, c *zmqclient.Client, q ipc.LookupRequest) ipc.LookupReply {
 	t.Helper()
 	for end := time.Now().Add(patience); ; {
 		if got := ask(t, c, q); got.Status != ipc.LookupPending {
@@ -286,7 +287,7 @@ func (k *lookupSock) handleNow(q *ipc.LookupRequest) ipc.LookupReply {
 }
 
 // askRaw is ask with the deadline that is given.
-func askRaw(t testing.TB, c *ipc.LookupClient, q ipc.LookupRequest) ipc.LookupReply {
+func askRaw(t testing.TB, c *zmqclient.Client, q ipc.LookupRequest) ipc.LookupReply {
 	t.Helper()
 	q.Form, q.Version = ipc.FormOwn, ipc.Version
 	reply, err := c.Ask(&q, patience)

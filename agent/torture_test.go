@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/zmqclient"
 )
 
 // Engines come, save, look up, load, reset, and end in all ways, all at once and in a pool that is too small for
@@ -47,7 +48,7 @@ type player struct {
 	r                      *rig
 	name                   string
 	rng                    *rand.Rand
-	look                   *ipc.LookupClient
+	look                   *zmqclient.Client
 	loaded, wanted, leases int
 }
 

@@ -13,7 +13,7 @@ import (
 func TestLookupWithoutDescriptors(t *testing.T) {
 	c := testContext(t)
 	s := serveLookups(t, c, socketDir(t), "lookup", echoHandler)
-	l := c.DialLookup(s.Path())
+	l := dialLookup(t, s.Path())
 	defer l.Close()
 	ask := func() {
 		t.Helper()
@@ -51,7 +51,7 @@ func TestLookupWithoutDescriptors(t *testing.T) {
 		nc.Close()
 	}
 	unix.Setrlimit(unix.RLIMIT_NOFILE, &old)
-	m := c.DialLookup(s.Path())
+	m := dialLookup(t, s.Path())
 	defer m.Close()
 	if _, err := m.Ask(&LookupRequest{}, testTimeout); err != nil {
 		t.Errorf("a new client afterwards: %v", err)

@@ -6,6 +6,7 @@ import (
 	"net"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -40,6 +41,86 @@ type LookupOptions struct {
 	// OnPanic, if set, hears of every panic of the handler, and of the reading of a message, on the
 	// stack that panicked. If it panics itself the process ends.
 	OnPanic func(value any)
+}
+
+// MaxLookupSockets is how many look-up servers one Context holds.
+const MaxLookupSockets = 256
+
+// Context is the look-up sockets of a process. One is enough for a process. Its methods may be
+// called from any goroutine.
+type Context struct {
+	peers struct { // connections to all its servers
+		most int64 // 0: no bound
+		now  atomic.Int64
+	}
+
+	mu struct {
+		sync.Mutex
+		open   map[*LookupServer]struct{}
+		closed bool
+	}
+}
+
+// NewContext makes a context without sockets.
+func NewContext() *Context {
+	c := &Context{}
+	c.mu.open = map[*LookupServer]struct{}{}
+	return c
+}
+
+// LimitPeers bounds the connections to all servers of the context together; one more is closed, as one beyond
+// MaxLookupPeers of its server is. It is called before the first server is there.
+func (c *Context) LimitPeers(n int64) { c.peers.most = n }
+
+// enter counts a connection to a server; false: there are too many.
+func (c *Context) enter() bool {
+	if n := c.peers.now.Add(1); c.peers.most == 0 || n <= c.peers.most {
+		return true
+	}
+	c.leave()
+	return false
+}
+
+func (c *Context) leave() { c.peers.now.Add(-1) }
+
+// add enters a server.
+func (c *Context) add(s *LookupServer) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.closed {
+		return fmt.Errorf("look-up context: %w", ErrClosed)
+	}
+	if len(c.mu.open) >= MaxLookupSockets {
+		return fmt.Errorf("look-up sockets: more than %d", MaxLookupSockets)
+	}
+	c.mu.open[s] = struct{}{}
+	return nil
+}
+
+func (c *Context) remove(s *LookupServer) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.mu.open, s)
+}
+
+// Close closes what is still open, and waits for answers on their way at most lookupLinger.
+func (c *Context) Close() error {
+	c.mu.Lock()
+	if c.mu.closed {
+		c.mu.Unlock()
+		return nil
+	}
+	c.mu.closed = true
+	left := make([]*LookupServer, 0, len(c.mu.open))
+	for s := range c.mu.open {
+		left = append(left, s)
+	}
+	c.mu.Unlock()
+	var err error
+	for _, s := range left {
+		err = errors.Join(err, s.Close())
+	}
+	return err
 }
 
 // LookupServer serves look-ups of all forms on one socket: exactly one reply for each request, whatever it is. Each connection
@@ -86,11 +167,6 @@ func (c *Context) ListenLookup(o LookupOptions, handler LookupHandler) (*LookupS
 	}
 	s.running.Go(s.accept)
 	return s, nil
-}
-
-// ListenLookup is Context.ListenLookup.
-func ListenLookup(c *Context, o LookupOptions, handler LookupHandler) (*LookupServer, error) {
-	return c.ListenLookup(o, handler)
 }
 
 // Path is where the socket is.

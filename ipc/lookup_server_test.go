@@ -31,26 +31,13 @@ func socketDir(t testing.TB) string {
 
 func testContext(t testing.TB) *Context {
 	t.Helper()
-	c, err := NewContext()
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := NewContext()
 	t.Cleanup(func() {
 		if err := c.Close(); err != nil {
 			t.Error(err)
 		}
 	})
 	return c
-}
-
-// testZMQ is libzmq itself, for clients that are not ours.
-func testZMQ(t testing.TB, c *Context) *zmq.Context {
-	t.Helper()
-	z, err := c.zmq()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return z
 }
 
 var testBoot = [16]byte(run(0x10, 16))
@@ -78,7 +65,7 @@ func serveLookups(t testing.TB, c *Context, dir, name string, h LookupHandler) *
 func TestLookupForms(t *testing.T) {
 	c := testContext(t)
 	s := serveLookups(t, c, socketDir(t), "lookup", echoHandler)
-	req, err := testZMQ(t, c).NewSocket(zmq.REQ)
+	req, err := testZMQ(t).NewSocket(zmq.REQ)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +124,7 @@ func askPlain(t *testing.T, req *zmq.Socket, frames [][]byte) []byte {
 func TestLookupLimits(t *testing.T) {
 	c := testContext(t)
 	s := serveLookups(t, c, socketDir(t), "lookup", echoHandler)
-	dealer, err := testZMQ(t, c).NewSocket(zmq.DEALER)
+	dealer, err := testZMQ(t).NewSocket(zmq.DEALER)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,10 +202,10 @@ func TestLookupStorm(t *testing.T) {
 	start := time.Now()
 	var wg sync.WaitGroup
 	for range 3 {
-		wg.Go(func() { storm(t, c, s.Path()) })
+		wg.Go(func() { storm(t, s.Path()) })
 	}
 	for range 2 {
-		wg.Go(func() { askMany(t, c, s.Path(), 300) })
+		wg.Go(func() { askMany(t, s.Path(), 300) })
 	}
 	wg.Wait()
 	s.Close()
@@ -227,8 +214,8 @@ func TestLookupStorm(t *testing.T) {
 	}
 }
 
-func storm(t *testing.T, c *Context, path string) {
-	l := c.DialLookup(path)
+func storm(t *testing.T, path string) {
+	l := dialLookup(t, path)
 	defer l.Close()
 	for range 10 {
 		for name, frames := range malformedRequests() {
@@ -243,8 +230,8 @@ func storm(t *testing.T, c *Context, path string) {
 	}
 }
 
-func askMany(t *testing.T, c *Context, path string, n int) {
-	l := c.DialLookup(path)
+func askMany(t *testing.T, path string, n int) {
+	l := dialLookup(t, path)
 	defer l.Close()
 	for i := range n {
 		a, err := l.Ask(&LookupRequest{Tokens: uint64(i), Session: uint64(i) << 20}, 10*time.Second)
@@ -267,7 +254,7 @@ func TestLookupHandlerPanics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := c.DialLookup(s.Path())
+	l := dialLookup(t, s.Path())
 	defer l.Close()
 	if a, err := l.Ask(&LookupRequest{Tokens: 13}, 0); err != nil || a.Status != LookupOverloaded {
 		t.Errorf("answer %+v, %v, want status overloaded", a, err)
@@ -300,7 +287,7 @@ func TestLookupParserPanics(t *testing.T) {
 func TestLookupSocketFiles(t *testing.T) {
 	c, dir := testContext(t), socketDir(t)
 	keep := serveLookups(t, c, dir, "keep", echoHandler)
-	l := c.DialLookup(keep.Path())
+	l := dialLookup(t, keep.Path())
 	defer l.Close()
 	for i := range 20 {
 		s := serveLookups(t, c, dir, "comes-and-goes", echoHandler)
@@ -308,7 +295,7 @@ func TestLookupSocketFiles(t *testing.T) {
 		if err != nil || info.Mode().Perm() != sockMode {
 			t.Fatalf("socket %v, %v, want mode %o", info, err, sockMode)
 		}
-		m := c.DialLookup(s.Path())
+		m := dialLookup(t, s.Path())
 		if _, err := m.Ask(&LookupRequest{}, 5*time.Second); err != nil {
 			t.Fatalf("round %d: %v", i, err)
 		}
@@ -330,7 +317,7 @@ func TestLookupLiveSocketIsNotTaken(t *testing.T) {
 	if !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), "by process") {
 		t.Errorf("a second server: %v, want ErrInUse that names the process", err)
 	}
-	foreign, err := testZMQ(t, c).NewSocket(zmq.REP)
+	foreign, err := testZMQ(t).NewSocket(zmq.REP)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -341,7 +328,7 @@ func TestLookupLiveSocketIsNotTaken(t *testing.T) {
 	if _, err := c.ListenLookup(LookupOptions{Dir: dir, Name: "foreign"}, echoHandler); !errors.Is(err, ErrInUse) {
 		t.Errorf("the socket of a server without our lock: %v, want ErrInUse", err)
 	}
-	l := c.DialLookup(s.Path())
+	l := dialLookup(t, s.Path())
 	defer l.Close()
 	if _, err := l.Ask(&LookupRequest{}, 5*time.Second); err != nil {
 		t.Errorf("the first server: %v", err)
@@ -353,7 +340,7 @@ func TestAnswersWaitForAClientThatReadsLate(t *testing.T) {
 	const requests = 1000
 	c := testContext(t)
 	s := serveLookups(t, c, socketDir(t), "lookup", echoHandler)
-	dealer, err := testZMQ(t, c).NewSocket(zmq.DEALER)
+	dealer, err := testZMQ(t).NewSocket(zmq.DEALER)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -384,7 +371,7 @@ func TestAnswersNobodyReads(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	dealer, err := testZMQ(t, c).NewSocket(zmq.DEALER)
+	dealer, err := testZMQ(t).NewSocket(zmq.DEALER)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -394,7 +381,7 @@ func TestAnswersNobodyReads(t *testing.T) {
 	if err := dealer.Connect("ipc://" + s.Path()); err != nil {
 		t.Fatal(err)
 	}
-	l := c.DialLookup(s.Path())
+	l := dialLookup(t, s.Path())
 	defer l.Close()
 	own := encodeRequest(&LookupRequest{Form: FormOwn, Version: 2})[0]
 	for deadline := time.Now().Add(2 * testTimeout); s.Counters().Unsent == 0; {

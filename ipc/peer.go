@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -104,4 +105,15 @@ func watchable(pidfd int) *os.File {
 		return nil
 	}
 	return os.NewFile(uintptr(pidfd), "pidfd")
+}
+
+// getsockopt reads a socket option as bytes, which x/sys/unix has only for strings, and gives how many.
+func getsockopt(fd, option int, buf []byte) (int, error) {
+	n := uint32(len(buf))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, uintptr(option),
+		uintptr(unsafe.Pointer(&buf[0])), uintptr(unsafe.Pointer(&n)), 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), nil
 }

@@ -52,7 +52,7 @@ func closed(t *testing.T, nc net.Conn) []byte {
 func TestLookupHostilePeers(t *testing.T) {
 	c := testContext(t)
 	s := serveLookups(t, c, socketDir(t), "lookup", echoHandler)
-	l := c.DialLookup(s.Path())
+	l := dialLookup(t, s.Path())
 	defer l.Close()
 	hash := run(0, 32)
 	for name, attack := range map[string]func(net.Conn){
@@ -187,7 +187,7 @@ func TestLookupPeers(t *testing.T) {
 	}
 	turnedAway(t, s)
 	all[0].Close()
-	letIn(t, c, s)
+	letIn(t, s)
 }
 
 // turnedAway: a server closes one more connection, and says nothing to it.
@@ -205,9 +205,9 @@ func turnedAway(t *testing.T, s *LookupServer) {
 }
 
 // letIn: now that a peer has left, another one is served.
-func letIn(t *testing.T, c *Context, s *LookupServer) {
+func letIn(t *testing.T, s *LookupServer) {
 	t.Helper()
-	l := c.DialLookup(s.Path())
+	l := dialLookup(t, s.Path())
 	defer l.Close()
 	if _, err := l.Ask(&LookupRequest{}, testTimeout); err != nil {
 		t.Errorf("after a peer left: %v", err)
@@ -228,7 +228,7 @@ func TestLookupPeersOfAllSockets(t *testing.T) {
 		t.Errorf("%d connections dropped, want 1", n)
 	}
 	first.Close()
-	letIn(t, c, two)
+	letIn(t, two)
 }
 
 // byteByByte gives a stream in pieces of one byte, then its end.

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/zmqclient"
 )
 
 // Limits of the circuit breaker in front of look-ups: after breakAfter that were not answered it opens, and no
@@ -17,7 +18,7 @@ const (
 // asker asks the look-up socket of the current attachment. One goroutine asks.
 type asker struct {
 	timeout time.Duration
-	client  *ipc.LookupClient // of path
+	client  *zmqclient.Client // of path
 	path    string
 	life    uint32
 	blob    []byte // hashes of the question, joined
@@ -82,7 +83,7 @@ func (k *asker) connect(a *attachment) {
 		return
 	}
 	k.close()
-	k.client, k.path = ipc.DialLookup(a.lookupPath), a.lookupPath
+	k.client, k.path = zmqclient.Dial(a.lookupPath), a.lookupPath
 }
 
 func (k *asker) close() {

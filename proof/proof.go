@@ -6,8 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
+	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc"
 )
@@ -156,4 +160,18 @@ func (l *Line) aim(name string, got, want float64, most bool) {
 		met = got <= want
 	}
 	l.Targets = append(l.Targets, Target{Name: name, Want: want, Got: got, Most: most, Met: met})
+}
+
+// host says on what machine this is, as far as figures depend on it.
+func host() string {
+	text := fmt.Sprintf("%d processors", runtime.NumCPU())
+	var u unix.Utsname
+	if unix.Uname(&u) == nil {
+		text += ", Linux " + unix.ByteSliceToString(u.Release[:])
+	}
+	if driver, err := os.ReadFile("/proc/driver/nvidia/version"); err == nil {
+		first, _, _ := strings.Cut(string(driver), "\n")
+		text += ", " + first
+	}
+	return text
 }

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"github.com/kvagent/kvagent/agent/adminclient"
 	"github.com/kvagent/kvagent/pool/dram"
 )
 
@@ -49,7 +50,7 @@ func replayMock(t *testing.T, dir string) (r mockRun) {
 // poolStatusOf is what an agent says of its pool.
 func poolStatusOf(t *testing.T, dir string) (pool map[string]any) {
 	t.Helper()
-	body, err := newAdmin(dir).get(t.Context(), "/status")
+	body, err := adminclient.New(dir).Get(t.Context(), "/status")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +100,7 @@ func TestAgentWhoseFileIsCut(t *testing.T) {
 			if pages := poolStatusOf(t, dir)["bad_pages"].(float64); pages == 0 {
 				t.Error("no page is bad")
 			}
-			_, err = newAdmin(dir).get(t.Context(), "/readyz")
+			_, err = adminclient.New(dir).Get(t.Context(), "/readyz")
 			if err == nil || !strings.Contains(err.Error(), "cannot be read") {
 				t.Errorf("readyz of an agent without a pool: %v", err)
 			}

@@ -9,10 +9,14 @@ import (
 	"net/url"
 	"os"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/adminclient"
+	"github.com/kvagent/kvagent/pool/dram"
+	"github.com/kvagent/kvagent/settings"
 )
 
 func cacheCommand() *cobra.Command {
@@ -42,9 +46,9 @@ type cacheSettings struct {
 func cacheBase(s *cacheSettings, use, short, long string, run func(*cobra.Command, *cacheSettings) error) *cobra.Command {
 	s.dir = socketDirSetting()
 	cmd := &cobra.Command{
-		Use: use, Short: short, Long: long, Args: checkArgs(cobra.NoArgs),
+		Use: use, Short: short, Long: long, Args: settings.Args(cobra.NoArgs),
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			return configError(fillSettings(cmd.Flags(), os.LookupEnv))
+			return settings.Invalid(settings.Fill(cmd.Flags(), os.LookupEnv))
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd, s) },
 	}
@@ -92,7 +96,7 @@ stores other bytes. The tier is read for 5 seconds at most; a list that was cut 
 		func(cmd *cobra.Command, s *cacheSettings) error {
 			if s.tier == "" || s.tier == memoryTier {
 				if cmd.Flags().Changed("blocks") || cmd.Flags().Changed("skip") {
-					return configError(errors.New("blocks, skip: allowed with --tier"))
+					return settings.Invalid(errors.New("blocks, skip: allowed with --tier"))
 				}
 				return listCache(cmd, s)
 			}
@@ -100,14 +104,14 @@ stores other bytes. The tier is read for 5 seconds at most; a list that was cut 
 		})
 	s.addFilter(cmd)
 	s.addTier(cmd, "list what this tier holds; memory is the pool")
-	cmd.Flags().Var(&countValue{&blocks, 0, admin.MaxTierBlocks}, "blocks", "name so many shards as well")
-	cmd.Flags().Var(&countValue{&skip, 0, math.MaxInt32}, "skip", "pass over so many shards before that")
+	cmd.Flags().Var(settings.Count(&blocks, 0, admin.MaxTierBlocks), "blocks", "name so many shards as well")
+	cmd.Flags().Var(settings.Count(&skip, 0, math.MaxInt32), "skip", "pass over so many shards before that")
 	return cmd
 }
 
 // askCache asks for what a filter picks; with --json it prints that, and ok is false.
 func askCache(cmd *cobra.Command, s *cacheSettings) (st admin.CacheStatus, ok bool, err error) {
-	body, err := newAdmin(*s.dir).get(cmd.Context(), "/cache"+s.query())
+	body, err := adminclient.New(*s.dir).Get(cmd.Context(), "/cache"+s.query())
 	if err != nil {
 		return st, false, err
 	}
@@ -136,7 +140,7 @@ func printSpaces(out io.Writer, spaces []admin.CacheSpace) error {
 		s := &spaces[i]
 		blocks := "not counted"
 		if s.Blocks >= 0 {
-			blocks = thousands(int(s.Blocks))
+			blocks = settings.Thousands(int(s.Blocks))
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%s\n", s.Space, s.Model, s.Tenant, s.Dtype, s.Groups, s.Shards, s.Epoch, s.Engines, blocks)
 	}
@@ -156,9 +160,9 @@ blocks may be written to the tier again. --space then takes a name that ls --tie
 		func(cmd *cobra.Command, s *cacheSettings) error {
 			switch {
 			case s.space+s.model+s.tenant == "":
-				return configError(errors.New("nothing says what to remove, allowed: one or more of --space, --model, --tenant"))
+				return settings.Invalid(errors.New("nothing says what to remove, allowed: one or more of --space, --model, --tenant"))
 			case s.tier == memoryTier:
-				return configError(errors.New("tier: memory, allowed: a tier below it; without --tier memory and all tiers forget"))
+				return settings.Invalid(errors.New("tier: memory, allowed: a tier below it; without --tier memory and all tiers forget"))
 			case s.tier != "":
 				return removeFromTier(cmd, s, dry)
 			case dry:
@@ -182,7 +186,7 @@ func wouldRemove(cmd *cobra.Command, s *cacheSettings) error {
 }
 
 func removeCache(cmd *cobra.Command, s *cacheSettings) error {
-	body, err := newAdmin(*s.dir).post(cmd.Context(), "/cache/rm"+s.query())
+	body, err := adminclient.New(*s.dir).Post(cmd.Context(), "/cache/rm"+s.query())
 	if err != nil {
 		return err
 	}
@@ -196,4 +200,67 @@ func removeCache(cmd *cobra.Command, s *cacheSettings) error {
 	}
 	fmt.Fprintf(cmd.OutOrStdout(), "removed what was stored of %d spaces\n", len(removed.Spaces))
 	return printSpaces(cmd.OutOrStdout(), removed.Spaces)
+}
+
+// maxReclaimAge bounds --reclaim.
+const maxReclaimAge = 10 * 365 * 24 * time.Hour
+
+func cacheFilesCommand() *cobra.Command {
+	var reclaim time.Duration
+	cmd := &cobra.Command{
+		Use:   "files [DIR]",
+		Short: "List the files that pools are kept in, and give the memory of abandoned ones back",
+		Long: `Files lists the pools' files in a directory, /dev/shm unless another is given: those of --dram-path. It asks no agent. An abandoned
+one is used by no process and holds its memory until it is removed; an agent that is down for a moment has left one, too. --reclaim removes the
+abandoned ones that were not in use for at least so long, and nothing else.`,
+		Example: `  kvagent cache files
+  kvagent cache files /dev/hugepages --reclaim 24h`,
+		Args: settings.Args(cobra.MaximumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			dir := "/dev/shm"
+			if len(args) == 1 {
+				dir = args[0]
+			}
+			files, err := dram.ListFiles(dir)
+			if err != nil {
+				return fmt.Errorf("cache files: %w", err)
+			}
+			if err := printFiles(cmd.OutOrStdout(), files); err != nil || !cmd.Flags().Changed("reclaim") {
+				return err
+			}
+			return reclaimFiles(cmd.OutOrStdout(), files, reclaim)
+		},
+	}
+	cmd.Flags().Var(settings.Duration(&reclaim, 0, maxReclaimAge), "reclaim", "remove abandoned files that were not in use for so long")
+	return cmd
+}
+
+func printFiles(out io.Writer, files []dram.FileInfo) error {
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "FILE\tSTATE\tMEMORY\tLAST IN USE\tPROCESS\tHOST")
+	for i := range files {
+		f := &files[i]
+		fmt.Fprintf(t, "%s\t%s\t%s\t%v ago\t%d\t%s\n", f.Path, f.State, settings.HumanSize(f.Allocated), f.Age.Round(time.Second), f.Process, f.Host)
+	}
+	return t.Flush()
+}
+
+// reclaimFiles removes what nobody uses; a file that an agent took meanwhile is locked, and stays.
+func reclaimFiles(out io.Writer, files []dram.FileInfo, age time.Duration) error {
+	var bytes int64
+	var errs error
+	n := 0
+	for i := range files {
+		f := &files[i]
+		if f.State != dram.Abandoned || f.Age < age {
+			continue
+		}
+		if err := dram.RemoveFile(f.Path); err != nil {
+			errs = errors.Join(errs, err)
+			continue
+		}
+		n, bytes = n+1, bytes+f.Allocated
+	}
+	fmt.Fprintf(out, "removed %d files, %s\n", n, settings.HumanSize(bytes))
+	return errs
 }

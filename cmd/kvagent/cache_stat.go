@@ -12,6 +12,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/adminclient"
+	"github.com/kvagent/kvagent/settings"
 )
 
 func cacheStatCommand() *cobra.Command {
@@ -24,7 +26,7 @@ it says how much of the spaces that these pick memory and each tier hold; tiers 
 }
 
 func statCache(cmd *cobra.Command, s *cacheSettings) error {
-	body, err := newAdmin(*s.dir).get(cmd.Context(), "/cache"+s.query())
+	body, err := adminclient.New(*s.dir).Get(cmd.Context(), "/cache"+s.query())
 	if err != nil {
 		return err
 	}
@@ -55,7 +57,7 @@ func pickTier(st *admin.CacheStatus, name string) error {
 		return nil
 	}
 	if !slices.Contains(names, name) {
-		return configError(fmt.Errorf("tier: %q, allowed: %s", name, strings.Join(names, ", ")))
+		return settings.Invalid(fmt.Errorf("tier: %q, allowed: %s", name, strings.Join(names, ", ")))
 	}
 	st.Tiers = slices.DeleteFunc(st.Tiers, func(t admin.TierStatus) bool { return t.Name != name })
 	return nil
@@ -65,16 +67,16 @@ func printStat(out io.Writer, s *cacheSettings, st *admin.CacheStatus) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "TIER\tSTATE\tUSED\tOF\tITEMS\tREAD\tNOT THERE\tWRITTEN\tNOT WRITTEN\tDAMAGED\tREAD RATE")
 	if s.tier == "" || s.tier == memoryTier {
-		fmt.Fprintf(t, "memory\tup\t%s\t%s\t%s\t\t\t\t\t\t\n", humanSize(st.Pool.Used), humanSize(st.Pool.Capacity), thousands(int(st.Pool.Entries)))
+		fmt.Fprintf(t, "memory\tup\t%s\t%s\t%s\t\t\t\t\t\t\n", settings.HumanSize(st.Pool.Used), settings.HumanSize(st.Pool.Capacity), settings.Thousands(int(st.Pool.Entries)))
 	}
 	for i := range st.Tiers {
 		r := &st.Tiers[i]
 		of := "not known"
 		if r.Capacity > 0 {
-			of = humanSize(r.Capacity)
+			of = settings.HumanSize(r.Capacity)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s/s\n", r.Name, tierState(r), humanSize(r.Used), of, thousands(int(r.Items)),
-			thousands(int(r.Hits)), thousands(int(r.Misses)), thousands(int(r.Stored)), thousands(int(r.Dropped+r.Failed)), thousands(int(r.Corrupt)), humanSize(int64(r.FetchRate)))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s/s\n", r.Name, tierState(r), settings.HumanSize(r.Used), of, settings.Thousands(int(r.Items)),
+			settings.Thousands(int(r.Hits)), settings.Thousands(int(r.Misses)), settings.Thousands(int(r.Stored)), settings.Thousands(int(r.Dropped+r.Failed)), settings.Thousands(int(r.Corrupt)), settings.HumanSize(int64(r.FetchRate)))
 	}
 	return t.Flush()
 }
@@ -120,7 +122,7 @@ func heldBy(cmd *cobra.Command, s *cacheSettings, tier string) heldTier {
 }
 
 func askTier(cmd *cobra.Command, s *cacheSettings, q url.Values) (held admin.CacheTier, err error) {
-	body, err := tierAdmin(s).get(cmd.Context(), "/cache/tier?"+q.Encode())
+	body, err := tierAdmin(s).Get(cmd.Context(), "/cache/tier?"+q.Encode())
 	if err != nil {
 		return held, err
 	}
@@ -139,11 +141,11 @@ func printHeld(out io.Writer, all []heldTier, asJSON bool) error {
 		case h.Error != "":
 			fmt.Fprintf(t, "%s\t%s\t\t\n", h.Tier, h.Error)
 		case h.Shards < 0:
-			fmt.Fprintf(t, "%s\t%s\t\t\n", h.Tier, thousands(int(h.Blocks)))
+			fmt.Fprintf(t, "%s\t%s\t\t\n", h.Tier, settings.Thousands(int(h.Blocks)))
 		case !h.Complete:
-			fmt.Fprintf(t, "%s\t\t%s and more\t%s\n", h.Tier, thousands(int(h.Shards)), humanSize(h.Bytes))
+			fmt.Fprintf(t, "%s\t\t%s and more\t%s\n", h.Tier, settings.Thousands(int(h.Shards)), settings.HumanSize(h.Bytes))
 		default:
-			fmt.Fprintf(t, "%s\t\t%s\t%s\n", h.Tier, thousands(int(h.Shards)), humanSize(h.Bytes))
+			fmt.Fprintf(t, "%s\t\t%s\t%s\n", h.Tier, settings.Thousands(int(h.Shards)), settings.HumanSize(h.Bytes))
 		}
 	}
 	return t.Flush()

@@ -11,15 +11,17 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/adminclient"
+	"github.com/kvagent/kvagent/settings"
 )
 
 // tierTimeout is longer than an agent takes to list a tier, or to remove what one request may remove.
 const tierTimeout = 15 * time.Second
 
 // tierAdmin asks an agent that is given time to read a tier.
-func tierAdmin(s *cacheSettings) *adminClient {
-	a := newAdmin(*s.dir)
-	a.client.Timeout = tierTimeout
+func tierAdmin(s *cacheSettings) *adminclient.Client {
+	a := adminclient.New(*s.dir)
+	a.Within(tierTimeout)
 	return a
 }
 
@@ -28,7 +30,7 @@ func listTier(cmd *cobra.Command, s *cacheSettings, blocks, skip int) error {
 	q.Set("tier", s.tier)
 	q.Set("blocks", strconv.Itoa(blocks))
 	q.Set("skip", strconv.Itoa(skip))
-	body, err := tierAdmin(s).get(cmd.Context(), "/cache/tier?"+q.Encode())
+	body, err := tierAdmin(s).Get(cmd.Context(), "/cache/tier?"+q.Encode())
 	if err != nil {
 		return err
 	}
@@ -54,7 +56,7 @@ func printTier(out io.Writer, held *admin.CacheTier, skip int) error {
 			model = "(not known here)"
 		}
 		all += s.Shards
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", s.Space, model, s.Tenant, thousands(int(s.Shards)), humanSize(s.Bytes))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", s.Space, model, s.Tenant, settings.Thousands(int(s.Shards)), settings.HumanSize(s.Bytes))
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -87,7 +89,7 @@ func removeFromTier(cmd *cobra.Command, s *cacheSettings, dry bool) error {
 	}
 	all := admin.CacheTierRemoved{Tier: s.tier, Dry: dry}
 	for {
-		body, err := tierAdmin(s).post(cmd.Context(), "/cache/tier/rm?"+q.Encode())
+		body, err := tierAdmin(s).Post(cmd.Context(), "/cache/tier/rm?"+q.Encode())
 		if err != nil {
 			return err
 		}
@@ -113,6 +115,6 @@ func printTierRemoved(out io.Writer, r *admin.CacheTierRemoved, asJSON bool) err
 	if !r.Complete {
 		cut = ", and there are more"
 	}
-	_, err := fmt.Fprintf(out, "%s %s shards of %s from %s%s\n", did, thousands(int(r.Shards)), humanSize(r.Bytes), r.Tier, cut)
+	_, err := fmt.Fprintf(out, "%s %s shards of %s from %s%s\n", did, settings.Thousands(int(r.Shards)), settings.HumanSize(r.Bytes), r.Tier, cut)
 	return err
 }

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/settings"
 )
 
 // calibrateCommand measures how copies are made best on the GPU that is seen.
@@ -23,9 +24,9 @@ reads at its start. It takes some seconds; other copies at the same time make it
 already, with this driver, is left alone, unless --force. Serve does the same by itself when the first engine on a GPU registers.`,
 		Example: `  CUDA_VISIBLE_DEVICES=0 kvagent calibrate
   kvagent calibrate --force --copy-tables /tmp/tables.json`,
-		Args: checkArgs(cobra.NoArgs),
+		Args: settings.Args(cobra.NoArgs),
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			return configError(fillSettings(cmd.Flags(), os.LookupEnv))
+			return settings.Invalid(settings.Fill(cmd.Flags(), os.LookupEnv))
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return calibrate(path, force, kernel, cmd.OutOrStdout()) },
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/adminclient"
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
@@ -64,7 +65,7 @@ func (n *softNode) start(driver []string, args ...string) {
 }
 
 func (n *softNode) ready() string {
-	body, err := newAdmin(n.dir).get(n.t.Context(), "/readyz")
+	body, err := adminclient.New(n.dir).Get(n.t.Context(), "/readyz")
 	if err != nil {
 		return err.Error()
 	}
@@ -102,7 +103,7 @@ func (n *softNode) served() {
 // agentStatus is what an agent says of itself.
 func agentStatus(t *testing.T, dir string) (st admin.Status) {
 	t.Helper()
-	body, err := newAdmin(dir).get(t.Context(), "/status")
+	body, err := adminclient.New(dir).Get(t.Context(), "/status")
 	if err == nil {
 		err = json.Unmarshal(body, &st)
 	}
@@ -130,7 +131,7 @@ func gpuSays(t *testing.T, dir, what string, is func(*cudaipc.CUDAInfo) bool) (i
 // series is the value of a series of one mover.
 func series(t *testing.T, dir, name string) float64 {
 	t.Helper()
-	body, err := newAdmin(dir).get(t.Context(), "/metrics")
+	body, err := adminclient.New(dir).Get(t.Context(), "/metrics")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/adminclient"
 	"github.com/kvagent/kvagent/proof"
 )
 
@@ -196,7 +197,7 @@ func moverOf(t *testing.T, dir string) int {
 	t.Helper()
 	for limit := time.Now().Add(20 * time.Second); time.Now().Before(limit); time.Sleep(5 * time.Millisecond) {
 		var st admin.Status
-		body, err := newAdmin(dir).get(t.Context(), "/status")
+		body, err := adminclient.New(dir).Get(t.Context(), "/status")
 		if err != nil || json.Unmarshal(body, &st) != nil {
 			continue
 		}

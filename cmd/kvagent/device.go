@@ -12,18 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/settings"
+	"github.com/kvagent/kvagent/takeover"
 )
-
-// Values of --device. In all but the first, GPUs are opened in movers, one process for each, when an engine first
-// registers memory of one.
-const (
-	deviceHost      = "host"       // shared memory and engines on CPUs only
-	deviceAuto      = "auto"       // host in this process
-	deviceHostMover = "host-mover" // host in a mover too
-	deviceCUDA      = "cuda"       // as auto, but a start without CUDA is an error
-)
-
-var devices = []string{deviceAuto, deviceHost, deviceHostMover, deviceCUDA}
 
 // probeWithin is how long a start that needs no GPU waits for a driver that the kernel knows nothing of.
 const probeWithin = 5 * time.Second
@@ -38,27 +29,27 @@ var (
 // moverCommand is the process that serve starts and nobody else.
 func moverCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "mover", Hidden: true, Args: checkArgs(cobra.NoArgs),
+		Use: "mover", Hidden: true, Args: settings.Args(cobra.NoArgs),
 		Short: "Copy between engines and the pool, for the agent that started this process",
 		RunE:  func(*cobra.Command, []string) error { return cudaipc.RunMover(cudaipc.OpenMoved) },
 	}
 }
 
 // openDevice opens the devices of this node over the pool's arena, whose descriptor stays the caller's.
-func openDevice(s *serveSettings, arenaFD int, size int64, movers *moversRecord, log *zap.Logger) (*cudaipc.Node,
+func openDevice(s *serveSettings, arenaFD int, size int64, movers *takeover.Record, log *zap.Logger) (*cudaipc.Node,
 	error) {
 	kind := s.device
 	base := cudaipc.MoverOptions{
 		Name: "host", Device: cudaipc.HostDevice, ArenaFD: arenaFD, ArenaSize: size, Populate: true, Node: -1,
-		Env: []string{movers.env()}, Process: movers.note, Kill: moverKill,
+		Env: []string{movers.Env()}, Process: movers.Note, Kill: moverKill,
 	}
-	if kind != deviceHost {
+	if kind != settings.DeviceHost {
 		if err := tellGPUs(s, log); err != nil {
 			return nil, err
 		}
 	}
 	o := cudaipc.NodeOptions{NoGPU: "the agent was started with --device host"}
-	if kind != deviceHost {
+	if kind != settings.DeviceHost {
 		o.GPU = moverOfGPU(base, s, log)
 	}
 	var err error
@@ -92,7 +83,7 @@ func moverOfGPU(base cudaipc.MoverOptions, s *serveSettings, log *zap.Logger) fu
 func tellGPUs(s *serveSettings, log *zap.Logger) error {
 	n := cudaipc.CountGPUs()
 	var why error
-	if s.device == deviceCUDA {
+	if s.device == settings.DeviceCUDA {
 		why = probeCUDA(s.gpuStart)
 	} else if n == 0 {
 		why = probeCUDA(min(s.gpuStart, probeWithin))
@@ -104,7 +95,7 @@ func tellGPUs(s *serveSettings, log *zap.Logger) error {
 			seen = "by the driver alone"
 		}
 		log.Info("GPUs", zap.String("seen", seen), zap.String("opened", "each in a process of its own, when an engine registers its memory"))
-	case s.device == deviceCUDA:
+	case s.device == settings.DeviceCUDA:
 		return fmt.Errorf("device: %q, allowed where a GPU can be opened: %w", s.device, why)
 	default:
 		log.Info("no GPU here: engines with memory on CPUs are served, those with memory on GPUs are refused", zap.String("why", why.Error()))
@@ -113,7 +104,7 @@ func tellGPUs(s *serveSettings, log *zap.Logger) error {
 }
 
 func openHost(kind string, base cudaipc.MoverOptions) (cudaipc.Device, error) {
-	if kind != deviceHostMover {
+	if kind != settings.DeviceHostMover {
 		return cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: base.ArenaFD, ArenaSize: base.ArenaSize, Populate: true})
 	}
 	m, err := cudaipc.NewMover(base)

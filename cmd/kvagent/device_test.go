@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/settings"
 )
 
 // A start that is to need a GPU ends where there is none, and says so; any other goes on.
@@ -23,15 +24,15 @@ func TestServeWithoutCUDA(t *testing.T) {
 	if code != exitFailed || !strings.Contains(out, "no CUDA") || !strings.Contains(out, "device") {
 		t.Errorf("exit %d, want %d and why:\n%s", code, exitFailed, out)
 	}
-	for _, device := range []string{deviceAuto, deviceHost, deviceHostMover} {
+	for _, device := range []string{settings.DeviceAuto, settings.DeviceHost, settings.DeviceHostMover} {
 		serve, dir, log := startServe(t, "--device", device)
 		out, code := kvagentOutput(t, "status", "--json", "--socket-dir", dir)
-		if code != 0 || strings.Contains(out, `"device": "host"`) != (device == deviceHostMover) {
+		if code != 0 || strings.Contains(out, `"device": "host"`) != (device == settings.DeviceHostMover) {
 			t.Errorf("%s: exit %d, movers are not as asked for:\n%s", device, code, out)
 		}
 		endServe(t, serve)
 		said := strings.Count(log.String(), "no GPU here") + strings.Count(log.String(), "no CUDA")
-		if want := 2; device != deviceHost && said != want || device == deviceHost && said != 0 {
+		if want := 2; device != settings.DeviceHost && said != want || device == settings.DeviceHost && said != 0 {
 			t.Errorf("%s: the log says %d times that there is no GPU, want one line with the reason:\n%s", device, said, log)
 		}
 	}

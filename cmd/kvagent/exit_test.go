@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/settings"
 )
 
 // Every end has its exit code.
@@ -20,14 +21,14 @@ func TestExitCodes(t *testing.T) {
 		{serveError(fmt.Errorf("x: %w", ipc.ErrInUse)), exitHeld},
 		{serveError(fmt.Errorf("2 jobs still run: %w", context.DeadlineExceeded)), exitCut},
 		{serveError(fmt.Errorf("2 jobs still run: %w", context.Canceled)), exitCut},
-		{configError(plain), exitConfig},
-		{fmt.Errorf("wrapped: %w", configError(plain)), exitConfig},
+		{settings.Invalid(plain), exitConfig},
+		{fmt.Errorf("wrapped: %w", settings.Invalid(plain)), exitConfig},
 	} {
 		if got := exitCode(c.err); got != c.want {
 			t.Errorf("%v: exit code %d, want %d", c.err, got, c.want)
 		}
 	}
-	if serveError(nil) != nil || configError(nil) != nil {
+	if serveError(nil) != nil || settings.Invalid(nil) != nil {
 		t.Error("a good end is an error")
 	}
 }

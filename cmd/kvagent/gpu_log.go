@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/settings"
 )
 
 // gpuLog puts into the log what changes about GPUs, and what was measured of one into the file.
@@ -47,7 +48,7 @@ func (g *gpuLog) opened(i *cudaipc.CUDAInfo) {
 		fields = append(fields, zap.String("file", g.tables.path))
 	}
 	if i.Facts.Context > 0 {
-		fields = append(fields, zap.String("own_memory", humanSize(i.Facts.Context)))
+		fields = append(fields, zap.String("own_memory", settings.HumanSize(i.Facts.Context)))
 	}
 	if i.Facts.Problem != "" {
 		fields = append(fields, zap.String("problem", i.Facts.Problem))
@@ -83,11 +84,11 @@ func (g *gpuLog) keep(t *cudaipc.CopyTable, fields []zap.Field) {
 
 // pinning tells how the pinning of the pool ends, and that it does not.
 func (g *gpuLog) pinning(was, i *cudaipc.CUDAInfo) {
-	gpu, pinned := zap.Stringer("gpu", i.GPU), zap.String("pinned", humanSize(i.Pinned))
+	gpu, pinned := zap.Stringer("gpu", i.GPU), zap.String("pinned", settings.HumanSize(i.Pinned))
 	switch {
 	case i.PinError != "" && (was.PinError == "" || i.PinDone && !was.PinDone):
 		g.log.Warn("the driver does not pin all of the pool: copies of the rest go through a small ring and are slower",
-			gpu, pinned, zap.String("refused", humanSize(i.Refused)), zap.String("why", i.PinError),
+			gpu, pinned, zap.String("refused", settings.HumanSize(i.Refused)), zap.String("why", i.PinError),
 			zap.String("cure", "memory that may be locked without limit (ulimit -l unlimited, --ulimit memlock=-1, LimitMEMLOCK=infinity), or a smaller pool"))
 	case i.PinDone && !was.PinDone && i.PinError == "":
 		g.log.Info("the pool is pinned", gpu, pinned, zap.Float64("seconds", i.PinSeconds))

@@ -7,6 +7,8 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
+
+	"github.com/kvagent/kvagent/settings"
 )
 
 // Exit codes, besides 0.
@@ -17,7 +19,7 @@ const (
 	exitCut    = 4 // the agent ended, but jobs were cut off
 )
 
-// exitError is an error with its own exit code.
+// exitError is an error with its own exit code. Besides it invalid settings have one: exitConfig.
 type exitError struct {
 	code int
 	error
@@ -39,6 +41,9 @@ func exitCode(err error) int {
 	if errors.As(err, &e) {
 		return e.code
 	}
+	if errors.As(err, new(*settings.InvalidError)) {
+		return exitConfig
+	}
 	return exitFailed
 }
 
@@ -54,25 +59,15 @@ between the engines and the pool, and tells the engines' schedulers how much of 
   kvagent set loads=off --socket-dir DIR         switch loads or saves while it runs
 
 proof shows on a GPU that its path works there, and how fast.
-mock, replay and bench try the agent without a GPU: engines that are played, a recorded trace, and measurements.`,
+Another program, kvbench, tries the agent without a GPU: engines that are played, a recorded trace, and measurements.`,
 		Example: `  kvagent serve --socket-dir /tmp/kv --pool 1GiB &
   kvagent status --socket-dir /tmp/kv
   kvagent completion bash > /etc/bash_completion.d/kvagent`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(serveCommand(), statusCommand(), setCommand(), cacheCommand(), versionCommand(), mockCommand(), replayCommand(), benchCommand(), proofCommand(), calibrateCommand(), moverCommand())
+	root.SetFlagErrorFunc(settings.FlagError)
+	root.AddCommand(serveCommand(), statusCommand(), setCommand(), cacheCommand(), versionCommand(),
+		proofCommand(), calibrateCommand(), moverCommand())
 	return root
-}
-
-func benchCommand() *cobra.Command {
-	bench := &cobra.Command{Use: "bench", Short: "Measure a part against its reference in the same run"}
-	bench.AddCommand(benchLookupCommand(), benchIndexCommand(), benchTransferCommand(), benchPolicyCommand(), benchRecoverCommand(), benchDiskCommand(), benchSlabsCommand())
-	return bench
-}
-
-// checkArgs gives a wrong number of arguments the exit code of a setting that is not allowed.
-func checkArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error { return configError(check(cmd, args)) }
 }

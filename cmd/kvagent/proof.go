@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/proof"
+	"github.com/kvagent/kvagent/settings"
 )
 
 // proofSettings are all settings of proof.
@@ -37,7 +38,7 @@ With --quick everything is small: for a software driver, where figures say nothi
 		Example: `  kvagent proof
   CUDA_VISIBLE_DEVICES=0 kvagent proof --json > docs/measurements/2026-11-20-h100.json
   kvagent proof --check copies`,
-		Args: checkArgs(cobra.NoArgs),
+		Args: settings.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if proof.IsChild() {
 				return proof.Child()
@@ -52,7 +53,7 @@ With --quick everything is small: for a software driver, where figures say nothi
 	f.BoolVar(&s.json, "json", false, "print one JSON object")
 	f.BoolVar(&s.quick, "quick", false, "small sizes; figures say nothing")
 	f.BoolVar(&s.strict, "strict", false, "fail if a target is missed")
-	f.Var(&choiceValue{&s.only, proof.Names()}, "check", "one check only")
+	f.Var(settings.Choice(&s.only, proof.Names()), "check", "one check only")
 	return cmd
 }
 

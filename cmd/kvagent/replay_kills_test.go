@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"net"
 	"os"
@@ -13,7 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvagent/kvagent/mockengine"
+	"github.com/kvagent/kvagent/lab/child"
+	"github.com/kvagent/kvagent/lab/replay"
 	"github.com/kvagent/kvagent/pool/servertest"
 )
 
@@ -71,19 +71,19 @@ func redisCommand(t *testing.T) (command, spec string) {
 	return program + " " + conf, "redis://" + addr + "?fetch-within=300ms&put-within=300ms&ask-within=300ms"
 }
 
-// lab is a replay that runs, with everything that it started: by a variable that all inherit, and
-// by their parent, because a redis-server writes its name over its environment.
-type lab struct {
+// startedReplay is a replay that runs, with everything that it started: by a variable that all
+// inherit, and by their parent, because a redis-server writes its name over its environment.
+type startedReplay struct {
 	cmd  *exec.Cmd
 	log  bytes.Buffer
 	mark string
 	over chan struct{}
 }
 
-func startLab(t *testing.T, args ...string) *lab {
+func startReplay(t *testing.T, args ...string) *startedReplay {
 	t.Helper()
 	mark := fmt.Sprintf("KVAGENT_TEST_LAB=%d", time.Now().UnixNano())
-	l := &lab{mark: mark, over: make(chan struct{})}
+	l := &startedReplay{mark: mark, over: make(chan struct{})}
 	l.cmd = kvagentCommand(t, append([]string{"replay", "--trace", sliceOfTrace, "--json"}, args...)...)
 	l.cmd.Env = append(l.cmd.Env, l.mark)
 	l.cmd.Stdout, l.cmd.Stderr = &l.log, &l.log
@@ -103,17 +103,17 @@ func startLab(t *testing.T, args ...string) *lab {
 }
 
 // processes are the command lines of what runs but the replay itself.
-func (l *lab) processes() map[int]string {
-	all := marked(l.mark)
-	for _, pid := range childrenOf(l.cmd.Process.Pid) {
-		all[pid] = commandLine(pid)
+func (l *startedReplay) processes() map[int]string {
+	all := child.Marked(l.mark)
+	for _, pid := range child.ChildrenOf(l.cmd.Process.Pid) {
+		all[pid] = child.CommandLine(pid)
 	}
 	delete(all, l.cmd.Process.Pid)
 	return all
 }
 
 // await waits until the lab has a process that is looked for, and gives its number.
-func (l *lab) await(t *testing.T, what string, found func(pid int, command string) bool) (pid int) {
+func (l *startedReplay) await(t *testing.T, what string, found func(pid int, command string) bool) (pid int) {
 	t.Helper()
 	for {
 		for pid, command := range l.processes() {
@@ -124,19 +124,19 @@ func (l *lab) await(t *testing.T, what string, found func(pid int, command strin
 		select {
 		case <-l.over:
 			t.Fatalf("the replay was over before there was %s\n%s", what, l.log.String())
-		case <-time.After(strayPoll):
+		case <-time.After(child.Poll):
 		}
 	}
 }
 
 // gone waits until nothing of the lab is left, nor any of some processes, and fails if that takes
 // longer than so long.
-func (l *lab) gone(t *testing.T, all map[int]string, within time.Duration) {
+func (l *startedReplay) gone(t *testing.T, all map[int]string, within time.Duration) {
 	t.Helper()
-	for end := time.Now().Add(within); ; time.Sleep(strayPoll) {
-		left := marked(l.mark)
+	for end := time.Now().Add(within); ; time.Sleep(child.Poll) {
+		left := child.Marked(l.mark)
 		for pid := range all {
-			if command := commandLine(pid); command != "" { // a zombie has none
+			if command := child.CommandLine(pid); command != "" { // a zombie has none
 				left[pid] = command
 			}
 		}
@@ -162,7 +162,7 @@ func TestReplayEndsWithAllItStarted(t *testing.T) {
 	server, spec := redisCommand(t)
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGKILL} {
 		t.Run(sig.String(), func(t *testing.T) {
-			l := startLab(t, "--nodes", "2", "--engines", "3", "--pace", "10m", "--shared", spec, "--server", server,
+			l := startReplay(t, "--nodes", "2", "--engines", "3", "--pace", "10m", "--shared", spec, "--server", server,
 				"--kill-agent-every", "7", "--pause-agent-every", "5",
 				"--pause-engine-every", "6", "--pause-server-every", "4", "--pause-for", "1m")
 			for what, is := range map[string]string{"a stopped agent": " serve ", "a stopped engine": " mock ",
@@ -176,21 +176,21 @@ func TestReplayEndsWithAllItStarted(t *testing.T) {
 				t.Fatal(err)
 			}
 			<-l.over
-			if took := time.Since(began); took > replayEndsWithin {
-				t.Errorf("it ended %v after %v, allowed: %v", took, sig, replayEndsWithin)
+			if took := time.Since(began); took > replay.EndsWithin {
+				t.Errorf("it ended %v after %v, allowed: %v", took, sig, replay.EndsWithin)
 			}
 			if text := l.log.String(); strings.Contains(text, "not over") || strings.Contains(text, "is left") {
 				t.Errorf("it did not end by itself:\n%s", text)
 			}
 			// else all was reaped before its own end
-			l.gone(t, all, map[bool]time.Duration{true: strayWithin}[sig == syscall.SIGKILL])
+			l.gone(t, all, map[bool]time.Duration{true: child.StrayWithin}[sig == syscall.SIGKILL])
 		})
 	}
 }
 
 // A replay that comes to a halt says what it waits for, and leaves no process.
 func TestReplayNamesWhatItWaitsFor(t *testing.T) {
-	l := startLab(t, "--nodes", "2", "--stalled-after", "1s", "--pace", "1m")
+	l := startReplay(t, "--nodes", "2", "--stalled-after", "1s", "--pace", "1m")
 	engine := l.await(t, "an engine", func(_ int, command string) bool { return strings.Contains(command, " mock ") })
 	if err := syscall.Kill(engine, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -209,23 +209,6 @@ func TestReplayNamesWhatItWaitsFor(t *testing.T) {
 	l.gone(t, nil, 0)
 }
 
-// What goes on beside a replay is named as well.
-func TestStalledNamesWatches(t *testing.T) {
-	r := &replay{set: defaultReplaySettings(), exits: make(chan error, 1)}
-	r.set.stalledAfter = 20 * time.Millisecond
-	end := make(chan struct{})
-	r.watch("the agent of node 1 to end and start again", func() { <-end })
-	err := r.awaitWatches(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "waiting for the agent of node 1 to end and start again") {
-		t.Errorf("%v", err)
-	}
-	close(end)
-	r.watching.Wait()
-	if err := r.awaitWatches(t.Context()); err != nil {
-		t.Errorf("nothing is waited for any more: %v", err)
-	}
-}
-
 // A server that ends by itself ends the replay.
 func TestReplayServerEnds(t *testing.T) {
 	out, code := kvagentOutput(t, "replay", "--trace", sliceOfTrace, "--requests", "50", "--pace", "1h", "--shared",
@@ -234,50 +217,4 @@ func TestReplayServerEnds(t *testing.T) {
 		want) {
 		t.Errorf("exit %d, want %d and %q\n%s", code, exitFailed, want, out)
 	}
-}
-
-// The agent that is waited for is the one that was hit, by its process; a strike at a life that is
-// over hits nobody.
-func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
-	ctx, stop := context.WithCancel(t.Context())
-	stop() // no life follows
-	r := &replay{set: defaultReplaySettings(), exits: make(chan error, 1), faults: make(map[int]mockengine.Fault)}
-	var lives []*agentLife
-	for node := range 3 {
-		c, err := startChild(exec.Command("sleep", "1000"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		life := &agentLife{child: c}
-		a := &replayAgent{node: node, exits: r.exits}
-		a.mu.child = life
-		lives, r.nodes = append(lives, life), append(r.nodes, a)
-		defer func() { c.signal(syscall.SIGKILL); <-c.done }()
-	}
-	strike := func(pid int) {
-		e := &replayEngine{strike: new(plannedStrike)}
-		e.strike.Agent = true
-		if err := r.struck(ctx, e, pid); err != nil {
-			t.Fatal(err)
-		}
-	}
-	strike(lives[1].process.Pid) // the engine that reported it ended before it dealt it
-	if !lives[1].within(10 * time.Second) {
-		t.Error("the agent that was struck lives")
-	}
-	if lives[0].wanted || lives[2].wanted || !lives[1].wanted {
-		t.Error("another agent than the one that was struck is waited for")
-	}
-	next, err := startChild(exec.Command("sleep", "1000"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { next.signal(syscall.SIGKILL); <-next.done }()
-	r.nodes[1].mu.child = &agentLife{child: next}
-	strike(lives[1].process.Pid) // reported late
-	if r.nodes[1].mu.child.wanted || r.tally.agentKills != 1 || r.tally.inFlight != 1 {
-		t.Errorf("a strike at a life that is over was taken for one at the next: %d kills, %d in flight",
-			r.tally.agentKills, r.tally.inFlight)
-	}
-	r.watching.Wait()
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool/servertest"
+	"github.com/kvagent/kvagent/pool/tierspec"
 )
 
 // startMooncake starts a master, and gives a tier's spec without options of the stack.
@@ -116,7 +117,7 @@ func TestMooncakeSpecs(t *testing.T) {
 		"mooncake://h:1?metadata=redis://u:p@h:1":                      "metadata-file or metadata-env",
 		"mooncake://h:1?metadata-env=KV_TEST_NOT_THERE":                "not in the environment",
 	} {
-		_, err := parseTier(spec)
+		_, err := tierspec.Parse(spec)
 		if (want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", spec, err, want)
 		}

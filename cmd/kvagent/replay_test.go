@@ -13,14 +13,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvagent/kvagent/mockengine"
+	"github.com/kvagent/kvagent/lab/replay"
+	"github.com/kvagent/kvagent/pool/evict"
 )
 
 const sliceOfTrace = "../../testdata/conversation_1000.jsonl"
 
 // replayed is what --json printed, and how the command ended.
 type replayed struct {
-	replayReport
+	replay.Report
 	code int
 	text string
 }
@@ -38,10 +39,10 @@ func replayJSON(t *testing.T, args ...string) replayed {
 		t.Fatal(err)
 	}
 	o := replayed{code: cmd.ProcessState.ExitCode(), text: log.String()}
-	if err := json.Unmarshal(out.Bytes(), &o.replayReport); err != nil {
+	if err := json.Unmarshal(out.Bytes(), &o.Report); err != nil {
 		t.Fatalf("replay %v printed no object: %v\n%s%s", args, err, out.String(), log.String())
 	}
-	t.Logf("seed %s: %+v", seed, o.replayReport)
+	t.Logf("seed %s: %+v", seed, o.Report)
 	if o.FailedRequests+o.LeasesLeft+o.RegionsLeft+o.EnginesLeft+o.EngineBlocks != 0 {
 		t.Errorf("%d requests failed; left are %d leases, %d mappings, %d engines, %d engine blocks\n%s",
 			o.FailedRequests, o.LeasesLeft, o.RegionsLeft, o.EnginesLeft, o.EngineBlocks, o.text)
@@ -92,14 +93,14 @@ func TestReplayEvictionGains(t *testing.T) {
 		t.Skipf("SKIPPED: the conversation trace is not there, the gain of the eviction is not held end to end: %v", err)
 	}
 	rate := map[string]float64{}
-	for _, eviction := range evictions {
+	for _, eviction := range evict.Names {
 		o := replayJSON(t, "--trace", wholeTrace, "--requests", "4000", "--engine-blocks", "512", "--block-bytes", "4096", "--pool", "10000KiB", "--eviction", eviction)
 		o.clean(t)
 		rate[eviction] = o.HitRate
 	}
 	t.Logf("hit rates %v", rate)
-	if rate[evictHazard] < rate[evictLRU]+0.02 {
-		t.Errorf("hit rate %.4f with hazard, %.4f with lru, in a pool of 2,500 blocks", rate[evictHazard], rate[evictLRU])
+	if rate[evict.HazardName] < rate[evict.LRUName]+0.02 {
+		t.Errorf("hit rate %.4f with hazard, %.4f with lru, in a pool of 2,500 blocks", rate[evict.HazardName], rate[evict.LRUName])
 	}
 }
 
@@ -196,6 +197,7 @@ func TestReplayRefuses(t *testing.T) {
 		{nil, "trace must be given"},
 		{[]string{"--trace", bad}, ":1: input_length is 513, must be an integer from 1 to 512 with 1 hash_ids"},
 		{[]string{"--trace", sliceOfTrace, "--engine-blocks", "10"}, "engine-blocks: 10, allowed: "},
+		{[]string{"--trace", sliceOfTrace, "--kvagent", "/nowhere/kvagent"}, `kvagent: "/nowhere/kvagent", allowed: a program`},
 		{[]string{"--trace", sliceOfTrace, "--abort-rate", "2"}, "abort-rate: 2, allowed: 0 to 1"},
 		{[]string{"--trace", sliceOfTrace, "--socket", "/x", "--kill-agent-every", "5"}, "neither killed"},
 		{[]string{"--trace", sliceOfTrace, "--kill-helper-every", "5", "--shared", "redis://h:1"},
@@ -253,25 +255,13 @@ func TestMockFill(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "foreign")); err != nil {
 		t.Error(err)
 	}
-	if st, err := useAgent(dir).status(t.Context()); err != nil || st.Engines != 1 || st.BlocksStored != 2 {
-		t.Errorf("%d engines, %d blocks stored: %v", st.Engines, st.BlocksStored, err)
-	}
+	waitStatus(t, dir, "engines", func(n float64) bool { return n == 1 })
+	waitStatus(t, dir, "blocks_stored", func(n float64) bool { return n == 2 })
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("mock --hold ended with %v", err)
-	}
-}
-
-// Turns of one conversation go around the engines.
-func TestTurnsAlternate(t *testing.T) {
-	records := []mockengine.Record{{HashIDs: []uint64{0, 1}}, {HashIDs: []uint64{0, 5}}, {HashIDs: []uint64{0, 1, 2}}, {HashIDs: []uint64{0, 1, 2, 3}}, {HashIDs: []uint64{0, 5, 6}}}
-	want := []int{0, 1, 1, 2, 2}
-	for i, e := range dealTurns(records, 3) {
-		if e != want[i] {
-			t.Errorf("request %d goes to engine %d, want %d", i, e, want[i])
-		}
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/settings"
 	"github.com/kvagent/kvagent/transfer"
 )
 
@@ -41,20 +42,20 @@ pool's file; 4 ended, but jobs were cut off, or something was left behind.`,
 		Example: `  kvagent serve --socket-dir /tmp/kv --pool 1GiB
   kvagent serve --pool 64GiB --socket-group kv --http 127.0.0.1:9480
   KVAGENT_POOL=64GiB kvagent serve --config /etc/kvagent.yaml`,
-		Args: checkArgs(cobra.NoArgs),
+		Args: settings.Args(cobra.NoArgs),
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			if err := fillSettings(cmd.Flags(), os.LookupEnv); err != nil {
-				return configError(err)
+			if err := settings.Fill(cmd.Flags(), os.LookupEnv); err != nil {
+				return settings.Invalid(err)
 			}
-			return configError(s.check())
+			return settings.Invalid(s.check())
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			log, err := s.logger()
 			if err != nil {
-				return configError(err)
+				return settings.Invalid(err)
 			}
 			defer func() { _ = log.Sync() }() // stderr has nothing to sync
-			if unknown := unknownEnv(cmd.Flags(), os.Environ()); len(unknown) > 0 {
+			if unknown := settings.UnknownEnv(cmd.Flags(), os.Environ()); len(unknown) > 0 {
 				log.Warn("variables of the environment are no settings", zap.Strings("names", unknown))
 			}
 			return serve(cmd.Context(), s, log)
@@ -82,7 +83,7 @@ func (s *serveSettings) agentConfig() (agent.Config, error) {
 		LeaseBytes: s.leaseBytes, Lookups: make(map[string]pool.Fingerprint, len(s.lookups)), HTTP: s.http, HTTPAny: s.httpAny,
 		Lanes: s.copyLanes, Limits: limits, Version: readBuildInfo().Version,
 	}
-	if s.integrity == integrityHeader {
+	if s.integrity == settings.IntegrityHeader {
 		c.Integrity = transfer.Header
 	}
 	for name, fp := range s.lookups {
@@ -106,7 +107,7 @@ func (s *serveSettings) check() error {
 		}
 	}
 	if s.leaseBytes > s.pool {
-		bad = append(bad, fmt.Errorf("lease-bytes: %q, allowed: 0 to %s (pool)", formatSize(s.leaseBytes), formatSize(s.pool)))
+		bad = append(bad, fmt.Errorf("lease-bytes: %q, allowed: 0 to %s (pool)", settings.FormatSize(s.leaseBytes), settings.FormatSize(s.pool)))
 	}
 	if s.dramPath != "" {
 		if path, err := filepath.Abs(s.dramPath); err == nil {

@@ -18,6 +18,9 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool/dram"
+	"github.com/kvagent/kvagent/pool/evict"
+	"github.com/kvagent/kvagent/settings"
+	"github.com/kvagent/kvagent/takeover"
 )
 
 // serve runs an agent until a signal ends it. The directory is taken first: a second agent is refused before it
@@ -29,27 +32,28 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	signal.Ignore(syscall.SIGPIPE) // whoever reads the log may go: that ends no agent
 	cfg, err := s.agentConfig()
 	if err != nil {
-		return configError(err)
+		return settings.Invalid(err)
 	}
 	end := newEndBound()
 	defer end.close() // when all that follows is closed
-	left := &leftBehind{log: log, kill: leftKill}
-	take := takeover{wait: s.takeoverWait, log: log, left: left}
-	if cfg.Admin, err = take.admin(ctx, cfg.Dir, cfg.SocketGroup); err != nil {
+	left := takeover.NewLeft(leftKill, log)
+	take := takeover.New(s.takeoverWait, left, log)
+	if cfg.Admin, err = take.Admin(ctx, cfg.Dir, cfg.SocketGroup); err != nil {
 		return serveError(err)
 	}
 	defer func() { _ = cfg.Admin.Close() }() // closed already if the agent ran
-	left.end(ctx, cfg.Dir)
-	cfg.LeftBehind = left.status
+	left.End(ctx, cfg.Dir)
+	cfg.LeftBehind = left.Status
 	var pages sync.WaitGroup
 	defer pages.Wait() // behind the pool's end
-	p, err := take.pool(ctx, s)
+	p, err := take.Pool(ctx, s.dramPath, func() (*dram.Pool, error) { return openPool(s, log) })
 	if err != nil {
 		return serveError(err)
 	}
 	defer func() { err = errors.Join(err, p.Close()) }()
+	tellPool(p, s, log)
 	// Not before: until the pool is open, a successor needs all that was written down.
-	movers, err := newMoversRecord(cfg.Dir, left.left(), log)
+	movers, err := takeover.NewRecord(cfg.Dir, left.Running(), log)
 	if err != nil {
 		return err
 	}
@@ -57,7 +61,7 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	_, fd := p.Arena()
 	watched, endWatch := context.WithCancel(ctx)
 	defer endWatch()
-	pages.Go(func() { left.watch(watched, movers.drop) })
+	pages.Go(func() { left.Watch(watched, movers.Drop) })
 	device, err := openDevice(s, fd, p.Info().Bytes, movers, log)
 	if err != nil {
 		return err
@@ -70,13 +74,13 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	defer func() { err = errors.Join(err, closeTiers()) }()
 	a, err := agent.New(cfg, stack, device, log)
 	if err != nil {
-		return configError(err)
+		return settings.Invalid(err)
 	}
 	ctx, now, stop := untilSignal(ctx, log)
 	defer stop()
 	end.watch(ctx, now, s.drainTimeout, a.MoverPIDs, log)
 	err = a.Run(ctx, now, s.drainTimeout)
-	movers.stop() // a successor may have the directory; the movers end after this
+	movers.Stop() // a successor may have the directory; the movers end after this
 	return serveError(err)
 }
 
@@ -92,7 +96,7 @@ func serveError(err error) error {
 }
 
 func openPool(s *serveSettings, log *zap.Logger) (*dram.Pool, error) {
-	o := dram.Options{Bytes: s.pool, Policy: newPolicy(s.eviction), Path: s.dramPath}
+	o := dram.Options{Bytes: s.pool, Policy: evict.Named(s.eviction), Path: s.dramPath}
 	o.BadPage = (&badPages{log: log}).tell
 	o.FileFaults = func(total uint64) {
 		log.Error("pages of the pool's file cannot be read or written: the next start loses what they stand for",
@@ -104,14 +108,14 @@ func openPool(s *serveSettings, log *zap.Logger) (*dram.Pool, error) {
 	o.Nodes, _ = s.gpuNodes()
 	p, err := dram.Open(o)
 	if err != nil {
-		return nil, fmt.Errorf("pool: %s: %w", formatSize(s.pool), err)
+		return nil, fmt.Errorf("pool: %s: %w", settings.FormatSize(s.pool), err)
 	}
 	return p, nil
 }
 
 // gpuNodes are the NUMA nodes that the pool is to lie on, or why none.
 func (s *serveSettings) gpuNodes() ([]int, string) {
-	if s.device == deviceHost {
+	if s.device == settings.DeviceHost {
 		return nil, "the agent was started with --device host"
 	}
 	return cudaipc.GPUNodes()
@@ -133,7 +137,7 @@ func tellPages(p *dram.Pool, log *zap.Logger) {
 		log.Warn("the pool's pages are not known", zap.Error(err))
 		return
 	}
-	log.Info("pool's pages", zap.String("huge", humanSize(huge)), zap.String("of", humanSize(info.Bytes)), zap.Duration("took", took),
+	log.Info("pool's pages", zap.String("huge", settings.HumanSize(huge)), zap.String("of", settings.HumanSize(info.Bytes)), zap.Duration("took", took),
 		zap.String("none_set_aside", info.PageReason), zap.String("none_made_up", info.Transparent))
 }
 
@@ -145,8 +149,8 @@ func tellPool(p *dram.Pool, s *serveSettings, log *zap.Logger) {
 		_, why := s.gpuNodes()
 		placed = "anywhere: " + why
 	}
-	log.Info("pool", zap.String("size", humanSize(info.Bytes)), zap.String("slabs", humanSize(info.SlabBytes)),
-		zap.String("eviction", s.eviction), zap.String("pages", humanSize(info.PageBytes)), zap.String("memory", placed))
+	log.Info("pool", zap.String("size", settings.HumanSize(info.Bytes)), zap.String("slabs", settings.HumanSize(info.SlabBytes)),
+		zap.String("eviction", s.eviction), zap.String("pages", settings.HumanSize(info.PageBytes)), zap.String("memory", placed))
 	r := info.Recovery
 	if r == nil {
 		return
@@ -173,7 +177,7 @@ func tellAbandoned(own string, log *zap.Logger) {
 	for i := range files {
 		if f := &files[i]; f.State == dram.Abandoned && f.Path != own {
 			log.Warn("a pool file that no agent uses holds memory", zap.String("path", f.Path),
-				zap.String("size", humanSize(f.Allocated)), zap.Duration("unused_for", f.Age.Round(time.Second)))
+				zap.String("size", settings.HumanSize(f.Allocated)), zap.Duration("unused_for", f.Age.Round(time.Second)))
 		}
 	}
 }
@@ -206,3 +210,44 @@ func untilSignal(ctx context.Context, log *zap.Logger) (first, second context.Co
 		endSecond()
 	}
 }
+
+// badPagesEvery is the shortest time between two lines about bad pages.
+const badPagesEvery = time.Second
+
+// badPages tells of pages of the pool that cannot be read.
+type badPages struct {
+	log *zap.Logger
+
+	mu    sync.Mutex
+	last  time.Time
+	quiet int // pages since then that no line was about
+}
+
+func (b *badPages) tell(page dram.BadPage) {
+	quiet, now := b.next(time.Now())
+	if !now {
+		return
+	}
+	b.log.Error("a page of the pool cannot be read: it is not used any more",
+		zap.Int64("offset", page.Off), zap.Int64("bytes", page.Bytes), zap.Int("blocks_dropped", page.Dropped),
+		zap.Int64("bad_pages", page.Pages), zap.Int("not_told", quiet))
+}
+
+// next reports whether a line may be written now, and how many were not since the last one.
+func (b *badPages) next(now time.Time) (quiet int, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.last.IsZero() && now.Sub(b.last) < badPagesEvery {
+		b.quiet++
+		return 0, false
+	}
+	quiet, b.quiet, b.last = b.quiet, 0, now
+	return quiet, true
+}
+
+// heapFloor is memory that is never touched, bytes: it costs address space alone. What the agent keeps of blocks lies off the heap, so that its heap is a few MiB and garbage of
+// 4 MiB begins a collection: with a shared tier that is several a second, and each holds look-ups up when the machine is busy. With the floor it takes garbage of 64 MiB and more.
+const heapFloor = 64 << 20
+
+// raiseHeap gives the floor, which must be kept alive as long as it shall count.
+func raiseHeap() []byte { return make([]byte, heapFloor) }

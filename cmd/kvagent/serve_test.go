@@ -7,14 +7,19 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kvagent/kvagent/agent/adminclient"
+	"github.com/kvagent/kvagent/lab"
 )
 
-// asCommand makes the test binary the command itself.
+// asCommand makes the test binary the command itself, or kvbench where it is asked for one of that
+// program's commands.
 const asCommand = "KVAGENT_TEST_AS_COMMAND"
 
 func TestMain(m *testing.M) {
@@ -23,6 +28,9 @@ func TestMain(m *testing.M) {
 			endWithin = 3 * time.Second
 			leftKill, moverKill = func(int) error { return nil }, func(*os.Process) error { return nil }
 		}
+		if len(os.Args) > 1 && slices.Contains([]string{"mock", "replay", "bench"}, os.Args[1]) {
+			os.Exit(lab.Main(os.Args[1:], os.Stderr))
+		}
 		os.Args = append([]string{"kvagent"}, os.Args[1:]...)
 		main()
 		return
@@ -30,12 +38,15 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// kvagentCommand runs a command of kvagent in a process of its own.
+// kvagentCommand runs a command of kvagent, or of kvbench, in a process of its own.
 func kvagentCommand(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
+	}
+	if args[0] == "replay" {
+		args = append([]string{"replay", "--kvagent", self}, args[1:]...)
 	}
 	cmd := exec.Command(self, args...)
 	cmd.Env = append(os.Environ(), asCommand+"=1")
@@ -90,7 +101,7 @@ func startServe(t *testing.T, args ...string) (cmd *exec.Cmd, dir string, log *p
 	t.Cleanup(func() { _ = cmd.Process.Kill() }) // it has ended, unless the test failed
 	limit := time.Now().Add(20 * time.Second)
 	for {
-		if body, err := newAdmin(dir).get(t.Context(), "/readyz"); err == nil && strings.TrimSpace(string(body)) == "ok" {
+		if body, err := adminclient.New(dir).Get(t.Context(), "/readyz"); err == nil && strings.TrimSpace(string(body)) == "ok" {
 			return cmd, dir, log
 		}
 		if time.Now().After(limit) {
@@ -158,7 +169,7 @@ func TestLogReaderGoes(t *testing.T) {
 	_ = log.Close() // what else it says breaks the pipe
 	limit := time.Now().Add(20 * time.Second)
 	for dir := cmd.Args[3]; ; time.Sleep(5 * time.Millisecond) { // between two questions to another process
-		if _, err := newAdmin(dir).get(t.Context(), "/readyz"); err == nil || time.Now().After(limit) {
+		if _, err := adminclient.New(dir).Get(t.Context(), "/readyz"); err == nil || time.Now().After(limit) {
 			break
 		}
 	}
@@ -210,7 +221,7 @@ func waitStatus(t *testing.T, dir, key string, want func(float64) bool) {
 	t.Helper()
 	for limit := time.Now().Add(20 * time.Second); ; {
 		var st map[string]any
-		body, err := newAdmin(dir).get(t.Context(), "/status")
+		body, err := adminclient.New(dir).Get(t.Context(), "/status")
 		if err == nil && json.Unmarshal(body, &st) == nil {
 			if n, ok := st[key].(float64); ok && want(n) {
 				return

@@ -10,6 +10,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/adminclient"
+	"github.com/kvagent/kvagent/settings"
 )
 
 func setCommand() *cobra.Command {
@@ -21,16 +23,16 @@ func setCommand() *cobra.Command {
 look-ups find nothing and engines compute; with saves off nothing new is stored. Engines are told at once.`,
 		Example: `  kvagent set loads=off
   kvagent set loads=on saves=on --socket-dir /run/kvagent`,
-		Args: checkArgs(cobra.MinimumNArgs(1)),
+		Args: settings.Args(cobra.MinimumNArgs(1)),
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			return configError(fillSettings(cmd.Flags(), os.LookupEnv))
+			return settings.Invalid(settings.Fill(cmd.Flags(), os.LookupEnv))
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			query, err := parseSwitches(args)
 			if err != nil {
-				return configError(err)
+				return settings.Invalid(err)
 			}
-			body, err := newAdmin(*dir).post(cmd.Context(), "/set?"+query.Encode())
+			body, err := adminclient.New(*dir).Post(cmd.Context(), "/set?"+query.Encode())
 			if err != nil {
 				return err
 			}

@@ -9,6 +9,9 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"github.com/kvagent/kvagent/agent/adminclient"
+	"github.com/kvagent/kvagent/settings"
 )
 
 // readSettings gives the settings of serve from a command line, an environment and a file.
@@ -27,7 +30,7 @@ func readSettings(t *testing.T, args []string, env map[string]string, file strin
 	if err := flags.Parse(args); err != nil {
 		return s, err
 	}
-	err := fillSettings(flags, func(name string) (string, bool) {
+	err := settings.Fill(flags, func(name string) (string, bool) {
 		v, ok := env[name]
 		return v, ok
 	})
@@ -54,8 +57,8 @@ func TestSettingsPrecedence(t *testing.T) {
 		"allow-gid of the env":      slices.Equal(s.allowGIDs, []uint32{5, 6}),
 		"http-any of the file":      s.httpAny,
 		"verify-sample of the file": s.verify == 7,
-		"integrity of the default":  s.integrity == integrityFull,
-		"socket-dir of the default": s.socketDir == defaultSocketDir,
+		"integrity of the default":  s.integrity == settings.IntegrityFull,
+		"socket-dir of the default": s.socketDir == adminclient.DefaultDir,
 		"two look-up sockets":       len(s.lookups) == 2 && s.lookups["b"][0] == 0x0b,
 	} {
 		if !ok {
@@ -76,7 +79,7 @@ func TestSettingsPrecedence(t *testing.T) {
 func TestUnknownEnvironment(t *testing.T) {
 	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
 	defaultServeSettings().addFlags(flags)
-	got := unknownEnv(flags, []string{"KVAGENT_POOOL=1GiB", "KVAGENT_POOL=1GiB", "KVAGENT_HTTP_ANY=true", "PATH=/bin", "KVAGENT_PORT=tcp://1.2.3.4:5"})
+	got := settings.UnknownEnv(flags, []string{"KVAGENT_POOOL=1GiB", "KVAGENT_POOL=1GiB", "KVAGENT_HTTP_ANY=true", "PATH=/bin", "KVAGENT_PORT=tcp://1.2.3.4:5"})
 	if want := []string{"KVAGENT_POOOL", "KVAGENT_PORT"}; !slices.Equal(got, want) {
 		t.Errorf("unknown are %q, want %q", got, want)
 	}
@@ -128,23 +131,6 @@ func TestSettingsErrors(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-func TestSizes(t *testing.T) {
-	for text, want := range map[string]int64{"4GiB": 4 << 30, "512 MiB": 512 << 20, "0": 0, "1048576": 1 << 20, "1.5KiB": 1536, "7B": 7} {
-		got, err := parseSize(text)
-		if err != nil || got != want {
-			t.Errorf("%q: %d, %v; want %d", text, got, err, want)
-		}
-		if back, err := parseSize(formatSize(got)); err != nil || back != got {
-			t.Errorf("%q is written as %q", text, formatSize(got))
-		}
-	}
-	for _, text := range []string{"", "GiB", "-1", "1GB", "1e40", "nan", "0x10"} {
-		if got, err := parseSize(text); err == nil {
-			t.Errorf("%q is taken as %d", text, got)
-		}
 	}
 }
 

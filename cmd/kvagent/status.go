@@ -12,7 +12,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/adminclient"
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/settings"
 )
 
 func statusCommand() *cobra.Command {
@@ -25,9 +27,9 @@ func statusCommand() *cobra.Command {
 their ranks are here, how full the pool is, how often look-ups hit, what waits in queues, and what is wrong.`,
 		Example: `  kvagent status --socket-dir /run/kvagent
   kvagent status --json | jq .hit_rate`,
-		Args: checkArgs(cobra.NoArgs),
+		Args: settings.Args(cobra.NoArgs),
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			return configError(fillSettings(cmd.Flags(), os.LookupEnv))
+			return settings.Invalid(settings.Fill(cmd.Flags(), os.LookupEnv))
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return status(cmd.Context(), cmd.OutOrStdout(), *dir, asJSON)
@@ -40,7 +42,7 @@ their ranks are here, how full the pool is, how often look-ups hit, what waits i
 
 // status prints a snapshot.
 func status(ctx context.Context, out io.Writer, dir string, asJSON bool) error {
-	body, err := newAdmin(dir).get(ctx, "/status")
+	body, err := adminclient.New(dir).Get(ctx, "/status")
 	if err != nil {
 		return err
 	}
@@ -64,16 +66,16 @@ func printStatus(out io.Writer, st *admin.Status) error {
 	fmt.Fprintf(t, "agent\t%s, process %d, up %v, version %s\n", state, st.PID, seconds(st.UptimeSeconds), st.Version)
 	fmt.Fprintf(t, "switches\tloads %s, saves %s\n", onOff(st.Switches.Loads), onOff(st.Switches.Saves))
 	fmt.Fprintf(t, "pool\t%s used of %s, %s pinned, %d blocks, %d evicted\n",
-		humanSize(st.Pool.Used), humanSize(st.Pool.Capacity), humanSize(st.Pool.Pinned), st.BlocksStored, st.Pool.Evicted)
+		settings.HumanSize(st.Pool.Used), settings.HumanSize(st.Pool.Capacity), settings.HumanSize(st.Pool.Pinned), st.BlocksStored, st.Pool.Evicted)
 	if b := &st.Pool; b.BadPages > 0 {
 		fmt.Fprintf(t, "\t%d BAD PAGES (limit %d), %s of the pool not used (limit %s), %d blocks dropped\n",
-			b.BadPages, b.BadPagesLimit, humanSize(b.BadBytes), humanSize(b.BadBytesLimit), b.BadDropped)
+			b.BadPages, b.BadPagesLimit, settings.HumanSize(b.BadBytes), settings.HumanSize(b.BadBytesLimit), b.BadDropped)
 	}
 	fmt.Fprintf(t, "look-ups\t%d, %d with a hit; %.1f %% of tokens found\n", st.Lookups, st.LookupHits, 100*st.HitRate)
 	fmt.Fprintf(t, "blocks\t%d saved (%s), %d loaded (%s)\n",
-		st.BlocksSaved, humanSize(int64(st.BytesSaved)), st.BlocksLoaded, humanSize(int64(st.BytesLoaded)))
+		st.BlocksSaved, settings.HumanSize(int64(st.BytesSaved)), st.BlocksLoaded, settings.HumanSize(int64(st.BytesLoaded)))
 	printSample(t, &st.Sample)
-	fmt.Fprintf(t, "leases\t%d open (%s), %d given, %d revoked\n", st.Leases, humanSize(st.LeaseBytes), st.LeasesGiven, st.LeasesRevoked)
+	fmt.Fprintf(t, "leases\t%d open (%s), %d given, %d revoked\n", st.Leases, settings.HumanSize(st.LeaseBytes), st.LeasesGiven, st.LeasesRevoked)
 	printTiers(t, st.Tiers)
 	fmt.Fprintf(t, "engines\t%d, %d regions open, %d jobs, clean-up at most %.1f ms\n", st.Engines, st.Regions, st.Jobs, st.CleanupMaxMS)
 	for i := range st.Movers {
@@ -131,10 +133,10 @@ func printMover(t io.Writer, m *admin.MoverStatus) {
 
 // printGPU is a mover's GPU in one line.
 func printGPU(t io.Writer, i *cudaipc.CUDAInfo) {
-	fmt.Fprintf(t, "\t%s, %s free of %s, the mover takes %s; %s pinned of %s", i.Name, humanSize(i.Free), humanSize(i.Total), orUnknown(i.Facts.Context),
-		humanSize(i.Pinned), humanSize(i.Arena))
+	fmt.Fprintf(t, "\t%s, %s free of %s, the mover takes %s; %s pinned of %s", i.Name, settings.HumanSize(i.Free), settings.HumanSize(i.Total), orUnknown(i.Facts.Context),
+		settings.HumanSize(i.Pinned), settings.HumanSize(i.Arena))
 	if i.PinError != "" {
-		fmt.Fprintf(t, ", %s REFUSED (%s), %s copied the slow way", humanSize(i.Refused), i.PinError, humanSize(int64(i.RingBytes)))
+		fmt.Fprintf(t, ", %s REFUSED (%s), %s copied the slow way", settings.HumanSize(i.Refused), i.PinError, settings.HumanSize(int64(i.RingBytes)))
 	}
 	fmt.Fprintln(t)
 }
@@ -143,7 +145,7 @@ func orUnknown(n int64) string {
 	if n == 0 {
 		return "what nobody measured"
 	}
-	return humanSize(n)
+	return settings.HumanSize(n)
 }
 
 func printEngines(out io.Writer, engines []admin.EngineStatus) error {
@@ -182,12 +184,62 @@ func seconds(s float64) time.Duration {
 	return time.Duration(s * float64(time.Second)).Round(time.Second)
 }
 
-// humanSize is a size rounded for people.
-func humanSize(n int64) string {
-	for _, u := range sizeUnits {
-		if n >= u.bytes && u.bytes > 1 {
-			return fmt.Sprintf("%.1f %s", float64(n)/float64(u.bytes), u.name)
-		}
+// storeOK is the state of a store that has nothing to say.
+const storeOK = "ok"
+
+// printTiers is a line for each tier, in the table of status.
+func printTiers(t io.Writer, tiers *admin.TiersStatus) {
+	if tiers == nil {
+		return
 	}
-	return fmt.Sprintf("%d B", n)
+	for i := range tiers.List {
+		s := &tiers.List[i]
+		state := tierState(s)
+		size := settings.HumanSize(s.Used)
+		if s.Capacity > 0 {
+			size += " of " + settings.HumanSize(s.Capacity)
+		}
+		fmt.Fprintf(t, "tier %s\t%s, %s; %d blocks read (%s), %d did not come; %d written (%s), %d not; %d damaged\n",
+			s.Name, state, size, s.Hits, settings.HumanSize(int64(s.BytesIn)), s.Misses, s.Stored, settings.HumanSize(int64(s.BytesOut)), s.Dropped+s.Failed, s.Corrupt)
+	}
+	fmt.Fprintf(t, "prefetch\t%d blocks on their way (%s of %s), %d came, %d did not\n",
+		tiers.Promises, settings.HumanSize(tiers.PromiseBytes), settings.HumanSize(tiers.PromiseCap), tiers.Kept, tiers.Unkept)
+	printResets(t, tiers)
+}
+
+// printResets says what came of resets, if anything did.
+func printResets(t io.Writer, tiers *admin.TiersStatus) {
+	shards, bytes, fails, marks := uint64(0), uint64(0), uint64(0), uint64(0)
+	for i := range tiers.List {
+		s := &tiers.List[i]
+		shards, bytes = shards+s.Collected, bytes+s.CollectedBytes
+		fails, marks = fails+s.CollectFails, marks+s.MarkFails
+	}
+	if tiers.Adopted+tiers.Again+shards+fails+marks+uint64(tiers.Names) == 0 {
+		return
+	}
+	fmt.Fprintf(t, "resets\t%d of other nodes, %d repeated; %d names to be collected, %d shards (%s) collected; "+
+		"%d looks failed, %d rounds for markers\n",
+		tiers.Adopted, tiers.Again, tiers.Names, shards, settings.HumanSize(int64(bytes)), fails, marks)
+}
+
+// tierState is a tier's state, with its error or what its store says besides.
+func tierState(s *admin.TierStatus) string {
+	switch {
+	case s.Error != "":
+		return s.State + " (" + s.Error + ")"
+	case s.Store != "" && s.Store != storeOK:
+		return s.State + ", " + s.Store + " (" + s.Reason + ")"
+	}
+	return s.State
+}
+
+// socketDirSetting is the one setting that all commands share.
+func socketDirSetting() *string {
+	dir := adminclient.DefaultDir
+	return &dir
+}
+
+func addSocketDir(cmd *cobra.Command, dir *string) {
+	cmd.Flags().StringVar(dir, "socket-dir", *dir, "directory of the agent's sockets")
 }

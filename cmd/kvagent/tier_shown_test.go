@@ -1,10 +1,14 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/kvagent/kvagent/lab"
+	"github.com/kvagent/kvagent/pool/tierspec"
 )
 
 // A secret that is put where none may be is refused, and no error shows it, wherever the setting came from.
@@ -23,14 +27,19 @@ func TestSecretsAreNotShown(t *testing.T) {
 				t.Errorf("%s: %s was accepted", where, spec)
 			case strings.Contains(err.Error(), secret):
 				t.Errorf("%s: %v", where, err)
-			case !strings.Contains(err.Error(), hidden):
+			case !strings.Contains(err.Error(), tierspec.Hidden):
 				t.Errorf("%s: %v, want one that shows that something is hidden", where, err)
 			}
 		}
-		for _, args := range [][]string{{"serve", "--tier", spec}, {"replay", "--tier", spec}, {"replay", "--shared", spec}} {
-			root := rootCommand()
-			root.SetArgs(args)
-			hold(strings.Join(args[:2], " "), root.Execute())
+		root := rootCommand()
+		root.SetArgs([]string{"serve", "--tier", spec})
+		hold("serve", root.Execute())
+		for _, flag := range []string{"--tier", "--shared"} {
+			var log strings.Builder
+			if lab.Main([]string{"replay", flag, spec}, &log) == 0 {
+				t.Errorf("replay %s: %s was accepted", flag, spec)
+			}
+			hold("replay "+flag, errors.New(log.String()))
 		}
 		_, err := readSettings(t, nil, map[string]string{"KVAGENT_TIER": spec}, "")
 		hold("environment", err)
@@ -41,7 +50,7 @@ func TestSecretsAreNotShown(t *testing.T) {
 		"redis://user@h:1?password-file=/etc/p&prefix=a", "redis://h:1?password-env=P", "s3://b?access-key-file=/k&secret-key-env=S", "disk:/x?capacity=1GiB",
 		"mooncake://h:1?metadata=http://h:8080/metadata", "mooncake://h:1?metadata-file=/m", "redis://a:1,b:2/3?ttl=1h",
 	} {
-		if shown := shownTier(spec); shown != spec {
+		if shown := tierspec.Shown(spec); shown != spec {
 			t.Errorf("%s is shown as %s, and nothing in it is secret", spec, shown)
 		}
 	}
@@ -64,7 +73,7 @@ func TestOddPartsOfTiers(t *testing.T) {
 		"redis://h:1?password-env=KV_TEST_EMPTY": "is empty or not in the environment",
 		"redis://h:1?password-file=/dev/zero":    "more than",
 	} {
-		if _, err := parseTier(spec); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := tierspec.Parse(spec); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", spec, err, want)
 		}
 	}

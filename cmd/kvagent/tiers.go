@@ -12,15 +12,15 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/kvagent/kvagent/agent"
-	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
-	"github.com/kvagent/kvagent/pool/remote"
 	"github.com/kvagent/kvagent/pool/tier"
+	"github.com/kvagent/kvagent/pool/tierspec"
+	"github.com/kvagent/kvagent/settings"
 )
 
 // tierSettings are the settings of what is below the pool's memory.
 type tierSettings struct {
-	specs    []*tierSpec
+	specs    []*tierspec.Spec
 	state    string // directory; empty: the first disk tier's
 	staging  int64  // bytes
 	prefetch int64  // bytes; 0: an eighth of the pool
@@ -32,18 +32,18 @@ type tierSettings struct {
 
 func (t *tierSettings) addFlags(f *pflag.FlagSet) {
 	t.staging = tier.DefaultStaging
-	f.Var(&tiersValue{&t.specs}, "tier", "a store below the pool, nearest first, such as disk:/var/lib/kvagent?capacity=100GiB or redis://host:6379; may be given several times (docs/TIERS.md)")
+	f.Var(tierspec.Setting(&t.specs), "tier", "a store below the pool, nearest first, such as disk:/var/lib/kvagent?capacity=100GiB or redis://host:6379; may be given several times (docs/TIERS.md)")
 	f.StringVar(&t.state, "tier-state", "",
 		"directory for what must outlive the agent: which spaces were reset, and what is to be collected; "+
 			"default: the directory of the first disk tier")
-	f.Var(&sizeValue{&t.staging, tier.MinStaging, tier.MaxStaging}, "tier-staging", "memory for blocks on their way to and from tiers; a block larger than half of it stays in the pool")
-	f.Var(&sizeValue{&t.prefetch, 0, dram.MaxBytes}, "prefetch-bytes", "most that is being brought up from tiers at a time; 0 is an eighth of the pool")
+	f.Var(settings.Size(&t.staging, tier.MinStaging, tier.MaxStaging), "tier-staging", "memory for blocks on their way to and from tiers; a block larger than half of it stays in the pool")
+	f.Var(settings.Size(&t.prefetch, 0, dram.MaxBytes), "prefetch-bytes", "most that is being brought up from tiers at a time; 0 is an eighth of the pool")
 	t.epochEvery, t.collectAfter, t.collectRate = 5*time.Second, 10*time.Minute, 5000
-	f.Var(&durationValue{&t.epochEvery, tier.MinEpochEvery, tier.MaxEpochEvery}, "tier-epoch-every",
+	f.Var(settings.Duration(&t.epochEvery, tier.MinEpochEvery, tier.MaxEpochEvery), "tier-epoch-every",
 		"how often shared tiers are asked for resets on other nodes")
-	f.Var(&durationValue{&t.collectAfter, tier.MinCollectAfter, tier.MaxCollectAfter}, "tier-collect-after",
+	f.Var(settings.Duration(&t.collectAfter, tier.MinCollectAfter, tier.MaxCollectAfter), "tier-collect-after",
 		"how long what a reset left behind stays in tiers, and what engines that shared with nobody left")
-	f.Var(&countValue{&t.collectRate, 1, tier.MaxCollectRate}, "tier-collect-rate",
+	f.Var(settings.Count(&t.collectRate, 1, tier.MaxCollectRate), "tier-collect-rate",
 		"most keys a second that are looked at or deleted in tiers because nobody uses their names")
 	f.Var(&t.prefill, "prefill-tokens-per-second", "what an engine computes: an answer is cut where a tier would take longer; 0 never cuts, learn measures it")
 }
@@ -70,7 +70,7 @@ func (r *prefillRate) Set(text string) error {
 		return nil
 	}
 	n := 0
-	if err := (&countValue{&n, 0, 1e9}).Set(text); err != nil {
+	if err := (settings.Count(&n, 0, 1e9)).Set(text); err != nil {
 		return fmt.Errorf("%w, or %s", err, learnPrefill)
 	}
 	*r = prefillRate{tokens: n}
@@ -84,10 +84,10 @@ func (t *tierSettings) check() error {
 	shared := false
 	for _, s := range t.specs {
 		if names[s.Name] {
-			bad = append(bad, fmt.Errorf("tier: %s: name %q is used twice, allowed: once (give one a name=)", shownTier(s.text), s.Name))
+			bad = append(bad, fmt.Errorf("tier: %s: name %q is used twice, allowed: once (give one a name=)", tierspec.Shown(s.Text), s.Name))
 		}
 		names[s.Name] = true
-		shared = shared || s.scheme != schemeDisk
+		shared = shared || s.Scheme != tierspec.SchemeDisk
 	}
 	if len(t.specs) > tier.MaxTiers {
 		bad = append(bad, fmt.Errorf("tier: %d tiers, allowed: at most %d", len(t.specs), tier.MaxTiers))
@@ -104,8 +104,8 @@ func (t *tierSettings) stateDir() string {
 		return t.state
 	}
 	for _, s := range t.specs {
-		if s.scheme == schemeDisk {
-			return s.path
+		if s.Scheme == tierspec.SchemeDisk {
+			return s.Path
 		}
 	}
 	return ""
@@ -133,19 +133,19 @@ func openTiers(p *dram.Pool, s *serveSettings, log *zap.Logger) (agent.Pool, fun
 	}
 	tiers := make([]tier.Tier, 0, len(t.specs))
 	for _, spec := range t.specs {
-		opened, err := spec.open(&tierNeeds{spec: spec, staging: staging, log: log.With(zap.String("tier", spec.Name))})
+		opened, err := spec.Open(&tierspec.Needs{Spec: spec, Staging: staging, Log: log.With(zap.String("tier", spec.Name))})
 		if err != nil {
-			return fail(fmt.Errorf("tier: %s: %w", shownTier(spec.text), err))
+			return fail(fmt.Errorf("tier: %s: %w", tierspec.Shown(spec.Text), err))
 		}
-		closers = append(closers, opened.close)
+		closers = append(closers, opened.Close)
 		one := spec.Tier
-		one.Store, one.Local = opened.store, opened.local
+		one.Store, one.Local = opened.Store, opened.Local
 		tiers = append(tiers, one)
-		log.Info("tier", zap.String("tier", spec.Name), zap.String("store", shownTier(spec.text)), zap.Stringer("write", one.Write))
+		log.Info("tier", zap.String("tier", spec.Name), zap.String("store", tierspec.Shown(spec.Text)), zap.Stringer("write", one.Write))
 	}
 	stack, err := tier.Open(p, tiers, t.options(s, staging, log))
 	if err != nil {
-		return fail(configError(err))
+		return fail(settings.Invalid(err))
 	}
 	return stack, func() error { return errors.Join(stack.Close(), closeAll(closers)) }, nil
 }
@@ -157,7 +157,7 @@ func (t *tierSettings) options(s *serveSettings, staging *tier.Staging, log *zap
 		Staging:    staging,
 		State:      filepath.Join(t.stateDir(), resetsFile),
 		EpochEvery: t.epochEvery, CollectAfter: t.collectAfter, CollectRate: t.collectRate,
-		NoSums: s.integrity == integrityHeader, Node: node,
+		NoSums: s.integrity == settings.IntegrityHeader, Node: node,
 		Log: func(name, what string, err error) { log.Warn(what, zap.String("tier", name), zap.Error(err)) },
 	}
 }
@@ -168,25 +168,4 @@ func closeAll(closers []func() error) (err error) {
 		err = errors.Join(err, closers[i]())
 	}
 	return err
-}
-
-// openedTier is a store that was opened by its spec.
-type openedTier struct {
-	store pool.Store
-	local bool // its Exists answers from memory
-	close func() error
-}
-
-// tierNeeds is what an opener is given.
-type tierNeeds struct {
-	spec    *tierSpec
-	staging *tier.Staging // a store in another process may register it
-	log     *zap.Logger
-}
-
-// told logs what a store of other machines shows of itself.
-func (n *tierNeeds) told(store string) remote.Told {
-	return func(from, to remote.State, reason error) {
-		n.log.Warn(store, zap.Stringer("from", from), zap.Stringer("to", to), zap.Error(reason))
-	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/settings"
 )
 
 // version and commit may be set by the linker; else they are the module's and the checkout's.
@@ -56,7 +57,7 @@ func versionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Say which build this is",
-		Args:  checkArgs(cobra.NoArgs),
+		Args:  settings.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return printVersion(cmd.OutOrStdout(), readBuildInfo(), asJSON)
 		},

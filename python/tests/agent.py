@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 BINARY = Path(os.environ.get("KVAGENT_BINARY") or Path(__file__).resolve().parents[2] / "bin" / "kvagent")
+KVBENCH = BINARY.with_name("kvbench")  # plays engines
 PATIENCE_S = 20.0  # for what takes milliseconds on a machine with nothing else to do
 START_S = 60.0  # for an agent to start, beside engines that take all processors
 BLOCK_TOKENS = 16

@@ -13,7 +13,7 @@ import zmq
 
 from kvagent import messages as m
 from tests import foreign
-from tests.agent import BINARY, PATIENCE_S, AgentProcess, Engine, chain, eventually
+from tests.agent import KVBENCH, PATIENCE_S, AgentProcess, Engine, chain, eventually
 from tests.test_agent import save
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def test_a_mock_engine_fills_an_agent_for_foreign_clients(agent: AgentProcess, t
     hashes = chain("filled", 5)
     (tmp_path / "hashes").write_text("".join(f"{one.hex()}\n" for one in hashes))
     command = [
-        str(BINARY), "mock", "--fill", str(tmp_path / "hashes"), "--socket-dir", str(agent.folder),
+        str(KVBENCH), "mock", "--fill", str(tmp_path / "hashes"), "--socket-dir", str(agent.folder),
         "--lookup-name", ASCEND, "--block-size", "128", "--hold",
     ]  # fmt: skip
     with (tmp_path / "mock.log").open("wb") as log:

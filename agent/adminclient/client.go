@@ -1,0 +1,78 @@
+// Package adminclient asks a running agent through its admin.sock.
+package adminclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// DefaultDir is where an agent is looked for, and serves, unless told otherwise.
+const DefaultDir = "/run/kvagent"
+
+// Limits of a question to an agent.
+const (
+	timeout  = 5 * time.Second
+	maxReply = 16 << 20 // bytes
+)
+
+// Client asks a running agent through its admin.sock.
+type Client struct {
+	path   string
+	client http.Client
+}
+
+// New makes a client of the agent that serves the socket directory.
+func New(dir string) *Client {
+	path := filepath.Join(dir, "admin.sock")
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", path)
+	}
+	return &Client{path: path, client: http.Client{
+		Timeout: timeout, Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true},
+	}}
+}
+
+// Within gives an answer as long as this instead of timeout.
+func (a *Client) Within(d time.Duration) { a.client.Timeout = d }
+
+// Get gives the answer to a GET of path.
+func (a *Client) Get(ctx context.Context, path string) ([]byte, error) {
+	return a.do(ctx, http.MethodGet, path)
+}
+
+// Post gives the answer to a POST to path.
+func (a *Client) Post(ctx context.Context, path string) ([]byte, error) {
+	return a.do(ctx, http.MethodPost, path)
+}
+
+func (a *Client) do(ctx context.Context, method, path string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, method, "http://kvagent"+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := a.client.Do(req)
+	if err != nil {
+		var op *net.OpError
+		if errors.As(err, &op) {
+			return nil, fmt.Errorf("no agent answers at %s: %w (is kvagent serve running with this --socket-dir?)", a.path, op.Err)
+		}
+		return nil, fmt.Errorf("the agent at %s does not answer: %w", a.path, err)
+	}
+	defer func() { _ = resp.Body.Close() }() // it was read to its end, or its error is told
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxReply))
+	if err != nil {
+		return nil, fmt.Errorf("the agent at %s broke off: %w", a.path, err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s", strings.TrimSpace(string(body)))
+	}
+	return body, nil
+}

@@ -1,0 +1,82 @@
+package bench
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+
+	"github.com/kvagent/kvagent/lab/child"
+)
+
+// childProcess is a process of this program that serves a measurement. It says that it is ready, then does what each line of its input
+// says, and ends with its input: so none outlives the measurement, however that ends.
+type childProcess struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+	log child.Tail
+}
+
+const childDone = "done\n"
+
+// startChildProcess runs kvagent with these arguments, and waits until the child is ready.
+func startChildProcess(args ...string) (*childProcess, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	c := &childProcess{cmd: exec.Command(self, args...)}
+	c.cmd.Stderr = &c.log
+	in, inErr := c.cmd.StdinPipe()
+	out, outErr := c.cmd.StdoutPipe()
+	if err := errors.Join(inErr, outErr); err != nil {
+		return nil, err
+	}
+	c.in, c.out = in, bufio.NewReader(out)
+	if err := c.cmd.Start(); err != nil {
+		return nil, err
+	}
+	if err := c.await(); err != nil {
+		return nil, errors.Join(err, c.close())
+	}
+	return c, nil
+}
+
+// tell gives the child a line, and waits until it is done with it.
+func (c *childProcess) tell(line string) error {
+	if _, err := io.WriteString(c.in, line+"\n"); err != nil {
+		return err
+	}
+	return c.await()
+}
+
+func (c *childProcess) await() error {
+	if said, err := c.out.ReadString('\n'); err != nil || said != childDone {
+		return fmt.Errorf("a process of the measurement said %q: %w", said, errors.Join(err, errors.New(c.log.String())))
+	}
+	return nil
+}
+
+func (c *childProcess) close() error {
+	err := c.in.Close()
+	return errors.Join(err, c.cmd.Wait())
+}
+
+// serveParent is the child's side: do is called with each line. It returns at the end of the input, or when nobody listens.
+func serveParent(in io.Reader, out io.Writer, do func(line string) error) error {
+	lines := bufio.NewScanner(in)
+	for {
+		if _, err := io.WriteString(out, childDone); err != nil {
+			return err
+		}
+		if !lines.Scan() {
+			return lines.Err()
+		}
+		if err := do(lines.Text()); err != nil {
+			return err
+		}
+	}
+}

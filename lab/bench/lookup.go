@@ -1,0 +1,138 @@
+package bench
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/settings"
+)
+
+// lookupRow is one line of the result: round trips of one form against those of a server that does nothing.
+type lookupRow struct {
+	Form      string  `json:"form"`
+	Hashes    int     `json:"hashes"`
+	Ranks     int     `json:"ranks"`
+	P50us     float64 `json:"p50_us"`
+	P99us     float64 `json:"p99_us"`
+	EchoP50us float64 `json:"echo_p50_us"`
+	EchoP99us float64 `json:"echo_p99_us"`
+	RatioP50  float64 `json:"ratio_p50"`
+	RatioP99  float64 `json:"ratio_p99"`
+	Clients   int     `json:"clients"`   // at once
+	SavedGBs  float64 `json:"saved_gbs"` // that the agent saved meanwhile, GB/s
+}
+
+type lookupSettings struct {
+	json    bool
+	blocks  int
+	rounds  int
+	form    string
+	clients int
+	saves   bool
+}
+
+const (
+	minLookupBlocks  = 2 * lookupChain
+	maxLookupBlocks  = 16 << 20
+	maxLookupClients = 64
+	wideRanks        = 8
+)
+
+var (
+	lookupForms  = []ipc.Form{ipc.FormOwn, ipc.FormUpstream, ipc.FormAscend2, ipc.FormAscend3, ipc.FormAscend4, ipc.FormSimple}
+	lookupHashes = []int{1, 128, 2048}
+)
+
+func lookupCommand() *cobra.Command {
+	s := lookupSettings{}
+	cmd := &cobra.Command{
+		Use:   "lookup",
+		Short: "Look-ups of all forms against a server that does nothing",
+		Long: "Runs an agent whose pool holds --blocks blocks (their data is address space only), and asks it for runs of them\n" +
+			"drawn at random: all are hits. The own form reserves what it finds and releases it outside of the measurement. In turn\n" +
+			"with that the same frames go to a plain zmq4 REP socket that sends a reply of the same size. Both servers are processes\n" +
+			"of their own. Takes about 20 seconds.\n\n" +
+			"With --clients several ask at once, and reserve nothing. With --saves an engine saves as fast as the agent takes it, while\n" +
+			"either server is asked; the pool has memory then: --blocks KiB and 600 MiB.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if s.blocks < minLookupBlocks || s.blocks > maxLookupBlocks {
+				return settings.Invalid(fmt.Errorf("--blocks is %d, must be %d to %d", s.blocks, minLookupBlocks, maxLookupBlocks))
+			}
+			if s.rounds < 10 || s.rounds > 1_000_000 {
+				return settings.Invalid(fmt.Errorf("--rounds is %d, must be 10 to 1000000", s.rounds))
+			}
+			if s.clients < 1 || s.clients > maxLookupClients {
+				return settings.Invalid(fmt.Errorf("--clients is %d, must be 1 to %d", s.clients, maxLookupClients))
+			}
+			rows, err := measureLookup(&s)
+			if err != nil {
+				return err
+			}
+			return printLookup(cmd.OutOrStdout(), rows, s.json)
+		},
+	}
+	cmd.Flags().BoolVar(&s.json, "json", false, "print one JSON object")
+	cmd.Flags().IntVar(&s.blocks, "blocks", 1<<20, "blocks stored")
+	cmd.Flags().IntVar(&s.rounds, "rounds", 1000, "questions of each kind")
+	cmd.Flags().StringVar(&s.form, "form", "", "ask in this form only")
+	cmd.Flags().IntVar(&s.clients, "clients", 1, "clients that ask at once")
+	cmd.Flags().BoolVar(&s.saves, "saves", false, "look-ups while an engine saves")
+	cmd.AddCommand(lookupAgentCommand(), lookupEchoCommand())
+	return cmd
+}
+
+func measureLookup(s *lookupSettings) (rows []lookupRow, err error) {
+	wide := []int{1, wideRanks}
+	if s.saves {
+		wide = wide[:1]
+	}
+	for _, ranks := range wide {
+		more, err := measureLookupRanks(s, ranks)
+		if err != nil {
+			return nil, fmt.Errorf("%d ranks: %w", ranks, err)
+		}
+		rows = append(rows, more...)
+	}
+	return rows, nil
+}
+
+// measureLookupRanks asks in all forms an engine of one rank, and of several in the own form.
+func measureLookupRanks(s *lookupSettings, ranks int) (rows []lookupRow, err error) {
+	b, err := newLookupBench(s, ranks)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, b.close()) }()
+	for _, form := range lookupForms {
+		if s.form != "" && s.form != form.String() || ranks > 1 && form != ipc.FormOwn {
+			continue
+		}
+		for _, n := range lookupHashes {
+			row, err := b.measure(form, n, s.rounds)
+			if err != nil {
+				return nil, fmt.Errorf("form %v, %d hashes: %w", form, n, err)
+			}
+			rows = append(rows, row)
+		}
+	}
+	return rows, nil
+}
+
+func printLookup(out io.Writer, rows []lookupRow, asJSON bool) error {
+	if asJSON {
+		return json.NewEncoder(out).Encode(map[string]any{"rows": rows})
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	_, _ = fmt.Fprintln(w, "form\tranks\thashes\tp50 us\tp99 us\techo p50 us\techo p99 us\tratio p50\tratio p99\tsaved GB/s\t")
+	for _, r := range rows {
+		_, _ = fmt.Fprintf(w, "%s\t%d\t%d\t%.0f\t%.0f\t%.0f\t%.0f\t%.2f\t%.2f\t%.1f\t\n", r.Form, r.Ranks, r.Hashes, r.P50us, r.P99us, r.EchoP50us, r.EchoP99us, r.RatioP50, r.RatioP99, r.SavedGBs)
+	}
+	return w.Flush()
+}

@@ -1,0 +1,150 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram"
+	"github.com/kvagent/kvagent/pool/evict"
+	"github.com/kvagent/kvagent/settings"
+)
+
+// lookupAgent is the agent that is asked, in a process of its own: the other end of a socket has its own threads and its own collector,
+// as it has beside an engine.
+type lookupAgent struct {
+	pool   *dram.Pool
+	device *cudaipc.Host
+	agent  *agent.Agent
+}
+
+const (
+	lookupSockets = "s"       // the agent's socket directory, in the measurement's
+	lookupReal    = "real"    // the pool has memory, to be saved to
+	lookupVirtual = "virtual" // it is address space only
+)
+
+// lookupAgentCommand is the process that bench lookup starts and nobody else.
+func lookupAgentCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "agent DIR CHAINS RANKS " + lookupReal + "|" + lookupVirtual, Hidden: true, Args: cobra.ExactArgs(4),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			chains, errChains := strconv.Atoi(args[1])
+			ranks, errRanks := strconv.Atoi(args[2])
+			if err := errors.Join(errChains, errRanks); err != nil {
+				return settings.Invalid(err)
+			}
+			a := &lookupAgent{}
+			defer func() { err = errors.Join(err, a.close()) }()
+			if err := a.open(filepath.Join(args[0], lookupSockets), chains, ranks, args[3] == lookupReal); err != nil {
+				return err
+			}
+			return serveParent(cmd.InOrStdin(), cmd.OutOrStdout(), func(string) error { return nil })
+		},
+	}
+}
+
+func (a *lookupAgent) open(dir string, chains, ranks int, memory bool) (err error) {
+	blocks := int64(chains * lookupChain)
+	size := (blocks+blocks/8)*int64(ranks)*lookupShardBytes + 64<<20
+	if memory {
+		size += savePoolBytes
+	}
+	if a.pool, err = dram.Open(dram.Options{Bytes: size, Virtual: !memory, Policy: evict.Named(evict.DefaultName)}); err != nil {
+		return err
+	}
+	if memory {
+		if err := a.pool.Populated(); err != nil {
+			return err
+		}
+	}
+	if err := a.openDevice(memory); err != nil {
+		return err
+	}
+	if a.agent, err = agent.New(agent.Config{Dir: dir}, a.pool, a.device, zap.NewNop()); err != nil {
+		return err
+	}
+	if err := a.agent.Start(); err != nil {
+		return err
+	}
+	return a.fill(chains, ranks)
+}
+
+// openDevice opens a device on the pool's arena, or on one that no copy touches.
+func (a *lookupAgent) openDevice(memory bool) (err error) {
+	if memory {
+		_, fd := a.pool.Arena()
+		a.device, err = cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: fd, ArenaSize: a.pool.Info().Bytes})
+		return err
+	}
+	fd, err := newMemory(lookupEngineBytes)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	a.device, err = cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: fd, ArenaSize: lookupEngineBytes})
+	return err
+}
+
+// fill stores chains in the engine's space without their data.
+func (a *lookupAgent) fill(chains, ranks int) error {
+	r := lookupRegistration(ranks)
+	space, err := a.pool.OpenSpace(pool.Spec{
+		Fingerprint: r.Space(), Identity: r.AppendIdentity(nil), Shards: ranks,
+		Groups: []pool.Group{{BlockTokens: lookupBlockTokens, ShardBytes: slices.Repeat([]uint32{lookupShardBytes}, ranks)}},
+	})
+	if err != nil {
+		return err
+	}
+	f := filledIndex{pool: a.pool, space: space, shards: ranks}
+	for chain := range chains {
+		if err := f.insert(chain, lookupChain); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *lookupAgent) close() (err error) {
+	if a.agent != nil {
+		a.agent.Close()
+	}
+	if a.device != nil {
+		err = a.device.Close(cudaipc.AllPeers)
+	}
+	if a.pool != nil {
+		err = errors.Join(err, a.pool.Close())
+	}
+	return err
+}
+
+// lookupRegistration is of the scheduler of the engine that asks.
+func lookupRegistration(ranks int) *ipc.Register {
+	return &ipc.Register{
+		Req: 1, Instance: "bench", World: uint32(ranks), Shards: uint32(ranks), HashTokens: lookupBlockTokens, LookupName: lookupName,
+		Identity: []ipc.Pair{{Key: "dtype", Value: "bfloat16"}, {Key: "model", Value: "bench"}, {Key: "tenant", Value: ""}},
+		Groups:   []ipc.GroupDesc{{BlockTokens: lookupBlockTokens, NumBlocks: lookupEngineBytes / lookupShardBytes}},
+	}
+}
+
+// newMemory is a memfd of some bytes.
+func newMemory(size int64) (fd int, err error) {
+	if fd, err = unix.MemfdCreate("kvagent-bench", unix.MFD_CLOEXEC); err != nil {
+		return -1, fmt.Errorf("memfd: %w", err)
+	}
+	if err = unix.Ftruncate(fd, size); err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("memfd: %w", err)
+	}
+	return fd, nil
+}

@@ -1,0 +1,213 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/zmqclient"
+	"github.com/kvagent/kvagent/pool"
+)
+
+const (
+	lookupPatience  = 5 * time.Second
+	lookupDeadline  = 1_000_000 // microseconds: no answer of a busy machine is given up
+	lookupWarmUp    = 50        // questions of each client that do not count
+	lookupTurn      = 10        // questions that each of several clients asks one server before all go to the other
+	echoMaxReply    = 64
+	microsPerSecond = 1e6
+)
+
+// measure asks rounds times, in turns: the agent and the other server the same questions, in an order that changes.
+func (b *lookupBench) measure(form ipc.Form, n, rounds int) (lookupRow, error) {
+	r := lookupRow{Form: form.String(), Hashes: n, Ranks: b.ranks, Clients: len(b.askers)}
+	each := 1
+	if len(b.askers) > 1 {
+		each = lookupTurn
+	}
+	var own, echo []float64
+	saved, start := b.saved(), time.Now()
+	for turn := 0; len(own) < rounds; turn++ {
+		for _, a := range b.askers {
+			if err := a.draw(form, n, each); err != nil {
+				return r, err
+			}
+		}
+		for _, toAgent := range []bool{turn%2 == 0, turn%2 != 0} {
+			took, err := b.turn(toAgent)
+			switch {
+			case err != nil:
+				return r, err
+			case turn*each < lookupWarmUp:
+			case toAgent:
+				own = append(own, took...)
+			default:
+				echo = append(echo, took...)
+			}
+		}
+	}
+	slices.Sort(own)
+	slices.Sort(echo)
+	r.P50us, r.P99us = own[len(own)/2], own[len(own)*99/100]
+	r.EchoP50us, r.EchoP99us = echo[len(echo)/2], echo[len(echo)*99/100]
+	r.RatioP50, r.RatioP99 = r.P50us/r.EchoP50us, r.P99us/r.EchoP99us
+	r.SavedGBs = float64(b.saved()-saved) / time.Since(start).Seconds() / 1e9
+	return r, nil
+}
+
+func (b *lookupBench) saved() int64 {
+	if b.saver == nil {
+		return 0
+	}
+	return b.saver.bytes.Load()
+}
+
+// turn lets all clients ask one server what they drew, at once, and gives the times in microseconds.
+func (b *lookupBench) turn(toAgent bool) (took []float64, err error) {
+	if !toAgent {
+		if err := b.setReply(b.askers[0].replyBytes); err != nil {
+			return nil, err
+		}
+	}
+	if len(b.askers) == 1 {
+		return b.askers[0].turn(toAgent)
+	}
+	var joins sync.WaitGroup
+	var mu sync.Mutex
+	for _, a := range b.askers {
+		joins.Go(func() {
+			one, bad := a.turn(toAgent)
+			mu.Lock()
+			defer mu.Unlock()
+			took, err = append(took, one...), errors.Join(err, bad)
+		})
+	}
+	joins.Wait()
+	return took, err
+}
+
+// setReply makes the echo's replies as long as the agent's.
+func (b *lookupBench) setReply(bytes int) error {
+	if bytes == b.replyBytes || bytes == 0 {
+		return nil
+	}
+	b.replyBytes = bytes
+	return b.echo.tell(strconv.Itoa(bytes))
+}
+
+// asker is one client of both servers.
+type asker struct {
+	bench       *lookupBench
+	random      *rand.Rand
+	agent, echo *zmqclient.Client
+	questions   []question
+	replyBytes  int // of the agent's last answer
+}
+
+// question is a request as it is sent; its memory is used again.
+type question struct {
+	request ipc.LookupRequest
+	frames  ipc.Frames
+	want    uint32 // tokens, all of them hits
+	blob    []byte
+}
+
+// draw makes questions for n hashes from anywhere in a stored chain.
+func (a *asker) draw(form ipc.Form, n, questions int) error {
+	a.questions = slices.Grow(a.questions[:0], questions)[:questions]
+	for i := range a.questions {
+		if err := a.drawOne(&a.questions[i], form, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *asker) drawOne(q *question, form ipc.Form, n int) error {
+	chain := benchChain(q.blob[:0], a.random.IntN(a.bench.chains), lookupChain)
+	q.blob = chain.Blob
+	from := a.random.IntN(lookupChain-n+1) * pool.MaxHashLen
+	q.want = uint32(n * lookupBlockTokens)
+	q.request = ipc.LookupRequest{Form: form, Tokens: uint64(q.want) + 1, HashLen: pool.MaxHashLen, Hashes: q.blob[from : from+n*pool.MaxHashLen]}
+	if form == ipc.FormOwn {
+		q.request.Session, q.request.DeadlineUS = a.bench.session, lookupDeadline
+		q.request.Reserve = len(a.bench.askers) == 1 // what is reserved is released between questions, by the engine's one scheduler
+	}
+	q.frames.Reset()
+	return ipc.AppendRequest(&q.frames, &q.request)
+}
+
+// turn asks one server all questions.
+func (a *asker) turn(toAgent bool) (took []float64, err error) {
+	for i := range a.questions {
+		ask := a.askEcho
+		if toAgent {
+			ask = a.askAgent
+		}
+		one, err := ask(&a.questions[i])
+		if err != nil {
+			return nil, err
+		}
+		took = append(took, one.Seconds()*microsPerSecond)
+	}
+	return took, nil
+}
+
+// askAgent asks, checks that all is found, and gives back what was reserved outside of the time.
+func (a *asker) askAgent(q *question) (time.Duration, error) {
+	if err := a.settle(0); err != nil {
+		return 0, err
+	}
+	start := time.Now()
+	answer, err := a.agent.Exchange(&q.frames, lookupPatience)
+	took := time.Since(start)
+	if err != nil {
+		return 0, err
+	}
+	r, _, err := ipc.DecodeReply(q.request.Form, answer)
+	if err != nil {
+		return 0, err
+	}
+	tokens := r.Tokens
+	if q.request.Form == ipc.FormSimple {
+		tokens = uint32(r.Blocks) * lookupBlockTokens
+	}
+	if r.Status != ipc.LookupHit || tokens != q.want {
+		return 0, fmt.Errorf("status %d, %d tokens, want %d", r.Status, tokens, q.want)
+	}
+	a.replyBytes = len(answer)
+	return took, a.settle(r.Lease)
+}
+
+func (a *asker) askEcho(q *question) (time.Duration, error) {
+	if err := a.settle(0); err != nil {
+		return 0, err
+	}
+	start := time.Now()
+	_, err := a.echo.Exchange(&q.frames, lookupPatience)
+	return time.Since(start), err
+}
+
+// settle releases a lease, if it is one, and waits until the agent has done it: so both servers are asked from the
+// same rest. Several clients reserve nothing, and do not rest.
+func (a *asker) settle(lease uint64) error {
+	if len(a.bench.askers) > 1 {
+		return nil
+	}
+	c := a.bench.scheduler
+	if lease != 0 {
+		if err := c.Send(&ipc.Release{Leases: []uint64{lease}}); err != nil {
+			return err
+		}
+	}
+	if err := c.Send(&ipc.Ping{}); err != nil {
+		return err
+	}
+	_, err := receive[*ipc.Pong](c)
+	return err
+}

@@ -1,0 +1,148 @@
+package bench
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// Shape of the engine that saves. What it stored in an epoch goes before the pool is full, so that nothing that is asked for has to.
+const (
+	saveBlockBytes = 64 << 10
+	saveBlocks     = 64 // of a job, and of the engine's memory
+	saveAhead      = 2  // jobs that wait or run
+	saveEpochJobs  = 16
+	savePoolBytes  = 512 << 20
+)
+
+// lookupSaver is an engine that saves as fast as the agent takes it.
+type lookupSaver struct {
+	conn  *ipc.Conn
+	bytes atomic.Int64
+	stop  atomic.Bool
+	done  chan error
+
+	epoch  uint32
+	job    uint64
+	number uint64 // of the newest hash
+}
+
+func startSaver(dir string) (*lookupSaver, error) {
+	c, _, err := ipc.DialSession(context.Background(), filepath.Join(dir, lookupSockets, ipc.SessionSocket), "kvagent bench", ipc.Version, ipc.Version)
+	if err != nil {
+		return nil, err
+	}
+	s := &lookupSaver{conn: c, done: make(chan error, 1), epoch: 1}
+	if err := s.register(); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	go func() { s.done <- s.run() }()
+	return s, nil
+}
+
+func (s *lookupSaver) register() error {
+	fd, err := newMemory(saveBlocks * saveBlockBytes)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return registerBench(s.conn, &ipc.Register{
+		Req: 1, Instance: "saver", Role: ipc.RoleWorker, World: 1, Shards: 1, HashTokens: lookupBlockTokens, Regions: 1, Segments: 1,
+		Identity: []ipc.Pair{{Key: "dtype", Value: "bfloat16"}, {Key: "model", Value: "saver"}, {Key: "tenant", Value: ""}},
+		Groups:   []ipc.GroupDesc{{BlockTokens: lookupBlockTokens, NumBlocks: saveBlocks}},
+	}, []any{
+		&sentRegion{&ipc.Regions{Req: 1, List: []ipc.RegionDesc{{Kind: ipc.RegionFD, Size: saveBlocks * saveBlockBytes}}}, fd},
+		&ipc.Segments{Req: 1, List: []ipc.SegmentDesc{{Stride: saveBlockBytes, Bytes: saveBlockBytes}}},
+	})
+}
+
+// run saves until it is told to stop.
+func (s *lookupSaver) run() error {
+	for !s.stop.Load() {
+		for range saveAhead {
+			if err := s.submit(); err != nil {
+				return err
+			}
+		}
+		for range saveEpochJobs - saveAhead {
+			if err := errors.Join(s.await(), s.submit()); err != nil {
+				return err
+			}
+		}
+		for range saveAhead {
+			if err := s.await(); err != nil {
+				return err
+			}
+		}
+		if err := s.reset(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *lookupSaver) submit() error {
+	section := ipc.Section{HashLen: pool.MaxHashLen}
+	for block := range uint32(saveBlocks) {
+		s.number++
+		hash := binary.LittleEndian.AppendUint64(make([]byte, 0, pool.MaxHashLen), s.number)
+		section.Hashes = append(section.Hashes, hash[:pool.MaxHashLen]...)
+		section.Blocks = binary.LittleEndian.AppendUint32(section.Blocks, block)
+	}
+	s.job++
+	return s.conn.Send(&ipc.Save{Job: s.job, Epoch: s.epoch, Event: ipc.None, Revoke: ipc.None, Sections: []ipc.Section{section}})
+}
+
+func (s *lookupSaver) await() error {
+	done, err := receive[*ipc.Done](s.conn)
+	if err != nil {
+		return err
+	}
+	for _, status := range done.Status {
+		if status != ipc.BlockOK {
+			return fmt.Errorf("a block was not saved: status %d", status)
+		}
+	}
+	s.bytes.Add(saveBlocks * saveBlockBytes)
+	return nil
+}
+
+func (s *lookupSaver) reset() error {
+	if err := s.conn.Send(&ipc.Reset{Req: 2}); err != nil {
+		return err
+	}
+	done, err := receive[*ipc.ResetDone](s.conn)
+	if err != nil {
+		return err
+	}
+	s.epoch = done.Epoch
+	return nil
+}
+
+// close ends the saving, and the engine.
+func (s *lookupSaver) close() error {
+	s.stop.Store(true)
+	err := <-s.done
+	return errors.Join(err, s.conn.Close())
+}
+
+// receive waits for a message of one type, and passes over others.
+func receive[T any](c *ipc.Conn) (want T, err error) {
+	for {
+		m, _, err := c.Recv()
+		if err != nil {
+			return want, err
+		}
+		if want, ok := m.(T); ok {
+			return want, nil
+		}
+	}
+}

@@ -1,0 +1,165 @@
+package bench
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvagent/kvagent/pool/evict"
+	"github.com/kvagent/kvagent/pool/evict/evictsim"
+)
+
+// policyReport is block hits along the prefix over all blocks of a stream, at one capacity.
+type policyReport struct {
+	Stream   string             `json:"stream"`
+	Capacity int                `json:"capacity_blocks"`
+	HitRate  float64            `json:"hit_rate"`  // the default policy, through the pool's own interface
+	LRU      float64            `json:"lru"`       // exact LRU
+	Opt      float64            `json:"opt"`       // Belady's optimum
+	BelowLRU float64            `json:"below_lru"` // lru less hit_rate; negative is better than LRU
+	Policies map[string]float64 `json:"policies"`  // each through the pool's own interface
+	// Processor time of a simulation with the policy per block looked up, its index and chains with it, ns: of each part of the
+	// stream the least of some runs. The same with LRU as the policy.
+	PerAccess    int64 `json:"ns_per_access"`
+	PerAccessLRU int64 `json:"lru_ns_per_access"`
+}
+
+const (
+	maxPolicyBlocks    = 10_000_000
+	defaultPolicyBlock = 10_000
+	defaultPolicySeed  = 1
+)
+
+// policySettings are the settings of bench policy.
+type policySettings struct {
+	trace      string
+	workload   string
+	seed       uint64
+	capacities []int
+	mostBelow  float64 // 0 is not held
+	json       bool
+}
+
+func policyCommand() *cobra.Command {
+	s := policySettings{capacities: []int{defaultPolicyBlock}, seed: defaultPolicySeed}
+	cmd := &cobra.Command{
+		Use:   "policy [--trace FILE] [--workload NAME]",
+		Short: "Hit rate of the pool's eviction on a trace, beside LRU and the optimum",
+		Long: "Replays a trace (one JSON object a line, with timestamp and hash_ids), or a generated workload, against a pool of " +
+			"--capacity-blocks blocks whose data is address space only. Each request hits the leading blocks that are stored, and then " +
+			"has all its blocks stored. Time is the trace's. Of several streams as many run at once as there are cores, and ns/access, " +
+			"which is processor time, is of caches that are shared then.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return s.run(cmd.OutOrStdout()) },
+	}
+	f := cmd.Flags()
+	f.BoolVar(&s.json, "json", false, "print one JSON object; of several capacities or workloads, its rows")
+	f.StringVar(&s.trace, "trace", "", "trace file in Mooncake's format")
+	f.StringVar(&s.workload, "workload", "", "generated workload, or all")
+	f.Uint64Var(&s.seed, "seed", s.seed, "seed of generated workloads, and of the hashes of keys, on which the default policy depends a little; of these 0 is 1")
+	f.Float64Var(&s.mostBelow, "most-below-lru", 0, "fail if the default policy's hit rate is lower than exact LRU's by more than this, 0 to 1; 0: do not")
+	f.IntSliceVar(&s.capacities, "capacity-blocks", s.capacities, fmt.Sprintf("blocks the pool holds, 1 to %d; several separated by commas", maxPolicyBlocks))
+	return cmd
+}
+
+func (s *policySettings) run(out io.Writer) error {
+	makers, err := s.streams()
+	if err != nil {
+		return err
+	}
+	rows, err := measurePolicies(makers, s.capacities)
+	if err != nil {
+		return err
+	}
+	if err := s.print(out, rows); err != nil {
+		return err
+	}
+	return s.hold(rows)
+}
+
+func (s *policySettings) print(out io.Writer, rows []policyReport) error {
+	switch {
+	case !s.json:
+		return printPolicy(out, rows)
+	case len(rows) == 1:
+		return json.NewEncoder(out).Encode(rows[0])
+	}
+	return json.NewEncoder(out).Encode(map[string][]policyReport{"rows": rows})
+}
+
+// hold is an error if a row is farther below LRU than allowed.
+func (s *policySettings) hold(rows []policyReport) error {
+	var all []error
+	for _, r := range rows {
+		if s.mostBelow > 0 && r.BelowLRU > s.mostBelow {
+			all = append(all, fmt.Errorf("%s, %d blocks: hit rate %.4f is %.4f below LRU, may be %g", r.Stream, r.Capacity, r.HitRate, r.BelowLRU, s.mostBelow))
+		}
+	}
+	return errors.Join(all...)
+}
+
+// streams checks the settings and reads what they name. What is generated is made when its turn comes.
+func (s *policySettings) streams() ([]streamMaker, error) {
+	for _, c := range s.capacities {
+		if c < 1 || c > maxPolicyBlocks {
+			return nil, fmt.Errorf("--capacity-blocks is %d, must be 1 to %d", c, maxPolicyBlocks)
+		}
+	}
+	if !(s.mostBelow >= 0 && s.mostBelow <= 1) {
+		return nil, fmt.Errorf("--most-below-lru is %g, must be 0 to 1", s.mostBelow)
+	}
+	if s.trace == "" && s.workload == "" {
+		return nil, errors.New("--trace or --workload must be given")
+	}
+	var makers []streamMaker
+	if s.trace != "" {
+		stream, err := evictsim.ReadTrace(s.trace)
+		if err != nil {
+			return nil, err
+		}
+		stream.HashSeed = s.seed
+		makers = append(makers, func() *evictsim.Stream { return stream })
+	}
+	generated, err := s.generated()
+	return append(makers, generated...), err
+}
+
+func (s *policySettings) generated() (makers []streamMaker, err error) {
+	names := "all"
+	for _, w := range evictsim.Workloads {
+		names += ", " + w.Name
+		if s.workload == w.Name || s.workload == "all" {
+			makers = append(makers, func() *evictsim.Stream {
+				stream := w.Make(s.seed)
+				stream.HashSeed = s.seed
+				return stream
+			})
+		}
+	}
+	if makers == nil && s.workload != "" {
+		return nil, fmt.Errorf("--workload is %q, must be one of %s", s.workload, names)
+	}
+	return makers, nil
+}
+
+func printPolicy(w io.Writer, rows []policyReport) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprint(t, "stream\tblocks\t")
+	for _, name := range evict.Names {
+		fmt.Fprintf(t, "%s\t", name)
+	}
+	fmt.Fprintln(t, "exact LRU\toptimum\tbelow LRU by\tns/access\tLRU ns\t")
+	for _, r := range rows {
+		fmt.Fprintf(t, "%s\t%d\t", filepath.Base(r.Stream), r.Capacity)
+		for _, name := range evict.Names {
+			fmt.Fprintf(t, "%.4f\t", r.Policies[name])
+		}
+		fmt.Fprintf(t, "%.4f\t%.4f\t%+.4f\t%d\t%d\t\n", r.LRU, r.Opt, r.BelowLRU, r.PerAccess, r.PerAccessLRU)
+	}
+	return t.Flush()
+}

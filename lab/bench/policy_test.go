@@ -1,0 +1,131 @@
+package bench
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvagent/kvagent/pool/evict"
+	"github.com/kvagent/kvagent/pool/evict/evictsim"
+)
+
+// policyTrace is a file with three conversations in turn, whose requests all begin alike.
+func policyTrace(t *testing.T) string {
+	file := filepath.Join(t.TempDir(), "trace.jsonl")
+	var trace bytes.Buffer
+	for i := range 600 {
+		ids := []int{0}
+		for j := range 1 + i/30 {
+			ids = append(ids, 1000*(i%3+1)+j)
+		}
+		if err := json.NewEncoder(&trace).Encode(map[string]any{"timestamp": 1000 * i, "hash_ids": ids}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(file, trace.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// TestBenchPolicyBesideItsBounds holds the pool's real code between LRU and the optimum.
+func TestBenchPolicyBesideItsBounds(t *testing.T) {
+	figures(t)
+	t.Parallel()
+	s, err := evictsim.ReadTrace(policyTrace(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, capacity := range []int{1, 10, 40, 1000} {
+		r, err := measurePolicy(s, capacity, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, rate := range r.Policies {
+			if rate > r.Opt+1e-9 || r.LRU > r.Opt+1e-9 || rate < r.LRU-0.02 {
+				t.Errorf("capacity %d: %s %.4f, LRU %.4f, optimum %.4f", capacity, name, rate, r.LRU, r.Opt)
+			}
+		}
+		if r.HitRate != r.Policies[evict.DefaultName] || r.PerAccess <= 0 {
+			t.Errorf("capacity %d: %+v", capacity, r)
+		}
+	}
+}
+
+// TestPoolDoesAsTheSimulation compares the pool's real code with the simulation on a generated workload.
+func TestPoolDoesAsTheSimulation(t *testing.T) {
+	figures(t)
+	t.Parallel()
+	s := evictsim.Workloads[4].Make(3)
+	for _, eviction := range evict.Names {
+		hits, err := poolHits(s, eviction, 4000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, want := float64(hits)/float64(s.Looked()), evictsim.Run(s, evict.Named(eviction), 4000).HitRate()
+		t.Logf("%s: pool %.4f, simulation %.4f", eviction, got, want)
+		if got < want-0.005 || got > want+0.005 {
+			t.Errorf("%s: hit rate in the pool %.4f, in the simulation %.4f", eviction, got, want)
+		}
+	}
+}
+
+func TestBenchPolicyOutput(t *testing.T) {
+	file := policyTrace(t)
+	run := func(args ...string) (string, error) {
+		cmd := policyCommand()
+		var out bytes.Buffer
+		cmd.SetOut(&out)
+		cmd.SetErr(&out)
+		cmd.SetArgs(args)
+		err := cmd.Execute()
+		return out.String(), err
+	}
+	text, err := run("--trace", file, "--capacity-blocks", "20", "--json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var one map[string]any
+	if err := json.Unmarshal([]byte(text), &one); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{"hit_rate", "lru", "opt", "policies", "ns_per_access"} {
+		if _, ok := one[key]; !ok {
+			t.Errorf("no %s in %s", key, text)
+		}
+	}
+	text, err = run("--trace", file, "--capacity-blocks", "20,40")
+	if lines := strings.Count(text, "\n"); err != nil || lines != 3 {
+		t.Errorf("%d lines for two capacities, error %v:\n%s", lines, err, text)
+	}
+	if err := os.WriteFile(file, []byte("{\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, bad := range [][]string{
+		{"--trace", file}, {}, {"--workload", "chat", "--most-below-lru", "-1"}, {"--workload", "nosuch"}, {"--workload", "chat", "--capacity-blocks", "0"},
+	} {
+		if _, err := run(bad...); err == nil {
+			t.Errorf("%v was accepted", bad)
+		}
+	}
+}
+
+// TestBenchPolicyHolds fails a row that is too far below LRU, and no other.
+func TestBenchPolicyHolds(t *testing.T) {
+	s := policySettings{mostBelow: 0.01}
+	rows := []policyReport{{Stream: "good", BelowLRU: 0.0099}, {Stream: "better", BelowLRU: -0.5}}
+	if err := s.hold(rows); err != nil {
+		t.Errorf("failed: %v", err)
+	}
+	rows = append(rows, policyReport{Stream: "bad", BelowLRU: 0.0101})
+	if err := s.hold(rows); err == nil || !strings.Contains(err.Error(), "bad") || strings.Contains(err.Error(), "good") {
+		t.Errorf("0.0101 below LRU is: %v", err)
+	}
+	s.mostBelow = 0
+	if err := s.hold(rows); err != nil {
+		t.Errorf("failed though nothing is held: %v", err)
+	}
+}

@@ -1,0 +1,52 @@
+// Package lab is the program that tries kvagent without engines: it plays them, replays traces
+// through them, and measures parts. Nothing of it is in the agent's own program.
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvagent/kvagent/lab/bench"
+	"github.com/kvagent/kvagent/lab/mock"
+	"github.com/kvagent/kvagent/lab/replay"
+	"github.com/kvagent/kvagent/settings"
+)
+
+// Exit codes, besides 0.
+const (
+	exitFailed = 1 // what was asked for did not work
+	exitConfig = 2 // a setting or an argument is not allowed
+)
+
+// Main runs the command that the arguments name, and gives the exit code. An error is said to log.
+func Main(args []string, log io.Writer) (code int) {
+	root := command()
+	root.SetArgs(args)
+	err := root.Execute()
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintln(log, "kvbench:", err)
+	if errors.As(err, new(*settings.InvalidError)) {
+		return exitConfig
+	}
+	return exitFailed
+}
+
+func command() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "kvbench",
+		Short: "Try kvagent: engines that are played, a recorded trace, and measurements",
+		Example: `  kvbench replay --trace conversation.jsonl --progress
+  kvbench mock --trace conversation.jsonl --requests 200 --socket-dir /tmp/kv
+  kvbench bench lookup`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.SetFlagErrorFunc(settings.FlagError)
+	root.AddCommand(mock.Command(), replay.Command(), bench.Command())
+	return root
+}

@@ -1,0 +1,219 @@
+// Package mock is the command that plays one inference engine against a running agent.
+package mock
+
+import (
+	"bufio"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/kvagent/kvagent/agent/adminclient"
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/mockengine"
+	"github.com/kvagent/kvagent/settings"
+)
+
+// options are all settings of mock.
+type options struct {
+	drive      bool
+	socketDir  string
+	lookupName string
+	name       string
+	model      string
+	seed       uint64
+	attach     time.Duration
+
+	fill string
+	hold bool
+
+	device     string
+	trace      string
+	requests   int
+	blocks     int
+	blockSize  int
+	blockBytes int64
+	ranks      int
+	groups     int
+	spec       int
+	sync       bool
+
+	killSelf, killAgent int
+	pause               bool
+}
+
+// Command is mock.
+func Command() *cobra.Command {
+	s := &options{socketDir: adminclient.DefaultDir, name: fmt.Sprintf("mock-%d", os.Getpid()), model: "mock/solo", device: mockengine.DeviceHost, attach: 10 * time.Second,
+		blocks: 2000, blockSize: mockengine.TraceBlock, blockBytes: 16 << 10, ranks: 1, groups: 1, requests: 100}
+	cmd := &cobra.Command{
+		Use:   "mock",
+		Short: "Play an inference engine against a running agent",
+		Long: `Mock registers an engine with the agent of a socket directory: a scheduler and its ranks, with KV cache blocks in
+shared or GPU memory whose every byte is derived from the prompt, so that what comes back can be checked.
+
+With --fill it saves one block for each hash in a file (hex, one a line, a chain from the first on) and says "filled N";
+this is how other look-up clients are tried against a filled pool. With --hold it stays until it is ended. Otherwise it
+runs the requests of a trace, or drawn ones, and prints what became of them, one JSON object a line.`,
+		Example: `  kvbench mock --fill hashes.txt --socket-dir /tmp/kv --lookup-name lookup_rpc_port_0_dp_rank0 --block-size 128 --hold
+  kvbench mock --trace conversation.jsonl --requests 200 --socket-dir /tmp/kv
+  kvbench mock --requests 200 --kill-self-after 50 --socket-dir /tmp/kv`,
+		Args: cobra.NoArgs,
+		PreRunE: func(cmd *cobra.Command, _ []string) error {
+			if err := settings.Fill(cmd.Flags(), os.LookupEnv); err != nil {
+				return settings.Invalid(err)
+			}
+			if s.killSelf > 0 && s.killAgent > 0 {
+				return settings.Invalid(errors.New("kill-self-after and kill-agent-after: allowed is one of them"))
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if s.drive {
+				return mockengine.Drive(os.Stdin, cmd.OutOrStdout())
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+			defer stop()
+			if s.fill != "" {
+				return s.runFill(ctx, cmd.OutOrStdout())
+			}
+			return s.runSolo(ctx, cmd.OutOrStdout())
+		},
+	}
+	s.addFlags(cmd.Flags())
+	return cmd
+}
+
+func (s *options) addFlags(f *pflag.FlagSet) {
+	f.SortFlags = false
+	f.StringVar(&s.socketDir, "socket-dir", s.socketDir, "directory of the agent's sockets")
+	f.StringVar(&s.lookupName, "lookup-name", "", "look-up socket that the agent is to open for this engine; default: the common one")
+	f.StringVar(&s.name, "name", s.name, "name of the engine")
+	f.StringVar(&s.model, "model", s.model, "model; engines with the same model and shape share blocks")
+	f.Uint64Var(&s.seed, "seed", 1, "seed of everything that is drawn")
+	f.Var(settings.Duration(&s.attach, 0, time.Hour), "attach-within", "how long to wait for the agent")
+	f.StringVar(&s.fill, "fill", "", "file of hex hashes, one a line: save a block for each")
+	f.BoolVar(&s.hold, "hold", false, "stay, registered, until ended")
+	f.StringVar(&s.trace, "trace", "", "trace to run; default: drawn conversations")
+	f.Var(settings.Count(&s.requests, 0, 1<<30), "requests", "requests to run; 0 is the whole trace")
+	f.Var(settings.Choice(&s.device, []string{mockengine.DeviceHost, mockengine.DeviceCUDA, mockengine.DeviceVirtual}), "device", "where the KV cache blocks are: host is shared memory, cuda the only GPU that is seen (CUDA_VISIBLE_DEVICES), cuda-virtual the same in pieces of virtual memory")
+	f.Var(settings.Count(&s.blocks, 1, mockengine.MaxBlocks), "engine-blocks", "KV cache blocks")
+	f.Var(settings.Count(&s.blockSize, 1, 1<<20), "block-size", "tokens of a block hash")
+	f.Var(settings.Size(&s.blockBytes, 64, 1<<30), "block-bytes", "bytes of one block on one rank")
+	f.Var(settings.Count(&s.ranks, 1, mockengine.MaxRanks), "ranks", "tensor-parallel ranks")
+	f.Var(settings.Count(&s.groups, 1, mockengine.MaxGroups), "groups", "KV cache groups; every second one has blocks of twice the tokens")
+	f.Var(settings.Count(&s.spec, 0, 64), "spec", "speculative tokens of a step")
+	f.BoolVar(&s.sync, "sync-scheduling", false, "schedule a step only when the output of the last one is known")
+	f.Var(settings.Count(&s.killSelf, 0, 1<<30), "kill-self-after", "kill this process (SIGKILL) when a job is under way, after so many jobs")
+	f.Var(settings.Count(&s.killAgent, 0, 1<<30), "kill-agent-after", "kill the agent when it has a job of this engine, after so many jobs")
+	f.BoolVar(&s.pause, "pause", false, "stop (SIGSTOP) instead of kill")
+	f.BoolVar(&s.drive, "drive", false, "be driven over standard input and output")
+	f.Lookup("drive").Hidden = true
+}
+
+func (s *options) config() mockengine.Config {
+	c := mockengine.Config{Name: s.name, Device: s.device, Model: s.model, Seed: s.seed, Ranks: s.ranks, Blocks: s.blocks, BlockTokens: s.blockSize,
+		BlockBytes: int(s.blockBytes), Async: !s.sync, Drafts: s.spec, AcceptRate: 0.6}
+	for g := range s.groups {
+		c.Groups = append(c.Groups, 1+g%2)
+	}
+	return c
+}
+
+func (s *options) link() mockengine.LinkConfig {
+	return mockengine.LinkConfig{Session: filepath.Join(s.socketDir, "session.sock"), LookupName: s.lookupName}
+}
+
+// runSolo runs requests through one engine.
+func (s *options) runSolo(ctx context.Context, out interface{ Write([]byte) (int, error) }) error {
+	cfg := s.config()
+	if err := cfg.Validate(); err != nil {
+		return settings.Invalid(err)
+	}
+	requests, err := s.soloRequests()
+	if err != nil {
+		return settings.Invalid(err)
+	}
+	var strike *mockengine.Strike
+	if n := max(s.killSelf, s.killAgent); n > 0 {
+		strike = &mockengine.Strike{Agent: s.killAgent > 0, Pause: s.pause, After: n}
+	}
+	return mockengine.Solo(ctx, cfg, s.link(), requests, mockengine.SoloOptions{Attach: s.attach, Hold: s.hold, Strike: strike}, out)
+}
+
+// soloRequests are those of a trace, or drawn ones.
+func (s *options) soloRequests() (requests []mockengine.Request, err error) {
+	records := mockengine.DrawTrace(s.seed, max(s.requests, 1))
+	if s.trace != "" {
+		if records, err = mockengine.ReadTrace(s.trace, s.requests); err != nil {
+			return nil, err
+		}
+	}
+	for i := range records {
+		requests = append(requests, mockengine.Request{ID: uint64(i + 1), At: records[i].Timestamp, Prompt: records[i].HashIDs, Output: records[i].OutputLength})
+	}
+	return requests, nil
+}
+
+// maxFill bounds the hashes of a --fill file.
+const maxFill = 16 << 20
+
+// runFill saves a block for each hash of the file, and stays if it is told to.
+func (s *options) runFill(ctx context.Context, out io.Writer) error {
+	hashes, err := readHashes(s.fill)
+	if err != nil {
+		return settings.Invalid(err)
+	}
+	wait, stop := context.WithTimeout(ctx, s.attach)
+	defer stop()
+	f, err := mockengine.NewFiller(wait, s.config(), s.link())
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := f.Save(ctx, hashes); err != nil {
+		return err
+	}
+	space, path := f.Space()
+	fmt.Fprintf(out, "space %x\nlookup %s\nfilled %d\n", space, path, len(hashes))
+	if s.hold {
+		<-ctx.Done()
+	}
+	return nil
+}
+
+// readHashes reads a chain of block hashes, hex, one a line. All have one length; empty lines are left out.
+func readHashes(path string) ([][]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var hashes [][]byte
+	in := bufio.NewScanner(f)
+	for line := 1; in.Scan(); line++ {
+		text := strings.TrimSpace(in.Text())
+		if text == "" {
+			continue
+		}
+		h, err := hex.DecodeString(text)
+		if err != nil || len(h) < 1 || len(h) > ipc.MaxHashLen || len(hashes) > 0 && len(h) != len(hashes[0]) {
+			return nil, fmt.Errorf("%s: line %d: %q, allowed: 1 to %d bytes in hex, all lines as long as the first", path, line, text, ipc.MaxHashLen)
+		}
+		if len(hashes) == maxFill {
+			return nil, fmt.Errorf("%s: more than %d hashes", path, maxFill)
+		}
+		hashes = append(hashes, h)
+	}
+	return hashes, in.Err()
+}

@@ -1,0 +1,31 @@
+package replay
+
+import (
+	"bytes"
+	"encoding/json"
+	"testing"
+
+	"github.com/kvagent/kvagent/mockengine"
+)
+
+// TestKilledBetweenStretches: an engine that is killed when its stretch is over, with requests that
+// go on in the next one, is given them again with that.
+func TestKilledBetweenStretches(t *testing.T) {
+	var sent bytes.Buffer
+	e := &engine{
+		process: &engineProcess{encode: json.NewEncoder(&sent)}, unfinished: map[uint64]mockengine.Request{5: {ID: 5}},
+	}
+	r := &replay{engines: []*engine{e}, faults: map[int]mockengine.Fault{}}
+	r.again(e)
+	if sent.Len() != 0 {
+		t.Fatalf("sent between two stretches: %s", sent.String())
+	}
+	e.send(&mockengine.Command{Op: "run", Requests: []mockengine.Request{{ID: 6}}})
+	var c mockengine.Command
+	if err := json.NewDecoder(&sent).Decode(&c); err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Requests) != 2 || c.Requests[0].ID != 5 || c.Requests[1].ID != 6 {
+		t.Errorf("the next stretch has the requests %+v, want 5 and 6", c.Requests)
+	}
+}

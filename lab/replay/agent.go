@@ -1,0 +1,246 @@
+package replay
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/adminclient"
+	"github.com/kvagent/kvagent/lab/child"
+	"github.com/kvagent/kvagent/settings"
+)
+
+// Times of the agent's process.
+const (
+	agentUpWithin   = time.Minute
+	agentDownWithin = 30 * time.Second
+	reportWithin    = 2 * time.Second      // for the report of an engine that killed it
+	agentPoll       = 2 * time.Millisecond // between questions to an agent that comes or cleans up
+)
+
+// agentProcess is the agent of a replay: a child process, or one that runs already.
+type agentProcess struct {
+	node    int
+	dir     string
+	session string
+	program string   // of the child
+	args    []string // of the child; nil: not ours
+	private bool     // dir is ours to remove
+	admin   *adminclient.Client
+	log     child.Tail
+
+	mu struct {
+		sync.Mutex
+		child   *agentLife
+		stopAt  bool          // ending is what is wanted
+		resumed chan struct{} // closed when it is let go on; nil while it is not stopped
+		pauses  int
+		kills   int
+	}
+	exits   chan error // of a child that ended though nobody had asked
+	pausing sync.WaitGroup
+}
+
+// agentLife is one life of the agent.
+type agentLife struct {
+	*child.Process
+	wanted bool // it was killed on purpose
+}
+
+// useAgent is an agent that runs: its socket directory, or its session socket.
+func useAgent(path string) *agentProcess {
+	dir := strings.TrimSuffix(path, "/session.sock")
+	return &agentProcess{dir: dir, session: filepath.Join(dir, "session.sock"), admin: adminclient.New(dir), exits: make(chan error, 1)}
+}
+
+// newAgent is that of a node in a directory of its own, not yet started. It tells exits when it
+// ends though nobody had asked.
+func newAgent(pool int64, s *options, node int, exits chan error) (*agentProcess, error) {
+	dir, err := os.MkdirTemp("", "kvagent-replay-")
+	if err != nil {
+		return nil, err
+	}
+	a := useAgent(dir)
+	a.node, a.private, a.exits, a.program = node, true, exits, s.kvagent
+	a.args = []string{"serve", "--socket-dir", dir, "--pool", settings.FormatSize(pool), "--integrity", s.integrity,
+		"--verify-sample", strconv.Itoa(s.verify), "--eviction", s.eviction, "--device", s.device, "--log-level", "warn",
+		"--max-engines", "4096", "--max-sessions", "2048"}
+	if s.dramPath != "" {
+		path := s.dramPath
+		if node > 0 {
+			path = fmt.Sprintf("%s.node%d", path, node)
+		}
+		a.args = append(a.args, "--dram-path", path)
+	}
+	a.args = append(a.args, s.tierArgs(dir, node)...)
+	return a, nil
+}
+
+// start starts the child and waits until it answers.
+func (a *agentProcess) start(ctx context.Context) error {
+	cmd := exec.Command(a.program, a.args...)
+	cmd.Stdout, cmd.Stderr = &a.log, &a.log
+	started, err := child.Start(cmd)
+	if err != nil {
+		return err
+	}
+	c := &agentLife{Process: started}
+	a.mu.Lock()
+	a.mu.child = c
+	a.mu.Unlock()
+	go a.tellEnd(c) // it ends with the child, which stop waits for
+	ctx, stop := context.WithTimeout(ctx, agentUpWithin)
+	defer stop()
+	for {
+		if _, err := a.status(ctx); err == nil {
+			return nil
+		}
+		select {
+		case <-c.Done:
+			return fmt.Errorf("the agent of node %d ended at its start: %w\n%s", a.node, c.Err, a.log.String())
+		case <-ctx.Done():
+			return fmt.Errorf("the agent of node %d does not answer: %w\n%s", a.node, ctx.Err(), a.log.String())
+		case <-time.After(agentPoll):
+		}
+	}
+}
+
+// tellEnd says when a life ends though nobody had asked. The report of an engine that killed it may
+// be on its way: it is waited for.
+func (a *agentProcess) tellEnd(c *agentLife) {
+	<-c.Done
+	for end := time.Now().Add(reportWithin); !a.endWanted(c); time.Sleep(agentPoll) {
+		if time.Now().After(end) {
+			a.tellExit(c)
+			return
+		}
+	}
+}
+
+// endWanted reports whether a life was killed on purpose, or the agent is to end.
+func (a *agentProcess) endWanted(c *agentLife) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return c.wanted || a.mu.stopAt
+}
+
+func (a *agentProcess) tellExit(c *agentLife) {
+	select {
+	case a.exits <- fmt.Errorf("the agent of node %d ended though nobody had asked: %w\n%s", a.node, c.Err, a.log.String()):
+	default:
+	}
+}
+
+// current is the life that runs.
+func (a *agentProcess) current() *agentLife {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.child
+}
+
+// expectDeath says that the end of a life is wanted, and kills it. False: it was said before, or
+// that life is over and another one has begun.
+func (a *agentProcess) expectDeath(c *agentLife) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if c == nil || c != a.mu.child || c.wanted {
+		return false
+	}
+	c.wanted = true
+	a.mu.kills++
+	c.Signal(syscall.SIGKILL) // an engine that says that it killed it may have been killed itself before it did
+	return true
+}
+
+// pause stops the child for a while, or until it ends. False: it stands still already.
+func (a *agentProcess) pause(ctx context.Context, d time.Duration) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.mu.child
+	if a.mu.resumed != nil || c.wanted || c.OS.Signal(syscall.SIGSTOP) != nil {
+		return false
+	}
+	a.mu.resumed = make(chan struct{})
+	a.mu.pauses++
+	a.pausing.Go(func() {
+		timer := time.NewTimer(d)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-c.Done:
+		case <-ctx.Done():
+		}
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		close(a.mu.resumed)
+		a.mu.resumed = nil
+		c.Signal(syscall.SIGCONT)
+	})
+	return true
+}
+
+func (a *agentProcess) isPaused() bool { return a.resumed() != nil }
+
+// resumed is closed when the agent is let go on; nil if it is not stopped.
+func (a *agentProcess) resumed() <-chan struct{} {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.resumed
+}
+
+// pauses is how often it was stopped.
+func (a *agentProcess) pauses() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.pauses
+}
+
+// killed is how often it was killed.
+func (a *agentProcess) killed() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.kills
+}
+
+func (a *agentProcess) status(ctx context.Context) (st admin.Status, err error) {
+	body, err := a.admin.Get(ctx, "/status")
+	if err == nil {
+		err = json.Unmarshal(body, &st)
+	}
+	return st, err
+}
+
+// stop ends the child in order, within so long; an agent that was not started here is left alone.
+func (a *agentProcess) stop(within time.Duration) error {
+	a.pausing.Wait()
+	defer a.remove()
+	a.mu.Lock()
+	a.mu.stopAt = true
+	c := a.mu.child
+	a.mu.Unlock()
+	if c == nil {
+		return nil
+	}
+	if err := c.End(within); err != nil {
+		return fmt.Errorf("the agent of node %d %w\n%s", a.node, err, a.log.String())
+	}
+	if c.Err != nil && !c.wanted {
+		return fmt.Errorf("the agent of node %d did not end in order: %w\n%s", a.node, c.Err, a.log.String())
+	}
+	return nil
+}
+
+func (a *agentProcess) remove() {
+	if a.private {
+		_ = os.RemoveAll(a.dir)
+	}
+}

@@ -1,0 +1,452 @@
+package replay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/lab/child"
+	"github.com/kvagent/kvagent/mockengine"
+)
+
+// plannedStrike is a strike that no engine has dealt yet. An agent that it is to hit is that of a
+// node.
+type plannedStrike struct {
+	mockengine.Strike
+	node int
+}
+
+// plan decides at each request that is handed in whether somebody is to be killed or paused about now.
+func (r *replay) plan(ctx context.Context) {
+	due := func(every int) bool { return every > 0 && r.dealt%every == 0 }
+	blow := func(agent bool, node int) {
+		s := mockengine.Strike{Agent: agent, Middle: r.rng.IntN(3) == 0, After: r.rng.IntN(strikeSpread)}
+		r.strikes = append(r.strikes, plannedStrike{s, node})
+	}
+	if due(r.set.killEngine) {
+		blow(false, 0)
+	}
+	if due(r.set.killAgent) {
+		blow(true, r.turns.killAgent.next())
+	}
+	if due(r.set.killMover) {
+		r.killMover(ctx, r.nodes[r.turns.killMover.next()])
+	}
+	if due(r.set.pauseAgent) && r.nodes[r.turns.pauseAgent.next()].pause(ctx, r.set.pauseFor) {
+		r.count(&r.tally.pauses, 0)
+	}
+	if due(r.set.pauseEngine) {
+		r.pauseEngine(ctx)
+	}
+	if due(r.set.killHelper) {
+		r.strikeHelper(ctx, r.nodes[r.turns.killHelper.next()], false)
+	}
+	if due(r.set.pauseHelper) {
+		r.strikeHelper(ctx, r.nodes[r.turns.pauseHelper.next()], true)
+	}
+	if due(r.set.killServer) {
+		r.killServer(ctx)
+	}
+	if due(r.set.pauseServer) {
+		r.pauseServer(ctx)
+	}
+}
+
+// turn is whose turn it is: one node after the other, from one that was drawn.
+type turn struct{ at, of int }
+
+func (t *turn) next() int {
+	t.at = (t.at + 1) % t.of
+	return t.at
+}
+
+// turns are the turns of what hits agents and what is theirs.
+type turns struct{ killAgent, killMover, pauseAgent, killHelper, pauseHelper turn }
+
+// newTurns draws where each begins.
+func newTurns(rng *rand.Rand, nodes int) (t turns) {
+	for _, one := range []*turn{&t.killAgent, &t.killMover, &t.pauseAgent, &t.killHelper, &t.pauseHelper} {
+		*one = turn{rng.IntN(nodes), nodes}
+	}
+	return t
+}
+
+// nextStrike takes a planned strike and the engine that is to deal it, at a moment when a job is
+// under way. Some are dealt blindly instead, whatever the victim does, and to agents and engines
+// whose agent stands still, as long as at least half of all are known to hit a job under way.
+func (r *replay) nextStrike() (s *plannedStrike, by *engine, blind bool) {
+	if len(r.strikes) == 0 {
+		return nil, nil, false
+	}
+	e := r.engines[r.rng.IntN(len(r.engines))]
+	if next := &r.strikes[0]; next.Agent { // an engine strikes the agent that it has
+		e = r.engines[next.node+len(r.nodes)*r.rng.IntN((len(r.engines)-next.node-1)/len(r.nodes)+1)]
+	}
+	r.tally.Lock()
+	spare := 2*r.tally.inFlight >= r.tally.engineKills+r.tally.agentKills+1
+	r.tally.Unlock()
+	paused := r.node(e.number).isPaused() // then no job is under way soon
+	if e.strike != nil || e.process.wanted || paused && !spare {
+		return nil, nil, false
+	}
+	s = &r.strikes[0]
+	r.strikes = r.strikes[1:]
+	return s, e, spare && (paused || r.rng.IntN(blindShare) == 0)
+}
+
+// blindKill kills at any moment.
+func (r *replay) blindKill(ctx context.Context, s *plannedStrike, victim *engine) {
+	time.Sleep(time.Duration(r.rng.IntN(3000)) * time.Microsecond)
+	if s.Agent {
+		a := r.nodes[s.node]
+		r.replaceAgent(ctx, a, a.current())
+		return
+	}
+	r.count(&r.tally.engineKills, 0)
+	victim.process.wanted = true
+	victim.process.child.Signal(syscall.SIGKILL)
+}
+
+// struck takes the report of a strike that was dealt. The agent that it hit is the one whose
+// process the engine names; one that has ended meanwhile was hit by somebody else, and another one
+// runs in its place.
+func (r *replay) struck(ctx context.Context, e *engine, pid int) error {
+	s := e.strike
+	if s == nil {
+		return fmt.Errorf("engine %d struck though nobody had asked", e.number)
+	}
+	e.strike = nil
+	if s.Agent {
+		for _, a := range r.nodes {
+			if c := a.current(); c != nil && c.OS.Pid == pid && r.replaceAgent(ctx, a, c) {
+				r.count(new(int), 1)
+			}
+		}
+		return nil
+	}
+	r.count(&r.tally.engineKills, 1)
+	e.process.wanted = true
+	return nil
+}
+
+func (r *replay) count(n *int, inFlight int) {
+	r.tally.Lock()
+	defer r.tally.Unlock()
+	*n++
+	r.tally.inFlight += inFlight
+}
+
+// replaceAgent ends a life of an agent and starts the next one. Engines go on meanwhile. False: it
+// is being replaced already.
+func (r *replay) replaceAgent(ctx context.Context, a *agentProcess, c *agentLife) bool {
+	if !a.expectDeath(c) {
+		return false
+	}
+	r.count(&r.tally.agentKills, 0)
+	r.around.kill(r.dealt)
+	if r.set.dramPath == "" {
+		r.befell(r.dealt, r.dealt+1, func(f *mockengine.Fault) { f.PoolLost = true })
+	}
+	r.watch(fmt.Sprintf("the agent of node %d to end and start again", a.node), func() {
+		select {
+		case <-c.Done:
+		case <-ctx.Done():
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		if err := a.start(ctx); err != nil && ctx.Err() == nil {
+			r.fail(fmt.Errorf("start an agent again: %w", err))
+		}
+	})
+	return true
+}
+
+// fail ends the run with an error that something beside it met; the first one counts.
+func (r *replay) fail(err error) {
+	select {
+	case r.exits <- err:
+	default:
+	}
+}
+
+// befell notes for the simulation what happens to requests from to to-1, counted as they are dealt.
+func (r *replay) befell(from, to int, note func(*mockengine.Fault)) {
+	for i := from; i < to; i++ {
+		f := r.faults[i]
+		note(&f)
+		r.faults[i] = f
+	}
+}
+
+// buried takes the end of a process: if it was killed, another one takes its place and its requests.
+func (r *replay) buried(ctx context.Context, p *engineProcess, exit error) error {
+	if !p.wanted {
+		return fmt.Errorf("a process of engines ended: %w\n%s", exit, p.log.String())
+	}
+	left := true
+	for _, e := range p.engines {
+		left = left && e.left != nil
+	}
+	if left {
+		return nil
+	}
+	r.watchCleanup(ctx, p, time.Now())
+	r.befell(r.dealt, r.dealt+1, func(f *mockengine.Fault) {
+		for _, e := range p.engines {
+			f.EnginesLost = append(f.EnginesLost, e.number)
+		}
+	})
+	if err := r.spawn(p); err != nil {
+		return err
+	}
+	for _, e := range p.engines {
+		r.again(e)
+	}
+	return ctx.Err()
+}
+
+// again hands an engine that was started again what it had not finished. What it counted since its last report is lost;
+// what it found wrong is not.
+func (r *replay) again(e *engine) {
+	e.past.Add(&e.last)
+	e.past.WrongBytes += e.lost
+	e.last, e.lost = mockengine.Stats{}, 0
+	if s := e.strike; s != nil {
+		e.strike = nil
+		r.strikes = append(r.strikes, *s) // it was not dealt: somebody else killed the process
+	}
+	requests := make([]mockengine.Request, 0, len(e.unfinished))
+	for _, q := range e.unfinished {
+		requests = append(requests, q)
+	}
+	sortRequests(requests)
+	r.befell(r.dealt, r.dealt+1, func(f *mockengine.Fault) {
+		for i := range requests {
+			if n := int(requests[i].ID) - 1; n < len(r.records) {
+				f.Again = append(f.Again, n)
+			}
+		}
+	})
+	if !e.running {
+		e.owed = requests // it was killed between two stretches: the next one begins with them
+		return
+	}
+	if e.left == nil {
+		e.send(&mockengine.Command{Op: "run", Until: e.until, SettleMS: int(settleFaults.Milliseconds()), Requests: requests})
+	}
+}
+
+// watchCleanup measures how long agents keep anything of engines that died.
+func (r *replay) watchCleanup(ctx context.Context, p *engineProcess, died time.Time) {
+	names := make(map[*agentProcess]map[string]bool)
+	for _, e := range p.engines {
+		a := r.node(e.number)
+		if names[a] == nil {
+			names[a] = make(map[string]bool)
+		}
+		names[a][fmt.Sprintf("engine-%d.%d", e.number, p.life)] = true
+	}
+	for a, mine := range names {
+		if a.isPaused() {
+			continue
+		}
+		pauses := a.pauses()
+		r.watch(fmt.Sprintf("the agent of node %d to forget dead engines", a.node), func() {
+			if a.forgets(ctx, mine, pauses) {
+				r.noteCleanup(time.Since(died))
+			}
+		})
+	}
+}
+
+// forgets waits until an agent names none of some engines any more, emptyWithin at most. False: it
+// could not be seen, because the agent was killed or stopped itself.
+func (a *agentProcess) forgets(ctx context.Context, names map[string]bool, pauses int) bool {
+	ctx, stop := context.WithTimeout(ctx, emptyWithin)
+	defer stop()
+	for ctx.Err() == nil && a.pauses() == pauses {
+		st, err := a.status(ctx)
+		if err != nil {
+			return false
+		}
+		if !anyInstance(st, names) {
+			break
+		}
+		time.Sleep(agentPoll)
+	}
+	return a.pauses() == pauses
+}
+
+func anyInstance(st admin.Status, names map[string]bool) bool {
+	for _, e := range st.EngineList {
+		if names[e.Instance] {
+			return true
+		}
+	}
+	return false
+}
+
+func (r *replay) noteCleanup(d time.Duration) {
+	r.tally.Lock()
+	defer r.tally.Unlock()
+	r.tally.cleanup = max(r.tally.cleanup, d)
+}
+
+// moverVictim is how long a copy is waited for before a mover is killed without one.
+const moverVictim = 2 * time.Second
+
+// killMover kills a mover of an agent, at a moment when it copies if there is one soon. Engines and
+// agent go on meanwhile.
+func (r *replay) killMover(ctx context.Context, a *agentProcess) {
+	r.watch(fmt.Sprintf("a mover of node %d to be killed", a.node), func() {
+		ctx, stop := context.WithTimeout(ctx, moverVictim)
+		defer stop()
+		var idle *admin.MoverStatus
+		for ctx.Err() == nil {
+			st, err := a.status(ctx)
+			for i := range st.Movers {
+				if m := &st.Movers[i]; err == nil && m.Running && m.Copies > 0 {
+					r.strikeMover(m)
+					return
+				} else if err == nil && m.Running {
+					idle = m
+				}
+			}
+		}
+		if idle != nil {
+			r.strikeMover(idle)
+		}
+	})
+}
+
+func (r *replay) strikeMover(m *admin.MoverStatus) {
+	if syscall.Kill(m.PID, syscall.SIGKILL) != nil {
+		return // the agent was killed meanwhile, and its mover is gone with it
+	}
+	r.tally.Lock()
+	defer r.tally.Unlock()
+	r.tally.moverKills++
+	if m.Copies > 0 {
+		r.tally.moverInFlight++
+	}
+}
+
+// Limits of what hits helpers.
+const (
+	helperVictim = 10 * time.Second // for a helper to be there
+	helperPoll   = 10 * time.Millisecond
+	helperName   = "kvagent.mooncake" // in its command line
+)
+
+// anyFault reports whether anything is to be killed or paused.
+func (s *options) anyFault() bool {
+	return s.killEngine+s.killAgent+s.killMover+s.killHelper+s.killServer > 0 ||
+		s.pauseEngine+s.pauseAgent+s.pauseHelper+s.pauseServer > 0
+}
+
+// checkFaults is what the settings of kills and pauses cannot say for themselves.
+func (s *options) checkFaults() error {
+	var bad []error
+	if s.killHelper+s.pauseHelper > 0 && !s.hasHelper() {
+		bad = append(bad, errors.New("kill-helper-every, pause-helper-every: no tier has a helper, allowed with a "+
+			"--tier or --shared of mooncake"))
+	}
+	if s.server == "" && s.killServer+s.pauseServer > 0 {
+		bad = append(bad, errors.New("kill-server-every, pause-server-every: allowed with server"))
+	}
+	if s.server != "" && (s.shared == "" || len(strings.Fields(s.server)) == 0) {
+		bad = append(bad, fmt.Errorf("server: %q, allowed: a command line, with shared", s.server))
+	}
+	if pauses := s.pauseEngine + s.pauseAgent + s.pauseHelper + s.pauseServer; pauses > 0 &&
+		s.pauseFor >= s.stalledAfter {
+		bad = append(bad, fmt.Errorf("pause-for: %v, allowed: 1ms to less than stalled-after (%v)", s.pauseFor,
+			s.stalledAfter))
+	}
+	return errors.Join(bad...)
+}
+
+func (s *options) hasHelper() bool {
+	for _, text := range append([]string{s.shared}, s.tiers...) {
+		if strings.HasPrefix(text, "mooncake:") {
+			return true
+		}
+	}
+	return false
+}
+
+// pauseEngine stops a process of engines for a while. It reports nothing meanwhile, and the others
+// wait for it at the end of the stretch.
+func (r *replay) pauseEngine(ctx context.Context) {
+	p := r.processes[r.rng.IntN(len(r.processes))]
+	c := p.child
+	if p.wanted || c.OS.Signal(syscall.SIGSTOP) != nil {
+		return
+	}
+	r.count(&r.tally.enginePauses, 0)
+	r.watch(fmt.Sprintf("process %d of engines to be let go on", c.OS.Pid), func() {
+		sleepUntil(ctx, c.Done, r.set.pauseFor)
+		c.Signal(syscall.SIGCONT)
+	})
+}
+
+// strikeHelper kills the helper of an agent, or stops it for a while.
+func (r *replay) strikeHelper(ctx context.Context, a *agentProcess, pause bool) {
+	r.watch(fmt.Sprintf("the helper of node %d to be hit", a.node), func() {
+		fd := a.awaitHelper(ctx)
+		if fd < 0 {
+			return
+		}
+		defer func() { _ = unix.Close(fd) }() // nothing was written
+		first, n := unix.SIGKILL, &r.tally.helperKills
+		if pause {
+			first, n = unix.SIGSTOP, &r.tally.helperPauses
+		}
+		if unix.PidfdSendSignal(fd, first, nil, 0) != nil {
+			return // it has ended, with its agent
+		}
+		r.count(n, 0)
+		if pause {
+			sleepUntil(ctx, nil, r.set.pauseFor)
+			_ = unix.PidfdSendSignal(fd, unix.SIGCONT, nil, 0) // an error says that it is gone
+		}
+	})
+}
+
+// awaitHelper gives a descriptor of the process of an agent's helper, once there is one; -1: there
+// is none soon.
+func (a *agentProcess) awaitHelper(ctx context.Context) (fd int) {
+	ctx, stop := context.WithTimeout(ctx, helperVictim)
+	defer stop()
+	for ctx.Err() == nil {
+		c := a.current()
+		for _, pid := range child.ChildrenOf(c.OS.Pid) {
+			if !strings.Contains(child.CommandLine(pid), helperName+" serve") {
+				continue
+			}
+			if fd, err := unix.PidfdOpen(pid, 0); err == nil {
+				return fd
+			}
+		}
+		sleepUntil(ctx, nil, helperPoll)
+	}
+	return -1
+}
+
+// sleepUntil waits for so long, or until ctx or gone, which may be nil, is done.
+func sleepUntil(ctx context.Context, gone <-chan struct{}, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-gone:
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,105 @@
+package replay
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/mockengine"
+)
+
+// flip damages a block in the memory of an agent's pool, from outside: it flips a bit in the middle of the first layer of
+// the prompt's first block. The agent has nothing to do with it, as with memory that goes wrong.
+func (r *replay) flip(ctx context.Context, a *agentProcess, prompt []uint64) error {
+	content, err := mockengine.FirstBlock(&r.cfg, prompt)
+	if err != nil {
+		return err
+	}
+	st, err := a.status(ctx)
+	if err != nil {
+		return err
+	}
+	files, err := poolFiles(st.PID, r.set.dramPath)
+	if err != nil {
+		return err
+	}
+	for _, path := range files {
+		found, err := flipIn(path, content)
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		if found {
+			return nil
+		}
+	}
+	return fmt.Errorf("no stored block has the content that is to be damaged, in %d files", len(files))
+}
+
+// poolMemory is how the link of a descriptor begins that is a pool's memory without a file.
+const poolMemory = "/memfd:kvagent-pool"
+
+// poolFiles are the descriptors, as paths, of a process that are its pool's memory: a file's at path, or one without a name.
+func poolFiles(pid int, path string) (files []string, err error) {
+	if path != "" {
+		if path, err = filepath.Abs(path); err != nil {
+			return nil, err
+		}
+	}
+	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	for _, fd := range all {
+		link, bad := os.Readlink(fd)
+		if bad != nil {
+			continue // closed meanwhile
+		}
+		if strings.HasPrefix(link, poolMemory) || path != "" && strings.HasPrefix(link, path) {
+			files = append(files, fd)
+		}
+	}
+	return files, err
+}
+
+// searchedAtOnce is how much of a pool's memory is read at once.
+const searchedAtOnce = 16 << 20
+
+// flipIn flips a bit in the middle of the content where a file has it. It reads the file instead of mapping it, which
+// would give memory to what was never written.
+func flipIn(path string, content []byte) (found bool, err error) {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	overlap := len(content) - 1
+	buf := make([]byte, searchedAtOnce+overlap)
+	for at := int64(0); ; at += searchedAtOnce {
+		n, err := f.ReadAt(buf, at)
+		if i := bytes.Index(buf[:n], content); i >= 0 {
+			return true, flipAt(f, at+int64(i+len(content)/2))
+		}
+		if errors.Is(err, io.EOF) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+}
+
+// flipAt flips a bit of a file, in memory: a file of huge pages cannot be written to otherwise.
+func flipAt(f *os.File, at int64) error {
+	const page = 2 << 20
+	start := at - at%page
+	mem, err := unix.Mmap(int(f.Fd()), start, page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return err
+	}
+	mem[at-start] ^= 1
+	return unix.Munmap(mem)
+}

@@ -1,0 +1,206 @@
+package replay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/pool/tierspec"
+	"github.com/kvagent/kvagent/settings"
+)
+
+// maxNodes is the most agents of one replay.
+const maxNodes = 16
+
+// checkNodes is what the settings of nodes and tiers cannot say for themselves.
+func (s *options) checkNodes() error {
+	var bad []error
+	if s.socket != "" && (s.nodes > 1 || s.shared != "" || len(s.tiers) > 0) {
+		bad = append(bad, errors.New("socket: an agent that was not started here has its own tiers, and is the only node"))
+	}
+	if s.nodes > s.engines {
+		bad = append(bad, fmt.Errorf("nodes: %d, allowed: 1 to %d (engines)", s.nodes, s.engines))
+	}
+	for _, text := range append([]string{s.shared}, s.tiers...) {
+		if text == "" {
+			continue
+		}
+		if _, err := tierspec.Parse(text); err != nil {
+			bad = append(bad, fmt.Errorf("tier: %s: %w", tierspec.Shown(text), err))
+		}
+	}
+	return errors.Join(bad...)
+}
+
+// tierArgs are the settings of a node's agent: its own tiers, the shared one behind them, and a directory of its own for what it must remember.
+func (s *options) tierArgs(dir string, node int) (args []string) {
+	all := append([]string(nil), s.tiers...)
+	if s.shared != "" {
+		all = append(all, s.shared)
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	for _, text := range all {
+		args = append(args, "--tier", ownDisk(text, node))
+	}
+	return append(args, "--tier-state", filepath.Join(dir, "state"))
+}
+
+// ownDisk gives every node but the first a directory of its own below that of a disk tier.
+func ownDisk(text string, node int) string {
+	if node == 0 || !strings.HasPrefix(text, tierspec.SchemeDisk+":") {
+		return text
+	}
+	where, options, _ := strings.Cut(text, "?")
+	return fmt.Sprintf("%s/node%d?%s", where, node, options)
+}
+
+// launchNodes starts the agents. They are in nodes from then on, whatever the error.
+func (r *replay) launchNodes(ctx context.Context) error {
+	pool := r.set.poolSize(&r.cfg, r.records)
+	for node := range max(r.set.nodes, 1) {
+		a, err := newAgent(pool, r.set, node, r.exits)
+		if err != nil {
+			return err
+		}
+		r.nodes = append(r.nodes, a)
+		if err := a.start(ctx); err != nil {
+			return err
+		}
+	}
+	for _, a := range r.nodes {
+		if err := a.awaitTiers(ctx, r.set.tiersIn); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// awaitTiers waits until all tiers of an agent answer, and says which one does not within so long. 0 does not wait.
+func (a *agentProcess) awaitTiers(ctx context.Context, within time.Duration) error {
+	if within == 0 {
+		return nil
+	}
+	end := time.Now().Add(within)
+	for {
+		st, err := a.status(ctx)
+		if err != nil {
+			return fmt.Errorf("status at the start: %w", err)
+		}
+		silent := silentTier(&st)
+		if silent == nil {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("tiers-within: %s does not answer within %v: %s", silent.Name, within, silent.Reason)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(agentPoll):
+		}
+	}
+}
+
+// silentTier is one that does not answer, or nil. A store that says nothing of itself is there.
+func silentTier(st *admin.Status) *admin.TierStatus {
+	if st.Tiers == nil {
+		return nil
+	}
+	for i := range st.Tiers.List {
+		if t := &st.Tiers.List[i]; t.Store != "" && t.Store != "ok" {
+			return t
+		}
+	}
+	return nil
+}
+
+// stopNodes ends all agents at once, each within so long.
+func (r *replay) stopNodes(within time.Duration) error {
+	bad := make([]error, len(r.nodes))
+	var stopping sync.WaitGroup
+	for i, a := range r.nodes {
+		stopping.Go(func() { bad[i] = a.stop(within) })
+	}
+	stopping.Wait()
+	return errors.Join(bad...)
+}
+
+// node of an engine.
+func (r *replay) node(engine int) *agentProcess { return r.nodes[engine%len(r.nodes)] }
+
+// empty waits until an agent has forgotten all engines, or until ctx ends, and gives what it says then.
+func (a *agentProcess) empty(ctx context.Context) (st admin.Status, err error) {
+	for {
+		if st, err = a.status(ctx); err != nil {
+			return st, fmt.Errorf("status in the end: %w", err)
+		}
+		if st.Leases+st.Regions+st.Engines+openImports(&st) == 0 {
+			return st, nil
+		}
+		select {
+		case <-ctx.Done():
+			return st, nil
+		case <-time.After(agentPoll):
+		}
+	}
+}
+
+// source is where blocks that were loaded came from, over all nodes, in the last life of each agent.
+type source struct {
+	Name   string `json:"name"` // memory, or a tier's
+	Blocks uint64 `json:"blocks"`
+
+	// Of a tier, what tells why more did not come from it.
+	Opened     uint64 `json:"breaker_opened,omitempty"`
+	Timeouts   uint64 `json:"timeouts,omitempty"`
+	AsksLate   uint64 `json:"asks_late,omitempty"`
+	NotWritten uint64 `json:"puts_not_written,omitempty"`
+}
+
+// addSources adds what one agent says.
+func (r *replay) addSources(st *admin.Status) {
+	loaded := st.BlocksLoaded / uint64(max(r.set.ranks, 1))
+	if st.Tiers != nil {
+		for i := range st.Tiers.List {
+			t := &st.Tiers.List[i]
+			r.addSource(source{t.Name, t.Hits, t.Opened, t.Timeouts, t.Late, t.Dropped + t.Failed})
+			loaded -= min(loaded, t.Hits) // each was brought to memory first
+		}
+	}
+	r.addSource(source{Name: "memory", Blocks: loaded})
+}
+
+// addSample adds what one agent's last life says of its end-to-end checks.
+func (r *replay) addSample(s *admin.SampleStatus) {
+	r.sample.Matched += s.Saves.Matched + s.Loads.Matched
+	r.sample.Unverified += s.Saves.Unverified + s.Loads.Unverified
+	r.sample.Mismatched += s.Saves.Mismatched + s.Loads.Mismatched
+}
+
+func (r *replay) addSource(o source) {
+	for i := range r.sources {
+		if s := &r.sources[i]; s.Name == o.Name {
+			s.Blocks += o.Blocks
+			s.Opened, s.Timeouts = s.Opened+o.Opened, s.Timeouts+o.Timeouts
+			s.AsksLate, s.NotWritten = s.AsksLate+o.AsksLate, s.NotWritten+o.NotWritten
+			return
+		}
+	}
+	r.sources = append(r.sources, o)
+}
+
+// sourcesText is the sources for people.
+func sourcesText(all []source) string {
+	var parts []string
+	for _, s := range all {
+		parts = append(parts, fmt.Sprintf("%s %s", s.Name, settings.Thousands(int(s.Blocks))))
+	}
+	return strings.Join(parts, ", ")
+}

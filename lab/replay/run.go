@@ -1,0 +1,379 @@
+package replay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/lab/child"
+	"github.com/kvagent/kvagent/mockengine"
+)
+
+// Times of a run.
+const (
+	settleCalm    = 2 * time.Second        // longest wait for saves at the end of a stretch
+	settleFaults  = 250 * time.Millisecond // the same with kills or pauses
+	emptyWithin   = 10 * time.Second       // for the agent to be rid of engines that left
+	awayPause     = 100 * time.Millisecond // between two stretches without an agent
+	probeBlocks   = 8                      // prompt of the request whose block is damaged
+	probeID       = 1 << 62                // its number, and its hash ids from here on
+	roundIDs      = 1 << 40                // hash ids of one round with duration
+	eventBacklog  = 1024
+	blindShare    = 4 // one kill of so many does not wait for a job under way
+	strikeSpread  = 12
+	minuteVirtual = 60_000 // ms between two rounds
+)
+
+// replay is one run. One goroutine drives it.
+//
+// Virtual time goes in stretches, from one timestamp of the trace to the next. All engines run a stretch at the same
+// time, each at its own pace, and wait for their saves before the next: so what a turn saved is there when the next
+// turn of that conversation asks, as it would be with minutes between them, however fast this machine is. Within a
+// stretch, requests of equal timestamps share next to nothing beyond their first block (one block in the whole
+// conversation trace). With that the hit rate is a property of the caches and can be held against a simulation that
+// knows nothing of time. What is left of a difference comes from whole prompts that were seen before, whose last block
+// is computed all the same (118 of 288,500 blocks), and from blocks of running requests and answers in the caches.
+type replay struct {
+	set     *options
+	records []mockengine.Record
+	deal    []int
+	cfg     mockengine.Config
+	rng     *rand.Rand
+	show    *progress
+
+	processes []*engineProcess
+	engines   []*engine
+	events    chan engineEvent
+	readers   sync.WaitGroup
+	watching  sync.WaitGroup // of watches
+	watches   watches
+	exits     chan error // what ends the run though nobody had asked
+	server    *server
+	turns     turns
+	broken    bool // an error ends the run
+
+	begin   time.Time
+	dealt   int // requests handed in, all rounds
+	done    int
+	failed  []string
+	firstBy map[uint64]int    // engine that computed a block first
+	firstIn map[uint64]uint64 // first request whose prompt had it
+	strikes []plannedStrike
+	faults  map[int]mockengine.Fault // by request, for the simulation
+	wrong   []string
+	tally   struct {
+		sync.Mutex
+		engineKills, agentKills, pauses, inFlight                          int
+		moverKills, moverInFlight                                          int
+		enginePauses, helperKills, helperPauses, serverKills, serverPauses int
+		cleanup                                                            time.Duration
+	}
+	around                       around                                               // hits before and after the agent's kills
+	ownCleanup                   float64                                              // ms, as the agent says
+	slowest                      struct{ whole, ask, over, overAt, overTook float64 } // of look-ups, as agents say: µs, and overAt Unix time
+	lag                          time.Duration                                        // of the machine
+	capacity                     int64                                                // bytes of the pool of an agent that was not started here
+	leases, regions, leftEngines int
+	imports                      int
+	sources                      []source
+	sample                       admin.SampleCounts
+	nodes                        []*agentProcess
+	stopErr                      error
+}
+
+func newReplay(s *options, records []mockengine.Record) (*replay, error) {
+	cfg, err := s.engineConfig(records)
+	if err != nil {
+		return nil, err
+	}
+	r := &replay{set: s, records: records, deal: dealTurns(records, s.engines), cfg: cfg, rng: rand.New(rand.NewPCG(s.seed, 77)),
+		events: make(chan engineEvent, eventBacklog), firstBy: make(map[uint64]int), firstIn: make(map[uint64]uint64),
+		faults: make(map[int]mockengine.Fault), exits: make(chan error, 1)}
+	// of a generator of its own: the requests stay those of the seed
+	r.turns = newTurns(rand.New(rand.NewPCG(s.seed, 78)), max(s.nodes, 1))
+	for n := range s.engines {
+		if n%s.perProcess == 0 {
+			r.processes = append(r.processes, &engineProcess{})
+		}
+		p := r.processes[len(r.processes)-1]
+		e := &engine{number: n, process: p, unfinished: make(map[uint64]mockengine.Request)}
+		p.engines = append(p.engines, e)
+		r.engines = append(r.engines, e)
+	}
+	return r, nil
+}
+
+// run replays everything and leaves nothing behind.
+func (r *replay) run(ctx context.Context) (err error) {
+	r.begin = time.Now()
+	lag := startLag(ctx)
+	defer func() { r.lag = lag.end() }()
+	mark, err := child.Mark()
+	if err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer func() {
+		r.broken = err != nil
+		stop()
+		r.stopErr = r.end(mark)
+		err = errors.Join(err, r.stopErr)
+	}()
+	if r.set.socket != "" {
+		a := useAgent(r.set.socket)
+		st, err := a.status(ctx)
+		if err != nil {
+			return err
+		}
+		r.capacity = st.Pool.Capacity
+		r.nodes = []*agentProcess{a}
+	} else if err := r.startServer(); err != nil {
+		return err
+	} else if err := r.launchNodes(ctx); err != nil {
+		return err
+	}
+	for _, p := range r.processes {
+		if err := r.spawn(p); err != nil {
+			return err
+		}
+	}
+	if err := r.rounds(ctx); err != nil {
+		return err
+	}
+	if r.set.flip {
+		if err := r.probe(ctx); err != nil {
+			return err
+		}
+	}
+	return r.leave(ctx)
+}
+
+// end ends everything that was started: engines, what watches, agents, the server, and what agents
+// left behind. A run that was broken off gives agents less time.
+func (r *replay) end(mark string) error {
+	within := agentDownWithin
+	if r.broken {
+		within = brokenWithin
+	}
+	r.endAll()
+	r.watching.Wait()
+	return errors.Join(r.stopNodes(within), r.stopServer(), child.Strays(mark))
+}
+
+// rounds replays the trace once, or with a duration again and again with fresh prompts.
+func (r *replay) rounds(ctx context.Context) error {
+	offset := 0.0
+	for round := uint64(0); ; round++ {
+		records := freshRecords(r.records, round, offset)
+		if err := r.round(ctx, records); err != nil {
+			return err
+		}
+		offset = records[len(records)-1].Timestamp + minuteVirtual
+		if time.Since(r.begin) >= r.set.duration {
+			return nil
+		}
+	}
+}
+
+// freshRecords are the records with other hash ids, later.
+func freshRecords(records []mockengine.Record, round uint64, offset float64) []mockengine.Record {
+	if round == 0 {
+		return records
+	}
+	fresh := make([]mockengine.Record, len(records))
+	for i, rec := range records {
+		rec.Timestamp += offset
+		ids := make([]uint64, len(rec.HashIDs))
+		for k, id := range rec.HashIDs {
+			ids[k] = id + round*roundIDs
+		}
+		rec.HashIDs = ids
+		fresh[i] = rec
+	}
+	return fresh
+}
+
+// round replays records once, stretch by stretch.
+func (r *replay) round(ctx context.Context, records []mockengine.Record) error {
+	clear(r.firstBy) // of the last round: its hash ids never come again
+	clear(r.firstIn)
+	for from := 0; from < len(records); {
+		to := from
+		for to < len(records) && records[to].Timestamp == records[from].Timestamp {
+			to++
+		}
+		until := -1.0
+		if to < len(records) {
+			until = records[to].Timestamp
+		}
+		batches := make([][]mockengine.Request, len(r.engines))
+		for i := from; i < to; i++ {
+			r.dealt++
+			for _, id := range records[i].HashIDs {
+				if _, known := r.firstIn[id]; !known {
+					r.firstIn[id] = uint64(r.dealt)
+				}
+			}
+			r.plan(ctx)
+			batches[r.deal[i]] = append(batches[r.deal[i]], r.set.requestFor(r.rng, uint64(r.dealt), &records[i]))
+		}
+		gap := time.Duration((records[from].Timestamp - records[max(from-1, 0)].Timestamp) * float64(time.Millisecond))
+		if err := r.pace(ctx, records[from].Timestamp/max(records[len(records)-1].Timestamp, 1), gap); err != nil {
+			return err
+		}
+		asleep := make([]bool, len(r.nodes))
+		for n, a := range r.nodes {
+			asleep[n] = a.isPaused()
+		}
+		if err := r.stretch(ctx, batches, until); err != nil {
+			return err
+		}
+		r.missed(from, to, asleep)
+		from = to
+		if r.set.duration > 0 && time.Since(r.begin) >= r.set.duration {
+			return r.stretch(ctx, make([][]mockengine.Request, len(r.engines)), -1)
+		}
+	}
+	return nil
+}
+
+// missed notes for the simulation which requests of a stretch found no agent. They are the last that were dealt.
+func (r *replay) missed(from, to int, paused []bool) {
+	for i := from; i < to; i++ {
+		gone, asleep := r.engines[r.deal[i]].detached, paused[r.deal[i]%len(paused)]
+		r.befell(r.dealt-(to-i), r.dealt-(to-i)+1, func(f *mockengine.Fault) { f.Asleep, f.Away = asleep, gone && !asleep })
+	}
+}
+
+// pace holds the replay back so that it takes as long as it is told to at least; part is how far it
+// is, 0 to 1. While the an agent is stopped, the trace takes its own time, gap since the last
+// stretch: ten seconds without an agent are then those of ten seconds' requests and not of
+// thousands. While an agent comes back it holds back for the same reason.
+func (r *replay) pace(ctx context.Context, part float64, gap time.Duration) error {
+	until := r.begin.Add(time.Duration(part * float64(r.set.pace)))
+	if least := time.Now().Add(awayPause); r.away() && until.Before(least) {
+		until = least
+	}
+	resumed := r.resumed()
+	if least := time.Now().Add(gap); resumed != nil && until.Before(least) {
+		until = least
+	}
+	due := time.NewTimer(time.Until(until))
+	defer due.Stop()
+	for {
+		select {
+		case <-due.C:
+			return nil
+		case <-resumed:
+			return nil
+		case <-r.show.tick():
+			r.show.line(r)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// resumed is closed when an agent that is stopped is let go on; nil if none is.
+func (r *replay) resumed() <-chan struct{} {
+	for _, a := range r.nodes {
+		if c := a.resumed(); c != nil {
+			return c
+		}
+	}
+	return nil
+}
+
+// away says that an agent is stopped, or that an engine was without one at the end of its last
+// stretch.
+func (r *replay) away() bool {
+	for _, e := range r.engines {
+		if e.detached {
+			return true
+		}
+	}
+	return r.resumed() != nil
+}
+
+// stretch runs all engines up to a virtual time and waits for them.
+func (r *replay) stretch(ctx context.Context, batches [][]mockengine.Request, until float64) error {
+	settle := settleCalm
+	if r.set.anyFault() {
+		settle = settleFaults
+	}
+	strike, by, blind := r.nextStrike()
+	for i, e := range r.engines {
+		c := &mockengine.Command{Op: "run", Until: until, SettleMS: int(settle.Milliseconds()), Requests: batches[i]}
+		if e == by && !blind {
+			c.Strike, e.strike = &strike.Strike, strike
+		}
+		e.send(c)
+	}
+	if blind {
+		r.blindKill(ctx, strike, by)
+	}
+	return r.wait(ctx, "end its stretch", func(e *engine) bool { return !e.running })
+}
+
+// wait handles events until all engines are ready, which is when each has done what is said. One
+// that nobody reports to for stalledAfter has come to a halt.
+func (r *replay) wait(ctx context.Context, what string, ready func(*engine) bool) error {
+	limit := time.NewTimer(r.set.stalledAfter)
+	defer limit.Stop()
+	for {
+		all := true
+		for _, e := range r.engines {
+			all = all && ready(e)
+		}
+		if all {
+			return nil
+		}
+		select {
+		case ev := <-r.events:
+			limit.Reset(r.set.stalledAfter)
+			if err := r.handle(ctx, ev); err != nil {
+				return err
+			}
+		case err := <-r.exits:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-limit.C:
+			return r.stalled(what, ready)
+		case <-r.show.tick():
+			r.show.line(r)
+		}
+	}
+}
+
+// handle takes one event.
+func (r *replay) handle(ctx context.Context, ev engineEvent) error {
+	if ev.exited {
+		return r.buried(ctx, ev.process, ev.err)
+	}
+	if ev.report.Engine < 0 || ev.report.Engine >= len(r.engines) {
+		return fmt.Errorf("a report for engine %d", ev.report.Engine)
+	}
+	e := r.engines[ev.report.Engine]
+	switch ev.report.Op {
+	case "ran":
+		e.running = false
+		e.detached = !ev.report.Attached
+		r.took(e, ev.report)
+	case "left":
+		r.took(e, ev.report)
+		e.left = ev.report
+	case "strike":
+		return r.struck(ctx, e, ev.report.PID)
+	case "wrong":
+		r.wrong = append(r.wrong, fmt.Sprintf("engine %d: %s", e.number, ev.report.Text))
+		e.lost++
+	case "error":
+		return fmt.Errorf("engine %d: %s", e.number, ev.report.Text)
+	}
+	return nil
+}

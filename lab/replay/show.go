@@ -1,0 +1,164 @@
+package replay
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/kvagent/kvagent/mockengine"
+	"github.com/kvagent/kvagent/settings"
+)
+
+// Pauses between two lines of progress.
+const (
+	showTTY  = 200 * time.Millisecond
+	showFile = time.Second
+)
+
+// progress tells people how far a replay is: one line that is drawn again on a terminal, else a line a second.
+type progress struct {
+	set    *options
+	out    io.Writer // the result
+	log    io.Writer // the progress
+	tty    bool
+	ticker *time.Ticker
+}
+
+func newProgress(s *options, out, log io.Writer) *progress {
+	p := &progress{set: s, out: out, log: out}
+	if s.json {
+		p.log = log
+	}
+	if !s.progress {
+		return p
+	}
+	every := showFile
+	if f, ok := p.log.(*os.File); ok {
+		if info, err := f.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
+			p.tty, every = true, showTTY
+		}
+	}
+	p.ticker = time.NewTicker(every)
+	return p
+}
+
+// tick is when a line is due; never without progress.
+func (p *progress) tick() <-chan time.Time {
+	if p.ticker == nil {
+		return nil
+	}
+	return p.ticker.C
+}
+
+// line draws how far it is.
+func (p *progress) line(r *replay) {
+	var s mockengine.Stats
+	blocks, hits := 0, 0
+	for _, e := range r.engines {
+		one := e.stats()
+		s.Add(&one)
+		blocks += e.blocks
+		hits += e.own + e.pooled
+	}
+	text := fmt.Sprintf("%s %6s of %s requests   hit rate %5.1f %%   %7.2f GB moved   look-up p50 %.0f µs, p99 %.0f µs   %3.0f s",
+		bar(r.done, len(r.records)), settings.Thousands(r.done), settings.Thousands(len(r.records)), 100*ratio(hits, blocks), float64(s.BytesSaved+s.BytesLoaded)/1e9,
+		micros(s.LookupTimes.Quantile(0.5)), micros(s.LookupTimes.Quantile(0.99)), time.Since(r.begin).Seconds())
+	if p.tty {
+		fmt.Fprintf(p.log, "\r\x1b[K%s", text)
+		return
+	}
+	fmt.Fprintln(p.log, text)
+}
+
+const barWidth = 20
+
+func bar(n, of int) string {
+	full := 0
+	if of > 0 {
+		full = min(n*barWidth/of, barWidth)
+	}
+	return "[" + strings.Repeat("#", full) + strings.Repeat(".", barWidth-full) + "]"
+}
+
+// end prints the result.
+func (p *progress) end(r *replay, o *Report) {
+	if p.ticker != nil {
+		p.ticker.Stop()
+		p.line(r)
+		if p.tty {
+			fmt.Fprintln(p.log)
+		}
+	}
+	if p.set.json {
+		body, err := json.MarshalIndent(o, "", "  ")
+		if err == nil {
+			fmt.Fprintf(p.out, "%s\n", body)
+		}
+		return
+	}
+	p.table(r, o)
+}
+
+// table is one line for each engine, and what the whole says.
+func (p *progress) table(r *replay, o *Report) {
+	fmt.Fprintln(p.out)
+	w := tabwriter.NewWriter(p.out, 0, 0, 3, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "engine\trequests\tprompt blocks\town hits\tpool hits\tof another engine\tcomputed\tsaved\tloaded\tmoved\t")
+	var all engine
+	var sum mockengine.Stats
+	for _, e := range r.engines {
+		s := e.stats()
+		if len(r.engines) <= 16 {
+			row(w, fmt.Sprint(e.number), e, &s)
+		}
+		all.requests += e.requests
+		all.blocks += e.blocks
+		all.own += e.own
+		all.pooled += e.pooled
+		all.others += e.others
+		sum.Add(&s)
+	}
+	row(w, "all", &all, &sum)
+	_ = w.Flush() // to standard output: there is nobody to tell
+	fmt.Fprintf(p.out, "\n%.1f %% of all prompt blocks were not computed again (a simulation of the same caches says %.1f %%).\n", 100*o.HitRate, 100*o.SimHitRate)
+	fmt.Fprintf(p.out, "%s blocks compared byte for byte: %s. %s requests failed.\n",
+		settings.Thousands(int(o.BlocksVerified)), wrongText(o.WrongBytes), settings.Thousands(o.FailedRequests))
+	if o.MoverKills > 0 {
+		fmt.Fprintf(p.out, "%d mover kills (%d with a copy under way).\n", o.MoverKills, o.MoverInFlight)
+	}
+	if o.EngineKills+o.AgentKills+o.AgentPauses > 0 {
+		fmt.Fprintf(p.out, "%d engine kills and %d agent kills (%d with a copy under way), %d pauses; longest clean-up %.0f ms.\n",
+			o.EngineKills, o.AgentKills, o.KillsInFlight, o.AgentPauses, o.CleanupMaxMS)
+	}
+	if o.EnginePauses+o.HelperKills+o.HelperPauses+o.ServerKills+o.ServerPauses > 0 {
+		fmt.Fprintf(p.out, "%d pauses of engines; helpers: %d kills, %d pauses; server: %d kills, %d pauses.\n",
+			o.EnginePauses, o.HelperKills, o.HelperPauses, o.ServerKills, o.ServerPauses)
+	}
+	if o.AgentKills > 0 {
+		fmt.Fprintf(p.out, "Of the %d requests before an agent's kill %.1f %% of the blocks were hits, of those behind it %.1f %%.\n",
+			aroundKill, 100*o.HitRateBefore, 100*o.HitRateAfter)
+	}
+	if len(o.Sources) > 1 {
+		fmt.Fprintf(p.out, "Blocks loaded from: %s.\n", sourcesText(o.Sources))
+	}
+	fmt.Fprintf(p.out, "Look-ups: p50 %.0f µs, p99 %.0f µs. %.1f s, seed %d.\n", o.LookupP50US, o.LookupP99US, o.WallS, o.Seed)
+	if p.set.socket == "" && o.stopErr == nil {
+		fmt.Fprintln(p.out, "The agent stopped cleanly; nothing is left.")
+	}
+}
+
+func row(w io.Writer, name string, e *engine, s *mockengine.Stats) {
+	fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%.2f GB\t\n", name, settings.Thousands(e.requests), settings.Thousands(e.blocks), settings.Thousands(e.own), settings.Thousands(e.pooled),
+		settings.Thousands(e.others), settings.Thousands(e.blocks-e.own-e.pooled), settings.Thousands(int(s.BlocksSaved)), settings.Thousands(int(s.BlocksLoaded)), float64(s.BytesSaved+s.BytesLoaded)/1e9)
+}
+
+func wrongText(n uint64) string {
+	if n == 0 {
+		return "no byte was wrong"
+	}
+	return settings.Thousands(int(n)) + " BYTES WERE WRONG"
+}

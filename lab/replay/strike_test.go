@@ -1,0 +1,101 @@
+package replay
+
+import (
+	"context"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/lab/child"
+	"github.com/kvagent/kvagent/mockengine"
+)
+
+// What goes on beside a replay is named as well.
+func TestStalledNamesWatches(t *testing.T) {
+	r := &replay{set: defaultOptions(), exits: make(chan error, 1)}
+	r.set.stalledAfter = 20 * time.Millisecond
+	end := make(chan struct{})
+	r.watch("the agent of node 1 to end and start again", func() { <-end })
+	err := r.awaitWatches(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "waiting for the agent of node 1 to end and start again") {
+		t.Errorf("%v", err)
+	}
+	close(end)
+	r.watching.Wait()
+	if err := r.awaitWatches(t.Context()); err != nil {
+		t.Errorf("nothing is waited for any more: %v", err)
+	}
+}
+
+// The agent that is waited for is the one that was hit, by its process; a strike at a life that is
+// over hits nobody.
+func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	stop() // no life follows
+	r := &replay{set: defaultOptions(), exits: make(chan error, 1), faults: make(map[int]mockengine.Fault)}
+	var lives []*agentLife
+	for node := range 3 {
+		c, err := child.Start(exec.Command("sleep", "1000"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		life := &agentLife{Process: c}
+		a := &agentProcess{node: node, exits: r.exits}
+		a.mu.child = life
+		lives, r.nodes = append(lives, life), append(r.nodes, a)
+		defer func() { c.Signal(syscall.SIGKILL); <-c.Done }()
+	}
+	strike := func(pid int) {
+		e := &engine{strike: new(plannedStrike)}
+		e.strike.Agent = true
+		if err := r.struck(ctx, e, pid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	strike(lives[1].OS.Pid) // the engine that reported it ended before it dealt it
+	if !lives[1].Within(10 * time.Second) {
+		t.Error("the agent that was struck lives")
+	}
+	if lives[0].wanted || lives[2].wanted || !lives[1].wanted {
+		t.Error("another agent than the one that was struck is waited for")
+	}
+	next, err := child.Start(exec.Command("sleep", "1000"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { next.Signal(syscall.SIGKILL); <-next.Done }()
+	r.nodes[1].mu.child = &agentLife{Process: next}
+	strike(lives[1].OS.Pid) // reported late
+	if r.nodes[1].mu.child.wanted || r.tally.agentKills != 1 || r.tally.inFlight != 1 {
+		t.Errorf("a strike at a life that is over was taken for one at the next: %d kills, %d in flight",
+			r.tally.agentKills, r.tally.inFlight)
+	}
+	r.watching.Wait()
+}
+
+// TestReportOfAStrikeComesLate: an agent that an engine killed may be gone before the engine's report
+// is read, and that ends no replay. One that nobody killed does.
+func TestReportOfAStrikeComesLate(t *testing.T) {
+	for _, reported := range []bool{true, false} {
+		c, err := child.Start(exec.Command("sleep", "1000"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		life, told := &agentLife{Process: c}, make(chan struct{})
+		a := &agentProcess{exits: make(chan error, 1)}
+		a.mu.child = life
+		go func() { a.tellEnd(life); close(told) }()
+		c.Signal(syscall.SIGKILL)
+		<-c.Done
+		if reported {
+			time.Sleep(20 * time.Millisecond) // tellEnd has seen the end by now, or does so later: both are right
+			a.expectDeath(life)
+		}
+		<-told
+		if said := len(a.exits) > 0; said == reported {
+			t.Errorf("reported %v: an end that nobody had asked for was told: %v", reported, said)
+		}
+	}
+}

@@ -1,0 +1,258 @@
+// Package tierspec reads what --tier says of a store below the pool, shows it without secrets, and
+// opens the store.
+package tierspec
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/kvagent/kvagent/pool/tier"
+	"github.com/kvagent/kvagent/settings"
+)
+
+// Spec is one --tier: SCHEME:WHERE?OPTION=VALUE&... The options of every tier are read here, the others by the scheme's reader, before anything is opened.
+type Spec struct {
+	tier.Tier
+	Text   string
+	Scheme string
+	Path   string // of the URL
+	Open   func(*Needs) (Opened, error)
+}
+
+// tierSchemes are the readers of specs. Each checks the whole of it, and gives what opens the store later.
+var tierSchemes = map[string]func(u *url.URL, o *options) func(*Needs) (Opened, error){
+	SchemeDisk: readDiskTier,
+	"s3":       readS3Tier,
+	"redis":    readRedisTier,
+	"rediss":   readRedisTier,
+	"mooncake": readMooncakeTier,
+}
+
+// Parse reads a spec.
+func Parse(text string) (*Spec, error) {
+	u, err := url.Parse(text)
+	if err != nil {
+		return nil, errors.New("no URL, allowed: SCHEME:WHERE?OPTION=VALUE&OPTION=VALUE")
+	}
+	read := tierSchemes[u.Scheme]
+	if read == nil {
+		names := make([]string, 0, len(tierSchemes))
+		for name := range tierSchemes {
+			names = append(names, name)
+		}
+		slices.Sort(names)
+		return nil, fmt.Errorf("scheme %q, allowed: %s", u.Scheme, strings.Join(names, ", "))
+	}
+	if _, has := u.User.Password(); has {
+		return nil, errors.New("a password in it, allowed: password-file or password-env, because command lines are seen by all")
+	}
+	o := &options{values: u.Query()}
+	o.fail(oddPart(u))
+	s := &Spec{Text: text, Scheme: u.Scheme, Path: u.Path}
+	s.Name, s.Write = u.Scheme, tier.OnSave
+	if u.Scheme == SchemeDisk {
+		s.Write = tier.OnSecondUse
+	}
+	s.readCommon(o)
+	s.Open = read(u, o)
+	return s, o.end()
+}
+
+// oddPart names a part of a URL that its scheme has no use for: to pass over it would be to open another store than was meant.
+func oddPart(u *url.URL) error {
+	switch {
+	case u.User != nil && !strings.HasPrefix(u.Scheme, "redis"):
+		return errors.New("a user in it, allowed: one with redis:// and rediss://")
+	case u.Fragment != "":
+		return errors.New("a # in it, allowed: %23")
+	case u.Scheme == SchemeDisk && u.Host != "":
+		return fmt.Errorf("the host %q in it, allowed: disk:/DIRECTORY", u.Host)
+	case u.Scheme == "mooncake" && strings.Trim(u.Path, "/") != "":
+		return fmt.Errorf("the path %q in it, allowed: mooncake://HOST:PORT", u.Path)
+	}
+	return nil
+}
+
+func (s *Spec) readCommon(o *options) {
+	s.Name = o.text("name", s.Name)
+	if when := o.text("write", s.Write.String()); when != s.Write.String() {
+		var err error
+		if s.Write, err = tier.ParseWhen(when); err != nil {
+			o.bad = append(o.bad, err)
+		}
+	}
+	s.Workers = o.count("workers", 64)
+	s.Askers = o.count("askers", 64)
+	s.BatchBytes = o.size("batch", 4<<10, 1<<30)
+	s.PutQueue = o.count("put-queue", 1<<20)
+	s.FetchWithin = o.duration("fetch-within", time.Millisecond, 5*time.Minute)
+	s.PutWithin = o.duration("put-within", time.Millisecond, 5*time.Minute)
+	s.AskWithin = o.duration("ask-within", time.Millisecond, time.Minute)
+	s.FoundFor = o.duration("found-for", 10*time.Millisecond, time.Hour)
+	s.AbsentFor = o.duration("absent-for", 10*time.Millisecond, time.Hour)
+	s.BreakAfter = o.count("break-after", 1000)
+	s.BreakFirst = o.duration("break-first", time.Millisecond, 10*time.Minute)
+	s.BreakLast = o.duration("break-last", time.Millisecond, time.Hour)
+}
+
+// options are the options of a spec. Reading one that is not allowed notes an error; end gives all of them, and names what nobody read.
+type options struct {
+	values url.Values
+	bad    []error
+}
+
+func (o *options) take(key string) (string, bool) {
+	v, there := o.values[key]
+	delete(o.values, key)
+	if !there {
+		return "", false
+	}
+	if len(v) != 1 {
+		o.bad = append(o.bad, fmt.Errorf("%s: given %d times, allowed: once", key, len(v)))
+	}
+	return v[0], true
+}
+
+// value reads an option by the value of a setting.
+func (o *options) value(key string, v interface{ Set(string) error }) {
+	if text, there := o.take(key); there {
+		if err := v.Set(text); err != nil {
+			o.bad = append(o.bad, fmt.Errorf("%s: %q, %w", key, Shown(text), err)) // it may be another tier that was not told apart
+		}
+	}
+}
+
+func (o *options) text(key, def string) string {
+	if text, there := o.take(key); there {
+		return text
+	}
+	return def
+}
+
+// count (1 to high), size and duration are 0 if the option is not given: then the store's default counts.
+func (o *options) count(key string, high int) (n int) {
+	o.value(key, settings.Count(&n, 1, high))
+	return n
+}
+
+func (o *options) size(key string, low, high int64) (n int64) {
+	o.value(key, settings.Size(&n, low, high))
+	return n
+}
+
+func (o *options) duration(key string, low, high time.Duration) (d time.Duration) {
+	o.value(key, settings.Duration(&d, low, high))
+	return d
+}
+
+func (o *options) choice(key, def string, allowed ...string) string {
+	o.value(key, settings.Choice(&def, allowed))
+	return def
+}
+
+// secret reads what must not stand on a command line: from the file of KEY-file, or the variable of KEY-env.
+func (o *options) secret(key string) (string, error) {
+	file, variable := o.text(key+"-file", ""), o.text(key+"-env", "")
+	switch {
+	case file != "" && variable != "":
+		return "", fmt.Errorf("%s-file and %s-env are both given, allowed: one", key, key)
+	case file != "":
+		text, err := settings.ReadSmall(file)
+		if err == nil && strings.TrimRight(string(text), "\r\n") == "" {
+			err = fmt.Errorf("%s-file: %s is empty, allowed: a file with the secret", key, file)
+		}
+		return strings.TrimRight(string(text), "\r\n"), err
+	case variable != "":
+		text := os.Getenv(variable)
+		if text == "" {
+			return "", fmt.Errorf("%s-env: %q is empty or not in the environment, allowed: a variable with the secret", key, variable)
+		}
+		return text, nil
+	}
+	return "", nil
+}
+
+// fail notes an error of a reader.
+func (o *options) fail(err error) {
+	if err != nil {
+		o.bad = append(o.bad, err)
+	}
+}
+
+func (o *options) end() error {
+	for key := range o.values {
+		o.bad = append(o.bad, fmt.Errorf("%s: no option of this tier, see docs/TIERS.md", key))
+	}
+	return errors.Join(o.bad...)
+}
+
+// Setting is the value of --tier, as often as it is given.
+func Setting(v *[]*Spec) pflag.Value { return &tiersValue{v} }
+
+// tiersValue is --tier. In the environment and the file several are joined by commas; one may have commas of its own, so only a comma in front of a scheme parts them.
+type tiersValue struct{ v *[]*Spec }
+
+var nextTier = regexp.MustCompile(`,[a-z0-9]+:/`)
+
+func (t *tiersValue) Type() string { return "url" }
+func (t *tiersValue) String() string {
+	if t.v == nil {
+		return ""
+	}
+	var out []string
+	for _, s := range *t.v {
+		out = append(out, s.Text)
+	}
+	return strings.Join(out, ",")
+}
+
+func (t *tiersValue) Set(text string) error {
+	for text != "" {
+		one := text
+		if at := nextTier.FindStringIndex(text); at != nil {
+			one, text = text[:at[0]], text[at[0]+1:]
+		} else {
+			text = ""
+		}
+		s, err := Parse(strings.TrimSpace(one))
+		if err != nil {
+			return err
+		}
+		*t.v = append(*t.v, s)
+	}
+	return nil
+}
+
+// Hidden stands for what is not shown of a --tier in errors and in the log. Nothing secret may stand in one, and it is refused; but then the error must not show it either.
+const Hidden = "***"
+
+var (
+	// secretUser is what stands behind a user's colon: up to the last @, because a password may have anything in it.
+	secretUser = regexp.MustCompile(`//([^:@/,?]*):.*@`)
+	// secretOption is an option that sounds like a secret, and is not the name of a file or a variable.
+	secretOption = regexp.MustCompile(`(?i)([?&][^=&]*(?:pass|pw|secret|token|key|auth|cred|metadata)[^=&]*)=([^&]*)`)
+	namesSecret  = regexp.MustCompile(`-(file|env)$`)
+)
+
+// Shown is a spec without its secrets. It takes any text: what is no URL may have secrets as well.
+func Shown(text string) string {
+	text = secretUser.ReplaceAllString(text, "//$1:"+Hidden+"@")
+	return secretOption.ReplaceAllStringFunc(text, func(option string) string {
+		part := secretOption.FindStringSubmatch(option)
+		harmless := strings.HasSuffix(part[1], "metadata") && !strings.Contains(part[2], "@") && !strings.Contains(part[2], "%40") // it names no user
+		if harmless || namesSecret.MatchString(part[1]) || part[2] == "" {
+			return option
+		}
+		return part[1] + "=" + Hidden
+	})
+}
+
+func (t *tiersValue) Shown(text string) string { return Shown(text) }

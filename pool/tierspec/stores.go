@@ -1,0 +1,219 @@
+package tierspec
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/disk"
+	"github.com/kvagent/kvagent/pool/mooncake"
+	"github.com/kvagent/kvagent/pool/redis"
+	"github.com/kvagent/kvagent/pool/remote"
+	"github.com/kvagent/kvagent/pool/s3"
+	"github.com/kvagent/kvagent/pool/tier"
+)
+
+// Opened is a store that was opened by its spec.
+type Opened struct {
+	Store pool.Store
+	Local bool // its Exists answers from memory
+	Close func() error
+}
+
+// Needs is what an opener is given.
+type Needs struct {
+	Spec    *Spec
+	Staging *tier.Staging // a store in another process may register it
+	Log     *zap.Logger
+}
+
+// told logs what a store of other machines shows of itself.
+func (n *Needs) told(store string) remote.Told {
+	return func(from, to remote.State, reason error) {
+		n.Log.Warn(store, zap.Stringer("from", from), zap.Stringer("to", to), zap.Error(reason))
+	}
+}
+
+// SchemeDisk is the scheme of disks of the node.
+const SchemeDisk = "disk"
+
+// readDiskTier reads disk:DIR?capacity=SIZE. Further directories, each of the same capacity, are given by dirs=DIR,DIR.
+func readDiskTier(u *url.URL, o *options) func(*Needs) (Opened, error) {
+	capacity := o.size("capacity", disk.MinSegments*disk.MinSegmentBytes, disk.MaxDirBytes)
+	if capacity == 0 {
+		o.fail(errors.New("capacity must be given: the bytes of disk it may use in each directory"))
+	}
+	d := disk.Options{
+		SegmentBytes: o.size("segment", disk.MinSegmentBytes, disk.MaxSegmentBytes), WriteBytes: int(o.size("write-bytes", disk.MinWriteBytes, disk.MaxWriteBytes)),
+		WriteDepth: o.count("write-depth", disk.MaxWriteDepth), ReadDepth: o.count("read-depth", disk.MaxReadDepth),
+		BudgetBytesPerDay: o.size("budget-per-day", 0, disk.MaxDirBytes),
+		Admission:         disk.Admission{Again: o.choice("admit", "all", "all", "again") == "again"},
+	}
+	dirs := []string{u.Path}
+	if more := o.text("dirs", ""); more != "" {
+		dirs = append(dirs, strings.Split(more, ",")...)
+	}
+	for _, dir := range dirs {
+		d.Dirs = append(d.Dirs, disk.Dir{Path: dir, Bytes: capacity})
+	}
+	return func(n *Needs) (Opened, error) {
+		d.OnState = func(path string, from, to disk.State, reason error) {
+			n.Log.Warn("disk", zap.String("dir", path), zap.Stringer("from", from), zap.Stringer("to", to), zap.Error(reason))
+		}
+		s, err := disk.Open(d)
+		if err != nil {
+			return Opened{}, err
+		}
+		return Opened{Store: s, Local: true, Close: s.Close}, nil
+	}
+}
+
+// readS3Tier reads s3://BUCKET[/PREFIX]. Without keys those of the environment, the AWS file or the machine's role sign.
+func readS3Tier(u *url.URL, o *options) func(*Needs) (Opened, error) {
+	r := s3.Options{
+		Bucket: u.Host, Endpoint: o.text("endpoint", ""), Region: o.text("region", ""),
+		Insecure:    o.choice("tls", "on", "on", "off") == "off",
+		PathStyle:   o.choice("path-style", "off", "on", "off") == "on",
+		Concurrency: o.count("concurrency", 1024),
+		RangeBytes:  int(o.size("range", s3.MinRangeBytes, s3.MaxRangeBytes)),
+		DialTimeout: o.duration("dial-timeout", 10*time.Millisecond, time.Minute),
+	}
+	if prefix := strings.Trim(u.Path, "/"); prefix != "" {
+		r.Prefix = prefix + "/"
+	}
+	var err error
+	r.AccessKey, err = o.secret("access-key")
+	o.fail(err)
+	r.SecretKey, err = o.secret("secret-key")
+	o.fail(err)
+	r.SessionToken, err = o.secret("session-token")
+	o.fail(err)
+	if ca := o.text("tls-ca-file", ""); ca != "" {
+		r.TLS, err = tlsConfig(ca, "")
+		o.fail(err)
+	}
+	return func(n *Needs) (Opened, error) {
+		r.OnState = n.told("s3")
+		s, err := s3.Open(r)
+		if err != nil {
+			return Opened{}, err
+		}
+		return Opened{Store: s, Close: s.Close}, nil
+	}
+}
+
+// readRedisTier reads redis://[USER@]HOST:PORT[,HOST:PORT...][/DATABASE]; rediss:// is with TLS.
+func readRedisTier(u *url.URL, o *options) func(*Needs) (Opened, error) {
+	r := redis.Options{
+		Addresses: strings.Split(u.Host, ","), Username: u.User.Username(), Prefix: o.text("prefix", ""),
+		TTL:        o.duration("ttl", 0, redis.MaxTTL),
+		ChunkBytes: int(o.size("chunk", redis.MinChunkBytes, redis.MaxChunkBytes)), Concurrency: o.count("concurrency", 256),
+		DialTimeout: o.duration("dial-timeout", 10*time.Millisecond, time.Minute), Silence: o.duration("silence", 100*time.Millisecond, time.Minute),
+		MasterName: o.text("master", ""),
+	}
+	if r.TTL > 0 && r.TTL < time.Second {
+		o.fail(fmt.Errorf("ttl: %v, allowed: %v to %v, or 0", r.TTL, time.Second, redis.MaxTTL))
+	}
+	switch o.choice("mode", "single", "single", "cluster", "sentinel") {
+	case "cluster":
+		r.Mode = redis.Cluster
+	case "sentinel":
+		r.Mode = redis.Sentinel
+	}
+	if path := strings.Trim(u.Path, "/"); path != "" {
+		n, err := strconv.Atoi(path)
+		if err != nil {
+			err = fmt.Errorf("database %q, allowed: a number", path)
+		}
+		r.Database = n
+		o.fail(err)
+	}
+	var err error
+	r.Password, err = o.secret("password")
+	o.fail(err)
+	ca, name := o.text("tls-ca-file", ""), o.text("tls-server-name", "")
+	if u.Scheme == "rediss" {
+		r.TLS, err = tlsConfig(ca, name)
+		o.fail(err)
+	} else if ca+name != "" {
+		o.fail(errors.New("tls-ca-file and tls-server-name: allowed with rediss://"))
+	}
+	return func(n *Needs) (Opened, error) {
+		r.OnState = n.told("redis")
+		s, err := redis.Open(r)
+		if err != nil {
+			return Opened{}, err
+		}
+		return Opened{Store: s, Close: s.Close}, nil
+	}
+}
+
+// tlsConfig trusts the system's authorities, or those of a file.
+func tlsConfig(caFile, serverName string) (*tls.Config, error) {
+	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: serverName}
+	if caFile == "" {
+		return c, nil
+	}
+	text, err := os.ReadFile(caFile)
+	if err != nil {
+		return nil, fmt.Errorf("tls-ca-file: %w", err)
+	}
+	c.RootCAs = x509.NewCertPool()
+	if !c.RootCAs.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("tls-ca-file: %s has no certificate", caFile)
+	}
+	return c, nil
+}
+
+// readMooncakeTier reads mooncake://MASTER:PORT. Several masters of which one leads are given by master=etcd://HOST:PORT;HOST:PORT instead.
+func readMooncakeTier(u *url.URL, o *options) func(*Needs) (Opened, error) {
+	r := mooncake.Options{
+		Master: o.text("master", u.Host), Protocol: o.choice("protocol", "tcp", "tcp", "rdma"), Devices: o.text("devices", ""),
+		Host: o.text("host", ""), Prefix: o.text("prefix", ""), Python: o.text("python", ""),
+		Segment:     o.size("segment", 0, mooncake.MaxSegment),
+		LocalBuffer: o.size("local-buffer", mooncake.MinLocalBuffer, mooncake.MaxLocalBuffer),
+		Bounce:      o.size("bounce", mooncake.MinBounce, mooncake.MaxBounce),
+		Replicas:    o.count("replicas", mooncake.MaxReplicas), Concurrency: o.count("concurrency", mooncake.MaxConcurrency),
+		SoftPin:     o.duration("soft-pin", 0, mooncake.MaxSoftPin),
+		SetupWithin: o.duration("setup-within", time.Second, 5*time.Minute),
+		RPCWithin:   o.duration("rpc-within", 50*time.Millisecond, time.Minute),
+		Silence:     o.duration("silence", 100*time.Millisecond, 10*time.Minute),
+		FailingFor:  o.duration("failing-for", 100*time.Millisecond, time.Hour),
+	}
+	if preferred := o.text("preferred", ""); preferred != "" {
+		r.Preferred = strings.Split(preferred, ",")
+	}
+	var err error
+	r.Metadata, err = o.secret("metadata")
+	o.fail(err)
+	if plain := o.text("metadata", ""); plain != "" {
+		r.Metadata = plain
+		if m, err := url.Parse(plain); err != nil || m.User != nil {
+			o.fail(errors.New("metadata: has a user or is no URL, allowed: metadata-file or metadata-env for one with a password"))
+		}
+	}
+	if password, err := o.secret("redis-password"); err != nil {
+		o.fail(err)
+	} else if password != "" {
+		r.Env = append(r.Env, "MC_REDIS_PASSWORD="+password)
+	}
+	return func(n *Needs) (Opened, error) {
+		r.OnState = n.told("mooncake")
+		base, fd := n.Staging.Memory()
+		r.Arena = mooncake.Memory{Base: base, FD: fd}
+		s, err := mooncake.Open(r)
+		if err != nil {
+			return Opened{}, err
+		}
+		return Opened{Store: s, Close: s.Close}, nil
+	}
+}

@@ -1,0 +1,183 @@
+package settings
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"gopkg.in/yaml.v3"
+)
+
+// Where a setting comes from: a flag, else the environment, else the file, else its default. The flag set is the
+// one list of keys: --socket-dir is KVAGENT_SOCKET_DIR in the environment and socket-dir in the file.
+
+// envPrefix is in front of every setting's name in the environment.
+const envPrefix = "KVAGENT_"
+
+// FileKey is the setting that names the file; it cannot be in the file itself.
+const FileKey = "config"
+
+func envName(key string) string {
+	return envPrefix + strings.ToUpper(strings.ReplaceAll(key, "-", "_"))
+}
+
+// Fill gives each flag that is not on the command line its value from the environment, or from the file.
+func Fill(flags *pflag.FlagSet, lookupEnv func(string) (string, bool)) error {
+	if err := fillFromEnv(flags, FileKey, lookupEnv); err != nil {
+		return err
+	}
+	file, err := readConfig(flags)
+	if err != nil {
+		return err
+	}
+	var bad []error
+	flags.VisitAll(func(f *pflag.Flag) {
+		if f.Changed || f.Name == "help" {
+			return
+		}
+		if _, there := lookupEnv(envName(f.Name)); there {
+			bad = append(bad, fillFromEnv(flags, f.Name, lookupEnv))
+			return
+		}
+		if text, there := file[f.Name]; there {
+			if err := flags.Set(f.Name, text); err != nil {
+				bad = append(bad, settingError("config file: "+f.Name, text, err))
+			}
+		}
+	})
+	return errors.Join(bad...)
+}
+
+func fillFromEnv(flags *pflag.FlagSet, key string, lookupEnv func(string) (string, bool)) error {
+	f := flags.Lookup(key)
+	text, there := lookupEnv(envName(key))
+	if !there || f == nil || f.Changed {
+		return nil
+	}
+	if err := flags.Set(key, text); err != nil {
+		return settingError(envName(key), text, err)
+	}
+	return nil
+}
+
+// settingError names the key, the value as far as it is not secret, and what is allowed. The flag library puts words of its own in front.
+func settingError(key, text string, err error) error {
+	var invalid *pflag.InvalidValueError
+	if errors.As(err, &invalid) {
+		if v, keeps := invalid.GetFlag().Value.(Discreet); keeps {
+			text = v.Shown(text)
+		}
+		err = invalid.Unwrap()
+	}
+	return fmt.Errorf("%s: %q, %w", key, text, err)
+}
+
+// maxConfigBytes is the size of a file of settings, at most.
+const maxConfigBytes = 1 << 20
+
+// ReadSmall reads a file, but not one without an end.
+func ReadSmall(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxConfigBytes+1))
+	if err == nil && len(text) > maxConfigBytes {
+		err = fmt.Errorf("%q has more than %d bytes, allowed: at most so many", path, maxConfigBytes)
+	}
+	return text, err
+}
+
+// readConfig reads the file that the config setting names. Keys that are no settings are errors.
+func readConfig(flags *pflag.FlagSet) (map[string]string, error) {
+	f := flags.Lookup(FileKey)
+	if f == nil || f.Value.String() == "" {
+		return nil, nil
+	}
+	path := f.Value.String()
+	text, err := ReadSmall(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s: %q, allowed: a file that is there", FileKey, path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", FileKey, err)
+	}
+	var nodes map[string]yaml.Node
+	in := yaml.NewDecoder(bytes.NewReader(text))
+	if err := in.Decode(&nodes); err != nil && !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("%s: %s: %w", FileKey, path, err)
+	}
+	if err := in.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("%s: %s: more than one document, allowed: one", FileKey, path)
+	}
+	return readNodes(flags, path, nodes)
+}
+
+func readNodes(flags *pflag.FlagSet, path string, nodes map[string]yaml.Node) (map[string]string, error) {
+	out := make(map[string]string, len(nodes))
+	var bad []error
+	for key, node := range nodes {
+		if f := flags.Lookup(key); f == nil || key == FileKey || key == "help" {
+			bad = append(bad, fmt.Errorf("%s:%d: %s: unknown, allowed: %s", path, node.Line, key, strings.Join(settingKeys(flags), ", ")))
+			continue
+		}
+		text, err := nodeText(&node)
+		if err != nil {
+			bad = append(bad, fmt.Errorf("%s:%d: %s: %w", path, node.Line, key, err))
+		}
+		out[key] = text
+	}
+	return out, errors.Join(bad...)
+}
+
+// nodeText is a scalar as it stands, or a list of them joined by commas.
+func nodeText(node *yaml.Node) (string, error) {
+	switch node.Kind {
+	case yaml.ScalarNode:
+		return node.Value, nil
+	case yaml.SequenceNode:
+		parts := make([]string, len(node.Content))
+		for i, item := range node.Content {
+			if item.Kind != yaml.ScalarNode {
+				return "", errors.New("a list in a list, allowed: a value, or a list of values")
+			}
+			parts[i] = item.Value
+		}
+		return strings.Join(parts, ","), nil
+	}
+	return "", errors.New("a mapping, allowed: a value, or a list of values")
+}
+
+// settingKeys are the keys of the file, sorted. Hidden ones are not said.
+func settingKeys(flags *pflag.FlagSet) []string {
+	var out []string
+	flags.VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden && f.Name != FileKey && f.Name != "help" {
+			out = append(out, f.Name)
+		}
+	})
+	slices.Sort(out)
+	return out
+}
+
+// UnknownEnv are the variables of an environment that look like settings and are none, sorted: misspelt, or made by a
+// cluster for a service of that name, which is why they are no error.
+func UnknownEnv(flags *pflag.FlagSet, environ []string) []string {
+	known := make(map[string]bool)
+	flags.VisitAll(func(f *pflag.Flag) { known[envName(f.Name)] = true })
+	var out []string
+	for _, pair := range environ {
+		if name, _, _ := strings.Cut(pair, "="); strings.HasPrefix(name, envPrefix) && !known[name] {
+			out = append(out, name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}

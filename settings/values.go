@@ -1,0 +1,215 @@
+// Package settings reads the settings of a command from flags, the environment and a file, and says
+// what is allowed of each; sizes are read and shown here too.
+package settings
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// The values of settings. Each reads text, the same from a flag, the environment or the file, and its error says
+// what is allowed.
+
+// Discreet is a setting's value whose text is not shown as it is.
+type Discreet interface{ Shown(text string) string }
+
+// Size is the value of a setting in bytes, from low to high, with a unit: 4GiB, 512MiB, 1048576.
+func Size(v *int64, low, high int64) pflag.Value { return &sizeValue{v, low, high} }
+
+// Duration is that of a time from low to high, such as 500ms or 30s.
+func Duration(v *time.Duration, low, high time.Duration) pflag.Value {
+	return &durationValue{v, low, high}
+}
+
+// Count is that of a whole number from low to high.
+func Count(v *int, low, high int) pflag.Value { return &countValue{v, low, high} }
+
+// Choice is that of one of few words.
+func Choice(v *string, allowed []string) pflag.Value { return &choiceValue{v, allowed} }
+
+// IDs is that of user or group numbers, separated by commas.
+func IDs(v *[]uint32) pflag.Value { return &idsValue{v} }
+
+// Lookups is that of NAME=FINGERPRINT, separated by commas.
+func Lookups(v map[string][16]byte) pflag.Value { return &lookupsValue{v} }
+
+// sizeValue is bytes with a unit: 4GiB, 512MiB, 1048576.
+type sizeValue struct {
+	v         *int64
+	low, high int64
+}
+
+func (s *sizeValue) Type() string { return "size" }
+func (s *sizeValue) String() string {
+	if s.v == nil {
+		return ""
+	}
+	return FormatSize(*s.v)
+}
+
+func (s *sizeValue) Set(text string) error {
+	n, err := ParseSize(text)
+	if err != nil || n < s.low || n > s.high {
+		return fmt.Errorf("allowed: %s to %s, such as 4GiB, 512MiB or a number of bytes", FormatSize(s.low), FormatSize(s.high))
+	}
+	*s.v = n
+	return nil
+}
+
+// boolValue is true or false.
+type boolValue struct{ v *bool }
+
+// AddBool adds a flag that is true or false.
+func AddBool(f *pflag.FlagSet, v *bool, name, usage string) {
+	f.VarPF(&boolValue{v}, name, "", usage).NoOptDefVal = "true"
+}
+
+func (b *boolValue) Type() string   { return "bool" }
+func (b *boolValue) String() string { return strconv.FormatBool(b.v != nil && *b.v) }
+
+func (b *boolValue) Set(text string) error {
+	v, err := strconv.ParseBool(text)
+	if err != nil {
+		return errors.New("allowed: true, false")
+	}
+	*b.v = v
+	return nil
+}
+
+// durationValue is a time such as 500ms or 30s.
+type durationValue struct {
+	v         *time.Duration
+	low, high time.Duration
+}
+
+func (d *durationValue) Type() string { return "duration" }
+func (d *durationValue) String() string {
+	if d.v == nil {
+		return ""
+	}
+	return d.v.String()
+}
+
+func (d *durationValue) Set(text string) error {
+	v, err := time.ParseDuration(text)
+	if err != nil || v < d.low || v > d.high {
+		return fmt.Errorf("allowed: %v to %v, such as 500ms or 30s", d.low, d.high)
+	}
+	*d.v = v
+	return nil
+}
+
+// countValue is a whole number.
+type countValue struct {
+	v         *int
+	low, high int
+}
+
+func (c *countValue) Type() string { return "number" }
+func (c *countValue) String() string {
+	if c.v == nil {
+		return ""
+	}
+	return strconv.Itoa(*c.v)
+}
+
+func (c *countValue) Set(text string) error {
+	n, err := strconv.Atoi(text)
+	if err != nil || n < c.low || n > c.high {
+		return fmt.Errorf("allowed: %d to %d", c.low, c.high)
+	}
+	*c.v = n
+	return nil
+}
+
+// choiceValue is one of few words.
+type choiceValue struct {
+	v       *string
+	allowed []string
+}
+
+func (c *choiceValue) Type() string { return strings.Join(c.allowed, "|") }
+func (c *choiceValue) String() string {
+	if c.v == nil {
+		return ""
+	}
+	return *c.v
+}
+
+func (c *choiceValue) Set(text string) error {
+	if !slices.Contains(c.allowed, text) {
+		return fmt.Errorf("allowed: %s", strings.Join(c.allowed, ", "))
+	}
+	*c.v = text
+	return nil
+}
+
+// idsValue is a list of user or group numbers, separated by commas. Setting it replaces it.
+type idsValue struct{ v *[]uint32 }
+
+func (l *idsValue) Type() string { return "ids" }
+func (l *idsValue) String() string {
+	if l.v == nil {
+		return ""
+	}
+	out := make([]string, len(*l.v))
+	for i, n := range *l.v {
+		out[i] = strconv.FormatUint(uint64(n), 10)
+	}
+	return strings.Join(out, ",")
+}
+
+func (l *idsValue) Set(text string) error {
+	var out []uint32
+	for _, part := range strings.Split(text, ",") {
+		if part = strings.TrimSpace(part); part == "" {
+			continue
+		}
+		n, err := strconv.ParseUint(part, 10, 32)
+		if err != nil {
+			return fmt.Errorf("%q, allowed: numbers from 0 to %d, separated by commas", part, uint32(math.MaxUint32))
+		}
+		out = append(out, uint32(n))
+	}
+	*l.v = out
+	return nil
+}
+
+// lookupsValue is NAME=FINGERPRINT, with 32 hex digits, separated by commas. As a flag it may be given several times.
+type lookupsValue struct{ v map[string][16]byte }
+
+func (l *lookupsValue) Type() string { return "name=hex" }
+func (l *lookupsValue) String() string {
+	var out []string
+	for name, fp := range l.v {
+		out = append(out, name+"="+hex.EncodeToString(fp[:]))
+	}
+	slices.Sort(out)
+	return strings.Join(out, ",")
+}
+
+func (l *lookupsValue) Set(text string) error {
+	for _, part := range strings.Split(text, ",") {
+		if part = strings.TrimSpace(part); part == "" {
+			continue
+		}
+		name, digits, ok := strings.Cut(part, "=")
+		b, err := hex.DecodeString(digits)
+		if !ok || name == "" || err != nil || len(b) != 16 {
+			return fmt.Errorf("%q, allowed: NAME=FINGERPRINT with 32 hex digits", part)
+		}
+		if _, twice := l.v[name]; twice {
+			return fmt.Errorf("%q is there twice, allowed: each name once", name)
+		}
+		l.v[name] = [16]byte(b)
+	}
+	return nil
+}

@@ -1,0 +1,240 @@
+package takeover
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/ipc"
+)
+
+// An agent that dies may leave movers that stand still: they keep the pool's file locked, and the
+// engines' sockets open. So it writes down, in the socket directory, which movers it has, and its
+// successor ends them. A process is known by all of this together: its number and when it began, in
+// this life of the machine and this namespace of processes, the file that it runs, and a mark that
+// only the movers of one agent have in their environment.
+
+// File is what is written down.
+type File struct {
+	Machine   string  `json:"machine"`   // the kernel's boot_id
+	Namespace uint64  `json:"namespace"` // inode of the namespace of processes
+	Movers    []Mover `json:"movers"`
+}
+
+// Mover is one process.
+type Mover struct {
+	Process
+	Exe   fileID  `json:"exe"`
+	Mark  string  `json:"mark"`  // the value of markEnv
+	Agent Process `json:"agent"` // that started it
+}
+
+// Process is one process of a namespace and a life of the machine.
+type Process struct {
+	PID   int    `json:"pid"`
+	Began uint64 `json:"began"` // clock ticks since the machine did
+}
+
+type fileID struct {
+	Dev uint64 `json:"dev"`
+	Ino uint64 `json:"ino"`
+}
+
+// markEnv is in the environment of each mover.
+const markEnv = "KVAGENT_MOVER_MARK"
+
+// maxMoversFile is the most of the file that is read, bytes: some thousand movers.
+const maxMoversFile = 1 << 20
+
+// Record writes the file of this agent.
+type Record struct {
+	path  string
+	agent Process
+	mark  string
+	log   *zap.Logger
+
+	mu      sync.Mutex
+	file    File
+	stopped bool
+}
+
+// NewRecord replaces the list of the agents before, and goes on with what is left of it: their
+// successor's successor is to know of it too.
+func NewRecord(dir string, left []Mover, log *zap.Logger) (*Record, error) {
+	var mark [16]byte
+	if _, err := rand.Read(mark[:]); err != nil {
+		return nil, fmt.Errorf("a mark for movers: %w", err)
+	}
+	r := &Record{
+		path: filepath.Join(dir, ipc.MoversFile), mark: hex.EncodeToString(mark[:]), log: log,
+		agent: Process{os.Getpid(), began(os.Getpid())}, file: File{Machine: machineID(), Namespace: namespaceID(),
+			Movers: left},
+	}
+	r.write()
+	return r, nil
+}
+
+// Env is what movers have in their environment.
+func (r *Record) Env() string { return markEnv + "=" + r.mark }
+
+// Note enters a process that has started, or takes one out that is reaped.
+func (r *Record) Note(pid int, runs bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.file.Movers = slices.DeleteFunc(r.file.Movers, func(m Mover) bool {
+		return m.Agent == r.agent &&
+			m.PID == pid
+	})
+	if runs {
+		exe, _ := exeOf(pid) // unknown: then the successor leaves it alone, and goes on without the pool's file
+		r.file.Movers = append(r.file.Movers, Mover{Process{pid, began(pid)}, exe, r.mark, r.agent})
+	}
+	r.write()
+}
+
+// Drop takes a process out that an agent before had left, and that has ended by now.
+func (r *Record) Drop(p Process) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.file.Movers = slices.DeleteFunc(r.file.Movers, func(m Mover) bool { return m.Process == p })
+	r.write()
+}
+
+// Stop ends all writing: the directory is another agent's, or will be. The entries that are left do
+// no harm, because none of them is another process.
+func (r *Record) Stop() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stopped = true
+}
+
+// write puts the file in the place of the last one; without movers there is none. r.mu is held, or
+// r is new.
+func (r *Record) write() {
+	if r.stopped {
+		return
+	}
+	err := r.replace()
+	if err != nil {
+		r.log.Error("movers are not written down: a successor of this agent cannot end them", zap.String("path", r.path),
+			zap.Error(err))
+	}
+}
+
+func (r *Record) replace() error {
+	if len(r.file.Movers) == 0 {
+		if err := os.Remove(r.path); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	text, err := json.Marshal(r.file)
+	if err != nil {
+		return err
+	}
+	next := r.path + ".lock" // a name that the directory may have, and no socket
+	if err := writeNew(next, text); err != nil {
+		return err
+	}
+	return os.Rename(next, r.path)
+}
+
+// newFileTries is how often writeNew makes its file if another process makes one of that name.
+const newFileTries = 2
+
+// writeNew writes a file that it makes itself. The group of the directory can write in it too: what
+// is there, a link or a pipe, is removed and never opened.
+func writeNew(path string, text []byte) error {
+	for try := 1; ; try++ {
+		_ = os.Remove(path) // what cannot be removed is an error of the next call
+		file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
+		if errors.Is(err, fs.ErrExist) && try < newFileTries {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		_, err = file.Write(text)
+		return errors.Join(err, file.Close())
+	}
+}
+
+// ReadMovers reads what the agent before wrote down; none is no error.
+func ReadMovers(dir string) (f File, err error) {
+	path := filepath.Join(dir, ipc.MoversFile)
+	fd, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return File{}, nil
+	}
+	if err != nil {
+		return File{}, err
+	}
+	defer fd.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(fd.Fd()), &st); err != nil {
+		return File{}, err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0 ||
+		st.Size > maxMoversFile {
+		return File{}, fmt.Errorf("%s: uid %d, mode %o, %d bytes, allowed: a file of uid %d that only it can write, at most %d bytes",
+			path, st.Uid, st.Mode, st.Size, os.Geteuid(), maxMoversFile)
+	}
+	text := make([]byte, st.Size)
+	if _, err := fd.ReadAt(text, 0); err != nil {
+		return File{}, err
+	}
+	if err := json.Unmarshal(text, &f); err != nil {
+		return File{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return f, nil
+}
+
+func machineID() string {
+	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(text))
+}
+
+func namespaceID() uint64 {
+	var st unix.Stat_t
+	if unix.Stat("/proc/self/ns/pid", &st) != nil {
+		return 0
+	}
+	return st.Ino
+}
+
+// began is when a process began; 0: there is none.
+func began(pid int) uint64 {
+	words := processWords(strconv.Itoa(pid))
+	if words == nil {
+		return 0
+	}
+	n, err := strconv.ParseUint(words[22-3], 10, 64) // proc(5): field 22, of which 3 is the first word here
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// exeOf is the file that a process runs.
+func exeOf(pid int) (fileID, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(fmt.Sprintf("/proc/%d/exe", pid), &st); err != nil {
+		return fileID{}, err
+	}
+	return fileID{st.Dev, st.Ino}, nil
+}
