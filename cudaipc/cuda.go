@@ -24,7 +24,7 @@ import (
 // not ended are not known to have ended until this process has. Nothing here waits for all of a GPU's work, or lets a stream wait
 // for an engine's event.
 type CUDA struct {
-	table
+	table table[*gpuPeer]
 	arena []byte
 	mine  bool // the arena was mapped here
 	gpu   driver.GPU
@@ -66,7 +66,7 @@ func OpenCUDA(o CUDAOptions) (*CUDA, error) {
 	if !given {
 		o.Table, d.source = o.choose(&gpu)
 	}
-	d.init()
+	d.table.init()
 	d.lost.ch = make(chan struct{})
 	if d.arena == nil {
 		if d.arena, err = mapFD(o.ArenaFD, o.ArenaSize); err != nil {
@@ -154,7 +154,7 @@ func (d *CUDA) Close(id PeerID) error {
 	if lost != nil && id != AllPeers {
 		return lost
 	}
-	closing, err := d.take(id, lost != nil)
+	closing, err := d.table.take(id, lost != nil)
 	if err != nil {
 		return err
 	}
@@ -166,7 +166,7 @@ func (d *CUDA) Close(id PeerID) error {
 		})
 	}
 	for _, p := range closing {
-		closePeer(p)
+		p.closeRest()
 	}
 	if id == AllPeers {
 		err = errors.Join(err, d.shut(), lost)

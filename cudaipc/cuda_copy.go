@@ -12,6 +12,8 @@ import (
 // cudaFlight is a flight with what it waits for: its copies, and the parts of its sums.
 type cudaFlight struct {
 	*flight
+	of     *gpuPeer
+	copy   *Copy
 	waits  atomic.Int32
 	chunks int   // under way; its lane's
 	whole  bool  // all chunks were started; its lane's
@@ -48,15 +50,15 @@ func (d *CUDA) Copy(c *Copy) (Ticket, error) {
 	if err := d.alive(); err != nil {
 		return 0, err
 	}
-	p, err := d.begin(c.Peer)
+	p, err := d.table.begin(c.Peer)
 	if err != nil {
 		return 0, err
 	}
 	if err := p.checkCopy(c, len(d.arena)); err != nil {
-		p.underWay.Add(-1)
+		p.release()
 		return 0, fmt.Errorf("peer %d: %w", p.id, err)
 	}
-	return d.enter(p, c, func(f *flight) { d.submit(&cudaFlight{flight: f}) })
+	return d.table.enter(p, func(f *flight) { d.submit(&cudaFlight{flight: f, of: p, copy: c}) })
 }
 
 func (d *CUDA) submit(f *cudaFlight) {
@@ -73,7 +75,7 @@ func (d *CUDA) submit(f *cudaFlight) {
 // copied is called by the lane when no copy of a flight is under way any more. What was copied around the death of the peer's process is
 // not trusted: a driver may end such copies short, and say nothing.
 func (d *CUDA) copied(f *cudaFlight) {
-	if f.err == nil && f.peer.dying() {
+	if f.err == nil && f.of.dying() {
 		f.err = errPeerDead
 	}
 	if f.err != nil {
@@ -102,7 +104,7 @@ func (d *CUDA) Done(t Ticket, timeout time.Duration) (Done, bool, error) {
 			return Done{}, false, err
 		}
 		left := min(time.Until(deadline), lostWait)
-		end, ok, err := d.table.Done(t, left)
+		end, ok, err := d.table.done(t, left)
 		if ok || err != nil || left < lostWait {
 			return end, ok, err
 		}

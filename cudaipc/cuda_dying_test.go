@@ -11,19 +11,20 @@ import (
 )
 
 // sleeperPeer is a process with nothing on a GPU, watched as an imported peer is.
-func sleeperPeer(tb testing.TB) (*peer, *exec.Cmd) {
+func sleeperPeer(tb testing.TB) (*gpuPeer, *exec.Cmd) {
 	tb.Helper()
 	cmd := exec.Command("sleep", "1000")
 	if err := cmd.Start(); err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }) // it may have ended
-	p := &peer{pid: cmd.Process.Pid, pidfd: -1, gpu: &gpuPeer{statm: -1}}
+	p := &gpuPeer{statm: -1}
+	p.prepare(&Import{Pid: cmd.Process.Pid})
 	if err := p.watch(); err != nil {
 		tb.Fatal(err)
 	}
 	p.watchMemory()
-	tb.Cleanup(func() { closePeer(p) })
+	tb.Cleanup(func() { p.closeRest() })
 	return p, cmd
 }
 
@@ -31,7 +32,7 @@ func sleeperPeer(tb testing.TB) (*peer, *exec.Cmd) {
 // not watched is not dying.
 func TestCUDADying(t *testing.T) {
 	p, cmd := sleeperPeer(t)
-	if p.gpu.statm < 0 || p.memoryGone() || p.dying() {
+	if p.statm < 0 || p.memoryGone() || p.dying() {
 		t.Fatal("a living process is dying")
 	}
 	if err := cmd.Process.Kill(); err != nil {

@@ -10,39 +10,41 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
 
-// gpuPeer is what is open of a peer on a GPU. It does not change between Import and Close.
+// gpuPeer is a peer with what is open of it on the GPU. That does not change between Import and Close.
 type gpuPeer struct {
+	peer
 	allocations map[driver.Handle]driver.Addr // each opened once per import, however many regions are in it
 	ranges      []virtual
 	events      []driver.Event
 	loads       atomic.Pointer[loadEvents] // nil: not asked for
-	words       *region                    // the mapping of the words, which is no region to copy
+	wordsRegion *region                    // the mapping of the words, which is no region to copy
 	statm       int                        // /proc/PID/statm; -1: not watched, or it says nothing
 }
 
 // Import opens the regions and the events of a peer, all or none.
 func (d *CUDA) Import(im Import) error {
-	defer closeDescriptors(im.Regions)
-	p := newPeer(&im)
-	p.gpu = &gpuPeer{allocations: map[driver.Handle]driver.Addr{}, statm: -1}
+	defer im.closeRegions()
+	p := &gpuPeer{allocations: map[driver.Handle]driver.Addr{}, statm: -1}
+	p.prepare(&im)
+	p.proof = im.Proof
 	err := d.alive()
 	if err == nil {
 		d.opener.do(func() { err = d.openOnGPU(p, &im) })
 	}
 	if err == nil {
-		if err = d.add(p); err != nil {
+		if err = d.table.add(p); err != nil {
 			d.opener.do(func() { err = errors.Join(err, d.closeOnGPU(p)) })
 		}
 	}
 	if err != nil {
-		closePeer(p)
+		p.closeRest()
 		return fmt.Errorf("peer %d: %w", im.Peer, err)
 	}
 	return nil
 }
 
 // openOnGPU opens everything, or closes what it opened. In the opener.
-func (d *CUDA) openOnGPU(p *peer, im *Import) error {
+func (d *CUDA) openOnGPU(p *gpuPeer, im *Import) error {
 	err := d.openAll(p, im)
 	if err == nil {
 		return nil
@@ -53,7 +55,7 @@ func (d *CUDA) openOnGPU(p *peer, im *Import) error {
 	return errors.Join(err, d.closeOnGPU(p))
 }
 
-func (d *CUDA) openAll(p *peer, im *Import) error {
+func (d *CUDA) openAll(p *gpuPeer, im *Import) error {
 	if len(im.Regions) > MaxRegions+MaxCUDAPieces {
 		return fmt.Errorf("%d regions and pieces, at most %d: %w", len(im.Regions), MaxRegions+MaxCUDAPieces, ErrRange)
 	}
@@ -100,7 +102,7 @@ func pieces(list []Region) int {
 }
 
 // openRegion opens a region of one element, or of the pieces of virtual memory.
-func (d *CUDA) openRegion(p *peer, im *Import, parts []Region) (*region, error) {
+func (d *CUDA) openRegion(p *gpuPeer, im *Import, parts []Region) (*region, error) {
 	r := &parts[0]
 	for i := range parts {
 		if size := parts[i].Size; size == 0 || size > MaxPeerBytes {
@@ -125,18 +127,18 @@ func (d *CUDA) openRegion(p *peer, im *Import, parts []Region) (*region, error) 
 }
 
 // openHandle opens the allocation of a region, if no region before it did, and finds the region in it.
-func (d *CUDA) openHandle(p *peer, r *Region) (*region, error) {
+func (d *CUDA) openHandle(p *gpuPeer, r *Region) (*region, error) {
 	var handle driver.Handle
 	if copy(handle[:], r.Handle) != len(handle) || len(r.Handle) != len(handle) {
 		return nil, fmt.Errorf("handle of %d bytes, want %d: %w", len(r.Handle), len(handle), ErrRange)
 	}
-	start, open := p.gpu.allocations[handle]
+	start, open := p.allocations[handle]
 	if !open {
 		var err error
 		if start, err = driver.OpenMemory(&handle); err != nil {
 			return nil, whyNotOpen(err)
 		}
-		p.gpu.allocations[handle] = start
+		p.allocations[handle] = start
 		d.imports.Add(1)
 	}
 	base, size, err := driver.AllocationOf(start)
@@ -164,12 +166,12 @@ func whyNotOpen(err error) error {
 }
 
 // openWords finds the step and revocation words and opens the events. The region of the words is none to copy from then on.
-func (d *CUDA) openWords(p *peer, im *Import) error {
+func (d *CUDA) openWords(p *gpuPeer, im *Import) error {
 	s := im.Sync
 	if err := p.placeWords(s, CUDAEventCell); err != nil || p.words == nil {
 		return err
 	}
-	p.gpu.words = p.regions[s.Region]
+	p.wordsRegion = p.regions[s.Region]
 	delete(p.regions, s.Region)
 	if s.Events > MaxCUDAEvents {
 		return fmt.Errorf("sync: %d events, at most %d: %w", s.Events, MaxCUDAEvents, ErrRange)
@@ -185,7 +187,7 @@ func (d *CUDA) openWords(p *peer, im *Import) error {
 			return fmt.Errorf("sync: event %d: %w: %w: make it with interprocess=True, on the GPU of the regions, and keep it as long as the session; "+
 				"the engine and this process need one IPC and one PID namespace, and one user id", i, ErrKind, err)
 		}
-		p.gpu.events = append(p.gpu.events, e)
+		p.events = append(p.events, e)
 		d.imports.Add(1)
 		if err := im.gone(); err != nil {
 			return err
@@ -197,7 +199,7 @@ func (d *CUDA) openWords(p *peer, im *Import) error {
 // closeOnGPU closes everything that is open of a peer. In the opener; no copy of the peer is under way. Memory that cannot be closed
 // would never be free again while this process lives, and so the device is lost; an event that cannot, which may be so when the
 // process that made it is gone, stays open and is counted.
-func (d *CUDA) closeOnGPU(p *peer) error {
+func (d *CUDA) closeOnGPU(p *gpuPeer) error {
 	var errs []error
 	closed := func(err error) {
 		if err == nil {
@@ -207,29 +209,29 @@ func (d *CUDA) closeOnGPU(p *peer) error {
 		d.lose(err)
 		errs = append(errs, d.alive())
 	}
-	if l := p.gpu.loads.Load(); l != nil {
+	if l := p.loads.Load(); l != nil {
 		l.close()
 	}
-	for _, e := range p.gpu.events {
+	for _, e := range p.events {
 		if err := e.Destroy(); err == nil {
 			d.imports.Add(-1)
 		} else if driver.IsSticky(err) {
 			closed(err)
 		}
 	}
-	for _, a := range p.gpu.allocations {
+	for _, a := range p.allocations {
 		closed(driver.CloseMemory(a))
 	}
-	for i := range p.gpu.ranges {
-		closed(p.gpu.ranges[i].close())
+	for i := range p.ranges {
+		closed(p.ranges[i].close())
 	}
 	return errors.Join(errs...)
 }
 
-// closePeer ends what is not on the GPU, after closeOnGPU.
-func closePeer(p *peer) {
-	if p.gpu.words != nil {
-		p.gpu.words.close()
+// closeRest ends what is not on the GPU, after closeOnGPU.
+func (p *gpuPeer) closeRest() {
+	if p.wordsRegion != nil {
+		p.wordsRegion.close()
 	}
 	p.closeStatm()
 	p.close()

@@ -4,9 +4,6 @@ package cudaipc
 
 import "fmt"
 
-// gpuPeer is what is open of a peer on a GPU.
-type gpuPeer struct{} //nolint:unused // named by peer
-
 // CUDA is the device on a GPU's memory. This program is built without it.
 type CUDA struct{ Device }
 

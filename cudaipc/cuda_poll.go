@@ -10,7 +10,7 @@ import (
 
 // asking is one event to be asked, for states[state].
 type asking struct {
-	peer  *peer
+	peer  *gpuPeer
 	event driver.Event
 	state int
 	fired bool
@@ -24,11 +24,11 @@ func (d *CUDA) Poll(waits []Wait, states []State) error {
 	if err := d.alive(); err != nil {
 		return err
 	}
-	d.mu.RLock()
-	defer d.mu.RUnlock()
+	d.table.rLock()
+	defer d.table.rUnlock()
 	var ask []asking
 	for i := range waits {
-		p, err := d.peerLocked(waits[i].Peer)
+		p, err := d.table.peerLocked(waits[i].Peer)
 		if err != nil {
 			return err
 		}
@@ -37,7 +37,7 @@ func (d *CUDA) Poll(waits []Wait, states []State) error {
 			return err
 		}
 		if wanted {
-			ask = append(ask, asking{peer: p, event: p.gpu.events[waits[i].Event], state: i})
+			ask = append(ask, asking{peer: p, event: p.events[waits[i].Event], state: i})
 		}
 	}
 	if len(ask) == 0 {
@@ -48,7 +48,7 @@ func (d *CUDA) Poll(waits []Wait, states []State) error {
 }
 
 // readWords reads the words for a wait; the event is left as not fired. wanted says that it is to be asked.
-func (p *peer) readWords(w *Wait, s *State) (wanted bool, err error) {
+func (p *gpuPeer) readWords(w *Wait, s *State) (wanted bool, err error) {
 	if err := p.checkWait(w); err != nil {
 		return false, err
 	}

@@ -22,11 +22,11 @@ func (d *CUDA) LoadEvents(id PeerID, off uint64, count uint32) ([]byte, error) {
 	if err := d.alive(); err != nil {
 		return nil, err
 	}
-	p, err := d.begin(id)
+	p, err := d.table.begin(id)
 	if err != nil {
 		return nil, err
 	}
-	defer p.underWay.Add(-1)
+	defer p.release()
 	if err := p.checkLoadEvents(off, count); err != nil {
 		return nil, err
 	}
@@ -39,8 +39,8 @@ func (d *CUDA) LoadEvents(id PeerID, off uint64, count uint32) ([]byte, error) {
 }
 
 // makeLoadEvents makes all or none. In the opener.
-func (p *peer) makeLoadEvents(off uint64, count uint32) ([]byte, error) {
-	if p.gpu.loads.Load() != nil {
+func (p *gpuPeer) makeLoadEvents(off uint64, count uint32) ([]byte, error) {
+	if p.loads.Load() != nil {
 		return nil, fmt.Errorf("they are there already: %w", ErrBusy)
 	}
 	l := &loadEvents{off: off}
@@ -53,7 +53,7 @@ func (p *peer) makeLoadEvents(off uint64, count uint32) ([]byte, error) {
 		}
 		handles = append(handles, handle[:]...)
 	}
-	p.gpu.loads.Store(l)
+	p.loads.Store(l)
 	return handles, nil
 }
 
@@ -75,7 +75,7 @@ func (l *loadEvents) close() {
 
 // tell records a load's event behind all of its calls, and then says so in its word. A load without an event is told by its end.
 func (l *lane) tell(f *cudaFlight) {
-	to := f.peer.gpu.loads.Load()
+	to := f.of.loads.Load()
 	if to == nil || f.copy.Serial == 0 || f.err != nil {
 		return
 	}

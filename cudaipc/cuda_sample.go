@@ -11,12 +11,18 @@ var _ Summer = (*CUDA)(nil)
 // pinned piece or ring is on the way.
 type cudaSampler struct {
 	d    *CUDA
-	work *queue[*flight] // bounded by MaxCopies per peer
+	work *queue[cudaSample] // bounded by MaxCopies per peer
 	role *role
 }
 
+// cudaSample is a sample that is under way.
+type cudaSample struct {
+	*summing
+	of *gpuPeer
+}
+
 func startCUDASampler(d *CUDA) (*cudaSampler, error) {
-	s := &cudaSampler{d: d, work: newQueue[*flight]()}
+	s := &cudaSampler{d: d, work: newQueue[cudaSample]()}
 	var err error
 	if s.role, err = startRole(d.ctx); err != nil {
 		return nil, err
@@ -33,7 +39,7 @@ func (s *cudaSampler) run() {
 		if !ok {
 			return
 		}
-		f.sumSample(s.read, scratch)
+		f.sum(func(from stretch, into []byte) error { return s.read(f.of, from, into) }, scratch)
 		if s.d.alive() != nil {
 			return
 		}
@@ -43,7 +49,7 @@ func (s *cudaSampler) run() {
 
 // read copies a stretch from the GPU. As with copies, what was read around the death of the peer's
 // process is not trusted.
-func (s *cudaSampler) read(p *peer, from stretch, into []byte) error {
+func (s *cudaSampler) read(p *gpuPeer, from stretch, into []byte) error {
 	if err := s.d.alive(); err != nil {
 		return err
 	}
@@ -72,5 +78,5 @@ func (d *CUDA) Sum(s *Sample) (Ticket, error) {
 	if err := d.alive(); err != nil {
 		return 0, err
 	}
-	return d.enterSample(s, d.sampler.work.put)
+	return d.table.enterSample(s, func(p *gpuPeer, f *summing) { d.sampler.work.put(cudaSample{f, p}) })
 }

@@ -21,7 +21,7 @@ func TestCUDASumsBeginBeforeTheEnd(t *testing.T) {
 		}
 		c.Runs = append(c.Runs, Run{ArenaOff: off, Len: n})
 	}
-	f := &cudaFlight{flight: &flight{copy: c, end: Done{Sums: make([]uint32, len(c.Blocks))}}, inOrder: true}
+	f := &cudaFlight{copy: c, flight: &flight{end: Done{Sums: make([]uint32, len(c.Blocks))}}, inOrder: true}
 	f.waits.Store(1)
 	s := &summers{arena: arena, parts: newQueue[sumPart]()}
 	d := &CUDA{sums: s}

@@ -17,7 +17,7 @@ type virtual struct {
 }
 
 // openVirtual maps the pieces of a region side by side. The region may end within the last granule of its last piece.
-func (d *CUDA) openVirtual(p *peer, im *Import, parts []Region) (*region, error) {
+func (d *CUDA) openVirtual(p *gpuPeer, im *Import, parts []Region) (*region, error) {
 	granule, err := d.ctx.Granularity()
 	if err != nil {
 		return nil, err
@@ -41,7 +41,7 @@ func (d *CUDA) openVirtual(p *peer, im *Import, parts []Region) (*region, error)
 	if err != nil {
 		return nil, errors.Join(err, v.close())
 	}
-	p.gpu.ranges = append(p.gpu.ranges, v)
+	p.ranges = append(p.ranges, v)
 	d.imports.Add(1)
 	return &region{size: size, addr: uint64(v.start)}, nil
 }

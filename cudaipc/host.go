@@ -2,16 +2,9 @@ package cudaipc
 
 import (
 	"fmt"
+	"time"
 
 	"golang.org/x/sys/unix"
-)
-
-// Limits of the host device.
-const (
-	MaxRegions   = 4096    // regions of one peer
-	MaxPeerBytes = 1 << 43 // bytes of all regions of one peer; they take address space, not memory
-	MaxCopies    = 1024    // copies of one peer that are under way or not asked for by Done
-	MaxCopyRuns  = 1 << 20 // runs of one copy
 )
 
 // populatePiece is how many bytes are populated in one call. The kernel holds the address space's lock meanwhile: more
@@ -39,7 +32,7 @@ type Host struct {
 	populated chan struct{} // closed when the populating goroutine has ended
 	stop      chan struct{} // closed to end it
 
-	table
+	table table[*hostPeer]
 }
 
 var _ Device = (*Host)(nil)
@@ -51,7 +44,7 @@ func OpenHost(o HostOptions) (*Host, error) {
 		return nil, fmt.Errorf("arena: %w", err)
 	}
 	h := &Host{arena: arena, onDeath: o.FireOnDeath, populated: make(chan struct{}), stop: make(chan struct{})}
-	h.init()
+	h.table.init()
 	if o.Populate {
 		go h.populate()
 	} else {
@@ -78,7 +71,7 @@ func (h *Host) populate() {
 
 // Close closes a peer, or with AllPeers the device.
 func (h *Host) Close(id PeerID) error {
-	closing, err := h.take(id, false)
+	closing, err := h.table.take(id, false)
 	for _, p := range closing {
 		p.close()
 	}
@@ -88,4 +81,43 @@ func (h *Host) Close(id PeerID) error {
 	close(h.stop)
 	<-h.populated
 	return unmap(h.arena)
+}
+
+// Poll answers each wait now. It stops at the first that cannot be answered.
+func (h *Host) Poll(waits []Wait, states []State) error {
+	h.table.rLock()
+	defer h.table.rUnlock()
+	for i := range waits {
+		p, err := h.table.peerLocked(waits[i].Peer)
+		if err == nil {
+			err = p.poll(&waits[i], &states[i])
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Copy checks a copy and puts it into its stream.
+func (h *Host) Copy(c *Copy) (Ticket, error) {
+	p, err := h.table.begin(c.Peer)
+	if err != nil {
+		return 0, err
+	}
+	if err := p.checkCopy(c, len(h.arena)); err != nil {
+		p.release()
+		return 0, fmt.Errorf("peer %d: %w", p.id, err)
+	}
+	return h.table.enter(p, func(f *flight) {
+		if p.streams[c.Dir] == nil {
+			p.streams[c.Dir] = startStream(p, h.arena)
+		}
+		p.streams[c.Dir].work <- hostCopy{f, c} // has room for MaxCopies
+	})
+}
+
+// Done waits for a copy. With timeout 0 or less it only looks.
+func (h *Host) Done(t Ticket, timeout time.Duration) (Done, bool, error) {
+	return h.table.done(t, timeout)
 }

@@ -1,7 +1,6 @@
 package cudaipc
 
 import (
-	"errors"
 	"fmt"
 	"hash/crc32"
 	"unsafe"
@@ -15,8 +14,6 @@ const (
 	remotePiece   = 256 << 10 // bytes: what was just copied is still in the second-level cache when it is summed
 )
 
-var errPeerDead = errors.New("the peer's process has ended")
-
 // piece is what one call moves.
 type piece struct {
 	local  []unix.Iovec
@@ -27,7 +24,7 @@ type piece struct {
 // remote moves runs between the peer's process and the arena, a piece at a time, the sum right beside it. It is the fall-back for
 // memory that has no descriptor. In a profile of it the kernel's copy is three fifths, the pinning of each page one fifth, and the sum, which is a pass of
 // its own here, another: larger calls save none of these. It is half as fast as copy(), where mapped regions are as fast.
-func (s *stream) remote(p *peer, r *region, dir Direction, runs []Run, sum uint32, sums bool) (uint32, error) {
+func (s *stream) remote(r *region, dir Direction, runs []Run, sum uint32, sums bool) (uint32, error) {
 	var v piece
 	for i := range runs {
 		run := &runs[i]
@@ -39,13 +36,13 @@ func (s *stream) remote(p *peer, r *region, dir Direction, runs []Run, sum uint3
 			here, addr = here[n:], addr+uintptr(n)
 			if v.full() {
 				var err error
-				if sum, err = s.flush(&v, p, dir, sum, sums); err != nil {
+				if sum, err = s.flush(&v, dir, sum, sums); err != nil {
 					return sum, err
 				}
 			}
 		}
 	}
-	return s.flush(&v, p, dir, sum, sums)
+	return s.flush(&v, dir, sum, sums)
 }
 
 func (v *piece) add(here []byte, addr uintptr) {
@@ -61,10 +58,11 @@ func (v *piece) full() bool { return v.bytes == remotePiece || len(v.remote) == 
 // flush does one call. A call that moved less than it should is an error: the rest of the peer's range is not
 // there (any more). The peer's process id is trusted only as long as its pidfd says that it lives; what was read
 // around its death is not.
-func (s *stream) flush(v *piece, p *peer, dir Direction, sum uint32, sums bool) (uint32, error) {
+func (s *stream) flush(v *piece, dir Direction, sum uint32, sums bool) (uint32, error) {
 	if v.bytes == 0 {
 		return sum, nil
 	}
+	p := s.peer
 	if p.dead() {
 		return sum, errPeerDead
 	}

@@ -10,10 +10,9 @@ var _ Summer = (*Host)(nil)
 
 // Sum checks a sample and hands it to the peer's sampler.
 func (h *Host) Sum(s *Sample) (Ticket, error) {
-	return h.enterSample(s, func(f *flight) {
-		p := f.peer
+	return h.table.enterSample(s, func(p *hostPeer, f *summing) {
 		if p.sampler == nil {
-			p.sampler = startHostSampler()
+			p.sampler = startHostSampler(p)
 		}
 		p.sampler.work <- f // has room for MaxCopies
 	})
@@ -22,21 +21,21 @@ func (h *Host) Sum(s *Sample) (Ticket, error) {
 // hostSampler sums the samples of one peer one after the other, on a goroutine of its own. Its peer
 // owns it.
 type hostSampler struct {
-	work  chan *flight
+	work  chan *summing
 	ended chan struct{}
 }
 
-func startHostSampler() *hostSampler {
-	s := &hostSampler{work: make(chan *flight, MaxCopies), ended: make(chan struct{})}
-	go s.run()
+func startHostSampler(p *hostPeer) *hostSampler {
+	s := &hostSampler{work: make(chan *summing, MaxCopies), ended: make(chan struct{})}
+	go s.run(p)
 	return s
 }
 
-func (s *hostSampler) run() {
+func (s *hostSampler) run(p *hostPeer) {
 	defer close(s.ended)
 	scratch := make([]byte, sampleScratch)
 	for f := range s.work {
-		f.sumSample(readHost, scratch)
+		f.sum(p.read, scratch)
 		f.finish()
 	}
 }
@@ -49,8 +48,8 @@ func (s *hostSampler) close() {
 	}
 }
 
-// readHost reads a mapped region, or the memory of the peer's process.
-func readHost(p *peer, from stretch, into []byte) error {
+// read reads a mapped region, or the memory of the peer's process.
+func (p *hostPeer) read(from stretch, into []byte) error {
 	if from.r.mem != nil {
 		return guarded(from.r.mem, nil, func() { copy(into, from.r.mem[from.off:]) })
 	}

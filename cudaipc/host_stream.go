@@ -3,13 +3,20 @@ package cudaipc
 // stream does the copies of one peer and direction one after the other, on a goroutine of its own. Its peer owns
 // it: peer.close ends it and waits.
 type stream struct {
-	work  chan *flight
+	peer  *hostPeer
+	work  chan hostCopy
 	ended chan struct{}
 	arena []byte
 }
 
-func startStream(arena []byte) *stream {
-	s := &stream{work: make(chan *flight, MaxCopies), ended: make(chan struct{}), arena: arena}
+// hostCopy is a copy that is under way.
+type hostCopy struct {
+	*flight
+	copy *Copy
+}
+
+func startStream(p *hostPeer, arena []byte) *stream {
+	s := &stream{peer: p, work: make(chan hostCopy, MaxCopies), ended: make(chan struct{}), arena: arena}
 	go s.run()
 	return s
 }
@@ -29,7 +36,7 @@ func (s *stream) close() {
 }
 
 // copy does all blocks of a copy. One that fails does not keep the next from being tried.
-func (s *stream) copy(f *flight) {
+func (s *stream) copy(f hostCopy) {
 	c := f.copy
 	if c.Sum {
 		f.end.Sums = make([]uint32, len(c.Blocks))
@@ -37,7 +44,7 @@ func (s *stream) copy(f *flight) {
 	runs := c.Runs
 	for i := range c.Blocks {
 		b := &c.Blocks[i]
-		sum, err := s.block(f.peer, c.Dir, runs[:b.Runs], b.Seed, c.Sum)
+		sum, err := s.block(c.Dir, runs[:b.Runs], b.Seed, c.Sum)
 		runs = runs[b.Runs:]
 		if c.Sum {
 			f.end.Sums[i] = sum
@@ -48,19 +55,10 @@ func (s *stream) copy(f *flight) {
 	}
 }
 
-// bad notes that block i of n did not arrive. The first reason is the one that is told.
-func (d *Done) bad(i, n int, err error) {
-	if d.Bad == nil {
-		d.Bad = make([]bool, n)
-		d.Err = err
-	}
-	d.Bad[i] = true
-}
-
 // block moves the runs of one block and gives the checksum.
-func (s *stream) block(p *peer, dir Direction, runs []Run, sum uint32, sums bool) (uint32, error) {
+func (s *stream) block(dir Direction, runs []Run, sum uint32, sums bool) (uint32, error) {
 	for len(runs) > 0 {
-		r := p.regions[runs[0].Region]
+		r := s.peer.regions[runs[0].Region]
 		n := 1
 		for n < len(runs) && runs[n].Region == runs[0].Region {
 			n++
@@ -69,7 +67,7 @@ func (s *stream) block(p *peer, dir Direction, runs []Run, sum uint32, sums bool
 		if r.mem != nil {
 			sum, err = s.mapped(r.mem, dir, runs[:n], sum, sums || fastMove)
 		} else {
-			sum, err = s.remote(p, r, dir, runs[:n], sum, sums)
+			sum, err = s.remote(r, dir, runs[:n], sum, sums)
 		}
 		if err != nil {
 			return sum, err

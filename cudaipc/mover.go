@@ -100,7 +100,7 @@ type Mover struct {
 		sync.RWMutex
 		life    *moverLife // nil: no process
 		peers   map[PeerID]*movedPeer
-		tickets tickets
+		tickets tickets[*movedCopy]
 		closed  bool
 		history moverHistory
 		facts   *GPUFacts // nil: no process has told any
@@ -170,7 +170,7 @@ func (m *Mover) beginClose(id PeerID) (*movedPeer, error) {
 		return nil, errClosed
 	case p == nil || p.opening:
 		return nil, fmt.Errorf("peer %d: %w", id, ErrPeer)
-	case p.closing || p.view.underWay.Load() > 0:
+	case p.closing || p.view.busy():
 		return nil, fmt.Errorf("peer %d: %w", id, ErrBusy)
 	}
 	p.closing = true
@@ -194,7 +194,7 @@ func (m *Mover) closeAll() error {
 		return errClosed
 	}
 	for id, p := range m.mu.peers {
-		if p.opening || p.closing || p.view.underWay.Load() > 0 {
+		if p.opening || p.closing || p.view.busy() {
 			m.mu.Unlock()
 			return fmt.Errorf("peer %d: %w", id, ErrBusy)
 		}

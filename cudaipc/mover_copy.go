@@ -8,7 +8,8 @@ import (
 
 // movedCopy is what the agent's side knows of a copy in a mover.
 type movedCopy struct {
-	peer   *movedPeer
+	flight
+	of     *movedPeer
 	way    int // its Direction, or sumWay
 	blocks int
 	sum    bool
@@ -25,12 +26,12 @@ func (m *Mover) Copy(c *Copy) (Ticket, error) {
 		return 0, err
 	}
 	if err := p.view.checkCopy(c, int(m.opts.ArenaSize)); err != nil {
-		p.view.underWay.Add(-1)
+		p.view.release()
 		return 0, fmt.Errorf("peer %d: %w", c.Peer, err)
 	}
-	t, err := m.ticket(&movedCopy{peer: p, way: int(c.Dir), blocks: len(c.Blocks), sum: c.Sum})
+	t, err := m.ticket(&movedCopy{of: p, way: int(c.Dir), blocks: len(c.Blocks), sum: c.Sum})
 	if err != nil {
-		p.view.underWay.Add(-1)
+		p.view.release()
 		return 0, err
 	}
 	buffer := copyBuffers.Get().(*[]byte)
@@ -46,20 +47,20 @@ func (m *Mover) beginCopy(id PeerID) (*movedPeer, error) {
 	defer m.mu.RUnlock()
 	p, err := m.peerLocked(id)
 	if err == nil {
-		p.view.underWay.Add(1)
+		p.view.hold()
 	}
 	return p, err
 }
 
 // ticket enters a copy into the books before it is sent, so that whatever ends finds it.
 func (m *Mover) ticket(c *movedCopy) (Ticket, error) {
-	p := c.peer
+	p := c.of
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if p.lost != nil {
 		return 0, fmt.Errorf("peer %d: %w: %w", p.view.id, p.lost, ErrPeer)
 	}
-	t, err := m.mu.tickets.enter(&flight{peer: p.view, moved: c})
+	t, err := m.mu.tickets.enter(p.view, c)
 	if err != nil {
 		return 0, err
 	}
@@ -73,24 +74,23 @@ func (m *Mover) ticket(c *movedCopy) (Ticket, error) {
 func (m *Mover) finish(t Ticket, d Done) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	f := m.mu.tickets.open[t]
-	if f == nil || f.moved.ended {
+	c := m.mu.tickets.open[t]
+	if c == nil || c.ended {
 		return fmt.Errorf("end of copy %d, which is not under way: %w", t, errMoverWire)
 	}
-	if c := f.moved; (d.Bad != nil && len(d.Bad) != c.blocks) || (d.Bad != nil) != (d.Err != nil) || (c.sum && len(d.Sums) != c.blocks) {
+	if (d.Bad != nil && len(d.Bad) != c.blocks) || (d.Bad != nil) != (d.Err != nil) || (c.sum && len(d.Sums) != c.blocks) {
 		return fmt.Errorf("end of copy %d: %d bad, %d sums of %d blocks: %w", t, len(d.Bad), len(d.Sums), c.blocks, errMoverWire)
 	}
-	f.endMovedLocked(d)
+	c.endLocked(d)
 	return nil
 }
 
-// endMovedLocked ends the copy of a mover; Mover.mu is held.
-func (f *flight) endMovedLocked(d Done) {
-	c := f.moved
-	f.end, c.ended = d, true
-	c.peer.pending[c.way]--
-	c.peer.since[c.way] = c.peer.life.clock.Load()
-	f.finish()
+// endLocked ends the copy of a mover; Mover.mu is held.
+func (c *movedCopy) endLocked(d Done) {
+	c.end, c.ended = d, true
+	c.of.pending[c.way]--
+	c.of.since[c.way] = c.of.life.clock.Load()
+	c.finish()
 }
 
 // Done waits for a copy. With timeout 0 or less it only looks.

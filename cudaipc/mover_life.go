@@ -243,9 +243,9 @@ func (m *Mover) bury(l *moverLife) (lost []PeerID) {
 			}
 		}
 	}
-	for _, f := range m.mu.tickets.open {
-		if c := f.moved; c.peer.life == l && !c.ended {
-			f.endMovedLocked(allBad(&Copy{Sum: c.sum, Blocks: make([]Block, c.blocks)}, l.err()))
+	for _, c := range m.mu.tickets.open {
+		if c.of.life == l && !c.ended {
+			c.endLocked(allBad(&Copy{Sum: c.sum, Blocks: make([]Block, c.blocks)}, l.err()))
 		}
 	}
 	return lost

@@ -1,10 +1,6 @@
 package cudaipc
 
-import (
-	"fmt"
-
-	"golang.org/x/sys/unix"
-)
+import "fmt"
 
 // movedPeer is a peer whose regions are open in a mover. All but view and asks is under Mover.mu.
 type movedPeer struct {
@@ -23,7 +19,7 @@ type movedPeer struct {
 
 // Import opens the regions of a peer in the mover, all or none.
 func (m *Mover) Import(im Import) error {
-	defer closeImport(&im)
+	defer im.closeAll()
 	if im.Peer == AllPeers {
 		return fmt.Errorf("peer %d stands for all peers: %w", im.Peer, ErrPeer)
 	}
@@ -71,23 +67,14 @@ func (m *Mover) seat(im *Import) (*movedPeer, error) {
 	return p, nil
 }
 
-// onGPU says whether a peer has GPU memory, and so a GPU's events.
-func (im *Import) onGPU() bool {
-	for i := range im.Regions {
-		if k := im.Regions[i].Kind; k == KindCUDA || k == KindCUDAFD {
-			return true
-		}
-	}
-	return false
-}
-
 // viewPeer makes the agent's view of a peer. What is wrong with the rest of the regions is for the device to say.
 func viewPeer(im *Import, fireOnDeath bool) (*peer, error) {
 	if len(im.Regions) > MaxRegions {
 		return nil, fmt.Errorf("%d regions, at most %d: %w", len(im.Regions), MaxRegions, ErrRange)
 	}
-	p := &peer{id: im.Peer, pid: im.Pid, pidfd: -1, regions: map[RegionID]*region{}, tickets: map[Ticket]struct{}{}}
-	err := p.view(im)
+	p := &peer{}
+	p.prepare(im)
+	err := viewRegions(p, im)
 	if err == nil && im.Pid > 0 {
 		p.fireOnDeath = fireOnDeath && !im.onGPU()
 		if dead := p.watch(); p.fireOnDeath {
@@ -101,7 +88,8 @@ func viewPeer(im *Import, fireOnDeath bool) (*peer, error) {
 	return p, nil
 }
 
-func (p *peer) view(im *Import) error {
+// viewRegions notes the regions of a peer, and finds its words.
+func viewRegions(p *peer, im *Import) error {
 	cell := uint64(EventCell)
 	if im.onGPU() {
 		cell = CUDAEventCell
@@ -116,7 +104,7 @@ func (p *peer) view(im *Import) error {
 			return fmt.Errorf("region %d: %d bytes behind %d, allowed: 1 to %d in all: %w", r.ID, r.Size, total, int64(MaxPeerBytes), ErrRange)
 		}
 		total += r.Size
-		if err := p.viewRegion(im, i); err != nil {
+		if err := viewRegion(p, im, i); err != nil {
 			return fmt.Errorf("region %d: %w", r.ID, err)
 		}
 	}
@@ -124,7 +112,7 @@ func (p *peer) view(im *Import) error {
 }
 
 // viewRegion notes the size of region i, and maps it if the words are in it.
-func (p *peer) viewRegion(im *Import, i int) error {
+func viewRegion(p *peer, im *Import, i int) error {
 	r := &im.Regions[i]
 	if have := p.regions[r.ID]; have != nil {
 		if before := &im.Regions[i-1]; r.Kind != KindCUDAFD || before.Kind != KindCUDAFD || before.ID != r.ID {
@@ -137,17 +125,9 @@ func (p *peer) viewRegion(im *Import, i int) error {
 	if s := im.Sync; s == nil || *s == (Sync{}) || s.Region != r.ID || r.Kind != KindFD {
 		return nil
 	}
-	opened, err := openRegion(r, im.Pid)
+	mem, err := mapFD(r.FD, int64(r.Size))
 	if err == nil {
-		p.regions[r.ID] = opened
+		p.regions[r.ID].mem = mem
 	}
 	return err
-}
-
-// closeImport closes every descriptor of an import.
-func closeImport(im *Import) {
-	closeDescriptors(im.Regions)
-	if im.Proof > 0 {
-		_ = unix.Close(im.Proof)
-	}
 }

@@ -16,7 +16,7 @@ func (m *Mover) LoadEvents(id PeerID, off uint64, count uint32) ([]byte, error) 
 	if err != nil {
 		return nil, err
 	}
-	defer p.view.underWay.Add(-1)
+	defer p.view.release()
 	if err := p.view.checkLoadEvents(off, count); err != nil {
 		return nil, err
 	}
@@ -45,14 +45,8 @@ func (n *Node) LoadEvents(id PeerID, off uint64, count uint32) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, ok := d.Device.(Recorder)
-	if !ok {
-		return nil, fmt.Errorf("peer %d: %w", id, errNoRecorder)
-	}
-	return r.LoadEvents(id, off, count)
+	return askLoadEvents(d.Device, id, off, count)
 }
-
-var errNoRecorder = fmt.Errorf("load events are of a GPU, and this is none: %w", ErrKind)
 
 func putEvents(b []byte, number uint64, id PeerID, off uint64, count uint32) []byte {
 	return put32(put64(put32(putHead(b, msgEvents, number), uint32(id)), off), count)
@@ -80,10 +74,8 @@ func takeEventsAre(f *fields) ([]byte, error) {
 func (s *moverServer) loadEvents(number uint64, id PeerID, off uint64, count uint32) {
 	err := errNoSetup
 	var handles []byte
-	if r, ok := s.device().(Recorder); ok {
-		handles, err = r.LoadEvents(id, off, count)
-	} else if s.device() != nil {
-		err = errNoRecorder
+	if d := s.device(); d != nil {
+		handles, err = askLoadEvents(d, id, off, count)
 	}
 	if !s.lost(err) {
 		_ = s.send(putEventsAre(nil, number, handles, err)) // as in answer

@@ -21,12 +21,12 @@ func (m *Mover) Sum(s *Sample) (Ticket, error) {
 		return 0, err
 	}
 	if err := p.view.checkSample(s); err != nil {
-		p.view.underWay.Add(-1)
+		p.view.release()
 		return 0, fmt.Errorf("peer %d: %w", s.Peer, err)
 	}
-	t, err := m.ticket(&movedCopy{peer: p, way: sumWay, blocks: len(s.Blocks), sum: true})
+	t, err := m.ticket(&movedCopy{of: p, way: sumWay, blocks: len(s.Blocks), sum: true})
 	if err != nil {
-		p.view.underWay.Add(-1)
+		p.view.release()
 		return 0, err
 	}
 	_ = p.life.post("sample", putSample(nil, t, s), nil) // if it fails the life ends, and the sample with it

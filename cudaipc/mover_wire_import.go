@@ -30,8 +30,6 @@ func putImport(b []byte, number uint64, im *Import) (msg []byte, fds []int) {
 	return b, fds
 }
 
-func (r *Region) hasFD() bool { return r.Kind == KindFD || r.Kind == KindCUDAFD }
-
 const (
 	importRegion = 25 // least bytes of a region in an import
 	// maxMoverHandle is the longest handle of a region that is carried, bytes.

@@ -73,7 +73,7 @@ func watchDevice(d Device, lost func(PeerID, error)) {
 func (n *Node) Import(im Import) error {
 	d, err := n.route(&im)
 	if err != nil {
-		closeImport(&im)
+		im.closeAll()
 		return fmt.Errorf("peer %d: %w", im.Peer, err)
 	}
 	err = d.Import(im)

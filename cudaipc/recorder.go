@@ -14,13 +14,10 @@ type Recorder interface {
 	LoadEvents(id PeerID, off uint64, count uint32) ([]byte, error)
 }
 
-// checkLoadEvents holds the words of load events against the peer's sync region.
-func (p *peer) checkLoadEvents(off uint64, count uint32) error {
-	if count < 1 || count > MaxLoadEvents {
-		return fmt.Errorf("peer %d: %d load events, allowed: 1 to %d: %w", p.id, count, MaxLoadEvents, ErrRange)
+// askLoadEvents asks a device for load events, if it can make them.
+func askLoadEvents(d Device, id PeerID, off uint64, count uint32) ([]byte, error) {
+	if r, ok := d.(Recorder); ok {
+		return r.LoadEvents(id, off, count)
 	}
-	if size := uint64(len(p.words)); off%8 != 0 || off > size || uint64(count)*8 > size-off {
-		return fmt.Errorf("peer %d: %d words of load events at %d of the sync region, which has %d bytes, aligned to 8: %w", p.id, count, off, size, ErrRange)
-	}
-	return nil
+	return nil, fmt.Errorf("peer %d: load events are of a GPU, and this is none: %w", id, ErrKind)
 }

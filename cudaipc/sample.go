@@ -3,7 +3,6 @@ package cudaipc
 import (
 	"fmt"
 	"hash/crc32"
-	"math/bits"
 	"time"
 )
 
@@ -65,53 +64,6 @@ func SumBytes(state uint32, mapping []byte, off, n int64) (sum uint32, err error
 	return sum, err
 }
 
-// checkSample holds a sample against the peer's regions. Nothing here may overflow.
-func (p *peer) checkSample(s *Sample) error {
-	switch {
-	case s.Within <= 0 || s.Within > MaxSampleWait:
-		return fmt.Errorf("within %v, allowed: above 0, at most %v: %w", s.Within, MaxSampleWait, ErrRange)
-	case len(s.Pieces) > MaxCopyRuns || len(s.Blocks) > MaxCopyRuns:
-		return fmt.Errorf("%d pieces, %d blocks, at most %d: %w", len(s.Pieces), len(s.Blocks), MaxCopyRuns, ErrRange)
-	}
-	last := uint32(0) // of the blocks: if it is within the regions, all are
-	for i := range s.Blocks {
-		last = max(last, s.Blocks[i].Block)
-	}
-	for i := range s.Pieces {
-		piece := &s.Pieces[i]
-		r := p.regions[piece.Region]
-		if r == nil {
-			return fmt.Errorf("piece %d: region %d is not there: %w", i, piece.Region, ErrRange)
-		}
-		over, far := bits.Mul64(piece.Stride, uint64(last))
-		if over != 0 || far > r.size || piece.Offset > r.size-far || uint64(piece.Bytes) > r.size-far-piece.Offset {
-			return fmt.Errorf("piece %d: %d bytes at %d + %d * %d of region %d, which has %d: %w",
-				i, piece.Bytes, piece.Offset, last, piece.Stride, piece.Region, r.size, ErrRange)
-		}
-	}
-	return nil
-}
-
-// enterSample checks a sample, gives it its ticket, and hands it to submit, which must not wait.
-func (t *table) enterSample(s *Sample, submit func(*flight)) (Ticket, error) {
-	p, err := t.begin(s.Peer)
-	if err != nil {
-		return 0, err
-	}
-	if err = p.checkSample(s); err == nil {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		f := &flight{peer: p, sample: s, until: time.Now().Add(s.Within)}
-		var ticket Ticket
-		if ticket, err = t.mu.tickets.enter(f); err == nil {
-			submit(f)
-			return ticket, nil
-		}
-	}
-	p.underWay.Add(-1)
-	return 0, fmt.Errorf("peer %d: %w", p.id, err)
-}
-
 // stretch is some bytes of a region.
 type stretch struct {
 	r   *region
@@ -120,10 +72,17 @@ type stretch struct {
 
 // readPeer fills a slice with the bytes of a stretch. When it returns, the peer's memory is not
 // read any more.
-type readPeer func(p *peer, from stretch, into []byte) error
+type readPeer func(from stretch, into []byte) error
 
-// sumSample makes the sums of a flight's sample. scratch is of sampleScratch bytes.
-func (f *flight) sumSample(read readPeer, scratch []byte) {
+// summing is a sample from its submission until Done has told its end.
+type summing struct {
+	*flight
+	sample *Sample
+	until  time.Time
+}
+
+// sum makes the sums of a sample. scratch is of sampleScratch bytes.
+func (f *summing) sum(read readPeer, scratch []byte) {
 	s := f.sample
 	f.end.Sums = make([]uint32, len(s.Blocks))
 	for i := range s.Blocks {
@@ -135,7 +94,7 @@ func (f *flight) sumSample(read readPeer, scratch []byte) {
 	}
 }
 
-func (f *flight) sumBlock(b *SampleBlock, read readPeer, scratch []byte) (uint32, error) {
+func (f *summing) sumBlock(b *SampleBlock, read readPeer, scratch []byte) (uint32, error) {
 	sum := b.Seed
 	for i := range f.sample.Pieces {
 		piece := &f.sample.Pieces[i]
@@ -145,7 +104,7 @@ func (f *flight) sumBlock(b *SampleBlock, read readPeer, scratch []byte) (uint32
 				return 0, errSampleLate
 			}
 			part := scratch[:min(left, len(scratch))]
-			if err := read(f.peer, at, part); err != nil {
+			if err := read(at, part); err != nil {
 				return 0, err
 			}
 			sum = crc32.Update(sum, castagnoli, part)

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"sync/atomic"
 	"unsafe"
+
+	"github.com/kvagent/kvagent/pagefault"
 )
 
 // stepWord, event and revoke words lie in memory that two processes share. They are read and written only by
@@ -45,3 +47,56 @@ func words(name string, off uint64, n uint32, each, align, size uint64) error {
 	}
 	return nil
 }
+
+// poll answers a wait from the words of a peer, the event too.
+func (p *peer) poll(w *Wait, s *State) error {
+	if err := p.checkWait(w); err != nil {
+		return err
+	}
+	*s = State{Fired: true}
+	if p.words == nil {
+		return nil
+	}
+	if err := p.pollWords(w, s); err != nil {
+		return err
+	}
+	if !s.Fired && p.fireOnDeath && p.dead() {
+		s.Fired = true
+	}
+	return nil
+}
+
+func (p *peer) checkWait(w *Wait) error {
+	if (w.Event != None && w.Event >= p.sync.Events) || (w.Revoke != None && w.Revoke >= p.sync.Revokes) {
+		return fmt.Errorf("event %d of %d, revocation word %d of %d: %w",
+			w.Event, p.sync.Events, w.Revoke, p.sync.Revokes, ErrRange)
+	}
+	return nil
+}
+
+// pollWords reads a peer's words, which may go away under the hand.
+func (p *peer) pollWords(w *Wait, s *State) error {
+	err := guarded(p.words, p.words, func() { p.read(w, s) })
+	if err != nil {
+		return fmt.Errorf("peer %d: sync words: %w: %w", p.id, err, ErrPeer)
+	}
+	return nil
+}
+
+// read takes the event before the step word: an event seen as fired then proves the step that was written
+// before it.
+func (p *peer) read(w *Wait, s *State) {
+	if w.Event != None {
+		s.Fired = fired(p.words, p.sync.EventsOff+uint64(w.Event)*EventCell)
+	}
+	s.Step = atomic.LoadUint64(word64(p.words, p.sync.StepOff))
+	if w.Revoke != None {
+		s.Revoked = atomic.LoadUint32(word32(p.words, p.sync.RevokeOff+uint64(w.Revoke)*4)) != 0
+	}
+}
+
+// guarded runs f, which touches the mappings a and b and nothing else that can fault. A fault in them becomes an
+// error. It is what protects this process from a peer that cuts off its file under our mapping, or of whose file
+// no page can be had: the kernel's SIGBUS then ends the copy, not the agent. Requiring a seal against shrinking
+// instead would leave the second case, and memory that comes from libraries that do not seal.
+func guarded(a, b []byte, f func()) error { return pagefault.Guard(a, b, f) }

@@ -2,37 +2,15 @@ package cudaipc
 
 import (
 	"fmt"
-	"math"
 
 	"golang.org/x/sys/unix"
 )
 
-// region is an imported region of the host device: mapped here (mem), or a range of the peer's process.
+// region is an imported region: mapped here (mem), or at an address of the peer's process or of a GPU.
 type region struct {
 	size uint64
 	mem  []byte // KindFD
-	addr uint64 // KindPeer
-}
-
-// openRegion opens one region. The descriptor is the caller's to close.
-func openRegion(r *Region, pid int) (*region, error) {
-	if r.Size == 0 || r.Size > MaxPeerBytes {
-		return nil, fmt.Errorf("size %d is not within 1 and %d bytes: %w", r.Size, int64(MaxPeerBytes), ErrRange)
-	}
-	switch r.Kind {
-	case KindFD:
-		mem, err := mapFD(r.FD, int64(r.Size))
-		return &region{size: r.Size, mem: mem}, err
-	case KindPeer:
-		if pid <= 0 {
-			return nil, fmt.Errorf("the peer's process is not known (share the PID namespace): %w", ErrKind)
-		}
-		if r.Addr > math.MaxInt64 || r.Addr+r.Size > math.MaxInt64 {
-			return nil, fmt.Errorf("address %#x and size %d: %w", r.Addr, r.Size, ErrRange)
-		}
-		return &region{size: r.Size, addr: r.Addr}, nil
-	}
-	return nil, fmt.Errorf("kind %d on the host device: %w", r.Kind, ErrKind)
+	addr uint64 // the other kinds
 }
 
 func (r *region) close() {
@@ -68,3 +46,33 @@ func mapFD(fd int, size int64) ([]byte, error) {
 
 // unmap ends a mapping of mapFD, which is as long as its capacity.
 func unmap(mem []byte) error { return unix.Munmap(mem[:cap(mem)]) }
+
+// hasFD says whether a region of this kind comes with a descriptor.
+func (r *Region) hasFD() bool { return r.Kind == KindFD || r.Kind == KindCUDAFD }
+
+// onGPU says whether a peer has GPU memory, and so a GPU's events.
+func (im *Import) onGPU() bool {
+	for i := range im.Regions {
+		if k := im.Regions[i].Kind; k == KindCUDA || k == KindCUDAFD {
+			return true
+		}
+	}
+	return false
+}
+
+// closeRegions closes the descriptors of an import's regions.
+func (im *Import) closeRegions() {
+	for i := range im.Regions {
+		if r := &im.Regions[i]; r.hasFD() && r.FD >= 0 {
+			_ = unix.Close(r.FD)
+		}
+	}
+}
+
+// closeAll closes every descriptor of an import.
+func (im *Import) closeAll() {
+	im.closeRegions()
+	if im.Proof > 0 {
+		_ = unix.Close(im.Proof)
+	}
+}
