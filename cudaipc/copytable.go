@@ -108,3 +108,13 @@ func (t *CopyTable) String() string {
 	}
 	return text
 }
+
+// names says whether any rule names the path.
+func (t *CopyTable) names(p CopyPath) bool {
+	for i := range t.Rules {
+		if t.Rules[i].Flat == p || t.Rules[i].Rows == p {
+			return true
+		}
+	}
+	return false
+}

@@ -34,7 +34,7 @@ type CUDA struct {
 	facts  GPUFacts
 	limits CUDALimits
 
-	opener, asker *role
+	opener, asker *driver.Role
 	lanes         [2]*lane // by Direction
 	pins          *pins
 	sums          *summers
@@ -51,6 +51,9 @@ type CUDA struct {
 }
 
 var _ Device = (*CUDA)(nil)
+
+// HasCUDA says whether this program is built with the device (build tag cuda).
+const HasCUDA = true
 
 // OpenCUDA opens a GPU for peers. Close(AllPeers) gives everything back.
 func OpenCUDA(o CUDAOptions) (*CUDA, error) {
@@ -85,17 +88,17 @@ func (d *CUDA) open(o *CUDAOptions) (err error) {
 	if d.ctx, err = driver.Retain(d.gpu.Ordinal); err != nil {
 		return whyNotOpened(err)
 	}
-	if d.opener, err = startRole(d.ctx); err != nil {
+	if d.opener, err = driver.StartRole(d.ctx); err != nil {
 		return err
 	}
-	d.opener.do(func() {
+	d.opener.Do(func() {
 		d.ctx.Lower()
 		d.limits.Stack, d.limits.Printing, d.limits.Heap = d.ctx.Limits()
 	})
 	if o.Table.names(CopyKernel) {
-		d.opener.do(d.kernel.load)
+		d.opener.Do(d.kernel.load)
 	}
-	if d.asker, err = startRole(d.ctx); err != nil {
+	if d.asker, err = driver.StartRole(d.ctx); err != nil {
 		return err
 	}
 	d.sums = startSummers(d.arena)
@@ -129,11 +132,11 @@ func (d *CUDA) shut() error {
 	}
 	d.sampler.close()
 	if d.opener != nil && d.alive() == nil {
-		d.opener.do(func() { errs = append(errs, d.kernel.unload()) })
+		d.opener.Do(func() { errs = append(errs, d.kernel.unload()) })
 	}
-	for _, r := range []*role{d.asker, d.opener} {
+	for _, r := range []*driver.Role{d.asker, d.opener} {
 		if r != nil {
-			r.close()
+			r.Close()
 		}
 	}
 	if d.alive() != nil { // what is pinned stays pinned, and so mapped, until the process ends
@@ -159,7 +162,7 @@ func (d *CUDA) Close(id PeerID) error {
 		return err
 	}
 	if lost == nil && len(closing) > 0 {
-		d.opener.do(func() {
+		d.opener.Do(func() {
 			for _, p := range closing {
 				err = errors.Join(err, d.closeOnGPU(p))
 			}
@@ -173,6 +176,9 @@ func (d *CUDA) Close(id PeerID) error {
 	}
 	return err
 }
+
+// Learn sets the facts that Info tells, before anybody else has the device.
+func (d *CUDA) Learn(f GPUFacts) { d.facts = f }
 
 // Lost is closed when no call of the device can succeed any more; LostBy says why.
 func (d *CUDA) Lost() <-chan struct{} { return d.lost.ch }

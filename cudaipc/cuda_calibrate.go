@@ -46,11 +46,11 @@ func (d *CUDA) Calibrate() (CopyTable, error) {
 	if err := d.alive(); err != nil {
 		return CopyTable{}, err
 	}
-	r, err := startRole(d.ctx)
-	defer r.close()
+	r, err := driver.StartRole(d.ctx)
+	defer r.Close()
 	table := CopyTable{GPU: d.gpu.Name, Driver: driver.Version(), Version: CopyTableVersion}
 	if err == nil {
-		r.do(func() { table.Rules, err = calibrate(d.measureKernel) })
+		r.Do(func() { table.Rules, err = calibrate(d.measureKernel) })
 	}
 	if err != nil {
 		return CopyTable{}, fmt.Errorf("calibrate: %w", d.judge(err))
@@ -212,7 +212,7 @@ func (c *calibration) median(n uint64, path CopyPath, toHost bool) (time.Duratio
 func (c *calibration) launch(n uint64, path CopyPath, toHost bool) error {
 	rows := calibrateBytes / (2 * n)
 	if path == CopyRect {
-		r := driver.Rect{Dst: hostAddr(c.host), Src: uint64(c.gpu), Width: n, Rows: rows, DstPitch: n, SrcPitch: 2 * n}
+		r := driver.Rect{Dst: driver.HostAddr(c.host), Src: uint64(c.gpu), Width: n, Rows: rows, DstPitch: n, SrcPitch: 2 * n}
 		if !toHost {
 			r.Dst, r.Src, r.DstPitch, r.SrcPitch = r.Src, r.Dst, r.SrcPitch, r.DstPitch
 		}
@@ -223,7 +223,7 @@ func (c *calibration) launch(n uint64, path CopyPath, toHost bool) error {
 	}
 	var list driver.List
 	for i := range rows {
-		if dev, host := uint64(c.gpu)+2*n*i, hostAddr(c.host)+n*i; toHost {
+		if dev, host := uint64(c.gpu)+2*n*i, driver.HostAddr(c.host)+n*i; toHost {
 			list.Add(host, dev, n)
 		} else {
 			list.Add(dev, host, n)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -18,8 +17,8 @@ import (
 type CUDAEngine struct {
 	gpu           driver.GPU
 	ctx           *driver.Context
-	front, copier *role // launch; copy for the CPU
-	engineWords         // pinned; behind them the gates of the streams, and the words of load events
+	front, copier *driver.Role // launch; copy for the CPU
+	engineWords                // pinned; behind them the gates of the streams, and the words of load events
 	recorded      []driver.Event
 	loads         []driver.Event // of a device
 
@@ -58,16 +57,16 @@ func (e *CUDAEngine) open(events, revokes uint32) (err error) {
 	if e.ctx, err = driver.Retain(e.gpu.Ordinal); err != nil {
 		return err
 	}
-	if e.copier, err = startRole(e.ctx); err != nil {
+	if e.copier, err = driver.StartRole(e.ctx); err != nil {
 		return err
 	}
-	if e.front, err = startRole(e.ctx); err != nil {
+	if e.front, err = driver.StartRole(e.ctx); err != nil {
 		return err
 	}
 	if e.engineWords, err = newEngineWords(events, CUDAEventCell, revokes, maxStreams*gateBytes+MaxLoadEvents*8); err != nil {
 		return err
 	}
-	e.front.do(func() { err = e.openEvents(events) })
+	e.front.Do(func() { err = e.openEvents(events) })
 	return err
 }
 
@@ -106,11 +105,11 @@ func (e *CUDAEngine) Close() error {
 		errs = append(errs, s.close())
 	}
 	if e.front != nil {
-		e.front.do(func() { errs = append(errs, e.freeAll()) })
+		e.front.Do(func() { errs = append(errs, e.freeAll()) })
 	}
-	for _, r := range []*role{e.front, e.copier} {
+	for _, r := range []*driver.Role{e.front, e.copier} {
 		if r != nil {
-			r.close()
+			r.Close()
 		}
 	}
 	if e.ctx != nil {
@@ -152,5 +151,3 @@ func (e *CUDAEngine) wordAddr(off uint64) (driver.Addr, error) {
 	start, err := driver.Address(e.words.Mem)
 	return start + driver.Addr(off), err
 }
-
-func hostAddr(mem []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))) }

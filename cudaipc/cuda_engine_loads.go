@@ -20,7 +20,7 @@ func (e *CUDAEngine) OpenLoads(handles []byte) error {
 		return fmt.Errorf("%d bytes of handles, allowed: 1 to %d times %d", n, MaxLoadEvents, CUDAEventCell)
 	}
 	var err error
-	e.front.do(func() {
+	e.front.Do(func() {
 		for ; err == nil && len(handles) > 0; handles = handles[CUDAEventCell:] {
 			var event driver.Event
 			if event, err = driver.OpenEvent((*driver.Handle)(handles)); err == nil {

@@ -56,7 +56,7 @@ func (e *CUDAEngine) AllocTogether(ids []RegionID, sizes []int64) ([]*CUDAMemory
 	var base driver.Addr
 	var handle driver.Handle
 	var err error
-	e.front.do(func() { base, handle, err = allocate(total) })
+	e.front.Do(func() { base, handle, err = allocate(total) })
 	if err != nil {
 		return nil, err
 	}
@@ -112,40 +112,41 @@ func (e *CUDAEngine) AllocVirtual(id RegionID, size, piece int64) (*CUDAMemory, 
 		return nil, fmt.Errorf("region %d: pieces of %d bytes", id, piece)
 	}
 	m := &CUDAMemory{ID: id, engine: e, size: size}
-	v := &virtual{size: whole(uint64(size), uint64(piece))}
+	var v *driver.Range
 	var err error
-	e.front.do(func() { err = m.fill(v, uint64(piece)) })
+	e.front.Do(func() { v, err = m.fill(driver.Whole(uint64(size), uint64(piece)), uint64(piece)) })
 	if err != nil {
 		return nil, err
 	}
-	m.start = v.start
-	m.parts[len(m.parts)-1].Size -= v.size - uint64(size)
+	m.start = v.Start
+	m.parts[len(m.parts)-1].Size -= v.Size - uint64(size)
 	e.mu.memory = append(e.mu.memory, m)
-	e.mu.owned = append(e.mu.owned, v.close)
+	e.mu.owned = append(e.mu.owned, v.Close)
 	return m, nil
 }
 
 // fill reserves the range and makes its pieces. In the front.
-func (m *CUDAMemory) fill(v *virtual, piece uint64) (err error) {
-	if v.start, err = driver.Reserve(v.size); err != nil {
-		return err
+func (m *CUDAMemory) fill(size, piece uint64) (*driver.Range, error) {
+	v, err := driver.NewRange(size)
+	if err != nil {
+		return nil, err
 	}
-	for at := v.start; err == nil && at < v.start+driver.Addr(v.size); at += driver.Addr(piece) {
-		err = m.piece(v, at, piece)
-	}
-	if err == nil {
-		err = m.engine.ctx.Allow(v.start, v.size)
+	for n := uint64(0); err == nil && n < size; n += piece {
+		err = m.piece(v, piece)
 	}
 	if err == nil {
-		err = driver.Clear(v.start, int64(v.size))
+		err = m.engine.ctx.Allow(v.Start, v.Size)
+	}
+	if err == nil {
+		err = driver.Clear(v.Start, int64(v.Size))
 	}
 	if err != nil {
-		return errors.Join(err, v.close())
+		return nil, errors.Join(err, v.Close())
 	}
-	return nil
+	return v, nil
 }
 
-func (m *CUDAMemory) piece(v *virtual, at driver.Addr, size uint64) error {
+func (m *CUDAMemory) piece(v *driver.Range, size uint64) error {
 	p, err := m.engine.ctx.Create(size)
 	if err != nil {
 		return err
@@ -153,10 +154,7 @@ func (m *CUDAMemory) piece(v *virtual, at driver.Addr, size uint64) error {
 	fd, err := p.Export()
 	if err == nil {
 		m.parts = append(m.parts, Region{ID: m.ID, Kind: KindCUDAFD, Size: size, FD: fd})
-		err = p.Map(at, size)
-	}
-	if err == nil {
-		v.mapped = append(v.mapped, size)
+		err = v.Map(p, size)
 	}
 	return errors.Join(err, p.Release())
 }
@@ -167,7 +165,7 @@ func (m *CUDAMemory) WriteAt(p []byte, off int64) (int, error) {
 		return 0, err
 	}
 	var err error
-	m.engine.copier.do(func() { err = driver.Write(m.start+driver.Addr(off), p) })
+	m.engine.copier.Do(func() { err = driver.Write(m.start+driver.Addr(off), p) })
 	return len(p), err
 }
 
@@ -177,7 +175,7 @@ func (m *CUDAMemory) ReadAt(p []byte, off int64) (int, error) {
 		return 0, err
 	}
 	var err error
-	m.engine.copier.do(func() { err = driver.Read(p, m.start+driver.Addr(off)) })
+	m.engine.copier.Do(func() { err = driver.Read(p, m.start+driver.Addr(off)) })
 	return len(p), err
 }
 

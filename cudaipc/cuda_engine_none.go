@@ -28,3 +28,9 @@ func (*CUDAEngine) AllocVirtual(RegionID, int64, int64) (*CUDAMemory, error) { r
 
 // NewStream starts a stream.
 func (*CUDAEngine) NewStream() *CUDAStream { return nil }
+
+// Fill is never called: there is no engine.
+func (*CUDAStream) Fill(*CUDAMemory, int64, int64, uint32) {}
+
+// Finish is never called: there is no engine.
+func (*CUDAStream) Finish() {}

@@ -7,6 +7,9 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
@@ -20,8 +23,8 @@ type CUDAStream struct {
 	reached, pass  *uint32     // the gate: kernels that the stream got to, kernels that have ended
 	reachedAt      driver.Addr // the same, as the GPU sees them
 	passAt, stepAt driver.Addr
-	scratch        driver.Addr // 8 bytes on the GPU: the step on its way to the word
-	kernels        *queue[func()]
+	scratch        driver.Addr   // 8 bytes on the GPU: the step on its way to the word
+	kernels        chan func()   // has room for those that room lets in
 	room           chan struct{} // one for each kernel that waits, at most HostStreamOps
 	ended          sync.WaitGroup
 
@@ -38,11 +41,11 @@ func (e *CUDAEngine) NewStream() *CUDAStream {
 	}
 	at := e.behind + uint64(len(e.mu.streams))*gateBytes
 	s := &CUDAStream{
-		engine: e, kernels: newQueue[func()](), room: make(chan struct{}, HostStreamOps),
+		engine: e, kernels: make(chan func(), HostStreamOps), room: make(chan struct{}, HostStreamOps),
 		reached: word32(e.words.Mem, at), pass: word32(e.words.Mem, at+gateBytes/2),
 	}
 	var err error
-	e.front.do(func() { err = s.open(at) })
+	e.front.Do(func() { err = s.open(at) })
 	if err != nil {
 		panic(fmt.Sprintf("NewStream: %v", err))
 	}
@@ -68,18 +71,22 @@ func (s *CUDAStream) open(gate uint64) (err error) {
 
 // run does the kernels when the stream gets to them.
 func (s *CUDAStream) run() {
-	for n := uint32(1); ; n++ {
-		f, ok := s.kernels.take(true)
-		if !ok {
-			return
-		}
+	n := uint32(0)
+	for f := range s.kernels {
+		n++
 		for int32(atomic.LoadUint32(s.reached)-n) < 0 {
-			pause(0)
+			look()
 		}
 		f()
 		atomic.StoreUint32(s.pass, n)
 		<-s.room
 	}
+}
+
+// look pauses between two looks at a gate, as shortly as the kernel lets it.
+func look() {
+	t := unix.NsecToTimespec(int64(10 * time.Microsecond))
+	_ = unix.Nanosleep(&t, nil)
 }
 
 // Launch enqueues a kernel: f runs when everything launched before has ended.
@@ -92,7 +99,7 @@ func (s *CUDAStream) Launch(f func()) {
 	s.enqueue("Launch", func() error {
 		return errors.Join(s.stream.Tell(s.reachedAt, n), s.stream.WaitFor(s.passAt, n))
 	})
-	s.kernels.put(f)
+	s.kernels <- f
 }
 
 // Record records an event: from now on it has not fired, until the stream gets here.
@@ -106,7 +113,7 @@ func (s *CUDAStream) Record(event uint32) {
 // SetStep enqueues the write of the step word, as an engine does it: a small copy from the GPU.
 func (s *CUDAStream) SetStep(n uint64) {
 	s.enqueue("SetStep", func() error {
-		step := driver.List{Dst: []uint64{hostAddr(s.engine.words.Mem)}, Src: []uint64{uint64(s.scratch)}, Len: []uint64{8}}
+		step := driver.List{Dst: []uint64{driver.HostAddr(s.engine.words.Mem)}, Src: []uint64{uint64(s.scratch)}, Len: []uint64{8}}
 		return errors.Join(
 			s.stream.Set(s.scratch, uint32(n), 1), s.stream.Set(s.scratch+4, uint32(n>>32), 1), s.stream.Each(&step, true))
 	})
@@ -121,7 +128,7 @@ func (s *CUDAStream) Synchronize() {
 
 func (s *CUDAStream) enqueue(what string, f func() error) {
 	var err error
-	s.engine.front.do(func() { err = f() })
+	s.engine.front.Do(func() { err = f() })
 	if err != nil {
 		panic(fmt.Sprintf("%s: %v", what, err))
 	}
@@ -130,10 +137,10 @@ func (s *CUDAStream) enqueue(what string, f func() error) {
 // close waits until the stream is empty. No call is made any more.
 func (s *CUDAStream) close() error {
 	s.Synchronize()
-	s.kernels.close()
+	close(s.kernels)
 	s.ended.Wait()
 	s.Finish() // the last kernel has ended, and the stream still looks at its gate, which is about to go
 	var err error
-	s.engine.front.do(func() { err = errors.Join(s.stream.Destroy(), driver.Free(s.scratch)) })
+	s.engine.front.Do(func() { err = errors.Join(s.stream.Destroy(), driver.Free(s.scratch)) })
 	return err
 }

@@ -100,3 +100,12 @@ func namesOf(gpus []driver.GPU) string {
 	}
 	return strings.Join(names, ", ")
 }
+
+// SeeGPUs says why no GPU can be seen; nil: at least one is.
+func SeeGPUs() error {
+	gpus, err := listGPUs()
+	if err == nil && len(gpus) == 0 {
+		err = fmt.Errorf("%w: the driver sees no GPU", ErrNoCUDA)
+	}
+	return err
+}

@@ -8,13 +8,14 @@ import (
 	"sync/atomic"
 
 	"github.com/kvagent/kvagent/cudaipc/driver"
+	"github.com/kvagent/kvagent/pagefault"
 )
 
 // gpuPeer is a peer with what is open of it on the GPU. That does not change between Import and Close.
 type gpuPeer struct {
 	peer
 	allocations map[driver.Handle]driver.Addr // each opened once per import, however many regions are in it
-	ranges      []virtual
+	ranges      []*driver.Range
 	events      []driver.Event
 	loads       atomic.Pointer[loadEvents] // nil: not asked for
 	wordsRegion *region                    // the mapping of the words, which is no region to copy
@@ -29,11 +30,11 @@ func (d *CUDA) Import(im Import) error {
 	p.proof = im.Proof
 	err := d.alive()
 	if err == nil {
-		d.opener.do(func() { err = d.openOnGPU(p, &im) })
+		d.opener.Do(func() { err = d.openOnGPU(p, &im) })
 	}
 	if err == nil {
 		if err = d.table.add(p); err != nil {
-			d.opener.do(func() { err = errors.Join(err, d.closeOnGPU(p)) })
+			d.opener.Do(func() { err = errors.Join(err, d.closeOnGPU(p)) })
 		}
 	}
 	if err != nil {
@@ -179,7 +180,7 @@ func (d *CUDA) openWords(p *gpuPeer, im *Import) error {
 	for i := range s.Events {
 		var handle driver.Handle
 		at := s.EventsOff + uint64(i)*CUDAEventCell
-		if err := guarded(p.words, p.words, func() { copy(handle[:], p.words[at:]) }); err != nil {
+		if err := pagefault.Guard(p.words, p.words, func() { copy(handle[:], p.words[at:]) }); err != nil {
 			return fmt.Errorf("sync: event %d: %w", i, err)
 		}
 		e, err := driver.OpenEvent(&handle)
@@ -223,7 +224,7 @@ func (d *CUDA) closeOnGPU(p *gpuPeer) error {
 		closed(driver.CloseMemory(a))
 	}
 	for i := range p.ranges {
-		closed(p.ranges[i].close())
+		closed(p.ranges[i].Close())
 	}
 	return errors.Join(errs...)
 }

@@ -117,13 +117,3 @@ func (l *lane) launch() error {
 	at := l.lists.at + driver.Addr(l.list.off)
 	return l.d.kernel.Launch(l.stream, kernel.Blocks, kernel.Threads, at, uint32(l.list.count))
 }
-
-// names says whether any rule names the path.
-func (t *CopyTable) names(p CopyPath) bool {
-	for i := range t.Rules {
-		if t.Rules[i].Flat == p || t.Rules[i].Rows == p {
-			return true
-		}
-	}
-	return false
-}

@@ -7,8 +7,11 @@ import "fmt"
 // CUDA is the device on a GPU's memory. This program is built without it.
 type CUDA struct{ Device }
 
+// HasCUDA says whether this program is built with the device.
+const HasCUDA = false
+
 // OpenCUDA answers ErrNoCUDA.
-func OpenCUDA(CUDAOptions) (*CUDA, error) { return nil, errNotBuilt }
+func OpenCUDA(o CUDAOptions) (*CUDA, error) { return nil, fmt.Errorf("GPU %v: %w", o.GPU, errNotBuilt) }
 
 // Info is never called: there is no device.
 func (*CUDA) Info() CUDAInfo { return CUDAInfo{Lost: errNotBuilt.Error()} }
@@ -23,3 +26,12 @@ func (*CUDA) LostBy() error { return errNotBuilt }
 func (*CUDA) Calibrate() (CopyTable, error) { return CopyTable{}, errNotBuilt }
 
 var errNotBuilt = fmt.Errorf("%w: this program is built without it (build tag cuda)", ErrNoCUDA)
+
+// SeeGPUs says why no GPU can be seen.
+func SeeGPUs() error { return errNotBuilt }
+
+// Learn is never called: there is no device.
+func (*CUDA) Learn(GPUFacts) {}
+
+// Raw is never called: there is no device.
+func (*CUDA) Raw(int64, int) (RawCopies, error) { return RawCopies{}, errNotBuilt }

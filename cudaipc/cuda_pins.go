@@ -17,7 +17,7 @@ type pins struct {
 	d      *CUDA
 	piece  uint64
 	pinned []atomic.Bool // by piece
-	role   *role
+	role   *driver.Role
 	stop   chan struct{}
 	bytes  atomic.Int64 // pinned
 	ended  atomic.Bool
@@ -31,14 +31,14 @@ func startPins(d *CUDA, o *CUDAOptions) (*pins, error) {
 	piece := uint64(o.PinPiece)
 	p := &pins{d: d, piece: piece, stop: make(chan struct{}), begun: time.Now(), pinned: make([]atomic.Bool, (uint64(len(d.arena))+piece-1)/piece)}
 	var err error
-	if p.role, err = startRole(d.ctx); err != nil {
+	if p.role, err = driver.StartRole(d.ctx); err != nil {
 		return nil, err
 	}
 	if o.NoPin {
 		p.ended.Store(true)
 		return p, nil
 	}
-	p.role.begin(p.run)
+	p.role.Begin(p.run)
 	return p, nil
 }
 
@@ -78,14 +78,14 @@ func (p *pins) at(off uint64) bool { return p.pinned[off/p.piece].Load() }
 func (p *pins) close() error {
 	close(p.stop)
 	var errs []error
-	p.role.do(func() {
+	p.role.Do(func() {
 		for i := range p.pinned {
 			if p.pinned[i].Load() && p.d.alive() == nil {
 				errs = append(errs, p.d.judge(driver.Unregister(p.mem(i))))
 			}
 		}
 	})
-	p.role.close()
+	p.role.Close()
 	return errors.Join(errs...)
 }
 
@@ -129,6 +129,6 @@ func (d *CUDA) Info() CUDAInfo {
 		i.Lost = err.Error()
 		return i
 	}
-	d.opener.do(func() { i.Free, i.Total, _ = d.ctx.Memory() })
+	d.opener.Do(func() { i.Free, i.Total, _ = d.ctx.Memory() })
 	return i
 }

@@ -43,7 +43,7 @@ func (d *CUDA) Poll(waits []Wait, states []State) error {
 	if len(ask) == 0 {
 		return nil
 	}
-	d.asker.do(func() { askEvents(ask) })
+	d.asker.Do(func() { askEvents(ask) })
 	return d.answers(ask, waits, states)
 }
 

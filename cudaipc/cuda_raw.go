@@ -29,10 +29,10 @@ func (d *CUDA) Raw(size int64, rounds int) (c RawCopies, err error) {
 	if size <= 0 || size > MaxRawCopy || rounds < 1 {
 		return c, fmt.Errorf("a raw copy of %d bytes, %d times, want 1 to %d bytes and 1 or more: %w", size, rounds, int64(MaxRawCopy), ErrRange)
 	}
-	r, err := startRole(d.ctx)
-	defer r.close()
+	r, err := driver.StartRole(d.ctx)
+	defer r.Close()
 	if err == nil {
-		r.do(func() { c, err = raw(size, rounds) })
+		r.Do(func() { c, err = raw(size, rounds) })
 	}
 	return c, d.judge(err)
 }
@@ -91,7 +91,7 @@ func (w *rawWay) open(size int64) (err error) {
 }
 
 func (w *rawWay) start() error {
-	list := driver.List{Dst: []uint64{uint64(w.gpu)}, Src: []uint64{hostAddr(w.host)}, Len: []uint64{uint64(len(w.host))}}
+	list := driver.List{Dst: []uint64{uint64(w.gpu)}, Src: []uint64{driver.HostAddr(w.host)}, Len: []uint64{uint64(len(w.host))}}
 	if w.toHost {
 		list.Dst, list.Src = list.Src, list.Dst
 	}

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/kvagent/kvagent/cudaipc/driver"
+	"github.com/kvagent/kvagent/pagefault"
 )
 
 var _ Recorder = (*CUDA)(nil)
@@ -31,7 +32,7 @@ func (d *CUDA) LoadEvents(id PeerID, off uint64, count uint32) ([]byte, error) {
 		return nil, err
 	}
 	var handles []byte
-	d.opener.do(func() { handles, err = p.makeLoadEvents(off, count) })
+	d.opener.Do(func() { handles, err = p.makeLoadEvents(off, count) })
 	if err != nil {
 		return nil, fmt.Errorf("peer %d: load events: %w", id, d.judge(err))
 	}
@@ -84,5 +85,5 @@ func (l *lane) tell(f *cudaFlight) {
 		return
 	}
 	words := f.peer.words
-	_ = guarded(words, words, func() { atomic.StoreUint64(word64(words, to.off+8*i), f.copy.Serial) }) // a peer that cut its words off hears nothing
+	_ = pagefault.Guard(words, words, func() { atomic.StoreUint64(word64(words, to.off+8*i), f.copy.Serial) }) // a peer that cut its words off hears nothing
 }

@@ -65,7 +65,7 @@ func (r *ring) close() error {
 func (l *lane) viaRing() (*staged, uint64, error) {
 	s := l.ring.begin()
 	half := l.ring.halves[s.half]
-	host := hostAddr(half)
+	host := driver.HostAddr(half)
 	l.issue.reset()
 	var used uint64
 	for len(l.rects) > 0 && !l.d.pins.at(l.rects[0].off) {

@@ -12,7 +12,7 @@ var _ Summer = (*CUDA)(nil)
 type cudaSampler struct {
 	d    *CUDA
 	work *queue[cudaSample] // bounded by MaxCopies per peer
-	role *role
+	role *driver.Role
 }
 
 // cudaSample is a sample that is under way.
@@ -24,10 +24,10 @@ type cudaSample struct {
 func startCUDASampler(d *CUDA) (*cudaSampler, error) {
 	s := &cudaSampler{d: d, work: newQueue[cudaSample]()}
 	var err error
-	if s.role, err = startRole(d.ctx); err != nil {
+	if s.role, err = driver.StartRole(d.ctx); err != nil {
 		return nil, err
 	}
-	s.role.begin(s.run)
+	s.role.Begin(s.run)
 	return s, nil
 }
 
@@ -69,7 +69,7 @@ func (s *cudaSampler) read(p *gpuPeer, from stretch, into []byte) error {
 func (s *cudaSampler) close() {
 	if s != nil {
 		s.work.close()
-		s.role.close()
+		s.role.Close()
 	}
 }
 

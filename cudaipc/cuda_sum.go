@@ -6,6 +6,8 @@ import (
 	"hash/crc32"
 	"runtime"
 	"sync"
+
+	"github.com/kvagent/kvagent/pagefault"
 )
 
 // Limits of the summing.
@@ -91,7 +93,7 @@ func (s *summers) sum(part sumPart) {
 		state := c.Blocks[i].Seed
 		for range c.Blocks[i].Runs {
 			r := &c.Runs[run]
-			if err := guarded(s.arena, nil, func() {
+			if err := pagefault.Guard(s.arena, nil, func() {
 				state = crc32.Update(state, castagnoli, s.arena[r.ArenaOff:r.ArenaOff+int64(r.Len)])
 			}); err != nil {
 				part.f.tear(uint64(r.ArenaOff), uint64(r.Len), err)

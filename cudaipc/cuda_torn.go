@@ -2,7 +2,11 @@
 
 package cudaipc
 
-import "sync"
+import (
+	"sync"
+
+	"github.com/kvagent/kvagent/pagefault"
+)
 
 // torn is what could not be read from the arena or written to it: the ends of a copy's blocks that
 // lie there. Its lane and the summers note it.
@@ -29,12 +33,12 @@ const tornUnit = 4 << 10
 // torn; the GPU gets whatever was there before, and nobody takes it for the block's bytes.
 func (f *cudaFlight) carry(arena, dst, src []byte, off uint64) {
 	n := min(len(dst), len(src))
-	if guarded(arena, nil, func() { copy(dst, src) }) == nil {
+	if pagefault.Guard(arena, nil, func() { copy(dst, src) }) == nil {
 		return
 	}
 	for at := 0; at < n; {
 		to := min(n, at+tornUnit-int((off+uint64(at))%tornUnit))
-		if err := guarded(arena, nil, func() { copy(dst[at:to], src[at:to]) }); err != nil {
+		if err := pagefault.Guard(arena, nil, func() { copy(dst[at:to], src[at:to]) }); err != nil {
 			f.tear(off+uint64(at), uint64(to-at), err)
 		}
 		at = to

@@ -4,6 +4,7 @@
 package cudaipc
 
 import (
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"time"
@@ -39,6 +40,12 @@ type Region struct {
 
 // UUID names a GPU, or a MIG instance of one, on every node; an ordinal does not.
 type UUID [16]byte
+
+// String is the UUID as NVIDIA's tools print that of a GPU.
+func (u UUID) String() string {
+	h := hex.EncodeToString(u[:])
+	return "GPU-" + h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
+}
 
 // Import is a request to open regions of one peer, all or none.
 type Import struct {

@@ -74,16 +74,6 @@ func (m *HostMemory) within(n int, off int64) error {
 	return nil
 }
 
-// Dup is the same region with a descriptor of its own, for a device in this process.
-func (r Region) Dup() (Region, error) {
-	fd, err := unix.FcntlInt(uintptr(r.FD), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return Region{}, fmt.Errorf("region %d: %w", r.ID, err)
-	}
-	r.FD = fd
-	return r, nil
-}
-
 // NewHostEngine makes an engine with that many events and revocation words, none of them recorded or revoked, and
 // step 0. Close frees it.
 func NewHostEngine(events, revokes uint32) (*HostEngine, error) {

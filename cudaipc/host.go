@@ -25,7 +25,9 @@ type HostOptions struct {
 
 // Host is the device on shared memory. It maps its arena and the regions of its peers into this process, or
 // reaches into theirs by process_vm_readv. A peer can do nothing to its memory that does more than make its own
-// blocks bad: see guarded.
+// blocks bad: pagefault.Guard is what protects this process from a peer that cuts off its file under our mapping, or of whose file
+// no page can be had. The kernel's SIGBUS then ends the copy, not the agent. Requiring a seal against shrinking instead would leave
+// the second case, and memory that comes from libraries that do not seal.
 type Host struct {
 	arena     []byte
 	onDeath   bool

@@ -6,6 +6,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/pagefault"
 )
 
 // Limits of one call of process_vm_readv or process_vm_writev.
@@ -78,7 +80,7 @@ func (s *stream) flush(v *piece, dir Direction, sum uint32, sums bool) (uint32, 
 		return sum, fmt.Errorf("%d of %d bytes moved to or from process %d: %w", max(n, 0), v.bytes, p.pid, reason(err))
 	}
 	if sums {
-		if err := guarded(s.arena, nil, func() { sum = v.sum(sum) }); err != nil {
+		if err := pagefault.Guard(s.arena, nil, func() { sum = v.sum(sum) }); err != nil {
 			return sum, err
 		}
 	}

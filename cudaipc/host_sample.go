@@ -4,6 +4,8 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/pagefault"
 )
 
 var _ Summer = (*Host)(nil)
@@ -51,7 +53,7 @@ func (s *hostSampler) close() {
 // read reads a mapped region, or the memory of the peer's process.
 func (p *hostPeer) read(from stretch, into []byte) error {
 	if from.r.mem != nil {
-		return guarded(from.r.mem, nil, func() { copy(into, from.r.mem[from.off:]) })
+		return pagefault.Guard(from.r.mem, nil, func() { copy(into, from.r.mem[from.off:]) })
 	}
 	local := unix.Iovec{Base: &into[0]}
 	local.SetLen(len(into))

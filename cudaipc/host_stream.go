@@ -1,5 +1,7 @@
 package cudaipc
 
+import "github.com/kvagent/kvagent/pagefault"
+
 // stream does the copies of one peer and direction one after the other, on a goroutine of its own. Its peer owns
 // it: peer.close ends it and waits.
 type stream struct {
@@ -79,7 +81,7 @@ func (s *stream) block(dir Direction, runs []Run, sum uint32, sums bool) (uint32
 
 // mapped moves runs between a mapped region and the arena. In the fast forms the sum is free, and made unasked.
 func (s *stream) mapped(mem []byte, dir Direction, runs []Run, sum uint32, sums bool) (uint32, error) {
-	err := guarded(mem, s.arena, func() {
+	err := pagefault.Guard(mem, s.arena, func() {
 		for i := range runs {
 			run := &runs[i]
 			there := mem[run.RegionOff : run.RegionOff+uint64(run.Len)]

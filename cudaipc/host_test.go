@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/pagefault"
 )
 
 const arenaSize = 4 << 20
@@ -127,7 +129,7 @@ func TestGuardLetsOtherFaultsThrough(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = unix.Munmap(page) }()
-	if err := guarded(page, nil, func() { page[0] = 1 }); err == nil {
+	if err := pagefault.Guard(page, nil, func() { page[0] = 1 }); err == nil {
 		t.Error("a fault in guarded memory is no error")
 	}
 	defer func() {
@@ -135,7 +137,7 @@ func TestGuardLetsOtherFaultsThrough(t *testing.T) {
 			t.Error("a fault outside of the guarded memory was swallowed")
 		}
 	}()
-	_ = guarded(make([]byte, 1), nil, func() { page[0] = 1 })
+	_ = pagefault.Guard(make([]byte, 1), nil, func() { page[0] = 1 })
 }
 
 func TestImportTakesOnlyMemory(t *testing.T) {

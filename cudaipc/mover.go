@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,6 +39,13 @@ type MoverOptions struct {
 	// Kill stands in for the kill of a process; nil: SIGKILL. Tests play with it a process that
 	// does not come to an end.
 	Kill func(*os.Process) error
+}
+
+// ForGPU are the options of the mover of one GPU: named for it, and bound to its NUMA node if that is known.
+func (o MoverOptions) ForGPU(gpu UUID) MoverOptions {
+	o.Name, o.Device, o.GPU, o.Node = gpu.String(), CUDADevice, gpu, gpuNode("/", gpu)
+	o.Env = append(slices.Clone(o.Env), gpuEnv("/", gpu)...)
+	return o
 }
 
 // MoverLimits are the times of a mover. They stand still while the agent itself does, for they are counted in ticks.

@@ -196,7 +196,7 @@ func (m *Mover) process(pid int, runs bool) {
 // hungUp is lose for a socket whose other end is closed. The process is about to be reaped then, and its own end says more;
 // or it lives, and is killed.
 func (l *moverLife) hungUp(cause error) {
-	if !otherGone(cause) || !waitClosed(l.dying, hangUpWait) {
+	if !otherGone(cause) || !closesWithin(l.dying, hangUpWait) {
 		l.lose(LostCrash, cause)
 	}
 }
@@ -256,7 +256,7 @@ func (l *moverLife) quit() error {
 	err := l.closePeer(AllPeers)
 	l.quitting.Store(true)
 	l.conn.close()
-	if !waitClosed(l.reaped, moverEnd) {
+	if !closesWithin(l.reaped, moverEnd) {
 		l.lose(LostCall, errors.New("it did not end by itself"))
 	}
 	<-l.ended
@@ -264,4 +264,16 @@ func (l *moverLife) quit() error {
 		err = errors.Join(err, fmt.Errorf("mover %s ended with code %d", l.m.opts.Name, code))
 	}
 	return err
+}
+
+// closesWithin waits for a channel to be closed.
+func closesWithin(c <-chan struct{}, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-c:
+		return true
+	case <-timer.C:
+		return false
+	}
 }

@@ -5,10 +5,7 @@ import (
 	"fmt"
 )
 
-var (
-	_ Recorder = (*Mover)(nil)
-	_ Recorder = (*Node)(nil)
-)
+var _ Recorder = (*Mover)(nil)
 
 // LoadEvents makes events for a peer of this mover's: see Recorder.
 func (m *Mover) LoadEvents(id PeerID, off uint64, count uint32) ([]byte, error) {
@@ -37,15 +34,6 @@ func (l *moverLife) loadEvents(id PeerID, off uint64, count uint32) (handles []b
 		err = fmt.Errorf("%w: %w", err, ErrPeer)
 	}
 	return handles, err
-}
-
-// LoadEvents asks the device that has the peer.
-func (n *Node) LoadEvents(id PeerID, off uint64, count uint32) ([]byte, error) {
-	d, err := n.device(id)
-	if err != nil {
-		return nil, err
-	}
-	return askLoadEvents(d.Device, id, off, count)
 }
 
 func putEvents(b []byte, number uint64, id PeerID, off uint64, count uint32) []byte {

@@ -9,10 +9,7 @@ const (
 	ways   = 3
 )
 
-var (
-	_ Summer = (*Mover)(nil)
-	_ Summer = (*Node)(nil)
-)
+var _ Summer = (*Mover)(nil)
 
 // Sum checks a sample and sends it to the mover.
 func (m *Mover) Sum(s *Sample) (Ticket, error) {
@@ -43,14 +40,4 @@ func (s *moverServer) sum(f *fields, t Ticket) error {
 		ticket: t, sample: sample,
 		copy: Copy{Peer: sample.Peer, Sum: true, Blocks: make([]Block, len(sample.Blocks))}, // what it is to allBad
 	})
-}
-
-// Sum starts a sample on the peer's device.
-func (n *Node) Sum(s *Sample) (Ticket, error) {
-	d, err := n.device(s.Peer)
-	if err != nil {
-		return 0, err
-	}
-	t, err := startSum(d.Device, s)
-	return t | Ticket(d.place)<<nodeShift, err
 }

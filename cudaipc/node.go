@@ -45,8 +45,10 @@ type nodeDevice struct {
 }
 
 var (
-	_ Device  = (*Node)(nil)
-	_ Watcher = (*Node)(nil)
+	_ Device   = (*Node)(nil)
+	_ Watcher  = (*Node)(nil)
+	_ Summer   = (*Node)(nil)
+	_ Recorder = (*Node)(nil)
 )
 
 // OpenNode makes a node of its devices.

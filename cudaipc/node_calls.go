@@ -64,3 +64,22 @@ func (n *Node) Movers() (all []MoverState) {
 	}
 	return all
 }
+
+// Sum starts a sample on the peer's device.
+func (n *Node) Sum(s *Sample) (Ticket, error) {
+	d, err := n.device(s.Peer)
+	if err != nil {
+		return 0, err
+	}
+	t, err := startSum(d.Device, s)
+	return t | Ticket(d.place)<<nodeShift, err
+}
+
+// LoadEvents asks the device that has the peer.
+func (n *Node) LoadEvents(id PeerID, off uint64, count uint32) ([]byte, error) {
+	d, err := n.device(id)
+	if err != nil {
+		return nil, err
+	}
+	return askLoadEvents(d.Device, id, off, count)
+}

@@ -1,20 +1,11 @@
 package cudaipc
 
 import (
-	"encoding/hex"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 )
-
-// ForGPU are the options of the mover of one GPU: named for it, and bound to its NUMA node if that is known.
-func (o MoverOptions) ForGPU(gpu UUID) MoverOptions {
-	o.Name, o.Device, o.GPU, o.Node = gpu.String(), CUDADevice, gpu, gpuNode("/", gpu)
-	o.Env = append(slices.Clone(o.Env), gpuEnv("/", gpu)...)
-	return o
-}
 
 // gpuEnv is what a process must have in its environment to see a GPU. The driver shows one MIG instance, the one that is named, else the first: a
 // UUID that is none of the kernel's GPUs is an instance's. Of whole GPUs each is seen that the operator lets be seen. root is / but for tests.
@@ -64,12 +55,6 @@ func gpuNode(root string, gpu UUID) int {
 		}
 	}
 	return -1
-}
-
-// String is the UUID as NVIDIA's tools print that of a GPU.
-func (u UUID) String() string {
-	h := hex.EncodeToString(u[:])
-	return "GPU-" + h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
 }
 
 // CountGPUs is how many GPUs the kernel's driver says there are, without a call of it.

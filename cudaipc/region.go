@@ -76,3 +76,13 @@ func (im *Import) closeAll() {
 		_ = unix.Close(im.Proof)
 	}
 }
+
+// Dup is the same region with a descriptor of its own, for a device in this process.
+func (r Region) Dup() (Region, error) {
+	fd, err := unix.FcntlInt(uintptr(r.FD), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return Region{}, fmt.Errorf("region %d: %w", r.ID, err)
+	}
+	r.FD = fd
+	return r, nil
+}

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"hash/crc32"
 	"time"
+
+	"github.com/kvagent/kvagent/pagefault"
 )
 
 // MaxSampleWait is the longest Sample.Within. A mover is not killed for a sum that takes as long.
@@ -60,7 +62,7 @@ func startSum(d Device, s *Sample) (Ticket, error) {
 // meanwhile: that is an error. The whole mapping is guarded, since the kernel may name the beginning
 // of a page that cannot be had, and that may lie before off.
 func SumBytes(state uint32, mapping []byte, off, n int64) (sum uint32, err error) {
-	err = guarded(mapping, nil, func() { sum = crc32.Update(state, castagnoli, mapping[off:off+n]) })
+	err = pagefault.Guard(mapping, nil, func() { sum = crc32.Update(state, castagnoli, mapping[off:off+n]) })
 	return sum, err
 }
 

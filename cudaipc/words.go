@@ -76,7 +76,7 @@ func (p *peer) checkWait(w *Wait) error {
 
 // pollWords reads a peer's words, which may go away under the hand.
 func (p *peer) pollWords(w *Wait, s *State) error {
-	err := guarded(p.words, p.words, func() { p.read(w, s) })
+	err := pagefault.Guard(p.words, p.words, func() { p.read(w, s) })
 	if err != nil {
 		return fmt.Errorf("peer %d: sync words: %w: %w", p.id, err, ErrPeer)
 	}
@@ -94,9 +94,3 @@ func (p *peer) read(w *Wait, s *State) {
 		s.Revoked = atomic.LoadUint32(word32(p.words, p.sync.RevokeOff+uint64(w.Revoke)*4)) != 0
 	}
 }
-
-// guarded runs f, which touches the mappings a and b and nothing else that can fault. A fault in them becomes an
-// error. It is what protects this process from a peer that cuts off its file under our mapping, or of whose file
-// no page can be had: the kernel's SIGBUS then ends the copy, not the agent. Requiring a seal against shrinking
-// instead would leave the second case, and memory that comes from libraries that do not seal.
-func guarded(a, b []byte, f func()) error { return pagefault.Guard(a, b, f) }

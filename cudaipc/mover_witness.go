@@ -1,5 +1,3 @@
-//go:build cuda
-
 package cudaipc
 
 import (
@@ -179,7 +177,7 @@ func bearWitness(orders <-chan witnessOrder, out *json.Encoder) error {
 	}
 	var facts GPUFacts
 	if i := d.Info(); FindCopyTable(first.Tables, i.Name, i.Driver) == nil {
-		facts = d.measure()
+		facts = measure(d)
 	}
 	for {
 		if err := out.Encode(&witnessAnswer{Free: d.Info().Free, Facts: facts}); err != nil {
@@ -189,7 +187,7 @@ func bearWitness(orders <-chan witnessOrder, out *json.Encoder) error {
 	}
 }
 
-func (d *CUDA) measure() GPUFacts {
+func measure(d *CUDA) GPUFacts {
 	t, err := d.Calibrate()
 	if err != nil {
 		return GPUFacts{Problem: fmt.Sprintf("the copy paths were not measured: %v", err)}
@@ -206,7 +204,7 @@ func openWitnessed(s *MoverSetup) (*CUDA, error) {
 	s.Facts = w.facts
 	d, err := openGPU(s)
 	if err == nil {
-		d.facts = w.taken() // nobody else has the device yet
+		d.Learn(w.taken()) // nobody else has the device yet
 		return d, nil
 	}
 	if !w.gone() {
