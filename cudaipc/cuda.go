@@ -24,7 +24,7 @@ import (
 // not ended are not known to have ended until this process has. Nothing here waits for all of a GPU's work, or lets a stream wait
 // for an engine's event.
 type CUDA struct {
-	table table[*gpuPeer]
+	table Table[*gpuPeer]
 	arena []byte
 	mine  bool // the arena was mapped here
 	gpu   driver.GPU
@@ -61,7 +61,7 @@ func OpenCUDA(o CUDAOptions) (*CUDA, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
-	gpu, err := findGPU(o.GPU)
+	gpu, err := FindGPU(o.GPU)
 	if err != nil {
 		return nil, err
 	}
@@ -69,10 +69,10 @@ func OpenCUDA(o CUDAOptions) (*CUDA, error) {
 	if !given {
 		o.Table, d.source = o.choose(&gpu)
 	}
-	d.table.init()
+	d.table.Init()
 	d.lost.ch = make(chan struct{})
 	if d.arena == nil {
-		if d.arena, err = mapFD(o.ArenaFD, o.ArenaSize); err != nil {
+		if d.arena, err = MapFD(o.ArenaFD, o.ArenaSize); err != nil {
 			return nil, fmt.Errorf("arena: %w", err)
 		}
 		d.mine = true
@@ -95,7 +95,7 @@ func (d *CUDA) open(o *CUDAOptions) (err error) {
 		d.ctx.Lower()
 		d.limits.Stack, d.limits.Printing, d.limits.Heap = d.ctx.Limits()
 	})
-	if o.Table.names(CopyKernel) {
+	if o.Table.Names(CopyKernel) {
 		d.opener.Do(d.kernel.load)
 	}
 	if d.asker, err = driver.StartRole(d.ctx); err != nil {
@@ -146,7 +146,7 @@ func (d *CUDA) shut() error {
 		errs = append(errs, d.ctx.Release())
 	}
 	if d.mine {
-		errs = append(errs, unmap(d.arena))
+		errs = append(errs, Unmap(d.arena))
 	}
 	return errors.Join(errs...)
 }
@@ -157,7 +157,7 @@ func (d *CUDA) Close(id PeerID) error {
 	if lost != nil && id != AllPeers {
 		return lost
 	}
-	closing, err := d.table.take(id, lost != nil)
+	closing, err := d.table.Take(id, lost != nil)
 	if err != nil {
 		return err
 	}

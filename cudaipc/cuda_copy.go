@@ -11,7 +11,7 @@ import (
 
 // cudaFlight is a flight with what it waits for: its copies, and the parts of its sums.
 type cudaFlight struct {
-	*flight
+	*Flight
 	of     *gpuPeer
 	copy   *Copy
 	waits  atomic.Int32
@@ -41,7 +41,7 @@ func (f *cudaFlight) most() (chunk, call uint64) {
 func (f *cudaFlight) passed() {
 	if f.waits.Add(-1) == 0 {
 		f.markTorn()
-		f.finish()
+		f.Finish()
 	}
 }
 
@@ -50,21 +50,21 @@ func (d *CUDA) Copy(c *Copy) (Ticket, error) {
 	if err := d.alive(); err != nil {
 		return 0, err
 	}
-	p, err := d.table.begin(c.Peer)
+	p, err := d.table.Begin(c.Peer)
 	if err != nil {
 		return 0, err
 	}
-	if err := p.checkCopy(c, len(d.arena)); err != nil {
-		p.release()
-		return 0, fmt.Errorf("peer %d: %w", p.id, err)
+	if err := p.CheckCopy(c, len(d.arena)); err != nil {
+		p.Release()
+		return 0, fmt.Errorf("peer %d: %w", p.ID, err)
 	}
-	return d.table.enter(p, func(f *flight) { d.submit(&cudaFlight{flight: f, of: p, copy: c}) })
+	return d.table.Enter(p, func(f *Flight) { d.submit(&cudaFlight{Flight: f, of: p, copy: c}) })
 }
 
 func (d *CUDA) submit(f *cudaFlight) {
 	f.waits.Store(1) // for the copies
 	if f.copy.Sum {
-		f.end.Sums = make([]uint32, len(f.copy.Blocks))
+		f.End.Sums = make([]uint32, len(f.copy.Blocks))
 		if f.copy.Dir == Scatter { // its bytes are there: they are summed beside the copy
 			d.sums.give(f, math.MaxUint64)
 		}
@@ -76,11 +76,11 @@ func (d *CUDA) submit(f *cudaFlight) {
 // not trusted: a driver may end such copies short, and say nothing.
 func (d *CUDA) copied(f *cudaFlight) {
 	if f.err == nil && f.of.dying() {
-		f.err = errPeerDead
+		f.err = ErrPeerDead
 	}
 	if f.err != nil {
 		for i := range f.copy.Blocks {
-			f.end.bad(i, len(f.copy.Blocks), f.err)
+			f.End.MarkBad(i, len(f.copy.Blocks), f.err)
 		}
 	} else if f.copy.Sum && f.copy.Dir == Gather {
 		d.sums.give(f, math.MaxUint64)
@@ -104,7 +104,7 @@ func (d *CUDA) Done(t Ticket, timeout time.Duration) (Done, bool, error) {
 			return Done{}, false, err
 		}
 		left := min(time.Until(deadline), lostWait)
-		end, ok, err := d.table.done(t, left)
+		end, ok, err := d.table.Done(t, left)
 		if ok || err != nil || left < lostWait {
 			return end, ok, err
 		}

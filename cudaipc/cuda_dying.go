@@ -11,7 +11,7 @@ import (
 // watchMemory opens what says whether the process still has its memory. Where that says nothing at the start (no /proc, or one of other
 // processes), the pidfd alone counts.
 func (p *gpuPeer) watchMemory() {
-	fd, err := unix.Open(fmt.Sprintf("/proc/%d/statm", p.pid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(fmt.Sprintf("/proc/%d/statm", p.Pid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return
 	}
@@ -40,4 +40,4 @@ func (p *gpuPeer) memoryGone() bool {
 
 // dying says whether the peer's process has ended or is about to: it gives up its memory first, then its files, with what the
 // driver holds for it, and only when those are closed does its pidfd say that it is dead.
-func (p *gpuPeer) dying() bool { return p.memoryGone() || p.dead() }
+func (p *gpuPeer) dying() bool { return p.memoryGone() || p.Dead() }

@@ -19,8 +19,8 @@ func sleeperPeer(tb testing.TB) (*gpuPeer, *exec.Cmd) {
 	}
 	tb.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }) // it may have ended
 	p := &gpuPeer{statm: -1}
-	p.prepare(&Import{Pid: cmd.Process.Pid})
-	if err := p.watch(); err != nil {
+	p.Prepare(&Import{Pid: cmd.Process.Pid})
+	if err := p.Watch(); err != nil {
 		tb.Fatal(err)
 	}
 	p.watchMemory()
@@ -38,7 +38,7 @@ func TestCUDADying(t *testing.T) {
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(10 * time.Second); !p.dead(); time.Sleep(time.Millisecond) { // a pause between two looks
+	for end := time.Now().Add(10 * time.Second); !p.Dead(); time.Sleep(time.Millisecond) { // a pause between two looks
 		if time.Now().After(end) {
 			t.Fatal("the killed process lives")
 		}
@@ -62,7 +62,7 @@ func BenchmarkCUDADying(b *testing.B) {
 	p, _ := sleeperPeer(b)
 	b.Run("pidfd", func(b *testing.B) {
 		for b.Loop() {
-			p.dead()
+			p.Dead()
 		}
 	})
 	b.Run("memory too", func(b *testing.B) {

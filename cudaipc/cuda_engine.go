@@ -42,7 +42,7 @@ func NewCUDAEngine(gpu UUID, events, revokes uint32) (*CUDAEngine, error) {
 	if events > MaxCUDAEvents || revokes > MaxHostEvents {
 		return nil, fmt.Errorf("%d events, at most %d, and %d revocation words, at most %d", events, MaxCUDAEvents, revokes, MaxHostEvents)
 	}
-	found, err := findGPU(gpu)
+	found, err := FindGPU(gpu)
 	if err != nil {
 		return nil, err
 	}

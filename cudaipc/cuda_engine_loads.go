@@ -36,7 +36,7 @@ func (e *CUDAEngine) OpenLoads(handles []byte) error {
 func (s *CUDAStream) WaitLoad(serial uint64) bool {
 	e := s.engine
 	i := serial % uint64(len(e.loads))
-	if atomic.LoadUint64(word64(e.words.Mem, e.LoadWords()+8*i)) != serial {
+	if atomic.LoadUint64(Word64(e.words.Mem, e.LoadWords()+8*i)) != serial {
 		return false
 	}
 	s.enqueue("WaitLoad", func() error { return s.stream.AwaitEvent(e.loads[i]) })

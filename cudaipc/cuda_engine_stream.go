@@ -42,7 +42,7 @@ func (e *CUDAEngine) NewStream() *CUDAStream {
 	at := e.behind + uint64(len(e.mu.streams))*gateBytes
 	s := &CUDAStream{
 		engine: e, kernels: make(chan func(), HostStreamOps), room: make(chan struct{}, HostStreamOps),
-		reached: word32(e.words.Mem, at), pass: word32(e.words.Mem, at+gateBytes/2),
+		reached: Word32(e.words.Mem, at), pass: Word32(e.words.Mem, at+gateBytes/2),
 	}
 	var err error
 	e.front.Do(func() { err = s.open(at) })

@@ -54,8 +54,8 @@ func (o *CUDAOptions) choose(gpu *driver.GPU) (*CopyTable, TableSource) {
 	return o.Table, TableDefault
 }
 
-// findGPU finds a GPU, or a MIG instance, by its UUID among those that this process sees.
-func findGPU(id UUID) (driver.GPU, error) {
+// FindGPU finds a GPU, or a MIG instance, by its UUID among those that this process sees.
+func FindGPU(id UUID) (driver.GPU, error) {
 	gpus, err := listGPUs()
 	if err != nil {
 		return driver.GPU{}, err

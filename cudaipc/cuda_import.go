@@ -13,27 +13,27 @@ import (
 
 // gpuPeer is a peer with what is open of it on the GPU. That does not change between Import and Close.
 type gpuPeer struct {
-	peer
+	Peer
 	allocations map[driver.Handle]driver.Addr // each opened once per import, however many regions are in it
 	ranges      []*driver.Range
 	events      []driver.Event
 	loads       atomic.Pointer[loadEvents] // nil: not asked for
-	wordsRegion *region                    // the mapping of the words, which is no region to copy
+	wordsRegion *Opened                    // the mapping of the words, which is no region to copy
 	statm       int                        // /proc/PID/statm; -1: not watched, or it says nothing
 }
 
 // Import opens the regions and the events of a peer, all or none.
 func (d *CUDA) Import(im Import) error {
-	defer im.closeRegions()
+	defer im.CloseRegions()
 	p := &gpuPeer{allocations: map[driver.Handle]driver.Addr{}, statm: -1}
-	p.prepare(&im)
-	p.proof = im.Proof
+	p.Prepare(&im)
+	p.Proof = im.Proof
 	err := d.alive()
 	if err == nil {
 		d.opener.Do(func() { err = d.openOnGPU(p, &im) })
 	}
 	if err == nil {
-		if err = d.table.add(p); err != nil {
+		if err = d.table.Add(p); err != nil {
 			d.opener.Do(func() { err = errors.Join(err, d.closeOnGPU(p)) })
 		}
 	}
@@ -63,20 +63,20 @@ func (d *CUDA) openAll(p *gpuPeer, im *Import) error {
 	var total uint64
 	for left := im.Regions; len(left) > 0; {
 		n := pieces(left)
-		if p.regions[left[0].ID] != nil {
+		if p.Regions[left[0].ID] != nil {
 			return fmt.Errorf("region %d is there twice: %w", left[0].ID, ErrRange)
 		}
-		if len(p.regions) == MaxRegions {
+		if len(p.Regions) == MaxRegions {
 			return fmt.Errorf("more than %d regions: %w", MaxRegions, ErrRange)
 		}
 		r, err := d.openRegion(p, im, left[:n])
 		if err == nil {
-			p.regions[left[0].ID], err = r, im.gone()
+			p.Regions[left[0].ID], err = r, im.CheckGone()
 		}
 		if err != nil {
 			return fmt.Errorf("region %d: %w", left[0].ID, err)
 		}
-		if total += r.size; total > MaxPeerBytes {
+		if total += r.Size; total > MaxPeerBytes {
 			return fmt.Errorf("region %d: more than %d bytes in all: %w", left[0].ID, int64(MaxPeerBytes), ErrRange)
 		}
 		left = left[n:]
@@ -85,7 +85,7 @@ func (d *CUDA) openAll(p *gpuPeer, im *Import) error {
 		return err
 	}
 	if im.Pid > 0 {
-		if err := p.watch(); err != nil {
+		if err := p.Watch(); err != nil {
 			return err
 		}
 		p.watchMemory()
@@ -103,7 +103,7 @@ func pieces(list []Region) int {
 }
 
 // openRegion opens a region of one element, or of the pieces of virtual memory.
-func (d *CUDA) openRegion(p *gpuPeer, im *Import, parts []Region) (*region, error) {
+func (d *CUDA) openRegion(p *gpuPeer, im *Import, parts []Region) (*Opened, error) {
 	r := &parts[0]
 	for i := range parts {
 		if size := parts[i].Size; size == 0 || size > MaxPeerBytes {
@@ -119,8 +119,8 @@ func (d *CUDA) openRegion(p *gpuPeer, im *Import, parts []Region) (*region, erro
 	case r.Kind == KindCUDAFD:
 		return d.openVirtual(p, im, parts)
 	case r.Kind == KindFD && im.Sync != nil && im.Sync.Region == r.ID:
-		mem, err := mapFD(r.FD, int64(r.Size))
-		return &region{size: r.Size, mem: mem}, err
+		mem, err := MapFD(r.FD, int64(r.Size))
+		return &Opened{Size: r.Size, Mem: mem}, err
 	case r.Kind == KindFD || r.Kind == KindPeer:
 		return nil, fmt.Errorf("kind %d on a GPU is for the words alone: KV memory comes as a CUDA IPC handle (kind %d) or as descriptors (kind %d): %w", r.Kind, KindCUDA, KindCUDAFD, ErrKind)
 	}
@@ -128,7 +128,7 @@ func (d *CUDA) openRegion(p *gpuPeer, im *Import, parts []Region) (*region, erro
 }
 
 // openHandle opens the allocation of a region, if no region before it did, and finds the region in it.
-func (d *CUDA) openHandle(p *gpuPeer, r *Region) (*region, error) {
+func (d *CUDA) openHandle(p *gpuPeer, r *Region) (*Opened, error) {
 	var handle driver.Handle
 	if copy(handle[:], r.Handle) != len(handle) || len(r.Handle) != len(handle) {
 		return nil, fmt.Errorf("handle of %d bytes, want %d: %w", len(r.Handle), len(handle), ErrRange)
@@ -149,7 +149,7 @@ func (d *CUDA) openHandle(p *gpuPeer, r *Region) (*region, error) {
 	if base != start || r.Addr > size || r.Size > size-r.Addr {
 		return nil, fmt.Errorf("%d bytes at %d of an allocation of %d: %w", r.Size, r.Addr, size, ErrRange)
 	}
-	return &region{size: r.Size, addr: uint64(base) + r.Addr}, nil
+	return &Opened{Size: r.Size, Addr: uint64(base) + r.Addr}, nil
 }
 
 // whyNotOpen says what the user sets, for what the driver says of a handle that it does not open.
@@ -169,18 +169,18 @@ func whyNotOpen(err error) error {
 // openWords finds the step and revocation words and opens the events. The region of the words is none to copy from then on.
 func (d *CUDA) openWords(p *gpuPeer, im *Import) error {
 	s := im.Sync
-	if err := p.placeWords(s, CUDAEventCell); err != nil || p.words == nil {
+	if err := p.PlaceWords(s, CUDAEventCell); err != nil || p.Words == nil {
 		return err
 	}
-	p.wordsRegion = p.regions[s.Region]
-	delete(p.regions, s.Region)
+	p.wordsRegion = p.Regions[s.Region]
+	delete(p.Regions, s.Region)
 	if s.Events > MaxCUDAEvents {
 		return fmt.Errorf("sync: %d events, at most %d: %w", s.Events, MaxCUDAEvents, ErrRange)
 	}
 	for i := range s.Events {
 		var handle driver.Handle
 		at := s.EventsOff + uint64(i)*CUDAEventCell
-		if err := pagefault.Guard(p.words, p.words, func() { copy(handle[:], p.words[at:]) }); err != nil {
+		if err := pagefault.Guard(p.Words, p.Words, func() { copy(handle[:], p.Words[at:]) }); err != nil {
 			return fmt.Errorf("sync: event %d: %w", i, err)
 		}
 		e, err := driver.OpenEvent(&handle)
@@ -190,7 +190,7 @@ func (d *CUDA) openWords(p *gpuPeer, im *Import) error {
 		}
 		p.events = append(p.events, e)
 		d.imports.Add(1)
-		if err := im.gone(); err != nil {
+		if err := im.CheckGone(); err != nil {
 			return err
 		}
 	}
@@ -232,8 +232,8 @@ func (d *CUDA) closeOnGPU(p *gpuPeer) error {
 // closeRest ends what is not on the GPU, after closeOnGPU.
 func (p *gpuPeer) closeRest() {
 	if p.wordsRegion != nil {
-		p.wordsRegion.close()
+		p.wordsRegion.Close()
 	}
 	p.closeStatm()
-	p.close()
+	p.Close()
 }

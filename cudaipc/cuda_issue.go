@@ -19,7 +19,7 @@ func (is *issue) reset() {
 // add puts a rectangle, or a single copy, where the table says; false: the kernel's list of this chunk is full.
 func (l *lane) add(r *rect) (bool, error) {
 	host := driver.HostAddr(l.d.arena) + r.off
-	path := l.table.path(r.n, r.rows > 1)
+	path := l.table.Path(r.n, r.rows > 1)
 	if path == CopyKernel && l.lists != nil {
 		return l.addToList(r)
 	}

@@ -145,13 +145,13 @@ func (l *lane) next(wait bool) bool {
 		return false
 	}
 	l.flight, l.spans = f, l.spans[:0]
-	var r *region
+	var r *Opened
 	for i := range f.copy.Runs {
 		run := &f.copy.Runs[i]
 		if i == 0 || run.Region != f.copy.Runs[i-1].Region {
-			r = f.peer.regions[run.Region]
+			r = f.peer.Regions[run.Region]
 		}
-		l.spans = append(l.spans, span{dev: r.addr + run.RegionOff, off: uint64(run.ArenaOff), n: uint64(run.Len), in: run.Region})
+		l.spans = append(l.spans, span{dev: r.Addr + run.RegionOff, off: uint64(run.ArenaOff), n: uint64(run.Len), in: run.Region})
 	}
 	_, call := f.most()
 	l.planner.bytes = min(call, uint64(len(l.ring.mem)))

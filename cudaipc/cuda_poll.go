@@ -24,11 +24,11 @@ func (d *CUDA) Poll(waits []Wait, states []State) error {
 	if err := d.alive(); err != nil {
 		return err
 	}
-	d.table.rLock()
-	defer d.table.rUnlock()
+	d.table.RLock()
+	defer d.table.RUnlock()
 	var ask []asking
 	for i := range waits {
-		p, err := d.table.peerLocked(waits[i].Peer)
+		p, err := d.table.PeerLocked(waits[i].Peer)
 		if err != nil {
 			return err
 		}
@@ -49,20 +49,20 @@ func (d *CUDA) Poll(waits []Wait, states []State) error {
 
 // readWords reads the words for a wait; the event is left as not fired. wanted says that it is to be asked.
 func (p *gpuPeer) readWords(w *Wait, s *State) (wanted bool, err error) {
-	if err := p.checkWait(w); err != nil {
+	if err := p.CheckWait(w); err != nil {
 		return false, err
 	}
 	*s = State{Fired: true}
-	if p.words == nil {
+	if p.Words == nil {
 		return false, nil
 	}
 	words := *w
 	words.Event = None
-	if err := p.pollWords(&words, s); err != nil || w.Event == None {
+	if err := p.PollWords(&words, s); err != nil || w.Event == None {
 		return false, err
 	}
 	s.Fired = false
-	return s.Step >= w.Step && !p.dead(), nil
+	return s.Step >= w.Step && !p.Dead(), nil
 }
 
 // askEvents is done in the asker.
@@ -78,14 +78,14 @@ func (d *CUDA) answers(ask []asking, waits []Wait, states []State) error {
 	for i := range ask {
 		a := &ask[i]
 		if err := d.judge(a.err); err != nil {
-			return fmt.Errorf("peer %d: event %d: %w: %w", a.peer.id, waits[a.state].Event, err, ErrPeer)
+			return fmt.Errorf("peer %d: event %d: %w: %w", a.peer.ID, waits[a.state].Event, err, ErrPeer)
 		}
 		if !a.fired {
 			continue
 		}
 		words := waits[a.state]
 		words.Event = None
-		if err := a.peer.pollWords(&words, &states[a.state]); err != nil {
+		if err := a.peer.PollWords(&words, &states[a.state]); err != nil {
 			return err
 		}
 		states[a.state].Fired = true

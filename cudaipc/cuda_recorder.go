@@ -23,12 +23,12 @@ func (d *CUDA) LoadEvents(id PeerID, off uint64, count uint32) ([]byte, error) {
 	if err := d.alive(); err != nil {
 		return nil, err
 	}
-	p, err := d.table.begin(id)
+	p, err := d.table.Begin(id)
 	if err != nil {
 		return nil, err
 	}
-	defer p.release()
-	if err := p.checkLoadEvents(off, count); err != nil {
+	defer p.Release()
+	if err := p.CheckLoadEvents(off, count); err != nil {
 		return nil, err
 	}
 	var handles []byte
@@ -84,6 +84,6 @@ func (l *lane) tell(f *cudaFlight) {
 	if err := l.d.judge(to.events[i].Record(l.stream)); err != nil {
 		return
 	}
-	words := f.peer.words
-	_ = pagefault.Guard(words, words, func() { atomic.StoreUint64(word64(words, to.off+8*i), f.copy.Serial) }) // a peer that cut its words off hears nothing
+	words := f.peer.Words
+	_ = pagefault.Guard(words, words, func() { atomic.StoreUint64(Word64(words, to.off+8*i), f.copy.Serial) }) // a peer that cut its words off hears nothing
 }

@@ -17,7 +17,7 @@ type cudaSampler struct {
 
 // cudaSample is a sample that is under way.
 type cudaSample struct {
-	*summing
+	*Summing
 	of *gpuPeer
 }
 
@@ -33,34 +33,34 @@ func startCUDASampler(d *CUDA) (*cudaSampler, error) {
 
 // run is the sampler's life. On a lost device nothing is known to have ended.
 func (s *cudaSampler) run() {
-	scratch := make([]byte, sampleScratch)
+	scratch := make([]byte, SampleScratch)
 	for {
 		f, ok := s.work.take(true)
 		if !ok {
 			return
 		}
-		f.sum(func(from stretch, into []byte) error { return s.read(f.of, from, into) }, scratch)
+		f.Sum(func(from Stretch, into []byte) error { return s.read(f.of, from, into) }, scratch)
 		if s.d.alive() != nil {
 			return
 		}
-		f.finish()
+		f.Finish()
 	}
 }
 
 // read copies a stretch from the GPU. As with copies, what was read around the death of the peer's
 // process is not trusted.
-func (s *cudaSampler) read(p *gpuPeer, from stretch, into []byte) error {
+func (s *cudaSampler) read(p *gpuPeer, from Stretch, into []byte) error {
 	if err := s.d.alive(); err != nil {
 		return err
 	}
 	if p.dying() {
-		return errPeerDead
+		return ErrPeerDead
 	}
-	if err := s.d.judge(driver.Read(into, driver.Addr(from.r.addr+from.off))); err != nil {
+	if err := s.d.judge(driver.Read(into, driver.Addr(from.In.Addr+from.Off))); err != nil {
 		return err
 	}
 	if p.dying() {
-		return errPeerDead
+		return ErrPeerDead
 	}
 	return nil
 }
@@ -78,5 +78,5 @@ func (d *CUDA) Sum(s *Sample) (Ticket, error) {
 	if err := d.alive(); err != nil {
 		return 0, err
 	}
-	return d.table.enterSample(s, func(p *gpuPeer, f *summing) { d.sampler.work.put(cudaSample{f, p}) })
+	return d.table.EnterSample(s, func(p *gpuPeer, f *Summing) { d.sampler.work.put(cudaSample{f, p}) })
 }

@@ -94,13 +94,13 @@ func (s *summers) sum(part sumPart) {
 		for range c.Blocks[i].Runs {
 			r := &c.Runs[run]
 			if err := pagefault.Guard(s.arena, nil, func() {
-				state = crc32.Update(state, castagnoli, s.arena[r.ArenaOff:r.ArenaOff+int64(r.Len)])
+				state = crc32.Update(state, Castagnoli, s.arena[r.ArenaOff:r.ArenaOff+int64(r.Len)])
 			}); err != nil {
 				part.f.tear(uint64(r.ArenaOff), uint64(r.Len), err)
 			}
 			run++
 		}
-		part.f.end.Sums[i] = state
+		part.f.End.Sums[i] = state
 	}
 }
 

@@ -21,7 +21,7 @@ func TestCUDASumsBeginBeforeTheEnd(t *testing.T) {
 		}
 		c.Runs = append(c.Runs, Run{ArenaOff: off, Len: n})
 	}
-	f := &cudaFlight{copy: c, flight: &flight{end: Done{Sums: make([]uint32, len(c.Blocks))}}, inOrder: true}
+	f := &cudaFlight{copy: c, Flight: &Flight{End: Done{Sums: make([]uint32, len(c.Blocks))}}, inOrder: true}
 	f.waits.Store(1)
 	s := &summers{arena: arena, parts: newQueue[sumPart]()}
 	d := &CUDA{sums: s}
@@ -51,10 +51,10 @@ func TestCUDASumsBeginBeforeTheEnd(t *testing.T) {
 		t.Errorf("%d waits, want the one for the copies", n)
 	}
 	for i, want := range []uint32{
-		crc32.Checksum(arena[:2<<20], castagnoli), 5, crc32.Update(9, castagnoli, arena[2<<20:5<<20]), crc32.Checksum(arena[5<<20:], castagnoli),
+		crc32.Checksum(arena[:2<<20], Castagnoli), 5, crc32.Update(9, Castagnoli, arena[2<<20:5<<20]), crc32.Checksum(arena[5<<20:], Castagnoli),
 	} {
-		if f.end.Sums[i] != want {
-			t.Errorf("block %d: sum %08x, want %08x", i, f.end.Sums[i], want)
+		if f.End.Sums[i] != want {
+			t.Errorf("block %d: sum %08x, want %08x", i, f.End.Sums[i], want)
 		}
 	}
 }

@@ -59,7 +59,7 @@ func (f *cudaFlight) markTorn() {
 			run++
 		}
 		if bad {
-			f.end.bad(i, len(f.copy.Blocks), f.torn.err)
+			f.End.MarkBad(i, len(f.copy.Blocks), f.torn.err)
 		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // openVirtual maps the pieces of a region side by side. The region may end within the last granule of its last piece.
-func (d *CUDA) openVirtual(p *gpuPeer, im *Import, parts []Region) (*region, error) {
+func (d *CUDA) openVirtual(p *gpuPeer, im *Import, parts []Region) (*Opened, error) {
 	granule, err := d.ctx.Granularity()
 	if err != nil {
 		return nil, err
@@ -36,7 +36,7 @@ func (d *CUDA) openVirtual(p *gpuPeer, im *Import, parts []Region) (*region, err
 	}
 	p.ranges = append(p.ranges, v)
 	d.imports.Add(1)
-	return &region{size: size, addr: uint64(v.Start)}, nil
+	return &Opened{Size: size, Addr: uint64(v.Start)}, nil
 }
 
 // fill maps the pieces of a region into its range.
@@ -45,7 +45,7 @@ func fill(v *driver.Range, im *Import, parts []Region, granule uint64) error {
 		if err := mapPiece(v, &parts[i], driver.Whole(parts[i].Size, granule)); err != nil {
 			return fmt.Errorf("piece %d of %d: %w", i, len(parts), err)
 		}
-		if err := im.gone(); err != nil {
+		if err := im.CheckGone(); err != nil {
 			return err
 		}
 	}

@@ -63,8 +63,8 @@ type Import struct {
 	Gone <-chan struct{}
 }
 
-// gone is the error of an import that nobody wants any more.
-func (im *Import) gone() error {
+// CheckGone is the error of an import that nobody wants any more.
+func (im *Import) CheckGone() error {
 	select {
 	case <-im.Gone:
 		return fmt.Errorf("%w is gone, in the middle of its import", ErrPeer)

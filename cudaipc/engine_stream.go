@@ -47,14 +47,14 @@ func (s *HostStream) Record(event uint32) {
 		panic(fmt.Sprintf("event %d of %d", event, e.events))
 	}
 	off := uint64(hostEventsFrom) + uint64(event)*EventCell
-	number := atomic.AddUint64(word64(e.words.Mem, off), 1)
-	s.ops <- func() { raise(word64(e.words.Mem, off+8), number) }
+	number := atomic.AddUint64(Word64(e.words.Mem, off), 1)
+	s.ops <- func() { raise(Word64(e.words.Mem, off+8), number) }
 }
 
 // SetStep enqueues the write of the step word: all kernels launched before have ended when it can be read.
 // Steps only grow: a smaller number than the word's leaves it.
 func (s *HostStream) SetStep(n uint64) {
-	s.ops <- func() { raise(word64(s.engine.words.Mem, 0), n) }
+	s.ops <- func() { raise(Word64(s.engine.words.Mem, 0), n) }
 }
 
 // Synchronize waits until everything launched before has ended.

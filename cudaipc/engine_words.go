@@ -37,7 +37,7 @@ func (w *engineWords) SyncDesc() (Region, Sync) {
 }
 
 // Step is the step word: the last step that a stream has got past.
-func (w *engineWords) Step() uint64 { return atomic.LoadUint64(word64(w.words.Mem, 0)) }
+func (w *engineWords) Step() uint64 { return atomic.LoadUint64(Word64(w.words.Mem, 0)) }
 
 // Revoke sets revocation word i: a save that names it is not committed from now on.
 func (w *engineWords) Revoke(i uint32) { atomic.StoreUint32(w.revokeWord(i), 1) }
@@ -49,5 +49,5 @@ func (w *engineWords) revokeWord(i uint32) *uint32 {
 	if i >= w.revokes {
 		panic(fmt.Sprintf("revocation word %d of %d", i, w.revokes))
 	}
-	return word32(w.words.Mem, w.revokeOff+uint64(i)*4)
+	return Word32(w.words.Mem, w.revokeOff+uint64(i)*4)
 }

@@ -34,19 +34,19 @@ type Host struct {
 	populated chan struct{} // closed when the populating goroutine has ended
 	stop      chan struct{} // closed to end it
 
-	table table[*hostPeer]
+	table Table[*hostPeer]
 }
 
 var _ Device = (*Host)(nil)
 
 // OpenHost maps the arena. Close(AllPeers) frees everything.
 func OpenHost(o HostOptions) (*Host, error) {
-	arena, err := mapFD(o.ArenaFD, o.ArenaSize)
+	arena, err := MapFD(o.ArenaFD, o.ArenaSize)
 	if err != nil {
 		return nil, fmt.Errorf("arena: %w", err)
 	}
 	h := &Host{arena: arena, onDeath: o.FireOnDeath, populated: make(chan struct{}), stop: make(chan struct{})}
-	h.table.init()
+	h.table.Init()
 	if o.Populate {
 		go h.populate()
 	} else {
@@ -73,7 +73,7 @@ func (h *Host) populate() {
 
 // Close closes a peer, or with AllPeers the device.
 func (h *Host) Close(id PeerID) error {
-	closing, err := h.table.take(id, false)
+	closing, err := h.table.Take(id, false)
 	for _, p := range closing {
 		p.close()
 	}
@@ -82,17 +82,17 @@ func (h *Host) Close(id PeerID) error {
 	}
 	close(h.stop)
 	<-h.populated
-	return unmap(h.arena)
+	return Unmap(h.arena)
 }
 
 // Poll answers each wait now. It stops at the first that cannot be answered.
 func (h *Host) Poll(waits []Wait, states []State) error {
-	h.table.rLock()
-	defer h.table.rUnlock()
+	h.table.RLock()
+	defer h.table.RUnlock()
 	for i := range waits {
-		p, err := h.table.peerLocked(waits[i].Peer)
+		p, err := h.table.PeerLocked(waits[i].Peer)
 		if err == nil {
-			err = p.poll(&waits[i], &states[i])
+			err = p.Poll(&waits[i], &states[i])
 		}
 		if err != nil {
 			return err
@@ -103,15 +103,15 @@ func (h *Host) Poll(waits []Wait, states []State) error {
 
 // Copy checks a copy and puts it into its stream.
 func (h *Host) Copy(c *Copy) (Ticket, error) {
-	p, err := h.table.begin(c.Peer)
+	p, err := h.table.Begin(c.Peer)
 	if err != nil {
 		return 0, err
 	}
-	if err := p.checkCopy(c, len(h.arena)); err != nil {
-		p.release()
-		return 0, fmt.Errorf("peer %d: %w", p.id, err)
+	if err := p.CheckCopy(c, len(h.arena)); err != nil {
+		p.Release()
+		return 0, fmt.Errorf("peer %d: %w", p.ID, err)
 	}
-	return h.table.enter(p, func(f *flight) {
+	return h.table.Enter(p, func(f *Flight) {
 		if p.streams[c.Dir] == nil {
 			p.streams[c.Dir] = startStream(p, h.arena)
 		}
@@ -121,5 +121,5 @@ func (h *Host) Copy(c *Copy) (Ticket, error) {
 
 // Done waits for a copy. With timeout 0 or less it only looks.
 func (h *Host) Done(t Ticket, timeout time.Duration) (Done, bool, error) {
-	return h.table.done(t, timeout)
+	return h.table.Done(t, timeout)
 }

@@ -7,7 +7,7 @@ import (
 
 // hostPeer is a peer of the host device, with the goroutines that copy for it; these are under the device's lock.
 type hostPeer struct {
-	peer
+	Peer
 	streams [2]*stream   // by Direction, nil until the first copy
 	sampler *hostSampler // nil until the first sample
 }
@@ -15,13 +15,13 @@ type hostPeer struct {
 // Import opens the regions of a peer, all or none. Every descriptor in it is closed when it returns: a mapping
 // holds its file by itself.
 func (h *Host) Import(im Import) error {
-	defer im.closeRegions()
+	defer im.CloseRegions()
 	p := &hostPeer{}
-	p.prepare(&im)
-	p.proof, p.fireOnDeath = im.Proof, h.onDeath
+	p.Prepare(&im)
+	p.Proof, p.FireOnDeath = im.Proof, h.onDeath
 	err := p.open(&im)
 	if err == nil {
-		err = h.table.add(p)
+		err = h.table.Add(p)
 	}
 	if err != nil {
 		p.close()
@@ -34,31 +34,31 @@ func (p *hostPeer) open(im *Import) error {
 	if len(im.Regions) > MaxRegions {
 		return fmt.Errorf("%d regions, at most %d: %w", len(im.Regions), MaxRegions, ErrRange)
 	}
-	watch := p.fireOnDeath
+	watch := p.FireOnDeath
 	var total uint64
 	for i := range im.Regions {
 		r := &im.Regions[i]
-		if p.regions[r.ID] != nil {
+		if p.Regions[r.ID] != nil {
 			return fmt.Errorf("region %d is there twice: %w", r.ID, ErrRange)
 		}
-		if err := im.gone(); err != nil {
+		if err := im.CheckGone(); err != nil {
 			return err
 		}
 		opened, err := openRegion(r, im.Pid)
 		if err != nil {
 			return fmt.Errorf("region %d: %w", r.ID, err)
 		}
-		p.regions[r.ID] = opened
+		p.Regions[r.ID] = opened
 		if total += r.Size; total > MaxPeerBytes {
 			return fmt.Errorf("region %d: more than %d bytes in all: %w", r.ID, int64(MaxPeerBytes), ErrRange)
 		}
 		watch = watch || r.Kind == KindPeer
 	}
-	if err := p.placeWords(im.Sync, EventCell); err != nil {
+	if err := p.PlaceWords(im.Sync, EventCell); err != nil {
 		return err
 	}
 	if watch && im.Pid > 0 {
-		return p.watch()
+		return p.Watch()
 	}
 	return nil
 }
@@ -71,18 +71,18 @@ func (p *hostPeer) close() {
 		}
 	}
 	p.sampler.close()
-	p.peer.close()
+	p.Peer.Close()
 }
 
 // openRegion opens one region. The descriptor is the caller's to close.
-func openRegion(r *Region, pid int) (*region, error) {
+func openRegion(r *Region, pid int) (*Opened, error) {
 	if r.Size == 0 || r.Size > MaxPeerBytes {
 		return nil, fmt.Errorf("size %d is not within 1 and %d bytes: %w", r.Size, int64(MaxPeerBytes), ErrRange)
 	}
 	switch r.Kind {
 	case KindFD:
-		mem, err := mapFD(r.FD, int64(r.Size))
-		return &region{size: r.Size, mem: mem}, err
+		mem, err := MapFD(r.FD, int64(r.Size))
+		return &Opened{Size: r.Size, Mem: mem}, err
 	case KindPeer:
 		if pid <= 0 {
 			return nil, fmt.Errorf("the peer's process is not known (share the PID namespace): %w", ErrKind)
@@ -90,7 +90,7 @@ func openRegion(r *Region, pid int) (*region, error) {
 		if r.Addr > math.MaxInt64 || r.Addr+r.Size > math.MaxInt64 {
 			return nil, fmt.Errorf("address %#x and size %d: %w", r.Addr, r.Size, ErrRange)
 		}
-		return &region{size: r.Size, addr: r.Addr}, nil
+		return &Opened{Size: r.Size, Addr: r.Addr}, nil
 	}
 	return nil, fmt.Errorf("kind %d on the host device: %w", r.Kind, ErrKind)
 }

@@ -26,12 +26,12 @@ type piece struct {
 // remote moves runs between the peer's process and the arena, a piece at a time, the sum right beside it. It is the fall-back for
 // memory that has no descriptor. In a profile of it the kernel's copy is three fifths, the pinning of each page one fifth, and the sum, which is a pass of
 // its own here, another: larger calls save none of these. It is half as fast as copy(), where mapped regions are as fast.
-func (s *stream) remote(r *region, dir Direction, runs []Run, sum uint32, sums bool) (uint32, error) {
+func (s *stream) remote(r *Opened, dir Direction, runs []Run, sum uint32, sums bool) (uint32, error) {
 	var v piece
 	for i := range runs {
 		run := &runs[i]
 		here := s.arena[run.ArenaOff : run.ArenaOff+int64(run.Len)]
-		addr := uintptr(r.addr + run.RegionOff)
+		addr := uintptr(r.Addr + run.RegionOff)
 		for len(here) > 0 {
 			n := min(len(here), remotePiece-v.bytes)
 			v.add(here[:n], addr)
@@ -65,19 +65,19 @@ func (s *stream) flush(v *piece, dir Direction, sum uint32, sums bool) (uint32, 
 		return sum, nil
 	}
 	p := s.peer
-	if p.dead() {
-		return sum, errPeerDead
+	if p.Dead() {
+		return sum, ErrPeerDead
 	}
 	call := unix.ProcessVMReadv
 	if dir == Scatter {
 		call = unix.ProcessVMWritev
 	}
-	n, err := call(p.pid, v.local, v.remote, 0)
-	if p.dead() {
-		return sum, errPeerDead
+	n, err := call(p.Pid, v.local, v.remote, 0)
+	if p.Dead() {
+		return sum, ErrPeerDead
 	}
 	if err != nil || n != v.bytes {
-		return sum, fmt.Errorf("%d of %d bytes moved to or from process %d: %w", max(n, 0), v.bytes, p.pid, reason(err))
+		return sum, fmt.Errorf("%d of %d bytes moved to or from process %d: %w", max(n, 0), v.bytes, p.Pid, reason(err))
 	}
 	if sums {
 		if err := pagefault.Guard(s.arena, nil, func() { sum = v.sum(sum) }); err != nil {
@@ -91,7 +91,7 @@ func (s *stream) flush(v *piece, dir Direction, sum uint32, sums bool) (uint32, 
 // sum goes over the arena's side of a piece, for both directions.
 func (v *piece) sum(state uint32) uint32 {
 	for i := range v.local {
-		state = crc32.Update(state, castagnoli, iovecBytes(&v.local[i]))
+		state = crc32.Update(state, Castagnoli, iovecBytes(&v.local[i]))
 	}
 	return state
 }

@@ -13,7 +13,7 @@ type stream struct {
 
 // hostCopy is a copy that is under way.
 type hostCopy struct {
-	*flight
+	*Flight
 	copy *Copy
 }
 
@@ -28,7 +28,7 @@ func (s *stream) run() {
 	for f := range s.work {
 		s.copy(f)
 		storeFence()
-		f.finish()
+		f.Finish()
 	}
 }
 
@@ -41,7 +41,7 @@ func (s *stream) close() {
 func (s *stream) copy(f hostCopy) {
 	c := f.copy
 	if c.Sum {
-		f.end.Sums = make([]uint32, len(c.Blocks))
+		f.End.Sums = make([]uint32, len(c.Blocks))
 	}
 	runs := c.Runs
 	for i := range c.Blocks {
@@ -49,10 +49,10 @@ func (s *stream) copy(f hostCopy) {
 		sum, err := s.block(c.Dir, runs[:b.Runs], b.Seed, c.Sum)
 		runs = runs[b.Runs:]
 		if c.Sum {
-			f.end.Sums[i] = sum
+			f.End.Sums[i] = sum
 		}
 		if err != nil {
-			f.end.bad(i, len(c.Blocks), err)
+			f.End.MarkBad(i, len(c.Blocks), err)
 		}
 	}
 }
@@ -60,14 +60,14 @@ func (s *stream) copy(f hostCopy) {
 // block moves the runs of one block and gives the checksum.
 func (s *stream) block(dir Direction, runs []Run, sum uint32, sums bool) (uint32, error) {
 	for len(runs) > 0 {
-		r := s.peer.regions[runs[0].Region]
+		r := s.peer.Regions[runs[0].Region]
 		n := 1
 		for n < len(runs) && runs[n].Region == runs[0].Region {
 			n++
 		}
 		var err error
-		if r.mem != nil {
-			sum, err = s.mapped(r.mem, dir, runs[:n], sum, sums || fastMove)
+		if r.Mem != nil {
+			sum, err = s.mapped(r.Mem, dir, runs[:n], sum, sums || fastMove)
 		} else {
 			sum, err = s.remote(r, dir, runs[:n], sum, sums)
 		}

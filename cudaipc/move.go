@@ -2,7 +2,7 @@ package cudaipc
 
 import "hash/crc32"
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+var Castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // movePiece is how many bytes the portable mover copies before it sums them: few enough that they are still in
 // the first-level cache.
@@ -24,7 +24,7 @@ func move(dst, src []byte, state uint32) uint32 {
 func movePortable(dst, src []byte, state uint32) uint32 {
 	for len(src) > 0 {
 		n := copy(dst[:min(len(dst), movePiece)], src)
-		state = crc32.Update(state, castagnoli, dst[:n])
+		state = crc32.Update(state, Castagnoli, dst[:n])
 		dst, src = dst[n:], src[n:]
 	}
 	return state

@@ -108,7 +108,7 @@ type Mover struct {
 		sync.RWMutex
 		life    *moverLife // nil: no process
 		peers   map[PeerID]*movedPeer
-		tickets tickets[*movedCopy]
+		tickets Tickets[*movedCopy]
 		closed  bool
 		history moverHistory
 		facts   *GPUFacts // nil: no process has told any
@@ -175,10 +175,10 @@ func (m *Mover) beginClose(id PeerID) (*movedPeer, error) {
 	p := m.mu.peers[id]
 	switch {
 	case m.mu.closed:
-		return nil, errClosed
+		return nil, ErrClosed
 	case p == nil || p.opening:
 		return nil, fmt.Errorf("peer %d: %w", id, ErrPeer)
-	case p.closing || p.view.busy():
+	case p.closing || p.view.Busy():
 		return nil, fmt.Errorf("peer %d: %w", id, ErrBusy)
 	}
 	p.closing = true
@@ -186,9 +186,9 @@ func (m *Mover) beginClose(id PeerID) (*movedPeer, error) {
 }
 
 func (m *Mover) forgetLocked(p *movedPeer) {
-	delete(m.mu.peers, p.view.id)
-	m.mu.tickets.forget(p.view)
-	p.view.close()
+	delete(m.mu.peers, p.view.ID)
+	m.mu.tickets.Forget(p.view)
+	p.view.Close()
 }
 
 // closeAll ends the process in order: it closes its regions and says so before it goes.
@@ -199,10 +199,10 @@ func (m *Mover) closeAll() error {
 	m.mu.Lock()
 	if m.mu.closed {
 		m.mu.Unlock()
-		return errClosed
+		return ErrClosed
 	}
 	for id, p := range m.mu.peers {
-		if p.opening || p.closing || p.view.busy() {
+		if p.opening || p.closing || p.view.Busy() {
 			m.mu.Unlock()
 			return fmt.Errorf("peer %d: %w", id, ErrBusy)
 		}
@@ -226,7 +226,7 @@ func (m *Mover) closeAll() error {
 // peerLocked finds a peer that can be used; m.mu is held, for reading at least.
 func (m *Mover) peerLocked(id PeerID) (*movedPeer, error) {
 	if m.mu.closed {
-		return nil, errClosed
+		return nil, ErrClosed
 	}
 	p := m.mu.peers[id]
 	if p == nil || p.opening || p.closing {

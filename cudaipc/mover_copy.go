@@ -8,7 +8,7 @@ import (
 
 // movedCopy is what the agent's side knows of a copy in a mover.
 type movedCopy struct {
-	flight
+	Flight
 	of     *movedPeer
 	way    int // its Direction, or sumWay
 	blocks int
@@ -25,13 +25,13 @@ func (m *Mover) Copy(c *Copy) (Ticket, error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := p.view.checkCopy(c, int(m.opts.ArenaSize)); err != nil {
-		p.view.release()
+	if err := p.view.CheckCopy(c, int(m.opts.ArenaSize)); err != nil {
+		p.view.Release()
 		return 0, fmt.Errorf("peer %d: %w", c.Peer, err)
 	}
 	t, err := m.ticket(&movedCopy{of: p, way: int(c.Dir), blocks: len(c.Blocks), sum: c.Sum})
 	if err != nil {
-		p.view.release()
+		p.view.Release()
 		return 0, err
 	}
 	buffer := copyBuffers.Get().(*[]byte)
@@ -47,7 +47,7 @@ func (m *Mover) beginCopy(id PeerID) (*movedPeer, error) {
 	defer m.mu.RUnlock()
 	p, err := m.peerLocked(id)
 	if err == nil {
-		p.view.hold()
+		p.view.Hold()
 	}
 	return p, err
 }
@@ -58,9 +58,9 @@ func (m *Mover) ticket(c *movedCopy) (Ticket, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if p.lost != nil {
-		return 0, fmt.Errorf("peer %d: %w: %w", p.view.id, p.lost, ErrPeer)
+		return 0, fmt.Errorf("peer %d: %w: %w", p.view.ID, p.lost, ErrPeer)
 	}
-	t, err := m.mu.tickets.enter(p.view, c)
+	t, err := m.mu.tickets.Enter(p.view, c)
 	if err != nil {
 		return 0, err
 	}
@@ -74,7 +74,7 @@ func (m *Mover) ticket(c *movedCopy) (Ticket, error) {
 func (m *Mover) finish(t Ticket, d Done) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	c := m.mu.tickets.open[t]
+	c := m.mu.tickets.Open[t]
 	if c == nil || c.ended {
 		return fmt.Errorf("end of copy %d, which is not under way: %w", t, errMoverWire)
 	}
@@ -87,13 +87,13 @@ func (m *Mover) finish(t Ticket, d Done) error {
 
 // endLocked ends the copy of a mover; Mover.mu is held.
 func (c *movedCopy) endLocked(d Done) {
-	c.end, c.ended = d, true
+	c.End, c.ended = d, true
 	c.of.pending[c.way]--
 	c.of.since[c.way] = c.of.life.clock.Load()
-	c.finish()
+	c.Finish()
 }
 
 // Done waits for a copy. With timeout 0 or less it only looks.
 func (m *Mover) Done(t Ticket, timeout time.Duration) (Done, bool, error) {
-	return m.mu.tickets.ended(&m.mu.RWMutex, t, timeout)
+	return m.mu.tickets.Await(&m.mu.RWMutex, t, timeout)
 }

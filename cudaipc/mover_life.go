@@ -50,7 +50,7 @@ func (m *Mover) alive() (*moverLife, error) {
 	m.mu.RUnlock()
 	switch {
 	case closed:
-		return nil, errClosed
+		return nil, ErrClosed
 	case life != nil:
 		select {
 		case <-life.dying:
@@ -79,7 +79,7 @@ func (m *Mover) aliveFor(im *Import) (*moverLife, error) {
 	case <-done:
 		return life, err
 	case <-im.Gone:
-		return nil, im.gone()
+		return nil, im.CheckGone()
 	}
 }
 
@@ -243,7 +243,7 @@ func (m *Mover) bury(l *moverLife) (lost []PeerID) {
 			}
 		}
 	}
-	for _, c := range m.mu.tickets.open {
+	for _, c := range m.mu.tickets.Open {
 		if c.of.life == l && !c.ended {
 			c.endLocked(allBad(&Copy{Sum: c.sum, Blocks: make([]Block, c.blocks)}, l.err()))
 		}

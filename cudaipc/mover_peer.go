@@ -5,7 +5,7 @@ import "fmt"
 // movedPeer is a peer whose regions are open in a mover. All but view and asks is under Mover.mu.
 type movedPeer struct {
 	// view is what this side has of the peer: sizes of regions, by which runs are checked, and the sync words, mapped.
-	view *peer
+	view *Peer
 	asks bool // its events are asked in the mover
 	life *moverLife
 
@@ -19,7 +19,7 @@ type movedPeer struct {
 
 // Import opens the regions of a peer in the mover, all or none.
 func (m *Mover) Import(im Import) error {
-	defer im.closeAll()
+	defer im.CloseAll()
 	if im.Peer == AllPeers {
 		return fmt.Errorf("peer %d stands for all peers: %w", im.Peer, ErrPeer)
 	}
@@ -38,7 +38,7 @@ func (m *Mover) Import(im Import) error {
 	}
 	if err != nil {
 		delete(m.mu.peers, im.Peer)
-		p.view.close()
+		p.view.Close()
 		return err
 	}
 	p.life, p.opening = life, false
@@ -54,44 +54,44 @@ func (m *Mover) seat(im *Import) (*movedPeer, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.mu.closed {
-		err = errClosed
+		err = ErrClosed
 	} else if m.mu.peers[im.Peer] != nil {
 		err = fmt.Errorf("peer %d is imported already: %w", im.Peer, ErrBusy)
 	}
 	if err != nil {
-		view.close()
+		view.Close()
 		return nil, err
 	}
-	p := &movedPeer{view: view, opening: true, asks: m.opts.AskEvents || im.onGPU()}
+	p := &movedPeer{view: view, opening: true, asks: m.opts.AskEvents || im.OnGPU()}
 	m.mu.peers[im.Peer] = p
 	return p, nil
 }
 
 // viewPeer makes the agent's view of a peer. What is wrong with the rest of the regions is for the device to say.
-func viewPeer(im *Import, fireOnDeath bool) (*peer, error) {
+func viewPeer(im *Import, fireOnDeath bool) (*Peer, error) {
 	if len(im.Regions) > MaxRegions {
 		return nil, fmt.Errorf("%d regions, at most %d: %w", len(im.Regions), MaxRegions, ErrRange)
 	}
-	p := &peer{}
-	p.prepare(im)
+	p := &Peer{}
+	p.Prepare(im)
 	err := viewRegions(p, im)
 	if err == nil && im.Pid > 0 {
-		p.fireOnDeath = fireOnDeath && !im.onGPU()
-		if dead := p.watch(); p.fireOnDeath {
+		p.FireOnDeath = fireOnDeath && !im.OnGPU()
+		if dead := p.Watch(); p.FireOnDeath {
 			err = dead // else the device says it
 		}
 	}
 	if err != nil {
-		p.close()
+		p.Close()
 		return nil, err
 	}
 	return p, nil
 }
 
 // viewRegions notes the regions of a peer, and finds its words.
-func viewRegions(p *peer, im *Import) error {
+func viewRegions(p *Peer, im *Import) error {
 	cell := uint64(EventCell)
-	if im.onGPU() {
+	if im.OnGPU() {
 		cell = CUDAEventCell
 	}
 	var total uint64
@@ -108,26 +108,26 @@ func viewRegions(p *peer, im *Import) error {
 			return fmt.Errorf("region %d: %w", r.ID, err)
 		}
 	}
-	return p.placeWords(im.Sync, cell)
+	return p.PlaceWords(im.Sync, cell)
 }
 
 // viewRegion notes the size of region i, and maps it if the words are in it.
-func viewRegion(p *peer, im *Import, i int) error {
+func viewRegion(p *Peer, im *Import, i int) error {
 	r := &im.Regions[i]
-	if have := p.regions[r.ID]; have != nil {
+	if have := p.Regions[r.ID]; have != nil {
 		if before := &im.Regions[i-1]; r.Kind != KindCUDAFD || before.Kind != KindCUDAFD || before.ID != r.ID {
 			return fmt.Errorf("it is there twice: %w", ErrRange)
 		}
-		have.size += r.Size // a further piece
+		have.Size += r.Size // a further piece
 		return nil
 	}
-	p.regions[r.ID] = &region{size: r.Size}
+	p.Regions[r.ID] = &Opened{Size: r.Size}
 	if s := im.Sync; s == nil || *s == (Sync{}) || s.Region != r.ID || r.Kind != KindFD {
 		return nil
 	}
-	mem, err := mapFD(r.FD, int64(r.Size))
+	mem, err := MapFD(r.FD, int64(r.Size))
 	if err == nil {
-		p.regions[r.ID].mem = mem
+		p.Regions[r.ID].Mem = mem
 	}
 	return err
 }

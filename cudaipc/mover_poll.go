@@ -40,12 +40,12 @@ func (m *Mover) look(waits []Wait, states []State) (asked []Wait, at []int, life
 		}
 		ask := p.asks && w.Event != None
 		if ask {
-			if err := p.view.checkWait(&w); err != nil {
+			if err := p.view.CheckWait(&w); err != nil {
 				return nil, nil, nil, err
 			}
 			w.Event = None
 		}
-		if err := p.view.poll(&w, &states[i]); err != nil {
+		if err := p.view.Poll(&w, &states[i]); err != nil {
 			return nil, nil, nil, err
 		}
 		if !ask {

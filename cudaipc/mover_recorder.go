@@ -13,8 +13,8 @@ func (m *Mover) LoadEvents(id PeerID, off uint64, count uint32) ([]byte, error) 
 	if err != nil {
 		return nil, err
 	}
-	defer p.view.release()
-	if err := p.view.checkLoadEvents(off, count); err != nil {
+	defer p.view.Release()
+	if err := p.view.CheckLoadEvents(off, count); err != nil {
 		return nil, err
 	}
 	return p.life.loadEvents(id, off, count)
@@ -63,7 +63,7 @@ func (s *moverServer) loadEvents(number uint64, id PeerID, off uint64, count uin
 	err := errNoSetup
 	var handles []byte
 	if d := s.device(); d != nil {
-		handles, err = askLoadEvents(d, id, off, count)
+		handles, err = AskLoadEvents(d, id, off, count)
 	}
 	if !s.lost(err) {
 		_ = s.send(putEventsAre(nil, number, handles, err)) // as in answer

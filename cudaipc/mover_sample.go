@@ -17,13 +17,13 @@ func (m *Mover) Sum(s *Sample) (Ticket, error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := p.view.checkSample(s); err != nil {
-		p.view.release()
+	if err := p.view.CheckSample(s); err != nil {
+		p.view.Release()
 		return 0, fmt.Errorf("peer %d: %w", s.Peer, err)
 	}
 	t, err := m.ticket(&movedCopy{of: p, way: sumWay, blocks: len(s.Blocks), sum: true})
 	if err != nil {
-		p.view.release()
+		p.view.Release()
 		return 0, err
 	}
 	_ = p.life.post("sample", putSample(nil, t, s), nil) // if it fails the life ends, and the sample with it

@@ -78,7 +78,7 @@ func (s *moverServer) startLane(d Device) *moverLane {
 
 func (c *laneCopy) start(d Device) (Ticket, error) {
 	if c.sample != nil {
-		return startSum(d, c.sample)
+		return StartSum(d, c.sample)
 	}
 	return d.Copy(&c.copy)
 }

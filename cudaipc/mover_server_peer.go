@@ -103,7 +103,7 @@ func (s *moverServer) importPeer(im Import) error {
 	im.Proof = 0
 	d := s.device()
 	if d == nil {
-		im.closeRegions()
+		im.CloseRegions()
 		p.closeProof()
 		return errNoSetup
 	}

@@ -142,7 +142,7 @@ func (m *Mover) lettingGo(l *moverLife) bool {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	for _, p := range m.mu.peers {
-		if p.life == l && (p.closing || p.view.dead()) {
+		if p.life == l && (p.closing || p.view.Dead()) {
 			return true
 		}
 	}

@@ -23,7 +23,7 @@ func putImport(b []byte, number uint64, im *Import) (msg []byte, fds []int) {
 		b = append(put32(b, uint32(r.ID)), byte(r.Kind))
 		b = put64(put64(b, r.Size), r.Addr)
 		b = putText(b, string(r.Handle))
-		if r.hasFD() {
+		if r.HasFD() {
 			fds = append(fds, r.FD)
 		}
 	}
@@ -66,7 +66,7 @@ func takeImport(f *fields, fds []int) (Import, error) {
 		if handle := f.bytes(); len(handle) > 0 {
 			r.Handle = append([]byte(nil), handle...)
 		}
-		if r.hasFD() {
+		if r.HasFD() {
 			r.FD = next()
 		}
 	}

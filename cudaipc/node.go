@@ -75,7 +75,7 @@ func watchDevice(d Device, lost func(PeerID, error)) {
 func (n *Node) Import(im Import) error {
 	d, err := n.route(&im)
 	if err != nil {
-		im.closeAll()
+		im.CloseAll()
 		return fmt.Errorf("peer %d: %w", im.Peer, err)
 	}
 	err = d.Import(im)
@@ -90,7 +90,7 @@ func (n *Node) Import(im Import) error {
 
 // route finds the device of an import and enters the peer.
 func (n *Node) route(im *Import) (*nodeDevice, error) {
-	onGPU := im.onGPU()
+	onGPU := im.OnGPU()
 	if onGPU && im.GPU == (UUID{}) {
 		return nil, fmt.Errorf("GPU memory, and no UUID of its GPU: %w", ErrKind)
 	}
@@ -98,7 +98,7 @@ func (n *Node) route(im *Import) (*nodeDevice, error) {
 	defer n.mu.Unlock()
 	switch {
 	case n.mu.closed:
-		return nil, errClosed
+		return nil, ErrClosed
 	case im.Peer == AllPeers:
 		return nil, fmt.Errorf("the number stands for all peers: %w", ErrPeer)
 	case n.mu.peers[im.Peer] != nil:
@@ -183,7 +183,7 @@ func (n *Node) closeAll() (err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.mu.closed {
-		return errClosed
+		return ErrClosed
 	}
 	for _, d := range n.mu.devices {
 		if d == nil || d.closed {
@@ -201,7 +201,7 @@ func (n *Node) device(id PeerID) (*nodeDevice, error) {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
 	if n.mu.closed {
-		return nil, errClosed
+		return nil, ErrClosed
 	}
 	d := n.mu.peers[id]
 	if d == nil {

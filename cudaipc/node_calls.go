@@ -71,7 +71,7 @@ func (n *Node) Sum(s *Sample) (Ticket, error) {
 	if err != nil {
 		return 0, err
 	}
-	t, err := startSum(d.Device, s)
+	t, err := StartSum(d.Device, s)
 	return t | Ticket(d.place)<<nodeShift, err
 }
 
@@ -81,5 +81,5 @@ func (n *Node) LoadEvents(id PeerID, off uint64, count uint32) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return askLoadEvents(d.Device, id, off, count)
+	return AskLoadEvents(d.Device, id, off, count)
 }

@@ -14,8 +14,8 @@ type Recorder interface {
 	LoadEvents(id PeerID, off uint64, count uint32) ([]byte, error)
 }
 
-// askLoadEvents asks a device for load events, if it can make them.
-func askLoadEvents(d Device, id PeerID, off uint64, count uint32) ([]byte, error) {
+// AskLoadEvents asks a device for load events, if it can make them.
+func AskLoadEvents(d Device, id PeerID, off uint64, count uint32) ([]byte, error) {
 	if r, ok := d.(Recorder); ok {
 		return r.LoadEvents(id, off, count)
 	}

@@ -6,22 +6,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// region is an imported region: mapped here (mem), or at an address of the peer's process or of a GPU.
-type region struct {
-	size uint64
-	mem  []byte // KindFD
-	addr uint64 // the other kinds
+// Opened is an imported region: mapped here (mem), or at an address of the peer's process or of a GPU.
+type Opened struct {
+	Size uint64
+	Mem  []byte // KindFD
+	Addr uint64 // the other kinds
 }
 
-func (r *region) close() {
-	if r.mem != nil {
-		_ = unmap(r.mem)
+func (r *Opened) Close() {
+	if r.Mem != nil {
+		_ = Unmap(r.Mem)
 	}
 }
 
-// mapFD maps size bytes of a file that must live in memory: a page of any other file system may take any time
+// MapFD maps size bytes of a file that must live in memory: a page of any other file system may take any time
 // to come, or never do.
-func mapFD(fd int, size int64) ([]byte, error) {
+func MapFD(fd int, size int64) ([]byte, error) {
 	var stat unix.Stat_t
 	if err := unix.Fstat(fd, &stat); err != nil {
 		return nil, fmt.Errorf("fstat: %w", err)
@@ -44,14 +44,14 @@ func mapFD(fd int, size int64) ([]byte, error) {
 	return mem[:size], nil
 }
 
-// unmap ends a mapping of mapFD, which is as long as its capacity.
-func unmap(mem []byte) error { return unix.Munmap(mem[:cap(mem)]) }
+// Unmap ends a mapping of mapFD, which is as long as its capacity.
+func Unmap(mem []byte) error { return unix.Munmap(mem[:cap(mem)]) }
 
-// hasFD says whether a region of this kind comes with a descriptor.
-func (r *Region) hasFD() bool { return r.Kind == KindFD || r.Kind == KindCUDAFD }
+// HasFD says whether a region of this kind comes with a descriptor.
+func (r *Region) HasFD() bool { return r.Kind == KindFD || r.Kind == KindCUDAFD }
 
-// onGPU says whether a peer has GPU memory, and so a GPU's events.
-func (im *Import) onGPU() bool {
+// OnGPU says whether a peer has GPU memory, and so a GPU's events.
+func (im *Import) OnGPU() bool {
 	for i := range im.Regions {
 		if k := im.Regions[i].Kind; k == KindCUDA || k == KindCUDAFD {
 			return true
@@ -60,18 +60,18 @@ func (im *Import) onGPU() bool {
 	return false
 }
 
-// closeRegions closes the descriptors of an import's regions.
-func (im *Import) closeRegions() {
+// CloseRegions closes the descriptors of an import's regions.
+func (im *Import) CloseRegions() {
 	for i := range im.Regions {
-		if r := &im.Regions[i]; r.hasFD() && r.FD >= 0 {
+		if r := &im.Regions[i]; r.HasFD() && r.FD >= 0 {
 			_ = unix.Close(r.FD)
 		}
 	}
 }
 
-// closeAll closes every descriptor of an import.
-func (im *Import) closeAll() {
-	im.closeRegions()
+// CloseAll closes every descriptor of an import.
+func (im *Import) CloseAll() {
+	im.CloseRegions()
 	if im.Proof > 0 {
 		_ = unix.Close(im.Proof)
 	}

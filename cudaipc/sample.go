@@ -11,8 +11,8 @@ import (
 // MaxSampleWait is the longest Sample.Within. A mover is not killed for a sum that takes as long.
 const MaxSampleWait = 5 * time.Second
 
-// sampleScratch is how many bytes of a peer's memory are read at once for a sum.
-const sampleScratch = 256 << 10
+// SampleScratch is how many bytes of a peer's memory are read at once for a sum.
+const SampleScratch = 256 << 10
 
 // Piece is where one segment of every block of a group lies: that of block b is the Bytes bytes at
 // Offset + b*Stride of Region.
@@ -50,8 +50,8 @@ type Summer interface {
 // errSampleLate is why a block of a sample was not summed.
 var errSampleLate = fmt.Errorf("not summed in time")
 
-// startSum starts a sample on a device that can do it.
-func startSum(d Device, s *Sample) (Ticket, error) {
+// StartSum starts a sample on a device that can do it.
+func StartSum(d Device, s *Sample) (Ticket, error) {
 	if summer, ok := d.(Summer); ok {
 		return summer.Sum(s)
 	}
@@ -62,45 +62,45 @@ func startSum(d Device, s *Sample) (Ticket, error) {
 // meanwhile: that is an error. The whole mapping is guarded, since the kernel may name the beginning
 // of a page that cannot be had, and that may lie before off.
 func SumBytes(state uint32, mapping []byte, off, n int64) (sum uint32, err error) {
-	err = pagefault.Guard(mapping, nil, func() { sum = crc32.Update(state, castagnoli, mapping[off:off+n]) })
+	err = pagefault.Guard(mapping, nil, func() { sum = crc32.Update(state, Castagnoli, mapping[off:off+n]) })
 	return sum, err
 }
 
-// stretch is some bytes of a region.
-type stretch struct {
-	r   *region
-	off uint64
+// Stretch is some bytes of a region.
+type Stretch struct {
+	In  *Opened
+	Off uint64
 }
 
-// readPeer fills a slice with the bytes of a stretch. When it returns, the peer's memory is not
+// ReadPeer fills a slice with the bytes of a stretch. When it returns, the peer's memory is not
 // read any more.
-type readPeer func(from stretch, into []byte) error
+type ReadPeer func(from Stretch, into []byte) error
 
-// summing is a sample from its submission until Done has told its end.
-type summing struct {
-	*flight
+// Summing is a sample from its submission until Done has told its end.
+type Summing struct {
+	*Flight
 	sample *Sample
 	until  time.Time
 }
 
-// sum makes the sums of a sample. scratch is of sampleScratch bytes.
-func (f *summing) sum(read readPeer, scratch []byte) {
+// Sum makes the sums of a sample. scratch is of sampleScratch bytes.
+func (f *Summing) Sum(read ReadPeer, scratch []byte) {
 	s := f.sample
-	f.end.Sums = make([]uint32, len(s.Blocks))
+	f.End.Sums = make([]uint32, len(s.Blocks))
 	for i := range s.Blocks {
 		sum, err := f.sumBlock(&s.Blocks[i], read, scratch)
-		f.end.Sums[i] = sum
+		f.End.Sums[i] = sum
 		if err != nil {
-			f.end.bad(i, len(s.Blocks), err)
+			f.End.MarkBad(i, len(s.Blocks), err)
 		}
 	}
 }
 
-func (f *summing) sumBlock(b *SampleBlock, read readPeer, scratch []byte) (uint32, error) {
+func (f *Summing) sumBlock(b *SampleBlock, read ReadPeer, scratch []byte) (uint32, error) {
 	sum := b.Seed
 	for i := range f.sample.Pieces {
 		piece := &f.sample.Pieces[i]
-		at := stretch{f.peer.regions[piece.Region], piece.Offset + uint64(b.Block)*piece.Stride}
+		at := Stretch{f.peer.Regions[piece.Region], piece.Offset + uint64(b.Block)*piece.Stride}
 		for left := int(piece.Bytes); left > 0; {
 			if time.Now().After(f.until) {
 				return 0, errSampleLate
@@ -109,8 +109,8 @@ func (f *summing) sumBlock(b *SampleBlock, read readPeer, scratch []byte) (uint3
 			if err := read(at, part); err != nil {
 				return 0, err
 			}
-			sum = crc32.Update(sum, castagnoli, part)
-			at.off += uint64(len(part))
+			sum = crc32.Update(sum, Castagnoli, part)
+			at.Off += uint64(len(part))
 			left -= len(part)
 		}
 	}

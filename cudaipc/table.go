@@ -6,34 +6,34 @@ import (
 	"time"
 )
 
-// table is what a device knows of its peers, and of the copies that are under way or not asked for by Done. P is a peer with what
+// Table is what a device knows of its peers, and of the copies that are under way or not asked for by Done. P is a peer with what
 // the device keeps beside it.
-type table[P anyPeer] struct {
+type Table[P anyPeer] struct {
 	mu struct {
 		sync.RWMutex
 		peers   map[PeerID]P
-		tickets tickets[*flight]
+		tickets Tickets[*Flight]
 		closed  bool
 	}
 }
 
-type anyPeer interface{ base() *peer }
+type anyPeer interface{ base() *Peer }
 
-var errClosed = fmt.Errorf("device closed: %w", ErrPeer)
+var ErrClosed = fmt.Errorf("device closed: %w", ErrPeer)
 
-func (t *table[P]) init() {
+func (t *Table[P]) Init() {
 	t.mu.peers = map[PeerID]P{}
 }
 
-func (t *table[P]) add(p P) error {
-	id := p.base().id
+func (t *Table[P]) Add(p P) error {
+	id := p.base().ID
 	if id == AllPeers {
 		return fmt.Errorf("the id stands for all peers: %w", ErrPeer)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.mu.closed {
-		return errClosed
+		return ErrClosed
 	}
 	if _, known := t.mu.peers[id]; known {
 		return fmt.Errorf("imported already: %w", ErrBusy)
@@ -42,20 +42,20 @@ func (t *table[P]) add(p P) error {
 	return nil
 }
 
-// take removes peers from the tables, all or none of those asked for. From then on nobody can reach them. With force, copies
+// Take removes peers from the tables, all or none of those asked for. From then on nobody can reach them. With force, copies
 // that are under way do not keep them.
-func (t *table[P]) take(id PeerID, force bool) ([]P, error) {
+func (t *Table[P]) Take(id PeerID, force bool) ([]P, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.mu.closed {
-		return nil, errClosed
+		return nil, ErrClosed
 	}
 	var closing []P
 	for other, p := range t.mu.peers {
 		if id != AllPeers && other != id {
 			continue
 		}
-		if !force && p.base().busy() {
+		if !force && p.base().Busy() {
 			return nil, fmt.Errorf("peer %d: %w", other, ErrBusy)
 		}
 		closing = append(closing, p)
@@ -64,21 +64,21 @@ func (t *table[P]) take(id PeerID, force bool) ([]P, error) {
 		return nil, fmt.Errorf("peer %d: %w", id, ErrPeer)
 	}
 	for _, p := range closing {
-		delete(t.mu.peers, p.base().id)
-		t.mu.tickets.forget(p.base())
+		delete(t.mu.peers, p.base().ID)
+		t.mu.tickets.Forget(p.base())
 	}
 	t.mu.closed = id == AllPeers
 	return closing, nil
 }
 
-// rLock keeps all peers from being closed until rUnlock.
-func (t *table[P]) rLock()   { t.mu.RLock() }
-func (t *table[P]) rUnlock() { t.mu.RUnlock() }
+// RLock keeps all peers from being closed until rUnlock.
+func (t *Table[P]) RLock()   { t.mu.RLock() }
+func (t *Table[P]) RUnlock() { t.mu.RUnlock() }
 
-// peerLocked finds a peer; rLock is held.
-func (t *table[P]) peerLocked(id PeerID) (p P, err error) {
+// PeerLocked finds a peer; rLock is held.
+func (t *Table[P]) PeerLocked(id PeerID) (p P, err error) {
 	if t.mu.closed {
-		return p, errClosed
+		return p, ErrClosed
 	}
 	p, known := t.mu.peers[id]
 	if !known {
@@ -87,53 +87,53 @@ func (t *table[P]) peerLocked(id PeerID) (p P, err error) {
 	return p, nil
 }
 
-// begin finds the peer and keeps it open: while a copy is under way, Close is ErrBusy.
-func (t *table[P]) begin(id PeerID) (P, error) {
+// Begin finds the peer and keeps it open: while a copy is under way, Close is ErrBusy.
+func (t *Table[P]) Begin(id PeerID) (P, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	p, err := t.peerLocked(id)
+	p, err := t.PeerLocked(id)
 	if err == nil {
-		p.base().hold()
+		p.base().Hold()
 	}
 	return p, err
 }
 
-// enter gives a checked copy of a begun peer its ticket and hands it to submit, which must not wait: t.mu is held, so that
+// Enter gives a checked copy of a begun peer its ticket and hands it to submit, which must not wait: t.mu is held, so that
 // the order of tickets is that of submission.
-func (t *table[P]) enter(p P, submit func(*flight)) (Ticket, error) {
+func (t *Table[P]) Enter(p P, submit func(*Flight)) (Ticket, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	f := &flight{}
-	ticket, err := t.mu.tickets.enter(p.base(), f)
+	f := &Flight{}
+	ticket, err := t.mu.tickets.Enter(p.base(), f)
 	if err != nil {
-		p.base().release()
+		p.base().Release()
 		return 0, err
 	}
 	submit(f)
 	return ticket, nil
 }
 
-// enterSample checks a sample, gives it its ticket, and hands it to submit, which must not wait.
-func (t *table[P]) enterSample(s *Sample, submit func(P, *summing)) (Ticket, error) {
-	p, err := t.begin(s.Peer)
+// EnterSample checks a sample, gives it its ticket, and hands it to submit, which must not wait.
+func (t *Table[P]) EnterSample(s *Sample, submit func(P, *Summing)) (Ticket, error) {
+	p, err := t.Begin(s.Peer)
 	if err != nil {
 		return 0, err
 	}
-	if err = p.base().checkSample(s); err == nil {
+	if err = p.base().CheckSample(s); err == nil {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		f := &summing{flight: &flight{}, sample: s, until: time.Now().Add(s.Within)}
+		f := &Summing{Flight: &Flight{}, sample: s, until: time.Now().Add(s.Within)}
 		var ticket Ticket
-		if ticket, err = t.mu.tickets.enter(p.base(), f.flight); err == nil {
+		if ticket, err = t.mu.tickets.Enter(p.base(), f.Flight); err == nil {
 			submit(p, f)
 			return ticket, nil
 		}
 	}
-	p.base().release()
+	p.base().Release()
 	return 0, fmt.Errorf("peer %d: %w", s.Peer, err)
 }
 
-// done waits for a copy. With timeout 0 or less it only looks.
-func (t *table[P]) done(ticket Ticket, timeout time.Duration) (Done, bool, error) {
-	return t.mu.tickets.ended(&t.mu.RWMutex, ticket, timeout)
+// Done waits for a copy. With timeout 0 or less it only looks.
+func (t *Table[P]) Done(ticket Ticket, timeout time.Duration) (Done, bool, error) {
+	return t.mu.tickets.Await(&t.mu.RWMutex, ticket, timeout)
 }
