@@ -20,18 +20,13 @@ const (
 	calibrateWait   = 30 * time.Second
 )
 
-// CalibrateWithin is how long Calibrate takes at most, unless a call of the driver does not return; then it fails.
-const CalibrateWithin = 10 * time.Second
-
-// calibrateWithin is CalibrateWithin, but in tests: a software driver is as slow as the machine is busy.
-var calibrateWithin = CalibrateWithin
-
 // calibrateLens are the lengths of runs that are measured, bytes: each is a rule for those from the length before it on.
 var calibrateLens = []uint64{4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20}
 
 // calibration is the memory of Calibrate. All its methods are called in a role.
 type calibration struct {
-	until  time.Time // the end of CalibrateWithin
+	within time.Duration // of all of it
+	until  time.Time     // the end of that
 	stream driver.Stream
 	end    driver.Event
 	gpu    driver.Addr
@@ -41,8 +36,8 @@ type calibration struct {
 }
 
 // Calibrate measures the paths on this GPU and gives the table that they make. It takes some seconds, and other copies at the same
-// time make it worse.
-func (d *CUDA) Calibrate() (CopyTable, error) {
+// time make it worse. After within it fails, unless a call of the driver does not return.
+func (d *CUDA) Calibrate(within time.Duration) (CopyTable, error) {
 	if err := d.alive(); err != nil {
 		return CopyTable{}, err
 	}
@@ -50,7 +45,7 @@ func (d *CUDA) Calibrate() (CopyTable, error) {
 	defer r.Close()
 	table := CopyTable{GPU: d.gpu.Name, Driver: driver.Version(), Version: CopyTableVersion}
 	if err == nil {
-		r.Do(func() { table.Rules, err = calibrate(d.measureKernel) })
+		r.Do(func() { table.Rules, err = calibrate(d.measureKernel, within) })
 	}
 	if err != nil {
 		return CopyTable{}, fmt.Errorf("calibrate: %w", d.judge(err))
@@ -58,8 +53,8 @@ func (d *CUDA) Calibrate() (CopyTable, error) {
 	return table, nil
 }
 
-func calibrate(withKernel bool) (rules []CopyRule, err error) {
-	c := &calibration{until: time.Now().Add(calibrateWithin)}
+func calibrate(withKernel bool, within time.Duration) (rules []CopyRule, err error) {
+	c := &calibration{within: within, until: time.Now().Add(within)}
 	defer func() { err = errors.Join(err, c.close()) }()
 	if err := c.open(); err != nil {
 		return nil, err
@@ -199,7 +194,7 @@ func (c *calibration) median(n uint64, path CopyPath, toHost bool) (time.Duratio
 				return 0, err
 			}
 			if time.Now().After(c.until) {
-				return 0, fmt.Errorf("it was not over within %v: other work on the GPU, or a very slow one", calibrateWithin)
+				return 0, fmt.Errorf("it was not over within %v: other work on the GPU, or a very slow one", c.within)
 			}
 		}
 		took = append(took, time.Since(begin))

@@ -275,8 +275,8 @@ func TestCUDABothDirections(t *testing.T) {
 
 func TestCUDACalibrate(t *testing.T) {
 	b := newBench(t, devicetest.Spec{Regions: []int64{4096}}, nil)
-	calls := noteCalls(t, b.device)
-	table, err := b.device.Calibrate()
+	calls := devicetest.NoteCalls(t, b.device)
+	table, err := b.device.Calibrate(time.Minute)
 	if err == nil {
 		err = table.Check()
 	}

@@ -289,31 +289,6 @@ func (p *faultPlan) again(end faultEnd) {
 	}
 }
 
-// noteCalls has this process's driver note its calls from now on. What it gives counts them by function, without _v2. Nothing may be
-// under way on the device: C's environment is not for two threads.
-func noteCalls(t *testing.T, d *cudaipc.CUDA) func() map[string]int {
-	t.Helper()
-	for i := 0; !d.Info().PinDone && i < 10_000; i++ {
-		time.Sleep(time.Millisecond)
-	}
-	list := filepath.Join(t.TempDir(), "calls")
-	t.Setenv("SOFTCUDA_CALLS", list)
-	return func() map[string]int { return readCalls(t, list) }
-}
-
-func readCalls(t *testing.T, list string) map[string]int {
-	t.Helper()
-	text, err := os.ReadFile(list)
-	if err != nil {
-		t.Fatal(err)
-	}
-	times := map[string]int{}
-	for name := range strings.Lines(string(text)) {
-		times[strings.TrimSuffix(strings.TrimSpace(name), "_v2")]++
-	}
-	return times
-}
-
 // called is how often the mover calls each function of the driver in a run without a fault.
 func called(t *testing.T, engine devicetest.Engine) map[string]int {
 	t.Helper()
@@ -325,7 +300,7 @@ func called(t *testing.T, engine devicetest.Engine) map[string]int {
 	if err := p.mover.Close(cudaipc.AllPeers); err != nil { // so that its last calls are made
 		t.Fatal(err)
 	}
-	return readCalls(t, list)
+	return devicetest.ReadCalls(t, list)
 }
 
 // What a failure of each function costs, where a mover calls it for the first time. Import, poll, gather and scatter are what answers an
@@ -471,7 +446,7 @@ func TestCUDACopiesOfTheDead(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				for readCalls(t, list)[call] == 0 {
+				for devicetest.ReadCalls(t, list)[call] == 0 {
 					time.Sleep(time.Millisecond) // between two looks
 				}
 				m.engine.Kill()

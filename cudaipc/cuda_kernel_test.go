@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"math"
 	"math/rand/v2"
-	"strings"
 	"testing"
 	"time"
 
@@ -91,8 +90,8 @@ func TestCUDAKernelRows(t *testing.T) {
 func TestCUDACalibrateMeasuresTheKernel(t *testing.T) {
 	f := devicetest.CUDA(t, devicetest.MinArena, cudaipc.KindCUDA, func(o *cudaipc.CUDAOptions) { o.MeasureKernel = true })
 	device := f.Device.(*cudaipc.CUDA)
-	calls := noteCalls(t, device)
-	table, err := device.Calibrate()
+	calls := devicetest.NoteCalls(t, device)
+	table, err := device.Calibrate(time.Minute)
 	if err == nil {
 		err = table.Check()
 	}
@@ -101,33 +100,5 @@ func TestCUDACalibrateMeasuresTheKernel(t *testing.T) {
 	}
 	if n := calls(); n["cuLaunchKernel"] == 0 || n["cuModuleLoadData"] != 1 || n["cuModuleUnload"] != 1 {
 		t.Errorf("%d launches of a module that was loaded %d and unloaded %d times", n["cuLaunchKernel"], n["cuModuleLoadData"], n["cuModuleUnload"])
-	}
-}
-
-// TestCUDAKernelThatDoesNotLoad: its copies are made all the same, and Info says why it did not.
-func TestCUDAKernelThatDoesNotLoad(t *testing.T) {
-	ownMachine(t)
-	engine := faultEngine(t)
-	for _, fault := range []string{"cuModuleLoadData:1:218", "cuModuleGetFunction:1:500"} {
-		m := newMovedCUDA(t, engine, patient, byKernel.Rules, "SOFTCUDA_FAIL="+fault)
-		m.attach(1)
-		m.pinned()
-		if d := m.done(m.submit(1, 1)[0]); d.Err != nil {
-			t.Errorf("%s: copy: %v", fault, d.Err)
-		}
-		call, _, _ := strings.Cut(fault, ":")
-		if info := m.info(); info.Kernels != 0 || !strings.Contains(info.KernelError, call) {
-			t.Errorf("%s: %d launches, and Info says %q", fault, info.Kernels, info.KernelError)
-		}
-	}
-}
-
-// TestCUDAKernelIsOffByDefault: no module is loaded unless the table names the kernel.
-func TestCUDAKernelIsOffByDefault(t *testing.T) {
-	ownMachine(t)
-	m := newMovedCUDA(t, faultEngine(t), patient, nil, "SOFTCUDA_FAIL=cuModuleLoadData:0:999")
-	m.attach(1)
-	if d := m.done(m.submit(1, 1)[0]); d.Err != nil {
-		t.Fatalf("a copy where nothing can be loaded: %v", d.Err)
 	}
 }

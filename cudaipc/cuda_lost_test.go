@@ -27,7 +27,7 @@ func TestCUDALostDevice(t *testing.T) {
 	why := d.judge(&driver.Error{Call: "cuEventQuery", Code: 700})
 	for name, err := range map[string]error{
 		"the call": why, "Import": d.Import(Import{Peer: 1}), "Poll": d.Poll(nil, nil), "Close": d.Close(1),
-		"Copy": second(d.Copy(&Copy{})), "Done": third(d.Done(1, time.Second)), "Calibrate": second(d.Calibrate()), "Close of all": d.Close(AllPeers),
+		"Copy": second(d.Copy(&Copy{})), "Done": third(d.Done(1, time.Second)), "Calibrate": second(d.Calibrate(time.Minute)), "Close of all": d.Close(AllPeers),
 	} {
 		if !errors.Is(err, ErrLost) || !strings.Contains(err.Error(), "cuEventQuery") {
 			t.Errorf("%s: %v, want ErrLost and the call", name, err)

@@ -2,7 +2,10 @@
 
 package cudaipc
 
-import "fmt"
+import (
+	"fmt"
+	"time"
+)
 
 // CUDA is the device on a GPU's memory. This program is built without it.
 type CUDA struct{ Device }
@@ -23,7 +26,7 @@ func (*CUDA) Lost() <-chan struct{} { return nil }
 func (*CUDA) LostBy() error { return errNotBuilt }
 
 // Calibrate is never called: there is no device.
-func (*CUDA) Calibrate() (CopyTable, error) { return CopyTable{}, errNotBuilt }
+func (*CUDA) Calibrate(time.Duration) (CopyTable, error) { return CopyTable{}, errNotBuilt }
 
 var errNotBuilt = fmt.Errorf("%w: this program is built without it (build tag cuda)", ErrNoCUDA)
 

@@ -14,6 +14,9 @@ const (
 	MinRing         = 1 << 16          // bytes
 )
 
+// CalibrateWithin is how long Calibrate is given, but in tests: a software driver is as slow as the machine is busy.
+const CalibrateWithin = 10 * time.Second
+
 // CUDAOptions of a CUDA device. Zero stands for the default.
 type CUDAOptions struct {
 	GPU UUID // zero: the only one that this process sees

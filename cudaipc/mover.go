@@ -43,8 +43,8 @@ type MoverOptions struct {
 
 // ForGPU are the options of the mover of one GPU: named for it, and bound to its NUMA node if that is known.
 func (o MoverOptions) ForGPU(gpu UUID) MoverOptions {
-	o.Name, o.Device, o.GPU, o.Node = gpu.String(), CUDADevice, gpu, gpuNode("/", gpu)
-	o.Env = append(slices.Clone(o.Env), gpuEnv("/", gpu)...)
+	o.Name, o.Device, o.GPU, o.Node = gpu.String(), CUDADevice, gpu, NUMANode(gpu)
+	o.Env = append(slices.Clone(o.Env), GPUEnv(gpu)...)
 	return o
 }
 

@@ -36,6 +36,9 @@ type witness struct {
 // witnessEnd is how long an opening that failed beside a witness waits for the witness's end, and so for what it held of the GPU.
 const witnessEnd = 5 * time.Second
 
+// calibrateWithin is CUDA.Calibrate's time, but in tests.
+var calibrateWithin = CalibrateWithin
+
 // witnessOrder is a line to a witness. The first one names the GPU.
 type witnessOrder struct {
 	GPU    UUID
@@ -188,7 +191,7 @@ func bearWitness(orders <-chan witnessOrder, out *json.Encoder) error {
 }
 
 func measure(d *CUDA) GPUFacts {
-	t, err := d.Calibrate()
+	t, err := d.Calibrate(calibrateWithin)
 	if err != nil {
 		return GPUFacts{Problem: fmt.Sprintf("the copy paths were not measured: %v", err)}
 	}

@@ -7,8 +7,11 @@ import (
 	"strings"
 )
 
-// gpuEnv is what a process must have in its environment to see a GPU. The driver shows one MIG instance, the one that is named, else the first: a
-// UUID that is none of the kernel's GPUs is an instance's. Of whole GPUs each is seen that the operator lets be seen. root is / but for tests.
+// GPUEnv is what a process must have in its environment to see a GPU. The driver shows one MIG instance, the one that is named, else the first: a
+// UUID that is none of the kernel's GPUs is an instance's. Of whole GPUs each is seen that the operator lets be seen.
+func GPUEnv(gpu UUID) []string { return gpuEnv("/", gpu) }
+
+// gpuEnv is GPUEnv below root, which is / but for tests.
 func gpuEnv(root string, gpu UUID) []string {
 	texts := gpuTexts(root)
 	for _, text := range texts {
@@ -38,8 +41,11 @@ func gpuTexts(root string) map[string]string {
 
 func isOf(text string, gpu UUID) bool { return strings.Contains(text, strings.ToLower(gpu.String())) }
 
-// gpuNode is the NUMA node of a GPU as the kernel tells it, without a driver call; -1: not known (a MIG instance, one
-// node only, no such GPU here). root is / but for tests.
+// NUMANode is the NUMA node of a GPU as the kernel tells it, without a driver call; -1: not known (a MIG instance, one
+// node only, no such GPU here).
+func NUMANode(gpu UUID) int { return gpuNode("/", gpu) }
+
+// gpuNode is NUMANode below root, which is / but for tests.
 func gpuNode(root string, gpu UUID) int {
 	for file, text := range gpuTexts(root) {
 		if !isOf(text, gpu) {

@@ -120,7 +120,7 @@ func (b *bench) openMeasured(size int64) error {
 		return err
 	}
 	begin := time.Now()
-	table, err := b.device.Calibrate()
+	table, err := b.device.Calibrate(cudaipc.CalibrateWithin)
 	if err != nil {
 		return err
 	}

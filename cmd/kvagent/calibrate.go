@@ -59,7 +59,7 @@ func calibrate(path string, force, kernel bool, out io.Writer) (err error) {
 		fmt.Fprintf(out, "%s (measured before, in %s)\n", known.String(), path)
 		return nil
 	}
-	t, err := d.Calibrate()
+	t, err := d.Calibrate(cudaipc.CalibrateWithin)
 	if err != nil {
 		return err
 	}
