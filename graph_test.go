@@ -29,13 +29,15 @@ var mayImport = map[string][]string{
 	"cudaipc":             {"cudaipc/driver", "cudaipc/kernel", "pagefault"},
 	"cudaipc/driver":      {},
 	"cudaipc/kernel":      {},
-	"cudaipc/...":         {"cudaipc"},
+	"cudaipc/mover":       {"cudaipc", "cudaipc/node"},
+	"cudaipc/node":        {"cudaipc"},
+	"cudaipc/devicetest":  {"cudaipc", "cudaipc/mover"},
 	"ipc":                 {},
 	"lookup":              {"pool"},
 	"transfer":            {"pool", "cudaipc"},
 	"agent":               {"lookup", "transfer", "ipc", "cudaipc", "pool"},
 	"mockengine":          {"ipc", "cudaipc", "trace"},
-	"proof":               {"cudaipc", "pool", "pool/dram", "transfer"},
+	"proof":               {"cudaipc", "cudaipc/...", "pool", "pool/dram", "transfer"},
 	"cmd/kvagent":         {"..."},
 }
 

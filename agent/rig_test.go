@@ -12,6 +12,8 @@ import (
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
+	"github.com/kvagent/kvagent/cudaipc/mover"
+	"github.com/kvagent/kvagent/cudaipc/node"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
@@ -47,10 +49,10 @@ type rigConfig struct {
 	Config
 	poolBytes int64
 	dram      bool
-	tiers     []tier.Tier           // empty: memory alone
-	prefetch  int64                 // bytes of the stack; 0: half the pool
-	learn     bool                  // the stack learns how fast engines compute
-	moved     *cudaipc.MoverOptions // nil: the device is in this process, unless moverEnv says otherwise
+	tiers     []tier.Tier    // empty: memory alone
+	prefetch  int64          // bytes of the stack; 0: half the pool
+	learn     bool           // the stack learns how fast engines compute
+	moved     *mover.Options // nil: the device is in this process, unless moverEnv says otherwise
 	log       []zap.Option
 	wrap      func(d cudaipc.Device, arena []byte) cudaipc.Device
 	device    func(cudaipc.Device) cudaipc.Device // what the agent has instead of the device; nil: the device
@@ -63,7 +65,7 @@ const moverEnv = "KVAGENT_TEST_MOVER"
 
 func withPool(bytes int64) rigOption { return func(c *rigConfig) { c.poolBytes = bytes } }
 func withDRAM(bytes int64) rigOption { return func(c *rigConfig) { c.poolBytes, c.dram = bytes, true } }
-func withMover(o cudaipc.MoverOptions) rigOption {
+func withMover(o mover.Options) rigOption {
 	return func(c *rigConfig) { c.moved = &o }
 }
 func withDevice(f func(cudaipc.Device) cudaipc.Device) rigOption {
@@ -118,15 +120,15 @@ func openTestDevice(t testing.TB, p arenaPool, c *rigConfig) cudaipc.Device {
 		check(t, err)
 		return device
 	}
-	o := cudaipc.MoverOptions{}
+	o := mover.Options{}
 	if c.moved != nil {
 		o = *c.moved
 	}
 	o.Name, o.Device, o.ArenaFD, o.ArenaSize, o.Node = "host", cudaipc.HostDevice, fd, p.Stats().Capacity, -1
 	o.Command, o.Env = devicetest.MoverCommand, devicetest.MoverEnv
-	mover, err := cudaipc.NewMover(o)
+	mover, err := mover.New(o)
 	check(t, err)
-	return cudaipc.OpenNode(cudaipc.NodeOptions{Host: mover, NoGPU: "this is a test"})
+	return node.Open(node.Options{Host: mover, NoGPU: "this is a test"})
 }
 
 func openTestPool(t testing.TB, c *rigConfig) arenaPool {

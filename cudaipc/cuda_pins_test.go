@@ -54,6 +54,9 @@ func TestCUDAPartlyPinned(t *testing.T) {
 	}
 }
 
+// patience is how long a test waits for what must come.
+const patience = 30 * time.Second
+
 // pinned waits until nothing more will be pinned.
 func pinned(t *testing.T, d *cudaipc.CUDA) {
 	t.Helper()

@@ -11,8 +11,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	playAgent()
-	devicetest.Mover(openFaulty)
 	devicetest.Child()
 	code := m.Run()
 	if err := goleak.Find(); code == 0 && err != nil {

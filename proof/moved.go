@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/mover"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/transfer"
@@ -132,7 +133,7 @@ func (b *bench) checkedMoved(p *path, which int, full map[string]float64) error 
 // path is an agent's way from an engine's memory to the pool.
 type path struct {
 	pool   *dram.Pool
-	mover  *cudaipc.Mover
+	mover  *mover.Mover
 	info   atomic.Pointer[cudaipc.CUDAInfo] // nil: the mover has said nothing yet
 	blocks int                              // of one job
 	rounds int
@@ -146,8 +147,8 @@ func (b *bench) newPath(gpu cudaipc.UUID) (*path, error) {
 		return nil, err
 	}
 	arena, fd := p.pool.Arena()
-	o := cudaipc.MoverOptions{ArenaFD: fd, ArenaSize: int64(len(arena)), Measure: true, Informed: func(i cudaipc.CUDAInfo) { p.info.Store(&i) }}
-	if p.mover, err = cudaipc.NewMover(o.ForGPU(gpu)); err != nil {
+	o := mover.Options{ArenaFD: fd, ArenaSize: int64(len(arena)), Measure: true, Informed: func(i cudaipc.CUDAInfo) { p.info.Store(&i) }}
+	if p.mover, err = mover.New(o.ForGPU(gpu)); err != nil {
 		return nil, errors.Join(err, p.pool.Close())
 	}
 	return p, nil

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
+	"github.com/kvagent/kvagent/cudaipc/mover"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
 )
@@ -86,7 +87,7 @@ var tornDevices = map[string]func(fd int, size int64) (cudaipc.Device, error){
 		return cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: fd, ArenaSize: size})
 	},
 	"host in a mover": func(fd int, size int64) (cudaipc.Device, error) {
-		return cudaipc.NewMover(cudaipc.MoverOptions{
+		return mover.New(mover.Options{
 			Name: "test", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: size, Node: -1,
 			Command: devicetest.MoverCommand, Env: devicetest.MoverEnv,
 		})

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
+	"github.com/kvagent/kvagent/cudaipc/mover"
 )
 
 // TestCUDASampleCatchesWrongCopies is TestSampleCatchesWrongCopies on a GPU: opened here, in a
@@ -23,7 +24,7 @@ func TestCUDASampleCatchesWrongCopies(t *testing.T) {
 		t.Run(name+" in a mover", func(t *testing.T) {
 			catchesWrongCopies(t, openSampled{engine: engine, device: func(fd int, size int64) (cudaipc.Device,
 				error) {
-				return cudaipc.NewMover(cudaipc.MoverOptions{
+				return mover.New(mover.Options{
 					Name: "test", Device: cudaipc.CUDADevice, ArenaFD: fd, ArenaSize: size,
 					Command: devicetest.MoverCommand, Env: devicetest.MoverEnv, Node: -1,
 				})

@@ -11,6 +11,8 @@ import (
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
+	"github.com/kvagent/kvagent/cudaipc/mover"
+	devices "github.com/kvagent/kvagent/cudaipc/node"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -46,11 +48,11 @@ var sampledDevices = map[string]openSampled{
 		return cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: fd, ArenaSize: size})
 	}},
 	"mover": {engine: hostEngine, device: func(fd int, size int64) (cudaipc.Device, error) {
-		m, err := cudaipc.NewMover(cudaipc.MoverOptions{
+		m, err := mover.New(mover.Options{
 			Name: "test", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: size,
 			Command: devicetest.MoverCommand, Env: devicetest.MoverEnv, Node: -1,
 		})
-		return cudaipc.OpenNode(cudaipc.NodeOptions{Host: m}), err
+		return devices.Open(devices.Options{Host: m}), err
 	}},
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent"
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/node"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool/dram"
 )
@@ -115,7 +116,7 @@ func (s *serveSettings) gpuNodes() ([]int, string) {
 	if s.device == deviceHost {
 		return nil, "the agent was started with --device host"
 	}
-	return cudaipc.GPUNodes()
+	return node.NUMANodes()
 }
 
 // tellPages says on which pages the pool came to lie, when it has all of them.

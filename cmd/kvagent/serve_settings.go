@@ -6,7 +6,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/kvagent/kvagent/agent"
-	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/mover"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/transfer"
 )
@@ -70,7 +70,7 @@ const defaultPool = 1 << 30
 func defaultServeSettings() *serveSettings {
 	d := agent.DefaultLimits
 	return &serveSettings{
-		socketDir: defaultSocketDir, pool: defaultPool, hugePages: hugeAuto, device: deviceAuto, copyTables: defaultCopyTables, gpuStart: cudaipc.DefaultMoverLimits.Start, gpuImport: cudaipc.DefaultMoverLimits.Import,
+		socketDir: defaultSocketDir, pool: defaultPool, hugePages: hugeAuto, device: deviceAuto, copyTables: defaultCopyTables, gpuStart: mover.DefaultLimits.Start, gpuImport: mover.DefaultLimits.Import,
 		eviction: defaultEviction,
 		lookups:  map[string][16]byte{}, integrity: integrityFull, verify: defaultVerifySample, queue: d.Transfer.Queue, eventWait: d.Transfer.EventWait,
 		stuckAfter: d.Stuck, maxEngines: d.Engines, maxSessions: d.Sessions, logLevel: "info", drainTimeout: 10 * time.Second, takeoverWait: 10 * time.Second,
