@@ -5,10 +5,7 @@ import (
 	"math/big"
 	"math/rand/v2"
 	"testing"
-	"unsafe"
 )
-
-func addressOf(mem []byte) uint64 { return uint64(uintptr(unsafe.Pointer(&mem[0]))) }
 
 // TestRangesAgainstBigNumbers holds the range check to arithmetic that cannot overflow.
 func TestRangesAgainstBigNumbers(t *testing.T) {

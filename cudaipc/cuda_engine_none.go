@@ -12,19 +12,19 @@ type CUDAMemory struct{ *HostMemory }
 type CUDAStream struct{ *HostStream }
 
 // NewCUDAEngine answers ErrNoCUDA.
-func NewCUDAEngine(UUID, uint32, uint32) (*CUDAEngine, error) { return nil, errNotBuilt }
+func NewCUDAEngine(UUID, uint32, uint32) (*CUDAEngine, error) { return nil, SeeGPUs() }
 
 // GPU is where the engine's memory is.
 func (*CUDAEngine) GPU() UUID { return UUID{} }
 
 // Alloc makes GPU memory.
-func (*CUDAEngine) Alloc(RegionID, int64) (*CUDAMemory, error) { return nil, errNotBuilt }
+func (*CUDAEngine) Alloc(RegionID, int64) (*CUDAMemory, error) { return nil, SeeGPUs() }
 
 // AllocTogether makes several stretches in one allocation.
-func (*CUDAEngine) AllocTogether([]RegionID, []int64) ([]*CUDAMemory, error) { return nil, errNotBuilt }
+func (*CUDAEngine) AllocTogether([]RegionID, []int64) ([]*CUDAMemory, error) { return nil, SeeGPUs() }
 
 // AllocVirtual makes a stretch of pieces of virtual memory.
-func (*CUDAEngine) AllocVirtual(RegionID, int64, int64) (*CUDAMemory, error) { return nil, errNotBuilt }
+func (*CUDAEngine) AllocVirtual(RegionID, int64, int64) (*CUDAMemory, error) { return nil, SeeGPUs() }
 
 // NewStream starts a stream.
 func (*CUDAEngine) NewStream() *CUDAStream { return nil }

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -27,6 +28,8 @@ func memfd(t *testing.T, size int64) int {
 	}
 	return fd
 }
+
+func addressOf(mem []byte) uint64 { return uint64(uintptr(unsafe.Pointer(&mem[0]))) }
 
 func openHost(t *testing.T) *Host {
 	t.Helper()

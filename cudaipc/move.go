@@ -2,8 +2,6 @@ package cudaipc
 
 import "hash/crc32"
 
-var Castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
 // movePiece is how many bytes the portable mover copies before it sums them: few enough that they are still in
 // the first-level cache.
 const movePiece = 8 << 10

@@ -8,6 +8,9 @@ import (
 	"github.com/kvagent/kvagent/pagefault"
 )
 
+// Castagnoli is the polynomial of all checksums.
+var Castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
 // MaxSampleWait is the longest Sample.Within. A mover is not killed for a sum that takes as long.
 const MaxSampleWait = 5 * time.Second
 
