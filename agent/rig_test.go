@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
+	"github.com/kvagent/kvagent/cudaipc/host"
 	"github.com/kvagent/kvagent/cudaipc/mover"
 	"github.com/kvagent/kvagent/cudaipc/node"
 	"github.com/kvagent/kvagent/ipc"
@@ -116,7 +117,7 @@ func openTestDevice(t testing.TB, p arenaPool, c *rigConfig) cudaipc.Device {
 	t.Helper()
 	_, fd := p.Arena()
 	if c.moved == nil && os.Getenv(moverEnv) == "" {
-		device, err := cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: fd, ArenaSize: p.Stats().Capacity})
+		device, err := host.Open(host.Options{ArenaFD: fd, ArenaSize: p.Stats().Capacity})
 		check(t, err)
 		return device
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
+	"github.com/kvagent/kvagent/cudaipc/engine"
 )
 
 // bench is a CUDA device with an engine on the same GPU, imported as peer 1.
@@ -301,11 +302,11 @@ func TestCUDAOptionsAreChecked(t *testing.T) {
 			t.Errorf("%s: %v", want, err)
 		}
 	}
-	_, err := cudaipc.NewCUDAEngine(cudaipc.UUID{1}, 0, 0)
+	_, err := engine.NewCUDA(cudaipc.UUID{1}, 0, 0)
 	if !errors.Is(err, cudaipc.ErrNoCUDA) {
 		t.Errorf("an engine on no GPU: %v", err)
 	}
-	if _, err := cudaipc.NewCUDAEngine(cudaipc.UUID{}, cudaipc.MaxCUDAEvents+1, 0); err == nil {
+	if _, err := engine.NewCUDA(cudaipc.UUID{}, cudaipc.MaxCUDAEvents+1, 0); err == nil {
 		t.Error("an engine with too many events: no error")
 	}
 }
@@ -313,7 +314,7 @@ func TestCUDAOptionsAreChecked(t *testing.T) {
 // TestCUDAWritesAreThere: what an engine writes from memory that is not pinned, and what it clears, is waited for, where a driver may be on its
 // way with it still when the call returns. A software driver is not, so the calls are looked at.
 func TestCUDAWritesAreThere(t *testing.T) {
-	engine, err := cudaipc.NewCUDAEngine(cudaipc.UUID{}, 0, 0)
+	engine, err := engine.NewCUDA(cudaipc.UUID{}, 0, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
 
+const arenaSize = 4 << 20
+
 // TestCUDALostDevice: after an error that no later call survives, every call says so, and Close still ends everything.
 func TestCUDALostDevice(t *testing.T) {
 	fd := memfd(t, arenaSize)
@@ -61,6 +63,18 @@ func TestCUDALoadsGoFirst(t *testing.T) {
 	if err := d.Close(AllPeers); err != nil {
 		t.Error(err)
 	}
+}
+
+func memfd(t *testing.T, size int64) int {
+	t.Helper()
+	fd, err := unix.MemfdCreate("cuda-test", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Ftruncate(fd, size); err != nil {
+		t.Fatal(err)
+	}
+	return fd
 }
 
 func second[T any](_ T, err error) error { return err }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/host"
 	"github.com/kvagent/kvagent/cudaipc/mover"
 	"github.com/kvagent/kvagent/cudaipc/node"
 )
@@ -116,7 +117,7 @@ func tellGPUs(s *serveSettings, log *zap.Logger) error {
 
 func openHost(kind string, base mover.Options) (cudaipc.Device, error) {
 	if kind != deviceHostMover {
-		return cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: base.ArenaFD, ArenaSize: base.ArenaSize, Populate: true})
+		return host.Open(host.Options{ArenaFD: base.ArenaFD, ArenaSize: base.ArenaSize, Populate: true})
 	}
 	m, err := mover.New(base)
 	if err != nil {

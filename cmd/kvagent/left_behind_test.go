@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/agent"
-	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/engine"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/pooltest"
@@ -45,7 +45,7 @@ func statusOf(t *testing.T, dir string) (st agent.Status) {
 // testWorker is an engine's worker with one region, of this process.
 type testWorker struct {
 	conn   *ipc.Conn
-	engine *cudaipc.HostEngine
+	engine *engine.Host
 	ended  chan error // the error that ended the session
 	answer chan *ipc.Registered
 }
@@ -58,7 +58,7 @@ func joinWorker(t *testing.T, dir string) *testWorker {
 		t.Fatal(err)
 	}
 	w := &testWorker{conn: conn, ended: make(chan error, 1), answer: make(chan *ipc.Registered, 1)}
-	if w.engine, err = cudaipc.NewHostEngine(1, 1); err != nil {
+	if w.engine, err = engine.NewHost(1, 1); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _, _ = conn.Close(), w.engine.Close() })

@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/engine"
 )
 
 // What childEnv is for engines on a GPU: their memory is an allocation, or virtual.
@@ -67,7 +68,7 @@ func (s stranger) Import(peer cudaipc.PeerID) (cudaipc.Import, error) {
 
 func newCUDAPlayer(virtual bool) func(Spec) (*player, *described, error) {
 	return func(spec Spec) (*player, *described, error) {
-		engine, err := cudaipc.NewCUDAEngine(cudaipc.UUID{}, spec.Events, spec.Revokes)
+		engine, err := engine.NewCUDA(cudaipc.UUID{}, spec.Events, spec.Revokes)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -84,15 +85,15 @@ func newCUDAPlayer(virtual bool) func(Spec) (*player, *described, error) {
 }
 
 // allocate puts all regions into one allocation, or each into virtual memory of its own.
-func allocate(engine *cudaipc.CUDAEngine, sizes []int64, virtual bool) ([]*cudaipc.CUDAMemory, error) {
-	var list []*cudaipc.CUDAMemory
+func allocate(e *engine.CUDA, sizes []int64, virtual bool) ([]*engine.CUDAMemory, error) {
+	var list []*engine.CUDAMemory
 	var ids []cudaipc.RegionID
 	for i, size := range sizes {
 		ids = append(ids, cudaipc.RegionID(i+1))
 		if !virtual {
 			continue
 		}
-		m, err := engine.AllocVirtual(ids[i], size, VirtualPiece)
+		m, err := e.AllocVirtual(ids[i], size, VirtualPiece)
 		if err != nil {
 			return nil, err
 		}
@@ -101,5 +102,5 @@ func allocate(engine *cudaipc.CUDAEngine, sizes []int64, virtual bool) ([]*cudai
 	if virtual || len(ids) == 0 {
 		return list, nil
 	}
-	return engine.AllocTogether(ids, sizes)
+	return e.AllocTogether(ids, sizes)
 }

@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/engine"
 	"github.com/kvagent/kvagent/cudaipc/mover"
 )
 
@@ -107,7 +108,7 @@ func play(in *gob.Decoder, out *gob.Encoder, make func(Spec) (*player, *describe
 }
 
 func newHostPlayer(spec Spec) (*player, *described, error) {
-	engine, err := cudaipc.NewHostEngine(spec.Events, spec.Revokes)
+	engine, err := engine.NewHost(spec.Events, spec.Revokes)
 	if err != nil {
 		return nil, nil, err
 	}

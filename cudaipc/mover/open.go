@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/host"
 )
 
 // Open opens, in a mover, the devices of this package by their names.
@@ -16,7 +17,7 @@ func Open(s Setup) (cudaipc.Device, error) {
 		}
 		fallthrough
 	case cudaipc.HostDevice:
-		return cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: s.ArenaFD, ArenaSize: s.ArenaSize, FireOnDeath: s.FireOnDeath, Populate: s.Populate})
+		return host.Open(host.Options{ArenaFD: s.ArenaFD, ArenaSize: s.ArenaSize, FireOnDeath: s.FireOnDeath, Populate: s.Populate})
 	case cudaipc.CUDADevice:
 		return openMovedCUDA(s)
 	}

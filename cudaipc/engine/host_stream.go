@@ -1,24 +1,26 @@
-package cudaipc
+package engine
 
 import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+
+	"github.com/kvagent/kvagent/cudaipc"
 )
 
 // HostStream runs what is launched on it one after the other, on a goroutine of its own. It belongs to its
 // engine, whose Close ends it. Calls are ordered as they are made; a caller that wants an order between two
 // goroutines makes it itself. After Close of the engine every call panics.
 type HostStream struct {
-	engine *HostEngine
+	engine *Host
 	ops    chan func()
 	ended  chan struct{}
 	once   sync.Once
 }
 
 // NewStream starts a stream.
-func (e *HostEngine) NewStream() *HostStream {
-	s := &HostStream{engine: e, ops: make(chan func(), HostStreamOps), ended: make(chan struct{})}
+func (e *Host) NewStream() *HostStream {
+	s := &HostStream{engine: e, ops: make(chan func(), MaxStreamOps), ended: make(chan struct{})}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.mu.closed {
@@ -46,15 +48,15 @@ func (s *HostStream) Record(event uint32) {
 	if event >= e.events {
 		panic(fmt.Sprintf("event %d of %d", event, e.events))
 	}
-	off := uint64(hostEventsFrom) + uint64(event)*EventCell
-	number := atomic.AddUint64(Word64(e.words.Mem, off), 1)
-	s.ops <- func() { raise(Word64(e.words.Mem, off+8), number) }
+	off := uint64(eventsFrom) + uint64(event)*cudaipc.EventCell
+	number := atomic.AddUint64(cudaipc.Word64(e.words.Mem, off), 1)
+	s.ops <- func() { raise(cudaipc.Word64(e.words.Mem, off+8), number) }
 }
 
 // SetStep enqueues the write of the step word: all kernels launched before have ended when it can be read.
 // Steps only grow: a smaller number than the word's leaves it.
 func (s *HostStream) SetStep(n uint64) {
-	s.ops <- func() { raise(Word64(s.engine.words.Mem, 0), n) }
+	s.ops <- func() { raise(cudaipc.Word64(s.engine.words.Mem, 0), n) }
 }
 
 // Synchronize waits until everything launched before has ended.

@@ -1,41 +1,42 @@
-package cudaipc
+package host
 
 import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pagefault"
 )
 
-var _ Summer = (*Host)(nil)
+var _ cudaipc.Summer = (*Device)(nil)
 
 // Sum checks a sample and hands it to the peer's sampler.
-func (h *Host) Sum(s *Sample) (Ticket, error) {
-	return h.table.EnterSample(s, func(p *hostPeer, f *Summing) {
+func (h *Device) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
+	return h.table.EnterSample(s, func(p *peer, f *cudaipc.Summing) {
 		if p.sampler == nil {
-			p.sampler = startHostSampler(p)
+			p.sampler = startSampler(p)
 		}
 		p.sampler.work <- f // has room for MaxCopies
 	})
 }
 
-// hostSampler sums the samples of one peer one after the other, on a goroutine of its own. Its peer
+// sampler sums the samples of one peer one after the other, on a goroutine of its own. Its peer
 // owns it.
-type hostSampler struct {
-	work  chan *Summing
+type sampler struct {
+	work  chan *cudaipc.Summing
 	ended chan struct{}
 }
 
-func startHostSampler(p *hostPeer) *hostSampler {
-	s := &hostSampler{work: make(chan *Summing, MaxCopies), ended: make(chan struct{})}
+func startSampler(p *peer) *sampler {
+	s := &sampler{work: make(chan *cudaipc.Summing, cudaipc.MaxCopies), ended: make(chan struct{})}
 	go s.run(p)
 	return s
 }
 
-func (s *hostSampler) run(p *hostPeer) {
+func (s *sampler) run(p *peer) {
 	defer close(s.ended)
-	scratch := make([]byte, SampleScratch)
+	scratch := make([]byte, cudaipc.SampleScratch)
 	for f := range s.work {
 		f.Sum(p.read, scratch)
 		f.Finish()
@@ -43,7 +44,7 @@ func (s *hostSampler) run(p *hostPeer) {
 }
 
 // close ends the sampler, which is idle; one that was not started has nothing to end.
-func (s *hostSampler) close() {
+func (s *sampler) close() {
 	if s != nil {
 		close(s.work)
 		<-s.ended
@@ -51,7 +52,7 @@ func (s *hostSampler) close() {
 }
 
 // read reads a mapped region, or the memory of the peer's process.
-func (p *hostPeer) read(from Stretch, into []byte) error {
+func (p *peer) read(from cudaipc.Stretch, into []byte) error {
 	if from.In.Mem != nil {
 		return pagefault.Guard(from.In.Mem, nil, func() { copy(into, from.In.Mem[from.Off:]) })
 	}
@@ -59,11 +60,11 @@ func (p *hostPeer) read(from Stretch, into []byte) error {
 	local.SetLen(len(into))
 	remote := unix.RemoteIovec{Base: uintptr(from.In.Addr + from.Off), Len: len(into)}
 	if p.Dead() {
-		return ErrPeerDead
+		return cudaipc.ErrPeerDead
 	}
 	n, err := unix.ProcessVMReadv(p.Pid, []unix.Iovec{local}, []unix.RemoteIovec{remote}, 0)
 	if p.Dead() {
-		return ErrPeerDead
+		return cudaipc.ErrPeerDead
 	}
 	if err != nil || n != len(into) {
 		return fmt.Errorf("%d of %d bytes read from process %d: %w", max(n, 0), len(into), p.Pid, reason(err))

@@ -1,11 +1,14 @@
-package cudaipc
+package host
 
-import "github.com/kvagent/kvagent/pagefault"
+import (
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/pagefault"
+)
 
 // stream does the copies of one peer and direction one after the other, on a goroutine of its own. Its peer owns
 // it: peer.close ends it and waits.
 type stream struct {
-	peer  *hostPeer
+	peer  *peer
 	work  chan hostCopy
 	ended chan struct{}
 	arena []byte
@@ -13,12 +16,12 @@ type stream struct {
 
 // hostCopy is a copy that is under way.
 type hostCopy struct {
-	*Flight
-	copy *Copy
+	*cudaipc.Flight
+	copy *cudaipc.Copy
 }
 
-func startStream(p *hostPeer, arena []byte) *stream {
-	s := &stream{peer: p, work: make(chan hostCopy, MaxCopies), ended: make(chan struct{}), arena: arena}
+func startStream(p *peer, arena []byte) *stream {
+	s := &stream{peer: p, work: make(chan hostCopy, cudaipc.MaxCopies), ended: make(chan struct{}), arena: arena}
 	go s.run()
 	return s
 }
@@ -58,7 +61,7 @@ func (s *stream) copy(f hostCopy) {
 }
 
 // block moves the runs of one block and gives the checksum.
-func (s *stream) block(dir Direction, runs []Run, sum uint32, sums bool) (uint32, error) {
+func (s *stream) block(dir cudaipc.Direction, runs []cudaipc.Run, sum uint32, sums bool) (uint32, error) {
 	for len(runs) > 0 {
 		r := s.peer.Regions[runs[0].Region]
 		n := 1
@@ -80,14 +83,14 @@ func (s *stream) block(dir Direction, runs []Run, sum uint32, sums bool) (uint32
 }
 
 // mapped moves runs between a mapped region and the arena. In the fast forms the sum is free, and made unasked.
-func (s *stream) mapped(mem []byte, dir Direction, runs []Run, sum uint32, sums bool) (uint32, error) {
+func (s *stream) mapped(mem []byte, dir cudaipc.Direction, runs []cudaipc.Run, sum uint32, sums bool) (uint32, error) {
 	err := pagefault.Guard(mem, s.arena, func() {
 		for i := range runs {
 			run := &runs[i]
 			there := mem[run.RegionOff : run.RegionOff+uint64(run.Len)]
 			here := s.arena[run.ArenaOff : run.ArenaOff+int64(run.Len)]
 			dst, src := here, there
-			if dir == Scatter {
+			if dir == cudaipc.Scatter {
 				dst, src = there, here
 			}
 			if sums {

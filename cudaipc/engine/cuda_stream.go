@@ -1,6 +1,6 @@
 //go:build cuda
 
-package cudaipc
+package engine
 
 import (
 	"errors"
@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
 
@@ -18,7 +19,7 @@ import (
 // memory: the stream tells its gate's first word that it has got there and stands still until the second says that the function has
 // returned. After Close of the engine every call panics.
 type CUDAStream struct {
-	engine         *CUDAEngine
+	engine         *CUDA
 	stream         driver.Stream
 	reached, pass  *uint32     // the gate: kernels that the stream got to, kernels that have ended
 	reachedAt      driver.Addr // the same, as the GPU sees them
@@ -33,7 +34,7 @@ type CUDAStream struct {
 }
 
 // NewStream starts a stream.
-func (e *CUDAEngine) NewStream() *CUDAStream {
+func (e *CUDA) NewStream() *CUDAStream {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.mu.closed || len(e.mu.streams) == maxStreams {
@@ -41,8 +42,8 @@ func (e *CUDAEngine) NewStream() *CUDAStream {
 	}
 	at := e.behind + uint64(len(e.mu.streams))*gateBytes
 	s := &CUDAStream{
-		engine: e, kernels: make(chan func(), HostStreamOps), room: make(chan struct{}, HostStreamOps),
-		reached: Word32(e.words.Mem, at), pass: Word32(e.words.Mem, at+gateBytes/2),
+		engine: e, kernels: make(chan func(), MaxStreamOps), room: make(chan struct{}, MaxStreamOps),
+		reached: cudaipc.Word32(e.words.Mem, at), pass: cudaipc.Word32(e.words.Mem, at+gateBytes/2),
 	}
 	var err error
 	e.front.Do(func() { err = s.open(at) })

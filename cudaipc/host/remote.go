@@ -1,4 +1,4 @@
-package cudaipc
+package host
 
 import (
 	"fmt"
@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pagefault"
 )
 
@@ -26,7 +27,7 @@ type piece struct {
 // remote moves runs between the peer's process and the arena, a piece at a time, the sum right beside it. It is the fall-back for
 // memory that has no descriptor. In a profile of it the kernel's copy is three fifths, the pinning of each page one fifth, and the sum, which is a pass of
 // its own here, another: larger calls save none of these. It is half as fast as copy(), where mapped regions are as fast.
-func (s *stream) remote(r *Opened, dir Direction, runs []Run, sum uint32, sums bool) (uint32, error) {
+func (s *stream) remote(r *cudaipc.Opened, dir cudaipc.Direction, runs []cudaipc.Run, sum uint32, sums bool) (uint32, error) {
 	var v piece
 	for i := range runs {
 		run := &runs[i]
@@ -60,21 +61,21 @@ func (v *piece) full() bool { return v.bytes == remotePiece || len(v.remote) == 
 // flush does one call. A call that moved less than it should is an error: the rest of the peer's range is not
 // there (any more). The peer's process id is trusted only as long as its pidfd says that it lives; what was read
 // around its death is not.
-func (s *stream) flush(v *piece, dir Direction, sum uint32, sums bool) (uint32, error) {
+func (s *stream) flush(v *piece, dir cudaipc.Direction, sum uint32, sums bool) (uint32, error) {
 	if v.bytes == 0 {
 		return sum, nil
 	}
 	p := s.peer
 	if p.Dead() {
-		return sum, ErrPeerDead
+		return sum, cudaipc.ErrPeerDead
 	}
 	call := unix.ProcessVMReadv
-	if dir == Scatter {
+	if dir == cudaipc.Scatter {
 		call = unix.ProcessVMWritev
 	}
 	n, err := call(p.Pid, v.local, v.remote, 0)
 	if p.Dead() {
-		return sum, ErrPeerDead
+		return sum, cudaipc.ErrPeerDead
 	}
 	if err != nil || n != v.bytes {
 		return sum, fmt.Errorf("%d of %d bytes moved to or from process %d: %w", max(n, 0), v.bytes, p.Pid, reason(err))
@@ -91,7 +92,7 @@ func (s *stream) flush(v *piece, dir Direction, sum uint32, sums bool) (uint32, 
 // sum goes over the arena's side of a piece, for both directions.
 func (v *piece) sum(state uint32) uint32 {
 	for i := range v.local {
-		state = crc32.Update(state, Castagnoli, iovecBytes(&v.local[i]))
+		state = crc32.Update(state, cudaipc.Castagnoli, iovecBytes(&v.local[i]))
 	}
 	return state
 }

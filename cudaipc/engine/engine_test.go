@@ -1,4 +1,4 @@
-package cudaipc
+package engine
 
 import (
 	"sync/atomic"
@@ -8,7 +8,7 @@ import (
 )
 
 func TestStreamIsOrderedAndAsynchronous(t *testing.T) {
-	e, err := NewHostEngine(2, 2)
+	e, err := NewHost(2, 2)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +43,7 @@ func TestStreamIsOrderedAndAsynchronous(t *testing.T) {
 }
 
 func TestCloseOfAnEngineEndsItsStreams(t *testing.T) {
-	e, err := NewHostEngine(0, 0)
+	e, err := NewHost(0, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +69,7 @@ func TestCloseOfAnEngineEndsItsStreams(t *testing.T) {
 }
 
 func TestMemoryOfAnEngine(t *testing.T) {
-	e, err := NewHostEngine(0, 0)
+	e, err := NewHost(0, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,16 +83,16 @@ func TestMemoryOfAnEngine(t *testing.T) {
 	}
 	for name, try := range map[string]func() (*HostMemory, error){
 		"an id twice":       func() (*HostMemory, error) { return e.Alloc(0, 4096) },
-		"the words' id":     func() (*HostMemory, error) { return e.Alloc(HostSyncRegion, 4096) },
+		"the words' id":     func() (*HostMemory, error) { return e.Alloc(SyncRegion, 4096) },
 		"no bytes":          func() (*HostMemory, error) { return e.Alloc(1, 0) },
 		"a negative size":   func() (*HostMemory, error) { return e.Alloc(1, -1) },
-		"more than allowed": func() (*HostMemory, error) { return e.Alloc(1, MaxHostMemory+1) },
+		"more than allowed": func() (*HostMemory, error) { return e.Alloc(1, MaxMemory+1) },
 	} {
 		if _, err := try(); err == nil {
 			t.Errorf("Alloc with %s: no error", name)
 		}
 	}
-	if _, err := NewHostEngine(MaxHostEvents+1, 0); err == nil {
+	if _, err := NewHost(MaxEvents+1, 0); err == nil {
 		t.Error("NewHostEngine with too many events: no error")
 	}
 }

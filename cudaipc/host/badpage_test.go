@@ -1,4 +1,4 @@
-package cudaipc
+package host
 
 import (
 	"os"
@@ -6,6 +6,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/cudaipc"
 )
 
 // TestArenaLosesAPage: blocks that lie on a page of the arena that cannot be had are bad, the
@@ -13,33 +15,33 @@ import (
 // process, with sums or without.
 func TestArenaLosesAPage(t *testing.T) {
 	const block, blocks = 16 << 10, 16
-	for name, kind := range map[string]Kind{"mapped": KindFD, "in the process": KindPeer} {
+	for name, kind := range map[string]cudaipc.Kind{"mapped": cudaipc.KindFD, "in the process": cudaipc.KindPeer} {
 		for _, sum := range []bool{false, true} {
 			t.Run(name, func(t *testing.T) {
 				arena := memfd(t, block*blocks)
 				defer func() { _ = unix.Close(arena) }()
-				h, err := OpenHost(HostOptions{ArenaFD: arena, ArenaSize: block * blocks})
+				h, err := Open(Options{ArenaFD: arena, ArenaSize: block * blocks})
 				if err != nil {
 					t.Fatal(err)
 				}
-				defer func() { _ = h.Close(AllPeers) }()
+				defer func() { _ = h.Close(cudaipc.AllPeers) }()
 				mem := make([]byte, block*blocks)
 				addr := uint64(uintptr(unsafe.Pointer(&mem[0])))
-				region := Region{ID: 1, Kind: kind, Size: block * blocks, Addr: addr}
-				if kind == KindFD {
+				region := cudaipc.Region{ID: 1, Kind: kind, Size: block * blocks, Addr: addr}
+				if kind == cudaipc.KindFD {
 					fd := memfd(t, block*blocks)
 					defer func() { _ = unix.Close(fd) }()
 					region.FD = dupFD(t, fd)
 				}
-				if err := h.Import(Import{Pid: os.Getpid(), Regions: []Region{region}}); err != nil {
+				if err := h.Import(cudaipc.Import{Pid: os.Getpid(), Regions: []cudaipc.Region{region}}); err != nil {
 					t.Fatal(err)
 				}
-				for _, dir := range []Direction{Gather, Scatter} {
-					c := &Copy{Dir: dir, Sum: sum}
+				for _, dir := range []cudaipc.Direction{cudaipc.Gather, cudaipc.Scatter} {
+					c := &cudaipc.Copy{Dir: dir, Sum: sum}
 					for b := range blocks {
 						at := int64(b) * block
-						c.Runs = append(c.Runs, Run{Region: 1, RegionOff: uint64(at), ArenaOff: at, Len: block})
-						c.Blocks = append(c.Blocks, Block{Runs: 1})
+						c.Runs = append(c.Runs, cudaipc.Run{Region: 1, RegionOff: uint64(at), ArenaOff: at, Len: block})
+						c.Blocks = append(c.Blocks, cudaipc.Block{Runs: 1})
 					}
 					if d := copyAll(t, h, c); d.Err != nil {
 						t.Fatalf("before: %v", d.Err)

@@ -1,6 +1,6 @@
 //go:build !amd64
 
-package cudaipc
+package host
 
 const (
 	moveMin  = 0

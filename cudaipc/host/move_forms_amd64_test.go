@@ -1,4 +1,4 @@
-package cudaipc
+package host
 
 // moveForm is one way of moving that this machine has; use switches to it until the returned function is called.
 type moveForm struct {

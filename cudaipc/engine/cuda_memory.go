@@ -1,11 +1,12 @@
 //go:build cuda
 
-package cudaipc
+package engine
 
 import (
 	"errors"
 	"fmt"
 
+	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
 
@@ -14,22 +15,22 @@ const tensorAlign = 512
 
 // CUDAMemory is a stretch of GPU memory that a device can import. It is owned by its engine and gone when that closes.
 type CUDAMemory struct {
-	ID     RegionID
-	engine *CUDAEngine
+	ID     cudaipc.RegionID
+	engine *CUDA
 	start  driver.Addr
 	size   int64
-	parts  []Region
+	parts  []cudaipc.Region
 }
 
 // Regions describes the memory for an import: one element, or the pieces of virtual memory, whose descriptors stay the engine's.
-func (m *CUDAMemory) Regions() []Region { return m.parts }
+func (m *CUDAMemory) Regions() []cudaipc.Region { return m.parts }
 
 // Size is in bytes.
 func (m *CUDAMemory) Size() int64 { return m.size }
 
 // Alloc makes size bytes of GPU memory, zero, an allocation of its own. The id is the caller's choice.
-func (e *CUDAEngine) Alloc(id RegionID, size int64) (*CUDAMemory, error) {
-	list, err := e.AllocTogether([]RegionID{id}, []int64{size})
+func (e *CUDA) Alloc(id cudaipc.RegionID, size int64) (*CUDAMemory, error) {
+	list, err := e.AllocTogether([]cudaipc.RegionID{id}, []int64{size})
 	if err != nil {
 		return nil, err
 	}
@@ -38,7 +39,7 @@ func (e *CUDAEngine) Alloc(id RegionID, size int64) (*CUDAMemory, error) {
 
 // AllocTogether makes several stretches in one allocation, as a caching allocator does; none of several begins where the
 // allocation does.
-func (e *CUDAEngine) AllocTogether(ids []RegionID, sizes []int64) ([]*CUDAMemory, error) {
+func (e *CUDA) AllocTogether(ids []cudaipc.RegionID, sizes []int64) ([]*CUDAMemory, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	total := int64(0)
@@ -61,7 +62,7 @@ func (e *CUDAEngine) AllocTogether(ids []RegionID, sizes []int64) ([]*CUDAMemory
 		return nil, err
 	}
 	for _, m := range list {
-		m.parts = []Region{{ID: m.ID, Kind: KindCUDA, Size: uint64(m.size), Addr: uint64(m.start), Handle: handle[:]}}
+		m.parts = []cudaipc.Region{{ID: m.ID, Kind: cudaipc.KindCUDA, Size: uint64(m.size), Addr: uint64(m.start), Handle: handle[:]}}
 		m.start += base
 	}
 	e.mu.memory = append(e.mu.memory, list...)
@@ -69,14 +70,14 @@ func (e *CUDAEngine) AllocTogether(ids []RegionID, sizes []int64) ([]*CUDAMemory
 	return list, nil
 }
 
-func (e *CUDAEngine) checkLocked(id RegionID, size int64) error {
+func (e *CUDA) checkLocked(id cudaipc.RegionID, size int64) error {
 	if e.mu.closed {
 		return errors.New("engine closed")
 	}
-	if size <= 0 || size > MaxHostMemory {
-		return fmt.Errorf("region %d: size %d is not within 1 and %d bytes", id, size, int64(MaxHostMemory))
+	if size <= 0 || size > MaxMemory {
+		return fmt.Errorf("region %d: size %d is not within 1 and %d bytes", id, size, int64(MaxMemory))
 	}
-	if id == HostSyncRegion {
+	if id == SyncRegion {
 		return fmt.Errorf("region %d is the engine's words", id)
 	}
 	for _, m := range e.mu.memory {
@@ -102,7 +103,7 @@ func allocate(size int64) (base driver.Addr, handle driver.Handle, err error) {
 
 // AllocVirtual makes a stretch of pieces of virtual memory, as PyTorch's expandable segments do. The piece is a multiple of the
 // GPU's granularity; the last one is as long as the others, and the stretch may end in it.
-func (e *CUDAEngine) AllocVirtual(id RegionID, size, piece int64) (*CUDAMemory, error) {
+func (e *CUDA) AllocVirtual(id cudaipc.RegionID, size, piece int64) (*CUDAMemory, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if err := e.checkLocked(id, size); err != nil {
@@ -153,7 +154,7 @@ func (m *CUDAMemory) piece(v *driver.Range, size uint64) error {
 	}
 	fd, err := p.Export()
 	if err == nil {
-		m.parts = append(m.parts, Region{ID: m.ID, Kind: KindCUDAFD, Size: size, FD: fd})
+		m.parts = append(m.parts, cudaipc.Region{ID: m.ID, Kind: cudaipc.KindCUDAFD, Size: size, FD: fd})
 		err = v.Map(p, size)
 	}
 	return errors.Join(err, p.Release())

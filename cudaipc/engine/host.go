@@ -1,4 +1,6 @@
-package cudaipc
+// Package engine is the engine's side of the contract: memory that it shares, the words of its events, and its streams, on the host
+// and on a GPU. It serves the mock engine, the proof and the tests.
+package engine
 
 import (
 	"errors"
@@ -6,23 +8,25 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// HostSyncRegion is the region id a HostEngine gives its words.
-const HostSyncRegion RegionID = 1 << 31
+// SyncRegion is the region id a HostEngine gives its words.
+const SyncRegion cudaipc.RegionID = 1 << 31
 
 // Limits of a host engine.
 const (
-	MaxHostEvents  = 1 << 16 // events, and revocation words, of one engine
-	MaxHostMemory  = 1 << 46 // bytes of one HostMemory
-	HostStreamOps  = 1024    // operations waiting in a stream; a full one makes Launch wait, as CUDA's does
-	revokeAlign    = 64      // bytes; revocation words are written by the scheduler's side, so they get own cache lines
-	hostEventsFrom = 64      // bytes; offset of the event cells, a cache line behind the step word
+	MaxEvents    = 1 << 16 // events, and revocation words, of one engine
+	MaxMemory    = 1 << 46 // bytes of one HostMemory
+	MaxStreamOps = 1024    // operations waiting in a stream; a full one makes Launch wait, as CUDA's does
+	revokeAlign  = 64      // bytes; revocation words are written by the scheduler's side, so they get own cache lines
+	eventsFrom   = 64      // bytes; offset of the event cells, a cache line behind the step word
 )
 
-// HostEngine is the engine's side of the host device: memory it shares, the words of its events, and streams
+// Host is the engine's side of the host device: memory it shares, the words of its events, and streams
 // that behave like CUDA's. It serves the mock engine and the tests. All methods may be called at once.
-type HostEngine struct {
+type Host struct {
 	engineWords
 
 	mu struct {
@@ -35,18 +39,18 @@ type HostEngine struct {
 
 // HostMemory is a stretch of memory that a device can import. It is owned by its engine and gone when that closes.
 type HostMemory struct {
-	ID  RegionID
+	ID  cudaipc.RegionID
 	Mem []byte
 	FD  int // a memfd sealed against shrinking
 }
 
 // Region describes the memory for an import. The descriptor in it stays the engine's: send it by SCM_RIGHTS, or Dup.
-func (m *HostMemory) Region() Region {
-	return Region{ID: m.ID, Kind: KindFD, Size: uint64(len(m.Mem)), FD: m.FD}
+func (m *HostMemory) Region() cudaipc.Region {
+	return cudaipc.Region{ID: m.ID, Kind: cudaipc.KindFD, Size: uint64(len(m.Mem)), FD: m.FD}
 }
 
 // Regions describes the memory for an import, as other engines' memory does.
-func (m *HostMemory) Regions() []Region { return []Region{m.Region()} }
+func (m *HostMemory) Regions() []cudaipc.Region { return []cudaipc.Region{m.Region()} }
 
 // Size is in bytes.
 func (m *HostMemory) Size() int64 { return int64(len(m.Mem)) }
@@ -74,27 +78,27 @@ func (m *HostMemory) within(n int, off int64) error {
 	return nil
 }
 
-// NewHostEngine makes an engine with that many events and revocation words, none of them recorded or revoked, and
+// NewHost makes an engine with that many events and revocation words, none of them recorded or revoked, and
 // step 0. Close frees it.
-func NewHostEngine(events, revokes uint32) (*HostEngine, error) {
-	if events > MaxHostEvents || revokes > MaxHostEvents {
-		return nil, fmt.Errorf("%d events and %d revocation words, at most %d each", events, revokes, MaxHostEvents)
+func NewHost(events, revokes uint32) (*Host, error) {
+	if events > MaxEvents || revokes > MaxEvents {
+		return nil, fmt.Errorf("%d events and %d revocation words, at most %d each", events, revokes, MaxEvents)
 	}
-	words, err := newEngineWords(events, EventCell, revokes, 0)
+	words, err := newEngineWords(events, cudaipc.EventCell, revokes, 0)
 	if err != nil {
 		return nil, err
 	}
-	return &HostEngine{engineWords: words}, nil
+	return &Host{engineWords: words}, nil
 }
 
 // Alloc makes size bytes of shared memory, zero and not yet populated. The id is the caller's choice.
-func (e *HostEngine) Alloc(id RegionID, size int64) (*HostMemory, error) {
+func (e *Host) Alloc(id cudaipc.RegionID, size int64) (*HostMemory, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.mu.closed {
 		return nil, errors.New("engine closed")
 	}
-	if id == HostSyncRegion {
+	if id == SyncRegion {
 		return nil, fmt.Errorf("region %d is the engine's words", id)
 	}
 	for _, m := range e.mu.memory {
@@ -110,7 +114,7 @@ func (e *HostEngine) Alloc(id RegionID, size int64) (*HostMemory, error) {
 }
 
 // Close waits for the streams to get through what was launched, ends them, and frees all memory.
-func (e *HostEngine) Close() error {
+func (e *Host) Close() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.mu.closed {
@@ -127,9 +131,9 @@ func (e *HostEngine) Close() error {
 	return err
 }
 
-func newHostMemory(id RegionID, size int64) (*HostMemory, error) {
-	if size <= 0 || size > MaxHostMemory {
-		return nil, fmt.Errorf("region %d: size %d is not within 1 and %d bytes", id, size, int64(MaxHostMemory))
+func newHostMemory(id cudaipc.RegionID, size int64) (*HostMemory, error) {
+	if size <= 0 || size > MaxMemory {
+		return nil, fmt.Errorf("region %d: size %d is not within 1 and %d bytes", id, size, int64(MaxMemory))
 	}
 	fd, err := unix.MemfdCreate(fmt.Sprintf("kvagent-engine-%d", id), unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {

@@ -1,4 +1,4 @@
-package cudaipc_test
+package host_test
 
 import (
 	"os"

@@ -1,4 +1,4 @@
-package cudaipc
+package host
 
 import (
 	"unsafe"

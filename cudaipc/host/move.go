@@ -1,6 +1,10 @@
-package cudaipc
+package host
 
-import "hash/crc32"
+import (
+	"hash/crc32"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
 
 // movePiece is how many bytes the portable mover copies before it sums them: few enough that they are still in
 // the first-level cache.
@@ -22,7 +26,7 @@ func move(dst, src []byte, state uint32) uint32 {
 func movePortable(dst, src []byte, state uint32) uint32 {
 	for len(src) > 0 {
 		n := copy(dst[:min(len(dst), movePiece)], src)
-		state = crc32.Update(state, Castagnoli, dst[:n])
+		state = crc32.Update(state, cudaipc.Castagnoli, dst[:n])
 		dst, src = dst[n:], src[n:]
 	}
 	return state

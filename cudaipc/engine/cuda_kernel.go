@@ -1,6 +1,6 @@
 //go:build cuda
 
-package cudaipc
+package engine
 
 import (
 	"fmt"

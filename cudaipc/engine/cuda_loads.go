@@ -1,27 +1,28 @@
 //go:build cuda
 
-package cudaipc
+package engine
 
 import (
 	"fmt"
 	"sync/atomic"
 
+	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
 
 // The engine's side of load events (Recorder).
 
 // LoadWords is where the words of MaxLoadEvents load events are in the engine's sync region.
-func (e *CUDAEngine) LoadWords() uint64 { return e.behind + maxStreams*gateBytes }
+func (e *CUDA) LoadWords() uint64 { return e.behind + maxStreams*gateBytes }
 
 // OpenLoads opens the events whose handles a device gave, joined. Close ends them.
-func (e *CUDAEngine) OpenLoads(handles []byte) error {
-	if n := len(handles); n == 0 || n%CUDAEventCell != 0 || n > MaxLoadEvents*CUDAEventCell {
-		return fmt.Errorf("%d bytes of handles, allowed: 1 to %d times %d", n, MaxLoadEvents, CUDAEventCell)
+func (e *CUDA) OpenLoads(handles []byte) error {
+	if n := len(handles); n == 0 || n%cudaipc.CUDAEventCell != 0 || n > cudaipc.MaxLoadEvents*cudaipc.CUDAEventCell {
+		return fmt.Errorf("%d bytes of handles, allowed: 1 to %d times %d", n, cudaipc.MaxLoadEvents, cudaipc.CUDAEventCell)
 	}
 	var err error
 	e.front.Do(func() {
-		for ; err == nil && len(handles) > 0; handles = handles[CUDAEventCell:] {
+		for ; err == nil && len(handles) > 0; handles = handles[cudaipc.CUDAEventCell:] {
 			var event driver.Event
 			if event, err = driver.OpenEvent((*driver.Handle)(handles)); err == nil {
 				e.loads = append(e.loads, event)
@@ -36,7 +37,7 @@ func (e *CUDAEngine) OpenLoads(handles []byte) error {
 func (s *CUDAStream) WaitLoad(serial uint64) bool {
 	e := s.engine
 	i := serial % uint64(len(e.loads))
-	if atomic.LoadUint64(Word64(e.words.Mem, e.LoadWords()+8*i)) != serial {
+	if atomic.LoadUint64(cudaipc.Word64(e.words.Mem, e.LoadWords()+8*i)) != serial {
 		return false
 	}
 	s.enqueue("WaitLoad", func() error { return s.stream.AwaitEvent(e.loads[i]) })

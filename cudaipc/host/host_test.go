@@ -1,4 +1,4 @@
-package cudaipc
+package host
 
 import (
 	"bytes"
@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pagefault"
 )
 
@@ -31,23 +32,23 @@ func memfd(t *testing.T, size int64) int {
 
 func addressOf(mem []byte) uint64 { return uint64(uintptr(unsafe.Pointer(&mem[0]))) }
 
-func openHost(t *testing.T) *Host {
+func openHost(t *testing.T) *Device {
 	t.Helper()
 	fd := memfd(t, arenaSize)
 	defer func() { _ = unix.Close(fd) }()
-	h, err := OpenHost(HostOptions{ArenaFD: fd, ArenaSize: arenaSize, Populate: true})
+	h, err := Open(Options{ArenaFD: fd, ArenaSize: arenaSize, Populate: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := h.Close(AllPeers); err != nil {
+		if err := h.Close(cudaipc.AllPeers); err != nil {
 			t.Errorf("closing the device: %v", err)
 		}
 	})
 	return h
 }
 
-func copyAll(t *testing.T, h *Host, c *Copy) Done {
+func copyAll(t *testing.T, h *Device, c *cudaipc.Copy) cudaipc.Done {
 	t.Helper()
 	ticket, err := h.Copy(c)
 	if err != nil {
@@ -62,7 +63,7 @@ func copyAll(t *testing.T, h *Host, c *Copy) Done {
 
 func dupFD(t *testing.T, fd int) int {
 	t.Helper()
-	r, err := Region{FD: fd}.Dup()
+	r, err := cudaipc.Region{FD: fd}.Dup()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,14 +77,14 @@ func TestPeerCutsOffItsMemory(t *testing.T) {
 	h := openHost(t)
 	fd := memfd(t, block*blocks)
 	defer func() { _ = unix.Close(fd) }()
-	if err := h.Import(Import{Regions: []Region{{ID: 1, Kind: KindFD, Size: block * blocks, FD: dupFD(t, fd)}}}); err != nil {
+	if err := h.Import(cudaipc.Import{Regions: []cudaipc.Region{{ID: 1, Kind: cudaipc.KindFD, Size: block * blocks, FD: dupFD(t, fd)}}}); err != nil {
 		t.Fatal(err)
 	}
-	for _, dir := range []Direction{Gather, Scatter} {
-		c := &Copy{Dir: dir, Sum: true}
+	for _, dir := range []cudaipc.Direction{cudaipc.Gather, cudaipc.Scatter} {
+		c := &cudaipc.Copy{Dir: dir, Sum: true}
 		for b := range blocks {
-			c.Runs = append(c.Runs, Run{Region: 1, RegionOff: uint64(b) * block, ArenaOff: int64(b) * block, Len: block})
-			c.Blocks = append(c.Blocks, Block{Runs: 1})
+			c.Runs = append(c.Runs, cudaipc.Run{Region: 1, RegionOff: uint64(b) * block, ArenaOff: int64(b) * block, Len: block})
+			c.Blocks = append(c.Blocks, cudaipc.Block{Runs: 1})
 		}
 		if d := copyAll(t, h, c); d.Err != nil {
 			t.Fatalf("before the cut: %v", d.Err)
@@ -107,21 +108,21 @@ func TestPeerCutsOffItsWords(t *testing.T) {
 	h := openHost(t)
 	fd := memfd(t, 8192)
 	defer func() { _ = unix.Close(fd) }()
-	err := h.Import(Import{
-		Regions: []Region{{ID: 0, Kind: KindFD, Size: 8192, FD: dupFD(t, fd)}},
-		Sync:    &Sync{StepOff: 4096, EventsOff: 4160, Events: 1, RevokeOff: 4224, Revokes: 1},
+	err := h.Import(cudaipc.Import{
+		Regions: []cudaipc.Region{{ID: 0, Kind: cudaipc.KindFD, Size: 8192, FD: dupFD(t, fd)}},
+		Sync:    &cudaipc.Sync{StepOff: 4096, EventsOff: 4160, Events: 1, RevokeOff: 4224, Revokes: 1},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	poll := func() error { return h.Poll([]Wait{{Event: 0, Revoke: 0}}, make([]State, 1)) }
+	poll := func() error { return h.Poll([]cudaipc.Wait{{Event: 0, Revoke: 0}}, make([]cudaipc.State, 1)) }
 	if err := poll(); err != nil {
 		t.Fatal(err)
 	}
 	if err := unix.Ftruncate(fd, 0); err != nil {
 		t.Fatal(err)
 	}
-	if err := poll(); !errors.Is(err, ErrPeer) {
+	if err := poll(); !errors.Is(err, cudaipc.ErrPeer) {
 		t.Fatalf("Poll of words that went away: %v, want ErrPeer", err)
 	}
 }
@@ -159,7 +160,7 @@ func TestImportTakesOnlyMemory(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := h.Import(Import{Regions: []Region{{Kind: KindFD, Size: 8192, FD: fd}}}); err == nil {
+		if err := h.Import(cudaipc.Import{Regions: []cudaipc.Region{{Kind: cudaipc.KindFD, Size: 8192, FD: fd}}}); err == nil {
 			t.Errorf("Import of %s: no error", name)
 		}
 	}
@@ -189,14 +190,14 @@ func TestMostRegions(t *testing.T) {
 	h := openHost(t)
 	fd := memfd(t, 4096)
 	defer func() { _ = unix.Close(fd) }()
-	for _, n := range []int{MaxRegions, MaxRegions + 1} {
-		im := Import{Peer: PeerID(n)}
+	for _, n := range []int{cudaipc.MaxRegions, cudaipc.MaxRegions + 1} {
+		im := cudaipc.Import{Peer: cudaipc.PeerID(n)}
 		for i := range n {
-			im.Regions = append(im.Regions, Region{ID: RegionID(i), Kind: KindFD, Size: 4096, FD: dupFD(t, fd)})
+			im.Regions = append(im.Regions, cudaipc.Region{ID: cudaipc.RegionID(i), Kind: cudaipc.KindFD, Size: 4096, FD: dupFD(t, fd)})
 		}
 		err := h.Import(im)
-		if n > MaxRegions {
-			if !errors.Is(err, ErrRange) {
+		if n > cudaipc.MaxRegions {
+			if !errors.Is(err, cudaipc.ErrRange) {
 				t.Errorf("Import of %d regions: %v, want ErrRange", n, err)
 			}
 			if _, err := unix.FcntlInt(uintptr(im.Regions[n-1].FD), unix.F_GETFD, 0); err == nil {
@@ -207,7 +208,7 @@ func TestMostRegions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d := copyAll(t, h, &Copy{Peer: im.Peer, Runs: []Run{{Region: MaxRegions - 1, Len: 4096}}, Blocks: []Block{{Runs: 1}}})
+		d := copyAll(t, h, &cudaipc.Copy{Peer: im.Peer, Runs: []cudaipc.Run{{Region: cudaipc.MaxRegions - 1, Len: 4096}}, Blocks: []cudaipc.Block{{Runs: 1}}})
 		if d.Err != nil {
 			t.Error(d.Err)
 		}
@@ -216,11 +217,11 @@ func TestMostRegions(t *testing.T) {
 
 func TestMostBytesOfAPeer(t *testing.T) {
 	h := openHost(t)
-	im := Import{Pid: os.Getpid()}
+	im := cudaipc.Import{Pid: os.Getpid()}
 	for i := range 3 {
-		im.Regions = append(im.Regions, Region{ID: RegionID(i), Kind: KindPeer, Size: MaxPeerBytes / 2, Addr: 4096})
+		im.Regions = append(im.Regions, cudaipc.Region{ID: cudaipc.RegionID(i), Kind: cudaipc.KindPeer, Size: cudaipc.MaxPeerBytes / 2, Addr: 4096})
 	}
-	if err := h.Import(im); !errors.Is(err, ErrRange) {
+	if err := h.Import(im); !errors.Is(err, cudaipc.ErrRange) {
 		t.Errorf("Import of more than MaxPeerBytes: %v, want ErrRange", err)
 	}
 }
@@ -228,19 +229,19 @@ func TestMostBytesOfAPeer(t *testing.T) {
 // TestCopiesNobodyAsksFor: tickets are bounded, and full is an error now.
 func TestCopiesNobodyAsksFor(t *testing.T) {
 	h := openHost(t)
-	if err := h.Import(Import{Regions: []Region{{Kind: KindFD, Size: 4096, FD: memfd(t, 4096)}}}); err != nil {
+	if err := h.Import(cudaipc.Import{Regions: []cudaipc.Region{{Kind: cudaipc.KindFD, Size: 4096, FD: memfd(t, 4096)}}}); err != nil {
 		t.Fatal(err)
 	}
-	c := &Copy{Runs: []Run{{Len: 4096}}, Blocks: []Block{{Runs: 1}}}
-	var tickets []Ticket
-	for range MaxCopies {
+	c := &cudaipc.Copy{Runs: []cudaipc.Run{{Len: 4096}}, Blocks: []cudaipc.Block{{Runs: 1}}}
+	var tickets []cudaipc.Ticket
+	for range cudaipc.MaxCopies {
 		ticket, err := h.Copy(c)
 		if err != nil {
 			t.Fatal(err)
 		}
 		tickets = append(tickets, ticket)
 	}
-	if _, err := h.Copy(c); !errors.Is(err, ErrBusy) {
+	if _, err := h.Copy(c); !errors.Is(err, cudaipc.ErrBusy) {
 		t.Fatalf("one copy more than MaxCopies: %v, want ErrBusy", err)
 	}
 	if _, ok, err := h.Done(tickets[0], 30*time.Second); !ok || err != nil {
@@ -270,11 +271,11 @@ func TestPeerRangeThatIsNotThere(t *testing.T) {
 	if err := unix.Mprotect(mem[page:2*page], unix.PROT_NONE); err != nil {
 		t.Fatal(err)
 	}
-	err = h.Import(Import{Pid: os.Getpid(), Regions: []Region{{ID: 1, Kind: KindPeer, Size: 3 * page, Addr: addressOf(mem)}}})
+	err = h.Import(cudaipc.Import{Pid: os.Getpid(), Regions: []cudaipc.Region{{ID: 1, Kind: cudaipc.KindPeer, Size: 3 * page, Addr: addressOf(mem)}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &Copy{Sum: true, Blocks: []Block{{Runs: 1}, {Runs: 1}, {Runs: 2}, {Runs: 1}}, Runs: []Run{
+	c := &cudaipc.Copy{Sum: true, Blocks: []cudaipc.Block{{Runs: 1}, {Runs: 1}, {Runs: 2}, {Runs: 1}}, Runs: []cudaipc.Run{
 		{Region: 1, Len: page},
 		{Region: 1, RegionOff: page / 2, ArenaOff: page, Len: page},
 		{Region: 1, RegionOff: 0, ArenaOff: 2 * page, Len: page}, {Region: 1, RegionOff: page, ArenaOff: 3 * page, Len: page},

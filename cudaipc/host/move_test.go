@@ -1,4 +1,4 @@
-package cudaipc
+package host
 
 import (
 	"bytes"
@@ -10,6 +10,8 @@ import (
 	"runtime"
 	"strconv"
 	"testing"
+
+	"github.com/kvagent/kvagent/cudaipc"
 )
 
 // TestMoveIsCopyAndCRC32C holds every form of move to copy and hash/crc32, at all alignments and odd lengths.
@@ -26,7 +28,7 @@ func TestMoveIsCopyAndCRC32C(t *testing.T) {
 				state := r.Uint32()
 				clear(dst)
 				sum := move(dst[to:to+n], src[from:from+n], state)
-				if want := crc32.Update(state, Castagnoli, src[from:from+n]); sum != want {
+				if want := crc32.Update(state, cudaipc.Castagnoli, src[from:from+n]); sum != want {
 					t.Fatalf("%d: %d bytes from +%d to +%d: sum %08x, hash/crc32 says %08x", i, n, from, to, sum, want)
 				}
 				if !bytes.Equal(dst[to:to+n], src[from:from+n]) {

@@ -1,6 +1,6 @@
 //go:build cuda
 
-package cudaipc
+package engine
 
 import (
 	"errors"
@@ -9,12 +9,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
 
-// CUDAEngine is the engine's side of the CUDA device, with the methods of HostEngine: memory on a GPU that it exports, and the words
+// CUDA is the engine's side of the CUDA device, with the methods of HostEngine: memory on a GPU that it exports, and the words
 // and events that an engine has. It serves the mock engine and the tests. All methods may be called at once.
-type CUDAEngine struct {
+type CUDA struct {
 	gpu           driver.GPU
 	ctx           *driver.Context
 	front, copier *driver.Role // launch; copy for the CPU
@@ -37,23 +38,23 @@ const maxStreams = 64
 // gateBytes is what a stream's gate takes: two words on cache lines of their own.
 const gateBytes = 128
 
-// NewCUDAEngine makes an engine on a GPU, as NewHostEngine does on the host. A zero UUID is the only GPU that this process sees.
-func NewCUDAEngine(gpu UUID, events, revokes uint32) (*CUDAEngine, error) {
-	if events > MaxCUDAEvents || revokes > MaxHostEvents {
-		return nil, fmt.Errorf("%d events, at most %d, and %d revocation words, at most %d", events, MaxCUDAEvents, revokes, MaxHostEvents)
+// NewCUDA makes an engine on a GPU, as NewHostEngine does on the host. A zero UUID is the only GPU that this process sees.
+func NewCUDA(gpu cudaipc.UUID, events, revokes uint32) (*CUDA, error) {
+	if events > cudaipc.MaxCUDAEvents || revokes > MaxEvents {
+		return nil, fmt.Errorf("%d events, at most %d, and %d revocation words, at most %d", events, cudaipc.MaxCUDAEvents, revokes, MaxEvents)
 	}
-	found, err := FindGPU(gpu)
+	found, err := cudaipc.FindGPU(gpu)
 	if err != nil {
 		return nil, err
 	}
-	e := &CUDAEngine{gpu: found}
+	e := &CUDA{gpu: found}
 	if err := e.open(events, revokes); err != nil {
 		return nil, errors.Join(err, e.Close())
 	}
 	return e, nil
 }
 
-func (e *CUDAEngine) open(events, revokes uint32) (err error) {
+func (e *CUDA) open(events, revokes uint32) (err error) {
 	if e.ctx, err = driver.Retain(e.gpu.Ordinal); err != nil {
 		return err
 	}
@@ -63,14 +64,14 @@ func (e *CUDAEngine) open(events, revokes uint32) (err error) {
 	if e.front, err = driver.StartRole(e.ctx); err != nil {
 		return err
 	}
-	if e.engineWords, err = newEngineWords(events, CUDAEventCell, revokes, maxStreams*gateBytes+MaxLoadEvents*8); err != nil {
+	if e.engineWords, err = newEngineWords(events, cudaipc.CUDAEventCell, revokes, maxStreams*gateBytes+cudaipc.MaxLoadEvents*8); err != nil {
 		return err
 	}
 	e.front.Do(func() { err = e.openEvents(events) })
 	return err
 }
 
-func (e *CUDAEngine) openEvents(events uint32) error {
+func (e *CUDA) openEvents(events uint32) error {
 	if err := driver.Register(e.words.Mem); err != nil {
 		return err
 	}
@@ -84,16 +85,16 @@ func (e *CUDAEngine) openEvents(events uint32) error {
 		if err != nil {
 			return err
 		}
-		copy(e.words.Mem[hostEventsFrom+i*CUDAEventCell:], handle[:])
+		copy(e.words.Mem[eventsFrom+i*cudaipc.CUDAEventCell:], handle[:])
 	}
 	return nil
 }
 
 // GPU is where the engine's memory is.
-func (e *CUDAEngine) GPU() UUID { return e.gpu.UUID }
+func (e *CUDA) GPU() cudaipc.UUID { return e.gpu.UUID }
 
 // Close waits for the streams to get through what was launched, ends them, and frees all memory.
-func (e *CUDAEngine) Close() error {
+func (e *CUDA) Close() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.mu.closed {
@@ -117,7 +118,7 @@ func (e *CUDAEngine) Close() error {
 	}
 	for _, m := range e.mu.memory {
 		for i := range m.parts {
-			if m.parts[i].Kind == KindCUDAFD {
+			if m.parts[i].Kind == cudaipc.KindCUDAFD {
 				errs = append(errs, unix.Close(m.parts[i].FD))
 			}
 		}
@@ -129,7 +130,7 @@ func (e *CUDAEngine) Close() error {
 }
 
 // freeAll frees what the driver has of the engine. In the front.
-func (e *CUDAEngine) freeAll() error {
+func (e *CUDA) freeAll() error {
 	var errs []error
 	for _, event := range e.loads {
 		errs = append(errs, event.Destroy())
@@ -147,7 +148,7 @@ func (e *CUDAEngine) freeAll() error {
 }
 
 // wordAddr is where the GPU sees a word.
-func (e *CUDAEngine) wordAddr(off uint64) (driver.Addr, error) {
+func (e *CUDA) wordAddr(off uint64) (driver.Addr, error) {
 	start, err := driver.Address(e.words.Mem)
 	return start + driver.Addr(off), err
 }
