@@ -1,6 +1,6 @@
-// Package cudaipc reaches the memory and the events of other processes: it imports an engine's regions, asks
-// its events and words, and copies between the regions and the pool's arena. It is a leaf and the only package
-// with GPU code. The first device is the host: shared memory instead of GPU memory, with CUDA's rules.
+// Package cudaipc is the contract of the devices that reach the memory and the events of other processes: they import an engine's
+// regions, ask its events and words, and copy between the regions and the pool's arena. Beside what callers see it has what every
+// device is made of: peers with their regions, the checks, and the books of tickets. The devices are in the packages below.
 package cudaipc
 
 import (

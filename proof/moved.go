@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/cuda"
 	"github.com/kvagent/kvagent/cudaipc/mover"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
@@ -57,13 +58,13 @@ func checkTransfer(b *bench) (err error) {
 }
 
 // rawAlone measures single copies before there is a mover, and gives the GPU.
-func (b *bench) rawAlone() (*cudaipc.RawCopies, cudaipc.UUID, error) {
+func (b *bench) rawAlone() (*cuda.RawCopies, cudaipc.UUID, error) {
 	a, err := newArena(1<<20, false)
 	if err != nil {
 		return nil, cudaipc.UUID{}, err
 	}
 	defer a.close()
-	d, err := cudaipc.OpenCUDA(cudaipc.CUDAOptions{Arena: a.mem})
+	d, err := cuda.Open(cuda.Options{Arena: a.mem})
 	if err != nil {
 		return nil, cudaipc.UUID{}, err
 	}
@@ -75,7 +76,7 @@ func (b *bench) rawAlone() (*cudaipc.RawCopies, cudaipc.UUID, error) {
 }
 
 // fragmentMoved measures blocks of fragments of one length with both kinds of integrity; aims are at saves and loads one at a time.
-func (b *bench) fragmentMoved(p *path, which int, raw *cudaipc.RawCopies) error {
+func (b *bench) fragmentMoved(p *path, which int, raw *cuda.RawCopies) error {
 	fragment := &fragments[which]
 	var rates [2]map[string]float64 // by Integrity
 	for _, integrity := range []transfer.Integrity{transfer.Header, transfer.Full} {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/cuda"
 )
 
 // Options of a proof.
@@ -131,7 +132,7 @@ func (r *Report) describe() error {
 		return err
 	}
 	defer a.close()
-	d, err := cudaipc.OpenCUDA(cudaipc.CUDAOptions{Arena: a.mem})
+	d, err := cuda.Open(cuda.Options{Arena: a.mem})
 	if err != nil {
 		return err
 	}

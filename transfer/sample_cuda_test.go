@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/cuda"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
 	"github.com/kvagent/kvagent/cudaipc/mover"
 )
@@ -18,7 +19,7 @@ func TestCUDASampleCatchesWrongCopies(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			catchesWrongCopies(t, openSampled{engine: engine, device: func(fd int, size int64) (cudaipc.Device,
 				error) {
-				return cudaipc.OpenCUDA(cudaipc.CUDAOptions{ArenaFD: fd, ArenaSize: size})
+				return cuda.Open(cuda.Options{ArenaFD: fd, ArenaSize: size})
 			}})
 		})
 		t.Run(name+" in a mover", func(t *testing.T) {
@@ -40,7 +41,7 @@ func BenchmarkCUDASampling(b *testing.B) {
 			return devicetest.CUDAEngine(t, s, cudaipc.KindCUDA)
 		},
 		device: func(fd int, size int64) (cudaipc.Device, error) {
-			return cudaipc.OpenCUDA(cudaipc.CUDAOptions{ArenaFD: fd, ArenaSize: size})
+			return cuda.Open(cuda.Options{ArenaFD: fd, ArenaSize: size})
 		},
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/cuda"
 	"github.com/kvagent/kvagent/cudaipc/engine"
 )
 
@@ -20,15 +21,15 @@ const VirtualPiece = 2 << 20
 
 // CUDA opens the CUDA device on the only GPU, with an arena of arenaSize bytes. Regions are of the given kind: cudaipc.KindCUDA or
 // cudaipc.KindCUDAFD. The test's end closes everything. change may be nil.
-func CUDA(t testing.TB, arenaSize int64, kind cudaipc.Kind, change func(*cudaipc.CUDAOptions)) Fixture {
+func CUDA(t testing.TB, arenaSize int64, kind cudaipc.Kind, change func(*cuda.Options)) Fixture {
 	t.Helper()
 	fd, arena := newArena(t, arenaSize)
 	defer func() { _ = unix.Close(fd) }()
-	o := cudaipc.CUDAOptions{Arena: arena}
+	o := cuda.Options{Arena: arena}
 	if change != nil {
 		change(&o)
 	}
-	device, err := cudaipc.OpenCUDA(o)
+	device, err := cuda.Open(o)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/cuda"
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
 
@@ -40,10 +41,10 @@ const gateBytes = 128
 
 // NewCUDA makes an engine on a GPU, as NewHostEngine does on the host. A zero UUID is the only GPU that this process sees.
 func NewCUDA(gpu cudaipc.UUID, events, revokes uint32) (*CUDA, error) {
-	if events > cudaipc.MaxCUDAEvents || revokes > MaxEvents {
-		return nil, fmt.Errorf("%d events, at most %d, and %d revocation words, at most %d", events, cudaipc.MaxCUDAEvents, revokes, MaxEvents)
+	if events > cuda.MaxEvents || revokes > MaxEvents {
+		return nil, fmt.Errorf("%d events, at most %d, and %d revocation words, at most %d", events, cuda.MaxEvents, revokes, MaxEvents)
 	}
-	found, err := cudaipc.FindGPU(gpu)
+	found, err := cuda.FindGPU(gpu)
 	if err != nil {
 		return nil, err
 	}

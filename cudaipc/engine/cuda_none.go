@@ -2,7 +2,10 @@
 
 package engine
 
-import "github.com/kvagent/kvagent/cudaipc"
+import (
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/cuda"
+)
 
 // CUDA is the engine's side of the CUDA device. This program is built without it, so that none of its methods is ever called.
 type CUDA struct{ *Host }
@@ -14,22 +17,22 @@ type CUDAMemory struct{ *HostMemory }
 type CUDAStream struct{ *HostStream }
 
 // NewCUDA answers ErrNoCUDA.
-func NewCUDA(cudaipc.UUID, uint32, uint32) (*CUDA, error) { return nil, cudaipc.SeeGPUs() }
+func NewCUDA(cudaipc.UUID, uint32, uint32) (*CUDA, error) { return nil, cuda.SeeGPUs() }
 
 // GPU is where the engine's memory is.
 func (*CUDA) GPU() cudaipc.UUID { return cudaipc.UUID{} }
 
 // Alloc makes GPU memory.
-func (*CUDA) Alloc(cudaipc.RegionID, int64) (*CUDAMemory, error) { return nil, cudaipc.SeeGPUs() }
+func (*CUDA) Alloc(cudaipc.RegionID, int64) (*CUDAMemory, error) { return nil, cuda.SeeGPUs() }
 
 // AllocTogether makes several stretches in one allocation.
 func (*CUDA) AllocTogether([]cudaipc.RegionID, []int64) ([]*CUDAMemory, error) {
-	return nil, cudaipc.SeeGPUs()
+	return nil, cuda.SeeGPUs()
 }
 
 // AllocVirtual makes a stretch of pieces of virtual memory.
 func (*CUDA) AllocVirtual(cudaipc.RegionID, int64, int64) (*CUDAMemory, error) {
-	return nil, cudaipc.SeeGPUs()
+	return nil, cuda.SeeGPUs()
 }
 
 // NewStream starts a stream.

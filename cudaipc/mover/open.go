@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/cuda"
 	"github.com/kvagent/kvagent/cudaipc/host"
 )
 
@@ -12,7 +13,7 @@ import (
 func Open(s Setup) (cudaipc.Device, error) {
 	switch s.Device {
 	case cudaipc.CUDAProbe:
-		if err := cudaipc.SeeGPUs(); err != nil {
+		if err := cuda.SeeGPUs(); err != nil {
 			return nil, err
 		}
 		fallthrough
@@ -27,7 +28,7 @@ func Open(s Setup) (cudaipc.Device, error) {
 // openMovedCUDA opens the GPU of a setup over the pool's arena, which the device pins in the background.
 func openMovedCUDA(s Setup) (cudaipc.Device, error) {
 	open := openGPU
-	if s.Measure && cudaipc.HasCUDA {
+	if s.Measure && cuda.Built {
 		open = openWitnessed
 	}
 	d, err := open(&s)
@@ -37,8 +38,8 @@ func openMovedCUDA(s Setup) (cudaipc.Device, error) {
 	return d, nil
 }
 
-func openGPU(s *Setup) (*cudaipc.CUDA, error) {
-	return cudaipc.OpenCUDA(cudaipc.CUDAOptions{GPU: s.GPU, ArenaFD: s.ArenaFD, ArenaSize: s.ArenaSize, Tables: s.Tables, Facts: s.Facts})
+func openGPU(s *Setup) (*cuda.Device, error) {
+	return cuda.Open(cuda.Options{GPU: s.GPU, ArenaFD: s.ArenaFD, ArenaSize: s.ArenaSize, Tables: s.Tables, Facts: s.Facts})
 }
 
 // deviceInfo is what a device has to say of itself, JSON; nothing, if it has nothing to say.

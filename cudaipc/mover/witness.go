@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/cuda"
 )
 
 // A witness is a process that a mover starts once, before it opens its GPU, and ends behind that. It opens the GPU first, and so can
@@ -39,7 +40,7 @@ type witness struct {
 const witnessEnd = 5 * time.Second
 
 // calibrateWithin is CUDA.Calibrate's time, but in tests.
-var calibrateWithin = cudaipc.CalibrateWithin
+var calibrateWithin = cuda.CalibrateWithin
 
 // witnessOrder is a line to a witness. The first one names the GPU.
 type witnessOrder struct {
@@ -172,11 +173,11 @@ func runWitness() error {
 // bearWitness answers orders. What it has open is the process's to the end.
 func bearWitness(orders <-chan witnessOrder, out *json.Encoder) error {
 	first := <-orders
-	arena, err := unix.Mmap(-1, 0, cudaipc.MinPinPiece, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	arena, err := unix.Mmap(-1, 0, cuda.MinPinPiece, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return err
 	}
-	d, err := cudaipc.OpenCUDA(cudaipc.CUDAOptions{GPU: first.GPU, Arena: arena, Ring: cudaipc.MinRing})
+	d, err := cuda.Open(cuda.Options{GPU: first.GPU, Arena: arena, Ring: cuda.MinRing})
 	if err != nil {
 		return out.Encode(&witnessAnswer{Facts: cudaipc.GPUFacts{Problem: fmt.Sprintf("nothing was measured: %v", err)}})
 	}
@@ -192,7 +193,7 @@ func bearWitness(orders <-chan witnessOrder, out *json.Encoder) error {
 	}
 }
 
-func measure(d *cudaipc.CUDA) cudaipc.GPUFacts {
+func measure(d *cuda.Device) cudaipc.GPUFacts {
 	t, err := d.Calibrate(calibrateWithin)
 	if err != nil {
 		return cudaipc.GPUFacts{Problem: fmt.Sprintf("the copy paths were not measured: %v", err)}
@@ -201,7 +202,7 @@ func measure(d *cudaipc.CUDA) cudaipc.GPUFacts {
 }
 
 // openWitnessed opens a device beside a witness; where that fails, without it: what it holds of a GPU may be what the opening lacks.
-func openWitnessed(s *Setup) (*cudaipc.CUDA, error) {
+func openWitnessed(s *Setup) (*cuda.Device, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	w := startWitness(s)
