@@ -33,7 +33,7 @@ func TestNothingWaitsForAllOfAGPU(t *testing.T) {
 		}
 		if name == "driver/await.go" { // for engines, which may wait for events of ours
 			text = regexp.MustCompile("cuStreamWaitEvent").ReplaceAll(text, nil)
-		} else if name != "engine/cuda_loads.go" && strings.Contains(string(text), "AwaitEvent(") {
+		} else if name != "engine/cuda_stream.go" && strings.Contains(string(text), "AwaitEvent(") {
 			t.Errorf("%s: AwaitEvent: only an engine's stream may wait for an event of another process", name)
 		}
 		for i, line := range strings.Split(string(text), "\n") {

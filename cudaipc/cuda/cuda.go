@@ -41,7 +41,7 @@ type Device struct {
 	sums          *summers
 	sampler       *sampler
 	kernel        copyKernel
-	measureKernel bool         // CUDAOptions.MeasureKernel
+	measureKernel bool         // Options.MeasureKernel
 	imports       atomic.Int64 // CUDAInfo.Imports
 
 	lost struct {

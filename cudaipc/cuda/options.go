@@ -27,7 +27,7 @@ const CalibrateWithin = 10 * time.Second
 type Options struct {
 	GPU cudaipc.UUID // zero: the only one that this process sees
 	// Arena is mapped memory, not Go's; it stays the caller's, and mapped until Close(AllPeers) has returned. Or it is nil, and the
-	// device maps ArenaSize bytes of ArenaFD, a memfd that stays the caller's and may be closed after OpenCUDA.
+	// device maps ArenaSize bytes of ArenaFD, a memfd that stays the caller's and may be closed after Open.
 	Arena     []byte
 	ArenaFD   int
 	ArenaSize int64

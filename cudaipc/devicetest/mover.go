@@ -14,11 +14,11 @@ import (
 // moverEnv is set in the process that plays a mover.
 const moverEnv = "KVAGENT_DEVICETEST_MOVER"
 
-// MoverEnv is the environment (MoverOptions.Env) of a mover that is this test binary. Its TestMain calls Child, or, for
+// MoverEnv is the environment (mover.Options.Env) of a mover that is this test binary. Its TestMain calls Child, or, for
 // devices other than the host's, Mover. The race detector would make its end a second longer.
 var MoverEnv = []string{moverEnv + "=1", "GORACE=atexit_sleep_ms=0"}
 
-// MoverCommand is the command line (MoverOptions.Command) of a mover that is this test binary.
+// MoverCommand is the command line (mover.Options.Command) of a mover that is this test binary.
 var MoverCommand = []string{"/proc/self/exe"}
 
 // Mover plays a mover with devices that open opens, and does not return, in a process that was started as one.

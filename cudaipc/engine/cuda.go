@@ -14,7 +14,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
 
-// CUDA is the engine's side of the CUDA device, with the methods of HostEngine: memory on a GPU that it exports, and the words
+// CUDA is the engine's side of the CUDA device, with the methods of Host: memory on a GPU that it exports, and the words
 // and events that an engine has. It serves the mock engine and the tests. All methods may be called at once.
 type CUDA struct {
 	gpu           driver.GPU
@@ -39,7 +39,7 @@ const maxStreams = 64
 // gateBytes is what a stream's gate takes: two words on cache lines of their own.
 const gateBytes = 128
 
-// NewCUDA makes an engine on a GPU, as NewHostEngine does on the host. A zero UUID is the only GPU that this process sees.
+// NewCUDA makes an engine on a GPU, as NewHost does on the host. A zero UUID is the only GPU that this process sees.
 func NewCUDA(gpu cudaipc.UUID, events, revokes uint32) (*CUDA, error) {
 	if events > cuda.MaxEvents || revokes > MaxEvents {
 		return nil, fmt.Errorf("%d events, at most %d, and %d revocation words, at most %d", events, cuda.MaxEvents, revokes, MaxEvents)

@@ -145,3 +145,67 @@ func (s *CUDAStream) close() error {
 	s.engine.front.Do(func() { err = errors.Join(s.stream.Destroy(), driver.Free(s.scratch)) })
 	return err
 }
+
+// Fill enqueues a kernel of the driver's own: n bytes of m from off on become word, again and again. off and n are multiples
+// of 4 and within m.
+func (s *CUDAStream) Fill(m *CUDAMemory, off, n int64, word uint32) {
+	if off < 0 || n < 0 || (off|n)%4 != 0 || off > m.size || n > m.size-off {
+		panic(fmt.Sprintf("Fill of %d bytes at %d of region %d, which has %d", n, off, m.ID, m.size))
+	}
+	s.enqueue("Fill", func() error { return s.stream.Set(m.start+driver.Addr(off), word, n/4) })
+}
+
+// Finish waits until everything launched before has ended, by asking an event without a pause. Nothing else is launched on
+// the engine meanwhile.
+func (s *CUDAStream) Finish() {
+	s.enqueue("Finish", func() error {
+		end, err := driver.NewEvent(false)
+		if err != nil {
+			return err
+		}
+		for err = end.Record(s.stream); err == nil; {
+			var fired bool
+			if fired, err = end.Fired(); fired {
+				break
+			}
+		}
+		if err != nil {
+			return err
+		}
+		return end.Destroy()
+	})
+}
+
+// The engine's side of load events (Recorder).
+
+// LoadWords is where the words of MaxLoadEvents load events are in the engine's sync region.
+func (e *CUDA) LoadWords() uint64 { return e.behind + maxStreams*gateBytes }
+
+// OpenLoads opens the events whose handles a device gave, joined. Close ends them.
+func (e *CUDA) OpenLoads(handles []byte) error {
+	if n := len(handles); n == 0 || n%cudaipc.CUDAEventCell != 0 || n > cudaipc.MaxLoadEvents*cudaipc.CUDAEventCell {
+		return fmt.Errorf("%d bytes of handles, allowed: 1 to %d times %d", n, cudaipc.MaxLoadEvents, cudaipc.CUDAEventCell)
+	}
+	var err error
+	e.front.Do(func() {
+		for ; err == nil && len(handles) > 0; handles = handles[cudaipc.CUDAEventCell:] {
+			var event driver.Event
+			if event, err = driver.OpenEvent((*driver.Handle)(handles)); err == nil {
+				e.loads = append(e.loads, event)
+			}
+		}
+	})
+	return err
+}
+
+// WaitLoad lets the stream wait for the load of a serial, without a wait of the caller's, if its event is recorded. false: it is not (yet), and
+// nothing is launched, for a wait would be over at once.
+func (s *CUDAStream) WaitLoad(serial uint64) bool {
+	e := s.engine
+	i := serial % uint64(len(e.loads))
+	if atomic.LoadUint64(cudaipc.Word64(e.words.Mem, e.LoadWords()+8*i)) != serial {
+		return false
+	}
+	s.enqueue("WaitLoad", func() error { return s.stream.AwaitEvent(e.loads[i]) })
+	return true
+}

@@ -93,6 +93,6 @@ func TestMemoryOfAnEngine(t *testing.T) {
 		}
 	}
 	if _, err := NewHost(MaxEvents+1, 0); err == nil {
-		t.Error("NewHostEngine with too many events: no error")
+		t.Error("NewHost with too many events: no error")
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// SyncRegion is the region id a HostEngine gives its words.
+// SyncRegion is the region id a Host gives its words.
 const SyncRegion cudaipc.RegionID = 1 << 31
 
 // Limits of a host engine.

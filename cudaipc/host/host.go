@@ -16,7 +16,7 @@ const populatePiece = 2 << 20
 
 // Options of a host device.
 type Options struct {
-	ArenaFD   int   // a memfd of at least ArenaSize bytes; stays the caller's, may be closed after OpenHost
+	ArenaFD   int   // a memfd of at least ArenaSize bytes; stays the caller's, may be closed after Open
 	ArenaSize int64 // bytes
 	// FireOnDeath chooses what becomes of the events of a process that died: true, they fire; false, those that
 	// have not fired never will. CUDA drivers have done both.

@@ -95,7 +95,7 @@ func (l *life) call(what string, limit time.Duration, msg func(number uint64) ([
 }
 
 // callUnless is call for a request that nobody wants any more once gone is closed: the mover is
-// told, and has MoverLimits.Gone from then on.
+// told, and has Limits.Gone from then on.
 func (l *life) callUnless(gone <-chan struct{}, what string, limit time.Duration,
 	msg func(number uint64) ([]byte, []int), take func(*fields) error) error {
 	call := &call{what: what, until: l.clock.Load() + l.ticks(limit), take: take, done: make(chan struct{})}

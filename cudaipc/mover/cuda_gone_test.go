@@ -54,7 +54,7 @@ func TestCUDAImportOfTheDeadIsStopped(t *testing.T) {
 }
 
 // The same where the driver's call does not come back: the mover is killed and reaped, which frees
-// the memory, by MoverLimits.Gone and not by that of an import.
+// the memory, by Limits.Gone and not by that of an import.
 func TestCUDAImportOfTheDeadThatHangs(t *testing.T) {
 	ownMachine(t)
 	limits := patient

@@ -147,7 +147,7 @@ func (m *Mover) newLife() (*life, *os.File, error) {
 	l.cmd.Env = append(os.Environ(), m.opts.Env...)
 	l.cmd.Stderr = os.Stderr
 	l.cmd.ExtraFiles = []*os.File{theirs}
-	// A session of its own: the terminal's signals are the agent's. The parent-death signal is RunMover's.
+	// A session of its own: the terminal's signals are the agent's. The parent-death signal is Run's.
 	l.cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGTERM}
 	return l, theirs, nil
 }

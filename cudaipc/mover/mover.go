@@ -22,14 +22,14 @@ type Options struct {
 	Name      string              // in errors and figures
 	Device    string              // what the process opens, by OpenDevice's names
 	GPU       cudaipc.UUID        // zero for a device that is no GPU's
-	ArenaFD   int                 // a memfd of at least ArenaSize bytes; stays the caller's, may be closed after NewMover
+	ArenaFD   int                 // a memfd of at least ArenaSize bytes; stays the caller's, may be closed after New
 	ArenaSize int64               // bytes
-	Tables    []cudaipc.CopyTable // of types of GPUs: CUDAOptions
-	// Measure has the first process find out, before it opens its GPU, what Tables do not say of it: some seconds, at most a quarter of MoverLimits.Start.
+	Tables    []cudaipc.CopyTable // of types of GPUs: cuda.Options
+	// Measure has the first process find out, before it opens its GPU, what Tables do not say of it: some seconds, at most a quarter of Limits.Start.
 	Measure bool
 	// Informed is told now and then, one call at a time for each process, what a GPU's device says of itself; nil: nobody is.
 	Informed func(cudaipc.CUDAInfo)
-	// FireOnDeath and Populate are the host device's: HostOptions.
+	// FireOnDeath and Populate are the host device's: host.Options.
 	FireOnDeath, Populate bool
 	// AskEvents makes Poll ask the process for events. Those of a GPU's peers are asked there in any case; the host's are
 	// words that the agent's side reads by itself.
@@ -94,9 +94,9 @@ func (l *Limits) fill() {
 // and reaped, which is the proof that it touches nothing any more, and only then its copies end, with bad blocks, and its
 // peers are told to be lost. The next Import starts another process.
 //
-//	agent                                      mover process
-//	Copy, Import, Close ──▶ moverConn ══════▶ moverServer ──▶ lanes ──▶ Device
-//	Done ◀── flights ◀──── moverLife.read ◀══════ ends of copies ◀────────┘
+//	agent                                 mover process
+//	Copy, Import, Close ──▶ conn ══════▶ server ──▶ lanes ──▶ Device
+//	Done ◀── tickets ◀──── life.read ◀══════ ends of copies ◀───────┘
 //	Poll: the peer's words, mapped here too; a GPU's event is asked over there
 type Mover struct {
 	opts  Options

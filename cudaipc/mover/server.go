@@ -18,8 +18,8 @@ type Setup struct {
 	Device      string       // a name for OpenDevice
 	GPU         cudaipc.UUID // zero for a device that is no GPU's
 	ArenaSize   int64        // bytes
-	FireOnDeath bool         // HostOptions.FireOnDeath
-	Populate    bool         // HostOptions.Populate
+	FireOnDeath bool         // host.Options.FireOnDeath
+	Populate    bool         // host.Options.Populate
 	Tables      []cudaipc.CopyTable
 	Measure     bool             // find the GPU's facts out, in a process beside
 	Within      time.Duration    // for that, at most

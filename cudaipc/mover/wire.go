@@ -12,7 +12,7 @@ import (
 // The messages between an agent and its mover. Both are the same binary, so the form has no versions: one byte of kind,
 // eight of number (a request's, or a ticket), and fields in little-endian order, as the functions below put them.
 const (
-	msgSetup     byte = iota + 1 // agent: JSON of MoverSetup, with the arena's descriptor. Answered when the device is open
+	msgSetup     byte = iota + 1 // agent: JSON of Setup, with the arena's descriptor. Answered when the device is open
 	msgImport                    // agent: an Import, with its descriptors; the proof's first
 	msgClose                     // agent: a peer
 	msgPoll                      // agent: waits
