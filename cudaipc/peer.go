@@ -31,9 +31,13 @@ func (p *Peer) Prepare(im *Import) {
 	p.Regions, p.tickets = map[RegionID]*Opened{}, map[Ticket]struct{}{}
 }
 
-// Hold keeps a peer open until release: while it is held, Close is ErrBusy.
-func (p *Peer) Hold()      { p.underWay.Add(1) }
-func (p *Peer) Release()   { p.underWay.Add(-1) }
+// Hold keeps a peer open until Release: while it is held, Close is ErrBusy.
+func (p *Peer) Hold() { p.underWay.Add(1) }
+
+// Release ends one Hold.
+func (p *Peer) Release() { p.underWay.Add(-1) }
+
+// Busy reports whether the peer is held.
 func (p *Peer) Busy() bool { return p.underWay.Load() > 0 }
 
 // PlaceWords finds the words that s names, with cells of cell bytes for its events.
@@ -55,6 +59,7 @@ func (p *Peer) PlaceWords(s *Sync, cell uint64) error {
 	return nil
 }
 
+// Watch opens what tells of the end of the peer's process.
 func (p *Peer) Watch() error {
 	fd, err := unix.PidfdOpen(p.Pid, 0)
 	if err != nil {
@@ -64,6 +69,7 @@ func (p *Peer) Watch() error {
 	return nil
 }
 
+// ErrPeerDead is the error of a copy with a process that has ended.
 var ErrPeerDead = errors.New("the peer's process has ended")
 
 // Dead says whether the peer's process has ended; false if it is not watched. A process id that was given to

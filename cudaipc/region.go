@@ -13,6 +13,7 @@ type Opened struct {
 	Addr uint64 // the other kinds
 }
 
+// Close unmaps the region, if it is mapped here.
 func (r *Opened) Close() {
 	if r.Mem != nil {
 		_ = Unmap(r.Mem)
@@ -44,7 +45,7 @@ func MapFD(fd int, size int64) ([]byte, error) {
 	return mem[:size], nil
 }
 
-// Unmap ends a mapping of mapFD, which is as long as its capacity.
+// Unmap ends a mapping of MapFD, which is as long as its capacity.
 func Unmap(mem []byte) error { return unix.Munmap(mem[:cap(mem)]) }
 
 // HasFD says whether a region of this kind comes with a descriptor.

@@ -19,12 +19,15 @@ type Table[P anyPeer] struct {
 
 type anyPeer interface{ base() *Peer }
 
+// ErrClosed is the error of every call after Close(AllPeers).
 var ErrClosed = fmt.Errorf("device closed: %w", ErrPeer)
 
+// Init makes a table ready.
 func (t *Table[P]) Init() {
 	t.mu.peers = map[PeerID]P{}
 }
 
+// Add enters an imported peer.
 func (t *Table[P]) Add(p P) error {
 	id := p.base().ID
 	if id == AllPeers {
@@ -71,11 +74,13 @@ func (t *Table[P]) Take(id PeerID, force bool) ([]P, error) {
 	return closing, nil
 }
 
-// RLock keeps all peers from being closed until rUnlock.
-func (t *Table[P]) RLock()   { t.mu.RLock() }
+// RLock keeps all peers from being closed until RUnlock.
+func (t *Table[P]) RLock() { t.mu.RLock() }
+
+// RUnlock ends RLock.
 func (t *Table[P]) RUnlock() { t.mu.RUnlock() }
 
-// PeerLocked finds a peer; rLock is held.
+// PeerLocked finds a peer; RLock is held.
 func (t *Table[P]) PeerLocked(id PeerID) (p P, err error) {
 	if t.mu.closed {
 		return p, ErrClosed

@@ -7,7 +7,7 @@ import (
 )
 
 // Tickets are the copies of a device that are under way or not asked for by Done. The device's lock guards them; it is held in all
-// methods but ended. F is a flight with what the device keeps beside it.
+// methods but Await. F is a flight with what the device keeps beside it.
 type Tickets[F anyFlight] struct {
 	Open map[Ticket]F
 	last Ticket

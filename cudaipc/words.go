@@ -12,10 +12,12 @@ import (
 // atomic operations, which on the machines Go runs on order the plain writes of the bytes around them too.
 // The words are little-endian; so are the machines this device is built for (amd64, arm64).
 
+// Word64 is a word of 8 bytes of shared memory.
 func Word64(mem []byte, off uint64) *uint64 {
 	return (*uint64)(unsafe.Pointer(&mem[off : off+8][0]))
 }
 
+// Word32 is a word of 4 bytes of shared memory.
 func Word32(mem []byte, off uint64) *uint32 {
 	return (*uint32)(unsafe.Pointer(&mem[off : off+4][0]))
 }
@@ -66,6 +68,7 @@ func (p *Peer) Poll(w *Wait, s *State) error {
 	return nil
 }
 
+// CheckWait holds a wait against the numbers of the peer's events and words.
 func (p *Peer) CheckWait(w *Wait) error {
 	if (w.Event != None && w.Event >= p.sync.Events) || (w.Revoke != None && w.Revoke >= p.sync.Revokes) {
 		return fmt.Errorf("event %d of %d, revocation word %d of %d: %w",

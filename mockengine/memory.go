@@ -19,7 +19,7 @@ const (
 // virtualPiece is the size of the pieces of virtual memory, bytes: the granularity of all GPUs so far.
 const virtualPiece = 2 << 20
 
-// exporter is a worker's words and events, as other processes import them: cudaipc's HostEngine or CUDAEngine.
+// exporter is a worker's words and events, as other processes import them: engine.Host or engine.CUDA.
 type exporter interface {
 	SyncDesc() (cudaipc.Region, cudaipc.Sync)
 	Step() uint64
