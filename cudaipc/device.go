@@ -60,7 +60,7 @@ type Import struct {
 	Sync *Sync
 	// Gone is closed when the peer is gone, or its session ends: an Import under way then closes
 	// what it has opened, and fails, soon. Nil: never.
-	Gone <-chan struct{}
+	Gone <-chan struct{} `json:"-"`
 }
 
 // CheckGone is the error of an import that nobody wants any more.
