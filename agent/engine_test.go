@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvagent/kvagent/cudaipc"
+	engines "github.com/kvagent/kvagent/cudaipc/engine"
 	"github.com/kvagent/kvagent/ipc"
 )
 
@@ -24,9 +24,9 @@ type client struct {
 	t        testing.TB
 	conn     *ipc.Conn
 	welcome  *ipc.Welcome
-	engine   *cudaipc.HostEngine
-	kv       *cudaipc.HostMemory
-	stream   *cudaipc.HostStream
+	engine   *engines.Host
+	kv       *engines.HostMemory
+	stream   *engines.HostStream
 	messages chan any // closed at the end of the socket
 	last     error    // why; readable once messages is closed
 	job      uint64
@@ -121,7 +121,7 @@ func schedulerOf(m *ipc.Register) *ipc.Register {
 func (c *client) prepare(m *ipc.Register) (regions *ipc.Regions, fds []int, segments *ipc.Segments) {
 	c.t.Helper()
 	var err error
-	c.engine, err = cudaipc.NewHostEngine(8, 8)
+	c.engine, err = engines.NewHost(8, 8)
 	check(c.t, err)
 	c.kv, err = c.engine.Alloc(0, testBlocks*testBlockBytes)
 	check(c.t, err)

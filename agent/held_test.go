@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvagent/kvagent/cudaipc"
+	engines "github.com/kvagent/kvagent/cudaipc/engine"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/fault"
@@ -68,7 +68,7 @@ type messageOrders struct {
 	open    map[uint64]bool // jobs without DONE
 	cancels map[uint64]int  // CANCELs without CANCELLED
 	written [testBlocks]bool
-	engines []*cudaipc.HostEngine
+	engines []*engines.Host
 	seated  bool
 }
 

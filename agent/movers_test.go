@@ -9,13 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/agent/admin"
-	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
+	"github.com/kvagent/kvagent/cudaipc/mover"
 	"github.com/kvagent/kvagent/ipc"
 )
 
 // hangUp are limits that a test can wait for.
-var hangUp = cudaipc.MoverOptions{Limits: cudaipc.MoverLimits{
+var hangUp = mover.Options{Limits: mover.Limits{
 	Tick: 20 * time.Millisecond, Ping: 3 * time.Second, Steady: time.Nanosecond,
 }}
 

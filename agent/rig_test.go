@@ -13,6 +13,9 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
+	"github.com/kvagent/kvagent/cudaipc/host"
+	"github.com/kvagent/kvagent/cudaipc/mover"
+	"github.com/kvagent/kvagent/cudaipc/node"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/zmqclient"
 	"github.com/kvagent/kvagent/pool"
@@ -49,10 +52,10 @@ type rigConfig struct {
 	Config
 	poolBytes int64
 	dram      bool
-	tiers     []tier.Tier           // empty: memory alone
-	prefetch  int64                 // bytes of the stack; 0: half the pool
-	learn     bool                  // the stack learns how fast engines compute
-	moved     *cudaipc.MoverOptions // nil: the device is in this process, unless moverEnv says otherwise
+	tiers     []tier.Tier    // empty: memory alone
+	prefetch  int64          // bytes of the stack; 0: half the pool
+	learn     bool           // the stack learns how fast engines compute
+	moved     *mover.Options // nil: the device is in this process, unless moverEnv says otherwise
 	log       []zap.Option
 	wrap      func(d cudaipc.Device, arena []byte) cudaipc.Device
 	device    func(cudaipc.Device) cudaipc.Device // what the agent has instead of the device; nil: the device
@@ -65,7 +68,7 @@ const moverEnv = "KVAGENT_TEST_MOVER"
 
 func withPool(bytes int64) rigOption { return func(c *rigConfig) { c.poolBytes = bytes } }
 func withDRAM(bytes int64) rigOption { return func(c *rigConfig) { c.poolBytes, c.dram = bytes, true } }
-func withMover(o cudaipc.MoverOptions) rigOption {
+func withMover(o mover.Options) rigOption {
 	return func(c *rigConfig) { c.moved = &o }
 }
 func withDevice(f func(cudaipc.Device) cudaipc.Device) rigOption {
@@ -116,19 +119,19 @@ func openTestDevice(t testing.TB, p arenaPool, c *rigConfig) cudaipc.Device {
 	t.Helper()
 	_, fd := p.Arena()
 	if c.moved == nil && os.Getenv(moverEnv) == "" {
-		device, err := cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: fd, ArenaSize: p.Stats().Capacity})
+		device, err := host.Open(host.Options{ArenaFD: fd, ArenaSize: p.Stats().Capacity})
 		check(t, err)
 		return device
 	}
-	o := cudaipc.MoverOptions{}
+	o := mover.Options{}
 	if c.moved != nil {
 		o = *c.moved
 	}
 	o.Name, o.Device, o.ArenaFD, o.ArenaSize, o.Node = "host", cudaipc.HostDevice, fd, p.Stats().Capacity, -1
 	o.Command, o.Env = devicetest.MoverCommand, devicetest.MoverEnv
-	mover, err := cudaipc.NewMover(o)
+	mover, err := mover.New(o)
 	check(t, err)
-	return cudaipc.OpenNode(cudaipc.NodeOptions{Host: mover, NoGPU: "this is a test"})
+	return node.Open(node.Options{Host: mover, NoGPU: "this is a test"})
 }
 
 func openTestPool(t testing.TB, c *rigConfig) arenaPool {

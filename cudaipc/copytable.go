@@ -81,8 +81,8 @@ func FindCopyTable(tables []CopyTable, gpu string, driver int) *CopyTable {
 // flat says whether a path is one for runs that lie anywhere.
 func flat(p CopyPath) bool { return p == CopySingle || p == CopyBatch || p == CopyKernel }
 
-// path is that of runs of n bytes, at constant distances or not.
-func (t *CopyTable) path(n uint64, rows bool) CopyPath {
+// Path is that of runs of n bytes, at constant distances or not.
+func (t *CopyTable) Path(n uint64, rows bool) CopyPath {
 	r := &t.Rules[len(t.Rules)-1]
 	for i := range t.Rules {
 		if n <= t.Rules[i].UpTo {
@@ -107,4 +107,14 @@ func (t *CopyTable) String() string {
 		from = r.UpTo
 	}
 	return text
+}
+
+// Names says whether any rule names the path.
+func (t *CopyTable) Names(p CopyPath) bool {
+	for i := range t.Rules {
+		if t.Rules[i].Flat == p || t.Rules[i].Rows == p {
+			return true
+		}
+	}
+	return false
 }

@@ -15,7 +15,7 @@ func TestCopyTableChoosesByLength(t *testing.T) {
 	for n, want := range map[uint64][2]CopyPath{
 		1: {CopyBatch, CopyRect}, 4096: {CopyBatch, CopyRect}, 4097: {CopyBatch, CopyBatch}, 65537: {CopySingle, CopySingle}, 1 << 40: {CopySingle, CopySingle},
 	} {
-		if flat, rows := table.path(n, false), table.path(n, true); flat != want[0] || rows != want[1] {
+		if flat, rows := table.Path(n, false), table.Path(n, true); flat != want[0] || rows != want[1] {
 			t.Errorf("%d bytes: %s, in rows %s, want %v", n, flat, rows, want)
 		}
 	}

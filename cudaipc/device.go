@@ -1,9 +1,10 @@
-// Package cudaipc reaches the memory and the events of other processes: it imports an engine's regions, asks
-// its events and words, and copies between the regions and the pool's arena. It is a leaf and the only package
-// with GPU code. The first device is the host: shared memory instead of GPU memory, with CUDA's rules.
+// Package cudaipc is the contract of the devices that reach the memory and the events of other processes: they import an engine's
+// regions, ask its events and words, and copy between the regions and the pool's arena. Beside what callers see it has what every
+// device is made of: peers with their regions, the checks, and the books of tickets. The devices are in the packages below.
 package cudaipc
 
 import (
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"time"
@@ -40,6 +41,12 @@ type Region struct {
 // UUID names a GPU, or a MIG instance of one, on every node; an ordinal does not.
 type UUID [16]byte
 
+// String is the UUID as NVIDIA's tools print that of a GPU.
+func (u UUID) String() string {
+	h := hex.EncodeToString(u[:])
+	return "GPU-" + h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
+}
+
 // Import is a request to open regions of one peer, all or none.
 type Import struct {
 	Peer    PeerID
@@ -56,8 +63,8 @@ type Import struct {
 	Gone <-chan struct{} `json:"-"`
 }
 
-// gone is the error of an import that nobody wants any more.
-func (im *Import) gone() error {
+// CheckGone is the error of an import that nobody wants any more.
+func (im *Import) CheckGone() error {
 	select {
 	case <-im.Gone:
 		return fmt.Errorf("%w is gone, in the middle of its import", ErrPeer)
@@ -185,3 +192,23 @@ var (
 	ErrLost   = errors.New("the device is lost") // a driver error that no later call survives: only the end of the process ends its copies
 	ErrNoCUDA = errors.New("no CUDA")            // wrapped with why: not built in, no driver, no GPU, not this GPU
 )
+
+// MaxLoadEvents is how many events a device records for one peer.
+const MaxLoadEvents = 64
+
+// Recorder is a device that records events of its own behind a peer's loads, so that a stream of the peer can wait for one without the
+// peer's processor.
+type Recorder interface {
+	// LoadEvents makes count events, 1 to MaxLoadEvents, and gives their handles, CUDAEventCell bytes each, joined. off is where as many words of 8 bytes
+	// are in the peer's sync region, aligned to 8. From then on a Scatter with a Serial is told: when its last call was started, event Serial % count is
+	// recorded behind it, and then word Serial % count becomes Serial. Once for each import; ErrBusy if they are there already.
+	LoadEvents(id PeerID, off uint64, count uint32) ([]byte, error)
+}
+
+// AskLoadEvents asks a device for load events, if it can make them.
+func AskLoadEvents(d Device, id PeerID, off uint64, count uint32) ([]byte, error) {
+	if r, ok := d.(Recorder); ok {
+		return r.LoadEvents(id, off, count)
+	}
+	return nil, fmt.Errorf("peer %d: load events are of a GPU, and this is none: %w", id, ErrKind)
+}

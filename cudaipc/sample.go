@@ -3,15 +3,19 @@ package cudaipc
 import (
 	"fmt"
 	"hash/crc32"
-	"math/bits"
 	"time"
+
+	"github.com/kvagent/kvagent/pagefault"
 )
+
+// Castagnoli is the polynomial of all checksums.
+var Castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // MaxSampleWait is the longest Sample.Within. A mover is not killed for a sum that takes as long.
 const MaxSampleWait = 5 * time.Second
 
-// sampleScratch is how many bytes of a peer's memory are read at once for a sum.
-const sampleScratch = 256 << 10
+// SampleScratch is how many bytes of a peer's memory are read at once for a sum.
+const SampleScratch = 256 << 10
 
 // Piece is where one segment of every block of a group lies: that of block b is the Bytes bytes at
 // Offset + b*Stride of Region.
@@ -49,8 +53,8 @@ type Summer interface {
 // errSampleLate is why a block of a sample was not summed.
 var errSampleLate = fmt.Errorf("not summed in time")
 
-// startSum starts a sample on a device that can do it.
-func startSum(d Device, s *Sample) (Ticket, error) {
+// StartSum starts a sample on a device that can do it.
+func StartSum(d Device, s *Sample) (Ticket, error) {
 	if summer, ok := d.(Summer); ok {
 		return summer.Sum(s)
 	}
@@ -61,95 +65,55 @@ func startSum(d Device, s *Sample) (Ticket, error) {
 // meanwhile: that is an error. The whole mapping is guarded, since the kernel may name the beginning
 // of a page that cannot be had, and that may lie before off.
 func SumBytes(state uint32, mapping []byte, off, n int64) (sum uint32, err error) {
-	err = guarded(mapping, nil, func() { sum = crc32.Update(state, castagnoli, mapping[off:off+n]) })
+	err = pagefault.Guard(mapping, nil, func() { sum = crc32.Update(state, Castagnoli, mapping[off:off+n]) })
 	return sum, err
 }
 
-// checkSample holds a sample against the peer's regions. Nothing here may overflow.
-func (p *peer) checkSample(s *Sample) error {
-	switch {
-	case s.Within <= 0 || s.Within > MaxSampleWait:
-		return fmt.Errorf("within %v, allowed: above 0, at most %v: %w", s.Within, MaxSampleWait, ErrRange)
-	case len(s.Pieces) > MaxCopyRuns || len(s.Blocks) > MaxCopyRuns:
-		return fmt.Errorf("%d pieces, %d blocks, at most %d: %w", len(s.Pieces), len(s.Blocks), MaxCopyRuns, ErrRange)
-	}
-	last := uint32(0) // of the blocks: if it is within the regions, all are
-	for i := range s.Blocks {
-		last = max(last, s.Blocks[i].Block)
-	}
-	for i := range s.Pieces {
-		piece := &s.Pieces[i]
-		r := p.regions[piece.Region]
-		if r == nil {
-			return fmt.Errorf("piece %d: region %d is not there: %w", i, piece.Region, ErrRange)
-		}
-		over, far := bits.Mul64(piece.Stride, uint64(last))
-		if over != 0 || far > r.size || piece.Offset > r.size-far || uint64(piece.Bytes) > r.size-far-piece.Offset {
-			return fmt.Errorf("piece %d: %d bytes at %d + %d * %d of region %d, which has %d: %w",
-				i, piece.Bytes, piece.Offset, last, piece.Stride, piece.Region, r.size, ErrRange)
-		}
-	}
-	return nil
+// Stretch is some bytes of a region.
+type Stretch struct {
+	In  *Opened
+	Off uint64
 }
 
-// enterSample checks a sample, gives it its ticket, and hands it to submit, which must not wait.
-func (t *table) enterSample(s *Sample, submit func(*flight)) (Ticket, error) {
-	p, err := t.begin(s.Peer)
-	if err != nil {
-		return 0, err
-	}
-	if err = p.checkSample(s); err == nil {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		f := &flight{peer: p, sample: s, until: time.Now().Add(s.Within)}
-		var ticket Ticket
-		if ticket, err = t.mu.tickets.enter(f); err == nil {
-			submit(f)
-			return ticket, nil
-		}
-	}
-	p.underWay.Add(-1)
-	return 0, fmt.Errorf("peer %d: %w", p.id, err)
-}
-
-// stretch is some bytes of a region.
-type stretch struct {
-	r   *region
-	off uint64
-}
-
-// readPeer fills a slice with the bytes of a stretch. When it returns, the peer's memory is not
+// ReadPeer fills a slice with the bytes of a stretch. When it returns, the peer's memory is not
 // read any more.
-type readPeer func(p *peer, from stretch, into []byte) error
+type ReadPeer func(from Stretch, into []byte) error
 
-// sumSample makes the sums of a flight's sample. scratch is of sampleScratch bytes.
-func (f *flight) sumSample(read readPeer, scratch []byte) {
+// Summing is a sample from its submission until Done has told its end.
+type Summing struct {
+	*Flight
+	sample *Sample
+	until  time.Time
+}
+
+// Sum makes the sums of a sample. scratch is of sampleScratch bytes.
+func (f *Summing) Sum(read ReadPeer, scratch []byte) {
 	s := f.sample
-	f.end.Sums = make([]uint32, len(s.Blocks))
+	f.End.Sums = make([]uint32, len(s.Blocks))
 	for i := range s.Blocks {
 		sum, err := f.sumBlock(&s.Blocks[i], read, scratch)
-		f.end.Sums[i] = sum
+		f.End.Sums[i] = sum
 		if err != nil {
-			f.end.bad(i, len(s.Blocks), err)
+			f.End.MarkBad(i, len(s.Blocks), err)
 		}
 	}
 }
 
-func (f *flight) sumBlock(b *SampleBlock, read readPeer, scratch []byte) (uint32, error) {
+func (f *Summing) sumBlock(b *SampleBlock, read ReadPeer, scratch []byte) (uint32, error) {
 	sum := b.Seed
 	for i := range f.sample.Pieces {
 		piece := &f.sample.Pieces[i]
-		at := stretch{f.peer.regions[piece.Region], piece.Offset + uint64(b.Block)*piece.Stride}
+		at := Stretch{f.peer.Regions[piece.Region], piece.Offset + uint64(b.Block)*piece.Stride}
 		for left := int(piece.Bytes); left > 0; {
 			if time.Now().After(f.until) {
 				return 0, errSampleLate
 			}
 			part := scratch[:min(left, len(scratch))]
-			if err := read(f.peer, at, part); err != nil {
+			if err := read(at, part); err != nil {
 				return 0, err
 			}
-			sum = crc32.Update(sum, castagnoli, part)
-			at.off += uint64(len(part))
+			sum = crc32.Update(sum, Castagnoli, part)
+			at.Off += uint64(len(part))
 			left -= len(part)
 		}
 	}

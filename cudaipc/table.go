@@ -6,53 +6,60 @@ import (
 	"time"
 )
 
-// table is what a device knows of its peers, and of the copies that are under way or not asked for by Done.
-type table struct {
+// Table is what a device knows of its peers, and of the copies that are under way or not asked for by Done. P is a peer with what
+// the device keeps beside it.
+type Table[P anyPeer] struct {
 	mu struct {
 		sync.RWMutex
-		peers   map[PeerID]*peer
-		tickets tickets
+		peers   map[PeerID]P
+		tickets Tickets[*Flight]
 		closed  bool
 	}
 }
 
-var errClosed = fmt.Errorf("device closed: %w", ErrPeer)
+type anyPeer interface{ base() *Peer }
 
-func (t *table) init() {
-	t.mu.peers = map[PeerID]*peer{}
+// ErrClosed is the error of every call after Close(AllPeers).
+var ErrClosed = fmt.Errorf("device closed: %w", ErrPeer)
+
+// Init makes a table ready.
+func (t *Table[P]) Init() {
+	t.mu.peers = map[PeerID]P{}
 }
 
-func (t *table) add(p *peer) error {
-	if p.id == AllPeers {
+// Add enters an imported peer.
+func (t *Table[P]) Add(p P) error {
+	id := p.base().ID
+	if id == AllPeers {
 		return fmt.Errorf("the id stands for all peers: %w", ErrPeer)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.mu.closed {
-		return errClosed
+		return ErrClosed
 	}
-	if t.mu.peers[p.id] != nil {
+	if _, known := t.mu.peers[id]; known {
 		return fmt.Errorf("imported already: %w", ErrBusy)
 	}
-	t.mu.peers[p.id] = p
+	t.mu.peers[id] = p
 	return nil
 }
 
-// take removes peers from the tables, all or none of those asked for. From then on nobody can reach them. With force, copies
+// Take removes peers from the tables, all or none of those asked for. From then on nobody can reach them. With force, copies
 // that are under way do not keep them.
-func (t *table) take(id PeerID, force bool) ([]*peer, error) {
+func (t *Table[P]) Take(id PeerID, force bool) ([]P, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.mu.closed {
-		return nil, errClosed
+		return nil, ErrClosed
 	}
-	var closing []*peer
-	for _, p := range t.mu.peers {
-		if id != AllPeers && p.id != id {
+	var closing []P
+	for other, p := range t.mu.peers {
+		if id != AllPeers && other != id {
 			continue
 		}
-		if !force && p.underWay.Load() > 0 {
-			return nil, fmt.Errorf("peer %d: %w", p.id, ErrBusy)
+		if !force && p.base().Busy() {
+			return nil, fmt.Errorf("peer %d: %w", other, ErrBusy)
 		}
 		closing = append(closing, p)
 	}
@@ -60,58 +67,78 @@ func (t *table) take(id PeerID, force bool) ([]*peer, error) {
 		return nil, fmt.Errorf("peer %d: %w", id, ErrPeer)
 	}
 	for _, p := range closing {
-		delete(t.mu.peers, p.id)
-		t.mu.tickets.forget(p)
+		delete(t.mu.peers, p.base().ID)
+		t.mu.tickets.Forget(p.base())
 	}
 	t.mu.closed = id == AllPeers
 	return closing, nil
 }
 
-// peerLocked finds a peer; t.mu is held, for reading at least.
-func (t *table) peerLocked(id PeerID) (*peer, error) {
+// RLock keeps all peers from being closed until RUnlock.
+func (t *Table[P]) RLock() { t.mu.RLock() }
+
+// RUnlock ends RLock.
+func (t *Table[P]) RUnlock() { t.mu.RUnlock() }
+
+// PeerLocked finds a peer; RLock is held.
+func (t *Table[P]) PeerLocked(id PeerID) (p P, err error) {
 	if t.mu.closed {
-		return nil, errClosed
+		return p, ErrClosed
 	}
-	p := t.mu.peers[id]
-	if p == nil {
-		return nil, fmt.Errorf("peer %d: %w", id, ErrPeer)
+	p, known := t.mu.peers[id]
+	if !known {
+		return p, fmt.Errorf("peer %d: %w", id, ErrPeer)
 	}
 	return p, nil
 }
 
-// begin finds the peer and keeps it open: while a copy is under way, Close is ErrBusy.
-func (t *table) begin(id PeerID) (*peer, error) {
+// Begin finds the peer and keeps it open: while a copy is under way, Close is ErrBusy.
+func (t *Table[P]) Begin(id PeerID) (P, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	p, err := t.peerLocked(id)
+	p, err := t.PeerLocked(id)
 	if err == nil {
-		p.underWay.Add(1)
+		p.base().Hold()
 	}
 	return p, err
 }
 
-// enter gives a checked copy of a begun peer its ticket and hands it to submit, which must not wait: t.mu is held, so that
+// Enter gives a checked copy of a begun peer its ticket and hands it to submit, which must not wait: t.mu is held, so that
 // the order of tickets is that of submission.
-func (t *table) enter(p *peer, c *Copy, submit func(*flight)) (Ticket, error) {
+func (t *Table[P]) Enter(p P, submit func(*Flight)) (Ticket, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	f := &flight{copy: c, peer: p}
-	ticket, err := t.mu.tickets.enter(f)
+	f := &Flight{}
+	ticket, err := t.mu.tickets.Enter(p.base(), f)
 	if err != nil {
-		p.underWay.Add(-1)
+		p.base().Release()
 		return 0, err
 	}
 	submit(f)
 	return ticket, nil
 }
 
-// Done waits for a copy. With timeout 0 or less it only looks.
-func (t *table) Done(ticket Ticket, timeout time.Duration) (Done, bool, error) {
-	return t.mu.tickets.ended(&t.mu.RWMutex, ticket, timeout)
+// EnterSample checks a sample, gives it its ticket, and hands it to submit, which must not wait.
+func (t *Table[P]) EnterSample(s *Sample, submit func(P, *Summing)) (Ticket, error) {
+	p, err := t.Begin(s.Peer)
+	if err != nil {
+		return 0, err
+	}
+	if err = p.base().CheckSample(s); err == nil {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		f := &Summing{Flight: &Flight{}, sample: s, until: time.Now().Add(s.Within)}
+		var ticket Ticket
+		if ticket, err = t.mu.tickets.Enter(p.base(), f.Flight); err == nil {
+			submit(p, f)
+			return ticket, nil
+		}
+	}
+	p.base().Release()
+	return 0, fmt.Errorf("peer %d: %w", s.Peer, err)
 }
 
-// finish tells the end of a flight. Whoever sees it may close the peer at once.
-func (f *flight) finish() {
-	f.peer.underWay.Add(-1)
-	close(f.done)
+// Done waits for a copy. With timeout 0 or less it only looks.
+func (t *Table[P]) Done(ticket Ticket, timeout time.Duration) (Done, bool, error) {
+	return t.mu.tickets.Await(&t.mu.RWMutex, ticket, timeout)
 }

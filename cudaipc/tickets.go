@@ -6,66 +6,82 @@ import (
 	"time"
 )
 
-// tickets are the copies of a device that are under way or not asked for by Done. The device's lock guards them; it is held in all
-// methods but ended.
-type tickets struct {
-	open map[Ticket]*flight
+// Tickets are the copies of a device that are under way or not asked for by Done. The device's lock guards them; it is held in all
+// methods but Await. F is a flight with what the device keeps beside it.
+type Tickets[F anyFlight] struct {
+	Open map[Ticket]F
 	last Ticket
 }
 
-// flight is a copy from its submission until Done has told its end.
-type flight struct {
-	copy  *Copy         // nil in a mover's books
-	moved *movedCopy    // nil in all others
-	peer  *peer         // that it is of
-	done  chan struct{} // closed when end is there
-	// Of a sample, which has no copy: what is to be summed, and until when.
-	sample *Sample
-	until  time.Time
-	end    Done
+type anyFlight interface{ base() *Flight }
+
+// Flight is a copy, or a sample, from its submission until Done has told its end.
+type Flight struct {
+	peer *Peer         // that it is of
+	done chan struct{} // closed when end is there
+	End  Done
 }
 
-// enter gives a copy its ticket.
-func (t *tickets) enter(f *flight) (Ticket, error) {
-	if n := len(f.peer.tickets); n >= MaxCopies {
-		return 0, fmt.Errorf("peer %d: %d copies not done, at most %d: %w", f.peer.id, n, MaxCopies, ErrBusy)
+func (f *Flight) base() *Flight { return f }
+
+// Finish tells the end of a flight. Whoever sees it may close the peer at once.
+func (f *Flight) Finish() {
+	f.peer.Release()
+	close(f.done)
+}
+
+// Enter gives a copy of a peer its ticket.
+func (t *Tickets[F]) Enter(p *Peer, f F) (Ticket, error) {
+	if n := len(p.tickets); n >= MaxCopies {
+		return 0, fmt.Errorf("peer %d: %d copies not done, at most %d: %w", p.ID, n, MaxCopies, ErrBusy)
 	}
-	f.done = make(chan struct{})
-	if t.open == nil {
-		t.open = map[Ticket]*flight{}
+	b := f.base()
+	b.peer, b.done = p, make(chan struct{})
+	if t.Open == nil {
+		t.Open = map[Ticket]F{}
 	}
 	t.last++
-	t.open[t.last] = f
-	f.peer.tickets[t.last] = struct{}{}
+	t.Open[t.last] = f
+	p.tickets[t.last] = struct{}{}
 	return t.last, nil
 }
 
-// forget drops the copies of a peer that is closed.
-func (t *tickets) forget(p *peer) {
+// Forget drops the copies of a peer that is closed.
+func (t *Tickets[F]) Forget(p *Peer) {
 	for ticket := range p.tickets {
-		delete(t.open, ticket)
+		delete(t.Open, ticket)
 	}
 }
 
-// ended waits for a copy and then forgets it. With timeout 0 or less it only looks. lock is the device's, and not held.
-func (t *tickets) ended(lock *sync.RWMutex, ticket Ticket, timeout time.Duration) (Done, bool, error) {
+// Await waits for a copy and then forgets it. With timeout 0 or less it only looks. lock is the device's, and not held.
+func (t *Tickets[F]) Await(lock *sync.RWMutex, ticket Ticket, timeout time.Duration) (Done, bool, error) {
 	lock.RLock()
-	f := t.open[ticket]
+	open, known := t.Open[ticket]
 	lock.RUnlock()
-	if f == nil {
+	if !known {
 		return Done{}, false, fmt.Errorf("ticket %d: %w", ticket, ErrTicket)
 	}
+	f := open.base()
 	if !waitClosed(f.done, timeout) {
 		return Done{}, false, nil
 	}
 	lock.Lock()
 	defer lock.Unlock()
-	if t.open[ticket] == nil { // another caller was faster
+	if _, known = t.Open[ticket]; !known { // another caller was faster
 		return Done{}, false, fmt.Errorf("ticket %d: %w", ticket, ErrTicket)
 	}
-	delete(t.open, ticket)
+	delete(t.Open, ticket)
 	delete(f.peer.tickets, ticket)
-	return f.end, true, nil
+	return f.End, true, nil
+}
+
+// MarkBad notes that block i of n did not arrive. The first reason is the one that is told.
+func (d *Done) MarkBad(i, n int, err error) {
+	if d.Bad == nil {
+		d.Bad = make([]bool, n)
+		d.Err = err
+	}
+	d.Bad[i] = true
 }
 
 // waitClosed waits for a channel to be closed. With timeout 0 or less it only looks.

@@ -4,25 +4,29 @@ import (
 	"fmt"
 	"sync/atomic"
 	"unsafe"
+
+	"github.com/kvagent/kvagent/pagefault"
 )
 
 // stepWord, event and revoke words lie in memory that two processes share. They are read and written only by
 // atomic operations, which on the machines Go runs on order the plain writes of the bytes around them too.
 // The words are little-endian; so are the machines this device is built for (amd64, arm64).
 
-func word64(mem []byte, off uint64) *uint64 {
+// Word64 is a word of 8 bytes of shared memory.
+func Word64(mem []byte, off uint64) *uint64 {
 	return (*uint64)(unsafe.Pointer(&mem[off : off+8][0]))
 }
 
-func word32(mem []byte, off uint64) *uint32 {
+// Word32 is a word of 4 bytes of shared memory.
+func Word32(mem []byte, off uint64) *uint32 {
 	return (*uint32)(unsafe.Pointer(&mem[off : off+4][0]))
 }
 
 // fired says whether the event whose cell begins at off has fired. The order of the two loads matters: fired is
 // read first, so that an event recorded anew between them can only look younger, never fired too early.
 func fired(mem []byte, off uint64) bool {
-	done := atomic.LoadUint64(word64(mem, off+8))
-	return done >= atomic.LoadUint64(word64(mem, off))
+	done := atomic.LoadUint64(Word64(mem, off+8))
+	return done >= atomic.LoadUint64(Word64(mem, off))
 }
 
 // check holds a peer's placement of its words, whose events have cells of cell bytes, against the size of their region.
@@ -44,4 +48,52 @@ func words(name string, off uint64, n uint32, each, align, size uint64) error {
 		return fmt.Errorf("sync: %d %s words at %d: the region has %d bytes: %w", n, name, off, size, ErrRange)
 	}
 	return nil
+}
+
+// Poll answers a wait from the words of a peer, the event too.
+func (p *Peer) Poll(w *Wait, s *State) error {
+	if err := p.CheckWait(w); err != nil {
+		return err
+	}
+	*s = State{Fired: true}
+	if p.Words == nil {
+		return nil
+	}
+	if err := p.PollWords(w, s); err != nil {
+		return err
+	}
+	if !s.Fired && p.FireOnDeath && p.Dead() {
+		s.Fired = true
+	}
+	return nil
+}
+
+// CheckWait holds a wait against the numbers of the peer's events and words.
+func (p *Peer) CheckWait(w *Wait) error {
+	if (w.Event != None && w.Event >= p.sync.Events) || (w.Revoke != None && w.Revoke >= p.sync.Revokes) {
+		return fmt.Errorf("event %d of %d, revocation word %d of %d: %w",
+			w.Event, p.sync.Events, w.Revoke, p.sync.Revokes, ErrRange)
+	}
+	return nil
+}
+
+// PollWords reads a peer's words, which may go away under the hand.
+func (p *Peer) PollWords(w *Wait, s *State) error {
+	err := pagefault.Guard(p.Words, p.Words, func() { p.read(w, s) })
+	if err != nil {
+		return fmt.Errorf("peer %d: sync words: %w: %w", p.ID, err, ErrPeer)
+	}
+	return nil
+}
+
+// read takes the event before the step word: an event seen as fired then proves the step that was written
+// before it.
+func (p *Peer) read(w *Wait, s *State) {
+	if w.Event != None {
+		s.Fired = fired(p.Words, p.sync.EventsOff+uint64(w.Event)*EventCell)
+	}
+	s.Step = atomic.LoadUint64(Word64(p.Words, p.sync.StepOff))
+	if w.Revoke != None {
+		s.Revoked = atomic.LoadUint32(Word32(p.Words, p.sync.RevokeOff+uint64(w.Revoke)*4)) != 0
+	}
 }

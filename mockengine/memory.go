@@ -6,6 +6,7 @@ import (
 	"io"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/engine"
 )
 
 // Where a worker's memory is (Config.Device).
@@ -18,7 +19,7 @@ const (
 // virtualPiece is the size of the pieces of virtual memory, bytes: the granularity of all GPUs so far.
 const virtualPiece = 2 << 20
 
-// exporter is a worker's words and events, as other processes import them: cudaipc's HostEngine or CUDAEngine.
+// exporter is a worker's words and events, as other processes import them: engine.Host or engine.CUDA.
 type exporter interface {
 	SyncDesc() (cudaipc.Region, cudaipc.Sync)
 	Step() uint64
@@ -63,7 +64,7 @@ func openDevice(cfg *Config, sizes []int64) (d *device, err error) {
 }
 
 func openHost(cfg *Config, sizes []int64) (*device, error) {
-	e, err := cudaipc.NewHostEngine(uint32(cfg.Events), uint32(cfg.Revokes))
+	e, err := engine.NewHost(uint32(cfg.Events), uint32(cfg.Revokes))
 	if err != nil {
 		return nil, err
 	}
@@ -80,7 +81,7 @@ func openHost(cfg *Config, sizes []int64) (*device, error) {
 }
 
 func openCUDA(cfg *Config, sizes []int64) (*device, error) {
-	e, err := cudaipc.NewCUDAEngine(cudaipc.UUID{}, uint32(cfg.Events), uint32(cfg.Revokes))
+	e, err := engine.NewCUDA(cudaipc.UUID{}, uint32(cfg.Events), uint32(cfg.Revokes))
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +98,7 @@ func openCUDA(cfg *Config, sizes []int64) (*device, error) {
 }
 
 // allocate puts all regions into one allocation, so that they lie at offsets in it, or each into pieces of its own.
-func allocate(e *cudaipc.CUDAEngine, sizes []int64, virtual bool) (list []*cudaipc.CUDAMemory, err error) {
+func allocate(e *engine.CUDA, sizes []int64, virtual bool) (list []*engine.CUDAMemory, err error) {
 	ids := make([]cudaipc.RegionID, len(sizes))
 	for i := range sizes {
 		ids[i] = cudaipc.RegionID(i + 1)
@@ -126,7 +127,7 @@ type segment struct {
 
 func newSegment(id cudaipc.RegionID, far stretch, offset, stride, size int) segment {
 	s := segment{region: id, far: far, offset: offset, stride: stride, bytes: size}
-	if m, ok := far.(*cudaipc.HostMemory); ok {
+	if m, ok := far.(*engine.HostMemory); ok {
 		s.mem = m.Mem
 	}
 	return s

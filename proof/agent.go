@@ -2,6 +2,7 @@ package proof
 
 import (
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/cuda"
 )
 
 // playAgent opens the GPU as an agent's mover does, imports what it is told to, and copies until it is killed.
@@ -28,12 +29,12 @@ func playAgent(first *order, fds []int) error {
 	}
 }
 
-func openAgent(o *order, fds []int) (*arena, *cudaipc.CUDA, error) {
+func openAgent(o *order, fds []int) (*arena, *cuda.Device, error) {
 	a, err := newArena(o.Sizes[0], false)
 	if err != nil {
 		return nil, nil, err
 	}
-	d, err := cudaipc.OpenCUDA(cudaipc.CUDAOptions{Arena: a.mem})
+	d, err := cuda.Open(cuda.Options{Arena: a.mem})
 	if err != nil || o.Import == nil {
 		return a, d, err
 	}
@@ -48,7 +49,7 @@ func openAgent(o *order, fds []int) (*arena, *cudaipc.CUDA, error) {
 }
 
 // copyForEver gathers, and never writes to the engine's memory.
-func copyForEver(d *cudaipc.CUDA, peer cudaipc.PeerID, region cudaipc.RegionID, n int64) error {
+func copyForEver(d *cuda.Device, peer cudaipc.PeerID, region cudaipc.RegionID, n int64) error {
 	for {
 		t, err := d.Copy(&cudaipc.Copy{
 			Peer: peer, Dir: cudaipc.Gather, Runs: []cudaipc.Run{{Region: region, Len: uint32(n)}}, Blocks: []cudaipc.Block{{Runs: 1}},

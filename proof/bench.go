@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/cuda"
 )
 
 // sizes of what is measured.
@@ -49,7 +50,7 @@ type bench struct {
 	o        *Options
 	sizes    sizes
 	line     *Line
-	device   *cudaipc.CUDA
+	device   *cuda.Device
 	arena    *arena
 	children []*child
 	peers    cudaipc.PeerID
@@ -108,7 +109,7 @@ func (b *bench) openWith(size int64, table *cudaipc.CopyTable) (err error) {
 		}
 		b.device = nil
 	}
-	if b.device, err = cudaipc.OpenCUDA(cudaipc.CUDAOptions{Arena: b.arena.mem, Table: table, MeasureKernel: true}); err != nil {
+	if b.device, err = cuda.Open(cuda.Options{Arena: b.arena.mem, Table: table, MeasureKernel: true}); err != nil {
 		return err
 	}
 	return b.pinned(b.device)
@@ -120,7 +121,7 @@ func (b *bench) openMeasured(size int64) error {
 		return err
 	}
 	begin := time.Now()
-	table, err := b.device.Calibrate()
+	table, err := b.device.Calibrate(cuda.CalibrateWithin)
 	if err != nil {
 		return err
 	}
@@ -128,7 +129,7 @@ func (b *bench) openMeasured(size int64) error {
 	return b.openWith(size, &table)
 }
 
-func (b *bench) pinned(d *cudaipc.CUDA) error {
+func (b *bench) pinned(d *cuda.Device) error {
 	for begin := time.Now(); !d.Info().PinDone; {
 		if time.Since(begin) > answerWithin {
 			return fmt.Errorf("the arena was not pinned within %v", answerWithin)

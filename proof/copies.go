@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/cuda"
 )
 
 // fragments are the lengths of runs that are measured, bytes, with what is aimed at: a share of one raw copy, or a rate.
@@ -56,7 +57,7 @@ func checkCopies(b *bench) error {
 }
 
 // measure measures fragments of one length, each way and both at once.
-func (b *bench) measure(peer cudaipc.PeerID, which int, raw *cudaipc.RawCopies) error {
+func (b *bench) measure(peer cudaipc.PeerID, which int, raw *cuda.RawCopies) error {
 	fragment := &fragments[which]
 	out, in := b.scattered(peer, cudaipc.Gather, fragment.bytes), b.scattered(peer, cudaipc.Scatter, fragment.bytes)
 	for _, m := range []struct {

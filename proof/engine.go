@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	engines "github.com/kvagent/kvagent/cudaipc/engine"
 )
 
 // childEnv is set in a process that plays an engine or an agent, or does one check.
@@ -35,9 +36,9 @@ func Child() error {
 
 // engine is memory on the GPU, and one stream.
 type engine struct {
-	cuda   *cudaipc.CUDAEngine
-	stream *cudaipc.CUDAStream
-	memory map[cudaipc.RegionID]*cudaipc.CUDAMemory
+	cuda   *engines.CUDA
+	stream *engines.CUDAStream
+	memory map[cudaipc.RegionID]*engines.CUDAMemory
 }
 
 func playEngine(first *order) error {
@@ -64,11 +65,11 @@ func playEngine(first *order) error {
 }
 
 func newEngine(o *order) (*engine, *answer, []int, error) {
-	c, err := cudaipc.NewCUDAEngine(cudaipc.UUID{}, 4, 4)
+	c, err := engines.NewCUDA(cudaipc.UUID{}, 4, 4)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	e := &engine{cuda: c, stream: c.NewStream(), memory: map[cudaipc.RegionID]*cudaipc.CUDAMemory{}}
+	e := &engine{cuda: c, stream: c.NewStream(), memory: map[cudaipc.RegionID]*engines.CUDAMemory{}}
 	list, err := e.allocate(o)
 	if err != nil {
 		return nil, nil, nil, err
@@ -89,7 +90,7 @@ func newEngine(o *order) (*engine, *answer, []int, error) {
 	return e, a, fds, nil
 }
 
-func (e *engine) allocate(o *order) (list []*cudaipc.CUDAMemory, err error) {
+func (e *engine) allocate(o *order) (list []*engines.CUDAMemory, err error) {
 	ids := make([]cudaipc.RegionID, len(o.Sizes))
 	for i := range ids {
 		ids[i] = cudaipc.RegionID(i + 1)
@@ -138,7 +139,7 @@ func (e *engine) do(o *order) (a answer, err error) {
 }
 
 // loop runs the same kernel again and again and gives how long it took, us.
-func (e *engine) loop(m *cudaipc.CUDAMemory, o *order) (p50, p99 float64) {
+func (e *engine) loop(m *engines.CUDAMemory, o *order) (p50, p99 float64) {
 	took := make([]float64, o.Rounds)
 	for i := range took {
 		begin := time.Now()

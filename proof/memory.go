@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/cuda"
 )
 
 // checkPin measures how long the driver takes to pin the pool, in small and in huge pages.
@@ -44,7 +45,7 @@ func (b *bench) pin(size int64, huge bool) (float64, error) {
 		return 0, err
 	}
 	defer a.close()
-	d, err := cudaipc.OpenCUDA(cudaipc.CUDAOptions{Arena: a.mem})
+	d, err := cuda.Open(cuda.Options{Arena: a.mem})
 	if err != nil {
 		return 0, err
 	}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/cuda"
+	"github.com/kvagent/kvagent/cudaipc/mover"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/transfer"
@@ -56,13 +58,13 @@ func checkTransfer(b *bench) (err error) {
 }
 
 // rawAlone measures single copies before there is a mover, and gives the GPU.
-func (b *bench) rawAlone() (*cudaipc.RawCopies, cudaipc.UUID, error) {
+func (b *bench) rawAlone() (*cuda.RawCopies, cudaipc.UUID, error) {
 	a, err := newArena(1<<20, false)
 	if err != nil {
 		return nil, cudaipc.UUID{}, err
 	}
 	defer a.close()
-	d, err := cudaipc.OpenCUDA(cudaipc.CUDAOptions{Arena: a.mem})
+	d, err := cuda.Open(cuda.Options{Arena: a.mem})
 	if err != nil {
 		return nil, cudaipc.UUID{}, err
 	}
@@ -74,7 +76,7 @@ func (b *bench) rawAlone() (*cudaipc.RawCopies, cudaipc.UUID, error) {
 }
 
 // fragmentMoved measures blocks of fragments of one length with both kinds of integrity; aims are at saves and loads one at a time.
-func (b *bench) fragmentMoved(p *path, which int, raw *cudaipc.RawCopies) error {
+func (b *bench) fragmentMoved(p *path, which int, raw *cuda.RawCopies) error {
 	fragment := &fragments[which]
 	var rates [2]map[string]float64 // by Integrity
 	for _, integrity := range []transfer.Integrity{transfer.Header, transfer.Full} {
@@ -132,7 +134,7 @@ func (b *bench) checkedMoved(p *path, which int, full map[string]float64) error 
 // path is an agent's way from an engine's memory to the pool.
 type path struct {
 	pool   *dram.Pool
-	mover  *cudaipc.Mover
+	mover  *mover.Mover
 	info   atomic.Pointer[cudaipc.CUDAInfo] // nil: the mover has said nothing yet
 	blocks int                              // of one job
 	rounds int
@@ -146,8 +148,8 @@ func (b *bench) newPath(gpu cudaipc.UUID) (*path, error) {
 		return nil, err
 	}
 	arena, fd := p.pool.Arena()
-	o := cudaipc.MoverOptions{ArenaFD: fd, ArenaSize: int64(len(arena)), Measure: true, Informed: func(i cudaipc.CUDAInfo) { p.info.Store(&i) }}
-	if p.mover, err = cudaipc.NewMover(o.ForGPU(gpu)); err != nil {
+	o := mover.Options{ArenaFD: fd, ArenaSize: int64(len(arena)), Measure: true, Informed: func(i cudaipc.CUDAInfo) { p.info.Store(&i) }}
+	if p.mover, err = mover.New(o.ForGPU(gpu)); err != nil {
 		return nil, errors.Join(err, p.pool.Close())
 	}
 	return p, nil

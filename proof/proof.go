@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/cuda"
 )
 
 // Options of a proof.
@@ -135,7 +136,7 @@ func (r *Report) describe() error {
 		return err
 	}
 	defer a.close()
-	d, err := cudaipc.OpenCUDA(cudaipc.CUDAOptions{Arena: a.mem})
+	d, err := cuda.Open(cuda.Options{Arena: a.mem})
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
+	"github.com/kvagent/kvagent/cudaipc/host"
+	"github.com/kvagent/kvagent/cudaipc/mover"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
 )
@@ -83,10 +85,10 @@ func (s *torn) lost(id uint64, want pool.Status) (lost int) {
 
 var tornDevices = map[string]func(fd int, size int64) (cudaipc.Device, error){
 	"host": func(fd int, size int64) (cudaipc.Device, error) {
-		return cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: fd, ArenaSize: size})
+		return host.Open(host.Options{ArenaFD: fd, ArenaSize: size})
 	},
 	"host in a mover": func(fd int, size int64) (cudaipc.Device, error) {
-		return cudaipc.NewMover(cudaipc.MoverOptions{
+		return mover.New(mover.Options{
 			Name: "test", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: size, Node: -1,
 			Command: devicetest.MoverCommand, Env: devicetest.MoverEnv,
 		})

@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
+	"github.com/kvagent/kvagent/cudaipc/mover"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -103,7 +104,7 @@ func TestLoadWaitsForTheStepInFlight(t *testing.T) { loadWaits(t, newNode(t, 64,
 // TestLoadWaitsForTheStepInFlightBehindAMover, which is asked for the event, as a GPU's is.
 func TestLoadWaitsForTheStepInFlightBehindAMover(t *testing.T) {
 	loadWaits(t, newNodeOn(t, 64, func(fd int, size int64) (cudaipc.Device, error) {
-		return cudaipc.NewMover(cudaipc.MoverOptions{
+		return mover.New(mover.Options{
 			Name: "test", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: size, AskEvents: true,
 			Command: devicetest.MoverCommand, Env: devicetest.MoverEnv, Node: -1,
 		})

@@ -6,7 +6,9 @@ import (
 	"testing"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/cuda"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
+	"github.com/kvagent/kvagent/cudaipc/mover"
 )
 
 // TestCUDASampleCatchesWrongCopies is TestSampleCatchesWrongCopies on a GPU: opened here, in a
@@ -17,13 +19,13 @@ func TestCUDASampleCatchesWrongCopies(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			catchesWrongCopies(t, openSampled{engine: engine, device: func(fd int, size int64) (cudaipc.Device,
 				error) {
-				return cudaipc.OpenCUDA(cudaipc.CUDAOptions{ArenaFD: fd, ArenaSize: size})
+				return cuda.Open(cuda.Options{ArenaFD: fd, ArenaSize: size})
 			}})
 		})
 		t.Run(name+" in a mover", func(t *testing.T) {
 			catchesWrongCopies(t, openSampled{engine: engine, device: func(fd int, size int64) (cudaipc.Device,
 				error) {
-				return cudaipc.NewMover(cudaipc.MoverOptions{
+				return mover.New(mover.Options{
 					Name: "test", Device: cudaipc.CUDADevice, ArenaFD: fd, ArenaSize: size,
 					Command: devicetest.MoverCommand, Env: devicetest.MoverEnv, Node: -1,
 				})
@@ -39,7 +41,7 @@ func BenchmarkCUDASampling(b *testing.B) {
 			return devicetest.CUDAEngine(t, s, cudaipc.KindCUDA)
 		},
 		device: func(fd int, size int64) (cudaipc.Device, error) {
-			return cudaipc.OpenCUDA(cudaipc.CUDAOptions{ArenaFD: fd, ArenaSize: size})
+			return cuda.Open(cuda.Options{ArenaFD: fd, ArenaSize: size})
 		},
 	})
 }

@@ -11,6 +11,9 @@ import (
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
+	"github.com/kvagent/kvagent/cudaipc/host"
+	"github.com/kvagent/kvagent/cudaipc/mover"
+	devices "github.com/kvagent/kvagent/cudaipc/node"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -38,19 +41,19 @@ func hostEngine(t testing.TB, s devicetest.Spec) devicetest.Engine {
 // sampledDevices are all devices that this build has without a GPU.
 var sampledDevices = map[string]openSampled{
 	"host": {engine: hostEngine, device: func(fd int, size int64) (cudaipc.Device, error) {
-		return cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: fd, ArenaSize: size})
+		return host.Open(host.Options{ArenaFD: fd, ArenaSize: size})
 	}},
 	"process": {engine: func(t testing.TB, s devicetest.Spec) devicetest.Engine {
 		return devicetest.HostEngine(t, s, cudaipc.KindPeer)
 	}, device: func(fd int, size int64) (cudaipc.Device, error) {
-		return cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: fd, ArenaSize: size})
+		return host.Open(host.Options{ArenaFD: fd, ArenaSize: size})
 	}},
 	"mover": {engine: hostEngine, device: func(fd int, size int64) (cudaipc.Device, error) {
-		m, err := cudaipc.NewMover(cudaipc.MoverOptions{
+		m, err := mover.New(mover.Options{
 			Name: "test", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: size,
 			Command: devicetest.MoverCommand, Env: devicetest.MoverEnv, Node: -1,
 		})
-		return cudaipc.OpenNode(cudaipc.NodeOptions{Host: m}), err
+		return devices.Open(devices.Options{Host: m}), err
 	}},
 }
 

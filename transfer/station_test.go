@@ -9,6 +9,8 @@ import (
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
+	"github.com/kvagent/kvagent/cudaipc/engine"
+	"github.com/kvagent/kvagent/cudaipc/host"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/mem"
 )
@@ -33,7 +35,7 @@ type node struct {
 func newNode(t *testing.T, poolBlocks int, fireOnDeath bool) *node {
 	t.Helper()
 	return newNodeOn(t, poolBlocks, func(fd int, size int64) (cudaipc.Device, error) {
-		return cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: fd, ArenaSize: size, FireOnDeath: fireOnDeath})
+		return host.Open(host.Options{ArenaFD: fd, ArenaSize: size, FireOnDeath: fireOnDeath})
 	})
 }
 
@@ -67,9 +69,9 @@ func newNodeOn(t *testing.T, poolBlocks int, open func(fd int, size int64) (cuda
 type station struct {
 	*node
 	t      *testing.T
-	engine *cudaipc.HostEngine
-	mem    [2]*cudaipc.HostMemory
-	stream *cudaipc.HostStream
+	engine *engine.Host
+	mem    [2]*engine.HostMemory
+	stream *engine.HostStream
 	peer   cudaipc.PeerID
 	worker *Worker
 	done   chan Completion
@@ -105,7 +107,7 @@ func (n *node) join(t *testing.T, change func(*Config)) *station {
 	s := &station{node: n, t: t, peer: n.peers, done: make(chan Completion, 4096)}
 	n.peers++
 	var err error
-	if s.engine, err = cudaipc.NewHostEngine(16, 16); err != nil {
+	if s.engine, err = engine.NewHost(16, 16); err != nil {
 		t.Fatal(err)
 	}
 	s.stream = s.engine.NewStream()

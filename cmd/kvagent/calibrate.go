@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/cuda"
 	"github.com/kvagent/kvagent/settings"
 )
 
@@ -41,12 +42,12 @@ func calibrate(path string, force, kernel bool, out io.Writer) (err error) {
 	if err != nil {
 		fmt.Fprintf(out, "%v: measured again\n", err)
 	}
-	arena, err := unix.Mmap(-1, 0, cudaipc.MinPinPiece, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	arena, err := unix.Mmap(-1, 0, cuda.MinPinPiece, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = unix.Munmap(arena) }() // no device is open any more
-	d, err := cudaipc.OpenCUDA(cudaipc.CUDAOptions{Arena: arena, MeasureKernel: kernel})
+	d, err := cuda.Open(cuda.Options{Arena: arena, MeasureKernel: kernel})
 	if err != nil {
 		return err
 	}
@@ -60,7 +61,7 @@ func calibrate(path string, force, kernel bool, out io.Writer) (err error) {
 		fmt.Fprintf(out, "%s (measured before, in %s)\n", known.String(), path)
 		return nil
 	}
-	t, err := d.Calibrate()
+	t, err := d.Calibrate(cuda.CalibrateWithin)
 	if err != nil {
 		return err
 	}

@@ -11,15 +11,16 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/engine"
 	"github.com/kvagent/kvagent/ipc"
 )
 
 // loadEngine is an engine of one rank with one region of two blocks and one to look into, which speaks to an agent by itself.
 type loadEngine struct {
 	t      *testing.T
-	engine *cudaipc.CUDAEngine
-	stream *cudaipc.CUDAStream
-	kv     *cudaipc.CUDAMemory
+	engine *engine.CUDA
+	stream *engine.CUDAStream
+	kv     *engine.CUDAMemory
 	conn   *ipc.Conn
 	epoch  uint32
 }
@@ -33,7 +34,7 @@ func newLoadEngine(t *testing.T, dir string) *loadEngine {
 	t.Helper()
 	e := &loadEngine{t: t}
 	var err error
-	if e.engine, err = cudaipc.NewCUDAEngine(cudaipc.UUID{}, 1, 0); err != nil {
+	if e.engine, err = engine.NewCUDA(cudaipc.UUID{}, 1, 0); err != nil {
 		t.Fatal(err)
 	}
 	if e.kv, err = e.engine.Alloc(1, 2*loadBlock); err != nil {

@@ -12,6 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/host"
+	"github.com/kvagent/kvagent/cudaipc/mover"
+	"github.com/kvagent/kvagent/cudaipc/node"
 	"github.com/kvagent/kvagent/settings"
 	"github.com/kvagent/kvagent/takeover"
 )
@@ -31,15 +34,15 @@ func moverCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "mover", Hidden: true, Args: settings.Args(cobra.NoArgs),
 		Short: "Copy between engines and the pool, for the agent that started this process",
-		RunE:  func(*cobra.Command, []string) error { return cudaipc.RunMover(cudaipc.OpenMoved) },
+		RunE:  func(*cobra.Command, []string) error { return mover.Run(mover.Open) },
 	}
 }
 
 // openDevice opens the devices of this node over the pool's arena, whose descriptor stays the caller's.
-func openDevice(s *serveSettings, arenaFD int, size int64, movers *takeover.Record, log *zap.Logger) (*cudaipc.Node,
+func openDevice(s *serveSettings, arenaFD int, size int64, movers *takeover.Record, log *zap.Logger) (*node.Node,
 	error) {
 	kind := s.device
-	base := cudaipc.MoverOptions{
+	base := mover.Options{
 		Name: "host", Device: cudaipc.HostDevice, ArenaFD: arenaFD, ArenaSize: size, Populate: true, Node: -1,
 		Env: []string{movers.Env()}, Process: movers.Note, Kill: moverKill,
 	}
@@ -48,7 +51,7 @@ func openDevice(s *serveSettings, arenaFD int, size int64, movers *takeover.Reco
 			return nil, err
 		}
 	}
-	o := cudaipc.NodeOptions{NoGPU: "the agent was started with --device host"}
+	o := node.Options{NoGPU: "the agent was started with --device host"}
 	if kind != settings.DeviceHost {
 		o.GPU = moverOfGPU(base, s, log)
 	}
@@ -57,11 +60,11 @@ func openDevice(s *serveSettings, arenaFD int, size int64, movers *takeover.Reco
 	if err != nil {
 		return nil, err
 	}
-	return cudaipc.OpenNode(o), nil
+	return node.Open(o), nil
 }
 
 // moverOfGPU makes the movers of GPUs. Without a file for copy tables nothing is measured.
-func moverOfGPU(base cudaipc.MoverOptions, s *serveSettings, log *zap.Logger) func(cudaipc.UUID) (cudaipc.Device, error) {
+func moverOfGPU(base mover.Options, s *serveSettings, log *zap.Logger) func(cudaipc.UUID) (cudaipc.Device, error) {
 	var tables *copyTables
 	if s.copyTables != "" {
 		tables = openCopyTables(s.copyTables, log)
@@ -74,14 +77,14 @@ func moverOfGPU(base cudaipc.MoverOptions, s *serveSettings, log *zap.Logger) fu
 		if tables != nil {
 			o.Tables = tables.all()
 		}
-		return cudaipc.NewMover(o)
+		return mover.New(o)
 	}
 }
 
 // tellGPUs says what is known of GPUs at the start. Where the kernel knows of none, the driver is asked; that takes long only
 // where there are some.
 func tellGPUs(s *serveSettings, log *zap.Logger) error {
-	n := cudaipc.CountGPUs()
+	n := node.CountGPUs()
 	var why error
 	if s.device == settings.DeviceCUDA {
 		why = probeCUDA(s.gpuStart)
@@ -103,11 +106,11 @@ func tellGPUs(s *serveSettings, log *zap.Logger) error {
 	return nil
 }
 
-func openHost(kind string, base cudaipc.MoverOptions) (cudaipc.Device, error) {
+func openHost(kind string, base mover.Options) (cudaipc.Device, error) {
 	if kind != settings.DeviceHostMover {
-		return cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: base.ArenaFD, ArenaSize: base.ArenaSize, Populate: true})
+		return host.Open(host.Options{ArenaFD: base.ArenaFD, ArenaSize: base.ArenaSize, Populate: true})
 	}
-	m, err := cudaipc.NewMover(base)
+	m, err := mover.New(base)
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +124,7 @@ func openHost(kind string, base cudaipc.MoverOptions) (cudaipc.Device, error) {
 const startTries = 5
 
 // startMover starts a mover, and again one that was lost meanwhile, with the mover's own pauses. One that says why it cannot start is believed.
-func startMover(m *cudaipc.Mover) error {
+func startMover(m *mover.Mover) error {
 	for try := 1; ; try++ {
 		err := m.Start()
 		var lost *cudaipc.LostError
@@ -143,9 +146,9 @@ func probeCUDA(within time.Duration) error {
 	if err := unix.Ftruncate(fd, size); err != nil {
 		return err
 	}
-	m, err := cudaipc.NewMover(cudaipc.MoverOptions{
+	m, err := mover.New(mover.Options{
 		Name: "probe", Device: cudaipc.CUDAProbe, ArenaFD: fd, ArenaSize: size, Node: -1,
-		Limits: cudaipc.MoverLimits{Start: within},
+		Limits: mover.Limits{Start: within},
 	})
 	if err != nil {
 		return err

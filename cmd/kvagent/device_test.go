@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/mover"
 	"github.com/kvagent/kvagent/settings"
 )
 
@@ -84,7 +85,7 @@ func TestMoverKilledInItsStart(t *testing.T) {
 	}
 }
 
-func testMover(t *testing.T, command ...string) *cudaipc.Mover {
+func testMover(t *testing.T, command ...string) *mover.Mover {
 	t.Helper()
 	fd, err := unix.MemfdCreate("arena", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -94,9 +95,9 @@ func testMover(t *testing.T, command ...string) *cudaipc.Mover {
 	if err := unix.Ftruncate(fd, 1<<20); err != nil {
 		t.Fatal(err)
 	}
-	m, err := cudaipc.NewMover(cudaipc.MoverOptions{
+	m, err := mover.New(mover.Options{
 		Name: "host", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: 1 << 20, Node: -1, Command: command, Env: []string{asCommand + "=1"},
-		Limits: cudaipc.MoverLimits{Again: 10 * time.Millisecond},
+		Limits: mover.Limits{Again: 10 * time.Millisecond},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -27,7 +27,7 @@ func newGPULog(tables *copyTables, log *zap.Logger) *gpuLog {
 	return g
 }
 
-// hear is told what a mover's device says of itself (cudaipc.MoverOptions.Informed).
+// hear is told what a mover's device says of itself (mover.Options.Informed).
 func (g *gpuLog) hear(i cudaipc.CUDAInfo) {
 	g.mu.Lock()
 	was, known := g.mu.last[i.GPU]

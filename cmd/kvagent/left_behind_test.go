@@ -17,7 +17,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/adminclient"
-	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/engine"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/takeover"
@@ -44,7 +44,7 @@ func statusOf(t *testing.T, dir string) (st admin.Status) {
 // testWorker is an engine's worker with one region, of this process.
 type testWorker struct {
 	conn   *ipc.Conn
-	engine *cudaipc.HostEngine
+	engine *engine.Host
 	ended  chan error // the error that ended the session
 	answer chan *ipc.Registered
 }
@@ -57,7 +57,7 @@ func joinWorker(t *testing.T, dir string) *testWorker {
 		t.Fatal(err)
 	}
 	w := &testWorker{conn: conn, ended: make(chan error, 1), answer: make(chan *ipc.Registered, 1)}
-	if w.engine, err = cudaipc.NewHostEngine(1, 1); err != nil {
+	if w.engine, err = engine.NewHost(1, 1); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _, _ = conn.Close(), w.engine.Close() })

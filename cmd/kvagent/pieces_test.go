@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/cuda"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
 )
@@ -22,8 +22,8 @@ func TestSlotsLieInOnePiece(t *testing.T) {
 			t.Fatal(err)
 		}
 		slab, reserved := p.Info().SlabBytes, 0
-		if cudaipc.DefaultPinPiece%slab != 0 {
-			t.Errorf("a pool of %d bytes: slabs of %d bytes, of which no whole number is a piece of %d", size, slab, int64(cudaipc.DefaultPinPiece))
+		if cuda.DefaultPinPiece%slab != 0 {
+			t.Errorf("a pool of %d bytes: slabs of %d bytes, of which no whole number is a piece of %d", size, slab, int64(cuda.DefaultPinPiece))
 		}
 		for range 20 {
 			bytes := uint32(1 + rng.Int64N(slab))
@@ -59,7 +59,7 @@ func checkPieces(t *testing.T, p *dram.Pool, bytes uint32, salt uint64) (reserve
 			continue
 		}
 		slots, verdict = append(slots, s), append(verdict, pool.Missing)
-		if first, last := s.Off/cudaipc.DefaultPinPiece, (s.Off+int64(s.Len)-1)/cudaipc.DefaultPinPiece; first != last || s.Len != bytes {
+		if first, last := s.Off/cuda.DefaultPinPiece, (s.Off+int64(s.Len)-1)/cuda.DefaultPinPiece; first != last || s.Len != bytes {
 			t.Fatalf("a slot of %d bytes at %d lies in the pieces %d to %d", s.Len, s.Off, first, last)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent"
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/node"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/evict"
@@ -118,7 +119,7 @@ func (s *serveSettings) gpuNodes() ([]int, string) {
 	if s.device == settings.DeviceHost {
 		return nil, "the agent was started with --device host"
 	}
-	return cudaipc.GPUNodes()
+	return node.NUMANodes()
 }
 
 // tellPages says on which pages the pool came to lie, when it has all of them.

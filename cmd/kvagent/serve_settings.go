@@ -7,7 +7,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent"
 	"github.com/kvagent/kvagent/agent/adminclient"
-	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/mover"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/evict"
 	"github.com/kvagent/kvagent/settings"
@@ -71,7 +71,7 @@ const defaultPool = 1 << 30
 func defaultServeSettings() *serveSettings {
 	d := agent.DefaultLimits
 	return &serveSettings{
-		socketDir: adminclient.DefaultDir, pool: defaultPool, hugePages: hugeAuto, device: settings.DeviceAuto, copyTables: defaultCopyTables, gpuStart: cudaipc.DefaultMoverLimits.Start, gpuImport: cudaipc.DefaultMoverLimits.Import,
+		socketDir: adminclient.DefaultDir, pool: defaultPool, hugePages: hugeAuto, device: settings.DeviceAuto, copyTables: defaultCopyTables, gpuStart: mover.DefaultLimits.Start, gpuImport: mover.DefaultLimits.Import,
 		eviction: evict.DefaultName,
 		lookups:  map[string][16]byte{}, integrity: settings.IntegrityFull, verify: defaultVerifySample, queue: d.Transfer.Queue, eventWait: d.Transfer.EventWait,
 		stuckAfter: d.Stuck, maxEngines: d.Engines, maxSessions: d.Sessions, logLevel: "info", drainTimeout: 10 * time.Second, takeoverWait: 10 * time.Second,

@@ -6,6 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/cuda"
+	"github.com/kvagent/kvagent/cudaipc/engine"
 )
 
 // What childEnv is for engines on a GPU: their memory is an allocation, or virtual.
@@ -19,15 +21,15 @@ const VirtualPiece = 2 << 20
 
 // CUDA opens the CUDA device on the only GPU, with an arena of arenaSize bytes. Regions are of the given kind: cudaipc.KindCUDA or
 // cudaipc.KindCUDAFD. The test's end closes everything. change may be nil.
-func CUDA(t testing.TB, arenaSize int64, kind cudaipc.Kind, change func(*cudaipc.CUDAOptions)) Fixture {
+func CUDA(t testing.TB, arenaSize int64, kind cudaipc.Kind, change func(*cuda.Options)) Fixture {
 	t.Helper()
 	fd, arena := newArena(t, arenaSize)
 	defer func() { _ = unix.Close(fd) }()
-	o := cudaipc.CUDAOptions{Arena: arena}
+	o := cuda.Options{Arena: arena}
 	if change != nil {
 		change(&o)
 	}
-	device, err := cudaipc.OpenCUDA(o)
+	device, err := cuda.Open(o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +69,7 @@ func (s stranger) Import(peer cudaipc.PeerID) (cudaipc.Import, error) {
 
 func newCUDAPlayer(virtual bool) func(Spec) (*player, *described, error) {
 	return func(spec Spec) (*player, *described, error) {
-		engine, err := cudaipc.NewCUDAEngine(cudaipc.UUID{}, spec.Events, spec.Revokes)
+		engine, err := engine.NewCUDA(cudaipc.UUID{}, spec.Events, spec.Revokes)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -84,15 +86,15 @@ func newCUDAPlayer(virtual bool) func(Spec) (*player, *described, error) {
 }
 
 // allocate puts all regions into one allocation, or each into virtual memory of its own.
-func allocate(engine *cudaipc.CUDAEngine, sizes []int64, virtual bool) ([]*cudaipc.CUDAMemory, error) {
-	var list []*cudaipc.CUDAMemory
+func allocate(e *engine.CUDA, sizes []int64, virtual bool) ([]*engine.CUDAMemory, error) {
+	var list []*engine.CUDAMemory
 	var ids []cudaipc.RegionID
 	for i, size := range sizes {
 		ids = append(ids, cudaipc.RegionID(i+1))
 		if !virtual {
 			continue
 		}
-		m, err := engine.AllocVirtual(ids[i], size, VirtualPiece)
+		m, err := e.AllocVirtual(ids[i], size, VirtualPiece)
 		if err != nil {
 			return nil, err
 		}
@@ -101,5 +103,5 @@ func allocate(engine *cudaipc.CUDAEngine, sizes []int64, virtual bool) ([]*cudai
 	if virtual || len(ids) == 0 {
 		return list, nil
 	}
-	return engine.AllocTogether(ids, sizes)
+	return e.AllocTogether(ids, sizes)
 }

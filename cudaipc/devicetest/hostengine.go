@@ -10,6 +10,8 @@ import (
 	"unsafe"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/engine"
+	"github.com/kvagent/kvagent/cudaipc/mover"
 )
 
 // childEnv is set in the process that plays the engine, to the kind of its memory.
@@ -18,7 +20,7 @@ const childEnv = "KVAGENT_DEVICETEST_ENGINE"
 // Child plays the engine, or the mover of a device, and does not return, in a process that HostEngine, CUDAEngine or a mover with
 // MoverCommand has started. A test binary that uses them calls it first in TestMain.
 func Child() {
-	Mover(cudaipc.OpenMoved)
+	Mover(mover.Open)
 	make := newHostPlayer
 	switch os.Getenv(childEnv) {
 	case "":
@@ -106,7 +108,7 @@ func play(in *gob.Decoder, out *gob.Encoder, make func(Spec) (*player, *describe
 }
 
 func newHostPlayer(spec Spec) (*player, *described, error) {
-	engine, err := cudaipc.NewHostEngine(spec.Events, spec.Revokes)
+	engine, err := engine.NewHost(spec.Events, spec.Revokes)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -13,6 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/engine"
+	"github.com/kvagent/kvagent/cudaipc/host"
 )
 
 // Host opens the host device with an arena of arenaSize bytes. Regions are of the given kind: cudaipc.KindFD
@@ -21,7 +23,7 @@ func Host(t testing.TB, arenaSize int64, kind cudaipc.Kind, fireOnDeath bool) Fi
 	t.Helper()
 	fd, arena := newArena(t, arenaSize)
 	defer func() { _ = unix.Close(fd) }()
-	host, err := cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: fd, ArenaSize: arenaSize, FireOnDeath: fireOnDeath})
+	host, err := host.Open(host.Options{ArenaFD: fd, ArenaSize: arenaSize, FireOnDeath: fireOnDeath})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +109,7 @@ func startProcess(s Spec, kind cudaipc.Kind, env string) (*process, error) {
 func (p *process) Import(peer cudaipc.PeerID) (im cudaipc.Import, err error) {
 	im = cudaipc.Import{Peer: peer, Pid: p.cmd.Process.Pid, GPU: p.desc.GPU}
 	for _, r := range append([]cudaipc.Region{p.desc.Words}, p.desc.Regions...) {
-		if r.ID != cudaipc.HostSyncRegion && p.kind == cudaipc.KindPeer {
+		if r.ID != engine.SyncRegion && p.kind == cudaipc.KindPeer {
 			r.Kind = cudaipc.KindPeer
 		} else if r.Kind == cudaipc.KindCUDA {
 			im.Regions = append(im.Regions, r)

@@ -8,24 +8,25 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/mover"
 )
 
 // moverEnv is set in the process that plays a mover.
 const moverEnv = "KVAGENT_DEVICETEST_MOVER"
 
-// MoverEnv is the environment (MoverOptions.Env) of a mover that is this test binary. Its TestMain calls Child, or, for
+// MoverEnv is the environment (mover.Options.Env) of a mover that is this test binary. Its TestMain calls Child, or, for
 // devices other than the host's, Mover. The race detector would make its end a second longer.
 var MoverEnv = []string{moverEnv + "=1", "GORACE=atexit_sleep_ms=0"}
 
-// MoverCommand is the command line (MoverOptions.Command) of a mover that is this test binary.
+// MoverCommand is the command line (mover.Options.Command) of a mover that is this test binary.
 var MoverCommand = []string{"/proc/self/exe"}
 
 // Mover plays a mover with devices that open opens, and does not return, in a process that was started as one.
-func Mover(open cudaipc.OpenDevice) {
+func Mover(open mover.OpenDevice) {
 	if os.Getenv(moverEnv) == "" {
 		return
 	}
-	if err := cudaipc.RunMover(open); err != nil {
+	if err := mover.Run(open); err != nil {
 		fmt.Fprintln(os.Stderr, "mover:", err)
 		os.Exit(1)
 	}
@@ -33,9 +34,9 @@ func Mover(open cudaipc.OpenDevice) {
 }
 
 // MoverFixture is Host in a mover. change may change its options; nil: nothing.
-func MoverFixture(t testing.TB, arenaSize int64, kind cudaipc.Kind, fireOnDeath bool, change func(*cudaipc.MoverOptions)) Fixture {
+func MoverFixture(t testing.TB, arenaSize int64, kind cudaipc.Kind, fireOnDeath bool, change func(*mover.Options)) Fixture {
 	t.Helper()
-	mover, arena := OpenMover(t, arenaSize, func(o *cudaipc.MoverOptions) {
+	mover, arena := OpenMover(t, arenaSize, func(o *mover.Options) {
 		o.FireOnDeath = fireOnDeath
 		if change != nil {
 			change(o)
@@ -47,16 +48,16 @@ func MoverFixture(t testing.TB, arenaSize int64, kind cudaipc.Kind, fireOnDeath 
 }
 
 // OpenMover is a mover of the host device, whose options change may change, and its arena. The caller closes it.
-func OpenMover(t testing.TB, arenaSize int64, change func(*cudaipc.MoverOptions)) (*cudaipc.Mover, []byte) {
+func OpenMover(t testing.TB, arenaSize int64, change func(*mover.Options)) (*mover.Mover, []byte) {
 	t.Helper()
 	fd, arena := newArena(t, arenaSize)
 	defer func() { _ = unix.Close(fd) }()
-	o := cudaipc.MoverOptions{
+	o := mover.Options{
 		Name: "test", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: arenaSize,
 		Command: MoverCommand, Env: MoverEnv, Node: -1,
 	}
 	change(&o)
-	mover, err := cudaipc.NewMover(o)
+	mover, err := mover.New(o)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -38,3 +38,6 @@ func Address(mem []byte) (Addr, error) {
 	err := check("cuMemHostGetDevicePointer", int(C.cuMemHostGetDevicePointer(&a, unsafe.Pointer(&mem[0]), 0)))
 	return Addr(a), err
 }
+
+// HostAddr is where this process has memory, as the calls for copies take it.
+func HostAddr(mem []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))) }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent"
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/host"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
@@ -24,7 +25,7 @@ import (
 // as it has beside an engine.
 type lookupAgent struct {
 	pool   *dram.Pool
-	device *cudaipc.Host
+	device *host.Device
 	agent  *agent.Agent
 }
 
@@ -84,7 +85,7 @@ func (a *lookupAgent) open(dir string, chains, ranks int, memory bool) (err erro
 func (a *lookupAgent) openDevice(memory bool) (err error) {
 	if memory {
 		_, fd := a.pool.Arena()
-		a.device, err = cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: fd, ArenaSize: a.pool.Info().Bytes})
+		a.device, err = host.Open(host.Options{ArenaFD: fd, ArenaSize: a.pool.Info().Bytes})
 		return err
 	}
 	fd, err := newMemory(lookupEngineBytes)
@@ -92,7 +93,7 @@ func (a *lookupAgent) openDevice(memory bool) (err error) {
 		return err
 	}
 	defer unix.Close(fd)
-	a.device, err = cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: fd, ArenaSize: lookupEngineBytes})
+	a.device, err = host.Open(host.Options{ArenaFD: fd, ArenaSize: lookupEngineBytes})
 	return err
 }
 

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/engine"
+	"github.com/kvagent/kvagent/cudaipc/host"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/transfer"
@@ -26,11 +28,11 @@ const (
 // transferBench is an engine, a pool, and for each segment size a worker between them.
 type transferBench struct {
 	segment, blocks int // of the worker at hand
-	engine          *cudaipc.HostEngine
-	memory          *cudaipc.HostMemory // the engine's KV cache
-	other           *cudaipc.HostMemory // what copy() moves to and from: as large as the pool's arena
+	engine          *engine.Host
+	memory          *engine.HostMemory // the engine's KV cache
+	other           *engine.HostMemory // what copy() moves to and from: as large as the pool's arena
 	pool            *dram.Pool
-	host            *cudaipc.Host
+	host            *host.Device
 	worker          *transfer.Worker
 	done            chan transfer.Completion
 	chains          int    // hash chains so far
@@ -47,7 +49,7 @@ func newTransferBench(memory int64) (*transferBench, error) {
 }
 
 func (b *transferBench) open(memory int64) (err error) {
-	if b.engine, err = cudaipc.NewHostEngine(1, 1); err != nil {
+	if b.engine, err = engine.NewHost(1, 1); err != nil {
 		return err
 	}
 	if b.memory, err = b.engine.Alloc(0, memory); err != nil {
@@ -63,7 +65,7 @@ func (b *transferBench) open(memory int64) (err error) {
 		return err
 	}
 	arena, fd := b.pool.Arena()
-	b.host, err = cudaipc.OpenHost(cudaipc.HostOptions{ArenaFD: fd, ArenaSize: int64(len(arena)), Populate: true})
+	b.host, err = host.Open(host.Options{ArenaFD: fd, ArenaSize: int64(len(arena)), Populate: true})
 	if err != nil {
 		return err
 	}

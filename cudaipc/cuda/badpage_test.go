@@ -1,0 +1,82 @@
+//go:build cuda
+
+package cuda_test
+
+import (
+	"bytes"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/cuda"
+	"github.com/kvagent/kvagent/cudaipc/devicetest"
+)
+
+// TestCUDAArenaLosesAPage: of an arena that is not pinned, whose bytes this process copies and
+// sums, a page that cannot be had makes the blocks on it bad; the others come, and this process
+// lives.
+func TestCUDAArenaLosesAPage(t *testing.T) {
+	const block, blocks, bad = 64 << 10, 16, 5
+	unpinned := func(o *cuda.Options) { o.NoPin, o.Ring = true, 1<<20 }
+	b := newBench(t, devicetest.Spec{Regions: []int64{blocks * block}}, unpinned)
+	b.do(devicetest.Op{Kind: devicetest.Fill, Region: 1, Len: blocks * block, Seed: 8})
+	c := &cudaipc.Copy{Peer: 1, Sum: true}
+	for i := range blocks {
+		at := int64(i * block)
+		c.Runs = append(c.Runs, cudaipc.Run{Region: 1, RegionOff: uint64(at), ArenaOff: at, Len: block})
+		c.Blocks = append(c.Blocks, cudaipc.Block{Runs: 1})
+	}
+	if d := b.end(c); d.Err != nil {
+		t.Fatal(d.Err)
+	}
+	takeAway(t, b.arena[bad*block+8192:])
+	for _, dir := range []cudaipc.Direction{cudaipc.Scatter, cudaipc.Gather} {
+		for _, sum := range []bool{true, false} {
+			c.Dir, c.Sum = dir, sum
+			d := b.end(c)
+			for i := range blocks {
+				if d.Bad == nil || d.Bad[i] != (i == bad) {
+					t.Fatalf("direction %d, sums %v: bad blocks %v (%v), want %d", dir, sum, d.Bad, d.Err, bad)
+				}
+			}
+		}
+	}
+	want := pattern(8, blocks*block)
+	got := b.do(devicetest.Op{Kind: devicetest.Read, Region: 1, Len: blocks * block})
+	for i := range blocks {
+		if i != bad && !bytes.Equal(got[i*block:(i+1)*block], want[i*block:(i+1)*block]) {
+			t.Errorf("block %d has other bytes", i)
+		}
+	}
+}
+
+// end does a copy.
+func (b *bench) end(c *cudaipc.Copy) cudaipc.Done {
+	b.t.Helper()
+	ticket, err := b.device.Copy(c)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	d, ok, err := b.device.Done(ticket, 30*time.Second)
+	if err != nil || !ok {
+		b.t.Fatalf("%v, %v", ok, err)
+	}
+	return d
+}
+
+// takeAway takes the page that mem begins with away from under it: an access is a SIGBUS.
+func takeAway(t *testing.T, mem []byte) {
+	t.Helper()
+	fd, err := unix.MemfdCreate("nothing", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	const prot, how = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_SHARED | unix.MAP_FIXED
+	if _, err := unix.MmapPtr(fd, 0, unsafe.Pointer(&mem[0]), 4096, prot, how); err != nil {
+		t.Fatal(err)
+	}
+}

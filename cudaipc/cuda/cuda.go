@@ -1,0 +1,215 @@
+//go:build cuda
+
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/driver"
+)
+
+// Device is the device on a GPU's memory. It opens what engines export by CUDA IPC, or as descriptors of virtual memory, and copies
+// with the GPU's copy engines. All calls of the driver are made by a few goroutines with threads of their own:
+//
+//	opener   opens and closes peers
+//	asker    asks engines' events, for Poll
+//	lanes    one per direction: start copies and watch their ends
+//	pinner   pins the arena, piece by piece
+//	sampler  reads engines' memory for the sums of samples
+//
+// A driver error that no later call survives makes the device lost: from then on every call answers ErrLost, and copies that had
+// not ended are not known to have ended until this process has. Nothing here waits for all of a GPU's work, or lets a stream wait
+// for an engine's event.
+type Device struct {
+	table cudaipc.Table[*peer]
+	arena []byte
+	mine  bool // the arena was mapped here
+	gpu   driver.GPU
+	ctx   *driver.Context
+
+	source cudaipc.TableSource // of the lanes' table
+	facts  cudaipc.GPUFacts
+	limits cudaipc.CUDALimits
+
+	opener, asker *driver.Role
+	lanes         [2]*lane // by Direction
+	pins          *pins
+	sums          *summers
+	sampler       *sampler
+	kernel        copyKernel
+	measureKernel bool         // Options.MeasureKernel
+	imports       atomic.Int64 // CUDAInfo.Imports
+
+	lost struct {
+		sync.Once
+		ch  chan struct{} // closed when err is there
+		err error
+	}
+}
+
+var _ cudaipc.Device = (*Device)(nil)
+
+// Built says whether this program is built with the device (build tag cuda).
+const Built = true
+
+// Open opens a GPU for peers. Close(AllPeers) gives everything back.
+func Open(o Options) (*Device, error) {
+	given := o.Table != nil
+	if err := o.complete(); err != nil {
+		return nil, err
+	}
+	gpu, err := FindGPU(o.GPU)
+	if err != nil {
+		return nil, err
+	}
+	d := &Device{arena: o.Arena, gpu: gpu, measureKernel: o.MeasureKernel, facts: o.Facts, source: cudaipc.TableKnown}
+	if !given {
+		o.Table, d.source = o.choose(&gpu)
+	}
+	d.table.Init()
+	d.lost.ch = make(chan struct{})
+	if d.arena == nil {
+		if d.arena, err = cudaipc.MapFD(o.ArenaFD, o.ArenaSize); err != nil {
+			return nil, fmt.Errorf("arena: %w", err)
+		}
+		d.mine = true
+	}
+	if err := d.open(&o); err != nil {
+		return nil, fmt.Errorf("%s: %w", cudaipc.UUID(gpu.UUID), errors.Join(err, d.shut()))
+	}
+	return d, nil
+}
+
+// open starts the roles. What was started before an error is ended by shut.
+func (d *Device) open(o *Options) (err error) {
+	if d.ctx, err = driver.Retain(d.gpu.Ordinal); err != nil {
+		return whyNotOpened(err)
+	}
+	if d.opener, err = driver.StartRole(d.ctx); err != nil {
+		return err
+	}
+	d.opener.Do(func() {
+		d.ctx.Lower()
+		d.limits.Stack, d.limits.Printing, d.limits.Heap = d.ctx.Limits()
+	})
+	if o.Table.Names(cudaipc.CopyKernel) {
+		d.opener.Do(d.kernel.load)
+	}
+	if d.asker, err = driver.StartRole(d.ctx); err != nil {
+		return err
+	}
+	d.sums = startSummers(d.arena)
+	if d.sampler, err = startSampler(d); err != nil {
+		return err
+	}
+	if d.pins, err = startPins(d, o); err != nil {
+		return err
+	}
+	for dir := range d.lanes {
+		if d.lanes[dir], err = startLane(d, cudaipc.Direction(dir), o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// shut ends what open has started; no copy is under way, or the device is lost.
+func (d *Device) shut() error {
+	var errs []error
+	for _, l := range d.lanes {
+		if l != nil {
+			errs = append(errs, l.close())
+		}
+	}
+	if d.pins != nil {
+		errs = append(errs, d.pins.close())
+	}
+	if d.sums != nil {
+		d.sums.close()
+	}
+	d.sampler.close()
+	if d.opener != nil && d.alive() == nil {
+		d.opener.Do(func() { errs = append(errs, d.kernel.unload()) })
+	}
+	for _, r := range []*driver.Role{d.asker, d.opener} {
+		if r != nil {
+			r.Close()
+		}
+	}
+	if d.alive() != nil { // what is pinned stays pinned, and so mapped, until the process ends
+		return errors.Join(errs...)
+	}
+	if d.ctx != nil {
+		errs = append(errs, d.ctx.Release())
+	}
+	if d.mine {
+		errs = append(errs, cudaipc.Unmap(d.arena))
+	}
+	return errors.Join(errs...)
+}
+
+// Close closes a peer, or with AllPeers the device. A lost device is closed without calling the driver.
+func (d *Device) Close(id cudaipc.PeerID) error {
+	lost := d.alive()
+	if lost != nil && id != cudaipc.AllPeers {
+		return lost
+	}
+	closing, err := d.table.Take(id, lost != nil)
+	if err != nil {
+		return err
+	}
+	if lost == nil && len(closing) > 0 {
+		d.opener.Do(func() {
+			for _, p := range closing {
+				err = errors.Join(err, d.closeOnGPU(p))
+			}
+		})
+	}
+	for _, p := range closing {
+		p.closeRest()
+	}
+	if id == cudaipc.AllPeers {
+		err = errors.Join(err, d.shut(), lost)
+	}
+	return err
+}
+
+// Learn sets the facts that Info tells, before anybody else has the device.
+func (d *Device) Learn(f cudaipc.GPUFacts) { d.facts = f }
+
+// Lost is closed when no call of the device can succeed any more; LostBy says why.
+func (d *Device) Lost() <-chan struct{} { return d.lost.ch }
+
+// LostBy is ErrLost and the driver's error that met the device; nil while it is not lost.
+func (d *Device) LostBy() error { return d.alive() }
+
+// alive is the error of a lost device, nil before.
+func (d *Device) alive() error {
+	select {
+	case <-d.lost.ch:
+		return d.lost.err
+	default:
+		return nil
+	}
+}
+
+// lose notes what no later call survives.
+func (d *Device) lose(err error) {
+	d.lost.Do(func() {
+		d.lost.err = fmt.Errorf("%w: %s: %w", cudaipc.ErrLost, cudaipc.UUID(d.gpu.UUID), err)
+		close(d.lost.ch)
+	})
+}
+
+// judge passes an answer of the driver on, and loses the device if it is of that kind.
+func (d *Device) judge(err error) error {
+	if driver.IsSticky(err) {
+		d.lose(err)
+		return d.alive()
+	}
+	return err
+}

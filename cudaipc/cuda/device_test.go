@@ -1,0 +1,342 @@
+//go:build cuda
+
+package cuda_test
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/cuda"
+	"github.com/kvagent/kvagent/cudaipc/devicetest"
+	"github.com/kvagent/kvagent/cudaipc/engine"
+)
+
+// bench is a CUDA device with an engine on the same GPU, imported as peer 1.
+type bench struct {
+	t      *testing.T
+	device *cuda.Device
+	arena  []byte
+	engine devicetest.Engine
+}
+
+func newBench(t *testing.T, s devicetest.Spec, change func(*cuda.Options)) *bench {
+	t.Helper()
+	f := devicetest.CUDA(t, devicetest.MinArena, cudaipc.KindCUDA, change)
+	b := &bench{t: t, device: f.Device.(*cuda.Device), arena: f.Arena, engine: f.Engine(t, s)}
+	if err := b.device.Import(b.describe(1)); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func (b *bench) describe(peer cudaipc.PeerID) cudaipc.Import {
+	b.t.Helper()
+	im, err := b.engine.Import(peer)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return im
+}
+
+func (b *bench) do(ops ...devicetest.Op) []byte {
+	b.t.Helper()
+	var data []byte
+	for _, op := range ops {
+		var err error
+		if data, err = b.engine.Do(op); err != nil {
+			b.t.Fatalf("engine, operation %d: %v", op.Kind, err)
+		}
+	}
+	return data
+}
+
+func (b *bench) copy(dir cudaipc.Direction, runs ...cudaipc.Run) cudaipc.Done {
+	b.t.Helper()
+	ticket, err := b.device.Copy(&cudaipc.Copy{Peer: 1, Dir: dir, Runs: runs, Blocks: []cudaipc.Block{{Runs: uint32(len(runs))}}})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	d, ok, err := b.device.Done(ticket, 30*time.Second)
+	if err != nil || !ok || d.Err != nil {
+		b.t.Fatalf("copy: %v, %v, %v", ok, err, d.Err)
+	}
+	return d
+}
+
+func (b *bench) poll(w cudaipc.Wait) cudaipc.State {
+	b.t.Helper()
+	var s [1]cudaipc.State
+	w.Peer, w.Revoke = 1, cudaipc.None
+	if err := b.device.Poll([]cudaipc.Wait{w}, s[:]); err != nil {
+		b.t.Fatalf("Poll: %v", err)
+	}
+	return s[0]
+}
+
+func pattern(seed uint64, n int) []byte {
+	p := make([]byte, n)
+	devicetest.Pattern(p, seed, 0)
+	return p
+}
+
+// TestCUDARegionsBeginInTheirAllocation: several tensors are in one allocation, none of them at its start.
+func TestCUDARegionsBeginInTheirAllocation(t *testing.T) {
+	const n = 64 << 10
+	b := newBench(t, devicetest.Spec{Regions: []int64{n, n + 100, n}}, nil)
+	for r := range cudaipc.RegionID(3) {
+		b.do(devicetest.Op{Kind: devicetest.Fill, Region: r + 1, Len: n, Seed: uint64(r)})
+	}
+	for r := range cudaipc.RegionID(3) {
+		b.copy(cudaipc.Gather, cudaipc.Run{Region: r + 1, Len: n})
+		if !bytes.Equal(b.arena[:n], pattern(uint64(r), n)) {
+			t.Fatalf("region %d: the bytes are not its own", r+1)
+		}
+	}
+	if got := b.device.Info().Imports; got != 1 {
+		t.Errorf("three regions of one allocation: %d imports, want 1", got)
+	}
+}
+
+// TestCUDACompletionIsTheEnd looks at the last bytes of a long copy the moment that it is said to be done.
+func TestCUDACompletionIsTheEnd(t *testing.T) {
+	const n = 48 << 20
+	b := newBench(t, devicetest.Spec{Regions: []int64{n}}, nil)
+	for i := 0; !b.device.Info().PinDone && i < 10_000; i++ {
+		time.Sleep(time.Millisecond)
+	}
+	for seed := range uint64(3) {
+		b.do(devicetest.Op{Kind: devicetest.Fill, Region: 1, Off: n - 4096, Len: 4096, Seed: seed})
+		b.copy(cudaipc.Gather, cudaipc.Run{Region: 1, Len: n})
+		want := make([]byte, 4096)
+		devicetest.Pattern(want, seed, n-4096)
+		if !bytes.Equal(b.arena[n-4096:n], want) {
+			t.Fatalf("round %d: done before the copy had ended", seed)
+		}
+	}
+}
+
+// TestCUDAEventIsAsked: behind a kernel that runs, an event has not fired.
+func TestCUDAEventIsAsked(t *testing.T) {
+	b := newBench(t, devicetest.Spec{Regions: []int64{4096}, Events: 2}, nil)
+	b.do(devicetest.Op{Kind: devicetest.Hold}, devicetest.Op{Kind: devicetest.Record, Index: 1})
+	for range 20 {
+		if b.poll(cudaipc.Wait{Event: 1}).Fired {
+			t.Fatal("fired while the kernel runs")
+		}
+	}
+	b.do(devicetest.Op{Kind: devicetest.LetGo}, devicetest.Op{Kind: devicetest.Synchronize})
+	if !b.poll(cudaipc.Wait{Event: 1}).Fired {
+		t.Fatal("not fired when the stream was empty")
+	}
+}
+
+// TestCUDAStepWordIsRead: an event that has fired is no proof of a step that was not written; one whose step is not reached is not asked.
+func TestCUDAStepWordIsRead(t *testing.T) {
+	b := newBench(t, devicetest.Spec{Regions: []int64{4096}, Events: 1}, nil)
+	b.do(devicetest.Op{Kind: devicetest.SetStep, Step: 1<<40 + 7}, devicetest.Op{Kind: devicetest.Record}, devicetest.Op{Kind: devicetest.Synchronize})
+	if s := b.poll(cudaipc.Wait{}); s.Step != 1<<40+7 || !s.Fired {
+		t.Fatalf("step %d, want %d; fired %v", s.Step, uint64(1<<40+7), s.Fired)
+	}
+	if s := b.poll(cudaipc.Wait{Step: 1<<40 + 8}); s.Fired {
+		t.Fatal("fired for a step that the word has not reached")
+	}
+}
+
+// TestCUDADeathLeavesNothingOpen: what was open of a killed engine is closed.
+func TestCUDADeathLeavesNothingOpen(t *testing.T) {
+	b := newBench(t, devicetest.Spec{Regions: []int64{1 << 20}, Events: 3}, nil)
+	if got := b.device.Info().Imports; got != 4 {
+		t.Fatalf("%d imports, want one allocation and three events", got)
+	}
+	b.engine.Kill()
+	if err := b.device.Close(1); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.device.Info().Imports; got != 0 {
+		t.Fatalf("handle leaked: %d imports are open after the engine's death", got)
+	}
+}
+
+func TestCUDAImportSaysWhatToSet(t *testing.T) {
+	b := newBench(t, devicetest.Spec{Regions: []int64{1 << 20}, Events: 1}, nil)
+	before := b.device.Info().Imports
+	for _, test := range []struct {
+		name, says string
+		is         error
+		change     func(*cudaipc.Import)
+	}{
+		{"another GPU", "matched by UUID", cudaipc.ErrNoCUDA, func(im *cudaipc.Import) { im.GPU[3]++ }},
+		{"no GPU", "matched by UUID", cudaipc.ErrNoCUDA, func(im *cudaipc.Import) { im.GPU = cudaipc.UUID{} }},
+		{"a short handle", "63 bytes", cudaipc.ErrRange, func(im *cudaipc.Import) { im.Regions[1].Handle = im.Regions[1].Handle[:63] }},
+		{"a handle of nothing", "expandable_segments", cudaipc.ErrKind, func(im *cudaipc.Import) { im.Regions[1].Handle = make([]byte, 64) }},
+		{"behind the allocation", "of an allocation of", cudaipc.ErrRange, func(im *cudaipc.Import) { im.Regions[1].Addr = 1 << 40 }},
+		{"longer than the allocation", "of an allocation of", cudaipc.ErrRange, func(im *cudaipc.Import) { im.Regions[1].Size = 1 << 30 }},
+		{"an offset that overflows", "of an allocation of", cudaipc.ErrRange, func(im *cudaipc.Import) { im.Regions[1].Addr = ^uint64(0) }},
+		{"host memory as KV", "for the words alone", cudaipc.ErrKind, func(im *cudaipc.Import) { im.Regions[1].Kind, im.Regions[1].FD = cudaipc.KindFD, -1 }},
+	} {
+		im := b.describe(2)
+		im.Regions[1].Handle = bytes.Clone(im.Regions[1].Handle)
+		test.change(&im)
+		err := b.device.Import(im)
+		if !errors.Is(err, test.is) || !strings.Contains(err.Error(), test.says) {
+			t.Errorf("%s: %v, want %v and %q", test.name, err, test.is, test.says)
+		}
+	}
+	if got := b.device.Info().Imports; got != before {
+		t.Errorf("refused imports left %d open", got-before)
+	}
+}
+
+// A mover answers questions about its device until it ends: one that comes beside the end finds nobody to ask, and waits for nobody.
+func TestCUDAAskedWhileItCloses(t *testing.T) {
+	const askers = 4
+	var asking, asked sync.WaitGroup
+	closed := make(chan struct{})
+	t.Cleanup(func() { // behind the fixture's, which closes the device
+		close(closed)
+		asked.Wait()
+	})
+	b := newBench(t, devicetest.Spec{Regions: []int64{1 << 20}}, nil)
+	asking.Add(askers)
+	for range askers {
+		asked.Go(func() {
+			b.device.Info()
+			asking.Done()
+			for over := false; !over; {
+				select {
+				case <-closed:
+					over = true // once more, behind the end
+				default:
+				}
+				b.device.Info()
+			}
+		})
+	}
+	asking.Wait()
+}
+
+// TestCUDARefusalToPin: what the driver does not pin is copied all the same, and Info says that it is so.
+func TestCUDARefusalToPin(t *testing.T) {
+	const n = 3 << 20
+	first := devicetest.CUDA(t, devicetest.MinArena, cudaipc.KindCUDA, nil)
+	for i := 0; !first.Device.(*cuda.Device).Info().PinDone && i < 10_000; i++ {
+		time.Sleep(time.Millisecond)
+	}
+	b := newBench(t, devicetest.Spec{Regions: []int64{n}}, func(o *cuda.Options) { o.Arena, o.Ring = first.Arena, 1<<20 })
+	b.arena = first.Arena
+	b.do(devicetest.Op{Kind: devicetest.Fill, Region: 1, Len: n, Seed: 4})
+	b.copy(cudaipc.Gather, cudaipc.Run{Region: 1, Len: n})
+	if !bytes.Equal(b.arena[:n], pattern(4, n)) {
+		t.Error("bytes through the ring are wrong")
+	}
+	for i := 0; !b.device.Info().PinDone && i < 10_000; i++ {
+		time.Sleep(time.Millisecond)
+	}
+	info := b.device.Info()
+	if info.PinError == "" || info.Refused != info.Arena || info.Pinned != 0 || info.RingBytes < n {
+		t.Errorf("an arena that is pinned already: %+v, want it refused and said", info)
+	}
+}
+
+// TestCUDABothDirections has copies of both under way at once.
+func TestCUDABothDirections(t *testing.T) {
+	const n = 8 << 20
+	b := newBench(t, devicetest.Spec{Regions: []int64{n, n}}, nil)
+	b.do(devicetest.Op{Kind: devicetest.Fill, Region: 1, Len: n, Seed: 1})
+	copy(b.arena[n:], pattern(2, n))
+	var tickets []cudaipc.Ticket
+	for i := range 20 {
+		dir := cudaipc.Direction(i % 2)
+		ticket, err := b.device.Copy(&cudaipc.Copy{Peer: 1, Dir: dir, Sum: true, Blocks: []cudaipc.Block{{Runs: 1}},
+			Runs: []cudaipc.Run{{Region: 1 + cudaipc.RegionID(dir), ArenaOff: int64(dir) * n, Len: n}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		tickets = append(tickets, ticket)
+	}
+	sums := map[uint32]int{}
+	for _, ticket := range tickets {
+		d, ok, err := b.device.Done(ticket, 30*time.Second)
+		if !ok || err != nil || d.Err != nil {
+			t.Fatal(ok, err, d.Err)
+		}
+		sums[d.Sums[0]]++
+	}
+	if len(sums) != 2 || !bytes.Equal(b.arena[:n], pattern(1, n)) || !bytes.Equal(b.do(devicetest.Op{Kind: devicetest.Read, Region: 2, Len: n}), pattern(2, n)) {
+		t.Fatalf("bytes or sums (%v) are wrong", sums)
+	}
+}
+
+func TestCUDACalibrate(t *testing.T) {
+	b := newBench(t, devicetest.Spec{Regions: []int64{4096}}, nil)
+	calls := devicetest.NoteCalls(t, b.device)
+	table, err := b.device.Calibrate(time.Minute)
+	if err == nil {
+		err = table.Check()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := calls()["cuModuleLoadData"]; n != 0 {
+		t.Errorf("%d modules loaded by a calibration that was not asked for the kernel", n)
+	}
+	t.Log(table.String())
+}
+
+func TestCUDAOptionsAreChecked(t *testing.T) {
+	for want, o := range map[string]cuda.Options{
+		"PinPiece":  {PinPiece: 100},
+		"Ring":      {Ring: 1},
+		"InFlight":  {InFlight: 1},
+		"rules":     {Table: &cudaipc.CopyTable{}},
+		"not among": {GPU: cudaipc.UUID{1}},
+	} {
+		if _, err := cuda.Open(o); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+	_, err := engine.NewCUDA(cudaipc.UUID{1}, 0, 0)
+	if !errors.Is(err, cudaipc.ErrNoCUDA) {
+		t.Errorf("an engine on no GPU: %v", err)
+	}
+	if _, err := engine.NewCUDA(cudaipc.UUID{}, cuda.MaxEvents+1, 0); err == nil {
+		t.Error("an engine with too many events: no error")
+	}
+}
+
+// TestCUDAWritesAreThere: what an engine writes from memory that is not pinned, and what it clears, is waited for, where a driver may be on its
+// way with it still when the call returns. A software driver is not, so the calls are looked at.
+func TestCUDAWritesAreThere(t *testing.T) {
+	engine, err := engine.NewCUDA(cudaipc.UUID{}, 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer engine.Close()
+	list := filepath.Join(t.TempDir(), "calls")
+	t.Setenv("SOFTCUDA_CALLS", list) // nothing is under way: C's environment is not for two threads
+	m, err := engine.Alloc(1, 1<<16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.WriteAt(make([]byte, 512), 0); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := strings.Fields(strings.ReplaceAll(string(text), "_v2", ""))
+	for _, name := range []string{"cuMemsetD8", "cuMemcpyHtoD"} {
+		if i := slices.Index(calls, name); i < 0 || i+1 == len(calls) || calls[i+1] != "cuStreamSynchronize" {
+			t.Errorf("%s is not waited for: %v", name, calls)
+		}
+	}
+}

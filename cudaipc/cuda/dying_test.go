@@ -1,0 +1,72 @@
+//go:build cuda
+
+package cuda
+
+import (
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+// sleeperPeer is a process with nothing on a GPU, watched as an imported peer is.
+func sleeperPeer(tb testing.TB) (*peer, *exec.Cmd) {
+	tb.Helper()
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }) // it may have ended
+	p := &peer{statm: -1}
+	p.Prepare(&cudaipc.Import{Pid: cmd.Process.Pid})
+	if err := p.Watch(); err != nil {
+		tb.Fatal(err)
+	}
+	p.watchMemory()
+	tb.Cleanup(func() { p.closeRest() })
+	return p, cmd
+}
+
+// A process without its memory is dying before its pidfd says so, and stays so when it is reaped and its number is free; one that is
+// not watched is not dying.
+func TestCUDADying(t *testing.T) {
+	p, cmd := sleeperPeer(t)
+	if p.statm < 0 || p.memoryGone() || p.dying() {
+		t.Fatal("a living process is dying")
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(10 * time.Second); !p.Dead(); time.Sleep(time.Millisecond) { // a pause between two looks
+		if time.Now().After(end) {
+			t.Fatal("the killed process lives")
+		}
+	}
+	if !p.memoryGone() { // it is a zombie: there is a statm, of nothing
+		t.Error("the memory of a zombie is there")
+	}
+	_ = cmd.Wait() // it was killed
+	if !p.memoryGone() || !p.dying() {
+		t.Error("a reaped process is not dying")
+	}
+	unwatched := &peer{statm: -1}
+	unwatched.Prepare(&cudaipc.Import{Pid: cmd.Process.Pid})
+	if unwatched.dying() {
+		t.Error("a process that is not watched is dying")
+	}
+}
+
+func BenchmarkCUDADying(b *testing.B) {
+	p, _ := sleeperPeer(b)
+	b.Run("pidfd", func(b *testing.B) {
+		for b.Loop() {
+			p.Dead()
+		}
+	})
+	b.Run("memory too", func(b *testing.B) {
+		for b.Loop() {
+			p.dying()
+		}
+	})
+}

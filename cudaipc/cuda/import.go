@@ -1,0 +1,240 @@
+//go:build cuda
+
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/driver"
+	"github.com/kvagent/kvagent/pagefault"
+)
+
+// peer is a peer with what is open of it on the GPU. That does not change between Import and Close.
+type peer struct {
+	cudaipc.Peer
+	allocations map[driver.Handle]driver.Addr // each opened once per import, however many regions are in it
+	ranges      []*driver.Range
+	events      []driver.Event
+	loads       atomic.Pointer[loadEvents] // nil: not asked for
+	wordsRegion *cudaipc.Opened            // the mapping of the words, which is no region to copy
+	statm       int                        // /proc/PID/statm; -1: not watched, or it says nothing
+}
+
+// Import opens the regions and the events of a peer, all or none.
+func (d *Device) Import(im cudaipc.Import) error {
+	defer im.CloseRegions()
+	p := &peer{allocations: map[driver.Handle]driver.Addr{}, statm: -1}
+	p.Prepare(&im)
+	p.Proof = im.Proof
+	err := d.alive()
+	if err == nil {
+		d.opener.Do(func() { err = d.openOnGPU(p, &im) })
+	}
+	if err == nil {
+		if err = d.table.Add(p); err != nil {
+			d.opener.Do(func() { err = errors.Join(err, d.closeOnGPU(p)) })
+		}
+	}
+	if err != nil {
+		p.closeRest()
+		return fmt.Errorf("peer %d: %w", im.Peer, err)
+	}
+	return nil
+}
+
+// openOnGPU opens everything, or closes what it opened. In the opener.
+func (d *Device) openOnGPU(p *peer, im *cudaipc.Import) error {
+	err := d.openAll(p, im)
+	if err == nil {
+		return nil
+	}
+	if err := d.judge(err); d.alive() != nil {
+		return err
+	}
+	return errors.Join(err, d.closeOnGPU(p))
+}
+
+func (d *Device) openAll(p *peer, im *cudaipc.Import) error {
+	if len(im.Regions) > cudaipc.MaxRegions+MaxPieces {
+		return fmt.Errorf("%d regions and pieces, at most %d: %w", len(im.Regions), cudaipc.MaxRegions+MaxPieces, cudaipc.ErrRange)
+	}
+	var total uint64
+	for left := im.Regions; len(left) > 0; {
+		n := pieces(left)
+		if p.Regions[left[0].ID] != nil {
+			return fmt.Errorf("region %d is there twice: %w", left[0].ID, cudaipc.ErrRange)
+		}
+		if len(p.Regions) == cudaipc.MaxRegions {
+			return fmt.Errorf("more than %d regions: %w", cudaipc.MaxRegions, cudaipc.ErrRange)
+		}
+		r, err := d.openRegion(p, im, left[:n])
+		if err == nil {
+			p.Regions[left[0].ID], err = r, im.CheckGone()
+		}
+		if err != nil {
+			return fmt.Errorf("region %d: %w", left[0].ID, err)
+		}
+		if total += r.Size; total > cudaipc.MaxPeerBytes {
+			return fmt.Errorf("region %d: more than %d bytes in all: %w", left[0].ID, int64(cudaipc.MaxPeerBytes), cudaipc.ErrRange)
+		}
+		left = left[n:]
+	}
+	if err := d.openWords(p, im); err != nil {
+		return err
+	}
+	if im.Pid > 0 {
+		if err := p.Watch(); err != nil {
+			return err
+		}
+		p.watchMemory()
+	}
+	return nil
+}
+
+// pieces is how many of the first regions are one: pieces of virtual memory have one id.
+func pieces(list []cudaipc.Region) int {
+	n := 1
+	for list[0].Kind == cudaipc.KindCUDAFD && n < len(list) && list[n].Kind == cudaipc.KindCUDAFD && list[n].ID == list[0].ID {
+		n++
+	}
+	return n
+}
+
+// openRegion opens a region of one element, or of the pieces of virtual memory.
+func (d *Device) openRegion(p *peer, im *cudaipc.Import, parts []cudaipc.Region) (*cudaipc.Opened, error) {
+	r := &parts[0]
+	for i := range parts {
+		if size := parts[i].Size; size == 0 || size > cudaipc.MaxPeerBytes {
+			return nil, fmt.Errorf("size %d is not within 1 and %d bytes: %w", size, int64(cudaipc.MaxPeerBytes), cudaipc.ErrRange)
+		}
+	}
+	if (r.Kind == cudaipc.KindCUDA || r.Kind == cudaipc.KindCUDAFD) && im.GPU != cudaipc.UUID(d.gpu.UUID) {
+		return nil, fmt.Errorf("it is on GPU %s, this device is GPU %s: an engine and its agent's device are matched by UUID: %w", im.GPU, cudaipc.UUID(d.gpu.UUID), cudaipc.ErrNoCUDA)
+	}
+	switch {
+	case r.Kind == cudaipc.KindCUDA:
+		return d.openHandle(p, r)
+	case r.Kind == cudaipc.KindCUDAFD:
+		return d.openVirtual(p, im, parts)
+	case r.Kind == cudaipc.KindFD && im.Sync != nil && im.Sync.Region == r.ID:
+		mem, err := cudaipc.MapFD(r.FD, int64(r.Size))
+		return &cudaipc.Opened{Size: r.Size, Mem: mem}, err
+	case r.Kind == cudaipc.KindFD || r.Kind == cudaipc.KindPeer:
+		return nil, fmt.Errorf("kind %d on a GPU is for the words alone: KV memory comes as a CUDA IPC handle (kind %d) or as descriptors (kind %d): %w", r.Kind, cudaipc.KindCUDA, cudaipc.KindCUDAFD, cudaipc.ErrKind)
+	}
+	return nil, fmt.Errorf("kind %d on a GPU: %w", r.Kind, cudaipc.ErrKind)
+}
+
+// openHandle opens the allocation of a region, if no region before it did, and finds the region in it.
+func (d *Device) openHandle(p *peer, r *cudaipc.Region) (*cudaipc.Opened, error) {
+	var handle driver.Handle
+	if copy(handle[:], r.Handle) != len(handle) || len(r.Handle) != len(handle) {
+		return nil, fmt.Errorf("handle of %d bytes, want %d: %w", len(r.Handle), len(handle), cudaipc.ErrRange)
+	}
+	start, open := p.allocations[handle]
+	if !open {
+		var err error
+		if start, err = driver.OpenMemory(&handle); err != nil {
+			return nil, whyNotOpen(err)
+		}
+		p.allocations[handle] = start
+		d.imports.Add(1)
+	}
+	base, size, err := driver.AllocationOf(start)
+	if err != nil {
+		return nil, err
+	}
+	if base != start || r.Addr > size || r.Size > size-r.Addr {
+		return nil, fmt.Errorf("%d bytes at %d of an allocation of %d: %w", r.Size, r.Addr, size, cudaipc.ErrRange)
+	}
+	return &cudaipc.Opened{Size: r.Size, Addr: uint64(base) + r.Addr}, nil
+}
+
+// whyNotOpen says what the user sets, for what the driver says of a handle that it does not open.
+func whyNotOpen(err error) error {
+	cure := "the engine and this process need the same GPU, one IPC namespace and one PID namespace (docker: --ipc and --pid, Kubernetes: hostIPC and hostPID, or containers of one pod " +
+		"with shareProcessNamespace), one user id (--user, runAsUser), and the engine must be alive"
+	switch driver.CodeOf(err) {
+	case driver.InvalidValue, driver.NotSupported:
+		cure = "memory of PyTorch's expandable segments has no such handle (set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False, or send it as descriptors), nor has that of vLLM's sleep mode " +
+			"(start the engine without enable_sleep_mode); else " + cure
+	case driver.OutOfMemory:
+		cure = "the GPU has no memory left for the mapping: lower the engine's gpu_memory_utilization a little"
+	}
+	return fmt.Errorf("%w: %w: %s", cudaipc.ErrKind, err, cure)
+}
+
+// openWords finds the step and revocation words and opens the events. The region of the words is none to copy from then on.
+func (d *Device) openWords(p *peer, im *cudaipc.Import) error {
+	s := im.Sync
+	if err := p.PlaceWords(s, cudaipc.CUDAEventCell); err != nil || p.Words == nil {
+		return err
+	}
+	p.wordsRegion = p.Regions[s.Region]
+	delete(p.Regions, s.Region)
+	if s.Events > MaxEvents {
+		return fmt.Errorf("sync: %d events, at most %d: %w", s.Events, MaxEvents, cudaipc.ErrRange)
+	}
+	for i := range s.Events {
+		var handle driver.Handle
+		at := s.EventsOff + uint64(i)*cudaipc.CUDAEventCell
+		if err := pagefault.Guard(p.Words, p.Words, func() { copy(handle[:], p.Words[at:]) }); err != nil {
+			return fmt.Errorf("sync: event %d: %w", i, err)
+		}
+		e, err := driver.OpenEvent(&handle)
+		if err != nil {
+			return fmt.Errorf("sync: event %d: %w: %w: make it with interprocess=True, on the GPU of the regions, and keep it as long as the session; "+
+				"the engine and this process need one IPC and one PID namespace, and one user id", i, cudaipc.ErrKind, err)
+		}
+		p.events = append(p.events, e)
+		d.imports.Add(1)
+		if err := im.CheckGone(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// closeOnGPU closes everything that is open of a peer. In the opener; no copy of the peer is under way. Memory that cannot be closed
+// would never be free again while this process lives, and so the device is lost; an event that cannot, which may be so when the
+// process that made it is gone, stays open and is counted.
+func (d *Device) closeOnGPU(p *peer) error {
+	var errs []error
+	closed := func(err error) {
+		if err == nil {
+			d.imports.Add(-1)
+			return
+		}
+		d.lose(err)
+		errs = append(errs, d.alive())
+	}
+	if l := p.loads.Load(); l != nil {
+		l.close()
+	}
+	for _, e := range p.events {
+		if err := e.Destroy(); err == nil {
+			d.imports.Add(-1)
+		} else if driver.IsSticky(err) {
+			closed(err)
+		}
+	}
+	for _, a := range p.allocations {
+		closed(driver.CloseMemory(a))
+	}
+	for i := range p.ranges {
+		closed(p.ranges[i].Close())
+	}
+	return errors.Join(errs...)
+}
+
+// closeRest ends what is not on the GPU, after closeOnGPU.
+func (p *peer) closeRest() {
+	if p.wordsRegion != nil {
+		p.wordsRegion.Close()
+	}
+	p.closeStatm()
+	p.Close()
+}

@@ -1,0 +1,44 @@
+//go:build !cuda
+
+package cuda
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+// Device is the device on a GPU's memory. This program is built without it.
+type Device struct{ cudaipc.Device }
+
+// Built says whether this program is built with the device.
+const Built = false
+
+// Open answers ErrNoCUDA.
+func Open(o Options) (*Device, error) { return nil, fmt.Errorf("GPU %v: %w", o.GPU, errNotBuilt) }
+
+// Info is never called: there is no device.
+func (*Device) Info() cudaipc.CUDAInfo { return cudaipc.CUDAInfo{Lost: errNotBuilt.Error()} }
+
+// Lost is never called: there is no device.
+func (*Device) Lost() <-chan struct{} { return nil }
+
+// LostBy is never called: there is no device.
+func (*Device) LostBy() error { return errNotBuilt }
+
+// Calibrate is never called: there is no device.
+func (*Device) Calibrate(time.Duration) (cudaipc.CopyTable, error) {
+	return cudaipc.CopyTable{}, errNotBuilt
+}
+
+var errNotBuilt = fmt.Errorf("%w: this program is built without it (build tag cuda)", cudaipc.ErrNoCUDA)
+
+// SeeGPUs says why no GPU can be seen.
+func SeeGPUs() error { return errNotBuilt }
+
+// Learn is never called: there is no device.
+func (*Device) Learn(cudaipc.GPUFacts) {}
+
+// Raw is never called: there is no device.
+func (*Device) Raw(int64, int) (RawCopies, error) { return RawCopies{}, errNotBuilt }

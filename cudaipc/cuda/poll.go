@@ -1,0 +1,95 @@
+//go:build cuda
+
+package cuda
+
+import (
+	"fmt"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/driver"
+)
+
+// asking is one event to be asked, for states[state].
+type asking struct {
+	peer  *peer
+	event driver.Event
+	state int
+	fired bool
+	err   error
+}
+
+// Poll answers each wait now. The words are read first, without the driver. An event is asked only if the step that is waited
+// for has been reached, and the peer is known to live: what an event says whose process is gone is undefined. So the events of a
+// dead process that had not fired never do.
+func (d *Device) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
+	if err := d.alive(); err != nil {
+		return err
+	}
+	d.table.RLock()
+	defer d.table.RUnlock()
+	var ask []asking
+	for i := range waits {
+		p, err := d.table.PeerLocked(waits[i].Peer)
+		if err != nil {
+			return err
+		}
+		wanted, err := p.readWords(&waits[i], &states[i])
+		if err != nil {
+			return err
+		}
+		if wanted {
+			ask = append(ask, asking{peer: p, event: p.events[waits[i].Event], state: i})
+		}
+	}
+	if len(ask) == 0 {
+		return nil
+	}
+	d.asker.Do(func() { askEvents(ask) })
+	return d.answers(ask, waits, states)
+}
+
+// readWords reads the words for a wait; the event is left as not fired. wanted says that it is to be asked.
+func (p *peer) readWords(w *cudaipc.Wait, s *cudaipc.State) (wanted bool, err error) {
+	if err := p.CheckWait(w); err != nil {
+		return false, err
+	}
+	*s = cudaipc.State{Fired: true}
+	if p.Words == nil {
+		return false, nil
+	}
+	words := *w
+	words.Event = cudaipc.None
+	if err := p.PollWords(&words, s); err != nil || w.Event == cudaipc.None {
+		return false, err
+	}
+	s.Fired = false
+	return s.Step >= w.Step && !p.Dead(), nil
+}
+
+// askEvents is done in the asker.
+func askEvents(ask []asking) {
+	for i := range ask {
+		ask[i].fired, ask[i].err = ask[i].event.Fired()
+	}
+}
+
+// answers brings what the driver said into the states. The words of an event that has fired are read again: now they are those
+// that the engine's stream wrote before it.
+func (d *Device) answers(ask []asking, waits []cudaipc.Wait, states []cudaipc.State) error {
+	for i := range ask {
+		a := &ask[i]
+		if err := d.judge(a.err); err != nil {
+			return fmt.Errorf("peer %d: event %d: %w: %w", a.peer.ID, waits[a.state].Event, err, cudaipc.ErrPeer)
+		}
+		if !a.fired {
+			continue
+		}
+		words := waits[a.state]
+		words.Event = cudaipc.None
+		if err := a.peer.PollWords(&words, &states[a.state]); err != nil {
+			return err
+		}
+		states[a.state].Fired = true
+	}
+	return nil
+}

@@ -1,0 +1,51 @@
+//go:build cuda
+
+package cuda
+
+import "sync"
+
+// queue hands things over without waiting for whoever takes them. What bounds it is said where it is made.
+type queue[T any] struct {
+	mu struct {
+		sync.Mutex
+		list   []T
+		closed bool
+	}
+	some sync.Cond // something is in the list, or it is closed
+}
+
+func newQueue[T any]() *queue[T] {
+	q := &queue[T]{}
+	q.some.L = &q.mu
+	return q
+}
+
+func (q *queue[T]) put(v T) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.mu.list = append(q.mu.list, v)
+	q.some.Signal()
+}
+
+// take gives the oldest; with wait it waits for one. ok is false if there is none, or none any more.
+func (q *queue[T]) take(wait bool) (v T, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for wait && len(q.mu.list) == 0 && !q.mu.closed {
+		q.some.Wait()
+	}
+	if len(q.mu.list) == 0 {
+		return v, false
+	}
+	v = q.mu.list[0]
+	q.mu.list = q.mu.list[1:]
+	return v, true
+}
+
+// close lets those who wait go; what is in the queue can be taken still.
+func (q *queue[T]) close() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.mu.closed = true
+	q.some.Broadcast()
+}

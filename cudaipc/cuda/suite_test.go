@@ -1,0 +1,65 @@
+//go:build cuda
+
+package cuda_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/cuda"
+	"github.com/kvagent/kvagent/cudaipc/devicetest"
+)
+
+// TestCUDADevice runs the suite on all that a CUDA device can be.
+func TestCUDADevice(t *testing.T) {
+	for _, variant := range []struct {
+		name   string
+		kind   cudaipc.Kind
+		change func(*cuda.Options)
+	}{
+		{"Handles", cudaipc.KindCUDA, nil},
+		{"Pieces", cudaipc.KindCUDAFD, nil},
+		{"Ring", cudaipc.KindCUDA, func(o *cuda.Options) { o.NoPin, o.Ring = true, 1<<20 }},
+		{"Kernel", cudaipc.KindCUDA, useKernel},
+		{"SmallPins", cudaipc.KindCUDA, func(o *cuda.Options) { o.PinPiece, o.Ring, o.InFlight = 1<<16, 1<<17, 1<<18 }},
+	} {
+		t.Run(variant.name, func(t *testing.T) {
+			devicetest.TestDevice(t, func(t *testing.T) devicetest.Fixture {
+				return devicetest.CUDA(t, devicetest.MinArena, variant.kind, variant.change)
+			})
+		})
+	}
+}
+
+// TestCUDADeviceOfStrangers runs the suite on a device that does not know the processes of its peers, and so asks the events of the
+// dead too. They have the ending that this driver gives them, which one death before the suite shows.
+func TestCUDADeviceOfStrangers(t *testing.T) {
+	fires := firesOnDeath(t)
+	t.Logf("the events of the dead fire: %v", fires)
+	devicetest.TestDevice(t, func(t *testing.T) devicetest.Fixture {
+		f := devicetest.CUDA(t, devicetest.MinArena, cudaipc.KindCUDA, nil).WithoutPid()
+		f.FireOnDeath = fires
+		return f
+	})
+}
+
+func firesOnDeath(t *testing.T) bool {
+	b := newBench(t, devicetest.Spec{Regions: []int64{4096}, Events: 1}, nil)
+	if err := b.device.Close(1); err != nil {
+		t.Fatal(err)
+	}
+	im := b.describe(1)
+	im.Pid = 0
+	if err := b.device.Import(im); err != nil {
+		t.Fatal(err)
+	}
+	b.do(devicetest.Op{Kind: devicetest.Hold}, devicetest.Op{Kind: devicetest.Record})
+	b.engine.Kill()
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if b.poll(cudaipc.Wait{}).Fired {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,188 @@
+//go:build cuda
+
+package engine
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/driver"
+)
+
+// tensorAlign is what PyTorch's allocator aligns tensors to, bytes.
+const tensorAlign = 512
+
+// CUDAMemory is a stretch of GPU memory that a device can import. It is owned by its engine and gone when that closes.
+type CUDAMemory struct {
+	ID     cudaipc.RegionID
+	engine *CUDA
+	start  driver.Addr
+	size   int64
+	parts  []cudaipc.Region
+}
+
+// Regions describes the memory for an import: one element, or the pieces of virtual memory, whose descriptors stay the engine's.
+func (m *CUDAMemory) Regions() []cudaipc.Region { return m.parts }
+
+// Size is in bytes.
+func (m *CUDAMemory) Size() int64 { return m.size }
+
+// Alloc makes size bytes of GPU memory, zero, an allocation of its own. The id is the caller's choice.
+func (e *CUDA) Alloc(id cudaipc.RegionID, size int64) (*CUDAMemory, error) {
+	list, err := e.AllocTogether([]cudaipc.RegionID{id}, []int64{size})
+	if err != nil {
+		return nil, err
+	}
+	return list[0], nil
+}
+
+// AllocTogether makes several stretches in one allocation, as a caching allocator does; none of several begins where the
+// allocation does.
+func (e *CUDA) AllocTogether(ids []cudaipc.RegionID, sizes []int64) ([]*CUDAMemory, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	total := int64(0)
+	if len(ids) > 1 {
+		total = tensorAlign
+	}
+	var list []*CUDAMemory
+	for i, id := range ids {
+		if err := e.checkLocked(id, sizes[i]); err != nil {
+			return nil, err
+		}
+		list = append(list, &CUDAMemory{ID: id, engine: e, size: sizes[i], start: driver.Addr(total)})
+		total += (sizes[i] + tensorAlign - 1) &^ (tensorAlign - 1)
+	}
+	var base driver.Addr
+	var handle driver.Handle
+	var err error
+	e.front.Do(func() { base, handle, err = allocate(total) })
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range list {
+		m.parts = []cudaipc.Region{{ID: m.ID, Kind: cudaipc.KindCUDA, Size: uint64(m.size), Addr: uint64(m.start), Handle: handle[:]}}
+		m.start += base
+	}
+	e.mu.memory = append(e.mu.memory, list...)
+	e.mu.owned = append(e.mu.owned, func() error { return driver.Free(base) })
+	return list, nil
+}
+
+func (e *CUDA) checkLocked(id cudaipc.RegionID, size int64) error {
+	if e.mu.closed {
+		return errors.New("engine closed")
+	}
+	if size <= 0 || size > MaxMemory {
+		return fmt.Errorf("region %d: size %d is not within 1 and %d bytes", id, size, int64(MaxMemory))
+	}
+	if id == SyncRegion {
+		return fmt.Errorf("region %d is the engine's words", id)
+	}
+	for _, m := range e.mu.memory {
+		if m.ID == id {
+			return fmt.Errorf("region %d exists", id)
+		}
+	}
+	return nil
+}
+
+func allocate(size int64) (base driver.Addr, handle driver.Handle, err error) {
+	if base, err = driver.Alloc(size); err != nil {
+		return base, handle, err
+	}
+	if err = driver.Clear(base, size); err == nil {
+		handle, err = driver.ExportMemory(base)
+	}
+	if err != nil {
+		err = errors.Join(err, driver.Free(base))
+	}
+	return base, handle, err
+}
+
+// AllocVirtual makes a stretch of pieces of virtual memory, as PyTorch's expandable segments do. The piece is a multiple of the
+// GPU's granularity; the last one is as long as the others, and the stretch may end in it.
+func (e *CUDA) AllocVirtual(id cudaipc.RegionID, size, piece int64) (*CUDAMemory, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.checkLocked(id, size); err != nil {
+		return nil, err
+	}
+	if piece <= 0 {
+		return nil, fmt.Errorf("region %d: pieces of %d bytes", id, piece)
+	}
+	m := &CUDAMemory{ID: id, engine: e, size: size}
+	var v *driver.Range
+	var err error
+	e.front.Do(func() { v, err = m.fill(driver.Whole(uint64(size), uint64(piece)), uint64(piece)) })
+	if err != nil {
+		return nil, err
+	}
+	m.start = v.Start
+	m.parts[len(m.parts)-1].Size -= v.Size - uint64(size)
+	e.mu.memory = append(e.mu.memory, m)
+	e.mu.owned = append(e.mu.owned, v.Close)
+	return m, nil
+}
+
+// fill reserves the range and makes its pieces. In the front.
+func (m *CUDAMemory) fill(size, piece uint64) (*driver.Range, error) {
+	v, err := driver.NewRange(size)
+	if err != nil {
+		return nil, err
+	}
+	for n := uint64(0); err == nil && n < size; n += piece {
+		err = m.piece(v, piece)
+	}
+	if err == nil {
+		err = m.engine.ctx.Allow(v.Start, v.Size)
+	}
+	if err == nil {
+		err = driver.Clear(v.Start, int64(v.Size))
+	}
+	if err != nil {
+		return nil, errors.Join(err, v.Close())
+	}
+	return v, nil
+}
+
+func (m *CUDAMemory) piece(v *driver.Range, size uint64) error {
+	p, err := m.engine.ctx.Create(size)
+	if err != nil {
+		return err
+	}
+	fd, err := p.Export()
+	if err == nil {
+		m.parts = append(m.parts, cudaipc.Region{ID: m.ID, Kind: cudaipc.KindCUDAFD, Size: size, FD: fd})
+		err = v.Map(p, size)
+	}
+	return errors.Join(err, p.Release())
+}
+
+// WriteAt brings bytes to the memory, at once: not behind what streams have to do.
+func (m *CUDAMemory) WriteAt(p []byte, off int64) (int, error) {
+	if err := m.within(len(p), off); err != nil {
+		return 0, err
+	}
+	var err error
+	m.engine.copier.Do(func() { err = driver.Write(m.start+driver.Addr(off), p) })
+	return len(p), err
+}
+
+// ReadAt takes bytes from the memory, as WriteAt brings them.
+func (m *CUDAMemory) ReadAt(p []byte, off int64) (int, error) {
+	if err := m.within(len(p), off); err != nil {
+		return 0, err
+	}
+	var err error
+	m.engine.copier.Do(func() { err = driver.Read(p, m.start+driver.Addr(off)) })
+	return len(p), err
+}
+
+func (m *CUDAMemory) within(n int, off int64) error {
+	if off < 0 || off > m.size || int64(n) > m.size-off {
+		return fmt.Errorf("%d bytes at %d of region %d, which has %d", n, off, m.ID, m.size)
+	}
+	return nil
+}

@@ -1,0 +1,65 @@
+package host
+
+import (
+	"os"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+// TestArenaLosesAPage: blocks that lie on a page of the arena that cannot be had are bad, the
+// others are not, and this process lives; whether the peer's memory is mapped or reached in its
+// process, with sums or without.
+func TestArenaLosesAPage(t *testing.T) {
+	const block, blocks = 16 << 10, 16
+	for name, kind := range map[string]cudaipc.Kind{"mapped": cudaipc.KindFD, "in the process": cudaipc.KindPeer} {
+		for _, sum := range []bool{false, true} {
+			t.Run(name, func(t *testing.T) {
+				arena := memfd(t, block*blocks)
+				defer func() { _ = unix.Close(arena) }()
+				h, err := Open(Options{ArenaFD: arena, ArenaSize: block * blocks})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() { _ = h.Close(cudaipc.AllPeers) }()
+				mem := make([]byte, block*blocks)
+				addr := uint64(uintptr(unsafe.Pointer(&mem[0])))
+				region := cudaipc.Region{ID: 1, Kind: kind, Size: block * blocks, Addr: addr}
+				if kind == cudaipc.KindFD {
+					fd := memfd(t, block*blocks)
+					defer func() { _ = unix.Close(fd) }()
+					region.FD = dupFD(t, fd)
+				}
+				if err := h.Import(cudaipc.Import{Pid: os.Getpid(), Regions: []cudaipc.Region{region}}); err != nil {
+					t.Fatal(err)
+				}
+				for _, dir := range []cudaipc.Direction{cudaipc.Gather, cudaipc.Scatter} {
+					c := &cudaipc.Copy{Dir: dir, Sum: sum}
+					for b := range blocks {
+						at := int64(b) * block
+						c.Runs = append(c.Runs, cudaipc.Run{Region: 1, RegionOff: uint64(at), ArenaOff: at, Len: block})
+						c.Blocks = append(c.Blocks, cudaipc.Block{Runs: 1})
+					}
+					if d := copyAll(t, h, c); d.Err != nil {
+						t.Fatalf("before: %v", d.Err)
+					}
+					if err := unix.Ftruncate(arena, block*blocks-4096); err != nil {
+						t.Fatal(err)
+					}
+					d := copyAll(t, h, c)
+					for b := range blocks {
+						if d.Bad == nil || d.Bad[b] != (b == blocks-1) {
+							t.Fatalf("direction %d: bad blocks %v (%v), want the last", dir, d.Bad, d.Err)
+						}
+					}
+					if err := unix.Ftruncate(arena, block*blocks); err != nil {
+						t.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}

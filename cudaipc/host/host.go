@@ -1,0 +1,128 @@
+// Package host is the device on the CPU's memory: shared memory in place of a GPU's, with CUDA's rules.
+package host
+
+import (
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+// populatePiece is how many bytes are populated in one call. The kernel holds the address space's lock meanwhile: more
+// would make every mmap of the process, the runtime's too, wait for milliseconds.
+const populatePiece = 2 << 20
+
+// Options of a host device.
+type Options struct {
+	ArenaFD   int   // a memfd of at least ArenaSize bytes; stays the caller's, may be closed after Open
+	ArenaSize int64 // bytes
+	// FireOnDeath chooses what becomes of the events of a process that died: true, they fire; false, those that
+	// have not fired never will. CUDA drivers have done both.
+	FireOnDeath bool
+	// Populate maps all of the arena's pages in the background, so that the first copy into a page does not
+	// pay for it. It takes the memory.
+	Populate bool
+}
+
+// Device is the device on shared memory. It maps its arena and the regions of its peers into this process, or
+// reaches into theirs by process_vm_readv. A peer can do nothing to its memory that does more than make its own
+// blocks bad: pagefault.Guard is what protects this process from a peer that cuts off its file under our mapping, or of whose file
+// no page can be had. The kernel's SIGBUS then ends the copy, not the agent. Requiring a seal against shrinking instead would leave
+// the second case, and memory that comes from libraries that do not seal.
+type Device struct {
+	arena     []byte
+	onDeath   bool
+	populated chan struct{} // closed when the populating goroutine has ended
+	stop      chan struct{} // closed to end it
+
+	table cudaipc.Table[*peer]
+}
+
+var _ cudaipc.Device = (*Device)(nil)
+
+// Open maps the arena. Close(AllPeers) frees everything.
+func Open(o Options) (*Device, error) {
+	arena, err := cudaipc.MapFD(o.ArenaFD, o.ArenaSize)
+	if err != nil {
+		return nil, fmt.Errorf("arena: %w", err)
+	}
+	h := &Device{arena: arena, onDeath: o.FireOnDeath, populated: make(chan struct{}), stop: make(chan struct{})}
+	h.table.Init()
+	if o.Populate {
+		go h.populate()
+	} else {
+		close(h.populated)
+	}
+	return h, nil
+}
+
+// populate gives up at the first refusal: pages are then mapped as they are touched.
+func (h *Device) populate() {
+	defer close(h.populated)
+	for off := 0; off < len(h.arena); off += populatePiece {
+		select {
+		case <-h.stop:
+			return
+		default:
+		}
+		piece := h.arena[off:min(off+populatePiece, len(h.arena))]
+		if unix.Madvise(piece, unix.MADV_POPULATE_WRITE) != nil {
+			return
+		}
+	}
+}
+
+// Close closes a peer, or with AllPeers the device.
+func (h *Device) Close(id cudaipc.PeerID) error {
+	closing, err := h.table.Take(id, false)
+	for _, p := range closing {
+		p.close()
+	}
+	if err != nil || id != cudaipc.AllPeers {
+		return err
+	}
+	close(h.stop)
+	<-h.populated
+	return cudaipc.Unmap(h.arena)
+}
+
+// Poll answers each wait now. It stops at the first that cannot be answered.
+func (h *Device) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
+	h.table.RLock()
+	defer h.table.RUnlock()
+	for i := range waits {
+		p, err := h.table.PeerLocked(waits[i].Peer)
+		if err == nil {
+			err = p.Poll(&waits[i], &states[i])
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Copy checks a copy and puts it into its stream.
+func (h *Device) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
+	p, err := h.table.Begin(c.Peer)
+	if err != nil {
+		return 0, err
+	}
+	if err := p.CheckCopy(c, len(h.arena)); err != nil {
+		p.Release()
+		return 0, fmt.Errorf("peer %d: %w", p.ID, err)
+	}
+	return h.table.Enter(p, func(f *cudaipc.Flight) {
+		if p.streams[c.Dir] == nil {
+			p.streams[c.Dir] = startStream(p, h.arena)
+		}
+		p.streams[c.Dir].work <- hostCopy{f, c} // has room for MaxCopies
+	})
+}
+
+// Done waits for a copy. With timeout 0 or less it only looks.
+func (h *Device) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
+	return h.table.Done(t, timeout)
+}

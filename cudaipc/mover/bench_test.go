@@ -1,0 +1,66 @@
+package mover_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/devicetest"
+	"github.com/kvagent/kvagent/cudaipc/mover"
+)
+
+// BenchmarkCalls compares what one Poll and one copy of 4 KiB cost on the host device, in this process and in a mover.
+func BenchmarkCalls(b *testing.B) {
+	for _, variant := range []struct {
+		name  string
+		moved bool
+		ask   bool
+	}{{"Host", false, false}, {"Mover", true, false}, {"MoverAsked", true, true}} {
+		var f devicetest.Fixture
+		open := func(b *testing.B) {
+			if variant.moved {
+				f = devicetest.MoverFixture(b, devicetest.MinArena, cudaipc.KindFD, false, func(o *mover.Options) { o.AskEvents = variant.ask })
+			} else {
+				f = devicetest.Host(b, devicetest.MinArena, cudaipc.KindFD, false)
+			}
+			im, err := f.Engine(b, devicetest.Spec{Regions: []int64{64 << 20}, Events: 1}).Import(1)
+			if err == nil {
+				err = f.Device.Import(im)
+			}
+			if err != nil {
+				b.Fatal(err)
+			}
+		}
+		b.Run("Poll/"+variant.name, func(b *testing.B) {
+			open(b)
+			waits, states := []cudaipc.Wait{{Peer: 1, Event: 0, Revoke: cudaipc.None}}, make([]cudaipc.State, 1)
+			for b.Loop() {
+				if err := f.Device.Poll(waits, states); err != nil || !states[0].Fired {
+					b.Fatal(err, states)
+				}
+			}
+		})
+		for _, size := range []struct {
+			name string
+			runs int
+			len  uint32
+		}{{"4KiB", 1, 4 << 10}, {"8MiB", 1, 8 << 20}, {"8MiBin2048", 2048, 4 << 10}} {
+			b.Run("Copy"+size.name+"/"+variant.name, func(b *testing.B) {
+				open(b)
+				c := &cudaipc.Copy{Peer: 1, Sum: true, Blocks: []cudaipc.Block{{Runs: uint32(size.runs)}}}
+				for i := range size.runs {
+					c.Runs = append(c.Runs, cudaipc.Run{Region: 1, RegionOff: uint64(i) * uint64(size.len), ArenaOff: int64(i) * int64(size.len), Len: size.len})
+				}
+				for b.Loop() {
+					ticket, err := f.Device.Copy(c)
+					if err == nil {
+						_, _, err = f.Device.Done(ticket, time.Minute)
+					}
+					if err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}

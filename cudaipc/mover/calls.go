@@ -1,0 +1,203 @@
+package mover
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+// maxCalls is how many requests of a mover may wait for their answers.
+const maxCalls = 4096
+
+// calls are the requests that wait for their answers.
+type calls struct {
+	mu struct {
+		sync.Mutex
+		open map[uint64]*call
+		last uint64
+		err  error // the life has ended: no more calls
+	}
+}
+
+// call is one of them.
+type call struct {
+	what  string
+	until int64 // tick
+	take  func(*fields) error
+	err   error         // readable once done is closed
+	done  chan struct{} // closed by whoever took it out of open
+}
+
+func (c *calls) init() { c.mu.open = map[uint64]*call{} }
+
+func (c *calls) add(call *call) (uint64, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.err != nil {
+		return 0, c.mu.err
+	}
+	if len(c.mu.open) >= maxCalls {
+		return 0, fmt.Errorf("%d requests wait, at most %d: %w", len(c.mu.open), maxCalls, cudaipc.ErrBusy)
+	}
+	c.mu.last++
+	c.mu.open[c.mu.last] = call
+	return c.mu.last, nil
+}
+
+func (c *calls) take(number uint64) *call {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	call := c.mu.open[number]
+	delete(c.mu.open, number)
+	return call
+}
+
+// late gives a request whose time is over.
+func (c *calls) late(now int64) *call {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, call := range c.mu.open {
+		if now > call.until {
+			return call
+		}
+	}
+	return nil
+}
+
+// hurry gives a request no more time than until.
+func (c *calls) hurry(number uint64, until int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if call := c.mu.open[number]; call != nil {
+		call.until = min(call.until, until)
+	}
+}
+
+// fail ends all requests, and those that come later.
+func (c *calls) fail(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.mu.err = err
+	for number, call := range c.mu.open {
+		delete(c.mu.open, number)
+		call.err = err
+		close(call.done)
+	}
+}
+
+// call sends a request and waits for its answer, which take reads: until limit, then the mover is lost; the wait ends when
+// it is reaped.
+func (l *life) call(what string, limit time.Duration, msg func(number uint64) ([]byte, []int), take func(*fields) error) error {
+	return l.callUnless(nil, what, limit, msg, take)
+}
+
+// callUnless is call for a request that nobody wants any more once gone is closed: the mover is
+// told, and has Limits.Gone from then on.
+func (l *life) callUnless(gone <-chan struct{}, what string, limit time.Duration,
+	msg func(number uint64) ([]byte, []int), take func(*fields) error) error {
+	call := &call{what: what, until: l.clock.Load() + l.ticks(limit), take: take, done: make(chan struct{})}
+	number, err := l.calls.add(call)
+	if err != nil {
+		return err
+	}
+	b, fds := msg(number)
+	if err := l.post(what, b, fds); errors.Is(err, errNotSent) {
+		l.calls.take(number)
+		return fmt.Errorf("mover %s: %s: %w", l.m.opts.Name, what, err)
+	}
+	select {
+	case <-call.done:
+	case <-gone:
+		l.calls.hurry(number, l.clock.Load()+l.ticks(l.m.opts.Limits.Gone))
+		l.tellGone(call, number)
+	}
+	return call.err
+}
+
+// tellGone tells the mover that nobody wants a call any more, again each tick while other messages
+// are on their way, and waits for its end.
+func (l *life) tellGone(call *call, number uint64) {
+	again := time.NewTicker(l.m.opts.Limits.Tick)
+	defer again.Stop()
+	for !l.tell(msgGone, int64(number)) {
+		select {
+		case <-call.done:
+			return
+		case <-again.C:
+		}
+	}
+	<-call.done
+}
+
+// post sends a message. If it does not go out the mover is lost, unless the error is errNotSent.
+func (l *life) post(what string, msg []byte, fds []int) error {
+	l.m.requests.Add(1)
+	err := l.conn.send(msg, fds, time.Now().Add(l.m.opts.Limits.Ping))
+	if err != nil && !errors.Is(err, errNotSent) {
+		l.hungUp(fmt.Errorf("it does not take a request (%s): %w", what, err))
+	}
+	return err
+}
+
+func (l *life) ticks(d time.Duration) int64 {
+	return int64((d + l.m.opts.Limits.Tick - 1) / l.m.opts.Limits.Tick)
+}
+
+func takeAnswer(f *fields) error {
+	err := f.error()
+	if bad := f.end("answer"); bad != nil {
+		return bad
+	}
+	return err
+}
+
+// maxWitness is how long an opening waits for what is measured beside it, however long it may take itself.
+// In tests it is longer: a software driver is as slow as the machine is busy.
+var maxWitness = 15 * time.Second
+
+// greet waits for the process's first word, and has it open its device.
+func (l *life) greet() error {
+	o := &l.m.opts
+	measure, facts := l.m.facts()
+	return l.call("open the device", o.Limits.Start, func(number uint64) ([]byte, []int) {
+		b, err := putSetup(nil, number, &Setup{
+			Device: o.Device, GPU: o.GPU, ArenaSize: o.ArenaSize, FireOnDeath: o.FireOnDeath, Populate: o.Populate, Tables: o.Tables,
+			Measure: measure, Within: min(o.Limits.Start/4, maxWitness), Facts: facts,
+		})
+		if err != nil {
+			panic(err) // strings, numbers and booleans
+		}
+		return b, []int{l.m.arena}
+	}, takeAnswer)
+}
+
+func (l *life) importPeer(im *cudaipc.Import) error {
+	return l.callUnless(im.Gone, fmt.Sprintf("import of peer %d", im.Peer), l.m.opts.Limits.Import,
+		func(number uint64) ([]byte, []int) {
+			return putImport(nil, number, im)
+		}, takeAnswer)
+}
+
+// closePeer is done, too, when the process is reaped instead.
+func (l *life) closePeer(id cudaipc.PeerID) error {
+	err := l.call(fmt.Sprintf("close of peer %d", id), l.m.opts.Limits.Close, func(number uint64) ([]byte, []int) {
+		return put32(putHead(nil, msgClose, number), uint32(id)), nil
+	}, takeAnswer)
+	if errors.As(err, new(*cudaipc.LostError)) {
+		return nil
+	}
+	return err
+}
+
+func (l *life) poll(waits []cudaipc.Wait, states []cudaipc.State) error {
+	err := l.call("poll", l.m.opts.Limits.Poll, func(number uint64) ([]byte, []int) {
+		return putPoll(nil, number, waits), nil
+	}, func(f *fields) error { return takeStates(f, states) })
+	if errors.As(err, new(*cudaipc.LostError)) {
+		return fmt.Errorf("%w: %w", err, cudaipc.ErrPeer)
+	}
+	return err
+}

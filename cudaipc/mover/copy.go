@@ -1,0 +1,141 @@
+package mover
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+// movedCopy is what the agent's side knows of a copy in a mover.
+type movedCopy struct {
+	cudaipc.Flight
+	of     *movedPeer
+	way    int // its Direction, or sumWay
+	blocks int
+	sum    bool
+	ended  bool // under Mover.mu
+}
+
+// copyBuffers are for copies on their way out.
+var copyBuffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// Copy checks a copy and sends it to the mover.
+func (m *Mover) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
+	p, err := m.beginCopy(c.Peer)
+	if err != nil {
+		return 0, err
+	}
+	if err := p.view.CheckCopy(c, int(m.opts.ArenaSize)); err != nil {
+		p.view.Release()
+		return 0, fmt.Errorf("peer %d: %w", c.Peer, err)
+	}
+	t, err := m.ticket(&movedCopy{of: p, way: int(c.Dir), blocks: len(c.Blocks), sum: c.Sum})
+	if err != nil {
+		p.view.Release()
+		return 0, err
+	}
+	buffer := copyBuffers.Get().(*[]byte)
+	*buffer = putCopy(*buffer, t, c)
+	_ = p.life.post("copy", *buffer, nil) // if it fails the life ends, and the copy with it
+	copyBuffers.Put(buffer)
+	return t, nil
+}
+
+// beginCopy finds the peer and keeps it open: while a copy is under way, Close is ErrBusy.
+func (m *Mover) beginCopy(id cudaipc.PeerID) (*movedPeer, error) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	p, err := m.peerLocked(id)
+	if err == nil {
+		p.view.Hold()
+	}
+	return p, err
+}
+
+// ticket enters a copy into the books before it is sent, so that whatever ends finds it.
+func (m *Mover) ticket(c *movedCopy) (cudaipc.Ticket, error) {
+	p := c.of
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if p.lost != nil {
+		return 0, fmt.Errorf("peer %d: %w: %w", p.view.ID, p.lost, cudaipc.ErrPeer)
+	}
+	t, err := m.mu.tickets.Enter(p.view, c)
+	if err != nil {
+		return 0, err
+	}
+	if p.pending[c.way]++; p.pending[c.way] == 1 {
+		p.since[c.way] = p.life.clock.Load()
+	}
+	return t, nil
+}
+
+// finish ends the copy of a ticket as the mover says.
+func (m *Mover) finish(t cudaipc.Ticket, d cudaipc.Done) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := m.mu.tickets.Open[t]
+	if c == nil || c.ended {
+		return fmt.Errorf("end of copy %d, which is not under way: %w", t, errWire)
+	}
+	if (d.Bad != nil && len(d.Bad) != c.blocks) || (d.Bad != nil) != (d.Err != nil) || (c.sum && len(d.Sums) != c.blocks) {
+		return fmt.Errorf("end of copy %d: %d bad, %d sums of %d blocks: %w", t, len(d.Bad), len(d.Sums), c.blocks, errWire)
+	}
+	c.endLocked(d)
+	return nil
+}
+
+// endLocked ends the copy of a mover; Mover.mu is held.
+func (c *movedCopy) endLocked(d cudaipc.Done) {
+	c.End, c.ended = d, true
+	c.of.pending[c.way]--
+	c.of.since[c.way] = c.of.life.clock.Load()
+	c.Finish()
+}
+
+// Done waits for a copy. With timeout 0 or less it only looks.
+func (m *Mover) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
+	return m.mu.tickets.Await(&m.mu.RWMutex, t, timeout)
+}
+
+// sumWay is the place of samples beside the two directions of copies, in what is kept for each of
+// the three.
+const (
+	sumWay = 2
+	ways   = 3
+)
+
+var _ cudaipc.Summer = (*Mover)(nil)
+
+// Sum checks a sample and sends it to the mover.
+func (m *Mover) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
+	p, err := m.beginCopy(s.Peer)
+	if err != nil {
+		return 0, err
+	}
+	if err := p.view.CheckSample(s); err != nil {
+		p.view.Release()
+		return 0, fmt.Errorf("peer %d: %w", s.Peer, err)
+	}
+	t, err := m.ticket(&movedCopy{of: p, way: sumWay, blocks: len(s.Blocks), sum: true})
+	if err != nil {
+		p.view.Release()
+		return 0, err
+	}
+	_ = p.life.post("sample", putSample(nil, t, s), nil) // if it fails the life ends, and the sample with it
+	return t, nil
+}
+
+// sum puts a sample into its lane.
+func (s *server) sum(f *fields, t cudaipc.Ticket) error {
+	sample, err := takeSample(f)
+	if err != nil {
+		return err
+	}
+	return s.enqueue(sample.Peer, sumWay, &laneCopy{
+		ticket: t, sample: sample,
+		copy: cudaipc.Copy{Peer: sample.Peer, Sum: true, Blocks: make([]cudaipc.Block, len(sample.Blocks))}, // what it is to allBad
+	})
+}

@@ -1,0 +1,498 @@
+//go:build cuda
+
+package mover_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/devicetest"
+	"github.com/kvagent/kvagent/cudaipc/mover"
+)
+
+// fullFaults in the environment makes the tests of faults fail and hang every call of every function: minutes.
+const fullFaults = "KVAGENT_FAULTS_FULL"
+
+// faultPlan is what one mover does in these tests: it opens a GPU, imports an engine, asks its event, copies both ways by each of the
+// paths, and closes. Its result is how far that went.
+type faultPlan struct {
+	*moved
+	pattern []byte
+}
+
+// eachPath is a table that sends runs of these lengths by the kernel, by batches, by rectangles and one by one.
+var eachPath = []cudaipc.CopyRule{
+	{UpTo: 64, Flat: cudaipc.CopyKernel, Rows: cudaipc.CopyKernel},
+	{UpTo: 1500, Flat: cudaipc.CopyBatch, Rows: cudaipc.CopyBatch},
+	{UpTo: 4096, Flat: cudaipc.CopyBatch, Rows: cudaipc.CopyRect},
+	{UpTo: math.MaxUint64, Flat: cudaipc.CopySingle, Rows: cudaipc.CopySingle},
+}
+
+// softGPU is what the double calls its GPUs.
+const softGPU = "Software CUDA device 0"
+
+func pattern(seed uint64, n int) []byte {
+	p := make([]byte, n)
+	devicetest.Pattern(p, seed, 0)
+	return p
+}
+
+// ownMachine gives the test a pretended machine of its own.
+func ownMachine(t *testing.T) {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "kvagent-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	t.Setenv("SOFTCUDA_DIR", dir)
+}
+
+// hung are limits that a test can wait for: the one of the step in which a call hangs, and of all where that is not known.
+func hung(step string) mover.Limits {
+	l := patient
+	switch step {
+	case "import":
+		l.Import = time.Second
+	case "poll":
+		l.Poll = time.Second
+	case "gather", "scatter", "sample":
+		l.Copy = time.Second
+	default:
+		const some = 3 * time.Second
+		l.Start, l.Ping, l.Import, l.Close, l.Poll, l.Copy = some, some, some, some, some, some
+	}
+	return l
+}
+
+// newMovedCUDA is newMoved with a GPU in the mover, whose environment has env besides, and one engine for all. rules may be
+// nil. The end of the mover may go wrong.
+func newMovedCUDA(t *testing.T, engine devicetest.Engine, limits mover.Limits, rules []cudaipc.CopyRule, env ...string) *moved {
+	t.Helper()
+	m := &moved{t: t, engine: engine, lost: map[cudaipc.PeerID][]error{}}
+	m.mover, m.arena = devicetest.OpenMover(t, devicetest.MinArena, func(o *mover.Options) {
+		o.Device, o.Limits = cudaipc.CUDADevice, limits
+		o.Env = append(slices.Clone(o.Env), env...)
+		if rules != nil {
+			o.Tables = []cudaipc.CopyTable{{GPU: softGPU, Rules: rules}}
+		}
+	})
+	t.Cleanup(func() { _ = m.mover.Close(cudaipc.AllPeers) })
+	m.mover.Watch(func(id cudaipc.PeerID, err error) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.lost[id] = append(m.lost[id], err)
+	})
+	return m
+}
+
+// faultEngine is an engine whose first region has a pattern, and whose step 4 has ended.
+func faultEngine(t *testing.T) devicetest.Engine {
+	t.Helper()
+	return faultEngineOf(t, cudaipc.KindCUDA)
+}
+
+func faultEngineOf(t *testing.T, kind cudaipc.Kind) devicetest.Engine {
+	t.Helper()
+	engine := devicetest.CUDAEngine(t, devicetest.Spec{Regions: []int64{movedSize, movedSize}, Events: 1, Revokes: 1}, kind)
+	for _, op := range []devicetest.Op{
+		{Kind: devicetest.Fill, Region: 1, Len: movedSize, Seed: 3}, {Kind: devicetest.SetStep, Step: 4}, {Kind: devicetest.Record},
+		{Kind: devicetest.Synchronize},
+	} {
+		if _, err := engine.Do(op); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return engine
+}
+
+// pinned waits until the mover says that nothing more will be pinned, or is gone; not longer than a hang of its driver is waited for.
+func (m *moved) pinned() {
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) { // a pause between two looks
+		if i := m.info(); i.PinDone || i.PinError != "" || m.mover.Movers()[0].Pid == 0 {
+			return
+		}
+	}
+}
+
+// info is what the mover's device said last.
+func (m *moved) info() (info cudaipc.CUDAInfo) {
+	_ = json.Unmarshal(m.mover.Movers()[0].Info, &info) // it said nothing yet
+	return info
+}
+
+// eachPathCopy is blocks with runs for each path, from and to the same offsets.
+func eachPathCopy(dir cudaipc.Direction) *cudaipc.Copy {
+	const blocks, size = 4, movedSize / 4
+	c := &cudaipc.Copy{Peer: 1, Dir: dir, Sum: true}
+	for b := range int64(blocks) {
+		runs := len(c.Runs)
+		add := func(off int64, n uint32) {
+			c.Runs = append(c.Runs, cudaipc.Run{Region: cudaipc.RegionID(dir) + 1, RegionOff: uint64(b*size + off), ArenaOff: b*size + off, Len: n})
+		}
+		for i := range int64(5) {
+			add(i*i*50, uint32(40+i))                // kernel
+			add(8192+i*i*1600, uint32(1000+i))       // batch
+			add(65536+i*4096, 2000)                  // rect
+			add(131072+i*i*20480, uint32(20000+i*8)) // single
+		}
+		c.Blocks = append(c.Blocks, cudaipc.Block{Runs: uint32(len(c.Runs) - runs)})
+	}
+	return c
+}
+
+// copies does a copy and holds its good blocks against what they must be. It gives why blocks are bad.
+func (p *faultPlan) copies(dir cudaipc.Direction, there func() []byte) error {
+	p.t.Helper()
+	c := eachPathCopy(dir)
+	ticket, err := p.mover.Copy(c)
+	if err != nil {
+		return err
+	}
+	d := p.done(ticket)
+	p.good(c, &d, there())
+	return d.Err
+}
+
+// good fails the test if a block that is not bad is not what it must be.
+func (p *faultPlan) good(c *cudaipc.Copy, d *cudaipc.Done, got []byte) {
+	p.t.Helper()
+	run := 0
+	for b := range c.Blocks {
+		for range c.Blocks[b].Runs {
+			r := &c.Runs[run]
+			run++
+			to := r.RegionOff + uint64(r.Len)
+			if (d.Bad == nil || !d.Bad[b]) && !bytes.Equal(got[r.RegionOff:to], p.pattern[r.RegionOff:to]) {
+				p.t.Fatalf("direction %d: block %d is said to have arrived, and %d bytes at %d are wrong", c.Dir, b, r.Len, r.RegionOff)
+			}
+		}
+	}
+}
+
+func (p *faultPlan) gather() error {
+	clear(p.arena[:movedSize])
+	return p.copies(cudaipc.Gather, func() []byte { return p.arena })
+}
+
+func (p *faultPlan) scatter() error {
+	copy(p.arena, p.pattern)
+	if _, err := p.engine.Do(devicetest.Op{Kind: devicetest.Fill, Region: 2, Len: movedSize, Seed: 9}); err != nil {
+		p.t.Fatal(err)
+	}
+	return p.copies(cudaipc.Scatter, func() []byte {
+		data, err := p.engine.Do(devicetest.Op{Kind: devicetest.Read, Region: 2, Len: movedSize})
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		return data
+	})
+}
+
+// sample sums the first region as two blocks of two pieces each.
+func (p *faultPlan) sample() error {
+	const half = movedSize / 2
+	s := &cudaipc.Sample{Peer: 1, Within: cudaipc.MaxSampleWait, Blocks: []cudaipc.SampleBlock{{Block: 0}, {Block: 1, Seed: 5}}}
+	for i := range uint64(2) {
+		s.Pieces = append(s.Pieces, cudaipc.Piece{Region: 1, Offset: i * half / 2, Stride: half, Bytes: half / 2})
+	}
+	ticket, err := p.mover.Sum(s)
+	if err != nil {
+		return err
+	}
+	d := p.done(ticket)
+	for i, b := range s.Blocks {
+		want := crc32.Update(b.Seed, crc32.MakeTable(crc32.Castagnoli), p.pattern[i*half:(i+1)*half])
+		if (d.Bad == nil || !d.Bad[i]) && d.Sums[i] != want {
+			p.t.Fatalf("block %d is said to have been summed, and its sum is %08x, not %08x", i, d.Sums[i], want)
+		}
+	}
+	return d.Err
+}
+
+func (p *faultPlan) ask() error {
+	var s [1]cudaipc.State
+	err := p.mover.Poll([]cudaipc.Wait{{Peer: 1, Revoke: cudaipc.None, Step: 4}}, s[:])
+	if err == nil && !s[0].Fired {
+		p.t.Fatal("an event that has fired is said not to have")
+	}
+	return err
+}
+
+// events makes load events, and a load that is told.
+func (p *faultPlan) events() error {
+	words, err := p.engine.Do(devicetest.Op{Kind: devicetest.LoadWords})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	if _, err := p.mover.LoadEvents(1, binary.LittleEndian.Uint64(words), 2); err != nil {
+		return err
+	}
+	c := eachPathCopy(cudaipc.Scatter)
+	c.Serial = 1
+	ticket, err := p.mover.Copy(c)
+	if err != nil {
+		return err
+	}
+	d := p.done(ticket)
+	return d.Err
+}
+
+// faultEnd is where a mover met its fault, and with what.
+type faultEnd struct {
+	step string // "": nowhere
+	err  error
+}
+
+// run goes as far as it can.
+func (p *faultPlan) run() faultEnd {
+	p.t.Helper()
+	if err := p.mover.Import(p.imports(1)); err != nil {
+		return faultEnd{"import", err}
+	}
+	p.pinned()
+	for _, step := range []struct {
+		name string
+		do   func() error
+	}{{"poll", p.ask}, {"gather", p.gather}, {"scatter", p.scatter}, {"sample", p.sample}, {"events", p.events}, {"close", func() error { return p.mover.Close(1) }}} {
+		if err := step.do(); err != nil {
+			return faultEnd{step.name, err}
+		}
+	}
+	return faultEnd{}
+}
+
+// faultRun is a run of a mover whose driver has a fault. It cleans up so that the fixture can close the mover.
+func faultRun(t *testing.T, engine devicetest.Engine, limits mover.Limits, env ...string) (*faultPlan, faultEnd) {
+	t.Helper()
+	p := &faultPlan{moved: newMovedCUDA(t, engine, limits, eachPath, env...), pattern: pattern(3, movedSize)}
+	end := p.run()
+	t.Logf("%q: %v", end.step, end.err)
+	return p, end
+}
+
+// again says that what comes after the fault works: in the same mover, or in the next one.
+func (p *faultPlan) again(end faultEnd) {
+	p.t.Helper()
+	if end.step != "import" && end.step != "" {
+		if err := p.mover.Close(1); err != nil {
+			p.t.Fatalf("close behind the fault: %v", err)
+		}
+	}
+	if end := p.run(); end.step != "" {
+		p.t.Errorf("%s behind the fault: %v", end.step, end.err)
+	}
+}
+
+// called is how often the mover calls each function of the driver in a run without a fault.
+func called(t *testing.T, engine devicetest.Engine) map[string]int {
+	t.Helper()
+	list := filepath.Join(t.TempDir(), "calls")
+	p, end := faultRun(t, engine, patient, "SOFTCUDA_CALLS="+list)
+	if end.step != "" {
+		t.Fatalf("without a fault: %s: %v", end.step, end.err)
+	}
+	if err := p.mover.Close(cudaipc.AllPeers); err != nil { // so that its last calls are made
+		t.Fatal(err)
+	}
+	return devicetest.ReadCalls(t, list)
+}
+
+// What a failure of each function costs, where a mover calls it for the first time. Import, poll, gather and scatter are what answers an
+// error, once; after the others nothing works in that process.
+const (
+	costsNothing = "nothing" // it is done without
+	costsStart   = "start"   // the device does not open, and says why to each import
+	costsMover   = "mover"   // what is under way cannot be known: the mover is replaced
+	costsEnd     = "end"     // the end of the device says so, and the process ends
+)
+
+var costOf = map[string]string{
+	"cuInit": costsStart, "cuDeviceGetCount": costsStart, "cuDeviceGet": costsStart, "cuDeviceGetName": costsStart, "cuDeviceGetUuid": costsStart,
+	"cuDeviceGetAttribute": costsStart, "cuDevicePrimaryCtxRetain": costsStart, "cuCtxSetCurrent": costsStart,
+	"cuCtxGetStreamPriorityRange": costsStart, "cuStreamCreateWithPriority": costsStart, "cuMemHostAlloc": costsStart,
+	"cuMemHostGetDevicePointer":  costsStart,
+	"cuDevicePrimaryCtxSetFlags": costsNothing, "cuCtxSetLimit": costsNothing, "cuCtxGetLimit": costsNothing, "cuMemGetInfo": costsNothing, "cuGetProcAddress": costsNothing,
+	"cuMemHostRegister": costsNothing, "cuModuleLoadData": costsNothing, "cuModuleGetFunction": costsNothing, "cuEventDestroy": costsNothing,
+	"cuIpcOpenMemHandle": "import", "cuMemGetAddressRange": "import", "cuIpcOpenEventHandle": "import",
+	"cuEventQuery": "poll", "cuLaunchKernel": "gather", "cuMemcpy2DAsync": "gather", "cuMemcpyBatchAsync": "gather",
+	"cuMemcpyDtoHAsync": "gather", "cuMemcpyHtoDAsync": "scatter", "cuMemcpyDtoH": "sample",
+	"cuMemGetAllocationGranularity": "import", "cuMemAddressReserve": "import", "cuMemImportFromShareableHandle": "import", "cuMemMap": "import",
+	"cuMemSetAccess": "import", "cuMemRelease": "import", "cuIpcGetEventHandle": "events",
+	"cuMemUnmap": costsMover, "cuMemAddressFree": costsMover,
+	"cuEventCreate": costsMover, "cuEventRecord": costsMover, "cuIpcCloseMemHandle": costsMover,
+	"cuStreamDestroy": costsEnd, "cuMemFreeHost": costsEnd, "cuMemHostUnregister": costsEnd, "cuModuleUnload": costsEnd, "cuDevicePrimaryCtxRelease": costsEnd,
+}
+
+// holds says whether a run met its fault as cost says.
+func (p *faultPlan) holds(cost, name string, end faultEnd) {
+	p.t.Helper()
+	lost := p.mover.Movers()[0].Lost
+	replaced := lost[cudaipc.LostDevice] == 1
+	says := strings.NewReplacer("DtoH", "", "HtoD", "").Replace(name) // one name for all copies
+	step := cost
+	switch cost {
+	case costsNothing:
+		step = ""
+	case costsStart:
+		step = "import"
+	case costsMover:
+		step = end.step
+	case costsEnd:
+		step, end.err = "", p.mover.Close(cudaipc.AllPeers)
+	}
+	silent := cost != costsNothing && cost != costsMover && (end.err == nil || !strings.Contains(end.err.Error(), says))
+	if replaced != (cost == costsMover) || end.step != step || silent {
+		p.t.Errorf("its failure should cost %q: it went as far as %q: %v; losses %v", cost, end.step, end.err, lost)
+	}
+}
+
+// TestCUDAFailures: each function of the driver that a mover calls fails, once. The job, the import or the close that met it says so, or does
+// without; no block that is said to have arrived is wrong; and what comes next works, unless the device cannot be opened at all.
+func TestCUDAFailures(t *testing.T) {
+	ownMachine(t)
+	engine := faultEngine(t)
+	first := called(t, engine)
+	for _, name := range slices.Sorted(maps.Keys(first)) {
+		t.Run(name, func(t *testing.T) { failsOnce(t, engine, name) })
+	}
+	engine = faultEngineOf(t, cudaipc.KindCUDAFD)
+	for _, name := range slices.Sorted(maps.Keys(called(t, engine))) {
+		if first[name] == 0 {
+			t.Run(name, func(t *testing.T) { failsOnce(t, engine, name) })
+		}
+	}
+}
+
+func failsOnce(t *testing.T, engine devicetest.Engine, name string) {
+	cost, known := costOf[name]
+	if !known {
+		t.Fatal("a mover calls it, and this test does not say what its failure costs")
+	}
+	p, end := faultRun(t, engine, patient, fmt.Sprintf("SOFTCUDA_FAIL=%s:1:1", name))
+	p.holds(cost, name, end)
+	if cost != costsStart && cost != costsEnd && cost != costsMover || name == "cuIpcCloseMemHandle" {
+		p.again(end)
+	}
+}
+
+// TestCUDAFailuresLater is TestCUDAFailures for later calls, and for errors that no call survives.
+func TestCUDAFailuresLater(t *testing.T) {
+	ownMachine(t)
+	engine := faultEngine(t)
+	times, most := called(t, engine), 1
+	codes := []int{719}
+	names := []string{"cuMemcpyDtoHAsync", "cuMemcpyDtoH", "cuLaunchKernel", "cuEventQuery", "cuIpcOpenMemHandle"}
+	if os.Getenv(fullFaults) != "" {
+		most, codes, names = 6, []int{1, 2, 700, 719, 999}, slices.Sorted(maps.Keys(times))
+	}
+	for _, name := range names {
+		for n := 1; n <= min(times[name], most); n++ {
+			for _, code := range codes {
+				t.Run(fmt.Sprintf("%s/%d/%d", name, n, code), func(t *testing.T) {
+					p, end := faultRun(t, engine, patient, fmt.Sprintf("SOFTCUDA_FAIL=%s:%d:%d", name, n, code))
+					if lost := p.mover.Movers()[0].Lost[cudaipc.LostDevice]; most == 1 && lost != 1 {
+						t.Errorf("%d losses by a sticky error, want 1: %v", lost, end.err)
+					}
+				})
+			}
+		}
+	}
+}
+
+// heldCopies has the double's copies wait.
+type heldCopies struct {
+	t    *testing.T
+	file string
+}
+
+// holdCopies gives what a mover needs in its environment for that; nothing is held yet.
+func holdCopies(t *testing.T) (h heldCopies, env string) {
+	h = heldCopies{t, filepath.Join(t.TempDir(), "held")}
+	return h, "SOFTCUDA_COPY_HELD=" + h.file
+}
+
+func (h heldCopies) hold() {
+	if err := os.WriteFile(h.file, nil, 0o600); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+func (h heldCopies) letGo() {
+	if err := os.Remove(h.file); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// TestCUDACopiesOfTheDead: an engine dies while copies of its memory are under way, and they land, or end short and nobody says so. Either
+// way no block counts as arrived whose bytes are not there.
+func TestCUDACopiesOfTheDead(t *testing.T) {
+	ownMachine(t)
+	for _, ending := range []string{"land", "end"} {
+		for dir, call := range map[cudaipc.Direction]string{cudaipc.Gather: "cuMemcpyDtoHAsync", cudaipc.Scatter: "cuMemcpyHtoDAsync"} {
+			t.Run(fmt.Sprintf("%s/%d", ending, dir), func(t *testing.T) {
+				list := filepath.Join(t.TempDir(), "calls")
+				held, env := holdCopies(t)
+				m := newMovedCUDA(t, faultEngine(t), patient, eachPath, "SOFTCUDA_COPIES_OF_THE_DEAD="+ending, env, "SOFTCUDA_CALLS="+list)
+				m.attach(1)
+				clear(m.arena[:movedSize])
+				held.hold()
+				ticket, err := m.mover.Copy(eachPathCopy(dir))
+				if err != nil {
+					t.Fatal(err)
+				}
+				for devicetest.ReadCalls(t, list)[call] == 0 {
+					time.Sleep(time.Millisecond) // between two looks
+				}
+				m.engine.Kill()
+				held.letGo()
+				d := m.done(ticket)
+				p := &faultPlan{moved: m, pattern: pattern(3, movedSize)}
+				if dir == cudaipc.Gather {
+					p.good(eachPathCopy(dir), &d, m.arena)
+				}
+				if d.Err == nil {
+					t.Error("the end of the copy does not say that its engine died meanwhile")
+				}
+				if err := m.mover.Close(1); err != nil {
+					t.Errorf("Close: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// TestCUDAHangs: a call of the driver that does not return costs the mover, which is killed and reaped within its limits; its copies end with
+// bad blocks, and the next one serves.
+func TestCUDAHangs(t *testing.T) {
+	ownMachine(t)
+	names := []string{"cuIpcOpenMemHandle", "cuMemcpyBatchAsync", "cuLaunchKernel", "cuEventQuery", "cuMemcpyDtoH"}
+	if os.Getenv(fullFaults) != "" {
+		names = slices.Sorted(maps.Keys(called(t, faultEngine(t))))
+	}
+	for _, name := range names {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p, end := faultRun(t, faultEngine(t), hung(costOf[name]), fmt.Sprintf("SOFTCUDA_HANG=%s:1", name))
+			lost := p.mover.Movers()[0].Lost
+			switch costOf[name] {
+			case "import", "gather", "scatter", "sample", "poll":
+				if end.step != costOf[name] || lost[cudaipc.LostCall]+lost[cudaipc.LostCopy] != 1 {
+					t.Errorf("%q: %v; losses %v, want one", end.step, end.err, lost)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,70 @@
+//go:build cuda
+
+package mover_test
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/mover"
+)
+
+// openHeld is an import of GPU memory whose engine dies while the driver opens the memory.
+func openHeld(t *testing.T, limits mover.Limits) (m *moved, held heldCopies, done <-chan error) {
+	t.Helper()
+	list := filepath.Join(t.TempDir(), "calls")
+	held, _ = holdCopies(t)
+	held.hold()
+	m = newMovedCUDA(t, faultEngine(t), limits, eachPath, "SOFTCUDA_OPEN_HELD="+held.file, "SOFTCUDA_CALLS="+list)
+	if err := m.mover.Start(); err != nil {
+		t.Fatal(err)
+	}
+	im, gone, result := m.imports(1), make(chan struct{}), make(chan error, 1)
+	im.Gone = gone
+	go func() { result <- m.mover.Import(im) }()
+	until(t, "the driver opens the memory", func() bool {
+		text, err := os.ReadFile(list)
+		return err == nil && strings.Contains(string(text), "cuIpcOpenMemHandle")
+	})
+	m.engine.Kill()
+	close(gone) // as the agent does, who watches the engine
+	return m, held, result
+}
+
+// An engine dies in the middle of a slow import: when the driver's call is back the mover closes
+// what it has opened, and goes on.
+func TestCUDAImportOfTheDeadIsStopped(t *testing.T) {
+	ownMachine(t)
+	m, held, done := openHeld(t, patient)
+	held.letGo()
+	if err := <-done; err == nil { // it is told, or meets a handle of the dead
+		t.Error("the import of a dead engine came to its end")
+	}
+	until(t, "nothing of the engine is open", func() bool {
+		var info cudaipc.CUDAInfo
+		s := m.mover.Movers()[0]
+		return s.Pid != 0 && len(s.Lost) == 0 && json.Unmarshal(s.Info, &info) == nil && info.Imports == 0
+	})
+}
+
+// The same where the driver's call does not come back: the mover is killed and reaped, which frees
+// the memory, by Limits.Gone and not by that of an import.
+func TestCUDAImportOfTheDeadThatHangs(t *testing.T) {
+	ownMachine(t)
+	limits := patient
+	limits.Gone = 200 * time.Millisecond
+	m, held, done := openHeld(t, limits)
+	var lost *cudaipc.LostError
+	if err := <-done; !errors.As(err, &lost) || lost.Reason != cudaipc.LostCall {
+		t.Errorf("%v, want the loss of the mover by its limit", err)
+	}
+	if _, err := os.Stat(held.file); err != nil || m.mover.Movers()[0].Pid != 0 {
+		t.Errorf("%v; %+v: the call came back, or the mover is there", err, m.mover.Movers()[0])
+	}
+}

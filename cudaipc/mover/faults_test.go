@@ -1,0 +1,244 @@
+package mover_test
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/devicetest"
+	"github.com/kvagent/kvagent/cudaipc/mover"
+)
+
+// patience is how long these tests wait for what must come.
+const patience = 30 * time.Second
+
+// Devices in a mover that go wrong: the host device but for the method that the name tells.
+const (
+	hangsInCopy   = "hangs in Copy"
+	hangsInDone   = "hangs in Done"
+	hangsInImport = "hangs in Import"
+	hangsInOpen   = "hangs in its opening"
+	stopsInImport = "imports until the peer is gone"
+	hangsInClose  = "hangs in Close"
+	hangsInPoll   = "hangs in Poll"
+	hangsInSum    = "hangs in Sum"
+	losesItself   = "says ErrLost"
+	doesNotOpen   = "does not open"
+	firesForAStep = "fires for steps alone" // events of waits without a step have not fired
+)
+
+type faulty struct {
+	cudaipc.Device
+	fault string
+}
+
+// openFaulty is OpenMoved and the devices above.
+func openFaulty(s mover.Setup) (cudaipc.Device, error) {
+	fault := s.Device
+	switch fault {
+	case hangsInOpen:
+		select {}
+	case hangsInCopy, hangsInDone, hangsInImport, stopsInImport, hangsInClose, hangsInPoll, hangsInSum, losesItself,
+		firesForAStep:
+		s.Device = cudaipc.HostDevice
+		d, err := mover.Open(s)
+		return &faulty{d, fault}, err
+	case doesNotOpen:
+		return nil, fmt.Errorf("on purpose: %w", cudaipc.ErrNoCUDA)
+	}
+	return mover.Open(s)
+}
+
+func (f *faulty) is(fault string) {
+	if f.fault == fault {
+		select {}
+	}
+}
+
+func (f *faulty) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
+	f.is(hangsInCopy)
+	return f.Device.Copy(c)
+}
+
+func (f *faulty) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
+	f.is(hangsInSum)
+	return f.Device.(cudaipc.Summer).Sum(s)
+}
+
+func (f *faulty) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
+	f.is(hangsInDone)
+	if f.fault == losesItself {
+		return cudaipc.Done{}, false, fmt.Errorf("on purpose: %w", cudaipc.ErrLost)
+	}
+	return f.Device.Done(t, timeout)
+}
+
+func (f *faulty) Import(im cudaipc.Import) error {
+	f.is(hangsInImport)
+	if f.fault == stopsInImport {
+		<-im.Gone
+	}
+	return f.Device.Import(im)
+}
+
+func (f *faulty) Close(p cudaipc.PeerID) error {
+	f.is(hangsInClose)
+	return f.Device.Close(p)
+}
+
+func (f *faulty) Poll(w []cudaipc.Wait, s []cudaipc.State) error {
+	f.is(hangsInPoll)
+	err := f.Device.Poll(w, s)
+	for i := range s {
+		s[i].Fired = s[i].Fired && (f.fault != firesForAStep || w[i].Step > 0)
+	}
+	return err
+}
+
+// moved is a mover under test, with one engine of 8 MiB as peer 1.
+type moved struct {
+	t      *testing.T
+	mover  *mover.Mover
+	arena  []byte
+	engine devicetest.Engine
+
+	mu   sync.Mutex
+	lost map[cudaipc.PeerID][]error
+}
+
+const movedSize = 8 << 20
+
+// patient are limits that no run without a hang comes near, also where the machine stands still for seconds.
+var patient = mover.Limits{
+	Tick: 20 * time.Millisecond, Ping: patience, Quiet: patience, Import: patience, Close: patience, Poll: patience, Copy: patience, Steady: time.Nanosecond,
+}
+
+func newMoved(t *testing.T, change func(*mover.Options)) *moved {
+	t.Helper()
+	m := &moved{t: t, lost: map[cudaipc.PeerID][]error{}}
+	f := devicetest.MoverFixture(t, devicetest.MinArena, cudaipc.KindFD, false, func(o *mover.Options) {
+		o.Limits = patient
+		if change != nil {
+			change(o)
+		}
+	})
+	m.mover, m.arena = f.Device.(*mover.Mover), f.Arena
+	m.mover.Watch(func(id cudaipc.PeerID, err error) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.lost[id] = append(m.lost[id], err)
+	})
+	m.engine = f.Engine(t, devicetest.Spec{Regions: []int64{movedSize}, Events: 1, Revokes: 1})
+	if _, err := m.engine.Do(devicetest.Op{Kind: devicetest.Fill, Region: 1, Len: movedSize, Seed: 3}); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func (m *moved) imports(id cudaipc.PeerID) cudaipc.Import {
+	m.t.Helper()
+	im, err := m.engine.Import(id)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return im
+}
+
+func (m *moved) attach(id cudaipc.PeerID) {
+	m.t.Helper()
+	if err := m.mover.Import(m.imports(id)); err != nil {
+		m.t.Fatalf("Import: %v", err)
+	}
+}
+
+func (m *moved) pid() int {
+	m.t.Helper()
+	pid := m.mover.Movers()[0].Pid
+	if pid == 0 {
+		m.t.Fatal("no process")
+	}
+	return pid
+}
+
+func (m *moved) submit(id cudaipc.PeerID, copies int) (tickets []cudaipc.Ticket) {
+	m.t.Helper()
+	const blocks, n = 32, movedSize / 32
+	for range copies {
+		c := &cudaipc.Copy{Peer: id, Sum: true}
+		for b := range blocks {
+			c.Runs = append(c.Runs, cudaipc.Run{Region: 1, RegionOff: uint64(b) * n, ArenaOff: int64(b) * n, Len: n})
+			c.Blocks = append(c.Blocks, cudaipc.Block{Runs: 1})
+		}
+		ticket, err := m.mover.Copy(c)
+		if err != nil {
+			m.t.Fatalf("Copy: %v", err)
+		}
+		tickets = append(tickets, ticket)
+	}
+	return tickets
+}
+
+func (m *moved) done(ticket cudaipc.Ticket) cudaipc.Done {
+	m.t.Helper()
+	d, ok, err := m.mover.Done(ticket, patience)
+	if err != nil || !ok {
+		m.t.Fatalf("Done = %v, %v after %v", ok, err, patience)
+	}
+	return d
+}
+
+// works says that peer 1 can be imported and copied from, and closes it.
+func (m *moved) works() {
+	m.t.Helper()
+	m.attach(1)
+	if d := m.done(m.submit(1, 1)[0]); d.Err != nil {
+		m.t.Fatalf("copy: %v", d.Err)
+	}
+	if err := m.mover.Close(1); err != nil {
+		m.t.Fatalf("Close: %v", err)
+	}
+}
+
+// gone says that a process is no more, not even to be reaped.
+func gone(pid int) bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) }
+
+// expectLost holds a peer that is lost to cudaipc.Watcher, and closes it.
+func (m *moved) expectLost(id cudaipc.PeerID, reason cudaipc.LossReason) {
+	m.t.Helper()
+	_, err := m.mover.Copy(&cudaipc.Copy{Peer: id})
+	polled := m.mover.Poll([]cudaipc.Wait{{Peer: id, Event: 0, Revoke: 0}}, make([]cudaipc.State, 1))
+	for what, err := range map[string]error{"Copy": err, "Poll": polled} {
+		var lost *cudaipc.LostError
+		if !errors.Is(err, cudaipc.ErrPeer) || !errors.As(err, &lost) || lost.Reason != reason {
+			m.t.Errorf("%s of a lost peer: %v, want ErrPeer and the loss (%s)", what, err, reason)
+		}
+	}
+	m.told(id)
+	if err := m.mover.Close(id); err != nil {
+		m.t.Errorf("Close of a lost peer: %v", err)
+	}
+	if n := m.mover.Movers()[0].Lost[reason]; n != 1 {
+		m.t.Errorf("%d losses by %q, want 1", n, reason)
+	}
+}
+
+// told waits until the loss of a peer is told, once.
+func (m *moved) told(id cudaipc.PeerID) {
+	m.t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) { // a pause between two looks
+		m.mu.Lock()
+		n := len(m.lost[id])
+		m.mu.Unlock()
+		if n == 1 {
+			return
+		}
+		if n > 1 || time.Now().After(end) {
+			m.t.Fatalf("the loss of peer %d was told %d times, want once", id, n)
+		}
+	}
+}

@@ -1,0 +1,76 @@
+package mover_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/mover"
+)
+
+// importOfTheGone imports for a peer that is gone by the time the mover has been asked.
+func (m *moved) importOfTheGone() error {
+	m.t.Helper()
+	if err := m.mover.Start(); err != nil {
+		m.t.Fatal(err)
+	}
+	im, gone, asked := m.imports(1), make(chan struct{}), m.mover.Movers()[0].Requests
+	im.Gone = gone
+	done := make(chan error, 1)
+	go func() { done <- m.mover.Import(im) }()
+	until(m.t, "the mover is asked", func() bool { return m.mover.Movers()[0].Requests > asked })
+	close(gone)
+	return <-done
+}
+
+// An import whose peer is gone is stopped in the mover, which goes on; where its call does not come
+// back the mover is ended, long before Limits.Import; and a start that does not come to its end is
+// not waited for.
+func TestImportOfOneWhoIsGone(t *testing.T) {
+	t.Run("stops", func(t *testing.T) {
+		t.Parallel()
+		m := newMoved(t, func(o *mover.Options) { o.Device, o.Limits.Gone = stopsInImport, patience })
+		if err := m.importOfTheGone(); !errors.Is(err, cudaipc.ErrPeer) {
+			t.Errorf("%v, want ErrPeer", err)
+		}
+		if s := m.mover.Movers()[0]; s.Pid == 0 || s.Peers != 0 || len(s.Lost) != 0 {
+			t.Errorf("%+v, want a mover that goes on, without peers", s)
+		}
+	})
+	t.Run("hangs", func(t *testing.T) {
+		t.Parallel()
+		m := newMoved(t, func(o *mover.Options) { o.Device, o.Limits.Gone = hangsInImport, 200*time.Millisecond })
+		var lost *cudaipc.LostError
+		began := time.Now()
+		defer func() {
+			if took := time.Since(began); took > patience/2 {
+				t.Errorf("it took %v, as long as an import may take", took)
+			}
+		}()
+		if err := m.importOfTheGone(); !errors.As(err, &lost) || lost.Reason != cudaipc.LostCall {
+			t.Errorf("%v, want the loss of the mover by its limit", err)
+		}
+	})
+	t.Run("start", func(t *testing.T) {
+		t.Parallel()
+		m := newMoved(t, func(o *mover.Options) { o.Device, o.Limits.Start = hangsInOpen, time.Second })
+		im := m.imports(1)
+		gone := make(chan struct{})
+		close(gone)
+		im.Gone = gone
+		if err := m.mover.Import(im); !errors.Is(err, cudaipc.ErrPeer) || errors.As(err, new(*cudaipc.LostError)) {
+			t.Errorf("%v, want ErrPeer before the start is over", err)
+		}
+	})
+}
+
+// until waits for what comes in another process.
+func until(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !holds(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}

@@ -1,0 +1,281 @@
+package mover
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+// life is one process of a Mover, from its start until everything of it is told. Three goroutines: run starts and
+// reaps the process and then tells its end, read takes what it says, tend looks after it.
+type life struct {
+	m    *Mover
+	conn *conn
+	cmd  *exec.Cmd
+
+	dying  chan struct{} // closed when the process is killed, or gone
+	reaped chan struct{} // closed when the process is reaped: it touches nothing any more
+	ended  chan struct{} // closed when its copies have ended, and its peers are told to be lost
+	joined sync.WaitGroup
+
+	once     sync.Once
+	quitting atomic.Bool        // ends in order: its silence is no fault
+	reason   cudaipc.LossReason // these two are readable once dying is closed
+	cause    error
+
+	clock    atomic.Int64           // ticks
+	pong     atomic.Int64           // tick of the last answer to a ping
+	info     atomic.Pointer[[]byte] // what the device said last of itself; nil: nothing yet
+	informed atomic.Bool            // it may be asked again
+	begun    time.Time
+	bound    string // how it is bound to its node, or why not
+	over     bool   // under Mover.mu: told to have ended
+
+	calls calls
+}
+
+// alive gives the life that runs, or starts one.
+func (m *Mover) alive() (*life, error) {
+	m.starting.Lock()
+	defer m.starting.Unlock()
+	m.mu.RLock()
+	life, closed, pause := m.mu.life, m.mu.closed, time.Until(m.mu.history.notBefore)
+	m.mu.RUnlock()
+	switch {
+	case closed:
+		return nil, cudaipc.ErrClosed
+	case life != nil:
+		select {
+		case <-life.dying:
+			return nil, fmt.Errorf("mover %s is being ended (%w): try again", m.opts.Name, life.err())
+		default:
+			return life, nil
+		}
+	case pause > 0:
+		return nil, fmt.Errorf("mover %s failed several times in a row; it is not started again for %v: %w: try later",
+			m.opts.Name, pause.Round(time.Millisecond), m.lastLoss())
+	}
+	return m.start()
+}
+
+// aliveFor is alive for an import. A start, which may take long, goes on without one whose peer is
+// gone.
+func (m *Mover) aliveFor(im *cudaipc.Import) (*life, error) {
+	var life *life
+	var err error
+	done := make(chan struct{})
+	m.starters.Go(func() {
+		defer close(done)
+		life, err = m.alive()
+	})
+	select {
+	case <-done:
+		return life, err
+	case <-im.Gone:
+		return nil, im.CheckGone()
+	}
+}
+
+// Start starts the process if none runs.
+func (m *Mover) Start() error {
+	_, err := m.alive()
+	return err
+}
+
+// start runs a process until its device is open. m.starting is held.
+func (m *Mover) start() (*life, error) {
+	l, theirs, err := m.newLife()
+	if err != nil {
+		return nil, err
+	}
+	started := make(chan error)
+	m.lives.Go(func() { l.run(theirs, started) })
+	if err := <-started; err != nil {
+		<-l.ended
+		return nil, err
+	}
+	m.enter(l)
+	if err := l.greet(); err != nil {
+		l.lose(cudaipc.LostStart, err)
+		<-l.ended // reaped: a process that failed to start leaves nothing behind
+		return nil, err
+	}
+	l.ask(l.clock.Load())
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.mu.history.opened++
+	return l, nil
+}
+
+// enter puts a process that runs into the books, unless it has ended already.
+func (m *Mover) enter(l *life) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.mu.history.starts++
+	if !l.over {
+		m.mu.life = l
+	}
+}
+
+func (m *Mover) newLife() (*life, *os.File, error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("mover %s: socketpair: %w", m.opts.Name, err)
+	}
+	theirs := os.NewFile(uintptr(pair[1]), "mover")
+	conn, err := newConn(pair[0])
+	if err != nil {
+		return nil, nil, errors.Join(err, theirs.Close())
+	}
+	l := &life{
+		m: m, conn: conn, begun: time.Now(),
+		dying: make(chan struct{}), reaped: make(chan struct{}), ended: make(chan struct{}),
+	}
+	l.calls.init()
+	l.informed.Store(true)
+	c := m.opts.Command
+	l.cmd = exec.Command(c[0], c[1:]...)
+	l.cmd.Env = append(os.Environ(), m.opts.Env...)
+	l.cmd.Stderr = os.Stderr
+	l.cmd.ExtraFiles = []*os.File{theirs}
+	// A session of its own: the terminal's signals are the agent's. The parent-death signal is Run's.
+	l.cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGTERM}
+	return l, theirs, nil
+}
+
+// run owns the process. Its thread lives as long as the process does, because the parent-death signal comes at the death
+// of the thread that started it; and ends with it, because it may be bound to a node, which the process inherits.
+func (l *life) run(theirs *os.File, started chan<- error) {
+	runtime.LockOSThread()
+	l.bound = bindThread(l.m.opts.Node)
+	err := l.cmd.Start()
+	_ = theirs.Close() // the process has it
+	if err == nil {
+		l.m.process(l.cmd.Process.Pid, true)
+		l.joined.Go(l.read)
+		l.joined.Go(l.tend)
+	} else {
+		err = fmt.Errorf("mover %s: %w", l.m.opts.Name, err)
+		l.lose(cudaipc.LostStart, err)
+	}
+	started <- err
+	if err == nil {
+		_ = l.cmd.Wait() // what it says is in ProcessState
+		l.m.process(l.cmd.Process.Pid, false)
+		l.lose(cudaipc.LostCrash, fmt.Errorf("it ended by itself: %v", l.cmd.ProcessState))
+	}
+	close(l.reaped)
+	l.end()
+}
+
+// lose kills the process; only the first reason counts. What follows is run's, when it is reaped.
+func (l *life) lose(reason cudaipc.LossReason, cause error) {
+	l.once.Do(func() {
+		l.reason, l.cause = reason, cause
+		close(l.dying)
+		if p := l.cmd.Process; p != nil {
+			_ = l.m.opts.Kill(p) // an error says that it is gone
+		}
+	})
+}
+
+// process tells the start and the end of a process.
+func (m *Mover) process(pid int, runs bool) {
+	if m.opts.Process != nil {
+		m.opts.Process(pid, runs)
+	}
+}
+
+// hungUp is lose for a socket whose other end is closed. The process is about to be reaped then, and its own end says more;
+// or it lives, and is killed.
+func (l *life) hungUp(cause error) {
+	if !otherGone(cause) || !closesWithin(l.dying, hangUpWait) {
+		l.lose(cudaipc.LostCrash, cause)
+	}
+}
+
+// hangUpWait is how long a process may take to be reaped after it closed its socket.
+const hangUpWait = 100 * time.Millisecond
+
+// err is why the life ended; dying is closed.
+func (l *life) err() error {
+	return &cudaipc.LostError{Mover: l.m.opts.Name, Reason: l.reason, Cause: l.cause}
+}
+
+// end tells the end of a life, when its process is reaped: what the process said until then counts; all else has failed.
+func (l *life) end() {
+	_ = l.conn.conn.SetReadDeadline(time.Now().Add(endWait)) // its other end is closed: read has no more to wait for
+	l.joined.Wait()
+	l.conn.close()
+	lost := l.m.bury(l)
+	l.calls.fail(l.err())
+	if l.m.watch != nil && !l.quitting.Load() {
+		for _, id := range lost {
+			l.m.watch(id, l.err())
+		}
+	}
+	close(l.ended)
+}
+
+// bury takes a life out of the books, and gives the peers that are lost with it.
+func (m *Mover) bury(l *life) (lost []cudaipc.PeerID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l.over = true
+	if m.mu.life == l {
+		m.mu.life = nil
+	}
+	if !l.quitting.Load() {
+		m.mu.history.loss(l, &m.opts.Limits)
+	}
+	for id, p := range m.mu.peers {
+		if p.life == l && !p.opening {
+			p.lost = l.err()
+			if !p.closing {
+				lost = append(lost, id)
+			}
+		}
+	}
+	for _, c := range m.mu.tickets.Open {
+		if c.of.life == l && !c.ended {
+			c.endLocked(allBad(&cudaipc.Copy{Sum: c.sum, Blocks: make([]cudaipc.Block, c.blocks)}, l.err()))
+		}
+	}
+	return lost
+}
+
+// quit ends the process in order, and returns when it is reaped.
+func (l *life) quit() error {
+	err := l.closePeer(cudaipc.AllPeers)
+	l.quitting.Store(true)
+	l.conn.close()
+	if !closesWithin(l.reaped, endWait) {
+		l.lose(cudaipc.LostCall, errors.New("it did not end by itself"))
+	}
+	<-l.ended
+	if code := l.cmd.ProcessState.ExitCode(); code > 0 {
+		err = errors.Join(err, fmt.Errorf("mover %s ended with code %d", l.m.opts.Name, code))
+	}
+	return err
+}
+
+// closesWithin waits for a channel to be closed.
+func closesWithin(c <-chan struct{}, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-c:
+		return true
+	case <-timer.C:
+		return false
+	}
+}

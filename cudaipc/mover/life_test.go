@@ -1,0 +1,298 @@
+package mover_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/devicetest"
+	"github.com/kvagent/kvagent/cudaipc/mover"
+)
+
+// TestAgentDies: its mover goes too, also with a copy that never ends, and the proof ends only then.
+func TestAgentDies(t *testing.T) {
+	for _, device := range []string{cudaipc.HostDevice, hangsInDone} {
+		t.Run(device, func(t *testing.T) {
+			agent, mover, proof := startAgent(t, device)
+			if ended(t, int(proof.Fd()), 50*time.Millisecond) {
+				t.Error("the proof ended while the regions were open")
+			}
+			if err := agent.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			_ = agent.Wait() // it was killed
+			if !ended(t, int(proof.Fd()), patience) {
+				t.Error("the agent is dead and the proof has not ended")
+			}
+			for end := time.Now().Add(patience); !goneOrZombie(mover); time.Sleep(time.Millisecond) { // a pause between two looks
+				if time.Now().After(end) {
+					t.Fatal("the agent is dead and its mover lives")
+				}
+			}
+		})
+	}
+}
+
+// goneOrZombie is for a process that is another one's to reap.
+func goneOrZombie(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err != nil || strings.Contains(string(stat), ") Z ")
+}
+
+// TestMoverHoldsTheProof from Import to Close, with and without a mover.
+func TestMoverHoldsTheProof(t *testing.T) {
+	f := devicetest.Host(t, devicetest.MinArena, cudaipc.KindFD, false)
+	m := newMoved(t, nil)
+	for name, device := range map[string]cudaipc.Device{"host": f.Device, "mover": m.mover} {
+		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		im := m.imports(1)
+		im.Proof = pair[1]
+		if err := device.Import(im); err != nil {
+			t.Fatal(err)
+		}
+		if ended(t, pair[0], 50*time.Millisecond) {
+			t.Errorf("%s: the proof ended while the regions were open", name)
+		}
+		if err := device.Close(1); err != nil {
+			t.Fatal(err)
+		}
+		if !ended(t, pair[0], patience) {
+			t.Errorf("%s: the proof did not end with the regions", name)
+		}
+		_ = unix.Close(pair[0])
+	}
+}
+
+// TestRefusedImportClosesTheProof, so that a session's end is seen.
+func TestRefusedImportClosesTheProof(t *testing.T) {
+	m := newMoved(t, nil)
+	for name, spoil := range map[string]func(*cudaipc.Import){
+		"here":  func(im *cudaipc.Import) { im.Regions[0].Size = 1 << 62 },
+		"there": func(im *cudaipc.Import) { im.Regions[1].Kind = cudaipc.KindCUDA },
+	} {
+		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		im := m.imports(1)
+		im.Proof = pair[1]
+		if spoil(&im); im.Regions[1].Kind == cudaipc.KindCUDA {
+			_ = unix.Close(im.Regions[1].FD)
+		}
+		if m.mover.Import(im) == nil {
+			t.Errorf("Import refused %s: no error", name)
+		}
+		if !ended(t, pair[0], patience) {
+			t.Errorf("Import refused %s: the proof did not end", name)
+		}
+		_ = unix.Close(pair[0])
+	}
+	m.works()
+}
+
+// TestHundredRestarts leave no descriptor, no mapping and no goroutine behind, on either side.
+func TestHundredRestarts(t *testing.T) {
+	m := newMoved(t, nil)
+	m.works()
+	fds, goroutines := entries(t, "/proc/self/fd"), runtime.NumGoroutine()
+	defer m.watchStates()()
+	for i := range 100 {
+		if err := unix.Kill(m.pid(), unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		m.lostProcess(uint64(i + 1))
+		m.works()
+	}
+	theirs := fmt.Sprintf("/proc/%d/fd", m.pid())
+	before := entries(t, theirs)
+	for range 20 {
+		m.works()
+	}
+	if n := entries(t, theirs); n > before {
+		t.Errorf("the mover has %d descriptors, %d before 20 more peers", n, before)
+	}
+	if n := entries(t, "/proc/self/fd"); n > fds+2 {
+		t.Errorf("%d descriptors, %d before", n, fds)
+	}
+	if n := runtime.NumGoroutine(); n > goroutines+2 {
+		t.Errorf("%d goroutines, %d before", n, goroutines)
+	}
+}
+
+// watchStates asks for the mover's state all the time, as /status may at any moment, until the returned function is called.
+func (m *moved) watchStates() (stop func()) {
+	var watching sync.WaitGroup
+	ended := make(chan struct{})
+	watching.Go(func() {
+		for {
+			select {
+			case <-ended:
+				return
+			case <-time.After(100 * time.Microsecond): // a pause between two looks
+				m.mover.Movers()
+			}
+		}
+	})
+	return func() {
+		close(ended)
+		watching.Wait()
+	}
+}
+
+// lostProcess waits until n processes were lost.
+func (m *moved) lostProcess(n uint64) {
+	m.t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) { // a pause between two looks
+		s := m.mover.Movers()[0]
+		if s.Lost[cudaipc.LostCrash] == n && s.Pid == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			m.t.Fatalf("%+v, want %d crashes", s, n)
+		}
+	}
+}
+
+func entries(t *testing.T, dir string) int {
+	t.Helper()
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
+
+// TestMoverIsAlone: it has none of this process's descriptors, is not in its group, and ends at no signal but SIGKILL.
+func TestMoverIsAlone(t *testing.T) {
+	leaked, err := unix.MemfdCreate("inherited", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(leaked) }()
+	m := newMoved(t, nil)
+	m.attach(1)
+	pid := m.pid()
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range list {
+		if to, _ := os.Readlink(filepath.Join(dir, e.Name())); strings.Contains(to, "inherited") {
+			t.Errorf("descriptor %s is inherited: %s", e.Name(), to)
+		}
+	}
+	if group, err := unix.Getpgid(pid); err != nil || group == unix.Getpgrp() {
+		t.Errorf("process group %d (%v), this one's is %d", group, err, unix.Getpgrp())
+	}
+	for _, s := range []unix.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT} {
+		if err := unix.Kill(pid, s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if d := m.done(m.submit(1, 1)[0]); d.Err != nil || m.pid() != pid {
+		t.Errorf("behind SIGINT, SIGTERM, SIGHUP and SIGQUIT: %v, process %d, was %d", d.Err, m.pid(), pid)
+	}
+	if err := m.mover.Close(1); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestMoverOfAnotherBinary is refused, whatever it says.
+func TestMoverOfAnotherBinary(t *testing.T) {
+	other := filepath.Join(t.TempDir(), "other")
+	from, err := os.Open("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer from.Close()
+	to, err := os.OpenFile(other, os.O_CREATE|os.O_WRONLY, 0o755)
+	if err == nil {
+		_, err = io.Copy(to, from)
+		err = errors.Join(err, to.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := newMoved(t, func(o *mover.Options) { o.Command = []string{other} })
+	if err := m.mover.Start(); err == nil || !strings.Contains(err.Error(), "another binary") {
+		t.Errorf("Start: %v, want a refusal", err)
+	}
+}
+
+// TestMostRuns sends copies that take many packets, both ways at once.
+func TestMostRuns(t *testing.T) {
+	const run, runs = 64, movedSize / 64
+	m := newMoved(t, func(o *mover.Options) { o.Limits = mover.Limits{} })
+	m.attach(1)
+	c := &cudaipc.Copy{Peer: 1, Sum: true}
+	for i := range runs {
+		at := uint64(i) * 40503 % runs * run // all of them, out of order
+		c.Runs = append(c.Runs, cudaipc.Run{Region: 1, RegionOff: at, ArenaOff: int64(at), Len: run})
+		c.Blocks = append(c.Blocks, cudaipc.Block{Runs: 1})
+	}
+	back := &cudaipc.Copy{Peer: 1, Dir: cudaipc.Scatter, Runs: c.Runs[:1], Blocks: c.Blocks[:1]}
+	first, err := m.mover.Copy(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := m.done(first); d.Err != nil || len(d.Sums) != runs {
+		t.Fatalf("%v, %d sums of %d", d.Err, len(d.Sums), runs)
+	}
+	second, err := m.mover.Copy(back)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.done(second)
+	want := make([]byte, movedSize)
+	devicetest.Pattern(want, 3, 0)
+	if !bytes.Equal(m.arena[:movedSize], want) {
+		t.Error("the arena has other bytes than the region")
+	}
+	if err := m.mover.Close(1); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestMoverIsBound to a node that is there, and says so; to one that is not, it says that, and works.
+func TestMoverIsBound(t *testing.T) {
+	for node, want := range map[int]string{0: "node 0", 999: "node 999: not bound"} {
+		if _, err := os.Stat("/sys/devices/system/node/node0"); err != nil && node == 0 {
+			continue
+		}
+		m := newMoved(t, func(o *mover.Options) { o.Node = node })
+		m.works()
+		if got := m.mover.Movers()[0].Node; !strings.HasPrefix(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+// TestMoverIsToldTheStep: a device over there asks an event only for a step that was reached, and so it must know which.
+func TestMoverIsToldTheStep(t *testing.T) {
+	m := newMoved(t, func(o *mover.Options) { o.Device, o.AskEvents = firesForAStep, true })
+	m.attach(1)
+	for _, op := range []devicetest.Op{{Kind: devicetest.SetStep, Step: 1 << 40}, {Kind: devicetest.Record}, {Kind: devicetest.Synchronize}} {
+		if _, err := m.engine.Do(op); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var s [1]cudaipc.State
+	if err := m.mover.Poll([]cudaipc.Wait{{Peer: 1, Revoke: cudaipc.None, Step: 1 << 40}}, s[:]); err != nil || !s[0].Fired || s[0].Step != 1<<40 {
+		t.Fatalf("%+v, %v: the step did not reach the device in the mover", s[0], err)
+	}
+}

@@ -1,0 +1,69 @@
+package mover
+
+import (
+	"time"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+// history is what is known of the lives that have been.
+type history struct {
+	starts    uint64
+	opened    uint64 // starts that came to an open device
+	lost      map[cudaipc.LossReason]uint64
+	last      error
+	lastAt    time.Time
+	row       int       // losses in a row, each soon behind its start
+	notBefore time.Time // of the next start
+}
+
+// loss enters a loss, and decides when the next process may start: at once behind the first, later behind more.
+func (h *history) loss(l *life, limits *Limits) {
+	h.lost[l.reason]++
+	h.last, h.lastAt = l.err(), time.Now()
+	if time.Since(l.begun) >= limits.Steady {
+		h.row = 0
+	}
+	h.row++
+	if h.row < 2 {
+		h.notBefore = time.Time{}
+		return
+	}
+	pause := limits.Again << min(h.row-2, 16)
+	if pause <= 0 || pause > limits.AtMost {
+		pause = limits.AtMost
+	}
+	h.notBefore = h.lastAt.Add(pause)
+}
+
+func (m *Mover) lastLoss() error {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return m.mu.history.last
+}
+
+// Movers is the state of this one.
+func (m *Mover) Movers() []cudaipc.MoverState {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	h := &m.mu.history
+	s := cudaipc.MoverState{
+		Name: m.opts.Name, Device: m.opts.Device, GPU: m.opts.GPU, Peers: len(m.mu.peers), Starts: h.starts,
+		Requests: m.requests.Load(), Lost: make(map[cudaipc.LossReason]uint64, len(h.lost)), LastLoss: h.last, NextStart: h.notBefore,
+	}
+	s.Failing = m.mu.life == nil && h.row >= 2 && (h.opened > 0 || m.opts.GPU == (cudaipc.UUID{}))
+	for reason, n := range h.lost {
+		s.Lost[reason] = n
+	}
+	for _, p := range m.mu.peers {
+		s.Copies += p.pending[cudaipc.Gather] + p.pending[cudaipc.Scatter]
+	}
+	if l := m.mu.life; l != nil && l.cmd.Process != nil {
+		s.Pid, s.Since, s.Node = l.cmd.Process.Pid, l.begun, l.bound
+		if info := l.info.Load(); info != nil {
+			s.Info = *info
+		}
+		s.PingAge = time.Duration(l.clock.Load()-l.pong.Load()) * m.opts.Limits.Tick
+	}
+	return []cudaipc.MoverState{s}
+}

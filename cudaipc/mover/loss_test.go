@@ -1,0 +1,234 @@
+package mover_test
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/devicetest"
+	"github.com/kvagent/kvagent/cudaipc/mover"
+)
+
+// TestMoverKilledWhileCopying: every copy ends, those that had ended are whole, and the next mover goes on.
+func TestMoverKilledWhileCopying(t *testing.T) {
+	m := newMoved(t, nil)
+	m.attach(1)
+	m.attach(2)
+	tickets := m.submit(1, 200)
+	if d := m.done(tickets[0]); d.Err != nil {
+		t.Fatal(d.Err)
+	}
+	pid := m.pid()
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	good, bad := 1, 0
+	for _, ticket := range tickets[1:] {
+		d := m.done(ticket)
+		if d.Err == nil && bad > 0 {
+			t.Fatal("a copy behind one that was lost has ended well")
+		}
+		if d.Err == nil {
+			good++
+			continue
+		}
+		if bad++; !gone(pid) {
+			t.Fatal("a copy ended before its mover was reaped")
+		}
+		for b, isBad := range d.Bad {
+			if !isBad {
+				t.Fatalf("block %d of a lost copy is not bad", b)
+			}
+		}
+	}
+	t.Logf("%d copies ended before the mover did, %d with it", good, bad)
+	want := make([]byte, movedSize)
+	devicetest.Pattern(want, 3, 0)
+	if !bytes.Equal(m.arena[:movedSize], want) {
+		t.Error("a copy that ended well is not whole")
+	}
+	m.expectLost(1, cudaipc.LostCrash)
+	m.told(2)
+	if err := m.mover.Close(2); err != nil {
+		t.Error(err)
+	}
+	m.works()
+}
+
+// TestNothingEndsBeforeTheMoverIsReaped is the fence of last resort: a copy whose mover stands still has not ended until
+// the mover is no more. Otherwise a cancel would be acknowledged whose copy can still touch the engine's blocks.
+func TestNothingEndsBeforeTheMoverIsReaped(t *testing.T) {
+	for range 3 {
+		m := newMoved(t, func(o *mover.Options) { o.Limits.Ping = time.Second })
+		m.attach(1)
+		pid := m.pid()
+		devicetest.Freeze(t, pid)
+		tickets := m.submit(1, 3)
+		d := m.done(tickets[len(tickets)-1])
+		if !gone(pid) {
+			t.Fatal("a copy ended, and its mover was still there")
+		}
+		if d.Err == nil {
+			t.Fatal("a copy of a mover that stood still ended well")
+		}
+		m.expectLost(1, cudaipc.LostPing)
+	}
+}
+
+// TestStoppedMoverLetsGo: a mover that stands still is waited for long, but not where a peer's memory is to be free soon: its engine is dead, with a
+// copy under way or none, or its close waits.
+func TestStoppedMoverLetsGo(t *testing.T) {
+	for name, happens := range map[string]func(*moved){
+		"dead":             func(m *moved) { m.engine.Kill() },
+		"dead with a copy": func(m *moved) { m.submit(1, 1); m.engine.Kill() },
+		"closed":           func(m *moved) { go func() { _ = m.mover.Close(1) }() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // they wait most of the time
+			m := newMoved(t, func(o *mover.Options) {
+				o.Limits.Ping, o.Limits.Quiet, o.Limits.Copy, o.Limits.Close = time.Hour, 300*time.Millisecond, time.Hour, time.Hour
+			})
+			m.attach(1)
+			m.attach(2)
+			pid := m.pid()
+			devicetest.Freeze(t, pid)
+			happens(m)
+			m.told(2)
+			if lost := m.mover.Movers()[0].Lost; !gone(pid) || lost[cudaipc.LostPing] != 1 {
+				t.Errorf("lost %v, the mover is gone: %v", lost, gone(pid))
+			}
+		})
+	}
+}
+
+// TestStoppedMoverIsWaitedFor as long as nobody is to be let go.
+func TestStoppedMoverIsWaitedFor(t *testing.T) {
+	m := newMoved(t, func(o *mover.Options) { o.Limits.Ping, o.Limits.Quiet = time.Hour, 100*time.Millisecond })
+	m.attach(1)
+	pid := m.pid()
+	devicetest.Freeze(t, pid)
+	for m.mover.Movers()[0].PingAge < 500*time.Millisecond {
+		time.Sleep(m.mover.Movers()[0].PingAge/10 + time.Millisecond) // between two looks at the mover's clock
+	}
+	if gone(pid) {
+		t.Fatal("a mover that stood still was not waited for, though no peer was to be let go")
+	}
+	if err := unix.Kill(pid, unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if d := m.done(m.submit(1, 1)[0]); d.Err != nil {
+		t.Error(d.Err)
+	}
+	if err := m.mover.Close(1); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestMoverHangs: a call of the device that does not come back costs the mover, by its limit, and nothing else.
+func TestMoverHangs(t *testing.T) {
+	t.Run("Copy", func(t *testing.T) { testHangingCopy(t, hangsInCopy, cudaipc.LostCopy) })
+	t.Run("Done", func(t *testing.T) { testHangingCopy(t, hangsInDone, cudaipc.LostCopy) })
+	t.Run("Sum", testHangingSum)
+	t.Run("ErrLost", func(t *testing.T) { testHangingCopy(t, losesItself, cudaipc.LostDevice) })
+	t.Run("Import", func(t *testing.T) {
+		t.Parallel()
+		m := newMoved(t, func(o *mover.Options) { o.Device, o.Limits.Import = hangsInImport, time.Second })
+		var lost *cudaipc.LostError
+		if err := m.mover.Import(m.imports(1)); !errors.As(err, &lost) || lost.Reason != cudaipc.LostCall {
+			t.Errorf("Import: %v, want the loss of the mover by its limit", err)
+		}
+		if err := m.mover.Close(1); !errors.Is(err, cudaipc.ErrPeer) {
+			t.Errorf("Close of a peer that was not imported: %v, want ErrPeer", err)
+		}
+	})
+	t.Run("Close", func(t *testing.T) {
+		t.Parallel()
+		m := newMoved(t, func(o *mover.Options) { o.Device, o.Limits.Close = hangsInClose, time.Second })
+		m.attach(1)
+		m.attach(2)
+		pid := m.pid()
+		if err := m.mover.Close(1); err != nil || !gone(pid) {
+			t.Errorf("Close: %v, the mover is gone: %v", err, gone(pid))
+		}
+		m.expectLost(2, cudaipc.LostCall)
+	})
+	t.Run("Poll", func(t *testing.T) {
+		t.Parallel()
+		m := newMoved(t, func(o *mover.Options) {
+			o.Device, o.AskEvents, o.Limits.Poll = hangsInPoll, true, time.Second
+		})
+		m.attach(1)
+		if err := m.mover.Poll([]cudaipc.Wait{{Peer: 1, Event: 0, Revoke: 0}}, make([]cudaipc.State, 1)); !errors.Is(err, cudaipc.ErrPeer) {
+			t.Errorf("Poll: %v, want ErrPeer", err)
+		}
+		m.expectLost(1, cudaipc.LostCall)
+	})
+}
+
+// testHangingSum: a sum ends when the process is reaped, and not before: until then it may read the
+// peer's memory.
+func testHangingSum(t *testing.T) {
+	t.Parallel()
+	m := newMoved(t, func(o *mover.Options) { o.Device, o.Limits.Copy = hangsInSum, time.Second })
+	m.attach(1)
+	pid := m.pid()
+	ticket, err := m.mover.Sum(&cudaipc.Sample{
+		Peer: 1, Within: time.Millisecond, Pieces: []cudaipc.Piece{{Region: 1, Bytes: 4096}}, Blocks: []cudaipc.SampleBlock{{}, {}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.mover.Close(1); !errors.Is(err, cudaipc.ErrBusy) {
+		t.Errorf("Close while the peer is summed: %v, want ErrBusy", err)
+	}
+	if d := m.done(ticket); d.Err == nil || len(d.Bad) != 2 || !d.Bad[0] || !d.Bad[1] || !gone(pid) {
+		t.Errorf("bad blocks %v, %v, the mover is gone: %v; want all bad, when it is gone", d.Bad, d.Err, gone(pid))
+	}
+	m.expectLost(1, cudaipc.LostCopy)
+}
+
+func testHangingCopy(t *testing.T, fault string, reason cudaipc.LossReason) {
+	t.Parallel() // they wait most of the time
+	m := newMoved(t, func(o *mover.Options) { o.Device, o.Limits.Copy = fault, time.Second })
+	m.attach(1)
+	pid := m.pid()
+	for _, ticket := range m.submit(1, 3) {
+		if d := m.done(ticket); d.Err == nil || !gone(pid) {
+			t.Errorf("a copy ended with %v, the mover is gone: %v", d.Err, gone(pid))
+		}
+	}
+	m.expectLost(1, reason)
+}
+
+// TestMoverBacksOff: a mover that does not start is not started again and again.
+func TestMoverBacksOff(t *testing.T) {
+	m := newMoved(t, func(o *mover.Options) {
+		o.Device, o.Limits.Steady, o.Limits.Again, o.Limits.AtMost = doesNotOpen, time.Hour, time.Hour, time.Hour
+	})
+	for try := range 3 {
+		err := m.mover.Import(m.imports(1))
+		if !errors.Is(err, cudaipc.ErrNoCUDA) {
+			t.Fatalf("%d: %v, want the device's own error", try, err)
+		}
+	}
+	s := m.mover.Movers()[0]
+	if s.Starts != 2 || s.Lost[cudaipc.LostStart] != 2 || s.Pid != 0 || time.Until(s.NextStart) < time.Minute {
+		t.Errorf("%+v, want two starts and a pause", s)
+	}
+}
+
+// What is left of the 2 s in which a dead engine's memory is to be free, whatever hangs: a mover that stands still, and a driver that does not come back from a
+// close, are found in time to be killed.
+func TestDefaultLimitsFreeMemoryInTime(t *testing.T) {
+	const within, kill = 2 * time.Second, 250 * time.Millisecond // kill: and reap
+	l := mover.DefaultLimits
+	for name, limit := range map[string]time.Duration{"Quiet": l.Quiet, "Close": l.Close} {
+		if limit+l.Tick+kill > within {
+			t.Errorf("%s is %v, looked after every %v: beyond %v", name, limit, l.Tick, within)
+		}
+	}
+}

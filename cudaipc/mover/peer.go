@@ -1,0 +1,137 @@
+package mover
+
+import (
+	"fmt"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+// movedPeer is a peer whose regions are open in a mover. All but view and asks is under Mover.mu.
+type movedPeer struct {
+	// view is what this side has of the peer: sizes of regions, by which runs are checked, and the sync words, mapped.
+	view *cudaipc.Peer
+	asks bool // its events are asked in the mover
+	life *life
+
+	opening, closing bool
+	lost             error // why its mover is gone; nil: it is not
+
+	// Copies in the mover by Direction, and samples (sumWay), and since which tick of the life none of them has ended.
+	pending [ways]int
+	since   [ways]int64
+}
+
+// Import opens the regions of a peer in the mover, all or none.
+func (m *Mover) Import(im cudaipc.Import) error {
+	defer im.CloseAll()
+	if im.Peer == cudaipc.AllPeers {
+		return fmt.Errorf("peer %d stands for all peers: %w", im.Peer, cudaipc.ErrPeer)
+	}
+	p, err := m.seat(&im)
+	if err != nil {
+		return err
+	}
+	life, err := m.aliveFor(&im)
+	if err == nil {
+		err = life.importPeer(&im)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err == nil && life.over {
+		err = life.err()
+	}
+	if err != nil {
+		delete(m.mu.peers, im.Peer)
+		p.view.Close()
+		return err
+	}
+	p.life, p.opening = life, false
+	return nil
+}
+
+// seat takes a peer's number, and maps what this side needs of it.
+func (m *Mover) seat(im *cudaipc.Import) (*movedPeer, error) {
+	view, err := viewPeer(im, m.opts.FireOnDeath)
+	if err != nil {
+		return nil, fmt.Errorf("peer %d: %w", im.Peer, err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.mu.closed {
+		err = cudaipc.ErrClosed
+	} else if m.mu.peers[im.Peer] != nil {
+		err = fmt.Errorf("peer %d is imported already: %w", im.Peer, cudaipc.ErrBusy)
+	}
+	if err != nil {
+		view.Close()
+		return nil, err
+	}
+	p := &movedPeer{view: view, opening: true, asks: m.opts.AskEvents || im.OnGPU()}
+	m.mu.peers[im.Peer] = p
+	return p, nil
+}
+
+// viewPeer makes the agent's view of a peer. What is wrong with the rest of the regions is for the device to say.
+func viewPeer(im *cudaipc.Import, fireOnDeath bool) (*cudaipc.Peer, error) {
+	if len(im.Regions) > cudaipc.MaxRegions {
+		return nil, fmt.Errorf("%d regions, at most %d: %w", len(im.Regions), cudaipc.MaxRegions, cudaipc.ErrRange)
+	}
+	p := &cudaipc.Peer{}
+	p.Prepare(im)
+	err := viewRegions(p, im)
+	if err == nil && im.Pid > 0 {
+		p.FireOnDeath = fireOnDeath && !im.OnGPU()
+		if dead := p.Watch(); p.FireOnDeath {
+			err = dead // else the device says it
+		}
+	}
+	if err != nil {
+		p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// viewRegions notes the regions of a peer, and finds its words.
+func viewRegions(p *cudaipc.Peer, im *cudaipc.Import) error {
+	cell := uint64(cudaipc.EventCell)
+	if im.OnGPU() {
+		cell = cudaipc.CUDAEventCell
+	}
+	var total uint64
+	for i := range im.Regions {
+		r := &im.Regions[i]
+		if len(r.Handle) > maxHandle {
+			return fmt.Errorf("region %d: handle of %d bytes, at most %d: %w", r.ID, len(r.Handle), maxHandle, cudaipc.ErrRange)
+		}
+		if r.Size == 0 || r.Size > cudaipc.MaxPeerBytes-total {
+			return fmt.Errorf("region %d: %d bytes behind %d, allowed: 1 to %d in all: %w", r.ID, r.Size, total, int64(cudaipc.MaxPeerBytes), cudaipc.ErrRange)
+		}
+		total += r.Size
+		if err := viewRegion(p, im, i); err != nil {
+			return fmt.Errorf("region %d: %w", r.ID, err)
+		}
+	}
+	return p.PlaceWords(im.Sync, cell)
+}
+
+// viewRegion notes the size of region i, and maps it if the words are in it.
+func viewRegion(p *cudaipc.Peer, im *cudaipc.Import, i int) error {
+	r := &im.Regions[i]
+	if have := p.Regions[r.ID]; have != nil {
+		if before := &im.Regions[i-1]; r.Kind != cudaipc.KindCUDAFD || before.Kind != cudaipc.KindCUDAFD || before.ID != r.ID {
+			return fmt.Errorf("it is there twice: %w", cudaipc.ErrRange)
+		}
+		have.Size += r.Size // a further piece
+		return nil
+	}
+	p.Regions[r.ID] = &cudaipc.Opened{Size: r.Size}
+	if s := im.Sync; s == nil || *s == (cudaipc.Sync{}) || s.Region != r.ID || r.Kind != cudaipc.KindFD {
+		return nil
+	}
+	mem, err := cudaipc.MapFD(r.FD, int64(r.Size))
+	if err == nil {
+		p.Regions[r.ID].Mem = mem
+	}
+	return err
+}

@@ -1,0 +1,64 @@
+package mover
+
+import "github.com/kvagent/kvagent/cudaipc"
+
+// Poll answers each wait now. It reads the peers' words by itself. An event of a GPU is asked in the mover, in one message
+// for all waits, and only if the step word has come: until then the answer does not depend on it.
+func (m *Mover) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
+	asked, at, life, err := m.look(waits, states)
+	if err != nil || len(asked) == 0 {
+		return err
+	}
+	fired := make([]cudaipc.State, len(asked))
+	if err := life.poll(asked, fired); err != nil {
+		return err
+	}
+	// The words are read behind the event, so that an event seen as fired proves the step that was written before it.
+	again := make([]cudaipc.Wait, len(asked))
+	for i, w := range asked {
+		again[i] = w
+		again[i].Event = cudaipc.None
+	}
+	seen := make([]cudaipc.State, len(asked))
+	if _, _, _, err := m.look(again, seen); err != nil {
+		return err
+	}
+	for i, to := range at {
+		seen[i].Fired = fired[i].Fired
+		states[to] = seen[i]
+	}
+	return nil
+}
+
+// look reads words, and lists the waits whose events are to be asked, with their places. All of them are of one mover.
+func (m *Mover) look(waits []cudaipc.Wait, states []cudaipc.State) (asked []cudaipc.Wait, at []int, life *life, err error) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	for i := range waits {
+		w := waits[i]
+		p, err := m.peerLocked(w.Peer)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		ask := p.asks && w.Event != cudaipc.None
+		if ask {
+			if err := p.view.CheckWait(&w); err != nil {
+				return nil, nil, nil, err
+			}
+			w.Event = cudaipc.None
+		}
+		if err := p.view.Poll(&w, &states[i]); err != nil {
+			return nil, nil, nil, err
+		}
+		if !ask {
+			continue
+		}
+		if states[i].Step < w.Step {
+			states[i].Fired = false
+			continue
+		}
+		life = p.life
+		asked, at = append(asked, waits[i]), append(at, i)
+	}
+	return asked, at, life, nil
+}

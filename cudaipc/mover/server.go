@@ -1,0 +1,209 @@
+package mover
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+// Setup is what a mover is told at its start: the device that it opens.
+type Setup struct {
+	Device      string       // a name for OpenDevice
+	GPU         cudaipc.UUID // zero for a device that is no GPU's
+	ArenaSize   int64        // bytes
+	FireOnDeath bool         // host.Options.FireOnDeath
+	Populate    bool         // host.Options.Populate
+	Tables      []cudaipc.CopyTable
+	Measure     bool             // find the GPU's facts out, in a process beside
+	Within      time.Duration    // for that, at most
+	Facts       cudaipc.GPUFacts // those that were found out before
+	ArenaFD     int              `json:"-"` // set in the mover; closed when the device is open
+}
+
+// OpenDevice opens, in the mover, the device of a setup.
+type OpenDevice func(Setup) (cudaipc.Device, error)
+
+// server is the mover's side: it does with a device what the agent asks for. One goroutine reads and never waits for
+// the device, so that it answers pings as long as the process lives; whatever asks the device has a goroutine of its own.
+// It trusts the agent, which is the same binary and holds to its bounds, and not what the agent was told by engines: the
+// device checks that.
+type server struct {
+	conn    *conn
+	open    OpenDevice
+	ending  chan struct{}  // closed when no more requests are taken
+	running sync.WaitGroup // requests; those who wait for lanes
+
+	mu struct {
+		sync.Mutex
+		device  cudaipc.Device // nil until the setup is done
+		peers   map[cudaipc.PeerID]*servedPeer
+		imports map[uint64]chan struct{} // by the number of the request: Import.Gone of those under way
+	}
+}
+
+// servedPeer is a peer that the device has imported.
+type servedPeer struct {
+	id    cudaipc.PeerID
+	proof int // 0: none. Closed when the device has closed the regions
+	lanes [ways]*lane
+}
+
+// serve serves one connection until it ends, then ends all copies, closes the device and returns. stopped is
+// called when no more requests are taken.
+func serve(conn *conn, open OpenDevice, stopped func()) error {
+	s := &server{conn: conn, open: open, ending: make(chan struct{})}
+	s.mu.peers, s.mu.imports = make(map[cudaipc.PeerID]*servedPeer), make(map[uint64]chan struct{})
+	build, err := buildName()
+	if err == nil {
+		err = s.send(putText(putHead(nil, msgHello, 0), build))
+	}
+	if err == nil {
+		err = s.read()
+	}
+	stopped()
+	close(s.ending)
+	return errors.Join(err, s.end())
+}
+
+// read takes requests until the agent closes its end, or is gone.
+func (s *server) read() error {
+	var msg []byte
+	for {
+		var fds []int
+		var err error
+		if msg, fds, err = s.conn.receive(msg); err == nil {
+			err = s.request(msg, fds)
+		}
+		if otherGone(err) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// otherGone says whether an error is the end of the other end, or the parent's (watchParent).
+func otherGone(err error) bool {
+	for _, end := range []error{io.EOF, unix.EPIPE, unix.ECONNRESET, os.ErrDeadlineExceeded} {
+		if errors.Is(err, end) {
+			return true
+		}
+	}
+	return false
+}
+
+// request decodes a message and starts what it asks for. An error is one of the protocol, and ends the mover.
+func (s *server) request(msg []byte, fds []int) error {
+	f := &fields{rest: msg}
+	kind, number := f.u8(), f.u64()
+	switch kind {
+	case msgSetup:
+		return s.setup(f, number, fds)
+	case msgImport:
+		return s.startImport(f, number, fds)
+	}
+	if len(fds) > 0 {
+		closeAll(fds)
+		return fmt.Errorf("message %d with descriptors: %w", kind, errWire)
+	}
+	switch kind {
+	case msgPing:
+		return s.send(putHead(nil, msgPong, number))
+	case msgGone:
+		s.stopImport(number)
+		return f.end("gone")
+	case msgInfo:
+		s.running.Go(s.info)
+		return f.end("info")
+	case msgCopy:
+		return s.copy(f, cudaipc.Ticket(number))
+	case msgSum:
+		return s.sum(f, cudaipc.Ticket(number))
+	case msgPoll:
+		waits, err := takePoll(f)
+		if err == nil {
+			s.running.Go(func() { s.poll(number, waits) })
+		}
+		return err
+	case msgEvents:
+		id, off, count, err := takeEvents(f)
+		if err == nil {
+			s.running.Go(func() { s.loadEvents(number, id, off, count) })
+		}
+		return err
+	case msgClose:
+		id := cudaipc.PeerID(f.u32())
+		s.running.Go(func() { s.answer(number, s.closePeer(id)) })
+		return f.end("close")
+	}
+	return fmt.Errorf("message %d: %w", kind, errWire)
+}
+
+func (s *server) send(msg []byte) error {
+	return s.conn.send(msg, nil, time.Time{}) // an agent that stands still is waited for; one that is gone is an error
+}
+
+// lost tells a device that only the end of this process ends. Nothing of what met it is answered: the agent takes the
+// end of the process for the answer.
+func (s *server) lost(err error) bool {
+	if !errors.Is(err, cudaipc.ErrLost) {
+		return false
+	}
+	_ = s.send(putText(putHead(nil, msgLost, 0), err.Error()))
+	return true
+}
+
+// answer drops the error of a connection that is gone: the reader sees it too.
+func (s *server) answer(number uint64, err error) {
+	if !s.lost(err) {
+		_ = s.send(putError(putHead(nil, msgAnswer, number), err))
+	}
+}
+
+func (s *server) device() cudaipc.Device {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mu.device
+}
+
+// info tells what the device has to say of itself.
+func (s *server) info() {
+	msg := putHead(nil, msgInfoIs, 0)
+	if d := s.device(); d != nil {
+		msg = append(msg, deviceInfo(d)...)
+	}
+	_ = s.send(msg) // as in answer
+}
+
+func (s *server) poll(number uint64, waits []cudaipc.Wait) {
+	states := make([]cudaipc.State, len(waits))
+	err := errNoSetup
+	if d := s.device(); d != nil {
+		err = d.Poll(waits, states)
+	}
+	if !s.lost(err) {
+		_ = s.send(putStates(nil, number, states, err)) // as in answer
+	}
+}
+
+// end waits for what is under way, and closes everything: the device first, then the proofs that it is closed.
+func (s *server) end() error {
+	s.mu.Lock()
+	for _, p := range s.mu.peers {
+		p.endLanes()
+	}
+	for number := range s.mu.imports {
+		s.stopImportLocked(number)
+	}
+	s.mu.Unlock()
+	s.running.Wait()
+	return s.closePeer(cudaipc.AllPeers)
+}

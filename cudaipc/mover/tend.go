@@ -1,0 +1,188 @@
+package mover
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+// read takes what the mover says until its end of the socket is closed. Then the process is gone, or as good as gone.
+func (l *life) read() {
+	var msg []byte
+	first := true
+	for {
+		var fds []int
+		var err error
+		if msg, fds, err = l.conn.receive(msg); err == nil {
+			closeAll(fds) // none comes
+			err = l.message(msg, first)
+			first = false
+		}
+		if err != nil {
+			if !l.quitting.Load() {
+				l.hungUp(fmt.Errorf("its socket: %w", err))
+			}
+			return
+		}
+	}
+}
+
+// message takes one message. An error is the mover's fault.
+func (l *life) message(msg []byte, first bool) error {
+	f := &fields{rest: msg}
+	kind, number := f.u8(), f.u64()
+	if first != (kind == msgHello) {
+		return fmt.Errorf("message %d, first: %v: %w", kind, first, errWire)
+	}
+	switch kind {
+	case msgHello:
+		return l.hello(f)
+	case msgPong:
+		l.pong.Store(l.clock.Load())
+		return f.end("pong")
+	case msgDone:
+		d, err := takeDone(f)
+		if err != nil {
+			return err
+		}
+		return l.m.finish(cudaipc.Ticket(number), d)
+	case msgInfoIs:
+		info := append([]byte(nil), f.rest...)
+		l.info.Store(&info)
+		l.m.lives.Go(func() {
+			l.m.inform(info)
+			l.informed.Store(true)
+		})
+		return nil
+	case msgLost:
+		l.lose(cudaipc.LostDevice, errors.New(string(f.bytes())))
+		return f.end("lost")
+	case msgAnswer, msgStates, msgEventsAre:
+		call := l.calls.take(number)
+		if call == nil {
+			return fmt.Errorf("answer to request %d, which nobody made: %w", number, errWire)
+		}
+		call.err = call.take(f)
+		close(call.done)
+		if errors.Is(call.err, errWire) {
+			return call.err
+		}
+		return nil
+	}
+	return fmt.Errorf("message %d: %w", kind, errWire)
+}
+
+// hello compares the builds: nothing else holds the two ends to one protocol.
+func (l *life) hello(f *fields) error {
+	build := string(f.bytes())
+	if err := f.end("hello"); err != nil {
+		return err
+	}
+	if build != l.m.build {
+		return fmt.Errorf("it is another binary: %s, this one is %s", build, l.m.build)
+	}
+	return nil
+}
+
+// tend looks after the mover once in a tick, until it dies. Time is counted in ticks of this goroutine, so that it stands
+// still when this process does.
+func (l *life) tend() {
+	ticker := time.NewTicker(l.m.opts.Limits.Tick)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-l.dying:
+			return
+		case <-l.reaped:
+			return
+		case <-ticker.C:
+		}
+		now := l.clock.Add(1)
+		if reason, err := l.wrong(now); err != nil {
+			l.lose(reason, err)
+			return
+		}
+		l.tell(msgPing, now)
+		if now%l.ticks(infoEvery) == 1 {
+			l.ask(now)
+		}
+	}
+}
+
+// wrong says what the mover has been doing for too long.
+func (l *life) wrong(now int64) (cudaipc.LossReason, error) {
+	limits := &l.m.opts.Limits
+	ping := limits.Ping
+	if l.m.lettingGo(l) {
+		ping = min(ping, limits.Quiet)
+	}
+	if now-l.pong.Load() > l.ticks(ping) {
+		return cudaipc.LostPing, fmt.Errorf("it did not answer a ping within %v", ping)
+	}
+	if call := l.calls.late(now); call != nil {
+		return cudaipc.LostCall, fmt.Errorf("it did not answer in time: %s%s", call.what, l.m.cure())
+	}
+	if id, stuck := l.m.stuck(l, now); stuck {
+		return cudaipc.LostCopy, fmt.Errorf("no copy of peer %d ended within %v%s", id, limits.Copy, l.m.cure())
+	}
+	return "", nil
+}
+
+// cure is what the user can do about a process that does not come to an end.
+func (m *Mover) cure() string {
+	if m.opts.Device != cudaipc.CUDADevice {
+		return ""
+	}
+	return ": a call of the driver does not return; see dmesg for Xid lines, and nvidia-smi; a GPU that hangs is reset by nvidia-smi --gpu-reset, or with the node. " +
+		"Engines on other GPUs, and on CPUs, are served on"
+}
+
+// lettingGo says whether a peer of a life is to be closed, or will be because its process is dead.
+func (m *Mover) lettingGo(l *life) bool {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	for _, p := range m.mu.peers {
+		if p.life == l && (p.closing || p.view.Dead()) {
+			return true
+		}
+	}
+	return false
+}
+
+// stuck finds a peer of a life whose copies do not end.
+func (m *Mover) stuck(l *life, now int64) (cudaipc.PeerID, bool) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	for id, p := range m.mu.peers {
+		for way := range p.pending {
+			if p.life == l && p.pending[way] > 0 && now-p.since[way] > l.ticks(m.opts.Limits.Copy) {
+				return id, true
+			}
+		}
+	}
+	return 0, false
+}
+
+// infoEvery is how often a mover is asked what its device has to say of itself; not again before it has answered.
+const infoEvery = 2 * time.Second
+
+// tell sends what may be left out, a ping or a question, unless another message is on its way out: then that one waits for
+// the mover, and this one would too. A ping that is not sent has no answer either.
+func (l *life) tell(kind byte, now int64) (sent bool) {
+	c := l.conn
+	if !c.sending.TryLock() {
+		return false
+	}
+	defer c.sending.Unlock()
+	_ = c.conn.SetWriteDeadline(time.Now().Add(l.m.opts.Limits.Tick)) // as in send
+	return c.packet(packetLast, putHead(nil, kind, uint64(now)), nil) == nil
+}
+
+// ask asks for the device's information.
+func (l *life) ask(now int64) {
+	if l.informed.Swap(false) {
+		l.informed.CompareAndSwap(false, !l.tell(msgInfo, now))
+	}
+}

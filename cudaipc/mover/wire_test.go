@@ -1,0 +1,113 @@
+package mover
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+func wireSeeds() [][]byte {
+	im := cudaipc.Import{Peer: 7, Pid: 8, GPU: cudaipc.UUID{1, 2}, Proof: 100, Sync: &cudaipc.Sync{Region: 1, Events: 3}, Regions: []cudaipc.Region{
+		{ID: 1, Kind: cudaipc.KindFD, Size: 4096, FD: 101}, {ID: 2, Kind: cudaipc.KindCUDA, Size: 1 << 30, Addr: 512, Handle: make([]byte, 64)},
+	}}
+	imported, _ := putImport(nil, 1, &im)
+	done := cudaipc.Done{Sums: []uint32{1, 2}, Bad: []bool{true, false}, Err: fmt.Errorf("region 2: %w", cudaipc.ErrRange)}
+	return [][]byte{
+		imported,
+		putCopy(nil, 9, &cudaipc.Copy{Peer: 7, Dir: cudaipc.Scatter, Sum: true, Serial: 1<<33 + 1, Blocks: []cudaipc.Block{{Runs: 1, Seed: 2}}, Runs: []cudaipc.Run{{Region: 2, RegionOff: 3, ArenaOff: 4, Len: 5}}}),
+		putPoll(nil, 3, []cudaipc.Wait{{Peer: 7, Event: cudaipc.None, Revoke: 1, Step: 1<<40 + 5}}),
+		putDone(nil, 9, &done),
+		putStates(nil, 3, []cudaipc.State{{Step: 4, Fired: true}}, nil),
+		putEvents(nil, 4, 7, 4096, 2),
+		putEventsAre(nil, 4, []byte{1, 2, 3}, cudaipc.ErrBusy),
+		putSample(nil, 9, &cudaipc.Sample{
+			Peer: 7, Within: time.Second, Blocks: []cudaipc.SampleBlock{{Block: 8, Seed: 9}},
+			Pieces: []cudaipc.Piece{{Region: 2, Offset: 3, Stride: 4, Bytes: 5}, {Region: 1, Offset: 1 << 40, Stride: 6, Bytes: 7}},
+		}),
+	}
+}
+
+// FuzzMoverWire: no bytes make a reader panic, and what is read is written again as the same bytes.
+func FuzzMoverWire(f *testing.F) {
+	for _, seed := range wireSeeds() {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, msg []byte) {
+		again, err := reread(msg)
+		if err == nil && !bytes.Equal(again, msg) {
+			t.Errorf("read\n%x, written again\n%x", msg, again)
+		}
+		if err != nil && !errors.Is(err, errWire) {
+			t.Errorf("error %v", err)
+		}
+	})
+}
+
+// reread reads a message by its kind, and writes it again.
+func reread(msg []byte) ([]byte, error) {
+	r := &fields{rest: msg}
+	kind, number := r.u8(), r.u64()
+	if r.bad {
+		return nil, errWire
+	}
+	switch kind {
+	case msgImport:
+		for n := range 16 { // descriptors come beside the bytes: try so many
+			fds := make([]int, n)
+			for i := range fds {
+				fds[i] = 100 + i
+			}
+			again := *r
+			if im, err := takeImport(&again, fds); err == nil {
+				b, _ := putImport(nil, number, &im)
+				return b, nil
+			}
+		}
+		return nil, errWire
+	case msgCopy:
+		var c cudaipc.Copy
+		err := takeCopy(r, &c)
+		return putCopy(nil, cudaipc.Ticket(number), &c), err
+	case msgSum:
+		s, err := takeSample(r)
+		return putSample(nil, cudaipc.Ticket(number), s), err
+	case msgPoll:
+		waits, err := takePoll(r)
+		return putPoll(nil, number, waits), err
+	case msgDone:
+		d, err := takeDone(r)
+		return putDone(nil, cudaipc.Ticket(number), &d), err
+	case msgEvents:
+		id, off, count, err := takeEvents(r)
+		return putEvents(nil, number, id, off, count), err
+	case msgEventsAre:
+		handles, err := takeEventsAre(r)
+		if errors.Is(err, errWire) {
+			return nil, err
+		}
+		return putEventsAre(nil, number, handles, err), nil
+	case msgStates:
+		r.error()
+		states := make([]cudaipc.State, r.count(wireState))
+		again := &fields{rest: msg[headBytes:]}
+		said := takeStates(again, states)
+		if errors.Is(said, errWire) {
+			return nil, errWire
+		}
+		return putStates(nil, number, states, said), nil
+	}
+	return nil, errWire
+}
+
+// TestMoverWireSeeds: the fuzz's seeds are messages, not noise.
+func TestMoverWireSeeds(t *testing.T) {
+	for i, seed := range wireSeeds() {
+		if again, err := reread(seed); err != nil || !bytes.Equal(again, seed) {
+			t.Errorf("%d: %v, %x, want %x", i, err, again, seed)
+		}
+	}
+}

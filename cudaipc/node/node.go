@@ -1,0 +1,215 @@
+// Package node is all devices of a node as one, and what the node has: its GPUs, as the kernel tells them without a driver call,
+// and the NUMA nodes they are on.
+package node
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+// MaxGPUs is how many GPUs a node knows at once. One more takes the place of one that nobody uses, or is refused.
+const MaxGPUs = 64
+
+// placeShift leaves the low bits of a ticket to the device that gave it.
+const placeShift = 48
+
+// Options say what devices a node has.
+type Options struct {
+	Host cudaipc.Device // for peers without GPU memory; the node's from OpenNode on
+	// GPU makes the device of one GPU, at the first peer that is on it; nil: there is none. Usually a Mover.
+	GPU func(cudaipc.UUID) (cudaipc.Device, error)
+	// NoGPU is why GPU is nil, for the error; may be empty.
+	NoGPU string
+}
+
+// Node is all devices of a node as one: each peer is on the host's, or on that of its GPU. The first device is the host's;
+// the place of a device is in the tickets that it gives, so that an end is asked of whoever has it.
+type Node struct {
+	opts Options
+	lost func(cudaipc.PeerID, error)
+
+	mu struct {
+		sync.RWMutex
+		devices []*device // by place; nil: free
+		peers   map[cudaipc.PeerID]*device
+		closed  bool
+	}
+}
+
+// device is one device of a node; peers and closed are under Node.mu.
+type device struct {
+	cudaipc.Device
+	place  int
+	gpu    cudaipc.UUID
+	peers  int // imported, or being imported
+	closed bool
+}
+
+var (
+	_ cudaipc.Device   = (*Node)(nil)
+	_ cudaipc.Watcher  = (*Node)(nil)
+	_ cudaipc.Summer   = (*Node)(nil)
+	_ cudaipc.Recorder = (*Node)(nil)
+)
+
+// Open makes a node of its devices.
+func Open(o Options) *Node {
+	n := &Node{opts: o}
+	n.mu.devices = []*device{{Device: o.Host}}
+	n.mu.peers = map[cudaipc.PeerID]*device{}
+	return n
+}
+
+// Watch names the function that is told of lost peers. Called before any Import.
+func (n *Node) Watch(lost func(cudaipc.PeerID, error)) {
+	n.lost = lost
+	watchDevice(n.opts.Host, lost)
+}
+
+func watchDevice(d cudaipc.Device, lost func(cudaipc.PeerID, error)) {
+	if w, ok := d.(cudaipc.Watcher); ok && lost != nil {
+		w.Watch(lost)
+	}
+}
+
+// Import opens the regions of a peer on the device that has them.
+func (n *Node) Import(im cudaipc.Import) error {
+	d, err := n.route(&im)
+	if err != nil {
+		im.CloseAll()
+		return fmt.Errorf("peer %d: %w", im.Peer, err)
+	}
+	err = d.Import(im)
+	if err != nil {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		d.peers--
+		delete(n.mu.peers, im.Peer)
+	}
+	return err
+}
+
+// route finds the device of an import and enters the peer.
+func (n *Node) route(im *cudaipc.Import) (*device, error) {
+	onGPU := im.OnGPU()
+	if onGPU && im.GPU == (cudaipc.UUID{}) {
+		return nil, fmt.Errorf("GPU memory, and no UUID of its GPU: %w", cudaipc.ErrKind)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch {
+	case n.mu.closed:
+		return nil, cudaipc.ErrClosed
+	case im.Peer == cudaipc.AllPeers:
+		return nil, fmt.Errorf("the number stands for all peers: %w", cudaipc.ErrPeer)
+	case n.mu.peers[im.Peer] != nil:
+		return nil, fmt.Errorf("imported already: %w", cudaipc.ErrBusy)
+	}
+	d := n.mu.devices[0]
+	if onGPU {
+		var err error
+		if d, err = n.gpuLocked(im.GPU); err != nil {
+			return nil, err
+		}
+	}
+	d.peers++
+	n.mu.peers[im.Peer] = d
+	return d, nil
+}
+
+// gpuLocked finds or makes the device of a GPU.
+func (n *Node) gpuLocked(gpu cudaipc.UUID) (*device, error) {
+	if n.opts.GPU == nil {
+		return nil, fmt.Errorf("GPU %v: %w: %s", gpu, cudaipc.ErrNoCUDA, n.opts.NoGPU)
+	}
+	for _, d := range n.mu.devices[1:] {
+		if d != nil && d.gpu == gpu {
+			return d, nil
+		}
+	}
+	place, err := n.placeLocked()
+	if err != nil {
+		return nil, err
+	}
+	opened, err := n.opts.GPU(gpu)
+	if err != nil {
+		return nil, fmt.Errorf("GPU %v: %w", gpu, err)
+	}
+	watchDevice(opened, n.lost)
+	d := &device{Device: opened, place: place, gpu: gpu}
+	n.mu.devices[place] = d
+	return d, nil
+}
+
+// placeLocked finds room for one more GPU.
+func (n *Node) placeLocked() (int, error) {
+	for place, d := range n.mu.devices {
+		if d == nil {
+			return place, nil
+		}
+	}
+	if len(n.mu.devices) <= MaxGPUs {
+		n.mu.devices = append(n.mu.devices, nil)
+		return len(n.mu.devices) - 1, nil
+	}
+	for place, d := range n.mu.devices[1:] {
+		if d.peers == 0 && d.Close(cudaipc.AllPeers) == nil {
+			n.mu.devices[place+1] = nil
+			return place + 1, nil
+		}
+	}
+	return 0, fmt.Errorf("%d GPUs have peers, at most %d: %w", MaxGPUs, MaxGPUs, cudaipc.ErrBusy)
+}
+
+// Close closes a peer, or with AllPeers all devices: again those that were busy, when it is called again.
+func (n *Node) Close(id cudaipc.PeerID) error {
+	if id == cudaipc.AllPeers {
+		return n.closeAll()
+	}
+	d, err := n.device(id)
+	if err != nil {
+		return err
+	}
+	if err := d.Close(id); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.mu.peers, id)
+	d.peers--
+	return nil
+}
+
+func (n *Node) closeAll() (err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.mu.closed {
+		return cudaipc.ErrClosed
+	}
+	for _, d := range n.mu.devices {
+		if d == nil || d.closed {
+			continue
+		}
+		again := d.Close(cudaipc.AllPeers)
+		d.closed = again == nil
+		err = errors.Join(err, again)
+	}
+	n.mu.closed = err == nil
+	return err
+}
+
+func (n *Node) device(id cudaipc.PeerID) (*device, error) {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	if n.mu.closed {
+		return nil, cudaipc.ErrClosed
+	}
+	d := n.mu.peers[id]
+	if d == nil {
+		return nil, fmt.Errorf("peer %d: %w", id, cudaipc.ErrPeer)
+	}
+	return d, nil
+}

@@ -1,0 +1,239 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/cudaipc"
+)
+
+// noteDevice is a device that notes what it is asked, and gives tickets of its own.
+type noteDevice struct {
+	gpu    cudaipc.UUID
+	peers  map[cudaipc.PeerID]bool
+	last   cudaipc.Ticket
+	closed bool
+	lost   func(cudaipc.PeerID, error)
+}
+
+func (d *noteDevice) Watch(lost func(cudaipc.PeerID, error)) { d.lost = lost }
+
+func (d *noteDevice) Import(im cudaipc.Import) error {
+	if im.GPU != d.gpu || d.peers[im.Peer] {
+		return cudaipc.ErrKind
+	}
+	d.peers[im.Peer] = true
+	return nil
+}
+
+func (d *noteDevice) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
+	for i := range waits {
+		if !d.peers[waits[i].Peer] {
+			return cudaipc.ErrPeer
+		}
+		states[i] = cudaipc.State{Step: uint64(d.gpu[0])}
+	}
+	return nil
+}
+
+func (d *noteDevice) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
+	if !d.peers[c.Peer] {
+		return 0, cudaipc.ErrPeer
+	}
+	d.last++
+	return d.last, nil
+}
+
+func (d *noteDevice) Done(t cudaipc.Ticket, _ time.Duration) (cudaipc.Done, bool, error) {
+	if t != d.last {
+		return cudaipc.Done{}, false, cudaipc.ErrTicket
+	}
+	return cudaipc.Done{Sums: []uint32{uint32(d.gpu[0])}}, true, nil
+}
+
+func (d *noteDevice) Close(id cudaipc.PeerID) error {
+	delete(d.peers, id)
+	d.closed = id == cudaipc.AllPeers
+	return nil
+}
+
+// noteNode is a node of such devices, and those it has made.
+func noteNode() (*Node, map[cudaipc.UUID]*noteDevice) {
+	made := map[cudaipc.UUID]*noteDevice{}
+	gpu := func(u cudaipc.UUID) (cudaipc.Device, error) {
+		made[u] = &noteDevice{gpu: u, peers: map[cudaipc.PeerID]bool{}}
+		return made[u], nil
+	}
+	host, _ := gpu(cudaipc.UUID{})
+	return Open(Options{Host: host, GPU: gpu}), made
+}
+
+func onGPU(id cudaipc.PeerID, gpu cudaipc.UUID) cudaipc.Import {
+	return cudaipc.Import{Peer: id, GPU: gpu, Regions: []cudaipc.Region{{ID: 1, Kind: cudaipc.KindFD, FD: -1}, {ID: 2, Kind: cudaipc.KindCUDA, FD: -1}}}
+}
+
+// TestNodeRoutes each peer to the device of its GPU, and each ticket back.
+func TestNodeRoutes(t *testing.T) {
+	n, made := noteNode()
+	var told cudaipc.PeerID
+	n.Watch(func(id cudaipc.PeerID, _ error) { told = id })
+	for id, gpu := range []cudaipc.UUID{{}, {1}, {2}, {1}} {
+		im := onGPU(cudaipc.PeerID(id), gpu)
+		if gpu == (cudaipc.UUID{}) {
+			im.Regions = im.Regions[:1]
+		}
+		if err := n.Import(im); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(made) != 3 || len(made[cudaipc.UUID{1}].peers) != 2 {
+		t.Fatalf("%d devices, want one for the host and one for each of 2 GPUs", len(made))
+	}
+	states := make([]cudaipc.State, 4)
+	if err := n.Poll([]cudaipc.Wait{{Peer: 0}, {Peer: 1}, {Peer: 3}, {Peer: 2}}, states); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []uint64{0, 1, 1, 2} {
+		if states[i].Step != want {
+			t.Errorf("wait %d was answered by GPU %d, want %d", i, states[i].Step, want)
+		}
+	}
+	for id, want := range []uint32{0, 1, 2, 1} {
+		ticket, err := n.Copy(&cudaipc.Copy{Peer: cudaipc.PeerID(id)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d, ok, err := n.Done(ticket, 0); err != nil || !ok || d.Sums[0] != want {
+			t.Errorf("peer %d: its copy was ended by GPU %v (%v), want %d", id, d.Sums, err, want)
+		}
+	}
+	if made[cudaipc.UUID{2}].lost(2, nil); told != 2 {
+		t.Error("a loss was not told")
+	}
+	if err := errors.Join(n.Close(1), n.Close(cudaipc.AllPeers)); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range made {
+		if !d.closed || d.peers[1] {
+			t.Errorf("GPU %v: closed %v, peer 1 there %v", d.gpu, d.closed, d.peers[1])
+		}
+	}
+}
+
+func TestNodeRefuses(t *testing.T) {
+	n, _ := noteNode()
+	if err := n.Import(onGPU(1, cudaipc.UUID{})); !errors.Is(err, cudaipc.ErrKind) {
+		t.Errorf("GPU memory without a UUID: %v, want ErrKind", err)
+	}
+	host := &noteDevice{peers: map[cudaipc.PeerID]bool{}}
+	err := Open(Options{Host: host, NoGPU: "the reason"}).Import(onGPU(1, cudaipc.UUID{1}))
+	if !errors.Is(err, cudaipc.ErrNoCUDA) || !strings.Contains(err.Error(), "the reason") {
+		t.Errorf("GPU memory and no GPU: %v, want ErrNoCUDA with the reason", err)
+	}
+}
+
+// TestNodeForgetsGPUs that nobody uses, when there are too many.
+func TestNodeForgetsGPUs(t *testing.T) {
+	n, made := noteNode()
+	for i := range MaxGPUs {
+		if err := n.Import(onGPU(cudaipc.PeerID(i+1), cudaipc.UUID{byte(i + 1)})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := n.Import(onGPU(200, cudaipc.UUID{200})); !errors.Is(err, cudaipc.ErrBusy) {
+		t.Errorf("one GPU more than MaxGPUs: %v, want ErrBusy", err)
+	}
+	if err := n.Close(5); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Import(onGPU(200, cudaipc.UUID{200})); err != nil || !made[cudaipc.UUID{5}].closed {
+		t.Errorf("one GPU more when another is not used: %v, that one is closed: %v", err, made[cudaipc.UUID{5}].closed)
+	}
+}
+
+func TestGPUNode(t *testing.T) {
+	root := t.TempDir()
+	gpu := cudaipc.UUID{0xab, 0xcd}
+	for path, text := range map[string]string{
+		"proc/driver/nvidia/gpus/0000:0A:00.0/information": "Model: X\nGPU UUID: \t GPU-ABCD0000-0000-0000-0000-000000000000\n",
+		"sys/bus/pci/devices/0000:0a:00.0/numa_node":       "1\n",
+	} {
+		file := filepath.Join(root, path)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if node, other := numaNode(root, gpu), numaNode(root, cudaipc.UUID{1}); node != 1 || other != -1 {
+		t.Errorf("node %d and %d, want 1 and -1", node, other)
+	}
+}
+
+// TestGPUEnv: a MIG instance is named in the environment of its mover, and nothing else is.
+func TestGPUEnv(t *testing.T) {
+	gpu, instance := cudaipc.UUID{0xab, 0xcd}, cudaipc.UUID{0x12, 0x34, 15: 0x56}
+	for name, test := range map[string]struct {
+		known []string // the UUIDs of the kernel's GPUs
+		of    cudaipc.UUID
+		want  []string
+	}{
+		"a GPU":                {[]string{"GPU-ABCD0000-0000-0000-0000-000000000000", "GPU-1"}, gpu, nil},
+		"an instance":          {[]string{"GPU-ABCD0000-0000-0000-0000-000000000000", "GPU-1"}, instance, []string{"CUDA_VISIBLE_DEVICES=MIG-12340000-0000-0000-0000-000000000056"}},
+		"not known":            {nil, instance, nil},
+		"one that nobody uses": {[]string{"GPU-1", "????????-????-????-????-????????????"}, instance, nil},
+	} {
+		root := t.TempDir()
+		for i, uuid := range test.known {
+			file := filepath.Join(root, fmt.Sprintf("proc/driver/nvidia/gpus/0000:%02x:00.0/information", i))
+			if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte("Model: X\nGPU UUID: \t "+uuid+"\n"), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := gpuEnv(root, test.of); !slices.Equal(got, test.want) {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+	}
+}
+
+// TestGPUNodes: the nodes of all GPUs, each once, of machines that have several; else why not.
+func TestGPUNodes(t *testing.T) {
+	const gpu, sound = "0x030200", "0x040300"
+	for name, test := range map[string]struct {
+		nodes   int
+		devices [][3]string // vendor, class, node
+		want    []int
+		why     string
+	}{
+		"one node":      {1, [][3]string{{nvidiaVendor, gpu, "0"}}, nil, "one NUMA node"},
+		"no node":       {0, [][3]string{{nvidiaVendor, gpu, "-1"}}, nil, "one NUMA node"},
+		"two sockets":   {2, [][3]string{{nvidiaVendor, gpu, "1"}, {nvidiaVendor, gpu, "0"}, {nvidiaVendor, "0x030000", "1"}}, []int{0, 1}, ""},
+		"one of two":    {2, [][3]string{{nvidiaVendor, gpu, "1"}, {nvidiaVendor, sound, "0"}, {"0x8086", gpu, "0"}}, []int{1}, ""},
+		"not told":      {2, [][3]string{{nvidiaVendor, gpu, "-1"}}, nil, "does not tell"},
+		"no GPU at all": {2, [][3]string{{"0x8086", gpu, "0"}}, nil, "no GPU"},
+	} {
+		root := t.TempDir()
+		write := func(path, text string) {
+			file := filepath.Join(root, path)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text+"\n"), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i := range test.nodes {
+			write(fmt.Sprintf("sys/devices/system/node/node%d/cpulist", i), "0")
+		}
+		for i, d := range test.devices {
+			for j, file := range []string{"vendor", "class", "numa_node"} {
+				write(fmt.Sprintf("sys/bus/pci/devices/0000:%02x:00.0/%s", i, file), d[j])
+			}
+		}
+		got, why := numaNodes(root)
+		if !slices.Equal(got, test.want) || (why == "") != (test.why == "") || !strings.Contains(why, test.why) {
+			t.Errorf("%s: %v, %q, want %v and %q", name, got, why, test.want, test.why)
+		}
+	}
+}

@@ -1,0 +1,115 @@
+package cudaipc
+
+import (
+	"fmt"
+	"time"
+)
+
+// Names of the devices that a process of its own opens (MoverState.Device).
+const (
+	HostDevice = "host"
+	CUDADevice = "cuda"
+	CUDAProbe  = "cuda-probe" // the host's, if a GPU can be seen; else why not
+)
+
+// MoverState is what a mover is doing, for people and counters.
+type MoverState struct {
+	Name      string
+	Device    string
+	GPU       UUID
+	Pid       int // 0: no process
+	Since     time.Time
+	Node      string // how it is bound to its NUMA node; empty: not asked for
+	Peers     int
+	Copies    int           // under way
+	PingAge   time.Duration // since the last answer to a ping
+	Starts    uint64
+	Requests  uint64
+	Lost      map[LossReason]uint64
+	LastLoss  error
+	NextStart time.Time // zero: at once
+	Info      []byte    // what the device last said of itself, JSON; empty: nothing
+	Failing   bool      // it worked once, and was lost several times in a row; no process runs
+}
+
+// LossReason is why a mover's process was lost.
+type LossReason string
+
+// The reasons.
+const (
+	LostStart  LossReason = "start"  // it did not start, or its device did not open
+	LostCrash  LossReason = "crash"  // it ended by itself, was killed by others, or did what only a broken one does
+	LostPing   LossReason = "ping"   // it did not answer pings
+	LostCall   LossReason = "call"   // a request was not answered in time
+	LostCopy   LossReason = "copy"   // a copy did not end in time
+	LostDevice LossReason = "device" // its device said ErrLost
+)
+
+// LossReasons are all of them, in order.
+var LossReasons = [...]LossReason{LostStart, LostCrash, LostPing, LostCall, LostCopy, LostDevice}
+
+// LostError says that a mover was lost, and that it is reaped: what it was doing has ended.
+type LostError struct {
+	Mover  string
+	Reason LossReason
+	Cause  error
+}
+
+func (e *LostError) Error() string {
+	return fmt.Sprintf("mover %s was lost (%s): %v", e.Mover, e.Reason, e.Cause)
+}
+
+func (e *LostError) Unwrap() error { return e.Cause }
+
+// GPUFacts are what is measured of a GPU once: by the mover's first process, before its device is opened.
+type GPUFacts struct {
+	Table   *CopyTable `json:",omitempty"` // nil: not measured
+	Context int64      // bytes of the GPU's memory that an open device takes for itself, without its engines' memory; 0: not known
+	Problem string     // why something is missing; empty: nothing is
+}
+
+// TableSource is where the copy table in use comes from.
+type TableSource string
+
+// The sources.
+const (
+	TableMeasured TableSource = "measured" // at the start of this agent's first mover of the GPU
+	TableKnown    TableSource = "known"    // from those that the device was given
+	TableDefault  TableSource = "default"  // nothing was measured on such a GPU
+)
+
+// CUDALimits are what kernels of the device's context are given, by the driver's own word, behind the lowering of them: bytes; -1: it
+// does not say.
+type CUDALimits struct {
+	Stack    int64 // of a thread
+	Printing int64
+	Heap     int64
+}
+
+// CUDAInfo is the state of a CUDA device.
+type CUDAInfo struct {
+	Name    string
+	GPU     UUID
+	Driver  int    // the newest CUDA that the driver supports, 1000 * major + 10 * minor
+	Batch   bool   // the driver has the batch call
+	Paths   string // the copy table in one line
+	Source  TableSource
+	Facts   GPUFacts
+	Limits  CUDALimits
+	Free    int64 // bytes of the GPU's memory that are free, of Total
+	Total   int64
+	Imports int64 // allocations, pieces and events of peers that are open
+
+	Arena      int64   // bytes
+	Pinned     int64   // of these
+	Refused    int64   // bytes that the driver does not pin; their copies go through the rings, and cost more
+	PinError   string  // why; it may pass, if a call has not returned for long (PinPatience) and does in the end
+	PinDone    bool    // nothing more will be pinned
+	PinSeconds float64 // that the pinning has taken, or took in all
+	RingBytes  uint64  // copied through the rings so far
+
+	Singles, Batches, Rects, Kernels uint64 // calls so far
+	KernelError                      string // why the kernel is not loaded though the table names it; empty: it is, or is not named
+
+	Lost string // why every later call fails; empty: they do not
+}
