@@ -60,8 +60,11 @@ type CacheTierRemoved struct {
 	Complete bool   `json:"complete"` // false: it holds more that the filter picks, and the request may be repeated
 }
 
-// markersModel is what the markers of resets in a shared tier are listed as.
-const markersModel = "(markers of resets)"
+// What the values of kvagent itself in a shared tier are listed as.
+const (
+	markersModel  = "(markers of resets)"
+	useMarksModel = "(marks of use)"
+)
 
 // tierQuestion is a request for what a tier holds.
 type tierQuestion struct {
@@ -129,6 +132,7 @@ func (a *Agent) viewTier(q *tierQuestion) (*tierView, error) {
 		known: map[pool.Fingerprint]CacheSpace{}, picked: map[pool.Fingerprint]*CacheTierSpace{},
 	}
 	v.known[pool.EpochMarkers] = CacheSpace{Space: hex.EncodeToString(pool.EpochMarkers[:]), Model: markersModel}
+	v.known[pool.UseMarks] = CacheSpace{Space: hex.EncodeToString(pool.UseMarks[:]), Model: useMarksModel}
 	for _, sp := range a.registry.all() {
 		v.known[contents.StoredAs(sp.fp)] = a.cacheSpace(sp)
 	}

@@ -8,16 +8,26 @@ import (
 // SpaceUse is what Tiers can do besides: hear which spaces engines use, and tell of resets that
 // came from other nodes. None of its methods waits for a disk or a store.
 type SpaceUse interface {
-	// InUse tells that an engine of a space is here. private says that no other engine will ever be
-	// of this space: what tiers have of it is collected a named time after NotInUse, unless InUse
-	// comes before.
-	InUse(f Fingerprint, private bool)
+	// InUse tells that an engine of a space is here, and which kind of generation its identity has.
+	// What tiers have of a private one is collected a named time after NotInUse, unless InUse comes
+	// before; of a named one, when no node has used it for a named time.
+	InUse(f Fingerprint, g Generation)
 	// NotInUse tells that the last engine of a space is gone.
 	NotInUse(f Fingerprint)
 	// OnAdopted names the function that is called, without any lock held, when a space that is open
 	// got a new epoch because of a reset on another node; nil: nobody is.
 	OnAdopted(then func(f Fingerprint))
 }
+
+// Generation is a kind of generations of weights, by who may be of the same space.
+type Generation uint8
+
+// The kinds. Engines that start begin with the base generation.
+const (
+	BaseGeneration    Generation = iota // every engine of equal files
+	NamedGeneration                     // every engine that was given the name
+	PrivateGeneration                   // no other engine, ever
+)
 
 // SpaceLister is what a Store can do besides: List of some spaces alone.
 type SpaceLister interface {
@@ -30,10 +40,13 @@ type SpaceLister interface {
 	) error
 }
 
-// EpochMarkers is the space that is reserved for the markers of tier epochs in shared stores: no
-// engine's space has this name.
-var EpochMarkers = func() (f Fingerprint) {
-	sum := sha256.Sum256([]byte("kvagent: markers of tier epochs"))
-	copy(f[:], sum[:])
-	return f
-}()
+// Spaces that are reserved in shared stores: no engine's space has these names.
+var (
+	EpochMarkers = reserved("kvagent: markers of tier epochs")
+	UseMarks     = reserved("kvagent: marks of use") // of named generations
+)
+
+func reserved(what string) Fingerprint {
+	sum := sha256.Sum256([]byte(what))
+	return Fingerprint(sum[:16])
+}

@@ -26,8 +26,8 @@ type tierSettings struct {
 	prefetch int64  // bytes; 0: an eighth of the pool
 	prefill  prefillRate
 
-	epochEvery, collectAfter time.Duration
-	collectRate              int // keys a second
+	epochEvery, collectAfter, collectUnused time.Duration
+	collectRate                             int // keys a second
 }
 
 func (t *tierSettings) addFlags(f *pflag.FlagSet) {
@@ -39,10 +39,13 @@ func (t *tierSettings) addFlags(f *pflag.FlagSet) {
 	f.Var(&sizeValue{&t.staging, tier.MinStaging, tier.MaxStaging}, "tier-staging", "memory for blocks on their way to and from tiers; a block larger than half of it stays in the pool")
 	f.Var(&sizeValue{&t.prefetch, 0, dram.MaxBytes}, "prefetch-bytes", "most that is being brought up from tiers at a time; 0 is an eighth of the pool")
 	t.epochEvery, t.collectAfter, t.collectRate = 5*time.Second, 10*time.Minute, 5000
+	t.collectUnused = 7 * 24 * time.Hour
 	f.Var(&durationValue{&t.epochEvery, tier.MinEpochEvery, tier.MaxEpochEvery}, "tier-epoch-every",
 		"how often shared tiers are asked for resets on other nodes")
 	f.Var(&durationValue{&t.collectAfter, tier.MinCollectAfter, tier.MaxCollectAfter}, "tier-collect-after",
 		"how long what a reset left behind stays in tiers, and what engines that shared with nobody left")
+	f.Var(&durationValue{&t.collectUnused, 0, tier.MaxCollectUnused}, "tier-collect-unused",
+		"how long no node may have used a named weights generation before what tiers have of it is deleted; 0 never deletes it")
 	f.Var(&countValue{&t.collectRate, 1, tier.MaxCollectRate}, "tier-collect-rate",
 		"most keys a second that are looked at or deleted in tiers because nobody uses their names")
 	f.Var(&t.prefill, "prefill-tokens-per-second", "what an engine computes: an answer is cut where a tier would take longer; 0 never cuts, learn measures it")
@@ -88,6 +91,10 @@ func (t *tierSettings) check() error {
 		}
 		names[s.Name] = true
 		shared = shared || s.scheme != schemeDisk
+	}
+	if least := tier.LeastCollectUnused(t.epochEvery); t.collectUnused != 0 && t.collectUnused < least {
+		bad = append(bad, fmt.Errorf("tier-collect-unused: %v, allowed: 0, or %v to %v (100 times tier-epoch-every at least)",
+			t.collectUnused, least, tier.MaxCollectUnused))
 	}
 	if len(t.specs) > tier.MaxTiers {
 		bad = append(bad, fmt.Errorf("tier: %d tiers, allowed: at most %d", len(t.specs), tier.MaxTiers))
@@ -157,7 +164,8 @@ func (t *tierSettings) options(s *serveSettings, staging *tier.Staging, log *zap
 		Staging:    staging,
 		State:      filepath.Join(t.stateDir(), resetsFile),
 		EpochEvery: t.epochEvery, CollectAfter: t.collectAfter, CollectRate: t.collectRate,
-		NoSums: s.integrity == integrityHeader, Node: node,
+		CollectUnused: t.collectUnused,
+		NoSums:        s.integrity == integrityHeader, Node: node,
 		Log: func(name, what string, err error) { log.Warn(what, zap.String("tier", name), zap.Error(err)) },
 	}
 }

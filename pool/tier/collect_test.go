@@ -117,8 +117,8 @@ func collectPrivate(t *testing.T, restarted bool) {
 	o := Options{State: state}
 	n := newNode(t, 400, 2, o, sharing(store))
 	private, named := specOf("private", 2), n.spec
-	n.InUse(named.Fingerprint, false)
-	n.InUse(private.Fingerprint, true)
+	n.InUse(named.Fingerprint, pool.BaseGeneration)
+	n.InUse(private.Fingerprint, pool.PrivateGeneration)
 	var err error
 	shared := n.space
 	n.spec = private
@@ -132,7 +132,7 @@ func collectPrivate(t *testing.T, restarted bool) {
 	n.stored(0, 10)
 	n.NotInUse(private.Fingerprint)
 	time.Sleep(n.o.CollectAfter - time.Second)
-	n.InUse(private.Fingerprint, true)
+	n.InUse(private.Fingerprint, pool.PrivateGeneration)
 	time.Sleep(3 * n.o.CollectAfter)
 	if got := store.count(private.Fingerprint); got != 20 {
 		t.Fatalf("%d shards of an engine that came back in time, want 20", got)
@@ -161,7 +161,7 @@ func collectPrivate(t *testing.T, restarted bool) {
 	if k, err := readKept(state); err != nil || len(k.spaces)+len(k.leftovers) != 0 {
 		t.Errorf("kept: %+v, %v", k, err)
 	}
-	n.InUse(private.Fingerprint, true) // later: only misses
+	n.InUse(private.Fingerprint, pool.PrivateGeneration) // later: only misses
 	n.spec = private
 	n.space, err = n.OpenSpace(private)
 	check(t, err)
@@ -285,7 +285,7 @@ func TestPrivateSpaceIsBackInTheMiddle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
 		n := newNode(t, 400, 2, Options{}, sharing(store))
-		n.InUse(n.spec.Fingerprint, true)
+		n.InUse(n.spec.Fingerprint, pool.PrivateGeneration)
 		n.save(chain("a", 10))
 		n.stored(0, 10)
 		n.NotInUse(n.spec.Fingerprint)
@@ -296,7 +296,7 @@ func TestPrivateSpaceIsBackInTheMiddle(t *testing.T) {
 		}
 		n.save(chain("b", 5)) // by nobody: memory has it, and the tier does not get it
 		time.Sleep(time.Second)
-		n.InUse(n.spec.Fingerprint, true)
+		n.InUse(n.spec.Fingerprint, pool.PrivateGeneration)
 		store.fails.Store(false)
 		n.save(chain("c", 5))
 		n.stored(0, 15)
@@ -316,7 +316,7 @@ func TestPrivateSpaceIsOnDiskFirst(t *testing.T) {
 		n := newNode(t, 400, 2, Options{State: filepath.Join(t.TempDir(), "resets")}, sharing(store))
 		n.spaces.write = func(string, *kept) error { return errMoody }
 		private := specOf("private", 2)
-		n.InUse(private.Fingerprint, true)
+		n.InUse(private.Fingerprint, pool.PrivateGeneration)
 		var err error
 		n.spec = private
 		n.space, err = n.OpenSpace(private)

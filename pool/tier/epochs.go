@@ -77,6 +77,10 @@ func (p *Pool) change(fp pool.Fingerprint, change func(*epochOf) error) error {
 	p.roomLocked(fp, e.used)
 	s.kept.spaces[fp] = e
 	s.dirty = true
+	if e.named { // it is followed again, so that other nodes hear of the reset
+		delete(s.retired, fp)
+		s.restoreLocked(fp)
+	}
 	if e.epoch > before {
 		p.leaveLocked(fp, before, e)
 	}
@@ -118,8 +122,9 @@ func (s *spaces) leftLocked(name pool.Fingerprint, left leftover) {
 
 // roomLocked makes room for one more space: the one that was used least recently goes, of those of
 // which nothing is left to be collected if there is one. What it has under its name now is left
-// over: in local tiers alone unless it is private, since other nodes may use that name. If it comes
-// back, it finds its epoch by the markers in the shared tiers.
+// over: in local tiers alone unless it is private, since other nodes may use that name: of a named
+// one this node does not collect the rest, which is counted. If it comes back, it finds its epoch by
+// the markers in the shared tiers.
 func (p *Pool) roomLocked(fp pool.Fingerprint, now int64) {
 	s := &p.spaces
 	if _, known := s.kept.spaces[fp]; known || len(s.kept.spaces) < maxKept {
@@ -135,6 +140,7 @@ func (p *Pool) roomLocked(fp pool.Fingerprint, now int64) {
 			open[sp.spec.Fingerprint] = true
 		}
 	}
+	maps.Copy(open, s.active)
 	var victim pool.Fingerprint
 	found, worth := false, int64(0)
 	for other, e := range s.kept.spaces {
@@ -153,6 +159,9 @@ func (p *Pool) roomLocked(fp pool.Fingerprint, now int64) {
 	delete(s.kept.spaces, victim)
 	delete(s.idle, victim)
 	delete(s.retired, victim)
+	if e.named {
+		s.lost++
+	}
 	left := leftover{space: victim, epoch: e.epoch, private: e.private, local: !e.private}
 	left.due = time.Unix(now, 0).Add(s.after).UnixMilli()
 	if slices.ContainsFunc(p.lanes, left.concerns) {
@@ -225,7 +234,9 @@ func (p *Pool) keepAlways(ctx context.Context) {
 		case <-p.spaces.changed:
 		}
 		p.retire()
+		p.retireUnused()
 		p.flush()
+		p.sayLost()
 	}
 }
 
@@ -238,9 +249,20 @@ func (s *spaces) changedNow() {
 
 var _ pool.SpaceUse = (*Pool)(nil)
 
-// InUse implements pool.SpaceUse. A private space is on disk before the first byte of it is in a
-// tier: so that it is collected, whatever becomes of this process.
-func (p *Pool) InUse(fp pool.Fingerprint, private bool) {
+// sayLost says when something will not be collected because too much is kept already.
+func (p *Pool) sayLost() {
+	p.spaces.mu.Lock()
+	lost := p.spaces.lost
+	p.spaces.mu.Unlock()
+	if lost > p.spaces.saidLost {
+		p.spaces.saidLost = lost
+		p.o.Log("", fmt.Sprintf("%d names of spaces are not collected: too many are kept", lost), nil)
+	}
+}
+
+// InUse implements pool.SpaceUse. A private or named space is on disk before the first byte of it is
+// in a tier: so that it is collected, whatever becomes of this process.
+func (p *Pool) InUse(fp pool.Fingerprint, g pool.Generation) {
 	s := &p.spaces
 	if len(p.lanes) == 0 {
 		return
@@ -248,17 +270,18 @@ func (p *Pool) InUse(fp pool.Fingerprint, private bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e, known := s.kept.spaces[fp]
-	if known || private {
-		e.used, e.private = p.now().Unix(), private
+	collected := g == pool.PrivateGeneration || g == pool.NamedGeneration && p.o.CollectUnused > 0
+	if known || collected {
+		e.used, e.private, e.named = p.now().Unix(), g == pool.PrivateGeneration, g == pool.NamedGeneration
 		p.roomLocked(fp, e.used)
 		s.kept.spaces[fp] = e
 		s.dirty = true
 	}
 	delete(s.idle, fp)
-	if !private {
-		return
+	if g == pool.NamedGeneration {
+		p.inUseLocked(fp)
 	}
-	if !known && s.path != "" {
+	if collected && !known && s.path != "" {
 		s.unkept[fp] = true
 		s.changedNow()
 	}
@@ -274,11 +297,19 @@ func (p *Pool) InUse(fp pool.Fingerprint, private bool) {
 
 // NotInUse implements pool.SpaceUse.
 func (p *Pool) NotInUse(fp pool.Fingerprint) {
-	p.spaces.mu.Lock()
-	defer p.spaces.mu.Unlock()
-	if p.spaces.kept.spaces[fp].private {
-		p.spaces.idle[fp] = p.now()
+	s := &p.spaces
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.kept.spaces[fp]
+	switch {
+	case e.private:
+		s.idle[fp] = p.now()
+	case e.named && s.active[fp]:
+		e.used = p.now().Unix()
+		s.kept.spaces[fp] = e
+		s.dirty = true
 	}
+	delete(s.active, fp)
 }
 
 // OnAdopted implements pool.SpaceUse.

@@ -31,7 +31,9 @@ type epochOf struct {
 	claim   nonce    // of this node's reset that made the epoch, as long as a shared tier may not know it; zero: none
 	told    []string // tiers that know the claim
 	private bool     // no other engine than its own will ever be of it
-	used    int64    // when it was last opened or reset, Unix seconds
+	named   bool     // it is collected when no node uses it
+	used    int64    // when it was last opened or reset, Unix seconds; a named one in use: once a period
+	seen    int64    // when another node was last seen to use it, Unix seconds; 0: not since it was retired
 }
 
 // leftover is a name in the tiers that nobody uses any more.
@@ -40,6 +42,7 @@ type leftover struct {
 	epoch   uint64           // in which
 	private bool             // the space is gone as a whole
 	local   bool             // other nodes may use the name: looked for in local tiers alone
+	unused  bool             // no node uses it: looked for in a shared tier as long as that has no use marks
 	due     int64            // when the first look for it may begin, Unix milliseconds
 	tiers   map[string]looksDone
 }
@@ -56,20 +59,27 @@ func (left *leftover) waitsFor(l *lane) bool {
 type looksDone struct {
 	n    int   // looks that came to their end
 	next int64 // when the next one may begin, Unix milliseconds
+	// clear is when the use marks of an unused space were first seen to be missing, Unix
+	// milliseconds; 0: not yet.
+	clear int64
 }
 
 // kept is what outlives the agent.
 type kept struct {
 	spaces    map[pool.Fingerprint]epochOf
 	leftovers map[pool.Fingerprint]leftover // by their name in the tiers
+	swept     map[string]int64              // by tier, when old use marks were last collected, Unix seconds
 }
 
 func newKept() *kept {
-	return &kept{spaces: make(map[pool.Fingerprint]epochOf), leftovers: make(map[pool.Fingerprint]leftover)}
+	return &kept{
+		spaces: make(map[pool.Fingerprint]epochOf), leftovers: make(map[pool.Fingerprint]leftover),
+		swept: make(map[string]int64),
+	}
 }
 
 func (k *kept) clone() *kept {
-	out := &kept{spaces: maps.Clone(k.spaces), leftovers: maps.Clone(k.leftovers)}
+	out := &kept{spaces: maps.Clone(k.spaces), leftovers: maps.Clone(k.leftovers), swept: maps.Clone(k.swept)}
 	for name, left := range out.leftovers {
 		left.tiers = maps.Clone(left.tiers)
 		out.leftovers[name] = left
@@ -78,7 +88,9 @@ func (k *kept) clone() *kept {
 }
 
 // The file is JSON: a format, the sum of the state as it stands there, and the state. Format 1 had
-// none of these: it was an object of spaces and the random salts that a reset gave them.
+// none of these: it was an object of spaces and the random salts that a reset gave them. What a
+// former version of format 2 does not know (named, seen, unused, swept) it forgets, and collects
+// none of it.
 const keptFormat = 2
 
 type keptFile struct {
@@ -90,6 +102,9 @@ type keptFile struct {
 type keptState struct {
 	Spaces  []keptSpace    `json:"spaces"`
 	Collect []keptLeftover `json:"collect"`
+	// Unused is more to collect, as long as no node uses it.
+	Unused []keptLeftover   `json:"unused,omitempty"`
+	Swept  map[string]int64 `json:"swept,omitempty"`
 }
 
 type keptSpace struct {
@@ -98,7 +113,9 @@ type keptSpace struct {
 	Claim   string   `json:"claim,omitempty"`
 	Told    []string `json:"told,omitempty"`
 	Private bool     `json:"private,omitempty"`
+	Named   bool     `json:"named,omitempty"`
 	Used    int64    `json:"used"`
+	Seen    int64    `json:"seen,omitempty"`
 }
 
 type keptLeftover struct {
@@ -108,7 +125,7 @@ type keptLeftover struct {
 	Private bool                `json:"private,omitempty"`
 	Local   bool                `json:"local,omitempty"`
 	Due     int64               `json:"due"`
-	Tiers   map[string][2]int64 `json:"tiers,omitempty"` // looks, and when the next may begin
+	Tiers   map[string][3]int64 `json:"tiers,omitempty"` // looks, when the next may begin, and when clear
 }
 
 var keptTable = crc32.MakeTable(crc32.Castagnoli)
@@ -199,7 +216,7 @@ func (s *keptState) kept() (*kept, error) {
 		if err != nil {
 			return nil, err
 		}
-		e := epochOf{epoch: in.Epoch, told: in.Told, private: in.Private, used: in.Used}
+		e := epochOf{epoch: in.Epoch, told: in.Told, private: in.Private, named: in.Named, used: in.Used, seen: in.Seen}
 		if in.Claim != "" {
 			if e.claim, err = parse16("claim", in.Claim); err != nil {
 				return nil, err
@@ -210,28 +227,29 @@ func (s *keptState) kept() (*kept, error) {
 		}
 		k.spaces[fp] = e
 	}
-	for i := range s.Collect {
-		in := &s.Collect[i]
+	for i, in := range slices.Concat(s.Collect, s.Unused) {
+		unused := i >= len(s.Collect)
 		name, errA := parse16("name", in.Name)
 		fp, errB := parse16("space", in.Space)
 		if err := errors.Join(errA, errB); err != nil {
 			return nil, err
 		}
-		left := leftover{space: fp, epoch: in.Epoch, private: in.Private, local: in.Local, due: in.Due}
+		left := leftover{space: fp, epoch: in.Epoch, private: in.Private, local: in.Local, unused: unused, due: in.Due}
 		left.tiers = make(map[string]looksDone, len(in.Tiers))
 		for tier, done := range in.Tiers {
-			left.tiers[tier] = looksDone{n: int(done[0]), next: done[1]}
+			left.tiers[tier] = looksDone{n: int(done[0]), next: done[1], clear: done[2]}
 		}
 		k.leftovers[name] = left
 	}
+	maps.Copy(k.swept, s.Swept)
 	return k, nil
 }
 
 func (k *kept) state() *keptState {
-	s := &keptState{Spaces: []keptSpace{}, Collect: []keptLeftover{}}
+	s := &keptState{Spaces: []keptSpace{}, Collect: []keptLeftover{}, Swept: k.swept}
 	for _, fp := range sorted(k.spaces) {
 		e := k.spaces[fp]
-		out := keptSpace{Epoch: e.epoch, Told: e.told, Private: e.private, Used: e.used}
+		out := keptSpace{Epoch: e.epoch, Told: e.told, Private: e.private, Named: e.named, Used: e.used, Seen: e.seen}
 		out.Space = hex.EncodeToString(fp[:])
 		if e.claim != (nonce{}) {
 			out.Claim = hex.EncodeToString(e.claim[:])
@@ -243,12 +261,16 @@ func (k *kept) state() *keptState {
 		out := keptLeftover{
 			Name: hex.EncodeToString(name[:]), Space: hex.EncodeToString(left.space[:]),
 			Epoch: left.epoch, Private: left.private, Local: left.local, Due: left.due,
-			Tiers: make(map[string][2]int64, len(left.tiers)),
+			Tiers: make(map[string][3]int64, len(left.tiers)),
 		}
 		for tier, done := range left.tiers {
-			out.Tiers[tier] = [2]int64{int64(done.n), done.next}
+			out.Tiers[tier] = [3]int64{int64(done.n), done.next, done.clear}
 		}
-		s.Collect = append(s.Collect, out)
+		if left.unused {
+			s.Unused = append(s.Unused, out)
+		} else {
+			s.Collect = append(s.Collect, out)
+		}
 	}
 	return s
 }

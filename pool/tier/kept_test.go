@@ -160,8 +160,13 @@ func TestDamagedResets(t *testing.T) {
 	whole := newKept()
 	whole.spaces[pool.Fingerprint{1}] = epochOf{epoch: 7, claim: nonce{2}, told: []string{"a"}, used: 5}
 	whole.leftovers[pool.Fingerprint{3}] = leftover{
-		space: pool.Fingerprint{1}, epoch: 6, due: 9, tiers: map[string]looksDone{"a": {1, 4}},
+		space: pool.Fingerprint{1}, epoch: 6, due: 9, tiers: map[string]looksDone{"a": {n: 1, next: 4}},
 	}
+	whole.spaces[pool.Fingerprint{4}] = epochOf{named: true, used: 5, seen: 6}
+	whole.leftovers[pool.Fingerprint{5}] = leftover{
+		space: pool.Fingerprint{4}, unused: true, due: 9, tiers: map[string]looksDone{"a": {n: 1, next: 4, clear: 3}},
+	}
+	whole.swept["a"] = 8
 	good, err := whole.encode()
 	check(t, err)
 	if again, err := parseKept(good); err != nil || !reflect.DeepEqual(again, whole) {

@@ -3,6 +3,7 @@ package tier
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"slices"
 	"time"
 
@@ -34,6 +35,8 @@ type following struct {
 	kick  chan struct{} // cap 1
 	heard map[pool.Fingerprint]heard
 	turn  int // where the next round begins
+
+	marked map[pool.Key]time.Time // use marks that are there: until when that is believed
 }
 
 // heard is what is known of a space's markers in one store.
@@ -108,9 +111,9 @@ func (l *lane) followAlways(ctx context.Context) {
 		if !l.up() {
 			continue
 		}
-		if err := l.followRound(ctx); err != nil && ctx.Err() == nil {
+		if err := errors.Join(l.followRound(ctx), l.markRound(ctx)); err != nil && ctx.Err() == nil {
 			l.count.markFails.Add(1)
-			l.say("the markers of resets are not read or not written: tried again", err)
+			l.say("the markers of resets or of use are not read or not written: tried again", err)
 		}
 	}
 }
@@ -339,9 +342,16 @@ func (l *lane) putMarkers(ctx context.Context, fp pool.Fingerprint, epochs []uin
 	if len(epochs) == 0 {
 		return nil
 	}
-	items := make([]pool.Item, len(epochs))
+	keys := make([]pool.Key, len(epochs))
 	for i, n := range epochs {
-		key := markerKey(fp, n)
+		keys[i] = markerKey(fp, n)
+	}
+	return l.putMarkerKeys(ctx, keys)
+}
+
+func (l *lane) putMarkerKeys(ctx context.Context, keys []pool.Key) error {
+	items := make([]pool.Item, len(keys))
+	for i, key := range keys {
 		items[i] = pool.Item{Key: key, Data: l.p.markerValue(&key, nonce{}), Status: pool.Busy}
 	}
 	within, stop := context.WithTimeout(ctx, l.PutWithin)

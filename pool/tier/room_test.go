@@ -72,7 +72,7 @@ func TestSpaceThatMadeRoomIsUsedByOthers(t *testing.T) {
 			t.Fatalf("%d and %d values, %+v", before, local.count(name), a.Report())
 		}
 		a.fillKept()
-		a.InUse(pool.Fingerprint{1, 2, 3}, true)
+		a.InUse(pool.Fingerprint{1, 2, 3}, pool.PrivateGeneration)
 		time.Sleep(4 * a.o.CollectAfter)
 		synctest.Wait()
 		if got := store.count(name); got != before || len(b.markers(store, 1)) != 1 {
@@ -91,7 +91,7 @@ func TestPrivateSpaceKeepsItsEpochToTheEnd(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
 		n := newNode(t, 400, 2, Options{}, sharing(store))
 		fp := n.spec.Fingerprint
-		n.InUse(fp, true)
+		n.InUse(fp, pool.PrivateGeneration)
 		n.save(chain("old", 10))
 		n.stored(0, 10)
 		n.NotInUse(fp)
@@ -128,7 +128,7 @@ func TestRetiredSpacesEndWhenTheyClose(t *testing.T) {
 		n := newNode(t, 200, 2, Options{}, sharing(&listing{Shelf: pooltest.NewShelf()}))
 		for _, name := range []string{"a", "b", "c"} {
 			s := specOf(name, 2)
-			n.InUse(s.Fingerprint, true)
+			n.InUse(s.Fingerprint, pool.PrivateGeneration)
 			id, err := n.OpenSpace(s)
 			check(t, err)
 			n.NotInUse(s.Fingerprint)

@@ -38,11 +38,16 @@ type spaces struct {
 	off       map[pool.Fingerprint]bool      // a reset was not kept: without tiers, opened again too
 	failed    map[pool.Fingerprint]bool      // a reset had no new epoch: off until one has
 	idle      map[pool.Fingerprint]time.Time // private spaces without an engine: since when
-	retired   map[pool.Fingerprint]bool      // private spaces that are collected: without tiers until used
-	all       atomic.Pointer[[]*space]       // by SpaceID; nil: not open
+	active    map[pool.Fingerprint]bool      // named spaces with an engine
+	retired   map[pool.Fingerprint]bool      // spaces that are collected: without tiers until used
+	opened    time.Time
+	all       atomic.Pointer[[]*space] // by SpaceID; nil: not open
 	adopted   uint64
 	again     uint64
 	lost      uint64 // leftovers that were not noted
+	unused    uint64 // named spaces that were retired
+	elsewhere uint64 // of those, spaces that another node was seen to use
+	saidLost  uint64 // of keepAlways
 	onAdopted func(pool.Fingerprint)
 }
 
@@ -77,6 +82,7 @@ func (s *spaces) open(o *Options) (err error) {
 	s.unkept, s.off = map[pool.Fingerprint]bool{}, map[pool.Fingerprint]bool{}
 	s.failed = map[pool.Fingerprint]bool{}
 	s.idle, s.retired = map[pool.Fingerprint]time.Time{}, map[pool.Fingerprint]bool{}
+	s.active, s.opened = map[pool.Fingerprint]bool{}, o.Clock()
 	s.all.Store(&[]*space{})
 	if s.path == "" {
 		return nil
@@ -94,6 +100,14 @@ func (s *spaces) open(o *Options) (err error) {
 	for name, left := range s.kept.leftovers {
 		if left.due == 0 { // of format 1
 			left.due, fresh = now.Add(s.after).UnixMilli(), true
+			s.kept.leftovers[name] = left
+		}
+		switch {
+		case left.unused && o.CollectUnused == 0:
+			delete(s.kept.leftovers, name)
+		case left.unused: // its engine may come back, too
+			s.retired[left.space] = true
+			left.due = max(left.due, now.Add(s.after).UnixMilli())
 			s.kept.leftovers[name] = left
 		}
 	}

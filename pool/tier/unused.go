@@ -1,0 +1,351 @@
+package tier
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// Collecting named generations that no node uses any more.
+//
+// A node knows which named spaces its own engines use, and keeps when each was last used. What
+// other nodes use it reads from use marks: values in a reserved space of each shared store, whose
+// key is made of the fingerprint and the number of a period. A node puts the mark of the current
+// period while it uses the space, and puts it back where a store lost it. A space that this node
+// has not used for CollectUnused is retired: its names become leftovers. Local tiers are looked at
+// as for every other leftover. A shared tier is looked at only if it had no mark for the periods
+// that span CollectUnused, twice, at least CollectAfter apart; the marks are read again before each
+// look and during it. A mark of another node ends the collection in that tier.
+//
+// Periods have seven lengths, 4 minutes to 11 days, so that the marks to be read are few whatever
+// CollectUnused is, and nodes whose CollectUnused differ respect each other:
+//
+//	             own length                  each longer one
+//	writes       used, own                   used
+//	reads        used: 3 to 9 periods        own: 1 to 3 periods
+//
+// "used" is read by nodes whose own length it is; "own" by those whose lengths are shorter, for
+// which a "used" of a node like themselves would hold for too long.
+const (
+	firstPeriod = 4 * time.Minute
+	lastLength  = 6 // the longest period is firstPeriod * 4^lastLength
+)
+
+// lengthOf is the own length of a node: at most half of what the marks have to span, and then less
+// than 8 periods span it. A node that collects nothing has the longest one.
+func lengthOf(span time.Duration) (length int) {
+	if span == 0 {
+		return lastLength
+	}
+	for length < lastLength && periodOf(length+1) <= span/2 {
+		length++
+	}
+	return length
+}
+
+func periodOf(length int) time.Duration { return firstPeriod << (2 * length) }
+
+// periodAt is the number of a period.
+func periodAt(unix int64, length int) int64 { return unix / int64(periodOf(length)/time.Second) }
+
+// The kinds of use marks.
+const (
+	usedMark = 'u'
+	ownMark  = 'o'
+)
+
+// useKey is where a mark lies: the fingerprint, the kind, the length and the number of the period.
+func useKey(fp pool.Fingerprint, kind byte, length int, period int64) pool.Key {
+	text := append(fp[:], kind, byte(length))
+	return pool.Key{Space: pool.UseMarks, Hash: pool.MakeHash(binary.BigEndian.AppendUint64(text, uint64(period)))}
+}
+
+// useKeys is the marks that a node puts for a space that it uses now.
+func useKeys(fp pool.Fingerprint, span time.Duration, now int64) []pool.Key {
+	own := lengthOf(span)
+	keys := []pool.Key{useKey(fp, ownMark, own, periodAt(now, own))}
+	for length := own; length <= lastLength; length++ {
+		keys = append(keys, useKey(fp, usedMark, length, periodAt(now, length)))
+	}
+	return keys
+}
+
+// unusedKeys is the marks none of which is there if no node used a space for the span.
+func unusedKeys(fp pool.Fingerprint, span time.Duration, now int64) (keys []pool.Key) {
+	own, from := lengthOf(span), now-int64(span/time.Second)
+	for length := own; length <= lastLength; length++ {
+		kind := byte(ownMark)
+		if length == own {
+			kind = usedMark
+		}
+		for n := periodAt(from, length); n <= periodAt(now, length); n++ {
+			keys = append(keys, useKey(fp, kind, length, n))
+		}
+	}
+	return keys
+}
+
+// staleMark reports whether no node reads a mark any more, whatever its CollectUnused is.
+func staleMark(key *pool.Key, now time.Time) bool {
+	text := key.Hash.Bytes[:key.Hash.Len]
+	if len(text) != 26 || text[17] > lastLength {
+		return false
+	}
+	length, period := int(text[17]), int64(binary.BigEndian.Uint64(text[18:]))
+	return periodAt(now.Unix(), length) > period+9
+}
+
+// marking reports the spaces whose marks a lane's store needs: those with an engine, and those that
+// were used in this period.
+func (s *spaces) marking(span time.Duration, now int64) (all []pool.Fingerprint) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for fp := range s.active {
+		all = append(all, fp)
+	}
+	own := lengthOf(span)
+	for fp, e := range s.kept.spaces {
+		if e.named && !s.active[fp] && span > 0 && periodAt(e.used, own) == periodAt(now, own) {
+			all = append(all, fp)
+		}
+	}
+	return all
+}
+
+// markRound puts the marks of the current periods that a store is not known to have, at most
+// followSpaces of them.
+func (l *lane) markRound(ctx context.Context) error {
+	if !l.lists() {
+		return nil // nothing is collected there
+	}
+	span, now := l.p.o.CollectUnused, l.p.now()
+	was, is := l.following.marked, make(map[pool.Key]time.Time)
+	l.following.marked = is
+	var keys []pool.Key
+	for _, fp := range l.p.spaces.marking(span, now.Unix()) {
+		for _, key := range useKeys(fp, span, now.Unix()) {
+			if until := was[key]; now.Before(until) {
+				is[key] = until
+			} else if len(keys) < followSpaces {
+				keys = append(keys, key)
+			}
+		}
+	}
+	status, err := l.askMarkers(ctx, keys)
+	if err != nil || len(keys) == 0 {
+		return err
+	}
+	var missing []pool.Key
+	for i := range keys {
+		if status[i] != pool.OK {
+			missing = append(missing, keys[i])
+		}
+	}
+	for some := range slices.Chunk(missing, followKeys) {
+		if err := l.putMarkerKeys(ctx, some); err != nil {
+			return err
+		}
+	}
+	for _, key := range keys {
+		is[key] = now.Add(followFull * l.p.o.EpochEvery)
+	}
+	l.p.spaces.marksPut(l, now)
+	return nil
+}
+
+// marksPut notes that a store has use marks, which are to be collected one day.
+func (s *spaces) marksPut(l *lane, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, known := s.kept.swept[l.Name]; !known {
+		s.kept.swept[l.Name] = now.Unix()
+		s.dirty = true
+	}
+}
+
+// sweepAt is when the old use marks of a store are to be collected again; ok is false if this node
+// never put one there.
+func (s *spaces) sweepAt(l *lane) (at time.Time, ok bool) {
+	last, ok := s.kept.swept[l.Name]
+	ok = ok && !l.Local && l.lists()
+	return time.Unix(last, 0).Add(periodOf(lengthOf(l.p.o.CollectUnused))), ok
+}
+
+// inUseLocked notes that a named space has an engine of this node. What was left over of it is not.
+func (p *Pool) inUseLocked(fp pool.Fingerprint) {
+	p.spaces.active[fp] = true
+	p.spaces.restoreLocked(fp)
+	p.follow()
+}
+
+// restoreLocked takes a named space back that was retired.
+func (s *spaces) restoreLocked(fp pool.Fingerprint) {
+	for name, left := range s.kept.leftovers {
+		if left.unused && left.space == fp {
+			delete(s.kept.leftovers, name)
+			s.dirty = true
+			s.changedNow()
+		}
+	}
+}
+
+// retireUnused notes which named spaces are in use, once a period, and retires those that this node
+// has not used for CollectUnused. There is room for them only up to half of maxLeftovers: the others
+// have their turn later.
+func (p *Pool) retireUnused() {
+	s, span, now := &p.spaces, p.o.CollectUnused, p.now()
+	if span == 0 {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	own := lengthOf(span)
+	for fp := range s.active {
+		if e, known := s.kept.spaces[fp]; known && periodAt(e.used, own) != periodAt(now.Unix(), own) {
+			e.used = now.Unix()
+			s.kept.spaces[fp] = e
+			s.dirty = true
+		}
+	}
+	if now.Before(s.opened.Add(s.after)) {
+		return // engines of the former life have as long to come back
+	}
+	left := make(map[pool.Fingerprint]bool)
+	for _, one := range s.kept.leftovers {
+		if one.unused {
+			left[one.space] = true
+		}
+	}
+	first := periodAt(now.Unix()-int64(span/time.Second), own)
+	for fp, e := range s.kept.spaces {
+		if !e.named || s.active[fp] || left[fp] || periodAt(max(e.used, e.seen), own) >= first {
+			continue
+		}
+		if len(s.kept.leftovers) >= maxLeftovers/2 {
+			return
+		}
+		s.retireLocked(fp, e, now)
+	}
+}
+
+// retireLocked makes leftovers of the names of a space: of its epoch, of those before it, and of
+// epoch 0, under which nodes store that do not know of any reset.
+func (s *spaces) retireLocked(fp pool.Fingerprint, e epochOf, now time.Time) {
+	s.retired[fp] = true
+	s.unused++
+	for _, sp := range *s.all.Load() {
+		if sp != nil && sp.spec.Fingerprint == fp {
+			sp.now.Store(&life{off: true}) // what memory still has of it is written nowhere
+		}
+	}
+	e.seen = 0
+	s.kept.spaces[fp] = e
+	epochs := []uint64{0}
+	for epoch := e.epoch - min(e.epoch, leftNames) + 1; epoch <= e.epoch; epoch++ {
+		epochs = append(epochs, epoch)
+	}
+	for _, epoch := range epochs {
+		name := storedName(fp, epoch)
+		if _, noted := s.kept.leftovers[name]; !noted {
+			s.leftLocked(name, leftover{space: fp, epoch: epoch, unused: true, due: now.UnixMilli()})
+		}
+	}
+	s.changedNow()
+}
+
+var errMarksUnread = errors.New("marks of use cannot be read")
+
+// unmarked is the names that may be looked for in a tier: of spaces that are unused by all nodes,
+// those whose marks were missing once before, long enough ago for nodes to put them back.
+func (l *lane) unmarked(ctx context.Context, names []pool.Fingerprint) ([]pool.Fingerprint, error) {
+	if l.Local || !l.lists() {
+		return names, nil
+	}
+	now := l.p.now()
+	var keys []pool.Key
+	var owner []pool.Fingerprint
+	for _, fp := range l.p.spaces.unusedOf(names) {
+		keys = append(keys, unusedKeys(fp, l.p.o.CollectUnused, now.Unix())...)
+		for len(owner) < len(keys) {
+			owner = append(owner, fp)
+		}
+	}
+	status, err := l.askMarkers(ctx, keys)
+	if err != nil {
+		return nil, err
+	}
+	used := make(map[pool.Fingerprint]bool)
+	for i := range status {
+		switch status[i] {
+		case pool.Missing:
+		case pool.Busy:
+			return nil, errMarksUnread
+		default:
+			used[owner[i]] = true
+		}
+	}
+	return l.p.spaces.withoutMarks(l, names, used, now), nil
+}
+
+// unusedOf is the spaces of names that are leftovers only because no node is believed to use them.
+func (s *spaces) unusedOf(names []pool.Fingerprint) (all []pool.Fingerprint) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, name := range names {
+		if left, still := s.kept.leftovers[name]; still && left.unused && !slices.Contains(all, left.space) {
+			all = append(all, left.space)
+		}
+	}
+	return all
+}
+
+// withoutMarks ends the collection of what other nodes use in a tier, and is the names that may be
+// looked for now.
+func (s *spaces) withoutMarks(
+	l *lane, names []pool.Fingerprint, used map[pool.Fingerprint]bool, now time.Time,
+) (free []pool.Fingerprint) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	settle := max(s.after, 2*followFull*l.p.o.EpochEvery)
+	for _, name := range names {
+		left, still := s.kept.leftovers[name]
+		if !still || !left.unused {
+			free = append(free, name)
+			continue
+		}
+		done := left.tiers[l.Name]
+		switch {
+		case used[left.space]:
+			done.n = collectLooks
+			s.usedElsewhere(left.space, now)
+		case done.clear == 0:
+			done.clear, done.next = now.UnixMilli(), now.Add(settle).UnixMilli()
+		default:
+			free = append(free, name)
+			continue
+		}
+		left.tiers[l.Name] = done
+		s.dirty = true
+		if !slices.ContainsFunc(l.p.lanes, left.waitsFor) {
+			s.collectedLocked(name, left)
+		}
+	}
+	return free
+}
+
+// usedElsewhere notes when another node was seen to use a space: it is asked for again after that.
+func (s *spaces) usedElsewhere(fp pool.Fingerprint, now time.Time) {
+	e, known := s.kept.spaces[fp]
+	if !known {
+		return
+	}
+	if e.seen == 0 {
+		s.elsewhere++
+	}
+	e.seen = now.Unix()
+	s.kept.spaces[fp] = e
+}
