@@ -404,26 +404,32 @@ func TestUnusedGenerationComesBack(t *testing.T) {
 }
 
 // Use marks are few however long a space is used, and end some time after the last use, although the
-// node was started again.
+// node was started again: those of 4 and of 16 minutes are looked at.
 func TestUseMarksAreCollected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
-		o := Options{
-			CollectUnused: 100 * time.Hour, EpochEvery: time.Hour, CollectAfter: time.Minute,
-			State: filepath.Join(t.TempDir(), "resets"),
+		o := Options{CollectUnused: 10 * time.Minute, State: filepath.Join(t.TempDir(), "resets")}
+		marks := func() (n int) {
+			check(t, store.List(t.Context(), func(k pool.Key, _ int64) bool {
+				if k.Space == pool.UseMarks && k.Hash.Bytes[17] < 2 {
+					n++
+				}
+				return true
+			}))
+			return n
 		}
 		n := newNode(t, 200, 2, o, sharing(store))
 		n.use()
-		time.Sleep(150 * 24 * time.Hour)
-		// of each of 3 lengths, and of its own once more, those of at most 11 periods: older ones are stale
-		if got := store.count(pool.UseMarks); got > 4*11 || got < 3*10 {
-			t.Errorf("%d use marks after 150 days", got)
+		time.Sleep(5 * time.Hour)
+		// of each length, and of a node's own once more, at most 11 periods: older marks are stale
+		if got := marks(); got > 3*11 || got < 3*10 {
+			t.Errorf("%d use marks after 5 hours", got)
 		}
 		check(t, n.Pool.Close())
-		n = newNode(t, 200, 2, o, sharing(store))
-		time.Sleep(130 * 24 * time.Hour)
-		if got := store.count(pool.UseMarks); got != 0 {
-			t.Errorf("%d use marks are left 130 days after the last use", got)
+		newNode(t, 200, 2, o, sharing(store))
+		time.Sleep(4 * time.Hour)
+		if got := marks(); got != 0 {
+			t.Errorf("%d use marks are left 4 hours after the last use", got)
 		}
 	})
 }
