@@ -86,7 +86,7 @@ func (s *spaces) due(l *lane, now time.Time) (names []pool.Fingerprint, next tim
 	}
 	for name, left := range s.kept.leftovers {
 		done := left.tiers[l.Name]
-		if !left.waitsFor(l) {
+		if !l.waitsFor(&left) {
 			continue
 		}
 		switch at := time.UnixMilli(max(left.due, done.next)); {
@@ -121,7 +121,7 @@ func (s *spaces) looked(l *lane, names []pool.Fingerprint, now time.Time) {
 		}
 		left.tiers[l.Name] = done
 		s.dirty = true
-		if !slices.ContainsFunc(l.p.lanes, left.waitsFor) {
+		if !l.p.waits(&left) {
 			s.collectedLocked(name, left)
 		}
 	}
@@ -146,6 +146,19 @@ func (s *spaces) collectedLocked(name pool.Fingerprint, left leftover) {
 	if !s.openLocked(left.space) { // else it stays without tiers until an engine comes, or it is closed
 		delete(s.retired, left.space)
 	}
+}
+
+// concerns reports whether a name is looked for in a tier.
+func (l *lane) concerns(left *leftover) bool { return l.Local || !left.local }
+
+// waitsFor reports whether a tier has still to be looked at for a name.
+func (l *lane) waitsFor(left *leftover) bool {
+	return l.concerns(left) && left.tiers[l.Name].n < collectLooks
+}
+
+// waits reports whether some tier has still to be looked at for a name.
+func (p *Pool) waits(left *leftover) bool {
+	return slices.ContainsFunc(p.lanes, func(l *lane) bool { return l.waitsFor(left) })
 }
 
 // lists reports whether a tier can say what it holds.
@@ -301,7 +314,7 @@ func (s *spaces) stillLeft(l *lane, keys []pool.Key, sizes []int64) (still []poo
 	for i := range keys {
 		left, noted := s.kept.leftovers[keys[i].Space]
 		switch {
-		case noted && left.waitsFor(l):
+		case noted && l.waitsFor(&left):
 			shards, bytes = shards+1, bytes+sizes[i]
 		case keys[i].Space != pool.UseMarks || !staleMark(&keys[i], now):
 			continue
@@ -344,7 +357,7 @@ func (s *spaces) report(r *pool.TierReport, lanes []*lane) {
 			continue
 		}
 		for _, left := range s.kept.leftovers {
-			if left.waitsFor(l) {
+			if l.waitsFor(&left) {
 				r.Tiers[i].Collecting++
 			}
 		}

@@ -164,7 +164,7 @@ func (p *Pool) roomLocked(fp pool.Fingerprint, now int64) {
 	}
 	left := leftover{space: victim, epoch: e.epoch, private: e.private, local: !e.private}
 	left.due = time.Unix(now, 0).Add(s.after).UnixMilli()
-	if slices.ContainsFunc(p.lanes, left.concerns) {
+	if slices.ContainsFunc(p.lanes, func(l *lane) bool { return l.concerns(&left) }) {
 		s.leftLocked(storedName(victim, e.epoch), left)
 	}
 }

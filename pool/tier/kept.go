@@ -1,6 +1,7 @@
 package tier
 
 import (
+	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -25,6 +26,11 @@ const (
 // nonce tells resets apart that made the same epoch.
 type nonce [16]byte
 
+func newNonce() (n nonce, err error) {
+	_, err = rand.Read(n[:])
+	return n, err
+}
+
 // epochOf is what is kept of a space: that it was reset, or is private.
 type epochOf struct {
 	epoch   uint64   // 0: it was never reset
@@ -45,14 +51,6 @@ type leftover struct {
 	unused  bool             // no node uses it: looked for in a shared tier as long as that has no use marks
 	due     int64            // when the first look for it may begin, Unix milliseconds
 	tiers   map[string]looksDone
-}
-
-// concerns reports whether the name is looked for in a tier.
-func (left *leftover) concerns(l *lane) bool { return l.Local || !left.local }
-
-// waitsFor reports whether a tier has still to be looked at.
-func (left *leftover) waitsFor(l *lane) bool {
-	return left.concerns(l) && left.tiers[l.Name].n < collectLooks
 }
 
 // looksDone is how far a leftover is in one tier.

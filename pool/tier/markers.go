@@ -2,7 +2,6 @@ package tier
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"slices"
 	"time"
@@ -50,25 +49,6 @@ const (
 	followKeys   = 16  // keys of one call, so that the store has room for look-ups
 	followFull   = 12  // rounds in one of which all of above and below is asked for; in the others the next epoch alone
 )
-
-func above(n uint64) (all []uint64) {
-	for n++; n <= maxEpoch; n += n & -n {
-		all = append(all, n)
-	}
-	return all
-}
-
-func below(n uint64) (all []uint64) {
-	for ; n > 0; n -= n & -n {
-		all = append(all, n)
-	}
-	return all
-}
-
-// markerKey is where the marker of an epoch lies.
-func markerKey(fp pool.Fingerprint, epoch uint64) pool.Key {
-	return pool.Key{Space: pool.EpochMarkers, Hash: pool.MakeHash(binary.BigEndian.AppendUint64(fp[:], epoch))}
-}
 
 // markerValue is a value as every other: its header, and the nonce of the reset that made the
 // epoch; zero if it was put back by a node that heard of it.
@@ -313,7 +293,7 @@ func (p *Pool) goBeyond(f *followed, marker uint64) {
 // error: it is not known yet.
 func (l *lane) claim(ctx context.Context, f *followed) (won bool, err error) {
 	key := markerKey(f.fp, f.epoch)
-	value := l.p.markerValue(&key, f.epochOf.claim)
+	value := l.p.markerValue(&key, f.claim)
 	items := []pool.Item{{Key: key, Data: value, Status: pool.Busy}}
 	within, stop := context.WithTimeout(ctx, l.PutWithin)
 	defer stop()
@@ -330,7 +310,7 @@ func (l *lane) claim(ctx context.Context, f *followed) (won bool, err error) {
 	switch there[0].Status {
 	case pool.OK:
 		_, bad := verify(&key, &key, there[0].Data)
-		return bad == nil && nonce(there[0].Data[headerBytes:]) == f.epochOf.claim, nil
+		return bad == nil && nonce(there[0].Data[headerBytes:]) == f.claim, nil
 	case pool.Corrupt, pool.Invalid:
 		return false, nil // whoever wrote it
 	}
@@ -372,7 +352,7 @@ func (s *spaces) tell(f *followed, l *lane) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.kept.spaces[f.fp]
-	if e.epoch != f.epoch || e.claim != f.epochOf.claim {
+	if e.epoch != f.epoch || e.claim != f.claim {
 		return // it was reset again
 	}
 	e.told = append(slices.Clone(e.told), l.Name)

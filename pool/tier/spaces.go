@@ -1,9 +1,6 @@
 package tier
 
 import (
-	"crypto/rand"
-	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -137,28 +134,6 @@ func newGroup(g *pool.Group, staging int64) (out group) {
 	}
 	out.tokens, out.fits = g.BlockTokens, out.staged <= staging/2
 	return out
-}
-
-// maxEpoch bounds tier epochs: a marker's number has 32 bits of it that are looked for.
-const maxEpoch = 1<<32 - 1
-
-// storedName is the name of a space in the tiers in an epoch: its fingerprint in epoch 0, and
-// beyond SHA-256(fingerprint, epoch)[:16], the epoch as 8 bytes, little-endian.
-func storedName(fp pool.Fingerprint, epoch uint64) pool.Fingerprint {
-	if epoch == 0 {
-		return fp
-	}
-	return hashed(fp, binary.LittleEndian.AppendUint64(nil, epoch))
-}
-
-func hashed(fp pool.Fingerprint, with []byte) pool.Fingerprint {
-	sum := sha256.Sum256(append(fp[:], with...))
-	return pool.Fingerprint(sum[:16])
-}
-
-func newNonce() (n nonce, err error) {
-	_, err = rand.Read(n[:])
-	return n, err
 }
 
 // OpenSpace implements pool.Spaces.

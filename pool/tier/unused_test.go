@@ -220,7 +220,7 @@ func TestUseMarksMeet(t *testing.T) {
 		}
 		meet := func(after time.Duration) (met bool) {
 			keys := unusedKeys(fp, reader, used+int64(after/time.Second))
-			if len(keys) > 24 {
+			if len(keys) > 22 {
 				t.Fatalf("%d keys are read for %v", len(keys), reader)
 			}
 			for _, key := range keys {
