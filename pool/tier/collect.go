@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
 
 // Collecting what is under names that nobody uses any more: those of earlier epochs, and of private
@@ -84,12 +85,12 @@ func (s *spaces) due(l *lane, now time.Time) (names []pool.Fingerprint, next tim
 	} else if ok && at.Before(next) {
 		next = at
 	}
-	for name, left := range s.kept.leftovers {
-		done := left.tiers[l.Name]
+	for name, left := range s.kept.Leftovers {
+		done := left.Tiers[l.Name]
 		if !l.waitsFor(&left) {
 			continue
 		}
-		switch at := time.UnixMilli(max(left.due, done.next)); {
+		switch at := time.UnixMilli(max(left.Due, done.Next)); {
 		case at.After(now):
 			if at.Before(next) {
 				next = at
@@ -108,18 +109,18 @@ func (s *spaces) looked(l *lane, names []pool.Fingerprint, now time.Time) {
 	defer s.mu.Unlock()
 	for _, name := range names {
 		if name == pool.UseMarks {
-			s.kept.swept[l.Name], s.dirty = now.Unix(), true
+			s.kept.Swept[l.Name], s.dirty = now.Unix(), true
 		}
-		left, still := s.kept.leftovers[name]
+		left, still := s.kept.Leftovers[name]
 		if !still {
 			continue
 		}
-		done := left.tiers[l.Name]
-		done.n, done.next = done.n+1, now.Add(s.after).UnixMilli()
+		done := left.Tiers[l.Name]
+		done.N, done.Next = done.N+1, now.Add(s.after).UnixMilli()
 		if !l.lists() {
-			done.n = collectLooks
+			done.N = collectLooks
 		}
-		left.tiers[l.Name] = done
+		left.Tiers[l.Name] = done
 		s.dirty = true
 		if !l.p.waits(&left) {
 			s.collectedLocked(name, left)
@@ -129,35 +130,35 @@ func (s *spaces) looked(l *lane, names []pool.Fingerprint, now time.Time) {
 
 // collectedLocked forgets a name, and a space that was retired with the last of its names, unless
 // another node uses it.
-func (s *spaces) collectedLocked(name pool.Fingerprint, left leftover) {
-	delete(s.kept.leftovers, name)
-	if !s.retired[left.space] {
+func (s *spaces) collectedLocked(name pool.Fingerprint, left catalog.Leftover) {
+	delete(s.kept.Leftovers, name)
+	if !s.retired[left.Space] {
 		return
 	}
-	for _, other := range s.kept.leftovers {
-		if other.space == left.space {
+	for _, other := range s.kept.Leftovers {
+		if other.Space == left.Space {
 			return // the epoch is needed until the last name is collected
 		}
 	}
-	if e := s.kept.spaces[left.space]; e.named && e.seen != 0 {
+	if e := s.kept.Spaces[left.Space]; e.Named && e.Seen != 0 {
 		return
 	}
-	delete(s.kept.spaces, left.space)
-	if !s.openLocked(left.space) { // else it stays without tiers until an engine comes, or it is closed
-		delete(s.retired, left.space)
+	delete(s.kept.Spaces, left.Space)
+	if !s.openLocked(left.Space) { // else it stays without tiers until an engine comes, or it is closed
+		delete(s.retired, left.Space)
 	}
 }
 
 // concerns reports whether a name is looked for in a tier.
-func (l *lane) concerns(left *leftover) bool { return l.Local || !left.local }
+func (l *lane) concerns(left *catalog.Leftover) bool { return l.Local || !left.Local }
 
 // waitsFor reports whether a tier has still to be looked at for a name.
-func (l *lane) waitsFor(left *leftover) bool {
-	return l.concerns(left) && left.tiers[l.Name].n < collectLooks
+func (l *lane) waitsFor(left *catalog.Leftover) bool {
+	return l.concerns(left) && left.Tiers[l.Name].N < collectLooks
 }
 
 // waits reports whether some tier has still to be looked at for a name.
-func (p *Pool) waits(left *leftover) bool {
+func (p *Pool) waits(left *catalog.Leftover) bool {
 	return slices.ContainsFunc(p.lanes, func(l *lane) bool { return l.waitsFor(left) })
 }
 
@@ -218,22 +219,22 @@ func (s *spaces) staleMarkers(l *lane, names []pool.Fingerprint) (keys []pool.Ke
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, name := range names {
-		left, still := s.kept.leftovers[name]
-		if !still || l.lists() && left.tiers[l.Name].n+1 < collectLooks {
+		left, still := s.kept.Leftovers[name]
+		if !still || l.lists() && left.Tiers[l.Name].N+1 < collectLooks {
 			continue
 		}
-		e, known := s.kept.spaces[left.space]
-		if !known && !left.private || left.unused && !l.lists() {
+		e, known := s.kept.Spaces[left.Space]
+		if !known && !left.Private || left.Unused && !l.lists() {
 			continue
 		}
-		needed := below(e.epoch)
-		gone := []uint64{left.epoch}
-		if left.private || left.unused && left.epoch == e.epoch {
-			needed, gone = nil, below(left.epoch)
+		needed := catalog.Below(e.Epoch)
+		gone := []uint64{left.Epoch}
+		if left.Private || left.Unused && left.Epoch == e.Epoch {
+			needed, gone = nil, catalog.Below(left.Epoch)
 		}
 		for _, n := range gone {
 			if n > 0 && !slices.Contains(needed, n) {
-				keys = append(keys, markerKey(left.space, n))
+				keys = append(keys, catalog.MarkerKey(left.Space, n))
 			}
 		}
 	}
@@ -312,11 +313,11 @@ func (s *spaces) stillLeft(l *lane, keys []pool.Key, sizes []int64) (still []poo
 	defer s.mu.Unlock()
 	now := l.p.now()
 	for i := range keys {
-		left, noted := s.kept.leftovers[keys[i].Space]
+		left, noted := s.kept.Leftovers[keys[i].Space]
 		switch {
 		case noted && l.waitsFor(&left):
 			shards, bytes = shards+1, bytes+sizes[i]
-		case keys[i].Space != pool.UseMarks || !staleMark(&keys[i], now):
+		case keys[i].Space != pool.UseMarks || !catalog.StaleMark(&keys[i], now):
 			continue
 		}
 		still = append(still, keys[i])
@@ -350,13 +351,13 @@ func (c *collecting) yield(ctx context.Context) {
 func (s *spaces) report(r *pool.TierReport, lanes []*lane) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r.Adopted, r.Again, r.Names, r.Lost = s.adopted, s.again, len(s.kept.leftovers), s.lost
+	r.Adopted, r.Again, r.Names, r.Lost = s.adopted, s.again, len(s.kept.Leftovers), s.lost
 	r.Unused, r.UsedElsewhere = s.unused, s.elsewhere
 	for i, l := range lanes {
 		if !l.lists() {
 			continue
 		}
-		for _, left := range s.kept.leftovers {
+		for _, left := range s.kept.Leftovers {
 			if l.waitsFor(&left) {
 				r.Tiers[i].Collecting++
 			}

@@ -15,6 +15,7 @@ import (
 	"github.com/kvagent/kvagent/pool/remote"
 	"github.com/kvagent/kvagent/pool/s3"
 	"github.com/kvagent/kvagent/pool/servertest"
+	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
 
 // listing is a shelf whose Delete may fail.
@@ -49,7 +50,7 @@ func TestLeftoversAreCollected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
 		n := newNode(t, 200, 2, Options{}, sharing(store))
-		old, fresh := n.spec.Fingerprint, storedName(n.spec.Fingerprint, 1)
+		old, fresh := n.spec.Fingerprint, catalog.StoredName(n.spec.Fingerprint, 1)
 		n.save(chain("a", 10))
 		n.stored(0, 10)
 		n.reset()
@@ -125,7 +126,7 @@ func collectPrivate(t *testing.T, restarted bool) {
 	n.space, err = n.OpenSpace(private)
 	check(t, err)
 	synctest.Wait() // it is on disk, and has tiers
-	if k, err := readKept(state); err != nil || !k.spaces[private.Fingerprint].private {
+	if k, err := catalog.Read(state); err != nil || !k.Spaces[private.Fingerprint].Private {
 		t.Fatalf("kept: %+v, %v", k, err)
 	}
 	n.save(chain("a", 10))
@@ -158,7 +159,7 @@ func collectPrivate(t *testing.T, restarted bool) {
 	if got := store.count(named.Fingerprint); got != 8 {
 		t.Errorf("%d shards of a space that is not private are left, want 8", got)
 	}
-	if k, err := readKept(state); err != nil || len(k.spaces)+len(k.leftovers) != 0 {
+	if k, err := catalog.Read(state); err != nil || len(k.Spaces)+len(k.Leftovers) != 0 {
 		t.Errorf("kept: %+v, %v", k, err)
 	}
 	n.InUse(private.Fingerprint, pool.PrivateGeneration) // later: only misses
@@ -314,7 +315,7 @@ func TestPrivateSpaceIsOnDiskFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
 		n := newNode(t, 400, 2, Options{State: filepath.Join(t.TempDir(), "resets")}, sharing(store))
-		n.spaces.write = func(string, *kept) error { return errMoody }
+		n.spaces.write = func(string, *catalog.Catalog) error { return errMoody }
 		private := specOf("private", 2)
 		n.InUse(private.Fingerprint, pool.PrivateGeneration)
 		var err error
@@ -328,7 +329,7 @@ func TestPrivateSpaceIsOnDiskFirst(t *testing.T) {
 			t.Errorf("%d shards are stored of a private space that the file does not name", got)
 		}
 		n.spaces.turning.Lock()
-		n.spaces.write = writeKept
+		n.spaces.write = catalog.Write
 		n.spaces.turning.Unlock()
 		time.Sleep(2 * n.o.EpochEvery)
 		n.save(chain("b", 5))

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
 
 var _ pool.TierContents = (*Pool)(nil)
@@ -14,7 +15,7 @@ var _ pool.TierContents = (*Pool)(nil)
 func (p *Pool) StoredAs(space pool.Fingerprint) pool.Fingerprint {
 	p.spaces.mu.Lock()
 	defer p.spaces.mu.Unlock()
-	return storedName(space, p.spaces.kept.spaces[space].epoch)
+	return catalog.StoredName(space, p.spaces.kept.Spaces[space].Epoch)
 }
 
 // ListTier implements pool.TierContents.

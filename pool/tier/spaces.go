@@ -9,27 +9,28 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
 
 // A space and its name in the tiers.
 //
 // A reset makes everything stored before unfindable. In memory the epoch sees to that. In the tiers
 // it is done by name: a space has a tier epoch, a counter, and its keys in the tiers have the name
-// that storedName makes of it. A reset goes to the next epoch, so nothing written before is found
+// that catalog.StoredName makes of it. A reset goes to the next epoch, so nothing written before is found
 // again, by whatever way it came to the tier and however late; and as all nodes make the same name
 // of the same epoch, they share again as soon as they have heard of it, by markers in the shared
 // tiers (markers.go). The epoch is on disk before the reset is done, and outlives the agent: else
 // its next life would find what was reset. What the old names hold is collected later (collect.go).
 type spaces struct {
 	path  string
-	write func(path string, k *kept) error
+	write func(path string, k *catalog.Catalog) error
 	after time.Duration // CollectAfter
 
 	turning sync.Mutex    // one change of what is kept at a time, which may wait for a disk; taken before mu
 	changed chan struct{} // cap 1: something is to be kept, or there is another leftover
 
 	mu        sync.Mutex // a space opens, closes, or gets another name; nobody waits for a disk with it
-	kept      *kept
+	kept      *catalog.Catalog
 	dirty     bool                           // kept is not what the file says
 	unkept    map[pool.Fingerprint]bool      // private spaces that the file does not name yet: without tiers until then
 	off       map[pool.Fingerprint]bool      // a reset was not kept: without tiers, opened again too
@@ -75,7 +76,7 @@ type life struct {
 
 // open reads what an earlier life kept.
 func (s *spaces) open(o *Options) (err error) {
-	s.path, s.write, s.after, s.kept, s.changed = o.State, writeKept, o.CollectAfter, newKept(), make(chan struct{}, 1)
+	s.path, s.write, s.after, s.kept, s.changed = o.State, catalog.Write, o.CollectAfter, catalog.New(), make(chan struct{}, 1)
 	s.unkept, s.off = map[pool.Fingerprint]bool{}, map[pool.Fingerprint]bool{}
 	s.failed = map[pool.Fingerprint]bool{}
 	s.idle, s.retired = map[pool.Fingerprint]time.Time{}, map[pool.Fingerprint]bool{}
@@ -84,28 +85,28 @@ func (s *spaces) open(o *Options) (err error) {
 	if s.path == "" {
 		return nil
 	}
-	if s.kept, err = readKept(s.path); err != nil {
+	if s.kept, err = catalog.Read(s.path); err != nil {
 		return err
 	}
 	now := o.Clock()
-	for fp, e := range s.kept.spaces {
-		if e.private {
+	for fp, e := range s.kept.Spaces {
+		if e.Private {
 			s.idle[fp] = now // its engine has as long to come back as if it had left just now
 		}
 	}
 	fresh := false
-	for name, left := range s.kept.leftovers {
-		if left.due == 0 { // of format 1
-			left.due, fresh = now.Add(s.after).UnixMilli(), true
-			s.kept.leftovers[name] = left
+	for name, left := range s.kept.Leftovers {
+		if left.Due == 0 { // of format 1
+			left.Due, fresh = now.Add(s.after).UnixMilli(), true
+			s.kept.Leftovers[name] = left
 		}
 		switch {
-		case left.unused && o.CollectUnused == 0:
-			delete(s.kept.leftovers, name)
-		case left.unused: // its engine may come back, too
-			s.retired[left.space] = true
-			left.due = max(left.due, now.Add(s.after).UnixMilli())
-			s.kept.leftovers[name] = left
+		case left.Unused && o.CollectUnused == 0:
+			delete(s.kept.Leftovers, name)
+		case left.Unused: // its engine may come back, too
+			s.retired[left.Space] = true
+			left.Due = max(left.Due, now.Add(s.after).UnixMilli())
+			s.kept.Leftovers[name] = left
 		}
 	}
 	if fresh {
@@ -196,10 +197,10 @@ func (p *Pool) turn(id pool.SpaceID, sp *space) (uint32, error) {
 // What has a user is no leftover.
 func (s *spaces) nameLocked(sp *space, epoch uint32) {
 	fp := sp.spec.Fingerprint
-	name := storedName(fp, s.kept.spaces[fp].epoch)
+	name := catalog.StoredName(fp, s.kept.Spaces[fp].Epoch)
 	off := s.off[fp] || s.unkept[fp] || s.retired[fp]
-	if _, left := s.kept.leftovers[name]; left && !s.retired[fp] {
-		delete(s.kept.leftovers, name)
+	if _, left := s.kept.Leftovers[name]; left && !s.retired[fp] {
+		delete(s.kept.Leftovers, name)
 		s.dirty = true
 	}
 	sp.now.Store(&life{stored: name, epoch: epoch, off: off})
@@ -226,7 +227,7 @@ func (p *Pool) CloseSpace(id pool.SpaceID) error {
 
 // closedLocked forgets that a space was retired, if all of it was collected while it was open.
 func (s *spaces) closedLocked(fp pool.Fingerprint) {
-	if _, kept := s.kept.spaces[fp]; !kept && !s.openLocked(fp) {
+	if _, kept := s.kept.Spaces[fp]; !kept && !s.openLocked(fp) {
 		delete(s.retired, fp)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
 
 // Collecting named generations that no node uses any more.
@@ -28,9 +29,9 @@ func (s *spaces) marking(span time.Duration, now int64) (all []pool.Fingerprint)
 	for fp := range s.active {
 		all = append(all, fp)
 	}
-	own := lengthOf(span)
-	for fp, e := range s.kept.spaces {
-		if e.named && !s.active[fp] && span > 0 && periodAt(e.used, own) == periodAt(now, own) {
+	own := catalog.OwnLength(span)
+	for fp, e := range s.kept.Spaces {
+		if e.Named && !s.active[fp] && span > 0 && catalog.PeriodAt(e.Used, own) == catalog.PeriodAt(now, own) {
 			all = append(all, fp)
 		}
 	}
@@ -48,7 +49,7 @@ func (l *lane) markRound(ctx context.Context) error {
 	l.following.marked = is
 	var keys []pool.Key
 	for _, fp := range l.p.spaces.marking(span, now.Unix()) {
-		for _, key := range useKeys(fp, span, now.Unix()) {
+		for _, key := range catalog.UseKeys(fp, span, now.Unix()) {
 			if until := was[key]; now.Before(until) {
 				is[key] = until
 			} else if len(keys) < followSpaces {
@@ -82,8 +83,8 @@ func (l *lane) markRound(ctx context.Context) error {
 func (s *spaces) marksPut(l *lane, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, known := s.kept.swept[l.Name]; !known {
-		s.kept.swept[l.Name] = now.Unix()
+	if _, known := s.kept.Swept[l.Name]; !known {
+		s.kept.Swept[l.Name] = now.Unix()
 		s.dirty = true
 	}
 }
@@ -91,9 +92,9 @@ func (s *spaces) marksPut(l *lane, now time.Time) {
 // sweepAt is when the old use marks of a store are to be collected again; ok is false if this node
 // never put one there.
 func (s *spaces) sweepAt(l *lane) (at time.Time, ok bool) {
-	last, ok := s.kept.swept[l.Name]
+	last, ok := s.kept.Swept[l.Name]
 	ok = ok && !l.Local && l.lists()
-	return time.Unix(last, 0).Add(periodOf(lengthOf(l.p.o.CollectUnused))), ok
+	return time.Unix(last, 0).Add(catalog.Period(catalog.OwnLength(l.p.o.CollectUnused))), ok
 }
 
 // inUseLocked notes that a named space has an engine of this node. What was left over of it is not.
@@ -105,9 +106,9 @@ func (p *Pool) inUseLocked(fp pool.Fingerprint) {
 
 // restoreLocked takes a named space back that was retired.
 func (s *spaces) restoreLocked(fp pool.Fingerprint) {
-	for name, left := range s.kept.leftovers {
-		if left.unused && left.space == fp {
-			delete(s.kept.leftovers, name)
+	for name, left := range s.kept.Leftovers {
+		if left.Unused && left.Space == fp {
+			delete(s.kept.Leftovers, name)
 			s.dirty = true
 			s.changedNow()
 		}
@@ -115,7 +116,7 @@ func (s *spaces) restoreLocked(fp pool.Fingerprint) {
 }
 
 // retireUnused notes which named spaces are in use, once a period, and retires those that this node
-// has not used for CollectUnused. There is room for them only up to half of maxLeftovers: the others
+// has not used for CollectUnused. There is room for them only up to half of MaxLeftovers: the others
 // have their turn later.
 func (p *Pool) retireUnused() {
 	s, span, now := &p.spaces, p.o.CollectUnused, p.now()
@@ -124,11 +125,11 @@ func (p *Pool) retireUnused() {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	own := lengthOf(span)
+	own := catalog.OwnLength(span)
 	for fp := range s.active {
-		if e, known := s.kept.spaces[fp]; known && periodAt(e.used, own) != periodAt(now.Unix(), own) {
-			e.used = now.Unix()
-			s.kept.spaces[fp] = e
+		if e, known := s.kept.Spaces[fp]; known && catalog.PeriodAt(e.Used, own) != catalog.PeriodAt(now.Unix(), own) {
+			e.Used = now.Unix()
+			s.kept.Spaces[fp] = e
 			s.dirty = true
 		}
 	}
@@ -136,17 +137,17 @@ func (p *Pool) retireUnused() {
 		return // engines of the former life have as long to come back
 	}
 	left := make(map[pool.Fingerprint]bool)
-	for _, one := range s.kept.leftovers {
-		if one.unused {
-			left[one.space] = true
+	for _, one := range s.kept.Leftovers {
+		if one.Unused {
+			left[one.Space] = true
 		}
 	}
-	first := periodAt(now.Unix()-int64(span/time.Second), own)
-	for fp, e := range s.kept.spaces {
-		if !e.named || s.active[fp] || left[fp] || periodAt(max(e.used, e.seen), own) >= first {
+	first := catalog.PeriodAt(now.Unix()-int64(span/time.Second), own)
+	for fp, e := range s.kept.Spaces {
+		if !e.Named || s.active[fp] || left[fp] || catalog.PeriodAt(max(e.Used, e.Seen), own) >= first {
 			continue
 		}
-		if len(s.kept.leftovers) >= maxLeftovers/2 {
+		if len(s.kept.Leftovers) >= catalog.MaxLeftovers/2 {
 			return
 		}
 		s.retireLocked(fp, e, now)
@@ -155,7 +156,7 @@ func (p *Pool) retireUnused() {
 
 // retireLocked makes leftovers of the names of a space: of its epoch, of those before it, and of
 // epoch 0, under which nodes store that do not know of any reset.
-func (s *spaces) retireLocked(fp pool.Fingerprint, e epochOf, now time.Time) {
+func (s *spaces) retireLocked(fp pool.Fingerprint, e catalog.Space, now time.Time) {
 	s.retired[fp] = true
 	s.unused++
 	for _, sp := range *s.all.Load() {
@@ -163,16 +164,16 @@ func (s *spaces) retireLocked(fp pool.Fingerprint, e epochOf, now time.Time) {
 			sp.now.Store(&life{off: true}) // what memory still has of it is written nowhere
 		}
 	}
-	e.seen = 0
-	s.kept.spaces[fp] = e
+	e.Seen = 0
+	s.kept.Spaces[fp] = e
 	epochs := []uint64{0}
-	for epoch := e.epoch - min(e.epoch, leftNames) + 1; epoch <= e.epoch; epoch++ {
+	for epoch := e.Epoch - min(e.Epoch, leftNames) + 1; epoch <= e.Epoch; epoch++ {
 		epochs = append(epochs, epoch)
 	}
 	for _, epoch := range epochs {
-		name := storedName(fp, epoch)
-		if _, noted := s.kept.leftovers[name]; !noted {
-			s.leftLocked(name, leftover{space: fp, epoch: epoch, unused: true, due: now.UnixMilli()})
+		name := catalog.StoredName(fp, epoch)
+		if _, noted := s.kept.Leftovers[name]; !noted {
+			s.leftLocked(name, catalog.Leftover{Space: fp, Epoch: epoch, Unused: true, Due: now.UnixMilli()})
 		}
 	}
 	s.changedNow()
@@ -190,7 +191,7 @@ func (l *lane) unmarked(ctx context.Context, names []pool.Fingerprint) ([]pool.F
 	var keys []pool.Key
 	var owner []pool.Fingerprint
 	for _, fp := range l.p.spaces.unusedOf(names) {
-		keys = append(keys, unusedKeys(fp, l.p.o.CollectUnused, now.Unix())...)
+		keys = append(keys, catalog.UnusedKeys(fp, l.p.o.CollectUnused, now.Unix())...)
 		for len(owner) < len(keys) {
 			owner = append(owner, fp)
 		}
@@ -217,8 +218,8 @@ func (s *spaces) unusedOf(names []pool.Fingerprint) (all []pool.Fingerprint) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, name := range names {
-		if left, still := s.kept.leftovers[name]; still && left.unused && !slices.Contains(all, left.space) {
-			all = append(all, left.space)
+		if left, still := s.kept.Leftovers[name]; still && left.Unused && !slices.Contains(all, left.Space) {
+			all = append(all, left.Space)
 		}
 	}
 	return all
@@ -233,23 +234,23 @@ func (s *spaces) withoutMarks(
 	defer s.mu.Unlock()
 	settle := max(s.after, 2*followFull*l.p.o.EpochEvery)
 	for _, name := range names {
-		left, still := s.kept.leftovers[name]
-		if !still || !left.unused {
+		left, still := s.kept.Leftovers[name]
+		if !still || !left.Unused {
 			free = append(free, name)
 			continue
 		}
-		done := left.tiers[l.Name]
+		done := left.Tiers[l.Name]
 		switch {
-		case used[left.space]:
-			done.n = collectLooks
-			s.usedElsewhere(left.space, now)
-		case done.clear == 0:
-			done.clear, done.next = now.UnixMilli(), now.Add(settle).UnixMilli()
+		case used[left.Space]:
+			done.N = collectLooks
+			s.usedElsewhere(left.Space, now)
+		case done.Clear == 0:
+			done.Clear, done.Next = now.UnixMilli(), now.Add(settle).UnixMilli()
 		default:
 			free = append(free, name)
 			continue
 		}
-		left.tiers[l.Name] = done
+		left.Tiers[l.Name] = done
 		s.dirty = true
 		if !l.p.waits(&left) {
 			s.collectedLocked(name, left)
@@ -260,13 +261,13 @@ func (s *spaces) withoutMarks(
 
 // usedElsewhere notes when another node was seen to use a space: it is asked for again after that.
 func (s *spaces) usedElsewhere(fp pool.Fingerprint, now time.Time) {
-	e, known := s.kept.spaces[fp]
+	e, known := s.kept.Spaces[fp]
 	if !known {
 		return
 	}
-	if e.seen == 0 {
+	if e.Seen == 0 {
 		s.elsewhere++
 	}
-	e.seen = now.Unix()
-	s.kept.spaces[fp] = e
+	e.Seen = now.Unix()
+	s.kept.Spaces[fp] = e
 }

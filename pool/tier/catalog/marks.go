@@ -1,4 +1,4 @@
-package tier
+package catalog
 
 import (
 	"encoding/binary"
@@ -21,22 +21,23 @@ const (
 	lastLength  = 6 // the longest period is firstPeriod * 4^lastLength
 )
 
-// lengthOf is the own length of a node: at most half of what the marks have to span, and then less
+// OwnLength is the own length of a node: at most half of what the marks have to span, and then less
 // than 8 periods span it. A node that collects nothing has the longest one.
-func lengthOf(span time.Duration) (length int) {
+func OwnLength(span time.Duration) (length int) {
 	if span == 0 {
 		return lastLength
 	}
-	for length < lastLength && periodOf(length+1) <= span/2 {
+	for length < lastLength && Period(length+1) <= span/2 {
 		length++
 	}
 	return length
 }
 
-func periodOf(length int) time.Duration { return firstPeriod << (2 * length) }
+// Period is the duration of a length.
+func Period(length int) time.Duration { return firstPeriod << (2 * length) }
 
-// periodAt is the number of a period.
-func periodAt(unix int64, length int) int64 { return unix / int64(periodOf(length)/time.Second) }
+// PeriodAt is the number of a period.
+func PeriodAt(unix int64, length int) int64 { return unix / int64(Period(length)/time.Second) }
 
 // The kinds of use marks.
 const (
@@ -50,37 +51,37 @@ func useKey(fp pool.Fingerprint, kind byte, length int, period int64) pool.Key {
 	return pool.Key{Space: pool.UseMarks, Hash: pool.MakeHash(binary.BigEndian.AppendUint64(text, uint64(period)))}
 }
 
-// useKeys is the marks that a node puts for a space that it uses now.
-func useKeys(fp pool.Fingerprint, span time.Duration, now int64) []pool.Key {
-	own := lengthOf(span)
-	keys := []pool.Key{useKey(fp, ownMark, own, periodAt(now, own))}
+// UseKeys is the marks that a node puts for a space that it uses now.
+func UseKeys(fp pool.Fingerprint, span time.Duration, now int64) []pool.Key {
+	own := OwnLength(span)
+	keys := []pool.Key{useKey(fp, ownMark, own, PeriodAt(now, own))}
 	for length := own; length <= lastLength; length++ {
-		keys = append(keys, useKey(fp, usedMark, length, periodAt(now, length)))
+		keys = append(keys, useKey(fp, usedMark, length, PeriodAt(now, length)))
 	}
 	return keys
 }
 
-// unusedKeys is the marks none of which is there if no node used a space for the span.
-func unusedKeys(fp pool.Fingerprint, span time.Duration, now int64) (keys []pool.Key) {
-	own, from := lengthOf(span), now-int64(span/time.Second)
+// UnusedKeys is the marks none of which is there if no node used a space for the span.
+func UnusedKeys(fp pool.Fingerprint, span time.Duration, now int64) (keys []pool.Key) {
+	own, from := OwnLength(span), now-int64(span/time.Second)
 	for length := own; length <= lastLength; length++ {
 		kind := byte(ownMark)
 		if length == own {
 			kind = usedMark
 		}
-		for n := periodAt(from, length); n <= periodAt(now, length); n++ {
+		for n := PeriodAt(from, length); n <= PeriodAt(now, length); n++ {
 			keys = append(keys, useKey(fp, kind, length, n))
 		}
 	}
 	return keys
 }
 
-// staleMark reports whether no node reads a mark any more, whatever its CollectUnused is.
-func staleMark(key *pool.Key, now time.Time) bool {
+// StaleMark reports whether no node reads a mark any more, whatever its CollectUnused is.
+func StaleMark(key *pool.Key, now time.Time) bool {
 	text := key.Hash.Bytes[:key.Hash.Len]
 	if len(text) != 26 || text[17] > lastLength {
 		return false
 	}
 	length, period := int(text[17]), int64(binary.BigEndian.Uint64(text[18:]))
-	return periodAt(now.Unix(), length) > period+9
+	return PeriodAt(now.Unix(), length) > period+9
 }

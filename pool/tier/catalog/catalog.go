@@ -1,4 +1,6 @@
-package tier
+// Package catalog says what spaces are called in tiers, by which values in shared stores nodes agree
+// on that, and keeps both for the next life of an agent. It has no goroutines and calls no store.
+package catalog
 
 import (
 	"crypto/rand"
@@ -19,68 +21,71 @@ import (
 // Bounds of what is kept. None of them is ever a refusal: what is beyond one takes the place of
 // what is needed least.
 const (
-	maxKept      = 1 << 16 // spaces whose epochs are kept
-	maxLeftovers = 1 << 14 // names waiting to be collected
+	MaxSpaces    = 1 << 16 // spaces whose epochs are kept
+	MaxLeftovers = 1 << 14 // names waiting to be collected
 )
 
-// nonce tells resets apart that made the same epoch.
-type nonce [16]byte
+// Nonce tells resets apart that made the same epoch.
+type Nonce [16]byte
 
-func newNonce() (n nonce, err error) {
+// NewNonce is a random one.
+func NewNonce() (n Nonce, err error) {
 	_, err = rand.Read(n[:])
 	return n, err
 }
 
-// epochOf is what is kept of a space: that it was reset, or is private.
-type epochOf struct {
-	epoch   uint64   // 0: it was never reset
-	claim   nonce    // of this node's reset that made the epoch, as long as a shared tier may not know it; zero: none
-	told    []string // tiers that know the claim
-	private bool     // no other engine than its own will ever be of it
-	named   bool     // it is collected when no node uses it
-	used    int64    // when it was last opened or reset, Unix seconds; a named one in use: once a period
-	seen    int64    // when another node was last seen to use it, Unix seconds; 0: not since it was retired
+// Space is what is kept of a space: that it was reset, or is private.
+type Space struct {
+	Epoch   uint64   // 0: it was never reset
+	Claim   Nonce    // of this node's reset that made the epoch, as long as a shared tier may not know it; zero: none
+	Told    []string // tiers that know the claim
+	Private bool     // no other engine than its own will ever be of it
+	Named   bool     // it is collected when no node uses it
+	Used    int64    // when it was last opened or reset, Unix seconds; a named one in use: once a period
+	Seen    int64    // when another node was last seen to use it, Unix seconds; 0: not since it was retired
 }
 
-// leftover is a name in the tiers that nobody uses any more.
-type leftover struct {
-	space   pool.Fingerprint // whose name it was
-	epoch   uint64           // in which
-	private bool             // the space is gone as a whole
-	local   bool             // other nodes may use the name: looked for in local tiers alone
-	unused  bool             // no node uses it: looked for in a shared tier as long as that has no use marks
-	due     int64            // when the first look for it may begin, Unix milliseconds
-	tiers   map[string]looksDone
+// Leftover is a name in the tiers that nobody uses any more.
+type Leftover struct {
+	Space   pool.Fingerprint // whose name it was
+	Epoch   uint64           // in which
+	Private bool             // the space is gone as a whole
+	Local   bool             // other nodes may use the name: looked for in local tiers alone
+	Unused  bool             // no node uses it: looked for in a shared tier as long as that has no use marks
+	Due     int64            // when the first look for it may begin, Unix milliseconds
+	Tiers   map[string]Looks
 }
 
-// looksDone is how far a leftover is in one tier.
-type looksDone struct {
-	n    int   // looks that came to their end
-	next int64 // when the next one may begin, Unix milliseconds
+// Looks is how far a leftover is in one tier.
+type Looks struct {
+	N    int   // looks that came to their end
+	Next int64 // when the next one may begin, Unix milliseconds
 	// clear is when the use marks of an unused space were first seen to be missing, Unix
 	// milliseconds; 0: not yet.
-	clear int64
+	Clear int64
 }
 
-// kept is what outlives the agent.
-type kept struct {
-	spaces    map[pool.Fingerprint]epochOf
-	leftovers map[pool.Fingerprint]leftover // by their name in the tiers
-	swept     map[string]int64              // by tier, when old use marks were last collected, Unix seconds
+// Catalog is what outlives the agent.
+type Catalog struct {
+	Spaces    map[pool.Fingerprint]Space
+	Leftovers map[pool.Fingerprint]Leftover // by their name in the tiers
+	Swept     map[string]int64              // by tier, when old use marks were last collected, Unix seconds
 }
 
-func newKept() *kept {
-	return &kept{
-		spaces: make(map[pool.Fingerprint]epochOf), leftovers: make(map[pool.Fingerprint]leftover),
-		swept: make(map[string]int64),
+// New is an empty catalog.
+func New() *Catalog {
+	return &Catalog{
+		Spaces: make(map[pool.Fingerprint]Space), Leftovers: make(map[pool.Fingerprint]Leftover),
+		Swept: make(map[string]int64),
 	}
 }
 
-func (k *kept) clone() *kept {
-	out := &kept{spaces: maps.Clone(k.spaces), leftovers: maps.Clone(k.leftovers), swept: maps.Clone(k.swept)}
-	for name, left := range out.leftovers {
-		left.tiers = maps.Clone(left.tiers)
-		out.leftovers[name] = left
+// Clone is a copy that shares nothing with it.
+func (k *Catalog) Clone() *Catalog {
+	out := &Catalog{Spaces: maps.Clone(k.Spaces), Leftovers: maps.Clone(k.Leftovers), Swept: maps.Clone(k.Swept)}
+	for name, left := range out.Leftovers {
+		left.Tiers = maps.Clone(left.Tiers)
+		out.Leftovers[name] = left
 	}
 	return out
 }
@@ -128,17 +133,17 @@ type keptLeftover struct {
 
 var keptTable = crc32.MakeTable(crc32.Castagnoli)
 
-// readKept reads the file; one that is not there is empty. A damaged one is an error: to guess
+// Read reads the file; one that is not there is empty. A damaged one is an error: to guess
 // would mean to find what was reset.
-func readKept(path string) (*kept, error) {
+func Read(path string) (*Catalog, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return newKept(), nil
+		return New(), nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("tier: resets: %w", err)
 	}
-	k, err := parseKept(text)
+	k, err := Parse(text)
 	if err != nil {
 		return nil, fmt.Errorf("tier: resets: %s: %w "+
 			"(what was reset cannot be told any more: remove the file only together with what the tiers hold)", path, err)
@@ -146,7 +151,8 @@ func readKept(path string) (*kept, error) {
 	return k, nil
 }
 
-func parseKept(text []byte) (*kept, error) {
+// Parse is what a file of that text keeps.
+func Parse(text []byte) (*Catalog, error) {
 	var f keptFile
 	if err := json.Unmarshal(text, &f); err != nil {
 		return nil, err
@@ -186,44 +192,44 @@ func parse16(what, text string) (out [16]byte, err error) {
 
 // parseSalts reads format 1: a space that has a salt was reset by this node, and what it has under
 // that salt's name is left over.
-func parseSalts(text []byte) (*kept, error) {
+func parseSalts(text []byte) (*Catalog, error) {
 	var lines map[string]string
 	if err := json.Unmarshal(text, &lines); err != nil {
 		return nil, err
 	}
-	k := newKept()
+	k := New()
 	for space, value := range lines {
 		fp, errA := parse16("space", space)
 		salt, errB := parse16("salt", value)
-		claim, errC := newNonce()
+		claim, errC := NewNonce()
 		if err := errors.Join(errA, errB, errC); err != nil {
 			return nil, err
 		}
-		k.spaces[fp] = epochOf{epoch: 1, claim: claim}
-		k.leftovers[hashed(fp, salt[:])] = leftover{space: fp, tiers: map[string]looksDone{}}
-		k.leftovers[fp] = leftover{space: fp, tiers: map[string]looksDone{}}
+		k.Spaces[fp] = Space{Epoch: 1, Claim: claim}
+		k.Leftovers[Hashed(fp, salt[:])] = Leftover{Space: fp, Tiers: map[string]Looks{}}
+		k.Leftovers[fp] = Leftover{Space: fp, Tiers: map[string]Looks{}}
 	}
 	return k, nil
 }
 
-func (s *keptState) kept() (*kept, error) {
-	k := newKept()
+func (s *keptState) kept() (*Catalog, error) {
+	k := New()
 	for i := range s.Spaces {
 		in := &s.Spaces[i]
 		fp, err := parse16("space", in.Space)
 		if err != nil {
 			return nil, err
 		}
-		e := epochOf{epoch: in.Epoch, told: in.Told, private: in.Private, named: in.Named, used: in.Used, seen: in.Seen}
+		e := Space{Epoch: in.Epoch, Told: in.Told, Private: in.Private, Named: in.Named, Used: in.Used, Seen: in.Seen}
 		if in.Claim != "" {
-			if e.claim, err = parse16("claim", in.Claim); err != nil {
+			if e.Claim, err = parse16("claim", in.Claim); err != nil {
 				return nil, err
 			}
 		}
-		if e.epoch > maxEpoch {
-			return nil, fmt.Errorf("epoch: %d, allowed: 0 to %d", e.epoch, uint64(maxEpoch))
+		if e.Epoch > MaxEpoch {
+			return nil, fmt.Errorf("epoch: %d, allowed: 0 to %d", e.Epoch, uint64(MaxEpoch))
 		}
-		k.spaces[fp] = e
+		k.Spaces[fp] = e
 	}
 	for i, in := range slices.Concat(s.Collect, s.Unused) {
 		unused := i >= len(s.Collect)
@@ -232,39 +238,39 @@ func (s *keptState) kept() (*kept, error) {
 		if err := errors.Join(errA, errB); err != nil {
 			return nil, err
 		}
-		left := leftover{space: fp, epoch: in.Epoch, private: in.Private, local: in.Local, unused: unused, due: in.Due}
-		left.tiers = make(map[string]looksDone, len(in.Tiers))
+		left := Leftover{Space: fp, Epoch: in.Epoch, Private: in.Private, Local: in.Local, Unused: unused, Due: in.Due}
+		left.Tiers = make(map[string]Looks, len(in.Tiers))
 		for tier, done := range in.Tiers {
-			left.tiers[tier] = looksDone{n: int(done[0]), next: done[1], clear: done[2]}
+			left.Tiers[tier] = Looks{N: int(done[0]), Next: done[1], Clear: done[2]}
 		}
-		k.leftovers[name] = left
+		k.Leftovers[name] = left
 	}
-	maps.Copy(k.swept, s.Swept)
+	maps.Copy(k.Swept, s.Swept)
 	return k, nil
 }
 
-func (k *kept) state() *keptState {
-	s := &keptState{Spaces: []keptSpace{}, Collect: []keptLeftover{}, Swept: k.swept}
-	for _, fp := range sorted(k.spaces) {
-		e := k.spaces[fp]
-		out := keptSpace{Epoch: e.epoch, Told: e.told, Private: e.private, Named: e.named, Used: e.used, Seen: e.seen}
+func (k *Catalog) state() *keptState {
+	s := &keptState{Spaces: []keptSpace{}, Collect: []keptLeftover{}, Swept: k.Swept}
+	for _, fp := range sorted(k.Spaces) {
+		e := k.Spaces[fp]
+		out := keptSpace{Epoch: e.Epoch, Told: e.Told, Private: e.Private, Named: e.Named, Used: e.Used, Seen: e.Seen}
 		out.Space = hex.EncodeToString(fp[:])
-		if e.claim != (nonce{}) {
-			out.Claim = hex.EncodeToString(e.claim[:])
+		if e.Claim != (Nonce{}) {
+			out.Claim = hex.EncodeToString(e.Claim[:])
 		}
 		s.Spaces = append(s.Spaces, out)
 	}
-	for _, name := range sorted(k.leftovers) {
-		left := k.leftovers[name]
+	for _, name := range sorted(k.Leftovers) {
+		left := k.Leftovers[name]
 		out := keptLeftover{
-			Name: hex.EncodeToString(name[:]), Space: hex.EncodeToString(left.space[:]),
-			Epoch: left.epoch, Private: left.private, Local: left.local, Due: left.due,
-			Tiers: make(map[string][3]int64, len(left.tiers)),
+			Name: hex.EncodeToString(name[:]), Space: hex.EncodeToString(left.Space[:]),
+			Epoch: left.Epoch, Private: left.Private, Local: left.Local, Due: left.Due,
+			Tiers: make(map[string][3]int64, len(left.Tiers)),
 		}
-		for tier, done := range left.tiers {
-			out.Tiers[tier] = [3]int64{int64(done.n), done.next, done.clear}
+		for tier, done := range left.Tiers {
+			out.Tiers[tier] = [3]int64{int64(done.N), done.Next, done.Clear}
 		}
-		if left.unused {
+		if left.Unused {
 			s.Unused = append(s.Unused, out)
 		} else {
 			s.Collect = append(s.Collect, out)
@@ -277,7 +283,8 @@ func sorted[V any](m map[pool.Fingerprint]V) []pool.Fingerprint {
 	return slices.SortedFunc(maps.Keys(m), func(a, b pool.Fingerprint) int { return slices.Compare(a[:], b[:]) })
 }
 
-func (k *kept) encode() ([]byte, error) {
+// Encode is the text of the file.
+func (k *Catalog) Encode() ([]byte, error) {
 	state, err := json.Marshal(k.state())
 	if err != nil {
 		return nil, err
@@ -286,9 +293,9 @@ func (k *kept) encode() ([]byte, error) {
 	return append(text, '\n'), err
 }
 
-// writeKept replaces the file, so that after a crash it is the old one or the new one.
-func writeKept(path string, k *kept) error {
-	text, err := k.encode()
+// Write replaces the file, so that after a crash it is the old one or the new one.
+func Write(path string, k *Catalog) error {
+	text, err := k.Encode()
 	if err != nil {
 		return err
 	}
