@@ -476,7 +476,7 @@ func unusedOver(t *testing.T, open func() pool.Store) {
 	var later atomic.Int64 // of both clocks
 	o := Options{
 		State: filepath.Join(dir, "resets"), Clock: func() time.Time { return time.Now().Add(time.Duration(later.Load())) },
-		EpochEvery: 50 * time.Millisecond, CollectAfter: 200 * time.Millisecond, CollectRate: 40, CollectUnused: time.Hour,
+		EpochEvery: 50 * time.Millisecond, CollectAfter: 200 * time.Millisecond, CollectRate: 300, CollectUnused: time.Hour,
 	}
 	one := open()
 	local, err := disk.Open(disk.Options{Dirs: []disk.Dir{{Path: filepath.Join(dir, "disk"), Bytes: 256 << 20}}})
