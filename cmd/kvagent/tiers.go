@@ -16,6 +16,7 @@ import (
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/remote"
 	"github.com/kvagent/kvagent/pool/tier"
+	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
 // tierSettings are the settings of what is below the pool's memory.
@@ -36,7 +37,7 @@ func (t *tierSettings) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&t.state, "tier-state", "",
 		"directory for what must outlive the agent: which spaces were reset, and what is to be collected; "+
 			"default: the directory of the first disk tier")
-	f.Var(&sizeValue{&t.staging, tier.MinStaging, tier.MaxStaging}, "tier-staging", "memory for blocks on their way to and from tiers; a block larger than half of it stays in the pool")
+	f.Var(&sizeValue{&t.staging, transit.MinStaging, transit.MaxStaging}, "tier-staging", "memory for blocks on their way to and from tiers; a block larger than half of it stays in the pool")
 	f.Var(&sizeValue{&t.prefetch, 0, dram.MaxBytes}, "prefetch-bytes", "most that is being brought up from tiers at a time; 0 is an eighth of the pool")
 	t.epochEvery, t.collectAfter, t.collectRate = 5*time.Second, 10*time.Minute, 5000
 	t.collectUnused = 7 * 24 * time.Hour
@@ -130,7 +131,7 @@ func openTiers(p *dram.Pool, s *serveSettings, log *zap.Logger) (agent.Pool, fun
 	if err := os.MkdirAll(t.stateDir(), 0o700); err != nil {
 		return nil, nil, fmt.Errorf("tier-state: %w", err)
 	}
-	staging, err := tier.OpenStaging(t.staging)
+	staging, err := transit.OpenStaging(t.staging)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -157,7 +158,7 @@ func openTiers(p *dram.Pool, s *serveSettings, log *zap.Logger) (agent.Pool, fun
 	return stack, func() error { return errors.Join(stack.Close(), closeAll(closers)) }, nil
 }
 
-func (t *tierSettings) options(s *serveSettings, staging *tier.Staging, log *zap.Logger) tier.Options {
+func (t *tierSettings) options(s *serveSettings, staging *transit.Staging, log *zap.Logger) tier.Options {
 	node, _ := os.Hostname() // empty: what is stored names no source
 	return tier.Options{
 		PrefetchBytes: t.prefetch, PrefillTokens: float64(t.prefill.tokens), LearnPrefill: t.prefill.learn,
@@ -188,7 +189,7 @@ type openedTier struct {
 // tierNeeds is what an opener is given.
 type tierNeeds struct {
 	spec    *tierSpec
-	staging *tier.Staging // a store in another process may register it
+	staging *transit.Staging // a store in another process may register it
 	log     *zap.Logger
 }
 

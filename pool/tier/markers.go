@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/tier/catalog"
+	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
 // How nodes hear of resets. A reset puts a marker into each shared store, under a key that is made
@@ -54,10 +55,10 @@ const (
 // markerValue is a value as every other: its header, and the nonce of the reset that made the
 // epoch; zero if it was put back by a node that heard of it.
 func (p *Pool) markerValue(key *pool.Key, claim catalog.Nonce) []byte {
-	value := append(make([]byte, headerBytes), claim[:]...)
+	value := append(make([]byte, transit.HeaderBytes), claim[:]...)
 	n := uint32(len(claim))
-	hd := header{length: n, sum: pool.Sum(key.Seed(n), claim[:]), node: p.o.Node, when: uint64(p.now().Unix())}
-	hd.seal(key, value)
+	hd := transit.Header{Length: n, Sum: pool.Sum(key.Seed(n), claim[:]), Node: p.o.Node, When: uint64(p.now().Unix())}
+	hd.Seal(key, value)
 	return value
 }
 
@@ -290,6 +291,8 @@ func (p *Pool) goBeyond(f *followed, marker uint64) {
 	}
 }
 
+var errNoMarker = errors.New("the store took no marker of a reset, or gave none back")
+
 // claim puts the marker of this node's reset. Of several that made one epoch the first wins. An
 // error: it is not known yet.
 func (l *lane) claim(ctx context.Context, f *followed) (won bool, err error) {
@@ -310,8 +313,8 @@ func (l *lane) claim(ctx context.Context, f *followed) (won bool, err error) {
 	}
 	switch there[0].Status {
 	case pool.OK:
-		_, bad := verify(&key, &key, there[0].Data)
-		return bad == nil && catalog.Nonce(there[0].Data[headerBytes:]) == f.Claim, nil
+		_, bad := transit.Verify(&key, &key, there[0].Data)
+		return bad == nil && catalog.Nonce(there[0].Data[transit.HeaderBytes:]) == f.Claim, nil
 	case pool.Corrupt, pool.Invalid:
 		return false, nil // whoever wrote it
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
 // Limits that are no options.
@@ -93,7 +94,7 @@ type Options struct {
 	// LearnPrefill takes what Computed tells of each space instead of PrefillTokens, which must be 0.
 	LearnPrefill bool
 	// Staging is where values lie on their way. Nil: the stack makes its own, of the default size.
-	Staging *Staging
+	Staging *transit.Staging
 	// State is the file that keeps which spaces were reset, and what is still to be collected, see
 	// spaces.go. Empty: they are forgotten with the process, which is right only if no tier
 	// outlives it.
@@ -145,9 +146,9 @@ func (o *Options) complete(m Memory) error {
 	if o.Log == nil {
 		o.Log = func(string, string, error) {}
 	}
-	o.Node = o.Node[:min(len(o.Node), maxNode)]
+	o.Node = o.Node[:min(len(o.Node), transit.MaxNode)]
 	if o.Staging == nil {
-		s, err := OpenStaging(DefaultStaging)
+		s, err := transit.OpenStaging(DefaultStaging)
 		if err != nil {
 			return err
 		}

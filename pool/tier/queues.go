@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
 // puts is the queue of entries to be written to a tier, oldest first, each once.
@@ -60,11 +61,11 @@ func (l *lane) queueLocked(it putItem) bool {
 }
 
 // copies are the loans of what was copied of entries, which count as copies of what is about to go no more.
-func (l *lane) copies(batch []putItem) (loans []loan) {
+func (l *lane) copies(batch []putItem) (loans []transit.Loan) {
 	for i := range batch {
 		if e := batch[i].copied; e != nil {
 			loans = append(loans, e.loan)
-			l.copied.Add(-e.loan.size)
+			l.copied.Add(-e.loan.Size)
 		}
 	}
 	return loans

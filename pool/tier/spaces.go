@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/tier/catalog"
+	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
 // A space and its name in the tiers.
@@ -131,7 +132,7 @@ func newGroup(g *pool.Group, staging int64) (out group) {
 	for _, n := range g.ShardBytes {
 		out.memory += (int64(n) + slotUnit - 1) &^ (slotUnit - 1)
 		out.at = append(out.at, out.staged)
-		out.staged += roundUp(int64(n) + headerBytes)
+		out.staged += transit.RoundUp(int64(n) + transit.HeaderBytes)
 	}
 	out.tokens, out.fits = g.BlockTokens, out.staged <= staging/2
 	return out
@@ -147,7 +148,7 @@ func (p *Pool) OpenSpace(spec pool.Spec) (pool.SpaceID, error) {
 	}
 	sp := &space{spec: spec}
 	for g := range spec.Groups {
-		sp.groups = append(sp.groups, newGroup(&spec.Groups[g], int64(len(p.o.Staging.base))))
+		sp.groups = append(sp.groups, newGroup(&spec.Groups[g], p.o.Staging.Size()))
 		if !sp.groups[g].fits {
 			p.o.Log("", fmt.Sprintf("blocks of %d bytes are too large for staging: they stay in memory", sp.groups[g].memory), nil)
 		}
