@@ -22,7 +22,7 @@ var mayImport = map[string][]string{
 	"pool":                {},
 	"pool/...":            {"pool"},
 	"pool/dram":           {"pool", "pagefault"},
-	"pool/tier":           {"pool", "pagefault"},
+	"pool/tier":           {"pool", "pool/tier/catalog", "pool/tier/transit", "pagefault"},
 	"pool/evict/evictsim": {"pool", "trace"},
 	"pool/redis":          {"pool", "pool/remote"},
 	"pool/s3":             {"pool", "pool/remote"},

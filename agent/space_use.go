@@ -11,18 +11,26 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Tiers hear which spaces have engines, so that they can collect what private ones leave behind;
+// Tiers hear which spaces have engines, so that they can collect what unused ones leave behind;
 // and a reset on another node, which they hear of, is told to this node's engines like one of its
 // own.
 
-// privateGeneration is how the generation of an identity begins that no other engine will ever have
-// (docs/PROTOCOL.md).
-const privateGeneration = "private:"
+// generationOf is the kind of an identity's generation (docs/PROTOCOL.md). One that is not known is
+// never collected.
+func generationOf(generation string) pool.Generation {
+	switch {
+	case strings.HasPrefix(generation, "private:"):
+		return pool.PrivateGeneration
+	case strings.HasPrefix(generation, "named:"):
+		return pool.NamedGeneration
+	}
+	return pool.BaseGeneration
+}
 
 // usedLocked tells the tiers that a space has its first seat.
 func (r *registry) usedLocked(sp *space) {
 	if use, ok := r.pool.(pool.SpaceUse); ok && len(sp.seats) == 1 {
-		use.InUse(sp.fp, strings.HasPrefix(sp.says["generation"], privateGeneration))
+		use.InUse(sp.fp, generationOf(sp.says["generation"]))
 	}
 }
 

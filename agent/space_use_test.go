@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/pool/tier"
 )
@@ -93,16 +94,19 @@ func TestResetReachesOtherNodes(t *testing.T) {
 }
 
 // What an engine of a private generation stored is collected when it has been gone for a while;
-// what one of a named generation stored stays.
+// what one of a named generation stored stays, and other nodes are told that it is used.
 func TestPrivateGenerationIsCollected(t *testing.T) {
 	store := pooltest.NewShelf()
 	shared := tier.Tier{Name: "shared", Store: store, Write: tier.OnSave}
 	r := newRig(t, quickResets(tier.MinCollectAfter), withTiers(shared))
-	stored := uint64(0)
+	stored, named := uint64(0), pool.Fingerprint{}
 	for _, generation := range []string{"private:0123456789abcdef0123456789abcdef", "named:v2", ""} {
 		m := register("of " + generation)
 		m.Identity = append([]ipc.Pair{m.Identity[0], {Key: "generation", Value: generation}}, m.Identity[1:]...)
 		scheduler, workers, answer := r.joinEngine(m)
+		if strings.HasPrefix(generation, "named:") {
+			named = answer.Space
+		}
 		if got := workers[0].save(answer.Epoch, chain(1, 8), 0); !all(got, ipc.BlockOK) {
 			t.Fatalf("save: %v", got)
 		}
@@ -114,7 +118,19 @@ func TestPrivateGenerationIsCollected(t *testing.T) {
 	r.waitFor("the private generation is collected", func(s admin.Status) bool {
 		return s.Tiers.List[0].Collected == 8 && s.Tiers.Names == 0
 	})
-	if n := store.Len(); n != 16 {
-		t.Errorf("%d shards are left, want the 16 of generations that are not private", n)
+	shards, marks := 0, map[pool.Fingerprint]bool{}
+	_ = store.List(t.Context(), func(k pool.Key, _ int64) bool { // a shelf has no errors
+		if k.Space == pool.UseMarks {
+			marks[pool.Fingerprint(k.Hash.Bytes[:16])] = true
+		} else {
+			shards++
+		}
+		return true
+	})
+	if shards != 16 {
+		t.Errorf("%d shards are left, want the 16 of generations that are not private", shards)
+	}
+	if len(marks) != 1 || !marks[named] {
+		t.Errorf("the store has use marks of %v, want those of the named generation, %v", marks, named)
 	}
 }

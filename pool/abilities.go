@@ -66,10 +66,10 @@ var (
 // Has it: pool/tier.
 // Without it: there is nothing to collect, and no other node whose resets count here.
 type SpaceUse interface {
-	// InUse tells that an engine of a space is here. private says that no other engine will ever be
-	// of this space: what tiers have of it is collected a named time after NotInUse, unless InUse
-	// comes before.
-	InUse(f Fingerprint, private bool)
+	// InUse tells that an engine of a space is here, and which kind of generation its identity has.
+	// What tiers have of a private one is collected a named time after NotInUse, unless InUse comes
+	// before; of a named one, when no node has used it for a named time.
+	InUse(f Fingerprint, g Generation)
 	// NotInUse tells that the last engine of a space is gone.
 	NotInUse(f Fingerprint)
 	// OnAdopted names the function that is called, without any lock held, when a space that is open

@@ -23,7 +23,10 @@ type TierReport struct {
 	Again   uint64 // resets that met another node's and were made once more
 	Names   int    // names in tiers that nobody uses and that are still to be collected
 	Lost    uint64 // of those, names that were not noted because too many waited
-	Tiers   []TierStatus
+	// Unused is how often a named generation that this node had not used for a named time was to be
+	// collected; UsedElsewhere is how often another node was seen to use it.
+	Unused, UsedElsewhere uint64
+	Tiers                 []TierStatus
 }
 
 // TierStatus is one tier. Entries are blocks with all their shards.

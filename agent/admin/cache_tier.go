@@ -60,8 +60,11 @@ type CacheTierRemoved struct {
 	Complete bool   `json:"complete"` // false: it holds more that the filter picks, and the request may be repeated
 }
 
-// markersModel is what the markers of resets in a shared tier are listed as.
-const markersModel = "(markers of resets)"
+// What the values of kvagent itself in a shared tier are listed as.
+const (
+	markersModel  = "(markers of resets)"
+	useMarksModel = "(marks of use)"
+)
 
 // tierQuestion is a request for what a tier holds.
 type tierQuestion struct {
@@ -130,6 +133,7 @@ func (v *View) viewTier(q *tierQuestion, within time.Duration) (*tierView, error
 		known: map[pool.Fingerprint]CacheSpace{}, picked: map[pool.Fingerprint]*CacheTierSpace{},
 	}
 	t.known[pool.EpochMarkers] = CacheSpace{Space: hex.EncodeToString(pool.EpochMarkers[:]), Model: markersModel}
+	t.known[pool.UseMarks] = CacheSpace{Space: hex.EncodeToString(pool.UseMarks[:]), Model: useMarksModel}
 	for _, sp := range v.source.Spaces() {
 		t.known[contents.StoredAs(sp.Fingerprint)] = sp.CacheSpace
 	}

@@ -100,6 +100,10 @@ var (
 	againDesc        = desc("kvagent_resets_repeated_total", "Resets that met another node's and were made once more.")
 	namesDesc        = desc("kvagent_names_to_collect", "Names in tiers that nobody uses, still to be collected.")
 	namesLostDesc    = desc("kvagent_names_not_noted_total", "Names not collected because too many waited.")
+	unusedDesc       = desc("kvagent_generations_unused_total",
+		"Named generations to be collected, because this node has not used them for --tier-collect-unused.")
+	elsewhereDesc = desc("kvagent_generations_used_elsewhere_total",
+		"Of those, named generations that stay in a shared tier, because another node uses them.")
 )
 
 func describeTiers(ch chan<- *prometheus.Desc) {
@@ -109,6 +113,7 @@ func describeTiers(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		tierStateDesc, tierEventDesc, promisesDesc, promiseBytesDesc, promiseCapDesc, promisedDesc, landedDesc,
 		unkeptDesc, cancelledDesc, expiredDesc, adoptedDesc, againDesc, namesDesc, namesLostDesc,
+		unusedDesc, elsewhereDesc,
 	} {
 		ch <- d
 	}
@@ -138,6 +143,8 @@ func collectTiers(ch chan<- prometheus.Metric, r *pool.TierReport) {
 		{adoptedDesc, prometheus.CounterValue, float64(r.Adopted)},
 		{againDesc, prometheus.CounterValue, float64(r.Again)},
 		{namesDesc, prometheus.GaugeValue, float64(r.Names)}, {namesLostDesc, prometheus.CounterValue, float64(r.Lost)},
+		{unusedDesc, prometheus.CounterValue, float64(r.Unused)},
+		{elsewhereDesc, prometheus.CounterValue, float64(r.UsedElsewhere)},
 	} {
 		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.v)
 	}

@@ -17,6 +17,8 @@ type TiersStatus struct {
 	Again        uint64       `json:"resets_repeated"`           // that met another node's
 	Names        int          `json:"names_to_collect"`          // in tiers, that nobody uses
 	NamesLost    uint64       `json:"names_not_noted"`           // because too many waited
+	Unused       uint64       `json:"generations_unused"`        // named ones, to be collected
+	Elsewhere    uint64       `json:"generations_used_elsewhere"`
 	List         []TierStatus `json:"list"`
 }
 
@@ -76,7 +78,8 @@ func tiersStatus(r *pool.TierReport) *TiersStatus {
 	out := &TiersStatus{
 		Promises: r.Promises, PromiseBytes: r.PromiseBytes, PromiseCap: r.PromiseCap, Promised: r.Promised, Kept: r.Landed, Unkept: r.Unkept,
 		Cancelled: r.Cancelled, Expired: r.Expired, Prefill: r.Prefill,
-		Adopted: r.Adopted, Again: r.Again, Names: r.Names, NamesLost: r.Lost, List: make([]TierStatus, len(r.Tiers)),
+		Adopted: r.Adopted, Again: r.Again, Names: r.Names, NamesLost: r.Lost,
+		Unused: r.Unused, Elsewhere: r.UsedElsewhere, List: make([]TierStatus, len(r.Tiers)),
 	}
 	for i := range r.Tiers {
 		out.List[i] = tierStatus(&r.Tiers[i])

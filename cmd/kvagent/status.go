@@ -215,12 +215,12 @@ func printResets(t io.Writer, tiers *admin.TiersStatus) {
 		shards, bytes = shards+s.Collected, bytes+s.CollectedBytes
 		fails, marks = fails+s.CollectFails, marks+s.MarkFails
 	}
-	if tiers.Adopted+tiers.Again+shards+fails+marks+uint64(tiers.Names) == 0 {
+	if tiers.Adopted+tiers.Again+shards+fails+marks+uint64(tiers.Names)+tiers.Unused == 0 {
 		return
 	}
-	fmt.Fprintf(t, "resets\t%d of other nodes, %d repeated; %d names to be collected, %d shards (%s) collected; "+
-		"%d looks failed, %d rounds for markers\n",
-		tiers.Adopted, tiers.Again, tiers.Names, shards, settings.HumanSize(int64(bytes)), fails, marks)
+	fmt.Fprintf(t, "resets\t%d of other nodes, %d repeated; %d named generations unused, %d of them used elsewhere; "+
+		"%d names to be collected, %d shards (%s) collected; %d looks failed, %d rounds for markers\n",
+		tiers.Adopted, tiers.Again, tiers.Unused, tiers.Elsewhere, tiers.Names, shards, settings.HumanSize(int64(bytes)), fails, marks)
 }
 
 // tierState is a tier's state, with its error or what its store says besides.

@@ -14,6 +14,7 @@ import (
 	"github.com/kvagent/kvagent/agent"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/tier"
+	"github.com/kvagent/kvagent/pool/tier/transit"
 	"github.com/kvagent/kvagent/pool/tierspec"
 	"github.com/kvagent/kvagent/settings"
 )
@@ -26,8 +27,8 @@ type tierSettings struct {
 	prefetch int64  // bytes; 0: an eighth of the pool
 	prefill  prefillRate
 
-	epochEvery, collectAfter time.Duration
-	collectRate              int // keys a second
+	epochEvery, collectAfter, collectUnused time.Duration
+	collectRate                             int // keys a second
 }
 
 func (t *tierSettings) addFlags(f *pflag.FlagSet) {
@@ -36,13 +37,16 @@ func (t *tierSettings) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&t.state, "tier-state", "",
 		"directory for what must outlive the agent: which spaces were reset, and what is to be collected; "+
 			"default: the directory of the first disk tier")
-	f.Var(settings.Size(&t.staging, tier.MinStaging, tier.MaxStaging), "tier-staging", "memory for blocks on their way to and from tiers; a block larger than half of it stays in the pool")
+	f.Var(settings.Size(&t.staging, transit.MinStaging, transit.MaxStaging), "tier-staging", "memory for blocks on their way to and from tiers; a block larger than half of it stays in the pool")
 	f.Var(settings.Size(&t.prefetch, 0, dram.MaxBytes), "prefetch-bytes", "most that is being brought up from tiers at a time; 0 is an eighth of the pool")
 	t.epochEvery, t.collectAfter, t.collectRate = 5*time.Second, 10*time.Minute, 5000
+	t.collectUnused = 7 * 24 * time.Hour
 	f.Var(settings.Duration(&t.epochEvery, tier.MinEpochEvery, tier.MaxEpochEvery), "tier-epoch-every",
 		"how often shared tiers are asked for resets on other nodes")
 	f.Var(settings.Duration(&t.collectAfter, tier.MinCollectAfter, tier.MaxCollectAfter), "tier-collect-after",
 		"how long what a reset left behind stays in tiers, and what engines that shared with nobody left")
+	f.Var(settings.Duration(&t.collectUnused, 0, tier.MaxCollectUnused), "tier-collect-unused",
+		"how long no node may have used a named weights generation before what tiers have of it is deleted; 0 never deletes it")
 	f.Var(settings.Count(&t.collectRate, 1, tier.MaxCollectRate), "tier-collect-rate",
 		"most keys a second that are looked at or deleted in tiers because nobody uses their names")
 	f.Var(&t.prefill, "prefill-tokens-per-second", "what an engine computes: an answer is cut where a tier would take longer; 0 never cuts, learn measures it")
@@ -89,6 +93,10 @@ func (t *tierSettings) check() error {
 		names[s.Name] = true
 		shared = shared || s.Scheme != tierspec.SchemeDisk
 	}
+	if least := tier.LeastCollectUnused(t.epochEvery); t.collectUnused != 0 && t.collectUnused < least {
+		bad = append(bad, fmt.Errorf("tier-collect-unused: %v, allowed: 0, or %v to %v (100 times tier-epoch-every at least)",
+			t.collectUnused, least, tier.MaxCollectUnused))
+	}
 	if len(t.specs) > tier.MaxTiers {
 		bad = append(bad, fmt.Errorf("tier: %d tiers, allowed: at most %d", len(t.specs), tier.MaxTiers))
 	}
@@ -123,7 +131,7 @@ func openTiers(p *dram.Pool, s *serveSettings, log *zap.Logger) (agent.Pool, fun
 	if err := os.MkdirAll(t.stateDir(), 0o700); err != nil {
 		return nil, nil, fmt.Errorf("tier-state: %w", err)
 	}
-	staging, err := tier.OpenStaging(t.staging)
+	staging, err := transit.OpenStaging(t.staging)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -150,14 +158,15 @@ func openTiers(p *dram.Pool, s *serveSettings, log *zap.Logger) (agent.Pool, fun
 	return stack, func() error { return errors.Join(stack.Close(), closeAll(closers)) }, nil
 }
 
-func (t *tierSettings) options(s *serveSettings, staging *tier.Staging, log *zap.Logger) tier.Options {
+func (t *tierSettings) options(s *serveSettings, staging *transit.Staging, log *zap.Logger) tier.Options {
 	node, _ := os.Hostname() // empty: what is stored names no source
 	return tier.Options{
 		PrefetchBytes: t.prefetch, PrefillTokens: float64(t.prefill.tokens), LearnPrefill: t.prefill.learn,
 		Staging:    staging,
 		State:      filepath.Join(t.stateDir(), resetsFile),
 		EpochEvery: t.epochEvery, CollectAfter: t.collectAfter, CollectRate: t.collectRate,
-		NoSums: s.integrity == settings.IntegrityHeader, Node: node,
+		CollectUnused: t.collectUnused,
+		NoSums:        s.integrity == settings.IntegrityHeader, Node: node,
 		Log: func(name, what string, err error) { log.Warn(what, zap.String("tier", name), zap.Error(err)) },
 	}
 }

@@ -95,10 +95,10 @@ func (l *lane) takes(o *origin) bool {
 func (l *lane) queueCold(o *origin, g *group) bool {
 	p := l.p
 	it := putItem{origin: *o}
-	if l.copied.Load()+g.staged <= int64(len(p.o.Staging.base))/coldCopies/int64(len(p.chill.lanes)) {
+	if l.copied.Load()+g.staged <= p.o.Staging.Size()/coldCopies/int64(len(p.chill.lanes)) {
 		if e, ok := p.copyOut(o); ok {
 			it.copied = &e
-			l.copied.Add(e.loan.size)
+			l.copied.Add(e.loan.Size)
 		}
 	}
 	p.mu.Lock()

@@ -13,6 +13,7 @@ import (
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/fault"
 	"github.com/kvagent/kvagent/pool/pooltest"
+	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
 // evicting is a node whose memory has a tier below that is written to on eviction.
@@ -80,7 +81,7 @@ func TestOnEvictOutrunsTheTier(t *testing.T) {
 			d, err := dram.Open(dram.Options{Bytes: 256 << 10, SlabBytes: 64 << 10})
 			check(t, err)
 			defer d.Close()
-			staging, err := OpenStaging(c.staging)
+			staging, err := transit.OpenStaging(c.staging)
 			check(t, err)
 			store := closed{pooltest.NewShelf(), make(chan struct{})}
 			p, err := Open(d, []Tier{{Name: "disk", Store: store, Local: true, Write: OnEvict, PutWithin: patience}}, Options{PrefetchBytes: 128 << 10, Staging: staging})
@@ -109,8 +110,8 @@ func TestOnEvictOutrunsTheTier(t *testing.T) {
 			}
 			n.save(chain("more", 200)) // copies are out when it closes
 			check(t, p.Close())
-			if staging.out() != 0 {
-				t.Errorf("%d bytes of staging are lent", staging.out())
+			if staging.Lent() != 0 {
+				t.Errorf("%d bytes of staging are lent", staging.Lent())
 			}
 			check(t, staging.Close())
 		})
@@ -133,7 +134,7 @@ func coldNode(t *testing.T, staging int64, tiers ...Tier) (*node, *reading) {
 	t.Helper()
 	d, err := dram.Open(dram.Options{Bytes: 256 << 10, SlabBytes: 64 << 10})
 	check(t, err)
-	s, err := OpenStaging(staging)
+	s, err := transit.OpenStaging(staging)
 	check(t, err)
 	m := &reading{Pool: d}
 	p, err := Open(m, tiers, Options{PrefetchBytes: 128 << 10, Staging: s, Log: func(tier, what string, err error) { t.Logf("tier %q: %s: %v", tier, what, err) }})
@@ -143,8 +144,8 @@ func coldNode(t *testing.T, staging int64, tiers ...Tier) (*node, *reading) {
 	check(t, err)
 	t.Cleanup(func() {
 		check(t, p.Close())
-		if s.out() != 0 {
-			t.Errorf("%d bytes of staging are lent", s.out())
+		if s.Lent() != 0 {
+			t.Errorf("%d bytes of staging are lent", s.Lent())
 		}
 		check(t, errors.Join(s.Close(), d.Close()))
 	})
@@ -190,7 +191,7 @@ func TestOnEvictBesideATierThatHangs(t *testing.T) {
 	}
 	n, _ := coldNode(t, 1<<20, tier("hangs", stays), tier("works", opens))
 	share := int64(1<<20) / coldCopies / 2
-	full := func(l *lane) bool { return l.copied.Load() > share-stagingUnit && l.copied.Load() <= share }
+	full := func(l *lane) bool { return l.copied.Load() > share-transit.Unit && l.copied.Load() <= share }
 	n.waitFor("both have their share", func(*pool.TierReport) bool { return full(n.lanes[0]) && full(n.lanes[1]) })
 	close(opens.opened)
 	n.waitFor("one has written", func(r *pool.TierReport) bool { return r.Tiers[1].Putting == 0 && n.lanes[1].copied.Load() == 0 })

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
 
 // Collecting what is under names that nobody uses any more: those of earlier epochs, and of private
@@ -17,11 +18,12 @@ import (
 // well.
 const (
 	collectLooks   = 2
-	collectNames   = 64          // names looked for at once
-	collectAtOnce  = 16          // keys of one Delete
-	collectRetry   = time.Minute // until a store that failed is tried again
-	collectSilence = time.Minute // after which a list that says nothing is given up
-	collectYield   = 100         // times that 10 ms are left to look-ups and fetches between two calls
+	collectNames   = 64               // names looked for at once
+	collectAtOnce  = 16               // keys of one Delete
+	collectRetry   = time.Minute      // until a store that failed is tried again
+	collectSilence = time.Minute      // after which a list that says nothing is given up
+	collectMarks   = 10 * time.Second // between two times that use marks are read during a look
+	collectYield   = 100              // times that 10 ms are left to look-ups and fetches between two calls
 )
 
 var errCollectSilent = errors.New("its list says nothing any more")
@@ -54,7 +56,11 @@ func (p *Pool) collectFrom(ctx context.Context, l *lane, again map[*lane]time.Ti
 		if !l.up() || now.Before(again[l]) {
 			return now.Add(collectRetry)
 		}
-		if err := l.collect(ctx, names); err != nil {
+		names, err := l.unmarked(ctx, names)
+		if err == nil && len(names) > 0 {
+			err = l.collect(ctx, names)
+		}
+		if err != nil {
 			if ctx.Err() == nil {
 				l.count.collectFails.Add(1)
 				l.say("names that nobody uses are not collected: tried again", err)
@@ -68,17 +74,23 @@ func (p *Pool) collectFrom(ctx context.Context, l *lane, again map[*lane]time.Ti
 	return p.now()
 }
 
-// due is the names that are to be looked for in a tier now, and when the next one is.
+// due is the names that are to be looked for in a tier now, and when the next one is. That of use
+// marks is among them when the old ones are to be collected.
 func (s *spaces) due(l *lane, now time.Time) (names []pool.Fingerprint, next time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	next = now.Add(s.after)
-	for name, left := range s.kept.leftovers {
-		done := left.tiers[l.Name]
-		if !left.waitsFor(l) {
+	if at, ok := s.sweepAt(l); ok && !at.After(now) {
+		names = append(names, pool.UseMarks)
+	} else if ok && at.Before(next) {
+		next = at
+	}
+	for name, left := range s.kept.Leftovers {
+		done := left.Tiers[l.Name]
+		if !l.waitsFor(&left) {
 			continue
 		}
-		switch at := time.UnixMilli(max(left.due, done.next)); {
+		switch at := time.UnixMilli(max(left.Due, done.Next)); {
 		case at.After(now):
 			if at.Before(next) {
 				next = at
@@ -96,37 +108,58 @@ func (s *spaces) looked(l *lane, names []pool.Fingerprint, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, name := range names {
-		left, still := s.kept.leftovers[name]
+		if name == pool.UseMarks {
+			s.kept.Swept[l.Name], s.dirty = now.Unix(), true
+		}
+		left, still := s.kept.Leftovers[name]
 		if !still {
 			continue
 		}
-		done := looksDone{n: left.tiers[l.Name].n + 1, next: now.Add(s.after).UnixMilli()}
+		done := left.Tiers[l.Name]
+		done.N, done.Next = done.N+1, now.Add(s.after).UnixMilli()
 		if !l.lists() {
-			done.n = collectLooks
+			done.N = collectLooks
 		}
-		left.tiers[l.Name] = done
+		left.Tiers[l.Name] = done
 		s.dirty = true
-		if !slices.ContainsFunc(l.p.lanes, left.waitsFor) {
+		if !l.p.waits(&left) {
 			s.collectedLocked(name, left)
 		}
 	}
 }
 
-// collectedLocked forgets a name, and a private space with the last of its names.
-func (s *spaces) collectedLocked(name pool.Fingerprint, left leftover) {
-	delete(s.kept.leftovers, name)
-	if !s.retired[left.space] {
+// collectedLocked forgets a name, and a space that was retired with the last of its names, unless
+// another node uses it.
+func (s *spaces) collectedLocked(name pool.Fingerprint, left catalog.Leftover) {
+	delete(s.kept.Leftovers, name)
+	if !s.retired[left.Space] {
 		return
 	}
-	for _, other := range s.kept.leftovers {
-		if other.space == left.space {
+	for _, other := range s.kept.Leftovers {
+		if other.Space == left.Space {
 			return // the epoch is needed until the last name is collected
 		}
 	}
-	delete(s.kept.spaces, left.space)
-	if !s.openLocked(left.space) { // else it stays without tiers until an engine comes, or it is closed
-		delete(s.retired, left.space)
+	if e := s.kept.Spaces[left.Space]; e.Named && e.Seen != 0 {
+		return
 	}
+	delete(s.kept.Spaces, left.Space)
+	if !s.openLocked(left.Space) { // else it stays without tiers until an engine comes, or it is closed
+		delete(s.retired, left.Space)
+	}
+}
+
+// concerns reports whether a name is looked for in a tier.
+func (l *lane) concerns(left *catalog.Leftover) bool { return l.Local || !left.Local }
+
+// waitsFor reports whether a tier has still to be looked at for a name.
+func (l *lane) waitsFor(left *catalog.Leftover) bool {
+	return l.concerns(left) && left.Tiers[l.Name].N < collectLooks
+}
+
+// waits reports whether some tier has still to be looked at for a name.
+func (p *Pool) waits(left *catalog.Leftover) bool {
+	return slices.ContainsFunc(p.lanes, func(l *lane) bool { return l.waitsFor(left) })
 }
 
 // lists reports whether a tier can say what it holds.
@@ -139,6 +172,8 @@ func (l *lane) lists() bool {
 // collecting is one look of a tier for some names.
 type collecting struct {
 	l     *lane
+	names []pool.Fingerprint
+	marks time.Time   // when use marks were read last
 	alive *time.Timer // ends the look when it fires
 	keys  []pool.Key
 	bytes []int64
@@ -151,7 +186,8 @@ func (l *lane) collect(ctx context.Context, names []pool.Fingerprint) error {
 	if l.lists() {
 		list, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
-		c := &collecting{l: l, alive: time.AfterFunc(collectSilence, func() { cancel(errCollectSilent) })}
+		c := &collecting{l: l, names: names, marks: l.p.now()}
+		c.alive = time.AfterFunc(collectSilence, func() { cancel(errCollectSilent) })
 		defer c.alive.Stop()
 		if err := c.list(list, names); err != nil {
 			return errors.Join(err, context.Cause(list))
@@ -183,22 +219,22 @@ func (s *spaces) staleMarkers(l *lane, names []pool.Fingerprint) (keys []pool.Ke
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, name := range names {
-		left, still := s.kept.leftovers[name]
-		if !still || l.lists() && left.tiers[l.Name].n+1 < collectLooks {
+		left, still := s.kept.Leftovers[name]
+		if !still || l.lists() && left.Tiers[l.Name].N+1 < collectLooks {
 			continue
 		}
-		e, known := s.kept.spaces[left.space]
-		if !known && !left.private {
+		e, known := s.kept.Spaces[left.Space]
+		if !known && !left.Private || left.Unused && !l.lists() {
 			continue
 		}
-		needed := below(e.epoch)
-		gone := []uint64{left.epoch}
-		if left.private {
-			needed, gone = nil, below(left.epoch)
+		needed := catalog.Below(e.Epoch)
+		gone := []uint64{left.Epoch}
+		if left.Private || left.Unused && left.Epoch == e.Epoch {
+			needed, gone = nil, catalog.Below(left.Epoch)
 		}
 		for _, n := range gone {
 			if n > 0 && !slices.Contains(needed, n) {
-				keys = append(keys, markerKey(left.space, n))
+				keys = append(keys, catalog.MarkerKey(left.Space, n))
 			}
 		}
 	}
@@ -223,10 +259,17 @@ func (c *collecting) list(ctx context.Context, names []pool.Fingerprint) error {
 	return errors.Join(err, failed)
 }
 
-// looked deletes what was found since the last call, and pauses as the rate wants.
+// looked deletes what was found since the last call, and pauses as the rate wants. Now and then it
+// reads the use marks again: what another node uses by now is not left over.
 func (c *collecting) looked(ctx context.Context, n int) error {
 	c.alive.Stop()
 	defer c.alive.Reset(collectSilence)
+	if now := c.l.p.now(); now.Sub(c.marks) >= collectMarks {
+		c.marks = now
+		if _, err := c.l.unmarked(ctx, c.names); err != nil {
+			return err
+		}
+	}
 	if err := c.delete(ctx); err != nil {
 		return err
 	}
@@ -236,7 +279,7 @@ func (c *collecting) looked(ctx context.Context, n int) error {
 func (c *collecting) delete(ctx context.Context) error {
 	for len(c.keys) > 0 {
 		n := min(len(c.keys), collectAtOnce)
-		keys, bytes := c.l.p.spaces.stillLeft(c.keys[:n], c.bytes[:n])
+		keys, shards, bytes := c.l.p.spaces.stillLeft(c.l, c.keys[:n], c.bytes[:n])
 		c.yield(ctx)
 		within, stop := context.WithTimeout(ctx, c.l.PutWithin)
 		err := c.l.Store.Delete(within, keys)
@@ -252,7 +295,7 @@ func (c *collecting) delete(ctx context.Context) error {
 				c.l.known.forget(print)
 			}
 		}
-		c.l.count.collected.Add(uint64(len(keys)))
+		c.l.count.collected.Add(uint64(shards))
 		c.l.count.collectedBytes.Add(uint64(bytes))
 		c.keys, c.bytes = c.keys[n:], c.bytes[n:]
 		if err := c.pace(ctx, n); err != nil {
@@ -263,16 +306,23 @@ func (c *collecting) delete(ctx context.Context) error {
 	return nil
 }
 
-// stillLeft is the keys whose names nobody uses even now.
-func (s *spaces) stillLeft(keys []pool.Key, sizes []int64) (still []pool.Key, bytes int64) {
+// stillLeft is the keys whose names nobody uses even now, which are counted, and use marks that no
+// node reads.
+func (s *spaces) stillLeft(l *lane, keys []pool.Key, sizes []int64) (still []pool.Key, shards int, bytes int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	now := l.p.now()
 	for i := range keys {
-		if _, left := s.kept.leftovers[keys[i].Space]; left {
-			still, bytes = append(still, keys[i]), bytes+sizes[i]
+		left, noted := s.kept.Leftovers[keys[i].Space]
+		switch {
+		case noted && l.waitsFor(&left):
+			shards, bytes = shards+1, bytes+sizes[i]
+		case keys[i].Space != pool.UseMarks || !catalog.StaleMark(&keys[i], now):
+			continue
 		}
+		still = append(still, keys[i])
 	}
-	return still, bytes
+	return still, shards, bytes
 }
 
 // pace pauses so long that no more than CollectRate keys a second are looked at or deleted.
@@ -301,13 +351,14 @@ func (c *collecting) yield(ctx context.Context) {
 func (s *spaces) report(r *pool.TierReport, lanes []*lane) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r.Adopted, r.Again, r.Names, r.Lost = s.adopted, s.again, len(s.kept.leftovers), s.lost
+	r.Adopted, r.Again, r.Names, r.Lost = s.adopted, s.again, len(s.kept.Leftovers), s.lost
+	r.Unused, r.UsedElsewhere = s.unused, s.elsewhere
 	for i, l := range lanes {
 		if !l.lists() {
 			continue
 		}
-		for _, left := range s.kept.leftovers {
-			if left.waitsFor(l) {
+		for _, left := range s.kept.Leftovers {
+			if l.waitsFor(&left) {
 				r.Tiers[i].Collecting++
 			}
 		}

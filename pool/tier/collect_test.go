@@ -15,6 +15,7 @@ import (
 	"github.com/kvagent/kvagent/pool/remote"
 	"github.com/kvagent/kvagent/pool/s3"
 	"github.com/kvagent/kvagent/pool/servertest"
+	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
 
 // listing is a shelf whose Delete may fail.
@@ -49,7 +50,7 @@ func TestLeftoversAreCollected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
 		n := newNode(t, 200, 2, Options{}, sharing(store))
-		old, fresh := n.spec.Fingerprint, storedName(n.spec.Fingerprint, 1)
+		old, fresh := n.spec.Fingerprint, catalog.StoredName(n.spec.Fingerprint, 1)
 		n.save(chain("a", 10))
 		n.stored(0, 10)
 		n.reset()
@@ -117,22 +118,22 @@ func collectPrivate(t *testing.T, restarted bool) {
 	o := Options{State: state}
 	n := newNode(t, 400, 2, o, sharing(store))
 	private, named := specOf("private", 2), n.spec
-	n.InUse(named.Fingerprint, false)
-	n.InUse(private.Fingerprint, true)
+	n.InUse(named.Fingerprint, pool.BaseGeneration)
+	n.InUse(private.Fingerprint, pool.PrivateGeneration)
 	var err error
 	shared := n.space
 	n.spec = private
 	n.space, err = n.OpenSpace(private)
 	check(t, err)
 	synctest.Wait() // it is on disk, and has tiers
-	if k, err := readKept(state); err != nil || !k.spaces[private.Fingerprint].private {
+	if k, err := catalog.Read(state); err != nil || !k.Spaces[private.Fingerprint].Private {
 		t.Fatalf("kept: %+v, %v", k, err)
 	}
 	n.save(chain("a", 10))
 	n.stored(0, 10)
 	n.NotInUse(private.Fingerprint)
 	time.Sleep(n.o.CollectAfter - time.Second)
-	n.InUse(private.Fingerprint, true)
+	n.InUse(private.Fingerprint, pool.PrivateGeneration)
 	time.Sleep(3 * n.o.CollectAfter)
 	if got := store.count(private.Fingerprint); got != 20 {
 		t.Fatalf("%d shards of an engine that came back in time, want 20", got)
@@ -158,10 +159,10 @@ func collectPrivate(t *testing.T, restarted bool) {
 	if got := store.count(named.Fingerprint); got != 8 {
 		t.Errorf("%d shards of a space that is not private are left, want 8", got)
 	}
-	if k, err := readKept(state); err != nil || len(k.spaces)+len(k.leftovers) != 0 {
+	if k, err := catalog.Read(state); err != nil || len(k.Spaces)+len(k.Leftovers) != 0 {
 		t.Errorf("kept: %+v, %v", k, err)
 	}
-	n.InUse(private.Fingerprint, true) // later: only misses
+	n.InUse(private.Fingerprint, pool.PrivateGeneration) // later: only misses
 	n.spec = private
 	n.space, err = n.OpenSpace(private)
 	check(t, err)
@@ -285,7 +286,7 @@ func TestPrivateSpaceIsBackInTheMiddle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
 		n := newNode(t, 400, 2, Options{}, sharing(store))
-		n.InUse(n.spec.Fingerprint, true)
+		n.InUse(n.spec.Fingerprint, pool.PrivateGeneration)
 		n.save(chain("a", 10))
 		n.stored(0, 10)
 		n.NotInUse(n.spec.Fingerprint)
@@ -296,7 +297,7 @@ func TestPrivateSpaceIsBackInTheMiddle(t *testing.T) {
 		}
 		n.save(chain("b", 5)) // by nobody: memory has it, and the tier does not get it
 		time.Sleep(time.Second)
-		n.InUse(n.spec.Fingerprint, true)
+		n.InUse(n.spec.Fingerprint, pool.PrivateGeneration)
 		store.fails.Store(false)
 		n.save(chain("c", 5))
 		n.stored(0, 15)
@@ -314,9 +315,9 @@ func TestPrivateSpaceIsOnDiskFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
 		n := newNode(t, 400, 2, Options{State: filepath.Join(t.TempDir(), "resets")}, sharing(store))
-		n.spaces.write = func(string, *kept) error { return errMoody }
+		n.spaces.write = func(string, *catalog.Catalog) error { return errMoody }
 		private := specOf("private", 2)
-		n.InUse(private.Fingerprint, true)
+		n.InUse(private.Fingerprint, pool.PrivateGeneration)
 		var err error
 		n.spec = private
 		n.space, err = n.OpenSpace(private)
@@ -328,7 +329,7 @@ func TestPrivateSpaceIsOnDiskFirst(t *testing.T) {
 			t.Errorf("%d shards are stored of a private space that the file does not name", got)
 		}
 		n.spaces.turning.Lock()
-		n.spaces.write = writeKept
+		n.spaces.write = catalog.Write
 		n.spaces.turning.Unlock()
 		time.Sleep(2 * n.o.EpochEvery)
 		n.save(chain("b", 5))

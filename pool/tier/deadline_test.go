@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/pooltest"
+	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
 // shelved is a store that has chains, with both shards of each block, of the space that nodes open.
@@ -127,7 +128,7 @@ func promisesEnd(
 			}
 		}
 		var err error
-		o.Staging, err = OpenStaging(MinStaging)
+		o.Staging, err = transit.OpenStaging(transit.MinStaging)
 		check(t, err)
 		n = newNode(t, 200, 2, o, Tier{
 			Name: "shared", Store: m, Workers: 2, BatchItems: 20, BreakAfter: 2,
@@ -238,14 +239,14 @@ func TestPromisesWithoutStagingEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t, 100, 2, Options{}, Tier{Name: "shared", Store: store})
 		n.know(h)
-		all := n.o.Staging.take(16<<20, false)
+		all := n.o.Staging.Take(16<<20, false)
 		_, refs, _ := n.Pin(n.space, 0, h, 1<<40, nil)
 		start, settled := time.Now(), n.settledAfter(refs)
 		time.Sleep(2 * n.o.PromiseWithin)
 		if r, took := n.Report(), settled.since(start); took != n.o.PromiseWithin || r.Promises != 0 || r.PromiseBytes != 0 {
 			t.Errorf("settled after %v, want %v: %+v", took, n.o.PromiseWithin, r)
 		}
-		n.o.Staging.give(all)
+		n.o.Staging.Give(all)
 		time.Sleep(time.Nanosecond)
 		if got := n.load(h); got != 0 {
 			t.Errorf("%d blocks of promises that had ended are in memory", got)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
 
 // leftNames bounds the names that one change of epochs leaves behind: a node that was away notes
@@ -17,16 +18,16 @@ const leftNames = 16
 
 // nextEpoch is what a reset changes: the epoch, which other nodes may have made as well until the
 // claim has won.
-func (p *Pool) nextEpoch(e *epochOf) error { return p.claimEpoch(e, e.epoch+1) }
+func (p *Pool) nextEpoch(e *catalog.Space) error { return p.claimEpoch(e, e.Epoch+1) }
 
 // claimEpoch makes an epoch this node's own reset.
-func (p *Pool) claimEpoch(e *epochOf, epoch uint64) (err error) {
-	if epoch > maxEpoch {
-		return fmt.Errorf("tier epoch %d, allowed: at most %d", epoch, uint64(maxEpoch))
+func (p *Pool) claimEpoch(e *catalog.Space, epoch uint64) (err error) {
+	if epoch > catalog.MaxEpoch {
+		return fmt.Errorf("tier epoch %d, allowed: at most %d", epoch, uint64(catalog.MaxEpoch))
 	}
-	e.epoch, e.claim, e.told = epoch, nonce{}, nil
+	e.Epoch, e.Claim, e.Told = epoch, catalog.Nonce{}, nil
 	if p.shared() {
-		e.claim, err = newNonce()
+		e.Claim, err = catalog.NewNonce()
 	}
 	return err
 }
@@ -44,7 +45,7 @@ func (p *Pool) shared() bool {
 // rename gives a space another epoch, and so another name in the tiers, and keeps it: once it is on
 // disk, the space goes on under it. Until then, and if it cannot be kept, the tiers are not used
 // for the space. Only changes of epochs wait for the disk.
-func (p *Pool) rename(fp pool.Fingerprint, change func(*epochOf) error) error {
+func (p *Pool) rename(fp pool.Fingerprint, change func(*catalog.Space) error) error {
 	s := &p.spaces
 	s.turning.Lock()
 	defer s.turning.Unlock()
@@ -56,7 +57,7 @@ func (p *Pool) rename(fp pool.Fingerprint, change func(*epochOf) error) error {
 
 // change changes what is kept of a space. What is open of it leaves the tiers, and what is opened
 // meanwhile does not enter.
-func (p *Pool) change(fp pool.Fingerprint, change func(*epochOf) error) error {
+func (p *Pool) change(fp pool.Fingerprint, change func(*catalog.Space) error) error {
 	s := &p.spaces
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -66,18 +67,22 @@ func (p *Pool) change(fp pool.Fingerprint, change func(*epochOf) error) error {
 			sp.now.Store(&life{})
 		}
 	}
-	e := s.kept.spaces[fp]
-	before := e.epoch
+	e := s.kept.Spaces[fp]
+	before := e.Epoch
 	if err := change(&e); err != nil {
 		s.failed[fp] = true
 		return err
 	}
 	delete(s.failed, fp)
-	e.used = p.now().Unix()
-	p.roomLocked(fp, e.used)
-	s.kept.spaces[fp] = e
+	e.Used = p.now().Unix()
+	p.roomLocked(fp, e.Used)
+	s.kept.Spaces[fp] = e
 	s.dirty = true
-	if e.epoch > before {
+	if e.Named { // it is followed again, so that other nodes hear of the reset
+		delete(s.retired, fp)
+		s.restoreLocked(fp)
+	}
+	if e.Epoch > before {
 		p.leaveLocked(fp, before, e)
 	}
 	return nil
@@ -85,49 +90,50 @@ func (p *Pool) change(fp pool.Fingerprint, change func(*epochOf) error) error {
 
 // leaveLocked notes the names of a space that another epoch left behind. Whoever made that epoch
 // looks first, and nodes that hear of it later, each at a time of its own.
-func (p *Pool) leaveLocked(fp pool.Fingerprint, before uint64, e epochOf) {
+func (p *Pool) leaveLocked(fp pool.Fingerprint, before uint64, e catalog.Space) {
 	due := p.spaces.after
-	if e.claim == (nonce{}) && p.shared() {
+	if e.Claim == (catalog.Nonce{}) && p.shared() {
 		due += rand.N(due)
 	}
 	at := p.now().Add(due).UnixMilli()
-	p.spaces.leftLocked(storedName(fp, before), leftover{space: fp, epoch: before, due: at})
-	for epoch := max(before+1, e.epoch-min(e.epoch, leftNames)); epoch < e.epoch; epoch++ {
-		p.spaces.leftLocked(storedName(fp, epoch), leftover{space: fp, epoch: epoch, due: at})
+	p.spaces.leftLocked(catalog.StoredName(fp, before), catalog.Leftover{Space: fp, Epoch: before, Due: at})
+	for epoch := max(before+1, e.Epoch-min(e.Epoch, leftNames)); epoch < e.Epoch; epoch++ {
+		p.spaces.leftLocked(catalog.StoredName(fp, epoch), catalog.Leftover{Space: fp, Epoch: epoch, Due: at})
 	}
 }
 
 // leftLocked notes a leftover. Beyond the bound the one that is due first goes, counted: it was
 // looked for longest.
-func (s *spaces) leftLocked(name pool.Fingerprint, left leftover) {
-	if _, noted := s.kept.leftovers[name]; !noted && len(s.kept.leftovers) >= maxLeftovers {
+func (s *spaces) leftLocked(name pool.Fingerprint, left catalog.Leftover) {
+	if _, noted := s.kept.Leftovers[name]; !noted && len(s.kept.Leftovers) >= catalog.MaxLeftovers {
 		var first pool.Fingerprint
 		due := int64(-1)
-		for other, l := range s.kept.leftovers {
-			if due < 0 || l.due < due {
-				first, due = other, l.due
+		for other, l := range s.kept.Leftovers {
+			if due < 0 || l.Due < due {
+				first, due = other, l.Due
 			}
 		}
-		delete(s.kept.leftovers, first)
+		delete(s.kept.Leftovers, first)
 		s.lost++
 	}
-	left.tiers = map[string]looksDone{}
-	s.kept.leftovers[name] = left
+	left.Tiers = map[string]catalog.Looks{}
+	s.kept.Leftovers[name] = left
 	s.dirty = true
 }
 
 // roomLocked makes room for one more space: the one that was used least recently goes, of those of
 // which nothing is left to be collected if there is one. What it has under its name now is left
-// over: in local tiers alone unless it is private, since other nodes may use that name. If it comes
-// back, it finds its epoch by the markers in the shared tiers.
+// over: in local tiers alone unless it is private, since other nodes may use that name: of a named
+// one this node does not collect the rest, which is counted. If it comes back, it finds its epoch by
+// the markers in the shared tiers.
 func (p *Pool) roomLocked(fp pool.Fingerprint, now int64) {
 	s := &p.spaces
-	if _, known := s.kept.spaces[fp]; known || len(s.kept.spaces) < maxKept {
+	if _, known := s.kept.Spaces[fp]; known || len(s.kept.Spaces) < catalog.MaxSpaces {
 		return
 	}
 	busy := map[pool.Fingerprint]bool{}
-	for _, left := range s.kept.leftovers {
-		busy[left.space] = true
+	for _, left := range s.kept.Leftovers {
+		busy[left.Space] = true
 	}
 	open := map[pool.Fingerprint]bool{}
 	for _, sp := range *s.all.Load() {
@@ -135,10 +141,11 @@ func (p *Pool) roomLocked(fp pool.Fingerprint, now int64) {
 			open[sp.spec.Fingerprint] = true
 		}
 	}
+	maps.Copy(open, s.active)
 	var victim pool.Fingerprint
 	found, worth := false, int64(0)
-	for other, e := range s.kept.spaces {
-		w := e.used
+	for other, e := range s.kept.Spaces {
+		w := e.Used
 		if busy[other] {
 			w += 1 << 40
 		}
@@ -149,14 +156,17 @@ func (p *Pool) roomLocked(fp pool.Fingerprint, now int64) {
 	if !found {
 		return // more spaces are open than are kept: the file grows
 	}
-	e := s.kept.spaces[victim]
-	delete(s.kept.spaces, victim)
+	e := s.kept.Spaces[victim]
+	delete(s.kept.Spaces, victim)
 	delete(s.idle, victim)
 	delete(s.retired, victim)
-	left := leftover{space: victim, epoch: e.epoch, private: e.private, local: !e.private}
-	left.due = time.Unix(now, 0).Add(s.after).UnixMilli()
-	if slices.ContainsFunc(p.lanes, left.concerns) {
-		s.leftLocked(storedName(victim, e.epoch), left)
+	if e.Named {
+		s.lost++
+	}
+	left := catalog.Leftover{Space: victim, Epoch: e.Epoch, Private: e.Private, Local: !e.Private}
+	left.Due = time.Unix(now, 0).Add(s.after).UnixMilli()
+	if slices.ContainsFunc(p.lanes, func(l *lane) bool { return l.concerns(&left) }) {
+		s.leftLocked(catalog.StoredName(victim, e.Epoch), left)
 	}
 }
 
@@ -166,7 +176,7 @@ func (p *Pool) roomLocked(fp pool.Fingerprint, now int64) {
 func (p *Pool) keep() error {
 	s := &p.spaces
 	s.mu.Lock()
-	now := s.kept.clone()
+	now := s.kept.Clone()
 	waited := make(map[pool.Fingerprint]bool, len(s.off)+len(s.unkept))
 	maps.Copy(waited, s.off)
 	maps.Copy(waited, s.unkept)
@@ -225,7 +235,9 @@ func (p *Pool) keepAlways(ctx context.Context) {
 		case <-p.spaces.changed:
 		}
 		p.retire()
+		p.retireUnused()
 		p.flush()
+		p.sayLost()
 	}
 }
 
@@ -238,27 +250,39 @@ func (s *spaces) changedNow() {
 
 var _ pool.SpaceUse = (*Pool)(nil)
 
-// InUse implements pool.SpaceUse. A private space is on disk before the first byte of it is in a
-// tier: so that it is collected, whatever becomes of this process.
-func (p *Pool) InUse(fp pool.Fingerprint, private bool) {
+// sayLost says when something will not be collected because too much is kept already.
+func (p *Pool) sayLost() {
+	p.spaces.mu.Lock()
+	lost := p.spaces.lost
+	p.spaces.mu.Unlock()
+	if lost > p.spaces.saidLost {
+		p.spaces.saidLost = lost
+		p.o.Log("", fmt.Sprintf("%d names of spaces are not collected: too many are kept", lost), nil)
+	}
+}
+
+// InUse implements pool.SpaceUse. A private or named space is on disk before the first byte of it is
+// in a tier: so that it is collected, whatever becomes of this process.
+func (p *Pool) InUse(fp pool.Fingerprint, g pool.Generation) {
 	s := &p.spaces
 	if len(p.lanes) == 0 {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e, known := s.kept.spaces[fp]
-	if known || private {
-		e.used, e.private = p.now().Unix(), private
-		p.roomLocked(fp, e.used)
-		s.kept.spaces[fp] = e
+	e, known := s.kept.Spaces[fp]
+	collected := g == pool.PrivateGeneration || g == pool.NamedGeneration && p.o.CollectUnused > 0
+	if known || collected {
+		e.Used, e.Private, e.Named = p.now().Unix(), g == pool.PrivateGeneration, g == pool.NamedGeneration
+		p.roomLocked(fp, e.Used)
+		s.kept.Spaces[fp] = e
 		s.dirty = true
 	}
 	delete(s.idle, fp)
-	if !private {
-		return
+	if g == pool.NamedGeneration {
+		p.inUseLocked(fp)
 	}
-	if !known && s.path != "" {
+	if collected && !known && s.path != "" {
 		s.unkept[fp] = true
 		s.changedNow()
 	}
@@ -274,11 +298,19 @@ func (p *Pool) InUse(fp pool.Fingerprint, private bool) {
 
 // NotInUse implements pool.SpaceUse.
 func (p *Pool) NotInUse(fp pool.Fingerprint) {
-	p.spaces.mu.Lock()
-	defer p.spaces.mu.Unlock()
-	if p.spaces.kept.spaces[fp].private {
-		p.spaces.idle[fp] = p.now()
+	s := &p.spaces
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.kept.Spaces[fp]
+	switch {
+	case e.Private:
+		s.idle[fp] = p.now()
+	case e.Named && s.active[fp]:
+		e.Used = p.now().Unix()
+		s.kept.Spaces[fp] = e
+		s.dirty = true
 	}
+	delete(s.active, fp)
 }
 
 // OnAdopted implements pool.SpaceUse.
@@ -306,8 +338,8 @@ func (p *Pool) retire() {
 				sp.now.Store(&life{off: true}) // what memory still has of it is written nowhere
 			}
 		}
-		e := s.kept.spaces[fp]
-		s.leftLocked(storedName(fp, e.epoch), leftover{space: fp, epoch: e.epoch, private: true, due: now.UnixMilli()})
+		e := s.kept.Spaces[fp]
+		s.leftLocked(catalog.StoredName(fp, e.Epoch), catalog.Leftover{Space: fp, Epoch: e.Epoch, Private: true, Due: now.UnixMilli()})
 		s.changedNow()
 	}
 }

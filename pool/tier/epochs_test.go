@@ -14,13 +14,14 @@ import (
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/mem"
 	"github.com/kvagent/kvagent/pool/pooltest"
+	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
 
 // epoch is the tier epoch of a node's space.
 func (n *node) epoch() uint64 {
 	n.spaces.mu.Lock()
 	defer n.spaces.mu.Unlock()
-	return n.spaces.kept.spaces[n.spec.Fingerprint].epoch
+	return n.spaces.kept.Spaces[n.spec.Fingerprint].Epoch
 }
 
 // marked says whether a store has the marker of the node's epoch; in epoch 0 there is none.
@@ -35,7 +36,7 @@ func (n *node) markers(store pool.Store, epochs ...uint64) (there []uint64) {
 	n.t.Helper()
 	keys := make([]pool.Key, len(epochs))
 	for i, e := range epochs {
-		keys[i] = markerKey(n.spec.Fingerprint, e)
+		keys[i] = catalog.MarkerKey(n.spec.Fingerprint, e)
 	}
 	status := make([]pool.Status, len(keys))
 	check(n.t, store.Exists(n.t.Context(), keys, status))
@@ -56,25 +57,6 @@ func (n *node) reset() {
 
 // sharing is a tier that tests of resets have in common.
 func sharing(store pool.Store) Tier { return Tier{Name: "shared", Store: store, Write: OnSave} }
-
-// Whatever a node that asks has missed, it hears of some later epoch from any node that knows one:
-// the markers that the one asks for and the other keeps have exactly one in common.
-func TestOneMarkerIsAlwaysHeardOf(t *testing.T) {
-	for m := uint64(1); m < 300; m++ {
-		kept := below(m)
-		for n := range m {
-			both := slices.DeleteFunc(above(n), func(e uint64) bool { return !slices.Contains(kept, e) })
-			if len(both) != 1 || both[0] <= n || both[0] > m {
-				t.Fatalf("a node in epoch %d hears of %v from one in epoch %d, want one beyond %d", n, both, m, n)
-			}
-		}
-	}
-	for _, n := range []uint64{0, 1, maxEpoch / 3, maxEpoch - 1, maxEpoch} {
-		if a, b := len(above(n)), len(below(n)); a > 32 || b > 32 {
-			t.Errorf("epoch %d: %d and %d markers, want 32 at most", n, a, b)
-		}
-	}
-}
 
 // After a reset nothing older is found on its own node at once, and on others after an interval;
 // from then on they share under the new name.
@@ -176,7 +158,7 @@ func TestAfterAWeekAndALossOfMarkers(t *testing.T) {
 		}
 		time.Sleep(7 * 24 * time.Hour)
 		for e := range uint64(12) { // as a server without persistence that is started again, or one that evicts
-			check(t, store.Delete(t.Context(), []pool.Key{markerKey(a.spec.Fingerprint, e)}))
+			check(t, store.Delete(t.Context(), []pool.Key{catalog.MarkerKey(a.spec.Fingerprint, e)}))
 		}
 		time.Sleep(2 * followFull * a.o.EpochEvery)
 		if got := a.markers(store, 8, 9, 10, 11); !slices.Equal(got, []uint64{8, 10, 11}) {
@@ -255,11 +237,11 @@ func TestAdoptionThatIsNotKept(t *testing.T) {
 		b := newNode(t, 200, 2, Options{State: filepath.Join(t.TempDir(), "resets")}, sharing(store))
 		var gone atomic.Bool
 		gone.Store(true)
-		b.spaces.write = func(path string, k *kept) error {
+		b.spaces.write = func(path string, k *catalog.Catalog) error {
 			if gone.Load() {
 				return errors.New("the disk is gone")
 			}
-			return writeKept(path, k)
+			return catalog.Write(path, k)
 		}
 		h := chain("a", 5)
 		a.reset()
@@ -287,7 +269,7 @@ func TestFormerSaltsAreRead(t *testing.T) {
 		fp := specOf("model", 2).Fingerprint
 		salt := [16]byte{7}
 		check(t, os.WriteFile(state, fmt.Appendf(nil, "{\n \"%x\": \"%x\"\n}\n", fp, salt), 0o600))
-		old := hashed(fp, salt[:])
+		old := catalog.Hashed(fp, salt[:])
 		shelf := &listing{Shelf: store}
 		put := []pool.Item{{Key: pool.Key{Space: old, Hash: pool.MakeHash([]byte{1})}, Data: []byte("x")}}
 		check(t, shelf.Put(t.Context(), put))
@@ -301,9 +283,9 @@ func TestFormerSaltsAreRead(t *testing.T) {
 		if got := shelf.count(old); got != 0 {
 			t.Errorf("%d values are left under the former name", got)
 		}
-		again, err := readKept(state)
+		again, err := catalog.Read(state)
 		check(t, err)
-		if again.spaces[fp].epoch != 1 || len(again.leftovers) != 0 {
+		if again.Spaces[fp].Epoch != 1 || len(again.Leftovers) != 0 {
 			t.Errorf("kept: %+v", again)
 		}
 	})
@@ -315,22 +297,22 @@ func TestNoResetIsRefused(t *testing.T) {
 	local := Tier{Name: "disk", Store: pooltest.NewShelf(), Local: true, Write: OnSave}
 	n := newNode(t, 64, 1, Options{}, local, sharing(pooltest.NewShelf()))
 	n.spaces.mu.Lock()
-	for i := range maxKept {
+	for i := range catalog.MaxSpaces {
 		fp := pool.Fingerprint{1, byte(i), byte(i >> 8), byte(i >> 16)}
-		n.spaces.kept.spaces[fp] = epochOf{epoch: 3, used: int64(i + 1)}
+		n.spaces.kept.Spaces[fp] = catalog.Space{Epoch: 3, Used: int64(i + 1)}
 	}
 	n.spaces.mu.Unlock()
 	n.reset()
 	n.spaces.mu.Lock()
 	defer n.spaces.mu.Unlock()
-	if got := len(n.spaces.kept.spaces); got != maxKept || n.spaces.kept.spaces[n.spec.Fingerprint].epoch != 1 {
-		t.Errorf("%d spaces are kept, and the one that was reset is %+v", got, n.spaces.kept.spaces[n.spec.Fingerprint])
+	if got := len(n.spaces.kept.Spaces); got != catalog.MaxSpaces || n.spaces.kept.Spaces[n.spec.Fingerprint].Epoch != 1 {
+		t.Errorf("%d spaces are kept, and the one that was reset is %+v", got, n.spaces.kept.Spaces[n.spec.Fingerprint])
 	}
 	gone := pool.Fingerprint{1}
-	if _, there := n.spaces.kept.spaces[gone]; there {
+	if _, there := n.spaces.kept.Spaces[gone]; there {
 		t.Error("the space that was used least recently is still there")
 	}
-	if left := n.spaces.kept.leftovers[storedName(gone, 3)]; left.space != gone || !left.local {
+	if left := n.spaces.kept.Leftovers[catalog.StoredName(gone, 3)]; left.Space != gone || !left.Local {
 		t.Errorf("what it stored last is not to be collected from local tiers alone: %+v", left)
 	}
 }
@@ -343,14 +325,14 @@ func TestLeftoversAreBounded(t *testing.T) {
 	n := openNode(t, m, m, 1, Options{}, []Tier{sharing(pooltest.NewShelf())})
 	n.spaces.mu.Lock()
 	defer n.spaces.mu.Unlock()
-	for i := range maxLeftovers + 5 {
-		n.spaces.leftLocked(pool.Fingerprint{2, byte(i), byte(i >> 8)}, leftover{due: int64(i + 1)})
+	for i := range catalog.MaxLeftovers + 5 {
+		n.spaces.leftLocked(pool.Fingerprint{2, byte(i), byte(i >> 8)}, catalog.Leftover{Due: int64(i + 1)})
 	}
-	if got := len(n.spaces.kept.leftovers); got != maxLeftovers || n.spaces.lost != 5 {
-		t.Errorf("%d names, %d lost, want %d and 5", got, n.spaces.lost, maxLeftovers)
+	if got := len(n.spaces.kept.Leftovers); got != catalog.MaxLeftovers || n.spaces.lost != 5 {
+		t.Errorf("%d names, %d lost, want %d and 5", got, n.spaces.lost, catalog.MaxLeftovers)
 	}
-	if _, there := n.spaces.kept.leftovers[pool.Fingerprint{2}]; there {
+	if _, there := n.spaces.kept.Leftovers[pool.Fingerprint{2}]; there {
 		t.Error("the name that was due first is still there")
 	}
-	n.spaces.kept.leftovers = map[pool.Fingerprint]leftover{}
+	n.spaces.kept.Leftovers = map[pool.Fingerprint]catalog.Leftover{}
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
 // takeFetchesLocked takes a batch of promises that are still wanted, held ones first.
@@ -31,7 +32,7 @@ func (p *Pool) takeFetchesLocked(l *lane) (batch []*promise) {
 // fetched is one entry of a batch on its way.
 type fetched struct {
 	*promise
-	loan  loan
+	loan  transit.Loan
 	items []pool.Item // by shard
 }
 
@@ -48,13 +49,13 @@ func (l *lane) fetch(ctx context.Context, batch []*promise) {
 		}
 		f := fetched{promise: pr}
 		if len(on) == 0 {
-			f.loan = l.p.o.Staging.wait(pr.group.staged)
-		} else if f.loan = l.p.o.Staging.take(pr.group.staged, false); f.loan.size == 0 {
+			f.loan = l.p.o.Staging.Wait(pr.group.staged)
+		} else if f.loan = l.p.o.Staging.Take(pr.group.staged, false); f.loan.Size == 0 {
 			l.p.step()
 			l.p.later(l, batch[i:])
 			break
 		}
-		if f.loan.size == 0 {
+		if f.loan.Size == 0 {
 			l.p.end(pr, l)
 			continue
 		}
@@ -85,10 +86,10 @@ func (l *lane) fetch(ctx context.Context, batch []*promise) {
 // ask is the items of an entry: a value for each shard, header in front.
 func (f *fetched) ask() []pool.Item {
 	for shard, at := range f.group.at {
-		n := int64(f.sp.spec.Groups[f.key.group].ShardBytes[shard]) + headerBytes
-		clear(f.loan.bytes[at : at+headerBytes]) // so that what is there in the end is of this fetch
+		n := int64(f.sp.spec.Groups[f.key.group].ShardBytes[shard]) + transit.HeaderBytes
+		clear(f.loan.Bytes[at : at+transit.HeaderBytes]) // so that what is there in the end is of this fetch
 		f.items = append(f.items, pool.Item{
-			Key: f.life.key(&f.key, uint8(shard)), Data: f.loan.bytes[at : at+n : at+n], Status: pool.Missing,
+			Key: f.life.key(&f.key, uint8(shard)), Data: f.loan.Bytes[at : at+n : at+n], Status: pool.Missing,
 		})
 	}
 	return f.items
@@ -123,16 +124,16 @@ func (l *lane) arrive(f *fetched) {
 		it := &f.items[i]
 		if it.Status == pool.OK {
 			own := f.sp.ownKey(&f.key, uint8(i))
-			if sums[i], errs[i] = verify(&it.Key, &own, it.Data); errs[i] != nil {
+			if sums[i], errs[i] = transit.Verify(&it.Key, &own, it.Data); errs[i] != nil {
 				it.Status = pool.Corrupt
 			}
 		} else if it.Status == pool.Corrupt {
-			errs[i] = blame(&it.Key, it.Data)
+			errs[i] = transit.Blame(&it.Key, it.Data)
 		}
 		switch it.Status {
 		case pool.OK:
 			ok++
-			l.count.bytesIn.Add(uint64(len(it.Data) - headerBytes))
+			l.count.bytesIn.Add(uint64(len(it.Data) - transit.HeaderBytes))
 		case pool.Corrupt:
 			bad = true
 			l.say("a value is damaged: it is dropped", errs[i])

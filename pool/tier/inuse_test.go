@@ -39,17 +39,17 @@ func TestStillInUse(t *testing.T) {
 		t.Errorf("%d blocks came", got)
 	}
 	n.Unpin(refs)
-	fetched := n.o.Staging.out()
+	fetched := n.o.Staging.Lent()
 	if want := 10 * n.spaces.get(n.space).groups[0].staged; fetched != want {
 		t.Errorf("%d bytes of staging are lent, want the %d that are in use", fetched, want)
 	}
 	n.save(chain("b", 5))
 	n.waitFor("writes are late", func(r *pool.TierReport) bool { return r.Tiers[0].Lost == 5 })
-	if got := n.o.Staging.out(); got <= fetched {
+	if got := n.o.Staging.Lent(); got <= fetched {
 		t.Errorf("%d bytes of staging are lent, with those of writes", got)
 	}
 	close(slow.letGo)
-	n.waitFor("it has let go", func(*pool.TierReport) bool { return n.o.Staging.out() == 0 })
+	n.waitFor("it has let go", func(*pool.TierReport) bool { return n.o.Staging.Lent() == 0 })
 
 	closing := newNode(t, 200, 2, Options{}, Tier{Name: "shared", Store: lingering{store, make(chan struct{})}, FetchWithin: 10 * time.Millisecond})
 	closing.know(h)

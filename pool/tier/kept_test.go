@@ -12,15 +12,16 @@ import (
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/mem"
 	"github.com/kvagent/kvagent/pool/pooltest"
+	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
 
 // stuck is a disk that answers when it is told to, with an error or without.
 type stuck struct {
-	asked  chan *kept
+	asked  chan *catalog.Catalog
 	answer chan error
 }
 
-func (s *stuck) write(_ string, k *kept) error {
+func (s *stuck) write(_ string, k *catalog.Catalog) error {
 	s.asked <- k
 	return <-s.answer
 }
@@ -28,7 +29,7 @@ func (s *stuck) write(_ string, k *kept) error {
 // stuckNode is a stack whose resets are kept on a disk that is stuck.
 func stuckNode(t *testing.T, store pool.Store) (*node, *stuck) {
 	t.Helper()
-	disk := &stuck{asked: make(chan *kept, 1), answer: make(chan error, 1)}
+	disk := &stuck{asked: make(chan *catalog.Catalog, 1), answer: make(chan error, 1)}
 	n := newNode(t, 200, 1, Options{State: filepath.Join(t.TempDir(), "resets")}, Tier{Name: "shared", Store: store, Write: OnSave})
 	n.spaces.write = disk.write
 	return n, disk
@@ -115,7 +116,7 @@ func TestOpenSpaceWhoseResetIsNotKept(t *testing.T) {
 		n.save(h)
 		n.stored(0, 10)
 		n.spaces.turning.Lock()
-		n.spaces.write = func(string, *kept) error { return errMoody }
+		n.spaces.write = func(string, *catalog.Catalog) error { return errMoody }
 		n.spaces.turning.Unlock()
 		epoch, err := n.ResetSpace(n.space)
 		if !errors.Is(err, errMoody) {
@@ -157,14 +158,19 @@ func TestDamagedResets(t *testing.T) {
 	m, err := mem.Open(mem.Options{Bytes: 200 << 10})
 	check(t, err)
 	defer m.Close()
-	whole := newKept()
-	whole.spaces[pool.Fingerprint{1}] = epochOf{epoch: 7, claim: nonce{2}, told: []string{"a"}, used: 5}
-	whole.leftovers[pool.Fingerprint{3}] = leftover{
-		space: pool.Fingerprint{1}, epoch: 6, due: 9, tiers: map[string]looksDone{"a": {1, 4}},
+	whole := catalog.New()
+	whole.Spaces[pool.Fingerprint{1}] = catalog.Space{Epoch: 7, Claim: catalog.Nonce{2}, Told: []string{"a"}, Used: 5}
+	whole.Leftovers[pool.Fingerprint{3}] = catalog.Leftover{
+		Space: pool.Fingerprint{1}, Epoch: 6, Due: 9, Tiers: map[string]catalog.Looks{"a": {N: 1, Next: 4}},
 	}
-	good, err := whole.encode()
+	whole.Spaces[pool.Fingerprint{4}] = catalog.Space{Named: true, Used: 5, Seen: 6}
+	whole.Leftovers[pool.Fingerprint{5}] = catalog.Leftover{
+		Space: pool.Fingerprint{4}, Unused: true, Due: 9, Tiers: map[string]catalog.Looks{"a": {N: 1, Next: 4, Clear: 3}},
+	}
+	whole.Swept["a"] = 8
+	good, err := whole.Encode()
 	check(t, err)
-	if again, err := parseKept(good); err != nil || !reflect.DeepEqual(again, whole) {
+	if again, err := catalog.Parse(good); err != nil || !reflect.DeepEqual(again, whole) {
 		t.Fatalf("%s is read as %+v, %v", good, again, err)
 	}
 	damaged := []string{"{", `{"00": "11"}`, `{"` + string(make([]byte, 32)) + `": ""}`, `{"format": 3, "state": {}}`}

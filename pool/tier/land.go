@@ -1,6 +1,9 @@
 package tier
 
-import "github.com/kvagent/kvagent/pool"
+import (
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/tier/transit"
+)
 
 // land copies verified shards into memory and pins the entry there. Nil: it is not wanted any more, there is no room, its epoch is over, or somebody else writes it.
 func (p *Pool) land(f *fetched, sums []uint32) (held []pool.Slot) {
@@ -41,7 +44,7 @@ func (p *Pool) fill(f *fetched, sums []uint32, b *pool.Batch) bool {
 			break
 		}
 		s := b.Slots[0]
-		whole = p.reach(s, func(b []byte) { copy(b, f.items[shard].Data[headerBytes:]) })
+		whole = p.reach(s, func(b []byte) { copy(b, f.items[shard].Data[transit.HeaderBytes:]) })
 		s.Sum = sums[shard]
 		slots, status = append(slots, s), append(status, pool.OK)
 		if !whole {

@@ -2,11 +2,13 @@ package tier
 
 import (
 	"context"
-	"encoding/binary"
+	"errors"
 	"slices"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/tier/catalog"
+	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
 // How nodes hear of resets. A reset puts a marker into each shared store, under a key that is made
@@ -34,6 +36,8 @@ type following struct {
 	kick  chan struct{} // cap 1
 	heard map[pool.Fingerprint]heard
 	turn  int // where the next round begins
+
+	marked map[pool.Key]time.Time // use marks that are there: until when that is believed
 }
 
 // heard is what is known of a space's markers in one store.
@@ -48,32 +52,13 @@ const (
 	followFull   = 12  // rounds in one of which all of above and below is asked for; in the others the next epoch alone
 )
 
-func above(n uint64) (all []uint64) {
-	for n++; n <= maxEpoch; n += n & -n {
-		all = append(all, n)
-	}
-	return all
-}
-
-func below(n uint64) (all []uint64) {
-	for ; n > 0; n -= n & -n {
-		all = append(all, n)
-	}
-	return all
-}
-
-// markerKey is where the marker of an epoch lies.
-func markerKey(fp pool.Fingerprint, epoch uint64) pool.Key {
-	return pool.Key{Space: pool.EpochMarkers, Hash: pool.MakeHash(binary.BigEndian.AppendUint64(fp[:], epoch))}
-}
-
 // markerValue is a value as every other: its header, and the nonce of the reset that made the
 // epoch; zero if it was put back by a node that heard of it.
-func (p *Pool) markerValue(key *pool.Key, claim nonce) []byte {
-	value := append(make([]byte, headerBytes), claim[:]...)
+func (p *Pool) markerValue(key *pool.Key, claim catalog.Nonce) []byte {
+	value := append(make([]byte, transit.HeaderBytes), claim[:]...)
 	n := uint32(len(claim))
-	hd := header{length: n, sum: pool.Sum(key.Seed(n), claim[:]), node: p.o.Node, when: uint64(p.now().Unix())}
-	hd.seal(key, value)
+	hd := transit.Header{Length: n, Sum: pool.Sum(key.Seed(n), claim[:]), Node: p.o.Node, When: uint64(p.now().Unix())}
+	hd.Seal(key, value)
 	return value
 }
 
@@ -108,9 +93,9 @@ func (l *lane) followAlways(ctx context.Context) {
 		if !l.up() {
 			continue
 		}
-		if err := l.followRound(ctx); err != nil && ctx.Err() == nil {
+		if err := errors.Join(l.followRound(ctx), l.markRound(ctx)); err != nil && ctx.Err() == nil {
 			l.count.markFails.Add(1)
-			l.say("the markers of resets are not read or not written: tried again", err)
+			l.say("the markers of resets or of use are not read or not written: tried again", err)
 		}
 	}
 }
@@ -118,7 +103,7 @@ func (l *lane) followAlways(ctx context.Context) {
 // followed is a space as a round finds it.
 type followed struct {
 	fp pool.Fingerprint
-	epochOf
+	catalog.Space
 	claims bool // its reset is not known to have won in this store
 	full   bool
 }
@@ -131,12 +116,12 @@ func (l *lane) followed() (round []followed) {
 	f := &l.following
 	now := l.p.now()
 	var all []followed
-	add := func(fp pool.Fingerprint, e epochOf, always bool) {
+	add := func(fp pool.Fingerprint, e catalog.Space, always bool) {
 		h, known := f.heard[fp]
-		one := followed{fp: fp, epochOf: e, claims: e.claim != (nonce{}) && !slices.Contains(e.told, l.Name)}
-		told := known && h.epoch == e.epoch && !one.claims
+		one := followed{fp: fp, Space: e, claims: e.Claim != (catalog.Nonce{}) && !slices.Contains(e.Told, l.Name)}
+		told := known && h.epoch == e.Epoch && !one.claims
 		one.full = !told || !now.Before(h.full)
-		if always || e.epoch > 0 && !told {
+		if always || e.Epoch > 0 && !told {
 			all = append(all, one)
 		}
 	}
@@ -146,21 +131,21 @@ func (l *lane) followed() (round []followed) {
 		if sp != nil && !open[sp.spec.Fingerprint] {
 			open[sp.spec.Fingerprint] = true
 			if !s.retired[sp.spec.Fingerprint] { // its markers are collected: they must not be put back
-				add(sp.spec.Fingerprint, s.kept.spaces[sp.spec.Fingerprint], true)
+				add(sp.spec.Fingerprint, s.kept.Spaces[sp.spec.Fingerprint], true)
 			}
 		}
 	}
 	left := make(map[pool.Fingerprint]bool)
-	for _, one := range s.kept.leftovers {
-		left[one.space] = true
+	for _, one := range s.kept.Leftovers {
+		left[one.Space] = true
 	}
-	for fp, e := range s.kept.spaces {
+	for fp, e := range s.kept.Spaces {
 		if !open[fp] && !s.retired[fp] {
 			add(fp, e, left[fp])
 		}
 	}
 	for fp := range f.heard {
-		if _, kept := s.kept.spaces[fp]; !kept && !open[fp] {
+		if _, kept := s.kept.Spaces[fp]; !kept && !open[fp] {
 			delete(f.heard, fp)
 		}
 	}
@@ -184,7 +169,7 @@ func (l *lane) followRound(ctx context.Context) error {
 			}
 			continue
 		}
-		near, keys = append(near, f), append(keys, markerKey(f.fp, f.epoch+1))
+		near, keys = append(near, f), append(keys, catalog.MarkerKey(f.fp, f.Epoch+1))
 	}
 	status, err := l.askMarkers(ctx, keys)
 	for i := range status {
@@ -219,10 +204,10 @@ func (l *lane) askMarkers(ctx context.Context, keys []pool.Key) ([]pool.Status, 
 // followSpace looks at all markers of a space that count: it goes to a later epoch that is there,
 // or sees to it that the store says its own.
 func (l *lane) followSpace(ctx context.Context, f *followed) error {
-	numbers := append(above(f.epoch), below(f.epoch)...)
+	numbers := append(catalog.Above(f.Epoch), catalog.Below(f.Epoch)...)
 	keys := make([]pool.Key, len(numbers))
 	for i, n := range numbers {
-		keys[i] = markerKey(f.fp, n)
+		keys[i] = catalog.MarkerKey(f.fp, n)
 	}
 	status, err := l.askMarkers(ctx, keys)
 	if err != nil {
@@ -232,9 +217,9 @@ func (l *lane) followSpace(ctx context.Context, f *followed) error {
 	var missing []uint64
 	for i, n := range numbers {
 		switch {
-		case n > f.epoch && status[i] == pool.OK:
+		case n > f.Epoch && status[i] == pool.OK:
 			last = max(last, n)
-		case n <= f.epoch && status[i] != pool.OK && !(f.claims && n == f.epoch):
+		case n <= f.Epoch && status[i] != pool.OK && !(f.claims && n == f.Epoch):
 			missing = append(missing, n)
 		}
 	}
@@ -248,7 +233,7 @@ func (l *lane) followSpace(ctx context.Context, f *followed) error {
 		case err != nil:
 			return err
 		case !won:
-			l.p.goBeyond(f, f.epoch)
+			l.p.goBeyond(f, f.Epoch)
 			l.followNow()
 			return nil
 		}
@@ -258,18 +243,18 @@ func (l *lane) followSpace(ctx context.Context, f *followed) error {
 	if err := l.putMarkers(ctx, f.fp, missing); err != nil {
 		return err
 	}
-	l.following.heard[f.fp] = heard{epoch: f.epoch, full: l.p.now().Add(followFull * l.p.o.EpochEvery)}
+	l.following.heard[f.fp] = heard{epoch: f.Epoch, full: l.p.now().Add(followFull * l.p.o.EpochEvery)}
 	return nil
 }
 
 // passed is the epochs between the last that this store has heard of and a reset's, the latest of
 // them: nodes that ask for the next one alone hear of it in their next round.
 func (l *lane) passed(f *followed) (all []uint64) {
-	from := f.epoch - min(f.epoch, leftNames)
+	from := f.Epoch - min(f.Epoch, leftNames)
 	if h, known := l.following.heard[f.fp]; known {
 		from = max(from, h.epoch)
 	}
-	for n := from + 1; n < f.epoch; n++ {
+	for n := from + 1; n < f.Epoch; n++ {
 		all = append(all, n)
 	}
 	return all
@@ -286,12 +271,12 @@ func (p *Pool) goBeyond(f *followed, marker uint64) {
 	}
 	then := p.spaces.onAdopted
 	p.spaces.mu.Unlock()
-	err := p.rename(f.fp, func(e *epochOf) error {
+	err := p.rename(f.fp, func(e *catalog.Space) error {
 		switch {
 		case f.claims:
-			return p.claimEpoch(e, max(e.epoch, marker)+1)
-		case marker > e.epoch:
-			e.epoch, e.claim, e.told = marker, nonce{}, nil
+			return p.claimEpoch(e, max(e.Epoch, marker)+1)
+		case marker > e.Epoch:
+			e.Epoch, e.Claim, e.Told = marker, catalog.Nonce{}, nil
 		}
 		return nil
 	})
@@ -306,11 +291,13 @@ func (p *Pool) goBeyond(f *followed, marker uint64) {
 	}
 }
 
+var errNoMarker = errors.New("the store took no marker of a reset, or gave none back")
+
 // claim puts the marker of this node's reset. Of several that made one epoch the first wins. An
 // error: it is not known yet.
 func (l *lane) claim(ctx context.Context, f *followed) (won bool, err error) {
-	key := markerKey(f.fp, f.epoch)
-	value := l.p.markerValue(&key, f.epochOf.claim)
+	key := catalog.MarkerKey(f.fp, f.Epoch)
+	value := l.p.markerValue(&key, f.Claim)
 	items := []pool.Item{{Key: key, Data: value, Status: pool.Busy}}
 	within, stop := context.WithTimeout(ctx, l.PutWithin)
 	defer stop()
@@ -326,8 +313,8 @@ func (l *lane) claim(ctx context.Context, f *followed) (won bool, err error) {
 	}
 	switch there[0].Status {
 	case pool.OK:
-		_, bad := verify(&key, &key, there[0].Data)
-		return bad == nil && nonce(there[0].Data[headerBytes:]) == f.epochOf.claim, nil
+		_, bad := transit.Verify(&key, &key, there[0].Data)
+		return bad == nil && catalog.Nonce(there[0].Data[transit.HeaderBytes:]) == f.Claim, nil
 	case pool.Corrupt, pool.Invalid:
 		return false, nil // whoever wrote it
 	}
@@ -339,10 +326,17 @@ func (l *lane) putMarkers(ctx context.Context, fp pool.Fingerprint, epochs []uin
 	if len(epochs) == 0 {
 		return nil
 	}
-	items := make([]pool.Item, len(epochs))
+	keys := make([]pool.Key, len(epochs))
 	for i, n := range epochs {
-		key := markerKey(fp, n)
-		items[i] = pool.Item{Key: key, Data: l.p.markerValue(&key, nonce{}), Status: pool.Busy}
+		keys[i] = catalog.MarkerKey(fp, n)
+	}
+	return l.putMarkerKeys(ctx, keys)
+}
+
+func (l *lane) putMarkerKeys(ctx context.Context, keys []pool.Key) error {
+	items := make([]pool.Item, len(keys))
+	for i, key := range keys {
+		items[i] = pool.Item{Key: key, Data: l.p.markerValue(&key, catalog.Nonce{}), Status: pool.Busy}
 	}
 	within, stop := context.WithTimeout(ctx, l.PutWithin)
 	defer stop()
@@ -361,15 +355,15 @@ func (l *lane) putMarkers(ctx context.Context, fp pool.Fingerprint, epochs []uin
 func (s *spaces) tell(f *followed, l *lane) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.kept.spaces[f.fp]
-	if e.epoch != f.epoch || e.claim != f.epochOf.claim {
+	e := s.kept.Spaces[f.fp]
+	if e.Epoch != f.Epoch || e.Claim != f.Claim {
 		return // it was reset again
 	}
-	e.told = append(slices.Clone(e.told), l.Name)
-	open := func(other *lane) bool { return !other.Local && !slices.Contains(e.told, other.Name) }
+	e.Told = append(slices.Clone(e.Told), l.Name)
+	open := func(other *lane) bool { return !other.Local && !slices.Contains(e.Told, other.Name) }
 	if !slices.ContainsFunc(l.p.lanes, open) {
-		e.claim, e.told = nonce{}, nil
+		e.Claim, e.Told = catalog.Nonce{}, nil
 	}
-	s.kept.spaces[f.fp] = e
+	s.kept.Spaces[f.fp] = e
 	s.dirty = true
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
 // Limits that are no options.
@@ -93,7 +94,7 @@ type Options struct {
 	// LearnPrefill takes what Computed tells of each space instead of PrefillTokens, which must be 0.
 	LearnPrefill bool
 	// Staging is where values lie on their way. Nil: the stack makes its own, of the default size.
-	Staging *Staging
+	Staging *transit.Staging
 	// State is the file that keeps which spaces were reset, and what is still to be collected, see
 	// spaces.go. Empty: they are forgotten with the process, which is right only if no tier
 	// outlives it.
@@ -105,6 +106,9 @@ type Options struct {
 	// gone, or since the start of this process. As long after that a second look takes what others
 	// wrote late.
 	CollectAfter time.Duration
+	// CollectUnused is how long no node may have used a named generation before what it has in the
+	// tiers is collected, 10 min and 100 EpochEvery to 90 days. 0: it is not, by this node.
+	CollectUnused time.Duration
 	// CollectRate is how many keys a second a collection looks at or deletes, 1 to 1,000,000,
 	// 5,000.
 	CollectRate int
@@ -142,9 +146,9 @@ func (o *Options) complete(m Memory) error {
 	if o.Log == nil {
 		o.Log = func(string, string, error) {}
 	}
-	o.Node = o.Node[:min(len(o.Node), maxNode)]
+	o.Node = o.Node[:min(len(o.Node), transit.MaxNode)]
 	if o.Staging == nil {
-		s, err := OpenStaging(DefaultStaging)
+		s, err := transit.OpenStaging(DefaultStaging)
 		if err != nil {
 			return err
 		}
@@ -241,14 +245,23 @@ func (p *Pool) completePromises() error {
 	return nil
 }
 
-// The ranges of EpochEvery, CollectAfter and CollectRate.
+// The ranges of EpochEvery, CollectAfter, CollectUnused and CollectRate.
 const (
 	MinEpochEvery   = 10 * time.Millisecond
 	MaxEpochEvery   = time.Hour
 	MinCollectAfter = 100 * time.Millisecond
 	MaxCollectAfter = 30 * 24 * time.Hour
 	MaxCollectRate  = 1_000_000
+
+	MaxCollectUnused = 90 * 24 * time.Hour
+	collectRounds    = 100
 )
+
+// LeastCollectUnused is the least CollectUnused for an EpochEvery: so that a use mark is put long
+// before it is missed.
+func LeastCollectUnused(epochEvery time.Duration) time.Duration {
+	return max(10*time.Minute, collectRounds*epochEvery)
+}
 
 func (o *Options) completeEpochs() error {
 	if o.EpochEvery == 0 {
@@ -260,7 +273,11 @@ func (o *Options) completeEpochs() error {
 	if o.CollectRate == 0 {
 		o.CollectRate = 5000
 	}
+	least := LeastCollectUnused(o.EpochEvery)
 	switch {
+	case o.CollectUnused != 0 && (o.CollectUnused < least || o.CollectUnused > MaxCollectUnused):
+		return fmt.Errorf("tier: CollectUnused is %v, allowed: 0, or %v to %v (%d times EpochEvery at least)",
+			o.CollectUnused, least, MaxCollectUnused, collectRounds)
 	case o.EpochEvery < MinEpochEvery || o.EpochEvery > MaxEpochEvery:
 		return fmt.Errorf("tier: EpochEvery is %v, allowed: %v to %v", o.EpochEvery, MinEpochEvery, MaxEpochEvery)
 	case o.CollectAfter < MinCollectAfter || o.CollectAfter > MaxCollectAfter:

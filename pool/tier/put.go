@@ -2,9 +2,11 @@ package tier
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
 func (o *origin) print() uint64 {
@@ -17,7 +19,7 @@ const writtenFor = 10 * time.Minute
 // write stores a batch of entries: those the store has are left out, the others are copied out of memory, if they were not before, each pinned no longer than that takes.
 func (l *lane) write(ctx context.Context, batch []putItem) {
 	var on []leaving
-	var taken []loan
+	var taken []transit.Loan
 	var using <-chan struct{}
 	for _, it := range l.lacking(ctx, batch) {
 		if it.copied != nil && it.sp.now.Load() == it.life { // not of before a reset
@@ -85,7 +87,7 @@ func has(status []pool.Status) bool {
 // leaving is an entry on its way to a store.
 type leaving struct {
 	origin
-	loan  loan
+	loan  transit.Loan
 	items []pool.Item // the last shard first
 }
 
@@ -95,19 +97,19 @@ func (p *Pool) copyOut(o *origin) (e leaving, ok bool) {
 	if o.sp.now.Load() != o.life || o.life.epoch == 0 || o.life.off {
 		return e, false
 	}
-	e = leaving{origin: *o, loan: p.o.Staging.take(g.staged, true)}
-	if e.loan.size == 0 {
+	e = leaving{origin: *o, loan: p.o.Staging.Take(g.staged, true)}
+	if e.loan.Size == 0 {
 		return e, false
 	}
 	for shard := o.sp.spec.Shards - 1; shard >= 0; shard-- {
 		if !p.copyShard(&e, g, uint8(shard)) {
-			p.o.Staging.give(e.loan)
+			p.o.Staging.Give(e.loan)
 			return e, false
 		}
 	}
 	// What was pinned after a reset has begun may be of the new epoch, and must not go under the name of the old one.
 	if o.sp.now.Load() != o.life {
-		p.o.Staging.give(e.loan)
+		p.o.Staging.Give(e.loan)
 		return e, false
 	}
 	return e, true
@@ -121,17 +123,17 @@ func (p *Pool) copyShard(e *leaving, g *group, shard uint8) bool {
 		Status: make([]pool.Status, 1), Slots: make([]pool.Slot, 1),
 	}
 	stored := e.life.key(&e.key, shard)
-	var hd header
+	var hd transit.Header
 	var value []byte
 	p.glance(&b, func(s pool.Slot) pool.Status {
 		at := g.at[shard]
-		value = e.loan.bytes[at : at+headerBytes+int64(s.Len)]
-		if !p.reach(s, func(b []byte) { copy(value[headerBytes:], b) }) {
+		value = e.loan.Bytes[at : at+transit.HeaderBytes+int64(s.Len)]
+		if !p.reach(s, func(b []byte) { copy(value[transit.HeaderBytes:], b) }) {
 			return pool.Corrupt
 		}
 		own := e.sp.ownKey(&e.key, shard)
-		hd = header{length: s.Len, sum: pool.Sum(own.Seed(s.Len), value[headerBytes:]), node: p.o.Node, when: uint64(p.now().Unix())}
-		if hd.sum != s.Sum && !p.o.NoSums {
+		hd = transit.Header{Length: s.Len, Sum: pool.Sum(own.Seed(s.Len), value[transit.HeaderBytes:]), Node: p.o.Node, When: uint64(p.now().Unix())}
+		if hd.Sum != s.Sum && !p.o.NoSums {
 			p.o.Log("", "a block in memory is damaged: it is dropped", nil)
 			return pool.Corrupt
 		}
@@ -140,7 +142,7 @@ func (p *Pool) copyShard(e *leaving, g *group, shard uint8) bool {
 	if b.Status[0] != pool.OK {
 		return false
 	}
-	hd.seal(&stored, value)
+	hd.Seal(&stored, value)
 	e.items = append(e.items, pool.Item{Key: stored, Parent: e.parent, Data: value})
 	return true
 }
@@ -218,7 +220,7 @@ func (l *lane) putAll(ctx, within context.Context, items []pool.Item) error {
 func (l *lane) wrote1(it *pool.Item) {
 	switch it.Status {
 	case pool.OK:
-		l.count.bytesOut.Add(uint64(len(it.Data) - headerBytes))
+		l.count.bytesOut.Add(uint64(len(it.Data) - transit.HeaderBytes))
 	case pool.Busy:
 		if !l.Local { // one of this node says so of single blocks too, and at no cost
 			l.full()
@@ -253,5 +255,34 @@ func (l *lane) tally(on []leaving, last []pool.Item, whole []bool) {
 		if !l.Local {
 			l.known.forget(print) // it may be known to be absent
 		}
+	}
+}
+
+// stillUsing is what an error of a store says of the data that it was given: closed when that is not used any more. Nil: it is not.
+func stillUsing(err error) <-chan struct{} {
+	if late := (*pool.InUse)(nil); errors.As(err, &late) {
+		return late.Done
+	}
+	return nil
+}
+
+// giveAfter gives loans back once nobody uses them. A stack that closes does not wait: its staging is lent to nobody any more, and another process has its own mapping.
+func (p *Pool) giveAfter(ctx context.Context, using <-chan struct{}, loans ...transit.Loan) {
+	if using == nil {
+		p.giveNow(loans...)
+		return
+	}
+	p.workers.Go(func() {
+		select {
+		case <-using:
+		case <-ctx.Done():
+		}
+		p.giveNow(loans...)
+	})
+}
+
+func (p *Pool) giveNow(loans ...transit.Loan) {
+	for _, l := range loans {
+		p.o.Staging.Give(l)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
 // puts is the queue of entries to be written to a tier, oldest first, each once.
@@ -60,11 +61,11 @@ func (l *lane) queueLocked(it putItem) bool {
 }
 
 // copies are the loans of what was copied of entries, which count as copies of what is about to go no more.
-func (l *lane) copies(batch []putItem) (loans []loan) {
+func (l *lane) copies(batch []putItem) (loans []transit.Loan) {
 	for i := range batch {
 		if e := batch[i].copied; e != nil {
 			loans = append(loans, e.loan)
-			l.copied.Add(-e.loan.size)
+			l.copied.Add(-e.loan.Size)
 		}
 	}
 	return loans
@@ -106,4 +107,41 @@ func (l *lane) remove(ctx context.Context, keys []pool.Key) {
 		return
 	}
 	l.count.deleted.Add(uint64(len(keys)))
+}
+
+// line is a queue of promises, the oldest first.
+type line struct {
+	lane       *lane
+	head, tail *promise
+	n          int
+}
+
+func (q *line) push(pr *promise) {
+	pr.line, pr.prev, pr.next = q, q.tail, nil
+	if q.tail == nil {
+		q.head = pr
+	} else {
+		q.tail.next = pr
+	}
+	q.tail = pr
+	q.n++
+}
+
+func (pr *promise) leave() {
+	q := pr.line
+	if q == nil {
+		return
+	}
+	if pr.prev == nil {
+		q.head = pr.next
+	} else {
+		pr.prev.next = pr.next
+	}
+	if pr.next == nil {
+		q.tail = pr.prev
+	} else {
+		pr.next.prev = pr.prev
+	}
+	pr.line, pr.prev, pr.next = nil, nil, nil
+	q.n--
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/kvagent/kvagent/pool/fault"
 	"github.com/kvagent/kvagent/pool/mem"
 	"github.com/kvagent/kvagent/pool/pooltest"
+	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
 
 // plain says whether a store has an entry under the name that other nodes use.
@@ -26,7 +27,7 @@ func (n *node) blocksIn(store *pooltest.Shelf) int {
 	n.waitFor("the marker is put", func(*pool.TierReport) bool { return n.marked(store) })
 	keys := make([]pool.Key, 64)
 	for i := range keys {
-		keys[i] = markerKey(n.spec.Fingerprint, uint64(i+1))
+		keys[i] = catalog.MarkerKey(n.spec.Fingerprint, uint64(i+1))
 	}
 	status := make([]pool.Status, len(keys))
 	check(n.t, store.Exists(n.t.Context(), keys, status))

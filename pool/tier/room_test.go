@@ -8,15 +8,16 @@ import (
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/pooltest"
+	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
 
 // fillKept fills what is kept of spaces with such as were used later than any other.
 func (n *node) fillKept() {
 	n.spaces.mu.Lock()
 	defer n.spaces.mu.Unlock()
-	for i := 0; len(n.spaces.kept.spaces) < maxKept; i++ {
+	for i := 0; len(n.spaces.kept.Spaces) < catalog.MaxSpaces; i++ {
 		fp := pool.Fingerprint{0xee, byte(i), byte(i >> 8), byte(i >> 16)}
-		n.spaces.kept.spaces[fp] = epochOf{used: n.now().Unix() + 1<<20}
+		n.spaces.kept.Spaces[fp] = catalog.Space{Used: n.now().Unix() + 1<<20}
 	}
 }
 
@@ -31,7 +32,7 @@ func TestClosedSpaceIsFollowedUntilItIsCollected(t *testing.T) {
 		time.Sleep(2 * a.o.EpochEvery)
 		synctest.Wait()
 		check(t, a.CloseSpace(a.space))
-		check(t, store.Delete(t.Context(), []pool.Key{markerKey(a.spec.Fingerprint, 1)}))
+		check(t, store.Delete(t.Context(), []pool.Key{catalog.MarkerKey(a.spec.Fingerprint, 1)}))
 		b := newNode(t, 200, 2, Options{Node: "b"}, sharing(store))
 		time.Sleep(2 * followFull * a.o.EpochEvery)
 		synctest.Wait()
@@ -66,13 +67,13 @@ func TestSpaceThatMadeRoomIsUsedByOthers(t *testing.T) {
 		b.stored(0, 10)
 		time.Sleep(4 * a.o.CollectAfter) // until nothing is left over of the reset
 		synctest.Wait()
-		name := storedName(b.spec.Fingerprint, 1)
+		name := catalog.StoredName(b.spec.Fingerprint, 1)
 		before := store.count(name)
 		if before == 0 || local.count(name) == 0 || a.Report().Names != 0 {
 			t.Fatalf("%d and %d values, %+v", before, local.count(name), a.Report())
 		}
 		a.fillKept()
-		a.InUse(pool.Fingerprint{1, 2, 3}, true)
+		a.InUse(pool.Fingerprint{1, 2, 3}, pool.PrivateGeneration)
 		time.Sleep(4 * a.o.CollectAfter)
 		synctest.Wait()
 		if got := store.count(name); got != before || len(b.markers(store, 1)) != 1 {
@@ -91,7 +92,7 @@ func TestPrivateSpaceKeepsItsEpochToTheEnd(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
 		n := newNode(t, 400, 2, Options{}, sharing(store))
 		fp := n.spec.Fingerprint
-		n.InUse(fp, true)
+		n.InUse(fp, pool.PrivateGeneration)
 		n.save(chain("old", 10))
 		n.stored(0, 10)
 		n.NotInUse(fp)
@@ -100,8 +101,8 @@ func TestPrivateSpaceKeepsItsEpochToTheEnd(t *testing.T) {
 		kept := func() (epoch uint64, there bool, names int) {
 			n.spaces.mu.Lock()
 			defer n.spaces.mu.Unlock()
-			e, there := n.spaces.kept.spaces[fp]
-			return e.epoch, there, len(n.spaces.kept.leftovers)
+			e, there := n.spaces.kept.Spaces[fp]
+			return e.Epoch, there, len(n.spaces.kept.Leftovers)
 		}
 		one := false
 		for range 24 {
@@ -128,7 +129,7 @@ func TestRetiredSpacesEndWhenTheyClose(t *testing.T) {
 		n := newNode(t, 200, 2, Options{}, sharing(&listing{Shelf: pooltest.NewShelf()}))
 		for _, name := range []string{"a", "b", "c"} {
 			s := specOf(name, 2)
-			n.InUse(s.Fingerprint, true)
+			n.InUse(s.Fingerprint, pool.PrivateGeneration)
 			id, err := n.OpenSpace(s)
 			check(t, err)
 			n.NotInUse(s.Fingerprint)
@@ -141,7 +142,7 @@ func TestRetiredSpacesEndWhenTheyClose(t *testing.T) {
 		}
 		n.spaces.mu.Lock()
 		defer n.spaces.mu.Unlock()
-		if got := len(n.spaces.retired) + len(n.spaces.idle) + len(n.spaces.kept.spaces); got != 0 {
+		if got := len(n.spaces.retired) + len(n.spaces.idle) + len(n.spaces.kept.Spaces); got != 0 {
 			t.Errorf("%d notes are left of spaces that are collected and closed", got)
 		}
 	})
@@ -159,9 +160,9 @@ func TestResetWithoutAnEpochStaysOff(t *testing.T) {
 		last := func(epoch uint64) {
 			n.spaces.mu.Lock()
 			defer n.spaces.mu.Unlock()
-			n.spaces.kept.spaces[n.spec.Fingerprint] = epochOf{epoch: epoch}
+			n.spaces.kept.Spaces[n.spec.Fingerprint] = catalog.Space{Epoch: epoch}
 		}
-		last(maxEpoch)
+		last(catalog.MaxEpoch)
 		if _, err := n.ResetSpace(n.space); err == nil {
 			t.Error("a reset beyond the last epoch is acknowledged")
 		}
@@ -169,7 +170,7 @@ func TestResetWithoutAnEpochStaysOff(t *testing.T) {
 		if now := n.spaces.get(n.space).now.Load(); !now.off {
 			t.Errorf("the tiers are on again after a reset that had no epoch: %+v", now)
 		}
-		last(maxEpoch - 1)
+		last(catalog.MaxEpoch - 1)
 		n.reset()
 		if now := n.spaces.get(n.space).now.Load(); now.off || len(n.spaces.failed) != 0 {
 			t.Errorf("the tiers are off after a reset that was kept: %+v", now)

@@ -1,6 +1,9 @@
 package tier
 
-import "github.com/kvagent/kvagent/pool"
+import (
+	"github.com/kvagent/kvagent/pagefault"
+	"github.com/kvagent/kvagent/pool"
+)
 
 // reservation names a shard that is being written to memory.
 type reservation struct {
@@ -114,3 +117,21 @@ func (p *Pool) Acquire(b *pool.Batch) { p.memory.Acquire(b) }
 
 // Release implements pool.Slots.
 func (p *Pool) Release(slots []pool.Slot, status []pool.Status) { p.memory.Release(slots, status) }
+
+var _ pool.Prober = (*Pool)(nil)
+
+// Probe implements pool.Prober, as far as memory does.
+func (p *Pool) Probe(s pool.Slot) bool {
+	m, ok := p.memory.(pool.Prober)
+	return !ok || m.Probe(s)
+}
+
+// reach gives use the bytes of a slot that the caller holds. False: a page of them cannot be had;
+// memory has retired it.
+func (p *Pool) reach(s pool.Slot, use func(b []byte)) bool {
+	if pagefault.Guard(p.arena, nil, func() { use(p.arena[s.Off : s.Off+int64(s.Len)]) }) == nil {
+		return true
+	}
+	p.Probe(s)
+	return false
+}

@@ -1,9 +1,6 @@
 package tier
 
 import (
-	"crypto/rand"
-	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -12,37 +9,44 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/tier/catalog"
+	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
 // A space and its name in the tiers.
 //
 // A reset makes everything stored before unfindable. In memory the epoch sees to that. In the tiers
 // it is done by name: a space has a tier epoch, a counter, and its keys in the tiers have the name
-// that storedName makes of it. A reset goes to the next epoch, so nothing written before is found
+// that catalog.StoredName makes of it. A reset goes to the next epoch, so nothing written before is found
 // again, by whatever way it came to the tier and however late; and as all nodes make the same name
 // of the same epoch, they share again as soon as they have heard of it, by markers in the shared
 // tiers (markers.go). The epoch is on disk before the reset is done, and outlives the agent: else
 // its next life would find what was reset. What the old names hold is collected later (collect.go).
 type spaces struct {
 	path  string
-	write func(path string, k *kept) error
+	write func(path string, k *catalog.Catalog) error
 	after time.Duration // CollectAfter
 
 	turning sync.Mutex    // one change of what is kept at a time, which may wait for a disk; taken before mu
 	changed chan struct{} // cap 1: something is to be kept, or there is another leftover
 
 	mu        sync.Mutex // a space opens, closes, or gets another name; nobody waits for a disk with it
-	kept      *kept
+	kept      *catalog.Catalog
 	dirty     bool                           // kept is not what the file says
 	unkept    map[pool.Fingerprint]bool      // private spaces that the file does not name yet: without tiers until then
 	off       map[pool.Fingerprint]bool      // a reset was not kept: without tiers, opened again too
 	failed    map[pool.Fingerprint]bool      // a reset had no new epoch: off until one has
 	idle      map[pool.Fingerprint]time.Time // private spaces without an engine: since when
-	retired   map[pool.Fingerprint]bool      // private spaces that are collected: without tiers until used
-	all       atomic.Pointer[[]*space]       // by SpaceID; nil: not open
+	active    map[pool.Fingerprint]bool      // named spaces with an engine
+	retired   map[pool.Fingerprint]bool      // spaces that are collected: without tiers until used
+	opened    time.Time
+	all       atomic.Pointer[[]*space] // by SpaceID; nil: not open
 	adopted   uint64
 	again     uint64
 	lost      uint64 // leftovers that were not noted
+	unused    uint64 // named spaces that were retired
+	elsewhere uint64 // of those, spaces that another node was seen to use
+	saidLost  uint64 // of keepAlways
 	onAdopted func(pool.Fingerprint)
 }
 
@@ -73,28 +77,37 @@ type life struct {
 
 // open reads what an earlier life kept.
 func (s *spaces) open(o *Options) (err error) {
-	s.path, s.write, s.after, s.kept, s.changed = o.State, writeKept, o.CollectAfter, newKept(), make(chan struct{}, 1)
+	s.path, s.write, s.after, s.kept, s.changed = o.State, catalog.Write, o.CollectAfter, catalog.New(), make(chan struct{}, 1)
 	s.unkept, s.off = map[pool.Fingerprint]bool{}, map[pool.Fingerprint]bool{}
 	s.failed = map[pool.Fingerprint]bool{}
 	s.idle, s.retired = map[pool.Fingerprint]time.Time{}, map[pool.Fingerprint]bool{}
+	s.active, s.opened = map[pool.Fingerprint]bool{}, o.Clock()
 	s.all.Store(&[]*space{})
 	if s.path == "" {
 		return nil
 	}
-	if s.kept, err = readKept(s.path); err != nil {
+	if s.kept, err = catalog.Read(s.path); err != nil {
 		return err
 	}
 	now := o.Clock()
-	for fp, e := range s.kept.spaces {
-		if e.private {
+	for fp, e := range s.kept.Spaces {
+		if e.Private {
 			s.idle[fp] = now // its engine has as long to come back as if it had left just now
 		}
 	}
 	fresh := false
-	for name, left := range s.kept.leftovers {
-		if left.due == 0 { // of format 1
-			left.due, fresh = now.Add(s.after).UnixMilli(), true
-			s.kept.leftovers[name] = left
+	for name, left := range s.kept.Leftovers {
+		if left.Due == 0 { // of format 1
+			left.Due, fresh = now.Add(s.after).UnixMilli(), true
+			s.kept.Leftovers[name] = left
+		}
+		switch {
+		case left.Unused && o.CollectUnused == 0:
+			delete(s.kept.Leftovers, name)
+		case left.Unused: // its engine may come back, too
+			s.retired[left.Space] = true
+			left.Due = max(left.Due, now.Add(s.after).UnixMilli())
+			s.kept.Leftovers[name] = left
 		}
 	}
 	if fresh {
@@ -119,32 +132,10 @@ func newGroup(g *pool.Group, staging int64) (out group) {
 	for _, n := range g.ShardBytes {
 		out.memory += (int64(n) + slotUnit - 1) &^ (slotUnit - 1)
 		out.at = append(out.at, out.staged)
-		out.staged += roundUp(int64(n) + headerBytes)
+		out.staged += transit.RoundUp(int64(n) + transit.HeaderBytes)
 	}
 	out.tokens, out.fits = g.BlockTokens, out.staged <= staging/2
 	return out
-}
-
-// maxEpoch bounds tier epochs: a marker's number has 32 bits of it that are looked for.
-const maxEpoch = 1<<32 - 1
-
-// storedName is the name of a space in the tiers in an epoch: its fingerprint in epoch 0, and
-// beyond SHA-256(fingerprint, epoch)[:16], the epoch as 8 bytes, little-endian.
-func storedName(fp pool.Fingerprint, epoch uint64) pool.Fingerprint {
-	if epoch == 0 {
-		return fp
-	}
-	return hashed(fp, binary.LittleEndian.AppendUint64(nil, epoch))
-}
-
-func hashed(fp pool.Fingerprint, with []byte) pool.Fingerprint {
-	sum := sha256.Sum256(append(fp[:], with...))
-	return pool.Fingerprint(sum[:16])
-}
-
-func newNonce() (n nonce, err error) {
-	_, err = rand.Read(n[:])
-	return n, err
 }
 
 // OpenSpace implements pool.Spaces.
@@ -157,7 +148,7 @@ func (p *Pool) OpenSpace(spec pool.Spec) (pool.SpaceID, error) {
 	}
 	sp := &space{spec: spec}
 	for g := range spec.Groups {
-		sp.groups = append(sp.groups, newGroup(&spec.Groups[g], int64(len(p.o.Staging.base))))
+		sp.groups = append(sp.groups, newGroup(&spec.Groups[g], p.o.Staging.Size()))
 		if !sp.groups[g].fits {
 			p.o.Log("", fmt.Sprintf("blocks of %d bytes are too large for staging: they stay in memory", sp.groups[g].memory), nil)
 		}
@@ -207,10 +198,10 @@ func (p *Pool) turn(id pool.SpaceID, sp *space) (uint32, error) {
 // What has a user is no leftover.
 func (s *spaces) nameLocked(sp *space, epoch uint32) {
 	fp := sp.spec.Fingerprint
-	name := storedName(fp, s.kept.spaces[fp].epoch)
+	name := catalog.StoredName(fp, s.kept.Spaces[fp].Epoch)
 	off := s.off[fp] || s.unkept[fp] || s.retired[fp]
-	if _, left := s.kept.leftovers[name]; left && !s.retired[fp] {
-		delete(s.kept.leftovers, name)
+	if _, left := s.kept.Leftovers[name]; left && !s.retired[fp] {
+		delete(s.kept.Leftovers, name)
 		s.dirty = true
 	}
 	sp.now.Store(&life{stored: name, epoch: epoch, off: off})
@@ -237,7 +228,7 @@ func (p *Pool) CloseSpace(id pool.SpaceID) error {
 
 // closedLocked forgets that a space was retired, if all of it was collected while it was open.
 func (s *spaces) closedLocked(fp pool.Fingerprint) {
-	if _, kept := s.kept.spaces[fp]; !kept && !s.openLocked(fp) {
+	if _, kept := s.kept.Spaces[fp]; !kept && !s.openLocked(fp) {
 		delete(s.retired, fp)
 	}
 }
@@ -279,4 +270,46 @@ func (s *space) group(g uint8) *group {
 		return nil
 	}
 	return &s.groups[g]
+}
+
+var _ pool.Forgetter = (*Pool)(nil)
+
+// Forget implements pool.Forgetter: a reset of a space that nobody opened yet in this life. It gets another name in the tiers, and memory that
+// outlives the agent drops what it has of it.
+func (p *Pool) Forget(fp pool.Fingerprint) error {
+	if id, open := p.openID(fp); open {
+		_, err := p.ResetSpace(id)
+		return err
+	}
+	if len(p.lanes) > 0 {
+		if err := p.rename(fp, p.nextEpoch); err != nil {
+			return err
+		}
+	}
+	defer p.follow()
+	return p.forgetMemory(fp)
+}
+
+// forgetMemory drops what memory has of a space, which has its new name in the tiers.
+func (p *Pool) forgetMemory(fp pool.Fingerprint) error {
+	if id, open := p.openID(fp); open {
+		if sp := p.spaces.get(id); sp != nil {
+			_, err := p.turn(id, sp)
+			return err
+		}
+	}
+	if m, ok := p.memory.(pool.Forgetter); ok {
+		return m.Forget(fp)
+	}
+	return nil
+}
+
+// openID is the number of a space that is open.
+func (p *Pool) openID(fp pool.Fingerprint) (pool.SpaceID, bool) {
+	for id, sp := range *p.spaces.all.Load() {
+		if sp != nil && sp.spec.Fingerprint == fp {
+			return pool.SpaceID(id), true
+		}
+	}
+	return 0, false
 }

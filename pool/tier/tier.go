@@ -166,7 +166,7 @@ func (p *Pool) Close() error {
 		l.wake.Broadcast()
 	}
 	p.settleAll()
-	p.o.Staging.close()
+	p.o.Staging.End()
 	p.workers.Wait()
 	p.chill.close()
 	for _, l := range p.lanes {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/mem"
+	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -61,7 +62,7 @@ func openNode(t testing.TB, m *mem.Pool, memory Memory, shards int, o Options, t
 	t.Helper()
 	var err error
 	if o.Staging == nil {
-		o.Staging, err = OpenStaging(16 << 20)
+		o.Staging, err = transit.OpenStaging(16 << 20)
 		check(t, err)
 	}
 	p, err := Open(memory, tiers, o)
@@ -92,8 +93,8 @@ func (n *node) nothingLeft() {
 	if len(n.mu.open)+len(n.mu.byID) != 0 || n.mu.bytes != 0 || len(n.mu.writing) != 0 {
 		n.t.Errorf("left: %d open promises, %d by number, %d bytes, %d reservations", len(n.mu.open), len(n.mu.byID), n.mu.bytes, len(n.mu.writing))
 	}
-	if n.o.Staging.out() != 0 {
-		n.t.Errorf("%d bytes of staging are lent", n.o.Staging.out())
+	if n.o.Staging.Lent() != 0 {
+		n.t.Errorf("%d bytes of staging are lent", n.o.Staging.Lent())
 	}
 }
 
@@ -249,15 +250,4 @@ func (n *node) waitFor(what string, holds func(r *pool.TierReport) bool) {
 func (n *node) stored(tier int, entries uint64) {
 	n.t.Helper()
 	n.waitFor("written to the tier", func(r *pool.TierReport) bool { return r.Tiers[tier].Stored+r.Tiers[tier].Had >= entries })
-}
-
-// out is the bytes that are lent.
-func (s *Staging) out() int64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	n := int64(len(s.base))
-	for _, f := range s.mu.free {
-		n -= f.len
-	}
-	return n
 }

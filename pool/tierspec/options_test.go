@@ -12,6 +12,7 @@ import (
 	"github.com/kvagent/kvagent/pool/mem"
 	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/pool/tier"
+	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
 // badValue is a value of an option that is not allowed, and how the error names the option where that is not as it is written.
@@ -69,7 +70,7 @@ func trySpec(t *testing.T, text string) error {
 	if err != nil {
 		return err
 	}
-	staging, err := tier.OpenStaging(1 << 20)
+	staging, err := transit.OpenStaging(1 << 20)
 	if err != nil {
 		t.Fatal(err)
 	}

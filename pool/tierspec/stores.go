@@ -19,7 +19,7 @@ import (
 	"github.com/kvagent/kvagent/pool/redis"
 	"github.com/kvagent/kvagent/pool/remote"
 	"github.com/kvagent/kvagent/pool/s3"
-	"github.com/kvagent/kvagent/pool/tier"
+	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
 // Opened is a store that was opened by its spec.
@@ -32,7 +32,7 @@ type Opened struct {
 // Needs is what an opener is given.
 type Needs struct {
 	Spec    *Spec
-	Staging *tier.Staging // a store in another process may register it
+	Staging *transit.Staging // a store in another process may register it
 	Log     *zap.Logger
 }
 

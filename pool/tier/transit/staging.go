@@ -1,19 +1,16 @@
-package tier
+package transit
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/kvagent/kvagent/pool"
 )
 
-// stagingUnit is what every piece of staging is rounded up to and aligned to, bytes: a page, so that direct I/O takes it as it is.
-const stagingUnit = 4096
+// Unit is what every piece of staging is rounded up to and aligned to, bytes: a page, so that direct I/O takes it as it is.
+const Unit = 4096
 
 // MinStaging and MaxStaging bound the size of Staging, bytes.
 const (
@@ -43,7 +40,7 @@ func OpenStaging(bytes int64) (*Staging, error) {
 	if bytes < MinStaging || bytes > MaxStaging {
 		return nil, fmt.Errorf("tier: staging of %d bytes, allowed: %d to %d", bytes, int64(MinStaging), int64(MaxStaging))
 	}
-	bytes = bytes &^ (stagingUnit - 1)
+	bytes = bytes &^ (Unit - 1)
 	fd, err := unix.MemfdCreate("kvagent-staging", unix.MFD_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("tier: staging: memfd: %w", err)
@@ -66,57 +63,59 @@ func (s *Staging) Memory() (base []byte, fd int) { return s.base, s.fd }
 
 // Close unmaps. Nobody may use it any more.
 func (s *Staging) Close() error {
-	s.close()
+	s.End()
 	return errors.Join(unix.Munmap(s.base), unix.Close(s.fd))
 }
 
-func (s *Staging) close() {
+// End lends nothing any more, and wakes those who wait.
+func (s *Staging) End() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.mu.closed = true
 	s.room.Broadcast()
 }
 
-func roundUp(n int64) int64 { return (n + stagingUnit - 1) &^ (stagingUnit - 1) }
+// RoundUp is the size of the piece that holds n bytes.
+func RoundUp(n int64) int64 { return (n + Unit - 1) &^ (Unit - 1) }
 
-// loan is a piece of staging that somebody has; size 0: none.
-type loan struct {
-	bytes     []byte
-	off, size int64
+// Loan is a piece of staging that somebody has; size 0: none.
+type Loan struct {
+	Bytes     []byte
+	off, Size int64
 	writing   bool
 }
 
-// take lends n bytes, or nothing if there is no room. Writers have half of staging at most.
-func (s *Staging) take(n int64, writing bool) loan {
+// Take lends n bytes, or nothing if there is no room. Writers have half of staging at most.
+func (s *Staging) Take(n int64, writing bool) Loan {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.takeLocked(n, writing)
 }
 
-// wait lends n bytes to a reader, who has nothing yet, and waits for others to give theirs back; nothing if staging is too small or closed.
-func (s *Staging) wait(n int64) loan {
+// Wait lends n bytes to a reader, who has nothing yet, and waits for others to give theirs back; nothing if staging is too small or closed.
+func (s *Staging) Wait(n int64) Loan {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for !s.mu.closed && roundUp(n) <= int64(len(s.base)) {
-		if l := s.takeLocked(n, false); l.size > 0 {
+	for !s.mu.closed && RoundUp(n) <= int64(len(s.base)) {
+		if l := s.takeLocked(n, false); l.Size > 0 {
 			return l
 		}
 		s.room.Wait()
 	}
-	return loan{}
+	return Loan{}
 }
 
-func (s *Staging) takeLocked(n int64, writing bool) loan {
-	size := roundUp(n)
+func (s *Staging) takeLocked(n int64, writing bool) Loan {
+	size := RoundUp(n)
 	if s.mu.closed || writing && s.mu.written+size > int64(len(s.base))/2 {
-		return loan{}
+		return Loan{}
 	}
 	for i := range s.mu.free {
 		f := &s.mu.free[i]
 		if f.len < size {
 			continue
 		}
-		l := loan{bytes: s.base[f.off : f.off+n : f.off+size], off: f.off, size: size, writing: writing}
+		l := Loan{Bytes: s.base[f.off : f.off+n : f.off+size], off: f.off, Size: size, writing: writing}
 		f.off, f.len = f.off+size, f.len-size
 		if f.len == 0 {
 			s.mu.free = slices.Delete(s.mu.free, i, i+1)
@@ -126,23 +125,23 @@ func (s *Staging) takeLocked(n int64, writing bool) loan {
 		}
 		return l
 	}
-	return loan{}
+	return Loan{}
 }
 
-// give takes a loan back.
-func (s *Staging) give(l loan) {
-	if l.size == 0 {
+// Give takes a loan back.
+func (s *Staging) Give(l Loan) {
+	if l.Size == 0 {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if l.writing {
-		s.mu.written -= l.size
+		s.mu.written -= l.Size
 	}
 	free := s.mu.free
 	i, _ := slices.BinarySearchFunc(free, l.off, func(f piece, off int64) int { return int(f.off - off) })
-	free = slices.Insert(free, i, piece{l.off, l.size})
-	if i+1 < len(free) && l.off+l.size == free[i+1].off {
+	free = slices.Insert(free, i, piece{l.off, l.Size})
+	if i+1 < len(free) && l.off+l.Size == free[i+1].off {
 		free[i].len += free[i+1].len
 		free = slices.Delete(free, i+1, i+2)
 	}
@@ -154,31 +153,16 @@ func (s *Staging) give(l loan) {
 	s.room.Broadcast()
 }
 
-// stillUsing is what an error of a store says of the data that it was given: closed when that is not used any more. Nil: it is not.
-func stillUsing(err error) <-chan struct{} {
-	if late := (*pool.InUse)(nil); errors.As(err, &late) {
-		return late.Done
-	}
-	return nil
-}
+// Size is all of it, bytes.
+func (s *Staging) Size() int64 { return int64(len(s.base)) }
 
-// giveAfter gives loans back once nobody uses them. A stack that closes does not wait: its staging is lent to nobody any more, and another process has its own mapping.
-func (p *Pool) giveAfter(ctx context.Context, using <-chan struct{}, loans ...loan) {
-	if using == nil {
-		p.giveNow(loans...)
-		return
+// Lent is the bytes that are lent.
+func (s *Staging) Lent() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := int64(len(s.base))
+	for _, f := range s.mu.free {
+		n -= f.len
 	}
-	p.workers.Go(func() {
-		select {
-		case <-using:
-		case <-ctx.Done():
-		}
-		p.giveNow(loans...)
-	})
-}
-
-func (p *Pool) giveNow(loans ...loan) {
-	for _, l := range loans {
-		p.o.Staging.give(l)
-	}
+	return n
 }

@@ -1,4 +1,4 @@
-package tier
+package transit
 
 import (
 	"bytes"
@@ -17,9 +17,9 @@ func goldenKey() *pool.Key {
 }
 
 func TestHeaderVector(t *testing.T) {
-	h := header{length: 1000, sum: 0xdeadbeef, node: "node-7", when: 0x6553f100}
-	value := bytes.Repeat([]byte{0xff}, headerBytes)
-	h.seal(goldenKey(), value)
+	h := Header{Length: 1000, Sum: 0xdeadbeef, Node: "node-7", When: 0x6553f100}
+	value := bytes.Repeat([]byte{0xff}, HeaderBytes)
+	h.Seal(goldenKey(), value)
 	if got := hex.EncodeToString(value[:60]); got != golden {
 		t.Errorf("header\n%s, want\n%s", got, golden)
 	}
@@ -37,7 +37,7 @@ func TestHeaderVector(t *testing.T) {
 			t.Errorf("the header of a key with another %s was accepted", name)
 		}
 	}
-	for bit := range 8 * headerBytes {
+	for bit := range 8 * HeaderBytes {
 		value[bit/8] ^= 1 << (bit % 8)
 		if _, err := unseal(goldenKey(), value, 1000); err == nil {
 			t.Errorf("a header with bit %d turned was accepted", bit)
@@ -51,21 +51,21 @@ func TestHeaderVector(t *testing.T) {
 
 // What is accepted is sealed to the same bytes again.
 func FuzzHeader(f *testing.F) {
-	value := make([]byte, headerBytes)
-	(&header{length: 5, node: "x"}).seal(goldenKey(), value)
+	value := make([]byte, HeaderBytes)
+	(&Header{Length: 5, Node: "x"}).Seal(goldenKey(), value)
 	f.Add(value)
 	f.Fuzz(func(t *testing.T, p []byte) {
-		if len(p) < headerBytes {
+		if len(p) < HeaderBytes {
 			return
 		}
 		h, err := unseal(goldenKey(), p, 5)
 		if err != nil {
 			return
 		}
-		again := make([]byte, headerBytes)
-		h.seal(goldenKey(), again)
-		if !bytes.Equal(again, p[:headerBytes]) {
-			t.Errorf("%x was accepted, and is sealed as %x", p[:headerBytes], again)
+		again := make([]byte, HeaderBytes)
+		h.Seal(goldenKey(), again)
+		if !bytes.Equal(again, p[:HeaderBytes]) {
+			t.Errorf("%x was accepted, and is sealed as %x", p[:HeaderBytes], again)
 		}
 	})
 }
@@ -76,35 +76,37 @@ func TestStaging(t *testing.T) {
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
 	s, err := OpenStaging(256 << 10)
-	check(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer s.Close()
-	var lent []loan
+	var lent []Loan
 	written := int64(0)
 	for range 5000 {
 		if i := len(lent); i > 0 && r.IntN(2) == 0 {
 			i = r.IntN(i)
 			l := lent[i]
 			lent = append(lent[:i], lent[i+1:]...)
-			for _, b := range l.bytes {
+			for _, b := range l.Bytes {
 				if b != byte(l.off>>12) {
 					t.Fatal("two loans overlap")
 				}
 			}
 			if l.writing {
-				written -= l.size
+				written -= l.Size
 			}
-			s.give(l)
+			s.Give(l)
 			continue
 		}
-		l := s.take(int64(1+r.IntN(20<<10)), r.IntN(2) == 0)
-		if l.size == 0 {
+		l := s.Take(int64(1+r.IntN(20<<10)), r.IntN(2) == 0)
+		if l.Size == 0 {
 			continue
 		}
-		for i := range l.bytes {
-			l.bytes[i] = byte(l.off >> 12)
+		for i := range l.Bytes {
+			l.Bytes[i] = byte(l.off >> 12)
 		}
 		if l.writing {
-			written += l.size
+			written += l.Size
 		}
 		if written > 128<<10 {
 			t.Fatalf("writers have %d bytes of 256 KiB", written)
@@ -112,10 +114,10 @@ func TestStaging(t *testing.T) {
 		lent = append(lent, l)
 	}
 	for _, l := range lent {
-		s.give(l)
+		s.Give(l)
 	}
-	if s.out() != 0 || len(s.mu.free) != 1 {
-		t.Errorf("%d bytes are lent, %d pieces are free", s.out(), len(s.mu.free))
+	if s.Lent() != 0 || len(s.mu.free) != 1 {
+		t.Errorf("%d bytes are lent, %d pieces are free", s.Lent(), len(s.mu.free))
 	}
 	for _, bytes := range []int64{0, MinStaging - 1, MaxStaging + 1} {
 		if _, err := OpenStaging(bytes); err == nil {
