@@ -21,6 +21,7 @@ var mayImport = map[string][]string{
 	"pool":                {},
 	"pool/...":            {"pool"},
 	"pool/dram":           {"pool", "pagefault"},
+	"pool/pooltest":       {"pool", "pagefault"},
 	"pool/tier":           {"pool", "pagefault"},
 	"pool/evict/evictsim": {"pool", "trace"},
 	"pool/redis":          {"pool", "pool/remote"},

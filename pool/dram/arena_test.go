@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 func TestArenaIsZeroAndSharedAndPopulated(t *testing.T) {
@@ -73,20 +74,18 @@ func TestFlippedByteIsCorrupt(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	if _, err := p.OpenSpace(pool.Spec{Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{1000}}}}); err != nil {
-		t.Fatal(err)
-	}
+	store := pooltest.NewStore(t, p, pool.Spec{Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{1000}}}})
 	items := []pool.Item{
 		{Key: pool.Key{Hash: pool.MakeHash([]byte{1})}, Data: make([]byte, 1000)},
 		{Key: pool.Key{Hash: pool.MakeHash([]byte{2})}, Data: make([]byte, 1000)},
 	}
-	if err := p.Store().Put(t.Context(), items); err != nil {
+	if err := store.Put(t.Context(), items); err != nil {
 		t.Fatal(err)
 	}
 	if !p.FlipByte(1) || p.FlipByte(2) {
 		t.Fatal("two entries are stored")
 	}
-	if err := p.Store().Get(t.Context(), items); err != nil {
+	if err := store.Get(t.Context(), items); err != nil {
 		t.Fatal(err)
 	}
 	if items[0].Status != pool.Corrupt || items[1].Status != pool.OK {

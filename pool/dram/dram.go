@@ -79,7 +79,7 @@ type Info struct {
 	Recovery         *Recovery // what became of the file; nil without one
 }
 
-// Pool implements pool.Index, pool.Slots and pool.Spaces, and by Store pool.Store. All methods may run at once.
+// Pool implements pool.Index, pool.Slots and pool.Spaces. All methods may run at once.
 type Pool struct {
 	info  Info
 	arena arena

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // writeFormat1 writes a file in format 1 from its description alone: n blocks of keptSpec in the first slab, of which block i
@@ -80,7 +81,7 @@ func TestFormat1IsRead(t *testing.T) {
 		for i := range items {
 			items[i] = pool.Item{Key: pool.Key{Space: keptSpec.Fingerprint, Hash: pool.MakeHash(h.At(i))}, Data: make([]byte, 1024)}
 		}
-		if err := p.Store().Get(t.Context(), items); err != nil {
+		if err := pooltest.NewStore(t, p, keptSpec).Get(t.Context(), items); err != nil {
 			t.Fatal(err)
 		}
 		for i := range items {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // spoil takes a page away from under a mapping, in this process alone: an access is a real SIGBUS.
@@ -117,7 +118,7 @@ func TestBadPage(t *testing.T) {
 	tell := func(b BadPage) { told = append(told, b) }
 	p := reopen(t, Options{Bytes: 1 << 20, SlabBytes: 16 << 10, HugePages: Off, BadPage: tell})
 	defer closePool(t, p)
-	id, store := openSpec(t, p, keptSpec), p.Store()
+	id, store := openSpec(t, p, keptSpec), pooltest.NewStore(t, p, keptSpec)
 	h := randomChain(nil, 1, 40)
 	if err := store.Put(t.Context(), items(h, 7)); err != nil {
 		t.Fatal(err)

@@ -1,5 +1,5 @@
 // Package mem is a pool in plain maps and slices behind one mutex: slow, obvious, and the oracle that faster
-// pools are held against. It keeps the same promises as they do and implements the same four interfaces.
+// pools are held against. It keeps the same promises as they do and implements the same three interfaces.
 package mem
 
 import (
@@ -26,7 +26,7 @@ type Options struct {
 	Clock func() time.Time // nil is time.Now
 }
 
-// Pool implements pool.Index, pool.Slots and pool.Spaces, and by Store pool.Store.
+// Pool implements pool.Index, pool.Slots and pool.Spaces.
 type Pool struct {
 	arena []byte
 	fd    int
@@ -79,7 +79,6 @@ var (
 	_ pool.Index  = (*Pool)(nil)
 	_ pool.Slots  = (*Pool)(nil)
 	_ pool.Spaces = (*Pool)(nil)
-	_ pool.Store  = store{}
 )
 
 // Open makes a pool on a memfd of its own.
