@@ -105,7 +105,7 @@ func (f *file) examine(want *layout, r *Recovery) error {
 	if errors.Is(bad, errForeign) || errors.Is(bad, errBlank) && st.Blocks*512 > want.page {
 		return fmt.Errorf("dram: %s: %d bytes that are no pool's: allowed is a file that is not there, or one that a pool made", f.path, st.Size)
 	}
-	r.Format, r.Cold = s.format, s.unfit(want, st.Size, bad)
+	r.Cold = s.unfit(want, st.Size, bad)
 	s.layout = *want
 	f.super = s
 	return nil

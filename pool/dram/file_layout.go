@@ -13,7 +13,6 @@ import "github.com/kvagent/kvagent/pool"
 //	superblock the last superBytes of the file
 const (
 	fileFormat = 2
-	oldFormat  = 1 // still read: see format1.go
 
 	superBytes     = 4 << 10
 	headerBytes    = 64

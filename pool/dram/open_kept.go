@@ -58,9 +58,6 @@ func (f *file) core(o *Options, a *advisor, r *Recovery) (*core, error) {
 	if err != nil {
 		return nil, errors.Join(err, c.close())
 	}
-	if f.super.format != fileFormat {
-		f.converted()
-	}
 	return c, nil
 }
 

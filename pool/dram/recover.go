@@ -16,7 +16,6 @@ type Recovery struct {
 	Path    string
 	New     bool   // the file was not there
 	Cold    string // why what was in it could not be used; empty: it was used, or the file is new
-	Format  uint32 // that the file had
 	Entries int    // visible again
 	Spaces  int    // that they are of
 	Damaged int    // slots whose header did not verify, or did not fit
@@ -43,7 +42,7 @@ func (c *core) restore(f *file, slabBytes int64, r *Recovery) error {
 		return err
 	}
 	s := scan{
-		core: c, file: f, spaces: byRecord, decode: decoders[f.super.format],
+		core: c, file: f, spaces: byRecord,
 		found: make([][]uint32, len(c.slabs.slab)), claimed: make([]uint64, c.slabs.spans.high/64+1),
 	}
 	s.slabs()
@@ -125,8 +124,7 @@ func (c *core) restoreSlabs(f *file) error {
 type scan struct {
 	*core
 	file           *file
-	spaces         []*space // by record
-	decode         decoder
+	spaces         []*space   // by record
 	found          [][]uint32 // by slab: slots that hold a whole shard
 	claimed        []uint64   // a bit for each cell
 	shards         uint16     // that occur, a bit each; guarded by mu
@@ -188,7 +186,7 @@ func (s *scan) header(n int32, place uint32) uint16 {
 
 // judge says as what a header counts that is not to be used; nil if it is.
 func (s *scan) judge(h *header, slot uint32, b *slab) *atomic.Int64 {
-	if !s.decode(h, slot) || int(h.space) >= len(s.spaces) || s.spaces[h.space] == nil {
+	if !h.whole(slot) || int(h.space) >= len(s.spaces) || s.spaces[h.space] == nil {
 		return &s.damaged
 	}
 	sp := s.spaces[h.space]

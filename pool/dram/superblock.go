@@ -100,7 +100,7 @@ func decodeSuper(b []byte) (s superblock, err error) {
 	if s.format == 0 {
 		return s, errUnfinished
 	}
-	if s.format != fileFormat && s.format != oldFormat {
+	if s.format != fileFormat {
 		return s, nil
 	}
 	if le.Uint32(b[12:]) != superCheck(b) {
@@ -124,8 +124,8 @@ func (s *superblock) unfit(want *layout, size int64, bad error) string {
 	switch {
 	case bad != nil:
 		return bad.Error()
-	case s.format != fileFormat && s.format != oldFormat:
-		return fmt.Sprintf("its format is %d, known are %d and %d", s.format, oldFormat, fileFormat)
+	case s.format != fileFormat:
+		return fmt.Sprintf("its format is %d, known is %d", s.format, fileFormat)
 	case s.arena != want.arena || s.slab != want.slab || s.page != want.page:
 		return fmt.Sprintf("its arena has %d bytes in slabs of %d and pages of %d, this pool's %d, %d and %d",
 			s.arena, s.slab, s.page, want.arena, want.slab, want.page)
