@@ -3,8 +3,15 @@ package dram
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
+)
+
+// The pages that an arena may lie on, bytes.
+const (
+	smallPage = 4 << 10
+	hugePage  = 2 << 20
 )
 
 // arena is the memory the slots lie in.
@@ -14,79 +21,91 @@ type arena struct {
 	fd        int
 	pageBytes int64
 	reason    string // why not huge pages
+
+	ready      atomic.Int64 // bytes populated
+	populating populating
 }
 
-func openArena(o *Options) (arena, error) {
-	if o.Virtual {
-		return virtualArena(o.Bytes)
-	}
-	a, reason := hugeArena(o)
+// openArena maps memory of its own, on huge pages if it may and enough are free.
+func openArena(bytes int64, huge bool) (*arena, error) {
+	a, reason := hugeArena(bytes, huge)
 	if reason == "" {
 		return a, nil
 	}
-	if err := checkMemory(o.Bytes, systemFiles); err != nil {
-		return arena{}, err
+	if err := checkMemory(bytes, systemFiles); err != nil {
+		return nil, err
 	}
-	a, err := mapMemfd(o.Bytes, pageBytes, unix.MFD_CLOEXEC)
+	a, err := mapMemfd(bytes, smallPage, unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
 	a.reason = reason
-	return a, err
+	return a, nil
 }
 
 // hugeArena maps huge pages, which the kernel reserves at once, or says why not.
-func hugeArena(o *Options) (arena, string) {
-	if o.HugePages == Off {
-		return arena{}, "switched off"
+func hugeArena(bytes int64, may bool) (*arena, string) {
+	if !may {
+		return nil, "switched off"
 	}
 	free, err := freeHugePages(systemFiles)
 	if err != nil {
-		return arena{}, err.Error()
+		return nil, err.Error()
 	}
-	need := (o.Bytes + hugeBytes - 1) / hugeBytes
+	need := (bytes + hugePage - 1) / hugePage
 	if free < need {
-		return arena{}, fmt.Sprintf("%d pages of 2 MiB needed, %d free", need, free)
+		return nil, fmt.Sprintf("%d pages of 2 MiB needed, %d free", need, free)
 	}
-	a, err := mapMemfd(o.Bytes, hugeBytes, unix.MFD_CLOEXEC|unix.MFD_HUGETLB|unix.MFD_HUGE_2MB)
+	a, err := mapMemfd(bytes, hugePage, unix.MFD_CLOEXEC|unix.MFD_HUGETLB|unix.MFD_HUGE_2MB)
 	if err != nil {
-		return arena{}, err.Error()
+		return nil, err.Error()
 	}
 	return a, ""
 }
 
-func mapMemfd(bytes, page int64, flags int) (arena, error) {
+func mapMemfd(bytes, page int64, flags int) (*arena, error) {
 	size := (bytes + page - 1) &^ (page - 1)
 	fd, err := unix.MemfdCreate("kvagent-pool", flags)
 	if err != nil {
-		return arena{}, fmt.Errorf("dram: memfd: %w", err)
+		return nil, fmt.Errorf("dram: memfd: %w", err)
 	}
 	if err := unix.Ftruncate(fd, size); err != nil {
-		return arena{}, errors.Join(fmt.Errorf("dram: arena of %d bytes: %w", size, err), unix.Close(fd))
+		return nil, errors.Join(fmt.Errorf("dram: arena of %d bytes: %w", size, err), unix.Close(fd))
 	}
 	a, err := mapArena(fd, bytes, page)
 	if err != nil {
-		return arena{}, errors.Join(err, unix.Close(fd))
+		return nil, errors.Join(err, unix.Close(fd))
 	}
 	return a, nil
 }
 
 // mapArena maps the first bytes of a file, to whole pages.
-func mapArena(fd int, bytes, page int64) (arena, error) {
+func mapArena(fd int, bytes, page int64) (*arena, error) {
 	size := roundUp(bytes, page)
 	raw, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return arena{}, fmt.Errorf("dram: map arena of %d bytes: %w", size, err)
+		return nil, fmt.Errorf("dram: map arena of %d bytes: %w", size, err)
 	}
-	return arena{base: raw[:bytes:bytes], raw: raw, fd: fd, pageBytes: page}, nil
+	return &arena{base: raw[:bytes:bytes], raw: raw, fd: fd, pageBytes: page}, nil
 }
 
-func virtualArena(bytes int64) (arena, error) {
+// virtualArena is address space alone: it has no descriptor, and is not populated.
+func virtualArena(bytes int64) (*arena, error) {
 	raw, err := unix.Mmap(-1, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
-		return arena{}, fmt.Errorf("dram: reserve %d bytes of address space: %w", bytes, err)
+		return nil, fmt.Errorf("dram: reserve %d bytes of address space: %w", bytes, err)
 	}
-	return arena{base: raw, raw: raw, fd: -1, pageBytes: pageBytes, reason: "virtual"}, nil
+	return &arena{base: raw, raw: raw, fd: -1, pageBytes: smallPage, reason: "virtual"}, nil
 }
 
+// memory is what the slots lie in, and the descriptor it can be mapped from; -1 for a virtual one.
+func (a *arena) memory() (base []byte, fd int) { return a.base, a.fd }
+
+// page is the bytes of a page of it, and why these are not huge; empty if they are.
+func (a *arena) page() (bytes int64, reason string) { return a.pageBytes, a.reason }
+
+// close gives the memory back. It must not be populated any more.
 func (a *arena) close() error {
 	err := unix.Munmap(a.raw)
 	if a.fd >= 0 {

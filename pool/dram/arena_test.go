@@ -38,7 +38,7 @@ func TestArenaIsZeroAndSharedAndPopulated(t *testing.T) {
 	if s := p.Stats(); s.Ready != 3<<20 || s.Capacity != 3<<20 {
 		t.Errorf("%d of %d bytes ready", s.Ready, s.Capacity)
 	}
-	if i := p.Info(); i.PageBytes == pageBytes && i.PageReason == "" {
+	if i := p.Info(); i.PageBytes == smallPage && i.PageReason == "" {
 		t.Errorf("small pages, and no reason: %+v", i)
 	}
 }
@@ -99,7 +99,8 @@ func TestIndexBytesAreWhatIsResident(t *testing.T) {
 		p := filled(t, n)
 		c := p.core
 		var real int64
-		for _, raw := range [][]byte{c.recs.raw[:c.recs.bytes], c.lives.raw[:c.lives.bytes], c.slabs.cells.raw[:c.slabs.cells.bytes], c.table.now.raw, c.table.old.raw} {
+		now, old := c.table.mapped()
+		for _, raw := range [][]byte{c.recs.mapped(), c.lives.mapped(), c.slabs.mapped(), now, old} {
 			real += residentBytes(t, raw)
 		}
 		said := p.Stats().IndexBytes
@@ -116,13 +117,13 @@ func residentBytes(t *testing.T, raw []byte) (n int64) {
 	if len(raw) == 0 {
 		return 0
 	}
-	pages := make([]byte, (len(raw)+pageBytes-1)/pageBytes)
+	pages := make([]byte, (len(raw)+smallPage-1)/smallPage)
 	_, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&raw[0])), uintptr(len(raw)), uintptr(unsafe.Pointer(&pages[0])))
 	if errno != 0 {
 		t.Fatal(errno)
 	}
 	for _, p := range pages {
-		n += int64(p&1) * pageBytes
+		n += int64(p&1) * smallPage
 	}
 	return n
 }

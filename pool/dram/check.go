@@ -18,7 +18,7 @@ func (p *Pool) Check() error {
 	for i := range p.core.moving {
 		to := p.core.moving[i].to
 		a.slots[to] = none
-		a.stats.Used += int64(p.core.slabs.class[p.core.slabs.slab[to>>p.core.slabs.slotBits].class].bytes)
+		a.stats.Used += p.core.slabs.sizeAt(to)
 	}
 	for e := uint32(1); e < p.core.high; e++ {
 		if !p.core.recs.all[e].is(flagLive) {
@@ -28,7 +28,7 @@ func (p *Pool) Check() error {
 			return fmt.Errorf("dram: entry %d: %w", e, err)
 		}
 	}
-	for _, check := range []func() error{a.lists, a.counts, a.slabs, a.found} {
+	for _, check := range []func() error{a.lists, a.counts, a.checkSlabs, a.found} {
 		if err := check(); err != nil {
 			return fmt.Errorf("dram: %w", err)
 		}
@@ -166,8 +166,8 @@ func (a *audit) lists() error {
 func (a *audit) counts() error {
 	s := &a.core.stats
 	if a.stats.Entries != s.Entries || a.stats.Partial != s.Partial || a.stats.Pinned != s.Pinned ||
-		a.stats.PinnedEntries != s.PinnedEntries || a.stats.Used != a.core.slabs.used {
-		return fmt.Errorf("counts %+v with %d bytes used, counted again %+v", *s, a.core.slabs.used, a.stats)
+		a.stats.PinnedEntries != s.PinnedEntries || a.stats.Used != a.core.slabs.usedBytes() {
+		return fmt.Errorf("counts %+v with %d bytes used, counted again %+v", *s, a.core.slabs.usedBytes(), a.stats)
 	}
 	for _, n := range a.core.ended {
 		a.realms[n]++ // it waits for its sweep
@@ -180,59 +180,7 @@ func (a *audit) counts() error {
 	return nil
 }
 
-func (a *audit) slabs() error {
-	s := &a.core.slabs
-	unused := map[int32]bool{}
-	for _, n := range s.unused {
-		unused[n] = true
-	}
-	perSlab := map[int32]int{}
-	for slot := range a.slots {
-		perSlab[int32(slot>>s.slotBits)]++
-	}
-	for i := range s.slab {
-		b, n := &s.slab[i], int32(i)
-		if unused[n] != (b.class == noClass) || (b.class == noClass) != (perSlab[n] == 0) {
-			return fmt.Errorf("slab %d: class %d, %d slots in use, free %v", n, b.class, perSlab[n], unused[n])
-		}
-		if b.class == noClass {
-			continue
-		}
-		used := 0
-		for _, is := range s.inUse(n) {
-			if is {
-				used++
-			}
-		}
-		if used != perSlab[n] || used != int(b.used) {
-			return fmt.Errorf("slab %d: %d slots in use, %d not free, counts %d", n, perSlab[n], used, b.used)
-		}
-		if err := a.retired(n); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// retired checks that a slot that overlaps a bad range is in use, held by an entry that was
-// dropped, or out of use.
-func (a *audit) retired(n int32) error {
-	s, out := &a.core.slabs, 0
-	for _, place := range s.badPlaces(n, s.slab[n].class) {
-		slot := uint32(n)<<s.slotBits | place
-		owner, used := a.slots[slot]
-		if used == s.bad.out[slot] {
-			return fmt.Errorf("slot %d overlaps a bad page: entry %d, in use and out of use: %v", slot, owner, used)
-		}
-		if !used {
-			out++
-		}
-	}
-	if b := &s.slab[n]; out != int(b.retired) || b.used+b.retired > s.class[b.class].perSlab {
-		return fmt.Errorf("slab %d: %d slots in use, %d out of use, counts %d", n, b.used, out, b.retired)
-	}
-	return nil
-}
+func (a *audit) checkSlabs() error { return a.core.slabs.check(a.slots) }
 
 // found looks every entry up.
 func (a *audit) found() error {
@@ -245,8 +193,8 @@ func (a *audit) found() error {
 			return fmt.Errorf("entry %d is found as %d", e, got)
 		}
 	}
-	if a.stored != a.table.n {
-		return fmt.Errorf("%d entries are stored, the table has %d", a.stored, a.table.n)
+	if n := a.table.entries(); a.stored != n {
+		return fmt.Errorf("%d entries are stored, the table has %d", a.stored, n)
 	}
 	return nil
 }

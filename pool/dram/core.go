@@ -18,6 +18,7 @@ type core struct {
 	spare uint32 // first unused record below high
 
 	slabs  slabs
+	file   *file  // nil: the pool ends with the process
 	recent list   // visible and not pinned, by use
 	round  uint32 // where the hand of Coldest is
 
@@ -33,13 +34,14 @@ type core struct {
 	idle     []uint32 // realms without entries, to be used again
 	ended    []uint32 // realms that are over and wait for a sweep
 
-	keep    uint32 // an entry that must stay while room is made for what hangs on it
-	work    work
-	probe   probe
-	scratch []uint32
-	wanted  wanted // what a reservation cannot have while the lock is held
-	moving  []move // entries being copied to other slots
-	now     func() time.Time
+	keep     uint32 // an entry that must stay while room is made for what hangs on it
+	work     work
+	probe    probe
+	scratch  []uint32
+	foundOld []int  // by class: calls of asOld that are true without a look
+	wanted   wanted // what a reservation cannot have while the lock is held
+	moving   []move // entries being copied to other slots
+	now      func() time.Time
 
 	advisor *advisor  // nil: none
 	kinds   [][]int32 // classes of the slots of each kind of entries
@@ -47,11 +49,14 @@ type core struct {
 
 	pressure func(need int64) bool
 	stats    pool.Stats
+
+	badDropped uint64 // entries that were in bad pages
 }
 
-func newCore(arena, slabBytes int64, seed seed, now func() time.Time) (c *core, err error) {
+// newCore makes an empty index of an arena with pages of so many bytes; f is its file, nil if it has none.
+func newCore(o *Options, page int64, seed seed, f *file) (c *core, err error) {
 	c = &core{
-		seed: seed, high: 1, now: now, rotated: now(), byPrint: map[pool.Fingerprint]pool.SpaceID{},
+		seed: seed, high: 1, now: o.Clock, rotated: o.Clock(), file: f, byPrint: map[pool.Fingerprint]pool.SpaceID{},
 		unopened: map[pool.Fingerprint]*space{},
 		recent:   list{flag: flagRecent}, partialYoung: list{flag: flagYoung}, partialOld: list{flag: flagOld},
 	}
@@ -60,17 +65,17 @@ func newCore(arena, slabBytes int64, seed seed, now func() time.Time) (c *core, 
 			err = errors.Join(err, c.close())
 		}
 	}()
-	most := int(arena/slotUnit) + 1 // an entry has a slot
+	most := int(o.Bytes/slotUnit) + 1 // an entry has a slot
 	if c.recs, err = reserveRegion[record](most); err != nil {
 		return c, err
 	}
 	if c.lives, err = reserveRegion[life](most); err != nil {
 		return c, err
 	}
-	if c.table.now, err = mapCells(firstCells); err != nil {
+	if c.table, err = openTable(); err != nil {
 		return c, err
 	}
-	if c.slabs, err = newSlabs(arena, slabBytes); err != nil {
+	if c.slabs, err = newSlabs(o.Bytes, o.SlabBytes, page, f); err != nil {
 		return c, err
 	}
 	if !c.recs.grow(1) || !c.lives.grow(1) { // record 0 is none, and may be read
@@ -82,7 +87,7 @@ func newCore(arena, slabBytes int64, seed seed, now func() time.Time) (c *core, 
 // close leaves a core in which nothing is found and no ref is known.
 func (c *core) close() error {
 	c.spaces, c.realms, c.byPrint, c.unopened, c.ended, c.high = nil, nil, nil, nil, nil, 0
-	return errors.Join(c.table.close(), c.recs.close(), c.lives.close(), c.slabs.cells.close())
+	return errors.Join(c.table.close(), c.recs.close(), c.lives.close(), c.slabs.close())
 }
 
 // hashes are the hashes of entries, for a table that moves them.

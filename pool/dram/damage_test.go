@@ -23,7 +23,7 @@ func TestAnyDamage(t *testing.T) {
 		os.Remove(o.Path)
 		p := reopen(t, o)
 		put(t, p, openSpec(t, p, keptSpec), h)
-		used := p.core.slabs.file.usable
+		used := p.core.file.usableHeaders()
 		closePool(t, p)
 		damage(t, o, rng, used)
 		p, err := Open(o)
@@ -50,7 +50,7 @@ func damage(t *testing.T, o Options, rng *rand.Rand, headers int) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	l := layoutOf(o.Bytes, o.SlabBytes, pageBytes)
+	l := layoutOf(o.Bytes, o.SlabBytes, smallPage)
 	areas := [][2]int64{{l.headers, int64(min(headers, 256)) * headerBytes}, {l.spaces, 256}, {l.slabs, l.slabCount() * slabWordBytes}, {l.super, superHostEnd}}
 	for range 1 + rng.IntN(20) {
 		a := areas[rng.IntN(len(areas))]
@@ -74,7 +74,7 @@ func countRight(t *testing.T, p *Pool, id pool.SpaceID, h pool.Hashes) (n int) {
 			continue
 		}
 		n++
-		if !bytes.Equal(p.arena.base[s.Off:][:pool.MaxHashLen], h.At(i)) {
+		if !bytes.Equal(p.base[s.Off:][:pool.MaxHashLen], h.At(i)) {
 			t.Errorf("block %d has wrong bytes", i)
 		}
 	}

@@ -17,7 +17,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
@@ -82,13 +81,13 @@ type Info struct {
 // Pool implements pool.Index, pool.Slots and pool.Spaces. All methods may run at once.
 type Pool struct {
 	info  Info
-	arena arena
-	ready atomic.Int64 // bytes populated
+	arena *arena
+	base  []byte // of the arena
+	fd    int    // of the arena; -1: it is address space alone
 
-	populating populating
-	advisor    *advisor
-	keeper     *keeper
-	tellBad    func(BadPage)
+	advisor *advisor
+	keeper  *keeper
+	tellBad func(BadPage)
 
 	sweeping sync.Mutex // a sweep runs; taken before mu
 	moves    sync.Mutex // entries are moved to other slots; taken before mu
@@ -114,28 +113,39 @@ func Open(o Options) (*Pool, error) {
 	if o.Path != "" {
 		return openKept(&o)
 	}
-	a, err := openArena(&o)
+	a, err := o.arena()
 	if err != nil {
 		return nil, err
 	}
-	c, err := newCore(o.Bytes, o.SlabBytes, newSeed(o.HashSeed), o.Clock)
+	page, _ := a.page()
+	c, err := newCore(&o, page, newSeed(o.HashSeed), nil)
 	if err != nil {
 		return nil, errors.Join(err, a.close())
 	}
-	c.advisor, c.slabs.bad.page = newAdvisor(o.Policy, o.Clock), a.pageBytes
+	c.advisor = newAdvisor(o.Policy, o.Clock)
 	return start(&o, a, c), nil
 }
 
+// arena is the memory of a pool that ends with its process.
+func (o *Options) arena() (*arena, error) {
+	if o.Virtual {
+		return virtualArena(o.Bytes)
+	}
+	return openArena(o.Bytes, o.HugePages == Auto)
+}
+
 // start is the pool of an arena and of what is in it.
-func start(o *Options, a arena, c *core) *Pool {
+func start(o *Options, a *arena, c *core) *Pool {
 	p := &Pool{arena: a, core: c, advisor: c.advisor, tellBad: o.BadPage}
-	p.info = Info{Bytes: o.Bytes, SlabBytes: o.SlabBytes, PageBytes: a.pageBytes, PageReason: a.reason}
+	p.base, p.fd = a.memory()
+	p.info = Info{Bytes: o.Bytes, SlabBytes: o.SlabBytes}
+	p.info.PageBytes, p.info.PageReason = a.page()
 	if !o.Virtual {
-		p.info.Placement = place(a.raw, o.Nodes)
-		if o.HugePages == Auto && a.pageBytes != hugeBytes {
-			p.info.Transparent = a.askTransparent(shmemHuge)
+		p.info.Placement = a.place(o.Nodes)
+		if o.HugePages == Auto {
+			p.info.Transparent = a.makeHuge()
 		}
-		p.populating.start(a.base, &p.ready, p.probe)
+		a.startPopulating(p.probe)
 	}
 	return p
 }
@@ -181,11 +191,15 @@ func (p *Pool) Info() Info { return p.info }
 
 // Arena is the memory the slots lie in, and the descriptor it can be mapped from (-1 for a virtual one). Both are
 // the pool's and end with Close.
-func (p *Pool) Arena() (base []byte, fd int) { return p.arena.base, p.arena.fd }
+func (p *Pool) Arena() (base []byte, fd int) { return p.base, p.fd }
 
 // Populated returns when the arena is populated or the pool closed, and why it was not populated to the end: an
 // arena that is not is slower at first, and fails late if the machine has no memory.
-func (p *Pool) Populated() error { return p.populating.wait() }
+func (p *Pool) Populated() error { return p.arena.populated() }
+
+// HugeBytes is how much of the arena lies on huge pages now, as the kernel says: all of it where they were set aside, else what the
+// kernel found by itself. It takes milliseconds for each 10 GiB.
+func (p *Pool) HugeBytes() (int64, error) { return p.arena.onHuge() }
 
 // Close gives all memory back. Nobody may touch the arena any more; methods called later find nothing.
 func (p *Pool) Close() error {
@@ -199,7 +213,7 @@ func (p *Pool) Close() error {
 	p.mu.Unlock()
 	p.moves.Lock() // nobody copies in the arena any more, and from here on nobody begins to
 	defer p.moves.Unlock()
-	p.populating.end()
+	p.arena.stopPopulating()
 	p.advisor.close()
 	return errors.Join(err, p.keeper.close(), p.arena.close())
 }

@@ -23,7 +23,7 @@ func (w *work) refill() {
 // where nothing more can go, or a slab of another class must be emptied first.
 func (c *core) makeRoom(classes []int32) bool {
 	for class := c.slabs.lacking(classes); class != noClass; class = c.slabs.lacking(classes) {
-		if c.slabs.spares > 0 && c.want(class, bySpare) {
+		if c.slabs.anySpare() && c.want(class, bySpare) {
 			return false
 		}
 		if !c.reclaimPartial() && !c.evictFor(class) {
@@ -61,16 +61,18 @@ func (c *core) evictFor(class int32) bool {
 // another: such classes leave their slabs where they are. Once it is found true it is for
 // nearOldest calls.
 func (c *core) asOld(class int32, oldest uint32) bool {
-	k := &c.slabs.class[class]
-	if k.asOld > 0 {
-		k.asOld--
+	if int(class) >= len(c.foundOld) {
+		c.foundOld = append(c.foundOld, make([]int, int(class)+1-len(c.foundOld))...)
+	}
+	if c.foundOld[class] > 0 {
+		c.foundOld[class]--
 		return true
 	}
 	donor := c.group(c.recs.all[oldest].ident).classes[0]
-	if c.oldestOf(class, oldest, min(int(c.slabs.class[donor].perSlab), farOldest)) == none {
+	if c.oldestOf(class, oldest, min(c.slabs.perSlab(donor), farOldest)) == none {
 		return false
 	}
-	k.asOld = nearOldest - 1
+	c.foundOld[class] = nearOldest - 1
 	return true
 }
 

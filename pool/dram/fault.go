@@ -19,5 +19,5 @@ func (p *Pool) FlipByte(nth int) bool {
 		return false
 	}
 	s := c.slot(e, 0)
-	return pagefault.Guard(p.arena.base, nil, func() { p.arena.base[s.Off+int64(s.Len)/2] ^= 1 }) == nil
+	return pagefault.Guard(p.base, nil, func() { p.base[s.Off+int64(s.Len)/2] ^= 1 }) == nil
 }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/pagefault"
 )
 
 // file is where a pool is kept that outlives its process: on tmpfs or hugetlbfs, so that it costs nothing but the memory that
@@ -28,71 +30,81 @@ type file struct {
 	tick    uint32        // of the last store or load
 	refused uint64        // times something could not grow because the file system had no room
 	faults  atomic.Uint64 // times that a page after the arena faulted
+
+	made bool   // the file was not there, or was empty
+	cold string // why what was in it cannot be used; empty: it can, or the file is new
+}
+
+// fileOptions are those of a pool's file.
+type fileOptions struct {
+	path             string
+	bytes, slabBytes int64     // of the arena, and of a slab
+	seed             [5]uint64 // of the hash table, if the file is made
+	now              time.Time
 }
 
 // tickLength is the unit of the clock in headers.
 const tickLength = 100 * time.Millisecond
 
 // openFile takes the file of a pool, made if it is not there, and maps it.
-func openFile(o *Options) (f *file, a arena, r *Recovery, err error) {
-	fd, made, err := lockPath(o.Path)
+func openFile(o *fileOptions) (f *file, a *arena, err error) {
+	fd, made, err := lockPath(o.path)
 	if err != nil {
-		return nil, arena{}, nil, err
+		return nil, nil, err
 	}
 	defer func() {
 		if err != nil && made {
-			_ = os.Remove(o.Path) // while it is locked; the first error counts
+			_ = os.Remove(o.path) // while it is locked; the first error counts
 		}
 		if err != nil {
 			_ = unix.Close(fd) // nothing was written through it
 		}
 	}()
-	page, reason, err := checkFilesystem(fd, o.Path)
+	page, reason, err := checkFilesystem(fd, o.path)
 	if err != nil {
-		return nil, arena{}, nil, err
+		return nil, nil, err
 	}
-	f = &file{path: o.Path, fd: fd}
-	want := layoutOf(o.Bytes, o.SlabBytes, page)
-	r = &Recovery{Path: o.Path, New: made}
-	if err := f.examine(&want, r); err != nil {
-		return nil, arena{}, nil, err
+	f = &file{path: o.path, fd: fd, made: made}
+	want := layoutOf(o.bytes, o.slabBytes, page)
+	if err := f.examine(&want); err != nil {
+		return nil, nil, err
 	}
-	if r.New || r.Cold != "" { // a file that is used again has its memory since it was made
-		if err := f.make(&want, o.HashSeed, o.Clock()); err != nil {
-			return nil, arena{}, nil, err
+	if f.made || f.cold != "" { // a file that is used again has its memory since it was made
+		if err := f.make(&want, o.seed, o.now); err != nil {
+			return nil, nil, err
 		}
 	}
 	err = f.mapMeta()
 	if errors.Is(err, errNoSuper) { // a file that is made anew has other pages
-		r.Cold = err.Error()
-		if err = f.make(&want, o.HashSeed, o.Clock()); err == nil {
+		f.cold = err.Error()
+		if err = f.make(&want, o.seed, o.now); err == nil {
 			err = f.mapMeta()
 		}
 	}
 	if err != nil {
-		return nil, arena{}, nil, err
+		return nil, nil, err
 	}
-	a, err = mapArena(fd, o.Bytes, page)
+	a, err = mapArena(fd, o.bytes, page)
 	if err != nil {
-		return nil, arena{}, nil, errors.Join(err, unix.Munmap(f.meta))
+		return nil, nil, errors.Join(err, unix.Munmap(f.meta))
 	}
 	a.reason = reason
-	return f, a, r, nil
+	return f, a, nil
 }
 
 // examine reads the superblock there is and decides whether the content can be used.
-func (f *file) examine(want *layout, r *Recovery) error {
+func (f *file) examine(want *layout) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(f.fd, &st); err != nil {
 		return fmt.Errorf("dram: %s: %w", f.path, err)
 	}
 	if st.Size == 0 {
-		r.New = true
+		f.made = true
 		return nil
 	}
 	b, err := readSuper(f.fd, st.Size)
 	if errors.Is(err, unix.EIO) && st.Size == want.end {
-		r.Cold = errNoSuper.Error() // no other file has that size
+		f.cold = errNoSuper.Error() // no other file has that size
 		return nil
 	}
 	if err != nil {
@@ -105,7 +117,7 @@ func (f *file) examine(want *layout, r *Recovery) error {
 	if errors.Is(bad, errForeign) || errors.Is(bad, errBlank) && st.Blocks*512 > want.page {
 		return fmt.Errorf("dram: %s: %d bytes that are no pool's: allowed is a file that is not there, or one that a pool made", f.path, st.Size)
 	}
-	r.Cold = s.unfit(want, st.Size, bad)
+	f.cold = s.unfit(want, st.Size, bad)
 	s.layout = *want
 	f.super = s
 	return nil
@@ -141,6 +153,9 @@ func (f *file) mapMeta() (err error) {
 // errNoSuper is a superblock whose page went bad.
 var errNoSuper = errors.New("its superblock cannot be read")
 
+// giveUp unmaps what openFile mapped beside the arena, and writes nothing.
+func (f *file) giveUp() error { return unix.Munmap(f.meta) }
+
 // close gives the file back. The lock ends with the last descriptor and the last mapping, this process's or another's.
 func (f *file) close() error {
 	if f == nil {
@@ -153,10 +168,61 @@ func (f *file) close() error {
 // area is a part of the file behind the arena.
 func (f *file) area(from, bytes int64) []byte { return f.meta[from-f.super.layout.headers:][:bytes] }
 
-// now is the time in ticks since the file was made. It does not go back.
-func (f *file) now(t time.Time) uint32 {
+// at is the time in ticks since the file was made. It does not go back.
+func (f *file) at(t time.Time) uint32 {
 	if n := (t.UnixNano() - f.super.created) / int64(tickLength); n > int64(f.tick) && n < 1<<32 {
 		f.tick = uint32(n)
 	}
 	return f.tick
 }
+
+// noteAlive notes that the file is in use now. It needs no lock.
+func (f *file) noteAlive() { f.touch(func() { alive(f.whole) }) }
+
+// unsign notes that no process has the file. It needs no lock.
+func (f *file) unsign() { f.touch(func() { word(f.whole, superProcess).Store(0) }) }
+
+// faulted is how often pages of the file beside the arena could not be read or written.
+func (f *file) faulted() uint64 { return f.faults.Load() }
+
+// timesFull is how often something could not grow because the file system had no room.
+func (f *file) timesFull() uint64 { return f.refused }
+
+// state says of a file that was just opened whether it was made now, and why what was in it cannot be used.
+func (f *file) state() (made bool, cold string) { return f.made, f.cold }
+
+// seed is that of the hash table.
+func (f *file) seed() [5]uint64 { return f.super.seed }
+
+// touch runs do, which reads or writes what follows the arena, and reports whether no page of it
+// faulted. What was in a page that faults is lost: its headers count as free, its spaces as
+// forgotten.
+func (f *file) touch(do func()) bool {
+	if pagefault.Guard(f.meta, nil, do) == nil {
+		return true
+	}
+	f.faults.Add(1)
+	return false
+}
+
+// touchEach is touch for each number from one to before another. It goes on after one that faults,
+// and counts those.
+func (f *file) touchEach(from, to uint32, do func(i uint32)) (faulted int64) {
+	for i := from; i < to; i++ {
+		if f.touch(func() {
+			for ; i < to; i++ {
+				do(i)
+			}
+		}) {
+			break
+		}
+		faulted++
+	}
+	return faulted
+}
+
+// atLeast sets the clock of the file forward to a tick.
+func (f *file) atLeast(tick uint32) { f.tick = max(f.tick, tick) }
+
+// beside is all of the file but the arena, as it is mapped.
+func (f *file) beside() []byte { return f.meta }

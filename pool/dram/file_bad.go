@@ -1,11 +1,10 @@
 package dram
 
-import "github.com/kvagent/kvagent/pagefault"
-
 // Bad pages of the arena in a file: words of the superblock's page, each 0 or the number of a page
 // and a check of it. A word is written once, in one store, and stays until the file is made anew:
 // its pages are others then.
 const (
+	MaxBadPages = 256  // pages that a file remembers; with so many the pool is not healthy
 	superBad    = 1024 // the first word
 	superBadEnd = superBad + 8*MaxBadPages
 )
@@ -31,44 +30,18 @@ func (f *file) markBad(page int64) {
 	})
 }
 
-// restoreBad retires what was retired in another life. No slab is cut yet.
-func (c *core) restoreBad(f *file) {
-	arena := int64(len(c.slabs.slab)) * c.slabs.bytes
+// badPages names the pages of the arena that were retired in another life.
+func (f *file) badPages() (pages []int64) {
+	l := &f.super.layout
 	f.touch(func() {
 		for at := superBad; at < superBadEnd; at += 8 {
 			w := word(f.whole, at).Load()
 			page := int64(w >> 8)
-			if w == 0 || w != badWord(page) || page >= (arena+c.slabs.bad.page-1)/c.slabs.bad.page {
+			if w == 0 || w != badWord(page) || page >= (l.arena+l.page-1)/l.page {
 				continue
 			}
-			c.retirePage(page * c.slabs.bad.page)
+			pages = append(pages, page)
 		}
 	})
-}
-
-// touch runs do, which reads or writes what follows the arena, and reports whether no page of it
-// faulted. What was in a page that faults is lost: its headers count as free, its spaces as
-// forgotten.
-func (f *file) touch(do func()) bool {
-	if pagefault.Guard(f.meta, nil, do) == nil {
-		return true
-	}
-	f.faults.Add(1)
-	return false
-}
-
-// touchEach is touch for each number from one to before another. It goes on after one that faults,
-// and counts those.
-func (f *file) touchEach(from, to uint32, do func(i uint32)) (faulted int64) {
-	for i := from; i < to; i++ {
-		if f.touch(func() {
-			for ; i < to; i++ {
-				do(i)
-			}
-		}) {
-			break
-		}
-		faulted++
-	}
-	return faulted
+	return pages
 }

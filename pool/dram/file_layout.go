@@ -23,6 +23,9 @@ const (
 	slotsPerHeader = 2                       // headers for twice the slots there can be, so that spans find their place between others
 )
 
+// slotUnit is what every slot is rounded up to, bytes.
+const slotUnit = 1 << 10
+
 // layout says where the areas of a file are. It follows from the three sizes.
 type layout struct {
 	arena, slab, page                      int64

@@ -34,7 +34,7 @@ func (f *file) readLearned() (b []byte, number uint64, from int) {
 	return b, number, from
 }
 
-// writeLearned replaces the older copy. It needs no lock, but one caller at a time. What is too long, or has no room, is
+// writeLearned replaces the older copy. What is too long, or has no room, is
 // not kept.
 func (f *file) writeLearned(b []byte) {
 	if !f.provideLearned(int64(len(b) + learnedHead)) {
@@ -67,3 +67,14 @@ func (f *file) provideLearned(n int64) bool {
 	word(f.whole, superLearned).Store(uint64(n))
 	return true
 }
+
+// keptLearned is what was kept; nil if there is nothing, or it cannot be read.
+func (f *file) keptLearned() (b []byte) {
+	if !f.touch(func() { b, _, _ = f.readLearned() }) {
+		return nil
+	}
+	return b
+}
+
+// keepLearned keeps it. It needs no lock, but one caller at a time.
+func (f *file) keepLearned(b []byte) { f.touch(func() { f.writeLearned(b) }) }

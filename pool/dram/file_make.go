@@ -15,8 +15,8 @@ const providePiece = 32 << 20
 
 // make makes the file anew. The superblock gets its magic first, so that what is left behind if the process is killed is known
 // as a pool's, and its format last.
-func (f *file) make(l *layout, seedNumber uint64, now time.Time) error {
-	f.super = superblock{format: fileFormat, layout: *l, created: now.UnixNano(), seed: newSeed(seedNumber)}
+func (f *file) make(l *layout, seed [5]uint64, now time.Time) error {
+	f.super = superblock{format: fileFormat, layout: *l, created: now.UnixNano(), seed: seed}
 	if _, err := rand.Read(f.super.name[:]); err != nil {
 		return fmt.Errorf("dram: a name for %s: %w", f.path, err)
 	}
@@ -39,7 +39,7 @@ func (f *file) make(l *layout, seedNumber uint64, now time.Time) error {
 
 // fits refuses what the machine has no memory for. Huge pages are set aside: whether there are enough shows when they are taken.
 func (f *file) fits(l *layout) error {
-	if l.page > pageBytes {
+	if l.page > smallPage {
 		return nil
 	}
 	return checkMemory(l.least(), systemFiles)
@@ -72,7 +72,7 @@ func (f *file) provide(from, to int64) error {
 // full says how much room there is.
 func (f *file) full(need int64, err error) error {
 	var fs unix.Statfs_t
-	if f.super.page > pageBytes {
+	if f.super.page > smallPage {
 		free, _ := freeHugePages(systemFiles) // 0 if that is not known
 		return fmt.Errorf("dram: %s: no room for %s more in huge pages, of those of 2 MiB %d are free: %w", f.path, gib(need), free, err)
 	}

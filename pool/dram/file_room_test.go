@@ -73,7 +73,7 @@ func TestPoolOnHugePages(t *testing.T) {
 	}
 	p := reopen(t, Options{Bytes: stormPool, SlabBytes: stormSlab, Path: path})
 	defer closePool(t, p)
-	if i := p.Info(); i.PageBytes != hugeBytes || i.Recovery.Cold != "" || i.Recovery.Entries == 0 {
+	if i := p.Info(); i.PageBytes != hugePage || i.Recovery.Cold != "" || i.Recovery.Entries == 0 {
 		t.Errorf("%+v, recovery %+v", i, i.Recovery)
 	}
 	var held *HeldError
@@ -122,7 +122,7 @@ func TestNoRoomInFlight(t *testing.T) {
 	if err := p.Check(); err != nil {
 		t.Fatal(err)
 	}
-	if p.core.slabs.file.refused == 0 {
+	if p.core.file.timesFull() == 0 {
 		t.Error("nothing was refused")
 	}
 	if err := os.Remove(rest); err != nil {
@@ -141,7 +141,7 @@ func fillUp(t *testing.T, path string) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	for b := make([]byte, pageBytes); err == nil; {
+	for b := make([]byte, smallPage); err == nil; {
 		_, err = f.Write(b)
 	}
 	if !errors.Is(err, unix.ENOSPC) {
@@ -155,7 +155,7 @@ func putWhatFits(p *Pool, id pool.SpaceID, h pool.Hashes) (stored int) {
 	p.Reserve(&b)
 	for i := range b.Slots {
 		if b.Status[i] == pool.OK {
-			clear(p.arena.base[b.Slots[i].Off:][:b.Slots[i].Len])
+			clear(p.base[b.Slots[i].Off:][:b.Slots[i].Len])
 		}
 	}
 	p.Commit(b.Slots, b.Epoch, b.Status)
@@ -221,7 +221,7 @@ func TestTruncatedInFlight(t *testing.T) {
 			closePool(t, p)
 		}
 	}
-	l := layoutOf(o.Bytes, o.SlabBytes, pageBytes)
+	l := layoutOf(o.Bytes, o.SlabBytes, smallPage)
 	for _, size := range []int64{l.end, 0} {
 		if err := os.Truncate(path, size); err != nil {
 			t.Fatal(err)

@@ -13,10 +13,7 @@ import (
 //	8   generation (uint64)
 //	16  fingerprint (16), shards, groups (uint32); for each group its block tokens and the bytes of each shard (uint32);
 //	    the identity up to the end
-const (
-	spaceHead = 16
-	notKept   = -1
-)
+const spaceHead = 16
 
 type spaceRecord []byte
 
@@ -34,6 +31,9 @@ func (f *file) spacesUsed() (n int) {
 func (r spaceRecord) turn() uint32 { return uint32(word(r, 8).Add(1)) }
 
 func (r spaceRecord) generation() uint32 { return uint32(word(r, 8).Load()) }
+
+// used says whether there is a space, damaged or not.
+func (r spaceRecord) used() bool { return word(r, 0).Load() != 0 }
 
 func (r spaceRecord) remove() { word(r, 0).Store(0) }
 
@@ -58,8 +58,9 @@ func (r spaceRecord) read() (s pool.Spec, ok bool) {
 	return decodeSpec(b)
 }
 
-func encodeSpec(s *pool.Spec) []byte {
-	b := append([]byte(nil), s.Fingerprint[:]...)
+// encodeSpec gives what a record holds of a space; false if a record is too small for it.
+func encodeSpec(s *pool.Spec) (b []byte, fits bool) {
+	b = append(b, s.Fingerprint[:]...)
 	b = le.AppendUint32(b, uint32(s.Shards))
 	b = le.AppendUint32(b, uint32(len(s.Groups)))
 	for _, g := range s.Groups {
@@ -68,7 +69,8 @@ func encodeSpec(s *pool.Spec) []byte {
 			b = le.AppendUint32(b, n)
 		}
 	}
-	return append(b, s.Identity...)
+	b = append(b, s.Identity...)
+	return b, len(b) <= spaceBytes-spaceHead
 }
 
 func decodeSpec(b []byte) (s pool.Spec, ok bool) {
@@ -95,34 +97,8 @@ func decodeSpec(b []byte) (s pool.Spec, ok bool) {
 	return s, true
 }
 
-// keepSpace gives a space that is opened a record of the file. Without one it works, and is gone with the process.
-func (c *core) keepSpace(sp *space) {
-	sp.record = notKept
-	f := c.slabs.file
-	if f == nil {
-		return
-	}
-	b := encodeSpec(&sp.spec)
-	if len(b) > spaceBytes-spaceHead {
-		return
-	}
-	n, ok := f.newRecord()
-	if !ok {
-		if n, ok = c.forgetUnopened(); !ok {
-			return
-		}
-	}
-	if f.touch(func() {
-		r := f.spaceAt(n)
-		sp.generation = r.turn()
-		r.write(b)
-	}) {
-		sp.record = n
-	}
-}
-
-// newRecord is the number of a record without a space.
-func (f *file) newRecord() (n int, ok bool) {
+// freeRecord is the number of a record without a space.
+func (f *file) freeRecord() (n int, ok bool) {
 	if !f.touch(func() { word(f.whole, superSpaces).Load() }) {
 		return 0, false // nobody knows which are used
 	}
@@ -144,17 +120,4 @@ func (f *file) newRecord() (n int, ok bool) {
 		return 0, false
 	}
 	return used, f.touch(func() { word(f.whole, superSpaces).Store(uint64(used) + 1) })
-}
-
-// forgetUnopened takes the record of a space that nobody opened since the file was, and of which nothing is stored.
-func (c *core) forgetUnopened() (n int, ok bool) {
-	for print, sp := range c.unopened {
-		if c.realms[sp.realm].entries > 0 {
-			continue
-		}
-		delete(c.unopened, print)
-		c.end(sp.realm)
-		return sp.record, true
-	}
-	return 0, false
 }

@@ -21,7 +21,7 @@ import (
 //	56  when it was stored or loaded last (uint32), in ticks; outside the checksum
 //	60  0, or the checksum of bytes 0 to 47 and of the slot's number
 type header struct {
-	hash       key
+	hash       [4]uint64
 	space      uint16
 	place      uint8
 	hashLen    uint8
@@ -56,14 +56,7 @@ func (h *header) group() uint8 { return h.place >> 4 }
 func (h *header) shard() uint8 { return h.place & 15 }
 
 // parentOf is what a header says of the block before: its slot, and a tag of its key.
-func parentOf(slot uint32, k *key) uint64 { return uint64(slot+1)<<32 | uint64(k.tag()) }
-
-// tag of a key. It guards against a slot that was given to another key, not against anybody hostile: the file is the
-// agent's own, and only the order of eviction depends on it.
-func (k *key) tag() uint32 {
-	const a, b, c, d = 0x9e3779b97f4a7c15, 0xbf58476d1ce4e5b9, 0x94d049bb133111eb, 0xd6e8feb86659fd93
-	return uint32(fold(k.a^a, k.b^b) ^ fold(k.c^c, k.d^d))
-}
+func parentOf(slot, tag uint32) uint64 { return uint64(slot+1)<<32 | uint64(tag) }
 
 // slabWord is what a file says of a slab: the first of its headers, the bytes of its slots, and a check of both; 0 if it
 // is not in use.
@@ -80,3 +73,52 @@ func readSlabWord(w uint64) (first, slotBytes uint32, ok bool) {
 	}
 	return uint32(w >> 32), uint32(w) >> 8 * slotUnit, true
 }
+
+// slabAt is where the word of a slab is.
+func (f *file) slabAt(n int32) int { return int(f.super.slabs-f.super.headers) + int(n)*slabWordBytes }
+
+// assign notes that a slab is cut into slots, whose headers are all clear; false if there is no room for them.
+func (f *file) assign(n int32, first, perSlab, slotBytes uint32) bool {
+	if f == nil {
+		return true
+	}
+	if !f.grow(int(first + perSlab)) {
+		return false
+	}
+	f.touch(func() { word(f.meta, f.slabAt(n)).Store(slabWord(first, slotBytes)) })
+	return true
+}
+
+// withdraw notes that a slab has no slots any more. All its headers are clear.
+func (f *file) withdraw(n int32) {
+	if f != nil {
+		f.touch(func() { word(f.meta, f.slabAt(n)).Store(0) })
+	}
+}
+
+// slab is what the file says of a slab: the first of its headers, and the bytes of its slots; false if it is not in use, or cannot
+// be read.
+func (f *file) slab(n int32) (first, slotBytes uint32, ok bool) {
+	var w uint64
+	f.touch(func() { w = word(f.meta, f.slabAt(n)).Load() })
+	return readSlabWord(w)
+}
+
+// erase makes nothing of what the file holds count any more.
+func (f *file) erase() {
+	for n := range f.super.slabCount() {
+		f.withdraw(int32(n))
+	}
+	for n := range f.spacesUsed() {
+		f.touch(func() { f.spaceAt(n).remove() })
+	}
+	for from := 0; from < f.usable*headerBytes; from += smallPage {
+		f.touch(func() { clear(f.meta[from:min(from+smallPage, f.usable*headerBytes)]) })
+	}
+}
+
+// header is that of a cell.
+func (f *file) header(cell uint32) *header { return &f.headers[cell] }
+
+// usableHeaders is how many headers have memory.
+func (f *file) usableHeaders() int { return f.usable }

@@ -4,13 +4,11 @@ package dram
 // anybody hears that they are stored; it is cleared before the slot can be given to another.
 
 // header is what the file says of a slot in use.
-func (s *slabs) header(slot uint32) *header {
-	return &s.file.headers[s.slab[slot>>s.slotBits].cells+slot&(1<<s.slotBits-1)]
-}
+func (c *core) header(slot uint32) *header { return c.file.header(c.slabs.cell(slot)) }
 
 // keepShard makes a shard whose bytes are there one that outlives the process.
 func (c *core) keepShard(e, slot uint32, shard uint8, sum uint32) {
-	if c.slabs.file == nil {
+	if c.file == nil {
 		return
 	}
 	r := &c.recs.all[e]
@@ -18,39 +16,39 @@ func (c *core) keepShard(e, slot uint32, shard uint8, sum uint32) {
 	if sp.record == notKept {
 		return
 	}
-	c.slabs.file.touch(func() {
-		h := c.slabs.header(slot)
-		h.hash, h.space, h.hashLen = r.hash, uint16(sp.record), r.ident.hashLen()
+	c.file.touch(func() {
+		h := c.header(slot)
+		h.hash, h.space, h.hashLen = r.hash.words(), uint16(sp.record), r.ident.hashLen()
 		h.place, h.generation = r.ident.group()<<4|shard, sp.generation
 		h.length, h.sum = sp.spec.Groups[r.ident.group()].ShardBytes[shard], sum
-		h.used.Store(c.slabs.file.tick)
+		h.used.Store(c.file.tick)
 		h.check.Store(h.sumOf(slot))
 	})
 }
 
 // unkeep makes the slots of an entry free ones for whoever opens the file next.
 func (c *core) unkeep(e uint32) {
-	if c.slabs.file == nil {
+	if c.file == nil {
 		return
 	}
 	slot := c.recs.all[e].head
 	for range c.group(c.recs.all[e].ident).classes {
-		c.slabs.file.touch(func() { c.slabs.header(slot).check.Store(0) })
+		c.file.touch(func() { c.header(slot).check.Store(0) })
 		slot = c.slabs.at(slot).link
 	}
 }
 
 // keepParent notes what e hangs on; parent none is nothing.
 func (c *core) keepParent(e, parent uint32) {
-	if c.slabs.file == nil {
+	if c.file == nil {
 		return
 	}
 	var w uint64
 	if parent != none {
 		p := &c.recs.all[parent]
-		w = parentOf(p.head, &p.hash)
+		w = parentOf(p.head, p.hash.tag())
 	}
-	c.slabs.file.touch(func() { c.slabs.header(c.recs.all[e].head).parent.Store(w) })
+	c.file.touch(func() { c.header(c.recs.all[e].head).parent.Store(w) })
 }
 
 // keepMove gives a moved shard's header to its new slot. Until the old one is cleared both are
@@ -58,11 +56,11 @@ func (c *core) keepParent(e, parent uint32) {
 // it is now. The old header is cleared in a touch of its own, also if the new one cannot be written:
 // its slot is given to another entry.
 func (c *core) keepMove(e uint32, m *move) {
-	f := c.slabs.file
+	f := c.file
 	if f == nil {
 		return
 	}
-	old, h := c.slabs.header(m.slot), c.slabs.header(m.to)
+	old, h := c.header(m.slot), c.header(m.to)
 	f.touch(func() {
 		h.parent.Store(old.parent.Load())
 		h.used.Store(old.used.Load())
@@ -90,45 +88,65 @@ func (c *core) keepChildren(e uint32) {
 
 // keepUse notes that e was loaded.
 func (c *core) keepUse(e uint32) {
-	if f := c.slabs.file; f != nil {
-		f.touch(func() { c.slabs.header(c.recs.all[e].head).used.Store(f.tick) })
+	if f := c.file; f != nil {
+		f.touch(func() { c.header(c.recs.all[e].head).used.Store(f.tick) })
 	}
 }
 
 // tick sets the clock of what keepShard and keepUse note.
 func (c *core) tick() {
-	if f := c.slabs.file; f != nil {
-		f.now(c.now())
-	}
-}
-
-// slabAt is where the word of a slab is.
-func (f *file) slabAt(n int32) int { return int(f.super.slabs-f.super.headers) + int(n)*slabWordBytes }
-
-// assign notes that a slab is cut into slots, whose headers are all clear; false if there is no room for them.
-func (f *file) assign(n int32, first, perSlab, slotBytes uint32) bool {
-	if f == nil {
-		return true
-	}
-	if !f.grow(int(first + perSlab)) {
-		return false
-	}
-	f.touch(func() { word(f.meta, f.slabAt(n)).Store(slabWord(first, slotBytes)) })
-	return true
-}
-
-// withdraw notes that a slab has no slots any more. All its headers are clear.
-func (f *file) withdraw(n int32) {
-	if f != nil {
-		f.touch(func() { word(f.meta, f.slabAt(n)).Store(0) })
+	if f := c.file; f != nil {
+		f.at(c.now())
 	}
 }
 
 // turnKept starts a new generation of a space: from here on nothing stored before comes back.
 func (c *core) turnKept(sp *space) {
-	if f := c.slabs.file; f != nil && sp.record != notKept {
+	if f := c.file; f != nil && sp.record != notKept {
 		if !f.touch(func() { sp.generation = f.spaceAt(sp.record).turn() }) {
 			sp.record = notKept // its record is lost, and what was stored under it
 		}
 	}
+}
+
+// notKept is the record of a space that the file has not.
+const notKept = -1
+
+// keepSpace gives a space that is opened a record of the file. Without one it works, and is gone with the process.
+func (c *core) keepSpace(sp *space) {
+	sp.record = notKept
+	f := c.file
+	if f == nil {
+		return
+	}
+	b, fits := encodeSpec(&sp.spec)
+	if !fits {
+		return
+	}
+	n, ok := f.freeRecord()
+	if !ok {
+		if n, ok = c.forgetUnopened(); !ok {
+			return
+		}
+	}
+	if f.touch(func() {
+		r := f.spaceAt(n)
+		sp.generation = r.turn()
+		r.write(b)
+	}) {
+		sp.record = n
+	}
+}
+
+// forgetUnopened takes the record of a space that nobody opened since the file was, and of which nothing is stored.
+func (c *core) forgetUnopened() (n int, ok bool) {
+	for print, sp := range c.unopened {
+		if c.realms[sp.realm].entries > 0 {
+			continue
+		}
+		delete(c.unopened, print)
+		c.end(sp.realm)
+		return sp.record, true
+	}
+	return 0, false
 }

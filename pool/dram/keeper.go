@@ -42,10 +42,10 @@ func (k *keeper) run() {
 
 func (k *keeper) keep() {
 	if b := k.advisor.learned(); b != nil {
-		k.file.touch(func() { k.file.writeLearned(b) })
+		k.file.keepLearned(b)
 	}
-	k.file.touch(func() { alive(k.file.whole) })
-	if n := k.file.faults.Load(); n > k.told && k.tell != nil {
+	k.file.noteAlive()
+	if n := k.file.faulted(); n > k.told && k.tell != nil {
 		k.told = n
 		k.tell(n)
 	}
@@ -56,7 +56,7 @@ func (k *keeper) close() error {
 	if k == nil {
 		return nil
 	}
-	k.file.touch(func() { word(k.file.whole, superProcess).Store(0) })
+	k.file.unsign()
 	close(k.ending)
 	k.done.Wait()
 	return k.file.close()
@@ -85,8 +85,8 @@ func (a *advisor) learn(f *file) error {
 	if !ok {
 		return nil
 	}
-	var b []byte
-	if !f.touch(func() { b, _, _ = f.readLearned() }) || b == nil {
+	b := f.keptLearned()
+	if b == nil {
 		return nil
 	}
 	return learner.Learn(b)

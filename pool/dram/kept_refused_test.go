@@ -57,7 +57,7 @@ func changeFile(t *testing.T, o Options, change func(b []byte, l *layout)) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := layoutOf(o.Bytes, o.SlabBytes, pageBytes)
+	l := layoutOf(o.Bytes, o.SlabBytes, smallPage)
 	change(b, &l)
 	if err := os.WriteFile(o.Path, b, 0o600); err != nil {
 		t.Fatal(err)

@@ -61,7 +61,7 @@ func put(t *testing.T, p *Pool, id pool.SpaceID, h pool.Hashes) {
 	p.Reserve(&b)
 	for i, s := range b.Slots {
 		if b.Status[i] == pool.OK {
-			copy(p.arena.base[s.Off:], h.At(i))
+			copy(p.base[s.Off:], h.At(i))
 		}
 	}
 	p.Commit(b.Slots, b.Epoch, b.Status)
@@ -80,7 +80,7 @@ func keptFile(t *testing.T) (Options, pool.Hashes) {
 
 // TestHeaderIsWholeOrFree tries every number of bytes of a header that may have been written when the process was killed.
 func TestHeaderIsWholeOrFree(t *testing.T) {
-	h := header{hash: key{1, 2, 3, 4}, space: 3, hashLen: 32, place: 0x12, generation: 9, length: 4096, sum: 77}
+	h := header{hash: [4]uint64{1, 2, 3, 4}, space: 3, hashLen: 32, place: 0x12, generation: 9, length: 4096, sum: 77}
 	h.parent.Store(5)
 	h.check.Store(h.sumOf(8))
 	all := *(*[headerBytes]byte)(unsafe.Pointer(&h))

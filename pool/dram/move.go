@@ -41,7 +41,7 @@ func (c *core) survey(n int32, out []tenant) ([]tenant, bool) {
 		if !busy {
 			continue
 		}
-		slot := uint32(n)<<c.slabs.slotBits | uint32(place)
+		slot := c.slabs.slot(n, uint32(place))
 		e := c.owner(slot)
 		if e == none || c.held(e) || c.recs.all[e].is(flagDropped) {
 			return out, false
@@ -82,8 +82,8 @@ func (c *core) planMoves(tenants, held []tenant) (left, stay []tenant, full bool
 		case c.held(e):
 			held = append(held, t)
 		default:
-			id := c.slabs.slab[t.slot>>c.slabs.slotBits].class
-			if c.slabs.class[id].room == noSlab {
+			id := c.slabs.classAt(t.slot)
+			if !c.slabs.hasRoom(id) {
 				return tenants, held, true
 			}
 			to, _ := c.slabs.take(id)
@@ -137,7 +137,7 @@ func (c *core) settleMove(e uint32, m *move) {
 	c.keepMove(e, m)
 	c.slabs.give(m.slot)
 	c.stats.Moved++
-	c.stats.MovedBytes += uint64(c.slabs.class[c.slabs.slab[m.to>>c.slabs.slotBits].class].bytes)
+	c.stats.MovedBytes += uint64(c.slabs.sizeAt(m.to))
 }
 
 // gather gets a slab for a class of an entry whose slots were found lacking, and says whether it is
@@ -206,13 +206,13 @@ func (p *Pool) moveSome(tenants, held []tenant, g *progress) (left, stay []tenan
 // copyMove copies a shard to its new slot; false if a page of either cannot be read or written, which
 // is retired then, and told of by endMoves.
 func (p *Pool) copyMove(m *move) bool {
-	if p.arena.fd < 0 {
+	if p.fd < 0 {
 		return true // an arena without memory: a benchmark's
 	}
-	to, from := p.arena.base[m.at:][:m.bytes], p.arena.base[m.from:][:m.bytes]
+	to, from := p.base[m.at:][:m.bytes], p.base[m.from:][:m.bytes]
 	// The whole arena is guarded: of broken memory the kernel may name the beginning of the page, which
 	// may lie before the slot.
-	if pagefault.Guard(p.arena.base, nil, func() { copy(to, from) }) == nil {
+	if pagefault.Guard(p.base, nil, func() { copy(to, from) }) == nil {
 		return true
 	}
 	p.probeTelling(m.from, m.from+m.bytes, p.noteRetired)
@@ -257,7 +257,5 @@ func (p *Pool) endEmpty(n int32) bool {
 	if p.closed {
 		return false
 	}
-	emptied := p.core.slabs.draining != n
-	p.core.slabs.endDrain()
-	return emptied
+	return p.core.slabs.endDrain(n)
 }

@@ -21,7 +21,7 @@ func fillShard(p *Pool, b *pool.Batch) {
 	for i, s := range b.Slots {
 		if b.Status[i] == pool.OK {
 			for at := int64(0); at < int64(s.Len); {
-				at += int64(copy(p.arena.base[s.Off+at:s.Off+int64(s.Len)], b.Hashes.At(i)))
+				at += int64(copy(p.base[s.Off+at:s.Off+int64(s.Len)], b.Hashes.At(i)))
 			}
 		}
 	}
@@ -50,7 +50,7 @@ func wantShards(t *testing.T, p *Pool, id pool.SpaceID, h pool.Hashes) {
 			if b.Status[i] != pool.OK {
 				t.Fatalf("block %d: status %d", i, b.Status[i])
 			}
-			if got := p.arena.base[s.Off:][:s.Len]; !bytes.Equal(got[:pool.MaxHashLen], h.At(i)) ||
+			if got := p.base[s.Off:][:s.Len]; !bytes.Equal(got[:pool.MaxHashLen], h.At(i)) ||
 				!bytes.Equal(got[len(got)-8:], tail(h.At(i), len(got))) {
 				t.Fatalf("moved bytes are wrong: block %d, shard %d", i, shard)
 			}
@@ -101,12 +101,12 @@ func plan(t *testing.T, p *Pool, id pool.SpaceID, h pool.Hashes, shard uint8) []
 	c := p.core
 	ident, _, _ := c.identOf(id, 0, h.Len)
 	slot, _ := c.shardCell(c.recs.all[c.find(ident, h.At(0))].head, int(shard))
-	n := int32(slot >> c.slabs.slotBits)
+	n := c.slabs.slabOf(slot)
 	tenants, ok := c.survey(n, nil)
 	if !ok {
 		t.Fatal("a slab in which nothing is held cannot be emptied")
 	}
-	if c.slabs.free(c.slabs.slab[n].class) == 0 || c.slabs.class[c.slabs.slab[n].class].slabs < 2 {
+	if c.slabs.free(c.slabs.classAt(slot)) == 0 || c.slabs.slabsOf(c.slabs.classAt(slot)) < 2 {
 		t.Fatal("no other slab to move to")
 	}
 	c.slabs.drain(n)
@@ -116,7 +116,7 @@ func plan(t *testing.T, p *Pool, id pool.SpaceID, h pool.Hashes, shard uint8) []
 // copyPlanned copies the bytes of what planMoves has chosen.
 func copyPlanned(p *Pool) {
 	for _, m := range p.core.moving {
-		copy(p.arena.base[m.at:][:m.bytes], p.arena.base[m.from:][:m.bytes])
+		copy(p.base[m.at:][:m.bytes], p.base[m.from:][:m.bytes])
 	}
 }
 
@@ -151,7 +151,7 @@ func TestMovedWhileItIsRead(t *testing.T) {
 }
 
 func slabOf(p *Pool, tenants []tenant) int32 {
-	return int32(tenants[0].slot >> p.core.slabs.slotBits)
+	return p.core.slabs.slabOf(tenants[0].slot)
 }
 
 // TestGoneWhileItMoves drops entries, and stores one of them again, while they are copied.
@@ -193,7 +193,7 @@ func TestCommittedWhileItMoves(t *testing.T) {
 	c := p.core
 	ident, _, _ := c.identOf(id, 0, h.Len)
 	slot, _ := c.shardCell(c.recs.all[c.find(ident, h.At(0))].head, 1)
-	n := int32(slot >> c.slabs.slotBits)
+	n := c.slabs.slabOf(slot)
 	tenants, _ := c.survey(n, nil)
 	c.slabs.drain(n)
 	tenants, _, _ = c.planMoves(tenants, nil)
@@ -223,7 +223,7 @@ func TestKilledWhileItMoves(t *testing.T) {
 			c := p.core
 			for i := range c.moving {
 				m := &c.moving[i]
-				from := c.slabs.header(m.slot)
+				from := c.header(m.slot)
 				check := from.check.Load()
 				if at > 0 {
 					e, _ := c.lies(&m.tenant)
@@ -290,7 +290,7 @@ func TestBadPageWhileItMoves(t *testing.T) {
 		if from {
 			bad = moving[len(moving)-1].from
 		}
-		spoil(t, p.arena.base, bad)
+		spoil(t, p.base, bad)
 		failed := 0
 		for i := range moving {
 			if moving[i].failed = !p.copyMove(&moving[i]); moving[i].failed {
@@ -341,8 +341,8 @@ func TestMovesBesideReaders(t *testing.T) {
 				b := shardBatch(id, h, 0)
 				p.Acquire(b)
 				for i, s := range b.Slots {
-					if b.Status[i] == pool.OK && (!bytes.Equal(p.arena.base[s.Off:][:pool.MaxHashLen], h.At(i)) ||
-						!bytes.Equal(p.arena.base[s.Off+int64(s.Len)-8:][:8], tail(h.At(i), int(s.Len)))) {
+					if b.Status[i] == pool.OK && (!bytes.Equal(p.base[s.Off:][:pool.MaxHashLen], h.At(i)) ||
+						!bytes.Equal(p.base[s.Off+int64(s.Len)-8:][:8], tail(h.At(i), int(s.Len)))) {
 						t.Errorf("wrong bytes in block %d of chain %d of worker %d", i, turn, w)
 					}
 				}
@@ -365,7 +365,7 @@ func TestMovedWithBadHeaders(t *testing.T) {
 		tenants := plan(t, p, id, h, shard)
 		p.planMoves(tenants, nil)
 		copyPlanned(p)
-		spoil(t, p.core.slabs.file.meta, 0)
+		spoil(t, p.core.file.beside(), 0)
 		p.settleMoves(nil)
 		p.endEmpty(slabOf(p, tenants))
 		wantShards(t, p, id, h)
@@ -381,7 +381,7 @@ func TestMovedWithBadHeaders(t *testing.T) {
 func TestMovedToABadHeader(t *testing.T) {
 	p := reopen(t, Options{Bytes: 256 << 10, SlabBytes: 64 << 10, Path: shmPath(t)})
 	id := openSpec(t, p, keptSpec)
-	perPage := pageBytes / headerBytes // as many as slots of a slab
+	perPage := smallPage / headerBytes // as many as slots of a slab
 	before, h := randomChain(nil, 1, perPage), randomChain(nil, 2, 1)
 	put(t, p, id, before)
 	put(t, p, id, h)
@@ -393,12 +393,12 @@ func TestMovedToABadHeader(t *testing.T) {
 	p.planMoves(tenants, nil)
 	copyPlanned(p)
 	m := p.core.moving[0]
-	old := p.core.slabs.header(m.slot)
+	old := p.core.header(m.slot)
 	if old.check.Load() == 0 {
 		t.Fatal("a stored block has no header")
 	}
-	to := uintptr(unsafe.Pointer(p.core.slabs.header(m.to))) - uintptr(unsafe.Pointer(&p.core.slabs.file.meta[0]))
-	spoil(t, p.core.slabs.file.meta, int64(to))
+	to := uintptr(unsafe.Pointer(p.core.header(m.to))) - uintptr(unsafe.Pointer(&p.core.file.beside()[0]))
+	spoil(t, p.core.file.beside(), int64(to))
 	p.settleMoves(nil)
 	p.endEmpty(slabOf(p, tenants))
 	if moved := p.Stats().Moved; moved != 1 || old.check.Load() != 0 {
@@ -426,7 +426,7 @@ func TestBadPageIsToldWithoutLocks(t *testing.T) {
 	a, b := openSpec(t, p, small), openSpec(t, p, big)
 	h := randomChain(nil, 1, 128)
 	put(t, p, a, h)
-	if err := p.populating.wait(); err != nil { // else it finds the page, and tells of it
+	if err := p.Populated(); err != nil { // else it finds the page, and tells of it
 		t.Fatal(err)
 	}
 	var keys []pool.Key
@@ -439,7 +439,7 @@ func TestBadPageIsToldWithoutLocks(t *testing.T) {
 		t.Fatal(err)
 	}
 	for slab := range int64(4) {
-		spoil(t, p.arena.base, slab*32<<10)
+		spoil(t, p.base, slab*32<<10)
 	}
 	reserve(p, b, randomChain(nil, 2, 1))
 	if told == 0 || uint64(told) != uint64(p.Stats().Bad.Pages) {

@@ -4,29 +4,28 @@ import (
 	"errors"
 	"fmt"
 	"time"
-
-	"golang.org/x/sys/unix"
-
-	"github.com/kvagent/kvagent/pagefault"
 )
 
 // openKept opens a pool whose file outlives it.
 func openKept(o *Options) (*Pool, error) {
 	began := time.Now()
-	f, a, r, err := openFile(o)
+	f, a, err := openFile(&fileOptions{path: o.Path, bytes: o.Bytes, slabBytes: o.SlabBytes, seed: newSeed(o.HashSeed), now: o.Clock()})
 	if err != nil {
 		return nil, err
 	}
+	r := &Recovery{Path: o.Path}
+	r.New, r.Cold = f.state()
+	page, _ := a.page()
 	adv := newAdvisor(o.Policy, o.Clock)
-	c, err := f.core(o, adv, r)
+	c, err := o.core(f, page, adv, r)
 	if errors.Is(err, errClash) || errors.Is(err, errLost) {
 		r.Cold = err.Error()
 		f.erase()
-		c, err = f.core(o, adv, r)
+		c, err = o.core(f, page, adv, r)
 	}
 	if err != nil {
 		adv.close()
-		return nil, errors.Join(err, unix.Munmap(f.meta), a.close())
+		return nil, errors.Join(err, f.giveUp(), a.close())
 	}
 	p := start(o, a, c)
 	p.keeper = startKeeper(f, adv, o.FileFaults)
@@ -35,41 +34,28 @@ func openKept(o *Options) (*Pool, error) {
 	return p, nil
 }
 
-// core is the index of what is in the file, empty if that cannot be used.
-func (f *file) core(o *Options, a *advisor, r *Recovery) (*core, error) {
-	c, err := newCore(o.Bytes, o.SlabBytes, f.super.seed, o.Clock)
+// core is the index of what is in a file, empty if that cannot be used.
+func (o *Options) core(f *file, page int64, a *advisor, r *Recovery) (*core, error) {
+	c, err := newCore(o, page, f.seed(), f)
 	if err != nil {
 		return nil, err
 	}
-	c.slabs.file, c.advisor, c.slabs.bad.page = f, a, f.super.page
-	c.restoreBad(f) // of a file whose content is not used, too
-	r.BadPages = int(c.slabs.bad.stats.Pages)
+	c.advisor = a
+	for _, n := range f.badPages() { // of a file whose content is not used, too; no slab is cut yet
+		c.slabs.retire(n * page)
+	}
+	r.BadPages = int(c.slabs.badStats().Pages)
 	if r.New || r.Cold != "" {
 		return c, nil
 	}
 	if err := a.learn(f); err != nil {
 		r.Notes = append(r.Notes, fmt.Sprintf("what the eviction had learned is not used: %v", err))
 	}
-	fault := pagefault.Guard(f.meta, nil, func() { err = c.restore(f, o.SlabBytes, r) })
-	if fault != nil {
-		f.faults.Add(1)
+	if !f.touch(func() { err = c.restore(f, o.SlabBytes, r) }) {
 		err = errLost
 	}
 	if err != nil {
 		return nil, errors.Join(err, c.close())
 	}
 	return c, nil
-}
-
-// erase makes nothing of what the file holds count any more.
-func (f *file) erase() {
-	for n := range f.super.slabCount() {
-		f.withdraw(int32(n))
-	}
-	for n := range f.spacesUsed() {
-		f.touch(func() { f.spaceAt(n).remove() })
-	}
-	for from := 0; from < f.usable*headerBytes; from += pageBytes {
-		f.touch(func() { clear(f.meta[from:min(from+pageBytes, f.usable*headerBytes)]) })
-	}
 }

@@ -20,11 +20,11 @@ const (
 // place has the kernel take an arena's pages from these NUMA nodes first, and from several in turn. The policy is the file's: it
 // counts for whichever process touches a page first, and not for pages that are there already. It says what came of it; a kernel
 // or a container that does not allow it makes things slower, not wrong.
-func place(mem []byte, nodes []int) string {
+func (a *arena) place(nodes []int) string {
 	if len(nodes) == 0 {
 		return ""
 	}
-	if err := bindPages(mem, nodes); err != nil {
+	if err := bindPages(a.raw, nodes); err != nil {
 		return fmt.Sprintf("not on %s first: %v", nameNodes(nodes), err)
 	}
 	return nameNodes(nodes) + " first"

@@ -22,7 +22,7 @@ func TestArenaIsPlaced(t *testing.T) {
 		if got := p.Info().Placement; !strings.HasPrefix(got, want) || want == "" && got != "" {
 			t.Errorf("nodes %v: %q, want %q", nodes, got, want)
 		}
-		policy := numaPolicy(t, p.arena.raw)
+		policy := numaPolicy(t, p.base)
 		if placed := strings.HasPrefix(policy, "prefer"); placed != (want == "NUMA node 0 first") {
 			t.Errorf("nodes %v: the kernel's policy is %q", nodes, policy)
 		}

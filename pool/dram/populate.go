@@ -12,17 +12,17 @@ import (
 // populatePiece is populated in one call: the longest that Close waits for.
 const populatePiece = 64 << 20
 
-// populating gives an arena its (zeroed) pages in the background. The goroutine is the pool's: end joins it.
+// populating gives an arena its (zeroed) pages in the background. The goroutine is the arena's: stopPopulating joins it.
 type populating struct {
 	stop atomic.Bool
 	done sync.WaitGroup
 	err  error // valid when done
 }
 
-// Pages that cannot be had are left to probe, which touches those of a stretch one by one and
+// startPopulating begins to. Pages that cannot be had are left to probe, which touches those of a stretch one by one and
 // counts the ones it retires.
-func (p *populating) start(base []byte, ready *atomic.Int64, probe func(from, to int64) (bad int)) {
-	left := MaxBadPages
+func (a *arena) startPopulating(probe func(from, to int64) (bad int)) {
+	left, base, p := MaxBadPages, a.base, &a.populating
 	p.done.Go(func() {
 		for off := 0; off < len(base) && !p.stop.Load(); off += populatePiece {
 			to := min(off+populatePiece, len(base))
@@ -36,7 +36,7 @@ func (p *populating) start(base []byte, ready *atomic.Int64, probe func(from, to
 				p.err = fmt.Errorf("dram: populate at %d of %d bytes: %w", off, len(base), err)
 				return
 			}
-			ready.Store(int64(to))
+			a.ready.Store(int64(to))
 		}
 	})
 }
@@ -54,12 +54,17 @@ func populate(b []byte) error {
 	}
 }
 
-func (p *populating) wait() error {
-	p.done.Wait()
-	return p.err
+// populated returns when the arena is, or will not be any more, and why it was not populated to the end.
+func (a *arena) populated() error {
+	a.populating.done.Wait()
+	return a.populating.err
 }
 
-func (p *populating) end() {
-	p.stop.Store(true)
-	p.done.Wait()
+// stopPopulating ends it.
+func (a *arena) stopPopulating() {
+	a.populating.stop.Store(true)
+	a.populating.done.Wait()
 }
+
+// readyBytes is how much is populated.
+func (a *arena) readyBytes() int64 { return a.ready.Load() }

@@ -7,14 +7,12 @@ func (s *scan) attach(shard uint8) bool {
 	if s.shards&(1<<shard) == 0 {
 		return true
 	}
-	if shard == 0 && !s.makeTable() {
+	if shard == 0 && !s.table.reserve(s.total) {
 		return false
 	}
-	for n, slots := range s.found {
-		first := s.core.slabs.slab[n].cells
+	for _, slots := range s.found {
 		for _, slot := range slots {
-			place := slot & (1<<s.core.slabs.slotBits - 1)
-			h := &s.file.headers[first+place]
+			h := s.header(slot)
 			if h.shard() != shard {
 				continue
 			}
@@ -43,7 +41,8 @@ func (s *scan) stray(shard uint8) {
 // moved.
 func (s *scan) twin(h *header) bool {
 	c := s.core
-	e := c.findWords(makeIdent(s.spaces[h.space].realm, h.group(), int(h.hashLen)), &h.hash)
+	k := keyOf(&h.hash)
+	e := c.findWords(makeIdent(s.spaces[h.space].realm, h.group(), int(h.hashLen)), &k)
 	if e == none || c.lives.all[e].present&(1<<h.shard()) == 0 {
 		return false
 	}
@@ -51,29 +50,18 @@ func (s *scan) twin(h *header) bool {
 	return at.sum == h.sum
 }
 
-// makeTable makes a hash table that need not grow while it is filled.
-func (s *scan) makeTable() bool {
-	size := max(firstCells, s.total*loadDen/loadNum+s.total/8)
-	t, err := mapCells(size)
-	if err != nil {
-		return false
-	}
-	old := s.table.now
-	s.table.now = t
-	return old.close() == nil
-}
-
 func (s *scan) attachOne(h *header, slot uint32) bool {
 	c := s.core
 	sp := s.spaces[h.space]
 	id := makeIdent(sp.realm, h.group(), int(h.hashLen))
-	e := c.findWords(id, &h.hash)
+	k := keyOf(&h.hash)
+	e := c.findWords(id, &k)
 	shard := int(h.shard())
 	if shard == 0 {
 		if e != none {
 			return false
 		}
-		if e = c.restoreEntry(id, h.hash, slot); e == none {
+		if e = c.restoreEntry(id, k, slot); e == none {
 			return false
 		}
 	} else {
@@ -85,7 +73,7 @@ func (s *scan) attachOne(h *header, slot uint32) bool {
 		c.lives.all[e].present |= 1 << shard
 	}
 	*c.slabs.at(slot) = cell{link: e | upward, sum: h.sum}
-	s.claim(slot)
+	c.slabs.claim(s.claimed, slot)
 	return true
 }
 
@@ -108,21 +96,6 @@ func (c *core) restoreEntry(id ident, k key, slot uint32) uint32 {
 	return e
 }
 
-func (s *scan) claim(slot uint32) {
-	b := &s.core.slabs.slab[slot>>s.core.slabs.slotBits]
-	at := b.cells + slot&(1<<s.core.slabs.slotBits-1)
-	s.claimed[at/64] |= 1 << (at % 64)
-	b.used++
-}
-
-func (s *scan) unclaim(slot uint32) {
-	b := &s.core.slabs.slab[slot>>s.core.slabs.slotBits]
-	at := b.cells + slot&(1<<s.core.slabs.slotBits-1)
-	s.claimed[at/64] &^= 1 << (at % 64)
-	b.used--
-	s.file.headers[at].check.Store(0)
-}
-
 // giveUpPartial frees the entries that lack shards: the engine saves them again.
 func (s *scan) giveUpPartial() (n int) {
 	c := s.core
@@ -134,7 +107,8 @@ func (s *scan) giveUpPartial() (n int) {
 		slot := r.head
 		for range bits.OnesCount16(c.lives.all[e].present) {
 			next := c.slabs.at(slot).link
-			s.unclaim(slot)
+			c.slabs.unclaim(s.claimed, slot)
+			s.header(slot).check.Store(0)
 			slot = next
 		}
 		c.table.remove(c.seed.hash(r.ident, r.hash), e)

@@ -4,17 +4,18 @@ import "slices"
 
 // restoreOrder makes all entries visible, hangs them on the entries before them, and puts them in the order in which they
 // were stored or loaded last.
-func (c *core) restoreOrder(f *file) {
+func (c *core) restoreOrder() {
+	f := c.file
 	used := make([]uint32, c.high)
 	f.touchEach(1, c.high, func(e uint32) {
 		if c.recs.all[e].is(flagLive) {
-			used[e] = c.slabs.header(c.recs.all[e].head).used.Load()
+			used[e] = c.header(c.recs.all[e].head).used.Load()
 		}
 	})
 	order := make([]uint64, 0, c.stats.Partial)
 	for e := uint32(1); e < c.high; e++ {
 		if c.recs.all[e].is(flagLive) {
-			f.tick = max(f.tick, used[e])
+			f.atLeast(used[e])
 			order = append(order, uint64(used[e])<<32|uint64(e))
 		}
 	}
@@ -62,7 +63,7 @@ const (
 // restoreChains hangs entries on those before them, as far as these are there and no circle comes of it.
 func (c *core) restoreChains() {
 	parents := make([]uint32, c.high)
-	c.slabs.file.touchEach(1, c.high, func(e uint32) {
+	c.file.touchEach(1, c.high, func(e uint32) {
 		if c.recs.all[e].is(flagLive) {
 			parents[e] = c.restoredParent(e)
 		}
@@ -80,17 +81,9 @@ func (c *core) restoreChains() {
 
 // restoredParent is the entry whose slot and tag e was stored with; none if it is gone.
 func (c *core) restoredParent(e uint32) uint32 {
-	w := c.slabs.header(c.recs.all[e].head).parent.Load()
+	w := c.header(c.recs.all[e].head).parent.Load()
 	slot := uint32(w>>32) - 1
-	n := slot >> c.slabs.slotBits
-	if w == 0 || int(n) >= len(c.slabs.slab) {
-		return none
-	}
-	b := &c.slabs.slab[n]
-	if b.class == noClass || slot&(1<<c.slabs.slotBits-1) >= b.fresh {
-		return none
-	}
-	if !c.slabs.header(slot).whole(slot) {
+	if w == 0 || !c.slabs.given(slot) || !c.header(slot).whole(slot) {
 		return none
 	}
 	p := c.owner(slot)

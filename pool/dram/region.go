@@ -83,3 +83,6 @@ func (r *region[T]) close() error {
 	*r = region[T]{}
 	return unix.Munmap(raw)
 }
+
+// mapped is the memory that may be touched.
+func (r *region[T]) mapped() []byte { return r.raw[:r.bytes] }

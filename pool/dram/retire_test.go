@@ -23,9 +23,9 @@ func spoil(t *testing.T, mem []byte, off int64) {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	at := unsafe.Pointer(&mem[off/pageBytes*pageBytes])
+	at := unsafe.Pointer(&mem[off/smallPage*smallPage])
 	const prot, how = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_SHARED | unix.MAP_FIXED
-	if _, err := unix.MmapPtr(fd, 0, at, pageBytes, prot, how); err != nil {
+	if _, err := unix.MmapPtr(fd, 0, at, smallPage, prot, how); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -40,7 +40,7 @@ func punch(t *testing.T, path string, off int64) (rest string) {
 	}
 	defer f.Close()
 	const punchHole = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
-	if err := unix.Fallocate(int(f.Fd()), punchHole, off/pageBytes*pageBytes, pageBytes); err != nil {
+	if err := unix.Fallocate(int(f.Fd()), punchHole, off/smallPage*smallPage, smallPage); err != nil {
 		t.Fatal(err)
 	}
 	rest = filepath.Join(filepath.Dir(path), fmt.Sprintf("rest-%d", off))
@@ -81,8 +81,8 @@ func items(h pool.Hashes, fill byte) (out []pool.Item) {
 
 // overlaps reports whether a slot lies on the page of an offset.
 func overlaps(s pool.Slot, off int64) bool {
-	page := off / pageBytes * pageBytes
-	return s.Off < page+pageBytes && page < s.Off+int64(s.Len)
+	page := off / smallPage * smallPage
+	return s.Off < page+smallPage && page < s.Off+int64(s.Len)
 }
 
 // noSlotOn reserves all that a pool has, and wants no slot on the page of an offset.
@@ -100,7 +100,7 @@ func noSlotOn(t *testing.T, p *Pool, spec pool.Spec, off int64) (slots int) {
 		}
 		slots++
 		if overlaps(b.Slots[0], off) {
-			page := off / pageBytes * pageBytes
+			page := off / smallPage * smallPage
 			t.Fatalf("slot of %d bytes at %d was given out, the page at %d is bad", b.Slots[0].Len, b.Slots[0].Off, page)
 		}
 		p.Commit(b.Slots, b.Epoch, b.Status)
@@ -124,7 +124,7 @@ func TestBadPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	bad := slotOf(t, p, id, h, 17)
-	spoil(t, p.arena.base, bad.Off)
+	spoil(t, p.base, bad.Off)
 	got := items(h, 0)
 	if err := store.Get(t.Context(), got); err != nil {
 		t.Fatal(err)
@@ -142,14 +142,14 @@ func TestBadPage(t *testing.T) {
 			t.Errorf("block %d: status %d", i, got[i].Status)
 		}
 	}
-	if want := int(pageBytes / keptSpec.Groups[0].ShardBytes[0]); lost != want {
+	if want := int(smallPage / keptSpec.Groups[0].ShardBytes[0]); lost != want {
 		t.Errorf("%d blocks are gone, %d were in the page", lost, want)
 	}
 	s := p.Stats()
-	if s.Bad.Pages != 1 || s.Bad.Bytes != pageBytes || s.Bad.Dropped != uint64(lost) || !s.Bad.Healthy() || s.Pinned != 0 {
+	if s.Bad.Pages != 1 || s.Bad.Bytes != smallPage || s.Bad.Dropped != uint64(lost) || !s.Bad.Healthy() || s.Pinned != 0 {
 		t.Errorf("%+v of %+v", s.Bad, s)
 	}
-	if len(told) != 1 || told[0].Off != bad.Off/pageBytes*pageBytes || told[0].Dropped != lost {
+	if len(told) != 1 || told[0].Off != bad.Off/smallPage*smallPage || told[0].Dropped != lost {
 		t.Errorf("told of %+v", told)
 	}
 	if err := store.Put(t.Context(), items(h, 7)); err != nil {
@@ -181,7 +181,7 @@ func TestBadPageOfASlotInUse(t *testing.T) {
 	b := pool.Batch{Space: id, Epoch: 1, Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N)}
 	p.Reserve(&b)
 	bad := b.Slots[5]
-	spoil(t, p.arena.base, bad.Off)
+	spoil(t, p.base, bad.Off)
 	for i, s := range b.Slots {
 		if p.Probe(s) == overlaps(s, bad.Off) {
 			t.Errorf("slot %d at %d, the page at %d is bad", i, s.Off, bad.Off)
@@ -208,7 +208,7 @@ func TestBadPageOutlivesTheProcess(t *testing.T) {
 	p := reopen(t, o)
 	id := openSpec(t, p, keptSpec)
 	bad := slotOf(t, p, id, h, 17)
-	spoil(t, p.arena.base, bad.Off)
+	spoil(t, p.base, bad.Off)
 	if p.Probe(bad) {
 		t.Fatal("a page without memory could be read")
 	}
@@ -221,8 +221,9 @@ func TestBadPageOutlivesTheProcess(t *testing.T) {
 		closePool(t, p)
 	}
 	p = reopen(t, o)
-	f := p.core.slabs.file
-	word(f.meta, f.slabAt(1)).Store(word(f.meta, f.slabAt(0)).Load()) // damage: two slabs with the same headers
+	l := layoutOf(o.Bytes, o.SlabBytes, smallPage)
+	words := p.core.file.beside()[l.slabs-l.headers:]
+	copy(words[slabWordBytes:2*slabWordBytes], words) // damage: two slabs with the same headers
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -234,7 +235,7 @@ func TestBadPageOutlivesTheProcess(t *testing.T) {
 	if n := noSlotOn(t, p, keptSpec, bad.Off); n != int(o.Bytes/slotUnit) {
 		t.Errorf("%d slots were given out", n)
 	}
-	if s := p.Stats(); s.Bad.Pages != 1 || s.Used > o.Bytes-pageBytes {
+	if s := p.Stats(); s.Bad.Pages != 1 || s.Used > o.Bytes-smallPage {
 		t.Errorf("%+v", s)
 	}
 }
@@ -280,8 +281,8 @@ func keptOn(t *testing.T, path string) (Options, pool.Hashes) {
 // and not the start; nor, when it goes bad in flight, the process.
 func TestBadPageOfHeaders(t *testing.T) {
 	o, h := keptOn(t, mounted(t, "tmpfs", "size=16m"))
-	l := layoutOf(o.Bytes, o.SlabBytes, pageBytes)
-	punch(t, o.Path, l.headers+pageBytes)
+	l := layoutOf(o.Bytes, o.SlabBytes, smallPage)
+	punch(t, o.Path, l.headers+smallPage)
 	p := reopen(t, o)
 	r := p.Info().Recovery
 	if r.Cold != "" || r.Lost != 64 || r.Entries != 200-64 {
@@ -297,7 +298,7 @@ func TestBadPageOfHeaders(t *testing.T) {
 		t.Errorf("%+v", s.Bad)
 	}
 	for _, off := range []int64{l.headers, l.spaces, l.slabs, l.super} { // in flight
-		spoil(t, p.core.slabs.file.meta, off-l.headers)
+		spoil(t, p.core.file.beside(), off-l.headers)
 	}
 	if _, err := p.ResetSpace(id); err != nil {
 		t.Error(err)
@@ -336,7 +337,7 @@ func TestBadPagesOfTheIndex(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o, h := keptOn(t, mounted(t, "tmpfs", "size=16m"))
-			l := layoutOf(o.Bytes, o.SlabBytes, pageBytes)
+			l := layoutOf(o.Bytes, o.SlabBytes, smallPage)
 			rest := punch(t, o.Path, c.at(&l))
 			for life := range 2 {
 				p := reopen(t, o)
@@ -359,6 +360,13 @@ func TestBadPagesOfTheIndex(t *testing.T) {
 	}
 }
 
+// What a slab notes of its bad pages, and what of its bytes a pool is healthy without.
+const (
+	badPart      = 16
+	badsPerSlab  = 16
+	wholeSlabBad = 1
+)
+
 // TestManyBadPages: what is noted is bounded, a slab with many bad pages is given up, and the pool
 // says that it is not healthy.
 func TestManyBadPages(t *testing.T) {
@@ -370,15 +378,15 @@ func TestManyBadPages(t *testing.T) {
 		if bad := p.Stats().Bad; bad.Healthy() != (bad.Pages < MaxBadPages && bad.Bytes < o.Bytes/badPart) {
 			t.Errorf("%d pages: %+v", n, bad)
 		}
-		p.retire(n * 2 * pageBytes)
+		p.retire(n * 2 * smallPage)
 	}
-	if n := len(p.core.slabs.bad.ranges[0]); n != wholeSlabBad {
+	if n := p.core.slabs.badRanges(0); n != wholeSlabBad {
 		t.Fatalf("%d ranges in the first slab", n)
 	}
-	late := int64(2*badsPerSlab+1) * pageBytes // in a slab that is retired, and still holds its blocks
+	late := int64(2*badsPerSlab+1) * smallPage // in a slab that is retired, and still holds its blocks
 	before := p.Stats().Entries
 	p.retire(late)
-	if n := before - p.Stats().Entries; n != pageBytes/slotUnit {
+	if n := before - p.Stats().Entries; n != smallPage/slotUnit {
 		t.Errorf("%d blocks went with a page of a retired slab", n)
 	}
 	s := p.Stats()
@@ -432,9 +440,9 @@ func (r *retiring) step() {
 	spec := r.p.core.spaces[id].spec
 	switch r.rng.IntN(10) {
 	case 0:
-		page := r.rng.Int64N(r.p.info.Bytes / pageBytes)
+		page := r.rng.Int64N(r.p.info.Bytes / smallPage)
 		r.bad[page] = true
-		r.p.retire(page*pageBytes + r.rng.Int64N(pageBytes))
+		r.p.retire(page*smallPage + r.rng.Int64N(smallPage))
 	case 1:
 		if _, err := r.p.ResetSpace(id); err != nil {
 			r.t.Fatal(err)
@@ -467,7 +475,7 @@ func (r *retiring) step() {
 // look wants no bad page under a slot that was given out.
 func (r *retiring) look(b *pool.Batch) {
 	for i, s := range b.Slots {
-		for at := s.Off / pageBytes; b.Status[i] == pool.OK && at*pageBytes < s.Off+int64(s.Len); at++ {
+		for at := s.Off / smallPage; b.Status[i] == pool.OK && at*smallPage < s.Off+int64(s.Len); at++ {
 			if r.bad[at] {
 				r.t.Fatalf("slot at %d, %d bytes: page %d is bad", s.Off, s.Len, at)
 			}

@@ -3,13 +3,12 @@ package dram
 import (
 	"math/bits"
 	"slices"
+
+	"github.com/kvagent/kvagent/pool"
 )
 
 // The arena is cut into slabs of equal size. A slab is free or belongs to a class, which cuts it into slots
 // of one size. A slot's number is slab<<slotBits | place in the slab.
-
-// slotUnit is what every slot is rounded up to, bytes.
-const slotUnit = 1 << 10
 
 // cell is what the pool keeps of a slot in use. The slots of an entry are linked from that of shard 0 on; the
 // last one's link is the entry, with upward set. The link of a free slot is the next free one of its slab, +1.
@@ -38,7 +37,6 @@ type class struct {
 	slabs   int
 	used    int
 	retired int  // slots out of use
-	asOld   int  // see core.asOld
 	spare   bool // as many slots are free as a slab has, so that moving entries empties one
 }
 
@@ -60,12 +58,13 @@ type slabs struct {
 	draining int32 // slab being emptied, of which no slot is given; noSlab: none
 }
 
-func newSlabs(arena, slabBytes int64) (s slabs, err error) {
+// newSlabs cuts an arena into slabs. Page is the bytes of a page of it; f may be nil.
+func newSlabs(arena, slabBytes, page int64, f *file) (s slabs, err error) {
 	n := int(arena / slabBytes)
 	s = slabs{
 		slab: make([]slab, n), byBytes: map[uint32]int32{}, bytes: slabBytes,
 		slotBits: uint(bits.TrailingZeros64(uint64(slabBytes / slotUnit))), draining: noSlab,
-		bad: badMemory{page: pageBytes},
+		bad: badMemory{page: page}, file: f,
 	}
 	for i := n - 1; i >= 0; i-- {
 		s.slab[i] = slab{class: noClass, last: noClass}
@@ -308,22 +307,72 @@ func (s *slabs) weigh(c *class) {
 	}
 }
 
-// drain gives no further slot of a slab.
-func (s *slabs) drain(n int32) {
-	if !s.full(n) {
-		s.leaveRoom(n)
-	}
-	s.draining = n
+// What the slots of an entry, and their headers in the pool's file, are found by.
+
+// cell is the number of a slot's cell, and of its header in the pool's file.
+func (s *slabs) cell(slot uint32) uint32 {
+	return s.slab[slot>>s.slotBits].cells + slot&(1<<s.slotBits-1)
 }
 
-// endDrain gives slots of that slab again, if it is not empty and free by now.
-func (s *slabs) endDrain() {
-	n := s.draining
-	if n == noSlab {
-		return
+// slabOf is the slab a slot lies in.
+func (s *slabs) slabOf(slot uint32) int32 { return int32(slot >> s.slotBits) }
+
+// slot is the one at a place of a slab.
+func (s *slabs) slot(n int32, place uint32) uint32 { return uint32(n)<<s.slotBits | place }
+
+// slots are the first slot of a slab, and the one after the last that was ever given: as they are cut now.
+func (s *slabs) slots(n int32) (first, end uint32) {
+	if s.slab[n].class == noClass {
+		return 0, 0
 	}
-	s.draining = noSlab
-	if !s.full(n) {
-		s.enterRoom(n)
-	}
+	first = s.slot(n, 0)
+	return first, first + s.slab[n].fresh
 }
+
+// given says of any number whether it is a slot that was ever given, as slabs are cut now.
+func (s *slabs) given(slot uint32) bool {
+	n := slot >> s.slotBits
+	return int(n) < len(s.slab) && s.slab[n].class != noClass && slot&(1<<s.slotBits-1) < s.slab[n].fresh
+}
+
+// classAt is the class of a slot's slab.
+func (s *slabs) classAt(slot uint32) int32 { return s.slab[slot>>s.slotBits].class }
+
+// sizeAt is the bytes of a slot.
+func (s *slabs) sizeAt(slot uint32) int64 { return s.slotBytes(s.classAt(slot)) }
+
+// slotBytes is the bytes of a slot of a class.
+func (s *slabs) slotBytes(id int32) int64 { return int64(s.class[id].bytes) }
+
+// perSlab is how many slots of a class a slab is cut into.
+func (s *slabs) perSlab(id int32) int { return int(s.class[id].perSlab) }
+
+// count is the number of slabs.
+func (s *slabs) count() int { return len(s.slab) }
+
+// usedBytes is the bytes of the slots in use.
+func (s *slabs) usedBytes() int64 { return s.used }
+
+// reassigned is how many slabs went to another class.
+func (s *slabs) reassigned() uint64 { return s.moved }
+
+// stats are the classes that have slabs.
+func (s *slabs) stats() (out []pool.ClassStats) {
+	for _, k := range s.class {
+		if k.slabs > 0 {
+			out = append(out, pool.ClassStats{
+				SlotBytes: int64(k.bytes), Slabs: k.slabs, Used: k.used, Slots: k.slabs * int(k.perSlab),
+			})
+		}
+	}
+	return out
+}
+
+// resident is the memory of the cells that were ever used.
+func (s *slabs) resident() int64 { return s.cells.resident(int(s.spans.high)) }
+
+// close gives the cells back.
+func (s *slabs) close() error { return s.cells.close() }
+
+// mapped is the memory of the cells.
+func (s *slabs) mapped() []byte { return s.cells.mapped() }

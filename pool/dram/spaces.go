@@ -113,7 +113,7 @@ func (c *core) takeSpace(s *pool.Spec) (*space, error) {
 // leaveSpace forgets a space: its record of the file is free, and its realm is over.
 func (c *core) leaveSpace(sp *space) {
 	c.turnKept(sp)
-	if f := c.slabs.file; f != nil && sp.record != notKept {
+	if f := c.file; f != nil && sp.record != notKept {
 		f.touch(func() { f.spaceAt(sp.record).remove() })
 	}
 	c.end(sp.realm)
@@ -147,7 +147,7 @@ func (c *core) newGroup(spec pool.Group) (g group) {
 	for _, n := range spec.ShardBytes {
 		id := c.slabs.classOf(n)
 		g.classes = append(g.classes, id)
-		g.bytes += int64(c.slabs.class[id].bytes)
+		g.bytes += c.slabs.slotBytes(id)
 	}
 	g.full = uint16(1<<len(spec.ShardBytes) - 1)
 	g.kind, g.tokens = c.kindOf(g.classes), spec.BlockTokens

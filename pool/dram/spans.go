@@ -53,3 +53,32 @@ func (s *spans) give(first, n uint32) {
 		s.free = slices.Delete(s.free, i, i+1)
 	}
 }
+
+// mark takes a stretch that was taken in another life; false if some of it is taken already.
+func (s *spans) mark(first, n uint32) bool {
+	if first >= s.top {
+		if first > s.top {
+			s.free = append(s.free, span{s.top, first - s.top})
+		}
+		s.top = first + n
+		s.high = max(s.high, s.top)
+		return true
+	}
+	i, found := slices.BinarySearchFunc(s.free, first, func(f span, at uint32) int { return int(int64(f.first) - int64(at)) })
+	if !found {
+		i--
+	}
+	if i < 0 || s.free[i].first+s.free[i].n < first+n {
+		return false
+	}
+	f := s.free[i]
+	var rest []span
+	if f.first < first {
+		rest = append(rest, span{f.first, first - f.first})
+	}
+	if end := f.first + f.n; first+n < end {
+		rest = append(rest, span{first + n, end - first - n})
+	}
+	s.free = slices.Replace(s.free, i, i+1, rest...)
+	return true
+}

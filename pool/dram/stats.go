@@ -14,26 +14,21 @@ func (p *Pool) stats() pool.Stats {
 	defer p.mu.Unlock()
 	c := p.core
 	s := c.stats
-	s.Capacity, s.Ready, s.Used = p.info.Bytes, p.ready.Load(), c.slabs.used
-	s.Reassigned, s.Bad = c.slabs.moved, c.slabs.badStats()
-	if f := c.slabs.file; f != nil {
-		s.FileFull = f.refused
+	s.Capacity, s.Ready, s.Used = p.info.Bytes, p.arena.readyBytes(), c.slabs.usedBytes()
+	s.Reassigned, s.Bad = c.slabs.reassigned(), c.slabs.badStats()
+	s.Bad.Dropped = c.badDropped
+	if f := c.file; f != nil {
+		s.FileFull = f.timesFull()
 	}
 	if !p.closed {
 		s.IndexBytes = c.resident()
 	}
-	for _, k := range c.slabs.class {
-		if k.slabs > 0 {
-			s.Classes = append(s.Classes, pool.ClassStats{
-				SlotBytes: int64(k.bytes), Slabs: k.slabs, Used: k.used, Slots: k.slabs * int(k.perSlab),
-			})
-		}
-	}
+	s.Classes = c.slabs.stats()
 	return s
 }
 
 // resident is the memory of hash table, headers and slot table that has been touched.
 func (c *core) resident() int64 {
 	return c.table.resident() + c.recs.resident(int(c.high)) + c.lives.resident(int(c.high)) +
-		c.slabs.cells.resident(int(c.slabs.spans.high))
+		c.slabs.resident()
 }

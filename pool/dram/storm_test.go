@@ -229,7 +229,7 @@ func (s *stormCheck) verify(p *Pool, e uint32) {
 	sp := c.realms[r.ident.realm()].space
 	for shard := range sp.spec.Shards {
 		slot := c.slot(e, uint8(shard))
-		got := p.arena.base[slot.Off:][:slot.Len]
+		got := p.base[slot.Off:][:slot.Len]
 		want := make([]byte, slot.Len)
 		stormBytes(want, r.hash.a, uint8(shard))
 		k := pool.Key{Space: sp.spec.Fingerprint, Shard: uint8(shard), Hash: pool.MakeHash(stormHash(r.hash.a))}

@@ -58,8 +58,8 @@ type superblock struct {
 	format uint32
 	name   [16]byte
 	layout
-	created int64 // ns since 1970
-	seed    seed
+	created int64     // ns since 1970
+	seed    [5]uint64 // of the hash table
 
 	// As decoded: what of the sparse areas has memory.
 	grown, spacesUsed, learnedUsed uint64

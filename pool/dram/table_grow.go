@@ -79,3 +79,26 @@ func (t *table) close() error {
 	}
 	return t.now.close()
 }
+
+// openTable is an empty one.
+func openTable() (t table, err error) {
+	t.now, err = mapCells(firstCells)
+	return t, err
+}
+
+// reserve makes an empty table one that need not grow while it takes n entries.
+func (t *table) reserve(n int) bool {
+	larger, err := mapCells(max(firstCells, n*loadDen/loadNum+n/8))
+	if err != nil {
+		return false
+	}
+	old := t.now
+	t.now = larger
+	return old.close() == nil
+}
+
+// entries is how many there are.
+func (t *table) entries() int { return t.n }
+
+// mapped is the memory of both halves.
+func (t *table) mapped() (now, old []byte) { return t.now.raw, t.old.raw }

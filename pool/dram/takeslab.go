@@ -79,7 +79,7 @@ func (g *gathering) step() outcome {
 		if g.slabs.lacking(g.classes) != g.class {
 			return gotRoom
 		}
-		if g.slabs.spares > 0 && g.chooseSpare() {
+		if g.slabs.anySpare() && g.chooseSpare() {
 			return empties
 		}
 		if g.way != byEviction || g.left <= 0 {
@@ -112,18 +112,17 @@ func (g *gathering) evictOne() {
 // Held entries cannot be moved.
 func (g *gathering) chooseSpare() bool {
 	best, last, bestUsed := noSlab, noSlab, int64(0)
-	for id := range g.slabs.class {
-		k := &g.slabs.class[id]
-		if !k.spare || int32(id) == g.class || slices.Contains(g.barren, int32(id)) {
+	for id := range g.slabs.classes() {
+		if !g.slabs.spare(id) || id == g.class || slices.Contains(g.barren, id) {
 			continue
 		}
-		n := g.movable(int32(id))
+		n := g.movable(id)
 		if n == noSlab {
-			g.barren = append(g.barren, int32(id))
+			g.barren = append(g.barren, id)
 			continue
 		}
 		last = n
-		if used := int64(g.slabs.slab[n].used) * int64(k.bytes); best == noSlab || used < bestUsed {
+		if used := g.slabs.usedIn(n); best == noSlab || used < bestUsed {
 			best, bestUsed = n, used
 		}
 	}
@@ -143,9 +142,9 @@ func (g *gathering) chooseSpare() bool {
 func (g *gathering) chooseDonor() bool {
 	for {
 		id := g.mostAged()
-		for other := 0; id == noClass && other < len(g.slabs.class); other++ {
-			if g.slabs.class[other].slabs > 0 && g.mayGive(int32(other)) {
-				id = int32(other)
+		for other := int32(0); id == noClass && other < g.slabs.classes(); other++ {
+			if g.slabs.slabsOf(other) > 0 && g.mayGive(other) {
+				id = other
 			}
 		}
 		if id == noClass {
@@ -196,27 +195,10 @@ func (g *gathering) mostAged() (most int32) {
 // among the first maxSurveys. Its tenants are in g.tenants.
 func (g *gathering) movable(id int32) int32 {
 	var near [maxSurveys]int32
-	n := 0
-	for i := range g.slabs.slab {
-		b := &g.slabs.slab[i]
-		if b.class != id || int32(i) == g.slabs.draining || !g.slabs.usable(int32(i), g.class) {
-			continue
-		}
-		at := n
-		for at > 0 && g.slabs.slab[near[at-1]].used > b.used {
-			at--
-		}
-		if at == len(near) {
-			continue
-		}
-		n = min(n+1, len(near))
-		copy(near[at+1:n], near[at:])
-		near[at] = int32(i)
-	}
-	for _, slab := range near[:n] {
+	for _, n := range near[:g.slabs.emptiest(id, g.class, near[:])] {
 		var ok bool
-		if g.tenants, ok = g.survey(slab, g.tenants[:0]); ok {
-			return slab
+		if g.tenants, ok = g.survey(n, g.tenants[:0]); ok {
+			return n
 		}
 	}
 	return noSlab

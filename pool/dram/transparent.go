@@ -15,6 +15,14 @@ import (
 // shmemHuge says whether files in memory may have huge pages that the kernel makes up itself; the word in brackets counts.
 const shmemHuge = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
+// makeHuge asks for huge pages that nobody has set aside, and says why the arena will get none; empty: it may, or has them.
+func (a *arena) makeHuge() string {
+	if a.pageBytes == hugePage {
+		return ""
+	}
+	return a.askTransparent(shmemHuge)
+}
+
 // askTransparent asks for huge pages that nobody has set aside, where the arena's own are small, and says why it will get none;
 // empty: it may.
 func (a *arena) askTransparent(setting string) string {
@@ -31,13 +39,13 @@ func (a *arena) askTransparent(setting string) string {
 	return ""
 }
 
-// HugeBytes is how much of the arena lies on huge pages now, as the kernel says: all of it where they were set aside, else what the
+// onHuge is how much of the arena lies on huge pages now, as the kernel says: all of it where they were set aside, else what the
 // kernel found by itself. It takes milliseconds for each 10 GiB.
-func (p *Pool) HugeBytes() (int64, error) {
-	if p.arena.pageBytes == hugeBytes {
-		return p.ready.Load(), nil
+func (a *arena) onHuge() (int64, error) {
+	if a.pageBytes == hugePage {
+		return a.ready.Load(), nil
 	}
-	return mappedHuge(p.arena.raw)
+	return mappedHuge(a.raw)
 }
 
 // mappedHuge is how much of mem is mapped in this process by huge pages, bytes.
