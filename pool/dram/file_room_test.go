@@ -40,7 +40,7 @@ const hugePagesFile = "/proc/sys/vm/nr_hugepages"
 // onHugePages is a hugetlbfs of n pages, which the machine sets aside for the test if it has not so many.
 func onHugePages(t *testing.T, n int) (path string) {
 	t.Helper()
-	if free, err := freeHugePages(systemFiles); err != nil || free < int64(n) {
+	if free, err := hugePagesFree(); err != nil || free < int64(n) {
 		had, err := os.ReadFile(hugePagesFile)
 		if err != nil {
 			t.Skipf("SKIPPED: the kernel has no huge pages: %v", err)
@@ -54,7 +54,7 @@ func onHugePages(t *testing.T, n int) (path string) {
 				t.Error(err)
 			}
 		})
-		if free, err := freeHugePages(systemFiles); err != nil || free < int64(n) {
+		if free, err := hugePagesFree(); err != nil || free < int64(n) {
 			t.Skipf("SKIPPED: %d huge pages could not be set aside, %d are free: %v", n, free, err)
 		}
 	}

@@ -137,3 +137,6 @@ func readLimit(file string) (int64, bool) {
 	}
 	return n, true
 }
+
+// hugePagesFree is that of this machine.
+func hugePagesFree() (int64, error) { return freeHugePages(systemFiles) }
