@@ -124,7 +124,7 @@ func (t *table) remove(hash uint64, e uint32) {
 	t.n--
 }
 
-// candidate is the first entry at or behind cell i whose tag fits, and the cell it was in; none if there is none.
+// candidate is the first entry at or behind cell i whose tag fits, and the cell it was in; 0 if there is none.
 func (c *cells) candidate(i int, tag uint32) (uint32, int) {
 	for ; ; i++ {
 		cell := c.cell[i]
@@ -132,7 +132,7 @@ func (c *cells) candidate(i int, tag uint32) (uint32, int) {
 			return uint32(cell >> 32), i
 		}
 		if cell == 0 {
-			return none, i
+			return 0, i
 		}
 	}
 }

@@ -22,7 +22,7 @@ func (t *tableOf) has(e uint32) bool {
 	tag := tagOf(t.hash[e], home)
 	for i := home; ; i++ {
 		var got uint32
-		if got, i = c.candidate(i, tag); got == none || got == e {
+		if got, i = c.candidate(i, tag); got == 0 || got == e {
 			return got == e
 		}
 	}
