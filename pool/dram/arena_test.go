@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/arena"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
@@ -38,7 +39,7 @@ func TestArenaIsZeroAndSharedAndPopulated(t *testing.T) {
 	if s := p.Stats(); s.Ready != 3<<20 || s.Capacity != 3<<20 {
 		t.Errorf("%d of %d bytes ready", s.Ready, s.Capacity)
 	}
-	if i := p.Info(); i.PageBytes == smallPage && i.PageReason == "" {
+	if i := p.Info(); i.PageBytes == arena.PageBytes && i.PageReason == "" {
 		t.Errorf("small pages, and no reason: %+v", i)
 	}
 }
@@ -99,8 +100,8 @@ func TestIndexBytesAreWhatIsResident(t *testing.T) {
 		p := filled(t, n)
 		c := p.core
 		var real int64
-		now, old := c.table.mapped()
-		for _, raw := range [][]byte{c.recs.mapped(), c.lives.mapped(), c.slabs.mapped(), now, old} {
+		now, old := c.table.Mapped()
+		for _, raw := range [][]byte{c.recs.Mapped(), c.lives.Mapped(), c.slabs.Mapped(), now, old} {
 			real += residentBytes(t, raw)
 		}
 		said := p.Stats().IndexBytes
@@ -117,13 +118,13 @@ func residentBytes(t *testing.T, raw []byte) (n int64) {
 	if len(raw) == 0 {
 		return 0
 	}
-	pages := make([]byte, (len(raw)+smallPage-1)/smallPage)
+	pages := make([]byte, (len(raw)+arena.PageBytes-1)/arena.PageBytes)
 	_, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&raw[0])), uintptr(len(raw)), uintptr(unsafe.Pointer(&pages[0])))
 	if errno != 0 {
 		t.Fatal(errno)
 	}
 	for _, p := range pages {
-		n += int64(p&1) * smallPage
+		n += int64(p&1) * arena.PageBytes
 	}
 	return n
 }

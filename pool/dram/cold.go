@@ -28,7 +28,7 @@ func (c *core) handful(out []pool.Cold) (n int) {
 			c.round = none
 			continue
 		}
-		if c.recs.all[c.round].is(flagRecent) && c.cold(c.round, &out[n]) {
+		if c.recs.All[c.round].is(flagRecent) && c.cold(c.round, &out[n]) {
 			n++
 		}
 	}
@@ -38,7 +38,7 @@ func (c *core) handful(out []pool.Cold) (n int) {
 // stalest fills out with the least recently used entries.
 func (c *core) stalest(out []pool.Cold) (n int) {
 	e := c.recent.oldest
-	for looked := 0; e != none && n < len(out) && looked < lockStride; looked, e = looked+1, c.recs.all[e].newer {
+	for looked := 0; e != none && n < len(out) && looked < lockStride; looked, e = looked+1, c.recs.All[e].newer {
 		if c.cold(e, &out[n]) {
 			n++
 		}
@@ -48,7 +48,7 @@ func (c *core) stalest(out []pool.Cold) (n int) {
 
 // cold names an entry; false: its space is not open, or was reset.
 func (c *core) cold(e uint32, out *pool.Cold) bool {
-	r := &c.recs.all[e]
+	r := &c.recs.All[e]
 	realm := &c.realms[r.ident.realm()]
 	id, open := c.byPrint[realm.space.spec.Fingerprint]
 	if realm.over || !open {

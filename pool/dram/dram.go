@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/arena"
 )
 
 // Limits of a pool, bytes.
@@ -81,7 +82,7 @@ type Info struct {
 // Pool implements pool.Index, pool.Slots and pool.Spaces. All methods may run at once.
 type Pool struct {
 	info  Info
-	arena *arena
+	arena *arena.Arena
 	base  []byte // of the arena
 	fd    int    // of the arena; -1: it is address space alone
 
@@ -117,35 +118,35 @@ func Open(o Options) (*Pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	page, _ := a.page()
+	page, _ := a.Page()
 	c, err := newCore(&o, page, newSeed(o.HashSeed), nil)
 	if err != nil {
-		return nil, errors.Join(err, a.close())
+		return nil, errors.Join(err, a.Close())
 	}
 	c.advisor = newAdvisor(o.Policy, o.Clock)
 	return start(&o, a, c), nil
 }
 
 // arena is the memory of a pool that ends with its process.
-func (o *Options) arena() (*arena, error) {
+func (o *Options) arena() (*arena.Arena, error) {
 	if o.Virtual {
-		return virtualArena(o.Bytes)
+		return arena.Virtual(o.Bytes)
 	}
-	return openArena(o.Bytes, o.HugePages == Auto)
+	return arena.Open(o.Bytes, o.HugePages == Auto)
 }
 
 // start is the pool of an arena and of what is in it.
-func start(o *Options, a *arena, c *core) *Pool {
+func start(o *Options, a *arena.Arena, c *core) *Pool {
 	p := &Pool{arena: a, core: c, advisor: c.advisor, tellBad: o.BadPage}
-	p.base, p.fd = a.memory()
+	p.base, p.fd = a.Memory()
 	p.info = Info{Bytes: o.Bytes, SlabBytes: o.SlabBytes}
-	p.info.PageBytes, p.info.PageReason = a.page()
+	p.info.PageBytes, p.info.PageReason = a.Page()
 	if !o.Virtual {
-		p.info.Placement = a.place(o.Nodes)
+		p.info.Placement = a.Place(o.Nodes)
 		if o.HugePages == Auto {
-			p.info.Transparent = a.makeHuge()
+			p.info.Transparent = a.MakeHuge()
 		}
-		a.startPopulating(p.probe)
+		a.Populate(p.probe)
 	}
 	return p
 }
@@ -195,11 +196,11 @@ func (p *Pool) Arena() (base []byte, fd int) { return p.base, p.fd }
 
 // Populated returns when the arena is populated or the pool closed, and why it was not populated to the end: an
 // arena that is not is slower at first, and fails late if the machine has no memory.
-func (p *Pool) Populated() error { return p.arena.populated() }
+func (p *Pool) Populated() error { return p.arena.Populated() }
 
 // HugeBytes is how much of the arena lies on huge pages now, as the kernel says: all of it where they were set aside, else what the
 // kernel found by itself. It takes milliseconds for each 10 GiB.
-func (p *Pool) HugeBytes() (int64, error) { return p.arena.onHuge() }
+func (p *Pool) HugeBytes() (int64, error) { return p.arena.OnHuge() }
 
 // Close gives all memory back. Nobody may touch the arena any more; methods called later find nothing.
 func (p *Pool) Close() error {
@@ -213,7 +214,7 @@ func (p *Pool) Close() error {
 	p.mu.Unlock()
 	p.moves.Lock() // nobody copies in the arena any more, and from here on nobody begins to
 	defer p.moves.Unlock()
-	p.arena.stopPopulating()
+	p.arena.StopPopulating()
 	p.advisor.close()
-	return errors.Join(err, p.keeper.close(), p.arena.close())
+	return errors.Join(err, p.keeper.close(), p.arena.Close())
 }

@@ -1,5 +1,7 @@
 package dram
 
+import "github.com/kvagent/kvagent/pool/dram/slab"
+
 // Limits of the work one reservation does under the lock to find room. What they leave undone is Busy now.
 const (
 	maxRepairs  = 16 << 10 // entries moved in the order of eviction
@@ -22,8 +24,8 @@ func (w *work) refill() {
 // makeRoom evicts until there is a slot of each of these classes, or a free slab to cut; false
 // where nothing more can go, or a slab of another class must be emptied first.
 func (c *core) makeRoom(classes []int32) bool {
-	for class := c.slabs.lacking(classes); class != noClass; class = c.slabs.lacking(classes) {
-		if c.slabs.anySpare() && c.want(class, bySpare) {
+	for class := c.slabs.Lacking(classes); class != slab.NoClass; class = c.slabs.Lacking(classes) {
+		if c.slabs.AnySpare() && c.want(class, bySpare) {
 			return false
 		}
 		if !c.reclaimPartial() && !c.evictFor(class) {
@@ -68,8 +70,8 @@ func (c *core) asOld(class int32, oldest uint32) bool {
 		c.foundOld[class]--
 		return true
 	}
-	donor := c.group(c.recs.all[oldest].ident).classes[0]
-	if c.oldestOf(class, oldest, min(c.slabs.perSlab(donor), farOldest)) == none {
+	donor := c.group(c.recs.All[oldest].ident).classes[0]
+	if c.oldestOf(class, oldest, min(c.slabs.PerSlab(donor), farOldest)) == none {
 		return false
 	}
 	c.foundOld[class] = nearOldest - 1
@@ -77,7 +79,7 @@ func (c *core) asOld(class int32, oldest uint32) bool {
 }
 
 // evictable is true for an entry nobody holds and nothing hangs on: a suffix goes before its prefix.
-func (c *core) evictable(e uint32) bool { return c.recs.all[e].child == none && !c.held(e) }
+func (c *core) evictable(e uint32) bool { return c.recs.All[e].child == none && !c.held(e) }
 
 // oldest is the entry that goes next: the least recently used one on which nothing hangs. An older one that has
 // children is as recent as what hangs on it.
@@ -96,7 +98,7 @@ func (c *core) oldest() uint32 {
 // before: each chain that was stored piece by piece, its beginning first, is put in order once. With no child in the list,
 // one that is held hangs on e, and e goes last.
 func (c *core) lift(e uint32) {
-	recs := c.recs.all
+	recs := c.recs.All
 	path := append(c.scratch[:0], e)
 	for child := recs[e].child; child != none && recs[child].is(flagRecent) && len(path) < maxRepairs; child = recs[child].child {
 		path = append(path, child)
@@ -119,7 +121,7 @@ func (c *core) lift(e uint32) {
 
 // oldestOf is the first evictable entry with a slot of the class among n entries from the given one on.
 func (c *core) oldestOf(class int32, from uint32, n int) uint32 {
-	recs := c.recs.all
+	recs := c.recs.All
 	for e := from; e != none && n > 0; e, n = recs[e].newer, n-1 {
 		if c.evictable(e) && c.hasClass(e, class) {
 			return e
@@ -129,7 +131,7 @@ func (c *core) oldestOf(class int32, from uint32, n int) uint32 {
 }
 
 func (c *core) hasClass(e uint32, class int32) bool {
-	for _, id := range c.group(c.recs.all[e].ident).classes {
+	for _, id := range c.group(c.recs.All[e].ident).classes {
 		if id == class {
 			return true
 		}
@@ -139,6 +141,6 @@ func (c *core) hasClass(e uint32, class int32) bool {
 
 func (c *core) evict(e uint32) {
 	c.stats.Evicted++
-	c.stats.EvictedBytes += uint64(c.group(c.recs.all[e].ident).bytes)
+	c.stats.EvictedBytes += uint64(c.group(c.recs.All[e].ident).bytes)
 	c.drop(e)
 }

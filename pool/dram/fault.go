@@ -13,7 +13,7 @@ func (p *Pool) FlipByte(nth int) bool {
 	}
 	e := c.recent.newest
 	for ; nth > 0 && e != none; nth-- {
-		e = c.recs.all[e].older
+		e = c.recs.All[e].older
 	}
 	if e == none {
 		return false

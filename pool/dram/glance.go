@@ -28,17 +28,17 @@ func (p *Pool) glance(b *pool.Batch, i int) (pool.Status, pool.Slot, spot) {
 		return pool.Invalid, pool.Slot{}, spot{}
 	}
 	e := c.find(id, b.Hashes.At(i))
-	if e == none || !c.recs.all[e].is(flagVisible) {
+	if e == none || !c.recs.All[e].is(flagVisible) {
 		return pool.Missing, pool.Slot{}, spot{}
 	}
 	var was spot
-	alone := c.recs.all[e].is(flagRecent)
+	alone := c.recs.All[e].is(flagRecent)
 	if alone {
 		was = c.spotOf(e)
 	}
 	status, slot := c.acquire(e, b.Shard, sp.groups[b.Group].bytes)
 	if status == pool.OK && alone {
-		c.recs.all[e].hold |= flagGlanced
+		c.recs.All[e].hold |= flagGlanced
 	}
 	return status, slot, was
 }
@@ -49,19 +49,19 @@ func (p *Pool) putBack(ref pool.Ref, status pool.Status, was *spot) {
 	defer p.mu.Unlock()
 	c := p.core
 	e, ok := c.deref(ref)
-	if !ok || c.recs.all[e].pins() == 0 {
+	if !ok || c.recs.All[e].pins() == 0 {
 		return
 	}
-	if status == pool.Corrupt && !c.recs.all[e].is(flagDropped) {
+	if status == pool.Corrupt && !c.recs.All[e].is(flagDropped) {
 		c.drop(e)
 		c.stats.Dropped++
 	}
-	if !c.recs.all[e].is(flagGlanced) {
+	if !c.recs.All[e].is(flagGlanced) {
 		c.tick()
 		c.unpinEntry(e, &cursor{})
 		return
 	}
-	c.recs.all[e].hold &^= flagGlanced
+	c.recs.All[e].hold &^= flagGlanced
 	if c.unhold(e) {
 		at := c.below(was)
 		c.settle(e, &at)
@@ -70,21 +70,21 @@ func (p *Pool) putBack(ref pool.Ref, status pool.Status, was *spot) {
 
 // spotOf is where an entry of the recent list is.
 func (c *core) spotOf(e uint32) spot {
-	return spot{newer: c.cursorAt(c.recs.all[e].newer), older: c.cursorAt(c.recs.all[e].older)}
+	return spot{newer: c.cursorAt(c.recs.All[e].newer), older: c.cursorAt(c.recs.All[e].older)}
 }
 
 func (c *core) cursorAt(e uint32) cursor {
 	if e == none {
 		return cursor{}
 	}
-	return cursor{entry: e, generation: c.lives.all[e].generation}
+	return cursor{entry: e, generation: c.lives.All[e].generation}
 }
 
 // below is the entry that a spot is just older than by now: its neighbour, if that is still in the list, or what its other neighbour
 // is older than.
 func (c *core) below(was *spot) cursor {
 	if older := c.above(&was.older); c.above(&was.newer) == none && older != none {
-		return c.cursorAt(c.recs.all[older].newer)
+		return c.cursorAt(c.recs.All[older].newer)
 	}
 	return was.newer
 }

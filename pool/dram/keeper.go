@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/arena"
 )
 
 // keepEvery is how often a pool notes in its file that it is in use, and what its policy learned.
@@ -12,7 +13,7 @@ const keepEvery = 10 * time.Second
 
 // keeper is the goroutine that does so. It owns the file. Nil: the pool has none.
 type keeper struct {
-	file    *file
+	file    *arena.File
 	advisor *advisor
 	tell    func(faults uint64) // may be nil
 	told    uint64
@@ -20,7 +21,7 @@ type keeper struct {
 	done    sync.WaitGroup
 }
 
-func startKeeper(f *file, a *advisor, tell func(faults uint64)) *keeper {
+func startKeeper(f *arena.File, a *advisor, tell func(faults uint64)) *keeper {
 	k := &keeper{file: f, advisor: a, tell: tell, ending: make(chan struct{})}
 	k.done.Go(k.run)
 	return k
@@ -42,10 +43,10 @@ func (k *keeper) run() {
 
 func (k *keeper) keep() {
 	if b := k.advisor.learned(); b != nil {
-		k.file.keepLearned(b)
+		k.file.KeepLearned(b)
 	}
-	k.file.noteAlive()
-	if n := k.file.faulted(); n > k.told && k.tell != nil {
+	k.file.NoteAlive()
+	if n := k.file.Faulted(); n > k.told && k.tell != nil {
 		k.told = n
 		k.tell(n)
 	}
@@ -56,10 +57,10 @@ func (k *keeper) close() error {
 	if k == nil {
 		return nil
 	}
-	k.file.unsign()
+	k.file.Unsign()
 	close(k.ending)
 	k.done.Wait()
-	return k.file.close()
+	return k.file.Close()
 }
 
 // learned is what the policy learned; nil if there is nothing to keep.
@@ -77,7 +78,7 @@ func (a *advisor) learned() []byte {
 }
 
 // learn gives the policy what was kept. Nobody else has it yet.
-func (a *advisor) learn(f *file) error {
+func (a *advisor) learn(f *arena.File) error {
 	if a == nil {
 		return nil
 	}
@@ -85,7 +86,7 @@ func (a *advisor) learn(f *file) error {
 	if !ok {
 		return nil
 	}
-	b := f.keptLearned()
+	b := f.KeptLearned()
 	if b == nil {
 		return nil
 	}

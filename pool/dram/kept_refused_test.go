@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/pool/dram/arena"
 )
 
 // TestColdStarts names what makes a file useless, and what is done about it.
@@ -25,12 +27,12 @@ func TestColdStarts(t *testing.T) {
 		"slabs that clash": {nil, "slabs overlap"},
 	} {
 		o, h := keptFile(t)
-		changeFile(t, o, func(b []byte, l *layout) {
+		changeFile(t, o, func(b []byte, l *arena.Layout) {
 			if c.change != nil {
-				c.change(&o, b[l.super:])
+				c.change(&o, b[l.Super:])
 				return
 			}
-			copy(b[l.slabs+slabWordBytes:][:slabWordBytes], b[l.slabs:])
+			copy(b[l.Slabs+arena.SlabWordBytes:][:arena.SlabWordBytes], b[l.Slabs:])
 		})
 		p := reopen(t, o)
 		if r := p.Info().Recovery; !strings.Contains(r.Cold, c.why) || r.Entries != 0 {
@@ -51,13 +53,13 @@ func TestColdStarts(t *testing.T) {
 }
 
 // changeFile changes the bytes of a file that nobody has open.
-func changeFile(t *testing.T, o Options, change func(b []byte, l *layout)) {
+func changeFile(t *testing.T, o Options, change func(b []byte, l *arena.Layout)) {
 	t.Helper()
 	b, err := os.ReadFile(o.Path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := layoutOf(o.Bytes, o.SlabBytes, smallPage)
+	l := arena.LayoutOf(o.Bytes, o.SlabBytes, arena.PageBytes)
 	change(b, &l)
 	if err := os.WriteFile(o.Path, b, 0o600); err != nil {
 		t.Fatal(err)
@@ -66,10 +68,10 @@ func changeFile(t *testing.T, o Options, change func(b []byte, l *layout)) {
 
 func TestDamagedHeadersAreFreeSlots(t *testing.T) {
 	o, h := keptFile(t)
-	changeFile(t, o, func(b []byte, l *layout) {
+	changeFile(t, o, func(b []byte, l *arena.Layout) {
 		for i := range 40 {
 			if i%2 == 1 {
-				b[l.headers+int64(i)*headerBytes+int64(i)] ^= 0x40
+				b[l.Headers+int64(i)*arena.HeaderBytes+int64(i)] ^= 0x40
 			}
 		}
 	})
@@ -121,24 +123,24 @@ func TestFilesThatAreRefused(t *testing.T) {
 func TestSecondPoolIsRefused(t *testing.T) {
 	o, _ := keptFile(t)
 	p := reopen(t, o)
-	var held *HeldError
+	var held *arena.HeldError
 	if _, err := Open(o); !errors.As(err, &held) || held.Process != os.Getpid() || held.Gone {
 		t.Errorf("%v", err)
 	}
-	list, err := ListFiles(filepath.Dir(o.Path))
-	if err != nil || len(list) != 1 || list[0].State != Live || list[0].Process != os.Getpid() || list[0].Bytes != o.Bytes {
+	list, err := arena.ListFiles(filepath.Dir(o.Path))
+	if err != nil || len(list) != 1 || list[0].State != arena.Live || list[0].Process != os.Getpid() || list[0].Bytes != o.Bytes {
 		t.Errorf("%+v, %v", list, err)
 	}
-	if err := RemoveFile(o.Path); !errors.Is(err, ErrHeld) {
+	if err := arena.RemoveFile(o.Path); !errors.Is(err, arena.ErrHeld) {
 		t.Errorf("removed in use: %v", err)
 	}
 	closePool(t, p)
 	os.WriteFile(filepath.Join(filepath.Dir(o.Path), "notes"), make([]byte, 8<<10), 0o600)
-	list, err = ListFiles(filepath.Dir(o.Path))
-	if err != nil || len(list) != 1 || list[0].State != Abandoned || list[0].Age > time.Minute || list[0].Allocated < o.Bytes {
+	list, err = arena.ListFiles(filepath.Dir(o.Path))
+	if err != nil || len(list) != 1 || list[0].State != arena.Abandoned || list[0].Age > time.Minute || list[0].Allocated < o.Bytes {
 		t.Errorf("%+v, %v", list, err)
 	}
-	if err := RemoveFile(o.Path); err != nil {
+	if err := arena.RemoveFile(o.Path); err != nil {
 		t.Error(err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/arena"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
@@ -100,16 +101,16 @@ func plan(t *testing.T, p *Pool, id pool.SpaceID, h pool.Hashes, shard uint8) []
 	defer p.mu.Unlock()
 	c := p.core
 	ident, _, _ := c.identOf(id, 0, h.Len)
-	slot, _ := c.shardCell(c.recs.all[c.find(ident, h.At(0))].head, int(shard))
-	n := c.slabs.slabOf(slot)
+	slot, _ := c.shardCell(c.recs.All[c.find(ident, h.At(0))].head, int(shard))
+	n := c.slabs.SlabOf(slot)
 	tenants, ok := c.survey(n, nil)
 	if !ok {
 		t.Fatal("a slab in which nothing is held cannot be emptied")
 	}
-	if c.slabs.free(c.slabs.classAt(slot)) == 0 || c.slabs.slabsOf(c.slabs.classAt(slot)) < 2 {
+	if c.slabs.Free(c.slabs.ClassAt(slot)) == 0 || c.slabs.SlabsOf(c.slabs.ClassAt(slot)) < 2 {
 		t.Fatal("no other slab to move to")
 	}
-	c.slabs.drain(n)
+	c.slabs.Drain(n)
 	return tenants
 }
 
@@ -151,7 +152,7 @@ func TestMovedWhileItIsRead(t *testing.T) {
 }
 
 func slabOf(p *Pool, tenants []tenant) int32 {
-	return p.core.slabs.slabOf(tenants[0].slot)
+	return p.core.slabs.SlabOf(tenants[0].slot)
 }
 
 // TestGoneWhileItMoves drops entries, and stores one of them again, while they are copied.
@@ -192,10 +193,10 @@ func TestCommittedWhileItMoves(t *testing.T) {
 	p.mu.Lock()
 	c := p.core
 	ident, _, _ := c.identOf(id, 0, h.Len)
-	slot, _ := c.shardCell(c.recs.all[c.find(ident, h.At(0))].head, 1)
-	n := c.slabs.slabOf(slot)
+	slot, _ := c.shardCell(c.recs.All[c.find(ident, h.At(0))].head, 1)
+	n := c.slabs.SlabOf(slot)
 	tenants, _ := c.survey(n, nil)
-	c.slabs.drain(n)
+	c.slabs.Drain(n)
 	tenants, _, _ = c.planMoves(tenants, nil)
 	planned := len(c.moving)
 	p.mu.Unlock()
@@ -224,19 +225,19 @@ func TestKilledWhileItMoves(t *testing.T) {
 			for i := range c.moving {
 				m := &c.moving[i]
 				from := c.header(m.slot)
-				check := from.check.Load()
+				check := from.Check.Load()
 				if at > 0 {
 					e, _ := c.lies(&m.tenant)
 					if shard == 0 {
-						c.recs.all[e].head = m.to
+						c.recs.All[e].head = m.to
 					}
 					c.keepMove(e, m)
 				}
-				if at > 0 && from.check.Load() != 0 {
+				if at > 0 && from.Check.Load() != 0 {
 					t.Error("moved, and the old header is not clear")
 				}
 				if at == 1 {
-					from.check.Store(check)
+					from.Check.Store(check)
 				}
 			}
 			p.mu.Unlock()
@@ -262,7 +263,7 @@ func TestKilledWhileItMoves(t *testing.T) {
 // roots is the number of entries that hang on none.
 func (c *core) roots() (n int) {
 	for e := uint32(1); e < c.high; e++ {
-		if r := &c.recs.all[e]; r.is(flagLive) && r.prev == none {
+		if r := &c.recs.All[e]; r.is(flagLive) && r.prev == none {
 			n++
 		}
 	}
@@ -365,7 +366,7 @@ func TestMovedWithBadHeaders(t *testing.T) {
 		tenants := plan(t, p, id, h, shard)
 		p.planMoves(tenants, nil)
 		copyPlanned(p)
-		spoil(t, p.core.file.beside(), 0)
+		spoil(t, p.core.file.Beside(), 0)
 		p.settleMoves(nil)
 		p.endEmpty(slabOf(p, tenants))
 		wantShards(t, p, id, h)
@@ -381,7 +382,7 @@ func TestMovedWithBadHeaders(t *testing.T) {
 func TestMovedToABadHeader(t *testing.T) {
 	p := reopen(t, Options{Bytes: 256 << 10, SlabBytes: 64 << 10, Path: shmPath(t)})
 	id := openSpec(t, p, keptSpec)
-	perPage := smallPage / headerBytes // as many as slots of a slab
+	perPage := arena.PageBytes / arena.HeaderBytes // as many as slots of a slab
 	before, h := randomChain(nil, 1, perPage), randomChain(nil, 2, 1)
 	put(t, p, id, before)
 	put(t, p, id, h)
@@ -394,15 +395,15 @@ func TestMovedToABadHeader(t *testing.T) {
 	copyPlanned(p)
 	m := p.core.moving[0]
 	old := p.core.header(m.slot)
-	if old.check.Load() == 0 {
+	if old.Check.Load() == 0 {
 		t.Fatal("a stored block has no header")
 	}
-	to := uintptr(unsafe.Pointer(p.core.header(m.to))) - uintptr(unsafe.Pointer(&p.core.file.beside()[0]))
-	spoil(t, p.core.file.beside(), int64(to))
+	to := uintptr(unsafe.Pointer(p.core.header(m.to))) - uintptr(unsafe.Pointer(&p.core.file.Beside()[0]))
+	spoil(t, p.core.file.Beside(), int64(to))
 	p.settleMoves(nil)
 	p.endEmpty(slabOf(p, tenants))
-	if moved := p.Stats().Moved; moved != 1 || old.check.Load() != 0 {
-		t.Errorf("%d moved, and the header of the slot that was left still says %#x", moved, old.check.Load())
+	if moved := p.Stats().Moved; moved != 1 || old.Check.Load() != 0 {
+		t.Errorf("%d moved, and the header of the slot that was left still says %#x", moved, old.Check.Load())
 	}
 	closePool(t, p)
 }

@@ -24,8 +24,8 @@ func (c *core) age() {
 // rotate makes the young partial entries old ones.
 func (c *core) rotate(now time.Time) {
 	c.rotated = now
-	for e := c.partialYoung.oldest; e != none; e = c.recs.all[e].newer {
-		c.recs.all[e].hold ^= flagYoung | flagOld
+	for e := c.partialYoung.oldest; e != none; e = c.recs.All[e].newer {
+		c.recs.All[e].hold ^= flagYoung | flagOld
 	}
 	c.partialOld, c.partialYoung = c.partialYoung, c.partialOld
 	c.partialOld.flag, c.partialYoung.flag = flagOld, flagYoung
@@ -55,7 +55,7 @@ func (c *core) reclaimPartial() bool {
 func (c *core) reclaim(l *list) bool {
 	e := l.oldest
 	end := e
-	for child := c.recs.all[end].child; child != none && c.work.repairs > 0; child = c.recs.all[end].child {
+	for child := c.recs.All[end].child; child != none && c.work.repairs > 0; child = c.recs.All[end].child {
 		end = child
 		c.work.repairs--
 	}
@@ -63,7 +63,7 @@ func (c *core) reclaim(l *list) bool {
 		c.evict(end)
 		return true
 	}
-	l.remove(c.recs.all, e)
-	c.partialYoung.push(c.recs.all, e)
+	l.remove(c.recs.All, e)
+	c.partialYoung.push(c.recs.All, e)
 	return false
 }

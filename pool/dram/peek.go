@@ -27,7 +27,7 @@ func (p *Pool) peekPart(b *pool.Batch, from, to int) {
 
 // shardStatus says whether a shard is stored or being written; OK if neither.
 func (c *core) shardStatus(e uint32, shard uint8) pool.Status {
-	l, bit := &c.lives.all[e], uint16(1)<<shard
+	l, bit := &c.lives.All[e], uint16(1)<<shard
 	switch {
 	case l.present&bit != 0:
 		return pool.Exists

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/arena"
+	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
 // Recovery is what became of a pool's file when it was opened.
@@ -33,13 +35,13 @@ type Recovery struct {
 var errLost = errors.New("a page of its index went bad while it was read")
 
 // restore makes the index of what the file holds.
-func (c *core) restore(f *file, slabBytes int64, r *Recovery) error {
+func (c *core) restore(f *arena.File, slabBytes int64, r *Recovery) error {
 	byRecord := c.restoreSpaces(f, slabBytes, r)
-	if err := c.slabs.restore(); err != nil {
+	if err := c.slabs.Restore(); err != nil {
 		return err
 	}
 	s := scan{
-		core: c, spaces: byRecord, found: make([][]uint32, c.slabs.count()), claimed: c.slabs.newClaims(),
+		core: c, spaces: byRecord, found: make([][]uint32, c.slabs.Count()), claimed: c.slabs.NewClaims(),
 	}
 	s.readAll()
 	for shard := range pool.MaxShards {
@@ -49,34 +51,34 @@ func (c *core) restore(f *file, slabBytes int64, r *Recovery) error {
 	}
 	r.Damaged, r.Stale, r.Lost = int(s.damaged.Load()), int(s.stale.Load()), int(s.lost.Load())
 	r.Partial = s.giveUpPartial() + s.strays
-	c.slabs.open(s.claimed)
+	c.slabs.Open(s.claimed)
 	c.restoreOrder()
 	r.Entries = int(c.stats.Entries)
 	return nil
 }
 
 // restoreSpaces gives the spaces of the file realms, as if they had been open. They get numbers when somebody opens them.
-func (c *core) restoreSpaces(f *file, slabBytes int64, r *Recovery) []*space {
-	out := make([]*space, f.spacesUsed())
+func (c *core) restoreSpaces(f *arena.File, slabBytes int64, r *Recovery) []*space {
+	out := make([]*space, f.SpacesUsed())
 	for n := range out {
-		record := f.spaceAt(n)
+		record := f.SpaceAt(n)
 		var spec pool.Spec
 		var ok bool
 		var generation uint32
-		if !f.touch(func() { spec, ok = record.read(); generation = record.generation() }) {
+		if !f.Touch(func() { spec, ok = record.Read(); generation = record.Generation() }) {
 			note := fmt.Sprintf("space %d of the file cannot be read, what is stored of it is gone", n)
 			r.Notes = append(r.Notes, note)
 			continue
 		}
 		if !ok {
-			if record.used() {
+			if record.Used() {
 				r.Notes = append(r.Notes, fmt.Sprintf("space %d of the file is damaged, what is stored of it is gone", n))
-				record.remove()
+				record.Remove()
 			}
 			continue
 		}
 		if checkSpec(&spec, slabBytes) != nil || c.unopened[spec.Fingerprint] != nil {
-			record.remove()
+			record.Remove()
 			continue
 		}
 		sp := c.newSpace(&spec)
@@ -95,7 +97,7 @@ type scan struct {
 	*core
 	spaces         []*space   // by record
 	found          [][]uint32 // by slab: slots that hold a whole shard
-	claimed        claims
+	claimed        slab.Claims
 	shards         uint16 // that occur, a bit each; guarded by mu
 	total          int    // guarded by mu
 	damaged, stale atomic.Int64
@@ -121,8 +123,8 @@ func (s *scan) readAll() {
 // readSlab reads the headers of one slab, and clears those that hold nothing that counts.
 func (s *scan) readSlab(n int32) {
 	var shards uint16
-	first, end := s.slabs.slots(n)
-	s.lost.Add(s.file.touchEach(first, end, func(slot uint32) { shards |= s.read(slot) }))
+	first, end := s.slabs.Slots(n)
+	s.lost.Add(s.file.TouchEach(first, end, func(slot uint32) { shards |= s.read(slot) }))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.shards |= shards
@@ -133,36 +135,36 @@ func (s *scan) readSlab(n int32) {
 // holds nothing that counts.
 func (s *scan) read(slot uint32) uint16 {
 	h := s.header(slot)
-	if h.check.Load() == 0 {
+	if h.Check.Load() == 0 {
 		return 0
 	}
-	if s.slabs.isBad(slot) { // its page was retired
-		h.check.Store(0)
+	if s.slabs.IsBad(slot) { // its page was retired
+		h.Check.Store(0)
 		return 0
 	}
 	if counter := s.judge(h, slot); counter != nil {
 		counter.Add(1)
-		h.check.Store(0)
+		h.Check.Store(0)
 		return 0
 	}
-	shard := uint16(1) << h.shard()
-	n := s.slabs.slabOf(slot)
+	shard := uint16(1) << h.Shard()
+	n := s.slabs.SlabOf(slot)
 	s.found[n] = append(s.found[n], slot)
 	return shard
 }
 
 // judge says as what a header counts that is not to be used; nil if it is.
-func (s *scan) judge(h *header, slot uint32) *atomic.Int64 {
-	if !h.whole(slot) || int(h.space) >= len(s.spaces) || s.spaces[h.space] == nil {
+func (s *scan) judge(h *arena.Header, slot uint32) *atomic.Int64 {
+	if !h.Whole(slot) || int(h.Space) >= len(s.spaces) || s.spaces[h.Space] == nil {
 		return &s.damaged
 	}
-	sp := s.spaces[h.space]
-	if h.generation != sp.generation {
+	sp := s.spaces[h.Space]
+	if h.Generation != sp.generation {
 		return &s.stale
 	}
-	group, shard := int(h.group()), int(h.shard())
-	if group >= len(sp.groups) || shard >= sp.spec.Shards || h.hashLen < 1 || h.hashLen > pool.MaxHashLen ||
-		h.length != sp.spec.Groups[group].ShardBytes[shard] || sp.groups[group].classes[shard] != s.slabs.classAt(slot) {
+	group, shard := int(h.Group()), int(h.Shard())
+	if group >= len(sp.groups) || shard >= sp.spec.Shards || h.HashLen < 1 || h.HashLen > pool.MaxHashLen ||
+		h.Length != sp.spec.Groups[group].ShardBytes[shard] || sp.groups[group].classes[shard] != s.slabs.ClassAt(slot) {
 		return &s.damaged
 	}
 	return nil

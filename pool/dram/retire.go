@@ -59,9 +59,9 @@ func (p *Pool) retireLocked(off int64) (page BadPage, fresh bool) {
 }
 
 func (c *core) retire(off int64) (page BadPage, fresh bool) {
-	used, fresh := c.slabs.retire(off)
-	if page.Bytes, page.Pages = c.slabs.badSize(); fresh {
-		c.file.markBad(off / page.Bytes)
+	used, fresh := c.slabs.Retire(off)
+	if page.Bytes, page.Pages = c.slabs.BadSize(); fresh {
+		c.file.MarkBad(off / page.Bytes)
 	}
 	var entries []uint32
 	for _, slot := range used {
@@ -70,7 +70,7 @@ func (c *core) retire(off int64) (page BadPage, fresh bool) {
 		}
 	}
 	for _, e := range entries {
-		if r := &c.recs.all[e]; r.is(flagLive) && !r.is(flagDropped) { // the shards of one may share a page
+		if r := &c.recs.All[e]; r.is(flagLive) && !r.is(flagDropped) { // the shards of one may share a page
 			c.drop(e)
 			c.stats.Dropped++
 			page.Dropped++

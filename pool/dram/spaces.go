@@ -114,7 +114,7 @@ func (c *core) takeSpace(s *pool.Spec) (*space, error) {
 func (c *core) leaveSpace(sp *space) {
 	c.turnKept(sp)
 	if f := c.file; f != nil && sp.record != notKept {
-		f.touch(func() { f.spaceAt(sp.record).remove() })
+		f.Touch(func() { f.SpaceAt(sp.record).Remove() })
 	}
 	c.end(sp.realm)
 }
@@ -145,9 +145,9 @@ func (c *core) newSpace(s *pool.Spec) *space {
 
 func (c *core) newGroup(spec pool.Group) (g group) {
 	for _, n := range spec.ShardBytes {
-		id := c.slabs.classOf(n)
+		id := c.slabs.ClassOf(n)
 		g.classes = append(g.classes, id)
-		g.bytes += c.slabs.slotBytes(id)
+		g.bytes += c.slabs.SlotBytes(id)
 	}
 	g.full = uint16(1<<len(spec.ShardBytes) - 1)
 	g.kind, g.tokens = c.kindOf(g.classes), spec.BlockTokens

@@ -14,21 +14,21 @@ func (p *Pool) stats() pool.Stats {
 	defer p.mu.Unlock()
 	c := p.core
 	s := c.stats
-	s.Capacity, s.Ready, s.Used = p.info.Bytes, p.arena.readyBytes(), c.slabs.usedBytes()
-	s.Reassigned, s.Bad = c.slabs.reassigned(), c.slabs.badStats()
+	s.Capacity, s.Ready, s.Used = p.info.Bytes, p.arena.Ready(), c.slabs.UsedBytes()
+	s.Reassigned, s.Bad = c.slabs.Reassigned(), c.slabs.BadStats()
 	s.Bad.Dropped = c.badDropped
 	if f := c.file; f != nil {
-		s.FileFull = f.timesFull()
+		s.FileFull = f.TimesFull()
 	}
 	if !p.closed {
 		s.IndexBytes = c.resident()
 	}
-	s.Classes = c.slabs.stats()
+	s.Classes = c.slabs.Stats()
 	return s
 }
 
 // resident is the memory of hash table, headers and slot table that has been touched.
 func (c *core) resident() int64 {
-	return c.table.resident() + c.recs.resident(int(c.high)) + c.lives.resident(int(c.high)) +
-		c.slabs.resident()
+	return c.table.Resident() + c.recs.Resident(int(c.high)) + c.lives.Resident(int(c.high)) +
+		c.slabs.Resident()
 }

@@ -116,7 +116,7 @@ type teller struct {
 func (t *teller) Remove(entries []uint32) {
 	c := t.storm.p.core
 	for _, e := range entries {
-		r := &c.recs.all[e]
+		r := &c.recs.All[e]
 		for i, sp := range c.spaces {
 			if c.realms[r.ident.realm()].space == sp {
 				t.storm.say(saidEvicted, i, r.hash.a)

@@ -56,7 +56,7 @@ func (p *Pool) sweepSlice(from uint32) (next uint32) {
 func (c *core) sweep(from uint32) uint32 {
 	to, dropped := min(c.high, from+sweepLooks), 0
 	for e := from; e < to; e++ {
-		r := &c.recs.all[e]
+		r := &c.recs.All[e]
 		if !r.is(flagLive) || r.is(flagDropped) || !c.realms[r.ident.realm()].over {
 			continue
 		}

@@ -1,6 +1,10 @@
 package dram
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/kvagent/kvagent/pool/dram/slab"
+)
 
 // A class that has no room takes a slab of another class, its donor. Entries of the donor are
 // evicted, those that the policy names, until the donor has as many free slots as a slab: then what
@@ -56,10 +60,10 @@ type gathering struct {
 	class    int32   // of them: the one without room
 	way      ways
 	barren   []int32 // classes that cannot give a slab
-	donor    int32   // whose entries are evicted; noClass: to be chosen
+	donor    int32   // whose entries are evicted; slab.NoClass: to be chosen
 	left     int64   // bytes that may still be evicted
 	tenants  []tenant
-	emptying int32 // slab to be emptied, with tenants; noSlab: none
+	emptying int32 // slab to be emptied, with tenants; slab.NoSlab: none
 }
 
 // outcome of a step.
@@ -76,16 +80,16 @@ const (
 func (g *gathering) step() outcome {
 	g.work.refill()
 	for range gatherStride {
-		if g.slabs.lacking(g.classes) != g.class {
+		if g.slabs.Lacking(g.classes) != g.class {
 			return gotRoom
 		}
-		if g.slabs.anySpare() && g.chooseSpare() {
+		if g.slabs.AnySpare() && g.chooseSpare() {
 			return empties
 		}
 		if g.way != byEviction || g.left <= 0 {
 			return inVain
 		}
-		if g.donor == noClass && !g.chooseDonor() {
+		if g.donor == slab.NoClass && !g.chooseDonor() {
 			return inVain
 		}
 		g.evictOne()
@@ -101,39 +105,39 @@ func (g *gathering) evictOne() {
 	}
 	if e == none {
 		g.barren = append(g.barren, g.donor)
-		g.donor = noClass
+		g.donor = slab.NoClass
 		return
 	}
-	g.left -= g.group(g.recs.all[e].ident).bytes
+	g.left -= g.group(g.recs.All[e].ident).bytes
 	g.evict(e)
 }
 
 // chooseSpare chooses the slab with the least in it of a class that has free slots for all of that.
 // Held entries cannot be moved.
 func (g *gathering) chooseSpare() bool {
-	best, last, bestUsed := noSlab, noSlab, int64(0)
-	for id := range g.slabs.classes() {
-		if !g.slabs.spare(id) || id == g.class || slices.Contains(g.barren, id) {
+	best, last, bestUsed := slab.NoSlab, slab.NoSlab, int64(0)
+	for id := range g.slabs.Classes() {
+		if !g.slabs.Spare(id) || id == g.class || slices.Contains(g.barren, id) {
 			continue
 		}
 		n := g.movable(id)
-		if n == noSlab {
+		if n == slab.NoSlab {
 			g.barren = append(g.barren, id)
 			continue
 		}
 		last = n
-		if used := g.slabs.usedIn(n); best == noSlab || used < bestUsed {
+		if used := g.slabs.UsedIn(n); best == slab.NoSlab || used < bestUsed {
 			best, bestUsed = n, used
 		}
 	}
-	if best == noSlab {
+	if best == slab.NoSlab {
 		return false
 	}
 	if best != last {
 		g.tenants, _ = g.survey(best, g.tenants[:0])
 	}
 	g.emptying = best
-	g.slabs.drain(best)
+	g.slabs.Drain(best)
 	return true
 }
 
@@ -142,15 +146,15 @@ func (g *gathering) chooseSpare() bool {
 func (g *gathering) chooseDonor() bool {
 	for {
 		id := g.mostAged()
-		for other := int32(0); id == noClass && other < g.slabs.classes(); other++ {
-			if g.slabs.slabsOf(other) > 0 && g.mayGive(other) {
+		for other := int32(0); id == slab.NoClass && other < g.slabs.Classes(); other++ {
+			if g.slabs.SlabsOf(other) > 0 && g.mayGive(other) {
 				id = other
 			}
 		}
-		if id == noClass {
+		if id == slab.NoClass {
 			return false
 		}
-		if g.movable(id) != noSlab {
+		if g.movable(id) != slab.NoSlab {
 			g.donor = id
 			return true
 		}
@@ -160,7 +164,7 @@ func (g *gathering) chooseDonor() bool {
 
 func (g *gathering) mayGive(id int32) bool { return id != g.class && !slices.Contains(g.barren, id) }
 
-// mostAged is the class of which the oldest entries have most slots; noClass if they have none of a
+// mostAged is the class of which the oldest entries have most slots; slab.NoClass if they have none of a
 // class that may give.
 func (g *gathering) mostAged() (most int32) {
 	var seen [nearOldest]struct {
@@ -168,8 +172,8 @@ func (g *gathering) mostAged() (most int32) {
 		slots int
 	}
 	n, best := 0, -1
-	for e, left := g.oldest(), nearOldest; e != none && left > 0; e, left = g.recs.all[e].newer, left-1 {
-		for _, id := range g.group(g.recs.all[e].ident).classes {
+	for e, left := g.oldest(), nearOldest; e != none && left > 0; e, left = g.recs.All[e].newer, left-1 {
+		for _, id := range g.group(g.recs.All[e].ident).classes {
 			i := 0
 			for i < n && seen[i].class != id {
 				i++
@@ -185,21 +189,21 @@ func (g *gathering) mostAged() (most int32) {
 		}
 	}
 	if best < 0 {
-		return noClass
+		return slab.NoClass
 	}
 	return seen[best].class
 }
 
 // movable is the slab with the fewest slots in use, of those of a class in which no entry is held,
-// and which has a slot for the class without room in spite of its bad pages; noSlab if there is none
+// and which has a slot for the class without room in spite of its bad pages; slab.NoSlab if there is none
 // among the first maxSurveys. Its tenants are in g.tenants.
 func (g *gathering) movable(id int32) int32 {
 	var near [maxSurveys]int32
-	for _, n := range near[:g.slabs.emptiest(id, g.class, near[:])] {
+	for _, n := range near[:g.slabs.Emptiest(id, g.class, near[:])] {
 		var ok bool
 		if g.tenants, ok = g.survey(n, g.tenants[:0]); ok {
 			return n
 		}
 	}
-	return noSlab
+	return slab.NoSlab
 }

@@ -1,4 +1,4 @@
-package dram
+package arena
 
 import "hash/crc32"
 
@@ -10,13 +10,13 @@ import "hash/crc32"
 const learnedHead = 16
 
 // learnedCopy is what has memory of a copy.
-func (f *file) learnedCopy(i int) []byte {
+func (f *File) learnedCopy(i int) []byte {
 	n := int64(min(word(f.whole, superLearned).Load(), learnedBytes))
-	return f.area(f.super.learned+int64(i)*learnedBytes, n)
+	return f.area(f.super.Learned+int64(i)*learnedBytes, n)
 }
 
 // readLearned gives the later whole copy, or nil, its number, and which it is.
-func (f *file) readLearned() (b []byte, number uint64, from int) {
+func (f *File) readLearned() (b []byte, number uint64, from int) {
 	for i := range 2 {
 		c := f.learnedCopy(i)
 		if len(c) < learnedHead {
@@ -36,7 +36,7 @@ func (f *file) readLearned() (b []byte, number uint64, from int) {
 
 // writeLearned replaces the older copy. What is too long, or has no room, is
 // not kept.
-func (f *file) writeLearned(b []byte) {
+func (f *File) writeLearned(b []byte) {
 	if !f.provideLearned(int64(len(b) + learnedHead)) {
 		return
 	}
@@ -49,7 +49,7 @@ func (f *file) writeLearned(b []byte) {
 }
 
 // provideLearned gives both copies memory for n bytes.
-func (f *file) provideLearned(n int64) bool {
+func (f *File) provideLearned(n int64) bool {
 	if n > learnedBytes {
 		return false
 	}
@@ -57,7 +57,7 @@ func (f *file) provideLearned(n int64) bool {
 		return true
 	}
 	n = roundUp(n, superBytes)
-	page, at := f.super.page, f.super.learned
+	page, at := f.super.page, f.super.Learned
 	for range 2 {
 		if f.provide(at/page*page, roundUp(at+n, page)) != nil {
 			return false
@@ -68,13 +68,13 @@ func (f *file) provideLearned(n int64) bool {
 	return true
 }
 
-// keptLearned is what was kept; nil if there is nothing, or it cannot be read.
-func (f *file) keptLearned() (b []byte) {
-	if !f.touch(func() { b, _, _ = f.readLearned() }) {
+// KeptLearned is what was kept; nil if there is nothing, or it cannot be read.
+func (f *File) KeptLearned() (b []byte) {
+	if !f.Touch(func() { b, _, _ = f.readLearned() }) {
 		return nil
 	}
 	return b
 }
 
-// keepLearned keeps it. It needs no lock, but one caller at a time.
-func (f *file) keepLearned(b []byte) { f.touch(func() { f.writeLearned(b) }) }
+// KeepLearned keeps it. It needs no lock, but one caller at a time.
+func (f *File) KeepLearned(b []byte) { f.Touch(func() { f.writeLearned(b) }) }

@@ -1,4 +1,6 @@
-package dram
+// Package offheap is memory that the garbage collector does not look at: an array that grows in its place, and a hash table of
+// entries that are numbers.
+package offheap
 
 import (
 	"fmt"
@@ -15,32 +17,33 @@ const (
 	hugeFrom = 32 << 20
 )
 
-// table memory: an array of T off the Go heap, reserved in full and made usable as it grows, so that it never
+// Region is an array of T off the Go heap, reserved in full and made usable as it grows, so that it never
 // moves and the garbage collector never looks at it.
-type region[T any] struct {
-	all    []T // reserved; only all[:usable] may be touched
+type Region[T any] struct {
+	All    []T // reserved; only all[:usable] may be touched
 	raw    []byte
 	usable int // elements
 	bytes  int // of raw, usable
 }
 
-func reserveRegion[T any](n int) (r region[T], err error) {
+// Reserve takes address space for n elements, of which none may be touched yet.
+func Reserve[T any](n int) (r Region[T], err error) {
 	size := int(unsafe.Sizeof(*new(T)))
 	length := (n*size + hugeBytes - 1) &^ (hugeBytes - 1)
 	r.raw, err = unix.Mmap(-1, 0, length, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		return r, fmt.Errorf("dram: reserve %d bytes of address space: %w", length, err)
 	}
-	r.all = unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(r.raw))), n)
+	r.All = unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(r.raw))), n)
 	return r, nil
 }
 
-// grow makes at least n elements usable; false if the kernel has no memory for them or n is beyond the end.
-func (r *region[T]) grow(n int) bool {
+// Grow makes at least n elements usable; false if the kernel has no memory for them or n is beyond the end.
+func (r *Region[T]) Grow(n int) bool {
 	if n <= r.usable {
 		return true
 	}
-	if n > len(r.all) {
+	if n > len(r.All) {
 		return false
 	}
 	size := int(unsafe.Sizeof(*new(T)))
@@ -61,12 +64,12 @@ func (r *region[T]) grow(n int) bool {
 		}
 	}
 	r.bytes = to
-	r.usable = min(to/size, len(r.all))
+	r.usable = min(to/size, len(r.All))
 	return true
 }
 
-// resident is the memory that the first n elements hold.
-func (r *region[T]) resident(n int) int64 {
+// Resident is the memory that the first n elements hold.
+func (r *Region[T]) Resident(n int) int64 {
 	used := n * int(unsafe.Sizeof(*new(T)))
 	step := pageBytes
 	if used > hugeFrom {
@@ -75,14 +78,15 @@ func (r *region[T]) resident(n int) int64 {
 	return int64((used + step - 1) &^ (step - 1))
 }
 
-func (r *region[T]) close() error {
+// Close gives the memory back.
+func (r *Region[T]) Close() error {
 	if r.raw == nil {
 		return nil
 	}
 	raw := r.raw
-	*r = region[T]{}
+	*r = Region[T]{}
 	return unix.Munmap(raw)
 }
 
-// mapped is the memory that may be touched.
-func (r *region[T]) mapped() []byte { return r.raw[:r.bytes] }
+// Mapped is the memory that may be touched.
+func (r *Region[T]) Mapped() []byte { return r.raw[:r.bytes] }

@@ -1,4 +1,4 @@
-package dram
+package arena
 
 import (
 	"os"
@@ -9,11 +9,11 @@ import (
 
 // What keeps the kernel from making up huge pages is said with the file that says so.
 func TestWhyNoTransparentPages(t *testing.T) {
-	a, err := openArena(1<<20, false)
+	a, err := Open(1<<20, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer a.close()
+	defer a.Close()
 	for text, refused := range map[string]bool{
 		"always within_size advise [never] deny force\n": true, "always within_size advise never [deny] force\n": true,
 		"always within_size [advise] never deny force\n": false, "[always] within_size advise never deny force\n": false,
@@ -51,12 +51,12 @@ ShmemPmdMapped:     2048 kB
 	if _, err := sumHuge(strings.NewReader("0-1000 rw-s 0 0 0\nShmemPmdMapped: x kB\n"), 0, 1<<20); err == nil {
 		t.Error("a count that is none: no error")
 	}
-	a, err := openArena(1<<20, false)
+	a, err := Open(1<<20, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer a.close()
-	if n, err := a.onHuge(); err != nil || n < 0 || n > 1<<20 {
+	defer a.Close()
+	if n, err := a.OnHuge(); err != nil || n < 0 || n > 1<<20 {
 		t.Errorf("%d of %d bytes, %v", n, 1<<20, err)
 	}
 }

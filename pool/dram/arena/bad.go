@@ -1,4 +1,4 @@
-package dram
+package arena
 
 // Bad pages of the arena in a file: words of the superblock's page, each 0 or the number of a page
 // and a check of it. A word is written once, in one store, and stays until the file is made anew:
@@ -14,13 +14,13 @@ func badWord(page int64) uint64 {
 	return w | slabCheck(w)
 }
 
-// markBad notes a page of the arena that must not be used in another life either. With no word left
+// MarkBad notes a page of the arena that must not be used in another life either. With no word left
 // it is found again there.
-func (f *file) markBad(page int64) {
+func (f *File) MarkBad(page int64) {
 	if f == nil {
 		return
 	}
-	f.touch(func() {
+	f.Touch(func() {
 		for at := superBad; at < superBadEnd; at += 8 {
 			if w := word(f.whole, at); w.Load() == 0 {
 				w.Store(badWord(page))
@@ -30,10 +30,10 @@ func (f *file) markBad(page int64) {
 	})
 }
 
-// badPages names the pages of the arena that were retired in another life.
-func (f *file) badPages() (pages []int64) {
-	l := &f.super.layout
-	f.touch(func() {
+// BadPages names the pages of the arena that were retired in another life.
+func (f *File) BadPages() (pages []int64) {
+	l := &f.super.Layout
+	f.Touch(func() {
 		for at := superBad; at < superBadEnd; at += 8 {
 			w := word(f.whole, at).Load()
 			page := int64(w >> 8)

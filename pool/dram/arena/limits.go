@@ -1,4 +1,4 @@
-package dram
+package arena
 
 import (
 	"bufio"
@@ -45,7 +45,7 @@ func available(f files) (int64, error) {
 
 // freeHugePages is the number of free, unreserved pages of 2 MiB.
 func freeHugePages(f files) (int64, error) {
-	if size, err := meminfo(f, "Hugepagesize:"); err != nil || size != hugePage>>10 {
+	if size, err := meminfo(f, "Hugepagesize:"); err != nil || size != HugePageBytes>>10 {
 		return 0, fmt.Errorf("huge pages of %d KiB, not 2048", size)
 	}
 	free, err := meminfo(f, "HugePages_Free:")
@@ -132,11 +132,11 @@ func readLimit(file string) (int64, bool) {
 		return 0, false
 	}
 	n, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64) // "max" is no number
-	if err != nil || n >= noLimit&^(smallPage-1) {
+	if err != nil || n >= noLimit&^(PageBytes-1) {
 		return 0, false
 	}
 	return n, true
 }
 
-// hugePagesFree is that of this machine.
-func hugePagesFree() (int64, error) { return freeHugePages(systemFiles) }
+// HugePagesFree is that of this machine.
+func HugePagesFree() (int64, error) { return freeHugePages(systemFiles) }

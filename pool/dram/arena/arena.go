@@ -1,4 +1,6 @@
-package dram
+// Package arena is the memory that a pool's slots lie in: mapped memory of the process's own, or a file that outlives the
+// process, with what is written there of the slots. A file is locked by one process at a time.
+package arena
 
 import (
 	"errors"
@@ -10,12 +12,12 @@ import (
 
 // The pages that an arena may lie on, bytes.
 const (
-	smallPage = 4 << 10
-	hugePage  = 2 << 20
+	PageBytes     = 4 << 10
+	HugePageBytes = 2 << 20
 )
 
-// arena is the memory the slots lie in.
-type arena struct {
+// Arena is the memory the slots lie in.
+type Arena struct {
 	base      []byte
 	raw       []byte // base, to whole pages
 	fd        int
@@ -26,8 +28,8 @@ type arena struct {
 	populating populating
 }
 
-// openArena maps memory of its own, on huge pages if it may and enough are free.
-func openArena(bytes int64, huge bool) (*arena, error) {
+// Open maps memory of its own, on huge pages if it may and enough are free.
+func Open(bytes int64, huge bool) (*Arena, error) {
 	a, reason := hugeArena(bytes, huge)
 	if reason == "" {
 		return a, nil
@@ -35,7 +37,7 @@ func openArena(bytes int64, huge bool) (*arena, error) {
 	if err := checkMemory(bytes, systemFiles); err != nil {
 		return nil, err
 	}
-	a, err := mapMemfd(bytes, smallPage, unix.MFD_CLOEXEC)
+	a, err := mapMemfd(bytes, PageBytes, unix.MFD_CLOEXEC)
 	if err != nil {
 		return nil, err
 	}
@@ -44,7 +46,7 @@ func openArena(bytes int64, huge bool) (*arena, error) {
 }
 
 // hugeArena maps huge pages, which the kernel reserves at once, or says why not.
-func hugeArena(bytes int64, may bool) (*arena, string) {
+func hugeArena(bytes int64, may bool) (*Arena, string) {
 	if !may {
 		return nil, "switched off"
 	}
@@ -52,18 +54,18 @@ func hugeArena(bytes int64, may bool) (*arena, string) {
 	if err != nil {
 		return nil, err.Error()
 	}
-	need := (bytes + hugePage - 1) / hugePage
+	need := (bytes + HugePageBytes - 1) / HugePageBytes
 	if free < need {
 		return nil, fmt.Sprintf("%d pages of 2 MiB needed, %d free", need, free)
 	}
-	a, err := mapMemfd(bytes, hugePage, unix.MFD_CLOEXEC|unix.MFD_HUGETLB|unix.MFD_HUGE_2MB)
+	a, err := mapMemfd(bytes, HugePageBytes, unix.MFD_CLOEXEC|unix.MFD_HUGETLB|unix.MFD_HUGE_2MB)
 	if err != nil {
 		return nil, err.Error()
 	}
 	return a, ""
 }
 
-func mapMemfd(bytes, page int64, flags int) (*arena, error) {
+func mapMemfd(bytes, page int64, flags int) (*Arena, error) {
 	size := (bytes + page - 1) &^ (page - 1)
 	fd, err := unix.MemfdCreate("kvagent-pool", flags)
 	if err != nil {
@@ -80,33 +82,33 @@ func mapMemfd(bytes, page int64, flags int) (*arena, error) {
 }
 
 // mapArena maps the first bytes of a file, to whole pages.
-func mapArena(fd int, bytes, page int64) (*arena, error) {
+func mapArena(fd int, bytes, page int64) (*Arena, error) {
 	size := roundUp(bytes, page)
 	raw, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("dram: map arena of %d bytes: %w", size, err)
 	}
-	return &arena{base: raw[:bytes:bytes], raw: raw, fd: fd, pageBytes: page}, nil
+	return &Arena{base: raw[:bytes:bytes], raw: raw, fd: fd, pageBytes: page}, nil
 }
 
-// virtualArena is address space alone: it has no descriptor, and is not populated.
-func virtualArena(bytes int64) (*arena, error) {
+// Virtual is address space alone: it has no descriptor, and is not populated.
+func Virtual(bytes int64) (*Arena, error) {
 	raw, err := unix.Mmap(-1, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, fmt.Errorf("dram: reserve %d bytes of address space: %w", bytes, err)
 	}
-	return &arena{base: raw, raw: raw, fd: -1, pageBytes: smallPage, reason: "virtual"}, nil
+	return &Arena{base: raw, raw: raw, fd: -1, pageBytes: PageBytes, reason: "virtual"}, nil
 }
 
-// memory is what the slots lie in, and the descriptor it can be mapped from; -1 for a virtual one.
-func (a *arena) memory() (base []byte, fd int) { return a.base, a.fd }
+// Memory is what the slots lie in, and the descriptor it can be mapped from; -1 for a virtual one.
+func (a *Arena) Memory() (base []byte, fd int) { return a.base, a.fd }
 
-// page is the bytes of a page of it, and why these are not huge; empty if they are.
-func (a *arena) page() (bytes int64, reason string) { return a.pageBytes, a.reason }
+// Page is the bytes of a page of it, and why these are not huge; empty if they are.
+func (a *Arena) Page() (bytes int64, reason string) { return a.pageBytes, a.reason }
 
-// close gives the memory back. It must not be populated any more.
-func (a *arena) close() error {
+// Close gives the memory back. It must not be populated any more.
+func (a *Arena) Close() error {
 	err := unix.Munmap(a.raw)
 	if a.fd >= 0 {
 		err = errors.Join(err, unix.Close(a.fd))

@@ -1,4 +1,4 @@
-package dram
+package arena
 
 import (
 	"fmt"
@@ -17,10 +17,10 @@ const (
 	mpolInterleave = 3
 )
 
-// place has the kernel take an arena's pages from these NUMA nodes first, and from several in turn. The policy is the file's: it
+// Place has the kernel take an arena's pages from these NUMA nodes first, and from several in turn. The policy is the file's: it
 // counts for whichever process touches a page first, and not for pages that are there already. It says what came of it; a kernel
 // or a container that does not allow it makes things slower, not wrong.
-func (a *arena) place(nodes []int) string {
+func (a *Arena) Place(nodes []int) string {
 	if len(nodes) == 0 {
 		return ""
 	}

@@ -1,10 +1,10 @@
-package dram
+package offheap
 
 import "golang.org/x/sys/unix"
 
-// grow starts a larger table when this one is full enough, or moves on with the one that was started. It is
+// Grow starts a larger table when this one is full enough, or moves on with the one that was started. It is
 // called before each insertion and does a bounded amount of work. hash gives the hash of an entry.
-func (t *table) grow(hash func(entries []uint32, hashes []uint64)) {
+func (t *Table) Grow(hash func(entries []uint32, hashes []uint64)) {
 	if t.old.size != 0 {
 		t.migrate(hash)
 		return
@@ -20,14 +20,14 @@ func (t *table) grow(hash func(entries []uint32, hashes []uint64)) {
 }
 
 // migrate moves migrateStride cells, and goes on to the next empty one: what lies behind it has its home there.
-func (t *table) migrate(hash func([]uint32, []uint64)) {
+func (t *Table) migrate(hash func([]uint32, []uint64)) {
 	var entries [migrateStride]uint32
 	var hashes [migrateStride]uint64
-	end := len(t.old.cell)
+	end := len(t.old.Cell)
 	for i, stop := t.moved, t.moved+migrateStride; ; {
 		n := 0
-		for ; n < migrateStride && i < end && (i < stop || t.old.cell[i] != 0); i++ {
-			if cell := t.old.cell[i]; cell != 0 {
+		for ; n < migrateStride && i < end && (i < stop || t.old.Cell[i] != 0); i++ {
+			if cell := t.old.Cell[i]; cell != 0 {
 				entries[n] = uint32(cell >> 32)
 				n++
 			}
@@ -38,7 +38,7 @@ func (t *table) migrate(hash func([]uint32, []uint64)) {
 				panic("dram: no room in a table just made larger")
 			}
 		}
-		if i >= end || (i >= stop && t.old.cell[i] == 0) {
+		if i >= end || (i >= stop && t.old.Cell[i] == 0) {
 			t.moved = i + 1
 			break
 		}
@@ -47,7 +47,7 @@ func (t *table) migrate(hash func([]uint32, []uint64)) {
 }
 
 // giveBack frees the memory of the old table behind what moved, in large pieces.
-func (t *table) giveBack(end int) {
+func (t *Table) giveBack(end int) {
 	if t.moved >= end {
 		_ = t.old.close() // an unmap of an own mapping does not fail
 		t.moved, t.freed = 0, 0
@@ -59,8 +59,8 @@ func (t *table) giveBack(end int) {
 	}
 }
 
-// resident is the memory both halves hold. A table under construction is touched from its front on.
-func (t *table) resident() int64 {
+// Resident is the memory both halves hold. A table under construction is touched from its front on.
+func (t *Table) Resident() int64 {
 	touched := int(t.now.size) * 8
 	if t.old.size != 0 {
 		touched = int(uint64(t.moved) * t.now.size / t.old.size * 8)
@@ -73,21 +73,22 @@ func (t *table) resident() int64 {
 	return int64(len(t.old.raw)-t.freed) + int64(min(len(t.now.raw), (touched+step-1)&^(step-1)))
 }
 
-func (t *table) close() error {
+// Close gives the memory back.
+func (t *Table) Close() error {
 	if err := t.old.close(); err != nil {
 		return err
 	}
 	return t.now.close()
 }
 
-// openTable is an empty one.
-func openTable() (t table, err error) {
+// OpenTable is an empty one.
+func OpenTable() (t Table, err error) {
 	t.now, err = mapCells(firstCells)
 	return t, err
 }
 
-// reserve makes an empty table one that need not grow while it takes n entries.
-func (t *table) reserve(n int) bool {
+// Reserve makes an empty table one that need not grow while it takes n entries.
+func (t *Table) Reserve(n int) bool {
 	larger, err := mapCells(max(firstCells, n*loadDen/loadNum+n/8))
 	if err != nil {
 		return false
@@ -97,8 +98,8 @@ func (t *table) reserve(n int) bool {
 	return old.close() == nil
 }
 
-// entries is how many there are.
-func (t *table) entries() int { return t.n }
+// Entries is how many there are.
+func (t *Table) Entries() int { return t.n }
 
-// mapped is the memory of both halves.
-func (t *table) mapped() (now, old []byte) { return t.now.raw, t.old.raw }
+// Mapped is the memory of both halves.
+func (t *Table) Mapped() (now, old []byte) { return t.now.raw, t.old.raw }

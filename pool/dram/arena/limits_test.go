@@ -1,4 +1,4 @@
-package dram
+package arena
 
 import (
 	"errors"
@@ -64,7 +64,7 @@ func TestPoolLargerThanTheMachineIsRefused(t *testing.T) {
 	if n, err := freeHugePages(m); n != 70 || err != nil {
 		t.Errorf("free huge pages: %d, %v; want 70", n, err)
 	}
-	if _, err := openArena(1<<40, true); !errors.Is(err, pool.ErrTooLarge) {
+	if _, err := Open(1<<40, true); !errors.Is(err, pool.ErrTooLarge) {
 		t.Errorf("a pool of 1 TiB on this machine: %v, want ErrTooLarge", err)
 	}
 }

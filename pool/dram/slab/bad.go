@@ -1,9 +1,10 @@
-package dram
+package slab
 
 import (
 	"slices"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/arena"
 )
 
 // Limits of what is retired. A page of the arena that cannot be read costs the entries in it, and
@@ -25,9 +26,9 @@ type badMemory struct {
 	stats  pool.BadMemory
 }
 
-// retire takes the slots that overlap the page at an offset of the arena out of use, and returns those of them that are in use;
+// Retire takes the slots that overlap the page at an offset of the arena out of use, and returns those of them that are in use;
 // fresh is false if it was retired before, by itself or with its slab.
-func (s *slabs) retire(off int64) (used []uint32, fresh bool) {
+func (s *Slabs) Retire(off int64) (used []uint32, fresh bool) {
 	from := off / s.bad.page * s.bad.page
 	to := min(from+s.bad.page, int64(len(s.slab))*s.bytes)
 	for n := int32(from / s.bytes); int64(n)*s.bytes < to; n++ {
@@ -45,12 +46,12 @@ func (s *slabs) retire(off int64) (used []uint32, fresh bool) {
 	return used, fresh
 }
 
-func (s *slabs) covered(n int32, r badRange) bool {
+func (s *Slabs) covered(n int32, r badRange) bool {
 	return slices.ContainsFunc(s.bad.ranges[n], func(b badRange) bool { return b.from <= r.from && r.to <= b.to })
 }
 
 // addBad notes a range of a slab. Where there are too many of them the whole slab is one.
-func (s *slabs) addBad(n int32, r badRange) {
+func (s *Slabs) addBad(n int32, r badRange) {
 	if s.bad.ranges == nil {
 		s.bad.ranges, s.bad.out = map[int32][]badRange{}, map[uint32]bool{}
 	}
@@ -68,14 +69,14 @@ func (s *slabs) addBad(n int32, r badRange) {
 
 // takeOut takes the free slots of a slab that overlap its bad ranges out of use. It returns those
 // in use that overlap r: they leave when they are given back.
-func (s *slabs) takeOut(n int32, r badRange) (used []uint32) {
+func (s *Slabs) takeOut(n int32, r badRange) (used []uint32) {
 	b := &s.slab[n]
-	if b.class == noClass {
+	if b.class == NoClass {
 		return nil
 	}
 	c := &s.class[b.class]
 	room := !s.full(n) && n != s.draining
-	inUse := s.inUse(n)
+	inUse := s.InUse(n)
 	for _, place := range s.badPlaces(n, b.class) {
 		slot := uint32(n)<<s.slotBits | place
 		if place < b.fresh && inUse[place] {
@@ -95,30 +96,30 @@ func (s *slabs) takeOut(n int32, r badRange) (used []uint32) {
 }
 
 // relinkFree makes the list of a slab's free slots anew, without those that are out of use.
-func (s *slabs) relinkFree(n int32) {
+func (s *Slabs) relinkFree(n int32) {
 	b := &s.slab[n]
 	at := b.free
 	b.free = 0
 	for at != 0 {
 		place := at - 1
-		c := &s.cells.all[b.cells+place]
-		at = c.link
+		c := &s.cells.All[b.cells+place]
+		at = c.Link
 		if !s.bad.out[uint32(n)<<s.slotBits|place] {
-			c.link, b.free = b.free, place+1
+			c.Link, b.free = b.free, place+1
 		}
 	}
 }
 
 // leave puts a slot that is not in use out of use.
-func (s *slabs) leave(slot uint32) {
+func (s *Slabs) leave(slot uint32) {
 	b := &s.slab[slot>>s.slotBits]
 	s.bad.out[slot] = true
 	b.retired++
 	s.class[b.class].retired++
 }
 
-// isBad reports whether a slot overlaps a bad range.
-func (s *slabs) isBad(slot uint32) bool {
+// IsBad reports whether a slot overlaps a bad range.
+func (s *Slabs) IsBad(slot uint32) bool {
 	if len(s.bad.ranges) == 0 {
 		return false
 	}
@@ -129,7 +130,7 @@ func (s *slabs) isBad(slot uint32) bool {
 }
 
 // badPlaces are the places of a slab, cut for a class, that overlap its bad ranges; each once.
-func (s *slabs) badPlaces(n, class int32) (places []uint32) {
+func (s *Slabs) badPlaces(n, class int32) (places []uint32) {
 	c := &s.class[class]
 	next := int64(0)
 	for _, r := range s.bad.ranges[n] {
@@ -143,17 +144,17 @@ func (s *slabs) badPlaces(n, class int32) (places []uint32) {
 }
 
 // usable reports whether a slab would have a slot for a class.
-func (s *slabs) usable(n, class int32) bool {
+func (s *Slabs) usable(n, class int32) bool {
 	return s.bad.ranges[n] == nil || len(s.badPlaces(n, class)) < int(s.class[class].perSlab)
 }
 
 // unusedFor is the place in unused of the slab that a class is given next; -1: there is none.
-func (s *slabs) unusedFor(class int32) int {
+func (s *Slabs) unusedFor(class int32) int {
 	return s.usableOf(s.unused, class)
 }
 
 // usableOf is the place of the last of these slabs that has a slot for a class; -1: none has.
-func (s *slabs) usableOf(slabs []int32, class int32) int {
+func (s *Slabs) usableOf(slabs []int32, class int32) int {
 	for i := len(slabs) - 1; i >= 0; i-- {
 		if s.usable(slabs[i], class) {
 			return i
@@ -163,7 +164,7 @@ func (s *slabs) usableOf(slabs []int32, class int32) int {
 }
 
 // cutAround puts the bad slots of a slab that was cut just now out of use.
-func (s *slabs) cutAround(n int32) {
+func (s *Slabs) cutAround(n int32) {
 	if s.bad.ranges[n] == nil {
 		return
 	}
@@ -173,7 +174,7 @@ func (s *slabs) cutAround(n int32) {
 }
 
 // uncut forgets the slots of a slab that go with its cut.
-func (s *slabs) uncut(n int32) {
+func (s *Slabs) uncut(n int32) {
 	if s.slab[n].retired == 0 {
 		return
 	}
@@ -185,25 +186,25 @@ func (s *slabs) uncut(n int32) {
 }
 
 // pass is the first place of a slab from one on that is not out of use.
-func (s *slabs) pass(n int32, place uint32) uint32 {
+func (s *Slabs) pass(n int32, place uint32) uint32 {
 	for s.slab[n].retired > 0 && s.bad.out[uint32(n)<<s.slotBits|place] {
 		place++
 	}
 	return place
 }
 
-// badStats is what Stats says of bad memory.
-func (s *slabs) badStats() pool.BadMemory {
+// BadStats is what Stats says of bad memory.
+func (s *Slabs) BadStats() pool.BadMemory {
 	b := s.bad.stats
-	b.MaxPages, b.MaxBytes = MaxBadPages, int64(len(s.slab))*s.bytes/partBad
+	b.MaxPages, b.MaxBytes = arena.MaxBadPages, int64(len(s.slab))*s.bytes/partBad
 	if s.file != nil {
-		b.Faults = s.file.faulted()
+		b.Faults = s.file.Faulted()
 	}
 	return b
 }
 
-// badSize is the bytes of a page, and how many were retired.
-func (s *slabs) badSize() (page, pages int64) { return s.bad.page, s.bad.stats.Pages }
+// BadSize is the bytes of a page, and how many were retired.
+func (s *Slabs) BadSize() (page, pages int64) { return s.bad.page, s.bad.stats.Pages }
 
-// badRanges is how many stretches of a slab are out of use.
-func (s *slabs) badRanges(n int32) int { return len(s.bad.ranges[n]) }
+// BadRanges is how many stretches of a slab are out of use.
+func (s *Slabs) BadRanges(n int32) int { return len(s.bad.ranges[n]) }

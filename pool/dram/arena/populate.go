@@ -1,4 +1,4 @@
-package dram
+package arena
 
 import (
 	"errors"
@@ -12,16 +12,16 @@ import (
 // populatePiece is populated in one call: the longest that Close waits for.
 const populatePiece = 64 << 20
 
-// populating gives an arena its (zeroed) pages in the background. The goroutine is the arena's: stopPopulating joins it.
+// populating gives an arena its (zeroed) pages in the background. The goroutine is the arena's: StopPopulating joins it.
 type populating struct {
 	stop atomic.Bool
 	done sync.WaitGroup
 	err  error // valid when done
 }
 
-// startPopulating begins to. Pages that cannot be had are left to probe, which touches those of a stretch one by one and
+// Populate begins to. Pages that cannot be had are left to probe, which touches those of a stretch one by one and
 // counts the ones it retires.
-func (a *arena) startPopulating(probe func(from, to int64) (bad int)) {
+func (a *Arena) Populate(probe func(from, to int64) (bad int)) {
 	left, base, p := MaxBadPages, a.base, &a.populating
 	p.done.Go(func() {
 		for off := 0; off < len(base) && !p.stop.Load(); off += populatePiece {
@@ -54,17 +54,17 @@ func populate(b []byte) error {
 	}
 }
 
-// populated returns when the arena is, or will not be any more, and why it was not populated to the end.
-func (a *arena) populated() error {
+// Populated returns when the arena is, or will not be any more, and why it was not populated to the end.
+func (a *Arena) Populated() error {
 	a.populating.done.Wait()
 	return a.populating.err
 }
 
-// stopPopulating ends it.
-func (a *arena) stopPopulating() {
+// StopPopulating ends it.
+func (a *Arena) StopPopulating() {
 	a.populating.stop.Store(true)
 	a.populating.done.Wait()
 }
 
-// readyBytes is how much is populated.
-func (a *arena) readyBytes() int64 { return a.ready.Load() }
+// Ready is how much is populated.
+func (a *Arena) Ready() int64 { return a.ready.Load() }

@@ -1,4 +1,4 @@
-package dram
+package offheap
 
 import (
 	"math/rand/v2"
@@ -7,7 +7,7 @@ import (
 
 // tableOf is a table whose hashes are given by a slice.
 type tableOf struct {
-	table
+	Table
 	hash []uint64 // of each entry
 }
 
@@ -18,11 +18,11 @@ func (t *tableOf) hashes(entries []uint32, out []uint64) {
 }
 
 func (t *tableOf) has(e uint32) bool {
-	c, home := t.side(t.hash[e])
-	tag := tagOf(t.hash[e], home)
+	c, home := t.Side(t.hash[e])
+	tag := TagOf(t.hash[e], home)
 	for i := home; ; i++ {
 		var got uint32
-		if got, i = c.candidate(i, tag); got == 0 || got == e {
+		if got, i = c.Candidate(i, tag); got == 0 || got == e {
 			return got == e
 		}
 	}
@@ -38,7 +38,7 @@ func TestTableAgainstSet(t *testing.T) {
 	if tab.now, err = mapCells(firstCells); err != nil {
 		t.Fatal(err)
 	}
-	defer tab.close()
+	defer tab.Close()
 	for e := range tab.hash {
 		tab.hash[e] = r.Uint64()
 	}
@@ -48,15 +48,15 @@ func TestTableAgainstSet(t *testing.T) {
 		e := uint32(1 + r.IntN(len(tab.hash)-1))
 		switch {
 		case stored[e] && r.IntN(2) == 0:
-			tab.remove(tab.hash[e], e)
+			tab.Remove(tab.hash[e], e)
 			delete(stored, e)
 		case !stored[e]:
 			was := tab.now.size
-			tab.grow(tab.hashes)
+			tab.Grow(tab.hashes)
 			if tab.now.size != was {
 				grew++
 			}
-			if !tab.put(tab.hash[e], e) {
+			if !tab.Put(tab.hash[e], e) {
 				t.Fatalf("no room for entry %d of %d in %d cells", tab.n, len(stored), tab.now.size)
 			}
 			stored[e] = true
@@ -83,10 +83,10 @@ func TestTableRefusesWhatLiesTooFar(t *testing.T) {
 	if tab.now, err = mapCells(1 << 16); err != nil {
 		t.Fatal(err)
 	}
-	defer tab.close()
+	defer tab.Close()
 	put := 0
 	for e := uint32(1); int(e) < len(tab.hash); e++ {
-		if tab.put(tab.hash[e], e) {
+		if tab.Put(tab.hash[e], e) {
 			put++
 		}
 	}
@@ -94,7 +94,7 @@ func TestTableRefusesWhatLiesTooFar(t *testing.T) {
 		t.Fatalf("%d entries of one hash, want %d", put, farthest+1)
 	}
 	for e := uint32(put); e >= 1; e-- {
-		tab.remove(0, e)
+		tab.Remove(0, e)
 	}
 	if tab.n != 0 {
 		t.Fatalf("%d entries left", tab.n)

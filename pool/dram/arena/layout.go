@@ -1,4 +1,4 @@
-package dram
+package arena
 
 import "github.com/kvagent/kvagent/pool"
 
@@ -8,46 +8,49 @@ import "github.com/kvagent/kvagent/pool"
 //	arena      the slots, slab after slab
 //	headers    64 bytes a slot, the slots of a slab side by side; sparse: it grows as slabs are put to use
 //	learned    two copies of what the policy learned; sparse
-//	spaces     maxKeptSpaces records of spaceBytes; sparse
+//	spaces     MaxSpaces records of spaceBytes; sparse
 //	slabs      8 bytes a slab: which slots it is cut into, and where their headers are
 //	superblock the last superBytes of the file
 const (
 	fileFormat = 2
 
 	superBytes     = 4 << 10
-	headerBytes    = 64
+	HeaderBytes    = 64
 	spaceBytes     = 20 << 10 // one space: a full identity of the session protocol fits
-	maxKeptSpaces  = 1 << 10  // spaces of a file; what is stored of a further one does not outlive the process
-	slabWordBytes  = 8
+	MaxSpaces      = 1 << 10  // spaces of a file; what is stored of a further one does not outlive the process
+	SlabWordBytes  = 8
 	learnedBytes   = pool.MaxLearned + 4<<10 // one copy, its head included
 	slotsPerHeader = 2                       // headers for twice the slots there can be, so that spans find their place between others
 )
 
-// slotUnit is what every slot is rounded up to, bytes.
-const slotUnit = 1 << 10
+// SlotUnit is what every slot is rounded up to, bytes.
+const SlotUnit = 1 << 10
 
-// layout says where the areas of a file are. It follows from the three sizes.
-type layout struct {
+// Layout says where the areas of a file are. It follows from the three sizes.
+type Layout struct {
 	arena, slab, page                      int64
-	headers, learned, spaces, slabs, super int64 // offsets
-	end                                    int64
+	Headers, Learned, Spaces, Slabs, Super int64 // offsets
+	End                                    int64
 }
 
-func layoutOf(arena, slab, page int64) (l layout) {
+// LayoutOf follows from the bytes of an arena, of a slab, and of a page.
+func LayoutOf(arena, slab, page int64) (l Layout) {
 	l.arena, l.slab, l.page = arena, slab, page
-	l.headers = roundUp(arena, page)
-	l.learned = roundUp(l.headers+l.cells()*headerBytes, page)
-	l.spaces = roundUp(l.learned+2*learnedBytes, page)
-	l.slabs = roundUp(l.spaces+maxKeptSpaces*spaceBytes, page)
-	l.end = roundUp(l.slabs+l.slabCount()*slabWordBytes+superBytes, page)
-	l.super = l.end - superBytes
+	l.Headers = roundUp(arena, page)
+	l.Learned = roundUp(l.Headers+l.cells()*HeaderBytes, page)
+	l.Spaces = roundUp(l.Learned+2*learnedBytes, page)
+	l.Slabs = roundUp(l.Spaces+MaxSpaces*spaceBytes, page)
+	l.End = roundUp(l.Slabs+l.SlabCount()*SlabWordBytes+superBytes, page)
+	l.Super = l.End - superBytes
 	return l
 }
 
-func (l *layout) cells() int64     { return slotsPerHeader * l.arena / slotUnit }
-func (l *layout) slabCount() int64 { return l.arena / l.slab }
+func (l *Layout) cells() int64 { return slotsPerHeader * l.arena / SlotUnit }
+
+// SlabCount is the number of slabs.
+func (l *Layout) SlabCount() int64 { return l.arena / l.slab }
 
 // least is the memory that a file takes before anything is stored in it.
-func (l *layout) least() int64 { return l.headers + l.end - l.slabs }
+func (l *Layout) least() int64 { return l.Headers + l.End - l.Slabs }
 
 func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }

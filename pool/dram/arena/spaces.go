@@ -1,4 +1,4 @@
-package dram
+package arena
 
 import (
 	"hash/crc32"
@@ -15,37 +15,41 @@ import (
 //	    the identity up to the end
 const spaceHead = 16
 
-type spaceRecord []byte
+// SpaceRecord is a space in a file. Its methods read and write the file: they run within Touch.
+type SpaceRecord []byte
 
-func (f *file) spaceAt(n int) spaceRecord {
-	return f.area(f.super.spaces+int64(n)*spaceBytes, spaceBytes)
+// SpaceAt is a record, of those that SpacesUsed counts.
+func (f *File) SpaceAt(n int) SpaceRecord {
+	return f.area(f.super.Spaces+int64(n)*spaceBytes, spaceBytes)
 }
 
-// spacesUsed is how many records were ever used. Those behind have no memory and must not be touched.
-func (f *file) spacesUsed() (n int) {
-	f.touch(func() { n = int(min(word(f.whole, superSpaces).Load(), maxKeptSpaces)) })
+// SpacesUsed is how many records were ever used. Those behind have no memory and must not be touched.
+func (f *File) SpacesUsed() (n int) {
+	f.Touch(func() { n = int(min(word(f.whole, superSpaces).Load(), MaxSpaces)) })
 	return n
 }
 
-// turn starts a new generation.
-func (r spaceRecord) turn() uint32 { return uint32(word(r, 8).Add(1)) }
+// Turn starts a new generation.
+func (r SpaceRecord) Turn() uint32 { return uint32(word(r, 8).Add(1)) }
 
-func (r spaceRecord) generation() uint32 { return uint32(word(r, 8).Load()) }
+// Generation is the present one.
+func (r SpaceRecord) Generation() uint32 { return uint32(word(r, 8).Load()) }
 
-// used says whether there is a space, damaged or not.
-func (r spaceRecord) used() bool { return word(r, 0).Load() != 0 }
+// Used says whether there is a space, damaged or not.
+func (r SpaceRecord) Used() bool { return word(r, 0).Load() != 0 }
 
-func (r spaceRecord) remove() { word(r, 0).Store(0) }
+// Remove makes the record one without a space.
+func (r SpaceRecord) Remove() { word(r, 0).Store(0) }
 
-// write puts a space in place of what was there. The generation must have been turned.
-func (r spaceRecord) write(b []byte) {
-	r.remove()
+// Write puts a space in place of what was there. The generation must have been turned.
+func (r SpaceRecord) Write(b []byte) {
+	r.Remove()
 	copy(r[spaceHead:], b)
 	word(r, 0).Store(uint64(len(b))<<32 | uint64(max(crc32.Checksum(b, castagnoli), 1)))
 }
 
-// read gives the space of a record; false if there is none, or it is damaged.
-func (r spaceRecord) read() (s pool.Spec, ok bool) {
+// Read gives the space of a record; false if there is none, or it is damaged.
+func (r SpaceRecord) Read() (s pool.Spec, ok bool) {
 	w := word(r, 0).Load()
 	n := int(w >> 32)
 	if w == 0 || n > len(r)-spaceHead {
@@ -58,8 +62,8 @@ func (r spaceRecord) read() (s pool.Spec, ok bool) {
 	return decodeSpec(b)
 }
 
-// encodeSpec gives what a record holds of a space; false if a record is too small for it.
-func encodeSpec(s *pool.Spec) (b []byte, fits bool) {
+// EncodeSpec gives what a record holds of a space; false if a record is too small for it.
+func EncodeSpec(s *pool.Spec) (b []byte, fits bool) {
 	b = append(b, s.Fingerprint[:]...)
 	b = le.AppendUint32(b, uint32(s.Shards))
 	b = le.AppendUint32(b, uint32(len(s.Groups)))
@@ -97,27 +101,27 @@ func decodeSpec(b []byte) (s pool.Spec, ok bool) {
 	return s, true
 }
 
-// freeRecord is the number of a record without a space.
-func (f *file) freeRecord() (n int, ok bool) {
-	if !f.touch(func() { word(f.whole, superSpaces).Load() }) {
+// FreeRecord is the number of a record without a space.
+func (f *File) FreeRecord() (n int, ok bool) {
+	if !f.Touch(func() { word(f.whole, superSpaces).Load() }) {
 		return 0, false // nobody knows which are used
 	}
-	used := f.spacesUsed()
+	used := f.SpacesUsed()
 	for n := range used {
 		free := false
-		f.touch(func() { free = word(f.spaceAt(n), 0).Load() == 0 })
+		f.Touch(func() { free = word(f.SpaceAt(n), 0).Load() == 0 })
 		if free {
 			return n, true
 		}
 	}
-	if used == maxKeptSpaces {
+	if used == MaxSpaces {
 		return 0, false
 	}
-	at := f.super.spaces + int64(used)*spaceBytes
+	at := f.super.Spaces + int64(used)*spaceBytes
 	from := at / f.super.page * f.super.page
 	if f.provide(from, roundUp(at+spaceBytes, f.super.page)) != nil {
 		f.refused++
 		return 0, false
 	}
-	return used, f.touch(func() { word(f.whole, superSpaces).Store(uint64(used) + 1) })
+	return used, f.Touch(func() { word(f.whole, superSpaces).Store(uint64(used) + 1) })
 }

@@ -1,9 +1,9 @@
-package dram
+package slab
 
 import "fmt"
 
-// check names the first count that does not hold, where these are the slots in use with their owners.
-func (s *slabs) check(owners map[uint32]uint32) error {
+// Check names the first count that does not hold, where these are the slots in use with their owners.
+func (s *Slabs) Check(owners map[uint32]uint32) error {
 	unused := map[int32]bool{}
 	for _, n := range s.unused {
 		unused[n] = true
@@ -14,14 +14,14 @@ func (s *slabs) check(owners map[uint32]uint32) error {
 	}
 	for i := range s.slab {
 		b, n := &s.slab[i], int32(i)
-		if unused[n] != (b.class == noClass) || (b.class == noClass) != (perSlab[n] == 0) {
+		if unused[n] != (b.class == NoClass) || (b.class == NoClass) != (perSlab[n] == 0) {
 			return fmt.Errorf("slab %d: class %d, %d slots in use, free %v", n, b.class, perSlab[n], unused[n])
 		}
-		if b.class == noClass {
+		if b.class == NoClass {
 			continue
 		}
 		used := 0
-		for _, is := range s.inUse(n) {
+		for _, is := range s.InUse(n) {
 			if is {
 				used++
 			}
@@ -38,7 +38,7 @@ func (s *slabs) check(owners map[uint32]uint32) error {
 
 // checkRetired checks that a slot that overlaps a bad range is in use, held by an entry that was
 // dropped, or out of use.
-func (s *slabs) checkRetired(n int32, owners map[uint32]uint32) error {
+func (s *Slabs) checkRetired(n int32, owners map[uint32]uint32) error {
 	out := 0
 	for _, place := range s.badPlaces(n, s.slab[n].class) {
 		slot := uint32(n)<<s.slotBits | place

@@ -1,4 +1,4 @@
-package dram
+package arena
 
 import (
 	"bytes"
@@ -41,7 +41,7 @@ const (
 	superSpaces  = 544
 	superLearned = 552
 	superHost    = 560
-	superHostEnd = superHost + 64
+	SuperHostEnd = superHost + 64
 )
 
 var (
@@ -57,7 +57,7 @@ var (
 type superblock struct {
 	format uint32
 	name   [16]byte
-	layout
+	Layout
 	created int64     // ns since 1970
 	seed    [5]uint64 // of the hash table
 
@@ -71,7 +71,7 @@ func (s *superblock) encode() []byte {
 	copy(b, superMagic)
 	le.PutUint32(b[8:], s.format)
 	copy(b[16:], s.name[:])
-	for i, n := range [...]int64{s.arena, s.slab, s.page, s.headers, s.learned, s.spaces, s.slabs} {
+	for i, n := range [...]int64{s.arena, s.slab, s.page, s.Headers, s.Learned, s.Spaces, s.Slabs} {
 		le.PutUint64(b[32+8*i:], uint64(n))
 	}
 	le.PutUint64(b[96:], uint64(s.created))
@@ -108,8 +108,8 @@ func decodeSuper(b []byte) (s superblock, err error) {
 	}
 	copy(s.name[:], b[16:])
 	s.arena, s.slab, s.page = int64(le.Uint64(b[32:])), int64(le.Uint64(b[40:])), int64(le.Uint64(b[48:]))
-	s.headers, s.learned = int64(le.Uint64(b[56:])), int64(le.Uint64(b[64:]))
-	s.spaces, s.slabs = int64(le.Uint64(b[72:])), int64(le.Uint64(b[80:]))
+	s.Headers, s.Learned = int64(le.Uint64(b[56:])), int64(le.Uint64(b[64:]))
+	s.Spaces, s.Slabs = int64(le.Uint64(b[72:])), int64(le.Uint64(b[80:]))
 	s.created = int64(le.Uint64(b[96:]))
 	for i := range s.seed {
 		s.seed[i] = le.Uint64(b[104+8*i:])
@@ -120,7 +120,7 @@ func decodeSuper(b []byte) (s superblock, err error) {
 
 // unfit says why the content of a file of so many bytes cannot be used for a pool of this layout; empty if it can. bad is what
 // decodeSuper said.
-func (s *superblock) unfit(want *layout, size int64, bad error) string {
+func (s *superblock) unfit(want *Layout, size int64, bad error) string {
 	switch {
 	case bad != nil:
 		return bad.Error()
@@ -129,12 +129,12 @@ func (s *superblock) unfit(want *layout, size int64, bad error) string {
 	case s.arena != want.arena || s.slab != want.slab || s.page != want.page:
 		return fmt.Sprintf("its arena has %d bytes in slabs of %d and pages of %d, this pool's %d, %d and %d",
 			s.arena, s.slab, s.page, want.arena, want.slab, want.page)
-	case s.headers != want.headers || s.spaces != want.spaces || s.slabs != want.slabs || s.learned != want.learned:
+	case s.Headers != want.Headers || s.Spaces != want.Spaces || s.Slabs != want.Slabs || s.Learned != want.Learned:
 		return "its areas lie elsewhere"
-	case s.grown%headerBytes != 0 || s.grown > uint64(want.learned-want.headers) || s.spacesUsed > maxKeptSpaces || s.learnedUsed > learnedBytes:
+	case s.grown%HeaderBytes != 0 || s.grown > uint64(want.Learned-want.Headers) || s.spacesUsed > MaxSpaces || s.learnedUsed > learnedBytes:
 		return "its superblock is damaged"
-	case size != want.end:
-		return fmt.Sprintf("it has %d bytes, not %d", size, want.end)
+	case size != want.End:
+		return fmt.Sprintf("it has %d bytes, not %d", size, want.End)
 	}
 	return ""
 }
@@ -147,7 +147,7 @@ func word(b []byte, at int) *atomic.Uint64 {
 // sign writes into a superblock who has the file.
 func sign(b []byte) {
 	host, _ := os.Hostname() // without one it is not named
-	field := b[superHost:superHostEnd]
+	field := b[superHost:SuperHostEnd]
 	clear(field)
 	copy(field[:len(field)-1], host)
 	word(b, superBegan).Store(processBegan(os.Getpid()))
@@ -167,7 +167,7 @@ type signature struct {
 }
 
 func readSignature(b []byte) signature {
-	host, _, _ := bytes.Cut(b[superHost:superHostEnd], []byte{0})
+	host, _, _ := bytes.Cut(b[superHost:SuperHostEnd], []byte{0})
 	return signature{
 		process: int(le.Uint64(b[superProcess:])), began: le.Uint64(b[superBegan:]), host: string(host),
 		alive: time.Unix(0, int64(le.Uint64(b[superAlive:]))),

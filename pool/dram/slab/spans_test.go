@@ -1,4 +1,4 @@
-package dram
+package slab
 
 import (
 	"math/rand/v2"

@@ -1,4 +1,4 @@
-package dram
+package offheap
 
 import (
 	"math/bits"
@@ -24,22 +24,24 @@ const (
 	migrateStride = 16 // cells of the old table moved with each insertion
 )
 
-type table struct {
-	now cells // where new hashes go
-	old cells // being moved into now: hashes with a home before moved are in now already
+// Table finds entries by a hash. Its methods are called with the pool's lock held.
+type Table struct {
+	now Cells // where new hashes go
+	old Cells // being moved into now: hashes with a home before moved are in now already
 	// moved is the first cell of old not moved yet; the cell before it is empty
 	moved int
 	freed int // bytes of old given back
 	n     int
 }
 
-type cells struct {
+// Cells are one of its halves.
+type Cells struct {
 	raw  []byte
-	cell []uint64 // size homes and the cells behind the last
+	Cell []uint64 // size homes and the cells behind the last
 	size uint64
 }
 
-func mapCells(size int) (c cells, err error) {
+func mapCells(size int) (c Cells, err error) {
 	n := size + homeMask + 1
 	c.raw, err = unix.Mmap(-1, 0, (n*8+pageBytes-1)&^(pageBytes-1), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
@@ -49,32 +51,33 @@ func mapCells(size int) (c cells, err error) {
 		// Only advice: without huge pages everything works, slower.
 		_ = unix.Madvise(c.raw, unix.MADV_HUGEPAGE)
 	}
-	c.cell = unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(c.raw))), n)
+	c.Cell = unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(c.raw))), n)
 	c.size = uint64(size)
 	return c, nil
 }
 
-func (c *cells) close() error {
+func (c *Cells) close() error {
 	if c.raw == nil {
 		return nil
 	}
 	raw := c.raw
-	*c = cells{}
+	*c = Cells{}
 	return unix.Munmap(raw)
 }
 
-func (c *cells) home(hash uint64) int {
+func (c *Cells) home(hash uint64) int {
 	hi, _ := bits.Mul64(hash, c.size)
 	return int(hi)
 }
 
-func tagOf(hash uint64, home int) uint32 { return uint32(hash)<<homeBits | uint32(home)&homeMask }
+// TagOf is the tag of a cell for a hash with this home.
+func TagOf(hash uint64, home int) uint32 { return uint32(hash)<<homeBits | uint32(home)&homeMask }
 
 // homeAt is the home of what lies in cell i.
 func homeAt(i int, cell uint64) int { return i - (i-int(cell))&homeMask }
 
-// side is the half of the table a hash belongs to.
-func (t *table) side(hash uint64) (c *cells, home int) {
+// Side is the half of the table a hash belongs to.
+func (t *Table) Side(hash uint64) (c *Cells, home int) {
 	if t.old.size != 0 {
 		if home = t.old.home(hash); home >= t.moved {
 			return &t.old, home
@@ -83,9 +86,9 @@ func (t *table) side(hash uint64) (c *cells, home int) {
 	return &t.now, t.now.home(hash)
 }
 
-// put adds an entry that is not in the table; false if there is no room.
-func (t *table) put(hash uint64, e uint32) bool {
-	c, home := t.side(hash)
+// Put adds an entry that is not in the table; false if there is no room.
+func (t *Table) Put(hash uint64, e uint32) bool {
+	c, home := t.Side(hash)
 	if t.old.size == 0 && uint64(t.n)*crowdedDen >= c.size*crowdedNum {
 		return false
 	}
@@ -96,38 +99,38 @@ func (t *table) put(hash uint64, e uint32) bool {
 	return true
 }
 
-func (c *cells) put(hash uint64, home int, e uint32) bool {
+func (c *Cells) put(hash uint64, home int, e uint32) bool {
 	for i := home; i-home <= farthest; i++ {
-		if c.cell[i] == 0 {
-			c.cell[i] = uint64(e)<<32 | uint64(tagOf(hash, home))
+		if c.Cell[i] == 0 {
+			c.Cell[i] = uint64(e)<<32 | uint64(TagOf(hash, home))
 			return true
 		}
 	}
 	return false
 }
 
-// remove takes an entry that is in the table out of it, and moves what lies behind it nearer to its home.
-func (t *table) remove(hash uint64, e uint32) {
-	c, i := t.side(hash)
-	for ; uint32(c.cell[i]>>32) != e; i++ {
-		if c.cell[i] == 0 {
+// Remove takes an entry that is in the table out of it, and moves what lies behind it nearer to its home.
+func (t *Table) Remove(hash uint64, e uint32) {
+	c, i := t.Side(hash)
+	for ; uint32(c.Cell[i]>>32) != e; i++ {
+		if c.Cell[i] == 0 {
 			panic("dram: an entry is not where its hash says")
 		}
 	}
-	for j := i + 1; c.cell[j] != 0; j++ {
-		if homeAt(j, c.cell[j]) <= i {
-			c.cell[i] = c.cell[j]
+	for j := i + 1; c.Cell[j] != 0; j++ {
+		if homeAt(j, c.Cell[j]) <= i {
+			c.Cell[i] = c.Cell[j]
 			i = j
 		}
 	}
-	c.cell[i] = 0
+	c.Cell[i] = 0
 	t.n--
 }
 
-// candidate is the first entry at or behind cell i whose tag fits, and the cell it was in; 0 if there is none.
-func (c *cells) candidate(i int, tag uint32) (uint32, int) {
+// Candidate is the first entry at or behind cell i whose tag fits, and the cell it was in; 0 if there is none.
+func (c *Cells) Candidate(i int, tag uint32) (uint32, int) {
 	for ; ; i++ {
-		cell := c.cell[i]
+		cell := c.Cell[i]
 		if uint32(cell) == tag && cell != 0 {
 			return uint32(cell >> 32), i
 		}

@@ -1,4 +1,4 @@
-package dram
+package arena
 
 import (
 	"errors"
@@ -23,6 +23,7 @@ type HeldError struct {
 	Others  []int  // processes of this namespace that have the file open or mapped
 }
 
+// Error names the process.
 func (e *HeldError) Error() string {
 	text := fmt.Sprintf("dram: %s: %v by process %d", e.Path, ErrHeld, e.Process)
 	if own, _ := os.Hostname(); e.Host != own && e.Host != "" {

@@ -1,4 +1,4 @@
-package dram
+package arena
 
 import (
 	"bufio"
@@ -15,9 +15,9 @@ import (
 // shmemHuge says whether files in memory may have huge pages that the kernel makes up itself; the word in brackets counts.
 const shmemHuge = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
-// makeHuge asks for huge pages that nobody has set aside, and says why the arena will get none; empty: it may, or has them.
-func (a *arena) makeHuge() string {
-	if a.pageBytes == hugePage {
+// MakeHuge asks for huge pages that nobody has set aside, and says why the arena will get none; empty: it may, or has them.
+func (a *Arena) MakeHuge() string {
+	if a.pageBytes == HugePageBytes {
 		return ""
 	}
 	return a.askTransparent(shmemHuge)
@@ -25,7 +25,7 @@ func (a *arena) makeHuge() string {
 
 // askTransparent asks for huge pages that nobody has set aside, where the arena's own are small, and says why it will get none;
 // empty: it may.
-func (a *arena) askTransparent(setting string) string {
+func (a *Arena) askTransparent(setting string) string {
 	if err := unix.Madvise(a.raw, unix.MADV_HUGEPAGE); err != nil {
 		return fmt.Sprintf("madvise: %v", err)
 	}
@@ -39,10 +39,10 @@ func (a *arena) askTransparent(setting string) string {
 	return ""
 }
 
-// onHuge is how much of the arena lies on huge pages now, as the kernel says: all of it where they were set aside, else what the
+// OnHuge is how much of the arena lies on huge pages now, as the kernel says: all of it where they were set aside, else what the
 // kernel found by itself. It takes milliseconds for each 10 GiB.
-func (a *arena) onHuge() (int64, error) {
-	if a.pageBytes == hugePage {
+func (a *Arena) OnHuge() (int64, error) {
+	if a.pageBytes == HugePageBytes {
 		return a.ready.Load(), nil
 	}
 	return mappedHuge(a.raw)
