@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvagent/kvagent/pool/dram/arena"
+	"github.com/kvagent/kvagent/pool/dram"
 )
 
 // maxReclaimAge bounds --reclaim.
@@ -31,7 +31,7 @@ abandoned ones that were not in use for at least so long, and nothing else.`,
 			if len(args) == 1 {
 				dir = args[0]
 			}
-			files, err := arena.ListFiles(dir)
+			files, err := dram.ListFiles(dir)
 			if err != nil {
 				return fmt.Errorf("cache files: %w", err)
 			}
@@ -45,7 +45,7 @@ abandoned ones that were not in use for at least so long, and nothing else.`,
 	return cmd
 }
 
-func printFiles(out io.Writer, files []arena.FileInfo) error {
+func printFiles(out io.Writer, files []dram.FileInfo) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "FILE\tSTATE\tMEMORY\tLAST IN USE\tPROCESS\tHOST")
 	for i := range files {
@@ -56,16 +56,16 @@ func printFiles(out io.Writer, files []arena.FileInfo) error {
 }
 
 // reclaimFiles removes what nobody uses; a file that an agent took meanwhile is locked, and stays.
-func reclaimFiles(out io.Writer, files []arena.FileInfo, age time.Duration) error {
+func reclaimFiles(out io.Writer, files []dram.FileInfo, age time.Duration) error {
 	var bytes int64
 	var errs error
 	n := 0
 	for i := range files {
 		f := &files[i]
-		if f.State != arena.Abandoned || f.Age < age {
+		if f.State != dram.Abandoned || f.Age < age {
 			continue
 		}
-		if err := arena.RemoveFile(f.Path); err != nil {
+		if err := dram.RemoveFile(f.Path); err != nil {
 			errs = errors.Join(errs, err)
 			continue
 		}

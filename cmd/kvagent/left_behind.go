@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/agent"
-	"github.com/kvagent/kvagent/pool/dram/arena"
+	"github.com/kvagent/kvagent/pool/dram"
 )
 
 // leftBehind is what agents before this one left: movers that this one ends, or waits for as long
@@ -235,7 +235,7 @@ func (l *leftBehind) left() (out []recordedMover) {
 // holds says whether a pool's file is held by what cannot be ended: the movers of the agent that
 // signed it, if that agent had this directory. patient says that those may only be slow to end. The
 // signer's host does not count: a new pod has another name, and l.agents are of this machine's life.
-func (l *leftBehind) holds(by *arena.HeldError) (held, patient bool) {
+func (l *leftBehind) holds(by *dram.HeldError) (held, patient bool) {
 	signer := process{by.Process, by.Began}
 	if by.Process == 0 || !slices.Contains(l.agents, signer) {
 		return false, false

@@ -20,7 +20,7 @@ import (
 	"github.com/kvagent/kvagent/agent"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
-	"github.com/kvagent/kvagent/pool/dram/arena"
+	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
@@ -441,7 +441,7 @@ func TestMoverThatIsLeftAlone(t *testing.T) {
 			}
 			l := &leftBehind{log: zap.NewNop(), kill: c.kill}
 			l.end(t.Context(), dir)
-			by := &arena.HeldError{Process: m.Agent.PID, Began: m.Agent.Began}
+			by := &dram.HeldError{Process: m.Agent.PID, Began: m.Agent.Began}
 			held, patient := l.holds(by)
 			if held != c.held || held && !patient || len(l.left()) > 0 != c.held {
 				t.Errorf("held %v, patient %v, left %+v, want held %v and waited for", held, patient, l.left(), c.held)
@@ -580,7 +580,7 @@ func TestWhoHoldsThePool(t *testing.T) {
 		t.Fatal(err)
 	}
 	old := process{77, 5}
-	by := arena.HeldError{Process: old.PID, Began: old.Began, Host: host}
+	by := dram.HeldError{Process: old.PID, Began: old.Began, Host: host}
 	runs, err := unix.PidfdOpen(os.Getpid(), 0)
 	if err != nil {
 		t.Fatal(err)
@@ -593,17 +593,17 @@ func TestWhoHoldsThePool(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		left          *leftBehind
-		by            arena.HeldError
+		by            dram.HeldError
 		held, patient bool
 	}{
 		"stuck":           {stuck(false), by, true, false},
 		"slow":            {stuck(true), by, true, true},
 		"ended":           {&leftBehind{agents: []process{old}}, by, false, true},
 		"unseen":          {&leftBehind{agents: []process{old}, unseen: true}, by, true, true},
-		"another process": {stuck(false), arena.HeldError{Process: 78, Began: 5, Host: host}, false, false},
-		"another life":    {stuck(false), arena.HeldError{Process: 77, Began: 6, Host: host}, false, false},
-		"another pod":     {stuck(false), arena.HeldError{Process: 77, Began: 5, Host: "x" + host}, true, false},
-		"not signed":      {stuck(false), arena.HeldError{}, false, false},
+		"another process": {stuck(false), dram.HeldError{Process: 78, Began: 5, Host: host}, false, false},
+		"another life":    {stuck(false), dram.HeldError{Process: 77, Began: 6, Host: host}, false, false},
+		"another pod":     {stuck(false), dram.HeldError{Process: 77, Began: 5, Host: "x" + host}, true, false},
+		"not signed":      {stuck(false), dram.HeldError{}, false, false},
 	} {
 		held, patient := c.left.holds(&c.by)
 		if held != c.held || held && patient != c.patient {

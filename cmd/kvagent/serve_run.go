@@ -18,7 +18,6 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool/dram"
-	"github.com/kvagent/kvagent/pool/dram/arena"
 )
 
 // serve runs an agent until a signal ends it. The directory is taken first: a second agent is refused before it
@@ -85,7 +84,7 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 // serveError gives an end its exit code.
 func serveError(err error) error {
 	switch {
-	case errors.Is(err, ipc.ErrInUse), errors.Is(err, arena.ErrHeld):
+	case errors.Is(err, ipc.ErrInUse), errors.Is(err, dram.ErrHeld):
 		return exitError{exitHeld, err}
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return exitError{exitCut, err}
@@ -168,12 +167,12 @@ func tellPool(p *dram.Pool, s *serveSettings, log *zap.Logger) {
 
 // tellAbandoned names the files beside the pool's that no agent uses: they hold memory.
 func tellAbandoned(own string, log *zap.Logger) {
-	files, err := arena.ListFiles(filepath.Dir(own))
+	files, err := dram.ListFiles(filepath.Dir(own))
 	if err != nil {
 		return // the directory may be closed to this user: it is only a hint
 	}
 	for i := range files {
-		if f := &files[i]; f.State == arena.Abandoned && f.Path != own {
+		if f := &files[i]; f.State == dram.Abandoned && f.Path != own {
 			log.Warn("a pool file that no agent uses holds memory", zap.String("path", f.Path),
 				zap.String("size", humanSize(f.Allocated)), zap.Duration("unused_for", f.Age.Round(time.Second)))
 		}

@@ -15,7 +15,6 @@ import (
 	"github.com/kvagent/kvagent/agent"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool/dram"
-	"github.com/kvagent/kvagent/pool/dram/arena"
 )
 
 // takeover waits for an agent that is ending to let go of what this one needs. The kernel lets go of files only when it
@@ -58,7 +57,7 @@ func (t *takeover) admin(ctx context.Context, dir string, group int) (l *ipc.Uni
 // ended is given up.
 func (t *takeover) pool(ctx context.Context, s *serveSettings) (p *dram.Pool, err error) {
 	p, err = t.openPool(ctx, s)
-	var by *arena.HeldError
+	var by *dram.HeldError
 	if errors.As(err, &by) && ctx.Err() == nil {
 		if held, _ := t.left.holds(by); held {
 			if bad := t.left.giveUp(s.dramPath, err); bad != nil {
@@ -79,7 +78,7 @@ func (t *takeover) openPool(ctx context.Context, s *serveSettings) (p *dram.Pool
 		p, err = openPool(s, t.log)
 		return err
 	}, func(err error) (stays, held bool) {
-		var by *arena.HeldError
+		var by *dram.HeldError
 		if !errors.As(err, &by) {
 			return false, false
 		}

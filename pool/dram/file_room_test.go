@@ -77,7 +77,7 @@ func TestPoolOnHugePages(t *testing.T) {
 	if i := p.Info(); i.PageBytes != arena.HugePageBytes || i.Recovery.Cold != "" || i.Recovery.Entries == 0 {
 		t.Errorf("%+v, recovery %+v", i, i.Recovery)
 	}
-	var held *arena.HeldError
+	var held *HeldError
 	if _, err := Open(Options{Bytes: stormPool, SlabBytes: stormSlab, Path: path}); !errors.As(err, &held) || held.Process != os.Getpid() {
 		t.Errorf("a second pool on the file: %v", err)
 	}

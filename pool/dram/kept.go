@@ -11,6 +11,32 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
+// Files of pools, this one's and others'. Package arena has them; the rest of the module knows this package alone.
+type (
+	// FileInfo is a pool's file as it is found in a directory.
+	FileInfo = arena.FileInfo
+	// FileState says whether a process has a pool's file.
+	FileState = arena.FileState
+	// HeldError says which process has the file that Open was given.
+	HeldError = arena.HeldError
+)
+
+// Live: a process has the file open. Abandoned: none has.
+const (
+	Live      = arena.Live
+	Abandoned = arena.Abandoned
+)
+
+// ErrHeld is what a HeldError is.
+var ErrHeld = arena.ErrHeld
+
+// ListFiles finds the pools' files in a directory. Files that are something else, or that this user may not read, are
+// passed over.
+func ListFiles(dir string) ([]FileInfo, error) { return arena.ListFiles(dir) }
+
+// RemoveFile removes a pool's file that no process has, and gives its memory back.
+func RemoveFile(path string) error { return arena.RemoveFile(path) }
+
 // openKept opens a pool whose file outlives it.
 func openKept(o *Options) (*Pool, error) {
 	began := time.Now()

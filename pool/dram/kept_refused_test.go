@@ -123,24 +123,24 @@ func TestFilesThatAreRefused(t *testing.T) {
 func TestSecondPoolIsRefused(t *testing.T) {
 	o, _ := keptFile(t)
 	p := reopen(t, o)
-	var held *arena.HeldError
+	var held *HeldError
 	if _, err := Open(o); !errors.As(err, &held) || held.Process != os.Getpid() || held.Gone {
 		t.Errorf("%v", err)
 	}
-	list, err := arena.ListFiles(filepath.Dir(o.Path))
-	if err != nil || len(list) != 1 || list[0].State != arena.Live || list[0].Process != os.Getpid() || list[0].Bytes != o.Bytes {
+	list, err := ListFiles(filepath.Dir(o.Path))
+	if err != nil || len(list) != 1 || list[0].State != Live || list[0].Process != os.Getpid() || list[0].Bytes != o.Bytes {
 		t.Errorf("%+v, %v", list, err)
 	}
-	if err := arena.RemoveFile(o.Path); !errors.Is(err, arena.ErrHeld) {
+	if err := RemoveFile(o.Path); !errors.Is(err, ErrHeld) {
 		t.Errorf("removed in use: %v", err)
 	}
 	closePool(t, p)
 	os.WriteFile(filepath.Join(filepath.Dir(o.Path), "notes"), make([]byte, 8<<10), 0o600)
-	list, err = arena.ListFiles(filepath.Dir(o.Path))
-	if err != nil || len(list) != 1 || list[0].State != arena.Abandoned || list[0].Age > time.Minute || list[0].Allocated < o.Bytes {
+	list, err = ListFiles(filepath.Dir(o.Path))
+	if err != nil || len(list) != 1 || list[0].State != Abandoned || list[0].Age > time.Minute || list[0].Allocated < o.Bytes {
 		t.Errorf("%+v, %v", list, err)
 	}
-	if err := arena.RemoveFile(o.Path); err != nil {
+	if err := RemoveFile(o.Path); err != nil {
 		t.Error(err)
 	}
 }
