@@ -56,7 +56,8 @@ type core struct {
 	badDropped uint64 // entries that were in bad pages
 }
 
-// newCore makes an empty index of an arena with pages of so many bytes; f is its file, nil if it has none.
+// newCore makes an empty index of an arena with pages of so many bytes; f is its file, nil if it
+// has none.
 func newCore(o *Options, page int64, seed seed, f *arena.File) (c *core, err error) {
 	c = &core{
 		seed: seed, high: 1, now: o.Clock, rotated: o.Clock(), file: f, byPrint: map[pool.Fingerprint]pool.SpaceID{},

@@ -52,7 +52,10 @@ func damage(t *testing.T, o Options, rng *rand.Rand, headers int) {
 	}
 	defer f.Close()
 	l := arena.LayoutOf(o.Bytes, o.SlabBytes, arena.PageBytes)
-	areas := [][2]int64{{l.Headers, int64(min(headers, 256)) * arena.HeaderBytes}, {l.Spaces, 256}, {l.Slabs, l.SlabCount() * arena.SlabWordBytes}, {l.Super, arena.SuperHostEnd}}
+	areas := [][2]int64{
+		{l.Headers, int64(min(headers, 256)) * arena.HeaderBytes}, {l.Spaces, 256},
+		{l.Slabs, l.SlabCount() * arena.SlabWordBytes}, {l.Super, arena.SuperHostEnd},
+	}
 	for range 1 + rng.IntN(20) {
 		a := areas[rng.IntN(len(areas))]
 		b := make([]byte, 1+rng.IntN(8))

@@ -11,7 +11,8 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
-// Files of pools, this one's and others'. Package arena has them; the rest of the module knows this package alone.
+// Files of pools, this one's and others'. Package arena has them; the rest of the module knows this
+// package alone.
 type (
 	// FileInfo is a pool's file as it is found in a directory.
 	FileInfo = arena.FileInfo
@@ -40,7 +41,9 @@ func RemoveFile(path string) error { return arena.RemoveFile(path) }
 // openKept opens a pool whose file outlives it.
 func openKept(o *Options) (*Pool, error) {
 	began := time.Now()
-	f, a, err := arena.OpenFile(&arena.FileOptions{Path: o.Path, Bytes: o.Bytes, SlabBytes: o.SlabBytes, Seed: newSeed(o.HashSeed), Now: o.Clock()})
+	f, a, err := arena.OpenFile(&arena.FileOptions{
+		Path: o.Path, Bytes: o.Bytes, SlabBytes: o.SlabBytes, Seed: newSeed(o.HashSeed), Now: o.Clock(),
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -147,7 +147,8 @@ func (p *Pool) gather(g *progress) bool {
 	p.moves.Lock() // one after the other: whoever waits here may find room when it comes
 	defer p.endMoves()
 	taking := gathering{
-		core: p.core, classes: g.classes, class: g.want.class, way: g.want.way, donor: slab.NoClass, emptying: slab.NoSlab,
+		core: p.core, classes: g.classes, class: g.want.class, way: g.want.way,
+		donor: slab.NoClass, emptying: slab.NoSlab,
 	}
 	taking.left = 2 * p.info.SlabBytes * int64(len(g.classes)+1)
 	for drains := 0; drains < maxDrains; {

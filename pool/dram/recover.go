@@ -164,7 +164,8 @@ func (s *scan) judge(h *arena.Header, slot uint32) *atomic.Int64 {
 	}
 	group, shard := int(h.Group()), int(h.Shard())
 	if group >= len(sp.groups) || shard >= sp.spec.Shards || h.HashLen < 1 || h.HashLen > pool.MaxHashLen ||
-		h.Length != sp.spec.Groups[group].ShardBytes[shard] || sp.groups[group].classes[shard] != s.slabs.ClassAt(slot) {
+		h.Length != sp.spec.Groups[group].ShardBytes[shard] ||
+		sp.groups[group].classes[shard] != s.slabs.ClassAt(slot) {
 		return &s.damaged
 	}
 	return nil

@@ -147,7 +147,8 @@ func TestBadPage(t *testing.T) {
 		t.Errorf("%d blocks are gone, %d were in the page", lost, want)
 	}
 	s := p.Stats()
-	if s.Bad.Pages != 1 || s.Bad.Bytes != arena.PageBytes || s.Bad.Dropped != uint64(lost) || !s.Bad.Healthy() || s.Pinned != 0 {
+	if s.Bad.Pages != 1 || s.Bad.Bytes != arena.PageBytes ||
+		s.Bad.Dropped != uint64(lost) || !s.Bad.Healthy() || s.Pinned != 0 {
 		t.Errorf("%+v of %+v", s.Bad, s)
 	}
 	if len(told) != 1 || told[0].Off != bad.Off/arena.PageBytes*arena.PageBytes || told[0].Dropped != lost {

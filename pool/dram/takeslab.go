@@ -164,8 +164,8 @@ func (g *gathering) chooseDonor() bool {
 
 func (g *gathering) mayGive(id int32) bool { return id != g.class && !slices.Contains(g.barren, id) }
 
-// mostAged is the class of which the oldest entries have most slots; slab.NoClass if they have none of a
-// class that may give.
+// mostAged is the class of which the oldest entries have most slots; slab.NoClass if they have none
+// of a class that may give.
 func (g *gathering) mostAged() (most int32) {
 	var seen [nearOldest]struct {
 		class int32
@@ -195,8 +195,8 @@ func (g *gathering) mostAged() (most int32) {
 }
 
 // movable is the slab with the fewest slots in use, of those of a class in which no entry is held,
-// and which has a slot for the class without room in spite of its bad pages; slab.NoSlab if there is none
-// among the first maxSurveys. Its tenants are in g.tenants.
+// and which has a slot for the class without room in spite of its bad pages; slab.NoSlab if there
+// is none among the first maxSurveys. Its tenants are in g.tenants.
 func (g *gathering) movable(id int32) int32 {
 	var near [maxSurveys]int32
 	for _, n := range near[:g.slabs.Emptiest(id, g.class, near[:])] {

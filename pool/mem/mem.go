@@ -1,5 +1,6 @@
-// Package mem is a pool in plain maps and slices behind one mutex: slow, obvious, and the oracle that faster
-// pools are held against. It keeps the same promises as they do and implements the same three interfaces.
+// Package mem is a pool in plain maps and slices behind one mutex: slow, obvious, and the oracle
+// that faster pools are held against. It keeps the same promises as they do and implements the same
+// three interfaces.
 package mem
 
 import (

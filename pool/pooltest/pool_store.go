@@ -16,8 +16,8 @@ type Memory interface {
 	Arena() (base []byte, fd int)
 }
 
-// NewStore opens spaces in a pool and gives the pool as a Store, shard by shard. Keys are of these spaces, lengths those of
-// their specs.
+// NewStore opens spaces in a pool and gives the pool as a Store, shard by shard. Keys are of these
+// spaces, lengths those of their specs.
 func NewStore(t testing.TB, p Memory, specs ...pool.Spec) pool.Store {
 	t.Helper()
 	s := &poolStore{p: p, spaces: map[pool.Fingerprint]openSpace{}}
@@ -99,7 +99,8 @@ func (s *poolStore) get(it *pool.Item) pool.Status {
 	return b.Status[0]
 }
 
-// touch gives do the memory of a slot. False: a page of it cannot be read or written; a pool that can is told to look at it.
+// touch gives do the memory of a slot. False: a page of it cannot be read or written; a pool that
+// can is told to look at it.
 func (s *poolStore) touch(slot *pool.Slot, do func(mem []byte)) bool {
 	mem := s.arena[slot.Off : slot.Off+int64(slot.Len)]
 	if pagefault.Guard(s.arena, nil, func() { do(mem) }) == nil {
@@ -133,7 +134,9 @@ func (s *poolStore) Delete(ctx context.Context, keys []pool.Key) error {
 	}, func(int) {})
 }
 
-func (s *poolStore) each(ctx context.Context, keys []pool.Key, do func(i int, b *pool.Batch), invalid func(i int)) error {
+func (s *poolStore) each(
+	ctx context.Context, keys []pool.Key, do func(i int, b *pool.Batch), invalid func(i int),
+) error {
 	for i := range keys {
 		if err := ctx.Err(); err != nil {
 			return err

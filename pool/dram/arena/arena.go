@@ -1,5 +1,6 @@
-// Package arena is the memory that a pool's slots lie in: mapped memory of the process's own, or a file that outlives the
-// process, with what is written there of the slots. A file is locked by one process at a time.
+// Package arena is the memory that a pool's slots lie in: mapped memory of the process's own, or a
+// file that outlives the process, with what is written there of the slots. A file is locked by one
+// process at a time.
 package arena
 
 import (

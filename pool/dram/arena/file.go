@@ -188,7 +188,8 @@ func (f *File) Faulted() uint64 { return f.faults.Load() }
 // TimesFull is how often something could not grow because the file system had no room.
 func (f *File) TimesFull() uint64 { return f.refused }
 
-// State says of a file that was just opened whether it was made now, and why what was in it cannot be used.
+// State says of a file that was just opened whether it was made now, and why what was in it cannot
+// be used.
 func (f *File) State() (made bool, cold string) { return f.made, f.cold }
 
 // Seed is that of the hash table.

@@ -99,8 +99,8 @@ func (f *File) Withdraw(n int32) {
 	}
 }
 
-// Slab is what the file says of a slab: the first of its headers, and the bytes of its slots; false if it is not in use, or cannot
-// be read.
+// Slab is what the file says of a slab: the first of its headers, and the bytes of its slots; false
+// if it is not in use, or cannot be read.
 func (f *File) Slab(n int32) (first, slotBytes uint32, ok bool) {
 	var w uint64
 	f.Touch(func() { w = word(f.meta, f.slabAt(n)).Load() })

@@ -68,15 +68,16 @@ func nameNodes(nodes []int) string {
 // populatePiece is populated in one call: the longest that Close waits for.
 const populatePiece = 64 << 20
 
-// populating gives an arena its (zeroed) pages in the background. The goroutine is the arena's: StopPopulating joins it.
+// populating gives an arena its (zeroed) pages in the background. The goroutine is the arena's:
+// StopPopulating joins it.
 type populating struct {
 	stop atomic.Bool
 	done sync.WaitGroup
 	err  error // valid when done
 }
 
-// Populate begins to. Pages that cannot be had are left to probe, which touches those of a stretch one by one and
-// counts the ones it retires.
+// Populate begins to give the arena its pages. Those that cannot be had are left to probe, which
+// touches the pages of a stretch one by one and counts the ones it retires.
 func (a *Arena) Populate(probe func(from, to int64) (bad int)) {
 	left, base, p := MaxBadPages, a.base, &a.populating
 	p.done.Go(func() {
@@ -110,7 +111,7 @@ func populate(b []byte) error {
 	}
 }
 
-// Populated returns when the arena is, or will not be any more, and why it was not populated to the end.
+// Populated returns when populating has ended, and why it ended before all pages were there.
 func (a *Arena) Populated() error {
 	a.populating.done.Wait()
 	return a.populating.err
@@ -128,7 +129,8 @@ func (a *Arena) Ready() int64 { return a.ready.Load() }
 // shmemHuge says whether files in memory may have huge pages that the kernel makes up itself; the word in brackets counts.
 const shmemHuge = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
-// MakeHuge asks for huge pages that nobody has set aside, and says why the arena will get none; empty: it may, or has them.
+// MakeHuge asks for huge pages that nobody has set aside, and says why the arena will get none;
+// empty: it may, or has them.
 func (a *Arena) MakeHuge() string {
 	if a.pageBytes == HugePageBytes {
 		return ""
@@ -152,8 +154,8 @@ func (a *Arena) askTransparent(setting string) string {
 	return ""
 }
 
-// OnHuge is how much of the arena lies on huge pages now, as the kernel says: all of it where they were set aside, else what the
-// kernel found by itself. It takes milliseconds for each 10 GiB.
+// OnHuge is how much of the arena lies on huge pages now, as the kernel says: all of it where they
+// were set aside, else what the kernel found by itself. It takes milliseconds for each 10 GiB.
 func (a *Arena) OnHuge() (int64, error) {
 	if a.pageBytes == HugePageBytes {
 		return a.ready.Load(), nil

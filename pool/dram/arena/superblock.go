@@ -131,7 +131,8 @@ func (s *superblock) unfit(want *Layout, size int64, bad error) string {
 			s.arena, s.slab, s.page, want.arena, want.slab, want.page)
 	case s.Headers != want.Headers || s.Spaces != want.Spaces || s.Slabs != want.Slabs || s.Learned != want.Learned:
 		return "its areas lie elsewhere"
-	case s.grown%HeaderBytes != 0 || s.grown > uint64(want.Learned-want.Headers) || s.spacesUsed > MaxSpaces || s.learnedUsed > learnedBytes:
+	case s.grown%HeaderBytes != 0 || s.grown > uint64(want.Learned-want.Headers) ||
+		s.spacesUsed > MaxSpaces || s.learnedUsed > learnedBytes:
 		return "its superblock is damaged"
 	case size != want.End:
 		return fmt.Sprintf("it has %d bytes, not %d", size, want.End)

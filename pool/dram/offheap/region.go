@@ -1,5 +1,5 @@
-// Package offheap is memory that the garbage collector does not look at: an array that grows in its place, and a hash table of
-// entries that are numbers.
+// Package offheap is memory that the garbage collector does not look at: an array that grows in its
+// place, and a hash table of entries that are numbers.
 package offheap
 
 import (
@@ -17,8 +17,8 @@ const (
 	hugeFrom = 32 << 20
 )
 
-// Region is an array of T off the Go heap, reserved in full and made usable as it grows, so that it never
-// moves and the garbage collector never looks at it.
+// Region is an array of T off the Go heap, reserved in full and made usable as it grows, so that it
+// never moves and the garbage collector never looks at it.
 type Region[T any] struct {
 	All    []T // reserved; only all[:usable] may be touched
 	raw    []byte

@@ -127,7 +127,8 @@ func (t *Table) Remove(hash uint64, e uint32) {
 	t.n--
 }
 
-// Candidate is the first entry at or behind cell i whose tag fits, and the cell it was in; 0 if there is none.
+// Candidate is the first entry at or behind cell i whose tag fits, and the cell it was in; 0 if
+// there is none.
 func (c *Cells) Candidate(i int, tag uint32) (uint32, int) {
 	for ; ; i++ {
 		cell := c.Cell[i]

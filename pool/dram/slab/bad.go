@@ -26,8 +26,9 @@ type badMemory struct {
 	stats  pool.BadMemory
 }
 
-// Retire takes the slots that overlap the page at an offset of the arena out of use, and returns those of them that are in use;
-// fresh is false if it was retired before, by itself or with its slab.
+// Retire takes the slots that overlap the page at an offset of the arena out of use, and returns
+// those of them that are in use; fresh is false if it was retired before, by itself or with its
+// slab.
 func (s *Slabs) Retire(off int64) (used []uint32, fresh bool) {
 	from := off / s.bad.page * s.bad.page
 	to := min(from+s.bad.page, int64(len(s.slab))*s.bytes)

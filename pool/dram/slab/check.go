@@ -2,7 +2,8 @@ package slab
 
 import "fmt"
 
-// Check names the first count that does not hold, where these are the slots in use with their owners.
+// Check names the first count that does not hold, where these are the slots in use with their
+// owners.
 func (s *Slabs) Check(owners map[uint32]uint32) error {
 	unused := map[int32]bool{}
 	for _, n := range s.unused {

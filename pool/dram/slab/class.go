@@ -20,8 +20,9 @@ func (s *Slabs) Spare(id int32) bool { return s.class[id].spare }
 // UsedIn is the bytes of the slots in use of a slab.
 func (s *Slabs) UsedIn(n int32) int64 { return int64(s.slab[n].used) * s.SlotBytes(s.slab[n].class) }
 
-// Emptiest fills near with the slabs of a class that have the fewest slots in use and would have one for another class, the emptiest
-// first, and returns how many they are. The one that is being emptied is not among them.
+// Emptiest fills near with the slabs of a class that have the fewest slots in use and would have
+// one for another class, the emptiest first, and returns how many they are. The one that is being
+// emptied is not among them.
 func (s *Slabs) Emptiest(id, other int32, near []int32) (n int) {
 	for i := range s.slab {
 		b := &s.slab[i]

@@ -5,7 +5,8 @@ import "errors"
 // ErrClash is damage of a kind that no kill leaves behind: then nothing of the file is used.
 var ErrClash = errors.New("its slabs overlap")
 
-// Restore cuts slabs as the file says. What it says of one slab alone is passed over if it is damaged.
+// Restore cuts slabs as the file says. What it says of one slab alone is passed over if it is
+// damaged.
 func (s *Slabs) Restore() error {
 	for n := range s.slab {
 		first, slotBytes, ok := s.file.Slab(int32(n))

@@ -1,4 +1,5 @@
-// Package slab cuts an arena into slots of the sizes that blocks need, and keeps slots off pages that cannot be read.
+// Package slab cuts an arena into slots of the sizes that blocks need, and keeps slots off pages
+// that cannot be read.
 package slab
 
 import (
@@ -325,7 +326,8 @@ func (s *Slabs) SlabOf(slot uint32) int32 { return int32(slot >> s.slotBits) }
 // Slot is the one at a place of a slab.
 func (s *Slabs) Slot(n int32, place uint32) uint32 { return uint32(n)<<s.slotBits | place }
 
-// Slots are the first slot of a slab, and the one after the last that was ever given: as they are cut now.
+// Slots are the first slot of a slab, and the one after the last that was ever given: as they are
+// cut now.
 func (s *Slabs) Slots(n int32) (first, end uint32) {
 	if s.slab[n].class == NoClass {
 		return 0, 0
