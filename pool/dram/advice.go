@@ -7,7 +7,7 @@ import (
 )
 
 // Child implements pool.View.
-func (c *core) Child(e uint32) uint32 { return c.recs.all[e].child }
+func (c *core) Child(e uint32) uint32 { return c.recs.All[e].child }
 
 // Held implements pool.View.
 func (c *core) Held(e uint32) bool { return c.held(e) }
@@ -64,12 +64,12 @@ func (c *core) announce() {
 
 // announceRun tells of the entries from from on that are of one group, and returns where the next ones begin.
 func (c *core) announceRun(from int) int {
-	in, id := &c.advisor.in, c.recs.all[c.shown[from]].ident
+	in, id := &c.advisor.in, c.recs.All[c.shown[from]].ident
 	g := c.group(id)
 	in.Kind, in.BlockTokens = g.kind, g.tokens
 	in.Entries, in.Prints, in.Parent = in.Entries[:0], in.Prints[:0], c.parent(c.shown[from])
 	for ; from < len(c.shown); from++ {
-		r := &c.recs.all[c.shown[from]]
+		r := &c.recs.All[c.shown[from]]
 		if r.ident != id {
 			break
 		}

@@ -7,6 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/arena"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 func TestArenaIsZeroAndSharedAndPopulated(t *testing.T) {
@@ -37,7 +39,7 @@ func TestArenaIsZeroAndSharedAndPopulated(t *testing.T) {
 	if s := p.Stats(); s.Ready != 3<<20 || s.Capacity != 3<<20 {
 		t.Errorf("%d of %d bytes ready", s.Ready, s.Capacity)
 	}
-	if i := p.Info(); i.PageBytes == pageBytes && i.PageReason == "" {
+	if i := p.Info(); i.PageBytes == arena.PageBytes && i.PageReason == "" {
 		t.Errorf("small pages, and no reason: %+v", i)
 	}
 }
@@ -58,7 +60,7 @@ func TestClosedPoolFindsNothing(t *testing.T) {
 	p.Acquire(&b)
 	p.Commit(b.Slots, 1, b.Status)
 	p.Release(b.Slots, b.Status)
-	if p.Prefix(0, 0, h) != 0 || p.FlipByte(0) || p.Epoch(0) != 0 {
+	if p.Prefix(0, 0, h) != 0 || p.Epoch(0) != 0 {
 		t.Error("a closed pool answers")
 	}
 	if _, err := p.OpenSpace(pool.Spec{Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{1}}}}); err != pool.ErrClosed {
@@ -67,26 +69,38 @@ func TestClosedPoolFindsNothing(t *testing.T) {
 	p.Stats()
 }
 
+// flipByte flips one bit in the middle of the nth entry from the most recently used one on.
+func flipByte(t *testing.T, p *Pool, nth int) {
+	t.Helper()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e := p.core.recent.newest
+	for range nth {
+		e = p.core.recs.All[e].older
+	}
+	if e == none {
+		t.Fatalf("no entry %d is stored that nobody pins", nth)
+	}
+	s := p.core.slot(e, 0)
+	p.base[s.Off+int64(s.Len)/2] ^= 1
+}
+
 func TestFlippedByteIsCorrupt(t *testing.T) {
 	p, err := Open(Options{Bytes: 64 << 10, SlabBytes: 16 << 10})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	if _, err := p.OpenSpace(pool.Spec{Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{1000}}}}); err != nil {
-		t.Fatal(err)
-	}
+	store := pooltest.NewStore(t, p, pool.Spec{Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{1000}}}})
 	items := []pool.Item{
 		{Key: pool.Key{Hash: pool.MakeHash([]byte{1})}, Data: make([]byte, 1000)},
 		{Key: pool.Key{Hash: pool.MakeHash([]byte{2})}, Data: make([]byte, 1000)},
 	}
-	if err := p.Store().Put(t.Context(), items); err != nil {
+	if err := store.Put(t.Context(), items); err != nil {
 		t.Fatal(err)
 	}
-	if !p.FlipByte(1) || p.FlipByte(2) {
-		t.Fatal("two entries are stored")
-	}
-	if err := p.Store().Get(t.Context(), items); err != nil {
+	flipByte(t, p, 1)
+	if err := store.Get(t.Context(), items); err != nil {
 		t.Fatal(err)
 	}
 	if items[0].Status != pool.Corrupt || items[1].Status != pool.OK {
@@ -100,7 +114,8 @@ func TestIndexBytesAreWhatIsResident(t *testing.T) {
 		p := filled(t, n)
 		c := p.core
 		var real int64
-		for _, raw := range [][]byte{c.recs.raw[:c.recs.bytes], c.lives.raw[:c.lives.bytes], c.slabs.cells.raw[:c.slabs.cells.bytes], c.table.now.raw, c.table.old.raw} {
+		now, old := c.table.Mapped()
+		for _, raw := range [][]byte{c.recs.Mapped(), c.lives.Mapped(), c.slabs.Mapped(), now, old} {
 			real += residentBytes(t, raw)
 		}
 		said := p.Stats().IndexBytes
@@ -117,13 +132,13 @@ func residentBytes(t *testing.T, raw []byte) (n int64) {
 	if len(raw) == 0 {
 		return 0
 	}
-	pages := make([]byte, (len(raw)+pageBytes-1)/pageBytes)
+	pages := make([]byte, (len(raw)+arena.PageBytes-1)/arena.PageBytes)
 	_, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&raw[0])), uintptr(len(raw)), uintptr(unsafe.Pointer(&pages[0])))
 	if errno != 0 {
 		t.Fatal(errno)
 	}
 	for _, p := range pages {
-		n += int64(p&1) * pageBytes
+		n += int64(p&1) * arena.PageBytes
 	}
 	return n
 }

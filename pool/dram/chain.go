@@ -9,7 +9,7 @@ const maxSteps = 16 << 10
 
 // link hangs child on parent if it hangs on nothing and no circle comes of it.
 func (c *core) link(child, parent uint32) {
-	recs := c.recs.all
+	recs := c.recs.All
 	r := &recs[child]
 	if r.prev != none || child == parent {
 		return
@@ -34,7 +34,7 @@ func (c *core) apart(child, parent uint32) bool {
 
 // root is the first entry above e, e itself if it hangs on nothing, none if that is too far to see.
 func (c *core) root(e uint32) uint32 {
-	recs := c.recs.all
+	recs := c.recs.All
 	for ; c.work.steps > 0; c.work.steps-- {
 		up := recs[e].prev
 		if up == none {
@@ -51,7 +51,7 @@ const maxSiblings = 16
 // parent is the entry that e hangs on; none if it hangs on nothing, or many hang there that came after it.
 func (c *core) parent(e uint32) uint32 {
 	for range maxSiblings {
-		e = c.recs.all[e].prev
+		e = c.recs.All[e].prev
 		if e == none || e&upward != 0 {
 			return e &^ upward
 		}
@@ -61,7 +61,7 @@ func (c *core) parent(e uint32) uint32 {
 
 // unlink takes e out of the children of its parent.
 func (c *core) unlink(e uint32) {
-	recs := c.recs.all
+	recs := c.recs.All
 	r := &recs[e]
 	switch {
 	case r.prev == none:
@@ -78,7 +78,7 @@ func (c *core) unlink(e uint32) {
 
 // orphan makes roots of the children of e: they are found again when e is stored again.
 func (c *core) orphan(e uint32) {
-	recs := c.recs.all
+	recs := c.recs.All
 	for child := recs[e].child; child != none; {
 		next := recs[child].next
 		recs[child].prev, recs[child].next = none, none

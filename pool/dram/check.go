@@ -18,17 +18,17 @@ func (p *Pool) Check() error {
 	for i := range p.core.moving {
 		to := p.core.moving[i].to
 		a.slots[to] = none
-		a.stats.Used += int64(p.core.slabs.class[p.core.slabs.slab[to>>p.core.slabs.slotBits].class].bytes)
+		a.stats.Used += p.core.slabs.SizeAt(to)
 	}
 	for e := uint32(1); e < p.core.high; e++ {
-		if !p.core.recs.all[e].is(flagLive) {
+		if !p.core.recs.All[e].is(flagLive) {
 			continue
 		}
 		if err := a.entry(e); err != nil {
 			return fmt.Errorf("dram: entry %d: %w", e, err)
 		}
 	}
-	for _, check := range []func() error{a.lists, a.counts, a.slabs, a.found} {
+	for _, check := range []func() error{a.lists, a.counts, a.checkSlabs, a.found} {
 		if err := check(); err != nil {
 			return fmt.Errorf("dram: %w", err)
 		}
@@ -46,7 +46,7 @@ type audit struct {
 }
 
 func (a *audit) entry(e uint32) error {
-	r, l := &a.recs.all[e], &a.lives.all[e]
+	r, l := &a.recs.All[e], &a.lives.All[e]
 	g := a.group(r.ident)
 	held := r.pins() > 0 || l.writing != 0
 	switch {
@@ -97,7 +97,7 @@ func (a *audit) add(r *record, g *group) {
 
 // chain checks the links of an entry to its parent, its siblings and its children.
 func (a *audit) chain(e uint32) error {
-	r := &a.recs.all[e]
+	r := &a.recs.All[e]
 	if r.is(flagDropped) && (r.prev != none || r.next != none || r.child != none) {
 		return fmt.Errorf("dropped, and still in a chain")
 	}
@@ -109,8 +109,8 @@ func (a *audit) chain(e uint32) error {
 		return fmt.Errorf("hangs on itself")
 	}
 	before := e | upward
-	for child := r.child; child != none; child = a.recs.all[child].next {
-		c := &a.recs.all[child]
+	for child := r.child; child != none; child = a.recs.All[child].next {
+		c := &a.recs.All[child]
 		if c.prev != before {
 			return fmt.Errorf("child %d has %x before it, not %x", child, c.prev, before)
 		}
@@ -120,7 +120,7 @@ func (a *audit) chain(e uint32) error {
 		before = child
 	}
 	if r.prev != none {
-		up := a.recs.all[r.prev&^upward]
+		up := a.recs.All[r.prev&^upward]
 		if !up.is(flagLive) || up.is(flagDropped) {
 			return fmt.Errorf("suffix kept when its prefix goes: parent or sibling %d is not stored", r.prev&^upward)
 		}
@@ -134,7 +134,7 @@ func (a *audit) chainOfSlots(e, slot uint32, n int) error {
 			return fmt.Errorf("slot %d is entry %d's too", slot, owner)
 		}
 		a.slots[slot] = e
-		link := a.core.slabs.at(slot).link
+		link := a.core.slabs.At(slot).Link
 		if last := i == n-1; last != (link&upward != 0) || (last && link&^upward != e) {
 			return fmt.Errorf("slot %d of shard %d leads to %x", slot, i, link)
 		}
@@ -149,8 +149,8 @@ func (a *audit) lists() error {
 		flagged int
 	}{"recent": {&a.core.recent, a.recent}, "partialYoung": {&a.partialYoung, a.young}, "partialOld": {&a.partialOld, a.old}} {
 		n, newer := 0, uint32(none)
-		for e := l.newest; e != none && n <= l.n; e = a.recs.all[e].older {
-			if r := &a.recs.all[e]; !r.is(l.flag) || r.newer != newer {
+		for e := l.newest; e != none && n <= l.n; e = a.recs.All[e].older {
+			if r := &a.recs.All[e]; !r.is(l.flag) || r.newer != newer {
 				return fmt.Errorf("list %s: entry %d has flags %x and %d before it, not %d", name, e, r.hold, r.newer, newer)
 			}
 			newer = e
@@ -166,8 +166,8 @@ func (a *audit) lists() error {
 func (a *audit) counts() error {
 	s := &a.core.stats
 	if a.stats.Entries != s.Entries || a.stats.Partial != s.Partial || a.stats.Pinned != s.Pinned ||
-		a.stats.PinnedEntries != s.PinnedEntries || a.stats.Used != a.core.slabs.used {
-		return fmt.Errorf("counts %+v with %d bytes used, counted again %+v", *s, a.core.slabs.used, a.stats)
+		a.stats.PinnedEntries != s.PinnedEntries || a.stats.Used != a.core.slabs.UsedBytes() {
+		return fmt.Errorf("counts %+v with %d bytes used, counted again %+v", *s, a.core.slabs.UsedBytes(), a.stats)
 	}
 	for _, n := range a.core.ended {
 		a.realms[n]++ // it waits for its sweep
@@ -180,64 +180,12 @@ func (a *audit) counts() error {
 	return nil
 }
 
-func (a *audit) slabs() error {
-	s := &a.core.slabs
-	unused := map[int32]bool{}
-	for _, n := range s.unused {
-		unused[n] = true
-	}
-	perSlab := map[int32]int{}
-	for slot := range a.slots {
-		perSlab[int32(slot>>s.slotBits)]++
-	}
-	for i := range s.slab {
-		b, n := &s.slab[i], int32(i)
-		if unused[n] != (b.class == noClass) || (b.class == noClass) != (perSlab[n] == 0) {
-			return fmt.Errorf("slab %d: class %d, %d slots in use, free %v", n, b.class, perSlab[n], unused[n])
-		}
-		if b.class == noClass {
-			continue
-		}
-		used := 0
-		for _, is := range s.inUse(n) {
-			if is {
-				used++
-			}
-		}
-		if used != perSlab[n] || used != int(b.used) {
-			return fmt.Errorf("slab %d: %d slots in use, %d not free, counts %d", n, perSlab[n], used, b.used)
-		}
-		if err := a.retired(n); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// retired checks that a slot that overlaps a bad range is in use, held by an entry that was
-// dropped, or out of use.
-func (a *audit) retired(n int32) error {
-	s, out := &a.core.slabs, 0
-	for _, place := range s.badPlaces(n, s.slab[n].class) {
-		slot := uint32(n)<<s.slotBits | place
-		owner, used := a.slots[slot]
-		if used == s.bad.out[slot] {
-			return fmt.Errorf("slot %d overlaps a bad page: entry %d, in use and out of use: %v", slot, owner, used)
-		}
-		if !used {
-			out++
-		}
-	}
-	if b := &s.slab[n]; out != int(b.retired) || b.used+b.retired > s.class[b.class].perSlab {
-		return fmt.Errorf("slab %d: %d slots in use, %d out of use, counts %d", n, b.used, out, b.retired)
-	}
-	return nil
-}
+func (a *audit) checkSlabs() error { return a.core.slabs.Check(a.slots) }
 
 // found looks every entry up.
 func (a *audit) found() error {
 	for e := uint32(1); e < a.high; e++ {
-		r := &a.recs.all[e]
+		r := &a.recs.All[e]
 		if !r.is(flagLive) || r.is(flagDropped) {
 			continue
 		}
@@ -245,8 +193,8 @@ func (a *audit) found() error {
 			return fmt.Errorf("entry %d is found as %d", e, got)
 		}
 	}
-	if a.stored != a.table.n {
-		return fmt.Errorf("%d entries are stored, the table has %d", a.stored, a.table.n)
+	if n := a.table.Entries(); a.stored != n {
+		return fmt.Errorf("%d entries are stored, the table has %d", a.stored, n)
 	}
 	return nil
 }

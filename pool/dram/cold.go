@@ -28,7 +28,7 @@ func (c *core) handful(out []pool.Cold) (n int) {
 			c.round = none
 			continue
 		}
-		if c.recs.all[c.round].is(flagRecent) && c.cold(c.round, &out[n]) {
+		if c.recs.All[c.round].is(flagRecent) && c.cold(c.round, &out[n]) {
 			n++
 		}
 	}
@@ -38,7 +38,7 @@ func (c *core) handful(out []pool.Cold) (n int) {
 // stalest fills out with the least recently used entries.
 func (c *core) stalest(out []pool.Cold) (n int) {
 	e := c.recent.oldest
-	for looked := 0; e != none && n < len(out) && looked < lockStride; looked, e = looked+1, c.recs.all[e].newer {
+	for looked := 0; e != none && n < len(out) && looked < lockStride; looked, e = looked+1, c.recs.All[e].newer {
 		if c.cold(e, &out[n]) {
 			n++
 		}
@@ -48,7 +48,7 @@ func (c *core) stalest(out []pool.Cold) (n int) {
 
 // cold names an entry; false: its space is not open, or was reset.
 func (c *core) cold(e uint32, out *pool.Cold) bool {
-	r := &c.recs.all[e]
+	r := &c.recs.All[e]
 	realm := &c.realms[r.ident.realm()]
 	id, open := c.byPrint[realm.space.spec.Fingerprint]
 	if realm.over || !open {
@@ -65,4 +65,91 @@ func (k *key) bytes(n uint8) (h pool.Hash) {
 	}
 	h.Len = n
 	return h
+}
+
+// spot is where an entry is in the order of eviction: its neighbours.
+type spot struct{ newer, older cursor }
+
+// Glance implements pool.Chilling.
+func (p *Pool) Glance(b *pool.Batch, read func(s pool.Slot) pool.Status) {
+	for i := range b.Hashes.N {
+		var was spot
+		b.Status[i], b.Slots[i], was = p.glance(b, i)
+		if b.Status[i] != pool.OK {
+			continue
+		}
+		b.Status[i] = read(b.Slots[i])
+		p.putBack(b.Slots[i].Ref, b.Status[i], &was)
+	}
+}
+
+// glance pins an entry, and notes where it was.
+func (p *Pool) glance(b *pool.Batch, i int) (pool.Status, pool.Slot, spot) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := p.core
+	id, sp, ok := c.identOf(b.Space, b.Group, b.Hashes.Len)
+	if !ok || int(b.Shard) >= sp.spec.Shards {
+		return pool.Invalid, pool.Slot{}, spot{}
+	}
+	e := c.find(id, b.Hashes.At(i))
+	if e == none || !c.recs.All[e].is(flagVisible) {
+		return pool.Missing, pool.Slot{}, spot{}
+	}
+	var was spot
+	alone := c.recs.All[e].is(flagRecent)
+	if alone {
+		was = c.spotOf(e)
+	}
+	status, slot := c.acquire(e, b.Shard, sp.groups[b.Group].bytes)
+	if status == pool.OK && alone {
+		c.recs.All[e].hold |= flagGlanced
+	}
+	return status, slot, was
+}
+
+// putBack takes a glance's pin back. An entry that nobody else used meanwhile goes to where it was, and its last use stays what the file says.
+func (p *Pool) putBack(ref pool.Ref, status pool.Status, was *spot) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := p.core
+	e, ok := c.deref(ref)
+	if !ok || c.recs.All[e].pins() == 0 {
+		return
+	}
+	if status == pool.Corrupt && !c.recs.All[e].is(flagDropped) {
+		c.drop(e)
+		c.stats.Dropped++
+	}
+	if !c.recs.All[e].is(flagGlanced) {
+		c.tick()
+		c.unpinEntry(e, &cursor{})
+		return
+	}
+	c.recs.All[e].hold &^= flagGlanced
+	if c.unhold(e) {
+		at := c.below(was)
+		c.settle(e, &at)
+	}
+}
+
+// spotOf is where an entry of the recent list is.
+func (c *core) spotOf(e uint32) spot {
+	return spot{newer: c.cursorAt(c.recs.All[e].newer), older: c.cursorAt(c.recs.All[e].older)}
+}
+
+func (c *core) cursorAt(e uint32) cursor {
+	if e == none {
+		return cursor{}
+	}
+	return cursor{entry: e, generation: c.lives.All[e].generation}
+}
+
+// below is the entry that a spot is just older than by now: its neighbour, if that is still in the list, or what its other neighbour
+// is older than.
+func (c *core) below(was *spot) cursor {
+	if older := c.above(&was.older); c.above(&was.newer) == none && older != none {
+		return c.cursorAt(c.recs.All[older].newer)
+	}
+	return was.newer
 }

@@ -25,13 +25,13 @@ func (p *Pool) commitPart(slots []pool.Slot, epoch uint32, status []pool.Status,
 func (c *core) commit(s *pool.Slot, epoch uint32, status pool.Status, at *cursor) pool.Status {
 	e, ok := c.deref(s.Ref)
 	bit := uint16(1) << s.Shard // none beyond MaxShards
-	if !ok || c.lives.all[e].writing&bit == 0 {
+	if !ok || c.lives.All[e].writing&bit == 0 {
 		if status == pool.OK {
 			return pool.Stale
 		}
 		return status
 	}
-	r, l := &c.recs.all[e], &c.lives.all[e]
+	r, l := &c.recs.All[e], &c.lives.All[e]
 	l.writing &^= bit
 	if status == pool.OK && (r.is(flagDropped) || !c.current(r.ident, epoch)) {
 		status = pool.Stale
@@ -39,7 +39,7 @@ func (c *core) commit(s *pool.Slot, epoch uint32, status pool.Status, at *cursor
 	if status == pool.OK {
 		l.present |= bit
 		slot, cell := c.shardCell(r.head, int(s.Shard))
-		cell.sum = s.Sum
+		cell.Sum = s.Sum
 		c.keepShard(e, slot, s.Shard, s.Sum)
 	}
 	c.settle(e, at)
@@ -84,9 +84,9 @@ func (c *core) acquire(e uint32, shard uint8, bytes int64) (pool.Status, pool.Sl
 	switch {
 	case e == none:
 		return pool.Missing, pool.Slot{}
-	case c.recs.all[e].pins() == maxPins:
+	case c.recs.All[e].pins() == maxPins:
 		return pool.Busy, pool.Slot{}
-	case c.owner(c.recs.all[e].head) != e: // the slot was given to another entry
+	case c.owner(c.recs.All[e].head) != e: // the slot was given to another entry
 		return pool.Corrupt, pool.Slot{}
 	}
 	c.pinEntry(e, bytes)
@@ -109,10 +109,10 @@ func (p *Pool) releasePart(slots []pool.Slot, status []pool.Status, at *cursor) 
 	for i := range slots {
 		e, ok := p.core.deref(slots[i].Ref)
 		slots[i].Ref = 0
-		if !ok || p.core.recs.all[e].pins() == 0 {
+		if !ok || p.core.recs.All[e].pins() == 0 {
 			continue
 		}
-		if status[i] == pool.Corrupt && !p.core.recs.all[e].is(flagDropped) {
+		if status[i] == pool.Corrupt && !p.core.recs.All[e].is(flagDropped) {
 			p.core.drop(e)
 			p.core.stats.Dropped++
 		}

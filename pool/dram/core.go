@@ -5,21 +5,25 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/arena"
+	"github.com/kvagent/kvagent/pool/dram/offheap"
+	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
 // core is everything the pool's lock guards: what is stored, where, and in which order it goes. Its methods
 // are called with the lock held. Byte copies never are.
 type core struct {
 	seed  seed
-	table table
-	recs  region[record]
-	lives region[life]
+	table offheap.Table
+	recs  offheap.Region[record]
+	lives offheap.Region[life]
 	high  uint32 // records from here on were never used
 	spare uint32 // first unused record below high
 
-	slabs  slabs
-	recent list   // visible and not pinned, by use
-	round  uint32 // where the hand of Coldest is
+	slabs  slab.Slabs
+	file   *arena.File // nil: the pool ends with the process
+	recent list        // visible and not pinned, by use
+	round  uint32      // where the hand of Coldest is
 
 	// Entries that lack shards nobody writes. Every partialAge the young become old, and the old are reclaimed.
 	partialYoung, partialOld list
@@ -33,13 +37,14 @@ type core struct {
 	idle     []uint32 // realms without entries, to be used again
 	ended    []uint32 // realms that are over and wait for a sweep
 
-	keep    uint32 // an entry that must stay while room is made for what hangs on it
-	work    work
-	probe   probe
-	scratch []uint32
-	wanted  wanted // what a reservation cannot have while the lock is held
-	moving  []move // entries being copied to other slots
-	now     func() time.Time
+	keep     uint32 // an entry that must stay while room is made for what hangs on it
+	work     work
+	probe    probe
+	scratch  []uint32
+	foundOld []int  // by class: calls of asOld that are true without a look
+	wanted   wanted // what a reservation cannot have while the lock is held
+	moving   []move // entries being copied to other slots
+	now      func() time.Time
 
 	advisor *advisor  // nil: none
 	kinds   [][]int32 // classes of the slots of each kind of entries
@@ -47,11 +52,15 @@ type core struct {
 
 	pressure func(need int64) bool
 	stats    pool.Stats
+
+	badDropped uint64 // entries that were in bad pages
 }
 
-func newCore(arena, slabBytes int64, seed seed, now func() time.Time) (c *core, err error) {
+// newCore makes an empty index of an arena with pages of so many bytes; f is its file, nil if it
+// has none.
+func newCore(o *Options, page int64, seed seed, f *arena.File) (c *core, err error) {
 	c = &core{
-		seed: seed, high: 1, now: now, rotated: now(), byPrint: map[pool.Fingerprint]pool.SpaceID{},
+		seed: seed, high: 1, now: o.Clock, rotated: o.Clock(), file: f, byPrint: map[pool.Fingerprint]pool.SpaceID{},
 		unopened: map[pool.Fingerprint]*space{},
 		recent:   list{flag: flagRecent}, partialYoung: list{flag: flagYoung}, partialOld: list{flag: flagOld},
 	}
@@ -60,20 +69,20 @@ func newCore(arena, slabBytes int64, seed seed, now func() time.Time) (c *core, 
 			err = errors.Join(err, c.close())
 		}
 	}()
-	most := int(arena/slotUnit) + 1 // an entry has a slot
-	if c.recs, err = reserveRegion[record](most); err != nil {
+	most := int(o.Bytes/arena.SlotUnit) + 1 // an entry has a slot
+	if c.recs, err = offheap.Reserve[record](most); err != nil {
 		return c, err
 	}
-	if c.lives, err = reserveRegion[life](most); err != nil {
+	if c.lives, err = offheap.Reserve[life](most); err != nil {
 		return c, err
 	}
-	if c.table.now, err = mapCells(firstCells); err != nil {
+	if c.table, err = offheap.OpenTable(); err != nil {
 		return c, err
 	}
-	if c.slabs, err = newSlabs(arena, slabBytes); err != nil {
+	if c.slabs, err = slab.New(o.Bytes, o.SlabBytes, page, f); err != nil {
 		return c, err
 	}
-	if !c.recs.grow(1) || !c.lives.grow(1) { // record 0 is none, and may be read
+	if !c.recs.Grow(1) || !c.lives.Grow(1) { // record 0 is none, and may be read
 		return c, errors.New("dram: no memory for headers")
 	}
 	return c, nil
@@ -82,18 +91,18 @@ func newCore(arena, slabBytes int64, seed seed, now func() time.Time) (c *core, 
 // close leaves a core in which nothing is found and no ref is known.
 func (c *core) close() error {
 	c.spaces, c.realms, c.byPrint, c.unopened, c.ended, c.high = nil, nil, nil, nil, nil, 0
-	return errors.Join(c.table.close(), c.recs.close(), c.lives.close(), c.slabs.cells.close())
+	return errors.Join(c.table.Close(), c.recs.Close(), c.lives.Close(), c.slabs.Close())
 }
 
 // hashes are the hashes of entries, for a table that moves them.
 func (c *core) hashes(entries []uint32, hashes []uint64) {
 	var touched uint64
 	for _, e := range entries { // independent loads: their misses overlap
-		touched ^= c.recs.all[e].hash.a
+		touched ^= c.recs.All[e].hash.a
 	}
 	c.work.sink = touched
 	for i, e := range entries {
-		r := &c.recs.all[e]
+		r := &c.recs.All[e]
 		hashes[i] = c.seed.hash(r.ident, r.hash)
 	}
 }
@@ -106,18 +115,18 @@ func (c *core) find(id ident, b []byte) uint32 {
 
 func (c *core) findWords(id ident, k *key) uint32 {
 	h := c.seed.hash(id, *k)
-	cells, home := c.table.side(h)
-	return c.match(cells, home, tagOf(h, home), id, k)
+	cells, home := c.table.Side(h)
+	return c.match(cells, home, offheap.TagOf(h, home), id, k)
 }
 
 // match goes on from cell i to the entry with this key.
-func (c *core) match(cells *cells, i int, tag uint32, id ident, k *key) uint32 {
+func (c *core) match(cells *offheap.Cells, i int, tag uint32, id ident, k *key) uint32 {
 	for {
 		var e uint32
-		if e, i = cells.candidate(i, tag); e == none {
+		if e, i = cells.Candidate(i, tag); e == none {
 			return none
 		}
-		if r := &c.recs.all[e]; r.ident == id && r.hash == *k {
+		if r := &c.recs.All[e]; r.ident == id && r.hash == *k {
 			return e
 		}
 		i++
@@ -126,26 +135,78 @@ func (c *core) match(cells *cells, i int, tag uint32, id ident, k *key) uint32 {
 
 // held is true for an entry somebody reads, writes, or just now puts something behind.
 func (c *core) held(e uint32) bool {
-	return e == c.keep || c.recs.all[e].pins() > 0 || c.lives.all[e].writing != 0
+	return e == c.keep || c.recs.All[e].pins() > 0 || c.lives.All[e].writing != 0
 }
 
 // deref is the entry of a ref that somebody holds.
 func (c *core) deref(ref pool.Ref) (e uint32, ok bool) {
 	e = uint32(ref)
-	if e == none || e >= c.high || c.lives.all[e].generation != uint32(ref>>32) || !c.recs.all[e].is(flagLive) {
+	if e == none || e >= c.high || c.lives.All[e].generation != uint32(ref>>32) || !c.recs.All[e].is(flagLive) {
 		return none, false
 	}
 	return e, true
 }
 
 func (c *core) ref(e uint32) pool.Ref {
-	return pool.Ref(uint64(c.lives.all[e].generation)<<32 | uint64(e))
+	return pool.Ref(uint64(c.lives.All[e].generation)<<32 | uint64(e))
 }
 
 // still is the entry of a ref nobody need hold, if it is still there to be found; none otherwise.
 func (c *core) still(ref pool.Ref) uint32 {
-	if e, ok := c.deref(ref); ok && !c.recs.all[e].is(flagDropped) {
+	if e, ok := c.deref(ref); ok && !c.recs.All[e].is(flagDropped) {
 		return e
 	}
 	return none
 }
+
+// record is the header of an entry: one cache line. Records are named by their index; 0 is none.
+type record struct {
+	hash  key // the block hash, zero behind its length
+	ident ident
+	hold  uint32 // pins<<pinShift | flags
+
+	newer, older uint32 // in the list the entry is in: recent, or one of the partial ones; free records: older
+	child        uint32 // first of the entries that hang on this one
+	next, prev   uint32 // siblings; prev of the first is its parent with upward set, of a root 0
+	head         uint32 // slot of shard 0
+}
+
+// life is the part of a header that only reservations and references need.
+type life struct {
+	generation       uint32 // of the record; part of its refs; never 0 in use
+	present, writing uint16 // bit per shard
+}
+
+// ident is what a key has besides its hash: realm<<9 | group<<5 | hash length-1.
+type ident uint32
+
+const maxRealms = 1 << 23
+
+func makeIdent(realm uint32, group uint8, hashLen int) ident {
+	return ident(realm<<9 | uint32(group)<<5 | uint32(hashLen-1))
+}
+
+func (i ident) realm() uint32  { return uint32(i) >> 9 }
+func (i ident) group() uint8   { return uint8(i>>5) & 15 }
+func (i ident) hashLen() uint8 { return uint8(i)&31 + 1 }
+
+const (
+	none   = 0
+	upward = 1 << 31 // in record.prev: a parent, not a sibling; in cell.link: an entry, not a slot
+
+	pinShift = 9
+	onePin   = 1 << pinShift
+	maxPins  = 1<<23 - 1
+
+	flagLive    = 1 << 0 // the record is an entry
+	flagVisible = 1 << 1 // all shards are committed
+	flagDropped = 1 << 2 // not findable any more; kept until nobody holds it
+	flagRecent  = 1 << 3 // in the list of visible entries that nobody pins
+	flagYoung   = 1 << 4 // in partialYoung
+	flagOld     = 1 << 5 // in partialOld
+	flagLifted  = 1 << 7 // put above what hangs on it by lift, and not moved since
+	flagGlanced = 1 << 8 // a glance has pinned it, and nobody has used it since
+)
+
+func (r *record) pins() uint32        { return r.hold >> pinShift }
+func (r *record) is(flag uint32) bool { return r.hold&flag != 0 }

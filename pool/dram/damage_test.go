@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/arena"
 )
 
 // TestAnyDamage changes bytes anywhere behind the arena, opens the file, and wants a pool that holds its promises and that gives
@@ -23,7 +24,7 @@ func TestAnyDamage(t *testing.T) {
 		os.Remove(o.Path)
 		p := reopen(t, o)
 		put(t, p, openSpec(t, p, keptSpec), h)
-		used := p.core.slabs.file.usable
+		used := p.core.file.UsableHeaders()
 		closePool(t, p)
 		damage(t, o, rng, used)
 		p, err := Open(o)
@@ -50,8 +51,11 @@ func damage(t *testing.T, o Options, rng *rand.Rand, headers int) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	l := layoutOf(o.Bytes, o.SlabBytes, pageBytes)
-	areas := [][2]int64{{l.headers, int64(min(headers, 256)) * headerBytes}, {l.spaces, 256}, {l.slabs, l.slabCount() * slabWordBytes}, {l.super, superHostEnd}}
+	l := arena.LayoutOf(o.Bytes, o.SlabBytes, arena.PageBytes)
+	areas := [][2]int64{
+		{l.Headers, int64(min(headers, 256)) * arena.HeaderBytes}, {l.Spaces, 256},
+		{l.Slabs, l.SlabCount() * arena.SlabWordBytes}, {l.Super, arena.SuperHostEnd},
+	}
 	for range 1 + rng.IntN(20) {
 		a := areas[rng.IntN(len(areas))]
 		b := make([]byte, 1+rng.IntN(8))
@@ -74,7 +78,7 @@ func countRight(t *testing.T, p *Pool, id pool.SpaceID, h pool.Hashes) (n int) {
 			continue
 		}
 		n++
-		if !bytes.Equal(p.arena.base[s.Off:][:pool.MaxHashLen], h.At(i)) {
+		if !bytes.Equal(p.base[s.Off:][:pool.MaxHashLen], h.At(i)) {
 			t.Errorf("block %d has wrong bytes", i)
 		}
 	}

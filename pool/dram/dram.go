@@ -17,10 +17,10 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/arena"
 )
 
 // Limits of a pool, bytes.
@@ -79,16 +79,16 @@ type Info struct {
 	Recovery         *Recovery // what became of the file; nil without one
 }
 
-// Pool implements pool.Index, pool.Slots and pool.Spaces, and by Store pool.Store. All methods may run at once.
+// Pool implements pool.Index, pool.Slots and pool.Spaces. All methods may run at once.
 type Pool struct {
 	info  Info
-	arena arena
-	ready atomic.Int64 // bytes populated
+	arena *arena.Arena
+	base  []byte // of the arena
+	fd    int    // of the arena; -1: it is address space alone
 
-	populating populating
-	advisor    *advisor
-	keeper     *keeper
-	tellBad    func(BadPage)
+	advisor *advisor
+	keeper  *keeper
+	tellBad func(BadPage)
 
 	sweeping sync.Mutex // a sweep runs; taken before mu
 	moves    sync.Mutex // entries are moved to other slots; taken before mu
@@ -114,28 +114,39 @@ func Open(o Options) (*Pool, error) {
 	if o.Path != "" {
 		return openKept(&o)
 	}
-	a, err := openArena(&o)
+	a, err := o.arena()
 	if err != nil {
 		return nil, err
 	}
-	c, err := newCore(o.Bytes, o.SlabBytes, newSeed(o.HashSeed), o.Clock)
+	page, _ := a.Page()
+	c, err := newCore(&o, page, newSeed(o.HashSeed), nil)
 	if err != nil {
-		return nil, errors.Join(err, a.close())
+		return nil, errors.Join(err, a.Close())
 	}
-	c.advisor, c.slabs.bad.page = newAdvisor(o.Policy, o.Clock), a.pageBytes
+	c.advisor = newAdvisor(o.Policy, o.Clock)
 	return start(&o, a, c), nil
 }
 
+// arena is the memory of a pool that ends with its process.
+func (o *Options) arena() (*arena.Arena, error) {
+	if o.Virtual {
+		return arena.Virtual(o.Bytes)
+	}
+	return arena.Open(o.Bytes, o.HugePages == Auto)
+}
+
 // start is the pool of an arena and of what is in it.
-func start(o *Options, a arena, c *core) *Pool {
+func start(o *Options, a *arena.Arena, c *core) *Pool {
 	p := &Pool{arena: a, core: c, advisor: c.advisor, tellBad: o.BadPage}
-	p.info = Info{Bytes: o.Bytes, SlabBytes: o.SlabBytes, PageBytes: a.pageBytes, PageReason: a.reason}
+	p.base, p.fd = a.Memory()
+	p.info = Info{Bytes: o.Bytes, SlabBytes: o.SlabBytes}
+	p.info.PageBytes, p.info.PageReason = a.Page()
 	if !o.Virtual {
-		p.info.Placement = place(a.raw, o.Nodes)
-		if o.HugePages == Auto && a.pageBytes != hugeBytes {
-			p.info.Transparent = a.askTransparent(shmemHuge)
+		p.info.Placement = a.Place(o.Nodes)
+		if o.HugePages == Auto {
+			p.info.Transparent = a.MakeHuge()
 		}
-		p.populating.start(a.base, &p.ready, p.probe)
+		a.Populate(p.probe)
 	}
 	return p
 }
@@ -183,11 +194,15 @@ var _ pool.Mapped = (*Pool)(nil)
 
 // Arena is the memory the slots lie in, and the descriptor it can be mapped from (-1 for a virtual one). Both are
 // the pool's and end with Close.
-func (p *Pool) Arena() (base []byte, fd int) { return p.arena.base, p.arena.fd }
+func (p *Pool) Arena() (base []byte, fd int) { return p.base, p.fd }
 
 // Populated returns when the arena is populated or the pool closed, and why it was not populated to the end: an
 // arena that is not is slower at first, and fails late if the machine has no memory.
-func (p *Pool) Populated() error { return p.populating.wait() }
+func (p *Pool) Populated() error { return p.arena.Populated() }
+
+// HugeBytes is how much of the arena lies on huge pages now, as the kernel says: all of it where they were set aside, else what the
+// kernel found by itself. It takes milliseconds for each 10 GiB.
+func (p *Pool) HugeBytes() (int64, error) { return p.arena.OnHuge() }
 
 // Close gives all memory back. Nobody may touch the arena any more; methods called later find nothing.
 func (p *Pool) Close() error {
@@ -201,7 +216,7 @@ func (p *Pool) Close() error {
 	p.mu.Unlock()
 	p.moves.Lock() // nobody copies in the arena any more, and from here on nobody begins to
 	defer p.moves.Unlock()
-	p.populating.end()
+	p.arena.StopPopulating()
 	p.advisor.close()
-	return errors.Join(err, p.keeper.close(), p.arena.close())
+	return errors.Join(err, p.keeper.close(), p.arena.Close())
 }

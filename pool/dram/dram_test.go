@@ -59,11 +59,6 @@ func TestStore(t *testing.T) {
 	pooltest.TestStore(t, func(t testing.TB, specs ...pool.Spec) pool.Store {
 		p := open(t, pooltest.Options{Bytes: 1 << 20})
 		t.Cleanup(func() { p.Close() })
-		for _, s := range specs {
-			if _, err := p.OpenSpace(s); err != nil {
-				t.Fatal(err)
-			}
-		}
-		return p.Store()
+		return pooltest.NewStore(t, p, specs...)
 	})
 }

@@ -1,5 +1,11 @@
 package dram
 
+import (
+	"time"
+
+	"github.com/kvagent/kvagent/pool/dram/slab"
+)
+
 // Limits of the work one reservation does under the lock to find room. What they leave undone is Busy now.
 const (
 	maxRepairs  = 16 << 10 // entries moved in the order of eviction
@@ -22,8 +28,8 @@ func (w *work) refill() {
 // makeRoom evicts until there is a slot of each of these classes, or a free slab to cut; false
 // where nothing more can go, or a slab of another class must be emptied first.
 func (c *core) makeRoom(classes []int32) bool {
-	for class := c.slabs.lacking(classes); class != noClass; class = c.slabs.lacking(classes) {
-		if c.slabs.spares > 0 && c.want(class, bySpare) {
+	for class := c.slabs.Lacking(classes); class != slab.NoClass; class = c.slabs.Lacking(classes) {
+		if c.slabs.AnySpare() && c.want(class, bySpare) {
 			return false
 		}
 		if !c.reclaimPartial() && !c.evictFor(class) {
@@ -61,21 +67,23 @@ func (c *core) evictFor(class int32) bool {
 // another: such classes leave their slabs where they are. Once it is found true it is for
 // nearOldest calls.
 func (c *core) asOld(class int32, oldest uint32) bool {
-	k := &c.slabs.class[class]
-	if k.asOld > 0 {
-		k.asOld--
+	if int(class) >= len(c.foundOld) {
+		c.foundOld = append(c.foundOld, make([]int, int(class)+1-len(c.foundOld))...)
+	}
+	if c.foundOld[class] > 0 {
+		c.foundOld[class]--
 		return true
 	}
-	donor := c.group(c.recs.all[oldest].ident).classes[0]
-	if c.oldestOf(class, oldest, min(int(c.slabs.class[donor].perSlab), farOldest)) == none {
+	donor := c.group(c.recs.All[oldest].ident).classes[0]
+	if c.oldestOf(class, oldest, min(c.slabs.PerSlab(donor), farOldest)) == none {
 		return false
 	}
-	k.asOld = nearOldest - 1
+	c.foundOld[class] = nearOldest - 1
 	return true
 }
 
 // evictable is true for an entry nobody holds and nothing hangs on: a suffix goes before its prefix.
-func (c *core) evictable(e uint32) bool { return c.recs.all[e].child == none && !c.held(e) }
+func (c *core) evictable(e uint32) bool { return c.recs.All[e].child == none && !c.held(e) }
 
 // oldest is the entry that goes next: the least recently used one on which nothing hangs. An older one that has
 // children is as recent as what hangs on it.
@@ -94,7 +102,7 @@ func (c *core) oldest() uint32 {
 // before: each chain that was stored piece by piece, its beginning first, is put in order once. With no child in the list,
 // one that is held hangs on e, and e goes last.
 func (c *core) lift(e uint32) {
-	recs := c.recs.all
+	recs := c.recs.All
 	path := append(c.scratch[:0], e)
 	for child := recs[e].child; child != none && recs[child].is(flagRecent) && len(path) < maxRepairs; child = recs[child].child {
 		path = append(path, child)
@@ -117,7 +125,7 @@ func (c *core) lift(e uint32) {
 
 // oldestOf is the first evictable entry with a slot of the class among n entries from the given one on.
 func (c *core) oldestOf(class int32, from uint32, n int) uint32 {
-	recs := c.recs.all
+	recs := c.recs.All
 	for e := from; e != none && n > 0; e, n = recs[e].newer, n-1 {
 		if c.evictable(e) && c.hasClass(e, class) {
 			return e
@@ -127,7 +135,7 @@ func (c *core) oldestOf(class int32, from uint32, n int) uint32 {
 }
 
 func (c *core) hasClass(e uint32, class int32) bool {
-	for _, id := range c.group(c.recs.all[e].ident).classes {
+	for _, id := range c.group(c.recs.All[e].ident).classes {
 		if id == class {
 			return true
 		}
@@ -137,6 +145,72 @@ func (c *core) hasClass(e uint32, class int32) bool {
 
 func (c *core) evict(e uint32) {
 	c.stats.Evicted++
-	c.stats.EvictedBytes += uint64(c.group(c.recs.all[e].ident).bytes)
+	c.stats.EvictedBytes += uint64(c.group(c.recs.All[e].ident).bytes)
 	c.drop(e)
+}
+
+// PartialAge is how long at least an entry may lack shards that nobody writes before it is reclaimed without any
+// pressure; it is at most twice as long while there are reservations.
+const PartialAge = 30 * time.Second
+
+// age reclaims old partial entries, a bounded number with each reservation.
+func (c *core) age() {
+	now := c.now()
+	if now.Sub(c.rotated) < PartialAge {
+		return
+	}
+	for range maxPartials {
+		if c.partialOld.oldest == none {
+			c.rotate(now)
+			return
+		}
+		c.reclaim(&c.partialOld)
+	}
+}
+
+// rotate makes the young partial entries old ones.
+func (c *core) rotate(now time.Time) {
+	c.rotated = now
+	for e := c.partialYoung.oldest; e != none; e = c.recs.All[e].newer {
+		c.recs.All[e].hold ^= flagYoung | flagOld
+	}
+	c.partialOld, c.partialYoung = c.partialYoung, c.partialOld
+	c.partialOld.flag, c.partialYoung.flag = flagOld, flagYoung
+}
+
+// reclaimPartial evicts one partial entry, the oldest first, or the end of a chain that hangs on
+// it.
+func (c *core) reclaimPartial() bool {
+	for ; c.work.partials > 0; c.work.partials-- {
+		l := &c.partialOld
+		if l.oldest == none {
+			l = &c.partialYoung
+		}
+		if l.oldest == none {
+			return false
+		}
+		if c.reclaim(l) {
+			return true
+		}
+	}
+	return false
+}
+
+// reclaim evicts the oldest of a list of partial entries, or, if others hang on it, the end of one
+// of their chains: so that no more goes than is needed. If that is held, the partial entry becomes
+// a young one.
+func (c *core) reclaim(l *list) bool {
+	e := l.oldest
+	end := e
+	for child := c.recs.All[end].child; child != none && c.work.repairs > 0; child = c.recs.All[end].child {
+		end = child
+		c.work.repairs--
+	}
+	if c.evictable(end) {
+		c.evict(end)
+		return true
+	}
+	l.remove(c.recs.All, e)
+	c.partialYoung.push(c.recs.All, e)
+	return false
 }

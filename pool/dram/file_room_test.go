@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/arena"
 )
 
 // mounted is a file system of its own for a pool's file, which goes with the test.
@@ -40,7 +41,7 @@ const hugePagesFile = "/proc/sys/vm/nr_hugepages"
 // onHugePages is a hugetlbfs of n pages, which the machine sets aside for the test if it has not so many.
 func onHugePages(t *testing.T, n int) (path string) {
 	t.Helper()
-	if free, err := freeHugePages(systemFiles); err != nil || free < int64(n) {
+	if free, err := arena.HugePagesFree(); err != nil || free < int64(n) {
 		had, err := os.ReadFile(hugePagesFile)
 		if err != nil {
 			t.Skipf("SKIPPED: the kernel has no huge pages: %v", err)
@@ -54,7 +55,7 @@ func onHugePages(t *testing.T, n int) (path string) {
 				t.Error(err)
 			}
 		})
-		if free, err := freeHugePages(systemFiles); err != nil || free < int64(n) {
+		if free, err := arena.HugePagesFree(); err != nil || free < int64(n) {
 			t.Skipf("SKIPPED: %d huge pages could not be set aside, %d are free: %v", n, free, err)
 		}
 	}
@@ -73,7 +74,7 @@ func TestPoolOnHugePages(t *testing.T) {
 	}
 	p := reopen(t, Options{Bytes: stormPool, SlabBytes: stormSlab, Path: path})
 	defer closePool(t, p)
-	if i := p.Info(); i.PageBytes != hugeBytes || i.Recovery.Cold != "" || i.Recovery.Entries == 0 {
+	if i := p.Info(); i.PageBytes != arena.HugePageBytes || i.Recovery.Cold != "" || i.Recovery.Entries == 0 {
 		t.Errorf("%+v, recovery %+v", i, i.Recovery)
 	}
 	var held *HeldError
@@ -122,7 +123,7 @@ func TestNoRoomInFlight(t *testing.T) {
 	if err := p.Check(); err != nil {
 		t.Fatal(err)
 	}
-	if p.core.slabs.file.refused == 0 {
+	if p.core.file.TimesFull() == 0 {
 		t.Error("nothing was refused")
 	}
 	if err := os.Remove(rest); err != nil {
@@ -141,7 +142,7 @@ func fillUp(t *testing.T, path string) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	for b := make([]byte, pageBytes); err == nil; {
+	for b := make([]byte, arena.PageBytes); err == nil; {
 		_, err = f.Write(b)
 	}
 	if !errors.Is(err, unix.ENOSPC) {
@@ -155,7 +156,7 @@ func putWhatFits(p *Pool, id pool.SpaceID, h pool.Hashes) (stored int) {
 	p.Reserve(&b)
 	for i := range b.Slots {
 		if b.Status[i] == pool.OK {
-			clear(p.arena.base[b.Slots[i].Off:][:b.Slots[i].Len])
+			clear(p.base[b.Slots[i].Off:][:b.Slots[i].Len])
 		}
 	}
 	p.Commit(b.Slots, b.Epoch, b.Status)
@@ -221,8 +222,8 @@ func TestTruncatedInFlight(t *testing.T) {
 			closePool(t, p)
 		}
 	}
-	l := layoutOf(o.Bytes, o.SlabBytes, pageBytes)
-	for _, size := range []int64{l.end, 0} {
+	l := arena.LayoutOf(o.Bytes, o.SlabBytes, arena.PageBytes)
+	for _, size := range []int64{l.End, 0} {
 		if err := os.Truncate(path, size); err != nil {
 			t.Fatal(err)
 		}

@@ -98,8 +98,8 @@ func TestWhileGlanced(t *testing.T) {
 			}
 			b := lonely(id, 2)
 			p.Glance(b, func(s pool.Slot) pool.Status {
-				if p.arena.base[s.Off] != 2 {
-					t.Errorf("the slot has %d", p.arena.base[s.Off])
+				if p.base[s.Off] != 2 {
+					t.Errorf("the slot has %d", p.base[s.Off])
 				}
 				c.meanwhile(p, b)
 				return c.status

@@ -71,3 +71,15 @@ func (v *view) words(i int) key {
 	at := i * v.stride
 	return words(v.blob[at : at+v.n])
 }
+
+// tag of a key. It guards against a slot that was given to another key, not against anybody hostile: the file is the
+// agent's own, and only the order of eviction depends on it.
+func (k *key) tag() uint32 {
+	const a, b, c, d = 0x9e3779b97f4a7c15, 0xbf58476d1ce4e5b9, 0x94d049bb133111eb, 0xd6e8feb86659fd93
+	return uint32(fold(k.a^a, k.b^b) ^ fold(k.c^c, k.d^d))
+}
+
+// words is the key as a header has it.
+func (k *key) words() [4]uint64 { return [4]uint64{k.a, k.b, k.c, k.d} }
+
+func keyOf(w *[4]uint64) key { return key{w[0], w[1], w[2], w[3]} }

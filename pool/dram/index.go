@@ -59,7 +59,7 @@ func (p *Pool) prefix(at *trail, s pool.SpaceID, group uint8, h *pool.Hashes, fr
 
 // heal links an entry of a chain to the one before it, if it lost its link or never had one.
 func (c *core) heal(e, before uint32) {
-	if before != none && c.recs.all[e].prev == none {
+	if before != none && c.recs.All[e].prev == none {
 		c.link(e, before)
 	}
 }
@@ -132,7 +132,7 @@ func (p *Pool) pin(note *note, s pool.SpaceID, group uint8, h *pool.Hashes, from
 		k := min(groupLen, to-i)
 		c.look(id, &v, i, k)
 		for j, e := range c.probe.entry[:k] {
-			if e == none || c.recs.all[e].pins() == maxPins {
+			if e == none || c.recs.All[e].pins() == maxPins {
 				note.found(&c.seed, &c.probe, k, j)
 				return i - from, bytes
 			}

@@ -1,56 +1,56 @@
 package dram
 
+import "github.com/kvagent/kvagent/pool/dram/arena"
+
 // What the pool's file is told of a slot's life. The order matters: a header is written when the bytes are there and before
 // anybody hears that they are stored; it is cleared before the slot can be given to another.
 
 // header is what the file says of a slot in use.
-func (s *slabs) header(slot uint32) *header {
-	return &s.file.headers[s.slab[slot>>s.slotBits].cells+slot&(1<<s.slotBits-1)]
-}
+func (c *core) header(slot uint32) *arena.Header { return c.file.Header(c.slabs.Cell(slot)) }
 
 // keepShard makes a shard whose bytes are there one that outlives the process.
 func (c *core) keepShard(e, slot uint32, shard uint8, sum uint32) {
-	if c.slabs.file == nil {
+	if c.file == nil {
 		return
 	}
-	r := &c.recs.all[e]
+	r := &c.recs.All[e]
 	sp := c.realms[r.ident.realm()].space
 	if sp.record == notKept {
 		return
 	}
-	c.slabs.file.touch(func() {
-		h := c.slabs.header(slot)
-		h.hash, h.space, h.hashLen = r.hash, uint16(sp.record), r.ident.hashLen()
-		h.place, h.generation = r.ident.group()<<4|shard, sp.generation
-		h.length, h.sum = sp.spec.Groups[r.ident.group()].ShardBytes[shard], sum
-		h.used.Store(c.slabs.file.tick)
-		h.check.Store(h.sumOf(slot))
+	c.file.Touch(func() {
+		h := c.header(slot)
+		h.Hash, h.Space, h.HashLen = r.hash.words(), uint16(sp.record), r.ident.hashLen()
+		h.Place, h.Generation = r.ident.group()<<4|shard, sp.generation
+		h.Length, h.Sum = sp.spec.Groups[r.ident.group()].ShardBytes[shard], sum
+		h.Used.Store(c.file.Tick)
+		h.Check.Store(h.SumOf(slot))
 	})
 }
 
 // unkeep makes the slots of an entry free ones for whoever opens the file next.
 func (c *core) unkeep(e uint32) {
-	if c.slabs.file == nil {
+	if c.file == nil {
 		return
 	}
-	slot := c.recs.all[e].head
-	for range c.group(c.recs.all[e].ident).classes {
-		c.slabs.file.touch(func() { c.slabs.header(slot).check.Store(0) })
-		slot = c.slabs.at(slot).link
+	slot := c.recs.All[e].head
+	for range c.group(c.recs.All[e].ident).classes {
+		c.file.Touch(func() { c.header(slot).Check.Store(0) })
+		slot = c.slabs.At(slot).Link
 	}
 }
 
 // keepParent notes what e hangs on; parent none is nothing.
 func (c *core) keepParent(e, parent uint32) {
-	if c.slabs.file == nil {
+	if c.file == nil {
 		return
 	}
 	var w uint64
 	if parent != none {
-		p := &c.recs.all[parent]
-		w = parentOf(p.head, &p.hash)
+		p := &c.recs.All[parent]
+		w = arena.ParentOf(p.head, p.hash.tag())
 	}
-	c.slabs.file.touch(func() { c.slabs.header(c.recs.all[e].head).parent.Store(w) })
+	c.file.Touch(func() { c.header(c.recs.All[e].head).Parent.Store(w) })
 }
 
 // keepMove gives a moved shard's header to its new slot. Until the old one is cleared both are
@@ -58,77 +58,97 @@ func (c *core) keepParent(e, parent uint32) {
 // it is now. The old header is cleared in a touch of its own, also if the new one cannot be written:
 // its slot is given to another entry.
 func (c *core) keepMove(e uint32, m *move) {
-	f := c.slabs.file
+	f := c.file
 	if f == nil {
 		return
 	}
-	old, h := c.slabs.header(m.slot), c.slabs.header(m.to)
-	f.touch(func() {
-		h.parent.Store(old.parent.Load())
-		h.used.Store(old.used.Load())
-		if old.check.Load() == 0 {
+	old, h := c.header(m.slot), c.header(m.to)
+	f.Touch(func() {
+		h.Parent.Store(old.Parent.Load())
+		h.Used.Store(old.Used.Load())
+		if old.Check.Load() == 0 {
 			return
 		}
-		h.hash, h.space, h.hashLen, h.place = old.hash, old.space, old.hashLen, old.place
-		h.generation, h.length, h.sum = old.generation, old.length, old.sum
-		h.check.Store(h.sumOf(m.to))
+		h.Hash, h.Space, h.HashLen, h.Place = old.Hash, old.Space, old.HashLen, old.Place
+		h.Generation, h.Length, h.Sum = old.Generation, old.Length, old.Sum
+		h.Check.Store(h.SumOf(m.to))
 	})
 	if m.shard == 0 {
 		c.keepChildren(e)
 	}
-	f.touch(func() { old.check.Store(0) })
+	f.Touch(func() { old.Check.Store(0) })
 }
 
 // keepChildren notes where the entry lies that others hang on.
 func (c *core) keepChildren(e uint32) {
-	child := c.recs.all[e].child
+	child := c.recs.All[e].child
 	for n := 0; child != none && n < maxMoveChildren; n++ {
 		c.keepParent(child, e)
-		child = c.recs.all[child].next
+		child = c.recs.All[child].next
 	}
 }
 
 // keepUse notes that e was loaded.
 func (c *core) keepUse(e uint32) {
-	if f := c.slabs.file; f != nil {
-		f.touch(func() { c.slabs.header(c.recs.all[e].head).used.Store(f.tick) })
+	if f := c.file; f != nil {
+		f.Touch(func() { c.header(c.recs.All[e].head).Used.Store(f.Tick) })
 	}
 }
 
 // tick sets the clock of what keepShard and keepUse note.
 func (c *core) tick() {
-	if f := c.slabs.file; f != nil {
-		f.now(c.now())
-	}
-}
-
-// slabAt is where the word of a slab is.
-func (f *file) slabAt(n int32) int { return int(f.super.slabs-f.super.headers) + int(n)*slabWordBytes }
-
-// assign notes that a slab is cut into slots, whose headers are all clear; false if there is no room for them.
-func (f *file) assign(n int32, first, perSlab, slotBytes uint32) bool {
-	if f == nil {
-		return true
-	}
-	if !f.grow(int(first + perSlab)) {
-		return false
-	}
-	f.touch(func() { word(f.meta, f.slabAt(n)).Store(slabWord(first, slotBytes)) })
-	return true
-}
-
-// withdraw notes that a slab has no slots any more. All its headers are clear.
-func (f *file) withdraw(n int32) {
-	if f != nil {
-		f.touch(func() { word(f.meta, f.slabAt(n)).Store(0) })
+	if f := c.file; f != nil {
+		f.SetTime(c.now())
 	}
 }
 
 // turnKept starts a new generation of a space: from here on nothing stored before comes back.
 func (c *core) turnKept(sp *space) {
-	if f := c.slabs.file; f != nil && sp.record != notKept {
-		if !f.touch(func() { sp.generation = f.spaceAt(sp.record).turn() }) {
+	if f := c.file; f != nil && sp.record != notKept {
+		if !f.Touch(func() { sp.generation = f.SpaceAt(sp.record).Turn() }) {
 			sp.record = notKept // its record is lost, and what was stored under it
 		}
 	}
+}
+
+// notKept is the record of a space that the file has not.
+const notKept = -1
+
+// keepSpace gives a space that is opened a record of the file. Without one it works, and is gone with the process.
+func (c *core) keepSpace(sp *space) {
+	sp.record = notKept
+	f := c.file
+	if f == nil {
+		return
+	}
+	b, fits := arena.EncodeSpec(&sp.spec)
+	if !fits {
+		return
+	}
+	n, ok := f.FreeRecord()
+	if !ok {
+		if n, ok = c.forgetUnopened(); !ok {
+			return
+		}
+	}
+	if f.Touch(func() {
+		r := f.SpaceAt(n)
+		sp.generation = r.Turn()
+		r.Write(b)
+	}) {
+		sp.record = n
+	}
+}
+
+// forgetUnopened takes the record of a space that nobody opened since the file was, and of which nothing is stored.
+func (c *core) forgetUnopened() (n int, ok bool) {
+	for print, sp := range c.unopened {
+		if c.realms[sp.realm].entries > 0 {
+			continue
+		}
+		delete(c.unopened, print)
+		c.end(sp.realm)
+		return sp.record, true
+	}
+	return 0, false
 }

@@ -3,6 +3,8 @@ package dram
 import (
 	"encoding/binary"
 	"testing"
+
+	"github.com/kvagent/kvagent/pool/dram/arena"
 )
 
 // TestClosedSpaceLeavesTheFile: a space that is closed leaves its record in the file to others, and nothing of it comes back, whether its entries were
@@ -12,7 +14,7 @@ func TestClosedSpaceLeavesTheFile(t *testing.T) {
 	h := randomChain(nil, 1, 4)
 	p := reopen(t, o)
 	spec := keptSpec
-	for i := range uint32(maxKeptSpaces + 10) {
+	for i := range uint32(arena.MaxSpaces + 10) {
 		binary.LittleEndian.PutUint32(spec.Fingerprint[4:], i)
 		id := openSpec(t, p, spec)
 		if p.core.space(id).record == notKept {

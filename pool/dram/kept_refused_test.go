@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/pool/dram/arena"
 )
 
 // TestColdStarts names what makes a file useless, and what is done about it.
@@ -19,18 +21,18 @@ func TestColdStarts(t *testing.T) {
 	}{
 		"other size":       {func(o *Options, _ []byte) { o.Bytes *= 2 }, "its arena has"},
 		"other slabs":      {func(o *Options, _ []byte) { o.SlabBytes *= 2 }, "in slabs of"},
-		"unknown format":   {func(_ *Options, b []byte) { b[8] = 9 }, "its format is 9, known are 1 and 2"},
+		"unknown format":   {func(_ *Options, b []byte) { b[8] = 9 }, "its format is 9, known is 2"},
 		"damaged":          {func(_ *Options, b []byte) { b[33] ^= 1 }, "superblock is damaged"},
 		"made in part":     {func(_ *Options, b []byte) { b[8] = 0 }, "was not finished"},
 		"slabs that clash": {nil, "slabs overlap"},
 	} {
 		o, h := keptFile(t)
-		changeFile(t, o, func(b []byte, l *layout) {
+		changeFile(t, o, func(b []byte, l *arena.Layout) {
 			if c.change != nil {
-				c.change(&o, b[l.super:])
+				c.change(&o, b[l.Super:])
 				return
 			}
-			copy(b[l.slabs+slabWordBytes:][:slabWordBytes], b[l.slabs:])
+			copy(b[l.Slabs+arena.SlabWordBytes:][:arena.SlabWordBytes], b[l.Slabs:])
 		})
 		p := reopen(t, o)
 		if r := p.Info().Recovery; !strings.Contains(r.Cold, c.why) || r.Entries != 0 {
@@ -51,13 +53,13 @@ func TestColdStarts(t *testing.T) {
 }
 
 // changeFile changes the bytes of a file that nobody has open.
-func changeFile(t *testing.T, o Options, change func(b []byte, l *layout)) {
+func changeFile(t *testing.T, o Options, change func(b []byte, l *arena.Layout)) {
 	t.Helper()
 	b, err := os.ReadFile(o.Path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := layoutOf(o.Bytes, o.SlabBytes, pageBytes)
+	l := arena.LayoutOf(o.Bytes, o.SlabBytes, arena.PageBytes)
 	change(b, &l)
 	if err := os.WriteFile(o.Path, b, 0o600); err != nil {
 		t.Fatal(err)
@@ -66,10 +68,10 @@ func changeFile(t *testing.T, o Options, change func(b []byte, l *layout)) {
 
 func TestDamagedHeadersAreFreeSlots(t *testing.T) {
 	o, h := keptFile(t)
-	changeFile(t, o, func(b []byte, l *layout) {
+	changeFile(t, o, func(b []byte, l *arena.Layout) {
 		for i := range 40 {
 			if i%2 == 1 {
-				b[l.headers+int64(i)*headerBytes+int64(i)] ^= 0x40
+				b[l.Headers+int64(i)*arena.HeaderBytes+int64(i)] ^= 0x40
 			}
 		}
 	})

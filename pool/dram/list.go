@@ -67,38 +67,38 @@ type cursor struct{ entry, generation uint32 }
 
 // touch makes e the youngest but for the chain before it, and moves the cursor to it.
 func (c *core) touch(e uint32, at *cursor) {
-	recs := c.recs.all
+	recs := c.recs.All
 	if !recs[e].is(flagRecent) {
 		recs[e].hold &^= flagGlanced
 		return
 	}
 	above := c.above(at)
 	if above == e || (above != none && recs[above].older == e) {
-		at.entry, at.generation = e, c.lives.all[e].generation
+		at.entry, at.generation = e, c.lives.All[e].generation
 		return
 	}
 	c.recent.remove(recs, e)
 	c.place(e, above)
-	at.entry, at.generation = e, c.lives.all[e].generation
+	at.entry, at.generation = e, c.lives.All[e].generation
 }
 
 // enter puts an entry that just became visible or unpinned into the recent list.
 func (c *core) enter(e uint32, at *cursor) {
 	c.place(e, c.above(at))
-	at.entry, at.generation = e, c.lives.all[e].generation
+	at.entry, at.generation = e, c.lives.All[e].generation
 }
 
 func (c *core) place(e, above uint32) {
 	if above == none {
-		c.recent.push(c.recs.all, e)
+		c.recent.push(c.recs.All, e)
 		return
 	}
-	c.recent.pushBelow(c.recs.all, above, e)
+	c.recent.pushBelow(c.recs.All, above, e)
 }
 
 // above is the entry of the cursor, if it still is where it was.
 func (c *core) above(at *cursor) uint32 {
-	if at.entry == none || c.lives.all[at.entry].generation != at.generation || !c.recs.all[at.entry].is(flagRecent) {
+	if at.entry == none || c.lives.All[at.entry].generation != at.generation || !c.recs.All[at.entry].is(flagRecent) {
 		return none
 	}
 	return at.entry

@@ -3,6 +3,7 @@ package dram
 import (
 	"github.com/kvagent/kvagent/pagefault"
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
 // An entry moves while nobody holds it: its bytes are copied without the lock, and if it is still
@@ -37,13 +38,13 @@ type move struct {
 
 // survey appends what is in a slab; false at the first entry that is held.
 func (c *core) survey(n int32, out []tenant) ([]tenant, bool) {
-	for place, busy := range c.slabs.inUse(n) {
+	for place, busy := range c.slabs.InUse(n) {
 		if !busy {
 			continue
 		}
-		slot := uint32(n)<<c.slabs.slotBits | uint32(place)
+		slot := c.slabs.Slot(n, uint32(place))
 		e := c.owner(slot)
-		if e == none || c.held(e) || c.recs.all[e].is(flagDropped) {
+		if e == none || c.held(e) || c.recs.All[e].is(flagDropped) {
 			return out, false
 		}
 		out = append(out, tenant{ref: c.ref(e), slot: slot, shard: c.shardAt(e, slot)})
@@ -53,7 +54,7 @@ func (c *core) survey(n int32, out []tenant) ([]tenant, bool) {
 
 // shardAt is the shard of an entry that lies in a slot of it.
 func (c *core) shardAt(e, slot uint32) (shard uint8) {
-	for at := c.recs.all[e].head; at != slot; at = c.slabs.at(at).link {
+	for at := c.recs.All[e].head; at != slot; at = c.slabs.At(at).Link {
 		shard++
 	}
 	return shard
@@ -65,7 +66,7 @@ func (c *core) lies(t *tenant) (e uint32, ok bool) {
 	if e == none {
 		return none, false
 	}
-	slot, _ := c.shardCell(c.recs.all[e].head, int(t.shard))
+	slot, _ := c.shardCell(c.recs.All[e].head, int(t.shard))
 	return e, slot == t.slot
 }
 
@@ -82,15 +83,15 @@ func (c *core) planMoves(tenants, held []tenant) (left, stay []tenant, full bool
 		case c.held(e):
 			held = append(held, t)
 		default:
-			id := c.slabs.slab[t.slot>>c.slabs.slotBits].class
-			if c.slabs.class[id].room == noSlab {
+			id := c.slabs.ClassAt(t.slot)
+			if !c.slabs.HasRoom(id) {
 				return tenants, held, true
 			}
-			to, _ := c.slabs.take(id)
-			*c.slabs.at(to) = cell{link: none | upward}
+			to, _ := c.slabs.Take(id)
+			*c.slabs.At(to) = slab.Cell{Link: none | upward}
 			m := move{
-				tenant: t, to: to, present: c.lives.all[e].present,
-				from: c.slabs.offset(t.slot), at: c.slabs.offset(to),
+				tenant: t, to: to, present: c.lives.All[e].present,
+				from: c.slabs.Offset(t.slot), at: c.slabs.Offset(to),
 			}
 			if m.present&(1<<t.shard) != 0 {
 				m.bytes = int64(c.slot(e, t.shard).Len)
@@ -110,14 +111,14 @@ func (c *core) settleMoves(held []tenant) []tenant {
 		m := &c.moving[i]
 		e, ok := c.lies(&m.tenant)
 		switch {
-		case ok && (c.recs.all[e].pins() > 0 || c.lives.all[e].writing != 0):
+		case ok && (c.recs.All[e].pins() > 0 || c.lives.All[e].writing != 0):
 			held = append(held, m.tenant)
-			c.slabs.give(m.to)
-		case !ok || c.lives.all[e].present != m.present:
-			c.slabs.give(m.to)
+			c.slabs.Give(m.to)
+		case !ok || c.lives.All[e].present != m.present:
+			c.slabs.Give(m.to)
 		case m.failed: // the page that cannot be read or written was retired
 			held = append(held, m.tenant)
-			c.slabs.give(m.to)
+			c.slabs.Give(m.to)
 		default:
 			c.settleMove(e, m)
 		}
@@ -127,17 +128,17 @@ func (c *core) settleMoves(held []tenant) []tenant {
 }
 
 func (c *core) settleMove(e uint32, m *move) {
-	*c.slabs.at(m.to) = *c.slabs.at(m.slot)
+	*c.slabs.At(m.to) = *c.slabs.At(m.slot)
 	if m.shard == 0 {
-		c.recs.all[e].head = m.to
+		c.recs.All[e].head = m.to
 	} else {
-		_, before := c.shardCell(c.recs.all[e].head, int(m.shard)-1)
-		before.link = m.to
+		_, before := c.shardCell(c.recs.All[e].head, int(m.shard)-1)
+		before.Link = m.to
 	}
 	c.keepMove(e, m)
-	c.slabs.give(m.slot)
+	c.slabs.Give(m.slot)
 	c.stats.Moved++
-	c.stats.MovedBytes += uint64(c.slabs.class[c.slabs.slab[m.to>>c.slabs.slotBits].class].bytes)
+	c.stats.MovedBytes += uint64(c.slabs.SizeAt(m.to))
 }
 
 // gather gets a slab for a class of an entry whose slots were found lacking, and says whether it is
@@ -146,7 +147,8 @@ func (p *Pool) gather(g *progress) bool {
 	p.moves.Lock() // one after the other: whoever waits here may find room when it comes
 	defer p.endMoves()
 	taking := gathering{
-		core: p.core, classes: g.classes, class: g.want.class, way: g.want.way, donor: noClass, emptying: noSlab,
+		core: p.core, classes: g.classes, class: g.want.class, way: g.want.way,
+		donor: slab.NoClass, emptying: slab.NoSlab,
 	}
 	taking.left = 2 * p.info.SlabBytes * int64(len(g.classes)+1)
 	for drains := 0; drains < maxDrains; {
@@ -206,13 +208,13 @@ func (p *Pool) moveSome(tenants, held []tenant, g *progress) (left, stay []tenan
 // copyMove copies a shard to its new slot; false if a page of either cannot be read or written, which
 // is retired then, and told of by endMoves.
 func (p *Pool) copyMove(m *move) bool {
-	if p.arena.fd < 0 {
+	if p.fd < 0 {
 		return true // an arena without memory: a benchmark's
 	}
-	to, from := p.arena.base[m.at:][:m.bytes], p.arena.base[m.from:][:m.bytes]
+	to, from := p.base[m.at:][:m.bytes], p.base[m.from:][:m.bytes]
 	// The whole arena is guarded: of broken memory the kernel may name the beginning of the page, which
 	// may lie before the slot.
-	if pagefault.Guard(p.arena.base, nil, func() { copy(to, from) }) == nil {
+	if pagefault.Guard(p.base, nil, func() { copy(to, from) }) == nil {
 		return true
 	}
 	p.probeTelling(m.from, m.from+m.bytes, p.noteRetired)
@@ -257,7 +259,5 @@ func (p *Pool) endEmpty(n int32) bool {
 	if p.closed {
 		return false
 	}
-	emptied := p.core.slabs.draining != n
-	p.core.slabs.endDrain()
-	return emptied
+	return p.core.slabs.EndDrain(n)
 }

@@ -7,6 +7,8 @@ import (
 	"unsafe"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/arena"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // moveSpec has two shards of different sizes.
@@ -20,7 +22,7 @@ func fillShard(p *Pool, b *pool.Batch) {
 	for i, s := range b.Slots {
 		if b.Status[i] == pool.OK {
 			for at := int64(0); at < int64(s.Len); {
-				at += int64(copy(p.arena.base[s.Off+at:s.Off+int64(s.Len)], b.Hashes.At(i)))
+				at += int64(copy(p.base[s.Off+at:s.Off+int64(s.Len)], b.Hashes.At(i)))
 			}
 		}
 	}
@@ -49,7 +51,7 @@ func wantShards(t *testing.T, p *Pool, id pool.SpaceID, h pool.Hashes) {
 			if b.Status[i] != pool.OK {
 				t.Fatalf("block %d: status %d", i, b.Status[i])
 			}
-			if got := p.arena.base[s.Off:][:s.Len]; !bytes.Equal(got[:pool.MaxHashLen], h.At(i)) ||
+			if got := p.base[s.Off:][:s.Len]; !bytes.Equal(got[:pool.MaxHashLen], h.At(i)) ||
 				!bytes.Equal(got[len(got)-8:], tail(h.At(i), len(got))) {
 				t.Fatalf("moved bytes are wrong: block %d, shard %d", i, shard)
 			}
@@ -86,7 +88,7 @@ func openMovable(t *testing.T, path string) (*Pool, pool.SpaceID, pool.Hashes) {
 			keys = append(keys, pool.Key{Space: moveSpec.Fingerprint, Hash: pool.MakeHash(chain.At(i))})
 		}
 	}
-	if err := p.Store().Delete(t.Context(), keys); err != nil {
+	if err := pooltest.NewStore(t, p, moveSpec).Delete(t.Context(), keys); err != nil {
 		t.Fatal(err)
 	}
 	return p, id, h
@@ -99,23 +101,23 @@ func plan(t *testing.T, p *Pool, id pool.SpaceID, h pool.Hashes, shard uint8) []
 	defer p.mu.Unlock()
 	c := p.core
 	ident, _, _ := c.identOf(id, 0, h.Len)
-	slot, _ := c.shardCell(c.recs.all[c.find(ident, h.At(0))].head, int(shard))
-	n := int32(slot >> c.slabs.slotBits)
+	slot, _ := c.shardCell(c.recs.All[c.find(ident, h.At(0))].head, int(shard))
+	n := c.slabs.SlabOf(slot)
 	tenants, ok := c.survey(n, nil)
 	if !ok {
 		t.Fatal("a slab in which nothing is held cannot be emptied")
 	}
-	if c.slabs.free(c.slabs.slab[n].class) == 0 || c.slabs.class[c.slabs.slab[n].class].slabs < 2 {
+	if c.slabs.Free(c.slabs.ClassAt(slot)) == 0 || c.slabs.SlabsOf(c.slabs.ClassAt(slot)) < 2 {
 		t.Fatal("no other slab to move to")
 	}
-	c.slabs.drain(n)
+	c.slabs.Drain(n)
 	return tenants
 }
 
 // copyPlanned copies the bytes of what planMoves has chosen.
 func copyPlanned(p *Pool) {
 	for _, m := range p.core.moving {
-		copy(p.arena.base[m.at:][:m.bytes], p.arena.base[m.from:][:m.bytes])
+		copy(p.base[m.at:][:m.bytes], p.base[m.from:][:m.bytes])
 	}
 }
 
@@ -150,7 +152,7 @@ func TestMovedWhileItIsRead(t *testing.T) {
 }
 
 func slabOf(p *Pool, tenants []tenant) int32 {
-	return int32(tenants[0].slot >> p.core.slabs.slotBits)
+	return p.core.slabs.SlabOf(tenants[0].slot)
 }
 
 // TestGoneWhileItMoves drops entries, and stores one of them again, while they are copied.
@@ -164,7 +166,7 @@ func TestGoneWhileItMoves(t *testing.T) {
 		{Space: moveSpec.Fingerprint, Hash: pool.MakeHash(h.At(5))},
 		{Space: moveSpec.Fingerprint, Hash: pool.MakeHash(h.At(4))},
 	}
-	if err := p.Store().Delete(t.Context(), keys); err != nil {
+	if err := pooltest.NewStore(t, p, moveSpec).Delete(t.Context(), keys); err != nil {
 		t.Fatal(err)
 	}
 	copyPlanned(p)
@@ -191,10 +193,10 @@ func TestCommittedWhileItMoves(t *testing.T) {
 	p.mu.Lock()
 	c := p.core
 	ident, _, _ := c.identOf(id, 0, h.Len)
-	slot, _ := c.shardCell(c.recs.all[c.find(ident, h.At(0))].head, 1)
-	n := int32(slot >> c.slabs.slotBits)
+	slot, _ := c.shardCell(c.recs.All[c.find(ident, h.At(0))].head, 1)
+	n := c.slabs.SlabOf(slot)
 	tenants, _ := c.survey(n, nil)
-	c.slabs.drain(n)
+	c.slabs.Drain(n)
 	tenants, _, _ = c.planMoves(tenants, nil)
 	planned := len(c.moving)
 	p.mu.Unlock()
@@ -222,20 +224,20 @@ func TestKilledWhileItMoves(t *testing.T) {
 			c := p.core
 			for i := range c.moving {
 				m := &c.moving[i]
-				from := c.slabs.header(m.slot)
-				check := from.check.Load()
+				from := c.header(m.slot)
+				check := from.Check.Load()
 				if at > 0 {
 					e, _ := c.lies(&m.tenant)
 					if shard == 0 {
-						c.recs.all[e].head = m.to
+						c.recs.All[e].head = m.to
 					}
 					c.keepMove(e, m)
 				}
-				if at > 0 && from.check.Load() != 0 {
+				if at > 0 && from.Check.Load() != 0 {
 					t.Error("moved, and the old header is not clear")
 				}
 				if at == 1 {
-					from.check.Store(check)
+					from.Check.Store(check)
 				}
 			}
 			p.mu.Unlock()
@@ -261,7 +263,7 @@ func TestKilledWhileItMoves(t *testing.T) {
 // roots is the number of entries that hang on none.
 func (c *core) roots() (n int) {
 	for e := uint32(1); e < c.high; e++ {
-		if r := &c.recs.all[e]; r.is(flagLive) && r.prev == none {
+		if r := &c.recs.All[e]; r.is(flagLive) && r.prev == none {
 			n++
 		}
 	}
@@ -289,7 +291,7 @@ func TestBadPageWhileItMoves(t *testing.T) {
 		if from {
 			bad = moving[len(moving)-1].from
 		}
-		spoil(t, p.arena.base, bad)
+		spoil(t, p.base, bad)
 		failed := 0
 		for i := range moving {
 			if moving[i].failed = !p.copyMove(&moving[i]); moving[i].failed {
@@ -340,8 +342,8 @@ func TestMovesBesideReaders(t *testing.T) {
 				b := shardBatch(id, h, 0)
 				p.Acquire(b)
 				for i, s := range b.Slots {
-					if b.Status[i] == pool.OK && (!bytes.Equal(p.arena.base[s.Off:][:pool.MaxHashLen], h.At(i)) ||
-						!bytes.Equal(p.arena.base[s.Off+int64(s.Len)-8:][:8], tail(h.At(i), int(s.Len)))) {
+					if b.Status[i] == pool.OK && (!bytes.Equal(p.base[s.Off:][:pool.MaxHashLen], h.At(i)) ||
+						!bytes.Equal(p.base[s.Off+int64(s.Len)-8:][:8], tail(h.At(i), int(s.Len)))) {
 						t.Errorf("wrong bytes in block %d of chain %d of worker %d", i, turn, w)
 					}
 				}
@@ -364,7 +366,7 @@ func TestMovedWithBadHeaders(t *testing.T) {
 		tenants := plan(t, p, id, h, shard)
 		p.planMoves(tenants, nil)
 		copyPlanned(p)
-		spoil(t, p.core.slabs.file.meta, 0)
+		spoil(t, p.core.file.Beside(), 0)
 		p.settleMoves(nil)
 		p.endEmpty(slabOf(p, tenants))
 		wantShards(t, p, id, h)
@@ -380,28 +382,28 @@ func TestMovedWithBadHeaders(t *testing.T) {
 func TestMovedToABadHeader(t *testing.T) {
 	p := reopen(t, Options{Bytes: 256 << 10, SlabBytes: 64 << 10, Path: shmPath(t)})
 	id := openSpec(t, p, keptSpec)
-	perPage := pageBytes / headerBytes // as many as slots of a slab
+	perPage := arena.PageBytes / arena.HeaderBytes // as many as slots of a slab
 	before, h := randomChain(nil, 1, perPage), randomChain(nil, 2, 1)
 	put(t, p, id, before)
 	put(t, p, id, h)
 	gone := []pool.Key{{Space: keptSpec.Fingerprint, Hash: pool.MakeHash(before.At(perPage - 1))}}
-	if err := p.Store().Delete(t.Context(), gone); err != nil {
+	if err := pooltest.NewStore(t, p, keptSpec).Delete(t.Context(), gone); err != nil {
 		t.Fatal(err)
 	}
 	tenants := plan(t, p, id, h, 0)
 	p.planMoves(tenants, nil)
 	copyPlanned(p)
 	m := p.core.moving[0]
-	old := p.core.slabs.header(m.slot)
-	if old.check.Load() == 0 {
+	old := p.core.header(m.slot)
+	if old.Check.Load() == 0 {
 		t.Fatal("a stored block has no header")
 	}
-	to := uintptr(unsafe.Pointer(p.core.slabs.header(m.to))) - uintptr(unsafe.Pointer(&p.core.slabs.file.meta[0]))
-	spoil(t, p.core.slabs.file.meta, int64(to))
+	to := uintptr(unsafe.Pointer(p.core.header(m.to))) - uintptr(unsafe.Pointer(&p.core.file.Beside()[0]))
+	spoil(t, p.core.file.Beside(), int64(to))
 	p.settleMoves(nil)
 	p.endEmpty(slabOf(p, tenants))
-	if moved := p.Stats().Moved; moved != 1 || old.check.Load() != 0 {
-		t.Errorf("%d moved, and the header of the slot that was left still says %#x", moved, old.check.Load())
+	if moved := p.Stats().Moved; moved != 1 || old.Check.Load() != 0 {
+		t.Errorf("%d moved, and the header of the slot that was left still says %#x", moved, old.Check.Load())
 	}
 	closePool(t, p)
 }
@@ -425,7 +427,7 @@ func TestBadPageIsToldWithoutLocks(t *testing.T) {
 	a, b := openSpec(t, p, small), openSpec(t, p, big)
 	h := randomChain(nil, 1, 128)
 	put(t, p, a, h)
-	if err := p.populating.wait(); err != nil { // else it finds the page, and tells of it
+	if err := p.Populated(); err != nil { // else it finds the page, and tells of it
 		t.Fatal(err)
 	}
 	var keys []pool.Key
@@ -434,11 +436,11 @@ func TestBadPageIsToldWithoutLocks(t *testing.T) {
 			keys = append(keys, pool.Key{Space: small.Fingerprint, Hash: pool.MakeHash(h.At(slab*32 + 16 + i))})
 		}
 	}
-	if err := p.Store().Delete(t.Context(), keys); err != nil {
+	if err := pooltest.NewStore(t, p, small).Delete(t.Context(), keys); err != nil {
 		t.Fatal(err)
 	}
 	for slab := range int64(4) {
-		spoil(t, p.arena.base, slab*32<<10)
+		spoil(t, p.base, slab*32<<10)
 	}
 	reserve(p, b, randomChain(nil, 2, 1))
 	if told == 0 || uint64(told) != uint64(p.Stats().Bad.Pages) {

@@ -1,6 +1,9 @@
 package dram
 
-import "github.com/kvagent/kvagent/pool"
+import (
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/offheap"
+)
 
 // A chain is looked up in groups. Blocks that were stored together mostly lie in records side by side, so once one is
 // found the next ones are looked for right behind it, which needs no table and which the processor sees coming. What is
@@ -20,7 +23,7 @@ type probe struct {
 	// Of those that were searched.
 	hash [groupLen]uint64
 	home [groupLen]int
-	side [groupLen]*cells
+	side [groupLen]*offheap.Cells
 	cell [groupLen]uint64
 }
 
@@ -56,7 +59,7 @@ func behind(e uint32) uint32 {
 
 // follow finds hashes of the group from i on as long as each is in the record behind the one before it.
 func (c *core) follow(id ident, i, n int) int {
-	pr, recs := &c.probe, c.recs.all
+	pr, recs := &c.probe, c.recs.All
 	for ; i < n && pr.next != none && pr.next < c.high; i++ {
 		r := &recs[pr.next]
 		if r.ident != id || r.hash != pr.key[i] || !r.is(flagVisible) {
@@ -74,19 +77,19 @@ func (c *core) search(id ident, first, n int) {
 	for i := first; i < n; i++ {
 		hash := c.seed.hash(id, pr.key[i])
 		pr.hash[i] = hash
-		pr.side[i], pr.home[i] = c.table.side(hash)
+		pr.side[i], pr.home[i] = c.table.Side(hash)
 	}
 	for i := first; i < n; i++ {
-		pr.cell[i] = pr.side[i].cell[pr.home[i]]
+		pr.cell[i] = pr.side[i].Cell[pr.home[i]]
 	}
 	var touched uint32
-	recs, lives := c.recs.all, c.lives.all
+	recs, lives := c.recs.All, c.lives.All
 	for i := first; i < n; i++ {
 		at := pr.home[i]
-		tag := tagOf(pr.hash[i], at)
+		tag := offheap.TagOf(pr.hash[i], at)
 		e := uint32(pr.cell[i] >> 32)
 		if uint32(pr.cell[i]) != tag {
-			e, at = pr.side[i].candidate(at, tag)
+			e, at = pr.side[i].Candidate(at, tag)
 		}
 		pr.entry[i], pr.home[i] = e, at
 		touched ^= uint32(recs[e].ident) ^ lives[e].generation
@@ -103,13 +106,13 @@ func (c *core) search(id ident, first, n int) {
 func (c *core) confirm(i int, id ident) uint32 {
 	pr := &c.probe
 	e, k := pr.entry[i], &pr.key[i]
-	r := &c.recs.all[e]
+	r := &c.recs.All[e]
 	if r.ident != id || r.hash != *k {
-		tag := uint32(pr.side[i].cell[pr.home[i]])
+		tag := uint32(pr.side[i].Cell[pr.home[i]])
 		if e = c.match(pr.side[i], pr.home[i]+1, tag, id, k); e == none {
 			return none
 		}
-		r = &c.recs.all[e]
+		r = &c.recs.All[e]
 	}
 	if !r.is(flagVisible) {
 		return none

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/arena"
+	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
 // Recovery is what became of a pool's file when it was opened.
@@ -16,7 +18,6 @@ type Recovery struct {
 	Path    string
 	New     bool   // the file was not there
 	Cold    string // why what was in it could not be used; empty: it was used, or the file is new
-	Format  uint32 // that the file had
 	Entries int    // visible again
 	Spaces  int    // that they are of
 	Damaged int    // slots whose header did not verify, or did not fit
@@ -29,24 +30,20 @@ type Recovery struct {
 	Took     time.Duration
 }
 
-// errClash is damage of a kind that no kill leaves behind: then nothing of the file is used.
-var errClash = errors.New("its slabs overlap")
-
 // errLost is a page after the arena that went bad while it was read for the second time: then
 // nothing of the file is used either.
 var errLost = errors.New("a page of its index went bad while it was read")
 
 // restore makes the index of what the file holds.
-func (c *core) restore(f *file, slabBytes int64, r *Recovery) error {
+func (c *core) restore(f *arena.File, slabBytes int64, r *Recovery) error {
 	byRecord := c.restoreSpaces(f, slabBytes, r)
-	if err := c.restoreSlabs(f); err != nil {
+	if err := c.slabs.Restore(); err != nil {
 		return err
 	}
 	s := scan{
-		core: c, file: f, spaces: byRecord, decode: decoders[f.super.format],
-		found: make([][]uint32, len(c.slabs.slab)), claimed: make([]uint64, c.slabs.spans.high/64+1),
+		core: c, spaces: byRecord, found: make([][]uint32, c.slabs.Count()), claimed: c.slabs.NewClaims(),
 	}
-	s.slabs()
+	s.readAll()
 	for shard := range pool.MaxShards {
 		if !s.attach(uint8(shard)) {
 			return errors.New("dram: no memory for the index")
@@ -54,34 +51,34 @@ func (c *core) restore(f *file, slabBytes int64, r *Recovery) error {
 	}
 	r.Damaged, r.Stale, r.Lost = int(s.damaged.Load()), int(s.stale.Load()), int(s.lost.Load())
 	r.Partial = s.giveUpPartial() + s.strays
-	c.openSlabs(s.claimed)
-	c.restoreOrder(f)
+	c.slabs.Open(s.claimed)
+	c.restoreOrder()
 	r.Entries = int(c.stats.Entries)
 	return nil
 }
 
 // restoreSpaces gives the spaces of the file realms, as if they had been open. They get numbers when somebody opens them.
-func (c *core) restoreSpaces(f *file, slabBytes int64, r *Recovery) []*space {
-	out := make([]*space, f.spacesUsed())
+func (c *core) restoreSpaces(f *arena.File, slabBytes int64, r *Recovery) []*space {
+	out := make([]*space, f.SpacesUsed())
 	for n := range out {
-		record := f.spaceAt(n)
+		record := f.SpaceAt(n)
 		var spec pool.Spec
 		var ok bool
 		var generation uint32
-		if !f.touch(func() { spec, ok = record.read(); generation = record.generation() }) {
+		if !f.Touch(func() { spec, ok = record.Read(); generation = record.Generation() }) {
 			note := fmt.Sprintf("space %d of the file cannot be read, what is stored of it is gone", n)
 			r.Notes = append(r.Notes, note)
 			continue
 		}
 		if !ok {
-			if word(record, 0).Load() != 0 {
+			if record.Used() {
 				r.Notes = append(r.Notes, fmt.Sprintf("space %d of the file is damaged, what is stored of it is gone", n))
-				record.remove()
+				record.Remove()
 			}
 			continue
 		}
 		if checkSpec(&spec, slabBytes) != nil || c.unopened[spec.Fingerprint] != nil {
-			record.remove()
+			record.Remove()
 			continue
 		}
 		sp := c.newSpace(&spec)
@@ -95,109 +92,80 @@ func (c *core) restoreSpaces(f *file, slabBytes int64, r *Recovery) []*space {
 	return out
 }
 
-// restoreSlabs cuts slabs as the file says. What it says of one slab alone is passed over if it is damaged.
-func (c *core) restoreSlabs(f *file) error {
-	s := &c.slabs
-	for n := range s.slab {
-		var w uint64 // 0 if it cannot be read
-		f.touch(func() { w = word(f.meta, f.slabAt(int32(n))).Load() })
-		first, slotBytes, ok := readSlabWord(w)
-		if !ok || int64(slotBytes) > s.bytes || slotBytes == 0 {
-			continue
-		}
-		id := s.classOf(slotBytes)
-		if int64(first)+int64(s.class[id].perSlab) > int64(f.usable) {
-			continue
-		}
-		b := &s.slab[n]
-		*b = slab{class: id, last: id, cells: first, fresh: s.class[id].perSlab}
-		if !s.spans.mark(first, b.fresh) {
-			return errClash
-		}
-	}
-	if !s.cells.grow(int(s.spans.high)) {
-		return errors.New("dram: no memory for slots")
-	}
-	return nil
-}
-
 // scan reads all headers of a file. Slabs are read side by side, what was found is put in the index one after the other.
 type scan struct {
 	*core
-	file           *file
-	spaces         []*space // by record
-	decode         decoder
+	spaces         []*space   // by record
 	found          [][]uint32 // by slab: slots that hold a whole shard
-	claimed        []uint64   // a bit for each cell
-	shards         uint16     // that occur, a bit each; guarded by mu
-	total          int        // guarded by mu
+	claimed        slab.Claims
+	shards         uint16 // that occur, a bit each; guarded by mu
+	total          int    // guarded by mu
 	damaged, stale atomic.Int64
 	lost           atomic.Int64
 	strays         int
 	mu             sync.Mutex
 }
 
-// slabs reads the headers, with one goroutine for each processor.
-func (s *scan) slabs() {
+// readAll reads the headers, with one goroutine for each processor.
+func (s *scan) readAll() {
 	var next atomic.Int64
 	var done sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
 		done.Go(func() {
 			for n := int(next.Add(1) - 1); n < len(s.found); n = int(next.Add(1) - 1) {
-				if s.core.slabs.slab[n].class != noClass {
-					s.slab(int32(n))
-				}
+				s.readSlab(int32(n)) // none, if it is not cut
 			}
 		})
 	}
 	done.Wait()
 }
 
-// slab reads the headers of one slab, and clears those that hold nothing that counts.
-func (s *scan) slab(n int32) {
-	b := &s.core.slabs.slab[n]
+// readSlab reads the headers of one slab, and clears those that hold nothing that counts.
+func (s *scan) readSlab(n int32) {
 	var shards uint16
-	s.lost.Add(s.file.touchEach(0, b.fresh, func(place uint32) { shards |= s.header(n, place) }))
+	first, end := s.slabs.Slots(n)
+	s.lost.Add(s.file.TouchEach(first, end, func(slot uint32) { shards |= s.read(slot) }))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.shards |= shards
 	s.total += len(s.found[n])
 }
 
-// header reads the header of one place of a slab. It returns the bit of its shard, 0 if the slot
+// read reads the header of one slot. It returns the bit of its shard, 0 if the slot
 // holds nothing that counts.
-func (s *scan) header(n int32, place uint32) uint16 {
-	b := &s.core.slabs.slab[n]
-	h, slot := &s.file.headers[b.cells+place], uint32(n)<<s.core.slabs.slotBits|place
-	if h.check.Load() == 0 {
+func (s *scan) read(slot uint32) uint16 {
+	h := s.header(slot)
+	if h.Check.Load() == 0 {
 		return 0
 	}
-	if s.core.slabs.isBad(slot) { // its page was retired
-		h.check.Store(0)
+	if s.slabs.IsBad(slot) { // its page was retired
+		h.Check.Store(0)
 		return 0
 	}
-	if counter := s.judge(h, slot, b); counter != nil {
+	if counter := s.judge(h, slot); counter != nil {
 		counter.Add(1)
-		h.check.Store(0)
+		h.Check.Store(0)
 		return 0
 	}
-	shard := uint16(1) << h.shard()
+	shard := uint16(1) << h.Shard()
+	n := s.slabs.SlabOf(slot)
 	s.found[n] = append(s.found[n], slot)
 	return shard
 }
 
 // judge says as what a header counts that is not to be used; nil if it is.
-func (s *scan) judge(h *header, slot uint32, b *slab) *atomic.Int64 {
-	if !s.decode(h, slot) || int(h.space) >= len(s.spaces) || s.spaces[h.space] == nil {
+func (s *scan) judge(h *arena.Header, slot uint32) *atomic.Int64 {
+	if !h.Whole(slot) || int(h.Space) >= len(s.spaces) || s.spaces[h.Space] == nil {
 		return &s.damaged
 	}
-	sp := s.spaces[h.space]
-	if h.generation != sp.generation {
+	sp := s.spaces[h.Space]
+	if h.Generation != sp.generation {
 		return &s.stale
 	}
-	group, shard := int(h.group()), int(h.shard())
-	if group >= len(sp.groups) || shard >= sp.spec.Shards || h.hashLen < 1 || h.hashLen > pool.MaxHashLen ||
-		h.length != sp.spec.Groups[group].ShardBytes[shard] || sp.groups[group].classes[shard] != b.class {
+	group, shard := int(h.Group()), int(h.Shard())
+	if group >= len(sp.groups) || shard >= sp.spec.Shards || h.HashLen < 1 || h.HashLen > pool.MaxHashLen ||
+		h.Length != sp.spec.Groups[group].ShardBytes[shard] ||
+		sp.groups[group].classes[shard] != s.slabs.ClassAt(slot) {
 		return &s.damaged
 	}
 	return nil

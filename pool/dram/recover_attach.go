@@ -1,25 +1,28 @@
 package dram
 
-import "math/bits"
+import (
+	"math/bits"
+
+	"github.com/kvagent/kvagent/pool/dram/arena"
+	"github.com/kvagent/kvagent/pool/dram/slab"
+)
 
 // attach puts one shard of all entries in the index: shard 0 makes the entry, the others are hung on it in their order.
 func (s *scan) attach(shard uint8) bool {
 	if s.shards&(1<<shard) == 0 {
 		return true
 	}
-	if shard == 0 && !s.makeTable() {
+	if shard == 0 && !s.table.Reserve(s.total) {
 		return false
 	}
-	for n, slots := range s.found {
-		first := s.core.slabs.slab[n].cells
+	for _, slots := range s.found {
 		for _, slot := range slots {
-			place := slot & (1<<s.core.slabs.slotBits - 1)
-			h := &s.file.headers[first+place]
-			if h.shard() != shard {
+			h := s.header(slot)
+			if h.Shard() != shard {
 				continue
 			}
 			if !s.attachOne(h, slot) {
-				h.check.Store(0)
+				h.Check.Store(0)
 				if !s.twin(h) {
 					s.stray(shard)
 				}
@@ -41,51 +44,41 @@ func (s *scan) stray(shard uint8) {
 
 // twin says whether a shard is stored in another slot too: the process was killed while the entry
 // moved.
-func (s *scan) twin(h *header) bool {
+func (s *scan) twin(h *arena.Header) bool {
 	c := s.core
-	e := c.findWords(makeIdent(s.spaces[h.space].realm, h.group(), int(h.hashLen)), &h.hash)
-	if e == none || c.lives.all[e].present&(1<<h.shard()) == 0 {
+	k := keyOf(&h.Hash)
+	e := c.findWords(makeIdent(s.spaces[h.Space].realm, h.Group(), int(h.HashLen)), &k)
+	if e == none || c.lives.All[e].present&(1<<h.Shard()) == 0 {
 		return false
 	}
-	_, at := c.shardCell(c.recs.all[e].head, int(h.shard()))
-	return at.sum == h.sum
+	_, at := c.shardCell(c.recs.All[e].head, int(h.Shard()))
+	return at.Sum == h.Sum
 }
 
-// makeTable makes a hash table that need not grow while it is filled.
-func (s *scan) makeTable() bool {
-	size := max(firstCells, s.total*loadDen/loadNum+s.total/8)
-	t, err := mapCells(size)
-	if err != nil {
-		return false
-	}
-	old := s.table.now
-	s.table.now = t
-	return old.close() == nil
-}
-
-func (s *scan) attachOne(h *header, slot uint32) bool {
+func (s *scan) attachOne(h *arena.Header, slot uint32) bool {
 	c := s.core
-	sp := s.spaces[h.space]
-	id := makeIdent(sp.realm, h.group(), int(h.hashLen))
-	e := c.findWords(id, &h.hash)
-	shard := int(h.shard())
+	sp := s.spaces[h.Space]
+	id := makeIdent(sp.realm, h.Group(), int(h.HashLen))
+	k := keyOf(&h.Hash)
+	e := c.findWords(id, &k)
+	shard := int(h.Shard())
 	if shard == 0 {
 		if e != none {
 			return false
 		}
-		if e = c.restoreEntry(id, h.hash, slot); e == none {
+		if e = c.restoreEntry(id, k, slot); e == none {
 			return false
 		}
 	} else {
-		if e == none || c.lives.all[e].present != 1<<shard-1 {
+		if e == none || c.lives.All[e].present != 1<<shard-1 {
 			return false
 		}
-		_, last := c.shardCell(c.recs.all[e].head, shard-1)
-		last.link = slot
-		c.lives.all[e].present |= 1 << shard
+		_, last := c.shardCell(c.recs.All[e].head, shard-1)
+		last.Link = slot
+		c.lives.All[e].present |= 1 << shard
 	}
-	*c.slabs.at(slot) = cell{link: e | upward, sum: h.sum}
-	s.claim(slot)
+	*c.slabs.At(slot) = slab.Cell{Link: e | upward, Sum: h.Sum}
+	c.slabs.Claim(s.claimed, slot)
 	return true
 }
 
@@ -95,49 +88,35 @@ func (c *core) restoreEntry(id ident, k key, slot uint32) uint32 {
 	if e == none {
 		return none
 	}
-	c.table.grow(c.hashes)
-	if !c.table.put(c.seed.hash(id, k), e) {
+	c.table.Grow(c.hashes)
+	if !c.table.Put(c.seed.hash(id, k), e) {
 		c.freeRecord(e)
 		return none
 	}
-	r := &c.recs.all[e]
+	r := &c.recs.All[e]
 	r.hash, r.ident, r.hold, r.head = k, id, flagLive, slot
-	c.lives.all[e].present = 1
+	c.lives.All[e].present = 1
 	c.realms[id.realm()].entries++
 	c.stats.Partial++
 	return e
-}
-
-func (s *scan) claim(slot uint32) {
-	b := &s.core.slabs.slab[slot>>s.core.slabs.slotBits]
-	at := b.cells + slot&(1<<s.core.slabs.slotBits-1)
-	s.claimed[at/64] |= 1 << (at % 64)
-	b.used++
-}
-
-func (s *scan) unclaim(slot uint32) {
-	b := &s.core.slabs.slab[slot>>s.core.slabs.slotBits]
-	at := b.cells + slot&(1<<s.core.slabs.slotBits-1)
-	s.claimed[at/64] &^= 1 << (at % 64)
-	b.used--
-	s.file.headers[at].check.Store(0)
 }
 
 // giveUpPartial frees the entries that lack shards: the engine saves them again.
 func (s *scan) giveUpPartial() (n int) {
 	c := s.core
 	for e := uint32(1); e < c.high; e++ {
-		r := &c.recs.all[e]
-		if !r.is(flagLive) || c.lives.all[e].present == c.group(r.ident).full {
+		r := &c.recs.All[e]
+		if !r.is(flagLive) || c.lives.All[e].present == c.group(r.ident).full {
 			continue
 		}
 		slot := r.head
-		for range bits.OnesCount16(c.lives.all[e].present) {
-			next := c.slabs.at(slot).link
-			s.unclaim(slot)
+		for range bits.OnesCount16(c.lives.All[e].present) {
+			next := c.slabs.At(slot).Link
+			c.slabs.Unclaim(s.claimed, slot)
+			s.header(slot).Check.Store(0)
 			slot = next
 		}
-		c.table.remove(c.seed.hash(r.ident, r.hash), e)
+		c.table.Remove(c.seed.hash(r.ident, r.hash), e)
 		c.stats.Partial--
 		c.leaveRealm(r.ident.realm())
 		c.freeRecord(e)

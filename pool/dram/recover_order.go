@@ -4,17 +4,18 @@ import "slices"
 
 // restoreOrder makes all entries visible, hangs them on the entries before them, and puts them in the order in which they
 // were stored or loaded last.
-func (c *core) restoreOrder(f *file) {
+func (c *core) restoreOrder() {
+	f := c.file
 	used := make([]uint32, c.high)
-	f.touchEach(1, c.high, func(e uint32) {
-		if c.recs.all[e].is(flagLive) {
-			used[e] = c.slabs.header(c.recs.all[e].head).used.Load()
+	f.TouchEach(1, c.high, func(e uint32) {
+		if c.recs.All[e].is(flagLive) {
+			used[e] = c.header(c.recs.All[e].head).Used.Load()
 		}
 	})
 	order := make([]uint64, 0, c.stats.Partial)
 	for e := uint32(1); e < c.high; e++ {
-		if c.recs.all[e].is(flagLive) {
-			f.tick = max(f.tick, used[e])
+		if c.recs.All[e].is(flagLive) {
+			f.AtLeast(used[e])
 			order = append(order, uint64(used[e])<<32|uint64(e))
 		}
 	}
@@ -34,17 +35,17 @@ func (c *core) restoreOrder(f *file) {
 func (c *core) restoreTick(order []uint64) {
 	for i := len(order) - 1; i >= 0; i-- {
 		e := uint32(order[i])
-		c.recs.all[e].hold |= flagVisible
+		c.recs.All[e].hold |= flagVisible
 		c.stats.Partial--
 		c.stats.Entries++
-		c.recent.push(c.recs.all, e)
+		c.recent.push(c.recs.All, e)
 	}
 	if c.advisor == nil {
 		return
 	}
 	for _, o := range order {
 		// The policy is told of each piece of a chain by itself: it learns from how long it is.
-		if e := uint32(o); len(c.shown) > 0 && c.recs.all[e].prev != c.shown[len(c.shown)-1]|upward {
+		if e := uint32(o); len(c.shown) > 0 && c.recs.All[e].prev != c.shown[len(c.shown)-1]|upward {
 			c.announce()
 		}
 		c.shown = append(c.shown, uint32(o))
@@ -62,8 +63,8 @@ const (
 // restoreChains hangs entries on those before them, as far as these are there and no circle comes of it.
 func (c *core) restoreChains() {
 	parents := make([]uint32, c.high)
-	c.slabs.file.touchEach(1, c.high, func(e uint32) {
-		if c.recs.all[e].is(flagLive) {
+	c.file.TouchEach(1, c.high, func(e uint32) {
+		if c.recs.All[e].is(flagLive) {
 			parents[e] = c.restoredParent(e)
 		}
 	})
@@ -80,22 +81,14 @@ func (c *core) restoreChains() {
 
 // restoredParent is the entry whose slot and tag e was stored with; none if it is gone.
 func (c *core) restoredParent(e uint32) uint32 {
-	w := c.slabs.header(c.recs.all[e].head).parent.Load()
+	w := c.header(c.recs.All[e].head).Parent.Load()
 	slot := uint32(w>>32) - 1
-	n := slot >> c.slabs.slotBits
-	if w == 0 || int(n) >= len(c.slabs.slab) {
-		return none
-	}
-	b := &c.slabs.slab[n]
-	if b.class == noClass || slot&(1<<c.slabs.slotBits-1) >= b.fresh {
-		return none
-	}
-	if !c.slabs.header(slot).whole(slot) {
+	if w == 0 || !c.slabs.Given(slot) || !c.header(slot).Whole(slot) {
 		return none
 	}
 	p := c.owner(slot)
-	r := &c.recs.all[p]
-	if p == e || r.head != slot || r.ident != c.recs.all[e].ident || r.hash.tag() != uint32(w) {
+	r := &c.recs.All[p]
+	if p == e || r.head != slot || r.ident != c.recs.All[e].ident || r.hash.tag() != uint32(w) {
 		return none
 	}
 	return p
@@ -119,7 +112,7 @@ func cutCircle(parents []uint32, marks []uint8, e uint32) {
 
 // hang is link where it is known that no circle comes of it.
 func (c *core) hang(child, parent uint32) {
-	recs := c.recs.all
+	recs := c.recs.All
 	r, p := &recs[child], &recs[parent]
 	r.prev, r.next = parent|upward, p.child
 	if p.child != none {

@@ -1,6 +1,9 @@
 package dram
 
-import "github.com/kvagent/kvagent/pool"
+import (
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/slab"
+)
 
 // Reserve implements pool.Slots.
 func (p *Pool) Reserve(b *pool.Batch) {
@@ -19,10 +22,10 @@ func (p *Pool) Reserve(b *pool.Batch) {
 
 // reserve decides a batch, or on a retry what was busy in it, and returns the bytes that found no place.
 func (p *Pool) reserve(b *pool.Batch, retry bool) (need int64) {
-	g := progress{retry: retry, want: wanted{class: noClass, may: bySpare | byEviction}}
+	g := progress{retry: retry, want: wanted{class: slab.NoClass, may: bySpare | byEviction}}
 	for g.at < b.Hashes.N {
 		p.reservePart(b, min(g.at+lockStride, b.Hashes.N), &g)
-		if g.want.class == noClass {
+		if g.want.class == slab.NoClass {
 			continue
 		}
 		if g.gathers++; g.gathers > maxGathers*len(g.classes) || !p.gather(&g) {
@@ -58,14 +61,14 @@ func (p *Pool) reservePart(b *pool.Batch, to int, g *progress) {
 		for ; g.at < to; g.at++ {
 			b.Status[g.at], b.Slots[g.at] = refusal, pool.Slot{}
 		}
-		g.want.class = noClass
+		g.want.class = slab.NoClass
 		return
 	}
 	g.mayMove = maxMoved + r.bytes*int64(b.Hashes.N)
 	c.work.refill()
 	c.age()
 	r.before = r.predecessor(g.at)
-	c.wanted = wanted{class: noClass, may: g.want.may}
+	c.wanted = wanted{class: slab.NoClass, may: g.want.may}
 	for ; g.at < to; g.at++ {
 		if g.retry && b.Status[g.at] != pool.Busy {
 			r.before = c.find(r.id, b.Hashes.At(g.at))
@@ -73,7 +76,7 @@ func (p *Pool) reservePart(b *pool.Batch, to int, g *progress) {
 		}
 		before := r.before
 		b.Status[g.at], b.Slots[g.at] = r.one(b.Hashes.At(g.at))
-		if c.wanted.class != noClass {
+		if c.wanted.class != slab.NoClass {
 			g.classes, g.parent = c.group(r.id).classes, c.ref(before)
 			break
 		}
@@ -125,7 +128,7 @@ func (r *reservation) one(hash []byte) (pool.Status, pool.Slot) {
 	e := c.find(r.id, hash)
 	if e == none && !r.full {
 		e = c.create(r.id, hash, r.before)
-		r.full = e == none && c.wanted.class == noClass
+		r.full = e == none && c.wanted.class == slab.NoClass
 	}
 	if e == none {
 		r.before = none
@@ -142,17 +145,17 @@ func (c *core) reserveShard(e uint32, shard uint8) (pool.Status, pool.Slot) {
 		return status, pool.Slot{}
 	}
 	c.leaveLists(e) // it may have been a partial one
-	c.lives.all[e].writing |= uint16(1) << shard
+	c.lives.All[e].writing |= uint16(1) << shard
 	return pool.OK, c.slot(e, shard)
 }
 
 // slot is where a shard of an entry lies.
 func (c *core) slot(e uint32, shard uint8) pool.Slot {
-	r := &c.recs.all[e]
+	r := &c.recs.All[e]
 	sp := c.realms[r.ident.realm()].space
 	number, cell := c.shardCell(r.head, int(shard))
 	return pool.Slot{
-		Ref: c.ref(e), Off: c.slabs.offset(number), Sum: cell.sum, Shard: shard,
+		Ref: c.ref(e), Off: c.slabs.Offset(number), Sum: cell.Sum, Shard: shard,
 		Len: sp.spec.Groups[r.ident.group()].ShardBytes[shard],
 	}
 }
@@ -171,4 +174,39 @@ func (p *Pool) countBusy(status []pool.Status) {
 			p.core.stats.Busy++
 		}
 	}
+}
+
+// Peek implements pool.Slots.
+func (p *Pool) Peek(b *pool.Batch) {
+	for from := 0; from < b.Hashes.N; from += lockStride {
+		p.peekPart(b, from, min(from+lockStride, b.Hashes.N))
+	}
+}
+
+func (p *Pool) peekPart(b *pool.Batch, from, to int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r := reservation{core: p.core, batch: b}
+	refusal := r.open()
+	for i := from; i < to; i++ {
+		b.Status[i] = refusal
+		if refusal != pool.OK {
+			continue
+		}
+		if e := r.find(r.id, b.Hashes.At(i)); e != none {
+			b.Status[i] = r.shardStatus(e, b.Shard)
+		}
+	}
+}
+
+// shardStatus says whether a shard is stored or being written; OK if neither.
+func (c *core) shardStatus(e uint32, shard uint8) pool.Status {
+	l, bit := &c.lives.All[e], uint16(1)<<shard
+	switch {
+	case l.present&bit != 0:
+		return pool.Exists
+	case l.writing&bit != 0:
+		return pool.InProgress
+	}
+	return pool.OK
 }

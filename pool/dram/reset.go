@@ -57,3 +57,84 @@ func (c *core) turnOver(sp *space) bool {
 	c.end(old)
 	return true
 }
+
+// A slice of a sweep: how many records it looks at, and how many of them it drops, before it lets others have the lock.
+const (
+	sweepLooks = 4096
+	sweepDrops = 256
+)
+
+// end says that a realm is over. It is not used again before its sweep has run.
+func (c *core) end(realm uint32) {
+	c.realms[realm].over = true
+	c.realms[realm].entries++
+	c.ended = append(c.ended, realm)
+}
+
+// Sweep implements pool.Spaces.
+func (p *Pool) Sweep() {
+	p.sweeping.Lock() // one after the other: what another one took is done when this one returns
+	defer p.sweeping.Unlock()
+	n := p.countEnded()
+	if n == 0 {
+		return
+	}
+	for from := uint32(1); from != 0; {
+		from = p.sweepSlice(from)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.core.leaveEnded(n)
+}
+
+// countEnded gives realms that are over and have no entries back, and counts the others.
+func (p *Pool) countEnded() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := p.core
+	full := c.ended[:0]
+	for _, n := range c.ended {
+		if c.realms[n].entries == 1 { // the sweep's own
+			c.leaveRealm(n)
+		} else {
+			full = append(full, n)
+		}
+	}
+	c.ended = full
+	return len(full)
+}
+
+func (p *Pool) sweepSlice(from uint32) (next uint32) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.core.sweep(from)
+}
+
+// sweep drops entries of realms that are over among the next records, and returns where to go on, 0 at the end.
+func (c *core) sweep(from uint32) uint32 {
+	to, dropped := min(c.high, from+sweepLooks), 0
+	for e := from; e < to; e++ {
+		r := &c.recs.All[e]
+		if !r.is(flagLive) || r.is(flagDropped) || !c.realms[r.ident.realm()].over {
+			continue
+		}
+		c.drop(e)
+		c.stats.Dropped++
+		if dropped++; dropped == sweepDrops {
+			to = e + 1
+		}
+	}
+	if to < c.high {
+		return to
+	}
+	return 0
+}
+
+// leaveEnded gives the first n realms that are over back: their sweep has run. There are none if the pool was closed meanwhile.
+func (c *core) leaveEnded(n int) {
+	n = min(n, len(c.ended))
+	for _, realm := range c.ended[:n] {
+		c.leaveRealm(realm)
+	}
+	c.ended = c.ended[n:]
+}

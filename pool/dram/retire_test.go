@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/arena"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // spoil takes a page away from under a mapping, in this process alone: an access is a real SIGBUS.
@@ -22,9 +24,9 @@ func spoil(t *testing.T, mem []byte, off int64) {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	at := unsafe.Pointer(&mem[off/pageBytes*pageBytes])
+	at := unsafe.Pointer(&mem[off/arena.PageBytes*arena.PageBytes])
 	const prot, how = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_SHARED | unix.MAP_FIXED
-	if _, err := unix.MmapPtr(fd, 0, at, pageBytes, prot, how); err != nil {
+	if _, err := unix.MmapPtr(fd, 0, at, arena.PageBytes, prot, how); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -39,7 +41,7 @@ func punch(t *testing.T, path string, off int64) (rest string) {
 	}
 	defer f.Close()
 	const punchHole = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
-	if err := unix.Fallocate(int(f.Fd()), punchHole, off/pageBytes*pageBytes, pageBytes); err != nil {
+	if err := unix.Fallocate(int(f.Fd()), punchHole, off/arena.PageBytes*arena.PageBytes, arena.PageBytes); err != nil {
 		t.Fatal(err)
 	}
 	rest = filepath.Join(filepath.Dir(path), fmt.Sprintf("rest-%d", off))
@@ -80,15 +82,15 @@ func items(h pool.Hashes, fill byte) (out []pool.Item) {
 
 // overlaps reports whether a slot lies on the page of an offset.
 func overlaps(s pool.Slot, off int64) bool {
-	page := off / pageBytes * pageBytes
-	return s.Off < page+pageBytes && page < s.Off+int64(s.Len)
+	page := off / arena.PageBytes * arena.PageBytes
+	return s.Off < page+arena.PageBytes && page < s.Off+int64(s.Len)
 }
 
 // noSlotOn reserves all that a pool has, and wants no slot on the page of an offset.
 func noSlotOn(t *testing.T, p *Pool, spec pool.Spec, off int64) (slots int) {
 	t.Helper()
 	id := openSpec(t, p, spec)
-	h := randomChain(nil, 99, int(p.info.Bytes/slotUnit))
+	h := randomChain(nil, 99, int(p.info.Bytes/arena.SlotUnit))
 	for i := range h.N { // one by one: each entry is a chain of its own, and goes when it must
 		b := pool.Batch{
 			Space: id, Epoch: p.Epoch(id), Hashes: h.Slice(i, i+1), Status: make([]pool.Status, 1), Slots: make([]pool.Slot, 1),
@@ -99,7 +101,7 @@ func noSlotOn(t *testing.T, p *Pool, spec pool.Spec, off int64) (slots int) {
 		}
 		slots++
 		if overlaps(b.Slots[0], off) {
-			page := off / pageBytes * pageBytes
+			page := off / arena.PageBytes * arena.PageBytes
 			t.Fatalf("slot of %d bytes at %d was given out, the page at %d is bad", b.Slots[0].Len, b.Slots[0].Off, page)
 		}
 		p.Commit(b.Slots, b.Epoch, b.Status)
@@ -117,13 +119,13 @@ func TestBadPage(t *testing.T) {
 	tell := func(b BadPage) { told = append(told, b) }
 	p := reopen(t, Options{Bytes: 1 << 20, SlabBytes: 16 << 10, HugePages: Off, BadPage: tell})
 	defer closePool(t, p)
-	id, store := openSpec(t, p, keptSpec), p.Store()
+	id, store := openSpec(t, p, keptSpec), pooltest.NewStore(t, p, keptSpec)
 	h := randomChain(nil, 1, 40)
 	if err := store.Put(t.Context(), items(h, 7)); err != nil {
 		t.Fatal(err)
 	}
 	bad := slotOf(t, p, id, h, 17)
-	spoil(t, p.arena.base, bad.Off)
+	spoil(t, p.base, bad.Off)
 	got := items(h, 0)
 	if err := store.Get(t.Context(), got); err != nil {
 		t.Fatal(err)
@@ -141,14 +143,15 @@ func TestBadPage(t *testing.T) {
 			t.Errorf("block %d: status %d", i, got[i].Status)
 		}
 	}
-	if want := int(pageBytes / keptSpec.Groups[0].ShardBytes[0]); lost != want {
+	if want := int(arena.PageBytes / keptSpec.Groups[0].ShardBytes[0]); lost != want {
 		t.Errorf("%d blocks are gone, %d were in the page", lost, want)
 	}
 	s := p.Stats()
-	if s.Bad.Pages != 1 || s.Bad.Bytes != pageBytes || s.Bad.Dropped != uint64(lost) || !s.Bad.Healthy() || s.Pinned != 0 {
+	if s.Bad.Pages != 1 || s.Bad.Bytes != arena.PageBytes ||
+		s.Bad.Dropped != uint64(lost) || !s.Bad.Healthy() || s.Pinned != 0 {
 		t.Errorf("%+v of %+v", s.Bad, s)
 	}
-	if len(told) != 1 || told[0].Off != bad.Off/pageBytes*pageBytes || told[0].Dropped != lost {
+	if len(told) != 1 || told[0].Off != bad.Off/arena.PageBytes*arena.PageBytes || told[0].Dropped != lost {
 		t.Errorf("told of %+v", told)
 	}
 	if err := store.Put(t.Context(), items(h, 7)); err != nil {
@@ -180,7 +183,7 @@ func TestBadPageOfASlotInUse(t *testing.T) {
 	b := pool.Batch{Space: id, Epoch: 1, Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N)}
 	p.Reserve(&b)
 	bad := b.Slots[5]
-	spoil(t, p.arena.base, bad.Off)
+	spoil(t, p.base, bad.Off)
 	for i, s := range b.Slots {
 		if p.Probe(s) == overlaps(s, bad.Off) {
 			t.Errorf("slot %d at %d, the page at %d is bad", i, s.Off, bad.Off)
@@ -207,7 +210,7 @@ func TestBadPageOutlivesTheProcess(t *testing.T) {
 	p := reopen(t, o)
 	id := openSpec(t, p, keptSpec)
 	bad := slotOf(t, p, id, h, 17)
-	spoil(t, p.arena.base, bad.Off)
+	spoil(t, p.base, bad.Off)
 	if p.Probe(bad) {
 		t.Fatal("a page without memory could be read")
 	}
@@ -220,8 +223,9 @@ func TestBadPageOutlivesTheProcess(t *testing.T) {
 		closePool(t, p)
 	}
 	p = reopen(t, o)
-	f := p.core.slabs.file
-	word(f.meta, f.slabAt(1)).Store(word(f.meta, f.slabAt(0)).Load()) // damage: two slabs with the same headers
+	l := arena.LayoutOf(o.Bytes, o.SlabBytes, arena.PageBytes)
+	words := p.core.file.Beside()[l.Slabs-l.Headers:]
+	copy(words[arena.SlabWordBytes:2*arena.SlabWordBytes], words) // damage: two slabs with the same headers
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -230,10 +234,10 @@ func TestBadPageOutlivesTheProcess(t *testing.T) {
 	if r := p.Info().Recovery; r.BadPages != 1 || r.Cold == "" {
 		t.Errorf("recovery of a file whose content is not used: %+v", r)
 	}
-	if n := noSlotOn(t, p, keptSpec, bad.Off); n != int(o.Bytes/slotUnit) {
+	if n := noSlotOn(t, p, keptSpec, bad.Off); n != int(o.Bytes/arena.SlotUnit) {
 		t.Errorf("%d slots were given out", n)
 	}
-	if s := p.Stats(); s.Bad.Pages != 1 || s.Used > o.Bytes-pageBytes {
+	if s := p.Stats(); s.Bad.Pages != 1 || s.Used > o.Bytes-arena.PageBytes {
 		t.Errorf("%+v", s)
 	}
 }
@@ -279,8 +283,8 @@ func keptOn(t *testing.T, path string) (Options, pool.Hashes) {
 // and not the start; nor, when it goes bad in flight, the process.
 func TestBadPageOfHeaders(t *testing.T) {
 	o, h := keptOn(t, mounted(t, "tmpfs", "size=16m"))
-	l := layoutOf(o.Bytes, o.SlabBytes, pageBytes)
-	punch(t, o.Path, l.headers+pageBytes)
+	l := arena.LayoutOf(o.Bytes, o.SlabBytes, arena.PageBytes)
+	punch(t, o.Path, l.Headers+arena.PageBytes)
 	p := reopen(t, o)
 	r := p.Info().Recovery
 	if r.Cold != "" || r.Lost != 64 || r.Entries != 200-64 {
@@ -295,8 +299,8 @@ func TestBadPageOfHeaders(t *testing.T) {
 	if s := p.Stats(); s.Bad.Pages != 0 || s.Bad.Faults == 0 {
 		t.Errorf("%+v", s.Bad)
 	}
-	for _, off := range []int64{l.headers, l.spaces, l.slabs, l.super} { // in flight
-		spoil(t, p.core.slabs.file.meta, off-l.headers)
+	for _, off := range []int64{l.Headers, l.Spaces, l.Slabs, l.Super} { // in flight
+		spoil(t, p.core.file.Beside(), off-l.Headers)
 	}
 	if _, err := p.ResetSpace(id); err != nil {
 		t.Error(err)
@@ -324,18 +328,18 @@ func pinAll(t *testing.T, p *Pool, id pool.SpaceID, h pool.Hashes) []pool.Ref {
 // start, the start knows what to do.
 func TestBadPagesOfTheIndex(t *testing.T) {
 	for name, c := range map[string]struct {
-		at   func(l *layout) int64
+		at   func(l *arena.Layout) int64
 		back int
 		cold bool
 	}{
-		"spaces":          {func(l *layout) int64 { return l.spaces }, 0, false},
-		"superblock":      {func(l *layout) int64 { return l.super }, 0, true},
-		"heads of chains": {func(l *layout) int64 { return l.headers }, 136, false},
-		"learned":         {func(l *layout) int64 { return l.learned }, 200, false},
+		"spaces":          {func(l *arena.Layout) int64 { return l.Spaces }, 0, false},
+		"superblock":      {func(l *arena.Layout) int64 { return l.Super }, 0, true},
+		"heads of chains": {func(l *arena.Layout) int64 { return l.Headers }, 136, false},
+		"learned":         {func(l *arena.Layout) int64 { return l.Learned }, 200, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o, h := keptOn(t, mounted(t, "tmpfs", "size=16m"))
-			l := layoutOf(o.Bytes, o.SlabBytes, pageBytes)
+			l := arena.LayoutOf(o.Bytes, o.SlabBytes, arena.PageBytes)
 			rest := punch(t, o.Path, c.at(&l))
 			for life := range 2 {
 				p := reopen(t, o)
@@ -358,6 +362,13 @@ func TestBadPagesOfTheIndex(t *testing.T) {
 	}
 }
 
+// What a slab notes of its bad pages, and what of its bytes a pool is healthy without.
+const (
+	badPart      = 16
+	badsPerSlab  = 16
+	wholeSlabBad = 1
+)
+
 // TestManyBadPages: what is noted is bounded, a slab with many bad pages is given up, and the pool
 // says that it is not healthy.
 func TestManyBadPages(t *testing.T) {
@@ -365,19 +376,19 @@ func TestManyBadPages(t *testing.T) {
 	p := reopen(t, o)
 	id := openSpec(t, p, keptSpec)
 	put(t, p, id, randomChain(nil, 1, 20000))
-	for n := range int64(2 * MaxBadPages) {
-		if bad := p.Stats().Bad; bad.Healthy() != (bad.Pages < MaxBadPages && bad.Bytes < o.Bytes/badPart) {
+	for n := range int64(2 * arena.MaxBadPages) {
+		if bad := p.Stats().Bad; bad.Healthy() != (bad.Pages < arena.MaxBadPages && bad.Bytes < o.Bytes/badPart) {
 			t.Errorf("%d pages: %+v", n, bad)
 		}
-		p.retire(n * 2 * pageBytes)
+		p.retire(n * 2 * arena.PageBytes)
 	}
-	if n := len(p.core.slabs.bad.ranges[0]); n != wholeSlabBad {
+	if n := p.core.slabs.BadRanges(0); n != wholeSlabBad {
 		t.Fatalf("%d ranges in the first slab", n)
 	}
-	late := int64(2*badsPerSlab+1) * pageBytes // in a slab that is retired, and still holds its blocks
+	late := int64(2*badsPerSlab+1) * arena.PageBytes // in a slab that is retired, and still holds its blocks
 	before := p.Stats().Entries
 	p.retire(late)
-	if n := before - p.Stats().Entries; n != pageBytes/slotUnit {
+	if n := before - p.Stats().Entries; n != arena.PageBytes/arena.SlotUnit {
 		t.Errorf("%d blocks went with a page of a retired slab", n)
 	}
 	s := p.Stats()
@@ -387,7 +398,7 @@ func TestManyBadPages(t *testing.T) {
 	closePool(t, p)
 	p = reopen(t, o)
 	defer closePool(t, p)
-	if r := p.Info().Recovery; r.BadPages == 0 || r.BadPages > MaxBadPages {
+	if r := p.Info().Recovery; r.BadPages == 0 || r.BadPages > arena.MaxBadPages {
 		t.Errorf("recovery %+v", r)
 	}
 }
@@ -431,9 +442,9 @@ func (r *retiring) step() {
 	spec := r.p.core.spaces[id].spec
 	switch r.rng.IntN(10) {
 	case 0:
-		page := r.rng.Int64N(r.p.info.Bytes / pageBytes)
+		page := r.rng.Int64N(r.p.info.Bytes / arena.PageBytes)
 		r.bad[page] = true
-		r.p.retire(page*pageBytes + r.rng.Int64N(pageBytes))
+		r.p.retire(page*arena.PageBytes + r.rng.Int64N(arena.PageBytes))
 	case 1:
 		if _, err := r.p.ResetSpace(id); err != nil {
 			r.t.Fatal(err)
@@ -466,7 +477,7 @@ func (r *retiring) step() {
 // look wants no bad page under a slot that was given out.
 func (r *retiring) look(b *pool.Batch) {
 	for i, s := range b.Slots {
-		for at := s.Off / pageBytes; b.Status[i] == pool.OK && at*pageBytes < s.Off+int64(s.Len); at++ {
+		for at := s.Off / arena.PageBytes; b.Status[i] == pool.OK && at*arena.PageBytes < s.Off+int64(s.Len); at++ {
 			if r.bad[at] {
 				r.t.Fatalf("slot at %d, %d bytes: page %d is bad", s.Off, s.Len, at)
 			}

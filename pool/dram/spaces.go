@@ -113,8 +113,8 @@ func (c *core) takeSpace(s *pool.Spec) (*space, error) {
 // leaveSpace forgets a space: its record of the file is free, and its realm is over.
 func (c *core) leaveSpace(sp *space) {
 	c.turnKept(sp)
-	if f := c.slabs.file; f != nil && sp.record != notKept {
-		f.touch(func() { f.spaceAt(sp.record).remove() })
+	if f := c.file; f != nil && sp.record != notKept {
+		f.Touch(func() { f.SpaceAt(sp.record).Remove() })
 	}
 	c.end(sp.realm)
 }
@@ -145,9 +145,9 @@ func (c *core) newSpace(s *pool.Spec) *space {
 
 func (c *core) newGroup(spec pool.Group) (g group) {
 	for _, n := range spec.ShardBytes {
-		id := c.slabs.classOf(n)
+		id := c.slabs.ClassOf(n)
 		g.classes = append(g.classes, id)
-		g.bytes += int64(c.slabs.class[id].bytes)
+		g.bytes += c.slabs.SlotBytes(id)
 	}
 	g.full = uint16(1<<len(spec.ShardBytes) - 1)
 	g.kind, g.tokens = c.kindOf(g.classes), spec.BlockTokens
@@ -233,4 +233,47 @@ func (p *Pool) SetPressure(f func(need int64) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.core.pressure = f
+}
+
+// Stats implements pool.Spaces.
+func (p *Pool) Stats() pool.Stats {
+	s := p.stats()
+	s.Policy = p.advisor.report()
+	return s
+}
+
+func (p *Pool) stats() pool.Stats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := p.core
+	s := c.stats
+	s.Capacity, s.Ready, s.Used = p.info.Bytes, p.arena.Ready(), c.slabs.UsedBytes()
+	s.Reassigned, s.Bad = c.slabs.Reassigned(), c.slabs.BadStats()
+	s.Bad.Dropped = c.badDropped
+	if f := c.file; f != nil {
+		s.FileFull = f.TimesFull()
+	}
+	if !p.closed {
+		s.IndexBytes = c.resident()
+	}
+	s.Classes = c.slabs.Stats()
+	return s
+}
+
+// resident is the memory of hash table, headers and slot table that has been touched.
+func (c *core) resident() int64 {
+	return c.table.Resident() + c.recs.Resident(int(c.high)) + c.lives.Resident(int(c.high)) +
+		c.slabs.Resident()
+}
+
+var _ pool.SpaceCounter = (*Pool)(nil)
+
+// SpaceEntries implements pool.SpaceCounter: entries of the current epoch, those that lack shards included.
+func (p *Pool) SpaceEntries(s pool.SpaceID) int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if sp := p.core.space(s); sp != nil {
+		return int64(p.core.realms[sp.realm].entries)
+	}
+	return 0
 }

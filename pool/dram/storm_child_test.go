@@ -116,7 +116,7 @@ type teller struct {
 func (t *teller) Remove(entries []uint32) {
 	c := t.storm.p.core
 	for _, e := range entries {
-		r := &c.recs.all[e]
+		r := &c.recs.All[e]
 		for i, sp := range c.spaces {
 			if c.realms[r.ident.realm()].space == sp {
 				t.storm.say(saidEvicted, i, r.hash.a)
@@ -217,8 +217,8 @@ func (s *storm) fill(b *pool.Batch, first uint64, shard uint8) {
 		if b.Status[i] != pool.OK {
 			continue
 		}
-		at := s.p.arena.base[b.Slots[i].Off:][:b.Slots[i].Len]
-		if pagefault.Guard(s.p.arena.base, nil, func() { stormBytes(at, first+uint64(i), shard) }) != nil {
+		at := s.p.base[b.Slots[i].Off:][:b.Slots[i].Len]
+		if pagefault.Guard(s.p.base, nil, func() { stormBytes(at, first+uint64(i), shard) }) != nil {
 			s.p.Probe(b.Slots[i])
 			b.Status[i] = pool.Busy
 			continue
@@ -239,8 +239,8 @@ func (s *storm) load(space int, first uint64, n int) {
 			}
 			want := make([]byte, b.Slots[i].Len)
 			stormBytes(want, first+uint64(i), uint8(shard))
-			equal, at := false, s.p.arena.base[b.Slots[i].Off:][:b.Slots[i].Len]
-			if pagefault.Guard(s.p.arena.base, nil, func() { equal = bytes.Equal(want, at) }) != nil {
+			equal, at := false, s.p.base[b.Slots[i].Off:][:b.Slots[i].Len]
+			if pagefault.Guard(s.p.base, nil, func() { equal = bytes.Equal(want, at) }) != nil {
 				s.p.Probe(b.Slots[i])
 				b.Status[i] = pool.Corrupt
 			} else if !equal {

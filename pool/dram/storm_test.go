@@ -196,7 +196,7 @@ func (s *stormCheck) compare(p *Pool) {
 	c := p.core
 	there := map[uint64]bool{}
 	for e := uint32(1); e < c.high; e++ {
-		if r := &c.recs.all[e]; r.is(flagVisible) {
+		if r := &c.recs.All[e]; r.is(flagVisible) {
 			there[r.hash.a] = true
 			if s.over[r.hash.a] {
 				s.t.Fatalf("round %d: block %x came back, stored before a reset", s.number, r.hash.a)
@@ -225,11 +225,11 @@ func (s *stormCheck) compare(p *Pool) {
 // verify compares all shards of an entry with what belongs to its key, and their checksums.
 func (s *stormCheck) verify(p *Pool, e uint32) {
 	c := p.core
-	r := &c.recs.all[e]
+	r := &c.recs.All[e]
 	sp := c.realms[r.ident.realm()].space
 	for shard := range sp.spec.Shards {
 		slot := c.slot(e, uint8(shard))
-		got := p.arena.base[slot.Off:][:slot.Len]
+		got := p.base[slot.Off:][:slot.Len]
 		want := make([]byte, slot.Len)
 		stormBytes(want, r.hash.a, uint8(shard))
 		k := pool.Key{Space: sp.spec.Fingerprint, Shard: uint8(shard), Hash: pool.MakeHash(stormHash(r.hash.a))}

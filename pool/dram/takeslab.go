@@ -1,6 +1,10 @@
 package dram
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/kvagent/kvagent/pool/dram/slab"
+)
 
 // A class that has no room takes a slab of another class, its donor. Entries of the donor are
 // evicted, those that the policy names, until the donor has as many free slots as a slab: then what
@@ -56,10 +60,10 @@ type gathering struct {
 	class    int32   // of them: the one without room
 	way      ways
 	barren   []int32 // classes that cannot give a slab
-	donor    int32   // whose entries are evicted; noClass: to be chosen
+	donor    int32   // whose entries are evicted; slab.NoClass: to be chosen
 	left     int64   // bytes that may still be evicted
 	tenants  []tenant
-	emptying int32 // slab to be emptied, with tenants; noSlab: none
+	emptying int32 // slab to be emptied, with tenants; slab.NoSlab: none
 }
 
 // outcome of a step.
@@ -76,16 +80,16 @@ const (
 func (g *gathering) step() outcome {
 	g.work.refill()
 	for range gatherStride {
-		if g.slabs.lacking(g.classes) != g.class {
+		if g.slabs.Lacking(g.classes) != g.class {
 			return gotRoom
 		}
-		if g.slabs.spares > 0 && g.chooseSpare() {
+		if g.slabs.AnySpare() && g.chooseSpare() {
 			return empties
 		}
 		if g.way != byEviction || g.left <= 0 {
 			return inVain
 		}
-		if g.donor == noClass && !g.chooseDonor() {
+		if g.donor == slab.NoClass && !g.chooseDonor() {
 			return inVain
 		}
 		g.evictOne()
@@ -101,40 +105,39 @@ func (g *gathering) evictOne() {
 	}
 	if e == none {
 		g.barren = append(g.barren, g.donor)
-		g.donor = noClass
+		g.donor = slab.NoClass
 		return
 	}
-	g.left -= g.group(g.recs.all[e].ident).bytes
+	g.left -= g.group(g.recs.All[e].ident).bytes
 	g.evict(e)
 }
 
 // chooseSpare chooses the slab with the least in it of a class that has free slots for all of that.
 // Held entries cannot be moved.
 func (g *gathering) chooseSpare() bool {
-	best, last, bestUsed := noSlab, noSlab, int64(0)
-	for id := range g.slabs.class {
-		k := &g.slabs.class[id]
-		if !k.spare || int32(id) == g.class || slices.Contains(g.barren, int32(id)) {
+	best, last, bestUsed := slab.NoSlab, slab.NoSlab, int64(0)
+	for id := range g.slabs.Classes() {
+		if !g.slabs.Spare(id) || id == g.class || slices.Contains(g.barren, id) {
 			continue
 		}
-		n := g.movable(int32(id))
-		if n == noSlab {
-			g.barren = append(g.barren, int32(id))
+		n := g.movable(id)
+		if n == slab.NoSlab {
+			g.barren = append(g.barren, id)
 			continue
 		}
 		last = n
-		if used := int64(g.slabs.slab[n].used) * int64(k.bytes); best == noSlab || used < bestUsed {
+		if used := g.slabs.UsedIn(n); best == slab.NoSlab || used < bestUsed {
 			best, bestUsed = n, used
 		}
 	}
-	if best == noSlab {
+	if best == slab.NoSlab {
 		return false
 	}
 	if best != last {
 		g.tenants, _ = g.survey(best, g.tenants[:0])
 	}
 	g.emptying = best
-	g.slabs.drain(best)
+	g.slabs.Drain(best)
 	return true
 }
 
@@ -143,15 +146,15 @@ func (g *gathering) chooseSpare() bool {
 func (g *gathering) chooseDonor() bool {
 	for {
 		id := g.mostAged()
-		for other := 0; id == noClass && other < len(g.slabs.class); other++ {
-			if g.slabs.class[other].slabs > 0 && g.mayGive(int32(other)) {
-				id = int32(other)
+		for other := int32(0); id == slab.NoClass && other < g.slabs.Classes(); other++ {
+			if g.slabs.SlabsOf(other) > 0 && g.mayGive(other) {
+				id = other
 			}
 		}
-		if id == noClass {
+		if id == slab.NoClass {
 			return false
 		}
-		if g.movable(id) != noSlab {
+		if g.movable(id) != slab.NoSlab {
 			g.donor = id
 			return true
 		}
@@ -161,16 +164,16 @@ func (g *gathering) chooseDonor() bool {
 
 func (g *gathering) mayGive(id int32) bool { return id != g.class && !slices.Contains(g.barren, id) }
 
-// mostAged is the class of which the oldest entries have most slots; noClass if they have none of a
-// class that may give.
+// mostAged is the class of which the oldest entries have most slots; slab.NoClass if they have none
+// of a class that may give.
 func (g *gathering) mostAged() (most int32) {
 	var seen [nearOldest]struct {
 		class int32
 		slots int
 	}
 	n, best := 0, -1
-	for e, left := g.oldest(), nearOldest; e != none && left > 0; e, left = g.recs.all[e].newer, left-1 {
-		for _, id := range g.group(g.recs.all[e].ident).classes {
+	for e, left := g.oldest(), nearOldest; e != none && left > 0; e, left = g.recs.All[e].newer, left-1 {
+		for _, id := range g.group(g.recs.All[e].ident).classes {
 			i := 0
 			for i < n && seen[i].class != id {
 				i++
@@ -186,38 +189,21 @@ func (g *gathering) mostAged() (most int32) {
 		}
 	}
 	if best < 0 {
-		return noClass
+		return slab.NoClass
 	}
 	return seen[best].class
 }
 
 // movable is the slab with the fewest slots in use, of those of a class in which no entry is held,
-// and which has a slot for the class without room in spite of its bad pages; noSlab if there is none
-// among the first maxSurveys. Its tenants are in g.tenants.
+// and which has a slot for the class without room in spite of its bad pages; slab.NoSlab if there
+// is none among the first maxSurveys. Its tenants are in g.tenants.
 func (g *gathering) movable(id int32) int32 {
 	var near [maxSurveys]int32
-	n := 0
-	for i := range g.slabs.slab {
-		b := &g.slabs.slab[i]
-		if b.class != id || int32(i) == g.slabs.draining || !g.slabs.usable(int32(i), g.class) {
-			continue
-		}
-		at := n
-		for at > 0 && g.slabs.slab[near[at-1]].used > b.used {
-			at--
-		}
-		if at == len(near) {
-			continue
-		}
-		n = min(n+1, len(near))
-		copy(near[at+1:n], near[at:])
-		near[at] = int32(i)
-	}
-	for _, slab := range near[:n] {
+	for _, n := range near[:g.slabs.Emptiest(id, g.class, near[:])] {
 		var ok bool
-		if g.tenants, ok = g.survey(slab, g.tenants[:0]); ok {
-			return slab
+		if g.tenants, ok = g.survey(n, g.tenants[:0]); ok {
+			return n
 		}
 	}
-	return noSlab
+	return slab.NoSlab
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/evict"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // twoSlabs is a pool of two slabs, full of a model's entries of 1 KiB.
@@ -175,7 +176,7 @@ func TestSlabWithABadPageIsNotTakenInVain(t *testing.T) {
 			at := i/c.gone*perSlab + 8 + i%c.gone
 			keys = append(keys, pool.Key{Space: small.Fingerprint, Hash: pool.MakeHash(h.At(at))})
 		}
-		if err := p.Store().Delete(t.Context(), keys); err != nil {
+		if err := pooltest.NewStore(t, p, small).Delete(t.Context(), keys); err != nil {
 			t.Fatal(err)
 		}
 		for i := range 3 {

@@ -26,3 +26,32 @@ func (p pages[T]) bytes() int64 {
 	var page [pageLen]T
 	return int64(len(p)) * int64(unsafe.Sizeof(page)+unsafe.Sizeof(&page))
 }
+
+// linear is how many sets a table has that grows by one set at a time (linear hashing), so that nobody waits for a table to
+// be copied.
+type linear struct {
+	sets uint // in use
+	half uint // the greatest power of two of sets not above sets
+}
+
+// home is the set of a hash.
+func (l *linear) home(hash uint64) uint {
+	s := uint(hash) & (2*l.half - 1)
+	if s >= l.sets {
+		s -= l.half
+	}
+	return s
+}
+
+// next is the set that is divided among itself and the set that comes next.
+func (l *linear) next() uint { return l.sets - l.half }
+
+// stays says that a member of the set that is divided stays where it is.
+func (l *linear) stays(hash uint64) bool { return uint(hash)&l.half == 0 }
+
+// divided adds the set.
+func (l *linear) divided() {
+	if l.sets++; l.sets == 2*l.half {
+		l.half = l.sets
+	}
+}

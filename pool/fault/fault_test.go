@@ -18,12 +18,7 @@ func openMem(t testing.TB, specs ...pool.Spec) pool.Store {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.Close() })
-	for _, s := range specs {
-		if _, err := p.OpenSpace(s); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return p.Store()
+	return pooltest.NewStore(t, p, specs...)
 }
 
 func wrap(t testing.TB, below pool.Store, o Options) *Store {

@@ -1,5 +1,6 @@
-// Package mem is a pool in plain maps and slices behind one mutex: slow, obvious, and the oracle that faster
-// pools are held against. It keeps the same promises as they do and implements the same four interfaces.
+// Package mem is a pool in plain maps and slices behind one mutex: slow, obvious, and the oracle
+// that faster pools are held against. It keeps the same promises as they do and implements the same
+// three interfaces.
 package mem
 
 import (
@@ -26,7 +27,7 @@ type Options struct {
 	Clock func() time.Time // nil is time.Now
 }
 
-// Pool implements pool.Index, pool.Slots and pool.Spaces, and by Store pool.Store.
+// Pool implements pool.Index, pool.Slots and pool.Spaces.
 type Pool struct {
 	arena []byte
 	fd    int
@@ -79,7 +80,6 @@ var (
 	_ pool.Index  = (*Pool)(nil)
 	_ pool.Slots  = (*Pool)(nil)
 	_ pool.Spaces = (*Pool)(nil)
-	_ pool.Store  = store{}
 )
 
 // Open makes a pool on a memfd of its own.
@@ -134,4 +134,36 @@ func (p *Pool) Close() error {
 	}
 	p.closed = true
 	return errors.Join(unix.Munmap(p.arena), unix.Close(p.fd))
+}
+
+// Check walks everything and names the first promise that does not hold. It is slow, and meant for tests.
+func (p *Pool) Check() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var used int64
+	for ref, e := range p.refs {
+		used += e.bytes()
+		if e.ref != ref {
+			return fmt.Errorf("entry %d is found as %d", e.ref, ref)
+		}
+		if !e.dropped && p.entries[e.key] != e {
+			return fmt.Errorf("entry %d is not found by its key", ref)
+		}
+		if e.dropped && !e.held() {
+			return fmt.Errorf("entry %d is dropped, nobody holds it, and it is still there", ref)
+		}
+		if (e.place != nil) != (!e.dropped && e.count() == len(e.shards)) {
+			return fmt.Errorf("entry %d visible with %d of %d shards", ref, e.count(), len(e.shards))
+		}
+		if e.parent != nil && (e.parent.dropped || p.refs[e.parent.ref] != e.parent) {
+			return fmt.Errorf("suffix kept when its prefix goes: the parent of entry %d is not stored", ref)
+		}
+	}
+	for _, x := range p.free {
+		used += x.len
+	}
+	if used != p.stats.Capacity {
+		return fmt.Errorf("%d bytes are used or free, of %d", used, p.stats.Capacity)
+	}
+	return nil
 }

@@ -144,10 +144,10 @@ func (p *pair) look(h, part pool.Hashes, group uint8) {
 func (p *pair) delete(h pool.Hashes, group, shard uint8) {
 	b := &pool.Batch{Group: group, Shard: shard, Hashes: h}
 	keys := []pool.Key{p.a.key(b, 0)}
-	if err := p.a.Store().Delete(p.t.Context(), keys); err != nil {
+	if err := NewStore(p.t, p.a, p.a.spec).Delete(p.t.Context(), keys); err != nil {
 		p.t.Fatal(err)
 	}
-	if err := p.b.Store().Delete(p.t.Context(), keys); err != nil {
+	if err := NewStore(p.t, p.b, p.b.spec).Delete(p.t.Context(), keys); err != nil {
 		p.t.Fatal(err)
 	}
 }

@@ -4,17 +4,11 @@ package pooltest
 import (
 	"testing"
 	"time"
-
-	"github.com/kvagent/kvagent/pool"
 )
 
 // Pool is what a pool offers to those who move blocks.
 type Pool interface {
-	pool.Index
-	pool.Slots
-	pool.Spaces
-	Arena() (base []byte, fd int)
-	Store() pool.Store
+	Memory
 	Check() error // walks everything and names the first promise that does not hold
 	Close() error
 }

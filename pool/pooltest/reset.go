@@ -124,7 +124,7 @@ func testSumBound(t *testing.T, open Open) {
 		{Key: f.key(b, 0), Data: make([]byte, 1024)},
 		{Key: f.key(b, 1), Data: make([]byte, 1024)},
 	}
-	if err := f.Store().Get(t.Context(), items); err != nil {
+	if err := NewStore(t, f, f.spec).Get(t.Context(), items); err != nil {
 		t.Fatal(err)
 	}
 	if items[0].Status != pool.OK {

@@ -15,8 +15,7 @@ type whole struct {
 	memory *dram.Pool
 }
 
-func (w whole) Store() pool.Store { return w.memory.Store() }
-func (w whole) Check() error      { return w.memory.Check() }
+func (w whole) Check() error { return w.memory.Check() }
 func (w whole) Close() error {
 	if err := w.Pool.Close(); err != nil {
 		return err

@@ -1,0 +1,236 @@
+package arena
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrHeld is what a HeldError is: another process has the pool's file.
+var ErrHeld = errors.New("in use")
+
+// HeldError says who has a pool's file. The lock belongs to the open file, which every process that maps the arena shares
+// with the agent that opened it: so an agent that is gone still holds it while one of its movers is there.
+type HeldError struct {
+	Path    string
+	Process int    // that signed it last, in its own namespace of processes; 0: an agent that is giving it back
+	Began   uint64 // of that process: when it began, in clock ticks since the machine did
+	Host    string // of that process
+	Gone    bool   // there is no such process here any more
+	Others  []int  // processes of this namespace that have the file open or mapped
+}
+
+// Error names the process.
+func (e *HeldError) Error() string {
+	text := fmt.Sprintf("dram: %s: %v by process %d", e.Path, ErrHeld, e.Process)
+	if own, _ := os.Hostname(); e.Host != own && e.Host != "" {
+		text += " on " + e.Host
+	}
+	if e.Gone {
+		text += ", which is gone"
+	}
+	if len(e.Others) > 0 && (len(e.Others) > 1 || e.Others[0] != e.Process) {
+		text += fmt.Sprintf("; open or mapped in %v", e.Others)
+	}
+	return text
+}
+
+// Unwrap is ErrHeld.
+func (e *HeldError) Unwrap() error { return ErrHeld }
+
+const lockTries = 16 // a file may be removed by who lets it go
+
+// lockPath opens a pool's file and locks it. It must be a file of this user that nobody else can write: whoever can write it
+// says what the engines compute with.
+func lockPath(path string) (fd int, made bool, err error) {
+	for range lockTries {
+		fd, made, err = openPath(path)
+		if err != nil {
+			return -1, false, err
+		}
+		if err = checkOwner(fd, path); err == nil {
+			err = lock(fd, path)
+		}
+		if err != nil {
+			_ = unix.Close(fd)
+			return -1, false, err
+		}
+		if samePath(fd, path) {
+			return fd, made, nil
+		}
+		_ = unix.Close(fd) // it was removed meanwhile
+	}
+	return -1, false, fmt.Errorf("dram: %s: %w, it comes and goes", path, ErrHeld)
+}
+
+func openPath(path string) (fd int, made bool, err error) {
+	const flags = unix.O_RDWR | unix.O_CLOEXEC | unix.O_NOFOLLOW
+	fd, err = unix.Open(path, flags, 0)
+	if errors.Is(err, unix.ENOENT) {
+		made = true
+		fd, err = unix.Open(path, flags|unix.O_CREAT, 0o600)
+	}
+	switch {
+	case errors.Is(err, unix.ELOOP):
+		return -1, false, fmt.Errorf("dram: %s: a symbolic link, allowed is a file", path)
+	case errors.Is(err, unix.ENOENT):
+		return -1, false, fmt.Errorf("dram: %s: the directory %s is not there", path, filepath.Dir(path))
+	case err != nil:
+		return -1, false, fmt.Errorf("dram: open %s: %w", path, err)
+	}
+	return fd, made, nil
+}
+
+func checkOwner(fd int, path string) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fmt.Errorf("dram: %s: %w", path, err)
+	}
+	switch {
+	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+		return fmt.Errorf("dram: %s: not a regular file", path)
+	case int(st.Uid) != os.Geteuid():
+		return fmt.Errorf("dram: %s: belongs to uid %d, allowed is %d", path, st.Uid, os.Geteuid())
+	case st.Mode&0o077 != 0:
+		return fmt.Errorf("dram: %s: mode %04o, allowed is 0600: others must not reach the blocks", path, st.Mode&0o7777)
+	}
+	return nil
+}
+
+func lock(fd int, path string) error {
+	err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+	for errors.Is(err, unix.EINTR) {
+		err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+	}
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return heldBy(fd, path)
+	}
+	if err != nil {
+		return fmt.Errorf("dram: lock %s: %w", path, err)
+	}
+	return nil
+}
+
+func heldBy(fd int, path string) error {
+	held := &HeldError{Path: path, Others: holders(fd)}
+	var st unix.Stat_t
+	if unix.Fstat(fd, &st) == nil {
+		if b, err := readSuper(fd, st.Size); err == nil && len(b) == superBytes {
+			s := readSignature(b)
+			held.Process, held.Began, held.Host = s.process, s.began, s.host
+			held.Gone = s.process != 0 && processBegan(s.process) != s.began
+		}
+	}
+	return held
+}
+
+func samePath(fd int, path string) bool {
+	var open, named unix.Stat_t
+	return unix.Fstat(fd, &open) == nil && unix.Lstat(path, &named) == nil && open.Ino == named.Ino && open.Dev == named.Dev
+}
+
+// checkFilesystem gives the size of a page of the file's memory, and why that is no huge one.
+func checkFilesystem(fd int, path string) (page int64, reason string, err error) {
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fs); err != nil {
+		return 0, "", fmt.Errorf("dram: %s: %w", path, err)
+	}
+	switch fs.Type {
+	case unix.HUGETLBFS_MAGIC:
+		return fs.Bsize, "", nil
+	case unix.TMPFS_MAGIC:
+		return int64(os.Getpagesize()), "on tmpfs, not hugetlbfs", nil
+	}
+	return 0, "", fmt.Errorf("dram: %s: on a file system of type %#x, allowed are tmpfs and hugetlbfs: "+
+		"on any other the kernel would write every block to a device", path, fs.Type)
+}
+
+// holders are the processes that have a file open or mapped, as far as this one may see them, and without it.
+func holders(fd int) (out []int) {
+	var st unix.Stat_t
+	if unix.Fstat(fd, &st) != nil {
+		return nil
+	}
+	all, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	for _, p := range all {
+		pid, err := strconv.Atoi(p.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		if opens(pid, &st) || !uninterruptible(pid) && maps(pid, &st) {
+			out = append(out, pid)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// uninterruptible says whether a thread of a process waits in the kernel and can not be
+// interrupted. It may hold the lock of the process's memory, and then whoever reads what is mapped
+// waits for it too.
+func uninterruptible(pid int) bool {
+	dir := fmt.Sprintf("/proc/%d/task", pid)
+	all, err := os.ReadDir(dir)
+	if err != nil {
+		return false
+	}
+	for _, task := range all {
+		text, err := os.ReadFile(dir + "/" + task.Name() + "/stat")
+		if err == nil && strings.HasPrefix(string(text[strings.LastIndexByte(string(text), ')')+1:]), " D") {
+			return true
+		}
+	}
+	return false
+}
+
+// maps looks for device and inode, the fourth and fifth word of a line.
+func maps(pid int, st *unix.Stat_t) bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return false
+	}
+	want := fmt.Sprintf(" %02x:%02x %d ", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
+	return strings.Contains(string(text), want)
+}
+
+func opens(pid int, st *unix.Stat_t) bool {
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	all, err := os.ReadDir(dir)
+	if err != nil {
+		return false
+	}
+	for _, f := range all {
+		var have unix.Stat_t
+		if unix.Stat(dir+"/"+f.Name(), &have) == nil && have.Ino == st.Ino && have.Dev == st.Dev {
+			return true
+		}
+	}
+	return false
+}
+
+// processBegan is when a process began, in clock ticks since the machine did; 0 if there is none.
+func processBegan(pid int) uint64 {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	// The name may hold anything: what counts begins behind its last bracket, with word 3.
+	words := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+	if len(words) < 20 {
+		return 0
+	}
+	n, err := strconv.ParseUint(words[22-3], 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n
+}

@@ -1,0 +1,127 @@
+package arena
+
+import (
+	"hash/crc32"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// A space in a file. Headers name it by the number of its record and by its generation, which grows with each reset and
+// each time the record is given to another space: so that what was stored before is never found again.
+//
+//	0   0: none; else CRC-32C of what follows the generation (uint32), its length (uint32): one store
+//	8   generation (uint64)
+//	16  fingerprint (16), shards, groups (uint32); for each group its block tokens and the bytes of each shard (uint32);
+//	    the identity up to the end
+const spaceHead = 16
+
+// SpaceRecord is a space in a file. Its methods read and write the file: they run within Touch.
+type SpaceRecord []byte
+
+// SpaceAt is a record, of those that SpacesUsed counts.
+func (f *File) SpaceAt(n int) SpaceRecord {
+	return f.area(f.super.Spaces+int64(n)*spaceBytes, spaceBytes)
+}
+
+// SpacesUsed is how many records were ever used. Those behind have no memory and must not be touched.
+func (f *File) SpacesUsed() (n int) {
+	f.Touch(func() { n = int(min(word(f.whole, superSpaces).Load(), MaxSpaces)) })
+	return n
+}
+
+// Turn starts a new generation.
+func (r SpaceRecord) Turn() uint32 { return uint32(word(r, 8).Add(1)) }
+
+// Generation is the present one.
+func (r SpaceRecord) Generation() uint32 { return uint32(word(r, 8).Load()) }
+
+// Used says whether there is a space, damaged or not.
+func (r SpaceRecord) Used() bool { return word(r, 0).Load() != 0 }
+
+// Remove makes the record one without a space.
+func (r SpaceRecord) Remove() { word(r, 0).Store(0) }
+
+// Write puts a space in place of what was there. The generation must have been turned.
+func (r SpaceRecord) Write(b []byte) {
+	r.Remove()
+	copy(r[spaceHead:], b)
+	word(r, 0).Store(uint64(len(b))<<32 | uint64(max(crc32.Checksum(b, castagnoli), 1)))
+}
+
+// Read gives the space of a record; false if there is none, or it is damaged.
+func (r SpaceRecord) Read() (s pool.Spec, ok bool) {
+	w := word(r, 0).Load()
+	n := int(w >> 32)
+	if w == 0 || n > len(r)-spaceHead {
+		return s, false
+	}
+	b := r[spaceHead : spaceHead+n]
+	if uint32(w) != max(crc32.Checksum(b, castagnoli), 1) {
+		return s, false
+	}
+	return decodeSpec(b)
+}
+
+// EncodeSpec gives what a record holds of a space; false if a record is too small for it.
+func EncodeSpec(s *pool.Spec) (b []byte, fits bool) {
+	b = append(b, s.Fingerprint[:]...)
+	b = le.AppendUint32(b, uint32(s.Shards))
+	b = le.AppendUint32(b, uint32(len(s.Groups)))
+	for _, g := range s.Groups {
+		b = le.AppendUint32(b, g.BlockTokens)
+		for _, n := range g.ShardBytes {
+			b = le.AppendUint32(b, n)
+		}
+	}
+	b = append(b, s.Identity...)
+	return b, len(b) <= spaceBytes-spaceHead
+}
+
+func decodeSpec(b []byte) (s pool.Spec, ok bool) {
+	if len(b) < 24 {
+		return s, false
+	}
+	copy(s.Fingerprint[:], b)
+	shards, groups := le.Uint32(b[16:]), le.Uint32(b[20:])
+	b = b[24:]
+	if shards > pool.MaxShards || groups > pool.MaxGroups || len(b) < int(groups*(1+shards)*4) {
+		return s, false
+	}
+	s.Shards = int(shards)
+	for range groups {
+		g := pool.Group{BlockTokens: le.Uint32(b)}
+		b = b[4:]
+		for range shards {
+			g.ShardBytes = append(g.ShardBytes, le.Uint32(b))
+			b = b[4:]
+		}
+		s.Groups = append(s.Groups, g)
+	}
+	s.Identity = append([]byte(nil), b...)
+	return s, true
+}
+
+// FreeRecord is the number of a record without a space.
+func (f *File) FreeRecord() (n int, ok bool) {
+	if !f.Touch(func() { word(f.whole, superSpaces).Load() }) {
+		return 0, false // nobody knows which are used
+	}
+	used := f.SpacesUsed()
+	for n := range used {
+		free := false
+		f.Touch(func() { free = word(f.SpaceAt(n), 0).Load() == 0 })
+		if free {
+			return n, true
+		}
+	}
+	if used == MaxSpaces {
+		return 0, false
+	}
+	at := f.super.Spaces + int64(used)*spaceBytes
+	from := at / f.super.page * f.super.page
+	if f.provide(from, roundUp(at+spaceBytes, f.super.page)) != nil {
+		f.refused++
+		return 0, false
+	}
+	return used, f.Touch(func() { word(f.whole, superSpaces).Store(uint64(used) + 1) })
+}

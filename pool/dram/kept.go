@@ -1,0 +1,180 @@
+package dram
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/arena"
+	"github.com/kvagent/kvagent/pool/dram/slab"
+)
+
+// Files of pools, this one's and others'. Package arena has them; the rest of the module knows this
+// package alone.
+type (
+	// FileInfo is a pool's file as it is found in a directory.
+	FileInfo = arena.FileInfo
+	// FileState says whether a process has a pool's file.
+	FileState = arena.FileState
+	// HeldError says which process has the file that Open was given.
+	HeldError = arena.HeldError
+)
+
+// Live: a process has the file open. Abandoned: none has.
+const (
+	Live      = arena.Live
+	Abandoned = arena.Abandoned
+)
+
+// ErrHeld is what a HeldError is.
+var ErrHeld = arena.ErrHeld
+
+// ListFiles finds the pools' files in a directory. Files that are something else, or that this user may not read, are
+// passed over.
+func ListFiles(dir string) ([]FileInfo, error) { return arena.ListFiles(dir) }
+
+// RemoveFile removes a pool's file that no process has, and gives its memory back.
+func RemoveFile(path string) error { return arena.RemoveFile(path) }
+
+// openKept opens a pool whose file outlives it.
+func openKept(o *Options) (*Pool, error) {
+	began := time.Now()
+	f, a, err := arena.OpenFile(&arena.FileOptions{
+		Path: o.Path, Bytes: o.Bytes, SlabBytes: o.SlabBytes, Seed: newSeed(o.HashSeed), Now: o.Clock(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	r := &Recovery{Path: o.Path}
+	r.New, r.Cold = f.State()
+	page, _ := a.Page()
+	adv := newAdvisor(o.Policy, o.Clock)
+	c, err := o.core(f, page, adv, r)
+	if errors.Is(err, slab.ErrClash) || errors.Is(err, errLost) {
+		r.Cold = err.Error()
+		f.Erase()
+		c, err = o.core(f, page, adv, r)
+	}
+	if err != nil {
+		adv.close()
+		return nil, errors.Join(err, f.GiveUp(), a.Close())
+	}
+	p := start(o, a, c)
+	p.keeper = startKeeper(f, adv, o.FileFaults)
+	r.Took = time.Since(began)
+	p.info.Recovery = r
+	return p, nil
+}
+
+// core is the index of what is in a file, empty if that cannot be used.
+func (o *Options) core(f *arena.File, page int64, a *advisor, r *Recovery) (*core, error) {
+	c, err := newCore(o, page, f.Seed(), f)
+	if err != nil {
+		return nil, err
+	}
+	c.advisor = a
+	for _, n := range f.BadPages() { // of a file whose content is not used, too; no slab is cut yet
+		c.slabs.Retire(n * page)
+	}
+	r.BadPages = int(c.slabs.BadStats().Pages)
+	if r.New || r.Cold != "" {
+		return c, nil
+	}
+	if err := a.learn(f); err != nil {
+		r.Notes = append(r.Notes, fmt.Sprintf("what the eviction had learned is not used: %v", err))
+	}
+	if !f.Touch(func() { err = c.restore(f, o.SlabBytes, r) }) {
+		err = errLost
+	}
+	if err != nil {
+		return nil, errors.Join(err, c.close())
+	}
+	return c, nil
+}
+
+// keepEvery is how often a pool notes in its file that it is in use, and what its policy learned.
+const keepEvery = 10 * time.Second
+
+// keeper is the goroutine that does so. It owns the file. Nil: the pool has none.
+type keeper struct {
+	file    *arena.File
+	advisor *advisor
+	tell    func(faults uint64) // may be nil
+	told    uint64
+	ending  chan struct{}
+	done    sync.WaitGroup
+}
+
+func startKeeper(f *arena.File, a *advisor, tell func(faults uint64)) *keeper {
+	k := &keeper{file: f, advisor: a, tell: tell, ending: make(chan struct{})}
+	k.done.Go(k.run)
+	return k
+}
+
+func (k *keeper) run() {
+	every := time.NewTicker(keepEvery)
+	defer every.Stop()
+	for {
+		select {
+		case <-every.C:
+			k.keep()
+		case <-k.ending:
+			k.keep()
+			return
+		}
+	}
+}
+
+func (k *keeper) keep() {
+	if b := k.advisor.learned(); b != nil {
+		k.file.KeepLearned(b)
+	}
+	k.file.NoteAlive()
+	if n := k.file.Faulted(); n > k.told && k.tell != nil {
+		k.told = n
+		k.tell(n)
+	}
+}
+
+// close keeps once more and gives the file back.
+func (k *keeper) close() error {
+	if k == nil {
+		return nil
+	}
+	k.file.Unsign()
+	close(k.ending)
+	k.done.Wait()
+	return k.file.Close()
+}
+
+// learned is what the policy learned; nil if there is nothing to keep.
+func (a *advisor) learned() []byte {
+	if a == nil {
+		return nil
+	}
+	learner, ok := a.policy.(pool.Learner)
+	if !ok {
+		return nil
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return learner.Learned()
+}
+
+// learn gives the policy what was kept. Nobody else has it yet.
+func (a *advisor) learn(f *arena.File) error {
+	if a == nil {
+		return nil
+	}
+	learner, ok := a.policy.(pool.Learner)
+	if !ok {
+		return nil
+	}
+	b := f.KeptLearned()
+	if b == nil {
+		return nil
+	}
+	return learner.Learn(b)
+}

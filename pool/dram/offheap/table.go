@@ -1,0 +1,244 @@
+package offheap
+
+import (
+	"math/bits"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The hash table: open addressing, linear probing. A hash's home is its top bits scaled to the size, so that
+// order by home is order by hash at every size, and a table can be moved into a larger one from its front to its
+// back, a few cells per insertion. A cell is entry<<32 | tag; the tag holds low bits of the hash and of the home,
+// so that neither a miss nor a deletion looks at records.
+const (
+	homeBits = 12 // of a tag; the farthest a cell can lie from its home
+	homeMask = 1<<homeBits - 1
+	farthest = homeMask - 1
+
+	firstCells    = 1 << 10
+	loadNum       = 4 // a table grows at 4/5
+	loadDen       = 5
+	crowdedNum    = 9 // and takes nothing more at 9/10, if the kernel gave no memory to grow
+	crowdedDen    = 10
+	migrateStride = 16 // cells of the old table moved with each insertion
+)
+
+// Table finds entries by a hash. Its methods are called with the pool's lock held.
+type Table struct {
+	now Cells // where new hashes go
+	old Cells // being moved into now: hashes with a home before moved are in now already
+	// moved is the first cell of old not moved yet; the cell before it is empty
+	moved int
+	freed int // bytes of old given back
+	n     int
+}
+
+// Cells are one of its halves.
+type Cells struct {
+	raw  []byte
+	Cell []uint64 // size homes and the cells behind the last
+	size uint64
+}
+
+func mapCells(size int) (c Cells, err error) {
+	n := size + homeMask + 1
+	c.raw, err = unix.Mmap(-1, 0, (n*8+pageBytes-1)&^(pageBytes-1), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return c, err
+	}
+	if len(c.raw) >= hugeFrom {
+		// Only advice: without huge pages everything works, slower.
+		_ = unix.Madvise(c.raw, unix.MADV_HUGEPAGE)
+	}
+	c.Cell = unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(c.raw))), n)
+	c.size = uint64(size)
+	return c, nil
+}
+
+func (c *Cells) close() error {
+	if c.raw == nil {
+		return nil
+	}
+	raw := c.raw
+	*c = Cells{}
+	return unix.Munmap(raw)
+}
+
+func (c *Cells) home(hash uint64) int {
+	hi, _ := bits.Mul64(hash, c.size)
+	return int(hi)
+}
+
+// TagOf is the tag of a cell for a hash with this home.
+func TagOf(hash uint64, home int) uint32 { return uint32(hash)<<homeBits | uint32(home)&homeMask }
+
+// homeAt is the home of what lies in cell i.
+func homeAt(i int, cell uint64) int { return i - (i-int(cell))&homeMask }
+
+// Side is the half of the table a hash belongs to.
+func (t *Table) Side(hash uint64) (c *Cells, home int) {
+	if t.old.size != 0 {
+		if home = t.old.home(hash); home >= t.moved {
+			return &t.old, home
+		}
+	}
+	return &t.now, t.now.home(hash)
+}
+
+// Put adds an entry that is not in the table; false if there is no room.
+func (t *Table) Put(hash uint64, e uint32) bool {
+	c, home := t.Side(hash)
+	if t.old.size == 0 && uint64(t.n)*crowdedDen >= c.size*crowdedNum {
+		return false
+	}
+	if !c.put(hash, home, e) {
+		return false
+	}
+	t.n++
+	return true
+}
+
+func (c *Cells) put(hash uint64, home int, e uint32) bool {
+	for i := home; i-home <= farthest; i++ {
+		if c.Cell[i] == 0 {
+			c.Cell[i] = uint64(e)<<32 | uint64(TagOf(hash, home))
+			return true
+		}
+	}
+	return false
+}
+
+// Remove takes an entry that is in the table out of it, and moves what lies behind it nearer to its home.
+func (t *Table) Remove(hash uint64, e uint32) {
+	c, i := t.Side(hash)
+	for ; uint32(c.Cell[i]>>32) != e; i++ {
+		if c.Cell[i] == 0 {
+			panic("dram: an entry is not where its hash says")
+		}
+	}
+	for j := i + 1; c.Cell[j] != 0; j++ {
+		if homeAt(j, c.Cell[j]) <= i {
+			c.Cell[i] = c.Cell[j]
+			i = j
+		}
+	}
+	c.Cell[i] = 0
+	t.n--
+}
+
+// Candidate is the first entry at or behind cell i whose tag fits, and the cell it was in; 0 if
+// there is none.
+func (c *Cells) Candidate(i int, tag uint32) (uint32, int) {
+	for ; ; i++ {
+		cell := c.Cell[i]
+		if uint32(cell) == tag && cell != 0 {
+			return uint32(cell >> 32), i
+		}
+		if cell == 0 {
+			return 0, i
+		}
+	}
+}
+
+// Grow starts a larger table when this one is full enough, or moves on with the one that was started. It is
+// called before each insertion and does a bounded amount of work. hash gives the hash of an entry.
+func (t *Table) Grow(hash func(entries []uint32, hashes []uint64)) {
+	if t.old.size != 0 {
+		t.migrate(hash)
+		return
+	}
+	if uint64(t.n)*loadDen < t.now.size*loadNum {
+		return
+	}
+	larger, err := mapCells(int(t.now.size + t.now.size/2))
+	if err != nil {
+		return // tried again with the next insertion; put refuses when it gets crowded
+	}
+	t.old, t.now, t.moved, t.freed = t.now, larger, 0, 0
+}
+
+// migrate moves migrateStride cells, and goes on to the next empty one: what lies behind it has its home there.
+func (t *Table) migrate(hash func([]uint32, []uint64)) {
+	var entries [migrateStride]uint32
+	var hashes [migrateStride]uint64
+	end := len(t.old.Cell)
+	for i, stop := t.moved, t.moved+migrateStride; ; {
+		n := 0
+		for ; n < migrateStride && i < end && (i < stop || t.old.Cell[i] != 0); i++ {
+			if cell := t.old.Cell[i]; cell != 0 {
+				entries[n] = uint32(cell >> 32)
+				n++
+			}
+		}
+		hash(entries[:n], hashes[:n])
+		for j := range n {
+			if !t.now.put(hashes[j], t.now.home(hashes[j]), entries[j]) {
+				panic("dram: no room in a table just made larger")
+			}
+		}
+		if i >= end || (i >= stop && t.old.Cell[i] == 0) {
+			t.moved = i + 1
+			break
+		}
+	}
+	t.giveBack(end)
+}
+
+// giveBack frees the memory of the old table behind what moved, in large pieces.
+func (t *Table) giveBack(end int) {
+	if t.moved >= end {
+		_ = t.old.close() // an unmap of an own mapping does not fail
+		t.moved, t.freed = 0, 0
+		return
+	}
+	if done := t.moved * 8 &^ (hugeBytes - 1); done > t.freed {
+		_ = unix.Madvise(t.old.raw[t.freed:done], unix.MADV_DONTNEED) // only advice
+		t.freed = done
+	}
+}
+
+// Resident is the memory both halves hold. A table under construction is touched from its front on.
+func (t *Table) Resident() int64 {
+	touched := int(t.now.size) * 8
+	if t.old.size != 0 {
+		touched = int(uint64(t.moved) * t.now.size / t.old.size * 8)
+	}
+	touched += pageBytes // of the cells behind the last home
+	step := pageBytes
+	if len(t.now.raw) >= hugeFrom {
+		step = hugeBytes
+	}
+	return int64(len(t.old.raw)-t.freed) + int64(min(len(t.now.raw), (touched+step-1)&^(step-1)))
+}
+
+// Close gives the memory back.
+func (t *Table) Close() error {
+	if err := t.old.close(); err != nil {
+		return err
+	}
+	return t.now.close()
+}
+
+// OpenTable is an empty one.
+func OpenTable() (t Table, err error) {
+	t.now, err = mapCells(firstCells)
+	return t, err
+}
+
+// Reserve makes an empty table one that need not grow while it takes n entries.
+func (t *Table) Reserve(n int) bool {
+	larger, err := mapCells(max(firstCells, n*loadDen/loadNum+n/8))
+	if err != nil {
+		return false
+	}
+	old := t.now
+	t.now = larger
+	return old.close() == nil
+}
+
+// Entries is how many there are.
+func (t *Table) Entries() int { return t.n }
+
+// Mapped is the memory of both halves.
+func (t *Table) Mapped() (now, old []byte) { return t.now.raw, t.old.raw }

@@ -1,0 +1,385 @@
+// Package slab cuts an arena into slots of the sizes that blocks need, and keeps slots off pages
+// that cannot be read.
+package slab
+
+import (
+	"math/bits"
+	"slices"
+
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/arena"
+	"github.com/kvagent/kvagent/pool/dram/offheap"
+)
+
+// The arena is cut into slabs of equal size. A slab is free or belongs to a class, which cuts it into slots
+// of one size. A slot's number is slab<<slotBits | place in the slab.
+
+// Cell is what the pool keeps of a slot in use. The slots of an entry are linked from that of shard 0 on; the
+// last one's link is the entry, with upward set. The link of a free slot is the next free one of its slab, +1.
+type Cell struct{ Link, Sum uint32 }
+
+type slab struct {
+	class      int32  // NoClass: free
+	last       int32  // class it had before
+	cells      uint32 // first of its cells
+	fresh      uint32 // slots from here on were never used
+	used       uint32
+	retired    uint32 // slots that are out of use; see badMemory
+	free       uint32 // first free slot below fresh, +1
+	next, prev int32  // slabs of the class that have room, NoSlab at the ends
+}
+
+// No class, and no slab.
+const (
+	NoClass = int32(-1)
+	NoSlab  = int32(-1)
+)
+
+type class struct {
+	bytes   uint32 // of a slot
+	perSlab uint32
+	room    int32 // first slab with a free slot
+	slabs   int
+	used    int
+	retired int  // slots out of use
+	spare   bool // as many slots are free as a slab has, so that moving entries empties one
+}
+
+// Slabs are those of an arena. Its methods are called with the pool's lock held.
+type Slabs struct {
+	slab     []slab
+	class    []class
+	byBytes  map[uint32]int32
+	cells    offheap.Region[Cell]
+	spans    spans // of cells
+	unused   []int32
+	file     *arena.File // nil: the pool ends with the process
+	bytes    int64       // of a slab
+	slotBits uint
+	inUseBuf []bool
+	used     int64  // bytes of slots in use
+	moved    uint64 // slabs that went to another class
+	bad      badMemory
+	spares   int   // classes with spare set
+	draining int32 // slab being emptied, of which no slot is given; NoSlab: none
+}
+
+// New cuts an arena into slabs. Page is the bytes of a page of it; f may be nil.
+func New(bytes, slabBytes, page int64, f *arena.File) (s Slabs, err error) {
+	n := int(bytes / slabBytes)
+	s = Slabs{
+		slab: make([]slab, n), byBytes: map[uint32]int32{}, bytes: slabBytes,
+		slotBits: uint(bits.TrailingZeros64(uint64(slabBytes / arena.SlotUnit))), draining: NoSlab,
+		bad: badMemory{page: page}, file: f,
+	}
+	for i := n - 1; i >= 0; i-- {
+		s.slab[i] = slab{class: NoClass, last: NoClass}
+		s.unused = append(s.unused, int32(i)) // the first is given first: it is populated first
+	}
+	// Twice the slots there can be, so that spans find their place between others.
+	s.cells, err = offheap.Reserve[Cell](2 * int(bytes/arena.SlotUnit))
+	return s, err
+}
+
+// ClassOf is the class for shards of n bytes, made at first.
+func (s *Slabs) ClassOf(n uint32) int32 {
+	size := (n + arena.SlotUnit - 1) &^ (arena.SlotUnit - 1)
+	id, ok := s.byBytes[size]
+	if !ok {
+		id = int32(len(s.class))
+		s.class = append(s.class, class{bytes: size, perSlab: uint32(s.bytes / int64(size)), room: NoSlab})
+		s.byBytes[size] = id
+	}
+	return id
+}
+
+// Take gives a slot of a class; false if the class has none and no slab is free.
+func (s *Slabs) Take(id int32) (slot uint32, ok bool) {
+	c := &s.class[id]
+	if c.room == NoSlab && !s.assign(id) {
+		return 0, false
+	}
+	n := c.room
+	b := &s.slab[n]
+	var place uint32
+	if b.free != 0 {
+		place = b.free - 1
+		b.free = s.cells.All[b.cells+place].Link
+	} else {
+		place = s.pass(n, b.fresh)
+		b.fresh = place + 1
+	}
+	b.used++
+	c.used++
+	s.used += int64(c.bytes)
+	s.weigh(c)
+	if s.full(n) {
+		s.leaveRoom(n)
+	}
+	return uint32(n)<<s.slotBits | place, true
+}
+
+// Give takes a slot back, and its slab if that was the last one in it.
+func (s *Slabs) Give(slot uint32) {
+	n := int32(slot >> s.slotBits)
+	b := &s.slab[n]
+	c := &s.class[b.class]
+	if s.IsBad(slot) {
+		s.leave(slot) // the slab has as much room as before
+	} else {
+		place := slot & (1<<s.slotBits - 1)
+		s.cells.All[b.cells+place] = Cell{Link: b.free}
+		b.free = place + 1
+		if s.full(n) && n != s.draining {
+			s.enterRoom(n)
+		}
+	}
+	b.used--
+	c.used--
+	s.used -= int64(c.bytes)
+	if b.used == 0 {
+		s.withdraw(n)
+	}
+	s.weigh(c)
+}
+
+func (s *Slabs) assign(id int32) bool {
+	at := s.unusedFor(id)
+	if at < 0 {
+		return false
+	}
+	c := &s.class[id]
+	first, ok := s.spans.take(c.perSlab)
+	if !ok {
+		return false
+	}
+	n := s.unused[at]
+	if !s.cells.Grow(int(first+c.perSlab)) || !s.file.Assign(n, first, c.perSlab, c.bytes) {
+		s.spans.give(first, c.perSlab)
+		return false
+	}
+	s.unused = slices.Delete(s.unused, at, at+1)
+	b := &s.slab[n]
+	if b.last != NoClass && b.last != id {
+		s.moved++
+	}
+	*b = slab{class: id, last: id, cells: first}
+	s.cutAround(n)
+	c.slabs++
+	s.enterRoom(n)
+	return true
+}
+
+func (s *Slabs) withdraw(n int32) {
+	b := &s.slab[n]
+	c := &s.class[b.class]
+	if n == s.draining {
+		s.draining = NoSlab
+	} else if b.retired < c.perSlab {
+		s.leaveRoom(n)
+	}
+	s.uncut(n)
+	s.file.Withdraw(n)
+	s.spans.give(b.cells, c.perSlab)
+	c.slabs--
+	b.class = NoClass
+	s.unused = append(s.unused, n)
+}
+
+func (s *Slabs) enterRoom(n int32) {
+	c := &s.class[s.slab[n].class]
+	s.slab[n].next, s.slab[n].prev = c.room, NoSlab
+	if c.room != NoSlab {
+		s.slab[c.room].prev = n
+	}
+	c.room = n
+}
+
+func (s *Slabs) leaveRoom(n int32) {
+	b := &s.slab[n]
+	if b.prev != NoSlab {
+		s.slab[b.prev].next = b.next
+	} else {
+		s.class[b.class].room = b.next
+	}
+	if b.next != NoSlab {
+		s.slab[b.next].prev = b.prev
+	}
+}
+
+// At is the cell of a slot.
+func (s *Slabs) At(slot uint32) *Cell {
+	return &s.cells.All[s.slab[slot>>s.slotBits].cells+slot&(1<<s.slotBits-1)]
+}
+
+// Offset is where a slot lies in the arena.
+func (s *Slabs) Offset(slot uint32) int64 {
+	n := slot >> s.slotBits
+	size := int64(s.class[s.slab[n].class].bytes)
+	return int64(n)*s.bytes + int64(slot&(1<<s.slotBits-1))*size
+}
+
+// InUse says of each slot of a slab whether it is in use. It is valid until the next call.
+func (s *Slabs) InUse(n int32) []bool {
+	b := &s.slab[n]
+	if s.inUseBuf == nil {
+		s.inUseBuf = make([]bool, 1<<s.slotBits)
+	}
+	used := s.inUseBuf[:b.fresh]
+	for i := range used {
+		used[i] = true
+	}
+	for at := b.free; at != 0; at = s.cells.All[b.cells+at-1].Link {
+		used[at-1] = false
+	}
+	if b.retired > 0 {
+		for _, place := range s.badPlaces(n, b.class) {
+			if place < b.fresh && s.bad.out[uint32(n)<<s.slotBits|place] {
+				used[place] = false
+			}
+		}
+	}
+	return used
+}
+
+// full reports whether no slot of a slab that belongs to a class is free.
+func (s *Slabs) full(n int32) bool {
+	b := &s.slab[n]
+	return b.used+b.retired == s.class[b.class].perSlab
+}
+
+// Lacking returns a class with too few free slots for an entry that has a slot of each of these, or
+// NoClass if free slots and free slabs are enough.
+func (s *Slabs) Lacking(classes []int32) int32 {
+	unused := s.unused
+	for i := len(classes) - 1; i >= 0; i-- {
+		id, n := classes[i], 0
+		if slices.Contains(classes[i+1:], id) {
+			continue
+		}
+		for _, other := range classes[:i+1] {
+			if other == id {
+				n++
+			}
+		}
+		var enough bool
+		if unused, enough = s.without(unused, id, n-s.Free(id)); !enough {
+			return id
+		}
+	}
+	return NoClass
+}
+
+// without returns what is left of free slabs when a class has taken slabs with so many slots;
+// enough is false if there are too few.
+func (s *Slabs) without(unused []int32, id int32, slots int) (left []int32, enough bool) {
+	if perSlab := int(s.class[id].perSlab); slots > 0 && len(s.bad.ranges) == 0 {
+		taken := (slots + perSlab - 1) / perSlab
+		return unused[:max(len(unused)-taken, 0)], taken <= len(unused)
+	}
+	for slots > 0 {
+		at := s.usableOf(unused, id)
+		if at < 0 {
+			return nil, false
+		}
+		slots -= int(s.class[id].perSlab) - len(s.badPlaces(unused[at], id))
+		unused = slices.Delete(slices.Clone(unused), at, at+1)
+	}
+	return unused, true
+}
+
+// Free is the number of free slots of a class that may be given.
+func (s *Slabs) Free(id int32) int {
+	c := &s.class[id]
+	n := c.free()
+	if s.draining != NoSlab && s.slab[s.draining].class == id {
+		n -= int(c.perSlab - s.slab[s.draining].used - s.slab[s.draining].retired)
+	}
+	return n
+}
+
+// free is the number of slots that are neither in use nor out of use.
+func (c *class) free() int { return c.slabs*int(c.perSlab) - c.used - c.retired }
+
+// weigh keeps spare of a class and their number.
+func (s *Slabs) weigh(c *class) {
+	if spare := c.slabs > 0 && c.free() >= int(c.perSlab); spare != c.spare {
+		c.spare = spare
+		if spare {
+			s.spares++
+		} else {
+			s.spares--
+		}
+	}
+}
+
+// What the slots of an entry, and their headers in the pool's file, are found by.
+
+// Cell is the number of a slot's cell, and of its header in the pool's file.
+func (s *Slabs) Cell(slot uint32) uint32 {
+	return s.slab[slot>>s.slotBits].cells + slot&(1<<s.slotBits-1)
+}
+
+// SlabOf is the slab a slot lies in.
+func (s *Slabs) SlabOf(slot uint32) int32 { return int32(slot >> s.slotBits) }
+
+// Slot is the one at a place of a slab.
+func (s *Slabs) Slot(n int32, place uint32) uint32 { return uint32(n)<<s.slotBits | place }
+
+// Slots are the first slot of a slab, and the one after the last that was ever given: as they are
+// cut now.
+func (s *Slabs) Slots(n int32) (first, end uint32) {
+	if s.slab[n].class == NoClass {
+		return 0, 0
+	}
+	first = s.Slot(n, 0)
+	return first, first + s.slab[n].fresh
+}
+
+// Given says of any number whether it is a slot that was ever given, as slabs are cut now.
+func (s *Slabs) Given(slot uint32) bool {
+	n := slot >> s.slotBits
+	return int(n) < len(s.slab) && s.slab[n].class != NoClass && slot&(1<<s.slotBits-1) < s.slab[n].fresh
+}
+
+// ClassAt is the class of a slot's slab.
+func (s *Slabs) ClassAt(slot uint32) int32 { return s.slab[slot>>s.slotBits].class }
+
+// SizeAt is the bytes of a slot.
+func (s *Slabs) SizeAt(slot uint32) int64 { return s.SlotBytes(s.ClassAt(slot)) }
+
+// SlotBytes is the bytes of a slot of a class.
+func (s *Slabs) SlotBytes(id int32) int64 { return int64(s.class[id].bytes) }
+
+// PerSlab is how many slots of a class a slab is cut into.
+func (s *Slabs) PerSlab(id int32) int { return int(s.class[id].perSlab) }
+
+// Count is the number of slabs.
+func (s *Slabs) Count() int { return len(s.slab) }
+
+// UsedBytes is the bytes of the slots in use.
+func (s *Slabs) UsedBytes() int64 { return s.used }
+
+// Reassigned is how many slabs went to another class.
+func (s *Slabs) Reassigned() uint64 { return s.moved }
+
+// Stats are the classes that have slabs.
+func (s *Slabs) Stats() (out []pool.ClassStats) {
+	for _, k := range s.class {
+		if k.slabs > 0 {
+			out = append(out, pool.ClassStats{
+				SlotBytes: int64(k.bytes), Slabs: k.slabs, Used: k.used, Slots: k.slabs * int(k.perSlab),
+			})
+		}
+	}
+	return out
+}
+
+// Resident is the memory of the cells that were ever used.
+func (s *Slabs) Resident() int64 { return s.cells.Resident(int(s.spans.high)) }
+
+// Close gives the cells back.
+func (s *Slabs) Close() error { return s.cells.Close() }
+
+// Mapped is the memory of the cells.
+func (s *Slabs) Mapped() []byte { return s.cells.Mapped() }
