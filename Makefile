@@ -27,7 +27,7 @@ TRACE         ?= testdata/conversation_1000.jsonl
 
 STAGE := scripts/stage
 comma := ,
-PYTHON_SCRIPTS := ../scripts/torture ../scripts/torture_stalls.py ../scripts/torture_tiers.py ../scripts/torture_nodes.py ../scripts/soak ../scripts/dockerfile-check ../scripts/cuda-header-check ../scripts/mutants-vllm ../scripts/vllm-uv ../scripts/vllm-warm
+PYTHON_SCRIPTS := ../scripts/torture ../scripts/torture_stalls.py ../scripts/torture_tiers.py ../scripts/torture_nodes.py ../scripts/soak ../scripts/dockerfile-check ../scripts/cuda-header-check ../scripts/mutants_vllm.py ../scripts/envs/vllm-uv ../scripts/envs/vllm-warm
 # Where the locked Python tools live: outside the tree, keyed by the lock. Made on first use.
 VENV   = $$($(CURDIR)/scripts/venv)
 
@@ -162,8 +162,8 @@ test-vllm-all: test-vllm test-vllm-oldest ## and under every vLLM between those 
 
 .PHONY: mutants-vllm
 mutants-vllm: build ## break the connector in known ways and see its tests fail
-	@$(STAGE) -v mutants-vllm scripts/mutants-vllm
-	@$(STAGE) -v mutants-vllm-$(VLLM_OLDEST) scripts/mutants-vllm $(VLLM_OLDEST)
+	@$(STAGE) -v mutants-vllm scripts/mutants_vllm.py
+	@$(STAGE) -v mutants-vllm-$(VLLM_OLDEST) scripts/mutants_vllm.py $(VLLM_OLDEST)
 
 .PHONY: fuzz
 fuzz: ## every Fuzz target FUZZTIME (default 5000x: times) each
@@ -207,7 +207,7 @@ bench-policy-long: ## the same promises after each request, at more capacities, 
 
 .PHONY: mutants
 mutants: ## apply each patch of testdata/mutants in a copy and see its test fail
-	@$(STAGE) -v mutants testdata/mutants/run
+	@$(STAGE) -v mutants scripts/mutants
 
 .PHONY: dockerfile-check
 dockerfile-check: ## check the Dockerfile as far as that goes without an engine
