@@ -103,19 +103,24 @@ lint-python:
 	@cd python && ../$(STAGE) ruff $(VENV)/bin/ruff check . $(PYTHON_SCRIPTS)
 	@cd python && ../$(STAGE) mypy $(VENV)/bin/mypy
 
+.PHONY: trace-said
+trace-said:
+	@[ -n "$${KVAGENT_CONVERSATION_TRACE:-}" ] || [ -e ../shared/traces/conversation_trace.jsonl ] || \
+		echo '!!!! the conversation trace is not there (scripts/env trace gets it): the tests of policies that need it are LEFT OUT' >&2
+
 .PHONY: test-go
-test-go: ## Go tests, with the race detector; those of policies that are pure functions, without
+test-go: trace-said ## Go tests, with the race detector; those of policies that are pure functions, without
 	@$(ENV) packages go servers
 	@$(STAGE) servers $(ENV) servers
 	@PATH="$$($(ENV) servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test go test $(GO_TEST_FLAGS) $$(go list ./... | grep -v /pool/evict)
 	@$(STAGE) -v go-test-pure go test $(GO_TEST_PLAIN) ./pool/evict/...
 
 .PHONY: test-go-units
-test-go-units: # without those that start whole agents, those that are long, and the race detector
+test-go-units: trace-said # without those that start whole agents, those that are long, and the race detector
 	@$(STAGE) -v go-test-units go test -short $(GO_TEST_PLAIN) -p 4 $$(go list ./... | grep -v /cmd/)
 
 .PHONY: test-figures
-test-figures: ## Go tests that measure hits, rates and times, without the race detector; `make ci` runs them last, when nothing runs beside them
+test-figures: trace-said ## Go tests that measure hits, rates and times, without the race detector; `make ci` runs them last, when nothing runs beside them
 	@$(ENV) packages go servers
 	@$(STAGE) servers $(ENV) servers
 	@PATH="$$($(ENV) servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test-figures scripts/figures

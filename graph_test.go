@@ -17,6 +17,7 @@ const module = "github.com/kvagent/kvagent"
 // A trailing /... stands for the packages below. Tests are free.
 var mayImport = map[string][]string{
 	"trace":               {},
+	"trace/tracetest":     {},
 	"pagefault":           {},
 	"pool":                {},
 	"pool/...":            {"pool"},
