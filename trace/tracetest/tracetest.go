@@ -16,8 +16,9 @@ const (
 	shared = "../shared/traces/conversation_trace.jsonl" // seen from the module's root
 )
 
-// Conversation returns the path of the conversation trace, of which testdata/conversation_1000.jsonl is the beginning.
-// Without it the test fails or, unless RequireEnv is set, is skipped.
+// Conversation returns the path of the conversation trace, of which
+// testdata/conversation_1000.jsonl is the beginning. Without it the test fails or, unless
+// RequireEnv is set, is skipped.
 func Conversation(t testing.TB) string {
 	t.Helper()
 	path := os.Getenv(PathEnv)
@@ -26,8 +27,8 @@ func Conversation(t testing.TB) string {
 	}
 	if _, err := os.Stat(path); err != nil {
 		const text = "the conversation trace is not there, so the figures of this test are not held: %v\n" +
-			"`export " + PathEnv + "=$(scripts/env trace)` gets it; it is FAST25-release/traces/conversation_trace.jsonl " +
-			"of github.com/kvcache-ai/Mooncake"
+			"`export " + PathEnv + "=$(scripts/env trace)` gets it; it is " +
+			"FAST25-release/traces/conversation_trace.jsonl of github.com/kvcache-ai/Mooncake"
 		if os.Getenv(RequireEnv) != "" {
 			t.Fatalf(text, err)
 		}
