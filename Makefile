@@ -257,7 +257,8 @@ dockerfile-check: ## check the Dockerfile as far as that goes without an engine
 wheel: ## dist/kvagent-*.whl, the Python client
 	@$(ENV) packages python
 	@$(STAGE) venv $(ENV) tools
-	@$(STAGE) wheel $(VENV)/bin/python -m build --no-isolation --wheel --outdir dist python
+	@rm -f dist/kvagent-*.whl
+	@$(STAGE) wheel env KVAGENT_VERSION='$(VERSION)' $(VENV)/bin/python -m build --no-isolation --wheel --outdir dist python
 	@ls dist/*.whl
 
 .PHONY: clean
