@@ -117,7 +117,7 @@ test-go: trace-said ## Go tests, with the race detector; those of policies that 
 
 .PHONY: test-go-units
 test-go-units: trace-said # without those that start whole agents, those that are long, and the race detector
-	@$(STAGE) -v go-test-units go test -short $(GO_TEST_PLAIN) -p 4 $$(go list ./... | grep -v /cmd/)
+	@$(STAGE) -v go-test-units go test -short $(GO_TEST_PLAIN) -p 4 $$(go list ./... | grep -vE '/(cmd|lab)/')
 
 .PHONY: test-figures
 test-figures: trace-said ## Go tests that measure hits, rates and times, without the race detector; `make ci` runs them last, when nothing runs beside them
