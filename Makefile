@@ -1,5 +1,5 @@
-# kvagent: `make demo` shows it at work, `make test` is everything that CI runs, `make help` lists the rest.
-# Needs Go 1.26 and make; `deps` brings or names what else is missing.
+# kvagent: `make demo` shows it at work, `make check` is the fast loop, `make test` all tests but those with vLLM and of
+# GPU code, `make ci` everything; `make help` lists the rest. Needs Go 1.26 and make; `deps` brings or names what else is missing.
 
 SHELL       := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -14,7 +14,8 @@ BUILDVCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo true || echo fals
 export CGO_CFLAGS  := -O2 -g -I$(CURDIR)/third_party/cuda/include
 export CGO_LDFLAGS := -O2 -g -L$(CURDIR)/cudaipc/driver/stublib
 GO_BUILD := go build -tags cuda -trimpath -buildvcs=$(BUILDVCS) -ldflags '-X main.version=$(VERSION)'
-GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+# What `make check` lints is what changed since this commit: where the branch left main, by default.
+BASE     ?= $(shell git merge-base HEAD origin/main 2>/dev/null || git merge-base HEAD main 2>/dev/null || git rev-parse HEAD)
 
 # -vet=off: `make lint` vets all of it, with more of its checks; go test would do so again, for what is imported too, once with -race and once without.
 GO_TEST_FLAGS ?= -race -vet=off -p 2 -timeout 15m
@@ -27,67 +28,102 @@ TRACE         ?= testdata/conversation_1000.jsonl
 
 STAGE := scripts/stage
 comma := ,
-PYTHON_SCRIPTS := ../scripts/torture ../scripts/torture_stalls.py ../scripts/torture_tiers.py ../scripts/torture_nodes.py ../scripts/soak ../scripts/dockerfile-check ../scripts/cuda-header-check ../scripts/mutants-vllm ../scripts/vllm-uv ../scripts/vllm-warm
-# Where the locked Python tools live: outside the tree, keyed by the lock. Made on first use.
-VENV   = $$($(CURDIR)/scripts/venv)
+PYTHON_SCRIPTS := $(addprefix ../scripts/,torture torture_stalls.py torture_tiers.py torture_nodes.py soak dockerfile-check cuda-header-check mutants_vllm.py envs/vllm-uv envs/vllm-warm)
+# What is beside the tree, made on first use.
+ENV    := $(CURDIR)/scripts/env
+VENV   = $$($(ENV) tools)
+LINT   = $$($(ENV) lint)
 
 .PHONY: help
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: deps
-deps: ## install what is missing (root on Debian), else say in one line what to install
-	@scripts/deps go python servers
+deps: packages ## bring all that `make check` and `make test` need (packages as root on Debian, else one line says what to install)
+	@$(STAGE) modules $(ENV) modules
+	@$(STAGE) venv $(ENV) tools
+	@$(STAGE) servers $(ENV) servers
+	@$(STAGE) linter $(ENV) lint
+
+.PHONY: packages
+packages:
+	@$(ENV) packages go python servers
 
 .PHONY: build
 build: ## bin/kvagent, and bin/kvbench, which tries it: engines that are played, traces, measurements
-	@scripts/deps go
+	@$(ENV) packages go
 	@$(STAGE) build $(GO_BUILD) -o bin/ ./cmd/kvagent ./cmd/kvbench
 
 .PHONY: demo
 demo: build ## one agent, two mock engines, the first 1,000 requests of a real trace
 	@bin/kvbench replay --trace testdata/conversation_1000.jsonl --engines 2 --progress --pace 10s
 
+# ---- The loop. Each of the three has what the one before has, and more; no stage is in two of them.
+
+.PHONY: check
+check: export GOPROXY := off
+check: ## format, lint of what changed, unit tests: two minutes, no download, nothing that starts agents
+	@$(ENV) --have go python modules lint tools
+	@scripts/beside '$(MAKE) lint-changed test-python-units' '$(MAKE) test-go-units'
+
 .PHONY: test
-test: deps vllm-early build ## everything that CI runs
-	@scripts/beside '$(MAKE) checks' '$(MAKE) tests'
+test: deps build ## lint and all tests of Go and Python, with real agents and servers and the race detector; without vLLM
+	@scripts/beside '$(MAKE) lint' '$(MAKE) test-go test-python torture-short'
+
+.PHONY: ci
+ci: packages vllm-early test test-rest ## everything
+
+.PHONY: test-rest
+test-rest: build ## of `make ci` what is not in `make test`: vLLM, the CUDA path, three nodes, fuzzing, mutants, figures
+	@scripts/beside '$(MAKE) fuzz dockerfile-check cuda-header-check test-softcuda mutants-vllm' \
+		'$(MAKE) test-vllm test-vllm-oldest torture-nodes-short test-cuda torture-cuda-short'
 	@$(MAKE) test-figures
 
-.PHONY: checks
-checks: lint fuzz dockerfile-check cuda-header-check test-softcuda mutants-vllm # of `make test`: what has no clock
-
-.PHONY: tests
-tests: test-go test-python test-vllm test-vllm-oldest torture-short torture-nodes-short test-cuda torture-cuda-short # of `make test`: what runs agents and engines
+# ---- Lint
 
 .PHONY: lint
 lint: lint-go lint-python ## formatting and static checks, Go and Python
 
 .PHONY: lint-go
 lint-go: # gofmt, vet, staticcheck and more: .golangci.yml
-	@scripts/deps go
-	@$(STAGE) golangci-lint go run $(GOLANGCI) run ./...
-	@$(STAGE) golangci-lint-cuda go run $(GOLANGCI) run --build-tags cuda,softcuda ./cudaipc/... ./cmd/kvagent ./lab/...
+	@$(ENV) packages go
+	@$(STAGE) linter $(ENV) lint
+	@$(STAGE) golangci-lint $(LINT) run ./...
+	@$(STAGE) golangci-lint-cuda $(LINT) run --build-tags cuda,softcuda ./cudaipc/... ./cmd/kvagent ./lab/...
+
+.PHONY: lint-changed
+lint-changed: lint-python # of Go code the packages that changed since BASE, and the format of all
+	@$(STAGE) lint-changed scripts/lint-changed $(BASE)
 
 .PHONY: lint-python
 lint-python:
-	@scripts/deps python
-	@$(STAGE) venv scripts/venv
+	@$(ENV) packages python
+	@$(STAGE) venv $(ENV) tools
 	@cd python && ../$(STAGE) ruff-format $(VENV)/bin/ruff format --check . $(PYTHON_SCRIPTS)
 	@cd python && ../$(STAGE) ruff $(VENV)/bin/ruff check . $(PYTHON_SCRIPTS)
 	@cd python && ../$(STAGE) mypy $(VENV)/bin/mypy
 
+.PHONY: trace-said
+trace-said:
+	@[ -n "$${KVAGENT_CONVERSATION_TRACE:-}" ] || [ -e ../shared/traces/conversation_trace.jsonl ] || \
+		echo '!!!! the conversation trace is not there (scripts/env trace gets it): the tests of policies that need it are LEFT OUT' >&2
+
 .PHONY: test-go
-test-go: ## Go tests, with the race detector; those of policies that are pure functions, without
-	@scripts/deps go servers
-	@$(STAGE) servers scripts/servers
-	@PATH="$$(scripts/servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test go test $(GO_TEST_FLAGS) $$(go list ./... | grep -v /pool/evict)
+test-go: trace-said ## Go tests, with the race detector; those of policies that are pure functions, without
+	@$(ENV) packages go servers
+	@$(STAGE) servers $(ENV) servers
+	@PATH="$$($(ENV) servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test go test $(GO_TEST_FLAGS) $$(go list ./... | grep -v /pool/evict)
 	@$(STAGE) -v go-test-pure go test $(GO_TEST_PLAIN) ./pool/evict/...
 
+.PHONY: test-go-units
+test-go-units: trace-said # without those that start whole agents, those that are long, and the race detector
+	@$(STAGE) -v go-test-units go test -short $(GO_TEST_PLAIN) -p 4 $$(go list ./... | grep -vE '/(cmd|lab)/')
+
 .PHONY: test-figures
-test-figures: ## Go tests that measure hits, rates and times, without the race detector; `make test` runs them last, when nothing runs beside them
-	@scripts/deps go servers
-	@$(STAGE) servers scripts/servers
-	@PATH="$$(scripts/servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test-figures scripts/figures
+test-figures: trace-said ## Go tests that measure hits, rates and times, without the race detector; `make ci` runs them last, when nothing runs beside them
+	@$(ENV) packages go servers
+	@$(STAGE) servers $(ENV) servers
+	@PATH="$$($(ENV) servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test-figures scripts/figures
 
 # A software driver that KVAGENT_LIBCUDA names is loaded by what is built with the tag softcuda, and by nothing else.
 SOFTCUDA := $(CURDIR)/build/softcuda/libcuda.so.1
@@ -110,8 +146,8 @@ test-softcuda: ## the software driver's own test, under the address and undefine
 
 .PHONY: cuda-header-check
 cuda-header-check: ## hold third_party/cuda and the copy kernel against NVIDIA's own headers and assembler of CUDA 12.9 and 13 (86 MB of download the first time)
-	@scripts/deps python
-	@$(STAGE) venv scripts/venv
+	@$(ENV) packages python
+	@$(STAGE) venv $(ENV) tools
 	@$(STAGE) -v cuda-header-check $(VENV)/bin/python scripts/cuda-header-check
 
 .PHONY: test-cuda
@@ -124,9 +160,13 @@ test-cuda: softcuda ## the CUDA path on a software driver, with the race detecto
 
 .PHONY: test-python
 test-python: build ## Python tests, with the real agent
-	@scripts/deps python
-	@$(STAGE) venv scripts/venv
+	@$(ENV) packages python
+	@$(STAGE) venv $(ENV) tools
 	@cd python && KVAGENT_REQUIRE_AGENT=1 ../$(STAGE) -v pytest $(VENV)/bin/pytest
+
+.PHONY: test-python-units
+test-python-units: # without those that need an agent
+	@cd python && ../$(STAGE) pytest-units env KVAGENT_BINARY=/nonexistent $(VENV)/bin/pytest
 
 # Oldest, and those between it and the locked one.
 VLLM_OLDEST  := 0.29.0
@@ -134,22 +174,22 @@ VLLM_BETWEEN := 0.30.0 0.31.0 0.32.0
 WITH_VLLM    := [ "$${KVAGENT_SKIP_VLLM:-0}" = 1 ] ||
 
 .PHONY: vllm-early
-vllm-early: # begins to make the environments with vLLM, behind other stages; those that need them wait
+vllm-early: # begins to make the environments with vLLM while other stages run; those that need them wait
 	@mkdir -p build/log
-	@{ $(WITH_VLLM) nice -n 19 scripts/vllm-venv $(VLLM_OLDEST); } >build/log/vllm-early.log 2>&1 </dev/null &
+	@{ $(WITH_VLLM) nice -n 19 $(ENV) vllm $(VLLM_OLDEST); } >build/log/vllm-early.log 2>&1 </dev/null &
 
 .PHONY: test-vllm
 test-vllm: build ## the vLLM connector under the locked vLLM (1 GB of download the first time; KVAGENT_SKIP_VLLM=1)
-	@scripts/deps python
-	@$(STAGE) venv scripts/venv
-	@$(WITH_VLLM) $(STAGE) -v vllm-venv scripts/vllm-venv
+	@$(ENV) packages python
+	@$(STAGE) venv $(ENV) tools
+	@$(WITH_VLLM) $(STAGE) -v vllm-venv $(ENV) vllm
 	@$(STAGE) -v test-vllm scripts/test-vllm
 
 .PHONY: test-vllm-oldest
 test-vllm-oldest: build ## the same under the oldest vLLM that it is for; of engines only one, cold and warm
-	@scripts/deps python
-	@$(STAGE) venv scripts/venv
-	@$(WITH_VLLM) $(STAGE) -v vllm-venv-$(VLLM_OLDEST) scripts/vllm-venv $(VLLM_OLDEST)
+	@$(ENV) packages python
+	@$(STAGE) venv $(ENV) tools
+	@$(WITH_VLLM) $(STAGE) -v vllm-venv-$(VLLM_OLDEST) $(ENV) vllm $(VLLM_OLDEST)
 	@$(STAGE) -v test-vllm-$(VLLM_OLDEST) scripts/test-vllm $(VLLM_OLDEST)
 
 .PHONY: test-vllm-all
@@ -158,8 +198,8 @@ test-vllm-all: test-vllm test-vllm-oldest ## and under every vLLM between those 
 
 .PHONY: mutants-vllm
 mutants-vllm: build ## break the connector in known ways and see its tests fail
-	@$(STAGE) -v mutants-vllm scripts/mutants-vllm
-	@$(STAGE) -v mutants-vllm-$(VLLM_OLDEST) scripts/mutants-vllm $(VLLM_OLDEST)
+	@$(STAGE) -v mutants-vllm scripts/mutants vllm
+	@$(STAGE) -v mutants-vllm-$(VLLM_OLDEST) scripts/mutants vllm $(VLLM_OLDEST)
 
 .PHONY: fuzz
 fuzz: ## every Fuzz target FUZZTIME (default 5000x: times) each
@@ -171,15 +211,15 @@ torture-short: build
 
 .PHONY: torture-tiers-short
 torture-tiers-short: build
-	@scripts/deps servers
-	@$(STAGE) servers scripts/servers
-	@PATH="$$(scripts/servers):$$PATH" $(STAGE) -v torture-tiers-short scripts/torture tiers-short
+	@$(ENV) packages servers
+	@$(STAGE) servers $(ENV) servers
+	@PATH="$$($(ENV) servers):$$PATH" $(STAGE) -v torture-tiers-short scripts/torture tiers-short
 
 .PHONY: torture-nodes-short
 torture-nodes-short: build # everything on 2 and 3 nodes over Redis, S3 and Mooncake is killed and paused
-	@scripts/deps servers
-	@$(STAGE) servers scripts/servers
-	@PATH="$$(scripts/servers):$$PATH" $(STAGE) -v torture-nodes-short scripts/torture nodes-short
+	@$(ENV) packages servers
+	@$(STAGE) servers $(ENV) servers
+	@PATH="$$($(ENV) servers):$$PATH" $(STAGE) -v torture-nodes-short scripts/torture nodes-short
 
 .PHONY: torture-cuda-short
 torture-cuda-short: build-softcuda softcuda
@@ -187,10 +227,10 @@ torture-cuda-short: build-softcuda softcuda
 
 .PHONY: torture
 torture: build ## long runs with kills, pauses and many engines (hours; TRACE= names the full trace)
-	@scripts/deps servers
-	@$(STAGE) servers scripts/servers
+	@$(ENV) packages servers
+	@$(STAGE) servers $(ENV) servers
 	@$(STAGE) -v torture scripts/torture long --trace $(TRACE)
-	@PATH="$$(scripts/servers):$$PATH" $(STAGE) -v torture-nodes scripts/torture nodes --trace $(TRACE)
+	@PATH="$$($(ENV) servers):$$PATH" $(STAGE) -v torture-nodes scripts/torture nodes --trace $(TRACE)
 	@$(STAGE) -v soak scripts/soak --trace $(TRACE)
 
 .PHONY: bench-policy
@@ -203,7 +243,7 @@ bench-policy-long: ## the same promises after each request, at more capacities, 
 
 .PHONY: mutants
 mutants: ## apply each patch of testdata/mutants in a copy and see its test fail
-	@$(STAGE) -v mutants testdata/mutants/run
+	@$(STAGE) -v mutants scripts/mutants go
 
 .PHONY: dockerfile-check
 dockerfile-check: ## check the Dockerfile as far as that goes without an engine
@@ -211,9 +251,10 @@ dockerfile-check: ## check the Dockerfile as far as that goes without an engine
 
 .PHONY: wheel
 wheel: ## dist/kvagent-*.whl, the Python client
-	@scripts/deps python
-	@$(STAGE) venv scripts/venv
-	@$(STAGE) wheel $(VENV)/bin/python -m build --no-isolation --wheel --outdir dist python
+	@$(ENV) packages python
+	@$(STAGE) venv $(ENV) tools
+	@rm -f dist/kvagent-*.whl
+	@$(STAGE) wheel env KVAGENT_VERSION='$(VERSION)' $(VENV)/bin/python -m build --no-isolation --wheel --outdir dist python
 	@ls dist/*.whl
 
 .PHONY: clean

@@ -18,6 +18,7 @@ const module = "github.com/kvagent/kvagent"
 var mayImport = map[string][]string{
 	"settings":            {},
 	"trace":               {},
+	"trace/tracetest":     {},
 	"pagefault":           {},
 	"pool":                {},
 	"pool/...":            {"pool"},

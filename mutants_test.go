@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestMutantsApply: each patch of testdata/mutants is of the code as it is. What its test says of it takes minutes (testdata/mutants/run); that the code has
+// TestMutantsApply: each patch of testdata/mutants is of the code as it is. What its test says of it takes minutes (scripts/mutants); that the code has
 // gone on under a patch is to be seen at once.
 func TestMutantsApply(t *testing.T) {
 	patches, err := filepath.Glob("testdata/mutants/*.patch")

@@ -8,22 +8,17 @@ import (
 	"strings"
 	"testing"
 	"time"
-)
 
-// wholeTrace is the conversation trace that the slice in testdata is the beginning of. It is not in the repository.
-const wholeTrace = "KVAGENT_CONVERSATION_TRACE"
+	"github.com/kvagent/kvagent/trace/tracetest"
+)
 
 func one(int) int { return 0 }
 
 // The simulation reproduces what is known of the conversation trace.
 func TestSimulationKnowsTheTrace(t *testing.T) {
-	path := os.Getenv(wholeTrace)
-	if path == "" {
-		path = "../../shared/traces/conversation_trace.jsonl"
-	}
-	records, err := ReadTrace(path, 0)
+	records, err := ReadTrace(tracetest.Conversation(t), 0)
 	if err != nil {
-		t.Skipf("SKIPPED: the whole conversation trace is not here (%s names it): %v", wholeTrace, err)
+		t.Fatal(err)
 	}
 	for _, c := range []struct {
 		pool int

@@ -197,11 +197,11 @@ def program(name: str) -> str:
     """A server's path; without it there is nothing to show."""
     path = shutil.which(name)
     if path is None and name != "redis-server":
-        script = "mooncake-venv" if name == "mooncake_master" else "servers"
-        done = subprocess.run([ROOT / "scripts" / script], capture_output=True, text=True, check=True)
+        what = "mooncake" if name == "mooncake_master" else "servers"
+        done = subprocess.run([ROOT / "scripts" / "env", what], capture_output=True, text=True, check=True)
         path = shutil.which(name, path=done.stdout.strip())
     if path is None:
-        sys.exit(f"torture: {name} is not installed: scripts/deps servers")
+        sys.exit(f"torture: {name} is not installed: make deps")
     return path
 
 

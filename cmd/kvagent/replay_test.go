@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvagent/kvagent/lab/replay"
 	"github.com/kvagent/kvagent/pool/evict"
+	"github.com/kvagent/kvagent/trace/tracetest"
 )
 
 const sliceOfTrace = "../../testdata/conversation_1000.jsonl"
@@ -81,20 +82,15 @@ func TestReplayHitsAsSimulated(t *testing.T) {
 	}
 }
 
-// wholeTrace is the trace that the slice in testdata is the beginning of. It is not part of the project.
-const wholeTrace = "../../../shared/traces/conversation_trace.jsonl"
-
 // A pool that is too small serves more with the default eviction than with LRU, end to end and every byte checked. A fresh pool is LRU until its policy
 // has shown something: in the slice of 1,000 requests the gain is between 0.001 and 0.025 as it happens, in 4,000 the simulation has 0.101 and 0.054.
 func TestReplayEvictionGains(t *testing.T) {
 	figures(t)
 	t.Parallel()
-	if _, err := os.Stat(wholeTrace); err != nil {
-		t.Skipf("SKIPPED: the conversation trace is not there, the gain of the eviction is not held end to end: %v", err)
-	}
+	trace := tracetest.Conversation(t)
 	rate := map[string]float64{}
 	for _, eviction := range evict.Names {
-		o := replayJSON(t, "--trace", wholeTrace, "--requests", "4000", "--engine-blocks", "512", "--block-bytes", "4096", "--pool", "10000KiB", "--eviction", eviction)
+		o := replayJSON(t, "--trace", trace, "--requests", "4000", "--engine-blocks", "512", "--block-bytes", "4096", "--pool", "10000KiB", "--eviction", eviction)
 		o.clean(t)
 		rate[eviction] = o.HitRate
 	}

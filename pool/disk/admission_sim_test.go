@@ -8,20 +8,19 @@ import (
 	"testing"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/trace/tracetest"
 )
-
-// The conversation trace the figures in docs/TIERS.md are from. It is not part of the project.
-const conversation = "../../../shared/traces/conversation_trace.jsonl"
 
 type request struct {
 	Tokens int   `json:"input_length"`
 	Blocks []int `json:"hash_ids"`
 }
 
+// readTrace reads the conversation trace, which the figures in docs/TIERS.md are from.
 func readTrace(t testing.TB) (all []request) {
-	f, err := os.Open(conversation)
+	f, err := os.Open(tracetest.Conversation(t))
 	if err != nil {
-		t.Skipf("SKIPPED: the conversation trace is not there, the figures of admission are not held: %v", err)
+		t.Fatal(err)
 	}
 	defer f.Close()
 	lines := bufio.NewScanner(f)

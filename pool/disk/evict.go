@@ -49,6 +49,16 @@ func (d *dir) evictOldest() bool {
 	return true
 }
 
+// takenOfOldest returns the bytes on disk of the segment that evictOldest takes.
+func (d *dir) takenOfOldest() int64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.segments) == 0 {
+		return 0
+	}
+	return d.segments[0].taken
+}
+
 func (d *dir) evict(g *segment, sparse bool) {
 	var b bounce
 	defer b.free()

@@ -50,8 +50,14 @@ func (d *dir) makeNext() {
 		return
 	}
 	g, err := d.create()
-	if stateOf(err) == StateFull && d.evictOldest() {
-		g, err = d.create() // somebody else uses the disk too: the cache gives way
+	// Another program uses the disk too: the cache gives way. A closed segment may take less than
+	// the new one needs, so it gives up as many as make room for one.
+	for given := int64(0); stateOf(err) == StateFull && given < d.s.o.SegmentBytes; g, err = d.create() {
+		taken := d.takenOfOldest()
+		if !d.evictOldest() {
+			break
+		}
+		given += taken
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

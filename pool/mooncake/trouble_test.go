@@ -340,17 +340,17 @@ func TestStormOfDeaths(t *testing.T) {
 			}
 		})
 	}
-	// For 5 s, and on a machine where a helper takes longer to start, until enough of them have died.
-	least, most := time.Now().Add(5*time.Second), time.Now().Add(4*patience)
-	for n := 0; time.Now().Before(least) || s.Counters().Deaths < 3 && time.Now().Before(most); n++ {
+	const deaths = 6 // of helpers that had connected, half killed and half stopped until they are silent for too long
+	for n := range uint64(deaths) {
+		pooltest.Until(t, "a helper is connected", func() bool { return s.State() == remote.OK })
 		if h, err := s.current(); err == nil {
 			_ = h.cmd.Process.Signal([]syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP}[n%2])
 		}
-		time.Sleep(200 * time.Millisecond) // between two deaths
+		pooltest.Until(t, "its death is counted", func() bool { return s.Counters().Deaths > n })
 	}
 	over.Store(true)
 	workers.Wait()
-	if c := s.Counters(); c.Deaths < 3 {
+	if c := s.Counters(); c.Deaths < deaths {
 		t.Fatalf("a storm without deaths: %+v", c)
 	}
 }

@@ -10,7 +10,7 @@ import (
 // is kept from one start to the next.
 func Mooncake(t testing.TB, args ...string) (master *Server, python string) {
 	t.Helper()
-	program := find(t, "mooncake_master", `PATH="$(scripts/mooncake-venv):$PATH"`)
+	program := find(t, "mooncake_master", `PATH="$(scripts/env mooncake):$PATH"`)
 	s := &Server{t: t, program: program, Addr: FreeAddr(t), Dir: t.TempDir()}
 	_, port, _ := net.SplitHostPort(s.Addr)
 	s.Admin = FreeAddr(t)

@@ -3,4 +3,3 @@
 from kvagent.errors import KVAgentError
 
 __all__ = ["KVAgentError"]
-__version__ = "0.1.0"

@@ -275,7 +275,7 @@ def redis() -> str:
     """The server's program; without it nothing is shown of two nodes."""
     found = shutil.which("redis-server")
     if found is None:
-        message = "redis-server is not installed (scripts/deps servers): tests of two nodes are LEFT OUT"
+        message = "redis-server is not installed (make deps): tests of two nodes are LEFT OUT"
         if os.environ.get(REQUIRE):
             pytest.fail(message)
         pytest.skip(message)

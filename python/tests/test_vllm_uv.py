@@ -1,4 +1,4 @@
-"""scripts/vllm-uv: uv asks where pip would ask."""
+"""scripts/envs/vllm-uv: uv asks where pip would ask."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "vllm-uv"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "envs" / "vllm-uv"
 CONFIGURED = """
 :env:.extra-index-url='http://b/simple'
 :env:.no-index='false'

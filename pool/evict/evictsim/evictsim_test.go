@@ -6,18 +6,16 @@ import (
 	"testing"
 
 	"github.com/kvagent/kvagent/pool/evict"
+	"github.com/kvagent/kvagent/trace/tracetest"
 )
 
 // full says that what takes minutes is asked for too.
 func full() bool { return os.Getenv("KVAGENT_POLICY_FULL") != "" }
 
-// conversation is the trace the figures are known for. It is not part of the project.
-const conversation = "../../../../shared/traces/conversation_trace.jsonl"
-
 func readConversation(t *testing.T) *Stream {
-	s, err := ReadTrace(conversation)
+	s, err := ReadTrace(tracetest.Conversation(t))
 	if err != nil {
-		t.Skipf("SKIPPED: the conversation trace is not there, the figures of the policy are not held: %v", err)
+		t.Fatal(err)
 	}
 	return s
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""mutants-vllm [VERSION] [WORD...]: breaks the vLLM connector in known ways, one at a time in a copy of it, and expects
+"""mutants vllm [VERSION] [WORD...]: breaks the vLLM connector in known ways, one at a time in a copy of it, and expects
 the test that is named to fail with the message that is named.
 
 All of them, or those whose name holds a word. vLLM is imported once; each mutant is a process forked from that.
@@ -293,7 +293,7 @@ def run_all(mutants: list[Mutant]) -> list[str]:
 
 def enter(version: str) -> None:
     """Starts this script anew in the interpreter of the environment with vLLM."""
-    command = [str(ROOT / "scripts" / "vllm-venv"), *([version] if version else [])]
+    command = [str(ROOT / "scripts" / "env"), "vllm", *([version] if version else [])]
     python = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     inside = {"MUTANTS_VLLM_INSIDE": "1", "KVAGENT_BINARY": str(ROOT / "bin" / "kvagent")} | dict(os.environ)
     inside |= {"KVAGENT_REQUIRE_AGENT": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
