@@ -16,9 +16,9 @@ from kvagent.vllm.generation import LOADED, PAIR, Generations
 from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import Options
-from kvagent.vllm.scheduler import SchedulerSide
-from kvagent.vllm.sync import Sync, make_sync
-from kvagent.vllm.worker import Results, WorkerSide
+from kvagent.vllm.scheduler.side import SchedulerSide
+from kvagent.vllm.worker.side import Results, WorkerSide
+from kvagent.vllm.worker.sync import Sync, make_sync
 from tests.agent import AgentProcess, chain, eventually
 
 if TYPE_CHECKING:

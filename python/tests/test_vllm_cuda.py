@@ -16,8 +16,8 @@ from kvagent.messages import Region, RegionKind, Segment
 from kvagent.registration import Registration
 from kvagent.shm import SyncWords
 from kvagent.vllm.geometry import Unsupported
-from kvagent.vllm.memory import memory
-from kvagent.vllm.sync import make_sync
+from kvagent.vllm.worker.memory import memory
+from kvagent.vllm.worker.sync import make_sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable

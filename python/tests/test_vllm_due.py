@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvagent.vllm.due import FEW, GATHER, MOST_CAME, Due
-from kvagent.vllm.known import MAX_RECENT, RECENT_S, Known
-from kvagent.vllm.patience import FREE, LAST_MS, Patience
-from kvagent.vllm.tracked import Tracked
+from kvagent.vllm.scheduler.known import MAX_RECENT, RECENT_S, Known
+from kvagent.vllm.scheduler.requests import Tracked
+from kvagent.vllm.scheduler.save_schedule import FEW, GATHER, MOST_CAME, Due
+from kvagent.vllm.worker.idle_backoff import FREE, LAST_MS, Patience
 
 BLOCK = 16
 
@@ -139,7 +139,7 @@ def test_an_idle_engine_waits_longer_and_longer_and_a_busy_one_does_not(monkeypa
             waits.append(ms)
             return []
 
-    monkeypatch.setattr("kvagent.vllm.patience.select.poll", Poller)
+    monkeypatch.setattr("kvagent.vllm.worker.idle_backoff.select.poll", Poller)
     patience = Patience()
     for _ in range(30):
         patience.step(idle=False)

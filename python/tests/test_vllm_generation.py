@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.vllm import weight_calls
 from kvagent.vllm.generation import (
     LOADED,
     MAX_VERSION_BYTES,
@@ -22,6 +21,7 @@ from kvagent.vllm.generation import (
     with_generation,
 )
 from kvagent.vllm.options import OptionError, Options, parse
+from kvagent.vllm.scheduler import weight_calls
 
 if TYPE_CHECKING:
     from pathlib import Path

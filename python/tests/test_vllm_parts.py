@@ -20,26 +20,28 @@ from kvagent.messages import RegionKind, Registered
 from kvagent.packing import packed, section
 from kvagent.shm import SyncWords
 from kvagent.vllm import resolved
-from kvagent.vllm.asking import BREAK_AFTER, BREAK_FIRST_S, STEP_WAIT_S, Asker, Breaker
-from kvagent.vllm.blocks import Blocks, Tables
-from kvagent.vllm.collect import settled
-from kvagent.vllm.counting import Growth
+from kvagent.vllm.counters import Growth
 from kvagent.vllm.geometry import Ranks, Unsupported, geometry, ranks, shard
 from kvagent.vllm.layout import wish
 from kvagent.vllm.link import Attachment, Link
-from kvagent.vllm.memory import memory
 from kvagent.vllm.options import OptionError, Options, loads, parse, saves
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerWords
-from kvagent.vllm.presence import NOTHING, Presence
+from kvagent.vllm.scheduler.agent_session import NOTHING, Presence
+from kvagent.vllm.scheduler.blocks import Blocks, Tables
+from kvagent.vllm.scheduler.collect import settled
+from kvagent.vllm.scheduler.lookups import BREAK_AFTER, BREAK_FIRST_S, STEP_WAIT_S, Asker, Breaker
+from kvagent.vllm.scheduler.words import OthersWords
 from kvagent.vllm.space import UNKNOWN, identity, unknown_weights, with_resolved
 from kvagent.vllm.supported import NEEDED, check, check_drafts
 from kvagent.vllm.weights import weights_digest
-from kvagent.vllm.words import OthersWords
+from kvagent.vllm.worker.memory import memory
 from tests.test_wheel import OF_VLLM
 
 
 def test_all_but_the_class_is_imported_without_vllm_and_torch() -> None:
-    modules = [f"kvagent.vllm.{path.stem}" for path in (Path(__file__).parents[1] / "kvagent" / "vllm").glob("*.py")]
+    package = Path(__file__).parents[1] / "kvagent"
+    files = (package / "vllm").rglob("*.py")
+    modules = [".".join(path.relative_to(package.parent).with_suffix("").parts) for path in files]
     light = [name for name in modules if name not in OF_VLLM and not name.endswith("__init__")]
     code = f"import sys, {', '.join(light)}; assert not {{'vllm', 'torch'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -444,7 +446,7 @@ def test_all_requests_of_a_step_together_wait_no_longer_than_its_budget(
 ) -> None:
     """A socket's waits are whole milliseconds, or end with the answer."""
     now, waited = [100.0], []
-    monkeypatch.setattr("kvagent.vllm.asking.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("kvagent.vllm.scheduler.lookups.time", SimpleNamespace(monotonic=lambda: now[0]))
     session = SimpleNamespace(boot=bytes(16), version=2, number=1)
     attachment: Any = SimpleNamespace(session=session, registered=SimpleNamespace(lookup_path=tmp_path / "none"))
     asker = Asker(attachment, 0.001, 1)

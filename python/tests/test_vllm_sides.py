@@ -24,8 +24,8 @@ from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.link import LISTEN, Link
 from kvagent.vllm.options import Options
 from kvagent.vllm.plan import Report, SaveJob
-from kvagent.vllm.promises import Promises
-from kvagent.vllm.tracked import Tracked
+from kvagent.vllm.scheduler.promises import Promises
+from kvagent.vllm.scheduler.requests import Tracked
 from tests.agent import IDENTITY, PATIENCE_S, AgentProcess, eventually
 from tests.played import BLOCK, PlayedEngine
 from tests.test_session import Agent
@@ -278,9 +278,9 @@ def test_a_frozen_agent_does_not_hold_blocks_for_good(
     engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, hold_s: float
 ) -> None:
     """Either it has a save for longer than any may take, or it does not answer."""
-    monkeypatch.setattr("kvagent.vllm.saves.HOLD_S", hold_s)
+    monkeypatch.setattr("kvagent.vllm.scheduler.saves.HOLD_S", hold_s)
     if hold_s < 1:
-        monkeypatch.setattr("kvagent.vllm.pulse.ASK_S", math.inf)
+        monkeypatch.setattr("kvagent.vllm.scheduler.pulse.ASK_S", math.inf)
     engine = engines()
     blocks = engine.scheduler.blocks
     assert blocks is not None
@@ -292,7 +292,7 @@ def test_a_frozen_agent_does_not_hold_blocks_for_good(
     engine.step((request, request.num_tokens))
     assert blocks.saving == 4
     eventually(lambda: (engine.step(), blocks.saving == 0)[1], "blocks without pins")
-    monkeypatch.setattr("kvagent.vllm.saves.HOLD_S", 60)
+    monkeypatch.setattr("kvagent.vllm.scheduler.saves.HOLD_S", 60)
     agent.thaw()
     engine.quiet()
     assert agent.status()["blocks_stored"] == 0
@@ -333,7 +333,7 @@ def test_an_agent_that_takes_long_is_not_taken_for_a_stopped_one(
     engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers while a save waits for its step, which does not end."""
-    monkeypatch.setattr("kvagent.vllm.pulse.ASK_S", 0.02)
+    monkeypatch.setattr("kvagent.vllm.scheduler.pulse.ASK_S", 0.02)
     engine = engines()
     request = engine.request("a", "p", 4)
     engine.matched(request)
@@ -363,9 +363,9 @@ def test_a_save_is_not_revoked_before_the_agent_had_it_for_a_step(
     engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is planned before its step, which may take longer than the hold; and no step counts for those before it."""
-    monkeypatch.setattr("kvagent.vllm.pulse.ASK_S", math.inf)
+    monkeypatch.setattr("kvagent.vllm.scheduler.pulse.ASK_S", math.inf)
     now = [1000.0]
-    monkeypatch.setattr("kvagent.vllm.scheduler.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("kvagent.vllm.scheduler.side.time", SimpleNamespace(monotonic=lambda: now[0]))
     engine = engines()
     blocks = engine.scheduler.blocks
     assert blocks is not None
@@ -504,13 +504,13 @@ def test_a_block_that_was_partly_filled_at_a_reset_is_old_once_it_is_full(
 def test_a_reset_that_the_agent_does_not_hear_is_no_failure_and_is_done_before_anything_else(
     engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvagent.vllm.presence.RESET_S", 0.05)
+    monkeypatch.setattr("kvagent.vllm.scheduler.agent_session.RESET_S", 0.05)
     engine = engines()
     engine.save("a", "p", 4, 7)
     agent.freeze()
     engine.scheduler.reset()
     agent.thaw()
-    monkeypatch.setattr("kvagent.vllm.presence.RESET_S", 20)
+    monkeypatch.setattr("kvagent.vllm.scheduler.agent_session.RESET_S", 20)
     eventually(lambda: (engine.step(), engine.scheduler._presence.session)[1], "the next session")
     assert engine.matched(engine.request("b", "p", 4)) == 0
     assert agent.status()["blocks_stored"] == 0
@@ -667,7 +667,7 @@ def test_what_a_frozen_agent_has_stays_pinned_also_when_the_worker_leaves(
     engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, again: bool
 ) -> None:
     """An engine goes to sleep, and may wake, before the agent goes on: that one may still write."""
-    monkeypatch.setattr("kvagent.vllm.worker.DRAIN_S", 0.05)
+    monkeypatch.setattr("kvagent.vllm.worker.side.DRAIN_S", 0.05)
     engine = engines(load_deadline_ms=50.0)
     engine.save("a", "p", 4, 7)
     request = engine.request("b", "p", 4)
@@ -877,7 +877,7 @@ def test_a_worker_whose_session_outlives_its_agent_joins_the_next(
     engines: Callable[..., PlayedEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mover that is left behind holds the session: it does not end, and only the scheduler knows the next agent."""
-    monkeypatch.setattr("kvagent.vllm.worker.ASTRAY_S", 0.0)
+    monkeypatch.setattr("kvagent.vllm.worker.side.ASTRAY_S", 0.0)
     engine = engines()
     engine.save("a", "p", 4, 7)
     before = engine.worker_link.current()

@@ -19,13 +19,13 @@ from kvagent.identity import identity_pairs
 from kvagent.messages import Group, Role, Segment
 from kvagent.registration import Registration
 from kvagent.shm import SharedMemory, SyncWords
-from kvagent.vllm.clock import EVENTS
 from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import Options
-from kvagent.vllm.saves import REVOKES
-from kvagent.vllm.scheduler import SchedulerSide
-from kvagent.vllm.worker import WorkerSide
+from kvagent.vllm.scheduler.saves import REVOKES
+from kvagent.vllm.scheduler.side import SchedulerSide
+from kvagent.vllm.worker.clock import EVENTS
+from kvagent.vllm.worker.side import WorkerSide
 
 MOST = 256  # requests
 STEPS = 320

@@ -12,21 +12,21 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from kvagent.messages import Role
 from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
-from kvagent.vllm import weight_calls
-from kvagent.vllm.counting import Growth
+from kvagent.vllm.counters import Growth
 from kvagent.vllm.generation import PRIVATE, Generations, first, unheard, with_generation
 from kvagent.vllm.layout import wish
 from kvagent.vllm.link import Link
-from kvagent.vllm.live_weights import LiveWeights, Unreachable, being_made
-from kvagent.vllm.media import BYPASS, TRUST, Media
-from kvagent.vllm.of_scheduler import SchedulerCalls
-from kvagent.vllm.of_worker import WorkerCalls
 from kvagent.vllm.options import OptionError, Options, loads, parse, saves
-from kvagent.vllm.scheduler import SchedulerSide
+from kvagent.vllm.scheduler import weight_calls
+from kvagent.vllm.scheduler.calls import SchedulerCalls
+from kvagent.vllm.scheduler.media import BYPASS, TRUST, Media
+from kvagent.vllm.scheduler.side import SchedulerSide
+from kvagent.vllm.scheduler.weight_changes import LiveWeights, Unreachable, being_made
 from kvagent.vllm.space import identity, unknown_weights
 from kvagent.vllm.stats import Stats, make_prom
 from kvagent.vllm.supported import check, check_drafts
 from kvagent.vllm.versions import WHOLE_FAILURES, hash_tokens
+from kvagent.vllm.worker.calls import WorkerCalls
 
 TELL_S = 0.1  # between two times that counters are told to vLLM
 

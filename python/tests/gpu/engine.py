@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvagent.vllm.memory import memory
-from kvagent.vllm.sync import Sync, make_sync
+from kvagent.vllm.worker.memory import memory
+from kvagent.vllm.worker.sync import Sync, make_sync
 from tests.played import BLOCK_BYTES, PlayedEngine
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.vllm import kept
 from kvagent.vllm.plan import StepPlan
+from kvagent.vllm.worker import kept
 from tests.agent import AgentProcess, eventually
 from tests.vllm.agents import flip
 from tests.vllm.gpu import PRIME
@@ -224,13 +224,13 @@ def test_pins_go_when_the_prefix_cache_is_reset(worlds: Any, agent: AgentProcess
 def test_pins_of_saves_go_when_the_agent_stands_still(
     worlds: Any, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvagent.vllm.saves.HOLD_S", 600.0)
+    monkeypatch.setattr("kvagent.vllm.scheduler.saves.HOLD_S", 600.0)
     world = worlds(extra=UNANSWERED)
     agent.freeze()
     try:
         world.add("cold", PROMPT, 4)
         with monkeypatch.context() as unseen:
-            unseen.setattr("kvagent.vllm.pulse.ASK_S", math.inf)
+            unseen.setattr("kvagent.vllm.scheduler.pulse.ASK_S", math.inf)
             while world.scheduler.requests:
                 world.step()
         assert world.side.blocks.saving == 100 // BLOCK
@@ -349,7 +349,7 @@ def test_memory_is_kept_where_no_fence_came_in_time(
     worlds: Callable[..., World], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, caplog: Any, shut: bool
 ) -> None:
     """A deadline is no fence: an agent that stands still may still touch the KV caches when it goes on."""
-    monkeypatch.setattr("kvagent.vllm.worker.DRAIN_S", 0.05)
+    monkeypatch.setattr("kvagent.vllm.worker.side.DRAIN_S", 0.05)
     world = worlds()
     world.add("cold", PROMPT, 10)
     world.run()

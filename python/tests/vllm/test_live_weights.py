@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from kvagent.vllm.live_weights import LiveWeights, Unreachable, being_made, sample
+from kvagent.vllm.scheduler.weight_changes import LiveWeights, Unreachable, being_made, sample
 from tests.vllm import engine as real
 from tests.vllm.engine import PROMPTS
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvagent.vllm.worker import WorkerSide
+    from kvagent.vllm.worker.side import WorkerSide
 
 log = logging.getLogger("kvagent.vllm")
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvagent.limits import MAX_JOB_BLOCKS, MAX_SECTIONS
 from kvagent.packing import section, short_section
-from kvagent.vllm.known import Known
+from kvagent.vllm.scheduler.known import Known
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvagent.vllm.blocks import Blocks, Tables
     from kvagent.vllm.geometry import Geometry
-    from kvagent.vllm.tracked import Tracked
+    from kvagent.vllm.scheduler.blocks import Blocks, Tables
+    from kvagent.vllm.scheduler.requests import Tracked
 
 _NEVER = 1 << 62  # tokens
 

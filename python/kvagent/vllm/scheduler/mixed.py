@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvagent.vllm.blocks import Blocks, Tables
-    from kvagent.vllm.tracked import Tracked
+    from kvagent.vllm.scheduler.blocks import Blocks, Tables
+    from kvagent.vllm.scheduler.requests import Tracked
 
 _ALL = 1 << 62  # blocks
 

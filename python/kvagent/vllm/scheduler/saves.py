@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.messages import BlockStatus
 from kvagent.packing import packed
-from kvagent.vllm.pieces import Piece, Pieces
 from kvagent.vllm.plan import Outcome, SaveJob
+from kvagent.vllm.scheduler.save_batch import Piece, Pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvagent.vllm.blocks import Blocks, Tables
-    from kvagent.vllm.due import Due
     from kvagent.vllm.geometry import Geometry
+    from kvagent.vllm.scheduler.blocks import Blocks, Tables
+    from kvagent.vllm.scheduler.save_schedule import Due
 
 REVOKES = 256  # words, so that many saves under way
 HOLD_S = 5.0  # longest that a save may hold its blocks, of which one step counts for half at most

@@ -6,16 +6,16 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
+from kvagent.vllm.scheduler.words import OthersWords
 from kvagent.vllm.space import with_resolved
-from kvagent.vllm.words import OthersWords
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvagent.vllm.geometry import Ranks
-    from kvagent.vllm.live_weights import LiveWeights
     from kvagent.vllm.plan import WorkerWords
-    from kvagent.vllm.scheduler import SchedulerSide
+    from kvagent.vllm.scheduler.side import SchedulerSide
+    from kvagent.vllm.scheduler.weight_changes import LiveWeights
 
 log = logging.getLogger("kvagent.vllm")
 

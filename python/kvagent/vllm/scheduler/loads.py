@@ -15,12 +15,12 @@ from kvagent.vllm.plan import LoadJob, Outcome
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from kvagent.vllm.blocks import Blocks
     from kvagent.vllm.counts import Counts
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.options import Options
-    from kvagent.vllm.presence import Presence
-    from kvagent.vllm.tracked import Asked, Tracked
+    from kvagent.vllm.scheduler.agent_session import Presence
+    from kvagent.vllm.scheduler.blocks import Blocks
+    from kvagent.vllm.scheduler.requests import Asked, Tracked
 
 
 @dataclass(eq=False, slots=True)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from kvagent import messages as m
 from kvagent.errors import Busy, KVAgentError, SessionBroken, SessionEnded
-from kvagent.vllm.asking import Asker
-from kvagent.vllm.pulse import Pulse
+from kvagent.vllm.scheduler.lookups import Asker
+from kvagent.vllm.scheduler.pulse import Pulse
 
 if TYPE_CHECKING:
     from kvagent.session import Session

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvagent.vllm.due import Due
-    from kvagent.vllm.saves import Saves
-    from kvagent.vllm.tracked import Tracked
+    from kvagent.vllm.scheduler.requests import Tracked
+    from kvagent.vllm.scheduler.save_schedule import Due
+    from kvagent.vllm.scheduler.saves import Saves
 
 
 def collect(due: Due, saves: Saves, scheduled: Mapping[str, int], *, decode: bool) -> None:

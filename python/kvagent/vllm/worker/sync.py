@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.cuda import clock as cuda
 from kvagent.shm import SyncWords
-from kvagent.vllm.clock import EVENTS, HostClock
-from kvagent.vllm.saves import REVOKES
+from kvagent.vllm.scheduler.saves import REVOKES
+from kvagent.vllm.worker.clock import EVENTS, HostClock
 
 if TYPE_CHECKING:
-    from kvagent.vllm.clock import Clock
+    from kvagent.vllm.worker.clock import Clock
 
 
 @dataclass(slots=True)

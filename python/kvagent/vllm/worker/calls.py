@@ -10,22 +10,22 @@ from kvagent.messages import Role
 from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
 from kvagent.vllm import resolved
-from kvagent.vllm.counting import Growth
-from kvagent.vllm.kept import Kept, keep, let_go
+from kvagent.vllm.counters import Growth
 from kvagent.vllm.link import Link
-from kvagent.vllm.memory import Memory, memory
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.space import with_resolved
-from kvagent.vllm.sync import Sync, make_sync
 from kvagent.vllm.versions import WHOLE_FAILURES
-from kvagent.vllm.worker import NONE_OVER, WorkerSide
+from kvagent.vllm.worker.kept import Kept, keep, let_go
+from kvagent.vllm.worker.memory import Memory, memory
+from kvagent.vllm.worker.side import NONE_OVER, WorkerSide
+from kvagent.vllm.worker.sync import Sync, make_sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from kvagent.vllm.options import Options
-    from kvagent.vllm.worker import Results
+    from kvagent.vllm.worker.side import Results
 
 
 class WorkerCalls:

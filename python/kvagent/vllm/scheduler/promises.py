@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 from kvagent.errors import TimedOut
 from kvagent.lookup import LookupStatus
-from kvagent.vllm.tracked import ANSWER_S, Asked
+from kvagent.vllm.scheduler.requests import ANSWER_S, Asked
 
 if TYPE_CHECKING:
     from kvagent.lookup import Answer
-    from kvagent.vllm.asking import Asker
     from kvagent.vllm.counts import Counts
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.options import Options
-    from kvagent.vllm.presence import Presence
-    from kvagent.vllm.tracked import Tracked
+    from kvagent.vllm.scheduler.agent_session import Presence
+    from kvagent.vllm.scheduler.lookups import Asker
+    from kvagent.vllm.scheduler.requests import Tracked
 
 
 class Promises:

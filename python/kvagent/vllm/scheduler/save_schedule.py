@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kvagent.vllm.tracked import Tracked
+    from kvagent.vllm.scheduler.requests import Tracked
 
 FEW = 8  # tokens of one step; a request that computes more in it is looked at in that step
 GATHER = 8  # steps in which blocks of answers gather

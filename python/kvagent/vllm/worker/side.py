@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING
 from kvagent import messages as m
 from kvagent.errors import Busy, Malformed, SessionBroken, SessionEnded
 from kvagent.messages import BlockStatus
-from kvagent.vllm.clock import HostClock
 from kvagent.vllm.link import LISTEN
-from kvagent.vllm.patience import Patience
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerWords
-from kvagent.vllm.underway import UnderWay, lost
+from kvagent.vllm.worker.clock import HostClock
+from kvagent.vllm.worker.idle_backoff import Patience
+from kvagent.vllm.worker.underway import UnderWay, lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvagent.packing import Packed
     from kvagent.shm import SyncWords
-    from kvagent.vllm.clock import Clock
     from kvagent.vllm.link import Attachment, Link
+    from kvagent.vllm.worker.clock import Clock
 
 _OK = int(BlockStatus.OK)
 ASTRAY_S = 1.0  # that the scheduler plans for another agent, before this worker joins that one
