@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvagent.vllm.scheduler.known import MAX_RECENT, RECENT_S, Known
 from kvagent.vllm.scheduler.requests import Tracked
+from kvagent.vllm.scheduler.save_batch import MAX_RECENT, RECENT_S, Known
 from kvagent.vllm.scheduler.save_schedule import FEW, GATHER, MOST_CAME, Due
 from kvagent.vllm.worker.idle_backoff import FREE, LAST_MS, Patience
 

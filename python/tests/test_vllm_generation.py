@@ -21,7 +21,7 @@ from kvagent.vllm.generation import (
     with_generation,
 )
 from kvagent.vllm.options import OptionError, Options, parse
-from kvagent.vllm.scheduler import weight_calls
+from kvagent.vllm.scheduler import weight_changes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -212,8 +212,8 @@ def compute_weight_checksums() -> None:
 
 def test_calls_that_may_change_weights_are_heard() -> None:
     core_class = type("Core", (_Core,), {name: call for name, call in vars(_Core).items() if not name.startswith("__")})
-    assert weight_calls.listen(core_class)
-    assert weight_calls.listen(core_class)
+    assert weight_changes.listen(core_class)
+    assert weight_changes.listen(core_class)
     own = _Connector()
     core = core_class(own)
     assert core.collective_rpc("update_weights", 3.0, (1,)) == ["update_weights", 3.0, (1,)]
@@ -237,4 +237,4 @@ def test_calls_that_may_change_weights_are_heard() -> None:
     core_class(several).collective_rpc("update_weights")
     assert child.heard == ["update_weights"]
     core_class(None).collective_rpc("update_weights")
-    assert not weight_calls.listen(type("Older", (), {}))
+    assert not weight_changes.listen(type("Older", (), {}))

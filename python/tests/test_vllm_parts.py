@@ -19,19 +19,17 @@ from kvagent.lookup import Ticket
 from kvagent.messages import RegionKind, Registered
 from kvagent.packing import packed, section
 from kvagent.shm import SyncWords
-from kvagent.vllm import resolved
 from kvagent.vllm.counters import Growth
-from kvagent.vllm.geometry import Ranks, Unsupported, geometry, ranks, shard
-from kvagent.vllm.layout import wish
+from kvagent.vllm.geometry import Ranks, Unsupported, geometry, ranks, shard, wish
 from kvagent.vllm.link import Attachment, Link
 from kvagent.vllm.options import OptionError, Options, loads, parse, saves
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerWords
 from kvagent.vllm.scheduler.agent_session import NOTHING, Presence
 from kvagent.vllm.scheduler.blocks import Blocks, Tables
-from kvagent.vllm.scheduler.collect import settled
 from kvagent.vllm.scheduler.lookups import BREAK_AFTER, BREAK_FIRST_S, STEP_WAIT_S, Asker, Breaker
-from kvagent.vllm.scheduler.words import OthersWords
-from kvagent.vllm.space import UNKNOWN, identity, unknown_weights, with_resolved
+from kvagent.vllm.scheduler.save_schedule import settled
+from kvagent.vllm.scheduler.saves import OthersWords
+from kvagent.vllm.space import UNKNOWN, identity, unknown_weights, used_backends, with_resolved
 from kvagent.vllm.supported import NEEDED, check, check_drafts
 from kvagent.vllm.weights import weights_digest
 from kvagent.vllm.worker.memory import memory
@@ -560,11 +558,11 @@ def test_the_backends_that_layers_use() -> None:
     layers: dict[str, Any] = {"a": Layer("FLASH_ATTN"), "b": Layer("FLASH_ATTN"), "c": Layer("FLASHINFER")}
     config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))
     cache = SimpleNamespace(kv_cache_groups=groups)
-    assert resolved.used(config, cache) == "FLASH_ATTN; FLASHINFER"
+    assert used_backends(config, cache) == "FLASH_ATTN; FLASHINFER"
     layers["b"] = Layer("TRITON_ATTN")
-    assert resolved.used(config, cache) == "FLASH_ATTN, TRITON_ATTN; FLASHINFER"
+    assert used_backends(config, cache) == "FLASH_ATTN, TRITON_ATTN; FLASHINFER"
     layers.clear()
-    assert resolved.used(config, cache) == ""
+    assert used_backends(config, cache) == ""
     pairs = _identity(model__model="nowhere")
     assert dict(pairs) | {"resolved": "FLASH_ATTN"} == dict(with_resolved(pairs, "FLASH_ATTN"))
 

@@ -19,12 +19,12 @@ from kvagent.lookup import Answer, LookupStatus
 from kvagent.packing import Packed
 from kvagent.registration import Registration
 from kvagent.stream import FrameStream
-from kvagent.vllm.counts import Counts
+from kvagent.vllm.counters import Counts
 from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.link import LISTEN, Link
 from kvagent.vllm.options import Options
 from kvagent.vllm.plan import Report, SaveJob
-from kvagent.vllm.scheduler.promises import Promises
+from kvagent.vllm.scheduler.lookups import Promises
 from kvagent.vllm.scheduler.requests import Tracked
 from tests.agent import IDENTITY, PATIENCE_S, AgentProcess, eventually
 from tests.played import BLOCK, PlayedEngine
@@ -280,7 +280,7 @@ def test_a_frozen_agent_does_not_hold_blocks_for_good(
     """Either it has a save for longer than any may take, or it does not answer."""
     monkeypatch.setattr("kvagent.vllm.scheduler.saves.HOLD_S", hold_s)
     if hold_s < 1:
-        monkeypatch.setattr("kvagent.vllm.scheduler.pulse.ASK_S", math.inf)
+        monkeypatch.setattr("kvagent.vllm.scheduler.agent_session.ASK_S", math.inf)
     engine = engines()
     blocks = engine.scheduler.blocks
     assert blocks is not None
@@ -333,7 +333,7 @@ def test_an_agent_that_takes_long_is_not_taken_for_a_stopped_one(
     engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers while a save waits for its step, which does not end."""
-    monkeypatch.setattr("kvagent.vllm.scheduler.pulse.ASK_S", 0.02)
+    monkeypatch.setattr("kvagent.vllm.scheduler.agent_session.ASK_S", 0.02)
     engine = engines()
     request = engine.request("a", "p", 4)
     engine.matched(request)
@@ -363,7 +363,7 @@ def test_a_save_is_not_revoked_before_the_agent_had_it_for_a_step(
     engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is planned before its step, which may take longer than the hold; and no step counts for those before it."""
-    monkeypatch.setattr("kvagent.vllm.scheduler.pulse.ASK_S", math.inf)
+    monkeypatch.setattr("kvagent.vllm.scheduler.agent_session.ASK_S", math.inf)
     now = [1000.0]
     monkeypatch.setattr("kvagent.vllm.scheduler.side.time", SimpleNamespace(monotonic=lambda: now[0]))
     engine = engines()

@@ -9,9 +9,7 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
 # Derive from vllm's classes, or call torch: imported in an engine alone.
-OF_VLLM = {
-    f"kvagent.vllm.{name}" for name in ("connector", "metadata", "scheduler.calls", "stats", "versions", "worker.calls")
-}
+OF_VLLM = {f"kvagent.vllm.{name}" for name in ("connector", "metadata", "scheduler.calls", "worker.calls")}
 OF_VLLM |= {"kvagent.bench.nothing", "kvagent.bench.real", "kvagent.cuda.torchgpu"}
 
 

@@ -22,10 +22,10 @@ from kvagent.shm import SharedMemory, SyncWords
 from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import Options
-from kvagent.vllm.scheduler.saves import REVOKES
+from kvagent.vllm.plan import REVOKES
 from kvagent.vllm.scheduler.side import SchedulerSide
-from kvagent.vllm.worker.clock import EVENTS
 from kvagent.vllm.worker.side import WorkerSide
+from kvagent.vllm.worker.sync import EVENTS
 
 MOST = 256  # requests
 STEPS = 320

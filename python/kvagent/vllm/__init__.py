@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["KVAgentConnector"]
+__all__ = ["KVAgentConnector", "register"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,3 +17,14 @@ def __getattr__(name: str) -> Any:
     from kvagent.vllm.connector import KVAgentConnector
 
     return KVAgentConnector
+
+
+def register() -> None:
+    """Makes ``"kv_connector": "KVAgentConnector"`` known: the entry point ``vllm.general_plugins``.
+
+    Every process of vLLM runs it. A second call does nothing.
+    """
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    if "KVAgentConnector" not in KVConnectorFactory._registry:
+        KVConnectorFactory.register_connector("KVAgentConnector", "kvagent.vllm", "KVAgentConnector")

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
 from kvagent.messages import Role
@@ -14,18 +15,16 @@ from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
 from kvagent.vllm.counters import Growth
 from kvagent.vllm.generation import PRIVATE, Generations, first, unheard, with_generation
-from kvagent.vllm.layout import wish
+from kvagent.vllm.geometry import wish
 from kvagent.vllm.link import Link
+from kvagent.vllm.metadata import Stats, make_prom
 from kvagent.vllm.options import OptionError, Options, loads, parse, saves
-from kvagent.vllm.scheduler import weight_calls
 from kvagent.vllm.scheduler.calls import SchedulerCalls
 from kvagent.vllm.scheduler.media import BYPASS, TRUST, Media
 from kvagent.vllm.scheduler.side import SchedulerSide
-from kvagent.vllm.scheduler.weight_changes import LiveWeights, Unreachable, being_made
+from kvagent.vllm.scheduler.weight_changes import LiveWeights, Unreachable, being_made, listen
 from kvagent.vllm.space import identity, unknown_weights
-from kvagent.vllm.stats import Stats, make_prom
-from kvagent.vllm.supported import check, check_drafts
-from kvagent.vllm.versions import WHOLE_FAILURES, hash_tokens
+from kvagent.vllm.supported import check, check_drafts, hash_tokens, whole_failures
 from kvagent.vllm.worker.calls import WorkerCalls
 
 TELL_S = 0.1  # between two times that counters are told to vLLM
@@ -111,7 +110,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         """Has changes of the weights heard, or seen. Return why they may be neither."""
         from vllm.v1.engine import core  # it is there where the scheduler is, and only there
 
-        if not weight_calls.listen(core.EngineCore):
+        if not listen(core.EngineCore):
             return [f"vLLM {vllm.__version__} does not show its calls that change weights"]
         engine = being_made(core.EngineCore)
         if engine is None or isinstance(engine, core.EngineCoreProc):
@@ -130,11 +129,12 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             return Registration(role=Role.SCHEDULER, **self._common())
 
         link = Link(self._options.socket_dir, "scheduler", registration)
+        whole = whole_failures(base)
         side = SchedulerSide(
             self._options, self._geometry, self._ranks.world, link,
-            saves=saves(kv_role, self._options), whole_failures=WHOLE_FAILURES, media=self._make_media(),
+            saves=saves(kv_role, self._options), whole_failures=whole, media=self._make_media(),
             # 0.29 cannot be told that a load failed as a whole, and where there are several groups, nothing else.
-            loads=loads(kv_role, self._options) and (WHOLE_FAILURES or len(self._geometry.groups) == 1),
+            loads=loads(kv_role, self._options) and (whole or len(self._geometry.groups) == 1),
             generations=generations, unheard=unheard_of,
         )  # fmt: skip
         link.wait(self._options.start_wait_ms / 1e3)

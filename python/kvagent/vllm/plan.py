@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvagent.packing import Packed
 
+REVOKES = 256  # words, so that many saves under way
+
 
 @dataclass(slots=True)
 class SaveJob:

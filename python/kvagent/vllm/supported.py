@@ -38,3 +38,19 @@ def check_drafts(speculative: Any) -> None:
             f"speculative_config.method {method}: its draft model's KV is in the cache and depends on tokens that a "
             "block's hash does not cover. Such models are not served"
         )
+
+
+def whole_failures(base: Any) -> bool:
+    """Whether a load can be told as failed as a whole (from 0.30 on), as the module of connectors' base class says."""
+    return hasattr(base, "KVConnectorTransferResults")
+
+
+def hash_tokens(vllm_config: Any, kv_cache_config: Any) -> int | None:
+    """Tokens of one block hash, as the scheduler makes them; None where it does not say (then the groups' greatest)."""
+    told = getattr(kv_cache_config, "hash_block_size", None)
+    if told is not None:
+        return int(told)
+    from vllm.v1.core import kv_cache_utils
+
+    resolve = getattr(kv_cache_utils, "resolve_kv_cache_block_sizes", None)
+    return int(resolve(kv_cache_config, vllm_config)[1]) if resolve is not None else None

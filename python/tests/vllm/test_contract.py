@@ -47,9 +47,9 @@ def test_the_plugin_makes_the_name_known(model: Path, agent: AgentProcess) -> No
 @pytest.mark.parametrize("beside", [False, True])
 def test_as_a_child_of_multi_connector(worlds: Any, agent: AgentProcess, beside: bool) -> None:
     """Also beside a connector whose workers greet: MultiConnector hands what the first of them says to all."""
-    from kvagent.vllm import plugin
+    import kvagent.vllm
 
-    plugin.register()
+    kvagent.vllm.register()
     sibling = {"kv_connector": "Sibling", "kv_connector_module_path": "tests.vllm.sibling", "kv_role": "kv_both"}
     patient = {"lookup_age_ms": 10_000, "lookup_wait_ms": 100, "start_wait_ms": 20_000}
     options = {"socket_dir": str(agent.folder), "min_load_tokens": BLOCK, "pin_percent": 25} | patient

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvagent.vllm.plan import StepPlan
-from kvagent.vllm.worker import kept
+from kvagent.vllm.worker import memory as worker_memory
 from tests.agent import AgentProcess, eventually
 from tests.vllm.agents import flip
 from tests.vllm.gpu import PRIME
@@ -230,7 +230,7 @@ def test_pins_of_saves_go_when_the_agent_stands_still(
     try:
         world.add("cold", PROMPT, 4)
         with monkeypatch.context() as unseen:
-            unseen.setattr("kvagent.vllm.scheduler.pulse.ASK_S", math.inf)
+            unseen.setattr("kvagent.vllm.scheduler.agent_session.ASK_S", math.inf)
             while world.scheduler.requests:
                 world.step()
         assert world.side.blocks.saving == 100 // BLOCK
@@ -366,16 +366,16 @@ def test_memory_is_kept_where_no_fence_came_in_time(
             worker.unregister_kv_caches()
         assert not sessions(), "a session was closed, which tells the agent that its end is no fence any more"
         assert closed == [], "memory was given up without a fence"
-        (one,) = kept._kept
+        (one,) = worker_memory._kept
         assert one.worker is side
         assert one.memory[1] is memory
         assert one.memory[0] == caches
-        assert kept.let_go() == 1
+        assert worker_memory.let_go() == 1
         assert "kept until it does" in caplog.text
     finally:
         agent.thaw()
     if shut:
-        kept._kept.clear()
+        worker_memory._kept.clear()
         worker._worker = side  # for the world's own end
         side.leave()
         worker._worker = None
@@ -384,7 +384,7 @@ def test_memory_is_kept_where_no_fence_came_in_time(
     def fenced() -> bool:
         worker._worker.begin(StepPlan(idle=True))
         worker._worker.results()
-        return kept.let_go() == 0
+        return worker_memory.let_go() == 0
 
     eventually(fenced, "the fence")
     assert closed == ["memory"]

@@ -9,7 +9,7 @@ from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request
 
-from kvagent.vllm.scheduler.collect import settled
+from kvagent.vllm.scheduler.save_schedule import settled
 from tests.vllm.setting import BLOCK
 from tests.vllm.test_failures import PROMPT, UNANSWERED, cold, spoil
 from tests.vllm.world import World, clean

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.vllm import resolved
 from tests.agent import eventually
 from tests.vllm.setting import BLOCK
 from tests.vllm.world import World, clean
@@ -37,8 +36,8 @@ def test_a_scheduler_that_supposed_another_backend_joins_its_workers(
 ) -> None:
     """Engines of one backend share, engines of another do not, though all suppose the same."""
     for name in ("EXPECTED", "OTHER"):
-        monkeypatch.setattr(resolved, "used", lambda *_, name=name: name)
-        monkeypatch.setattr(resolved, "expected", lambda *_: "EXPECTED")
+        monkeypatch.setattr("kvagent.vllm.worker.calls.used_backends", lambda *_, name=name: name)
+        monkeypatch.setattr("kvagent.vllm.space.expected_backends", lambda *_: "EXPECTED")
         engines = [worlds(ranks=ranks) for _ in range(2)]
         for world in engines:
             world.add("short", [3] * 4, 2)

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
-from kvagent.vllm.scheduler.words import OthersWords
+from kvagent.vllm.scheduler.saves import OthersWords
 from kvagent.vllm.space import with_resolved
 
 if TYPE_CHECKING:

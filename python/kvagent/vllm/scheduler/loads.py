@@ -15,7 +15,7 @@ from kvagent.vllm.plan import LoadJob, Outcome
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from kvagent.vllm.counts import Counts
+    from kvagent.vllm.counters import Counts
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.options import Options
     from kvagent.vllm.scheduler.agent_session import Presence

@@ -1,4 +1,9 @@
-"""The blocks that the next saves will hold: picked from requests, pinned, cut into sections of jobs."""
+"""The blocks that the next saves will hold: picked from requests, pinned, cut into sections of jobs.
+
+Blocks of one group that need not be offered to the agent.
+
+They were offered lately, and it did not say that it lacks them.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,49 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvagent.limits import MAX_JOB_BLOCKS, MAX_SECTIONS
 from kvagent.packing import section, short_section
-from kvagent.vllm.scheduler.known import Known
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.scheduler.blocks import Blocks, Tables
     from kvagent.vllm.scheduler.requests import Tracked
+
+RECENT_S = 10.0  # for that long at least, and twice at most, a block is not offered again
+MAX_RECENT = 32768  # blocks remembered so, of each of two ages
+
+
+class Known:
+    """Keys of one group, in two sets by age, of which the older is dropped whole."""
+
+    def __init__(self) -> None:
+        self.young: set[bytes] = set()
+        self.old: set[bytes] = set()
+        self._turn = 0.0
+
+    def none(self, keys: Collection[bytes]) -> bool:
+        """Whether all of them are to be offered."""
+        return self.young.isdisjoint(keys) and self.old.isdisjoint(keys)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self.young or key in self.old
+
+    def withdraw(self, keys: Iterable[bytes]) -> None:
+        """The agent does not have them."""
+        self.young.difference_update(keys)
+        self.old.difference_update(keys)
+
+    def age(self, now: float) -> None:
+        """Called in every step."""
+        if now >= self._turn or len(self.young) > MAX_RECENT:
+            self.old, self.young = self.young, set()
+            self._turn = now + RECENT_S
+
+    def forget(self) -> None:
+        """The agent has nothing any more."""
+        self.young.clear()
+        self.old.clear()
+
 
 _NEVER = 1 << 62  # tokens
 

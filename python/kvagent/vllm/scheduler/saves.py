@@ -3,27 +3,31 @@
 A save goes out in the step that computes its last block, or later; the agent waits for that step. Its blocks are pinned
 until the workers report it, so the request may end meanwhile. A save can be revoked: the agent reads the word after it
 has copied and before it stores, so the pins can go at once.
+
+The revocation words of an engine's workers, as its scheduler reaches them: through /proc, mapped.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvagent.messages import BlockStatus
 from kvagent.packing import packed
-from kvagent.vllm.plan import Outcome, SaveJob
+from kvagent.vllm.plan import REVOKES, Outcome, SaveJob
 from kvagent.vllm.scheduler.save_batch import Piece, Pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from kvagent.vllm.geometry import Geometry
+    from kvagent.vllm.plan import WorkerWords
     from kvagent.vllm.scheduler.blocks import Blocks, Tables
     from kvagent.vllm.scheduler.save_schedule import Due
 
-REVOKES = 256  # words, so that many saves under way
 HOLD_S = 5.0  # longest that a save may hold its blocks, of which one step counts for half at most
 RETRY_STEPS = 16  # before what found the agent busy is offered again
 
@@ -205,3 +209,36 @@ class Saves:
             self.counts.existed += 1
         elif status != BlockStatus.REVOKED:
             self.counts.refused += 1
+
+
+class OthersWords:
+    """Maps every worker's words. OSError if one cannot be reached. ``close`` unmaps them."""
+
+    def __init__(self, workers: Sequence[WorkerWords]) -> None:
+        self._maps: list[mmap.mmap] = []
+        self._words: list[memoryview] = []
+        try:
+            for worker in workers:
+                fd = os.open(worker.path, os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    self._maps.append(mmap.mmap(fd, worker.size))
+                finally:
+                    os.close(fd)
+                end = worker.revoke_off + 4 * worker.revokes
+                self._words.append(memoryview(self._maps[-1])[worker.revoke_off : end].cast("I"))
+        except BaseException:
+            self.close()
+            raise
+
+    def revoke(self, index: int) -> None:
+        """Revokes the save that names this word, in every worker."""
+        for words in self._words:
+            words[index] = 1
+
+    def close(self) -> None:
+        """Unmaps them. A second call does nothing."""
+        for words in self._words:
+            words.release()
+        for mapped in self._maps:
+            mapped.close()
+        self._words, self._maps = [], []

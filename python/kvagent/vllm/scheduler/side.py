@@ -12,19 +12,17 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from kvagent.limits import MAX_JOB_BLOCKS
-from kvagent.vllm.counts import Counts
+from kvagent.vllm.counters import Counts
 from kvagent.vllm.generation import LOADED, PRIVATE, Generations
 from kvagent.vllm.link import LISTEN
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.scheduler.agent_session import NOTHING, News, Presence
 from kvagent.vllm.scheduler.blocks import Blocks, Tables
-from kvagent.vllm.scheduler.collect import collect
 from kvagent.vllm.scheduler.loads import Loads
+from kvagent.vllm.scheduler.lookups import Promises
 from kvagent.vllm.scheduler.media import Keyed, Media
-from kvagent.vllm.scheduler.mixed import Mixed
-from kvagent.vllm.scheduler.promises import Promises
-from kvagent.vllm.scheduler.requests import Tracked
-from kvagent.vllm.scheduler.save_schedule import Due
+from kvagent.vllm.scheduler.requests import Mixed, Tracked
+from kvagent.vllm.scheduler.save_schedule import Due, collect
 from kvagent.vllm.scheduler.saves import Saves
 
 if TYPE_CHECKING:

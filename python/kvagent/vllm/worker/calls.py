@@ -9,15 +9,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from kvagent.messages import Role
 from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
-from kvagent.vllm import resolved
 from kvagent.vllm.counters import Growth
 from kvagent.vllm.link import Link
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
 from kvagent.vllm.plan import StepPlan
-from kvagent.vllm.space import with_resolved
-from kvagent.vllm.versions import WHOLE_FAILURES
-from kvagent.vllm.worker.kept import Kept, keep, let_go
-from kvagent.vllm.worker.memory import Memory, memory
+from kvagent.vllm.space import used_backends, with_resolved
+from kvagent.vllm.supported import whole_failures
+from kvagent.vllm.worker.memory import Kept, Memory, keep, let_go, memory
 from kvagent.vllm.worker.side import NONE_OVER, WorkerSide
 from kvagent.vllm.worker.sync import Sync, make_sync
 
@@ -57,14 +55,14 @@ class WorkerCalls:
         names = [list(group.layer_names) for group in self._config.kv_cache_groups]
         self._memory = memory(kv_caches, names, self._config.num_blocks, self._options.cpu_memory)
         self._sync = self._sync or make_sync(self._memory.device)
-        if backends := resolved.used(self._vllm_config, self._config):
+        if backends := used_backends(self._vllm_config, self._config):
             self._identity = with_resolved(self._identity, backends)
         link = Link(self._options.socket_dir, f"rank {self._rank}", self._registration_of_worker)
         if self._worker is None:
             per_block = len(self._config.kv_cache_groups) == 1
             self._worker = WorkerSide(
-                link, self._sync.words, per_block=per_block, whole_failures=WHOLE_FAILURES, clock=self._sync.clock,
-                generation=self._generation, use_generation=self._use_generation,
+                link, self._sync.words, per_block=per_block, whole_failures=whole_failures(base),
+                clock=self._sync.clock, generation=self._generation, use_generation=self._use_generation,
                 resolved=backends,
             )  # fmt: skip
             self._growth_of_worker = Growth(self._worker.counts, "worker_")

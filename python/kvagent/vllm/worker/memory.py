@@ -2,13 +2,21 @@
 
 The tensors are those that vLLM hands to ``register_kv_caches``: for each layer a view [blocks, ...] of an allocation
 that layers share. Only their attributes are used, so this needs no torch to be imported.
+
+What an agent may still touch after it was given up: a deadline is no fence.
+
+An agent, or a mover of one, that has not let go of a worker's memory in time may still read and write it. So the memory
+is kept, with the sessions whose end is the fence, until that end is seen. Where nobody looks any more, because the
+connector is shut down, it is kept to the end of the process: that is a fence too, because the kernel and the driver
+take the memory of a process only after its last user is gone. Nothing here waits, so a shutdown does not hang.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvagent.cuda.driver import CudaDriver
@@ -18,9 +26,10 @@ from kvagent.messages import Region, RegionKind, Segment
 from kvagent.vllm.geometry import Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from kvagent.cuda.driver import Driver
+    from kvagent.vllm.worker.side import WorkerSide
 
 FIRST_REGION = 1  # 0 holds the words
 _PR_SET_PTRACER = 0x59616D61  # from linux/prctl.h
@@ -175,3 +184,43 @@ def _region(number: int, storage: Any, kind: str) -> tuple[Region, int | None]:
 def _let_be_reached() -> None:
     """Where Yama guards processes, a process is reached only by whom it names; the agent's is not known yet."""
     ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
+
+
+log = logging.getLogger("kvagent.vllm")
+
+
+@dataclass(eq=False, slots=True)
+class Kept:
+    """The memory of one worker, until ``fenced``."""
+
+    who: str
+    worker: WorkerSide
+    """Has the sessions, which must stay open."""
+    memory: tuple[Any, ...]
+    """Whatever must not be freed."""
+    close: Callable[[], None]
+    """Closes what the memory was shown with."""
+    fenced: Callable[[], bool] = field(default=lambda: False)
+    """Whether the fence has come; never, where nobody looks any more."""
+
+
+_kept: list[Kept] = []
+
+
+def keep(one: Kept) -> None:
+    """Keeps a worker's memory, and says so."""
+    _kept.append(one)
+    log.error(
+        "%s: the agent did not let go of the KV caches in time; their memory is kept until it does, or to the end of "
+        "this process",
+        one.who,
+    )
+
+
+def let_go() -> int:
+    """Frees what a fence has come for. Gives how many workers' memory is kept."""
+    for one in [one for one in _kept if one.fenced()]:
+        _kept.remove(one)
+        one.close()
+        log.info("%s: the agent has let go of the KV caches that were kept", one.who)
+    return len(_kept)

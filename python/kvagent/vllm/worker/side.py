@@ -4,6 +4,8 @@ In a step, vLLM calls: take_back (before anything is overwritten), begin, start 
 end (the pass's kernels are launched; on a CPU they have ended), results, report. Every promised load is among the
 results exactly once: when the agent has reported it, when its deadline has passed, or the agent stands still, also if
 there is no agent. Only an outcome in the report says that nothing touches the job's blocks any more.
+
+A worker's jobs that the agent has, by the numbers that each session gave them.
 """
 
 from __future__ import annotations
@@ -19,9 +21,8 @@ from kvagent.errors import Busy, Malformed, SessionBroken, SessionEnded
 from kvagent.messages import BlockStatus
 from kvagent.vllm.link import LISTEN
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerWords
-from kvagent.vllm.worker.clock import HostClock
 from kvagent.vllm.worker.idle_backoff import Patience
-from kvagent.vllm.worker.underway import UnderWay, lost
+from kvagent.vllm.worker.sync import HostClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +30,51 @@ if TYPE_CHECKING:
     from kvagent.packing import Packed
     from kvagent.shm import SyncWords
     from kvagent.vllm.link import Attachment, Link
-    from kvagent.vllm.worker.clock import Clock
+    from kvagent.vllm.worker.sync import Clock
+
+
+@dataclass(eq=False, slots=True)
+class UnderWay:
+    """A job. A load of many blocks has several parts, each a job of the session; a save has one."""
+
+    plan: SaveJob | LoadJob
+    attachment: Attachment | None
+    parts: list[bytes | None] = field(default_factory=list)
+    """What became of the blocks of each part; None as long as the agent has it."""
+    numbers: list[int] = field(default_factory=list)
+    """Of the parts that the agent got, in the session."""
+    deadline: float = 0.0
+    told: bool = False
+    """A load that vLLM does not wait for any more."""
+    cancelled: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether the agent has none of its parts."""
+        return None not in self.parts
+
+    @property
+    def statuses(self) -> bytes:
+        """Of all blocks, once it is over."""
+        parts = [part for part in self.parts if part is not None]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def cancel(self) -> None:
+        """Asks the agent to end it. Its DONE, or the session's end, comes nevertheless."""
+        self.cancelled = True
+        if self.attachment is None:
+            return
+        for number in self.numbers:
+            try:
+                self.attachment.session.cancel(number)
+            except (Busy, SessionBroken, SessionEnded):
+                return
+
+
+def lost(part: bytes | None, blocks: int, status: BlockStatus = BlockStatus.FAILED) -> bytes:
+    """The statuses of a part that the agent reports no more."""
+    return bytes([status]) * blocks if part is None else part
+
 
 _OK = int(BlockStatus.OK)
 ASTRAY_S = 1.0  # that the scheduler plans for another agent, before this worker joins that one
