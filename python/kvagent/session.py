@@ -118,7 +118,7 @@ class Session:
         if answer.status != m.RegStatus.DONE:
             raise Refused("register", answer.status, answer.text)
         self.registered = answer
-        self._told_epoch(answer.epoch)
+        self._set_epoch(answer.epoch)
         return answer
 
     def unregister(self, timeout_s: float = 30.0) -> None:
@@ -145,10 +145,10 @@ class Session:
         answer = self._ask(m.Reset, m.ResetDone, timeout_s)
         if answer.status != m.RegStatus.DONE:
             raise Refused("reset", answer.status, answer.text)
-        self._told_epoch(answer.epoch)
+        self._set_epoch(answer.epoch)
         return answer.epoch
 
-    def _told_epoch(self, epoch: int) -> None:
+    def _set_epoch(self, epoch: int) -> None:
         """An EPOCH may overtake the answer to a request: the highest counts."""
         self.epoch = max(self.epoch, epoch)
 
@@ -156,14 +156,14 @@ class Session:
         """Asks whether the agent still answers."""
         self._ask(m.Ping, m.Pong, timeout_s)
 
-    def knock(self) -> None:
+    def start_ping(self) -> None:
         """Asks whether the agent still answers, without waiting for it: see knocking."""
         req = next(self._requests)
         self._send(m.Ping(req))
         self._pinged = req
 
     @property
-    def knocking(self) -> bool:
+    def pinging(self) -> bool:
         """Whether the last knock is not answered, as far as poll has read."""
         return self._pinged != 0
 
@@ -201,13 +201,13 @@ class Session:
             self._send_job(job, frame(encode(message, self.version)), _blocks(sections))
         return job
 
-    def hold(self) -> None:
+    def cork(self) -> None:
         """Has what is sent from here on go out in one piece, with ``let_go``."""
-        self._stream.hold()
+        self._stream.cork()
 
-    def let_go(self) -> None:
+    def uncork(self) -> None:
         """See hold."""
-        self._stream.let_go()
+        self._stream.uncork()
 
     def cancel(self, job: int) -> None:
         """Asks for a job's end: its Done comes, then Cancelled. Does not wait. Asked twice, it is asked once."""
@@ -346,7 +346,7 @@ class Session:
             self._cancels.discard(message.job)
             self._events.append(message)
         elif isinstance(message, m.Epoch):
-            self._told_epoch(message.epoch)
+            self._set_epoch(message.epoch)
             self._events.append(message)
         elif isinstance(message, m.Switches):
             self._events.append(message)

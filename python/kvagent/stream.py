@@ -85,11 +85,11 @@ class FrameStream:
             self._out.clear()
             self.pending = 0
 
-    def hold(self) -> None:
+    def cork(self) -> None:
         """Has frames gather until ``let_go``, which sends them in one piece: so the peer is woken once."""
         self._held = True
 
-    def let_go(self) -> None:
+    def uncork(self) -> None:
         """See hold."""
         self._held = False
         if len(self._out) > 1 and not any(fds for _, fds in self._out):

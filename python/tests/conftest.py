@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # Limits of the product that a machine whose host takes its processors away breaks now and then: a second and less.
 LIMITS = (
     "kvagent.vllm.scheduler.agent_session.SILENT_S", "kvagent.vllm.worker.side.DRAIN_S", "kvagent.lookup.LATE_S",
-    "kvagent.doctor.place.CONNECT_S", "kvagent.doctor.admin.TIMEOUT_S",
+    "kvagent.doctor.host.CONNECT_S", "kvagent.doctor.admin.TIMEOUT_S",
 )  # fmt: skip
 REQUIRE = "KVAGENT_REQUIRE_AGENT"  # set by make: the tests with the real agent may not be left out
 

@@ -236,11 +236,11 @@ def test_what_is_held_goes_out_in_one_piece(ends: tuple[Session, Agent], monkeyp
         return write(stream, data, fds)
 
     monkeypatch.setattr(FrameStream, "_write", count)
-    session.hold()
+    session.cork()
     jobs = [session.save([SECTION], epoch=1, step=step) for step in (3, 4, 5)]
     assert session.poll() == []  # which sends what waits, but not what is held
     assert pieces == []
-    session.let_go()
+    session.uncork()
     assert len(pieces) == 1
     for job, step in zip(jobs, (3, 4, 5), strict=True):
         assert agent.hear() == m.Save(job, 1, step, m.NO_INDEX, m.NO_INDEX, (SECTION,))

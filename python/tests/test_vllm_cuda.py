@@ -133,7 +133,7 @@ def test_virtual_memory_goes_by_the_descriptors_of_its_pieces() -> None:
 
 
 @pytest.mark.parametrize(
-    ("driver", "storage", "cure"),
+    ("driver", "storage", "hint"),
     [
         (PlayedDriver(), Storage(4096, 4096), "without --enable-sleep-mode"),
         (PlayedDriver({4096: 8192}), Storage(8192, 8192), "4096 bytes beyond its allocation of 8192"),
@@ -142,9 +142,9 @@ def test_virtual_memory_goes_by_the_descriptors_of_its_pieces() -> None:
     ],
 )
 def test_what_no_other_process_can_open_is_refused_with_the_cure(
-    driver: PlayedDriver, storage: Storage, cure: str
+    driver: PlayedDriver, storage: Storage, hint: str
 ) -> None:
-    with pytest.raises(Unsupported, match=cure):
+    with pytest.raises(Unsupported, match=hint):
         memory({"a": Tensor(storage)}, [["a"]], 9, "fd", driver)
     assert driver.closed()
 

@@ -16,8 +16,8 @@ from kvagent.vllm.generation import (
     PRIVATE,
     Generations,
     VersionFile,
-    first,
-    unheard,
+    initial_generation,
+    unobserved_changes,
     with_generation,
 )
 from kvagent.vllm.options import OptionError, Options, parse
@@ -51,13 +51,18 @@ def test_what_names_a_version_is_checked() -> None:
 
 
 def test_an_engine_begins_with_what_it_loaded_or_with_a_name_or_alone() -> None:
-    assert first(config(), "", []) == LOADED
-    assert first(config(), "7", ["why"]) == NAMED + "7"
-    alone = first(config(), "", ["why"])
+    assert initial_generation(config(), "", []) == LOADED
+    assert initial_generation(config(), "7", ["why"]) == NAMED + "7"
+    alone = initial_generation(config(), "", ["why"])
     assert alone.startswith(PRIVATE)
     assert len(alone) == len(PRIVATE) + 32
-    assert first(config(), "", ["other"]) == alone, "processes of one engine, which see the same configuration"
-    assert len({alone, first(config("2"), "", ["why"]), first(config("1", "f"), "", ["why"])}) == 3
+    assert initial_generation(config(), "", ["other"]) == alone, (
+        "processes of one engine, which see the same configuration"
+    )
+    assert (
+        len({alone, initial_generation(config("2"), "", ["why"]), initial_generation(config("1", "f"), "", ["why"])})
+        == 3
+    )
 
 
 def test_the_pair_is_in_the_identity() -> None:
@@ -67,10 +72,10 @@ def test_the_pair_is_in_the_identity() -> None:
 
 
 def test_how_weights_can_change_unheard() -> None:
-    assert not list(unheard(config()))
+    assert not list(unobserved_changes(config()))
 
     def why(**more: Any) -> str:
-        (found,) = unheard(config(**more))
+        (found,) = unobserved_changes(config(**more))
         return found
 
     def parallel(
@@ -94,7 +99,7 @@ def test_how_weights_can_change_unheard() -> None:
     assert "external_launcher" in why(parallel_config=parallel(backend="external_launcher"))
     assert "Own" in why(parallel_config=parallel(backend=Own))
     for backend in ("mp", "uni", "ray"):
-        assert not list(unheard(config(parallel_config=parallel(backend=backend))))
+        assert not list(unobserved_changes(config(parallel_config=parallel(backend=backend))))
 
 
 def test_a_file_speaks_for_one_reset(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -212,8 +217,8 @@ def compute_weight_checksums() -> None:
 
 def test_calls_that_may_change_weights_are_heard() -> None:
     core_class = type("Core", (_Core,), {name: call for name, call in vars(_Core).items() if not name.startswith("__")})
-    assert weight_changes.listen(core_class)
-    assert weight_changes.listen(core_class)
+    assert weight_changes.observe(core_class)
+    assert weight_changes.observe(core_class)
     own = _Connector()
     core = core_class(own)
     assert core.collective_rpc("update_weights", 3.0, (1,)) == ["update_weights", 3.0, (1,)]
@@ -237,4 +242,4 @@ def test_calls_that_may_change_weights_are_heard() -> None:
     core_class(several).collective_rpc("update_weights")
     assert child.heard == ["update_weights"]
     core_class(None).collective_rpc("update_weights")
-    assert not weight_changes.listen(type("Older", (), {}))
+    assert not weight_changes.observe(type("Older", (), {}))

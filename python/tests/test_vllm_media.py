@@ -87,7 +87,7 @@ def test_a_name_with_two_contents_is_of_no_use_any_more() -> None:
     first, second = feature([1]), feature([2])
     assert kept.request(request(first)) is not None
     assert kept.request(request(second, feature([1], "b"))) is None
-    assert kept.turned == {"a"}
+    assert kept.newly_ambiguous == {"a"}
     assert kept.request(request(first)) is None
     assert kept.request(request(feature([1], "b"))) is not None
     assert kept.request(request(feature(None, "b"))) is None, "what is not here may be anything"

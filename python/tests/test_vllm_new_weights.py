@@ -54,7 +54,7 @@ class Played(PlayedEngine):
     def there(self) -> bool:
         """Whether all parts are registered at the agent that runs now, after a step."""
         self.step()
-        mine, workers = self.scheduler._presence.session, self.worker_link.current()
+        mine, workers = self.scheduler._agent.session, self.worker_link.current()
         if mine is None or workers is None:
             return False
         asked = self._agent.connect()

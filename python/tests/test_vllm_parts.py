@@ -19,16 +19,16 @@ from kvagent.lookup import Ticket
 from kvagent.messages import RegionKind, Registered
 from kvagent.packing import packed, section
 from kvagent.shm import SyncWords
-from kvagent.vllm.counters import Growth
-from kvagent.vllm.geometry import Ranks, Unsupported, geometry, ranks, shard, wish
+from kvagent.vllm.counters import CounterDeltas
+from kvagent.vllm.geometry import Ranks, Unsupported, geometry, preferred_layout, ranks, shard
 from kvagent.vllm.link import Attachment, Link
 from kvagent.vllm.options import OptionError, Options, loads, parse, saves
-from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerWords
-from kvagent.vllm.scheduler.agent_session import NOTHING, Presence
+from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
+from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession
 from kvagent.vllm.scheduler.blocks import Blocks, Tables
-from kvagent.vllm.scheduler.lookups import BREAK_AFTER, BREAK_FIRST_S, STEP_WAIT_S, Asker, Breaker
-from kvagent.vllm.scheduler.save_schedule import settled
-from kvagent.vllm.scheduler.saves import OthersWords
+from kvagent.vllm.scheduler.lookups import BREAK_AFTER, BREAK_FIRST_S, STEP_WAIT_S, Breaker, Lookups
+from kvagent.vllm.scheduler.save_schedule import final_tokens
+from kvagent.vllm.scheduler.saves import WorkerRevocation
 from kvagent.vllm.space import UNKNOWN, identity, unknown_weights, used_backends, with_resolved
 from kvagent.vllm.supported import NEEDED, check, check_drafts
 from kvagent.vllm.weights import weights_digest
@@ -90,7 +90,7 @@ def test_placeholders_and_drafts_are_not_final(
     computed: int, scheduled: int, placeholders: int, known: int, final: int
 ) -> None:
     request = SimpleNamespace(num_computed_tokens=computed, num_output_placeholders=placeholders, num_tokens=known)
-    assert settled(request, scheduled) == final
+    assert final_tokens(request, scheduled) == final
 
 
 def test_reports_are_joined_to_the_worst() -> None:
@@ -279,14 +279,14 @@ def test_weights_that_are_made_up(tmp_path: Path) -> None:
 
 def test_words_of_other_processes() -> None:
     words = SyncWords(4, 8)
-    place = WorkerWords(f"/proc/{os.getpid()}/fd/{words.memory.fd}", words.memory.size, words.revoke_off, 8)
-    others = OthersWords([place])
+    place = WorkerInfo(f"/proc/{os.getpid()}/fd/{words.memory.fd}", words.memory.size, words.revoke_off, 8)
+    others = WorkerRevocation([place])
     others.revoke(3)
     assert [words.revoked(i) for i in range(8)] == [i == 3 for i in range(8)]
     others.close()
     words.close()
     with pytest.raises(OSError, match="No such"):
-        OthersWords([place])
+        WorkerRevocation([place])
 
 
 class _Pool:
@@ -307,10 +307,10 @@ def test_what_old_weights_computed_is_known() -> None:
     assert blocks.max_saving == 5
     pool.blocks[1].block_hash = b"one"
     blocks.new_weights()
-    assert blocks.old(pool.blocks[1])
-    assert not blocks.old(pool.blocks[2])
+    assert blocks.is_stale(pool.blocks[1])
+    assert not blocks.is_stale(pool.blocks[2])
     pool.blocks[1].block_hash = b"other"
-    assert not blocks.old(pool.blocks[1])
+    assert not blocks.is_stale(pool.blocks[1])
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_a_reset_that_was_missed_between_two_sessions_is_one(
 ) -> None:
     """In its first session an engine that ran alone until then may have blocks of older weights than the others."""
     link: Any = SimpleNamespace(lost=lambda _: None, close=lambda: None)
-    presence = Presence(link, Options())
+    presence = AgentSession(link, Options())
     seen = []
     for boot, epoch in zip(boots, epochs, strict=True):
         session: Any = SimpleNamespace(
@@ -335,10 +335,10 @@ def test_a_reset_that_was_missed_between_two_sessions_is_one(
         )
         made = Attachment(session, Registered(1, 0, "", bytes(16), epoch, "/none"))
         link.current = lambda made=made: made
-        seen.append(presence.attend())
-        assert presence.attend() is NOTHING
+        seen.append(presence.poll())
+        assert presence.poll() is NO_CHANGE
     presence.close()
-    assert all(news.came for news in seen)
+    assert all(news.began for news in seen)
     assert tuple(news.reset for news in seen) == resets
 
 
@@ -377,7 +377,7 @@ def test_a_layout_is_wished_for_that_the_backend_reads(
     option: str, device: str, supported: list[str], wished: str | None
 ) -> None:
     config = SimpleNamespace(device_config=SimpleNamespace(device_type=device))
-    assert wish(config, option, lambda _: supported) == wished
+    assert preferred_layout(config, option, lambda _: supported) == wished
 
 
 def test_a_backend_that_cannot_be_asked_is_left_its_choice(caplog: pytest.LogCaptureFixture) -> None:
@@ -386,7 +386,7 @@ def test_a_backend_that_cannot_be_asked_is_left_its_choice(caplog: pytest.LogCap
 
     caplog.set_level("INFO", "kvagent.vllm")
     config = SimpleNamespace(device_config=SimpleNamespace(device_type="cuda"))
-    assert wish(config, "auto", broken) is None
+    assert preferred_layout(config, "auto", broken) is None
     assert "could not be asked (no such backend)" in caplog.text
 
 
@@ -398,7 +398,7 @@ class _Counted:
 
 def test_counters_are_told_by_what_grew() -> None:
     counts = _Counted()
-    growth = Growth(counts, "x_")
+    growth = CounterDeltas(counts, "x_")
     assert growth.take() == {}
     counts.two = 5
     assert growth.take() == {"x_two": 5}
@@ -447,21 +447,21 @@ def test_all_requests_of_a_step_together_wait_no_longer_than_its_budget(
     monkeypatch.setattr("kvagent.vllm.scheduler.lookups.time", SimpleNamespace(monotonic=lambda: now[0]))
     session = SimpleNamespace(boot=bytes(16), version=2, number=1)
     attachment: Any = SimpleNamespace(session=session, registered=SimpleNamespace(lookup_path=tmp_path / "none"))
-    asker = Asker(attachment, 0.001, 1)
+    lookups = Lookups(attachment, 0.001, 1)
 
     def poll(ticket: Any, wait_s: float) -> None:
         waited.append(min(math.ceil(wait_s * 1000) / 1000, answered_s))
         now[0] += waited[-1]
 
-    monkeypatch.setattr(asker._client, "poll", poll)
+    monkeypatch.setattr(lookups._client, "poll", poll)
     for _ in range(3):
         waited.clear()
-        asker.new_step()
+        lookups.begin_step()
         for _ in range(30):
-            assert asker.answer(Ticket(None, 0, leases=True), first=True) is None
+            assert lookups.answer(Ticket(None, 0, leases=True), first=True) is None
         assert 0.001 <= sum(waited) <= STEP_WAIT_S + 1e-9
         assert max(waited) <= 0.001
-    asker.close()
+    lookups.close()
 
 
 _PLAIN: dict[str, Any] = {
@@ -581,12 +581,12 @@ def test_a_session_of_an_identity_that_is_no_more_is_left(taken: bool) -> None:
         current=lambda: made[0] if made else None, lost=made.remove, close=lambda: None,
         renew=lambda *, hold: made.pop(),  # noqa: ARG005
     )  # fmt: skip
-    presence = Presence(link, Options())
+    presence = AgentSession(link, Options())
     if taken:
-        assert presence.attend().came
-    assert presence.join_anew() == taken
+        assert presence.poll().began
+    assert presence.reregister() == taken
     assert (made, closed, presence.session) == ([], [1], None)
-    assert presence.attend() is NOTHING
+    assert presence.poll() is NO_CHANGE
 
 
 def test_a_registration_that_changed_under_way_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from kvagent.registration import Registration
 from kvagent.stream import FrameStream
 from kvagent.vllm.counters import Counts
 from kvagent.vllm.geometry import Geometry
-from kvagent.vllm.link import LISTEN, Link
+from kvagent.vllm.link import LISTEN_STEPS, Link
 from kvagent.vllm.options import Options
 from kvagent.vllm.plan import Report, SaveJob
 from kvagent.vllm.scheduler.lookups import Promises
@@ -83,7 +83,7 @@ def test_a_prompt_of_more_blocks_than_a_job_takes(engines: Callable[..., PlayedE
     for limited in (engine.scheduler.saves, engine.scheduler._loads):
         assert limited is not None
     engine.step()  # a new session sets the limits
-    engine.scheduler.saves.pieces.job_blocks = engine.scheduler._loads.job_blocks = 30  # type: ignore[union-attr]
+    engine.scheduler.saves.batch.job_blocks = engine.scheduler._loads.job_blocks = 30  # type: ignore[union-attr]
     request = engine.request("a", "long", 100)
     engine.matched(request)
     engine.admit(request)
@@ -220,11 +220,11 @@ def test_an_agent_without_jobs_is_listened_to_in_one_of_some_steps(
         return quiet(stream)
 
     monkeypatch.setattr(FrameStream, "quiet", count)
-    for _ in range(10 * LISTEN):
+    for _ in range(10 * LISTEN_STEPS):
         engine.step((request, 0))
     assert len(asked) == 2 * 10
     agent.kill()
-    for _ in range(LISTEN):
+    for _ in range(LISTEN_STEPS):
         engine.step((request, 0))
     assert (engine.link.current(), engine.worker_link.current()) == (None, None)
     agent.start()
@@ -341,17 +341,17 @@ def test_an_agent_that_takes_long_is_not_taken_for_a_stopped_one(
     with monkeypatch.context() as held:
         held.setattr(engine.sync.clock, "end", lambda _: None)
         engine.step((request, request.num_tokens))
-        session = engine.scheduler._presence.session
+        session = engine.scheduler._agent.session
         assert session is not None
-        knocks: list[float] = []
-        knock = session.knock
+        pings: list[float] = []
+        start_ping = session.start_ping
 
         def counted() -> None:
-            knocks.append(time.monotonic())
-            knock()
+            pings.append(time.monotonic())
+            start_ping()
 
-        held.setattr(session, "knock", counted)
-        eventually(lambda: (engine.step(), len(knocks) > 3)[1], "answers, each before the next question")
+        held.setattr(session, "start_ping", counted)
+        eventually(lambda: (engine.step(), len(pings) > 3)[1], "answers, each before the next question")
         assert engine.scheduler.blocks is not None
         assert engine.scheduler.blocks.saving == 4
     engine.step()
@@ -461,12 +461,12 @@ def test_what_waits_to_be_handed_out_when_another_engine_resets_is_given_up(
     assert saves is not None
     assert blocks is not None
     assert blocks.saving == 4
-    epoch = engine.scheduler._presence._epoch
+    epoch = engine.scheduler._agent._epoch
     other.scheduler.reset()
 
     def heard() -> bool:
-        engine.scheduler._attend()  # as for a request that comes
-        return engine.scheduler._presence._epoch > epoch
+        engine.scheduler._poll_agent()  # as for a request that comes
+        return engine.scheduler._agent._epoch > epoch
 
     eventually(heard, "the reset")
     assert blocks.saving == 0
@@ -511,7 +511,7 @@ def test_a_reset_that_the_agent_does_not_hear_is_no_failure_and_is_done_before_a
     engine.scheduler.reset()
     agent.thaw()
     monkeypatch.setattr("kvagent.vllm.scheduler.agent_session.RESET_S", 20)
-    eventually(lambda: (engine.step(), engine.scheduler._presence.session)[1], "the next session")
+    eventually(lambda: (engine.step(), engine.scheduler._agent.session)[1], "the next session")
     assert engine.matched(engine.request("b", "p", 4)) == 0
     assert agent.status()["blocks_stored"] == 0
     engine.save("c", "p", 4, 7)
@@ -798,7 +798,7 @@ def test_an_agent_that_refuses_is_asked_less_and_less_often(
     assert len([r for r in caplog.records if "hash_tokens" in r.getMessage()]) == 1
 
 
-class _Asker:
+class _Lookups:
     """Answers as it is told."""
 
     def __init__(self, *answers: Answer | None) -> None:
@@ -821,12 +821,12 @@ class _Asker:
         pass
 
 
-def promises(asker: _Asker, **options: Any) -> tuple[Promises, Tracked, Counts, list[int]]:
+def promises(lookups: _Lookups, **options: Any) -> tuple[Promises, Tracked, Counts, list[int]]:
     released: list[int] = []
-    presence: Any = SimpleNamespace(asker=asker, release=released.append)
+    agent: Any = SimpleNamespace(lookups=lookups, release=released.append)
     counts = Counts()
     request = SimpleNamespace(num_tokens=4 * BLOCK + 1, block_hashes=[bytes([i]) * 32 for i in range(4)])
-    made = Promises(presence, Geometry((m.Group(BLOCK, 64),), BLOCK), Options(min_load_tokens=16, **options), counts)
+    made = Promises(agent, Geometry((m.Group(BLOCK, 64),), BLOCK), Options(min_load_tokens=16, **options), counts)
     return made, Tracked(request, False, [0], BLOCK), counts, released
 
 
@@ -836,36 +836,37 @@ def answer(status: int, tokens: int = 0, lease: int = 0) -> Answer:
 
 def test_lower_tiers_are_waited_for_a_bounded_time() -> None:
     pending = answer(LookupStatus.PENDING)
-    asker = _Asker(pending, None, pending, answer(LookupStatus.HIT, 64, 5))
-    made, tracked, counts, released = promises(asker, tier_wait_ms=200.0)
+    lookups = _Lookups(pending, None, pending, answer(LookupStatus.HIT, 64, 5))
+    made, tracked, counts, released = promises(lookups, tier_wait_ms=200.0)
     assert [made.promise(tracked, 0, now) for now in (10.0, 10.1, 10.15, 10.18)] == [None, None, None, 64]
-    assert (asker.asked, counts.lookups, counts.lookups_pending, released) == (3, 1, 0, [])
+    assert (lookups.asked, counts.lookups, counts.lookups_pending, released) == (3, 1, 0, [])
     made.forget(tracked)
     assert released == [5]
 
-    asker = _Asker(pending, pending)
-    made, tracked, counts, _ = promises(asker, tier_wait_ms=200.0)
+    lookups = _Lookups(pending, pending)
+    made, tracked, counts, _ = promises(lookups, tier_wait_ms=200.0)
     assert [made.promise(tracked, 0, now) for now in (10.0, 10.3, 10.4)] == [None, 0, 0]
-    assert (asker.asked, counts.lookups_pending) == (2, 1)
+    assert (lookups.asked, counts.lookups_pending) == (2, 1)
 
 
 def test_an_answer_is_kept_for_a_while_and_then_asked_again() -> None:
-    asker = _Asker(answer(LookupStatus.HIT, 64, 5), answer(LookupStatus.HIT, 48, 6), answer(LookupStatus.HIT, 64, 7))
-    made, tracked, _, released = promises(asker)
+    answers = (answer(LookupStatus.HIT, tokens, lease) for tokens, lease in ((64, 5), (48, 6), (64, 7)))
+    lookups = _Lookups(*answers)
+    made, tracked, _, released = promises(lookups)
     assert [made.promise(tracked, 0, 10.0 + i / 100) for i in range(45)] == [64] * 45
-    assert asker.asked == 1
+    assert lookups.asked == 1
     assert made.promise(tracked, 0, 13.0) == 48
     assert released == [5]
     assert made.promise(tracked, 16, 13.1) == 32  # the engine has more than it had
-    assert asker.asked == 2
+    assert lookups.asked == 2
     tracked.fail([tracked.request.block_hashes[1]], 13.1)
     assert made.promise(tracked, 0, 15.2) == 16
     assert released == [5, 6]
 
 
 def test_a_question_that_is_given_up_is_abandoned_and_a_lost_one_is_a_miss() -> None:
-    asker = _Asker(None)
-    made, tracked, counts, _ = promises(asker)
+    lookups = _Lookups(None)
+    made, tracked, counts, _ = promises(lookups)
     assert made.promise(tracked, 0, 1.0) is None
     assert made.promise(tracked, 0, 1.1) == 0
     assert counts.lookups_unanswered == 1
@@ -877,7 +878,7 @@ def test_a_worker_whose_session_outlives_its_agent_joins_the_next(
     engines: Callable[..., PlayedEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mover that is left behind holds the session: it does not end, and only the scheduler knows the next agent."""
-    monkeypatch.setattr("kvagent.vllm.worker.side.ASTRAY_S", 0.0)
+    monkeypatch.setattr("kvagent.vllm.worker.side.MISMATCH_S", 0.0)
     engine = engines()
     engine.save("a", "p", 4, 7)
     before = engine.worker_link.current()

@@ -19,8 +19,8 @@ import pytest
 from kvagent.vllm import weights
 from kvagent.vllm.space import UNKNOWN, identity
 from kvagent.vllm.weights import weights_digest
-from kvagent.weights import files, kept, samples
-from kvagent.weights.kept import Kept, State
+from kvagent.weights import digest_cache, files, samples
+from kvagent.weights.digest_cache import DigestCache, State
 from kvagent.weights.samples import Opened, Unreadable
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the files had been written some time ago."""
-    monkeypatch.setattr(files, "now_ns", lambda: time.time_ns() + 10 * kept.SETTLED_NS)
+    monkeypatch.setattr(files, "now_ns", lambda: time.time_ns() + 10 * digest_cache.SETTLED_NS)
 
 
 def model(place: Path, **more: Any) -> Any:
@@ -277,7 +277,7 @@ def test_a_digest_is_kept(tmp_path: Path, own_cache: Path, later: None, monkeypa
 
 
 def _is_local(path: Path) -> bool:
-    return path.stat().st_dev in Kept()._local_devices()
+    return path.stat().st_dev in DigestCache()._local_devices()
 
 
 def test_a_file_that_has_just_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,23 +287,26 @@ def test_a_file_that_has_just_changed_is_read_again(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("field", State._fields)
 def test_whatever_the_system_says_of_a_file_is_part_of_the_key(field: str) -> None:
-    store = Kept(Path("/nowhere"), "boot", "1 1 8:1 / / rw - ext4 /dev/x rw")
+    store = DigestCache(Path("/nowhere"), "boot", "1 1 8:1 / / rw - ext4 /dev/x rw")
     state = State(os.makedev(8, 1), 2, 3, 4, 5)
-    now = 100 * kept.SETTLED_NS
+    now = 100 * digest_cache.SETTLED_NS
     key = store.key(["a"], [state], now)
     assert key is not None
     other = state._replace(**{field: getattr(state, field) + 1})
     assert store.key(["a"], [other], now) != key, f"{field} is not in the key"
     assert store.key(["b"], [state], now) != key
-    assert Kept(Path("/nowhere"), "another", store._mounts).key(["a"], [state], now) != key
+    assert DigestCache(Path("/nowhere"), "another", store._mounts).key(["a"], [state], now) != key
 
 
 def test_only_files_of_local_disks_are_kept() -> None:
-    now = 100 * kept.SETTLED_NS
+    now = 100 * digest_cache.SETTLED_NS
     for kind in ("fuse.gcsfuse", "nfs4", "9p"):
-        store = Kept(Path("/nowhere"), "boot", f"1 1 8:1 / / rw shared:1 - {kind} x rw")
+        store = DigestCache(Path("/nowhere"), "boot", f"1 1 8:1 / / rw shared:1 - {kind} x rw")
         assert store.key(["a"], [State(os.makedev(8, 1), 2, 3, 4, 5)], now) is None, kind
-    assert Kept(Path("/nowhere"), "", "1 1 8:1 / / rw - ext4 x rw").key(["a"], [State(2049, 2, 3, 4, 5)], now) is None
+    assert (
+        DigestCache(Path("/nowhere"), "", "1 1 8:1 / / rw - ext4 x rw").key(["a"], [State(2049, 2, 3, 4, 5)], now)
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -311,16 +314,16 @@ def test_only_files_of_local_disks_are_kept() -> None:
     [b"", b"\0" * 300, b"KEY\nnothing\n", b"other\n" + b"0" * 64 + b"\n", b"KEY\n" + b"0" * 64, b"KEY\n" + b"0" * 70],
 )
 def test_a_damaged_digest_counts_as_none(tmp_path: Path, damage: bytes) -> None:
-    store, key, digest = Kept(tmp_path / "kept"), "a" * 64, "b" * 64
-    store.keep(key, digest)
+    store, key, digest = DigestCache(tmp_path / "kept"), "a" * 64, "b" * 64
+    store.store(key, digest)
     assert store.find(key) == digest
     (tmp_path / "kept" / key).write_bytes(damage.replace(b"KEY", key.encode()))
     assert store.find(key) is None
 
 
 def test_what_somebody_else_may_have_written_is_not_taken(tmp_path: Path) -> None:
-    store, key, digest = Kept(tmp_path / "kept"), "a" * 64, "b" * 64
-    store.keep(key, digest)
+    store, key, digest = DigestCache(tmp_path / "kept"), "a" * 64, "b" * 64
+    store.store(key, digest)
     place = tmp_path / "kept" / key
     place.chmod(0o622)
     assert store.find(key) is None
@@ -338,13 +341,13 @@ def test_what_somebody_else_may_have_written_is_not_taken(tmp_path: Path) -> Non
 
 
 def test_few_digests_are_kept(tmp_path: Path) -> None:
-    store = Kept(tmp_path / "kept")
-    for i in range(kept.MAX_KEPT + 3):
-        store.keep(f"{i:064x}", "b" * 64)
+    store = DigestCache(tmp_path / "kept")
+    for i in range(digest_cache.MAX_KEPT + 3):
+        store.store(f"{i:064x}", "b" * 64)
         os.utime(tmp_path / "kept" / f"{i:064x}", ns=(i, i))
-    assert len(list((tmp_path / "kept").iterdir())) == kept.MAX_KEPT
+    assert len(list((tmp_path / "kept").iterdir())) == digest_cache.MAX_KEPT
     assert store.find(f"{0:064x}") is None
-    assert store.find(f"{kept.MAX_KEPT + 2:064x}") is not None
+    assert store.find(f"{digest_cache.MAX_KEPT + 2:064x}") is not None
 
 
 def test_without_a_cache_a_digest_is_made_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

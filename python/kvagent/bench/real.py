@@ -36,7 +36,7 @@ from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector, KVConnector
 from vllm.v1.worker.utils import allocate_kv_cache
 
 from kvagent.bench.figures import Times, mean, percentile
-from kvagent.bench.nothing import Nothing
+from kvagent.bench.noop import Noop
 
 try:
     from vllm.v1.core import kv_cache_planning as planning
@@ -70,7 +70,7 @@ class Engine:
         if socket_dir is not None:
             caches = allocate_kv_cache(self.kv, torch.device("cpu"), KVCacheLayout.LBNHC)
             config = copy.deepcopy(self.config)
-            kv_transfer_state._KV_CONNECTOR_AGENT = Nothing(config, KVConnectorRole.WORKER, self.kv)
+            kv_transfer_state._KV_CONNECTOR_AGENT = Noop(config, KVConnectorRole.WORKER, self.kv)
             self.bare = ActiveKVConnector(config, caches)
             self.worker = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, self.kv)
             kv_transfer_state._KV_CONNECTOR_AGENT = self.worker

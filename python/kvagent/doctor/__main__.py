@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvagent.doctor import admin, agent, installed, place
+from kvagent.doctor import admin, agent, host, installed
 from kvagent.doctor.finding import Finding
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     problems = 0
     for finding in findings(Path(parser.parse_args(arguments).socket_dir)):
         sys.stdout.write(finding.lines() + "\n")
-        problems += bool(finding.cure)
+        problems += bool(finding.hint)
     sys.stdout.write(f"{problems} problems\n" if problems else "all is well\n")
     return 1 if problems else 0
 
@@ -31,17 +31,17 @@ def findings(directory: Path) -> Iterator[Finding]:
     """All of them, in the order in which they depend on one another."""
     yield from installed.packages()
     yield installed.seed()
-    here = list(place.directory(directory))
+    here = list(host.directory(directory))
     yield from here
-    if any(finding.cure for finding in here):
+    if any(finding.hint for finding in here):
         return
     path = directory / "session.sock"
-    found, boot = place.session(path)
+    found, boot = host.session(path)
     yield from found
     if boot:
-        yield place.lookups(directory / "lookup.sock")
-        yield from place.namespaces(path)
-    yield place.shared_memory()
+        yield host.lookups(directory / "lookup.sock")
+        yield from host.namespaces(path)
+    yield host.shared_memory()
     yield from _of_agent(directory / "admin.sock", boot)
 
 
@@ -49,7 +49,7 @@ def _of_agent(path: Path, boot: bytes) -> Iterator[Finding]:
     try:
         status = admin.status(path)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        yield Finding(f"{path}: {place.said(error)}", place.cure(error))
+        yield Finding(f"{path}: {host.said(error)}", host.hint(error))
         return
     yield from agent.health(status, boot)
     yield from agent.engines(status)

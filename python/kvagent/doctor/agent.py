@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 # What has to be done so that two engines agree on a key of their identity; see docs/VLLM.md.
-CURES = {
+HINTS = {
     "model": "give both the same model path or name",
     "revision": "give both the same --revision",
     "weights": "their files differ: let both read the same files (one volume, or one revision)",
@@ -125,7 +125,7 @@ def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> Finding:
     if "model" in keys and "weights" in keys:
         return Finding(f"{pair}: they serve different models ({mine.get('model')}, {its.get('model')})")
     named = "; ".join(f"{key}: {mine.get(key)!r} and {its.get(key)!r}" for key in keys)
-    return Finding(f"{pair}: {named}", "; ".join(CURES.get(key, f"make {key} equal") for key in keys))
+    return Finding(f"{pair}: {named}", "; ".join(HINTS.get(key, f"make {key} equal") for key in keys))
 
 
 def _hits(status: Mapping[str, Any]) -> Finding:

@@ -10,8 +10,8 @@ class Finding:
     """A fact. With a ``cure`` it is a problem."""
 
     text: str
-    cure: str = ""
+    hint: str = ""
 
     def lines(self) -> str:
         """As it is printed."""
-        return f"PROBLEM  {self.text}\n         cure: {self.cure}" if self.cure else f"OK       {self.text}"
+        return f"PROBLEM  {self.text}\n         fix: {self.hint}" if self.hint else f"OK       {self.text}"

@@ -13,21 +13,21 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from kvagent.messages import Role
 from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
-from kvagent.vllm.counters import Growth
-from kvagent.vllm.generation import PRIVATE, Generations, first, unheard, with_generation
-from kvagent.vllm.geometry import wish
+from kvagent.vllm.counters import CounterDeltas
+from kvagent.vllm.generation import PRIVATE, Generations, initial_generation, unobserved_changes, with_generation
+from kvagent.vllm.geometry import preferred_layout
 from kvagent.vllm.link import Link
 from kvagent.vllm.metadata import Stats, make_prom
 from kvagent.vllm.options import OptionError, Options, loads, parse, saves
 from kvagent.vllm.scheduler.calls import SchedulerCalls
 from kvagent.vllm.scheduler.media import BYPASS, TRUST, Media
 from kvagent.vllm.scheduler.side import SchedulerSide
-from kvagent.vllm.scheduler.weight_changes import LiveWeights, Unreachable, being_made, listen
+from kvagent.vllm.scheduler.weight_changes import LiveWeights, Unreachable, observe, under_construction
 from kvagent.vllm.space import identity, unknown_weights
 from kvagent.vllm.supported import check, check_drafts, hash_tokens, whole_failures
 from kvagent.vllm.worker.calls import WorkerCalls
 
-TELL_S = 0.1  # between two times that counters are told to vLLM
+STATS_INTERVAL_S = 0.1  # between two times that counters are told to vLLM
 
 log = logging.getLogger("kvagent.vllm")
 
@@ -46,18 +46,20 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         self._ranks, self._replicas = geo.ranks(vllm_config.parallel_config, kv_cache_config)
         self._identity = identity(vllm_config, kv_cache_config, self._options.tenant, self._ranks, vllm.__version__)
         reasons = _reasons(vllm_config, self._options, self._identity)
-        self._growth: list[Growth] = []
-        self._tell_again = 0.0
+        self._deltas: list[CounterDeltas] = []
+        self._next_stats = 0.0
         if role == KVConnectorRole.SCHEDULER:
             _check_policy(transfer)
-            silent = [] if self._options.weights_fixed else [*unheard(vllm_config), *self._watch_weights()]
-            reasons = [*silent, *reasons]
-            self._generation = first(vllm_config, self._options.weights_version, reasons)
-            _say_generation(self._generation, reasons)
-            self._scheduler = self._make_scheduler(transfer.kv_role, unheard_of=bool(silent))
+            unobserved = (
+                [] if self._options.weights_fixed else [*unobserved_changes(vllm_config), *self._watch_weights()]
+            )
+            reasons = [*unobserved, *reasons]
+            self._generation = initial_generation(vllm_config, self._options.weights_version, reasons)
+            _log_generation(self._generation, reasons)
+            self._scheduler = self._make_scheduler(transfer.kv_role, unobserved=bool(unobserved))
         else:
-            silent = [] if self._options.weights_fixed else [*unheard(vllm_config)]
-            self._generation = first(vllm_config, self._options.weights_version, [*silent, *reasons])
+            unobserved = [] if self._options.weights_fixed else [*unobserved_changes(vllm_config)]
+            self._generation = initial_generation(vllm_config, self._options.weights_version, [*unobserved, *reasons])
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -67,7 +69,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
         """The layout to wish for: block by block over all layers, so that copies are large."""
-        return wish(vllm_config, parse(vllm_config.kv_transfer_config.kv_connector_extra_config).layout)
+        return preferred_layout(vllm_config, parse(vllm_config.kv_transfer_config.kv_connector_extra_config).layout)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
@@ -84,12 +86,12 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
     def get_kv_connector_stats(self) -> Stats | None:
         """What this role counted since it was told last: not in every step, for vLLM joins and carries it each time."""
         now = time.monotonic()
-        if now < self._tell_again:
+        if now < self._next_stats:
             return None
-        self._tell_again = now + TELL_S
+        self._next_stats = now + STATS_INTERVAL_S
         grown: dict[str, int] = {}
-        for growth in self._growths():
-            grown |= growth.take()
+        for delta in self._all_deltas():
+            grown |= delta.take()
         return Stats(data=grown) if grown else None
 
     def shutdown(self) -> None:
@@ -97,22 +99,22 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         self._leave_scheduler()
         self._leave_worker()
 
-    def _growths(self) -> list[Growth]:
-        if not self._growth:
+    def _all_deltas(self) -> list[CounterDeltas]:
+        if not self._deltas:
             side = self._scheduler
             if side is not None and side.saves is not None:
-                self._growth = [Growth(side.counts), Growth(side.saves.counts, "saves_")]
-            elif self._growth_of_worker is not None:
-                self._growth = [self._growth_of_worker]
-        return self._growth
+                self._deltas = [CounterDeltas(side.counts), CounterDeltas(side.saves.counts, "saves_")]
+            elif self._worker_deltas is not None:
+                self._deltas = [self._worker_deltas]
+        return self._deltas
 
     def _watch_weights(self) -> list[str]:
         """Has changes of the weights heard, or seen. Return why they may be neither."""
         from vllm.v1.engine import core  # it is there where the scheduler is, and only there
 
-        if not listen(core.EngineCore):
+        if not observe(core.EngineCore):
             return [f"vLLM {vllm.__version__} does not show its calls that change weights"]
-        engine = being_made(core.EngineCore)
+        engine = under_construction(core.EngineCore)
         if engine is None or isinstance(engine, core.EngineCoreProc):
             return []
         try:
@@ -121,7 +123,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             return [f"the engine is within reach of the calling program, and its weights cannot be sampled: {error}"]
         return []
 
-    def _make_scheduler(self, kv_role: str, *, unheard_of: bool) -> SchedulerSide:
+    def _make_scheduler(self, kv_role: str, *, unobserved: bool) -> SchedulerSide:
         generations = Generations(self._generation, self._options)
 
         def registration() -> Registration:
@@ -135,7 +137,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             saves=saves(kv_role, self._options), whole_failures=whole, media=self._make_media(),
             # 0.29 cannot be told that a load failed as a whole, and where there are several groups, nothing else.
             loads=loads(kv_role, self._options) and (whole or len(self._geometry.groups) == 1),
-            generations=generations, unheard=unheard_of,
+            generations=generations, unobserved=unobserved,
         )  # fmt: skip
         link.wait(self._options.start_wait_ms / 1e3)
         return side
@@ -173,7 +175,7 @@ def _reasons(vllm_config: Any, options: Options, identity: tuple[tuple[str, str]
     return ["the files of the model's weights are not in a folder here"] if unknown_weights(identity) else []
 
 
-def _say_generation(generation: str, reasons: list[str]) -> None:
+def _log_generation(generation: str, reasons: list[str]) -> None:
     why = "; ".join(reasons)
     if generation.startswith(PRIVATE):
         log.warning(

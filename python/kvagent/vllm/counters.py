@@ -27,7 +27,7 @@ class Counts:
     """Requests with images, audio or video that were neither saved nor loaded, from some time on at least (media)."""
 
 
-class Growth:
+class CounterDeltas:
     """Of the counters of a dataclass. ``prefix`` goes before their names."""
 
     def __init__(self, counts: Any, prefix: str = "") -> None:
@@ -35,12 +35,12 @@ class Growth:
         names = [field.name for field in fields(counts)]
         self._names = [prefix + name for name in names]
         self._values = attrgetter(*names)
-        self._told: tuple[int, ...] = (0,) * len(names)
+        self._last: tuple[int, ...] = (0,) * len(names)
 
     def take(self) -> dict[str, int]:
         """By name, what grew since the last call. Cheap if nothing did: it is called in every step."""
-        now, before = self._values(self._counts), self._told
+        now, before = self._values(self._counts), self._last
         if now == before:
             return {}
-        self._told = now
+        self._last = now
         return {name: b - a for name, a, b in zip(self._names, before, now, strict=True) if b != a}

@@ -45,7 +45,7 @@ def with_generation(identity: tuple[tuple[str, str], ...], generation: str) -> t
     return identity_pairs(dict(identity) | {PAIR: generation})
 
 
-def first(vllm_config: Any, version: str, reasons: list[str]) -> str:
+def initial_generation(vllm_config: Any, version: str, reasons: list[str]) -> str:
     """The generation of an engine that starts. ``reasons`` say why its weights are not what the identity says of them.
 
     It is made of the configuration, which all processes of the engine have alike: the time at which it was made, and
@@ -63,7 +63,7 @@ def first(vllm_config: Any, version: str, reasons: list[str]) -> str:
     return PRIVATE + hashlib.sha256("\n".join(one).encode()).hexdigest()[:32]
 
 
-def unheard(vllm_config: Any) -> Iterator[str]:
+def unobserved_changes(vllm_config: Any) -> Iterator[str]:
     """The ways by which this engine's weights can change though the connector hears nothing of it.
 
     What goes through vLLM's engine core is heard (weight_calls), so neither the development endpoints of ``vllm serve``
@@ -149,7 +149,7 @@ class Generations:
         if version and NAMED + version == self.now:
             log.info("weights: version %s again, by weights_version_file: the reset is plain", version)
             return False
-        return self._become(NAMED + version if version else _private(), "reset_prefix_cache with reset_connector")
+        return self._change(NAMED + version if version else _private(), "reset_prefix_cache with reset_connector")
 
     def after_call(self, call: str) -> bool:
         """A call that may change the weights is about to be made."""
@@ -158,7 +158,7 @@ class Generations:
                 self._warned = True
                 log.warning("weights: %s is called though weights_fixed is true: are they still the same?", call)
             return False
-        return self._become(_private(), call)
+        return self._change(_private(), call)
 
     def after_name(self, version: str) -> bool:
         """vLLM was told the version of its weights: those that are in place now."""
@@ -167,9 +167,9 @@ class Generations:
             return False
         if NAMED + version == self.now:
             return False
-        return self._become(NAMED + version, "the version that vLLM was told")
+        return self._change(NAMED + version, "the version that vLLM was told")
 
-    def _become(self, generation: str, why: str) -> bool:
+    def _change(self, generation: str, why: str) -> bool:
         self.now = generation
         self.serial += 1
         shared = "engines of that version" if generation.startswith(NAMED) else "nobody"

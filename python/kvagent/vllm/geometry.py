@@ -112,7 +112,9 @@ ONE_RUN = ("BLHNC", "BLNHC")  # a block of all layers lies together
 log = logging.getLogger("kvagent.vllm")
 
 
-def wish(vllm_config: Any, option: str, supported: Callable[[Any], Sequence[str]] | None = None) -> str | None:
+def preferred_layout(
+    vllm_config: Any, option: str, supported: Callable[[Any], Sequence[str]] | None = None
+) -> str | None:
     """The layout's name, or None for vLLM's own choice. ``option`` is that of the user."""
     if option != "auto":
         return None if option == "none" else option

@@ -27,7 +27,7 @@ REGISTER_S = 30.0
 PAUSE_FIRST_S = 0.05  # between tries; doubled up to the last
 PAUSE_LAST_S = 0.5
 PAUSE_REFUSED_S = 5.0  # the same where the agent says no: what it refuses seldom changes
-LISTEN = 4  # steps; the agent is listened to in one of so many where nothing is to come from it
+LISTEN_STEPS = 4  # steps; the agent is listened to in one of so many where nothing is to come from it
 MOVE_S = 30.0  # after renew, for which a refusal is no surprise: other parts of the engine may be on their way
 JOIN_S = 5.0  # for the thread at the end
 
@@ -45,22 +45,22 @@ class Attachment:
 class Link:
     """See the module."""
 
-    def __init__(self, socket_dir: str, who: str, registration: Callable[[], Registration]) -> None:
+    def __init__(self, socket_dir: str, owner: str, registration: Callable[[], Registration]) -> None:
         self._path = Path(socket_dir) / "session.sock"
-        self._who = who
+        self._owner = owner
         self._registration = registration
         self._current: Attachment | None = None
         self._wanted = threading.Event()
         self._ready = threading.Event()
         self._closed = threading.Event()
-        self._said = ""
+        self._last_log = ""
         self._refused = False  # the last try
         self._lock = threading.Lock()
         self._serial = 0  # of renewals; with _current and _held under the lock where the thread writes
         self._held = False
         self._moving_until = 0.0
         self._wanted.set()
-        self._thread = threading.Thread(target=self._keep, name=f"kvagent {who}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"kvagent {owner}", daemon=True)
         self._thread.start()
 
     def current(self) -> Attachment | None:
@@ -78,8 +78,8 @@ class Link:
         if self._current is attachment:
             self._current = None
             self._ready.clear()
-            self._say(
-                logging.WARNING, f"{self._who}: the agent at {self._path} is gone; prompts are computed meanwhile"
+            self._log_once(
+                logging.WARNING, f"{self._owner}: the agent at {self._path} is gone; prompts are computed meanwhile"
             )
             self._wanted.set()
 
@@ -97,7 +97,7 @@ class Link:
         self._wanted.set()
         return last
 
-    def go(self) -> None:
+    def proceed(self) -> None:
         """See renew."""
         self._moving_until = time.monotonic() + MOVE_S
         self._held = False
@@ -116,7 +116,7 @@ class Link:
         last, self._current = self._current, None
         return last
 
-    def _keep(self) -> None:
+    def _run(self) -> None:
         while True:
             self._wanted.wait()
             if self._closed.is_set():
@@ -145,7 +145,7 @@ class Link:
             self._refused = isinstance(error, Refused)
             moving = time.monotonic() < self._moving_until
             level = logging.ERROR if self._refused and not moving else logging.WARNING
-            self._say(level, f"{self._who}: {reason} at {self._path}; prompts are computed, connecting goes on")
+            self._log_once(level, f"{self._owner}: {reason} at {self._path}; prompts are computed, connecting goes on")
             return False
         with self._lock:
             if serial != self._serial:  # it was renewed meanwhile; nothing was ever said in this session
@@ -153,11 +153,11 @@ class Link:
                 return False
             self._current = Attachment(session, registered)
         self._ready.set()
-        self._say(logging.INFO, f"{self._who}: registered at {self._path}, space {registered.space.hex()}")
+        self._log_once(logging.INFO, f"{self._owner}: registered at {self._path}, space {registered.space.hex()}")
         return True
 
-    def _say(self, level: int, text: str) -> None:
+    def _log_once(self, level: int, text: str) -> None:
         """Logs a change of state, once."""
-        if text != self._said:
-            self._said = text
+        if text != self._last_log:
+            self._last_log = text
             log.log(level, "%s", text)

@@ -105,7 +105,7 @@ class Report:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     late: set[int] = field(default_factory=set)
     """Loads that were given up; their outcome is still to come."""
-    words: tuple[WorkerWords, ...] = ()
+    workers: tuple[WorkerInfo, ...] = ()
     """In a worker's first report, where its words are."""
     moved: tuple[int, ...] = ()
     """Serial numbers of weights generations that workers have gone over to, one of each worker."""
@@ -115,14 +115,14 @@ class Report:
         outcomes = dict(self.outcomes)
         for job, outcome in other.outcomes.items():
             outcomes[job] = outcomes[job].join(outcome) if job in outcomes else outcome
-        return Report(outcomes, self.late | other.late, self.words + other.words, self.moved + other.moved)
+        return Report(outcomes, self.late | other.late, self.workers + other.workers, self.moved + other.moved)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Report, (self.outcomes, self.late, self.words, self.moved)
+        return Report, (self.outcomes, self.late, self.workers, self.moved)
 
 
 @dataclass(slots=True)
-class WorkerWords:
+class WorkerInfo:
     """Where the scheduler finds a worker's revocation words: a file of /proc, and the place of the words in it.
 
     And what else it has to know of the worker.

@@ -160,11 +160,11 @@ def with_resolved(pairs: tuple[tuple[str, str], ...], names: str) -> tuple[tuple
 def _check_hash(algorithm: str, tenant: str) -> None:
     """Unsupported: a client of one tenant could make a prompt whose blocks have the hashes of another prompt's."""
     if tenant and algorithm in _WEAK_HASHES and os.environ.get("PYTHONHASHSEED") is not None:
-        told = (
+        given = (
             f"prefix_caching_hash_algo {algorithm} with a fixed PYTHONHASHSEED, while tenants share (tenant {tenant!r})"
         )
-        cure = "start vLLM with --prefix-caching-hash-algo sha256 or sha256_cbor"
-        raise Unsupported(f"{told}: prompts can be made whose hashes are those of others; {cure}")
+        hint = "start vLLM with --prefix-caching-hash-algo sha256 or sha256_cbor"
+        raise Unsupported(f"{given}: prompts can be made whose hashes are those of others; {hint}")
 
 
 def _config(model: Any) -> str:
@@ -172,8 +172,8 @@ def _config(model: Any) -> str:
     quantization = getattr(model, "quantization_config", None)
     if dataclasses.is_dataclass(quantization) and not isinstance(quantization, type):
         quantization = dataclasses.asdict(quantization)
-    told = [quantization, *(getattr(model, name, None) for name in ("config_format", "code_revision", "model_impl"))]
-    return _digest([_plain(told)])
+    given = [quantization, *(getattr(model, name, None) for name in ("config_format", "code_revision", "model_impl"))]
+    return _digest([_plain(given)])
 
 
 def _cache_dtype(cache: Any) -> str:

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvagent.weights.kept import Kept, State, now_ns
+from kvagent.weights.digest_cache import DigestCache, State, now_ns
 from kvagent.weights.samples import Opened, Unreadable, digests
 
 if TYPE_CHECKING:
@@ -52,13 +52,15 @@ def files(place: Path) -> dict[str, Found]:
     return found
 
 
-def digest(found: Mapping[str, Found], about: Iterable[str], since_ns: int | None, kept: Kept | None = None) -> str:
+def digest(
+    found: Mapping[str, Found], about: Iterable[str], since_ns: int | None, cache: DigestCache | None = None
+) -> str:
     """The digest of files by name, and of what is said ``about`` how they are read.
 
     Unreadable: one of them changed after ``since_ns``, when it may have been loaded, or while it was read; but the
     hub's cache names content, so that a file of it which is new need not be one that changed.
     """
-    kept = Kept() if kept is None else kept
+    cache = DigestCache() if cache is None else cache
     begun = now_ns()
     with contextlib.ExitStack() as stack:
         opened = [_open(stack, name, one) for name, one in sorted(found.items())]
@@ -66,15 +68,15 @@ def digest(found: Mapping[str, Found], about: Iterable[str], since_ns: int | Non
         for file, state in zip(opened, before, strict=True):
             if since_ns is not None and state.changed >= since_ns and not found[file.name].blob:
                 raise Unreadable(f"{file.name}: it was changed since this process began, perhaps after it was loaded")
-        key = kept.key([f"{FORMAT} {found[file.name].blob} {file.name}" for file in opened], before, begun)
-        content = kept.find(key) if key else None
+        key = cache.key([f"{FORMAT} {found[file.name].blob} {file.name}" for file in opened], before, begun)
+        content = cache.find(key) if key else None
         if content is None:
             content = _content(opened, found)
             after = [State.of(os.fstat(file.fd)) for file in opened]
             if after != before:
                 raise Unreadable("the files changed while they were read")
             if key:
-                kept.keep(key, content)
+                cache.store(key, content)
     return hashlib.sha256("\n".join([*about, content]).encode(errors="surrogatepass")).hexdigest()[:32]
 
 

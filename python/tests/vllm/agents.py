@@ -46,7 +46,7 @@ def joined(side: Any, workers: Sequence[Any], agent: AgentProcess) -> None:
     session = agent.connect()
     boot = session.boot
     session.close()
-    links = [side._presence._link, *(worker._link for worker in workers)]
+    links = [side._agent._link, *(worker._link for worker in workers)]
 
     def there() -> bool:
         return all(link.current() is not None and link.current().session.boot == boot for link in links)

@@ -46,11 +46,11 @@ class Commands:
         real.generate(self._llm, [[5, 6, 7]], 1)
         side, worker = real.sides(self._llm)
         attached = worker._link.current()
-        if side._presence.session is None or attached is None:
+        if side._agent.session is None or attached is None:
             return False
         asked = Session.connect(self._path, START_S)
         asked.close()
-        return bool(side._presence.session.boot == attached.session.boot == asked.boot)
+        return bool(side._agent.session.boot == attached.session.boot == asked.boot)
 
     def update(self, model: str) -> None:
         """Other weights, in place: the engine is not told to forget anything."""

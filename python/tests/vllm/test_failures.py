@@ -51,7 +51,7 @@ def one_step(world: World) -> World:
 
 def alone(world: World) -> bool:
     """Whether an engine has noticed, behind a step more, that its agent is gone."""
-    links = [world.side._presence._link, *(worker._worker._link for worker in one_step(world).workers)]
+    links = [world.side._agent._link, *(worker._worker._link for worker in one_step(world).workers)]
     return all(link.current() is None for link in links)
 
 
@@ -162,7 +162,7 @@ def test_what_was_promised_and_is_stale_is_computed(worlds: Any, agent: AgentPro
     world = cold(worlds)
     world.add("warm", PROMPT, 10)
     launch_load(world)
-    world.side._presence.session.reset()  # what was promised is stale before the load begins
+    world.side._agent.session.reset()  # what was promised is stale before the load begins
     world.run()
     assert world.outputs["warm"] == world.outputs["cold"]
     assert world.side.counts.loads_failed == 1
@@ -252,13 +252,13 @@ def test_a_reset_while_the_agent_was_restarted_is_not_missed(worlds: Any, agent:
     first.run()
     one_step(other)  # it takes its session up
     assert other.scheduler.reset_prefix_cache(reset_connector=True)
-    eventually(lambda: one_step(first).side._presence._epoch == 2, "the reset")
+    eventually(lambda: one_step(first).side._agent._epoch == 2, "the reset")
     first.settle()
     assert first.scheduler.reset_prefix_cache()
     first.add("cold", PROMPT, 4)
     first.run()
     assert agent.status()["blocks_stored"] == 100 // BLOCK
-    link = first.side._presence._link
+    link = first.side._agent._link
     path, link._path = link._path, Path("/nowhere")
     agent.kill()
     eventually(lambda: alone(first) and alone(other), "engines that saw the agent go")
@@ -366,16 +366,16 @@ def test_memory_is_kept_where_no_fence_came_in_time(
             worker.unregister_kv_caches()
         assert not sessions(), "a session was closed, which tells the agent that its end is no fence any more"
         assert closed == [], "memory was given up without a fence"
-        (one,) = worker_memory._kept
+        (one,) = worker_memory._retained
         assert one.worker is side
         assert one.memory[1] is memory
         assert one.memory[0] == caches
-        assert worker_memory.let_go() == 1
+        assert worker_memory.release_fenced() == 1
         assert "kept until it does" in caplog.text
     finally:
         agent.thaw()
     if shut:
-        worker_memory._kept.clear()
+        worker_memory._retained.clear()
         worker._worker = side  # for the world's own end
         side.leave()
         worker._worker = None
@@ -384,7 +384,7 @@ def test_memory_is_kept_where_no_fence_came_in_time(
     def fenced() -> bool:
         worker._worker.begin(StepPlan(idle=True))
         worker._worker.results()
-        return worker_memory.let_go() == 0
+        return worker_memory.release_fenced() == 0
 
     eventually(fenced, "the fence")
     assert closed == ["memory"]

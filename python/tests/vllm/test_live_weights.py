@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from kvagent.vllm.scheduler.weight_changes import LiveWeights, Unreachable, being_made, sample
+from kvagent.vllm.scheduler.weight_changes import LiveWeights, Unreachable, sample, under_construction
 from tests.vllm import engine as real
 from tests.vllm.engine import PROMPTS
 
@@ -74,11 +74,11 @@ def test_a_model_elsewhere_or_asleep_is_not_touched() -> None:
 def test_the_core_that_is_being_made_is_found() -> None:
     class Core:
         def __init__(self) -> None:
-            self.found = (lambda: being_made(Core))()
+            self.found = (lambda: under_construction(Core))()
 
     core = Core()
     assert core.found is core
-    assert being_made(Core) is None
+    assert under_construction(Core) is None
 
 
 def test_the_sample_is_of_names_and_shapes_too() -> None:

@@ -43,15 +43,15 @@ def there(world: World) -> bool:
     """Whether all parts of an engine are registered, after a step."""
     world.step()
     world.settle()
-    links = [world.side._presence._link, *(worker._worker._link for worker in world.workers)]
-    return world.side._presence.session is not None and all(link.current() is not None for link in links)
+    links = [world.side._agent._link, *(worker._worker._link for worker in world.workers)]
+    return world.side._agent.session is not None and all(link.current() is not None for link in links)
 
 
 def alone(world: World) -> bool:
     """Whether an engine has noticed, after a step, that its agent is gone."""
     world.step()
     world.settle()
-    links = [world.side._presence._link, *(worker._worker._link for worker in world.workers)]
+    links = [world.side._agent._link, *(worker._worker._link for worker in world.workers)]
     return all(link.current() is None for link in links)
 
 
@@ -120,7 +120,7 @@ def test_a_process_that_disagrees_is_put_right_by_the_scheduler(worlds: Any, age
     connector._generation = side._generation = PRIVATE + 32 * "0"
     link = side._link
     link.renew().session.close()
-    eventually(lambda: link._said and not link.current(), "a rank that is refused")
+    eventually(lambda: link._last_log and not link.current(), "a rank that is refused")
     assert serve(world, "cold") == 0
     assert serve(world, "warm") == 96
     clean(world, agent)
@@ -206,7 +206,7 @@ def test_a_registration_under_way_is_not_used(
         return answer
 
     monkeypatch.setattr(Session, "register", slow)
-    world.workers[0]._worker._adopt(link.renew())
+    world.workers[0]._worker._add_session(link.renew())
     for attachment in world.workers[0]._worker._sessions:
         attachment.session.leave()
     assert sent.wait(20)

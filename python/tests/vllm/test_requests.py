@@ -9,7 +9,7 @@ from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request
 
-from kvagent.vllm.scheduler.save_schedule import settled
+from kvagent.vllm.scheduler.save_schedule import final_tokens
 from tests.vllm.setting import BLOCK
 from tests.vllm.test_failures import PROMPT, UNANSWERED, cold, spoil
 from tests.vllm.world import World, clean
@@ -66,7 +66,7 @@ def test_a_resumed_request_saves_what_its_new_blocks_hold(worlds: Any, agent: Ag
     while len(world.outputs["long"]) < 50:
         world.step()
         table = world.scheduler.kv_cache_manager.get_block_ids("long")[0]
-        for piece in [piece for save in world.side.saves._under_way.values() if save.pinned for piece in save.pieces]:
+        for piece in [piece for save in world.side.saves._inflight.values() if save.pinned for piece in save.runs]:
             if piece.tracked.request.request_id == "long":
                 ids = [block.block_id for block in piece.blocks]
                 assert ids == table[piece.first : piece.first + len(ids)], "a table that was not replaced"
@@ -110,7 +110,7 @@ def test_what_may_be_taken_back_is_not_saved(computed: int, placeholders: int, s
         request_id="r", prompt_token_ids=PROMPT, sampling_params=SamplingParams(max_tokens=8), pooling_params=None
     )
     request.num_computed_tokens, request.num_output_placeholders = computed, placeholders
-    assert settled(request, scheduled) == final, "placeholders count as tokens"
+    assert final_tokens(request, scheduled) == final, "placeholders count as tokens"
 
 
 def test_requests_with_an_adapter_are_bypassed(worlds: Any, agent: AgentProcess) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from kvagent import messages as m
 from kvagent.errors import Busy, KVAgentError, SessionBroken, SessionEnded
-from kvagent.vllm.scheduler.lookups import Asker
+from kvagent.vllm.scheduler.lookups import Lookups
 
 if TYPE_CHECKING:
     from kvagent.session import Session
@@ -26,7 +26,7 @@ ASK_S = 0.25  # without a word of the agent, and it is asked
 SILENT_S = 0.75  # without an answer, and it is taken for stopped, until it answers
 
 
-class Pulse:
+class Liveness:
     """That of one session."""
 
     def __init__(self) -> None:
@@ -38,12 +38,12 @@ class Pulse:
 
     def stopped(self, session: Session, now: float) -> bool:
         """Whether it does not answer. Called in every step in which that matters, behind a poll of the session."""
-        if session.knocking:
+        if session.pinging:
             return now - self._since > SILENT_S
         if now - self._since > ASK_S:
             self._since = now
             with contextlib.suppress(Busy, SessionBroken, SessionEnded):  # the next poll shows it
-                session.knock()
+                session.start_ping()
         return False
 
 
@@ -54,33 +54,33 @@ log = logging.getLogger("kvagent.vllm")
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class SessionChange:
     """What has changed since the last time, in this order."""
 
-    went: bool = False
+    ended: bool = False
     """The session ended: what was asked in it is void."""
-    came: bool = False
+    began: bool = False
     """There is a new one: its agent may have nothing."""
     reset: bool = False
     """Somebody reset the space, perhaps while there was no session."""
 
 
-NOTHING = News()
+NO_CHANGE = SessionChange()
 
 
-class Presence:
+class AgentSession:
     """See the module. ``asker`` is there as long as there is a session."""
 
     def __init__(self, link: Link, options: Options) -> None:
-        self.asker: Asker | None = None
+        self.lookups: Lookups | None = None
         self.switches = m.Switches(1, 1)
-        self.pulse = Pulse()
+        self.liveness = Liveness()
         self._link = link
         self._options = options
         self._attachment: Attachment | None = None
         self._boot = b""  # the agent's life
         self._epoch = 0  # of it, as far as is known
-        self._reset_owed = False  # a reset that the agent did not hear: it comes first in the next session
+        self._reset_pending = False  # a reset that the agent did not hear: it comes first in the next session
         self._moved = False  # since the last session, to a space of which nothing is known
 
     @property
@@ -93,20 +93,20 @@ class Presence:
         """The space in which this engine is registered; empty without a session."""
         return b"" if self._attachment is None else self._attachment.registered.space
 
-    def attend(self, *, listen: bool = True) -> News:
+    def poll(self, *, listen: bool = True) -> SessionChange:
         """Takes up a new session, and what the present one has to say. Does not wait, but for a reset that is owed.
 
         Unless it is to ``listen``, the present one may have something to say that is left for the next time.
         """
         current = self._link.current()
         if current is self._attachment and (current is None or not listen or current.session.quiet()):
-            return NOTHING  # nearly always
-        went = came = reset = False
+            return NO_CHANGE  # nearly always
+        ended = began = reset = False
         if current is not self._attachment:
-            went = self._detach()
+            ended = self._detach()
             if current is not None:
-                reset = self._missed(current)
-                came = self._attach(current)
+                reset = self._missed_reset(current)
+                began = self._attach(current)
         if self._attachment is not None:
             try:
                 for event in self._attachment.session.poll():
@@ -116,13 +116,13 @@ class Presence:
                     elif isinstance(event, m.Switches):
                         self.switches = event
             except (SessionEnded, SessionBroken):
-                went = self._detach()
-                came = False
-        return News(went, came, reset) if went or came or reset else NOTHING
+                ended = self._detach()
+                began = False
+        return SessionChange(ended, began, reset) if ended or began or reset else NO_CHANGE
 
     def stopped(self, now: float) -> bool:
         """Whether the agent does not answer though its sockets are there. It is asked: only where something waits."""
-        return self.session is not None and self.pulse.stopped(self.session, now)
+        return self.session is not None and self.liveness.stopped(self.session, now)
 
     def release(self, lease: int) -> None:
         """Gives a lease back. If it cannot be said, it ends with the session."""
@@ -132,7 +132,7 @@ class Presence:
 
     def reset(self) -> bool:
         """Starts a new weights epoch. False: the agent did not answer; it hears of it before it is used again."""
-        self._reset_owed = True
+        self._reset_pending = True
         if self._attachment is None:
             return True  # nothing is loaded before it is done
         try:
@@ -141,7 +141,7 @@ class Presence:
             log.warning("reset: %s; it is owed", error)
             self._detach()
             return False
-        self._reset_owed = False
+        self._reset_pending = False
         return True
 
     def move(self) -> bool:
@@ -149,14 +149,14 @@ class Presence:
 
         A reset that is owed was to be of the space that is left.
         """
-        self._reset_owed = False
+        self._reset_pending = False
         return self._renew(hold=True)
 
-    def go(self) -> None:
+    def proceed(self) -> None:
         """All ranks have moved too."""
-        self._link.go()
+        self._link.proceed()
 
-    def join_anew(self) -> bool:
+    def reregister(self) -> bool:
         """Ends the session: the next one begins with what there is to register now. Whether there was one."""
         return self._renew(hold=False)
 
@@ -168,41 +168,41 @@ class Presence:
 
     def _renew(self, *, hold: bool) -> bool:
         attachment, self._attachment = self._attachment, None
-        self._close_asker()
+        self._close_lookups()
         last = self._link.renew(hold=hold)
         for one in {id(one): one for one in (attachment, last) if one is not None}.values():
             one.session.close()
         self._moved = True
         return attachment is not None
 
-    def _missed(self, attachment: Attachment) -> bool:
+    def _missed_reset(self, attachment: Attachment) -> bool:
         """Whether somebody reset the space since the session before this one, or since the agent's start."""
         if self._moved:  # nothing that this engine has was computed in that space
             return False
-        known = self._epoch if self._boot == attachment.session.boot else FIRST_EPOCH
-        return attachment.registered.epoch > known
+        last = self._epoch if self._boot == attachment.session.boot else FIRST_EPOCH
+        return attachment.registered.epoch > last
 
     def _attach(self, attachment: Attachment) -> bool:
         self._attachment = attachment
         self._moved = False
         self._boot, self._epoch = attachment.session.boot, attachment.registered.epoch
-        if self._reset_owed and not self.reset():
+        if self._reset_pending and not self.reset():
             return False
         self.switches = m.Switches(1, 1)
-        self.pulse = Pulse()
-        self.asker = Asker(attachment, self._options.lookup_wait_ms / 1e3, self._options.lookup_age_ms / 1e3)
+        self.liveness = Liveness()
+        self.lookups = Lookups(attachment, self._options.lookup_wait_ms / 1e3, self._options.lookup_age_ms / 1e3)
         return True
 
     def _detach(self) -> bool:
         attachment, self._attachment = self._attachment, None
-        self._close_asker()
+        self._close_lookups()
         if attachment is None:
             return False
         self._link.lost(attachment)
         attachment.session.close()  # a scheduler has no memory to be fenced
         return True
 
-    def _close_asker(self) -> None:
-        if self.asker is not None:
-            self.asker.close()
-            self.asker = None
+    def _close_lookups(self) -> None:
+        if self.lookups is not None:
+            self.lookups.close()
+            self.lookups = None

@@ -23,8 +23,8 @@ class Blocks:
         """Pins of loads."""
         self.max_saving = max(int(pool.num_gpu_blocks * pin_fraction), 1 if pin_fraction else 0)
         """At least one: an engine of few blocks saves them one after the other."""
-        self._old: dict[int, Any] = {}
-        self.aged = False
+        self._stale_hashes: dict[int, Any] = {}
+        self.has_stale = False
         """Whether there may be blocks that old weights computed."""
 
     def room(self) -> int:
@@ -53,17 +53,17 @@ class Blocks:
 
     def new_weights(self) -> None:
         """What is in the prefix cache now was computed before: it is not saved any more under the hash it has."""
-        self._old = {b.block_id: b.block_hash for b in self._pool.blocks if b.block_hash is not None}
-        self.aged = bool(self._old)
+        self._stale_hashes = {b.block_id: b.block_hash for b in self._pool.blocks if b.block_hash is not None}
+        self.has_stale = bool(self._stale_hashes)
 
-    def enter(self, block: Any) -> None:
+    def mark_stale(self, block: Any) -> None:
         """What is in a block depends on old weights, though it was filled later."""
-        self._old[block.block_id] = block.block_hash
-        self.aged = True
+        self._stale_hashes[block.block_id] = block.block_hash
+        self.has_stale = True
 
-    def old(self, block: Any) -> bool:
+    def is_stale(self, block: Any) -> bool:
         """Whether a block still has what it had before the last new_weights."""
-        return self.aged and self._old.get(block.block_id, _NONE) == block.block_hash
+        return self.has_stale and self._stale_hashes.get(block.block_id, _NONE) == block.block_hash
 
     def before_reset(self, call: Callable[[], None]) -> None:
         """Has ``call`` called whenever the prefix cache is about to be reset, which works only if nothing is held."""

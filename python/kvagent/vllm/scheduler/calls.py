@@ -6,14 +6,14 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
-from kvagent.vllm.scheduler.saves import OthersWords
+from kvagent.vllm.scheduler.saves import WorkerRevocation
 from kvagent.vllm.space import with_resolved
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvagent.vllm.geometry import Ranks
-    from kvagent.vllm.plan import WorkerWords
+    from kvagent.vllm.plan import WorkerInfo
     from kvagent.vllm.scheduler.side import SchedulerSide
     from kvagent.vllm.scheduler.weight_changes import LiveWeights
 
@@ -24,8 +24,8 @@ class SchedulerCalls:
     """A part of KVAgentConnector."""
 
     _scheduler: SchedulerSide | None = None
-    _others: OthersWords | None = None
-    _words: tuple[WorkerWords, ...] = ()
+    _revocation: WorkerRevocation | None = None
+    _workers: tuple[WorkerInfo, ...] = ()
     _ranks: Ranks
     _identity: tuple[tuple[str, str], ...]
     _live: LiveWeights | None = None
@@ -68,8 +68,8 @@ class SchedulerCalls:
         meta = connector_output.kv_connector_worker_meta
         if isinstance(meta, WorkerMetadata):
             self._side.report(meta.report)
-            if meta.report.words:
-                self._meet(meta.report.words)
+            if meta.report.workers:
+                self._add_workers(meta.report.workers)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:  # noqa: ARG002
         """A request is over. Its blocks need not be kept: what is being saved is pinned."""
@@ -123,28 +123,28 @@ class SchedulerCalls:
         if self._scheduler is not None:
             self._scheduler.close()
             self._scheduler = None
-        if self._others is not None:
-            self._others.close()
-            self._others = None
+        if self._revocation is not None:
+            self._revocation.close()
+            self._revocation = None
 
     @property
     def _side(self) -> SchedulerSide:
         assert self._scheduler is not None, "a worker's connector, or one that was shut down"
         return self._scheduler
 
-    def _meet(self, words: Sequence[WorkerWords]) -> None:
+    def _add_workers(self, workers: Sequence[WorkerInfo]) -> None:
         """Workers reported for the first time."""
-        for one in words:
+        for one in workers:
             if one.resolved and one.resolved != dict(self._identity)["resolved"]:
                 log.info("the workers use the attention backends %s: registering anew", one.resolved)
                 self._identity = with_resolved(self._identity, one.resolved)
-                self._side.join_anew()
-        self._words = (*self._words, *words)
-        if len(self._words) < self._ranks.world:
+                self._side.reregister()
+        self._workers = (*self._workers, *workers)
+        if len(self._workers) < self._ranks.world:
             return
         try:
-            self._others = OthersWords(self._words)
+            self._revocation = WorkerRevocation(self._workers)
         except OSError as error:
             log.warning("the workers' words cannot be reached (%s): reset_prefix_cache waits for saves", error)
             return
-        self._side.use_words(self._others.revoke)
+        self._side.use_revocation(self._revocation.revoke)

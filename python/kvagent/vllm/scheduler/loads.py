@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from kvagent.vllm.counters import Counts
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.options import Options
-    from kvagent.vllm.scheduler.agent_session import Presence
+    from kvagent.vllm.scheduler.agent_session import AgentSession
     from kvagent.vllm.scheduler.blocks import Blocks
-    from kvagent.vllm.scheduler.requests import Asked, Tracked
+    from kvagent.vllm.scheduler.requests import Promise, Tracked
 
 
 @dataclass(eq=False, slots=True)
@@ -51,23 +51,23 @@ class Loads:
     """See the module. ``planned`` and ``cancels`` wait for the next step's plan."""
 
     def __init__(
-        self, presence: Presence, geometry: Geometry, options: Options, world: int, blocks: Blocks, counts: Counts
+        self, agent: AgentSession, geometry: Geometry, options: Options, world: int, blocks: Blocks, counts: Counts
     ) -> None:
         self.job_blocks = MAX_JOB_BLOCKS
         """Most blocks that the agent takes in one job."""
         self._planned: list[LoadJob] = []
         self._cancels: list[int] = []
-        self._presence = presence
+        self._agent = agent
         self._geometry = geometry
         self._deadline_s = options.load_deadline_ms / 1e3
         self._world = world
         self._blocks = blocks
         self._counts = counts
-        self._under_way: dict[int, _Load] = {}
+        self._inflight: dict[int, _Load] = {}
 
     def busy(self) -> bool:
         """Whether something is under way, or waits to be handed out."""
-        return bool(self._under_way or self._cancels or self._planned)
+        return bool(self._inflight or self._cancels or self._planned)
 
     def take(self) -> tuple[list[LoadJob], list[int]]:
         """The loads to begin and those to cancel in the next step."""
@@ -76,37 +76,37 @@ class Loads:
         return taken
 
     def plan(
-        self, job: int, tracked: Tracked, tables: Sequence[Sequence[Any]], external: int, asked: Asked | None
+        self, job: int, tracked: Tracked, tables: Sequence[Sequence[Any]], external: int, promise: Promise | None
     ) -> None:
         """Plans the load of what was promised, though it be less. It must be reported, so it is planned in any case."""
         own = tracked.own
         runs = list(self._runs(tracked, tables, own, own + external))
         blocks = [block for run in runs for block in run.blocks]
-        session = self._presence.session
+        session = self._agent.session
         boot = session.boot if session else b""
-        lease = asked.lease if asked else 0
+        lease = promise.lease if promise else 0
         self._blocks.pin(blocks, load=True)
         keys = [key for run in runs for key in run.hashes]
-        self._under_way[job] = _Load(tracked, blocks, keys, external, lease, boot)
+        self._inflight[job] = _Load(tracked, blocks, keys, external, lease, boot)
         self._counts.loads += 1
         self._counts.tokens_promised += external
         tracked.load = job
         tracked.loaded = (own, own + external)
-        tracked.brought = True
+        tracked.ever_loaded = True
         ids = b"".join(block.block_id.to_bytes(4, "little") for block in blocks)
         epoch = session.epoch if session else 0
         parts = tuple(self._parts(runs, tracked.request.block_hashes))
-        name, space = tracked.request.request_id, self._presence.space
+        name, space = tracked.request.request_id, self._agent.space
         self._planned.append(LoadJob(job, boot, epoch, name, lease, self._deadline_s, parts, ids, space))
 
     def cancel(self, tracked: Tracked) -> None:
         """The request is gone; its load ends when the workers report it."""
-        self._under_way[tracked.load].cancelled = True
+        self._inflight[tracked.load].cancelled = True
         self._cancels.append(tracked.load)
 
     def late(self, job: int) -> None:
         """A load was given up at its deadline. Several workers may say so, one after the other."""
-        load = self._under_way.get(job)
+        load = self._inflight.get(job)
         if load is not None and load.tracked.load == job:
             self._counts.loads_late += 1
             load.tracked.no_load = True
@@ -114,17 +114,17 @@ class Loads:
 
     def report(self, job: int, outcome: Outcome, now: float) -> None:
         """Takes a report of one or more workers."""
-        load = self._under_way.get(job)
+        load = self._inflight.get(job)
         if load is None:
             return
         load.outcome = outcome if load.outcome is None else load.outcome.join(outcome)
         if load.outcome.ranks < self._world:
             return
-        del self._under_way[job]
+        del self._inflight[job]
         self._blocks.unpin(load.blocks, load=True)
-        session = self._presence.session
+        session = self._agent.session
         if load.lease and session is not None and session.boot == load.boot:
-            self._presence.release(load.lease)
+            self._agent.release(load.lease)
         if load.tracked.load == job:
             load.tracked.load = 0
         self._settle(load, load.outcome.statuses, now)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvagent.errors import Busy, Malformed, TimedOut
 from kvagent.lookup import LookupClient, LookupStatus, Request, Ticket, Want
-from kvagent.vllm.scheduler.requests import ANSWER_S, Asked
+from kvagent.vllm.scheduler.requests import ANSWER_S, Promise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.link import Attachment
     from kvagent.vllm.options import Options
-    from kvagent.vllm.scheduler.agent_session import Presence
+    from kvagent.vllm.scheduler.agent_session import AgentSession
     from kvagent.vllm.scheduler.requests import Tracked
 
 STEP_WAIT_S = 0.002  # of waiting for answers in one schedule()
@@ -54,7 +54,7 @@ class Breaker:
         self.__init__()  # type: ignore[misc]
 
 
-class Asker:
+class Lookups:
     """Questions in one life of the session. ``close`` ends it. A life's leases end with its session."""
 
     def __init__(self, attachment: Attachment, wait_s: float, age_s: float) -> None:
@@ -67,7 +67,7 @@ class Asker:
         self._breaker = Breaker()
         self._probes: list[Ticket] = []
 
-    def new_step(self) -> None:
+    def begin_step(self) -> None:
         """Begins a step: its waiting starts from nothing. Reads what came too late."""
         self._budget_s = STEP_WAIT_S
         if self._probes:
@@ -76,7 +76,7 @@ class Asker:
         if late:
             self._release(late)
 
-    def owing(self) -> bool:
+    def awaits_leases(self) -> bool:
         """Whether a lease may still come that has to be given back, which new_step does."""
         return self._client.late > 0
 
@@ -168,8 +168,8 @@ _LEAST_WAIT_S = 0.001  # a shorter wait is none: the socket would wait that long
 class Promises:
     """See the module. What was asked is kept with the request."""
 
-    def __init__(self, presence: Presence, geometry: Geometry, options: Options, counts: Counts) -> None:
-        self._presence = presence
+    def __init__(self, agent: AgentSession, geometry: Geometry, options: Options, counts: Counts) -> None:
+        self._agent = agent
         self._hash_tokens = geometry.hash_tokens
         self._align = geometry.align
         self._options = options
@@ -177,74 +177,74 @@ class Promises:
 
     def promise(self, tracked: Tracked, own: int, now: float) -> int | None:
         """Tokens beyond the ``own`` ones that will be loaded. None: not known yet."""
-        asker = self._presence.asker
-        if asker is None or self._whole(tracked.request.num_tokens - 1) <= own:
+        lookups = self._agent.lookups
+        if lookups is None or self._whole(tracked.request.num_tokens - 1) <= own:
             return 0
-        asked = tracked.asked
-        if asked is None or own < asked.own or now - asked.at > ANSWER_S:
-            asked = self._ask(asker, tracked, own, now)
-            if asked is None:
+        promised = tracked.promised
+        if promised is None or own < promised.own or now - promised.at > ANSWER_S:
+            promised = self._ask(lookups, tracked, own, now)
+            if promised is None:
                 return None
-        return self._cut(tracked, asked.tokens, own, now)
+        return self._cut(tracked, promised.tokens, own, now)
 
-    def take(self, tracked: Tracked) -> Asked | None:
+    def take(self, tracked: Tracked) -> Promise | None:
         """The answer, whose lease is the caller's from now on."""
-        self.drop_question(tracked)
-        asked, tracked.asked = tracked.asked, None
-        return asked
+        self.abandon_lookup(tracked)
+        promised, tracked.promised = tracked.promised, None
+        return promised
 
     def forget(self, tracked: Tracked) -> None:
         """Drops the answer, or the question, and gives its lease back."""
-        asked = self.take(tracked)
-        if asked is not None and asked.lease:
-            self._presence.release(asked.lease)
+        promised = self.take(tracked)
+        if promised is not None and promised.lease:
+            self._agent.release(promised.lease)
 
-    def drop_question(self, tracked: Tracked) -> None:
+    def abandon_lookup(self, tracked: Tracked) -> None:
         """Gives up a question under way; a lease that comes with its answer is given back then."""
-        if tracked.ticket is not None and self._presence.asker is not None:
-            self._presence.asker.abandon(tracked.ticket)
+        if tracked.ticket is not None and self._agent.lookups is not None:
+            self._agent.lookups.abandon(tracked.ticket)
         tracked.ticket = None
         tracked.pending_since = 0.0
 
-    def _ask(self, asker: Asker, tracked: Tracked, own: int, now: float) -> Asked | None:
+    def _ask(self, lookups: Lookups, tracked: Tracked, own: int, now: float) -> Promise | None:
         """Asks, or looks for the answer to what was asked. None: not known yet."""
         first = tracked.ticket is None
         if tracked.ticket is None:
-            if tracked.asked is not None:
+            if tracked.promised is not None:
                 self.forget(tracked)
-            if asker.silent() or not tracked.request.block_hashes:
+            if lookups.silent() or not tracked.request.block_hashes:
                 return _NONE
             self._counts.lookups += not tracked.pending_since
-            tracked.ticket = asker.ask(tracked.request.num_tokens, own, tracked.request.block_hashes)
+            tracked.ticket = lookups.ask(tracked.request.num_tokens, own, tracked.request.block_hashes)
             if tracked.ticket is None:
-                return self._answered(tracked, Asked(0, 0, 0, now))
+                return self._answered(tracked, Promise(0, 0, 0, now))
         try:
-            answer = asker.answer(tracked.ticket, first=first)
+            answer = lookups.answer(tracked.ticket, first=first)
         except TimedOut:
             self._counts.lookups_unanswered += 1
             tracked.ticket = None
-            return self._answered(tracked, Asked(0, 0, 0, now))
+            return self._answered(tracked, Promise(0, 0, 0, now))
         if answer is None:
             return None
         tracked.ticket = None
         return self._read(tracked, answer, own, now)
 
-    def _read(self, tracked: Tracked, answer: Answer, own: int, now: float) -> Asked | None:
+    def _read(self, tracked: Tracked, answer: Answer, own: int, now: float) -> Promise | None:
         if answer.status == LookupStatus.PENDING:
             tracked.pending_since = tracked.pending_since or now
             if now - tracked.pending_since <= self._options.tier_wait_ms / 1e3:
                 if answer.lease:
-                    self._presence.release(answer.lease)
+                    self._agent.release(answer.lease)
                 return None  # asked again in the next step
             self._counts.lookups_pending += 1
         hit = answer.status in (LookupStatus.HIT, LookupStatus.PENDING) and answer.lease != 0
-        return self._answered(tracked, Asked(own, answer.tokens if hit else 0, answer.lease, now))
+        return self._answered(tracked, Promise(own, answer.tokens if hit else 0, answer.lease, now))
 
     @staticmethod
-    def _answered(tracked: Tracked, asked: Asked) -> Asked:
-        tracked.asked = asked
+    def _answered(tracked: Tracked, promised: Promise) -> Promise:
+        tracked.promised = promised
         tracked.pending_since = 0.0
-        return asked
+        return promised
 
     def _cut(self, tracked: Tracked, tokens: int, own: int, now: float) -> int:
         """Cuts an answer: never the last token, whole blocks of every group, nothing behind a key that failed."""
@@ -262,4 +262,4 @@ class Promises:
         return tokens // self._align * self._align
 
 
-_NONE = Asked(0, 0, 0, 0.0)
+_NONE = Promise(0, 0, 0, 0.0)

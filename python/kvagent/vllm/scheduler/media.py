@@ -38,7 +38,7 @@ class Media:
         self._multimodal = multimodal
         self._contents: OrderedDict[str, tuple[bytes, Any]] = OrderedDict()  # by name, and the object that has it
         self._ambiguous: set[str] = set()
-        self.turned: set[str] = set()
+        self.newly_ambiguous: set[str] = set()
         """Names that have become ambiguous: requests that have one of them are to be left alone from now on."""
 
     def request(self, request: Any) -> Any | None:
@@ -58,18 +58,18 @@ class Media:
 
     def _content(self, name: str, feature: Any) -> bytes:
         """The content of an item, hashed once for each object: vLLM keeps those that come again."""
-        digest, known = self._contents.pop(name, (b"", None))
-        if known is None or feature.data is None or known() is not feature.data:
+        digest, owner = self._contents.pop(name, (b"", None))
+        if owner is None or feature.data is None or owner() is not feature.data:
             try:
-                content, known = content_digest(str(feature.modality), feature.data), weakref.ref(feature.data)
+                content, owner = content_digest(str(feature.modality), feature.data), weakref.ref(feature.data)
             except Unhashable as reason:
                 log.debug("item %s: %s", name, reason)
-                content, known = b"", None
+                content, owner = b"", None
             if not content or (digest and content != digest):
                 self._ambiguous.add(name)
-                self.turned.add(name)
+                self.newly_ambiguous.add(name)
             digest = content
-        self._contents[name] = digest, known
+        self._contents[name] = digest, owner
         if len(self._contents) > MAX_NAMES:
             self._contents.popitem(last=False)
         return digest

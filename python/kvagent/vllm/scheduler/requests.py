@@ -22,7 +22,7 @@ ANSWER_S = 2.0  # an older answer is asked again
 
 
 @dataclass(slots=True)
-class Asked:
+class Promise:
     """An answer: ``tokens`` are promised to a request that has ``own`` itself, pinned by ``lease`` if it is not 0."""
 
     own: int
@@ -45,11 +45,11 @@ class Tracked:
     admitted: bool = False
     """It has blocks and computes, or will in this step."""
     over: bool = False
-    due: int = 0
+    due_tick: int = 0
     """The tick at which it is looked at again (due)."""
     own: int = 0
     """Tokens that the engine had itself when it asked last."""
-    asked: Asked | None = None
+    promised: Promise | None = None
     ticket: Ticket | None = None
     pending_since: float = 0.0
     """When the agent first said that lower tiers are still asked; 0: it did not."""
@@ -57,15 +57,15 @@ class Tracked:
     """The job that brings its blocks, as long as it is waited for."""
     loaded: tuple[int, int] = (0, 0)
     """Tokens, from and to, that came from the agent: not saved again."""
-    brought: bool = False
+    ever_loaded: bool = False
     """A load has brought some of its blocks, or is to, since it has blocks: unlike ``loaded`` it outlives the agent."""
-    mixed: bool = False
+    stale: bool = False
     """Some of its KV was computed by old weights, and so depends on them what it computes now: it is not saved."""
     no_load: bool = False
     failed: dict[bytes, float] = field(default_factory=dict)
     """Keys that could not be loaded, and until when."""
 
-    def begin_again(self) -> None:
+    def restart_saves(self) -> None:
         """All of it is to be saved: it has blocks anew, or the agent forgot them."""
         self.cursor = [0] * len(self.cursor)
         self.next_tokens = 0
@@ -83,7 +83,7 @@ class Tracked:
 _ALL = 1 << 62  # blocks
 
 
-class Mixed:
+class StaleRequests:
     """See the module. Blocks are entered before somebody can be let in on them, and before they are freed."""
 
     def __init__(self, blocks: Blocks, tables: Tables, groups: int) -> None:
@@ -94,26 +94,26 @@ class Mixed:
 
     def add(self, tracked: Tracked) -> None:
         """All its blocks are old, or will be."""
-        tracked.mixed = True
+        tracked.stale = True
         self._next[tracked] = [0] * self._groups
 
-    def look(self, tracked: Tracked, tables: Sequence[Sequence[object]]) -> None:
+    def admit(self, tracked: Tracked, tables: Sequence[Sequence[object]]) -> None:
         """Whether a request that is let in with those blocks found old ones: it is old from the first of them on."""
-        self.enter()
-        if not self._blocks.aged or tracked in self._next:
+        self.mark_blocks()
+        if not self._blocks.has_stale or tracked in self._next:
             return
-        firsts = [next((i for i, one in enumerate(table) if self._blocks.old(one)), -1) for table in tables]
+        firsts = [next((i for i, one in enumerate(table) if self._blocks.is_stale(one)), -1) for table in tables]
         if any(first >= 0 for first in firsts):
-            tracked.mixed = True
+            tracked.stale = True
             self._next[tracked] = [max(first, 0) for first in firsts]
 
-    def enter(self) -> None:
+    def mark_blocks(self) -> None:
         """Takes what vLLM has given a hash by now for old."""
         for tracked, firsts in self._next.items():
             for group, first in enumerate(firsts):
                 for block in self._tables.slice(tracked.request.request_id, group, first, _ALL):
                     if block.block_hash is not None:
-                        self._blocks.enter(block)
+                        self._blocks.mark_stale(block)
                     elif not block.is_null:
                         break
                     firsts[group] += 1

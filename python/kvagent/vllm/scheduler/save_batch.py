@@ -23,7 +23,7 @@ RECENT_S = 10.0  # for that long at least, and twice at most, a block is not off
 MAX_RECENT = 32768  # blocks remembered so, of each of two ages
 
 
-class Known:
+class RecentOffers:
     """Keys of one group, in two sets by age, of which the older is dropped whole."""
 
     def __init__(self) -> None:
@@ -31,25 +31,25 @@ class Known:
         self.old: set[bytes] = set()
         self._turn = 0.0
 
-    def none(self, keys: Collection[bytes]) -> bool:
+    def disjoint(self, keys: Collection[bytes]) -> bool:
         """Whether all of them are to be offered."""
         return self.young.isdisjoint(keys) and self.old.isdisjoint(keys)
 
     def __contains__(self, key: bytes) -> bool:
         return key in self.young or key in self.old
 
-    def withdraw(self, keys: Iterable[bytes]) -> None:
+    def discard(self, keys: Iterable[bytes]) -> None:
         """The agent does not have them."""
         self.young.difference_update(keys)
         self.old.difference_update(keys)
 
-    def age(self, now: float) -> None:
+    def rotate(self, now: float) -> None:
         """Called in every step."""
         if now >= self._turn or len(self.young) > MAX_RECENT:
             self.old, self.young = self.young, set()
             self._turn = now + RECENT_S
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """The agent has nothing any more."""
         self.young.clear()
         self.old.clear()
@@ -58,7 +58,7 @@ class Known:
 _NEVER = 1 << 62  # tokens
 
 
-class Piece(NamedTuple):
+class SaveRun(NamedTuple):
     """One section of a job: blocks of one group of a request, the first of which is its ``first``."""
 
     tracked: Tracked
@@ -69,23 +69,23 @@ class Piece(NamedTuple):
     section: bytes
 
 
-class Pieces:
+class SaveBatch:
     """See the module. Blocks are pinned from ``pin`` on, behind one or more ``add``; what is taken out stays pinned."""
 
     def __init__(self, geometry: Geometry, blocks: Blocks, tables: Tables) -> None:
         self.job_blocks = MAX_JOB_BLOCKS
         """Most blocks that the agent takes in one job."""
-        self.known = [Known() for _ in geometry.groups]
+        self.recent = [RecentOffers() for _ in geometry.groups]
         """By group."""
-        self.open: list[Piece] = []
+        self.open: list[SaveRun] = []
         """What was added."""
         self._blocks = blocks
         self._tables = tables
         self._groups = [
-            (group, spec.block_tokens, geometry.scale(group), bool(spec.window), self.known[group])
+            (group, spec.block_tokens, geometry.scale(group), bool(spec.window), self.recent[group])
             for group, spec in enumerate(geometry.groups)
         ]
-        _, self._block_tokens, scale, window, self._first_known = self._groups[0]
+        _, self._block_tokens, scale, window, self._first_recent = self._groups[0]
         self._simple = len(self._groups) == 1 and scale == 1 and not window
         self._unpinned: list[Any] = []  # blocks of what was added since the last pin
 
@@ -95,7 +95,7 @@ class Pieces:
 
     def add_all(self, some: Sequence[tuple[Tracked, int]]) -> None:
         """Takes in of each request what its first tokens, so many, leave to be saved."""
-        left = self._add_filled(some) if self._simple and not self._blocks.aged else some
+        left = self._add_filled(some) if self._simple and not self._blocks.has_stale else some
         for tracked, tokens in left:
             if tokens >= tracked.next_tokens:
                 self.add(tracked, tokens)
@@ -105,13 +105,13 @@ class Pieces:
         request = tracked.request
         hashes, cursor = request.block_hashes, tracked.cursor
         least = _NEVER
-        for group, size, scale, window, known in self._groups:
+        for group, size, scale, window, recent in self._groups:
             begin, end = cursor[group], min(tokens // size, len(hashes) // scale)
             if begin < end:
                 table = self._tables.slice(request.request_id, group, begin, end)
                 keys = hashes[(begin + 1) * scale - 1 : (begin + len(table)) * scale : scale]
-                came = tracked.loaded[1] > begin * size or self._blocks.aged
-                if came or window or len(keys) > self.room() or not known.none(keys):
+                loaded = tracked.loaded[1] > begin * size or self._blocks.has_stale
+                if loaded or window or len(keys) > self.room() or not recent.disjoint(keys):
                     begin = self._pick(tracked, group, begin, keys, table)
                 elif keys:
                     self._take(tracked, group, begin, keys, table)
@@ -126,19 +126,19 @@ class Pieces:
             self._blocks.pin(self._unpinned)
             self._unpinned = []
 
-    def take_job(self) -> tuple[list[Piece], list[Any]]:
+    def take_job(self) -> tuple[list[SaveRun], list[Any]]:
         """As many pieces as one job holds, and their blocks."""
         blocks: list[Any] = []
         count = 0
-        for piece in self.open[:MAX_SECTIONS]:
-            if blocks and len(blocks) + len(piece.blocks) > self.job_blocks:
+        for run in self.open[:MAX_SECTIONS]:
+            if blocks and len(blocks) + len(run.blocks) > self.job_blocks:
                 break
-            blocks += piece.blocks
+            blocks += run.blocks
             count += 1
-        pieces, self.open = self.open[:count], self.open[count:]
-        return pieces, blocks
+        runs, self.open = self.open[:count], self.open[count:]
+        return runs, blocks
 
-    def take_all(self) -> list[Piece]:
+    def take_all(self) -> list[SaveRun]:
         """All that was added, pinned."""
         self.pin()
         taken, self.open = self.open, []
@@ -151,7 +151,7 @@ class Pieces:
         done in place.
         """
         size, room, block_of = self._block_tokens, self.room(), self._tables.block
-        young, old = self._first_known.young, self._first_known.old
+        young, old = self._first_recent.young, self._first_recent.old
         others: list[tuple[Tracked, int]] = []
         for one in some:
             tracked, tokens = one
@@ -171,32 +171,32 @@ class Pieces:
                 young.add(key)
                 self._unpinned.append(block)
                 data = short_section(hashes[i - 1], key, block.block_id)
-                self.open.append(Piece(tracked, 0, i, (key,), (block,), data))
+                self.open.append(SaveRun(tracked, 0, i, (key,), (block,), data))
             tracked.cursor[0] = i + 1
             tracked.next_tokens = begin + 2 * size
         return others
 
     def _take(self, tracked: Tracked, group: int, first: int, keys: list[bytes], blocks: Sequence[Any]) -> None:
         """Adds a run of blocks as it is."""
-        _, _, scale, _, known = self._groups[group]
+        _, _, scale, _, recent = self._groups[group]
         hashes = tracked.request.block_hashes
-        known.young.update(keys)
+        recent.young.update(keys)
         self._unpinned += blocks
         for at in range(0, len(keys), self.job_blocks):
             i = first + at
             parent = hashes[i * scale - 1] if i else b""
             some, these = keys[at : at + self.job_blocks], blocks[at : at + self.job_blocks]
             data = section(group, parent, some, [block.block_id for block in these])
-            self.open.append(Piece(tracked, group, i, some, these, data))
+            self.open.append(SaveRun(tracked, group, i, some, these, data))
 
     def _pick(self, tracked: Tracked, group: int, begin: int, keys: list[bytes], table: Sequence[Any]) -> int:
         """Adds of a run of blocks those that have to be saved. Gives the new cursor: the first that has to wait."""
-        _, size, _, _, known = self._groups[group]
-        came = range(tracked.loaded[0] // size, tracked.loaded[1] // size)
+        _, size, _, _, recent = self._groups[group]
+        loaded = range(tracked.loaded[0] // size, tracked.loaded[1] // size)
         room = self.room()
         first = 0  # of the run at hand
         for i, (key, block) in enumerate(zip(keys, table, strict=True)):
-            if block.is_null or begin + i in came or key in known or self._blocks.old(block):
+            if block.is_null or begin + i in loaded or key in recent or self._blocks.is_stale(block):
                 if first < i:
                     self._take(tracked, group, begin + first, keys[first:i], table[first:i])
                 first = i + 1

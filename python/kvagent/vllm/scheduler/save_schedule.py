@@ -19,128 +19,128 @@ if TYPE_CHECKING:
     from kvagent.vllm.scheduler.requests import Tracked
     from kvagent.vllm.scheduler.saves import Saves
 
-FEW = 8  # tokens of one step; a request that computes more in it is looked at in that step
-GATHER = 8  # steps in which blocks of answers gather
-MOST_CAME = 4 * GATHER  # ticks whose requests are not looked through
+DECODE_TOKENS = 8  # tokens of one step; a request that computes more in it is looked at in that step
+GATHER_STEPS = 8  # steps in which blocks of answers gather
+MAX_EXPIRED = 4 * GATHER_STEPS  # ticks whose requests are not looked through
 
 
-class Due:
+class SaveSchedule:
     """See the module. The order in which requests come up is kept."""
 
     def __init__(self) -> None:
-        self._now: dict[Tracked, None] = {}
-        self._came: list[tuple[int, list[Tracked]]] = []  # those whose tick has come since the last take
-        self._hurry = False  # among them is one that is not to wait for others
+        self._ready: dict[Tracked, None] = {}
+        self._expired: list[tuple[int, list[Tracked]]] = []  # those whose tick has come since the last take
+        self._urgent = False  # among them is one that is not to wait for others
         self._steps = 0
         self._tick = 0
-        self._ahead: dict[int, list[Tracked]] = {}
+        self._by_tick: dict[int, list[Tracked]] = {}
 
     def add(self, tracked: Tracked) -> None:
         """It is to be looked at in the next step."""
-        self._now[tracked] = None
-        self._hurry = True
-        tracked.due = 0
+        self._ready[tracked] = None
+        self._urgent = True
+        tracked.due_tick = 0
 
     def remove(self, tracked: Tracked) -> None:
         """It is not to be looked at any more."""
-        self._now.pop(tracked, None)
-        tracked.due = 0
+        self._ready.pop(tracked, None)
+        tracked.due_tick = 0
 
-    def later(self, tracked: Tracked, tokens: int) -> None:
+    def defer(self, tracked: Tracked, tokens: int) -> None:
         """It is to be looked at when it may have computed that many tokens more, at least one."""
-        tracked.due = due = self._tick + tokens
-        ahead = self._ahead.get(due)
-        if ahead is None:
-            self._ahead[due] = [tracked]
+        tracked.due_tick = tick = self._tick + tokens
+        same_tick = self._by_tick.get(tick)
+        if same_tick is None:
+            self._by_tick[tick] = [tracked]
         else:
-            ahead.append(tracked)
+            same_tick.append(tracked)
 
-    def ripe(self) -> bool:
+    def ready(self) -> bool:
         """Whether they are to be looked at in this step."""
-        return self._hurry or (self._steps % GATHER == 0 and bool(self._now or self._came))
+        return self._urgent or (self._steps % GATHER_STEPS == 0 and bool(self._ready or self._expired))
 
     def take(self) -> list[Tracked]:
         """The requests to look at now. Who cannot be dealt with is to be kept."""
         self._sort()
-        now, self._now = list(self._now), {}
-        self._hurry = False
+        now, self._ready = list(self._ready), {}
+        self._urgent = False
         return now
 
-    def keep(self, some: Sequence[Tracked]) -> None:
+    def requeue(self, some: Sequence[Tracked]) -> None:
         """They are to be looked at in the next step."""
         if some:
-            self._now.update(dict.fromkeys(some))
-            self._hurry = True
+            self._ready.update(dict.fromkeys(some))
+            self._urgent = True
 
     def step(self, scheduled: Mapping[str, int], tracked_of: Mapping[str, Tracked], total: int = 0) -> None:
         """A step computes that many tokens of each request, at least one; ``total`` in all, if it is known."""
         most = 1 if total == len(scheduled) > 0 else max(scheduled.values(), default=0)
-        if most > FEW:
+        if most > DECODE_TOKENS:
             most = 1
             for request, tokens in scheduled.items():
-                if tokens > FEW:
+                if tokens > DECODE_TOKENS:
                     if (tracked := tracked_of.get(request)) is not None and tracked.admitted:
                         self.add(tracked)
                 elif tokens > most:
                     most = tokens
         for tick in range(self._tick + 1, self._tick + most + 1):
-            if (some := self._ahead.pop(tick, None)) is not None:
-                self._came.append((tick, some))
-        if len(self._came) > MOST_CAME:  # nobody takes them: of those that are removed nothing is to stay
+            if (some := self._by_tick.pop(tick, None)) is not None:
+                self._expired.append((tick, some))
+        if len(self._expired) > MAX_EXPIRED:  # nobody takes them: of those that are removed nothing is to stay
             self._sort()
         self._tick += most
         self._steps += 1
 
     def _sort(self) -> None:
-        for tick, some in self._came:
+        for tick, some in self._expired:
             for tracked in some:
-                if tracked.due == tick:  # else it was put elsewhere, or removed
-                    self._now[tracked] = None
-        self._came.clear()
+                if tracked.due_tick == tick:  # else it was put elsewhere, or removed
+                    self._ready[tracked] = None
+        self._expired.clear()
 
     def clear(self) -> None:
         """Forgets all of them."""
-        self._now.clear()
-        self._came.clear()
-        self._ahead.clear()
-        self._hurry = False
+        self._ready.clear()
+        self._expired.clear()
+        self._by_tick.clear()
+        self._urgent = False
 
 
-def collect(due: Due, saves: Saves, scheduled: Mapping[str, int], *, decode: bool) -> None:
+def collect_saves(schedule: SaveSchedule, saves: Saves, scheduled: Mapping[str, int], *, decode: bool) -> None:
     """Adds it, as far as there is room; who has to wait stays due.
 
     ``scheduled``: the tokens that the step computes, by request. ``decode``: also the blocks of answers.
     """
-    kept: list[Tracked] = []
+    left: list[Tracked] = []
     filled: list[tuple[Tracked, int]] = []
-    for tracked in due.take():
-        if tracked.mixed:
+    for tracked in schedule.take():
+        if tracked.stale:
             continue
         request = tracked.request
         tokens = scheduled.get(request.request_id)
         if tokens is None:  # it computes nothing now
-            kept.append(tracked)
+            left.append(tracked)
             continue
-        tokens = settled(request, tokens)
+        tokens = final_tokens(request, tokens)
         if not decode:
             tokens = min(tokens, request.num_prompt_tokens)
         filled.append((tracked, tokens))
-    saves.pieces.add_all(filled)
+    saves.batch.add_all(filled)
     for tracked, tokens in filled:
         lacking = tracked.next_tokens - tokens
         if lacking <= 0:  # there was no room
-            kept.append(tracked)
+            left.append(tracked)
         elif decode or tracked.next_tokens <= tracked.request.num_prompt_tokens:
-            due.later(tracked, lacking)
-    saves.pieces.pin()
-    due.keep(kept)
+            schedule.defer(tracked, lacking)
+    saves.batch.pin()
+    schedule.requeue(left)
 
 
-def settled(request: Any, scheduled: int) -> int:
+def final_tokens(request: Any, scheduled: int) -> int:
     """The tokens whose KV is final once the step that computes ``scheduled`` more has ended.
 
     Not the placeholders of async scheduling, nor draft tokens: what is behind the known tokens may be taken back.
     """
     tokens: int = request.num_computed_tokens + scheduled - request.num_output_placeholders
-    known: int = request.num_tokens
-    return known if known < tokens else tokens  # noqa: FURB136  min() takes three times as long
+    certain: int = request.num_tokens
+    return certain if certain < tokens else tokens  # noqa: FURB136  min() takes three times as long

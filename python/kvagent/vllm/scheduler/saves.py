@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 from kvagent.messages import BlockStatus
 from kvagent.packing import packed
 from kvagent.vllm.plan import REVOKES, Outcome, SaveJob
-from kvagent.vllm.scheduler.save_batch import Piece, Pieces
+from kvagent.vllm.scheduler.save_batch import SaveBatch, SaveRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvagent.vllm.geometry import Geometry
-    from kvagent.vllm.plan import WorkerWords
+    from kvagent.vllm.plan import WorkerInfo
     from kvagent.vllm.scheduler.blocks import Blocks, Tables
-    from kvagent.vllm.scheduler.save_schedule import Due
+    from kvagent.vllm.scheduler.save_schedule import SaveSchedule
 
 HOLD_S = 5.0  # longest that a save may hold its blocks, of which one step counts for half at most
 RETRY_STEPS = 16  # before what found the agent busy is offered again
@@ -40,7 +40,7 @@ _PAUSE = (BlockStatus.BUSY, BlockStatus.OFF, BlockStatus.FAILED)
 class _Save:
     job: int
     revoke: int
-    pieces: list[Piece]
+    runs: list[SaveRun]
     blocks: list[Any]
     since: float
     outcome: Outcome | None = None
@@ -66,7 +66,7 @@ class Saves:
     world: int
     blocks: Blocks
     tables: Tables
-    due: Due
+    schedule: SaveSchedule
     """Requests of which a block has to be offered again are put there."""
     revoke_now: Callable[[int], None] | None = None
     revocable: bool = True
@@ -74,9 +74,9 @@ class Saves:
     counts: SaveCounts = field(default_factory=SaveCounts)
 
     def __post_init__(self) -> None:
-        self.pieces = Pieces(self.geometry, self.blocks, self.tables)
+        self.batch = SaveBatch(self.geometry, self.blocks, self.tables)
         """What the next jobs will hold: who adds to it pins it."""
-        self._under_way: OrderedDict[int, _Save] = OrderedDict()
+        self._inflight: OrderedDict[int, _Save] = OrderedDict()
         self._words = list(range(REVOKES))
         self._step = 0
         self._now = 0.0  # of the clock that goes no further than half the hold in a step
@@ -85,7 +85,7 @@ class Saves:
 
     def busy(self) -> bool:
         """Whether something is under way, or waits to be handed out."""
-        return bool(self._under_way or self.pieces.open)
+        return bool(self._inflight or self.batch.open)
 
     def begin(self, now: float) -> None:
         """Begins a step."""
@@ -95,39 +95,39 @@ class Saves:
 
     def ready(self) -> bool:
         """Whether saves can be planned now. It comes before something is added."""
-        for known in self.pieces.known:
-            known.age(self._last)
-        return bool(self._words) and self.pieces.room() > 0 and self._step >= self._not_before
+        for recent in self.batch.recent:
+            recent.rotate(self._last)
+        return bool(self._words) and self.batch.room() > 0 and self._step >= self._not_before
 
     def finish(self, jobs: Callable[[], int], boot: bytes, epoch: int, space: bytes = b"") -> list[SaveJob]:
         """The jobs of what was added and pinned."""
         planned = []
-        while self.pieces.open and self._words:
-            pieces, blocks = self.pieces.take_job()
-            sections = packed([piece.section for piece in pieces], len(blocks))
-            save = _Save(jobs(), self._words.pop(), pieces, blocks, self._now)
-            self._under_way[save.job] = save
+        while self.batch.open and self._words:
+            runs, blocks = self.batch.take_job()
+            sections = packed([run.section for run in runs], len(blocks))
+            save = _Save(jobs(), self._words.pop(), runs, blocks, self._now)
+            self._inflight[save.job] = save
             self.counts.planned += len(blocks)
             planned.append(SaveJob(save.job, boot, epoch, save.revoke, sections, space))
-        if self.pieces.open:
+        if self.batch.open:
             self.drop()  # no word was left
         return planned
 
     def drop(self) -> None:
         """Gives up what was added and not handed out."""
-        for piece in self.pieces.take_all():
-            self.pieces.known[piece.group].withdraw(piece.hashes)
-            self._again(piece, 0)
-            self.blocks.unpin(piece.blocks)
+        for run in self.batch.take_all():
+            self.batch.recent[run.group].discard(run.hashes)
+            self._again(run, 0)
+            self.blocks.unpin(run.blocks)
 
     def report(self, job: int, outcome: Outcome) -> bool:
         """Takes a report of one or more workers. Whether the job is a save."""
-        save = self._under_way.get(job)
+        save = self._inflight.get(job)
         if save is None:
             return False
         save.outcome = outcome if save.outcome is None else save.outcome.join(outcome)
         if save.outcome.ranks >= self.world:
-            del self._under_way[job]
+            del self._inflight[job]
             self._over(save, save.outcome.statuses)
         return True
 
@@ -136,21 +136,21 @@ class Saves:
         revoked: list[int] = []
         if not self.revocable:
             return revoked
-        for save in self._under_way.values():
+        for save in self._inflight.values():
             if save.pinned:
                 revoked.append(save.job)
-                self._let_go(save)
+                self._revoke_save(save)
         return revoked
 
     def revoke_overdue(self) -> list[int]:
         """The same for those that the agent has had for too long."""
         overdue: list[int] = []
-        for save in self._under_way.values() if self.revocable else ():
+        for save in self._inflight.values() if self.revocable else ():
             if save.since + HOLD_S > self._now:
                 break
             if save.pinned:
                 overdue.append(save.job)
-                self._let_go(save)
+                self._revoke_save(save)
         return overdue
 
     def revoke_at_once(self) -> list[int]:
@@ -160,8 +160,8 @@ class Saves:
 
     def forget(self) -> None:
         """The agent has nothing any more: everything is to be offered again."""
-        for known in self.pieces.known:
-            known.forget()
+        for recent in self.batch.recent:
+            recent.clear()
 
     def _over(self, save: _Save, statuses: bytes) -> None:
         self._words.append(save.revoke)
@@ -176,31 +176,31 @@ class Saves:
 
     def _partly_over(self, save: _Save, statuses: bytes) -> None:
         left = iter(statuses)
-        for piece in save.pieces:
-            known = self.pieces.known[piece.group]
-            for i, key in enumerate(piece.hashes):
+        for run in save.runs:
+            recent = self.batch.recent[run.group]
+            for i, key in enumerate(run.hashes):
                 status = next(left, BlockStatus.FAILED)
                 self._count(status)
                 if status not in _STORED:
-                    known.withdraw((key,))
+                    recent.discard((key,))
                 if status in _LATER:
-                    self._again(piece, i)
+                    self._again(run, i)
         if any(status in statuses for status in _PAUSE):
             self._not_before = self._step + RETRY_STEPS
 
-    def _let_go(self, save: _Save) -> None:
+    def _revoke_save(self, save: _Save) -> None:
         if self.revoke_now is not None:
             self.revoke_now(save.revoke)
         save.pinned = False
         self.counts.revoked += len(save.blocks)
         self.blocks.unpin(save.blocks)
 
-    def _again(self, piece: Piece, i: int) -> None:
-        tracked = piece.tracked
-        tracked.cursor[piece.group] = min(tracked.cursor[piece.group], piece.first + i)
+    def _again(self, run: SaveRun, i: int) -> None:
+        tracked = run.tracked
+        tracked.cursor[run.group] = min(tracked.cursor[run.group], run.first + i)
         tracked.next_tokens = 0
         if tracked.admitted and not tracked.over:
-            self.due.add(tracked)
+            self.schedule.add(tracked)
 
     def _count(self, status: int) -> None:
         if status == BlockStatus.OK:
@@ -211,10 +211,10 @@ class Saves:
             self.counts.refused += 1
 
 
-class OthersWords:
+class WorkerRevocation:
     """Maps every worker's words. OSError if one cannot be reached. ``close`` unmaps them."""
 
-    def __init__(self, workers: Sequence[WorkerWords]) -> None:
+    def __init__(self, workers: Sequence[WorkerInfo]) -> None:
         self._maps: list[mmap.mmap] = []
         self._words: list[memoryview] = []
         try:

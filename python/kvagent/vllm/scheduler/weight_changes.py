@@ -64,7 +64,7 @@ class LiveWeights:
             raise Unreachable(str(error)) from error
 
 
-def being_made(core: type) -> Any | None:
+def under_construction(core: type) -> Any | None:
     """Return the object of a class that this thread is making: an engine core makes its scheduler's connector."""
     frame: FrameType | None = sys._getframe(1)  # no other way leads from the connector to the core
     while frame is not None:
@@ -79,16 +79,16 @@ def sample(model: Any) -> bytes:
     """Return a digest of SAMPLED elements of every parameter and buffer of a torch module, and of their names."""
     import torch
 
-    digest, pieces = hashlib.sha256(), []
+    digest, samples = hashlib.sha256(), []
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         if tensor.is_meta or not tensor.numel():
             continue
         flat = tensor.detach().reshape(-1)
         part = flat[:: max(flat.numel() // SAMPLED, 1)]
-        pieces.append((tensor.device, part.contiguous().view(torch.uint8)))
-    for device in sorted({str(device) for device, _ in pieces}):
-        together = torch.cat([part for on, part in pieces if str(on) == device])
+        samples.append((tensor.device, part.contiguous().view(torch.uint8)))
+    for device in sorted({str(device) for device, _ in samples}):
+        together = torch.cat([part for on, part in samples if str(on) == device])
         digest.update(together.cpu().numpy().tobytes())
     return digest.digest()
 
@@ -103,7 +103,7 @@ known: an extension's ``update_weights_from_ipc`` is called like its ``device_id
 _MARK = "_kvagent_listens"
 
 
-def listen(core: Any) -> bool:
+def observe(core: Any) -> bool:
     """Has the class of vLLM's engine core tell its connectors of such calls. A second time changes nothing.
 
     False: this vLLM has no ``collective_rpc`` there, so that its calls are not heard.
@@ -119,22 +119,22 @@ def listen(core: Any) -> bool:
     return True
 
 
-def _before(method: Callable[..., Any], tell: Callable[[Any, Any], None]) -> Callable[..., Any]:
+def _before(method: Callable[..., Any], notify: Callable[[Any, Any], None]) -> Callable[..., Any]:
     """The method, and before it what is told: vLLM reads its signature."""
 
     @functools.wraps(method)
-    def told(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        tell(self, args[0] if args else next(iter(kwargs.values()), None))
+    def observed(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        notify(self, args[0] if args else next(iter(kwargs.values()), None))
         return method(self, *args, **kwargs)
 
-    setattr(told, _MARK, True)
-    return told
+    setattr(observed, _MARK, True)
+    return observed
 
 
 def _called(core: Any, method: Any) -> None:
-    theirs = not isinstance(method, str)  # code of the caller's, whatever its name
-    name = str(getattr(method, "__qualname__", "code of the caller's")) if theirs else method
-    if theirs or name not in HARMLESS:
+    is_code = not isinstance(method, str)  # code of the caller's, whatever its name
+    name = str(getattr(method, "__qualname__", "code of the caller's")) if is_code else method
+    if is_code or name not in HARMLESS:
         for connector in _connectors(core):
             connector.before_weights_call(name)
 

@@ -9,14 +9,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from kvagent.messages import Role
 from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
-from kvagent.vllm.counters import Growth
+from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.link import Link
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.space import used_backends, with_resolved
 from kvagent.vllm.supported import whole_failures
-from kvagent.vllm.worker.memory import Kept, Memory, keep, let_go, memory
-from kvagent.vllm.worker.side import NONE_OVER, WorkerSide
+from kvagent.vllm.worker.memory import Memory, RetainedMemory, memory, release_fenced, retain
+from kvagent.vllm.worker.side import NO_RESULTS, WorkerSide
 from kvagent.vllm.worker.sync import Sync, make_sync
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class WorkerCalls:
     _kv_caches: Mapping[str, Any] = {}
     _bad_blocks: set[int] = set()  # noqa: RUF012  replaced, never changed
     _connector_metadata: Any
-    _growth_of_worker: Growth | None = None
+    _worker_deltas: CounterDeltas | None = None
     _generation: str  # of the weights, for registrations: the worker's thread writes it, its link's reads it
 
     def _common(self) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class WorkerCalls:
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Announces the KV caches to the agent; waits a little for one that is there."""
-        let_go()
+        release_fenced()
         self._kv_caches = kv_caches
         names = [list(group.layer_names) for group in self._config.kv_cache_groups]
         self._memory = memory(kv_caches, names, self._config.num_blocks, self._options.cpu_memory)
@@ -65,7 +65,7 @@ class WorkerCalls:
                 clock=self._sync.clock, generation=self._generation, use_generation=self._use_generation,
                 resolved=backends,
             )  # fmt: skip
-            self._growth_of_worker = Growth(self._worker.counts, "worker_")
+            self._worker_deltas = CounterDeltas(self._worker.counts, "worker_")
         else:
             self._worker.rejoin(link)
         link.wait(self._options.start_wait_ms / 1e3)
@@ -76,7 +76,7 @@ class WorkerCalls:
         if worker is None or worker.leave():
             self._close_memory()
             return
-        self._keep(worker, worker.fence())
+        self._retain(worker, worker.fence())
 
     def restore_kv_caches(self) -> None:
         """Announces the KV caches anew, after the engine slept."""
@@ -90,7 +90,7 @@ class WorkerCalls:
         which needs no waiting, and in the plan of the step before the first one that may use its blocks otherwise.
         """
         if self._worker is not None and (plan := _plan(kv_connector_metadata)).revokes:
-            self._worker.take_back(plan)
+            self._worker.revoke_saves(plan)
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         """Begins a step: the first that vLLM says of it, before its kernels are launched."""
@@ -121,7 +121,7 @@ class WorkerCalls:
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:  # noqa: ARG002
         """Requests whose load is over, and those whose load failed as a whole."""
         results = self._take_results()
-        if results is NONE_OVER:  # vLLM is given sets of its own
+        if results is NO_RESULTS:  # vLLM is given sets of its own
             return base.KVConnectorTransferResults()
         return base.KVConnectorTransferResults(finished_recving=results.received, failed_recving=results.failed)
 
@@ -141,18 +141,18 @@ class WorkerCalls:
     def _leave_worker(self) -> None:
         worker, self._worker = self._worker, None
         if worker is not None and not worker.close():
-            self._keep(worker, lambda: False)
+            self._retain(worker, lambda: False)
             self._sync = None
         self._close_memory()
         if self._sync is not None:
             self._sync.close()
             self._sync = None
 
-    def _keep(self, worker: WorkerSide, fenced: Callable[[], bool]) -> None:
+    def _retain(self, worker: WorkerSide, fenced: Callable[[], bool]) -> None:
         """Keeps what the agent has of this worker: the KV caches, what they were shown with, the words."""
         memory, self._memory = self._memory, None
         close = memory.close if memory is not None else lambda: None
-        keep(Kept(f"rank {self._rank}", worker, (dict(self._kv_caches), memory, self._sync), close, fenced))
+        retain(RetainedMemory(f"rank {self._rank}", worker, (dict(self._kv_caches), memory, self._sync), close, fenced))
 
     def _close_memory(self) -> None:
         if self._memory is not None:
@@ -164,7 +164,7 @@ class WorkerCalls:
         return int(self._vllm_config.parallel_config.rank) % self._ranks.world
 
     def _take_results(self) -> Results:
-        results = NONE_OVER if self._worker is None else self._worker.results()
+        results = NO_RESULTS if self._worker is None else self._worker.results()
         if results.bad_blocks:
             self._bad_blocks = self._bad_blocks | results.bad_blocks
         return results

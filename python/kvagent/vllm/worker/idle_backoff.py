@@ -14,34 +14,34 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-FREE = 8  # idle steps in a row that do not wait
-LAST_MS = 10
+FREE_STEPS = 8  # idle steps in a row that do not wait
+MAX_WAIT_MS = 10
 
 
-class Patience:
+class IdleBackoff:
     """See the module."""
 
     def __init__(self) -> None:
         self._idle = 0
 
     @property
-    def due(self) -> bool:
+    def active(self) -> bool:
         """Whether the time to wait has come."""
-        return self._idle > FREE
+        return self._idle > FREE_STEPS
 
     def step(self, *, idle: bool) -> None:
         """Begins a step, in which the engine has no request, or has."""
         self._idle = self._idle + 1 if idle else 0
 
-    def came(self) -> None:
+    def reset(self) -> None:
         """The agent said something."""
-        self._idle = min(self._idle, FREE)
+        self._idle = min(self._idle, FREE_STEPS)
 
     def wait(self, descriptors: Iterable[int]) -> bool:
         """Waits, if the time for it has come, until one of them can be read. Whether that may be."""
-        if not self.due:
+        if not self.active:
             return False
         poller = select.poll()
         for fd in descriptors:
             poller.register(fd, select.POLLIN)
-        return bool(poller.poll(min(1 << min(self._idle - FREE - 1, 8), LAST_MS)))
+        return bool(poller.poll(min(1 << min(self._idle - FREE_STEPS - 1, 8), MAX_WAIT_MS)))

@@ -37,7 +37,7 @@ _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Extent:
     """One run of bytes of every block: block b's is at ``offset + b * stride`` of the storage."""
 
     storage: int
@@ -73,12 +73,12 @@ def memory(
     storages: dict[int, tuple[int, Any]] = {}
     found = {}
     for number, names in enumerate(groups):
-        pieces: list[Piece] = []
+        extents: list[Extent] = []
         for name in names:
             if name not in kv_caches:
                 raise Unsupported(f"group {number}: layer {name} has no KV cache here")
-            pieces += _pieces(name, kv_caches[name], num_blocks, storages)
-        found[number] = _merged(pieces)
+            extents += _extents(name, kv_caches[name], num_blocks, storages)
+        found[number] = _merged(extents)
     device = _device(kv_caches)
     if device is not None:
         return _on_gpu(storages, found, device, driver or CudaDriver())
@@ -87,7 +87,7 @@ def memory(
 
 
 def _on_gpu(
-    storages: Mapping[int, tuple[int, Any]], found: Mapping[int, list[Piece]], device: Any, driver: Driver
+    storages: Mapping[int, tuple[int, Any]], found: Mapping[int, list[Extent]], device: Any, driver: Driver
 ) -> Memory:
     exported: list[Exported] = []
     try:
@@ -103,13 +103,13 @@ def _on_gpu(
     return Memory(regions, _segments(found, [one.offset for one in exported]), device, tuple(exported))
 
 
-def _segments(found: Mapping[int, list[Piece]], offsets: Sequence[int]) -> dict[int, tuple[Segment, ...]]:
+def _segments(found: Mapping[int, list[Extent]], offsets: Sequence[int]) -> dict[int, tuple[Segment, ...]]:
     """The pieces in regions, of which each begins its offset before its storage."""
     return {
         group: tuple(
-            Segment(p.storage + FIRST_REGION, offsets[p.storage] + p.offset, p.stride, p.bytes) for p in pieces
+            Segment(p.storage + FIRST_REGION, offsets[p.storage] + p.offset, p.stride, p.bytes) for p in extents
         )
-        for group, pieces in found.items()
+        for group, extents in found.items()
     }
 
 
@@ -121,7 +121,7 @@ def _device(kv_caches: Mapping[str, Any]) -> Any:
     return next((device for device in devices.values() if device.type == "cuda"), None)
 
 
-def _pieces(name: str, tensor: Any, num_blocks: int, storages: dict[int, tuple[int, Any]]) -> Iterator[Piece]:
+def _extents(name: str, tensor: Any, num_blocks: int, storages: dict[int, tuple[int, Any]]) -> Iterator[Extent]:
     """A layer's runs, longest possible, in the order in which they lie."""
     if not hasattr(tensor, "untyped_storage"):
         raise Unsupported(f"layer {name}: its KV cache is no single tensor")
@@ -140,7 +140,7 @@ def _pieces(name: str, tensor: Any, num_blocks: int, storages: dict[int, tuple[i
     base = tensor.storage_offset() * size
     for steps in itertools.product(*(range(n) for n, _ in outer)):
         offset = base + sum(i * step for i, (_, step) in zip(steps, outer, strict=True))
-        yield Piece(place, offset, tensor.stride(0) * size * split, run)
+        yield Extent(place, offset, tensor.stride(0) * size * split, run)
 
 
 def _run(dims: list[tuple[int, int]], size: int) -> tuple[int, list[tuple[int, int]]]:
@@ -155,33 +155,33 @@ def _run(dims: list[tuple[int, int]], size: int) -> tuple[int, list[tuple[int, i
     return run, outer[::-1]
 
 
-def _merged(pieces: list[Piece]) -> list[Piece]:
+def _merged(extents: list[Extent]) -> list[Extent]:
     """The pieces in order of place, neighbours as one; each byte once, though layers may share it."""
-    merged: list[Piece] = []
-    for piece in sorted(set(pieces), key=lambda p: (p.storage, p.stride, p.offset)):
+    merged: list[Extent] = []
+    for extent in sorted(set(extents), key=lambda p: (p.storage, p.stride, p.offset)):
         last = merged[-1] if merged else None
         if (
             last is not None
-            and (last.storage, last.stride, last.offset + last.bytes) == (piece.storage, piece.stride, piece.offset)
-            and last.bytes + piece.bytes <= last.stride
+            and (last.storage, last.stride, last.offset + last.bytes) == (extent.storage, extent.stride, extent.offset)
+            and last.bytes + extent.bytes <= last.stride
         ):
-            merged[-1] = Piece(last.storage, last.offset, last.stride, last.bytes + piece.bytes)
+            merged[-1] = Extent(last.storage, last.offset, last.stride, last.bytes + extent.bytes)
         else:
-            merged.append(piece)
+            merged.append(extent)
     return merged
 
 
 def _region(number: int, storage: Any, kind: str) -> tuple[Region, int | None]:
     size = int(storage.nbytes())
     if kind == "peer":
-        _let_be_reached()
+        _allow_ptrace()
         return Region(number, RegionKind.PEER, size, addr=int(storage.data_ptr())), None
     storage.share_memory_()  # moves it, and all views with it
     fd, _ = storage._share_fd_cpu_()
     return Region(number, RegionKind.FD, size), fd
 
 
-def _let_be_reached() -> None:
+def _allow_ptrace() -> None:
     """Where Yama guards processes, a process is reached only by whom it names; the agent's is not known yet."""
     ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
 
@@ -190,10 +190,10 @@ log = logging.getLogger("kvagent.vllm")
 
 
 @dataclass(eq=False, slots=True)
-class Kept:
+class RetainedMemory:
     """The memory of one worker, until ``fenced``."""
 
-    who: str
+    owner: str
     worker: WorkerSide
     """Has the sessions, which must stay open."""
     memory: tuple[Any, ...]
@@ -204,23 +204,23 @@ class Kept:
     """Whether the fence has come; never, where nobody looks any more."""
 
 
-_kept: list[Kept] = []
+_retained: list[RetainedMemory] = []
 
 
-def keep(one: Kept) -> None:
+def retain(one: RetainedMemory) -> None:
     """Keeps a worker's memory, and says so."""
-    _kept.append(one)
+    _retained.append(one)
     log.error(
         "%s: the agent did not let go of the KV caches in time; their memory is kept until it does, or to the end of "
         "this process",
-        one.who,
+        one.owner,
     )
 
 
-def let_go() -> int:
+def release_fenced() -> int:
     """Frees what a fence has come for. Gives how many workers' memory is kept."""
-    for one in [one for one in _kept if one.fenced()]:
-        _kept.remove(one)
+    for one in [one for one in _retained if one.fenced()]:
+        _retained.remove(one)
         one.close()
-        log.info("%s: the agent has let go of the KV caches that were kept", one.who)
-    return len(_kept)
+        log.info("%s: the agent has let go of the KV caches that were kept", one.owner)
+    return len(_retained)

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from kvagent import messages as m
 from kvagent.errors import Busy, Malformed, SessionBroken, SessionEnded
 from kvagent.messages import BlockStatus
-from kvagent.vllm.link import LISTEN
-from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerWords
-from kvagent.vllm.worker.idle_backoff import Patience
+from kvagent.vllm.link import LISTEN_STEPS
+from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
+from kvagent.vllm.worker.idle_backoff import IdleBackoff
 from kvagent.vllm.worker.sync import HostClock
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False, slots=True)
-class UnderWay:
+class InflightJob:
     """A job. A load of many blocks has several parts, each a job of the session; a save has one."""
 
     plan: SaveJob | LoadJob
@@ -44,12 +44,12 @@ class UnderWay:
     numbers: list[int] = field(default_factory=list)
     """Of the parts that the agent got, in the session."""
     deadline: float = 0.0
-    told: bool = False
+    reported: bool = False
     """A load that vLLM does not wait for any more."""
     cancelled: bool = False
 
     @property
-    def over(self) -> bool:
+    def done(self) -> bool:
         """Whether the agent has none of its parts."""
         return None not in self.parts
 
@@ -77,7 +77,7 @@ def lost(part: bytes | None, blocks: int, status: BlockStatus = BlockStatus.FAIL
 
 
 _OK = int(BlockStatus.OK)
-ASTRAY_S = 1.0  # that the scheduler plans for another agent, before this worker joins that one
+MISMATCH_S = 1.0  # that the scheduler plans for another agent, before this worker joins that one
 DRAIN_S = 2.0  # at the end, for the agent to let go of this worker's memory
 
 log = logging.getLogger("kvagent.vllm")
@@ -92,7 +92,7 @@ class Results:
     bad_blocks: set[int] = field(default_factory=set)
 
 
-NONE_OVER = Results()  # nobody adds to it
+NO_RESULTS = Results()  # nobody adds to it
 
 
 @dataclass(slots=True)
@@ -121,44 +121,44 @@ class WorkerSide:
         self._words = words
         self._clock: Clock = clock or HostClock(words)
         self._per_block = per_block
-        self._whole = whole_failures
-        self._patience = Patience()
+        self._whole_failures = whole_failures
+        self._backoff = IdleBackoff()
         self._step = 0
         self._open: StepPlan | None = None
-        self._jobs: dict[int, UnderWay] = {}
+        self._jobs: dict[int, InflightJob] = {}
         self._numbers: dict[tuple[int, int], tuple[int, int]] = {}  # by attachment and number in it: job and part
         self._sessions: list[Attachment] = []
-        self._astray: tuple[Attachment, float] | None = None  # whose agent is not the scheduler's, and since when
+        self._mismatch: tuple[Attachment, float] | None = None  # whose agent is not the scheduler's, and since when
         self._results = Results()
-        self._listens = True  # in this step
+        self._polls = True  # in this step
         path = f"/proc/{os.getpid()}/fd/{words.memory.fd}"
-        self._report = Report(words=(WorkerWords(path, words.memory.size, words.revoke_off, words.revokes, resolved),))
+        self._report = Report(workers=(WorkerInfo(path, words.memory.size, words.revoke_off, words.revokes, resolved),))
 
-    def take_back(self, plan: StepPlan) -> None:
+    def revoke_saves(self, plan: StepPlan) -> None:
         """Revokes the saves that the scheduler took back: their blocks may be overwritten from the next step on."""
         if self._open is not None:  # 0.29 and 0.30 do not end a step without tokens
             self.end(self._open)
         for job in plan.revokes:
-            if (under := self._jobs.get(job)) and isinstance(under.plan, SaveJob):
-                self._words.revoke(under.plan.revoke)
+            if (inflight := self._jobs.get(job)) and isinstance(inflight.plan, SaveJob):
+                self._words.revoke(inflight.plan.revoke)
 
     def begin(self, plan: StepPlan) -> None:
         """Begins a step, before its kernels are launched."""
         if self._open is not None or plan.revokes:
-            self.take_back(plan)  # vLLM has asked for it before; it costs nothing then
+            self.revoke_saves(plan)  # vLLM has asked for it before; it costs nothing then
         self._step = step = self._step + 1
         self._open = plan
-        self._listens = bool(self._jobs) or plan.idle or step % LISTEN == 0
-        self._patience.step(idle=plan.idle)
+        self._polls = bool(self._jobs) or plan.idle or step % LISTEN_STEPS == 0
+        self._backoff.step(idle=plan.idle)
         self._clock.begin(step)
         if plan.generation is not None:
             self._move(*plan.generation)
         for job in plan.cancels:
-            if under := self._jobs.get(job):
-                under.cancel()
+            if inflight := self._jobs.get(job):
+                inflight.cancel()
         if plan.stopped:
-            for under in self._jobs.values():
-                under.deadline = 0.0
+            for inflight in self._jobs.values():
+                inflight.deadline = 0.0
 
     def start(self, plan: StepPlan) -> None:
         """Hands in the loads. The step in flight may still write to their destination: each names it."""
@@ -179,21 +179,21 @@ class WorkerSide:
 
         A job of this very step has hardly ended: to look for it would cost more than all the rest of a step.
         """
-        if self._listens:
+        if self._polls:
             self._poll()
-            patient = self._patience.due and not self._report.outcomes
-            if patient and self._patience.wait(one.session.fileno() for one in self._sessions):
+            patient = self._backoff.active and not self._report.outcomes
+            if patient and self._backoff.wait(one.session.fileno() for one in self._sessions):
                 self._poll()
-            self._give_up(time.monotonic())
+            self._expire_loads(time.monotonic())
         if not self._results.received:
-            return NONE_OVER
+            return NO_RESULTS
         results, self._results = self._results, Results()
         return results
 
     def report(self) -> Report | None:
         """What the scheduler's side has to know since the last call."""
         report = self._report
-        if not (report.outcomes or report.late or report.words or report.moved):
+        if not (report.outcomes or report.late or report.workers or report.moved):
             return None
         self._report = Report()
         return report
@@ -214,8 +214,8 @@ class WorkerSide:
 
         The answer is what ``results`` has heard. It is never yes for a registration whose outcome is not known.
         """
-        sessions, known = [attachment.session for attachment in self._sessions], not self._link.busy
-        return lambda: known and all(session.ended for session in sessions)
+        sessions, settled = [attachment.session for attachment in self._sessions], not self._link.busy
+        return lambda: settled and all(session.ended for session in sessions)
 
     def leave(self) -> bool:
         """Ends all sessions and waits, bounded, until the agent has let go of the memory. Whether it has.
@@ -223,7 +223,7 @@ class WorkerSide:
         Where it has not, its session is listened to, though nothing is said in it: the end is the fence of its jobs.
         """
         if last := self._link.close():
-            self._adopt(last)
+            self._add_session(last)
         if link_busy := self._link.busy:
             log.warning("a registration is still being made: what becomes of it is not known")
         fenced = [attachment.session.drain(DRAIN_S) for attachment in self._sessions]
@@ -252,7 +252,7 @@ class WorkerSide:
         if self._use_generation is not None:
             self._use_generation(generation)
         if last := self._link.renew():
-            self._adopt(last)
+            self._add_session(last)
         for attachment in self._sessions:
             attachment.session.leave()
 
@@ -260,51 +260,51 @@ class WorkerSide:
         """Hands in the saves of a step, in one piece: what is sent wakes the agent, which costs more than to send."""
         attachment = self._attached()
         if attachment is not None:
-            attachment.session.hold()
+            attachment.session.cork()
         try:
             for save in saves:
                 self._submit(save, (save.sections,))
         finally:
             if attachment is not None:
-                attachment.session.let_go()
+                attachment.session.uncork()
 
     def _submit(self, plan: SaveJob | LoadJob, parts: tuple[Packed, ...]) -> None:
         attachment = self._attached()
         if attachment is not None and attachment.session.boot != plan.boot:
             if plan.boot:  # else it was planned without a session
-                self._elsewhere(attachment)
+                self._check_agent(attachment)
             attachment = None
         elif attachment is not None:
-            self._astray = None
+            self._mismatch = None
             if attachment.registered.space != plan.space:
                 attachment = None
-        under = UnderWay(plan, attachment)
+        inflight = InflightJob(plan, attachment)
         for part, sections in enumerate(parts):
             status = self._send(plan, attachment, sections)
             if isinstance(status, BlockStatus) or attachment is None:
-                under.parts.append(lost(None, sections.blocks, BlockStatus(status)))
+                inflight.parts.append(lost(None, sections.blocks, BlockStatus(status)))
                 continue
-            under.parts.append(None)
-            under.numbers.append(status)
+            inflight.parts.append(None)
+            inflight.numbers.append(status)
             self._numbers[id(attachment), status] = plan.job, part
-        if under.over:
-            self._over(under)
+        if inflight.done:
+            self._finish(inflight)
             return
         if isinstance(plan, LoadJob):
-            under.deadline = time.monotonic() + plan.deadline_s
-        self._jobs[plan.job] = under
+            inflight.deadline = time.monotonic() + plan.deadline_s
+        self._jobs[plan.job] = inflight
 
-    def _elsewhere(self, attachment: Attachment) -> None:
+    def _check_agent(self, attachment: Attachment) -> None:
         """Joins the agent that the scheduler plans for, if it does so for long: plans in flight may be of an older one.
 
         A session does not end with its agent where a mover of that is left behind: its end, which is the fence of its
         jobs, is listened to all the same.
         """
         now = time.monotonic()
-        if self._astray is None or self._astray[0] is not attachment:
-            self._astray = attachment, now
-        elif now - self._astray[1] > ASTRAY_S:
-            self._astray = None
+        if self._mismatch is None or self._mismatch[0] is not attachment:
+            self._mismatch = attachment, now
+        elif now - self._mismatch[1] > MISMATCH_S:
+            self._mismatch = None
             self._link.lost(attachment)
 
     def _send(self, plan: SaveJob | LoadJob, attachment: Attachment | None, sections: Packed) -> int | BlockStatus:
@@ -328,10 +328,10 @@ class WorkerSide:
     def _attached(self) -> Attachment | None:
         current = self._link.current()
         if current is not None and current not in self._sessions:
-            self._adopt(current)
+            self._add_session(current)
         return current
 
-    def _adopt(self, attachment: Attachment) -> None:
+    def _add_session(self, attachment: Attachment) -> None:
         if attachment not in self._sessions:
             self._sessions.append(attachment)
 
@@ -348,46 +348,46 @@ class WorkerSide:
                 self._fenced(attachment)
 
     def _done(self, attachment: Attachment, event: m.Done) -> None:
-        self._patience.came()
+        self._backoff.reset()
         job, part = self._numbers.pop((id(attachment), event.job), (0, 0))
-        under = self._jobs.get(job)
-        if under is not None:
-            under.parts[part] = event.statuses
-            if under.over:
+        inflight = self._jobs.get(job)
+        if inflight is not None:
+            inflight.parts[part] = event.statuses
+            if inflight.done:
                 del self._jobs[job]
-                self._over(under)
+                self._finish(inflight)
 
     def _fenced(self, attachment: Attachment) -> None:
         """The agent's end of the session is gone: it touches nothing any more."""
         self._sessions.remove(attachment)
         attachment.session.close()
         self._link.lost(attachment)
-        for job, under in list(self._jobs.items()):
-            if under.attachment is attachment:
+        for job, inflight in list(self._jobs.items()):
+            if inflight.attachment is attachment:
                 del self._jobs[job]
-                for number in under.numbers:
+                for number in inflight.numbers:
                     self._numbers.pop((id(attachment), number), None)
-                self._fail_rest(under)
-                self._over(under)
+                self._fail_rest(inflight)
+                self._finish(inflight)
 
     @staticmethod
-    def _fail_rest(under: UnderWay) -> None:
-        sections = under.plan.parts if isinstance(under.plan, LoadJob) else (under.plan.sections,)
-        under.parts = [lost(part, one.blocks) for part, one in zip(under.parts, sections, strict=True)]
+    def _fail_rest(inflight: InflightJob) -> None:
+        sections = inflight.plan.parts if isinstance(inflight.plan, LoadJob) else (inflight.plan.sections,)
+        inflight.parts = [lost(part, one.blocks) for part, one in zip(inflight.parts, sections, strict=True)]
 
-    def _over(self, under: UnderWay) -> None:
+    def _finish(self, inflight: InflightJob) -> None:
         """A job has ended, and its blocks are free."""
-        plan, statuses = under.plan, under.statuses
+        plan, statuses = inflight.plan, inflight.statuses
         self._report.outcomes[plan.job] = Outcome(1, statuses)
         if isinstance(plan, SaveJob):
             self._words.clear_revoke(plan.revoke)
             self.counts.saved += statuses.count(_OK)
             return
         self.counts.loaded += statuses.count(_OK)
-        if not under.told:
-            self._tell(plan, statuses, cancelled=under.cancelled)
+        if not inflight.reported:
+            self._report_load(plan, statuses, cancelled=inflight.cancelled)
 
-    def _tell(self, plan: LoadJob, statuses: bytes, *, cancelled: bool) -> None:
+    def _report_load(self, plan: LoadJob, statuses: bytes, *, cancelled: bool) -> None:
         self._results.received.add(plan.request)
         if cancelled or (statuses and not any(statuses)):
             return
@@ -397,22 +397,22 @@ class WorkerSide:
         else:
             self._results.failed.add(plan.request)
 
-    def _give_up(self, now: float) -> None:
+    def _expire_loads(self, now: float) -> None:
         """Tells of loads whose deadline has passed. That is no fence: they go on being under way."""
-        for under in self._jobs.values():
-            plan = under.plan
-            if not isinstance(plan, LoadJob) or under.told or now < under.deadline:
+        for inflight in self._jobs.values():
+            plan = inflight.plan
+            if not isinstance(plan, LoadJob) or inflight.reported or now < inflight.deadline:
                 continue
-            under.told = True
+            inflight.reported = True
             self.counts.loads_late += 1
             self._report.late.add(plan.job)
             self._results.received.add(plan.request)
-            if not under.cancelled:
-                if self._whole:
+            if not inflight.cancelled:
+                if self._whole_failures:
                     self._results.failed.add(plan.request)
                 else:  # from its first block on, which is the request's first: it is given other ones
                     self._results.bad_blocks.update(_bad(plan, b"\1" * plan.blocks))
-            under.cancel()
+            inflight.cancel()
 
 
 def _bad(plan: LoadJob, statuses: bytes) -> set[int]:

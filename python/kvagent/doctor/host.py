@@ -55,9 +55,9 @@ def session(path: Path) -> tuple[list[Finding], bytes]:
     try:
         opened = Session.connect(path, CONNECT_S)
     except SessionEnded as error:
-        return [Finding(f"{path}: the agent refuses: {error.text or error}", _refusal_cure(error))], b""
+        return [Finding(f"{path}: the agent refuses: {error.text or error}", _refusal_hint(error))], b""
     except (OSError, KVAgentError) as error:
-        return [Finding(f"{path}: {said(error)}", cure(error))], b""
+        return [Finding(f"{path}: {said(error)}", hint(error))], b""
     limits = opened.limits
     finding = Finding(
         f"{path} answers: protocol {opened.version} (this package speaks {MIN_VERSION} to {VERSION}), boot "
@@ -141,7 +141,7 @@ def said(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
-def cure(error: Exception) -> str:
+def hint(error: Exception) -> str:
     """What to do about a socket that cannot be used."""
     if isinstance(error, FileNotFoundError):
         return "start the agent (kvagent serve --socket-dir ...), or mount the directory that it was given"
@@ -155,7 +155,7 @@ def cure(error: Exception) -> str:
     )
 
 
-def _refusal_cure(error: SessionEnded) -> str:
+def _refusal_hint(error: SessionEnded) -> str:
     if "version" in error.text:
         return "pip install the kvagent package of the agent's release, or bring the agent to this package's"
     return "let the agent accept this user or group: --socket-group, or the same runAsUser"

@@ -48,7 +48,7 @@ class State(NamedTuple):
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
-class Kept:
+class DigestCache:
     """The digests kept in a folder, by default that of the user. ``boot``: device numbers are this start's only."""
 
     def __init__(self, folder: Path | None = None, boot: str | None = None, mounts: str | None = None) -> None:
@@ -84,7 +84,7 @@ class Kept:
         good = len(words) == 3 and words[0] == key and _DIGEST.match(words[1]) and not words[2]
         return words[1] if good else None
 
-    def keep(self, key: str, digest: str) -> None:
+    def store(self, key: str, digest: str) -> None:
         """Keeps a digest, if it can. The oldest go where there are too many."""
         with contextlib.suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

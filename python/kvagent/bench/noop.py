@@ -7,7 +7,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
 
 
-class Nothing(KVConnectorBase_V1):
+class Noop(KVConnectorBase_V1):
     """See the module."""
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ def joined_anew(world: World) -> None:
     def registered() -> bool:
         world.step()
         world.settle()
-        session = world.side._presence.session
+        session = world.side._agent.session
         return world.scheduler.connector._identity in identities and session is not None
 
     eventually(registered, "a scheduler of its workers' space")
