@@ -1,4 +1,4 @@
-"""A connector that does nothing: what vLLM itself spends in a step because there is one."""
+"""A connector that does nothing, to measure vLLM's own cost of having one."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 
 class Noop(KVConnectorBase_V1):
-    """See the module."""
+    """The connector."""
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def wait_for_save(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:  # noqa: ARG002
-        """Nothing."""
+        """Promise nothing."""
         return 0, False
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:  # noqa: ARG002
-        """Nothing."""
+        """Return empty metadata."""
         return KVConnectorMetadata()

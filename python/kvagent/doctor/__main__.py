@@ -1,4 +1,6 @@
-"""Checks from inside an engine's pod whether it and its agent can work together, and says what to do where not."""
+"""Checks from inside an engine's pod whether it and its agent can work together, and says what to
+do if not.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints a line for each finding. 1 if one is a problem."""
+    """Print a line per finding. Return 1 if one is a problem."""
     parser = argparse.ArgumentParser(prog="kvagent-doctor", description=__doc__)
     parser.add_argument("--socket-dir", default="/run/kvagent", help="the agent's (default %(default)s)")
     problems = 0
@@ -28,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def findings(directory: Path) -> Iterator[Finding]:
-    """All of them, in the order in which they depend on one another."""
+    """Yield all findings, in the order of their dependencies."""
     yield from installed.packages()
     yield installed.seed()
     here = list(host.directory(directory))

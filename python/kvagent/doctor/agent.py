@@ -1,4 +1,4 @@
-"""What the agent says of itself and of its engines (/status), and what of it keeps blocks from being found."""
+"""Findings from the agent's /status: its health, its engines, and why engines do not share blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvagent.vllm.generation import NAMED, PAIR, PRIVATE
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-# What has to be done so that two engines agree on a key of their identity; see docs/VLLM.md.
+# How to make two engines agree on a key of their identity; see docs/VLLM.md.
 HINTS = {
     "model": "give both the same model path or name",
     "revision": "give both the same --revision",
@@ -41,7 +41,7 @@ HINTS = {
 
 
 def health(status: Mapping[str, Any], boot: bytes) -> Iterator[Finding]:
-    """Version, boot, switches."""
+    """Yield findings on version, boot and switches."""
     text = f"agent {status.get('version')}, up for {float(status.get('uptime_seconds', 0)):.0f} s"
     if boot and status.get("boot") != boot.hex():
         yield Finding(
@@ -58,7 +58,7 @@ def health(status: Mapping[str, Any], boot: bytes) -> Iterator[Finding]:
 
 
 def engines(status: Mapping[str, Any]) -> Iterator[Finding]:
-    """Whether all ranks of each engine are registered, and what is stored and found."""
+    """Yield whether all ranks of each engine are registered, and what is stored and found."""
     listed = _engines(status)
     if not listed:
         yield Finding(
@@ -82,7 +82,7 @@ def engines(status: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _generation(engine: Mapping[str, Any]) -> Iterator[Finding]:
-    """Whether an engine's weights are its own affair, and why that can be."""
+    """Yield whether an engine's weights are private, and why."""
     identity = engine.get("identity")
     generation = str(identity.get(PAIR, "")) if isinstance(identity, dict) else ""
     if generation.startswith(NAMED):
@@ -101,7 +101,7 @@ def _generation(engine: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def sharing(status: Mapping[str, Any]) -> Iterator[Finding]:
-    """Why engines do not share: which keys of their identities differ."""
+    """Yield which keys of the engines' identities differ."""
     spaces: dict[str, Mapping[str, Any]] = {}
     for engine in _engines(status):
         spaces.setdefault(str(engine.get("space")), engine)
@@ -111,7 +111,7 @@ def sharing(status: Mapping[str, Any]) -> Iterator[Finding]:
         yield _difference(one, other)
 
 
-MAX_PAIRS = 20  # of engines that are compared
+MAX_PAIRS = 20  # of compared engines
 
 
 def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> Finding:

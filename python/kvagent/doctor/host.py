@@ -1,4 +1,6 @@
-"""The place where agent and engine meet: the socket directory, the namespaces, and shared memory."""
+"""Findings on what the agent and the engine share on the host: socket directory, namespaces and
+shared memory.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CONNECT_S = 2.0
-SHM = Path("/dev/shm")  # noqa: S108  the host's shared memory, where torch puts what it shares
+SHM = Path("/dev/shm")  # noqa: S108  the host's shared memory, used by torch
 
 
 def directory(path: Path) -> Iterator[Finding]:
-    """Whether it is there, and whose."""
+    """Yield whether the directory exists and can be entered."""
     try:
         found = path.stat()
     except PermissionError:
@@ -51,7 +53,7 @@ def directory(path: Path) -> Iterator[Finding]:
 
 
 def session(path: Path) -> tuple[list[Finding], bytes]:
-    """Whether the agent takes a session; with its boot if it does."""
+    """Return whether the agent accepts a session, and its boot ID if it does."""
     try:
         opened = Session.connect(path, CONNECT_S)
     except SessionEnded as error:
@@ -68,7 +70,7 @@ def session(path: Path) -> tuple[list[Finding], bytes]:
 
 
 def lookups(path: Path) -> Finding:
-    """Whether look-ups are answered."""
+    """Return whether look-ups are answered."""
     with closing(LookupClient(path, CONNECT_S)) as client:
         begin = time.monotonic()
         try:
@@ -79,7 +81,9 @@ def lookups(path: Path) -> Finding:
 
 
 def namespaces(path: Path) -> Iterator[Finding]:
-    """Whether the agent is in this process's PID and IPC namespaces, as the kernel sees the owner of its socket."""
+    """Yield whether the agent is in this process's PID and IPC namespaces, by the kernel's owner of
+    its socket.
+    """
     pid = _owner(path)
     if pid is None:
         return
@@ -106,7 +110,7 @@ def namespaces(path: Path) -> Iterator[Finding]:
 
 
 def shared_memory() -> Finding:
-    """How much there is for KV caches of cpu_memory fd."""
+    """Return how much memory there is for KV caches with cpu_memory fd."""
     try:
         free = shutil.disk_usage(SHM).free
     except OSError as error:
@@ -121,7 +125,9 @@ def _ipc_namespace(process: str) -> Path:
 
 
 def _owner(path: Path) -> int | None:
-    """The process that listens there: 0 if it has no number in this namespace; None if nobody does."""
+    """Return the process that listens there: 0 if it has no ID in this namespace, None if there is
+    none.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         try:
             sock.settimeout(CONNECT_S)
@@ -137,12 +143,12 @@ def _groups() -> str:
 
 
 def said(error: Exception) -> str:
-    """What went wrong with a socket, without its path."""
+    """Return what went wrong with a socket, without its path."""
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
 def hint(error: Exception) -> str:
-    """What to do about a socket that cannot be used."""
+    """Return what to do about an unusable socket."""
     if isinstance(error, FileNotFoundError):
         return "start the agent (kvagent serve --socket-dir ...), or mount the directory that it was given"
     if isinstance(error, ConnectionRefusedError):

@@ -1,7 +1,8 @@
-"""The connector that lets vLLM save KV blocks to an agent and load them from it (docs/VLLM.md of the repository).
+"""The vLLM connector: saves KV blocks to an agent and loads them from it (docs/VLLM.md in the
+repository).
 
-``KVAgentConnector`` is made when it is asked for: this package and all modules of it but ``connector`` import neither
-vllm nor torch.
+``KVAgentConnector`` is imported on first use. Only the connector class, ``metadata`` and the two
+``calls`` modules import vllm; no module imports torch at import time.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ def __getattr__(name: str) -> Any:
 
 
 def register() -> None:
-    """Makes ``"kv_connector": "KVAgentConnector"`` known: the entry point ``vllm.general_plugins``.
+    """Register ``"kv_connector": "KVAgentConnector"`` with vLLM.
 
-    Every process of vLLM runs it. A second call does nothing.
+    This is the entry point ``vllm.general_plugins``, which every vLLM process runs. Repeated calls
+    do nothing.
     """
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 

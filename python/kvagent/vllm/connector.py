@@ -1,4 +1,4 @@
-"""The class that vLLM makes, one object in the scheduler's process and one in every worker's."""
+"""The connector class: vLLM creates one object in the scheduler's process and one in each worker's."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from kvagent.vllm.space import identity, unknown_weights
 from kvagent.vllm.supported import check, check_drafts, hash_tokens, whole_failures
 from kvagent.vllm.worker.calls import WorkerCalls
 
-STATS_INTERVAL_S = 0.1  # between two times that counters are told to vLLM
+STATS_INTERVAL_S = 0.1  # minimum interval between two reports of counters to vLLM
 
 log = logging.getLogger("kvagent.vllm")
 
 
 class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, SupportsHMA):
-    """Saves KV blocks to the node's agent and loads them from it. See docs/VLLM.md."""
+    """Save KV blocks to the node's agent and load them from it. See docs/VLLM.md."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -63,28 +63,31 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A preempted request keeps its output: nobody waits for its blocks."""
+        """Return False: a preempted request keeps its output, so vLLM need not wait for its blocks."""
         return False
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
-        """The layout to wish for: block by block over all layers, so that copies are large."""
+        """Return the KV layout to ask vLLM for; a block-outermost layout allows large copies."""
         return preferred_layout(vllm_config, parse(vllm_config.kv_transfer_config.kv_connector_extra_config).layout)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
-        """Stats from what came over a process boundary."""
+        """Return the stats for data received from another process."""
         return Stats(data=data or {})
 
     @classmethod
     def build_prom_metrics(
         cls, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any
     ) -> Any:
-        """Counters of /metrics."""
+        """Return the Prometheus counters for /metrics."""
         return make_prom(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def get_kv_connector_stats(self) -> Stats | None:
-        """What this role counted since it was told last: not in every step, for vLLM joins and carries it each time."""
+        """Return what this role counted since the last report, at most once per STATS_INTERVAL_S.
+
+        vLLM merges and transports the stats in every step that returns some.
+        """
         now = time.monotonic()
         if now < self._next_stats:
             return None
@@ -95,7 +98,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         return Stats(data=grown) if grown else None
 
     def shutdown(self) -> None:
-        """Leaves the agent."""
+        """Leave the agent."""
         self._leave_scheduler()
         self._leave_worker()
 
@@ -109,8 +112,8 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         return self._deltas
 
     def _watch_weights(self) -> list[str]:
-        """Has changes of the weights heard, or seen. Return why they may be neither."""
-        from vllm.v1.engine import core  # it is there where the scheduler is, and only there
+        """Start observing changes of the weights. Return the reasons why some may go unobserved."""
+        from vllm.v1.engine import core  # this module exists only in the process of the scheduler
 
         if not observe(core.EngineCore):
             return [f"vLLM {vllm.__version__} does not show its calls that change weights"]
@@ -135,7 +138,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         side = SchedulerSide(
             self._options, self._geometry, self._ranks.world, link,
             saves=saves(kv_role, self._options), whole_failures=whole, media=self._make_media(),
-            # 0.29 cannot be told that a load failed as a whole, and where there are several groups, nothing else.
+            # vLLM 0.29 reports failed loads only block by block, which needs a single group.
             loads=loads(kv_role, self._options) and (whole or len(self._geometry.groups) == 1),
             generations=generations, unobserved=unobserved,
         )  # fmt: skip
@@ -145,7 +148,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
     def _make_media(self) -> Media:
         how = self._options.media
         if how != TRUST and getattr(self._vllm_config, "ec_transfer_config", None) is not None:
-            how = BYPASS  # what another engine's encoder made of a name need not be of this content
+            how = BYPASS  # an item's encoder output may come from another engine and another content
         multimodal = getattr(self._vllm_config.model_config, "multimodal_config", None) is not None
         return Media(how, self._geometry.hash_tokens, multimodal=multimodal)
 
@@ -169,7 +172,10 @@ def _check_policy(transfer: Any) -> None:
 
 
 def _reasons(vllm_config: Any, options: Options, identity: tuple[tuple[str, str], ...]) -> list[str]:
-    """Why the identity does not say which weights it loaded. OptionError where an option denies a change in vain."""
+    """Return why the identity does not determine the loaded weights.
+
+    Raise OptionError if weights_fixed contradicts vLLM's configuration.
+    """
     if options.weights_fixed and getattr(vllm_config, "weight_transfer_config", None) is not None:
         raise OptionError("weights_fixed: true, allowed is false where weight_transfer_config is set")
     return ["the files of the model's weights are not in a folder here"] if unknown_weights(identity) else []

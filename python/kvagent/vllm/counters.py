@@ -1,7 +1,4 @@
-"""What grew among counters since it was told last.
-
-What the scheduler's side counts.
-"""
+"""The counters of the scheduler's side, and the deltas of counters between two reports."""
 
 from __future__ import annotations
 
@@ -17,18 +14,20 @@ class Counts:
     lookups: int = 0
     lookups_unanswered: int = 0
     lookups_pending: int = 0
-    """For which lower tiers took longer than they were waited for."""
+    """Look-ups whose lower tiers took longer than the wait."""
     loads: int = 0
     loads_failed: int = 0
     loads_late: int = 0
     tokens_promised: int = 0
     tokens_loaded: int = 0
     media_bypassed: int = 0
-    """Requests with images, audio or video that were neither saved nor loaded, from some time on at least (media)."""
+    """Requests with images, audio or video that were neither saved nor loaded, or no longer from
+    some point on (media).
+    """
 
 
 class CounterDeltas:
-    """Of the counters of a dataclass. ``prefix`` goes before their names."""
+    """The growth of the counters of a dataclass. ``prefix`` is prepended to their names."""
 
     def __init__(self, counts: Any, prefix: str = "") -> None:
         self._counts = counts
@@ -38,7 +37,9 @@ class CounterDeltas:
         self._last: tuple[int, ...] = (0,) * len(names)
 
     def take(self) -> dict[str, int]:
-        """By name, what grew since the last call. Cheap if nothing did: it is called in every step."""
+        """Return by name what grew since the last call. Called in every step, and cheap if nothing
+        did.
+        """
         now, before = self._values(self._counts), self._last
         if now == before:
             return {}

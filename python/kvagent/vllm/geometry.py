@@ -1,9 +1,9 @@
-"""What an engine's KV cache groups are to the agent, and which of them this connector can serve.
+"""An engine's KV cache groups, ranks and layout as the agent sees them, and which of them are
+supported.
 
-The KV layout to wish for: block by block over all layers, where the attention backend can read such a cache.
-
-Copies between an engine and the agent are as large as the runs of a block. A wish that the backend rejects costs a
-warning of vLLM's and gets its own choice, so the backend is asked before.
+The connector asks vLLM for a block-outermost layout where the attention backend supports it: the
+copies between engine and agent are as large as the contiguous runs of a block. vLLM warns about a
+layout that the backend rejects and falls back to its own choice, so the backend is asked first.
 """
 
 from __future__ import annotations
@@ -18,34 +18,36 @@ from kvagent.messages import Group
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-MAX_SHARDS = 16  # of the protocol
+MAX_SHARDS = 16  # limit of the protocol
 _FULL = ("FullAttentionSpec", "MLAAttentionSpec")
 _WINDOW = "SlidingWindowSpec"
 
 
 class Unsupported(ValueError):
-    """A model or configuration that this connector does not serve. The text says why."""
+    """A model or configuration that this connector does not support. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Groups, and the tokens of one hash."""
+    """The groups, and the number of tokens per block hash."""
 
     groups: tuple[Group, ...]
     hash_tokens: int
 
     @property
     def align(self) -> int:
-        """Tokens that are whole blocks in every group."""
+        """Return the smallest number of tokens that is a whole number of blocks in every group."""
         return math.lcm(*(group.block_tokens for group in self.groups))
 
     def scale(self, group: int) -> int:
-        """Hashes of one block of the group; its own is the last of them."""
+        """Return the number of hashes per block of the group; a block's key is the last of them."""
         return self.groups[group].block_tokens // self.hash_tokens
 
 
 def geometry(kv_cache_config: Any, hash_tokens: int | None) -> Geometry:
-    """The geometry of vLLM's KVCacheConfig. Unsupported names the group that cannot be served."""
+    """Return the geometry of vLLM's KVCacheConfig. Unsupported names the group that cannot be
+    served.
+    """
     groups = []
     for i, group in enumerate(kv_cache_config.kv_cache_groups):
         spec = group.kv_cache_spec
@@ -75,19 +77,21 @@ def geometry(kv_cache_config: Any, hash_tokens: int | None) -> Geometry:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """How the KV is spread over workers."""
+    """How the KV cache is distributed over workers."""
 
     world: int
     shards: int
 
     def check(self) -> None:
-        """Unsupported if the agent cannot keep that many pieces of a block."""
+        """Raise Unsupported if a block would have more shards than the protocol allows."""
         if not 1 <= self.shards <= MAX_SHARDS:
             raise Unsupported(f"{self.shards} ranks hold different KV, allowed is 1 to {MAX_SHARDS}")
 
 
 def ranks(parallel: Any, kv_cache_config: Any) -> tuple[Ranks, int]:
-    """The spread of vLLM's ParallelConfig, and how many neighbouring tensor-parallel ranks hold the same KV."""
+    """Return the distribution of vLLM's ParallelConfig, and how many adjacent tensor-parallel ranks
+    hold the same KV.
+    """
     if int(getattr(parallel, "nnodes", 1)) > 1:
         raise Unsupported("an engine over several nodes: an agent serves the engines of its own node")
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
@@ -103,11 +107,11 @@ def ranks(parallel: Any, kv_cache_config: Any) -> tuple[Ranks, int]:
 
 
 def shard(rank: int, tp: int, replicas: int) -> int:
-    """The shard of a worker: pipeline stages one after the other, replicas of one stage share theirs."""
+    """Return a worker's shard: pipeline stages are consecutive, replicas within a stage share one."""
     return rank // tp * (tp // replicas) + rank % tp // replicas
 
 
-ONE_RUN = ("BLHNC", "BLNHC")  # a block of all layers lies together
+ONE_RUN = ("BLHNC", "BLNHC")  # a block is contiguous over all layers
 
 log = logging.getLogger("kvagent.vllm")
 
@@ -115,14 +119,16 @@ log = logging.getLogger("kvagent.vllm")
 def preferred_layout(
     vllm_config: Any, option: str, supported: Callable[[Any], Sequence[str]] | None = None
 ) -> str | None:
-    """The layout's name, or None for vLLM's own choice. ``option`` is that of the user."""
+    """Return the name of the layout to ask for, or None for vLLM's choice. ``option`` is the
+    user's.
+    """
     if option != "auto":
         return None if option == "none" else option
     if getattr(getattr(vllm_config, "device_config", None), "device_type", "") != "cuda":
         return None
     try:
         names = (supported or _supported)(vllm_config)
-    except Exception as error:  # noqa: BLE001  vLLM's own affair, which may fail in ways that nobody listed
+    except Exception as error:  # noqa: BLE001  vLLM's internals, which may raise anything
         log.info("layout: the attention backend could not be asked (%s): vLLM chooses", error)
         return None
     found = next((name for name in names if name in ONE_RUN), None)
@@ -132,7 +138,7 @@ def preferred_layout(
 
 
 def _supported(vllm_config: Any) -> Sequence[str]:
-    """The layouts that the backend of the model's attention reads, those that it likes best first."""
+    """Return the layouts that the model's attention backend supports, in its order of preference."""
     from vllm.config import set_current_vllm_config
     from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts
     from vllm.v1.attention.selector import get_attn_backend

@@ -1,7 +1,4 @@
-"""What vLLM carries between the roles of a connector: plans and reports.
-
-Counters on their way to vLLM's log and /metrics.
-"""
+"""Subclasses of vLLM's classes that carry plans, reports and counters between the roles."""
 
 from __future__ import annotations
 
@@ -16,19 +13,19 @@ from kvagent.vllm.plan import Report, StepPlan
 
 @dataclass
 class Metadata(KVConnectorMetadata):
-    """A step's plan on its way to the workers."""
+    """A step's plan for the workers."""
 
     plan: StepPlan = field(default_factory=StepPlan)
 
 
 @dataclass
 class WorkerMetadata(KVConnectorWorkerMetadata):
-    """Workers' reports on their way to the scheduler."""
+    """Workers' reports for the scheduler."""
 
     report: Report
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
-        """Both reports as one."""
+        """Return both reports as one."""
         assert isinstance(other, WorkerMetadata)
         return WorkerMetadata(self.report.join(other.report))
 
@@ -54,29 +51,29 @@ HELP = {
 
 
 class Stats(KVConnectorStats):
-    """What was counted since the last time."""
+    """What was counted since the last report."""
 
     def reset(self) -> None:
-        """Begins anew."""
+        """Clear the counters."""
         self.data: dict[str, Any] = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
-        """Adds another's."""
+        """Add the counters of another."""
         for name, value in other.data.items():
             self.data[name] = self.data.get(name, 0) + value
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        """For the log: what is not 0."""
+        """Return the counters that are not zero, for the log."""
         return {name: value for name, value in self.data.items() if value}
 
     def is_empty(self) -> bool:
-        """Whether nothing was counted."""
+        """Return whether nothing was counted."""
         return not any(self.data.values())
 
 
 class PromMetrics(KVConnectorPromMetrics):
-    """One counter each, ``vllm:kvagent_..._total``, there from the start."""
+    """One counter ``vllm:kvagent_..._total`` per name, present at zero from the start."""
 
     def __init__(self, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
@@ -88,12 +85,12 @@ class PromMetrics(KVConnectorPromMetrics):
             }
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """Adds what was counted."""
+        """Add the counters of a report."""
         for name, value in transfer_stats_data.items():
             if name in self._counters and value > 0:
                 self._counters[name][engine_idx].inc(value)
 
 
 def make_prom(vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any) -> PromMetrics:
-    """The metrics of an engine."""
+    """Return the metrics of an engine."""
     return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)

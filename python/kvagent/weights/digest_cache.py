@@ -1,8 +1,9 @@
-"""Digests that were made before, kept on disk by what the system says of the files: a restart need not read them again.
+"""A cache of digests on disk, keyed by the metadata of the files, so that a restart need not read
+them again.
 
-A kept digest is used only where nothing can have been written since: the change time (ctime) of a file on a local disk
-cannot be put back. What is kept is one small file in the user's own cache, which nobody else may write to; what is
-damaged counts as not there.
+A cached digest is used only if nothing can have been written since: the change time (ctime) of a
+file on a local disk cannot be set back. An entry is one small file in the user's own cache, which
+no other user may write to; a damaged entry counts as absent.
 """
 
 from __future__ import annotations
@@ -23,18 +24,22 @@ if TYPE_CHECKING:
 
 MAX_KEPT = 64  # digests
 SETTLED_NS = 60_000_000_000
-"""A file that changed later than that before it was read may have changed again unseen: twice what dirty pages wait."""
-_MAX_BYTES = 256  # of a file that keeps a digest
+"""A file that changed within this time before it was read may change again unnoticed: twice the
+lifetime of dirty pages.
+"""
+_MAX_BYTES = 256  # of an entry
 _LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay")
-"""File systems whose change times the kernel makes; others (FUSE, NFS) say what their server or program says.
+"""File systems whose change times come from the kernel; FUSE and NFS report those of their server
+or program.
 
-A write through a shared mapping moves the change time once, and then not before the page was written back: never on
-tmpfs, which is therefore not among them."""
+A write through a shared mapping updates the change time once, and only when the page is written
+back: never on tmpfs, which is therefore absent.
+"""
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
 class State(NamedTuple):
-    """What the system says of a file's content, in ns where it is a time."""
+    """A file's metadata that reflects its content; times in ns."""
 
     device: int
     inode: int
@@ -44,12 +49,14 @@ class State(NamedTuple):
 
     @classmethod
     def of(cls, found: os.stat_result) -> State:
-        """That of a stat."""
+        """Return the state of a stat result."""
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 class DigestCache:
-    """The digests kept in a folder, by default that of the user. ``boot``: device numbers are this start's only."""
+    """The digests in a folder, by default the user's. ``boot``: device numbers are valid for one
+    boot.
+    """
 
     def __init__(self, folder: Path | None = None, boot: str | None = None, mounts: str | None = None) -> None:
         self._folder = folder if folder is not None else _users_folder()
@@ -57,7 +64,9 @@ class DigestCache:
         self._mounts = mounts if mounts is not None else _read("/proc/self/mountinfo")
 
     def key(self, names: Sequence[str], states: Sequence[State], begun_ns: int) -> str | None:
-        """What a digest of those files is kept by, all that was read since ``begun_ns``. None: it is not to be kept."""
+        """Return the key of a digest of files that were read since ``begun_ns``. None: it must not
+        be cached.
+        """
         local = {state.device for state in states} <= self._local_devices()
         settled = all(state.changed + SETTLED_NS < begun_ns for state in states)
         if not (self._boot and states and local and settled):
@@ -66,7 +75,7 @@ class DigestCache:
         return hashlib.sha256(parts.encode(errors="surrogatepass")).hexdigest()
 
     def find(self, key: str) -> str | None:
-        """The digest kept by that key."""
+        """Return the digest with this key, or None."""
         try:
             folder = self._open()
         except OSError:
@@ -85,7 +94,7 @@ class DigestCache:
         return words[1] if good else None
 
     def store(self, key: str, digest: str) -> None:
-        """Keeps a digest, if it can. The oldest go where there are too many."""
+        """Store a digest if possible. The oldest entries are dropped if there are too many."""
         with contextlib.suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder = self._open()
@@ -96,7 +105,7 @@ class DigestCache:
                 os.close(folder)
 
     def _open(self) -> int:
-        """The folder, if it is the user's own."""
+        """Open the folder if it belongs to the user alone."""
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         if not _own(os.fstat(folder), stat.S_ISDIR):
             os.close(folder)
@@ -125,9 +134,10 @@ class DigestCache:
                 os.unlink(name, dir_fd=folder)
 
     def _local_devices(self) -> set[int]:
-        """Devices of the local file systems that are mounted (proc_pid_mountinfo(5)).
+        """Return the devices of mounted local file systems (proc_pid_mountinfo(5)).
 
-        What mounts under another number than its files have (a btrfs subvolume) is not among them.
+        File systems whose mount has another device number than their files (a btrfs subvolume) are
+        not found.
         """
         devices = set()
         for line in self._mounts.splitlines():
@@ -139,7 +149,7 @@ class DigestCache:
 
 
 def now_ns() -> int:
-    """The time that files are stamped with."""
+    """Return the time of the clock that stamps files."""
     return time.time_ns()
 
 

@@ -1,9 +1,8 @@
-"""The scheduler's session with the agent: taken up when there is one, left when it ends, and what is told in it.
+"""The scheduler's session with the agent: its start and end, resets, switches and liveness.
 
-Whether an agent that holds the engine's blocks still runs: one that was stopped keeps its sockets, and says nothing.
-
-It is asked only where nothing was heard of it for a while, and judged only after what it said was read: so an engine
-whose own steps take long, or that was stopped itself, does not take its agent for a stopped one.
+A stopped agent keeps its sockets but says nothing. It is pinged only after some silence, and judged
+only after pending messages were read, so an engine whose own steps take long, or that was stopped
+itself, does not mistake its agent for a stopped one.
 """
 
 from __future__ import annotations
@@ -22,54 +21,57 @@ if TYPE_CHECKING:
     from kvagent.vllm.link import Attachment, Link
     from kvagent.vllm.options import Options
 
-ASK_S = 0.25  # without a word of the agent, and it is asked
-SILENT_S = 0.75  # without an answer, and it is taken for stopped, until it answers
+ASK_S = 0.25  # silence before a ping
+SILENT_S = 0.75  # an unanswered ping of this age: the agent is considered stopped until it answers
 
 
 class Liveness:
-    """That of one session."""
+    """The liveness of one session's agent."""
 
     def __init__(self) -> None:
-        self._since = 0.0  # when it was last heard of, or asked
+        self._since = 0.0  # when the agent last sent something, or was pinged
 
     def heard(self, now: float) -> None:
-        """The agent did something."""
+        """Record a message of the agent."""
         self._since = now
 
     def stopped(self, session: Session, now: float) -> bool:
-        """Whether it does not answer. Called in every step in which that matters, behind a poll of the session."""
+        """Return whether the agent does not answer.
+
+        Called in every step in which that matters, after the session was polled.
+        """
         if session.pinging:
             return now - self._since > SILENT_S
         if now - self._since > ASK_S:
             self._since = now
-            with contextlib.suppress(Busy, SessionBroken, SessionEnded):  # the next poll shows it
+            with contextlib.suppress(Busy, SessionBroken, SessionEnded):  # the next poll reports it
                 session.start_ping()
         return False
 
 
-RESET_S = 5.0  # for the agent's answer to a reset
-FIRST_EPOCH = 1  # of a space that was not reset in this life of the agent
+RESET_S = 5.0  # timeout of a reset
+FIRST_EPOCH = 1  # the epoch of a space that was never reset since the agent's start
 
 log = logging.getLogger("kvagent.vllm")
 
 
 @dataclass(frozen=True, slots=True)
 class SessionChange:
-    """What has changed since the last time, in this order."""
+    """What has changed since the last poll, in this order."""
 
     ended: bool = False
-    """The session ended: what was asked in it is void."""
+    """The session ended: its promises and look-ups are void."""
     began: bool = False
-    """There is a new one: its agent may have nothing."""
+    """There is a new session, whose agent may have no blocks."""
     reset: bool = False
-    """Somebody reset the space, perhaps while there was no session."""
+    """Another engine reset the space, perhaps while there was no session."""
 
 
 NO_CHANGE = SessionChange()
 
 
 class AgentSession:
-    """See the module. ``asker`` is there as long as there is a session."""
+    """The session. ``lookups`` exists as long as the session does."""
 
     def __init__(self, link: Link, options: Options) -> None:
         self.lookups: Lookups | None = None
@@ -78,29 +80,29 @@ class AgentSession:
         self._link = link
         self._options = options
         self._attachment: Attachment | None = None
-        self._boot = b""  # the agent's life
-        self._epoch = 0  # of it, as far as is known
-        self._reset_pending = False  # a reset that the agent did not hear: it comes first in the next session
-        self._moved = False  # since the last session, to a space of which nothing is known
+        self._boot = b""  # the boot ID of the last agent
+        self._epoch = 0  # its last known epoch
+        self._reset_pending = False  # a reset that the agent missed precedes all else in the next session
+        self._moved = False  # moved to another space since the last session
 
     @property
     def session(self) -> Session | None:
-        """The session, if there is one."""
+        """Return the session, or None."""
         return None if self._attachment is None else self._attachment.session
 
     @property
     def space(self) -> bytes:
-        """The space in which this engine is registered; empty without a session."""
+        """Return the space of the registration; empty without a session."""
         return b"" if self._attachment is None else self._attachment.registered.space
 
     def poll(self, *, listen: bool = True) -> SessionChange:
-        """Takes up a new session, and what the present one has to say. Does not wait, but for a reset that is owed.
+        """Adopt a new session and read messages. Does not wait, except for a pending reset.
 
-        Unless it is to ``listen``, the present one may have something to say that is left for the next time.
+        Without ``listen``, messages of the present session may be left for the next call.
         """
         current = self._link.current()
         if current is self._attachment and (current is None or not listen or current.session.quiet()):
-            return NO_CHANGE  # nearly always
+            return NO_CHANGE  # the usual case
         ended = began = reset = False
         if current is not self._attachment:
             ended = self._detach()
@@ -111,7 +113,7 @@ class AgentSession:
             try:
                 for event in self._attachment.session.poll():
                     if isinstance(event, m.Epoch):
-                        reset |= event.epoch > self._epoch  # else it is what this engine did itself
+                        reset |= event.epoch > self._epoch  # else this engine's own reset
                         self._epoch = max(self._epoch, event.epoch)
                     elif isinstance(event, m.Switches):
                         self.switches = event
@@ -121,20 +123,24 @@ class AgentSession:
         return SessionChange(ended, began, reset) if ended or began or reset else NO_CHANGE
 
     def stopped(self, now: float) -> bool:
-        """Whether the agent does not answer though its sockets are there. It is asked: only where something waits."""
+        """Return whether the agent does not answer though its sockets exist. Called only while the
+        engine waits for it.
+        """
         return self.session is not None and self.liveness.stopped(self.session, now)
 
     def release(self, lease: int) -> None:
-        """Gives a lease back. If it cannot be said, it ends with the session."""
+        """Release a lease. If the message cannot be sent, the lease ends with the session."""
         if self._attachment is not None:
             with contextlib.suppress(Busy, SessionEnded, SessionBroken):
                 self._attachment.session.release([lease])
 
     def reset(self) -> bool:
-        """Starts a new weights epoch. False: the agent did not answer; it hears of it before it is used again."""
+        """Start a new epoch. Return False if the agent did not answer; the next session then resets
+        first.
+        """
         self._reset_pending = True
         if self._attachment is None:
-            return True  # nothing is loaded before it is done
+            return True  # the next session resets before it loads
         try:
             self._epoch = self._attachment.session.reset(RESET_S)
         except (KVAgentError, OSError) as error:
@@ -145,23 +151,26 @@ class AgentSession:
         return True
 
     def move(self) -> bool:
-        """Leaves the space, for ever or not: the next session is in another one, after ``go``. Whether there was one.
+        """Leave the space; ``proceed`` allows the session in the next one. Return whether there was
+        a session.
 
-        A reset that is owed was to be of the space that is left.
+        A pending reset concerned the old space and is dropped.
         """
         self._reset_pending = False
         return self._renew(hold=True)
 
     def proceed(self) -> None:
-        """All ranks have moved too."""
+        """Allow the next registration, since all ranks have moved too."""
         self._link.proceed()
 
     def reregister(self) -> bool:
-        """Ends the session: the next one begins with what there is to register now. Whether there was one."""
+        """End the session; the next one registers the present identity. Return whether there was
+        one.
+        """
         return self._renew(hold=False)
 
     def close(self) -> None:
-        """Leaves the agent. Leases end with the session."""
+        """Leave the agent. Its leases end with the session."""
         self._detach()
         if last := self._link.close():
             last.session.close()
@@ -176,8 +185,8 @@ class AgentSession:
         return attachment is not None
 
     def _missed_reset(self, attachment: Attachment) -> bool:
-        """Whether somebody reset the space since the session before this one, or since the agent's start."""
-        if self._moved:  # nothing that this engine has was computed in that space
+        """Return whether the space was reset since the last session, or since the agent's start."""
+        if self._moved:  # no block of this engine was computed in that space
             return False
         last = self._epoch if self._boot == attachment.session.boot else FIRST_EPOCH
         return attachment.registered.epoch > last
@@ -199,7 +208,7 @@ class AgentSession:
         if attachment is None:
             return False
         self._link.lost(attachment)
-        attachment.session.close()  # a scheduler has no memory to be fenced
+        attachment.session.close()  # a scheduler has no memory that needs a fence
         return True
 
     def _close_lookups(self) -> None:

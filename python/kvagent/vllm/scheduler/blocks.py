@@ -1,7 +1,7 @@
-"""The engine's blocks as the scheduler's side needs them: tables of requests, and pins.
+"""The engine's blocks: tables of requests, pins, and which blocks old weights computed.
 
-A pinned block is not given to anybody, whatever happens to the request that it belonged to. It uses the reference
-counts of vLLM's own block pool.
+A pinned block is not reused, whatever happens to its request. Pins are reference counts of vLLM's
+block pool.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Blocks:
-    """vLLM's block pool, and what of it this connector holds."""
+    """vLLM's block pool, and this connector's pins in it."""
 
     def __init__(self, pool: Any, pin_fraction: float) -> None:
         self._pool = pool
@@ -22,21 +22,21 @@ class Blocks:
         self.loading = 0
         """Pins of loads."""
         self.max_saving = max(int(pool.num_gpu_blocks * pin_fraction), 1 if pin_fraction else 0)
-        """At least one: an engine of few blocks saves them one after the other."""
+        """At least one, so that an engine with few blocks saves them one by one."""
         self._stale_hashes: dict[int, Any] = {}
         self.has_stale = False
-        """Whether there may be blocks that old weights computed."""
+        """Whether old weights may have computed some of the blocks."""
 
     def room(self) -> int:
-        """How many more blocks saves may pin."""
+        """Return how many more blocks saves may pin."""
         return self.max_saving - self.saving
 
     def scarce(self) -> bool:
-        """Whether the engine runs short of blocks: saves should not hold any then."""
+        """Return whether the engine is short of blocks, so that saves should not pin any."""
         return bool(self._pool.get_num_free_blocks() < self.max_saving)
 
     def pin(self, blocks: Sequence[Any], *, load: bool = False) -> None:
-        """Takes a reference to each."""
+        """Take a reference to each block."""
         self._pool.touch(blocks)
         if load:
             self.loading += len(blocks)
@@ -44,7 +44,7 @@ class Blocks:
             self.saving += len(blocks)
 
     def unpin(self, blocks: Sequence[Any], *, load: bool = False) -> None:
-        """Gives the references back, last block first, as vLLM frees."""
+        """Release the references, last block first, in vLLM's order."""
         if load:
             self.loading -= len(blocks)
         else:
@@ -52,21 +52,25 @@ class Blocks:
         self._pool.free_blocks(reversed(blocks))
 
     def new_weights(self) -> None:
-        """What is in the prefix cache now was computed before: it is not saved any more under the hash it has."""
+        """Mark all blocks in the prefix cache as stale: they are not saved under their present
+        hash.
+        """
         self._stale_hashes = {b.block_id: b.block_hash for b in self._pool.blocks if b.block_hash is not None}
         self.has_stale = bool(self._stale_hashes)
 
     def mark_stale(self, block: Any) -> None:
-        """What is in a block depends on old weights, though it was filled later."""
+        """Mark a block that depends on old weights though it was filled later."""
         self._stale_hashes[block.block_id] = block.block_hash
         self.has_stale = True
 
     def is_stale(self, block: Any) -> bool:
-        """Whether a block still has what it had before the last new_weights."""
+        """Return whether a block was marked as stale under its present hash."""
         return self.has_stale and self._stale_hashes.get(block.block_id, _NONE) == block.block_hash
 
     def before_reset(self, call: Callable[[], None]) -> None:
-        """Has ``call`` called whenever the prefix cache is about to be reset, which works only if nothing is held."""
+        """Call ``call`` before each reset of the prefix cache, which fails while blocks are
+        referenced.
+        """
         reset = self._pool.reset_prefix_cache
 
         def reset_prefix_cache() -> Any:
@@ -77,26 +81,28 @@ class Blocks:
 
 
 class Tables:
-    """Block tables of requests: the KV cache manager's own where the scheduler gives it (from 0.30 on)."""
+    """Block tables of requests, from the KV cache manager if the scheduler provides it (0.30 and
+    later).
+    """
 
     def __init__(self) -> None:
         self._manager: Any = None
         self._pool: Any = None
-        self._rows: list[Any] = []  # by group: the manager's own tables of requests, where it has them
+        self._rows: list[Any] = []  # by group: the manager's own tables of requests, if it has them
         self._seen: dict[str, tuple[Sequence[int], ...]] = {}
 
     def bind(self, pool: Any, manager: Any = None) -> None:
-        """Says where to look."""
+        """Set the sources."""
         self._pool, self._manager = pool, manager
         self._rows = _rows(manager)
 
     def take(self, block_state: Any) -> None:
-        """Takes the tables of a step's output, where there is no manager to ask (0.29)."""
+        """Take the tables in a step's output if there is no manager (0.29)."""
         if self._manager is None and block_state is not None:
             self._seen.update(block_state.block_ids)
 
     def block(self, request: str, i: int) -> Any:
-        """The i-th block of the first group; None if the table is shorter."""
+        """Return block ``i`` of the first group; None if the table is shorter."""
         if self._rows:
             table = self._rows[0].get(request, ())
             return table[i] if i < len(table) else None
@@ -104,7 +110,7 @@ class Tables:
         return blocks[0] if blocks else None
 
     def slice(self, request: str, group: int, begin: int, end: int) -> Sequence[Any]:
-        """The blocks from begin to end of a group; fewer if the table is shorter."""
+        """Return the blocks from begin to end of a group; fewer if the table is shorter."""
         if self._manager is not None:
             blocks: Sequence[Any] = self._manager.get_blocks(request).blocks[group][begin:end]
             return blocks
@@ -112,12 +118,14 @@ class Tables:
         return [] if table is None else [self._pool.blocks[i] for i in table[group][begin:end]]
 
     def forget(self, request: str) -> None:
-        """The request is gone, or lost its blocks."""
+        """Drop the table of a request that has ended or lost its blocks."""
         self._seen.pop(request, None)
 
 
 def _rows(manager: Any) -> list[Any]:
-    """What ``get_blocks`` of vLLM's manager reads; it makes objects for each call, and it is called for each block."""
+    """Return the tables behind ``get_blocks`` of vLLM's manager, which is too slow to call for each
+    block.
+    """
     managers = getattr(getattr(manager, "coordinator", None), "single_type_managers", ())
     rows = [getattr(one, "req_to_blocks", None) for one in managers]
     return rows if all(hasattr(row, "get") for row in rows) else []

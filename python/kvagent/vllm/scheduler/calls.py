@@ -1,4 +1,4 @@
-"""The calls of vLLM's scheduler."""
+"""The connector's methods that vLLM's scheduler calls."""
 
 from __future__ import annotations
 
@@ -29,42 +29,45 @@ class SchedulerCalls:
     _ranks: Ranks
     _identity: tuple[tuple[str, str], ...]
     _live: LiveWeights | None = None
-    """Of an engine whose model lies in the process of the program that uses it."""
+    """Samples of the weights, if the model is in the process of the program that uses the engine.
+    """
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
-        """Takes vLLM's block tables and block pool."""
+        """Take vLLM's block tables and block pool."""
         self._kv_cache_manager = kv_cache_manager
         self._side.bind(kv_cache_manager.block_pool, kv_cache_manager)
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
-        """Takes vLLM's block pool, all that 0.29 gives."""
+        """Take vLLM's block pool, which is all that 0.29 provides."""
         if getattr(self, "_kv_cache_manager", None) is None:
             self._side.bind(gpu_block_pool)
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        """Takes what other connectors' workers said at the start: MultiConnector gives it to all. Ours report."""
+        """Ignore handshake data: MultiConnector passes that of other connectors. Our workers send
+        reports.
+        """
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """The same, of all pipeline stages."""
+        """Ignore handshake data of all pipeline stages."""
 
     def on_new_request(self, request: Any) -> None:
-        """Tells the agent what will be asked for."""
+        """Tell the agent which blocks a later look-up will ask for."""
         self._side.on_new_request(request)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """How much of a prompt the agent has beyond what the engine has."""
+        """Return how many tokens of a prompt the agent has beyond those that the engine has."""
         return self._side.matched(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """A request was let in."""
+        """Handle a request's admission."""
         self._side.allocated(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> Metadata:
-        """The plan of a step."""
+        """Return the plan of a step."""
         return Metadata(self._side.plan(scheduler_output))
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """Takes what the workers report."""
+        """Handle the workers' reports."""
         meta = connector_output.kv_connector_worker_meta
         if isinstance(meta, WorkerMetadata):
             self._side.report(meta.report)
@@ -72,7 +75,7 @@ class SchedulerCalls:
                 self._add_workers(meta.report.workers)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:  # noqa: ARG002
-        """A request is over. Its blocks need not be kept: what is being saved is pinned."""
+        """Handle a request's end. Its blocks need not be kept: saves in flight have pinned theirs."""
         status = getattr(request.status, "name", "")
         self._side.finished(request, normally=status in ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"))
         return False, None
@@ -80,42 +83,48 @@ class SchedulerCalls:
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """The same, for models with several KV cache groups."""
+        """Handle the end of a request of a model with several KV cache groups."""
         return self.request_finished(request, block_ids[0] if block_ids else [])
 
     def has_pending_push_work(self) -> bool:
-        """Whether the engine has to go on stepping without requests, so that pins come back (see patience)."""
+        """Return whether the engine must go on stepping without requests to release pins
+        (idle_backoff).
+        """
         return self._side.pending()
 
     def reset_cache(self) -> bool | None:
-        """Nothing that this engine stored until now is found by it again; after a plain reset, by nobody.
+        """Make blocks stored so far unreachable for this engine; after a plain reset, for all
+        engines.
 
-        That holds also where the agent did not answer, so it is no failure: vLLM would not go to sleep, or not pause.
+        This holds even if the agent does not answer, so it always succeeds: a failure would keep
+        vLLM from sleeping or pausing.
         """
         if self._live is not None:
-            self._live.changed()  # what is in place now is what the reset is about
+            self._live.changed()  # the reset applies to the current weights
         self._side.reset()
         return True
 
     def before_request(self) -> None:
-        """vLLM's engine core is about to take a request."""
+        """Sample the weights before vLLM's engine core takes a request while it has none."""
         if self._live is not None and self._side.idle():
             self.look_at_weights()
 
     def look_at_weights(self) -> None:
-        """Looks whether the program in whose process the model lies has written to it."""
+        """Detect writes to a model that is in the calling program's process."""
         if self._live is not None and self._live.changed():
             self._side.before_weights_call("a write to the model")
 
     def before_weights_call(self, call: str) -> None:
-        """vLLM's engine core is about to make a call that may change the weights (weight_calls)."""
+        """Handle a call of vLLM's engine core that may change the weights, before it is made
+        (weight_changes).
+        """
         if self._scheduler is not None:
             self._scheduler.before_weights_call(call)
 
     def weights_named(self, version: str) -> None:
-        """vLLM's engine core was told the version of its weights."""
+        """Handle the version of the weights that was passed to vLLM's engine core."""
         if self._live is not None:
-            self._live.changed()  # the name is that of what is in place now
+            self._live.changed()  # the name applies to the current weights
         if self._scheduler is not None:
             self._scheduler.weights_named(version)
 
@@ -133,7 +142,7 @@ class SchedulerCalls:
         return self._scheduler
 
     def _add_workers(self, workers: Sequence[WorkerInfo]) -> None:
-        """Workers reported for the first time."""
+        """Record workers that reported for the first time."""
         for one in workers:
             if one.resolved and one.resolved != dict(self._identity)["resolved"]:
                 log.info("the workers use the attention backends %s: registering anew", one.resolved)

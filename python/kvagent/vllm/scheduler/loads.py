@@ -1,6 +1,6 @@
-"""The loads under way: plans them, and keeps their destinations pinned until every worker has reported them.
+"""Loads in flight: their jobs and pinned destinations, until every worker has reported them.
 
-A load that was given up at its deadline is still under way: only its report is a fence.
+A load that was given up at its deadline is still in flight: only its report is a fence.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class _Load:
-    """A load under way."""
+    """A load in flight."""
 
     tracked: Tracked
     blocks: list[Any]
@@ -39,7 +39,7 @@ class _Load:
 
 @dataclass(slots=True)
 class _Run:
-    """Blocks of one group that follow one another; the first is the ``first`` of the request."""
+    """Consecutive blocks of one group, beginning with the request's block ``first``."""
 
     group: int
     first: int
@@ -48,13 +48,13 @@ class _Run:
 
 
 class Loads:
-    """See the module. ``planned`` and ``cancels`` wait for the next step's plan."""
+    """The loads. ``_planned`` and ``_cancels`` wait for the next step's plan."""
 
     def __init__(
         self, agent: AgentSession, geometry: Geometry, options: Options, world: int, blocks: Blocks, counts: Counts
     ) -> None:
         self.job_blocks = MAX_JOB_BLOCKS
-        """Most blocks that the agent takes in one job."""
+        """The most blocks that the agent accepts in one job."""
         self._planned: list[LoadJob] = []
         self._cancels: list[int] = []
         self._agent = agent
@@ -66,11 +66,11 @@ class Loads:
         self._inflight: dict[int, _Load] = {}
 
     def busy(self) -> bool:
-        """Whether something is under way, or waits to be handed out."""
+        """Return whether loads are in flight or wait to be sent."""
         return bool(self._inflight or self._cancels or self._planned)
 
     def take(self) -> tuple[list[LoadJob], list[int]]:
-        """The loads to begin and those to cancel in the next step."""
+        """Return the loads to start and those to cancel in the next step."""
         taken = self._planned, self._cancels
         self._planned, self._cancels = [], []
         return taken
@@ -78,7 +78,9 @@ class Loads:
     def plan(
         self, job: int, tracked: Tracked, tables: Sequence[Sequence[Any]], external: int, promise: Promise | None
     ) -> None:
-        """Plans the load of what was promised, though it be less. It must be reported, so it is planned in any case."""
+        """Plan the load of promised tokens. It must be reported, so it is planned even if the
+        promise is gone.
+        """
         own = tracked.own
         runs = list(self._runs(tracked, tables, own, own + external))
         blocks = [block for run in runs for block in run.blocks]
@@ -100,12 +102,12 @@ class Loads:
         self._planned.append(LoadJob(job, boot, epoch, name, lease, self._deadline_s, parts, ids, space))
 
     def cancel(self, tracked: Tracked) -> None:
-        """The request is gone; its load ends when the workers report it."""
+        """Cancel the load of a request that has ended; the load ends with the workers' report."""
         self._inflight[tracked.load].cancelled = True
         self._cancels.append(tracked.load)
 
     def late(self, job: int) -> None:
-        """A load was given up at its deadline. Several workers may say so, one after the other."""
+        """Handle a load given up at its deadline. Several workers may report that."""
         load = self._inflight.get(job)
         if load is not None and load.tracked.load == job:
             self._counts.loads_late += 1
@@ -113,7 +115,7 @@ class Loads:
             load.tracked.load = 0
 
     def report(self, job: int, outcome: Outcome, now: float) -> None:
-        """Takes a report of one or more workers."""
+        """Handle a report of one or more workers."""
         load = self._inflight.get(job)
         if load is None:
             return
@@ -139,7 +141,9 @@ class Loads:
             self._counts.tokens_loaded += load.tokens
 
     def _runs(self, tracked: Tracked, tables: Sequence[Sequence[Any]], begin: int, end: int) -> Iterator[_Run]:
-        """The destination of the tokens from begin to end, by group, without what no block was given for."""
+        """Yield the destination blocks of the tokens from begin to end, by group, without null
+        blocks.
+        """
         hashes = tracked.request.block_hashes
         for group, spec in enumerate(self._geometry.groups):
             scale = self._geometry.scale(group)
@@ -159,7 +163,7 @@ class Loads:
                 yield run
 
     def _parts(self, runs: Sequence[_Run], hashes: Sequence[bytes]) -> Iterator[Packed]:
-        """The runs as the jobs that one session takes."""
+        """Yield the runs, cut into jobs that a session accepts."""
         sections: list[bytes] = []
         blocks = 0
         for run in runs:

@@ -1,6 +1,6 @@
-"""Asks the agent how much of a prompt it has, within a step's budget of waiting, and not at all while it is silent.
+"""Look-ups: how much of a prompt the agent has, and how much of it will be loaded.
 
-How much of a request's prompt will be loaded: asks the agent, cuts its answer, and gives leases back.
+Waiting for answers is bounded per step, and a silent agent is not asked at all.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from kvagent.vllm.scheduler.agent_session import AgentSession
     from kvagent.vllm.scheduler.requests import Tracked
 
-STEP_WAIT_S = 0.002  # of waiting for answers in one schedule()
-BREAK_AFTER = 2  # questions in a row without an answer, and the agent is not asked
-BREAK_FIRST_S = 0.2  # for that long, doubled at each failure
+STEP_WAIT_S = 0.002  # budget of waiting for answers in one schedule()
+BREAK_AFTER = 2  # consecutive unanswered look-ups that open the breaker
+BREAK_FIRST_S = 0.2  # the breaker's first pause, doubled at each failure up to BREAK_LAST_S
 BREAK_LAST_S = 2.0
-MAX_PROBES = 32  # hints under way
+MAX_PROBES = 32  # probes in flight
 
 
 class Breaker:
-    """Lets no request pay for an agent that does not answer."""
+    """A circuit breaker: requests do not wait for an agent that does not answer."""
 
     def __init__(self) -> None:
         self._failures = 0
@@ -39,23 +39,23 @@ class Breaker:
         self._until = 0.0
 
     def open(self, now: float) -> bool:
-        """Whether nothing is to be asked now."""
+        """Return whether look-ups are suspended."""
         return now < self._until
 
     def failed(self, now: float) -> None:
-        """A question was not answered."""
+        """Record an unanswered look-up."""
         self._failures += 1
         if self._failures >= BREAK_AFTER:
             self._pause_s = min(max(2 * self._pause_s, BREAK_FIRST_S), BREAK_LAST_S)
             self._until = now + self._pause_s
 
     def succeeded(self) -> None:
-        """A question was answered."""
+        """Record an answered look-up."""
         self.__init__()  # type: ignore[misc]
 
 
 class Lookups:
-    """Questions in one life of the session. ``close`` ends it. A life's leases end with its session."""
+    """The look-ups of one session. ``close`` ends them; their leases end with the session."""
 
     def __init__(self, attachment: Attachment, wait_s: float, age_s: float) -> None:
         self.boot = attachment.session.boot
@@ -68,7 +68,7 @@ class Lookups:
         self._probes: list[Ticket] = []
 
     def begin_step(self) -> None:
-        """Begins a step: its waiting starts from nothing. Reads what came too late."""
+        """Begin a step: renew the budget of waiting and read late answers."""
         self._budget_s = STEP_WAIT_S
         if self._probes:
             self._collect_probes()
@@ -77,34 +77,37 @@ class Lookups:
             self._release(late)
 
     def awaits_leases(self) -> bool:
-        """Whether a lease may still come that has to be given back, which new_step does."""
+        """Return whether late answers may still bring leases, which begin_step releases."""
         return self._client.late > 0
 
     def silent(self) -> bool:
-        """Whether the agent is not asked for now."""
+        """Return whether look-ups are suspended."""
         return self._breaker.open(time.monotonic())
 
     def probe(self, tokens: int, hashes: Sequence[bytes]) -> None:
-        """Tells the agent which blocks will be asked for. Does not wait."""
+        """Tell the agent which blocks a look-up will ask for, without waiting."""
         if len(self._probes) >= MAX_PROBES or self.silent():
             return
         try:
             self._probes.append(self._client.submit(self._request(Want.PROBE, tokens, 0, hashes)))
         except (Busy, Malformed):
-            return  # it is a hint
+            return  # a probe is only a hint
 
     def ask(self, tokens: int, own: int, hashes: Sequence[bytes]) -> Ticket | None:
-        """Asks and reserves. None if nothing can be asked now."""
+        """Send a look-up that reserves blocks. Return None if that is not possible now."""
         try:
             return self._client.submit(self._request(Want.RESERVE, tokens, own, hashes))
         except Busy:
             self._breaker.failed(time.monotonic())
         except Malformed:
-            return None  # more hashes than a look-up takes
+            return None  # more hashes than a look-up may have
         return None
 
     def answer(self, ticket: Ticket, *, first: bool) -> Answer | None:
-        """The answer, None as long as it may come. TimedOut once it may not. The first time it waits a little."""
+        """Return the answer, or None while it may still come; raise TimedOut when it may not.
+
+        The first call for a look-up waits briefly.
+        """
         begin = time.monotonic()
         wait_s = min(self._wait_s, self._budget_s) if first else 0.0
         try:
@@ -124,12 +127,12 @@ class Lookups:
         return answer
 
     def abandon(self, ticket: Ticket) -> None:
-        """Gives a question up; a lease that comes with its answer is given back."""
+        """Abandon a look-up; a lease in its late answer is released."""
         self._client.abandon(ticket)
 
     def close(self) -> None:
-        """Ends it. Does not wait."""
-        self._client.close()  # before their tickets, and with those their sockets, go
+        """Abandon all look-ups, without waiting."""
+        self._client.close()  # before the tickets, whose sockets close with them
         self._probes.clear()
 
     def _request(self, want: Want, tokens: int, own: int, hashes: Sequence[bytes]) -> Request:
@@ -159,14 +162,16 @@ class Lookups:
         try:
             self._attachment.session.release(leases)
         except Busy:
-            return  # they end with the session
+            return  # the leases end with the session
 
 
-_LEAST_WAIT_S = 0.001  # a shorter wait is none: the socket would wait that long nevertheless
+_LEAST_WAIT_S = 0.001  # a shorter wait is skipped: polling the socket takes that long anyway
 
 
 class Promises:
-    """See the module. What was asked is kept with the request."""
+    """How many tokens of each request will be loaded. The state of a look-up is kept with its
+    request.
+    """
 
     def __init__(self, agent: AgentSession, geometry: Geometry, options: Options, counts: Counts) -> None:
         self._agent = agent
@@ -176,7 +181,7 @@ class Promises:
         self._counts = counts
 
     def promise(self, tracked: Tracked, own: int, now: float) -> int | None:
-        """Tokens beyond the ``own`` ones that will be loaded. None: not known yet."""
+        """Return the tokens beyond the ``own`` ones that will be loaded; None if not known yet."""
         lookups = self._agent.lookups
         if lookups is None or self._whole(tracked.request.num_tokens - 1) <= own:
             return 0
@@ -188,26 +193,26 @@ class Promises:
         return self._cut(tracked, promised.tokens, own, now)
 
     def take(self, tracked: Tracked) -> Promise | None:
-        """The answer, whose lease is the caller's from now on."""
+        """Return the promise and pass its lease to the caller."""
         self.abandon_lookup(tracked)
         promised, tracked.promised = tracked.promised, None
         return promised
 
     def forget(self, tracked: Tracked) -> None:
-        """Drops the answer, or the question, and gives its lease back."""
+        """Drop the promise or the look-up, and release its lease."""
         promised = self.take(tracked)
         if promised is not None and promised.lease:
             self._agent.release(promised.lease)
 
     def abandon_lookup(self, tracked: Tracked) -> None:
-        """Gives up a question under way; a lease that comes with its answer is given back then."""
+        """Abandon a look-up in flight; a lease in its answer is released on arrival."""
         if tracked.ticket is not None and self._agent.lookups is not None:
             self._agent.lookups.abandon(tracked.ticket)
         tracked.ticket = None
         tracked.pending_since = 0.0
 
     def _ask(self, lookups: Lookups, tracked: Tracked, own: int, now: float) -> Promise | None:
-        """Asks, or looks for the answer to what was asked. None: not known yet."""
+        """Send a look-up, or read the answer to the one in flight. None: not known yet."""
         first = tracked.ticket is None
         if tracked.ticket is None:
             if tracked.promised is not None:
@@ -235,7 +240,7 @@ class Promises:
             if now - tracked.pending_since <= self._options.tier_wait_ms / 1e3:
                 if answer.lease:
                     self._agent.release(answer.lease)
-                return None  # asked again in the next step
+                return None  # the next step asks again
             self._counts.lookups_pending += 1
         hit = answer.status in (LookupStatus.HIT, LookupStatus.PENDING) and answer.lease != 0
         return self._answered(tracked, Promise(own, answer.tokens if hit else 0, answer.lease, now))
@@ -247,7 +252,9 @@ class Promises:
         return promised
 
     def _cut(self, tracked: Tracked, tokens: int, own: int, now: float) -> int:
-        """Cuts an answer: never the last token, whole blocks of every group, nothing behind a key that failed."""
+        """Limit an answer to whole blocks of every group, before the last token and before any key
+        that failed.
+        """
         tokens = self._whole(min(tokens, tracked.request.num_tokens - 1))
         if tracked.failed:
             size, hashes = self._hash_tokens, tracked.request.block_hashes
@@ -258,7 +265,7 @@ class Promises:
         return tokens - own if tokens - own >= self._options.min_load_tokens else 0
 
     def _whole(self, tokens: int) -> int:
-        """As many of them as are whole blocks in every group."""
+        """Round tokens down to whole blocks of every group."""
         return tokens // self._align * self._align
 
 

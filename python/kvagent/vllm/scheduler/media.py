@@ -1,9 +1,11 @@
-"""Requests with images, audio or video: their blocks are kept by what is in them, not by the names that clients gave.
+"""Requests with images, audio or video: their blocks are keyed by the items' content, not by their
+identifiers.
 
-vLLM's block hash has the name (identifier) of each item. A client may choose it, and nothing tells a name from a hash
-of the content. So the keys of such a request's blocks, from the first item on, are hashes of vLLM's hash and of the
-items' processed content. vLLM's own caches, of blocks and of the encoder's output, go by names: once two contents were
-seen under one name, what this engine computes for that name may be of either, and such requests are left alone.
+vLLM's block hash covers the identifier of each item. A client may choose it, and nothing
+distinguishes a chosen identifier from a hash of the content. So the keys of such a request's
+blocks, from the first item on, are hashes of vLLM's hash and the items' processed content. vLLM's
+own caches of blocks and encoder outputs use the identifiers: once one identifier had two contents,
+blocks computed for it may belong to either, and such requests are bypassed.
 """
 
 from __future__ import annotations
@@ -19,35 +21,36 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MAX_NAMES = 1 << 17  # remembered; an engine's caches hold fewer
+MAX_NAMES = 1 << 17  # more names than an engine's caches hold
 TRUST, BYPASS = "trust", "bypass"
 
 log = logging.getLogger("kvagent.vllm")
 
 
 class Unhashable(TypeError):
-    """An item whose content is not here, or is of a kind that is not known."""
+    """An item whose content is elsewhere, or of an unknown type."""
 
 
 class Media:
-    """What an engine knows of items. ``how``: content, trust or bypass, as the option says."""
+    """The contents of an engine's items. ``how`` is the option: content, trust or bypass."""
 
     def __init__(self, how: str, hash_tokens: int, *, multimodal: bool = True) -> None:
         self._how = how
         self._hash_tokens = hash_tokens
         self._multimodal = multimodal
-        self._contents: OrderedDict[str, tuple[bytes, Any]] = OrderedDict()  # by name, and the object that has it
+        self._contents: OrderedDict[str, tuple[bytes, Any]] = OrderedDict()  # digest by name, and the object it is of
         self._ambiguous: set[str] = set()
         self.newly_ambiguous: set[str] = set()
-        """Names that have become ambiguous: requests that have one of them are to be left alone from now on."""
+        """Names that have become ambiguous; the caller bypasses their requests and clears the set.
+        """
 
     def request(self, request: Any) -> Any | None:
-        """The request with the keys that its blocks are kept by. None: it is neither to be saved nor to be loaded."""
+        """Return the request with the keys of its blocks. None: it is neither saved nor loaded."""
         features = getattr(request, "mm_features", None) or ()
         if self._how == TRUST:
             return request
         if not features:
-            # A session that goes on with more input may have items later.
+            # A resumable session may get items later.
             return None if self._multimodal and getattr(request, "resumable", False) else request
         if self._how == BYPASS:
             return None
@@ -57,7 +60,9 @@ class Media:
         return Keyed(request, items, self._hash_tokens)
 
     def _content(self, name: str, feature: Any) -> bytes:
-        """The content of an item, hashed once for each object: vLLM keeps those that come again."""
+        """Return the digest of an item's content, computed once per object: vLLM keeps repeated
+        items.
+        """
         digest, owner = self._contents.pop(name, (b"", None))
         if owner is None or feature.data is None or owner() is not feature.data:
             try:
@@ -82,13 +87,13 @@ class Media:
 
 
 class Keyed:
-    """A request as vLLM has it, but for its block hashes."""
+    """A request of vLLM with other block hashes."""
 
     def __init__(self, request: Any, items: Sequence[tuple[int, bytes]], hash_tokens: int) -> None:
-        """``items``: where each begins, in tokens, and its content."""
+        """``items``: the first token and the content of each."""
         self._request = request
         self.names = {str(one.identifier) for one in request.mm_features}
-        """Of its items."""
+        """The identifiers of its items."""
         self._items = sorted(items)
         self._hash_tokens = hash_tokens
         self._begin()
@@ -98,10 +103,10 @@ class Keyed:
 
     @property
     def block_hashes(self) -> list[bytes]:
-        """Keys in place of vLLM's hashes, as many as it has by now."""
+        """Return keys in place of vLLM's hashes, as many as there are by now."""
         hashes = self._request.block_hashes
         if len(self._request.mm_features) != len(self._items):
-            return self._keys  # of items that came later nothing is known
+            return self._keys  # the content of later items is unknown
         if len(self._keys) > len(hashes):
             self._begin()
         for i in range(len(self._keys), len(hashes)):
@@ -115,15 +120,15 @@ class Keyed:
         return self._keys
 
     def _begin(self) -> None:
-        self._seen = hashlib.sha256()  # of the items that begin before the end of the last key
+        self._seen = hashlib.sha256()  # items that begin before the end of the last key
         self._taken = 0
         self._keys: list[bytes] = []
 
 
 def content_digest(modality: str, data: Any) -> bytes:
-    """The digest of an item's fields (vLLM's MultiModalKwargsItem). Unhashable: its content is not here, or unknown."""
+    """Return the digest of an item's fields (vLLM's MultiModalKwargsItem), or raise Unhashable."""
     if data is None or "monotonic_id" in data:
-        raise Unhashable("its content is with the workers")  # vLLM's cache in shared memory gives its place
+        raise Unhashable("its content is with the workers")  # vLLM's shared-memory cache passes a reference
     digest = _hasher()
     digest.update(modality.encode() + b"\0")
     for name in sorted(data):
@@ -133,7 +138,9 @@ def content_digest(modality: str, data: Any) -> bytes:
 
 
 def _hasher() -> Any:
-    """BLAKE3, which vLLM uses for items too, and which is several times as fast as SHA-256; that where it is not."""
+    """Return BLAKE3, which vLLM uses for items too and which is several times as fast; SHA-256
+    without it.
+    """
     try:
         from blake3 import blake3
     except ImportError:

@@ -1,8 +1,7 @@
-"""What the scheduler's side knows of a request.
+"""The connector's state of each request, and the requests whose KV depends on old weights.
 
-Requests of which old weights computed some KV: what they fill after a reset is old as well, whatever hash it gets.
-
-At the reset vLLM has hashes of full blocks only; a block that was partly filled, or that a load had yet to bring, gets
+KV computed after a reset depends on old weights if earlier KV of the same request does. At the
+reset, vLLM has hashes of full blocks only; a partly filled block, or one still being loaded, gets
 its hash later, and then other requests find it in the engine's own cache.
 """
 
@@ -17,13 +16,15 @@ if TYPE_CHECKING:
     from kvagent.lookup import Ticket
     from kvagent.vllm.scheduler.blocks import Blocks, Tables
 
-FAILED_S = 30.0  # for that long a key that could not be loaded is not promised again to its request
-ANSWER_S = 2.0  # an older answer is asked again
+FAILED_S = 30.0  # how long a key whose load failed is not promised again to its request
+ANSWER_S = 2.0  # how long a promise is reused
 
 
 @dataclass(slots=True)
 class Promise:
-    """An answer: ``tokens`` are promised to a request that has ``own`` itself, pinned by ``lease`` if it is not 0."""
+    """``tokens`` are promised to a request that has ``own`` itself, pinned by ``lease`` unless it
+    is 0.
+    """
 
     own: int
     tokens: int
@@ -37,46 +38,48 @@ class Tracked:
 
     request: Any
     bypass: bool
-    """Neither saved nor loaded."""
+    """Whether it is neither saved nor loaded."""
     cursor: list[int]
-    """By group: blocks below are saved, or being saved, or came from the agent."""
+    """By group, the first block that is not yet saved, being saved or loaded from the agent."""
     next_tokens: int
     """With fewer computed tokens there is nothing to save."""
     admitted: bool = False
-    """It has blocks and computes, or will in this step."""
+    """Whether it has blocks and computes, or will in this step."""
     over: bool = False
     due_tick: int = 0
-    """The tick at which it is looked at again (due)."""
+    """The tick at which it is checked again (save_schedule)."""
     own: int = 0
-    """Tokens that the engine had itself when it asked last."""
+    """Tokens that the engine had itself at the last look-up."""
     promised: Promise | None = None
     ticket: Ticket | None = None
     pending_since: float = 0.0
-    """When the agent first said that lower tiers are still asked; 0: it did not."""
+    """When the agent first answered that it still queries lower tiers; 0 if it did not."""
     load: int = 0
-    """The job that brings its blocks, as long as it is waited for."""
+    """The job that loads its blocks while vLLM waits for it, else 0."""
     loaded: tuple[int, int] = (0, 0)
-    """Tokens, from and to, that came from the agent: not saved again."""
+    """The range of tokens that came from the agent and are not saved again."""
     ever_loaded: bool = False
-    """A load has brought some of its blocks, or is to, since it has blocks: unlike ``loaded`` it outlives the agent."""
+    """Whether a load has filled some of its blocks, or will. Unlike ``loaded`` it survives a
+    restart of the agent.
+    """
     stale: bool = False
-    """Some of its KV was computed by old weights, and so depends on them what it computes now: it is not saved."""
+    """Whether some of its KV depends on old weights, so that it is not saved."""
     no_load: bool = False
     failed: dict[bytes, float] = field(default_factory=dict)
-    """Keys that could not be loaded, and until when."""
+    """Keys whose load failed, and until when they are not promised."""
 
     def restart_saves(self) -> None:
-        """All of it is to be saved: it has blocks anew, or the agent forgot them."""
+        """Consider all its blocks unsaved: it has new blocks, or the agent lost the old ones."""
         self.cursor = [0] * len(self.cursor)
         self.next_tokens = 0
         self.loaded = (0, 0)
 
     def fail(self, hashes: list[bytes], now: float) -> None:
-        """Remembers keys that could not be loaded."""
+        """Record keys whose load failed."""
         self.failed.update(dict.fromkeys(hashes, now + FAILED_S))
 
     def failing(self, key: bytes, now: float) -> bool:
-        """Whether a key is not to be promised."""
+        """Return whether a key must not be promised."""
         return self.failed.get(key, 0.0) > now
 
 
@@ -84,21 +87,21 @@ _ALL = 1 << 62  # blocks
 
 
 class StaleRequests:
-    """See the module. Blocks are entered before somebody can be let in on them, and before they are freed."""
+    """Requests whose blocks get marked as stale, before vLLM can share or free them."""
 
     def __init__(self, blocks: Blocks, tables: Tables, groups: int) -> None:
         self._blocks = blocks
         self._tables = tables
         self._groups = groups
-        self._next: dict[Tracked, list[int]] = {}  # by group: the first block that is not entered
+        self._next: dict[Tracked, list[int]] = {}  # by group: the first block that is not marked
 
     def add(self, tracked: Tracked) -> None:
-        """All its blocks are old, or will be."""
+        """Add a request whose blocks are all stale, or will be."""
         tracked.stale = True
         self._next[tracked] = [0] * self._groups
 
     def admit(self, tracked: Tracked, tables: Sequence[Sequence[object]]) -> None:
-        """Whether a request that is let in with those blocks found old ones: it is old from the first of them on."""
+        """Add an admitted request if it found stale blocks; it is stale from the first of them on."""
         self.mark_blocks()
         if not self._blocks.has_stale or tracked in self._next:
             return
@@ -108,7 +111,7 @@ class StaleRequests:
             self._next[tracked] = [max(first, 0) for first in firsts]
 
     def mark_blocks(self) -> None:
-        """Takes what vLLM has given a hash by now for old."""
+        """Mark the blocks to which vLLM has given hashes by now."""
         for tracked, firsts in self._next.items():
             for group, first in enumerate(firsts):
                 for block in self._tables.slice(tracked.request.request_id, group, first, _ALL):
@@ -119,9 +122,9 @@ class StaleRequests:
                     firsts[group] += 1
 
     def remove(self, tracked: Tracked) -> None:
-        """Its blocks are taken from it."""
+        """Remove a request that loses its blocks."""
         self._next.pop(tracked, None)
 
     def clear(self) -> None:
-        """Forgets all of them."""
+        """Remove all requests."""
         self._next.clear()

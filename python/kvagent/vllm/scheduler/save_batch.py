@@ -1,8 +1,7 @@
-"""The blocks that the next saves will hold: picked from requests, pinned, cut into sections of jobs.
+"""The blocks that the next saves will hold: selected from requests, pinned and cut into sections of
+jobs.
 
-Blocks of one group that need not be offered to the agent.
-
-They were offered lately, and it did not say that it lacks them.
+Blocks that were offered recently, and that the agent did not report as missing, are skipped.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ if TYPE_CHECKING:
     from kvagent.vllm.scheduler.blocks import Blocks, Tables
     from kvagent.vllm.scheduler.requests import Tracked
 
-RECENT_S = 10.0  # for that long at least, and twice at most, a block is not offered again
-MAX_RECENT = 32768  # blocks remembered so, of each of two ages
+RECENT_S = 10.0  # a block is not offered again for at least this time, at most twice it
+MAX_RECENT = 32768  # keys in each of the two sets
 
 
 class RecentOffers:
-    """Keys of one group, in two sets by age, of which the older is dropped whole."""
+    """Recently offered keys of one group, in two sets by age; the older one is dropped whole."""
 
     def __init__(self) -> None:
         self.young: set[bytes] = set()
@@ -32,25 +31,25 @@ class RecentOffers:
         self._turn = 0.0
 
     def disjoint(self, keys: Collection[bytes]) -> bool:
-        """Whether all of them are to be offered."""
+        """Return whether none of the keys was offered recently."""
         return self.young.isdisjoint(keys) and self.old.isdisjoint(keys)
 
     def __contains__(self, key: bytes) -> bool:
         return key in self.young or key in self.old
 
     def discard(self, keys: Iterable[bytes]) -> None:
-        """The agent does not have them."""
+        """Forget keys that the agent does not have."""
         self.young.difference_update(keys)
         self.old.difference_update(keys)
 
     def rotate(self, now: float) -> None:
-        """Called in every step."""
+        """Drop the older set when it is time. Called in every step."""
         if now >= self._turn or len(self.young) > MAX_RECENT:
             self.old, self.young = self.young, set()
             self._turn = now + RECENT_S
 
     def clear(self) -> None:
-        """The agent has nothing any more."""
+        """Forget all keys, since the agent has no blocks any more."""
         self.young.clear()
         self.old.clear()
 
@@ -59,7 +58,9 @@ _NEVER = 1 << 62  # tokens
 
 
 class SaveRun(NamedTuple):
-    """One section of a job: blocks of one group of a request, the first of which is its ``first``."""
+    """One section of a job: consecutive blocks of one group of a request, beginning with block
+    ``first``.
+    """
 
     tracked: Tracked
     group: int
@@ -70,15 +71,17 @@ class SaveRun(NamedTuple):
 
 
 class SaveBatch:
-    """See the module. Blocks are pinned from ``pin`` on, behind one or more ``add``; what is taken out stays pinned."""
+    """Blocks that were added but not yet sent. ``pin`` pins what was added since the last one; what
+    is taken stays pinned.
+    """
 
     def __init__(self, geometry: Geometry, blocks: Blocks, tables: Tables) -> None:
         self.job_blocks = MAX_JOB_BLOCKS
-        """Most blocks that the agent takes in one job."""
+        """The most blocks that the agent accepts in one job."""
         self.recent = [RecentOffers() for _ in geometry.groups]
         """By group."""
         self.open: list[SaveRun] = []
-        """What was added."""
+        """The runs that were added and not taken."""
         self._blocks = blocks
         self._tables = tables
         self._groups = [
@@ -87,21 +90,21 @@ class SaveBatch:
         ]
         _, self._block_tokens, scale, window, self._first_recent = self._groups[0]
         self._simple = len(self._groups) == 1 and scale == 1 and not window
-        self._unpinned: list[Any] = []  # blocks of what was added since the last pin
+        self._unpinned: list[Any] = []  # blocks added since the last pin
 
     def room(self) -> int:
-        """Blocks that may still be added."""
+        """Return how many more blocks may be added."""
         return self._blocks.room() - len(self._unpinned)
 
     def add_all(self, some: Sequence[tuple[Tracked, int]]) -> None:
-        """Takes in of each request what its first tokens, so many, leave to be saved."""
+        """Add what the first ``tokens`` of each request leave to be saved."""
         left = self._add_filled(some) if self._simple and not self._blocks.has_stale else some
         for tracked, tokens in left:
             if tokens >= tracked.next_tokens:
                 self.add(tracked, tokens)
 
     def add(self, tracked: Tracked, tokens: int) -> None:
-        """Takes in what the first ``tokens`` of a request leave to be saved, as far as there is room; else later."""
+        """Add what the first ``tokens`` of a request leave to be saved, as far as there is room."""
         request = tracked.request
         hashes, cursor = request.block_hashes, tracked.cursor
         least = _NEVER
@@ -121,13 +124,13 @@ class SaveBatch:
         tracked.next_tokens = least
 
     def pin(self) -> None:
-        """Takes the pins of what was added."""
+        """Pin the blocks that were added."""
         if self._unpinned:
             self._blocks.pin(self._unpinned)
             self._unpinned = []
 
     def take_job(self) -> tuple[list[SaveRun], list[Any]]:
-        """As many pieces as one job holds, and their blocks."""
+        """Return as many runs as one job holds, and their blocks."""
         blocks: list[Any] = []
         count = 0
         for run in self.open[:MAX_SECTIONS]:
@@ -139,16 +142,16 @@ class SaveBatch:
         return runs, blocks
 
     def take_all(self) -> list[SaveRun]:
-        """All that was added, pinned."""
+        """Return all runs, pinned."""
         self.pin()
         taken, self.open = self.open, []
         return taken
 
     def _add_filled(self, some: Sequence[tuple[Tracked, int]]) -> list[tuple[Tracked, int]]:
-        """Takes in of those requests that filled one block, as they do while they answer, that block. Gives the others.
+        """Add the block of each request that filled exactly one, as decoding requests do. Return
+        the others.
 
-        It does what add does. Nearly all that a step looks at are of that kind, so nothing is called here that can be
-        done in place.
+        The effect is that of ``add``, inlined: nearly all checked requests are of this kind.
         """
         size, room, block_of = self._block_tokens, self.room(), self._tables.block
         young, old = self._first_recent.young, self._first_recent.old
@@ -177,7 +180,7 @@ class SaveBatch:
         return others
 
     def _take(self, tracked: Tracked, group: int, first: int, keys: list[bytes], blocks: Sequence[Any]) -> None:
-        """Adds a run of blocks as it is."""
+        """Add a run of blocks as it is."""
         _, _, scale, _, recent = self._groups[group]
         hashes = tracked.request.block_hashes
         recent.young.update(keys)
@@ -190,11 +193,13 @@ class SaveBatch:
             self.open.append(SaveRun(tracked, group, i, some, these, data))
 
     def _pick(self, tracked: Tracked, group: int, begin: int, keys: list[bytes], table: Sequence[Any]) -> int:
-        """Adds of a run of blocks those that have to be saved. Gives the new cursor: the first that has to wait."""
+        """Add those blocks of a run that need saving. Return the new cursor: the first block that
+        must wait.
+        """
         _, size, _, _, recent = self._groups[group]
         loaded = range(tracked.loaded[0] // size, tracked.loaded[1] // size)
         room = self.room()
-        first = 0  # of the run at hand
+        first = 0  # start of the current run
         for i, (key, block) in enumerate(zip(keys, table, strict=True)):
             if block.is_null or begin + i in loaded or key in recent or self._blocks.is_stale(block):
                 if first < i:

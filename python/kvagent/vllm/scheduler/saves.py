@@ -1,10 +1,11 @@
-"""Which blocks a step saves: plans jobs, keeps their pins and words until every worker has reported them.
+"""Saves in flight: their jobs, pins and revocation words, until every worker has reported them.
 
-A save goes out in the step that computes its last block, or later; the agent waits for that step. Its blocks are pinned
-until the workers report it, so the request may end meanwhile. A save can be revoked: the agent reads the word after it
-has copied and before it stores, so the pins can go at once.
+A save is sent in the step that computes its last block, or later; the agent waits for that step.
+Its blocks are pinned until the workers report it, so the request may end earlier. A save can be
+revoked: the agent reads the revocation word after it has copied and before it stores, so the pins
+can be released at once.
 
-The revocation words of an engine's workers, as its scheduler reaches them: through /proc, mapped.
+The scheduler maps the workers' revocation words through /proc.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from kvagent.vllm.scheduler.blocks import Blocks, Tables
     from kvagent.vllm.scheduler.save_schedule import SaveSchedule
 
-HOLD_S = 5.0  # longest that a save may hold its blocks, of which one step counts for half at most
-RETRY_STEPS = 16  # before what found the agent busy is offered again
+HOLD_S = 5.0  # the longest that a save may pin its blocks; one step counts for half of it at most
+RETRY_STEPS = 16  # steps before blocks that the agent refused are offered again
 
 _STORED = bytes((BlockStatus.OK, BlockStatus.EXISTS, BlockStatus.IN_PROGRESS))
 _LATER = (BlockStatus.BUSY, BlockStatus.REVOKED, BlockStatus.FAILED, BlockStatus.TIMED_OUT, BlockStatus.OFF)
@@ -49,7 +50,7 @@ class _Save:
 
 @dataclass(slots=True)
 class SaveCounts:
-    """What became of saves, in blocks."""
+    """Outcomes of saves, in blocks."""
 
     planned: int = 0
     stored: int = 0
@@ -60,47 +61,47 @@ class SaveCounts:
 
 @dataclass(eq=False)
 class Saves:
-    """The saves under way. ``revoke_now`` sets a word in all workers at once; it may be None."""
+    """The saves in flight. ``revoke_now`` sets a word in all workers at once; it may be None."""
 
     geometry: Geometry
     world: int
     blocks: Blocks
     tables: Tables
     schedule: SaveSchedule
-    """Requests of which a block has to be offered again are put there."""
+    """Receives requests whose blocks have to be offered again."""
     revoke_now: Callable[[int], None] | None = None
     revocable: bool = True
-    """Whether the agent knows revocation words."""
+    """Whether the agent supports revocation words."""
     counts: SaveCounts = field(default_factory=SaveCounts)
 
     def __post_init__(self) -> None:
         self.batch = SaveBatch(self.geometry, self.blocks, self.tables)
-        """What the next jobs will hold: who adds to it pins it."""
+        """The contents of the next jobs. Callers that add to it also pin."""
         self._inflight: OrderedDict[int, _Save] = OrderedDict()
         self._words = list(range(REVOKES))
         self._step = 0
-        self._now = 0.0  # of the clock that goes no further than half the hold in a step
+        self._now = 0.0  # a clock that advances by at most half of HOLD_S per step
         self._last = 0.0
         self._not_before = 0
 
     def busy(self) -> bool:
-        """Whether something is under way, or waits to be handed out."""
+        """Return whether saves are in flight or wait to be sent."""
         return bool(self._inflight or self.batch.open)
 
     def begin(self, now: float) -> None:
-        """Begins a step."""
+        """Begin a step."""
         self._step += 1
-        self._now += min(now - self._last, HOLD_S / 2)  # an agent has a save only when its step has ended
+        self._now += min(now - self._last, HOLD_S / 2)  # the agent handles a save only after its step has ended
         self._last = now
 
     def ready(self) -> bool:
-        """Whether saves can be planned now. It comes before something is added."""
+        """Return whether saves can be planned now. Called before blocks are added."""
         for recent in self.batch.recent:
             recent.rotate(self._last)
         return bool(self._words) and self.batch.room() > 0 and self._step >= self._not_before
 
     def finish(self, jobs: Callable[[], int], boot: bytes, epoch: int, space: bytes = b"") -> list[SaveJob]:
-        """The jobs of what was added and pinned."""
+        """Return the jobs of what was added and pinned."""
         planned = []
         while self.batch.open and self._words:
             runs, blocks = self.batch.take_job()
@@ -110,18 +111,18 @@ class Saves:
             self.counts.planned += len(blocks)
             planned.append(SaveJob(save.job, boot, epoch, save.revoke, sections, space))
         if self.batch.open:
-            self.drop()  # no word was left
+            self.drop()  # no free revocation word
         return planned
 
     def drop(self) -> None:
-        """Gives up what was added and not handed out."""
+        """Discard what was added and not sent."""
         for run in self.batch.take_all():
             self.batch.recent[run.group].discard(run.hashes)
             self._again(run, 0)
             self.blocks.unpin(run.blocks)
 
     def report(self, job: int, outcome: Outcome) -> bool:
-        """Takes a report of one or more workers. Whether the job is a save."""
+        """Handle a report of one or more workers. Return whether the job is a save."""
         save = self._inflight.get(job)
         if save is None:
             return False
@@ -132,7 +133,7 @@ class Saves:
         return True
 
     def revoke(self) -> list[int]:
-        """Revokes all saves. Gives their jobs; their blocks are free from the next step on."""
+        """Revoke all saves and return their jobs; their blocks are free from the next step on."""
         revoked: list[int] = []
         if not self.revocable:
             return revoked
@@ -143,7 +144,7 @@ class Saves:
         return revoked
 
     def revoke_overdue(self) -> list[int]:
-        """The same for those that the agent has had for too long."""
+        """Revoke the saves that have been in flight for too long."""
         overdue: list[int] = []
         for save in self._inflight.values() if self.revocable else ():
             if save.since + HOLD_S > self._now:
@@ -154,12 +155,12 @@ class Saves:
         return overdue
 
     def revoke_at_once(self) -> list[int]:
-        """Revokes all saves between two steps, where the words can be reached; else none."""
+        """Revoke all saves between two steps if the words are mapped, else none."""
         self.drop()
         return [] if self.revoke_now is None else self.revoke()
 
     def forget(self) -> None:
-        """The agent has nothing any more: everything is to be offered again."""
+        """Offer all blocks again, since the agent has none any more."""
         for recent in self.batch.recent:
             recent.clear()
 
@@ -167,7 +168,7 @@ class Saves:
         self._words.append(save.revoke)
         if save.pinned:
             self.blocks.unpin(save.blocks)
-        if len(statuses) == len(save.blocks) and not statuses.translate(None, _STORED):  # nearly always
+        if len(statuses) == len(save.blocks) and not statuses.translate(None, _STORED):  # the usual case
             stored = statuses.count(BlockStatus.OK)
             self.counts.stored += stored
             self.counts.existed += len(statuses) - stored
@@ -212,7 +213,9 @@ class Saves:
 
 
 class WorkerRevocation:
-    """Maps every worker's words. OSError if one cannot be reached. ``close`` unmaps them."""
+    """The mapped revocation words of all workers. OSError if one cannot be mapped. ``close`` unmaps
+    them.
+    """
 
     def __init__(self, workers: Sequence[WorkerInfo]) -> None:
         self._maps: list[mmap.mmap] = []
@@ -231,12 +234,12 @@ class WorkerRevocation:
             raise
 
     def revoke(self, index: int) -> None:
-        """Revokes the save that names this word, in every worker."""
+        """Revoke the save with this word, in every worker."""
         for words in self._words:
             words[index] = 1
 
     def close(self) -> None:
-        """Unmaps them. A second call does nothing."""
+        """Unmap the words. Repeated calls do nothing."""
         for words in self._words:
             words.release()
         for mapped in self._maps:

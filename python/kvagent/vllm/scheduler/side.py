@@ -1,7 +1,8 @@
-"""The scheduler's side: how much of a prompt the agent has, which blocks a step saves and loads, and what is pinned.
+"""The scheduler's side: what the agent has of a prompt, which blocks a step saves and loads, what
+is pinned.
 
-It is called by vLLM's scheduler, from one thread, and never waits but for the first answer to a look-up (asking). Of
-vLLM's objects it uses attributes only, so it needs no vllm to be imported.
+vLLM's scheduler calls it from one thread. It waits for nothing except the first answer to a look-up
+(lookups). It uses only attributes of vLLM's objects and imports no vllm.
 """
 
 from __future__ import annotations
@@ -35,22 +36,22 @@ if TYPE_CHECKING:
 
 
 class SchedulerSide:
-    """See the module. ``bind`` comes before anything but ``on_new_request`` and ``matched``."""
+    """The scheduler's side. ``bind`` precedes all calls except ``on_new_request`` and ``matched``."""
 
     def __init__(
         self, options: Options, geometry: Geometry, world: int, link: Link, *, saves: bool, loads: bool,
         whole_failures: bool, generations: Generations | None = None, media: Media | None = None,
         unobserved: bool = False,
     ) -> None:  # fmt: skip
-        """``whole_failures``: a load can be reported as failed as a whole (vLLM from 0.30 on).
+        """``whole_failures``: vLLM accepts the failure of a whole load (0.30 and later).
 
-        ``unheard``: the weights can change though nothing tells of it, so that any reset may be after a change.
+        ``unobserved``: the weights can change unobserved, so any reset may follow such a change.
         """
         self._unobserved = unobserved
-        self._was_reset = False  # vLLM's own cache was, and nothing was asked since
+        self._was_reset = False  # vLLM reset its own cache, and no call has followed yet
         self.generations = generations or Generations(LOADED, options)
-        self._workers_in_space = 0  # workers that have reported the generation
-        self._moved_at = -1  # the step after which it was taken
+        self._workers_in_space = 0  # workers that have reported the current generation
+        self._moved_at = -1  # the step after which the generation last changed
         self.counts = Counts()
         self._options = options
         self._geometry = geometry
@@ -65,7 +66,7 @@ class SchedulerSide:
         self._schedule = SaveSchedule()
         self._revokes: list[int] = []
         self._steps = 0
-        self._stopped = False  # the agent, so that nothing is to be expected of it
+        self._stopped = False  # the agent does not respond
         self._jobs = itertools.count(1)
         self.tables = Tables()
         self.blocks: Blocks | None = None
@@ -74,7 +75,7 @@ class SchedulerSide:
         self._stale_requests: StaleRequests | None = None
 
     def bind(self, pool: Any, manager: Any = None) -> None:
-        """Takes vLLM's block pool, and its KV cache manager where there is one to take."""
+        """Take vLLM's block pool, and its KV cache manager if the scheduler provides it."""
         if self.blocks is None:
             self.blocks = Blocks(pool, self._options.pin_percent / 100)
             self.saves = Saves(self._geometry, self._world, self.blocks, self.tables, self._schedule)
@@ -84,12 +85,12 @@ class SchedulerSide:
         self.tables.bind(pool, manager)
 
     def use_revocation(self, revoke: Callable[[int], None]) -> None:
-        """Takes the way to set a revocation word in all workers at once."""
+        """Take the function that sets a revocation word in all workers at once."""
         if self.saves is not None:
             self.saves.revoke_now = revoke
 
     def on_new_request(self, request: Any) -> None:
-        """Tells the agent what will be asked for."""
+        """Tell the agent which blocks a later look-up will ask for."""
         self._settle_reset()
         tracked = self._track(request)
         self._poll_agent()
@@ -98,7 +99,7 @@ class SchedulerSide:
             lookups.probe(request.num_tokens, hashes)
 
     def matched(self, request: Any, own: int) -> tuple[int | None, bool]:
-        """How many tokens beyond ``own`` will be loaded. None: not known yet."""
+        """Return how many tokens beyond ``own`` will be loaded; None if not known yet."""
         self._settle_reset()
         tracked = self._track(request)
         if not self._usable(tracked) or (own and not self._whole_failures):
@@ -108,10 +109,10 @@ class SchedulerSide:
         return tokens, bool(tokens)
 
     def allocated(self, request: Any, blocks: Any, external: int) -> None:
-        """The request was let in: with ``external`` tokens to be loaded, or with none."""
+        """Handle a request's admission, with ``external`` tokens to load or none."""
         self._settle_reset()
         tracked = self._track(request)
-        if tracked.admitted:  # reset_prefix_cache took its blocks away, between two steps
+        if tracked.admitted:  # reset_prefix_cache took its blocks between two steps
             self._lost_blocks(tracked)
         if external > 0 and self._loads is not None:
             asked = self._promises.take(tracked)
@@ -125,14 +126,14 @@ class SchedulerSide:
             self._schedule.add(tracked)
 
     def plan(self, output: Any) -> StepPlan:
-        """The plan of the step that ``output`` describes."""
+        """Return the plan of the step that ``output`` describes."""
         self._settle_reset()
         self._steps += 1
         waiting = self._waiting()
         self._poll_agent(listen=waiting or self._steps % LISTEN_STEPS == 0)
         preempted = getattr(output, "preempted_req_ids", None) or ()
         for request in preempted:
-            # One that a reset preempted may have been let in again in this very step.
+            # A request that a reset preempted may be admitted again in the same step.
             self._preempted(request, again=request in output.num_scheduled_tokens)
         self.tables.take(getattr(output, "kv_connector_block_state", None))
         if self._stale_requests is not None:
@@ -152,7 +153,7 @@ class SchedulerSide:
         return plan
 
     def report(self, report: Report) -> None:
-        """Takes the workers' report."""
+        """Handle a report of the workers."""
         if self.saves is None or self._loads is None:
             return
         now = time.monotonic()
@@ -167,7 +168,7 @@ class SchedulerSide:
                 self._loads.report(job, outcome, now)
 
     def finished(self, request: Any, *, normally: bool) -> None:
-        """The request is over; its blocks are free when this returns, but for what is pinned."""
+        """Handle a request's end; its blocks are free afterwards, except for pinned ones."""
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None:
             return
@@ -180,7 +181,8 @@ class SchedulerSide:
         if tracked.load and self._loads is not None:
             self._loads.cancel(tracked)
         elif normally and self.saves is not None and self._saving(tracked) and self.saves.ready():
-            # The last token was never fed, and async scheduling may have a step too many under way.
+            # The last token was not computed, and async scheduling may have an extra step in
+            # flight.
             tokens = min(request.num_computed_tokens, self._limit(request), request.num_tokens - 1)
             if tokens >= tracked.next_tokens:
                 self.saves.batch.add(tracked, tokens)
@@ -188,9 +190,10 @@ class SchedulerSide:
         self.tables.forget(request.request_id)
 
     def reset(self) -> None:
-        """Takes vLLM's reset of the connector: new weights, or, if the user says so, a plain one.
+        """Handle vLLM's reset of the connector: new weights, or a plain reset if the user says so.
 
-        That starts a new epoch. If the agent does not answer, it hears of it before it is used again.
+        A plain reset starts a new epoch. If the agent does not answer, the reset precedes its next
+        use.
         """
         self._was_reset = False
         if self.generations.after_reset():
@@ -200,24 +203,28 @@ class SchedulerSide:
         self._agent.reset()
 
     def before_weights_call(self, call: str) -> None:
-        """A call that may change the weights is about to be made: what was computed until now is of the old ones."""
+        """Handle a call that may change the weights: what was computed so far belongs to the old
+        ones.
+        """
         if self._moved_at == self._steps and self.generations.now.startswith(PRIVATE):
             return  # nothing was computed since the last change: an update takes many calls
         if self.generations.after_call(call):
             self._move()
 
     def weights_named(self, version: str) -> None:
-        """The weights that are in place now have that version."""
+        """Handle the naming of the current weights' version."""
         if self.generations.after_name(version):
             self._move()
 
     def reregister(self) -> None:
-        """Leaves the agent and registers again: the identity has changed, but what this engine computes has not."""
+        """Leave the agent and register again, since the identity has changed but the computation
+        has not.
+        """
         if self._agent.reregister():
             self._react(SessionChange(ended=True))
 
     def new_weights(self) -> None:
-        """What was computed until now is not saved any more, and promises are void."""
+        """Stop saving what was computed so far, and drop all promises."""
         for tracked in self._tracked.values():
             self._promises.forget(tracked)
             tracked.stale = tracked.stale or tracked.admitted or tracked.load != 0 or tracked.ever_loaded
@@ -227,20 +234,20 @@ class SchedulerSide:
             for tracked in self._tracked.values():
                 if tracked.stale:
                     self._stale_requests.add(tracked)
-            self.saves.drop()  # it would go out under the new epoch
+            self.saves.drop()  # else it would be sent under the new epoch
             self.saves.forget()
 
     def idle(self) -> bool:
-        """Whether the engine has no request."""
+        """Return whether the engine has no request."""
         return not self._tracked
 
     def pending(self) -> bool:
-        """Whether steps are needed though no request is there: something is to be reported, or to be given back."""
+        """Return whether steps are needed without requests: a report or a lease is outstanding."""
         lookups = self._agent.lookups
         return self._waiting() or (lookups is not None and lookups.awaits_leases())
 
     def counted(self) -> dict[str, int]:
-        """All counters by name."""
+        """Return all counters by name."""
         counted = {field.name: getattr(self.counts, field.name) for field in fields(self.counts)}
         if self.saves is not None:
             counts = self.saves.counts
@@ -248,11 +255,11 @@ class SchedulerSide:
         return counted
 
     def close(self) -> None:
-        """Leaves the agent. Leases end with the session."""
+        """Leave the agent. Its leases end with the session."""
         self._agent.close()
 
     def _move(self) -> None:
-        """Goes over to another generation: what was computed until now is of the one that is left."""
+        """Switch to another generation: what was computed so far belongs to the last one."""
         self.new_weights()
         self._workers_in_space = 0
         self._moved_at = self._steps
@@ -260,7 +267,10 @@ class SchedulerSide:
             self._react(SessionChange(ended=True))
 
     def _workers_moved(self, serials: Sequence[int]) -> None:
-        """Once all have, the scheduler may: the agent takes an engine's parts of one space, and hits need all ranks."""
+        """Register the scheduler once all workers have switched.
+
+        The agent requires all parts of an engine to be in one space, and hits need all ranks.
+        """
         before = self._workers_in_space
         self._workers_in_space += sum(serial == self.generations.serial for serial in serials)
         if before < self._workers_in_space >= self._world:
@@ -282,7 +292,7 @@ class SchedulerSide:
             self.new_weights()
 
     def _offer_again(self) -> None:
-        """A new agent may have nothing: all is offered again."""
+        """Offer all blocks again, since a new agent may have none."""
         session = self._agent.session
         if session is None or self.saves is None or self._loads is None:
             return
@@ -298,13 +308,13 @@ class SchedulerSide:
                 self._schedule.add(tracked)
 
     def _waiting(self) -> bool:
-        """Whether something is to come from the agent."""
+        """Return whether a report of the workers is outstanding."""
         return (self.saves is not None and self.saves.busy()) or (self._loads is not None and self._loads.busy())
 
     def _track(self, request: Any) -> Tracked:
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
-            # A hash holds only the name of a LoRA adapter, not what is in it.
+            # A hash covers only the name of a LoRA adapter, not its content.
             bypass = getattr(request, "lora_request", None) is not None
             kept = self._media.request(request)
             self.counts.media_bypassed += kept is None
@@ -317,7 +327,7 @@ class SchedulerSide:
         return tracked
 
     def _bypass_names(self, names: set[str]) -> None:
-        """Neither saves nor loads any more of requests with an item of such a name."""
+        """Stop saving and loading requests with an item of one of these names."""
         for tracked in self._tracked.values():
             if isinstance(tracked.request, Keyed) and tracked.request.names & names:
                 self._promises.forget(tracked)
@@ -340,7 +350,7 @@ class SchedulerSide:
         return self._may_save and present and not (tracked.bypass or tracked.stale)
 
     def _limit(self, request: Any) -> int:
-        """Tokens of a request that may be saved at all."""
+        """Return how many tokens of a request may be saved at all."""
         return int(request.num_tokens if self._options.save_decode else request.num_prompt_tokens)
 
     def _preempted(self, request: str, *, again: bool) -> None:
@@ -357,12 +367,12 @@ class SchedulerSide:
             self._stale_requests.remove(tracked)
 
     def _check_stale(self, tracked: Tracked, tables: Sequence[Sequence[Any]]) -> None:
-        """Whether a request that is let in found blocks of old weights in the engine's own cache."""
+        """Note whether an admitted request found blocks of old weights in the engine's own cache."""
         if self._stale_requests is not None:
             self._stale_requests.admit(tracked, tables)
 
     def _plan_saves(self, saves: Saves, plan: StepPlan, output: Any, now: float, *, preempted: bool) -> None:
-        """Nearly always it has nothing to do but to count the step."""
+        """Plan the saves of a step. In most steps only the step is counted."""
         saves.begin(now)
         session = self._agent.session
         if session is not None and self._may_save:
@@ -383,13 +393,15 @@ class SchedulerSide:
         plan.revokes += saves.revoke_overdue()
 
     def _settle_reset(self) -> None:
-        """Takes a reset of vLLM's own cache, of which the connector was told nothing more, for one of new weights."""
+        """Treat a reset of vLLM's own cache as new weights if no reset of the connector came with
+        it.
+        """
         if self._was_reset:
             self._was_reset = False
             self.before_weights_call("reset_prefix_cache")
 
     def _before_reset(self) -> None:
-        """The prefix cache is to be reset: only then are all pins of saves given back between two steps."""
+        """Release all pins of saves, since the prefix cache is about to be reset between two steps."""
         self._was_reset = self._unobserved
         if self.saves is not None:
             self._revokes += self.saves.revoke_at_once()

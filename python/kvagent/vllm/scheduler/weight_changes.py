@@ -1,14 +1,14 @@
-"""The weights of an engine whose model lies in the calling program's own process, where anything can write to them.
+"""Changes of the weights at run time: calls through vLLM's engine core, and writes to a model in
+this process.
 
-vLLM's engine core runs in the program's process with VLLM_ENABLE_V1_MULTIPROCESSING=0. A write to the model there
-passes none of vLLM's calls, so it cannot be heard; it is seen, by a sample of every tensor that is taken when the
-engine is made, when a request comes to it while it has none, and before it resets its prefix cache.
+vLLM tells its connectors of no such call, only of a reset that the caller must request. All calls
+that change weights pass the engine core, in the scheduler's process, which runs nothing else
+meanwhile: a step is planned wholly before or wholly after such a call.
 
-Hears of vLLM's calls that change weights, or may: all go through the engine core, in the scheduler's process.
-
-vLLM tells its connectors of none of them, only of a reset that its caller has to ask for. The core runs nothing else
-while it serves such a call, so a step is planned wholly before it or wholly after it. Requests and resets are heard of
-as well: they are when live_weights looks.
+With VLLM_ENABLE_V1_MULTIPROCESSING=0 the engine core runs in the calling program's own process,
+where a write to the model passes none of vLLM's calls. It is detected by sampling every tensor:
+when the engine is made, when a request arrives at an idle engine, and before the prefix cache is
+reset.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 SAMPLED = 64
-"""Elements of each tensor, evenly spread: a change of fewer than one in a tensor's size / 64 may not be seen."""
+"""Evenly spaced elements of each tensor; a change of fewer than one in size / 64 may be missed."""
 
 log = logging.getLogger("kvagent.vllm")
 
@@ -35,17 +35,19 @@ class Unreachable(Exception):
 
 
 class LiveWeights:
-    """The weights of one engine, as they were when they were sampled last."""
+    """The last sample of one engine's weights."""
 
     def __init__(self, core: Any) -> None:
-        """Takes the first sample of an engine core's model. Unreachable: its model is in no process of this one's."""
+        """Take the first sample of an engine core's model. Unreachable: the model is in another
+        process.
+        """
         self._executor = core.model_executor
         self._last = self._sample()
 
     def changed(self) -> bool:
         """Take a sample. Return whether it differs from the last one, or cannot be taken any more."""
         if getattr(self._executor, "is_sleeping", False):
-            return False  # its memory may be unmapped, and nothing is computed with it
+            return False  # its memory may be unmapped, and it computes nothing
         before = self._last
         try:
             self._last = self._sample()
@@ -65,8 +67,11 @@ class LiveWeights:
 
 
 def under_construction(core: type) -> Any | None:
-    """Return the object of a class that this thread is making: an engine core makes its scheduler's connector."""
-    frame: FrameType | None = sys._getframe(1)  # no other way leads from the connector to the core
+    """Return the object of a class whose ``__init__`` this thread is running, or None.
+
+    An engine core creates its scheduler's connector in its own ``__init__``.
+    """
+    frame: FrameType | None = sys._getframe(1)  # the connector has no other reference to the core
     while frame is not None:
         found = frame.f_locals.get("self") if frame.f_code.co_name == "__init__" else None
         if isinstance(found, core):
@@ -76,7 +81,9 @@ def under_construction(core: type) -> Any | None:
 
 
 def sample(model: Any) -> bytes:
-    """Return a digest of SAMPLED elements of every parameter and buffer of a torch module, and of their names."""
+    """Return a digest of SAMPLED elements of every parameter and buffer of a torch module, and of
+    their names.
+    """
     import torch
 
     digest, samples = hashlib.sha256(), []
@@ -98,15 +105,19 @@ HARMLESS = (
     "init_weight_transfer_engine",
     "save_sharded_state", "save_tensorized_model", "shutdown_weight_transfer_engine",
 )  # fmt: skip
-"""Methods of vLLM's workers that leave the weights as they are. Of any other, and of code of the caller's, it is not
-known: an extension's ``update_weights_from_ipc`` is called like its ``device_id``."""
+"""Methods of vLLM's workers that do not change the weights.
+
+Any other method, and the caller's own code, may: an extension's ``update_weights_from_ipc`` looks
+like its ``device_id``.
+"""
 _MARK = "_kvagent_listens"
 
 
 def observe(core: Any) -> bool:
-    """Has the class of vLLM's engine core tell its connectors of such calls. A second time changes nothing.
+    """Patch vLLM's engine core so that it notifies its connectors of such calls. Repeated calls do
+    nothing.
 
-    False: this vLLM has no ``collective_rpc`` there, so that its calls are not heard.
+    Return False if this vLLM has no ``collective_rpc`` there, so that its calls cannot be observed.
     """
     if not hasattr(core, "collective_rpc"):
         return False
@@ -120,7 +131,7 @@ def observe(core: Any) -> bool:
 
 
 def _before(method: Callable[..., Any], notify: Callable[[Any, Any], None]) -> Callable[..., Any]:
-    """The method, and before it what is told: vLLM reads its signature."""
+    """Return the method with a notification before it, under its own signature, which vLLM reads."""
 
     @functools.wraps(method)
     def observed(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -132,7 +143,7 @@ def _before(method: Callable[..., Any], notify: Callable[[Any, Any], None]) -> C
 
 
 def _called(core: Any, method: Any) -> None:
-    is_code = not isinstance(method, str)  # code of the caller's, whatever its name
+    is_code = not isinstance(method, str)  # the caller's own code, whatever its name
     name = str(getattr(method, "__qualname__", "code of the caller's")) if is_code else method
     if is_code or name not in HARMLESS:
         for connector in _connectors(core):
@@ -155,7 +166,7 @@ def _resetting(core: Any, running: Any) -> None:  # noqa: ARG001
 
 
 def _connectors(core: Any) -> Iterator[Any]:
-    """Those of this package, also among others. None while the core is being made."""
+    """Yield this package's connectors, also inside others; none while the core is being made."""
     connector = getattr(getattr(core, "scheduler", None), "connector", None)
     for one in getattr(connector, "_connectors", [connector]):
         if hasattr(one, "before_weights_call"):

@@ -1,4 +1,4 @@
-"""The calls of vLLM's workers."""
+"""The connector's methods that vLLM's workers call."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class WorkerCalls:
     _bad_blocks: set[int] = set()  # noqa: RUF012  replaced, never changed
     _connector_metadata: Any
     _worker_deltas: CounterDeltas | None = None
-    _generation: str  # of the weights, for registrations: the worker's thread writes it, its link's reads it
+    _generation: str  # of the weights, for registrations: written by the worker's thread, read by its link's
 
     def _common(self) -> dict[str, Any]:
-        """What all registrations of the engine have in common."""
+        """Return what all registrations of the engine have in common."""
         raise NotImplementedError
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """Announces the KV caches to the agent; waits a little for one that is there."""
+        """Register the KV caches with the agent; wait briefly for one that is running."""
         release_fenced()
         self._kv_caches = kv_caches
         names = [list(group.layer_names) for group in self._config.kv_cache_groups]
@@ -71,7 +71,7 @@ class WorkerCalls:
         link.wait(self._options.start_wait_ms / 1e3)
 
     def unregister_kv_caches(self) -> None:
-        """Takes the KV caches back, before the engine sleeps."""
+        """Withdraw the KV caches from the agent, before the engine sleeps."""
         worker = self._worker
         if worker is None or worker.leave():
             self._close_memory()
@@ -79,59 +79,61 @@ class WorkerCalls:
         self._retain(worker, worker.fence())
 
     def restore_kv_caches(self) -> None:
-        """Announces the KV caches anew, after the engine slept."""
+        """Register the KV caches again, after the engine slept."""
         if self._kv_caches:
             self.register_kv_caches(dict(self._kv_caches))
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
-        """Takes back the saves of blocks that were taken from their requests, before any can be overwritten.
+        """Revoke the saves of blocks that were taken from their requests, before any can be
+        overwritten.
 
-        What a save or a load still has is pinned: vLLM gives such a block to nobody. A save is taken back by its word,
-        which needs no waiting, and in the plan of the step before the first one that may use its blocks otherwise.
+        Blocks of saves and loads in flight are pinned, so vLLM does not reuse them. A save is
+        revoked by its word, without waiting, in the plan of the step before the first one that may
+        reuse its blocks.
         """
         if self._worker is not None and (plan := _plan(kv_connector_metadata)).revokes:
             self._worker.revoke_saves(plan)
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
-        """Begins a step: the first that vLLM says of it, before its kernels are launched."""
+        """Begin a step: vLLM's first call of it, before its kernels are launched."""
         self._connector_metadata = connector_metadata
         if self._worker is not None:
             self._worker.begin(_plan(connector_metadata))
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Hands in the loads; they run between steps."""
+        """Send the loads, which run between steps."""
         if self._worker is not None and (plan := _plan(self._connector_metadata)).loads:
             self._worker.start(plan)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing is loaded layer by layer."""
+        """Do nothing: no load is layer by layer."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Nothing is saved layer by layer."""
+        """Do nothing: no save is layer by layer."""
 
     def wait_for_save(self) -> None:
-        """Ends the step and hands in the saves. Does not wait."""
+        """End the step and send the saves, without waiting."""
         if self._worker is not None:
             self._worker.end(_plan(self._connector_metadata))
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:  # noqa: ARG002
-        """Requests whose load is over; what vLLM 0.29 calls."""
+        """Return the requests whose load has ended (vLLM 0.29)."""
         return None, self._take_results().received or None
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:  # noqa: ARG002
-        """Requests whose load is over, and those whose load failed as a whole."""
+        """Return the requests whose load has ended, and those whose load failed as a whole."""
         results = self._take_results()
-        if results is NO_RESULTS:  # vLLM is given sets of its own
+        if results is NO_RESULTS:  # a new object: vLLM modifies its sets
             return base.KVConnectorTransferResults()
         return base.KVConnectorTransferResults(finished_recving=results.received, failed_recving=results.failed)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Blocks that did not come, of the requests that get_finished gave last."""
+        """Return the blocks that failed to load, of the requests in the last get_finished."""
         bad, self._bad_blocks = self._bad_blocks, set()
         return bad
 
     def build_connector_worker_meta(self) -> WorkerMetadata | None:
-        """This worker's report."""
+        """Return this worker's report."""
         report = self._worker.report() if self._worker is not None else None
         return None if report is None else WorkerMetadata(report)
 
@@ -149,7 +151,9 @@ class WorkerCalls:
             self._sync = None
 
     def _retain(self, worker: WorkerSide, fenced: Callable[[], bool]) -> None:
-        """Keeps what the agent has of this worker: the KV caches, what they were shown with, the words."""
+        """Retain what the agent can access of this worker: the KV caches, their exports and the
+        words.
+        """
         memory, self._memory = self._memory, None
         close = memory.close if memory is not None else lambda: None
         retain(RetainedMemory(f"rank {self._rank}", worker, (dict(self._kv_caches), memory, self._sync), close, fenced))

@@ -1,9 +1,8 @@
-"""Keeps an engine without requests from spinning while something is under way that takes long.
+"""Keeps an engine without requests from spinning while a job in flight takes long.
 
-vLLM steps as long as a connector says that something is to be reported, or to be given back. While a request is there
-a step does not wait.
-Without one, the worker waits in it for a message of the agent, longer each time in which none came, never longer than
-LAST_MS: that is also the longest that a new request is kept waiting.
+vLLM keeps stepping while a connector expects a report or a lease. A step with requests does not
+wait. Without requests, the worker waits in each step for a message of the agent, longer each time
+none arrived, up to MAX_WAIT_MS, which also bounds the delay of a new request.
 """
 
 from __future__ import annotations
@@ -14,31 +13,31 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-FREE_STEPS = 8  # idle steps in a row that do not wait
+FREE_STEPS = 8  # consecutive idle steps that do not wait
 MAX_WAIT_MS = 10
 
 
 class IdleBackoff:
-    """See the module."""
+    """The wait of idle steps."""
 
     def __init__(self) -> None:
         self._idle = 0
 
     @property
     def active(self) -> bool:
-        """Whether the time to wait has come."""
+        """Return whether steps wait now."""
         return self._idle > FREE_STEPS
 
     def step(self, *, idle: bool) -> None:
-        """Begins a step, in which the engine has no request, or has."""
+        """Begin a step; ``idle``: the engine has no request."""
         self._idle = self._idle + 1 if idle else 0
 
     def reset(self) -> None:
-        """The agent said something."""
+        """Shorten the wait, since the agent sent a message."""
         self._idle = min(self._idle, FREE_STEPS)
 
     def wait(self, descriptors: Iterable[int]) -> bool:
-        """Waits, if the time for it has come, until one of them can be read. Whether that may be."""
+        """Wait, if active, until a descriptor is readable. Return whether one is."""
         if not self.active:
             return False
         poller = select.poll()

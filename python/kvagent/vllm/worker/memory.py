@@ -1,14 +1,14 @@
-"""Where the blocks of an engine's KV caches lie: regions and segments, found from the tensors' own strides.
+"""The memory of an engine's KV caches: regions and segments, derived from the tensors' strides, and
+its retention.
 
-The tensors are those that vLLM hands to ``register_kv_caches``: for each layer a view [blocks, ...] of an allocation
-that layers share. Only their attributes are used, so this needs no torch to be imported.
+vLLM passes a view [blocks, ...] per layer to ``register_kv_caches``; layers may share an
+allocation. Only attributes of the tensors are used, so this imports no torch.
 
-What an agent may still touch after it was given up: a deadline is no fence.
-
-An agent, or a mover of one, that has not let go of a worker's memory in time may still read and write it. So the memory
-is kept, with the sessions whose end is the fence, until that end is seen. Where nobody looks any more, because the
-connector is shut down, it is kept to the end of the process: that is a fence too, because the kernel and the driver
-take the memory of a process only after its last user is gone. Nothing here waits, so a shutdown does not hang.
+A deadline is no fence: an agent, or one of its movers, that has not let go of a worker's memory in
+time may still read and write it. So the memory is retained, with the sessions whose end is the
+fence, until that end is seen. After the connector's shutdown nothing looks for it, and the memory
+is retained until the process ends. That is a fence too: the kernel and the driver free a process's
+memory only after its last user is gone. Nothing here waits, so a shutdown does not hang.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from kvagent.cuda.driver import Driver
     from kvagent.vllm.worker.side import WorkerSide
 
-FIRST_REGION = 1  # 0 holds the words
+FIRST_REGION = 1  # region 0 holds the words
 _PR_SET_PTRACER = 0x59616D61  # from linux/prctl.h
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """One run of bytes of every block: block b's is at ``offset + b * stride`` of the storage."""
+    """A run of bytes in every block: block b's is at ``offset + b * stride`` of the storage."""
 
     storage: int
     offset: int
@@ -48,16 +48,18 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a worker registers: regions with their descriptors, and the segments of each group. ``close`` lets it go."""
+    """What a worker registers: regions with their descriptors, and each group's segments. ``close``
+    frees its exports.
+    """
 
     regions: tuple[tuple[Region, int | None], ...]
     segments: dict[int, tuple[Segment, ...]]
     device: Any = None
-    """The GPU that it is on; None for the host."""
+    """The GPU; None for host memory."""
     exported: tuple[Exported, ...] = ()
 
     def close(self) -> None:
-        """Closes what was opened to show it to the agent."""
+        """Close what was opened to export the memory to the agent."""
         for one in self.exported:
             one.close()
 
@@ -66,9 +68,10 @@ def memory(
     kv_caches: Mapping[str, Any], groups: Sequence[Sequence[str]], num_blocks: int, kind: str,
     driver: Driver | None = None,
 ) -> Memory:  # fmt: skip
-    """The memory of the layers' tensors. ``groups``: names of each group's layers. ``kind``: fd or peer, for a host's.
+    """Return the memory of the layers' tensors.
 
-    ``driver`` stands in for CUDA's.
+    ``groups``: the layer names of each group. ``kind``: fd or peer, for host memory. ``driver``
+    replaces CUDA's in tests.
     """
     storages: dict[int, tuple[int, Any]] = {}
     found = {}
@@ -104,7 +107,7 @@ def _on_gpu(
 
 
 def _segments(found: Mapping[int, list[Extent]], offsets: Sequence[int]) -> dict[int, tuple[Segment, ...]]:
-    """The pieces in regions, of which each begins its offset before its storage."""
+    """Return the segments of the extents; a region may begin before its storage, by its offset."""
     return {
         group: tuple(
             Segment(p.storage + FIRST_REGION, offsets[p.storage] + p.offset, p.stride, p.bytes) for p in extents
@@ -114,7 +117,7 @@ def _segments(found: Mapping[int, list[Extent]], offsets: Sequence[int]) -> dict
 
 
 def _device(kv_caches: Mapping[str, Any]) -> Any:
-    """The GPU that all layers are on; None for the host."""
+    """Return the GPU that all layers are on; None for host memory."""
     devices = {str(tensor.device): tensor.device for tensor in kv_caches.values() if hasattr(tensor, "device")}
     if len(devices) > 1:
         raise Unsupported(f"the KV cache is on several devices: {', '.join(sorted(devices))}")
@@ -122,7 +125,7 @@ def _device(kv_caches: Mapping[str, Any]) -> Any:
 
 
 def _extents(name: str, tensor: Any, num_blocks: int, storages: dict[int, tuple[int, Any]]) -> Iterator[Extent]:
-    """A layer's runs, longest possible, in the order in which they lie."""
+    """Yield a layer's runs of bytes, as long as possible, in memory order."""
     if not hasattr(tensor, "untyped_storage"):
         raise Unsupported(f"layer {name}: its KV cache is no single tensor")
     if tensor.device.type not in ("cpu", "cuda"):
@@ -133,7 +136,7 @@ def _extents(name: str, tensor: Any, num_blocks: int, storages: dict[int, tuple[
     split, rest = divmod(tensor.shape[0], num_blocks)
     if rest or not split:
         raise Unsupported(f"layer {name}: {tensor.shape[0]} pages for {num_blocks} blocks")
-    # Kernels may cut a block into pages that lie one after the other.
+    # Kernels may split a block into consecutive pages.
     dims = [(split, tensor.stride(0) * size)]
     dims += [(n, step * size) for n, step in zip(tensor.shape[1:], tensor.stride()[1:], strict=True)]
     run, outer = _run(dims, size)
@@ -144,7 +147,9 @@ def _extents(name: str, tensor: Any, num_blocks: int, storages: dict[int, tuple[
 
 
 def _run(dims: list[tuple[int, int]], size: int) -> tuple[int, list[tuple[int, int]]]:
-    """Bytes that lie together, and the dimensions (extent, step in bytes) that repeat them, outermost first."""
+    """Return the length of a contiguous run, and the dimensions (extent, step in bytes) that repeat
+    it, outermost first.
+    """
     run = size
     outer: list[tuple[int, int]] = []
     for extent, step in sorted((dim for dim in dims if dim[0] > 1), key=lambda dim: dim[1]):
@@ -156,7 +161,7 @@ def _run(dims: list[tuple[int, int]], size: int) -> tuple[int, list[tuple[int, i
 
 
 def _merged(extents: list[Extent]) -> list[Extent]:
-    """The pieces in order of place, neighbours as one; each byte once, though layers may share it."""
+    """Return the extents in memory order, adjacent ones merged; bytes shared by layers appear once."""
     merged: list[Extent] = []
     for extent in sorted(set(extents), key=lambda p: (p.storage, p.stride, p.offset)):
         last = merged[-1] if merged else None
@@ -176,13 +181,13 @@ def _region(number: int, storage: Any, kind: str) -> tuple[Region, int | None]:
     if kind == "peer":
         _allow_ptrace()
         return Region(number, RegionKind.PEER, size, addr=int(storage.data_ptr())), None
-    storage.share_memory_()  # moves it, and all views with it
+    storage.share_memory_()  # moves the storage, and all its views
     fd, _ = storage._share_fd_cpu_()
     return Region(number, RegionKind.FD, size), fd
 
 
 def _allow_ptrace() -> None:
-    """Where Yama guards processes, a process is reached only by whom it names; the agent's is not known yet."""
+    """Allow any process to access this one's memory under Yama, since the agent's is not known yet."""
     ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
 
 
@@ -191,24 +196,24 @@ log = logging.getLogger("kvagent.vllm")
 
 @dataclass(eq=False, slots=True)
 class RetainedMemory:
-    """The memory of one worker, until ``fenced``."""
+    """The memory of one worker, retained until ``fenced``."""
 
     owner: str
     worker: WorkerSide
-    """Has the sessions, which must stay open."""
+    """Owns the sessions, which must stay open."""
     memory: tuple[Any, ...]
-    """Whatever must not be freed."""
+    """Objects that must not be freed."""
     close: Callable[[], None]
-    """Closes what the memory was shown with."""
+    """Closes what the memory was exported with."""
     fenced: Callable[[], bool] = field(default=lambda: False)
-    """Whether the fence has come; never, where nobody looks any more."""
+    """Returns whether the fence has been seen; always False after a shutdown."""
 
 
 _retained: list[RetainedMemory] = []
 
 
 def retain(one: RetainedMemory) -> None:
-    """Keeps a worker's memory, and says so."""
+    """Retain a worker's memory, and log it."""
     _retained.append(one)
     log.error(
         "%s: the agent did not let go of the KV caches in time; their memory is kept until it does, or to the end of "
@@ -218,7 +223,7 @@ def retain(one: RetainedMemory) -> None:
 
 
 def release_fenced() -> int:
-    """Frees what a fence has come for. Gives how many workers' memory is kept."""
+    """Free fenced memory. Return how many workers' memory is still retained."""
     for one in [one for one in _retained if one.fenced()]:
         _retained.remove(one)
         one.close()

@@ -1,11 +1,11 @@
-"""A worker's side: hands the jobs of a step's plan to the agent, and reports what became of them. It never waits.
+"""A worker's side: sends the jobs of a step's plan to the agent and reports their outcomes. It
+never waits.
 
-In a step, vLLM calls: take_back (before anything is overwritten), begin, start (behind the launch of the forward pass),
-end (the pass's kernels are launched; on a CPU they have ended), results, report. Every promised load is among the
-results exactly once: when the agent has reported it, when its deadline has passed, or the agent stands still, also if
-there is no agent. Only an outcome in the report says that nothing touches the job's blocks any more.
-
-A worker's jobs that the agent has, by the numbers that each session gave them.
+In a step, vLLM calls revoke_saves (before any block is overwritten), begin, start (after the
+forward pass was launched), end (the pass's kernels are launched; on a CPU they have ended), results
+and report. Every promised load is among the results exactly once: when the agent has reported it,
+when its deadline has passed, when the agent does not respond, or when there is no agent. Only an
+outcome in the report means that the job's blocks are no longer accessed.
 """
 
 from __future__ import annotations
@@ -35,32 +35,34 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class InflightJob:
-    """A job. A load of many blocks has several parts, each a job of the session; a save has one."""
+    """A job at the agent. A load of many blocks has several parts, each a job of the session; a
+    save has one.
+    """
 
     plan: SaveJob | LoadJob
     attachment: Attachment | None
     parts: list[bytes | None] = field(default_factory=list)
-    """What became of the blocks of each part; None as long as the agent has it."""
+    """The statuses of each part's blocks; None while the part is at the agent."""
     numbers: list[int] = field(default_factory=list)
-    """Of the parts that the agent got, in the session."""
+    """The session's numbers of the parts that were sent."""
     deadline: float = 0.0
     reported: bool = False
-    """A load that vLLM does not wait for any more."""
+    """Whether a load was already reported to vLLM."""
     cancelled: bool = False
 
     @property
     def done(self) -> bool:
-        """Whether the agent has none of its parts."""
+        """Return whether no part is at the agent."""
         return None not in self.parts
 
     @property
     def statuses(self) -> bytes:
-        """Of all blocks, once it is over."""
+        """Return the statuses of all blocks, once the job is done."""
         parts = [part for part in self.parts if part is not None]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def cancel(self) -> None:
-        """Asks the agent to end it. Its DONE, or the session's end, comes nevertheless."""
+        """Ask the agent to end the job. Its DONE, or the session's end, still follows."""
         self.cancelled = True
         if self.attachment is None:
             return
@@ -72,32 +74,34 @@ class InflightJob:
 
 
 def lost(part: bytes | None, blocks: int, status: BlockStatus = BlockStatus.FAILED) -> bytes:
-    """The statuses of a part that the agent reports no more."""
+    """Return the statuses of a part that the agent will not report any more."""
     return bytes([status]) * blocks if part is None else part
 
 
 _OK = int(BlockStatus.OK)
-MISMATCH_S = 1.0  # that the scheduler plans for another agent, before this worker joins that one
-DRAIN_S = 2.0  # at the end, for the agent to let go of this worker's memory
+MISMATCH_S = 1.0  # how long plans may be for another agent before this worker joins that one
+DRAIN_S = 2.0  # timeout at the end for the agent to let go of this worker's memory
 
 log = logging.getLogger("kvagent.vllm")
 
 
 @dataclass(slots=True)
 class Results:
-    """What vLLM is told after a step: requests whose load is over, those among them that failed, and bad blocks."""
+    """What vLLM is told after a step: requests whose load has ended, the failed ones among them,
+    and bad blocks.
+    """
 
     received: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     bad_blocks: set[int] = field(default_factory=set)
 
 
-NO_RESULTS = Results()  # nobody adds to it
+NO_RESULTS = Results()  # shared: never modified
 
 
 @dataclass(slots=True)
 class WorkerCounts:
-    """What one worker moved, in blocks, and loads that did not come as promised."""
+    """Blocks moved by one worker, and loads that did not arrive as promised."""
 
     saved: int = 0
     loaded: int = 0
@@ -106,17 +110,19 @@ class WorkerCounts:
 
 
 class WorkerSide:
-    """See the module. ``per_block``: failures may be told block by block (models with one KV cache group)."""
+    """A worker's side. ``per_block``: failures are reported block by block (models with one KV
+    cache group).
+    """
 
     def __init__(
         self, link: Link, words: SyncWords, *, per_block: bool, whole_failures: bool, clock: Clock | None = None,
         generation: str = "", use_generation: Callable[[str], None] | None = None, resolved: str = "",
     ) -> None:  # fmt: skip
-        """``use_generation`` has the registrations to come made for another generation than ``generation``."""
+        """``use_generation`` makes later registrations use another generation than ``generation``."""
         self.counts = WorkerCounts()
         self._generation = generation
         self._use_generation = use_generation
-        self._serial = 0  # of the generation, as the scheduler counts
+        self._serial = 0  # the generation's serial number in the scheduler
         self._link = link
         self._words = words
         self._clock: Clock = clock or HostClock(words)
@@ -126,26 +132,28 @@ class WorkerSide:
         self._step = 0
         self._open: StepPlan | None = None
         self._jobs: dict[int, InflightJob] = {}
-        self._numbers: dict[tuple[int, int], tuple[int, int]] = {}  # by attachment and number in it: job and part
+        self._numbers: dict[
+            tuple[int, int], tuple[int, int]
+        ] = {}  # by attachment and the session's number: job and part
         self._sessions: list[Attachment] = []
-        self._mismatch: tuple[Attachment, float] | None = None  # whose agent is not the scheduler's, and since when
+        self._mismatch: tuple[Attachment, float] | None = None  # another agent than the scheduler's, and since when
         self._results = Results()
-        self._polls = True  # in this step
+        self._polls = True  # whether this step polls the sessions
         path = f"/proc/{os.getpid()}/fd/{words.memory.fd}"
         self._report = Report(workers=(WorkerInfo(path, words.memory.size, words.revoke_off, words.revokes, resolved),))
 
     def revoke_saves(self, plan: StepPlan) -> None:
-        """Revokes the saves that the scheduler took back: their blocks may be overwritten from the next step on."""
-        if self._open is not None:  # 0.29 and 0.30 do not end a step without tokens
+        """Set the words of revoked saves: their blocks may be overwritten from the next step on."""
+        if self._open is not None:  # vLLM 0.29 and 0.30 do not end a step without tokens
             self.end(self._open)
         for job in plan.revokes:
             if (inflight := self._jobs.get(job)) and isinstance(inflight.plan, SaveJob):
                 self._words.revoke(inflight.plan.revoke)
 
     def begin(self, plan: StepPlan) -> None:
-        """Begins a step, before its kernels are launched."""
+        """Begin a step, before its kernels are launched."""
         if self._open is not None or plan.revokes:
-            self.revoke_saves(plan)  # vLLM has asked for it before; it costs nothing then
+            self.revoke_saves(plan)  # usually a repetition, which costs nothing
         self._step = step = self._step + 1
         self._open = plan
         self._polls = bool(self._jobs) or plan.idle or step % LISTEN_STEPS == 0
@@ -161,12 +169,14 @@ class WorkerSide:
                 inflight.deadline = 0.0
 
     def start(self, plan: StepPlan) -> None:
-        """Hands in the loads. The step in flight may still write to their destination: each names it."""
+        """Send the loads. The step in flight may still write to their destination, so each names
+        its step.
+        """
         for load in plan.loads:
             self._submit(load, load.parts)
 
     def end(self, plan: StepPlan) -> None:
-        """Ends the step and hands in the saves."""
+        """End the step and send the saves."""
         if self._open is None:
             return
         self._open = None
@@ -175,9 +185,10 @@ class WorkerSide:
             self._save(plan.saves)
 
     def results(self) -> Results:
-        """What is over since the last call.
+        """Return what has ended since the last call.
 
-        A job of this very step has hardly ended: to look for it would cost more than all the rest of a step.
+        Jobs of this very step have rarely ended, and looking for them would cost more than the rest
+        of the step.
         """
         if self._polls:
             self._poll()
@@ -191,7 +202,7 @@ class WorkerSide:
         return results
 
     def report(self) -> Report | None:
-        """What the scheduler's side has to know since the last call."""
+        """Return what the scheduler's side has to learn since the last call, or None."""
         report = self._report
         if not (report.outcomes or report.late or report.workers or report.moved):
             return None
@@ -199,28 +210,33 @@ class WorkerSide:
         return report
 
     def busy(self) -> bool:
-        """Whether the agent has jobs of this worker."""
+        """Return whether the agent has jobs of this worker."""
         return bool(self._jobs)
 
     def close(self) -> bool:
-        """Leaves. Whether the agent has let go of the memory; else its sessions stay open as long as this side is kept.
+        """Leave. Return whether the agent has let go of the memory.
 
-        To close one would tell the agent that this process touches its memory no more, and would prove nothing here.
+        Otherwise its sessions stay open as long as this object exists: closing one would tell the
+        agent that this process has stopped using its memory, and would prove nothing here.
         """
         return self.leave()
 
     def fence(self) -> Callable[[], bool]:
-        """After ``leave``: a question whether every agent that has this worker's memory is gone from it.
+        """Return a function for use after ``leave``: whether every agent has let go of this
+        worker's memory.
 
-        The answer is what ``results`` has heard. It is never yes for a registration whose outcome is not known.
+        It reflects what ``results`` has read, and is always False if a registration's outcome is
+        unknown.
         """
         sessions, settled = [attachment.session for attachment in self._sessions], not self._link.busy
         return lambda: settled and all(session.ended for session in sessions)
 
     def leave(self) -> bool:
-        """Ends all sessions and waits, bounded, until the agent has let go of the memory. Whether it has.
+        """End all sessions and wait, bounded, for the agent to let go of the memory. Return whether
+        it has.
 
-        Where it has not, its session is listened to, though nothing is said in it: the end is the fence of its jobs.
+        Otherwise its session is still read, though nothing is sent: its end is the fence of its
+        jobs.
         """
         if last := self._link.close():
             self._add_session(last)
@@ -233,14 +249,14 @@ class WorkerSide:
         return all(fenced) and not link_busy
 
     def rejoin(self, link: Link, clock: Clock | None = None) -> None:
-        """Goes on with another link, behind ``leave``."""
+        """Continue with another link, after ``leave``."""
         self._link = link
         self._clock = clock or self._clock
 
     def _move(self, serial: int, generation: str) -> None:
-        """Goes over to a generation of the weights: another space, in another session.
+        """Switch to a generation of the weights: another space, in another session.
 
-        The sessions of the one that is left end, and their ends are the fences of the jobs that they have.
+        The old sessions are left, and their ends are the fences of their jobs.
         """
         if serial == self._serial:
             return
@@ -257,7 +273,7 @@ class WorkerSide:
             attachment.session.leave()
 
     def _save(self, saves: Sequence[SaveJob]) -> None:
-        """Hands in the saves of a step, in one piece: what is sent wakes the agent, which costs more than to send."""
+        """Send the saves of a step as one message: waking the agent costs more than sending."""
         attachment = self._attached()
         if attachment is not None:
             attachment.session.cork()
@@ -295,10 +311,11 @@ class WorkerSide:
         self._jobs[plan.job] = inflight
 
     def _check_agent(self, attachment: Attachment) -> None:
-        """Joins the agent that the scheduler plans for, if it does so for long: plans in flight may be of an older one.
+        """Join the agent that the scheduler plans for, if it has done so for a while: plans in
+        flight may be for an older one.
 
-        A session does not end with its agent where a mover of that is left behind: its end, which is the fence of its
-        jobs, is listened to all the same.
+        A session may outlive its agent while one of the agent's movers runs: its end, the fence of
+        its jobs, is still awaited.
         """
         now = time.monotonic()
         if self._mismatch is None or self._mismatch[0] is not attachment:
@@ -308,7 +325,7 @@ class WorkerSide:
             self._link.lost(attachment)
 
     def _send(self, plan: SaveJob | LoadJob, attachment: Attachment | None, sections: Packed) -> int | BlockStatus:
-        """Gives the job's number in the session, or why the agent does not have it."""
+        """Return the job's number in the session, or the status that explains why it was not sent."""
         if attachment is None:
             return BlockStatus.FAILED
         session, event = attachment.session, self._clock.event(self._step)
@@ -338,7 +355,7 @@ class WorkerSide:
     def _poll(self) -> None:
         self._attached()
         for attachment in list(self._sessions):
-            if not self._jobs and attachment.session.quiet():  # else something is there, nearly always
+            if not self._jobs and attachment.session.quiet():  # else a message is there, nearly always
                 continue
             try:
                 for event in attachment.session.poll():
@@ -358,7 +375,7 @@ class WorkerSide:
                 self._finish(inflight)
 
     def _fenced(self, attachment: Attachment) -> None:
-        """The agent's end of the session is gone: it touches nothing any more."""
+        """Handle the end of the agent's session: the agent has stopped accessing the memory."""
         self._sessions.remove(attachment)
         attachment.session.close()
         self._link.lost(attachment)
@@ -376,7 +393,7 @@ class WorkerSide:
         inflight.parts = [lost(part, one.blocks) for part, one in zip(inflight.parts, sections, strict=True)]
 
     def _finish(self, inflight: InflightJob) -> None:
-        """A job has ended, and its blocks are free."""
+        """Record a job's outcome; its blocks are free."""
         plan, statuses = inflight.plan, inflight.statuses
         self._report.outcomes[plan.job] = Outcome(1, statuses)
         if isinstance(plan, SaveJob):
@@ -398,7 +415,7 @@ class WorkerSide:
             self._results.failed.add(plan.request)
 
     def _expire_loads(self, now: float) -> None:
-        """Tells of loads whose deadline has passed. That is no fence: they go on being under way."""
+        """Report loads whose deadline has passed. They stay in flight: a deadline is no fence."""
         for inflight in self._jobs.values():
             plan = inflight.plan
             if not isinstance(plan, LoadJob) or inflight.reported or now < inflight.deadline:
@@ -410,7 +427,7 @@ class WorkerSide:
             if not inflight.cancelled:
                 if self._whole_failures:
                     self._results.failed.add(plan.request)
-                else:  # from its first block on, which is the request's first: it is given other ones
+                else:  # from the request's first block on, so that it gets other blocks
                     self._results.bad_blocks.update(_bad(plan, b"\1" * plan.blocks))
             inflight.cancel()
 

@@ -1,6 +1,8 @@
-"""A worker's words, and the clock that writes them: the host's, or a GPU's compute stream.
+"""A worker's synchronization words and the clock that writes them, on the host or on a GPU's
+compute stream.
 
-Tells the agent how far a worker's kernels are: the step word, and an event for each of the last steps.
+The clock tells the agent which steps' kernels have ended, through the step word and one event for
+each recent step.
 """
 
 from __future__ import annotations
@@ -12,65 +14,67 @@ from kvagent.cuda import clock as cuda
 from kvagent.shm import SyncWords
 from kvagent.vllm.plan import REVOKES
 
-EVENTS = 1024  # cells of a worker on a CPU; a step's is used again after that many steps
+EVENTS = 1024  # events of a worker on a CPU; an event is reused after that many steps
 
 
 class Clock(Protocol):
-    """A step's begin and end. ``event`` is the number of the event that tells its end."""
+    """Marks a step's begin and end. ``event`` returns the number of the event that signals its end."""
 
     def begin(self, step: int) -> None:
-        """The step's kernels are about to be launched."""
+        """Mark a step whose kernels are about to be launched."""
 
     def end(self, step: int) -> None:
-        """All kernels of the step are launched."""
+        """Mark a step whose kernels are all launched."""
 
     def event(self, step: int) -> int:
-        """The event that fires when they have ended."""
+        """Return the event that fires when the step's kernels have ended."""
 
     def close(self) -> None:
-        """Nothing is told any more."""
+        """Stop signalling."""
 
 
 class HostClock:
-    """A CPU's: the kernels have ended when the forward pass returns."""
+    """The clock of a CPU, where the kernels have ended when the forward pass returns."""
 
     def __init__(self, words: SyncWords) -> None:
         self._words = words
         self._cells = words.cells
 
     def begin(self, step: int) -> None:
-        """The step's kernels are about to be launched."""
+        """Mark a step whose kernels are about to be launched."""
         self._cells[2 * (step % self._words.events)] += 1
 
     def end(self, step: int) -> None:
-        """All kernels of the step have ended."""
+        """Mark a step whose kernels have ended."""
         self._words.step = step
         recorded = 2 * (step % self._words.events)
         self._cells[recorded + 1] = self._cells[recorded]
 
     def event(self, step: int) -> int:
-        """The event that fires when they have ended."""
+        """Return the event that fires when the step's kernels have ended."""
         return step % self._words.events
 
     def close(self) -> None:
-        """Nothing is told any more."""
+        """Stop signalling."""
 
 
 @dataclass(slots=True)
 class Sync:
-    """Both. ``close`` frees the words once nothing writes to them."""
+    """The words and the clock. ``close`` frees the words once nothing writes to them."""
 
     words: SyncWords
     clock: Clock
 
     def close(self) -> None:
-        """See the class."""
+        """Close the clock, then free the words."""
         self.clock.close()
         self.words.close()
 
 
 def make_sync(device: Any, gpu: cuda.Gpu | None = None) -> Sync:
-    """For KV caches on that device: None for the host's memory. ``gpu`` stands in for torch's."""
+    """Return the words and clock for KV caches on a device; None is host memory. ``gpu`` replaces
+    torch's in tests.
+    """
     if device is None:
         words = SyncWords(EVENTS, REVOKES)
         return Sync(words, HostClock(words))
