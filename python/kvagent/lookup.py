@@ -72,13 +72,13 @@ class LookupClient:
         """
         frame = encode_request(request)
         if self._out >= MAX_OUTSTANDING:
-            raise Busy(f"{self._out} look-ups are under way")
+            raise Busy(f"{self._out} look-ups are in flight")
         socket = self._idle.pop() if self._idle else self._connect()
         try:
             socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
             socket.close(0)
-            raise Busy("the look-up socket takes nothing") from None
+            raise Busy("the look-up socket accepts nothing") from None
         self._out += 1
         wait_s = self.timeout_s if timeout_s is None else timeout_s
         return Ticket(socket, time.monotonic() + wait_s, leases=request.want == Want.RESERVE)
@@ -90,7 +90,7 @@ class LookupClient:
         Waits for at most ``wait_s``, rounded up to milliseconds.
         """
         if ticket.socket is None:
-            raise ValueError("the ticket is over")
+            raise ValueError("the ticket has ended")
         if wait_s > 0:
             ticket.socket.poll(math.ceil(wait_s * 1000), zmq.POLLIN)
         frames = _receive(ticket.socket)

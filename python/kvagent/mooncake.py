@@ -5,7 +5,7 @@ agent.
 kvagent.mooncake serve FD`` with a connected Unix socket. A frame is its length (4 bytes,
 big-endian) and one canonical msgpack array:
 
-    agent   [1, settings, bounce bytes, arena bytes]   with a descriptor (SCM_RIGHTS) for each area that has bytes
+    agent   [1, settings, bounce bytes, arena bytes]   an SCM_RIGHTS descriptor per non-empty area
     helper  [1, error or "", name of the client]
     agent   [id, PUT or GET, [[key, header, area, offset, length], ...]]
     agent   [id, EXISTS or DELETE, [key, ...]]

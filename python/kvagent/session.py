@@ -279,7 +279,7 @@ class Session:
 
     def _send_job(self, job: int, data: bytes, blocks: int) -> None:
         if self.limits.max_queue and len(self._jobs) >= self.limits.max_queue:
-            raise Busy(f"{len(self._jobs)} jobs are under way, the agent takes {self.limits.max_queue}")
+            raise Busy(f"{len(self._jobs)} jobs are in flight, the agent accepts {self.limits.max_queue}")
         self._check_open()
         self._stream.send_frame(data)
         self._jobs[job] = blocks

@@ -25,7 +25,9 @@ _F_SEAL_GROW = 4
 
 
 class SharedMemory:
-    """Zeroed anonymous memory with a descriptor, mapped here, its size sealed. ``close`` frees it."""
+    """Zeroed anonymous memory with a descriptor, mapped here, its size sealed. ``close`` frees
+    it.
+    """
 
     def __init__(self, size: int, name: str = "kvagent") -> None:
         if size <= 0:
@@ -48,7 +50,9 @@ class SharedMemory:
         return Region(id=number, kind=RegionKind.FD, size=self.size)
 
     def close(self) -> None:
-        """Unmap and close the memory; the agent's mapping is unaffected. Repeated calls do nothing."""
+        """Unmap and close the memory; the agent's mapping is unaffected. Repeated calls do
+        nothing.
+        """
         if self.fd < 0:
             return
         self.view.release()
@@ -89,7 +93,7 @@ class SyncWords:
     @step.setter
     def step(self, value: int) -> None:
         if value < self._long[0]:
-            raise ValueError(f"step: {value} is behind {self._long[0]}: steps only grow")
+            raise ValueError(f"step: {value} is before {self._long[0]}: steps only grow")
         self._long[0] = value
 
     def put_handle(self, event: int, handle: bytes) -> None:

@@ -100,7 +100,9 @@ class AgentProcess:
 
 
 class Engine:
-    """A scheduler and one worker; its KV cache holds BLOCKS blocks of LAYERS pieces each, a piece after the other."""
+    """A scheduler and one worker; its KV cache holds BLOCKS blocks of LAYERS pieces each, a piece
+    after the other.
+    """
 
     def __init__(
         self, agent: AgentProcess, instance: str, *, lookup_name: str = "", rank: int = 0, world: int = 1

@@ -1,4 +1,6 @@
-"""The connector's two sides with a real agent, under an engine that a test plays step by step: no vllm, no torch."""
+"""The connector's two sides with a real agent, under an engine that a test plays step by step: no
+vllm, no torch.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +137,9 @@ class PlayedEngine:
         return SimpleNamespace(blocks=(self.tables[request],) * len(self.groups))
 
     def request(self, name: str, prompt: str, blocks: int, **more: Any) -> Any:
-        """A request of that many blocks and a token, whose hashes are those of its prompt's name."""
+        """A request of that many blocks and a token, whose hashes are those of its prompt's
+        name.
+        """
         tokens = blocks * BLOCK + 1
         request = SimpleNamespace(
             request_id=name, num_tokens=tokens, num_prompt_tokens=tokens, num_computed_tokens=0,

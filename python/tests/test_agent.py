@@ -1,4 +1,6 @@
-"""An engine in Python and the real agent: what is saved is found and comes back, whoever is killed."""
+"""An engine in Python and the real agent: what is saved is found and comes back, whoever is
+killed.
+"""
 
 from __future__ import annotations
 

@@ -92,8 +92,8 @@ def test_an_engine_that_shares_with_nobody_is_told_of(
     played[0].save("a", "p", 3, 1)
     said = {finding.text for finding in findings(agent.folder)}
     for part in (
-        "engine changed: shares with nobody, since its weights were changed in place, or can be unheard",
-        "engine unknown: shares with nobody, since the files of its weights are not in a folder there",
+        "engine changed: shares with no other engine, since its weights were changed in place, or can change",
+        "engine unknown: shares with no other engine, since its weight files are not in a local folder there",
         "engine named: its weights are version v2",
     ):
         assert any(part in text for text in said), part
@@ -204,7 +204,7 @@ def test_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_an_agent_of_another_release_says(agent: AgentProcess) -> None:
     boot = bytes(16)
     (found,) = (one for one in of_agent.health({"boot": "aa"}, boot) if one.hint)
-    assert "different lives" in found.text
+    assert "different runs" in found.text
     pair: dict[str, Any] = {"engine_list": [{"instance": "a", "space": "1"}, {"instance": "b", "space": "2"}]}
     (found,) = of_agent.sharing(pair)
     assert "does not say why" in found.text
@@ -232,7 +232,9 @@ def test_it_is_a_command() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 def test_an_agent_of_another_user(agent: AgentProcess) -> None:
-    """As it is in a pod that runs as another user: the folder may be entered, the sockets may not be used."""
+    """As it is in a pod that runs as another user: the folder may be entered, the sockets may not
+    be used.
+    """
     for folder in (agent.folder, agent.folder.parent):
         folder.chmod(0o755)
     child = os.fork()

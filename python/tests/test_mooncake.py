@@ -1,4 +1,6 @@
-"""The helper of the Mooncake tier, with a client of this test: a dictionary that reads and writes the same memory."""
+"""The helper of the Mooncake tier, with a client of this test: a dictionary that reads and writes
+the same memory.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every frame of testdata/wire/mooncake.json is read or written by the helper; what is malformed is refused."""
+"""Every frame of testdata/wire/mooncake.json is read or written by the helper; what is malformed is
+refused.
+"""
 
 from __future__ import annotations
 

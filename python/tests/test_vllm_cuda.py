@@ -1,4 +1,6 @@
-"""KV caches on a GPU, as far as that goes without one: the driver's and torch's few calls are played."""
+"""KV caches on a GPU, as far as that goes without one: the driver's and torch's few calls are
+played.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ PIECE = 2 << 20
 
 @dataclass
 class PlayedDriver:
-    """Allocations of cudaMalloc, by base; virtual memory in pieces from ``virtual`` on; else nothing can be shown."""
+    """Allocations of cudaMalloc, by base; virtual memory in pieces from ``virtual`` on; else
+    nothing can be shown.
+    """
 
     allocations: dict[int, int] = field(default_factory=dict)
     virtual: range = range(0)
@@ -137,7 +141,7 @@ def test_virtual_memory_goes_by_the_descriptors_of_its_pieces() -> None:
     [
         (PlayedDriver(), Storage(4096, 4096), "without --enable-sleep-mode"),
         (PlayedDriver({4096: 8192}), Storage(8192, 8192), "4096 bytes beyond its allocation of 8192"),
-        (PlayedDriver(virtual=range(1 << 40)), Storage(0, (MAX_PIECES + 1) * PIECE), "expandable_segments:True out"),
+        (PlayedDriver(virtual=range(1 << 40)), Storage(0, (MAX_PIECES + 1) * PIECE), "expandable_segments:True from"),
         (PlayedDriver(virtual=range(4 * PIECE), gap=PIECE), Storage(0, 4 * PIECE), "a gap before byte 2097152"),
     ],
 )
@@ -201,7 +205,9 @@ class PlayedGpu:
 
 
 def test_the_event_is_recorded_before_the_step_is_written() -> None:
-    """The agent asks the event once it sees the step: an event that was not recorded yet would count as fired."""
+    """The agent asks the event once it sees the step: an event that was not recorded yet would
+    count as fired.
+    """
     gpu = PlayedGpu()
     sync = make_sync(SimpleNamespace(type="cuda"), gpu)
     assert isinstance(sync.clock, CudaClock)

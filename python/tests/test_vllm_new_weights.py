@@ -1,4 +1,6 @@
-"""Engines whose weights change in place, against the real agent: who finds whose blocks, on one node and on two."""
+"""Engines whose weights change in place, against the real agent: who finds whose blocks, on one
+node and on two.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ class Played(PlayedEngine):
         return mine.boot == workers.session.boot == asked.boot
 
     def new_weights(self) -> None:
-        """As vLLM's reset_prefix_cache with reset_connector, and what follows until the pool can be used again."""
+        """As vLLM's reset_prefix_cache with reset_connector, and what follows until the pool can be
+        used again.
+        """
         self.scheduler.reset()
         eventually(self.there, "an engine that is registered")
 
@@ -159,7 +163,9 @@ def test_a_plain_reset_forgets_what_is_stored_and_ends_no_sharing(
 
 
 def test_what_is_planned_goes_out_under_no_other_identity(engines: Callable[..., Played], agent: AgentProcess) -> None:
-    """A save and a load that wait for the next step when the weights change, and a save that is under way."""
+    """A save and a load that wait for the next step when the weights change, and a save that is
+    under way.
+    """
     engine, other = engines("one"), engines("two")
     engine.stores("p", OLD)
     saved, loaded = engine.request("a", "q", BLOCKS), engine.request("b", "p", BLOCKS)
@@ -257,7 +263,9 @@ def test_calls_of_one_update_are_one_change(engines: Callable[..., Played]) -> N
 def test_an_agent_that_comes_in_the_middle_is_told_the_new_identity(
     engines: Callable[..., Played], agent: AgentProcess
 ) -> None:
-    """Also where it went before the workers heard of the change, and the scheduler never met the old one again."""
+    """Also where it went before the workers heard of the change, and the scheduler never met the
+    old one again.
+    """
     engine, other = engines("one"), engines("two")
     agent.kill()
     engine.scheduler.reset()
@@ -318,7 +326,9 @@ def nodes() -> Iterator[list[AgentProcess]]:
 def test_blocks_that_a_load_brought_stay_of_their_weights(
     engines: Callable[..., Played], agent: AgentProcess, restarted: bool
 ) -> None:
-    """Of a request that waits for room meanwhile: vLLM gives its blocks their hashes when it is let in."""
+    """Of a request that waits for room meanwhile: vLLM gives its blocks their hashes when it is let
+    in.
+    """
     engine = engines("a")
     engine.stores("p", OLD)
     request = engine.request("R", "p", BLOCKS + 2)

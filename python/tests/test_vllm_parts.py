@@ -258,14 +258,17 @@ def test_weights_that_are_not_here_are_no_ones_else(tmp_path: Path) -> None:
     assert weights_digest(SimpleNamespace(model=str(tmp_path / "none"), revision=None)) is None
     (tmp_path / "model.safetensors").write_bytes(b"a")
     assert weights_digest(SimpleNamespace(model=str(tmp_path), model_weights="s3://bucket/model")) is None
-    # A user may set the engine's id, which is then the same after a restart: it says nothing of the weights.
+    # A user may set the engine's id, which is then the same after a restart: it says nothing of the
+    # weights.
     assert dict(_identity(transfer__engine_id="one", model__model="nowhere"))["weights"] == UNKNOWN
     assert unknown_weights(_identity(model__model="nowhere"))
     assert not unknown_weights(_identity(model__model=str(tmp_path), load__load_format="auto"))
 
 
 def test_weights_that_are_made_up(tmp_path: Path) -> None:
-    """They are those of every engine with this configuration, and not those that lie in the folder."""
+    """They are those of every engine with this configuration, and not those that lie in the
+    folder.
+    """
     (tmp_path / "config.json").write_text("{}")
 
     def weights(load_format: str) -> str:
@@ -325,7 +328,9 @@ def test_what_old_weights_computed_is_known() -> None:
 def test_a_reset_that_was_missed_between_two_sessions_is_one(
     boots: str, epochs: tuple[int, ...], resets: tuple[bool, ...]
 ) -> None:
-    """In its first session an engine that ran alone until then may have blocks of older weights than the others."""
+    """In its first session an engine that ran alone until then may have blocks of older weights
+    than the others.
+    """
     link: Any = SimpleNamespace(lost=lambda _: None, close=lambda: None)
     presence = AgentSession(link, Options())
     seen = []
@@ -387,7 +392,7 @@ def test_a_backend_that_cannot_be_asked_is_left_its_choice(caplog: pytest.LogCap
     caplog.set_level("INFO", "kvagent.vllm")
     config = SimpleNamespace(device_config=SimpleNamespace(device_type="cuda"))
     assert preferred_layout(config, "auto", broken) is None
-    assert "could not be asked (no such backend)" in caplog.text
+    assert "could not be determined (no such backend)" in caplog.text
 
 
 @dataclass

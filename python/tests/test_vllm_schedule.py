@@ -68,7 +68,9 @@ def test_who_is_removed_or_kept() -> None:
 
 
 def test_blocks_of_answers_gather_and_nothing_else_waits() -> None:
-    """A request of those that filled a block one after the other is looked at within GATHER steps."""
+    """A request of those that filled a block one after the other is looked at within GATHER
+    steps.
+    """
     schedule, some = SaveSchedule(), [tracked(f"{i}") for i in range(3 * GATHER_STEPS)]
     for i, one in enumerate(some):
         schedule.defer(one, i + 1)

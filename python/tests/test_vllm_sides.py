@@ -1,4 +1,6 @@
-"""The connector's two sides against the real agent, in cases that an engine's tests do not reach."""
+"""The connector's two sides against the real agent, in cases that an engine's tests do not
+reach.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,9 @@ def test_a_prompt_of_more_blocks_than_a_job_takes(engines: Callable[..., PlayedE
 def test_a_load_that_is_not_taken_as_a_whole_fails_as_a_whole(
     engines: Callable[..., PlayedEngine], agent: AgentProcess
 ) -> None:
-    """The agent takes the first parts, then the session is full: what was not sent is bad, the rest is waited for."""
+    """The agent takes the first parts, then the session is full: what was not sent is bad, the rest
+    is waited for.
+    """
     engine = engines(blocks=256)
     engine.save("a", "p", 60, 3)
     engine.scheduler._loads.job_blocks = 20  # type: ignore[union-attr]
@@ -305,7 +309,9 @@ def test_a_frozen_agent_does_not_hold_blocks_for_good(
 def test_nothing_is_expected_of_a_stopped_agent_until_it_goes_on(
     engines: Callable[..., PlayedEngine], agent: AgentProcess
 ) -> None:
-    """A load is given up long before its deadline, its blocks stay pinned; no look-up is sent, and nothing is saved."""
+    """A load is given up long before its deadline, its blocks stay pinned; no look-up is sent, and
+    nothing is saved.
+    """
     engine = engines(load_deadline_ms=600_000.0)
     engine.save("a", "p", 4, 7)
     loaded, computed = engine.request("b", "p", 4), engine.request("c", "q", 4)
@@ -362,7 +368,9 @@ def test_an_agent_that_takes_long_is_not_taken_for_a_stopped_one(
 def test_a_save_is_not_revoked_before_the_agent_had_it_for_a_step(
     engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is planned before its step, which may take longer than the hold; and no step counts for those before it."""
+    """It is planned before its step, which may take longer than the hold; and no step counts for
+    those before it.
+    """
     monkeypatch.setattr("kvagent.vllm.scheduler.agent_session.ASK_S", math.inf)
     now = [1000.0]
     monkeypatch.setattr("kvagent.vllm.scheduler.side.time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -391,7 +399,9 @@ def test_a_save_is_not_revoked_before_the_agent_had_it_for_a_step(
 
 
 def test_what_old_weights_began_is_not_saved(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
-    """Nothing took its blocks from a request: what it computes depends on those that old weights computed."""
+    """Nothing took its blocks from a request: what it computes depends on those that old weights
+    computed.
+    """
     engine = engines()
     running, loading = engine.request("a", "p", 6), engine.request("b", "q", 6)
     engine.save("c", "q", 3, 7)
@@ -449,7 +459,9 @@ def test_a_local_hit_on_blocks_of_old_weights_is_not_gone_on_from(
 def test_what_waits_to_be_handed_out_when_another_engine_resets_is_given_up(
     engines: Callable[..., PlayedEngine], agent: AgentProcess
 ) -> None:
-    """A request ended between two steps; the next one hears of the reset first, and would save under its epoch."""
+    """A request ended between two steps; the next one hears of the reset first, and would save
+    under its epoch.
+    """
     engine, other = engines("one"), engines("two")
     other.step()
     request = engine.request("a", "p", 4)
@@ -521,7 +533,9 @@ def test_a_reset_that_the_agent_does_not_hear_is_no_failure_and_is_done_before_a
 def test_saves_hold_no_more_than_their_share(
     engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 64 blocks 10 % are 6: a prompt of 20 blocks is saved in several steps, and never more is held."""
+    """Of 64 blocks 10 % are 6: a prompt of 20 blocks is saved in several steps, and never more is
+    held.
+    """
     engine = engines(pin_percent=10.0)
     scheduler = engine.scheduler
     plan, held = scheduler.plan, []
@@ -569,7 +583,9 @@ def test_only_prompts_are_saved_if_so_asked(engines: Callable[..., PlayedEngine]
 
 
 def test_a_load_waits_for_the_step_in_flight(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
-    """A producer's blocks are not kept from reuse by vLLM: the load names the step that may still write to them."""
+    """A producer's blocks are not kept from reuse by vLLM: the load names the step that may still
+    write to them.
+    """
     engine = engines()
     engine.save("a", "p", 4, 7)
     request = engine.request("b", "p", 4)
@@ -616,7 +632,9 @@ def test_an_idle_engine_does_not_spin_while_a_frozen_agent_holds_a_load(
 def test_an_idle_engine_does_not_spin_either_where_its_workers_have_no_job(
     engines: Callable[..., PlayedEngine], agent: AgentProcess
 ) -> None:
-    """Where vLLM goes on stepping for a lease that is to be given back, say: each of these steps waits."""
+    """Where vLLM goes on stepping for a lease that is to be given back, say: each of these steps
+    waits.
+    """
     engine = engines()
     for _ in range(15):
         engine.step()
@@ -877,7 +895,9 @@ def test_a_question_that_is_given_up_is_abandoned_and_a_lost_one_is_a_miss() -> 
 def test_a_worker_whose_session_outlives_its_agent_joins_the_next(
     engines: Callable[..., PlayedEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mover that is left behind holds the session: it does not end, and only the scheduler knows the next agent."""
+    """A mover that is left behind holds the session: it does not end, and only the scheduler knows
+    the next agent.
+    """
     monkeypatch.setattr("kvagent.vllm.worker.side.MISMATCH_S", 0.0)
     engine = engines()
     engine.save("a", "p", 4, 7)

@@ -1,4 +1,6 @@
-"""The digest of weights: whatever changes them changes it, in whatever way the files were changed."""
+"""The digest of weights: whatever changes them changes it, in whatever way the files were
+changed.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,9 @@ SWAPS = [turn_the_link, rename_the_folder, overwrite_in_place]
 def test_another_checkpoint_at_the_same_path_is_told_apart(
     tmp_path: Path, swap: Callable[[Path, Path], None], whole: bool, monkeypatch: pytest.MonkeyPatch, later: None
 ) -> None:
-    """A fine-tune of the MLPs: the same names, sizes and shapes, and the same first and last MiB."""
+    """A fine-tune of the MLPs: the same names, sizes and shapes, and the same first and last
+    MiB.
+    """
     if not whole:
         monkeypatch.setattr(samples, "WHOLE_BYTES", 0)
     base = write(tmp_path / "base", safetensors(1))
@@ -183,12 +187,12 @@ def header(text: bytes | str, data: int = 64, size: int | None = None) -> bytes:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"\1\2\3", "no safetensors file"),
+        (b"\1\2\3", "not a safetensors file"),
         (header("{}", size=1 << 63), "allowed is up to"),
         (header("{}", size=100), "allowed is up to"),
-        (header("{"), "no JSON"),
-        (header(b"\xff\xfe"), "no JSON"),
-        (header("[" * 200_000), "no JSON"),
+        (header("{"), "not JSON"),
+        (header(b"\xff\xfe"), "not JSON"),
+        (header("[" * 200_000), "not JSON"),
         (header("[1]"), "does not name"),
         (header('{"a": 1}'), "data_offsets of 'a'"),
         (header('{"a": {"data_offsets": [0, 65]}}'), "within its 64 bytes"),
@@ -368,7 +372,7 @@ def test_files_that_changed_since_the_process_began_say_nothing(
     assert weights_digest(model(folder)) is not None
     monkeypatch.setattr(weights, "process_began_ns", lambda: changed)
     assert weights_digest(model(folder)) is None
-    assert "model.safetensors: it was changed since this process began" in caplog.text
+    assert "model.safetensors: it was changed since this process started" in caplog.text
 
 
 def test_files_that_change_while_they_are_read_say_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -503,7 +507,9 @@ def test_a_model_of_the_hub_counts_by_the_names_of_its_content(hub: Path, sample
 
 
 def test_a_model_that_was_just_fetched_is_one_that_can_be_shared(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its files are new, but what they hold goes by their names. A name of a revision that turned may be of either."""
+    """Its files are new, but what they hold goes by their names. A name of a revision that turned
+    may be of either.
+    """
     monkeypatch.setattr(weights, "process_began_ns", lambda: 1)
     asked = SimpleNamespace(model="org/m", revision=None)
     assert weights_digest(asked) is not None

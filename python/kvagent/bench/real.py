@@ -90,7 +90,9 @@ class Engine:
                 setattr(self.connector, name, _timed(getattr(self.connector, name), self.inside))
 
     def add(self, count: int) -> None:
-        """Add requests of different lengths, so that they do not all fill a block in the same step."""
+        """Add requests of different lengths, so that they do not all fill a block in the same
+        step.
+        """
         hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
         for i in range(count):
             params = SamplingParams(max_tokens=STEPS + WARM_UP + 8, ignore_eos=True)

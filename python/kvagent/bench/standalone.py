@@ -118,7 +118,9 @@ class Engine:
 
 
 def steps(engine: Engine, running: int) -> tuple[Times, Times, float]:
-    """Return the times of the scheduler's and the worker's side, and the blocks planned per step."""
+    """Return the times of the scheduler's and the worker's side, and the blocks planned per
+    step.
+    """
     requests = [_running(engine, i, f"{running}/{i}") for i in range(running)]
     output = SimpleNamespace(
         num_scheduled_tokens={r.request_id: 1 for r in requests}, total_num_scheduled_tokens=running,

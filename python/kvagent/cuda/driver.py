@@ -49,7 +49,9 @@ class Driver(Protocol):
         """Return the handle of an allocation of cudaMalloc."""
 
     def descriptor(self, address: int) -> int:
-        """Return a new descriptor of the address's chunk of virtual memory; the caller closes it."""
+        """Return a new descriptor of the address's chunk of virtual memory; the caller closes
+        it.
+        """
 
 
 class CudaDriver:
@@ -90,7 +92,9 @@ class CudaDriver:
         return handle.raw
 
     def descriptor(self, address: int) -> int:
-        """Return a new descriptor of the address's chunk of virtual memory; the caller closes it."""
+        """Return a new descriptor of the address's chunk of virtual memory; the caller closes
+        it.
+        """
         piece, fd = ctypes.c_uint64(), ctypes.c_int(-1)
         self._call("cuMemRetainAllocationHandle", ctypes.byref(piece), ctypes.c_void_p(address))
         try:

@@ -49,8 +49,8 @@ def export(driver: Driver, number: int, address: int, size: int) -> Exported:
     raise NotExportable(
         "the KV cache lies in GPU memory that was made without a handle for other processes. vLLM's sleep mode "
         "allocates so: start it without --enable-sleep-mode. So do torch's cudaMallocAsync backend and, in some "
-        "versions, its expandable segments: take backend:cudaMallocAsync and expandable_segments:True "
-        "out of PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF)"
+        "versions, its expandable segments: remove backend:cudaMallocAsync and expandable_segments:True "
+        "from PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF)"
     )
 
 
@@ -78,8 +78,8 @@ def _pieces(driver: Driver, number: int, address: int, size: int) -> Exported:
                 raise NotExportable(f"the KV cache's virtual memory has a gap before byte {at - address}")
             if len(pieces) >= MAX_PIECES:
                 raise NotExportable(
-                    f"the KV cache's virtual memory is in more than {MAX_PIECES} pieces of {length} bytes: take "
-                    "expandable_segments:True out of PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF)"
+                    f"the KV cache's virtual memory is in more than {MAX_PIECES} pieces of {length} bytes: remove "
+                    "expandable_segments:True from PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF)"
                 )
             pieces.append((Region(number, RegionKind.CUDA_FD, length, 0, uuid), driver.descriptor(at)))
             at += length

@@ -1,4 +1,6 @@
-"""The torch calls that a GPU's clock needs. Imported only by a worker whose KV cache is on a GPU."""
+"""The torch calls that a GPU's clock needs. Imported only by a worker whose KV cache is on a
+GPU.
+"""
 
 from __future__ import annotations
 

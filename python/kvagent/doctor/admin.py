@@ -41,5 +41,5 @@ def status(path: Path) -> dict[str, Any]:
         connection.close()
     found = json.loads(body)
     if not isinstance(found, dict):
-        raise ValueError("/status is no JSON object")  # noqa: TRY004  the agent's answer is wrong, not an argument
+        raise ValueError("/status is not a JSON object")  # noqa: TRY004  the agent's answer is wrong, not an argument
     return found

@@ -1,4 +1,6 @@
-"""Findings from the agent's /status: its health, its engines, and why engines do not share blocks."""
+"""Findings from the agent's /status: its health, its engines, and why engines do not share
+blocks.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,19 @@ HINTS = {
     "quantization": "give both the same --quantization",
     "cache_dtype": "give both the same --kv-cache-dtype",
     "backend": "give both the same --attention-backend, or neither",
-    "resolved": "vLLM chose other attention backends: give both the same --attention-backend, or run both alike",
+    "resolved": "vLLM chose other attention backends: give both the same --attention-backend or environment",
     "device": "blocks of different kinds of devices, or of their FP8 formats, cannot be exchanged",
     "config": "give both the same --quantization-config, --config-format, --code-revision and --model-impl",
     "rope": "give both the same --max-model-len",
     "tenant": "tenants do not share: that is what the option tenant is for",
     "layout": "give both the same layout option, and run both with the same attention backend",
     "groups": "give both the same --block-size and the same model",
-    "stages": "set VLLM_PP_LAYER_PARTITION alike",
+    "stages": "set VLLM_PP_LAYER_PARTITION to the same value in both",
     "tp": "give both the same --tensor-parallel-size",
     "pp": "give both the same --pipeline-parallel-size",
     "shards": "give both the same parallel sizes",
     "hash": "give both the same --prefix-caching-hash-algo",
-    "hash_seed": "set the same PYTHONHASHSEED in both, or in neither and take --prefix-caching-hash-algo sha256",
+    "hash_seed": "set the same PYTHONHASHSEED in both, or in neither and use --prefix-caching-hash-algo sha256",
     "engine": "run the same minor version of vLLM in both",
 }
 
@@ -45,7 +47,7 @@ def health(status: Mapping[str, Any], boot: bytes) -> Iterator[Finding]:
     text = f"agent {status.get('version')}, up for {float(status.get('uptime_seconds', 0)):.0f} s"
     if boot and status.get("boot") != boot.hex():
         yield Finding(
-            f"{text}: session.sock and admin.sock are of different lives of the agent",
+            f"{text}: session.sock and admin.sock belong to different runs of the agent",
             "two agents use this directory, or one was just restarted: ask again, then look for the second one",
         )
     elif status.get("problem"):
@@ -90,12 +92,12 @@ def _generation(engine: Mapping[str, Any]) -> Iterator[Finding]:
     if generation.startswith(PRIVATE):
         unknown = isinstance(identity, dict) and not identity.get("weights", "unknown")
         yield Finding(
-            f"engine {engine.get('instance')}: shares with nobody, since "
+            f"engine {engine.get('instance')}: shares with no other engine, since "
             + (
-                "the files of its weights are not in a folder there; weights_version names them"
+                "its weight files are not in a local folder there; weights_version names them"
                 if unknown
-                else "its weights were changed in place, or can be unheard (its log says how); weights_version names "
-                "those that it starts with, and weights_fixed says that they never change"
+                else "its weights were changed in place, or can change unobserved (its log says how); "
+                "weights_version names those that it starts with, and weights_fixed says that they never change"
             )
         )
 
@@ -118,7 +120,7 @@ def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> Finding:
     pair = f"engines {one.get('instance')} and {other.get('instance')} do not share"
     mine, its = one.get("identity"), other.get("identity")
     if not isinstance(mine, dict) or not isinstance(its, dict):
-        return Finding(f"{pair}; this agent does not say why", "compare what docs/VLLM.md lists, or take a newer agent")
+        return Finding(f"{pair}; this agent does not say why", "compare what docs/VLLM.md lists, or update the agent")
     keys = sorted(key for key in {*mine, *its} if mine.get(key) != its.get(key))
     if not keys:
         return Finding(f"{pair}: block sizes, windows or shards differ", "give both the same --block-size and sizes")

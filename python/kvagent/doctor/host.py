@@ -76,7 +76,7 @@ def lookups(path: Path) -> Finding:
         try:
             client.lookup(Request(tokens=0, hash_len=0, hashes=b""))
         except KVAgentError as error:
-            return Finding(f"{path}: {error}", "the agent is there and answers no look-up: see its log")
+            return Finding(f"{path}: {error}", "the agent runs but does not answer look-ups: see its log")
     return Finding(f"{path} answers after {(time.monotonic() - begin) * 1e3:.1f} ms")
 
 
@@ -91,7 +91,7 @@ def namespaces(path: Path) -> Iterator[Finding]:
         yield Finding(
             "the agent is in another PID namespace",
             "KV caches on a GPU and cpu_memory peer need a common one: hostPID: true, or shareProcessNamespace: "
-            "true in one pod. cpu_memory fd works without",
+            "true in one pod. cpu_memory fd needs none",
         )
         return
     yield Finding(f"the agent is process {pid} here: the PID namespace is shared")
@@ -115,7 +115,7 @@ def shared_memory() -> Finding:
         free = shutil.disk_usage(SHM).free
     except OSError as error:
         return Finding(
-            f"{SHM}: {error.strerror}", "mount a tmpfs there, or take cpu_memory peer, for KV caches in host memory"
+            f"{SHM}: {error.strerror}", "mount a tmpfs there, or use cpu_memory peer, for KV caches in host memory"
         )
     return Finding(f"{SHM} has {free >> 20} MiB free: KV caches in host memory (cpu_memory fd) have to fit in there")
 

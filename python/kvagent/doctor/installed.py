@@ -30,7 +30,7 @@ def packages(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     if tested(vllm):
         yield Finding(f"vLLM {vllm}")
     else:
-        yield Finding(f"vLLM {vllm}: the connector is tested with {TESTED}", f"take a vLLM of {TESTED}")
+        yield Finding(f"vLLM {vllm}: the connector is tested with {TESTED}", f"install vLLM {TESTED}")
     allowed = environment.get("VLLM_PLUGINS")
     if own is not None and allowed is not None and "kvagent" not in allowed.split(","):
         yield Finding(

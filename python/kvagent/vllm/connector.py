@@ -1,4 +1,6 @@
-"""The connector class: vLLM creates one object in the scheduler's process and one in each worker's."""
+"""The connector class: vLLM creates one object in the scheduler's process and one in each
+worker's.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """Return False: a preempted request keeps its output, so vLLM need not wait for its blocks."""
+        """Return False: a preempted request keeps its output, so vLLM need not wait for its
+        blocks.
+        """
         return False
 
     @classmethod
@@ -116,14 +120,14 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         from vllm.v1.engine import core  # this module exists only in the process of the scheduler
 
         if not observe(core.EngineCore):
-            return [f"vLLM {vllm.__version__} does not show its calls that change weights"]
+            return [f"vLLM {vllm.__version__} does not expose its calls that change weights"]
         engine = under_construction(core.EngineCore)
         if engine is None or isinstance(engine, core.EngineCoreProc):
             return []
         try:
             self._live = LiveWeights(engine)
         except Unreachable as error:
-            return [f"the engine is within reach of the calling program, and its weights cannot be sampled: {error}"]
+            return [f"the model is in the calling program's process but cannot be sampled: {error}"]
         return []
 
     def _make_scheduler(self, kv_role: str, *, unobserved: bool) -> SchedulerSide:
@@ -178,17 +182,17 @@ def _reasons(vllm_config: Any, options: Options, identity: tuple[tuple[str, str]
     """
     if options.weights_fixed and getattr(vllm_config, "weight_transfer_config", None) is not None:
         raise OptionError("weights_fixed: true, allowed is false where weight_transfer_config is set")
-    return ["the files of the model's weights are not in a folder here"] if unknown_weights(identity) else []
+    return ["the model's weight files are not in a local folder"] if unknown_weights(identity) else []
 
 
 def _log_generation(generation: str, reasons: list[str]) -> None:
     why = "; ".join(reasons)
     if generation.startswith(PRIVATE):
         log.warning(
-            "the weights can be others than their files say (%s): this engine shares its blocks with no other one, and "
-            "does not find them after its restart. Name what it starts with (weights_version in "
-            "kv_connector_extra_config) or, if its weights never change in place, set weights_fixed; see docs/VLLM.md",
+            "the weights may differ from their files (%s): this engine shares blocks with no other engine, and does "
+            "not find them after a restart. Name the weights that it starts with (weights_version in "
+            "kv_connector_extra_config) or, if they never change in place, set weights_fixed; see docs/VLLM.md",
             why,
         )
     elif reasons:
-        log.info("the weights are those of %s, though they can be others (%s): see docs/VLLM.md", generation, why)
+        log.info("the weights count as %s, although they may differ (%s): see docs/VLLM.md", generation, why)

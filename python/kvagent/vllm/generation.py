@@ -174,16 +174,16 @@ class Generations:
     def after_name(self, version: str) -> bool:
         """Handle vLLM's call that names the version of the current weights."""
         if not is_version(version):
-            log.warning("weights: version %.140r, allowed is %s; it is passed over", version, ALLOWED)
+            log.warning("weights: version %.140r, allowed is %s; it is ignored", version, ALLOWED)
             return False
         if NAMED + version == self.now:
             return False
-        return self._change(NAMED + version, "the version that vLLM was told")
+        return self._change(NAMED + version, "the version given to vLLM")
 
     def _change(self, generation: str, why: str) -> bool:
         self.now = generation
         self.serial += 1
-        shared = "engines of that version" if generation.startswith(NAMED) else "nobody"
+        shared = "engines of that version" if generation.startswith(NAMED) else "no other engine"
         log.info("weights: generation %s after %s: shared with %s", generation, why, shared)
         return True
 

@@ -54,8 +54,8 @@ def geometry(kv_cache_config: Any, hash_tokens: int | None) -> Geometry:
         kind = type(spec).__name__
         if kind == "MambaSpec":
             raise Unsupported(
-                f"KV cache group {i} is of {kind}: a state holds all tokens before it, vLLM keeps only some of them, "
-                "at places that move, and its table of them says no positions. Such models are not served"
+                f"KV cache group {i} is of {kind}: a state depends on all tokens before it, vLLM keeps only some, "
+                "and its tables do not give their positions. Such models are not supported"
             )
         if kind not in (*_FULL, _WINDOW):
             raise Unsupported(f"KV cache group {i} is of {kind}; served are {', '.join((*_FULL, _WINDOW))}")
@@ -107,7 +107,9 @@ def ranks(parallel: Any, kv_cache_config: Any) -> tuple[Ranks, int]:
 
 
 def shard(rank: int, tp: int, replicas: int) -> int:
-    """Return a worker's shard: pipeline stages are consecutive, replicas within a stage share one."""
+    """Return a worker's shard: pipeline stages are consecutive, replicas within a stage share
+    one.
+    """
     return rank // tp * (tp // replicas) + rank % tp // replicas
 
 
@@ -129,7 +131,7 @@ def preferred_layout(
     try:
         names = (supported or _supported)(vllm_config)
     except Exception as error:  # noqa: BLE001  vLLM's internals, which may raise anything
-        log.info("layout: the attention backend could not be asked (%s): vLLM chooses", error)
+        log.info("layout: the attention backend could not be determined (%s): vLLM chooses", error)
         return None
     found = next((name for name in names if name in ONE_RUN), None)
     if found is None:
@@ -138,7 +140,9 @@ def preferred_layout(
 
 
 def _supported(vllm_config: Any) -> Sequence[str]:
-    """Return the layouts that the model's attention backend supports, in its order of preference."""
+    """Return the layouts that the model's attention backend supports, in its order of
+    preference.
+    """
     from vllm.config import set_current_vllm_config
     from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts
     from vllm.v1.attention.selector import get_attn_backend

@@ -109,7 +109,9 @@ class Link:
 
     @property
     def busy(self) -> bool:
-        """Whether the thread still runs after ``close``; it may be in the middle of a registration."""
+        """Whether the thread still runs after ``close``; it may be in the middle of a
+        registration.
+        """
         return self._thread.is_alive()
 
     def close(self) -> Attachment | None:
@@ -151,7 +153,9 @@ class Link:
             self._refused = isinstance(error, Refused)
             moving = time.monotonic() < self._moving_until
             level = logging.ERROR if self._refused and not moving else logging.WARNING
-            self._log_once(level, f"{self._owner}: {reason} at {self._path}; prompts are computed, connecting goes on")
+            self._log_once(
+                level, f"{self._owner}: {reason} at {self._path}; prompts are computed, connecting is retried"
+            )
             return False
         with self._lock:
             if serial != self._serial:  # renewed concurrently; the session was never used

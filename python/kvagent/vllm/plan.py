@@ -41,7 +41,9 @@ class SaveJob:
 
 @dataclass(slots=True)
 class LoadJob:
-    """Blocks to load for a request. A load too large for one job of the session has several parts."""
+    """Blocks to load for a request. A load too large for one job of the session has several
+    parts.
+    """
 
     job: int
     boot: bytes

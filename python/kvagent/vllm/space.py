@@ -59,7 +59,7 @@ def expected_backends(vllm_config: Any, kv_cache_config: Any) -> str:
                 )  # fmt: skip
             names.append(_backend_name(backend, vllm_config, spec))
         except Exception as error:  # noqa: BLE001  vLLM's internals, which may raise anything
-            log.info("the attention backend of %s could not be asked: %s", kind, error)
+            log.info("the attention backend of %s could not be determined: %s", kind, error)
             names.append("")
     return "; ".join(names)
 
@@ -177,7 +177,7 @@ def _check_hash(algorithm: str, tenant: str) -> None:
             f"prefix_caching_hash_algo {algorithm} with a fixed PYTHONHASHSEED, while tenants share (tenant {tenant!r})"
         )
         hint = "start vLLM with --prefix-caching-hash-algo sha256 or sha256_cbor"
-        raise Unsupported(f"{given}: prompts can be made whose hashes are those of others; {hint}")
+        raise Unsupported(f"{given}: prompts can be constructed that have another tenant's block hashes; {hint}")
 
 
 def _config(model: Any) -> str:

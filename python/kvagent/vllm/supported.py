@@ -43,7 +43,7 @@ def check_drafts(speculative: Any) -> None:
     if method in _OF_NEXT_TOKENS:
         raise Unsupported(
             f"speculative_config.method {method}: its draft model's KV is in the cache and depends on tokens that a "
-            "block's hash does not cover. Such models are not served"
+            "block's hash does not cover. Such models are not supported"
         )
 
 

@@ -57,7 +57,7 @@ def weights_digest(model: Any, load: Any = None) -> str | None:
     try:
         return _digest(model, load)
     except (Unreadable, OSError) as error:
-        log.warning("which weights the engine has cannot be told: %s", error)
+        log.warning("the engine's weights cannot be determined: %s", error)
         return None
 
 
@@ -87,13 +87,13 @@ def _check(load: Any, known: bool, named: str) -> None:
     """Raise Unreadable for a loader that may read anything else."""
     extra = getattr(load, "model_loader_extra_config", None) or {}
     if not known:
-        raise Unreadable(f"load_format {named}: it may read other weights than lie there")
+        raise Unreadable(f"load_format {named}: it may read other weights than those in the folder")
     if named in _READ and not (isinstance(extra, dict) and set(extra) <= _HARMLESS):
         raise Unreadable(
-            f"model_loader_extra_config, allowed is {', '.join(sorted(_HARMLESS))}: it may say what is read"
+            f"model_loader_extra_config, allowed is {', '.join(sorted(_HARMLESS))}: other keys may change what is read"
         )
     if not _own_loader(named):
-        raise Unreadable(f"load_format {named}: a plugin's loader may read other weights than lie there")
+        raise Unreadable(f"load_format {named}: a plugin's loader may read other weights than those in the folder")
 
 
 def _own_loader(named: str) -> bool:
@@ -127,7 +127,7 @@ def _places(model: Any, load: Any, since: int | None) -> list[Path]:
     asked += [(part, None) for name in _PARTS if isinstance(part := getattr(config, name, None), str)]
     overrides = getattr(model, "hf_overrides", None)
     if callable(overrides) and not str(getattr(overrides, "__module__", "")).startswith("vllm."):
-        raise Unreadable("hf_overrides is a function: nobody knows what it does")
+        raise Unreadable("hf_overrides is a function, whose effect is unknown")
     quantization = overrides.get("quantization_config_file") if isinstance(overrides, dict) else None
     places = [Path(quantization)] if isinstance(quantization, str) else []
     for name, version in asked:
@@ -164,7 +164,7 @@ def _check_reference(snapshot: Path, revision: str, since: int | None) -> None:
     reference = snapshot.parent.parent / "refs" / revision
     others = any(other != snapshot for other in snapshot.parent.iterdir())
     if others and reference.exists() and reference.stat().st_ctime_ns >= since:
-        raise Unreadable(f"{reference}: it was turned since this process began")
+        raise Unreadable(f"{reference}: it was moved since this process started")
 
 
 def process_began_ns() -> int | None:

@@ -109,7 +109,7 @@ class DigestCache:
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         if not _own(os.fstat(folder), stat.S_ISDIR):
             os.close(folder)
-            raise PermissionError(f"{self._folder}: somebody else may write to it")
+            raise PermissionError(f"{self._folder}: other users may write to it")
         return folder
 
     def _write(self, folder: int, key: str, digest: str) -> None:

@@ -24,7 +24,9 @@ _HUBS = re.compile(r"(?:[0-9a-f]{40}|[0-9a-f]{64})\Z")
 
 
 class Found(NamedTuple):
-    """A file of a model: its path, and the content name of the hub's cache if it is in that cache."""
+    """A file of a model: its path, and the content name of the hub's cache if it is in that
+    cache.
+    """
 
     path: Path
     blob: str
@@ -69,7 +71,7 @@ def digest(
         before = [State.of(os.fstat(file.fd)) for file in opened]
         for file, state in zip(opened, before, strict=True):
             if since_ns is not None and state.changed >= since_ns and not found[file.name].blob:
-                raise Unreadable(f"{file.name}: it was changed since this process began, perhaps after it was loaded")
+                raise Unreadable(f"{file.name}: it was changed since this process started, perhaps after it was loaded")
         key = cache.key([f"{FORMAT} {found[file.name].blob} {file.name}" for file in opened], before, begun)
         content = cache.find(key) if key else None
         if content is None:

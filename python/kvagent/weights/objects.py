@@ -34,14 +34,14 @@ def digest(url: str, since_ns: int | None) -> str:
     prefix = prefix.rstrip("/") + "/" if prefix.strip("/") else ""
     listed = {"s3": _s3, "gs": _gs}.get(scheme.lower())
     if listed is None:
-        raise Unreadable(f"{url}: no identity is known of weights in such a store; served are s3:// and gs://")
+        raise Unreadable(f"{url}: weights in such a store have no known identity; supported are s3:// and gs://")
     whole, count = hashlib.sha256(b"objects 1"), 0
     try:
         for name, size, tag, modified_s in sorted(listed(bucket, prefix)):
             if since_ns is not None and (modified_s + SKEW_S) * 1e9 >= since_ns:
-                raise Unreadable(f"{url}: {name} was changed since this process began, perhaps after it was loaded")
+                raise Unreadable(f"{url}: {name} was changed since this process started, perhaps after it was loaded")
             if not tag:
-                raise Unreadable(f"{url}: the store says no ETag of {name}")
+                raise Unreadable(f"{url}: the store has no ETag of {name}")
             whole.update(f"{len(name)} {name} {size} {tag}\n".encode(errors="surrogatepass"))
             count += 1
     except Unreadable:
@@ -49,7 +49,7 @@ def digest(url: str, since_ns: int | None) -> str:
     except Exception as error:  # the store's client may raise anything
         raise Unreadable(f"{url}: {type(error).__name__}: {error}") from error
     if not count:
-        raise Unreadable(f"{url}: no objects are there")
+        raise Unreadable(f"{url}: no objects found")
     return whole.hexdigest()[:32]
 
 

@@ -35,7 +35,9 @@ _BATCH = 256  # reads per partial digest
 
 
 class Unreadable(ValueError):
-    """A file that is not what its name says, or that changed while it was read. The text says why."""
+    """A file that is not what its name says, or that changed while it was read. The text says
+    why.
+    """
 
 
 class Span(NamedTuple):
@@ -152,7 +154,7 @@ def _tensors(file: Opened) -> list[Span]:
     length, JSON, data).
     """
     if file.bytes < 8:
-        raise Unreadable(f"{file.name}: {file.bytes} bytes are no safetensors file")
+        raise Unreadable(f"{file.name}: {file.bytes} bytes are not a safetensors file")
     (size,) = struct.unpack("<Q", _bytes(file, 0, 8))
     if size > min(HEADER_BYTES, file.bytes - 8):
         raise Unreadable(
@@ -161,7 +163,7 @@ def _tensors(file: Opened) -> list[Span]:
     try:
         header = json.loads(_bytes(file, 8, size))
     except (ValueError, RecursionError) as error:
-        raise Unreadable(f"{file.name}: its header is no JSON") from error
+        raise Unreadable(f"{file.name}: its header is not JSON") from error
     if not isinstance(header, dict) or len(header) > MAX_TENSORS:
         raise Unreadable(f"{file.name}: its header does not name 0 to {MAX_TENSORS} tensors")
     found = [*_whole(Span(0, 8 + size))]

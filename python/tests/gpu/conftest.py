@@ -1,4 +1,6 @@
-"""Tests with a GPU, PyTorch and an agent that was built for GPUs. Without one of them they are left out, and say so."""
+"""Tests with a GPU, PyTorch and an agent that was built for GPUs. Without one of them they are left
+out, and say so.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,9 @@ CYCLES = 500_000_000  # of a kernel that keeps the stream busy for some tenths o
 
 
 class GpuEngine(PlayedEngine):
-    """``late``: each fill comes behind a kernel that takes long, so that a copy that does not wait gets old bytes."""
+    """``late``: each fill comes behind a kernel that takes long, so that a copy that does not wait
+    gets old bytes.
+    """
 
     late = False
 

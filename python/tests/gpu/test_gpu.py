@@ -74,7 +74,9 @@ def test_a_save_waits_for_the_kernels_of_its_step(engines: Callable[[str], Any])
 
 
 def test_a_load_waits_for_the_step_in_flight(engines: Callable[[str], Any]) -> None:
-    """The step in flight still writes to the load's destination, as that of an aborted request may."""
+    """The step in flight still writes to the load's destination, as that of an aborted request
+    may.
+    """
     engine = engines("one")
     engine.save("a", "p", 5, 7)
     request = engine.request("b", "p", 5)
@@ -88,7 +90,9 @@ def test_a_load_waits_for_the_step_in_flight(engines: Callable[[str], Any]) -> N
 
 @pytest.mark.skipif(EXPANDABLE in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""), reason="this is that other process")
 def test_expandable_segments(a_gpu: None) -> None:
-    """The allocator is chosen once in a process: the same tests in another, where memory lies in pieces."""
+    """The allocator is chosen once in a process: the same tests in another, where memory lies in
+    pieces.
+    """
     from tests.gpu.conftest import REQUIRE
 
     done = subprocess.run(

@@ -1,4 +1,6 @@
-"""What tests do to agents, and read of them: their figures, a byte of a pool changed, an engine that came back."""
+"""What tests do to agents, and read of them: their figures, a byte of a pool changed, an engine
+that came back.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ if TYPE_CHECKING:
 
 
 def flip(pid: int, value: bytes) -> None:
-    """Changes a slot's content in the memory of an agent: the first place with 8 such values in a row.
+    """Changes a slot's content in the memory of an agent: the first place with 8 such values in a
+    row.
 
-    Of the pool, not of an engine's memory, which the agent maps, too, and where the same values may be left.
+    Of the pool, not of an engine's memory, which the agent maps, too, and where the same values may
+    be left.
     """
     with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
         for line in maps:
@@ -42,7 +46,9 @@ def figures(agent: AgentProcess) -> str:
 
 
 def joined(side: Any, workers: Sequence[Any], agent: AgentProcess) -> None:
-    """Waits until all parts of an engine, which saw the last agent go, are at the one that runs now."""
+    """Waits until all parts of an engine, which saw the last agent go, are at the one that runs
+    now.
+    """
     session = agent.connect()
     boot = session.boot
     session.close()

@@ -1,4 +1,6 @@
-"""Tests with the real vLLM: they are collected only in an environment that has it (scripts/test-vllm)."""
+"""Tests with the real vLLM: they are collected only in an environment that has it
+(scripts/test-vllm).
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,9 @@ from typing import Any
 
 
 class Drafter:
-    """Knows what the model says to the prompts of the tests (``says``), and is wrong in every third token."""
+    """Knows what the model says to the prompts of the tests (``says``), and is wrong in every third
+    token.
+    """
 
     says: dict[tuple[int, ...], list[int]] = {}  # noqa: RUF012  filled by the test
     taken: Counter[int] = Counter()  # noqa: RUF012

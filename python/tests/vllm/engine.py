@@ -1,4 +1,6 @@
-"""A real engine on the CPU: a tiny OPT of random weights, and a process of its own for a second one."""
+"""A real engine on the CPU: a tiny OPT of random weights, and a process of its own for a second
+one.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ LAYERS, HIDDEN, VOCABULARY = 2, 64, 512
 
 
 def write_model(folder: Path, ffn: int = 128, seed: int = 5) -> Path:
-    """Random weights, large enough that outputs depend on the prompt (load_format=dummy gives zeros)."""
+    """Random weights, large enough that outputs depend on the prompt (load_format=dummy gives
+    zeros).
+    """
     import torch
     from safetensors.torch import save_file
 
@@ -55,7 +59,8 @@ _NORMS = ("self_attn_layer_norm", "final_layer_norm")
 
 
 def make_engine(model: Path, socket_dir: str | None, **more: Any) -> Any:
-    """A vllm.LLM, with the connector if there is a socket directory; ``options`` are the connector's.
+    """A vllm.LLM, with the connector if there is a socket directory; ``options`` are the
+    connector's.
 
     Its weights do not change unless the options say so: each reset is one of the cache alone.
     """
@@ -104,14 +109,18 @@ WHOLE_BLOCKS = sum((len(p) - 1) // BLOCK for p in PROMPTS)
 
 
 def sides(llm: Any) -> tuple[Any, Any]:
-    """The connector's sides of an engine in this process: the scheduler's, and its only worker's."""
+    """The connector's sides of an engine in this process: the scheduler's, and its only
+    worker's.
+    """
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     return llm.llm_engine.engine_core.engine_core.scheduler.connector._scheduler, get_kv_transfer_group()._worker
 
 
 def settle(llm: Any) -> None:
-    """Has an engine without requests step until it has heard of its last saves: a reset would revoke them."""
+    """Has an engine without requests step until it has heard of its last saves: a reset would
+    revoke them.
+    """
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
 
     def heard() -> bool:

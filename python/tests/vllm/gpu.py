@@ -1,8 +1,8 @@
 """A fake GPU that knows what every slot of the KV cache must hold.
 
-It writes f(weights, prefix, position, layer, rank) into the slots of the tokens that a step computes, and checks all
-earlier positions of the same request, through the block table of that step. Draft tokens get something else where they
-are to be rejected.
+It writes f(weights, prefix, position, layer, rank) into the slots of the tokens that a step
+computes, and checks all earlier positions of the same request, through the block table of that
+step. Draft tokens get something else where they are to be rejected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ REJECTED = 3.5  # no f is a fraction
 
 @dataclass(eq=False)
 class Sequence:
-    """A request as the GPU knows it: all its tokens, to come ones too, and the rolling hash of each prefix.
+    """A request as the GPU knows it: all its tokens, to come ones too, and the rolling hash of each
+    prefix.
 
     ``kind`` is what else its KV depends on, such as a salt.
     """
@@ -46,7 +47,9 @@ class Part:
 
     name: str
     begin: int
-    """Its first position, as the scheduler knows it: with draft tokens under way it may be too far."""
+    """Its first position, as the scheduler knows it: with draft tokens under way it may be too
+    far.
+    """
     scheduled: int
     drafts: int
     tables: tuple[list[int], ...]

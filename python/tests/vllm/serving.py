@@ -1,7 +1,7 @@
 """An engine in a process of its own that does what it reads: its weights can change while it runs.
 
-MODEL SOCKET_DIR OPTIONS, and on stdin lines of JSON, a name and arguments each. It answers each by a line of JSON that
-begins with "=". With "-" for the socket directory it has no connector.
+MODEL SOCKET_DIR OPTIONS, and on stdin lines of JSON, a name and arguments each. It answers each by
+a line of JSON that begins with "=". With "-" for the socket directory it has no connector.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Commands:
         return said
 
     def _there(self) -> bool:
-        """Whether scheduler and worker are at the agent that runs now, after a prompt that fills no block."""
+        """Whether scheduler and worker are at the agent that runs now, after a prompt that fills no
+        block.
+        """
         real.generate(self._llm, [[5, 6, 7]], 1)
         side, worker = real.sides(self._llm)
         attached = worker._link.current()

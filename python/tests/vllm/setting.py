@@ -57,7 +57,9 @@ def vllm_config(
 
 
 def kv_cache_config(config: VllmConfig, blocks: int, window: int, scale: int) -> Any:
-    """With a window, every second layer has it. Blocks of the other layers have ``scale`` times as many tokens."""
+    """With a window, every second layer has it. Blocks of the other layers have ``scale`` times as
+    many tokens.
+    """
     full = FullAttentionSpec(block_size=BLOCK * scale, num_kv_heads=HEADS, head_size=HEAD, dtype=torch.float32)
     specs: dict[str, Any] = {f"model.layers.{i}.attn": full for i in range(LAYERS)}
     if window:

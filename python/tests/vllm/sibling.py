@@ -1,4 +1,6 @@
-"""Another connector beside this one under MultiConnector: it stores nothing, and greets as connectors of peers do."""
+"""Another connector beside this one under MultiConnector: it stores nothing, and greets as
+connectors of peers do.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""An engine in a process of its own whose requests come, are aborted and forgotten by chance, until it is told to end.
+"""An engine in a process of its own whose requests come, are aborted and forgotten by chance, until
+it is told to end.
 
-MODEL SOCKET_DIR SEED, and on stdin a line of JSON: what the model says to PROMPTS. It prints "ready", goes on until it
-reads another line, lets what it has come to its end, and prints what it saw as JSON.
+MODEL SOCKET_DIR SEED, and on stdin a line of JSON: what the model says to PROMPTS. It prints
+"ready", goes on until it reads another line, lets what it has come to its end, and prints what it
+saw as JSON.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ class Storm:
             del self._asked[name]
 
     def _forget(self) -> None:
-        """Those that run begin again. From one that waits for its load, or for room then, vLLM can take nothing.
+        """Those that run begin again. From one that waits for its load, or for room then, vLLM can
+        take nothing.
 
         Nor can it take what a load still holds that was given up: a stopped agent may write to it.
         """

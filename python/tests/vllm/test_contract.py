@@ -46,7 +46,9 @@ def test_the_plugin_makes_the_name_known(model: Path, agent: AgentProcess) -> No
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_as_a_child_of_multi_connector(worlds: Any, agent: AgentProcess, beside: bool) -> None:
-    """Also beside a connector whose workers greet: MultiConnector hands what the first of them says to all."""
+    """Also beside a connector whose workers greet: MultiConnector hands what the first of them says
+    to all.
+    """
     import kvagent.vllm
 
     kvagent.vllm.register()
@@ -100,7 +102,8 @@ def test_every_layout(worlds: Any, agent: AgentProcess, layout: str) -> None:
 def test_ranks_and_groups_and_hashes_of_half_a_block(
     worlds: Any, agent: AgentProcess, ranks: int, window: int, scale: int
 ) -> None:
-    # Blocks behind the window are given back while they wait to be saved, so there must be room for all at once.
+    # Blocks behind the window are given back while they wait to be saved, so there must be room for
+    # all at once.
     world = worlds(ranks=ranks, window=window, scale=scale, extra={"pin_percent": 40})
     if window and not world.side._whole_failures:
         pytest.skip("vLLM 0.29 cannot be told that a load of several groups failed: such models save, and do not load")

@@ -1,7 +1,9 @@
-"""The real engine: what it says with blocks from the agent is what it says when it computes everything itself.
+"""The real engine: what it says with blocks from the agent is what it says when it computes
+everything itself.
 
-One engine lives through all of it. What is to happen in the middle of a load, or of an answer, is hung into the
-worker's calls; a load that was handed in waits for the end of the step, so that it is under way is certain.
+One engine lives through all of it. What is to happen in the middle of a load, or of an answer, is
+hung into the worker's calls; a load that was handed in waits for the end of the step, so that it is
+under way is certain.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class Alive:
         return said
 
     def forget(self) -> None:
-        """The engine forgets what it has; a load that was given up holds its blocks until its fence."""
+        """The engine forgets what it has; a load that was given up holds its blocks until its
+        fence.
+        """
         eventually(self.llm.reset_prefix_cache, "an engine without blocks")
 
     def fill(self, reference: list[list[int]]) -> None:
@@ -58,7 +62,9 @@ class Alive:
             self.forget()
 
     def once(self, call: str, condition: Callable[[Any], bool], act: Callable[[], None]) -> list[str]:
-        """Has act called behind a call of the worker with a plan that meets the condition. Gives what happened."""
+        """Has act called behind a call of the worker with a plan that meets the condition. Gives
+        what happened.
+        """
         happened: list[str] = []
         method = getattr(self.worker, call)
 
@@ -102,7 +108,9 @@ def test_cold_and_warm(alive: Alive, reference: list[list[int]]) -> None:
 def test_a_second_engine_whose_core_is_a_process_of_its_own(
     alive: Alive, reference: list[list[int]], opt: Path, tmp_path: Path
 ) -> None:
-    """Scheduler and worker are in one process there, LLM in another. It loads what the first engine saved."""
+    """Scheduler and worker are in one process there, LLM in another. It loads what the first engine
+    saved.
+    """
     alive.fill(reference)
     before = int(alive.agent.status()["blocks_loaded"])
     # The stand-ins come to the other process as the connector does, by an entry point.

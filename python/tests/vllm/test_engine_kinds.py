@@ -1,4 +1,5 @@
-"""Real engines of other kinds: with drafts, with chunks of prompts, without vLLM's prefix cache, of other block sizes.
+"""Real engines of other kinds: with drafts, with chunks of prompts, without vLLM's prefix cache, of
+other block sizes.
 
 Each says cold and warm what an engine without the connector says, and loads what it saved.
 """
@@ -39,7 +40,9 @@ def grew(agent: AgentProcess, what: str, before: dict[str, Any]) -> int:
 
 
 def at_rest(llm: Any) -> None:
-    """The engine has no request, and nothing of it is pinned; one without a prefix cache has all its blocks."""
+    """The engine has no request, and nothing of it is pinned; one without a prefix cache has all
+    its blocks.
+    """
     side, worker = real.sides(llm)
     real.settle(llm)
     assert not worker.busy()

@@ -1,4 +1,6 @@
-"""Two real engines share an agent that is killed and stopped, while their requests come and are aborted."""
+"""Two real engines share an agent that is killed and stopped, while their requests come and are
+aborted.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Real engines whose weights change in place, beside others that have the old ones: what they say is always right."""
+"""Real engines whose weights change in place, beside others that have the old ones: what they say
+is always right.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class Told:
         self._agent = agent
 
     def says(self, engine: Serving, prompts: list[list[int]]) -> tuple[list[list[int]], int]:
-        """What it says, and the blocks that came from the agent. What it saves is stored when this returns."""
+        """What it says, and the blocks that came from the agent. What it saves is stored when this
+        returns.
+        """
         before = int(self._agent.status()["blocks_loaded"])
         said = engine.ask("says", prompts)
         return said, int(self._agent.status()["blocks_loaded"]) - before
@@ -50,7 +54,9 @@ class Told:
 def test_an_engine_updated_in_place_beside_others(
     serving: Callable[..., Serving], opt: Path, node: AgentProcess, reference: list[list[int]]
 ) -> None:
-    """By vLLM's own reload and reset. One keeps the base weights, and a fresh one starts from their files later."""
+    """By vLLM's own reload and reset. One keeps the base weights, and a fresh one starts from their
+    files later.
+    """
     updated_files = real.write_model(opt.with_name("updated"), seed=6)
     updated, other = serving(), serving(weights_fixed=True)
     alone = serving(model=updated_files, connected=False)

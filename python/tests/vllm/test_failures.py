@@ -1,4 +1,6 @@
-"""What goes wrong: agents that go, freeze and come, loads that fail or are late, requests that are taken back."""
+"""What goes wrong: agents that go, freeze and come, loads that fail or are late, requests that are
+taken back.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def alone(world: World) -> bool:
 
 
 def spoil(world: World, agent: AgentProcess, position: int, rank: int) -> None:
-    """Changes in the agent's pool what the cold request left at a position, in the first layer of a rank."""
+    """Changes in the agent's pool what the cold request left at a position, in the first layer of a
+    rank.
+    """
     value = (world.sequences["cold"].hashes[position] * 7 + rank * 29) % PRIME
     flip(agent.process.pid, struct.pack("<f", value))
 
@@ -90,7 +94,9 @@ def test_a_load_that_fails_in_one_rank_is_computed_and_not_promised_again(
 def test_a_request_that_fails_with_its_load_leaves_nothing(
     worlds: Any, agent: AgentProcess, ranks: int, window: int
 ) -> None:
-    """By vLLM's own policy, ``fail``: it ends before its connector hears what became of the load."""
+    """By vLLM's own policy, ``fail``: it ends before its connector hears what became of the
+    load.
+    """
     world = cold(worlds, ranks=ranks, window=window, transfer={"kv_load_failure_policy": "fail"})
     spoil(world, agent, 20, 0)
     world.add("warm", PROMPT, 10)
@@ -118,7 +124,8 @@ def test_a_load_that_a_frozen_agent_keeps_is_given_up_and_its_blocks_stay_pinned
         assert world.scheduler.has_requests(), "nobody would wait for the fence"
         for rank in range(ranks):
             assert world.told[rank]["warm"] == 1
-            # Never only some of its blocks: where it cannot be told as a whole (0.29), from its first block on.
+            # Never only some of its blocks: where it cannot be told as a whole (0.29), from its
+            # first block on.
             assert world.failed[rank]["warm"] == world.side._whole_failures
             assert len(world.invalid[rank]) == (0 if world.side._whole_failures else 96 // BLOCK)
     finally:
@@ -246,7 +253,9 @@ def test_pins_of_saves_go_when_the_agent_stands_still(
 
 
 def test_a_reset_while_the_agent_was_restarted_is_not_missed(worlds: Any, agent: AgentProcess) -> None:
-    """Both lives of the agent count resets from the start, so its number tells nothing: it was one here, and there."""
+    """Both lives of the agent count resets from the start, so its number tells nothing: it was one
+    here, and there.
+    """
     first, other = (worlds(extra={"weights_fixed": True}) for _ in range(2))
     first.add("old", PROMPT, 4)
     first.run()
@@ -302,7 +311,9 @@ def test_a_killed_agent_costs_a_miss_and_the_next_one_fills_again(worlds: Any, a
 
 
 def test_a_load_waits_for_the_step_in_flight(worlds: Any, agent: AgentProcess) -> None:
-    """Blocks that a load is to fill may still be written by the step whose request was aborted just before."""
+    """Blocks that a load is to fill may still be written by the step whose request was aborted just
+    before.
+    """
     world = worlds()
     world.add("cold", PROMPT, 10)
     world.run()
@@ -348,7 +359,9 @@ def test_a_new_agent_is_given_what_a_running_request_has(worlds: Any, agent: Age
 def test_memory_is_kept_where_no_fence_came_in_time(
     worlds: Callable[..., World], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, caplog: Any, shut: bool
 ) -> None:
-    """A deadline is no fence: an agent that stands still may still touch the KV caches when it goes on."""
+    """A deadline is no fence: an agent that stands still may still touch the KV caches when it goes
+    on.
+    """
     monkeypatch.setattr("kvagent.vllm.worker.side.DRAIN_S", 0.05)
     world = worlds()
     world.add("cold", PROMPT, 10)

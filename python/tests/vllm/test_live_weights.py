@@ -90,7 +90,9 @@ def test_the_sample_is_of_names_and_shapes_too() -> None:
 
 @pytest.mark.engine
 def test_a_program_that_writes_to_its_engines_model(opt: Path, node: AgentProcess, reference: list[list[int]]) -> None:
-    """It shares until then; from then on nothing of the old weights is loaded, and nothing of the new ones found."""
+    """It shares until then; from then on nothing of the old weights is loaded, and nothing of the
+    new ones found.
+    """
     llm = real.make_engine(opt, str(node.folder), options={})
     core = llm.llm_engine.engine_core.engine_core
     try:

@@ -34,7 +34,9 @@ def item(content: int | None, name: str = NAME, offset: int = 0) -> Any:
 
 
 def see(world: World, request: str, *items: Any, kind: object = None, tokens: int = 4) -> None:
-    """Adds a request with items; what its KV is like is of that kind, by default by its items' content."""
+    """Adds a request with items; what its KV is like is of that kind, by default by its items'
+    content.
+    """
     world.add(request, PROMPT, tokens, mm_features=list(items))
     contents = kind if kind is not None else [one.data and one.data["pixels"].data[0, 0].item() for one in items]
     sequence = world.sequences[request]
@@ -55,7 +57,9 @@ def seeing(worlds: Any) -> Any:
 
 
 def test_items_that_clients_name_alike(seeing: Any, agent: AgentProcess) -> None:
-    """Each engine had one of the two first; blocks of equal content are shared, those of another are not."""
+    """Each engine had one of the two first; blocks of equal content are shared, those of another
+    are not.
+    """
     one, other, third = seeing(), seeing(), seeing()
     see(one, "cat", item(1))
     one.run()
@@ -73,7 +77,9 @@ def test_items_that_clients_name_alike(seeing: Any, agent: AgentProcess) -> None
 
 
 def test_a_name_of_two_contents_in_one_engine(seeing: Any, agent: AgentProcess) -> None:
-    """Its own caches of blocks and of the encoder go by names: what it computes for that name may be of either."""
+    """Its own caches of blocks and of the encoder go by names: what it computes for that name may
+    be of either.
+    """
     one, other = seeing(), seeing()
     see(one, "cat", item(1), tokens=60)
     while len(one.outputs["cat"]) < 20:

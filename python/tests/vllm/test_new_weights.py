@@ -1,4 +1,6 @@
-"""Weights that change in place, under the real schedulers and drivers: every rank goes over to the new identity."""
+"""Weights that change in place, under the real schedulers and drivers: every rank goes over to the
+new identity.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ KINDS: list[dict[str, Any]] = [
 
 
 def serve(world: World, name: str, prompt: list[int] = PROMPT) -> int:
-    """A request, whose every position is checked, and that nothing of the engine's own cache serves. Gives its hits."""
+    """A request, whose every position is checked, and that nothing of the engine's own cache
+    serves. Gives its hits.
+    """
     eventually(lambda: there(world), "an engine that is registered")
     assert world.scheduler.reset_prefix_cache()
     before = world.side.counts.tokens_loaded
@@ -127,7 +131,9 @@ def test_a_process_that_disagrees_is_put_right_by_the_scheduler(worlds: Any, age
 
 
 def test_calls_through_the_engine_core_change_the_identity(model: Path, agent: AgentProcess) -> None:
-    """The connector has the class of vLLM's engine core tell it, and its scheduler's side does what is to be done."""
+    """The connector has the class of vLLM's engine core tell it, and its scheduler's side does what
+    is to be done.
+    """
     from types import SimpleNamespace
 
     from vllm.v1.engine.core import EngineCore

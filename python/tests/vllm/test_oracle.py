@@ -1,4 +1,6 @@
-"""Random lives of requests, every position of every step checked, cold and warm, in two engines of one space."""
+"""Random lives of requests, every position of every step checked, cold and warm, in two engines of
+one space.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ LIVES = 6  # at most
 SEED = 1  # unless KVAGENT_SEED is set
 ROUNDS = int(os.environ.get("KVAGENT_ORACLE_ROUNDS", "1"))  # of each kind; from the second on with seeds by chance
 SALTED, ADAPTED, UNREAD, ABORTED = 0.1, 0.05, 0.05, 0.02  # how often; the last of every step
-# All layouts, both runners, both schedulers, ranks, groups, hashes of half a block, drafts: each of them, and all pairs
-# that have to do with each other.
+# All layouts, both runners, both schedulers, ranks, groups, hashes of half a block, drafts: each of
+# them, and all pairs that have to do with each other.
 KINDS: dict[str, dict[str, Any]] = {
     "BLNHC": {"v2": True, "asynchronous": True, "depth": 2, "blocks": 40, "max_batched": 40},
     "LBHNC": {"v2": False, "asynchronous": True, "depth": 2, "blocks": 34, "ranks": 2, "drafts": 3},
@@ -39,7 +41,9 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def live(world: World, seed: int, name: str, *, retrain: bool = False) -> int:
-    """Requests with shared prefixes come at random, some go away at random. Gives how often the weights changed."""
+    """Requests with shared prefixes come at random, some go away at random. Gives how often the
+    weights changed.
+    """
     dice = random.Random(seed)
     heads = [[dice.randrange(5, 400) for _ in range(dice.randrange(40, 200))] for _ in range(4)]
     waiting = list(range(REQUESTS))
@@ -94,7 +98,9 @@ def test_no_byte_is_wrong_cold_or_warm(worlds: Any, agent: AgentProcess, layout:
 
 
 def met(first: World, second: World) -> bool:
-    """Whether what is to be shown has come about at all: how soon is for seed and machine to say."""
+    """Whether what is to be shown has come about at all: how soon is for seed and machine to
+    say.
+    """
     # vLLM 0.29 with several groups: what is saved is not loaded (docs/VLLM.md).
     loaded = (second.side.counts.tokens_loaded > 0) == second.side._may_load
     return first.preempted + second.preempted > 0 and loaded

@@ -1,4 +1,6 @@
-"""Requests of every kind: resumed, with adapters, salted, not to be served from caches, with tokens not known yet."""
+"""Requests of every kind: resumed, with adapters, salted, not to be served from caches, with tokens
+not known yet.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ RESUMED = {True: "as new", False: "by id"}
 
 
 def preempt_all(world: World) -> None:
-    """Takes their blocks from all running requests; they go on from their first token. Nothing is cached any more."""
+    """Takes their blocks from all running requests; they go on from their first token. Nothing is
+    cached any more.
+    """
     world.settle()
     assert world.scheduler.reset_prefix_cache(reset_running_requests=True)
 
@@ -114,7 +118,9 @@ def test_what_may_be_taken_back_is_not_saved(computed: int, placeholders: int, s
 
 
 def test_requests_with_an_adapter_are_bypassed(worlds: Any, agent: AgentProcess) -> None:
-    """A block's hash holds the adapter's name alone: another one of that name may be behind it tomorrow."""
+    """A block's hash holds the adapter's name alone: another one of that name may be behind it
+    tomorrow.
+    """
     world = worlds()
     for name in ("cold", "warm"):
         world.add(name, PROMPT, 10, lora_request=LoRARequest("adapter", 1, "/nowhere"))

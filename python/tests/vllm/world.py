@@ -1,7 +1,8 @@
 """A real scheduler, real worker drivers and a fake GPU.
 
-Its kernels run when ``complete`` is called, behind the launch, so saves and loads overlap steps in flight; only then
-does the step word say that the step has ended. What passes between scheduler and workers is pickled.
+Its kernels run when ``complete`` is called, behind the launch, so saves and loads overlap steps in
+flight; only then does the step word say that the step has ended. What passes between scheduler and
+workers is pickled.
 """
 
 from __future__ import annotations
@@ -134,7 +135,9 @@ class World:
         return self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
 
     def add(self, name: str, prompt: list[int], max_tokens: int, *, unread: bool = False, **more: Any) -> None:
-        """Adds a request. ``unread``: it is not to be served from any cache. ``more`` is of vLLM's Request."""
+        """Adds a request. ``unread``: it is not to be served from any cache. ``more`` is of vLLM's
+        Request.
+        """
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, skip_reading_prefix_cache=unread or None)
         params.update_from_generation_config({}, EOS)
         request = Request(
@@ -151,12 +154,14 @@ class World:
             self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
 
     def retrain(self, *, named: bool = True) -> bool:
-        """Other weights: nothing that was computed until now may be seen again. Gives whether they could be changed.
+        """Other weights: nothing that was computed until now may be seen again. Gives whether they
+        could be changed.
 
-        The connector is told their version, which engines of these weights share, unless they are not ``named``.
+        The connector is told their version, which engines of these weights share, unless they are
+        not ``named``.
 
-        vLLM takes their blocks away from running requests, not from one that waits: for its load, or, that done, for
-        more blocks.
+        vLLM takes their blocks away from running requests, not from one that waits: for its load,
+        or, that done, for more blocks.
         """
         table = self.scheduler.kv_cache_manager.get_block_ids
         waiting = [name for name, one in self.scheduler.requests.items() if one.status != RequestStatus.RUNNING]
@@ -274,7 +279,9 @@ class World:
         self.workers.append(worker)
 
     def _drive(self, rank: int, output: Any) -> Any:
-        """What a model runner does around its forward pass; with draft tokens the step's end comes behind the rest."""
+        """What a model runner does around its forward pass; with draft tokens the step's end comes
+        behind the rest.
+        """
         kv_transfer_state._KV_CONNECTOR_AGENT = self.workers[rank]
         driver = self.drivers[rank]
         empty = not output.total_num_scheduled_tokens
@@ -331,7 +338,9 @@ def joined(world: World, agent: AgentProcess) -> None:
 
 
 def clean(world: World, agent: AgentProcess, *others: World) -> None:
-    """Nothing is left behind, no byte was wrong, and every promised load was reported once by every rank."""
+    """Nothing is left behind, no byte was wrong, and every promised load was reported once by every
+    rank.
+    """
     for each in (world, *others):
         assert not each.gpu.bad, each.gpu.bad[:5]
         assert each.free_blocks() == each.blocks - 1, f"{each.free_blocks()} blocks are free of {each.blocks - 1}"

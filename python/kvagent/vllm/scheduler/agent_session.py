@@ -144,7 +144,7 @@ class AgentSession:
         try:
             self._epoch = self._attachment.session.reset(RESET_S)
         except (KVAgentError, OSError) as error:
-            log.warning("reset: %s; it is owed", error)
+            log.warning("reset: %s; the next session repeats it", error)
             self._detach()
             return False
         self._reset_pending = False

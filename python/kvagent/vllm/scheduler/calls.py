@@ -75,7 +75,9 @@ class SchedulerCalls:
                 self._add_workers(meta.report.workers)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:  # noqa: ARG002
-        """Handle a request's end. Its blocks need not be kept: saves in flight have pinned theirs."""
+        """Handle a request's end. Its blocks need not be kept: saves in flight have pinned
+        theirs.
+        """
         status = getattr(request.status, "name", "")
         self._side.finished(request, normally=status in ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"))
         return False, None
@@ -145,7 +147,7 @@ class SchedulerCalls:
         """Record workers that reported for the first time."""
         for one in workers:
             if one.resolved and one.resolved != dict(self._identity)["resolved"]:
-                log.info("the workers use the attention backends %s: registering anew", one.resolved)
+                log.info("the workers use the attention backends %s: registering again", one.resolved)
                 self._identity = with_resolved(self._identity, one.resolved)
                 self._side.reregister()
         self._workers = (*self._workers, *workers)
@@ -154,6 +156,8 @@ class SchedulerCalls:
         try:
             self._revocation = WorkerRevocation(self._workers)
         except OSError as error:
-            log.warning("the workers' words cannot be reached (%s): reset_prefix_cache waits for saves", error)
+            log.warning(
+                "the workers' revocation words cannot be mapped (%s): reset_prefix_cache waits for saves", error
+            )
             return
         self._side.use_revocation(self._revocation.revoke)

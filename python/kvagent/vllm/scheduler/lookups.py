@@ -121,7 +121,7 @@ class Lookups:
             return None
         self._breaker.succeeded()
         if answer.boot != self.boot:
-            raise TimedOut("another life of the agent answered")
+            raise TimedOut("another run of the agent answered")
         if answer.status == LookupStatus.OVERLOADED:
             raise TimedOut("the agent is overloaded")
         return answer

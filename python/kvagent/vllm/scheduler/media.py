@@ -128,7 +128,7 @@ class Keyed:
 def content_digest(modality: str, data: Any) -> bytes:
     """Return the digest of an item's fields (vLLM's MultiModalKwargsItem), or raise Unhashable."""
     if data is None or "monotonic_id" in data:
-        raise Unhashable("its content is with the workers")  # vLLM's shared-memory cache passes a reference
+        raise Unhashable("its content is in the workers")  # vLLM's shared-memory cache passes a reference
     digest = _hasher()
     digest.update(modality.encode() + b"\0")
     for name in sorted(data):

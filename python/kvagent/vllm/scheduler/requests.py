@@ -101,7 +101,9 @@ class StaleRequests:
         self._next[tracked] = [0] * self._groups
 
     def admit(self, tracked: Tracked, tables: Sequence[Sequence[object]]) -> None:
-        """Add an admitted request if it found stale blocks; it is stale from the first of them on."""
+        """Add an admitted request if it found stale blocks; it is stale from the first of them
+        on.
+        """
         self.mark_blocks()
         if not self._blocks.has_stale or tracked in self._next:
             return

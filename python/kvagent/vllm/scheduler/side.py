@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 
 class SchedulerSide:
-    """The scheduler's side. ``bind`` precedes all calls except ``on_new_request`` and ``matched``."""
+    """The scheduler's side. ``bind`` precedes all calls except ``on_new_request`` and
+    ``matched``.
+    """
 
     def __init__(
         self, options: Options, geometry: Geometry, world: int, link: Link, *, saves: bool, loads: bool,
@@ -367,7 +369,9 @@ class SchedulerSide:
             self._stale_requests.remove(tracked)
 
     def _check_stale(self, tracked: Tracked, tables: Sequence[Sequence[Any]]) -> None:
-        """Note whether an admitted request found blocks of old weights in the engine's own cache."""
+        """Note whether an admitted request found blocks of old weights in the engine's own
+        cache.
+        """
         if self._stale_requests is not None:
             self._stale_requests.admit(tracked, tables)
 
@@ -401,7 +405,9 @@ class SchedulerSide:
             self.before_weights_call("reset_prefix_cache")
 
     def _before_reset(self) -> None:
-        """Release all pins of saves, since the prefix cache is about to be reset between two steps."""
+        """Release all pins of saves, since the prefix cache is about to be reset between two
+        steps.
+        """
         self._was_reset = self._unobserved
         if self.saves is not None:
             self._revokes += self.saves.revoke_at_once()

@@ -45,7 +45,9 @@ class LiveWeights:
         self._last = self._sample()
 
     def changed(self) -> bool:
-        """Take a sample. Return whether it differs from the last one, or cannot be taken any more."""
+        """Take a sample. Return whether it differs from the last one, or cannot be taken any
+        more.
+        """
         if getattr(self._executor, "is_sleeping", False):
             return False  # its memory may be unmapped, and it computes nothing
         before = self._last
@@ -131,7 +133,9 @@ def observe(core: Any) -> bool:
 
 
 def _before(method: Callable[..., Any], notify: Callable[[Any, Any], None]) -> Callable[..., Any]:
-    """Return the method with a notification before it, under its own signature, which vLLM reads."""
+    """Return the method with a notification before it, under its own signature, which vLLM
+    reads.
+    """
 
     @functools.wraps(method)
     def observed(self: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -127,7 +127,7 @@ def _device(kv_caches: Mapping[str, Any]) -> Any:
 def _extents(name: str, tensor: Any, num_blocks: int, storages: dict[int, tuple[int, Any]]) -> Iterator[Extent]:
     """Yield a layer's runs of bytes, as long as possible, in memory order."""
     if not hasattr(tensor, "untyped_storage"):
-        raise Unsupported(f"layer {name}: its KV cache is no single tensor")
+        raise Unsupported(f"layer {name}: its KV cache is not a single tensor")
     if tensor.device.type not in ("cpu", "cuda"):
         raise Unsupported(f"layer {name}: KV cache on {tensor.device}, served are cpu and cuda")
     storage = tensor.untyped_storage()
@@ -161,7 +161,9 @@ def _run(dims: list[tuple[int, int]], size: int) -> tuple[int, list[tuple[int, i
 
 
 def _merged(extents: list[Extent]) -> list[Extent]:
-    """Return the extents in memory order, adjacent ones merged; bytes shared by layers appear once."""
+    """Return the extents in memory order, adjacent ones merged; bytes shared by layers appear
+    once.
+    """
     merged: list[Extent] = []
     for extent in sorted(set(extents), key=lambda p: (p.storage, p.stride, p.offset)):
         last = merged[-1] if merged else None
@@ -187,7 +189,9 @@ def _region(number: int, storage: Any, kind: str) -> tuple[Region, int | None]:
 
 
 def _allow_ptrace() -> None:
-    """Allow any process to access this one's memory under Yama, since the agent's is not known yet."""
+    """Allow any process to access this one's memory under Yama, since the agent's is not known
+    yet.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
 
 
@@ -216,8 +220,8 @@ def retain(one: RetainedMemory) -> None:
     """Retain a worker's memory, and log it."""
     _retained.append(one)
     log.error(
-        "%s: the agent did not let go of the KV caches in time; their memory is kept until it does, or to the end of "
-        "this process",
+        "%s: the agent did not let go of the KV caches in time; their memory is kept until it does, or until "
+        "this process ends",
         one.owner,
     )
 

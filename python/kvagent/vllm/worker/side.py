@@ -118,7 +118,9 @@ class WorkerSide:
         self, link: Link, words: SyncWords, *, per_block: bool, whole_failures: bool, clock: Clock | None = None,
         generation: str = "", use_generation: Callable[[str], None] | None = None, resolved: str = "",
     ) -> None:  # fmt: skip
-        """``use_generation`` makes later registrations use another generation than ``generation``."""
+        """``use_generation`` makes later registrations use another generation than
+        ``generation``.
+        """
         self.counts = WorkerCounts()
         self._generation = generation
         self._use_generation = use_generation
@@ -241,7 +243,7 @@ class WorkerSide:
         if last := self._link.close():
             self._add_session(last)
         if link_busy := self._link.busy:
-            log.warning("a registration is still being made: what becomes of it is not known")
+            log.warning("a registration is still in progress: its outcome is unknown")
         fenced = [attachment.session.drain(DRAIN_S) for attachment in self._sessions]
         for attachment, free in zip(list(self._sessions), fenced, strict=True):
             if free:
@@ -325,7 +327,9 @@ class WorkerSide:
             self._link.lost(attachment)
 
     def _send(self, plan: SaveJob | LoadJob, attachment: Attachment | None, sections: Packed) -> int | BlockStatus:
-        """Return the job's number in the session, or the status that explains why it was not sent."""
+        """Return the job's number in the session, or the status that explains why it was not
+        sent.
+        """
         if attachment is None:
             return BlockStatus.FAILED
         session, event = attachment.session, self._clock.event(self._step)

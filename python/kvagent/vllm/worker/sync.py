@@ -18,7 +18,9 @@ EVENTS = 1024  # events of a worker on a CPU; an event is reused after that many
 
 
 class Clock(Protocol):
-    """Marks a step's begin and end. ``event`` returns the number of the event that signals its end."""
+    """Marks a step's begin and end. ``event`` returns the number of the event that signals its
+    end.
+    """
 
     def begin(self, step: int) -> None:
         """Mark a step whose kernels are about to be launched."""
