@@ -27,8 +27,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow agent counts as slow, not as one that is gone. Tests that are about that set limits of
-    their own.
+    """Raise the timeouts, so that a slow machine is not taken for a dead agent. Tests of timeouts
+    set their own.
     """
     if request.node.get_closest_marker("stops") is None:
         for limit in LIMITS:

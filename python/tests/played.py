@@ -1,4 +1,4 @@
-"""The connector's two sides with a real agent, under an engine that a test plays step by step: no
+"""The connector's two sides with a real agent, in an engine that a test drives step by step: no
 vllm, no torch.
 """
 
@@ -36,7 +36,7 @@ OPTIONS: dict[str, Any] = {
 
 @dataclass(slots=True)
 class Block:
-    """As vLLM's KVCacheBlock."""
+    """Like vLLM's KVCacheBlock."""
 
     block_id: int
     block_hash: bytes | None = None
@@ -45,7 +45,7 @@ class Block:
 
 
 class Pool:
-    """As vLLM's block pool, as far as references go."""
+    """The reference counts of vLLM's block pool."""
 
     def __init__(self, blocks: int) -> None:
         self.num_gpu_blocks = blocks
@@ -68,7 +68,7 @@ class Pool:
 
 @dataclass
 class Step:
-    """What a step told."""
+    """The results of a step."""
 
     plan: Any
     results: Results
@@ -77,7 +77,7 @@ class Step:
 
 
 class PlayedEngine:
-    """Requests get their blocks one after the other, from block 1 on."""
+    """An engine. Requests get consecutive blocks, from block 1 on."""
 
     def __init__(
         self, agent: AgentProcess, name: str, *, blocks: int = 64, peer: bool = False, saves: bool = True,
@@ -111,33 +111,33 @@ class PlayedEngine:
         )  # fmt: skip
 
     def make_memory(self, size: int, *, peer: bool) -> Sync:
-        """Makes the KV cache, and the words that tell how far its kernels are."""
+        """Create the KV cache, and the words that show its kernels' progress."""
         self._shared = None if peer else SharedMemory(size)
         self._private = (ctypes.c_char * size)() if peer else None
         self.memory = memoryview(self._private).cast("B") if self._shared is None else self._shared.view  # type: ignore[arg-type]
         return make_sync(None)
 
     def regions(self) -> list[tuple[Region, int | None]]:
-        """The regions of the KV cache, number 1 on."""
+        """Return the regions of the KV cache, from number 1 on."""
         if self._shared is not None:
             return [(self._shared.region(1), self._shared.fd)]
         assert self._private is not None
         return [(Region(1, RegionKind.PEER, len(self._private), ctypes.addressof(self._private)), None)]
 
     def offset(self) -> int:
-        """Where in region 1 it begins."""
+        """Return the KV cache's offset in region 1."""
         return 0
 
     def new_worker_link(self) -> Link:
-        """Keeps a session of the worker."""
+        """Create the worker's link."""
         return Link(self._directory, "rank 0", lambda: self._registration(Role.WORKER))
 
     def get_blocks(self, request: str) -> Any:
-        """As vLLM's KV cache manager."""
+        """Return a block table like vLLM's KV cache manager."""
         return SimpleNamespace(blocks=(self.tables[request],) * len(self.groups))
 
     def request(self, name: str, prompt: str, blocks: int, **more: Any) -> Any:
-        """A request of that many blocks and a token, whose hashes are those of its prompt's
+        """Return a request of that many blocks and a token, whose hashes are those of its prompt's
         name.
         """
         tokens = blocks * BLOCK + 1
@@ -150,7 +150,7 @@ class PlayedEngine:
         return request
 
     def admit(self, request: Any, external: int = 0) -> list[Block]:
-        """Gives it blocks for all its tokens; ``external`` of them are to be loaded."""
+        """Give a request blocks for all its tokens; ``external`` of them are to be loaded."""
         if request.request_id not in self.tables:
             need = -(-request.num_tokens // BLOCK)
             self.tables[request.request_id] = self.pool.blocks[self._next : self._next + need]
@@ -160,7 +160,7 @@ class PlayedEngine:
         return self.tables[request.request_id]
 
     def matched(self, request: Any, own: int = 0) -> int:
-        """What is promised, once it is known."""
+        """Return what is promised, once it is known."""
         found: list[int] = []
         self.scheduler.on_new_request(request)
 
@@ -175,13 +175,13 @@ class PlayedEngine:
         return found[0]
 
     def fill(self, request: Any, salt: int) -> None:
-        """Computes its blocks: bytes that differ by salt and place."""
+        """Fill a request's blocks with bytes that differ by salt and position."""
         for i, block in enumerate(self.tables[request.request_id]):
             for group in range(len(self.groups)):
                 self._at(group, block)[:] = bytes([salt, i % 256, i // 256, group]) * (BLOCK_BYTES // 4)
 
     def holds(self, request: Any, salt: int, blocks: int) -> bool:
-        """Whether its first blocks are what fill wrote for that salt."""
+        """Return whether a request's first blocks hold what ``fill`` wrote for that salt."""
         return all(
             self._at(group, block) == bytes([salt, i % 256, i // 256, group]) * (BLOCK_BYTES // 4)
             for i, block in enumerate(self.tables[request.request_id][:blocks])
@@ -189,7 +189,7 @@ class PlayedEngine:
         )
 
     def step(self, *computed: tuple[Any, int], preempted: Sequence[str] = ()) -> Step:
-        """A step that computes that many tokens of those requests."""
+        """Run a step that computes that many tokens of those requests."""
         scheduled = {request.request_id: tokens for request, tokens in computed}
         output = SimpleNamespace(num_scheduled_tokens=scheduled, preempted_req_ids=set(preempted))
         plan = pickle.loads(pickle.dumps(self.scheduler.plan(output)))  # noqa: S301
@@ -205,7 +205,7 @@ class PlayedEngine:
         return Step(plan, results, report, scheduled)
 
     def save(self, name: str, prompt: str, blocks: int, salt: int, **more: Any) -> Any:
-        """A request that comes, is computed, saved, and ends."""
+        """Run a request that arrives, is computed, saved, and ends."""
         request = self.request(name, prompt, blocks, **more)
         self.matched(request)
         self.admit(request)
@@ -216,11 +216,11 @@ class PlayedEngine:
         return request
 
     def quiet(self) -> None:
-        """Steps until nothing is under way."""
+        """Step until nothing is in flight."""
         eventually(lambda: (self.step(), not self.scheduler.pending())[1], "the end of all that is under way")
 
     def until_received(self, request: Any) -> Results:
-        """Steps until the request's load is over."""
+        """Step until the request's load has ended."""
         found: list[Results] = []
 
         def look() -> bool:
@@ -239,7 +239,7 @@ class PlayedEngine:
         self.close_memory()
 
     def close_memory(self) -> None:
-        """Frees the KV cache."""
+        """Free the KV cache."""
         self.memory.release()
         if self._shared is not None:
             self._shared.close()

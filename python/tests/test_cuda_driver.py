@@ -1,4 +1,4 @@
-"""How the driver is called, byte by byte: against a library of C with the same prototypes."""
+"""The driver calls, byte by byte, against a C library with the same prototypes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream waits for a load by the agent's event, and only when that is recorded."""
+"""A stream waits for a load by the agent's event, but only once that is recorded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STREAM = 77
 
 
 class Played:
-    """A driver that notes what it is asked."""
+    """A driver that records its calls."""
 
     def __init__(self, broken: bytes = b"") -> None:
         self.calls: list[tuple[str, int]] = []

@@ -1,4 +1,4 @@
-"""The doctor with the real agent: what is well, and every problem with its cure."""
+"""The doctor with the real agent: what works, and every problem with its hint."""
 
 from __future__ import annotations
 
@@ -79,9 +79,7 @@ def test_why_two_engines_do_not_share(agent: AgentProcess, engines: Callable[...
     assert "their files differ" in found.hint
 
 
-def test_an_engine_that_shares_with_nobody_is_told_of(
-    agent: AgentProcess, engines: Callable[..., PlayedEngine]
-) -> None:
+def test_a_private_engine_is_reported(agent: AgentProcess, engines: Callable[..., PlayedEngine]) -> None:
     private = "private:" + 31 * "0"
     made = {"changed": {"weights": "aa"}, "unknown": {"weights": ""}}
     played = [
@@ -146,18 +144,18 @@ def test_an_agent_that_is_frozen_dead_or_was_never_there(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
-def test_a_user_who_may_not_enter(agent: AgentProcess) -> None:
+def test_a_user_without_access(agent: AgentProcess) -> None:
     agent.folder.parent.chmod(0o755)
-    said = _as_nobody(agent.folder)
+    said = _as_other_user(agent.folder)
     assert "PROBLEM" in said
     assert "may not be entered (0700, uid 0, gid 0) by uid 65534" in said
     assert "--socket-group" in said
     agent.folder.parent.chmod(0o700)
-    assert "let this user enter the folders above it" in _as_nobody(agent.folder)
+    assert "let this user enter the folders above it" in _as_other_user(agent.folder)
 
 
-def _as_nobody(folder: Path) -> str:
-    """What is found by another user, in a child that has everything imported already."""
+def _as_other_user(folder: Path) -> str:
+    """Return the findings of another user, in a child that has imported everything."""
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
         os.setgroups([])
@@ -215,7 +213,7 @@ def test_what_an_agent_of_another_release_says(agent: AgentProcess) -> None:
 
 
 def test_every_key_of_an_identity_has_a_hint() -> None:
-    """Those that the connector makes (space.identity)."""
+    """The keys are those of space.identity."""
     text = (Path(host.__file__).parents[1] / "vllm" / "space.py").read_text()
     keys = {line.split('"')[1] for line in text.splitlines() if line.startswith('            "')}
     assert keys == set(of_agent.HINTS)
@@ -230,11 +228,9 @@ def test_it_is_a_command() -> None:
     assert json.dumps(done.stderr) == '""'
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_an_agent_of_another_user(agent: AgentProcess) -> None:
-    """As it is in a pod that runs as another user: the folder may be entered, the sockets may not
-    be used.
-    """
+    """Like a pod with another user, which may enter the folder but not use the sockets."""
     for folder in (agent.folder, agent.folder.parent):
         folder.chmod(0o755)
     child = os.fork()

@@ -1,6 +1,4 @@
-"""KV caches on a GPU, as far as that goes without one: the driver's and torch's few calls are
-played.
-"""
+"""KV caches on a GPU, without one: the few calls of the driver and torch are simulated."""
 
 from __future__ import annotations
 
@@ -30,8 +28,8 @@ PIECE = 2 << 20
 
 @dataclass
 class PlayedDriver:
-    """Allocations of cudaMalloc, by base; virtual memory in pieces from ``virtual`` on; else
-    nothing can be shown.
+    """Allocations of cudaMalloc, by base; virtual memory in chunks from ``virtual`` on; no other
+    memory can be exported.
     """
 
     allocations: dict[int, int] = field(default_factory=dict)
@@ -79,7 +77,7 @@ class Storage:
 
 @dataclass
 class Tensor:
-    """Blocks of 8 float32, one after the other, on a GPU."""
+    """Consecutive blocks of 8 float32 on a GPU."""
 
     storage: Storage
     index: int = 0
@@ -145,7 +143,7 @@ def test_virtual_memory_goes_by_the_descriptors_of_its_pieces() -> None:
         (PlayedDriver(virtual=range(4 * PIECE), gap=PIECE), Storage(0, 4 * PIECE), "a gap before byte 2097152"),
     ],
 )
-def test_what_no_other_process_can_open_is_refused_with_the_cure(
+def test_what_no_other_process_can_open_is_refused_with_a_hint(
     driver: PlayedDriver, storage: Storage, hint: str
 ) -> None:
     with pytest.raises(Unsupported, match=hint):
@@ -184,7 +182,7 @@ def _no_driver() -> bool:
 
 
 class PlayedGpu:
-    """A stream that runs nothing until it is told to."""
+    """A stream that runs nothing until told to."""
 
     def __init__(self) -> None:
         self.stream: list[tuple[str, int]] = []
@@ -205,8 +203,8 @@ class PlayedGpu:
 
 
 def test_the_event_is_recorded_before_the_step_is_written() -> None:
-    """The agent asks the event once it sees the step: an event that was not recorded yet would
-    count as fired.
+    """The agent queries the event once it reads the step: an unrecorded event would count as
+    fired.
     """
     gpu = PlayedGpu()
     sync = make_sync(SimpleNamespace(type="cuda"), gpu)

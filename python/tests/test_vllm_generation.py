@@ -1,4 +1,4 @@
-"""The weights generation: who chooses it, what names it, and what may change it."""
+"""The weights generation: how it is chosen, named and changed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_pair_is_in_the_identity() -> None:
     assert with_generation(pairs, LOADED) == pairs
 
 
-def test_how_weights_can_change_unheard() -> None:
+def test_how_weights_can_change_unobserved() -> None:
     assert not list(unobserved_changes(config()))
 
     def why(**more: Any) -> str:
@@ -174,7 +174,7 @@ def test_what_was_said_ends_with_the_next_call(caplog: pytest.LogCaptureFixture)
 
 
 class _Core:
-    """As vLLM's engine core, as far as its calls go."""
+    """The calls of vLLM's engine core."""
 
     def __init__(self, connector: Any) -> None:
         self.collective_rpc("warm_up")  # before there is a scheduler

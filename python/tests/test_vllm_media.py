@@ -1,4 +1,4 @@
-"""Keys of requests with items, and what counts as an item's content."""
+"""Keys of requests with items, and what belongs to an item's content."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvagent.vllm.scheduler.media import Keyed, Media, Unhashable, content_diges
 
 
 class Item(dict[str, Any]):
-    """Can be referred to weakly, as vLLM's."""
+    """Weakly referenceable, like vLLM's."""
 
 
 def feature(content: Any, name: str = "a", offset: int = 0) -> Any:

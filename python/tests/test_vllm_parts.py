@@ -134,7 +134,7 @@ class _Storage:
 
 @dataclass
 class _Tensor:
-    """A tensor of float32 as far as its place is asked for."""
+    """The placement of a float32 tensor."""
 
     shape: tuple[int, ...]
     steps: tuple[int, ...]
@@ -252,7 +252,7 @@ def test_a_retrained_model_has_another_digest(tmp_path: Path) -> None:
 
 
 def test_weights_that_are_not_here_are_no_ones_else(tmp_path: Path) -> None:
-    """In an object store, or nowhere: other weights may be under the same name tomorrow."""
+    """In an object store, or nowhere: other weights may have the same name tomorrow."""
     (tmp_path / "config.json").write_text("{}")
     assert weights_digest(SimpleNamespace(model=str(tmp_path)), SimpleNamespace(load_format="tensorizer")) is None
     assert weights_digest(SimpleNamespace(model=str(tmp_path / "none"), revision=None)) is None
@@ -266,7 +266,7 @@ def test_weights_that_are_not_here_are_no_ones_else(tmp_path: Path) -> None:
 
 
 def test_weights_that_are_made_up(tmp_path: Path) -> None:
-    """They are those of every engine with this configuration, and not those that lie in the
+    """They are the same for every engine with this configuration, and differ from those in the
     folder.
     """
     (tmp_path / "config.json").write_text("{}")
@@ -328,8 +328,8 @@ def test_what_old_weights_computed_is_known() -> None:
 def test_a_reset_that_was_missed_between_two_sessions_is_one(
     boots: str, epochs: tuple[int, ...], resets: tuple[bool, ...]
 ) -> None:
-    """In its first session an engine that ran alone until then may have blocks of older weights
-    than the others.
+    """In its first session, an engine that ran alone so far may have blocks of older weights than
+    the others.
     """
     link: Any = SimpleNamespace(lost=lambda _: None, close=lambda: None)
     presence = AgentSession(link, Options())
@@ -347,7 +347,7 @@ def test_a_reset_that_was_missed_between_two_sessions_is_one(
     assert tuple(news.reset for news in seen) == resets
 
 
-def test_a_reset_is_told_before_it_happens() -> None:
+def test_a_reset_is_announced_before_it_happens() -> None:
     pool, seen = _Pool(), []
     Blocks(pool, 0.05).before_reset(lambda: seen.append(pool.resets))
     assert pool.reset_prefix_cache()
@@ -401,7 +401,7 @@ class _Counted:
     two: int = 0
 
 
-def test_counters_are_told_by_what_grew() -> None:
+def test_counters_are_reported_as_deltas() -> None:
     counts = _Counted()
     growth = CounterDeltas(counts, "x_")
     assert growth.take() == {}
@@ -447,7 +447,7 @@ def test_tables_are_read_where_vllm_keeps_them_and_asked_for_where_not() -> None
 def test_all_requests_of_a_step_together_wait_no_longer_than_its_budget(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answered_s: float
 ) -> None:
-    """A socket's waits are whole milliseconds, or end with the answer."""
+    """A socket waits for whole milliseconds, or until the answer."""
     now, waited = [100.0], []
     monkeypatch.setattr("kvagent.vllm.scheduler.lookups.time", SimpleNamespace(monotonic=lambda: now[0]))
     session = SimpleNamespace(boot=bytes(16), version=2, number=1)
@@ -479,7 +479,9 @@ _PLAIN: dict[str, Any] = {
 
 
 def _identity(tenant: str = "t", **changes: Any) -> tuple[tuple[str, str], ...]:
-    """That of a plain configuration with changes: model__dtype is its model_config's dtype."""
+    """Return the identity of a plain configuration with changes: model__dtype is its model_config's
+    dtype.
+    """
     parts: dict[str, SimpleNamespace] = {}
     for name, value in (_PLAIN | {name.replace("__", "."): one for name, one in changes.items()}).items():
         part, _, field = name.partition(".")
@@ -574,7 +576,7 @@ def test_the_backends_that_layers_use() -> None:
 
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_session_of_an_identity_that_is_no_more_is_left(taken: bool) -> None:
-    """Whether it was taken up or had just been made."""
+    """Whether it was adopted or had just been made."""
     session = SimpleNamespace(
         boot=b"a", number=1, version=1, poll=list, quiet=lambda: True, close=lambda: closed.append(1)
     )
@@ -594,7 +596,7 @@ def test_a_session_of_an_identity_that_is_no_more_is_left(taken: bool) -> None:
     assert presence.poll() is NO_CHANGE
 
 
-def test_a_registration_that_changed_under_way_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_registration_that_changed_in_flight_is_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def registration() -> Any:
         if not registered:
             link.renew()  # it changes after it was read

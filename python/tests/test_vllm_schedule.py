@@ -1,4 +1,4 @@
-"""Requests come up in the step in which they fill a block, and hardly ever before."""
+"""Requests become due in the step in which they fill a block, and hardly ever before."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tracked(name: str) -> Tracked:
 
 @pytest.mark.parametrize("most", [1, 4, DECODE_TOKENS + 40])
 def test_no_step_that_fills_a_block_is_missed(most: int) -> None:
-    """Against an oracle that looks at everybody, with steps of up to that many tokens."""
+    """Against an oracle that checks all requests, with steps of up to ``most`` tokens."""
     seed = random.randrange(1 << 30)
     dice = random.Random(seed)
     schedule, all_of_them = SaveSchedule(), {f"{i}": tracked(f"{i}") for i in range(20)}
@@ -47,7 +47,7 @@ def test_no_step_that_fills_a_block_is_missed(most: int) -> None:
         assert looked < 20 * 400 / 4, "it is looked at requests that cannot have filled a block"
 
 
-def test_who_is_removed_or_kept() -> None:
+def test_requests_are_removed_or_requeued() -> None:
     schedule, one, other = SaveSchedule(), tracked("1"), tracked("2")
     schedule.defer(one, 2)
     schedule.defer(other, 2)
@@ -68,9 +68,7 @@ def test_who_is_removed_or_kept() -> None:
 
 
 def test_blocks_of_answers_gather_and_nothing_else_waits() -> None:
-    """A request of those that filled a block one after the other is looked at within GATHER
-    steps.
-    """
+    """Requests that fill blocks in different steps are checked within GATHER_STEPS steps."""
     schedule, some = SaveSchedule(), [tracked(f"{i}") for i in range(3 * GATHER_STEPS)]
     for i, one in enumerate(some):
         schedule.defer(one, i + 1)
@@ -97,8 +95,8 @@ def test_blocks_of_answers_gather_and_nothing_else_waits() -> None:
     assert schedule.ready()
 
 
-def test_nothing_is_kept_of_who_went_where_nobody_looks() -> None:
-    """Where nothing may be saved nobody takes them, for hours; requests come and go."""
+def test_removed_requests_are_dropped_without_takes() -> None:
+    """If saves are off, nothing takes due requests for hours, while requests come and go."""
     schedule, stays = SaveSchedule(), tracked("stays")
     schedule.defer(stays, 1)
     for i in range(4 * MAX_EXPIRED):

@@ -1,6 +1,4 @@
-"""The connector's two sides against the real agent, in cases that an engine's tests do not
-reach.
-"""
+"""The connector's two sides with the real agent, in cases that an engine's tests do not reach."""
 
 from __future__ import annotations
 
@@ -54,7 +52,7 @@ def engines(agent: AgentProcess) -> Iterator[Callable[..., PlayedEngine]]:
 
 
 def load(engine: PlayedEngine, name: str, prompt: str, blocks: int, salt: int) -> Any:
-    """A request whose blocks all come from the agent."""
+    """Run a request whose blocks all come from the agent."""
     request = engine.request(name, prompt, blocks)
     external = engine.matched(request)
     assert external == blocks * BLOCK
@@ -80,7 +78,7 @@ def test_what_one_engine_saves_another_loads(
 
 
 def test_a_prompt_of_more_blocks_than_a_job_takes(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
-    """Several jobs save it, one load of several parts brings it, told once."""
+    """Several jobs save it; one load of several parts loads it and is reported once."""
     engine = engines(blocks=512, pin_percent=50.0)
     for limited in (engine.scheduler.saves, engine.scheduler._loads):
         assert limited is not None
@@ -111,8 +109,8 @@ def test_a_prompt_of_more_blocks_than_a_job_takes(engines: Callable[..., PlayedE
 def test_a_load_that_is_not_taken_as_a_whole_fails_as_a_whole(
     engines: Callable[..., PlayedEngine], agent: AgentProcess
 ) -> None:
-    """The agent takes the first parts, then the session is full: what was not sent is bad, the rest
-    is waited for.
+    """The agent accepts the first parts, then the session is full: unsent blocks are bad, the
+    others are awaited.
     """
     engine = engines(blocks=256)
     engine.save("a", "p", 60, 3)
@@ -162,7 +160,7 @@ def test_an_adapters_requests_are_neither_saved_nor_loaded(
     assert engine.scheduler.counts.lookups == asked
 
 
-def test_who_must_not_read_the_cache_saves_nevertheless(
+def test_a_request_that_must_not_read_the_cache_is_saved(
     engines: Callable[..., PlayedEngine], agent: AgentProcess
 ) -> None:
     engine = engines()
@@ -173,7 +171,7 @@ def test_who_must_not_read_the_cache_saves_nevertheless(
     assert engine.matched(engine.request("c", "p", 4)) == 4 * BLOCK
 
 
-def test_a_request_is_told_of_when_it_arrives_and_nothing_is_waited_for(
+def test_a_request_is_announced_on_arrival_without_waiting(
     engines: Callable[..., PlayedEngine], agent: AgentProcess
 ) -> None:
     engine = engines()
@@ -209,7 +207,7 @@ def test_a_block_is_offered_once(engines: Callable[..., PlayedEngine], agent: Ag
 def test_an_agent_without_jobs_is_listened_to_in_one_of_some_steps(
     engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call to the kernel is what costs most in a step in which nothing happens."""
+    """A system call is the most expensive part of a step in which nothing happens."""
     engine = engines()
     request = engine.request("a", "p", 4)
     engine.matched(request)
@@ -257,10 +255,10 @@ def test_what_was_revoked_is_offered_again(engines: Callable[..., PlayedEngine],
     assert {block.ref_cnt for block in engine.pool.blocks} == {1}
 
 
-def test_a_request_that_begins_again_after_a_reset_is_saved_from_its_first_block_on(
+def test_a_request_that_restarts_after_a_reset_is_saved_from_its_first_block_on(
     engines: Callable[..., PlayedEngine], agent: AgentProcess
 ) -> None:
-    """reset_prefix_cache preempts what runs between two steps: no step says so."""
+    """reset_prefix_cache preempts running requests between two steps, and no step reports it."""
     engine = engines()
     request = engine.request("a", "p", 4)
     engine.matched(request)
@@ -281,7 +279,7 @@ def test_a_request_that_begins_again_after_a_reset_is_saved_from_its_first_block
 def test_a_frozen_agent_does_not_hold_blocks_for_good(
     engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, hold_s: float
 ) -> None:
-    """Either it has a save for longer than any may take, or it does not answer."""
+    """It holds a save for longer than allowed, or it does not answer."""
     monkeypatch.setattr("kvagent.vllm.scheduler.saves.HOLD_S", hold_s)
     if hold_s < 1:
         monkeypatch.setattr("kvagent.vllm.scheduler.agent_session.ASK_S", math.inf)
@@ -309,14 +307,14 @@ def test_a_frozen_agent_does_not_hold_blocks_for_good(
 def test_nothing_is_expected_of_a_stopped_agent_until_it_goes_on(
     engines: Callable[..., PlayedEngine], agent: AgentProcess
 ) -> None:
-    """A load is given up long before its deadline, its blocks stay pinned; no look-up is sent, and
-    nothing is saved.
+    """A load is given up long before its deadline, but its blocks stay pinned; nothing is looked up
+    or saved.
     """
     engine = engines(load_deadline_ms=600_000.0)
     engine.save("a", "p", 4, 7)
     loaded, computed = engine.request("b", "p", 4), engine.request("c", "q", 4)
     found = engine.matched(loaded)
-    engine.matched(computed)  # which may take steps: the load is to begin behind them
+    engine.matched(computed)  # may take steps; the load begins after them
     engine.admit(loaded, found)
     engine.admit(computed)
     engine.fill(computed, 9)
@@ -368,8 +366,8 @@ def test_an_agent_that_takes_long_is_not_taken_for_a_stopped_one(
 def test_a_save_is_not_revoked_before_the_agent_had_it_for_a_step(
     engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is planned before its step, which may take longer than the hold; and no step counts for
-    those before it.
+    """It is planned before its step, which may take longer than the hold; earlier steps do not
+    count.
     """
     monkeypatch.setattr("kvagent.vllm.scheduler.agent_session.ASK_S", math.inf)
     now = [1000.0]
@@ -399,9 +397,7 @@ def test_a_save_is_not_revoked_before_the_agent_had_it_for_a_step(
 
 
 def test_what_old_weights_began_is_not_saved(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
-    """Nothing took its blocks from a request: what it computes depends on those that old weights
-    computed.
-    """
+    """A request keeps its blocks: what it computes depends on those that old weights computed."""
     engine = engines()
     running, loading = engine.request("a", "p", 6), engine.request("b", "q", 6)
     engine.save("c", "q", 3, 7)
@@ -447,7 +443,7 @@ def test_a_local_hit_on_blocks_of_old_weights_is_not_gone_on_from(
     for block, key in zip(engine.admit(request), request.block_hashes, strict=False):
         block.block_hash = key
     engine.scheduler.finished(request, normally=False)
-    engine.scheduler.reset()  # vLLM's own cache keeps what somebody holds
+    engine.scheduler.reset()  # vLLM's own cache keeps referenced blocks
     again = engine.request("b", "p", 6)
     engine.tables["b"] = engine.tables["a"][:4] + engine.pool.blocks[20:23]
     engine.admit(again)
@@ -459,8 +455,8 @@ def test_a_local_hit_on_blocks_of_old_weights_is_not_gone_on_from(
 def test_what_waits_to_be_handed_out_when_another_engine_resets_is_given_up(
     engines: Callable[..., PlayedEngine], agent: AgentProcess
 ) -> None:
-    """A request ended between two steps; the next one hears of the reset first, and would save
-    under its epoch.
+    """A request ended between two steps; the next one reads the reset first, and would save under
+    its epoch.
     """
     engine, other = engines("one"), engines("two")
     other.step()
@@ -491,7 +487,7 @@ def test_what_waits_to_be_handed_out_when_another_engine_resets_is_given_up(
 def test_a_block_that_was_partly_filled_at_a_reset_is_old_once_it_is_full(
     engines: Callable[..., PlayedEngine], agent: AgentProcess, over: bool
 ) -> None:
-    """vLLM gives it a hash only then; what is computed from it must not be saved either."""
+    """vLLM hashes it only then; blocks computed from it must not be saved either."""
     engine = engines()
     request = engine.request("a", "p", 1)
     table = engine.admit(request)
@@ -533,8 +529,8 @@ def test_a_reset_that_the_agent_does_not_hear_is_no_failure_and_is_done_before_a
 def test_saves_hold_no_more_than_their_share(
     engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 64 blocks 10 % are 6: a prompt of 20 blocks is saved in several steps, and never more is
-    held.
+    """Of 64 blocks 10 % are 6: a prompt of 20 blocks is saved in several steps, and never more are
+    pinned.
     """
     engine = engines(pin_percent=10.0)
     scheduler = engine.scheduler
@@ -583,9 +579,7 @@ def test_only_prompts_are_saved_if_so_asked(engines: Callable[..., PlayedEngine]
 
 
 def test_a_load_waits_for_the_step_in_flight(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
-    """A producer's blocks are not kept from reuse by vLLM: the load names the step that may still
-    write to them.
-    """
+    """vLLM may reuse a producer's blocks: the load names the step that may still write to them."""
     engine = engines()
     engine.save("a", "p", 4, 7)
     request = engine.request("b", "p", 4)
@@ -632,9 +626,7 @@ def test_an_idle_engine_does_not_spin_while_a_frozen_agent_holds_a_load(
 def test_an_idle_engine_does_not_spin_either_where_its_workers_have_no_job(
     engines: Callable[..., PlayedEngine], agent: AgentProcess
 ) -> None:
-    """Where vLLM goes on stepping for a lease that is to be given back, say: each of these steps
-    waits.
-    """
+    """vLLM may keep stepping to release a lease: each of these steps waits."""
     engine = engines()
     for _ in range(15):
         engine.step()
@@ -645,7 +637,7 @@ def test_an_idle_engine_does_not_spin_either_where_its_workers_have_no_job(
     assert steps < 80
 
 
-def test_an_engine_that_sleeps_takes_its_memory_back_and_announces_it_anew(
+def test_an_engine_that_sleeps_takes_its_memory_back_and_registers_it_again(
     engines: Callable[..., PlayedEngine], agent: AgentProcess
 ) -> None:
     engine = engines()
@@ -684,7 +676,7 @@ def test_jobs_of_a_worker_that_leaves_are_reported_as_failed(
 def test_what_a_frozen_agent_has_stays_pinned_also_when_the_worker_leaves(
     engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, again: bool
 ) -> None:
-    """An engine goes to sleep, and may wake, before the agent goes on: that one may still write."""
+    """An engine sleeps, and may wake, before the agent continues, which may still write."""
     monkeypatch.setattr("kvagent.vllm.worker.side.DRAIN_S", 0.05)
     engine = engines(load_deadline_ms=50.0)
     engine.save("a", "p", 4, 7)
@@ -726,7 +718,7 @@ def test_a_lease_that_comes_too_late_is_given_back(engines: Callable[..., Played
 def test_an_idle_engine_goes_on_until_a_late_lease_is_given_back(
     engines: Callable[..., PlayedEngine], agent: AgentProcess
 ) -> None:
-    """Without requests vLLM steps only as long as the connector wants it to."""
+    """Without requests, vLLM steps only as long as the connector asks for it."""
     engine = engines(lookup_wait_ms=1.0, lookup_age_ms=50.0)
     engine.save("a", "p", 4, 7)
     agent.freeze()
@@ -735,7 +727,7 @@ def test_an_idle_engine_goes_on_until_a_late_lease_is_given_back(
     engine.scheduler.finished(request, normally=False)
     begin, steps = time.monotonic(), 0
     while time.monotonic() < begin + 0.4:
-        assert engine.scheduler.pending(), "nobody would read the answer"
+        assert engine.scheduler.pending(), "the answer would not be read"
         engine.step()
         steps += 1
     assert steps < 100, "an idle engine spins"
@@ -763,7 +755,7 @@ def test_what_never_comes_is_not_waited_for_for_ever(
 def test_an_agent_that_speaks_only_newer_versions_is_refused_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is asked again and again, for it may be replaced; the log says it once."""
+    """Connecting is retried, since it may be replaced; the log reports it once."""
     asked = threading.Semaphore(0)
     listener = socket.create_server(str(tmp_path / "session.sock"), family=socket.AF_UNIX)
 
@@ -817,7 +809,7 @@ def test_an_agent_that_refuses_is_asked_less_and_less_often(
 
 
 class _Lookups:
-    """Answers as it is told."""
+    """Gives the prepared answers."""
 
     def __init__(self, *answers: Answer | None) -> None:
         self.answers = list(answers)
@@ -895,9 +887,7 @@ def test_a_question_that_is_given_up_is_abandoned_and_a_lost_one_is_a_miss() -> 
 def test_a_worker_whose_session_outlives_its_agent_joins_the_next(
     engines: Callable[..., PlayedEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mover that is left behind holds the session: it does not end, and only the scheduler knows
-    the next agent.
-    """
+    """A surviving mover holds the session open, and only the scheduler knows the next agent."""
     monkeypatch.setattr("kvagent.vllm.worker.side.MISMATCH_S", 0.0)
     engine = engines()
     engine.save("a", "p", 4, 7)

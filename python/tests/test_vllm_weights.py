@@ -40,14 +40,14 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the files were too large to be read whole."""
+    """Treat the files as too large to be read whole."""
     monkeypatch.setattr(samples, "WHOLE_BYTES", 0)
     monkeypatch.setattr(samples, "SAMPLES", 64)
 
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the files had been written some time ago."""
+    """Treat the files as written some time ago."""
     monkeypatch.setattr(files, "now_ns", lambda: time.time_ns() + 10 * digest_cache.SETTLED_NS)
 
 
@@ -60,7 +60,7 @@ def load(load_format: str, **more: Any) -> Any:
 
 
 def safetensors(seed: int, tensors: dict[str, int] | None = None, **tuned: int) -> bytes:
-    """A file of random tensors; those that are tuned are made from another seed."""
+    """Write a file of random tensors; ``tuned`` ones come from another seed."""
     header, data = {}, b""
     for name, size in (tensors or TENSORS).items():
         header[name] = {"dtype": "BF16", "shape": [size // 2], "data_offsets": [len(data), len(data) + size]}
@@ -136,7 +136,7 @@ def test_every_tensor_counts(tmp_path: Path, name: str, sampled: None) -> None:
 
 
 def test_few_changed_elements_everywhere_are_seen(tmp_path: Path, sampled: None) -> None:
-    """One bfloat16 in a thousand, as a step of training at a low rate leaves it, in one tensor."""
+    """One bfloat16 in a thousand, like a training step at a low rate, in one tensor."""
     folder = write(tmp_path / "model", safetensors(1))
     first = weights_digest(model(folder))
     path = folder / "model.safetensors"
@@ -149,7 +149,7 @@ def test_few_changed_elements_everywhere_are_seen(tmp_path: Path, sampled: None)
 
 
 def test_the_middle_of_a_tensor_counts(tmp_path: Path, sampled: None) -> None:
-    """An expert of those that lie in one tensor."""
+    """One of several experts in one tensor."""
     folder = write(tmp_path / "model", safetensors(1))
     first = weights_digest(model(folder))
     path = folder / "model.safetensors"
@@ -210,7 +210,7 @@ def test_a_hostile_header_says_nothing_of_the_weights(
 
 
 def test_a_file_of_torch_counts_by_its_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One changed element of a large storage, which no sample meets."""
+    """One changed element of a large storage that no sample covers."""
     monkeypatch.setattr(samples, "WHOLE_BYTES", 0)
     monkeypatch.setattr(samples, "SAMPLES", 1)
     found = []
@@ -257,7 +257,7 @@ def test_a_file_that_ends_early_is_unreadable(tmp_path: Path) -> None:
 
 
 def read_twice(place: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str | None, str | None, int]:
-    """Two digests, and how often files were read for them."""
+    """Return two digests, and how often files were read for them."""
     reads: list[int] = []
 
     def read(some: Any) -> list[bytes]:
@@ -285,7 +285,7 @@ def _is_local(path: Path) -> bool:
 
 
 def test_a_file_that_has_just_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next change may leave the same time: clocks of file systems have a grain."""
+    """The next change may leave the same time: clocks of file systems have a granularity."""
     assert read_twice(write(tmp_path / "model", safetensors(1)), monkeypatch)[2] == 2
 
 
@@ -412,7 +412,7 @@ def test_loaders_that_may_read_something_else_take_no_digest_of_the_folder(tmp_p
 
 
 def test_what_is_read_of_a_folder_counts(tmp_path: Path) -> None:
-    """The same files in it, but it is others of them that the engine has as weights."""
+    """The same files in the folder, of which the engine reads others as weights."""
     folder = write(tmp_path / "model", safetensors(1))
     (folder / "model.pt").write_bytes(b"other weights")
     read = {name: weights_digest(model(folder), load(name)) for name in ("auto", "hf", "safetensors", "pt", "mistral")}
@@ -464,7 +464,7 @@ def test_a_folder_of_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A hub's cache with one model in it, of which refs/main names a commit."""
+    """Create a hub's cache with one model, of which refs/main names a commit."""
     repo = tmp_path / "hub" / "models--org--m"
     for folder in ("blobs", "refs", "snapshots/one"):
         (repo / folder).mkdir(parents=True)
@@ -507,9 +507,7 @@ def test_a_model_of_the_hub_counts_by_the_names_of_its_content(hub: Path, sample
 
 
 def test_a_model_that_was_just_fetched_is_one_that_can_be_shared(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its files are new, but what they hold goes by their names. A name of a revision that turned
-    may be of either.
-    """
+    """Its files are new, but named by their content. A revision whose name moved may be either."""
     monkeypatch.setattr(weights, "process_began_ns", lambda: 1)
     asked = SimpleNamespace(model="org/m", revision=None)
     assert weights_digest(asked) is not None
@@ -520,7 +518,7 @@ def test_a_model_that_was_just_fetched_is_one_that_can_be_shared(hub: Path, monk
 
 
 def test_weights_that_were_fetched_elsewhere_are_looked_for_there(hub: Path, tmp_path: Path) -> None:
-    """Another commit than that of the usual cache, say."""
+    """Such as another commit than that in the usual cache."""
     asked = SimpleNamespace(model="org/m", revision=None)
     first = weights_digest(asked, load("auto", download_dir=None))
     elsewhere = tmp_path / "elsewhere"
@@ -539,7 +537,7 @@ def test_a_model_of_another_hub_is_not_looked_for_in_this_one(hub: Path, monkeyp
 
 
 class Store:
-    """S3's client as far as a list needs it."""
+    """S3's client, as far as a listing needs it."""
 
     def __init__(self, objects: dict[str, tuple[int, str, float]]) -> None:
         self.objects = objects
@@ -638,7 +636,7 @@ def of_draft(target: Path, **speculative: Any) -> str:
 
 
 def test_the_weights_of_a_draft_model_count(tmp_path: Path) -> None:
-    """Its layers' KV is in the same blocks."""
+    """The KV of its layers is in the same blocks."""
     target, draft = write(tmp_path / "target", safetensors(1)), write(tmp_path / "draft", safetensors(2))
     alone = of_draft(target)
     assert of_draft(target, method="ngram", draft_model_config=model(target)) == alone

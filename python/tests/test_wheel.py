@@ -1,4 +1,4 @@
-"""What is installed: pure Python, two dependencies, importable without an engine."""
+"""The wheel: pure Python, two dependencies, importable without an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The attention backend that vLLM chose: workers see it, the scheduler supposes it and is told."""
+"""The attention backend that vLLM chose: workers see it; the scheduler assumes one and is
+corrected.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ PROMPT = [i % 400 + 5 for i in range(100)]
 
 
 def joined_anew(world: World) -> None:
-    """Waits until the scheduler is registered as its workers are."""
+    """Wait until the scheduler is registered in its workers' space."""
     identities = {worker._identity for worker in world.workers}
     assert len(identities) == 1
 
@@ -34,7 +36,7 @@ def joined_anew(world: World) -> None:
 def test_a_scheduler_that_supposed_another_backend_joins_its_workers(
     worlds: Any, agent: AgentProcess, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Engines of one backend share, engines of another do not, though all suppose the same."""
+    """Engines with one backend share, engines with another do not, though all assume the same."""
     for name in ("EXPECTED", "OTHER"):
         monkeypatch.setattr("kvagent.vllm.worker.calls.used_backends", lambda *_, name=name: name)
         monkeypatch.setattr("kvagent.vllm.space.expected_backends", lambda *_: "EXPECTED")

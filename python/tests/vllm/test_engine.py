@@ -1,9 +1,8 @@
-"""The real engine: what it says with blocks from the agent is what it says when it computes
-everything itself.
+"""The real engine: its output with blocks from the agent equals its output when it computes
+everything.
 
-One engine lives through all of it. What is to happen in the middle of a load, or of an answer, is
-hung into the worker's calls; a load that was handed in waits for the end of the step, so that it is
-under way is certain.
+One engine serves all tests. Events in the middle of a load or an answer are triggered from the
+worker's calls; a submitted load waits for the end of the step, so it is certainly in flight.
 """
 
 from __future__ import annotations
@@ -48,13 +47,11 @@ class Alive:
         return said
 
     def forget(self) -> None:
-        """The engine forgets what it has; a load that was given up holds its blocks until its
-        fence.
-        """
+        """Reset the engine's cache; a load that was given up holds its blocks until its fence."""
         eventually(self.llm.reset_prefix_cache, "an engine without blocks")
 
     def fill(self, reference: list[list[int]]) -> None:
-        """The agent has all prompts, the engine has nothing."""
+        """Store all prompts in the agent, and reset the engine."""
         agents.joined(self.side, [self.worker], self.agent)
         for _ in range(2):
             assert self.says() == reference
@@ -62,8 +59,8 @@ class Alive:
             self.forget()
 
     def once(self, call: str, condition: Callable[[Any], bool], act: Callable[[], None]) -> list[str]:
-        """Has act called behind a call of the worker with a plan that meets the condition. Gives
-        what happened.
+        """Call ``act`` once, after a call of the worker with a plan that meets the condition.
+        Return its result.
         """
         happened: list[str] = []
         method = getattr(self.worker, call)
@@ -78,7 +75,7 @@ class Alive:
         return happened
 
     def never(self) -> None:
-        """Takes back what once hung in."""
+        """Undo ``once``."""
         for call in ("start", "end"):
             self.worker.__dict__.pop(call, None)
 
@@ -108,7 +105,7 @@ def test_cold_and_warm(alive: Alive, reference: list[list[int]]) -> None:
 def test_a_second_engine_whose_core_is_a_process_of_its_own(
     alive: Alive, reference: list[list[int]], opt: Path, tmp_path: Path
 ) -> None:
-    """Scheduler and worker are in one process there, LLM in another. It loads what the first engine
+    """Scheduler and worker share a process, LLM has another. It loads what the first engine
     saved.
     """
     alive.fill(reference)

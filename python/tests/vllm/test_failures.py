@@ -1,5 +1,5 @@
-"""What goes wrong: agents that go, freeze and come, loads that fail or are late, requests that are
-taken back.
+"""Failures: agents that end, freeze and restart, loads that fail or are late, requests that are
+preempted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RANKS_AND_WINDOWS = [(1, 0), (2, 0), (1, 40), (2, 40)]
 
 
 def cold(worlds: Callable[..., World], **more: Any) -> World:
-    """A world whose engine has forgotten what it saved."""
+    """Return a world whose engine has reset its cache after saving."""
     world = worlds(extra={"pin_percent": 40} | more.pop("extra", {}), **more)
     world.add("cold", PROMPT, 10)
     world.run()
@@ -39,7 +39,7 @@ def cold(worlds: Callable[..., World], **more: Any) -> World:
 
 
 def launch_load(world: World) -> None:
-    """Launches steps until one has a load, which waits for that step to end."""
+    """Launch steps until one has a load, which waits for that step to end."""
     world.launch()
     while not world.side.counts.loads:
         one_step(world)
@@ -52,14 +52,14 @@ def one_step(world: World) -> World:
 
 
 def alone(world: World) -> bool:
-    """Whether an engine has noticed, behind a step more, that its agent is gone."""
+    """Run another step. Return whether an engine has noticed that its agent is gone."""
     links = [world.side._agent._link, *(worker._worker._link for worker in one_step(world).workers)]
     return all(link.current() is None for link in links)
 
 
 def spoil(world: World, agent: AgentProcess, position: int, rank: int) -> None:
-    """Changes in the agent's pool what the cold request left at a position, in the first layer of a
-    rank.
+    """Change what the cold request stored at a position in the agent's pool, in the first layer of
+    a rank.
     """
     value = (world.sequences["cold"].hashes[position] * 7 + rank * 29) % PRIME
     flip(agent.process.pid, struct.pack("<f", value))
@@ -94,8 +94,8 @@ def test_a_load_that_fails_in_one_rank_is_computed_and_not_promised_again(
 def test_a_request_that_fails_with_its_load_leaves_nothing(
     worlds: Any, agent: AgentProcess, ranks: int, window: int
 ) -> None:
-    """By vLLM's own policy, ``fail``: it ends before its connector hears what became of the
-    load.
+    """With vLLM's default policy, ``fail``, it ends before its connector learns of the load's
+    outcome.
     """
     world = cold(worlds, ranks=ranks, window=window, transfer={"kv_load_failure_policy": "fail"})
     spoil(world, agent, 20, 0)
@@ -121,7 +121,7 @@ def test_a_load_that_a_frozen_agent_keeps_is_given_up_and_its_blocks_stay_pinned
         assert world.outputs["warm"] == world.outputs["cold"]
         assert world.side.counts.loads_late == 1
         assert world.side.blocks.loading == pinned, "a frozen agent may still write"
-        assert world.scheduler.has_requests(), "nobody would wait for the fence"
+        assert world.scheduler.has_requests(), "the fence would not be awaited"
         for rank in range(ranks):
             assert world.told[rank]["warm"] == 1
             # Never only some of its blocks: where it cannot be told as a whole (0.29), from its
@@ -253,9 +253,7 @@ def test_pins_of_saves_go_when_the_agent_stands_still(
 
 
 def test_a_reset_while_the_agent_was_restarted_is_not_missed(worlds: Any, agent: AgentProcess) -> None:
-    """Both lives of the agent count resets from the start, so its number tells nothing: it was one
-    here, and there.
-    """
+    """Both runs of the agent count resets from their start, so equal numbers prove nothing."""
     first, other = (worlds(extra={"weights_fixed": True}) for _ in range(2))
     first.add("old", PROMPT, 4)
     first.run()
@@ -311,9 +309,7 @@ def test_a_killed_agent_costs_a_miss_and_the_next_one_fills_again(worlds: Any, a
 
 
 def test_a_load_waits_for_the_step_in_flight(worlds: Any, agent: AgentProcess) -> None:
-    """Blocks that a load is to fill may still be written by the step whose request was aborted just
-    before.
-    """
+    """The step whose request was just aborted may still write to blocks that a load is to fill."""
     world = worlds()
     world.add("cold", PROMPT, 10)
     world.run()
@@ -359,9 +355,7 @@ def test_a_new_agent_is_given_what_a_running_request_has(worlds: Any, agent: Age
 def test_memory_is_kept_where_no_fence_came_in_time(
     worlds: Callable[..., World], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, caplog: Any, shut: bool
 ) -> None:
-    """A deadline is no fence: an agent that stands still may still touch the KV caches when it goes
-    on.
-    """
+    """A deadline is no fence: a stopped agent may still access the KV caches when it continues."""
     monkeypatch.setattr("kvagent.vllm.worker.side.DRAIN_S", 0.05)
     world = worlds()
     world.add("cold", PROMPT, 10)

@@ -1,4 +1,4 @@
-"""Writes to a model that lies in the calling program's process: no call of vLLM's tells of them."""
+"""Writes to a model in the calling program's process, which pass none of vLLM's calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Model(torch.nn.Module):
-    """Of several types and shapes, one of which does not lie in one piece."""
+    """Several types and shapes, one of which is not contiguous."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,14 +90,12 @@ def test_the_sample_is_of_names_and_shapes_too() -> None:
 
 @pytest.mark.engine
 def test_a_program_that_writes_to_its_engines_model(opt: Path, node: AgentProcess, reference: list[list[int]]) -> None:
-    """It shares until then; from then on nothing of the old weights is loaded, and nothing of the
-    new ones found.
-    """
+    """It shares until then; afterwards it loads no old blocks, and its new ones are not found."""
     llm = real.make_engine(opt, str(node.folder), options={})
     core = llm.llm_engine.engine_core.engine_core
     try:
         side, _ = real.sides(llm)
-        assert not side.generations.now, "an engine that nobody has written to shares"
+        assert not side.generations.now, "an engine without writes shares"
         assert real.generate(llm, PROMPTS) == reference
         real.settle(llm)
         llm.reset_prefix_cache()  # vLLM's own cache alone

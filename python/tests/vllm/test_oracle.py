@@ -1,5 +1,5 @@
-"""Random lives of requests, every position of every step checked, cold and warm, in two engines of
-one space.
+"""Random requests, every position of every step checked, cold and warm, in two engines of one
+space.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def live(world: World, seed: int, name: str, *, retrain: bool = False) -> int:
-    """Requests with shared prefixes come at random, some go away at random. Gives how often the
+    """Run requests with shared prefixes that arrive and are aborted at random. Return how often the
     weights changed.
     """
     dice = random.Random(seed)
@@ -98,16 +98,14 @@ def test_no_byte_is_wrong_cold_or_warm(worlds: Any, agent: AgentProcess, layout:
 
 
 def met(first: World, second: World) -> bool:
-    """Whether what is to be shown has come about at all: how soon is for seed and machine to
-    say.
-    """
+    """Return whether the cases to show have occurred: how soon depends on seed and machine."""
     # vLLM 0.29 with several groups: what is saved is not loaded (docs/VLLM.md).
     loaded = (second.side.counts.tokens_loaded > 0) == second.side._may_load
     return first.preempted + second.preempted > 0 and loaded
 
 
 def test_a_byte_that_is_wrong_in_the_pool_is_seen(model: Path, lax_agent: AgentProcess) -> None:
-    """The negative control: with checksums off, the oracle finds what was changed in the pool."""
+    """The negative control: without checksums, the oracle detects what was changed in the pool."""
     world = World(model, str(lax_agent.folder))
     try:
         prompt = list(range(5, 105))
@@ -125,7 +123,7 @@ def test_a_byte_that_is_wrong_in_the_pool_is_seen(model: Path, lax_agent: AgentP
 
 @pytest.fixture
 def lax_agent() -> Iterator[AgentProcess]:
-    """An agent that makes no checksum of contents."""
+    """An agent without checksums of contents."""
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="kvagent-") as folder:

@@ -1,5 +1,5 @@
-"""Requests of every kind: resumed, with adapters, salted, not to be served from caches, with tokens
-not known yet.
+"""Requests of every kind: resumed, with adapters, salted, not served from caches, with unknown
+tokens.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ RESUMED = {True: "as new", False: "by id"}
 
 
 def preempt_all(world: World) -> None:
-    """Takes their blocks from all running requests; they go on from their first token. Nothing is
-    cached any more.
-    """
+    """Preempt all running requests; they restart from their first token, with nothing cached."""
     world.settle()
     assert world.scheduler.reset_prefix_cache(reset_running_requests=True)
 
@@ -51,7 +49,9 @@ def test_a_resumed_request_is_not_promised_what_failed_before(worlds: Any, agent
 
 @pytest.mark.parametrize("v2", [False, True])
 def test_a_resumed_request_saves_what_its_new_blocks_hold(worlds: Any, agent: AgentProcess, v2: bool) -> None:
-    """What was being saved when it lost its blocks is offered again, from where it lies now."""
+    """Blocks whose save was in flight at the preemption are offered again, from their new
+    location.
+    """
     world, other = worlds(v2=v2, extra={"pin_percent": 40} | UNANSWERED), worlds(v2=v2)
     agent.freeze()
     try:
@@ -118,9 +118,7 @@ def test_what_may_be_taken_back_is_not_saved(computed: int, placeholders: int, s
 
 
 def test_requests_with_an_adapter_are_bypassed(worlds: Any, agent: AgentProcess) -> None:
-    """A block's hash holds the adapter's name alone: another one of that name may be behind it
-    tomorrow.
-    """
+    """A block's hash covers only the adapter's name, which another adapter may have tomorrow."""
     world = worlds()
     for name in ("cold", "warm"):
         world.add(name, PROMPT, 10, lora_request=LoRARequest("adapter", 1, "/nowhere"))
