@@ -8,8 +8,9 @@ class KVAgentError(Exception):
 
 
 class Malformed(KVAgentError):
-    """Bytes or values that the protocol does not allow. The text names the field and what is
-    allowed.
+    """Bytes or values that the protocol does not allow.
+
+    The text names the field and what is allowed.
     """
 
 
@@ -31,8 +32,9 @@ class Refused(KVAgentError):
 
 
 class SessionBroken(KVAgentError):
-    """The agent violated the protocol. Nothing more is sent; the agent's end of the socket is still
-    awaited.
+    """The agent violated the protocol.
+
+    Nothing more is sent; the agent's end of the socket is still awaited.
     """
 
 

@@ -1,5 +1,6 @@
-"""Types of message fields on the wire. Both directions check; ``where`` names the field in an
-error.
+"""Types of message fields on the wire.
+
+Both directions check; ``where`` names the field in an error.
 
 ``read`` converts a result of canonical.unpack to a value of the message; ``write`` converts it
 back.

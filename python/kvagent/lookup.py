@@ -67,8 +67,9 @@ class LookupClient:
         return answer
 
     def submit(self, request: Request, timeout_s: float | None = None) -> Ticket:
-        """Ask without waiting; poll the ticket to its end, or abandon it. Busy if too many are
-        outstanding.
+        """Ask without waiting; poll the ticket to its end, or abandon it.
+
+        Busy if too many are outstanding.
         """
         frame = encode_request(request)
         if self._out >= MAX_OUTSTANDING:
@@ -84,8 +85,9 @@ class LookupClient:
         return Ticket(socket, time.monotonic() + wait_s, leases=request.want == Want.RESERVE)
 
     def poll(self, ticket: Ticket, wait_s: float = 0.0) -> Answer | None:
-        """Return the answer, or None while it may still come. TimedOut when it may not; the ticket
-        has then ended.
+        """Return the answer, or None while it may still come.
+
+        TimedOut when it may not; the ticket has then ended.
 
         Waits for at most ``wait_s``, rounded up to milliseconds.
         """
@@ -110,8 +112,9 @@ class LookupClient:
         return answer
 
     def abandon(self, ticket: Ticket) -> None:
-        """Abandon a question. If its answer may carry a lease, it is still read on arrival; see
-        late_leases.
+        """Abandon a question.
+
+        If its answer may carry a lease, it is still read on arrival; see late_leases.
         """
         if ticket.socket is None:
             return

@@ -256,6 +256,7 @@ class Section:
     @classmethod
     def of(cls, group: int, hashes: Sequence[bytes], blocks: Sequence[int], parent: bytes = b"") -> Section:
         """Return the section of hashes of one length, at least one, and as many block IDs.
+
         ``parent`` is the hash before the first.
         """
         return cls(group, parent, len(hashes[0]), b"".join(hashes), struct.pack(f"<{len(blocks)}I", *blocks))

@@ -51,8 +51,9 @@ APT = "apt-get install libibverbs1 libnuma1 libcurl4"
 
 
 class Client(Protocol):
-    """The part of ``mooncake.store.MooncakeDistributedStore`` in use. Pointers are addresses in
-    this process.
+    """The part of ``mooncake.store.MooncakeDistributedStore`` in use.
+
+    Pointers are addresses in this process.
     """
 
     def setup(

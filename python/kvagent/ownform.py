@@ -39,8 +39,9 @@ class LookupStatus(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Asks how much of a prompt is stored. ``hashes`` are joined; ``deadline_us`` 0 is the
-    default.
+    """Asks how much of a prompt is stored.
+
+    ``hashes`` are joined; ``deadline_us`` 0 is the default.
     """
 
     version: int = VERSION

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """A registration. The defaults suit an engine with one rank. A scheduler has no sync, regions
-    or segments.
+    """A registration.
+
+    The defaults suit an engine with one rank. A scheduler has no sync, regions or segments.
     """
 
     instance: str

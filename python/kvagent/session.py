@@ -72,8 +72,9 @@ class Session:
     def connect(
         cls, path: str | PathLike[str], timeout_s: float = 1.0, versions: tuple[int, int] = (m.MIN_VERSION, m.VERSION)
     ) -> Session:
-        """Connect and exchange HELLO. Raise TimedOut, SessionEnded, or OSError if there is no
-        agent.
+        """Connect and exchange HELLO.
+
+        Raise TimedOut, SessionEnded, or OSError if there is no agent.
         """
         deadline = time.monotonic() + timeout_s
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -184,8 +185,9 @@ class Session:
         event: int = m.NO_INDEX,
         revoke: int = m.NO_INDEX,
     ) -> int:
-        """Store blocks that ``step`` computes, without waiting. Return the job's number, which its
-        Done repeats.
+        """Store blocks that ``step`` computes, without waiting.
+
+        Return the job's number, which its Done repeats.
 
         ``epoch`` is the one in which they were computed. ``revoke`` names a revocation word;
         version 1 has none.
@@ -220,8 +222,9 @@ class Session:
         self._stream.uncork()
 
     def cancel(self, job: int) -> None:
-        """Ask for a job's end, without waiting: its Done follows, then Cancelled. Repeated calls do
-        nothing.
+        """Ask for a job's end, without waiting: its Done follows, then Cancelled.
+
+        Repeated calls do nothing.
         """
         if job in self._cancels:
             return
@@ -268,8 +271,9 @@ class Session:
         return self._stream.ended
 
     def leave(self) -> None:
-        """Stop sending, without waiting: the agent then ends the session and its jobs. Poll for its
-        last messages.
+        """Stop sending, without waiting: the agent then ends the session and its jobs.
+
+        Poll for its last messages.
         """
         self._stream.shutdown_writing()
 
@@ -334,8 +338,9 @@ class Session:
             self._stream.flush()
 
     def _receive(self, *, read: bool = True) -> bool:
-        """Handle one message; return False if there is none. Without ``read``, only one that was
-        read before.
+        """Handle one message; return False if there is none.
+
+        Without ``read``, only one that was read before.
         """
         if self._broken is not None:
             self._stream.discard()
@@ -377,8 +382,9 @@ class Session:
             raise Malformed(f"{type(message).__name__} is not the agent's to say")
 
     def _break(self, error: Malformed) -> None:
-        """Stop sending to an agent that violated the protocol. Its end is still awaited: only that
-        is a fence.
+        """Stop sending to an agent that violated the protocol.
+
+        Its end is still awaited: only that is a fence.
         """
         if self._broken is None:
             self._broken = error

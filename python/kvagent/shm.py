@@ -25,8 +25,9 @@ _F_SEAL_GROW = 4
 
 
 class SharedMemory:
-    """Zeroed anonymous memory with a descriptor, mapped here, its size sealed. ``close`` frees
-    it.
+    """Zeroed anonymous memory with a descriptor, mapped here, its size sealed.
+
+    ``close`` frees it.
     """
 
     def __init__(self, size: int, name: str = "kvagent") -> None:
@@ -50,8 +51,9 @@ class SharedMemory:
         return Region(id=number, kind=RegionKind.FD, size=self.size)
 
     def close(self) -> None:
-        """Unmap and close the memory; the agent's mapping is unaffected. Repeated calls do
-        nothing.
+        """Unmap and close the memory; the agent's mapping is unaffected.
+
+        Repeated calls do nothing.
         """
         if self.fd < 0:
             return
@@ -104,8 +106,9 @@ class SyncWords:
         self.memory.view[start : start + len(handle)] = handle
 
     def record(self, event: int) -> int:
-        """Record an event again: it has not fired until ``fire`` reaches it. Return the record's
-        number.
+        """Record an event again: it has not fired until ``fire`` reaches it.
+
+        Return the record's number.
         """
         cell = self._cell(event)
         self._long[cell] += 1

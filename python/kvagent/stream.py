@@ -49,8 +49,9 @@ class FrameStream:
         return self._socket.fileno()
 
     def quiet(self) -> bool:
-        """Return whether there is nothing to send or receive, and no end of file. Cheaper than a
-        failing read.
+        """Return whether there is nothing to send or receive, and no end of file.
+
+        Cheaper than a failing read.
         """
         return not (self.pending or self._in or self.ended or self._poller.poll(0))
 
@@ -59,8 +60,9 @@ class FrameStream:
         self.send_frame(frame(encode(message, self.version)), fds)
 
     def send_frame(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Send a frame, or what the socket accepts of it; ``flush`` sends the rest. Busy if too
-        much is pending.
+        """Send a frame, or what the socket accepts of it; ``flush`` sends the rest.
+
+        Busy if too much is pending.
 
         The descriptors must stay open until ``pending`` is 0.
         """

@@ -120,8 +120,9 @@ _DONE_HEAD = _ARRAY[3] + bytes([_NUMBERS[m.Done]])
 
 
 def encode(message: m.Message, version: int = m.VERSION) -> bytes:
-    """Return the body of a message's frame, without its length. Malformed names the field that is
-    out of range.
+    """Return the body of a message's frame, without its length.
+
+    Malformed names the field that is out of range.
     """
     number = _NUMBERS[type(message)]
     values = _RECORDS[number].write(message, type(message).__name__)

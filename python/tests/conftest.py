@@ -27,8 +27,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raise the timeouts, so that a slow machine is not taken for a dead agent. Tests of timeouts
-    set their own.
+    """Raise the timeouts, so that a slow machine is not taken for a dead agent.
+
+    Tests of timeouts set their own.
     """
     if request.node.get_closest_marker("stops") is None:
         for limit in LIMITS:

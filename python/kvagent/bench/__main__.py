@@ -1,5 +1,6 @@
-"""Measures what the connector adds to a step. Needs an agent. With vllm installed, its scheduler is
-measured too.
+"""Measures what the connector adds to a step.
+
+Needs an agent. With vllm installed, its scheduler is measured too.
 """
 
 from __future__ import annotations

@@ -36,8 +36,9 @@ class Gpu(Protocol):
         """Return a new event."""
 
     def word(self, words: SyncWords) -> Callable[[int], None]:
-        """Map the words for the GPU. Return a function that writes the step word on the current
-        stream.
+        """Map the words for the GPU.
+
+        Return a function that writes the step word on the current stream.
         """
 
     def close(self) -> None:

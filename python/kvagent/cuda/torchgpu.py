@@ -1,5 +1,6 @@
-"""The torch calls that a GPU's clock needs. Imported only by a worker whose KV cache is on a
-GPU.
+"""The torch calls that a GPU's clock needs.
+
+Imported only by a worker whose KV cache is on a GPU.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ class TorchGpu:
             return torch.cuda.Event(interprocess=True)
 
     def word(self, words: SyncWords) -> Callable[[int], None]:
-        """Map the words for the GPU. Return a function that writes the step word on the current
-        stream.
+        """Map the words for the GPU.
+
+        Return a function that writes the step word on the current stream.
         """
         address = ctypes.addressof(ctypes.c_char.from_buffer(words.memory.view))
         with torch.cuda.device(self._device):

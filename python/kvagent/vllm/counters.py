@@ -37,8 +37,9 @@ class CounterDeltas:
         self._last: tuple[int, ...] = (0,) * len(names)
 
     def take(self) -> dict[str, int]:
-        """Return by name what grew since the last call. Called in every step, and cheap if nothing
-        did.
+        """Return by name what grew since the last call.
+
+        Called in every step, and cheap if nothing did.
         """
         now, before = self._values(self._counts), self._last
         if now == before:

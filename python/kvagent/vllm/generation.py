@@ -91,8 +91,9 @@ def unobserved_changes(vllm_config: Any) -> Iterator[str]:
 
 
 class VersionFile:
-    """The file in which a user names the weights at run time. Each write applies to the next reset
-    only.
+    """The file in which a user names the weights at run time.
+
+    Each write applies to the next reset only.
 
     A reset may precede the change of the weights (vLLM's pause), so an earlier write says nothing
     about a later reset.
@@ -137,8 +138,9 @@ class VersionFile:
 
 
 class Generations:
-    """The scheduler's current generation. ``serial`` counts the changes, since a name may come
-    back.
+    """The scheduler's current generation.
+
+    ``serial`` counts the changes, since a name may come back.
 
     Each method handles an event and returns whether the generation has changed.
     """

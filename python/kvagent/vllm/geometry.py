@@ -45,8 +45,9 @@ class Geometry:
 
 
 def geometry(kv_cache_config: Any, hash_tokens: int | None) -> Geometry:
-    """Return the geometry of vLLM's KVCacheConfig. Unsupported names the group that cannot be
-    served.
+    """Return the geometry of vLLM's KVCacheConfig.
+
+    Unsupported names the group that cannot be served.
     """
     groups = []
     for i, group in enumerate(kv_cache_config.kv_cache_groups):
@@ -121,8 +122,9 @@ log = logging.getLogger("kvagent.vllm")
 def preferred_layout(
     vllm_config: Any, option: str, supported: Callable[[Any], Sequence[str]] | None = None
 ) -> str | None:
-    """Return the name of the layout to ask for, or None for vLLM's choice. ``option`` is the
-    user's.
+    """Return the name of the layout to ask for, or None for vLLM's choice.
+
+    ``option`` is the user's.
     """
     if option != "auto":
         return None if option == "none" else option

@@ -75,8 +75,9 @@ class Link:
         return self._current
 
     def lost(self, attachment: Attachment) -> None:
-        """Request another session, since this one has ended or is useless. The caller keeps
-        ownership of it.
+        """Request another session, since this one has ended or is useless.
+
+        The caller keeps ownership of it.
         """
         if self._current is attachment:
             self._current = None
@@ -135,8 +136,9 @@ class Link:
                 pause = min(2 * pause, PAUSE_LAST_S if soon else PAUSE_REFUSED_S)
 
     def _missing(self) -> bool:
-        """Return whether to connect. ``proceed`` and ``renew`` may run concurrently with a
-        successful attempt.
+        """Return whether to connect.
+
+        ``proceed`` and ``renew`` may run concurrently with a successful attempt.
         """
         return not (self._closed.is_set() or self._held or self._current is not None)
 

@@ -41,8 +41,9 @@ class SaveJob:
 
 @dataclass(slots=True)
 class LoadJob:
-    """Blocks to load for a request. A load too large for one job of the session has several
-    parts.
+    """Blocks to load for a request.
+
+    A load too large for one job of the session has several parts.
     """
 
     job: int
@@ -105,8 +106,9 @@ class Outcome:
 
 @dataclass(slots=True)
 class Report:
-    """What became of jobs in one or more workers. An outcome is a fence: the blocks are no longer
-    accessed.
+    """What became of jobs in one or more workers.
+
+    An outcome is a fence: the blocks are no longer accessed.
     """
 
     outcomes: dict[int, Outcome] = field(default_factory=dict)

@@ -86,8 +86,9 @@ def used_backends(vllm_config: Any, kv_cache_config: Any) -> str:
 
 
 def device_kind(cache: Any) -> str:
-    """Return the kind of device. GPUs of all generations share blocks: their results are
-    equivalent.
+    """Return the kind of device.
+
+    GPUs of all generations share blocks: their results are equivalent.
     """
     try:
         from vllm.platforms import current_platform

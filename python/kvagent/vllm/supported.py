@@ -1,5 +1,6 @@
-"""The vLLM versions that the connector supports, and what each can do. Imports no vllm: the doctor
-uses it too.
+"""The vLLM versions that the connector supports, and what each can do.
+
+Imports no vllm: the doctor uses it too.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ def tested(version: str) -> bool:
 
 
 def check(version: str, base: Any) -> None:
-    """Warn about an untested version. Raise Unsupported if its connector base class lacks a needed
-    method.
+    """Warn about an untested version.
+
+    Raise Unsupported if its connector base class lacks a needed method.
     """
     if not tested(version):
         log.warning("vLLM %s: this connector is tested with %s", version, TESTED)
@@ -48,8 +50,9 @@ def check_drafts(speculative: Any) -> None:
 
 
 def whole_failures(base: Any) -> bool:
-    """Return whether vLLM accepts the failure of a whole load (0.30 and later). ``base`` is the
-    module of its connectors' base class.
+    """Return whether vLLM accepts the failure of a whole load (0.30 and later).
+
+    ``base`` is the module of its connectors' base class.
     """
     return hasattr(base, "KVConnectorTransferResults")
 

@@ -54,8 +54,9 @@ class State(NamedTuple):
 
 
 class DigestCache:
-    """The digests in a folder, by default the user's. ``boot``: device numbers are valid for one
-    boot.
+    """The digests in a folder, by default the user's.
+
+    ``boot``: device numbers are valid for one boot.
     """
 
     def __init__(self, folder: Path | None = None, boot: str | None = None, mounts: str | None = None) -> None:
@@ -64,8 +65,9 @@ class DigestCache:
         self._mounts = mounts if mounts is not None else _read("/proc/self/mountinfo")
 
     def key(self, names: Sequence[str], states: Sequence[State], begun_ns: int) -> str | None:
-        """Return the key of a digest of files that were read since ``begun_ns``. None: it must not
-        be cached.
+        """Return the key of a digest of files that were read since ``begun_ns``.
+
+        None: it must not be cached.
         """
         local = {state.device for state in states} <= self._local_devices()
         settled = all(state.changed + SETTLED_NS < begun_ns for state in states)

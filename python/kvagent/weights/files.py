@@ -33,8 +33,9 @@ class Found(NamedTuple):
 
 
 def files(place: Path) -> dict[str, Found]:
-    """Return the relevant files of a model's folder, or the one file, by name. Unreadable: there
-    are too many.
+    """Return the relevant files of a model's folder, or the one file, by name.
+
+    Unreadable: there are too many.
     """
     if place.is_file():
         return {place.name: _found(place)}
@@ -100,8 +101,9 @@ def _open(stack: contextlib.ExitStack, name: str, one: Found) -> Opened:
 
 
 def _found(path: Path) -> Found:
-    """Return a file. The hub's cache names large blobs by SHA-256 of their content, others by git's
-    SHA-1.
+    """Return a file.
+
+    The hub's cache names large blobs by SHA-256 of their content, others by git's SHA-1.
     """
     real = path.resolve()
     hubs = path.is_symlink() and real.parent.name == "blobs" and _HUBS.match(real.name)

@@ -24,8 +24,9 @@ SKEW_S = 60.0  # how much the store's clock may lag this machine's
 
 
 def digest(url: str, since_ns: int | None) -> str:
-    """Return the digest of all objects under a URL like s3://bucket/model. Unreadable: the text
-    says why.
+    """Return the digest of all objects under a URL like s3://bucket/model.
+
+    Unreadable: the text says why.
 
     That includes an object changed since ``since_ns``: an older one may have been loaded.
     """

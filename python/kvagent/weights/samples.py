@@ -35,8 +35,9 @@ _BATCH = 256  # reads per partial digest
 
 
 class Unreadable(ValueError):
-    """A file that is not what its name says, or that changed while it was read. The text says
-    why.
+    """A file that is not what its name says, or that changed while it was read.
+
+    The text says why.
     """
 
 
@@ -60,8 +61,9 @@ class Opened(NamedTuple):
 
 
 def digests(files: Sequence[Opened]) -> list[bytes]:
-    """Return the digest of each file: of its content, or of its structure and samples. Unreadable
-    names the file.
+    """Return the digest of each file: of its content, or of its structure and samples.
+
+    Unreadable names the file.
     """
     total = sum(file.bytes for file in files)
     reads: list[list[Span]] = []
@@ -187,8 +189,9 @@ _COMMENT_BYTES = 1 << 16  # longest comment after the end record
 
 
 def _directory(file: Opened) -> Span | None:
-    """Return the central directory of a zip file, which has the CRC of every member. None: it is no
-    zip file.
+    """Return the central directory of a zip file, which has the CRC of every member.
+
+    None: it is no zip file.
     """
     if _bytes(file, 0, min(4, file.bytes)) != b"PK\3\4":
         return None

@@ -1,5 +1,6 @@
-"""Tests that need a GPU, PyTorch and an agent built for GPUs. Without one of them they are skipped,
-with the reason.
+"""Tests that need a GPU, PyTorch and an agent built for GPUs.
+
+Without one of them they are skipped, with the reason.
 """
 
 from __future__ import annotations

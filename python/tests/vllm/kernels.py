@@ -1,4 +1,5 @@
 """Stand-ins in torch for the C++ kernels that vLLM's CPU backend needs, which its CUDA wheel lacks.
+
 For tests only.
 
 The engine around them is the real one: LLM, EngineCore, the scheduler, CPUWorker, CPUModelRunner.

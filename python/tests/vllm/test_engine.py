@@ -60,6 +60,7 @@ class Alive:
 
     def once(self, call: str, condition: Callable[[Any], bool], act: Callable[[], None]) -> list[str]:
         """Call ``act`` once, after a call of the worker with a plan that meets the condition.
+
         Return its result.
         """
         happened: list[str] = []
@@ -105,8 +106,9 @@ def test_cold_and_warm(alive: Alive, reference: list[list[int]]) -> None:
 def test_a_second_engine_whose_core_is_a_process_of_its_own(
     alive: Alive, reference: list[list[int]], opt: Path, tmp_path: Path
 ) -> None:
-    """Scheduler and worker share a process, LLM has another. It loads what the first engine
-    saved.
+    """Scheduler and worker share a process, LLM has another.
+
+    It loads what the first engine saved.
     """
     alive.fill(reference)
     before = int(alive.agent.status()["blocks_loaded"])

@@ -43,8 +43,9 @@ class Told:
         self._agent = agent
 
     def says(self, engine: Serving, prompts: list[list[int]]) -> tuple[list[list[int]], int]:
-        """Return the output, and the number of blocks from the agent. Its saves are stored on
-        return.
+        """Return the output, and the number of blocks from the agent.
+
+        Its saves are stored on return.
         """
         before = int(self._agent.status()["blocks_loaded"])
         said = engine.ask("says", prompts)
@@ -54,8 +55,9 @@ class Told:
 def test_an_engine_updated_in_place_beside_others(
     serving: Callable[..., Serving], opt: Path, node: AgentProcess, reference: list[list[int]]
 ) -> None:
-    """By vLLM's own reload and reset. One engine keeps the base weights; a fresh one starts from
-    their files later.
+    """By vLLM's own reload and reset.
+
+    One engine keeps the base weights; a fresh one starts from their files later.
     """
     updated_files = real.write_model(opt.with_name("updated"), seed=6)
     updated, other = serving(), serving(weights_fixed=True)

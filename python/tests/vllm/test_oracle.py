@@ -41,8 +41,9 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def live(world: World, seed: int, name: str, *, retrain: bool = False) -> int:
-    """Run requests with shared prefixes that arrive and are aborted at random. Return how often the
-    weights changed.
+    """Run requests with shared prefixes that arrive and are aborted at random.
+
+    Return how often the weights changed.
     """
     dice = random.Random(seed)
     heads = [[dice.randrange(5, 400) for _ in range(dice.randrange(40, 200))] for _ in range(4)]

@@ -135,8 +135,9 @@ class World:
         return self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
 
     def add(self, name: str, prompt: list[int], max_tokens: int, *, unread: bool = False, **more: Any) -> None:
-        """Add a request. ``unread``: it must not be served from any cache. ``more`` goes to vLLM's
-        Request.
+        """Add a request.
+
+        ``unread``: it must not be served from any cache. ``more`` goes to vLLM's Request.
         """
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, skip_reading_prefix_cache=unread or None)
         params.update_from_generation_config({}, EOS)
@@ -154,8 +155,9 @@ class World:
             self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
 
     def retrain(self, *, named: bool = True) -> bool:
-        """Change the weights: nothing computed so far may be used again. Return whether that was
-        possible.
+        """Change the weights: nothing computed so far may be used again.
+
+        Return whether that was possible.
 
         The connector is told the weights' version, shared with other engines, unless they are not
         ``named``. vLLM preempts running requests, but not one that waits for its load or for more

@@ -123,8 +123,9 @@ class AgentSession:
         return SessionChange(ended, began, reset) if ended or began or reset else NO_CHANGE
 
     def stopped(self, now: float) -> bool:
-        """Return whether the agent does not answer though its sockets exist. Called only while the
-        engine waits for it.
+        """Return whether the agent does not answer though its sockets exist.
+
+        Called only while the engine waits for it.
         """
         return self.session is not None and self.liveness.stopped(self.session, now)
 
@@ -135,8 +136,9 @@ class AgentSession:
                 self._attachment.session.release([lease])
 
     def reset(self) -> bool:
-        """Start a new epoch. Return False if the agent did not answer; the next session then resets
-        first.
+        """Start a new epoch.
+
+        Return False if the agent did not answer; the next session then resets first.
         """
         self._reset_pending = True
         if self._attachment is None:
@@ -151,8 +153,9 @@ class AgentSession:
         return True
 
     def move(self) -> bool:
-        """Leave the space; ``proceed`` allows the session in the next one. Return whether there was
-        a session.
+        """Leave the space; ``proceed`` allows the session in the next one.
+
+        Return whether there was a session.
 
         A pending reset concerned the old space and is dropped.
         """
@@ -164,8 +167,9 @@ class AgentSession:
         self._link.proceed()
 
     def reregister(self) -> bool:
-        """End the session; the next one registers the present identity. Return whether there was
-        one.
+        """End the session; the next one registers the present identity.
+
+        Return whether there was one.
         """
         return self._renew(hold=False)
 

@@ -43,8 +43,9 @@ class SchedulerCalls:
             self._side.bind(gpu_block_pool)
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        """Ignore handshake data: MultiConnector passes that of other connectors. Our workers send
-        reports.
+        """Ignore handshake data: MultiConnector passes that of other connectors.
+
+        Our workers send reports.
         """
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
@@ -75,8 +76,9 @@ class SchedulerCalls:
                 self._add_workers(meta.report.workers)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:  # noqa: ARG002
-        """Handle a request's end. Its blocks need not be kept: saves in flight have pinned
-        theirs.
+        """Handle a request's end.
+
+        Its blocks need not be kept: saves in flight have pinned theirs.
         """
         status = getattr(request.status, "name", "")
         self._side.finished(request, normally=status in ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"))

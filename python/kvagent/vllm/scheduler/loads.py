@@ -78,8 +78,9 @@ class Loads:
     def plan(
         self, job: int, tracked: Tracked, tables: Sequence[Sequence[Any]], external: int, promise: Promise | None
     ) -> None:
-        """Plan the load of promised tokens. It must be reported, so it is planned even if the
-        promise is gone.
+        """Plan the load of promised tokens.
+
+        It must be reported, so it is planned even if the promise is gone.
         """
         own = tracked.own
         runs = list(self._runs(tracked, tables, own, own + external))

@@ -169,8 +169,9 @@ _LEAST_WAIT_S = 0.001  # a shorter wait is skipped: polling the socket takes tha
 
 
 class Promises:
-    """How many tokens of each request will be loaded. The state of a look-up is kept with its
-    request.
+    """How many tokens of each request will be loaded.
+
+    The state of a look-up is kept with its request.
     """
 
     def __init__(self, agent: AgentSession, geometry: Geometry, options: Options, counts: Counts) -> None:

@@ -71,8 +71,9 @@ class SaveRun(NamedTuple):
 
 
 class SaveBatch:
-    """Blocks that were added but not yet sent. ``pin`` pins what was added since the last one; what
-    is taken stays pinned.
+    """Blocks that were added but not yet sent.
+
+    ``pin`` pins what was added since the last one; what is taken stays pinned.
     """
 
     def __init__(self, geometry: Geometry, blocks: Blocks, tables: Tables) -> None:
@@ -148,8 +149,9 @@ class SaveBatch:
         return taken
 
     def _add_filled(self, some: Sequence[tuple[Tracked, int]]) -> list[tuple[Tracked, int]]:
-        """Add the block of each request that filled exactly one, as decoding requests do. Return
-        the others.
+        """Add the block of each request that filled exactly one, as decoding requests do.
+
+        Return the others.
 
         The effect is that of ``add``, inlined: nearly all checked requests are of this kind.
         """
@@ -193,8 +195,9 @@ class SaveBatch:
             self.open.append(SaveRun(tracked, group, i, some, these, data))
 
     def _pick(self, tracked: Tracked, group: int, begin: int, keys: list[bytes], table: Sequence[Any]) -> int:
-        """Add those blocks of a run that need saving. Return the new cursor: the first block that
-        must wait.
+        """Add those blocks of a run that need saving.
+
+        Return the new cursor: the first block that must wait.
         """
         _, size, _, _, recent = self._groups[group]
         loaded = range(tracked.loaded[0] // size, tracked.loaded[1] // size)

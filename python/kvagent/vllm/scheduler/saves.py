@@ -213,8 +213,9 @@ class Saves:
 
 
 class WorkerRevocation:
-    """The mapped revocation words of all workers. OSError if one cannot be mapped. ``close`` unmaps
-    them.
+    """The mapped revocation words of all workers.
+
+    OSError if one cannot be mapped. ``close`` unmaps them.
     """
 
     def __init__(self, workers: Sequence[WorkerInfo]) -> None:

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
 
 class SchedulerSide:
-    """The scheduler's side. ``bind`` precedes all calls except ``on_new_request`` and
-    ``matched``.
+    """The scheduler's side.
+
+    ``bind`` precedes all calls except ``on_new_request`` and ``matched``.
     """
 
     def __init__(

@@ -38,15 +38,17 @@ class LiveWeights:
     """The last sample of one engine's weights."""
 
     def __init__(self, core: Any) -> None:
-        """Take the first sample of an engine core's model. Unreachable: the model is in another
-        process.
+        """Take the first sample of an engine core's model.
+
+        Unreachable: the model is in another process.
         """
         self._executor = core.model_executor
         self._last = self._sample()
 
     def changed(self) -> bool:
-        """Take a sample. Return whether it differs from the last one, or cannot be taken any
-        more.
+        """Take a sample.
+
+        Return whether it differs from the last one, or cannot be taken any more.
         """
         if getattr(self._executor, "is_sleeping", False):
             return False  # its memory may be unmapped, and it computes nothing
@@ -116,8 +118,9 @@ _MARK = "_kvagent_listens"
 
 
 def observe(core: Any) -> bool:
-    """Patch vLLM's engine core so that it notifies its connectors of such calls. Repeated calls do
-    nothing.
+    """Patch vLLM's engine core so that it notifies its connectors of such calls.
+
+    Repeated calls do nothing.
 
     Return False if this vLLM has no ``collective_rpc`` there, so that its calls cannot be observed.
     """

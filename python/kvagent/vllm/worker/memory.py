@@ -48,8 +48,9 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a worker registers: regions with their descriptors, and each group's segments. ``close``
-    frees its exports.
+    """What a worker registers: regions with their descriptors, and each group's segments.
+
+    ``close`` frees its exports.
     """
 
     regions: tuple[tuple[Region, int | None], ...]

@@ -1,5 +1,6 @@
-"""A worker's side: sends the jobs of a step's plan to the agent and reports their outcomes. It
-never waits.
+"""A worker's side: sends the jobs of a step's plan to the agent and reports their outcomes.
+
+It never waits.
 
 In a step, vLLM calls revoke_saves (before any block is overwritten), begin, start (after the
 forward pass was launched), end (the pass's kernels are launched; on a CPU they have ended), results
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class InflightJob:
-    """A job at the agent. A load of many blocks has several parts, each a job of the session; a
-    save has one.
+    """A job at the agent.
+
+    A load of many blocks has several parts, each a job of the session; a save has one.
     """
 
     plan: SaveJob | LoadJob
@@ -110,8 +112,9 @@ class WorkerCounts:
 
 
 class WorkerSide:
-    """A worker's side. ``per_block``: failures are reported block by block (models with one KV
-    cache group).
+    """A worker's side.
+
+    ``per_block``: failures are reported block by block (models with one KV cache group).
     """
 
     def __init__(
@@ -171,8 +174,9 @@ class WorkerSide:
                 inflight.deadline = 0.0
 
     def start(self, plan: StepPlan) -> None:
-        """Send the loads. The step in flight may still write to their destination, so each names
-        its step.
+        """Send the loads.
+
+        The step in flight may still write to their destination, so each names its step.
         """
         for load in plan.loads:
             self._submit(load, load.parts)
@@ -234,8 +238,9 @@ class WorkerSide:
         return lambda: settled and all(session.ended for session in sessions)
 
     def leave(self) -> bool:
-        """End all sessions and wait, bounded, for the agent to let go of the memory. Return whether
-        it has.
+        """End all sessions and wait, bounded, for the agent to let go of the memory.
+
+        Return whether it has.
 
         Otherwise its session is still read, though nothing is sent: its end is the fence of its
         jobs.

@@ -18,8 +18,9 @@ EVENTS = 1024  # events of a worker on a CPU; an event is reused after that many
 
 
 class Clock(Protocol):
-    """Marks a step's begin and end. ``event`` returns the number of the event that signals its
-    end.
+    """Marks a step's begin and end.
+
+    ``event`` returns the number of the event that signals its end.
     """
 
     def begin(self, step: int) -> None:
@@ -74,8 +75,9 @@ class Sync:
 
 
 def make_sync(device: Any, gpu: cuda.Gpu | None = None) -> Sync:
-    """Return the words and clock for KV caches on a device; None is host memory. ``gpu`` replaces
-    torch's in tests.
+    """Return the words and clock for KV caches on a device; None is host memory.
+
+    ``gpu`` replaces torch's in tests.
     """
     if device is None:
         words = SyncWords(EVENTS, REVOKES)
