@@ -15,7 +15,7 @@ from kvagent.doctor import agent as of_agent
 from kvagent.doctor import host, installed
 from kvagent.doctor.__main__ import findings, main
 from tests.agent import BINARY, AgentProcess, Engine
-from tests.played import PlayedEngine
+from tests.simulated import SimulatedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,11 +30,11 @@ def an_engines_python(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def engines(agent: AgentProcess) -> Iterator[Callable[..., PlayedEngine]]:
-    made: list[PlayedEngine] = []
+def engines(agent: AgentProcess) -> Iterator[Callable[..., SimulatedEngine]]:
+    made: list[SimulatedEngine] = []
 
-    def make(name: str, **identity: str) -> PlayedEngine:
-        made.append(PlayedEngine(agent, name, identity=identity))
+    def make(name: str, **identity: str) -> SimulatedEngine:
+        made.append(SimulatedEngine(agent, name, identity=identity))
         return made[-1]
 
     yield make
@@ -48,7 +48,7 @@ def problems(agent: AgentProcess) -> list[Finding]:
 
 
 def test_engines_that_share_are_well(
-    agent: AgentProcess, engines: Callable[..., PlayedEngine], capsys: pytest.CaptureFixture[str]
+    agent: AgentProcess, engines: Callable[..., SimulatedEngine], capsys: pytest.CaptureFixture[str]
 ) -> None:
     engines("one").save("a", "p", 3, 1)
     engines("two")
@@ -68,7 +68,7 @@ def test_engines_that_share_are_well(
         assert part in said
 
 
-def test_why_two_engines_do_not_share(agent: AgentProcess, engines: Callable[..., PlayedEngine]) -> None:
+def test_why_two_engines_do_not_share(agent: AgentProcess, engines: Callable[..., SimulatedEngine]) -> None:
     engines("one", weights="aa", hash_seed="default", tenant="t").save("a", "p", 3, 1)
     engines("two", weights="bb", hash_seed="PYTHONHASHSEED 7", tenant="t")
     (found,) = problems(agent)
@@ -79,15 +79,15 @@ def test_why_two_engines_do_not_share(agent: AgentProcess, engines: Callable[...
     assert "their files differ" in found.hint
 
 
-def test_a_private_engine_is_reported(agent: AgentProcess, engines: Callable[..., PlayedEngine]) -> None:
+def test_a_private_engine_is_reported(agent: AgentProcess, engines: Callable[..., SimulatedEngine]) -> None:
     private = "private:" + 31 * "0"
     made = {"changed": {"weights": "aa"}, "unknown": {"weights": ""}}
-    played = [
-        PlayedEngine(agent, name, identity=pairs, generation=f"{private}{i}")
+    simulated = [
+        SimulatedEngine(agent, name, identity=pairs, generation=f"{private}{i}")
         for i, (name, pairs) in enumerate(made.items())
     ]
-    played.append(PlayedEngine(agent, "named", identity=made["changed"], generation="named:v2"))
-    played[0].save("a", "p", 3, 1)
+    simulated.append(SimulatedEngine(agent, "named", identity=made["changed"], generation="named:v2"))
+    simulated[0].save("a", "p", 3, 1)
     said = {finding.text for finding in findings(agent.folder)}
     for part in (
         "engine changed: shares with no other engine, since its weights were changed in place, or can change",
@@ -97,11 +97,11 @@ def test_a_private_engine_is_reported(agent: AgentProcess, engines: Callable[...
         assert any(part in text for text in said), part
     pairs = [finding for finding in problems(agent) if "changed and named do not share: generation" in finding.text]
     assert "give both the same weights_version" in pairs[0].hint
-    for engine in played:
+    for engine in simulated:
         engine.close()
 
 
-def test_different_models_are_no_problem(agent: AgentProcess, engines: Callable[..., PlayedEngine]) -> None:
+def test_different_models_are_no_problem(agent: AgentProcess, engines: Callable[..., SimulatedEngine]) -> None:
     engines("one", model="x", weights="aa").save("a", "p", 3, 1)
     engines("two", model="y", weights="bb")
     assert problems(agent) == []
@@ -117,7 +117,7 @@ def test_nothing_registered_nothing_saved_and_a_rank_that_is_missing(agent: Agen
     engine.close()
 
 
-def test_switches(agent: AgentProcess, engines: Callable[..., PlayedEngine]) -> None:
+def test_switches(agent: AgentProcess, engines: Callable[..., SimulatedEngine]) -> None:
     engines("one").save("a", "p", 3, 1)
     command = [str(BINARY), "set", "loads=off", "--socket-dir", str(agent.folder)]
     subprocess.run(command, check=True, capture_output=True)

@@ -20,7 +20,7 @@ import pytest
 from kvagent.vllm.generation import LOADED, NAMED, PRIVATE
 from tests.agent import AgentProcess, eventually
 from tests.conftest import REQUIRE
-from tests.played import BLOCK, PlayedEngine
+from tests.simulated import BLOCK, SimulatedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ OLD, NEW = 3, 7  # what the weights make of a block
 BLOCKS = 3
 
 
-class Played(PlayedEngine):
+class ChangingEngine(SimulatedEngine):
     """An engine whose weights can change."""
 
     def __init__(self, agent: AgentProcess, name: str, **more: Any) -> None:
@@ -72,11 +72,11 @@ class Played(PlayedEngine):
 
 
 @pytest.fixture
-def engines(agent: AgentProcess) -> Iterator[Callable[..., Played]]:
-    made: list[Played] = []
+def engines(agent: AgentProcess) -> Iterator[Callable[..., ChangingEngine]]:
+    made: list[ChangingEngine] = []
 
-    def make(name: str, at: AgentProcess = agent, **more: Any) -> Played:
-        made.append(Played(at, name, **more))
+    def make(name: str, at: AgentProcess = agent, **more: Any) -> ChangingEngine:
+        made.append(ChangingEngine(at, name, **more))
         return made[-1]
 
     yield make
@@ -85,7 +85,7 @@ def engines(agent: AgentProcess) -> Iterator[Callable[..., Played]]:
 
 
 def test_an_updated_engine_exchanges_nothing_with_one_of_the_old_weights(
-    engines: Callable[..., Played], agent: AgentProcess
+    engines: Callable[..., ChangingEngine], agent: AgentProcess
 ) -> None:
     updated, other = engines("updated"), engines("other")
     updated.stores("p", OLD)
@@ -114,7 +114,7 @@ def test_an_updated_engine_exchanges_nothing_with_one_of_the_old_weights(
     assert not other.finds("t", OLD)
 
 
-def test_each_update_is_another_identity(engines: Callable[..., Played]) -> None:
+def test_each_update_is_another_identity(engines: Callable[..., ChangingEngine]) -> None:
     engine = engines("one")
     for salt, prompt in enumerate("pqr", OLD):
         engine.stores(prompt, salt)
@@ -123,7 +123,7 @@ def test_each_update_is_another_identity(engines: Callable[..., Played]) -> None
         assert not engine.finds(prompt, salt)
 
 
-def test_engines_that_are_given_one_name_share_again(engines: Callable[..., Played], tmp_path: Path) -> None:
+def test_engines_that_are_given_one_name_share_again(engines: Callable[..., ChangingEngine], tmp_path: Path) -> None:
     names = [tmp_path / "one", tmp_path / "two"]
     one, two = (engines(path.name, weights_version_file=str(path)) for path in names)
     one.stores("p", OLD)
@@ -144,7 +144,7 @@ def test_engines_that_are_given_one_name_share_again(engines: Callable[..., Play
 
 
 def test_a_plain_reset_forgets_what_is_stored_and_ends_no_sharing(
-    engines: Callable[..., Played], tmp_path: Path
+    engines: Callable[..., ChangingEngine], tmp_path: Path
 ) -> None:
     path = tmp_path / "version"
     one = engines("one", generation=NAMED + "v1", weights_version_file=str(path))
@@ -162,7 +162,9 @@ def test_a_plain_reset_forgets_what_is_stored_and_ends_no_sharing(
         assert engine.finds("r", OLD)
 
 
-def test_what_is_planned_goes_out_under_no_other_identity(engines: Callable[..., Played], agent: AgentProcess) -> None:
+def test_what_is_planned_goes_out_under_no_other_identity(
+    engines: Callable[..., ChangingEngine], agent: AgentProcess
+) -> None:
     """A save and a load wait for the next step when the weights change, and a save is in flight."""
     engine, other = engines("one"), engines("two")
     engine.stores("p", OLD)
@@ -198,7 +200,7 @@ def test_what_is_planned_goes_out_under_no_other_identity(engines: Callable[...,
 
 
 def test_loads_and_saves_in_flight_end_with_the_session_of_the_old_weights(
-    engines: Callable[..., Played], agent: AgentProcess
+    engines: Callable[..., ChangingEngine], agent: AgentProcess
 ) -> None:
     """The end of that session is their fence: until then their blocks are pinned."""
     engine = engines("one")
@@ -230,7 +232,9 @@ def test_loads_and_saves_in_flight_end_with_the_session_of_the_old_weights(
     assert engine.finds("r", NEW)
 
 
-def test_a_request_that_old_weights_began_is_not_saved_under_the_new_identity(engines: Callable[..., Played]) -> None:
+def test_a_request_that_old_weights_began_is_not_saved_under_the_new_identity(
+    engines: Callable[..., ChangingEngine],
+) -> None:
     engine = engines("one")
     running = engine.request("a", "p", 2 * BLOCKS)
     engine.matched(running)
@@ -246,7 +250,7 @@ def test_a_request_that_old_weights_began_is_not_saved_under_the_new_identity(en
     assert not engine.finds("p", NEW)
 
 
-def test_calls_of_one_update_are_one_change(engines: Callable[..., Played]) -> None:
+def test_calls_of_one_update_are_one_change(engines: Callable[..., ChangingEngine]) -> None:
     """Each change scans all blocks, and an update takes hundreds of calls."""
     engine = engines("one")
     engine.scheduler.weights_named("v1")
@@ -259,7 +263,7 @@ def test_calls_of_one_update_are_one_change(engines: Callable[..., Played]) -> N
 
 
 def test_an_agent_that_starts_meanwhile_gets_the_new_identity(
-    engines: Callable[..., Played], agent: AgentProcess
+    engines: Callable[..., ChangingEngine], agent: AgentProcess
 ) -> None:
     """Even if it stopped before the workers switched, and the scheduler has not met it since."""
     engine, other = engines("one"), engines("two")
@@ -320,7 +324,7 @@ def nodes() -> Iterator[list[AgentProcess]]:
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_blocks_that_a_load_brought_stay_of_their_weights(
-    engines: Callable[..., Played], agent: AgentProcess, restarted: bool
+    engines: Callable[..., ChangingEngine], agent: AgentProcess, restarted: bool
 ) -> None:
     """The request waits for free blocks meanwhile: vLLM hashes its blocks when it is admitted."""
     engine = engines("a")
@@ -348,20 +352,22 @@ def test_blocks_that_a_load_brought_stay_of_their_weights(
     assert not engine.finds("p", NEW), "blocks of the old weights were saved as those of the new ones"
 
 
-def test_a_reset_of_vllms_own_cache_may_follow_weights_that_changed_unobserved(engines: Callable[..., Played]) -> None:
+def test_a_reset_of_vllms_own_cache_may_follow_weights_that_changed_unobserved(
+    engines: Callable[..., ChangingEngine],
+) -> None:
     """Like TRL, which writes to the model and resets without telling the connector."""
-    silent, heard = engines("a", unheard=True), engines("b")
+    silent, heard = engines("a", unobserved=True), engines("b")
     for engine in (silent, heard):
         engine.stores(f"p{engine.name}", OLD)
         engine.pool.reset_prefix_cache()
     assert silent.scheduler.generations.now == LOADED, "nothing was asked since"
     assert not silent.finds("pa", NEW)
     assert silent.scheduler.generations.now.startswith(PRIVATE)
-    assert heard.finds("pb", OLD), "of weights that cannot change unheard the blocks are as good as before"
+    assert heard.finds("pb", OLD), "of weights that cannot change unobserved the blocks are as good as before"
 
 
 def test_on_two_nodes_that_share_a_store(
-    engines: Callable[..., Played], nodes: list[AgentProcess], tmp_path: Path
+    engines: Callable[..., ChangingEngine], nodes: list[AgentProcess], tmp_path: Path
 ) -> None:
     """Blocks saved on one node reach the other through the store, if the weights are equal."""
     here, there = nodes

@@ -27,7 +27,7 @@ from kvagent.vllm.plan import Report, SaveJob
 from kvagent.vllm.scheduler.lookups import Promises
 from kvagent.vllm.scheduler.requests import Tracked
 from tests.agent import IDENTITY, PATIENCE_S, AgentProcess, eventually
-from tests.played import BLOCK, PlayedEngine
+from tests.simulated import BLOCK, SimulatedEngine
 from tests.test_session import Agent
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ ANSWER_S = 5.0  # for what takes microseconds; what waits for a stopped agent wa
 
 
 @pytest.fixture
-def engines(agent: AgentProcess) -> Iterator[Callable[..., PlayedEngine]]:
-    made: list[PlayedEngine] = []
+def engines(agent: AgentProcess) -> Iterator[Callable[..., SimulatedEngine]]:
+    made: list[SimulatedEngine] = []
 
-    def make(name: str = "one", **more: Any) -> PlayedEngine:
-        made.append(PlayedEngine(agent, name, **more))
+    def make(name: str = "one", **more: Any) -> SimulatedEngine:
+        made.append(SimulatedEngine(agent, name, **more))
         return made[-1]
 
     yield make
@@ -51,7 +51,7 @@ def engines(agent: AgentProcess) -> Iterator[Callable[..., PlayedEngine]]:
         engine.close()
 
 
-def load(engine: PlayedEngine, name: str, prompt: str, blocks: int, salt: int) -> Any:
+def load(engine: SimulatedEngine, name: str, prompt: str, blocks: int, salt: int) -> Any:
     """Run a request whose blocks all come from the agent."""
     request = engine.request(name, prompt, blocks)
     external = engine.matched(request)
@@ -66,7 +66,7 @@ def load(engine: PlayedEngine, name: str, prompt: str, blocks: int, salt: int) -
 
 @pytest.mark.parametrize("peer", [False, True])
 def test_what_one_engine_saves_another_loads(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess, peer: bool
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess, peer: bool
 ) -> None:
     first, second = engines("one", peer=peer), engines("two", peer=peer)
     first.save("a", "p", 5, 9)
@@ -77,7 +77,7 @@ def test_what_one_engine_saves_another_loads(
     assert {block.ref_cnt for block in second.pool.blocks} == {1}
 
 
-def test_a_prompt_of_more_blocks_than_a_job_takes(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
+def test_a_prompt_of_more_blocks_than_a_job_takes(engines: Callable[..., SimulatedEngine], agent: AgentProcess) -> None:
     """Several jobs save it; one load of several parts loads it and is reported once."""
     engine = engines(blocks=512, pin_percent=50.0)
     for limited in (engine.scheduler.saves, engine.scheduler._loads):
@@ -107,7 +107,7 @@ def test_a_prompt_of_more_blocks_than_a_job_takes(engines: Callable[..., PlayedE
 
 
 def test_a_load_that_is_not_taken_as_a_whole_fails_as_a_whole(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
     """The agent accepts the first parts, then the session is full: unsent blocks are bad, the
     others are awaited.
@@ -133,7 +133,7 @@ def test_a_load_that_is_not_taken_as_a_whole_fails_as_a_whole(
 
 
 def test_a_load_that_ranks_give_up_one_after_the_other_is_late_once(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
     engine = engines()
     engine.save("a", "p", 3, 1)
@@ -148,7 +148,7 @@ def test_a_load_that_ranks_give_up_one_after_the_other_is_late_once(
 
 
 def test_an_adapters_requests_are_neither_saved_nor_loaded(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
     engine = engines()
     engine.save("plain", "p", 4, 1)
@@ -161,7 +161,7 @@ def test_an_adapters_requests_are_neither_saved_nor_loaded(
 
 
 def test_a_request_that_must_not_read_the_cache_is_saved(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
     engine = engines()
     engine.save("a", "p", 4, 1, skip_reading_prefix_cache=True)
@@ -172,7 +172,7 @@ def test_a_request_that_must_not_read_the_cache_is_saved(
 
 
 def test_a_request_is_announced_on_arrival_without_waiting(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
     engine = engines()
     engine.save("a", "p", 4, 1)
@@ -188,7 +188,7 @@ def test_a_request_is_announced_on_arrival_without_waiting(
     assert engine.scheduler.counts.lookups == 1, "that of the first request: probes are not counted"
 
 
-def test_a_block_is_offered_once(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
+def test_a_block_is_offered_once(engines: Callable[..., SimulatedEngine], agent: AgentProcess) -> None:
     engine = engines()
     twins = [engine.request(name, "p", 4) for name in ("a", "b")]
     for twin in twins:
@@ -205,7 +205,7 @@ def test_a_block_is_offered_once(engines: Callable[..., PlayedEngine], agent: Ag
 
 
 def test_an_agent_without_jobs_is_listened_to_in_one_of_some_steps(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A system call is the most expensive part of a step in which nothing happens."""
     engine = engines()
@@ -232,7 +232,7 @@ def test_an_agent_without_jobs_is_listened_to_in_one_of_some_steps(
     agent.start()
 
 
-def test_what_was_revoked_is_offered_again(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
+def test_what_was_revoked_is_offered_again(engines: Callable[..., SimulatedEngine], agent: AgentProcess) -> None:
     engine = engines()
     request = engine.request("a", "p", 4)
     engine.matched(request)
@@ -256,7 +256,7 @@ def test_what_was_revoked_is_offered_again(engines: Callable[..., PlayedEngine],
 
 
 def test_a_request_that_restarts_after_a_reset_is_saved_from_its_first_block_on(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
     """reset_prefix_cache preempts running requests between two steps, and no step reports it."""
     engine = engines()
@@ -277,7 +277,7 @@ def test_a_request_that_restarts_after_a_reset_is_saved_from_its_first_block_on(
 @pytest.mark.stops
 @pytest.mark.parametrize("hold_s", [0.1, 60.0])
 def test_a_frozen_agent_does_not_hold_blocks_for_good(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, hold_s: float
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, hold_s: float
 ) -> None:
     """It holds a save for longer than allowed, or it does not answer."""
     monkeypatch.setattr("kvagent.vllm.scheduler.saves.HOLD_S", hold_s)
@@ -305,7 +305,7 @@ def test_a_frozen_agent_does_not_hold_blocks_for_good(
 
 @pytest.mark.stops
 def test_nothing_is_expected_of_a_stopped_agent_until_it_goes_on(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
     """A load is given up long before its deadline, but its blocks stay pinned; nothing is looked up
     or saved.
@@ -334,7 +334,7 @@ def test_nothing_is_expected_of_a_stopped_agent_until_it_goes_on(
 
 
 def test_an_agent_that_takes_long_is_not_taken_for_a_stopped_one(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers while a save waits for its step, which does not end."""
     monkeypatch.setattr("kvagent.vllm.scheduler.agent_session.ASK_S", 0.02)
@@ -364,7 +364,7 @@ def test_an_agent_that_takes_long_is_not_taken_for_a_stopped_one(
 
 
 def test_a_save_is_not_revoked_before_the_agent_had_it_for_a_step(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is planned before its step, which may take longer than the hold; earlier steps do not
     count.
@@ -396,7 +396,7 @@ def test_a_save_is_not_revoked_before_the_agent_had_it_for_a_step(
     engine.quiet()
 
 
-def test_what_old_weights_began_is_not_saved(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
+def test_what_old_weights_began_is_not_saved(engines: Callable[..., SimulatedEngine], agent: AgentProcess) -> None:
     """A request keeps its blocks: what it computes depends on those that old weights computed."""
     engine = engines()
     running, loading = engine.request("a", "p", 6), engine.request("b", "q", 6)
@@ -421,7 +421,7 @@ def test_what_old_weights_began_is_not_saved(engines: Callable[..., PlayedEngine
 
 
 def test_a_reset_that_another_engine_did_before_ones_own_is_not_taken_for_a_later_one(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
     engine, other = engines("one"), engines("two")
     request = engine.request("a", "p", 4)
@@ -436,7 +436,7 @@ def test_a_reset_that_another_engine_did_before_ones_own_is_not_taken_for_a_late
 
 
 def test_a_local_hit_on_blocks_of_old_weights_is_not_gone_on_from(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
     engine = engines()
     request = engine.request("a", "p", 4)
@@ -453,7 +453,7 @@ def test_a_local_hit_on_blocks_of_old_weights_is_not_gone_on_from(
 
 
 def test_what_waits_to_be_handed_out_when_another_engine_resets_is_given_up(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
     """A request ended between two steps; the next one reads the reset first, and would save under
     its epoch.
@@ -485,7 +485,7 @@ def test_what_waits_to_be_handed_out_when_another_engine_resets_is_given_up(
 
 @pytest.mark.parametrize("over", [False, True])
 def test_a_block_that_was_partly_filled_at_a_reset_is_old_once_it_is_full(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess, over: bool
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess, over: bool
 ) -> None:
     """vLLM hashes it only then; blocks computed from it must not be saved either."""
     engine = engines()
@@ -510,7 +510,7 @@ def test_a_block_that_was_partly_filled_at_a_reset_is_old_once_it_is_full(
 
 
 def test_a_reset_that_the_agent_does_not_hear_is_no_failure_and_is_done_before_anything_else(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvagent.vllm.scheduler.agent_session.RESET_S", 0.05)
     engine = engines()
@@ -527,7 +527,7 @@ def test_a_reset_that_the_agent_does_not_hear_is_no_failure_and_is_done_before_a
 
 
 def test_saves_hold_no_more_than_their_share(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 64 blocks 10 % are 6: a prompt of 20 blocks is saved in several steps, and never more are
     pinned.
@@ -556,7 +556,7 @@ def test_saves_hold_no_more_than_their_share(
     assert max(held) == 6
 
 
-def test_only_prompts_are_saved_if_so_asked(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
+def test_only_prompts_are_saved_if_so_asked(engines: Callable[..., SimulatedEngine], agent: AgentProcess) -> None:
     engine = engines(save_decode=False)
     request = engine.request("a", "p", 3)
     request.num_prompt_tokens = 2 * BLOCK
@@ -578,7 +578,7 @@ def test_only_prompts_are_saved_if_so_asked(engines: Callable[..., PlayedEngine]
     assert agent.status()["blocks_stored"] == 4
 
 
-def test_a_load_waits_for_the_step_in_flight(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
+def test_a_load_waits_for_the_step_in_flight(engines: Callable[..., SimulatedEngine], agent: AgentProcess) -> None:
     """vLLM may reuse a producer's blocks: the load names the step that may still write to them."""
     engine = engines()
     engine.save("a", "p", 4, 7)
@@ -596,7 +596,7 @@ def test_a_load_waits_for_the_step_in_flight(engines: Callable[..., PlayedEngine
 
 
 def test_an_idle_engine_does_not_spin_while_a_frozen_agent_holds_a_load(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
     engine = engines(load_deadline_ms=50.0)
     engine.save("a", "p", 4, 7)
@@ -624,7 +624,7 @@ def test_an_idle_engine_does_not_spin_while_a_frozen_agent_holds_a_load(
 
 
 def test_an_idle_engine_does_not_spin_either_where_its_workers_have_no_job(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
     """vLLM may keep stepping to release a lease: each of these steps waits."""
     engine = engines()
@@ -638,7 +638,7 @@ def test_an_idle_engine_does_not_spin_either_where_its_workers_have_no_job(
 
 
 def test_an_engine_that_sleeps_takes_its_memory_back_and_registers_it_again(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
     engine = engines()
     engine.save("a", "p", 4, 7)
@@ -656,7 +656,7 @@ def test_an_engine_that_sleeps_takes_its_memory_back_and_registers_it_again(
 
 
 def test_jobs_of_a_worker_that_leaves_are_reported_as_failed(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
     engine = engines()
     request = engine.request("a", "p", 4)
@@ -674,7 +674,7 @@ def test_jobs_of_a_worker_that_leaves_are_reported_as_failed(
 
 @pytest.mark.parametrize("again", [False, True])
 def test_what_a_frozen_agent_has_stays_pinned_also_when_the_worker_leaves(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, again: bool
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, again: bool
 ) -> None:
     """An engine sleeps, and may wake, before the agent continues, which may still write."""
     monkeypatch.setattr("kvagent.vllm.worker.side.DRAIN_S", 0.05)
@@ -701,7 +701,9 @@ def test_what_a_frozen_agent_has_stays_pinned_also_when_the_worker_leaves(
         load(engine, "c", "p", 4, 7)
 
 
-def test_a_lease_that_comes_too_late_is_given_back(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
+def test_a_lease_that_comes_too_late_is_given_back(
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
+) -> None:
     engine = engines(lookup_wait_ms=1.0, lookup_age_ms=50.0)
     writer = engines("two")
     writer.save("a", "p", 4, 7)
@@ -716,7 +718,7 @@ def test_a_lease_that_comes_too_late_is_given_back(engines: Callable[..., Played
 
 
 def test_an_idle_engine_goes_on_until_a_late_lease_is_given_back(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
     """Without requests, vLLM steps only as long as the connector asks for it."""
     engine = engines(lookup_wait_ms=1.0, lookup_age_ms=50.0)
@@ -739,7 +741,7 @@ def test_an_idle_engine_goes_on_until_a_late_lease_is_given_back(
 
 
 def test_what_never_comes_is_not_waited_for_for_ever(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvagent.lookup.LATE_S", 0.2)
     engine = engines(lookup_wait_ms=1.0, lookup_age_ms=50.0)
@@ -885,7 +887,7 @@ def test_a_question_that_is_given_up_is_abandoned_and_a_lost_one_is_a_miss() -> 
 
 
 def test_a_worker_whose_session_outlives_its_agent_joins_the_next(
-    engines: Callable[..., PlayedEngine], monkeypatch: pytest.MonkeyPatch
+    engines: Callable[..., SimulatedEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A surviving mover holds the session open, and only the scheduler knows the next agent."""
     monkeypatch.setattr("kvagent.vllm.worker.side.MISMATCH_S", 0.0)

@@ -346,12 +346,12 @@ def test_what_somebody_else_may_have_written_is_not_taken(tmp_path: Path) -> Non
 
 def test_few_digests_are_kept(tmp_path: Path) -> None:
     store = DigestCache(tmp_path / "kept")
-    for i in range(digest_cache.MAX_KEPT + 3):
+    for i in range(digest_cache.MAX_ENTRIES + 3):
         store.store(f"{i:064x}", "b" * 64)
         os.utime(tmp_path / "kept" / f"{i:064x}", ns=(i, i))
-    assert len(list((tmp_path / "kept").iterdir())) == digest_cache.MAX_KEPT
+    assert len(list((tmp_path / "kept").iterdir())) == digest_cache.MAX_ENTRIES
     assert store.find(f"{0:064x}") is None
-    assert store.find(f"{digest_cache.MAX_KEPT + 2:064x}") is not None
+    assert store.find(f"{digest_cache.MAX_ENTRIES + 2:064x}") is not None
 
 
 def test_without_a_cache_a_digest_is_made_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MAX_KEPT = 64  # digests
+MAX_ENTRIES = 64  # digests
 SETTLED_NS = 60_000_000_000
 """A file that changed within this time before it was read may change again unnoticed: twice the
 lifetime of dirty pages.
@@ -131,7 +131,7 @@ class DigestCache:
         for name in os.listdir(folder):
             with contextlib.suppress(OSError):
                 found.append((os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime_ns, name))
-        for _, name in sorted(found)[:-MAX_KEPT]:
+        for _, name in sorted(found)[:-MAX_ENTRIES]:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=folder)
 

@@ -8,7 +8,7 @@ import torch
 
 from kvagent.vllm.worker.memory import memory
 from kvagent.vllm.worker.sync import Sync, make_sync
-from tests.played import BLOCK_BYTES, PlayedEngine
+from tests.simulated import BLOCK_BYTES, SimulatedEngine
 
 if TYPE_CHECKING:
     from kvagent.messages import Region
@@ -17,7 +17,7 @@ DEVICE = "cuda:0"
 CYCLES = 500_000_000  # of a kernel that keeps the stream busy for some tenths of a second
 
 
-class GpuEngine(PlayedEngine):
+class GpuEngine(SimulatedEngine):
     """``late``: each fill follows a slow kernel, so that a copy that does not wait reads old
     bytes.
     """

@@ -12,7 +12,7 @@ import pytest
 
 from kvagent.messages import RegionKind
 from tests.agent import AgentProcess, eventually
-from tests.played import BLOCK
+from tests.simulated import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

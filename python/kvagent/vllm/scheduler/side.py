@@ -319,12 +319,12 @@ class SchedulerSide:
         if tracked is None:
             # A hash covers only the name of a LoRA adapter, not its content.
             bypass = getattr(request, "lora_request", None) is not None
-            kept = self._media.request(request)
-            self.counts.media_bypassed += kept is None
+            keyed = self._media.request(request)
+            self.counts.media_bypassed += keyed is None
             if self._media.newly_ambiguous:
                 self._bypass_names(self._media.newly_ambiguous)
             tracked = Tracked(
-                kept or request, bypass or kept is None, [0] * len(self._geometry.groups), self._geometry.hash_tokens
+                keyed or request, bypass or keyed is None, [0] * len(self._geometry.groups), self._geometry.hash_tokens
             )
             self._tracked[request.request_id] = tracked
         return tracked

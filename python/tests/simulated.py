@@ -76,16 +76,16 @@ class Step:
     scheduled: dict[str, int] = field(default_factory=dict)
 
 
-class PlayedEngine:
+class SimulatedEngine:
     """An engine. Requests get consecutive blocks, from block 1 on."""
 
     def __init__(
         self, agent: AgentProcess, name: str, *, blocks: int = 64, peer: bool = False, saves: bool = True,
         loads: bool = True, window: int = 0, identity: dict[str, str] | None = None, generation: str = LOADED,
-        unheard: bool = False, **options: Any,
+        unobserved: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         self.name = name
-        self._identity = {"model": "played", "dtype": "none", "tenant": ""} | (identity or {})
+        self._identity = {"model": "simulated", "dtype": "none", "tenant": ""} | (identity or {})
         groups = [Group(BLOCK, blocks)] + [Group(BLOCK, blocks, window)] * bool(window)
         self.groups = tuple(groups)
         self.pool = Pool(blocks)
@@ -102,7 +102,7 @@ class PlayedEngine:
         self.link.wait(20)
         self.scheduler = SchedulerSide(
             settings, Geometry(self.groups, BLOCK), 1, self.link, saves=saves, loads=loads, whole_failures=True,
-            generations=self.generations, unobserved=unheard,
+            generations=self.generations, unobserved=unobserved,
         )  # fmt: skip
         self.scheduler.bind(self.pool, self)
         self.worker = WorkerSide(
