@@ -49,6 +49,7 @@ var wideFolders = map[string]string{
 	"python/...":  notWrapped,
 	"scripts/...": notWrapped,
 	"settings":    notWrapped,
+	"takeover":    notWrapped,
 	"testdata":    notWrapped,
 	"trace":       notWrapped,
 	"transfer":    notWrapped,

@@ -1,7 +1,7 @@
 """The version of the wheel: that of the Go binaries, which is the tag's, in the form of PEP 440.
 
-Hatchling reads it (pyproject.toml). It comes from KVAGENT_VERSION, which `make wheel` sets, else from
-git, as in the Makefile.
+Hatchling reads it (pyproject.toml). It comes from KVAGENT_VERSION, which `make wheel` sets, or
+from git, as in the Makefile.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COMMIT = re.compile(r"[0-9a-f]{7,40}")
 
 
 def described() -> str:
-    """Returns what the Makefile calls VERSION: `v1.2.3`, `v1.2.3-4-gabc1234`, `abc1234-dirty`, `unknown`."""
+    """Return the Makefile's VERSION: `v1.2.3`, `v1.2.3-4-gabc1234`, `abc1234-dirty`, `unknown`."""
     if version := os.environ.get("KVAGENT_VERSION"):
         return version
     command = ["git", "-C", str(HERE), "describe", "--tags", "--always", "--dirty"]
@@ -30,7 +30,7 @@ def described() -> str:
 
 
 def pep440(version: str) -> str:
-    """Returns the same in the form of PEP 440. A commit without a tag before it is a local version of 0."""
+    """Return the PEP 440 form. A commit without a tag before it is a local version of 0."""
     clean = version.removesuffix("-dirty")
     local = ["dirty"] if clean != version else []
     match = DESCRIBED.fullmatch(clean)

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""mutants vllm [VERSION] [WORD...]: breaks the vLLM connector in known ways, one at a time in a copy of it, and expects
-the test that is named to fail with the message that is named.
+"""mutants vllm [VERSION] [WORD...]: checks that tests catch known faults of the vLLM connector.
 
-All of them, or those whose name holds a word. vLLM is imported once; each mutant is a process forked from that.
-KVAGENT_SKIP_VLLM=1 leaves them out.
+Each mutant breaks a copy of the connector, one at a time; a given test must fail with a given
+message. Runs all mutants, or those whose name contains all WORDs. First, every mutant must apply.
+vLLM is imported once; each mutant runs in a process forked from that. KVAGENT_SKIP_VLLM=1 skips
+them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 OLDEST = "0.29"
 AT_ONCE = 2
-LONGEST_S = 200  # for the tests of one mutant; those that hang are caught too
+LONGEST_S = 200  # for the tests of one mutant; hanging tests count as caught
 WARM = (
     "torch", "pytest", "vllm", "vllm.config", "vllm.lora.request", "vllm.v1.core.sched.async_scheduler",
     "vllm.v1.structured_output", "vllm.v1.worker.gpu.kv_connector",
@@ -32,7 +33,7 @@ WARM = (
 
 @dataclass
 class Mutant:
-    """What is broken, by which change of which file, and which tests (pytest's -k) say what."""
+    """A fault: the change of a file, the tests (pytest's -k) that catch it, and their message."""
 
     name: str
     file: str
@@ -41,113 +42,115 @@ class Mutant:
     tests: str
     says: str
     oldest: bool = False
-    """Only under the oldest vLLM."""
+    """Whether it applies only with the oldest vLLM."""
     where: str = "tests/vllm"
-    """The tests' file or folder."""
+    """The file or folder of the tests."""
 
 
 WEIGHTS = "tests/test_vllm_weights.py"
 MUTANTS = [
-    Mutant("save boundary without subtracting placeholders", "collect.py",
+    Mutant("save boundary without subtracting placeholders", "scheduler/save_schedule.py",
         "+ scheduled - request.num_output_placeholders", "+ scheduled",
         "what_may_be_taken_back", "placeholders count as tokens"),
-    Mutant("save boundary beyond what is computed", "collect.py",
-        "+ scheduled - request.num_output_placeholders\n    known: int = request.num_tokens\n",
-        "+ scheduled + 64\n    known: int = 1 << 62\n",
+    Mutant("save boundary beyond what is computed", "scheduler/save_schedule.py",
+        "+ scheduled - request.num_output_placeholders\n    certain: int = request.num_tokens\n",
+        "+ scheduled + 64\n    certain: int = 1 << 62\n",
         "no_byte_is_wrong and LHBNC", "rank 0 .* wrong"),
-    Mutant("the pins of a save are not taken", "blocks.py",
+    Mutant("the pins of a save are not taken", "scheduler/blocks.py",
         "        self._pool.touch(blocks)\n        if load:",
         "        if load:\n            self._pool.touch(blocks)\n        if load:",
         "abort_while_saving", "a frozen agent may still read"),
-    Mutant("memory is given up after a deadline", "of_worker.py",
+    Mutant("memory is released after a deadline", "worker/calls.py",
         "        if worker is None or worker.leave():\n",
         "        if worker is None or worker.leave() or True:\n",
         "memory_is_kept", "memory was given up without a fence"),
-    Mutant("memory is given up at the end, without a fence", "of_worker.py",
+    Mutant("memory is released at the end, without a fence", "worker/calls.py",
         "        if worker is not None and not worker.close():\n",
         "        if worker is not None and not worker.close() and False:\n",
         "memory_is_kept", "memory was given up without a fence"),
-    Mutant("a load is reported before it arrived", "worker.py",
-        "        self._jobs[plan.job] = under\n",
-        ("        self._jobs[plan.job] = under\n        if isinstance(plan, LoadJob):\n"
-         "            under.told = True\n            self._results.received.add(plan.request)\n"),
+    Mutant("a load is reported before it arrived", "worker/side.py",
+        "        self._jobs[plan.job] = inflight\n",
+        ("        self._jobs[plan.job] = inflight\n        if isinstance(plan, LoadJob):\n"
+         "            inflight.reported = True\n            self._results.received.add(plan.request)\n"),
         "not_reported_before", "reported before it arrived"),
-    Mutant("a failed load is reported as good", "worker.py",
+    Mutant("a failed load is reported as good", "worker/side.py",
         "        if cancelled or (statuses and not any(statuses)):", "        if statuses or not cancelled:",
         "fails_in_one_rank", "a failed load counts as good"),
-    Mutant("a resumed request counts as one never seen (V2)", "scheduler.py",
+    Mutant("a resumed request counts as one never seen (V2)", "scheduler/side.py",
         "        if tracked is None:\n            # A hash",
         "        if tracked is None or (tracked.admitted and request.num_preemptions):\n            # A hash",
         "not_promised_what_failed and True", "a resumed request counts as one never seen"),
-    Mutant("the block table of a resumed request is not replaced (V1)", "blocks.py",
+    Mutant("the block table of a resumed request is not replaced (V1)", "scheduler/blocks.py",
         "        if self._manager is not None:\n            blocks: Sequence[Any] = "
         "self._manager.get_blocks(request).blocks[group][begin:end]\n            return blocks\n",
         "        if self._manager is not None:\n            now = self._manager.get_blocks(request).blocks[group]\n"
         "            kept = self._seen.setdefault(request + str(group), [])\n            kept += now[len(kept) :]\n"
         "            return kept[begin:end]\n",
         "new_blocks_hold and False", "a table that was not replaced"),
-    Mutant("the block table of a resumed request is not replaced (V1), 0.29", "blocks.py",
+    Mutant("the block table of a resumed request is not replaced (V1), 0.29", "scheduler/blocks.py",
         "            self._seen.update(block_state.block_ids)",
         "            for name, table in block_state.block_ids.items():\n"
         "                kept = self._seen.setdefault(name + '.', [[] for _ in table])\n"
         "                for old, new in zip(kept, table):\n                    old += new[len(old) :]\n"
         "                self._seen[name] = kept",
         "new_blocks_hold and False", "a table that was not replaced", oldest=True),
-    Mutant("the last token is promised", "promises.py",
+    Mutant("the last token is promised", "scheduler/lookups.py",
         "tokens = self._whole(min(tokens, tracked.request.num_tokens - 1))",
         "tokens = self._whole(min(tokens + self._align, tracked.request.num_tokens))",
         "last_token", "tokens_promised"),
-    Mutant("a load's destination is unpinned at the deadline", "loads.py",
+    Mutant("a load's destination is unpinned at the deadline", "scheduler/loads.py",
         "            load.tracked.no_load = True\n",
         ("            load.tracked.no_load = True\n            self._blocks.unpin(load.blocks, load=True)\n"
          "            load.blocks = []\n"),
         "given_up", "a frozen agent may still write"),
-    Mutant("a load does not wait for the step in flight", "worker.py",
+    Mutant("a load does not wait for the step in flight", "worker/side.py",
         "return session.load(sections, epoch=plan.epoch, step=self._step, event=event, lease=plan.lease)",
         "return session.load(sections, epoch=plan.epoch, step=0, lease=plan.lease)",
         "waits_for_the_step", "DID NOT RAISE"),
-    Mutant("a save is not revoked at reset_prefix_cache", "scheduler.py",
+    Mutant("a save is not revoked at reset_prefix_cache", "scheduler/side.py",
         "            self._revokes += self.saves.revoke_at_once()\n", "            return\n",
         "pins_go", "reset_prefix_cache"),
-    Mutant("a revoked save's word is not set", "saves.py",
+    Mutant("a revoked save's word is not set", "scheduler/saves.py",
         "            self.revoke_now(save.revoke)\n", "            pass\n",
         "pins_go", "blocks that are reused"),
-    Mutant("a stopped agent is waited for", "pulse.py",
+    Mutant("a stopped agent is awaited", "scheduler/agent_session.py",
         "            return now - self._since > SILENT_S\n", "            return False\n",
         "agent_stands_still", "pins that are given back did not come about"),
-    Mutant("a new agent's epoch counts as the old one's", "presence.py",
-        "known = self._epoch if self._boot == attachment.session.boot else FIRST_EPOCH", "known = self._epoch or 1",
+    Mutant("a new agent's epoch counts as the old one's", "scheduler/agent_session.py",
+        "last = self._epoch if self._boot == attachment.session.boot else FIRST_EPOCH", "last = self._epoch or 1",
         "agent_was_restarted", "blocks of older weights are stored"),
     Mutant("a reset with new weights keeps the identity", "generation.py",
         "        if self._fixed:\n            return False\n        version = self._file.take()",
         "        if True:\n            return False\n        version = self._file.take()",
         "updated_engine_and_one_of_the_old and kind0", "rank 0 .* wrong"),
-    Mutant("a call that changes weights is not heard", "weight_calls.py",
+    Mutant("a call that changes weights is not observed", "scheduler/weight_changes.py",
         "            connector.before_weights_call(name)\n", "            pass\n",
         "calls_through_the_engine_core", "startswith"),
-    Mutant("what a load brought is taken for computed by the new weights", "scheduler.py",
-        " or tracked.load != 0 or tracked.brought\n", " or tracked.load != 0 or tracked.loaded[1] > 0\n",
+    Mutant("loaded blocks count as computed by the new weights", "scheduler/side.py",
+        " or tracked.load != 0 or tracked.ever_loaded\n", " or tracked.load != 0 or tracked.loaded[1] > 0\n",
         "brought_stay_of_their_weights", "blocks of other weights", where="tests/test_vllm_new_weights.py"),
-    Mutant("a reset of vLLM's own cache says nothing where weights change unheard", "scheduler.py",
-        "        self._was_reset = self._unheard\n", "        pass\n",
-        "follow_weights_that_changed_unheard", "blocks of other weights|finds", where="tests/test_vllm_new_weights.py"),
-    Mutant("a write to the model is not seen", "live_weights.py",
+    Mutant("a reset of vLLM's own cache is ignored though weights change unobserved", "scheduler/side.py",
+        "        self._was_reset = self._unobserved\n", "        pass\n",
+        "follow_weights_that_changed_unobserved", "blocks of other weights|finds",
+        where="tests/test_vllm_new_weights.py"),
+    Mutant("a write to the model is missed", "scheduler/weight_changes.py",
         "        return self._last != before\n", "        return False\n",
         "a_write_is_seen_once", "assert False"),
     Mutant("a named version is taken for each reset that follows", "generation.py",
         "        self._seen = stamp\n        try:", "        try:",
         "a_version_speaks_for_one_reset", "of the reset before"),
-    Mutant("the workers keep the old identity", "worker.py",
+    Mutant("the workers keep the old identity", "worker/side.py",
         "            self._use_generation(generation)\n", "            pass\n",
         "updated_engine_and_one_of_the_old and kind0", "registered"),
     Mutant("a session that was registered with the old identity is used", "link.py",
         "            if serial != self._serial:", "            if False:",
-        "registration_under_way_is_not_used", "the old identity"),
-    Mutant("a job goes out in another space than it was planned for", "worker.py",
+        "registration_in_flight_is_not_used", "the old identity"),
+    Mutant("a job goes out in another space than it was planned for", "worker/side.py",
         "            if attachment.registered.space != plan.space:\n", "            if False:\n",
         "planned_before_the_change", "goes out under the new identity"),
-    Mutant("a load is reported twice", "worker.py",
-        "        if not under.told:\n            self._tell", "        if True:\n            self._tell",
+    Mutant("a load is reported twice", "worker/side.py",
+        "        if not inflight.reported:\n            self._report_load",
+        "        if True:\n            self._report_load",
         "given_up", "AssertionError"),
     Mutant("of weights only the ends of a file count", "../weights/samples.py",
         "        return _tensors(file)\n",
@@ -156,10 +159,10 @@ MUTANTS = [
     Mutant("of a tensor only the ends count", "../weights/samples.py",
         "    inner = count - 2\n", "    inner = 0\n",
         "middle_of_a_tensor", "a part of a tensor is not in the digest", where=WEIGHTS),
-    Mutant("a digest is kept without the change time", "../weights/kept.py",
+    Mutant("a digest is kept without the change time", "../weights/digest_cache.py",
         "found.st_mtime_ns, found.st_ctime_ns)", "found.st_mtime_ns, 0)",
         "another_checkpoint and overwrite", "differ in the middle have one digest", where=WEIGHTS),
-    Mutant("the digest of a file that has just changed is kept", "../weights/kept.py",
+    Mutant("the digest of a file that has just changed is kept", "../weights/digest_cache.py",
         "state.changed + SETTLED_NS < begun_ns", "state.changed <= begun_ns",
         "has_just_changed", "assert 1 == 2", where=WEIGHTS),
     Mutant("a file may change between its load and its digest", "../weights/files.py",
@@ -177,32 +180,38 @@ MUTANTS = [
     Mutant("weak hashes while tenants share", "space.py",
         "    if tenant and algorithm", "    if not tenant and algorithm",
         "can_be_forged", "prefix_caching_hash_algo|DID NOT RAISE", where="tests/test_vllm_parts.py"),
-    Mutant("items go by the names that clients gave", "media.py",
+    Mutant("items are keyed by client names", "scheduler/media.py",
         "        return Keyed(request, items, self._hash_tokens)", "        return request",
         "clients_name_alike", "taken for another of that name"),
-    Mutant("a name of two contents is used on", "media.py",
+    Mutant("a name of two contents stays in use", "scheduler/media.py",
         "if not content or (digest and content != digest):", "if not content:",
         "two_contents_in", "media_bypassed"),
-    Mutant("requests under way with a name of two contents are saved on", "scheduler.py",
+    Mutant("requests in flight with a name of two contents are still saved", "scheduler/side.py",
         "                tracked.bypass, tracked.admitted = True, False\n", "",
         "two_contents_in", "may be of either content"),
-    Mutant("the scheduler supposes the attention backend", "of_scheduler.py",
+    Mutant("the scheduler assumes the attention backend", "scheduler/calls.py",
         "            if one.resolved and one.resolved !=", "            if not one.resolved and one.resolved !=",
         "supposed_another_backend", "a scheduler of its workers' space"),
 ]  # fmt: skip
 
 
+def mutated(mutant: Mutant, package: Path) -> tuple[Path, str]:
+    """Return a mutant's file and its broken text. Exit if the mutant does not apply."""
+    target = package / "vllm" / mutant.file
+    text = target.read_text()
+    if text.count(mutant.old) != 1:
+        sys.exit(f"mutant {mutant.name!r}: its text is {text.count(mutant.old)} times in {mutant.file}")
+    return target, text.replace(mutant.old, mutant.new)
+
+
 def broken(mutant: Mutant, folder: Path) -> Path:
-    """A copy of the package and its tests in which one thing is broken."""
+    """Return a copy of the package and its tests with one fault."""
     ignore = shutil.ignore_patterns("*_cache", "__pycache__", "gpu")
     tree = folder / "python"
     for part in ("kvagent", "tests"):
         shutil.copytree(ROOT / "python" / part, tree / part, ignore=ignore)
-    target = tree / "kvagent" / "vllm" / mutant.file
-    text = target.read_text()
-    if text.count(mutant.old) != 1:
-        sys.exit(f"mutant {mutant.name!r}: its text is {text.count(mutant.old)} times in {mutant.file}")
-    target.write_text(text.replace(mutant.old, mutant.new))
+    target, text = mutated(mutant, tree / "kvagent")
+    target.write_text(text)
     return tree
 
 
@@ -217,12 +226,12 @@ class Run:
 
     @property
     def log(self) -> Path:
-        """What the tests print."""
+        """Return the file of the tests' output."""
         return Path(self.folder.name) / "log"
 
 
 def start(mutant: Mutant) -> Run:
-    """Breaks a copy and starts the mutant's tests on it."""
+    """Break a copy and start the mutant's tests on it."""
     folder = tempfile.TemporaryDirectory(prefix="kvagent-mutant-")
     run = Run(mutant, time.monotonic(), folder)
     tree = broken(mutant, Path(folder.name))
@@ -233,7 +242,7 @@ def start(mutant: Mutant) -> Run:
 
 
 def test(tree: Path, mutant: Mutant, log: Path) -> None:
-    """Ends this process with pytest's status."""
+    """Run the tests and exit with pytest's status."""
     os.setsid()
     out = os.open(log, os.O_WRONLY | os.O_CREAT)
     os.dup2(out, 1)
@@ -249,7 +258,7 @@ def test(tree: Path, mutant: Mutant, log: Path) -> None:
 
 
 def ended(run: Run) -> int | None:
-    """Pytest's status, -1 if it hung. None: the tests go on."""
+    """Return pytest's status, -1 if it hung, None if it still runs."""
     done, status = os.waitpid(run.child, os.WNOHANG)
     if done:
         return os.waitstatus_to_exitcode(status)
@@ -261,7 +270,7 @@ def ended(run: Run) -> int | None:
 
 
 def caught(run: Run, status: int) -> bool:
-    """Whether the tests saw the change, and says so."""
+    """Return whether the tests caught the fault, and print it."""
     text = run.log.read_text(errors="replace")
     run.folder.cleanup()
     name = run.mutant.name
@@ -277,7 +286,7 @@ def caught(run: Run, status: int) -> bool:
 
 
 def run_all(mutants: list[Mutant]) -> list[str]:
-    """Some at a time. Gives the names of those that no test saw."""
+    """Run the mutants, AT_ONCE at a time. Return the names of those that no test caught."""
     waiting, runs, alive = list(mutants), list[Run](), list[str]()
     while waiting or runs:
         while waiting and len(runs) < AT_ONCE:
@@ -292,7 +301,7 @@ def run_all(mutants: list[Mutant]) -> list[str]:
 
 
 def enter(version: str) -> None:
-    """Starts this script anew in the interpreter of the environment with vLLM."""
+    """Restart this script in the interpreter of the environment with vLLM."""
     command = [str(ROOT / "scripts" / "env"), "vllm", *([version] if version else [])]
     python = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     inside = {"MUTANTS_VLLM_INSIDE": "1", "KVAGENT_BINARY": str(ROOT / "bin" / "kvagent")} | dict(os.environ)
@@ -303,13 +312,15 @@ def enter(version: str) -> None:
 
 
 def main() -> None:
-    """As the module says."""
+    """Run the chosen mutants."""
     arguments = sys.argv[1:]
     version = arguments.pop(0) if arguments and re.fullmatch(r"\d+\.\d+\.\d+", arguments[0]) else ""
     if os.environ.get("KVAGENT_SKIP_VLLM") == "1":
         print("!!!! KVAGENT_SKIP_VLLM=1: the mutants of the vLLM connector are LEFT OUT", file=sys.stderr)
         return
     if "MUTANTS_VLLM_INSIDE" not in os.environ:
+        for mutant in MUTANTS:
+            mutated(mutant, ROOT / "python" / "kvagent")
         enter(version)
     for module in WARM:
         importlib.import_module(module)

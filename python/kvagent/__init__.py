@@ -1,4 +1,7 @@
-"""The client of kvagent, the KV cache agent of a GPU node. docs/PROTOCOL.md of the repository is its contract."""
+"""The client of kvagent, the KV cache agent of a GPU node.
+
+Its contract is docs/PROTOCOL.md in the repository.
+"""
 
 from kvagent.errors import KVAgentError
 

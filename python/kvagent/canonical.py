@@ -1,4 +1,6 @@
-"""Canonical msgpack: the shortest form of each integer, string, binary and array header, and nothing else."""
+"""Canonical msgpack: the shortest form of each integer, string, binary and array header, and
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,16 @@ if TYPE_CHECKING:
 
 
 pack: Callable[[object], bytes] = msgpack.Packer(use_bin_type=True).pack
-"""Packs ints, str, bytes and lists or tuples of them. One packer for all: msgpack.packb makes a buffer each time."""
+"""Packs ints, str, bytes, and lists or tuples of them. Shared, because msgpack.packb allocates a
+buffer per call.
+"""
 
 
 def unpack(data: bytes) -> Any:
-    """Unpacks what pack makes, arrays as lists. Malformed if the bytes are not what pack would make of it."""
+    """Return the value of packed bytes, arrays as lists.
+
+    Malformed unless ``pack`` would produce the same bytes.
+    """
     try:
         value = msgpack.unpackb(data, raw=False, use_list=True, strict_map_key=True, ext_hook=_no_extension)
     except (ValueError, msgpack.exceptions.UnpackException, msgpack.exceptions.ExtraData) as error:

@@ -1,26 +1,29 @@
-"""What can go wrong, by what the caller can do about it."""
+"""The package's errors, by what the caller can do about them."""
 
 from __future__ import annotations
 
 
 class KVAgentError(Exception):
-    """The root of all errors of this package."""
+    """The base class of all errors of this package."""
 
 
 class Malformed(KVAgentError):
-    """Bytes or values that the protocol does not allow. The text names the field and what is allowed."""
+    """Bytes or values that the protocol does not allow.
+
+    The text names the field and what is allowed.
+    """
 
 
 class TimedOut(KVAgentError):
-    """No answer came within the time given for it."""
+    """No answer arrived in time."""
 
 
 class Busy(KVAgentError):
-    """A queue is full. Nothing was sent; the caller counts it and goes on."""
+    """A queue is full. Nothing was sent; the caller counts it and continues."""
 
 
 class Refused(KVAgentError):
-    """The agent answered, and said no."""
+    """The agent refused the request."""
 
     def __init__(self, what: str, status: int, text: str) -> None:
         super().__init__(f"{what}: status {status}: {text}")
@@ -29,13 +32,17 @@ class Refused(KVAgentError):
 
 
 class SessionBroken(KVAgentError):
-    """The agent said something it may not say. Nothing more is sent; its end of the socket is still to come."""
+    """The agent violated the protocol.
+
+    Nothing more is sent; the agent's end of the socket is still awaited.
+    """
 
 
 class SessionEnded(KVAgentError):
-    """The agent's end of the session socket is gone: it touches no byte of the session's memory any more.
+    """The agent's end of the session socket is gone: it no longer accesses the session's memory.
 
-    ``jobs`` are those that were not reported; ``code`` and ``text`` are the agent's ERROR, if it sent one.
+    ``jobs`` are those without a report; ``code`` and ``text`` are the agent's ERROR, if it sent
+    one.
     """
 
     def __init__(self, jobs: tuple[int, ...], code: int | None = None, text: str = "") -> None:

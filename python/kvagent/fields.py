@@ -1,6 +1,9 @@
-"""How the fields of a message lie on the wire. Both ways check; ``where`` names the field in an error.
+"""Types of message fields on the wire.
 
-``read`` takes what canonical.unpack gives and makes the value of the message; ``write`` goes back.
+Both directions check; ``where`` names the field in an error.
+
+``read`` converts a result of canonical.unpack to a value of the message; ``write`` converts it
+back.
 """
 
 from __future__ import annotations
@@ -15,10 +18,10 @@ class Field(Protocol):
     """One field."""
 
     def read(self, value: Any, where: str) -> Any:
-        """From the wire."""
+        """Convert from the wire."""
 
     def write(self, value: Any, where: str) -> Any:
-        """To the wire."""
+        """Convert to the wire."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,13 @@ class Uint:
     high: int
 
     def read(self, value: Any, where: str) -> int:
-        """From the wire."""
+        """Convert from the wire."""
         if type(value) is not int or not self.low <= value <= self.high:
             raise Malformed(f"{where}: {shown(value)} is not an integer from {self.low} to {self.high}")
         return value
 
     def write(self, value: Any, where: str) -> int:
-        """To the wire; an enum's member counts as its number."""
+        """Convert to the wire; an enum member counts as its number."""
         return self.read(int(value) if isinstance(value, int) else value, where)
 
 
@@ -47,7 +50,7 @@ class Str:
     high: int
 
     def read(self, value: Any, where: str) -> str:
-        """From the wire."""
+        """Convert from the wire."""
         if not isinstance(value, str) or not self.low <= len(_utf8(value, where)) <= self.high:
             raise Malformed(f"{where}: {shown(value)} is not a string of {self.low} to {self.high} bytes")
         return value
@@ -57,13 +60,13 @@ class Str:
 
 @dataclass(frozen=True)
 class Bin:
-    """Bytes, low to high of them."""
+    """Low to high bytes."""
 
     low: int
     high: int
 
     def read(self, value: Any, where: str) -> bytes:
-        """From the wire."""
+        """Convert from the wire."""
         if not isinstance(value, bytes) or not self.low <= len(value) <= self.high:
             raise Malformed(f"{where}: {shown(value)} is not a bin of {self.low} to {self.high} bytes")
         return value
@@ -73,13 +76,13 @@ class Bin:
 
 @dataclass(frozen=True)
 class Pair:
-    """An array of a key and a value; a tuple here."""
+    """An array of a key and a value; a tuple in Python."""
 
     key: Field
     value: Field
 
     def read(self, value: Any, where: str) -> tuple[Any, Any]:
-        """From the wire."""
+        """Convert from the wire."""
         if not isinstance(value, (list, tuple)) or len(value) != 2:
             raise Malformed(f"{where}: not an array of 2 fields")
         return self.key.read(value[0], f"{where}.key"), self.value.read(value[1], f"{where}.value")
@@ -89,20 +92,20 @@ class Pair:
 
 @dataclass(frozen=True)
 class Record:
-    """An array of exactly these fields; a dataclass here."""
+    """An array of exactly these fields; a dataclass in Python."""
 
     cls: type[Any]
     fields: tuple[tuple[str, Field], ...]
 
     def read(self, value: Any, where: str) -> Any:
-        """From the wire."""
+        """Convert from the wire."""
         if not isinstance(value, list) or len(value) != len(self.fields):
             raise Malformed(f"{where}: not an array of {len(self.fields)} fields")
         named = zip(self.fields, value, strict=True)
         return self.cls(**{name: field.read(v, f"{where}.{name}") for (name, field), v in named})
 
     def write(self, value: Any, where: str) -> list[Any]:
-        """To the wire."""
+        """Convert to the wire."""
         if not isinstance(value, self.cls):
             raise Malformed(f"{where}: {shown(value)} is not a {self.cls.__name__}")
         return [field.write(getattr(value, name), f"{where}.{name}") for name, field in self.fields]
@@ -110,19 +113,19 @@ class Record:
 
 @dataclass(frozen=True)
 class List:
-    """An array of low to high items; a tuple here."""
+    """An array of low to high items; a tuple in Python."""
 
     item: Field
     low: int
     high: int
 
     def read(self, value: Any, where: str) -> tuple[Any, ...]:
-        """From the wire."""
+        """Convert from the wire."""
         self._hold(value, list, where)
         return tuple([self.item.read(v, f"{where}[{i}]") for i, v in enumerate(value)])
 
     def write(self, value: Any, where: str) -> list[Any]:
-        """To the wire."""
+        """Convert to the wire."""
         self._hold(value, tuple, where)
         return [self.item.write(v, f"{where}[{i}]") for i, v in enumerate(value)]
 
@@ -135,26 +138,26 @@ class List:
 
 @dataclass(frozen=True)
 class Optional:
-    """The item, or an empty array; None here."""
+    """The item, or an empty array, which is None in Python."""
 
     item: Field
 
     def read(self, value: Any, where: str) -> Any:
-        """From the wire."""
+        """Convert from the wire."""
         return None if value == [] else self.item.read(value, where)
 
     def write(self, value: Any, where: str) -> Any:
-        """To the wire."""
+        """Convert to the wire."""
         return [] if value is None else self.item.write(value, where)
 
 
 def record(cls: type[Any], **fields: Field) -> Record:
-    """A record of the fields in the order given."""
+    """Return a record of the fields in the given order."""
     return Record(cls, tuple(fields.items()))
 
 
 def shown(value: object) -> str:
-    """The value as an error shows it: short."""
+    """Return a short form of a value for an error message."""
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:40]}... ({type(value).__name__})"
 

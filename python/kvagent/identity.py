@@ -1,4 +1,6 @@
-"""What a space is: all that changes a block's bytes besides its tokens, and the fingerprint of it."""
+"""The identity of a space (all that changes a block's bytes besides its tokens) and its
+fingerprint.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ if TYPE_CHECKING:
 
 SPACE_BYTES = 16
 REQUIRED = ("dtype", "model", "tenant")
-"""Keys that an identity cannot do without; the tenant may be empty."""
+"""Keys that every identity needs; the tenant may be empty."""
 
 
 def identity_pairs(identity: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """The identity as REGISTER carries it: sorted by the bytes of its keys, checked."""
+    """Return the identity as REGISTER carries it: checked, and sorted by the bytes of its keys."""
     if missing := [key for key in REQUIRED if key not in identity]:
         raise Malformed(f"identity: {', '.join(missing)} missing")
     pairs = tuple(sorted(identity.items(), key=lambda pair: pair[0].encode(errors="surrogatepass")))
@@ -29,9 +31,10 @@ def identity_pairs(identity: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def fingerprint(identity: Sequence[tuple[str, str]], shards: int, hash_tokens: int, groups: Sequence[Group]) -> bytes:
-    """The space: the first 16 bytes of SHA-256 over ``[identity, shards, hash_tokens, [[block_tokens, window], ...]]``.
+    """Return the space: the first 16 bytes of SHA-256 over ``[identity, shards, hash_tokens,
+    [[block_tokens, window], ...]]``.
 
-    The agent makes it too and tells it in REGISTERED: equal means that both speak of the same thing.
+    The agent computes it too and returns it in REGISTERED; equal values confirm that both agree.
     """
     canonical = pack([list(identity), shards, hash_tokens, [[group.block_tokens, group.window] for group in groups]])
     return hashlib.sha256(canonical).digest()[:SPACE_BYTES]

@@ -1,14 +1,15 @@
 """The look-up client: asks an agent how much of a prompt it has, with or without waiting.
 
-An answer costs microseconds, but an agent may be slow, stopped or gone: every wait is bounded, and a socket whose
-answer did not come in time is never used for another question. Each question under way has a REQ socket of its own,
-since answers name no question; sockets whose answer came are used again.
+An answer takes microseconds, but an agent may be slow, stopped or gone: every wait is bounded, and
+a socket whose answer was late is never reused. Answers do not identify their question, so each
+outstanding one has a REQ socket of its own; sockets whose answers arrived are reused.
 
-An answer that comes too late may carry a lease. Its socket is kept for a while to read it, and ``late_leases`` tells
-the number, to be released in the session.
+A late answer may carry a lease. Its socket is kept for a while to read it, and ``late_leases``
+returns such leases, to be released in the session.
 
-When the session ends, close the client and make another for the next session: a question that still waits in the
-socket would reach the agent's successor, to which the session's number means nothing, or someone else.
+When the session ends, close the client and create another for the next session: a question that
+still waits in the socket would reach the agent's successor, for which the session's number means
+nothing or something else.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "LookupClient", "LookupStatus", "Request", "Ticket", "Want"]
 
-MAX_OUTSTANDING = 64  # questions under way in one client
-MAX_LATE = 64  # given-up questions whose answers are still awaited
-LATE_S = 2.0  # for how long
+MAX_OUTSTANDING = 64  # outstanding questions of one client
+MAX_LATE = 64  # abandoned questions whose answers are awaited
+LATE_S = 2.0  # how long they are awaited
 _MAX_ANSWER_BYTES = 4096
 
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """A question under way. Given up after ``deadline`` (of time.monotonic)."""
+    """An outstanding question, abandoned after ``deadline`` (of time.monotonic)."""
 
     socket: zmq.Socket[bytes] | None
     deadline: float
@@ -47,10 +48,10 @@ class Ticket:
 
 
 class LookupClient:
-    """Asks at one look-up socket. Not for use by several threads at once. ``close`` ends it."""
+    """A client of one look-up socket. Not thread-safe. ``close`` ends it."""
 
     def __init__(self, path: str | PathLike[str], timeout_s: float = 0.005) -> None:
-        """``timeout_s`` is how long a question waits for its answer unless it says otherwise."""
+        """``timeout_s`` is the default time to wait for an answer."""
         self.endpoint = f"ipc://{path}"
         self.timeout_s = timeout_s
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -59,34 +60,39 @@ class LookupClient:
         self._late: deque[Ticket] = deque()
 
     def lookup(self, request: Request, timeout_s: float | None = None) -> Answer:
-        """Asks and waits. TimedOut if no answer came; Malformed if something came that is none."""
+        """Ask and wait. TimedOut if no answer arrived; Malformed if it is invalid."""
         ticket = self.submit(request, timeout_s)
         while (answer := self.poll(ticket, ticket.deadline - time.monotonic())) is None:
             pass
         return answer
 
     def submit(self, request: Request, timeout_s: float | None = None) -> Ticket:
-        """Asks without waiting; the ticket is polled to its end, or abandoned. Busy if too many are under way."""
+        """Ask without waiting; poll the ticket to its end, or abandon it.
+
+        Busy if too many are outstanding.
+        """
         frame = encode_request(request)
         if self._out >= MAX_OUTSTANDING:
-            raise Busy(f"{self._out} look-ups are under way")
+            raise Busy(f"{self._out} look-ups are in flight")
         socket = self._idle.pop() if self._idle else self._connect()
         try:
             socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
             socket.close(0)
-            raise Busy("the look-up socket takes nothing") from None
+            raise Busy("the look-up socket accepts nothing") from None
         self._out += 1
         wait_s = self.timeout_s if timeout_s is None else timeout_s
         return Ticket(socket, time.monotonic() + wait_s, leases=request.want == Want.RESERVE)
 
     def poll(self, ticket: Ticket, wait_s: float = 0.0) -> Answer | None:
-        """The answer, or None as long as it may still come. TimedOut once it may not: the ticket is then over.
+        """Return the answer, or None while it may still come.
+
+        TimedOut when it may not; the ticket has then ended.
 
         Waits for at most ``wait_s``, rounded up to milliseconds.
         """
         if ticket.socket is None:
-            raise ValueError("the ticket is over")
+            raise ValueError("the ticket has ended")
         if wait_s > 0:
             ticket.socket.poll(math.ceil(wait_s * 1000), zmq.POLLIN)
         frames = _receive(ticket.socket)
@@ -106,7 +112,10 @@ class LookupClient:
         return answer
 
     def abandon(self, ticket: Ticket) -> None:
-        """Gives a question up. If its answer may carry a lease it is still read when it comes; see late_leases."""
+        """Abandon a question.
+
+        If its answer may carry a lease, it is still read on arrival; see late_leases.
+        """
         if ticket.socket is None:
             return
         self._out -= 1
@@ -121,11 +130,15 @@ class LookupClient:
 
     @property
     def late(self) -> int:
-        """Given-up questions whose answers are still awaited: late_leases is to be called until there are none."""
+        """The number of abandoned questions whose answers are awaited; call late_leases until it is
+        0.
+        """
         return len(self._late)
 
     def late_leases(self) -> list[int]:
-        """The leases of answers that came after their question was given up, to be released. Each is told once."""
+        """Return the leases of answers that arrived after their question was abandoned, each once,
+        for release.
+        """
         leases: list[int] = []
         for _ in range(len(self._late)):
             ticket = self._late.popleft()
@@ -140,7 +153,7 @@ class LookupClient:
         return [lease for lease in leases if lease != 0]
 
     def close(self) -> None:
-        """Ends the client; tickets under way are over. Does not wait."""
+        """End the client and its tickets, without waiting."""
         self._context.destroy(linger=0)
         self._idle.clear()
         self._late.clear()

@@ -1,6 +1,8 @@
-"""The messages of the session socket, one dataclass each, and their numbers and statuses (docs/PROTOCOL.md, section 3).
+"""The messages of the session socket, one dataclass each, with their numbers and statuses
+(docs/PROTOCOL.md, section 3).
 
-Numbers are bare ints, hashes and handles bytes; lists are tuples, so that a message can be kept and compared.
+Numbers are plain ints, hashes and handles bytes; lists are tuples, so that messages can be stored
+and compared.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ VERSION = 2
 MIN_VERSION = 1
 
 NO_INDEX = 2**32 - 1
-"""As event: none to wait for. As revocation word: cannot be revoked."""
+"""As an event: none to wait for. As a revocation word: not revocable."""
 
 
 class Role(IntEnum):
-    """Which process of the engine a session is of."""
+    """The engine's process that a session belongs to."""
 
     SCHEDULER = 0
     WORKER = 1
@@ -37,12 +39,12 @@ class RegionKind(IntEnum):
 
     @property
     def has_fd(self) -> bool:
-        """Whether a descriptor goes with the region."""
+        """Whether a descriptor accompanies the region."""
         return self in (RegionKind.FD, RegionKind.CUDA_FD)
 
 
 class BlockStatus(IntEnum):
-    """What became of one block of a job."""
+    """The outcome of one block of a job."""
 
     OK = 0
     EXISTS = 1
@@ -60,7 +62,7 @@ class BlockStatus(IntEnum):
 
 
 class RegStatus(IntEnum):
-    """The answer to a registration, an unregistration or a reset."""
+    """The result of a registration, an unregistration or a reset."""
 
     DONE = 0
     REFUSED = 1
@@ -111,7 +113,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """Where a worker's words lie in its sync region; offsets in bytes."""
+    """The placement of a worker's words in its sync region; offsets in bytes."""
 
     region: int
     step_off: int
@@ -123,7 +125,9 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Announces one rank, or the scheduler, of an engine; ``regions`` and ``segments`` count what follows."""
+    """Registers one rank of an engine, or its scheduler; ``regions`` and ``segments`` count what
+    follows.
+    """
 
     req: int
     instance: str
@@ -154,7 +158,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """Announces regions; one descriptor travels with each that has one, in order."""
+    """Registers regions; a descriptor accompanies each that has one, in order."""
 
     req: int
     regions: tuple[Region, ...]
@@ -162,7 +166,9 @@ class Regions:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One piece of every block of a group: block b has ``bytes`` bytes at ``offset + b * stride`` of the region."""
+    """One part of every block of a group: block b has ``bytes`` bytes at ``offset + b * stride`` of
+    the region.
+    """
 
     region: int
     offset: int
@@ -172,7 +178,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Segments of a group, going on where the last SEGMENTS of that group ended."""
+    """Segments of a group, continuing the last SEGMENTS of that group."""
 
     req: int
     group: int
@@ -181,7 +187,7 @@ class Segments:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """Answers REGISTER once all its regions and segments came."""
+    """Answers REGISTER once all its regions and segments arrived."""
 
     req: int
     status: int
@@ -193,14 +199,14 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class Unregister:
-    """Takes the registration back."""
+    """Withdraws the registration."""
 
     req: int
 
 
 @dataclass(frozen=True, slots=True)
 class Unregistered:
-    """Answers UNREGISTER when nothing touches the regions any more."""
+    """Answers UNREGISTER when the regions are no longer accessed."""
 
     req: int
     status: int
@@ -209,7 +215,9 @@ class Unregistered:
 
 @dataclass(frozen=True, slots=True)
 class LoadEvents:
-    """Asks for events that the agent records behind loads; ``off``, in bytes, places their words in the sync region."""
+    """Requests events that the agent records after loads; ``off``, in bytes, is their words' offset
+    in the sync region.
+    """
 
     req: int
     off: int
@@ -228,14 +236,16 @@ class EventsMade:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Gives leases back."""
+    """Releases leases."""
 
     leases: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A run of chained blocks of one group: ``hashes`` joined, ``blocks`` the engine's block ids as u32 LE, joined."""
+    """A run of chained blocks of one group: ``hashes`` joined, ``blocks`` the engine's block IDs as
+    u32 LE, joined.
+    """
 
     group: int
     parent: bytes
@@ -245,13 +255,18 @@ class Section:
 
     @classmethod
     def of(cls, group: int, hashes: Sequence[bytes], blocks: Sequence[int], parent: bytes = b"") -> Section:
-        """From hashes of one length, at least one, and as many block ids. ``parent`` is the hash before the first."""
+        """Return the section of hashes of one length, at least one, and as many block IDs.
+
+        ``parent`` is the hash before the first.
+        """
         return cls(group, parent, len(hashes[0]), b"".join(hashes), struct.pack(f"<{len(blocks)}I", *blocks))
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Stores blocks, once ``step`` is over and ``event`` has fired; ``revoke`` names a word (not in version 1)."""
+    """Stores blocks once ``step`` has ended and ``event`` has fired; ``revoke`` names a word (not
+    in version 1).
+    """
 
     job: int
     epoch: int
@@ -263,7 +278,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Brings blocks, once ``step`` (the one in flight) is over and ``event`` has fired."""
+    """Loads blocks once ``step`` (the one in flight) has ended and ``event`` has fired."""
 
     job: int
     epoch: int
@@ -282,14 +297,14 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Answers CANCEL, behind the job's DONE."""
+    """Answers CANCEL, after the job's DONE."""
 
     job: int
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Reports a job, one status byte per block of all its sections in order. A fence."""
+    """Reports a job, with one status byte per block of all its sections in order. A fence."""
 
     job: int
     statuses: bytes
@@ -314,7 +329,7 @@ class ResetDone:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """Someone reset the space."""
+    """Reports that an engine reset the space."""
 
     epoch: int
 
@@ -335,7 +350,7 @@ class Pong:
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """Says why the session ends."""
+    """Tells why the session ends."""
 
     code: int
     text: str
@@ -343,7 +358,7 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """What is switched on: 1 on, 0 off."""
+    """The agent's switches: 1 on, 0 off."""
 
     loads: int
     saves: int

@@ -1,18 +1,20 @@
-"""The helper of the agent's Mooncake tier: a process that owns Mooncake's client and dies with the agent.
+"""The helper of the agent's Mooncake tier: a process that owns Mooncake's client and ends with the
+agent.
 
-``python -m kvagent.mooncake check`` says what is not installed. ``python -m kvagent.mooncake serve FD`` is what the
-agent starts, with a connected Unix socket. A frame is its length (4 bytes, big-endian) and one canonical msgpack array:
+``python -m kvagent.mooncake check`` reports missing packages. The agent starts ``python -m
+kvagent.mooncake serve FD`` with a connected Unix socket. A frame is its length (4 bytes,
+big-endian) and one canonical msgpack array:
 
-    agent   [1, settings, bounce bytes, arena bytes]   with a descriptor (SCM_RIGHTS) for each area that has bytes
+    agent   [1, settings, bounce bytes, arena bytes]   an SCM_RIGHTS descriptor per non-empty area
     helper  [1, error or "", name of the client]
     agent   [id, PUT or GET, [[key, header, area, offset, length], ...]]
     agent   [id, EXISTS or DELETE, [key, ...]]
     helper  [id, [code, ...]]                          in any order
 
-A value is 32 bytes at ``header`` of the bounce area, and ``length`` bytes at ``offset`` of area 0 (bounce) or 1
-(arena). Both areas are mapped and registered with the client, which reads and writes them in place. A code of PUT is 0
-(stored), 1 (was there before) or Mooncake's error; of GET the bytes delivered, or an error; of EXISTS 1, 0 or an error;
-of DELETE the bytes removed, or an error.
+A value is 32 bytes at ``header`` of the bounce area, and ``length`` bytes at ``offset`` of area 0
+(bounce) or 1 (arena). Both areas are mapped and registered with the client, which reads and writes
+them in place. A code of PUT is 0 (stored), 1 (existed before) or Mooncake's error; of GET the bytes
+read, or an error; of EXISTS 1, 0 or an error; of DELETE the bytes removed, or an error.
 """
 
 from __future__ import annotations
@@ -49,37 +51,40 @@ APT = "apt-get install libibverbs1 libnuma1 libcurl4"
 
 
 class Client(Protocol):
-    """What of ``mooncake.store.MooncakeDistributedStore`` is used. Pointers are addresses in this process."""
+    """The part of ``mooncake.store.MooncakeDistributedStore`` in use.
+
+    Pointers are addresses in this process.
+    """
 
     def setup(
         self, host: str, metadata: str, segment: int, local: int, protocol: str, devices: str, master: str
     ) -> int:
-        """Connect; 0 or an error."""
+        """Connect; return 0 or an error."""
 
     def register_buffer(self, pointer: int, size: int) -> int:
-        """Let values lie in this memory; 0 or an error."""
+        """Allow values in this memory; return 0 or an error."""
 
     def get_hostname(self) -> str:
-        """Name of the client's segment."""
+        """Return the name of the client's segment."""
 
     def batch_is_exist(self, keys: list[str]) -> list[int]:
-        """1, 0 or an error for each."""
+        """Return 1, 0 or an error for each."""
 
     def batch_put_from_multi_buffers(
         self, keys: list[str], pointers: list[list[int]], sizes: list[list[int]], config: object
     ) -> list[int]:
-        """0 or an error for each; 0 also for what was there before."""
+        """Return 0 or an error for each; 0 also for what existed before."""
 
     def batch_get_into_multi_buffers(
         self, keys: list[str], pointers: list[list[int]], sizes: list[list[int]]
     ) -> list[int]:
-        """Bytes or an error for each."""
+        """Return bytes or an error for each."""
 
     def batch_remove(self, keys: list[str], force: bool) -> list[int]:
-        """0 or an error for each."""
+        """Return 0 or an error for each."""
 
     def get_size(self, key: str) -> int:
-        """Bytes or an error."""
+        """Return bytes or an error."""
 
     def close(self) -> int:
         """Leave; the master forgets the segment."""
@@ -87,7 +92,7 @@ class Client(Protocol):
 
 @dataclass(frozen=True)
 class Settings:
-    """What the agent says first. Sizes are bytes, times milliseconds."""
+    """The settings in the agent's first frame. Sizes are bytes, times milliseconds."""
 
     host: str
     metadata: str
@@ -99,11 +104,11 @@ class Settings:
     replicas: int
     preferred: list[str]
     soft_pin: int  # 0: not pinned
-    threads: int  # of each kind: values, questions
+    threads: int  # per kind: values, questions
 
     @classmethod
     def read(cls, fields: object) -> Settings:
-        """Malformed if a field is none, or out of its range."""
+        """Return the settings, or raise Malformed if a field is missing or out of range."""
         if not isinstance(fields, list) or len(fields) != 11:
             raise Malformed("settings: an array of 11 is wanted")
         kinds = (str, str, int, int, str, str, str, int, list, int, int)
@@ -117,7 +122,7 @@ class Settings:
 
 
 class Area:
-    """Memory that the agent shares, mapped for the life of the process."""
+    """Memory shared by the agent, mapped for the lifetime of the process."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.size = size
@@ -126,7 +131,7 @@ class Area:
         os.close(fd)
 
     def pointer(self, offset: object, length: object) -> int:
-        """The address of a range, which must lie inside."""
+        """Return the address of a range, which must lie inside."""
         if not isinstance(offset, int) or not isinstance(length, int) or min(offset, length) < 0:
             raise Malformed(f"offset {offset}, length {length}: numbers of 0 or more are wanted")
         if offset + length > self.size:
@@ -135,7 +140,7 @@ class Area:
 
 
 def read_keys(value: object) -> list[str]:
-    """The keys of a request."""
+    """Return the keys of a request."""
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_KEYS:
         raise Malformed(f"keys: an array of 1 to {MAX_KEYS} is wanted")
     for key in value:
@@ -145,7 +150,7 @@ def read_keys(value: object) -> list[str]:
 
 
 class Values:
-    """Requests, carried out on the client."""
+    """Executes requests with the client."""
 
     def __init__(self, client: Client, config: object, areas: list[Area]) -> None:
         self._client = client
@@ -153,7 +158,7 @@ class Values:
         self._areas = areas
 
     def do(self, operation: int, body: object) -> list[int]:
-        """The codes of a request, one for each key."""
+        """Return the codes of a request, one per key."""
         if operation == EXISTS:
             keys = read_keys(body)
             codes = self._client.batch_is_exist(keys)
@@ -163,7 +168,7 @@ class Values:
         else:
             keys, pointers, sizes = self._places(body)
             codes = (self._put if operation == PUT else self._get)(keys, pointers, sizes)
-        if len(codes) != len(keys):  # a batch that failed as a whole
+        if len(codes) != len(keys):  # the batch failed as a whole
             codes = [codes[0] if codes and codes[0] < 0 else -1] * len(keys)
         return codes
 
@@ -180,7 +185,7 @@ class Values:
         return read_keys([item[0] for item in body]), pointers, sizes
 
     def _put(self, keys: list[str], pointers: list[list[int]], sizes: list[list[int]]) -> list[int]:
-        """Mooncake says 0 for what was there before, so that is asked first."""
+        """Store values; existing keys are detected first, since Mooncake returns 0 for them."""
         codes = self._client.batch_is_exist(keys)
         absent = [n for n, code in enumerate(codes) if code == 0]
         if len(codes) != len(keys) or not absent:
@@ -209,19 +214,19 @@ class Values:
 
 
 class Frames:
-    """The agent's socket. One thread receives; any may send."""
+    """The agent's socket. One thread receives; any thread may send."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._sending = threading.Lock()
 
     def receive_first(self) -> tuple[Any, list[int]]:
-        """The first frame and the descriptors that came with it."""
+        """Return the first frame and its descriptors."""
         head, fds, _, _ = socket.recv_fds(self._sock, 4, 2)
         return self._body(head + self._exactly(4 - len(head))), fds
 
     def receive(self) -> Any:
-        """The next frame. EOFError when the agent is gone."""
+        """Return the next frame. EOFError when the agent is gone."""
         return self._body(self._exactly(4))
 
     def _body(self, head: bytes) -> Any:
@@ -240,21 +245,21 @@ class Frames:
         return bytes(data)
 
     def send(self, value: object) -> None:
-        """Sends one frame."""
+        """Send one frame."""
         data = canonical.pack(value)
         with self._sending:
             self._sock.sendall(struct.pack(">I", len(data)) + data)
 
 
 def new_client() -> tuple[Client, Any]:
-    """Mooncake's client, and its module."""
+    """Return Mooncake's client, and its module."""
     import mooncake.store  # this module is importable without it
 
     return mooncake.store.MooncakeDistributedStore(), mooncake.store
 
 
 def replication(module: Any, settings: Settings) -> object:
-    """How many copies, where, and for how long they are kept in preference."""
+    """Return the configuration of replicas, their segments and soft pins."""
     config = module.ReplicateConfig()
     config.replica_num = settings.replicas
     config.preferred_segments = settings.preferred
@@ -265,7 +270,7 @@ def replication(module: Any, settings: Settings) -> object:
 
 
 def start(first: object, fds: list[int]) -> tuple[Client, Values, Settings]:
-    """Sets the client up as the agent's first frame says. OSError if Mooncake refuses."""
+    """Set up the client by the agent's first frame. OSError if Mooncake refuses."""
     if not isinstance(first, list) or len(first) != 4 or first[0] != VERSION:
         raise Malformed(f"first frame: [{VERSION}, settings, bounce bytes, arena bytes] is wanted")
     settings = Settings.read(first[1])
@@ -292,7 +297,7 @@ def start(first: object, fds: list[int]) -> tuple[Client, Values, Settings]:
 
 
 def serve(sock: socket.socket) -> None:
-    """Carries out what the agent asks, until it is gone."""
+    """Execute the agent's requests until it is gone."""
     frames = Frames(sock)
     first, fds = frames.receive_first()
     try:
@@ -301,7 +306,7 @@ def serve(sock: socket.socket) -> None:
         frames.send([VERSION, f"{type(error).__name__}: {error}"[:1000], ""])
         return
     frames.send([VERSION, "", client.get_hostname()])
-    # Questions have threads of their own: values in a slow transfer must not delay them.
+    # Questions have their own threads: slow transfers of values must not delay them.
     pools = {kind: ThreadPoolExecutor(settings.threads, thread_name_prefix=kind) for kind in ("values", "questions")}
 
     def answer(identity: int, operation: int, body: object) -> None:
@@ -322,7 +327,7 @@ def serve(sock: socket.socket) -> None:
 
 
 def read_request(request: object) -> tuple[int, int, object]:
-    """The parts of a request."""
+    """Return the parts of a request."""
     if (
         not isinstance(request, list)
         or len(request) != 3
@@ -334,13 +339,13 @@ def read_request(request: object) -> tuple[int, int, object]:
 
 
 def quit_now(text: str) -> None:
-    """Ends the process without waiting for threads that may hang."""
+    """End the process without waiting for threads that may hang."""
     print(f"kvagent.mooncake: {text}"[:1000], file=sys.stderr, flush=True)  # noqa: T201
     os._exit(3)
 
 
 def check() -> None:
-    """Exits with what has to be installed, if anything has."""
+    """Exit with the names of missing packages, if any."""
     try:
         new_client()
     except ModuleNotFoundError as error:
@@ -350,7 +355,7 @@ def check() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """The command line: check, or serve FD."""
+    """Run the command line: check, or serve FD."""
     if arguments == ["check"]:
         check()
     elif len(arguments) == 2 and arguments[0] == "serve" and arguments[1].isdigit():

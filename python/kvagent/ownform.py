@@ -1,4 +1,4 @@
-"""kvagent's own form of a look-up, in bytes: one msgpack array each way (docs/PROTOCOL.md, section 2.1)."""
+"""kvagent's own form of look-ups: one msgpack array each way (docs/PROTOCOL.md, section 2.1)."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ MAX_HASHES = 65536
 MAX_HASH = 32  # bytes
 MAX_GROUPS = 16
 OWN_SPACE = bytes(16)
-"""Stands for the space of the socket that is asked."""
+"""Stands for the space of the look-up socket itself."""
 
 
 class Want(IntEnum):
-    """What an asker wants."""
+    """The purpose of a look-up."""
 
     PROBE = 0
     RESERVE = 1
 
 
 class LookupStatus(IntEnum):
-    """How a look-up was answered."""
+    """The result of a look-up."""
 
     HIT = 0
     PENDING = 1
@@ -39,7 +39,10 @@ class LookupStatus(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """How much of this prompt is stored? ``hashes`` are joined; ``deadline_us`` in microseconds, 0 for the default."""
+    """Asks how much of a prompt is stored.
+
+    ``hashes`` are joined; ``deadline_us`` 0 is the default.
+    """
 
     version: int = VERSION
     space: bytes = OWN_SPACE
@@ -55,7 +58,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``tokens`` of the prompt, from token 0, are stored; ``lease`` pins them, if it is not 0."""
+    """``tokens`` of the prompt, from token 0, are stored; ``lease`` pins them unless it is 0."""
 
     version: int
     status: int
@@ -71,12 +74,12 @@ _REQUEST = record(
     hbm_tokens=_U32, deadline_us=_U32, groups=Bin(0, MAX_GROUPS), hash_len=Uint(0, MAX_HASH),
     hashes=Bin(0, MAX_HASHES * MAX_HASH),
 )  # fmt: skip
-_GROUPS = 7  # the place of groups, which version 1 lacks
+_GROUPS = 7  # index of groups, which version 1 lacks
 _ANSWER = record(Answer, version=Uint(1, VERSION), status=_U8, tokens=_U32, lease=_U64, boot=_ID)
 
 
 def encode_request(request: Request) -> bytes:
-    """The one frame of a request."""
+    """Return the frame of a request."""
     values = _REQUEST.write(request, "Request")
     _check(request)
     if request.version == 1:
@@ -85,7 +88,7 @@ def encode_request(request: Request) -> bytes:
 
 
 def decode_request(frame: bytes) -> Request:
-    """The request of a frame."""
+    """Return the request of a frame."""
     values = unpack(frame)
     if isinstance(values, list) and values[:1] == [1]:
         if len(values) != len(_REQUEST.fields) - 1:
@@ -97,12 +100,12 @@ def decode_request(frame: bytes) -> Request:
 
 
 def encode_answer(answer: Answer) -> bytes:
-    """The one frame of an answer."""
+    """Return the frame of an answer."""
     return pack(_ANSWER.write(answer, "Answer"))
 
 
 def decode_answer(frame: bytes) -> Answer:
-    """The answer of a frame."""
+    """Return the answer of a frame."""
     answer: Answer = _ANSWER.read(unpack(frame), "Answer")
     return answer
 

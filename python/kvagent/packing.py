@@ -1,7 +1,7 @@
-"""Sections of a job as they lie on the wire, packed once where a job is planned and sent by every rank as they are.
+"""Sections of a job in wire form, packed once at planning time and sent unchanged by every rank.
 
-It makes the bytes that wire.encode makes of the same Sections (canonical msgpack), at a fraction of the price: an
-engine packs tens of them in every step.
+The bytes are those that wire.encode produces for the same Sections (canonical msgpack), at a
+fraction of the cost: an engine packs tens of sections in every step.
 """
 
 from __future__ import annotations
@@ -22,24 +22,28 @@ _BIN16, _BIN32 = struct.Struct(">BH"), struct.Struct(">BI")
 _ARRAY16 = struct.Struct(">BH")
 _ID = struct.Struct("<I")
 _SECTION = b"\x95"  # an array of 5
-# Most sections of a running engine are of one block in group 0: hashes of 32 bytes, parent, hash and block.
+# Most sections of a running engine have one block in group 0 with hashes of 32 bytes: parent, hash
+# and block.
 _SHORT = struct.Struct("<4s32s3s32s2sI")
 _SHORT_HEAD, _SHORT_MIDDLE, _SHORT_TAIL = b"\x95\x00\xc4\x20", b"\x20\xc4\x20", b"\xc4\x04"
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Sections of a job: ``data`` is their array in msgpack, ``blocks`` how many blocks they name."""
+    """Sections of a job: ``data`` is their msgpack array, ``blocks`` the number of blocks."""
 
     data: bytes
     blocks: int
 
-    def __reduce__(self) -> tuple[type[Packed], tuple[bytes, int]]:  # a tenth of the time of what dataclass makes
+    def __reduce__(self) -> tuple[type[Packed], tuple[bytes, int]]:  # a tenth of the time of a dataclass's default
         return Packed, (self.data, self.blocks)
 
 
 def section(group: int, parent: bytes, hashes: Sequence[bytes], ids: Sequence[int]) -> bytes:
-    """One section: a run of chained blocks. ``parent``: the hash before the first, or empty; ``ids``: the engine's."""
+    """Return one section, a run of chained blocks.
+
+    ``parent``: the hash before the first one, or empty. ``ids``: the engine's block IDs.
+    """
     joined = b"".join(hashes)
     size, count = len(hashes[0]), len(hashes)
     if not 0 <= group < MAX_GROUPS or not 1 <= size <= MAX_HASH or count != len(ids) or len(joined) != size * count:
@@ -57,14 +61,16 @@ def section(group: int, parent: bytes, hashes: Sequence[bytes], ids: Sequence[in
 
 
 def short_section(parent: bytes, key: bytes, block: int) -> bytes:
-    """The section of one block of group 0 that is not its prompt's first."""
+    """Return the section of one block of group 0 that is not the first of its prompt."""
     if len(parent) == len(key) == 32:
         return _SHORT.pack(_SHORT_HEAD, parent, _SHORT_MIDDLE, key, _SHORT_TAIL, block)
     return section(0, parent, (key,), (block,))
 
 
 def packed(sections: Sequence[bytes], blocks: int) -> Packed:
-    """The sections of one job, each made by ``section``, which name that many blocks."""
+    """Return the sections of one job, each made by ``section``; ``blocks`` is their number of
+    blocks.
+    """
     count = len(sections)
     if not 1 <= count <= MAX_SECTIONS or blocks > MAX_JOB_BLOCKS:
         raise Malformed(f"{count} sections of {blocks} blocks, allowed is 1 to {MAX_SECTIONS} of {MAX_JOB_BLOCKS}")

@@ -1,4 +1,6 @@
-"""What one rank, or the scheduler, of an engine announces to an agent, and the messages that carry it."""
+"""What one rank of an engine, or its scheduler, registers with an agent, and the messages that
+carry it.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """The defaults are those of an engine with one rank. A scheduler gives no sync, regions or segments."""
+    """A registration.
+
+    The defaults suit an engine with one rank. A scheduler has no sync, regions or segments.
+    """
 
     instance: str
-    """Names the engine; all its sessions give the same."""
+    """Names the engine; equal in all its sessions."""
     role: int
     identity: tuple[tuple[str, str], ...]
     """Sorted by key: see identity.identity_pairs."""
@@ -32,12 +37,14 @@ class Registration:
     """The look-up socket to open for this space; empty for none."""
     sync: m.Sync | None = None
     regions: Sequence[tuple[m.Region, int | None]] = ()
-    """Each with its descriptor if its kind has one. They stay the caller's, who may close them once registered."""
+    """Each with its descriptor if its kind has one. The caller keeps them and may close them once
+    registered.
+    """
     segments: Mapping[int, Sequence[m.Segment]] = field(default_factory=dict)
-    """By group, in the order in which a block lies in the pool."""
+    """By group, in the order in which a block's segments lie in the pool."""
 
     def messages(self, req: int) -> Iterator[tuple[m.Message, list[int]]]:
-        """The messages of the registration in order, with their descriptors."""
+        """Yield the messages of the registration in order, with their descriptors."""
         segments = sum(len(one) for one in self.segments.values())
         yield m.Register(
             req, self.instance, self.role, self.rank, self.world, self.shard, self.shards, self.identity, self.groups,
@@ -60,5 +67,5 @@ _Item = TypeVar("_Item")
 
 
 def parts(items: Sequence[_Item], size: int) -> list[Sequence[_Item]]:
-    """The items in runs of at most size."""
+    """Return the items in runs of at most ``size``."""
     return [items[i : i + size] for i in range(0, len(items), size)]

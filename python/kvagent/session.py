@@ -1,13 +1,15 @@
-"""The session client: registers an engine's memory with an agent and gives it jobs (docs/PROTOCOL.md, section 3).
+"""The session client: registers an engine's memory with an agent and submits jobs
+(docs/PROTOCOL.md, section 3).
 
-A session belongs to one thread, and ends with its socket. What an engine does in its step (save, load, cancel,
-release, poll) never waits: a message that the socket does not take now waits in a bounded buffer, beyond which Busy is
-raised and nothing is sent. Setting up (connect, register, reset, ping, unregister) waits for its answer, bounded.
+A session belongs to one thread and ends with its socket. The calls of an engine's step (save, load,
+cancel, release, poll) never wait: a message that the socket does not accept yet waits in a bounded
+buffer; when that is full, Busy is raised and nothing is sent. The calls of the set-up (connect,
+register, reset, ping, unregister) wait for their answer, bounded.
 
-SessionEnded says that the agent's end of the socket is gone, which is a fence: no byte of this session's memory is
-touched any more. ``close`` proves nothing of that kind; ``drain`` waits for it. The agent, for its part, takes the end
-of the engine's side as its fence: a process that is forked off and touches the same memory has to keep its copy of the
-descriptor.
+SessionEnded means that the agent's end of the socket is gone, which is a fence: this session's
+memory is no longer accessed. ``close`` proves no such thing; ``drain`` waits for it. The agent, in
+turn, takes the end of the engine's side as its fence: a forked process that uses the same memory
+must keep its copy of the descriptor.
 """
 
 from __future__ import annotations
@@ -33,34 +35,35 @@ if TYPE_CHECKING:
 
 SOFTWARE = "kvagent-python"
 MAX_EVENTS_PER_POLL = 1024
-MAX_EVENTS_KEPT = 65536  # while an answer is waited for; more ends the session
+MAX_EVENTS_KEPT = 65536  # while an answer is awaited; more end the session
 
 Event = m.Done | m.Cancelled | m.Epoch | m.Switches
 _Answer = TypeVar("_Answer", m.Registered, m.Unregistered, m.ResetDone, m.EventsMade, m.Pong)
 
 
 class Session:
-    """One session with an agent. Made by ``connect``."""
+    """One session with an agent, made by ``connect``."""
 
     def __init__(self, stream: FrameStream, welcome: m.Welcome) -> None:
         self.version = welcome.version
         self.boot = welcome.boot
         """Changes with each start of the agent."""
         self.number = welcome.session
-        """Names this session in look-ups that reserve."""
+        """Identifies this session in look-ups that reserve."""
         self.limits = welcome
         self.epoch = 0
-        """The space's weights epoch as last told, from REGISTERED on. A job is stamped with the one that its blocks
-        were computed in, which may be an older one by now."""
+        """The space's last known weights epoch, from REGISTERED on. A job carries the epoch in
+        which its blocks were computed, which may be an older one.
+        """
         self.registered: m.Registered | None = None
         self._stream = stream
-        self._jobs: dict[int, int] = {}  # blocks of each job that is not reported
+        self._jobs: dict[int, int] = {}  # number of blocks of each unreported job
         self._cancels: set[int] = set()
         self._job_numbers = itertools.count(1)
         self._requests = itertools.count(1)
         self._events: deque[Event] = deque()
-        self._awaited = 0  # the request whose answer is waited for
-        self._pinged = 0  # the PING of knock that is not answered yet
+        self._awaited = 0  # the request whose answer is awaited
+        self._pinged = 0  # the unanswered PING of start_ping
         self._reply: m.Message | None = None
         self._error: m.Error | None = None
         self._broken: Malformed | None = None
@@ -69,7 +72,10 @@ class Session:
     def connect(
         cls, path: str | PathLike[str], timeout_s: float = 1.0, versions: tuple[int, int] = (m.MIN_VERSION, m.VERSION)
     ) -> Session:
-        """Connects and says hello. TimedOut, SessionEnded, or OSError if there is no agent."""
+        """Connect and exchange HELLO.
+
+        Raise TimedOut, SessionEnded, or OSError if there is no agent.
+        """
         deadline = time.monotonic() + timeout_s
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
@@ -88,23 +94,23 @@ class Session:
         return cls(stream, welcome)
 
     def fileno(self) -> int:
-        """For select and for the watch of others; readable when ``poll`` has something to do."""
+        """Return the descriptor for select; readable when ``poll`` has something to do."""
         return self._stream.fileno()
 
     @property
     def ended(self) -> bool:
-        """Whether the agent's end was seen to be gone, or this one was closed."""
+        """Whether the agent's end is known to be gone, or this one was closed."""
         return self._stream.ended
 
     @property
     def jobs(self) -> tuple[int, ...]:
-        """The jobs that are not reported yet."""
+        """The unreported jobs."""
         return tuple(self._jobs)
 
     def register(self, registration: Registration, timeout_s: float = 30.0) -> m.Registered:
-        """Announces memory and geometry, once per session. Refused with the agent's text.
+        """Register memory and geometry, once per session. Refused carries the agent's text.
 
-        After any other failure the session is of no use: nothing more is sent.
+        After any other failure the session is unusable: nothing more is sent.
         """
         deadline = time.monotonic() + timeout_s
         req = next(self._requests)
@@ -113,16 +119,16 @@ class Session:
                 self._send_waiting(message, deadline, fds)
             answer = self._answer(req, m.Registered, deadline)
         except BaseException:
-            self._stream.shutdown_writing()  # nothing may name descriptors that the caller closes
+            self._stream.shutdown_writing()  # no message may name descriptors that the caller closes
             raise
         if answer.status != m.RegStatus.DONE:
             raise Refused("register", answer.status, answer.text)
         self.registered = answer
-        self._told_epoch(answer.epoch)
+        self._set_epoch(answer.epoch)
         return answer
 
     def unregister(self, timeout_s: float = 30.0) -> None:
-        """Takes the registration back: afterwards nothing touches its regions any more."""
+        """Withdraw the registration: afterwards its regions are no longer accessed."""
         answer = self._ask(m.Unregister, m.Unregistered, timeout_s)
         if answer.status != m.RegStatus.DONE:
             raise Refused("unregister", answer.status, answer.text)
@@ -130,10 +136,11 @@ class Session:
         self.epoch = 0
 
     def load_events(self, off: int, count: int, timeout_s: float = 30.0) -> bytes:
-        """Has the agent record events behind loads, once per registration (docs/PROTOCOL.md, LOAD_EVENTS).
+        """Have the agent record events after loads, once per registration (docs/PROTOCOL.md,
+        LOAD_EVENTS).
 
-        ``off`` is where ``count`` words of 8 bytes are in the sync region. Gives the events' IPC handles, joined. An
-        agent that does not know the request ends the session.
+        ``off`` is the offset of ``count`` words of 8 bytes in the sync region. Return the events'
+        IPC handles, joined. An agent that does not support the request ends the session.
         """
         answer = self._ask(lambda req: m.LoadEvents(req, off, count), m.EventsMade, timeout_s)
         if answer.status != m.RegStatus.DONE:
@@ -141,30 +148,32 @@ class Session:
         return answer.handles
 
     def reset(self, timeout_s: float = 5.0) -> int:
-        """Starts a new weights epoch: nothing stored before is found again. Gives its number."""
+        """Start a new weights epoch and return its number: blocks stored before are not found
+        again.
+        """
         answer = self._ask(m.Reset, m.ResetDone, timeout_s)
         if answer.status != m.RegStatus.DONE:
             raise Refused("reset", answer.status, answer.text)
-        self._told_epoch(answer.epoch)
+        self._set_epoch(answer.epoch)
         return answer.epoch
 
-    def _told_epoch(self, epoch: int) -> None:
-        """An EPOCH may overtake the answer to a request: the highest counts."""
+    def _set_epoch(self, epoch: int) -> None:
+        """Raise the epoch; an EPOCH may overtake the answer to a request, so the highest counts."""
         self.epoch = max(self.epoch, epoch)
 
     def ping(self, timeout_s: float = 1.0) -> None:
-        """Asks whether the agent still answers."""
+        """Wait for the agent's answer to a PING."""
         self._ask(m.Ping, m.Pong, timeout_s)
 
-    def knock(self) -> None:
-        """Asks whether the agent still answers, without waiting for it: see knocking."""
+    def start_ping(self) -> None:
+        """Send a PING without waiting for its answer; see pinging."""
         req = next(self._requests)
         self._send(m.Ping(req))
         self._pinged = req
 
     @property
-    def knocking(self) -> bool:
-        """Whether the last knock is not answered, as far as poll has read."""
+    def pinging(self) -> bool:
+        """Whether the last start_ping is unanswered, as far as poll has read."""
         return self._pinged != 0
 
     def save(
@@ -176,9 +185,12 @@ class Session:
         event: int = m.NO_INDEX,
         revoke: int = m.NO_INDEX,
     ) -> int:
-        """Stores blocks that ``step`` computed. Gives the job's number, which its Done repeats. Does not wait.
+        """Store blocks that ``step`` computes, without waiting.
 
-        ``epoch`` is the one in which they were computed. ``revoke`` names a revocation word; version 1 has none.
+        Return the job's number, which its Done repeats.
+
+        ``epoch`` is the one in which they were computed. ``revoke`` names a revocation word;
+        version 1 has none.
         """
         job = next(self._job_numbers)
         if isinstance(sections, Packed):
@@ -192,7 +204,7 @@ class Session:
     def load(
         self, sections: Sequence[m.Section] | Packed, *, epoch: int, step: int, event: int = m.NO_INDEX, lease: int = 0
     ) -> int:
-        """Brings blocks, ``step`` being the one in flight. Gives the job's number, as save does. Does not wait."""
+        """Load blocks, without waiting; ``step`` is the one in flight. Return the job's number."""
         job = next(self._job_numbers)
         if isinstance(sections, Packed):
             self._send_job(job, load_frame(job, epoch, step, event, lease, sections), sections.blocks)
@@ -201,34 +213,37 @@ class Session:
             self._send_job(job, frame(encode(message, self.version)), _blocks(sections))
         return job
 
-    def hold(self) -> None:
-        """Has what is sent from here on go out in one piece, with ``let_go``."""
-        self._stream.hold()
+    def cork(self) -> None:
+        """Gather messages until ``uncork`` sends them at once."""
+        self._stream.cork()
 
-    def let_go(self) -> None:
-        """See hold."""
-        self._stream.let_go()
+    def uncork(self) -> None:
+        """Send the gathered messages."""
+        self._stream.uncork()
 
     def cancel(self, job: int) -> None:
-        """Asks for a job's end: its Done comes, then Cancelled. Does not wait. Asked twice, it is asked once."""
+        """Ask for a job's end, without waiting: its Done follows, then Cancelled.
+
+        Repeated calls do nothing.
+        """
         if job in self._cancels:
             return
         self._send(m.Cancel(job))
         self._cancels.add(job)
 
     def release(self, leases: Sequence[int]) -> None:
-        """Gives leases back. Does not wait."""
+        """Release leases, without waiting."""
         for part in parts(leases, MAX_RELEASES):
             self._send(m.Release(tuple(part)))
 
     def quiet(self) -> bool:
-        """Whether poll would give nothing now."""
+        """Return whether poll has nothing to return now."""
         return not self._events and self._stream.quiet()
 
     def poll(self) -> list[Event]:
-        """What came, at most MAX_EVENTS_PER_POLL, without waiting. SessionEnded once the agent's end is gone.
+        """Return received events, at most MAX_EVENTS_PER_POLL, without waiting.
 
-        Completions that came before the end are given first.
+        Raise SessionEnded once the agent's end is gone and all completions before it were returned.
         """
         events: list[Event] = []
         if self._stream.pending:
@@ -246,7 +261,7 @@ class Session:
         return events
 
     def drain(self, timeout_s: float) -> bool:
-        """Says no more and waits for the agent's end: True is a fence. Completions are dropped."""
+        """Stop sending and wait for the agent's end. True is a fence. Completions are dropped."""
         deadline = time.monotonic() + timeout_s
         self._stream.shutdown_writing()
         while time.monotonic() < deadline and not self._stream.ended:
@@ -256,16 +271,19 @@ class Session:
         return self._stream.ended
 
     def leave(self) -> None:
-        """Says no more: the agent ends the session, its jobs too. Does not wait; what it says until then is polled."""
+        """Stop sending, without waiting: the agent then ends the session and its jobs.
+
+        Poll for its last messages.
+        """
         self._stream.shutdown_writing()
 
     def close(self) -> None:
-        """Closes the socket at once. A second call does nothing."""
+        """Close the socket at once. Repeated calls do nothing."""
         self._stream.close()
 
     def _send_job(self, job: int, data: bytes, blocks: int) -> None:
         if self.limits.max_queue and len(self._jobs) >= self.limits.max_queue:
-            raise Busy(f"{len(self._jobs)} jobs are under way, the agent takes {self.limits.max_queue}")
+            raise Busy(f"{len(self._jobs)} jobs are in flight, the agent accepts {self.limits.max_queue}")
         self._check_open()
         self._stream.send_frame(data)
         self._jobs[job] = blocks
@@ -302,7 +320,7 @@ class Session:
         return self._reply
 
     def _wait(self, deadline: float, *, writing: bool = False) -> None:
-        """Waits until the socket has moved on, and takes one message in."""
+        """Wait for progress of the socket, and handle one message."""
         self._flush()
         if time.monotonic() < deadline and self._receive():
             if len(self._events) > MAX_EVENTS_KEPT:
@@ -320,7 +338,10 @@ class Session:
             self._stream.flush()
 
     def _receive(self, *, read: bool = True) -> bool:
-        """Takes one message in; False if none is there. Without ``read`` it is one that was read before."""
+        """Handle one message; return False if there is none.
+
+        Without ``read``, only one that was read before.
+        """
         if self._broken is not None:
             self._stream.discard()
             return False
@@ -346,14 +367,14 @@ class Session:
             self._cancels.discard(message.job)
             self._events.append(message)
         elif isinstance(message, m.Epoch):
-            self._told_epoch(message.epoch)
+            self._set_epoch(message.epoch)
             self._events.append(message)
         elif isinstance(message, m.Switches):
             self._events.append(message)
         elif isinstance(message, m.Error):
             self._error = message
         elif isinstance(message, (m.Registered, m.Unregistered, m.ResetDone, m.EventsMade, m.Pong)):
-            if message.req == self._awaited:  # others were given up
+            if message.req == self._awaited:  # others belong to abandoned requests
                 self._reply = message
             elif message.req == self._pinged:
                 self._pinged = 0
@@ -361,7 +382,10 @@ class Session:
             raise Malformed(f"{type(message).__name__} is not the agent's to say")
 
     def _break(self, error: Malformed) -> None:
-        """The agent cannot be understood any more. Its end is awaited, since only that is a fence."""
+        """Stop sending to an agent that violated the protocol.
+
+        Its end is still awaited: only that is a fence.
+        """
         if self._broken is None:
             self._broken = error
             self._stream.shutdown_writing()

@@ -1,8 +1,9 @@
-"""Memory that the agent can map, and the words by which an engine tells it how far it is (docs/PROTOCOL.md, section 3).
+"""Shared memory that the agent maps, and the words that show it an engine's progress
+(docs/PROTOCOL.md, section 3).
 
-The words are native unsigned integers of machines that are little-endian. Each store is one machine word. On x86-64
-stores become visible in program order, which is what the agent relies on; an engine on another architecture lets its
-device write the step word and the events, as CUDA engines do.
+The words are native unsigned integers of little-endian machines. Each store is one machine word. On
+x86-64, stores become visible in program order, on which the agent relies; on other architectures
+the engine's device writes the step word and the events, as CUDA engines do.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ import sys
 from kvagent.messages import Region, RegionKind, Sync
 
 EVENT_CELL = 16  # bytes: u64 recorded, u64 fired
-_CACHE_LINE = 64  # bytes; the three kinds of words have different writers, so each begins on its own line
+_CACHE_LINE = 64  # bytes; the three kinds of words have different writers and separate cache lines
 
-# From linux/fcntl.h; Python's fcntl has names for them only where its C library had them.
+# From linux/fcntl.h; Python's fcntl lacks these names with some C libraries.
 _F_ADD_SEALS = 1033
 _F_SEAL_SHRINK = 2
 _F_SEAL_GROW = 4
 
 
 class SharedMemory:
-    """Anonymous memory behind a descriptor, mapped here, zero at first, its size sealed. ``close`` frees it."""
+    """Zeroed anonymous memory with a descriptor, mapped here, its size sealed.
+
+    ``close`` frees it.
+    """
 
     def __init__(self, size: int, name: str = "kvagent") -> None:
         if size <= 0:
@@ -33,7 +37,8 @@ class SharedMemory:
         self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.fd, size)
-            # The agent copies from here by plain loads: a file that shrank under them would kill it.
+            # The agent reads it with plain loads: if the file shrank meanwhile, that would kill the
+            # agent.
             fcntl.fcntl(self.fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW)
             self._map = mmap.mmap(self.fd, size)
         except OSError:
@@ -42,11 +47,14 @@ class SharedMemory:
         self.view = memoryview(self._map)
 
     def region(self, number: int) -> Region:
-        """The region as REGIONS names it; ``fd`` goes with it."""
+        """Return the region for REGISTER; ``fd`` accompanies it."""
         return Region(id=number, kind=RegionKind.FD, size=self.size)
 
     def close(self) -> None:
-        """Unmaps and closes; the agent's mapping lives on until it closes it. A second call does nothing."""
+        """Unmap and close the memory; the agent's mapping is unaffected.
+
+        Repeated calls do nothing.
+        """
         if self.fd < 0:
             return
         self.view.release()
@@ -56,10 +64,10 @@ class SharedMemory:
 
 
 class SyncWords:
-    """The step word, the event cells and the revocation words of one worker, in shared memory of their own."""
+    """The step word, event cells and revocation words of one worker, in their own shared memory."""
 
     def __init__(self, events: int, revokes: int, cell: int = EVENT_CELL) -> None:
-        """``cell``: bytes of an event's cell; a GPU's holds the handle of a CUDA event."""
+        """``cell``: bytes per event cell; a GPU's cell holds the handle of a CUDA event."""
         if sys.byteorder != "little":
             raise OSError("the words are little-endian, this machine is not")
         self.events_off = _CACHE_LINE
@@ -74,7 +82,9 @@ class SyncWords:
         self._word = self.memory.view.cast("I")
 
     def sync(self, region: int) -> Sync:
-        """The placement of the words as REGISTER carries it; ``region`` is the number given to ``memory``."""
+        """Return the placement of the words for REGISTER; ``region`` is the region number of
+        ``memory``.
+        """
         return Sync(region, 0, self.events_off, self.events, self.revoke_off, self.revokes)
 
     @property
@@ -85,41 +95,44 @@ class SyncWords:
     @step.setter
     def step(self, value: int) -> None:
         if value < self._long[0]:
-            raise ValueError(f"step: {value} is behind {self._long[0]}: steps only grow")
+            raise ValueError(f"step: {value} is before {self._long[0]}: steps only grow")
         self._long[0] = value
 
     def put_handle(self, event: int, handle: bytes) -> None:
-        """Writes the handle of a CUDA event into its cell, which is as large."""
+        """Write the handle of a CUDA event into its cell, which has the same size."""
         if len(handle) != self._cell_bytes or self._cell_bytes == EVENT_CELL:
             raise ValueError(f"handle of {len(handle)} bytes in a cell of {self._cell_bytes}")
         start = self._cell(event) * 8
         self.memory.view[start : start + len(handle)] = handle
 
     def record(self, event: int) -> int:
-        """Records an event anew: until ``fire`` gets to it, it has not fired. Gives the record's number."""
+        """Record an event again: it has not fired until ``fire`` reaches it.
+
+        Return the record's number.
+        """
         cell = self._cell(event)
         self._long[cell] += 1
         return self._long[cell]
 
     def fire(self, event: int, number: int | None = None) -> None:
-        """Lets an event fire as far as the record of that number, or the last one."""
+        """Fire an event up to the given record, or the last one."""
         cell = self._cell(event)
         self._long[cell + 1] = max(self._long[cell + 1], self._long[cell] if number is None else number)
 
     def revoke(self, index: int) -> None:
-        """Revokes the save that names this word: it is not committed from now on."""
+        """Revoke the save that names this word: it is not committed from now on."""
         self._word[self._revoke_word(index)] = 1
 
     def clear_revoke(self, index: int) -> None:
-        """Makes the word usable for another save. Only after the job that named it was reported."""
+        """Free the word for another save, after the job that named it was reported."""
         self._word[self._revoke_word(index)] = 0
 
     def revoked(self, index: int) -> bool:
-        """Whether the word is set."""
+        """Return whether the word is set."""
         return self._word[self._revoke_word(index)] != 0
 
     def close(self) -> None:
-        """Frees the memory. A second call does nothing."""
+        """Free the memory. Repeated calls do nothing."""
         self.cells.release()
         self._long.release()
         self._word.release()

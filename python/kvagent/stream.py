@@ -1,4 +1,4 @@
-"""Frames over a Unix stream socket that never waits, descriptors with them."""
+"""Frames and descriptors over a non-blocking Unix stream socket."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
     from kvagent.messages import Message
 
-MAX_PENDING_BYTES = 4 << 20  # of frames that the socket did not take yet; beyond it a message is refused
-_READ_BYTES = 256 << 10  # at once
+MAX_PENDING_BYTES = 4 << 20  # bytes of unsent frames; beyond it a message is refused
+_READ_BYTES = 256 << 10  # of one read
 
 
 class FrameStream:
-    """Sends and receives messages without waiting. Owns the socket. Not for several threads at once."""
+    """Sends and receives messages without waiting. Owns the socket. Not thread-safe."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self.version = VERSION
-        """The version that messages are encoded in."""
+        """The protocol version of encoded messages."""
         self.ended = False
-        """Whether the peer's end is gone and all that it said was received."""
+        """Whether the peer's end is gone and everything that it sent was received."""
         self.pending = 0
         """Bytes that wait to be sent."""
         self.full = False
-        """Whether the last read gave as much as it could: there may be more."""
+        """Whether the last read filled its buffer, so that there may be more."""
         self._socket = sock
         self._poller = select.poll()
         self._poller.register(sock.fileno(), select.POLLIN)
@@ -45,21 +45,26 @@ class FrameStream:
         self._held = False
 
     def fileno(self) -> int:
-        """The socket's descriptor."""
+        """Return the socket's descriptor."""
         return self._socket.fileno()
 
     def quiet(self) -> bool:
-        """Whether there is nothing to send or to receive, nor the end. To try costs more: it ends in an error."""
+        """Return whether there is nothing to send or receive, and no end of file.
+
+        Cheaper than a failing read.
+        """
         return not (self.pending or self._in or self.ended or self._poller.poll(0))
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Sends a message as send_frame sends its frame."""
+        """Send a message; see send_frame."""
         self.send_frame(frame(encode(message, self.version)), fds)
 
     def send_frame(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Sends a frame, or as much as the socket takes and the rest by ``flush``. Busy if too much waits already.
+        """Send a frame, or what the socket accepts of it; ``flush`` sends the rest.
 
-        The descriptors have to stay open until ``pending`` is 0.
+        Busy if too much is pending.
+
+        The descriptors must stay open until ``pending`` is 0.
         """
         if self.pending and self.pending + len(data) > MAX_PENDING_BYTES:
             raise Busy(f"{self.pending} bytes wait to be sent, at most {MAX_PENDING_BYTES}")
@@ -70,7 +75,7 @@ class FrameStream:
             self.flush()
 
     def flush(self) -> None:
-        """Sends what waits, as far as the socket takes it."""
+        """Send pending bytes as far as the socket accepts them."""
         while self._out and self._open_for_writing and not self._held:
             data, fds = self._out[0]
             sent = self._write(data, fds)
@@ -80,26 +85,26 @@ class FrameStream:
             elif sent == 0:
                 break
             else:
-                self._out[0] = (data[sent:], ())  # descriptors went with the first byte
+                self._out[0] = (data[sent:], ())  # descriptors were sent with the first byte
         if not self._open_for_writing:
             self._out.clear()
             self.pending = 0
 
-    def hold(self) -> None:
-        """Has frames gather until ``let_go``, which sends them in one piece: so the peer is woken once."""
+    def cork(self) -> None:
+        """Gather frames until ``uncork`` sends them at once, which wakes the peer only once."""
         self._held = True
 
-    def let_go(self) -> None:
-        """See hold."""
+    def uncork(self) -> None:
+        """Send the gathered frames."""
         self._held = False
         if len(self._out) > 1 and not any(fds for _, fds in self._out):
             self._out = deque([(memoryview(b"".join(data for data, _ in self._out)), ())])
         self.flush()
 
     def receive(self, *, read: bool = True) -> Message | None:
-        """The next message, or None if it is not all there. Malformed if it is none.
+        """Return the next message, or None if it is incomplete. Malformed if it is invalid.
 
-        Without ``read`` it is one of those that were read before.
+        Without ``read``, only messages that were read before are returned.
         """
         body = self._next_body()
         while body is None and read and not self.ended and self._fill():
@@ -108,29 +113,29 @@ class FrameStream:
         return None if body is None else decode(body, self.version)
 
     def discard(self) -> None:
-        """Drops all that is there to be received; ``ended`` shows the end."""
+        """Drop all received bytes; ``ended`` shows the end of file."""
         self._in.clear()
         while not self.ended and self._fill():
             self._in.clear()
 
     def shutdown_writing(self) -> None:
-        """Tells the peer that nothing more comes. What waits is dropped; receiving goes on."""
+        """Tell the peer that nothing more is sent. Pending bytes are dropped; receiving goes on."""
         self._open_for_writing = False
         self.flush()
         try:
             self._socket.shutdown(socket.SHUT_WR)
         except OSError:
-            return  # the peer's end is gone already: receiving shows it
+            return  # the peer is gone, which receiving will show
 
     def close(self) -> None:
-        """Closes the socket. A second call does nothing."""
+        """Close the socket. Repeated calls do nothing."""
         self._out.clear()
         self.pending = 0
         self.ended = True
         self._socket.close()
 
     def _write(self, data: bytes | memoryview, fds: Sequence[int] = ()) -> int:
-        """How many bytes the socket takes now. Once the peer is gone it takes none."""
+        """Return how many bytes the socket accepted; none once the peer is gone."""
         if not self._open_for_writing:
             return 0
         try:
@@ -138,7 +143,7 @@ class FrameStream:
         except BlockingIOError:
             return 0
         except (BrokenPipeError, ConnectionResetError):
-            # What the peer said before it went is still to be received; the end shows there.
+            # What the peer sent before it ended can still be received, and then its end.
             self._open_for_writing = False
             return 0
 
@@ -154,7 +159,7 @@ class FrameStream:
         return body
 
     def _fill(self) -> bool:
-        """Reads what is there; False if nothing is."""
+        """Read available bytes. Return False if there are none."""
         room = min(HEADER_BYTES + MAX_FRAME - len(self._in), _READ_BYTES)
         try:
             size = self._socket.recv_into(self._buffer, room)

@@ -1,6 +1,8 @@
-"""The codec of the session socket: messages to frames and back, strictly (docs/PROTOCOL.md, section 3).
+"""The codec of the session socket: messages to frames and back, strictly (docs/PROTOCOL.md, section
+3).
 
-What decodes encodes to the same bytes; what is not canonical, not of the right shape or beyond a limit is Malformed.
+A decoded message encodes to the same bytes. Anything not canonical, of a wrong shape or beyond a
+limit is Malformed.
 """
 
 from __future__ import annotations
@@ -107,18 +109,21 @@ _RECORDS: dict[int, Record] = {
 }  # fmt: skip
 _NUMBERS: dict[type[Any], int] = {one.cls: number for number, one in _RECORDS.items()}
 
-# What version 1 lacks.
+# Messages and fields that version 1 lacks.
 _NOT_IN_V1 = (m.Epoch, m.Switches, m.LoadEvents, m.EventsMade)
 _WELCOME, _WELCOME_V1_FIELDS = _NUMBERS[m.Welcome], 3
-_SAVE, _SAVE_REVOKE = _NUMBERS[m.Save], 4  # the place of revoke among the fields of SAVE
+_SAVE, _SAVE_REVOKE = _NUMBERS[m.Save], 4  # index of revoke among the fields of SAVE
 _LOAD = _NUMBERS[m.Load]
 
-_ARRAY = [bytes([0x90 | i]) for i in range(16)]  # msgpack's array of so many elements
+_ARRAY = [bytes([0x90 | i]) for i in range(16)]  # msgpack's header of an array of i elements
 _DONE_HEAD = _ARRAY[3] + bytes([_NUMBERS[m.Done]])
 
 
 def encode(message: m.Message, version: int = m.VERSION) -> bytes:
-    """The body of a frame (without its length) in that version. Malformed names the field that is out of range."""
+    """Return the body of a message's frame, without its length.
+
+    Malformed names the field that is out of range.
+    """
     number = _NUMBERS[type(message)]
     values = _RECORDS[number].write(message, type(message).__name__)
     _check(message, version)
@@ -135,7 +140,7 @@ def encode(message: m.Message, version: int = m.VERSION) -> bytes:
 def save_frame(
     job: int, epoch: int, step: int, event: int, revoke: int, sections: Packed, version: int = m.VERSION
 ) -> bytes:
-    """The frame of a SAVE whose sections are packed already."""
+    """Return the frame of a SAVE with packed sections."""
     if version > 1:
         return _job_frame(_SAVE, (job, epoch, step, event, revoke), sections)
     if revoke != m.NO_INDEX:
@@ -144,16 +149,16 @@ def save_frame(
 
 
 def load_frame(job: int, epoch: int, step: int, event: int, lease: int, sections: Packed) -> bytes:
-    """The frame of a LOAD whose sections are packed already."""
+    """Return the frame of a LOAD with packed sections."""
     return _job_frame(_LOAD, (job, epoch, step, event, lease), sections)
 
 
 def _job_frame(number: int, fields: tuple[int, ...], sections: Packed) -> bytes:
-    if not 0 <= min(fields) <= max(fields) < 1 << 32:  # nearly never
+    if not 0 <= min(fields) <= max(fields) < 1 << 32:  # raises the precise error
         one = _RECORDS[number]
         for (name, field), value in zip(one.fields, fields, strict=False):
             field.write(value, f"{one.cls.__name__}.{name}")
-    head = pack((number, *fields))  # of an array with an element less
+    head = pack((number, *fields))  # the header of an array with one element less
     length = len(head) + len(sections.data)
     if length > MAX_FRAME:
         raise Malformed(f"{_RECORDS[number].cls.__name__}: {length} bytes, at most {MAX_FRAME}")
@@ -161,7 +166,7 @@ def _job_frame(number: int, fields: tuple[int, ...], sections: Packed) -> bytes:
 
 
 def decode(body: bytes, version: int = m.VERSION) -> m.Message:
-    """The message of a frame's body in that version. A WELCOME is read in the version that it names."""
+    """Return the message of a frame's body. A WELCOME is read in the version that it names."""
     if body[:2] == _DONE_HEAD and (done := _decode_done(body)) is not None:
         return done
     if not 1 <= len(body) <= MAX_FRAME:
@@ -183,7 +188,9 @@ def decode(body: bytes, version: int = m.VERSION) -> m.Message:
 
 
 def _decode_done(body: bytes) -> m.Done | None:
-    """DONE, which comes for every job, at a third of the price; None if something about it is not as it must be."""
+    """Return a DONE, which follows every job, at a third of the cost; None if anything about it is
+    unusual.
+    """
     try:
         _, job, statuses = values = msgpack.unpackb(body)
     except (ValueError, msgpack.exceptions.UnpackException, msgpack.exceptions.ExtraData):
@@ -194,12 +201,12 @@ def _decode_done(body: bytes) -> m.Done | None:
 
 
 def frame(body: bytes) -> bytes:
-    """The frame of a body: its length, u32 BE, and the body."""
+    """Return the frame of a body: its length, u32 BE, and the body."""
     return _LENGTH.pack(len(body)) + body
 
 
 def body_length(header: bytes | bytearray | memoryview) -> int:
-    """The length that a frame's first HEADER_BYTES bytes announce."""
+    """Return the body's length from a frame's first HEADER_BYTES bytes."""
     length: int = _LENGTH.unpack(header)[0]
     if not 1 <= length <= MAX_FRAME:
         raise Malformed(f"frame of {length} bytes, not 1 to {MAX_FRAME}")
@@ -215,7 +222,7 @@ def _complete_welcome(fields: list[Any], full: int) -> None:
 
 
 def _check(message: m.Message, version: int) -> None:
-    """What no field can be wrong in alone."""
+    """Check what involves several fields."""
     if version == 1 and isinstance(message, _NOT_IN_V1):
         raise Malformed(f"{type(message).__name__}: not in version 1")
     if isinstance(message, m.Hello) and message.min_version > message.max_version:
@@ -229,7 +236,9 @@ def _check(message: m.Message, version: int) -> None:
 
 
 def check_identity(identity: tuple[tuple[str, str], ...]) -> None:
-    """Holds an identity against its rules: known shape, sorted by key, no key twice, bounded."""
+    """Raise Malformed unless an identity has the right shape, is sorted by unique keys, and is
+    bounded.
+    """
     _IDENTITY.write(identity, "identity")
     keys = [key.encode() for key, _ in identity]
     if any(first >= second for first, second in itertools.pairwise(keys)):

@@ -1,4 +1,4 @@
-"""The real agent in a process of its own, and an engine in Python that talks to it."""
+"""The real agent in its own process, and an engine in Python that talks to it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 
 
 def eventually(check: Callable[[], _T | None], what: str, patience_s: float = PATIENCE_S) -> _T:
-    """The first result of check that counts as true."""
+    """Return the first true result of ``check``."""
     deadline = time.monotonic() + patience_s
     while not (result := check()):
         if time.monotonic() > deadline:
@@ -79,7 +79,7 @@ class AgentProcess:
         return sum(1 for _ in Path(f"/proc/{self.process.pid}/fd").iterdir())
 
     def freeze(self) -> None:
-        """Stops the agent, and returns when all its threads stand still."""
+        """Stop the agent, and return when all its threads have stopped."""
         os.kill(self.process.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
 
@@ -101,7 +101,9 @@ class AgentProcess:
 
 
 class Engine:
-    """A scheduler and one worker; its KV cache holds BLOCKS blocks of LAYERS pieces each, a piece after the other."""
+    """A scheduler and one worker; its KV cache holds BLOCKS blocks of LAYERS parts each,
+    consecutively.
+    """
 
     def __init__(
         self, agent: AgentProcess, instance: str, *, lookup_name: str = "", rank: int = 0, world: int = 1
@@ -128,7 +130,7 @@ class Engine:
         self.events: list[Event] = []
 
     def compute(self, blocks: Sequence[int], salt: int) -> None:
-        """Fills blocks with bytes that differ by salt, block and layer, and ends a step."""
+        """Fill blocks with bytes that differ by salt, block and layer, and end a step."""
         for i, block in enumerate(blocks):
             for layer in range(LAYERS):
                 self._piece(block, layer)[:] = content(salt, i, layer, self.rank)
@@ -136,15 +138,15 @@ class Engine:
         self.words.step = self.step
 
     def holds(self, block: int, salt: int, i: int) -> bool:
-        """Whether a block holds what compute wrote as its i-th."""
+        """Return whether a block holds what ``compute`` wrote as its i-th."""
         return all(self._piece(block, layer) == content(salt, i, layer, self.rank) for layer in range(LAYERS))
 
     def wait(self, kind: type[_T]) -> _T:
-        """The next event of that kind from the worker's session."""
+        """Return the next event of a kind from the worker's session."""
         return wait(self.worker, kind, self.events)
 
     def done(self, job: int) -> bytes:
-        """The statuses of a job."""
+        """Return the statuses of a job."""
         done = self.wait(m.Done)
         assert done.job == job
         return done.statuses
@@ -161,7 +163,7 @@ class Engine:
 
 
 def wait(session: Session, kind: type[_T], events: list[Event]) -> _T:
-    """The next event of that kind, of those kept in events or to come."""
+    """Return the next event of a kind, from ``events`` or the session."""
 
     def look() -> _T | None:
         events.extend(session.poll())
@@ -177,5 +179,5 @@ def content(salt: int, i: int, layer: int, rank: int) -> bytes:
 
 
 def chain(name: str, count: int) -> list[bytes]:
-    """Hashes of a prompt's blocks."""
+    """Return the hashes of a prompt's blocks."""
     return [f"{name}/{i}".encode().ljust(32, b".") for i in range(count)]

@@ -12,10 +12,11 @@ from tests.agent import BINARY, PATIENCE_S, AgentProcess
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Limits of the product that a machine whose host takes its processors away breaks now and then: a second and less.
+# Limits of the product that a machine whose host takes its processors away breaks now and then: a
+# second and less.
 LIMITS = (
-    "kvagent.vllm.pulse.SILENT_S", "kvagent.vllm.worker.DRAIN_S", "kvagent.lookup.LATE_S",
-    "kvagent.doctor.place.CONNECT_S", "kvagent.doctor.admin.TIMEOUT_S",
+    "kvagent.vllm.scheduler.agent_session.SILENT_S", "kvagent.vllm.worker.side.DRAIN_S", "kvagent.lookup.LATE_S",
+    "kvagent.doctor.host.CONNECT_S", "kvagent.doctor.admin.TIMEOUT_S",
 )  # fmt: skip
 REQUIRE = "KVAGENT_REQUIRE_AGENT"  # set by make: the tests with the real agent may not be left out
 
@@ -26,7 +27,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow agent counts as slow, not as one that is gone. Tests that are about that set limits of their own."""
+    """Raise the timeouts, so that a slow machine is not taken for a dead agent.
+
+    Tests of timeouts set their own.
+    """
     if request.node.get_closest_marker("stops") is None:
         for limit in LIMITS:
             monkeypatch.setattr(limit, PATIENCE_S)

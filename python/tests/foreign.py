@@ -1,4 +1,6 @@
-"""The look-up forms of other projects, built as their clients build them: with msgpack and struct, not with kvagent."""
+"""The look-up forms of other projects, built as their clients build them: with msgpack and struct,
+not with kvagent.
+"""
 
 from __future__ import annotations
 

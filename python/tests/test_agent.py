@@ -1,4 +1,6 @@
-"""An engine in Python and the real agent: what is saved is found and comes back, whoever is killed."""
+"""An engine in Python and the real agent: saved blocks are found and loaded, whichever process is
+killed.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,7 @@ def test_a_save_can_be_revoked_and_cancelled(agent: AgentProcess) -> None:
         assert ask(agent, engine, chain("r", 2)).tokens == 0
 
 
-def test_blocks_that_are_not_there_are_told_one_by_one(agent: AgentProcess) -> None:
+def test_missing_blocks_are_reported_one_by_one(agent: AgentProcess) -> None:
     with closing(Engine(agent, "one")) as engine:
         save(engine, chain("p", 2), [0, 1], salt=1)
         load = engine.worker.load([m.Section.of(0, [*chain("p", 2), b"y" * 32], [5, 6, 7])], epoch=1, step=0)
@@ -199,7 +201,7 @@ def test_a_killed_agent_is_an_end_and_its_successor_has_another_boot(agent: Agen
     engine.close()
 
 
-def test_a_frozen_agent_costs_time_outs_and_its_late_lease_is_told(agent: AgentProcess) -> None:
+def test_a_frozen_agent_costs_time_outs_and_its_late_lease_is_returned(agent: AgentProcess) -> None:
     with closing(Engine(agent, "one")) as engine, closing(LookupClient(agent.folder / "lookup.sock")) as client:
         save(engine, chain("p", 2), [0, 1], salt=1)
         request = Request(

@@ -1,4 +1,4 @@
-"""How the driver is called, byte by byte: against a library of C with the same prototypes."""
+"""The driver calls, byte by byte, against a C library with the same prototypes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler: the calls of the CUDA driver are NOT TESTED")
-    target = tmp_path_factory.mktemp("cuda") / "libplayed.so"
+    target = tmp_path_factory.mktemp("cuda") / "libfake.so"
     source = Path(__file__).with_name("cuda") / "driver.c"
     subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", target, source], check=True)
     return target

@@ -1,4 +1,4 @@
-"""A stream waits for a load by the agent's event, and only when that is recorded."""
+"""A stream waits for a load by the agent's event, but only once that is recorded."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kvagent.cuda.loads import LoadEvents
 STREAM = 77
 
 
-class Played:
-    """A driver that notes what it is asked."""
+class RecordingDriver:
+    """A driver that records its calls."""
 
     def __init__(self, broken: bytes = b"") -> None:
         self.calls: list[tuple[str, int]] = []
@@ -38,7 +38,7 @@ def handles(*first: int) -> bytes:
 
 
 def test_waits_only_for_what_is_recorded() -> None:
-    driver, words = Played(), bytearray(16)
+    driver, words = RecordingDriver(), bytearray(16)
     events = LoadEvents(driver, handles(10, 11), memoryview(words))
     assert not events.wait(STREAM, 5)  # a wait for it would be over at once
     struct.pack_into("@Q", words, 8, 5)
@@ -50,7 +50,7 @@ def test_waits_only_for_what_is_recorded() -> None:
 
 
 def test_an_event_that_does_not_open_leaves_none() -> None:
-    driver = Played(broken=bytes([12]) * 64)
+    driver = RecordingDriver(broken=bytes([12]) * 64)
     with pytest.raises(CudaError):
         LoadEvents(driver, handles(10, 11, 12), memoryview(bytearray(24)))
     assert driver.calls[2:] == [("destroy", 11), ("destroy", 10)]

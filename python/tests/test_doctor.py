@@ -1,4 +1,4 @@
-"""The doctor with the real agent: what is well, and every problem with its cure."""
+"""The doctor with the real agent: what works, and every problem with its hint."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvagent.doctor import agent as of_agent
-from kvagent.doctor import installed, place
+from kvagent.doctor import host, installed
 from kvagent.doctor.__main__ import findings, main
 from tests.agent import BINARY, AgentProcess, Engine
-from tests.played import PlayedEngine
+from tests.simulated import SimulatedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,11 +30,11 @@ def an_engines_python(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def engines(agent: AgentProcess) -> Iterator[Callable[..., PlayedEngine]]:
-    made: list[PlayedEngine] = []
+def engines(agent: AgentProcess) -> Iterator[Callable[..., SimulatedEngine]]:
+    made: list[SimulatedEngine] = []
 
-    def make(name: str, **identity: str) -> PlayedEngine:
-        made.append(PlayedEngine(agent, name, identity=identity))
+    def make(name: str, **identity: str) -> SimulatedEngine:
+        made.append(SimulatedEngine(agent, name, identity=identity))
         return made[-1]
 
     yield make
@@ -44,11 +44,11 @@ def engines(agent: AgentProcess) -> Iterator[Callable[..., PlayedEngine]]:
 
 
 def problems(agent: AgentProcess) -> list[Finding]:
-    return [finding for finding in findings(agent.folder) if finding.cure]
+    return [finding for finding in findings(agent.folder) if finding.hint]
 
 
 def test_engines_that_share_are_well(
-    agent: AgentProcess, engines: Callable[..., PlayedEngine], capsys: pytest.CaptureFixture[str]
+    agent: AgentProcess, engines: Callable[..., SimulatedEngine], capsys: pytest.CaptureFixture[str]
 ) -> None:
     engines("one").save("a", "p", 3, 1)
     engines("two")
@@ -68,42 +68,40 @@ def test_engines_that_share_are_well(
         assert part in said
 
 
-def test_why_two_engines_do_not_share(agent: AgentProcess, engines: Callable[..., PlayedEngine]) -> None:
+def test_why_two_engines_do_not_share(agent: AgentProcess, engines: Callable[..., SimulatedEngine]) -> None:
     engines("one", weights="aa", hash_seed="default", tenant="t").save("a", "p", 3, 1)
     engines("two", weights="bb", hash_seed="PYTHONHASHSEED 7", tenant="t")
     (found,) = problems(agent)
     assert "engines one and two do not share: hash_seed: 'default' and 'PYTHONHASHSEED 7'; weights: 'aa' and 'bb'" in (
         found.text
     )
-    assert "PYTHONHASHSEED in both" in found.cure
-    assert "their files differ" in found.cure
+    assert "PYTHONHASHSEED in both" in found.hint
+    assert "their files differ" in found.hint
 
 
-def test_an_engine_that_shares_with_nobody_is_told_of(
-    agent: AgentProcess, engines: Callable[..., PlayedEngine]
-) -> None:
+def test_a_private_engine_is_reported(agent: AgentProcess, engines: Callable[..., SimulatedEngine]) -> None:
     private = "private:" + 31 * "0"
     made = {"changed": {"weights": "aa"}, "unknown": {"weights": ""}}
-    played = [
-        PlayedEngine(agent, name, identity=pairs, generation=f"{private}{i}")
+    simulated = [
+        SimulatedEngine(agent, name, identity=pairs, generation=f"{private}{i}")
         for i, (name, pairs) in enumerate(made.items())
     ]
-    played.append(PlayedEngine(agent, "named", identity=made["changed"], generation="named:v2"))
-    played[0].save("a", "p", 3, 1)
+    simulated.append(SimulatedEngine(agent, "named", identity=made["changed"], generation="named:v2"))
+    simulated[0].save("a", "p", 3, 1)
     said = {finding.text for finding in findings(agent.folder)}
     for part in (
-        "engine changed: shares with nobody, since its weights were changed in place, or can be unheard",
-        "engine unknown: shares with nobody, since the files of its weights are not in a folder there",
+        "engine changed: shares with no other engine, since its weights were changed in place, or can change",
+        "engine unknown: shares with no other engine, since its weight files are not in a local folder there",
         "engine named: its weights are version v2",
     ):
         assert any(part in text for text in said), part
     pairs = [finding for finding in problems(agent) if "changed and named do not share: generation" in finding.text]
-    assert "give both the same weights_version" in pairs[0].cure
-    for engine in played:
+    assert "give both the same weights_version" in pairs[0].hint
+    for engine in simulated:
         engine.close()
 
 
-def test_different_models_are_no_problem(agent: AgentProcess, engines: Callable[..., PlayedEngine]) -> None:
+def test_different_models_are_no_problem(agent: AgentProcess, engines: Callable[..., SimulatedEngine]) -> None:
     engines("one", model="x", weights="aa").save("a", "p", 3, 1)
     engines("two", model="y", weights="bb")
     assert problems(agent) == []
@@ -119,51 +117,51 @@ def test_nothing_registered_nothing_saved_and_a_rank_that_is_missing(agent: Agen
     engine.close()
 
 
-def test_switches(agent: AgentProcess, engines: Callable[..., PlayedEngine]) -> None:
+def test_switches(agent: AgentProcess, engines: Callable[..., SimulatedEngine]) -> None:
     engines("one").save("a", "p", 3, 1)
     command = [str(BINARY), "set", "loads=off", "--socket-dir", str(agent.folder)]
     subprocess.run(command, check=True, capture_output=True)
     (found,) = problems(agent)
-    assert (found.text, found.cure) == ("loads are switched off", "kvagent set loads=on")
+    assert (found.text, found.hint) == ("loads are switched off", "kvagent set loads=on")
 
 
 def test_an_agent_that_is_frozen_dead_or_was_never_there(
     agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(place, "CONNECT_S", 0.2)
+    monkeypatch.setattr(host, "CONNECT_S", 0.2)
     monkeypatch.setattr("kvagent.doctor.admin.TIMEOUT_S", 0.2)
     agent.freeze()
-    assert all("the agent is there and does not answer" in finding.cure for finding in problems(agent))
+    assert all("the agent is there and does not answer" in finding.hint for finding in problems(agent))
     agent.thaw()
     agent.kill()
-    assert all("start" in finding.cure for finding in problems(agent))
-    assert "is gone: start it again" in problems(agent)[0].cure
+    assert all("start" in finding.hint for finding in problems(agent))
+    assert "is gone: start it again" in problems(agent)[0].hint
     agent.start()
-    (found, *_) = [finding for finding in findings(tmp_path) if finding.cure]
-    assert "kvagent serve" in found.cure
-    (found,) = [finding for finding in findings(tmp_path / "none") if finding.cure]
-    assert "mount the agent's socket directory" in found.cure
+    (found, *_) = [finding for finding in findings(tmp_path) if finding.hint]
+    assert "kvagent serve" in found.hint
+    (found,) = [finding for finding in findings(tmp_path / "none") if finding.hint]
+    assert "mount the agent's socket directory" in found.hint
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
-def test_a_user_who_may_not_enter(agent: AgentProcess) -> None:
+def test_a_user_without_access(agent: AgentProcess) -> None:
     agent.folder.parent.chmod(0o755)
-    said = _as_nobody(agent.folder)
+    said = _as_other_user(agent.folder)
     assert "PROBLEM" in said
     assert "may not be entered (0700, uid 0, gid 0) by uid 65534" in said
     assert "--socket-group" in said
     agent.folder.parent.chmod(0o700)
-    assert "let this user enter the folders above it" in _as_nobody(agent.folder)
+    assert "let this user enter the folders above it" in _as_other_user(agent.folder)
 
 
-def _as_nobody(folder: Path) -> str:
-    """What is found by another user, in a child that has everything imported already."""
+def _as_other_user(folder: Path) -> str:
+    """Return the findings of another user, in a child that has imported everything."""
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
         os.setgroups([])
         os.setgid(65534)
         os.setuid(65534)
-        said = "\n".join(finding.lines() for finding in place.directory(folder))
+        said = "\n".join(finding.lines() for finding in host.directory(folder))
         os.write(writer, said.encode())
         os._exit(0)
     os.close(writer)
@@ -174,37 +172,37 @@ def _as_nobody(folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("owner", "text", "cure"),
+    ("owner", "text", "hint"),
     [(0, "another PID namespace", "hostPID: true"), (1 << 22, "cannot be seen from here", ""), (None, "", "")],
 )
-def test_namespaces(monkeypatch: pytest.MonkeyPatch, owner: int | None, text: str, cure: str) -> None:
-    monkeypatch.setattr(place, "_owner", lambda _: owner)
-    found = list(place.namespaces(Path("x")))
+def test_namespaces(monkeypatch: pytest.MonkeyPatch, owner: int | None, text: str, hint: str) -> None:
+    monkeypatch.setattr(host, "_owner", lambda _: owner)
+    found = list(host.namespaces(Path("x")))
     assert any(text in one.text for one in found) or not found
-    assert any(cure in one.cure for one in found) or not found
+    assert any(hint in one.hint for one in found) or not found
 
 
 def test_another_ipc_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place, "_owner", lambda _: os.getpid())
-    monkeypatch.setattr(place, "_ipc_namespace", Path)
-    assert any("hostIPC: true" in one.cure for one in place.namespaces(Path("x")))
+    monkeypatch.setattr(host, "_owner", lambda _: os.getpid())
+    monkeypatch.setattr(host, "_ipc_namespace", Path)
+    assert any("hostIPC: true" in one.hint for one in host.namespaces(Path("x")))
 
 
 def test_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not any(one.cure for one in installed.packages({}))
-    assert any("kvagent to it" in one.cure for one in installed.packages({"VLLM_PLUGINS": "other"}))
-    assert not any(one.cure for one in installed.packages({"VLLM_PLUGINS": "other,kvagent"}))
+    assert not any(one.hint for one in installed.packages({}))
+    assert any("kvagent to it" in one.hint for one in installed.packages({"VLLM_PLUGINS": "other"}))
+    assert not any(one.hint for one in installed.packages({"VLLM_PLUGINS": "other,kvagent"}))
     monkeypatch.setattr(installed, "_version", {"vllm": "0.28.1"}.get)
-    first, second = (one for one in installed.packages({}) if one.cure)
-    assert "kv_connector_module_path" in first.cure
-    assert "0.29 to 0.33" in second.cure
+    first, second = (one for one in installed.packages({}) if one.hint)
+    assert "kv_connector_module_path" in first.hint
+    assert "0.29 to 0.33" in second.hint
     assert "only engines with the same one" in installed.seed({"PYTHONHASHSEED": "1"}).text
 
 
 def test_what_an_agent_of_another_release_says(agent: AgentProcess) -> None:
     boot = bytes(16)
-    (found,) = (one for one in of_agent.health({"boot": "aa"}, boot) if one.cure)
-    assert "different lives" in found.text
+    (found,) = (one for one in of_agent.health({"boot": "aa"}, boot) if one.hint)
+    assert "different runs" in found.text
     pair: dict[str, Any] = {"engine_list": [{"instance": "a", "space": "1"}, {"instance": "b", "space": "2"}]}
     (found,) = of_agent.sharing(pair)
     assert "does not say why" in found.text
@@ -214,11 +212,11 @@ def test_what_an_agent_of_another_release_says(agent: AgentProcess) -> None:
     assert "block sizes" in found.text
 
 
-def test_every_key_of_an_identity_has_a_cure() -> None:
-    """Those that the connector makes (space.identity)."""
-    text = (Path(place.__file__).parents[1] / "vllm" / "space.py").read_text()
+def test_every_key_of_an_identity_has_a_hint() -> None:
+    """The keys are those of space.identity."""
+    text = (Path(host.__file__).parents[1] / "vllm" / "space.py").read_text()
     keys = {line.split('"')[1] for line in text.splitlines() if line.startswith('            "')}
-    assert keys == set(of_agent.CURES)
+    assert keys == set(of_agent.HINTS)
 
 
 def test_it_is_a_command() -> None:
@@ -230,9 +228,9 @@ def test_it_is_a_command() -> None:
     assert json.dumps(done.stderr) == '""'
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_an_agent_of_another_user(agent: AgentProcess) -> None:
-    """As it is in a pod that runs as another user: the folder may be entered, the sockets may not be used."""
+    """Like a pod with another user, which may enter the folder but not use the sockets."""
     for folder in (agent.folder, agent.folder.parent):
         folder.chmod(0o755)
     child = os.fork()
@@ -240,6 +238,6 @@ def test_an_agent_of_another_user(agent: AgentProcess) -> None:
         os.setgroups([])
         os.setgid(65534)
         os.setuid(65534)
-        cures = [finding.cure for finding in findings(agent.folder) if finding.cure]
-        os._exit(0 if len(cures) == 2 and all("run the engine as the agent's user" in cure for cure in cures) else 1)
+        hints = [finding.hint for finding in findings(agent.folder) if finding.hint]
+        os._exit(0 if len(hints) == 2 and all("run the engine as the agent's user" in hint for hint in hints) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -25,7 +25,7 @@ UPSTREAM = f"lookup_rpc_port_0_host_{socket.gethostname()}_dp_rank0"
 
 
 class Client:
-    """A REQ socket, as the schedulers of those projects have it."""
+    """A REQ socket like those of the other projects' schedulers."""
 
     def __init__(self, path: Path) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

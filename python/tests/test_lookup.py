@@ -1,4 +1,4 @@
-"""The look-up client against a socket that answers what the test wants, and when."""
+"""The look-up client against a socket whose answers the test controls."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_question_can_be_waited_for_in_parts(agent: zmq.Socket[bytes], client:
     assert client.poll(ticket, PATIENCE_S) == HIT
 
 
-def test_a_lease_that_comes_too_late_is_told(agent: zmq.Socket[bytes], client: LookupClient) -> None:
+def test_a_late_lease_is_returned(agent: zmq.Socket[bytes], client: LookupClient) -> None:
     with pytest.raises(TimedOut):
         client.lookup(RESERVE, timeout_s=0.01)
     envelope, request = hear(agent)
@@ -122,13 +122,13 @@ def test_a_lease_that_comes_too_late_is_told(agent: zmq.Socket[bytes], client: L
     assert client.late_leases() == []
 
 
-def test_an_abandoned_reservation_is_told_too(agent: zmq.Socket[bytes], client: LookupClient) -> None:
+def test_an_abandoned_reservation_returns_its_lease(agent: zmq.Socket[bytes], client: LookupClient) -> None:
     ticket = client.submit(RESERVE)
     client.abandon(ticket)
     envelope, _ = hear(agent)
     say(agent, envelope, Answer(2, LookupStatus.HIT, 32, 78, bytes(16)))
     assert wait_leases(client) == [78]
-    with pytest.raises(ValueError, match="over"):
+    with pytest.raises(ValueError, match="ended"):
         client.poll(ticket)
 
 

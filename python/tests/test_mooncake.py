@@ -1,4 +1,6 @@
-"""The helper of the Mooncake tier, with a client of this test: a dictionary that reads and writes the same memory."""
+"""The helper of the Mooncake tier, with a fake client: a dictionary that reads and writes the same
+memory.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ SETTINGS = ["127.0.0.1", "P2PHANDSHAKE", 1 << 20, 1 << 20, "tcp", "", "127.0.0.1
 
 
 class Dictionary:
-    """Behaves as Mooncake's client does, its oddities included."""
+    """Behaves like Mooncake's client, including its oddities."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}

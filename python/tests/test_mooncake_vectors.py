@@ -1,4 +1,6 @@
-"""Every frame of testdata/wire/mooncake.json is read or written by the helper; what is malformed is refused."""
+"""The helper reads or writes every frame of testdata/wire/mooncake.json, and refuses malformed
+ones.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packed sections are the bytes that the codec makes of the same sections."""
+"""Packed sections have the same bytes as the codec's."""
 
 from __future__ import annotations
 

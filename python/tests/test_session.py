@@ -1,4 +1,4 @@
-"""The session client against an agent that says what the test wants, over a real socket."""
+"""The session client against an agent scripted by the test, over a real socket."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def ends() -> Iterator[tuple[Session, Agent]]:
 
 
 def serve(path: Path, script: Callable[[Agent], object]) -> threading.Thread:
-    """An agent that takes one session and does what the script says."""
+    """Run an agent that accepts one session and executes the script."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))
     listener.listen()
@@ -236,11 +236,11 @@ def test_what_is_held_goes_out_in_one_piece(ends: tuple[Session, Agent], monkeyp
         return write(stream, data, fds)
 
     monkeypatch.setattr(FrameStream, "_write", count)
-    session.hold()
+    session.cork()
     jobs = [session.save([SECTION], epoch=1, step=step) for step in (3, 4, 5)]
     assert session.poll() == []  # which sends what waits, but not what is held
     assert pieces == []
-    session.let_go()
+    session.uncork()
     assert len(pieces) == 1
     for job, step in zip(jobs, (3, 4, 5), strict=True):
         assert agent.hear() == m.Save(job, 1, step, m.NO_INDEX, m.NO_INDEX, (SECTION,))
@@ -248,7 +248,7 @@ def test_what_is_held_goes_out_in_one_piece(ends: tuple[Session, Agent], monkeyp
     assert len(pieces) == 2, "nothing is held any more"
 
 
-def test_an_epoch_told_late_is_no_step_back(ends: tuple[Session, Agent]) -> None:
+def test_a_late_epoch_is_no_step_back(ends: tuple[Session, Agent]) -> None:
     session, agent = ends
     agent.say(m.Epoch(5), m.Epoch(4))
     session.poll()
@@ -270,7 +270,7 @@ def test_frames_may_come_in_any_pieces(ends: tuple[Session, Agent]) -> None:
     assert events == [m.Epoch(1), m.Epoch(2)]
 
 
-def test_completions_are_told_before_the_end(ends: tuple[Session, Agent]) -> None:
+def test_completions_are_returned_before_the_end(ends: tuple[Session, Agent]) -> None:
     session, agent = ends
     done, lost = session.save([SECTION], epoch=1, step=1), session.save([SECTION], epoch=1, step=2)
     agent.say(m.Done(done, b"\0\0"), m.Error(m.ErrorCode.SHUTDOWN, "stopping"))
@@ -343,7 +343,7 @@ def test_what_the_agent_does_not_read_is_bounded(ends: tuple[Session, Agent]) ->
         heard += 1
 
 
-def test_jobs_under_way_are_bounded_by_the_agents_queue(ends: tuple[Session, Agent]) -> None:
+def test_jobs_in_flight_are_bounded_by_the_agents_queue(ends: tuple[Session, Agent]) -> None:
     session, _ = ends
     for _ in range(WELCOME.max_queue):
         session.save([SECTION], epoch=1, step=1)

@@ -1,4 +1,4 @@
-"""scripts/torture_stalls.py: what of a late look-up the machine stood still."""
+"""scripts/torture_stalls.py: the share of a late look-up during which the machine stalled."""
 
 from __future__ import annotations
 

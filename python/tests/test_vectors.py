@@ -1,4 +1,6 @@
-"""Every vector of testdata/wire is decoded, compared, and encoded to the same bytes; every malformed one is refused."""
+"""Every vector of testdata/wire is decoded, compared, and encoded to the same bytes; every
+malformed one is refused.
+"""
 
 from __future__ import annotations
 

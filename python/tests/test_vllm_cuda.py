@@ -1,4 +1,4 @@
-"""KV caches on a GPU, as far as that goes without one: the driver's and torch's few calls are played."""
+"""KV caches on a GPU, without one: the few calls of the driver and torch are simulated."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from kvagent.messages import Region, RegionKind, Segment
 from kvagent.registration import Registration
 from kvagent.shm import SyncWords
 from kvagent.vllm.geometry import Unsupported
-from kvagent.vllm.memory import memory
-from kvagent.vllm.sync import make_sync
+from kvagent.vllm.worker.memory import memory
+from kvagent.vllm.worker.sync import make_sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +27,10 @@ PIECE = 2 << 20
 
 
 @dataclass
-class PlayedDriver:
-    """Allocations of cudaMalloc, by base; virtual memory in pieces from ``virtual`` on; else nothing can be shown."""
+class FakeDriver:
+    """Allocations of cudaMalloc, by base; virtual memory in chunks from ``virtual`` on; no other
+    memory can be exported.
+    """
 
     allocations: dict[int, int] = field(default_factory=dict)
     virtual: range = range(0)
@@ -75,7 +77,7 @@ class Storage:
 
 @dataclass
 class Tensor:
-    """Blocks of 8 float32, one after the other, on a GPU."""
+    """Consecutive blocks of 8 float32 on a GPU."""
 
     storage: Storage
     index: int = 0
@@ -107,7 +109,7 @@ class Tensor:
 
 
 def test_an_allocation_goes_by_its_handle_and_the_offset_in_it() -> None:
-    driver = PlayedDriver({0x70000000: 1 << 20})
+    driver = FakeDriver({0x70000000: 1 << 20})
     found = memory({"a": Tensor(Storage(0x70001000, 4096))}, [["a"]], 9, "fd", driver)
     handle = b"h" * 56 + (0x70000000).to_bytes(8, "little") + UUID
     assert found.regions == ((Region(1, RegionKind.CUDA, 4096, 0x1000, handle), None),)
@@ -117,7 +119,7 @@ def test_an_allocation_goes_by_its_handle_and_the_offset_in_it() -> None:
 
 
 def test_virtual_memory_goes_by_the_descriptors_of_its_pieces() -> None:
-    driver = PlayedDriver(virtual=range(0x40000000, 0x40000000 + 8 * PIECE))
+    driver = FakeDriver(virtual=range(0x40000000, 0x40000000 + 8 * PIECE))
     found = memory({"a": Tensor(Storage(0x40000000 + PIECE + 512, 2 * PIECE))}, [["a"]], 9, "fd", driver)
     # From the second piece to the fourth, which has its last 512 bytes.
     assert [region for region, _ in found.regions] == [Region(1, RegionKind.CUDA_FD, PIECE, 0, UUID)] * 3
@@ -133,24 +135,22 @@ def test_virtual_memory_goes_by_the_descriptors_of_its_pieces() -> None:
 
 
 @pytest.mark.parametrize(
-    ("driver", "storage", "cure"),
+    ("driver", "storage", "hint"),
     [
-        (PlayedDriver(), Storage(4096, 4096), "without --enable-sleep-mode"),
-        (PlayedDriver({4096: 8192}), Storage(8192, 8192), "4096 bytes beyond its allocation of 8192"),
-        (PlayedDriver(virtual=range(1 << 40)), Storage(0, (MAX_PIECES + 1) * PIECE), "expandable_segments:True out"),
-        (PlayedDriver(virtual=range(4 * PIECE), gap=PIECE), Storage(0, 4 * PIECE), "a gap before byte 2097152"),
+        (FakeDriver(), Storage(4096, 4096), "without --enable-sleep-mode"),
+        (FakeDriver({4096: 8192}), Storage(8192, 8192), "4096 bytes beyond its allocation of 8192"),
+        (FakeDriver(virtual=range(1 << 40)), Storage(0, (MAX_PIECES + 1) * PIECE), "expandable_segments:True from"),
+        (FakeDriver(virtual=range(4 * PIECE), gap=PIECE), Storage(0, 4 * PIECE), "a gap before byte 2097152"),
     ],
 )
-def test_what_no_other_process_can_open_is_refused_with_the_cure(
-    driver: PlayedDriver, storage: Storage, cure: str
-) -> None:
-    with pytest.raises(Unsupported, match=cure):
+def test_what_no_other_process_can_open_is_refused_with_a_hint(driver: FakeDriver, storage: Storage, hint: str) -> None:
+    with pytest.raises(Unsupported, match=hint):
         memory({"a": Tensor(storage)}, [["a"]], 9, "fd", driver)
     assert driver.closed()
 
 
 def test_one_bad_allocation_closes_the_good_ones() -> None:
-    driver = PlayedDriver(virtual=range(4 * PIECE))
+    driver = FakeDriver(virtual=range(4 * PIECE))
     layers = {"a": Tensor(Storage(0, PIECE, 1)), "b": Tensor(Storage(1 << 40, PIECE, 2))}
     with pytest.raises(Unsupported, match="without a handle"):
         memory(layers, [["a", "b"]], 9, "fd", driver)
@@ -161,7 +161,7 @@ def test_one_bad_allocation_closes_the_good_ones() -> None:
 def test_one_worker_has_one_gpu() -> None:
     layers = {"a": Tensor(Storage(0, 4096)), "b": Tensor(Storage(0, 4096), 1)}
     with pytest.raises(Unsupported, match="several devices: cuda:0, cuda:1"):
-        memory(layers, [["a", "b"]], 9, "fd", PlayedDriver({0: 1 << 20}))
+        memory(layers, [["a", "b"]], 9, "fd", FakeDriver({0: 1 << 20}))
 
 
 def test_a_machine_without_the_driver_says_so() -> None:
@@ -179,8 +179,8 @@ def _no_driver() -> bool:
     return False
 
 
-class PlayedGpu:
-    """A stream that runs nothing until it is told to."""
+class FakeGpu:
+    """A stream that runs nothing until told to."""
 
     def __init__(self) -> None:
         self.stream: list[tuple[str, int]] = []
@@ -201,8 +201,10 @@ class PlayedGpu:
 
 
 def test_the_event_is_recorded_before_the_step_is_written() -> None:
-    """The agent asks the event once it sees the step: an event that was not recorded yet would count as fired."""
-    gpu = PlayedGpu()
+    """The agent queries the event once it reads the step: an unrecorded event would count as
+    fired.
+    """
+    gpu = FakeGpu()
     sync = make_sync(SimpleNamespace(type="cuda"), gpu)
     assert isinstance(sync.clock, CudaClock)
     for step in (1, 2, EVENTS + 1):
@@ -230,4 +232,4 @@ def test_words_of_a_host_hold_no_handles() -> None:
 
 def test_export_names_what_failed() -> None:
     with pytest.raises(NotExportable, match="sleep mode"):
-        export(PlayedDriver(), 1, 0, 10)
+        export(FakeDriver(), 1, 0, 10)

@@ -1,4 +1,4 @@
-"""The weights generation: who chooses it, what names it, and what may change it."""
+"""The weights generation: how it is chosen, named and changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.vllm import weight_calls
 from kvagent.vllm.generation import (
     LOADED,
     MAX_VERSION_BYTES,
@@ -17,11 +16,12 @@ from kvagent.vllm.generation import (
     PRIVATE,
     Generations,
     VersionFile,
-    first,
-    unheard,
+    initial_generation,
+    unobserved_changes,
     with_generation,
 )
 from kvagent.vllm.options import OptionError, Options, parse
+from kvagent.vllm.scheduler import weight_changes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,13 +51,18 @@ def test_what_names_a_version_is_checked() -> None:
 
 
 def test_an_engine_begins_with_what_it_loaded_or_with_a_name_or_alone() -> None:
-    assert first(config(), "", []) == LOADED
-    assert first(config(), "7", ["why"]) == NAMED + "7"
-    alone = first(config(), "", ["why"])
+    assert initial_generation(config(), "", []) == LOADED
+    assert initial_generation(config(), "7", ["why"]) == NAMED + "7"
+    alone = initial_generation(config(), "", ["why"])
     assert alone.startswith(PRIVATE)
     assert len(alone) == len(PRIVATE) + 32
-    assert first(config(), "", ["other"]) == alone, "processes of one engine, which see the same configuration"
-    assert len({alone, first(config("2"), "", ["why"]), first(config("1", "f"), "", ["why"])}) == 3
+    assert initial_generation(config(), "", ["other"]) == alone, (
+        "processes of one engine, which see the same configuration"
+    )
+    assert (
+        len({alone, initial_generation(config("2"), "", ["why"]), initial_generation(config("1", "f"), "", ["why"])})
+        == 3
+    )
 
 
 def test_the_pair_is_in_the_identity() -> None:
@@ -66,11 +71,11 @@ def test_the_pair_is_in_the_identity() -> None:
     assert with_generation(pairs, LOADED) == pairs
 
 
-def test_how_weights_can_change_unheard() -> None:
-    assert not list(unheard(config()))
+def test_how_weights_can_change_unobserved() -> None:
+    assert not list(unobserved_changes(config()))
 
     def why(**more: Any) -> str:
-        (found,) = unheard(config(**more))
+        (found,) = unobserved_changes(config(**more))
         return found
 
     def parallel(
@@ -94,7 +99,7 @@ def test_how_weights_can_change_unheard() -> None:
     assert "external_launcher" in why(parallel_config=parallel(backend="external_launcher"))
     assert "Own" in why(parallel_config=parallel(backend=Own))
     for backend in ("mp", "uni", "ray"):
-        assert not list(unheard(config(parallel_config=parallel(backend=backend))))
+        assert not list(unobserved_changes(config(parallel_config=parallel(backend=backend))))
 
 
 def test_a_file_speaks_for_one_reset(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -169,7 +174,7 @@ def test_what_was_said_ends_with_the_next_call(caplog: pytest.LogCaptureFixture)
 
 
 class _Core:
-    """As vLLM's engine core, as far as its calls go."""
+    """The calls of vLLM's engine core."""
 
     def __init__(self, connector: Any) -> None:
         self.collective_rpc("warm_up")  # before there is a scheduler
@@ -212,8 +217,8 @@ def compute_weight_checksums() -> None:
 
 def test_calls_that_may_change_weights_are_heard() -> None:
     core_class = type("Core", (_Core,), {name: call for name, call in vars(_Core).items() if not name.startswith("__")})
-    assert weight_calls.listen(core_class)
-    assert weight_calls.listen(core_class)
+    assert weight_changes.observe(core_class)
+    assert weight_changes.observe(core_class)
     own = _Connector()
     core = core_class(own)
     assert core.collective_rpc("update_weights", 3.0, (1,)) == ["update_weights", 3.0, (1,)]
@@ -237,4 +242,4 @@ def test_calls_that_may_change_weights_are_heard() -> None:
     core_class(several).collective_rpc("update_weights")
     assert child.heard == ["update_weights"]
     core_class(None).collective_rpc("update_weights")
-    assert not weight_calls.listen(type("Older", (), {}))
+    assert not weight_changes.observe(type("Older", (), {}))

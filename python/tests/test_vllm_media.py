@@ -1,4 +1,4 @@
-"""Keys of requests with items, and what counts as an item's content."""
+"""Keys of requests with items, and what belongs to an item's content."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from kvagent.vllm import media
-from kvagent.vllm.media import Keyed, Media, Unhashable, content_digest
+from kvagent.vllm.scheduler import media
+from kvagent.vllm.scheduler.media import Keyed, Media, Unhashable, content_digest
 
 
 class Item(dict[str, Any]):
-    """Can be referred to weakly, as vLLM's."""
+    """Weakly referenceable, like vLLM's."""
 
 
 def feature(content: Any, name: str = "a", offset: int = 0) -> Any:
@@ -87,7 +87,7 @@ def test_a_name_with_two_contents_is_of_no_use_any_more() -> None:
     first, second = feature([1]), feature([2])
     assert kept.request(request(first)) is not None
     assert kept.request(request(second, feature([1], "b"))) is None
-    assert kept.turned == {"a"}
+    assert kept.newly_ambiguous == {"a"}
     assert kept.request(request(first)) is None
     assert kept.request(request(feature([1], "b"))) is not None
     assert kept.request(request(feature(None, "b"))) is None, "what is not here may be anything"

@@ -1,4 +1,6 @@
-"""Engines whose weights change in place, against the real agent: who finds whose blocks, on one node and on two."""
+"""Engines whose weights change in place, with the real agent: which blocks each one finds, on one
+node and on two.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ import pytest
 from kvagent.vllm.generation import LOADED, NAMED, PRIVATE
 from tests.agent import AgentProcess, eventually
 from tests.conftest import REQUIRE
-from tests.played import BLOCK, PlayedEngine
+from tests.simulated import BLOCK, SimulatedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +29,7 @@ OLD, NEW = 3, 7  # what the weights make of a block
 BLOCKS = 3
 
 
-class Played(PlayedEngine):
+class ChangingEngine(SimulatedEngine):
     """An engine whose weights can change."""
 
     def __init__(self, agent: AgentProcess, name: str, **more: Any) -> None:
@@ -36,11 +38,11 @@ class Played(PlayedEngine):
         super().__init__(agent, name, **({"weights_fixed": False, "blocks": 256} | more))
 
     def stores(self, prompt: str, salt: int) -> None:
-        """Computes a prompt and saves it."""
+        """Compute a prompt and save it."""
         self.save(f"{self.name}{next(self._names)}", prompt, BLOCKS, salt)
 
     def finds(self, prompt: str, salt: int) -> bool:
-        """Whether the agent has a prompt for this engine, whose blocks are then to be those."""
+        """Return whether the agent has a prompt for this engine, and check the blocks if so."""
         request = self.request(f"{self.name}{next(self._names)}", prompt, BLOCKS)
         external = self.matched(request)
         if external:
@@ -52,9 +54,9 @@ class Played(PlayedEngine):
         return bool(external)
 
     def there(self) -> bool:
-        """Whether all parts are registered at the agent that runs now, after a step."""
+        """Run a step. Return whether all parts are registered at the running agent."""
         self.step()
-        mine, workers = self.scheduler._presence.session, self.worker_link.current()
+        mine, workers = self.scheduler._agent.session, self.worker_link.current()
         if mine is None or workers is None:
             return False
         asked = self._agent.connect()
@@ -62,17 +64,19 @@ class Played(PlayedEngine):
         return mine.boot == workers.session.boot == asked.boot
 
     def new_weights(self) -> None:
-        """As vLLM's reset_prefix_cache with reset_connector, and what follows until the pool can be used again."""
+        """Act like vLLM's reset_prefix_cache with reset_connector, until the pool can be used
+        again.
+        """
         self.scheduler.reset()
         eventually(self.there, "an engine that is registered")
 
 
 @pytest.fixture
-def engines(agent: AgentProcess) -> Iterator[Callable[..., Played]]:
-    made: list[Played] = []
+def engines(agent: AgentProcess) -> Iterator[Callable[..., ChangingEngine]]:
+    made: list[ChangingEngine] = []
 
-    def make(name: str, at: AgentProcess = agent, **more: Any) -> Played:
-        made.append(Played(at, name, **more))
+    def make(name: str, at: AgentProcess = agent, **more: Any) -> ChangingEngine:
+        made.append(ChangingEngine(at, name, **more))
         return made[-1]
 
     yield make
@@ -81,7 +85,7 @@ def engines(agent: AgentProcess) -> Iterator[Callable[..., Played]]:
 
 
 def test_an_updated_engine_exchanges_nothing_with_one_of_the_old_weights(
-    engines: Callable[..., Played], agent: AgentProcess
+    engines: Callable[..., ChangingEngine], agent: AgentProcess
 ) -> None:
     updated, other = engines("updated"), engines("other")
     updated.stores("p", OLD)
@@ -110,7 +114,7 @@ def test_an_updated_engine_exchanges_nothing_with_one_of_the_old_weights(
     assert not other.finds("t", OLD)
 
 
-def test_each_update_is_another_identity(engines: Callable[..., Played]) -> None:
+def test_each_update_is_another_identity(engines: Callable[..., ChangingEngine]) -> None:
     engine = engines("one")
     for salt, prompt in enumerate("pqr", OLD):
         engine.stores(prompt, salt)
@@ -119,7 +123,7 @@ def test_each_update_is_another_identity(engines: Callable[..., Played]) -> None
         assert not engine.finds(prompt, salt)
 
 
-def test_engines_that_are_given_one_name_share_again(engines: Callable[..., Played], tmp_path: Path) -> None:
+def test_engines_that_are_given_one_name_share_again(engines: Callable[..., ChangingEngine], tmp_path: Path) -> None:
     names = [tmp_path / "one", tmp_path / "two"]
     one, two = (engines(path.name, weights_version_file=str(path)) for path in names)
     one.stores("p", OLD)
@@ -132,7 +136,7 @@ def test_engines_that_are_given_one_name_share_again(engines: Callable[..., Play
     third = engines("three", generation=NAMED + "v2")  # weights_version at its start
     assert third.finds("q", NEW)
     assert not engines("base").finds("q", OLD)
-    two.new_weights()  # nobody said anything of these
+    two.new_weights()  # without a name
     assert not two.finds("q", NEW)
     two.scheduler.weights_named("v2")  # as vLLM is told with finish_weight_update
     eventually(two.there, "an engine of that name")
@@ -140,7 +144,7 @@ def test_engines_that_are_given_one_name_share_again(engines: Callable[..., Play
 
 
 def test_a_plain_reset_forgets_what_is_stored_and_ends_no_sharing(
-    engines: Callable[..., Played], tmp_path: Path
+    engines: Callable[..., ChangingEngine], tmp_path: Path
 ) -> None:
     path = tmp_path / "version"
     one = engines("one", generation=NAMED + "v1", weights_version_file=str(path))
@@ -158,8 +162,10 @@ def test_a_plain_reset_forgets_what_is_stored_and_ends_no_sharing(
         assert engine.finds("r", OLD)
 
 
-def test_what_is_planned_goes_out_under_no_other_identity(engines: Callable[..., Played], agent: AgentProcess) -> None:
-    """A save and a load that wait for the next step when the weights change, and a save that is under way."""
+def test_what_is_planned_goes_out_under_no_other_identity(
+    engines: Callable[..., ChangingEngine], agent: AgentProcess
+) -> None:
+    """A save and a load wait for the next step when the weights change, and a save is in flight."""
     engine, other = engines("one"), engines("two")
     engine.stores("p", OLD)
     saved, loaded = engine.request("a", "q", BLOCKS), engine.request("b", "p", BLOCKS)
@@ -193,8 +199,8 @@ def test_what_is_planned_goes_out_under_no_other_identity(engines: Callable[...,
     assert agent.status()["leases"] == 0
 
 
-def test_loads_and_saves_under_way_end_with_the_session_of_the_old_weights(
-    engines: Callable[..., Played], agent: AgentProcess
+def test_loads_and_saves_in_flight_end_with_the_session_of_the_old_weights(
+    engines: Callable[..., ChangingEngine], agent: AgentProcess
 ) -> None:
     """The end of that session is their fence: until then their blocks are pinned."""
     engine = engines("one")
@@ -226,7 +232,9 @@ def test_loads_and_saves_under_way_end_with_the_session_of_the_old_weights(
     assert engine.finds("r", NEW)
 
 
-def test_a_request_that_old_weights_began_is_not_saved_under_the_new_identity(engines: Callable[..., Played]) -> None:
+def test_a_request_that_old_weights_began_is_not_saved_under_the_new_identity(
+    engines: Callable[..., ChangingEngine],
+) -> None:
     engine = engines("one")
     running = engine.request("a", "p", 2 * BLOCKS)
     engine.matched(running)
@@ -242,8 +250,8 @@ def test_a_request_that_old_weights_began_is_not_saved_under_the_new_identity(en
     assert not engine.finds("p", NEW)
 
 
-def test_calls_of_one_update_are_one_change(engines: Callable[..., Played]) -> None:
-    """Blocks are looked through at each change, and an update takes hundreds of calls."""
+def test_calls_of_one_update_are_one_change(engines: Callable[..., ChangingEngine]) -> None:
+    """Each change scans all blocks, and an update takes hundreds of calls."""
     engine = engines("one")
     engine.scheduler.weights_named("v1")
     for _ in range(3):
@@ -254,10 +262,10 @@ def test_calls_of_one_update_are_one_change(engines: Callable[..., Played]) -> N
     assert engine.generations.serial == 4
 
 
-def test_an_agent_that_comes_in_the_middle_is_told_the_new_identity(
-    engines: Callable[..., Played], agent: AgentProcess
+def test_an_agent_that_starts_meanwhile_gets_the_new_identity(
+    engines: Callable[..., ChangingEngine], agent: AgentProcess
 ) -> None:
-    """Also where it went before the workers heard of the change, and the scheduler never met the old one again."""
+    """Even if it stopped before the workers switched, and the scheduler has not met it since."""
     engine, other = engines("one"), engines("two")
     agent.kill()
     engine.scheduler.reset()
@@ -272,7 +280,7 @@ def test_an_agent_that_comes_in_the_middle_is_told_the_new_identity(
 
 
 def redis() -> str:
-    """The server's program; without it nothing is shown of two nodes."""
+    """The server's program; without it the tests with two nodes are skipped."""
     found = shutil.which("redis-server")
     if found is None:
         message = "redis-server is not installed (make deps): tests of two nodes are LEFT OUT"
@@ -316,9 +324,9 @@ def nodes() -> Iterator[list[AgentProcess]]:
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_blocks_that_a_load_brought_stay_of_their_weights(
-    engines: Callable[..., Played], agent: AgentProcess, restarted: bool
+    engines: Callable[..., ChangingEngine], agent: AgentProcess, restarted: bool
 ) -> None:
-    """Of a request that waits for room meanwhile: vLLM gives its blocks their hashes when it is let in."""
+    """The request waits for free blocks meanwhile: vLLM hashes its blocks when it is admitted."""
     engine = engines("a")
     engine.stores("p", OLD)
     request = engine.request("R", "p", BLOCKS + 2)
@@ -344,22 +352,24 @@ def test_blocks_that_a_load_brought_stay_of_their_weights(
     assert not engine.finds("p", NEW), "blocks of the old weights were saved as those of the new ones"
 
 
-def test_a_reset_of_vllms_own_cache_may_follow_weights_that_changed_unheard(engines: Callable[..., Played]) -> None:
-    """As TRL does: it writes to the model, and resets without a word to the connector."""
-    silent, heard = engines("a", unheard=True), engines("b")
+def test_a_reset_of_vllms_own_cache_may_follow_weights_that_changed_unobserved(
+    engines: Callable[..., ChangingEngine],
+) -> None:
+    """Like TRL, which writes to the model and resets without telling the connector."""
+    silent, heard = engines("a", unobserved=True), engines("b")
     for engine in (silent, heard):
         engine.stores(f"p{engine.name}", OLD)
         engine.pool.reset_prefix_cache()
     assert silent.scheduler.generations.now == LOADED, "nothing was asked since"
     assert not silent.finds("pa", NEW)
     assert silent.scheduler.generations.now.startswith(PRIVATE)
-    assert heard.finds("pb", OLD), "of weights that cannot change unheard the blocks are as good as before"
+    assert heard.finds("pb", OLD), "of weights that cannot change unobserved the blocks are as good as before"
 
 
 def test_on_two_nodes_that_share_a_store(
-    engines: Callable[..., Played], nodes: list[AgentProcess], tmp_path: Path
+    engines: Callable[..., ChangingEngine], nodes: list[AgentProcess], tmp_path: Path
 ) -> None:
-    """What is saved on one node reaches the other through the store, if the weights are equal."""
+    """Blocks saved on one node reach the other through the store, if the weights are equal."""
     here, there = nodes
     path = tmp_path / "version"
     patient = {"tier_wait_ms": 20_000.0}

@@ -19,27 +19,27 @@ from kvagent.lookup import Ticket
 from kvagent.messages import RegionKind, Registered
 from kvagent.packing import packed, section
 from kvagent.shm import SyncWords
-from kvagent.vllm import resolved
-from kvagent.vllm.asking import BREAK_AFTER, BREAK_FIRST_S, STEP_WAIT_S, Asker, Breaker
-from kvagent.vllm.blocks import Blocks, Tables
-from kvagent.vllm.collect import settled
-from kvagent.vllm.counting import Growth
-from kvagent.vllm.geometry import Ranks, Unsupported, geometry, ranks, shard
-from kvagent.vllm.layout import wish
+from kvagent.vllm.counters import CounterDeltas
+from kvagent.vllm.geometry import Ranks, Unsupported, geometry, preferred_layout, ranks, shard
 from kvagent.vllm.link import Attachment, Link
-from kvagent.vllm.memory import memory
 from kvagent.vllm.options import OptionError, Options, loads, parse, saves
-from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerWords
-from kvagent.vllm.presence import NOTHING, Presence
-from kvagent.vllm.space import UNKNOWN, identity, unknown_weights, with_resolved
+from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
+from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession
+from kvagent.vllm.scheduler.blocks import Blocks, Tables
+from kvagent.vllm.scheduler.lookups import BREAK_AFTER, BREAK_FIRST_S, STEP_WAIT_S, Breaker, Lookups
+from kvagent.vllm.scheduler.save_schedule import final_tokens
+from kvagent.vllm.scheduler.saves import WorkerRevocation
+from kvagent.vllm.space import UNKNOWN, identity, unknown_weights, used_backends, with_resolved
 from kvagent.vllm.supported import NEEDED, check, check_drafts
 from kvagent.vllm.weights import weights_digest
-from kvagent.vllm.words import OthersWords
+from kvagent.vllm.worker.memory import memory
 from tests.test_wheel import OF_VLLM
 
 
 def test_all_but_the_class_is_imported_without_vllm_and_torch() -> None:
-    modules = [f"kvagent.vllm.{path.stem}" for path in (Path(__file__).parents[1] / "kvagent" / "vllm").glob("*.py")]
+    package = Path(__file__).parents[1] / "kvagent"
+    files = (package / "vllm").rglob("*.py")
+    modules = [".".join(path.relative_to(package.parent).with_suffix("").parts) for path in files]
     light = [name for name in modules if name not in OF_VLLM and not name.endswith("__init__")]
     code = f"import sys, {', '.join(light)}; assert not {{'vllm', 'torch'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -90,7 +90,7 @@ def test_placeholders_and_drafts_are_not_final(
     computed: int, scheduled: int, placeholders: int, known: int, final: int
 ) -> None:
     request = SimpleNamespace(num_computed_tokens=computed, num_output_placeholders=placeholders, num_tokens=known)
-    assert settled(request, scheduled) == final
+    assert final_tokens(request, scheduled) == final
 
 
 def test_reports_are_joined_to_the_worst() -> None:
@@ -134,7 +134,7 @@ class _Storage:
 
 @dataclass
 class _Tensor:
-    """A tensor of float32 as far as its place is asked for."""
+    """The placement of a float32 tensor."""
 
     shape: tuple[int, ...]
     steps: tuple[int, ...]
@@ -252,20 +252,23 @@ def test_a_retrained_model_has_another_digest(tmp_path: Path) -> None:
 
 
 def test_weights_that_are_not_here_are_no_ones_else(tmp_path: Path) -> None:
-    """In an object store, or nowhere: other weights may be under the same name tomorrow."""
+    """In an object store, or nowhere: other weights may have the same name tomorrow."""
     (tmp_path / "config.json").write_text("{}")
     assert weights_digest(SimpleNamespace(model=str(tmp_path)), SimpleNamespace(load_format="tensorizer")) is None
     assert weights_digest(SimpleNamespace(model=str(tmp_path / "none"), revision=None)) is None
     (tmp_path / "model.safetensors").write_bytes(b"a")
     assert weights_digest(SimpleNamespace(model=str(tmp_path), model_weights="s3://bucket/model")) is None
-    # A user may set the engine's id, which is then the same after a restart: it says nothing of the weights.
+    # A user may set the engine's id, which is then the same after a restart: it says nothing of the
+    # weights.
     assert dict(_identity(transfer__engine_id="one", model__model="nowhere"))["weights"] == UNKNOWN
     assert unknown_weights(_identity(model__model="nowhere"))
     assert not unknown_weights(_identity(model__model=str(tmp_path), load__load_format="auto"))
 
 
 def test_weights_that_are_made_up(tmp_path: Path) -> None:
-    """They are those of every engine with this configuration, and not those that lie in the folder."""
+    """They are the same for every engine with this configuration, and differ from those in the
+    folder.
+    """
     (tmp_path / "config.json").write_text("{}")
 
     def weights(load_format: str) -> str:
@@ -279,14 +282,14 @@ def test_weights_that_are_made_up(tmp_path: Path) -> None:
 
 def test_words_of_other_processes() -> None:
     words = SyncWords(4, 8)
-    place = WorkerWords(f"/proc/{os.getpid()}/fd/{words.memory.fd}", words.memory.size, words.revoke_off, 8)
-    others = OthersWords([place])
+    place = WorkerInfo(f"/proc/{os.getpid()}/fd/{words.memory.fd}", words.memory.size, words.revoke_off, 8)
+    others = WorkerRevocation([place])
     others.revoke(3)
     assert [words.revoked(i) for i in range(8)] == [i == 3 for i in range(8)]
     others.close()
     words.close()
     with pytest.raises(OSError, match="No such"):
-        OthersWords([place])
+        WorkerRevocation([place])
 
 
 class _Pool:
@@ -307,10 +310,10 @@ def test_what_old_weights_computed_is_known() -> None:
     assert blocks.max_saving == 5
     pool.blocks[1].block_hash = b"one"
     blocks.new_weights()
-    assert blocks.old(pool.blocks[1])
-    assert not blocks.old(pool.blocks[2])
+    assert blocks.is_stale(pool.blocks[1])
+    assert not blocks.is_stale(pool.blocks[2])
     pool.blocks[1].block_hash = b"other"
-    assert not blocks.old(pool.blocks[1])
+    assert not blocks.is_stale(pool.blocks[1])
 
 
 @pytest.mark.parametrize(
@@ -325,9 +328,11 @@ def test_what_old_weights_computed_is_known() -> None:
 def test_a_reset_that_was_missed_between_two_sessions_is_one(
     boots: str, epochs: tuple[int, ...], resets: tuple[bool, ...]
 ) -> None:
-    """In its first session an engine that ran alone until then may have blocks of older weights than the others."""
+    """In its first session, an engine that ran alone so far may have blocks of older weights than
+    the others.
+    """
     link: Any = SimpleNamespace(lost=lambda _: None, close=lambda: None)
-    presence = Presence(link, Options())
+    presence = AgentSession(link, Options())
     seen = []
     for boot, epoch in zip(boots, epochs, strict=True):
         session: Any = SimpleNamespace(
@@ -335,14 +340,14 @@ def test_a_reset_that_was_missed_between_two_sessions_is_one(
         )
         made = Attachment(session, Registered(1, 0, "", bytes(16), epoch, "/none"))
         link.current = lambda made=made: made
-        seen.append(presence.attend())
-        assert presence.attend() is NOTHING
+        seen.append(presence.poll())
+        assert presence.poll() is NO_CHANGE
     presence.close()
-    assert all(news.came for news in seen)
+    assert all(news.began for news in seen)
     assert tuple(news.reset for news in seen) == resets
 
 
-def test_a_reset_is_told_before_it_happens() -> None:
+def test_a_reset_is_announced_before_it_happens() -> None:
     pool, seen = _Pool(), []
     Blocks(pool, 0.05).before_reset(lambda: seen.append(pool.resets))
     assert pool.reset_prefix_cache()
@@ -377,7 +382,7 @@ def test_a_layout_is_wished_for_that_the_backend_reads(
     option: str, device: str, supported: list[str], wished: str | None
 ) -> None:
     config = SimpleNamespace(device_config=SimpleNamespace(device_type=device))
-    assert wish(config, option, lambda _: supported) == wished
+    assert preferred_layout(config, option, lambda _: supported) == wished
 
 
 def test_a_backend_that_cannot_be_asked_is_left_its_choice(caplog: pytest.LogCaptureFixture) -> None:
@@ -386,8 +391,8 @@ def test_a_backend_that_cannot_be_asked_is_left_its_choice(caplog: pytest.LogCap
 
     caplog.set_level("INFO", "kvagent.vllm")
     config = SimpleNamespace(device_config=SimpleNamespace(device_type="cuda"))
-    assert wish(config, "auto", broken) is None
-    assert "could not be asked (no such backend)" in caplog.text
+    assert preferred_layout(config, "auto", broken) is None
+    assert "could not be determined (no such backend)" in caplog.text
 
 
 @dataclass
@@ -396,9 +401,9 @@ class _Counted:
     two: int = 0
 
 
-def test_counters_are_told_by_what_grew() -> None:
+def test_counters_are_reported_as_deltas() -> None:
     counts = _Counted()
-    growth = Growth(counts, "x_")
+    growth = CounterDeltas(counts, "x_")
     assert growth.take() == {}
     counts.two = 5
     assert growth.take() == {"x_two": 5}
@@ -442,26 +447,26 @@ def test_tables_are_read_where_vllm_keeps_them_and_asked_for_where_not() -> None
 def test_all_requests_of_a_step_together_wait_no_longer_than_its_budget(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answered_s: float
 ) -> None:
-    """A socket's waits are whole milliseconds, or end with the answer."""
+    """A socket waits for whole milliseconds, or until the answer."""
     now, waited = [100.0], []
-    monkeypatch.setattr("kvagent.vllm.asking.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("kvagent.vllm.scheduler.lookups.time", SimpleNamespace(monotonic=lambda: now[0]))
     session = SimpleNamespace(boot=bytes(16), version=2, number=1)
     attachment: Any = SimpleNamespace(session=session, registered=SimpleNamespace(lookup_path=tmp_path / "none"))
-    asker = Asker(attachment, 0.001, 1)
+    lookups = Lookups(attachment, 0.001, 1)
 
     def poll(ticket: Any, wait_s: float) -> None:
         waited.append(min(math.ceil(wait_s * 1000) / 1000, answered_s))
         now[0] += waited[-1]
 
-    monkeypatch.setattr(asker._client, "poll", poll)
+    monkeypatch.setattr(lookups._client, "poll", poll)
     for _ in range(3):
         waited.clear()
-        asker.new_step()
+        lookups.begin_step()
         for _ in range(30):
-            assert asker.answer(Ticket(None, 0, leases=True), first=True) is None
+            assert lookups.answer(Ticket(None, 0, leases=True), first=True) is None
         assert 0.001 <= sum(waited) <= STEP_WAIT_S + 1e-9
         assert max(waited) <= 0.001
-    asker.close()
+    lookups.close()
 
 
 _PLAIN: dict[str, Any] = {
@@ -474,7 +479,9 @@ _PLAIN: dict[str, Any] = {
 
 
 def _identity(tenant: str = "t", **changes: Any) -> tuple[tuple[str, str], ...]:
-    """That of a plain configuration with changes: model__dtype is its model_config's dtype."""
+    """Return the identity of a plain configuration with changes: model__dtype is its model_config's
+    dtype.
+    """
     parts: dict[str, SimpleNamespace] = {}
     for name, value in (_PLAIN | {name.replace("__", "."): one for name, one in changes.items()}).items():
         part, _, field = name.partition(".")
@@ -558,18 +565,18 @@ def test_the_backends_that_layers_use() -> None:
     layers: dict[str, Any] = {"a": Layer("FLASH_ATTN"), "b": Layer("FLASH_ATTN"), "c": Layer("FLASHINFER")}
     config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))
     cache = SimpleNamespace(kv_cache_groups=groups)
-    assert resolved.used(config, cache) == "FLASH_ATTN; FLASHINFER"
+    assert used_backends(config, cache) == "FLASH_ATTN; FLASHINFER"
     layers["b"] = Layer("TRITON_ATTN")
-    assert resolved.used(config, cache) == "FLASH_ATTN, TRITON_ATTN; FLASHINFER"
+    assert used_backends(config, cache) == "FLASH_ATTN, TRITON_ATTN; FLASHINFER"
     layers.clear()
-    assert resolved.used(config, cache) == ""
+    assert used_backends(config, cache) == ""
     pairs = _identity(model__model="nowhere")
     assert dict(pairs) | {"resolved": "FLASH_ATTN"} == dict(with_resolved(pairs, "FLASH_ATTN"))
 
 
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_session_of_an_identity_that_is_no_more_is_left(taken: bool) -> None:
-    """Whether it was taken up or had just been made."""
+    """Whether it was adopted or had just been made."""
     session = SimpleNamespace(
         boot=b"a", number=1, version=1, poll=list, quiet=lambda: True, close=lambda: closed.append(1)
     )
@@ -581,15 +588,15 @@ def test_a_session_of_an_identity_that_is_no_more_is_left(taken: bool) -> None:
         current=lambda: made[0] if made else None, lost=made.remove, close=lambda: None,
         renew=lambda *, hold: made.pop(),  # noqa: ARG005
     )  # fmt: skip
-    presence = Presence(link, Options())
+    presence = AgentSession(link, Options())
     if taken:
-        assert presence.attend().came
-    assert presence.join_anew() == taken
+        assert presence.poll().began
+    assert presence.reregister() == taken
     assert (made, closed, presence.session) == ([], [1], None)
-    assert presence.attend() is NOTHING
+    assert presence.poll() is NO_CHANGE
 
 
-def test_a_registration_that_changed_under_way_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_registration_that_changed_in_flight_is_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def registration() -> Any:
         if not registered:
             link.renew()  # it changes after it was read

@@ -1,4 +1,4 @@
-"""The connector's two sides against the real agent, in cases that an engine's tests do not reach."""
+"""The connector's two sides with the real agent, in cases that an engine's tests do not reach."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from kvagent.lookup import Answer, LookupStatus
 from kvagent.packing import Packed
 from kvagent.registration import Registration
 from kvagent.stream import FrameStream
-from kvagent.vllm.counts import Counts
+from kvagent.vllm.counters import Counts
 from kvagent.vllm.geometry import Geometry
-from kvagent.vllm.link import LISTEN, Link
+from kvagent.vllm.link import LISTEN_STEPS, Link
 from kvagent.vllm.options import Options
 from kvagent.vllm.plan import Report, SaveJob
-from kvagent.vllm.promises import Promises
-from kvagent.vllm.tracked import Tracked
+from kvagent.vllm.scheduler.lookups import Promises
+from kvagent.vllm.scheduler.requests import Tracked
 from tests.agent import IDENTITY, PATIENCE_S, AgentProcess, eventually
-from tests.played import BLOCK, PlayedEngine
+from tests.simulated import BLOCK, SimulatedEngine
 from tests.test_session import Agent
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ ANSWER_S = 5.0  # for what takes microseconds; what waits for a stopped agent wa
 
 
 @pytest.fixture
-def engines(agent: AgentProcess) -> Iterator[Callable[..., PlayedEngine]]:
-    made: list[PlayedEngine] = []
+def engines(agent: AgentProcess) -> Iterator[Callable[..., SimulatedEngine]]:
+    made: list[SimulatedEngine] = []
 
-    def make(name: str = "one", **more: Any) -> PlayedEngine:
-        made.append(PlayedEngine(agent, name, **more))
+    def make(name: str = "one", **more: Any) -> SimulatedEngine:
+        made.append(SimulatedEngine(agent, name, **more))
         return made[-1]
 
     yield make
@@ -51,8 +51,8 @@ def engines(agent: AgentProcess) -> Iterator[Callable[..., PlayedEngine]]:
         engine.close()
 
 
-def load(engine: PlayedEngine, name: str, prompt: str, blocks: int, salt: int) -> Any:
-    """A request whose blocks all come from the agent."""
+def load(engine: SimulatedEngine, name: str, prompt: str, blocks: int, salt: int) -> Any:
+    """Run a request whose blocks all come from the agent."""
     request = engine.request(name, prompt, blocks)
     external = engine.matched(request)
     assert external == blocks * BLOCK
@@ -66,7 +66,7 @@ def load(engine: PlayedEngine, name: str, prompt: str, blocks: int, salt: int) -
 
 @pytest.mark.parametrize("peer", [False, True])
 def test_what_one_engine_saves_another_loads(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess, peer: bool
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess, peer: bool
 ) -> None:
     first, second = engines("one", peer=peer), engines("two", peer=peer)
     first.save("a", "p", 5, 9)
@@ -77,13 +77,13 @@ def test_what_one_engine_saves_another_loads(
     assert {block.ref_cnt for block in second.pool.blocks} == {1}
 
 
-def test_a_prompt_of_more_blocks_than_a_job_takes(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
-    """Several jobs save it, one load of several parts brings it, told once."""
+def test_a_prompt_of_more_blocks_than_a_job_takes(engines: Callable[..., SimulatedEngine], agent: AgentProcess) -> None:
+    """Several jobs save it; one load of several parts loads it and is reported once."""
     engine = engines(blocks=512, pin_percent=50.0)
     for limited in (engine.scheduler.saves, engine.scheduler._loads):
         assert limited is not None
     engine.step()  # a new session sets the limits
-    engine.scheduler.saves.pieces.job_blocks = engine.scheduler._loads.job_blocks = 30  # type: ignore[union-attr]
+    engine.scheduler.saves.batch.job_blocks = engine.scheduler._loads.job_blocks = 30  # type: ignore[union-attr]
     request = engine.request("a", "long", 100)
     engine.matched(request)
     engine.admit(request)
@@ -107,9 +107,11 @@ def test_a_prompt_of_more_blocks_than_a_job_takes(engines: Callable[..., PlayedE
 
 
 def test_a_load_that_is_not_taken_as_a_whole_fails_as_a_whole(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
-    """The agent takes the first parts, then the session is full: what was not sent is bad, the rest is waited for."""
+    """The agent accepts the first parts, then the session is full: unsent blocks are bad, the
+    others are awaited.
+    """
     engine = engines(blocks=256)
     engine.save("a", "p", 60, 3)
     engine.scheduler._loads.job_blocks = 20  # type: ignore[union-attr]
@@ -131,7 +133,7 @@ def test_a_load_that_is_not_taken_as_a_whole_fails_as_a_whole(
 
 
 def test_a_load_that_ranks_give_up_one_after_the_other_is_late_once(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
     engine = engines()
     engine.save("a", "p", 3, 1)
@@ -146,7 +148,7 @@ def test_a_load_that_ranks_give_up_one_after_the_other_is_late_once(
 
 
 def test_an_adapters_requests_are_neither_saved_nor_loaded(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
     engine = engines()
     engine.save("plain", "p", 4, 1)
@@ -158,8 +160,8 @@ def test_an_adapters_requests_are_neither_saved_nor_loaded(
     assert engine.scheduler.counts.lookups == asked
 
 
-def test_who_must_not_read_the_cache_saves_nevertheless(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+def test_a_request_that_must_not_read_the_cache_is_saved(
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
     engine = engines()
     engine.save("a", "p", 4, 1, skip_reading_prefix_cache=True)
@@ -169,8 +171,8 @@ def test_who_must_not_read_the_cache_saves_nevertheless(
     assert engine.matched(engine.request("c", "p", 4)) == 4 * BLOCK
 
 
-def test_a_request_is_told_of_when_it_arrives_and_nothing_is_waited_for(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+def test_a_request_is_announced_on_arrival_without_waiting(
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
     engine = engines()
     engine.save("a", "p", 4, 1)
@@ -186,7 +188,7 @@ def test_a_request_is_told_of_when_it_arrives_and_nothing_is_waited_for(
     assert engine.scheduler.counts.lookups == 1, "that of the first request: probes are not counted"
 
 
-def test_a_block_is_offered_once(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
+def test_a_block_is_offered_once(engines: Callable[..., SimulatedEngine], agent: AgentProcess) -> None:
     engine = engines()
     twins = [engine.request(name, "p", 4) for name in ("a", "b")]
     for twin in twins:
@@ -203,9 +205,9 @@ def test_a_block_is_offered_once(engines: Callable[..., PlayedEngine], agent: Ag
 
 
 def test_an_agent_without_jobs_is_listened_to_in_one_of_some_steps(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call to the kernel is what costs most in a step in which nothing happens."""
+    """A system call is the most expensive part of a step in which nothing happens."""
     engine = engines()
     request = engine.request("a", "p", 4)
     engine.matched(request)
@@ -220,17 +222,17 @@ def test_an_agent_without_jobs_is_listened_to_in_one_of_some_steps(
         return quiet(stream)
 
     monkeypatch.setattr(FrameStream, "quiet", count)
-    for _ in range(10 * LISTEN):
+    for _ in range(10 * LISTEN_STEPS):
         engine.step((request, 0))
     assert len(asked) == 2 * 10
     agent.kill()
-    for _ in range(LISTEN):
+    for _ in range(LISTEN_STEPS):
         engine.step((request, 0))
     assert (engine.link.current(), engine.worker_link.current()) == (None, None)
     agent.start()
 
 
-def test_what_was_revoked_is_offered_again(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
+def test_what_was_revoked_is_offered_again(engines: Callable[..., SimulatedEngine], agent: AgentProcess) -> None:
     engine = engines()
     request = engine.request("a", "p", 4)
     engine.matched(request)
@@ -253,10 +255,10 @@ def test_what_was_revoked_is_offered_again(engines: Callable[..., PlayedEngine],
     assert {block.ref_cnt for block in engine.pool.blocks} == {1}
 
 
-def test_a_request_that_begins_again_after_a_reset_is_saved_from_its_first_block_on(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+def test_a_request_that_restarts_after_a_reset_is_saved_from_its_first_block_on(
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
-    """reset_prefix_cache preempts what runs between two steps: no step says so."""
+    """reset_prefix_cache preempts running requests between two steps, and no step reports it."""
     engine = engines()
     request = engine.request("a", "p", 4)
     engine.matched(request)
@@ -275,12 +277,12 @@ def test_a_request_that_begins_again_after_a_reset_is_saved_from_its_first_block
 @pytest.mark.stops
 @pytest.mark.parametrize("hold_s", [0.1, 60.0])
 def test_a_frozen_agent_does_not_hold_blocks_for_good(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, hold_s: float
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, hold_s: float
 ) -> None:
-    """Either it has a save for longer than any may take, or it does not answer."""
-    monkeypatch.setattr("kvagent.vllm.saves.HOLD_S", hold_s)
+    """It holds a save for longer than allowed, or it does not answer."""
+    monkeypatch.setattr("kvagent.vllm.scheduler.saves.HOLD_S", hold_s)
     if hold_s < 1:
-        monkeypatch.setattr("kvagent.vllm.pulse.ASK_S", math.inf)
+        monkeypatch.setattr("kvagent.vllm.scheduler.agent_session.ASK_S", math.inf)
     engine = engines()
     blocks = engine.scheduler.blocks
     assert blocks is not None
@@ -292,7 +294,7 @@ def test_a_frozen_agent_does_not_hold_blocks_for_good(
     engine.step((request, request.num_tokens))
     assert blocks.saving == 4
     eventually(lambda: (engine.step(), blocks.saving == 0)[1], "blocks without pins")
-    monkeypatch.setattr("kvagent.vllm.saves.HOLD_S", 60)
+    monkeypatch.setattr("kvagent.vllm.scheduler.saves.HOLD_S", 60)
     agent.thaw()
     engine.quiet()
     assert agent.status()["blocks_stored"] == 0
@@ -303,14 +305,16 @@ def test_a_frozen_agent_does_not_hold_blocks_for_good(
 
 @pytest.mark.stops
 def test_nothing_is_expected_of_a_stopped_agent_until_it_goes_on(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
-    """A load is given up long before its deadline, its blocks stay pinned; no look-up is sent, and nothing is saved."""
+    """A load is given up long before its deadline, but its blocks stay pinned; nothing is looked up
+    or saved.
+    """
     engine = engines(load_deadline_ms=600_000.0)
     engine.save("a", "p", 4, 7)
     loaded, computed = engine.request("b", "p", 4), engine.request("c", "q", 4)
     found = engine.matched(loaded)
-    engine.matched(computed)  # which may take steps: the load is to begin behind them
+    engine.matched(computed)  # may take steps; the load begins after them
     engine.admit(loaded, found)
     engine.admit(computed)
     engine.fill(computed, 9)
@@ -330,10 +334,10 @@ def test_nothing_is_expected_of_a_stopped_agent_until_it_goes_on(
 
 
 def test_an_agent_that_takes_long_is_not_taken_for_a_stopped_one(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers while a save waits for its step, which does not end."""
-    monkeypatch.setattr("kvagent.vllm.pulse.ASK_S", 0.02)
+    monkeypatch.setattr("kvagent.vllm.scheduler.agent_session.ASK_S", 0.02)
     engine = engines()
     request = engine.request("a", "p", 4)
     engine.matched(request)
@@ -341,17 +345,17 @@ def test_an_agent_that_takes_long_is_not_taken_for_a_stopped_one(
     with monkeypatch.context() as held:
         held.setattr(engine.sync.clock, "end", lambda _: None)
         engine.step((request, request.num_tokens))
-        session = engine.scheduler._presence.session
+        session = engine.scheduler._agent.session
         assert session is not None
-        knocks: list[float] = []
-        knock = session.knock
+        pings: list[float] = []
+        start_ping = session.start_ping
 
         def counted() -> None:
-            knocks.append(time.monotonic())
-            knock()
+            pings.append(time.monotonic())
+            start_ping()
 
-        held.setattr(session, "knock", counted)
-        eventually(lambda: (engine.step(), len(knocks) > 3)[1], "answers, each before the next question")
+        held.setattr(session, "start_ping", counted)
+        eventually(lambda: (engine.step(), len(pings) > 3)[1], "answers, each before the next question")
         assert engine.scheduler.blocks is not None
         assert engine.scheduler.blocks.saving == 4
     engine.step()
@@ -360,12 +364,14 @@ def test_an_agent_that_takes_long_is_not_taken_for_a_stopped_one(
 
 
 def test_a_save_is_not_revoked_before_the_agent_had_it_for_a_step(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is planned before its step, which may take longer than the hold; and no step counts for those before it."""
-    monkeypatch.setattr("kvagent.vllm.pulse.ASK_S", math.inf)
+    """It is planned before its step, which may take longer than the hold; earlier steps do not
+    count.
+    """
+    monkeypatch.setattr("kvagent.vllm.scheduler.agent_session.ASK_S", math.inf)
     now = [1000.0]
-    monkeypatch.setattr("kvagent.vllm.scheduler.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("kvagent.vllm.scheduler.side.time", SimpleNamespace(monotonic=lambda: now[0]))
     engine = engines()
     blocks = engine.scheduler.blocks
     assert blocks is not None
@@ -390,8 +396,8 @@ def test_a_save_is_not_revoked_before_the_agent_had_it_for_a_step(
     engine.quiet()
 
 
-def test_what_old_weights_began_is_not_saved(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
-    """Nothing took its blocks from a request: what it computes depends on those that old weights computed."""
+def test_what_old_weights_began_is_not_saved(engines: Callable[..., SimulatedEngine], agent: AgentProcess) -> None:
+    """A request keeps its blocks: what it computes depends on those that old weights computed."""
     engine = engines()
     running, loading = engine.request("a", "p", 6), engine.request("b", "q", 6)
     engine.save("c", "q", 3, 7)
@@ -415,7 +421,7 @@ def test_what_old_weights_began_is_not_saved(engines: Callable[..., PlayedEngine
 
 
 def test_a_reset_that_another_engine_did_before_ones_own_is_not_taken_for_a_later_one(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
     engine, other = engines("one"), engines("two")
     request = engine.request("a", "p", 4)
@@ -430,14 +436,14 @@ def test_a_reset_that_another_engine_did_before_ones_own_is_not_taken_for_a_late
 
 
 def test_a_local_hit_on_blocks_of_old_weights_is_not_gone_on_from(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
     engine = engines()
     request = engine.request("a", "p", 4)
     for block, key in zip(engine.admit(request), request.block_hashes, strict=False):
         block.block_hash = key
     engine.scheduler.finished(request, normally=False)
-    engine.scheduler.reset()  # vLLM's own cache keeps what somebody holds
+    engine.scheduler.reset()  # vLLM's own cache keeps referenced blocks
     again = engine.request("b", "p", 6)
     engine.tables["b"] = engine.tables["a"][:4] + engine.pool.blocks[20:23]
     engine.admit(again)
@@ -447,9 +453,11 @@ def test_a_local_hit_on_blocks_of_old_weights_is_not_gone_on_from(
 
 
 def test_what_waits_to_be_handed_out_when_another_engine_resets_is_given_up(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
-    """A request ended between two steps; the next one hears of the reset first, and would save under its epoch."""
+    """A request ended between two steps; the next one reads the reset first, and would save under
+    its epoch.
+    """
     engine, other = engines("one"), engines("two")
     other.step()
     request = engine.request("a", "p", 4)
@@ -461,12 +469,12 @@ def test_what_waits_to_be_handed_out_when_another_engine_resets_is_given_up(
     assert saves is not None
     assert blocks is not None
     assert blocks.saving == 4
-    epoch = engine.scheduler._presence._epoch
+    epoch = engine.scheduler._agent._epoch
     other.scheduler.reset()
 
     def heard() -> bool:
-        engine.scheduler._attend()  # as for a request that comes
-        return engine.scheduler._presence._epoch > epoch
+        engine.scheduler._poll_agent()  # as for a request that comes
+        return engine.scheduler._agent._epoch > epoch
 
     eventually(heard, "the reset")
     assert blocks.saving == 0
@@ -477,9 +485,9 @@ def test_what_waits_to_be_handed_out_when_another_engine_resets_is_given_up(
 
 @pytest.mark.parametrize("over", [False, True])
 def test_a_block_that_was_partly_filled_at_a_reset_is_old_once_it_is_full(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess, over: bool
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess, over: bool
 ) -> None:
-    """vLLM gives it a hash only then; what is computed from it must not be saved either."""
+    """vLLM hashes it only then; blocks computed from it must not be saved either."""
     engine = engines()
     request = engine.request("a", "p", 1)
     table = engine.admit(request)
@@ -502,16 +510,16 @@ def test_a_block_that_was_partly_filled_at_a_reset_is_old_once_it_is_full(
 
 
 def test_a_reset_that_the_agent_does_not_hear_is_no_failure_and_is_done_before_anything_else(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvagent.vllm.presence.RESET_S", 0.05)
+    monkeypatch.setattr("kvagent.vllm.scheduler.agent_session.RESET_S", 0.05)
     engine = engines()
     engine.save("a", "p", 4, 7)
     agent.freeze()
     engine.scheduler.reset()
     agent.thaw()
-    monkeypatch.setattr("kvagent.vllm.presence.RESET_S", 20)
-    eventually(lambda: (engine.step(), engine.scheduler._presence.session)[1], "the next session")
+    monkeypatch.setattr("kvagent.vllm.scheduler.agent_session.RESET_S", 20)
+    eventually(lambda: (engine.step(), engine.scheduler._agent.session)[1], "the next session")
     assert engine.matched(engine.request("b", "p", 4)) == 0
     assert agent.status()["blocks_stored"] == 0
     engine.save("c", "p", 4, 7)
@@ -519,9 +527,11 @@ def test_a_reset_that_the_agent_does_not_hear_is_no_failure_and_is_done_before_a
 
 
 def test_saves_hold_no_more_than_their_share(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 64 blocks 10 % are 6: a prompt of 20 blocks is saved in several steps, and never more is held."""
+    """Of 64 blocks 10 % are 6: a prompt of 20 blocks is saved in several steps, and never more are
+    pinned.
+    """
     engine = engines(pin_percent=10.0)
     scheduler = engine.scheduler
     plan, held = scheduler.plan, []
@@ -546,7 +556,7 @@ def test_saves_hold_no_more_than_their_share(
     assert max(held) == 6
 
 
-def test_only_prompts_are_saved_if_so_asked(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
+def test_only_prompts_are_saved_if_so_asked(engines: Callable[..., SimulatedEngine], agent: AgentProcess) -> None:
     engine = engines(save_decode=False)
     request = engine.request("a", "p", 3)
     request.num_prompt_tokens = 2 * BLOCK
@@ -568,8 +578,8 @@ def test_only_prompts_are_saved_if_so_asked(engines: Callable[..., PlayedEngine]
     assert agent.status()["blocks_stored"] == 4
 
 
-def test_a_load_waits_for_the_step_in_flight(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
-    """A producer's blocks are not kept from reuse by vLLM: the load names the step that may still write to them."""
+def test_a_load_waits_for_the_step_in_flight(engines: Callable[..., SimulatedEngine], agent: AgentProcess) -> None:
+    """vLLM may reuse a producer's blocks: the load names the step that may still write to them."""
     engine = engines()
     engine.save("a", "p", 4, 7)
     request = engine.request("b", "p", 4)
@@ -586,7 +596,7 @@ def test_a_load_waits_for_the_step_in_flight(engines: Callable[..., PlayedEngine
 
 
 def test_an_idle_engine_does_not_spin_while_a_frozen_agent_holds_a_load(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
     engine = engines(load_deadline_ms=50.0)
     engine.save("a", "p", 4, 7)
@@ -614,9 +624,9 @@ def test_an_idle_engine_does_not_spin_while_a_frozen_agent_holds_a_load(
 
 
 def test_an_idle_engine_does_not_spin_either_where_its_workers_have_no_job(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
-    """Where vLLM goes on stepping for a lease that is to be given back, say: each of these steps waits."""
+    """vLLM may keep stepping to release a lease: each of these steps waits."""
     engine = engines()
     for _ in range(15):
         engine.step()
@@ -627,8 +637,8 @@ def test_an_idle_engine_does_not_spin_either_where_its_workers_have_no_job(
     assert steps < 80
 
 
-def test_an_engine_that_sleeps_takes_its_memory_back_and_announces_it_anew(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+def test_an_engine_that_sleeps_takes_its_memory_back_and_registers_it_again(
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
     engine = engines()
     engine.save("a", "p", 4, 7)
@@ -646,7 +656,7 @@ def test_an_engine_that_sleeps_takes_its_memory_back_and_announces_it_anew(
 
 
 def test_jobs_of_a_worker_that_leaves_are_reported_as_failed(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
     engine = engines()
     request = engine.request("a", "p", 4)
@@ -664,10 +674,10 @@ def test_jobs_of_a_worker_that_leaves_are_reported_as_failed(
 
 @pytest.mark.parametrize("again", [False, True])
 def test_what_a_frozen_agent_has_stays_pinned_also_when_the_worker_leaves(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, again: bool
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, again: bool
 ) -> None:
-    """An engine goes to sleep, and may wake, before the agent goes on: that one may still write."""
-    monkeypatch.setattr("kvagent.vllm.worker.DRAIN_S", 0.05)
+    """An engine sleeps, and may wake, before the agent continues, which may still write."""
+    monkeypatch.setattr("kvagent.vllm.worker.side.DRAIN_S", 0.05)
     engine = engines(load_deadline_ms=50.0)
     engine.save("a", "p", 4, 7)
     request = engine.request("b", "p", 4)
@@ -691,7 +701,9 @@ def test_what_a_frozen_agent_has_stays_pinned_also_when_the_worker_leaves(
         load(engine, "c", "p", 4, 7)
 
 
-def test_a_lease_that_comes_too_late_is_given_back(engines: Callable[..., PlayedEngine], agent: AgentProcess) -> None:
+def test_a_lease_that_comes_too_late_is_given_back(
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
+) -> None:
     engine = engines(lookup_wait_ms=1.0, lookup_age_ms=50.0)
     writer = engines("two")
     writer.save("a", "p", 4, 7)
@@ -706,9 +718,9 @@ def test_a_lease_that_comes_too_late_is_given_back(engines: Callable[..., Played
 
 
 def test_an_idle_engine_goes_on_until_a_late_lease_is_given_back(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
-    """Without requests vLLM steps only as long as the connector wants it to."""
+    """Without requests, vLLM steps only as long as the connector asks for it."""
     engine = engines(lookup_wait_ms=1.0, lookup_age_ms=50.0)
     engine.save("a", "p", 4, 7)
     agent.freeze()
@@ -717,7 +729,7 @@ def test_an_idle_engine_goes_on_until_a_late_lease_is_given_back(
     engine.scheduler.finished(request, normally=False)
     begin, steps = time.monotonic(), 0
     while time.monotonic() < begin + 0.4:
-        assert engine.scheduler.pending(), "nobody would read the answer"
+        assert engine.scheduler.pending(), "the answer would not be read"
         engine.step()
         steps += 1
     assert steps < 100, "an idle engine spins"
@@ -729,7 +741,7 @@ def test_an_idle_engine_goes_on_until_a_late_lease_is_given_back(
 
 
 def test_what_never_comes_is_not_waited_for_for_ever(
-    engines: Callable[..., PlayedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvagent.lookup.LATE_S", 0.2)
     engine = engines(lookup_wait_ms=1.0, lookup_age_ms=50.0)
@@ -745,7 +757,7 @@ def test_what_never_comes_is_not_waited_for_for_ever(
 def test_an_agent_that_speaks_only_newer_versions_is_refused_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is asked again and again, for it may be replaced; the log says it once."""
+    """Connecting is retried, since it may be replaced; the log reports it once."""
     asked = threading.Semaphore(0)
     listener = socket.create_server(str(tmp_path / "session.sock"), family=socket.AF_UNIX)
 
@@ -798,8 +810,8 @@ def test_an_agent_that_refuses_is_asked_less_and_less_often(
     assert len([r for r in caplog.records if "hash_tokens" in r.getMessage()]) == 1
 
 
-class _Asker:
-    """Answers as it is told."""
+class _Lookups:
+    """Gives the prepared answers."""
 
     def __init__(self, *answers: Answer | None) -> None:
         self.answers = list(answers)
@@ -821,12 +833,12 @@ class _Asker:
         pass
 
 
-def promises(asker: _Asker, **options: Any) -> tuple[Promises, Tracked, Counts, list[int]]:
+def promises(lookups: _Lookups, **options: Any) -> tuple[Promises, Tracked, Counts, list[int]]:
     released: list[int] = []
-    presence: Any = SimpleNamespace(asker=asker, release=released.append)
+    agent: Any = SimpleNamespace(lookups=lookups, release=released.append)
     counts = Counts()
     request = SimpleNamespace(num_tokens=4 * BLOCK + 1, block_hashes=[bytes([i]) * 32 for i in range(4)])
-    made = Promises(presence, Geometry((m.Group(BLOCK, 64),), BLOCK), Options(min_load_tokens=16, **options), counts)
+    made = Promises(agent, Geometry((m.Group(BLOCK, 64),), BLOCK), Options(min_load_tokens=16, **options), counts)
     return made, Tracked(request, False, [0], BLOCK), counts, released
 
 
@@ -836,36 +848,37 @@ def answer(status: int, tokens: int = 0, lease: int = 0) -> Answer:
 
 def test_lower_tiers_are_waited_for_a_bounded_time() -> None:
     pending = answer(LookupStatus.PENDING)
-    asker = _Asker(pending, None, pending, answer(LookupStatus.HIT, 64, 5))
-    made, tracked, counts, released = promises(asker, tier_wait_ms=200.0)
+    lookups = _Lookups(pending, None, pending, answer(LookupStatus.HIT, 64, 5))
+    made, tracked, counts, released = promises(lookups, tier_wait_ms=200.0)
     assert [made.promise(tracked, 0, now) for now in (10.0, 10.1, 10.15, 10.18)] == [None, None, None, 64]
-    assert (asker.asked, counts.lookups, counts.lookups_pending, released) == (3, 1, 0, [])
+    assert (lookups.asked, counts.lookups, counts.lookups_pending, released) == (3, 1, 0, [])
     made.forget(tracked)
     assert released == [5]
 
-    asker = _Asker(pending, pending)
-    made, tracked, counts, _ = promises(asker, tier_wait_ms=200.0)
+    lookups = _Lookups(pending, pending)
+    made, tracked, counts, _ = promises(lookups, tier_wait_ms=200.0)
     assert [made.promise(tracked, 0, now) for now in (10.0, 10.3, 10.4)] == [None, 0, 0]
-    assert (asker.asked, counts.lookups_pending) == (2, 1)
+    assert (lookups.asked, counts.lookups_pending) == (2, 1)
 
 
 def test_an_answer_is_kept_for_a_while_and_then_asked_again() -> None:
-    asker = _Asker(answer(LookupStatus.HIT, 64, 5), answer(LookupStatus.HIT, 48, 6), answer(LookupStatus.HIT, 64, 7))
-    made, tracked, _, released = promises(asker)
+    answers = (answer(LookupStatus.HIT, tokens, lease) for tokens, lease in ((64, 5), (48, 6), (64, 7)))
+    lookups = _Lookups(*answers)
+    made, tracked, _, released = promises(lookups)
     assert [made.promise(tracked, 0, 10.0 + i / 100) for i in range(45)] == [64] * 45
-    assert asker.asked == 1
+    assert lookups.asked == 1
     assert made.promise(tracked, 0, 13.0) == 48
     assert released == [5]
     assert made.promise(tracked, 16, 13.1) == 32  # the engine has more than it had
-    assert asker.asked == 2
+    assert lookups.asked == 2
     tracked.fail([tracked.request.block_hashes[1]], 13.1)
     assert made.promise(tracked, 0, 15.2) == 16
     assert released == [5, 6]
 
 
 def test_a_question_that_is_given_up_is_abandoned_and_a_lost_one_is_a_miss() -> None:
-    asker = _Asker(None)
-    made, tracked, counts, _ = promises(asker)
+    lookups = _Lookups(None)
+    made, tracked, counts, _ = promises(lookups)
     assert made.promise(tracked, 0, 1.0) is None
     assert made.promise(tracked, 0, 1.1) == 0
     assert counts.lookups_unanswered == 1
@@ -874,10 +887,10 @@ def test_a_question_that_is_given_up_is_abandoned_and_a_lost_one_is_a_miss() -> 
 
 
 def test_a_worker_whose_session_outlives_its_agent_joins_the_next(
-    engines: Callable[..., PlayedEngine], monkeypatch: pytest.MonkeyPatch
+    engines: Callable[..., SimulatedEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mover that is left behind holds the session: it does not end, and only the scheduler knows the next agent."""
-    monkeypatch.setattr("kvagent.vllm.worker.ASTRAY_S", 0.0)
+    """A surviving mover holds the session open, and only the scheduler knows the next agent."""
+    monkeypatch.setattr("kvagent.vllm.worker.side.MISMATCH_S", 0.0)
     engine = engines()
     engine.save("a", "p", 4, 7)
     before = engine.worker_link.current()

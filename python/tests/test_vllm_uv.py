@@ -1,4 +1,4 @@
-"""scripts/envs/vllm-uv: uv asks where pip would ask."""
+"""scripts/envs/vllm-uv: uv uses pip's indexes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ install.index-url='http://install/simple'
     ],
 )  # fmt: skip
 def test_pips_indexes_are_uvs(tmp_path: Path, own: dict[str, str], expected: dict[str, str]) -> None:
-    """What is set for uv itself stays. Of pip's a variable counts most, then ``install``."""
+    """Settings of uv itself win. Of pip's, a variable wins, then ``install``."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "configured").write_text(CONFIGURED)
     for name, script in (("python", f"cat {tmp_path}/configured"), ("uv", "echo arguments=$*; env")):

@@ -1,4 +1,6 @@
-"""The digest of weights: whatever changes them changes it, in whatever way the files were changed."""
+"""The digest of weights: whatever changes them changes it, in whatever way the files were
+changed.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ import pytest
 from kvagent.vllm import weights
 from kvagent.vllm.space import UNKNOWN, identity
 from kvagent.vllm.weights import weights_digest
-from kvagent.weights import files, kept, samples
-from kvagent.weights.kept import Kept, State
+from kvagent.weights import digest_cache, files, samples
+from kvagent.weights.digest_cache import DigestCache, State
 from kvagent.weights.samples import Opened, Unreadable
 
 if TYPE_CHECKING:
@@ -38,15 +40,15 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the files were too large to be read whole."""
+    """Treat the files as too large to be read whole."""
     monkeypatch.setattr(samples, "WHOLE_BYTES", 0)
     monkeypatch.setattr(samples, "SAMPLES", 64)
 
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the files had been written some time ago."""
-    monkeypatch.setattr(files, "now_ns", lambda: time.time_ns() + 10 * kept.SETTLED_NS)
+    """Treat the files as written some time ago."""
+    monkeypatch.setattr(files, "now_ns", lambda: time.time_ns() + 10 * digest_cache.SETTLED_NS)
 
 
 def model(place: Path, **more: Any) -> Any:
@@ -58,7 +60,7 @@ def load(load_format: str, **more: Any) -> Any:
 
 
 def safetensors(seed: int, tensors: dict[str, int] | None = None, **tuned: int) -> bytes:
-    """A file of random tensors; those that are tuned are made from another seed."""
+    """Write a file of random tensors; ``tuned`` ones come from another seed."""
     header, data = {}, b""
     for name, size in (tensors or TENSORS).items():
         header[name] = {"dtype": "BF16", "shape": [size // 2], "data_offsets": [len(data), len(data) + size]}
@@ -109,7 +111,9 @@ SWAPS = [turn_the_link, rename_the_folder, overwrite_in_place]
 def test_another_checkpoint_at_the_same_path_is_told_apart(
     tmp_path: Path, swap: Callable[[Path, Path], None], whole: bool, monkeypatch: pytest.MonkeyPatch, later: None
 ) -> None:
-    """A fine-tune of the MLPs: the same names, sizes and shapes, and the same first and last MiB."""
+    """A fine-tune of the MLPs: the same names, sizes and shapes, and the same first and last
+    MiB.
+    """
     if not whole:
         monkeypatch.setattr(samples, "WHOLE_BYTES", 0)
     base = write(tmp_path / "base", safetensors(1))
@@ -132,7 +136,7 @@ def test_every_tensor_counts(tmp_path: Path, name: str, sampled: None) -> None:
 
 
 def test_few_changed_elements_everywhere_are_seen(tmp_path: Path, sampled: None) -> None:
-    """One bfloat16 in a thousand, as a step of training at a low rate leaves it, in one tensor."""
+    """One bfloat16 in a thousand, like a training step at a low rate, in one tensor."""
     folder = write(tmp_path / "model", safetensors(1))
     first = weights_digest(model(folder))
     path = folder / "model.safetensors"
@@ -145,7 +149,7 @@ def test_few_changed_elements_everywhere_are_seen(tmp_path: Path, sampled: None)
 
 
 def test_the_middle_of_a_tensor_counts(tmp_path: Path, sampled: None) -> None:
-    """An expert of those that lie in one tensor."""
+    """One of several experts in one tensor."""
     folder = write(tmp_path / "model", safetensors(1))
     first = weights_digest(model(folder))
     path = folder / "model.safetensors"
@@ -183,12 +187,12 @@ def header(text: bytes | str, data: int = 64, size: int | None = None) -> bytes:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"\1\2\3", "no safetensors file"),
+        (b"\1\2\3", "not a safetensors file"),
         (header("{}", size=1 << 63), "allowed is up to"),
         (header("{}", size=100), "allowed is up to"),
-        (header("{"), "no JSON"),
-        (header(b"\xff\xfe"), "no JSON"),
-        (header("[" * 200_000), "no JSON"),
+        (header("{"), "not JSON"),
+        (header(b"\xff\xfe"), "not JSON"),
+        (header("[" * 200_000), "not JSON"),
         (header("[1]"), "does not name"),
         (header('{"a": 1}'), "data_offsets of 'a'"),
         (header('{"a": {"data_offsets": [0, 65]}}'), "within its 64 bytes"),
@@ -206,7 +210,7 @@ def test_a_hostile_header_says_nothing_of_the_weights(
 
 
 def test_a_file_of_torch_counts_by_its_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One changed element of a large storage, which no sample meets."""
+    """One changed element of a large storage that no sample covers."""
     monkeypatch.setattr(samples, "WHOLE_BYTES", 0)
     monkeypatch.setattr(samples, "SAMPLES", 1)
     found = []
@@ -253,7 +257,7 @@ def test_a_file_that_ends_early_is_unreadable(tmp_path: Path) -> None:
 
 
 def read_twice(place: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str | None, str | None, int]:
-    """Two digests, and how often files were read for them."""
+    """Return two digests, and how often files were read for them."""
     reads: list[int] = []
 
     def read(some: Any) -> list[bytes]:
@@ -277,33 +281,36 @@ def test_a_digest_is_kept(tmp_path: Path, own_cache: Path, later: None, monkeypa
 
 
 def _is_local(path: Path) -> bool:
-    return path.stat().st_dev in Kept()._local_devices()
+    return path.stat().st_dev in DigestCache()._local_devices()
 
 
 def test_a_file_that_has_just_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next change may leave the same time: clocks of file systems have a grain."""
+    """The next change may leave the same time: clocks of file systems have a granularity."""
     assert read_twice(write(tmp_path / "model", safetensors(1)), monkeypatch)[2] == 2
 
 
 @pytest.mark.parametrize("field", State._fields)
 def test_whatever_the_system_says_of_a_file_is_part_of_the_key(field: str) -> None:
-    store = Kept(Path("/nowhere"), "boot", "1 1 8:1 / / rw - ext4 /dev/x rw")
+    store = DigestCache(Path("/nowhere"), "boot", "1 1 8:1 / / rw - ext4 /dev/x rw")
     state = State(os.makedev(8, 1), 2, 3, 4, 5)
-    now = 100 * kept.SETTLED_NS
+    now = 100 * digest_cache.SETTLED_NS
     key = store.key(["a"], [state], now)
     assert key is not None
     other = state._replace(**{field: getattr(state, field) + 1})
     assert store.key(["a"], [other], now) != key, f"{field} is not in the key"
     assert store.key(["b"], [state], now) != key
-    assert Kept(Path("/nowhere"), "another", store._mounts).key(["a"], [state], now) != key
+    assert DigestCache(Path("/nowhere"), "another", store._mounts).key(["a"], [state], now) != key
 
 
 def test_only_files_of_local_disks_are_kept() -> None:
-    now = 100 * kept.SETTLED_NS
+    now = 100 * digest_cache.SETTLED_NS
     for kind in ("fuse.gcsfuse", "nfs4", "9p"):
-        store = Kept(Path("/nowhere"), "boot", f"1 1 8:1 / / rw shared:1 - {kind} x rw")
+        store = DigestCache(Path("/nowhere"), "boot", f"1 1 8:1 / / rw shared:1 - {kind} x rw")
         assert store.key(["a"], [State(os.makedev(8, 1), 2, 3, 4, 5)], now) is None, kind
-    assert Kept(Path("/nowhere"), "", "1 1 8:1 / / rw - ext4 x rw").key(["a"], [State(2049, 2, 3, 4, 5)], now) is None
+    assert (
+        DigestCache(Path("/nowhere"), "", "1 1 8:1 / / rw - ext4 x rw").key(["a"], [State(2049, 2, 3, 4, 5)], now)
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -311,16 +318,16 @@ def test_only_files_of_local_disks_are_kept() -> None:
     [b"", b"\0" * 300, b"KEY\nnothing\n", b"other\n" + b"0" * 64 + b"\n", b"KEY\n" + b"0" * 64, b"KEY\n" + b"0" * 70],
 )
 def test_a_damaged_digest_counts_as_none(tmp_path: Path, damage: bytes) -> None:
-    store, key, digest = Kept(tmp_path / "kept"), "a" * 64, "b" * 64
-    store.keep(key, digest)
+    store, key, digest = DigestCache(tmp_path / "kept"), "a" * 64, "b" * 64
+    store.store(key, digest)
     assert store.find(key) == digest
     (tmp_path / "kept" / key).write_bytes(damage.replace(b"KEY", key.encode()))
     assert store.find(key) is None
 
 
 def test_what_somebody_else_may_have_written_is_not_taken(tmp_path: Path) -> None:
-    store, key, digest = Kept(tmp_path / "kept"), "a" * 64, "b" * 64
-    store.keep(key, digest)
+    store, key, digest = DigestCache(tmp_path / "kept"), "a" * 64, "b" * 64
+    store.store(key, digest)
     place = tmp_path / "kept" / key
     place.chmod(0o622)
     assert store.find(key) is None
@@ -338,13 +345,13 @@ def test_what_somebody_else_may_have_written_is_not_taken(tmp_path: Path) -> Non
 
 
 def test_few_digests_are_kept(tmp_path: Path) -> None:
-    store = Kept(tmp_path / "kept")
-    for i in range(kept.MAX_KEPT + 3):
-        store.keep(f"{i:064x}", "b" * 64)
+    store = DigestCache(tmp_path / "kept")
+    for i in range(digest_cache.MAX_ENTRIES + 3):
+        store.store(f"{i:064x}", "b" * 64)
         os.utime(tmp_path / "kept" / f"{i:064x}", ns=(i, i))
-    assert len(list((tmp_path / "kept").iterdir())) == kept.MAX_KEPT
+    assert len(list((tmp_path / "kept").iterdir())) == digest_cache.MAX_ENTRIES
     assert store.find(f"{0:064x}") is None
-    assert store.find(f"{kept.MAX_KEPT + 2:064x}") is not None
+    assert store.find(f"{digest_cache.MAX_ENTRIES + 2:064x}") is not None
 
 
 def test_without_a_cache_a_digest_is_made_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,7 +372,7 @@ def test_files_that_changed_since_the_process_began_say_nothing(
     assert weights_digest(model(folder)) is not None
     monkeypatch.setattr(weights, "process_began_ns", lambda: changed)
     assert weights_digest(model(folder)) is None
-    assert "model.safetensors: it was changed since this process began" in caplog.text
+    assert "model.safetensors: it was changed since this process started" in caplog.text
 
 
 def test_files_that_change_while_they_are_read_say_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,7 +412,7 @@ def test_loaders_that_may_read_something_else_take_no_digest_of_the_folder(tmp_p
 
 
 def test_what_is_read_of_a_folder_counts(tmp_path: Path) -> None:
-    """The same files in it, but it is others of them that the engine has as weights."""
+    """The same files in the folder, of which the engine reads others as weights."""
     folder = write(tmp_path / "model", safetensors(1))
     (folder / "model.pt").write_bytes(b"other weights")
     read = {name: weights_digest(model(folder), load(name)) for name in ("auto", "hf", "safetensors", "pt", "mistral")}
@@ -457,7 +464,7 @@ def test_a_folder_of_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A hub's cache with one model in it, of which refs/main names a commit."""
+    """Create a hub's cache with one model, of which refs/main names a commit."""
     repo = tmp_path / "hub" / "models--org--m"
     for folder in ("blobs", "refs", "snapshots/one"):
         (repo / folder).mkdir(parents=True)
@@ -500,7 +507,7 @@ def test_a_model_of_the_hub_counts_by_the_names_of_its_content(hub: Path, sample
 
 
 def test_a_model_that_was_just_fetched_is_one_that_can_be_shared(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its files are new, but what they hold goes by their names. A name of a revision that turned may be of either."""
+    """Its files are new, but named by their content. A revision whose name moved may be either."""
     monkeypatch.setattr(weights, "process_began_ns", lambda: 1)
     asked = SimpleNamespace(model="org/m", revision=None)
     assert weights_digest(asked) is not None
@@ -511,7 +518,7 @@ def test_a_model_that_was_just_fetched_is_one_that_can_be_shared(hub: Path, monk
 
 
 def test_weights_that_were_fetched_elsewhere_are_looked_for_there(hub: Path, tmp_path: Path) -> None:
-    """Another commit than that of the usual cache, say."""
+    """Such as another commit than that in the usual cache."""
     asked = SimpleNamespace(model="org/m", revision=None)
     first = weights_digest(asked, load("auto", download_dir=None))
     elsewhere = tmp_path / "elsewhere"
@@ -530,7 +537,7 @@ def test_a_model_of_another_hub_is_not_looked_for_in_this_one(hub: Path, monkeyp
 
 
 class Store:
-    """S3's client as far as a list needs it."""
+    """S3's client, as far as a listing needs it."""
 
     def __init__(self, objects: dict[str, tuple[int, str, float]]) -> None:
         self.objects = objects
@@ -629,7 +636,7 @@ def of_draft(target: Path, **speculative: Any) -> str:
 
 
 def test_the_weights_of_a_draft_model_count(tmp_path: Path) -> None:
-    """Its layers' KV is in the same blocks."""
+    """The KV of its layers is in the same blocks."""
     target, draft = write(tmp_path / "target", safetensors(1)), write(tmp_path / "draft", safetensors(2))
     alone = of_draft(target)
     assert of_draft(target, method="ngram", draft_model_config=model(target)) == alone

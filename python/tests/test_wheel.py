@@ -1,4 +1,4 @@
-"""What is installed: pure Python, two dependencies, importable without an engine."""
+"""The wheel: pure Python, two dependencies, importable without an engine."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
 # Derive from vllm's classes, or call torch: imported in an engine alone.
-OF_VLLM = {
-    f"kvagent.vllm.{name}" for name in ("connector", "metadata", "of_scheduler", "of_worker", "stats", "versions")
-}
-OF_VLLM |= {"kvagent.bench.nothing", "kvagent.bench.real", "kvagent.cuda.torchgpu"}
+OF_VLLM = {f"kvagent.vllm.{name}" for name in ("connector", "metadata", "scheduler.calls", "worker.calls")}
+OF_VLLM |= {"kvagent.bench.noop", "kvagent.bench.real", "kvagent.cuda.torchgpu"}
 
 
 def test_the_wheel_is_pure_and_imports_alone(tmp_path: Path) -> None:

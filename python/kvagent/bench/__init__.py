@@ -1,1 +1,1 @@
-"""What the vLLM connector costs in each step of an engine: ``python -m kvagent.bench``."""
+"""The cost of the vLLM connector in each step of an engine: ``python -m kvagent.bench``."""

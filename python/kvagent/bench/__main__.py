@@ -1,4 +1,7 @@
-"""Prints what the connector adds to a step. Needs an agent. Where vllm is, its real scheduler is measured too."""
+"""Measures what the connector adds to a step.
+
+Needs an agent. With vllm installed, its scheduler is measured too.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ RUNNING = (1, 64, 256)  # requests
 
 
 def main() -> None:
-    """Prints tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m kvagent.bench", description=__doc__)
     parser.add_argument("--socket-dir", default="/run/kvagent", help="the agent's (default %(default)s)")
     parser.add_argument(
@@ -30,7 +33,7 @@ def main() -> None:
 
 
 def print_standalone(socket_dir: str, running: list[int]) -> None:
-    """What the two sides alone take."""
+    """Print the times of the two sides alone."""
     row = "{:>9} {:>12} {:>14} {:>8} {:>8} {:>12} {:>8} {:>8}\n"
     out = sys.stdout.write
     out("us of a step in the connector alone: of the thread's own time p50, by the clock p50 and p99\n")

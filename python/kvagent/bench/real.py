@@ -1,8 +1,9 @@
-"""vLLM's real scheduler and worker driver, with this connector and without any, step by step in turn.
+"""vLLM's real scheduler and worker driver, with this connector and without any, step by step in
+turn.
 
-Without one, the worker's driver is vLLM's own no-op. With one it does something of its own in every step, whatever the
-connector does: so a third driver, with a connector that does nothing, runs in turn with them.
-No model runs: the tokens of a step are given. Needs vllm.
+Without a connector the worker's driver is vLLM's no-op. With one it has its own cost in every step,
+so a third driver, with a connector that does nothing, runs in turn with them. No model runs: the
+tokens of a step are given. Needs vllm.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector, KVConnector
 from vllm.v1.worker.utils import allocate_kv_cache
 
 from kvagent.bench.figures import Times, mean, percentile
-from kvagent.bench.nothing import Nothing
+from kvagent.bench.noop import Noop
 
 try:
     from vllm.v1.core import kv_cache_planning as planning
@@ -58,7 +59,7 @@ MODEL = {
 
 
 class Engine:
-    """A scheduler, and a worker's driver as far as it knows of connectors."""
+    """A scheduler, and the part of a worker's driver that handles connectors."""
 
     def __init__(self, model: str, running: int, socket_dir: str | None) -> None:
         self.config = _config(model, running, socket_dir)
@@ -70,7 +71,7 @@ class Engine:
         if socket_dir is not None:
             caches = allocate_kv_cache(self.kv, torch.device("cpu"), KVCacheLayout.LBNHC)
             config = copy.deepcopy(self.config)
-            kv_transfer_state._KV_CONNECTOR_AGENT = Nothing(config, KVConnectorRole.WORKER, self.kv)
+            kv_transfer_state._KV_CONNECTOR_AGENT = Noop(config, KVConnectorRole.WORKER, self.kv)
             self.bare = ActiveKVConnector(config, caches)
             self.worker = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, self.kv)
             kv_transfer_state._KV_CONNECTOR_AGENT = self.worker
@@ -89,7 +90,9 @@ class Engine:
                 setattr(self.connector, name, _timed(getattr(self.connector, name), self.inside))
 
     def add(self, count: int) -> None:
-        """Adds requests, which differ in length so that they do not all fill a block in one step."""
+        """Add requests of different lengths, so that they do not all fill a block in the same
+        step.
+        """
         hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
         for i in range(count):
             params = SamplingParams(max_tokens=STEPS + WARM_UP + 8, ignore_eos=True)
@@ -103,7 +106,7 @@ class Engine:
             )  # fmt: skip
 
     def step(self) -> None:
-        """One step."""
+        """Run one step."""
         self.scheduling.begin()
         output = self.scheduler.schedule()
         self.scheduling.end()
@@ -118,19 +121,19 @@ class Engine:
         self.updating.begin()
         self.scheduler.update_from_output(output, out)
         self.updating.end()
-        if self.bare is not None:  # with the caches as cold as the other one finds them
+        if self.bare is not None:  # so that both find equally cold caches
             output.kv_connector_metadata = KVConnectorMetadata()
             _drive(self.bare, pickle.loads(pickle.dumps(output)), self.idling)  # noqa: S301
         for times in self._times():
             times.step()
 
     def skip(self) -> None:
-        """Drops what was measured so far."""
+        """Drop the measurements so far."""
         for times in self._times():
             times.skip()
 
     def close(self) -> None:
-        """Leaves the agent."""
+        """Leave the agent."""
         if self.worker is not None:
             self.worker.shutdown()
             self.connector.shutdown()
@@ -141,7 +144,7 @@ class Engine:
 
 
 def _drive(driver: Any, output: Any, times: Times) -> Any:
-    """What a model runner does with its connector in a step."""
+    """Run a model runner's connector calls of a step."""
     times.begin()
     driver.pre_forward(output)
     if hasattr(driver, "finish_forward"):
@@ -152,7 +155,7 @@ def _drive(driver: Any, output: Any, times: Times) -> Any:
 
 
 def print_all(socket_dir: str, running: Sequence[int]) -> None:
-    """A table, a row for each number of running requests."""
+    """Print a table with a row for each number of running requests."""
     row = "{:>9} {:>12} {:>11} {:>9} {:>14} {:>9} {:>14} {:>6} {:>12} {:>12} {:>6} {:>14} {:>6}\n"
     out = sys.stdout.write
     out(

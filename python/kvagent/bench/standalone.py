@@ -1,7 +1,8 @@
-"""An engine that is played: requests, blocks and the block pool are stand-ins; sessions, look-ups and copies are real.
+"""A simulated engine: requests, blocks and the block pool are stand-ins; sessions, look-ups and
+copies are real.
 
-It needs neither vllm nor torch. Every running request computes one token in a step, and the connector's two sides alone
-are timed: what they add to a step of nothing is this.
+It needs neither vllm nor torch. Every running request computes one token per step, and only the
+connector's two sides are timed: what they add to an empty step.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from kvagent.identity import identity_pairs
 from kvagent.messages import Group, Role, Segment
 from kvagent.registration import Registration
 from kvagent.shm import SharedMemory, SyncWords
-from kvagent.vllm.clock import EVENTS
 from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import Options
-from kvagent.vllm.saves import REVOKES
-from kvagent.vllm.scheduler import SchedulerSide
-from kvagent.vllm.worker import WorkerSide
+from kvagent.vllm.plan import REVOKES
+from kvagent.vllm.scheduler.side import SchedulerSide
+from kvagent.vllm.worker.side import WorkerSide
+from kvagent.vllm.worker.sync import EVENTS
 
 MOST = 256  # requests
 STEPS = 320
@@ -35,14 +36,14 @@ BLOCK_BYTES = 4096
 PROMPT_BLOCKS = 64
 REQUEST_BLOCKS = PROMPT_BLOCKS + (STEPS + WARM_UP) // BLOCK_TOKENS + 2
 BLOCKS = MOST * REQUEST_BLOCKS
-STEP_S = 0.001  # between two steps; without it, the agent's share of the processors would be measured
+STEP_S = 0.001  # between two steps; else the agent's CPU time would be measured too
 LOOKUPS = 500
 NOTHING = SimpleNamespace(num_scheduled_tokens={}, preempted_req_ids=None)  # a step's output
 
 
 @dataclass(slots=True)
 class _Block:
-    """As vLLM's KVCacheBlock."""
+    """Like vLLM's KVCacheBlock."""
 
     block_id: int
     block_hash: bytes | None = None
@@ -51,7 +52,7 @@ class _Block:
 
 
 class _Pool:
-    """Reference counts as in vLLM's block pool."""
+    """Reference counts like those of vLLM's block pool."""
 
     num_gpu_blocks = BLOCKS
 
@@ -74,7 +75,7 @@ class _Pool:
 
 
 class Engine:
-    """The sides of one engine, and its requests' block tables."""
+    """The two sides of one engine, and its requests' block tables."""
 
     def __init__(self, socket_dir: str) -> None:
         self.name = f"bench {os.getpid()} {time.monotonic_ns()}"
@@ -91,14 +92,14 @@ class Engine:
         self.scheduler = SchedulerSide(Options(), geometry, 1, link, saves=True, loads=True, whole_failures=True)
         self.scheduler.bind(self.pool, self)
         self.worker = WorkerSide(worker_link, self.words, per_block=True, whole_failures=True)
-        self.scheduler.plan(NOTHING)  # takes the session up: what ran before would be saved from its first block on
+        self.scheduler.plan(NOTHING)  # adopts the session: earlier blocks would be saved too
 
     def get_blocks(self, request: str) -> Any:
-        """The block tables, as vLLM's KV cache manager gives them."""
+        """Return the block tables in the form of vLLM's KV cache manager."""
         return SimpleNamespace(blocks=(self.tables[request],))
 
     def close(self) -> None:
-        """Leaves the agent."""
+        """Leave the agent."""
         self.scheduler.close()
         self.worker.close()
         self.words.close()
@@ -117,7 +118,9 @@ class Engine:
 
 
 def steps(engine: Engine, running: int) -> tuple[Times, Times, float]:
-    """The scheduler's and the worker's side of each step, and blocks planned in a step."""
+    """Return the times of the scheduler's and the worker's side, and the blocks planned per
+    step.
+    """
     requests = [_running(engine, i, f"{running}/{i}") for i in range(running)]
     output = SimpleNamespace(
         num_scheduled_tokens={r.request_id: 1 for r in requests}, total_num_scheduled_tokens=running,
@@ -143,7 +146,9 @@ def steps(engine: Engine, running: int) -> tuple[Times, Times, float]:
 
 
 def lookups(engine: Engine) -> Times:
-    """A look-up of a prompt of PROMPT_BLOCKS blocks that the agent does not have, with its answer."""
+    """Return the times of look-ups of PROMPT_BLOCKS blocks that the agent does not have, with their
+    answers.
+    """
     taken = Times()
     for i in range(LOOKUPS):
         request = _request(f"lookup {i}", PROMPT_BLOCKS * BLOCK_TOKENS + 1)
@@ -157,7 +162,7 @@ def lookups(engine: Engine) -> Times:
 
 
 def _step(engine: Engine, output: Any, scheduler: Times, worker: Times) -> None:
-    """One step; the plan and the report are pickled on their way, as between processes."""
+    """Run one step; the plan and the report are pickled as between processes."""
     scheduler.begin()
     sent = pickle.dumps(engine.scheduler.plan(output), pickle.HIGHEST_PROTOCOL)
     scheduler.end()
@@ -178,14 +183,14 @@ def _step(engine: Engine, output: Any, scheduler: Times, worker: Times) -> None:
 
 
 def _compute() -> None:
-    """The rest of a step: the processor stays at work, as that of an engine does."""
+    """Keep the processor busy for the rest of a step, like an engine."""
     until = time.perf_counter() + STEP_S
     while time.perf_counter() < until:
         pass
 
 
 def _running(engine: Engine, i: int, name: str) -> Any:
-    """The i-th running request, whose prompt is saved already: it is not what is measured."""
+    """Return the i-th running request, whose prompt is already saved and so not measured."""
     request = _request(name, PROMPT_BLOCKS * BLOCK_TOKENS + i % BLOCK_TOKENS)
     engine.tables[name] = engine.pool.blocks[i * REQUEST_BLOCKS : (i + 1) * REQUEST_BLOCKS]
     engine.scheduler._track(request).cursor[0] = PROMPT_BLOCKS

@@ -1,1 +1,4 @@
-"""GPU memory and events as another process of this machine reaches them. Imports neither torch nor CUDA by itself."""
+"""GPU memory and events shared with another process of this machine.
+
+Imports neither torch nor CUDA by itself.
+"""

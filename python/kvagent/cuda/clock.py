@@ -1,7 +1,8 @@
-"""A GPU's clock: the compute stream itself tells the agent how far it is.
+"""A GPU's clock: the compute stream itself signals its progress to the agent.
 
-Behind a step's kernels the stream records the step's event, then writes the step's number into host memory that the
-agent maps. Nothing waits. When the agent sees the number, the event was recorded and has fired.
+After a step's kernels, the stream records the step's event, then writes the step's number into host
+memory that the agent maps. Nothing waits. When the agent reads the number, the event was recorded
+and has fired.
 """
 
 from __future__ import annotations
@@ -15,34 +16,37 @@ if TYPE_CHECKING:
 
     from kvagent.shm import SyncWords
 
-EVENTS = 256  # of a worker; a step's is recorded again after that many steps
+EVENTS = 256  # of a worker; an event is reused after that many steps
 
 
 class Event(Protocol):
-    """A CUDA event that other processes can open; torch.cuda.Event(interprocess=True) is one."""
+    """A CUDA event that other processes can open, like torch.cuda.Event(interprocess=True)."""
 
     def ipc_handle(self) -> bytes:
-        """Its handle."""
+        """Return its handle."""
 
     def record(self) -> None:
-        """Records it on the current stream."""
+        """Record it on the current stream."""
 
 
 class Gpu(Protocol):
-    """What the clock needs of torch (torchgpu), or what a test puts in its place."""
+    """What the clock needs of torch (torchgpu), or a test's replacement."""
 
     def event(self) -> Event:
-        """A new event."""
+        """Return a new event."""
 
     def word(self, words: SyncWords) -> Callable[[int], None]:
-        """Makes the words' memory writable for the GPU; gives what writes the step word on the current stream."""
+        """Map the words for the GPU.
+
+        Return a function that writes the step word on the current stream.
+        """
 
     def close(self) -> None:
-        """Ends that, behind all that was written."""
+        """Unmap the words after all writes have ended."""
 
 
 class CudaClock:
-    """See the module. ``words`` have cells of IPC_HANDLE bytes."""
+    """The clock of one GPU. ``words`` have cells of IPC_HANDLE bytes."""
 
     def __init__(self, words: SyncWords, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -52,25 +56,25 @@ class CudaClock:
         self._write = gpu.word(words)
 
     def begin(self, step: int) -> None:
-        """The step's kernels are about to be launched."""
+        """Do nothing before the step's kernels are launched."""
 
     def end(self, step: int) -> None:
-        """All kernels of the step are launched."""
+        """Record the step's event and write its number, after all kernels are launched."""
         self._events[self.event(step)].record()
         self._write(step)
 
     def event(self, step: int) -> int:
-        """The event that fires when they have ended."""
+        """Return the event that fires when the step's kernels have ended."""
         return step % len(self._events)
 
     def close(self) -> None:
-        """Nothing is told any more."""
-        self._write = _nothing  # the words' memory goes
+        """Stop signalling."""
+        self._write = _nothing  # the words are about to be freed
         self._gpu.close()
 
 
 def _nothing(step: int) -> None:
-    """There are no words any more."""
+    """Do nothing: the words are gone."""
 
 
 __all__ = ["EVENTS", "IPC_HANDLE", "CudaClock", "Event", "Gpu"]

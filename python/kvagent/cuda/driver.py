@@ -1,7 +1,8 @@
-"""What is asked of the CUDA driver, through ctypes: whose memory an address is, and handles that other processes open.
+"""The CUDA driver calls in use, through ctypes: properties of addresses, and handles that other
+processes can open.
 
-Every call is of a thread whose CUDA context is current, as a worker's main thread is. See the driver API's reference,
-sections "Memory Management", "Virtual Memory Management" and "Unified Addressing".
+Each call needs a thread with a current CUDA context, like a worker's main thread. See the driver
+API's reference, sections "Memory Management", "Virtual Memory Management" and "Unified Addressing".
 """
 
 from __future__ import annotations
@@ -20,39 +21,41 @@ _POSIX_FD = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
 class CudaError(KVAgentError):
-    """A call of the driver failed. The text names the call and the driver's error."""
+    """A driver call failed. The text names the call and the driver's error."""
 
 
 class _IpcHandle(ctypes.Structure):
-    """A CUipcEventHandle, which goes by value."""
+    """A CUipcEventHandle, which is passed by value."""
 
     _fields_ = (("reserved", ctypes.c_byte * IPC_HANDLE),)
 
 
 class Driver(Protocol):
-    """The driver, or what a test puts in its place. Addresses and sizes are in bytes."""
+    """The driver, or a test's replacement. Addresses and sizes are in bytes."""
 
     def uuid(self, address: int) -> bytes:
-        """Of the GPU that the memory is on."""
+        """Return the UUID of the memory's GPU."""
 
     def legacy(self, address: int) -> bool:
-        """Whether the memory came from cudaMalloc, and so has an IPC handle."""
+        """Return whether the memory came from cudaMalloc, and so has an IPC handle."""
 
     def shareable(self, address: int) -> bool:
-        """Whether it is virtual memory that a descriptor can be made of."""
+        """Return whether it is virtual memory that can be exported as a descriptor."""
 
     def range(self, address: int) -> tuple[int, int]:
-        """Base and size of the allocation that the address is in; of virtual memory, of its piece."""
+        """Return base and size of the address's allocation; for virtual memory, of its chunk."""
 
     def ipc_handle(self, base: int) -> bytes:
-        """The handle of an allocation of cudaMalloc."""
+        """Return the handle of an allocation of cudaMalloc."""
 
     def descriptor(self, address: int) -> int:
-        """A new descriptor of the piece of virtual memory that the address is in; the caller closes it."""
+        """Return a new descriptor of the address's chunk of virtual memory; the caller closes
+        it.
+        """
 
 
 class CudaDriver:
-    """The real one."""
+    """The real driver."""
 
     def __init__(self, library: str = _LIBRARY) -> None:
         try:
@@ -61,7 +64,7 @@ class CudaDriver:
             raise CudaError(f"{library} cannot be opened: {error}") from error
 
     def uuid(self, address: int) -> bytes:
-        """Of the GPU that the memory is on."""
+        """Return the UUID of the memory's GPU."""
         device = ctypes.c_int()
         self._call("cuDeviceGet", ctypes.byref(device), self._attribute(_DEVICE_ORDINAL, address))
         uuid = ctypes.create_string_buffer(UUID)
@@ -69,27 +72,29 @@ class CudaDriver:
         return uuid.raw
 
     def legacy(self, address: int) -> bool:
-        """Whether the memory came from cudaMalloc, and so has an IPC handle."""
+        """Return whether the memory came from cudaMalloc, and so has an IPC handle."""
         return bool(self._attribute(_LEGACY_IPC, address))
 
     def shareable(self, address: int) -> bool:
-        """Whether it is virtual memory that a descriptor can be made of."""
+        """Return whether it is virtual memory that can be exported as a descriptor."""
         return bool(self._attribute(_ALLOWED_HANDLES, address) & _POSIX_FD)
 
     def range(self, address: int) -> tuple[int, int]:
-        """Base and size of the allocation that the address is in; of virtual memory, of its piece."""
+        """Return base and size of the address's allocation; for virtual memory, of its chunk."""
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
         self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
         return base.value, size.value
 
     def ipc_handle(self, base: int) -> bytes:
-        """The handle of an allocation of cudaMalloc."""
+        """Return the handle of an allocation of cudaMalloc."""
         handle = ctypes.create_string_buffer(IPC_HANDLE)
         self._call("cuIpcGetMemHandle", handle, ctypes.c_uint64(base))
         return handle.raw
 
     def descriptor(self, address: int) -> int:
-        """A new descriptor of the piece of virtual memory that the address is in; the caller closes it."""
+        """Return a new descriptor of the address's chunk of virtual memory; the caller closes
+        it.
+        """
         piece, fd = ctypes.c_uint64(), ctypes.c_int(-1)
         self._call("cuMemRetainAllocationHandle", ctypes.byref(piece), ctypes.c_void_p(address))
         try:
@@ -99,21 +104,21 @@ class CudaDriver:
         return fd.value
 
     def open_event(self, handle: bytes) -> int:
-        """An event of another process."""
+        """Open an event of another process."""
         event = ctypes.c_void_p()
         self._call("cuIpcOpenEventHandle", ctypes.byref(event), _IpcHandle.from_buffer_copy(handle))
         return event.value or 0
 
     def wait_event(self, stream: int, event: int) -> None:
-        """Lets what is launched on the stream from now on wait for what the event was last recorded behind."""
+        """Make later work on the stream wait for the event's last record."""
         self._call("cuStreamWaitEvent", ctypes.c_void_p(stream), ctypes.c_void_p(event), 0)
 
     def destroy_event(self, event: int) -> None:
-        """Ends the event here."""
+        """Close the event in this process."""
         self._call("cuEventDestroy_v2", ctypes.c_void_p(event))
 
     def _attribute(self, attribute: int, address: int) -> int:
-        value = ctypes.c_uint64()  # as large as the largest of them
+        value = ctypes.c_uint64()  # as large as the largest attribute
         self._call("cuPointerGetAttribute", ctypes.byref(value), attribute, ctypes.c_uint64(address))
         return value.value
 

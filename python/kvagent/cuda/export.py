@@ -1,7 +1,9 @@
-"""GPU memory as regions of a registration (docs/PROTOCOL.md, "Region kinds"), found from its address alone.
+"""GPU memory as regions of a registration (docs/PROTOCOL.md, "Region kinds"), derived from its
+address alone.
 
-Memory of cudaMalloc has one IPC handle for the whole allocation, of which the region is a part. Virtual memory (torch's
-expandable segments, for one) lies in pieces, each with a descriptor of its own.
+Memory of cudaMalloc has one IPC handle for the whole allocation, of which the region is a part.
+Virtual memory (such as torch's expandable segments) consists of chunks, each with its own
+descriptor.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from kvagent.messages import Region, RegionKind
 if TYPE_CHECKING:
     from kvagent.cuda.driver import Driver
 
-MAX_PIECES = MAX_REGIONS - 64  # of all virtual memory of a worker; what is left is for other regions
+MAX_PIECES = MAX_REGIONS - 64  # of all virtual memory of a worker; the rest is for other regions
 
 
 class NotExportable(KVAgentError):
@@ -26,20 +28,20 @@ class NotExportable(KVAgentError):
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """Memory from an address on: ``regions`` with their descriptors, and where in them it begins."""
+    """Memory from an address on: ``regions`` with their descriptors, and its offset in them."""
 
     regions: tuple[tuple[Region, int | None], ...]
     offset: int
 
     def close(self) -> None:
-        """Closes the descriptors. The agent has its own by then."""
+        """Close the descriptors. The agent has its own by then."""
         for _, fd in self.regions:
             if fd is not None:
                 os.close(fd)
 
 
 def export(driver: Driver, number: int, address: int, size: int) -> Exported:
-    """The memory of that many bytes as the region of that number. NotExportable if it cannot be."""
+    """Return ``size`` bytes of memory as the region ``number``, or raise NotExportable."""
     if driver.legacy(address):
         return _allocation(driver, number, address, size)
     if driver.shareable(address):
@@ -47,8 +49,8 @@ def export(driver: Driver, number: int, address: int, size: int) -> Exported:
     raise NotExportable(
         "the KV cache lies in GPU memory that was made without a handle for other processes. vLLM's sleep mode "
         "allocates so: start it without --enable-sleep-mode. So do torch's cudaMallocAsync backend and, in some "
-        "versions, its expandable segments: take backend:cudaMallocAsync and expandable_segments:True "
-        "out of PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF)"
+        "versions, its expandable segments: remove backend:cudaMallocAsync and expandable_segments:True "
+        "from PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF)"
     )
 
 
@@ -76,8 +78,8 @@ def _pieces(driver: Driver, number: int, address: int, size: int) -> Exported:
                 raise NotExportable(f"the KV cache's virtual memory has a gap before byte {at - address}")
             if len(pieces) >= MAX_PIECES:
                 raise NotExportable(
-                    f"the KV cache's virtual memory is in more than {MAX_PIECES} pieces of {length} bytes: take "
-                    "expandable_segments:True out of PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF)"
+                    f"the KV cache's virtual memory is in more than {MAX_PIECES} pieces of {length} bytes: remove "
+                    "expandable_segments:True from PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF)"
                 )
             pieces.append((Region(number, RegionKind.CUDA_FD, length, 0, uuid), driver.descriptor(at)))
             at += length

@@ -1,4 +1,7 @@
-"""The calls of torch that a GPU's clock needs. Imported only by a worker whose KV cache is on a GPU."""
+"""The torch calls that a GPU's clock needs.
+
+Imported only by a worker whose KV cache is on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,22 @@ if TYPE_CHECKING:
 
 
 class TorchGpu:
-    """One GPU. ``close`` waits for the writes that are under way, so that nothing writes to freed memory."""
+    """One GPU. ``close`` waits for writes in flight, so that nothing writes to freed memory."""
 
     def __init__(self, device: Any) -> None:
         self._device = torch.device(device)
         self._registered = 0
 
     def event(self) -> Any:
-        """A new event."""
+        """Return a new event."""
         with torch.cuda.device(self._device):
             return torch.cuda.Event(interprocess=True)
 
     def word(self, words: SyncWords) -> Callable[[int], None]:
-        """Makes the words' memory writable for the GPU; gives what writes the step word on the current stream."""
+        """Map the words for the GPU.
+
+        Return a function that writes the step word on the current stream.
+        """
         address = ctypes.addressof(ctypes.c_char.from_buffer(words.memory.view))
         with torch.cuda.device(self._device):
             result = torch.cuda.cudart().cudaHostRegister(address, words.memory.size, 0)
@@ -48,7 +54,7 @@ class TorchGpu:
         return write
 
     def close(self) -> None:
-        """Ends that, behind all that was written."""
+        """Unmap the words after all writes have ended."""
         if self._registered:
             with torch.cuda.device(self._device):
                 torch.cuda.synchronize()

@@ -1,1 +1,3 @@
-"""Says from inside an engine's pod what keeps it from its agent: ``python -m kvagent.doctor``."""
+"""Diagnoses, from inside an engine's pod, why it cannot work with its agent: ``python -m
+kvagent.doctor``.
+"""

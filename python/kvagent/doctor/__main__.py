@@ -1,4 +1,6 @@
-"""Checks from inside an engine's pod whether it and its agent can work together, and says what to do where not."""
+"""Checks from inside an engine's pod whether it and its agent can work together, and says what to
+do if not.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvagent.doctor import admin, agent, installed, place
+from kvagent.doctor import admin, agent, host, installed
 from kvagent.doctor.finding import Finding
 
 if TYPE_CHECKING:
@@ -16,32 +18,32 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints a line for each finding. 1 if one is a problem."""
+    """Print a line per finding. Return 1 if one is a problem."""
     parser = argparse.ArgumentParser(prog="kvagent-doctor", description=__doc__)
     parser.add_argument("--socket-dir", default="/run/kvagent", help="the agent's (default %(default)s)")
     problems = 0
     for finding in findings(Path(parser.parse_args(arguments).socket_dir)):
         sys.stdout.write(finding.lines() + "\n")
-        problems += bool(finding.cure)
+        problems += bool(finding.hint)
     sys.stdout.write(f"{problems} problems\n" if problems else "all is well\n")
     return 1 if problems else 0
 
 
 def findings(directory: Path) -> Iterator[Finding]:
-    """All of them, in the order in which they depend on one another."""
+    """Yield all findings, in the order of their dependencies."""
     yield from installed.packages()
     yield installed.seed()
-    here = list(place.directory(directory))
+    here = list(host.directory(directory))
     yield from here
-    if any(finding.cure for finding in here):
+    if any(finding.hint for finding in here):
         return
     path = directory / "session.sock"
-    found, boot = place.session(path)
+    found, boot = host.session(path)
     yield from found
     if boot:
-        yield place.lookups(directory / "lookup.sock")
-        yield from place.namespaces(path)
-    yield place.shared_memory()
+        yield host.lookups(directory / "lookup.sock")
+        yield from host.namespaces(path)
+    yield host.shared_memory()
     yield from _of_agent(directory / "admin.sock", boot)
 
 
@@ -49,7 +51,7 @@ def _of_agent(path: Path, boot: bytes) -> Iterator[Finding]:
     try:
         status = admin.status(path)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        yield Finding(f"{path}: {place.said(error)}", place.cure(error))
+        yield Finding(f"{path}: {host.said(error)}", host.hint(error))
         return
     yield from agent.health(status, boot)
     yield from agent.engines(status)

@@ -1,4 +1,4 @@
-"""Asks the agent's admin socket, which speaks HTTP."""
+"""The client of the agent's admin socket, which speaks HTTP."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TIMEOUT_S = 2.0
-MAX_BYTES = 16 << 20  # of an answer
+MAX_BYTES = 16 << 20  # of a response
 
 
 class _Connection(http.client.HTTPConnection):
@@ -22,14 +22,14 @@ class _Connection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        """Connects."""
+        """Connect to the socket."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(TIMEOUT_S)
         self.sock.connect(str(self._path))
 
 
 def status(path: Path) -> dict[str, Any]:
-    """The agent's /status. OSError, http.client.HTTPException or ValueError if there is none to be had."""
+    """Return the agent's /status, or raise OSError, http.client.HTTPException or ValueError."""
     connection = _Connection(path)
     try:
         connection.request("GET", "/status")
@@ -41,5 +41,5 @@ def status(path: Path) -> dict[str, Any]:
         connection.close()
     found = json.loads(body)
     if not isinstance(found, dict):
-        raise ValueError("/status is no JSON object")  # noqa: TRY004  it is the agent's answer that is wrong
+        raise ValueError("/status is not a JSON object")  # noqa: TRY004  the agent's answer is wrong, not an argument
     return found

@@ -1,4 +1,6 @@
-"""What the agent says of itself and of its engines (/status), and what of it keeps blocks from being found."""
+"""Findings from the agent's /status: its health, its engines, and why engines do not share
+blocks.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from kvagent.vllm.generation import NAMED, PAIR, PRIVATE
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-# What has to be done so that two engines agree on a key of their identity; see docs/VLLM.md.
-CURES = {
+# How to make two engines agree on a key of their identity; see docs/VLLM.md.
+HINTS = {
     "model": "give both the same model path or name",
     "revision": "give both the same --revision",
     "weights": "their files differ: let both read the same files (one volume, or one revision)",
@@ -23,29 +25,29 @@ CURES = {
     "quantization": "give both the same --quantization",
     "cache_dtype": "give both the same --kv-cache-dtype",
     "backend": "give both the same --attention-backend, or neither",
-    "resolved": "vLLM chose other attention backends: give both the same --attention-backend, or run both alike",
+    "resolved": "vLLM chose other attention backends: give both the same --attention-backend or environment",
     "device": "blocks of different kinds of devices, or of their FP8 formats, cannot be exchanged",
     "config": "give both the same --quantization-config, --config-format, --code-revision and --model-impl",
     "rope": "give both the same --max-model-len",
     "tenant": "tenants do not share: that is what the option tenant is for",
     "layout": "give both the same layout option, and run both with the same attention backend",
     "groups": "give both the same --block-size and the same model",
-    "stages": "set VLLM_PP_LAYER_PARTITION alike",
+    "stages": "set VLLM_PP_LAYER_PARTITION to the same value in both",
     "tp": "give both the same --tensor-parallel-size",
     "pp": "give both the same --pipeline-parallel-size",
     "shards": "give both the same parallel sizes",
     "hash": "give both the same --prefix-caching-hash-algo",
-    "hash_seed": "set the same PYTHONHASHSEED in both, or in neither and take --prefix-caching-hash-algo sha256",
+    "hash_seed": "set the same PYTHONHASHSEED in both, or in neither and use --prefix-caching-hash-algo sha256",
     "engine": "run the same minor version of vLLM in both",
 }
 
 
 def health(status: Mapping[str, Any], boot: bytes) -> Iterator[Finding]:
-    """Version, boot, switches."""
+    """Yield findings on version, boot and switches."""
     text = f"agent {status.get('version')}, up for {float(status.get('uptime_seconds', 0)):.0f} s"
     if boot and status.get("boot") != boot.hex():
         yield Finding(
-            f"{text}: session.sock and admin.sock are of different lives of the agent",
+            f"{text}: session.sock and admin.sock belong to different runs of the agent",
             "two agents use this directory, or one was just restarted: ask again, then look for the second one",
         )
     elif status.get("problem"):
@@ -58,7 +60,7 @@ def health(status: Mapping[str, Any], boot: bytes) -> Iterator[Finding]:
 
 
 def engines(status: Mapping[str, Any]) -> Iterator[Finding]:
-    """Whether all ranks of each engine are registered, and what is stored and found."""
+    """Yield whether all ranks of each engine are registered, and what is stored and found."""
     listed = _engines(status)
     if not listed:
         yield Finding(
@@ -82,7 +84,7 @@ def engines(status: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _generation(engine: Mapping[str, Any]) -> Iterator[Finding]:
-    """Whether an engine's weights are its own affair, and why that can be."""
+    """Yield whether an engine's weights are private, and why."""
     identity = engine.get("identity")
     generation = str(identity.get(PAIR, "")) if isinstance(identity, dict) else ""
     if generation.startswith(NAMED):
@@ -90,18 +92,18 @@ def _generation(engine: Mapping[str, Any]) -> Iterator[Finding]:
     if generation.startswith(PRIVATE):
         unknown = isinstance(identity, dict) and not identity.get("weights", "unknown")
         yield Finding(
-            f"engine {engine.get('instance')}: shares with nobody, since "
+            f"engine {engine.get('instance')}: shares with no other engine, since "
             + (
-                "the files of its weights are not in a folder there; weights_version names them"
+                "its weight files are not in a local folder there; weights_version names them"
                 if unknown
-                else "its weights were changed in place, or can be unheard (its log says how); weights_version names "
-                "those that it starts with, and weights_fixed says that they never change"
+                else "its weights were changed in place, or can change unobserved (its log says how); "
+                "weights_version names those that it starts with, and weights_fixed says that they never change"
             )
         )
 
 
 def sharing(status: Mapping[str, Any]) -> Iterator[Finding]:
-    """Why engines do not share: which keys of their identities differ."""
+    """Yield which keys of the engines' identities differ."""
     spaces: dict[str, Mapping[str, Any]] = {}
     for engine in _engines(status):
         spaces.setdefault(str(engine.get("space")), engine)
@@ -111,21 +113,21 @@ def sharing(status: Mapping[str, Any]) -> Iterator[Finding]:
         yield _difference(one, other)
 
 
-MAX_PAIRS = 20  # of engines that are compared
+MAX_PAIRS = 20  # of compared engines
 
 
 def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> Finding:
     pair = f"engines {one.get('instance')} and {other.get('instance')} do not share"
     mine, its = one.get("identity"), other.get("identity")
     if not isinstance(mine, dict) or not isinstance(its, dict):
-        return Finding(f"{pair}; this agent does not say why", "compare what docs/VLLM.md lists, or take a newer agent")
+        return Finding(f"{pair}; this agent does not say why", "compare what docs/VLLM.md lists, or update the agent")
     keys = sorted(key for key in {*mine, *its} if mine.get(key) != its.get(key))
     if not keys:
         return Finding(f"{pair}: block sizes, windows or shards differ", "give both the same --block-size and sizes")
     if "model" in keys and "weights" in keys:
         return Finding(f"{pair}: they serve different models ({mine.get('model')}, {its.get('model')})")
     named = "; ".join(f"{key}: {mine.get(key)!r} and {its.get(key)!r}" for key in keys)
-    return Finding(f"{pair}: {named}", "; ".join(CURES.get(key, f"make {key} equal") for key in keys))
+    return Finding(f"{pair}: {named}", "; ".join(HINTS.get(key, f"make {key} equal") for key in keys))
 
 
 def _hits(status: Mapping[str, Any]) -> Finding:

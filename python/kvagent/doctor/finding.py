@@ -1,4 +1,4 @@
-"""What the doctor finds: one line each, and what to do if it is a problem."""
+"""A finding of the doctor: one line, and what to do if it is a problem."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fact. With a ``cure`` it is a problem."""
+    """A fact. With a ``hint`` it is a problem."""
 
     text: str
-    cure: str = ""
+    hint: str = ""
 
     def lines(self) -> str:
-        """As it is printed."""
-        return f"PROBLEM  {self.text}\n         cure: {self.cure}" if self.cure else f"OK       {self.text}"
+        """Return the printed form."""
+        return f"PROBLEM  {self.text}\n         fix: {self.hint}" if self.hint else f"OK       {self.text}"

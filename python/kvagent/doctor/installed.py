@@ -1,4 +1,4 @@
-"""What is installed in this Python: the package, vLLM, the entry point, and settings that keep engines apart."""
+"""Findings on this Python's packages, vLLM's entry point, and settings that keep engines apart."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def packages(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """Versions, and whether vLLM will find the connector by its name."""
+    """Yield the versions, and whether vLLM can find the connector by its name."""
     own = _version("kvagent")
     if own is None:
         yield Finding(
@@ -30,7 +30,7 @@ def packages(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     if tested(vllm):
         yield Finding(f"vLLM {vllm}")
     else:
-        yield Finding(f"vLLM {vllm}: the connector is tested with {TESTED}", f"take a vLLM of {TESTED}")
+        yield Finding(f"vLLM {vllm}: the connector is tested with {TESTED}", f"install vLLM {TESTED}")
     allowed = environment.get("VLLM_PLUGINS")
     if own is not None and allowed is not None and "kvagent" not in allowed.split(","):
         yield Finding(
@@ -40,7 +40,7 @@ def packages(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
 
 
 def seed(environment: Mapping[str, str] = os.environ) -> Finding:
-    """The seed of block hashes."""
+    """Return the finding on the seed of block hashes."""
     value = environment.get("PYTHONHASHSEED")
     if value is None:
         return Finding(

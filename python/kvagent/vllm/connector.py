@@ -1,4 +1,6 @@
-"""The class that vLLM makes, one object in the scheduler's process and one in every worker's."""
+"""The connector class: vLLM creates one object in the scheduler's process and one in each
+worker's.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +9,33 @@ import time
 from typing import Any
 
 import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
 from kvagent.messages import Role
 from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
-from kvagent.vllm import weight_calls
-from kvagent.vllm.counting import Growth
-from kvagent.vllm.generation import PRIVATE, Generations, first, unheard, with_generation
-from kvagent.vllm.layout import wish
+from kvagent.vllm.counters import CounterDeltas
+from kvagent.vllm.generation import PRIVATE, Generations, initial_generation, unobserved_changes, with_generation
+from kvagent.vllm.geometry import preferred_layout
 from kvagent.vllm.link import Link
-from kvagent.vllm.live_weights import LiveWeights, Unreachable, being_made
-from kvagent.vllm.media import BYPASS, TRUST, Media
-from kvagent.vllm.of_scheduler import SchedulerCalls
-from kvagent.vllm.of_worker import WorkerCalls
+from kvagent.vllm.metadata import Stats, make_prom
 from kvagent.vllm.options import OptionError, Options, loads, parse, saves
-from kvagent.vllm.scheduler import SchedulerSide
+from kvagent.vllm.scheduler.calls import SchedulerCalls
+from kvagent.vllm.scheduler.media import BYPASS, TRUST, Media
+from kvagent.vllm.scheduler.side import SchedulerSide
+from kvagent.vllm.scheduler.weight_changes import LiveWeights, Unreachable, observe, under_construction
 from kvagent.vllm.space import identity, unknown_weights
-from kvagent.vllm.stats import Stats, make_prom
-from kvagent.vllm.supported import check, check_drafts
-from kvagent.vllm.versions import WHOLE_FAILURES, hash_tokens
+from kvagent.vllm.supported import check, check_drafts, hash_tokens, whole_failures
+from kvagent.vllm.worker.calls import WorkerCalls
 
-TELL_S = 0.1  # between two times that counters are told to vLLM
+STATS_INTERVAL_S = 0.1  # minimum interval between two reports of counters to vLLM
 
 log = logging.getLogger("kvagent.vllm")
 
 
 class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, SupportsHMA):
-    """Saves KV blocks to the node's agent and loads them from it. See docs/VLLM.md."""
+    """Save KV blocks to the node's agent and load them from it. See docs/VLLM.md."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -47,82 +48,89 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         self._ranks, self._replicas = geo.ranks(vllm_config.parallel_config, kv_cache_config)
         self._identity = identity(vllm_config, kv_cache_config, self._options.tenant, self._ranks, vllm.__version__)
         reasons = _reasons(vllm_config, self._options, self._identity)
-        self._growth: list[Growth] = []
-        self._tell_again = 0.0
+        self._deltas: list[CounterDeltas] = []
+        self._next_stats = 0.0
         if role == KVConnectorRole.SCHEDULER:
             _check_policy(transfer)
-            silent = [] if self._options.weights_fixed else [*unheard(vllm_config), *self._watch_weights()]
-            reasons = [*silent, *reasons]
-            self._generation = first(vllm_config, self._options.weights_version, reasons)
-            _say_generation(self._generation, reasons)
-            self._scheduler = self._make_scheduler(transfer.kv_role, unheard_of=bool(silent))
+            unobserved = (
+                [] if self._options.weights_fixed else [*unobserved_changes(vllm_config), *self._watch_weights()]
+            )
+            reasons = [*unobserved, *reasons]
+            self._generation = initial_generation(vllm_config, self._options.weights_version, reasons)
+            _log_generation(self._generation, reasons)
+            self._scheduler = self._make_scheduler(transfer.kv_role, unobserved=bool(unobserved))
         else:
-            silent = [] if self._options.weights_fixed else [*unheard(vllm_config)]
-            self._generation = first(vllm_config, self._options.weights_version, [*silent, *reasons])
+            unobserved = [] if self._options.weights_fixed else [*unobserved_changes(vllm_config)]
+            self._generation = initial_generation(vllm_config, self._options.weights_version, [*unobserved, *reasons])
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A preempted request keeps its output: nobody waits for its blocks."""
+        """Return False: a preempted request keeps its output, so vLLM need not wait for its
+        blocks.
+        """
         return False
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
-        """The layout to wish for: block by block over all layers, so that copies are large."""
-        return wish(vllm_config, parse(vllm_config.kv_transfer_config.kv_connector_extra_config).layout)
+        """Return the KV layout to ask vLLM for; a block-outermost layout allows large copies."""
+        return preferred_layout(vllm_config, parse(vllm_config.kv_transfer_config.kv_connector_extra_config).layout)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
-        """Stats from what came over a process boundary."""
+        """Return the stats for data received from another process."""
         return Stats(data=data or {})
 
     @classmethod
     def build_prom_metrics(
         cls, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any
     ) -> Any:
-        """Counters of /metrics."""
+        """Return the Prometheus counters for /metrics."""
         return make_prom(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def get_kv_connector_stats(self) -> Stats | None:
-        """What this role counted since it was told last: not in every step, for vLLM joins and carries it each time."""
+        """Return what this role counted since the last report, at most once per STATS_INTERVAL_S.
+
+        vLLM merges and transports the stats in every step that returns some.
+        """
         now = time.monotonic()
-        if now < self._tell_again:
+        if now < self._next_stats:
             return None
-        self._tell_again = now + TELL_S
+        self._next_stats = now + STATS_INTERVAL_S
         grown: dict[str, int] = {}
-        for growth in self._growths():
-            grown |= growth.take()
+        for delta in self._all_deltas():
+            grown |= delta.take()
         return Stats(data=grown) if grown else None
 
     def shutdown(self) -> None:
-        """Leaves the agent."""
+        """Leave the agent."""
         self._leave_scheduler()
         self._leave_worker()
 
-    def _growths(self) -> list[Growth]:
-        if not self._growth:
+    def _all_deltas(self) -> list[CounterDeltas]:
+        if not self._deltas:
             side = self._scheduler
             if side is not None and side.saves is not None:
-                self._growth = [Growth(side.counts), Growth(side.saves.counts, "saves_")]
-            elif self._growth_of_worker is not None:
-                self._growth = [self._growth_of_worker]
-        return self._growth
+                self._deltas = [CounterDeltas(side.counts), CounterDeltas(side.saves.counts, "saves_")]
+            elif self._worker_deltas is not None:
+                self._deltas = [self._worker_deltas]
+        return self._deltas
 
     def _watch_weights(self) -> list[str]:
-        """Has changes of the weights heard, or seen. Return why they may be neither."""
-        from vllm.v1.engine import core  # it is there where the scheduler is, and only there
+        """Start observing changes of the weights. Return the reasons why some may go unobserved."""
+        from vllm.v1.engine import core  # this module exists only in the process of the scheduler
 
-        if not weight_calls.listen(core.EngineCore):
-            return [f"vLLM {vllm.__version__} does not show its calls that change weights"]
-        engine = being_made(core.EngineCore)
+        if not observe(core.EngineCore):
+            return [f"vLLM {vllm.__version__} does not expose its calls that change weights"]
+        engine = under_construction(core.EngineCore)
         if engine is None or isinstance(engine, core.EngineCoreProc):
             return []
         try:
             self._live = LiveWeights(engine)
         except Unreachable as error:
-            return [f"the engine is within reach of the calling program, and its weights cannot be sampled: {error}"]
+            return [f"the model is in the calling program's process but cannot be sampled: {error}"]
         return []
 
-    def _make_scheduler(self, kv_role: str, *, unheard_of: bool) -> SchedulerSide:
+    def _make_scheduler(self, kv_role: str, *, unobserved: bool) -> SchedulerSide:
         generations = Generations(self._generation, self._options)
 
         def registration() -> Registration:
@@ -130,12 +138,13 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             return Registration(role=Role.SCHEDULER, **self._common())
 
         link = Link(self._options.socket_dir, "scheduler", registration)
+        whole = whole_failures(base)
         side = SchedulerSide(
             self._options, self._geometry, self._ranks.world, link,
-            saves=saves(kv_role, self._options), whole_failures=WHOLE_FAILURES, media=self._make_media(),
-            # 0.29 cannot be told that a load failed as a whole, and where there are several groups, nothing else.
-            loads=loads(kv_role, self._options) and (WHOLE_FAILURES or len(self._geometry.groups) == 1),
-            generations=generations, unheard=unheard_of,
+            saves=saves(kv_role, self._options), whole_failures=whole, media=self._make_media(),
+            # vLLM 0.29 reports failed loads only block by block, which needs a single group.
+            loads=loads(kv_role, self._options) and (whole or len(self._geometry.groups) == 1),
+            generations=generations, unobserved=unobserved,
         )  # fmt: skip
         link.wait(self._options.start_wait_ms / 1e3)
         return side
@@ -143,7 +152,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
     def _make_media(self) -> Media:
         how = self._options.media
         if how != TRUST and getattr(self._vllm_config, "ec_transfer_config", None) is not None:
-            how = BYPASS  # what another engine's encoder made of a name need not be of this content
+            how = BYPASS  # an item's encoder output may come from another engine and another content
         multimodal = getattr(self._vllm_config.model_config, "multimodal_config", None) is not None
         return Media(how, self._geometry.hash_tokens, multimodal=multimodal)
 
@@ -167,20 +176,23 @@ def _check_policy(transfer: Any) -> None:
 
 
 def _reasons(vllm_config: Any, options: Options, identity: tuple[tuple[str, str], ...]) -> list[str]:
-    """Why the identity does not say which weights it loaded. OptionError where an option denies a change in vain."""
+    """Return why the identity does not determine the loaded weights.
+
+    Raise OptionError if weights_fixed contradicts vLLM's configuration.
+    """
     if options.weights_fixed and getattr(vllm_config, "weight_transfer_config", None) is not None:
         raise OptionError("weights_fixed: true, allowed is false where weight_transfer_config is set")
-    return ["the files of the model's weights are not in a folder here"] if unknown_weights(identity) else []
+    return ["the model's weight files are not in a local folder"] if unknown_weights(identity) else []
 
 
-def _say_generation(generation: str, reasons: list[str]) -> None:
+def _log_generation(generation: str, reasons: list[str]) -> None:
     why = "; ".join(reasons)
     if generation.startswith(PRIVATE):
         log.warning(
-            "the weights can be others than their files say (%s): this engine shares its blocks with no other one, and "
-            "does not find them after its restart. Name what it starts with (weights_version in "
-            "kv_connector_extra_config) or, if its weights never change in place, set weights_fixed; see docs/VLLM.md",
+            "the weights may differ from their files (%s): this engine shares blocks with no other engine, and does "
+            "not find them after a restart. Name the weights that it starts with (weights_version in "
+            "kv_connector_extra_config) or, if they never change in place, set weights_fixed; see docs/VLLM.md",
             why,
         )
     elif reasons:
-        log.info("the weights are those of %s, though they can be others (%s): see docs/VLLM.md", generation, why)
+        log.info("the weights count as %s, although they may differ (%s): see docs/VLLM.md", generation, why)

@@ -1,9 +1,11 @@
-"""The weights generation of an engine: a pair of its identity that says which weights computed its blocks.
+"""The weights generation of an engine: the pair of its identity that says which weights computed
+its blocks.
 
-The pair ``weights`` digests what an engine loaded. Weights that were changed in place are others under the same digest,
-so the generation changes with them, and with it the space: blocks of the old weights are not found any more, and what
-the new ones compute is found by nobody else unless the user gives both engines the same name. The scheduler chooses,
-keeps the choice for the engine's life, and tells the workers; no agent has a say in it.
+The pair ``weights`` is a digest of what the engine loaded. Weights changed in place keep that
+digest, so the generation changes with them, and with it the space: blocks of the old weights are no
+longer found, and blocks of the new weights are shared only with engines to which the user gave the
+same name. The scheduler chooses the generation, keeps it for the engine's lifetime and tells the
+workers; the agent has no part in the choice.
 """
 
 from __future__ import annotations
@@ -23,33 +25,35 @@ if TYPE_CHECKING:
     from kvagent.vllm.options import Options
 
 PAIR = "generation"
-LOADED = ""  # the weights are what the pair ``weights`` digests
-NAMED = "named:"  # and a version: the user says that engines of this name have equal weights
-PRIVATE = "private:"  # and 32 hex digits: shared with nobody
+LOADED = ""  # the weights are those that the pair ``weights`` digests
+NAMED = "named:"  # then a version: the user asserts that engines of this name have equal weights
+PRIVATE = "private:"  # then 32 hex digits: not shared with any other engine
 MAX_VERSION_BYTES = 128
 ALLOWED = f"1 to {MAX_VERSION_BYTES} letters, digits and . _ - + = : / @"
 
 _VERSION = re.compile(rf"[A-Za-z0-9._+=:/@-]{{1,{MAX_VERSION_BYTES}}}")
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # tells nodes apart
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # distinguishes nodes
 
 log = logging.getLogger("kvagent.vllm")
 
 
 def is_version(text: str) -> bool:
-    """Whether a text may name a version: see ALLOWED."""
+    """Return whether a text is a valid version: see ALLOWED."""
     return _VERSION.fullmatch(text) is not None
 
 
 def with_generation(identity: tuple[tuple[str, str], ...], generation: str) -> tuple[tuple[str, str], ...]:
-    """The identity of a generation."""
+    """Return the identity with this generation."""
     return identity_pairs(dict(identity) | {PAIR: generation})
 
 
-def first(vllm_config: Any, version: str, reasons: list[str]) -> str:
-    """The generation of an engine that starts. ``reasons`` say why its weights are not what the identity says of them.
+def initial_generation(vllm_config: Any, version: str, reasons: list[str]) -> str:
+    """Return the generation of an engine that starts.
 
-    It is made of the configuration, which all processes of the engine have alike: the time at which it was made, and
-    the engine's id. The id alone does not do: a user can set it, and it is then the next start's too.
+    ``reasons`` say why its weights may differ from what the identity says. A private generation is
+    derived from configuration that is equal in all processes of the engine: the time at which it
+    was made and the engine's ID. The ID alone is not enough: the user can set it, and the next
+    start would reuse it.
     """
     if version:
         return NAMED + version
@@ -63,12 +67,12 @@ def first(vllm_config: Any, version: str, reasons: list[str]) -> str:
     return PRIVATE + hashlib.sha256("\n".join(one).encode()).hexdigest()[:32]
 
 
-def unheard(vllm_config: Any) -> Iterator[str]:
-    """The ways by which this engine's weights can change though the connector hears nothing of it.
+def unobserved_changes(vllm_config: Any) -> Iterator[str]:
+    """Yield the ways in which this engine's weights can change unobserved by the connector.
 
-    What goes through vLLM's engine core is heard (weight_calls), so neither the development endpoints of ``vllm serve``
-    nor sleep mode are among them, nor code that a client has pickled; and where the model lies in the calling
-    program's process, its writes are seen (live_weights).
+    Calls through vLLM's engine core are observed (weight_changes). That covers the development
+    endpoints of ``vllm serve``, sleep mode and pickled client code. Writes to a model in the
+    calling program's own process are detected there too.
     """
     parallel = vllm_config.parallel_config
     if getattr(vllm_config, "weight_transfer_config", None) is not None:
@@ -87,18 +91,23 @@ def unheard(vllm_config: Any) -> Iterator[str]:
 
 
 class VersionFile:
-    """The file by which a user names the weights at run time. Each write of it speaks for one reset, the next one.
+    """The file in which a user names the weights at run time.
 
-    A reset may come before the weights change (vLLM's pause), so what was said for an earlier one says nothing.
+    Each write applies to the next reset only.
+
+    A reset may precede the change of the weights (vLLM's pause), so an earlier write says nothing
+    about a later reset.
     """
 
     def __init__(self, path: str) -> None:
         self._path = Path(path) if path else None
         self._seen = self._stamp()
-        """What was there at the start is of an earlier engine."""
+        """What is there at the start belongs to an earlier engine."""
 
     def take(self) -> str:
-        """The version that was written since the last call; empty if none was, or none that can be read."""
+        """Return the version written since the last call; empty if there is none, or an invalid
+        one.
+        """
         stamp = self._stamp()
         if self._path is None or stamp is None or stamp == self._seen:
             return ""
@@ -129,9 +138,11 @@ class VersionFile:
 
 
 class Generations:
-    """The scheduler's choice. ``serial`` counts the changes: a name may come back.
+    """The scheduler's current generation.
 
-    Each method takes an event and returns whether the generation has changed.
+    ``serial`` counts the changes, since a name may come back.
+
+    Each method handles an event and returns whether the generation has changed.
     """
 
     def __init__(self, now: str, options: Options) -> None:
@@ -142,37 +153,39 @@ class Generations:
         self._warned = False
 
     def after_reset(self) -> bool:
-        """vLLM reset its cache and the connector's. New weights, unless the user says that they are the same."""
+        """Handle a reset of vLLM's cache and the connector's: new weights, unless the user says
+        otherwise.
+        """
         if self._fixed:
             return False
         version = self._file.take()
         if version and NAMED + version == self.now:
             log.info("weights: version %s again, by weights_version_file: the reset is plain", version)
             return False
-        return self._become(NAMED + version if version else _private(), "reset_prefix_cache with reset_connector")
+        return self._change(NAMED + version if version else _private(), "reset_prefix_cache with reset_connector")
 
     def after_call(self, call: str) -> bool:
-        """A call that may change the weights is about to be made."""
+        """Handle a call that is about to be made and may change the weights."""
         if self._fixed:
             if not self._warned:
                 self._warned = True
                 log.warning("weights: %s is called though weights_fixed is true: are they still the same?", call)
             return False
-        return self._become(_private(), call)
+        return self._change(_private(), call)
 
     def after_name(self, version: str) -> bool:
-        """vLLM was told the version of its weights: those that are in place now."""
+        """Handle vLLM's call that names the version of the current weights."""
         if not is_version(version):
-            log.warning("weights: version %.140r, allowed is %s; it is passed over", version, ALLOWED)
+            log.warning("weights: version %.140r, allowed is %s; it is ignored", version, ALLOWED)
             return False
         if NAMED + version == self.now:
             return False
-        return self._become(NAMED + version, "the version that vLLM was told")
+        return self._change(NAMED + version, "the version given to vLLM")
 
-    def _become(self, generation: str, why: str) -> bool:
+    def _change(self, generation: str, why: str) -> bool:
         self.now = generation
         self.serial += 1
-        shared = "engines of that version" if generation.startswith(NAMED) else "nobody"
+        shared = "engines of that version" if generation.startswith(NAMED) else "no other engine"
         log.info("weights: generation %s after %s: shared with %s", generation, why, shared)
         return True
 

@@ -1,49 +1,62 @@
-"""What an engine's KV cache groups are to the agent, and which of them this connector can serve."""
+"""An engine's KV cache groups, ranks and layout as the agent sees them, and which of them are
+supported.
+
+The connector asks vLLM for a block-outermost layout where the attention backend supports it: the
+copies between engine and agent are as large as the contiguous runs of a block. vLLM warns about a
+layout that the backend rejects and falls back to its own choice, so the backend is asked first.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvagent.messages import Group
 
-MAX_SHARDS = 16  # of the protocol
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+MAX_SHARDS = 16  # limit of the protocol
 _FULL = ("FullAttentionSpec", "MLAAttentionSpec")
 _WINDOW = "SlidingWindowSpec"
 
 
 class Unsupported(ValueError):
-    """A model or configuration that this connector does not serve. The text says why."""
+    """A model or configuration that this connector does not support. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Groups, and the tokens of one hash."""
+    """The groups, and the number of tokens per block hash."""
 
     groups: tuple[Group, ...]
     hash_tokens: int
 
     @property
     def align(self) -> int:
-        """Tokens that are whole blocks in every group."""
+        """Return the smallest number of tokens that is a whole number of blocks in every group."""
         return math.lcm(*(group.block_tokens for group in self.groups))
 
     def scale(self, group: int) -> int:
-        """Hashes of one block of the group; its own is the last of them."""
+        """Return the number of hashes per block of the group; a block's key is the last of them."""
         return self.groups[group].block_tokens // self.hash_tokens
 
 
 def geometry(kv_cache_config: Any, hash_tokens: int | None) -> Geometry:
-    """The geometry of vLLM's KVCacheConfig. Unsupported names the group that cannot be served."""
+    """Return the geometry of vLLM's KVCacheConfig.
+
+    Unsupported names the group that cannot be served.
+    """
     groups = []
     for i, group in enumerate(kv_cache_config.kv_cache_groups):
         spec = group.kv_cache_spec
         kind = type(spec).__name__
         if kind == "MambaSpec":
             raise Unsupported(
-                f"KV cache group {i} is of {kind}: a state holds all tokens before it, vLLM keeps only some of them, "
-                "at places that move, and its table of them says no positions. Such models are not served"
+                f"KV cache group {i} is of {kind}: a state depends on all tokens before it, vLLM keeps only some, "
+                "and its tables do not give their positions. Such models are not supported"
             )
         if kind not in (*_FULL, _WINDOW):
             raise Unsupported(f"KV cache group {i} is of {kind}; served are {', '.join((*_FULL, _WINDOW))}")
@@ -65,19 +78,21 @@ def geometry(kv_cache_config: Any, hash_tokens: int | None) -> Geometry:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """How the KV is spread over workers."""
+    """How the KV cache is distributed over workers."""
 
     world: int
     shards: int
 
     def check(self) -> None:
-        """Unsupported if the agent cannot keep that many pieces of a block."""
+        """Raise Unsupported if a block would have more shards than the protocol allows."""
         if not 1 <= self.shards <= MAX_SHARDS:
             raise Unsupported(f"{self.shards} ranks hold different KV, allowed is 1 to {MAX_SHARDS}")
 
 
 def ranks(parallel: Any, kv_cache_config: Any) -> tuple[Ranks, int]:
-    """The spread of vLLM's ParallelConfig, and how many neighbouring tensor-parallel ranks hold the same KV."""
+    """Return the distribution of vLLM's ParallelConfig, and how many adjacent tensor-parallel ranks
+    hold the same KV.
+    """
     if int(getattr(parallel, "nnodes", 1)) > 1:
         raise Unsupported("an engine over several nodes: an agent serves the engines of its own node")
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
@@ -93,5 +108,54 @@ def ranks(parallel: Any, kv_cache_config: Any) -> tuple[Ranks, int]:
 
 
 def shard(rank: int, tp: int, replicas: int) -> int:
-    """The shard of a worker: pipeline stages one after the other, replicas of one stage share theirs."""
+    """Return a worker's shard: pipeline stages are consecutive, replicas within a stage share
+    one.
+    """
     return rank // tp * (tp // replicas) + rank % tp // replicas
+
+
+ONE_RUN = ("BLHNC", "BLNHC")  # a block is contiguous over all layers
+
+log = logging.getLogger("kvagent.vllm")
+
+
+def preferred_layout(
+    vllm_config: Any, option: str, supported: Callable[[Any], Sequence[str]] | None = None
+) -> str | None:
+    """Return the name of the layout to ask for, or None for vLLM's choice.
+
+    ``option`` is the user's.
+    """
+    if option != "auto":
+        return None if option == "none" else option
+    if getattr(getattr(vllm_config, "device_config", None), "device_type", "") != "cuda":
+        return None
+    try:
+        names = (supported or _supported)(vllm_config)
+    except Exception as error:  # noqa: BLE001  vLLM's internals, which may raise anything
+        log.info("layout: the attention backend could not be determined (%s): vLLM chooses", error)
+        return None
+    found = next((name for name in names if name in ONE_RUN), None)
+    if found is None:
+        log.info("layout: the attention backend reads %s; blocks are copied layer by layer", ", ".join(names))
+    return found
+
+
+def _supported(vllm_config: Any) -> Sequence[str]:
+    """Return the layouts that the model's attention backend supports, in its order of
+    preference.
+    """
+    from vllm.config import set_current_vllm_config
+    from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts
+    from vllm.v1.attention.selector import get_attn_backend
+
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    with set_current_vllm_config(vllm_config):
+        backend = get_attn_backend(
+            model.get_head_size(),
+            model.dtype,
+            cache.cache_dtype,
+            use_mla=bool(getattr(model, "use_mla", False)),
+            has_sliding_window=model.get_sliding_window() is not None,
+        )
+        return [layout.name for layout in get_supported_kv_cache_layouts([backend])]

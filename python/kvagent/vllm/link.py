@@ -1,7 +1,8 @@
-"""Keeps a session with the agent: connects and registers in a thread of its own, whenever the last one ended.
+"""Maintains a session with the agent: a thread connects and registers whenever the last session
+ended.
 
-The engine's thread never waits: it asks ``current``, and says ``lost`` when a session has ended. While there is no
-agent it costs one attribute.
+The engine's thread never waits: it calls ``current``, and ``lost`` when a session has ended.
+Without an agent that costs one attribute access.
 """
 
 from __future__ import annotations
@@ -22,71 +23,75 @@ if TYPE_CHECKING:
     from kvagent.messages import Registered
     from kvagent.registration import Registration
 
-CONNECT_S = 2.0  # for connecting, and for the answer to HELLO
+CONNECT_S = 2.0  # for connecting and for the answer to HELLO
 REGISTER_S = 30.0
-PAUSE_FIRST_S = 0.05  # between tries; doubled up to the last
+PAUSE_FIRST_S = 0.05  # between attempts; doubled up to PAUSE_LAST_S
 PAUSE_LAST_S = 0.5
-PAUSE_REFUSED_S = 5.0  # the same where the agent says no: what it refuses seldom changes
-LISTEN = 4  # steps; the agent is listened to in one of so many where nothing is to come from it
-MOVE_S = 30.0  # after renew, for which a refusal is no surprise: other parts of the engine may be on their way
-JOIN_S = 5.0  # for the thread at the end
+PAUSE_REFUSED_S = 5.0  # the maximum after a refusal, whose reason seldom goes away
+LISTEN_STEPS = 4  # the agent is polled in one of this many steps while nothing is expected from it
+MOVE_S = 30.0  # after renew: refusals are expected while other parts of the engine still register
+JOIN_S = 5.0  # wait for the thread in close
 
 log = logging.getLogger("kvagent.vllm")
 
 
 @dataclass(eq=False, slots=True)
 class Attachment:
-    """A registered session. The engine's thread owns it."""
+    """A registered session, owned by the engine's thread."""
 
     session: Session
     registered: Registered
 
 
 class Link:
-    """See the module."""
+    """A session with the agent that is re-established when lost."""
 
-    def __init__(self, socket_dir: str, who: str, registration: Callable[[], Registration]) -> None:
+    def __init__(self, socket_dir: str, owner: str, registration: Callable[[], Registration]) -> None:
         self._path = Path(socket_dir) / "session.sock"
-        self._who = who
+        self._owner = owner
         self._registration = registration
         self._current: Attachment | None = None
         self._wanted = threading.Event()
         self._ready = threading.Event()
         self._closed = threading.Event()
-        self._said = ""
-        self._refused = False  # the last try
+        self._last_log = ""
+        self._refused = False  # whether the agent refused the last attempt
         self._lock = threading.Lock()
-        self._serial = 0  # of renewals; with _current and _held under the lock where the thread writes
+        self._serial = 0  # counts renewals; guarded by the lock, like _current and _held, when the thread writes
         self._held = False
         self._moving_until = 0.0
         self._wanted.set()
-        self._thread = threading.Thread(target=self._keep, name=f"kvagent {who}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"kvagent {owner}", daemon=True)
         self._thread.start()
 
     def current(self) -> Attachment | None:
-        """The session, if there is one."""
+        """Return the session, or None."""
         return self._current
 
     def wait(self, timeout_s: float) -> Attachment | None:
-        """Waits for a session if an agent's socket is there; for the start of an engine."""
+        """Wait for a session if an agent's socket exists. Used at the start of an engine."""
         if self._path.exists():
             self._ready.wait(timeout_s)
         return self._current
 
     def lost(self, attachment: Attachment) -> None:
-        """The session has ended, or is of no use any more: another one is wanted. The session stays the caller's."""
+        """Request another session, since this one has ended or is useless.
+
+        The caller keeps ownership of it.
+        """
         if self._current is attachment:
             self._current = None
             self._ready.clear()
-            self._say(
-                logging.WARNING, f"{self._who}: the agent at {self._path} is gone; prompts are computed meanwhile"
+            self._log_once(
+                logging.WARNING, f"{self._owner}: the agent at {self._path} is gone; prompts are computed meanwhile"
             )
             self._wanted.set()
 
     def renew(self, *, hold: bool = False) -> Attachment | None:
-        """Another registration is wanted, which differs from the last; with ``hold`` not before ``go``.
+        """Request a different registration; with ``hold`` not before ``proceed``.
 
-        The session, which is the caller's to leave, was registered by the last one. None registered by it comes.
+        Return the session of the last registration, which the caller must leave. No other session
+        of it will appear.
         """
         with self._lock:
             last, self._current = self._current, None
@@ -97,26 +102,28 @@ class Link:
         self._wanted.set()
         return last
 
-    def go(self) -> None:
-        """See renew."""
+    def proceed(self) -> None:
+        """Allow the registration that ``renew(hold=True)`` requested."""
         self._moving_until = time.monotonic() + MOVE_S
         self._held = False
         self._wanted.set()
 
     @property
     def busy(self) -> bool:
-        """Whether, after ``close``, the thread is still there: it may be in the middle of a registration."""
+        """Whether the thread still runs after ``close``; it may be in the middle of a
+        registration.
+        """
         return self._thread.is_alive()
 
     def close(self) -> Attachment | None:
-        """Ends the thread and gives the session, if there is one, to be closed by the caller."""
+        """Stop the thread and return the session, if any, which the caller must close."""
         self._closed.set()
         self._wanted.set()
         self._thread.join(JOIN_S)
         last, self._current = self._current, None
         return last
 
-    def _keep(self) -> None:
+    def _run(self) -> None:
         while True:
             self._wanted.wait()
             if self._closed.is_set():
@@ -129,12 +136,15 @@ class Link:
                 pause = min(2 * pause, PAUSE_LAST_S if soon else PAUSE_REFUSED_S)
 
     def _missing(self) -> bool:
-        """Whether a session is to be made. ``go`` or ``renew`` may have been called beside a try that succeeded."""
+        """Return whether to connect.
+
+        ``proceed`` and ``renew`` may run concurrently with a successful attempt.
+        """
         return not (self._closed.is_set() or self._held or self._current is not None)
 
     def _attach(self) -> bool:
         session: Session | None = None
-        serial = self._serial  # before the registration is made
+        serial = self._serial  # read before the registration is made
         try:
             session = Session.connect(self._path, CONNECT_S)
             registered = session.register(self._registration(), REGISTER_S)
@@ -145,19 +155,21 @@ class Link:
             self._refused = isinstance(error, Refused)
             moving = time.monotonic() < self._moving_until
             level = logging.ERROR if self._refused and not moving else logging.WARNING
-            self._say(level, f"{self._who}: {reason} at {self._path}; prompts are computed, connecting goes on")
+            self._log_once(
+                level, f"{self._owner}: {reason} at {self._path}; prompts are computed, connecting is retried"
+            )
             return False
         with self._lock:
-            if serial != self._serial:  # it was renewed meanwhile; nothing was ever said in this session
+            if serial != self._serial:  # renewed concurrently; the session was never used
                 session.close()
                 return False
             self._current = Attachment(session, registered)
         self._ready.set()
-        self._say(logging.INFO, f"{self._who}: registered at {self._path}, space {registered.space.hex()}")
+        self._log_once(logging.INFO, f"{self._owner}: registered at {self._path}, space {registered.space.hex()}")
         return True
 
-    def _say(self, level: int, text: str) -> None:
-        """Logs a change of state, once."""
-        if text != self._said:
-            self._said = text
+    def _log_once(self, level: int, text: str) -> None:
+        """Log a change of state once."""
+        if text != self._last_log:
+            self._last_log = text
             log.log(level, "%s", text)

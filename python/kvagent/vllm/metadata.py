@@ -1,28 +1,96 @@
-"""What vLLM carries between the roles of a connector: plans and reports."""
+"""Subclasses of vLLM's classes that carry plans, reports and counters between the roles."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from kvagent.vllm.plan import Report, StepPlan
 
 
 @dataclass
 class Metadata(KVConnectorMetadata):
-    """A step's plan on its way to the workers."""
+    """A step's plan for the workers."""
 
     plan: StepPlan = field(default_factory=StepPlan)
 
 
 @dataclass
 class WorkerMetadata(KVConnectorWorkerMetadata):
-    """Workers' reports on their way to the scheduler."""
+    """Workers' reports for the scheduler."""
 
     report: Report
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
-        """Both reports as one."""
+        """Return both reports as one."""
         assert isinstance(other, WorkerMetadata)
         return WorkerMetadata(self.report.join(other.report))
+
+
+HELP = {
+    "lookups": "Look-ups that reserve.",
+    "lookups_unanswered": "Look-ups that the agent did not answer in time.",
+    "loads": "Loads begun.",
+    "loads_failed": "Loads with missing blocks.",
+    "loads_late": "Loads given up at their deadline.",
+    "tokens_promised": "Prompt tokens that were promised to be loaded.",
+    "tokens_loaded": "Prompt tokens that were loaded.",
+    "saves_planned": "Blocks offered to the agent.",
+    "saves_stored": "Blocks that the agent stored.",
+    "saves_existed": "Blocks that the agent already had.",
+    "saves_refused": "Blocks that the agent did not store.",
+    "saves_revoked": "Blocks whose save was revoked: for lack of free blocks, or because it took too long.",
+    "worker_saved": "Blocks stored, counted by every rank.",
+    "worker_loaded": "Blocks loaded, counted by every rank.",
+    "worker_loads_failed": "Failed loads, counted by every rank.",
+    "worker_loads_late": "Late loads, counted by every rank.",
+}
+
+
+class Stats(KVConnectorStats):
+    """What was counted since the last report."""
+
+    def reset(self) -> None:
+        """Clear the counters."""
+        self.data: dict[str, Any] = {}
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        """Add the counters of another."""
+        for name, value in other.data.items():
+            self.data[name] = self.data.get(name, 0) + value
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        """Return the counters that are not zero, for the log."""
+        return {name: value for name, value in self.data.items() if value}
+
+    def is_empty(self) -> bool:
+        """Return whether nothing was counted."""
+        return not any(self.data.values())
+
+
+class PromMetrics(KVConnectorPromMetrics):
+    """One counter ``vllm:kvagent_..._total`` per name, present at zero from the start."""
+
+    def __init__(self, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._counters: dict[str, dict[int, Any]] = {}
+        for name, text in HELP.items():
+            counter = self._counter_cls(name=f"vllm:kvagent_{name}", documentation=text, labelnames=labelnames)
+            self._counters[name] = {
+                engine: counter.labels(*values) for engine, values in per_engine_labelvalues.items()
+            }
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        """Add the counters of a report."""
+        for name, value in transfer_stats_data.items():
+            if name in self._counters and value > 0:
+                self._counters[name][engine_idx].inc(value)
+
+
+def make_prom(vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any) -> PromMetrics:
+    """Return the metrics of an engine."""
+    return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)

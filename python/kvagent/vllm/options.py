@@ -1,4 +1,7 @@
-"""What a user may set in ``kv_connector_extra_config``: names, units, ranges, defaults. Checked once, at the start."""
+"""The options of ``kv_connector_extra_config``: names, units, ranges and defaults.
+
+They are checked once, at the start of the engine.
+"""
 
 from __future__ import annotations
 
@@ -18,49 +21,61 @@ ROLES = ("kv_both", "kv_producer", "kv_consumer")
 
 
 class OptionError(ValueError):
-    """An option that is unknown or out of its range. The text names it and what is allowed."""
+    """An unknown option, or a value out of range. The text names the option and what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options. Times are in milliseconds where the name says so."""
+    """The validated options. A name ending in ``_ms`` is a time in milliseconds."""
 
     socket_dir: str = "/run/kvagent"
     tenant: str = ""
-    """Engines share blocks only with the same tenant."""
+    """Engines share blocks only with engines of the same tenant."""
     lookup_wait_ms: float = 1.0
-    """Longest that ``schedule()`` waits for the first answer to one request; 2 in all requests of one step."""
+    """The longest that ``schedule()`` waits for the first answer to one request; at most 2 ms for
+    all requests of one step.
+    """
     lookup_age_ms: float = 20.0
-    """After that long without an answer a request is computed."""
+    """A request without an answer after this time is computed."""
     tier_wait_ms: float = 200.0
-    """Longest that a request waits while the agent says that lower tiers are still asked."""
+    """The longest that a request waits while the agent still queries its lower tiers."""
     load_deadline_ms: float = 10_000.0
-    """A load that is not there by then is given up, and its request is computed."""
+    """A load that is not complete after this time is given up, and its request is computed."""
     min_load_tokens: int = 64
-    """Fewer tokens than that are computed, not loaded."""
+    """Loads of fewer tokens are not worth it; such prompts are computed."""
     save_decode: bool = True
-    """Save the blocks of answers too, not only of prompts."""
+    """Whether to save the blocks of generated tokens too, not only those of prompts."""
     pin_percent: float = 5.0
-    """Most of the GPU's blocks that saves may hold, in percent."""
+    """The largest share of the GPU's blocks that saves may pin, in percent."""
     layout: str = "auto"
-    """The KV layout to ask vLLM for. auto: block-outermost on GPUs, vLLM's own choice elsewhere. none: no wish."""
+    """The KV layout to ask vLLM for. auto: block-outermost on GPUs, vLLM's choice elsewhere. none:
+    always vLLM's choice.
+    """
     cpu_memory: str = "fd"
-    """How the agent reaches KV caches in host memory: fd (moved into shared memory), peer (by address; same user)."""
+    """How the agent reaches KV caches in host memory: fd (the caches are moved into shared memory)
+    or peer (by address; needs the same user).
+    """
     producer_loads: bool = True
     """Whether an engine with kv_role kv_producer loads."""
     consumer_saves: bool = False
     """Whether an engine with kv_role kv_consumer saves."""
     weights_version: str = ""
-    """Names the weights that the engine starts with: engines of one base and the same version share."""
+    """The name of the weights that the engine starts with: engines with the same base model and
+    version share blocks.
+    """
     weights_version_file: str = ""
-    """A file that names the weights at run time: each write of it speaks for the next reset of the connector."""
+    """A file that names new weights at run time: each write applies to the next reset of the
+    connector.
+    """
     weights_fixed: bool = False
-    """This engine's weights never change in place: every reset is one of the cache alone."""
+    """Whether the weights never change in place: every reset then concerns the cache alone."""
     media: str = "content"
-    """How blocks of prompts with images, audio or video are kept. content: by the items' content. trust: by the names
-    that vLLM hashes, which clients may choose. bypass: not at all."""
+    """How blocks of prompts with images, audio or video are keyed. content: by the items' content.
+    trust: by the identifiers that vLLM hashes, which clients may choose. bypass: such requests are
+    neither saved nor loaded.
+    """
     start_wait_ms: float = 2_000.0
-    """Longest that the start of the engine waits for an agent that is there to take its registration."""
+    """The longest that the engine's start waits for a running agent to accept its registration."""
 
 
 _RANGES: dict[str, tuple[float, float]] = {
@@ -76,7 +91,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {"layout": LAYOUTS, "cpu_memory": CPU_MEM
 
 
 def parse(given: Mapping[str, Any]) -> Options:
-    """The options of a ``kv_connector_extra_config``."""
+    """Return the options of a ``kv_connector_extra_config``. Raise OptionError."""
     known = {field.name: field for field in fields(Options)}
     for name in given:
         if name not in known:
@@ -87,12 +102,12 @@ def parse(given: Mapping[str, Any]) -> Options:
 
 
 def saves(role: str, options: Options) -> bool:
-    """Whether an engine of that ``kv_role`` saves."""
+    """Return whether an engine with this ``kv_role`` saves."""
     return role in ("kv_both", "kv_producer") or options.consumer_saves
 
 
 def loads(role: str, options: Options) -> bool:
-    """Whether an engine of that ``kv_role`` loads."""
+    """Return whether an engine with this ``kv_role`` loads."""
     return role in ("kv_both", "kv_consumer") or options.producer_loads
 
 

@@ -1,7 +1,9 @@
-"""What the two roles of a connector say to each other: plans from the scheduler, reports from the workers.
+"""Messages between the two roles of the connector: plans from the scheduler, reports from the
+workers.
 
-Both are pickled on their way, a plan for every step and worker, a report from every worker; reports of all workers are
-joined into one. Each says itself how it is pickled: what dataclass makes for that takes ten times as long.
+Both are pickled: a plan for every step and worker, and one report joined from those of all workers.
+The classes define ``__reduce__`` because the default for slotted dataclasses takes ten times as
+long.
 """
 
 from __future__ import annotations
@@ -12,23 +14,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvagent.packing import Packed
 
+REVOKES = 256  # revocation words, and so the maximum of saves in flight
+
 
 @dataclass(slots=True)
 class SaveJob:
-    """Blocks to be stored. ``boot`` and ``epoch`` are those in which they were planned."""
+    """Blocks to save. ``boot`` and ``epoch`` are those at planning time."""
 
     job: int
     boot: bytes
     epoch: int
     revoke: int
-    """The revocation word, the same number in every worker."""
+    """The index of the revocation word, equal in every worker."""
     sections: Packed
     space: bytes = b""
-    """The space in which it was planned: no other may have it."""
+    """The space at planning time; the job must not go to another one."""
 
     @property
     def blocks(self) -> int:
-        """How many blocks it names."""
+        """Return the number of blocks."""
         return self.sections.blocks
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -37,7 +41,10 @@ class SaveJob:
 
 @dataclass(slots=True)
 class LoadJob:
-    """Blocks to be brought for a request. It may be too much for one job of the session: then it has several parts."""
+    """Blocks to load for a request.
+
+    A load too large for one job of the session has several parts.
+    """
 
     job: int
     boot: bytes
@@ -47,32 +54,33 @@ class LoadJob:
     deadline_s: float
     parts: tuple[Packed, ...]
     ids: bytes
-    """The engine's blocks of all parts in order, u32 LE."""
+    """The engine's block IDs of all parts in order, u32 LE."""
     space: bytes = b""
-    """As a save's."""
+    """The space at planning time; the job must not go to another one."""
 
     @property
     def blocks(self) -> int:
-        """How many blocks it names."""
+        """Return the number of blocks."""
         return len(self.ids) // 4
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """What a worker has to do in one step, besides computing."""
+    """A worker's tasks for one step, besides the computation."""
 
     saves: list[SaveJob] = field(default_factory=list)
     loads: list[LoadJob] = field(default_factory=list)
     cancels: list[int] = field(default_factory=list)
-    """Loads whose request is gone."""
+    """Loads whose request has ended."""
     revokes: list[int] = field(default_factory=list)
     """Saves whose blocks are free from the next step on."""
     idle: bool = False
-    """No request is there: the step is made only so that what is under way be reported."""
+    """Whether the engine has no request: the step only collects reports of jobs in flight."""
     stopped: bool = False
-    """The agent does not answer: loads are not waited for any longer."""
+    """Whether the agent does not respond: loads are no longer waited for."""
     generation: tuple[int, str] | None = None
-    """The weights generation with its serial number, until all workers have reported that number."""
+    """The weights generation with its serial number, until all workers have reported that number.
+    """
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StepPlan, (
@@ -88,7 +96,7 @@ class Outcome:
     statuses: bytes
 
     def join(self, other: Outcome) -> Outcome:
-        """The outcome in both."""
+        """Return the outcome in both."""
         worst = bytes(map(max, self.statuses, other.statuses))
         return Outcome(self.ranks + other.ranks, worst)
 
@@ -98,32 +106,36 @@ class Outcome:
 
 @dataclass(slots=True)
 class Report:
-    """What became of jobs in one or more workers. An outcome is a fence: nothing touches the blocks any more."""
+    """What became of jobs in one or more workers.
+
+    An outcome is a fence: the blocks are no longer accessed.
+    """
 
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     late: set[int] = field(default_factory=set)
-    """Loads that were given up; their outcome is still to come."""
-    words: tuple[WorkerWords, ...] = ()
-    """In a worker's first report, where its words are."""
+    """Loads that were given up at their deadline; their outcome follows."""
+    workers: tuple[WorkerInfo, ...] = ()
+    """In a worker's first report, the facts about it."""
     moved: tuple[int, ...] = ()
-    """Serial numbers of weights generations that workers have gone over to, one of each worker."""
+    """Serial numbers of the weights generations that workers have switched to, one per worker."""
 
     def join(self, other: Report) -> Report:
-        """The report of both."""
+        """Return the report of both."""
         outcomes = dict(self.outcomes)
         for job, outcome in other.outcomes.items():
             outcomes[job] = outcomes[job].join(outcome) if job in outcomes else outcome
-        return Report(outcomes, self.late | other.late, self.words + other.words, self.moved + other.moved)
+        return Report(outcomes, self.late | other.late, self.workers + other.workers, self.moved + other.moved)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Report, (self.outcomes, self.late, self.words, self.moved)
+        return Report, (self.outcomes, self.late, self.workers, self.moved)
 
 
 @dataclass(slots=True)
-class WorkerWords:
-    """Where the scheduler finds a worker's revocation words: a file of /proc, and the place of the words in it.
+class WorkerInfo:
+    """What the scheduler needs to know about a worker.
 
-    And what else it has to know of the worker.
+    ``path`` is a file in /proc that maps the worker's revocation words, ``size`` its length, and
+    ``revokes`` words start at ``revoke_off``.
     """
 
     path: str
@@ -131,4 +143,4 @@ class WorkerWords:
     revoke_off: int
     revokes: int
     resolved: str = ""
-    """The attention backends that its layers use (resolved); empty where they do not say."""
+    """The attention backends of its layers (space.used_backends); empty if they do not tell."""

@@ -1,18 +1,26 @@
-"""The identity of a space: all that changes a block's bytes besides its tokens, from vLLM's configuration.
+"""The identity of a space: everything besides the tokens that determines a block's bytes.
 
-Both roles make it from the same configuration and must come to the same: it holds nothing that only one of them knows.
+Both roles derive it from the same vLLM configuration and must get the same result, so it contains
+nothing that only one of them knows.
+
+One part is not configured but resolved by vLLM: the attention backend and the device. Two backends
+may lay out blocks of the same shape differently, and the CPU backend packs keys for the instruction
+set. A worker sees the backends of its layers. The scheduler asks vLLM which ones it would choose in
+the same environment; the workers report theirs (WorkerInfo) if they differ.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
+import logging
 import os
+import platform
 from typing import TYPE_CHECKING, Any
 
 from kvagent.identity import identity_pairs
-from kvagent.vllm import resolved
 from kvagent.vllm.generation import LOADED
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.weights import DUMMY, load_format, weights_digest
@@ -22,15 +30,100 @@ if TYPE_CHECKING:
 
     from kvagent.vllm.geometry import Ranks
 
-UNKNOWN = ""  # weights of which nothing is known: the generation says whose they are
-_WEAK_HASHES = ("xxhash", "xxhash_cbor")  # of which somebody can make two prompts with the same, if the seed is known
-_WITHOUT_DRAFTS = ("ngram", "ngram_gpu", "suffix", "custom_class")  # methods of speculation without a model's weights
+_MLA = "MLAAttentionSpec"
+_WINDOW = "SlidingWindowSpec"
+
+log = logging.getLogger("kvagent.vllm")
+
+
+def expected_backends(vllm_config: Any, kv_cache_config: Any) -> str:
+    """Return the backends that vLLM would choose for each group's layers, in order.
+
+    A group is empty if vLLM cannot tell; without a selector the whole string is empty.
+    """
+    try:
+        from vllm.config import set_current_vllm_config
+        from vllm.v1.attention.selector import get_attn_backend
+    except ImportError:
+        return ""
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    names = []
+    for group in kv_cache_config.kv_cache_groups:
+        spec = group.kv_cache_spec
+        kind = type(spec).__name__
+        try:
+            with set_current_vllm_config(vllm_config):
+                backend = get_attn_backend(
+                    spec.head_size, model.dtype, cache.cache_dtype, use_mla=kind == _MLA,
+                    has_sliding_window=kind == _WINDOW,
+                )  # fmt: skip
+            names.append(_backend_name(backend, vllm_config, spec))
+        except Exception as error:  # noqa: BLE001  vLLM's internals, which may raise anything
+            log.info("the attention backend of %s could not be determined: %s", kind, error)
+            names.append("")
+    return "; ".join(names)
+
+
+def used_backends(vllm_config: Any, kv_cache_config: Any) -> str:
+    """Return the backends that the layers of each group use in this worker.
+
+    A group without layers here, or whose layers do not tell, gets the expected backends. The result
+    is empty if no group's layers tell.
+    """
+    layers = getattr(getattr(vllm_config, "compilation_config", None), "static_forward_context", None) or {}
+    found = []
+    for group in kv_cache_config.kv_cache_groups:
+        backends = [
+            layers[name].get_attn_backend()
+            for name in group.layer_names
+            if hasattr(layers.get(name), "get_attn_backend")
+        ]
+        found.append(", ".join(sorted({_backend_name(one, vllm_config, group.kv_cache_spec) for one in backends})))
+    if not any(found):
+        return ""
+    others = expected_backends(vllm_config, kv_cache_config).split("; ")
+    return "; ".join(one or other for one, other in itertools.zip_longest(found, others, fillvalue=""))
+
+
+def device_kind(cache: Any) -> str:
+    """Return the kind of device.
+
+    GPUs of all generations share blocks: their results are equivalent.
+    """
+    try:
+        from vllm.platforms import current_platform
+    except ImportError:
+        return ""
+    kind = str(getattr(current_platform, "device_name", "") or "")
+    if kind == "cpu":
+        return f"cpu {platform.machine()}"
+    if not str(cache.cache_dtype).startswith("fp8"):
+        return kind
+    return f"{kind} fnuz" if current_platform.is_fp8_fnuz() else kind  # AMD's first FP8 has another zero and bias
+
+
+def _backend_name(backend: Any, vllm_config: Any, spec: Any) -> str:
+    name = str(backend.get_name())
+    if name != "CPU_ATTN":
+        return name
+    from vllm.v1.attention.backends import cpu_attn
+
+    asked = (vllm_config.model_config.dtype, spec.block_size, spec.head_size, vllm_config.cache_config.cache_dtype)
+    return f"{name} {cpu_attn._get_attn_isa(*asked)}"
+
+
+UNKNOWN = ""  # unknown weights: the generation determines who shares them
+_WEAK_HASHES = ("xxhash", "xxhash_cbor")  # collisions can be constructed if the seed is known
+_WITHOUT_DRAFTS = ("ngram", "ngram_gpu", "suffix", "custom_class")  # speculation methods that use no model weights
 
 
 def identity(
     vllm_config: Any, kv_cache_config: Any, tenant: str, ranks: Ranks, version: str
 ) -> tuple[tuple[str, str], ...]:
-    """The identity's pairs. ``version``: vLLM's, since the layout of a block is its own affair."""
+    """Return the pairs of the identity.
+
+    ``version`` is vLLM's: each minor version may define its own block layout.
+    """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     algorithm = str(cache.prefix_caching_hash_algo)
     _check_hash(algorithm, tenant)
@@ -47,8 +140,8 @@ def identity(
             "cache_dtype": _cache_dtype(cache),
             "config": _config(model),
             "backend": _backend(getattr(vllm_config, "attention_config", None)),
-            "resolved": resolved.expected(vllm_config, kv_cache_config),
-            "device": resolved.device(cache),
+            "resolved": expected_backends(vllm_config, kv_cache_config),
+            "device": device_kind(cache),
             "rope": _rope(model),
             "tenant": tenant,
             "layout": str(getattr(layout, "name", layout) or ""),
@@ -65,55 +158,61 @@ def identity(
 
 
 def unknown_weights(pairs: tuple[tuple[str, str], ...]) -> bool:
-    """Whether an identity says nothing of the weights: its engine must not share under it as it is."""
+    """Return whether an identity says nothing about the weights; its engine must not share under it
+    as it is.
+    """
     return dict(pairs)["weights"] == UNKNOWN
 
 
 def with_resolved(pairs: tuple[tuple[str, str], ...], names: str) -> tuple[tuple[str, str], ...]:
-    """The identity of an engine whose layers use those attention backends."""
+    """Return the identity of an engine whose layers use these attention backends."""
     return identity_pairs(dict(pairs) | {"resolved": names})
 
 
 def _check_hash(algorithm: str, tenant: str) -> None:
-    """Unsupported: a client of one tenant could make a prompt whose blocks have the hashes of another prompt's."""
+    """Raise Unsupported if a client of one tenant could construct a prompt with another prompt's
+    block hashes.
+    """
     if tenant and algorithm in _WEAK_HASHES and os.environ.get("PYTHONHASHSEED") is not None:
-        told = (
+        given = (
             f"prefix_caching_hash_algo {algorithm} with a fixed PYTHONHASHSEED, while tenants share (tenant {tenant!r})"
         )
-        cure = "start vLLM with --prefix-caching-hash-algo sha256 or sha256_cbor"
-        raise Unsupported(f"{told}: prompts can be made whose hashes are those of others; {cure}")
+        hint = "start vLLM with --prefix-caching-hash-algo sha256 or sha256_cbor"
+        raise Unsupported(f"{given}: prompts can be constructed that have another tenant's block hashes; {hint}")
 
 
 def _config(model: Any) -> str:
-    """What else vLLM is told of how to read and run the model; empty where it is nothing."""
+    """Return the digest of the remaining options that determine how the model is read and run."""
     quantization = getattr(model, "quantization_config", None)
     if dataclasses.is_dataclass(quantization) and not isinstance(quantization, type):
         quantization = dataclasses.asdict(quantization)
-    told = [quantization, *(getattr(model, name, None) for name in ("config_format", "code_revision", "model_impl"))]
-    return _digest([_plain(told)])
+    given = [quantization, *(getattr(model, name, None) for name in ("config_format", "code_revision", "model_impl"))]
+    return _digest([_plain(given)])
 
 
 def _cache_dtype(cache: Any) -> str:
-    """The KV cache's type, and the layers that have the model's."""
+    """Return the KV cache's type, and the layers that use the model's type instead."""
     skipped = getattr(cache, "kv_cache_dtype_skip_layers", None)
     return f"{cache.cache_dtype} but {', '.join(map(str, skipped))}" if skipped else str(cache.cache_dtype)
 
 
 def _backend(attention: Any) -> str:
-    """The attention backend that was asked for: each packs a block as it likes."""
+    """Return the configured attention backends; each defines its own block layout."""
     asked = [getattr(attention, "backend", None), *sorted((getattr(attention, "backend_per_kind", None) or {}).items())]
     return ", ".join(_plain(one) for one in asked if one is not None)
 
 
 def _rope(model: Any) -> str:
-    """The longest prompt where rotary embeddings go by it, whatever the prompt at hand (longrope)."""
+    """Return the maximum prompt length if rotary embeddings depend on it (longrope), else an empty
+    string.
+    """
     config = getattr(model, "hf_text_config", None)
     parameters = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
     return f"longrope up to {model.max_model_len}" if '"longrope"' in _plain(parameters) else ""
 
 
 def _weights(vllm_config: Any) -> str | None:
-    """What says which weights the engine has, those of its draft model included. None: nothing does."""
+    """Return what determines the engine's weights, including a draft model's. None if unknown."""
     load = getattr(vllm_config, "load_config", None)
     digest = weights_digest(vllm_config.model_config, load)
     if digest and load_format(load) == DUMMY:
@@ -140,7 +239,7 @@ def _plain(value: Any) -> str:
 
 
 def _named(value: Any) -> str:
-    """A member of an enum, a class or a function by its own name, anything else by its type's."""
+    """Return the name of an enum member, class or function; of anything else, its type's name."""
     return str(getattr(value, "name", None) or getattr(value, "__qualname__", type(value).__name__))
 
 

@@ -1,7 +1,8 @@
-"""Which weights an engine has, from vLLM's configuration: a digest of the files, or of the objects, that vLLM reads.
+"""Which weights an engine has, from vLLM's configuration: a digest of the files or objects that
+vLLM reads.
 
-The engine loaded them a while ago. So in a process that vLLM made for this engine, a file that was changed after the
-process began counts as one of which nobody knows what was loaded of it.
+The engine has loaded them earlier. So in a process that vLLM created for this engine, a file that
+changed after the process started counts as unknown: nothing shows which version was loaded.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Any
 from kvagent.weights import files, objects
 from kvagent.weights.samples import Unreadable
 
-MARGIN_NS = 1_000_000_000  # between the clocks that stamp files and processes
-DUMMY = "dummy"  # vLLM's load format that makes weights up, from a seed that never changes
+MARGIN_NS = 1_000_000_000  # tolerance between the clocks that stamp files and processes
+DUMMY = "dummy"  # vLLM's load format with made-up weights, from a constant seed
 _SAFETENSORS = ("*.safetensors",)
 _CONSOLIDATED = ("consolidated*.safetensors",)
 _READ = {
@@ -33,33 +34,35 @@ _READ = {
     "mistral": _CONSOLIDATED,
     "pt": ("*.pt",),
 }
-"""What vLLM's DefaultModelLoader reads by load format: the first pattern of which there are files.
+"""The patterns that vLLM's DefaultModelLoader tries by load format; it reads the first one that
+matches files.
 
-Not npcache, which reads the copies that it once made. Any other loader reads what it likes.
+npcache is absent: it reads copies that it made earlier. Other loaders may read anything.
 """
 _HARMLESS = {"enable_multithread_load", "num_threads", "enable_weights_track"}
-"""Of model_loader_extra_config: how files are read, not which."""
-_STREAMED = "runai_streamer"  # what reads an object store's files as they are
-_PARTS = ("audio_model_id", "text_model_id")  # of a model's configuration: parts of it that are models of their own
+"""Keys of model_loader_extra_config that change how files are read, not which."""
+_STREAMED = "runai_streamer"  # reads an object store's files as they are
+_PARTS = ("audio_model_id", "text_model_id")  # keys of a model's configuration that name further models
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 
 log = logging.getLogger("kvagent.vllm")
 
 
 def weights_digest(model: Any, load: Any = None) -> str | None:
-    """A digest of the weights of vLLM's ModelConfig, read as its LoadConfig says. None: nothing says which they are.
+    """Return a digest of the weights of vLLM's ModelConfig, read as its LoadConfig says.
 
-    The log says why then. A folder without weights is one whose engine makes them up, or none at all.
+    None if the weights cannot be determined; the log says why. A folder without weight files has a
+    digest too: its engine makes them up, or has none.
     """
     try:
         return _digest(model, load)
     except (Unreadable, OSError) as error:
-        log.warning("which weights the engine has cannot be told: %s", error)
+        log.warning("the engine's weights cannot be determined: %s", error)
         return None
 
 
 def load_format(load: Any) -> str:
-    """The load format's name."""
+    """Return the name of the load format."""
     asked = getattr(load, "load_format", "auto")
     return str(getattr(asked, "value", asked)).lower()
 
@@ -81,20 +84,20 @@ def _digest(model: Any, load: Any) -> str:
 
 
 def _check(load: Any, known: bool, named: str) -> None:
-    """Unreadable: a loader that may read anything else."""
+    """Raise Unreadable for a loader that may read anything else."""
     extra = getattr(load, "model_loader_extra_config", None) or {}
     if not known:
-        raise Unreadable(f"load_format {named}: it may read other weights than lie there")
+        raise Unreadable(f"load_format {named}: it may read other weights than those in the folder")
     if named in _READ and not (isinstance(extra, dict) and set(extra) <= _HARMLESS):
         raise Unreadable(
-            f"model_loader_extra_config, allowed is {', '.join(sorted(_HARMLESS))}: it may say what is read"
+            f"model_loader_extra_config, allowed is {', '.join(sorted(_HARMLESS))}: other keys may change what is read"
         )
     if not _own_loader(named):
-        raise Unreadable(f"load_format {named}: a plugin's loader may read other weights than lie there")
+        raise Unreadable(f"load_format {named}: a plugin's loader may read other weights than those in the folder")
 
 
 def _own_loader(named: str) -> bool:
-    """Whether vLLM's own class reads that format. A plugin may have put its own in that place."""
+    """Return whether vLLM's own class reads this format; a plugin may have replaced it."""
     try:
         from vllm.model_executor import model_loader
     except ImportError:
@@ -104,7 +107,7 @@ def _own_loader(named: str) -> bool:
 
 
 def _reads(named: str, found: dict[str, files.Found]) -> str:
-    """Which of the files vLLM reads as weights: with another load format it may be others of the same folder."""
+    """Return the pattern of the files that vLLM reads as weights; it depends on the load format."""
     names = [name for name in found if "/" not in name]
     patterns = _READ[named]
     if named == "auto" and fnmatch.filter(names, _CONSOLIDATED[0]):
@@ -113,7 +116,9 @@ def _reads(named: str, found: dict[str, files.Found]) -> str:
 
 
 def _places(model: Any, load: Any, since: int | None) -> list[Path]:
-    """Where the files lie: of the model, of the configuration where that is another's, of models that are parts."""
+    """Return the folders to digest: the model's, its configuration's if separate, and those of
+    partial models.
+    """
     revision = getattr(model, "revision", None)
     asked = [(str(model.model), revision)]
     if other := getattr(model, "hf_config_path", None):
@@ -122,7 +127,7 @@ def _places(model: Any, load: Any, since: int | None) -> list[Path]:
     asked += [(part, None) for name in _PARTS if isinstance(part := getattr(config, name, None), str)]
     overrides = getattr(model, "hf_overrides", None)
     if callable(overrides) and not str(getattr(overrides, "__module__", "")).startswith("vllm."):
-        raise Unreadable("hf_overrides is a function: nobody knows what it does")
+        raise Unreadable("hf_overrides is a function, whose effect is unknown")
     quantization = overrides.get("quantization_config_file") if isinstance(overrides, dict) else None
     places = [Path(quantization)] if isinstance(quantization, str) else []
     for name, version in asked:
@@ -134,7 +139,7 @@ def _places(model: Any, load: Any, since: int | None) -> list[Path]:
 
 
 def _fetched(name: str, revision: str | None, load: Any, since: int | None) -> list[Path]:
-    """The folders of a model of the hub: in its cache, and where vLLM was told to put what it fetches."""
+    """Return the local folders of a model from the hub: its cache and vLLM's download folder."""
     if os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("1", "true"):
         raise Unreadable(f"{name}: of another hub (VLLM_USE_MODELSCOPE)")
     try:
@@ -153,19 +158,22 @@ def _fetched(name: str, revision: str | None, load: Any, since: int | None) -> l
 
 
 def _check_reference(snapshot: Path, revision: str, since: int | None) -> None:
-    """Unreadable: the name of the revision was turned to another commit since ``since``."""
+    """Raise Unreadable if the revision's name moved to another commit since ``since``."""
     if since is None or _COMMIT.match(revision):
         return
     reference = snapshot.parent.parent / "refs" / revision
     others = any(other != snapshot for other in snapshot.parent.iterdir())
     if others and reference.exists() and reference.stat().st_ctime_ns >= since:
-        raise Unreadable(f"{reference}: it was turned since this process began")
+        raise Unreadable(f"{reference}: it was moved since this process started")
 
 
 def process_began_ns() -> int | None:
-    """When this process was made, if vLLM made it for its engine; before that nothing was loaded. Else None."""
+    """Return when this process started, if vLLM created it for its engine, else None.
+
+    vLLM loaded nothing before that time.
+    """
     if multiprocessing.parent_process() is None:
-        return None  # a user's own, which may have written the weights itself before
+        return None  # the user's own process, which may have written the weights earlier
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         ticks = int(fields[19])  # starttime, proc_pid_stat(5)

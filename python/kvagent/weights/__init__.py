@@ -1,1 +1,1 @@
-"""Which weights lie in the files of a model: a digest that every tensor goes into, made in seconds."""
+"""Digests of a model's weights that cover every tensor and take seconds to compute."""

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvagent.weights.kept import Kept, State, now_ns
+from kvagent.weights.digest_cache import DigestCache, State, now_ns
 from kvagent.weights.samples import Opened, Unreadable, digests
 
 if TYPE_CHECKING:
@@ -18,20 +18,25 @@ if TYPE_CHECKING:
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 DIGESTED = (*WEIGHTS, ".json", ".model", ".txt", ".py")
 MAX_FILES = 4096  # of one model
-FORMAT = 1  # of the digest: what is sampled, and how it is put together
+FORMAT = 1  # version of the digest: what is sampled and how it is combined
 _BLOB = re.compile(r"[0-9a-f]{64}\Z")
 _HUBS = re.compile(r"(?:[0-9a-f]{40}|[0-9a-f]{64})\Z")
 
 
 class Found(NamedTuple):
-    """A file of a model: its place, and the name that the hub's cache gave its content, if it is of that cache."""
+    """A file of a model: its path, and the content name of the hub's cache if it is in that
+    cache.
+    """
 
     path: Path
     blob: str
 
 
 def files(place: Path) -> dict[str, Found]:
-    """The files that count in a model's folder, or that one file, by name. Unreadable: there are too many."""
+    """Return the relevant files of a model's folder, or the one file, by name.
+
+    Unreadable: there are too many.
+    """
     if place.is_file():
         return {place.name: _found(place)}
     found: dict[str, Found] = {}
@@ -52,29 +57,31 @@ def files(place: Path) -> dict[str, Found]:
     return found
 
 
-def digest(found: Mapping[str, Found], about: Iterable[str], since_ns: int | None, kept: Kept | None = None) -> str:
-    """The digest of files by name, and of what is said ``about`` how they are read.
+def digest(
+    found: Mapping[str, Found], about: Iterable[str], since_ns: int | None, cache: DigestCache | None = None
+) -> str:
+    """Return the digest of files by name, and of ``about``, which says how they are read.
 
-    Unreadable: one of them changed after ``since_ns``, when it may have been loaded, or while it was read; but the
-    hub's cache names content, so that a file of it which is new need not be one that changed.
+    Unreadable: a file changed while it was read, or after ``since_ns``, when it may have been
+    loaded. The hub's cache names files by content, so a new file there need not be a changed one.
     """
-    kept = Kept() if kept is None else kept
+    cache = DigestCache() if cache is None else cache
     begun = now_ns()
     with contextlib.ExitStack() as stack:
         opened = [_open(stack, name, one) for name, one in sorted(found.items())]
         before = [State.of(os.fstat(file.fd)) for file in opened]
         for file, state in zip(opened, before, strict=True):
             if since_ns is not None and state.changed >= since_ns and not found[file.name].blob:
-                raise Unreadable(f"{file.name}: it was changed since this process began, perhaps after it was loaded")
-        key = kept.key([f"{FORMAT} {found[file.name].blob} {file.name}" for file in opened], before, begun)
-        content = kept.find(key) if key else None
+                raise Unreadable(f"{file.name}: it was changed since this process started, perhaps after it was loaded")
+        key = cache.key([f"{FORMAT} {found[file.name].blob} {file.name}" for file in opened], before, begun)
+        content = cache.find(key) if key else None
         if content is None:
             content = _content(opened, found)
             after = [State.of(os.fstat(file.fd)) for file in opened]
             if after != before:
                 raise Unreadable("the files changed while they were read")
             if key:
-                kept.keep(key, content)
+                cache.store(key, content)
     return hashlib.sha256("\n".join([*about, content]).encode(errors="surrogatepass")).hexdigest()[:32]
 
 
@@ -94,7 +101,10 @@ def _open(stack: contextlib.ExitStack, name: str, one: Found) -> Opened:
 
 
 def _found(path: Path) -> Found:
-    """The hub's cache names a blob by SHA-256 of its content where it is large, else by git's SHA-1."""
+    """Return a file.
+
+    The hub's cache names large blobs by SHA-256 of their content, others by git's SHA-1.
+    """
     real = path.resolve()
     hubs = path.is_symlink() and real.parent.name == "blobs" and _HUBS.match(real.name)
     return Found(path, real.name if hubs else "")

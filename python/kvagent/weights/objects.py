@@ -1,7 +1,9 @@
-"""Weights in an object store: a digest of what the store says of each object, where its client can be imported.
+"""Weights in an object store: a digest of the store's metadata of each object, if its client can be
+imported.
 
-An ETag or a generation belongs to one content of one object, so the digest survives restarts and is the same on all
-nodes. S3's is the content's MD5, or one of its parts' MD5s, or the encrypted content's.
+An ETag or a generation belongs to one content of one object, so the digest survives restarts and is
+equal on all nodes. S3's ETag is the MD5 of the content, of its parts' MD5s, or of the encrypted
+content.
 """
 
 from __future__ import annotations
@@ -16,37 +18,39 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAX_OBJECTS = 16384  # of one model
-TIMEOUT_S = 5.0  # for each answer of the store
+TIMEOUT_S = 5.0  # timeout of each answer of the store
 TRIES = 2
-SKEW_S = 60.0  # most that the store's clock is taken to be behind this machine's
+SKEW_S = 60.0  # how much the store's clock may lag this machine's
 
 
 def digest(url: str, since_ns: int | None) -> str:
-    """The digest of all objects under a URL like s3://bucket/model. Unreadable: it cannot be had, and why.
+    """Return the digest of all objects under a URL like s3://bucket/model.
 
-    That is so, too, if one of them changed since ``since_ns``: it may have been loaded before.
+    Unreadable: the text says why.
+
+    That includes an object changed since ``since_ns``: an older one may have been loaded.
     """
     scheme, _, rest = url.partition("://")
     bucket, _, prefix = rest.partition("/")
     prefix = prefix.rstrip("/") + "/" if prefix.strip("/") else ""
     listed = {"s3": _s3, "gs": _gs}.get(scheme.lower())
     if listed is None:
-        raise Unreadable(f"{url}: no identity is known of weights in such a store; served are s3:// and gs://")
+        raise Unreadable(f"{url}: weights in such a store have no known identity; supported are s3:// and gs://")
     whole, count = hashlib.sha256(b"objects 1"), 0
     try:
         for name, size, tag, modified_s in sorted(listed(bucket, prefix)):
             if since_ns is not None and (modified_s + SKEW_S) * 1e9 >= since_ns:
-                raise Unreadable(f"{url}: {name} was changed since this process began, perhaps after it was loaded")
+                raise Unreadable(f"{url}: {name} was changed since this process started, perhaps after it was loaded")
             if not tag:
-                raise Unreadable(f"{url}: the store says no ETag of {name}")
+                raise Unreadable(f"{url}: the store has no ETag of {name}")
             whole.update(f"{len(name)} {name} {size} {tag}\n".encode(errors="surrogatepass"))
             count += 1
     except Unreadable:
         raise
-    except Exception as error:  # the store's client is foreign code, whose errors nobody listed
+    except Exception as error:  # the store's client may raise anything
         raise Unreadable(f"{url}: {type(error).__name__}: {error}") from error
     if not count:
-        raise Unreadable(f"{url}: no objects are there")
+        raise Unreadable(f"{url}: no objects found")
     return whole.hexdigest()[:32]
 
 
@@ -69,7 +73,7 @@ def _gs(bucket: str, prefix: str) -> Iterable[tuple[str, int, str, float]]:
     from google.cloud import storage
 
     blobs = storage.Client().list_blobs(bucket, prefix=prefix, timeout=TIMEOUT_S)
-    # CRC32C is of the content, the same wherever it is put; the generation is of this object alone.
+    # CRC32C depends on the content alone; the generation belongs to this object only.
     return _bounded(
         (one.name[len(prefix) :], one.size, f"{one.md5_hash or one.generation} {one.crc32c}", one.updated.timestamp())
         for one in blobs

@@ -1,9 +1,11 @@
-"""What of the files of weights is read for their digest: all of it where that is little, else samples of every tensor.
+"""What is read of weight files for their digest: everything if that is little, else samples of
+every tensor.
 
-Samples of a tensor lie at its head, at its tail, and at one pseudo-random place in each stretch between them: the same
-places in every file of the same structure. SAMPLES * SAMPLE_BYTES are 67 million elements of two bytes, so a change of
-a share f of all elements is missed with probability exp(-67e6 * f). What changes a few rows of one large tensor may be
-missed. Torch's own files (zip) have a checksum of each member in their directory, which is read whole.
+Samples lie at a tensor's head, at its tail, and at one pseudo-random position in each stretch
+between them, equal for all files of the same structure. SAMPLES * SAMPLE_BYTES are 67 million
+elements of two bytes, so a change of a share f of all elements is missed with probability exp(-67e6
+* f). A change of a few rows of one large tensor may be missed. Torch's own files (zip) have a
+checksum of each member in their directory, which is read whole.
 """
 
 from __future__ import annotations
@@ -18,26 +20,29 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-WHOLE_BYTES = 512 << 20  # files of no more than that together are read whole
-WHOLE_FILE_BYTES = 64 << 20  # largest file that is read whole whatever the others are: configuration and code
-SAMPLES = 32768  # of all files together, about
-SAMPLE_BYTES = 4096  # of each: a page
-LEAST_SAMPLES = 3  # of each tensor
-SMALL_BYTES = 16 << 10  # a tensor of no more is read whole
+WHOLE_BYTES = 512 << 20  # files are read whole if their total is at most this
+WHOLE_FILE_BYTES = 64 << 20  # largest file that is always read whole: configuration and code
+SAMPLES = 32768  # of all files together, approximately
+SAMPLE_BYTES = 4096  # of each sample: a page
+LEAST_SAMPLES = 3  # per tensor
+SMALL_BYTES = 16 << 10  # largest tensor that is read whole
 HEADER_BYTES = 32 << 20  # largest header of a safetensors file
 MAX_TENSORS = 1 << 18  # of one file
 DIRECTORY_BYTES = 64 << 20  # largest directory of a zip file
 READERS = 16  # threads
-_PART_BYTES = 4 << 20  # most bytes that a thread reads at once
-_BATCH = 256  # reads that go into one partial digest
+_PART_BYTES = 4 << 20  # most bytes of one read
+_BATCH = 256  # reads per partial digest
 
 
 class Unreadable(ValueError):
-    """A file that is not what its name says, or that changed while it was read. The text says why."""
+    """A file that is not what its name says, or that changed while it was read.
+
+    The text says why.
+    """
 
 
 class Span(NamedTuple):
-    """A run of bytes of a file that has to be sampled: a tensor, or all that is not known better."""
+    """A range of a file to sample: a tensor, or everything of unknown structure."""
 
     offset: int
     bytes: int
@@ -46,7 +51,7 @@ class Span(NamedTuple):
 class Opened(NamedTuple):
     """A file: its name in the model's folder, its descriptor and its size.
 
-    One that is to be read ``whole`` has no element that counts for little: configuration, code.
+    ``whole``: every byte matters (configuration, code), so it is not sampled.
     """
 
     name: str
@@ -56,7 +61,10 @@ class Opened(NamedTuple):
 
 
 def digests(files: Sequence[Opened]) -> list[bytes]:
-    """The digest of each file's content: whole, or of its structure and samples. Unreadable names the file."""
+    """Return the digest of each file: of its content, or of its structure and samples.
+
+    Unreadable names the file.
+    """
     total = sum(file.bytes for file in files)
     reads: list[list[Span]] = []
     for file in files:
@@ -65,7 +73,7 @@ def digests(files: Sequence[Opened]) -> list[bytes]:
         if file.whole or total <= WHOLE_BYTES:
             reads.append(list(_whole(Span(0, file.bytes))))
             continue
-        os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_RANDOM)  # a sample costs one page, not what a disk reads ahead
+        os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_RANDOM)  # a sample costs one page, without the disk's read-ahead
         reads.append([read for span in spans(file) for read in places(span, max(total // SAMPLES, SAMPLE_BYTES))])
     with ThreadPoolExecutor(READERS, "weights") as pool:
         parts = [
@@ -79,7 +87,7 @@ def digests(files: Sequence[Opened]) -> list[bytes]:
 
 
 def spans(file: Opened) -> list[Span]:
-    """What is to be sampled, the structure of the file first."""
+    """Return what is to be sampled, the structure of the file first."""
     if file.name.endswith(".safetensors"):
         return _tensors(file)
     directory = _directory(file)
@@ -87,7 +95,9 @@ def spans(file: Opened) -> list[Span]:
 
 
 def places(span: Span, stretch: int) -> Iterator[Span]:
-    """The samples of a span: one for each ``stretch`` bytes, LEAST_SAMPLES at least; all of it if it is small."""
+    """Yield the samples of a span: one per ``stretch`` bytes, at least LEAST_SAMPLES; all of it if
+    it is small.
+    """
     count = max(-(-span.bytes // stretch), LEAST_SAMPLES)
     if span.bytes <= max(SMALL_BYTES, count * SAMPLE_BYTES):
         yield from _whole(span)
@@ -109,7 +119,7 @@ def _whole(span: Span) -> Iterator[Span]:
 
 
 def _batches(reads: list[Span]) -> Iterator[list[Span]]:
-    """Reads in order, so many together that a thread has something to do and no more than it can hold."""
+    """Yield the reads in order, in batches that a thread can process at once."""
     batch: list[Span] = []
     size = 0
     for read in reads:
@@ -142,9 +152,11 @@ def _bytes(file: Opened, offset: int, size: int) -> bytes:
 
 
 def _tensors(file: Opened) -> list[Span]:
-    """Header and tensors of a safetensors file (huggingface.co/docs/safetensors: u64 length, JSON, data)."""
+    """Return the header and tensors of a safetensors file (huggingface.co/docs/safetensors: u64
+    length, JSON, data).
+    """
     if file.bytes < 8:
-        raise Unreadable(f"{file.name}: {file.bytes} bytes are no safetensors file")
+        raise Unreadable(f"{file.name}: {file.bytes} bytes are not a safetensors file")
     (size,) = struct.unpack("<Q", _bytes(file, 0, 8))
     if size > min(HEADER_BYTES, file.bytes - 8):
         raise Unreadable(
@@ -153,7 +165,7 @@ def _tensors(file: Opened) -> list[Span]:
     try:
         header = json.loads(_bytes(file, 8, size))
     except (ValueError, RecursionError) as error:
-        raise Unreadable(f"{file.name}: its header is no JSON") from error
+        raise Unreadable(f"{file.name}: its header is not JSON") from error
     if not isinstance(header, dict) or len(header) > MAX_TENSORS:
         raise Unreadable(f"{file.name}: its header does not name 0 to {MAX_TENSORS} tensors")
     found = [*_whole(Span(0, 8 + size))]
@@ -177,7 +189,10 @@ _COMMENT_BYTES = 1 << 16  # longest comment after the end record
 
 
 def _directory(file: Opened) -> Span | None:
-    """The central directory of a zip file, which has the CRC of every member. None: it is no zip file."""
+    """Return the central directory of a zip file, which has the CRC of every member.
+
+    None: it is no zip file.
+    """
     if _bytes(file, 0, min(4, file.bytes)) != b"PK\3\4":
         return None
     low = max(file.bytes - _END.size - _COMMENT_BYTES, 0)

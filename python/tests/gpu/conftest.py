@@ -1,4 +1,7 @@
-"""Tests with a GPU, PyTorch and an agent that was built for GPUs. Without one of them they are left out, and say so."""
+"""Tests that need a GPU, PyTorch and an agent built for GPUs.
+
+Without one of them they are skipped, with the reason.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ REQUIRE = "KVAGENT_REQUIRE_GPU"  # set where there is one: then nothing may be l
 
 
 def missing() -> str:
-    """What these tests lack here; empty if nothing."""
+    """Return what these tests lack here; empty if nothing."""
     if importlib.util.find_spec("torch") is None:
         return "this Python has no torch"
     import torch
@@ -42,7 +45,7 @@ def a_gpu() -> None:
 
 @pytest.fixture
 def gpu_agent() -> Iterator[AgentProcess]:
-    """A fresh agent that reaches GPUs."""
+    """A fresh agent that can reach GPUs."""
     with tempfile.TemporaryDirectory(prefix="kvagent-") as folder:
         path = Path(folder) / "run"
         path.mkdir(mode=0o700)

@@ -1,4 +1,4 @@
-"""A played engine whose KV cache is a tensor of PyTorch on the GPU."""
+"""A simulated engine whose KV cache is a PyTorch tensor on the GPU."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvagent.vllm.memory import memory
-from kvagent.vllm.sync import Sync, make_sync
-from tests.played import BLOCK_BYTES, PlayedEngine
+from kvagent.vllm.worker.memory import memory
+from kvagent.vllm.worker.sync import Sync, make_sync
+from tests.simulated import BLOCK_BYTES, SimulatedEngine
 
 if TYPE_CHECKING:
     from kvagent.messages import Region
@@ -17,40 +17,42 @@ DEVICE = "cuda:0"
 CYCLES = 500_000_000  # of a kernel that keeps the stream busy for some tenths of a second
 
 
-class GpuEngine(PlayedEngine):
-    """``late``: each fill comes behind a kernel that takes long, so that a copy that does not wait gets old bytes."""
+class GpuEngine(SimulatedEngine):
+    """``late``: each fill follows a slow kernel, so that a copy that does not wait reads old
+    bytes.
+    """
 
     late = False
 
     def make_memory(self, size: int, *, peer: bool) -> Sync:
-        """The tensor lies behind another one in its allocation."""
+        """Allocate the tensor after another one in its allocation."""
         self.before = torch.zeros(4096, dtype=torch.uint8, device=DEVICE)
         self.tensor = torch.zeros(size // BLOCK_BYTES, BLOCK_BYTES, dtype=torch.uint8, device=DEVICE)
         self.registered = memory({"layer": self.tensor}, [["layer"]], size // BLOCK_BYTES, "fd")
         return make_sync(self.registered.device)
 
     def regions(self) -> list[tuple[Region, int | None]]:
-        """As the connector would register it."""
+        """Return the regions as the connector would register them."""
         return list(self.registered.regions)
 
     def offset(self) -> int:
-        """Where in region 1 the tensor begins."""
+        """Return the tensor's offset in region 1."""
         return self.registered.segments[0][0].offset
 
     def fill(self, request: Any, salt: int) -> None:
-        """Launches kernels that fill its blocks; does not wait for them."""
+        """Launch kernels that fill a request's blocks, without waiting."""
         if self.late:
             torch.cuda._sleep(CYCLES)
         for i, block in enumerate(self.tables[request.request_id]):
             self.tensor[block.block_id] = self._content(salt, i)
 
     def holds(self, request: Any, salt: int, blocks: int) -> bool:
-        """Whether its first blocks are what fill writes for that salt."""
+        """Return whether a request's first blocks hold what ``fill`` writes for that salt."""
         table = self.tables[request.request_id][:blocks]
         return all(bool((self.tensor[b.block_id] == self._content(salt, i)).all()) for i, b in enumerate(table))
 
     def close_memory(self) -> None:
-        """Frees it."""
+        """Free the tensor."""
         self.registered.close()
         del self.tensor, self.before
 

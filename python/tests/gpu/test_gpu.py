@@ -1,4 +1,4 @@
-"""Tensors of PyTorch on a GPU, exported by the connector, saved and loaded by the agent."""
+"""PyTorch tensors on a GPU, exported by the connector, saved and loaded by the agent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from kvagent.messages import RegionKind
 from tests.agent import AgentProcess, eventually
-from tests.played import BLOCK
+from tests.simulated import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,7 +64,7 @@ def test_a_tensor_inside_its_allocation(engines: Callable[[str], Any]) -> None:
 
 
 def test_a_save_waits_for_the_kernels_of_its_step(engines: Callable[[str], Any]) -> None:
-    """They are still queued behind a long one when the job is handed in."""
+    """They are still queued after a slow one when the job is submitted."""
     engine = engines("one")
     engine.late = True
     engine.save("a", "late", 5, 7)
@@ -74,7 +74,9 @@ def test_a_save_waits_for_the_kernels_of_its_step(engines: Callable[[str], Any])
 
 
 def test_a_load_waits_for_the_step_in_flight(engines: Callable[[str], Any]) -> None:
-    """The step in flight still writes to the load's destination, as that of an aborted request may."""
+    """The step in flight still writes to the load's destination, as that of an aborted request
+    may.
+    """
     engine = engines("one")
     engine.save("a", "p", 5, 7)
     request = engine.request("b", "p", 5)
@@ -88,7 +90,9 @@ def test_a_load_waits_for_the_step_in_flight(engines: Callable[[str], Any]) -> N
 
 @pytest.mark.skipif(EXPANDABLE in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""), reason="this is that other process")
 def test_expandable_segments(a_gpu: None) -> None:
-    """The allocator is chosen once in a process: the same tests in another, where memory lies in pieces."""
+    """The same tests in another process, whose allocator uses chunks; a process chooses its
+    allocator once.
+    """
     from tests.gpu.conftest import REQUIRE
 
     done = subprocess.run(

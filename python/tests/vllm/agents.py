@@ -1,4 +1,6 @@
-"""What tests do to agents, and read of them: their figures, a byte of a pool changed, an engine that came back."""
+"""Operations on agents: read their figures, change a byte of a pool, wait for an engine that
+reconnects.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,10 @@ if TYPE_CHECKING:
 
 
 def flip(pid: int, value: bytes) -> None:
-    """Changes a slot's content in the memory of an agent: the first place with 8 such values in a row.
+    """Change a slot's content in the agent's memory: the first place with 8 such consecutive
+    values.
 
-    Of the pool, not of an engine's memory, which the agent maps, too, and where the same values may be left.
+    It searches the pool, not the mapped memory of an engine, which may hold the same values.
     """
     with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
         for line in maps:
@@ -35,18 +38,18 @@ def flip(pid: int, value: bytes) -> None:
 
 
 def figures(agent: AgentProcess) -> str:
-    """What the agent did since its start."""
+    """Return the agent's counters since its start."""
     status = agent.status()
     saved, loaded = status["blocks_saved"], status["blocks_loaded"]
     return f"agent: {saved} blocks saved, {loaded} loaded, {status['lookup_hits']} hits in {status['lookups']} look-ups"
 
 
 def joined(side: Any, workers: Sequence[Any], agent: AgentProcess) -> None:
-    """Waits until all parts of an engine, which saw the last agent go, are at the one that runs now."""
+    """Wait until all parts of an engine, which lost the last agent, are at the running one."""
     session = agent.connect()
     boot = session.boot
     session.close()
-    links = [side._presence._link, *(worker._link for worker in workers)]
+    links = [side._agent._link, *(worker._link for worker in workers)]
 
     def there() -> bool:
         return all(link.current() is not None and link.current().session.boot == boot for link in links)

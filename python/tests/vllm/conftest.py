@@ -1,4 +1,6 @@
-"""Tests with the real vLLM: they are collected only in an environment that has it (scripts/test-vllm)."""
+"""Tests with the real vLLM: they are collected only in an environment that has it
+(scripts/test-vllm).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A model's folder as far as a scheduler needs one."""
+    """A model's folder, as far as a scheduler needs one."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(
@@ -40,7 +42,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def worlds(model: Path, agent: AgentProcess) -> Iterator[Any]:
-    """Makes worlds and closes them."""
+    """Creates worlds and closes them."""
     from tests.vllm.world import World
 
     made: list[World] = []
@@ -65,7 +67,7 @@ def opt(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def reference(opt: Path) -> list[list[int]]:
-    """What the engine says without the connector."""
+    """The engine's output without the connector."""
     from tests.vllm import engine
 
     llm = engine.make_engine(opt, None)
@@ -77,7 +79,7 @@ def reference(opt: Path) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[AgentProcess]:
-    """An agent for all tests of a module; it keeps its pool where it can."""
+    """An agent for all tests of a module; it keeps its pool where possible."""
     from tests.agent import AgentProcess
     from tests.vllm import engine
 

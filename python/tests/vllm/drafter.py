@@ -1,4 +1,4 @@
-"""A drafter that guesses: now as the model says, now not. For vLLM's method ``custom_class``."""
+"""A drafter that is sometimes right and sometimes wrong. For vLLM's method ``custom_class``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 
 class Drafter:
-    """Knows what the model says to the prompts of the tests (``says``), and is wrong in every third token."""
+    """Knows the model's output for the tests' prompts (``says``), and is wrong in every third
+    token.
+    """
 
     says: dict[tuple[int, ...], list[int]] = {}  # noqa: RUF012  filled by the test
     taken: Counter[int] = Counter()  # noqa: RUF012
@@ -17,7 +19,7 @@ class Drafter:
         self._drafts = int(config.speculative_config.num_speculative_tokens)
 
     def load_model(self, model: Any) -> None:
-        """There is none."""
+        """Do nothing: there is no model."""
 
     def propose(self, sampled: list[list[int]], lengths: Any, tokens: Any, **_: Any) -> list[list[int]]:
         self.taken.update(len(one) for one in sampled)

@@ -1,4 +1,4 @@
-"""A real engine on the CPU: a tiny OPT of random weights, and a process of its own for a second one."""
+"""A real engine on the CPU: a tiny OPT with random weights, and a process for a second one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ LAYERS, HIDDEN, VOCABULARY = 2, 64, 512
 
 
 def write_model(folder: Path, ffn: int = 128, seed: int = 5) -> Path:
-    """Random weights, large enough that outputs depend on the prompt (load_format=dummy gives zeros)."""
+    """Write random weights, large enough that outputs depend on the prompt (load_format=dummy gives
+    zeros).
+    """
     import torch
     from safetensors.torch import save_file
 
@@ -55,9 +57,10 @@ _NORMS = ("self_attn_layer_norm", "final_layer_norm")
 
 
 def make_engine(model: Path, socket_dir: str | None, **more: Any) -> Any:
-    """A vllm.LLM, with the connector if there is a socket directory; ``options`` are the connector's.
+    """Return a vllm.LLM, with the connector if there is a socket directory; ``options`` are the
+    connector's.
 
-    Its weights do not change unless the options say so: each reset is one of the cache alone.
+    Its weights do not change unless the options say so: each reset concerns the cache alone.
     """
     from vllm import LLM
     from vllm.config import KVTransferConfig
@@ -92,7 +95,7 @@ def generate(engine: Any, prompts: list[list[int]], tokens: int = 24) -> list[li
 
 
 def _prompts() -> list[list[int]]:
-    """Six, two of which share a head."""
+    """Return six prompts, two of which share a prefix."""
     head = [(i * 37) % 450 + 10 for i in range(160)]
     return [head + [20 + i] * (20 + i) for i in range(2)] + [
         [(i * (7 + n)) % 450 + 10 for i in range(100 + 50 * n)] for n in range(4)
@@ -104,14 +107,16 @@ WHOLE_BLOCKS = sum((len(p) - 1) // BLOCK for p in PROMPTS)
 
 
 def sides(llm: Any) -> tuple[Any, Any]:
-    """The connector's sides of an engine in this process: the scheduler's, and its only worker's."""
+    """Return the connector's sides of an engine in this process: the scheduler's, and its only
+    worker's.
+    """
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     return llm.llm_engine.engine_core.engine_core.scheduler.connector._scheduler, get_kv_transfer_group()._worker
 
 
 def settle(llm: Any) -> None:
-    """Has an engine without requests step until it has heard of its last saves: a reset would revoke them."""
+    """Step an idle engine until its last saves are reported: a reset would revoke them."""
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
 
     def heard() -> bool:
@@ -122,7 +127,7 @@ def settle(llm: Any) -> None:
 
 
 def keeps_its_pool() -> bool:
-    """Whether the agent can keep its pool beyond its end."""
+    """Return whether the agent can keep its pool when it ends."""
     run = subprocess.run([str(BINARY), "serve", "--help"], check=True, capture_output=True, text=True, timeout=60)
     return "--dram-path" in run.stdout
 

@@ -1,8 +1,8 @@
-"""A fake GPU that knows what every slot of the KV cache must hold.
+"""A fake GPU that knows the right content of every slot of the KV cache.
 
-It writes f(weights, prefix, position, layer, rank) into the slots of the tokens that a step computes, and checks all
-earlier positions of the same request, through the block table of that step. Draft tokens get something else where they
-are to be rejected.
+It writes f(weights, prefix, position, layer, rank) into the slots of the tokens that a step
+computes, and checks all earlier positions of the same request through the block table of that step.
+Rejected draft tokens get other values.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Any
 import torch
 
 PRIME = 16_777_213  # the greatest below 2**24: a float32 holds every number below it
-SPARE = 64  # tokens behind a request's last: steps under way compute them before its end is known
+SPARE = 64  # tokens after a request's last: steps in flight compute them before its end is known
 REJECTED = 3.5  # no f is a fraction
 
 
 @dataclass(eq=False)
 class Sequence:
-    """A request as the GPU knows it: all its tokens, to come ones too, and the rolling hash of each prefix.
+    """A request as the GPU knows it: all its tokens, including future ones, and the rolling hash of
+    each prefix.
 
     ``kind`` is what else its KV depends on, such as a salt.
     """
@@ -46,7 +47,9 @@ class Part:
 
     name: str
     begin: int
-    """Its first position, as the scheduler knows it: with draft tokens under way it may be too far."""
+    """Its first position, as the scheduler knows it: with draft tokens under way it may be too
+    far.
+    """
     scheduled: int
     drafts: int
     tables: tuple[list[int], ...]
@@ -56,7 +59,7 @@ class Part:
 
 
 class Gpu:
-    """See the module. Ranks have caches of their own."""
+    """The GPU. Each rank has its own caches."""
 
     def __init__(self, kv: Any, caches: list[dict[str, Any]]) -> None:
         self.kv = kv
@@ -69,7 +72,7 @@ class Gpu:
         self._at: dict[str, int] = {}
 
     def run(self, part: Part) -> list[int]:
-        """Computes a part; gives the tokens that come out."""
+        """Compute a part; return the output tokens."""
         sequence = self.sequences[part.name]
         begin = part.begin if part.fresh else self._at[part.name]
         known = begin + part.scheduled - part.drafts

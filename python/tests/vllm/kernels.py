@@ -1,7 +1,10 @@
-"""Stand-ins in torch for the C++ kernels that vLLM's CPU backend needs, which its CUDA wheel lacks. For tests alone.
+"""Stand-ins in torch for the C++ kernels that vLLM's CPU backend needs, which its CUDA wheel lacks.
 
-The engine around them is the real one: LLM, EngineCore, the scheduler, CPUWorker, CPUModelRunner. What they compute is
-plain attention over the paged KV cache; each function's arguments are those of vLLM's op of the same name.
+For tests only.
+
+The engine around them is the real one: LLM, EngineCore, the scheduler, CPUWorker, CPUModelRunner.
+They compute plain attention over the paged KV cache; each function's arguments are those of vLLM's
+op of the same name.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ _SEEN: list[bool] = []
 
 
 def install() -> None:
-    """Puts them where vLLM looks for its ops. A second call does nothing."""
+    """Install the stand-ins where vLLM looks for its ops. Repeated calls do nothing."""
     if _SEEN:
         return
     _SEEN.append(True)
@@ -28,7 +31,7 @@ def install() -> None:
 
 
 def init_cpu_memory_env(nodes: Any) -> None:
-    """Binds memory to NUMA nodes; here it does not matter."""
+    """Do nothing: vLLM binds memory to NUMA nodes here."""
 
 
 def get_scheduler_metadata(*_: Any) -> torch.Tensor:
@@ -82,7 +85,7 @@ def greedy_argmax(logits: torch.Tensor) -> torch.Tensor:
 
 
 def fused_gumbel_argmax(logits: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
-    """Of one token where all others are ruled out (top_k=1), as the tests have it: no noise is needed."""
+    """Return the only token that is not excluded (top_k=1), as in the tests: no noise is needed."""
     assert bool((torch.isfinite(logits).sum(-1) == 1).all()), "the tests leave nothing to chance"
     return logits.argmax(dim=-1).view(-1)
 
@@ -91,7 +94,9 @@ def rejection_greedy_sample_kernel_impl(
     output: torch.Tensor, ends: torch.Tensor, drafts: torch.Tensor, best: torch.Tensor, bonus: torch.Tensor,
     greedy: torch.Tensor | None, most: int,
 ) -> None:  # fmt: skip
-    """Keeps of each request's drafts those that the model says itself, then what it says instead, or the bonus."""
+    """Accept each request's drafts that match the model's output, then its own token or the
+    bonus.
+    """
     begin = 0
     for row, end in enumerate(ends.tolist()):
         if greedy is None or bool(greedy[row]):

@@ -1,7 +1,7 @@
-"""An engine in a process of its own that does what it reads: its weights can change while it runs.
+"""An engine in its own process that executes commands: its weights can change while it runs.
 
-MODEL SOCKET_DIR OPTIONS, and on stdin lines of JSON, a name and arguments each. It answers each by a line of JSON that
-begins with "=". With "-" for the socket directory it has no connector.
+Arguments: MODEL SOCKET_DIR OPTIONS. Each line on stdin is JSON, a name and arguments; the answer is
+a line of JSON that begins with "=". With "-" as the socket directory it has no connector.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ START_S = 120.0  # for an engine to be registered at its agent
 
 
 class Commands:
-    """What can be asked for, by name."""
+    """The commands, by name."""
 
     def __init__(self, llm: Any, socket_dir: str) -> None:
         self._llm = llm
@@ -32,7 +32,7 @@ class Commands:
         self._path = Path(socket_dir) / "session.sock"
 
     def says(self, prompts: list[list[int]]) -> list[list[int]]:
-        """What the model says to prompts, of which the engine's own cache has nothing."""
+        """Return the model's output for prompts of which the engine's own cache has nothing."""
         if self._connected:
             eventually(self._there, "an engine that is registered", START_S)
         assert self._llm.reset_prefix_cache()
@@ -42,31 +42,33 @@ class Commands:
         return said
 
     def _there(self) -> bool:
-        """Whether scheduler and worker are at the agent that runs now, after a prompt that fills no block."""
+        """Return whether scheduler and worker are at the running agent, after a prompt that fills
+        no block.
+        """
         real.generate(self._llm, [[5, 6, 7]], 1)
         side, worker = real.sides(self._llm)
         attached = worker._link.current()
-        if side._presence.session is None or attached is None:
+        if side._agent.session is None or attached is None:
             return False
         asked = Session.connect(self._path, START_S)
         asked.close()
-        return bool(side._presence.session.boot == attached.session.boot == asked.boot)
+        return bool(side._agent.session.boot == attached.session.boot == asked.boot)
 
     def update(self, model: str) -> None:
-        """Other weights, in place: the engine is not told to forget anything."""
+        """Change the weights in place, without a reset."""
         self._llm.collective_rpc("reload_weights", kwargs={"weights_path": model})
 
     def reset(self) -> bool:
-        """Resets the caches, the connector's too."""
+        """Reset the caches, including the connector's."""
         return bool(self._llm.reset_prefix_cache(reset_connector=True))
 
     def name(self, version: str) -> None:
-        """Says which weights are in place."""
+        """Name the weights in place."""
         self._llm.update_weight_version(version)
 
 
 class Serving:
-    """Such a process, as its test sees it."""
+    """Such a process, on the test's side."""
 
     def __init__(self, model: Path, socket_dir: Path | None, **options: Any) -> None:
         environment = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
@@ -77,7 +79,7 @@ class Serving:
         )  # fmt: skip
 
     def ask(self, name: str, *arguments: object) -> Any:
-        """Has a command done. Gives its answer."""
+        """Execute a command and return its answer."""
         self.begin(name, *arguments)
         return self.end()
 
@@ -99,7 +101,7 @@ class Serving:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """As the module says."""
+    """Run the engine."""
     model, socket_dir, options = arguments
     llm = real.make_engine(Path(model), None if socket_dir == "-" else socket_dir, options=json.loads(options))
     commands = Commands(llm, socket_dir)

@@ -1,4 +1,4 @@
-"""What vLLM is configured with in the tests: a model of four layers, one KV cache group or two."""
+"""The vLLM configuration of the tests: a model of four layers, with one KV cache group or two."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def vllm_config(
     config.scheduler_config.disable_hybrid_kv_cache_manager = False
     config.parallel_config.tensor_parallel_size = ranks
     config.parallel_config.world_size = ranks
-    if drafts:  # behind the other checks: async scheduling wants a drafter that runs on the GPU
+    if drafts:  # after the other checks: async scheduling wants a drafter on the GPU
         config.speculative_config = SpeculativeConfig(
             method="ngram", num_speculative_tokens=drafts, prompt_lookup_min=1, prompt_lookup_max=3,
             target_model_config=model_config, target_parallel_config=config.parallel_config,
@@ -57,7 +57,10 @@ def vllm_config(
 
 
 def kv_cache_config(config: VllmConfig, blocks: int, window: int, scale: int) -> Any:
-    """With a window, every second layer has it. Blocks of the other layers have ``scale`` times as many tokens."""
+    """Return the configuration. With a window, every second layer has it.
+
+    Blocks of the other layers have ``scale`` times as many tokens.
+    """
     full = FullAttentionSpec(block_size=BLOCK * scale, num_kv_heads=HEADS, head_size=HEAD, dtype=torch.float32)
     specs: dict[str, Any] = {f"model.layers.{i}.attn": full for i in range(LAYERS)}
     if window:

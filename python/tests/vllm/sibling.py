@@ -1,4 +1,6 @@
-"""Another connector beside this one under MultiConnector: it stores nothing, and greets as connectors of peers do."""
+"""Another connector beside this one under MultiConnector: it stores nothing, and sends handshakes
+like P2P connectors.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 @dataclass
 class Greeting(KVConnectorHandshakeMetadata):
-    """What its workers say at the start; NIXL's refuses anything else, as this one does."""
+    """Its workers' handshake; like NIXL's connector, it refuses any other."""
 
 
 class Sibling(KVConnectorBase_V1, SupportsHMA):

@@ -1,7 +1,9 @@
-"""An engine in a process of its own whose requests come, are aborted and forgotten by chance, until it is told to end.
+"""An engine in its own process whose requests arrive, are aborted and reset at random, until it is
+told to end.
 
-MODEL SOCKET_DIR SEED, and on stdin a line of JSON: what the model says to PROMPTS. It prints "ready", goes on until it
-reads another line, lets what it has come to its end, and prints what it saw as JSON.
+Arguments: MODEL SOCKET_DIR SEED; on stdin a line of JSON with the model's outputs for PROMPTS. It
+prints "ready", runs until it reads another line, finishes its requests, and prints what it saw as
+JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ END_S = 60.0  # for what is left to come back, with an agent that runs
 
 
 class Storm:
-    """See the module."""
+    """The engine and its requests."""
 
     def __init__(self, llm: Any, said: list[list[int]], seed: int) -> None:
         self._llm, self._said, self._dice = llm, said, random.Random(seed)
@@ -36,7 +38,7 @@ class Storm:
         self.wrong: list[str] = []
 
     def step(self, *, more: bool) -> None:
-        """A step; with ``more`` requests may come and go."""
+        """Run a step; with ``more``, requests may arrive and end."""
         if more and len(self._asked) < LIVE and self._dice.random() < 0.5:
             self._ask()
         if more and self._asked and self._dice.random() < ABORTED:
@@ -68,9 +70,10 @@ class Storm:
             del self._asked[name]
 
     def _forget(self) -> None:
-        """Those that run begin again. From one that waits for its load, or for room then, vLLM can take nothing.
+        """Reset the cache; running requests restart.
 
-        Nor can it take what a load still holds that was given up: a stopped agent may write to it.
+        vLLM cannot reset while a request waits for its load, or for free blocks after it, nor while
+        a load that was given up holds blocks: a stopped agent may write to them.
         """
         scheduler = self._llm.llm_engine.engine_core.engine_core.scheduler
         side, _ = real.sides(self._llm)
@@ -83,13 +86,13 @@ class Storm:
             self.wrong.append(f"prompt {prompt}, {tokens} tokens: {list(result.outputs[0].token_ids)}")
 
     def until(self, shown: Callable[[], object]) -> None:
-        """Goes on, with an agent that runs, until what the storm is for has come about here too."""
+        """Continue, with a running agent, until the storm has seen what it is for."""
         deadline = time.monotonic() + END_S
         while not shown() and time.monotonic() < deadline:
             self.step(more=True)
 
     def end(self) -> None:
-        """Until nothing is left."""
+        """Finish all requests."""
         deadline = time.monotonic() + END_S
         core = self._llm.llm_engine.engine_core.engine_core
         while (self._asked or core.scheduler.has_requests()) and time.monotonic() < deadline:
@@ -97,7 +100,7 @@ class Storm:
 
 
 def main(model: str, socket_dir: str, seed: int) -> None:
-    """As the module says."""
+    """Run the storm."""
     said = json.loads(sys.stdin.readline())
     llm = real.make_engine(Path(model), socket_dir, deadline_ms=300, age_ms=500)
     storm = Storm(llm, said, seed)

@@ -1,4 +1,4 @@
-"""The connector under the real schedulers and drivers, with a live agent."""
+"""The connector in the real schedulers and drivers, with a running agent."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def test_the_plugin_makes_the_name_known(model: Path, agent: AgentProcess) -> No
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_as_a_child_of_multi_connector(worlds: Any, agent: AgentProcess, beside: bool) -> None:
-    """Also beside a connector whose workers greet: MultiConnector hands what the first of them says to all."""
-    from kvagent.vllm import plugin
+    """Also beside a connector with handshakes: MultiConnector passes the first one's to all."""
+    import kvagent.vllm
 
-    plugin.register()
+    kvagent.vllm.register()
     sibling = {"kv_connector": "Sibling", "kv_connector_module_path": "tests.vllm.sibling", "kv_role": "kv_both"}
     patient = {"lookup_age_ms": 10_000, "lookup_wait_ms": 100, "start_wait_ms": 20_000}
     options = {"socket_dir": str(agent.folder), "min_load_tokens": BLOCK, "pin_percent": 25} | patient
@@ -100,7 +100,8 @@ def test_every_layout(worlds: Any, agent: AgentProcess, layout: str) -> None:
 def test_ranks_and_groups_and_hashes_of_half_a_block(
     worlds: Any, agent: AgentProcess, ranks: int, window: int, scale: int
 ) -> None:
-    # Blocks behind the window are given back while they wait to be saved, so there must be room for all at once.
+    # Blocks that left the window are freed while they wait to be saved, so there must be room for
+    # all at once.
     world = worlds(ranks=ranks, window=window, scale=scale, extra={"pin_percent": 40})
     if window and not world.side._whole_failures:
         pytest.skip("vLLM 0.29 cannot be told that a load of several groups failed: such models save, and do not load")
@@ -171,7 +172,7 @@ def test_roles(worlds: Any, agent: AgentProcess, more: dict[str, Any], saved: bo
 def test_a_policy_by_which_requests_fail_is_warned_about(
     worlds: Any, caplog: pytest.LogCaptureFixture, policy: str
 ) -> None:
-    """``fail`` is vLLM's own default."""
+    """``fail`` is vLLM's default."""
     with caplog.at_level(logging.WARNING, "kvagent.vllm"):
         worlds(transfer={"kv_load_failure_policy": policy})
     said = [record.message for record in caplog.records if "kv_load_failure_policy" in record.message]

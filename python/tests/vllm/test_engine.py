@@ -1,7 +1,8 @@
-"""The real engine: what it says with blocks from the agent is what it says when it computes everything itself.
+"""The real engine: its output with blocks from the agent equals its output when it computes
+everything.
 
-One engine lives through all of it. What is to happen in the middle of a load, or of an answer, is hung into the
-worker's calls; a load that was handed in waits for the end of the step, so that it is under way is certain.
+One engine serves all tests. Events in the middle of a load or an answer are triggered from the
+worker's calls; a submitted load waits for the end of the step, so it is certainly in flight.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ class Alive:
         return said
 
     def forget(self) -> None:
-        """The engine forgets what it has; a load that was given up holds its blocks until its fence."""
+        """Reset the engine's cache; a load that was given up holds its blocks until its fence."""
         eventually(self.llm.reset_prefix_cache, "an engine without blocks")
 
     def fill(self, reference: list[list[int]]) -> None:
-        """The agent has all prompts, the engine has nothing."""
+        """Store all prompts in the agent, and reset the engine."""
         agents.joined(self.side, [self.worker], self.agent)
         for _ in range(2):
             assert self.says() == reference
@@ -58,7 +59,10 @@ class Alive:
             self.forget()
 
     def once(self, call: str, condition: Callable[[Any], bool], act: Callable[[], None]) -> list[str]:
-        """Has act called behind a call of the worker with a plan that meets the condition. Gives what happened."""
+        """Call ``act`` once, after a call of the worker with a plan that meets the condition.
+
+        Return its result.
+        """
         happened: list[str] = []
         method = getattr(self.worker, call)
 
@@ -72,7 +76,7 @@ class Alive:
         return happened
 
     def never(self) -> None:
-        """Takes back what once hung in."""
+        """Undo ``once``."""
         for call in ("start", "end"):
             self.worker.__dict__.pop(call, None)
 
@@ -102,7 +106,10 @@ def test_cold_and_warm(alive: Alive, reference: list[list[int]]) -> None:
 def test_a_second_engine_whose_core_is_a_process_of_its_own(
     alive: Alive, reference: list[list[int]], opt: Path, tmp_path: Path
 ) -> None:
-    """Scheduler and worker are in one process there, LLM in another. It loads what the first engine saved."""
+    """Scheduler and worker share a process, LLM has another.
+
+    It loads what the first engine saved.
+    """
     alive.fill(reference)
     before = int(alive.agent.status()["blocks_loaded"])
     # The stand-ins come to the other process as the connector does, by an entry point.
@@ -129,7 +136,7 @@ def test_a_second_engine_whose_core_is_a_process_of_its_own(
 def test_an_agent_that_goes_in_the_middle(alive: Alive, reference: list[list[int]], when: str, how: str) -> None:
     alive.fill(reference)
     steps = iter(range(1 << 30))
-    client = alive.side._presence.asker._client
+    client = alive.side._agent.lookups._client
     deadline_s, alive.side._loads._deadline_s = alive.side._loads._deadline_s, 0.3
     age_s, client.timeout_s = client.timeout_s, 0.5
     go = getattr(alive.agent, how)

@@ -1,4 +1,6 @@
-"""Real engines of two checkpoints at the same path, one after the other, that differ in the middle of a file."""
+"""Real engines of two checkpoints at the same path, one after the other, that differ in the middle
+of a file.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def engine(model: Path, socket_dir: str | None) -> Iterator[Any]:
 
 
 def tune(base: Path, folder: Path) -> Path:
-    """A fine-tune of an MLP: another checkpoint of the same size, shapes and times, with the same head and tail."""
+    """Fine-tune an MLP: another checkpoint of the same size, shapes and times, with the same head
+    and tail.
+    """
     from safetensors.torch import load_file, save_file
 
     real.write_model(folder, WIDE)
@@ -54,7 +58,7 @@ def same_times(path: Path, like: Path) -> None:
 
 
 def pairs(llm: Any) -> tuple[dict[str, str], dict[str, str]]:
-    """The identities of both roles."""
+    """Return the identities of both roles."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler.connector
@@ -64,7 +68,9 @@ def pairs(llm: Any) -> tuple[dict[str, str], dict[str, str]]:
 def test_checkpoints_at_one_path_that_differ_in_the_middle(
     opt: Path, node: AgentProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The link is turned; then the file is overwritten in place, and its time put back: equal weights share again."""
+    """The link is changed; then the file is overwritten in place, with its old time: equal weights
+    share again.
+    """
     monkeypatch.setattr(samples, "WHOLE_BYTES", 0)  # as if they were large
     base = real.write_model(tmp_path / "base", WIDE)
     tuned = tune(base, tmp_path / "tuned")

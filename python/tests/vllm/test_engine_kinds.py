@@ -1,6 +1,6 @@
-"""Real engines of other kinds: with drafts, with chunks of prompts, without vLLM's prefix cache, of other block sizes.
+"""Real engines of other kinds: with drafts, chunked prompts, no prefix cache, other block sizes.
 
-Each says cold and warm what an engine without the connector says, and loads what it saved.
+Cold and warm, each has the output of an engine without the connector, and loads what it saved.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def grew(agent: AgentProcess, what: str, before: dict[str, Any]) -> int:
 
 
 def at_rest(llm: Any) -> None:
-    """The engine has no request, and nothing of it is pinned; one without a prefix cache has all its blocks."""
+    """Return whether the engine is idle with nothing pinned; one without a prefix cache has all its
+    blocks free.
+    """
     side, worker = real.sides(llm)
     real.settle(llm)
     assert not worker.busy()
@@ -115,7 +117,7 @@ def test_requests_of_all_kinds(opt: Path, node: AgentProcess, reference: list[li
 
 
 def test_a_producer_and_a_consumer(opt: Path, node: AgentProcess, reference: list[list[int]]) -> None:
-    size = {"block_size": 96}  # nobody else's blocks
+    size = {"block_size": 96}  # no other engine's blocks
     before = node.status()
     with engine(opt, node, kv_role="kv_producer", **size) as producer:
         assert real.generate(producer, PROMPTS) == reference

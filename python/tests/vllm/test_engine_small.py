@@ -1,4 +1,6 @@
-"""The real engine with too few blocks: requests are preempted, while their blocks are being saved and loaded."""
+"""The real engine with too few blocks: requests are preempted while their blocks are saved and
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def test_too_few_blocks(opt: Path, node: AgentProcess, reference: list[list[int]
             assert real.generate(llm, PROMPTS) == reference
             real.settle(llm)
             rounds += 1
-            # Requests that wait for answers of different length crowd nobody out: then all is cold once more.
+            # Requests with answers of different length do not crowd each other out: the reset makes
+            # all cold again.
             llm.reset_prefix_cache(reset_connector=rounds >= ROUNDS and not preempted)
         print(f"{len(preempted)} preemptions; {figures(node)}; {side.counted()}")
         assert preempted

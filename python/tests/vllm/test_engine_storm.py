@@ -1,4 +1,6 @@
-"""Two real engines share an agent that is killed and stopped, while their requests come and are aborted."""
+"""Two real engines share an agent that is killed and stopped, while their requests arrive and are
+aborted.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,7 @@ def test_kills_and_freezes_while_two_engines_share(opt: Path, node: AgentProcess
 
 
 def blow(agent: AgentProcess, dice: random.Random) -> None:
-    """Kills the agent and starts it again, or stops it for a while."""
+    """Kill the agent and restart it, or stop it for a while."""
     time.sleep(dice.uniform(*REST_S))
     if dice.random() < 0.5:
         agent.kill()
@@ -83,7 +85,7 @@ def say(engine: subprocess.Popen[str], line: str) -> None:
 
 
 def hear(engine: subprocess.Popen[str], begins: str) -> str:
-    """The next line that begins so."""
+    """Return the next line with this prefix."""
     assert engine.stdout is not None
     for line in engine.stdout:
         if line.startswith(begins):

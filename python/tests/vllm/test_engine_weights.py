@@ -1,4 +1,6 @@
-"""Real engines whose weights change in place, beside others that have the old ones: what they say is always right."""
+"""Real engines whose weights change in place, beside others with the old ones: their output is
+always right.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,16 @@ def serving(opt: Path, node: AgentProcess) -> Iterator[Callable[..., Serving]]:
 
 
 class Told:
-    """What the agent did for the engine that acts: one does at a time."""
+    """The agent's work for the acting engine: only one acts at a time."""
 
     def __init__(self, agent: AgentProcess) -> None:
         self._agent = agent
 
     def says(self, engine: Serving, prompts: list[list[int]]) -> tuple[list[list[int]], int]:
-        """What it says, and the blocks that came from the agent. What it saves is stored when this returns."""
+        """Return the output, and the number of blocks from the agent.
+
+        Its saves are stored on return.
+        """
         before = int(self._agent.status()["blocks_loaded"])
         said = engine.ask("says", prompts)
         return said, int(self._agent.status()["blocks_loaded"]) - before
@@ -50,7 +55,10 @@ class Told:
 def test_an_engine_updated_in_place_beside_others(
     serving: Callable[..., Serving], opt: Path, node: AgentProcess, reference: list[list[int]]
 ) -> None:
-    """By vLLM's own reload and reset. One keeps the base weights, and a fresh one starts from their files later."""
+    """By vLLM's own reload and reset.
+
+    One engine keeps the base weights; a fresh one starts from their files later.
+    """
     updated_files = real.write_model(opt.with_name("updated"), seed=6)
     updated, other = serving(), serving(weights_fixed=True)
     alone = serving(model=updated_files, connected=False)

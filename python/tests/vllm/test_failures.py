@@ -1,4 +1,6 @@
-"""What goes wrong: agents that go, freeze and come, loads that fail or are late, requests that are taken back."""
+"""Failures: agents that end, freeze and restart, loads that fail or are late, requests that are
+preempted.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.vllm import kept
 from kvagent.vllm.plan import StepPlan
+from kvagent.vllm.worker import memory as worker_memory
 from tests.agent import AgentProcess, eventually
 from tests.vllm.agents import flip
 from tests.vllm.gpu import PRIME
@@ -26,7 +28,7 @@ RANKS_AND_WINDOWS = [(1, 0), (2, 0), (1, 40), (2, 40)]
 
 
 def cold(worlds: Callable[..., World], **more: Any) -> World:
-    """A world whose engine has forgotten what it saved."""
+    """Return a world whose engine has reset its cache after saving."""
     world = worlds(extra={"pin_percent": 40} | more.pop("extra", {}), **more)
     world.add("cold", PROMPT, 10)
     world.run()
@@ -37,7 +39,7 @@ def cold(worlds: Callable[..., World], **more: Any) -> World:
 
 
 def launch_load(world: World) -> None:
-    """Launches steps until one has a load, which waits for that step to end."""
+    """Launch steps until one has a load, which waits for that step to end."""
     world.launch()
     while not world.side.counts.loads:
         one_step(world)
@@ -50,13 +52,15 @@ def one_step(world: World) -> World:
 
 
 def alone(world: World) -> bool:
-    """Whether an engine has noticed, behind a step more, that its agent is gone."""
-    links = [world.side._presence._link, *(worker._worker._link for worker in one_step(world).workers)]
+    """Run another step. Return whether an engine has noticed that its agent is gone."""
+    links = [world.side._agent._link, *(worker._worker._link for worker in one_step(world).workers)]
     return all(link.current() is None for link in links)
 
 
 def spoil(world: World, agent: AgentProcess, position: int, rank: int) -> None:
-    """Changes in the agent's pool what the cold request left at a position, in the first layer of a rank."""
+    """Change what the cold request stored at a position in the agent's pool, in the first layer of
+    a rank.
+    """
     value = (world.sequences["cold"].hashes[position] * 7 + rank * 29) % PRIME
     flip(agent.process.pid, struct.pack("<f", value))
 
@@ -90,7 +94,9 @@ def test_a_load_that_fails_in_one_rank_is_computed_and_not_promised_again(
 def test_a_request_that_fails_with_its_load_leaves_nothing(
     worlds: Any, agent: AgentProcess, ranks: int, window: int
 ) -> None:
-    """By vLLM's own policy, ``fail``: it ends before its connector hears what became of the load."""
+    """With vLLM's default policy, ``fail``, it ends before its connector learns of the load's
+    outcome.
+    """
     world = cold(worlds, ranks=ranks, window=window, transfer={"kv_load_failure_policy": "fail"})
     spoil(world, agent, 20, 0)
     world.add("warm", PROMPT, 10)
@@ -115,10 +121,11 @@ def test_a_load_that_a_frozen_agent_keeps_is_given_up_and_its_blocks_stay_pinned
         assert world.outputs["warm"] == world.outputs["cold"]
         assert world.side.counts.loads_late == 1
         assert world.side.blocks.loading == pinned, "a frozen agent may still write"
-        assert world.scheduler.has_requests(), "nobody would wait for the fence"
+        assert world.scheduler.has_requests(), "the fence would not be awaited"
         for rank in range(ranks):
             assert world.told[rank]["warm"] == 1
-            # Never only some of its blocks: where it cannot be told as a whole (0.29), from its first block on.
+            # Never only some of its blocks: where it cannot be told as a whole (0.29), from its
+            # first block on.
             assert world.failed[rank]["warm"] == world.side._whole_failures
             assert len(world.invalid[rank]) == (0 if world.side._whole_failures else 96 // BLOCK)
     finally:
@@ -162,7 +169,7 @@ def test_what_was_promised_and_is_stale_is_computed(worlds: Any, agent: AgentPro
     world = cold(worlds)
     world.add("warm", PROMPT, 10)
     launch_load(world)
-    world.side._presence.session.reset()  # what was promised is stale before the load begins
+    world.side._agent.session.reset()  # what was promised is stale before the load begins
     world.run()
     assert world.outputs["warm"] == world.outputs["cold"]
     assert world.side.counts.loads_failed == 1
@@ -224,13 +231,13 @@ def test_pins_go_when_the_prefix_cache_is_reset(worlds: Any, agent: AgentProcess
 def test_pins_of_saves_go_when_the_agent_stands_still(
     worlds: Any, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvagent.vllm.saves.HOLD_S", 600.0)
+    monkeypatch.setattr("kvagent.vllm.scheduler.saves.HOLD_S", 600.0)
     world = worlds(extra=UNANSWERED)
     agent.freeze()
     try:
         world.add("cold", PROMPT, 4)
         with monkeypatch.context() as unseen:
-            unseen.setattr("kvagent.vllm.pulse.ASK_S", math.inf)
+            unseen.setattr("kvagent.vllm.scheduler.agent_session.ASK_S", math.inf)
             while world.scheduler.requests:
                 world.step()
         assert world.side.blocks.saving == 100 // BLOCK
@@ -246,19 +253,19 @@ def test_pins_of_saves_go_when_the_agent_stands_still(
 
 
 def test_a_reset_while_the_agent_was_restarted_is_not_missed(worlds: Any, agent: AgentProcess) -> None:
-    """Both lives of the agent count resets from the start, so its number tells nothing: it was one here, and there."""
+    """Both runs of the agent count resets from their start, so equal numbers prove nothing."""
     first, other = (worlds(extra={"weights_fixed": True}) for _ in range(2))
     first.add("old", PROMPT, 4)
     first.run()
     one_step(other)  # it takes its session up
     assert other.scheduler.reset_prefix_cache(reset_connector=True)
-    eventually(lambda: one_step(first).side._presence._epoch == 2, "the reset")
+    eventually(lambda: one_step(first).side._agent._epoch == 2, "the reset")
     first.settle()
     assert first.scheduler.reset_prefix_cache()
     first.add("cold", PROMPT, 4)
     first.run()
     assert agent.status()["blocks_stored"] == 100 // BLOCK
-    link = first.side._presence._link
+    link = first.side._agent._link
     path, link._path = link._path, Path("/nowhere")
     agent.kill()
     eventually(lambda: alone(first) and alone(other), "engines that saw the agent go")
@@ -302,7 +309,7 @@ def test_a_killed_agent_costs_a_miss_and_the_next_one_fills_again(worlds: Any, a
 
 
 def test_a_load_waits_for_the_step_in_flight(worlds: Any, agent: AgentProcess) -> None:
-    """Blocks that a load is to fill may still be written by the step whose request was aborted just before."""
+    """The step whose request was just aborted may still write to blocks that a load is to fill."""
     world = worlds()
     world.add("cold", PROMPT, 10)
     world.run()
@@ -348,8 +355,8 @@ def test_a_new_agent_is_given_what_a_running_request_has(worlds: Any, agent: Age
 def test_memory_is_kept_where_no_fence_came_in_time(
     worlds: Callable[..., World], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, caplog: Any, shut: bool
 ) -> None:
-    """A deadline is no fence: an agent that stands still may still touch the KV caches when it goes on."""
-    monkeypatch.setattr("kvagent.vllm.worker.DRAIN_S", 0.05)
+    """A deadline is no fence: a stopped agent may still access the KV caches when it continues."""
+    monkeypatch.setattr("kvagent.vllm.worker.side.DRAIN_S", 0.05)
     world = worlds()
     world.add("cold", PROMPT, 10)
     world.run()
@@ -366,16 +373,16 @@ def test_memory_is_kept_where_no_fence_came_in_time(
             worker.unregister_kv_caches()
         assert not sessions(), "a session was closed, which tells the agent that its end is no fence any more"
         assert closed == [], "memory was given up without a fence"
-        (one,) = kept._kept
+        (one,) = worker_memory._retained
         assert one.worker is side
         assert one.memory[1] is memory
         assert one.memory[0] == caches
-        assert kept.let_go() == 1
+        assert worker_memory.release_fenced() == 1
         assert "kept until it does" in caplog.text
     finally:
         agent.thaw()
     if shut:
-        kept._kept.clear()
+        worker_memory._retained.clear()
         worker._worker = side  # for the world's own end
         side.leave()
         worker._worker = None
@@ -384,7 +391,7 @@ def test_memory_is_kept_where_no_fence_came_in_time(
     def fenced() -> bool:
         worker._worker.begin(StepPlan(idle=True))
         worker._worker.results()
-        return kept.let_go() == 0
+        return worker_memory.release_fenced() == 0
 
     eventually(fenced, "the fence")
     assert closed == ["memory"]

@@ -1,4 +1,4 @@
-"""Writes to a model that lies in the calling program's process: no call of vLLM's tells of them."""
+"""Writes to a model in the calling program's process, which pass none of vLLM's calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from kvagent.vllm.live_weights import LiveWeights, Unreachable, being_made, sample
+from kvagent.vllm.scheduler.weight_changes import LiveWeights, Unreachable, sample, under_construction
 from tests.vllm import engine as real
 from tests.vllm.engine import PROMPTS
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Model(torch.nn.Module):
-    """Of several types and shapes, one of which does not lie in one piece."""
+    """Several types and shapes, one of which is not contiguous."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,11 +74,11 @@ def test_a_model_elsewhere_or_asleep_is_not_touched() -> None:
 def test_the_core_that_is_being_made_is_found() -> None:
     class Core:
         def __init__(self) -> None:
-            self.found = (lambda: being_made(Core))()
+            self.found = (lambda: under_construction(Core))()
 
     core = Core()
     assert core.found is core
-    assert being_made(Core) is None
+    assert under_construction(Core) is None
 
 
 def test_the_sample_is_of_names_and_shapes_too() -> None:
@@ -90,12 +90,12 @@ def test_the_sample_is_of_names_and_shapes_too() -> None:
 
 @pytest.mark.engine
 def test_a_program_that_writes_to_its_engines_model(opt: Path, node: AgentProcess, reference: list[list[int]]) -> None:
-    """It shares until then; from then on nothing of the old weights is loaded, and nothing of the new ones found."""
+    """It shares until then; afterwards it loads no old blocks, and its new ones are not found."""
     llm = real.make_engine(opt, str(node.folder), options={})
     core = llm.llm_engine.engine_core.engine_core
     try:
         side, _ = real.sides(llm)
-        assert not side.generations.now, "an engine that nobody has written to shares"
+        assert not side.generations.now, "an engine without writes shares"
         assert real.generate(llm, PROMPTS) == reference
         real.settle(llm)
         llm.reset_prefix_cache()  # vLLM's own cache alone

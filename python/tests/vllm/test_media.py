@@ -1,4 +1,4 @@
-"""Items of prompts under the real scheduler: what clients name alike is not taken for the same."""
+"""Items of prompts in the real scheduler: equal identifiers do not make contents equal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
-from kvagent.vllm.media import Keyed
+from kvagent.vllm.scheduler.media import Keyed
 from tests.vllm.setting import BLOCK
 from tests.vllm.world import World, clean
 
@@ -24,7 +24,7 @@ NAME = "a client's own"
 
 
 def item(content: int | None, name: str = NAME, offset: int = 0) -> Any:
-    """An item of a prompt; the engine no longer has its content where that is None."""
+    """Return an item of a prompt; ``None`` as content: the engine no longer has it."""
     pixels = None if content is None else torch.full((4, 6), content, dtype=torch.bfloat16)
     data = None if pixels is None else MultiModalKwargsItem({"pixels": SimpleNamespace(data=pixels)})
     return MultiModalFeatureSpec(
@@ -34,7 +34,7 @@ def item(content: int | None, name: str = NAME, offset: int = 0) -> Any:
 
 
 def see(world: World, request: str, *items: Any, kind: object = None, tokens: int = 4) -> None:
-    """Adds a request with items; what its KV is like is of that kind, by default by its items' content."""
+    """Add a request with items; its KV depends on ``kind``, by default on its items' content."""
     world.add(request, PROMPT, tokens, mm_features=list(items))
     contents = kind if kind is not None else [one.data and one.data["pixels"].data[0, 0].item() for one in items]
     sequence = world.sequences[request]
@@ -43,7 +43,7 @@ def see(world: World, request: str, *items: Any, kind: object = None, tokens: in
 
 @pytest.fixture
 def seeing(worlds: Any) -> Any:
-    """Makes worlds whose encoder has room."""
+    """Creates worlds whose encoder has room."""
 
     def make(**options: Any) -> World:
         world: World = worlds(**options)
@@ -55,7 +55,7 @@ def seeing(worlds: Any) -> Any:
 
 
 def test_items_that_clients_name_alike(seeing: Any, agent: AgentProcess) -> None:
-    """Each engine had one of the two first; blocks of equal content are shared, those of another are not."""
+    """Each engine had one of the two first; blocks of equal content are shared, others are not."""
     one, other, third = seeing(), seeing(), seeing()
     see(one, "cat", item(1))
     one.run()
@@ -73,7 +73,9 @@ def test_items_that_clients_name_alike(seeing: Any, agent: AgentProcess) -> None
 
 
 def test_a_name_of_two_contents_in_one_engine(seeing: Any, agent: AgentProcess) -> None:
-    """Its own caches of blocks and of the encoder go by names: what it computes for that name may be of either."""
+    """Its own caches of blocks and encoder outputs use identifiers: what it computes may be of
+    either content.
+    """
     one, other = seeing(), seeing()
     see(one, "cat", item(1), tokens=60)
     while len(one.outputs["cat"]) < 20:
@@ -122,7 +124,7 @@ def test_the_second_item_counts_from_its_own_place_on(seeing: Any, agent: AgentP
     ("media", "content", "loaded"), [("bypass", 1, 0), ("content", None, 0), ("trust", None, WHOLE)]
 )
 def test_what_an_operator_may_choose(seeing: Any, agent: AgentProcess, media: str, content: Any, loaded: int) -> None:
-    """``trust``: clients are known to name nothing, or only what is the same."""
+    """``trust``: clients choose no identifiers, or only for equal content."""
     worlds = [seeing(extra={"media": media}) for _ in range(2)]
     for world in worlds:
         see(world, "cat", item(content))

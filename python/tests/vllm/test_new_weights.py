@@ -1,4 +1,6 @@
-"""Weights that change in place, under the real schedulers and drivers: every rank goes over to the new identity."""
+"""Weights that change in place, in the real schedulers and drivers: every rank switches to the new
+identity.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ KINDS: list[dict[str, Any]] = [
 
 
 def serve(world: World, name: str, prompt: list[int] = PROMPT) -> int:
-    """A request, whose every position is checked, and that nothing of the engine's own cache serves. Gives its hits."""
+    """Run a request past the engine's own cache, and check its every position. Return its hits."""
     eventually(lambda: there(world), "an engine that is registered")
     assert world.scheduler.reset_prefix_cache()
     before = world.side.counts.tokens_loaded
@@ -40,18 +42,18 @@ def serve(world: World, name: str, prompt: list[int] = PROMPT) -> int:
 
 
 def there(world: World) -> bool:
-    """Whether all parts of an engine are registered, after a step."""
+    """Run a step. Return whether all parts of an engine are registered."""
     world.step()
     world.settle()
-    links = [world.side._presence._link, *(worker._worker._link for worker in world.workers)]
-    return world.side._presence.session is not None and all(link.current() is not None for link in links)
+    links = [world.side._agent._link, *(worker._worker._link for worker in world.workers)]
+    return world.side._agent.session is not None and all(link.current() is not None for link in links)
 
 
 def alone(world: World) -> bool:
-    """Whether an engine has noticed, after a step, that its agent is gone."""
+    """Run a step. Return whether an engine has noticed that its agent is gone."""
     world.step()
     world.settle()
-    links = [world.side._presence._link, *(worker._worker._link for worker in world.workers)]
+    links = [world.side._agent._link, *(worker._worker._link for worker in world.workers)]
     return all(link.current() is None for link in links)
 
 
@@ -114,20 +116,22 @@ def test_a_plain_reset_keeps_the_identity(worlds: Any, agent: AgentProcess) -> N
 
 
 def test_a_process_that_disagrees_is_put_right_by_the_scheduler(worlds: Any, agent: AgentProcess) -> None:
-    """Its environment may differ, say, so that it takes its weights for private and is refused."""
+    """Its environment may differ, for example, so that it considers its weights private and is
+    refused.
+    """
     world = worlds(ranks=2)
     connector, side = world.workers[1], world.workers[1]._worker
     connector._generation = side._generation = PRIVATE + 32 * "0"
     link = side._link
     link.renew().session.close()
-    eventually(lambda: link._said and not link.current(), "a rank that is refused")
+    eventually(lambda: link._last_log and not link.current(), "a rank that is refused")
     assert serve(world, "cold") == 0
     assert serve(world, "warm") == 96
     clean(world, agent)
 
 
 def test_calls_through_the_engine_core_change_the_identity(model: Path, agent: AgentProcess) -> None:
-    """The connector has the class of vLLM's engine core tell it, and its scheduler's side does what is to be done."""
+    """The connector patches vLLM's engine core to notify its scheduler's side."""
     from types import SimpleNamespace
 
     from vllm.v1.engine.core import EngineCore
@@ -166,7 +170,7 @@ def test_a_version_speaks_for_one_reset(worlds: Any, agent: AgentProcess) -> Non
 
 
 def test_a_save_that_was_planned_before_the_change_is_not_stored_after_it(worlds: Any, agent: AgentProcess) -> None:
-    """No vLLM hands a plan over so late, but a job says itself where it belongs."""
+    """No vLLM delivers a plan so late, but a job names its space anyway."""
     world = worlds()
     worker, planned = world.workers[0]._worker, []
     save = worker._save
@@ -187,7 +191,7 @@ def test_a_save_that_was_planned_before_the_change_is_not_stored_after_it(worlds
     clean(world, agent)
 
 
-def test_a_registration_under_way_is_not_used(
+def test_a_registration_in_flight_is_not_used(
     worlds: Any, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent takes a while for it, and the weights change meanwhile."""
@@ -206,7 +210,7 @@ def test_a_registration_under_way_is_not_used(
         return answer
 
     monkeypatch.setattr(Session, "register", slow)
-    world.workers[0]._worker._adopt(link.renew())
+    world.workers[0]._worker._add_session(link.renew())
     for attachment in world.workers[0]._worker._sessions:
         attachment.session.leave()
     assert sent.wait(20)

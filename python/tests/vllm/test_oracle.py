@@ -1,4 +1,6 @@
-"""Random lives of requests, every position of every step checked, cold and warm, in two engines of one space."""
+"""Random requests, every position of every step checked, cold and warm, in two engines of one
+space.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ LIVES = 6  # at most
 SEED = 1  # unless KVAGENT_SEED is set
 ROUNDS = int(os.environ.get("KVAGENT_ORACLE_ROUNDS", "1"))  # of each kind; from the second on with seeds by chance
 SALTED, ADAPTED, UNREAD, ABORTED = 0.1, 0.05, 0.05, 0.02  # how often; the last of every step
-# All layouts, both runners, both schedulers, ranks, groups, hashes of half a block, drafts: each of them, and all pairs
-# that have to do with each other.
+# All layouts, both runners, both schedulers, ranks, groups, hashes of half a block, drafts: each of
+# them, and all pairs that have to do with each other.
 KINDS: dict[str, dict[str, Any]] = {
     "BLNHC": {"v2": True, "asynchronous": True, "depth": 2, "blocks": 40, "max_batched": 40},
     "LBHNC": {"v2": False, "asynchronous": True, "depth": 2, "blocks": 34, "ranks": 2, "drafts": 3},
@@ -39,7 +41,10 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def live(world: World, seed: int, name: str, *, retrain: bool = False) -> int:
-    """Requests with shared prefixes come at random, some go away at random. Gives how often the weights changed."""
+    """Run requests with shared prefixes that arrive and are aborted at random.
+
+    Return how often the weights changed.
+    """
     dice = random.Random(seed)
     heads = [[dice.randrange(5, 400) for _ in range(dice.randrange(40, 200))] for _ in range(4)]
     waiting = list(range(REQUESTS))
@@ -94,14 +99,14 @@ def test_no_byte_is_wrong_cold_or_warm(worlds: Any, agent: AgentProcess, layout:
 
 
 def met(first: World, second: World) -> bool:
-    """Whether what is to be shown has come about at all: how soon is for seed and machine to say."""
+    """Return whether the cases to show have occurred: how soon depends on seed and machine."""
     # vLLM 0.29 with several groups: what is saved is not loaded (docs/VLLM.md).
     loaded = (second.side.counts.tokens_loaded > 0) == second.side._may_load
     return first.preempted + second.preempted > 0 and loaded
 
 
 def test_a_byte_that_is_wrong_in_the_pool_is_seen(model: Path, lax_agent: AgentProcess) -> None:
-    """The negative control: with checksums off, the oracle finds what was changed in the pool."""
+    """The negative control: without checksums, the oracle detects what was changed in the pool."""
     world = World(model, str(lax_agent.folder))
     try:
         prompt = list(range(5, 105))
@@ -119,7 +124,7 @@ def test_a_byte_that_is_wrong_in_the_pool_is_seen(model: Path, lax_agent: AgentP
 
 @pytest.fixture
 def lax_agent() -> Iterator[AgentProcess]:
-    """An agent that makes no checksum of contents."""
+    """An agent without checksums of contents."""
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="kvagent-") as folder:

@@ -1,4 +1,6 @@
-"""Requests of every kind: resumed, with adapters, salted, not to be served from caches, with tokens not known yet."""
+"""Requests of every kind: resumed, with adapters, salted, not served from caches, with unknown
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request
 
-from kvagent.vllm.collect import settled
+from kvagent.vllm.scheduler.save_schedule import final_tokens
 from tests.vllm.setting import BLOCK
 from tests.vllm.test_failures import PROMPT, UNANSWERED, cold, spoil
 from tests.vllm.world import World, clean
@@ -21,7 +23,7 @@ RESUMED = {True: "as new", False: "by id"}
 
 
 def preempt_all(world: World) -> None:
-    """Takes their blocks from all running requests; they go on from their first token. Nothing is cached any more."""
+    """Preempt all running requests; they restart from their first token, with nothing cached."""
     world.settle()
     assert world.scheduler.reset_prefix_cache(reset_running_requests=True)
 
@@ -47,7 +49,9 @@ def test_a_resumed_request_is_not_promised_what_failed_before(worlds: Any, agent
 
 @pytest.mark.parametrize("v2", [False, True])
 def test_a_resumed_request_saves_what_its_new_blocks_hold(worlds: Any, agent: AgentProcess, v2: bool) -> None:
-    """What was being saved when it lost its blocks is offered again, from where it lies now."""
+    """Blocks whose save was in flight at the preemption are offered again, from their new
+    location.
+    """
     world, other = worlds(v2=v2, extra={"pin_percent": 40} | UNANSWERED), worlds(v2=v2)
     agent.freeze()
     try:
@@ -66,7 +70,7 @@ def test_a_resumed_request_saves_what_its_new_blocks_hold(worlds: Any, agent: Ag
     while len(world.outputs["long"]) < 50:
         world.step()
         table = world.scheduler.kv_cache_manager.get_block_ids("long")[0]
-        for piece in [piece for save in world.side.saves._under_way.values() if save.pinned for piece in save.pieces]:
+        for piece in [piece for save in world.side.saves._inflight.values() if save.pinned for piece in save.runs]:
             if piece.tracked.request.request_id == "long":
                 ids = [block.block_id for block in piece.blocks]
                 assert ids == table[piece.first : piece.first + len(ids)], "a table that was not replaced"
@@ -110,11 +114,11 @@ def test_what_may_be_taken_back_is_not_saved(computed: int, placeholders: int, s
         request_id="r", prompt_token_ids=PROMPT, sampling_params=SamplingParams(max_tokens=8), pooling_params=None
     )
     request.num_computed_tokens, request.num_output_placeholders = computed, placeholders
-    assert settled(request, scheduled) == final, "placeholders count as tokens"
+    assert final_tokens(request, scheduled) == final, "placeholders count as tokens"
 
 
 def test_requests_with_an_adapter_are_bypassed(worlds: Any, agent: AgentProcess) -> None:
-    """A block's hash holds the adapter's name alone: another one of that name may be behind it tomorrow."""
+    """A block's hash covers only the adapter's name, which another adapter may have tomorrow."""
     world = worlds()
     for name in ("cold", "warm"):
         world.add(name, PROMPT, 10, lora_request=LoRARequest("adapter", 1, "/nowhere"))

@@ -1,7 +1,8 @@
 """A real scheduler, real worker drivers and a fake GPU.
 
-Its kernels run when ``complete`` is called, behind the launch, so saves and loads overlap steps in flight; only then
-does the step word say that the step has ended. What passes between scheduler and workers is pickled.
+Its kernels run when ``complete`` is called, after the launch, so saves and loads overlap steps in
+flight; only then does the step word say that the step has ended. Messages between scheduler and
+workers are pickled.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 from vllm.v1.worker.utils import allocate_kv_cache
 
-from kvagent.vllm.clock import HostClock
+from kvagent.vllm.worker.sync import HostClock
 from tests.agent import eventually
 from tests.vllm import agents
 from tests.vllm.gpu import Gpu, Part, Sequence
@@ -57,7 +58,7 @@ class _Launch:
 
 
 class World:
-    """See the module. ``depth``: steps in flight. ``drafts``: speculative tokens of a step."""
+    """An engine. ``depth``: steps in flight. ``drafts``: speculative tokens per step."""
 
     def __init__(
         self, model: Path, socket_dir: str, *, blocks: int = 64, asynchronous: bool = False, v2: bool = True,
@@ -134,7 +135,10 @@ class World:
         return self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
 
     def add(self, name: str, prompt: list[int], max_tokens: int, *, unread: bool = False, **more: Any) -> None:
-        """Adds a request. ``unread``: it is not to be served from any cache. ``more`` is of vLLM's Request."""
+        """Add a request.
+
+        ``unread``: it must not be served from any cache. ``more`` goes to vLLM's Request.
+        """
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, skip_reading_prefix_cache=unread or None)
         params.update_from_generation_config({}, EOS)
         request = Request(
@@ -151,12 +155,13 @@ class World:
             self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
 
     def retrain(self, *, named: bool = True) -> bool:
-        """Other weights: nothing that was computed until now may be seen again. Gives whether they could be changed.
+        """Change the weights: nothing computed so far may be used again.
 
-        The connector is told their version, which engines of these weights share, unless they are not ``named``.
+        Return whether that was possible.
 
-        vLLM takes their blocks away from running requests, not from one that waits: for its load, or, that done, for
-        more blocks.
+        The connector is told the weights' version, shared with other engines, unless they are not
+        ``named``. vLLM preempts running requests, but not one that waits for its load or for more
+        blocks after it.
         """
         table = self.scheduler.kv_cache_manager.get_block_ids
         waiting = [name for name, one in self.scheduler.requests.items() if one.status != RequestStatus.RUNNING]
@@ -170,7 +175,7 @@ class World:
         return True
 
     def step(self) -> None:
-        """Launches a step and completes those beyond the pipeline's depth."""
+        """Launch a step and complete those beyond the pipeline's depth."""
         self.launch()
         while len(self._flight) >= self.depth:
             self.complete()
@@ -192,7 +197,7 @@ class World:
         self._flight.append(_Launch(output, work, ends, outputs))
 
     def complete(self) -> None:
-        """Runs the kernels of the oldest step and hands its output to the scheduler."""
+        """Run the kernels of the oldest step and pass its output to the scheduler."""
         launch = self._flight.popleft()
         sampled = [self.gpu.run(part) for part in launch.work]
         for end_step in launch.ends:
@@ -215,12 +220,12 @@ class World:
             self.scheduler.update_draft_token_ids(DraftTokenIds(names, [[9] * self.drafts for _ in names]))
 
     def settle(self) -> None:
-        """Completes what is in flight."""
+        """Complete what is in flight."""
         while self._flight:
             self.complete()
 
     def run(self, limit: int = 20_000) -> None:
-        """Steps until nothing is left to do."""
+        """Step until nothing is left to do."""
         for _ in range(limit):
             if self.scheduler.has_requests():
                 self.step()
@@ -254,7 +259,7 @@ class World:
         return work
 
     def _greet(self) -> None:
-        """As the engine's core does at its start."""
+        """Exchange handshakes like the engine's core at its start."""
         told = {(0, rank): worker.get_handshake_metadata() for rank, worker in enumerate(self.workers)}
         if told := {rank: one for rank, one in told.items() if one is not None}:
             self.scheduler.connector.set_xfer_handshake_metadata_pp_aware(told)
@@ -274,7 +279,9 @@ class World:
         self.workers.append(worker)
 
     def _drive(self, rank: int, output: Any) -> Any:
-        """What a model runner does around its forward pass; with draft tokens the step's end comes behind the rest."""
+        """Run a model runner's calls around its forward pass; with draft tokens the step ends after
+        the rest.
+        """
         kv_transfer_state._KV_CONNECTOR_AGENT = self.workers[rank]
         driver = self.drivers[rank]
         empty = not output.total_num_scheduled_tokens
@@ -315,7 +322,7 @@ class World:
 
 
 class _Clock(HostClock):
-    """Puts the ends of steps behind the kernels of the launch that is being made."""
+    """Ends steps after the kernels of the current launch."""
 
     def __init__(self, words: Any, world: World) -> None:
         super().__init__(words)
@@ -326,12 +333,14 @@ class _Clock(HostClock):
 
 
 def joined(world: World, agent: AgentProcess) -> None:
-    """Waits until an engine, which saw the last agent go, is at the one that runs now."""
+    """Wait until an engine, which lost the last agent, is at the running one."""
     agents.joined(world.side, [worker._worker for worker in world.workers], agent)
 
 
 def clean(world: World, agent: AgentProcess, *others: World) -> None:
-    """Nothing is left behind, no byte was wrong, and every promised load was reported once by every rank."""
+    """Check that nothing is left over, no byte was wrong, and every rank reported every promised
+    load once.
+    """
     for each in (world, *others):
         assert not each.gpu.bad, each.gpu.bad[:5]
         assert each.free_blocks() == each.blocks - 1, f"{each.free_blocks()} blocks are free of {each.blocks - 1}"

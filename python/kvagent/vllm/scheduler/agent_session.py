@@ -1,0 +1,221 @@
+"""The scheduler's session with the agent: its start and end, resets, switches and liveness.
+
+A stopped agent keeps its sockets but says nothing. It is pinged only after some silence, and judged
+only after pending messages were read, so an engine whose own steps take long, or that was stopped
+itself, does not mistake its agent for a stopped one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvagent import messages as m
+from kvagent.errors import Busy, KVAgentError, SessionBroken, SessionEnded
+from kvagent.vllm.scheduler.lookups import Lookups
+
+if TYPE_CHECKING:
+    from kvagent.session import Session
+    from kvagent.vllm.link import Attachment, Link
+    from kvagent.vllm.options import Options
+
+ASK_S = 0.25  # silence before a ping
+SILENT_S = 0.75  # an unanswered ping of this age: the agent is considered stopped until it answers
+
+
+class Liveness:
+    """The liveness of one session's agent."""
+
+    def __init__(self) -> None:
+        self._since = 0.0  # when the agent last sent something, or was pinged
+
+    def heard(self, now: float) -> None:
+        """Record a message of the agent."""
+        self._since = now
+
+    def stopped(self, session: Session, now: float) -> bool:
+        """Return whether the agent does not answer.
+
+        Called in every step in which that matters, after the session was polled.
+        """
+        if session.pinging:
+            return now - self._since > SILENT_S
+        if now - self._since > ASK_S:
+            self._since = now
+            with contextlib.suppress(Busy, SessionBroken, SessionEnded):  # the next poll reports it
+                session.start_ping()
+        return False
+
+
+RESET_S = 5.0  # timeout of a reset
+FIRST_EPOCH = 1  # the epoch of a space that was never reset since the agent's start
+
+log = logging.getLogger("kvagent.vllm")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionChange:
+    """What has changed since the last poll, in this order."""
+
+    ended: bool = False
+    """The session ended: its promises and look-ups are void."""
+    began: bool = False
+    """There is a new session, whose agent may have no blocks."""
+    reset: bool = False
+    """Another engine reset the space, perhaps while there was no session."""
+
+
+NO_CHANGE = SessionChange()
+
+
+class AgentSession:
+    """The session. ``lookups`` exists as long as the session does."""
+
+    def __init__(self, link: Link, options: Options) -> None:
+        self.lookups: Lookups | None = None
+        self.switches = m.Switches(1, 1)
+        self.liveness = Liveness()
+        self._link = link
+        self._options = options
+        self._attachment: Attachment | None = None
+        self._boot = b""  # the boot ID of the last agent
+        self._epoch = 0  # its last known epoch
+        self._reset_pending = False  # a reset that the agent missed precedes all else in the next session
+        self._moved = False  # moved to another space since the last session
+
+    @property
+    def session(self) -> Session | None:
+        """Return the session, or None."""
+        return None if self._attachment is None else self._attachment.session
+
+    @property
+    def space(self) -> bytes:
+        """Return the space of the registration; empty without a session."""
+        return b"" if self._attachment is None else self._attachment.registered.space
+
+    def poll(self, *, listen: bool = True) -> SessionChange:
+        """Adopt a new session and read messages. Does not wait, except for a pending reset.
+
+        Without ``listen``, messages of the present session may be left for the next call.
+        """
+        current = self._link.current()
+        if current is self._attachment and (current is None or not listen or current.session.quiet()):
+            return NO_CHANGE  # the usual case
+        ended = began = reset = False
+        if current is not self._attachment:
+            ended = self._detach()
+            if current is not None:
+                reset = self._missed_reset(current)
+                began = self._attach(current)
+        if self._attachment is not None:
+            try:
+                for event in self._attachment.session.poll():
+                    if isinstance(event, m.Epoch):
+                        reset |= event.epoch > self._epoch  # else this engine's own reset
+                        self._epoch = max(self._epoch, event.epoch)
+                    elif isinstance(event, m.Switches):
+                        self.switches = event
+            except (SessionEnded, SessionBroken):
+                ended = self._detach()
+                began = False
+        return SessionChange(ended, began, reset) if ended or began or reset else NO_CHANGE
+
+    def stopped(self, now: float) -> bool:
+        """Return whether the agent does not answer though its sockets exist.
+
+        Called only while the engine waits for it.
+        """
+        return self.session is not None and self.liveness.stopped(self.session, now)
+
+    def release(self, lease: int) -> None:
+        """Release a lease. If the message cannot be sent, the lease ends with the session."""
+        if self._attachment is not None:
+            with contextlib.suppress(Busy, SessionEnded, SessionBroken):
+                self._attachment.session.release([lease])
+
+    def reset(self) -> bool:
+        """Start a new epoch.
+
+        Return False if the agent did not answer; the next session then resets first.
+        """
+        self._reset_pending = True
+        if self._attachment is None:
+            return True  # the next session resets before it loads
+        try:
+            self._epoch = self._attachment.session.reset(RESET_S)
+        except (KVAgentError, OSError) as error:
+            log.warning("reset: %s; the next session repeats it", error)
+            self._detach()
+            return False
+        self._reset_pending = False
+        return True
+
+    def move(self) -> bool:
+        """Leave the space; ``proceed`` allows the session in the next one.
+
+        Return whether there was a session.
+
+        A pending reset concerned the old space and is dropped.
+        """
+        self._reset_pending = False
+        return self._renew(hold=True)
+
+    def proceed(self) -> None:
+        """Allow the next registration, since all ranks have moved too."""
+        self._link.proceed()
+
+    def reregister(self) -> bool:
+        """End the session; the next one registers the present identity.
+
+        Return whether there was one.
+        """
+        return self._renew(hold=False)
+
+    def close(self) -> None:
+        """Leave the agent. Its leases end with the session."""
+        self._detach()
+        if last := self._link.close():
+            last.session.close()
+
+    def _renew(self, *, hold: bool) -> bool:
+        attachment, self._attachment = self._attachment, None
+        self._close_lookups()
+        last = self._link.renew(hold=hold)
+        for one in {id(one): one for one in (attachment, last) if one is not None}.values():
+            one.session.close()
+        self._moved = True
+        return attachment is not None
+
+    def _missed_reset(self, attachment: Attachment) -> bool:
+        """Return whether the space was reset since the last session, or since the agent's start."""
+        if self._moved:  # no block of this engine was computed in that space
+            return False
+        last = self._epoch if self._boot == attachment.session.boot else FIRST_EPOCH
+        return attachment.registered.epoch > last
+
+    def _attach(self, attachment: Attachment) -> bool:
+        self._attachment = attachment
+        self._moved = False
+        self._boot, self._epoch = attachment.session.boot, attachment.registered.epoch
+        if self._reset_pending and not self.reset():
+            return False
+        self.switches = m.Switches(1, 1)
+        self.liveness = Liveness()
+        self.lookups = Lookups(attachment, self._options.lookup_wait_ms / 1e3, self._options.lookup_age_ms / 1e3)
+        return True
+
+    def _detach(self) -> bool:
+        attachment, self._attachment = self._attachment, None
+        self._close_lookups()
+        if attachment is None:
+            return False
+        self._link.lost(attachment)
+        attachment.session.close()  # a scheduler has no memory that needs a fence
+        return True
+
+    def _close_lookups(self) -> None:
+        if self.lookups is not None:
+            self.lookups.close()
+            self.lookups = None

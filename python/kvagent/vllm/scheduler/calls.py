@@ -1,0 +1,165 @@
+"""The connector's methods that vLLM's scheduler calls."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from kvagent.vllm.metadata import Metadata, WorkerMetadata
+from kvagent.vllm.scheduler.saves import WorkerRevocation
+from kvagent.vllm.space import with_resolved
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvagent.vllm.geometry import Ranks
+    from kvagent.vllm.plan import WorkerInfo
+    from kvagent.vllm.scheduler.side import SchedulerSide
+    from kvagent.vllm.scheduler.weight_changes import LiveWeights
+
+log = logging.getLogger("kvagent.vllm")
+
+
+class SchedulerCalls:
+    """A part of KVAgentConnector."""
+
+    _scheduler: SchedulerSide | None = None
+    _revocation: WorkerRevocation | None = None
+    _workers: tuple[WorkerInfo, ...] = ()
+    _ranks: Ranks
+    _identity: tuple[tuple[str, str], ...]
+    _live: LiveWeights | None = None
+    """Samples of the weights, if the model is in the process of the program that uses the engine.
+    """
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        """Take vLLM's block tables and block pool."""
+        self._kv_cache_manager = kv_cache_manager
+        self._side.bind(kv_cache_manager.block_pool, kv_cache_manager)
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """Take vLLM's block pool, which is all that 0.29 provides."""
+        if getattr(self, "_kv_cache_manager", None) is None:
+            self._side.bind(gpu_block_pool)
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
+        """Ignore handshake data: MultiConnector passes that of other connectors.
+
+        Our workers send reports.
+        """
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        """Ignore handshake data of all pipeline stages."""
+
+    def on_new_request(self, request: Any) -> None:
+        """Tell the agent which blocks a later look-up will ask for."""
+        self._side.on_new_request(request)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Return how many tokens of a prompt the agent has beyond those that the engine has."""
+        return self._side.matched(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Handle a request's admission."""
+        self._side.allocated(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Metadata:
+        """Return the plan of a step."""
+        return Metadata(self._side.plan(scheduler_output))
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Handle the workers' reports."""
+        meta = connector_output.kv_connector_worker_meta
+        if isinstance(meta, WorkerMetadata):
+            self._side.report(meta.report)
+            if meta.report.workers:
+                self._add_workers(meta.report.workers)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:  # noqa: ARG002
+        """Handle a request's end.
+
+        Its blocks need not be kept: saves in flight have pinned theirs.
+        """
+        status = getattr(request.status, "name", "")
+        self._side.finished(request, normally=status in ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"))
+        return False, None
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Handle the end of a request of a model with several KV cache groups."""
+        return self.request_finished(request, block_ids[0] if block_ids else [])
+
+    def has_pending_push_work(self) -> bool:
+        """Return whether the engine must go on stepping without requests to release pins
+        (idle_backoff).
+        """
+        return self._side.pending()
+
+    def reset_cache(self) -> bool | None:
+        """Make blocks stored so far unreachable for this engine; after a plain reset, for all
+        engines.
+
+        This holds even if the agent does not answer, so it always succeeds: a failure would keep
+        vLLM from sleeping or pausing.
+        """
+        if self._live is not None:
+            self._live.changed()  # the reset applies to the current weights
+        self._side.reset()
+        return True
+
+    def before_request(self) -> None:
+        """Sample the weights before vLLM's engine core takes a request while it has none."""
+        if self._live is not None and self._side.idle():
+            self.look_at_weights()
+
+    def look_at_weights(self) -> None:
+        """Detect writes to a model that is in the calling program's process."""
+        if self._live is not None and self._live.changed():
+            self._side.before_weights_call("a write to the model")
+
+    def before_weights_call(self, call: str) -> None:
+        """Handle a call of vLLM's engine core that may change the weights, before it is made
+        (weight_changes).
+        """
+        if self._scheduler is not None:
+            self._scheduler.before_weights_call(call)
+
+    def weights_named(self, version: str) -> None:
+        """Handle the version of the weights that was passed to vLLM's engine core."""
+        if self._live is not None:
+            self._live.changed()  # the name applies to the current weights
+        if self._scheduler is not None:
+            self._scheduler.weights_named(version)
+
+    def _leave_scheduler(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.close()
+            self._scheduler = None
+        if self._revocation is not None:
+            self._revocation.close()
+            self._revocation = None
+
+    @property
+    def _side(self) -> SchedulerSide:
+        assert self._scheduler is not None, "a worker's connector, or one that was shut down"
+        return self._scheduler
+
+    def _add_workers(self, workers: Sequence[WorkerInfo]) -> None:
+        """Record workers that reported for the first time."""
+        for one in workers:
+            if one.resolved and one.resolved != dict(self._identity)["resolved"]:
+                log.info("the workers use the attention backends %s: registering again", one.resolved)
+                self._identity = with_resolved(self._identity, one.resolved)
+                self._side.reregister()
+        self._workers = (*self._workers, *workers)
+        if len(self._workers) < self._ranks.world:
+            return
+        try:
+            self._revocation = WorkerRevocation(self._workers)
+        except OSError as error:
+            log.warning(
+                "the workers' revocation words cannot be mapped (%s): reset_prefix_cache waits for saves", error
+            )
+            return
+        self._side.use_revocation(self._revocation.revoke)

@@ -1,0 +1,179 @@
+"""Loads in flight: their jobs and pinned destinations, until every worker has reported them.
+
+A load that was given up at its deadline is still in flight: only its report is a fence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvagent.limits import MAX_JOB_BLOCKS, MAX_SECTIONS
+from kvagent.packing import Packed, packed, section
+from kvagent.vllm.plan import LoadJob, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from kvagent.vllm.counters import Counts
+    from kvagent.vllm.geometry import Geometry
+    from kvagent.vllm.options import Options
+    from kvagent.vllm.scheduler.agent_session import AgentSession
+    from kvagent.vllm.scheduler.blocks import Blocks
+    from kvagent.vllm.scheduler.requests import Promise, Tracked
+
+
+@dataclass(eq=False, slots=True)
+class _Load:
+    """A load in flight."""
+
+    tracked: Tracked
+    blocks: list[Any]
+    hashes: list[bytes]
+    tokens: int
+    lease: int
+    boot: bytes
+    outcome: Outcome | None = None
+    cancelled: bool = False
+
+
+@dataclass(slots=True)
+class _Run:
+    """Consecutive blocks of one group, beginning with the request's block ``first``."""
+
+    group: int
+    first: int
+    hashes: list[bytes]
+    blocks: list[Any]
+
+
+class Loads:
+    """The loads. ``_planned`` and ``_cancels`` wait for the next step's plan."""
+
+    def __init__(
+        self, agent: AgentSession, geometry: Geometry, options: Options, world: int, blocks: Blocks, counts: Counts
+    ) -> None:
+        self.job_blocks = MAX_JOB_BLOCKS
+        """The most blocks that the agent accepts in one job."""
+        self._planned: list[LoadJob] = []
+        self._cancels: list[int] = []
+        self._agent = agent
+        self._geometry = geometry
+        self._deadline_s = options.load_deadline_ms / 1e3
+        self._world = world
+        self._blocks = blocks
+        self._counts = counts
+        self._inflight: dict[int, _Load] = {}
+
+    def busy(self) -> bool:
+        """Return whether loads are in flight or wait to be sent."""
+        return bool(self._inflight or self._cancels or self._planned)
+
+    def take(self) -> tuple[list[LoadJob], list[int]]:
+        """Return the loads to start and those to cancel in the next step."""
+        taken = self._planned, self._cancels
+        self._planned, self._cancels = [], []
+        return taken
+
+    def plan(
+        self, job: int, tracked: Tracked, tables: Sequence[Sequence[Any]], external: int, promise: Promise | None
+    ) -> None:
+        """Plan the load of promised tokens.
+
+        It must be reported, so it is planned even if the promise is gone.
+        """
+        own = tracked.own
+        runs = list(self._runs(tracked, tables, own, own + external))
+        blocks = [block for run in runs for block in run.blocks]
+        session = self._agent.session
+        boot = session.boot if session else b""
+        lease = promise.lease if promise else 0
+        self._blocks.pin(blocks, load=True)
+        keys = [key for run in runs for key in run.hashes]
+        self._inflight[job] = _Load(tracked, blocks, keys, external, lease, boot)
+        self._counts.loads += 1
+        self._counts.tokens_promised += external
+        tracked.load = job
+        tracked.loaded = (own, own + external)
+        tracked.ever_loaded = True
+        ids = b"".join(block.block_id.to_bytes(4, "little") for block in blocks)
+        epoch = session.epoch if session else 0
+        parts = tuple(self._parts(runs, tracked.request.block_hashes))
+        name, space = tracked.request.request_id, self._agent.space
+        self._planned.append(LoadJob(job, boot, epoch, name, lease, self._deadline_s, parts, ids, space))
+
+    def cancel(self, tracked: Tracked) -> None:
+        """Cancel the load of a request that has ended; the load ends with the workers' report."""
+        self._inflight[tracked.load].cancelled = True
+        self._cancels.append(tracked.load)
+
+    def late(self, job: int) -> None:
+        """Handle a load given up at its deadline. Several workers may report that."""
+        load = self._inflight.get(job)
+        if load is not None and load.tracked.load == job:
+            self._counts.loads_late += 1
+            load.tracked.no_load = True
+            load.tracked.load = 0
+
+    def report(self, job: int, outcome: Outcome, now: float) -> None:
+        """Handle a report of one or more workers."""
+        load = self._inflight.get(job)
+        if load is None:
+            return
+        load.outcome = outcome if load.outcome is None else load.outcome.join(outcome)
+        if load.outcome.ranks < self._world:
+            return
+        del self._inflight[job]
+        self._blocks.unpin(load.blocks, load=True)
+        session = self._agent.session
+        if load.lease and session is not None and session.boot == load.boot:
+            self._agent.release(load.lease)
+        if load.tracked.load == job:
+            load.tracked.load = 0
+        self._settle(load, load.outcome.statuses, now)
+
+    def _settle(self, load: _Load, statuses: bytes, now: float) -> None:
+        failed = [key for key, status in zip(load.hashes, statuses, strict=False) if status != 0]
+        if failed and not load.cancelled:
+            self._counts.loads_failed += 1
+            load.tracked.fail(failed, now)
+            load.tracked.loaded = (0, 0)
+        elif not failed:
+            self._counts.tokens_loaded += load.tokens
+
+    def _runs(self, tracked: Tracked, tables: Sequence[Sequence[Any]], begin: int, end: int) -> Iterator[_Run]:
+        """Yield the destination blocks of the tokens from begin to end, by group, without null
+        blocks.
+        """
+        hashes = tracked.request.block_hashes
+        for group, spec in enumerate(self._geometry.groups):
+            scale = self._geometry.scale(group)
+            run: _Run | None = None
+            first, last = begin // spec.block_tokens, min(end // spec.block_tokens, len(tables[group]))
+            for i in range(first, last):
+                block = tables[group][i]
+                if block.is_null or (run is not None and len(run.blocks) >= self.job_blocks):
+                    if run is not None:
+                        yield run
+                    run = None
+                if not block.is_null:
+                    run = run or _Run(group, i, [], [])
+                    run.hashes.append(hashes[(i + 1) * scale - 1])
+                    run.blocks.append(block)
+            if run is not None:
+                yield run
+
+    def _parts(self, runs: Sequence[_Run], hashes: Sequence[bytes]) -> Iterator[Packed]:
+        """Yield the runs, cut into jobs that a session accepts."""
+        sections: list[bytes] = []
+        blocks = 0
+        for run in runs:
+            if sections and (len(sections) >= MAX_SECTIONS or blocks + len(run.blocks) > self.job_blocks):
+                yield packed(sections, blocks)
+                sections, blocks = [], 0
+            scale = self._geometry.scale(run.group)
+            parent = hashes[run.first * scale - 1] if run.first else b""
+            sections.append(section(run.group, parent, run.hashes, [block.block_id for block in run.blocks]))
+            blocks += len(run.blocks)
+        if sections:
+            yield packed(sections, blocks)

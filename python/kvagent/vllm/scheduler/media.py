@@ -1,0 +1,164 @@
+"""Requests with images, audio or video: their blocks are keyed by the items' content, not by their
+identifiers.
+
+vLLM's block hash covers the identifier of each item. A client may choose it, and nothing
+distinguishes a chosen identifier from a hash of the content. So the keys of such a request's
+blocks, from the first item on, are hashes of vLLM's hash and the items' processed content. vLLM's
+own caches of blocks and encoder outputs use the identifiers: once one identifier had two contents,
+blocks computed for it may belong to either, and such requests are bypassed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import struct
+import sys
+import weakref
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_NAMES = 1 << 17  # more names than an engine's caches hold
+TRUST, BYPASS = "trust", "bypass"
+
+log = logging.getLogger("kvagent.vllm")
+
+
+class Unhashable(TypeError):
+    """An item whose content is elsewhere, or of an unknown type."""
+
+
+class Media:
+    """The contents of an engine's items. ``how`` is the option: content, trust or bypass."""
+
+    def __init__(self, how: str, hash_tokens: int, *, multimodal: bool = True) -> None:
+        self._how = how
+        self._hash_tokens = hash_tokens
+        self._multimodal = multimodal
+        self._contents: OrderedDict[str, tuple[bytes, Any]] = OrderedDict()  # digest by name, and the object it is of
+        self._ambiguous: set[str] = set()
+        self.newly_ambiguous: set[str] = set()
+        """Names that have become ambiguous; the caller bypasses their requests and clears the set.
+        """
+
+    def request(self, request: Any) -> Any | None:
+        """Return the request with the keys of its blocks. None: it is neither saved nor loaded."""
+        features = getattr(request, "mm_features", None) or ()
+        if self._how == TRUST:
+            return request
+        if not features:
+            # A resumable session may get items later.
+            return None if self._multimodal and getattr(request, "resumable", False) else request
+        if self._how == BYPASS:
+            return None
+        items = [(int(one.mm_position.offset), self._content(str(one.identifier), one)) for one in features]
+        if not all(self._unambiguous(str(one.identifier)) for one in features):
+            return None
+        return Keyed(request, items, self._hash_tokens)
+
+    def _content(self, name: str, feature: Any) -> bytes:
+        """Return the digest of an item's content, computed once per object: vLLM keeps repeated
+        items.
+        """
+        digest, owner = self._contents.pop(name, (b"", None))
+        if owner is None or feature.data is None or owner() is not feature.data:
+            try:
+                content, owner = content_digest(str(feature.modality), feature.data), weakref.ref(feature.data)
+            except Unhashable as reason:
+                log.debug("item %s: %s", name, reason)
+                content, owner = b"", None
+            if not content or (digest and content != digest):
+                self._ambiguous.add(name)
+                self.newly_ambiguous.add(name)
+            digest = content
+        self._contents[name] = digest, owner
+        if len(self._contents) > MAX_NAMES:
+            self._contents.popitem(last=False)
+        return digest
+
+    def _unambiguous(self, name: str) -> bool:
+        if len(self._ambiguous) > MAX_NAMES:
+            self._how = BYPASS
+            log.warning("items of %d names had several contents: no request with items is saved or loaded", MAX_NAMES)
+        return self._how != BYPASS and name not in self._ambiguous
+
+
+class Keyed:
+    """A request of vLLM with other block hashes."""
+
+    def __init__(self, request: Any, items: Sequence[tuple[int, bytes]], hash_tokens: int) -> None:
+        """``items``: the first token and the content of each."""
+        self._request = request
+        self.names = {str(one.identifier) for one in request.mm_features}
+        """The identifiers of its items."""
+        self._items = sorted(items)
+        self._hash_tokens = hash_tokens
+        self._begin()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._request, name)
+
+    @property
+    def block_hashes(self) -> list[bytes]:
+        """Return keys in place of vLLM's hashes, as many as there are by now."""
+        hashes = self._request.block_hashes
+        if len(self._request.mm_features) != len(self._items):
+            return self._keys  # the content of later items is unknown
+        if len(self._keys) > len(hashes):
+            self._begin()
+        for i in range(len(self._keys), len(hashes)):
+            while self._taken < len(self._items) and self._items[self._taken][0] < (i + 1) * self._hash_tokens:
+                begin, content = self._items[self._taken]
+                self._seen.update(struct.pack("<Q", begin) + content)
+                self._taken += 1
+            key = self._seen.copy()
+            key.update(hashes[i])
+            self._keys.append(key.digest() if self._taken else hashes[i])
+        return self._keys
+
+    def _begin(self) -> None:
+        self._seen = hashlib.sha256()  # items that begin before the end of the last key
+        self._taken = 0
+        self._keys: list[bytes] = []
+
+
+def content_digest(modality: str, data: Any) -> bytes:
+    """Return the digest of an item's fields (vLLM's MultiModalKwargsItem), or raise Unhashable."""
+    if data is None or "monotonic_id" in data:
+        raise Unhashable("its content is in the workers")  # vLLM's shared-memory cache passes a reference
+    digest = _hasher()
+    digest.update(modality.encode() + b"\0")
+    for name in sorted(data):
+        digest.update(struct.pack("<Q", len(name)) + name.encode())
+        _add(digest, getattr(data[name], "data", None))
+    return bytes(digest.digest())
+
+
+def _hasher() -> Any:
+    """Return BLAKE3, which vLLM uses for items too and which is several times as fast; SHA-256
+    without it.
+    """
+    try:
+        from blake3 import blake3
+    except ImportError:
+        return hashlib.sha256(b"sha256")
+    return blake3()
+
+
+def _add(digest: Any, value: Any) -> None:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        text = f"{type(value).__name__} {value!r}".encode()
+        digest.update(struct.pack("<Q", len(text)) + text)
+    elif isinstance(value, (list, tuple)):
+        digest.update(b"[" + struct.pack("<Q", len(value)))
+        for one in value:
+            _add(digest, one)
+    elif (torch := sys.modules.get("torch")) is not None and isinstance(value, torch.Tensor):
+        head = f"{value.dtype} {tuple(value.shape)}".encode()
+        digest.update(struct.pack("<Q", len(head)) + head)
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    else:
+        raise Unhashable(f"a field of type {type(value).__name__}")

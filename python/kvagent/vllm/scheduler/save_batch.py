@@ -1,0 +1,218 @@
+"""The blocks that the next saves will hold: selected from requests, pinned and cut into sections of
+jobs.
+
+Blocks that were offered recently, and that the agent did not report as missing, are skipped.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvagent.limits import MAX_JOB_BLOCKS, MAX_SECTIONS
+from kvagent.packing import section, short_section
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from kvagent.vllm.geometry import Geometry
+    from kvagent.vllm.scheduler.blocks import Blocks, Tables
+    from kvagent.vllm.scheduler.requests import Tracked
+
+RECENT_S = 10.0  # a block is not offered again for at least this time, at most twice it
+MAX_RECENT = 32768  # keys in each of the two sets
+
+
+class RecentOffers:
+    """Recently offered keys of one group, in two sets by age; the older one is dropped whole."""
+
+    def __init__(self) -> None:
+        self.young: set[bytes] = set()
+        self.old: set[bytes] = set()
+        self._turn = 0.0
+
+    def disjoint(self, keys: Collection[bytes]) -> bool:
+        """Return whether none of the keys was offered recently."""
+        return self.young.isdisjoint(keys) and self.old.isdisjoint(keys)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self.young or key in self.old
+
+    def discard(self, keys: Iterable[bytes]) -> None:
+        """Forget keys that the agent does not have."""
+        self.young.difference_update(keys)
+        self.old.difference_update(keys)
+
+    def rotate(self, now: float) -> None:
+        """Drop the older set when it is time. Called in every step."""
+        if now >= self._turn or len(self.young) > MAX_RECENT:
+            self.old, self.young = self.young, set()
+            self._turn = now + RECENT_S
+
+    def clear(self) -> None:
+        """Forget all keys, since the agent has no blocks any more."""
+        self.young.clear()
+        self.old.clear()
+
+
+_NEVER = 1 << 62  # tokens
+
+
+class SaveRun(NamedTuple):
+    """One section of a job: consecutive blocks of one group of a request, beginning with block
+    ``first``.
+    """
+
+    tracked: Tracked
+    group: int
+    first: int
+    hashes: Sequence[bytes]
+    blocks: Sequence[Any]
+    section: bytes
+
+
+class SaveBatch:
+    """Blocks that were added but not yet sent.
+
+    ``pin`` pins what was added since the last one; what is taken stays pinned.
+    """
+
+    def __init__(self, geometry: Geometry, blocks: Blocks, tables: Tables) -> None:
+        self.job_blocks = MAX_JOB_BLOCKS
+        """The most blocks that the agent accepts in one job."""
+        self.recent = [RecentOffers() for _ in geometry.groups]
+        """By group."""
+        self.open: list[SaveRun] = []
+        """The runs that were added and not taken."""
+        self._blocks = blocks
+        self._tables = tables
+        self._groups = [
+            (group, spec.block_tokens, geometry.scale(group), bool(spec.window), self.recent[group])
+            for group, spec in enumerate(geometry.groups)
+        ]
+        _, self._block_tokens, scale, window, self._first_recent = self._groups[0]
+        self._simple = len(self._groups) == 1 and scale == 1 and not window
+        self._unpinned: list[Any] = []  # blocks added since the last pin
+
+    def room(self) -> int:
+        """Return how many more blocks may be added."""
+        return self._blocks.room() - len(self._unpinned)
+
+    def add_all(self, some: Sequence[tuple[Tracked, int]]) -> None:
+        """Add what the first ``tokens`` of each request leave to be saved."""
+        left = self._add_filled(some) if self._simple and not self._blocks.has_stale else some
+        for tracked, tokens in left:
+            if tokens >= tracked.next_tokens:
+                self.add(tracked, tokens)
+
+    def add(self, tracked: Tracked, tokens: int) -> None:
+        """Add what the first ``tokens`` of a request leave to be saved, as far as there is room."""
+        request = tracked.request
+        hashes, cursor = request.block_hashes, tracked.cursor
+        least = _NEVER
+        for group, size, scale, window, recent in self._groups:
+            begin, end = cursor[group], min(tokens // size, len(hashes) // scale)
+            if begin < end:
+                table = self._tables.slice(request.request_id, group, begin, end)
+                keys = hashes[(begin + 1) * scale - 1 : (begin + len(table)) * scale : scale]
+                loaded = tracked.loaded[1] > begin * size or self._blocks.has_stale
+                if loaded or window or len(keys) > self.room() or not recent.disjoint(keys):
+                    begin = self._pick(tracked, group, begin, keys, table)
+                elif keys:
+                    self._take(tracked, group, begin, keys, table)
+                    begin += len(keys)
+                cursor[group] = begin
+            least = min(least, (begin + 1) * size)
+        tracked.next_tokens = least
+
+    def pin(self) -> None:
+        """Pin the blocks that were added."""
+        if self._unpinned:
+            self._blocks.pin(self._unpinned)
+            self._unpinned = []
+
+    def take_job(self) -> tuple[list[SaveRun], list[Any]]:
+        """Return as many runs as one job holds, and their blocks."""
+        blocks: list[Any] = []
+        count = 0
+        for run in self.open[:MAX_SECTIONS]:
+            if blocks and len(blocks) + len(run.blocks) > self.job_blocks:
+                break
+            blocks += run.blocks
+            count += 1
+        runs, self.open = self.open[:count], self.open[count:]
+        return runs, blocks
+
+    def take_all(self) -> list[SaveRun]:
+        """Return all runs, pinned."""
+        self.pin()
+        taken, self.open = self.open, []
+        return taken
+
+    def _add_filled(self, some: Sequence[tuple[Tracked, int]]) -> list[tuple[Tracked, int]]:
+        """Add the block of each request that filled exactly one, as decoding requests do.
+
+        Return the others.
+
+        The effect is that of ``add``, inlined: nearly all checked requests are of this kind.
+        """
+        size, room, block_of = self._block_tokens, self.room(), self._tables.block
+        young, old = self._first_recent.young, self._first_recent.old
+        others: list[tuple[Tracked, int]] = []
+        for one in some:
+            tracked, tokens = one
+            i, request = tracked.cursor[0], tracked.request
+            hashes, begin = request.block_hashes, i * size
+            usual = size <= tokens - begin < 2 * size and 0 < i < len(hashes) and tracked.loaded[1] <= begin
+            if not usual:
+                others.append(one)
+                continue
+            key = hashes[i]
+            if key not in young and key not in old:
+                block = block_of(request.request_id, i)
+                if block is None or room <= 0:
+                    others.append(one)
+                    continue
+                room -= 1
+                young.add(key)
+                self._unpinned.append(block)
+                data = short_section(hashes[i - 1], key, block.block_id)
+                self.open.append(SaveRun(tracked, 0, i, (key,), (block,), data))
+            tracked.cursor[0] = i + 1
+            tracked.next_tokens = begin + 2 * size
+        return others
+
+    def _take(self, tracked: Tracked, group: int, first: int, keys: list[bytes], blocks: Sequence[Any]) -> None:
+        """Add a run of blocks as it is."""
+        _, _, scale, _, recent = self._groups[group]
+        hashes = tracked.request.block_hashes
+        recent.young.update(keys)
+        self._unpinned += blocks
+        for at in range(0, len(keys), self.job_blocks):
+            i = first + at
+            parent = hashes[i * scale - 1] if i else b""
+            some, these = keys[at : at + self.job_blocks], blocks[at : at + self.job_blocks]
+            data = section(group, parent, some, [block.block_id for block in these])
+            self.open.append(SaveRun(tracked, group, i, some, these, data))
+
+    def _pick(self, tracked: Tracked, group: int, begin: int, keys: list[bytes], table: Sequence[Any]) -> int:
+        """Add those blocks of a run that need saving.
+
+        Return the new cursor: the first block that must wait.
+        """
+        _, size, _, _, recent = self._groups[group]
+        loaded = range(tracked.loaded[0] // size, tracked.loaded[1] // size)
+        room = self.room()
+        first = 0  # start of the current run
+        for i, (key, block) in enumerate(zip(keys, table, strict=True)):
+            if block.is_null or begin + i in loaded or key in recent or self._blocks.is_stale(block):
+                if first < i:
+                    self._take(tracked, group, begin + first, keys[first:i], table[first:i])
+                first = i + 1
+            elif room <= 0:
+                keys = keys[:i]
+                break
+            else:
+                room -= 1
+        if first < len(keys):
+            self._take(tracked, group, begin + first, keys[first:], table[first : len(keys)])
+        return begin + len(keys)

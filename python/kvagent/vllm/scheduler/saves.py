@@ -1,0 +1,248 @@
+"""Saves in flight: their jobs, pins and revocation words, until every worker has reported them.
+
+A save is sent in the step that computes its last block, or later; the agent waits for that step.
+Its blocks are pinned until the workers report it, so the request may end earlier. A save can be
+revoked: the agent reads the revocation word after it has copied and before it stores, so the pins
+can be released at once.
+
+The scheduler maps the workers' revocation words through /proc.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kvagent.messages import BlockStatus
+from kvagent.packing import packed
+from kvagent.vllm.plan import REVOKES, Outcome, SaveJob
+from kvagent.vllm.scheduler.save_batch import SaveBatch, SaveRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvagent.vllm.geometry import Geometry
+    from kvagent.vllm.plan import WorkerInfo
+    from kvagent.vllm.scheduler.blocks import Blocks, Tables
+    from kvagent.vllm.scheduler.save_schedule import SaveSchedule
+
+HOLD_S = 5.0  # the longest that a save may pin its blocks; one step counts for half of it at most
+RETRY_STEPS = 16  # steps before blocks that the agent refused are offered again
+
+_STORED = bytes((BlockStatus.OK, BlockStatus.EXISTS, BlockStatus.IN_PROGRESS))
+_LATER = (BlockStatus.BUSY, BlockStatus.REVOKED, BlockStatus.FAILED, BlockStatus.TIMED_OUT, BlockStatus.OFF)
+_PAUSE = (BlockStatus.BUSY, BlockStatus.OFF, BlockStatus.FAILED)
+
+
+@dataclass(eq=False, slots=True)
+class _Save:
+    job: int
+    revoke: int
+    runs: list[SaveRun]
+    blocks: list[Any]
+    since: float
+    outcome: Outcome | None = None
+    pinned: bool = True
+
+
+@dataclass(slots=True)
+class SaveCounts:
+    """Outcomes of saves, in blocks."""
+
+    planned: int = 0
+    stored: int = 0
+    existed: int = 0
+    refused: int = 0
+    revoked: int = 0
+
+
+@dataclass(eq=False)
+class Saves:
+    """The saves in flight. ``revoke_now`` sets a word in all workers at once; it may be None."""
+
+    geometry: Geometry
+    world: int
+    blocks: Blocks
+    tables: Tables
+    schedule: SaveSchedule
+    """Receives requests whose blocks have to be offered again."""
+    revoke_now: Callable[[int], None] | None = None
+    revocable: bool = True
+    """Whether the agent supports revocation words."""
+    counts: SaveCounts = field(default_factory=SaveCounts)
+
+    def __post_init__(self) -> None:
+        self.batch = SaveBatch(self.geometry, self.blocks, self.tables)
+        """The contents of the next jobs. Callers that add to it also pin."""
+        self._inflight: OrderedDict[int, _Save] = OrderedDict()
+        self._words = list(range(REVOKES))
+        self._step = 0
+        self._now = 0.0  # a clock that advances by at most half of HOLD_S per step
+        self._last = 0.0
+        self._not_before = 0
+
+    def busy(self) -> bool:
+        """Return whether saves are in flight or wait to be sent."""
+        return bool(self._inflight or self.batch.open)
+
+    def begin(self, now: float) -> None:
+        """Begin a step."""
+        self._step += 1
+        self._now += min(now - self._last, HOLD_S / 2)  # the agent handles a save only after its step has ended
+        self._last = now
+
+    def ready(self) -> bool:
+        """Return whether saves can be planned now. Called before blocks are added."""
+        for recent in self.batch.recent:
+            recent.rotate(self._last)
+        return bool(self._words) and self.batch.room() > 0 and self._step >= self._not_before
+
+    def finish(self, jobs: Callable[[], int], boot: bytes, epoch: int, space: bytes = b"") -> list[SaveJob]:
+        """Return the jobs of what was added and pinned."""
+        planned = []
+        while self.batch.open and self._words:
+            runs, blocks = self.batch.take_job()
+            sections = packed([run.section for run in runs], len(blocks))
+            save = _Save(jobs(), self._words.pop(), runs, blocks, self._now)
+            self._inflight[save.job] = save
+            self.counts.planned += len(blocks)
+            planned.append(SaveJob(save.job, boot, epoch, save.revoke, sections, space))
+        if self.batch.open:
+            self.drop()  # no free revocation word
+        return planned
+
+    def drop(self) -> None:
+        """Discard what was added and not sent."""
+        for run in self.batch.take_all():
+            self.batch.recent[run.group].discard(run.hashes)
+            self._again(run, 0)
+            self.blocks.unpin(run.blocks)
+
+    def report(self, job: int, outcome: Outcome) -> bool:
+        """Handle a report of one or more workers. Return whether the job is a save."""
+        save = self._inflight.get(job)
+        if save is None:
+            return False
+        save.outcome = outcome if save.outcome is None else save.outcome.join(outcome)
+        if save.outcome.ranks >= self.world:
+            del self._inflight[job]
+            self._over(save, save.outcome.statuses)
+        return True
+
+    def revoke(self) -> list[int]:
+        """Revoke all saves and return their jobs; their blocks are free from the next step on."""
+        revoked: list[int] = []
+        if not self.revocable:
+            return revoked
+        for save in self._inflight.values():
+            if save.pinned:
+                revoked.append(save.job)
+                self._revoke_save(save)
+        return revoked
+
+    def revoke_overdue(self) -> list[int]:
+        """Revoke the saves that have been in flight for too long."""
+        overdue: list[int] = []
+        for save in self._inflight.values() if self.revocable else ():
+            if save.since + HOLD_S > self._now:
+                break
+            if save.pinned:
+                overdue.append(save.job)
+                self._revoke_save(save)
+        return overdue
+
+    def revoke_at_once(self) -> list[int]:
+        """Revoke all saves between two steps if the words are mapped, else none."""
+        self.drop()
+        return [] if self.revoke_now is None else self.revoke()
+
+    def forget(self) -> None:
+        """Offer all blocks again, since the agent has none any more."""
+        for recent in self.batch.recent:
+            recent.clear()
+
+    def _over(self, save: _Save, statuses: bytes) -> None:
+        self._words.append(save.revoke)
+        if save.pinned:
+            self.blocks.unpin(save.blocks)
+        if len(statuses) == len(save.blocks) and not statuses.translate(None, _STORED):  # the usual case
+            stored = statuses.count(BlockStatus.OK)
+            self.counts.stored += stored
+            self.counts.existed += len(statuses) - stored
+            return
+        self._partly_over(save, statuses)
+
+    def _partly_over(self, save: _Save, statuses: bytes) -> None:
+        left = iter(statuses)
+        for run in save.runs:
+            recent = self.batch.recent[run.group]
+            for i, key in enumerate(run.hashes):
+                status = next(left, BlockStatus.FAILED)
+                self._count(status)
+                if status not in _STORED:
+                    recent.discard((key,))
+                if status in _LATER:
+                    self._again(run, i)
+        if any(status in statuses for status in _PAUSE):
+            self._not_before = self._step + RETRY_STEPS
+
+    def _revoke_save(self, save: _Save) -> None:
+        if self.revoke_now is not None:
+            self.revoke_now(save.revoke)
+        save.pinned = False
+        self.counts.revoked += len(save.blocks)
+        self.blocks.unpin(save.blocks)
+
+    def _again(self, run: SaveRun, i: int) -> None:
+        tracked = run.tracked
+        tracked.cursor[run.group] = min(tracked.cursor[run.group], run.first + i)
+        tracked.next_tokens = 0
+        if tracked.admitted and not tracked.over:
+            self.schedule.add(tracked)
+
+    def _count(self, status: int) -> None:
+        if status == BlockStatus.OK:
+            self.counts.stored += 1
+        elif status in _STORED:
+            self.counts.existed += 1
+        elif status != BlockStatus.REVOKED:
+            self.counts.refused += 1
+
+
+class WorkerRevocation:
+    """The mapped revocation words of all workers.
+
+    OSError if one cannot be mapped. ``close`` unmaps them.
+    """
+
+    def __init__(self, workers: Sequence[WorkerInfo]) -> None:
+        self._maps: list[mmap.mmap] = []
+        self._words: list[memoryview] = []
+        try:
+            for worker in workers:
+                fd = os.open(worker.path, os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    self._maps.append(mmap.mmap(fd, worker.size))
+                finally:
+                    os.close(fd)
+                end = worker.revoke_off + 4 * worker.revokes
+                self._words.append(memoryview(self._maps[-1])[worker.revoke_off : end].cast("I"))
+        except BaseException:
+            self.close()
+            raise
+
+    def revoke(self, index: int) -> None:
+        """Revoke the save with this word, in every worker."""
+        for words in self._words:
+            words[index] = 1
+
+    def close(self) -> None:
+        """Unmap the words. Repeated calls do nothing."""
+        for words in self._words:
+            words.release()
+        for mapped in self._maps:
+            mapped.close()
+        self._words, self._maps = [], []

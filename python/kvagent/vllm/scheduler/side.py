@@ -1,0 +1,414 @@
+"""The scheduler's side: what the agent has of a prompt, which blocks a step saves and loads, what
+is pinned.
+
+vLLM's scheduler calls it from one thread. It waits for nothing except the first answer to a look-up
+(lookups). It uses only attributes of vLLM's objects and imports no vllm.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from kvagent.limits import MAX_JOB_BLOCKS
+from kvagent.vllm.counters import Counts
+from kvagent.vllm.generation import LOADED, PRIVATE, Generations
+from kvagent.vllm.link import LISTEN_STEPS
+from kvagent.vllm.plan import StepPlan
+from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession, SessionChange
+from kvagent.vllm.scheduler.blocks import Blocks, Tables
+from kvagent.vllm.scheduler.loads import Loads
+from kvagent.vllm.scheduler.lookups import Promises
+from kvagent.vllm.scheduler.media import Keyed, Media
+from kvagent.vllm.scheduler.requests import StaleRequests, Tracked
+from kvagent.vllm.scheduler.save_schedule import SaveSchedule, collect_saves
+from kvagent.vllm.scheduler.saves import Saves
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvagent.vllm.geometry import Geometry
+    from kvagent.vllm.link import Link
+    from kvagent.vllm.options import Options
+    from kvagent.vllm.plan import Report
+
+
+class SchedulerSide:
+    """The scheduler's side.
+
+    ``bind`` precedes all calls except ``on_new_request`` and ``matched``.
+    """
+
+    def __init__(
+        self, options: Options, geometry: Geometry, world: int, link: Link, *, saves: bool, loads: bool,
+        whole_failures: bool, generations: Generations | None = None, media: Media | None = None,
+        unobserved: bool = False,
+    ) -> None:  # fmt: skip
+        """``whole_failures``: vLLM accepts the failure of a whole load (0.30 and later).
+
+        ``unobserved``: the weights can change unobserved, so any reset may follow such a change.
+        """
+        self._unobserved = unobserved
+        self._was_reset = False  # vLLM reset its own cache, and no call has followed yet
+        self.generations = generations or Generations(LOADED, options)
+        self._workers_in_space = 0  # workers that have reported the current generation
+        self._moved_at = -1  # the step after which the generation last changed
+        self.counts = Counts()
+        self._options = options
+        self._geometry = geometry
+        self._world = world
+        self._may_save = saves
+        self._may_load = loads
+        self._whole_failures = whole_failures
+        self._media = media or Media(options.media, geometry.hash_tokens)
+        self._agent = AgentSession(link, options)
+        self._promises = Promises(self._agent, geometry, options, self.counts)
+        self._tracked: dict[str, Tracked] = {}
+        self._schedule = SaveSchedule()
+        self._revokes: list[int] = []
+        self._steps = 0
+        self._stopped = False  # the agent does not respond
+        self._jobs = itertools.count(1)
+        self.tables = Tables()
+        self.blocks: Blocks | None = None
+        self.saves: Saves | None = None
+        self._loads: Loads | None = None
+        self._stale_requests: StaleRequests | None = None
+
+    def bind(self, pool: Any, manager: Any = None) -> None:
+        """Take vLLM's block pool, and its KV cache manager if the scheduler provides it."""
+        if self.blocks is None:
+            self.blocks = Blocks(pool, self._options.pin_percent / 100)
+            self.saves = Saves(self._geometry, self._world, self.blocks, self.tables, self._schedule)
+            self._loads = Loads(self._agent, self._geometry, self._options, self._world, self.blocks, self.counts)
+            self._stale_requests = StaleRequests(self.blocks, self.tables, len(self._geometry.groups))
+            self.blocks.before_reset(self._before_reset)
+        self.tables.bind(pool, manager)
+
+    def use_revocation(self, revoke: Callable[[int], None]) -> None:
+        """Take the function that sets a revocation word in all workers at once."""
+        if self.saves is not None:
+            self.saves.revoke_now = revoke
+
+    def on_new_request(self, request: Any) -> None:
+        """Tell the agent which blocks a later look-up will ask for."""
+        self._settle_reset()
+        tracked = self._track(request)
+        self._poll_agent()
+        lookups = self._agent.lookups
+        if lookups is not None and self._usable(tracked) and (hashes := tracked.request.block_hashes):
+            lookups.probe(request.num_tokens, hashes)
+
+    def matched(self, request: Any, own: int) -> tuple[int | None, bool]:
+        """Return how many tokens beyond ``own`` will be loaded; None if not known yet."""
+        self._settle_reset()
+        tracked = self._track(request)
+        if not self._usable(tracked) or (own and not self._whole_failures):
+            return 0, False
+        tokens = self._promises.promise(tracked, own, time.monotonic())
+        tracked.own = own
+        return tokens, bool(tokens)
+
+    def allocated(self, request: Any, blocks: Any, external: int) -> None:
+        """Handle a request's admission, with ``external`` tokens to load or none."""
+        self._settle_reset()
+        tracked = self._track(request)
+        if tracked.admitted:  # reset_prefix_cache took its blocks between two steps
+            self._lost_blocks(tracked)
+        if external > 0 and self._loads is not None:
+            asked = self._promises.take(tracked)
+            self._check_stale(tracked, blocks.blocks)
+            self._loads.plan(next(self._jobs), tracked, blocks.blocks, external, asked)
+            return
+        self._promises.forget(tracked)
+        if not tracked.bypass and self._may_save:
+            self._check_stale(tracked, blocks.blocks if blocks is not None else ())
+            tracked.admitted = True
+            self._schedule.add(tracked)
+
+    def plan(self, output: Any) -> StepPlan:
+        """Return the plan of the step that ``output`` describes."""
+        self._settle_reset()
+        self._steps += 1
+        waiting = self._waiting()
+        self._poll_agent(listen=waiting or self._steps % LISTEN_STEPS == 0)
+        preempted = getattr(output, "preempted_req_ids", None) or ()
+        for request in preempted:
+            # A request that a reset preempted may be admitted again in the same step.
+            self._preempted(request, again=request in output.num_scheduled_tokens)
+        self.tables.take(getattr(output, "kv_connector_block_state", None))
+        if self._stale_requests is not None:
+            self._stale_requests.mark_blocks()
+        now = time.monotonic()
+        plan = StepPlan(idle=not self._tracked)
+        if self._workers_in_space < self._world:
+            plan.generation = self.generations.serial, self.generations.now
+        if self._loads is not None and self._loads.busy():
+            plan.loads, plan.cancels = self._loads.take()
+        plan.revokes, self._revokes = self._revokes, []
+        if self.saves is not None:
+            self._stopped = plan.stopped = waiting and self._waiting() and self._agent.stopped(now)
+            self._plan_saves(self.saves, plan, output, now, preempted=bool(preempted))
+        if self._agent.lookups is not None:
+            self._agent.lookups.begin_step()
+        return plan
+
+    def report(self, report: Report) -> None:
+        """Handle a report of the workers."""
+        if self.saves is None or self._loads is None:
+            return
+        now = time.monotonic()
+        if report.moved:
+            self._workers_moved(report.moved)
+        if report.outcomes:
+            self._agent.liveness.heard(now)
+        for job in report.late:
+            self._loads.late(job)
+        for job, outcome in report.outcomes.items():
+            if not self.saves.report(job, outcome):
+                self._loads.report(job, outcome, now)
+
+    def finished(self, request: Any, *, normally: bool) -> None:
+        """Handle a request's end; its blocks are free afterwards, except for pinned ones."""
+        tracked = self._tracked.pop(request.request_id, None)
+        if tracked is None:
+            return
+        tracked.over = True
+        self._schedule.remove(tracked)
+        self._promises.forget(tracked)
+        if self._stale_requests is not None:
+            self._stale_requests.mark_blocks()
+            self._stale_requests.remove(tracked)
+        if tracked.load and self._loads is not None:
+            self._loads.cancel(tracked)
+        elif normally and self.saves is not None and self._saving(tracked) and self.saves.ready():
+            # The last token was not computed, and async scheduling may have an extra step in
+            # flight.
+            tokens = min(request.num_computed_tokens, self._limit(request), request.num_tokens - 1)
+            if tokens >= tracked.next_tokens:
+                self.saves.batch.add(tracked, tokens)
+                self.saves.batch.pin()
+        self.tables.forget(request.request_id)
+
+    def reset(self) -> None:
+        """Handle vLLM's reset of the connector: new weights, or a plain reset if the user says so.
+
+        A plain reset starts a new epoch. If the agent does not answer, the reset precedes its next
+        use.
+        """
+        self._was_reset = False
+        if self.generations.after_reset():
+            self._move()
+            return
+        self.new_weights()
+        self._agent.reset()
+
+    def before_weights_call(self, call: str) -> None:
+        """Handle a call that may change the weights: what was computed so far belongs to the old
+        ones.
+        """
+        if self._moved_at == self._steps and self.generations.now.startswith(PRIVATE):
+            return  # nothing was computed since the last change: an update takes many calls
+        if self.generations.after_call(call):
+            self._move()
+
+    def weights_named(self, version: str) -> None:
+        """Handle the naming of the current weights' version."""
+        if self.generations.after_name(version):
+            self._move()
+
+    def reregister(self) -> None:
+        """Leave the agent and register again, since the identity has changed but the computation
+        has not.
+        """
+        if self._agent.reregister():
+            self._react(SessionChange(ended=True))
+
+    def new_weights(self) -> None:
+        """Stop saving what was computed so far, and drop all promises."""
+        for tracked in self._tracked.values():
+            self._promises.forget(tracked)
+            tracked.stale = tracked.stale or tracked.admitted or tracked.load != 0 or tracked.ever_loaded
+        if self.blocks is not None and self.saves is not None and self._stale_requests is not None:
+            self.blocks.new_weights()
+            self._stale_requests.clear()
+            for tracked in self._tracked.values():
+                if tracked.stale:
+                    self._stale_requests.add(tracked)
+            self.saves.drop()  # else it would be sent under the new epoch
+            self.saves.forget()
+
+    def idle(self) -> bool:
+        """Return whether the engine has no request."""
+        return not self._tracked
+
+    def pending(self) -> bool:
+        """Return whether steps are needed without requests: a report or a lease is outstanding."""
+        lookups = self._agent.lookups
+        return self._waiting() or (lookups is not None and lookups.awaits_leases())
+
+    def counted(self) -> dict[str, int]:
+        """Return all counters by name."""
+        counted = {field.name: getattr(self.counts, field.name) for field in fields(self.counts)}
+        if self.saves is not None:
+            counts = self.saves.counts
+            counted |= {f"saves_{field.name}": getattr(counts, field.name) for field in fields(counts)}
+        return counted
+
+    def close(self) -> None:
+        """Leave the agent. Its leases end with the session."""
+        self._agent.close()
+
+    def _move(self) -> None:
+        """Switch to another generation: what was computed so far belongs to the last one."""
+        self.new_weights()
+        self._workers_in_space = 0
+        self._moved_at = self._steps
+        if self._agent.move():
+            self._react(SessionChange(ended=True))
+
+    def _workers_moved(self, serials: Sequence[int]) -> None:
+        """Register the scheduler once all workers have switched.
+
+        The agent requires all parts of an engine to be in one space, and hits need all ranks.
+        """
+        before = self._workers_in_space
+        self._workers_in_space += sum(serial == self.generations.serial for serial in serials)
+        if before < self._workers_in_space >= self._world:
+            self._agent.proceed()
+
+    def _poll_agent(self, *, listen: bool = True) -> None:
+        change = self._agent.poll(listen=listen)
+        if change is not NO_CHANGE:
+            self._react(change)
+
+    def _react(self, change: SessionChange) -> None:
+        if change.ended:
+            self._schedule.clear()
+            for tracked in self._tracked.values():
+                tracked.promised = tracked.ticket = None
+        if change.began:
+            self._offer_again()
+        if change.reset:
+            self.new_weights()
+
+    def _offer_again(self) -> None:
+        """Offer all blocks again, since a new agent may have none."""
+        session = self._agent.session
+        if session is None or self.saves is None or self._loads is None:
+            return
+        self.saves.forget()
+        self.saves.revocable = session.version > 1
+        self.saves.batch.job_blocks = self._loads.job_blocks = min(
+            session.limits.max_job_blocks or MAX_JOB_BLOCKS, MAX_JOB_BLOCKS
+        )
+        self._schedule.clear()
+        for tracked in self._tracked.values():
+            tracked.restart_saves()
+            if tracked.admitted:
+                self._schedule.add(tracked)
+
+    def _waiting(self) -> bool:
+        """Return whether a report of the workers is outstanding."""
+        return (self.saves is not None and self.saves.busy()) or (self._loads is not None and self._loads.busy())
+
+    def _track(self, request: Any) -> Tracked:
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None:
+            # A hash covers only the name of a LoRA adapter, not its content.
+            bypass = getattr(request, "lora_request", None) is not None
+            keyed = self._media.request(request)
+            self.counts.media_bypassed += keyed is None
+            if self._media.newly_ambiguous:
+                self._bypass_names(self._media.newly_ambiguous)
+            tracked = Tracked(
+                keyed or request, bypass or keyed is None, [0] * len(self._geometry.groups), self._geometry.hash_tokens
+            )
+            self._tracked[request.request_id] = tracked
+        return tracked
+
+    def _bypass_names(self, names: set[str]) -> None:
+        """Stop saving and loading requests with an item of one of these names."""
+        for tracked in self._tracked.values():
+            if isinstance(tracked.request, Keyed) and tracked.request.names & names:
+                self._promises.forget(tracked)
+                self._schedule.remove(tracked)
+                self.counts.media_bypassed += not tracked.bypass
+                tracked.bypass, tracked.admitted = True, False
+        names.clear()
+
+    def _usable(self, tracked: Tracked) -> bool:
+        return (
+            self._may_load
+            and self._agent.switches.loads == 1
+            and not self._stopped
+            and not (tracked.bypass or tracked.no_load or tracked.load)
+            and not getattr(tracked.request, "skip_reading_prefix_cache", False)
+        )
+
+    def _saving(self, tracked: Tracked) -> bool:
+        present = self._agent.session is not None and self._agent.switches.saves == 1 and not self._stopped
+        return self._may_save and present and not (tracked.bypass or tracked.stale)
+
+    def _limit(self, request: Any) -> int:
+        """Return how many tokens of a request may be saved at all."""
+        return int(request.num_tokens if self._options.save_decode else request.num_prompt_tokens)
+
+    def _preempted(self, request: str, *, again: bool) -> None:
+        self.tables.forget(request)
+        tracked = self._tracked.get(request)
+        if tracked is not None and not again:
+            self._lost_blocks(tracked)
+
+    def _lost_blocks(self, tracked: Tracked) -> None:
+        tracked.restart_saves()
+        tracked.admitted = tracked.stale = tracked.ever_loaded = False
+        self._schedule.remove(tracked)
+        if self._stale_requests is not None:
+            self._stale_requests.remove(tracked)
+
+    def _check_stale(self, tracked: Tracked, tables: Sequence[Sequence[Any]]) -> None:
+        """Note whether an admitted request found blocks of old weights in the engine's own
+        cache.
+        """
+        if self._stale_requests is not None:
+            self._stale_requests.admit(tracked, tables)
+
+    def _plan_saves(self, saves: Saves, plan: StepPlan, output: Any, now: float, *, preempted: bool) -> None:
+        """Plan the saves of a step. In most steps only the step is counted."""
+        saves.begin(now)
+        session = self._agent.session
+        if session is not None and self._may_save:
+            self._schedule.step(
+                output.num_scheduled_tokens, self._tracked, getattr(output, "total_num_scheduled_tokens", 0)
+            )
+        if not (saves.busy() or (session is not None and self._schedule.ready())):
+            return
+        short = preempted or self._stopped or (self.blocks is not None and self.blocks.scarce())
+        if short:
+            plan.revokes += saves.revoke()
+        if session is None:
+            saves.drop()
+        elif self._may_save and not short and self._schedule.ready() and self._agent.switches.saves and saves.ready():
+            collect_saves(self._schedule, saves, output.num_scheduled_tokens, decode=self._options.save_decode)
+        if session is not None:
+            plan.saves = saves.finish(self._jobs.__next__, session.boot, session.epoch, self._agent.space)
+        plan.revokes += saves.revoke_overdue()
+
+    def _settle_reset(self) -> None:
+        """Treat a reset of vLLM's own cache as new weights if no reset of the connector came with
+        it.
+        """
+        if self._was_reset:
+            self._was_reset = False
+            self.before_weights_call("reset_prefix_cache")
+
+    def _before_reset(self) -> None:
+        """Release all pins of saves, since the prefix cache is about to be reset between two
+        steps.
+        """
+        self._was_reset = self._unobserved
+        if self.saves is not None:
+            self._revokes += self.saves.revoke_at_once()

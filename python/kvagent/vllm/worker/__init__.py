@@ -1,0 +1,1 @@
+"""The part of the connector that runs in the processes of vLLM's workers."""

@@ -1,0 +1,189 @@
+"""The connector's methods that vLLM's workers call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1 import base
+
+from kvagent.messages import Role
+from kvagent.registration import Registration
+from kvagent.vllm import geometry as geo
+from kvagent.vllm.counters import CounterDeltas
+from kvagent.vllm.link import Link
+from kvagent.vllm.metadata import Metadata, WorkerMetadata
+from kvagent.vllm.plan import StepPlan
+from kvagent.vllm.space import used_backends, with_resolved
+from kvagent.vllm.supported import whole_failures
+from kvagent.vllm.worker.memory import Memory, RetainedMemory, memory, release_fenced, retain
+from kvagent.vllm.worker.side import NO_RESULTS, WorkerSide
+from kvagent.vllm.worker.sync import Sync, make_sync
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from kvagent.vllm.options import Options
+    from kvagent.vllm.worker.side import Results
+
+
+class WorkerCalls:
+    """A part of KVAgentConnector."""
+
+    _vllm_config: Any
+    _config: Any
+    _options: Options
+    _identity: tuple[tuple[str, str], ...]
+    _ranks: geo.Ranks
+    _replicas: int
+    _worker: WorkerSide | None = None
+    _sync: Sync | None = None
+    _memory: Memory | None = None
+    _kv_caches: Mapping[str, Any] = {}
+    _bad_blocks: set[int] = set()  # noqa: RUF012  replaced, never changed
+    _connector_metadata: Any
+    _worker_deltas: CounterDeltas | None = None
+    _generation: str  # of the weights, for registrations: written by the worker's thread, read by its link's
+
+    def _common(self) -> dict[str, Any]:
+        """Return what all registrations of the engine have in common."""
+        raise NotImplementedError
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """Register the KV caches with the agent; wait briefly for one that is running."""
+        release_fenced()
+        self._kv_caches = kv_caches
+        names = [list(group.layer_names) for group in self._config.kv_cache_groups]
+        self._memory = memory(kv_caches, names, self._config.num_blocks, self._options.cpu_memory)
+        self._sync = self._sync or make_sync(self._memory.device)
+        if backends := used_backends(self._vllm_config, self._config):
+            self._identity = with_resolved(self._identity, backends)
+        link = Link(self._options.socket_dir, f"rank {self._rank}", self._registration_of_worker)
+        if self._worker is None:
+            per_block = len(self._config.kv_cache_groups) == 1
+            self._worker = WorkerSide(
+                link, self._sync.words, per_block=per_block, whole_failures=whole_failures(base),
+                clock=self._sync.clock, generation=self._generation, use_generation=self._use_generation,
+                resolved=backends,
+            )  # fmt: skip
+            self._worker_deltas = CounterDeltas(self._worker.counts, "worker_")
+        else:
+            self._worker.rejoin(link)
+        link.wait(self._options.start_wait_ms / 1e3)
+
+    def unregister_kv_caches(self) -> None:
+        """Withdraw the KV caches from the agent, before the engine sleeps."""
+        worker = self._worker
+        if worker is None or worker.leave():
+            self._close_memory()
+            return
+        self._retain(worker, worker.fence())
+
+    def restore_kv_caches(self) -> None:
+        """Register the KV caches again, after the engine slept."""
+        if self._kv_caches:
+            self.register_kv_caches(dict(self._kv_caches))
+
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        """Revoke the saves of blocks that were taken from their requests, before any can be
+        overwritten.
+
+        Blocks of saves and loads in flight are pinned, so vLLM does not reuse them. A save is
+        revoked by its word, without waiting, in the plan of the step before the first one that may
+        reuse its blocks.
+        """
+        if self._worker is not None and (plan := _plan(kv_connector_metadata)).revokes:
+            self._worker.revoke_saves(plan)
+
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        """Begin a step: vLLM's first call of it, before its kernels are launched."""
+        self._connector_metadata = connector_metadata
+        if self._worker is not None:
+            self._worker.begin(_plan(connector_metadata))
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Send the loads, which run between steps."""
+        if self._worker is not None and (plan := _plan(self._connector_metadata)).loads:
+            self._worker.start(plan)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Do nothing: no load is layer by layer."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """Do nothing: no save is layer by layer."""
+
+    def wait_for_save(self) -> None:
+        """End the step and send the saves, without waiting."""
+        if self._worker is not None:
+            self._worker.end(_plan(self._connector_metadata))
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:  # noqa: ARG002
+        """Return the requests whose load has ended (vLLM 0.29)."""
+        return None, self._take_results().received or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:  # noqa: ARG002
+        """Return the requests whose load has ended, and those whose load failed as a whole."""
+        results = self._take_results()
+        if results is NO_RESULTS:  # a new object: vLLM modifies its sets
+            return base.KVConnectorTransferResults()
+        return base.KVConnectorTransferResults(finished_recving=results.received, failed_recving=results.failed)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Return the blocks that failed to load, of the requests in the last get_finished."""
+        bad, self._bad_blocks = self._bad_blocks, set()
+        return bad
+
+    def build_connector_worker_meta(self) -> WorkerMetadata | None:
+        """Return this worker's report."""
+        report = self._worker.report() if self._worker is not None else None
+        return None if report is None else WorkerMetadata(report)
+
+    def _use_generation(self, generation: str) -> None:
+        self._generation = generation
+
+    def _leave_worker(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None and not worker.close():
+            self._retain(worker, lambda: False)
+            self._sync = None
+        self._close_memory()
+        if self._sync is not None:
+            self._sync.close()
+            self._sync = None
+
+    def _retain(self, worker: WorkerSide, fenced: Callable[[], bool]) -> None:
+        """Retain what the agent can access of this worker: the KV caches, their exports and the
+        words.
+        """
+        memory, self._memory = self._memory, None
+        close = memory.close if memory is not None else lambda: None
+        retain(RetainedMemory(f"rank {self._rank}", worker, (dict(self._kv_caches), memory, self._sync), close, fenced))
+
+    def _close_memory(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+
+    @property
+    def _rank(self) -> int:
+        return int(self._vllm_config.parallel_config.rank) % self._ranks.world
+
+    def _take_results(self) -> Results:
+        results = NO_RESULTS if self._worker is None else self._worker.results()
+        if results.bad_blocks:
+            self._bad_blocks = self._bad_blocks | results.bad_blocks
+        return results
+
+    def _registration_of_worker(self) -> Registration:
+        assert self._memory is not None
+        assert self._sync is not None
+        words = self._sync.words
+        tp = int(self._vllm_config.parallel_config.tensor_parallel_size)
+        return Registration(
+            role=Role.WORKER, rank=self._rank, shard=geo.shard(self._rank, tp, self._replicas), sync=words.sync(0),
+            regions=[(words.memory.region(0), words.memory.fd), *self._memory.regions],
+            segments=self._memory.segments, **self._common(),
+        )  # fmt: skip
+
+
+def _plan(metadata: Any) -> StepPlan:
+    return metadata.plan if isinstance(metadata, Metadata) else StepPlan()

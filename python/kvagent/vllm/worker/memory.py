@@ -1,0 +1,236 @@
+"""The memory of an engine's KV caches: regions and segments, derived from the tensors' strides, and
+its retention.
+
+vLLM passes a view [blocks, ...] per layer to ``register_kv_caches``; layers may share an
+allocation. Only attributes of the tensors are used, so this imports no torch.
+
+A deadline is no fence: an agent, or one of its movers, that has not let go of a worker's memory in
+time may still read and write it. So the memory is retained, with the sessions whose end is the
+fence, until that end is seen. After the connector's shutdown nothing looks for it, and the memory
+is retained until the process ends. That is a fence too: the kernel and the driver free a process's
+memory only after its last user is gone. Nothing here waits, so a shutdown does not hang.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kvagent.cuda.driver import CudaDriver
+from kvagent.cuda.export import Exported, export
+from kvagent.errors import KVAgentError
+from kvagent.messages import Region, RegionKind, Segment
+from kvagent.vllm.geometry import Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from kvagent.cuda.driver import Driver
+    from kvagent.vllm.worker.side import WorkerSide
+
+FIRST_REGION = 1  # region 0 holds the words
+_PR_SET_PTRACER = 0x59616D61  # from linux/prctl.h
+_PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A run of bytes in every block: block b's is at ``offset + b * stride`` of the storage."""
+
+    storage: int
+    offset: int
+    stride: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a worker registers: regions with their descriptors, and each group's segments.
+
+    ``close`` frees its exports.
+    """
+
+    regions: tuple[tuple[Region, int | None], ...]
+    segments: dict[int, tuple[Segment, ...]]
+    device: Any = None
+    """The GPU; None for host memory."""
+    exported: tuple[Exported, ...] = ()
+
+    def close(self) -> None:
+        """Close what was opened to export the memory to the agent."""
+        for one in self.exported:
+            one.close()
+
+
+def memory(
+    kv_caches: Mapping[str, Any], groups: Sequence[Sequence[str]], num_blocks: int, kind: str,
+    driver: Driver | None = None,
+) -> Memory:  # fmt: skip
+    """Return the memory of the layers' tensors.
+
+    ``groups``: the layer names of each group. ``kind``: fd or peer, for host memory. ``driver``
+    replaces CUDA's in tests.
+    """
+    storages: dict[int, tuple[int, Any]] = {}
+    found = {}
+    for number, names in enumerate(groups):
+        extents: list[Extent] = []
+        for name in names:
+            if name not in kv_caches:
+                raise Unsupported(f"group {number}: layer {name} has no KV cache here")
+            extents += _extents(name, kv_caches[name], num_blocks, storages)
+        found[number] = _merged(extents)
+    device = _device(kv_caches)
+    if device is not None:
+        return _on_gpu(storages, found, device, driver or CudaDriver())
+    regions = tuple(_region(place + FIRST_REGION, storage, kind) for place, storage in storages.values())
+    return Memory(regions, _segments(found, [0] * len(regions)))
+
+
+def _on_gpu(
+    storages: Mapping[int, tuple[int, Any]], found: Mapping[int, list[Extent]], device: Any, driver: Driver
+) -> Memory:
+    exported: list[Exported] = []
+    try:
+        for place, storage in storages.values():
+            exported.append(export(driver, place + FIRST_REGION, int(storage.data_ptr()), int(storage.nbytes())))
+    except BaseException as error:
+        for one in exported:
+            one.close()
+        if isinstance(error, KVAgentError):
+            raise Unsupported(str(error)) from error
+        raise
+    regions = tuple(region for one in exported for region in one.regions)
+    return Memory(regions, _segments(found, [one.offset for one in exported]), device, tuple(exported))
+
+
+def _segments(found: Mapping[int, list[Extent]], offsets: Sequence[int]) -> dict[int, tuple[Segment, ...]]:
+    """Return the segments of the extents; a region may begin before its storage, by its offset."""
+    return {
+        group: tuple(
+            Segment(p.storage + FIRST_REGION, offsets[p.storage] + p.offset, p.stride, p.bytes) for p in extents
+        )
+        for group, extents in found.items()
+    }
+
+
+def _device(kv_caches: Mapping[str, Any]) -> Any:
+    """Return the GPU that all layers are on; None for host memory."""
+    devices = {str(tensor.device): tensor.device for tensor in kv_caches.values() if hasattr(tensor, "device")}
+    if len(devices) > 1:
+        raise Unsupported(f"the KV cache is on several devices: {', '.join(sorted(devices))}")
+    return next((device for device in devices.values() if device.type == "cuda"), None)
+
+
+def _extents(name: str, tensor: Any, num_blocks: int, storages: dict[int, tuple[int, Any]]) -> Iterator[Extent]:
+    """Yield a layer's runs of bytes, as long as possible, in memory order."""
+    if not hasattr(tensor, "untyped_storage"):
+        raise Unsupported(f"layer {name}: its KV cache is not a single tensor")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise Unsupported(f"layer {name}: KV cache on {tensor.device}, served are cpu and cuda")
+    storage = tensor.untyped_storage()
+    place, _ = storages.setdefault(storage._cdata, (len(storages), storage))
+    size = tensor.element_size()
+    split, rest = divmod(tensor.shape[0], num_blocks)
+    if rest or not split:
+        raise Unsupported(f"layer {name}: {tensor.shape[0]} pages for {num_blocks} blocks")
+    # Kernels may split a block into consecutive pages.
+    dims = [(split, tensor.stride(0) * size)]
+    dims += [(n, step * size) for n, step in zip(tensor.shape[1:], tensor.stride()[1:], strict=True)]
+    run, outer = _run(dims, size)
+    base = tensor.storage_offset() * size
+    for steps in itertools.product(*(range(n) for n, _ in outer)):
+        offset = base + sum(i * step for i, (_, step) in zip(steps, outer, strict=True))
+        yield Extent(place, offset, tensor.stride(0) * size * split, run)
+
+
+def _run(dims: list[tuple[int, int]], size: int) -> tuple[int, list[tuple[int, int]]]:
+    """Return the length of a contiguous run, and the dimensions (extent, step in bytes) that repeat
+    it, outermost first.
+    """
+    run = size
+    outer: list[tuple[int, int]] = []
+    for extent, step in sorted((dim for dim in dims if dim[0] > 1), key=lambda dim: dim[1]):
+        if step == run and not outer:
+            run *= extent
+        else:
+            outer.append((extent, step))
+    return run, outer[::-1]
+
+
+def _merged(extents: list[Extent]) -> list[Extent]:
+    """Return the extents in memory order, adjacent ones merged; bytes shared by layers appear
+    once.
+    """
+    merged: list[Extent] = []
+    for extent in sorted(set(extents), key=lambda p: (p.storage, p.stride, p.offset)):
+        last = merged[-1] if merged else None
+        if (
+            last is not None
+            and (last.storage, last.stride, last.offset + last.bytes) == (extent.storage, extent.stride, extent.offset)
+            and last.bytes + extent.bytes <= last.stride
+        ):
+            merged[-1] = Extent(last.storage, last.offset, last.stride, last.bytes + extent.bytes)
+        else:
+            merged.append(extent)
+    return merged
+
+
+def _region(number: int, storage: Any, kind: str) -> tuple[Region, int | None]:
+    size = int(storage.nbytes())
+    if kind == "peer":
+        _allow_ptrace()
+        return Region(number, RegionKind.PEER, size, addr=int(storage.data_ptr())), None
+    storage.share_memory_()  # moves the storage, and all its views
+    fd, _ = storage._share_fd_cpu_()
+    return Region(number, RegionKind.FD, size), fd
+
+
+def _allow_ptrace() -> None:
+    """Allow any process to access this one's memory under Yama, since the agent's is not known
+    yet.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
+
+
+log = logging.getLogger("kvagent.vllm")
+
+
+@dataclass(eq=False, slots=True)
+class RetainedMemory:
+    """The memory of one worker, retained until ``fenced``."""
+
+    owner: str
+    worker: WorkerSide
+    """Owns the sessions, which must stay open."""
+    memory: tuple[Any, ...]
+    """Objects that must not be freed."""
+    close: Callable[[], None]
+    """Closes what the memory was exported with."""
+    fenced: Callable[[], bool] = field(default=lambda: False)
+    """Returns whether the fence has been seen; always False after a shutdown."""
+
+
+_retained: list[RetainedMemory] = []
+
+
+def retain(one: RetainedMemory) -> None:
+    """Retain a worker's memory, and log it."""
+    _retained.append(one)
+    log.error(
+        "%s: the agent did not let go of the KV caches in time; their memory is kept until it does, or until "
+        "this process ends",
+        one.owner,
+    )
+
+
+def release_fenced() -> int:
+    """Free fenced memory. Return how many workers' memory is still retained."""
+    for one in [one for one in _retained if one.fenced()]:
+        _retained.remove(one)
+        one.close()
+        log.info("%s: the agent has let go of the KV caches that were kept", one.owner)
+    return len(_retained)

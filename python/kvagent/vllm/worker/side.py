@@ -1,0 +1,446 @@
+"""A worker's side: sends the jobs of a step's plan to the agent and reports their outcomes.
+
+It never waits.
+
+In a step, vLLM calls revoke_saves (before any block is overwritten), begin, start (after the
+forward pass was launched), end (the pass's kernels are launched; on a CPU they have ended), results
+and report. Every promised load is among the results exactly once: when the agent has reported it,
+when its deadline has passed, when the agent does not respond, or when there is no agent. Only an
+outcome in the report means that the job's blocks are no longer accessed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvagent import messages as m
+from kvagent.errors import Busy, Malformed, SessionBroken, SessionEnded
+from kvagent.messages import BlockStatus
+from kvagent.vllm.link import LISTEN_STEPS
+from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
+from kvagent.vllm.worker.idle_backoff import IdleBackoff
+from kvagent.vllm.worker.sync import HostClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvagent.packing import Packed
+    from kvagent.shm import SyncWords
+    from kvagent.vllm.link import Attachment, Link
+    from kvagent.vllm.worker.sync import Clock
+
+
+@dataclass(eq=False, slots=True)
+class InflightJob:
+    """A job at the agent.
+
+    A load of many blocks has several parts, each a job of the session; a save has one.
+    """
+
+    plan: SaveJob | LoadJob
+    attachment: Attachment | None
+    parts: list[bytes | None] = field(default_factory=list)
+    """The statuses of each part's blocks; None while the part is at the agent."""
+    numbers: list[int] = field(default_factory=list)
+    """The session's numbers of the parts that were sent."""
+    deadline: float = 0.0
+    reported: bool = False
+    """Whether a load was already reported to vLLM."""
+    cancelled: bool = False
+
+    @property
+    def done(self) -> bool:
+        """Return whether no part is at the agent."""
+        return None not in self.parts
+
+    @property
+    def statuses(self) -> bytes:
+        """Return the statuses of all blocks, once the job is done."""
+        parts = [part for part in self.parts if part is not None]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def cancel(self) -> None:
+        """Ask the agent to end the job. Its DONE, or the session's end, still follows."""
+        self.cancelled = True
+        if self.attachment is None:
+            return
+        for number in self.numbers:
+            try:
+                self.attachment.session.cancel(number)
+            except (Busy, SessionBroken, SessionEnded):
+                return
+
+
+def lost(part: bytes | None, blocks: int, status: BlockStatus = BlockStatus.FAILED) -> bytes:
+    """Return the statuses of a part that the agent will not report any more."""
+    return bytes([status]) * blocks if part is None else part
+
+
+_OK = int(BlockStatus.OK)
+MISMATCH_S = 1.0  # how long plans may be for another agent before this worker joins that one
+DRAIN_S = 2.0  # timeout at the end for the agent to let go of this worker's memory
+
+log = logging.getLogger("kvagent.vllm")
+
+
+@dataclass(slots=True)
+class Results:
+    """What vLLM is told after a step: requests whose load has ended, the failed ones among them,
+    and bad blocks.
+    """
+
+    received: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+    bad_blocks: set[int] = field(default_factory=set)
+
+
+NO_RESULTS = Results()  # shared: never modified
+
+
+@dataclass(slots=True)
+class WorkerCounts:
+    """Blocks moved by one worker, and loads that did not arrive as promised."""
+
+    saved: int = 0
+    loaded: int = 0
+    loads_failed: int = 0
+    loads_late: int = 0
+
+
+class WorkerSide:
+    """A worker's side.
+
+    ``per_block``: failures are reported block by block (models with one KV cache group).
+    """
+
+    def __init__(
+        self, link: Link, words: SyncWords, *, per_block: bool, whole_failures: bool, clock: Clock | None = None,
+        generation: str = "", use_generation: Callable[[str], None] | None = None, resolved: str = "",
+    ) -> None:  # fmt: skip
+        """``use_generation`` makes later registrations use another generation than
+        ``generation``.
+        """
+        self.counts = WorkerCounts()
+        self._generation = generation
+        self._use_generation = use_generation
+        self._serial = 0  # the generation's serial number in the scheduler
+        self._link = link
+        self._words = words
+        self._clock: Clock = clock or HostClock(words)
+        self._per_block = per_block
+        self._whole_failures = whole_failures
+        self._backoff = IdleBackoff()
+        self._step = 0
+        self._open: StepPlan | None = None
+        self._jobs: dict[int, InflightJob] = {}
+        self._numbers: dict[
+            tuple[int, int], tuple[int, int]
+        ] = {}  # by attachment and the session's number: job and part
+        self._sessions: list[Attachment] = []
+        self._mismatch: tuple[Attachment, float] | None = None  # another agent than the scheduler's, and since when
+        self._results = Results()
+        self._polls = True  # whether this step polls the sessions
+        path = f"/proc/{os.getpid()}/fd/{words.memory.fd}"
+        self._report = Report(workers=(WorkerInfo(path, words.memory.size, words.revoke_off, words.revokes, resolved),))
+
+    def revoke_saves(self, plan: StepPlan) -> None:
+        """Set the words of revoked saves: their blocks may be overwritten from the next step on."""
+        if self._open is not None:  # vLLM 0.29 and 0.30 do not end a step without tokens
+            self.end(self._open)
+        for job in plan.revokes:
+            if (inflight := self._jobs.get(job)) and isinstance(inflight.plan, SaveJob):
+                self._words.revoke(inflight.plan.revoke)
+
+    def begin(self, plan: StepPlan) -> None:
+        """Begin a step, before its kernels are launched."""
+        if self._open is not None or plan.revokes:
+            self.revoke_saves(plan)  # usually a repetition, which costs nothing
+        self._step = step = self._step + 1
+        self._open = plan
+        self._polls = bool(self._jobs) or plan.idle or step % LISTEN_STEPS == 0
+        self._backoff.step(idle=plan.idle)
+        self._clock.begin(step)
+        if plan.generation is not None:
+            self._move(*plan.generation)
+        for job in plan.cancels:
+            if inflight := self._jobs.get(job):
+                inflight.cancel()
+        if plan.stopped:
+            for inflight in self._jobs.values():
+                inflight.deadline = 0.0
+
+    def start(self, plan: StepPlan) -> None:
+        """Send the loads.
+
+        The step in flight may still write to their destination, so each names its step.
+        """
+        for load in plan.loads:
+            self._submit(load, load.parts)
+
+    def end(self, plan: StepPlan) -> None:
+        """End the step and send the saves."""
+        if self._open is None:
+            return
+        self._open = None
+        self._clock.end(self._step)
+        if plan.saves:
+            self._save(plan.saves)
+
+    def results(self) -> Results:
+        """Return what has ended since the last call.
+
+        Jobs of this very step have rarely ended, and looking for them would cost more than the rest
+        of the step.
+        """
+        if self._polls:
+            self._poll()
+            patient = self._backoff.active and not self._report.outcomes
+            if patient and self._backoff.wait(one.session.fileno() for one in self._sessions):
+                self._poll()
+            self._expire_loads(time.monotonic())
+        if not self._results.received:
+            return NO_RESULTS
+        results, self._results = self._results, Results()
+        return results
+
+    def report(self) -> Report | None:
+        """Return what the scheduler's side has to learn since the last call, or None."""
+        report = self._report
+        if not (report.outcomes or report.late or report.workers or report.moved):
+            return None
+        self._report = Report()
+        return report
+
+    def busy(self) -> bool:
+        """Return whether the agent has jobs of this worker."""
+        return bool(self._jobs)
+
+    def close(self) -> bool:
+        """Leave. Return whether the agent has let go of the memory.
+
+        Otherwise its sessions stay open as long as this object exists: closing one would tell the
+        agent that this process has stopped using its memory, and would prove nothing here.
+        """
+        return self.leave()
+
+    def fence(self) -> Callable[[], bool]:
+        """Return a function for use after ``leave``: whether every agent has let go of this
+        worker's memory.
+
+        It reflects what ``results`` has read, and is always False if a registration's outcome is
+        unknown.
+        """
+        sessions, settled = [attachment.session for attachment in self._sessions], not self._link.busy
+        return lambda: settled and all(session.ended for session in sessions)
+
+    def leave(self) -> bool:
+        """End all sessions and wait, bounded, for the agent to let go of the memory.
+
+        Return whether it has.
+
+        Otherwise its session is still read, though nothing is sent: its end is the fence of its
+        jobs.
+        """
+        if last := self._link.close():
+            self._add_session(last)
+        if link_busy := self._link.busy:
+            log.warning("a registration is still in progress: its outcome is unknown")
+        fenced = [attachment.session.drain(DRAIN_S) for attachment in self._sessions]
+        for attachment, free in zip(list(self._sessions), fenced, strict=True):
+            if free:
+                self._fenced(attachment)
+        return all(fenced) and not link_busy
+
+    def rejoin(self, link: Link, clock: Clock | None = None) -> None:
+        """Continue with another link, after ``leave``."""
+        self._link = link
+        self._clock = clock or self._clock
+
+    def _move(self, serial: int, generation: str) -> None:
+        """Switch to a generation of the weights: another space, in another session.
+
+        The old sessions are left, and their ends are the fences of their jobs.
+        """
+        if serial == self._serial:
+            return
+        self._serial = serial
+        self._report.moved = (*self._report.moved, serial)
+        if generation == self._generation:
+            return
+        self._generation = generation
+        if self._use_generation is not None:
+            self._use_generation(generation)
+        if last := self._link.renew():
+            self._add_session(last)
+        for attachment in self._sessions:
+            attachment.session.leave()
+
+    def _save(self, saves: Sequence[SaveJob]) -> None:
+        """Send the saves of a step as one message: waking the agent costs more than sending."""
+        attachment = self._attached()
+        if attachment is not None:
+            attachment.session.cork()
+        try:
+            for save in saves:
+                self._submit(save, (save.sections,))
+        finally:
+            if attachment is not None:
+                attachment.session.uncork()
+
+    def _submit(self, plan: SaveJob | LoadJob, parts: tuple[Packed, ...]) -> None:
+        attachment = self._attached()
+        if attachment is not None and attachment.session.boot != plan.boot:
+            if plan.boot:  # else it was planned without a session
+                self._check_agent(attachment)
+            attachment = None
+        elif attachment is not None:
+            self._mismatch = None
+            if attachment.registered.space != plan.space:
+                attachment = None
+        inflight = InflightJob(plan, attachment)
+        for part, sections in enumerate(parts):
+            status = self._send(plan, attachment, sections)
+            if isinstance(status, BlockStatus) or attachment is None:
+                inflight.parts.append(lost(None, sections.blocks, BlockStatus(status)))
+                continue
+            inflight.parts.append(None)
+            inflight.numbers.append(status)
+            self._numbers[id(attachment), status] = plan.job, part
+        if inflight.done:
+            self._finish(inflight)
+            return
+        if isinstance(plan, LoadJob):
+            inflight.deadline = time.monotonic() + plan.deadline_s
+        self._jobs[plan.job] = inflight
+
+    def _check_agent(self, attachment: Attachment) -> None:
+        """Join the agent that the scheduler plans for, if it has done so for a while: plans in
+        flight may be for an older one.
+
+        A session may outlive its agent while one of the agent's movers runs: its end, the fence of
+        its jobs, is still awaited.
+        """
+        now = time.monotonic()
+        if self._mismatch is None or self._mismatch[0] is not attachment:
+            self._mismatch = attachment, now
+        elif now - self._mismatch[1] > MISMATCH_S:
+            self._mismatch = None
+            self._link.lost(attachment)
+
+    def _send(self, plan: SaveJob | LoadJob, attachment: Attachment | None, sections: Packed) -> int | BlockStatus:
+        """Return the job's number in the session, or the status that explains why it was not
+        sent.
+        """
+        if attachment is None:
+            return BlockStatus.FAILED
+        session, event = attachment.session, self._clock.event(self._step)
+        try:
+            if isinstance(plan, SaveJob):
+                revoke = plan.revoke if session.version > 1 else m.NO_INDEX
+                return session.save(sections, epoch=plan.epoch, step=self._step, event=event, revoke=revoke)
+            return session.load(sections, epoch=plan.epoch, step=self._step, event=event, lease=plan.lease)
+        except Busy:
+            return BlockStatus.BUSY
+        except (SessionBroken, SessionEnded):
+            return BlockStatus.FAILED
+        except Malformed as error:
+            log.warning("a job of %d blocks is not sent: %s", sections.blocks, error)
+            return BlockStatus.FAILED
+
+    def _attached(self) -> Attachment | None:
+        current = self._link.current()
+        if current is not None and current not in self._sessions:
+            self._add_session(current)
+        return current
+
+    def _add_session(self, attachment: Attachment) -> None:
+        if attachment not in self._sessions:
+            self._sessions.append(attachment)
+
+    def _poll(self) -> None:
+        self._attached()
+        for attachment in list(self._sessions):
+            if not self._jobs and attachment.session.quiet():  # else a message is there, nearly always
+                continue
+            try:
+                for event in attachment.session.poll():
+                    if isinstance(event, m.Done):
+                        self._done(attachment, event)
+            except SessionEnded:
+                self._fenced(attachment)
+
+    def _done(self, attachment: Attachment, event: m.Done) -> None:
+        self._backoff.reset()
+        job, part = self._numbers.pop((id(attachment), event.job), (0, 0))
+        inflight = self._jobs.get(job)
+        if inflight is not None:
+            inflight.parts[part] = event.statuses
+            if inflight.done:
+                del self._jobs[job]
+                self._finish(inflight)
+
+    def _fenced(self, attachment: Attachment) -> None:
+        """Handle the end of the agent's session: the agent has stopped accessing the memory."""
+        self._sessions.remove(attachment)
+        attachment.session.close()
+        self._link.lost(attachment)
+        for job, inflight in list(self._jobs.items()):
+            if inflight.attachment is attachment:
+                del self._jobs[job]
+                for number in inflight.numbers:
+                    self._numbers.pop((id(attachment), number), None)
+                self._fail_rest(inflight)
+                self._finish(inflight)
+
+    @staticmethod
+    def _fail_rest(inflight: InflightJob) -> None:
+        sections = inflight.plan.parts if isinstance(inflight.plan, LoadJob) else (inflight.plan.sections,)
+        inflight.parts = [lost(part, one.blocks) for part, one in zip(inflight.parts, sections, strict=True)]
+
+    def _finish(self, inflight: InflightJob) -> None:
+        """Record a job's outcome; its blocks are free."""
+        plan, statuses = inflight.plan, inflight.statuses
+        self._report.outcomes[plan.job] = Outcome(1, statuses)
+        if isinstance(plan, SaveJob):
+            self._words.clear_revoke(plan.revoke)
+            self.counts.saved += statuses.count(_OK)
+            return
+        self.counts.loaded += statuses.count(_OK)
+        if not inflight.reported:
+            self._report_load(plan, statuses, cancelled=inflight.cancelled)
+
+    def _report_load(self, plan: LoadJob, statuses: bytes, *, cancelled: bool) -> None:
+        self._results.received.add(plan.request)
+        if cancelled or (statuses and not any(statuses)):
+            return
+        self.counts.loads_failed += 1
+        if self._per_block and statuses:
+            self._results.bad_blocks.update(_bad(plan, statuses))
+        else:
+            self._results.failed.add(plan.request)
+
+    def _expire_loads(self, now: float) -> None:
+        """Report loads whose deadline has passed. They stay in flight: a deadline is no fence."""
+        for inflight in self._jobs.values():
+            plan = inflight.plan
+            if not isinstance(plan, LoadJob) or inflight.reported or now < inflight.deadline:
+                continue
+            inflight.reported = True
+            self.counts.loads_late += 1
+            self._report.late.add(plan.job)
+            self._results.received.add(plan.request)
+            if not inflight.cancelled:
+                if self._whole_failures:
+                    self._results.failed.add(plan.request)
+                else:  # from the request's first block on, so that it gets other blocks
+                    self._results.bad_blocks.update(_bad(plan, b"\1" * plan.blocks))
+            inflight.cancel()
+
+
+def _bad(plan: LoadJob, statuses: bytes) -> set[int]:
+    blocks = memoryview(plan.ids).cast("I")
+    return {block for block, status in zip(blocks, statuses, strict=False) if status != 0}

@@ -1,0 +1,94 @@
+"""A worker's synchronization words and the clock that writes them, on the host or on a GPU's
+compute stream.
+
+The clock tells the agent which steps' kernels have ended, through the step word and one event for
+each recent step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kvagent.cuda import clock as cuda
+from kvagent.shm import SyncWords
+from kvagent.vllm.plan import REVOKES
+
+EVENTS = 1024  # events of a worker on a CPU; an event is reused after that many steps
+
+
+class Clock(Protocol):
+    """Marks a step's begin and end.
+
+    ``event`` returns the number of the event that signals its end.
+    """
+
+    def begin(self, step: int) -> None:
+        """Mark a step whose kernels are about to be launched."""
+
+    def end(self, step: int) -> None:
+        """Mark a step whose kernels are all launched."""
+
+    def event(self, step: int) -> int:
+        """Return the event that fires when the step's kernels have ended."""
+
+    def close(self) -> None:
+        """Stop signalling."""
+
+
+class HostClock:
+    """The clock of a CPU, where the kernels have ended when the forward pass returns."""
+
+    def __init__(self, words: SyncWords) -> None:
+        self._words = words
+        self._cells = words.cells
+
+    def begin(self, step: int) -> None:
+        """Mark a step whose kernels are about to be launched."""
+        self._cells[2 * (step % self._words.events)] += 1
+
+    def end(self, step: int) -> None:
+        """Mark a step whose kernels have ended."""
+        self._words.step = step
+        recorded = 2 * (step % self._words.events)
+        self._cells[recorded + 1] = self._cells[recorded]
+
+    def event(self, step: int) -> int:
+        """Return the event that fires when the step's kernels have ended."""
+        return step % self._words.events
+
+    def close(self) -> None:
+        """Stop signalling."""
+
+
+@dataclass(slots=True)
+class Sync:
+    """The words and the clock. ``close`` frees the words once nothing writes to them."""
+
+    words: SyncWords
+    clock: Clock
+
+    def close(self) -> None:
+        """Close the clock, then free the words."""
+        self.clock.close()
+        self.words.close()
+
+
+def make_sync(device: Any, gpu: cuda.Gpu | None = None) -> Sync:
+    """Return the words and clock for KV caches on a device; None is host memory.
+
+    ``gpu`` replaces torch's in tests.
+    """
+    if device is None:
+        words = SyncWords(EVENTS, REVOKES)
+        return Sync(words, HostClock(words))
+    if gpu is None:
+        from kvagent.cuda.torchgpu import TorchGpu
+
+        gpu = TorchGpu(device)
+    words = SyncWords(cuda.EVENTS, REVOKES, cuda.IPC_HANDLE)
+    try:
+        return Sync(words, cuda.CudaClock(words, gpu))
+    except BaseException:
+        words.close()
+        raise
