@@ -57,7 +57,7 @@ def test_the_wheel_takes_the_version_that_make_gives(tmp_path: Path) -> None:
 
 
 def test_the_wheel_and_the_binary_agree(tmp_path: Path) -> None:
-    """Fail under make, which builds the binary first; elsewhere skip a binary of an older commit."""
+    """Fail under make, which builds the binary first; elsewhere skip an older binary."""
     give_up = pytest.fail if os.environ.get("KVAGENT_REQUIRE_AGENT") else pytest.skip
     if not BINARY.exists():
         give_up(f"{BINARY} is not there: run `make build`")
