@@ -123,8 +123,9 @@ class Tables:
 
 
 def _rows(manager: Any) -> list[Any]:
-    """Return the tables behind ``get_blocks`` of vLLM's manager, which is too slow to call for each
-    block.
+    """Return the tables that ``get_blocks`` of vLLM's manager reads.
+
+    That is called for each block, and makes objects each time.
     """
     managers = getattr(getattr(manager, "coordinator", None), "single_type_managers", ())
     rows = [getattr(one, "req_to_blocks", None) for one in managers]
