@@ -43,11 +43,12 @@ func (d *Device) Calibrate(within time.Duration) (cudaipc.CopyTable, error) {
 		return cudaipc.CopyTable{}, err
 	}
 	r, err := driver.StartRole(d.ctx)
+	if err != nil {
+		return cudaipc.CopyTable{}, fmt.Errorf("calibrate: %w", d.judge(err))
+	}
 	defer r.Close()
 	table := cudaipc.CopyTable{GPU: d.gpu.Name, Driver: driver.Version(), Version: cudaipc.CopyTableVersion}
-	if err == nil {
-		r.Do(func() { table.Rules, err = calibrate(d.measureKernel, within) })
-	}
+	r.Do(func() { table.Rules, err = calibrate(d.measureKernel, within) })
 	if err != nil {
 		return cudaipc.CopyTable{}, fmt.Errorf("calibrate: %w", d.judge(err))
 	}

@@ -31,10 +31,11 @@ func (d *Device) Raw(size int64, rounds int) (c RawCopies, err error) {
 		return c, fmt.Errorf("a raw copy of %d bytes, %d times, want 1 to %d bytes and 1 or more: %w", size, rounds, int64(MaxRawCopy), cudaipc.ErrRange)
 	}
 	r, err := driver.StartRole(d.ctx)
-	defer r.Close()
-	if err == nil {
-		r.Do(func() { c, err = raw(size, rounds) })
+	if err != nil {
+		return c, d.judge(err)
 	}
+	defer r.Close()
+	r.Do(func() { c, err = raw(size, rounds) })
 	return c, d.judge(err)
 }
 
