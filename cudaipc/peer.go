@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Peer is what every device keeps of an imported peer. Its regions do not change between Import and Close; tickets are under the
-// device's lock.
+// Peer is what every device keeps of an imported peer. Its regions do not change between Import and
+// Close; tickets are under the device's lock.
 type Peer struct {
 	ID          PeerID
 	Pid         int
@@ -72,8 +72,8 @@ func (p *Peer) Watch() error {
 // ErrPeerDead is the error of a copy with a process that has ended.
 var ErrPeerDead = errors.New("the peer's process has ended")
 
-// Dead says whether the peer's process has ended; false if it is not watched. A process id that was given to
-// another process cannot deceive it.
+// Dead reports whether the peer's process has ended; false if it is not watched. A process id that
+// was given to another process cannot deceive it.
 func (p *Peer) Dead() bool {
 	if p.pidfd < 0 {
 		return false

@@ -43,7 +43,7 @@ type Sample struct {
 type Summer interface {
 	// Sum checks and starts a sample, asynchronously; Device.Done tells its end, with a CRC-32C for
 	// each block, as that of Block.Seed and the bytes of its pieces one after the other. A piece
-	// outside of the imported regions is ErrRange. It counts as a copy: while it is under way Close
+	// outside of the imported regions is ErrRange. It counts as a copy: while it is in flight Close
 	// is ErrBusy, and when it is done the peer's memory is not read any more. It ends within
 	// Sample.Within and the time of one read of at most 256 KiB: what could not be summed by then,
 	// or is of a peer that died, is in Done.Bad.
@@ -62,8 +62,8 @@ func StartSum(d Device, s *Sample) (Ticket, error) {
 }
 
 // SumBytes continues a CRC-32C over n bytes at off of a mapping of this process, which may go away
-// meanwhile: that is an error. The whole mapping is guarded, since the kernel may name the beginning
-// of a page that cannot be had, and that may lie before off.
+// meanwhile: that is an error. The whole mapping is guarded, since the kernel may name the
+// beginning of a page that cannot be had, and that may lie before off.
 func SumBytes(state uint32, mapping []byte, off, n int64) (sum uint32, err error) {
 	err = pagefault.Guard(mapping, nil, func() { sum = crc32.Update(state, Castagnoli, mapping[off:off+n]) })
 	return sum, err

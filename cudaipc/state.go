@@ -21,7 +21,7 @@ type MoverState struct {
 	Since     time.Time
 	Node      string // how it is bound to its NUMA node; empty: not asked for
 	Peers     int
-	Copies    int           // under way
+	Copies    int           // in flight
 	PingAge   time.Duration // since the last answer to a ping
 	Starts    uint64
 	Requests  uint64
@@ -61,11 +61,14 @@ func (e *LostError) Error() string {
 
 func (e *LostError) Unwrap() error { return e.Cause }
 
-// GPUFacts are what is measured of a GPU once: by the mover's first process, before its device is opened.
+// GPUFacts are what is measured of a GPU once: by the mover's first process, before its device is
+// opened.
 type GPUFacts struct {
-	Table   *CopyTable `json:",omitempty"` // nil: not measured
-	Context int64      // bytes of the GPU's memory that an open device takes for itself, without its engines' memory; 0: not known
-	Problem string     // why something is missing; empty: nothing is
+	Table *CopyTable `json:",omitempty"` // nil: not measured
+	// bytes of the GPU's memory that an open device takes for itself, without its engines' memory;
+	// 0: not known
+	Context int64
+	Problem string // why something is missing; empty: nothing is
 }
 
 // TableSource is where the copy table in use comes from.
@@ -78,8 +81,8 @@ const (
 	TableDefault  TableSource = "default"  // nothing was measured on such a GPU
 )
 
-// CUDALimits are what kernels of the device's context are given, by the driver's own word, behind the lowering of them: bytes; -1: it
-// does not say.
+// CUDALimits are what kernels of the device's context are given, by the driver's own word, behind
+// the lowering of them: bytes; -1: it does not say.
 type CUDALimits struct {
 	Stack    int64 // of a thread
 	Printing int64
@@ -103,13 +106,14 @@ type CUDAInfo struct {
 	Arena      int64   // bytes
 	Pinned     int64   // of these
 	Refused    int64   // bytes that the driver does not pin; their copies go through the rings, and cost more
-	PinError   string  // why; it may pass, if a call has not returned for long (PinPatience) and does in the end
+	PinError   string  // why; it may pass, if a call has not returned for long (MaxPinCall) and does in the end
 	PinDone    bool    // nothing more will be pinned
 	PinSeconds float64 // that the pinning has taken, or took in all
 	RingBytes  uint64  // copied through the rings so far
 
 	Singles, Batches, Rects, Kernels uint64 // calls so far
-	KernelError                      string // why the kernel is not loaded though the table names it; empty: it is, or is not named
+	// why the kernel is not loaded though the table names it; empty: it is, or is not named
+	KernelError string
 
 	Lost string // why every later call fails; empty: they do not
 }

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Table is what a device knows of its peers, and of the copies that are under way or not asked for by Done. P is a peer with what
-// the device keeps beside it.
+// Table is what a device knows of its peers, and of the copies that are in flight or not asked for
+// by Done. P is a peer with what the device keeps beside it.
 type Table[P anyPeer] struct {
 	mu struct {
 		sync.RWMutex
@@ -45,8 +45,8 @@ func (t *Table[P]) Add(p P) error {
 	return nil
 }
 
-// Take removes peers from the tables, all or none of those asked for. From then on nobody can reach them. With force, copies
-// that are under way do not keep them.
+// Take removes peers from the tables, all or none of those asked for. From then on nobody can reach
+// them. With force, copies that are in flight do not keep them.
 func (t *Table[P]) Take(id PeerID, force bool) ([]P, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -92,7 +92,7 @@ func (t *Table[P]) PeerLocked(id PeerID) (p P, err error) {
 	return p, nil
 }
 
-// Begin finds the peer and keeps it open: while a copy is under way, Close is ErrBusy.
+// Begin finds the peer and keeps it open: while a copy is in flight, Close is ErrBusy.
 func (t *Table[P]) Begin(id PeerID) (P, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -103,8 +103,8 @@ func (t *Table[P]) Begin(id PeerID) (P, error) {
 	return p, err
 }
 
-// Enter gives a checked copy of a begun peer its ticket and hands it to submit, which must not wait: t.mu is held, so that
-// the order of tickets is that of submission.
+// Enter gives a checked copy of a begun peer its ticket and passes it to submit, which must not
+// wait: t.mu is held, so that tickets have the order of submission.
 func (t *Table[P]) Enter(p P, submit func(*Flight)) (Ticket, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// Tickets are the copies of a device that are under way or not asked for by Done. The device's lock guards them; it is held in all
-// methods but Await. F is a flight with what the device keeps beside it.
+// Tickets are the copies of a device that are in flight or not asked for by Done. The device's lock
+// guards them; it is held in all methods but Await. F is a flight with what the device keeps beside
+// it.
 type Tickets[F anyFlight] struct {
 	Open map[Ticket]F
 	last Ticket
@@ -24,7 +25,7 @@ type Flight struct {
 
 func (f *Flight) base() *Flight { return f }
 
-// Finish tells the end of a flight. Whoever sees it may close the peer at once.
+// Finish ends a flight. A caller that sees the end may close the peer at once.
 func (f *Flight) Finish() {
 	f.peer.Release()
 	close(f.done)
@@ -53,7 +54,8 @@ func (t *Tickets[F]) Forget(p *Peer) {
 	}
 }
 
-// Await waits for a copy and then forgets it. With timeout 0 or less it only looks. lock is the device's, and not held.
+// Await waits for a copy and then forgets it. With timeout 0 or less it only looks. lock is the
+// device's, and not held.
 func (t *Tickets[F]) Await(lock *sync.RWMutex, ticket Ticket, timeout time.Duration) (Done, bool, error) {
 	lock.RLock()
 	open, known := t.Open[ticket]

@@ -8,28 +8,31 @@ import (
 	"github.com/kvagent/kvagent/pagefault"
 )
 
-// stepWord, event and revoke words lie in memory that two processes share. They are read and written only by
-// atomic operations, which on the machines Go runs on order the plain writes of the bytes around them too.
-// The words are little-endian; so are the machines this device is built for (amd64, arm64).
+// stepWord, event and revoke words lie in memory that two processes share. They are read and
+// written only by atomic operations, which on the machines Go runs on order the plain writes of the
+// bytes around them too. The words are little-endian; so are the machines this device is built for
+// (amd64, arm64).
 
-// Word64 is a word of 8 bytes of shared memory.
+// Word64 returns a word of 8 bytes of shared memory.
 func Word64(mem []byte, off uint64) *uint64 {
 	return (*uint64)(unsafe.Pointer(&mem[off : off+8][0]))
 }
 
-// Word32 is a word of 4 bytes of shared memory.
+// Word32 returns a word of 4 bytes of shared memory.
 func Word32(mem []byte, off uint64) *uint32 {
 	return (*uint32)(unsafe.Pointer(&mem[off : off+4][0]))
 }
 
-// fired says whether the event whose cell begins at off has fired. The order of the two loads matters: fired is
-// read first, so that an event recorded anew between them can only look younger, never fired too early.
+// fired reports whether the event whose cell begins at off has fired. The order of the two loads
+// matters: fired is read first, so that an event recorded anew between them can only look younger,
+// never fired too early.
 func fired(mem []byte, off uint64) bool {
 	done := atomic.LoadUint64(Word64(mem, off+8))
 	return done >= atomic.LoadUint64(Word64(mem, off))
 }
 
-// check holds a peer's placement of its words, whose events have cells of cell bytes, against the size of their region.
+// check holds a peer's placement of its words, whose events have cells of cell bytes, against the
+// size of their region.
 func (s *Sync) check(size, cell uint64) error {
 	if err := words("step", s.StepOff, 1, 8, 8, size); err != nil {
 		return err
@@ -86,8 +89,8 @@ func (p *Peer) PollWords(w *Wait, s *State) error {
 	return nil
 }
 
-// read takes the event before the step word: an event seen as fired then proves the step that was written
-// before it.
+// read takes the event before the step word: an event seen as fired then proves the step that was
+// written before it.
 func (p *Peer) read(w *Wait, s *State) {
 	if w.Event != None {
 		s.Fired = fired(p.Words, p.sync.EventsOff+uint64(w.Event)*EventCell)

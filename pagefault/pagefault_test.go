@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// page is mapped memory of two pages, the second of which has no file behind it.
+// page returns mapped memory of two pages, the second of which has no file behind it.
 func page(t testing.TB) []byte {
 	t.Helper()
 	fd, err := unix.MemfdCreate("pagefault-test", unix.MFD_CLOEXEC)

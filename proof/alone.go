@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// checkWithin is how long one check may take; then its process is killed, and those that it started.
+// checkWithin is how long one check may take; then its process is killed, and those that it
+// started.
 const checkWithin = 150 * time.Second
 
 // checkChild begins childEnv's value in a process that does one check: behind it is a checkName.
@@ -23,8 +24,9 @@ type checkName struct {
 	Quick bool   `json:"quick"`
 }
 
-// line does a check: in a process of its own, for a driver that hangs, or has an error that no later call of the process survives,
-// is to cost one check and not those that follow. One that was asked for alone is done here.
+// line does a check: in a process of its own, for a driver that hangs, or has an error that no
+// later call of the process survives, is to cost one check and not those that follow. One that was
+// asked for alone is done here.
 func (o *Options) line(ctx context.Context, c *check) *Line {
 	if o.Only != "" {
 		return o.do(ctx, c)

@@ -27,8 +27,28 @@ type sizes struct {
 }
 
 var (
-	fullSizes  = sizes{region: 512 << 20, every: 128 << 20, piece: 20 << 20, raw: 256 << 20, pin: 10 << 30, rounds: 7, loops: 2000, fill: 64 << 20, delay: 300 * time.Millisecond}
-	quickSizes = sizes{region: 8 << 20, every: 8 << 20, piece: 2 << 20, raw: 2 << 20, pin: 32 << 20, rounds: 2, loops: 40, fill: 1 << 20, delay: 60 * time.Millisecond}
+	fullSizes = sizes{
+		region: 512 << 20,
+		every:  128 << 20,
+		piece:  20 << 20,
+		raw:    256 << 20,
+		pin:    10 << 30,
+		rounds: 7,
+		loops:  2000,
+		fill:   64 << 20,
+		delay:  300 * time.Millisecond,
+	}
+	quickSizes = sizes{
+		region: 8 << 20,
+		every:  8 << 20,
+		piece:  2 << 20,
+		raw:    2 << 20,
+		pin:    32 << 20,
+		rounds: 2,
+		loops:  40,
+		fill:   1 << 20,
+		delay:  60 * time.Millisecond,
+	}
 )
 
 // Limits of a check.
@@ -41,7 +61,8 @@ const (
 	deadEvent    = 2 * time.Second        // an event of a dead process that has not fired by then never will
 	settled      = 300 * time.Millisecond // free memory that has not changed for so long is taken as it is
 	settleWithin = 10 * time.Second       // and is taken as it is then: others use the GPU
-	slack        = 64 << 20               // bytes that may be short of what was free: contexts that live on grow a little
+	// bytes that may be short of what was free: contexts that live on grow a little
+	slack = 64 << 20
 )
 
 // bench is what one check works with. Its end closes all of it.
@@ -62,7 +83,8 @@ type arena struct{ mem []byte }
 // errNoPages says that there are not so many huge pages.
 var errNoPages = errors.New("no huge pages")
 
-// newArena maps size bytes of a file in memory, as the pool is one, that are there already, so that pinning does not wait for them.
+// newArena maps size bytes of a file in memory, as the pool is one, that are there already, so that
+// pinning does not wait for them.
 func newArena(size int64, huge bool) (*arena, error) {
 	flags := unix.MFD_CLOEXEC
 	if huge {
@@ -93,7 +115,8 @@ func mapFile(size int64, flags int) ([]byte, error) {
 
 func (a *arena) close() { _ = unix.Munmap(a.mem) }
 
-// open opens the GPU over an arena of that size, as the agent's mover does, and waits until the arena is pinned.
+// open opens the GPU over an arena of that size, as the agent's mover does, and waits until the
+// arena is pinned.
 func (b *bench) open(size int64) error { return b.openWith(size, nil) }
 
 // openWith is open with a copy table, in the place of what is open.
@@ -165,7 +188,8 @@ func (b *bench) engine(virtual bool, sizes ...int64) (*child, error) {
 	return b.start(&order{Op: opEngine, Sizes: sizes, Virtual: virtual, Piece: b.sizes.piece})
 }
 
-// admit imports an engine's memory and events and gives the peer. known says that the device hears of the process.
+// admit imports an engine's memory and events and gives the peer. known says that the device hears
+// of the process.
 func (b *bench) admit(c *child, known bool) (cudaipc.PeerID, error) {
 	b.peers++
 	im, err := c.describe(b.peers)
@@ -178,7 +202,8 @@ func (b *bench) admit(c *child, known bool) (cudaipc.PeerID, error) {
 	return b.peers, b.device.Import(im)
 }
 
-// move copies n bytes between the beginning of a region and that of the arena, in one run, and waits.
+// move copies n bytes between the beginning of a region and that of the arena, in one run, and
+// waits.
 func (b *bench) move(peer cudaipc.PeerID, dir cudaipc.Direction, region cudaipc.RegionID, n int64) error {
 	t, err := b.device.Copy(&cudaipc.Copy{
 		Peer: peer, Dir: dir, Runs: []cudaipc.Run{{Region: region, Len: uint32(n)}}, Blocks: []cudaipc.Block{{Runs: 1}},
@@ -203,7 +228,8 @@ func (b *bench) done(t cudaipc.Ticket) error {
 	return nil
 }
 
-// free is the GPU's free memory when it does not change any more: the end of a process is not over at once.
+// free returns the GPU's free memory when it does not change any more: the end of a process is not
+// over at once.
 func (b *bench) free() int64 {
 	begin := time.Now()
 	last, since := b.device.Info().Free, begin
@@ -220,7 +246,8 @@ func (b *bench) free() int64 {
 	return last
 }
 
-// back waits until the GPU has want bytes free, or nearly, and gives how long that took since begin.
+// back waits until the GPU has want bytes free, or nearly, and gives how long that took since
+// begin.
 func (b *bench) back(want int64, begin time.Time) (ms float64, err error) {
 	for {
 		free := b.device.Info().Free
@@ -235,7 +262,7 @@ func (b *bench) back(want int64, begin time.Time) (ms float64, err error) {
 	}
 }
 
-// self is the command of the processes that play engines and agents.
+// self returns the command of the processes that play engines and agents.
 func (o *Options) self() []string {
 	if len(o.Command) > 0 {
 		return o.Command

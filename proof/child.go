@@ -14,7 +14,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// Orders to a process that plays an engine or an agent. One packet each way: an order, then its answer. Descriptors go with them.
+// Orders to a process that plays an engine or an agent. One packet each way: an order, then its
+// answer. Descriptors go with them.
 const (
 	opEngine  = "engine"  // be an engine with regions of Sizes
 	opAgent   = "agent"   // be an agent with an arena of Sizes[0]; then Import if Peer is not 0
@@ -119,7 +120,7 @@ func (c *child) do(o *order) (answer, error) {
 	return a, nil
 }
 
-// describe is an import of everything that an engine has, with descriptors of its own.
+// describe returns an import of everything that an engine has, with descriptors of its own.
 func (c *child) describe(peer cudaipc.PeerID) (cudaipc.Import, error) {
 	im := cudaipc.Import{Peer: peer, Pid: c.cmd.Process.Pid, GPU: c.self.GPU, Sync: c.self.Sync}
 	next := 0
@@ -141,8 +142,8 @@ func withFD(r *cudaipc.Region) bool {
 	return r.Kind == cudaipc.KindFD || r.Kind == cudaipc.KindCUDAFD
 }
 
-// strike kills a child at once and does not wait.
-func (c *child) strike() { _ = c.cmd.Process.Kill() }
+// killNow kills a child at once and does not wait.
+func (c *child) killNow() { _ = c.cmd.Process.Kill() }
 
 // kill ends a child and waits for its end.
 func (c *child) kill() {
@@ -150,7 +151,7 @@ func (c *child) kill() {
 		return
 	}
 	c.gone = true
-	c.strike()
+	c.killNow()
 	_ = c.cmd.Wait() // it was killed
 	for _, fd := range append(c.fds, c.control) {
 		_ = unix.Close(fd)

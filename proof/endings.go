@@ -8,8 +8,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// What this driver does where the reference leaves it open. The agent relies on neither ending; a device that is lost by one is the
-// mover's to replace, and is an ending too.
+// What this driver does where the reference leaves it open. The agent relies on neither ending; a
+// device that is lost by one is the mover's to replace, and is an ending too.
 
 // checkEventOfTheDead says what becomes of an event that a process had recorded, when it is killed.
 func checkEventOfTheDead(b *bench) error {
@@ -23,7 +23,8 @@ func checkEventOfTheDead(b *bench) error {
 	return nil
 }
 
-// checkCopyOfTheDead says what becomes of copies from a process's memory that run, when it is killed.
+// checkCopyOfTheDead says what becomes of copies from a process's memory that run, when it is
+// killed.
 func checkCopyOfTheDead(b *bench) error {
 	if err := b.open(b.sizes.region + b.sizes.every); err != nil {
 		return err
@@ -69,7 +70,8 @@ func (b *bench) eventOfTheDead() error {
 	return b.device.Close(peer)
 }
 
-// underWay is how many copies of a region are handed in before its process is killed: a quarter of a second's, where a copy engine has 30 GiB/s.
+// underWay is how many copies of a region are handed in before its process is killed: a quarter of
+// a second's, where a copy engine has 30 GiB/s.
 const underWay = 16
 
 func (b *bench) copyOfTheDead() error {
@@ -89,7 +91,7 @@ func (b *bench) copyOfTheDead() error {
 		return err
 	}
 	begin := time.Now()
-	e.strike()
+	e.killNow()
 	good := 0
 	for _, t := range tickets {
 		end, ok, err := b.device.Done(t, copyWithin)
@@ -107,19 +109,27 @@ func (b *bench) copyOfTheDead() error {
 	b.line.Figures["copies_ended_ms"] = float64(time.Since(begin).Milliseconds())
 	lost := wrong(b.arena.mem[b.sizes.region:b.sizes.region+b.sizes.every], 5)
 	b.line.Figures["lost_bytes"] = float64(lost)
-	b.line.Facts["copy"] = fmt.Sprintf("%d of %d end without an error, and of the last one %d of %d bytes did not arrive", good, len(tickets), lost, b.sizes.every)
+	b.line.Facts["copy"] = fmt.Sprintf(
+		"%d of %d end without an error, and of the last one %d of %d bytes did not arrive",
+		good, len(tickets), lost, b.sizes.every)
 	e.kill()
 	return b.device.Close(peer)
 }
 
-// copiesUnderWay hands in copies of region 1, and behind them one of region 2 to a place of its own.
+// copiesUnderWay hands in copies of region 1, and behind them one of region 2 to a place of its
+// own.
 func (b *bench) copiesUnderWay(peer cudaipc.PeerID) (tickets []cudaipc.Ticket, err error) {
 	for i := range underWay + 1 {
 		run := cudaipc.Run{Region: 1, Len: uint32(b.sizes.region)}
 		if i == underWay {
 			run = cudaipc.Run{Region: 2, ArenaOff: b.sizes.region, Len: uint32(b.sizes.every)}
 		}
-		t, err := b.device.Copy(&cudaipc.Copy{Peer: peer, Dir: cudaipc.Gather, Runs: []cudaipc.Run{run}, Blocks: []cudaipc.Block{{Runs: 1}}})
+		t, err := b.device.Copy(&cudaipc.Copy{
+			Peer:   peer,
+			Dir:    cudaipc.Gather,
+			Runs:   []cudaipc.Run{run},
+			Blocks: []cudaipc.Block{{Runs: 1}},
+		})
 		if err != nil {
 			return nil, err
 		}

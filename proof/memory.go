@@ -56,7 +56,8 @@ func (b *bench) pin(size int64, huge bool) (float64, error) {
 // groupLimits are where a container's kernel says how much memory it may have, bytes.
 var groupLimits = []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}
 
-// spareMemory is the memory of this machine that nobody uses, or what this container may have of it, bytes, rounded to huge pages.
+// spareMemory returns the memory of this machine that nobody uses, or what this container may have
+// of it, bytes, rounded to huge pages.
 func spareMemory() int64 {
 	spare := int64(8 << 30)
 	var i unix.Sysinfo_t

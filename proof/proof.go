@@ -1,5 +1,5 @@
-// Package proof shows on one GPU, with engines and agents in processes of their own that are killed, what the CUDA path
-// promises, and measures how fast it is there.
+// Package proof shows on one GPU, with engines and agents in processes of their own that are
+// killed, what the CUDA path promises, and measures how fast it is there.
 package proof
 
 import (
@@ -69,11 +69,14 @@ type check struct {
 }
 
 var checks = []check{
-	{"import", checkImport}, {"order", checkOrder}, {"copies", checkCopies}, {"paths", checkPaths}, {"transfer", checkTransfer}, {"compute", checkCompute},
-	{"event-of-the-dead", checkEventOfTheDead}, {"copy-of-the-dead", checkCopyOfTheDead}, {"engine-killed", checkEngineKilled}, {"warm-up-killed", checkWarmUpKilled}, {"agent-killed", checkAgentKilled}, {"pin", checkPin}, {"footprint", checkFootprint},
+	{"import", checkImport}, {"order", checkOrder}, {"copies", checkCopies}, {"paths", checkPaths},
+	{"transfer", checkTransfer}, {"compute", checkCompute},
+	{"event-of-the-dead", checkEventOfTheDead}, {"copy-of-the-dead", checkCopyOfTheDead},
+	{"engine-killed", checkEngineKilled}, {"warm-up-killed", checkWarmUpKilled}, {"agent-killed", checkAgentKilled},
+	{"pin", checkPin}, {"footprint", checkFootprint},
 }
 
-// Names are the checks' names in their order.
+// Names returns the checks' names in their order.
 func Names() (names []string) {
 	for _, c := range checks {
 		names = append(names, c.name)
@@ -81,7 +84,8 @@ func Names() (names []string) {
 	return names
 }
 
-// Run does all checks. The error says that there is nothing to do them on; what checks found is in the report.
+// Run does all checks. The error says that there is nothing to do them on; what checks found is in
+// the report.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	r := &Report{Time: time.Now().UTC().Truncate(time.Second), Quick: o.Quick, OK: true, TargetsMet: true}
 	if err := r.describe(); err != nil {
@@ -117,7 +121,8 @@ func (o *Options) do(ctx context.Context, c *check) *Line {
 	if o.Quick {
 		b.sizes = quickSizes
 	}
-	// The parent-death signal of the children comes at the death of the thread that started them, and threads of a device end with it.
+	// The parent-death signal of the children comes at the death of the thread that started them,
+	// and threads of a device end with it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	begin := time.Now()

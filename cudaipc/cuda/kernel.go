@@ -31,7 +31,8 @@ func (k *copyKernel) unload() error {
 	return k.Unload()
 }
 
-// lists is pinned memory for what the kernel reads: a list stays as it is until its chunk has ended.
+// lists is pinned memory for what the kernel reads: a list stays as it is until its chunk has
+// ended.
 type lists struct {
 	mem  []byte
 	at   driver.Addr // of mem, as the GPU sees it
@@ -54,7 +55,7 @@ func newLists() (*lists, error) {
 	return l, nil
 }
 
-// room says whether one more chunk can have a list. A lane without lists needs none.
+// room reports whether one more chunk can have a list. A lane without lists needs none.
 func (l *lists) room() bool { return l == nil || len(l.free) > 0 }
 
 func (l *lists) close() error {
@@ -70,7 +71,8 @@ type list struct {
 	count int
 }
 
-// addToList puts rows into the chunk's list. It says whether there was room; a rectangle has listEntries rows at most.
+// addToList puts rows into the chunk's list. It says whether there was room; a rectangle has
+// listEntries rows at most.
 func (l *lane) addToList(r *rect) (bool, error) {
 	arena, err := l.arenaAt(r.off)
 	if err != nil {
@@ -95,7 +97,7 @@ func (l *lane) addToList(r *rect) (bool, error) {
 	return true, nil
 }
 
-// arenaAt is where the GPU sees a place in a pinned piece of the arena.
+// arenaAt returns where the GPU sees a place in a pinned piece of the arena.
 func (l *lane) arenaAt(off uint64) (driver.Addr, error) {
 	i := off / l.d.pins.piece
 	at, known := l.pieces[i]

@@ -6,9 +6,9 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// A copy list comes from the layout of an engine: many short runs, of which neighbours often lie side by side, or at constant
-// distances. A plan says the same copies in as few calls as it can see in one pass over the list. It is pure: addresses are
-// numbers here.
+// A copy list comes from the layout of an engine: many short runs, of which neighbours often lie
+// side by side, or at constant distances. A plan says the same copies in as few calls as it can see
+// in one pass over the list. It is pure: addresses are numbers here.
 
 // span is one contiguous copy between a GPU and the arena.
 type span struct {
@@ -18,7 +18,8 @@ type span struct {
 	in  cudaipc.RegionID // no call goes from one region to another: they may be of two allocations
 }
 
-// rect is rows copies of the length of the first, each a constant distance behind the one before. A single copy is one row.
+// rect is rows copies of the length of the first, each a constant distance behind the one before. A
+// single copy is one row.
 type rect struct {
 	span
 	rows               uint64
@@ -42,8 +43,9 @@ type planner struct {
 	isTurned      bool // the last plan does not follow the order of its spans
 }
 
-// plan makes the calls for the spans of blocks with counts spans each. The two orders in which layouts are regular are tried: as
-// given (a block's spans one behind the other), and by the number of the span in its block (a layer of all blocks).
+// plan makes the calls for the spans of blocks with counts spans each. The two orders in which
+// layouts are regular are tried: as given (a block's spans one behind the other), and by the number
+// of the span in its block (a layer of all blocks).
 func (p *planner) plan(spans []span, counts []cudaipc.Block) []rect {
 	p.isTurned = false
 	p.given = p.split(p.given[:0], spans)
@@ -61,7 +63,8 @@ func (p *planner) plan(spans []span, counts []cudaipc.Block) []rect {
 	return p.one
 }
 
-// evenly is how many spans each block has, 0 if not all have the same number or there is one block only.
+// evenly returns how many spans each block has, 0 if not all have the same number or there is one
+// block only.
 func evenly(blocks []cudaipc.Block) int {
 	if len(blocks) < 2 {
 		return 0
@@ -85,7 +88,8 @@ func turn(out, spans []span, per int) []span {
 	return out
 }
 
-// split joins neighbours that are side by side on both sides, and cuts what is too long for one call or lies in two pieces.
+// split joins neighbours that are side by side on both sides, and cuts what is too long for one
+// call or lies in two pieces.
 func (p *planner) split(out, spans []span) []span {
 	for i := 0; i < len(spans); {
 		s := spans[i]
@@ -101,7 +105,7 @@ func (p *planner) split(out, spans []span) []span {
 	return out
 }
 
-// follows says whether b is right behind a on both sides. An empty b is behind everything.
+// follows reports whether b is right behind a on both sides. An empty b is behind everything.
 func follows(a, b span) bool {
 	return b.n == 0 || (a.dev+a.n == b.dev && a.off+a.n == b.off && a.in == b.in)
 }
@@ -124,7 +128,7 @@ func (p *planner) rects(out []rect, spans []span) []rect {
 	return out
 }
 
-// regular is how many spans, from the first on, one rectangle can hold.
+// regular returns how many spans, from the first on, one rectangle can hold.
 func (p *planner) regular(spans []span) int {
 	if len(spans) < 2 {
 		return 1
@@ -137,7 +141,8 @@ func (p *planner) regular(spans []span) int {
 	most := min(uint64(len(spans)), max(p.bytes/first.n, 1), p.maxRows)
 	for i := uint64(1); i < most; i++ {
 		s := spans[i]
-		if s.n != first.n || s.in != first.in || s.dev-spans[i-1].dev != devPitch || s.off-spans[i-1].off != offPitch || s.off/p.piece != first.off/p.piece {
+		if s.n != first.n || s.in != first.in || s.dev-spans[i-1].dev != devPitch ||
+			s.off-spans[i-1].off != offPitch || s.off/p.piece != first.off/p.piece {
 			return int(i)
 		}
 	}

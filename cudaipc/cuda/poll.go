@@ -18,9 +18,10 @@ type asking struct {
 	err   error
 }
 
-// Poll answers each wait now. The words are read first, without the driver. An event is asked only if the step that is waited
-// for has been reached, and the peer is known to live: what an event says whose process is gone is undefined. So the events of a
-// dead process that had not fired never do.
+// Poll answers each wait now. The words are read first, without the driver. An event is asked only
+// if the step that is waited for has been reached, and the peer is known to live: what an event
+// says whose process is gone is undefined. So the events of a dead process that had not fired never
+// do.
 func (d *Device) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
 	if err := d.alive(); err != nil {
 		return err
@@ -48,7 +49,8 @@ func (d *Device) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
 	return d.answers(ask, waits, states)
 }
 
-// readWords reads the words for a wait; the event is left as not fired. wanted says that it is to be asked.
+// readWords reads the words for a wait; the event is left as not fired. wanted says that it is to
+// be asked.
 func (p *peer) readWords(w *cudaipc.Wait, s *cudaipc.State) (wanted bool, err error) {
 	if err := p.CheckWait(w); err != nil {
 		return false, err
@@ -73,8 +75,8 @@ func askEvents(ask []asking) {
 	}
 }
 
-// answers brings what the driver said into the states. The words of an event that has fired are read again: now they are those
-// that the engine's stream wrote before it.
+// answers brings what the driver said into the states. The words of an event that has fired are
+// read again: now they are those that the engine's stream wrote before it.
 func (d *Device) answers(ask []asking, waits []cudaipc.Wait, states []cudaipc.State) error {
 	for i := range ask {
 		a := &ask[i]

@@ -4,7 +4,8 @@ package cuda
 
 import "sync"
 
-// queue hands things over without waiting for whoever takes them. What bounds it is said where it is made.
+// queue hands things over without waiting for whoever takes them. What bounds it is said where it
+// is made.
 type queue[T any] struct {
 	mu struct {
 		sync.Mutex
@@ -27,7 +28,8 @@ func (q *queue[T]) put(v T) {
 	q.some.Signal()
 }
 
-// take gives the oldest; with wait it waits for one. ok is false if there is none, or none any more.
+// take returns the oldest; with wait it waits for one. ok is false if there is none, or none any
+// more.
 func (q *queue[T]) take(wait bool) (v T, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -68,15 +68,17 @@ func (l *loadEvents) add() (driver.Handle, error) {
 	return e.Export()
 }
 
-// close ends the events: the peer is gone, or has said that it is done with them. One that does not end goes with this process.
+// close ends the events: the peer is gone, or has said that it is done with them. One that does not
+// end goes with this process.
 func (l *loadEvents) close() {
 	for _, e := range l.events {
 		_ = e.Destroy()
 	}
 }
 
-// tell records a load's event behind all of its calls, and then says so in its word. A load without an event is told by its end.
-func (l *lane) tell(f *flight) {
+// tell records a load's event behind all of its calls, and then says so in its word. A load without
+// an event is told by its end.
+func (l *lane) recordLoad(f *flight) {
 	to := f.of.loads.Load()
 	if to == nil || f.copy.Serial == 0 || f.err != nil {
 		return
@@ -86,5 +88,6 @@ func (l *lane) tell(f *flight) {
 		return
 	}
 	words := f.of.Words
-	_ = pagefault.Guard(words, words, func() { atomic.StoreUint64(cudaipc.Word64(words, to.off+8*i), f.copy.Serial) }) // a peer that cut its words off hears nothing
+	// a peer that cut its words off hears nothing
+	_ = pagefault.Guard(words, words, func() { atomic.StoreUint64(cudaipc.Word64(words, to.off+8*i), f.copy.Serial) })
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
 
-// ring is a little pinned memory of a lane, in two halves, for the pieces of the arena that are not pinned: bytes rest there between the
-// GPU and the arena.
+// ring is a little pinned memory of a lane, in two halves, for the pieces of the arena that are not
+// pinned: bytes rest there between the GPU and the arena.
 type ring struct {
 	halves [2][]byte
 	busy   [2]bool
@@ -49,7 +49,7 @@ func (r *ring) end(s *staged, arena []byte, f *flight) {
 	if f.copy.Dir == cudaipc.Gather {
 		from := r.halves[s.half]
 		for _, p := range s.places {
-			f.carry(arena, arena[p.off:p.off+p.n], from, p.off)
+			f.copyGuarded(arena, arena[p.off:p.off+p.n], from, p.off)
 			from = from[p.n:]
 		}
 	}
@@ -63,8 +63,8 @@ func (r *ring) close() error {
 	return driver.FreePinned(r.mem)
 }
 
-// viaRing starts calls between the GPU and a half of the ring, for the bytes of pieces that are not pinned; what does not fit
-// stays in l.rects.
+// viaRing starts calls between the GPU and a half of the ring, for the bytes of pieces that are not
+// pinned; what does not fit stays in l.rects.
 func (l *lane) viaRing() (*staged, uint64, error) {
 	s := l.ring.begin()
 	half := l.ring.halves[s.half]
@@ -83,7 +83,7 @@ func (l *lane) viaRing() (*staged, uint64, error) {
 		}
 		l.addRow(list, first.dev, host+used, n)
 		if l.dir == cudaipc.Scatter {
-			l.flight.carry(l.d.arena, half[used:used+n], l.d.arena[first.off:], first.off)
+			l.flight.copyGuarded(l.d.arena, half[used:used+n], l.d.arena[first.off:], first.off)
 		}
 		s.places = append(s.places, place{first.off, n})
 		used += n

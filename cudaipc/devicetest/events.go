@@ -70,7 +70,8 @@ func testRevocationWords(t *testing.T, f Fixture) {
 	}
 }
 
-// testStaleWithoutWaiting shows that nothing waits by itself: without the event, old bytes are what one gets.
+// testStaleWithoutWaiting shows that nothing waits by itself: without the event, old bytes are what
+// one gets.
 func testStaleWithoutWaiting(t *testing.T, f Fixture) {
 	const n = 256 << 10
 	c := start(t, f, 1, small)

@@ -1,5 +1,5 @@
-// Package devicetest holds any cudaipc.Device to its contract. An engine is another process here, so that it can
-// die: the host's is this test binary, executed again.
+// Package devicetest holds any cudaipc.Device to its contract. An engine is another process here,
+// so that it can die: the host's is this test binary, executed again.
 package devicetest
 
 import (
@@ -52,7 +52,8 @@ type Op struct {
 // OpKind says which fields of an Op count.
 type OpKind uint8
 
-// The operations. Those named Launch, Record, SetStep and Hold are on the stream and return at once.
+// The operations. Those named Launch, Record, SetStep and Hold are on the stream and return at
+// once.
 const (
 	Write       OpKind = iota + 1 // Data to Region at Off
 	Read                          // Len bytes of Region at Off
@@ -65,13 +66,16 @@ const (
 	Synchronize                   // returns when the stream is empty
 	Revoke                        // word Index
 	ClearRevoke                   // word Index
-	LoadWords                     // where the words of load events are, 8 bytes, little-endian; on a GPU, as the next three
-	OpenLoads                     // the events whose handles are Data
-	WaitLoad                      // the stream waits for the load Step; one byte: 1, or 0 if its event is not recorded
-	LaunchCopy                    // Len bytes of Region at Off to region Index, the same place, when the stream gets there
+	// where the words of load events are, 8 bytes, little-endian; on a GPU, as the next three
+	LoadWords
+	OpenLoads // the events whose handles are Data
+	WaitLoad  // the stream waits for the load Step; one byte: 1, or 0 if its event is not recorded
+	// Len bytes of Region at Off to region Index, the same place, when the stream gets there
+	LaunchCopy
 )
 
-// Pattern fills p with the bytes that Fill writes at offset off: those of any two seeds or offsets differ.
+// Pattern fills p with the bytes that Fill writes at offset off: those of any two seeds or offsets
+// differ.
 func Pattern(p []byte, seed uint64, off int64) {
 	for i := range p {
 		at := uint64(off) + uint64(i)

@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Freeze stops a process, and returns when none of its threads runs any more: SIGSTOP alone is only a request.
+// Freeze stops a process, and returns when none of its threads runs any more: SIGSTOP alone is only
+// a request.
 func Freeze(t testing.TB, pid int) {
 	t.Helper()
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {

@@ -17,8 +17,9 @@ import (
 // childEnv is set in the process that plays the engine, to the kind of its memory.
 const childEnv = "KVAGENT_DEVICETEST_ENGINE"
 
-// Child plays the engine, or the mover of a device, and does not return, in a process that HostEngine, CUDAEngine or a mover with
-// MoverCommand has started. A test binary that uses them calls it first in TestMain.
+// Child plays the engine, or the mover of a device, and does not return, in a process that
+// HostEngine, CUDAEngine or a mover with MoverCommand has started. A test binary that uses them
+// calls it first in TestMain.
 func Child() {
 	Mover(mover.Open)
 	make := newHostPlayer

@@ -39,8 +39,11 @@ func testOutOfRange(t *testing.T, f Fixture) {
 	for name, copy := range map[string]*cudaipc.Copy{
 		"fewer runs than named": {Runs: []cudaipc.Run{good}, Blocks: []cudaipc.Block{{Runs: 2}}},
 		"more runs than named":  {Runs: []cudaipc.Run{good, good}, Blocks: []cudaipc.Block{{Runs: 1}}},
-		"sum of runs overflows": {Runs: []cudaipc.Run{good}, Blocks: []cudaipc.Block{{Runs: math.MaxUint32}, {Runs: 2}}},
-		"no such direction":     {Dir: 2, Runs: []cudaipc.Run{good}, Blocks: []cudaipc.Block{{Runs: 1}}},
+		"sum of runs overflows": {
+			Runs:   []cudaipc.Run{good},
+			Blocks: []cudaipc.Block{{Runs: math.MaxUint32}, {Runs: 2}},
+		},
+		"no such direction": {Dir: 2, Runs: []cudaipc.Run{good}, Blocks: []cudaipc.Block{{Runs: 1}}},
 	} {
 		copy.Peer = 1
 		if _, err := f.Device.Copy(copy); !errors.Is(err, cudaipc.ErrRange) {

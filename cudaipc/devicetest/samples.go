@@ -23,7 +23,7 @@ func (c *session) sample(s *cudaipc.Sample) (cudaipc.Ticket, error) {
 	return d.Sum(s)
 }
 
-// sums is a sample's end.
+// sums returns a sample's end.
 func (c *session) sums(s *cudaipc.Sample) cudaipc.Done {
 	c.t.Helper()
 	ticket, err := c.sample(s)
@@ -202,7 +202,8 @@ func testDeathWhileSumming(t *testing.T, f Fixture) {
 		d := c.wait(ticket)
 		for i, sum := range d.Sums {
 			if (d.Bad == nil || !d.Bad[i]) && sum != want.Sums[i] {
-				t.Fatalf("block %d is said to have been summed around the death of its process, and its sum is wrong", i)
+				t.Fatalf("block %d is said to have been summed around the death of its process, and its sum is wrong",
+					i)
 			}
 		}
 	}

@@ -141,7 +141,7 @@ func (c *session) close() {
 	}
 }
 
-// one is a copy of a single block.
+// one returns a copy of a single block.
 func one(dir cudaipc.Direction, runs ...cudaipc.Run) *cudaipc.Copy {
 	return &cudaipc.Copy{Dir: dir, Runs: runs, Blocks: []cudaipc.Block{{Runs: uint32(len(runs))}}}
 }

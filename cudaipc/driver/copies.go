@@ -10,8 +10,8 @@ import (
 	"unsafe"
 )
 
-// List is copies between the GPU and pinned memory of this process: three slices of one length. Addresses of pinned memory are
-// this process's own.
+// List is copies between the GPU and pinned memory of this process: three slices of one length.
+// Addresses of pinned memory are this process's own.
 type List struct {
 	Dst, Src []uint64
 	Len      []uint64 // bytes
@@ -37,13 +37,14 @@ var (
 	_ [unsafe.Sizeof(C.kvdrv_rect{}) - unsafe.Sizeof(Rect{})]struct{}
 )
 
-// Each starts the copies one by one. After an error those before the failed one are under way.
+// Each starts the copies one by one. After an error those before the failed one are in flight.
 func (s Stream) Each(l *List, toHost bool) error {
 	if len(l.Len) == 0 {
 		return nil
 	}
 	var started C.size_t
-	code := C.kvdrv_copy_each(u64(l.Dst), u64(l.Src), size(l.Len), C.size_t(len(l.Len)), truth(toHost), s.handle(), &started)
+	code := C.kvdrv_copy_each(u64(l.Dst), u64(l.Src), size(l.Len), C.size_t(len(l.Len)), truth(toHost), s.handle(),
+		&started)
 	return check("cuMemcpyAsync", int(code))
 }
 
@@ -67,7 +68,8 @@ func (s Stream) Rects(list []Rect, toHost bool) error {
 		return nil
 	}
 	var started C.size_t
-	code := C.kvdrv_copy_rects((*C.kvdrv_rect)(unsafe.Pointer(&list[0])), C.size_t(len(list)), truth(toHost), s.handle(), &started)
+	code := C.kvdrv_copy_rects((*C.kvdrv_rect)(unsafe.Pointer(&list[0])), C.size_t(len(list)), truth(toHost),
+		s.handle(), &started)
 	return check("cuMemcpy2DAsync", int(code))
 }
 

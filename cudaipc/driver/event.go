@@ -58,7 +58,7 @@ func OpenEvent(h *Handle) (Event, error) {
 // Record puts the event behind what was launched on the stream so far.
 func (e Event) Record(s Stream) error { return of("cuEventRecord", e.e.Record(s.s)) }
 
-// Fired says whether what the event was recorded behind has ended.
+// Fired reports whether what the event was recorded behind has ended.
 func (e Event) Fired() (bool, error) {
 	err := e.e.Query()
 	if err == nil {

@@ -6,7 +6,8 @@ package driver
 #include <cuda.h>
 #include "shim.h"
 
-// In a process that sees a MIG instance, the second form gives the instance's UUID and the first the whole GPU's.
+// In a process that sees a MIG instance, the second form gives the instance's UUID and the first
+// the whole GPU's.
 static CUresult kvdrv_uuid(CUuuid *u, CUdevice d) {
 	CUresult (*second)(CUuuid *, CUdevice) = (CUresult (*)(CUuuid *, CUdevice))kvdrv_symbol("cuDeviceGetUuid_v2");
 	return second ? second(u, d) : cuDeviceGetUuid(u, d);

@@ -37,7 +37,7 @@ func Alloc(size int64) (Addr, error) {
 // Free frees what Alloc gave.
 func Free(a Addr) error { return of("cuMemFree", cu.MemFree(cu.DevicePtr(a))) }
 
-// AllocationOf gives the allocation that an address is in.
+// AllocationOf returns the allocation that an address is in.
 func AllocationOf(a Addr) (base Addr, size uint64, err error) {
 	n, p, err := cu.DevicePtr(a).AddressRange()
 	return Addr(p), uint64(n), of("cuMemGetAddressRange", err)
@@ -70,8 +70,9 @@ func Write(a Addr, p []byte) error {
 	return settled(of("cuMemcpyHtoD", cu.MemcpyHtoD(cu.DevicePtr(a), unsafe.Pointer(&p[0]), int64(len(p)))))
 }
 
-// settled waits for the default stream behind a call that had no error: such a call may return when bytes that were not pinned are
-// staged, and one that fills when it has begun (driver reference, "API synchronization behavior"). Streams of NewStream are not waited for.
+// settled waits for the default stream behind a call that had no error: such a call may return when
+// bytes that were not pinned are staged, and one that fills when it has begun (driver reference,
+// "API synchronization behavior"). Streams of NewStream are not waited for.
 func settled(err error) error {
 	if err != nil {
 		return err

@@ -12,7 +12,7 @@ type Range struct {
 	used   uint64   // bytes of these
 }
 
-// Whole is n rounded up to granules.
+// Whole returns n rounded up to granules.
 func Whole(n, granule uint64) uint64 { return (n + granule - 1) / granule * granule }
 
 // NewRange reserves a range in which nothing is mapped yet.

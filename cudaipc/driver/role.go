@@ -2,8 +2,9 @@
 
 package driver
 
-// Role is a goroutine that has an OS thread of its own, with a context current on it: the only goroutines that call the
-// driver. It ends with its thread. A nil role, one that did not start, does nothing.
+// Role is a goroutine that has an OS thread of its own, with a context current on it: the only
+// goroutines that call the driver. It ends with its thread. A nil role, one that did not start,
+// does nothing.
 type Role struct {
 	work  chan func()
 	over  chan struct{} // closed by Close
@@ -40,7 +41,8 @@ func (r *Role) serve() {
 	}
 }
 
-// Do has f done in the role and waits for its end. A role that is closed, which may happen meanwhile, does not do it any more.
+// Do has f done in the role and waits for its end. A role that is closed, which may happen
+// meanwhile, does not do it any more.
 func (r *Role) Do(f func()) {
 	if r == nil {
 		return
@@ -56,7 +58,8 @@ func (r *Role) Do(f func()) {
 	}
 }
 
-// Begin has f done in the role, which may take as long as the role lives: nothing else is given to it.
+// Begin has f done in the role, which may take as long as the role lives: nothing else is given to
+// it.
 func (r *Role) Begin(f func()) { r.work <- f }
 
 // Close waits for the role's end: what it was given is done.

@@ -24,7 +24,7 @@ func NewStream(priority int) (Stream, error) {
 	return Stream{s}, of("cuStreamCreateWithPriority", err)
 }
 
-// Priorities gives the numbers that NewStream takes, the last and the first to go.
+// Priorities returns the numbers that NewStream takes, the last and the first to go.
 func Priorities() (last, first int, err error) {
 	last, first, err = cu.StreamPriorityRange()
 	return last, first, of("cuCtxGetStreamPriorityRange", err)
@@ -33,7 +33,8 @@ func Priorities() (last, first int, err error) {
 // Destroy ends the stream when its work has ended; it does not wait for that.
 func (s Stream) Destroy() error { return of("cuStreamDestroy", s.s.Destroy()) }
 
-// WaitFor lets the stream stand still until the word at a, of this process's pinned memory, is n or more.
+// WaitFor lets the stream stand still until the word at a, of this process's pinned memory, is n or
+// more.
 func (s Stream) WaitFor(a Addr, n uint32) error {
 	return of("cuStreamWaitValue32", s.s.WaitOnValue32(cu.DevicePtr(a), n, C.CU_STREAM_WAIT_VALUE_GEQ))
 }

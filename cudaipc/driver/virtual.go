@@ -41,7 +41,7 @@ import "C"
 // Physical is a piece of physical GPU memory, which has no address until it is mapped.
 type Physical uint64
 
-// Granularity is what sizes of physical memory are multiples of, bytes.
+// Granularity returns what sizes of physical memory are multiples of, bytes.
 func (c *Context) Granularity() (uint64, error) {
 	var n C.size_t
 	err := check("cuMemGetAllocationGranularity", int(C.kvdrv_granularity(&n, C.int(c.device))))
@@ -81,7 +81,7 @@ func Reserve(size uint64) (Addr, error) {
 	return Addr(a), err
 }
 
-// Unreserve gives a range back, in which nothing is mapped any more.
+// Unreserve releases a range in which nothing is mapped any more.
 func Unreserve(a Addr, size uint64) error {
 	return check("cuMemAddressFree", int(C.cuMemAddressFree(C.CUdeviceptr(a), C.size_t(size))))
 }

@@ -14,8 +14,9 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
 
-// CUDA is the engine's side of the CUDA device, with the methods of Host: memory on a GPU that it exports, and the words
-// and events that an engine has. It serves the mock engine and the tests. All methods may be called at once.
+// CUDA is the engine's side of the CUDA device, with the methods of Host: memory on a GPU that it
+// exports, and the words and events that an engine has. It serves the mock engine and the tests.
+// All methods may be called at once.
 type CUDA struct {
 	gpu           driver.GPU
 	ctx           *driver.Context
@@ -39,10 +40,12 @@ const maxStreams = 64
 // gateBytes is what a stream's gate takes: two words on cache lines of their own.
 const gateBytes = 128
 
-// NewCUDA makes an engine on a GPU, as NewHost does on the host. A zero UUID is the only GPU that this process sees.
+// NewCUDA makes an engine on a GPU, as NewHost does on the host. A zero UUID is the only GPU that
+// this process sees.
 func NewCUDA(gpu cudaipc.UUID, events, revokes uint32) (*CUDA, error) {
 	if events > cuda.MaxEvents || revokes > MaxEvents {
-		return nil, fmt.Errorf("%d events, at most %d, and %d revocation words, at most %d", events, cuda.MaxEvents, revokes, MaxEvents)
+		return nil, fmt.Errorf("%d events, at most %d, and %d revocation words, at most %d", events, cuda.MaxEvents,
+			revokes, MaxEvents)
 	}
 	found, err := cuda.FindGPU(gpu)
 	if err != nil {
@@ -65,7 +68,8 @@ func (e *CUDA) open(events, revokes uint32) (err error) {
 	if e.front, err = driver.StartRole(e.ctx); err != nil {
 		return err
 	}
-	if e.engineWords, err = newEngineWords(events, cudaipc.CUDAEventCell, revokes, maxStreams*gateBytes+cudaipc.MaxLoadEvents*8); err != nil {
+	if e.engineWords, err = newEngineWords(events, cudaipc.CUDAEventCell, revokes,
+		maxStreams*gateBytes+cudaipc.MaxLoadEvents*8); err != nil {
 		return err
 	}
 	e.front.Do(func() { err = e.openEvents(events) })
@@ -91,7 +95,7 @@ func (e *CUDA) openEvents(events uint32) error {
 	return nil
 }
 
-// GPU is where the engine's memory is.
+// GPU returns where the engine's memory is.
 func (e *CUDA) GPU() cudaipc.UUID { return e.gpu.UUID }
 
 // Close waits for the streams to get through what was launched, ends them, and frees all memory.
@@ -148,7 +152,7 @@ func (e *CUDA) freeAll() error {
 	return errors.Join(errs...)
 }
 
-// wordAddr is where the GPU sees a word.
+// wordAddr returns where the GPU sees a word.
 func (e *CUDA) wordAddr(off uint64) (driver.Addr, error) {
 	start, err := driver.Address(e.words.Mem)
 	return start + driver.Addr(off), err

@@ -13,8 +13,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// Limits of the socket between an agent and its mover. A message is cut into packets, so that it may have any length
-// and any number of descriptors up to these.
+// Limits of the socket between an agent and its mover. A message is cut into packets, so that it
+// may have any length and any number of descriptors up to these.
 const (
 	maxMessage  = 64 << 20 // bytes of one message: a copy of MaxCopyRuns runs and as many blocks has 32 MiB
 	packetBytes = 60 << 10 // bytes of a packet; the kernel takes three and more of them before a writer waits
@@ -32,7 +32,8 @@ const (
 // errWire is wrapped by what is wrong with the bytes that came.
 var errWire = errors.New("malformed message")
 
-// conn is one end of the socket pair: messages with descriptors. One goroutine receives; any may send.
+// conn is one end of the socket pair: messages with descriptors. One goroutine receives; any may
+// send.
 type conn struct {
 	conn *net.UnixConn
 
@@ -61,8 +62,9 @@ func newConn(fd int) (*conn, error) {
 	}, nil
 }
 
-// send sends one message; the descriptors stay the caller's. It waits at most until deadline for the other side to take
-// it. An error leaves the connection usable only if errors.Is(err, errNotSent).
+// send sends one message; the descriptors stay the caller's. It waits at most until deadline for
+// the other side to take it. An error leaves the connection usable only if errors.Is(err,
+// errNotSent).
 func (c *conn) send(msg []byte, fds []int, deadline time.Time) error {
 	if len(msg) > maxMessage || len(fds) > maxFDs {
 		return fmt.Errorf("%d bytes and %d descriptors, at most %d and %d: %w: %w",
@@ -111,8 +113,9 @@ func (c *conn) packet(kind byte, part []byte, fds []int) error {
 	return err
 }
 
-// receive gives the next message, whose bytes are the receiver's until the next call, and its descriptors, which are the
-// caller's. They are fewer than were sent if this process can have no more.
+// receive returns the next message, whose bytes are the receiver's until the next call, and its
+// descriptors, which are the caller's. They are fewer than were sent if this process can have no
+// more.
 func (c *conn) receive(msg []byte) ([]byte, []int, error) {
 	msg = msg[:0]
 	var fds []int
@@ -144,7 +147,7 @@ func (c *conn) receive(msg []byte) ([]byte, []int, error) {
 	}
 }
 
-// rights are the descriptors in control data; the kernel closes what it could not give.
+// rights returns the descriptors in control data; the kernel closes what it could not give.
 func rights(oob []byte) (fds []int) {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {

@@ -58,7 +58,8 @@ func (l *loader) words() uint64 {
 func (l *loader) load(serial uint64) cudaipc.Ticket {
 	l.t.Helper()
 	ticket, err := l.mover.Copy(&cudaipc.Copy{
-		Peer: 1, Dir: cudaipc.Scatter, Sum: true, Serial: serial, Blocks: []cudaipc.Block{{Runs: 1}}, Runs: []cudaipc.Run{{Region: 2, Len: loadSize}},
+		Peer: 1, Dir: cudaipc.Scatter, Sum: true, Serial: serial, Blocks: []cudaipc.Block{{Runs: 1}},
+		Runs: []cudaipc.Run{{Region: 2, Len: loadSize}},
 	})
 	if err != nil {
 		l.t.Fatal(err)
@@ -81,7 +82,8 @@ func (l *loader) untilWaits(serial uint64) {
 	}
 }
 
-// seen is what a kernel behind the stream's waits so far sees in region 2. then is called when it is launched.
+// seen returns what a kernel behind the stream's waits so far sees in region 2. then is called when
+// it is launched.
 func (l *loader) seen(then func()) []byte {
 	l.t.Helper()
 	l.do(devicetest.Op{Kind: devicetest.LaunchCopy, Region: 2, Index: 1, Len: loadSize})
@@ -90,8 +92,8 @@ func (l *loader) seen(then func()) []byte {
 	return l.do(devicetest.Op{Kind: devicetest.Read, Region: 1, Len: loadSize})
 }
 
-// TestCUDAStreamWaitsForALoad: behind the wait a kernel of the engine sees all bytes of the load, without its processor having waited; without it, it
-// does not.
+// TestCUDAStreamWaitsForALoad: behind the wait a kernel of the engine sees all bytes of the load,
+// without its processor having waited; without it, it does not.
 func TestCUDAStreamWaitsForALoad(t *testing.T) {
 	ownMachine(t)
 	for _, wait := range []bool{true, false} {
@@ -119,13 +121,14 @@ func TestCUDAStreamWaitsForALoad(t *testing.T) {
 	}
 }
 
-// TestCUDALoadEventsOfADeadMover: the mover dies while a stream waits for a load. In one ending of the driver the stream goes on, with bytes that
-// nobody vouches for; in the other it stands, and the engine's own deadline ends it. In both the load has failed, and says so.
+// TestCUDALoadEventsOfADeadMover: the mover dies while a stream waits for a load. In one ending of
+// the driver the stream goes on, with bytes that nobody vouches for; in the other it stands, and
+// the engine's own deadline ends it. In both the load has failed, and says so.
 func TestCUDALoadEventsOfADeadMover(t *testing.T) {
 	for _, ending := range []string{"fire", "never"} {
 		t.Run(ending, func(t *testing.T) {
 			ownMachine(t)
-			t.Setenv("SOFTCUDA_EVENTS_OF_THE_DEAD", ending)
+			t.Setenv("SOFTCUDA_EVENTS_ON_DEATH", ending)
 			l := newLoader(t, 1)
 			ticket := l.load(5)
 			l.untilWaits(5)

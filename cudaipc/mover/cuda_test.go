@@ -18,7 +18,9 @@ func TestMoverCUDADevice(t *testing.T) {
 				f := devicetest.MoverFixture(t, devicetest.MinArena, cudaipc.KindFD, false, func(o *mover.Options) {
 					o.Device, o.Limits = cudaipc.CUDADevice, patient
 				})
-				f.Engine = func(t testing.TB, s devicetest.Spec) devicetest.Engine { return devicetest.CUDAEngine(t, s, kind) }
+				f.Engine = func(t testing.TB, s devicetest.Spec) devicetest.Engine {
+					return devicetest.CUDAEngine(t, s, kind)
+				}
 				return f
 			})
 		})

@@ -37,7 +37,7 @@ type faulty struct {
 	fault string
 }
 
-// openFaulty is OpenMoved and the devices above.
+// openFaulty returns OpenMoved and the devices above.
 func openFaulty(s mover.Setup) (cudaipc.Device, error) {
 	fault := s.Device
 	switch fault {
@@ -81,7 +81,7 @@ func (f *faulty) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bo
 func (f *faulty) Import(im cudaipc.Import) error {
 	f.is(hangsInImport)
 	if f.fault == stopsInImport {
-		<-im.Gone
+		<-im.Cancelled
 	}
 	return f.Device.Import(im)
 }
@@ -113,9 +113,11 @@ type moved struct {
 
 const movedSize = 8 << 20
 
-// patient are limits that no run without a hang comes near, also where the machine stands still for seconds.
+// patient are limits that no run without a hang comes near, also where the machine stands still for
+// seconds.
 var patient = mover.Limits{
-	Tick: 20 * time.Millisecond, Ping: patience, Quiet: patience, Import: patience, Close: patience, Poll: patience, Copy: patience, Steady: time.Nanosecond,
+	Tick: 20 * time.Millisecond, Ping: patience, Quiet: patience, Import: patience, Close: patience, Poll: patience,
+	Copy: patience, Steady: time.Nanosecond,
 }
 
 func newMoved(t *testing.T, change func(*mover.Options)) *moved {

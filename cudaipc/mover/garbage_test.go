@@ -10,7 +10,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// TestMoverImportsGarbage: whatever a peer says of itself, it is refused or open, nothing leaks, and the mover lives.
+// TestMoverImportsGarbage: whatever a peer says of itself, it is refused or open, nothing leaks,
+// and the mover lives.
 func TestMoverImportsGarbage(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)

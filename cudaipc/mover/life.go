@@ -15,21 +15,22 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// life is one process of a Mover, from its start until everything of it is told. Three goroutines: run starts and
-// reaps the process and then tells its end, read takes what it says, tend looks after it.
+// life is one process of a Mover, from its start until everything of it is told. Three goroutines:
+// run starts and reaps the process and then tells its end, read takes what it says, supervise looks
+// after it.
 type life struct {
 	m    *Mover
 	conn *conn
 	cmd  *exec.Cmd
 
-	dying  chan struct{} // closed when the process is killed, or gone
+	ending chan struct{} // closed when the process is killed, or gone
 	reaped chan struct{} // closed when the process is reaped: it touches nothing any more
 	ended  chan struct{} // closed when its copies have ended, and its peers are told to be lost
 	joined sync.WaitGroup
 
 	once     sync.Once
 	quitting atomic.Bool        // ends in order: its silence is no fault
-	reason   cudaipc.LossReason // these two are readable once dying is closed
+	reason   cudaipc.LossReason // these two are readable once ending is closed
 	cause    error
 
 	clock    atomic.Int64           // ticks
@@ -43,7 +44,7 @@ type life struct {
 	calls calls
 }
 
-// alive gives the life that runs, or starts one.
+// alive returns the life that runs, or starts one.
 func (m *Mover) alive() (*life, error) {
 	m.starting.Lock()
 	defer m.starting.Unlock()
@@ -55,7 +56,7 @@ func (m *Mover) alive() (*life, error) {
 		return nil, cudaipc.ErrClosed
 	case life != nil:
 		select {
-		case <-life.dying:
+		case <-life.ending:
 			return nil, fmt.Errorf("mover %s is being ended (%w): try again", m.opts.Name, life.err())
 		default:
 			return life, nil
@@ -80,8 +81,8 @@ func (m *Mover) aliveFor(im *cudaipc.Import) (*life, error) {
 	select {
 	case <-done:
 		return life, err
-	case <-im.Gone:
-		return nil, im.CheckGone()
+	case <-im.Cancelled:
+		return nil, im.CheckCancelled()
 	}
 }
 
@@ -104,7 +105,7 @@ func (m *Mover) start() (*life, error) {
 		return nil, err
 	}
 	m.enter(l)
-	if err := l.greet(); err != nil {
+	if err := l.openDevice(); err != nil {
 		l.lose(cudaipc.LostStart, err)
 		<-l.ended // reaped: a process that failed to start leaves nothing behind
 		return nil, err
@@ -138,7 +139,7 @@ func (m *Mover) newLife() (*life, *os.File, error) {
 	}
 	l := &life{
 		m: m, conn: conn, begun: time.Now(),
-		dying: make(chan struct{}), reaped: make(chan struct{}), ended: make(chan struct{}),
+		ending: make(chan struct{}), reaped: make(chan struct{}), ended: make(chan struct{}),
 	}
 	l.calls.init()
 	l.informed.Store(true)
@@ -147,22 +148,24 @@ func (m *Mover) newLife() (*life, *os.File, error) {
 	l.cmd.Env = append(os.Environ(), m.opts.Env...)
 	l.cmd.Stderr = os.Stderr
 	l.cmd.ExtraFiles = []*os.File{theirs}
-	// A session of its own: the terminal's signals are the agent's. The parent-death signal is Run's.
+	// A session of its own: the terminal's signals are the agent's. The parent-death signal is
+	// Run's.
 	l.cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGTERM}
 	return l, theirs, nil
 }
 
-// run owns the process. Its thread lives as long as the process does, because the parent-death signal comes at the death
-// of the thread that started it; and ends with it, because it may be bound to a node, which the process inherits.
+// run owns the process. Its thread lives as long as the process does, because the parent-death
+// signal comes at the death of the thread that started it; and ends with it, because it may be
+// bound to a node, which the process inherits.
 func (l *life) run(theirs *os.File, started chan<- error) {
 	runtime.LockOSThread()
 	l.bound = bindThread(l.m.opts.Node)
 	err := l.cmd.Start()
 	_ = theirs.Close() // the process has it
 	if err == nil {
-		l.m.process(l.cmd.Process.Pid, true)
+		l.m.reportProcess(l.cmd.Process.Pid, true)
 		l.joined.Go(l.read)
-		l.joined.Go(l.tend)
+		l.joined.Go(l.supervise)
 	} else {
 		err = fmt.Errorf("mover %s: %w", l.m.opts.Name, err)
 		l.lose(cudaipc.LostStart, err)
@@ -170,7 +173,7 @@ func (l *life) run(theirs *os.File, started chan<- error) {
 	started <- err
 	if err == nil {
 		_ = l.cmd.Wait() // what it says is in ProcessState
-		l.m.process(l.cmd.Process.Pid, false)
+		l.m.reportProcess(l.cmd.Process.Pid, false)
 		l.lose(cudaipc.LostCrash, fmt.Errorf("it ended by itself: %v", l.cmd.ProcessState))
 	}
 	close(l.reaped)
@@ -181,7 +184,7 @@ func (l *life) run(theirs *os.File, started chan<- error) {
 func (l *life) lose(reason cudaipc.LossReason, cause error) {
 	l.once.Do(func() {
 		l.reason, l.cause = reason, cause
-		close(l.dying)
+		close(l.ending)
 		if p := l.cmd.Process; p != nil {
 			_ = l.m.opts.Kill(p) // an error says that it is gone
 		}
@@ -189,16 +192,16 @@ func (l *life) lose(reason cudaipc.LossReason, cause error) {
 }
 
 // process tells the start and the end of a process.
-func (m *Mover) process(pid int, runs bool) {
+func (m *Mover) reportProcess(pid int, runs bool) {
 	if m.opts.Process != nil {
 		m.opts.Process(pid, runs)
 	}
 }
 
-// hungUp is lose for a socket whose other end is closed. The process is about to be reaped then, and its own end says more;
-// or it lives, and is killed.
-func (l *life) hungUp(cause error) {
-	if !otherGone(cause) || !closesWithin(l.dying, hangUpWait) {
+// disconnect is lose for a socket whose other end is closed. The process is about to be reaped
+// then, and its own end says more; or it lives, and is killed.
+func (l *life) disconnect(cause error) {
+	if !disconnected(cause) || !closesWithin(l.ending, hangUpWait) {
 		l.lose(cudaipc.LostCrash, cause)
 	}
 }
@@ -206,17 +209,18 @@ func (l *life) hungUp(cause error) {
 // hangUpWait is how long a process may take to be reaped after it closed its socket.
 const hangUpWait = 100 * time.Millisecond
 
-// err is why the life ended; dying is closed.
+// err returns why the life ended; ending is closed.
 func (l *life) err() error {
 	return &cudaipc.LostError{Mover: l.m.opts.Name, Reason: l.reason, Cause: l.cause}
 }
 
-// end tells the end of a life, when its process is reaped: what the process said until then counts; all else has failed.
+// end tells the end of a life, when its process is reaped: what the process said until then counts;
+// all else has failed.
 func (l *life) end() {
 	_ = l.conn.conn.SetReadDeadline(time.Now().Add(endWait)) // its other end is closed: read has no more to wait for
 	l.joined.Wait()
 	l.conn.close()
-	lost := l.m.bury(l)
+	lost := l.m.remove(l)
 	l.calls.fail(l.err())
 	if l.m.watch != nil && !l.quitting.Load() {
 		for _, id := range lost {
@@ -226,8 +230,8 @@ func (l *life) end() {
 	close(l.ended)
 }
 
-// bury takes a life out of the books, and gives the peers that are lost with it.
-func (m *Mover) bury(l *life) (lost []cudaipc.PeerID) {
+// remove takes a life out of the books, and gives the peers that are lost with it.
+func (m *Mover) remove(l *life) (lost []cudaipc.PeerID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	l.over = true

@@ -20,7 +20,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/mover"
 )
 
-// TestAgentDies: its mover goes too, also with a copy that never ends, and the proof ends only then.
+// TestAgentDies: its mover goes too, also with a copy that never ends, and the proof ends only
+// then.
 func TestAgentDies(t *testing.T) {
 	for _, device := range []string{cudaipc.HostDevice, hangsInDone} {
 		t.Run(device, func(t *testing.T) {
@@ -35,7 +36,8 @@ func TestAgentDies(t *testing.T) {
 			if !ended(t, int(proof.Fd()), patience) {
 				t.Error("the agent is dead and the proof has not ended")
 			}
-			for end := time.Now().Add(patience); !goneOrZombie(mover); time.Sleep(time.Millisecond) { // a pause between two looks
+			// a pause between two looks
+			for end := time.Now().Add(patience); !goneOrZombie(mover); time.Sleep(time.Millisecond) {
 				if time.Now().After(end) {
 					t.Fatal("the agent is dead and its mover lives")
 				}
@@ -44,7 +46,7 @@ func TestAgentDies(t *testing.T) {
 	}
 }
 
-// goneOrZombie is for a process that is another one's to reap.
+// goneOrZombie returns for a process that is another one's to reap.
 func goneOrZombie(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err != nil || strings.Contains(string(stat), ") Z ")
@@ -133,7 +135,8 @@ func TestHundredRestarts(t *testing.T) {
 	}
 }
 
-// watchStates asks for the mover's state all the time, as /status may at any moment, until the returned function is called.
+// watchStates asks for the mover's state all the time, as /status may at any moment, until the
+// returned function is called.
 func (m *moved) watchStates() (stop func()) {
 	var watching sync.WaitGroup
 	ended := make(chan struct{})
@@ -176,7 +179,8 @@ func entries(t *testing.T, dir string) int {
 	return len(list)
 }
 
-// TestMoverIsAlone: it has none of this process's descriptors, is not in its group, and ends at no signal but SIGKILL.
+// TestMoverIsAlone: it has none of this process's descriptors, is not in its group, and ends at no
+// signal but SIGKILL.
 func TestMoverIsAlone(t *testing.T) {
 	leaked, err := unix.MemfdCreate("inherited", 0)
 	if err != nil {
@@ -212,7 +216,7 @@ func TestMoverIsAlone(t *testing.T) {
 	}
 }
 
-// TestMoverOfAnotherBinary is refused, whatever it says.
+// TestMoverOfAnotherBinary returns refused, whatever it says.
 func TestMoverOfAnotherBinary(t *testing.T) {
 	other := filepath.Join(t.TempDir(), "other")
 	from, err := os.Open("/proc/self/exe")
@@ -234,7 +238,7 @@ func TestMoverOfAnotherBinary(t *testing.T) {
 	}
 }
 
-// TestMostRuns sends copies that take many packets, both ways at once.
+// TestMostRuns sends copies that take many packets, both lanesPerPeer at once.
 func TestMostRuns(t *testing.T) {
 	const run, runs = 64, movedSize / 64
 	m := newMoved(t, func(o *mover.Options) { o.Limits = mover.Limits{} })
@@ -268,7 +272,8 @@ func TestMostRuns(t *testing.T) {
 	}
 }
 
-// TestMoverIsBound to a node that is there, and says so; to one that is not, it says that, and works.
+// TestMoverIsBound to a node that is there, and says so; to one that is not, it says that, and
+// works.
 func TestMoverIsBound(t *testing.T) {
 	for node, want := range map[int]string{0: "node 0", 999: "node 999: not bound"} {
 		if _, err := os.Stat("/sys/devices/system/node/node0"); err != nil && node == 0 {
@@ -282,17 +287,24 @@ func TestMoverIsBound(t *testing.T) {
 	}
 }
 
-// TestMoverIsToldTheStep: a device over there asks an event only for a step that was reached, and so it must know which.
+// TestMoverIsToldTheStep: a device over there asks an event only for a step that was reached, and
+// so it must know which.
 func TestMoverIsToldTheStep(t *testing.T) {
 	m := newMoved(t, func(o *mover.Options) { o.Device, o.AskEvents = firesForAStep, true })
 	m.attach(1)
-	for _, op := range []devicetest.Op{{Kind: devicetest.SetStep, Step: 1 << 40}, {Kind: devicetest.Record}, {Kind: devicetest.Synchronize}} {
+	for _, op := range []devicetest.Op{
+		{Kind: devicetest.SetStep, Step: 1 << 40}, {Kind: devicetest.Record}, {Kind: devicetest.Synchronize},
+	} {
 		if _, err := m.engine.Do(op); err != nil {
 			t.Fatal(err)
 		}
 	}
 	var s [1]cudaipc.State
-	if err := m.mover.Poll([]cudaipc.Wait{{Peer: 1, Revoke: cudaipc.None, Step: 1 << 40}}, s[:]); err != nil || !s[0].Fired || s[0].Step != 1<<40 {
+	if err := m.mover.Poll([]cudaipc.Wait{{
+		Peer:   1,
+		Revoke: cudaipc.None,
+		Step:   1 << 40,
+	}}, s[:]); err != nil || !s[0].Fired || s[0].Step != 1<<40 {
 		t.Fatalf("%+v, %v: the step did not reach the device in the mover", s[0], err)
 	}
 }

@@ -17,7 +17,8 @@ type history struct {
 	notBefore time.Time // of the next start
 }
 
-// loss enters a loss, and decides when the next process may start: at once behind the first, later behind more.
+// loss enters a loss, and decides when the next process may start: at once behind the first, later
+// behind more.
 func (h *history) loss(l *life, limits *Limits) {
 	h.lost[l.reason]++
 	h.last, h.lastAt = l.err(), time.Now()
@@ -42,14 +43,15 @@ func (m *Mover) lastLoss() error {
 	return m.mu.history.last
 }
 
-// Movers is the state of this one.
+// Movers returns the state of this one.
 func (m *Mover) Movers() []cudaipc.MoverState {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	h := &m.mu.history
 	s := cudaipc.MoverState{
 		Name: m.opts.Name, Device: m.opts.Device, GPU: m.opts.GPU, Peers: len(m.mu.peers), Starts: h.starts,
-		Requests: m.requests.Load(), Lost: make(map[cudaipc.LossReason]uint64, len(h.lost)), LastLoss: h.last, NextStart: h.notBefore,
+		Requests: m.requests.Load(), Lost: make(map[cudaipc.LossReason]uint64, len(h.lost)), LastLoss: h.last,
+		NextStart: h.notBefore,
 	}
 	s.Failing = m.mu.life == nil && h.row >= 2 && (h.opened > 0 || m.opts.GPU == (cudaipc.UUID{}))
 	for reason, n := range h.lost {

@@ -13,7 +13,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/mover"
 )
 
-// TestMoverKilledWhileCopying: every copy ends, those that had ended are whole, and the next mover goes on.
+// TestMoverKilledWhileCopying: every copy ends, those that had ended are whole, and the next mover
+// goes on.
 func TestMoverKilledWhileCopying(t *testing.T) {
 	m := newMoved(t, nil)
 	m.attach(1)
@@ -59,8 +60,9 @@ func TestMoverKilledWhileCopying(t *testing.T) {
 	m.works()
 }
 
-// TestNothingEndsBeforeTheMoverIsReaped is the fence of last resort: a copy whose mover stands still has not ended until
-// the mover is no more. Otherwise a cancel would be acknowledged whose copy can still touch the engine's blocks.
+// TestNothingEndsBeforeTheMoverIsReaped: the fence of last resort: a copy whose mover stands
+// still has not ended until the mover is no more. Otherwise a cancel would be acknowledged whose
+// copy can still touch the engine's blocks.
 func TestNothingEndsBeforeTheMoverIsReaped(t *testing.T) {
 	for range 3 {
 		m := newMoved(t, func(o *mover.Options) { o.Limits.Ping = time.Second })
@@ -79,8 +81,9 @@ func TestNothingEndsBeforeTheMoverIsReaped(t *testing.T) {
 	}
 }
 
-// TestStoppedMoverLetsGo: a mover that stands still is waited for long, but not where a peer's memory is to be free soon: its engine is dead, with a
-// copy under way or none, or its close waits.
+// TestStoppedMoverLetsGo: a mover that stands still is waited for long, but not where a peer's
+// memory is to be free soon: its engine is dead, with a copy in flight or none, or its close
+// waits.
 func TestStoppedMoverLetsGo(t *testing.T) {
 	for name, happens := range map[string]func(*moved){
 		"dead":             func(m *moved) { m.engine.Kill() },
@@ -90,7 +93,8 @@ func TestStoppedMoverLetsGo(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // they wait most of the time
 			m := newMoved(t, func(o *mover.Options) {
-				o.Limits.Ping, o.Limits.Quiet, o.Limits.Copy, o.Limits.Close = time.Hour, 300*time.Millisecond, time.Hour, time.Hour
+				o.Limits.Ping, o.Limits.Quiet, o.Limits.Copy, o.Limits.Close = time.Hour, 300*time.Millisecond,
+					time.Hour, time.Hour
 			})
 			m.attach(1)
 			m.attach(2)
@@ -128,7 +132,8 @@ func TestStoppedMoverIsWaitedFor(t *testing.T) {
 	}
 }
 
-// TestMoverHangs: a call of the device that does not come back costs the mover, by its limit, and nothing else.
+// TestMoverHangs: a call of the device that does not come back costs the mover, by its limit, and
+// nothing else.
 func TestMoverHangs(t *testing.T) {
 	t.Run("Copy", func(t *testing.T) { testHangingCopy(t, hangsInCopy, cudaipc.LostCopy) })
 	t.Run("Done", func(t *testing.T) { testHangingCopy(t, hangsInDone, cudaipc.LostCopy) })
@@ -162,7 +167,8 @@ func TestMoverHangs(t *testing.T) {
 			o.Device, o.AskEvents, o.Limits.Poll = hangsInPoll, true, time.Second
 		})
 		m.attach(1)
-		if err := m.mover.Poll([]cudaipc.Wait{{Peer: 1, Event: 0, Revoke: 0}}, make([]cudaipc.State, 1)); !errors.Is(err, cudaipc.ErrPeer) {
+		if err := m.mover.Poll([]cudaipc.Wait{{Peer: 1, Event: 0, Revoke: 0}},
+			make([]cudaipc.State, 1)); !errors.Is(err, cudaipc.ErrPeer) {
 			t.Errorf("Poll: %v, want ErrPeer", err)
 		}
 		m.expectLost(1, cudaipc.LostCall)
@@ -177,7 +183,8 @@ func testHangingSum(t *testing.T) {
 	m.attach(1)
 	pid := m.pid()
 	ticket, err := m.mover.Sum(&cudaipc.Sample{
-		Peer: 1, Within: time.Millisecond, Pieces: []cudaipc.Piece{{Region: 1, Bytes: 4096}}, Blocks: []cudaipc.SampleBlock{{}, {}},
+		Peer: 1, Within: time.Millisecond, Pieces: []cudaipc.Piece{{Region: 1, Bytes: 4096}},
+		Blocks: []cudaipc.SampleBlock{{}, {}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -221,8 +228,9 @@ func TestMoverBacksOff(t *testing.T) {
 	}
 }
 
-// What is left of the 2 s in which a dead engine's memory is to be free, whatever hangs: a mover that stands still, and a driver that does not come back from a
-// close, are found in time to be killed.
+// What is left of the 2 s in which a dead engine's memory is to be free, whatever hangs: a mover
+// that stands still, and a driver that does not come back from a close, are found in time to be
+// killed.
 func TestDefaultLimitsFreeMemoryInTime(t *testing.T) {
 	const within, kill = 2 * time.Second, 250 * time.Millisecond // kill: and reap
 	l := mover.DefaultLimits

@@ -1,5 +1,5 @@
-// Package mover is a device in a process of its own, which owns what a driver call can cost: the agent's side (Mover), the process
-// (Run), and the wire between them.
+// Package mover is a device in a process of its own, which owns what a driver call can cost: the
+// agent's side (Mover), the process (Run), and the wire between them.
 package mover
 
 import (
@@ -25,14 +25,16 @@ type Options struct {
 	ArenaFD   int                 // a memfd of at least ArenaSize bytes; stays the caller's, may be closed after New
 	ArenaSize int64               // bytes
 	Tables    []cudaipc.CopyTable // of types of GPUs: cuda.Options
-	// Measure has the first process find out, before it opens its GPU, what Tables do not say of it: some seconds, at most a quarter of Limits.Start.
+	// Measure has the first process find out, before it opens its GPU, what Tables do not say of
+	// it: some seconds, at most a quarter of Limits.Start.
 	Measure bool
-	// Informed is told now and then, one call at a time for each process, what a GPU's device says of itself; nil: nobody is.
+	// Informed is told now and then, one call at a time for each process, what a GPU's device says
+	// of itself; nil: nobody is.
 	Informed func(cudaipc.CUDAInfo)
 	// FireOnDeath and Populate are the host device's: host.Options.
 	FireOnDeath, Populate bool
-	// AskEvents makes Poll ask the process for events. Those of a GPU's peers are asked there in any case; the host's are
-	// words that the agent's side reads by itself.
+	// AskEvents makes Poll ask the process for events. Those of a GPU's peers are asked there in
+	// any case; the host's are words that the agent's side reads by itself.
 	AskEvents bool
 	Command   []string // of the process; nil: this binary, with the argument "mover"
 	Env       []string // besides this process's
@@ -46,33 +48,40 @@ type Options struct {
 	Kill func(*os.Process) error
 }
 
-// ForGPU are the options of the mover of one GPU: named for it, and bound to its NUMA node if that is known.
+// ForGPU returns the options of the mover of one GPU: named for it, and bound to its NUMA node if
+// that is known.
 func (o Options) ForGPU(gpu cudaipc.UUID) Options {
 	o.Name, o.Device, o.GPU, o.Node = gpu.String(), cudaipc.CUDADevice, gpu, node.NUMANode(gpu)
 	o.Env = append(slices.Clone(o.Env), node.GPUEnv(gpu)...)
 	return o
 }
 
-// Limits are the times of a mover. They stand still while the agent itself does, for they are counted in ticks.
+// Limits are the times of a mover. They stand still while the agent itself does, for they are
+// counted in ticks.
 type Limits struct {
-	Tick   time.Duration // how often the mover is looked after
-	Ping   time.Duration // longest without an answer to a ping
-	Quiet  time.Duration // the same, while a peer is to be closed or its process is dead: its memory is to be free again soon
+	Tick time.Duration // how often the mover is looked after
+	Ping time.Duration // longest without an answer to a ping
+	// the same, while a peer is to be closed or its process is dead: its memory is to be free again
+	// soon
+	Quiet  time.Duration
 	Start  time.Duration // from the start of the process to an open device
 	Import time.Duration // one Import
-	Gone   time.Duration // the rest of an Import whose peer is gone (Import.Gone): its memory is to be free within 2 s
+	// the rest of an Import whose peer is gone (Import.Cancelled): its memory is to be free within
+	// 2 s
+	Cancel time.Duration
 	Close  time.Duration // one Close: what is closed is mostly a dead engine's, whose memory is to be free within 2 s
 	Poll   time.Duration // one Poll
-	Copy   time.Duration // from one end of a copy to the next, of a peer and direction with copies under way
+	Copy   time.Duration // from one end of a copy to the next, of a peer and direction with copies in flight
 	Steady time.Duration // a mover that lived so long has not failed to start
-	Again  time.Duration // pause before a start behind the second failure in a row; twice as long after each further one
+	// pause before a start behind the second failure in a row; twice as long after each further one
+	Again  time.Duration
 	AtMost time.Duration // longest such pause
 }
 
 // DefaultLimits are used for every limit that is zero.
 var DefaultLimits = Limits{
 	Tick: 100 * time.Millisecond, Ping: 5 * time.Second, Quiet: 1200 * time.Millisecond, Start: time.Minute,
-	Import: 30 * time.Second, Gone: 1200 * time.Millisecond, Close: 1500 * time.Millisecond, Poll: 5 * time.Second,
+	Import: 30 * time.Second, Cancel: 1200 * time.Millisecond, Close: 1500 * time.Millisecond, Poll: 5 * time.Second,
 	Copy:   10 * time.Second,
 	Steady: 2 * time.Second, Again: 100 * time.Millisecond, AtMost: 5 * time.Second,
 }
@@ -81,7 +90,7 @@ func (l *Limits) fill() {
 	d := &DefaultLimits
 	for _, p := range []struct{ v, d *time.Duration }{
 		{&l.Tick, &d.Tick}, {&l.Ping, &d.Ping}, {&l.Quiet, &d.Quiet}, {&l.Start, &d.Start}, {&l.Import, &d.Import},
-		{&l.Gone, &d.Gone}, {&l.Close, &d.Close},
+		{&l.Cancel, &d.Cancel}, {&l.Close, &d.Close},
 		{&l.Poll, &d.Poll}, {&l.Copy, &d.Copy}, {&l.Steady, &d.Steady}, {&l.Again, &d.Again}, {&l.AtMost, &d.AtMost},
 	} {
 		if *p.v <= 0 {
@@ -90,9 +99,10 @@ func (l *Limits) fill() {
 	}
 }
 
-// Mover is a Device in a child process. A driver call that hangs, a stuck copy or a crash costs that process: it is killed
-// and reaped, which is the proof that it touches nothing any more, and only then its copies end, with bad blocks, and its
-// peers are told to be lost. The next Import starts another process.
+// Mover is a Device in a child process. A driver call that hangs, a stuck copy or a crash costs
+// that process: it is killed and reaped, which is the proof that it touches nothing any more, and
+// only then its copies end, with bad blocks, and its peers are told to be lost. The next Import
+// starts another process.
 //
 //	agent                                 mover process
 //	Copy, Import, Close ──▶ conn ══════▶ server ──▶ lanes ──▶ Device
@@ -112,8 +122,8 @@ type Mover struct {
 	mu struct {
 		sync.RWMutex
 		life    *life // nil: no process
-		peers   map[cudaipc.PeerID]*movedPeer
-		tickets cudaipc.Tickets[*movedCopy]
+		peers   map[cudaipc.PeerID]*clientPeer
+		tickets cudaipc.Tickets[*clientCopy]
 		closed  bool
 		history history
 		facts   *cudaipc.GPUFacts // nil: no process has told any
@@ -125,7 +135,8 @@ var (
 	_ cudaipc.Watcher = (*Mover)(nil)
 )
 
-// New makes a mover without a process: Start or the first Import starts it. Close(AllPeers) frees everything.
+// New makes a mover without a process: Start or the first Import starts it. Close(AllPeers) frees
+// everything.
 func New(o Options) (*Mover, error) {
 	build, err := buildName()
 	if err != nil {
@@ -143,7 +154,7 @@ func New(o Options) (*Mover, error) {
 	}
 	o.Limits.fill()
 	m := &Mover{opts: o, build: build, arena: arena}
-	m.mu.peers = map[cudaipc.PeerID]*movedPeer{}
+	m.mu.peers = map[cudaipc.PeerID]*clientPeer{}
 	m.mu.history.lost = map[cudaipc.LossReason]uint64{}
 	return m, nil
 }
@@ -174,7 +185,7 @@ func (m *Mover) Close(id cudaipc.PeerID) error {
 }
 
 // beginClose makes a peer unreachable while it is closed.
-func (m *Mover) beginClose(id cudaipc.PeerID) (*movedPeer, error) {
+func (m *Mover) beginClose(id cudaipc.PeerID) (*clientPeer, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p := m.mu.peers[id]
@@ -190,7 +201,7 @@ func (m *Mover) beginClose(id cudaipc.PeerID) (*movedPeer, error) {
 	return p, nil
 }
 
-func (m *Mover) forgetLocked(p *movedPeer) {
+func (m *Mover) forgetLocked(p *clientPeer) {
 	delete(m.mu.peers, p.view.ID)
 	m.mu.tickets.Forget(p.view)
 	p.view.Close()
@@ -229,7 +240,7 @@ func (m *Mover) closeAll() error {
 }
 
 // peerLocked finds a peer that can be used; m.mu is held, for reading at least.
-func (m *Mover) peerLocked(id cudaipc.PeerID) (*movedPeer, error) {
+func (m *Mover) peerLocked(id cudaipc.PeerID) (*clientPeer, error) {
 	if m.mu.closed {
 		return nil, cudaipc.ErrClosed
 	}

@@ -30,10 +30,10 @@ type Setup struct {
 // OpenDevice opens, in the mover, the device of a setup.
 type OpenDevice func(Setup) (cudaipc.Device, error)
 
-// server is the mover's side: it does with a device what the agent asks for. One goroutine reads and never waits for
-// the device, so that it answers pings as long as the process lives; whatever asks the device has a goroutine of its own.
-// It trusts the agent, which is the same binary and holds to its bounds, and not what the agent was told by engines: the
-// device checks that.
+// server is the mover's side: it does with a device what the agent asks for. One goroutine reads
+// and never waits for the device, so that it answers pings as long as the process lives; whatever
+// asks the device has a goroutine of its own. It trusts the agent, which is the same binary and
+// holds to its bounds, and not what the agent was told by engines: the device checks that.
 type server struct {
 	conn    *conn
 	open    OpenDevice
@@ -44,7 +44,7 @@ type server struct {
 		sync.Mutex
 		device  cudaipc.Device // nil until the setup is done
 		peers   map[cudaipc.PeerID]*servedPeer
-		imports map[uint64]chan struct{} // by the number of the request: Import.Gone of those under way
+		imports map[uint64]chan struct{} // by the number of the request: Import.Cancelled of those in flight
 	}
 }
 
@@ -52,11 +52,11 @@ type server struct {
 type servedPeer struct {
 	id    cudaipc.PeerID
 	proof int // 0: none. Closed when the device has closed the regions
-	lanes [ways]*lane
+	lanes [lanesPerPeer]*lane
 }
 
-// serve serves one connection until it ends, then ends all copies, closes the device and returns. stopped is
-// called when no more requests are taken.
+// serve serves one connection until it ends, then ends all copies, closes the device and returns.
+// stopped is called when no more requests are taken.
 func serve(conn *conn, open OpenDevice, stopped func()) error {
 	s := &server{conn: conn, open: open, ending: make(chan struct{})}
 	s.mu.peers, s.mu.imports = make(map[cudaipc.PeerID]*servedPeer), make(map[uint64]chan struct{})
@@ -81,7 +81,7 @@ func (s *server) read() error {
 		if msg, fds, err = s.conn.receive(msg); err == nil {
 			err = s.request(msg, fds)
 		}
-		if otherGone(err) {
+		if disconnected(err) {
 			return nil
 		}
 		if err != nil {
@@ -90,8 +90,9 @@ func (s *server) read() error {
 	}
 }
 
-// otherGone says whether an error is the end of the other end, or the parent's (watchParent).
-func otherGone(err error) bool {
+// disconnected reports whether an error is the end of the other side, or of the parent
+// (watchParent).
+func disconnected(err error) bool {
 	for _, end := range []error{io.EOF, unix.EPIPE, unix.ECONNRESET, os.ErrDeadlineExceeded} {
 		if errors.Is(err, end) {
 			return true
@@ -100,7 +101,8 @@ func otherGone(err error) bool {
 	return false
 }
 
-// request decodes a message and starts what it asks for. An error is one of the protocol, and ends the mover.
+// request decodes a message and starts what it asks for. An error is one of the protocol, and ends
+// the mover.
 func (s *server) request(msg []byte, fds []int) error {
 	f := &fields{rest: msg}
 	kind, number := f.u8(), f.u64()
@@ -117,7 +119,7 @@ func (s *server) request(msg []byte, fds []int) error {
 	switch kind {
 	case msgPing:
 		return s.send(putHead(nil, msgPong, number))
-	case msgGone:
+	case msgCancel:
 		s.stopImport(number)
 		return f.end("gone")
 	case msgInfo:
@@ -151,8 +153,8 @@ func (s *server) send(msg []byte) error {
 	return s.conn.send(msg, nil, time.Time{}) // an agent that stands still is waited for; one that is gone is an error
 }
 
-// lost tells a device that only the end of this process ends. Nothing of what met it is answered: the agent takes the
-// end of the process for the answer.
+// lost tells a device that only the end of this process ends. Nothing of what met it is answered:
+// the agent takes the end of the process for the answer.
 func (s *server) lost(err error) bool {
 	if !errors.Is(err, cudaipc.ErrLost) {
 		return false
@@ -194,7 +196,8 @@ func (s *server) poll(number uint64, waits []cudaipc.Wait) {
 	}
 }
 
-// end waits for what is under way, and closes everything: the device first, then the proofs that it is closed.
+// end waits for what is in flight, and closes everything: the device first, then the proofs that
+// it is closed.
 func (s *server) end() error {
 	s.mu.Lock()
 	for _, p := range s.mu.peers {

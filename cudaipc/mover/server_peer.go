@@ -51,7 +51,8 @@ type loser interface {
 	LostBy() error         // ErrLost and what met it; nil before
 }
 
-// watch tells the loss of a device. The call that met it tells it too, and whichever comes first counts: both say why.
+// watch tells the loss of a device. The call that met it tells it too, and whichever comes first
+// counts: both say why.
 func (s *server) watch(d loser) {
 	select {
 	case <-d.Lost():
@@ -63,12 +64,13 @@ func (s *server) watch(d loser) {
 func (s *server) startImport(f *fields, number uint64, fds []int) error {
 	im, err := takeImport(f, fds)
 	if err != nil {
-		// A process that can have no more descriptors gets fewer than were sent: that is no fault of the agent's.
+		// A process that can have no more descriptors gets fewer than were sent: that is no fault
+		// of the agent's.
 		closeAll(fds)
 		s.answer(number, fmt.Errorf("%d descriptors arrived: %w", len(fds), err))
 		return nil
 	}
-	im.Gone = s.beginImport(number)
+	im.Cancelled = s.beginImport(number)
 	s.running.Go(func() {
 		err := s.importPeer(im)
 		s.stopImport(number)
@@ -85,7 +87,7 @@ func (s *server) beginImport(number uint64) <-chan struct{} {
 	return gone
 }
 
-// stopImport tells an import that nobody wants it any more, if it is under way.
+// stopImport tells an import that nobody wants it any more, if it is in flight.
 func (s *server) stopImport(number uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

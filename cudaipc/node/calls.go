@@ -51,7 +51,7 @@ func (n *Node) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool
 	return d.Done(t&(1<<placeShift-1), timeout)
 }
 
-// Movers are the states of those devices that are in processes of their own.
+// Movers returns the states of those devices that are in processes of their own.
 func (n *Node) Movers() (all []cudaipc.MoverState) {
 	n.mu.RLock()
 	devices := append([]*device(nil), n.mu.devices...)

@@ -1,5 +1,5 @@
-// Package node is all devices of a node as one, and what the node has: its GPUs, as the kernel tells them without a driver call,
-// and the NUMA nodes they are on.
+// Package node is all devices of a node as one, and what the node has: its GPUs, as the kernel
+// tells them without a driver call, and the NUMA nodes they are on.
 package node
 
 import (
@@ -10,7 +10,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// MaxGPUs is how many GPUs a node knows at once. One more takes the place of one that nobody uses, or is refused.
+// MaxGPUs is how many GPUs a node knows at once. One more takes the place of one that nobody uses,
+// or is refused.
 const MaxGPUs = 64
 
 // placeShift leaves the low bits of a ticket to the device that gave it.
@@ -19,14 +20,16 @@ const placeShift = 48
 // Options say what devices a node has.
 type Options struct {
 	Host cudaipc.Device // for peers without GPU memory; the node's from OpenNode on
-	// GPU makes the device of one GPU, at the first peer that is on it; nil: there is none. Usually a Mover.
+	// GPU makes the device of one GPU, at the first peer that is on it; nil: there is none. Usually
+	// a Mover.
 	GPU func(cudaipc.UUID) (cudaipc.Device, error)
 	// NoGPU is why GPU is nil, for the error; may be empty.
 	NoGPU string
 }
 
-// Node is all devices of a node as one: each peer is on the host's, or on that of its GPU. The first device is the host's;
-// the place of a device is in the tickets that it gives, so that an end is asked of whoever has it.
+// Node is all devices of a node as one: each peer is on the host's, or on that of its GPU. The
+// first device is the host's; the place of a device is in the tickets that it gives, so that an end
+// is asked of whoever has it.
 type Node struct {
 	opts Options
 	lost func(cudaipc.PeerID, error)
@@ -164,7 +167,8 @@ func (n *Node) placeLocked() (int, error) {
 	return 0, fmt.Errorf("%d GPUs have peers, at most %d: %w", MaxGPUs, MaxGPUs, cudaipc.ErrBusy)
 }
 
-// Close closes a peer, or with AllPeers all devices: again those that were busy, when it is called again.
+// Close closes a peer, or with AllPeers all devices: again those that were busy, when it is called
+// again.
 func (n *Node) Close(id cudaipc.PeerID) error {
 	if id == cudaipc.AllPeers {
 		return n.closeAll()

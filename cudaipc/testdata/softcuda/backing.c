@@ -1,4 +1,5 @@
-// The memory behind allocations: one file each in the machine's folder, counted until its last holder is gone.
+// The memory behind allocations: one file each in the machine's folder, counted until its last
+// holder is gone.
 #include "softcuda.h"
 #include <fcntl.h>
 #include <unistd.h>

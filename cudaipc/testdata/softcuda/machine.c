@@ -118,9 +118,10 @@ void event_fire(shared_event *e, uint64_t upto) {
 	syscall(SYS_futex, &e->futex, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-// event_of_the_dead is what becomes of the pending events of a process that died: one of two endings.
+// event_of_the_dead is what becomes of the pending events of a process that died: one of two
+// endings.
 static void event_of_the_dead(shared_event *e) {
-	const char *ending = getenv("SOFTCUDA_EVENTS_OF_THE_DEAD");
+	const char *ending = getenv("SOFTCUDA_EVENTS_ON_DEATH");
 	if (!ending || strcmp(ending, "never"))
 		event_fire(e, atomic_load(&e->recorded));
 	e->owner = -1;
@@ -144,8 +145,9 @@ static void slot_clear(int s) {
 	memset(&machine->process[s], 0, sizeof machine->process[s]);
 }
 
-// drop_of_nobody takes back what slot_clear does not see: a process is a zombie when its first thread is, and another one may still
-// have taken hold of memory; and one may be killed while it lets go.
+// drop_of_nobody takes back what slot_clear does not see: a process is a zombie when its first
+// thread is, and another one may still have taken hold of memory; and one may be killed while it
+// lets go.
 static void drop_of_nobody(const holders live) {
 	for (int i = 0; i < MAX_ALLOCATIONS; i++) {
 		allocation *a = &machine->memory[i];

@@ -91,15 +91,36 @@ static CUresult submit(CUstream s, value_op v) {
 CUresult cuMemsetD8(CUdeviceptr d, unsigned char v, size_t n) { CONTEXT(c); return submit(NULL, FILL(1)); }
 CUresult cuMemsetD16(CUdeviceptr d, unsigned short v, size_t n) { CONTEXT(c); return submit(NULL, FILL(2)); }
 CUresult cuMemsetD32(CUdeviceptr d, unsigned int v, size_t n) { CONTEXT(c); return submit(NULL, FILL(4)); }
-CUresult cuMemsetD8Async(CUdeviceptr d, unsigned char v, size_t n, CUstream s) { CONTEXT(c); return submit(s, FILL(1)); }
-CUresult cuMemsetD16Async(CUdeviceptr d, unsigned short v, size_t n, CUstream s) { CONTEXT(c); return submit(s, FILL(2)); }
-CUresult cuMemsetD32Async(CUdeviceptr d, unsigned int v, size_t n, CUstream s) { CONTEXT(c); return submit(s, FILL(4)); }
+CUresult cuMemsetD8Async(CUdeviceptr d, unsigned char v, size_t n, CUstream s) {
+	CONTEXT(c);
+	return submit(s, FILL(1));
+}
+CUresult cuMemsetD16Async(CUdeviceptr d, unsigned short v, size_t n, CUstream s) {
+	CONTEXT(c);
+	return submit(s, FILL(2));
+}
+CUresult cuMemsetD32Async(CUdeviceptr d, unsigned int v, size_t n, CUstream s) {
+	CONTEXT(c);
+	return submit(s, FILL(4));
+}
 
 #define WORD(r, w) (value_op){.o.run = r, .at = at, .value = v, .width = w, .count = 1, .flags = f}
-CUresult cuStreamWaitValue32(CUstream s, CUdeviceptr at, cuuint32_t v, unsigned int f) { CONTEXT(c); return submit(s, WORD(run_wait, 4)); }
-CUresult cuStreamWaitValue64(CUstream s, CUdeviceptr at, cuuint64_t v, unsigned int f) { CONTEXT(c); return submit(s, WORD(run_wait, 8)); }
-CUresult cuStreamWriteValue32(CUstream s, CUdeviceptr at, cuuint32_t v, unsigned int f) { CONTEXT(c); return submit(s, WORD(run_write, 4)); }
-CUresult cuStreamWriteValue64(CUstream s, CUdeviceptr at, cuuint64_t v, unsigned int f) { CONTEXT(c); return submit(s, WORD(run_write, 8)); }
+CUresult cuStreamWaitValue32(CUstream s, CUdeviceptr at, cuuint32_t v, unsigned int f) {
+	CONTEXT(c);
+	return submit(s, WORD(run_wait, 4));
+}
+CUresult cuStreamWaitValue64(CUstream s, CUdeviceptr at, cuuint64_t v, unsigned int f) {
+	CONTEXT(c);
+	return submit(s, WORD(run_wait, 8));
+}
+CUresult cuStreamWriteValue32(CUstream s, CUdeviceptr at, cuuint32_t v, unsigned int f) {
+	CONTEXT(c);
+	return submit(s, WORD(run_write, 4));
+}
+CUresult cuStreamWriteValue64(CUstream s, CUdeviceptr at, cuuint64_t v, unsigned int f) {
+	CONTEXT(c);
+	return submit(s, WORD(run_write, 8));
+}
 
 CUresult cuLaunchHostFunc(CUstream s, CUhostFn fn, void *arg) {
 	CONTEXT(c);

@@ -1,4 +1,5 @@
-// Device addresses: a window that faults when the CPU touches it, and at the same offsets a second one for the double itself.
+// Device addresses: a window that faults when the CPU touches it, and at the same offsets a second
+// one for the double itself.
 #include "softcuda.h"
 #include <string.h>
 #include <sys/mman.h>

@@ -15,7 +15,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/mover"
 )
 
-// openHeld is an import of GPU memory whose engine dies while the driver opens the memory.
+// openHeld returns an import of GPU memory whose engine dies while the driver opens the memory.
 func openHeld(t *testing.T, limits mover.Limits) (m *moved, held heldCopies, done <-chan error) {
 	t.Helper()
 	list := filepath.Join(t.TempDir(), "calls")
@@ -26,7 +26,7 @@ func openHeld(t *testing.T, limits mover.Limits) (m *moved, held heldCopies, don
 		t.Fatal(err)
 	}
 	im, gone, result := m.imports(1), make(chan struct{}), make(chan error, 1)
-	im.Gone = gone
+	im.Cancelled = gone
 	go func() { result <- m.mover.Import(im) }()
 	until(t, "the driver opens the memory", func() bool {
 		text, err := os.ReadFile(list)
@@ -54,11 +54,11 @@ func TestCUDAImportOfTheDeadIsStopped(t *testing.T) {
 }
 
 // The same where the driver's call does not come back: the mover is killed and reaped, which frees
-// the memory, by Limits.Gone and not by that of an import.
+// the memory, by Limits.Cancel and not by that of an import.
 func TestCUDAImportOfTheDeadThatHangs(t *testing.T) {
 	ownMachine(t)
 	limits := patient
-	limits.Gone = 200 * time.Millisecond
+	limits.Cancel = 200 * time.Millisecond
 	m, held, done := openHeld(t, limits)
 	var lost *cudaipc.LostError
 	if err := <-done; !errors.As(err, &lost) || lost.Reason != cudaipc.LostCall {

@@ -16,7 +16,7 @@ func (m *moved) importOfTheGone() error {
 		m.t.Fatal(err)
 	}
 	im, gone, asked := m.imports(1), make(chan struct{}), m.mover.Movers()[0].Requests
-	im.Gone = gone
+	im.Cancelled = gone
 	done := make(chan error, 1)
 	go func() { done <- m.mover.Import(im) }()
 	until(m.t, "the mover is asked", func() bool { return m.mover.Movers()[0].Requests > asked })
@@ -30,7 +30,7 @@ func (m *moved) importOfTheGone() error {
 func TestImportOfOneWhoIsGone(t *testing.T) {
 	t.Run("stops", func(t *testing.T) {
 		t.Parallel()
-		m := newMoved(t, func(o *mover.Options) { o.Device, o.Limits.Gone = stopsInImport, patience })
+		m := newMoved(t, func(o *mover.Options) { o.Device, o.Limits.Cancel = stopsInImport, patience })
 		if err := m.importOfTheGone(); !errors.Is(err, cudaipc.ErrPeer) {
 			t.Errorf("%v, want ErrPeer", err)
 		}
@@ -40,7 +40,7 @@ func TestImportOfOneWhoIsGone(t *testing.T) {
 	})
 	t.Run("hangs", func(t *testing.T) {
 		t.Parallel()
-		m := newMoved(t, func(o *mover.Options) { o.Device, o.Limits.Gone = hangsInImport, 200*time.Millisecond })
+		m := newMoved(t, func(o *mover.Options) { o.Device, o.Limits.Cancel = hangsInImport, 200*time.Millisecond })
 		var lost *cudaipc.LostError
 		began := time.Now()
 		defer func() {
@@ -58,7 +58,7 @@ func TestImportOfOneWhoIsGone(t *testing.T) {
 		im := m.imports(1)
 		gone := make(chan struct{})
 		close(gone)
-		im.Gone = gone
+		im.Cancelled = gone
 		if err := m.mover.Import(im); !errors.Is(err, cudaipc.ErrPeer) || errors.As(err, new(*cudaipc.LostError)) {
 			t.Errorf("%v, want ErrPeer before the start is over", err)
 		}
