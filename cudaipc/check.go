@@ -9,11 +9,11 @@ import (
 const (
 	MaxRegions   = 4096    // regions of one peer
 	MaxPeerBytes = 1 << 43 // bytes of all regions of one peer; they take address space, not memory
-	MaxCopies    = 1024    // copies of one peer that are in flight or not asked for by Done
+	MaxCopies    = 1024    // copies of one peer that are in flight or not taken by Done
 	MaxCopyRuns  = 1 << 20 // runs of one copy
 )
 
-// CheckCopy holds every run against its region and the arena. Offsets come from other processes:
+// CheckCopy checks every run against its region and the arena. Offsets come from other processes:
 // nothing here may overflow.
 func (p *Peer) CheckCopy(c *Copy, arena int) error {
 	if c.Dir != Gather && c.Dir != Scatter {
@@ -55,7 +55,7 @@ func (p *Peer) checkRuns(runs []Run, arena uint64) error {
 	return nil
 }
 
-// CheckSample holds a sample against the peer's regions. Nothing here may overflow.
+// CheckSample checks a sample against the peer's regions. Nothing here may overflow.
 func (p *Peer) CheckSample(s *Sample) error {
 	switch {
 	case s.Within <= 0 || s.Within > MaxSampleWait:
@@ -82,7 +82,7 @@ func (p *Peer) CheckSample(s *Sample) error {
 	return nil
 }
 
-// CheckLoadEvents holds the words of load events against the peer's sync region.
+// CheckLoadEvents checks the words of load events against the peer's sync region.
 func (p *Peer) CheckLoadEvents(off uint64, count uint32) error {
 	if count < 1 || count > MaxLoadEvents {
 		return fmt.Errorf("peer %d: %d load events, allowed: 1 to %d: %w", p.ID, count, MaxLoadEvents, ErrRange)

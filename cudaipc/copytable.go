@@ -5,7 +5,7 @@ import (
 	"math"
 )
 
-// CopyPath is a way to bring bytes between a GPU and pinned memory.
+// CopyPath is a way to copy between a GPU and pinned memory.
 type CopyPath string
 
 // The paths.
@@ -18,8 +18,7 @@ const (
 	CopyKernel CopyPath = "kernel"
 )
 
-// CopyTable says which path runs take by their length. It is measured for a type of GPU by
-// Calibrate, and plain data.
+// CopyTable tells which path runs take by their length. Calibrate measures it for a type of GPU.
 type CopyTable struct {
 	GPU string `json:"gpu"` // the name of the type; empty: the default of all
 	// the driver's CUDA version, as CUDAInfo has it, that it was measured on; 0: for all of them
@@ -28,21 +27,21 @@ type CopyTable struct {
 	Rules   []CopyRule `json:"rules"`
 }
 
-// CopyTableVersion is that of what Calibrate measures, and how, and of the copy kernel: a table of
-// another version is measured again. 2: the kernel is among the paths that a table may name.
+// CopyTableVersion is the version of what Calibrate measures and of the copy kernel. A table of
+// another version is measured again. Since version 2 a table may name the kernel.
 const CopyTableVersion = 2
 
-// CopyRule holds for runs of up to UpTo bytes that are longer than the rule before it takes.
+// CopyRule applies to runs of up to UpTo bytes that are longer than those of the rule before it.
 type CopyRule struct {
 	UpTo uint64   `json:"up_to"` // bytes
 	Flat CopyPath `json:"flat"`  // runs that lie anywhere: single, batch or kernel
 	Rows CopyPath `json:"rows"`  // runs at constant distances: these, or rect
 }
 
-// MaxCopyRules is how many rules a table has at most.
+// MaxCopyRules is the most rules that a table may have.
 const MaxCopyRules = 64
 
-// DefaultCopyTable returns the table for a GPU on which nothing was measured: few calls, no kernel.
+// DefaultCopyTable returns the table for a GPU that was not measured: few calls, no kernel.
 func DefaultCopyTable() CopyTable {
 	return CopyTable{Rules: []CopyRule{
 		{UpTo: 1 << 20, Flat: CopyBatch, Rows: CopyRect},
@@ -74,8 +73,7 @@ func (t *CopyTable) Check() error {
 	return nil
 }
 
-// FindCopyTable returns the table of a type of GPU under a driver, nil if none was measured or
-// written.
+// FindCopyTable returns the table of a type of GPU under a driver, or nil.
 func FindCopyTable(tables []CopyTable, gpu string, driver int) *CopyTable {
 	for i := range tables {
 		if t := &tables[i]; t.GPU == gpu && (t.Driver == 0 || t.Driver == driver) &&

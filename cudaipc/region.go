@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Opened is an imported region: mapped here (mem), or at an address of the peer's process or of a
+// Opened is an imported region: mapped here (Mem), or at an address of the peer's process or of a
 // GPU.
 type Opened struct {
 	Size uint64
@@ -21,8 +21,8 @@ func (r *Opened) Close() {
 	}
 }
 
-// MapFD maps size bytes of a file that must live in memory: a page of any other file system may
-// take any time to come, or never do.
+// MapFD maps size bytes of a file that must live in memory: a page of another file system may
+// take any time to load.
 func MapFD(fd int, size int64) ([]byte, error) {
 	var stat unix.Stat_t
 	if err := unix.Fstat(fd, &stat); err != nil {
@@ -46,7 +46,7 @@ func MapFD(fd int, size int64) ([]byte, error) {
 	return mem[:size], nil
 }
 
-// Unmap ends a mapping of MapFD, which is as long as its capacity.
+// Unmap ends a mapping of MapFD, whose length is its capacity.
 func Unmap(mem []byte) error { return unix.Munmap(mem[:cap(mem)]) }
 
 // HasFD reports whether a region of this kind comes with a descriptor.

@@ -9,10 +9,10 @@ import (
 const (
 	HostDevice = "host"
 	CUDADevice = "cuda"
-	CUDAProbe  = "cuda-probe" // the host's, if a GPU can be seen; else why not
+	CUDAProbe  = "cuda-probe" // the host's, if a GPU is visible; else an error
 )
 
-// MoverState is what a mover is doing, for people and counters.
+// MoverState is the state of a mover, for people and counters.
 type MoverState struct {
 	Name      string
 	Device    string
@@ -28,7 +28,7 @@ type MoverState struct {
 	Lost      map[LossReason]uint64
 	LastLoss  error
 	NextStart time.Time // zero: at once
-	Info      []byte    // what the device last said of itself, JSON; empty: nothing
+	Info      []byte    // last state of the device, JSON; empty: none
 	Failing   bool      // it worked once, and was lost several times in a row; no process runs
 }
 
@@ -38,17 +38,17 @@ type LossReason string
 // The reasons.
 const (
 	LostStart  LossReason = "start"  // it did not start, or its device did not open
-	LostCrash  LossReason = "crash"  // it ended by itself, was killed by others, or did what only a broken one does
+	LostCrash  LossReason = "crash"  // it ended by itself, was killed by others, or violated the protocol
 	LostPing   LossReason = "ping"   // it did not answer pings
 	LostCall   LossReason = "call"   // a request was not answered in time
 	LostCopy   LossReason = "copy"   // a copy did not end in time
-	LostDevice LossReason = "device" // its device said ErrLost
+	LostDevice LossReason = "device" // its device returned ErrLost
 )
 
 // LossReasons are all of them, in order.
 var LossReasons = [...]LossReason{LostStart, LostCrash, LostPing, LostCall, LostCopy, LostDevice}
 
-// LostError says that a mover was lost, and that it is reaped: what it was doing has ended.
+// LostError reports that a mover was lost and reaped: its requests and copies have ended.
 type LostError struct {
 	Mover  string
 	Reason LossReason
@@ -61,8 +61,8 @@ func (e *LostError) Error() string {
 
 func (e *LostError) Unwrap() error { return e.Cause }
 
-// GPUFacts are what is measured of a GPU once: by the mover's first process, before its device is
-// opened.
+// GPUFacts are measured once per GPU: by a probe, before the mover's first process opens its
+// device.
 type GPUFacts struct {
 	Table *CopyTable `json:",omitempty"` // nil: not measured
 	// bytes of the GPU's memory that an open device takes for itself, without its engines' memory;
@@ -71,7 +71,7 @@ type GPUFacts struct {
 	Problem string // why something is missing; empty: nothing is
 }
 
-// TableSource is where the copy table in use comes from.
+// TableSource is the origin of the copy table in use.
 type TableSource string
 
 // The sources.
@@ -81,8 +81,8 @@ const (
 	TableDefault  TableSource = "default"  // nothing was measured on such a GPU
 )
 
-// CUDALimits are what kernels of the device's context are given, by the driver's own word, behind
-// the lowering of them: bytes; -1: it does not say.
+// CUDALimits are the limits of kernels in the device's context, as the driver reports them after
+// the device has lowered them, bytes; -1: unknown.
 type CUDALimits struct {
 	Stack    int64 // of a thread
 	Printing int64

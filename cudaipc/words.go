@@ -23,16 +23,15 @@ func Word32(mem []byte, off uint64) *uint32 {
 	return (*uint32)(unsafe.Pointer(&mem[off : off+4][0]))
 }
 
-// fired reports whether the event whose cell begins at off has fired. The order of the two loads
-// matters: fired is read first, so that an event recorded anew between them can only look younger,
-// never fired too early.
+// fired reports whether the event whose cell begins at off has fired. It loads the fired count
+// first, so that an event recorded again in between can only look pending, never fired too early.
 func fired(mem []byte, off uint64) bool {
 	done := atomic.LoadUint64(Word64(mem, off+8))
 	return done >= atomic.LoadUint64(Word64(mem, off))
 }
 
-// check holds a peer's placement of its words, whose events have cells of cell bytes, against the
-// size of their region.
+// check checks the places of a peer's words, with event cells of cell bytes, against the size of
+// their region.
 func (s *Sync) check(size, cell uint64) error {
 	if err := words("step", s.StepOff, 1, 8, 8, size); err != nil {
 		return err
@@ -53,7 +52,7 @@ func words(name string, off uint64, n uint32, each, align, size uint64) error {
 	return nil
 }
 
-// Poll answers a wait from the words of a peer, the event too.
+// Poll answers a wait from the words of a peer, including the event.
 func (p *Peer) Poll(w *Wait, s *State) error {
 	if err := p.CheckWait(w); err != nil {
 		return err
@@ -71,7 +70,7 @@ func (p *Peer) Poll(w *Wait, s *State) error {
 	return nil
 }
 
-// CheckWait holds a wait against the numbers of the peer's events and words.
+// CheckWait checks a wait against the counts of the peer's events and revocation words.
 func (p *Peer) CheckWait(w *Wait) error {
 	if (w.Event != None && w.Event >= p.sync.Events) || (w.Revoke != None && w.Revoke >= p.sync.Revokes) {
 		return fmt.Errorf("event %d of %d, revocation word %d of %d: %w",
@@ -80,7 +79,7 @@ func (p *Peer) CheckWait(w *Wait) error {
 	return nil
 }
 
-// PollWords reads a peer's words, which may go away under the hand.
+// PollWords reads a peer's words. Their pages may vanish at any time, which is an error.
 func (p *Peer) PollWords(w *Wait, s *State) error {
 	err := pagefault.Guard(p.Words, p.Words, func() { p.read(w, s) })
 	if err != nil {
@@ -89,7 +88,7 @@ func (p *Peer) PollWords(w *Wait, s *State) error {
 	return nil
 }
 
-// read takes the event before the step word: an event seen as fired then proves the step that was
+// read loads the event before the step word: an event seen as fired then proves the step that was
 // written before it.
 func (p *Peer) read(w *Wait, s *State) {
 	if w.Event != None {

@@ -26,10 +26,10 @@ const (
 const (
 	packetMore byte = iota // the message goes on
 	packetLast             // the message ends here
-	packetDrop             // the message ended before its end: forget it
+	packetDrop             // the message is incomplete: discard it
 )
 
-// errWire is wrapped by what is wrong with the bytes that came.
+// errWire is wrapped by errors of malformed messages.
 var errWire = errors.New("malformed message")
 
 // conn is one end of the socket pair: messages with descriptors. One goroutine receives; any may
@@ -43,7 +43,7 @@ type conn struct {
 	in, oob []byte // of the receiver
 }
 
-// newConn takes a descriptor of a SOCK_SEQPACKET socket pair over, also when it fails.
+// newConn takes over a descriptor of a SOCK_SEQPACKET socket pair, also when it fails.
 func newConn(fd int) (*conn, error) {
 	file := os.NewFile(uintptr(fd), "mover")
 	defer file.Close()
@@ -72,7 +72,7 @@ func (c *conn) send(msg []byte, fds []int, deadline time.Time) error {
 	}
 	c.sending.Lock()
 	defer c.sending.Unlock()
-	_ = c.conn.SetWriteDeadline(deadline) // fails only on a closed connection, which the write tells
+	_ = c.conn.SetWriteDeadline(deadline) // fails only on a closed connection, which the write reports
 	for first := true; first || len(msg) > 0 || len(fds) > 0; first = false {
 		n, f := min(len(msg), packetBytes), min(len(fds), packetFDs)
 		kind := packetMore
@@ -87,10 +87,11 @@ func (c *conn) send(msg []byte, fds []int, deadline time.Time) error {
 	return nil
 }
 
-// errNotSent says that the other side saw nothing of a message, and the connection is as it was.
+// errNotSent reports that the other side received nothing of a message; the connection is
+// unchanged.
 var errNotSent = errors.New("not sent")
 
-// dropped takes back what was sent of a message whose descriptors the kernel refused to carry.
+// dropped withdraws the sent part of a message whose descriptors the kernel refused to carry.
 func (c *conn) dropped(err error, first bool) error {
 	if !errors.Is(err, unix.ETOOMANYREFS) && !errors.Is(err, unix.EBADF) {
 		return err
@@ -113,9 +114,9 @@ func (c *conn) packet(kind byte, part []byte, fds []int) error {
 	return err
 }
 
-// receive returns the next message, whose bytes are the receiver's until the next call, and its
-// descriptors, which are the caller's. They are fewer than were sent if this process can have no
-// more.
+// receive returns the next message and its descriptors. The bytes are valid until the next call;
+// the descriptors are the caller's, and fewer than were sent if this process has reached its
+// limit.
 func (c *conn) receive(msg []byte) ([]byte, []int, error) {
 	msg = msg[:0]
 	var fds []int

@@ -8,7 +8,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// clientCopy is what the agent's side knows of a copy in a mover.
+// clientCopy is the agent's record of a copy in a mover.
 type clientCopy struct {
 	cudaipc.Flight
 	of     *clientPeer
@@ -18,7 +18,7 @@ type clientCopy struct {
 	ended  bool // under Mover.mu
 }
 
-// copyBuffers are for copies that are being sent.
+// copyBuffers hold copies that are being sent.
 var copyBuffers = sync.Pool{New: func() any { return new([]byte) }}
 
 // Copy checks a copy and sends it to the mover.
@@ -43,7 +43,7 @@ func (m *Mover) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 	return t, nil
 }
 
-// beginCopy finds the peer and keeps it open: while a copy is in flight, Close is ErrBusy.
+// beginCopy finds a peer and holds it: while a copy is in flight, Close is ErrBusy.
 func (m *Mover) beginCopy(id cudaipc.PeerID) (*clientPeer, error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -54,7 +54,7 @@ func (m *Mover) beginCopy(id cudaipc.PeerID) (*clientPeer, error) {
 	return p, err
 }
 
-// ticket enters a copy into the books before it is sent, so that whatever ends finds it.
+// ticket registers a copy before it is sent, so that its end always finds it.
 func (m *Mover) ticket(c *clientCopy) (cudaipc.Ticket, error) {
 	p := c.of
 	m.mu.Lock()
@@ -72,7 +72,7 @@ func (m *Mover) ticket(c *clientCopy) (cudaipc.Ticket, error) {
 	return t, nil
 }
 
-// finish ends the copy of a ticket as the mover says.
+// finish ends the copy of a ticket with the mover's answer.
 func (m *Mover) finish(t cudaipc.Ticket, d cudaipc.Done) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -89,7 +89,7 @@ func (m *Mover) finish(t cudaipc.Ticket, d cudaipc.Done) error {
 	return nil
 }
 
-// endLocked ends the copy of a mover; Mover.mu is held.
+// endLocked ends a copy. Mover.mu is held.
 func (c *clientCopy) endLocked(d cudaipc.Done) {
 	c.End, c.ended = d, true
 	c.of.pending[c.lane]--
@@ -102,8 +102,7 @@ func (m *Mover) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, boo
 	return m.mu.tickets.Await(&m.mu.RWMutex, t, timeout)
 }
 
-// sampleLane is the place of samples beside the two directions of copies, in what is kept for each
-// of the three.
+// A peer has a lane for each direction of copies, and one for samples.
 const (
 	sampleLane   = 2
 	lanesPerPeer = 3
@@ -138,7 +137,7 @@ func (s *server) sum(f *fields, t cudaipc.Ticket) error {
 	}
 	return s.enqueue(sample.Peer, sampleLane, &laneCopy{
 		ticket: t, sample: sample,
-		// what it is to allBad
+		// for allBad
 		copy: cudaipc.Copy{Peer: sample.Peer, Sum: true, Blocks: make([]cudaipc.Block, len(sample.Blocks))},
 	})
 }

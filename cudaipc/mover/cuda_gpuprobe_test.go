@@ -62,9 +62,9 @@ func next(t *testing.T, said <-chan cudaipc.CUDAInfo) cudaipc.CUDAInfo {
 	}
 }
 
-// TestCUDAWitness: the first process measures the paths and what the context takes; the next has it
+// TestCUDAProbe: the first process measures the paths and what the context takes; the next has it
 // from the first.
-func TestCUDAWitness(t *testing.T) {
+func TestCUDAProbe(t *testing.T) {
 	m, said := measuredMover(t, nil)
 	first := next(t, said)
 	if first.Source != cudaipc.TableMeasured || first.Facts.Table == nil || first.Facts.Problem != "" ||
@@ -96,8 +96,8 @@ func TestCUDAWitness(t *testing.T) {
 	}
 }
 
-// TestCUDAWitnessKnows: a table of this GPU, driver and version is taken as it is; others are none.
-func TestCUDAWitnessKnows(t *testing.T) {
+// TestCUDAProbeKnows: a table of this GPU, driver and version is taken as it is; others are none.
+func TestCUDAProbeKnows(t *testing.T) {
 	known := cudaipc.DefaultCopyTable()
 	known.GPU, known.Rules[0].UpTo = "Software CUDA device 0", 12345
 	for name, test := range map[string]struct {
@@ -123,9 +123,9 @@ func TestCUDAWitnessKnows(t *testing.T) {
 	}
 }
 
-// TestCUDAWitnessFails: a GPU on which nothing can be measured is opened all the same, and why is
+// TestCUDAProbeFails: a GPU on which nothing can be measured is opened all the same, and why is
 // said.
-func TestCUDAWitnessFails(t *testing.T) {
+func TestCUDAProbeFails(t *testing.T) {
 	for fault, want := range map[string]string{
 		"cuMemHostAlloc:3:2": "not measured: calibrate: cuMemHostAlloc", // the first two are the rings'
 		"cuMemAlloc:1:2":     "not measured: calibrate: cuMemAlloc",
@@ -139,9 +139,9 @@ func TestCUDAWitnessFails(t *testing.T) {
 	}
 }
 
-// TestCUDAWitnessTakesTheRest: a GPU with room for one context is opened once the witness has given
+// TestCUDAProbeTakesTheRest: a GPU with room for one context is opened once the probe has given
 // its own back, and what it measured counts.
-func TestCUDAWitnessTakesTheRest(t *testing.T) {
+func TestCUDAProbeTakesTheRest(t *testing.T) {
 	_, said := measuredMover(t, nil, "SOFTCUDA_MEMORY=167772160", "SOFTCUDA_CONTEXT_BYTES=104857600")
 	if i := next(t, said); i.Source != cudaipc.TableMeasured || i.Facts.Context != 0 ||
 		!strings.Contains(i.Facts.Problem, "opened only without") {

@@ -15,14 +15,13 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/cuda"
 )
 
-// A witness is a process that a mover starts once, before it opens its GPU, and ends behind that.
-// It opens the GPU first, and so can measure what the mover cannot: the copy paths, with no
-// engine's copies beside, and where a driver call that never returns costs the witness alone; and
-// how much of the GPU's memory the mover's own opening takes, which nobody can ask for who has not
-// opened it. Without its answer the device opens all the same, and Facts say why.
+// gpuProbe is a process that a mover starts once, before it opens its GPU, and ends after that.
+// It measures what the mover cannot: the copy paths, without engines' copies, where a hanging
+// driver call costs only the probe; and how much GPU memory the mover's own opening takes.
+// Without its answer the device opens all the same, and Facts say why.
 //
-//	mover                              witness (the same binary, the same command)
-//	order: GPU, tables  ────────────▶  opens the GPU; measures, if no table is of it
+//	mover                              probe (the same binary, the same command)
+//	order: GPU, tables  ────────────▶  opens the GPU; measures, if it has no table
 //	                    ◀────────────  facts, free bytes
 //	opens the GPU
 //	order: again        ────────────▶
@@ -32,33 +31,33 @@ type gpuProbe struct {
 	cmd     *exec.Cmd
 	conn    net.Conn
 	answers *json.Decoder
-	reaped  chan struct{} // closed when the process is gone; nil: it was not started
+	reaped  chan struct{} // closed when the process is reaped; nil: it was not started
 	before  int64         // bytes of the GPU that were free before the mover opened it
 	facts   cudaipc.GPUFacts
 }
 
-// probeEnd is how long an opening that failed beside a witness waits for the witness's end, and
-// so for what it held of the GPU.
+// probeEnd is how long an opening that failed beside a probe waits for the probe's end, which
+// frees its part of the GPU's memory.
 const probeEnd = 5 * time.Second
 
-// calibrateWithin is cuda.Device.Calibrate's time, but in tests.
+// calibrateWithin is the time for cuda.Device.Calibrate; tests change it.
 var calibrateWithin = cuda.CalibrateWithin
 
-// probeOrder is a line to a witness. The first one names the GPU.
+// probeOrder is a line to a probe. The first one names the GPU.
 type probeOrder struct {
 	GPU    cudaipc.UUID
 	Tables []cudaipc.CopyTable
 }
 
-// probeAnswer is its line back.
+// probeAnswer is the probe's line back.
 type probeAnswer struct {
 	Free  int64 // bytes of the GPU, now
 	Facts cudaipc.GPUFacts
 }
 
-// startProbe starts a witness and has it measure. It is called, and taken asked, on one locked
-// thread: with that thread's end the kernel kills the witness. On an error the facts' Problem says
-// it, and there is nothing to be ended.
+// startProbe starts a probe and lets it measure. startProbe and measureContext are called on one
+// locked thread: the kernel kills the probe when that thread ends. If it fails, Facts.Problem has
+// the error, and nothing is left to end.
 func startProbe(s *Setup) *gpuProbe {
 	p := &gpuProbe{}
 	err := p.start()
@@ -91,7 +90,7 @@ func (p *gpuProbe) start() error {
 	}
 	p.reaped = make(chan struct{})
 	go func() {
-		_ = p.cmd.Wait() // it is killed in the end
+		_ = p.cmd.Wait() // it is always killed
 		close(p.reaped)
 	}()
 	return nil
@@ -113,7 +112,7 @@ func (p *gpuProbe) ask(o *probeOrder) (a probeAnswer, err error) {
 	return a, err
 }
 
-// taken notes how much of the GPU's memory went since begin.
+// measureContext measures how much of the GPU's memory was taken since begin.
 func (p *gpuProbe) measureContext() cudaipc.GPUFacts {
 	if p.before == 0 {
 		return p.facts
@@ -131,17 +130,18 @@ func (p *gpuProbe) measureContext() cudaipc.GPUFacts {
 	return p.facts
 }
 
-// end ends the witness, and does not wait for one that hangs in the driver.
+// end ends the probe, and does not wait for one that hangs in the driver.
 func (p *gpuProbe) end() {
 	if p.conn != nil {
 		_ = p.conn.Close()
 	}
 	if p.reaped != nil {
-		_ = p.cmd.Process.Kill() // it has nothing to put in order
+		_ = p.cmd.Process.Kill() // it has nothing to clean up
 	}
 }
 
-// gone ends the witness and waits for that, for a bounded time; false: there was none, or it hangs.
+// wait ends the probe and waits up to probeEnd. It returns false if there was none, or if it
+// hangs.
 func (p *gpuProbe) wait() bool {
 	p.end()
 	if p.reaped == nil {
@@ -155,8 +155,8 @@ func (p *gpuProbe) wait() bool {
 	}
 }
 
-// runProbe returns the life of the process. It ends with the mover's end of the socket, whatever
-// the driver does meanwhile.
+// runProbe serves orders until the mover closes its end of the socket, whatever the driver does
+// meanwhile.
 func runProbe() error {
 	conn := os.NewFile(socketFD, "mover")
 	orders := make(chan probeOrder)
@@ -175,7 +175,7 @@ func runProbe() error {
 	}
 }
 
-// answerOrders answers orders. What it has open is the process's to the end.
+// answerOrders answers orders. What it opens stays open until the process ends.
 func answerOrders(orders <-chan probeOrder, out *json.Encoder) error {
 	first := <-orders
 	arena, err := unix.Mmap(-1, 0, cuda.MinPinPiece, unix.PROT_READ|unix.PROT_WRITE,
@@ -208,8 +208,8 @@ func measure(d *cuda.Device) cudaipc.GPUFacts {
 	return cudaipc.GPUFacts{Table: &t}
 }
 
-// openWithProbe opens a device beside a witness; where that fails, without it: what it holds of a
-// GPU may be what the opening lacks.
+// openWithProbe opens a device beside a probe. If that fails, it tries again without one: the
+// probe may hold the memory that the opening lacks.
 func openWithProbe(s *Setup) (*cuda.Device, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -218,7 +218,7 @@ func openWithProbe(s *Setup) (*cuda.Device, error) {
 	s.Facts = p.facts
 	d, err := openGPU(s)
 	if err == nil {
-		d.Learn(p.measureContext()) // nobody else has the device yet
+		d.Learn(p.measureContext()) // the device is not shared yet
 		return d, nil
 	}
 	if !p.wait() {
@@ -229,8 +229,8 @@ func openWithProbe(s *Setup) (*cuda.Device, error) {
 	return openGPU(s)
 }
 
-// facts returns what the next process is told of its GPU, and whether it is to find out: only the
-// first is, for what it does then may be what it is lost by.
+// facts returns the known facts of the GPU, and whether the next process is to measure them. Only
+// the first process measures, since the measuring may be what kills it.
 func (m *Mover) facts() (measure bool, facts cudaipc.GPUFacts) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -245,11 +245,11 @@ func (m *Mover) facts() (measure bool, facts cudaipc.GPUFacts) {
 	return true, cudaipc.GPUFacts{}
 }
 
-// inform tells on what a device said of itself, and keeps its facts for the processes that follow.
+// inform passes a device's state on, and keeps its facts for later processes.
 func (m *Mover) inform(text []byte) {
 	var info cudaipc.CUDAInfo
 	if len(text) == 0 || json.Unmarshal(text, &info) != nil {
-		return // the host's device says nothing
+		return // the host's device has no state
 	}
 	m.mu.Lock()
 	if m.mu.facts == nil {

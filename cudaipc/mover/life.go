@@ -15,17 +15,17 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// life is one process of a Mover, from its start until everything of it is told. Three goroutines:
-// run starts and reaps the process and then tells its end, read takes what it says, supervise looks
-// after it.
+// life is one process of a Mover, from its start until its end is reported. It has three
+// goroutines: run starts and reaps the process and reports its end, read receives its messages,
+// supervise checks its limits.
 type life struct {
 	m    *Mover
 	conn *conn
 	cmd  *exec.Cmd
 
-	ending chan struct{} // closed when the process is killed, or gone
+	ending chan struct{} // closed when the process is killed or has ended
 	reaped chan struct{} // closed when the process is reaped: it touches nothing any more
-	ended  chan struct{} // closed when its copies have ended, and its peers are told to be lost
+	ended  chan struct{} // closed when its copies have ended and its lost peers are reported
 	joined sync.WaitGroup
 
 	once     sync.Once
@@ -35,16 +35,16 @@ type life struct {
 
 	clock    atomic.Int64           // ticks
 	pong     atomic.Int64           // tick of the last answer to a ping
-	info     atomic.Pointer[[]byte] // what the device said last of itself; nil: nothing yet
-	informed atomic.Bool            // it may be asked again
+	info     atomic.Pointer[[]byte] // last report of the device; nil: none yet
+	informed atomic.Bool            // the last question was answered
 	begun    time.Time
-	bound    string // how it is bound to its node, or why not
-	over     bool   // under Mover.mu: told to have ended
+	bound    string // NUMA binding, or why there is none
+	over     bool   // under Mover.mu: its end is reported
 
 	calls calls
 }
 
-// alive returns the life that runs, or starts one.
+// alive returns the running life, or starts one.
 func (m *Mover) alive() (*life, error) {
 	m.starting.Lock()
 	defer m.starting.Unlock()
@@ -68,8 +68,8 @@ func (m *Mover) alive() (*life, error) {
 	return m.start()
 }
 
-// aliveFor is alive for an import. A start, which may take long, goes on without one whose peer is
-// gone.
+// aliveFor returns a life for an import. If the import is cancelled, a start in progress
+// continues without it.
 func (m *Mover) aliveFor(im *cudaipc.Import) (*life, error) {
 	var life *life
 	var err error
@@ -107,7 +107,7 @@ func (m *Mover) start() (*life, error) {
 	m.enter(l)
 	if err := l.openDevice(); err != nil {
 		l.lose(cudaipc.LostStart, err)
-		<-l.ended // reaped: a process that failed to start leaves nothing behind
+		<-l.ended // reaped: a process that failed to start leaves nothing open
 		return nil, err
 	}
 	l.ask(l.clock.Load())
@@ -117,7 +117,7 @@ func (m *Mover) start() (*life, error) {
 	return l, nil
 }
 
-// enter puts a process that runs into the books, unless it has ended already.
+// enter makes a life the mover's current one, unless it has ended already.
 func (m *Mover) enter(l *life) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -154,9 +154,9 @@ func (m *Mover) newLife() (*life, *os.File, error) {
 	return l, theirs, nil
 }
 
-// run owns the process. Its thread lives as long as the process does, because the parent-death
-// signal comes at the death of the thread that started it; and ends with it, because it may be
-// bound to a node, which the process inherits.
+// run owns the process. Its thread lives exactly as long as the process: the parent-death signal
+// comes at the death of the starting thread, and the thread may be bound to a node, which the
+// process inherits.
 func (l *life) run(theirs *os.File, started chan<- error) {
 	runtime.LockOSThread()
 	l.bound = bindThread(l.m.opts.Node)
@@ -172,7 +172,7 @@ func (l *life) run(theirs *os.File, started chan<- error) {
 	}
 	started <- err
 	if err == nil {
-		_ = l.cmd.Wait() // what it says is in ProcessState
+		_ = l.cmd.Wait() // the status is in ProcessState
 		l.m.reportProcess(l.cmd.Process.Pid, false)
 		l.lose(cudaipc.LostCrash, fmt.Errorf("it ended by itself: %v", l.cmd.ProcessState))
 	}
@@ -180,26 +180,27 @@ func (l *life) run(theirs *os.File, started chan<- error) {
 	l.end()
 }
 
-// lose kills the process; only the first reason counts. What follows is run's, when it is reaped.
+// lose kills the process; only the first reason counts. run does the rest once the process is
+// reaped.
 func (l *life) lose(reason cudaipc.LossReason, cause error) {
 	l.once.Do(func() {
 		l.reason, l.cause = reason, cause
 		close(l.ending)
 		if p := l.cmd.Process; p != nil {
-			_ = l.m.opts.Kill(p) // an error says that it is gone
+			_ = l.m.opts.Kill(p) // fails only if the process has ended
 		}
 	})
 }
 
-// process tells the start and the end of a process.
+// reportProcess reports the start and the end of a process.
 func (m *Mover) reportProcess(pid int, runs bool) {
 	if m.opts.Process != nil {
 		m.opts.Process(pid, runs)
 	}
 }
 
-// disconnect is lose for a socket whose other end is closed. The process is about to be reaped
-// then, and its own end says more; or it lives, and is killed.
+// disconnect handles a closed socket. If the process has exited it is about to be reaped, and its
+// exit status says more; otherwise it is killed.
 func (l *life) disconnect(cause error) {
 	if !disconnected(cause) || !closesWithin(l.ending, hangUpWait) {
 		l.lose(cudaipc.LostCrash, cause)
@@ -209,13 +210,13 @@ func (l *life) disconnect(cause error) {
 // hangUpWait is how long a process may take to be reaped after it closed its socket.
 const hangUpWait = 100 * time.Millisecond
 
-// err returns why the life ended; ending is closed.
+// err returns why the life ended. It may be called once ending is closed.
 func (l *life) err() error {
 	return &cudaipc.LostError{Mover: l.m.opts.Name, Reason: l.reason, Cause: l.cause}
 }
 
-// end tells the end of a life, when its process is reaped: what the process said until then counts;
-// all else has failed.
+// end ends a life once its process is reaped. Messages that were received before count;
+// everything else has failed.
 func (l *life) end() {
 	_ = l.conn.conn.SetReadDeadline(time.Now().Add(endWait)) // its other end is closed: read has no more to wait for
 	l.joined.Wait()
@@ -230,7 +231,7 @@ func (l *life) end() {
 	close(l.ended)
 }
 
-// remove takes a life out of the books, and gives the peers that are lost with it.
+// remove deletes a life, ends its copies and returns the peers that are lost with it.
 func (m *Mover) remove(l *life) (lost []cudaipc.PeerID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -257,7 +258,7 @@ func (m *Mover) remove(l *life) (lost []cudaipc.PeerID) {
 	return lost
 }
 
-// quit ends the process in order, and returns when it is reaped.
+// quit ends the process in order and returns when it is reaped.
 func (l *life) quit() error {
 	err := l.closePeer(cudaipc.AllPeers)
 	l.quitting.Store(true)

@@ -46,7 +46,7 @@ func TestAgentDies(t *testing.T) {
 	}
 }
 
-// goneOrZombie returns for a process that is another one's to reap.
+// goneOrZombie reports whether a process that another one reaps has ended.
 func goneOrZombie(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err != nil || strings.Contains(string(stat), ") Z ")
@@ -216,7 +216,7 @@ func TestMoverIsAlone(t *testing.T) {
 	}
 }
 
-// TestMoverOfAnotherBinary returns refused, whatever it says.
+// TestMoverOfAnotherBinary: a mover of another binary is refused.
 func TestMoverOfAnotherBinary(t *testing.T) {
 	other := filepath.Join(t.TempDir(), "other")
 	from, err := os.Open("/proc/self/exe")
@@ -238,7 +238,7 @@ func TestMoverOfAnotherBinary(t *testing.T) {
 	}
 }
 
-// TestMostRuns sends copies that take many packets, both lanesPerPeer at once.
+// TestMostRuns sends copies that take many packets, both ways at once.
 func TestMostRuns(t *testing.T) {
 	const run, runs = 64, movedSize / 64
 	m := newMoved(t, func(o *mover.Options) { o.Limits = mover.Limits{} })

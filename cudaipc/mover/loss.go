@@ -6,19 +6,19 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// history is what is known of the lives that have been.
+// history counts the lives that have ended.
 type history struct {
 	starts    uint64
-	opened    uint64 // starts that came to an open device
+	opened    uint64 // starts that led to an open device
 	lost      map[cudaipc.LossReason]uint64
 	last      error
 	lastAt    time.Time
-	row       int       // losses in a row, each soon behind its start
+	row       int       // losses in a row, each soon after its start
 	notBefore time.Time // of the next start
 }
 
-// loss enters a loss, and decides when the next process may start: at once behind the first, later
-// behind more.
+// loss records a loss and decides when the next process may start: at once after the first, with
+// a growing pause after later ones.
 func (h *history) loss(l *life, limits *Limits) {
 	h.lost[l.reason]++
 	h.last, h.lastAt = l.err(), time.Now()
@@ -43,7 +43,7 @@ func (m *Mover) lastLoss() error {
 	return m.mu.history.last
 }
 
-// Movers returns the state of this one.
+// Movers returns the state of this mover.
 func (m *Mover) Movers() []cudaipc.MoverState {
 	m.mu.RLock()
 	defer m.mu.RUnlock()

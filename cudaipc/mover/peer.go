@@ -6,16 +6,15 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// clientPeer is a peer whose regions are open in a mover. All but view and asks is under Mover.mu.
+// clientPeer is a peer whose regions are open in a mover. Mover.mu guards all but view and asks.
 type clientPeer struct {
-	// view is what this side has of the peer: sizes of regions, by which runs are checked, and the
-	// sync words, mapped.
+	// view has the sizes of the regions, to check runs by, and the mapped sync words.
 	view *cudaipc.Peer
 	asks bool // its events are asked in the mover
 	life *life
 
 	opening, closing bool
-	lost             error // why its mover is gone; nil: it is not
+	lost             error // why its mover was lost; nil: it was not
 
 	// Copies in the mover by Direction, and samples (sampleLane), and since which tick of the life
 	// none of them has ended.
@@ -51,7 +50,7 @@ func (m *Mover) Import(im cudaipc.Import) error {
 	return nil
 }
 
-// reserve takes a peer's number, and maps what this side needs of it.
+// reserve takes a peer's number and maps what this side needs of it.
 func (m *Mover) reserve(im *cudaipc.Import) (*clientPeer, error) {
 	view, err := viewPeer(im, m.opts.FireOnDeath)
 	if err != nil {
@@ -73,8 +72,7 @@ func (m *Mover) reserve(im *cudaipc.Import) (*clientPeer, error) {
 	return p, nil
 }
 
-// viewPeer makes the agent's view of a peer. What is wrong with the rest of the regions is for the
-// device to say.
+// viewPeer makes the agent's view of a peer. The device checks the other regions.
 func viewPeer(im *cudaipc.Import, fireOnDeath bool) (*cudaipc.Peer, error) {
 	if len(im.Regions) > cudaipc.MaxRegions {
 		return nil, fmt.Errorf("%d regions, at most %d: %w", len(im.Regions), cudaipc.MaxRegions, cudaipc.ErrRange)
@@ -109,7 +107,7 @@ func viewRegions(p *cudaipc.Peer, im *cudaipc.Import) error {
 				cudaipc.ErrRange)
 		}
 		if r.Size == 0 || r.Size > cudaipc.MaxPeerBytes-total {
-			return fmt.Errorf("region %d: %d bytes behind %d, allowed: 1 to %d in all: %w", r.ID, r.Size, total,
+			return fmt.Errorf("region %d: %d bytes after %d, allowed: 1 to %d in all: %w", r.ID, r.Size, total,
 				int64(cudaipc.MaxPeerBytes), cudaipc.ErrRange)
 		}
 		total += r.Size

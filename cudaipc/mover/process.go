@@ -21,8 +21,8 @@ const socketFD = 3
 // probeEnv is set in a process that a mover starts to measure its GPU.
 const probeEnv = "KVAGENT_MOVER_PROBE"
 
-// endWait is how long a mover whose agent is gone may take to end its copies and to close its
-// regions; then the kernel closes them.
+// endWait is how long a mover without an agent may take to end its copies and close its regions.
+// After that it exits, and the kernel closes them.
 const endWait = 2 * time.Second
 
 // Run serves the agent over descriptor 3 until the agent closes its end or dies. Mover starts the
@@ -54,8 +54,8 @@ func Run(open OpenDevice) error {
 	return serve(conn, open, func() { time.AfterFunc(endWait, func() { os.Exit(1) }) })
 }
 
-// watchParent ends the connection when the parent-death signal comes, which is SIGTERM; from
-// anybody else it means nothing.
+// watchParent ends the connection when the parent-death signal, SIGTERM, comes. A SIGTERM of any
+// other origin is ignored.
 func watchParent(parent int, terms <-chan os.Signal, ended <-chan struct{}, conn *conn) {
 	for {
 		select {
@@ -69,8 +69,8 @@ func watchParent(parent int, terms <-chan os.Signal, ended <-chan struct{}, conn
 	}
 }
 
-// closeInherited closes every descriptor above the standard ones that was open across exec, which
-// is each that is not marked to be closed by it. None of this process's own is such a one yet.
+// closeInherited closes every descriptor above the standard ones that exec left open. None of
+// this process's own is open yet.
 func closeInherited() error {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -144,7 +144,7 @@ func openGPU(s *Setup) (*cuda.Device, error) {
 	})
 }
 
-// deviceInfo returns what a device has to say of itself, JSON; nothing, if it has nothing to say.
+// deviceInfo returns the state of a device as JSON, or nothing if it has none.
 func deviceInfo(d cudaipc.Device) []byte {
 	c, ok := d.(interface{ Info() cudaipc.CUDAInfo })
 	if !ok {

@@ -9,7 +9,7 @@ import (
 
 var _ cudaipc.Recorder = (*Mover)(nil)
 
-// LoadEvents makes events for a peer of this mover's: see Recorder.
+// LoadEvents makes load events for a peer of this mover: see cudaipc.Recorder.
 func (m *Mover) LoadEvents(id cudaipc.PeerID, off uint64, count uint32) ([]byte, error) {
 	p, err := m.beginCopy(id)
 	if err != nil {

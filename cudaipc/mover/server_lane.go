@@ -7,12 +7,13 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// laneWait is how long the mover waits for a copy in one call; then it waits again. Any value does.
+// laneWait is how long one call waits for a copy; then it waits again. Any value does.
 const laneWait = time.Minute
 
-// lane brings the copies of one peer and direction to the device in their order, and tells their
-// ends in that order too, which is the one in which they end. Two goroutines, so that the device
-// always has the next copy: one submits, one waits. Closing submit ends both, behind the last copy.
+// lane passes the copies of one peer and direction to the device in their order, and reports
+// their ends in that order, which is the one in which they end. One goroutine submits and one
+// waits, so that the device always has the next copy. Closing submit ends both, after the last
+// copy.
 type lane struct {
 	submit chan *laneCopy // room for MaxCopies: the agent has no more in flight
 	begun  chan *laneCopy
@@ -85,7 +86,7 @@ func (c *laneCopy) start(d cudaipc.Device) (cudaipc.Ticket, error) {
 	return d.Copy(&c.copy)
 }
 
-// wait waits for the end of a copy, however long that takes: the agent knows when it is too long.
+// wait waits for the end of a copy without a limit; the agent has one.
 func (l *lane) wait(d cudaipc.Device, c *laneCopy) cudaipc.Done {
 	for c.err == nil {
 		end, ok, err := d.Done(c.device, laneWait)
@@ -97,7 +98,7 @@ func (l *lane) wait(d cudaipc.Device, c *laneCopy) cudaipc.Done {
 	return cudaipc.Done{}
 }
 
-// done tells the end of a copy; one that the device did not take has only bad blocks.
+// done reports the end of a copy. A copy that the device refused has only bad blocks.
 func (s *server) done(c *laneCopy, d cudaipc.Done) {
 	if s.lost(c.err) || s.lost(d.Err) {
 		return

@@ -8,8 +8,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// read takes what the mover says until its end of the socket is closed. Then the process is gone,
-// or as good as gone.
+// read receives the mover's messages until its end of the socket is closed. The process has ended
+// then, or is about to.
 func (l *life) read() {
 	var msg []byte
 	first := true
@@ -30,7 +30,7 @@ func (l *life) read() {
 	}
 }
 
-// message takes one message. An error is the mover's fault.
+// message handles one message. An error is the mover's fault.
 func (l *life) message(msg []byte, first bool) error {
 	f := &fields{rest: msg}
 	kind, number := f.u8(), f.u64()
@@ -63,7 +63,7 @@ func (l *life) message(msg []byte, first bool) error {
 	case msgAnswer, msgStates, msgEventsAre:
 		call := l.calls.take(number)
 		if call == nil {
-			return fmt.Errorf("answer to request %d, which nobody made: %w", number, errWire)
+			return fmt.Errorf("answer to request %d, which was not made: %w", number, errWire)
 		}
 		call.err = call.take(f)
 		close(call.done)
@@ -75,7 +75,7 @@ func (l *life) message(msg []byte, first bool) error {
 	return fmt.Errorf("message %d: %w", kind, errWire)
 }
 
-// hello compares the builds: nothing else holds the two ends to one protocol.
+// hello compares the builds. Nothing else ensures that both ends speak one protocol.
 func (l *life) hello(f *fields) error {
 	build := string(f.bytes())
 	if err := f.end("hello"); err != nil {
@@ -87,7 +87,7 @@ func (l *life) hello(f *fields) error {
 	return nil
 }
 
-// supervise looks after the mover once in a tick, until it dies. Time is counted in ticks of this
+// supervise checks the mover once per tick until it dies. Time is counted in ticks of this
 // goroutine, so that it stands still when this process does.
 func (l *life) supervise() {
 	ticker := time.NewTicker(l.m.opts.Limits.Tick)
@@ -112,7 +112,7 @@ func (l *life) supervise() {
 	}
 }
 
-// wrong says what the mover has been doing for too long.
+// overdue returns what the mover has not done within its limit.
 func (l *life) overdue(now int64) (cudaipc.LossReason, error) {
 	limits := &l.m.opts.Limits
 	ping := limits.Ping
@@ -131,7 +131,7 @@ func (l *life) overdue(now int64) (cudaipc.LossReason, error) {
 	return "", nil
 }
 
-// errorHint returns what the user can do about a process that does not come to an end.
+// errorHint returns what the user can do about a process that does not end.
 func (m *Mover) errorHint() string {
 	if m.opts.Device != cudaipc.CUDADevice {
 		return ""
@@ -141,7 +141,7 @@ func (m *Mover) errorHint() string {
 		"Engines on other GPUs, and on CPUs, are served on"
 }
 
-// releasing reports whether a peer of a life is to be closed, or will be because its process is
+// releasing reports whether a peer of a life is being closed, or will be because its process is
 // dead.
 func (m *Mover) releasing(l *life) bool {
 	m.mu.RLock()
@@ -168,13 +168,12 @@ func (m *Mover) stuck(l *life, now int64) (cudaipc.PeerID, bool) {
 	return 0, false
 }
 
-// infoEvery is how often a mover is asked what its device has to say of itself; not again before it
-// has answered.
+// infoEvery is how often a mover is asked for its device's state, if it has answered the last
+// question.
 const infoEvery = 2 * time.Second
 
-// tell sends what may be left out, a ping or a question, unless another message is being sent:
-// then that one waits for the mover, and this one would too. A ping that is not sent has no answer
-// either.
+// trySend sends a message that may be left out. It sends nothing while another message is being
+// sent, since it would have to wait for the mover. A ping that is not sent has no answer either.
 func (l *life) trySend(kind byte, now int64) (sent bool) {
 	c := l.conn
 	if !c.sending.TryLock() {
@@ -185,7 +184,7 @@ func (l *life) trySend(kind byte, now int64) (sent bool) {
 	return c.packet(packetLast, putHead(nil, kind, uint64(now)), nil) == nil
 }
 
-// ask asks for the device's information.
+// ask asks for the device's state.
 func (l *life) ask(now int64) {
 	if l.informed.Swap(false) {
 		l.informed.CompareAndSwap(false, !l.trySend(msgInfo, now))
