@@ -13,8 +13,8 @@ import (
 )
 
 // Device is the device on a GPU's memory. It opens what engines export by CUDA IPC, or as
-// descriptors of virtual memory, and copies with the GPU's copy engines. All calls of the driver
-// are made by a few goroutines with threads of their own:
+// descriptors of virtual memory, and copies with the GPU's copy engines. A few goroutines with
+// threads of their own make all calls of the driver:
 //
 //	opener   opens and closes peers
 //	asker    asks engines' events, for Poll
@@ -22,9 +22,9 @@ import (
 //	pinner   pins the arena, piece by piece
 //	sampler  reads engines' memory for the sums of samples
 //
-// A driver error that no later call survives makes the device lost: from then on every call answers
-// ErrLost, and copies that had not ended are not known to have ended until this process has.
-// Nothing here waits for all of a GPU's work, or lets a stream wait for an engine's event.
+// A driver error that no later call survives makes the device lost: every call answers ErrLost
+// from then on, and copies in flight are not known to have ended until this process has. No call
+// here waits for all of a GPU's work, and no stream waits for an engine's event.
 type Device struct {
 	table    cudaipc.Table[*peer]
 	arena    []byte
@@ -118,7 +118,7 @@ func (d *Device) open(o *Options) (err error) {
 	return nil
 }
 
-// shut ends what open has started; no copy is in flight, or the device is lost.
+// shut ends what open has started. No copy is in flight, or the device is lost.
 func (d *Device) shut() error {
 	var errs []error
 	for _, l := range d.lanes {
@@ -153,7 +153,7 @@ func (d *Device) shut() error {
 	return errors.Join(errs...)
 }
 
-// Close closes a peer, or with AllPeers the device. A lost device is closed without calling the
+// Close closes a peer, or with AllPeers the device. It closes a lost device without calling the
 // driver.
 func (d *Device) Close(id cudaipc.PeerID) error {
 	lost := d.alive()

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watchMemory opens what says whether the process still has its memory. Where that says nothing at
-// the start (no /proc, or one of other processes), the pidfd alone counts.
+// watchMemory opens the process's statm, which shows whether it still has its memory. Where statm
+// is missing or not the process's (another /proc), only the pidfd counts.
 func (p *peer) watchMemory() {
 	fd, err := unix.Open(fmt.Sprintf("/proc/%d/statm", p.Pid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -27,8 +27,8 @@ func (p *peer) closeStatm() {
 	}
 }
 
-// memoryGone reports whether the process has no memory any more. An open statm is of the process
-// that it was opened for, whoever has its number now.
+// memoryGone reports whether the process has released its memory. An open statm stays bound to
+// its process, even if the number is reused.
 func (p *peer) memoryGone() bool {
 	if p.statm < 0 {
 		return false
@@ -38,7 +38,7 @@ func (p *peer) memoryGone() bool {
 	return err != nil && err != unix.EINTR || err == nil && n == 0 || text[0] == '0'
 }
 
-// dying reports whether the peer's process has ended or is about to: it gives up its memory first,
-// then its files, with what the driver holds for it, and only when those are closed does its pidfd
-// say that it is dead.
+// exiting reports whether the peer's process has ended or is ending. A process releases its
+// memory first, then its files, with what the driver holds for it; only then its pidfd reports
+// the end.
 func (p *peer) exiting() bool { return p.memoryGone() || p.Dead() }

@@ -12,7 +12,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
 
-// complete fills in the defaults and holds the rest against the limits.
+// complete fills in the defaults and checks the limits.
 func (o *Options) complete() error {
 	if o.PinPiece == 0 {
 		o.PinPiece = DefaultPinPiece
@@ -46,7 +46,7 @@ func (o *Options) complete() error {
 	return o.Table.Check()
 }
 
-// choose takes the copy table of a GPU.
+// choose picks the copy table of a GPU.
 func (o *Options) choose(gpu *driver.GPU) (*cudaipc.CopyTable, cudaipc.TableSource) {
 	if o.Facts.Table != nil {
 		return o.Facts.Table, cudaipc.TableMeasured
@@ -107,7 +107,7 @@ func namesOf(gpus []driver.GPU) string {
 	return strings.Join(names, ", ")
 }
 
-// SeeGPUs says why no GPU can be seen; nil: at least one is.
+// SeeGPUs returns why no GPU is visible, or nil if one is.
 func SeeGPUs() error {
 	gpus, err := listGPUs()
 	if err == nil && len(gpus) == 0 {

@@ -12,7 +12,8 @@ import (
 	"github.com/kvagent/kvagent/pagefault"
 )
 
-// peer is a peer with what is open of it on the GPU. That does not change between Import and Close.
+// peer is a cudaipc.Peer and what is open of it on the GPU. It does not change between Import and
+// Close.
 type peer struct {
 	cudaipc.Peer
 	allocations map[driver.Handle]driver.Addr // each opened once per import, however many regions are in it
@@ -45,7 +46,7 @@ func (d *Device) Import(im cudaipc.Import) error {
 	return nil
 }
 
-// openOnGPU opens everything, or closes what it opened. In the opener.
+// openOnGPU opens everything or nothing. The opener calls it.
 func (d *Device) openOnGPU(p *peer, im *cudaipc.Import) error {
 	err := d.openAll(p, im)
 	if err == nil {
@@ -96,7 +97,8 @@ func (d *Device) openAll(p *peer, im *cudaipc.Import) error {
 	return nil
 }
 
-// pieces returns how many of the first regions are one: pieces of virtual memory have one id.
+// pieces returns how many of the first elements are one region: pieces of virtual memory have one
+// ID.
 func pieces(list []cudaipc.Region) int {
 	n := 1
 	for list[0].Kind == cudaipc.KindCUDAFD && n < len(list) && list[n].Kind == cudaipc.KindCUDAFD &&
@@ -136,8 +138,8 @@ func (d *Device) openRegion(p *peer, im *cudaipc.Import, parts []cudaipc.Region)
 	return nil, fmt.Errorf("kind %d on a GPU: %w", r.Kind, cudaipc.ErrKind)
 }
 
-// openHandle opens the allocation of a region, if no region before it did, and finds the region in
-// it.
+// openHandle opens the allocation of a region, unless an earlier region did, and finds the region
+// in it.
 func (d *Device) openHandle(p *peer, r *cudaipc.Region) (*cudaipc.Opened, error) {
 	var handle driver.Handle
 	if copy(handle[:], r.Handle) != len(handle) || len(r.Handle) != len(handle) {
@@ -178,8 +180,8 @@ func withHandleHint(err error) error {
 	return fmt.Errorf("%w: %w: %s", cudaipc.ErrKind, err, hint)
 }
 
-// openWords finds the step and revocation words and opens the events. The region of the words is
-// none to copy from then on.
+// openWords finds the step and revocation words and opens the events. The words' region cannot be
+// copied from afterwards.
 func (d *Device) openWords(p *peer, im *cudaipc.Import) error {
 	s := im.Sync
 	if err := p.PlaceWords(s, cudaipc.CUDAEventCell); err != nil || p.Words == nil {
@@ -211,10 +213,10 @@ func (d *Device) openWords(p *peer, im *cudaipc.Import) error {
 	return nil
 }
 
-// closeOnGPU closes everything that is open of a peer. In the opener; no copy of the peer is under
-// way. Memory that cannot be closed would never be free again while this process lives, and so the
-// device is lost; an event that cannot, which may be so when the process that made it is gone,
-// stays open and is counted.
+// closeOnGPU closes everything of a peer on the GPU. The opener calls it; no copy of the peer is
+// in flight. Memory that cannot be closed stays taken while this process lives, so the device is
+// lost. An event that cannot be closed, which happens when its process has ended, stays open and
+// counted.
 func (d *Device) closeOnGPU(p *peer) error {
 	var errs []error
 	closed := func(err error) {
@@ -244,7 +246,7 @@ func (d *Device) closeOnGPU(p *peer) error {
 	return errors.Join(errs...)
 }
 
-// closeRest ends what is not on the GPU, after closeOnGPU.
+// closeRest closes what is not on the GPU, after closeOnGPU.
 func (p *peer) closeRest() {
 	if p.wordsRegion != nil {
 		p.wordsRegion.Close()

@@ -12,9 +12,9 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
 
-// pins is the pinning of the arena: in the background, piece by piece. Copies of a piece that is
-// not pinned go through a ring. A piece that the driver refuses ends the pinning: what remains goes
-// through the rings for good, and Info says so.
+// pins pins the arena in the background, piece by piece. Copies of a piece that is not pinned go
+// through a ring. A refusal of the driver ends the pinning: the rest goes through the rings for
+// good, and Info reports it.
 type pins struct {
 	d      *Device
 	piece  uint64
@@ -26,7 +26,7 @@ type pins struct {
 	why    atomic.Pointer[error] // of the refusal
 	begun  time.Time
 	took   atomic.Int64 // ns, when it has ended
-	since  atomic.Int64 // ns behind begun: the piece that is being pinned
+	since  atomic.Int64 // ns after begun: when the current piece was begun
 }
 
 func startPins(d *Device, o *Options) (*pins, error) {
@@ -82,7 +82,7 @@ func (p *pins) mem(i int) []byte {
 // at reports whether the piece of an offset is pinned.
 func (p *pins) at(off uint64) bool { return p.pinned[off/p.piece].Load() }
 
-// close stops the pinning behind the piece that is being pinned, and lets all go.
+// close stops the pinning after the current piece and unpins everything.
 func (p *pins) close() error {
 	close(p.stop)
 	var errs []error
@@ -97,9 +97,9 @@ func (p *pins) close() error {
 	return errors.Join(errs...)
 }
 
-// tell puts the state of the pinning into a device's.
+// fillInfo adds the state of the pinning to a device's.
 func (p *pins) fillInfo(i *cudaipc.CUDAInfo) {
-	i.PinDone = p.ended.Load() // first: all that is pinned is counted then
+	i.PinDone = p.ended.Load() // first: then Pinned is complete
 	i.Pinned = p.bytes.Load()
 	took := time.Duration(p.took.Load())
 	if !i.PinDone {
@@ -117,7 +117,7 @@ func (p *pins) fillInfo(i *cudaipc.CUDAInfo) {
 	}
 }
 
-// Info returns the state of the device now.
+// Info returns the state of the device.
 func (d *Device) Info() cudaipc.CUDAInfo {
 	i := cudaipc.CUDAInfo{
 		Name: d.gpu.Name, GPU: cudaipc.UUID(d.gpu.UUID), Driver: driver.Version(), Batch: driver.HasBatch(),

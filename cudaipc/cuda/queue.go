@@ -4,8 +4,7 @@ package cuda
 
 import "sync"
 
-// queue hands things over without waiting for whoever takes them. What bounds it is said where it
-// is made.
+// queue passes values on without waiting for the receiver. Each use states its bound.
 type queue[T any] struct {
 	mu struct {
 		sync.Mutex

@@ -9,9 +9,9 @@ import (
 
 var _ cudaipc.Summer = (*Device)(nil)
 
-// sampler sums the samples of all peers of a device one after the other, in a role of its own.
-// It reads a GPU's memory with plain synchronous copies into memory of its own: no lane, plan,
-// pinned piece or ring is on the way.
+// sampler sums the samples of all peers of a device, one after the other, in a role of its own.
+// It reads the GPU's memory with plain synchronous copies; no lane, plan, pinned piece or ring is
+// involved.
 type sampler struct {
 	d    *Device
 	work *queue[sampling] // bounded by MaxCopies per peer

@@ -17,8 +17,8 @@ const (
 	sumsPerPart = 1 << 20 // bytes, about, that one of them takes at a time
 )
 
-// summers make the checksums of blocks from the arena: of a gather as its blocks come to be there,
-// of a scatter while they are copied. The copy engines do not wait for them.
+// summers checksum blocks in the arena: those of a gather as they arrive, those of a scatter
+// while they are copied. The copy engines do not wait for them.
 type summers struct {
 	arena []byte
 	parts *queue[sumPart] // bounded by MaxCopies per peer, and MaxCopyRuns per copy

@@ -10,8 +10,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
 
-// openVirtual maps the pieces of a region side by side. The region may end within the last granule
-// of its last piece.
+// openVirtual maps the pieces of a region side by side. The region may end within the last
+// granule of its last piece.
 func (d *Device) openVirtual(p *peer, im *cudaipc.Import, parts []cudaipc.Region) (*cudaipc.Opened, error) {
 	granule, err := d.ctx.Granularity()
 	if err != nil {

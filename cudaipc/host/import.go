@@ -7,16 +7,16 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// peer is a peer of the host device, with the goroutines that copy for it; these are under the
-// device's lock.
+// peer is a peer of the host device, with the goroutines that copy for it. The device's lock
+// guards them.
 type peer struct {
 	cudaipc.Peer
 	streams [2]*stream // by Direction, nil until the first copy
 	sampler *sampler   // nil until the first sample
 }
 
-// Import opens the regions of a peer, all or none. Every descriptor in it is closed when it
-// returns: a mapping holds its file by itself.
+// Import opens the regions of a peer, all or none. It closes every descriptor: a mapping keeps
+// its file.
 func (h *Device) Import(im cudaipc.Import) error {
 	defer im.CloseRegions()
 	p := &peer{}
@@ -67,7 +67,7 @@ func (p *peer) open(im *cudaipc.Import) error {
 	return nil
 }
 
-// close ends the streams, which are idle, and unmaps. Nobody can reach the peer any more.
+// close ends the idle streams and unmaps. No call reaches the peer any more.
 func (p *peer) close() {
 	for _, s := range p.streams {
 		if s != nil {
@@ -78,7 +78,7 @@ func (p *peer) close() {
 	p.Peer.Close()
 }
 
-// openRegion opens one region. The descriptor is the caller's to close.
+// openRegion opens one region. The caller closes the descriptor.
 func openRegion(r *cudaipc.Region, pid int) (*cudaipc.Opened, error) {
 	if r.Size == 0 || r.Size > cudaipc.MaxPeerBytes {
 		return nil, fmt.Errorf("size %d is not within 1 and %d bytes: %w", r.Size, int64(cudaipc.MaxPeerBytes),
