@@ -23,7 +23,7 @@ type CopyTable struct {
 	GPU string `json:"gpu"` // the name of the type; empty: the default of all
 	// the driver's CUDA version, as CUDAInfo has it, that it was measured on; 0: for all of them
 	Driver  int        `json:"driver,omitempty"`
-	Version int        `json:"version,omitempty"` // CopyTableVersion of who measured it; 0: written by hand
+	Version int        `json:"version,omitempty"` // CopyTableVersion that measured it; 0: written by hand
 	Rules   []CopyRule `json:"rules"`
 }
 

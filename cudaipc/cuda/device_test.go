@@ -130,7 +130,7 @@ func TestCUDACompletionIsTheEnd(t *testing.T) {
 	}
 }
 
-// TestCUDAEventIsAsked: behind a kernel that runs, an event has not fired.
+// TestCUDAEventIsAsked: an event after a running kernel has not fired.
 func TestCUDAEventIsAsked(t *testing.T) {
 	b := newBench(t, devicetest.Spec{Regions: []int64{4096}, Events: 2}, nil)
 	b.do(devicetest.Op{Kind: devicetest.Hold}, devicetest.Op{Kind: devicetest.Record, Index: 1})
@@ -195,7 +195,7 @@ func TestCUDAImportSaysWhatToSet(t *testing.T) {
 			func(im *cudaipc.Import) { im.Regions[1].Handle = make([]byte, 64) },
 		},
 		{
-			"behind the allocation", "of an allocation of", cudaipc.ErrRange,
+			"beyond the allocation", "of an allocation of", cudaipc.ErrRange,
 			func(im *cudaipc.Import) { im.Regions[1].Addr = 1 << 40 },
 		},
 		{
@@ -224,13 +224,13 @@ func TestCUDAImportSaysWhatToSet(t *testing.T) {
 	}
 }
 
-// A mover answers questions about its device until it ends: one that comes beside the end finds
-// nobody to ask, and waits for nobody.
+// A mover answers questions about its device until it ends: a question
+// beside the end finds no opener, and does not wait for one.
 func TestCUDAAskedWhileItCloses(t *testing.T) {
 	const askers = 4
 	var asking, asked sync.WaitGroup
 	closed := make(chan struct{})
-	t.Cleanup(func() { // behind the fixture's, which closes the device
+	t.Cleanup(func() { // after the fixture's, which closes the device
 		close(closed)
 		asked.Wait()
 	})
@@ -243,7 +243,7 @@ func TestCUDAAskedWhileItCloses(t *testing.T) {
 			for over := false; !over; {
 				select {
 				case <-closed:
-					over = true // once more, behind the end
+					over = true // once more, after the end
 				default:
 				}
 				b.device.Info()

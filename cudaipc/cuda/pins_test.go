@@ -58,7 +58,7 @@ func TestCUDAPartlyPinned(t *testing.T) {
 		Region: 1,
 		Len:    pieces * piece,
 	}); !bytes.Equal(got, pattern(8, pieces*piece)) {
-		t.Error("the region has other bytes behind the scatters")
+		t.Error("the region has other bytes after the scatters")
 	}
 }
 

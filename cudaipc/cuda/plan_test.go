@@ -178,9 +178,9 @@ func BenchmarkPlan(b *testing.B) {
 // TestPlanStaysInARegion: two regions may be of two allocations, however their addresses lie.
 func TestPlanStaysInARegion(t *testing.T) {
 	for name, spans := range map[string][]span{
-		"side by side":       {{0, 0, 4096, 1}, {4096, 4096, 4096, 2}},
-		"at a distance":      {{0, 0, 4096, 1}, {1 << 20, 8192, 4096, 2}},
-		"a third far behind": {{0, 0, 4096, 1}, {1 << 20, 8192, 4096, 2}, {2 << 20, 16384, 4096, 1}},
+		"side by side":     {{0, 0, 4096, 1}, {4096, 4096, 4096, 2}},
+		"at a distance":    {{0, 0, 4096, 1}, {1 << 20, 8192, 4096, 2}},
+		"a third far away": {{0, 0, 4096, 1}, {1 << 20, 8192, 4096, 2}, {2 << 20, 16384, 4096, 1}},
 	} {
 		if got := newPlanner().plan(spans, []cudaipc.Block{{Runs: uint32(len(spans))}}); len(got) != len(spans) {
 			t.Errorf("%s: %d calls for %d regions: %v", name, len(got), len(spans), got)

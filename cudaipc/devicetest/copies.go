@@ -161,7 +161,7 @@ func testTickets(t *testing.T, f Fixture) {
 			break
 		}
 		if !errors.Is(err, cudaipc.ErrBusy) || time.Now().After(end) {
-			t.Fatalf("Close with a copy that nobody asked for: %v", err)
+			t.Fatalf("Close with a copy that was not asked for: %v", err)
 		}
 	}
 	if _, _, err := f.Device.Done(left, 0); !errors.Is(err, cudaipc.ErrTicket) {

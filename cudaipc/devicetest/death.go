@@ -8,7 +8,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// long returns many copies, of 8 MiB each: nobody can be faster than all of them.
+// long starts many copies of 8 MiB each: too many for any device to end before the next call.
 func (c *session) long(copies int) []cudaipc.Ticket {
 	const n, blocks = 256 << 10, 32
 	var tickets []cudaipc.Ticket
@@ -45,8 +45,8 @@ func testCloseWhileCopying(t *testing.T, f Fixture) {
 	c.close()
 }
 
-// testEventsOfTheDead: a device has one ending or the other, and the step word tells the truth in
-// both.
+// testEventsOfTheDead: pending events of a dead process fire or never do, by the fixture, and the
+// step word is right in both cases.
 func testEventsOfTheDead(t *testing.T, f Fixture) {
 	c := start(t, f, 1, small)
 	c.do(Op{Kind: SetStep, Step: 5})

@@ -22,8 +22,8 @@ var MoverEnv = []string{moverEnv + "=1", "GORACE=atexit_sleep_ms=0"}
 // MoverCommand is the command line (mover.Options.Command) of a mover that is this test binary.
 var MoverCommand = []string{"/proc/self/exe"}
 
-// Mover plays a mover with devices that open opens, and does not return, in a process that was
-// started as one.
+// Mover serves as a mover with devices that open opens, and does not return, in a process that
+// was started as one.
 func Mover(open mover.OpenDevice) {
 	if os.Getenv(moverEnv) == "" {
 		return
@@ -35,7 +35,7 @@ func Mover(open mover.OpenDevice) {
 	os.Exit(0)
 }
 
-// MoverFixture returns Host in a mover. change may change its options; nil: nothing.
+// MoverFixture returns Host in a mover. change may change its options, or be nil.
 func MoverFixture(t testing.TB, arenaSize int64, kind cudaipc.Kind, fireOnDeath bool,
 	change func(*mover.Options)) Fixture {
 	t.Helper()

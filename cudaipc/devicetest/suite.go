@@ -103,7 +103,7 @@ func (c *session) wait(ticket cudaipc.Ticket) cudaipc.Done {
 	return d
 }
 
-// copy does a copy to its end, which must be a good one.
+// copy runs a copy to its end, which must be without an error.
 func (c *session) copy(copy *cudaipc.Copy) cudaipc.Done {
 	c.t.Helper()
 	d := c.wait(c.submit(copy))
@@ -123,7 +123,7 @@ func (c *session) poll(w cudaipc.Wait) cudaipc.State {
 	return s[0]
 }
 
-// until polls until good says so.
+// until polls until good returns true.
 func (c *session) until(w cudaipc.Wait, what string, good func(cudaipc.State) bool) {
 	c.t.Helper()
 	for end := time.Now().Add(patience); !good(c.poll(w)); {

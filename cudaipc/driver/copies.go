@@ -10,17 +10,17 @@ import (
 	"unsafe"
 )
 
-// List is copies between the GPU and pinned memory of this process: three slices of one length.
+// List is copies between the GPU and pinned memory of this process: three slices of equal length.
 // Addresses of pinned memory are this process's own.
 type List struct {
 	Dst, Src []uint64
 	Len      []uint64 // bytes
 }
 
-// Reset empties the list and keeps its room.
+// Reset empties the list and keeps its capacity.
 func (l *List) Reset() { l.Dst, l.Src, l.Len = l.Dst[:0], l.Src[:0], l.Len[:0] }
 
-// Add puts one copy behind the others.
+// Add appends one copy.
 func (l *List) Add(dst, src, n uint64) {
 	l.Dst, l.Src, l.Len = append(l.Dst, dst), append(l.Src, src), append(l.Len, n)
 }
@@ -37,7 +37,7 @@ var (
 	_ [unsafe.Sizeof(C.kvdrv_rect{}) - unsafe.Sizeof(Rect{})]struct{}
 )
 
-// Each starts the copies one by one. After an error those before the failed one are in flight.
+// Each starts the copies one by one. After an error, those before the failed one are in flight.
 func (s Stream) Each(l *List, toHost bool) error {
 	if len(l.Len) == 0 {
 		return nil
@@ -48,7 +48,7 @@ func (s Stream) Each(l *List, toHost bool) error {
 	return check("cuMemcpyAsync", int(code))
 }
 
-// Batch starts all copies by one call, in any order among themselves.
+// Batch starts all copies by one call. They have no order among themselves.
 func (s Stream) Batch(l *List) error {
 	if len(l.Len) == 0 {
 		return nil

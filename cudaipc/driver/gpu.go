@@ -28,7 +28,7 @@ type GPU struct {
 	UUID    [16]byte // the instance's, where there is one
 }
 
-// GPUs lists what this process sees.
+// GPUs lists the GPUs that this process sees.
 func GPUs() ([]GPU, error) {
 	n, err := cu.NumDevices()
 	if err != nil {

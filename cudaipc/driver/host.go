@@ -14,7 +14,7 @@ func Register(mem []byte) error {
 	return check("cuMemHostRegister", int(code))
 }
 
-// Unregister ends what Register began.
+// Unregister unpins memory of Register.
 func Unregister(mem []byte) error {
 	return check("cuMemHostUnregister", int(C.cuMemHostUnregister(unsafe.Pointer(&mem[0]))))
 }
@@ -29,17 +29,17 @@ func AllocPinned(size int) ([]byte, error) {
 	return unsafe.Slice((*byte)(p), size), nil
 }
 
-// FreePinned frees what AllocPinned gave.
+// FreePinned frees memory of AllocPinned.
 func FreePinned(mem []byte) error {
 	return check("cuMemFreeHost", int(C.cuMemFreeHost(unsafe.Pointer(&mem[0]))))
 }
 
-// Address returns where the GPU sees pinned memory.
+// Address returns the GPU's address of pinned memory.
 func Address(mem []byte) (Addr, error) {
 	var a C.CUdeviceptr
 	err := check("cuMemHostGetDevicePointer", int(C.cuMemHostGetDevicePointer(&a, unsafe.Pointer(&mem[0]), 0)))
 	return Addr(a), err
 }
 
-// HostAddr returns where this process has memory, as the calls for copies take it.
+// HostAddr returns this process's address of memory, as copies take it.
 func HostAddr(mem []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))) }

@@ -70,7 +70,7 @@ func dupFD(t *testing.T, fd int) int {
 	return r.FD
 }
 
-// TestPeerCutsOffItsMemory: the file under a mapping becomes shorter. Blocks behind the cut are
+// TestPeerCutsOffItsMemory: the file under a mapping becomes shorter. Blocks after the cut are
 // bad, those before it are not, and this process lives.
 func TestPeerCutsOffItsMemory(t *testing.T) {
 	const block, blocks = 64 << 10, 16
@@ -326,6 +326,6 @@ func TestPeerRangeThatIsNotThere(t *testing.T) {
 		t.Fatalf("bad blocks %v (%v), want the second and the third", d.Bad, d.Err)
 	}
 	if !bytes.Equal(h.arena[4*page:5*page], mem[2*page:]) {
-		t.Error("the block behind the bad ones did not arrive")
+		t.Error("the block after the bad ones did not arrive")
 	}
 }

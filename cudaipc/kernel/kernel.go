@@ -1,6 +1,6 @@
 // Package kernel is the copy kernel: its text, which a driver compiles when it loads it, and the
-// form of the list that it reads. It is for fragments so small that a copy engine's set-up costs
-// more than their bytes.
+// format of the list that it reads. It is for fragments so small that a copy engine's set-up
+// costs more than their bytes.
 package kernel
 
 import (

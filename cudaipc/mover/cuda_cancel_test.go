@@ -33,7 +33,7 @@ func openHeld(t *testing.T, limits mover.Limits) (m *moved, held heldCopies, don
 		return err == nil && strings.Contains(string(text), "cuIpcOpenMemHandle")
 	})
 	m.engine.Kill()
-	close(gone) // as the agent does, who watches the engine
+	close(gone) // as the agent does, which watches the engine
 	return m, held, result
 }
 

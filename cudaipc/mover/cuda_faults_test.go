@@ -315,11 +315,11 @@ func (p *faultPlan) again(end faultEnd) {
 	p.t.Helper()
 	if end.step != "import" && end.step != "" {
 		if err := p.mover.Close(1); err != nil {
-			p.t.Fatalf("close behind the fault: %v", err)
+			p.t.Fatalf("close after the fault: %v", err)
 		}
 	}
 	if end := p.run(); end.step != "" {
-		p.t.Errorf("%s behind the fault: %v", end.step, end.err)
+		p.t.Errorf("%s after the fault: %v", end.step, end.err)
 	}
 }
 
@@ -471,7 +471,7 @@ func (h heldCopies) letGo() {
 }
 
 // TestCUDACopiesOfTheDead: an engine dies while copies of its memory are in flight, and they land,
-// or end short and nobody says so. Either way no block counts as arrived whose bytes are not
+// or end short without an error. Either way no block counts as arrived whose bytes are not
 // there.
 func TestCUDACopiesOfTheDead(t *testing.T) {
 	ownMachine(t)

@@ -149,7 +149,7 @@ func TestCUDAProbeTakesTheRest(t *testing.T) {
 	}
 }
 
-// TestCUDALimitsAreTold as the driver has them behind the lowering, whatever it made of that.
+// TestCUDALimitsAreTold: Info has the driver's limits after the lowering.
 func TestCUDALimitsAreTold(t *testing.T) {
 	for env, want := range map[string]cudaipc.CUDALimits{
 		"SOFTCUDA_FAIL=":                    {Stack: 256},

@@ -82,7 +82,7 @@ func (l *loader) untilWaits(serial uint64) {
 	}
 }
 
-// seen returns what a kernel behind the stream's waits so far sees in region 2. then is called when
+// seen returns what a kernel after the stream's waits so far sees in region 2. then is called when
 // it is launched.
 func (l *loader) seen(then func()) []byte {
 	l.t.Helper()
@@ -92,7 +92,7 @@ func (l *loader) seen(then func()) []byte {
 	return l.do(devicetest.Op{Kind: devicetest.Read, Region: 1, Len: loadSize})
 }
 
-// TestCUDAStreamWaitsForALoad: behind the wait a kernel of the engine sees all bytes of the load,
+// TestCUDAStreamWaitsForALoad: after the wait a kernel of the engine sees all bytes of the load,
 // without its processor having waited; without it, it does not.
 func TestCUDAStreamWaitsForALoad(t *testing.T) {
 	ownMachine(t)
@@ -122,7 +122,7 @@ func TestCUDAStreamWaitsForALoad(t *testing.T) {
 }
 
 // TestCUDALoadEventsOfADeadMover: the mover dies while a stream waits for a load. In one ending of
-// the driver the stream goes on, with bytes that nobody vouches for; in the other it stands, and
+// the driver the stream goes on, with unverified bytes; in the other it stands, and
 // the engine's own deadline ends it. In both the load has failed, and says so.
 func TestCUDALoadEventsOfADeadMover(t *testing.T) {
 	for _, ending := range []string{"fire", "never"} {

@@ -106,7 +106,7 @@ func TestRefusedImportClosesTheProof(t *testing.T) {
 	m.works()
 }
 
-// TestHundredRestarts leave no descriptor, no mapping and no goroutine behind, on either side.
+// TestHundredRestarts: a restart leaves no descriptor, mapping or goroutine on either side.
 func TestHundredRestarts(t *testing.T) {
 	m := newMoved(t, nil)
 	m.works()
@@ -209,7 +209,7 @@ func TestMoverIsAlone(t *testing.T) {
 		}
 	}
 	if d := m.done(m.submit(1, 1)[0]); d.Err != nil || m.pid() != pid {
-		t.Errorf("behind SIGINT, SIGTERM, SIGHUP and SIGQUIT: %v, process %d, was %d", d.Err, m.pid(), pid)
+		t.Errorf("after SIGINT, SIGTERM, SIGHUP and SIGQUIT: %v, process %d, was %d", d.Err, m.pid(), pid)
 	}
 	if err := m.mover.Close(1); err != nil {
 		t.Error(err)

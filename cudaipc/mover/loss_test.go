@@ -31,7 +31,7 @@ func TestMoverKilledWhileCopying(t *testing.T) {
 	for _, ticket := range tickets[1:] {
 		d := m.done(ticket)
 		if d.Err == nil && bad > 0 {
-			t.Fatal("a copy behind one that was lost has ended well")
+			t.Fatal("a copy after one that was lost has ended well")
 		}
 		if d.Err == nil {
 			good++
@@ -109,7 +109,7 @@ func TestStoppedMoverLetsGo(t *testing.T) {
 	}
 }
 
-// TestStoppedMoverIsWaitedFor as long as nobody is to be let go.
+// TestStoppedMoverIsWaitedFor while no peer is to be closed.
 func TestStoppedMoverIsWaitedFor(t *testing.T) {
 	m := newMoved(t, func(o *mover.Options) { o.Limits.Ping, o.Limits.Quiet = time.Hour, 100*time.Millisecond })
 	m.attach(1)

@@ -38,7 +38,7 @@ type server struct {
 	conn    *conn
 	open    OpenDevice
 	ending  chan struct{}  // closed when no more requests are taken
-	running sync.WaitGroup // requests; those who wait for lanes
+	running sync.WaitGroup // requests, and lanes
 
 	mu struct {
 		sync.Mutex

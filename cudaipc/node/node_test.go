@@ -142,7 +142,7 @@ func TestNodeRefuses(t *testing.T) {
 	}
 }
 
-// TestNodeForgetsGPUs that nobody uses, when there are too many.
+// TestNodeForgetsGPUs: unused GPUs are closed when there are too many.
 func TestNodeForgetsGPUs(t *testing.T) {
 	n, made := noteNode()
 	for i := range MaxGPUs {
@@ -193,8 +193,8 @@ func TestGPUEnv(t *testing.T) {
 			[]string{"GPU-ABCD0000-0000-0000-0000-000000000000", "GPU-1"}, instance,
 			[]string{"CUDA_VISIBLE_DEVICES=MIG-12340000-0000-0000-0000-000000000056"},
 		},
-		"not known":            {nil, instance, nil},
-		"one that nobody uses": {[]string{"GPU-1", "????????-????-????-????-????????????"}, instance, nil},
+		"not known":                 {nil, instance, nil},
+		"one that was never opened": {[]string{"GPU-1", "????????-????-????-????-????????????"}, instance, nil},
 	} {
 		root := t.TempDir()
 		for i, uuid := range test.known {

@@ -68,7 +68,7 @@ bool copy_ends(CUdeviceptr p) {
 	segment *s = window_at(p);
 	int entry = s && s->kind != ALLOCATED ? s->entry : -1;
 	pthread_mutex_unlock(&mine);
-	return entry >= 0 && backing_of_the_dead(entry);
+	return entry >= 0 && backing_orphaned(entry);
 }
 
 static void run_one(const rect *r) {

@@ -1,5 +1,4 @@
-// Modules: the text of one is known by the function that it has, and what the function does is
-// written here once more.
+// Modules: a text is recognised by the name of its function, which is implemented here once more.
 #include "softcuda.h"
 #include <stdio.h>
 #include <string.h>

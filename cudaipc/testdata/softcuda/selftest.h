@@ -1,5 +1,5 @@
 // The double's own test: each case is a process of its own on a machine of its own, and leaves
-// nothing behind.
+// nothing there.
 #pragma once
 #define _GNU_SOURCE
 #include <cuda.h>

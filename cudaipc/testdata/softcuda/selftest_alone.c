@@ -120,7 +120,7 @@ static void pinning(void) {
 	OK(cuStreamSynchronize(s));
 }
 
-// A word that a stream waits for holds back all that was enqueued behind it, and nothing of another
+// A word that a stream waits for holds back all that was enqueued after it, and nothing of another
 // stream.
 static void order(void) {
 	driver();

@@ -42,7 +42,7 @@ static void import(void) {
 	IS(0, used());
 }
 
-static void import_of_the_dead(void) {
+static void import_after_death(void) {
 	CUipcMemHandle h;
 	CUdeviceptr a;
 	peer engine = peer_new(exports_memory);
@@ -60,8 +60,8 @@ static void import_of_the_dead(void) {
 }
 
 // Copies of the memory of a process that dies: those that begin when it is dead move nothing with
-// the knob, either way, by call and by kernel; and nobody is told.
-static void copies_of_the_dead(void) {
+// the knob, either way, by call and by kernel; and no error is reported.
+static void copies_after_death(void) {
 	CUipcMemHandle h;
 	CUdeviceptr a;
 	peer engine = peer_new(exports_memory);
@@ -220,9 +220,9 @@ static void killed_anywhere(void) {
 
 const test_case together[] = {
 	{"import", import, {0}},
-	{"import of the dead", import_of_the_dead, {0}},
-	{"copies of the dead land", copies_of_the_dead, {0}},
-	{"copies of the dead end", copies_of_the_dead, {"SOFTCUDA_COPIES_ON_DEATH=end"}},
+	{"import after death", import_after_death, {0}},
+	{"copies after death finish", copies_after_death, {0}},
+	{"copies after death end", copies_after_death, {"SOFTCUDA_COPIES_ON_DEATH=end"}},
 	{"importer killed", importer_killed, {0}},
 	{"event", event, {0}},
 	{"event of the dead fires", event_fires, {0}},

@@ -37,7 +37,7 @@ CUresult fault(int code);                               // makes code sticky
 CUcontext context_current(void);
 bool device_ok(CUdevice d);
 
-// window.c: device addresses and what is behind them
+// window.c: device addresses and their memory
 enum { ALLOCATED = 1, IMPORTED, PIECE };
 typedef struct {
 	CUdeviceptr va;
@@ -58,11 +58,11 @@ segment *window_find(int kind, int entry, uint64_t uid);      // mine held
 bool window_covers(CUdeviceptr p, uint64_t n);                // mine held: all of it is mapped and may be touched
 void *window_cpu(CUdeviceptr p);                              // where the double itself reads and writes it
 
-// backing.c: the memory behind allocations
+// backing.c: the memory of allocations
 CUresult backing_create(uint64_t bytes, int device, int *entry, uint64_t *uid, int *fd);
 int backing_open(int entry, uint64_t uid);
 void backing_drop(int entry);
-bool backing_of_the_dead(int entry); // its exporter has died
+bool backing_orphaned(int entry); // its exporter has died
 
 // host.c
 bool host_pinned(uint64_t address, uint64_t n);

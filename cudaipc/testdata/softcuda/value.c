@@ -37,16 +37,16 @@ static uint64_t word(char *p, size_t width) {
 }
 
 static bool reached(const value_op *v, uint64_t x) {
-	uint64_t behind = x - v->value;
+	uint64_t ahead = x - v->value;
 	switch (v->flags & 3) {
-	case CU_STREAM_WAIT_VALUE_GEQ: return v->width == 8 ? (int64_t)behind >= 0 : (int32_t)behind >= 0;
+	case CU_STREAM_WAIT_VALUE_GEQ: return v->width == 8 ? (int64_t)ahead >= 0 : (int32_t)ahead >= 0;
 	case CU_STREAM_WAIT_VALUE_EQ: return x == v->value;
 	case CU_STREAM_WAIT_VALUE_AND: return (x & v->value) != 0;
 	default: return v->width == 8 ? ~(x | v->value) != 0 : (uint32_t) ~(x | v->value) != 0;
 	}
 }
 
-// Who writes the word wakes nobody: it is looked at, first often, then every 50 us.
+// A write of the word wakes no waiter, so the word is polled: first often, then every 50 us.
 static void run_wait(operation *o) {
 	value_op *v = (value_op *)o;
 	char *p = reach(v->at, v->width);

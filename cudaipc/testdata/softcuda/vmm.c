@@ -26,7 +26,7 @@ static int handle_add(struct handle h) { // mine held
 	return i;
 }
 
-// handle_give makes h the program's, or lets go of what is behind it when there are too many.
+// handle_give makes h the program's, or releases its memory when there are too many.
 static CUresult handle_give(CUmemGenericAllocationHandle *out, struct handle h) {
 	pthread_mutex_lock(&mine);
 	int i = handle_add(h);

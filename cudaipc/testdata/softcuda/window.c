@@ -72,7 +72,7 @@ void window_release(CUdeviceptr p) {
 	memmove(&ranges[i], &ranges[i + 1], (size_t)(range_count - i) * sizeof *ranges);
 }
 
-// after is the index of the first segment that begins behind p.
+// after is the index of the first segment that begins after p.
 static int after(CUdeviceptr p) {
 	int low = 0, high = segment_count;
 	while (low < high) {
