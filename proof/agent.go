@@ -5,8 +5,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/cuda"
 )
 
-// playAgent opens the GPU as an agent's mover does, imports what it is told to, and copies until it
-// is killed.
+// playAgent opens the GPU as an agent's mover does, imports what its order names, and copies
+// until it is killed.
 func playAgent(first *order, fds []int) error {
 	arena, device, err := openAgent(first, fds)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// checkCompute runs one kernel again and again in the engine, alone and while blocks are copied
-// both ways.
+// checkCompute runs one kernel repeatedly in the engine, alone and while blocks are copied both
+// ways.
 func checkCompute(b *bench) error {
 	if err := b.openMeasured(b.sizes.region); err != nil {
 		return err
@@ -43,7 +43,7 @@ func checkCompute(b *bench) error {
 	return nil
 }
 
-// traffic copies both ways until stop, which gives how much.
+// traffic copies both ways until stop is called, which returns the bytes copied.
 func (b *bench) traffic(peer cudaipc.PeerID) (stop func() (int64, error)) {
 	var over atomic.Bool
 	var moved atomic.Int64

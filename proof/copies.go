@@ -10,8 +10,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/cuda"
 )
 
-// fragments are the lengths of runs that are measured, bytes, with what is aimed at: a share of one
-// raw copy, or a rate.
+// fragments are the measured lengths of runs, bytes, with their aims: a share of one raw copy, or
+// a rate.
 var fragments = []struct {
 	name  string
 	bytes int64
@@ -24,8 +24,8 @@ var fragments = []struct {
 
 const gib = 1 << 30
 
-// checkCopies measures what the device makes of lists of fragments, as transfer hands them in,
-// against single pinned copies.
+// checkCopies measures the device on lists of fragments, as transfer submits them, against single
+// pinned copies.
 func checkCopies(b *bench) error {
 	if err := b.openMeasured(b.sizes.region); err != nil {
 		return err
@@ -90,8 +90,8 @@ func (b *bench) measure(peer cudaipc.PeerID, which int, raw *cuda.RawCopies) err
 	return nil
 }
 
-// scattered returns a copy of the whole arena, from or to every second fragment of the region: as
-// blocks lie there layer by layer.
+// scattered returns a copy of the whole arena from or to every second fragment of the region, as
+// blocks lie layer by layer.
 func (b *bench) scattered(peer cudaipc.PeerID, dir cudaipc.Direction, fragment int64) *cudaipc.Copy {
 	c := &cudaipc.Copy{Peer: peer, Dir: dir}
 	for at := int64(0); at+fragment <= b.sizes.region; at += fragment {
@@ -101,7 +101,7 @@ func (b *bench) scattered(peer cudaipc.PeerID, dir cudaipc.Direction, fragment i
 	return c
 }
 
-// rate returns what copies that run at once move, bytes per second: the median of the rounds.
+// rate returns the rate of concurrent copies, bytes per second: the median of the rounds.
 func (b *bench) rate(copies []*cudaipc.Copy) (float64, error) {
 	var took []time.Duration
 	for range b.sizes.rounds {
@@ -125,10 +125,10 @@ func (b *bench) rate(copies []*cudaipc.Copy) (float64, error) {
 	return float64(len(copies)) * float64(b.sizes.region) / took[len(took)/2].Seconds(), nil
 }
 
-// checksumShare is what --integrity full may take of the rate.
+// checksumShare is the least share of the rate that --integrity full must keep.
 const checksumShare = 0.95
 
-// checksum measures what --integrity full adds, at one length, each way and both at once.
+// checksum measures the cost of --integrity full at one length, each way and both at once.
 func (b *bench) checksum(peer cudaipc.PeerID, which int) error {
 	fragment := &fragments[which]
 	var plain, summed [2]*cudaipc.Copy
@@ -162,8 +162,8 @@ func (b *bench) checksum(peer cudaipc.PeerID, which int) error {
 	return nil
 }
 
-// checkPaths measures each way to copy at each length, so that one run on a GPU says which is for
-// what. checkCopies shows what the table makes of them.
+// checkPaths measures each copy path at each length. checkCopies measures what the table makes of
+// them.
 func checkPaths(b *bench) error {
 	e, err := b.engine(false, 2*b.sizes.region)
 	if err != nil {
@@ -179,7 +179,7 @@ func checkPaths(b *bench) error {
 	return nil
 }
 
-// path measures one, unless this driver has it not.
+// path measures one path, if the driver has it.
 func (b *bench) path(e *child, path cudaipc.CopyPath) error {
 	flat := path
 	if path == cudaipc.CopyRect {

@@ -10,7 +10,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// checkEngineKilled kills an engine whose memory is copied, and waits for all of it to be free
+// checkEngineKilled kills an engine while its memory is copied, and waits until all of it is free
 // again.
 func checkEngineKilled(b *bench) error {
 	if err := b.open(b.sizes.region); err != nil {
@@ -43,7 +43,7 @@ func checkEngineKilled(b *bench) error {
 	return b.report(e, before, begin)
 }
 
-// report waits for the memory of a child that was struck, and says when it was back.
+// report waits for the memory of a killed child and reports when it was free.
 func (b *bench) report(c *child, before int64, begin time.Time) error {
 	ms, err := b.back(before, begin)
 	c.kill()
@@ -56,9 +56,9 @@ func (b *bench) report(c *child, before int64, begin time.Time) error {
 	return nil
 }
 
-// warmUpBlow is how long after its first word an engine in warm-up is killed: by then some of it is
-// made, and not all.
-const warmUpBlow = 5 * time.Millisecond
+// warmUpDelay is how long after its first message a starting engine is killed: some of its memory
+// exists by then, but not all.
+const warmUpDelay = 5 * time.Millisecond
 
 // checkWarmUpKilled kills an engine while it is being imported.
 func checkWarmUpKilled(b *bench) error {
@@ -76,7 +76,7 @@ func checkWarmUpKilled(b *bench) error {
 	}
 	imported := make(chan error, 1)
 	go func() { imported <- b.device.Import(im) }()
-	time.Sleep(warmUpBlow)
+	time.Sleep(warmUpDelay)
 	begin := time.Now()
 	e.killNow()
 	err = <-imported
@@ -94,8 +94,8 @@ func checkWarmUpKilled(b *bench) error {
 	return b.report(e, before, begin)
 }
 
-// checkAgentKilled kills an agent that copies an engine's memory: the engine keeps its memory, byte
-// for byte, and what the agent took is free again.
+// checkAgentKilled kills an agent that copies an engine's memory: the engine's memory stays
+// unchanged, and the agent's is free again.
 func checkAgentKilled(b *bench) error {
 	if err := b.open(b.sizes.region); err != nil {
 		return err

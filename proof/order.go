@@ -8,12 +8,12 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// lateTries is how often who does not wait is tried, each time behind a step that is twice as late:
-// a machine may stand still for longer than the delay.
+// lateTries is how often the copy without a wait is tried, each time with twice the delay: a
+// machine may be paused for longer than the delay.
 const lateTries = 5
 
-// checkOrder lets a producer be late. Who copies at once gets old bytes, and has to, or the check
-// shows nothing; who waits for step word and event gets what the step made.
+// checkOrder delays a producer. A copy without a wait must get old bytes, or the check shows
+// nothing; a copy that waits for step word and event must get the step's bytes.
 func checkOrder(b *bench) error {
 	if err := b.open(b.sizes.region); err != nil {
 		return err
@@ -56,7 +56,7 @@ func checkOrder(b *bench) error {
 	return nil
 }
 
-// late copies behind a step that is late and counts the words that are the step's.
+// late copies after it has started a delayed step, and counts the words of the step.
 func (b *bench) late(e *child, peer cudaipc.PeerID, step uint64, delay time.Duration, wait bool) (fresh int64,
 	waited time.Duration, err error) {
 	word := uint32(0x1000 + step)

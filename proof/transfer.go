@@ -16,16 +16,16 @@ import (
 	"github.com/kvagent/kvagent/transfer"
 )
 
-// transferBlock is the bytes of a block that is saved and loaded: some layers of 16 tokens of a
+// transferBlock is the size of a saved or loaded block, bytes: some layers of 16 tokens of a
 // large model, and more than any fragment.
 const transferBlock = 2 << 20
 
-// transferSlab is what the pool gives a size of slots at a time.
+// transferSlab is the size of the pool's slabs, bytes.
 const transferSlab = 16 * transferBlock
 
-// checkTransfer measures what an agent makes of saves and loads, from the job to its completion:
-// the pool, transfer's threads, and a mover in a process of its own, with the copy table that it
-// measures. Held against single pinned copies on the same GPU.
+// checkTransfer measures an agent's saves and loads from the job to its completion, against
+// single pinned copies: the pool, transfer's threads, and a mover with the copy table that it
+// measures.
 func checkTransfer(b *bench) (err error) {
 	raw, gpu, err := b.measureRaw()
 	if err != nil {
@@ -59,7 +59,7 @@ func checkTransfer(b *bench) (err error) {
 	return nil
 }
 
-// measureRaw measures single copies before there is a mover, and gives the GPU.
+// measureRaw measures single copies before there is a mover, and returns the GPU.
 func (b *bench) measureRaw() (*cuda.RawCopies, cudaipc.UUID, error) {
 	a, err := newArena(1<<20, false)
 	if err != nil {
@@ -77,8 +77,8 @@ func (b *bench) measureRaw() (*cuda.RawCopies, cudaipc.UUID, error) {
 	return &raw, d.Info().GPU, errors.Join(err, d.Close(cudaipc.AllPeers))
 }
 
-// measureTransfer measures blocks of fragments of one length with both kinds of integrity; aims are
-// at saves and loads one at a time.
+// measureTransfer measures blocks of fragments of one length with both kinds of integrity. The
+// aims are for saves and loads one at a time.
 func (b *bench) measureTransfer(p *path, which int, raw *cuda.RawCopies) error {
 	fragment := &fragments[which]
 	var rates [2]map[string]float64 // by Integrity
@@ -135,11 +135,11 @@ func (b *bench) measureChecked(p *path, which int, full map[string]float64) erro
 	return nil
 }
 
-// path is an agent's way from an engine's memory to the pool.
+// path is an agent's data path from an engine's memory to the pool.
 type path struct {
 	pool   *dram.Pool
 	mover  *mover.Mover
-	info   atomic.Pointer[cudaipc.CUDAInfo] // nil: the mover has said nothing yet
+	info   atomic.Pointer[cudaipc.CUDAInfo] // nil: not received yet
 	blocks int                              // of one job
 	rounds int
 }
@@ -169,7 +169,7 @@ func (b *bench) newPath(gpu cudaipc.UUID) (*path, error) {
 
 func (p *path) close() error { return errors.Join(p.mover.Close(cudaipc.AllPeers), p.pool.Close()) }
 
-// pinned waits until the pool is.
+// pinned waits until the pool is pinned.
 func (p *path) pinned() error {
 	for begin := time.Now(); time.Since(begin) < answerWithin; time.Sleep(lookEvery) {
 		if i := p.info.Load(); i != nil && i.PinError != "" {
@@ -181,8 +181,8 @@ func (p *path) pinned() error {
 	return fmt.Errorf("the pool was not pinned within %v", answerWithin)
 }
 
-// measure returns bytes per second of saves, loads, and a save beside a load, of blocks of
-// fragments that lie apart: the median of the rounds.
+// measure returns the rates of saves, of loads, and of a save beside a load, bytes per second:
+// the median of the rounds. The blocks are made of separate fragments.
 func (p *path) measure(fragment int64, integrity transfer.Integrity, every uint32) (map[string]float64, error) {
 	done := make(chan transfer.Completion, 2)
 	cfg, err := p.config(fragment, integrity, done)
@@ -230,7 +230,8 @@ func (p *path) measure(fragment int64, integrity transfer.Integrity, every uint3
 	return rates, nil
 }
 
-// config returns a worker's whose blocks are made of every second fragment of the engine's region.
+// config returns the options of a worker whose blocks are made of every second fragment of the
+// engine's region.
 func (p *path) config(fragment int64, integrity transfer.Integrity, done chan<- transfer.Completion) (transfer.Config,
 	error) {
 	g := transfer.GroupLayout{NumBlocks: uint32(p.blocks)}
@@ -259,7 +260,7 @@ func (p *path) config(fragment int64, integrity transfer.Integrity, done chan<- 
 	return cfg, err
 }
 
-// job returns one over all of the engine's blocks, under hashes from first on.
+// job returns a job over all of the engine's blocks, under hashes from first on.
 func (p *path) job(kind transfer.Kind, first int, epoch uint32) transfer.Job {
 	const length = 32
 	s := transfer.Section{}
@@ -279,7 +280,7 @@ func (p *path) job(kind transfer.Kind, first int, epoch uint32) transfer.Job {
 	}
 }
 
-// timed submits jobs and waits for all of them, whose blocks are all to be good.
+// timed submits jobs and waits for all of them. Every block must succeed.
 func timed(w *transfer.Worker, jobs []transfer.Job, done <-chan transfer.Completion) (time.Duration, error) {
 	begin := time.Now()
 	for _, j := range jobs {

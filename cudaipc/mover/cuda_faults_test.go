@@ -470,12 +470,12 @@ func (h heldCopies) letGo() {
 	}
 }
 
-// TestCUDACopiesOfTheDead: an engine dies while copies of its memory are in flight, and they land,
-// or end short without an error. Either way no block counts as arrived whose bytes are not
+// TestCUDACopiesOfTheDead: an engine dies while copies of its memory are in flight, and they
+// finish, or end short without an error. Either way no block counts as arrived whose bytes are not
 // there.
 func TestCUDACopiesOfTheDead(t *testing.T) {
 	ownMachine(t)
-	for _, ending := range []string{"land", "end"} {
+	for _, ending := range []string{"finish", "end"} {
 		for dir, call := range map[cudaipc.Direction]string{
 			cudaipc.Gather: "cuMemcpyDtoHAsync", cudaipc.Scatter: "cuMemcpyHtoDAsync",
 		} {

@@ -79,12 +79,12 @@ static void copies_after_death(void) {
 	peer_kill(engine);
 	*(volatile uint32_t *)(uintptr_t)word = 1;
 	OK(cuStreamSynchronize(s));
-	bool land = !getenv("SOFTCUDA_COPIES_ON_DEATH");
+	bool finish = !getenv("SOFTCUDA_COPIES_ON_DEATH");
 	TRUE(host[0] == 0x5a);
-	IS(land ? 0x5a : 0, host[100]);
+	IS(finish ? 0x5a : 0, host[100]);
 	unsetenv("SOFTCUDA_COPIES_ON_DEATH");
 	OK(cuMemcpyDtoH(host, a + 8, 8));
-	IS(land ? 0 : 0x5a, host[0]);
+	IS(finish ? 0 : 0x5a, host[0]);
 	OK(cuIpcCloseMemHandle(a));
 }
 
@@ -225,8 +225,8 @@ const test_case together[] = {
 	{"copies after death end", copies_after_death, {"SOFTCUDA_COPIES_ON_DEATH=end"}},
 	{"importer killed", importer_killed, {0}},
 	{"event", event, {0}},
-	{"event of the dead fires", event_fires, {0}},
-	{"event of the dead never fires", event_never_fires, {"SOFTCUDA_EVENTS_ON_DEATH=never"}},
+	{"event after death fires", event_fires, {0}},
+	{"event after death never fires", event_never_fires, {"SOFTCUDA_EVENTS_ON_DEATH=never"}},
 	{"hang", hang, {"SOFTCUDA_HANG=cuMemAlloc:2"}},
 	{"killed anywhere", killed_anywhere, {0}},
 	{"pieces", pieces, {0}},
