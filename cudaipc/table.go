@@ -38,7 +38,7 @@ func (t *Table[P]) Add(p P) error {
 	if t.mu.closed {
 		return ErrClosed
 	}
-	if _, known := t.mu.peers[id]; known {
+	if _, found := t.mu.peers[id]; found {
 		return fmt.Errorf("imported already: %w", ErrBusy)
 	}
 	t.mu.peers[id] = p
@@ -85,8 +85,8 @@ func (t *Table[P]) PeerLocked(id PeerID) (p P, err error) {
 	if t.mu.closed {
 		return p, ErrClosed
 	}
-	p, known := t.mu.peers[id]
-	if !known {
+	p, found := t.mu.peers[id]
+	if !found {
 		return p, fmt.Errorf("peer %d: %w", id, ErrPeer)
 	}
 	return p, nil

@@ -57,9 +57,9 @@ func (t *Tickets[F]) Forget(p *Peer) {
 // the device's and must not be held.
 func (t *Tickets[F]) Await(lock *sync.RWMutex, ticket Ticket, timeout time.Duration) (Done, bool, error) {
 	lock.RLock()
-	open, known := t.Open[ticket]
+	open, found := t.Open[ticket]
 	lock.RUnlock()
-	if !known {
+	if !found {
 		return Done{}, false, fmt.Errorf("ticket %d: %w", ticket, ErrTicket)
 	}
 	f := open.base()
@@ -68,7 +68,7 @@ func (t *Tickets[F]) Await(lock *sync.RWMutex, ticket Ticket, timeout time.Durat
 	}
 	lock.Lock()
 	defer lock.Unlock()
-	if _, known = t.Open[ticket]; !known { // another caller was faster
+	if _, found = t.Open[ticket]; !found { // another caller was faster
 		return Done{}, false, fmt.Errorf("ticket %d: %w", ticket, ErrTicket)
 	}
 	delete(t.Open, ticket)

@@ -188,15 +188,15 @@ func (b *bench) engine(virtual bool, sizes ...int64) (*child, error) {
 	return b.start(&order{Op: opEngine, Sizes: sizes, Virtual: virtual, Piece: b.sizes.piece})
 }
 
-// admit imports an engine's memory and events and returns the peer. known tells whether the
+// admit imports an engine's memory and events and returns the peer. withPid tells whether the
 // device learns the process.
-func (b *bench) admit(c *child, known bool) (cudaipc.PeerID, error) {
+func (b *bench) admit(c *child, withPid bool) (cudaipc.PeerID, error) {
 	b.peers++
 	im, err := c.describe(b.peers)
 	if err != nil {
 		return 0, err
 	}
-	if !known {
+	if !withPid {
 		im.Pid = 0
 	}
 	return b.peers, b.device.Import(im)

@@ -41,7 +41,7 @@ func (b *bench) eventAfterDeath() error {
 	if err != nil {
 		return err
 	}
-	peer, err := b.admit(e, false) // a device that knows the process would not ask the event
+	peer, err := b.admit(e, false) // with the pid the device would not ask the event
 	if err != nil {
 		return err
 	}
@@ -79,7 +79,7 @@ func (b *bench) copyAfterDeath() error {
 	if err != nil {
 		return err
 	}
-	peer, err := b.admit(e, false) // a device that knows the process would not trust its copies
+	peer, err := b.admit(e, false) // with the pid the device would not trust its copies
 	if err != nil {
 		return err
 	}

@@ -57,7 +57,7 @@ var _ cudaipc.Device = (*Device)(nil)
 // Built reports whether this program is built with the device (build tag cuda).
 const Built = true
 
-// Open opens a GPU for peers. Close(AllPeers) gives everything back.
+// Open opens a GPU for peers. Close(AllPeers) releases everything.
 func Open(o Options) (*Device, error) {
 	given := o.Table != nil
 	if err := o.complete(); err != nil {

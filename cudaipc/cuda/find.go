@@ -135,7 +135,7 @@ var openHints = map[int]string{
 
 // withOpenHint adds to an error of opening a GPU what the user can set.
 func withOpenHint(err error) error {
-	if hint, known := openHints[driver.CodeOf(err)]; known {
+	if hint, found := openHints[driver.CodeOf(err)]; found {
 		return fmt.Errorf("%w: %s", err, hint)
 	}
 	return err

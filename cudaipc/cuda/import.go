@@ -21,7 +21,7 @@ type peer struct {
 	events      []driver.Event
 	loads       atomic.Pointer[loadEvents] // nil: not asked for
 	wordsRegion *cudaipc.Opened            // the mapping of the words, which is no region to copy
-	statm       int                        // /proc/PID/statm; -1: not watched, or it says nothing
+	statm       int                        // /proc/PID/statm; -1: not watched, or of no use
 }
 
 // Import opens the regions and the events of a peer, all or none.

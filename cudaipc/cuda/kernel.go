@@ -99,8 +99,8 @@ func (l *lane) addToList(r *rect) (bool, error) {
 // arenaAt returns the GPU's address of a place in a pinned piece of the arena.
 func (l *lane) arenaAt(off uint64) (driver.Addr, error) {
 	i := off / l.d.pins.piece
-	at, known := l.pieces[i]
-	if !known {
+	at, found := l.pieces[i]
+	if !found {
 		var err error
 		if at, err = driver.Address(l.d.pins.mem(int(i))); err != nil {
 			return 0, err

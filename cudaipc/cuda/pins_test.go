@@ -62,13 +62,14 @@ func TestCUDAPartlyPinned(t *testing.T) {
 	}
 }
 
-// patience is how long a test waits for what must come.
-const patience = 30 * time.Second
+// testTimeout is how long a test waits for what must come.
+const testTimeout = 30 * time.Second
 
 // pinned waits until nothing more will be pinned.
 func pinned(t *testing.T, d *cuda.Device) {
 	t.Helper()
-	for end := time.Now().Add(patience); !d.Info().PinDone; time.Sleep(time.Millisecond) { // a pause between two looks
+	// a pause between two looks
+	for end := time.Now().Add(testTimeout); !d.Info().PinDone; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("the pinning does not end: %+v", d.Info())
 		}

@@ -18,11 +18,11 @@ func Freeze(t testing.TB, pid int) {
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(patience); !stopped(t, pid); {
+	for end := time.Now().Add(testTimeout); !stopped(t, pid); {
 		if time.Now().After(end) {
 			t.Fatalf("process %d does not stop", pid)
 		}
-		time.Sleep(time.Millisecond) // nothing tells when the last thread stands
+		time.Sleep(time.Millisecond) // no event reports when the last thread has stopped
 	}
 }
 

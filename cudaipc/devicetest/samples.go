@@ -51,7 +51,7 @@ var (
 	sampled = Spec{Regions: []int64{1 << 20, 8 << 20}, Events: 1, Revokes: 1}
 )
 
-// startSampled has an engine whose regions are of the patterns 1 and 2.
+// startSampled starts an engine whose regions have the patterns 1 and 2.
 func startSampled(t *testing.T, f Fixture) *session {
 	t.Helper()
 	c := start(t, f, 1, sampled)

@@ -7,8 +7,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// patience is how long the suite waits for what must come.
-const patience = 30 * time.Second
+// testTimeout is how long the suite waits for what must come.
+const testTimeout = 30 * time.Second
 
 // TestDevice runs the suite. open makes a fresh fixture for each of its tests.
 func TestDevice(t *testing.T, open func(t *testing.T) Fixture) {
@@ -96,9 +96,9 @@ func (c *session) submit(copy *cudaipc.Copy) cudaipc.Ticket {
 
 func (c *session) wait(ticket cudaipc.Ticket) cudaipc.Done {
 	c.t.Helper()
-	d, ok, err := c.Device.Done(ticket, patience)
+	d, ok, err := c.Device.Done(ticket, testTimeout)
 	if err != nil || !ok {
-		c.t.Fatalf("Done(%d) = %v, %v after %v", ticket, ok, err, patience)
+		c.t.Fatalf("Done(%d) = %v, %v after %v", ticket, ok, err, testTimeout)
 	}
 	return d
 }
@@ -126,9 +126,9 @@ func (c *session) poll(w cudaipc.Wait) cudaipc.State {
 // until polls until good returns true.
 func (c *session) until(w cudaipc.Wait, what string, good func(cudaipc.State) bool) {
 	c.t.Helper()
-	for end := time.Now().Add(patience); !good(c.poll(w)); {
+	for end := time.Now().Add(testTimeout); !good(c.poll(w)); {
 		if time.Now().After(end) {
-			c.t.Fatalf("%s: not within %v; the last state was %+v", what, patience, c.poll(w))
+			c.t.Fatalf("%s: not within %v; the last state was %+v", what, testTimeout, c.poll(w))
 		}
 		time.Sleep(50 * time.Microsecond) // a pause between two polls, not a synchronisation
 	}

@@ -57,7 +57,7 @@ func (s Stream) Batch(l *List) error {
 	return check("cuMemcpyBatchAsync", int(code))
 }
 
-// HasBatch says whether the driver has the batch call.
+// HasBatch reports whether the driver has the batch call.
 var HasBatch = sync.OnceValue(func() bool {
 	return Load() == nil && C.kvdrv_find_batch(C.int(Version())) == C.CUDA_SUCCESS
 })

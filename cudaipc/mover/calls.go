@@ -28,7 +28,7 @@ type call struct {
 	until int64 // tick
 	take  func(*fields) error
 	err   error         // readable once done is closed
-	done  chan struct{} // closed by whoever took it out of open
+	done  chan struct{} // closed after the call was removed from open
 }
 
 func (c *calls) init() { c.mu.open = map[uint64]*call{} }
@@ -95,9 +95,9 @@ func (l *life) call(what string, limit time.Duration, msg func(number uint64) ([
 	return l.callCancellable(nil, what, limit, msg, take)
 }
 
-// callCancellable is call for a request that may be cancelled: when cancelled is closed, the mover
-// is told, and has Limits.Cancel from then on.
-func (l *life) callCancellable(gone <-chan struct{}, what string, limit time.Duration,
+// callCancellable does what call does, for a request that may be cancelled: when cancelled is
+// closed, it tells the mover, and the call has Limits.Cancel from then on.
+func (l *life) callCancellable(cancelled <-chan struct{}, what string, limit time.Duration,
 	msg func(number uint64) ([]byte, []int), take func(*fields) error) error {
 	call := &call{what: what, until: l.clock.Load() + l.ticks(limit), take: take, done: make(chan struct{})}
 	number, err := l.calls.add(call)
@@ -111,7 +111,7 @@ func (l *life) callCancellable(gone <-chan struct{}, what string, limit time.Dur
 	}
 	select {
 	case <-call.done:
-	case <-gone:
+	case <-cancelled:
 		l.calls.shorten(number, l.clock.Load()+l.ticks(l.m.opts.Limits.Cancel))
 		l.cancel(call, number)
 	}

@@ -30,7 +30,7 @@ func (m *moved) importOfTheGone() error {
 func TestImportOfOneWhoIsGone(t *testing.T) {
 	t.Run("stops", func(t *testing.T) {
 		t.Parallel()
-		m := newMoved(t, func(o *mover.Options) { o.Device, o.Limits.Cancel = stopsInImport, patience })
+		m := newMoved(t, func(o *mover.Options) { o.Device, o.Limits.Cancel = stopsInImport, testTimeout })
 		if err := m.importOfTheGone(); !errors.Is(err, cudaipc.ErrPeer) {
 			t.Errorf("%v, want ErrPeer", err)
 		}
@@ -44,7 +44,7 @@ func TestImportOfOneWhoIsGone(t *testing.T) {
 		var lost *cudaipc.LostError
 		began := time.Now()
 		defer func() {
-			if took := time.Since(began); took > patience/2 {
+			if took := time.Since(began); took > testTimeout/2 {
 				t.Errorf("it took %v, as long as an import may take", took)
 			}
 		}()
@@ -68,7 +68,7 @@ func TestImportOfOneWhoIsGone(t *testing.T) {
 // until waits for what comes in another process.
 func until(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !holds(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(testTimeout); !holds(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("never: %s", what)
 		}

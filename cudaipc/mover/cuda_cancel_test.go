@@ -41,7 +41,7 @@ func openHeld(t *testing.T, limits mover.Limits) (m *moved, held heldCopies, don
 // what it has opened, and goes on.
 func TestCUDAImportOfTheDeadIsStopped(t *testing.T) {
 	ownMachine(t)
-	m, held, done := openHeld(t, patient)
+	m, held, done := openHeld(t, longLimits)
 	held.letGo()
 	if err := <-done; err == nil { // it is told, or meets a handle of the dead
 		t.Error("the import of a dead engine came to its end")
@@ -57,7 +57,7 @@ func TestCUDAImportOfTheDeadIsStopped(t *testing.T) {
 // the memory, by Limits.Cancel and not by that of an import.
 func TestCUDAImportOfTheDeadThatHangs(t *testing.T) {
 	ownMachine(t)
-	limits := patient
+	limits := longLimits
 	limits.Cancel = 200 * time.Millisecond
 	m, held, done := openHeld(t, limits)
 	var lost *cudaipc.LostError

@@ -66,7 +66,7 @@ func ownMachine(t *testing.T) {
 // hung returns limits that a test can wait for: the one of the step in which a call hangs, and of
 // all where that is not known.
 func hung(step string) mover.Limits {
-	l := patient
+	l := longLimits
 	switch step {
 	case "import":
 		l.Import = time.Second
@@ -327,7 +327,7 @@ func (p *faultPlan) again(end faultEnd) {
 func called(t *testing.T, engine devicetest.Engine) map[string]int {
 	t.Helper()
 	list := filepath.Join(t.TempDir(), "calls")
-	p, end := faultRun(t, engine, patient, "SOFTCUDA_CALLS="+list)
+	p, end := faultRun(t, engine, longLimits, "SOFTCUDA_CALLS="+list)
 	if end.step != "" {
 		t.Fatalf("without a fault: %s: %v", end.step, end.err)
 	}
@@ -415,7 +415,7 @@ func failsOnce(t *testing.T, engine devicetest.Engine, name string) {
 	if !known {
 		t.Fatal("a mover calls it, and this test does not say what its failure costs")
 	}
-	p, end := faultRun(t, engine, patient, fmt.Sprintf("SOFTCUDA_FAIL=%s:1:1", name))
+	p, end := faultRun(t, engine, longLimits, fmt.Sprintf("SOFTCUDA_FAIL=%s:1:1", name))
 	p.holds(cost, name, end)
 	if cost != costsStart && cost != costsEnd && cost != costsMover || name == "cuIpcCloseMemHandle" {
 		p.again(end)
@@ -436,7 +436,7 @@ func TestCUDAFailuresLater(t *testing.T) {
 		for n := 1; n <= min(times[name], most); n++ {
 			for _, code := range codes {
 				t.Run(fmt.Sprintf("%s/%d/%d", name, n, code), func(t *testing.T) {
-					p, end := faultRun(t, engine, patient, fmt.Sprintf("SOFTCUDA_FAIL=%s:%d:%d", name, n, code))
+					p, end := faultRun(t, engine, longLimits, fmt.Sprintf("SOFTCUDA_FAIL=%s:%d:%d", name, n, code))
 					if lost := p.mover.Movers()[0].Lost[cudaipc.LostDevice]; most == 1 && lost != 1 {
 						t.Errorf("%d losses by a sticky error, want 1: %v", lost, end.err)
 					}
@@ -482,7 +482,7 @@ func TestCUDACopiesOfTheDead(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/%d", ending, dir), func(t *testing.T) {
 				list := filepath.Join(t.TempDir(), "calls")
 				held, env := holdCopies(t)
-				m := newMovedCUDA(t, faultEngine(t), patient, eachPath, "SOFTCUDA_COPIES_ON_DEATH="+ending, env,
+				m := newMovedCUDA(t, faultEngine(t), longLimits, eachPath, "SOFTCUDA_COPIES_ON_DEATH="+ending, env,
 					"SOFTCUDA_CALLS="+list)
 				m.attach(1)
 				clear(m.arena[:movedSize])

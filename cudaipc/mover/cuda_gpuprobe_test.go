@@ -79,7 +79,7 @@ func TestCUDAProbe(t *testing.T) {
 		t.Fatal(err)
 	}
 	// a pause between two looks
-	for end := time.Now().Add(patience); m.Movers()[0].Pid != 0; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(testTimeout); m.Movers()[0].Pid != 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("the killed process is not seen")
 		}

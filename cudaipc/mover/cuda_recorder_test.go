@@ -27,7 +27,7 @@ type loader struct {
 func newLoader(t *testing.T, count uint32) *loader {
 	t.Helper()
 	held, env := holdCopies(t)
-	m := newMovedCUDA(t, faultEngine(t), patient, nil, env)
+	m := newMovedCUDA(t, faultEngine(t), longLimits, nil, env)
 	l := &loader{m, held}
 	m.attach(1)
 	m.pinned()
@@ -75,7 +75,7 @@ func (l *loader) waits(serial uint64) bool {
 // untilWaits has the engine's stream wait for a load as soon as its event is recorded.
 func (l *loader) untilWaits(serial uint64) {
 	l.t.Helper()
-	for end := time.Now().Add(patience); !l.waits(serial); time.Sleep(time.Millisecond) { // between two looks
+	for end := time.Now().Add(testTimeout); !l.waits(serial); time.Sleep(time.Millisecond) { // between two looks
 		if time.Now().After(end) {
 			l.t.Fatalf("load %d is not recorded", serial)
 		}
@@ -140,7 +140,7 @@ func TestCUDALoadEventsOfADeadMover(t *testing.T) {
 			}
 			deadline := time.Second // the engine's
 			if ending == "fire" {
-				deadline = patience
+				deadline = testTimeout
 			}
 			through := make(chan error, 1)
 			go func() {
@@ -166,7 +166,7 @@ func TestCUDALoadEventsOfADeadMover(t *testing.T) {
 // TestCUDALoadEventsAreChecked, and are none of the host's.
 func TestCUDALoadEventsAreChecked(t *testing.T) {
 	ownMachine(t)
-	m := newMovedCUDA(t, faultEngine(t), patient, nil)
+	m := newMovedCUDA(t, faultEngine(t), longLimits, nil)
 	m.attach(1)
 	for _, bad := range []struct {
 		off   uint64

@@ -14,8 +14,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/mover"
 )
 
-// patience is how long these tests wait for what must come.
-const patience = 30 * time.Second
+// testTimeout is how long these tests wait for what must come.
+const testTimeout = 30 * time.Second
 
 // Devices in a mover that go wrong: the host device but for the method that the name tells.
 const (
@@ -113,18 +113,19 @@ type moved struct {
 
 const movedSize = 8 << 20
 
-// patient are limits that no run without a hang comes near, also where the machine stands still for
-// seconds.
-var patient = mover.Limits{
-	Tick: 20 * time.Millisecond, Ping: patience, Quiet: patience, Import: patience, Close: patience, Poll: patience,
-	Copy: patience, Steady: time.Nanosecond,
+// longLimits are limits that no run without a hang comes near, also where the machine stands still
+// for seconds.
+var longLimits = mover.Limits{
+	Tick: 20 * time.Millisecond, Ping: testTimeout, Quiet: testTimeout, Import: testTimeout, Close: testTimeout,
+	Poll: testTimeout,
+	Copy: testTimeout, Steady: time.Nanosecond,
 }
 
 func newMoved(t *testing.T, change func(*mover.Options)) *moved {
 	t.Helper()
 	m := &moved{t: t, lost: map[cudaipc.PeerID][]error{}}
 	f := devicetest.MoverFixture(t, devicetest.MinArena, cudaipc.KindFD, false, func(o *mover.Options) {
-		o.Limits = patient
+		o.Limits = longLimits
 		if change != nil {
 			change(o)
 		}
@@ -187,9 +188,9 @@ func (m *moved) submit(id cudaipc.PeerID, copies int) (tickets []cudaipc.Ticket)
 
 func (m *moved) done(ticket cudaipc.Ticket) cudaipc.Done {
 	m.t.Helper()
-	d, ok, err := m.mover.Done(ticket, patience)
+	d, ok, err := m.mover.Done(ticket, testTimeout)
 	if err != nil || !ok {
-		m.t.Fatalf("Done = %v, %v after %v", ok, err, patience)
+		m.t.Fatalf("Done = %v, %v after %v", ok, err, testTimeout)
 	}
 	return d
 }
@@ -232,7 +233,7 @@ func (m *moved) expectLost(id cudaipc.PeerID, reason cudaipc.LossReason) {
 // told waits until the loss of a peer is told, once.
 func (m *moved) told(id cudaipc.PeerID) {
 	m.t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) { // a pause between two looks
+	for end := time.Now().Add(testTimeout); ; time.Sleep(time.Millisecond) { // a pause between two looks
 		m.mu.Lock()
 		n := len(m.lost[id])
 		m.mu.Unlock()

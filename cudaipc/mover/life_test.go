@@ -33,11 +33,11 @@ func TestAgentDies(t *testing.T) {
 				t.Fatal(err)
 			}
 			_ = agent.Wait() // it was killed
-			if !ended(t, int(proof.Fd()), patience) {
+			if !ended(t, int(proof.Fd()), testTimeout) {
 				t.Error("the agent is dead and the proof has not ended")
 			}
 			// a pause between two looks
-			for end := time.Now().Add(patience); !goneOrZombie(mover); time.Sleep(time.Millisecond) {
+			for end := time.Now().Add(testTimeout); !goneOrZombie(mover); time.Sleep(time.Millisecond) {
 				if time.Now().After(end) {
 					t.Fatal("the agent is dead and its mover lives")
 				}
@@ -72,7 +72,7 @@ func TestMoverHoldsTheProof(t *testing.T) {
 		if err := device.Close(1); err != nil {
 			t.Fatal(err)
 		}
-		if !ended(t, pair[0], patience) {
+		if !ended(t, pair[0], testTimeout) {
 			t.Errorf("%s: the proof did not end with the regions", name)
 		}
 		_ = unix.Close(pair[0])
@@ -98,7 +98,7 @@ func TestRefusedImportClosesTheProof(t *testing.T) {
 		if m.mover.Import(im) == nil {
 			t.Errorf("Import refused %s: no error", name)
 		}
-		if !ended(t, pair[0], patience) {
+		if !ended(t, pair[0], testTimeout) {
 			t.Errorf("Import refused %s: the proof did not end", name)
 		}
 		_ = unix.Close(pair[0])
@@ -159,7 +159,7 @@ func (m *moved) watchStates() (stop func()) {
 // lostProcess waits until n processes were lost.
 func (m *moved) lostProcess(n uint64) {
 	m.t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) { // a pause between two looks
+	for end := time.Now().Add(testTimeout); ; time.Sleep(time.Millisecond) { // a pause between two looks
 		s := m.mover.Movers()[0]
 		if s.Lost[cudaipc.LostCrash] == n && s.Pid == 0 {
 			return

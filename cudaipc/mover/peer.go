@@ -83,7 +83,7 @@ func viewPeer(im *cudaipc.Import, fireOnDeath bool) (*cudaipc.Peer, error) {
 	if err == nil && im.Pid > 0 {
 		p.FireOnDeath = fireOnDeath && !im.OnGPU()
 		if dead := p.Watch(); p.FireOnDeath {
-			err = dead // else the device says it
+			err = dead // otherwise the device reports it
 		}
 	}
 	if err != nil {

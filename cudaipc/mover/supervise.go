@@ -88,7 +88,7 @@ func (l *life) hello(f *fields) error {
 }
 
 // supervise checks the mover once per tick until it dies. Time is counted in ticks of this
-// goroutine, so that it stands still when this process does.
+// goroutine, so that it stops while this process is stopped.
 func (l *life) supervise() {
 	ticker := time.NewTicker(l.m.opts.Limits.Tick)
 	defer ticker.Stop()

@@ -15,7 +15,7 @@ import (
 // instance's. Whole GPUs need nothing: the operator decides which are visible.
 func GPUEnv(gpu cudaipc.UUID) []string { return gpuEnv("/", gpu) }
 
-// gpuEnv is GPUEnv with another root than /, for tests.
+// gpuEnv implements GPUEnv. Tests pass another root than /.
 func gpuEnv(root string, gpu cudaipc.UUID) []string {
 	texts := gpuTexts(root)
 	for _, text := range texts {
@@ -52,7 +52,7 @@ func isOf(text string, gpu cudaipc.UUID) bool {
 // unknown (a MIG instance, one node only, no such GPU).
 func NUMANode(gpu cudaipc.UUID) int { return numaNode("/", gpu) }
 
-// numaNode is NUMANode with another root than /, for tests.
+// numaNode implements NUMANode. Tests pass another root than /.
 func numaNode(root string, gpu cudaipc.UUID) int {
 	for file, text := range gpuTexts(root) {
 		if !isOf(text, gpu) {
@@ -83,13 +83,13 @@ func CountGPUs() int {
 // GPUs copy from belongs there. If there are none, why has the reason.
 func NUMANodes() (nodes []int, why string) { return numaNodes("/") }
 
-// What the kernel says of an NVIDIA GPU on the bus: the maker, and the first two bytes of the class
-// (display controllers with and without a screen).
+// An NVIDIA GPU on the PCI bus has this vendor and one of these classes, whose first two bytes
+// count: display controllers with and without a screen.
 const nvidiaVendor = "0x10de"
 
 var gpuClasses = []string{"0x0300", "0x0302"}
 
-// numaNodes is NUMANodes with another root than /, for tests.
+// numaNodes implements NUMANodes. Tests pass another root than /.
 func numaNodes(root string) (nodes []int, why string) {
 	if all, err := filepath.Glob(filepath.Join(root, "sys/devices/system/node/node[0-9]*")); err != nil ||
 		len(all) < 2 {
