@@ -28,8 +28,8 @@ func sleeperPeer(tb testing.TB) (*peer, *exec.Cmd) {
 	return p, cmd
 }
 
-// A process without its memory is dying before its pidfd says so, and stays so when it is reaped
-// and its number is free; one that is not watched is not dying.
+// A process without its memory is exiting before its pidfd reports the end, and also after it is
+// reaped and its number is free. A process that is not watched is not exiting.
 func TestCUDADying(t *testing.T) {
 	p, cmd := sleeperPeer(t)
 	if p.statm < 0 || p.memoryGone() || p.exiting() {

@@ -32,7 +32,7 @@ func (b *bench) pinned() {
 	}
 }
 
-// TestCUDAKernelBytes copies runs of odd lengths between odd places both copies, some of them more
+// TestCUDAKernelBytes copies runs of odd lengths between odd places both ways, some of them more
 // than a list has room for.
 func TestCUDAKernelBytes(t *testing.T) {
 	const n = 4 << 20

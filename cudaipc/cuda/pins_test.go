@@ -62,7 +62,7 @@ func TestCUDAPartlyPinned(t *testing.T) {
 	}
 }
 
-// testTimeout is how long a test waits for what must come.
+// testTimeout is how long a test waits for an event.
 const testTimeout = 30 * time.Second
 
 // pinned waits until nothing more will be pinned.

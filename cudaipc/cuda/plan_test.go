@@ -18,7 +18,7 @@ func newPlanner() *planner {
 	}}
 }
 
-// bytesOf returns the slow way to say what a plan copies: each byte's two places.
+// bytesOf returns the two places of each byte that a plan copies, the slow way.
 func bytesOf(rects []rect) map[[2]uint64]int {
 	places := map[[2]uint64]int{}
 	for _, r := range rects {

@@ -7,7 +7,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// testTimeout is how long the suite waits for what must come.
+// testTimeout is how long the suite waits for an event.
 const testTimeout = 30 * time.Second
 
 // TestDevice runs the suite. open makes a fresh fixture for each of its tests.

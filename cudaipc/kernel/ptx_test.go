@@ -255,7 +255,7 @@ func (t *thread) set(name string, bits int, v uint64) error {
 	return nil
 }
 
-// move returns ld and st, of parameters and of memory.
+// move executes ld and st, of parameters and of memory.
 func (t *thread) move(in *instruction) error {
 	last := in.op[len(in.op)-1]
 	where, what := in.args[1], in.args[0]

@@ -16,12 +16,12 @@ import (
 )
 
 // openHeld returns an import of GPU memory whose engine dies while the driver opens the memory.
-func openHeld(t *testing.T, limits mover.Limits) (m *moved, held heldCopies, done <-chan error) {
+func openHeld(t *testing.T, limits mover.Limits) (m *fixture, held heldCopies, done <-chan error) {
 	t.Helper()
 	list := filepath.Join(t.TempDir(), "calls")
 	held, _ = holdCopies(t)
 	held.hold()
-	m = newMovedCUDA(t, faultEngine(t), limits, eachPath, "SOFTCUDA_OPEN_HELD="+held.file, "SOFTCUDA_CALLS="+list)
+	m = newCUDAFixture(t, faultEngine(t), limits, eachPath, "SOFTCUDA_OPEN_HELD="+held.file, "SOFTCUDA_CALLS="+list)
 	if err := m.mover.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -37,8 +37,8 @@ func openHeld(t *testing.T, limits mover.Limits) (m *moved, held heldCopies, don
 	return m, held, result
 }
 
-// An engine dies in the middle of a slow import: when the driver's call is back the mover closes
-// what it has opened, and goes on.
+// An engine dies during a slow import: when the driver's call returns, the mover closes what it has
+// opened, and goes on.
 func TestCUDAImportOfTheDeadIsStopped(t *testing.T) {
 	ownMachine(t)
 	m, held, done := openHeld(t, longLimits)
@@ -53,7 +53,7 @@ func TestCUDAImportOfTheDeadIsStopped(t *testing.T) {
 	})
 }
 
-// The same where the driver's call does not come back: the mover is killed and reaped, which frees
+// The same, with a driver's call that does not return: the mover is killed and reaped, which frees
 // the memory, by Limits.Cancel and not by that of an import.
 func TestCUDAImportOfTheDeadThatHangs(t *testing.T) {
 	ownMachine(t)

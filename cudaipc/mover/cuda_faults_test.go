@@ -27,10 +27,10 @@ import (
 const fullFaults = "KVAGENT_FAULTS_FULL"
 
 // faultPlan is what one mover does in these tests: it opens a GPU, imports an engine, asks its
-// event, copies both ways by each of the paths, and closes. Its result is how far that
-// went.
+// event, copies both ways by each of the paths, and closes. Its result is how far it
+// got.
 type faultPlan struct {
-	*moved
+	*fixture
 	pattern []byte
 }
 
@@ -81,12 +81,12 @@ func hung(step string) mover.Limits {
 	return l
 }
 
-// newMovedCUDA is newMoved with a GPU in the mover, whose environment has env besides, and one
+// newCUDAFixture is newFixture with a GPU in the mover, whose environment has env besides, and one
 // engine for all. rules may be nil. The end of the mover may go wrong.
-func newMovedCUDA(t *testing.T, engine devicetest.Engine, limits mover.Limits, rules []cudaipc.CopyRule,
-	env ...string) *moved {
+func newCUDAFixture(t *testing.T, engine devicetest.Engine, limits mover.Limits, rules []cudaipc.CopyRule,
+	env ...string) *fixture {
 	t.Helper()
-	m := &moved{t: t, engine: engine, lost: map[cudaipc.PeerID][]error{}}
+	m := &fixture{t: t, engine: engine, lost: map[cudaipc.PeerID][]error{}}
 	m.mover, m.arena = devicetest.OpenMover(t, devicetest.MinArena, func(o *mover.Options) {
 		o.Device, o.Limits = cudaipc.CUDADevice, limits
 		o.Env = append(slices.Clone(o.Env), env...)
@@ -112,12 +112,12 @@ func faultEngine(t *testing.T) devicetest.Engine {
 func faultEngineOf(t *testing.T, kind cudaipc.Kind) devicetest.Engine {
 	t.Helper()
 	engine := devicetest.CUDAEngine(t, devicetest.Spec{
-		Regions: []int64{movedSize, movedSize},
+		Regions: []int64{regionSize, regionSize},
 		Events:  1,
 		Revokes: 1,
 	}, kind)
 	for _, op := range []devicetest.Op{
-		{Kind: devicetest.Fill, Region: 1, Len: movedSize, Seed: 3}, {Kind: devicetest.SetStep, Step: 4},
+		{Kind: devicetest.Fill, Region: 1, Len: regionSize, Seed: 3}, {Kind: devicetest.SetStep, Step: 4},
 		{Kind: devicetest.Record},
 		{Kind: devicetest.Synchronize},
 	} {
@@ -128,9 +128,9 @@ func faultEngineOf(t *testing.T, kind cudaipc.Kind) devicetest.Engine {
 	return engine
 }
 
-// pinned waits until the mover says that nothing more will be pinned, or is gone; not longer than a
-// hang of its driver is waited for.
-func (m *moved) pinned() {
+// pinned waits until the mover reports that the pinning has ended, or has died, at most as long as
+// a hang of its driver lasts.
+func (m *fixture) pinned() {
 	// a pause between two looks
 	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if i := m.info(); i.PinDone || i.PinError != "" || m.mover.Movers()[0].Pid == 0 {
@@ -140,14 +140,14 @@ func (m *moved) pinned() {
 }
 
 // info returns what the mover's device said last.
-func (m *moved) info() (info cudaipc.CUDAInfo) {
+func (m *fixture) info() (info cudaipc.CUDAInfo) {
 	_ = json.Unmarshal(m.mover.Movers()[0].Info, &info) // it said nothing yet
 	return info
 }
 
-// eachPathCopy is blocks with runs for each path, from and to the same offsets.
+// eachPathCopy returns a copy of blocks with runs for each path, from and to the same offsets.
 func eachPathCopy(dir cudaipc.Direction) *cudaipc.Copy {
-	const blocks, size = 4, movedSize / 4
+	const blocks, size = 4, regionSize / 4
 	c := &cudaipc.Copy{Peer: 1, Dir: dir, Sum: true}
 	for b := range int64(blocks) {
 		runs := len(c.Runs)
@@ -202,17 +202,17 @@ func (p *faultPlan) good(c *cudaipc.Copy, d *cudaipc.Done, got []byte) {
 }
 
 func (p *faultPlan) gather() error {
-	clear(p.arena[:movedSize])
+	clear(p.arena[:regionSize])
 	return p.copies(cudaipc.Gather, func() []byte { return p.arena })
 }
 
 func (p *faultPlan) scatter() error {
 	copy(p.arena, p.pattern)
-	if _, err := p.engine.Do(devicetest.Op{Kind: devicetest.Fill, Region: 2, Len: movedSize, Seed: 9}); err != nil {
+	if _, err := p.engine.Do(devicetest.Op{Kind: devicetest.Fill, Region: 2, Len: regionSize, Seed: 9}); err != nil {
 		p.t.Fatal(err)
 	}
 	return p.copies(cudaipc.Scatter, func() []byte {
-		data, err := p.engine.Do(devicetest.Op{Kind: devicetest.Read, Region: 2, Len: movedSize})
+		data, err := p.engine.Do(devicetest.Op{Kind: devicetest.Read, Region: 2, Len: regionSize})
 		if err != nil {
 			p.t.Fatal(err)
 		}
@@ -222,7 +222,7 @@ func (p *faultPlan) scatter() error {
 
 // sample sums the first region as two blocks of two pieces each.
 func (p *faultPlan) sample() error {
-	const half = movedSize / 2
+	const half = regionSize / 2
 	s := &cudaipc.Sample{
 		Peer:   1,
 		Within: cudaipc.MaxSampleWait,
@@ -254,7 +254,7 @@ func (p *faultPlan) ask() error {
 	return err
 }
 
-// events makes load events, and a load that is told.
+// events makes load events, and a load that is recorded.
 func (p *faultPlan) events() error {
 	words, err := p.engine.Do(devicetest.Op{Kind: devicetest.LoadWords})
 	if err != nil {
@@ -304,13 +304,13 @@ func (p *faultPlan) run() faultEnd {
 // close the mover.
 func faultRun(t *testing.T, engine devicetest.Engine, limits mover.Limits, env ...string) (*faultPlan, faultEnd) {
 	t.Helper()
-	p := &faultPlan{moved: newMovedCUDA(t, engine, limits, eachPath, env...), pattern: pattern(3, movedSize)}
+	p := &faultPlan{fixture: newCUDAFixture(t, engine, limits, eachPath, env...), pattern: pattern(3, regionSize)}
 	end := p.run()
 	t.Logf("%q: %v", end.step, end.err)
 	return p, end
 }
 
-// again says that what comes after the fault works: in the same mover, or in the next one.
+// again checks that calls after the fault succeed, in the same mover or in the next one.
 func (p *faultPlan) again(end faultEnd) {
 	p.t.Helper()
 	if end.step != "import" && end.step != "" {
@@ -482,10 +482,10 @@ func TestCUDACopiesOfTheDead(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/%d", ending, dir), func(t *testing.T) {
 				list := filepath.Join(t.TempDir(), "calls")
 				held, env := holdCopies(t)
-				m := newMovedCUDA(t, faultEngine(t), longLimits, eachPath, "SOFTCUDA_COPIES_ON_DEATH="+ending, env,
+				m := newCUDAFixture(t, faultEngine(t), longLimits, eachPath, "SOFTCUDA_COPIES_ON_DEATH="+ending, env,
 					"SOFTCUDA_CALLS="+list)
 				m.attach(1)
-				clear(m.arena[:movedSize])
+				clear(m.arena[:regionSize])
 				held.hold()
 				ticket, err := m.mover.Copy(eachPathCopy(dir))
 				if err != nil {
@@ -497,7 +497,7 @@ func TestCUDACopiesOfTheDead(t *testing.T) {
 				m.engine.Kill()
 				held.letGo()
 				d := m.done(ticket)
-				p := &faultPlan{moved: m, pattern: pattern(3, movedSize)}
+				p := &faultPlan{fixture: m, pattern: pattern(3, regionSize)}
 				if dir == cudaipc.Gather {
 					p.good(eachPathCopy(dir), &d, m.arena)
 				}

@@ -20,14 +20,14 @@ const loadSize = 1 << 20
 
 // loader is a mover whose copies are held, and an engine that waits for its load events.
 type loader struct {
-	*moved
+	*fixture
 	held heldCopies
 }
 
 func newLoader(t *testing.T, count uint32) *loader {
 	t.Helper()
 	held, env := holdCopies(t)
-	m := newMovedCUDA(t, faultEngine(t), longLimits, nil, env)
+	m := newCUDAFixture(t, faultEngine(t), longLimits, nil, env)
 	l := &loader{m, held}
 	m.attach(1)
 	m.pinned()
@@ -166,7 +166,7 @@ func TestCUDALoadEventsOfADeadMover(t *testing.T) {
 // TestCUDALoadEventsAreChecked, and are none of the host's.
 func TestCUDALoadEventsAreChecked(t *testing.T) {
 	ownMachine(t)
-	m := newMovedCUDA(t, faultEngine(t), longLimits, nil)
+	m := newCUDAFixture(t, faultEngine(t), longLimits, nil)
 	m.attach(1)
 	for _, bad := range []struct {
 		off   uint64
@@ -179,7 +179,7 @@ func TestCUDALoadEventsAreChecked(t *testing.T) {
 	if _, err := m.mover.LoadEvents(2, 0, 1); !errors.Is(err, cudaipc.ErrPeer) {
 		t.Errorf("of another peer: %v", err)
 	}
-	l := &loader{moved: m}
+	l := &loader{fixture: m}
 	if _, err := m.mover.LoadEvents(1, l.words(), 3); err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +189,7 @@ func TestCUDALoadEventsAreChecked(t *testing.T) {
 	if err := m.mover.Close(1); err != nil {
 		t.Errorf("Close: %v", err)
 	}
-	host := newMoved(t, nil)
+	host := newFixture(t, nil)
 	host.attach(1)
 	if _, err := host.mover.LoadEvents(1, 0, 1); !errors.Is(err, cudaipc.ErrKind) {
 		t.Errorf("of a peer without a GPU: %v", err)

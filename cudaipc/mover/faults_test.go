@@ -14,7 +14,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/mover"
 )
 
-// testTimeout is how long these tests wait for what must come.
+// testTimeout is how long these tests wait for an event.
 const testTimeout = 30 * time.Second
 
 // Devices in a mover that go wrong: the host device but for the method that the name tells.
@@ -100,8 +100,8 @@ func (f *faulty) Poll(w []cudaipc.Wait, s []cudaipc.State) error {
 	return err
 }
 
-// moved is a mover under test, with one engine of 8 MiB as peer 1.
-type moved struct {
+// fixture is a mover under test, with one engine of 8 MiB as peer 1.
+type fixture struct {
 	t      *testing.T
 	mover  *mover.Mover
 	arena  []byte
@@ -111,19 +111,18 @@ type moved struct {
 	lost map[cudaipc.PeerID][]error
 }
 
-const movedSize = 8 << 20
+const regionSize = 8 << 20
 
-// longLimits are limits that no run without a hang comes near, also where the machine stands still
+// longLimits are limits that no run without a hang comes near, also where the machine is paused
 // for seconds.
 var longLimits = mover.Limits{
 	Tick: 20 * time.Millisecond, Ping: testTimeout, Quiet: testTimeout, Import: testTimeout, Close: testTimeout,
-	Poll: testTimeout,
-	Copy: testTimeout, Steady: time.Nanosecond,
+	Poll: testTimeout, Copy: testTimeout, Steady: time.Nanosecond,
 }
 
-func newMoved(t *testing.T, change func(*mover.Options)) *moved {
+func newFixture(t *testing.T, change func(*mover.Options)) *fixture {
 	t.Helper()
-	m := &moved{t: t, lost: map[cudaipc.PeerID][]error{}}
+	m := &fixture{t: t, lost: map[cudaipc.PeerID][]error{}}
 	f := devicetest.MoverFixture(t, devicetest.MinArena, cudaipc.KindFD, false, func(o *mover.Options) {
 		o.Limits = longLimits
 		if change != nil {
@@ -136,14 +135,14 @@ func newMoved(t *testing.T, change func(*mover.Options)) *moved {
 		defer m.mu.Unlock()
 		m.lost[id] = append(m.lost[id], err)
 	})
-	m.engine = f.Engine(t, devicetest.Spec{Regions: []int64{movedSize}, Events: 1, Revokes: 1})
-	if _, err := m.engine.Do(devicetest.Op{Kind: devicetest.Fill, Region: 1, Len: movedSize, Seed: 3}); err != nil {
+	m.engine = f.Engine(t, devicetest.Spec{Regions: []int64{regionSize}, Events: 1, Revokes: 1})
+	if _, err := m.engine.Do(devicetest.Op{Kind: devicetest.Fill, Region: 1, Len: regionSize, Seed: 3}); err != nil {
 		t.Fatal(err)
 	}
 	return m
 }
 
-func (m *moved) imports(id cudaipc.PeerID) cudaipc.Import {
+func (m *fixture) imports(id cudaipc.PeerID) cudaipc.Import {
 	m.t.Helper()
 	im, err := m.engine.Import(id)
 	if err != nil {
@@ -152,14 +151,14 @@ func (m *moved) imports(id cudaipc.PeerID) cudaipc.Import {
 	return im
 }
 
-func (m *moved) attach(id cudaipc.PeerID) {
+func (m *fixture) attach(id cudaipc.PeerID) {
 	m.t.Helper()
 	if err := m.mover.Import(m.imports(id)); err != nil {
 		m.t.Fatalf("Import: %v", err)
 	}
 }
 
-func (m *moved) pid() int {
+func (m *fixture) pid() int {
 	m.t.Helper()
 	pid := m.mover.Movers()[0].Pid
 	if pid == 0 {
@@ -168,9 +167,9 @@ func (m *moved) pid() int {
 	return pid
 }
 
-func (m *moved) submit(id cudaipc.PeerID, copies int) (tickets []cudaipc.Ticket) {
+func (m *fixture) submit(id cudaipc.PeerID, copies int) (tickets []cudaipc.Ticket) {
 	m.t.Helper()
-	const blocks, n = 32, movedSize / 32
+	const blocks, n = 32, regionSize / 32
 	for range copies {
 		c := &cudaipc.Copy{Peer: id, Sum: true}
 		for b := range blocks {
@@ -186,7 +185,7 @@ func (m *moved) submit(id cudaipc.PeerID, copies int) (tickets []cudaipc.Ticket)
 	return tickets
 }
 
-func (m *moved) done(ticket cudaipc.Ticket) cudaipc.Done {
+func (m *fixture) done(ticket cudaipc.Ticket) cudaipc.Done {
 	m.t.Helper()
 	d, ok, err := m.mover.Done(ticket, testTimeout)
 	if err != nil || !ok {
@@ -195,8 +194,8 @@ func (m *moved) done(ticket cudaipc.Ticket) cudaipc.Done {
 	return d
 }
 
-// works says that peer 1 can be imported and copied from, and closes it.
-func (m *moved) works() {
+// works checks that peer 1 can be imported and copied from, and closes it.
+func (m *fixture) works() {
 	m.t.Helper()
 	m.attach(1)
 	if d := m.done(m.submit(1, 1)[0]); d.Err != nil {
@@ -207,11 +206,11 @@ func (m *moved) works() {
 	}
 }
 
-// gone says that a process is no more, not even to be reaped.
+// gone reports whether a process has ended and is reaped.
 func gone(pid int) bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) }
 
-// expectLost holds a peer that is lost to cudaipc.Watcher, and closes it.
-func (m *moved) expectLost(id cudaipc.PeerID, reason cudaipc.LossReason) {
+// expectLost checks a lost peer against cudaipc.Watcher, and closes it.
+func (m *fixture) expectLost(id cudaipc.PeerID, reason cudaipc.LossReason) {
 	m.t.Helper()
 	_, err := m.mover.Copy(&cudaipc.Copy{Peer: id})
 	polled := m.mover.Poll([]cudaipc.Wait{{Peer: id, Event: 0, Revoke: 0}}, make([]cudaipc.State, 1))
@@ -230,8 +229,8 @@ func (m *moved) expectLost(id cudaipc.PeerID, reason cudaipc.LossReason) {
 	}
 }
 
-// told waits until the loss of a peer is told, once.
-func (m *moved) told(id cudaipc.PeerID) {
+// told waits until the loss of a peer is reported, once.
+func (m *fixture) told(id cudaipc.PeerID) {
 	m.t.Helper()
 	for end := time.Now().Add(testTimeout); ; time.Sleep(time.Millisecond) { // a pause between two looks
 		m.mu.Lock()

@@ -16,7 +16,7 @@ import (
 // TestMoverKilledWhileCopying: every copy ends, those that had ended are whole, and the next mover
 // goes on.
 func TestMoverKilledWhileCopying(t *testing.T) {
-	m := newMoved(t, nil)
+	m := newFixture(t, nil)
 	m.attach(1)
 	m.attach(2)
 	tickets := m.submit(1, 200)
@@ -47,9 +47,9 @@ func TestMoverKilledWhileCopying(t *testing.T) {
 		}
 	}
 	t.Logf("%d copies ended before the mover did, %d with it", good, bad)
-	want := make([]byte, movedSize)
+	want := make([]byte, regionSize)
 	devicetest.Pattern(want, 3, 0)
-	if !bytes.Equal(m.arena[:movedSize], want) {
+	if !bytes.Equal(m.arena[:regionSize], want) {
 		t.Error("a copy that ended well is not whole")
 	}
 	m.expectLost(1, cudaipc.LostCrash)
@@ -60,12 +60,12 @@ func TestMoverKilledWhileCopying(t *testing.T) {
 	m.works()
 }
 
-// TestNothingEndsBeforeTheMoverIsReaped: the fence of last resort: a copy whose mover stands
-// still has not ended until the mover is no more. Otherwise a cancel would be acknowledged whose
+// TestNothingEndsBeforeTheMoverIsReaped: this is the fence of last resort. A copy in a stopped
+// mover does not end before the mover is reaped. Otherwise a cancel would be acknowledged while its
 // copy can still touch the engine's blocks.
 func TestNothingEndsBeforeTheMoverIsReaped(t *testing.T) {
 	for range 3 {
-		m := newMoved(t, func(o *mover.Options) { o.Limits.Ping = time.Second })
+		m := newFixture(t, func(o *mover.Options) { o.Limits.Ping = time.Second })
 		m.attach(1)
 		pid := m.pid()
 		devicetest.Freeze(t, pid)
@@ -81,18 +81,17 @@ func TestNothingEndsBeforeTheMoverIsReaped(t *testing.T) {
 	}
 }
 
-// TestStoppedMoverLetsGo: a mover that stands still is waited for long, but not where a peer's
-// memory is to be free soon: its engine is dead, with a copy in flight or none, or its close
-// waits.
+// TestStoppedMoverLetsGo: a stopped mover has a long limit, but a short one while a peer's memory
+// must be freed: its engine is dead, with or without a copy in flight, or its close waits.
 func TestStoppedMoverLetsGo(t *testing.T) {
-	for name, happens := range map[string]func(*moved){
-		"dead":             func(m *moved) { m.engine.Kill() },
-		"dead with a copy": func(m *moved) { m.submit(1, 1); m.engine.Kill() },
-		"closed":           func(m *moved) { go func() { _ = m.mover.Close(1) }() },
+	for name, happens := range map[string]func(*fixture){
+		"dead":             func(m *fixture) { m.engine.Kill() },
+		"dead with a copy": func(m *fixture) { m.submit(1, 1); m.engine.Kill() },
+		"closed":           func(m *fixture) { go func() { _ = m.mover.Close(1) }() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // they wait most of the time
-			m := newMoved(t, func(o *mover.Options) {
+			m := newFixture(t, func(o *mover.Options) {
 				o.Limits.Ping, o.Limits.Quiet, o.Limits.Copy, o.Limits.Close = time.Hour, 300*time.Millisecond,
 					time.Hour, time.Hour
 			})
@@ -111,7 +110,7 @@ func TestStoppedMoverLetsGo(t *testing.T) {
 
 // TestStoppedMoverIsWaitedFor while no peer is to be closed.
 func TestStoppedMoverIsWaitedFor(t *testing.T) {
-	m := newMoved(t, func(o *mover.Options) { o.Limits.Ping, o.Limits.Quiet = time.Hour, 100*time.Millisecond })
+	m := newFixture(t, func(o *mover.Options) { o.Limits.Ping, o.Limits.Quiet = time.Hour, 100*time.Millisecond })
 	m.attach(1)
 	pid := m.pid()
 	devicetest.Freeze(t, pid)
@@ -132,8 +131,7 @@ func TestStoppedMoverIsWaitedFor(t *testing.T) {
 	}
 }
 
-// TestMoverHangs: a call of the device that does not come back costs the mover, by its limit, and
-// nothing else.
+// TestMoverHangs: a device call that does not return costs only the mover, within its limit.
 func TestMoverHangs(t *testing.T) {
 	t.Run("Copy", func(t *testing.T) { testHangingCopy(t, hangsInCopy, cudaipc.LostCopy) })
 	t.Run("Done", func(t *testing.T) { testHangingCopy(t, hangsInDone, cudaipc.LostCopy) })
@@ -141,7 +139,7 @@ func TestMoverHangs(t *testing.T) {
 	t.Run("ErrLost", func(t *testing.T) { testHangingCopy(t, losesItself, cudaipc.LostDevice) })
 	t.Run("Import", func(t *testing.T) {
 		t.Parallel()
-		m := newMoved(t, func(o *mover.Options) { o.Device, o.Limits.Import = hangsInImport, time.Second })
+		m := newFixture(t, func(o *mover.Options) { o.Device, o.Limits.Import = hangsInImport, time.Second })
 		var lost *cudaipc.LostError
 		if err := m.mover.Import(m.imports(1)); !errors.As(err, &lost) || lost.Reason != cudaipc.LostCall {
 			t.Errorf("Import: %v, want the loss of the mover by its limit", err)
@@ -152,7 +150,7 @@ func TestMoverHangs(t *testing.T) {
 	})
 	t.Run("Close", func(t *testing.T) {
 		t.Parallel()
-		m := newMoved(t, func(o *mover.Options) { o.Device, o.Limits.Close = hangsInClose, time.Second })
+		m := newFixture(t, func(o *mover.Options) { o.Device, o.Limits.Close = hangsInClose, time.Second })
 		m.attach(1)
 		m.attach(2)
 		pid := m.pid()
@@ -163,7 +161,7 @@ func TestMoverHangs(t *testing.T) {
 	})
 	t.Run("Poll", func(t *testing.T) {
 		t.Parallel()
-		m := newMoved(t, func(o *mover.Options) {
+		m := newFixture(t, func(o *mover.Options) {
 			o.Device, o.AskEvents, o.Limits.Poll = hangsInPoll, true, time.Second
 		})
 		m.attach(1)
@@ -175,11 +173,11 @@ func TestMoverHangs(t *testing.T) {
 	})
 }
 
-// testHangingSum: a sum ends when the process is reaped, and not before: until then it may read the
-// peer's memory.
+// testHangingSum: a sum does not end before the process is reaped, since it may read the peer's
+// memory until then.
 func testHangingSum(t *testing.T) {
 	t.Parallel()
-	m := newMoved(t, func(o *mover.Options) { o.Device, o.Limits.Copy = hangsInSum, time.Second })
+	m := newFixture(t, func(o *mover.Options) { o.Device, o.Limits.Copy = hangsInSum, time.Second })
 	m.attach(1)
 	pid := m.pid()
 	ticket, err := m.mover.Sum(&cudaipc.Sample{
@@ -200,7 +198,7 @@ func testHangingSum(t *testing.T) {
 
 func testHangingCopy(t *testing.T, fault string, reason cudaipc.LossReason) {
 	t.Parallel() // they wait most of the time
-	m := newMoved(t, func(o *mover.Options) { o.Device, o.Limits.Copy = fault, time.Second })
+	m := newFixture(t, func(o *mover.Options) { o.Device, o.Limits.Copy = fault, time.Second })
 	m.attach(1)
 	pid := m.pid()
 	for _, ticket := range m.submit(1, 3) {
@@ -213,7 +211,7 @@ func testHangingCopy(t *testing.T, fault string, reason cudaipc.LossReason) {
 
 // TestMoverBacksOff: a mover that does not start is not started again and again.
 func TestMoverBacksOff(t *testing.T) {
-	m := newMoved(t, func(o *mover.Options) {
+	m := newFixture(t, func(o *mover.Options) {
 		o.Device, o.Limits.Steady, o.Limits.Again, o.Limits.AtMost = doesNotOpen, time.Hour, time.Hour, time.Hour
 	})
 	for try := range 3 {
