@@ -13,15 +13,16 @@ const (
 	CopySingle CopyPath = "single" // one call per run
 	CopyBatch  CopyPath = "batch"  // one call for many runs (CUDA 12.8); single without it
 	CopyRect   CopyPath = "rect"   // one call for rows at constant distances
-	// a kernel of this package (CUDA 11) for many runs, which takes a few of the engine's thread
-	// blocks; batch where it does not load
+	// CopyKernel is one launch of the copy kernel (CUDA 11) for many runs. It takes a few of the
+	// engine's thread blocks; where it does not load, CopyBatch is used.
 	CopyKernel CopyPath = "kernel"
 )
 
 // CopyTable tells which path runs take by their length. Calibrate measures it for a type of GPU.
 type CopyTable struct {
 	GPU string `json:"gpu"` // the name of the type; empty: the default of all
-	// the driver's CUDA version, as CUDAInfo has it, that it was measured on; 0: for all of them
+	// Driver is the CUDA version of the driver that the table was measured on, as in CUDAInfo; 0:
+	// any.
 	Driver  int        `json:"driver,omitempty"`
 	Version int        `json:"version,omitempty"` // CopyTableVersion that measured it; 0: written by hand
 	Rules   []CopyRule `json:"rules"`

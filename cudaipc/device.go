@@ -202,7 +202,8 @@ var (
 	ErrBusy   = errors.New("a copy is in flight")
 	ErrKind   = errors.New("this device cannot open such a region")
 	ErrTicket = errors.New("no such copy")
-	// a driver error that no later call survives: only the end of the process ends its copies
+	// ErrLost is a driver error that no later call survives: only the end of the process ends its
+	// copies.
 	ErrLost   = errors.New("the device is lost")
 	ErrNoCUDA = errors.New("no CUDA") // wrapped with why: not built in, no driver, no GPU, not this GPU
 )

@@ -65,8 +65,8 @@ func (e *LostError) Unwrap() error { return e.Cause }
 // device.
 type GPUFacts struct {
 	Table *CopyTable `json:",omitempty"` // nil: not measured
-	// bytes of the GPU's memory that an open device takes for itself, without its engines' memory;
-	// 0: not known
+	// Context is how much of the GPU's memory an open device takes for itself, without its
+	// engines' memory, bytes; 0: not known.
 	Context int64
 	Problem string // why something is missing; empty: nothing is
 }
@@ -112,7 +112,8 @@ type CUDAInfo struct {
 	RingBytes  uint64  // copied through the rings so far
 
 	Singles, Batches, Rects, Kernels uint64 // calls so far
-	// why the kernel is not loaded though the table names it; empty: it is, or is not named
+	// KernelError is why the kernel is not loaded although the table names it; empty: it is
+	// loaded, or not named.
 	KernelError string
 
 	Lost string // why every later call fails; empty: they do not

@@ -61,7 +61,7 @@ const (
 	deadEvent    = 2 * time.Second        // an event of a dead process that has not fired by then never will
 	settled      = 300 * time.Millisecond // free memory that has not changed for so long is taken as it is
 	settleWithin = 10 * time.Second       // then it is taken as it is: others use the GPU
-	// bytes that may be short of what was free: contexts that live on grow a little
+	// slack is how many bytes may be missing afterwards: contexts that stay open grow a little.
 	slack = 64 << 20
 )
 

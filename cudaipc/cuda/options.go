@@ -13,7 +13,7 @@ const (
 	MaxEvents       = 1 << 12   // events of one peer
 	MaxPieces       = 1 << 16   // pieces of virtual memory of one peer
 	DefaultPinPiece = 256 << 20 // bytes of the arena that are pinned by one call; a copy of more is several
-	// bytes of pinned memory per direction, for the unpinned part of the arena
+	// DefaultRing is the pinned memory per direction for the unpinned part of the arena, bytes.
 	DefaultRing     = 32 << 20
 	DefaultInFlight = 256 << 20        // bytes of copies in flight, per direction
 	MaxPinCall      = 10 * time.Second // a longer call that pins a piece is reported as a refusal

@@ -88,6 +88,6 @@ func (l *lane) recordLoad(f *flight) {
 		return
 	}
 	words := f.of.Words
-	// a peer that truncated its words gets no report
+	// A peer that truncated its words gets no report.
 	_ = pagefault.Guard(words, words, func() { atomic.StoreUint64(cudaipc.Word64(words, to.off+8*i), f.copy.Serial) })
 }

@@ -61,18 +61,20 @@ func (o Options) ForGPU(gpu cudaipc.UUID) Options {
 type Limits struct {
 	Tick time.Duration // interval of the supervision
 	Ping time.Duration // longest without an answer to a ping
-	// Ping while a peer is being closed or its process is dead: its memory must be free soon
+	// Quiet replaces Ping while a peer is being closed or its process is dead: its memory must be
+	// free soon.
 	Quiet  time.Duration
 	Start  time.Duration // from the start of the process to an open device
 	Import time.Duration // one Import
-	// the rest of an Import that is cancelled (Import.Cancelled): its memory must be free within
-	// 2 s
+	// Cancel is the rest of a cancelled Import (Import.Cancelled): its memory must be free within
+	// 2 s.
 	Cancel time.Duration
 	Close  time.Duration // one Close, mostly of a dead engine's memory, which must be free within 2 s
 	Poll   time.Duration // one Poll
 	Copy   time.Duration // from one end of a copy to the next, of a peer and direction with copies in flight
 	Steady time.Duration // a mover that lived so long did not fail at its start
-	// pause before a start after the second failure in a row; doubled after each further one
+	// Again is the pause before a start after the second failure in a row. It doubles after each
+	// further one.
 	Again  time.Duration
 	AtMost time.Duration // longest such pause
 }

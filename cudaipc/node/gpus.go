@@ -19,7 +19,7 @@ func GPUEnv(gpu cudaipc.UUID) []string { return gpuEnv("/", gpu) }
 func gpuEnv(root string, gpu cudaipc.UUID) []string {
 	texts := gpuTexts(root)
 	for _, text := range texts {
-		// the kernel does not know the UUID of a GPU that was never opened
+		// The kernel does not know the UUID of a GPU that was never opened.
 		if !strings.Contains(text, "gpu-") || isOf(text, gpu) {
 			return nil
 		}
