@@ -153,7 +153,7 @@ cuda-header-check: ## hold third_party/cuda and the copy kernel against NVIDIA's
 .PHONY: test-cuda
 test-cuda: softcuda ## the CUDA path on a software driver, with the race detector; the other ending of a dead engine's events, and whole agents, without
 	@$(STAGE) -v test-cuda env KVAGENT_LIBCUDA=$(SOFTCUDA) go test -count=1 $(GO_TEST_FLAGS) -tags cuda,softcuda -run CUDA ./cudaipc/...
-	@$(STAGE) -v test-cuda-never env KVAGENT_LIBCUDA=$(SOFTCUDA) SOFTCUDA_EVENTS_OF_THE_DEAD=never SOFTCUDA_DRIVER_VERSION=13000 \
+	@$(STAGE) -v test-cuda-never env KVAGENT_LIBCUDA=$(SOFTCUDA) SOFTCUDA_EVENTS_ON_DEATH=never SOFTCUDA_DRIVER_VERSION=13000 \
 		go test -count=1 $(GO_TEST_PLAIN) -tags cuda,softcuda -run CUDA ./cudaipc/...
 	@$(STAGE) -v test-cuda-sample env KVAGENT_LIBCUDA=$(SOFTCUDA) go test -count=1 $(GO_TEST_FLAGS) -tags cuda,softcuda -run CUDA ./transfer
 	@$(STAGE) -v test-cuda-path env KVAGENT_LIBCUDA=$(SOFTCUDA) go test -count=1 $(GO_TEST_PLAIN) -tags cuda,softcuda -run 'TestCUDA' ./cmd/kvagent

@@ -164,7 +164,7 @@ func (s *session) importRegions(reg *registering) error {
 	im.Proof = proof
 	gone, unwatch := s.watchGone()
 	defer unwatch()
-	im.Gone = gone
+	im.Cancelled = gone
 	if err := s.owner.memory.device.Import(im); err != nil {
 		s.owner.memory.peers.give(peer)
 		return err

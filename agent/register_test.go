@@ -235,7 +235,7 @@ type slowImports struct {
 func (d slowImports) Import(im cudaipc.Import) error {
 	d.begun <- struct{}{}
 	select {
-	case <-im.Gone:
+	case <-im.Cancelled:
 	case <-time.After(patience):
 		d.t.Error("an import is not told that its engine is gone")
 	}

@@ -9,12 +9,12 @@ import (
 const (
 	MaxRegions   = 4096    // regions of one peer
 	MaxPeerBytes = 1 << 43 // bytes of all regions of one peer; they take address space, not memory
-	MaxCopies    = 1024    // copies of one peer that are under way or not asked for by Done
+	MaxCopies    = 1024    // copies of one peer that are in flight or not taken by Done
 	MaxCopyRuns  = 1 << 20 // runs of one copy
 )
 
-// CheckCopy holds every run against its region and the arena. Offsets come from other processes: nothing here
-// may overflow.
+// CheckCopy checks every run against its region and the arena. Offsets come from other processes:
+// nothing here may overflow.
 func (p *Peer) CheckCopy(c *Copy, arena int) error {
 	if c.Dir != Gather && c.Dir != Scatter {
 		return fmt.Errorf("direction %d: %w", c.Dir, ErrRange)
@@ -48,13 +48,14 @@ func (p *Peer) checkRuns(runs []Run, arena uint64) error {
 				i, run.Len, run.RegionOff, run.Region, r.Size, ErrRange)
 		}
 		if off := uint64(run.ArenaOff); run.ArenaOff < 0 || off > arena || length > arena-off {
-			return fmt.Errorf("run %d: %d bytes at %d of the arena, which has %d: %w", i, run.Len, run.ArenaOff, arena, ErrRange)
+			return fmt.Errorf("run %d: %d bytes at %d of the arena, which has %d: %w", i, run.Len, run.ArenaOff, arena,
+				ErrRange)
 		}
 	}
 	return nil
 }
 
-// CheckSample holds a sample against the peer's regions. Nothing here may overflow.
+// CheckSample checks a sample against the peer's regions. Nothing here may overflow.
 func (p *Peer) CheckSample(s *Sample) error {
 	switch {
 	case s.Within <= 0 || s.Within > MaxSampleWait:
@@ -81,13 +82,14 @@ func (p *Peer) CheckSample(s *Sample) error {
 	return nil
 }
 
-// CheckLoadEvents holds the words of load events against the peer's sync region.
+// CheckLoadEvents checks the words of load events against the peer's sync region.
 func (p *Peer) CheckLoadEvents(off uint64, count uint32) error {
 	if count < 1 || count > MaxLoadEvents {
 		return fmt.Errorf("peer %d: %d load events, allowed: 1 to %d: %w", p.ID, count, MaxLoadEvents, ErrRange)
 	}
 	if size := uint64(len(p.Words)); off%8 != 0 || off > size || uint64(count)*8 > size-off {
-		return fmt.Errorf("peer %d: %d words of load events at %d of the sync region, which has %d bytes, aligned to 8: %w", p.ID, count, off, size, ErrRange)
+		return fmt.Errorf("peer %d: %d words of load events at %d of the sync region, which has %d bytes, "+
+			"aligned to 8: %w", p.ID, count, off, size, ErrRange)
 	}
 	return nil
 }

@@ -19,7 +19,8 @@ func TestRangesAgainstBigNumbers(t *testing.T) {
 		p := &Peer{Regions: map[RegionID]*Opened{1: {Size: size}}}
 		run := Run{
 			Region: 1, RegionOff: near(2, size, size-4096, math.MaxUint64, 1<<63, math.MaxUint64-size),
-			ArenaOff: int64(near(2, arena, arena-4096, math.MaxInt64, 1<<63, math.MaxUint64)), Len: uint32(near(2, 4096, math.MaxUint32)),
+			ArenaOff: int64(near(2, arena, arena-4096, math.MaxInt64, 1<<63, math.MaxUint64)),
+			Len:      uint32(near(2, 4096, math.MaxUint32)),
 		}
 		length := new(big.Int).SetUint64(uint64(run.Len))
 		end := new(big.Int).Add(new(big.Int).SetUint64(run.RegionOff), length)

@@ -5,7 +5,7 @@ import (
 	"math"
 )
 
-// CopyPath is a way to bring bytes between a GPU and pinned memory.
+// CopyPath is a way to copy between a GPU and pinned memory.
 type CopyPath string
 
 // The paths.
@@ -13,32 +13,36 @@ const (
 	CopySingle CopyPath = "single" // one call per run
 	CopyBatch  CopyPath = "batch"  // one call for many runs (CUDA 12.8); single without it
 	CopyRect   CopyPath = "rect"   // one call for rows at constant distances
-	CopyKernel CopyPath = "kernel" // a kernel of this package (CUDA 11) for many runs, which takes a few of the engine's thread blocks; batch where it does not load
+	// CopyKernel is one launch of the copy kernel (CUDA 11) for many runs. It takes a few of the
+	// engine's thread blocks; where it does not load, CopyBatch is used.
+	CopyKernel CopyPath = "kernel"
 )
 
-// CopyTable says which path runs take by their length. It is measured for a type of GPU by Calibrate, and plain data.
+// CopyTable tells which path runs take by their length. Calibrate measures it for a type of GPU.
 type CopyTable struct {
-	GPU     string     `json:"gpu"`               // the name of the type; empty: the default of all
-	Driver  int        `json:"driver,omitempty"`  // the driver's CUDA version, as CUDAInfo has it, that it was measured on; 0: for all of them
-	Version int        `json:"version,omitempty"` // CopyTableVersion of who measured it; 0: written by hand
+	GPU string `json:"gpu"` // the name of the type; empty: the default of all
+	// Driver is the CUDA version of the driver that the table was measured on, as in CUDAInfo; 0:
+	// any.
+	Driver  int        `json:"driver,omitempty"`
+	Version int        `json:"version,omitempty"` // CopyTableVersion that measured it; 0: written by hand
 	Rules   []CopyRule `json:"rules"`
 }
 
-// CopyTableVersion is that of what Calibrate measures, and how, and of the copy kernel: a table of another version is measured again. 2: the kernel is
-// among the paths that a table may name.
+// CopyTableVersion is the version of what Calibrate measures and of the copy kernel. A table of
+// another version is measured again. Since version 2 a table may name the kernel.
 const CopyTableVersion = 2
 
-// CopyRule holds for runs of up to UpTo bytes that are longer than the rule before it takes.
+// CopyRule applies to runs of up to UpTo bytes that are longer than those of the rule before it.
 type CopyRule struct {
 	UpTo uint64   `json:"up_to"` // bytes
 	Flat CopyPath `json:"flat"`  // runs that lie anywhere: single, batch or kernel
 	Rows CopyPath `json:"rows"`  // runs at constant distances: these, or rect
 }
 
-// MaxCopyRules is how many rules a table has at most.
+// MaxCopyRules is the most rules that a table may have.
 const MaxCopyRules = 64
 
-// DefaultCopyTable is for a GPU that nothing was measured on: few calls, and no kernel.
+// DefaultCopyTable returns the table for a GPU that was not measured: few calls, no kernel.
 func DefaultCopyTable() CopyTable {
 	return CopyTable{Rules: []CopyRule{
 		{UpTo: 1 << 20, Flat: CopyBatch, Rows: CopyRect},
@@ -46,14 +50,15 @@ func DefaultCopyTable() CopyTable {
 	}}
 }
 
-// Check says what is wrong with a table.
+// Check returns an error that names what is wrong with a table.
 func (t *CopyTable) Check() error {
 	if len(t.Rules) == 0 || len(t.Rules) > MaxCopyRules {
 		return fmt.Errorf("copy table: %d rules, want 1 to %d", len(t.Rules), MaxCopyRules)
 	}
 	for i, r := range t.Rules {
 		if i > 0 && r.UpTo <= t.Rules[i-1].UpTo {
-			return fmt.Errorf("copy table: rule %d: up_to %d is not more than the %d before it", i, r.UpTo, t.Rules[i-1].UpTo)
+			return fmt.Errorf("copy table: rule %d: up_to %d is not more than the %d before it", i, r.UpTo,
+				t.Rules[i-1].UpTo)
 		}
 		if !flat(r.Flat) {
 			return fmt.Errorf("copy table: rule %d: flat %q, want single, batch or kernel", i, r.Flat)
@@ -63,25 +68,27 @@ func (t *CopyTable) Check() error {
 		}
 	}
 	if last := t.Rules[len(t.Rules)-1].UpTo; last < math.MaxUint32 {
-		return fmt.Errorf("copy table: the last rule is up to %d bytes, want %d or more: runs are as long as that", last, math.MaxUint32)
+		return fmt.Errorf("copy table: the last rule is up to %d bytes, want %d or more: runs are as long as that",
+			last, math.MaxUint32)
 	}
 	return nil
 }
 
-// FindCopyTable is the table of a type of GPU under a driver, nil if none was measured or written.
+// FindCopyTable returns the table of a type of GPU under a driver, or nil.
 func FindCopyTable(tables []CopyTable, gpu string, driver int) *CopyTable {
 	for i := range tables {
-		if t := &tables[i]; t.GPU == gpu && (t.Driver == 0 || t.Driver == driver) && (t.Version == 0 || t.Version == CopyTableVersion) {
+		if t := &tables[i]; t.GPU == gpu && (t.Driver == 0 || t.Driver == driver) &&
+			(t.Version == 0 || t.Version == CopyTableVersion) {
 			return t
 		}
 	}
 	return nil
 }
 
-// flat says whether a path is one for runs that lie anywhere.
+// flat reports whether a path is one for runs that lie anywhere.
 func flat(p CopyPath) bool { return p == CopySingle || p == CopyBatch || p == CopyKernel }
 
-// Path is that of runs of n bytes, at constant distances or not.
+// Path returns the path of runs of n bytes, at constant distances or not.
 func (t *CopyTable) Path(n uint64, rows bool) CopyPath {
 	r := &t.Rules[len(t.Rules)-1]
 	for i := range t.Rules {
@@ -96,7 +103,7 @@ func (t *CopyTable) Path(n uint64, rows bool) CopyPath {
 	return r.Flat
 }
 
-// String is the table in one line.
+// String returns the table in one line.
 func (t *CopyTable) String() string {
 	text, from := t.GPU, uint64(0)
 	if text == "" {
@@ -109,7 +116,7 @@ func (t *CopyTable) String() string {
 	return text
 }
 
-// Names says whether any rule names the path.
+// Names reports whether any rule names the path.
 func (t *CopyTable) Names(p CopyPath) bool {
 	for i := range t.Rules {
 		if t.Rules[i].Flat == p || t.Rules[i].Rows == p {

@@ -8,12 +8,15 @@ import (
 )
 
 func TestCopyTableChoosesByLength(t *testing.T) {
-	table := CopyTable{Rules: []CopyRule{{4096, CopyBatch, CopyRect}, {65536, CopyBatch, CopyBatch}, {math.MaxUint64, CopySingle, CopySingle}}}
+	table := CopyTable{Rules: []CopyRule{
+		{4096, CopyBatch, CopyRect}, {65536, CopyBatch, CopyBatch}, {math.MaxUint64, CopySingle, CopySingle},
+	}}
 	if err := table.Check(); err != nil {
 		t.Fatal(err)
 	}
 	for n, want := range map[uint64][2]CopyPath{
-		1: {CopyBatch, CopyRect}, 4096: {CopyBatch, CopyRect}, 4097: {CopyBatch, CopyBatch}, 65537: {CopySingle, CopySingle}, 1 << 40: {CopySingle, CopySingle},
+		1: {CopyBatch, CopyRect}, 4096: {CopyBatch, CopyRect}, 4097: {CopyBatch, CopyBatch},
+		65537: {CopySingle, CopySingle}, 1 << 40: {CopySingle, CopySingle},
 	} {
 		if flat, rows := table.Path(n, false), table.Path(n, true); flat != want[0] || rows != want[1] {
 			t.Errorf("%d bytes: %s, in rows %s, want %v", n, flat, rows, want)

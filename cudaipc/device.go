@@ -1,6 +1,7 @@
-// Package cudaipc is the contract of the devices that reach the memory and the events of other processes: they import an engine's
-// regions, ask its events and words, and copy between the regions and the pool's arena. Beside what callers see it has what every
-// device is made of: peers with their regions, the checks, and the books of tickets. The devices are in the packages below.
+// Package cudaipc is the contract of the devices that reach memory and events of other processes.
+// They import an engine's regions, ask its events and words, and copy between the regions and the
+// pool's arena. The package also has what every device is made of: peers with their regions,
+// checks, and tickets. The devices are in the packages below.
 package cudaipc
 
 import (
@@ -10,10 +11,11 @@ import (
 	"time"
 )
 
-// PeerID is one engine worker whose regions are imported together and closed together. Chosen by the caller.
+// PeerID names an engine worker whose regions are imported and closed together. The caller
+// chooses it.
 type PeerID uint32
 
-// RegionID names a region of a peer. Chosen by the peer.
+// RegionID names a region of a peer, which chooses it.
 type RegionID uint32
 
 // Kind is how a region is reached. The numbers are those of the session protocol.
@@ -27,8 +29,8 @@ const (
 	KindCUDAFD Kind = 4 // a POSIX fd of CUDA virtual memory
 )
 
-// Region is a stretch of a peer's memory. CUDA virtual memory comes in pieces: elements of KindCUDAFD with one ID, one
-// behind the other, are one region, mapped side by side in their order.
+// Region is a stretch of a peer's memory. CUDA virtual memory comes in pieces: consecutive
+// elements of KindCUDAFD with one ID are one region, mapped side by side in their order.
 type Region struct {
 	ID     RegionID
 	Kind   Kind
@@ -41,7 +43,7 @@ type Region struct {
 // UUID names a GPU, or a MIG instance of one, on every node; an ordinal does not.
 type UUID [16]byte
 
-// String is the UUID as NVIDIA's tools print that of a GPU.
+// String returns the UUID as NVIDIA's tools print that of a GPU.
 func (u UUID) String() string {
 	h := hex.EncodeToString(u[:])
 	return "GPU-" + h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
@@ -53,28 +55,31 @@ type Import struct {
 	Pid     int  // the peer's process, as the kernel named it (SO_PEERCRED); needed for KindPeer
 	GPU     UUID // where all regions of KindCUDA and KindCUDAFD are; zero if there are none
 	Regions []Region
-	// Proof is a descriptor that whatever process has the regions open keeps until it has closed them, so that its last end is
-	// the proof that nobody touches them any more; 0 is none. Owned by the device from the call of Import on, also when it fails.
+	// Proof is a descriptor that a process keeps open until it has closed the regions. The end of
+	// its last copy proves that no process touches them any more. 0 is none. It is owned by the
+	// device from the call of Import on, also when Import fails.
 	Proof int
-	// Sync is where the peer's step word, events and revocation words are; Region 0 with no words: none.
+	// Sync is where the peer's step word, events and revocation words are; Region 0 with no words:
+	// none.
 	Sync *Sync
-	// Gone is closed when the peer is gone, or its session ends: an Import under way then closes
-	// what it has opened, and fails, soon. Nil: never. It stays in its process.
-	Gone <-chan struct{} `json:"-"`
+	// Cancelled is closed when the peer dies or its session ends. An Import in flight then soon
+	// closes what it has opened and fails. Nil: never. It is not sent to other processes.
+	Cancelled <-chan struct{} `json:"-"`
 }
 
-// CheckGone is the error of an import that nobody wants any more.
-func (im *Import) CheckGone() error {
+// CheckCancelled returns an error if the import is cancelled.
+func (im *Import) CheckCancelled() error {
 	select {
-	case <-im.Gone:
-		return fmt.Errorf("%w is gone, in the middle of its import", ErrPeer)
+	case <-im.Cancelled:
+		return fmt.Errorf("%w: its import is cancelled", ErrPeer)
 	default:
 		return nil
 	}
 }
 
-// Sync places a peer's words in a region of KindFD. Words are little-endian and naturally aligned. Where the peer's memory is a
-// GPU's, an event's cell is CUDAEventCell bytes: the handle of an interprocess event, read once, in Import.
+// Sync places a peer's words in a region of KindFD. Words are little-endian and naturally
+// aligned. Where the peer's memory is a GPU's, an event's cell is CUDAEventCell bytes: the handle
+// of an interprocess event, which Import reads once.
 type Sync struct {
 	Region    RegionID
 	StepOff   uint64 // one u64: the last step whose kernels have ended
@@ -84,8 +89,8 @@ type Sync struct {
 	Revokes   uint32
 }
 
-// EventCell is the size of a host event: u64 recorded, u64 fired. An event has fired when fired >= recorded;
-// one that was never recorded counts as fired, as CUDA's does.
+// EventCell is the size of a host event: u64 recorded, u64 fired. An event has fired when fired
+// >= recorded; as in CUDA, an event that was never recorded counts as fired.
 const EventCell = 16
 
 // CUDAEventCell is the size of a CUDA IPC event handle.
@@ -99,12 +104,14 @@ type Wait struct {
 	Peer   PeerID
 	Event  uint32 // index, or None: counts as fired
 	Revoke uint32 // index, or None: counts as not revoked
-	// Step is the step that is waited for; 0 is any. A device may answer that the event has not fired, without asking it,
-	// as long as the step word is below: the word is read without the driver, the event is not.
+	// Step is the awaited step; 0 is any. While the step word is lower, a device may answer that
+	// the event has not fired without asking it: the word is read without the driver, the event
+	// is not.
 	Step uint64
 }
 
-// State is the answer to a Wait. Fired alone proves nothing: an event may fire because its process died.
+// State is the answer to a Wait. Fired alone proves nothing: an event may fire because its
+// process died.
 type State struct {
 	Step    uint64
 	Fired   bool
@@ -128,19 +135,21 @@ type Run struct {
 	Len       uint32
 }
 
-// Block is the runs of one block in the order of its bytes, and the state its checksum starts from.
+// Block is the runs of one block in the order of its bytes, and the initial state of its
+// checksum.
 type Block struct {
-	Runs uint32 // how many of Copy.Runs, behind those of the blocks before it
+	Runs uint32 // how many of Copy.Runs, after those of the blocks before it
 	Seed uint32
 }
 
-// Copy is a batch of blocks. Copies of one peer and one direction happen in the order of submission; those of
-// the two directions, or of two peers, in any. The device may read Runs and Blocks until the copy is done.
+// Copy is a batch of blocks. Copies of one peer and one direction happen in the order of
+// submission; other copies have no order among each other. The device may read Runs and Blocks
+// until the copy is done.
 type Copy struct {
 	Peer   PeerID
 	Dir    Direction
 	Sum    bool   // make a CRC-32C of each block's bytes, as pool.Sum does
-	Serial uint64 // of a Scatter that is told (Recorder); 0: it is not
+	Serial uint64 // of a Scatter that is recorded (Recorder); 0: it is not
 	Runs   []Run
 	Blocks []Block
 }
@@ -148,34 +157,38 @@ type Copy struct {
 // Ticket names a submitted copy.
 type Ticket uint64
 
-// Done is a finished copy. The bytes are where they belong: nothing of it is under way any more.
+// Done is a finished copy. Its bytes have arrived, and nothing of it is in flight any more.
 type Done struct {
 	Sums []uint32 // one per block, if asked for
 	Bad  []bool   // nil, or one per block: its bytes did not (all) arrive
 	Err  error    // why some are bad
 }
 
-// Device copies between imported regions and one arena. It is message-shaped, so that it can live in another
-// process: ids and offsets, no pointers. All methods may run at once; Copy and Poll never wait for a peer.
+// Device copies between imported regions and one arena. It is message-shaped (ids and offsets, no
+// pointers), so that it can live in another process. All methods may run at once; Copy and Poll
+// never wait for a peer.
 type Device interface {
-	// Import opens regions. An error says which region and why, and nothing stays open.
+	// Import opens regions. An error names the region and the reason; nothing stays open.
 	Import(Import) error
-	// Poll answers each wait now. A peer that is gone answers ErrPeer.
+	// Poll answers each wait now. A peer that is not open answers ErrPeer.
 	Poll(waits []Wait, states []State) error
-	// Copy checks and starts a copy, asynchronously. It touches only imported regions and the arena: a run
-	// outside of them is ErrRange and nothing is copied.
+	// Copy checks and starts a copy, asynchronously. It touches only imported regions and the
+	// arena: a run outside of them is ErrRange, and nothing is copied.
 	Copy(*Copy) (Ticket, error)
-	// Done waits up to timeout for a copy to end; ok is false if it has not. A finished ticket is forgotten.
+	// Done waits up to timeout for a copy to end; ok is false if it has not. A ticket is valid
+	// until Done has reported its end.
 	Done(t Ticket, timeout time.Duration) (d Done, ok bool, err error)
-	// Close closes every region of a peer, or with AllPeers the device. A peer with a copy that is not done
-	// is ErrBusy: the caller ends it first. Afterwards no byte of the peer is touched.
+	// Close closes every region of a peer, or with AllPeers the device. It returns ErrBusy while
+	// a copy of the peer is in flight. Afterwards no byte of the peer is touched.
 	Close(PeerID) error
 }
 
-// Watcher is a device that can lose peers: one whose regions are in another process, which died or was killed because it
-// hung. All copies of a lost peer have ended, with Bad blocks; its Poll and Copy answer ErrPeer; it still wants its Close.
+// Watcher is a device that can lose peers: their regions are in another process, which died, or
+// was killed because it hung. All copies of a lost peer have ended, with Bad blocks; its Poll and
+// Copy answer ErrPeer; it must still be closed.
 type Watcher interface {
-	// Watch names the function that is told of each lost peer, once, without any lock held. Called before any Import.
+	// Watch sets the function that receives each lost peer, once, with no lock held. It is called
+	// before any Import.
 	Watch(lost func(PeerID, error))
 }
 
@@ -186,29 +199,33 @@ const AllPeers = ^PeerID(0)
 var (
 	ErrPeer   = errors.New("no such peer")
 	ErrRange  = errors.New("outside of the imported regions or the arena")
-	ErrBusy   = errors.New("a copy is under way")
+	ErrBusy   = errors.New("a copy is in flight")
 	ErrKind   = errors.New("this device cannot open such a region")
 	ErrTicket = errors.New("no such copy")
-	ErrLost   = errors.New("the device is lost") // a driver error that no later call survives: only the end of the process ends its copies
-	ErrNoCUDA = errors.New("no CUDA")            // wrapped with why: not built in, no driver, no GPU, not this GPU
+	// ErrLost is a driver error that no later call survives: only the end of the process ends its
+	// copies.
+	ErrLost   = errors.New("the device is lost")
+	ErrNoCUDA = errors.New("no CUDA") // wrapped with why: not built in, no driver, no GPU, not this GPU
 )
 
 // MaxLoadEvents is how many events a device records for one peer.
 const MaxLoadEvents = 64
 
-// Recorder is a device that records events of its own behind a peer's loads, so that a stream of the peer can wait for one without the
-// peer's processor.
+// Recorder is a device that records events of its own after a peer's loads, so that a stream of
+// the peer can wait for a load without the peer's processor.
 type Recorder interface {
-	// LoadEvents makes count events, 1 to MaxLoadEvents, and gives their handles, CUDAEventCell bytes each, joined. off is where as many words of 8 bytes
-	// are in the peer's sync region, aligned to 8. From then on a Scatter with a Serial is told: when its last call was started, event Serial % count is
-	// recorded behind it, and then word Serial % count becomes Serial. Once for each import; ErrBusy if they are there already.
+	// LoadEvents makes count events, 1 to MaxLoadEvents, and returns their joined handles,
+	// CUDAEventCell bytes each. off is where count words of 8 bytes are in the peer's sync
+	// region, aligned to 8. From then on a Scatter with a Serial is recorded: after its last call
+	// was started, event Serial % count is recorded, and then word Serial % count becomes Serial.
+	// It may be called once per import; later calls return ErrBusy.
 	LoadEvents(id PeerID, off uint64, count uint32) ([]byte, error)
 }
 
-// AskLoadEvents asks a device for load events, if it can make them.
+// AskLoadEvents calls LoadEvents of a device that is a Recorder.
 func AskLoadEvents(d Device, id PeerID, off uint64, count uint32) ([]byte, error) {
 	if r, ok := d.(Recorder); ok {
 		return r.LoadEvents(id, off, count)
 	}
-	return nil, fmt.Errorf("peer %d: load events are of a GPU, and this is none: %w", id, ErrKind)
+	return nil, fmt.Errorf("peer %d: load events need a GPU, and this device has none: %w", id, ErrKind)
 }

@@ -8,10 +8,11 @@ import (
 	"testing"
 )
 
-// TestNothingWaitsForAllOfAGPU: neither for all of its work, nor by a stream for an event of an engine. symbols.h lists what cu
-// refers to, called or not.
+// TestNothingWaitsForAllOfAGPU: neither for all of its work, nor by a stream for an event of an
+// engine. symbols.h lists what cu refers to, called or not.
 func TestNothingWaitsForAllOfAGPU(t *testing.T) {
-	forbidden := regexp.MustCompile(`cuCtxSynchronize|cuDeviceSynchronize|cuStreamWaitEvent|cu\.Synchronize|cu\.Ctx\b|\.Unlock\(\) // cu`)
+	forbidden := regexp.MustCompile(`cuCtxSynchronize|cuDeviceSynchronize|cuStreamWaitEvent|` +
+		`cu\.Synchronize|cu\.Ctx\b|\.Unlock\(\) // cu`)
 	var files []string
 	for _, pattern := range []string{"*.go", "*/*.go", "driver/*.c"} {
 		found, err := filepath.Glob(pattern)

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Peer is what every device keeps of an imported peer. Its regions do not change between Import and Close; tickets are under the
-// device's lock.
+// Peer is a device's record of an imported peer. Its regions do not change between Import and
+// Close; the device's lock guards tickets.
 type Peer struct {
 	ID          PeerID
 	Pid         int
@@ -40,7 +40,7 @@ func (p *Peer) Release() { p.underWay.Add(-1) }
 // Busy reports whether the peer is held.
 func (p *Peer) Busy() bool { return p.underWay.Load() > 0 }
 
-// PlaceWords finds the words that s names, with cells of cell bytes for its events.
+// PlaceWords finds the words that s names, with event cells of cell bytes.
 func (p *Peer) PlaceWords(s *Sync, cell uint64) error {
 	if s == nil || *s == (Sync{}) {
 		return nil
@@ -59,7 +59,7 @@ func (p *Peer) PlaceWords(s *Sync, cell uint64) error {
 	return nil
 }
 
-// Watch opens what tells of the end of the peer's process.
+// Watch opens a descriptor that reports the end of the peer's process.
 func (p *Peer) Watch() error {
 	fd, err := unix.PidfdOpen(p.Pid, 0)
 	if err != nil {
@@ -72,8 +72,8 @@ func (p *Peer) Watch() error {
 // ErrPeerDead is the error of a copy with a process that has ended.
 var ErrPeerDead = errors.New("the peer's process has ended")
 
-// Dead says whether the peer's process has ended; false if it is not watched. A process id that was given to
-// another process cannot deceive it.
+// Dead reports whether the peer's process has ended; false if it is not watched. A reused process
+// id cannot deceive it.
 func (p *Peer) Dead() bool {
 	if p.pidfd < 0 {
 		return false
@@ -87,7 +87,7 @@ func (p *Peer) Dead() bool {
 	}
 }
 
-// Close unmaps. Nobody can reach the peer any more.
+// Close closes the regions. No call reaches the peer any more.
 func (p *Peer) Close() {
 	for _, r := range p.Regions {
 		r.Close()
@@ -96,6 +96,6 @@ func (p *Peer) Close() {
 		_ = unix.Close(p.pidfd)
 	}
 	if p.Proof > 0 {
-		_ = unix.Close(p.Proof) // last: from now on nobody touches the peer's memory
+		_ = unix.Close(p.Proof) // last: the proof that the peer's memory is not touched any more
 	}
 }

@@ -6,7 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Opened is an imported region: mapped here (mem), or at an address of the peer's process or of a GPU.
+// Opened is an imported region: mapped here (Mem), or at an address of the peer's process or of a
+// GPU.
 type Opened struct {
 	Size uint64
 	Mem  []byte // KindFD
@@ -20,8 +21,8 @@ func (r *Opened) Close() {
 	}
 }
 
-// MapFD maps size bytes of a file that must live in memory: a page of any other file system may take any time
-// to come, or never do.
+// MapFD maps size bytes of a file that must live in memory: a page of another file system may
+// take any time to load.
 func MapFD(fd int, size int64) ([]byte, error) {
 	var stat unix.Stat_t
 	if err := unix.Fstat(fd, &stat); err != nil {
@@ -45,13 +46,13 @@ func MapFD(fd int, size int64) ([]byte, error) {
 	return mem[:size], nil
 }
 
-// Unmap ends a mapping of MapFD, which is as long as its capacity.
+// Unmap ends a mapping of MapFD, whose length is its capacity.
 func Unmap(mem []byte) error { return unix.Munmap(mem[:cap(mem)]) }
 
-// HasFD says whether a region of this kind comes with a descriptor.
+// HasFD reports whether a region of this kind comes with a descriptor.
 func (r *Region) HasFD() bool { return r.Kind == KindFD || r.Kind == KindCUDAFD }
 
-// OnGPU says whether a peer has GPU memory, and so a GPU's events.
+// OnGPU reports whether a peer has GPU memory, and so a GPU's events.
 func (im *Import) OnGPU() bool {
 	for i := range im.Regions {
 		if k := im.Regions[i].Kind; k == KindCUDA || k == KindCUDAFD {
@@ -78,7 +79,7 @@ func (im *Import) CloseAll() {
 	}
 }
 
-// Dup is the same region with a descriptor of its own, for a device in this process.
+// Dup returns the same region with a descriptor of its own, for a device in this process.
 func (r Region) Dup() (Region, error) {
 	fd, err := unix.FcntlInt(uintptr(r.FD), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {

@@ -28,8 +28,8 @@ type Piece struct {
 // SampleBlock is a block of the peer, and the state that its checksum starts from.
 type SampleBlock struct{ Block, Seed uint32 }
 
-// Sample asks for the checksums of blocks of one group, made of the peer's own memory. The device
-// may read Pieces and Blocks until it is done.
+// Sample asks for the checksums of blocks of one group, computed from the peer's own memory. The
+// device may read Pieces and Blocks until it is done.
 type Sample struct {
 	Peer   PeerID
 	Within time.Duration // above 0, at most MaxSampleWait, from Sum on: blocks whose sums are not there by then are bad
@@ -37,23 +37,22 @@ type Sample struct {
 	Blocks []SampleBlock
 }
 
-// Summer is a device that can sum blocks where the peer's memory is, to check copies by. It shares
-// nothing with Copy that could make both wrong: the addresses are computed from Pieces, and the
+// Summer is a device that can sum blocks where the peer's memory is, to verify copies. It shares
+// nothing with Copy that could make both wrong: addresses are computed from Pieces, and the
 // memory is read with plain reads, not through the arena.
 type Summer interface {
-	// Sum checks and starts a sample, asynchronously; Device.Done tells its end, with a CRC-32C for
-	// each block, as that of Block.Seed and the bytes of its pieces one after the other. A piece
-	// outside of the imported regions is ErrRange. It counts as a copy: while it is under way Close
-	// is ErrBusy, and when it is done the peer's memory is not read any more. It ends within
-	// Sample.Within and the time of one read of at most 256 KiB: what could not be summed by then,
-	// or is of a peer that died, is in Done.Bad.
+	// Sum checks and starts a sample, asynchronously; Device.Done returns its end, with a CRC-32C
+	// for each block of Seed and the bytes of its pieces in order. A piece outside of the
+	// imported regions is ErrRange. A sample counts as a copy: while it is in flight, Close is
+	// ErrBusy. It ends within Sample.Within and the time of one read of at most 256 KiB: Done.Bad
+	// has the blocks without a sum, and those of a peer that died.
 	Sum(*Sample) (Ticket, error)
 }
 
-// errSampleLate is why a block of a sample was not summed.
+// errSampleLate is the error of a block that was not summed in time.
 var errSampleLate = fmt.Errorf("not summed in time")
 
-// StartSum starts a sample on a device that can do it.
+// StartSum starts a sample on a device that is a Summer.
 func StartSum(d Device, s *Sample) (Ticket, error) {
 	if summer, ok := d.(Summer); ok {
 		return summer.Sum(s)
@@ -61,9 +60,9 @@ func StartSum(d Device, s *Sample) (Ticket, error) {
 	return 0, fmt.Errorf("this device does not sum the memory of its peers: %w", ErrKind)
 }
 
-// SumBytes continues a CRC-32C over n bytes at off of a mapping of this process, which may go away
-// meanwhile: that is an error. The whole mapping is guarded, since the kernel may name the beginning
-// of a page that cannot be had, and that may lie before off.
+// SumBytes continues a CRC-32C over n bytes at off of a mapping of this process. A page that
+// cannot be read is an error. The whole mapping is guarded: the kernel may report the start of
+// such a page, which may lie before off.
 func SumBytes(state uint32, mapping []byte, off, n int64) (sum uint32, err error) {
 	err = pagefault.Guard(mapping, nil, func() { sum = crc32.Update(state, Castagnoli, mapping[off:off+n]) })
 	return sum, err
@@ -75,18 +74,18 @@ type Stretch struct {
 	Off uint64
 }
 
-// ReadPeer fills a slice with the bytes of a stretch. When it returns, the peer's memory is not
-// read any more.
+// ReadPeer fills a slice with the bytes of a stretch. Once it has returned, the peer's memory is
+// not read any more.
 type ReadPeer func(from Stretch, into []byte) error
 
-// Summing is a sample from its submission until Done has told its end.
+// Summing is a sample from its submission until Done has reported its end.
 type Summing struct {
 	*Flight
 	sample *Sample
 	until  time.Time
 }
 
-// Sum makes the sums of a sample. scratch is of sampleScratch bytes.
+// Sum computes the sums of a sample. scratch has SampleScratch bytes.
 func (f *Summing) Sum(read ReadPeer, scratch []byte) {
 	s := f.sample
 	f.End.Sums = make([]uint32, len(s.Blocks))

@@ -9,10 +9,10 @@ import (
 const (
 	HostDevice = "host"
 	CUDADevice = "cuda"
-	CUDAProbe  = "cuda-probe" // the host's, if a GPU can be seen; else why not
+	CUDAProbe  = "cuda-probe" // the host's, if a GPU is visible; else an error
 )
 
-// MoverState is what a mover is doing, for people and counters.
+// MoverState is the state of a mover, for people and counters.
 type MoverState struct {
 	Name      string
 	Device    string
@@ -21,14 +21,14 @@ type MoverState struct {
 	Since     time.Time
 	Node      string // how it is bound to its NUMA node; empty: not asked for
 	Peers     int
-	Copies    int           // under way
+	Copies    int           // in flight
 	PingAge   time.Duration // since the last answer to a ping
 	Starts    uint64
 	Requests  uint64
 	Lost      map[LossReason]uint64
 	LastLoss  error
 	NextStart time.Time // zero: at once
-	Info      []byte    // what the device last said of itself, JSON; empty: nothing
+	Info      []byte    // last state of the device, JSON; empty: none
 	Failing   bool      // it worked once, and was lost several times in a row; no process runs
 }
 
@@ -38,17 +38,17 @@ type LossReason string
 // The reasons.
 const (
 	LostStart  LossReason = "start"  // it did not start, or its device did not open
-	LostCrash  LossReason = "crash"  // it ended by itself, was killed by others, or did what only a broken one does
+	LostCrash  LossReason = "crash"  // it ended by itself, was killed by others, or violated the protocol
 	LostPing   LossReason = "ping"   // it did not answer pings
 	LostCall   LossReason = "call"   // a request was not answered in time
 	LostCopy   LossReason = "copy"   // a copy did not end in time
-	LostDevice LossReason = "device" // its device said ErrLost
+	LostDevice LossReason = "device" // its device returned ErrLost
 )
 
 // LossReasons are all of them, in order.
 var LossReasons = [...]LossReason{LostStart, LostCrash, LostPing, LostCall, LostCopy, LostDevice}
 
-// LostError says that a mover was lost, and that it is reaped: what it was doing has ended.
+// LostError reports that a mover was lost and reaped: its requests and copies have ended.
 type LostError struct {
 	Mover  string
 	Reason LossReason
@@ -61,14 +61,17 @@ func (e *LostError) Error() string {
 
 func (e *LostError) Unwrap() error { return e.Cause }
 
-// GPUFacts are what is measured of a GPU once: by the mover's first process, before its device is opened.
+// GPUFacts are measured once per GPU: by a probe, before the mover's first process opens its
+// device.
 type GPUFacts struct {
-	Table   *CopyTable `json:",omitempty"` // nil: not measured
-	Context int64      // bytes of the GPU's memory that an open device takes for itself, without its engines' memory; 0: not known
-	Problem string     // why something is missing; empty: nothing is
+	Table *CopyTable `json:",omitempty"` // nil: not measured
+	// Context is how much of the GPU's memory an open device takes for itself, without its
+	// engines' memory, bytes; 0: not known.
+	Context int64
+	Problem string // why something is missing; empty: nothing is
 }
 
-// TableSource is where the copy table in use comes from.
+// TableSource is the origin of the copy table in use.
 type TableSource string
 
 // The sources.
@@ -78,8 +81,8 @@ const (
 	TableDefault  TableSource = "default"  // nothing was measured on such a GPU
 )
 
-// CUDALimits are what kernels of the device's context are given, by the driver's own word, behind the lowering of them: bytes; -1: it
-// does not say.
+// CUDALimits are the limits of kernels in the device's context, as the driver reports them after
+// the device has lowered them, bytes; -1: unknown.
 type CUDALimits struct {
 	Stack    int64 // of a thread
 	Printing int64
@@ -103,13 +106,15 @@ type CUDAInfo struct {
 	Arena      int64   // bytes
 	Pinned     int64   // of these
 	Refused    int64   // bytes that the driver does not pin; their copies go through the rings, and cost more
-	PinError   string  // why; it may pass, if a call has not returned for long (PinPatience) and does in the end
+	PinError   string  // why; it may pass, if a call has not returned for long (MaxPinCall) and does in the end
 	PinDone    bool    // nothing more will be pinned
 	PinSeconds float64 // that the pinning has taken, or took in all
 	RingBytes  uint64  // copied through the rings so far
 
 	Singles, Batches, Rects, Kernels uint64 // calls so far
-	KernelError                      string // why the kernel is not loaded though the table names it; empty: it is, or is not named
+	// KernelError is why the kernel is not loaded although the table names it; empty: it is
+	// loaded, or not named.
+	KernelError string
 
 	Lost string // why every later call fails; empty: they do not
 }

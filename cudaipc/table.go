@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Table is what a device knows of its peers, and of the copies that are under way or not asked for by Done. P is a peer with what
-// the device keeps beside it.
+// Table holds the peers of a device, and its copies that are in flight or not taken by Done. P is
+// a peer with the device's additions.
 type Table[P anyPeer] struct {
 	mu struct {
 		sync.RWMutex
@@ -27,7 +27,7 @@ func (t *Table[P]) Init() {
 	t.mu.peers = map[PeerID]P{}
 }
 
-// Add enters an imported peer.
+// Add registers an imported peer.
 func (t *Table[P]) Add(p P) error {
 	id := p.base().ID
 	if id == AllPeers {
@@ -38,15 +38,15 @@ func (t *Table[P]) Add(p P) error {
 	if t.mu.closed {
 		return ErrClosed
 	}
-	if _, known := t.mu.peers[id]; known {
+	if _, found := t.mu.peers[id]; found {
 		return fmt.Errorf("imported already: %w", ErrBusy)
 	}
 	t.mu.peers[id] = p
 	return nil
 }
 
-// Take removes peers from the tables, all or none of those asked for. From then on nobody can reach them. With force, copies
-// that are under way do not keep them.
+// Take removes the named peers, or with AllPeers all: all or none of them. Afterwards no call
+// reaches them. Unless force is set, it returns ErrBusy while a copy of one is in flight.
 func (t *Table[P]) Take(id PeerID, force bool) ([]P, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -80,19 +80,19 @@ func (t *Table[P]) RLock() { t.mu.RLock() }
 // RUnlock ends RLock.
 func (t *Table[P]) RUnlock() { t.mu.RUnlock() }
 
-// PeerLocked finds a peer; RLock is held.
+// PeerLocked finds a peer. RLock must be held.
 func (t *Table[P]) PeerLocked(id PeerID) (p P, err error) {
 	if t.mu.closed {
 		return p, ErrClosed
 	}
-	p, known := t.mu.peers[id]
-	if !known {
+	p, found := t.mu.peers[id]
+	if !found {
 		return p, fmt.Errorf("peer %d: %w", id, ErrPeer)
 	}
 	return p, nil
 }
 
-// Begin finds the peer and keeps it open: while a copy is under way, Close is ErrBusy.
+// Begin finds a peer and holds it: while a copy is in flight, Close is ErrBusy.
 func (t *Table[P]) Begin(id PeerID) (P, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -103,8 +103,8 @@ func (t *Table[P]) Begin(id PeerID) (P, error) {
 	return p, err
 }
 
-// Enter gives a checked copy of a begun peer its ticket and hands it to submit, which must not wait: t.mu is held, so that
-// the order of tickets is that of submission.
+// Enter gives a checked copy of a begun peer its ticket and passes it to submit, which must not
+// wait: t.mu is held, so that tickets have the order of submission.
 func (t *Table[P]) Enter(p P, submit func(*Flight)) (Ticket, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -118,7 +118,7 @@ func (t *Table[P]) Enter(p P, submit func(*Flight)) (Ticket, error) {
 	return ticket, nil
 }
 
-// EnterSample checks a sample, gives it its ticket, and hands it to submit, which must not wait.
+// EnterSample checks a sample, gives it a ticket and passes it to submit, which must not wait.
 func (t *Table[P]) EnterSample(s *Sample, submit func(P, *Summing)) (Ticket, error) {
 	p, err := t.Begin(s.Peer)
 	if err != nil {
@@ -138,7 +138,7 @@ func (t *Table[P]) EnterSample(s *Sample, submit func(P, *Summing)) (Ticket, err
 	return 0, fmt.Errorf("peer %d: %w", s.Peer, err)
 }
 
-// Done waits for a copy. With timeout 0 or less it only looks.
+// Done waits for a copy. With timeout 0 or less it does not wait.
 func (t *Table[P]) Done(ticket Ticket, timeout time.Duration) (Done, bool, error) {
 	return t.mu.tickets.Await(&t.mu.RWMutex, ticket, timeout)
 }

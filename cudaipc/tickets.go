@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Tickets are the copies of a device that are under way or not asked for by Done. The device's lock guards them; it is held in all
-// methods but Await. F is a flight with what the device keeps beside it.
+// Tickets are the copies of a device that are in flight or not taken by Done. The device's lock
+// guards them and is held in all methods but Await. F is a flight with the device's additions.
 type Tickets[F anyFlight] struct {
 	Open map[Ticket]F
 	last Ticket
@@ -15,16 +15,16 @@ type Tickets[F anyFlight] struct {
 
 type anyFlight interface{ base() *Flight }
 
-// Flight is a copy, or a sample, from its submission until Done has told its end.
+// Flight is a copy or a sample, from its submission until Done has reported its end.
 type Flight struct {
-	peer *Peer         // that it is of
-	done chan struct{} // closed when end is there
+	peer *Peer
+	done chan struct{} // closed when End is set
 	End  Done
 }
 
 func (f *Flight) base() *Flight { return f }
 
-// Finish tells the end of a flight. Whoever sees it may close the peer at once.
+// Finish ends a flight. A caller that sees the end may close the peer at once.
 func (f *Flight) Finish() {
 	f.peer.Release()
 	close(f.done)
@@ -46,19 +46,20 @@ func (t *Tickets[F]) Enter(p *Peer, f F) (Ticket, error) {
 	return t.last, nil
 }
 
-// Forget drops the copies of a peer that is closed.
+// Forget drops the copies of a closed peer.
 func (t *Tickets[F]) Forget(p *Peer) {
 	for ticket := range p.tickets {
 		delete(t.Open, ticket)
 	}
 }
 
-// Await waits for a copy and then forgets it. With timeout 0 or less it only looks. lock is the device's, and not held.
+// Await waits for a copy and drops its ticket. With timeout 0 or less it does not wait. lock is
+// the device's and must not be held.
 func (t *Tickets[F]) Await(lock *sync.RWMutex, ticket Ticket, timeout time.Duration) (Done, bool, error) {
 	lock.RLock()
-	open, known := t.Open[ticket]
+	open, found := t.Open[ticket]
 	lock.RUnlock()
-	if !known {
+	if !found {
 		return Done{}, false, fmt.Errorf("ticket %d: %w", ticket, ErrTicket)
 	}
 	f := open.base()
@@ -67,7 +68,7 @@ func (t *Tickets[F]) Await(lock *sync.RWMutex, ticket Ticket, timeout time.Durat
 	}
 	lock.Lock()
 	defer lock.Unlock()
-	if _, known = t.Open[ticket]; !known { // another caller was faster
+	if _, found = t.Open[ticket]; !found { // another caller was faster
 		return Done{}, false, fmt.Errorf("ticket %d: %w", ticket, ErrTicket)
 	}
 	delete(t.Open, ticket)
@@ -75,7 +76,7 @@ func (t *Tickets[F]) Await(lock *sync.RWMutex, ticket Ticket, timeout time.Durat
 	return f.End, true, nil
 }
 
-// MarkBad notes that block i of n did not arrive. The first reason is the one that is told.
+// MarkBad notes that block i of n did not arrive. Err keeps the first reason.
 func (d *Done) MarkBad(i, n int, err error) {
 	if d.Bad == nil {
 		d.Bad = make([]bool, n)
@@ -84,7 +85,7 @@ func (d *Done) MarkBad(i, n int, err error) {
 	d.Bad[i] = true
 }
 
-// waitClosed waits for a channel to be closed. With timeout 0 or less it only looks.
+// waitClosed waits for a channel to be closed. With timeout 0 or less it does not wait.
 func waitClosed(c <-chan struct{}, timeout time.Duration) bool {
 	select {
 	case <-c:

@@ -8,28 +8,30 @@ import (
 	"github.com/kvagent/kvagent/pagefault"
 )
 
-// stepWord, event and revoke words lie in memory that two processes share. They are read and written only by
-// atomic operations, which on the machines Go runs on order the plain writes of the bytes around them too.
-// The words are little-endian; so are the machines this device is built for (amd64, arm64).
+// stepWord, event and revoke words lie in memory that two processes share. They are read and
+// written only by atomic operations, which on the machines Go runs on order the plain writes of the
+// bytes around them too. The words are little-endian; so are the machines this device is built for
+// (amd64, arm64).
 
-// Word64 is a word of 8 bytes of shared memory.
+// Word64 returns a word of 8 bytes of shared memory.
 func Word64(mem []byte, off uint64) *uint64 {
 	return (*uint64)(unsafe.Pointer(&mem[off : off+8][0]))
 }
 
-// Word32 is a word of 4 bytes of shared memory.
+// Word32 returns a word of 4 bytes of shared memory.
 func Word32(mem []byte, off uint64) *uint32 {
 	return (*uint32)(unsafe.Pointer(&mem[off : off+4][0]))
 }
 
-// fired says whether the event whose cell begins at off has fired. The order of the two loads matters: fired is
-// read first, so that an event recorded anew between them can only look younger, never fired too early.
+// fired reports whether the event whose cell begins at off has fired. It loads the fired count
+// first, so that an event recorded again in between can only look pending, never fired too early.
 func fired(mem []byte, off uint64) bool {
 	done := atomic.LoadUint64(Word64(mem, off+8))
 	return done >= atomic.LoadUint64(Word64(mem, off))
 }
 
-// check holds a peer's placement of its words, whose events have cells of cell bytes, against the size of their region.
+// check checks the places of a peer's words, with event cells of cell bytes, against the size of
+// their region.
 func (s *Sync) check(size, cell uint64) error {
 	if err := words("step", s.StepOff, 1, 8, 8, size); err != nil {
 		return err
@@ -50,7 +52,7 @@ func words(name string, off uint64, n uint32, each, align, size uint64) error {
 	return nil
 }
 
-// Poll answers a wait from the words of a peer, the event too.
+// Poll answers a wait from the words of a peer, including the event.
 func (p *Peer) Poll(w *Wait, s *State) error {
 	if err := p.CheckWait(w); err != nil {
 		return err
@@ -68,7 +70,7 @@ func (p *Peer) Poll(w *Wait, s *State) error {
 	return nil
 }
 
-// CheckWait holds a wait against the numbers of the peer's events and words.
+// CheckWait checks a wait against the counts of the peer's events and revocation words.
 func (p *Peer) CheckWait(w *Wait) error {
 	if (w.Event != None && w.Event >= p.sync.Events) || (w.Revoke != None && w.Revoke >= p.sync.Revokes) {
 		return fmt.Errorf("event %d of %d, revocation word %d of %d: %w",
@@ -77,7 +79,7 @@ func (p *Peer) CheckWait(w *Wait) error {
 	return nil
 }
 
-// PollWords reads a peer's words, which may go away under the hand.
+// PollWords reads a peer's words. Their pages may vanish at any time, which is an error.
 func (p *Peer) PollWords(w *Wait, s *State) error {
 	err := pagefault.Guard(p.Words, p.Words, func() { p.read(w, s) })
 	if err != nil {
@@ -86,8 +88,8 @@ func (p *Peer) PollWords(w *Wait, s *State) error {
 	return nil
 }
 
-// read takes the event before the step word: an event seen as fired then proves the step that was written
-// before it.
+// read loads the event before the step word: an event seen as fired then proves the step that was
+// written before it.
 func (p *Peer) read(w *Wait, s *State) {
 	if w.Event != None {
 		s.Fired = fired(p.Words, p.sync.EventsOff+uint64(w.Event)*EventCell)

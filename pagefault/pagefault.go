@@ -1,10 +1,10 @@
-// Package pagefault runs code that touches mapped memory, and makes an error of a page there that
-// cannot be had.
+// Package pagefault runs code that touches mapped memory, and turns a page that cannot be read
+// into an error.
 //
-// The kernel sends SIGBUS for a page whose memory is broken, that was cut off its file, or for
-// which its file system has no room. A Go process dies of it unless the goroutine asked for a panic
-// instead. That works for loads, stores and the assembler of copy and of checksums, not for C: what
-// a driver does in C it does unguarded. System calls are given EFAULT.
+// The kernel sends SIGBUS for a page whose memory is broken, that was truncated from its file, or
+// for which its file system has no room. A Go process dies of it unless the goroutine has asked
+// for a panic instead. That works for loads, stores and the assembler of copy and of checksums,
+// but not for C: a driver's accesses in C are unguarded. System calls get EFAULT.
 package pagefault
 
 import (
@@ -14,16 +14,16 @@ import (
 	"unsafe"
 )
 
-// Error is a page that could not be had.
+// Error is a page that could not be read or written.
 type Error struct {
 	Addr uintptr // the kernel's: for broken memory the beginning of the page at times, else the byte
 }
 
 func (e *Error) Error() string { return fmt.Sprintf("memory went away at %#x", e.Addr) }
 
-// Guard runs f, which touches the mappings a and b and nothing else that can fault. A fault in them
-// ends f and is the error; any other panics as ever. f must hold no lock and count nothing that a
-// fault in its middle would leave wrong.
+// Guard runs f, which touches the mappings a and b and nothing else that can fault. A fault in
+// them ends f and becomes the error; other panics pass through. f must hold no lock, and must
+// leave no count wrong when a fault ends it midway.
 func Guard(a, b []byte, f func()) (err error) {
 	before := debug.SetPanicOnFault(true)
 	defer func() { // one for both: this is on the path of each block
@@ -36,7 +36,8 @@ func Guard(a, b []byte, f func()) (err error) {
 	return nil
 }
 
-// faultIn panics again unless r is a fault at an address in a or b.
+// faultIn returns the error of a fault at an address in a or b, and panics again with any other
+// r.
 func faultIn(r any, a, b []byte) error {
 	fault, ok := r.(interface{ Addr() uintptr })
 	if !ok || !within(fault.Addr(), a) && !within(fault.Addr(), b) {
@@ -57,5 +58,5 @@ func Readable(mem []byte, off int64) bool {
 	}) == nil
 }
 
-// touched is written by Readable and read by nobody.
+// touched is only written, by Readable.
 var touched atomic.Uint32

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// page is mapped memory of two pages, the second of which has no file behind it.
+// page returns mapped memory of two pages, the second of which has no file page.
 func page(t testing.TB) []byte {
 	t.Helper()
 	fd, err := unix.MemfdCreate("pagefault-test", unix.MFD_CLOEXEC)
@@ -48,7 +48,7 @@ func TestGuard(t *testing.T) {
 	}
 }
 
-// TestGuardLetsOtherPanicsThrough: a fault elsewhere, and any other panic, is nobody's bad page.
+// TestGuardLetsOtherPanicsThrough: a fault elsewhere, and any other panic, is no page error.
 func TestGuardLetsOtherPanicsThrough(t *testing.T) {
 	mem := page(t)
 	for name, f := range map[string]func(){

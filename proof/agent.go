@@ -5,7 +5,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/cuda"
 )
 
-// playAgent opens the GPU as an agent's mover does, imports what it is told to, and copies until it is killed.
+// playAgent opens the GPU as an agent's mover does, imports what its order names, and copies
+// until it is killed.
 func playAgent(first *order, fds []int) error {
 	arena, device, err := openAgent(first, fds)
 	if err != nil {
@@ -52,7 +53,8 @@ func openAgent(o *order, fds []int) (*arena, *cuda.Device, error) {
 func copyForEver(d *cuda.Device, peer cudaipc.PeerID, region cudaipc.RegionID, n int64) error {
 	for {
 		t, err := d.Copy(&cudaipc.Copy{
-			Peer: peer, Dir: cudaipc.Gather, Runs: []cudaipc.Run{{Region: region, Len: uint32(n)}}, Blocks: []cudaipc.Block{{Runs: 1}},
+			Peer: peer, Dir: cudaipc.Gather, Runs: []cudaipc.Run{{Region: region, Len: uint32(n)}},
+			Blocks: []cudaipc.Block{{Runs: 1}},
 		})
 		if err != nil {
 			return err

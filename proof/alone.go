@@ -11,20 +11,22 @@ import (
 	"time"
 )
 
-// checkWithin is how long one check may take; then its process is killed, and those that it started.
+// checkWithin is the time limit of a check. After it, the check's process and its children are
+// killed.
 const checkWithin = 150 * time.Second
 
-// checkChild begins childEnv's value in a process that does one check: behind it is a checkName.
+// checkChild is the start of childEnv's value in a process that runs one check; a checkName
+// follows.
 const checkChild = "check "
 
-// checkName says which.
+// checkName selects the check.
 type checkName struct {
 	Name  string `json:"name"`
 	Quick bool   `json:"quick"`
 }
 
-// line does a check: in a process of its own, for a driver that hangs, or has an error that no later call of the process survives,
-// is to cost one check and not those that follow. One that was asked for alone is done here.
+// line runs a check in a process of its own, so that a hanging driver, or an error that no later
+// call survives, costs only that check. A single selected check runs in this process.
 func (o *Options) line(ctx context.Context, c *check) *Line {
 	if o.Only != "" {
 		return o.do(ctx, c)
@@ -37,7 +39,7 @@ func (o *Options) line(ctx context.Context, c *check) *Line {
 	return l
 }
 
-// alone has another process do the check that a line is named for.
+// alone runs the check of a line in another process.
 func (o *Options) alone(ctx context.Context, l *Line) error {
 	ctx, stop := context.WithTimeout(ctx, checkWithin)
 	defer stop()
@@ -49,7 +51,7 @@ func (o *Options) alone(ctx context.Context, l *Line) error {
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Env, cmd.Stderr = append(os.Environ(), childEnv+"="+checkChild+string(order)), os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	cmd.WaitDelay = time.Second // for who has its output, too
+	cmd.WaitDelay = time.Second // for children that hold its output, too
 	text, err := cmd.Output()
 	switch {
 	case ctx.Err() != nil:
@@ -60,7 +62,7 @@ func (o *Options) alone(ctx context.Context, l *Line) error {
 	return json.Unmarshal(text, l)
 }
 
-// playCheck does a check and prints its line.
+// playCheck runs a check and prints its line.
 func playCheck(order string) error {
 	var c checkName
 	if err := json.Unmarshal([]byte(strings.TrimPrefix(order, checkChild)), &c); err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/cuda"
 )
 
-// sizes of what is measured.
+// sizes are the parameters of the measurements.
 type sizes struct {
 	region int64 // bytes of one region of an engine, and of the arena
 	every  int64 // bytes of a region of which every byte is made and compared: the processor is slow at that
@@ -27,8 +27,28 @@ type sizes struct {
 }
 
 var (
-	fullSizes  = sizes{region: 512 << 20, every: 128 << 20, piece: 20 << 20, raw: 256 << 20, pin: 10 << 30, rounds: 7, loops: 2000, fill: 64 << 20, delay: 300 * time.Millisecond}
-	quickSizes = sizes{region: 8 << 20, every: 8 << 20, piece: 2 << 20, raw: 2 << 20, pin: 32 << 20, rounds: 2, loops: 40, fill: 1 << 20, delay: 60 * time.Millisecond}
+	fullSizes = sizes{
+		region: 512 << 20,
+		every:  128 << 20,
+		piece:  20 << 20,
+		raw:    256 << 20,
+		pin:    10 << 30,
+		rounds: 7,
+		loops:  2000,
+		fill:   64 << 20,
+		delay:  300 * time.Millisecond,
+	}
+	quickSizes = sizes{
+		region: 8 << 20,
+		every:  8 << 20,
+		piece:  2 << 20,
+		raw:    2 << 20,
+		pin:    32 << 20,
+		rounds: 2,
+		loops:  40,
+		fill:   1 << 20,
+		delay:  60 * time.Millisecond,
+	}
 )
 
 // Limits of a check.
@@ -40,11 +60,12 @@ const (
 	backTarget   = 2000                   // ms
 	deadEvent    = 2 * time.Second        // an event of a dead process that has not fired by then never will
 	settled      = 300 * time.Millisecond // free memory that has not changed for so long is taken as it is
-	settleWithin = 10 * time.Second       // and is taken as it is then: others use the GPU
-	slack        = 64 << 20               // bytes that may be short of what was free: contexts that live on grow a little
+	settleWithin = 10 * time.Second       // then it is taken as it is: others use the GPU
+	// slack is how many bytes may be missing afterwards: contexts that stay open grow a little.
+	slack = 64 << 20
 )
 
-// bench is what one check works with. Its end closes all of it.
+// bench is the environment of one check. close ends all of it.
 type bench struct {
 	ctx      context.Context //nolint:containedctx // of the one check that it lives for
 	o        *Options
@@ -56,13 +77,14 @@ type bench struct {
 	peers    cudaipc.PeerID
 }
 
-// arena is memory that a device copies to and from: the pool's part in it.
+// arena is memory that a device copies to and from, like the pool's.
 type arena struct{ mem []byte }
 
-// errNoPages says that there are not so many huge pages.
+// errNoPages reports that too few huge pages are free.
 var errNoPages = errors.New("no huge pages")
 
-// newArena maps size bytes of a file in memory, as the pool is one, that are there already, so that pinning does not wait for them.
+// newArena maps a populated file in memory, as the pool is one, so that pinning does not wait for
+// pages.
 func newArena(size int64, huge bool) (*arena, error) {
 	flags := unix.MFD_CLOEXEC
 	if huge {
@@ -93,10 +115,11 @@ func mapFile(size int64, flags int) ([]byte, error) {
 
 func (a *arena) close() { _ = unix.Munmap(a.mem) }
 
-// open opens the GPU over an arena of that size, as the agent's mover does, and waits until the arena is pinned.
+// open opens the GPU over an arena of size bytes, as the agent's mover does, and waits until it
+// is pinned.
 func (b *bench) open(size int64) error { return b.openWith(size, nil) }
 
-// openWith is open with a copy table, in the place of what is open.
+// openWith opens the GPU with a copy table, after closing an open one.
 func (b *bench) openWith(size int64, table *cudaipc.CopyTable) (err error) {
 	if b.arena == nil {
 		if b.arena, err = newArena(size, false); err != nil {
@@ -115,7 +138,7 @@ func (b *bench) openWith(size int64, table *cudaipc.CopyTable) (err error) {
 	return b.pinned(b.device)
 }
 
-// openMeasured is open with the table that is measured here, the kernel among its paths.
+// openMeasured opens the GPU with a table measured here, including the kernel.
 func (b *bench) openMeasured(size int64) error {
 	if err := b.open(size); err != nil {
 		return err
@@ -142,7 +165,7 @@ func (b *bench) pinned(d *cuda.Device) error {
 	return nil
 }
 
-// close ends everything: processes first.
+// close ends everything, processes first.
 func (b *bench) close() error {
 	var err error
 	for _, c := range b.children {
@@ -151,7 +174,7 @@ func (b *bench) close() error {
 	if b.device != nil {
 		err = b.device.Close(cudaipc.AllPeers)
 		if errors.Is(err, cudaipc.ErrLost) {
-			err = nil // whoever lost it has said so
+			err = nil // the loss was reported when it happened
 		}
 	}
 	if b.arena != nil {
@@ -165,20 +188,21 @@ func (b *bench) engine(virtual bool, sizes ...int64) (*child, error) {
 	return b.start(&order{Op: opEngine, Sizes: sizes, Virtual: virtual, Piece: b.sizes.piece})
 }
 
-// admit imports an engine's memory and events and gives the peer. known says that the device hears of the process.
-func (b *bench) admit(c *child, known bool) (cudaipc.PeerID, error) {
+// admit imports an engine's memory and events and returns the peer. withPid tells whether the
+// device learns the process.
+func (b *bench) admit(c *child, withPid bool) (cudaipc.PeerID, error) {
 	b.peers++
 	im, err := c.describe(b.peers)
 	if err != nil {
 		return 0, err
 	}
-	if !known {
+	if !withPid {
 		im.Pid = 0
 	}
 	return b.peers, b.device.Import(im)
 }
 
-// move copies n bytes between the beginning of a region and that of the arena, in one run, and waits.
+// move copies n bytes between the start of a region and that of the arena, in one run, and waits.
 func (b *bench) move(peer cudaipc.PeerID, dir cudaipc.Direction, region cudaipc.RegionID, n int64) error {
 	t, err := b.device.Copy(&cudaipc.Copy{
 		Peer: peer, Dir: dir, Runs: []cudaipc.Run{{Region: region, Len: uint32(n)}}, Blocks: []cudaipc.Block{{Runs: 1}},
@@ -189,7 +213,7 @@ func (b *bench) move(peer cudaipc.PeerID, dir cudaipc.Direction, region cudaipc.
 	return b.done(t)
 }
 
-// done waits for a copy, all of whose blocks are to be good.
+// done waits for a copy, which must end without bad blocks.
 func (b *bench) done(t cudaipc.Ticket) error {
 	end, ok, err := b.device.Done(t, copyWithin)
 	switch {
@@ -203,7 +227,7 @@ func (b *bench) done(t cudaipc.Ticket) error {
 	return nil
 }
 
-// free is the GPU's free memory when it does not change any more: the end of a process is not over at once.
+// free returns the GPU's free memory once it is stable: the end of a process takes time.
 func (b *bench) free() int64 {
 	begin := time.Now()
 	last, since := b.device.Info().Free, begin
@@ -220,7 +244,7 @@ func (b *bench) free() int64 {
 	return last
 }
 
-// back waits until the GPU has want bytes free, or nearly, and gives how long that took since begin.
+// back waits until the GPU has about want bytes free, and returns the time since begin.
 func (b *bench) back(want int64, begin time.Time) (ms float64, err error) {
 	for {
 		free := b.device.Info().Free
@@ -235,7 +259,7 @@ func (b *bench) back(want int64, begin time.Time) (ms float64, err error) {
 	}
 }
 
-// self is the command of the processes that play engines and agents.
+// self returns the command of the processes that play engines and agents.
 func (o *Options) self() []string {
 	if len(o.Command) > 0 {
 		return o.Command

@@ -14,14 +14,15 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// Orders to a process that plays an engine or an agent. One packet each way: an order, then its answer. Descriptors go with them.
+// Orders to a process that plays an engine or an agent. One packet each way: an order, then its
+// answer. Descriptors go with them.
 const (
 	opEngine  = "engine"  // be an engine with regions of Sizes
 	opAgent   = "agent"   // be an agent with an arena of Sizes[0]; then Import if Peer is not 0
 	opFill    = "fill"    // pattern Seed over all of Region, at once
 	opCheck   = "check"   // how many bytes of Region are not pattern Seed
 	opProduce = "produce" // a step: after Delay a kernel makes all of Region Word, then step word Step and event 0
-	opHold    = "hold"    // the stream stands still for ever; event 0 behind that
+	opHold    = "hold"    // the stream waits for ever; event 0 after that
 	opLoop    = "loop"    // a kernel over Len bytes of Region, Rounds times: p50 and p99
 	opCopy    = "copy"    // agent: copy all of Region, both ways, for ever
 )
@@ -100,7 +101,7 @@ func (b *bench) start(first *order, fds ...int) (*child, error) {
 	return c, err
 }
 
-// do has a child carry out an order.
+// do makes a child execute an order.
 func (c *child) do(o *order) (answer, error) {
 	var a answer
 	if err := send(c.control, o); err != nil {
@@ -119,7 +120,7 @@ func (c *child) do(o *order) (answer, error) {
 	return a, nil
 }
 
-// describe is an import of everything that an engine has, with descriptors of its own.
+// describe returns an import of all memory and words of an engine, with descriptors of its own.
 func (c *child) describe(peer cudaipc.PeerID) (cudaipc.Import, error) {
 	im := cudaipc.Import{Peer: peer, Pid: c.cmd.Process.Pid, GPU: c.self.GPU, Sync: c.self.Sync}
 	next := 0
@@ -141,16 +142,16 @@ func withFD(r *cudaipc.Region) bool {
 	return r.Kind == cudaipc.KindFD || r.Kind == cudaipc.KindCUDAFD
 }
 
-// strike kills a child at once and does not wait.
-func (c *child) strike() { _ = c.cmd.Process.Kill() }
+// killNow kills a child and does not wait.
+func (c *child) killNow() { _ = c.cmd.Process.Kill() }
 
-// kill ends a child and waits for its end.
+// kill kills a child and waits for its end.
 func (c *child) kill() {
 	if c.gone {
 		return
 	}
 	c.gone = true
-	c.strike()
+	c.killNow()
 	_ = c.cmd.Wait() // it was killed
 	for _, fd := range append(c.fds, c.control) {
 		_ = unix.Close(fd)
@@ -170,7 +171,7 @@ func send(control int, packet any, fds ...int) error {
 	return unix.Sendmsg(control, text, rights, nil, unix.MSG_NOSIGNAL)
 }
 
-// receive takes one packet; the descriptors that came with it are the caller's.
+// receive receives one packet. The caller owns its descriptors.
 func receive(control int, packet any) ([]int, error) {
 	text, rights := make([]byte, maxPacket), make([]byte, unix.CmsgSpace(4*maxDescriptors))
 	n, m, _, _, err := unix.Recvmsg(control, text, rights, unix.MSG_CMSG_CLOEXEC)

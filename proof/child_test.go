@@ -10,18 +10,20 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// TestChildThatDoesNotAnswer is said to be one.
+// TestChildThatDoesNotAnswer: a child without an answer is reported as such.
 func TestChildThatDoesNotAnswer(t *testing.T) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer closeAll(pair[:])
-	if err := unix.SetsockoptTimeval(pair[0], unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 1000}); err != nil {
+	if err := unix.SetsockoptTimeval(pair[0], unix.SOL_SOCKET, unix.SO_RCVTIMEO,
+		&unix.Timeval{Usec: 1000}); err != nil {
 		t.Fatal(err)
 	}
 	c := &child{control: pair[0]}
-	if _, err := c.do(&order{Op: opLoop}); err == nil || !strings.Contains(err.Error(), "loop: the process did not answer") {
+	if _, err := c.do(&order{Op: opLoop}); err == nil ||
+		!strings.Contains(err.Error(), "loop: the process did not answer") {
 		t.Errorf("%v, want that the process did not answer", err)
 	}
 }
@@ -34,7 +36,8 @@ func TestOrdersTravel(t *testing.T) {
 	}
 	defer closeAll(pair[:])
 	sent := order{
-		Op: opAgent, Sizes: []int64{1}, Virtual: true, Piece: 2, Region: 3, Len: 4, Seed: 5, Word: 6, Delay: 7, Step: 8, Rounds: 9,
+		Op: opAgent, Sizes: []int64{1}, Virtual: true, Piece: 2, Region: 3, Len: 4, Seed: 5, Word: 6, Delay: 7, Step: 8,
+		Rounds: 9,
 		Import: &cudaipc.Import{
 			Peer: 1, Pid: 2, GPU: cudaipc.UUID{3}, Proof: 4, Sync: &cudaipc.Sync{Region: 5},
 			Regions: []cudaipc.Region{{ID: 6, Size: 7, Handle: []byte{8}}},

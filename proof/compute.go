@@ -8,7 +8,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// checkCompute runs one kernel again and again in the engine, alone and while blocks are copied both ways.
+// checkCompute runs one kernel repeatedly in the engine, alone and while blocks are copied both
+// ways.
 func checkCompute(b *bench) error {
 	if err := b.openMeasured(b.sizes.region); err != nil {
 		return err
@@ -33,14 +34,16 @@ func checkCompute(b *bench) error {
 		return err
 	}
 	f := b.line.Figures
-	f["alone_p50_us"], f["alone_p99_us"], f["beside_p50_us"], f["beside_p99_us"] = alone.P50, alone.P99, beside.P50, beside.P99
+	f["alone_p50_us"], f["alone_p99_us"], f["beside_p50_us"], f["beside_p99_us"] = alone.P50, alone.P99, beside.P50,
+		beside.P99
 	f["beside_bytes"] = float64(moved)
-	b.line.say("a fill of %d MiB takes p50 %.0f us, p99 %.0f us alone, %.0f and %.0f us while %d MiB are copied", b.sizes.fill>>20,
+	b.line.say("a fill of %d MiB takes p50 %.0f us, p99 %.0f us alone, %.0f and %.0f us while %d MiB are copied",
+		b.sizes.fill>>20,
 		alone.P50, alone.P99, beside.P50, beside.P99, moved>>20)
 	return nil
 }
 
-// traffic copies both ways until stop, which gives how much.
+// traffic copies both ways until stop is called, which returns the bytes copied.
 func (b *bench) traffic(peer cudaipc.PeerID) (stop func() (int64, error)) {
 	var over atomic.Bool
 	var moved atomic.Int64

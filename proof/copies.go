@@ -10,7 +10,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/cuda"
 )
 
-// fragments are the lengths of runs that are measured, bytes, with what is aimed at: a share of one raw copy, or a rate.
+// fragments are the measured lengths of runs, bytes, with their aims: a share of one raw copy, or
+// a rate.
 var fragments = []struct {
 	name  string
 	bytes int64
@@ -23,7 +24,8 @@ var fragments = []struct {
 
 const gib = 1 << 30
 
-// checkCopies measures what the device makes of lists of fragments, as transfer hands them in, against single pinned copies.
+// checkCopies measures the device on lists of fragments, as transfer submits them, against single
+// pinned copies.
 func checkCopies(b *bench) error {
 	if err := b.openMeasured(b.sizes.region); err != nil {
 		return err
@@ -64,7 +66,10 @@ func (b *bench) measure(peer cudaipc.PeerID, which int, raw *cuda.RawCopies) err
 		way    string
 		copies []*cudaipc.Copy
 		raw    float64
-	}{{"d2h", []*cudaipc.Copy{out}, raw.ToHost}, {"h2d", []*cudaipc.Copy{in}, raw.ToGPU}, {"both", []*cudaipc.Copy{out, in}, raw.Both}} {
+	}{
+		{"d2h", []*cudaipc.Copy{out}, raw.ToHost}, {"h2d", []*cudaipc.Copy{in}, raw.ToGPU},
+		{"both", []*cudaipc.Copy{out, in}, raw.Both},
+	} {
 		rate, err := b.rate(m.copies)
 		if err != nil {
 			return err
@@ -79,12 +84,14 @@ func (b *bench) measure(peer cudaipc.PeerID, which int, raw *cuda.RawCopies) err
 		}
 	}
 	f := b.line.Figures
-	b.line.say("%s D2H %.1f (%.0f %%), H2D %.1f (%.0f %%)", fragment.name, f[fragment.name+"_d2h_gib_s"], 100*f[fragment.name+"_d2h_of_raw"],
+	b.line.say("%s D2H %.1f (%.0f %%), H2D %.1f (%.0f %%)", fragment.name, f[fragment.name+"_d2h_gib_s"],
+		100*f[fragment.name+"_d2h_of_raw"],
 		f[fragment.name+"_h2d_gib_s"], 100*f[fragment.name+"_h2d_of_raw"])
 	return nil
 }
 
-// scattered is a copy of the whole arena, from or to every second fragment of the region: as blocks lie there layer by layer.
+// scattered returns a copy of the whole arena from or to every second fragment of the region, as
+// blocks lie layer by layer.
 func (b *bench) scattered(peer cudaipc.PeerID, dir cudaipc.Direction, fragment int64) *cudaipc.Copy {
 	c := &cudaipc.Copy{Peer: peer, Dir: dir}
 	for at := int64(0); at+fragment <= b.sizes.region; at += fragment {
@@ -94,7 +101,7 @@ func (b *bench) scattered(peer cudaipc.PeerID, dir cudaipc.Direction, fragment i
 	return c
 }
 
-// rate is what copies that run at once move, bytes per second: the median of the rounds.
+// rate returns the rate of concurrent copies, bytes per second: the median of the rounds.
 func (b *bench) rate(copies []*cudaipc.Copy) (float64, error) {
 	var took []time.Duration
 	for range b.sizes.rounds {
@@ -118,10 +125,10 @@ func (b *bench) rate(copies []*cudaipc.Copy) (float64, error) {
 	return float64(len(copies)) * float64(b.sizes.region) / took[len(took)/2].Seconds(), nil
 }
 
-// checksumShare is what --integrity full may take of the rate.
+// checksumShare is the least share of the rate that --integrity full must keep.
 const checksumShare = 0.95
 
-// checksum measures what --integrity full adds, at one length, each way and both at once.
+// checksum measures the cost of --integrity full at one length, each way and both at once.
 func (b *bench) checksum(peer cudaipc.PeerID, which int) error {
 	fragment := &fragments[which]
 	var plain, summed [2]*cudaipc.Copy
@@ -155,14 +162,16 @@ func (b *bench) checksum(peer cudaipc.PeerID, which int) error {
 	return nil
 }
 
-// checkPaths measures each way to copy at each length, so that one run on a GPU says which is for what. checkCopies shows what the table
-// makes of them.
+// checkPaths measures each copy path at each length. checkCopies measures what the table makes of
+// them.
 func checkPaths(b *bench) error {
 	e, err := b.engine(false, 2*b.sizes.region)
 	if err != nil {
 		return err
 	}
-	for _, path := range []cudaipc.CopyPath{cudaipc.CopySingle, cudaipc.CopyBatch, cudaipc.CopyRect, cudaipc.CopyKernel} {
+	for _, path := range []cudaipc.CopyPath{
+		cudaipc.CopySingle, cudaipc.CopyBatch, cudaipc.CopyRect, cudaipc.CopyKernel,
+	} {
 		if err := b.path(e, path); err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
@@ -170,7 +179,7 @@ func checkPaths(b *bench) error {
 	return nil
 }
 
-// path measures one, unless this driver has it not.
+// path measures one path, if the driver has it.
 func (b *bench) path(e *child, path cudaipc.CopyPath) error {
 	flat := path
 	if path == cudaipc.CopyRect {

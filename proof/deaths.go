@@ -10,7 +10,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// checkEngineKilled kills an engine whose memory is copied, and waits for all of it to be free again.
+// checkEngineKilled kills an engine while its memory is copied, and waits until all of it is free
+// again.
 func checkEngineKilled(b *bench) error {
 	if err := b.open(b.sizes.region); err != nil {
 		return err
@@ -32,7 +33,7 @@ func checkEngineKilled(b *bench) error {
 		return err
 	}
 	begin := time.Now()
-	e.strike()
+	e.killNow()
 	if _, ok, err := b.device.Done(t, copyWithin); !ok || err != nil {
 		return errors.Join(err, fmt.Errorf("a copy from a dead process's memory did not end within %v", copyWithin))
 	}
@@ -42,7 +43,7 @@ func checkEngineKilled(b *bench) error {
 	return b.report(e, before, begin)
 }
 
-// report waits for the memory of a child that was struck, and says when it was back.
+// report waits for the memory of a killed child and reports when it was free.
 func (b *bench) report(c *child, before int64, begin time.Time) error {
 	ms, err := b.back(before, begin)
 	c.kill()
@@ -55,8 +56,9 @@ func (b *bench) report(c *child, before int64, begin time.Time) error {
 	return nil
 }
 
-// warmUpBlow is how long after its first word an engine in warm-up is killed: by then some of it is made, and not all.
-const warmUpBlow = 5 * time.Millisecond
+// warmUpDelay is how long after its first message a starting engine is killed: some of its memory
+// exists by then, but not all.
+const warmUpDelay = 5 * time.Millisecond
 
 // checkWarmUpKilled kills an engine while it is being imported.
 func checkWarmUpKilled(b *bench) error {
@@ -74,9 +76,9 @@ func checkWarmUpKilled(b *bench) error {
 	}
 	imported := make(chan error, 1)
 	go func() { imported <- b.device.Import(im) }()
-	time.Sleep(warmUpBlow)
+	time.Sleep(warmUpDelay)
 	begin := time.Now()
-	e.strike()
+	e.killNow()
 	err = <-imported
 	b.line.Facts["import"] = fmt.Sprintf("ended with %v", err)
 	if err == nil {
@@ -86,13 +88,14 @@ func checkWarmUpKilled(b *bench) error {
 	} else if errors.Is(err, cudaipc.ErrLost) {
 		return err
 	}
-	// What the parent holds of the engine's descriptors holds its memory, too: an agent closes them with the session.
+	// What the parent holds of the engine's descriptors holds its memory, too: an agent closes them
+	// with the session.
 	e.kill()
 	return b.report(e, before, begin)
 }
 
-// checkAgentKilled kills an agent that copies an engine's memory: the engine keeps its memory, byte for byte, and what the agent
-// took is free again.
+// checkAgentKilled kills an agent that copies an engine's memory: the engine's memory stays
+// unchanged, and the agent's is free again.
 func checkAgentKilled(b *bench) error {
 	if err := b.open(b.sizes.region); err != nil {
 		return err
@@ -114,7 +117,7 @@ func checkAgentKilled(b *bench) error {
 	}
 	time.Sleep(b.sizes.delay) // it is in the middle of its copies
 	begin := time.Now()
-	a.strike()
+	a.killNow()
 	if err := b.report(a, before, begin); err != nil {
 		return err
 	}

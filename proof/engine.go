@@ -12,13 +12,13 @@ import (
 	engines "github.com/kvagent/kvagent/cudaipc/engine"
 )
 
-// childEnv is set in a process that plays an engine or an agent, or does one check.
+// childEnv is set in a process that plays an engine or an agent, or runs one check.
 const childEnv = "KVAGENT_PROOF_CHILD"
 
-// IsChild says that this process was started by a proof, and is to call Child.
+// IsChild reports whether this process was started by a proof and must call Child.
 func IsChild() bool { return os.Getenv(childEnv) != "" }
 
-// Child plays an engine or an agent until its parent is gone, or does one check.
+// Child plays an engine or an agent until its parent ends, or runs one check.
 func Child() error {
 	if role := os.Getenv(childEnv); strings.HasPrefix(role, checkChild) {
 		return playCheck(role)
@@ -138,7 +138,7 @@ func (e *engine) do(o *order) (a answer, err error) {
 	return a, err
 }
 
-// loop runs the same kernel again and again and gives how long it took, us.
+// loop runs one kernel repeatedly and returns its times, us.
 func (e *engine) loop(m *engines.CUDAMemory, o *order) (p50, p99 float64) {
 	took := make([]float64, o.Rounds)
 	for i := range took {

@@ -7,8 +7,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// checkImport opens an engine's memory in both of its forms, at an offset in its allocation too, and compares every byte
-// that is copied, out and back.
+// checkImport opens an engine's memory in both of its forms, also at an offset in its allocation,
+// and compares every byte that is copied out and back.
 func checkImport(b *bench) error {
 	if err := b.open(b.sizes.region); err != nil {
 		return err
@@ -45,14 +45,16 @@ func (b *bench) roundTrip(name string, virtual bool) error {
 		bad += lost
 	}
 	b.line.Figures[name+"_bytes"], b.line.Figures[name+"_wrong_bytes"] = float64(4*n), float64(bad)
-	b.line.say("%s: %d MiB checked, %d bytes wrong, opened in %.1f ms", name, 4*n>>20, bad, b.line.Figures[name+"_import_ms"])
+	b.line.say("%s: %d MiB checked, %d bytes wrong, opened in %.1f ms", name, 4*n>>20, bad,
+		b.line.Figures[name+"_import_ms"])
 	if bad > 0 {
 		return fmt.Errorf("%d bytes wrong", bad)
 	}
 	return b.device.Close(peer)
 }
 
-// outAndBack copies a region to the arena and another content back, and counts the wrong bytes.
+// outAndBack copies a region to the arena and other content back, and returns how many bytes were
+// wrong.
 func (b *bench) outAndBack(e *child, peer cudaipc.PeerID, region cudaipc.RegionID, n int64) (int64, error) {
 	seed := uint64(region)
 	if _, err := e.do(&order{Op: opFill, Region: region, Seed: seed}); err != nil {

@@ -38,7 +38,8 @@ func checkPin(b *bench) error {
 	return nil
 }
 
-// pin opens the GPU over so much memory and gives the seconds in which all of it was pinned.
+// pin opens the GPU over an arena of size bytes and returns the seconds until all of it was
+// pinned.
 func (b *bench) pin(size int64, huge bool) (float64, error) {
 	a, err := newArena(size, huge)
 	if err != nil {
@@ -53,10 +54,11 @@ func (b *bench) pin(size int64, huge bool) (float64, error) {
 	return d.Info().PinSeconds, errors.Join(err, d.Close(cudaipc.AllPeers))
 }
 
-// groupLimits are where a container's kernel says how much memory it may have, bytes.
+// groupLimits are the files with the memory limit of a container, bytes.
 var groupLimits = []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}
 
-// spareMemory is the memory of this machine that nobody uses, or what this container may have of it, bytes, rounded to huge pages.
+// spareMemory returns the unused memory of this machine, or the container's limit if that is
+// less, bytes, rounded to huge pages.
 func spareMemory() int64 {
 	spare := int64(8 << 30)
 	var i unix.Sysinfo_t
@@ -75,7 +77,7 @@ func spareMemory() int64 {
 	return spare >> 23 << 23
 }
 
-// checkFootprint says how much of the GPU's memory an agent's mover takes for itself.
+// checkFootprint measures how much of the GPU's memory an agent's mover takes for itself.
 func checkFootprint(b *bench) error {
 	if err := b.open(b.sizes.region); err != nil {
 		return err

@@ -8,11 +8,12 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// lateTries is how often who does not wait is tried, each time behind a step that is twice as late: a machine may stand still for longer than the delay.
+// lateTries is how often the copy without a wait is tried, each time with twice the delay: a
+// machine may be paused for longer than the delay.
 const lateTries = 5
 
-// checkOrder lets a producer be late. Who copies at once gets old bytes, and has to, or the check shows nothing; who waits
-// for step word and event gets what the step made.
+// checkOrder delays a producer. A copy without a wait must get old bytes, or the check shows
+// nothing; a copy that waits for step word and event must get the step's bytes.
 func checkOrder(b *bench) error {
 	if err := b.open(b.sizes.region); err != nil {
 		return err
@@ -38,9 +39,12 @@ func checkOrder(b *bench) error {
 	if err != nil {
 		return err
 	}
-	b.line.Figures["unwaited_new_share"], b.line.Figures["waited_new_share"] = float64(stale)/float64(all), float64(fresh)/float64(all)
-	b.line.Figures["delay_ms"], b.line.Figures["waited_ms"] = float64(delay.Milliseconds()), float64(waited.Milliseconds())
-	b.line.say("a step %v late: without the wait %d of %d words are new (it has to fail), with it %d", delay, stale, all, fresh)
+	b.line.Figures["unwaited_new_share"], b.line.Figures["waited_new_share"] = float64(stale)/float64(all),
+		float64(fresh)/float64(all)
+	b.line.Figures["delay_ms"], b.line.Figures["waited_ms"] = float64(delay.Milliseconds()),
+		float64(waited.Milliseconds())
+	b.line.say("a step %v late: without the wait %d of %d words are new (it has to fail), with it %d", delay, stale,
+		all, fresh)
 	switch {
 	case stale == all:
 		return errors.New("the copy that did not wait has all new bytes: the delay showed nothing")
@@ -52,8 +56,9 @@ func checkOrder(b *bench) error {
 	return nil
 }
 
-// late copies behind a step that is late and counts the words that are the step's.
-func (b *bench) late(e *child, peer cudaipc.PeerID, step uint64, delay time.Duration, wait bool) (fresh int64, waited time.Duration, err error) {
+// late copies after it has started a delayed step, and counts the words of the step.
+func (b *bench) late(e *child, peer cudaipc.PeerID, step uint64, delay time.Duration, wait bool) (fresh int64,
+	waited time.Duration, err error) {
 	word := uint32(0x1000 + step)
 	begin := time.Now()
 	if _, err = e.do(&order{Op: opProduce, Region: 1, Delay: delay, Word: word, Step: step}); err != nil {

@@ -1,5 +1,5 @@
-// Package proof shows on one GPU, with engines and agents in processes of their own that are killed, what the CUDA path
-// promises, and measures how fast it is there.
+// Package proof checks on one GPU what the CUDA path promises, and measures how fast it is there.
+// Engines and agents are processes of its own, which it kills.
 package proof
 
 import (
@@ -20,16 +20,16 @@ import (
 // Options of a proof.
 type Options struct {
 	Command []string      // of a process that calls Child
-	Quick   bool          // small sizes, for software drivers: figures say nothing
+	Quick   bool          // small sizes, for software drivers: figures mean nothing
 	Only    string        // one check by its name; empty: all
-	Each    func(l *Line) // hears of each check when it is over; nil: nobody
+	Each    func(l *Line) // receives each check when it has ended; may be nil
 }
 
-// Report is all of a proof, for --json and docs/measurements.
+// Report is the result of a proof, for --json and docs/measurements.
 type Report struct {
 	Version    string    `json:"version"`
 	Time       time.Time `json:"time"`
-	Quick      bool      `json:"quick"` // then the figures say nothing
+	Quick      bool      `json:"quick"` // then the figures mean nothing
 	GPU        string    `json:"gpu"`
 	FreeMiB    int64     `json:"free_mib"` // of the GPU's memory, before all checks
 	TotalMiB   int64     `json:"total_mib"`
@@ -53,7 +53,7 @@ type Line struct {
 	Seconds float64            `json:"seconds"`
 }
 
-// Target is a figure that was aimed at. Missing it is no failure.
+// Target is a figure with an aim. Missing it is no failure.
 type Target struct {
 	Name string  `json:"name"`
 	Want float64 `json:"want"`
@@ -62,18 +62,21 @@ type Target struct {
 	Met  bool    `json:"met"`
 }
 
-// check is one thing that is shown.
+// check is one property that a proof checks.
 type check struct {
 	name string
 	run  func(*bench) error
 }
 
 var checks = []check{
-	{"import", checkImport}, {"order", checkOrder}, {"copies", checkCopies}, {"paths", checkPaths}, {"transfer", checkTransfer}, {"compute", checkCompute},
-	{"event-of-the-dead", checkEventOfTheDead}, {"copy-of-the-dead", checkCopyOfTheDead}, {"engine-killed", checkEngineKilled}, {"warm-up-killed", checkWarmUpKilled}, {"agent-killed", checkAgentKilled}, {"pin", checkPin}, {"footprint", checkFootprint},
+	{"import", checkImport}, {"order", checkOrder}, {"copies", checkCopies}, {"paths", checkPaths},
+	{"transfer", checkTransfer}, {"compute", checkCompute},
+	{"event-of-the-dead", checkEventAfterDeath}, {"copy-of-the-dead", checkCopyAfterDeath},
+	{"engine-killed", checkEngineKilled}, {"warm-up-killed", checkWarmUpKilled}, {"agent-killed", checkAgentKilled},
+	{"pin", checkPin}, {"footprint", checkFootprint},
 }
 
-// Names are the checks' names in their order.
+// Names returns the names of the checks in their order.
 func Names() (names []string) {
 	for _, c := range checks {
 		names = append(names, c.name)
@@ -81,7 +84,8 @@ func Names() (names []string) {
 	return names
 }
 
-// Run does all checks. The error says that there is nothing to do them on; what checks found is in the report.
+// Run runs the checks. It returns an error if there is nothing to run them on; failures of checks
+// are in the report.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	r := &Report{Time: time.Now().UTC().Truncate(time.Second), Quick: o.Quick, OK: true, TargetsMet: true}
 	if err := r.describe(); err != nil {
@@ -110,14 +114,15 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	return r, nil
 }
 
-// do does a check in this process.
+// do runs a check in this process.
 func (o *Options) do(ctx context.Context, c *check) *Line {
 	l := &Line{Name: c.name, Figures: map[string]float64{}, Facts: map[string]string{}}
 	b := &bench{ctx: ctx, o: o, sizes: fullSizes, line: l}
 	if o.Quick {
 		b.sizes = quickSizes
 	}
-	// The parent-death signal of the children comes at the death of the thread that started them, and threads of a device end with it.
+	// The children's parent-death signal comes at the death of the thread that started them, which
+	// must not be one that ends with a device.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	begin := time.Now()
@@ -129,7 +134,7 @@ func (o *Options) do(ctx context.Context, c *check) *Line {
 	return l
 }
 
-// describe names the GPU and the driver.
+// describe adds the GPU and the driver to the report.
 func (r *Report) describe() error {
 	a, err := newArena(1<<20, false)
 	if err != nil {
@@ -146,7 +151,7 @@ func (r *Report) describe() error {
 	return d.Close(cudaipc.AllPeers)
 }
 
-// say adds to the text for people.
+// say appends to the text for people.
 func (l *Line) say(format string, args ...any) {
 	if l.Text != "" {
 		l.Text += "; "
@@ -154,7 +159,7 @@ func (l *Line) say(format string, args ...any) {
 	l.Text += fmt.Sprintf(format, args...)
 }
 
-// aim notes a target: got is to be want or more, with most or less.
+// aim adds a target: got should be want or more, or with most, want or less.
 func (l *Line) aim(name string, got, want float64, most bool) {
 	met := got >= want
 	if most {
@@ -163,7 +168,7 @@ func (l *Line) aim(name string, got, want float64, most bool) {
 	l.Targets = append(l.Targets, Target{Name: name, Want: want, Got: got, Most: most, Met: met})
 }
 
-// host says on what machine this is, as far as figures depend on it.
+// host describes the machine, as far as figures depend on it.
 func host() string {
 	text := fmt.Sprintf("%d processors", runtime.NumCPU())
 	var u unix.Utsname

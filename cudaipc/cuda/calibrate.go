@@ -21,7 +21,8 @@ const (
 	calibrateWait   = 30 * time.Second
 )
 
-// calibrateLens are the lengths of runs that are measured, bytes: each is a rule for those from the length before it on.
+// calibrateLens are the measured lengths of runs, bytes. Each gives a rule for runs longer than
+// the length before it.
 var calibrateLens = []uint64{4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20}
 
 // calibration is the memory of Calibrate. All its methods are called in a role.
@@ -36,8 +37,8 @@ type calibration struct {
 	lists  *lists
 }
 
-// Calibrate measures the paths on this GPU and gives the table that they make. It takes some seconds, and other copies at the same
-// time make it worse. After within it fails, unless a call of the driver does not return.
+// Calibrate measures the paths on this GPU and returns their table. It takes some seconds; other
+// copies at the same time distort it. After within it fails, unless a call of the driver hangs.
 func (d *Device) Calibrate(within time.Duration) (cudaipc.CopyTable, error) {
 	if err := d.alive(); err != nil {
 		return cudaipc.CopyTable{}, err
@@ -116,7 +117,7 @@ func (c *calibration) close() error {
 	return errors.Join(errs...)
 }
 
-// joined makes one rule of neighbours that say the same.
+// joined merges neighbouring rules with the same paths.
 func joined(rules []cudaipc.CopyRule) []cudaipc.CopyRule {
 	out := rules[:1]
 	for _, r := range rules[1:] {
@@ -166,11 +167,11 @@ func (c *calibration) rule(n uint64) (cudaipc.CopyRule, error) {
 	return rule, err
 }
 
-// worthwhile says whether the kernel is so much faster than the best of copy engines that it may take thread blocks from the engine:
-// that is not measured here.
+// worthwhile reports whether the kernel beats the copy engines by enough to take thread blocks
+// from the engine; that cost is not measured here.
 func worthwhile(took, best time.Duration) bool { return took < best*3/4 }
 
-// both is how long both directions take, one after the other.
+// both returns the time of both directions, one after the other.
 func (c *calibration) both(n uint64, path cudaipc.CopyPath) (time.Duration, error) {
 	out, err := c.median(n, path, true)
 	if err != nil {
@@ -209,7 +210,14 @@ func (c *calibration) median(n uint64, path cudaipc.CopyPath, toHost bool) (time
 func (c *calibration) launch(n uint64, path cudaipc.CopyPath, toHost bool) error {
 	rows := calibrateBytes / (2 * n)
 	if path == cudaipc.CopyRect {
-		r := driver.Rect{Dst: driver.HostAddr(c.host), Src: uint64(c.gpu), Width: n, Rows: rows, DstPitch: n, SrcPitch: 2 * n}
+		r := driver.Rect{
+			Dst:      driver.HostAddr(c.host),
+			Src:      uint64(c.gpu),
+			Width:    n,
+			Rows:     rows,
+			DstPitch: n,
+			SrcPitch: 2 * n,
+		}
 		if !toHost {
 			r.Dst, r.Src, r.DstPitch, r.SrcPitch = r.Src, r.Dst, r.SrcPitch, r.DstPitch
 		}
@@ -232,7 +240,7 @@ func (c *calibration) launch(n uint64, path cudaipc.CopyPath, toHost bool) error
 	return c.stream.Each(&list, toHost)
 }
 
-// launchKernel is launch by the kernel.
+// launchKernel does what launch does, by the kernel.
 func (c *calibration) launchKernel(n, rows uint64, toHost bool) error {
 	host, err := driver.Address(c.host)
 	if err != nil {

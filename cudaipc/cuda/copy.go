@@ -13,27 +13,30 @@ import (
 	"github.com/kvagent/kvagent/pagefault"
 )
 
-// flight is a flight with what it waits for: its copies, and the parts of its sums.
+// flight is a cudaipc.Flight and what it waits for: its chunks and its sums. Its lane owns the
+// fields marked (lane).
 type flight struct {
 	*cudaipc.Flight
-	of     *peer
-	copy   *cudaipc.Copy
-	waits  atomic.Int32
-	chunks int   // under way; its lane's
-	whole  bool  // all chunks were started; its lane's
-	err    error // of the first chunk that did not start; its lane's
+	of        *peer
+	copy      *cudaipc.Copy
+	waits     atomic.Int32
+	chunks    int   // in flight (lane)
+	submitted bool  // all chunks were started (lane)
+	err       error // of the first chunk that did not start (lane)
 
-	inOrder bool   // chunks follow the order of Copy.Runs; its lane's
-	landed  uint64 // bytes of a gather that are in the arena; its lane's
-	given   given  // to the summers; whoever gives them
+	inOrder bool        // chunks follow the order of Copy.Runs (lane)
+	arrived uint64      // bytes of a gather that are in the arena (lane)
+	summed  sumProgress // blocks that the summers were given
 
-	torn torn
+	faults faults
 }
 
-// sumBytes is chunkBytes, and maxMerged, for a gather whose blocks are summed: so much is still to be summed behind the last byte.
+// sumBytes replaces chunkBytes and maxMerged for a gather with sums: it bounds what is left to
+// sum after the last byte has arrived.
 const sumBytes = 2 << 20
 
-// most is how many bytes one chunk of the flight has, about, and one call at most.
+// most returns about how many bytes one chunk of the flight has, and how many one call has at
+// most.
 func (f *flight) most() (chunk, call uint64) {
 	if f.copy.Sum && f.copy.Dir == cudaipc.Gather {
 		return sumBytes, sumBytes
@@ -41,10 +44,10 @@ func (f *flight) most() (chunk, call uint64) {
 	return chunkBytes, maxMerged
 }
 
-// passed ends one wait of a flight, the last one the flight.
+// passed ends one wait of a flight. The last one finishes the flight.
 func (f *flight) passed() {
 	if f.waits.Add(-1) == 0 {
-		f.markTorn()
+		f.markFaults()
 		f.Finish()
 	}
 }
@@ -70,16 +73,16 @@ func (d *Device) submit(f *flight) {
 	if f.copy.Sum {
 		f.End.Sums = make([]uint32, len(f.copy.Blocks))
 		if f.copy.Dir == cudaipc.Scatter { // its bytes are there: they are summed beside the copy
-			d.sums.give(f, math.MaxUint64)
+			d.sums.enqueue(f, math.MaxUint64)
 		}
 	}
 	d.lanes[f.copy.Dir].flights.put(f) // bounded by MaxCopies per peer
 }
 
-// copied is called by the lane when no copy of a flight is under way any more. What was copied around the death of the peer's process is
-// not trusted: a driver may end such copies short, and say nothing.
+// copied ends a flight's copies; its lane calls it when none is in flight any more. Copies around
+// the death of the peer's process are not trusted: a driver may cut them short without an error.
 func (d *Device) copied(f *flight) {
-	if f.err == nil && f.of.dying() {
+	if f.err == nil && f.of.exiting() {
 		f.err = cudaipc.ErrPeerDead
 	}
 	if f.err != nil {
@@ -87,17 +90,17 @@ func (d *Device) copied(f *flight) {
 			f.End.MarkBad(i, len(f.copy.Blocks), f.err)
 		}
 	} else if f.copy.Sum && f.copy.Dir == cudaipc.Gather {
-		d.sums.give(f, math.MaxUint64)
+		d.sums.enqueue(f, math.MaxUint64)
 	}
 	f.passed()
 }
 
-// arrived is called by the lane when n more bytes of a flight are where they belong. Blocks of a gather that are whole are summed
-// while those behind them come.
+// arrived counts n more bytes of a flight that have arrived; its lane calls it. Whole blocks of a
+// gather are summed while later ones are copied.
 func (d *Device) arrived(f *flight, n uint64) {
-	f.landed += n
+	f.arrived += n
 	if f.copy.Sum && f.copy.Dir == cudaipc.Gather && f.inOrder {
-		d.sums.give(f, f.landed)
+		d.sums.enqueue(f, f.arrived)
 	}
 }
 
@@ -115,66 +118,66 @@ func (d *Device) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bo
 	}
 }
 
-// lostWait is how long a Done that waits may not see that the device was lost.
+// lostWait is how long a waiting Done may miss that the device was lost.
 const lostWait = 50 * time.Millisecond
 
-// torn is what could not be read from the arena or written to it: the ends of a copy's blocks that
-// lie there. Its lane and the summers note it.
-type torn struct {
+// faults are the parts of a copy's blocks in the arena that could not be read or written. The
+// flight's lane and the summers add to them.
+type faults struct {
 	sync.Mutex
 	places []place
 	err    error // of the first
 }
 
-// tear notes that n bytes at an offset of the arena did not arrive, or could not be summed.
-func (f *flight) tear(off, n uint64, err error) {
-	f.torn.Lock()
-	defer f.torn.Unlock()
-	f.torn.places = append(f.torn.places, place{off, n})
-	if f.torn.err == nil {
-		f.torn.err = err
+// noteFault notes that n bytes at an offset of the arena did not arrive, or could not be summed.
+func (f *flight) noteFault(off, n uint64, err error) {
+	f.faults.Lock()
+	defer f.faults.Unlock()
+	f.faults.places = append(f.faults.places, place{off, n})
+	if f.faults.err == nil {
+		f.faults.err = err
 	}
 }
 
-// tornUnit is what carry copies in one piece where a page cannot be had: the smallest page.
-const tornUnit = 4 << 10
+// faultUnit is the granularity of copyGuarded after a fault: the smallest page.
+const faultUnit = 4 << 10
 
-// carry copies src to dst, one of which lies in the arena at off. Pages that cannot be had are
-// torn; the GPU gets whatever was there before, and nobody takes it for the block's bytes.
-func (f *flight) carry(arena, dst, src []byte, off uint64) {
+// copyGuarded copies src to dst, one of which lies in the arena at off. Unreadable pages become
+// faults; the GPU gets stale bytes there, and the block is bad.
+func (f *flight) copyGuarded(arena, dst, src []byte, off uint64) {
 	n := min(len(dst), len(src))
 	if pagefault.Guard(arena, nil, func() { copy(dst, src) }) == nil {
 		return
 	}
 	for at := 0; at < n; {
-		to := min(n, at+tornUnit-int((off+uint64(at))%tornUnit))
+		to := min(n, at+faultUnit-int((off+uint64(at))%faultUnit))
 		if err := pagefault.Guard(arena, nil, func() { copy(dst[at:to], src[at:to]) }); err != nil {
-			f.tear(off+uint64(at), uint64(to-at), err)
+			f.noteFault(off+uint64(at), uint64(to-at), err)
 		}
 		at = to
 	}
 }
 
-// markTorn makes the blocks bad that have bytes in torn places. Nothing of the flight is under way
-// any more.
-func (f *flight) markTorn() {
-	if f.torn.err == nil {
+// markFaults marks the blocks with bytes in faults as bad. Nothing of the flight is in flight any
+// more.
+func (f *flight) markFaults() {
+	if f.faults.err == nil {
 		return
 	}
 	run := 0
 	for i := range f.copy.Blocks {
 		bad := false
 		for range f.copy.Blocks[i].Runs {
-			bad = bad || f.torn.holds(&f.copy.Runs[run])
+			bad = bad || f.faults.overlaps(&f.copy.Runs[run])
 			run++
 		}
 		if bad {
-			f.End.MarkBad(i, len(f.copy.Blocks), f.torn.err)
+			f.End.MarkBad(i, len(f.copy.Blocks), f.faults.err)
 		}
 	}
 }
 
-func (t *torn) holds(r *cudaipc.Run) bool {
+func (t *faults) overlaps(r *cudaipc.Run) bool {
 	for _, p := range t.places {
 		if from := uint64(r.ArenaOff); p.off < from+uint64(r.Len) && from < p.off+p.n {
 			return true

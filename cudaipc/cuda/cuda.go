@@ -12,8 +12,9 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
 
-// Device is the device on a GPU's memory. It opens what engines export by CUDA IPC, or as descriptors of virtual memory, and copies
-// with the GPU's copy engines. All calls of the driver are made by a few goroutines with threads of their own:
+// Device is the device on a GPU's memory. It opens what engines export by CUDA IPC, or as
+// descriptors of virtual memory, and copies with the GPU's copy engines. A few goroutines with
+// threads of their own make all calls of the driver:
 //
 //	opener   opens and closes peers
 //	asker    asks engines' events, for Poll
@@ -21,15 +22,15 @@ import (
 //	pinner   pins the arena, piece by piece
 //	sampler  reads engines' memory for the sums of samples
 //
-// A driver error that no later call survives makes the device lost: from then on every call answers ErrLost, and copies that had
-// not ended are not known to have ended until this process has. Nothing here waits for all of a GPU's work, or lets a stream wait
-// for an engine's event.
+// A driver error that no later call survives makes the device lost: every call answers ErrLost
+// from then on, and copies in flight are not known to have ended until this process has. No call
+// here waits for all of a GPU's work, and no stream waits for an engine's event.
 type Device struct {
-	table cudaipc.Table[*peer]
-	arena []byte
-	mine  bool // the arena was mapped here
-	gpu   driver.GPU
-	ctx   *driver.Context
+	table    cudaipc.Table[*peer]
+	arena    []byte
+	ownArena bool // the arena was mapped here
+	gpu      driver.GPU
+	ctx      *driver.Context
 
 	source cudaipc.TableSource // of the lanes' table
 	facts  cudaipc.GPUFacts
@@ -53,10 +54,10 @@ type Device struct {
 
 var _ cudaipc.Device = (*Device)(nil)
 
-// Built says whether this program is built with the device (build tag cuda).
+// Built reports whether this program is built with the device (build tag cuda).
 const Built = true
 
-// Open opens a GPU for peers. Close(AllPeers) gives everything back.
+// Open opens a GPU for peers. Close(AllPeers) releases everything.
 func Open(o Options) (*Device, error) {
 	given := o.Table != nil
 	if err := o.complete(); err != nil {
@@ -76,7 +77,7 @@ func Open(o Options) (*Device, error) {
 		if d.arena, err = cudaipc.MapFD(o.ArenaFD, o.ArenaSize); err != nil {
 			return nil, fmt.Errorf("arena: %w", err)
 		}
-		d.mine = true
+		d.ownArena = true
 	}
 	if err := d.open(&o); err != nil {
 		return nil, fmt.Errorf("%s: %w", cudaipc.UUID(gpu.UUID), errors.Join(err, d.shut()))
@@ -84,10 +85,10 @@ func Open(o Options) (*Device, error) {
 	return d, nil
 }
 
-// open starts the roles. What was started before an error is ended by shut.
+// open starts the roles. After an error, shut ends those that were started.
 func (d *Device) open(o *Options) (err error) {
 	if d.ctx, err = driver.Retain(d.gpu.Ordinal); err != nil {
-		return whyNotOpened(err)
+		return withOpenHint(err)
 	}
 	if d.opener, err = driver.StartRole(d.ctx); err != nil {
 		return err
@@ -117,7 +118,7 @@ func (d *Device) open(o *Options) (err error) {
 	return nil
 }
 
-// shut ends what open has started; no copy is under way, or the device is lost.
+// shut ends what open has started. No copy is in flight, or the device is lost.
 func (d *Device) shut() error {
 	var errs []error
 	for _, l := range d.lanes {
@@ -146,13 +147,14 @@ func (d *Device) shut() error {
 	if d.ctx != nil {
 		errs = append(errs, d.ctx.Release())
 	}
-	if d.mine {
+	if d.ownArena {
 		errs = append(errs, cudaipc.Unmap(d.arena))
 	}
 	return errors.Join(errs...)
 }
 
-// Close closes a peer, or with AllPeers the device. A lost device is closed without calling the driver.
+// Close closes a peer, or with AllPeers the device. It closes a lost device without calling the
+// driver.
 func (d *Device) Close(id cudaipc.PeerID) error {
 	lost := d.alive()
 	if lost != nil && id != cudaipc.AllPeers {
@@ -178,16 +180,17 @@ func (d *Device) Close(id cudaipc.PeerID) error {
 	return err
 }
 
-// Learn sets the facts that Info tells, before anybody else has the device.
+// Learn sets the facts that Info reports. It is called before the device is shared.
 func (d *Device) Learn(f cudaipc.GPUFacts) { d.facts = f }
 
-// Lost is closed when no call of the device can succeed any more; LostBy says why.
+// Lost returns a channel that is closed once no call of the device can succeed any more.
 func (d *Device) Lost() <-chan struct{} { return d.lost.ch }
 
-// LostBy is ErrLost and the driver's error that met the device; nil while it is not lost.
+// LostBy returns ErrLost with the driver's error that caused the loss, or nil while the device is
+// not lost.
 func (d *Device) LostBy() error { return d.alive() }
 
-// alive is the error of a lost device, nil before.
+// alive returns the error of a lost device, nil before.
 func (d *Device) alive() error {
 	select {
 	case <-d.lost.ch:
@@ -197,7 +200,7 @@ func (d *Device) alive() error {
 	}
 }
 
-// lose notes what no later call survives.
+// lose marks the device as lost by an error that no later call survives.
 func (d *Device) lose(err error) {
 	d.lost.Do(func() {
 		d.lost.err = fmt.Errorf("%w: %s: %w", cudaipc.ErrLost, cudaipc.UUID(d.gpu.UUID), err)
@@ -205,7 +208,7 @@ func (d *Device) lose(err error) {
 	})
 }
 
-// judge passes an answer of the driver on, and loses the device if it is of that kind.
+// judge returns an answer of the driver; a sticky error loses the device.
 func (d *Device) judge(err error) error {
 	if driver.IsSticky(err) {
 		d.lose(err)

@@ -60,7 +60,12 @@ func (b *bench) do(ops ...devicetest.Op) []byte {
 
 func (b *bench) copy(dir cudaipc.Direction, runs ...cudaipc.Run) cudaipc.Done {
 	b.t.Helper()
-	ticket, err := b.device.Copy(&cudaipc.Copy{Peer: 1, Dir: dir, Runs: runs, Blocks: []cudaipc.Block{{Runs: uint32(len(runs))}}})
+	ticket, err := b.device.Copy(&cudaipc.Copy{
+		Peer:   1,
+		Dir:    dir,
+		Runs:   runs,
+		Blocks: []cudaipc.Block{{Runs: uint32(len(runs))}},
+	})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -87,7 +92,8 @@ func pattern(seed uint64, n int) []byte {
 	return p
 }
 
-// TestCUDARegionsBeginInTheirAllocation: several tensors are in one allocation, none of them at its start.
+// TestCUDARegionsBeginInTheirAllocation: several tensors are in one allocation, none of them at its
+// start.
 func TestCUDARegionsBeginInTheirAllocation(t *testing.T) {
 	const n = 64 << 10
 	b := newBench(t, devicetest.Spec{Regions: []int64{n, n + 100, n}}, nil)
@@ -105,7 +111,8 @@ func TestCUDARegionsBeginInTheirAllocation(t *testing.T) {
 	}
 }
 
-// TestCUDACompletionIsTheEnd looks at the last bytes of a long copy the moment that it is said to be done.
+// TestCUDACompletionIsTheEnd looks at the last bytes of a long copy the moment that it is said to
+// be done.
 func TestCUDACompletionIsTheEnd(t *testing.T) {
 	const n = 48 << 20
 	b := newBench(t, devicetest.Spec{Regions: []int64{n}}, nil)
@@ -123,7 +130,7 @@ func TestCUDACompletionIsTheEnd(t *testing.T) {
 	}
 }
 
-// TestCUDAEventIsAsked: behind a kernel that runs, an event has not fired.
+// TestCUDAEventIsAsked: an event after a running kernel has not fired.
 func TestCUDAEventIsAsked(t *testing.T) {
 	b := newBench(t, devicetest.Spec{Regions: []int64{4096}, Events: 2}, nil)
 	b.do(devicetest.Op{Kind: devicetest.Hold}, devicetest.Op{Kind: devicetest.Record, Index: 1})
@@ -138,10 +145,14 @@ func TestCUDAEventIsAsked(t *testing.T) {
 	}
 }
 
-// TestCUDAStepWordIsRead: an event that has fired is no proof of a step that was not written; one whose step is not reached is not asked.
+// TestCUDAStepWordIsRead: an event that has fired is no proof of a step that was not written; one
+// whose step is not reached is not asked.
 func TestCUDAStepWordIsRead(t *testing.T) {
 	b := newBench(t, devicetest.Spec{Regions: []int64{4096}, Events: 1}, nil)
-	b.do(devicetest.Op{Kind: devicetest.SetStep, Step: 1<<40 + 7}, devicetest.Op{Kind: devicetest.Record}, devicetest.Op{Kind: devicetest.Synchronize})
+	b.do(devicetest.Op{
+		Kind: devicetest.SetStep,
+		Step: 1<<40 + 7,
+	}, devicetest.Op{Kind: devicetest.Record}, devicetest.Op{Kind: devicetest.Synchronize})
 	if s := b.poll(cudaipc.Wait{}); s.Step != 1<<40+7 || !s.Fired {
 		t.Fatalf("step %d, want %d; fired %v", s.Step, uint64(1<<40+7), s.Fired)
 	}
@@ -175,12 +186,30 @@ func TestCUDAImportSaysWhatToSet(t *testing.T) {
 	}{
 		{"another GPU", "matched by UUID", cudaipc.ErrNoCUDA, func(im *cudaipc.Import) { im.GPU[3]++ }},
 		{"no GPU", "matched by UUID", cudaipc.ErrNoCUDA, func(im *cudaipc.Import) { im.GPU = cudaipc.UUID{} }},
-		{"a short handle", "63 bytes", cudaipc.ErrRange, func(im *cudaipc.Import) { im.Regions[1].Handle = im.Regions[1].Handle[:63] }},
-		{"a handle of nothing", "expandable_segments", cudaipc.ErrKind, func(im *cudaipc.Import) { im.Regions[1].Handle = make([]byte, 64) }},
-		{"behind the allocation", "of an allocation of", cudaipc.ErrRange, func(im *cudaipc.Import) { im.Regions[1].Addr = 1 << 40 }},
-		{"longer than the allocation", "of an allocation of", cudaipc.ErrRange, func(im *cudaipc.Import) { im.Regions[1].Size = 1 << 30 }},
-		{"an offset that overflows", "of an allocation of", cudaipc.ErrRange, func(im *cudaipc.Import) { im.Regions[1].Addr = ^uint64(0) }},
-		{"host memory as KV", "for the words alone", cudaipc.ErrKind, func(im *cudaipc.Import) { im.Regions[1].Kind, im.Regions[1].FD = cudaipc.KindFD, -1 }},
+		{
+			"a short handle", "63 bytes", cudaipc.ErrRange,
+			func(im *cudaipc.Import) { im.Regions[1].Handle = im.Regions[1].Handle[:63] },
+		},
+		{
+			"a handle of nothing", "expandable_segments", cudaipc.ErrKind,
+			func(im *cudaipc.Import) { im.Regions[1].Handle = make([]byte, 64) },
+		},
+		{
+			"beyond the allocation", "of an allocation of", cudaipc.ErrRange,
+			func(im *cudaipc.Import) { im.Regions[1].Addr = 1 << 40 },
+		},
+		{
+			"longer than the allocation", "of an allocation of", cudaipc.ErrRange,
+			func(im *cudaipc.Import) { im.Regions[1].Size = 1 << 30 },
+		},
+		{
+			"an offset that overflows", "of an allocation of", cudaipc.ErrRange,
+			func(im *cudaipc.Import) { im.Regions[1].Addr = ^uint64(0) },
+		},
+		{
+			"host memory as KV", "for the words alone", cudaipc.ErrKind,
+			func(im *cudaipc.Import) { im.Regions[1].Kind, im.Regions[1].FD = cudaipc.KindFD, -1 },
+		},
 	} {
 		im := b.describe(2)
 		im.Regions[1].Handle = bytes.Clone(im.Regions[1].Handle)
@@ -195,12 +224,13 @@ func TestCUDAImportSaysWhatToSet(t *testing.T) {
 	}
 }
 
-// A mover answers questions about its device until it ends: one that comes beside the end finds nobody to ask, and waits for nobody.
+// A mover answers questions about its device until it ends: a question
+// beside the end finds no opener, and does not wait for one.
 func TestCUDAAskedWhileItCloses(t *testing.T) {
 	const askers = 4
 	var asking, asked sync.WaitGroup
 	closed := make(chan struct{})
-	t.Cleanup(func() { // behind the fixture's, which closes the device
+	t.Cleanup(func() { // after the fixture's, which closes the device
 		close(closed)
 		asked.Wait()
 	})
@@ -213,7 +243,7 @@ func TestCUDAAskedWhileItCloses(t *testing.T) {
 			for over := false; !over; {
 				select {
 				case <-closed:
-					over = true // once more, behind the end
+					over = true // once more, after the end
 				default:
 				}
 				b.device.Info()
@@ -223,14 +253,16 @@ func TestCUDAAskedWhileItCloses(t *testing.T) {
 	asking.Wait()
 }
 
-// TestCUDARefusalToPin: what the driver does not pin is copied all the same, and Info says that it is so.
+// TestCUDARefusalToPin: what the driver does not pin is copied all the same, and Info says that it
+// is so.
 func TestCUDARefusalToPin(t *testing.T) {
 	const n = 3 << 20
 	first := devicetest.CUDA(t, devicetest.MinArena, cudaipc.KindCUDA, nil)
 	for i := 0; !first.Device.(*cuda.Device).Info().PinDone && i < 10_000; i++ {
 		time.Sleep(time.Millisecond)
 	}
-	b := newBench(t, devicetest.Spec{Regions: []int64{n}}, func(o *cuda.Options) { o.Arena, o.Ring = first.Arena, 1<<20 })
+	b := newBench(t, devicetest.Spec{Regions: []int64{n}},
+		func(o *cuda.Options) { o.Arena, o.Ring = first.Arena, 1<<20 })
 	b.arena = first.Arena
 	b.do(devicetest.Op{Kind: devicetest.Fill, Region: 1, Len: n, Seed: 4})
 	b.copy(cudaipc.Gather, cudaipc.Run{Region: 1, Len: n})
@@ -246,7 +278,7 @@ func TestCUDARefusalToPin(t *testing.T) {
 	}
 }
 
-// TestCUDABothDirections has copies of both under way at once.
+// TestCUDABothDirections has copies of both in flight at once.
 func TestCUDABothDirections(t *testing.T) {
 	const n = 8 << 20
 	b := newBench(t, devicetest.Spec{Regions: []int64{n, n}}, nil)
@@ -270,7 +302,11 @@ func TestCUDABothDirections(t *testing.T) {
 		}
 		sums[d.Sums[0]]++
 	}
-	if len(sums) != 2 || !bytes.Equal(b.arena[:n], pattern(1, n)) || !bytes.Equal(b.do(devicetest.Op{Kind: devicetest.Read, Region: 2, Len: n}), pattern(2, n)) {
+	if len(sums) != 2 || !bytes.Equal(b.arena[:n], pattern(1, n)) || !bytes.Equal(b.do(devicetest.Op{
+		Kind:   devicetest.Read,
+		Region: 2,
+		Len:    n,
+	}), pattern(2, n)) {
 		t.Fatalf("bytes or sums (%v) are wrong", sums)
 	}
 }
@@ -312,8 +348,9 @@ func TestCUDAOptionsAreChecked(t *testing.T) {
 	}
 }
 
-// TestCUDAWritesAreThere: what an engine writes from memory that is not pinned, and what it clears, is waited for, where a driver may be on its
-// way with it still when the call returns. A software driver is not, so the calls are looked at.
+// TestCUDAWritesAreThere: what an engine writes from memory that is not pinned, and what it clears,
+// is waited for, where a driver may be on its way with it still when the call returns. A software
+// driver is not, so the calls are looked at.
 func TestCUDAWritesAreThere(t *testing.T) {
 	engine, err := engine.NewCUDA(cudaipc.UUID{}, 0, 0)
 	if err != nil {
@@ -321,7 +358,7 @@ func TestCUDAWritesAreThere(t *testing.T) {
 	}
 	defer engine.Close()
 	list := filepath.Join(t.TempDir(), "calls")
-	t.Setenv("SOFTCUDA_CALLS", list) // nothing is under way: C's environment is not for two threads
+	t.Setenv("SOFTCUDA_CALLS", list) // nothing is in flight: C's environment is not for two threads
 	m, err := engine.Alloc(1, 1<<16)
 	if err != nil {
 		t.Fatal(err)

@@ -12,7 +12,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
 
-// complete fills in the defaults and holds the rest against the limits.
+// complete fills in the defaults and checks the limits.
 func (o *Options) complete() error {
 	if o.PinPiece == 0 {
 		o.PinPiece = DefaultPinPiece
@@ -28,13 +28,15 @@ func (o *Options) complete() error {
 		o.Table = &t
 	}
 	if page := int64(os.Getpagesize()); o.PinPiece < MinPinPiece || o.PinPiece%page != 0 {
-		return fmt.Errorf("option PinPiece: %d bytes, want %d or more and a multiple of %d: %w", o.PinPiece, MinPinPiece, page, cudaipc.ErrRange)
+		return fmt.Errorf("option PinPiece: %d bytes, want %d or more and a multiple of %d: %w", o.PinPiece,
+			MinPinPiece, page, cudaipc.ErrRange)
 	}
 	if o.Ring < MinRing {
 		return fmt.Errorf("option Ring: %d bytes, want %d or more: %w", o.Ring, MinRing, cudaipc.ErrRange)
 	}
 	if o.InFlight < o.Ring {
-		return fmt.Errorf("option InFlight: %d bytes, want those of the ring, %d, or more: %w", o.InFlight, o.Ring, cudaipc.ErrRange)
+		return fmt.Errorf("option InFlight: %d bytes, want those of the ring, %d, or more: %w", o.InFlight, o.Ring,
+			cudaipc.ErrRange)
 	}
 	for i := range o.Tables {
 		if err := o.Tables[i].Check(); err != nil {
@@ -44,7 +46,7 @@ func (o *Options) complete() error {
 	return o.Table.Check()
 }
 
-// choose takes the copy table of a GPU.
+// choose picks the copy table of a GPU.
 func (o *Options) choose(gpu *driver.GPU) (*cudaipc.CopyTable, cudaipc.TableSource) {
 	if o.Facts.Table != nil {
 		return o.Facts.Table, cudaipc.TableMeasured
@@ -65,28 +67,31 @@ func FindGPU(id cudaipc.UUID) (driver.GPU, error) {
 		if len(gpus) == 1 {
 			return gpus[0], nil
 		}
-		return driver.GPU{}, fmt.Errorf("%w: no GPU is named, and this process sees %s", cudaipc.ErrNoCUDA, namesOf(gpus))
+		return driver.GPU{}, fmt.Errorf("%w: no GPU is named, and this process sees %s", cudaipc.ErrNoCUDA,
+			namesOf(gpus))
 	}
 	for _, g := range gpus {
 		if cudaipc.UUID(g.UUID) == id {
 			return g, nil
 		}
 	}
-	return driver.GPU{}, fmt.Errorf("%w: GPU %s is not among those that this process sees, which are %s: give it the engine's GPU by its UUID "+
-		"(for a MIG instance the instance's), in CUDA_VISIBLE_DEVICES or as the container's device", cudaipc.ErrNoCUDA, id, namesOf(gpus))
+	return driver.GPU{}, fmt.Errorf("%w: GPU %s is not among those that this process sees, which are %s: "+
+		"give it the engine's GPU by its UUID (for a MIG instance the instance's), "+
+		"in CUDA_VISIBLE_DEVICES or as the container's device", cudaipc.ErrNoCUDA, id, namesOf(gpus))
 }
 
 func listGPUs() ([]driver.GPU, error) {
 	err := driver.Load()
 	if errors.Is(err, driver.ErrNoLibrary) {
-		return nil, fmt.Errorf("%w: %w: install the NVIDIA driver, or give the container its libraries (capability \"compute\")", cudaipc.ErrNoCUDA, err)
+		return nil, fmt.Errorf("%w: %w: install the NVIDIA driver, "+
+			"or give the container its libraries (capability \"compute\")", cudaipc.ErrNoCUDA, err)
 	}
 	var gpus []driver.GPU
 	if err == nil {
 		gpus, err = driver.GPUs()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", cudaipc.ErrNoCUDA, whyNotOpened(err))
+		return nil, fmt.Errorf("%w: %w", cudaipc.ErrNoCUDA, withOpenHint(err))
 	}
 	return gpus, nil
 }
@@ -102,7 +107,7 @@ func namesOf(gpus []driver.GPU) string {
 	return strings.Join(names, ", ")
 }
 
-// SeeGPUs says why no GPU can be seen; nil: at least one is.
+// SeeGPUs returns why no GPU is visible, or nil if one is.
 func SeeGPUs() error {
 	gpus, err := listGPUs()
 	if err == nil && len(gpus) == 0 {
@@ -111,21 +116,27 @@ func SeeGPUs() error {
 	return err
 }
 
-// openCures say what the user sets, by what the driver says of a GPU that it does not open.
-var openCures = map[int]string{
-	driver.OutOfMemory:       "the GPU has no memory left for the agent's own part, some hundred MiB: lower the engine's gpu_memory_utilization a little",
-	driver.NoDevice:          "no GPU is shown to this process: see NVIDIA_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES, and the container's devices",
-	driver.DeviceUnavailable: "the GPU is in exclusive compute mode, or another process holds it alone: nvidia-smi -c DEFAULT",
-	driver.SystemNotReady:    "the machine's NVSwitch fabric is not up: nvidia-fabricmanager must run",
-	driver.DriverMismatch:    "the driver's library is not of the kernel's module: restart the container, or the node, after an update of the driver",
-	driver.CompatUnsupported: "a compatibility library of CUDA shadows the driver's own on a GPU that it is not for: take it out of LD_LIBRARY_PATH",
-	driver.Unknown:           "the kernel's module does not answer: see dmesg for Xid lines, nvidia-smi, and that /dev/nvidia* are in the container, nvidia-uvm too",
+// openHints tell the user what to set, by the driver's error for a GPU that it does not open.
+var openHints = map[int]string{
+	driver.OutOfMemory: "the GPU has no memory left for the agent's own part, some hundred MiB: " +
+		"lower the engine's gpu_memory_utilization a little",
+	driver.NoDevice: "no GPU is shown to this process: see NVIDIA_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES, " +
+		"and the container's devices",
+	driver.DeviceUnavailable: "the GPU is in exclusive compute mode, or another process holds it alone: " +
+		"nvidia-smi -c DEFAULT",
+	driver.SystemNotReady: "the machine's NVSwitch fabric is not up: nvidia-fabricmanager must run",
+	driver.DriverMismatch: "the driver's library is not of the kernel's module: " +
+		"restart the container, or the node, after an update of the driver",
+	driver.CompatUnsupported: "a compatibility library of CUDA shadows the driver's own on a GPU that it is not for: " +
+		"take it out of LD_LIBRARY_PATH",
+	driver.Unknown: "the kernel's module does not answer: see dmesg for Xid lines, nvidia-smi, " +
+		"and that /dev/nvidia* are in the container, nvidia-uvm too",
 }
 
-// whyNotOpened says what the user sets.
-func whyNotOpened(err error) error {
-	if cure, known := openCures[driver.CodeOf(err)]; known {
-		return fmt.Errorf("%w: %s", err, cure)
+// withOpenHint adds to an error of opening a GPU what the user can set.
+func withOpenHint(err error) error {
+	if hint, found := openHints[driver.CodeOf(err)]; found {
+		return fmt.Errorf("%w: %s", err, hint)
 	}
 	return err
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/kvagent/kvagent/pagefault"
 )
 
-// peer is a peer with what is open of it on the GPU. That does not change between Import and Close.
+// peer is a cudaipc.Peer and what is open of it on the GPU. It does not change between Import and
+// Close.
 type peer struct {
 	cudaipc.Peer
 	allocations map[driver.Handle]driver.Addr // each opened once per import, however many regions are in it
@@ -20,7 +21,7 @@ type peer struct {
 	events      []driver.Event
 	loads       atomic.Pointer[loadEvents] // nil: not asked for
 	wordsRegion *cudaipc.Opened            // the mapping of the words, which is no region to copy
-	statm       int                        // /proc/PID/statm; -1: not watched, or it says nothing
+	statm       int                        // /proc/PID/statm; -1: not watched, or of no use
 }
 
 // Import opens the regions and the events of a peer, all or none.
@@ -45,7 +46,7 @@ func (d *Device) Import(im cudaipc.Import) error {
 	return nil
 }
 
-// openOnGPU opens everything, or closes what it opened. In the opener.
+// openOnGPU opens everything or nothing. The opener calls it.
 func (d *Device) openOnGPU(p *peer, im *cudaipc.Import) error {
 	err := d.openAll(p, im)
 	if err == nil {
@@ -59,7 +60,8 @@ func (d *Device) openOnGPU(p *peer, im *cudaipc.Import) error {
 
 func (d *Device) openAll(p *peer, im *cudaipc.Import) error {
 	if len(im.Regions) > cudaipc.MaxRegions+MaxPieces {
-		return fmt.Errorf("%d regions and pieces, at most %d: %w", len(im.Regions), cudaipc.MaxRegions+MaxPieces, cudaipc.ErrRange)
+		return fmt.Errorf("%d regions and pieces, at most %d: %w", len(im.Regions), cudaipc.MaxRegions+MaxPieces,
+			cudaipc.ErrRange)
 	}
 	var total uint64
 	for left := im.Regions; len(left) > 0; {
@@ -72,13 +74,14 @@ func (d *Device) openAll(p *peer, im *cudaipc.Import) error {
 		}
 		r, err := d.openRegion(p, im, left[:n])
 		if err == nil {
-			p.Regions[left[0].ID], err = r, im.CheckGone()
+			p.Regions[left[0].ID], err = r, im.CheckCancelled()
 		}
 		if err != nil {
 			return fmt.Errorf("region %d: %w", left[0].ID, err)
 		}
 		if total += r.Size; total > cudaipc.MaxPeerBytes {
-			return fmt.Errorf("region %d: more than %d bytes in all: %w", left[0].ID, int64(cudaipc.MaxPeerBytes), cudaipc.ErrRange)
+			return fmt.Errorf("region %d: more than %d bytes in all: %w", left[0].ID, int64(cudaipc.MaxPeerBytes),
+				cudaipc.ErrRange)
 		}
 		left = left[n:]
 	}
@@ -94,10 +97,12 @@ func (d *Device) openAll(p *peer, im *cudaipc.Import) error {
 	return nil
 }
 
-// pieces is how many of the first regions are one: pieces of virtual memory have one id.
+// pieces returns how many of the first elements are one region: pieces of virtual memory have one
+// ID.
 func pieces(list []cudaipc.Region) int {
 	n := 1
-	for list[0].Kind == cudaipc.KindCUDAFD && n < len(list) && list[n].Kind == cudaipc.KindCUDAFD && list[n].ID == list[0].ID {
+	for list[0].Kind == cudaipc.KindCUDAFD && n < len(list) && list[n].Kind == cudaipc.KindCUDAFD &&
+		list[n].ID == list[0].ID {
 		n++
 	}
 	return n
@@ -108,11 +113,14 @@ func (d *Device) openRegion(p *peer, im *cudaipc.Import, parts []cudaipc.Region)
 	r := &parts[0]
 	for i := range parts {
 		if size := parts[i].Size; size == 0 || size > cudaipc.MaxPeerBytes {
-			return nil, fmt.Errorf("size %d is not within 1 and %d bytes: %w", size, int64(cudaipc.MaxPeerBytes), cudaipc.ErrRange)
+			return nil, fmt.Errorf("size %d is not within 1 and %d bytes: %w", size, int64(cudaipc.MaxPeerBytes),
+				cudaipc.ErrRange)
 		}
 	}
 	if (r.Kind == cudaipc.KindCUDA || r.Kind == cudaipc.KindCUDAFD) && im.GPU != cudaipc.UUID(d.gpu.UUID) {
-		return nil, fmt.Errorf("it is on GPU %s, this device is GPU %s: an engine and its agent's device are matched by UUID: %w", im.GPU, cudaipc.UUID(d.gpu.UUID), cudaipc.ErrNoCUDA)
+		return nil, fmt.Errorf("it is on GPU %s, this device is GPU %s: "+
+			"an engine and its agent's device are matched by UUID: %w",
+			im.GPU, cudaipc.UUID(d.gpu.UUID), cudaipc.ErrNoCUDA)
 	}
 	switch {
 	case r.Kind == cudaipc.KindCUDA:
@@ -123,12 +131,15 @@ func (d *Device) openRegion(p *peer, im *cudaipc.Import, parts []cudaipc.Region)
 		mem, err := cudaipc.MapFD(r.FD, int64(r.Size))
 		return &cudaipc.Opened{Size: r.Size, Mem: mem}, err
 	case r.Kind == cudaipc.KindFD || r.Kind == cudaipc.KindPeer:
-		return nil, fmt.Errorf("kind %d on a GPU is for the words alone: KV memory comes as a CUDA IPC handle (kind %d) or as descriptors (kind %d): %w", r.Kind, cudaipc.KindCUDA, cudaipc.KindCUDAFD, cudaipc.ErrKind)
+		return nil, fmt.Errorf("kind %d on a GPU is for the words alone: "+
+			"KV memory comes as a CUDA IPC handle (kind %d) or as descriptors (kind %d): %w",
+			r.Kind, cudaipc.KindCUDA, cudaipc.KindCUDAFD, cudaipc.ErrKind)
 	}
 	return nil, fmt.Errorf("kind %d on a GPU: %w", r.Kind, cudaipc.ErrKind)
 }
 
-// openHandle opens the allocation of a region, if no region before it did, and finds the region in it.
+// openHandle opens the allocation of a region, unless an earlier region did, and finds the region
+// in it.
 func (d *Device) openHandle(p *peer, r *cudaipc.Region) (*cudaipc.Opened, error) {
 	var handle driver.Handle
 	if copy(handle[:], r.Handle) != len(handle) || len(r.Handle) != len(handle) {
@@ -138,7 +149,7 @@ func (d *Device) openHandle(p *peer, r *cudaipc.Region) (*cudaipc.Opened, error)
 	if !open {
 		var err error
 		if start, err = driver.OpenMemory(&handle); err != nil {
-			return nil, whyNotOpen(err)
+			return nil, withHandleHint(err)
 		}
 		p.allocations[handle] = start
 		d.imports.Add(1)
@@ -153,21 +164,24 @@ func (d *Device) openHandle(p *peer, r *cudaipc.Region) (*cudaipc.Opened, error)
 	return &cudaipc.Opened{Size: r.Size, Addr: uint64(base) + r.Addr}, nil
 }
 
-// whyNotOpen says what the user sets, for what the driver says of a handle that it does not open.
-func whyNotOpen(err error) error {
-	cure := "the engine and this process need the same GPU, one IPC namespace and one PID namespace (docker: --ipc and --pid, Kubernetes: hostIPC and hostPID, or containers of one pod " +
+// withHandleHint adds to an error of opening a memory handle what the user can set.
+func withHandleHint(err error) error {
+	hint := "the engine and this process need the same GPU, one IPC namespace and one PID namespace " +
+		"(docker: --ipc and --pid, Kubernetes: hostIPC and hostPID, or containers of one pod " +
 		"with shareProcessNamespace), one user id (--user, runAsUser), and the engine must be alive"
 	switch driver.CodeOf(err) {
 	case driver.InvalidValue, driver.NotSupported:
-		cure = "memory of PyTorch's expandable segments has no such handle (set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False, or send it as descriptors), nor has that of vLLM's sleep mode " +
-			"(start the engine without enable_sleep_mode); else " + cure
+		hint = "memory of PyTorch's expandable segments has no such handle " +
+			"(set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False, or send it as descriptors), " +
+			"nor has that of vLLM's sleep mode (start the engine without enable_sleep_mode); else " + hint
 	case driver.OutOfMemory:
-		cure = "the GPU has no memory left for the mapping: lower the engine's gpu_memory_utilization a little"
+		hint = "the GPU has no memory left for the mapping: lower the engine's gpu_memory_utilization a little"
 	}
-	return fmt.Errorf("%w: %w: %s", cudaipc.ErrKind, err, cure)
+	return fmt.Errorf("%w: %w: %s", cudaipc.ErrKind, err, hint)
 }
 
-// openWords finds the step and revocation words and opens the events. The region of the words is none to copy from then on.
+// openWords finds the step and revocation words and opens the events. The words' region cannot be
+// copied from afterwards.
 func (d *Device) openWords(p *peer, im *cudaipc.Import) error {
 	s := im.Sync
 	if err := p.PlaceWords(s, cudaipc.CUDAEventCell); err != nil || p.Words == nil {
@@ -186,21 +200,23 @@ func (d *Device) openWords(p *peer, im *cudaipc.Import) error {
 		}
 		e, err := driver.OpenEvent(&handle)
 		if err != nil {
-			return fmt.Errorf("sync: event %d: %w: %w: make it with interprocess=True, on the GPU of the regions, and keep it as long as the session; "+
-				"the engine and this process need one IPC and one PID namespace, and one user id", i, cudaipc.ErrKind, err)
+			return fmt.Errorf("sync: event %d: %w: %w: make it with interprocess=True, on the GPU of the regions, "+
+				"and keep it as long as the session; the engine and this process need one IPC and one PID namespace, "+
+				"and one user id", i, cudaipc.ErrKind, err)
 		}
 		p.events = append(p.events, e)
 		d.imports.Add(1)
-		if err := im.CheckGone(); err != nil {
+		if err := im.CheckCancelled(); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// closeOnGPU closes everything that is open of a peer. In the opener; no copy of the peer is under way. Memory that cannot be closed
-// would never be free again while this process lives, and so the device is lost; an event that cannot, which may be so when the
-// process that made it is gone, stays open and is counted.
+// closeOnGPU closes everything of a peer on the GPU. The opener calls it; no copy of the peer is
+// in flight. Memory that cannot be closed stays taken while this process lives, so the device is
+// lost. An event that cannot be closed, which happens when its process has ended, stays open and
+// counted.
 func (d *Device) closeOnGPU(p *peer) error {
 	var errs []error
 	closed := func(err error) {
@@ -230,7 +246,7 @@ func (d *Device) closeOnGPU(p *peer) error {
 	return errors.Join(errs...)
 }
 
-// closeRest ends what is not on the GPU, after closeOnGPU.
+// closeRest closes what is not on the GPU, after closeOnGPU.
 func (p *peer) closeRest() {
 	if p.wordsRegion != nil {
 		p.wordsRegion.Close()

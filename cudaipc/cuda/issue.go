@@ -19,7 +19,8 @@ func (is *issue) reset() {
 	is.rects = is.rects[:0]
 }
 
-// add puts a rectangle, or a single copy, where the table says; false: the kernel's list of this chunk is full.
+// add puts a rectangle, or a single copy, on the table's path. It returns false if the kernel's
+// list of this chunk is full.
 func (l *lane) add(r *rect) (bool, error) {
 	host := driver.HostAddr(l.d.arena) + r.off
 	path := l.table.Path(r.n, r.rows > 1)

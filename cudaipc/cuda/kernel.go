@@ -14,16 +14,16 @@ const (
 	maxLists    = 8     // in use at once
 )
 
-// copyKernel is the kernel of a device, loaded when its copy table names it and never else.
+// copyKernel is the kernel of a device. It is loaded only if the copy table names it.
 type copyKernel struct {
 	*driver.Kernel       // nil: not loaded
 	err            error // why it is not, though the table names it: its copies are batches then
 }
 
-// load loads the kernel. In a role.
+// load loads the kernel. It is called in a role.
 func (k *copyKernel) load() { k.Kernel, k.err = driver.LoadKernel(kernel.PTX, kernel.Name) }
 
-// unload unloads it, if it was loaded. In a role; nothing of it runs any more.
+// unload unloads the kernel, if it was loaded. It is called in a role; no launch is in flight.
 func (k *copyKernel) unload() error {
 	if k.Kernel == nil {
 		return nil
@@ -31,7 +31,7 @@ func (k *copyKernel) unload() error {
 	return k.Unload()
 }
 
-// lists is pinned memory for what the kernel reads: a list stays as it is until its chunk has ended.
+// lists is pinned memory for the kernel's lists. A list is unchanged until its chunk has ended.
 type lists struct {
 	mem  []byte
 	at   driver.Addr // of mem, as the GPU sees it
@@ -54,7 +54,7 @@ func newLists() (*lists, error) {
 	return l, nil
 }
 
-// room says whether one more chunk can have a list. A lane without lists needs none.
+// room reports whether one more chunk can have a list. A lane without lists needs none.
 func (l *lists) room() bool { return l == nil || len(l.free) > 0 }
 
 func (l *lists) close() error {
@@ -70,7 +70,8 @@ type list struct {
 	count int
 }
 
-// addToList puts rows into the chunk's list. It says whether there was room; a rectangle has listEntries rows at most.
+// addToList puts rows into the chunk's list and reports whether there was room. A rectangle has
+// listEntries rows at most.
 func (l *lane) addToList(r *rect) (bool, error) {
 	arena, err := l.arenaAt(r.off)
 	if err != nil {
@@ -95,11 +96,11 @@ func (l *lane) addToList(r *rect) (bool, error) {
 	return true, nil
 }
 
-// arenaAt is where the GPU sees a place in a pinned piece of the arena.
+// arenaAt returns the GPU's address of a place in a pinned piece of the arena.
 func (l *lane) arenaAt(off uint64) (driver.Addr, error) {
 	i := off / l.d.pins.piece
-	at, known := l.pieces[i]
-	if !known {
+	at, found := l.pieces[i]
+	if !found {
 		var err error
 		if at, err = driver.Address(l.d.pins.mem(int(i))); err != nil {
 			return 0, err

@@ -15,11 +15,16 @@ import (
 )
 
 // byKernel is a copy table that names the kernel for all runs.
-var byKernel = cudaipc.CopyTable{Rules: []cudaipc.CopyRule{{UpTo: math.MaxUint64, Flat: cudaipc.CopyKernel, Rows: cudaipc.CopyKernel}}}
+var byKernel = cudaipc.CopyTable{Rules: []cudaipc.CopyRule{{
+	UpTo: math.MaxUint64,
+	Flat: cudaipc.CopyKernel,
+	Rows: cudaipc.CopyKernel,
+}}}
 
 func useKernel(o *cuda.Options) { o.Table = &byKernel }
 
-// pinned waits until nothing more will be pinned: what is not goes through the rings, and not by the kernel.
+// pinned waits until nothing more will be pinned: what is not goes through the rings, and not by
+// the kernel.
 func (b *bench) pinned() {
 	b.t.Helper()
 	for i := 0; !b.device.Info().PinDone && i < 10_000; i++ {
@@ -27,7 +32,8 @@ func (b *bench) pinned() {
 	}
 }
 
-// TestCUDAKernelBytes copies runs of odd lengths between odd places both ways, some of them more than a list has room for.
+// TestCUDAKernelBytes copies runs of odd lengths between odd places both ways, some of them more
+// than a list has room for.
 func TestCUDAKernelBytes(t *testing.T) {
 	const n = 4 << 20
 	seed := uint64(time.Now().UnixNano())
@@ -61,7 +67,8 @@ func TestCUDAKernelBytes(t *testing.T) {
 	}
 	info := b.device.Info()
 	if info.Kernels < 4 || info.Singles+info.Batches+info.Rects != 0 {
-		t.Errorf("%d launches for %d runs each way, and %d other calls; want several, and none", info.Kernels, len(out), info.Singles+info.Batches+info.Rects)
+		t.Errorf("%d launches for %d runs each way, and %d other calls; want several, and none", info.Kernels, len(out),
+			info.Singles+info.Batches+info.Rects)
 	}
 }
 
@@ -74,7 +81,12 @@ func TestCUDAKernelRows(t *testing.T) {
 	source := pattern(5, rows*pitch)
 	var runs []cudaipc.Run
 	for i := range rows {
-		runs = append(runs, cudaipc.Run{Region: 1, RegionOff: uint64(i * pitch), ArenaOff: int64(i * width), Len: width})
+		runs = append(runs, cudaipc.Run{
+			Region:    1,
+			RegionOff: uint64(i * pitch),
+			ArenaOff:  int64(i * width),
+			Len:       width,
+		})
 	}
 	b.copy(cudaipc.Gather, runs...)
 	for i := range rows {
@@ -100,6 +112,7 @@ func TestCUDACalibrateMeasuresTheKernel(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := calls(); n["cuLaunchKernel"] == 0 || n["cuModuleLoadData"] != 1 || n["cuModuleUnload"] != 1 {
-		t.Errorf("%d launches of a module that was loaded %d and unloaded %d times", n["cuLaunchKernel"], n["cuModuleLoadData"], n["cuModuleUnload"])
+		t.Errorf("%d launches of a module that was loaded %d and unloaded %d times", n["cuLaunchKernel"],
+			n["cuModuleLoadData"], n["cuModuleUnload"])
 	}
 }

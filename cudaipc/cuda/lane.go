@@ -29,8 +29,9 @@ const (
 	pauseLong  = time.Millisecond       // after a tenth of a second
 )
 
-// lane does the copies of one direction, in the order in which they come: it starts them in chunks, as much as InFlight allows, with
-// an event of its own behind each chunk, and looks at the events in their order. All but flights is its role's alone.
+// lane does the copies of one direction in the order in which they arrive. It starts them in
+// chunks, up to InFlight bytes, records an event after each chunk, and polls the events in their
+// order. All fields but flights belong to its role.
 type lane struct {
 	d        *Device
 	dir      cudaipc.Direction
@@ -57,7 +58,7 @@ type lane struct {
 	counts struct{ singles, batches, rects, kernels, ring atomic.Uint64 }
 }
 
-// chunk is some calls with an event behind them.
+// chunk is some calls and the event recorded after them.
 type chunk struct {
 	flight *flight
 	event  driver.Event
@@ -67,7 +68,14 @@ type chunk struct {
 }
 
 func startLane(d *Device, dir cudaipc.Direction, o *Options) (*lane, error) {
-	l := &lane{d: d, dir: dir, table: *o.Table, inFlight: uint64(o.InFlight), flights: newQueue[*flight](), pieces: map[uint64]driver.Addr{}}
+	l := &lane{
+		d:        d,
+		dir:      dir,
+		table:    *o.Table,
+		inFlight: uint64(o.InFlight),
+		flights:  newQueue[*flight](),
+		pieces:   map[uint64]driver.Addr{},
+	}
 	var err error
 	if l.role, err = driver.StartRole(d.ctx); err != nil {
 		return nil, err
@@ -80,7 +88,7 @@ func startLane(d *Device, dir cudaipc.Direction, o *Options) (*lane, error) {
 	return l, nil
 }
 
-// open makes the stream, loads above saves, and the ring.
+// open makes the stream and the ring. Loads have a higher priority than saves.
 func (l *lane) open(o *Options) error {
 	last, first, err := driver.Priorities()
 	if err != nil {
@@ -90,7 +98,13 @@ func (l *lane) open(o *Options) error {
 	if err != nil {
 		return err
 	}
-	l.planner.planLimits = planLimits{piece: uint64(o.PinPiece), bytes: min(maxMerged, uint64(o.Ring)), minRows: minRows, maxRows: listEntries, maxPitch: pitch}
+	l.planner.planLimits = planLimits{
+		piece:    uint64(o.PinPiece),
+		bytes:    min(maxMerged, uint64(o.Ring)),
+		minRows:  minRows,
+		maxRows:  listEntries,
+		maxPitch: pitch,
+	}
 	l.priority = last
 	if l.dir == cudaipc.Scatter {
 		l.priority = first
@@ -107,7 +121,7 @@ func (l *lane) open(o *Options) error {
 	return err
 }
 
-// run is the lane's life.
+// run starts and reaps chunks until the lane is closed.
 func (l *lane) run() {
 	preciseSleep()
 	since := time.Now()
@@ -139,7 +153,7 @@ func pause(waited time.Duration) {
 	_ = unix.Nanosleep(&t, nil)
 }
 
-// next takes a flight and plans it, if none is being started.
+// next takes a flight and plans it, if none is being started. It reports whether it has one.
 func (l *lane) next(wait bool) bool {
 	f, ok := l.flights.take(wait)
 	if !ok {
@@ -152,7 +166,12 @@ func (l *lane) next(wait bool) bool {
 		if i == 0 || run.Region != f.copy.Runs[i-1].Region {
 			r = f.of.Regions[run.Region]
 		}
-		l.spans = append(l.spans, span{dev: r.Addr + run.RegionOff, off: uint64(run.ArenaOff), n: uint64(run.Len), in: run.Region})
+		l.spans = append(l.spans, span{
+			dev: r.Addr + run.RegionOff,
+			off: uint64(run.ArenaOff),
+			n:   uint64(run.Len),
+			in:  run.Region,
+		})
 	}
 	_, call := f.most()
 	l.planner.bytes = min(call, uint64(len(l.ring.mem)))
@@ -165,7 +184,7 @@ func (l *lane) next(wait bool) bool {
 func (l *lane) start() {
 	for l.flight != nil || l.next(false) {
 		if len(l.rects) == 0 || l.flight.err != nil {
-			l.whole()
+			l.submitted()
 			continue
 		}
 		pinned := l.d.pins.at(l.rects[0].off)
@@ -179,24 +198,26 @@ func (l *lane) start() {
 	}
 }
 
-// whole notes that nothing more of the flight will be started.
-func (l *lane) whole() {
+// submitted notes that nothing more of the flight will be started.
+func (l *lane) submitted() {
 	f := l.flight
-	l.flight, l.rects, f.whole = nil, nil, true
-	l.tell(f)
+	l.flight, l.rects, f.submitted = nil, nil, true
+	l.recordLoad(f)
 	if f.chunks == 0 {
 		l.d.copied(f)
 	}
 }
 
-// room says whether a chunk can be started now. Chunks through the ring and others do not run beside each other: the bytes of the
-// former reach the arena later, and an older copy must not overwrite a younger one.
+// room reports whether a chunk can be started now. Pinned chunks and chunks through the ring
+// never overlap: the ring's bytes reach the arena later, and an older copy must not overwrite a
+// younger one.
 func (l *lane) room(pinned bool) bool {
 	n := len(l.started)
-	return n == 0 || n < maxChunks && l.bytes < l.inFlight && (l.started[n-1].staged == nil) == pinned && (pinned && l.lists.room() || !pinned && l.ring.room())
+	return n == 0 || n < maxChunks && l.bytes < l.inFlight && (l.started[n-1].staged == nil) == pinned &&
+		(pinned && l.lists.room() || !pinned && l.ring.room())
 }
 
-// chunk starts the next calls of the flight, and an event behind them.
+// chunk starts the next calls of the flight and records an event after them.
 func (l *lane) chunk(pinned bool) {
 	c := chunk{flight: l.flight}
 	var err error
@@ -254,7 +275,7 @@ func (l *lane) event() (driver.Event, error) {
 	return driver.NewEvent(false)
 }
 
-// reap ends the oldest chunk, if the GPU has. It says whether it did.
+// reap ends the oldest chunk if the GPU has, and reports whether it did.
 func (l *lane) reap() bool {
 	c := l.started[0]
 	ended, err := c.event.Fired()
@@ -276,13 +297,13 @@ func (l *lane) reap() bool {
 	}
 	l.d.arrived(c.flight, c.bytes)
 	c.flight.chunks--
-	if c.flight.whole && c.flight.chunks == 0 {
+	if c.flight.submitted && c.flight.chunks == 0 {
 		l.d.copied(c.flight)
 	}
 	return true
 }
 
-// close ends the lane, which has nothing to do, or whose device is lost.
+// close ends a lane that is idle, or whose device is lost.
 func (l *lane) close() error {
 	l.flights.close()
 	var errs []error
@@ -299,5 +320,5 @@ func (l *lane) close() error {
 	return errors.Join(errs...)
 }
 
-// preciseSleep lets the calling thread wake up from short sleeps within a microsecond instead of fifty.
+// preciseSleep lets the calling thread wake up from short sleeps within 1 us instead of 50.
 func preciseSleep() { _ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1000, 0, 0, 0) }

@@ -16,7 +16,8 @@ import (
 
 const arenaSize = 4 << 20
 
-// TestCUDALostDevice: after an error that no later call survives, every call says so, and Close still ends everything.
+// TestCUDALostDevice: after an error that no later call survives, every call says so, and Close
+// still ends everything.
 func TestCUDALostDevice(t *testing.T) {
 	fd := memfd(t, arenaSize)
 	defer func() { _ = unix.Close(fd) }()
@@ -24,13 +25,17 @@ func TestCUDALostDevice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.judge(&driver.Error{Call: "cuEventQuery", Code: driver.InvalidHandle}); errors.Is(err, cudaipc.ErrLost) {
+	if err := d.judge(&driver.Error{
+		Call: "cuEventQuery",
+		Code: driver.InvalidHandle,
+	}); errors.Is(err, cudaipc.ErrLost) {
 		t.Fatal("lost by an error that is of one call")
 	}
 	why := d.judge(&driver.Error{Call: "cuEventQuery", Code: 700})
 	for name, err := range map[string]error{
 		"the call": why, "Import": d.Import(cudaipc.Import{Peer: 1}), "Poll": d.Poll(nil, nil), "Close": d.Close(1),
-		"Copy": second(d.Copy(&cudaipc.Copy{})), "Done": third(d.Done(1, time.Second)), "Calibrate": second(d.Calibrate(time.Minute)), "Close of all": d.Close(cudaipc.AllPeers),
+		"Copy": second(d.Copy(&cudaipc.Copy{})), "Done": third(d.Done(1, time.Second)),
+		"Calibrate": second(d.Calibrate(time.Minute)), "Close of all": d.Close(cudaipc.AllPeers),
 	} {
 		if !errors.Is(err, cudaipc.ErrLost) || !strings.Contains(err.Error(), "cuEventQuery") {
 			t.Errorf("%s: %v, want ErrLost and the call", name, err)
@@ -46,7 +51,8 @@ func TestCUDALostDevice(t *testing.T) {
 	}
 }
 
-// TestCUDALoadsGoFirst: each direction has a stream of its own, and the GPU does those of loads first.
+// TestCUDALoadsGoFirst: each direction has a stream of its own, and the GPU does those of loads
+// first.
 func TestCUDALoadsGoFirst(t *testing.T) {
 	fd := memfd(t, arenaSize)
 	defer func() { _ = unix.Close(fd) }()

@@ -9,13 +9,13 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// Device is the device on a GPU's memory. This program is built without it.
+// Device is the device on a GPU's memory, which this program is built without.
 type Device struct{ cudaipc.Device }
 
-// Built says whether this program is built with the device.
+// Built reports whether this program is built with the device.
 const Built = false
 
-// Open answers ErrNoCUDA.
+// Open returns ErrNoCUDA.
 func Open(o Options) (*Device, error) { return nil, fmt.Errorf("GPU %v: %w", o.GPU, errNotBuilt) }
 
 // Info is never called: there is no device.
@@ -34,7 +34,7 @@ func (*Device) Calibrate(time.Duration) (cudaipc.CopyTable, error) {
 
 var errNotBuilt = fmt.Errorf("%w: this program is built without it (build tag cuda)", cudaipc.ErrNoCUDA)
 
-// SeeGPUs says why no GPU can be seen.
+// SeeGPUs returns why no GPU is visible.
 func SeeGPUs() error { return errNotBuilt }
 
 // Learn is never called: there is no device.

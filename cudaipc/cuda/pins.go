@@ -12,8 +12,9 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
 
-// pins is the pinning of the arena: in the background, piece by piece. Copies of a piece that is not pinned go through a ring. A
-// piece that the driver refuses ends the pinning: what remains goes through the rings for good, and Info says so.
+// pins pins the arena in the background, piece by piece. Copies of a piece that is not pinned go
+// through a ring. A refusal of the driver ends the pinning: the rest goes through the rings for
+// good, and Info reports it.
 type pins struct {
 	d      *Device
 	piece  uint64
@@ -25,12 +26,18 @@ type pins struct {
 	why    atomic.Pointer[error] // of the refusal
 	begun  time.Time
 	took   atomic.Int64 // ns, when it has ended
-	since  atomic.Int64 // ns behind begun: the piece that is being pinned
+	since  atomic.Int64 // ns after begun: when the current piece was begun
 }
 
 func startPins(d *Device, o *Options) (*pins, error) {
 	piece := uint64(o.PinPiece)
-	p := &pins{d: d, piece: piece, stop: make(chan struct{}), begun: time.Now(), pinned: make([]atomic.Bool, (uint64(len(d.arena))+piece-1)/piece)}
+	p := &pins{
+		d:      d,
+		piece:  piece,
+		stop:   make(chan struct{}),
+		begun:  time.Now(),
+		pinned: make([]atomic.Bool, (uint64(len(d.arena))+piece-1)/piece),
+	}
 	var err error
 	if p.role, err = driver.StartRole(d.ctx); err != nil {
 		return nil, err
@@ -72,10 +79,10 @@ func (p *pins) mem(i int) []byte {
 	return p.d.arena[from:min(from+p.piece, uint64(len(p.d.arena)))]
 }
 
-// at says whether the piece of an offset is pinned.
+// at reports whether the piece of an offset is pinned.
 func (p *pins) at(off uint64) bool { return p.pinned[off/p.piece].Load() }
 
-// close stops the pinning behind the piece that is being pinned, and lets all go.
+// close stops the pinning after the current piece and unpins everything.
 func (p *pins) close() error {
 	close(p.stop)
 	var errs []error
@@ -90,9 +97,9 @@ func (p *pins) close() error {
 	return errors.Join(errs...)
 }
 
-// tell puts the state of the pinning into a device's.
-func (p *pins) tell(i *cudaipc.CUDAInfo) {
-	i.PinDone = p.ended.Load() // first: all that is pinned is counted then
+// fillInfo adds the state of the pinning to a device's.
+func (p *pins) fillInfo(i *cudaipc.CUDAInfo) {
+	i.PinDone = p.ended.Load() // first: then Pinned is complete
 	i.Pinned = p.bytes.Load()
 	took := time.Duration(p.took.Load())
 	if !i.PinDone {
@@ -101,21 +108,23 @@ func (p *pins) tell(i *cudaipc.CUDAInfo) {
 	i.PinSeconds = took.Seconds()
 	if why := p.why.Load(); why != nil {
 		i.PinError = (*why).Error()
-	} else if waits := took - time.Duration(p.since.Load()); !i.PinDone && waits > PinPatience {
-		i.PinError = fmt.Sprintf("cuMemHostRegister of %d bytes has not returned for %v", min(int64(p.piece), i.Arena-i.Pinned), waits.Round(time.Second))
+	} else if waits := took - time.Duration(p.since.Load()); !i.PinDone && waits > MaxPinCall {
+		i.PinError = fmt.Sprintf("cuMemHostRegister of %d bytes has not returned for %v",
+			min(int64(p.piece), i.Arena-i.Pinned), waits.Round(time.Second))
 	}
 	if i.PinError != "" {
 		i.Refused = i.Arena - i.Pinned
 	}
 }
 
-// Info is the state of the device now.
+// Info returns the state of the device.
 func (d *Device) Info() cudaipc.CUDAInfo {
 	i := cudaipc.CUDAInfo{
-		Name: d.gpu.Name, GPU: cudaipc.UUID(d.gpu.UUID), Driver: driver.Version(), Batch: driver.HasBatch(), Paths: d.lanes[0].table.String(),
+		Name: d.gpu.Name, GPU: cudaipc.UUID(d.gpu.UUID), Driver: driver.Version(), Batch: driver.HasBatch(),
+		Paths:  d.lanes[0].table.String(),
 		Source: d.source, Facts: d.facts, Limits: d.limits, Imports: d.imports.Load(), Arena: int64(len(d.arena)),
 	}
-	d.pins.tell(&i)
+	d.pins.fillInfo(&i)
 	if d.kernel.err != nil {
 		i.KernelError = d.kernel.err.Error()
 	}

@@ -12,13 +12,15 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
 )
 
-// TestCUDAPartlyPinned: of an arena of which some pieces are pinned, bytes of these go straight and those of the others through the ring,
-// also of one run that lies in both.
+// TestCUDAPartlyPinned: of an arena of which some pieces are pinned, bytes of these go straight and
+// those of the others through the ring, also of one run that lies in both.
 func TestCUDAPartlyPinned(t *testing.T) {
 	const piece, pieces = 64 << 10, 8
 	// Another device has pinned a piece in the middle: there the pinning ends.
 	outer := devicetest.CUDA(t, devicetest.MinArena, cudaipc.KindCUDA, func(o *cuda.Options) { o.NoPin = true })
-	inner := devicetest.CUDA(t, devicetest.MinArena, cudaipc.KindCUDA, func(o *cuda.Options) { o.Arena = outer.Arena[3*piece : 4*piece] })
+	inner := devicetest.CUDA(t, devicetest.MinArena, cudaipc.KindCUDA, func(o *cuda.Options) {
+		o.Arena = outer.Arena[3*piece : 4*piece]
+	})
 	pinned(t, inner.Device.(*cuda.Device))
 	b := newBench(t, devicetest.Spec{Regions: []int64{pieces * piece}}, func(o *cuda.Options) {
 		o.Arena, o.PinPiece, o.Ring = outer.Arena[:pieces*piece], piece, cuda.MinRing
@@ -42,7 +44,8 @@ func TestCUDAPartlyPinned(t *testing.T) {
 			before := b.device.Info().RingBytes
 			b.copy(dir, test.run)
 			if got := b.device.Info().RingBytes - before; got != test.ring {
-				t.Errorf("%d bytes at %d, direction %d: %d through the ring, want %d", test.run.Len, test.run.ArenaOff, dir, got, test.ring)
+				t.Errorf("%d bytes at %d, direction %d: %d through the ring, want %d", test.run.Len, test.run.ArenaOff,
+					dir, got, test.ring)
 			}
 		}
 		from, to := test.run.ArenaOff, test.run.ArenaOff+int64(test.run.Len)
@@ -50,18 +53,23 @@ func TestCUDAPartlyPinned(t *testing.T) {
 			t.Errorf("%d bytes at %d are wrong", test.run.Len, test.run.ArenaOff)
 		}
 	}
-	if got := b.do(devicetest.Op{Kind: devicetest.Read, Region: 1, Len: pieces * piece}); !bytes.Equal(got, pattern(8, pieces*piece)) {
-		t.Error("the region has other bytes behind the scatters")
+	if got := b.do(devicetest.Op{
+		Kind:   devicetest.Read,
+		Region: 1,
+		Len:    pieces * piece,
+	}); !bytes.Equal(got, pattern(8, pieces*piece)) {
+		t.Error("the region has other bytes after the scatters")
 	}
 }
 
-// patience is how long a test waits for what must come.
-const patience = 30 * time.Second
+// testTimeout is how long a test waits for an event.
+const testTimeout = 30 * time.Second
 
 // pinned waits until nothing more will be pinned.
 func pinned(t *testing.T, d *cuda.Device) {
 	t.Helper()
-	for end := time.Now().Add(patience); !d.Info().PinDone; time.Sleep(time.Millisecond) { // a pause between two looks
+	// a pause between two looks
+	for end := time.Now().Add(testTimeout); !d.Info().PinDone; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("the pinning does not end: %+v", d.Info())
 		}

@@ -6,9 +6,9 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// A copy list comes from the layout of an engine: many short runs, of which neighbours often lie side by side, or at constant
-// distances. A plan says the same copies in as few calls as it can see in one pass over the list. It is pure: addresses are
-// numbers here.
+// A copy list comes from the layout of an engine: many short runs, whose neighbours are often
+// contiguous, or at constant distances. A plan makes the same copies in few calls, in one pass over
+// the list. It is pure: addresses are numbers here.
 
 // span is one contiguous copy between a GPU and the arena.
 type span struct {
@@ -18,14 +18,15 @@ type span struct {
 	in  cudaipc.RegionID // no call goes from one region to another: they may be of two allocations
 }
 
-// rect is rows copies of the length of the first, each a constant distance behind the one before. A single copy is one row.
+// rect is rows copies of one length, each at a constant distance from the one before. A single
+// copy is one row.
 type rect struct {
 	span
 	rows               uint64
 	devPitch, offPitch uint64 // bytes; of no meaning with one row
 }
 
-// planLimits are what a single call may be.
+// planLimits bound a single call.
 type planLimits struct {
 	piece    uint64 // bytes; no call goes over a multiple of it in the arena, for pieces are pinned one by one
 	bytes    uint64 // of one call
@@ -34,7 +35,7 @@ type planLimits struct {
 	maxPitch uint64 // bytes
 }
 
-// planner holds the room for plans, so that none is allocated per copy.
+// planner keeps the buffers of plans, so that copies allocate none.
 type planner struct {
 	planLimits
 	given, turned []span
@@ -42,8 +43,9 @@ type planner struct {
 	isTurned      bool // the last plan does not follow the order of its spans
 }
 
-// plan makes the calls for the spans of blocks with counts spans each. The two orders in which layouts are regular are tried: as
-// given (a block's spans one behind the other), and by the number of the span in its block (a layer of all blocks).
+// plan makes the calls for the spans of blocks. It tries the two orders in which layouts are
+// regular: as given (a block's spans together), and by the number of the span in its block (a
+// layer of all blocks together).
 func (p *planner) plan(spans []span, counts []cudaipc.Block) []rect {
 	p.isTurned = false
 	p.given = p.split(p.given[:0], spans)
@@ -61,7 +63,8 @@ func (p *planner) plan(spans []span, counts []cudaipc.Block) []rect {
 	return p.one
 }
 
-// evenly is how many spans each block has, 0 if not all have the same number or there is one block only.
+// evenly returns how many spans each block has, or 0 if their counts differ or there is only one
+// block.
 func evenly(blocks []cudaipc.Block) int {
 	if len(blocks) < 2 {
 		return 0
@@ -74,7 +77,7 @@ func evenly(blocks []cudaipc.Block) int {
 	return int(blocks[0].Runs)
 }
 
-// turn orders spans of blocks of per each by their number in the block.
+// turn orders spans by their number in the block; each block has per spans.
 func turn(out, spans []span, per int) []span {
 	out = slices.Grow(out, len(spans))
 	for i := range per {
@@ -85,7 +88,8 @@ func turn(out, spans []span, per int) []span {
 	return out
 }
 
-// split joins neighbours that are side by side on both sides, and cuts what is too long for one call or lies in two pieces.
+// split merges neighbours that are contiguous on both sides, and cuts spans that are too long for
+// one call or lie in two pieces.
 func (p *planner) split(out, spans []span) []span {
 	for i := 0; i < len(spans); {
 		s := spans[i]
@@ -101,7 +105,7 @@ func (p *planner) split(out, spans []span) []span {
 	return out
 }
 
-// follows says whether b is right behind a on both sides. An empty b is behind everything.
+// follows reports whether b directly follows a on both sides. An empty b follows everything.
 func follows(a, b span) bool {
 	return b.n == 0 || (a.dev+a.n == b.dev && a.off+a.n == b.off && a.in == b.in)
 }
@@ -124,7 +128,7 @@ func (p *planner) rects(out []rect, spans []span) []rect {
 	return out
 }
 
-// regular is how many spans, from the first on, one rectangle can hold.
+// regular returns how many of the first spans one rectangle can hold.
 func (p *planner) regular(spans []span) int {
 	if len(spans) < 2 {
 		return 1
@@ -137,7 +141,8 @@ func (p *planner) regular(spans []span) int {
 	most := min(uint64(len(spans)), max(p.bytes/first.n, 1), p.maxRows)
 	for i := uint64(1); i < most; i++ {
 		s := spans[i]
-		if s.n != first.n || s.in != first.in || s.dev-spans[i-1].dev != devPitch || s.off-spans[i-1].off != offPitch || s.off/p.piece != first.off/p.piece {
+		if s.n != first.n || s.in != first.in || s.dev-spans[i-1].dev != devPitch ||
+			s.off-spans[i-1].off != offPitch || s.off/p.piece != first.off/p.piece {
 			return int(i)
 		}
 	}

@@ -9,10 +9,16 @@ import (
 )
 
 func newPlanner() *planner {
-	return &planner{planLimits: planLimits{piece: 1 << 20, bytes: 1 << 18, minRows: 2, maxRows: 1 << 14, maxPitch: 1 << 31}}
+	return &planner{planLimits: planLimits{
+		piece:    1 << 20,
+		bytes:    1 << 18,
+		minRows:  2,
+		maxRows:  1 << 14,
+		maxPitch: 1 << 31,
+	}}
 }
 
-// bytesOf is the slow way to say what a plan copies: each byte's two places.
+// bytesOf returns the two places of each byte that a plan copies, the slow way.
 func bytesOf(rects []rect) map[[2]uint64]int {
 	places := map[[2]uint64]int{}
 	for _, r := range rects {
@@ -33,7 +39,8 @@ func single(spans []span) []rect {
 	return rects
 }
 
-// TestPlanCopiesTheSameBytes holds plans of random layouts to the list they were made from, byte by byte.
+// TestPlanCopiesTheSameBytes holds plans of random layouts to the list they were made from, byte by
+// byte.
 func TestPlanCopiesTheSameBytes(t *testing.T) {
 	for seed := range uint64(400) {
 		random := rand.New(rand.NewPCG(21, seed))
@@ -47,11 +54,13 @@ func TestPlanCopiesTheSameBytes(t *testing.T) {
 		}
 		for place, n := range want {
 			if have[place] != n {
-				t.Fatalf("seed %d: byte %d of the GPU at %d of the arena: copied %d times, want %d", seed, place[0], place[1], have[place], n)
+				t.Fatalf("seed %d: byte %d of the GPU at %d of the arena: copied %d times, want %d", seed, place[0],
+					place[1], have[place], n)
 			}
 		}
 		for _, r := range got {
-			if last := r.off + (r.rows-1)*r.offPitch + r.n - 1; r.rows > 1 && last/p.piece != r.off/p.piece || (r.off+r.n-1)/p.piece != r.off/p.piece {
+			if last := r.off + (r.rows-1)*r.offPitch + r.n - 1; r.rows > 1 && last/p.piece != r.off/p.piece ||
+				(r.off+r.n-1)/p.piece != r.off/p.piece {
 				t.Fatalf("seed %d: %+v goes over a piece of %d bytes", seed, r, p.piece)
 			}
 			if r.n*r.rows > p.bytes {
@@ -61,7 +70,8 @@ func TestPlanCopiesTheSameBytes(t *testing.T) {
 	}
 }
 
-// layout is the spans of some blocks of some layers, in one of the orders that engines use, with what is not regular about them.
+// layout returns the spans of some blocks of some layers, in one of the orders that engines use,
+// with what is not regular about them.
 func layout(random *rand.Rand) ([]span, []cudaipc.Block) {
 	blocks, layers, n := 1+random.IntN(6), 1+random.IntN(6), uint64(1+random.IntN(12))
 	ids := random.Perm(4 * blocks)[:blocks]
@@ -103,11 +113,26 @@ func TestPlanSeesWhatIsRegular(t *testing.T) {
 		slot  func(block uint64) uint64
 		calls int
 	}{
-		{"one run per block, all in a row", func(b, l uint64) uint64 { return (b*layers + l) * page }, func(b uint64) uint64 { return b }, blocks * layers * page / (1 << 18)},
-		{"layers apart, blocks in a row", func(b, l uint64) uint64 { return l<<30 + b*page }, func(b uint64) uint64 { return b }, blocks},
-		{"layers anywhere, blocks in a row", func(b, l uint64) uint64 { return (l*l*7%97)<<20 + b*page }, func(b uint64) uint64 { return b }, layers * blocks * layers * page >> 20},
-		{"layers apart, blocks anywhere", func(b, l uint64) uint64 { return l<<30 + (b*b*7%911)*page }, func(b uint64) uint64 { return b }, blocks},
-		{"blocks of runs, slots in reverse", func(b, l uint64) uint64 { return (b*layers + l) * page }, func(b uint64) uint64 { return blocks - b }, blocks},
+		{
+			"one run per block, all in a row", func(b, l uint64) uint64 { return (b*layers + l) * page },
+			func(b uint64) uint64 { return b }, blocks * layers * page / (1 << 18),
+		},
+		{
+			"layers apart, blocks in a row", func(b, l uint64) uint64 { return l<<30 + b*page },
+			func(b uint64) uint64 { return b }, blocks,
+		},
+		{
+			"layers anywhere, blocks in a row", func(b, l uint64) uint64 { return (l*l*7%97)<<20 + b*page },
+			func(b uint64) uint64 { return b }, layers * blocks * layers * page >> 20,
+		},
+		{
+			"layers apart, blocks anywhere", func(b, l uint64) uint64 { return l<<30 + (b*b*7%911)*page },
+			func(b uint64) uint64 { return b }, blocks,
+		},
+		{
+			"blocks of runs, slots in reverse", func(b, l uint64) uint64 { return (b*layers + l) * page },
+			func(b uint64) uint64 { return blocks - b }, blocks,
+		},
 	} {
 		var spans []span
 		var counts []cudaipc.Block
@@ -153,9 +178,9 @@ func BenchmarkPlan(b *testing.B) {
 // TestPlanStaysInARegion: two regions may be of two allocations, however their addresses lie.
 func TestPlanStaysInARegion(t *testing.T) {
 	for name, spans := range map[string][]span{
-		"side by side":       {{0, 0, 4096, 1}, {4096, 4096, 4096, 2}},
-		"at a distance":      {{0, 0, 4096, 1}, {1 << 20, 8192, 4096, 2}},
-		"a third far behind": {{0, 0, 4096, 1}, {1 << 20, 8192, 4096, 2}, {2 << 20, 16384, 4096, 1}},
+		"side by side":     {{0, 0, 4096, 1}, {4096, 4096, 4096, 2}},
+		"at a distance":    {{0, 0, 4096, 1}, {1 << 20, 8192, 4096, 2}},
+		"a third far away": {{0, 0, 4096, 1}, {1 << 20, 8192, 4096, 2}, {2 << 20, 16384, 4096, 1}},
 	} {
 		if got := newPlanner().plan(spans, []cudaipc.Block{{Runs: uint32(len(spans))}}); len(got) != len(spans) {
 			t.Errorf("%s: %d calls for %d regions: %v", name, len(got), len(spans), got)

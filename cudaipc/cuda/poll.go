@@ -9,7 +9,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
 
-// asking is one event to be asked, for states[state].
+// asking is one event to ask, for states[state].
 type asking struct {
 	peer  *peer
 	event driver.Event
@@ -18,9 +18,9 @@ type asking struct {
 	err   error
 }
 
-// Poll answers each wait now. The words are read first, without the driver. An event is asked only if the step that is waited
-// for has been reached, and the peer is known to live: what an event says whose process is gone is undefined. So the events of a
-// dead process that had not fired never do.
+// Poll answers each wait now. It reads the words first, without the driver. It asks an event only
+// if the awaited step has been reached and the peer is alive: the answer for an event of a dead
+// process is undefined. So the pending events of a dead process never fire.
 func (d *Device) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
 	if err := d.alive(); err != nil {
 		return err
@@ -48,7 +48,8 @@ func (d *Device) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
 	return d.answers(ask, waits, states)
 }
 
-// readWords reads the words for a wait; the event is left as not fired. wanted says that it is to be asked.
+// readWords reads the words for a wait and leaves the event as not fired. wanted reports whether
+// the event has to be asked.
 func (p *peer) readWords(w *cudaipc.Wait, s *cudaipc.State) (wanted bool, err error) {
 	if err := p.CheckWait(w); err != nil {
 		return false, err
@@ -66,15 +67,15 @@ func (p *peer) readWords(w *cudaipc.Wait, s *cudaipc.State) (wanted bool, err er
 	return s.Step >= w.Step && !p.Dead(), nil
 }
 
-// askEvents is done in the asker.
+// askEvents asks the driver. The asker calls it.
 func askEvents(ask []asking) {
 	for i := range ask {
 		ask[i].fired, ask[i].err = ask[i].event.Fired()
 	}
 }
 
-// answers brings what the driver said into the states. The words of an event that has fired are read again: now they are those
-// that the engine's stream wrote before it.
+// answers puts the driver's answers into the states. It reads the words of a fired event again:
+// they now are what the engine's stream wrote before the event.
 func (d *Device) answers(ask []asking, waits []cudaipc.Wait, states []cudaipc.State) error {
 	for i := range ask {
 		a := &ask[i]

@@ -4,7 +4,7 @@ package cuda
 
 import "sync"
 
-// queue hands things over without waiting for whoever takes them. What bounds it is said where it is made.
+// queue passes values on without waiting for the receiver. Each use states its bound.
 type queue[T any] struct {
 	mu struct {
 		sync.Mutex
@@ -27,7 +27,8 @@ func (q *queue[T]) put(v T) {
 	q.some.Signal()
 }
 
-// take gives the oldest; with wait it waits for one. ok is false if there is none, or none any more.
+// take returns the oldest; with wait it waits for one. ok is false if there is none, or none any
+// more.
 func (q *queue[T]) take(wait bool) (v T, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -42,7 +43,7 @@ func (q *queue[T]) take(wait bool) (v T, ok bool) {
 	return v, true
 }
 
-// close lets those who wait go; what is in the queue can be taken still.
+// close wakes waiting receivers; what is in the queue can still be taken.
 func (q *queue[T]) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()

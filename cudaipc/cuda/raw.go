@@ -12,8 +12,9 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
 
-// rawWay is one direction of Raw: a stream, and memory on both sides. All its methods are called in a role.
-type rawWay struct {
+// rawCopy is one direction of Raw: a stream, and memory on both sides. All its methods are called
+// in a role.
+type rawCopy struct {
 	stream driver.Stream
 	end    driver.Event
 	gpu    driver.Addr
@@ -21,14 +22,16 @@ type rawWay struct {
 	toHost bool
 }
 
-// Raw measures single copies of size bytes between GPU memory and pinned memory of its own: what all other paths are held
-// against. It takes 2*size bytes of both meanwhile. The median of rounds counts.
+// Raw measures single copies of size bytes between GPU memory and pinned memory of its own: what
+// all other paths are held against. It takes 2*size bytes of both meanwhile. The median of rounds
+// counts.
 func (d *Device) Raw(size int64, rounds int) (c RawCopies, err error) {
 	if err := d.alive(); err != nil {
 		return c, err
 	}
 	if size <= 0 || size > MaxRawCopy || rounds < 1 {
-		return c, fmt.Errorf("a raw copy of %d bytes, %d times, want 1 to %d bytes and 1 or more: %w", size, rounds, int64(MaxRawCopy), cudaipc.ErrRange)
+		return c, fmt.Errorf("a raw copy of %d bytes, %d times, want 1 to %d bytes and 1 or more: %w", size, rounds,
+			int64(MaxRawCopy), cudaipc.ErrRange)
 	}
 	r, err := driver.StartRole(d.ctx)
 	if err != nil {
@@ -40,34 +43,34 @@ func (d *Device) Raw(size int64, rounds int) (c RawCopies, err error) {
 }
 
 func raw(size int64, rounds int) (c RawCopies, err error) {
-	out, in := &rawWay{toHost: true}, &rawWay{}
+	out, in := &rawCopy{toHost: true}, &rawCopy{}
 	defer func() { err = errors.Join(err, out.close(), in.close()) }()
 	if err := errors.Join(out.open(size), in.open(size)); err != nil {
 		return c, err
 	}
 	for _, m := range []struct {
-		rate *float64
-		ways []*rawWay
-	}{{&c.ToHost, []*rawWay{out}}, {&c.ToGPU, []*rawWay{in}}, {&c.Both, []*rawWay{out, in}}} {
-		took, err := medianOf(m.ways, rounds)
+		rate   *float64
+		copies []*rawCopy
+	}{{&c.ToHost, []*rawCopy{out}}, {&c.ToGPU, []*rawCopy{in}}, {&c.Both, []*rawCopy{out, in}}} {
+		took, err := medianOf(m.copies, rounds)
 		if err != nil {
 			return c, err
 		}
-		*m.rate = float64(size) * float64(len(m.ways)) / took.Seconds()
+		*m.rate = float64(size) * float64(len(m.copies)) / took.Seconds()
 	}
 	return c, nil
 }
 
-func medianOf(ways []*rawWay, rounds int) (time.Duration, error) {
+func medianOf(copies []*rawCopy, rounds int) (time.Duration, error) {
 	took := make([]time.Duration, rounds)
 	for i := range took {
 		begin := time.Now()
-		for _, w := range ways {
+		for _, w := range copies {
 			if err := w.start(); err != nil {
 				return 0, err
 			}
 		}
-		for _, w := range ways {
+		for _, w := range copies {
 			if err := w.wait(begin.Add(calibrateWait)); err != nil {
 				return 0, err
 			}
@@ -78,7 +81,7 @@ func medianOf(ways []*rawWay, rounds int) (time.Duration, error) {
 	return took[rounds/2], nil
 }
 
-func (w *rawWay) open(size int64) (err error) {
+func (w *rawCopy) open(size int64) (err error) {
 	if w.stream, err = driver.NewStream(0); err != nil {
 		return err
 	}
@@ -92,8 +95,12 @@ func (w *rawWay) open(size int64) (err error) {
 	return err
 }
 
-func (w *rawWay) start() error {
-	list := driver.List{Dst: []uint64{uint64(w.gpu)}, Src: []uint64{driver.HostAddr(w.host)}, Len: []uint64{uint64(len(w.host))}}
+func (w *rawCopy) start() error {
+	list := driver.List{
+		Dst: []uint64{uint64(w.gpu)},
+		Src: []uint64{driver.HostAddr(w.host)},
+		Len: []uint64{uint64(len(w.host))},
+	}
 	if w.toHost {
 		list.Dst, list.Src = list.Src, list.Dst
 	}
@@ -103,7 +110,7 @@ func (w *rawWay) start() error {
 	return w.end.Record(w.stream)
 }
 
-func (w *rawWay) wait(until time.Time) error {
+func (w *rawCopy) wait(until time.Time) error {
 	for {
 		if fired, err := w.end.Fired(); fired || err != nil {
 			return err
@@ -114,7 +121,7 @@ func (w *rawWay) wait(until time.Time) error {
 	}
 }
 
-func (w *rawWay) close() error {
+func (w *rawCopy) close() error {
 	c := calibration{stream: w.stream, end: w.end, gpu: w.gpu, host: w.host}
 	return c.close()
 }

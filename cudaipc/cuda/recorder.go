@@ -13,13 +13,13 @@ import (
 
 var _ cudaipc.Recorder = (*Device)(nil)
 
-// loadEvents are the events that a peer's loads are told by.
+// loadEvents are the events that report a peer's loads.
 type loadEvents struct {
 	events []driver.Event
 	off    uint64 // of the words, in the sync region
 }
 
-// LoadEvents makes events for a peer: see Recorder.
+// LoadEvents makes events for a peer: see cudaipc.Recorder.
 func (d *Device) LoadEvents(id cudaipc.PeerID, off uint64, count uint32) ([]byte, error) {
 	if err := d.alive(); err != nil {
 		return nil, err
@@ -40,7 +40,7 @@ func (d *Device) LoadEvents(id cudaipc.PeerID, off uint64, count uint32) ([]byte
 	return handles, nil
 }
 
-// makeLoadEvents makes all or none. In the opener.
+// makeLoadEvents makes all events or none. The opener calls it.
 func (p *peer) makeLoadEvents(off uint64, count uint32) ([]byte, error) {
 	if p.loads.Load() != nil {
 		return nil, fmt.Errorf("they are there already: %w", cudaipc.ErrBusy)
@@ -68,15 +68,17 @@ func (l *loadEvents) add() (driver.Handle, error) {
 	return e.Export()
 }
 
-// close ends the events: the peer is gone, or has said that it is done with them. One that does not end goes with this process.
+// close destroys the events: the peer has died or has closed. An event that cannot be destroyed
+// ends with this process.
 func (l *loadEvents) close() {
 	for _, e := range l.events {
 		_ = e.Destroy()
 	}
 }
 
-// tell records a load's event behind all of its calls, and then says so in its word. A load without an event is told by its end.
-func (l *lane) tell(f *flight) {
+// recordLoad records a load's event after all of its calls, and then writes its word. A load
+// without an event is reported by its end alone.
+func (l *lane) recordLoad(f *flight) {
 	to := f.of.loads.Load()
 	if to == nil || f.copy.Serial == 0 || f.err != nil {
 		return
@@ -86,5 +88,6 @@ func (l *lane) tell(f *flight) {
 		return
 	}
 	words := f.of.Words
-	_ = pagefault.Guard(words, words, func() { atomic.StoreUint64(cudaipc.Word64(words, to.off+8*i), f.copy.Serial) }) // a peer that cut its words off hears nothing
+	// A peer that truncated its words gets no report.
+	_ = pagefault.Guard(words, words, func() { atomic.StoreUint64(cudaipc.Word64(words, to.off+8*i), f.copy.Serial) })
 }

@@ -7,21 +7,21 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
 
-// ring is a little pinned memory of a lane, in two halves, for the pieces of the arena that are not pinned: bytes rest there between the
-// GPU and the arena.
+// ring is the pinned memory of a lane, in two halves, for copies of unpinned pieces of the arena:
+// bytes are staged there between the GPU and the arena.
 type ring struct {
 	halves [2][]byte
 	busy   [2]bool
 	mem    []byte
 }
 
-// staged is what one half holds.
+// staged is the content of one half.
 type staged struct {
 	half   int
 	places []place
 }
 
-// place is bytes of the arena, which follow those of the place before it in the half.
+// place is a range of the arena; its bytes follow those of the place before it in the half.
 type place struct{ off, n uint64 }
 
 func newRing(size int) (*ring, error) {
@@ -34,7 +34,7 @@ func newRing(size int) (*ring, error) {
 
 func (r *ring) room() bool { return !r.busy[0] || !r.busy[1] }
 
-// begin takes a free half; room has said that there is one.
+// begin takes a free half; the caller has checked room.
 func (r *ring) begin() *staged {
 	half := 0
 	if r.busy[0] {
@@ -44,12 +44,12 @@ func (r *ring) begin() *staged {
 	return &staged{half: half}
 }
 
-// end frees a half, of a gather when its bytes are in the arena.
+// end frees a half; for a gather, after its bytes are in the arena.
 func (r *ring) end(s *staged, arena []byte, f *flight) {
 	if f.copy.Dir == cudaipc.Gather {
 		from := r.halves[s.half]
 		for _, p := range s.places {
-			f.carry(arena, arena[p.off:p.off+p.n], from, p.off)
+			f.copyGuarded(arena, arena[p.off:p.off+p.n], from, p.off)
 			from = from[p.n:]
 		}
 	}
@@ -63,8 +63,8 @@ func (r *ring) close() error {
 	return driver.FreePinned(r.mem)
 }
 
-// viaRing starts calls between the GPU and a half of the ring, for the bytes of pieces that are not pinned; what does not fit
-// stays in l.rects.
+// viaRing starts calls between the GPU and a half of the ring, for unpinned pieces. What does not
+// fit stays in l.rects.
 func (l *lane) viaRing() (*staged, uint64, error) {
 	s := l.ring.begin()
 	half := l.ring.halves[s.half]
@@ -83,7 +83,7 @@ func (l *lane) viaRing() (*staged, uint64, error) {
 		}
 		l.addRow(list, first.dev, host+used, n)
 		if l.dir == cudaipc.Scatter {
-			l.flight.carry(l.d.arena, half[used:used+n], l.d.arena[first.off:], first.off)
+			l.flight.copyGuarded(l.d.arena, half[used:used+n], l.d.arena[first.off:], first.off)
 		}
 		s.places = append(s.places, place{first.off, n})
 		used += n
@@ -93,7 +93,7 @@ func (l *lane) viaRing() (*staged, uint64, error) {
 	return s, used, l.send()
 }
 
-// cut takes the first n bytes of the first row away from l.rects.
+// cut removes the first n bytes of the first row from l.rects.
 func (l *lane) cut(n uint64) {
 	r := &l.rects[0]
 	if n < r.n { // the rest of the row on its own, in front of the other rows
@@ -109,7 +109,7 @@ func (l *lane) cut(n uint64) {
 	l.dropRow()
 }
 
-// dropRow takes the first row away.
+// dropRow removes the first row.
 func (l *lane) dropRow() {
 	r := &l.rects[0]
 	if r.rows == 1 {

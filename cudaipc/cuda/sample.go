@@ -9,16 +9,16 @@ import (
 
 var _ cudaipc.Summer = (*Device)(nil)
 
-// sampler sums the samples of all peers of a device one after the other, in a role of its own.
-// It reads a GPU's memory with plain synchronous copies into memory of its own: no lane, plan,
-// pinned piece or ring is on the way.
+// sampler sums the samples of all peers of a device, one after the other, in a role of its own.
+// It reads the GPU's memory with plain synchronous copies; no lane, plan, pinned piece or ring is
+// involved.
 type sampler struct {
 	d    *Device
 	work *queue[sampling] // bounded by MaxCopies per peer
 	role *driver.Role
 }
 
-// sampling is a sample that is under way.
+// sampling is a sample that is in flight.
 type sampling struct {
 	*cudaipc.Summing
 	of *peer
@@ -34,7 +34,8 @@ func startSampler(d *Device) (*sampler, error) {
 	return s, nil
 }
 
-// run is the sampler's life. On a lost device nothing is known to have ended.
+// run sums samples until the sampler is closed. On a lost device no sample is known to have
+// ended.
 func (s *sampler) run() {
 	scratch := make([]byte, cudaipc.SampleScratch)
 	for {
@@ -50,25 +51,25 @@ func (s *sampler) run() {
 	}
 }
 
-// read copies a stretch from the GPU. As with copies, what was read around the death of the peer's
-// process is not trusted.
+// read copies a stretch from the GPU. Bytes that were read around the death of the peer's process
+// are not trusted.
 func (s *sampler) read(p *peer, from cudaipc.Stretch, into []byte) error {
 	if err := s.d.alive(); err != nil {
 		return err
 	}
-	if p.dying() {
+	if p.exiting() {
 		return cudaipc.ErrPeerDead
 	}
 	if err := s.d.judge(driver.Read(into, driver.Addr(from.In.Addr+from.Off))); err != nil {
 		return err
 	}
-	if p.dying() {
+	if p.exiting() {
 		return cudaipc.ErrPeerDead
 	}
 	return nil
 }
 
-// close ends the sampler after what it was given.
+// close ends the sampler after the samples that it has.
 func (s *sampler) close() {
 	if s != nil {
 		s.work.close()

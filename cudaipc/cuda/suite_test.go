@@ -32,8 +32,9 @@ func TestCUDADevice(t *testing.T) {
 	}
 }
 
-// TestCUDADeviceOfStrangers runs the suite on a device that does not know the processes of its peers, and so asks the events of the
-// dead too. They have the ending that this driver gives them, which one death before the suite shows.
+// TestCUDADeviceOfStrangers runs the suite on a device that does not know the processes of its
+// peers, and so asks events of dead processes, too. One death before the suite shows how this
+// driver ends them.
 func TestCUDADeviceOfStrangers(t *testing.T) {
 	fires := firesOnDeath(t)
 	t.Logf("the events of the dead fire: %v", fires)

@@ -17,8 +17,8 @@ const (
 	sumsPerPart = 1 << 20 // bytes, about, that one of them takes at a time
 )
 
-// summers make the checksums of blocks from the arena: of a gather as its blocks come to be there, of a scatter while they are copied.
-// The copy engines do not wait for them.
+// summers checksum blocks in the arena: those of a gather as they arrive, those of a scatter
+// while they are copied. The copy engines do not wait for them.
 type summers struct {
 	arena []byte
 	parts *queue[sumPart] // bounded by MaxCopies per peer, and MaxCopyRuns per copy
@@ -41,16 +41,16 @@ func startSummers(arena []byte) *summers {
 	return s
 }
 
-// given is how far the blocks of a flight were given to the summers.
-type given struct {
+// sumProgress is how many blocks of a flight the summers were given.
+type sumProgress struct {
 	block, run int    // the first that were not
 	bytes      uint64 // of those before
 }
 
-// give gives the summers those blocks of a flight that lie within its first bytes and were not given before. The last of them ends the
-// flight's wait for them.
-func (s *summers) give(f *flight, bytes uint64) {
-	c, at := f.copy, &f.given
+// enqueue gives the summers those blocks that lie within the first bytes of a flight and are new
+// to them. The last of them ends the flight's wait for its sums.
+func (s *summers) enqueue(f *flight, bytes uint64) {
+	c, at := f.copy, &f.summed
 	part, size := sumPart{f: f, from: at.block, runs: at.run}, uint64(0)
 	for at.block < len(c.Blocks) {
 		n, runs := uint64(0), int(c.Blocks[at.block].Runs)
@@ -60,7 +60,7 @@ func (s *summers) give(f *flight, bytes uint64) {
 		if n > bytes-at.bytes {
 			break
 		}
-		*at = given{at.block + 1, at.run + runs, at.bytes + n}
+		*at = sumProgress{at.block + 1, at.run + runs, at.bytes + n}
 		if size += n; size >= sumsPerPart {
 			s.put(part, at.block)
 			part, size = sumPart{f: f, from: at.block, runs: at.run}, 0
@@ -97,7 +97,7 @@ func (s *summers) sum(part sumPart) {
 			if err := pagefault.Guard(s.arena, nil, func() {
 				state = crc32.Update(state, cudaipc.Castagnoli, s.arena[r.ArenaOff:r.ArenaOff+int64(r.Len)])
 			}); err != nil {
-				part.f.tear(uint64(r.ArenaOff), uint64(r.Len), err)
+				part.f.noteFault(uint64(r.ArenaOff), uint64(r.Len), err)
 			}
 			run++
 		}
@@ -105,7 +105,7 @@ func (s *summers) sum(part sumPart) {
 	}
 }
 
-// close ends the summers behind what they were given.
+// close ends the summers after the parts that they have.
 func (s *summers) close() {
 	s.parts.close()
 	s.ended.Wait()

@@ -11,8 +11,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
 )
 
-// BenchmarkCUDASums reports what checksums add to the time of a copy of 64 MiB in blocks of 2 MiB: the ratio of medians to the same copy
-// without, in turn in the same run.
+// BenchmarkCUDASums reports what checksums add to the time of a copy of 64 MiB in blocks of 2 MiB:
+// the ratio of medians to the same copy without, in turn in the same run.
 func BenchmarkCUDASums(b *testing.B) {
 	const size, block = 64 << 20, 2 << 20
 	for _, dir := range []cudaipc.Direction{cudaipc.Gather, cudaipc.Scatter} {
@@ -30,7 +30,12 @@ func BenchmarkCUDASums(b *testing.B) {
 				for sum := range took {
 					c := &cudaipc.Copy{Peer: 1, Dir: dir, Sum: sum == 1}
 					for off := int64(0); off < size; off += block {
-						c.Runs = append(c.Runs, cudaipc.Run{Region: 1, RegionOff: uint64(off), ArenaOff: off, Len: block})
+						c.Runs = append(c.Runs, cudaipc.Run{
+							Region:    1,
+							RegionOff: uint64(off),
+							ArenaOff:  off,
+							Len:       block,
+						})
 						c.Blocks = append(c.Blocks, cudaipc.Block{Runs: 1})
 					}
 					begin := time.Now()

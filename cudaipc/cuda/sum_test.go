@@ -9,7 +9,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// TestCUDASumsBeginBeforeTheEnd: of what has landed, whole blocks are given to the summers, each once; the flight ends with the last.
+// TestCUDASumsBeginBeforeTheEnd: of what has arrived, whole blocks are given to the summers, each
+// once; the flight ends with the last.
 func TestCUDASumsBeginBeforeTheEnd(t *testing.T) {
 	arena := make([]byte, 6<<20)
 	for i := range arena {
@@ -23,7 +24,11 @@ func TestCUDASumsBeginBeforeTheEnd(t *testing.T) {
 		}
 		c.Runs = append(c.Runs, cudaipc.Run{ArenaOff: off, Len: n})
 	}
-	f := &flight{copy: c, Flight: &cudaipc.Flight{End: cudaipc.Done{Sums: make([]uint32, len(c.Blocks))}}, inOrder: true}
+	f := &flight{
+		copy:    c,
+		Flight:  &cudaipc.Flight{End: cudaipc.Done{Sums: make([]uint32, len(c.Blocks))}},
+		inOrder: true,
+	}
 	f.waits.Store(1)
 	s := &summers{arena: arena, parts: newQueue[sumPart]()}
 	d := &Device{sums: s}
@@ -46,14 +51,15 @@ func TestCUDASumsBeginBeforeTheEnd(t *testing.T) {
 			f.waits.Add(-1)
 		}
 		if blocks != step.want {
-			t.Fatalf("%d bytes have landed: %d blocks are given, want %d", f.landed, blocks, step.want)
+			t.Fatalf("%d bytes have landed: %d blocks are given, want %d", f.arrived, blocks, step.want)
 		}
 	}
 	if n := f.waits.Load(); n != 1 {
 		t.Errorf("%d waits, want the one for the copies", n)
 	}
 	for i, want := range []uint32{
-		crc32.Checksum(arena[:2<<20], cudaipc.Castagnoli), 5, crc32.Update(9, cudaipc.Castagnoli, arena[2<<20:5<<20]), crc32.Checksum(arena[5<<20:], cudaipc.Castagnoli),
+		crc32.Checksum(arena[:2<<20], cudaipc.Castagnoli), 5, crc32.Update(9, cudaipc.Castagnoli, arena[2<<20:5<<20]),
+		crc32.Checksum(arena[5<<20:], cudaipc.Castagnoli),
 	} {
 		if f.End.Sums[i] != want {
 			t.Errorf("block %d: sum %08x, want %08x", i, f.End.Sums[i], want)

@@ -10,8 +10,9 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/cuda"
 )
 
-// NoteCalls has this process's software driver note its calls from now on. What it gives counts them by function, without _v2. Nothing may be
-// under way on the device: C's environment is not for two threads.
+// NoteCalls makes this process's software driver log its calls from now on. The returned function
+// counts them by name, without _v2. Nothing may be in flight on the device: C's environment is
+// not thread-safe.
 func NoteCalls(t *testing.T, d *cuda.Device) func() map[string]int {
 	t.Helper()
 	for i := 0; !d.Info().PinDone && i < 10_000; i++ {

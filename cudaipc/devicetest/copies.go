@@ -11,7 +11,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// testBytesBothWays gathers scattered fragments of three regions, and scatters them to other places.
+// testBytesBothWays gathers scattered fragments of three regions, and scatters them to other
+// places.
 func testBytesBothWays(t *testing.T, f Fixture) {
 	const fragment, fragments, size = 4096, 1000, 8 << 20
 	c := start(t, f, 1, Spec{Regions: []int64{size, size, size}})
@@ -22,7 +23,12 @@ func testBytesBothWays(t *testing.T, f Fixture) {
 	places := random.Perm(size / fragment)
 	gather, scatter := &cudaipc.Copy{Dir: cudaipc.Gather}, &cudaipc.Copy{Dir: cudaipc.Scatter}
 	for i := range fragments {
-		from := cudaipc.Run{Region: cudaipc.RegionID(1 + i%2), RegionOff: uint64(places[i]) * fragment, ArenaOff: int64(i) * fragment, Len: fragment}
+		from := cudaipc.Run{
+			Region:    cudaipc.RegionID(1 + i%2),
+			RegionOff: uint64(places[i]) * fragment,
+			ArenaOff:  int64(i) * fragment,
+			Len:       fragment,
+		}
 		gather.Runs = append(gather.Runs, from)
 		from.Region, from.RegionOff = 3, uint64(places[fragments-1-i])*fragment
 		scatter.Runs = append(scatter.Runs, from)
@@ -57,7 +63,12 @@ func testOddFragments(t *testing.T, f Fixture) {
 	for i := range 50 {
 		n, from, to := 1+random.IntN(1+random.IntN(100_000)), random.IntN(1000), 1+random.IntN(1000)
 		clear(f.Arena[:to+n+1])
-		c.copy(one(cudaipc.Gather, cudaipc.Run{Region: 1, RegionOff: uint64(from), ArenaOff: int64(to), Len: uint32(n)}))
+		c.copy(one(cudaipc.Gather, cudaipc.Run{
+			Region:    1,
+			RegionOff: uint64(from),
+			ArenaOff:  int64(to),
+			Len:       uint32(n),
+		}))
 		want := make([]byte, n)
 		Pattern(want, 9, int64(from))
 		if !bytes.Equal(f.Arena[to:to+n], want) || f.Arena[to-1] != 0 || f.Arena[to+n] != 0 {
@@ -118,7 +129,11 @@ func testOrder(t *testing.T, f Fixture) {
 	for round := range 30 {
 		var tickets []cudaipc.Ticket
 		for i := range copies {
-			tickets = append(tickets, c.submit(one(cudaipc.Gather, cudaipc.Run{Region: 1, RegionOff: uint64(i) * n, Len: n})))
+			tickets = append(tickets, c.submit(one(cudaipc.Gather, cudaipc.Run{
+				Region:    1,
+				RegionOff: uint64(i) * n,
+				Len:       n,
+			})))
 		}
 		for _, ticket := range tickets {
 			c.wait(ticket)
@@ -140,13 +155,13 @@ func testTickets(t *testing.T, f Fixture) {
 		t.Errorf("Done of no ticket: %v, want ErrTicket", err)
 	}
 	left := c.submit(one(cudaipc.Gather, cudaipc.Run{Region: 1, Len: 4096}))
-	for end := time.Now().Add(patience); ; {
+	for end := time.Now().Add(testTimeout); ; {
 		err := f.Device.Close(1)
 		if err == nil {
 			break
 		}
 		if !errors.Is(err, cudaipc.ErrBusy) || time.Now().After(end) {
-			t.Fatalf("Close with a copy that nobody asked for: %v", err)
+			t.Fatalf("Close with a copy that was not asked for: %v", err)
 		}
 	}
 	if _, _, err := f.Device.Done(left, 0); !errors.Is(err, cudaipc.ErrTicket) {

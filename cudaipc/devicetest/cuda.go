@@ -16,11 +16,13 @@ const (
 	childVirtual = "virtual"
 )
 
-// VirtualPiece is the size of the pieces of virtual memory, bytes: the granularity of all GPUs so far.
+// VirtualPiece is the size of the pieces of virtual memory, bytes: the granularity of all GPUs so
+// far.
 const VirtualPiece = 2 << 20
 
-// CUDA opens the CUDA device on the only GPU, with an arena of arenaSize bytes. Regions are of the given kind: cudaipc.KindCUDA or
-// cudaipc.KindCUDAFD. The test's end closes everything. change may be nil.
+// CUDA opens the CUDA device on the only GPU, with an arena of arenaSize bytes. Regions are of the
+// given kind: cudaipc.KindCUDA or cudaipc.KindCUDAFD. The test's end closes everything. change may
+// be nil.
 func CUDA(t testing.TB, arenaSize int64, kind cudaipc.Kind, change func(*cuda.Options)) Fixture {
 	t.Helper()
 	fd, arena := newArena(t, arenaSize)
@@ -34,7 +36,11 @@ func CUDA(t testing.TB, arenaSize int64, kind cudaipc.Kind, change func(*cuda.Op
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { closeDevice(t, device) })
-	return Fixture{Device: device, Arena: arena, Engine: func(t testing.TB, s Spec) Engine { return CUDAEngine(t, s, kind) }}
+	return Fixture{
+		Device: device,
+		Arena:  arena,
+		Engine: func(t testing.TB, s Spec) Engine { return CUDAEngine(t, s, kind) },
+	}
 }
 
 // CUDAEngine starts this test binary once more as an engine on the only GPU.
@@ -52,7 +58,8 @@ func CUDAEngine(t testing.TB, s Spec, kind cudaipc.Kind) Engine {
 	return p
 }
 
-// WithoutPid lets a device not know the processes of its peers, as in a container with another PID namespace.
+// WithoutPid lets a device not know the processes of its peers, as in a container with another PID
+// namespace.
 func (f Fixture) WithoutPid() Fixture {
 	engine := f.Engine
 	f.Engine = func(t testing.TB, s Spec) Engine { return stranger{engine(t, s)} }

@@ -8,14 +8,19 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// long is many copies, of 8 MiB each: nobody can be faster than all of them.
+// long starts many copies of 8 MiB each: too many for any device to end before the next call.
 func (c *session) long(copies int) []cudaipc.Ticket {
 	const n, blocks = 256 << 10, 32
 	var tickets []cudaipc.Ticket
 	for range copies {
 		copy := &cudaipc.Copy{Dir: cudaipc.Gather, Sum: true}
 		for b := range blocks {
-			copy.Runs = append(copy.Runs, cudaipc.Run{Region: 1, RegionOff: uint64(b) * n, ArenaOff: int64(b) * n, Len: n})
+			copy.Runs = append(copy.Runs, cudaipc.Run{
+				Region:    1,
+				RegionOff: uint64(b) * n,
+				ArenaOff:  int64(b) * n,
+				Len:       n,
+			})
 			copy.Blocks = append(copy.Blocks, cudaipc.Block{Runs: 1})
 		}
 		tickets = append(tickets, c.submit(copy))
@@ -40,7 +45,8 @@ func testCloseWhileCopying(t *testing.T, f Fixture) {
 	c.close()
 }
 
-// testEventsOfTheDead: a device has one ending or the other, and the step word tells the truth in both.
+// testEventsOfTheDead: pending events of a dead process fire or never do, by the fixture, and the
+// step word is right in both cases.
 func testEventsOfTheDead(t *testing.T, f Fixture) {
 	c := start(t, f, 1, small)
 	c.do(Op{Kind: SetStep, Step: 5})

@@ -22,7 +22,7 @@ func testEventsAndSteps(t *testing.T, f Fixture) {
 	c.do(Op{Kind: Record, Index: 1})
 	for range 100 {
 		if s := c.poll(event(1)); s.Fired || s.Step != 0 {
-			t.Fatalf("an event behind a kernel that runs: %+v, want neither event nor step", s)
+			t.Fatalf("an event after a kernel that runs: %+v, want neither event nor step", s)
 		}
 	}
 	if s := c.poll(event(2)); !s.Fired {
@@ -70,7 +70,8 @@ func testRevocationWords(t *testing.T, f Fixture) {
 	}
 }
 
-// testStaleWithoutWaiting shows that nothing waits by itself: without the event, old bytes are what one gets.
+// testStaleWithoutWaiting shows that nothing waits by itself: without the event, the copy has
+// old bytes.
 func testStaleWithoutWaiting(t *testing.T, f Fixture) {
 	const n = 256 << 10
 	c := start(t, f, 1, small)
@@ -90,6 +91,6 @@ func testStaleWithoutWaiting(t *testing.T, f Fixture) {
 	c.until(event(0), "the event", func(s cudaipc.State) bool { return s.Fired })
 	c.copy(copy)
 	if !bytes.Equal(f.Arena[:n], fresh) {
-		t.Error("a copy behind the event did not read the bytes that the kernel wrote")
+		t.Error("a copy after the event did not read the bytes that the kernel wrote")
 	}
 }

@@ -1,5 +1,5 @@
-// Package devicetest holds any cudaipc.Device to its contract. An engine is another process here, so that it can
-// die: the host's is this test binary, executed again.
+// Package devicetest checks any cudaipc.Device against its contract. Engines are other processes,
+// so that they can die: the host's is this test binary, executed again.
 package devicetest
 
 import (
@@ -12,9 +12,9 @@ import (
 type Fixture struct {
 	Device cudaipc.Device
 	Arena  []byte // the device's arena as this process sees it, at least MinArena bytes
-	// FireOnDeath says which ending the events of a dead process have on this device.
+	// FireOnDeath states whether pending events of a dead process fire on this device.
 	FireOnDeath bool
-	// Engine starts an engine. What is wrong fails the test; the test's end kills it.
+	// Engine starts an engine. An error fails the test; the test's end kills it.
 	Engine func(t testing.TB, s Spec) Engine
 }
 
@@ -33,7 +33,7 @@ type Engine interface {
 	Import(peer cudaipc.PeerID) (cudaipc.Import, error)
 	// Do carries out one operation in the engine. Only Read has a result.
 	Do(Op) ([]byte, error)
-	// Kill ends the process at once (SIGKILL) and returns when it is gone.
+	// Kill ends the process at once (SIGKILL) and waits for its end.
 	Kill()
 }
 
@@ -49,29 +49,35 @@ type Op struct {
 	Step   uint64
 }
 
-// OpKind says which fields of an Op count.
+// OpKind selects the operation and the fields of an Op that it uses.
 type OpKind uint8
 
-// The operations. Those named Launch, Record, SetStep and Hold are on the stream and return at once.
+// The operations. Those named Launch, Record, SetStep and Hold are on the stream and return at
+// once.
 const (
 	Write       OpKind = iota + 1 // Data to Region at Off
 	Read                          // Len bytes of Region at Off
 	Fill                          // Pattern(Seed) over Len bytes of Region at Off
-	LaunchFill                    // Fill, when the stream gets there
-	Hold                          // the stream stands still from here on, until LetGo
+	LaunchFill                    // Fill, when the stream reaches it
+	Hold                          // the stream waits here until LetGo
 	LetGo                         // ends the oldest Hold
 	Record                        // event Index
 	SetStep                       // the step word
 	Synchronize                   // returns when the stream is empty
 	Revoke                        // word Index
 	ClearRevoke                   // word Index
-	LoadWords                     // where the words of load events are, 8 bytes, little-endian; on a GPU, as the next three
-	OpenLoads                     // the events whose handles are Data
-	WaitLoad                      // the stream waits for the load Step; one byte: 1, or 0 if its event is not recorded
-	LaunchCopy                    // Len bytes of Region at Off to region Index, the same place, when the stream gets there
+	// LoadWords returns the offset of the words of load events, 8 bytes, little-endian. It and
+	// the next three operations need a GPU.
+	LoadWords
+	OpenLoads // the events whose handles are Data
+	WaitLoad  // the stream waits for the load Step; one byte: 1, or 0 if its event is not recorded
+	// LaunchCopy copies Len bytes of Region at Off to the same place of region Index, when the
+	// stream reaches it.
+	LaunchCopy
 )
 
-// Pattern fills p with the bytes that Fill writes at offset off: those of any two seeds or offsets differ.
+// Pattern fills p with the bytes that Fill writes at offset off; different seeds or offsets give
+// different bytes.
 func Pattern(p []byte, seed uint64, off int64) {
 	for i := range p {
 		at := uint64(off) + uint64(i)

@@ -11,17 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Freeze stops a process, and returns when none of its threads runs any more: SIGSTOP alone is only a request.
+// Freeze stops a process, and returns when none of its threads runs any more: SIGSTOP alone is only
+// a request.
 func Freeze(t testing.TB, pid int) {
 	t.Helper()
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(patience); !stopped(t, pid); {
+	for end := time.Now().Add(testTimeout); !stopped(t, pid); {
 		if time.Now().After(end) {
 			t.Fatalf("process %d does not stop", pid)
 		}
-		time.Sleep(time.Millisecond) // nothing tells when the last thread stands
+		time.Sleep(time.Millisecond) // no event reports when the last thread has stopped
 	}
 }
 

@@ -17,8 +17,9 @@ import (
 // childEnv is set in the process that plays the engine, to the kind of its memory.
 const childEnv = "KVAGENT_DEVICETEST_ENGINE"
 
-// Child plays the engine, or the mover of a device, and does not return, in a process that HostEngine, CUDAEngine or a mover with
-// MoverCommand has started. A test binary that uses them calls it first in TestMain.
+// Child plays the engine, or the mover of a device, and does not return, in a process that
+// HostEngine, CUDAEngine or a mover with MoverCommand has started. Test binaries call it first in
+// TestMain.
 func Child() {
 	Mover(mover.Open)
 	make := newHostPlayer
@@ -37,7 +38,7 @@ func Child() {
 	os.Exit(0)
 }
 
-// described is what the child tells at its start: where its memory is.
+// described is the child's first message: where its memory is.
 type described struct {
 	GPU     cudaipc.UUID
 	Regions []cudaipc.Region // FD, and KindPeer's Addr, are the child's
@@ -77,7 +78,7 @@ type (
 	}
 )
 
-// play serves operations until the parent closes the pipe, or is gone.
+// play serves operations until the parent closes the pipe or dies.
 func play(in *gob.Decoder, out *gob.Encoder, make func(Spec) (*player, *described, error)) error {
 	var spec Spec
 	if err := in.Decode(&spec); err != nil {

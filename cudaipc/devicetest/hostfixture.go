@@ -17,8 +17,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/host"
 )
 
-// Host opens the host device with an arena of arenaSize bytes. Regions are of the given kind: cudaipc.KindFD
-// or cudaipc.KindPeer. The test's end closes everything.
+// Host opens the host device with an arena of arenaSize bytes. Regions are of the given kind:
+// cudaipc.KindFD or cudaipc.KindPeer. The test's end closes everything.
 func Host(t testing.TB, arenaSize int64, kind cudaipc.Kind, fireOnDeath bool) Fixture {
 	t.Helper()
 	fd, arena := newArena(t, arenaSize)
@@ -32,7 +32,8 @@ func Host(t testing.TB, arenaSize int64, kind cudaipc.Kind, fireOnDeath bool) Fi
 	return Fixture{Device: host, Arena: arena, FireOnDeath: fireOnDeath, Engine: engine}
 }
 
-// newArena is an arena as this process sees it, until the test ends, and its descriptor, which is the caller's.
+// newArena returns an arena as this process sees it, until the test ends, and its descriptor, which
+// is the caller's.
 func newArena(t testing.TB, size int64) (fd int, arena []byte) {
 	t.Helper()
 	fd, err := unix.MemfdCreate("devicetest-arena", unix.MFD_CLOEXEC)
@@ -124,7 +125,7 @@ func (p *process) Import(peer cudaipc.PeerID) (im cudaipc.Import, err error) {
 	return im, nil
 }
 
-// descriptor is a descriptor of the child, in this process.
+// descriptor returns a descriptor of the child, in this process.
 func (p *process) descriptor(fd int) (int, error) {
 	child, err := unix.PidfdOpen(p.cmd.Process.Pid, 0)
 	if err != nil {

@@ -40,7 +40,7 @@ func testImportRefuses(t *testing.T, f Fixture) {
 		"a region of no bytes":     func(im *cudaipc.Import) { im.Regions[1].Size = 0 },
 		"a region of 2^63 bytes":   func(im *cudaipc.Import) { im.Regions[1].Size = 1 << 63 },
 		"words in no region":       func(im *cudaipc.Import) { im.Sync.Region = 12345 },
-		"words behind the region":  func(im *cudaipc.Import) { im.Sync.EventsOff = 1 << 40 },
+		"words beyond the region":  func(im *cudaipc.Import) { im.Sync.EventsOff = 1 << 40 },
 		"words that overflow":      func(im *cudaipc.Import) { im.Sync.RevokeOff = ^uint64(0) &^ 3 },
 		"too many events":          func(im *cudaipc.Import) { im.Sync.Events = ^uint32(0) },
 		"a step word out of place": func(im *cudaipc.Import) { im.Sync.StepOff = 4 },
@@ -78,7 +78,7 @@ func testNothingLeaks(t *testing.T, f Fixture) {
 	}
 	// The runtime may map or open a few for itself; a leak would be 20 times 65 of them.
 	if m, d := resources(t); m > maps+20 || d > fds+10 {
-		t.Errorf("20 imports left %d mappings and %d descriptors behind", m-maps, d-fds)
+		t.Errorf("20 imports left %d mappings and %d descriptors open", m-maps, d-fds)
 	}
 }
 

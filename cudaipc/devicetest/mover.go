@@ -14,14 +14,16 @@ import (
 // moverEnv is set in the process that plays a mover.
 const moverEnv = "KVAGENT_DEVICETEST_MOVER"
 
-// MoverEnv is the environment (mover.Options.Env) of a mover that is this test binary. Its TestMain calls Child, or, for
-// devices other than the host's, Mover. The race detector would make its end a second longer.
+// MoverEnv is the environment (mover.Options.Env) of a mover that is this test binary. Its TestMain
+// calls Child, or, for devices other than the host's, Mover. The race detector would make its end a
+// second longer.
 var MoverEnv = []string{moverEnv + "=1", "GORACE=atexit_sleep_ms=0"}
 
 // MoverCommand is the command line (mover.Options.Command) of a mover that is this test binary.
 var MoverCommand = []string{"/proc/self/exe"}
 
-// Mover plays a mover with devices that open opens, and does not return, in a process that was started as one.
+// Mover serves as a mover with devices that open opens, and does not return, in a process that
+// was started as one.
 func Mover(open mover.OpenDevice) {
 	if os.Getenv(moverEnv) == "" {
 		return
@@ -33,8 +35,9 @@ func Mover(open mover.OpenDevice) {
 	os.Exit(0)
 }
 
-// MoverFixture is Host in a mover. change may change its options; nil: nothing.
-func MoverFixture(t testing.TB, arenaSize int64, kind cudaipc.Kind, fireOnDeath bool, change func(*mover.Options)) Fixture {
+// MoverFixture returns Host in a mover. change may change its options, or be nil.
+func MoverFixture(t testing.TB, arenaSize int64, kind cudaipc.Kind, fireOnDeath bool,
+	change func(*mover.Options)) Fixture {
 	t.Helper()
 	mover, arena := OpenMover(t, arenaSize, func(o *mover.Options) {
 		o.FireOnDeath = fireOnDeath
@@ -47,7 +50,8 @@ func MoverFixture(t testing.TB, arenaSize int64, kind cudaipc.Kind, fireOnDeath 
 	return Fixture{Device: mover, Arena: arena, FireOnDeath: fireOnDeath, Engine: engine}
 }
 
-// OpenMover is a mover of the host device, whose options change may change, and its arena. The caller closes it.
+// OpenMover returns a mover of the host device, whose options change may change, and its arena. The
+// caller closes it.
 func OpenMover(t testing.TB, arenaSize int64, change func(*mover.Options)) (*mover.Mover, []byte) {
 	t.Helper()
 	fd, arena := newArena(t, arenaSize)

@@ -17,12 +17,12 @@ func testOutOfRange(t *testing.T, f Fixture) {
 	good := cudaipc.Run{Region: 1, Len: 4096}
 	for name, bad := range map[string]cudaipc.Run{
 		"no such region":             {Region: 77, Len: 1},
-		"behind the region":          {Region: 1, RegionOff: size, Len: 1},
+		"beyond the region":          {Region: 1, RegionOff: size, Len: 1},
 		"one byte too far":           {Region: 1, RegionOff: size - 4095, Len: 4096},
 		"region offset overflows":    {Region: 1, RegionOff: math.MaxUint64, Len: 2},
 		"region offset negative":     {Region: 1, RegionOff: 1 << 63, Len: 4096},
 		"longest":                    {Region: 1, Len: math.MaxUint32},
-		"behind the arena":           {Region: 1, ArenaOff: arena, Len: 1},
+		"beyond the arena":           {Region: 1, ArenaOff: arena, Len: 1},
 		"arena one byte too far":     {Region: 1, ArenaOff: arena - 4095, Len: 4096},
 		"arena offset negative":      {Region: 1, ArenaOff: -1, Len: 4096},
 		"arena offset overflows":     {Region: 1, ArenaOff: math.MaxInt64, Len: 4096},
@@ -39,8 +39,11 @@ func testOutOfRange(t *testing.T, f Fixture) {
 	for name, copy := range map[string]*cudaipc.Copy{
 		"fewer runs than named": {Runs: []cudaipc.Run{good}, Blocks: []cudaipc.Block{{Runs: 2}}},
 		"more runs than named":  {Runs: []cudaipc.Run{good, good}, Blocks: []cudaipc.Block{{Runs: 1}}},
-		"sum of runs overflows": {Runs: []cudaipc.Run{good}, Blocks: []cudaipc.Block{{Runs: math.MaxUint32}, {Runs: 2}}},
-		"no such direction":     {Dir: 2, Runs: []cudaipc.Run{good}, Blocks: []cudaipc.Block{{Runs: 1}}},
+		"sum of runs overflows": {
+			Runs:   []cudaipc.Run{good},
+			Blocks: []cudaipc.Block{{Runs: math.MaxUint32}, {Runs: 2}},
+		},
+		"no such direction": {Dir: 2, Runs: []cudaipc.Run{good}, Blocks: []cudaipc.Block{{Runs: 1}}},
 	} {
 		copy.Peer = 1
 		if _, err := f.Device.Copy(copy); !errors.Is(err, cudaipc.ErrRange) {

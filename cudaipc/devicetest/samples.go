@@ -23,7 +23,7 @@ func (c *session) sample(s *cudaipc.Sample) (cudaipc.Ticket, error) {
 	return d.Sum(s)
 }
 
-// sums is a sample's end.
+// sums returns the end of a sample.
 func (c *session) sums(s *cudaipc.Sample) cudaipc.Done {
 	c.t.Helper()
 	ticket, err := c.sample(s)
@@ -51,7 +51,7 @@ var (
 	sampled = Spec{Regions: []int64{1 << 20, 8 << 20}, Events: 1, Revokes: 1}
 )
 
-// startSampled has an engine whose regions are of the patterns 1 and 2.
+// startSampled starts an engine whose regions have the patterns 1 and 2.
 func startSampled(t *testing.T, f Fixture) *session {
 	t.Helper()
 	c := start(t, f, 1, sampled)
@@ -162,7 +162,7 @@ func testSamplesEnd(t *testing.T, f Fixture) {
 		s.Blocks = append(s.Blocks, cudaipc.SampleBlock{Block: i % sampledBlocks})
 	}
 	var tickets []cudaipc.Ticket
-	for range 40 { // of 18 MiB each: nobody can be faster than all of them
+	for range 40 { // of 18 MiB each: too many for any device to end at once
 		one := *s
 		ticket, err := c.sample(&one)
 		if err != nil {
@@ -202,15 +202,16 @@ func testDeathWhileSumming(t *testing.T, f Fixture) {
 		d := c.wait(ticket)
 		for i, sum := range d.Sums {
 			if (d.Bad == nil || !d.Bad[i]) && sum != want.Sums[i] {
-				t.Fatalf("block %d is said to have been summed around the death of its process, and its sum is wrong", i)
+				t.Fatalf("block %d is said to have been summed around the death of its process, and its sum is wrong",
+					i)
 			}
 		}
 	}
 	c.close()
 }
 
-// A Miscopy is a device whose copies go wrong in one way, in the last block of each, and say
-// nothing. As a GPU's, its sums are of what is in the arena then.
+// Miscopy is a device whose copies go wrong in one way, in the last block of each, without an
+// error. As on a GPU, its sums are of what is in the arena then.
 type Miscopy struct {
 	cudaipc.Device
 	Arena []byte
@@ -272,8 +273,8 @@ func (m *Miscopy) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 	return ticket, err
 }
 
-// Done tells the end of a copy with the sums of what is in the arena now: of the runs that were
-// asked for, or, where those of the arena were changed too, of those that were done.
+// Done returns the end of a copy with the sums of what is in the arena now: of the requested
+// runs, or, where the runs of the arena were changed too, of those that were copied.
 func (m *Miscopy) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
 	d, ok, err := m.Device.Done(t, timeout)
 	m.mu.Lock()
@@ -295,7 +296,7 @@ func (m *Miscopy) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, b
 	return d, ok, err
 }
 
-// Sum makes the sums that the device makes.
+// Sum passes a sample to the device.
 func (m *Miscopy) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
 	return m.Device.(cudaipc.Summer).Sum(s)
 }

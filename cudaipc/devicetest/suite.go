@@ -7,8 +7,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// patience is how long the suite waits for what must come.
-const patience = 30 * time.Second
+// testTimeout is how long the suite waits for an event.
+const testTimeout = 30 * time.Second
 
 // TestDevice runs the suite. open makes a fresh fixture for each of its tests.
 func TestDevice(t *testing.T, open func(t *testing.T) Fixture) {
@@ -96,14 +96,14 @@ func (c *session) submit(copy *cudaipc.Copy) cudaipc.Ticket {
 
 func (c *session) wait(ticket cudaipc.Ticket) cudaipc.Done {
 	c.t.Helper()
-	d, ok, err := c.Device.Done(ticket, patience)
+	d, ok, err := c.Device.Done(ticket, testTimeout)
 	if err != nil || !ok {
-		c.t.Fatalf("Done(%d) = %v, %v after %v", ticket, ok, err, patience)
+		c.t.Fatalf("Done(%d) = %v, %v after %v", ticket, ok, err, testTimeout)
 	}
 	return d
 }
 
-// copy does a copy to its end, which must be a good one.
+// copy runs a copy to its end, which must be without an error.
 func (c *session) copy(copy *cudaipc.Copy) cudaipc.Done {
 	c.t.Helper()
 	d := c.wait(c.submit(copy))
@@ -123,12 +123,12 @@ func (c *session) poll(w cudaipc.Wait) cudaipc.State {
 	return s[0]
 }
 
-// until polls until good says so.
+// until polls until good returns true.
 func (c *session) until(w cudaipc.Wait, what string, good func(cudaipc.State) bool) {
 	c.t.Helper()
-	for end := time.Now().Add(patience); !good(c.poll(w)); {
+	for end := time.Now().Add(testTimeout); !good(c.poll(w)); {
 		if time.Now().After(end) {
-			c.t.Fatalf("%s: not within %v; the last state was %+v", what, patience, c.poll(w))
+			c.t.Fatalf("%s: not within %v; the last state was %+v", what, testTimeout, c.poll(w))
 		}
 		time.Sleep(50 * time.Microsecond) // a pause between two polls, not a synchronisation
 	}
@@ -141,7 +141,7 @@ func (c *session) close() {
 	}
 }
 
-// one is a copy of a single block.
+// one returns a copy of a single block.
 func one(dir cudaipc.Direction, runs ...cudaipc.Run) *cudaipc.Copy {
 	return &cudaipc.Copy{Dir: dir, Runs: runs, Blocks: []cudaipc.Block{{Runs: uint32(len(runs))}}}
 }

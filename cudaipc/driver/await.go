@@ -5,8 +5,9 @@ package driver
 // #include <cuda.h>
 import "C"
 
-// AwaitEvent lets what is launched on the stream from now on wait for what the event was last recorded behind; for nothing, if it was
-// not. It is for engines: a stream of a device would stand for ever behind an event whose process died.
+// AwaitEvent makes later work on the stream wait for the last record of the event; it does not
+// wait if there is none. It is for engines only: a stream of a device would wait for ever for an
+// event whose process died.
 func (s Stream) AwaitEvent(e Event) error {
 	return check("cuStreamWaitEvent", int(C.cuStreamWaitEvent(s.handle(), e.handle(), 0)))
 }

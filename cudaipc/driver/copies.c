@@ -3,7 +3,8 @@
 #include "copies.h"
 #include "shim.h"
 
-CUresult kvdrv_copy_each(const uint64_t *dst, const uint64_t *src, const size_t *len, size_t n, int to_host, CUstream s, size_t *started) {
+CUresult kvdrv_copy_each(const uint64_t *dst, const uint64_t *src, const size_t *len, size_t n, int to_host, CUstream s,
+	size_t *started) {
 	for (*started = 0; *started < n; ++*started) {
 		size_t i = *started;
 		CUresult r = to_host ? cuMemcpyDtoHAsync((void *)(uintptr_t)dst[i], (CUdeviceptr)src[i], len[i], s)
@@ -40,8 +41,9 @@ CUresult kvdrv_copy_rects(const kvdrv_rect *list, size_t n, int to_host, CUstrea
 	return CUDA_SUCCESS;
 }
 
-// cuMemcpyBatchAsync came with CUDA 12.8 and lost its index of the failed copy with 13.0. The types are written out here so that
-// the same source is compiled against any header; this is their layout in the driver's reference.
+// cuMemcpyBatchAsync came with CUDA 12.8 and lost its index of the failed copy with 13.0. The types
+// are written out here so that the same source is compiled against any header; this is their layout
+// in the driver's reference.
 typedef struct {
 	int type, id;
 } batch_location;
@@ -53,8 +55,10 @@ typedef struct {
 _Static_assert(sizeof(batch_attributes) == 24, "CUmemcpyAttributes has 24 bytes");
 enum { ACCESS_ORDER_STREAM = 1, PREFER_OVERLAP_WITH_COMPUTE = 1 };
 
-typedef CUresult batch_12(CUdeviceptr *, CUdeviceptr *, size_t *, size_t, batch_attributes *, size_t *, size_t, size_t *, CUstream);
-typedef CUresult batch_13(const CUdeviceptr *, const CUdeviceptr *, const size_t *, size_t, batch_attributes *, size_t *, size_t, CUstream);
+typedef CUresult batch_12(CUdeviceptr *, CUdeviceptr *, size_t *, size_t, batch_attributes *, size_t *, size_t,
+	size_t *, CUstream);
+typedef CUresult batch_13(const CUdeviceptr *, const CUdeviceptr *, const size_t *, size_t, batch_attributes *,
+	size_t *, size_t, CUstream);
 typedef CUresult get_proc_address(const char *, void **, int, uint64_t, int *);
 
 static batch_12 *twelve;
@@ -64,7 +68,8 @@ CUresult kvdrv_find_batch(int version) {
 	get_proc_address *get = (get_proc_address *)kvdrv_symbol("cuGetProcAddress_v2");
 	void *found = NULL;
 	int status = 0;
-	// The version asked for decides the signature: never the driver's own, which may be newer than both.
+	// The version asked for decides the signature: never the driver's own, which may be newer than
+	// both.
 	int ask = version >= 13000 ? 13000 : 12080;
 	if (!get || version < 12080 || get("cuMemcpyBatchAsync", &found, ask, 0, &status) != CUDA_SUCCESS || !found)
 		return CUDA_ERROR_NOT_FOUND;

@@ -11,7 +11,7 @@ import (
 	"reflect"
 )
 
-// Error is an answer of the driver that is not success.
+// Error is an answer of the driver other than success.
 type Error struct {
 	Call string
 	Code int // CUresult
@@ -48,14 +48,14 @@ const (
 	Unknown           = 999
 )
 
-// sticky are the errors after which the reference says that the process is in an inconsistent state and must be ended, those
-// of the hardware, and the unknown one.
+// sticky are the errors that, by the driver's reference, leave the process in an inconsistent
+// state so that it must end; those of the hardware; and the unknown error.
 var sticky = map[int]bool{
 	4: true, 46: true, 214: true, 220: true, 226: true, 700: true, 702: true, 709: true, 710: true, 714: true,
 	715: true, 716: true, 717: true, 718: true, 719: true, 721: true, 810: true, 911: true, 999: true,
 }
 
-// Sticky says whether every later call of the process will fail too.
+// Sticky reports whether every later call of the process will fail, too.
 func (e *Error) Sticky() bool { return sticky[e.Code] }
 
 func check(call string, code int) error {
@@ -65,7 +65,7 @@ func check(call string, code int) error {
 	return &Error{Call: call, Code: code}
 }
 
-// of makes an Error of one of cu's, whose type has no name outside.
+// of makes an Error from one of cu's, whose type is not exported.
 func of(call string, err error) error {
 	if err == nil {
 		return nil

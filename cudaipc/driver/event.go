@@ -31,7 +31,7 @@ var (
 
 func (e Event) handle() C.CUevent { return *(*C.CUevent)(unsafe.Pointer(&e.e)) }
 
-// NewEvent makes an event without timing; one that is shared can be exported.
+// NewEvent makes an event without timing. A shared one can be exported.
 func NewEvent(shared bool) (Event, error) {
 	flags := cu.DisableTiming
 	if shared {
@@ -55,10 +55,10 @@ func OpenEvent(h *Handle) (Event, error) {
 	return Event{*(*cu.Event)(unsafe.Pointer(&c))}, err
 }
 
-// Record puts the event behind what was launched on the stream so far.
+// Record records the event after everything launched on the stream so far.
 func (e Event) Record(s Stream) error { return of("cuEventRecord", e.e.Record(s.s)) }
 
-// Fired says whether what the event was recorded behind has ended.
+// Fired reports whether the work before the event's record has ended.
 func (e Event) Fired() (bool, error) {
 	err := e.e.Query()
 	if err == nil {
@@ -70,5 +70,5 @@ func (e Event) Fired() (bool, error) {
 	return false, of("cuEventQuery", err)
 }
 
-// Destroy ends the event here; an opened one lives on where it was made.
+// Destroy destroys the event here; an opened one stays valid in its own process.
 func (e Event) Destroy() error { return of("cuEventDestroy", cu.DestroyEvent(&e.e)) }

@@ -6,7 +6,8 @@ package driver
 #include <cuda.h>
 #include "shim.h"
 
-// In a process that sees a MIG instance, the second form gives the instance's UUID and the first the whole GPU's.
+// In a process that sees a MIG instance, the second form gives the instance's UUID and the first
+// the whole GPU's.
 static CUresult kvdrv_uuid(CUuuid *u, CUdevice d) {
 	CUresult (*second)(CUuuid *, CUdevice) = (CUresult (*)(CUuuid *, CUdevice))kvdrv_symbol("cuDeviceGetUuid_v2");
 	return second ? second(u, d) : cuDeviceGetUuid(u, d);
@@ -27,7 +28,7 @@ type GPU struct {
 	UUID    [16]byte // the instance's, where there is one
 }
 
-// GPUs lists what this process sees.
+// GPUs lists the GPUs that this process sees.
 func GPUs() ([]GPU, error) {
 	n, err := cu.NumDevices()
 	if err != nil {

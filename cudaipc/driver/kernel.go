@@ -6,7 +6,8 @@ package driver
 #include <cuda.h>
 #include <stdlib.h>
 
-static CUresult kvdrv_launch_list(CUfunction f, unsigned blocks, unsigned threads, uint64_t list, uint32_t count, CUstream s) {
+static CUresult kvdrv_launch_list(CUfunction f, unsigned blocks, unsigned threads, uint64_t list, uint32_t count,
+	CUstream s) {
 	void *params[] = {&list, &count};
 	return cuLaunchKernel(f, blocks, 1, 1, threads, 1, 1, 0, s, params, NULL);
 }
@@ -18,13 +19,15 @@ import (
 	"unsafe"
 )
 
-// Kernel is a function of a module of its own, whose parameters are the address of a list, u64, and the number of its entries, u32.
+// Kernel is a function in a module of its own. Its parameters are the address of a list, u64, and
+// the number of its entries, u32.
 type Kernel struct {
 	module   C.CUmodule
 	function C.CUfunction
 }
 
-// LoadKernel compiles a module's text for the GPU of the context, which takes milliseconds, and finds a function in it.
+// LoadKernel compiles a module's text for the GPU of the context, which takes milliseconds, and
+// finds a function in it.
 func LoadKernel(text, name string) (*Kernel, error) {
 	image, symbol := C.CString(text), C.CString(name)
 	defer C.free(unsafe.Pointer(image))
@@ -39,11 +42,12 @@ func LoadKernel(text, name string) (*Kernel, error) {
 	return k, nil
 }
 
-// Launch starts the kernel on a stream. The list is read when the stream gets there.
+// Launch starts the kernel on a stream. The list is read when the stream reaches it.
 func (k *Kernel) Launch(s Stream, blocks, threads uint32, list Addr, count uint32) error {
-	code := C.kvdrv_launch_list(k.function, C.uint(blocks), C.uint(threads), C.uint64_t(list), C.uint32_t(count), s.handle())
+	code := C.kvdrv_launch_list(k.function, C.uint(blocks), C.uint(threads), C.uint64_t(list), C.uint32_t(count),
+		s.handle())
 	return check("cuLaunchKernel", int(code))
 }
 
-// Unload ends the module. Nothing of it runs any more.
+// Unload unloads the module. No launch is in flight.
 func (k *Kernel) Unload() error { return check("cuModuleUnload", int(C.cuModuleUnload(k.module))) }

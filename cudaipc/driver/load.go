@@ -19,10 +19,10 @@ import (
 	"gorgonia.org/cu"
 )
 
-// ErrNoLibrary says that there is no driver on this machine.
+// ErrNoLibrary reports that this machine has no driver.
 var ErrNoLibrary = errors.New("no CUDA driver library")
 
-// Load opens the driver's library and initialises it, once. It may be called by any thread, and again.
+// Load opens the driver's library and initialises it, once. Any thread may call it, also again.
 func Load() error { return load() }
 
 var load = sync.OnceValue(func() error {
@@ -34,5 +34,5 @@ var load = sync.OnceValue(func() error {
 	return check("cuInit", int(C.kvdrv_init()))
 })
 
-// Version is the newest CUDA that the driver supports, 1000 * major + 10 * minor.
+// Version returns the newest CUDA that the driver supports, 1000 * major + 10 * minor.
 func Version() int { return cu.Version() }

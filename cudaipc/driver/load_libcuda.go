@@ -2,5 +2,5 @@
 
 package driver
 
-// library is the driver's, as the loader finds it. A program for users loads no other.
+// library returns the driver's name for the loader. A program for users loads no other.
 func library() string { return "libcuda.so.1" }

@@ -4,7 +4,8 @@ package driver
 
 import "os"
 
-// library is the one that the environment names: tests run on a software double. Without a name it is the driver's.
+// library returns the library that the environment names, for tests on a software double, or else
+// the driver's.
 func library() string {
 	if path := os.Getenv("KVAGENT_LIBCUDA"); path != "" {
 		return path

@@ -22,10 +22,10 @@ import (
 	"gorgonia.org/cu"
 )
 
-// Addr is an address that the GPU understands. This process can touch nothing there.
+// Addr is an address in the GPU's address space. This process cannot access it.
 type Addr uint64
 
-// Handle is what another process opens: an allocation's, or an event's.
+// Handle is an allocation's or an event's, for another process to open.
 type Handle [64]byte
 
 // Alloc allocates GPU memory that can be exported.
@@ -34,10 +34,10 @@ func Alloc(size int64) (Addr, error) {
 	return Addr(p), of("cuMemAlloc", err)
 }
 
-// Free frees what Alloc gave.
+// Free frees memory of Alloc.
 func Free(a Addr) error { return of("cuMemFree", cu.MemFree(cu.DevicePtr(a))) }
 
-// AllocationOf gives the allocation that an address is in.
+// AllocationOf returns the allocation that contains an address.
 func AllocationOf(a Addr) (base Addr, size uint64, err error) {
 	n, p, err := cu.DevicePtr(a).AddressRange()
 	return Addr(p), uint64(n), of("cuMemGetAddressRange", err)
@@ -50,14 +50,14 @@ func ExportMemory(a Addr) (h Handle, err error) {
 	return *(*Handle)(unsafe.Pointer(&c)), err
 }
 
-// OpenMemory opens another process's allocation and gives its start.
+// OpenMemory opens another process's allocation and returns its start.
 func OpenMemory(h *Handle) (Addr, error) {
 	var p C.CUdeviceptr
 	err := check("cuIpcOpenMemHandle", int(C.kvdrv_ipc_open(&p, unsafe.Pointer(h))))
 	return Addr(p), err
 }
 
-// CloseMemory ends what OpenMemory began.
+// CloseMemory closes memory of OpenMemory.
 func CloseMemory(a Addr) error {
 	return check("cuIpcCloseMemHandle", int(C.cuIpcCloseMemHandle(C.CUdeviceptr(a))))
 }
@@ -70,8 +70,9 @@ func Write(a Addr, p []byte) error {
 	return settled(of("cuMemcpyHtoD", cu.MemcpyHtoD(cu.DevicePtr(a), unsafe.Pointer(&p[0]), int64(len(p)))))
 }
 
-// settled waits for the default stream behind a call that had no error: such a call may return when bytes that were not pinned are
-// staged, and one that fills when it has begun (driver reference, "API synchronization behavior"). Streams of NewStream are not waited for.
+// settled waits for the default stream after a call without an error: a copy may return when
+// bytes that are not pinned are staged, and a fill when it has begun (driver reference, "API
+// synchronization behavior"). It does not wait for streams of NewStream.
 func settled(err error) error {
 	if err != nil {
 		return err

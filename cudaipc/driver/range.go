@@ -12,7 +12,7 @@ type Range struct {
 	used   uint64   // bytes of these
 }
 
-// Whole is n rounded up to granules.
+// Whole returns n rounded up to whole granules.
 func Whole(n, granule uint64) uint64 { return (n + granule - 1) / granule * granule }
 
 // NewRange reserves a range in which nothing is mapped yet.
@@ -21,7 +21,7 @@ func NewRange(size uint64) (*Range, error) {
 	return &Range{Start: start, Size: size}, err
 }
 
-// Map puts a whole piece behind those that are there.
+// Map maps a whole piece after those that are mapped already.
 func (r *Range) Map(p Physical, size uint64) error {
 	if err := p.Map(r.Start+Addr(r.used), size); err != nil {
 		return err
@@ -31,7 +31,7 @@ func (r *Range) Map(p Physical, size uint64) error {
 	return nil
 }
 
-// Close takes the pieces away, each as it was mapped, and gives the range back.
+// Close unmaps the pieces, each as it was mapped, and releases the range.
 func (r *Range) Close() error {
 	var errs []error
 	at := r.Start

@@ -2,15 +2,15 @@
 
 package driver
 
-// Role is a goroutine that has an OS thread of its own, with a context current on it: the only goroutines that call the
-// driver. It ends with its thread. A nil role, one that did not start, does nothing.
+// Role is a goroutine with an OS thread of its own and a current context. Only roles call the
+// driver. A role ends with its thread. A nil role, which did not start, does nothing.
 type Role struct {
 	work  chan func()
 	over  chan struct{} // closed by Close
 	ended chan struct{}
 }
 
-// StartRole starts a role that does what it is given by Do, until Close.
+// StartRole starts a role that runs the functions of Do until Close.
 func StartRole(ctx *Context) (*Role, error) {
 	r := &Role{work: make(chan func()), over: make(chan struct{}), ended: make(chan struct{})}
 	entered := make(chan error)
@@ -40,7 +40,8 @@ func (r *Role) serve() {
 	}
 }
 
-// Do has f done in the role and waits for its end. A role that is closed, which may happen meanwhile, does not do it any more.
+// Do runs f in the role and waits for its end. It returns without running f if the role is
+// closed, also meanwhile.
 func (r *Role) Do(f func()) {
 	if r == nil {
 		return
@@ -56,10 +57,10 @@ func (r *Role) Do(f func()) {
 	}
 }
 
-// Begin has f done in the role, which may take as long as the role lives: nothing else is given to it.
+// Begin runs f in the role for as long as the role lives. No other function is passed to it.
 func (r *Role) Begin(f func()) { r.work <- f }
 
-// Close waits for the role's end: what it was given is done.
+// Close waits for the role's end, after its current function.
 func (r *Role) Close() {
 	if r == nil {
 		return

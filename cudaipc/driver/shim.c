@@ -1,6 +1,7 @@
 //go:build cuda
 
-// Defines the symbols of the CUDA driver as jumps into libcuda.so.1, which is opened at run time: see doc.go.
+// Defines the symbols of the CUDA driver as jumps into libcuda.so.1, which is opened at run time:
+// see doc.go.
 #include "shim.h"
 
 #include <dlfcn.h>

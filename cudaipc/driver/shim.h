@@ -2,7 +2,8 @@
 #pragma once
 #include <stddef.h>
 
-// kvdrv_load opens the library at path and fills the table. 0, or -1 with a text in why. Called once.
+// kvdrv_load opens the library at path and fills the table. 0, or -1 with a text in why. Called
+// once.
 int kvdrv_load(const char *path, char *why, size_t room);
 // kvdrv_init calls the library's cuInit and gives its CUresult.
 int kvdrv_init(void);

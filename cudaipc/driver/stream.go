@@ -24,26 +24,27 @@ func NewStream(priority int) (Stream, error) {
 	return Stream{s}, of("cuStreamCreateWithPriority", err)
 }
 
-// Priorities gives the numbers that NewStream takes, the last and the first to go.
+// Priorities returns the lowest and the highest priority for NewStream.
 func Priorities() (last, first int, err error) {
 	last, first, err = cu.StreamPriorityRange()
 	return last, first, of("cuCtxGetStreamPriorityRange", err)
 }
 
-// Destroy ends the stream when its work has ended; it does not wait for that.
+// Destroy destroys the stream once its work has ended; it does not wait for that.
 func (s Stream) Destroy() error { return of("cuStreamDestroy", s.s.Destroy()) }
 
-// WaitFor lets the stream stand still until the word at a, of this process's pinned memory, is n or more.
+// WaitFor makes the stream wait until the word at a, of this process's pinned memory, is n or
+// more.
 func (s Stream) WaitFor(a Addr, n uint32) error {
 	return of("cuStreamWaitValue32", s.s.WaitOnValue32(cu.DevicePtr(a), n, C.CU_STREAM_WAIT_VALUE_GEQ))
 }
 
-// Tell writes n to the word at a when the stream gets there.
+// Tell writes n to the word at a when the stream reaches it.
 func (s Stream) Tell(a Addr, n uint32) error {
 	return of("cuStreamWriteValue32", s.s.WriteValue32(cu.DevicePtr(a), n, C.CU_STREAM_WRITE_VALUE_DEFAULT))
 }
 
-// Set writes n into count words of 4 bytes at a when the stream gets there.
+// Set writes n to count words of 4 bytes at a when the stream reaches it.
 func (s Stream) Set(a Addr, n uint32, count int64) error {
 	return of("cuMemsetD32Async", cu.MemsetD32Async(cu.DevicePtr(a), uint(n), count, s.s))
 }

@@ -1,5 +1,6 @@
-// The symbols of the driver that this program refers to, by their names in the library. One that is missing here is an error
-// of the linker. Some are there twice, by the name that an older header gives a call and by that of a newer one.
+// The symbols of the driver that this program refers to, by their names in the library. One that is
+// missing here is an error of the linker. Some are there twice, by the name that an older header
+// gives a call and by that of a newer one.
 X(cuArray3DCreate_v2)
 X(cuArray3DGetDescriptor_v2)
 X(cuArrayCreate_v2)

@@ -38,10 +38,10 @@ static CUresult kvdrv_access(CUdeviceptr p, size_t size, int ordinal) {
 */
 import "C"
 
-// Physical is a piece of physical GPU memory, which has no address until it is mapped.
+// Physical is a piece of physical GPU memory. It has no address until it is mapped.
 type Physical uint64
 
-// Granularity is what sizes of physical memory are multiples of, bytes.
+// Granularity returns the unit of sizes of physical memory, bytes.
 func (c *Context) Granularity() (uint64, error) {
 	var n C.size_t
 	err := check("cuMemGetAllocationGranularity", int(C.kvdrv_granularity(&n, C.int(c.device))))
@@ -69,19 +69,19 @@ func ImportPhysical(fd int) (Physical, error) {
 	return Physical(h), err
 }
 
-// Release lets a piece go. Its mappings keep it.
+// Release releases a piece. Its mappings keep its memory.
 func (p Physical) Release() error {
 	return check("cuMemRelease", int(C.cuMemRelease(C.CUmemGenericAllocationHandle(p))))
 }
 
-// Reserve takes a range of addresses.
+// Reserve reserves a range of addresses.
 func Reserve(size uint64) (Addr, error) {
 	var a C.CUdeviceptr
 	err := check("cuMemAddressReserve", int(C.cuMemAddressReserve(&a, C.size_t(size), 0, 0, 0)))
 	return Addr(a), err
 }
 
-// Unreserve gives a range back, in which nothing is mapped any more.
+// Unreserve releases a range in which nothing is mapped any more.
 func Unreserve(a Addr, size uint64) error {
 	return check("cuMemAddressFree", int(C.cuMemAddressFree(C.CUdeviceptr(a), C.size_t(size))))
 }
@@ -91,7 +91,7 @@ func (p Physical) Map(a Addr, size uint64) error {
 	return check("cuMemMap", int(C.cuMemMap(C.CUdeviceptr(a), C.size_t(size), 0, C.CUmemGenericAllocationHandle(p), 0)))
 }
 
-// Unmap takes whole pieces away again.
+// Unmap unmaps whole pieces.
 func Unmap(a Addr, size uint64) error {
 	return check("cuMemUnmap", int(C.cuMemUnmap(C.CUdeviceptr(a), C.size_t(size))))
 }

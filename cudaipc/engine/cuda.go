@@ -14,13 +14,13 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
 
-// CUDA is the engine's side of the CUDA device, with the methods of Host: memory on a GPU that it exports, and the words
-// and events that an engine has. It serves the mock engine and the tests. All methods may be called at once.
+// CUDA is the engine's side of the CUDA device, with the methods of Host: exported GPU memory,
+// words and events. It serves the mock engine and the tests. All methods may be called at once.
 type CUDA struct {
 	gpu           driver.GPU
 	ctx           *driver.Context
 	front, copier *driver.Role // launch; copy for the CPU
-	engineWords                // pinned; behind them the gates of the streams, and the words of load events
+	engineWords                // pinned, with the gates of the streams and the words of load events after them
 	recorded      []driver.Event
 	loads         []driver.Event // of a device
 
@@ -33,16 +33,18 @@ type CUDA struct {
 	}
 }
 
-// maxStreams of one engine; each has a gate in the words.
+// maxStreams is the limit of one engine; each stream has a gate in the words.
 const maxStreams = 64
 
-// gateBytes is what a stream's gate takes: two words on cache lines of their own.
+// gateBytes is the size of a stream's gate: two words on cache lines of their own.
 const gateBytes = 128
 
-// NewCUDA makes an engine on a GPU, as NewHost does on the host. A zero UUID is the only GPU that this process sees.
+// NewCUDA makes an engine on a GPU, as NewHost does on the host. A zero UUID means the only
+// visible GPU.
 func NewCUDA(gpu cudaipc.UUID, events, revokes uint32) (*CUDA, error) {
 	if events > cuda.MaxEvents || revokes > MaxEvents {
-		return nil, fmt.Errorf("%d events, at most %d, and %d revocation words, at most %d", events, cuda.MaxEvents, revokes, MaxEvents)
+		return nil, fmt.Errorf("%d events, at most %d, and %d revocation words, at most %d", events, cuda.MaxEvents,
+			revokes, MaxEvents)
 	}
 	found, err := cuda.FindGPU(gpu)
 	if err != nil {
@@ -65,7 +67,8 @@ func (e *CUDA) open(events, revokes uint32) (err error) {
 	if e.front, err = driver.StartRole(e.ctx); err != nil {
 		return err
 	}
-	if e.engineWords, err = newEngineWords(events, cudaipc.CUDAEventCell, revokes, maxStreams*gateBytes+cudaipc.MaxLoadEvents*8); err != nil {
+	if e.engineWords, err = newEngineWords(events, cudaipc.CUDAEventCell, revokes,
+		maxStreams*gateBytes+cudaipc.MaxLoadEvents*8); err != nil {
 		return err
 	}
 	e.front.Do(func() { err = e.openEvents(events) })
@@ -91,7 +94,7 @@ func (e *CUDA) openEvents(events uint32) error {
 	return nil
 }
 
-// GPU is where the engine's memory is.
+// GPU returns the UUID of the engine's GPU.
 func (e *CUDA) GPU() cudaipc.UUID { return e.gpu.UUID }
 
 // Close waits for the streams to get through what was launched, ends them, and frees all memory.
@@ -130,7 +133,7 @@ func (e *CUDA) Close() error {
 	return errors.Join(errs...)
 }
 
-// freeAll frees what the driver has of the engine. In the front.
+// freeAll frees the engine's driver objects. The front calls it.
 func (e *CUDA) freeAll() error {
 	var errs []error
 	for _, event := range e.loads {
@@ -148,7 +151,7 @@ func (e *CUDA) freeAll() error {
 	return errors.Join(errs...)
 }
 
-// wordAddr is where the GPU sees a word.
+// wordAddr returns the GPU's address of a word.
 func (e *CUDA) wordAddr(off uint64) (driver.Addr, error) {
 	start, err := driver.Address(e.words.Mem)
 	return start + driver.Addr(off), err

@@ -10,10 +10,11 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
 
-// tensorAlign is what PyTorch's allocator aligns tensors to, bytes.
+// tensorAlign is PyTorch's alignment of tensors, bytes.
 const tensorAlign = 512
 
-// CUDAMemory is a stretch of GPU memory that a device can import. It is owned by its engine and gone when that closes.
+// CUDAMemory is a stretch of GPU memory that a device can import. Its engine owns it and frees it
+// in Close.
 type CUDAMemory struct {
 	ID     cudaipc.RegionID
 	engine *CUDA
@@ -22,13 +23,15 @@ type CUDAMemory struct {
 	parts  []cudaipc.Region
 }
 
-// Regions describes the memory for an import: one element, or the pieces of virtual memory, whose descriptors stay the engine's.
+// Regions describes the memory for an import: one element, or the pieces of virtual memory, whose
+// descriptors stay the engine's.
 func (m *CUDAMemory) Regions() []cudaipc.Region { return m.parts }
 
-// Size is in bytes.
+// Size returns the size in bytes.
 func (m *CUDAMemory) Size() int64 { return m.size }
 
-// Alloc makes size bytes of GPU memory, zero, an allocation of its own. The id is the caller's choice.
+// Alloc makes size bytes of GPU memory, zero, an allocation of its own. The id is the caller's
+// choice.
 func (e *CUDA) Alloc(id cudaipc.RegionID, size int64) (*CUDAMemory, error) {
 	list, err := e.AllocTogether([]cudaipc.RegionID{id}, []int64{size})
 	if err != nil {
@@ -37,8 +40,8 @@ func (e *CUDA) Alloc(id cudaipc.RegionID, size int64) (*CUDAMemory, error) {
 	return list[0], nil
 }
 
-// AllocTogether makes several stretches in one allocation, as a caching allocator does; none of several begins where the
-// allocation does.
+// AllocTogether makes several stretches in one allocation, as a caching allocator does; with more
+// than one, none begins where the allocation does.
 func (e *CUDA) AllocTogether(ids []cudaipc.RegionID, sizes []int64) ([]*CUDAMemory, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -62,7 +65,13 @@ func (e *CUDA) AllocTogether(ids []cudaipc.RegionID, sizes []int64) ([]*CUDAMemo
 		return nil, err
 	}
 	for _, m := range list {
-		m.parts = []cudaipc.Region{{ID: m.ID, Kind: cudaipc.KindCUDA, Size: uint64(m.size), Addr: uint64(m.start), Handle: handle[:]}}
+		m.parts = []cudaipc.Region{{
+			ID:     m.ID,
+			Kind:   cudaipc.KindCUDA,
+			Size:   uint64(m.size),
+			Addr:   uint64(m.start),
+			Handle: handle[:],
+		}}
 		m.start += base
 	}
 	e.mu.memory = append(e.mu.memory, list...)
@@ -101,8 +110,9 @@ func allocate(size int64) (base driver.Addr, handle driver.Handle, err error) {
 	return base, handle, err
 }
 
-// AllocVirtual makes a stretch of pieces of virtual memory, as PyTorch's expandable segments do. The piece is a multiple of the
-// GPU's granularity; the last one is as long as the others, and the stretch may end in it.
+// AllocVirtual makes a stretch of pieces of virtual memory, as PyTorch's expandable segments do.
+// The piece is a multiple of the GPU's granularity; the last one is as long as the others, and the
+// stretch may end in it.
 func (e *CUDA) AllocVirtual(id cudaipc.RegionID, size, piece int64) (*CUDAMemory, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -126,7 +136,7 @@ func (e *CUDA) AllocVirtual(id cudaipc.RegionID, size, piece int64) (*CUDAMemory
 	return m, nil
 }
 
-// fill reserves the range and makes its pieces. In the front.
+// fill reserves the range and makes its pieces. The front calls it.
 func (m *CUDAMemory) fill(size, piece uint64) (*driver.Range, error) {
 	v, err := driver.NewRange(size)
 	if err != nil {
@@ -160,7 +170,7 @@ func (m *CUDAMemory) piece(v *driver.Range, size uint64) error {
 	return errors.Join(err, p.Release())
 }
 
-// WriteAt brings bytes to the memory, at once: not behind what streams have to do.
+// WriteAt writes bytes to the memory at once, not in the order of any stream.
 func (m *CUDAMemory) WriteAt(p []byte, off int64) (int, error) {
 	if err := m.within(len(p), off); err != nil {
 		return 0, err
@@ -170,7 +180,7 @@ func (m *CUDAMemory) WriteAt(p []byte, off int64) (int, error) {
 	return len(p), err
 }
 
-// ReadAt takes bytes from the memory, as WriteAt brings them.
+// ReadAt reads bytes of the memory at once.
 func (m *CUDAMemory) ReadAt(p []byte, off int64) (int, error) {
 	if err := m.within(len(p), off); err != nil {
 		return 0, err

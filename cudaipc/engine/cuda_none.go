@@ -7,7 +7,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/cuda"
 )
 
-// CUDA is the engine's side of the CUDA device. This program is built without it, so that none of its methods is ever called.
+// CUDA is the engine's side of the CUDA device. This program is built without it, so that none of
+// its methods is ever called.
 type CUDA struct{ *Host }
 
 // CUDAMemory is a stretch of GPU memory.
@@ -19,7 +20,7 @@ type CUDAStream struct{ *HostStream }
 // NewCUDA answers ErrNoCUDA.
 func NewCUDA(cudaipc.UUID, uint32, uint32) (*CUDA, error) { return nil, cuda.SeeGPUs() }
 
-// GPU is where the engine's memory is.
+// GPU returns where the engine's memory is.
 func (*CUDA) GPU() cudaipc.UUID { return cudaipc.UUID{} }
 
 // Alloc makes GPU memory.

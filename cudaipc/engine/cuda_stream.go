@@ -15,9 +15,10 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
 
-// CUDAStream is a stream of an engine, with the methods of HostStream. A kernel is a Go function that may read and write the engine's
-// memory: the stream tells its gate's first word that it has got there and stands still until the second says that the function has
-// returned. After Close of the engine every call panics.
+// CUDAStream is a stream of an engine, with the methods of HostStream. A kernel is a Go function
+// that may read and write the engine's memory: the stream writes to its gate that it has reached
+// the kernel, and waits there until the function has returned. After Close of the engine every
+// call panics.
 type CUDAStream struct {
 	engine         *CUDA
 	stream         driver.Stream
@@ -40,7 +41,7 @@ func (e *CUDA) NewStream() *CUDAStream {
 	if e.mu.closed || len(e.mu.streams) == maxStreams {
 		panic(fmt.Sprintf("NewStream on a closed engine, or more than %d", maxStreams))
 	}
-	at := e.behind + uint64(len(e.mu.streams))*gateBytes
+	at := e.extraOff + uint64(len(e.mu.streams))*gateBytes
 	s := &CUDAStream{
 		engine: e, kernels: make(chan func(), MaxStreamOps), room: make(chan struct{}, MaxStreamOps),
 		reached: cudaipc.Word32(e.words.Mem, at), pass: cudaipc.Word32(e.words.Mem, at+gateBytes/2),
@@ -70,7 +71,7 @@ func (s *CUDAStream) open(gate uint64) (err error) {
 	return err
 }
 
-// run does the kernels when the stream gets to them.
+// run executes the kernels when the stream reaches them.
 func (s *CUDAStream) run() {
 	n := uint32(0)
 	for f := range s.kernels {
@@ -84,7 +85,7 @@ func (s *CUDAStream) run() {
 	}
 }
 
-// look pauses between two looks at a gate, as shortly as the kernel lets it.
+// look pauses for the shortest time that the kernel allows.
 func look() {
 	t := unix.NsecToTimespec(int64(10 * time.Microsecond))
 	_ = unix.Nanosleep(&t, nil)
@@ -103,7 +104,7 @@ func (s *CUDAStream) Launch(f func()) {
 	s.kernels <- f
 }
 
-// Record records an event: from now on it has not fired, until the stream gets here.
+// Record records an event: it is pending until the stream reaches this point.
 func (s *CUDAStream) Record(event uint32) {
 	if event >= s.engine.events {
 		panic(fmt.Sprintf("event %d of %d", event, s.engine.events))
@@ -111,12 +112,17 @@ func (s *CUDAStream) Record(event uint32) {
 	s.enqueue("Record", func() error { return s.engine.recorded[event].Record(s.stream) })
 }
 
-// SetStep enqueues the write of the step word, as an engine does it: a small copy from the GPU.
+// SetStep enqueues a write of the step word, as an engine does it: a small copy from the GPU.
 func (s *CUDAStream) SetStep(n uint64) {
 	s.enqueue("SetStep", func() error {
-		step := driver.List{Dst: []uint64{driver.HostAddr(s.engine.words.Mem)}, Src: []uint64{uint64(s.scratch)}, Len: []uint64{8}}
+		step := driver.List{
+			Dst: []uint64{driver.HostAddr(s.engine.words.Mem)},
+			Src: []uint64{uint64(s.scratch)},
+			Len: []uint64{8},
+		}
 		return errors.Join(
-			s.stream.Set(s.scratch, uint32(n), 1), s.stream.Set(s.scratch+4, uint32(n>>32), 1), s.stream.Each(&step, true))
+			s.stream.Set(s.scratch, uint32(n), 1), s.stream.Set(s.scratch+4, uint32(n>>32), 1),
+			s.stream.Each(&step, true))
 	})
 }
 
@@ -135,7 +141,7 @@ func (s *CUDAStream) enqueue(what string, f func() error) {
 	}
 }
 
-// close waits until the stream is empty. No call is made any more.
+// close waits until the stream is empty. No more calls are made.
 func (s *CUDAStream) close() error {
 	s.Synchronize()
 	close(s.kernels)
@@ -146,8 +152,8 @@ func (s *CUDAStream) close() error {
 	return err
 }
 
-// Fill enqueues a kernel of the driver's own: n bytes of m from off on become word, again and again. off and n are multiples
-// of 4 and within m.
+// Fill enqueues a kernel of the driver: n bytes of m from off on become repetitions of word. off
+// and n are multiples of 4 and within m.
 func (s *CUDAStream) Fill(m *CUDAMemory, off, n int64, word uint32) {
 	if off < 0 || n < 0 || (off|n)%4 != 0 || off > m.size || n > m.size-off {
 		panic(fmt.Sprintf("Fill of %d bytes at %d of region %d, which has %d", n, off, m.ID, m.size))
@@ -155,8 +161,8 @@ func (s *CUDAStream) Fill(m *CUDAMemory, off, n int64, word uint32) {
 	s.enqueue("Fill", func() error { return s.stream.Set(m.start+driver.Addr(off), word, n/4) })
 }
 
-// Finish waits until everything launched before has ended, by asking an event without a pause. Nothing else is launched on
-// the engine meanwhile.
+// Finish waits until everything launched before has ended, by polling an event without a pause.
+// Nothing else may be launched on the engine meanwhile.
 func (s *CUDAStream) Finish() {
 	s.enqueue("Finish", func() error {
 		end, err := driver.NewEvent(false)
@@ -178,13 +184,15 @@ func (s *CUDAStream) Finish() {
 
 // The engine's side of load events (Recorder).
 
-// LoadWords is where the words of MaxLoadEvents load events are in the engine's sync region.
-func (e *CUDA) LoadWords() uint64 { return e.behind + maxStreams*gateBytes }
+// LoadWords returns the offset of the words of MaxLoadEvents load events in the engine's sync
+// region.
+func (e *CUDA) LoadWords() uint64 { return e.extraOff + maxStreams*gateBytes }
 
 // OpenLoads opens the events whose handles a device gave, joined. Close ends them.
 func (e *CUDA) OpenLoads(handles []byte) error {
 	if n := len(handles); n == 0 || n%cudaipc.CUDAEventCell != 0 || n > cudaipc.MaxLoadEvents*cudaipc.CUDAEventCell {
-		return fmt.Errorf("%d bytes of handles, allowed: 1 to %d times %d", n, cudaipc.MaxLoadEvents, cudaipc.CUDAEventCell)
+		return fmt.Errorf("%d bytes of handles, allowed: 1 to %d times %d", n, cudaipc.MaxLoadEvents,
+			cudaipc.CUDAEventCell)
 	}
 	var err error
 	e.front.Do(func() {
@@ -198,8 +206,8 @@ func (e *CUDA) OpenLoads(handles []byte) error {
 	return err
 }
 
-// WaitLoad lets the stream wait for the load of a serial, without a wait of the caller's, if its event is recorded. false: it is not (yet), and
-// nothing is launched, for a wait would be over at once.
+// WaitLoad lets the stream, not the caller, wait for the load of a serial. It returns false if
+// the load's event is not recorded yet; nothing is launched then, since a wait would end at once.
 func (s *CUDAStream) WaitLoad(serial uint64) bool {
 	e := s.engine
 	i := serial % uint64(len(e.loads))

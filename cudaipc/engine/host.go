@@ -1,5 +1,6 @@
-// Package engine is the engine's side of the contract: memory that it shares, the words of its events, and its streams, on the host
-// and on a GPU. It serves the mock engine, the proof and the tests.
+// Package engine is the engine's side of the contract: the memory that it shares, its words and
+// events, and its streams, on the host and on a GPU. It serves the mock engine, the proof and the
+// tests.
 package engine
 
 import (
@@ -12,7 +13,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// SyncRegion is the region id a Host gives its words.
+// SyncRegion is the region ID of a Host's words.
 const SyncRegion cudaipc.RegionID = 1 << 31
 
 // Limits of a host engine.
@@ -21,11 +22,11 @@ const (
 	MaxMemory    = 1 << 46 // bytes of one HostMemory
 	MaxStreamOps = 1024    // operations waiting in a stream; a full one makes Launch wait, as CUDA's does
 	revokeAlign  = 64      // bytes; revocation words are written by the scheduler's side, so they get own cache lines
-	eventsFrom   = 64      // bytes; offset of the event cells, a cache line behind the step word
+	eventsFrom   = 64      // bytes; offset of the event cells, one cache line after the step word
 )
 
-// Host is the engine's side of the host device: memory it shares, the words of its events, and streams
-// that behave like CUDA's. It serves the mock engine and the tests. All methods may be called at once.
+// Host is the engine's side of the host device: shared memory, words, and streams that behave
+// like CUDA's. It serves the mock engine and the tests. All methods may be called at once.
 type Host struct {
 	engineWords
 
@@ -37,14 +38,16 @@ type Host struct {
 	}
 }
 
-// HostMemory is a stretch of memory that a device can import. It is owned by its engine and gone when that closes.
+// HostMemory is a stretch of memory that a device can import. Its engine owns it and frees it in
+// Close.
 type HostMemory struct {
 	ID  cudaipc.RegionID
 	Mem []byte
 	FD  int // a memfd sealed against shrinking
 }
 
-// Region describes the memory for an import. The descriptor in it stays the engine's: send it by SCM_RIGHTS, or Dup.
+// Region describes the memory for an import. The descriptor in it stays the engine's: send it by
+// SCM_RIGHTS, or Dup.
 func (m *HostMemory) Region() cudaipc.Region {
 	return cudaipc.Region{ID: m.ID, Kind: cudaipc.KindFD, Size: uint64(len(m.Mem)), FD: m.FD}
 }
@@ -52,10 +55,10 @@ func (m *HostMemory) Region() cudaipc.Region {
 // Regions describes the memory for an import, as other engines' memory does.
 func (m *HostMemory) Regions() []cudaipc.Region { return []cudaipc.Region{m.Region()} }
 
-// Size is in bytes.
+// Size returns the size in bytes.
 func (m *HostMemory) Size() int64 { return int64(len(m.Mem)) }
 
-// WriteAt brings bytes to the memory.
+// WriteAt writes bytes to the memory.
 func (m *HostMemory) WriteAt(p []byte, off int64) (int, error) {
 	if err := m.within(len(p), off); err != nil {
 		return 0, err
@@ -63,7 +66,7 @@ func (m *HostMemory) WriteAt(p []byte, off int64) (int, error) {
 	return copy(m.Mem[off:], p), nil
 }
 
-// ReadAt takes bytes from the memory.
+// ReadAt reads bytes of the memory.
 func (m *HostMemory) ReadAt(p []byte, off int64) (int, error) {
 	if err := m.within(len(p), off); err != nil {
 		return 0, err
@@ -78,8 +81,8 @@ func (m *HostMemory) within(n int, off int64) error {
 	return nil
 }
 
-// NewHost makes an engine with that many events and revocation words, none of them recorded or revoked, and
-// step 0. Close frees it.
+// NewHost makes an engine with that many events and revocation words, none of them recorded or
+// revoked, and step 0. Close frees it.
 func NewHost(events, revokes uint32) (*Host, error) {
 	if events > MaxEvents || revokes > MaxEvents {
 		return nil, fmt.Errorf("%d events and %d revocation words, at most %d each", events, revokes, MaxEvents)
@@ -91,7 +94,8 @@ func NewHost(events, revokes uint32) (*Host, error) {
 	return &Host{engineWords: words}, nil
 }
 
-// Alloc makes size bytes of shared memory, zero and not yet populated. The id is the caller's choice.
+// Alloc makes size bytes of shared memory, zero and not yet populated. The id is the caller's
+// choice.
 func (e *Host) Alloc(id cudaipc.RegionID, size int64) (*HostMemory, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -8,9 +8,9 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// HostStream runs what is launched on it one after the other, on a goroutine of its own. It belongs to its
-// engine, whose Close ends it. Calls are ordered as they are made; a caller that wants an order between two
-// goroutines makes it itself. After Close of the engine every call panics.
+// HostStream runs what is launched on it in order, on a goroutine of its own. It belongs to its
+// engine, whose Close ends it. The order of calls is the order of execution; concurrent callers
+// order themselves. After Close of the engine every call panics.
 type HostStream struct {
 	engine *Host
 	ops    chan func()
@@ -41,8 +41,8 @@ func (s *HostStream) run() {
 // Launch enqueues a kernel: f runs when everything launched before has ended.
 func (s *HostStream) Launch(f func()) { s.ops <- f }
 
-// Record records an event: from now on it has not fired, until the stream gets here. Recorded again before
-// it fired, it stands for the later record, as CUDA's does.
+// Record records an event: it is pending until the stream reaches this point. If it is recorded
+// again before, it stands for the later record, as CUDA's does.
 func (s *HostStream) Record(event uint32) {
 	e := s.engine
 	if event >= e.events {
@@ -53,8 +53,8 @@ func (s *HostStream) Record(event uint32) {
 	s.ops <- func() { raise(cudaipc.Word64(e.words.Mem, off+8), number) }
 }
 
-// SetStep enqueues the write of the step word: all kernels launched before have ended when it can be read.
-// Steps only grow: a smaller number than the word's leaves it.
+// SetStep enqueues a write of the step word: when it can be read, all kernels launched before
+// have ended. Steps only grow: a smaller number is ignored.
 func (s *HostStream) SetStep(n uint64) {
 	s.ops <- func() { raise(cudaipc.Word64(s.engine.words.Mem, 0), n) }
 }
@@ -71,7 +71,7 @@ func (s *HostStream) close() {
 	<-s.ended
 }
 
-// raise sets a shared word to n unless it is higher already: two streams may reach the same word.
+// raise sets a shared word to n unless it is higher already: two streams may write the same word.
 func raise(word *uint64, n uint64) {
 	for {
 		old := atomic.LoadUint64(word)

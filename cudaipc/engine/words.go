@@ -7,29 +7,30 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// engineWords are the words of an engine, of whatever device its memory is, in shared memory of their own: the step word, a cell for
-// each event, and the revocation words.
+// engineWords are the words of an engine, in shared memory of their own: the step word, a cell
+// for each event, and the revocation words.
 type engineWords struct {
 	words           *HostMemory
 	events, revokes uint32
 	revokeOff       uint64
-	behind          uint64 // where the bytes begin that the engine asked for behind the words
+	extraOff        uint64 // where the extra bytes begin
 }
 
-// wordsAlign is what the bytes behind the words are aligned to.
+// wordsAlign is the alignment of the extra bytes after the words.
 const wordsAlign = 128
 
-// newEngineWords makes words with cells of cell bytes for the events, and more bytes behind them.
+// newEngineWords makes words with event cells of cell bytes, and more extra bytes after them.
 func newEngineWords(events uint32, cell uint64, revokes uint32, more uint64) (w engineWords, err error) {
 	end := uint64(eventsFrom) + uint64(events)*cell
 	w.events, w.revokes = events, revokes
 	w.revokeOff = (end + revokeAlign - 1) &^ (revokeAlign - 1)
-	w.behind = (w.revokeOff + uint64(revokes)*4 + wordsAlign - 1) &^ (wordsAlign - 1)
-	w.words, err = newHostMemory(SyncRegion, int64(w.behind+max(more, wordsAlign)))
+	w.extraOff = (w.revokeOff + uint64(revokes)*4 + wordsAlign - 1) &^ (wordsAlign - 1)
+	w.words, err = newHostMemory(SyncRegion, int64(w.extraOff+max(more, wordsAlign)))
 	return w, err
 }
 
-// SyncDesc describes the words for an import: the region (whose descriptor stays the engine's) and their places.
+// SyncDesc describes the words for an import: their region, whose descriptor stays the engine's,
+// and their places.
 func (w *engineWords) SyncDesc() (cudaipc.Region, cudaipc.Sync) {
 	return w.words.Region(), cudaipc.Sync{
 		Region: SyncRegion, StepOff: 0,
@@ -38,7 +39,7 @@ func (w *engineWords) SyncDesc() (cudaipc.Region, cudaipc.Sync) {
 	}
 }
 
-// Step is the step word: the last step that a stream has got past.
+// Step returns the step word: the last step that a stream has passed.
 func (w *engineWords) Step() uint64 { return atomic.LoadUint64(cudaipc.Word64(w.words.Mem, 0)) }
 
 // Revoke sets revocation word i: a save that names it is not committed from now on.

@@ -1,4 +1,5 @@
-// Package host is the device on the CPU's memory: shared memory in place of a GPU's, with CUDA's rules.
+// Package host is the device on the CPU's memory: shared memory in place of a GPU's, with CUDA's
+// rules.
 package host
 
 import (
@@ -10,27 +11,28 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// populatePiece is how many bytes are populated in one call. The kernel holds the address space's lock meanwhile: more
-// would make every mmap of the process, the runtime's too, wait for milliseconds.
+// populatePiece is how many bytes one call populates. The kernel holds the address space's lock
+// meanwhile: with more, every mmap of the process, the runtime's included, would wait for
+// milliseconds.
 const populatePiece = 2 << 20
 
 // Options of a host device.
 type Options struct {
 	ArenaFD   int   // a memfd of at least ArenaSize bytes; stays the caller's, may be closed after Open
 	ArenaSize int64 // bytes
-	// FireOnDeath chooses what becomes of the events of a process that died: true, they fire; false, those that
-	// have not fired never will. CUDA drivers have done both.
+	// FireOnDeath decides about pending events of a process that died: true, they fire; false,
+	// they never do. CUDA drivers have done both.
 	FireOnDeath bool
-	// Populate maps all of the arena's pages in the background, so that the first copy into a page does not
-	// pay for it. It takes the memory.
+	// Populate maps all of the arena's pages in the background, so that first copies do not pay
+	// for it. It takes the memory.
 	Populate bool
 }
 
-// Device is the device on shared memory. It maps its arena and the regions of its peers into this process, or
-// reaches into theirs by process_vm_readv. A peer can do nothing to its memory that does more than make its own
-// blocks bad: pagefault.Guard is what protects this process from a peer that cuts off its file under our mapping, or of whose file
-// no page can be had. The kernel's SIGBUS then ends the copy, not the agent. Requiring a seal against shrinking instead would leave
-// the second case, and memory that comes from libraries that do not seal.
+// Device is the device on shared memory. It maps its arena and the regions of its peers into this
+// process, or reaches their memory by process_vm_readv. Whatever a peer does to its memory can
+// only make its own blocks bad: pagefault.Guard turns the SIGBUS of a file that was truncated
+// under the mapping, or that has no page left, into the end of the copy. A seal against shrinking
+// would not cover the second case, nor memory of libraries that do not seal.
 type Device struct {
 	arena     []byte
 	onDeath   bool
@@ -58,7 +60,8 @@ func Open(o Options) (*Device, error) {
 	return h, nil
 }
 
-// populate gives up at the first refusal: pages are then mapped as they are touched.
+// populate maps the arena's pages. It ends at the first refusal; later pages are mapped when they
+// are touched.
 func (h *Device) populate() {
 	defer close(h.populated)
 	for off := 0; off < len(h.arena); off += populatePiece {
@@ -88,7 +91,7 @@ func (h *Device) Close(id cudaipc.PeerID) error {
 	return cudaipc.Unmap(h.arena)
 }
 
-// Poll answers each wait now. It stops at the first that cannot be answered.
+// Poll answers each wait now. It stops at the first error.
 func (h *Device) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
 	h.table.RLock()
 	defer h.table.RUnlock()
@@ -122,7 +125,7 @@ func (h *Device) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 	})
 }
 
-// Done waits for a copy. With timeout 0 or less it only looks.
+// Done waits for a copy. With timeout 0 or less it does not wait.
 func (h *Device) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
 	return h.table.Done(t, timeout)
 }

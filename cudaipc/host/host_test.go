@@ -70,20 +70,30 @@ func dupFD(t *testing.T, fd int) int {
 	return r.FD
 }
 
-// TestPeerCutsOffItsMemory: the file under a mapping becomes shorter. Blocks behind the cut are bad, those before
-// it are not, and this process lives.
+// TestPeerCutsOffItsMemory: the file under a mapping becomes shorter. Blocks after the cut are
+// bad, those before it are not, and this process lives.
 func TestPeerCutsOffItsMemory(t *testing.T) {
 	const block, blocks = 64 << 10, 16
 	h := openHost(t)
 	fd := memfd(t, block*blocks)
 	defer func() { _ = unix.Close(fd) }()
-	if err := h.Import(cudaipc.Import{Regions: []cudaipc.Region{{ID: 1, Kind: cudaipc.KindFD, Size: block * blocks, FD: dupFD(t, fd)}}}); err != nil {
+	if err := h.Import(cudaipc.Import{Regions: []cudaipc.Region{{
+		ID:   1,
+		Kind: cudaipc.KindFD,
+		Size: block * blocks,
+		FD:   dupFD(t, fd),
+	}}}); err != nil {
 		t.Fatal(err)
 	}
 	for _, dir := range []cudaipc.Direction{cudaipc.Gather, cudaipc.Scatter} {
 		c := &cudaipc.Copy{Dir: dir, Sum: true}
 		for b := range blocks {
-			c.Runs = append(c.Runs, cudaipc.Run{Region: 1, RegionOff: uint64(b) * block, ArenaOff: int64(b) * block, Len: block})
+			c.Runs = append(c.Runs, cudaipc.Run{
+				Region:    1,
+				RegionOff: uint64(b) * block,
+				ArenaOff:  int64(b) * block,
+				Len:       block,
+			})
 			c.Blocks = append(c.Blocks, cudaipc.Block{Runs: 1})
 		}
 		if d := copyAll(t, h, c); d.Err != nil {
@@ -160,14 +170,19 @@ func TestImportTakesOnlyMemory(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := h.Import(cudaipc.Import{Regions: []cudaipc.Region{{Kind: cudaipc.KindFD, Size: 8192, FD: fd}}}); err == nil {
+		if err := h.Import(cudaipc.Import{Regions: []cudaipc.Region{{
+			Kind: cudaipc.KindFD,
+			Size: 8192,
+			FD:   fd,
+		}}}); err == nil {
 			t.Errorf("Import of %s: no error", name)
 		}
 	}
 	_ = unix.Close(readOnly)
 }
 
-// fileOnDisk is a file of 8 KiB that is not memory: beside the tests, for a temporary folder often is.
+// fileOnDisk returns a file of 8 KiB that is not memory: beside the tests, for a temporary folder
+// often is.
 func fileOnDisk(t *testing.T) string {
 	t.Helper()
 	f, err := os.CreateTemp(".", "test-file-*")
@@ -193,7 +208,12 @@ func TestMostRegions(t *testing.T) {
 	for _, n := range []int{cudaipc.MaxRegions, cudaipc.MaxRegions + 1} {
 		im := cudaipc.Import{Peer: cudaipc.PeerID(n)}
 		for i := range n {
-			im.Regions = append(im.Regions, cudaipc.Region{ID: cudaipc.RegionID(i), Kind: cudaipc.KindFD, Size: 4096, FD: dupFD(t, fd)})
+			im.Regions = append(im.Regions, cudaipc.Region{
+				ID:   cudaipc.RegionID(i),
+				Kind: cudaipc.KindFD,
+				Size: 4096,
+				FD:   dupFD(t, fd),
+			})
 		}
 		err := h.Import(im)
 		if n > cudaipc.MaxRegions {
@@ -208,7 +228,11 @@ func TestMostRegions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d := copyAll(t, h, &cudaipc.Copy{Peer: im.Peer, Runs: []cudaipc.Run{{Region: cudaipc.MaxRegions - 1, Len: 4096}}, Blocks: []cudaipc.Block{{Runs: 1}}})
+		d := copyAll(t, h, &cudaipc.Copy{
+			Peer:   im.Peer,
+			Runs:   []cudaipc.Run{{Region: cudaipc.MaxRegions - 1, Len: 4096}},
+			Blocks: []cudaipc.Block{{Runs: 1}},
+		})
 		if d.Err != nil {
 			t.Error(d.Err)
 		}
@@ -219,7 +243,12 @@ func TestMostBytesOfAPeer(t *testing.T) {
 	h := openHost(t)
 	im := cudaipc.Import{Pid: os.Getpid()}
 	for i := range 3 {
-		im.Regions = append(im.Regions, cudaipc.Region{ID: cudaipc.RegionID(i), Kind: cudaipc.KindPeer, Size: cudaipc.MaxPeerBytes / 2, Addr: 4096})
+		im.Regions = append(im.Regions, cudaipc.Region{
+			ID:   cudaipc.RegionID(i),
+			Kind: cudaipc.KindPeer,
+			Size: cudaipc.MaxPeerBytes / 2,
+			Addr: 4096,
+		})
 	}
 	if err := h.Import(im); !errors.Is(err, cudaipc.ErrRange) {
 		t.Errorf("Import of more than MaxPeerBytes: %v, want ErrRange", err)
@@ -229,7 +258,11 @@ func TestMostBytesOfAPeer(t *testing.T) {
 // TestCopiesNobodyAsksFor: tickets are bounded, and full is an error now.
 func TestCopiesNobodyAsksFor(t *testing.T) {
 	h := openHost(t)
-	if err := h.Import(cudaipc.Import{Regions: []cudaipc.Region{{Kind: cudaipc.KindFD, Size: 4096, FD: memfd(t, 4096)}}}); err != nil {
+	if err := h.Import(cudaipc.Import{Regions: []cudaipc.Region{{
+		Kind: cudaipc.KindFD,
+		Size: 4096,
+		FD:   memfd(t, 4096),
+	}}}); err != nil {
 		t.Fatal(err)
 	}
 	c := &cudaipc.Copy{Runs: []cudaipc.Run{{Len: 4096}}, Blocks: []cudaipc.Block{{Runs: 1}}}
@@ -256,7 +289,8 @@ func TestCopiesNobodyAsksFor(t *testing.T) {
 	}
 }
 
-// TestPeerRangeThatIsNotThere: a page of a registered range is not mapped. Blocks that touch it are bad.
+// TestPeerRangeThatIsNotThere: a page of a registered range is not mapped. Blocks that touch it are
+// bad.
 func TestPeerRangeThatIsNotThere(t *testing.T) {
 	const page = 4096
 	h := openHost(t)
@@ -271,14 +305,20 @@ func TestPeerRangeThatIsNotThere(t *testing.T) {
 	if err := unix.Mprotect(mem[page:2*page], unix.PROT_NONE); err != nil {
 		t.Fatal(err)
 	}
-	err = h.Import(cudaipc.Import{Pid: os.Getpid(), Regions: []cudaipc.Region{{ID: 1, Kind: cudaipc.KindPeer, Size: 3 * page, Addr: addressOf(mem)}}})
+	err = h.Import(cudaipc.Import{
+		Pid:     os.Getpid(),
+		Regions: []cudaipc.Region{{ID: 1, Kind: cudaipc.KindPeer, Size: 3 * page, Addr: addressOf(mem)}},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &cudaipc.Copy{Sum: true, Blocks: []cudaipc.Block{{Runs: 1}, {Runs: 1}, {Runs: 2}, {Runs: 1}}, Runs: []cudaipc.Run{
+	c := &cudaipc.Copy{Sum: true, Blocks: []cudaipc.Block{
+		{Runs: 1}, {Runs: 1}, {Runs: 2}, {Runs: 1},
+	}, Runs: []cudaipc.Run{
 		{Region: 1, Len: page},
 		{Region: 1, RegionOff: page / 2, ArenaOff: page, Len: page},
-		{Region: 1, RegionOff: 0, ArenaOff: 2 * page, Len: page}, {Region: 1, RegionOff: page, ArenaOff: 3 * page, Len: page},
+		{Region: 1, RegionOff: 0, ArenaOff: 2 * page, Len: page},
+		{Region: 1, RegionOff: page, ArenaOff: 3 * page, Len: page},
 		{Region: 1, RegionOff: 2 * page, ArenaOff: 4 * page, Len: page},
 	}}
 	d := copyAll(t, h, c)
@@ -286,6 +326,6 @@ func TestPeerRangeThatIsNotThere(t *testing.T) {
 		t.Fatalf("bad blocks %v (%v), want the second and the third", d.Bad, d.Err)
 	}
 	if !bytes.Equal(h.arena[4*page:5*page], mem[2*page:]) {
-		t.Error("the block behind the bad ones did not arrive")
+		t.Error("the block after the bad ones did not arrive")
 	}
 }

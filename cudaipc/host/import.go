@@ -7,15 +7,16 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// peer is a peer of the host device, with the goroutines that copy for it; these are under the device's lock.
+// peer is a peer of the host device, with the goroutines that copy for it. The device's lock
+// guards them.
 type peer struct {
 	cudaipc.Peer
 	streams [2]*stream // by Direction, nil until the first copy
 	sampler *sampler   // nil until the first sample
 }
 
-// Import opens the regions of a peer, all or none. Every descriptor in it is closed when it returns: a mapping
-// holds its file by itself.
+// Import opens the regions of a peer, all or none. It closes every descriptor: a mapping keeps
+// its file.
 func (h *Device) Import(im cudaipc.Import) error {
 	defer im.CloseRegions()
 	p := &peer{}
@@ -43,7 +44,7 @@ func (p *peer) open(im *cudaipc.Import) error {
 		if p.Regions[r.ID] != nil {
 			return fmt.Errorf("region %d is there twice: %w", r.ID, cudaipc.ErrRange)
 		}
-		if err := im.CheckGone(); err != nil {
+		if err := im.CheckCancelled(); err != nil {
 			return err
 		}
 		opened, err := openRegion(r, im.Pid)
@@ -52,7 +53,8 @@ func (p *peer) open(im *cudaipc.Import) error {
 		}
 		p.Regions[r.ID] = opened
 		if total += r.Size; total > cudaipc.MaxPeerBytes {
-			return fmt.Errorf("region %d: more than %d bytes in all: %w", r.ID, int64(cudaipc.MaxPeerBytes), cudaipc.ErrRange)
+			return fmt.Errorf("region %d: more than %d bytes in all: %w", r.ID, int64(cudaipc.MaxPeerBytes),
+				cudaipc.ErrRange)
 		}
 		watch = watch || r.Kind == cudaipc.KindPeer
 	}
@@ -65,7 +67,7 @@ func (p *peer) open(im *cudaipc.Import) error {
 	return nil
 }
 
-// close ends the streams, which are idle, and unmaps. Nobody can reach the peer any more.
+// close ends the idle streams and unmaps. No call reaches the peer any more.
 func (p *peer) close() {
 	for _, s := range p.streams {
 		if s != nil {
@@ -76,10 +78,11 @@ func (p *peer) close() {
 	p.Peer.Close()
 }
 
-// openRegion opens one region. The descriptor is the caller's to close.
+// openRegion opens one region. The caller closes the descriptor.
 func openRegion(r *cudaipc.Region, pid int) (*cudaipc.Opened, error) {
 	if r.Size == 0 || r.Size > cudaipc.MaxPeerBytes {
-		return nil, fmt.Errorf("size %d is not within 1 and %d bytes: %w", r.Size, int64(cudaipc.MaxPeerBytes), cudaipc.ErrRange)
+		return nil, fmt.Errorf("size %d is not within 1 and %d bytes: %w", r.Size, int64(cudaipc.MaxPeerBytes),
+			cudaipc.ErrRange)
 	}
 	switch r.Kind {
 	case cudaipc.KindFD:

@@ -6,15 +6,15 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// movePiece is how many bytes the portable mover copies before it sums them: few enough that they are still in
-// the first-level cache.
+// movePiece is how many bytes the portable form copies before it sums them: they are still in the
+// first-level cache.
 const movePiece = 8 << 10
 
-// move copies src to dst, of equal length, and continues a CRC-32C over the bytes: the result is
-// crc32.Update(state, castagnoli, src). The fast forms write past the cache (the bytes are not read again soon),
-// so that the copies of a batch are seen by others only after storeFence.
+// move copies src to dst, of equal length, and continues a CRC-32C over the bytes: it returns
+// crc32.Update(state, castagnoli, src). The fast forms write past the cache (the bytes are not
+// read again soon), so other threads see the copies of a batch only after storeFence.
 //
-// The copy is made once, and the sum is of what was copied: whoever changes src meanwhile changes both.
+// The sum is of the bytes that were copied, also if src changes meanwhile.
 func move(dst, src []byte, state uint32) uint32 {
 	if len(src) < moveMin || !fastMove {
 		return movePortable(dst, src, state)
@@ -22,7 +22,7 @@ func move(dst, src []byte, state uint32) uint32 {
 	return moveFast(dst, src, state)
 }
 
-// movePortable sums dst, not src, for the sake of the last sentence above.
+// movePortable sums dst, not src, so that the sum is of what was copied.
 func movePortable(dst, src []byte, state uint32) uint32 {
 	for len(src) > 0 {
 		n := copy(dst[:min(len(dst), movePiece)], src)

@@ -6,7 +6,8 @@ import (
 	"golang.org/x/sys/cpu"
 )
 
-// moveMin is the shortest run for which the set-up of the fast forms pays, bytes. At least 64 + moveStep512.
+// moveMin is the shortest run for which the set-up of the fast forms pays, bytes. It is at least
+// 64 + moveStep512.
 const moveMin = 1024
 
 // Bytes that one turn of the loops takes. Lengths given to them are multiples, and not zero.
@@ -21,8 +22,9 @@ var (
 	fastMove = has128
 )
 
-// moveSum512 and moveSum128 copy n bytes and fold a CRC-32C of them on the way: 512 and 128 bits at a time. dst
-// is a multiple of 64. state and result are the CRC's register, that is the complement of what hash/crc32 gives.
+// moveSum512 and moveSum128 copy n bytes and fold a CRC-32C of them on the way: 512 and 128 bits at
+// a time. dst is a multiple of 64. state and result are the CRC's register, that is the complement
+// of what hash/crc32 gives.
 //
 //go:noescape
 func moveSum512(dst, src unsafe.Pointer, n uintptr, state uint32) uint32
@@ -33,7 +35,8 @@ func moveSum128(dst, src unsafe.Pointer, n uintptr, state uint32) uint32
 // storeFence orders the stores of the loops above before everything that follows.
 func storeFence()
 
-// moveFast brings dst to a cache line, lets a loop do what is whole, and does the rest byte by byte.
+// moveFast aligns dst to a cache line, runs a loop over whole steps, and copies the rest with
+// movePortable.
 func moveFast(dst, src []byte, state uint32) uint32 {
 	if head := int(-uintptr(unsafe.Pointer(&dst[0])) & 63); head > 0 {
 		state = movePortable(dst[:head], src[:head], state)

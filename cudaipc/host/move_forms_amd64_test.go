@@ -1,6 +1,7 @@
 package host
 
-// moveForm is one way of moving that this machine has; use switches to it until the returned function is called.
+// moveForm is one way of moving that this machine has; use switches to it until the returned
+// function is called.
 type moveForm struct {
 	name string
 	use  func() func()

@@ -14,7 +14,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// TestMoveIsCopyAndCRC32C holds every form of move to copy and hash/crc32, at all alignments and odd lengths.
+// TestMoveIsCopyAndCRC32C holds every form of move to copy and hash/crc32, at all alignments and
+// odd lengths.
 func TestMoveIsCopyAndCRC32C(t *testing.T) {
 	for _, form := range moveForms() {
 		t.Run(form.name, func(t *testing.T) {
@@ -57,7 +58,8 @@ func TestFoldConstants(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := regexp.MustCompile(`DATA fold(\d+)<>\+(\d)\(SB\)/8, \$0x([0-9a-f]+)`).FindAllStringSubmatch(string(text), -1)
+	found := regexp.MustCompile(`DATA fold(\d+)<>\+(\d)\(SB\)/8, \$0x([0-9a-f]+)`).FindAllStringSubmatch(string(text),
+		-1)
 	if len(found) != 10 {
 		t.Fatalf("%d constants, want 10", len(found))
 	}
@@ -73,7 +75,7 @@ func TestFoldConstants(t *testing.T) {
 	}
 }
 
-// powerMod is x^n modulo CRC-32C's polynomial, reflected.
+// powerMod returns x^n modulo CRC-32C's polynomial, reflected.
 func powerMod(n int) uint32 {
 	v := uint32(1) << 31
 	for range n {

@@ -17,17 +17,19 @@ const (
 	remotePiece   = 256 << 10 // bytes: what was just copied is still in the second-level cache when it is summed
 )
 
-// piece is what one call moves.
+// piece is the transfer of one call.
 type piece struct {
 	local  []unix.Iovec
 	remote []unix.RemoteIovec
 	bytes  int
 }
 
-// remote moves runs between the peer's process and the arena, a piece at a time, the sum right beside it. It is the fall-back for
-// memory that has no descriptor. In a profile of it the kernel's copy is three fifths, the pinning of each page one fifth, and the sum, which is a pass of
-// its own here, another: larger calls save none of these. It is half as fast as copy(), where mapped regions are as fast.
-func (s *stream) remote(r *cudaipc.Opened, dir cudaipc.Direction, runs []cudaipc.Run, sum uint32, sums bool) (uint32, error) {
+// remote moves runs between the peer's process and the arena, one piece at a time, and sums them.
+// It is the fallback for memory without a descriptor, and half as fast as a mapped region: a
+// profile shows three fifths in the kernel's copy, one fifth in pinning pages and one in the
+// separate pass of the sum. Larger calls save none of these.
+func (s *stream) remote(r *cudaipc.Opened, dir cudaipc.Direction, runs []cudaipc.Run, sum uint32, sums bool) (uint32,
+	error) {
 	var v piece
 	for i := range runs {
 		run := &runs[i]
@@ -58,9 +60,9 @@ func (v *piece) add(here []byte, addr uintptr) {
 
 func (v *piece) full() bool { return v.bytes == remotePiece || len(v.remote) == remoteVectors }
 
-// flush does one call. A call that moved less than it should is an error: the rest of the peer's range is not
-// there (any more). The peer's process id is trusted only as long as its pidfd says that it lives; what was read
-// around its death is not.
+// flush makes one call. A short transfer is an error: the rest of the peer's range does not exist
+// (any more). The process id is valid while its pidfd reports a living process; bytes read around
+// its death are not trusted.
 func (s *stream) flush(v *piece, dir cudaipc.Direction, sum uint32, sums bool) (uint32, error) {
 	if v.bytes == 0 {
 		return sum, nil

@@ -43,7 +43,7 @@ func (s *sampler) run(p *peer) {
 	}
 }
 
-// close ends the sampler, which is idle; one that was not started has nothing to end.
+// close ends the sampler, which is idle or was never started.
 func (s *sampler) close() {
 	if s != nil {
 		close(s.work)

@@ -5,8 +5,8 @@ import (
 	"github.com/kvagent/kvagent/pagefault"
 )
 
-// stream does the copies of one peer and direction one after the other, on a goroutine of its own. Its peer owns
-// it: peer.close ends it and waits.
+// stream does the copies of one peer and direction one after the other, on a goroutine of its own.
+// Its peer owns it: peer.close ends it and waits.
 type stream struct {
 	peer  *peer
 	work  chan hostCopy
@@ -14,7 +14,7 @@ type stream struct {
 	arena []byte
 }
 
-// hostCopy is a copy that is under way.
+// hostCopy is a copy in flight.
 type hostCopy struct {
 	*cudaipc.Flight
 	copy *cudaipc.Copy
@@ -40,7 +40,7 @@ func (s *stream) close() {
 	<-s.ended
 }
 
-// copy does all blocks of a copy. One that fails does not keep the next from being tried.
+// copy copies all blocks. A failed block does not stop the next ones.
 func (s *stream) copy(f hostCopy) {
 	c := f.copy
 	if c.Sum {
@@ -60,7 +60,7 @@ func (s *stream) copy(f hostCopy) {
 	}
 }
 
-// block moves the runs of one block and gives the checksum.
+// block moves the runs of one block and returns the checksum.
 func (s *stream) block(dir cudaipc.Direction, runs []cudaipc.Run, sum uint32, sums bool) (uint32, error) {
 	for len(runs) > 0 {
 		r := s.peer.Regions[runs[0].Region]
@@ -82,7 +82,8 @@ func (s *stream) block(dir cudaipc.Direction, runs []cudaipc.Run, sum uint32, su
 	return sum, nil
 }
 
-// mapped moves runs between a mapped region and the arena. In the fast forms the sum is free, and made unasked.
+// mapped moves runs between a mapped region and the arena. The fast forms sum for free, and so
+// always do.
 func (s *stream) mapped(mem []byte, dir cudaipc.Direction, runs []cudaipc.Run, sum uint32, sums bool) (uint32, error) {
 	err := pagefault.Guard(mem, s.arena, func() {
 		for i := range runs {

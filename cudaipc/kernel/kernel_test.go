@@ -30,7 +30,13 @@ func copied(t *testing.T, p *program, source, target []byte, list []wanted, bloc
 	m.add(listAt, entries)
 	m.add(sourceAt, bytes.Clone(source))
 	m.add(targetAt, out)
-	l := &launch{program: p, memory: m, params: map[string]uint64{"list": listAt, "count": uint64(len(list))}, blocks: blocks, threads: threads}
+	l := &launch{
+		program: p,
+		memory:  m,
+		params:  map[string]uint64{"list": listAt, "count": uint64(len(list))},
+		blocks:  blocks,
+		threads: threads,
+	}
 	return out, l.run()
 }
 
@@ -43,7 +49,8 @@ func parsed(t *testing.T) *program {
 	return p
 }
 
-// scattered is copies of lengths that the test wants, at places without an order, apart from each other in the target.
+// scattered returns copies of lengths that the test wants, at places without an order, apart from
+// each other in the target.
 func scattered(rng *rand.Rand, lengths []int, room int) (list []wanted, end int) {
 	at := rng.IntN(40)
 	for _, n := range lengths {
@@ -56,7 +63,8 @@ func scattered(rng *rand.Rand, lengths []int, room int) (list []wanted, end int)
 	return list, at
 }
 
-// TestTheProgramCopiesItsList against the obvious copy: odd lengths, odd places, more entries than warps and fewer.
+// TestTheProgramCopiesItsList against the obvious copy: odd lengths, odd places, more entries than
+// warps and fewer.
 func TestTheProgramCopiesItsList(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -97,13 +105,15 @@ func TestTheProgramStaysInside(t *testing.T) {
 		if err != nil || !bytes.Equal(got, source) {
 			t.Errorf("%d bytes that fill their memory: %v", n, err)
 		}
-		if _, err := copied(t, p, source, target, []wanted{{n: n + 1}}, 1, 32); err == nil || !strings.Contains(err.Error(), "no memory") {
+		if _, err := copied(t, p, source, target, []wanted{{n: n + 1}}, 1, 32); err == nil ||
+			!strings.Contains(err.Error(), "no memory") {
 			t.Errorf("%d bytes of a memory of %d: %v", n+1, n, err)
 		}
 	}
 }
 
-// TestAWrongLineIsSeen: each changed line of the program makes a copy wrong, reach outside, or never end.
+// TestAWrongLineIsSeen: each changed line of the program makes a copy wrong, reach outside, or
+// never end.
 func TestAWrongLineIsSeen(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	source := make([]byte, 1<<14)
@@ -111,7 +121,8 @@ func TestAWrongLineIsSeen(t *testing.T) {
 		source[i] = byte(rng.Uint32())
 	}
 	list, end := scattered(rng, []int{1, 15, 16, 33, 600, 2049, 2100, 4096, 8000, 5, 700, 31}, len(source))
-	half := wanted{dst: end, src: int((targetAt + uint64(end) + 8 - sourceAt) % 16), n: 1000} // the remainders differ by 8
+	// the remainders differ by 8
+	half := wanted{dst: end, src: int((targetAt + uint64(end) + 8 - sourceAt) % 16), n: 1000}
 	list, end = append(list, half), end+half.n
 	want := make([]byte, end)
 	for _, w := range list {
@@ -129,13 +140,19 @@ func TestAWrongLineIsSeen(t *testing.T) {
 		t.Fatal("the program itself is wrong")
 	}
 	for _, change := range [][2]string{
-		{"%thread, 31", "%thread, 15"}, {"%warps, 5", "%warps, 4"}, {"%i, 5", "%i, 6"}, {"%i, 24", "%i, 16"}, {"[%at+8]", "[%at]"},
-		{"%e, %e, 15", "%e, %e, 7"}, {"neg.s64 %head, %dst", "mov.u64 %head, %dst"}, {"%head, %head, 15", "%head, %head, 7"},
-		{"min.u64 %head, %head, %len", "mov.u64 %head, %head"}, {"@%p bra BULK", "bra BULK"}, {"add.u64 %src, %src, %head", "add.u64 %src, %src, 0"},
+		{"%thread, 31", "%thread, 15"}, {"%warps, 5", "%warps, 4"}, {"%i, 5", "%i, 6"}, {"%i, 24", "%i, 16"},
+		{"[%at+8]", "[%at]"},
+		{"%e, %e, 15", "%e, %e, 7"}, {"neg.s64 %head, %dst", "mov.u64 %head, %dst"},
+		{"%head, %head, 15", "%head, %head, 7"},
+		{"min.u64 %head, %head, %len", "mov.u64 %head, %head"}, {"@%p bra BULK", "bra BULK"},
+		{"add.u64 %src, %src, %head", "add.u64 %src, %src, 0"},
 		{"add.u64 %dst, %dst, %head", "add.u64 %dst, %dst, 0"}, {"sub.u64 %len, %len, %head", "add.u64 %len, %len, 0"},
-		{"%tail, %len, 15", "%tail, %len, 7"}, {"%lane, 4", "%lane, 3"}, {"%o, 1536", "%o, 1024"}, {"[%from+512]", "[%from]"},
-		{"[%to+1024]", "[%to]"}, {"%d0, %d1, %d2, %d3}, [%from", "%d0, %d1, %d3, %d2}, [%from"}, {"%o, 2048", "%o, 4096"}, {"%o, 512", "%o, 1024"},
-		{"add.u64 %o, %bulk, %lane", "mov.u64 %o, %len"}, {"%o, 32", "%o, 64"}, {"%i, %warps", "%i, 0"}, {"setp.ge.u32 %p, %i, %n", "setp.ne.u32 %p, %i, %n"},
+		{"%tail, %len, 15", "%tail, %len, 7"}, {"%lane, 4", "%lane, 3"}, {"%o, 1536", "%o, 1024"},
+		{"[%from+512]", "[%from]"},
+		{"[%to+1024]", "[%to]"}, {"%d0, %d1, %d2, %d3}, [%from", "%d0, %d1, %d3, %d2}, [%from"},
+		{"%o, 2048", "%o, 4096"}, {"%o, 512", "%o, 1024"},
+		{"add.u64 %o, %bulk, %lane", "mov.u64 %o, %len"}, {"%o, 32", "%o, 64"}, {"%i, %warps", "%i, 0"},
+		{"setp.ge.u32 %p, %i, %n", "setp.ne.u32 %p, %i, %n"},
 	} {
 		changed := strings.Replace(PTX, change[0], change[1], 1)
 		if changed == PTX {

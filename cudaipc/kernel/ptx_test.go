@@ -8,9 +8,10 @@ import (
 	"strings"
 )
 
-// A machine for the few instructions that copy.ptx has, so that what its lines do can be compared with what they should do where
-// there is no GPU. It knows types: a register is used only as what it was declared to be, a load or store is aligned as the hardware
-// wants it, and all memory is in ranges that the test gives.
+// A machine for the few instructions that copy.ptx has, so that what its lines do can be compared
+// with what they should do where there is no GPU. It knows types: a register is used only as what
+// it was declared to be, a load or store is aligned as the hardware wants it, and all memory is in
+// ranges that the test gives.
 
 // program is a module's one function, read.
 type program struct {
@@ -227,7 +228,7 @@ func (t *thread) compare(in *instruction, bits int) error {
 	})
 }
 
-// get is the value of a register, a number or a special register, which has so many bits.
+// get returns the value of a register, a number or a special register, which has so many bits.
 func (t *thread) get(name string, bits int) (uint64, error) {
 	special := map[string]uint32{"%tid.x": t.number, "%ntid.x": t.threads, "%ctaid.x": t.block, "%nctaid.x": t.blocks}
 	if v, found := special[name]; found && bits == 32 {
@@ -254,7 +255,7 @@ func (t *thread) set(name string, bits int, v uint64) error {
 	return nil
 }
 
-// move is ld and st, of parameters and of memory.
+// move executes ld and st, of parameters and of memory.
 func (t *thread) move(in *instruction) error {
 	last := in.op[len(in.op)-1]
 	where, what := in.args[1], in.args[0]
@@ -286,7 +287,7 @@ func (t *thread) move(in *instruction) error {
 	return nil
 }
 
-// reach is n bytes at an address, a register and a number, aligned to n.
+// reach returns n bytes at an address, a register and a number, aligned to n.
 func (t *thread) reach(where string, n int) ([]byte, error) {
 	register, add, _ := strings.Cut(where, "+")
 	at, err := t.get(register, 64)
@@ -304,7 +305,8 @@ func (t *thread) reach(where string, n int) ([]byte, error) {
 	return t.memory.at(at, n)
 }
 
-// moveOne moves a register's bytes; a single byte is in a register of 16 bits, as there are no smaller ones.
+// moveOne moves a register's bytes; a single byte is in a register of 16 bits, as there are no
+// smaller ones.
 func (t *thread) moveOne(op, name string, mem []byte) error {
 	bits := max(len(mem)*8, 16)
 	var whole [8]byte

@@ -20,7 +20,8 @@ import (
 // agentEnv is set in a process that plays an agent with a mover, to its device: see TestAgentDies.
 const agentEnv = "KVAGENT_MOVER_TEST_AGENT"
 
-// playAgent imports a peer whose proof is descriptor 3 into a mover, tells the mover's process, and waits for its death.
+// playAgent imports a peer whose proof is descriptor 3 into a mover, tells the mover's process, and
+// waits for its death.
 func playAgent() {
 	device := os.Getenv(agentEnv)
 	if device == "" {
@@ -45,7 +46,8 @@ func agentWithMover(device string) error {
 		return err
 	}
 	m, err := mover.New(mover.Options{
-		Device: device, ArenaFD: arena, ArenaSize: 1 << 20, Command: devicetest.MoverCommand, Env: devicetest.MoverEnv, Node: -1,
+		Device: device, ArenaFD: arena, ArenaSize: 1 << 20, Command: devicetest.MoverCommand, Env: devicetest.MoverEnv,
+		Node: -1,
 	})
 	if err != nil {
 		return err

@@ -9,7 +9,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/mover"
 )
 
-// BenchmarkCalls compares what one Poll and one copy of 4 KiB cost on the host device, in this process and in a mover.
+// BenchmarkCalls compares what one Poll and one copy of 4 KiB cost on the host device, in this
+// process and in a mover.
 func BenchmarkCalls(b *testing.B) {
 	for _, variant := range []struct {
 		name  string
@@ -19,7 +20,8 @@ func BenchmarkCalls(b *testing.B) {
 		var f devicetest.Fixture
 		open := func(b *testing.B) {
 			if variant.moved {
-				f = devicetest.MoverFixture(b, devicetest.MinArena, cudaipc.KindFD, false, func(o *mover.Options) { o.AskEvents = variant.ask })
+				f = devicetest.MoverFixture(b, devicetest.MinArena, cudaipc.KindFD, false,
+					func(o *mover.Options) { o.AskEvents = variant.ask })
 			} else {
 				f = devicetest.Host(b, devicetest.MinArena, cudaipc.KindFD, false)
 			}
@@ -49,7 +51,12 @@ func BenchmarkCalls(b *testing.B) {
 				open(b)
 				c := &cudaipc.Copy{Peer: 1, Sum: true, Blocks: []cudaipc.Block{{Runs: uint32(size.runs)}}}
 				for i := range size.runs {
-					c.Runs = append(c.Runs, cudaipc.Run{Region: 1, RegionOff: uint64(i) * uint64(size.len), ArenaOff: int64(i) * int64(size.len), Len: size.len})
+					c.Runs = append(c.Runs, cudaipc.Run{
+						Region:    1,
+						RegionOff: uint64(i) * uint64(size.len),
+						ArenaOff:  int64(i) * int64(size.len),
+						Len:       size.len,
+					})
 				}
 				for b.Loop() {
 					ticket, err := f.Device.Copy(c)

@@ -12,7 +12,7 @@ import (
 // maxCalls is how many requests of a mover may wait for their answers.
 const maxCalls = 4096
 
-// calls are the requests that wait for their answers.
+// calls are the requests without an answer yet.
 type calls struct {
 	mu struct {
 		sync.Mutex
@@ -22,13 +22,13 @@ type calls struct {
 	}
 }
 
-// call is one of them.
+// call is one request.
 type call struct {
 	what  string
 	until int64 // tick
 	take  func(*fields) error
 	err   error         // readable once done is closed
-	done  chan struct{} // closed by whoever took it out of open
+	done  chan struct{} // closed after the call was removed from open
 }
 
 func (c *calls) init() { c.mu.open = map[uint64]*call{} }
@@ -55,8 +55,8 @@ func (c *calls) take(number uint64) *call {
 	return call
 }
 
-// late gives a request whose time is over.
-func (c *calls) late(now int64) *call {
+// overdue returns a request whose time is over.
+func (c *calls) overdue(now int64) *call {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, call := range c.mu.open {
@@ -67,8 +67,8 @@ func (c *calls) late(now int64) *call {
 	return nil
 }
 
-// hurry gives a request no more time than until.
-func (c *calls) hurry(number uint64, until int64) {
+// shorten gives a request no more time than until.
+func (c *calls) shorten(number uint64, until int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if call := c.mu.open[number]; call != nil {
@@ -88,15 +88,16 @@ func (c *calls) fail(err error) {
 	}
 }
 
-// call sends a request and waits for its answer, which take reads: until limit, then the mover is lost; the wait ends when
-// it is reaped.
-func (l *life) call(what string, limit time.Duration, msg func(number uint64) ([]byte, []int), take func(*fields) error) error {
-	return l.callUnless(nil, what, limit, msg, take)
+// call sends a request and waits for its answer, which take reads. After limit the mover is lost;
+// the wait ends when it is reaped.
+func (l *life) call(what string, limit time.Duration, msg func(number uint64) ([]byte, []int),
+	take func(*fields) error) error {
+	return l.callCancellable(nil, what, limit, msg, take)
 }
 
-// callUnless is call for a request that nobody wants any more once gone is closed: the mover is
-// told, and has Limits.Gone from then on.
-func (l *life) callUnless(gone <-chan struct{}, what string, limit time.Duration,
+// callCancellable does what call does, for a request that may be cancelled: when cancelled is
+// closed, it tells the mover, and the call has Limits.Cancel from then on.
+func (l *life) callCancellable(cancelled <-chan struct{}, what string, limit time.Duration,
 	msg func(number uint64) ([]byte, []int), take func(*fields) error) error {
 	call := &call{what: what, until: l.clock.Load() + l.ticks(limit), take: take, done: make(chan struct{})}
 	number, err := l.calls.add(call)
@@ -110,19 +111,19 @@ func (l *life) callUnless(gone <-chan struct{}, what string, limit time.Duration
 	}
 	select {
 	case <-call.done:
-	case <-gone:
-		l.calls.hurry(number, l.clock.Load()+l.ticks(l.m.opts.Limits.Gone))
-		l.tellGone(call, number)
+	case <-cancelled:
+		l.calls.shorten(number, l.clock.Load()+l.ticks(l.m.opts.Limits.Cancel))
+		l.cancel(call, number)
 	}
 	return call.err
 }
 
-// tellGone tells the mover that nobody wants a call any more, again each tick while other messages
-// are on their way, and waits for its end.
-func (l *life) tellGone(call *call, number uint64) {
+// cancel tells the mover that a call is cancelled, and waits for the call's end. While other
+// messages are being sent, it tries again each tick.
+func (l *life) cancel(call *call, number uint64) {
 	again := time.NewTicker(l.m.opts.Limits.Tick)
 	defer again.Stop()
-	for !l.tell(msgGone, int64(number)) {
+	for !l.trySend(msgCancel, int64(number)) {
 		select {
 		case <-call.done:
 			return
@@ -132,12 +133,12 @@ func (l *life) tellGone(call *call, number uint64) {
 	<-call.done
 }
 
-// post sends a message. If it does not go out the mover is lost, unless the error is errNotSent.
+// post sends a message. If it fails, the mover is lost, unless the error is errNotSent.
 func (l *life) post(what string, msg []byte, fds []int) error {
 	l.m.requests.Add(1)
 	err := l.conn.send(msg, fds, time.Now().Add(l.m.opts.Limits.Ping))
 	if err != nil && !errors.Is(err, errNotSent) {
-		l.hungUp(fmt.Errorf("it does not take a request (%s): %w", what, err))
+		l.disconnect(fmt.Errorf("it does not take a request (%s): %w", what, err))
 	}
 	return err
 }
@@ -154,18 +155,19 @@ func takeAnswer(f *fields) error {
 	return err
 }
 
-// maxWitness is how long an opening waits for what is measured beside it, however long it may take itself.
-// In tests it is longer: a software driver is as slow as the machine is busy.
-var maxWitness = 15 * time.Second
+// maxProbe is how long an opening waits for its probe. In tests it is longer: a software driver
+// is as slow as the machine is busy.
+var maxProbe = 15 * time.Second
 
-// greet waits for the process's first word, and has it open its device.
-func (l *life) greet() error {
+// openDevice waits for the process's first message and has it open its device.
+func (l *life) openDevice() error {
 	o := &l.m.opts
 	measure, facts := l.m.facts()
 	return l.call("open the device", o.Limits.Start, func(number uint64) ([]byte, []int) {
 		b, err := putSetup(nil, number, &Setup{
-			Device: o.Device, GPU: o.GPU, ArenaSize: o.ArenaSize, FireOnDeath: o.FireOnDeath, Populate: o.Populate, Tables: o.Tables,
-			Measure: measure, Within: min(o.Limits.Start/4, maxWitness), Facts: facts,
+			Device: o.Device, GPU: o.GPU, ArenaSize: o.ArenaSize, FireOnDeath: o.FireOnDeath, Populate: o.Populate,
+			Tables:  o.Tables,
+			Measure: measure, Within: min(o.Limits.Start/4, maxProbe), Facts: facts,
 		})
 		if err != nil {
 			panic(err) // strings, numbers and booleans
@@ -175,13 +177,13 @@ func (l *life) greet() error {
 }
 
 func (l *life) importPeer(im *cudaipc.Import) error {
-	return l.callUnless(im.Gone, fmt.Sprintf("import of peer %d", im.Peer), l.m.opts.Limits.Import,
+	return l.callCancellable(im.Cancelled, fmt.Sprintf("import of peer %d", im.Peer), l.m.opts.Limits.Import,
 		func(number uint64) ([]byte, []int) {
 			return putImport(nil, number, im)
 		}, takeAnswer)
 }
 
-// closePeer is done, too, when the process is reaped instead.
+// closePeer closes a peer. The end of the process counts as the close.
 func (l *life) closePeer(id cudaipc.PeerID) error {
 	err := l.call(fmt.Sprintf("close of peer %d", id), l.m.opts.Limits.Close, func(number uint64) ([]byte, []int) {
 		return put32(putHead(nil, msgClose, number), uint32(id)), nil

@@ -13,8 +13,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// Limits of the socket between an agent and its mover. A message is cut into packets, so that it may have any length
-// and any number of descriptors up to these.
+// Limits of the socket between an agent and its mover. A message is cut into packets, so that it
+// may have any length and any number of descriptors up to these.
 const (
 	maxMessage  = 64 << 20 // bytes of one message: a copy of MaxCopyRuns runs and as many blocks has 32 MiB
 	packetBytes = 60 << 10 // bytes of a packet; the kernel takes three and more of them before a writer waits
@@ -26,13 +26,14 @@ const (
 const (
 	packetMore byte = iota // the message goes on
 	packetLast             // the message ends here
-	packetDrop             // the message ended before its end: forget it
+	packetDrop             // the message is incomplete: discard it
 )
 
-// errWire is wrapped by what is wrong with the bytes that came.
+// errWire is wrapped by errors of malformed messages.
 var errWire = errors.New("malformed message")
 
-// conn is one end of the socket pair: messages with descriptors. One goroutine receives; any may send.
+// conn is one end of the socket pair: messages with descriptors. One goroutine receives; any may
+// send.
 type conn struct {
 	conn *net.UnixConn
 
@@ -42,7 +43,7 @@ type conn struct {
 	in, oob []byte // of the receiver
 }
 
-// newConn takes a descriptor of a SOCK_SEQPACKET socket pair over, also when it fails.
+// newConn takes over a descriptor of a SOCK_SEQPACKET socket pair, also when it fails.
 func newConn(fd int) (*conn, error) {
 	file := os.NewFile(uintptr(fd), "mover")
 	defer file.Close()
@@ -61,8 +62,9 @@ func newConn(fd int) (*conn, error) {
 	}, nil
 }
 
-// send sends one message; the descriptors stay the caller's. It waits at most until deadline for the other side to take
-// it. An error leaves the connection usable only if errors.Is(err, errNotSent).
+// send sends one message; the descriptors stay the caller's. It waits at most until deadline for
+// the other side to take it. An error leaves the connection usable only if errors.Is(err,
+// errNotSent).
 func (c *conn) send(msg []byte, fds []int, deadline time.Time) error {
 	if len(msg) > maxMessage || len(fds) > maxFDs {
 		return fmt.Errorf("%d bytes and %d descriptors, at most %d and %d: %w: %w",
@@ -70,7 +72,7 @@ func (c *conn) send(msg []byte, fds []int, deadline time.Time) error {
 	}
 	c.sending.Lock()
 	defer c.sending.Unlock()
-	_ = c.conn.SetWriteDeadline(deadline) // fails only on a closed connection, which the write tells
+	_ = c.conn.SetWriteDeadline(deadline) // fails only on a closed connection, which the write reports
 	for first := true; first || len(msg) > 0 || len(fds) > 0; first = false {
 		n, f := min(len(msg), packetBytes), min(len(fds), packetFDs)
 		kind := packetMore
@@ -85,10 +87,11 @@ func (c *conn) send(msg []byte, fds []int, deadline time.Time) error {
 	return nil
 }
 
-// errNotSent says that the other side saw nothing of a message, and the connection is as it was.
+// errNotSent reports that the other side received nothing of a message; the connection is
+// unchanged.
 var errNotSent = errors.New("not sent")
 
-// dropped takes back what was sent of a message whose descriptors the kernel refused to carry.
+// dropped withdraws the sent part of a message whose descriptors the kernel refused to carry.
 func (c *conn) dropped(err error, first bool) error {
 	if !errors.Is(err, unix.ETOOMANYREFS) && !errors.Is(err, unix.EBADF) {
 		return err
@@ -111,8 +114,9 @@ func (c *conn) packet(kind byte, part []byte, fds []int) error {
 	return err
 }
 
-// receive gives the next message, whose bytes are the receiver's until the next call, and its descriptors, which are the
-// caller's. They are fewer than were sent if this process can have no more.
+// receive returns the next message and its descriptors. The bytes are valid until the next call;
+// the descriptors are the caller's, and fewer than were sent if this process has reached its
+// limit.
 func (c *conn) receive(msg []byte) ([]byte, []int, error) {
 	msg = msg[:0]
 	var fds []int
@@ -144,7 +148,7 @@ func (c *conn) receive(msg []byte) ([]byte, []int, error) {
 	}
 }
 
-// rights are the descriptors in control data; the kernel closes what it could not give.
+// rights returns the descriptors in control data; the kernel closes what it could not give.
 func rights(oob []byte) (fds []int) {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {

@@ -8,17 +8,17 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// movedCopy is what the agent's side knows of a copy in a mover.
-type movedCopy struct {
+// clientCopy is the agent's record of a copy in a mover.
+type clientCopy struct {
 	cudaipc.Flight
-	of     *movedPeer
-	way    int // its Direction, or sumWay
+	of     *clientPeer
+	lane   int // its Direction, or sampleLane
 	blocks int
 	sum    bool
 	ended  bool // under Mover.mu
 }
 
-// copyBuffers are for copies on their way out.
+// copyBuffers hold copies that are being sent.
 var copyBuffers = sync.Pool{New: func() any { return new([]byte) }}
 
 // Copy checks a copy and sends it to the mover.
@@ -31,7 +31,7 @@ func (m *Mover) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 		p.view.Release()
 		return 0, fmt.Errorf("peer %d: %w", c.Peer, err)
 	}
-	t, err := m.ticket(&movedCopy{of: p, way: int(c.Dir), blocks: len(c.Blocks), sum: c.Sum})
+	t, err := m.ticket(&clientCopy{of: p, lane: int(c.Dir), blocks: len(c.Blocks), sum: c.Sum})
 	if err != nil {
 		p.view.Release()
 		return 0, err
@@ -43,8 +43,8 @@ func (m *Mover) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 	return t, nil
 }
 
-// beginCopy finds the peer and keeps it open: while a copy is under way, Close is ErrBusy.
-func (m *Mover) beginCopy(id cudaipc.PeerID) (*movedPeer, error) {
+// beginCopy finds a peer and holds it: while a copy is in flight, Close is ErrBusy.
+func (m *Mover) beginCopy(id cudaipc.PeerID) (*clientPeer, error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	p, err := m.peerLocked(id)
@@ -54,8 +54,8 @@ func (m *Mover) beginCopy(id cudaipc.PeerID) (*movedPeer, error) {
 	return p, err
 }
 
-// ticket enters a copy into the books before it is sent, so that whatever ends finds it.
-func (m *Mover) ticket(c *movedCopy) (cudaipc.Ticket, error) {
+// ticket registers a copy before it is sent, so that its end always finds it.
+func (m *Mover) ticket(c *clientCopy) (cudaipc.Ticket, error) {
 	p := c.of
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -66,32 +66,34 @@ func (m *Mover) ticket(c *movedCopy) (cudaipc.Ticket, error) {
 	if err != nil {
 		return 0, err
 	}
-	if p.pending[c.way]++; p.pending[c.way] == 1 {
-		p.since[c.way] = p.life.clock.Load()
+	if p.pending[c.lane]++; p.pending[c.lane] == 1 {
+		p.since[c.lane] = p.life.clock.Load()
 	}
 	return t, nil
 }
 
-// finish ends the copy of a ticket as the mover says.
+// finish ends the copy of a ticket with the mover's answer.
 func (m *Mover) finish(t cudaipc.Ticket, d cudaipc.Done) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := m.mu.tickets.Open[t]
 	if c == nil || c.ended {
-		return fmt.Errorf("end of copy %d, which is not under way: %w", t, errWire)
+		return fmt.Errorf("end of copy %d, which is not in flight: %w", t, errWire)
 	}
-	if (d.Bad != nil && len(d.Bad) != c.blocks) || (d.Bad != nil) != (d.Err != nil) || (c.sum && len(d.Sums) != c.blocks) {
-		return fmt.Errorf("end of copy %d: %d bad, %d sums of %d blocks: %w", t, len(d.Bad), len(d.Sums), c.blocks, errWire)
+	if (d.Bad != nil && len(d.Bad) != c.blocks) || (d.Bad != nil) != (d.Err != nil) ||
+		(c.sum && len(d.Sums) != c.blocks) {
+		return fmt.Errorf("end of copy %d: %d bad, %d sums of %d blocks: %w", t, len(d.Bad), len(d.Sums), c.blocks,
+			errWire)
 	}
 	c.endLocked(d)
 	return nil
 }
 
-// endLocked ends the copy of a mover; Mover.mu is held.
-func (c *movedCopy) endLocked(d cudaipc.Done) {
+// endLocked ends a copy. Mover.mu is held.
+func (c *clientCopy) endLocked(d cudaipc.Done) {
 	c.End, c.ended = d, true
-	c.of.pending[c.way]--
-	c.of.since[c.way] = c.of.life.clock.Load()
+	c.of.pending[c.lane]--
+	c.of.since[c.lane] = c.of.life.clock.Load()
 	c.Finish()
 }
 
@@ -100,11 +102,10 @@ func (m *Mover) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, boo
 	return m.mu.tickets.Await(&m.mu.RWMutex, t, timeout)
 }
 
-// sumWay is the place of samples beside the two directions of copies, in what is kept for each of
-// the three.
+// A peer has a lane for each direction of copies, and one for samples.
 const (
-	sumWay = 2
-	ways   = 3
+	sampleLane   = 2
+	lanesPerPeer = 3
 )
 
 var _ cudaipc.Summer = (*Mover)(nil)
@@ -119,7 +120,7 @@ func (m *Mover) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
 		p.view.Release()
 		return 0, fmt.Errorf("peer %d: %w", s.Peer, err)
 	}
-	t, err := m.ticket(&movedCopy{of: p, way: sumWay, blocks: len(s.Blocks), sum: true})
+	t, err := m.ticket(&clientCopy{of: p, lane: sampleLane, blocks: len(s.Blocks), sum: true})
 	if err != nil {
 		p.view.Release()
 		return 0, err
@@ -134,8 +135,9 @@ func (s *server) sum(f *fields, t cudaipc.Ticket) error {
 	if err != nil {
 		return err
 	}
-	return s.enqueue(sample.Peer, sumWay, &laneCopy{
+	return s.enqueue(sample.Peer, sampleLane, &laneCopy{
 		ticket: t, sample: sample,
-		copy: cudaipc.Copy{Peer: sample.Peer, Sum: true, Blocks: make([]cudaipc.Block, len(sample.Blocks))}, // what it is to allBad
+		// for allBad
+		copy: cudaipc.Copy{Peer: sample.Peer, Sum: true, Blocks: make([]cudaipc.Block, len(sample.Blocks))},
 	})
 }

@@ -22,17 +22,20 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/mover"
 )
 
-// fullFaults in the environment makes the tests of faults fail and hang every call of every function: minutes.
+// fullFaults in the environment makes the tests of faults fail and hang every call of every
+// function: minutes.
 const fullFaults = "KVAGENT_FAULTS_FULL"
 
-// faultPlan is what one mover does in these tests: it opens a GPU, imports an engine, asks its event, copies both ways by each of the
-// paths, and closes. Its result is how far that went.
+// faultPlan is what one mover does in these tests: it opens a GPU, imports an engine, asks its
+// event, copies both ways by each of the paths, and closes. Its result is how far it
+// got.
 type faultPlan struct {
-	*moved
+	*fixture
 	pattern []byte
 }
 
-// eachPath is a table that sends runs of these lengths by the kernel, by batches, by rectangles and one by one.
+// eachPath is a table that sends runs of these lengths by the kernel, by batches, by rectangles and
+// one by one.
 var eachPath = []cudaipc.CopyRule{
 	{UpTo: 64, Flat: cudaipc.CopyKernel, Rows: cudaipc.CopyKernel},
 	{UpTo: 1500, Flat: cudaipc.CopyBatch, Rows: cudaipc.CopyBatch},
@@ -60,9 +63,10 @@ func ownMachine(t *testing.T) {
 	t.Setenv("SOFTCUDA_DIR", dir)
 }
 
-// hung are limits that a test can wait for: the one of the step in which a call hangs, and of all where that is not known.
+// hung returns limits that a test can wait for: the one of the step in which a call hangs, and of
+// all where that is not known.
 func hung(step string) mover.Limits {
-	l := patient
+	l := longLimits
 	switch step {
 	case "import":
 		l.Import = time.Second
@@ -77,11 +81,12 @@ func hung(step string) mover.Limits {
 	return l
 }
 
-// newMovedCUDA is newMoved with a GPU in the mover, whose environment has env besides, and one engine for all. rules may be
-// nil. The end of the mover may go wrong.
-func newMovedCUDA(t *testing.T, engine devicetest.Engine, limits mover.Limits, rules []cudaipc.CopyRule, env ...string) *moved {
+// newCUDAFixture is newFixture with a GPU in the mover, whose environment has env besides, and one
+// engine for all. rules may be nil. The end of the mover may go wrong.
+func newCUDAFixture(t *testing.T, engine devicetest.Engine, limits mover.Limits, rules []cudaipc.CopyRule,
+	env ...string) *fixture {
 	t.Helper()
-	m := &moved{t: t, engine: engine, lost: map[cudaipc.PeerID][]error{}}
+	m := &fixture{t: t, engine: engine, lost: map[cudaipc.PeerID][]error{}}
 	m.mover, m.arena = devicetest.OpenMover(t, devicetest.MinArena, func(o *mover.Options) {
 		o.Device, o.Limits = cudaipc.CUDADevice, limits
 		o.Env = append(slices.Clone(o.Env), env...)
@@ -98,7 +103,7 @@ func newMovedCUDA(t *testing.T, engine devicetest.Engine, limits mover.Limits, r
 	return m
 }
 
-// faultEngine is an engine whose first region has a pattern, and whose step 4 has ended.
+// faultEngine returns an engine whose first region has a pattern, and whose step 4 has ended.
 func faultEngine(t *testing.T) devicetest.Engine {
 	t.Helper()
 	return faultEngineOf(t, cudaipc.KindCUDA)
@@ -106,9 +111,14 @@ func faultEngine(t *testing.T) devicetest.Engine {
 
 func faultEngineOf(t *testing.T, kind cudaipc.Kind) devicetest.Engine {
 	t.Helper()
-	engine := devicetest.CUDAEngine(t, devicetest.Spec{Regions: []int64{movedSize, movedSize}, Events: 1, Revokes: 1}, kind)
+	engine := devicetest.CUDAEngine(t, devicetest.Spec{
+		Regions: []int64{regionSize, regionSize},
+		Events:  1,
+		Revokes: 1,
+	}, kind)
 	for _, op := range []devicetest.Op{
-		{Kind: devicetest.Fill, Region: 1, Len: movedSize, Seed: 3}, {Kind: devicetest.SetStep, Step: 4}, {Kind: devicetest.Record},
+		{Kind: devicetest.Fill, Region: 1, Len: regionSize, Seed: 3}, {Kind: devicetest.SetStep, Step: 4},
+		{Kind: devicetest.Record},
 		{Kind: devicetest.Synchronize},
 	} {
 		if _, err := engine.Do(op); err != nil {
@@ -118,29 +128,36 @@ func faultEngineOf(t *testing.T, kind cudaipc.Kind) devicetest.Engine {
 	return engine
 }
 
-// pinned waits until the mover says that nothing more will be pinned, or is gone; not longer than a hang of its driver is waited for.
-func (m *moved) pinned() {
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) { // a pause between two looks
+// pinned waits until the mover reports that the pinning has ended, or has died, at most as long as
+// a hang of its driver lasts.
+func (m *fixture) pinned() {
+	// a pause between two looks
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if i := m.info(); i.PinDone || i.PinError != "" || m.mover.Movers()[0].Pid == 0 {
 			return
 		}
 	}
 }
 
-// info is what the mover's device said last.
-func (m *moved) info() (info cudaipc.CUDAInfo) {
+// info returns what the mover's device said last.
+func (m *fixture) info() (info cudaipc.CUDAInfo) {
 	_ = json.Unmarshal(m.mover.Movers()[0].Info, &info) // it said nothing yet
 	return info
 }
 
-// eachPathCopy is blocks with runs for each path, from and to the same offsets.
+// eachPathCopy returns a copy of blocks with runs for each path, from and to the same offsets.
 func eachPathCopy(dir cudaipc.Direction) *cudaipc.Copy {
-	const blocks, size = 4, movedSize / 4
+	const blocks, size = 4, regionSize / 4
 	c := &cudaipc.Copy{Peer: 1, Dir: dir, Sum: true}
 	for b := range int64(blocks) {
 		runs := len(c.Runs)
 		add := func(off int64, n uint32) {
-			c.Runs = append(c.Runs, cudaipc.Run{Region: cudaipc.RegionID(dir) + 1, RegionOff: uint64(b*size + off), ArenaOff: b*size + off, Len: n})
+			c.Runs = append(c.Runs, cudaipc.Run{
+				Region:    cudaipc.RegionID(dir) + 1,
+				RegionOff: uint64(b*size + off),
+				ArenaOff:  b*size + off,
+				Len:       n,
+			})
 		}
 		for i := range int64(5) {
 			add(i*i*50, uint32(40+i))                // kernel
@@ -153,7 +170,8 @@ func eachPathCopy(dir cudaipc.Direction) *cudaipc.Copy {
 	return c
 }
 
-// copies does a copy and holds its good blocks against what they must be. It gives why blocks are bad.
+// copies does a copy and holds its good blocks against what they must be. It gives why blocks are
+// bad.
 func (p *faultPlan) copies(dir cudaipc.Direction, there func() []byte) error {
 	p.t.Helper()
 	c := eachPathCopy(dir)
@@ -176,24 +194,25 @@ func (p *faultPlan) good(c *cudaipc.Copy, d *cudaipc.Done, got []byte) {
 			run++
 			to := r.RegionOff + uint64(r.Len)
 			if (d.Bad == nil || !d.Bad[b]) && !bytes.Equal(got[r.RegionOff:to], p.pattern[r.RegionOff:to]) {
-				p.t.Fatalf("direction %d: block %d is said to have arrived, and %d bytes at %d are wrong", c.Dir, b, r.Len, r.RegionOff)
+				p.t.Fatalf("direction %d: block %d is said to have arrived, and %d bytes at %d are wrong", c.Dir, b,
+					r.Len, r.RegionOff)
 			}
 		}
 	}
 }
 
 func (p *faultPlan) gather() error {
-	clear(p.arena[:movedSize])
+	clear(p.arena[:regionSize])
 	return p.copies(cudaipc.Gather, func() []byte { return p.arena })
 }
 
 func (p *faultPlan) scatter() error {
 	copy(p.arena, p.pattern)
-	if _, err := p.engine.Do(devicetest.Op{Kind: devicetest.Fill, Region: 2, Len: movedSize, Seed: 9}); err != nil {
+	if _, err := p.engine.Do(devicetest.Op{Kind: devicetest.Fill, Region: 2, Len: regionSize, Seed: 9}); err != nil {
 		p.t.Fatal(err)
 	}
 	return p.copies(cudaipc.Scatter, func() []byte {
-		data, err := p.engine.Do(devicetest.Op{Kind: devicetest.Read, Region: 2, Len: movedSize})
+		data, err := p.engine.Do(devicetest.Op{Kind: devicetest.Read, Region: 2, Len: regionSize})
 		if err != nil {
 			p.t.Fatal(err)
 		}
@@ -203,8 +222,12 @@ func (p *faultPlan) scatter() error {
 
 // sample sums the first region as two blocks of two pieces each.
 func (p *faultPlan) sample() error {
-	const half = movedSize / 2
-	s := &cudaipc.Sample{Peer: 1, Within: cudaipc.MaxSampleWait, Blocks: []cudaipc.SampleBlock{{Block: 0}, {Block: 1, Seed: 5}}}
+	const half = regionSize / 2
+	s := &cudaipc.Sample{
+		Peer:   1,
+		Within: cudaipc.MaxSampleWait,
+		Blocks: []cudaipc.SampleBlock{{Block: 0}, {Block: 1, Seed: 5}},
+	}
 	for i := range uint64(2) {
 		s.Pieces = append(s.Pieces, cudaipc.Piece{Region: 1, Offset: i * half / 2, Stride: half, Bytes: half / 2})
 	}
@@ -231,7 +254,7 @@ func (p *faultPlan) ask() error {
 	return err
 }
 
-// events makes load events, and a load that is told.
+// events makes load events, and a load that is recorded.
 func (p *faultPlan) events() error {
 	words, err := p.engine.Do(devicetest.Op{Kind: devicetest.LoadWords})
 	if err != nil {
@@ -266,7 +289,10 @@ func (p *faultPlan) run() faultEnd {
 	for _, step := range []struct {
 		name string
 		do   func() error
-	}{{"poll", p.ask}, {"gather", p.gather}, {"scatter", p.scatter}, {"sample", p.sample}, {"events", p.events}, {"close", func() error { return p.mover.Close(1) }}} {
+	}{
+		{"poll", p.ask}, {"gather", p.gather}, {"scatter", p.scatter}, {"sample", p.sample}, {"events", p.events},
+		{"close", func() error { return p.mover.Close(1) }},
+	} {
 		if err := step.do(); err != nil {
 			return faultEnd{step.name, err}
 		}
@@ -274,33 +300,34 @@ func (p *faultPlan) run() faultEnd {
 	return faultEnd{}
 }
 
-// faultRun is a run of a mover whose driver has a fault. It cleans up so that the fixture can close the mover.
+// faultRun returns a run of a mover whose driver has a fault. It cleans up so that the fixture can
+// close the mover.
 func faultRun(t *testing.T, engine devicetest.Engine, limits mover.Limits, env ...string) (*faultPlan, faultEnd) {
 	t.Helper()
-	p := &faultPlan{moved: newMovedCUDA(t, engine, limits, eachPath, env...), pattern: pattern(3, movedSize)}
+	p := &faultPlan{fixture: newCUDAFixture(t, engine, limits, eachPath, env...), pattern: pattern(3, regionSize)}
 	end := p.run()
 	t.Logf("%q: %v", end.step, end.err)
 	return p, end
 }
 
-// again says that what comes after the fault works: in the same mover, or in the next one.
+// again checks that calls after the fault succeed, in the same mover or in the next one.
 func (p *faultPlan) again(end faultEnd) {
 	p.t.Helper()
 	if end.step != "import" && end.step != "" {
 		if err := p.mover.Close(1); err != nil {
-			p.t.Fatalf("close behind the fault: %v", err)
+			p.t.Fatalf("close after the fault: %v", err)
 		}
 	}
 	if end := p.run(); end.step != "" {
-		p.t.Errorf("%s behind the fault: %v", end.step, end.err)
+		p.t.Errorf("%s after the fault: %v", end.step, end.err)
 	}
 }
 
-// called is how often the mover calls each function of the driver in a run without a fault.
+// called returns how often the mover calls each function of the driver in a run without a fault.
 func called(t *testing.T, engine devicetest.Engine) map[string]int {
 	t.Helper()
 	list := filepath.Join(t.TempDir(), "calls")
-	p, end := faultRun(t, engine, patient, "SOFTCUDA_CALLS="+list)
+	p, end := faultRun(t, engine, longLimits, "SOFTCUDA_CALLS="+list)
 	if end.step != "" {
 		t.Fatalf("without a fault: %s: %v", end.step, end.err)
 	}
@@ -310,33 +337,39 @@ func called(t *testing.T, engine devicetest.Engine) map[string]int {
 	return devicetest.ReadCalls(t, list)
 }
 
-// What a failure of each function costs, where a mover calls it for the first time. Import, poll, gather and scatter are what answers an
-// error, once; after the others nothing works in that process.
+// What a failure of each function costs, where a mover calls it for the first time. Import, poll,
+// gather and scatter are what answers an error, once; after the others nothing works in that
+// process.
 const (
 	costsNothing = "nothing" // it is done without
 	costsStart   = "start"   // the device does not open, and says why to each import
-	costsMover   = "mover"   // what is under way cannot be known: the mover is replaced
+	costsMover   = "mover"   // what is in flight cannot be known: the mover is replaced
 	costsEnd     = "end"     // the end of the device says so, and the process ends
 )
 
 var costOf = map[string]string{
-	"cuInit": costsStart, "cuDeviceGetCount": costsStart, "cuDeviceGet": costsStart, "cuDeviceGetName": costsStart, "cuDeviceGetUuid": costsStart,
+	"cuInit": costsStart, "cuDeviceGetCount": costsStart, "cuDeviceGet": costsStart, "cuDeviceGetName": costsStart,
+	"cuDeviceGetUuid":      costsStart,
 	"cuDeviceGetAttribute": costsStart, "cuDevicePrimaryCtxRetain": costsStart, "cuCtxSetCurrent": costsStart,
 	"cuCtxGetStreamPriorityRange": costsStart, "cuStreamCreateWithPriority": costsStart, "cuMemHostAlloc": costsStart,
 	"cuMemHostGetDevicePointer":  costsStart,
-	"cuDevicePrimaryCtxSetFlags": costsNothing, "cuCtxSetLimit": costsNothing, "cuCtxGetLimit": costsNothing, "cuMemGetInfo": costsNothing, "cuGetProcAddress": costsNothing,
-	"cuMemHostRegister": costsNothing, "cuModuleLoadData": costsNothing, "cuModuleGetFunction": costsNothing, "cuEventDestroy": costsNothing,
+	"cuDevicePrimaryCtxSetFlags": costsNothing, "cuCtxSetLimit": costsNothing, "cuCtxGetLimit": costsNothing,
+	"cuMemGetInfo": costsNothing, "cuGetProcAddress": costsNothing,
+	"cuMemHostRegister": costsNothing, "cuModuleLoadData": costsNothing, "cuModuleGetFunction": costsNothing,
+	"cuEventDestroy":     costsNothing,
 	"cuIpcOpenMemHandle": "import", "cuMemGetAddressRange": "import", "cuIpcOpenEventHandle": "import",
 	"cuEventQuery": "poll", "cuLaunchKernel": "gather", "cuMemcpy2DAsync": "gather", "cuMemcpyBatchAsync": "gather",
 	"cuMemcpyDtoHAsync": "gather", "cuMemcpyHtoDAsync": "scatter", "cuMemcpyDtoH": "sample",
-	"cuMemGetAllocationGranularity": "import", "cuMemAddressReserve": "import", "cuMemImportFromShareableHandle": "import", "cuMemMap": "import",
+	"cuMemGetAllocationGranularity": "import", "cuMemAddressReserve": "import",
+	"cuMemImportFromShareableHandle": "import", "cuMemMap": "import",
 	"cuMemSetAccess": "import", "cuMemRelease": "import", "cuIpcGetEventHandle": "events",
 	"cuMemUnmap": costsMover, "cuMemAddressFree": costsMover,
 	"cuEventCreate": costsMover, "cuEventRecord": costsMover, "cuIpcCloseMemHandle": costsMover,
-	"cuStreamDestroy": costsEnd, "cuMemFreeHost": costsEnd, "cuMemHostUnregister": costsEnd, "cuModuleUnload": costsEnd, "cuDevicePrimaryCtxRelease": costsEnd,
+	"cuStreamDestroy": costsEnd, "cuMemFreeHost": costsEnd, "cuMemHostUnregister": costsEnd, "cuModuleUnload": costsEnd,
+	"cuDevicePrimaryCtxRelease": costsEnd,
 }
 
-// holds says whether a run met its fault as cost says.
+// holds reports whether a run met its fault as cost says.
 func (p *faultPlan) holds(cost, name string, end faultEnd) {
 	p.t.Helper()
 	lost := p.mover.Movers()[0].Lost
@@ -359,8 +392,9 @@ func (p *faultPlan) holds(cost, name string, end faultEnd) {
 	}
 }
 
-// TestCUDAFailures: each function of the driver that a mover calls fails, once. The job, the import or the close that met it says so, or does
-// without; no block that is said to have arrived is wrong; and what comes next works, unless the device cannot be opened at all.
+// TestCUDAFailures: each function of the driver that a mover calls fails, once. The job, the import
+// or the close that met it says so, or does without; no block that is said to have arrived is
+// wrong; and what comes next works, unless the device cannot be opened at all.
 func TestCUDAFailures(t *testing.T) {
 	ownMachine(t)
 	engine := faultEngine(t)
@@ -381,7 +415,7 @@ func failsOnce(t *testing.T, engine devicetest.Engine, name string) {
 	if !known {
 		t.Fatal("a mover calls it, and this test does not say what its failure costs")
 	}
-	p, end := faultRun(t, engine, patient, fmt.Sprintf("SOFTCUDA_FAIL=%s:1:1", name))
+	p, end := faultRun(t, engine, longLimits, fmt.Sprintf("SOFTCUDA_FAIL=%s:1:1", name))
 	p.holds(cost, name, end)
 	if cost != costsStart && cost != costsEnd && cost != costsMover || name == "cuIpcCloseMemHandle" {
 		p.again(end)
@@ -402,7 +436,7 @@ func TestCUDAFailuresLater(t *testing.T) {
 		for n := 1; n <= min(times[name], most); n++ {
 			for _, code := range codes {
 				t.Run(fmt.Sprintf("%s/%d/%d", name, n, code), func(t *testing.T) {
-					p, end := faultRun(t, engine, patient, fmt.Sprintf("SOFTCUDA_FAIL=%s:%d:%d", name, n, code))
+					p, end := faultRun(t, engine, longLimits, fmt.Sprintf("SOFTCUDA_FAIL=%s:%d:%d", name, n, code))
 					if lost := p.mover.Movers()[0].Lost[cudaipc.LostDevice]; most == 1 && lost != 1 {
 						t.Errorf("%d losses by a sticky error, want 1: %v", lost, end.err)
 					}
@@ -418,7 +452,7 @@ type heldCopies struct {
 	file string
 }
 
-// holdCopies gives what a mover needs in its environment for that; nothing is held yet.
+// holdCopies returns what a mover needs in its environment for that; nothing is held yet.
 func holdCopies(t *testing.T) (h heldCopies, env string) {
 	h = heldCopies{t, filepath.Join(t.TempDir(), "held")}
 	return h, "SOFTCUDA_COPY_HELD=" + h.file
@@ -436,18 +470,22 @@ func (h heldCopies) letGo() {
 	}
 }
 
-// TestCUDACopiesOfTheDead: an engine dies while copies of its memory are under way, and they land, or end short and nobody says so. Either
-// way no block counts as arrived whose bytes are not there.
+// TestCUDACopiesOfTheDead: an engine dies while copies of its memory are in flight, and they
+// finish, or end short without an error. Either way no block counts as arrived whose bytes are not
+// there.
 func TestCUDACopiesOfTheDead(t *testing.T) {
 	ownMachine(t)
-	for _, ending := range []string{"land", "end"} {
-		for dir, call := range map[cudaipc.Direction]string{cudaipc.Gather: "cuMemcpyDtoHAsync", cudaipc.Scatter: "cuMemcpyHtoDAsync"} {
+	for _, ending := range []string{"finish", "end"} {
+		for dir, call := range map[cudaipc.Direction]string{
+			cudaipc.Gather: "cuMemcpyDtoHAsync", cudaipc.Scatter: "cuMemcpyHtoDAsync",
+		} {
 			t.Run(fmt.Sprintf("%s/%d", ending, dir), func(t *testing.T) {
 				list := filepath.Join(t.TempDir(), "calls")
 				held, env := holdCopies(t)
-				m := newMovedCUDA(t, faultEngine(t), patient, eachPath, "SOFTCUDA_COPIES_OF_THE_DEAD="+ending, env, "SOFTCUDA_CALLS="+list)
+				m := newCUDAFixture(t, faultEngine(t), longLimits, eachPath, "SOFTCUDA_COPIES_ON_DEATH="+ending, env,
+					"SOFTCUDA_CALLS="+list)
 				m.attach(1)
-				clear(m.arena[:movedSize])
+				clear(m.arena[:regionSize])
 				held.hold()
 				ticket, err := m.mover.Copy(eachPathCopy(dir))
 				if err != nil {
@@ -459,7 +497,7 @@ func TestCUDACopiesOfTheDead(t *testing.T) {
 				m.engine.Kill()
 				held.letGo()
 				d := m.done(ticket)
-				p := &faultPlan{moved: m, pattern: pattern(3, movedSize)}
+				p := &faultPlan{fixture: m, pattern: pattern(3, regionSize)}
 				if dir == cudaipc.Gather {
 					p.good(eachPathCopy(dir), &d, m.arena)
 				}
@@ -474,8 +512,8 @@ func TestCUDACopiesOfTheDead(t *testing.T) {
 	}
 }
 
-// TestCUDAHangs: a call of the driver that does not return costs the mover, which is killed and reaped within its limits; its copies end with
-// bad blocks, and the next one serves.
+// TestCUDAHangs: a call of the driver that does not return costs the mover, which is killed and
+// reaped within its limits; its copies end with bad blocks, and the next one serves.
 func TestCUDAHangs(t *testing.T) {
 	ownMachine(t)
 	names := []string{"cuIpcOpenMemHandle", "cuMemcpyBatchAsync", "cuLaunchKernel", "cuEventQuery", "cuMemcpyDtoH"}

@@ -18,7 +18,7 @@ func TestCUDAKernelThatDoesNotLoad(t *testing.T) {
 	ownMachine(t)
 	engine := faultEngine(t)
 	for _, fault := range []string{"cuModuleLoadData:1:218", "cuModuleGetFunction:1:500"} {
-		m := newMovedCUDA(t, engine, patient, onlyKernel, "SOFTCUDA_FAIL="+fault)
+		m := newCUDAFixture(t, engine, longLimits, onlyKernel, "SOFTCUDA_FAIL="+fault)
 		m.attach(1)
 		m.pinned()
 		if d := m.done(m.submit(1, 1)[0]); d.Err != nil {
@@ -34,7 +34,7 @@ func TestCUDAKernelThatDoesNotLoad(t *testing.T) {
 // TestCUDAKernelIsOffByDefault: no module is loaded unless the table names the kernel.
 func TestCUDAKernelIsOffByDefault(t *testing.T) {
 	ownMachine(t)
-	m := newMovedCUDA(t, faultEngine(t), patient, nil, "SOFTCUDA_FAIL=cuModuleLoadData:0:999")
+	m := newCUDAFixture(t, faultEngine(t), longLimits, nil, "SOFTCUDA_FAIL=cuModuleLoadData:0:999")
 	m.attach(1)
 	if d := m.done(m.submit(1, 1)[0]); d.Err != nil {
 		t.Fatalf("a copy where nothing can be loaded: %v", d.Err)

@@ -20,14 +20,14 @@ const loadSize = 1 << 20
 
 // loader is a mover whose copies are held, and an engine that waits for its load events.
 type loader struct {
-	*moved
+	*fixture
 	held heldCopies
 }
 
 func newLoader(t *testing.T, count uint32) *loader {
 	t.Helper()
 	held, env := holdCopies(t)
-	m := newMovedCUDA(t, faultEngine(t), patient, nil, env)
+	m := newCUDAFixture(t, faultEngine(t), longLimits, nil, env)
 	l := &loader{m, held}
 	m.attach(1)
 	m.pinned()
@@ -58,7 +58,8 @@ func (l *loader) words() uint64 {
 func (l *loader) load(serial uint64) cudaipc.Ticket {
 	l.t.Helper()
 	ticket, err := l.mover.Copy(&cudaipc.Copy{
-		Peer: 1, Dir: cudaipc.Scatter, Sum: true, Serial: serial, Blocks: []cudaipc.Block{{Runs: 1}}, Runs: []cudaipc.Run{{Region: 2, Len: loadSize}},
+		Peer: 1, Dir: cudaipc.Scatter, Sum: true, Serial: serial, Blocks: []cudaipc.Block{{Runs: 1}},
+		Runs: []cudaipc.Run{{Region: 2, Len: loadSize}},
 	})
 	if err != nil {
 		l.t.Fatal(err)
@@ -74,14 +75,15 @@ func (l *loader) waits(serial uint64) bool {
 // untilWaits has the engine's stream wait for a load as soon as its event is recorded.
 func (l *loader) untilWaits(serial uint64) {
 	l.t.Helper()
-	for end := time.Now().Add(patience); !l.waits(serial); time.Sleep(time.Millisecond) { // between two looks
+	for end := time.Now().Add(testTimeout); !l.waits(serial); time.Sleep(time.Millisecond) { // between two looks
 		if time.Now().After(end) {
 			l.t.Fatalf("load %d is not recorded", serial)
 		}
 	}
 }
 
-// seen is what a kernel behind the stream's waits so far sees in region 2. then is called when it is launched.
+// seen returns what a kernel after the stream's waits so far sees in region 2. then is called when
+// it is launched.
 func (l *loader) seen(then func()) []byte {
 	l.t.Helper()
 	l.do(devicetest.Op{Kind: devicetest.LaunchCopy, Region: 2, Index: 1, Len: loadSize})
@@ -90,8 +92,8 @@ func (l *loader) seen(then func()) []byte {
 	return l.do(devicetest.Op{Kind: devicetest.Read, Region: 1, Len: loadSize})
 }
 
-// TestCUDAStreamWaitsForALoad: behind the wait a kernel of the engine sees all bytes of the load, without its processor having waited; without it, it
-// does not.
+// TestCUDAStreamWaitsForALoad: after the wait a kernel of the engine sees all bytes of the load,
+// without its processor having waited; without it, it does not.
 func TestCUDAStreamWaitsForALoad(t *testing.T) {
 	ownMachine(t)
 	for _, wait := range []bool{true, false} {
@@ -119,13 +121,14 @@ func TestCUDAStreamWaitsForALoad(t *testing.T) {
 	}
 }
 
-// TestCUDALoadEventsOfADeadMover: the mover dies while a stream waits for a load. In one ending of the driver the stream goes on, with bytes that
-// nobody vouches for; in the other it stands, and the engine's own deadline ends it. In both the load has failed, and says so.
+// TestCUDALoadEventsOfADeadMover: the mover dies while a stream waits for a load. In one ending of
+// the driver the stream goes on, with unverified bytes; in the other it stands, and
+// the engine's own deadline ends it. In both the load has failed, and says so.
 func TestCUDALoadEventsOfADeadMover(t *testing.T) {
 	for _, ending := range []string{"fire", "never"} {
 		t.Run(ending, func(t *testing.T) {
 			ownMachine(t)
-			t.Setenv("SOFTCUDA_EVENTS_OF_THE_DEAD", ending)
+			t.Setenv("SOFTCUDA_EVENTS_ON_DEATH", ending)
 			l := newLoader(t, 1)
 			ticket := l.load(5)
 			l.untilWaits(5)
@@ -137,7 +140,7 @@ func TestCUDALoadEventsOfADeadMover(t *testing.T) {
 			}
 			deadline := time.Second // the engine's
 			if ending == "fire" {
-				deadline = patience
+				deadline = testTimeout
 			}
 			through := make(chan error, 1)
 			go func() {
@@ -163,7 +166,7 @@ func TestCUDALoadEventsOfADeadMover(t *testing.T) {
 // TestCUDALoadEventsAreChecked, and are none of the host's.
 func TestCUDALoadEventsAreChecked(t *testing.T) {
 	ownMachine(t)
-	m := newMovedCUDA(t, faultEngine(t), patient, nil)
+	m := newCUDAFixture(t, faultEngine(t), longLimits, nil)
 	m.attach(1)
 	for _, bad := range []struct {
 		off   uint64
@@ -176,7 +179,7 @@ func TestCUDALoadEventsAreChecked(t *testing.T) {
 	if _, err := m.mover.LoadEvents(2, 0, 1); !errors.Is(err, cudaipc.ErrPeer) {
 		t.Errorf("of another peer: %v", err)
 	}
-	l := &loader{moved: m}
+	l := &loader{fixture: m}
 	if _, err := m.mover.LoadEvents(1, l.words(), 3); err != nil {
 		t.Fatal(err)
 	}
@@ -186,7 +189,7 @@ func TestCUDALoadEventsAreChecked(t *testing.T) {
 	if err := m.mover.Close(1); err != nil {
 		t.Errorf("Close: %v", err)
 	}
-	host := newMoved(t, nil)
+	host := newFixture(t, nil)
 	host.attach(1)
 	if _, err := host.mover.LoadEvents(1, 0, 1); !errors.Is(err, cudaipc.ErrKind) {
 		t.Errorf("of a peer without a GPU: %v", err)

@@ -16,9 +16,11 @@ func TestMoverCUDADevice(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			devicetest.TestDevice(t, func(t *testing.T) devicetest.Fixture {
 				f := devicetest.MoverFixture(t, devicetest.MinArena, cudaipc.KindFD, false, func(o *mover.Options) {
-					o.Device, o.Limits = cudaipc.CUDADevice, patient
+					o.Device, o.Limits = cudaipc.CUDADevice, longLimits
 				})
-				f.Engine = func(t testing.TB, s devicetest.Spec) devicetest.Engine { return devicetest.CUDAEngine(t, s, kind) }
+				f.Engine = func(t testing.TB, s devicetest.Spec) devicetest.Engine {
+					return devicetest.CUDAEngine(t, s, kind)
+				}
 				return f
 			})
 		})

@@ -14,8 +14,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/mover"
 )
 
-// patience is how long these tests wait for what must come.
-const patience = 30 * time.Second
+// testTimeout is how long these tests wait for an event.
+const testTimeout = 30 * time.Second
 
 // Devices in a mover that go wrong: the host device but for the method that the name tells.
 const (
@@ -37,7 +37,7 @@ type faulty struct {
 	fault string
 }
 
-// openFaulty is OpenMoved and the devices above.
+// openFaulty returns OpenMoved and the devices above.
 func openFaulty(s mover.Setup) (cudaipc.Device, error) {
 	fault := s.Device
 	switch fault {
@@ -81,7 +81,7 @@ func (f *faulty) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bo
 func (f *faulty) Import(im cudaipc.Import) error {
 	f.is(hangsInImport)
 	if f.fault == stopsInImport {
-		<-im.Gone
+		<-im.Cancelled
 	}
 	return f.Device.Import(im)
 }
@@ -100,8 +100,8 @@ func (f *faulty) Poll(w []cudaipc.Wait, s []cudaipc.State) error {
 	return err
 }
 
-// moved is a mover under test, with one engine of 8 MiB as peer 1.
-type moved struct {
+// fixture is a mover under test, with one engine of 8 MiB as peer 1.
+type fixture struct {
 	t      *testing.T
 	mover  *mover.Mover
 	arena  []byte
@@ -111,18 +111,20 @@ type moved struct {
 	lost map[cudaipc.PeerID][]error
 }
 
-const movedSize = 8 << 20
+const regionSize = 8 << 20
 
-// patient are limits that no run without a hang comes near, also where the machine stands still for seconds.
-var patient = mover.Limits{
-	Tick: 20 * time.Millisecond, Ping: patience, Quiet: patience, Import: patience, Close: patience, Poll: patience, Copy: patience, Steady: time.Nanosecond,
+// longLimits are limits that no run without a hang comes near, also where the machine is paused
+// for seconds.
+var longLimits = mover.Limits{
+	Tick: 20 * time.Millisecond, Ping: testTimeout, Quiet: testTimeout, Import: testTimeout, Close: testTimeout,
+	Poll: testTimeout, Copy: testTimeout, Steady: time.Nanosecond,
 }
 
-func newMoved(t *testing.T, change func(*mover.Options)) *moved {
+func newFixture(t *testing.T, change func(*mover.Options)) *fixture {
 	t.Helper()
-	m := &moved{t: t, lost: map[cudaipc.PeerID][]error{}}
+	m := &fixture{t: t, lost: map[cudaipc.PeerID][]error{}}
 	f := devicetest.MoverFixture(t, devicetest.MinArena, cudaipc.KindFD, false, func(o *mover.Options) {
-		o.Limits = patient
+		o.Limits = longLimits
 		if change != nil {
 			change(o)
 		}
@@ -133,14 +135,14 @@ func newMoved(t *testing.T, change func(*mover.Options)) *moved {
 		defer m.mu.Unlock()
 		m.lost[id] = append(m.lost[id], err)
 	})
-	m.engine = f.Engine(t, devicetest.Spec{Regions: []int64{movedSize}, Events: 1, Revokes: 1})
-	if _, err := m.engine.Do(devicetest.Op{Kind: devicetest.Fill, Region: 1, Len: movedSize, Seed: 3}); err != nil {
+	m.engine = f.Engine(t, devicetest.Spec{Regions: []int64{regionSize}, Events: 1, Revokes: 1})
+	if _, err := m.engine.Do(devicetest.Op{Kind: devicetest.Fill, Region: 1, Len: regionSize, Seed: 3}); err != nil {
 		t.Fatal(err)
 	}
 	return m
 }
 
-func (m *moved) imports(id cudaipc.PeerID) cudaipc.Import {
+func (m *fixture) imports(id cudaipc.PeerID) cudaipc.Import {
 	m.t.Helper()
 	im, err := m.engine.Import(id)
 	if err != nil {
@@ -149,14 +151,14 @@ func (m *moved) imports(id cudaipc.PeerID) cudaipc.Import {
 	return im
 }
 
-func (m *moved) attach(id cudaipc.PeerID) {
+func (m *fixture) attach(id cudaipc.PeerID) {
 	m.t.Helper()
 	if err := m.mover.Import(m.imports(id)); err != nil {
 		m.t.Fatalf("Import: %v", err)
 	}
 }
 
-func (m *moved) pid() int {
+func (m *fixture) pid() int {
 	m.t.Helper()
 	pid := m.mover.Movers()[0].Pid
 	if pid == 0 {
@@ -165,9 +167,9 @@ func (m *moved) pid() int {
 	return pid
 }
 
-func (m *moved) submit(id cudaipc.PeerID, copies int) (tickets []cudaipc.Ticket) {
+func (m *fixture) submit(id cudaipc.PeerID, copies int) (tickets []cudaipc.Ticket) {
 	m.t.Helper()
-	const blocks, n = 32, movedSize / 32
+	const blocks, n = 32, regionSize / 32
 	for range copies {
 		c := &cudaipc.Copy{Peer: id, Sum: true}
 		for b := range blocks {
@@ -183,17 +185,17 @@ func (m *moved) submit(id cudaipc.PeerID, copies int) (tickets []cudaipc.Ticket)
 	return tickets
 }
 
-func (m *moved) done(ticket cudaipc.Ticket) cudaipc.Done {
+func (m *fixture) done(ticket cudaipc.Ticket) cudaipc.Done {
 	m.t.Helper()
-	d, ok, err := m.mover.Done(ticket, patience)
+	d, ok, err := m.mover.Done(ticket, testTimeout)
 	if err != nil || !ok {
-		m.t.Fatalf("Done = %v, %v after %v", ok, err, patience)
+		m.t.Fatalf("Done = %v, %v after %v", ok, err, testTimeout)
 	}
 	return d
 }
 
-// works says that peer 1 can be imported and copied from, and closes it.
-func (m *moved) works() {
+// works checks that peer 1 can be imported and copied from, and closes it.
+func (m *fixture) works() {
 	m.t.Helper()
 	m.attach(1)
 	if d := m.done(m.submit(1, 1)[0]); d.Err != nil {
@@ -204,11 +206,11 @@ func (m *moved) works() {
 	}
 }
 
-// gone says that a process is no more, not even to be reaped.
+// gone reports whether a process has ended and is reaped.
 func gone(pid int) bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) }
 
-// expectLost holds a peer that is lost to cudaipc.Watcher, and closes it.
-func (m *moved) expectLost(id cudaipc.PeerID, reason cudaipc.LossReason) {
+// expectLost checks a lost peer against cudaipc.Watcher, and closes it.
+func (m *fixture) expectLost(id cudaipc.PeerID, reason cudaipc.LossReason) {
 	m.t.Helper()
 	_, err := m.mover.Copy(&cudaipc.Copy{Peer: id})
 	polled := m.mover.Poll([]cudaipc.Wait{{Peer: id, Event: 0, Revoke: 0}}, make([]cudaipc.State, 1))
@@ -227,10 +229,10 @@ func (m *moved) expectLost(id cudaipc.PeerID, reason cudaipc.LossReason) {
 	}
 }
 
-// told waits until the loss of a peer is told, once.
-func (m *moved) told(id cudaipc.PeerID) {
+// told waits until the loss of a peer is reported, once.
+func (m *fixture) told(id cudaipc.PeerID) {
 	m.t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) { // a pause between two looks
+	for end := time.Now().Add(testTimeout); ; time.Sleep(time.Millisecond) { // a pause between two looks
 		m.mu.Lock()
 		n := len(m.lost[id])
 		m.mu.Unlock()

@@ -10,16 +10,17 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// TestMoverImportsGarbage: whatever a peer says of itself, it is refused or open, nothing leaks, and the mover lives.
+// TestMoverImportsGarbage: whatever a peer says of itself, it is refused or open, nothing leaks,
+// and the mover lives.
 func TestMoverImportsGarbage(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 1))
-	m := newMoved(t, nil)
+	m := newFixture(t, nil)
 	m.works()
 	pid, fds := m.pid(), entries(t, "/proc/self/fd")
 	odd := func() uint64 {
-		return []uint64{0, 1, 4095, 4096, movedSize, 1 << 40, 1 << 46, 1 << 62, 1 << 63, ^uint64(0)}[random.IntN(10)]
+		return []uint64{0, 1, 4095, 4096, regionSize, 1 << 40, 1 << 46, 1 << 62, 1 << 63, ^uint64(0)}[random.IntN(10)]
 	}
 	opened := 0
 	for range 300 {

@@ -15,35 +15,36 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// life is one process of a Mover, from its start until everything of it is told. Three goroutines: run starts and
-// reaps the process and then tells its end, read takes what it says, tend looks after it.
+// life is one process of a Mover, from its start until its end is reported. It has three
+// goroutines: run starts and reaps the process and reports its end, read receives its messages,
+// supervise checks its limits.
 type life struct {
 	m    *Mover
 	conn *conn
 	cmd  *exec.Cmd
 
-	dying  chan struct{} // closed when the process is killed, or gone
+	ending chan struct{} // closed when the process is killed or has ended
 	reaped chan struct{} // closed when the process is reaped: it touches nothing any more
-	ended  chan struct{} // closed when its copies have ended, and its peers are told to be lost
+	ended  chan struct{} // closed when its copies have ended and its lost peers are reported
 	joined sync.WaitGroup
 
 	once     sync.Once
 	quitting atomic.Bool        // ends in order: its silence is no fault
-	reason   cudaipc.LossReason // these two are readable once dying is closed
+	reason   cudaipc.LossReason // these two are readable once ending is closed
 	cause    error
 
 	clock    atomic.Int64           // ticks
 	pong     atomic.Int64           // tick of the last answer to a ping
-	info     atomic.Pointer[[]byte] // what the device said last of itself; nil: nothing yet
-	informed atomic.Bool            // it may be asked again
+	info     atomic.Pointer[[]byte] // last report of the device; nil: none yet
+	informed atomic.Bool            // the last question was answered
 	begun    time.Time
-	bound    string // how it is bound to its node, or why not
-	over     bool   // under Mover.mu: told to have ended
+	bound    string // NUMA binding, or why there is none
+	over     bool   // under Mover.mu: its end is reported
 
 	calls calls
 }
 
-// alive gives the life that runs, or starts one.
+// alive returns the running life, or starts one.
 func (m *Mover) alive() (*life, error) {
 	m.starting.Lock()
 	defer m.starting.Unlock()
@@ -55,7 +56,7 @@ func (m *Mover) alive() (*life, error) {
 		return nil, cudaipc.ErrClosed
 	case life != nil:
 		select {
-		case <-life.dying:
+		case <-life.ending:
 			return nil, fmt.Errorf("mover %s is being ended (%w): try again", m.opts.Name, life.err())
 		default:
 			return life, nil
@@ -67,8 +68,8 @@ func (m *Mover) alive() (*life, error) {
 	return m.start()
 }
 
-// aliveFor is alive for an import. A start, which may take long, goes on without one whose peer is
-// gone.
+// aliveFor returns a life for an import. If the import is cancelled, a start in progress
+// continues without it.
 func (m *Mover) aliveFor(im *cudaipc.Import) (*life, error) {
 	var life *life
 	var err error
@@ -80,8 +81,8 @@ func (m *Mover) aliveFor(im *cudaipc.Import) (*life, error) {
 	select {
 	case <-done:
 		return life, err
-	case <-im.Gone:
-		return nil, im.CheckGone()
+	case <-im.Cancelled:
+		return nil, im.CheckCancelled()
 	}
 }
 
@@ -104,9 +105,9 @@ func (m *Mover) start() (*life, error) {
 		return nil, err
 	}
 	m.enter(l)
-	if err := l.greet(); err != nil {
+	if err := l.openDevice(); err != nil {
 		l.lose(cudaipc.LostStart, err)
-		<-l.ended // reaped: a process that failed to start leaves nothing behind
+		<-l.ended // reaped: a process that failed to start leaves nothing open
 		return nil, err
 	}
 	l.ask(l.clock.Load())
@@ -116,7 +117,7 @@ func (m *Mover) start() (*life, error) {
 	return l, nil
 }
 
-// enter puts a process that runs into the books, unless it has ended already.
+// enter makes a life the mover's current one, unless it has ended already.
 func (m *Mover) enter(l *life) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -138,7 +139,7 @@ func (m *Mover) newLife() (*life, *os.File, error) {
 	}
 	l := &life{
 		m: m, conn: conn, begun: time.Now(),
-		dying: make(chan struct{}), reaped: make(chan struct{}), ended: make(chan struct{}),
+		ending: make(chan struct{}), reaped: make(chan struct{}), ended: make(chan struct{}),
 	}
 	l.calls.init()
 	l.informed.Store(true)
@@ -147,58 +148,61 @@ func (m *Mover) newLife() (*life, *os.File, error) {
 	l.cmd.Env = append(os.Environ(), m.opts.Env...)
 	l.cmd.Stderr = os.Stderr
 	l.cmd.ExtraFiles = []*os.File{theirs}
-	// A session of its own: the terminal's signals are the agent's. The parent-death signal is Run's.
+	// A session of its own: the terminal's signals are the agent's. The parent-death signal is
+	// Run's.
 	l.cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGTERM}
 	return l, theirs, nil
 }
 
-// run owns the process. Its thread lives as long as the process does, because the parent-death signal comes at the death
-// of the thread that started it; and ends with it, because it may be bound to a node, which the process inherits.
+// run owns the process. Its thread lives exactly as long as the process: the parent-death signal
+// comes at the death of the starting thread, and the thread may be bound to a node, which the
+// process inherits.
 func (l *life) run(theirs *os.File, started chan<- error) {
 	runtime.LockOSThread()
 	l.bound = bindThread(l.m.opts.Node)
 	err := l.cmd.Start()
 	_ = theirs.Close() // the process has it
 	if err == nil {
-		l.m.process(l.cmd.Process.Pid, true)
+		l.m.reportProcess(l.cmd.Process.Pid, true)
 		l.joined.Go(l.read)
-		l.joined.Go(l.tend)
+		l.joined.Go(l.supervise)
 	} else {
 		err = fmt.Errorf("mover %s: %w", l.m.opts.Name, err)
 		l.lose(cudaipc.LostStart, err)
 	}
 	started <- err
 	if err == nil {
-		_ = l.cmd.Wait() // what it says is in ProcessState
-		l.m.process(l.cmd.Process.Pid, false)
+		_ = l.cmd.Wait() // the status is in ProcessState
+		l.m.reportProcess(l.cmd.Process.Pid, false)
 		l.lose(cudaipc.LostCrash, fmt.Errorf("it ended by itself: %v", l.cmd.ProcessState))
 	}
 	close(l.reaped)
 	l.end()
 }
 
-// lose kills the process; only the first reason counts. What follows is run's, when it is reaped.
+// lose kills the process; only the first reason counts. run does the rest once the process is
+// reaped.
 func (l *life) lose(reason cudaipc.LossReason, cause error) {
 	l.once.Do(func() {
 		l.reason, l.cause = reason, cause
-		close(l.dying)
+		close(l.ending)
 		if p := l.cmd.Process; p != nil {
-			_ = l.m.opts.Kill(p) // an error says that it is gone
+			_ = l.m.opts.Kill(p) // fails only if the process has ended
 		}
 	})
 }
 
-// process tells the start and the end of a process.
-func (m *Mover) process(pid int, runs bool) {
+// reportProcess reports the start and the end of a process.
+func (m *Mover) reportProcess(pid int, runs bool) {
 	if m.opts.Process != nil {
 		m.opts.Process(pid, runs)
 	}
 }
 
-// hungUp is lose for a socket whose other end is closed. The process is about to be reaped then, and its own end says more;
-// or it lives, and is killed.
-func (l *life) hungUp(cause error) {
-	if !otherGone(cause) || !closesWithin(l.dying, hangUpWait) {
+// disconnect handles a closed socket. If the process has exited it is about to be reaped, and its
+// exit status says more; otherwise it is killed.
+func (l *life) disconnect(cause error) {
+	if !disconnected(cause) || !closesWithin(l.ending, hangUpWait) {
 		l.lose(cudaipc.LostCrash, cause)
 	}
 }
@@ -206,17 +210,18 @@ func (l *life) hungUp(cause error) {
 // hangUpWait is how long a process may take to be reaped after it closed its socket.
 const hangUpWait = 100 * time.Millisecond
 
-// err is why the life ended; dying is closed.
+// err returns why the life ended. It may be called once ending is closed.
 func (l *life) err() error {
 	return &cudaipc.LostError{Mover: l.m.opts.Name, Reason: l.reason, Cause: l.cause}
 }
 
-// end tells the end of a life, when its process is reaped: what the process said until then counts; all else has failed.
+// end ends a life once its process is reaped. Messages that were received before count;
+// everything else has failed.
 func (l *life) end() {
 	_ = l.conn.conn.SetReadDeadline(time.Now().Add(endWait)) // its other end is closed: read has no more to wait for
 	l.joined.Wait()
 	l.conn.close()
-	lost := l.m.bury(l)
+	lost := l.m.remove(l)
 	l.calls.fail(l.err())
 	if l.m.watch != nil && !l.quitting.Load() {
 		for _, id := range lost {
@@ -226,8 +231,8 @@ func (l *life) end() {
 	close(l.ended)
 }
 
-// bury takes a life out of the books, and gives the peers that are lost with it.
-func (m *Mover) bury(l *life) (lost []cudaipc.PeerID) {
+// remove deletes a life, ends its copies and returns the peers that are lost with it.
+func (m *Mover) remove(l *life) (lost []cudaipc.PeerID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	l.over = true
@@ -253,7 +258,7 @@ func (m *Mover) bury(l *life) (lost []cudaipc.PeerID) {
 	return lost
 }
 
-// quit ends the process in order, and returns when it is reaped.
+// quit ends the process in order and returns when it is reaped.
 func (l *life) quit() error {
 	err := l.closePeer(cudaipc.AllPeers)
 	l.quitting.Store(true)

@@ -20,7 +20,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/mover"
 )
 
-// TestAgentDies: its mover goes too, also with a copy that never ends, and the proof ends only then.
+// TestAgentDies: its mover ends, too, also with a copy that never ends, and only then the proof
+// ends.
 func TestAgentDies(t *testing.T) {
 	for _, device := range []string{cudaipc.HostDevice, hangsInDone} {
 		t.Run(device, func(t *testing.T) {
@@ -32,10 +33,11 @@ func TestAgentDies(t *testing.T) {
 				t.Fatal(err)
 			}
 			_ = agent.Wait() // it was killed
-			if !ended(t, int(proof.Fd()), patience) {
+			if !ended(t, int(proof.Fd()), testTimeout) {
 				t.Error("the agent is dead and the proof has not ended")
 			}
-			for end := time.Now().Add(patience); !goneOrZombie(mover); time.Sleep(time.Millisecond) { // a pause between two looks
+			// a pause between two looks
+			for end := time.Now().Add(testTimeout); !goneOrZombie(mover); time.Sleep(time.Millisecond) {
 				if time.Now().After(end) {
 					t.Fatal("the agent is dead and its mover lives")
 				}
@@ -44,7 +46,7 @@ func TestAgentDies(t *testing.T) {
 	}
 }
 
-// goneOrZombie is for a process that is another one's to reap.
+// goneOrZombie reports whether a process that another one reaps has ended.
 func goneOrZombie(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err != nil || strings.Contains(string(stat), ") Z ")
@@ -53,7 +55,7 @@ func goneOrZombie(pid int) bool {
 // TestMoverHoldsTheProof from Import to Close, with and without a mover.
 func TestMoverHoldsTheProof(t *testing.T) {
 	f := devicetest.Host(t, devicetest.MinArena, cudaipc.KindFD, false)
-	m := newMoved(t, nil)
+	m := newFixture(t, nil)
 	for name, device := range map[string]cudaipc.Device{"host": f.Device, "mover": m.mover} {
 		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
@@ -70,7 +72,7 @@ func TestMoverHoldsTheProof(t *testing.T) {
 		if err := device.Close(1); err != nil {
 			t.Fatal(err)
 		}
-		if !ended(t, pair[0], patience) {
+		if !ended(t, pair[0], testTimeout) {
 			t.Errorf("%s: the proof did not end with the regions", name)
 		}
 		_ = unix.Close(pair[0])
@@ -79,7 +81,7 @@ func TestMoverHoldsTheProof(t *testing.T) {
 
 // TestRefusedImportClosesTheProof, so that a session's end is seen.
 func TestRefusedImportClosesTheProof(t *testing.T) {
-	m := newMoved(t, nil)
+	m := newFixture(t, nil)
 	for name, spoil := range map[string]func(*cudaipc.Import){
 		"here":  func(im *cudaipc.Import) { im.Regions[0].Size = 1 << 62 },
 		"there": func(im *cudaipc.Import) { im.Regions[1].Kind = cudaipc.KindCUDA },
@@ -96,7 +98,7 @@ func TestRefusedImportClosesTheProof(t *testing.T) {
 		if m.mover.Import(im) == nil {
 			t.Errorf("Import refused %s: no error", name)
 		}
-		if !ended(t, pair[0], patience) {
+		if !ended(t, pair[0], testTimeout) {
 			t.Errorf("Import refused %s: the proof did not end", name)
 		}
 		_ = unix.Close(pair[0])
@@ -104,9 +106,9 @@ func TestRefusedImportClosesTheProof(t *testing.T) {
 	m.works()
 }
 
-// TestHundredRestarts leave no descriptor, no mapping and no goroutine behind, on either side.
+// TestHundredRestarts: a restart leaves no descriptor, mapping or goroutine on either side.
 func TestHundredRestarts(t *testing.T) {
-	m := newMoved(t, nil)
+	m := newFixture(t, nil)
 	m.works()
 	fds, goroutines := entries(t, "/proc/self/fd"), runtime.NumGoroutine()
 	defer m.watchStates()()
@@ -133,8 +135,9 @@ func TestHundredRestarts(t *testing.T) {
 	}
 }
 
-// watchStates asks for the mover's state all the time, as /status may at any moment, until the returned function is called.
-func (m *moved) watchStates() (stop func()) {
+// watchStates asks for the mover's state all the time, as /status may at any moment, until the
+// returned function is called.
+func (m *fixture) watchStates() (stop func()) {
 	var watching sync.WaitGroup
 	ended := make(chan struct{})
 	watching.Go(func() {
@@ -154,9 +157,9 @@ func (m *moved) watchStates() (stop func()) {
 }
 
 // lostProcess waits until n processes were lost.
-func (m *moved) lostProcess(n uint64) {
+func (m *fixture) lostProcess(n uint64) {
 	m.t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) { // a pause between two looks
+	for end := time.Now().Add(testTimeout); ; time.Sleep(time.Millisecond) { // a pause between two looks
 		s := m.mover.Movers()[0]
 		if s.Lost[cudaipc.LostCrash] == n && s.Pid == 0 {
 			return
@@ -176,14 +179,15 @@ func entries(t *testing.T, dir string) int {
 	return len(list)
 }
 
-// TestMoverIsAlone: it has none of this process's descriptors, is not in its group, and ends at no signal but SIGKILL.
+// TestMoverIsAlone: it has none of this process's descriptors, is not in its group, and ends at no
+// signal but SIGKILL.
 func TestMoverIsAlone(t *testing.T) {
 	leaked, err := unix.MemfdCreate("inherited", 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = unix.Close(leaked) }()
-	m := newMoved(t, nil)
+	m := newFixture(t, nil)
 	m.attach(1)
 	pid := m.pid()
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
@@ -205,14 +209,14 @@ func TestMoverIsAlone(t *testing.T) {
 		}
 	}
 	if d := m.done(m.submit(1, 1)[0]); d.Err != nil || m.pid() != pid {
-		t.Errorf("behind SIGINT, SIGTERM, SIGHUP and SIGQUIT: %v, process %d, was %d", d.Err, m.pid(), pid)
+		t.Errorf("after SIGINT, SIGTERM, SIGHUP and SIGQUIT: %v, process %d, was %d", d.Err, m.pid(), pid)
 	}
 	if err := m.mover.Close(1); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestMoverOfAnotherBinary is refused, whatever it says.
+// TestMoverOfAnotherBinary: a mover of another binary is refused.
 func TestMoverOfAnotherBinary(t *testing.T) {
 	other := filepath.Join(t.TempDir(), "other")
 	from, err := os.Open("/proc/self/exe")
@@ -228,7 +232,7 @@ func TestMoverOfAnotherBinary(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := newMoved(t, func(o *mover.Options) { o.Command = []string{other} })
+	m := newFixture(t, func(o *mover.Options) { o.Command = []string{other} })
 	if err := m.mover.Start(); err == nil || !strings.Contains(err.Error(), "another binary") {
 		t.Errorf("Start: %v, want a refusal", err)
 	}
@@ -236,8 +240,8 @@ func TestMoverOfAnotherBinary(t *testing.T) {
 
 // TestMostRuns sends copies that take many packets, both ways at once.
 func TestMostRuns(t *testing.T) {
-	const run, runs = 64, movedSize / 64
-	m := newMoved(t, func(o *mover.Options) { o.Limits = mover.Limits{} })
+	const run, runs = 64, regionSize / 64
+	m := newFixture(t, func(o *mover.Options) { o.Limits = mover.Limits{} })
 	m.attach(1)
 	c := &cudaipc.Copy{Peer: 1, Sum: true}
 	for i := range runs {
@@ -258,9 +262,9 @@ func TestMostRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.done(second)
-	want := make([]byte, movedSize)
+	want := make([]byte, regionSize)
 	devicetest.Pattern(want, 3, 0)
-	if !bytes.Equal(m.arena[:movedSize], want) {
+	if !bytes.Equal(m.arena[:regionSize], want) {
 		t.Error("the arena has other bytes than the region")
 	}
 	if err := m.mover.Close(1); err != nil {
@@ -268,13 +272,14 @@ func TestMostRuns(t *testing.T) {
 	}
 }
 
-// TestMoverIsBound to a node that is there, and says so; to one that is not, it says that, and works.
+// TestMoverIsBound: a mover is bound to its node and reports it; with a node that does not exist,
+// it reports that, and works.
 func TestMoverIsBound(t *testing.T) {
 	for node, want := range map[int]string{0: "node 0", 999: "node 999: not bound"} {
 		if _, err := os.Stat("/sys/devices/system/node/node0"); err != nil && node == 0 {
 			continue
 		}
-		m := newMoved(t, func(o *mover.Options) { o.Node = node })
+		m := newFixture(t, func(o *mover.Options) { o.Node = node })
 		m.works()
 		if got := m.mover.Movers()[0].Node; !strings.HasPrefix(got, want) {
 			t.Errorf("%q, want %q", got, want)
@@ -282,17 +287,24 @@ func TestMoverIsBound(t *testing.T) {
 	}
 }
 
-// TestMoverIsToldTheStep: a device over there asks an event only for a step that was reached, and so it must know which.
+// TestMoverIsToldTheStep: a device in a mover asks an event only once the step is reached, so it
+// must learn the step.
 func TestMoverIsToldTheStep(t *testing.T) {
-	m := newMoved(t, func(o *mover.Options) { o.Device, o.AskEvents = firesForAStep, true })
+	m := newFixture(t, func(o *mover.Options) { o.Device, o.AskEvents = firesForAStep, true })
 	m.attach(1)
-	for _, op := range []devicetest.Op{{Kind: devicetest.SetStep, Step: 1 << 40}, {Kind: devicetest.Record}, {Kind: devicetest.Synchronize}} {
+	for _, op := range []devicetest.Op{
+		{Kind: devicetest.SetStep, Step: 1 << 40}, {Kind: devicetest.Record}, {Kind: devicetest.Synchronize},
+	} {
 		if _, err := m.engine.Do(op); err != nil {
 			t.Fatal(err)
 		}
 	}
 	var s [1]cudaipc.State
-	if err := m.mover.Poll([]cudaipc.Wait{{Peer: 1, Revoke: cudaipc.None, Step: 1 << 40}}, s[:]); err != nil || !s[0].Fired || s[0].Step != 1<<40 {
+	if err := m.mover.Poll([]cudaipc.Wait{{
+		Peer:   1,
+		Revoke: cudaipc.None,
+		Step:   1 << 40,
+	}}, s[:]); err != nil || !s[0].Fired || s[0].Step != 1<<40 {
 		t.Fatalf("%+v, %v: the step did not reach the device in the mover", s[0], err)
 	}
 }

@@ -6,18 +6,19 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// history is what is known of the lives that have been.
+// history counts the lives that have ended.
 type history struct {
 	starts    uint64
-	opened    uint64 // starts that came to an open device
+	opened    uint64 // starts that led to an open device
 	lost      map[cudaipc.LossReason]uint64
 	last      error
 	lastAt    time.Time
-	row       int       // losses in a row, each soon behind its start
+	row       int       // losses in a row, each soon after its start
 	notBefore time.Time // of the next start
 }
 
-// loss enters a loss, and decides when the next process may start: at once behind the first, later behind more.
+// loss records a loss and decides when the next process may start: at once after the first, with
+// a growing pause after later ones.
 func (h *history) loss(l *life, limits *Limits) {
 	h.lost[l.reason]++
 	h.last, h.lastAt = l.err(), time.Now()
@@ -42,14 +43,15 @@ func (m *Mover) lastLoss() error {
 	return m.mu.history.last
 }
 
-// Movers is the state of this one.
+// Movers returns the state of this mover.
 func (m *Mover) Movers() []cudaipc.MoverState {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	h := &m.mu.history
 	s := cudaipc.MoverState{
 		Name: m.opts.Name, Device: m.opts.Device, GPU: m.opts.GPU, Peers: len(m.mu.peers), Starts: h.starts,
-		Requests: m.requests.Load(), Lost: make(map[cudaipc.LossReason]uint64, len(h.lost)), LastLoss: h.last, NextStart: h.notBefore,
+		Requests: m.requests.Load(), Lost: make(map[cudaipc.LossReason]uint64, len(h.lost)), LastLoss: h.last,
+		NextStart: h.notBefore,
 	}
 	s.Failing = m.mu.life == nil && h.row >= 2 && (h.opened > 0 || m.opts.GPU == (cudaipc.UUID{}))
 	for reason, n := range h.lost {

@@ -13,9 +13,10 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/mover"
 )
 
-// TestMoverKilledWhileCopying: every copy ends, those that had ended are whole, and the next mover goes on.
+// TestMoverKilledWhileCopying: every copy ends, those that had ended are whole, and the next mover
+// goes on.
 func TestMoverKilledWhileCopying(t *testing.T) {
-	m := newMoved(t, nil)
+	m := newFixture(t, nil)
 	m.attach(1)
 	m.attach(2)
 	tickets := m.submit(1, 200)
@@ -30,7 +31,7 @@ func TestMoverKilledWhileCopying(t *testing.T) {
 	for _, ticket := range tickets[1:] {
 		d := m.done(ticket)
 		if d.Err == nil && bad > 0 {
-			t.Fatal("a copy behind one that was lost has ended well")
+			t.Fatal("a copy after one that was lost has ended well")
 		}
 		if d.Err == nil {
 			good++
@@ -46,9 +47,9 @@ func TestMoverKilledWhileCopying(t *testing.T) {
 		}
 	}
 	t.Logf("%d copies ended before the mover did, %d with it", good, bad)
-	want := make([]byte, movedSize)
+	want := make([]byte, regionSize)
 	devicetest.Pattern(want, 3, 0)
-	if !bytes.Equal(m.arena[:movedSize], want) {
+	if !bytes.Equal(m.arena[:regionSize], want) {
 		t.Error("a copy that ended well is not whole")
 	}
 	m.expectLost(1, cudaipc.LostCrash)
@@ -59,11 +60,12 @@ func TestMoverKilledWhileCopying(t *testing.T) {
 	m.works()
 }
 
-// TestNothingEndsBeforeTheMoverIsReaped is the fence of last resort: a copy whose mover stands still has not ended until
-// the mover is no more. Otherwise a cancel would be acknowledged whose copy can still touch the engine's blocks.
+// TestNothingEndsBeforeTheMoverIsReaped: this is the fence of last resort. A copy in a stopped
+// mover does not end before the mover is reaped. Otherwise a cancel would be acknowledged while its
+// copy can still touch the engine's blocks.
 func TestNothingEndsBeforeTheMoverIsReaped(t *testing.T) {
 	for range 3 {
-		m := newMoved(t, func(o *mover.Options) { o.Limits.Ping = time.Second })
+		m := newFixture(t, func(o *mover.Options) { o.Limits.Ping = time.Second })
 		m.attach(1)
 		pid := m.pid()
 		devicetest.Freeze(t, pid)
@@ -79,18 +81,19 @@ func TestNothingEndsBeforeTheMoverIsReaped(t *testing.T) {
 	}
 }
 
-// TestStoppedMoverLetsGo: a mover that stands still is waited for long, but not where a peer's memory is to be free soon: its engine is dead, with a
-// copy under way or none, or its close waits.
+// TestStoppedMoverLetsGo: a stopped mover has a long limit, but a short one while a peer's memory
+// must be freed: its engine is dead, with or without a copy in flight, or its close waits.
 func TestStoppedMoverLetsGo(t *testing.T) {
-	for name, happens := range map[string]func(*moved){
-		"dead":             func(m *moved) { m.engine.Kill() },
-		"dead with a copy": func(m *moved) { m.submit(1, 1); m.engine.Kill() },
-		"closed":           func(m *moved) { go func() { _ = m.mover.Close(1) }() },
+	for name, happens := range map[string]func(*fixture){
+		"dead":             func(m *fixture) { m.engine.Kill() },
+		"dead with a copy": func(m *fixture) { m.submit(1, 1); m.engine.Kill() },
+		"closed":           func(m *fixture) { go func() { _ = m.mover.Close(1) }() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // they wait most of the time
-			m := newMoved(t, func(o *mover.Options) {
-				o.Limits.Ping, o.Limits.Quiet, o.Limits.Copy, o.Limits.Close = time.Hour, 300*time.Millisecond, time.Hour, time.Hour
+			m := newFixture(t, func(o *mover.Options) {
+				o.Limits.Ping, o.Limits.Quiet, o.Limits.Copy, o.Limits.Close = time.Hour, 300*time.Millisecond,
+					time.Hour, time.Hour
 			})
 			m.attach(1)
 			m.attach(2)
@@ -105,9 +108,9 @@ func TestStoppedMoverLetsGo(t *testing.T) {
 	}
 }
 
-// TestStoppedMoverIsWaitedFor as long as nobody is to be let go.
+// TestStoppedMoverIsWaitedFor while no peer is to be closed.
 func TestStoppedMoverIsWaitedFor(t *testing.T) {
-	m := newMoved(t, func(o *mover.Options) { o.Limits.Ping, o.Limits.Quiet = time.Hour, 100*time.Millisecond })
+	m := newFixture(t, func(o *mover.Options) { o.Limits.Ping, o.Limits.Quiet = time.Hour, 100*time.Millisecond })
 	m.attach(1)
 	pid := m.pid()
 	devicetest.Freeze(t, pid)
@@ -128,7 +131,7 @@ func TestStoppedMoverIsWaitedFor(t *testing.T) {
 	}
 }
 
-// TestMoverHangs: a call of the device that does not come back costs the mover, by its limit, and nothing else.
+// TestMoverHangs: a device call that does not return costs only the mover, within its limit.
 func TestMoverHangs(t *testing.T) {
 	t.Run("Copy", func(t *testing.T) { testHangingCopy(t, hangsInCopy, cudaipc.LostCopy) })
 	t.Run("Done", func(t *testing.T) { testHangingCopy(t, hangsInDone, cudaipc.LostCopy) })
@@ -136,7 +139,7 @@ func TestMoverHangs(t *testing.T) {
 	t.Run("ErrLost", func(t *testing.T) { testHangingCopy(t, losesItself, cudaipc.LostDevice) })
 	t.Run("Import", func(t *testing.T) {
 		t.Parallel()
-		m := newMoved(t, func(o *mover.Options) { o.Device, o.Limits.Import = hangsInImport, time.Second })
+		m := newFixture(t, func(o *mover.Options) { o.Device, o.Limits.Import = hangsInImport, time.Second })
 		var lost *cudaipc.LostError
 		if err := m.mover.Import(m.imports(1)); !errors.As(err, &lost) || lost.Reason != cudaipc.LostCall {
 			t.Errorf("Import: %v, want the loss of the mover by its limit", err)
@@ -147,7 +150,7 @@ func TestMoverHangs(t *testing.T) {
 	})
 	t.Run("Close", func(t *testing.T) {
 		t.Parallel()
-		m := newMoved(t, func(o *mover.Options) { o.Device, o.Limits.Close = hangsInClose, time.Second })
+		m := newFixture(t, func(o *mover.Options) { o.Device, o.Limits.Close = hangsInClose, time.Second })
 		m.attach(1)
 		m.attach(2)
 		pid := m.pid()
@@ -158,26 +161,28 @@ func TestMoverHangs(t *testing.T) {
 	})
 	t.Run("Poll", func(t *testing.T) {
 		t.Parallel()
-		m := newMoved(t, func(o *mover.Options) {
+		m := newFixture(t, func(o *mover.Options) {
 			o.Device, o.AskEvents, o.Limits.Poll = hangsInPoll, true, time.Second
 		})
 		m.attach(1)
-		if err := m.mover.Poll([]cudaipc.Wait{{Peer: 1, Event: 0, Revoke: 0}}, make([]cudaipc.State, 1)); !errors.Is(err, cudaipc.ErrPeer) {
+		if err := m.mover.Poll([]cudaipc.Wait{{Peer: 1, Event: 0, Revoke: 0}},
+			make([]cudaipc.State, 1)); !errors.Is(err, cudaipc.ErrPeer) {
 			t.Errorf("Poll: %v, want ErrPeer", err)
 		}
 		m.expectLost(1, cudaipc.LostCall)
 	})
 }
 
-// testHangingSum: a sum ends when the process is reaped, and not before: until then it may read the
-// peer's memory.
+// testHangingSum: a sum does not end before the process is reaped, since it may read the peer's
+// memory until then.
 func testHangingSum(t *testing.T) {
 	t.Parallel()
-	m := newMoved(t, func(o *mover.Options) { o.Device, o.Limits.Copy = hangsInSum, time.Second })
+	m := newFixture(t, func(o *mover.Options) { o.Device, o.Limits.Copy = hangsInSum, time.Second })
 	m.attach(1)
 	pid := m.pid()
 	ticket, err := m.mover.Sum(&cudaipc.Sample{
-		Peer: 1, Within: time.Millisecond, Pieces: []cudaipc.Piece{{Region: 1, Bytes: 4096}}, Blocks: []cudaipc.SampleBlock{{}, {}},
+		Peer: 1, Within: time.Millisecond, Pieces: []cudaipc.Piece{{Region: 1, Bytes: 4096}},
+		Blocks: []cudaipc.SampleBlock{{}, {}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -193,7 +198,7 @@ func testHangingSum(t *testing.T) {
 
 func testHangingCopy(t *testing.T, fault string, reason cudaipc.LossReason) {
 	t.Parallel() // they wait most of the time
-	m := newMoved(t, func(o *mover.Options) { o.Device, o.Limits.Copy = fault, time.Second })
+	m := newFixture(t, func(o *mover.Options) { o.Device, o.Limits.Copy = fault, time.Second })
 	m.attach(1)
 	pid := m.pid()
 	for _, ticket := range m.submit(1, 3) {
@@ -206,7 +211,7 @@ func testHangingCopy(t *testing.T, fault string, reason cudaipc.LossReason) {
 
 // TestMoverBacksOff: a mover that does not start is not started again and again.
 func TestMoverBacksOff(t *testing.T) {
-	m := newMoved(t, func(o *mover.Options) {
+	m := newFixture(t, func(o *mover.Options) {
 		o.Device, o.Limits.Steady, o.Limits.Again, o.Limits.AtMost = doesNotOpen, time.Hour, time.Hour, time.Hour
 	})
 	for try := range 3 {
@@ -221,8 +226,9 @@ func TestMoverBacksOff(t *testing.T) {
 	}
 }
 
-// What is left of the 2 s in which a dead engine's memory is to be free, whatever hangs: a mover that stands still, and a driver that does not come back from a
-// close, are found in time to be killed.
+// What is left of the 2 s in which a dead engine's memory is to be free, whatever hangs: a mover
+// that stands still, and a driver that does not come back from a close, are found in time to be
+// killed.
 func TestDefaultLimitsFreeMemoryInTime(t *testing.T) {
 	const within, kill = 2 * time.Second, 250 * time.Millisecond // kill: and reap
 	l := mover.DefaultLimits

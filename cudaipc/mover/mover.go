@@ -1,5 +1,5 @@
-// Package mover is a device in a process of its own, which owns what a driver call can cost: the agent's side (Mover), the process
-// (Run), and the wire between them.
+// Package mover runs a device in a process of its own, so that a failing driver call costs only
+// that process: the agent's side (Mover), the process (Run), and the wire between them.
 package mover
 
 import (
@@ -17,62 +17,72 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/node"
 )
 
-// Options say which process a mover is.
+// Options of a mover.
 type Options struct {
 	Name      string              // in errors and figures
-	Device    string              // what the process opens, by OpenDevice's names
+	Device    string              // a name for OpenDevice
 	GPU       cudaipc.UUID        // zero for a device that is no GPU's
 	ArenaFD   int                 // a memfd of at least ArenaSize bytes; stays the caller's, may be closed after New
 	ArenaSize int64               // bytes
 	Tables    []cudaipc.CopyTable // of types of GPUs: cuda.Options
-	// Measure has the first process find out, before it opens its GPU, what Tables do not say of it: some seconds, at most a quarter of Limits.Start.
+	// Measure lets the first process measure, before it opens its GPU, what Tables lack: some
+	// seconds, at most a quarter of Limits.Start.
 	Measure bool
-	// Informed is told now and then, one call at a time for each process, what a GPU's device says of itself; nil: nobody is.
+	// Informed receives the state of a GPU's device from time to time, one call at a time for
+	// each process; may be nil.
 	Informed func(cudaipc.CUDAInfo)
 	// FireOnDeath and Populate are the host device's: host.Options.
 	FireOnDeath, Populate bool
-	// AskEvents makes Poll ask the process for events. Those of a GPU's peers are asked there in any case; the host's are
-	// words that the agent's side reads by itself.
+	// AskEvents makes Poll ask the process for events. Events of a GPU's peers are always asked
+	// there; the host's are words that the agent reads by itself.
 	AskEvents bool
 	Command   []string // of the process; nil: this binary, with the argument "mover"
 	Env       []string // besides this process's
 	Node      int      // NUMA node to bind the process to, its processors and its memory; below 0: none
 	Limits    Limits
-	// Process is told the number of each process, when it has started and has nothing yet but its
-	// socket, and when it is reaped; nil: nobody is.
+	// Process receives the number of each process, when it has started and has nothing open yet
+	// but its socket, and when it is reaped; may be nil.
 	Process func(pid int, runs bool)
-	// Kill stands in for the kill of a process; nil: SIGKILL. Tests play with it a process that
-	// does not come to an end.
+	// Kill replaces the kill of a process; nil: SIGKILL. Tests simulate a process that does not
+	// end.
 	Kill func(*os.Process) error
 }
 
-// ForGPU are the options of the mover of one GPU: named for it, and bound to its NUMA node if that is known.
+// ForGPU returns the options of the mover of one GPU: named for it, and bound to its NUMA node if
+// that is known.
 func (o Options) ForGPU(gpu cudaipc.UUID) Options {
 	o.Name, o.Device, o.GPU, o.Node = gpu.String(), cudaipc.CUDADevice, gpu, node.NUMANode(gpu)
 	o.Env = append(slices.Clone(o.Env), node.GPUEnv(gpu)...)
 	return o
 }
 
-// Limits are the times of a mover. They stand still while the agent itself does, for they are counted in ticks.
+// Limits are the times of a mover. They are counted in ticks, so that they stand still while the
+// agent does.
 type Limits struct {
-	Tick   time.Duration // how often the mover is looked after
-	Ping   time.Duration // longest without an answer to a ping
-	Quiet  time.Duration // the same, while a peer is to be closed or its process is dead: its memory is to be free again soon
+	Tick time.Duration // interval of the supervision
+	Ping time.Duration // longest without an answer to a ping
+	// Quiet replaces Ping while a peer is being closed or its process is dead: its memory must be
+	// free soon.
+	Quiet  time.Duration
 	Start  time.Duration // from the start of the process to an open device
 	Import time.Duration // one Import
-	Gone   time.Duration // the rest of an Import whose peer is gone (Import.Gone): its memory is to be free within 2 s
-	Close  time.Duration // one Close: what is closed is mostly a dead engine's, whose memory is to be free within 2 s
+	// Cancel is the rest of a cancelled Import (Import.Cancelled): its memory must be free within
+	// 2 s.
+	Cancel time.Duration
+	Close  time.Duration // one Close, mostly of a dead engine's memory, which must be free within 2 s
 	Poll   time.Duration // one Poll
-	Copy   time.Duration // from one end of a copy to the next, of a peer and direction with copies under way
-	Steady time.Duration // a mover that lived so long has not failed to start
-	Again  time.Duration // pause before a start behind the second failure in a row; twice as long after each further one
+	Copy   time.Duration // from one end of a copy to the next, of a peer and direction with copies in flight
+	Steady time.Duration // a mover that lived so long did not fail at its start
+	// Again is the pause before a start after the second failure in a row. It doubles after each
+	// further one.
+	Again  time.Duration
 	AtMost time.Duration // longest such pause
 }
 
 // DefaultLimits are used for every limit that is zero.
 var DefaultLimits = Limits{
 	Tick: 100 * time.Millisecond, Ping: 5 * time.Second, Quiet: 1200 * time.Millisecond, Start: time.Minute,
-	Import: 30 * time.Second, Gone: 1200 * time.Millisecond, Close: 1500 * time.Millisecond, Poll: 5 * time.Second,
+	Import: 30 * time.Second, Cancel: 1200 * time.Millisecond, Close: 1500 * time.Millisecond, Poll: 5 * time.Second,
 	Copy:   10 * time.Second,
 	Steady: 2 * time.Second, Again: 100 * time.Millisecond, AtMost: 5 * time.Second,
 }
@@ -81,7 +91,7 @@ func (l *Limits) fill() {
 	d := &DefaultLimits
 	for _, p := range []struct{ v, d *time.Duration }{
 		{&l.Tick, &d.Tick}, {&l.Ping, &d.Ping}, {&l.Quiet, &d.Quiet}, {&l.Start, &d.Start}, {&l.Import, &d.Import},
-		{&l.Gone, &d.Gone}, {&l.Close, &d.Close},
+		{&l.Cancel, &d.Cancel}, {&l.Close, &d.Close},
 		{&l.Poll, &d.Poll}, {&l.Copy, &d.Copy}, {&l.Steady, &d.Steady}, {&l.Again, &d.Again}, {&l.AtMost, &d.AtMost},
 	} {
 		if *p.v <= 0 {
@@ -90,14 +100,15 @@ func (l *Limits) fill() {
 	}
 }
 
-// Mover is a Device in a child process. A driver call that hangs, a stuck copy or a crash costs that process: it is killed
-// and reaped, which is the proof that it touches nothing any more, and only then its copies end, with bad blocks, and its
-// peers are told to be lost. The next Import starts another process.
+// Mover is a Device in a child process. A driver call that hangs, a stuck copy or a crash costs
+// that process: it is killed and reaped, which proves that it touches nothing any more. Only then
+// its copies end, with bad blocks, and its peers are reported as lost. The next Import starts
+// another process.
 //
 //	agent                                 mover process
 //	Copy, Import, Close ──▶ conn ══════▶ server ──▶ lanes ──▶ Device
 //	Done ◀── tickets ◀──── life.read ◀══════ ends of copies ◀───────┘
-//	Poll: the peer's words, mapped here too; a GPU's event is asked over there
+//	Poll reads the peer's words, mapped here too; the process asks a GPU's event
 type Mover struct {
 	opts  Options
 	build string
@@ -106,17 +117,17 @@ type Mover struct {
 	lives sync.WaitGroup // goroutines of all lives
 
 	starting sync.Mutex     // one start at a time; held over it
-	starters sync.WaitGroup // imports that wait for a start, or that left it to itself
+	starters sync.WaitGroup // starts that imports asked for, cancelled or not
 	requests atomic.Uint64
 
 	mu struct {
 		sync.RWMutex
 		life    *life // nil: no process
-		peers   map[cudaipc.PeerID]*movedPeer
-		tickets cudaipc.Tickets[*movedCopy]
+		peers   map[cudaipc.PeerID]*clientPeer
+		tickets cudaipc.Tickets[*clientCopy]
 		closed  bool
 		history history
-		facts   *cudaipc.GPUFacts // nil: no process has told any
+		facts   *cudaipc.GPUFacts // nil: not reported yet
 	}
 }
 
@@ -125,7 +136,8 @@ var (
 	_ cudaipc.Watcher = (*Mover)(nil)
 )
 
-// New makes a mover without a process: Start or the first Import starts it. Close(AllPeers) frees everything.
+// New makes a mover without a process: Start or the first Import starts it. Close(AllPeers) frees
+// everything.
 func New(o Options) (*Mover, error) {
 	build, err := buildName()
 	if err != nil {
@@ -143,12 +155,12 @@ func New(o Options) (*Mover, error) {
 	}
 	o.Limits.fill()
 	m := &Mover{opts: o, build: build, arena: arena}
-	m.mu.peers = map[cudaipc.PeerID]*movedPeer{}
+	m.mu.peers = map[cudaipc.PeerID]*clientPeer{}
 	m.mu.history.lost = map[cudaipc.LossReason]uint64{}
 	return m, nil
 }
 
-// Watch names the function that is told of lost peers. Called before any Import.
+// Watch sets the function that receives lost peers. It is called before any Import.
 func (m *Mover) Watch(lost func(cudaipc.PeerID, error)) { m.watch = lost }
 
 // Close closes a peer, or with AllPeers the device and its process.
@@ -173,8 +185,8 @@ func (m *Mover) Close(id cudaipc.PeerID) error {
 	return nil
 }
 
-// beginClose makes a peer unreachable while it is closed.
-func (m *Mover) beginClose(id cudaipc.PeerID) (*movedPeer, error) {
+// beginClose marks a peer as closing, so that no call reaches it.
+func (m *Mover) beginClose(id cudaipc.PeerID) (*clientPeer, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p := m.mu.peers[id]
@@ -190,13 +202,13 @@ func (m *Mover) beginClose(id cudaipc.PeerID) (*movedPeer, error) {
 	return p, nil
 }
 
-func (m *Mover) forgetLocked(p *movedPeer) {
+func (m *Mover) forgetLocked(p *clientPeer) {
 	delete(m.mu.peers, p.view.ID)
 	m.mu.tickets.Forget(p.view)
 	p.view.Close()
 }
 
-// closeAll ends the process in order: it closes its regions and says so before it goes.
+// closeAll ends the process in order: it closes its regions and answers before it exits.
 func (m *Mover) closeAll() error {
 	m.starters.Wait()
 	m.starting.Lock()
@@ -228,8 +240,8 @@ func (m *Mover) closeAll() error {
 	return errors.Join(err, unix.Close(m.arena))
 }
 
-// peerLocked finds a peer that can be used; m.mu is held, for reading at least.
-func (m *Mover) peerLocked(id cudaipc.PeerID) (*movedPeer, error) {
+// peerLocked finds a usable peer. m.mu is held, for reading at least.
+func (m *Mover) peerLocked(id cudaipc.PeerID) (*clientPeer, error) {
 	if m.mu.closed {
 		return nil, cudaipc.ErrClosed
 	}

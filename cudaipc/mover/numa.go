@@ -18,8 +18,8 @@ const (
 	maxNode       = 1023 // Linux has at most 1024 nodes
 )
 
-// bindThread binds this thread, which is locked, to a NUMA node: what it starts inherits that. It says what came of
-// it: a container may not allow it, and then things are slower, not wrong.
+// bindThread binds this locked thread to a NUMA node; processes that it starts inherit that. It
+// returns the result as text: a container may not allow it, which costs only time.
 func bindThread(node int) string {
 	if node < 0 {
 		return ""

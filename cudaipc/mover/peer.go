@@ -6,19 +6,20 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// movedPeer is a peer whose regions are open in a mover. All but view and asks is under Mover.mu.
-type movedPeer struct {
-	// view is what this side has of the peer: sizes of regions, by which runs are checked, and the sync words, mapped.
+// clientPeer is a peer whose regions are open in a mover. Mover.mu guards all but view and asks.
+type clientPeer struct {
+	// view has the sizes of the regions, to check runs by, and the mapped sync words.
 	view *cudaipc.Peer
 	asks bool // its events are asked in the mover
 	life *life
 
 	opening, closing bool
-	lost             error // why its mover is gone; nil: it is not
+	lost             error // why its mover was lost; nil: it was not
 
-	// Copies in the mover by Direction, and samples (sumWay), and since which tick of the life none of them has ended.
-	pending [ways]int
-	since   [ways]int64
+	// Copies in the mover by Direction, and samples (sampleLane), and since which tick of the life
+	// none of them has ended.
+	pending [lanesPerPeer]int
+	since   [lanesPerPeer]int64
 }
 
 // Import opens the regions of a peer in the mover, all or none.
@@ -27,7 +28,7 @@ func (m *Mover) Import(im cudaipc.Import) error {
 	if im.Peer == cudaipc.AllPeers {
 		return fmt.Errorf("peer %d stands for all peers: %w", im.Peer, cudaipc.ErrPeer)
 	}
-	p, err := m.seat(&im)
+	p, err := m.reserve(&im)
 	if err != nil {
 		return err
 	}
@@ -49,8 +50,8 @@ func (m *Mover) Import(im cudaipc.Import) error {
 	return nil
 }
 
-// seat takes a peer's number, and maps what this side needs of it.
-func (m *Mover) seat(im *cudaipc.Import) (*movedPeer, error) {
+// reserve takes a peer's number and maps what this side needs of it.
+func (m *Mover) reserve(im *cudaipc.Import) (*clientPeer, error) {
 	view, err := viewPeer(im, m.opts.FireOnDeath)
 	if err != nil {
 		return nil, fmt.Errorf("peer %d: %w", im.Peer, err)
@@ -66,12 +67,12 @@ func (m *Mover) seat(im *cudaipc.Import) (*movedPeer, error) {
 		view.Close()
 		return nil, err
 	}
-	p := &movedPeer{view: view, opening: true, asks: m.opts.AskEvents || im.OnGPU()}
+	p := &clientPeer{view: view, opening: true, asks: m.opts.AskEvents || im.OnGPU()}
 	m.mu.peers[im.Peer] = p
 	return p, nil
 }
 
-// viewPeer makes the agent's view of a peer. What is wrong with the rest of the regions is for the device to say.
+// viewPeer makes the agent's view of a peer. The device checks the other regions.
 func viewPeer(im *cudaipc.Import, fireOnDeath bool) (*cudaipc.Peer, error) {
 	if len(im.Regions) > cudaipc.MaxRegions {
 		return nil, fmt.Errorf("%d regions, at most %d: %w", len(im.Regions), cudaipc.MaxRegions, cudaipc.ErrRange)
@@ -82,7 +83,7 @@ func viewPeer(im *cudaipc.Import, fireOnDeath bool) (*cudaipc.Peer, error) {
 	if err == nil && im.Pid > 0 {
 		p.FireOnDeath = fireOnDeath && !im.OnGPU()
 		if dead := p.Watch(); p.FireOnDeath {
-			err = dead // else the device says it
+			err = dead // otherwise the device reports it
 		}
 	}
 	if err != nil {
@@ -102,10 +103,12 @@ func viewRegions(p *cudaipc.Peer, im *cudaipc.Import) error {
 	for i := range im.Regions {
 		r := &im.Regions[i]
 		if len(r.Handle) > maxHandle {
-			return fmt.Errorf("region %d: handle of %d bytes, at most %d: %w", r.ID, len(r.Handle), maxHandle, cudaipc.ErrRange)
+			return fmt.Errorf("region %d: handle of %d bytes, at most %d: %w", r.ID, len(r.Handle), maxHandle,
+				cudaipc.ErrRange)
 		}
 		if r.Size == 0 || r.Size > cudaipc.MaxPeerBytes-total {
-			return fmt.Errorf("region %d: %d bytes behind %d, allowed: 1 to %d in all: %w", r.ID, r.Size, total, int64(cudaipc.MaxPeerBytes), cudaipc.ErrRange)
+			return fmt.Errorf("region %d: %d bytes after %d, allowed: 1 to %d in all: %w", r.ID, r.Size, total,
+				int64(cudaipc.MaxPeerBytes), cudaipc.ErrRange)
 		}
 		total += r.Size
 		if err := viewRegion(p, im, i); err != nil {
@@ -119,7 +122,8 @@ func viewRegions(p *cudaipc.Peer, im *cudaipc.Import) error {
 func viewRegion(p *cudaipc.Peer, im *cudaipc.Import, i int) error {
 	r := &im.Regions[i]
 	if have := p.Regions[r.ID]; have != nil {
-		if before := &im.Regions[i-1]; r.Kind != cudaipc.KindCUDAFD || before.Kind != cudaipc.KindCUDAFD || before.ID != r.ID {
+		if before := &im.Regions[i-1]; r.Kind != cudaipc.KindCUDAFD || before.Kind != cudaipc.KindCUDAFD ||
+			before.ID != r.ID {
 			return fmt.Errorf("it is there twice: %w", cudaipc.ErrRange)
 		}
 		have.Size += r.Size // a further piece

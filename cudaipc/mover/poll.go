@@ -2,10 +2,11 @@ package mover
 
 import "github.com/kvagent/kvagent/cudaipc"
 
-// Poll answers each wait now. It reads the peers' words by itself. An event of a GPU is asked in the mover, in one message
-// for all waits, and only if the step word has come: until then the answer does not depend on it.
+// Poll answers each wait now. It reads the peers' words itself. It asks the mover for events of a
+// GPU, in one message for all waits, and only if the step word has been reached: before that the
+// answer does not depend on them.
 func (m *Mover) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
-	asked, at, life, err := m.look(waits, states)
+	asked, at, life, err := m.readWords(waits, states)
 	if err != nil || len(asked) == 0 {
 		return err
 	}
@@ -13,14 +14,15 @@ func (m *Mover) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
 	if err := life.poll(asked, fired); err != nil {
 		return err
 	}
-	// The words are read behind the event, so that an event seen as fired proves the step that was written before it.
+	// The words are read after the event, so that an event seen as fired proves the step that was
+	// written before it.
 	again := make([]cudaipc.Wait, len(asked))
 	for i, w := range asked {
 		again[i] = w
 		again[i].Event = cudaipc.None
 	}
 	seen := make([]cudaipc.State, len(asked))
-	if _, _, _, err := m.look(again, seen); err != nil {
+	if _, _, _, err := m.readWords(again, seen); err != nil {
 		return err
 	}
 	for i, to := range at {
@@ -30,8 +32,10 @@ func (m *Mover) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
 	return nil
 }
 
-// look reads words, and lists the waits whose events are to be asked, with their places. All of them are of one mover.
-func (m *Mover) look(waits []cudaipc.Wait, states []cudaipc.State) (asked []cudaipc.Wait, at []int, life *life, err error) {
+// readWords reads words, and returns the waits whose events have to be asked, with their indexes.
+// All of them are of one mover.
+func (m *Mover) readWords(waits []cudaipc.Wait, states []cudaipc.State) (asked []cudaipc.Wait, at []int, life *life,
+	err error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	for i := range waits {

@@ -18,23 +18,24 @@ import (
 // socketFD is the mover's end of the socket pair, as it is started.
 const socketFD = 3
 
-// witnessEnv is set in a process that a mover starts to measure its GPU.
-const witnessEnv = "KVAGENT_MOVER_WITNESS"
+// probeEnv is set in a process that a mover starts to measure its GPU.
+const probeEnv = "KVAGENT_MOVER_PROBE"
 
-// endWait is how long a mover whose agent is gone may take to end its copies and to close its regions; then the kernel
-// closes them.
+// endWait is how long a mover without an agent may take to end its copies and close its regions.
+// After that it exits, and the kernel closes them.
 const endWait = 2 * time.Second
 
-// Run is the life of a mover process, which Mover starts: it serves the agent over descriptor 3 until the agent closes
-// its end or dies. An error is for the process's standard error; the process is to end in any case.
+// Run serves the agent over descriptor 3 until the agent closes its end or dies. Mover starts the
+// process. An error is for the process's standard error; the process is to end in any case.
 //
-// The agent's death is seen by the end of the socket and by the parent-death signal. That signal is not SIGKILL: the
-// kernel would close a proof (Import.Proof) before the driver has stopped its engines. Signals of a terminal or of a service manager
-// do not end a mover, so that an agent that drains can do so.
+// The end of the socket and the parent-death signal show the agent's death. That signal is not
+// SIGKILL: the kernel would close a proof (Import.Proof) before the driver has stopped its
+// engines. Signals of a terminal or of a service manager do not end a mover, so that a draining
+// agent can go on.
 func Run(open OpenDevice) error {
 	unix.CloseOnExec(socketFD)
-	if os.Getenv(witnessEnv) != "" {
-		return runWitness()
+	if os.Getenv(probeEnv) != "" {
+		return runProbe()
 	}
 	if err := closeInherited(); err != nil {
 		return err
@@ -53,7 +54,8 @@ func Run(open OpenDevice) error {
 	return serve(conn, open, func() { time.AfterFunc(endWait, func() { os.Exit(1) }) })
 }
 
-// watchParent ends the connection when the parent-death signal comes, which is SIGTERM; from anybody else it means nothing.
+// watchParent ends the connection when the parent-death signal, SIGTERM, comes. A SIGTERM of any
+// other origin is ignored.
 func watchParent(parent int, terms <-chan os.Signal, ended <-chan struct{}, conn *conn) {
 	for {
 		select {
@@ -67,8 +69,8 @@ func watchParent(parent int, terms <-chan os.Signal, ended <-chan struct{}, conn
 	}
 }
 
-// closeInherited closes every descriptor above the standard ones that was open across exec, which is each that is not
-// marked to be closed by it. None of this process's own is such a one yet.
+// closeInherited closes every descriptor above the standard ones that exec left open. None of
+// this process's own is open yet.
 func closeInherited() error {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -105,18 +107,25 @@ func Open(s Setup) (cudaipc.Device, error) {
 		}
 		fallthrough
 	case cudaipc.HostDevice:
-		return host.Open(host.Options{ArenaFD: s.ArenaFD, ArenaSize: s.ArenaSize, FireOnDeath: s.FireOnDeath, Populate: s.Populate})
+		return host.Open(host.Options{
+			ArenaFD:     s.ArenaFD,
+			ArenaSize:   s.ArenaSize,
+			FireOnDeath: s.FireOnDeath,
+			Populate:    s.Populate,
+		})
 	case cudaipc.CUDADevice:
-		return openMovedCUDA(s)
+		return openCUDA(s)
 	}
-	return nil, fmt.Errorf("device %q, allowed: %s, %s: %w", s.Device, cudaipc.HostDevice, cudaipc.CUDADevice, cudaipc.ErrKind)
+	return nil, fmt.Errorf("device %q, allowed: %s, %s: %w", s.Device, cudaipc.HostDevice, cudaipc.CUDADevice,
+		cudaipc.ErrKind)
 }
 
-// openMovedCUDA opens the GPU of a setup over the pool's arena, which the device pins in the background.
-func openMovedCUDA(s Setup) (cudaipc.Device, error) {
+// openCUDA opens the GPU of a setup over the pool's arena, which the device pins in the
+// background.
+func openCUDA(s Setup) (cudaipc.Device, error) {
 	open := openGPU
 	if s.Measure && cuda.Built {
-		open = openWitnessed
+		open = openWithProbe
 	}
 	d, err := open(&s)
 	if err != nil {
@@ -126,10 +135,16 @@ func openMovedCUDA(s Setup) (cudaipc.Device, error) {
 }
 
 func openGPU(s *Setup) (*cuda.Device, error) {
-	return cuda.Open(cuda.Options{GPU: s.GPU, ArenaFD: s.ArenaFD, ArenaSize: s.ArenaSize, Tables: s.Tables, Facts: s.Facts})
+	return cuda.Open(cuda.Options{
+		GPU:       s.GPU,
+		ArenaFD:   s.ArenaFD,
+		ArenaSize: s.ArenaSize,
+		Tables:    s.Tables,
+		Facts:     s.Facts,
+	})
 }
 
-// deviceInfo is what a device has to say of itself, JSON; nothing, if it has nothing to say.
+// deviceInfo returns the state of a device as JSON, or nothing if it has none.
 func deviceInfo(d cudaipc.Device) []byte {
 	c, ok := d.(interface{ Info() cudaipc.CUDAInfo })
 	if !ok {

@@ -9,7 +9,7 @@ import (
 
 var _ cudaipc.Recorder = (*Mover)(nil)
 
-// LoadEvents makes events for a peer of this mover's: see Recorder.
+// LoadEvents makes load events for a peer of this mover: see cudaipc.Recorder.
 func (m *Mover) LoadEvents(id cudaipc.PeerID, off uint64, count uint32) ([]byte, error) {
 	p, err := m.beginCopy(id)
 	if err != nil {
@@ -23,12 +23,13 @@ func (m *Mover) LoadEvents(id cudaipc.PeerID, off uint64, count uint32) ([]byte,
 }
 
 func (l *life) loadEvents(id cudaipc.PeerID, off uint64, count uint32) (handles []byte, err error) {
-	err = l.call(fmt.Sprintf("load events of peer %d", id), l.m.opts.Limits.Import, func(number uint64) ([]byte, []int) {
-		return putEvents(nil, number, id, off, count), nil
-	}, func(f *fields) error {
-		handles, err = takeEventsAre(f)
-		return err
-	})
+	err = l.call(fmt.Sprintf("load events of peer %d", id), l.m.opts.Limits.Import,
+		func(number uint64) ([]byte, []int) {
+			return putEvents(nil, number, id, off, count), nil
+		}, func(f *fields) error {
+			handles, err = takeEventsAre(f)
+			return err
+		})
 	if err == nil && len(handles) != int(count)*cudaipc.CUDAEventCell {
 		return nil, fmt.Errorf("%d bytes of handles for %d events: %w", len(handles), count, errWire)
 	}
@@ -60,7 +61,7 @@ func takeEventsAre(f *fields) ([]byte, error) {
 	return handles, err
 }
 
-// loadEvents is the mover's side.
+// loadEvents makes the events on the device and sends their handles.
 func (s *server) loadEvents(number uint64, id cudaipc.PeerID, off uint64, count uint32) {
 	err := errNoSetup
 	var handles []byte

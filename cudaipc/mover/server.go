@@ -13,7 +13,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// Setup is what a mover is told at its start: the device that it opens.
+// Setup tells a mover at its start which device to open.
 type Setup struct {
 	Device      string       // a name for OpenDevice
 	GPU         cudaipc.UUID // zero for a device that is no GPU's
@@ -21,30 +21,30 @@ type Setup struct {
 	FireOnDeath bool         // host.Options.FireOnDeath
 	Populate    bool         // host.Options.Populate
 	Tables      []cudaipc.CopyTable
-	Measure     bool             // find the GPU's facts out, in a process beside
-	Within      time.Duration    // for that, at most
-	Facts       cudaipc.GPUFacts // those that were found out before
+	Measure     bool             // measure the GPU's facts, in a probe
+	Within      time.Duration    // limit of the measuring
+	Facts       cudaipc.GPUFacts // those that are known already
 	ArenaFD     int              `json:"-"` // set in the mover; closed when the device is open
 }
 
 // OpenDevice opens, in the mover, the device of a setup.
 type OpenDevice func(Setup) (cudaipc.Device, error)
 
-// server is the mover's side: it does with a device what the agent asks for. One goroutine reads and never waits for
-// the device, so that it answers pings as long as the process lives; whatever asks the device has a goroutine of its own.
-// It trusts the agent, which is the same binary and holds to its bounds, and not what the agent was told by engines: the
-// device checks that.
+// server is the mover's side: it applies the agent's requests to a device. One goroutine reads
+// and never waits for the device, so that it answers pings as long as the process lives; each
+// request to the device has a goroutine of its own. It trusts the agent, which is the same
+// binary, but not what engines told the agent: the device checks that.
 type server struct {
 	conn    *conn
 	open    OpenDevice
 	ending  chan struct{}  // closed when no more requests are taken
-	running sync.WaitGroup // requests; those who wait for lanes
+	running sync.WaitGroup // requests, and lanes
 
 	mu struct {
 		sync.Mutex
 		device  cudaipc.Device // nil until the setup is done
 		peers   map[cudaipc.PeerID]*servedPeer
-		imports map[uint64]chan struct{} // by the number of the request: Import.Gone of those under way
+		imports map[uint64]chan struct{} // by the number of the request: Import.Cancelled of those in flight
 	}
 }
 
@@ -52,11 +52,11 @@ type server struct {
 type servedPeer struct {
 	id    cudaipc.PeerID
 	proof int // 0: none. Closed when the device has closed the regions
-	lanes [ways]*lane
+	lanes [lanesPerPeer]*lane
 }
 
-// serve serves one connection until it ends, then ends all copies, closes the device and returns. stopped is
-// called when no more requests are taken.
+// serve serves one connection until it ends, then ends all copies, closes the device and returns.
+// It calls stopped when it takes no more requests.
 func serve(conn *conn, open OpenDevice, stopped func()) error {
 	s := &server{conn: conn, open: open, ending: make(chan struct{})}
 	s.mu.peers, s.mu.imports = make(map[cudaipc.PeerID]*servedPeer), make(map[uint64]chan struct{})
@@ -72,7 +72,7 @@ func serve(conn *conn, open OpenDevice, stopped func()) error {
 	return errors.Join(err, s.end())
 }
 
-// read takes requests until the agent closes its end, or is gone.
+// read receives requests until the agent closes its end or dies.
 func (s *server) read() error {
 	var msg []byte
 	for {
@@ -81,7 +81,7 @@ func (s *server) read() error {
 		if msg, fds, err = s.conn.receive(msg); err == nil {
 			err = s.request(msg, fds)
 		}
-		if otherGone(err) {
+		if disconnected(err) {
 			return nil
 		}
 		if err != nil {
@@ -90,8 +90,9 @@ func (s *server) read() error {
 	}
 }
 
-// otherGone says whether an error is the end of the other end, or the parent's (watchParent).
-func otherGone(err error) bool {
+// disconnected reports whether an error is the end of the other side, or of the parent
+// (watchParent).
+func disconnected(err error) bool {
 	for _, end := range []error{io.EOF, unix.EPIPE, unix.ECONNRESET, os.ErrDeadlineExceeded} {
 		if errors.Is(err, end) {
 			return true
@@ -100,7 +101,8 @@ func otherGone(err error) bool {
 	return false
 }
 
-// request decodes a message and starts what it asks for. An error is one of the protocol, and ends the mover.
+// request decodes a message and starts the request. An error violates the protocol and ends the
+// mover.
 func (s *server) request(msg []byte, fds []int) error {
 	f := &fields{rest: msg}
 	kind, number := f.u8(), f.u64()
@@ -117,7 +119,7 @@ func (s *server) request(msg []byte, fds []int) error {
 	switch kind {
 	case msgPing:
 		return s.send(putHead(nil, msgPong, number))
-	case msgGone:
+	case msgCancel:
 		s.stopImport(number)
 		return f.end("gone")
 	case msgInfo:
@@ -148,11 +150,11 @@ func (s *server) request(msg []byte, fds []int) error {
 }
 
 func (s *server) send(msg []byte) error {
-	return s.conn.send(msg, nil, time.Time{}) // an agent that stands still is waited for; one that is gone is an error
+	return s.conn.send(msg, nil, time.Time{}) // waits for a stopped agent; an agent that ended is an error
 }
 
-// lost tells a device that only the end of this process ends. Nothing of what met it is answered: the agent takes the
-// end of the process for the answer.
+// lost reports an ErrLost to the agent and returns true. The request that met it gets no answer:
+// the agent takes the end of the process for it.
 func (s *server) lost(err error) bool {
 	if !errors.Is(err, cudaipc.ErrLost) {
 		return false
@@ -161,7 +163,7 @@ func (s *server) lost(err error) bool {
 	return true
 }
 
-// answer drops the error of a connection that is gone: the reader sees it too.
+// answer ignores the error of a closed connection: the reader sees it too.
 func (s *server) answer(number uint64, err error) {
 	if !s.lost(err) {
 		_ = s.send(putError(putHead(nil, msgAnswer, number), err))
@@ -174,7 +176,7 @@ func (s *server) device() cudaipc.Device {
 	return s.mu.device
 }
 
-// info tells what the device has to say of itself.
+// info sends the state of the device.
 func (s *server) info() {
 	msg := putHead(nil, msgInfoIs, 0)
 	if d := s.device(); d != nil {
@@ -194,7 +196,7 @@ func (s *server) poll(number uint64, waits []cudaipc.Wait) {
 	}
 }
 
-// end waits for what is under way, and closes everything: the device first, then the proofs that it is closed.
+// end waits for requests in flight and closes everything: the device first, then the proofs.
 func (s *server) end() error {
 	s.mu.Lock()
 	for _, p := range s.mu.peers {

@@ -7,14 +7,15 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// laneWait is how long the mover waits for a copy in one call; then it waits again. Any value does.
+// laneWait is how long one call waits for a copy; then it waits again. Any value does.
 const laneWait = time.Minute
 
-// lane brings the copies of one peer and direction to the device in their order, and tells their ends in that order
-// too, which is the one in which they end. Two goroutines, so that the device always has the next copy: one submits, one
-// waits. Closing submit ends both, behind the last copy.
+// lane passes the copies of one peer and direction to the device in their order, and reports
+// their ends in that order, which is the one in which they end. One goroutine submits and one
+// waits, so that the device always has the next copy. Closing submit ends both, after the last
+// copy.
 type lane struct {
-	submit chan *laneCopy // room for MaxCopies: the agent has no more under way
+	submit chan *laneCopy // room for MaxCopies: the agent has no more in flight
 	begun  chan *laneCopy
 }
 
@@ -39,7 +40,7 @@ func (s *server) copy(f *fields, t cudaipc.Ticket) error {
 }
 
 // enqueue puts a copy, or a sample, into a lane of its peer.
-func (s *server) enqueue(id cudaipc.PeerID, way int, c *laneCopy) error {
+func (s *server) enqueue(id cudaipc.PeerID, lane int, c *laneCopy) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := s.mu.peers[id]
@@ -48,16 +49,16 @@ func (s *server) enqueue(id cudaipc.PeerID, way int, c *laneCopy) error {
 		s.running.Go(func() { s.done(c, cudaipc.Done{}) })
 		return nil
 	}
-	l := p.lanes[way]
+	l := p.lanes[lane]
 	if l == nil {
 		l = s.startLane(s.mu.device)
-		p.lanes[way] = l
+		p.lanes[lane] = l
 	}
 	select {
 	case l.submit <- c:
 		return nil
 	default:
-		return fmt.Errorf("peer %d: more than %d copies under way: %w", p.id, cudaipc.MaxCopies, errWire)
+		return fmt.Errorf("peer %d: more than %d copies in flight: %w", p.id, cudaipc.MaxCopies, errWire)
 	}
 }
 
@@ -85,7 +86,7 @@ func (c *laneCopy) start(d cudaipc.Device) (cudaipc.Ticket, error) {
 	return d.Copy(&c.copy)
 }
 
-// wait waits for the end of a copy, however long that takes: the agent knows when it is too long.
+// wait waits for the end of a copy without a limit; the agent has one.
 func (l *lane) wait(d cudaipc.Device, c *laneCopy) cudaipc.Done {
 	for c.err == nil {
 		end, ok, err := d.Done(c.device, laneWait)
@@ -97,7 +98,7 @@ func (l *lane) wait(d cudaipc.Device, c *laneCopy) cudaipc.Done {
 	return cudaipc.Done{}
 }
 
-// done tells the end of a copy; one that the device did not take has only bad blocks.
+// done reports the end of a copy. A copy that the device refused has only bad blocks.
 func (s *server) done(c *laneCopy, d cudaipc.Done) {
 	if s.lost(c.err) || s.lost(d.Err) {
 		return
@@ -108,7 +109,7 @@ func (s *server) done(c *laneCopy, d cudaipc.Done) {
 	_ = s.send(putDone(nil, c.ticket, &d)) // as in answer
 }
 
-// allBad is the end of a copy of which nothing arrived.
+// allBad returns the end of a copy of which nothing arrived.
 func allBad(c *cudaipc.Copy, err error) cudaipc.Done {
 	d := cudaipc.Done{Err: err, Bad: make([]bool, len(c.Blocks))}
 	for i := range d.Bad {

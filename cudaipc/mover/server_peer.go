@@ -45,13 +45,14 @@ func (s *server) openDevice(m Setup) error {
 	return nil
 }
 
-// loser is a device that notices its loss by itself.
+// loser is a device that notices its own loss.
 type loser interface {
 	Lost() <-chan struct{} // closed then
-	LostBy() error         // ErrLost and what met it; nil before
+	LostBy() error         // ErrLost and its cause; nil before
 }
 
-// watch tells the loss of a device. The call that met it tells it too, and whichever comes first counts: both say why.
+// watch reports the loss of a device. The failing call reports it too; the first report counts,
+// and both have the reason.
 func (s *server) watch(d loser) {
 	select {
 	case <-d.Lost():
@@ -63,12 +64,13 @@ func (s *server) watch(d loser) {
 func (s *server) startImport(f *fields, number uint64, fds []int) error {
 	im, err := takeImport(f, fds)
 	if err != nil {
-		// A process that can have no more descriptors gets fewer than were sent: that is no fault of the agent's.
+		// A process that can have no more descriptors gets fewer than were sent: the agent
+		// is not at fault.
 		closeAll(fds)
 		s.answer(number, fmt.Errorf("%d descriptors arrived: %w", len(fds), err))
 		return nil
 	}
-	im.Gone = s.beginImport(number)
+	im.Cancelled = s.beginImport(number)
 	s.running.Go(func() {
 		err := s.importPeer(im)
 		s.stopImport(number)
@@ -85,7 +87,7 @@ func (s *server) beginImport(number uint64) <-chan struct{} {
 	return gone
 }
 
-// stopImport tells an import that nobody wants it any more, if it is under way.
+// stopImport cancels an import, if it is in flight.
 func (s *server) stopImport(number uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,7 +101,7 @@ func (s *server) stopImportLocked(number uint64) {
 	}
 }
 
-// importPeer keeps the proof itself, so that no device need know of it.
+// importPeer keeps the proof itself, so that devices need not handle it.
 func (s *server) importPeer(im cudaipc.Import) error {
 	p := &servedPeer{id: im.Peer, proof: im.Proof}
 	im.Proof = 0
@@ -119,7 +121,7 @@ func (s *server) importPeer(im cudaipc.Import) error {
 	return nil
 }
 
-// closePeer closes a peer, or with AllPeers the device. Nothing changes if the device says no.
+// closePeer closes a peer, or with AllPeers the device. It changes nothing if the device refuses.
 func (s *server) closePeer(id cudaipc.PeerID) error {
 	d := s.device()
 	if d == nil {

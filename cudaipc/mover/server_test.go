@@ -22,7 +22,7 @@ func (d lostDevice) Lost() <-chan struct{} {
 
 func (d lostDevice) LostBy() error { return d.why }
 
-// TestWatchedLossSaysWhy: the agent hears what met the device, though no call has answered yet.
+// TestWatchedLossSaysWhy: the agent learns the cause of the loss before any call has answered.
 func TestWatchedLossSaysWhy(t *testing.T) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -24,7 +24,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// TestMoverDevice runs the suite on a host device in a mover, whose events are read here, or asked there as a GPU's are.
+// TestMoverDevice runs the suite on a host device in a mover, whose events are read here, or asked
+// there as a GPU's are.
 func TestMoverDevice(t *testing.T) {
 	for _, variant := range []struct {
 		name string
@@ -40,9 +41,10 @@ func TestMoverDevice(t *testing.T) {
 	} {
 		t.Run(variant.name, func(t *testing.T) {
 			devicetest.TestDevice(t, func(t *testing.T) devicetest.Fixture {
-				f := devicetest.MoverFixture(t, devicetest.MinArena, variant.kind, variant.fire, func(o *mover.Options) {
-					o.AskEvents = variant.ask
-				})
+				f := devicetest.MoverFixture(t, devicetest.MinArena, variant.kind, variant.fire,
+					func(o *mover.Options) {
+						o.AskEvents = variant.ask
+					})
 				if variant.node {
 					f.Device = node.Open(node.Options{Host: f.Device})
 				}

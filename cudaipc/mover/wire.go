@@ -9,8 +9,9 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// The messages between an agent and its mover. Both are the same binary, so the form has no versions: one byte of kind,
-// eight of number (a request's, or a ticket), and fields in little-endian order, as the functions below put them.
+// The messages between an agent and its mover. Both are the same binary, so the form has no
+// versions: one byte of kind, eight of number (a request's, or a ticket), and fields in
+// little-endian order, as the functions below put them.
 const (
 	msgSetup     byte = iota + 1 // agent: JSON of Setup, with the arena's descriptor. Answered when the device is open
 	msgImport                    // agent: an Import, with its descriptors; the proof's first
@@ -18,18 +19,18 @@ const (
 	msgPoll                      // agent: waits
 	msgCopy                      // agent: a copy; its number is the ticket
 	msgPing                      // agent
-	msgInfo                      // agent: what the device has to say of itself
+	msgInfo                      // agent: asks for the state of the device
 	msgHello                     // mover: its build, before anything else
 	msgAnswer                    // mover: of setup, import and close
 	msgStates                    // mover: of a poll
 	msgDone                      // mover: the end of a copy
 	msgPong                      // mover
 	msgInfoIs                    // mover: of msgInfo, JSON or nothing
-	msgLost                      // mover: its device is lost (ErrLost); it is to be ended
+	msgLost                      // mover: its device is lost (ErrLost), the agent ends it
 	msgEvents                    // agent: a peer, and where its words of load events are
 	msgEventsAre                 // mover: of msgEvents, the handles
 	msgSum                       // agent: a sample; its number is the ticket. Its end is msgDone
-	msgGone                      // agent: nobody wants the Import any more that has this message's number
+	msgCancel                    // agent: the Import with this number is cancelled
 )
 
 const headBytes = 9 // bytes of kind and number
@@ -50,7 +51,8 @@ func put64(b []byte, v uint64) []byte { return binary.LittleEndian.AppendUint64(
 
 func putText(b []byte, s string) []byte { return append(put32(b, uint32(len(s))), s...) }
 
-// fields reads what the functions above put. The first field that is not there, or not allowed, makes all that follow zero.
+// fields decodes these fields. After the first field that is missing or invalid, all others are
+// zero.
 type fields struct {
 	rest []byte
 	bad  bool
@@ -105,7 +107,7 @@ func (f *fields) count(each int) int {
 
 func (f *fields) bytes() []byte { return f.take(f.count(1)) }
 
-// end says whether all was there, and nothing else.
+// end returns an error unless all fields were there and nothing else was.
 func (f *fields) end(what string) error {
 	if f.bad || len(f.rest) > 0 {
 		return fmt.Errorf("%s: %w", what, errWire)
@@ -113,17 +115,19 @@ func (f *fields) end(what string) error {
 	return nil
 }
 
-// sentinels are the errors that keep their meaning on the way; their numbers are their places.
-var sentinels = [...]error{nil, cudaipc.ErrPeer, cudaipc.ErrRange, cudaipc.ErrBusy, cudaipc.ErrKind, cudaipc.ErrTicket, cudaipc.ErrNoCUDA}
+// sentinels are the errors that keep their meaning on the wire; their numbers are their places.
+var sentinels = [...]error{
+	nil, cudaipc.ErrPeer, cudaipc.ErrRange, cudaipc.ErrBusy, cudaipc.ErrKind, cudaipc.ErrTicket, cudaipc.ErrNoCUDA,
+}
 
-// movedError is an error of the mover's device as the agent sees it.
-type movedError struct {
+// deviceError is an error of the mover's device in the agent.
+type deviceError struct {
 	text     string
 	sentinel error
 }
 
-func (e *movedError) Error() string { return e.text }
-func (e *movedError) Unwrap() error { return e.sentinel }
+func (e *deviceError) Error() string { return e.text }
+func (e *deviceError) Unwrap() error { return e.sentinel }
 
 // putError puts whether there is an error, which sentinel it wraps, and its text.
 func putError(b []byte, err error) []byte {
@@ -150,7 +154,7 @@ func (f *fields) error() error {
 		f.bad = true
 		return nil
 	}
-	return &movedError{text, sentinels[which]}
+	return &deviceError{text, sentinels[which]}
 }
 
 func putSetup(b []byte, number uint64, s *Setup) ([]byte, error) {

@@ -36,7 +36,10 @@ func takeCopy(f *fields, c *cudaipc.Copy) error {
 	c.Peer, c.Dir, c.Sum, c.Serial = cudaipc.PeerID(f.u32()), cudaipc.Direction(f.u8()), f.flag(), f.u64()
 	c.Blocks = c.Blocks[:0]
 	for raw := f.take(f.count(wireBlock) * wireBlock); len(raw) > 0; raw = raw[wireBlock:] {
-		c.Blocks = append(c.Blocks, cudaipc.Block{Runs: binary.LittleEndian.Uint32(raw), Seed: binary.LittleEndian.Uint32(raw[4:])})
+		c.Blocks = append(c.Blocks, cudaipc.Block{
+			Runs: binary.LittleEndian.Uint32(raw),
+			Seed: binary.LittleEndian.Uint32(raw[4:]),
+		})
 	}
 	c.Runs = c.Runs[:0]
 	for raw := f.take(f.count(wireRun) * wireRun); len(raw) > 0; raw = raw[wireRun:] {

@@ -2,7 +2,8 @@ package mover
 
 import "github.com/kvagent/kvagent/cudaipc"
 
-// putImport puts an import and lists its descriptors: the proof's, then the regions' in their order.
+// putImport encodes an import and lists its descriptors: the proof's, then the regions' in their
+// order.
 func putImport(b []byte, number uint64, im *cudaipc.Import) (msg []byte, fds []int) {
 	b = putHead(b, msgImport, number)
 	b = put32(b, uint32(im.Peer))
@@ -38,7 +39,8 @@ const (
 	maxHandle = 256
 )
 
-// takeImport reads an import; the descriptors are the import's if there is no error, else the caller's.
+// takeImport decodes an import. It owns the descriptors unless there is an error; then they stay
+// the caller's.
 func takeImport(f *fields, fds []int) (cudaipc.Import, error) {
 	im := cudaipc.Import{Peer: cudaipc.PeerID(f.u32()), Pid: int(int64(f.u64()))}
 	copy(im.GPU[:], f.take(len(im.GPU)))

@@ -11,14 +11,27 @@ import (
 )
 
 func wireSeeds() [][]byte {
-	im := cudaipc.Import{Peer: 7, Pid: 8, GPU: cudaipc.UUID{1, 2}, Proof: 100, Sync: &cudaipc.Sync{Region: 1, Events: 3}, Regions: []cudaipc.Region{
-		{ID: 1, Kind: cudaipc.KindFD, Size: 4096, FD: 101}, {ID: 2, Kind: cudaipc.KindCUDA, Size: 1 << 30, Addr: 512, Handle: make([]byte, 64)},
-	}}
+	im := cudaipc.Import{Peer: 7, Pid: 8, GPU: cudaipc.UUID{1, 2}, Proof: 100,
+		Sync: &cudaipc.Sync{Region: 1, Events: 3}, Regions: []cudaipc.Region{
+			{ID: 1, Kind: cudaipc.KindFD, Size: 4096, FD: 101},
+			{ID: 2, Kind: cudaipc.KindCUDA, Size: 1 << 30, Addr: 512, Handle: make([]byte, 64)},
+		}}
 	imported, _ := putImport(nil, 1, &im)
-	done := cudaipc.Done{Sums: []uint32{1, 2}, Bad: []bool{true, false}, Err: fmt.Errorf("region 2: %w", cudaipc.ErrRange)}
+	done := cudaipc.Done{
+		Sums: []uint32{1, 2},
+		Bad:  []bool{true, false},
+		Err:  fmt.Errorf("region 2: %w", cudaipc.ErrRange),
+	}
 	return [][]byte{
 		imported,
-		putCopy(nil, 9, &cudaipc.Copy{Peer: 7, Dir: cudaipc.Scatter, Sum: true, Serial: 1<<33 + 1, Blocks: []cudaipc.Block{{Runs: 1, Seed: 2}}, Runs: []cudaipc.Run{{Region: 2, RegionOff: 3, ArenaOff: 4, Len: 5}}}),
+		putCopy(nil, 9, &cudaipc.Copy{
+			Peer:   7,
+			Dir:    cudaipc.Scatter,
+			Sum:    true,
+			Serial: 1<<33 + 1,
+			Blocks: []cudaipc.Block{{Runs: 1, Seed: 2}},
+			Runs:   []cudaipc.Run{{Region: 2, RegionOff: 3, ArenaOff: 4, Len: 5}},
+		}),
 		putPoll(nil, 3, []cudaipc.Wait{{Peer: 7, Event: cudaipc.None, Revoke: 1, Step: 1<<40 + 5}}),
 		putDone(nil, 9, &done),
 		putStates(nil, 3, []cudaipc.State{{Step: 4, Fired: true}}, nil),
@@ -26,7 +39,9 @@ func wireSeeds() [][]byte {
 		putEventsAre(nil, 4, []byte{1, 2, 3}, cudaipc.ErrBusy),
 		putSample(nil, 9, &cudaipc.Sample{
 			Peer: 7, Within: time.Second, Blocks: []cudaipc.SampleBlock{{Block: 8, Seed: 9}},
-			Pieces: []cudaipc.Piece{{Region: 2, Offset: 3, Stride: 4, Bytes: 5}, {Region: 1, Offset: 1 << 40, Stride: 6, Bytes: 7}},
+			Pieces: []cudaipc.Piece{
+				{Region: 2, Offset: 3, Stride: 4, Bytes: 5}, {Region: 1, Offset: 1 << 40, Stride: 6, Bytes: 7},
+			},
 		}),
 	}
 }

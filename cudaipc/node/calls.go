@@ -7,7 +7,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// Poll asks the devices of the peers: one call for neighbours on one device.
+// Poll asks the devices of the peers, with one call for neighbours on one device.
 func (n *Node) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
 	for i := 0; i < len(waits); {
 		d, err := n.device(waits[i].Peer)
@@ -51,7 +51,7 @@ func (n *Node) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool
 	return d.Done(t&(1<<placeShift-1), timeout)
 }
 
-// Movers are the states of those devices that are in processes of their own.
+// Movers returns the states of those devices that run in processes of their own.
 func (n *Node) Movers() (all []cudaipc.MoverState) {
 	n.mu.RLock()
 	devices := append([]*device(nil), n.mu.devices...)
@@ -77,7 +77,7 @@ func (n *Node) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
 	return t | cudaipc.Ticket(d.place)<<placeShift, err
 }
 
-// LoadEvents asks the device that has the peer.
+// LoadEvents calls LoadEvents of the peer's device.
 func (n *Node) LoadEvents(id cudaipc.PeerID, off uint64, count uint32) ([]byte, error) {
 	d, err := n.device(id)
 	if err != nil {

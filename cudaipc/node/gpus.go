@@ -10,15 +10,17 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// GPUEnv is what a process must have in its environment to see a GPU. The driver shows one MIG instance, the one that is named, else the first: a
-// UUID that is none of the kernel's GPUs is an instance's. Of whole GPUs each is seen that the operator lets be seen.
+// GPUEnv returns what a process needs in its environment to see a GPU. The driver shows one MIG
+// instance, the named or else the first one; a UUID that is none of the kernel's GPUs is an
+// instance's. Whole GPUs need nothing: the operator decides which are visible.
 func GPUEnv(gpu cudaipc.UUID) []string { return gpuEnv("/", gpu) }
 
-// gpuEnv is GPUEnv below root, which is / but for tests.
+// gpuEnv implements GPUEnv. Tests pass another root than /.
 func gpuEnv(root string, gpu cudaipc.UUID) []string {
 	texts := gpuTexts(root)
 	for _, text := range texts {
-		if !strings.Contains(text, "gpu-") || isOf(text, gpu) { // the kernel does not know a GPU's UUID that nobody has opened
+		// The kernel does not know the UUID of a GPU that was never opened.
+		if !strings.Contains(text, "gpu-") || isOf(text, gpu) {
 			return nil
 		}
 	}
@@ -28,7 +30,7 @@ func gpuEnv(root string, gpu cudaipc.UUID) []string {
 	return []string{"CUDA_VISIBLE_DEVICES=MIG-" + strings.TrimPrefix(gpu.String(), "GPU-")}
 }
 
-// gpuTexts are what the kernel's driver says of each GPU, in lower case, by the file that it is in.
+// gpuTexts returns the kernel driver's text about each GPU, in lower case, by file name.
 func gpuTexts(root string) map[string]string {
 	files, err := filepath.Glob(filepath.Join(root, "proc/driver/nvidia/gpus/*/information"))
 	if err != nil {
@@ -46,11 +48,11 @@ func isOf(text string, gpu cudaipc.UUID) bool {
 	return strings.Contains(text, strings.ToLower(gpu.String()))
 }
 
-// NUMANode is the NUMA node of a GPU as the kernel tells it, without a driver call; -1: not known (a MIG instance, one
-// node only, no such GPU here).
+// NUMANode returns the NUMA node of a GPU from the kernel's files, without a driver call; -1:
+// unknown (a MIG instance, one node only, no such GPU).
 func NUMANode(gpu cudaipc.UUID) int { return numaNode("/", gpu) }
 
-// numaNode is NUMANode below root, which is / but for tests.
+// numaNode implements NUMANode. Tests pass another root than /.
 func numaNode(root string, gpu cudaipc.UUID) int {
 	for file, text := range gpuTexts(root) {
 		if !isOf(text, gpu) {
@@ -68,7 +70,7 @@ func numaNode(root string, gpu cudaipc.UUID) int {
 	return -1
 }
 
-// CountGPUs is how many GPUs the kernel's driver says there are, without a call of it.
+// CountGPUs returns how many GPUs the kernel driver lists, without a driver call.
 func CountGPUs() int {
 	files, err := filepath.Glob("/proc/driver/nvidia/gpus/*/information")
 	if err != nil {
@@ -77,19 +79,20 @@ func CountGPUs() int {
 	return len(files)
 }
 
-// NUMANodes are the NUMA nodes that this machine's GPUs are on, as the kernel tells them without a driver call: where memory is to
-// lie that GPUs copy from. Where there are none, why says so.
+// NUMANodes returns the NUMA nodes of this machine's GPUs, without a driver call: memory that
+// GPUs copy from belongs there. If there are none, why has the reason.
 func NUMANodes() (nodes []int, why string) { return numaNodes("/") }
 
-// What the kernel says of an NVIDIA GPU on the bus: the maker, and the first two bytes of the class (display controllers with and
-// without a screen).
+// An NVIDIA GPU on the PCI bus has this vendor and one of these classes, whose first two bytes
+// count: display controllers with and without a screen.
 const nvidiaVendor = "0x10de"
 
 var gpuClasses = []string{"0x0300", "0x0302"}
 
-// numaNodes is GPUNodes below root, which is / but for tests.
+// numaNodes implements NUMANodes. Tests pass another root than /.
 func numaNodes(root string) (nodes []int, why string) {
-	if all, err := filepath.Glob(filepath.Join(root, "sys/devices/system/node/node[0-9]*")); err != nil || len(all) < 2 {
+	if all, err := filepath.Glob(filepath.Join(root, "sys/devices/system/node/node[0-9]*")); err != nil ||
+		len(all) < 2 {
 		return nil, "this machine has one NUMA node, or none"
 	}
 	devices, err := filepath.Glob(filepath.Join(root, "sys/bus/pci/devices/*"))
@@ -122,7 +125,7 @@ func isGPU(device string) bool {
 	return readWord(device, "vendor") == nvidiaVendor && len(class) >= 6 && slices.Contains(gpuClasses, class[:6])
 }
 
-// readWord is what a file of sysfs says, empty if it cannot be read.
+// readWord returns the content of a sysfs file, or nothing if it cannot be read.
 func readWord(folder, name string) string {
 	text, err := os.ReadFile(filepath.Join(folder, name))
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package node is all devices of a node as one, and what the node has: its GPUs, as the kernel tells them without a driver call,
-// and the NUMA nodes they are on.
+// Package node combines all devices of a node into one, and finds the node's GPUs and their NUMA
+// nodes from the kernel's files, without a driver call.
 package node
 
 import (
@@ -10,23 +10,26 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// MaxGPUs is how many GPUs a node knows at once. One more takes the place of one that nobody uses, or is refused.
+// MaxGPUs is how many GPUs a node has open at once. A further one replaces a GPU without peers,
+// or is refused.
 const MaxGPUs = 64
 
-// placeShift leaves the low bits of a ticket to the device that gave it.
+// placeShift leaves the low bits of a ticket to its device.
 const placeShift = 48
 
 // Options say what devices a node has.
 type Options struct {
 	Host cudaipc.Device // for peers without GPU memory; the node's from OpenNode on
-	// GPU makes the device of one GPU, at the first peer that is on it; nil: there is none. Usually a Mover.
+	// GPU makes the device of one GPU, at the first peer on it, usually a Mover; nil: there is
+	// none.
 	GPU func(cudaipc.UUID) (cudaipc.Device, error)
 	// NoGPU is why GPU is nil, for the error; may be empty.
 	NoGPU string
 }
 
-// Node is all devices of a node as one: each peer is on the host's, or on that of its GPU. The first device is the host's;
-// the place of a device is in the tickets that it gives, so that an end is asked of whoever has it.
+// Node is all devices of a node as one: each peer is on the host's device or on that of its GPU.
+// The first device is the host's. Tickets have the place of their device in their high bits, so
+// that Done finds it.
 type Node struct {
 	opts Options
 	lost func(cudaipc.PeerID, error)
@@ -63,7 +66,7 @@ func Open(o Options) *Node {
 	return n
 }
 
-// Watch names the function that is told of lost peers. Called before any Import.
+// Watch sets the function that receives lost peers. It is called before any Import.
 func (n *Node) Watch(lost func(cudaipc.PeerID, error)) {
 	n.lost = lost
 	watchDevice(n.opts.Host, lost)
@@ -75,7 +78,7 @@ func watchDevice(d cudaipc.Device, lost func(cudaipc.PeerID, error)) {
 	}
 }
 
-// Import opens the regions of a peer on the device that has them.
+// Import opens the regions of a peer on their device.
 func (n *Node) Import(im cudaipc.Import) error {
 	d, err := n.route(&im)
 	if err != nil {
@@ -92,7 +95,7 @@ func (n *Node) Import(im cudaipc.Import) error {
 	return err
 }
 
-// route finds the device of an import and enters the peer.
+// route finds the device of an import and registers the peer.
 func (n *Node) route(im *cudaipc.Import) (*device, error) {
 	onGPU := im.OnGPU()
 	if onGPU && im.GPU == (cudaipc.UUID{}) {
@@ -164,7 +167,8 @@ func (n *Node) placeLocked() (int, error) {
 	return 0, fmt.Errorf("%d GPUs have peers, at most %d: %w", MaxGPUs, MaxGPUs, cudaipc.ErrBusy)
 }
 
-// Close closes a peer, or with AllPeers all devices: again those that were busy, when it is called again.
+// Close closes a peer, or with AllPeers all devices. After an error it may be called again for
+// the devices that were busy.
 func (n *Node) Close(id cudaipc.PeerID) error {
 	if id == cudaipc.AllPeers {
 		return n.closeAll()

@@ -63,7 +63,7 @@ func (d *noteDevice) Close(id cudaipc.PeerID) error {
 	return nil
 }
 
-// noteNode is a node of such devices, and those it has made.
+// noteNode returns a node of such devices, and those it has made.
 func noteNode() (*Node, map[cudaipc.UUID]*noteDevice) {
 	made := map[cudaipc.UUID]*noteDevice{}
 	gpu := func(u cudaipc.UUID) (cudaipc.Device, error) {
@@ -75,7 +75,11 @@ func noteNode() (*Node, map[cudaipc.UUID]*noteDevice) {
 }
 
 func onGPU(id cudaipc.PeerID, gpu cudaipc.UUID) cudaipc.Import {
-	return cudaipc.Import{Peer: id, GPU: gpu, Regions: []cudaipc.Region{{ID: 1, Kind: cudaipc.KindFD, FD: -1}, {ID: 2, Kind: cudaipc.KindCUDA, FD: -1}}}
+	return cudaipc.Import{
+		Peer:    id,
+		GPU:     gpu,
+		Regions: []cudaipc.Region{{ID: 1, Kind: cudaipc.KindFD, FD: -1}, {ID: 2, Kind: cudaipc.KindCUDA, FD: -1}},
+	}
 }
 
 // TestNodeRoutes each peer to the device of its GPU, and each ticket back.
@@ -138,7 +142,7 @@ func TestNodeRefuses(t *testing.T) {
 	}
 }
 
-// TestNodeForgetsGPUs that nobody uses, when there are too many.
+// TestNodeForgetsGPUs: unused GPUs are closed when there are too many.
 func TestNodeForgetsGPUs(t *testing.T) {
 	n, made := noteNode()
 	for i := range MaxGPUs {
@@ -161,11 +165,13 @@ func TestGPUNode(t *testing.T) {
 	root := t.TempDir()
 	gpu := cudaipc.UUID{0xab, 0xcd}
 	for path, text := range map[string]string{
-		"proc/driver/nvidia/gpus/0000:0A:00.0/information": "Model: X\nGPU UUID: \t GPU-ABCD0000-0000-0000-0000-000000000000\n",
-		"sys/bus/pci/devices/0000:0a:00.0/numa_node":       "1\n",
+		"proc/driver/nvidia/gpus/0000:0A:00.0/information": "Model: X\n" +
+			"GPU UUID: \t GPU-ABCD0000-0000-0000-0000-000000000000\n",
+		"sys/bus/pci/devices/0000:0a:00.0/numa_node": "1\n",
 	} {
 		file := filepath.Join(root, path)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o600)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755),
+			os.WriteFile(file, []byte(text), 0o600)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -182,15 +188,19 @@ func TestGPUEnv(t *testing.T) {
 		of    cudaipc.UUID
 		want  []string
 	}{
-		"a GPU":                {[]string{"GPU-ABCD0000-0000-0000-0000-000000000000", "GPU-1"}, gpu, nil},
-		"an instance":          {[]string{"GPU-ABCD0000-0000-0000-0000-000000000000", "GPU-1"}, instance, []string{"CUDA_VISIBLE_DEVICES=MIG-12340000-0000-0000-0000-000000000056"}},
-		"not known":            {nil, instance, nil},
-		"one that nobody uses": {[]string{"GPU-1", "????????-????-????-????-????????????"}, instance, nil},
+		"a GPU": {[]string{"GPU-ABCD0000-0000-0000-0000-000000000000", "GPU-1"}, gpu, nil},
+		"an instance": {
+			[]string{"GPU-ABCD0000-0000-0000-0000-000000000000", "GPU-1"}, instance,
+			[]string{"CUDA_VISIBLE_DEVICES=MIG-12340000-0000-0000-0000-000000000056"},
+		},
+		"not known":                 {nil, instance, nil},
+		"one that was never opened": {[]string{"GPU-1", "????????-????-????-????-????????????"}, instance, nil},
 	} {
 		root := t.TempDir()
 		for i, uuid := range test.known {
 			file := filepath.Join(root, fmt.Sprintf("proc/driver/nvidia/gpus/0000:%02x:00.0/information", i))
-			if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte("Model: X\nGPU UUID: \t "+uuid+"\n"), 0o600)); err != nil {
+			if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755),
+				os.WriteFile(file, []byte("Model: X\nGPU UUID: \t "+uuid+"\n"), 0o600)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -209,17 +219,23 @@ func TestGPUNodes(t *testing.T) {
 		want    []int
 		why     string
 	}{
-		"one node":      {1, [][3]string{{nvidiaVendor, gpu, "0"}}, nil, "one NUMA node"},
-		"no node":       {0, [][3]string{{nvidiaVendor, gpu, "-1"}}, nil, "one NUMA node"},
-		"two sockets":   {2, [][3]string{{nvidiaVendor, gpu, "1"}, {nvidiaVendor, gpu, "0"}, {nvidiaVendor, "0x030000", "1"}}, []int{0, 1}, ""},
-		"one of two":    {2, [][3]string{{nvidiaVendor, gpu, "1"}, {nvidiaVendor, sound, "0"}, {"0x8086", gpu, "0"}}, []int{1}, ""},
+		"one node": {1, [][3]string{{nvidiaVendor, gpu, "0"}}, nil, "one NUMA node"},
+		"no node":  {0, [][3]string{{nvidiaVendor, gpu, "-1"}}, nil, "one NUMA node"},
+		"two sockets": {
+			2, [][3]string{{nvidiaVendor, gpu, "1"}, {nvidiaVendor, gpu, "0"}, {nvidiaVendor, "0x030000", "1"}},
+			[]int{0, 1}, "",
+		},
+		"one of two": {
+			2, [][3]string{{nvidiaVendor, gpu, "1"}, {nvidiaVendor, sound, "0"}, {"0x8086", gpu, "0"}}, []int{1}, "",
+		},
 		"not told":      {2, [][3]string{{nvidiaVendor, gpu, "-1"}}, nil, "does not tell"},
 		"no GPU at all": {2, [][3]string{{"0x8086", gpu, "0"}}, nil, "no GPU"},
 	} {
 		root := t.TempDir()
 		write := func(path, text string) {
 			file := filepath.Join(root, path)
-			if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text+"\n"), 0o600)); err != nil {
+			if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755),
+				os.WriteFile(file, []byte(text+"\n"), 0o600)); err != nil {
 				t.Fatal(err)
 			}
 		}

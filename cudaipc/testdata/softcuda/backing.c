@@ -1,4 +1,4 @@
-// The memory behind allocations: one file each in the machine's folder, counted until its last holder is gone.
+// The memory of allocations: one file each in the machine's folder, with a count of its holders.
 #include "softcuda.h"
 #include <fcntl.h>
 #include <unistd.h>
@@ -40,7 +40,7 @@ int backing_open(int entry, uint64_t uid) {
 	return open(path, O_RDWR | O_CLOEXEC);
 }
 
-bool backing_of_the_dead(int entry) {
+bool backing_orphaned(int entry) {
 	machine_lock();
 	machine_sweep();
 	bool dead = machine->memory[entry].owner < 0;

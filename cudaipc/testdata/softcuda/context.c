@@ -15,10 +15,22 @@ bool device_ok(CUdevice d) { return d >= first_device && d < first_device + devi
 #define DEVICE(d) do { ENTER(); if (!device_ok(d)) return CUDA_ERROR_INVALID_DEVICE; } while (0)
 
 CUresult cuDeviceGetCount(int *n) { ENTER(); *n = device_count; return 0; }
-CUresult cuDeviceGet(CUdevice *d, int ordinal) { DEVICE(first_device + ordinal); *d = first_device + ordinal; return 0; }
-CUresult cuDeviceGetName(char *name, int len, CUdevice d) { DEVICE(d); snprintf(name, (size_t)len, "Software CUDA device %d", d); return 0; }
+CUresult cuDeviceGet(CUdevice *d, int ordinal) {
+	DEVICE(first_device + ordinal);
+	*d = first_device + ordinal;
+	return 0;
+}
+CUresult cuDeviceGetName(char *name, int len, CUdevice d) {
+	DEVICE(d);
+	snprintf(name, (size_t)len, "Software CUDA device %d", d);
+	return 0;
+}
 CUresult cuDeviceTotalMem(size_t *n, CUdevice d) { DEVICE(d); *n = device_bytes; return 0; }
-CUresult cuDeviceGetPCIBusId(char *id, int len, CUdevice d) { DEVICE(d); snprintf(id, (size_t)len, "0000:%02x:00.0", d + 1); return 0; }
+CUresult cuDeviceGetPCIBusId(char *id, int len, CUdevice d) {
+	DEVICE(d);
+	snprintf(id, (size_t)len, "0000:%02x:00.0", d + 1);
+	return 0;
+}
 CUresult cuDeviceCanAccessPeer(int *can, CUdevice d, CUdevice peer) { DEVICE(d); DEVICE(peer); *can = 0; return 0; }
 
 CUresult cuDeviceGetUuid(CUuuid *u, CUdevice d) {
@@ -36,9 +48,12 @@ CUresult cuDeviceGetAttribute(int *v, CUdevice_attribute a, CUdevice d) {
 		{CU_DEVICE_ATTRIBUTE_WARP_SIZE, 32}, {CU_DEVICE_ATTRIBUTE_MAX_PITCH, 0x7fffffff},
 		{CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 9}, {CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, 2},
 		{CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1}, {CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, 1},
-		{CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 1}, {CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 1},
-		{CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1}, {CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED, 1},
-		{CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 1}, {CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, 1},
+		{CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 1},
+		{CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 1},
+		{CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1},
+		{CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED, 1},
+		{CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 1},
+		{CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, 1},
 		{CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, -1}};
 	*v = a == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID ? d + 1 : 0;
 	for (size_t i = 0; i < sizeof known / sizeof *known; i++)
@@ -91,7 +106,12 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice d) {
 }
 
 CUresult cuDevicePrimaryCtxSetFlags(CUdevice d, unsigned int flags) { DEVICE(d); primary[d].flags = flags; return 0; }
-CUresult cuDevicePrimaryCtxGetState(CUdevice d, unsigned int *flags, int *active) { DEVICE(d); *flags = primary[d].flags; *active = primary[d].refs > 0; return 0; }
+CUresult cuDevicePrimaryCtxGetState(CUdevice d, unsigned int *flags, int *active) {
+	DEVICE(d);
+	*flags = primary[d].flags;
+	*active = primary[d].refs > 0;
+	return 0;
+}
 
 CUresult cuCtxPushCurrent(CUcontext c) {
 	ENTER();
@@ -146,9 +166,24 @@ CUresult cuCtxGetCurrent(CUcontext *c) { ENTER(); *c = context_current(); return
 CUresult cuCtxGetDevice(CUdevice *d) { CONTEXT(c); *d = c->device; return 0; }
 CUresult cuCtxGetFlags(unsigned int *f) { CONTEXT(c); *f = c->flags; return 0; }
 CUresult cuCtxGetApiVersion(CUcontext x, unsigned int *v) { ENTER(); (void)x; *v = 3020; return 0; }
-CUresult cuCtxSetLimit(CUlimit l, size_t v) { CONTEXT(c); if ((unsigned)l > 6) return CUDA_ERROR_UNSUPPORTED_LIMIT; c->limit[l] = v; return 0; }
-CUresult cuCtxGetLimit(size_t *v, CUlimit l) { CONTEXT(c); if ((unsigned)l > 6) return CUDA_ERROR_UNSUPPORTED_LIMIT; *v = c->limit[l]; return 0; }
-CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) { CONTEXT(c); if (least) *least = 0; if (greatest) *greatest = -5; return 0; }
+CUresult cuCtxSetLimit(CUlimit l, size_t v) {
+	CONTEXT(c);
+	if ((unsigned)l > 6) return CUDA_ERROR_UNSUPPORTED_LIMIT;
+	c->limit[l] = v;
+	return 0;
+}
+CUresult cuCtxGetLimit(size_t *v, CUlimit l) {
+	CONTEXT(c);
+	if ((unsigned)l > 6) return CUDA_ERROR_UNSUPPORTED_LIMIT;
+	*v = c->limit[l];
+	return 0;
+}
+CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+	CONTEXT(c);
+	if (least) *least = 0;
+	if (greatest) *greatest = -5;
+	return 0;
+}
 
 CUresult cuCtxSynchronize(void) {
 	CONTEXT(c);

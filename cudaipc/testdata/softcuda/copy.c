@@ -19,7 +19,8 @@ enum { ANY, HOST, DEVICE };
 
 static size_t extent(const rect *r, size_t pitch) { return r->rows ? (r->rows - 1) * pitch + r->width : 0; }
 
-// An address of the window must be mapped, whoever passes it; one that is said to be of the device may also be pinned host memory.
+// An address of the window must be mapped, whoever passes it; one that is said to be of the device
+// may also be pinned host memory.
 static bool valid(CUdeviceptr p, size_t n, int side) {
 	if (!n)
 		return true;
@@ -60,14 +61,14 @@ void open_pause(void) {
 }
 
 bool copy_ends(CUdeviceptr p) {
-	const char *ending = getenv("SOFTCUDA_COPIES_OF_THE_DEAD");
+	const char *ending = getenv("SOFTCUDA_COPIES_ON_DEATH");
 	if (!ending || strcmp(ending, "end") || !window_has(p))
 		return false;
 	pthread_mutex_lock(&mine);
 	segment *s = window_at(p);
 	int entry = s && s->kind != ALLOCATED ? s->entry : -1;
 	pthread_mutex_unlock(&mine);
-	return entry >= 0 && backing_of_the_dead(entry);
+	return entry >= 0 && backing_orphaned(entry);
 }
 
 static void run_one(const rect *r) {
@@ -120,14 +121,38 @@ static CUresult submit(rect r, int to, int from, CUstream s, bool async) {
 static rect line(CUdeviceptr d, CUdeviceptr s, size_t n) { return (rect){d, s, n, 1, n, n}; }
 #define AT(p) ((CUdeviceptr)(uintptr_t)(p))
 
-CUresult cuMemcpy(CUdeviceptr d, CUdeviceptr s, size_t n) { CONTEXT(c); return submit(line(d, s, n), ANY, ANY, NULL, false); }
-CUresult cuMemcpyAsync(CUdeviceptr d, CUdeviceptr s, size_t n, CUstream t) { CONTEXT(c); return submit(line(d, s, n), ANY, ANY, t, true); }
-CUresult cuMemcpyHtoD(CUdeviceptr d, const void *s, size_t n) { CONTEXT(c); return submit(line(d, AT(s), n), DEVICE, HOST, NULL, false); }
-CUresult cuMemcpyDtoH(void *d, CUdeviceptr s, size_t n) { CONTEXT(c); return submit(line(AT(d), s, n), HOST, DEVICE, NULL, false); }
-CUresult cuMemcpyDtoD(CUdeviceptr d, CUdeviceptr s, size_t n) { CONTEXT(c); return submit(line(d, s, n), DEVICE, DEVICE, NULL, false); }
-CUresult cuMemcpyHtoDAsync(CUdeviceptr d, const void *s, size_t n, CUstream t) { CONTEXT(c); return submit(line(d, AT(s), n), DEVICE, HOST, t, true); }
-CUresult cuMemcpyDtoHAsync(void *d, CUdeviceptr s, size_t n, CUstream t) { CONTEXT(c); return submit(line(AT(d), s, n), HOST, DEVICE, t, true); }
-CUresult cuMemcpyDtoDAsync(CUdeviceptr d, CUdeviceptr s, size_t n, CUstream t) { CONTEXT(c); return submit(line(d, s, n), DEVICE, DEVICE, t, true); }
+CUresult cuMemcpy(CUdeviceptr d, CUdeviceptr s, size_t n) {
+	CONTEXT(c);
+	return submit(line(d, s, n), ANY, ANY, NULL, false);
+}
+CUresult cuMemcpyAsync(CUdeviceptr d, CUdeviceptr s, size_t n, CUstream t) {
+	CONTEXT(c);
+	return submit(line(d, s, n), ANY, ANY, t, true);
+}
+CUresult cuMemcpyHtoD(CUdeviceptr d, const void *s, size_t n) {
+	CONTEXT(c);
+	return submit(line(d, AT(s), n), DEVICE, HOST, NULL, false);
+}
+CUresult cuMemcpyDtoH(void *d, CUdeviceptr s, size_t n) {
+	CONTEXT(c);
+	return submit(line(AT(d), s, n), HOST, DEVICE, NULL, false);
+}
+CUresult cuMemcpyDtoD(CUdeviceptr d, CUdeviceptr s, size_t n) {
+	CONTEXT(c);
+	return submit(line(d, s, n), DEVICE, DEVICE, NULL, false);
+}
+CUresult cuMemcpyHtoDAsync(CUdeviceptr d, const void *s, size_t n, CUstream t) {
+	CONTEXT(c);
+	return submit(line(d, AT(s), n), DEVICE, HOST, t, true);
+}
+CUresult cuMemcpyDtoHAsync(void *d, CUdeviceptr s, size_t n, CUstream t) {
+	CONTEXT(c);
+	return submit(line(AT(d), s, n), HOST, DEVICE, t, true);
+}
+CUresult cuMemcpyDtoDAsync(CUdeviceptr d, CUdeviceptr s, size_t n, CUstream t) {
+	CONTEXT(c);
+	return submit(line(d, s, n), DEVICE, DEVICE, t, true);
+}
 
 static CUresult submit_2d(const CUDA_MEMCPY2D *m, CUstream s, bool async) {
 	if (m->srcMemoryType == CU_MEMORYTYPE_ARRAY || m->dstMemoryType == CU_MEMORYTYPE_ARRAY)
@@ -145,7 +170,8 @@ CUresult cuMemcpy2D(const CUDA_MEMCPY2D *m) { CONTEXT(c); return submit_2d(m, NU
 CUresult cuMemcpy2DUnaligned(const CUDA_MEMCPY2D *m) { CONTEXT(c); return submit_2d(m, NULL, false); }
 CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D *m, CUstream s) { CONTEXT(c); return submit_2d(m, s, true); }
 
-static CUresult batch(CUdeviceptr *d, CUdeviceptr *s, size_t *n, size_t count, CUmemcpyAttributes *a, size_t *at, size_t attributes, size_t *failed, CUstream t) {
+static CUresult batch(CUdeviceptr *d, CUdeviceptr *s, size_t *n, size_t count, CUmemcpyAttributes *a, size_t *at,
+	size_t attributes, size_t *failed, CUstream t) {
 	*failed = SIZE_MAX;
 	if (!count || !a || !at || !attributes || attributes > count || at[0] != 0 || !t || t == CU_STREAM_LEGACY)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -170,25 +196,29 @@ static CUresult batch(CUdeviceptr *d, CUdeviceptr *s, size_t *n, size_t count, C
 	return stream_drain(t);
 }
 
-static CUresult cuMemcpyBatchAsync(CUdeviceptr *d, CUdeviceptr *s, size_t *n, size_t count, CUmemcpyAttributes *a, size_t *at, size_t attributes, size_t *failed, CUstream t) {
+static CUresult cuMemcpyBatchAsync(CUdeviceptr *d, CUdeviceptr *s, size_t *n, size_t count, CUmemcpyAttributes *a,
+	size_t *at, size_t attributes, size_t *failed, CUstream t) {
 	CONTEXT(c);
 	return batch(d, s, n, count, a, at, attributes, failed, t);
 }
 
-static CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *d, CUdeviceptr *s, size_t *n, size_t count, CUmemcpyAttributes *a, size_t *at, size_t attributes, CUstream t) {
+static CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *d, CUdeviceptr *s, size_t *n, size_t count, CUmemcpyAttributes *a,
+	size_t *at, size_t attributes, CUstream t) {
 	CONTEXT(c);
 	size_t failed;
 	return batch(d, s, n, count, a, at, attributes, &failed, t);
 }
 
 // cuGetProcAddress knows the batch call alone: the rest is linked by name.
-CUresult cuGetProcAddress(const char *symbol, void **fn, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status) {
+CUresult cuGetProcAddress(const char *symbol, void **fn, int version, cuuint64_t flags,
+	CUdriverProcAddressQueryResult *status) {
 	ENTER();
 	(void)flags;
 	CUdriverProcAddressQueryResult s = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
 	*fn = NULL;
 	if (!strcmp(symbol, "cuMemcpyBatchAsync") && !getenv("SOFTCUDA_NO_BATCH") && driver_version >= 12080) {
-		s = version < 12080 || version > driver_version ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT : CU_GET_PROC_ADDRESS_SUCCESS;
+		s = version < 12080 || version > driver_version ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
+			: CU_GET_PROC_ADDRESS_SUCCESS;
 		if (s == CU_GET_PROC_ADDRESS_SUCCESS)
 			*fn = version >= 13000 ? (void *)(uintptr_t)cuMemcpyBatchAsync_v2 : (void *)(uintptr_t)cuMemcpyBatchAsync;
 	}

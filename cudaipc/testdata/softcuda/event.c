@@ -1,4 +1,5 @@
-// Events. An interprocess one lies in the machine's table; its fired count is a futex away for whoever waits.
+// Events. An interprocess one lies in the machine's table; waiters wait for its
+// fired count by futex.
 #include "softcuda.h"
 #include <linux/futex.h>
 #include <string.h>
@@ -10,7 +11,7 @@ struct CUevent_st {
 	unsigned flags;
 	int entry; // in the machine's table, or -1
 	bool imported;
-	_Atomic int refs; // the program's one, and one for each operation under way
+	_Atomic int refs; // the program's one, and one for each operation in flight
 	_Atomic int64_t ns;
 	shared_event *s, own;
 };
@@ -119,7 +120,8 @@ CUresult cuEventRecord(CUevent e, CUstream s) {
 	return submit(s, e, n, run_record, skip_event);
 }
 
-// fired is asked by who waits too: the death of an exporter is seen here, and its event ends as the knob says.
+// fired is called by waiters, too: it sees the death of an exporter, whose event then ends as the
+// knob says.
 static bool fired(CUevent e, uint64_t n) {
 	if (atomic_load(&e->s->fired) >= n)
 		return true;

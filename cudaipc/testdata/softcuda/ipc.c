@@ -46,7 +46,8 @@ static CUresult hold(const memory_handle *x, int device) {
 
 // open_first maps an allocation that this process has not open. mine held.
 static CUresult open_first(CUdeviceptr *p, const memory_handle *x, int device) {
-	segment s = {.size = x->size, .kind = IMPORTED, .entry = x->entry, .uid = x->uid, .device = device, .refs = 1, .access = true};
+	segment s = {.size = x->size, .kind = IMPORTED, .entry = x->entry, .uid = x->uid, .device = device, .refs = 1,
+		.access = true};
 	CUresult r = hold(x, device);
 	if (r)
 		return r;

@@ -118,9 +118,9 @@ void event_fire(shared_event *e, uint64_t upto) {
 	syscall(SYS_futex, &e->futex, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-// event_of_the_dead is what becomes of the pending events of a process that died: one of two endings.
-static void event_of_the_dead(shared_event *e) {
-	const char *ending = getenv("SOFTCUDA_EVENTS_OF_THE_DEAD");
+// event_on_death ends a pending event of a process that died: it fires or never does.
+static void event_on_death(shared_event *e) {
+	const char *ending = getenv("SOFTCUDA_EVENTS_ON_DEATH");
 	if (!ending || strcmp(ending, "never"))
 		event_fire(e, atomic_load(&e->recorded));
 	e->owner = -1;
@@ -136,7 +136,7 @@ static void slot_clear(int s) {
 		if (!e->uid)
 			continue;
 		if (e->owner == s)
-			event_of_the_dead(e);
+			event_on_death(e);
 		held_set(e->held, s, 0);
 		if (!held_any(e->held))
 			e->uid = 0;
@@ -144,9 +144,10 @@ static void slot_clear(int s) {
 	memset(&machine->process[s], 0, sizeof machine->process[s]);
 }
 
-// drop_of_nobody takes back what slot_clear does not see: a process is a zombie when its first thread is, and another one may still
-// have taken hold of memory; and one may be killed while it lets go.
-static void drop_of_nobody(const holders live) {
+// drop_orphans takes back what slot_clear does not see: a process is a zombie when its first
+// thread is, and another one may still have taken hold of memory; and one may be killed while it
+// lets go.
+static void drop_orphans(const holders live) {
 	for (int i = 0; i < MAX_ALLOCATIONS; i++) {
 		allocation *a = &machine->memory[i];
 		if (!a->uid)
@@ -167,7 +168,7 @@ void machine_sweep(void) {
 			slot_clear(s);
 		held_set(live, s, p->pid != 0);
 	}
-	drop_of_nobody(live);
+	drop_orphans(live);
 }
 
 int machine_join(void) {

@@ -76,13 +76,21 @@ CUresult cuPointerGetAttribute(void *data, CUpointer_attribute a, CUdeviceptr p)
 	if (!data || (!found && !host_pinned(p, 1)))
 		return CUDA_ERROR_INVALID_VALUE;
 	switch (a) {
-	case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned *)data = found ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST; return 0;
+	case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+		*(unsigned *)data = found ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+		return 0;
 	case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr *)data = p; return 0;
 	case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(unsigned long long *)data = s.uid; return 0;
 	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)data = found ? s.device : c->device; return 0;
-	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *(unsigned char *)data = found && s.kind == ALLOCATED; return 0;
-	case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)data = s.va; return found ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
-	case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)data = s.size; return found ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
+	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+		*(unsigned char *)data = found && s.kind == ALLOCATED;
+		return 0;
+	case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+		*(CUdeviceptr *)data = s.va;
+		return found ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
+	case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+		*(size_t *)data = s.size;
+		return found ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
 	default: return CUDA_ERROR_NOT_SUPPORTED;
 	}
 }

@@ -1,4 +1,4 @@
-// Modules: the text of one is known by the function that it has, and what the function does is written here once more.
+// Modules: a text is recognised by the name of its function, which is implemented here once more.
 #include "softcuda.h"
 #include <stdio.h>
 #include <string.h>
@@ -77,7 +77,8 @@ static char *reach(uint64_t p, uint64_t n) {
 	return at;
 }
 
-// run reads the list when the stream gets there, not when it was launched. An address that a kernel may not touch ends the context.
+// run reads the list when the stream gets there, not when it was launched. An address that a kernel
+// may not touch ends the context.
 static void run(operation *o) {
 	launch *l = (launch *)o;
 	copy_pause();
@@ -94,7 +95,8 @@ static void run(operation *o) {
 	}
 }
 
-CUresult cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared, CUstream s, void **params, void **extra) {
+CUresult cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,
+	unsigned int by, unsigned int bz, unsigned int shared, CUstream s, void **params, void **extra) {
 	CONTEXT(c);
 	(void)shared;
 	if (f != &copy_list || !module.loaded)

@@ -1,4 +1,5 @@
-// The process's side: initialisation, the knobs that make calls fail or hang, sticky errors, counters.
+// The process's side: initialisation, the knobs that make calls fail or hang, sticky errors,
+// counters.
 #include "softcuda.h"
 #include <fcntl.h>
 #include <stdio.h>
@@ -29,7 +30,10 @@ static void knobs_read(const char *name, bool hang) {
 	}
 }
 
-static bool is_sticky(int code) { return code == 214 || (code >= 700 && code <= 702) || (code >= 710 && code <= 720 && code != 712 && code != 713) || code == 999; }
+static bool is_sticky(int code) {
+	return code == 214 || (code >= 700 && code <= 702) || (code >= 710 && code <= 720 && code != 712 && code != 713) ||
+		code == 999;
+}
 
 CUresult fault(int code) {
 	int none = 0;
@@ -142,7 +146,8 @@ CUresult cuDriverGetVersion(int *version) {
 	return CUDA_SUCCESS;
 }
 
-// Threads of streams may still run while the process ends: what it holds is given back as if it had been killed.
+// Threads of streams may still run while the process ends: what it holds is given back as if it had
+// been killed.
 __attribute__((destructor)) static void leave(void) {
 	if (initialized_by == getpid())
 		machine_leave(self);

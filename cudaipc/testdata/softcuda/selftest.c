@@ -5,14 +5,16 @@
 
 enum { LIMIT_S = 30 }; // of a case
 
-// A CPU that touches device memory ends by the signal itself. What the driver holds when a process ends is no leak.
+// A CPU that touches device memory ends by the signal itself. What the driver holds when a process
+// ends is no leak.
 const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "handle_segv=0:detect_leaks=0"; }
 
 void want(long got, long wanted, const char *what, const char *file, int line) {
 	if (got == wanted)
 		return;
-	fprintf(stderr, "%s:%d: %s is %ld, not %ld\n", strrchr(file, '/') ? strrchr(file, '/') + 1 : file, line, what, got, wanted);
+	fprintf(stderr, "%s:%d: %s is %ld, not %ld\n", strrchr(file, '/') ? strrchr(file, '/') + 1 : file, line, what, got,
+		wanted);
 	_exit(1);
 }
 

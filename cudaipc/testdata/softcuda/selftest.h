@@ -1,4 +1,5 @@
-// The double's own test: each case is a process of its own on a machine of its own, and leaves nothing behind.
+// The double's own test: each case is a process of its own on a machine of its own, and leaves
+// nothing there.
 #pragma once
 #define _GNU_SOURCE
 #include <cuda.h>
@@ -17,7 +18,8 @@
 
 #define MIB (1ull << 20)
 
-void want(long got, long wanted, const char *what, const char *file, int line); // ends the process unless they are equal
+// ends the process unless they are equal
+void want(long got, long wanted, const char *what, const char *file, int line);
 #define IS(wanted, call) want((long)(call), (long)(wanted), #call, __FILE__, __LINE__)
 #define OK(call) IS(CUDA_SUCCESS, call)
 #define TRUE(x) IS(1, !!(x))
@@ -26,11 +28,15 @@ CUcontext driver(void);     // this process's driver, its device 0 current in th
 CUstream stream_new(void);  // a non-blocking one
 void *pinned(size_t bytes); // freed with the process
 void pause_ms(int ms);
-#define EVENTUALLY(x) do { for (int i_ = 0; i_ < 1000 && !(x); i_++) pause_ms(5); TRUE(x); } while (0)
+#define EVENTUALLY(x) do { \
+	for (int i_ = 0; i_ < 1000 && !(x); i_++) pause_ms(5); \
+	TRUE(x); \
+} while (0)
 size_t used(void);      // bytes of device 0 that are in use, over all processes
 int64_t live(int what); // a counter of machine.h, over all processes
 
-// A peer is another process of the case. It is made before the driver is up: a forked child has none.
+// A peer is another process of the case. It is made before the driver is up: a forked child has
+// none.
 typedef struct {
 	int pid, in, out;
 } peer;

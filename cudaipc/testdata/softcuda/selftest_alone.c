@@ -120,7 +120,8 @@ static void pinning(void) {
 	OK(cuStreamSynchronize(s));
 }
 
-// A word that a stream waits for holds back all that was enqueued behind it, and nothing of another stream.
+// A word that a stream waits for holds back all that was enqueued after it, and nothing of another
+// stream.
 static void order(void) {
 	driver();
 	CUdeviceptr d = filled(MIB, 9);
@@ -236,7 +237,8 @@ static const char COPY[] = ".version 7.0\n.target sm_70\n.address_size 64\n.visi
 static CUfunction kernel(CUmodule *m) {
 	CUfunction f;
 	IS(CUDA_ERROR_INVALID_IMAGE, cuModuleLoadData(m, "ELF"));
-	IS(CUDA_ERROR_INVALID_PTX, cuModuleLoadData(m, ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry another(\n"));
+	IS(CUDA_ERROR_INVALID_PTX, cuModuleLoadData(m,
+		".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry another(\n"));
 	OK(cuModuleLoadData(m, COPY));
 	IS(1, live(LIVE_MODULES));
 	IS(CUDA_ERROR_NOT_FOUND, cuModuleGetFunction(&f, *m, "another"));
@@ -257,7 +259,8 @@ static void kernel_copies(void) {
 	CUdeviceptr d = filled(MIB, 6), word = (uintptr_t)pinned(4096);
 	char *host = pinned(4096);
 	uint64_t *list = pinned(4096);
-	uint64_t entries[] = {(uintptr_t)host + 1, d + 3, 7, (uintptr_t)host + 100, d, 0, d + MIB - 5, (uintptr_t)host + 2, 5};
+	uint64_t entries[] = {(uintptr_t)host + 1, d + 3, 7, (uintptr_t)host + 100, d, 0, d + MIB - 5, (uintptr_t)host + 2,
+		5};
 	CUstream s = stream_new();
 	OK(cuStreamWaitValue32(s, word, 1, CU_STREAM_WAIT_VALUE_GEQ));
 	OK(launch(f, (uintptr_t)list, 3, s));

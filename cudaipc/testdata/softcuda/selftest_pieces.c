@@ -32,7 +32,7 @@ static void map_piece(CUdeviceptr at, CUmemGenericAllocationHandle h) {
 	CUmemAccessDesc a = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
 	char *host = pinned(1);
 	OK(cuMemMap(at, PIECE, 0, h, 0));
-	IS(CUDA_ERROR_INVALID_VALUE, cuMemcpyDtoH(host, at, 1)); // mapped, but nobody may touch it
+	IS(CUDA_ERROR_INVALID_VALUE, cuMemcpyDtoH(host, at, 1)); // mapped without access
 	OK(cuMemSetAccess(at, PIECE, &a, 1));
 	OK(cuMemFreeHost(host));
 }

@@ -42,7 +42,7 @@ static void import(void) {
 	IS(0, used());
 }
 
-static void import_of_the_dead(void) {
+static void import_after_death(void) {
 	CUipcMemHandle h;
 	CUdeviceptr a;
 	peer engine = peer_new(exports_memory);
@@ -59,9 +59,9 @@ static void import_of_the_dead(void) {
 	IS(CUDA_ERROR_INVALID_HANDLE, cuIpcOpenMemHandle(&a, h, 1));
 }
 
-// Copies of the memory of a process that dies: those that begin when it is dead move nothing with the knob, either way, by call and by
-// kernel; and nobody is told.
-static void copies_of_the_dead(void) {
+// Copies of the memory of a process that dies: those that begin when it is dead move nothing with
+// the knob, either way, by call and by kernel; and no error is reported.
+static void copies_after_death(void) {
 	CUipcMemHandle h;
 	CUdeviceptr a;
 	peer engine = peer_new(exports_memory);
@@ -79,12 +79,12 @@ static void copies_of_the_dead(void) {
 	peer_kill(engine);
 	*(volatile uint32_t *)(uintptr_t)word = 1;
 	OK(cuStreamSynchronize(s));
-	bool land = !getenv("SOFTCUDA_COPIES_OF_THE_DEAD");
+	bool finish = !getenv("SOFTCUDA_COPIES_ON_DEATH");
 	TRUE(host[0] == 0x5a);
-	IS(land ? 0x5a : 0, host[100]);
-	unsetenv("SOFTCUDA_COPIES_OF_THE_DEAD");
+	IS(finish ? 0x5a : 0, host[100]);
+	unsetenv("SOFTCUDA_COPIES_ON_DEATH");
 	OK(cuMemcpyDtoH(host, a + 8, 8));
-	IS(land ? 0 : 0x5a, host[0]);
+	IS(finish ? 0 : 0x5a, host[0]);
 	OK(cuIpcCloseMemHandle(a));
 }
 
@@ -192,7 +192,8 @@ static void hang(void) {
 	peer_kill(one);
 }
 
-// Killed anywhere, while it holds the machine's lock too: the others go on, and nothing of it is left.
+// Killed anywhere, while it holds the machine's lock too: the others go on, and nothing of it is
+// left.
 static void busy(peer p) {
 	driver();
 	tell(p, "", 1);
@@ -219,13 +220,13 @@ static void killed_anywhere(void) {
 
 const test_case together[] = {
 	{"import", import, {0}},
-	{"import of the dead", import_of_the_dead, {0}},
-	{"copies of the dead land", copies_of_the_dead, {0}},
-	{"copies of the dead end", copies_of_the_dead, {"SOFTCUDA_COPIES_OF_THE_DEAD=end"}},
+	{"import after death", import_after_death, {0}},
+	{"copies after death finish", copies_after_death, {0}},
+	{"copies after death end", copies_after_death, {"SOFTCUDA_COPIES_ON_DEATH=end"}},
 	{"importer killed", importer_killed, {0}},
 	{"event", event, {0}},
-	{"event of the dead fires", event_fires, {0}},
-	{"event of the dead never fires", event_never_fires, {"SOFTCUDA_EVENTS_OF_THE_DEAD=never"}},
+	{"event after death fires", event_fires, {0}},
+	{"event after death never fires", event_never_fires, {"SOFTCUDA_EVENTS_ON_DEATH=never"}},
 	{"hang", hang, {"SOFTCUDA_HANG=cuMemAlloc:2"}},
 	{"killed anywhere", killed_anywhere, {0}},
 	{"pieces", pieces, {0}},

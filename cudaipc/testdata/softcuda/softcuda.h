@@ -28,13 +28,16 @@ void count_live(int what, int64_t by);
 void count_total(int what, uint64_t by);
 CUresult fault(int code);                               // makes code sticky
 #define ENTER() do { CUresult r_ = enter(__func__); if (r_) return r_; } while (0)
-#define CONTEXT(c) CUcontext c; do { CUresult r_ = enter_context(__func__, &c); if (r_) return r_; } while (0); (void)c
+#define CONTEXT(c) CUcontext c; do { \
+	CUresult r_ = enter_context(__func__, &c); \
+	if (r_) return r_; \
+} while (0); (void)c
 
 // context.c
 CUcontext context_current(void);
 bool device_ok(CUdevice d);
 
-// window.c: device addresses and what is behind them
+// window.c: device addresses and their memory
 enum { ALLOCATED = 1, IMPORTED, PIECE };
 typedef struct {
 	CUdeviceptr va;
@@ -55,11 +58,11 @@ segment *window_find(int kind, int entry, uint64_t uid);      // mine held
 bool window_covers(CUdeviceptr p, uint64_t n);                // mine held: all of it is mapped and may be touched
 void *window_cpu(CUdeviceptr p);                              // where the double itself reads and writes it
 
-// backing.c: the memory behind allocations
+// backing.c: the memory of allocations
 CUresult backing_create(uint64_t bytes, int device, int *entry, uint64_t *uid, int *fd);
 int backing_open(int entry, uint64_t uid);
 void backing_drop(int entry);
-bool backing_of_the_dead(int entry); // its exporter has died
+bool backing_orphaned(int entry); // its exporter has died
 
 // host.c
 bool host_pinned(uint64_t address, uint64_t n);
@@ -67,7 +70,8 @@ bool host_pinned(uint64_t address, uint64_t n);
 // copy.c: what each copy, a kernel's too, does first
 void copy_pause(void);                // SOFTCUDA_COPY_US, SOFTCUDA_COPY_HELD
 void open_pause(void); // waits as long as the file that SOFTCUDA_OPEN_HELD names is there
-bool copy_ends(CUdeviceptr p);        // SOFTCUDA_COPIES_OF_THE_DEAD: the memory's exporter has died, and with it the copy
+// SOFTCUDA_COPIES_ON_DEATH: the memory's exporter has died, and with it the copy
+bool copy_ends(CUdeviceptr p);
 
 // stream.c
 typedef struct operation operation;

@@ -1,4 +1,5 @@
-// softcuda-stat: prints what the processes of the machine SOFTCUDA_DIR hold now, and its totals, one "name value" per line.
+// softcuda-stat: prints what the processes of the machine SOFTCUDA_DIR hold now, and its totals,
+// one "name value" per line.
 #include "machine.h"
 #include <stdio.h>
 

@@ -88,7 +88,8 @@ CUresult stream_drain(CUstream s) {
 	return sticky;
 }
 
-// The default stream has no thread: its work is done in the caller, after that of the blocking streams.
+// The default stream has no thread: its work is done in the caller, after that of the blocking
+// streams.
 CUresult stream_submit(CUstream s, operation *o) {
 	if (!is_default(s) && !known(s)) {
 		free(o);

@@ -37,16 +37,16 @@ static uint64_t word(char *p, size_t width) {
 }
 
 static bool reached(const value_op *v, uint64_t x) {
-	uint64_t behind = x - v->value;
+	uint64_t ahead = x - v->value;
 	switch (v->flags & 3) {
-	case CU_STREAM_WAIT_VALUE_GEQ: return v->width == 8 ? (int64_t)behind >= 0 : (int32_t)behind >= 0;
+	case CU_STREAM_WAIT_VALUE_GEQ: return v->width == 8 ? (int64_t)ahead >= 0 : (int32_t)ahead >= 0;
 	case CU_STREAM_WAIT_VALUE_EQ: return x == v->value;
 	case CU_STREAM_WAIT_VALUE_AND: return (x & v->value) != 0;
 	default: return v->width == 8 ? ~(x | v->value) != 0 : (uint32_t) ~(x | v->value) != 0;
 	}
 }
 
-// Who writes the word wakes nobody: it is looked at, first often, then every 50 us.
+// A write of the word wakes no waiter, so the word is polled: first often, then every 50 us.
 static void run_wait(operation *o) {
 	value_op *v = (value_op *)o;
 	char *p = reach(v->at, v->width);
@@ -91,15 +91,36 @@ static CUresult submit(CUstream s, value_op v) {
 CUresult cuMemsetD8(CUdeviceptr d, unsigned char v, size_t n) { CONTEXT(c); return submit(NULL, FILL(1)); }
 CUresult cuMemsetD16(CUdeviceptr d, unsigned short v, size_t n) { CONTEXT(c); return submit(NULL, FILL(2)); }
 CUresult cuMemsetD32(CUdeviceptr d, unsigned int v, size_t n) { CONTEXT(c); return submit(NULL, FILL(4)); }
-CUresult cuMemsetD8Async(CUdeviceptr d, unsigned char v, size_t n, CUstream s) { CONTEXT(c); return submit(s, FILL(1)); }
-CUresult cuMemsetD16Async(CUdeviceptr d, unsigned short v, size_t n, CUstream s) { CONTEXT(c); return submit(s, FILL(2)); }
-CUresult cuMemsetD32Async(CUdeviceptr d, unsigned int v, size_t n, CUstream s) { CONTEXT(c); return submit(s, FILL(4)); }
+CUresult cuMemsetD8Async(CUdeviceptr d, unsigned char v, size_t n, CUstream s) {
+	CONTEXT(c);
+	return submit(s, FILL(1));
+}
+CUresult cuMemsetD16Async(CUdeviceptr d, unsigned short v, size_t n, CUstream s) {
+	CONTEXT(c);
+	return submit(s, FILL(2));
+}
+CUresult cuMemsetD32Async(CUdeviceptr d, unsigned int v, size_t n, CUstream s) {
+	CONTEXT(c);
+	return submit(s, FILL(4));
+}
 
 #define WORD(r, w) (value_op){.o.run = r, .at = at, .value = v, .width = w, .count = 1, .flags = f}
-CUresult cuStreamWaitValue32(CUstream s, CUdeviceptr at, cuuint32_t v, unsigned int f) { CONTEXT(c); return submit(s, WORD(run_wait, 4)); }
-CUresult cuStreamWaitValue64(CUstream s, CUdeviceptr at, cuuint64_t v, unsigned int f) { CONTEXT(c); return submit(s, WORD(run_wait, 8)); }
-CUresult cuStreamWriteValue32(CUstream s, CUdeviceptr at, cuuint32_t v, unsigned int f) { CONTEXT(c); return submit(s, WORD(run_write, 4)); }
-CUresult cuStreamWriteValue64(CUstream s, CUdeviceptr at, cuuint64_t v, unsigned int f) { CONTEXT(c); return submit(s, WORD(run_write, 8)); }
+CUresult cuStreamWaitValue32(CUstream s, CUdeviceptr at, cuuint32_t v, unsigned int f) {
+	CONTEXT(c);
+	return submit(s, WORD(run_wait, 4));
+}
+CUresult cuStreamWaitValue64(CUstream s, CUdeviceptr at, cuuint64_t v, unsigned int f) {
+	CONTEXT(c);
+	return submit(s, WORD(run_wait, 8));
+}
+CUresult cuStreamWriteValue32(CUstream s, CUdeviceptr at, cuuint32_t v, unsigned int f) {
+	CONTEXT(c);
+	return submit(s, WORD(run_write, 4));
+}
+CUresult cuStreamWriteValue64(CUstream s, CUdeviceptr at, cuuint64_t v, unsigned int f) {
+	CONTEXT(c);
+	return submit(s, WORD(run_write, 8));
+}
 
 CUresult cuLaunchHostFunc(CUstream s, CUhostFn fn, void *arg) {
 	CONTEXT(c);

@@ -26,7 +26,7 @@ static int handle_add(struct handle h) { // mine held
 	return i;
 }
 
-// handle_give makes h the program's, or lets go of what is behind it when there are too many.
+// handle_give makes h the program's, or releases its memory when there are too many.
 static CUresult handle_give(CUmemGenericAllocationHandle *out, struct handle h) {
 	pthread_mutex_lock(&mine);
 	int i = handle_add(h);
@@ -56,7 +56,13 @@ static void handle_put(struct handle *h) { // mine held
 		backing_drop(h->entry);
 }
 
-CUresult cuMemGetAllocationGranularity(size_t *g, const CUmemAllocationProp *p, CUmemAllocationGranularity_flags o) { ENTER(); (void)p; (void)o; *g = GRANULARITY; return 0; }
+CUresult cuMemGetAllocationGranularity(size_t *g, const CUmemAllocationProp *p, CUmemAllocationGranularity_flags o) {
+	ENTER();
+	(void)p;
+	(void)o;
+	*g = GRANULARITY;
+	return 0;
+}
 
 CUresult cuMemAddressReserve(CUdeviceptr *p, size_t n, size_t align, CUdeviceptr hint, unsigned long long flags) {
 	CONTEXT(c);
@@ -81,7 +87,8 @@ CUresult cuMemAddressFree(CUdeviceptr p, size_t n) {
 	return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t n, const CUmemAllocationProp *prop, unsigned long long flags) {
+CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t n, const CUmemAllocationProp *prop,
+	unsigned long long flags) {
 	CONTEXT(c);
 	if (!n || n % GRANULARITY || flags || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED || !device_ok(prop->location.id))
 		return CUDA_ERROR_INVALID_VALUE;
@@ -111,7 +118,8 @@ CUresult cuMemMap(CUdeviceptr p, size_t n, size_t offset, CUmemGenericAllocation
 	pthread_mutex_lock(&mine);
 	struct handle *h = handle_of(x);
 	if (h && !flags && !offset && n == h->size && window_has(p) && p % GRANULARITY == 0 && !window_at(p)) {
-		segment s = {.va = p, .size = n, .kind = PIECE, .entry = h->entry, .uid = h->uid, .device = h->device, .handle = (int)x};
+		segment s = {.va = p, .size = n, .kind = PIECE, .entry = h->entry, .uid = h->uid, .device = h->device,
+			.handle = (int)x};
 		r = window_map(s, h->fd) ? CUDA_ERROR_MAP_FAILED : CUDA_SUCCESS;
 		h->refs += !r;
 	}
@@ -161,7 +169,8 @@ CUresult cuMemSetAccess(CUdeviceptr p, size_t n, const CUmemAccessDesc *a, size_
 	return r;
 }
 
-CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle x, CUmemAllocationHandleType type, unsigned long long flags) {
+CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle x, CUmemAllocationHandleType type,
+	unsigned long long flags) {
 	CONTEXT(c);
 	pthread_mutex_lock(&mine);
 	struct handle *h = handle_of(x);
@@ -199,7 +208,8 @@ static bool identify(int fd, struct handle *h) {
 	return ok;
 }
 
-CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *shareable, CUmemAllocationHandleType type) {
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *shareable,
+	CUmemAllocationHandleType type) {
 	CONTEXT(c);
 	struct handle h = {.refs = 1};
 	int fd = (int)(intptr_t)shareable;

@@ -1,4 +1,5 @@
-// Device addresses: a window that faults when the CPU touches it, and at the same offsets a second one for the double itself.
+// Device addresses: a window that faults when the CPU touches it, and at the same offsets a second
+// one for the double itself.
 #include "softcuda.h"
 #include <string.h>
 #include <sys/mman.h>
@@ -71,7 +72,7 @@ void window_release(CUdeviceptr p) {
 	memmove(&ranges[i], &ranges[i + 1], (size_t)(range_count - i) * sizeof *ranges);
 }
 
-// after is the index of the first segment that begins behind p.
+// after is the index of the first segment that begins after p.
 static int after(CUdeviceptr p) {
 	int low = 0, high = segment_count;
 	while (low < high) {

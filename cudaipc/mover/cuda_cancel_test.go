@@ -15,33 +15,33 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/mover"
 )
 
-// openHeld is an import of GPU memory whose engine dies while the driver opens the memory.
-func openHeld(t *testing.T, limits mover.Limits) (m *moved, held heldCopies, done <-chan error) {
+// openHeld returns an import of GPU memory whose engine dies while the driver opens the memory.
+func openHeld(t *testing.T, limits mover.Limits) (m *fixture, held heldCopies, done <-chan error) {
 	t.Helper()
 	list := filepath.Join(t.TempDir(), "calls")
 	held, _ = holdCopies(t)
 	held.hold()
-	m = newMovedCUDA(t, faultEngine(t), limits, eachPath, "SOFTCUDA_OPEN_HELD="+held.file, "SOFTCUDA_CALLS="+list)
+	m = newCUDAFixture(t, faultEngine(t), limits, eachPath, "SOFTCUDA_OPEN_HELD="+held.file, "SOFTCUDA_CALLS="+list)
 	if err := m.mover.Start(); err != nil {
 		t.Fatal(err)
 	}
 	im, gone, result := m.imports(1), make(chan struct{}), make(chan error, 1)
-	im.Gone = gone
+	im.Cancelled = gone
 	go func() { result <- m.mover.Import(im) }()
 	until(t, "the driver opens the memory", func() bool {
 		text, err := os.ReadFile(list)
 		return err == nil && strings.Contains(string(text), "cuIpcOpenMemHandle")
 	})
 	m.engine.Kill()
-	close(gone) // as the agent does, who watches the engine
+	close(gone) // as the agent does, which watches the engine
 	return m, held, result
 }
 
-// An engine dies in the middle of a slow import: when the driver's call is back the mover closes
-// what it has opened, and goes on.
+// An engine dies during a slow import: when the driver's call returns, the mover closes what it has
+// opened, and goes on.
 func TestCUDAImportOfTheDeadIsStopped(t *testing.T) {
 	ownMachine(t)
-	m, held, done := openHeld(t, patient)
+	m, held, done := openHeld(t, longLimits)
 	held.letGo()
 	if err := <-done; err == nil { // it is told, or meets a handle of the dead
 		t.Error("the import of a dead engine came to its end")
@@ -53,12 +53,12 @@ func TestCUDAImportOfTheDeadIsStopped(t *testing.T) {
 	})
 }
 
-// The same where the driver's call does not come back: the mover is killed and reaped, which frees
-// the memory, by Limits.Gone and not by that of an import.
+// The same, with a driver's call that does not return: the mover is killed and reaped, which frees
+// the memory, by Limits.Cancel and not by that of an import.
 func TestCUDAImportOfTheDeadThatHangs(t *testing.T) {
 	ownMachine(t)
-	limits := patient
-	limits.Gone = 200 * time.Millisecond
+	limits := longLimits
+	limits.Cancel = 200 * time.Millisecond
 	m, held, done := openHeld(t, limits)
 	var lost *cudaipc.LostError
 	if err := <-done; !errors.As(err, &lost) || lost.Reason != cudaipc.LostCall {

@@ -10,7 +10,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// sleeperPeer is a process with nothing on a GPU, watched as an imported peer is.
+// sleeperPeer returns a process with nothing on a GPU, watched as an imported peer is.
 func sleeperPeer(tb testing.TB) (*peer, *exec.Cmd) {
 	tb.Helper()
 	cmd := exec.Command("sleep", "1000")
@@ -28,11 +28,11 @@ func sleeperPeer(tb testing.TB) (*peer, *exec.Cmd) {
 	return p, cmd
 }
 
-// A process without its memory is dying before its pidfd says so, and stays so when it is reaped and its number is free; one that is
-// not watched is not dying.
+// A process without its memory is exiting before its pidfd reports the end, and also after it is
+// reaped and its number is free. A process that is not watched is not exiting.
 func TestCUDADying(t *testing.T) {
 	p, cmd := sleeperPeer(t)
-	if p.statm < 0 || p.memoryGone() || p.dying() {
+	if p.statm < 0 || p.memoryGone() || p.exiting() {
 		t.Fatal("a living process is dying")
 	}
 	if err := cmd.Process.Kill(); err != nil {
@@ -47,12 +47,12 @@ func TestCUDADying(t *testing.T) {
 		t.Error("the memory of a zombie is there")
 	}
 	_ = cmd.Wait() // it was killed
-	if !p.memoryGone() || !p.dying() {
+	if !p.memoryGone() || !p.exiting() {
 		t.Error("a reaped process is not dying")
 	}
 	unwatched := &peer{statm: -1}
 	unwatched.Prepare(&cudaipc.Import{Pid: cmd.Process.Pid})
-	if unwatched.dying() {
+	if unwatched.exiting() {
 		t.Error("a process that is not watched is dying")
 	}
 }
@@ -66,7 +66,7 @@ func BenchmarkCUDADying(b *testing.B) {
 	})
 	b.Run("memory too", func(b *testing.B) {
 		for b.Loop() {
-			p.dying()
+			p.exiting()
 		}
 	})
 }

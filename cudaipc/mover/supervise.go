@@ -8,7 +8,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// read takes what the mover says until its end of the socket is closed. Then the process is gone, or as good as gone.
+// read receives the mover's messages until its end of the socket is closed. The process has ended
+// then, or is about to.
 func (l *life) read() {
 	var msg []byte
 	first := true
@@ -22,14 +23,14 @@ func (l *life) read() {
 		}
 		if err != nil {
 			if !l.quitting.Load() {
-				l.hungUp(fmt.Errorf("its socket: %w", err))
+				l.disconnect(fmt.Errorf("its socket: %w", err))
 			}
 			return
 		}
 	}
 }
 
-// message takes one message. An error is the mover's fault.
+// message handles one message. An error is the mover's fault.
 func (l *life) message(msg []byte, first bool) error {
 	f := &fields{rest: msg}
 	kind, number := f.u8(), f.u64()
@@ -62,7 +63,7 @@ func (l *life) message(msg []byte, first bool) error {
 	case msgAnswer, msgStates, msgEventsAre:
 		call := l.calls.take(number)
 		if call == nil {
-			return fmt.Errorf("answer to request %d, which nobody made: %w", number, errWire)
+			return fmt.Errorf("answer to request %d, which was not made: %w", number, errWire)
 		}
 		call.err = call.take(f)
 		close(call.done)
@@ -74,7 +75,7 @@ func (l *life) message(msg []byte, first bool) error {
 	return fmt.Errorf("message %d: %w", kind, errWire)
 }
 
-// hello compares the builds: nothing else holds the two ends to one protocol.
+// hello compares the builds. Nothing else ensures that both ends speak one protocol.
 func (l *life) hello(f *fields) error {
 	build := string(f.bytes())
 	if err := f.end("hello"); err != nil {
@@ -86,61 +87,63 @@ func (l *life) hello(f *fields) error {
 	return nil
 }
 
-// tend looks after the mover once in a tick, until it dies. Time is counted in ticks of this goroutine, so that it stands
-// still when this process does.
-func (l *life) tend() {
+// supervise checks the mover once per tick until it dies. Time is counted in ticks of this
+// goroutine, so that it stops while this process is stopped.
+func (l *life) supervise() {
 	ticker := time.NewTicker(l.m.opts.Limits.Tick)
 	defer ticker.Stop()
 	for {
 		select {
-		case <-l.dying:
+		case <-l.ending:
 			return
 		case <-l.reaped:
 			return
 		case <-ticker.C:
 		}
 		now := l.clock.Add(1)
-		if reason, err := l.wrong(now); err != nil {
+		if reason, err := l.overdue(now); err != nil {
 			l.lose(reason, err)
 			return
 		}
-		l.tell(msgPing, now)
+		l.trySend(msgPing, now)
 		if now%l.ticks(infoEvery) == 1 {
 			l.ask(now)
 		}
 	}
 }
 
-// wrong says what the mover has been doing for too long.
-func (l *life) wrong(now int64) (cudaipc.LossReason, error) {
+// overdue returns what the mover has not done within its limit.
+func (l *life) overdue(now int64) (cudaipc.LossReason, error) {
 	limits := &l.m.opts.Limits
 	ping := limits.Ping
-	if l.m.lettingGo(l) {
+	if l.m.releasing(l) {
 		ping = min(ping, limits.Quiet)
 	}
 	if now-l.pong.Load() > l.ticks(ping) {
 		return cudaipc.LostPing, fmt.Errorf("it did not answer a ping within %v", ping)
 	}
-	if call := l.calls.late(now); call != nil {
-		return cudaipc.LostCall, fmt.Errorf("it did not answer in time: %s%s", call.what, l.m.cure())
+	if call := l.calls.overdue(now); call != nil {
+		return cudaipc.LostCall, fmt.Errorf("it did not answer in time: %s%s", call.what, l.m.errorHint())
 	}
 	if id, stuck := l.m.stuck(l, now); stuck {
-		return cudaipc.LostCopy, fmt.Errorf("no copy of peer %d ended within %v%s", id, limits.Copy, l.m.cure())
+		return cudaipc.LostCopy, fmt.Errorf("no copy of peer %d ended within %v%s", id, limits.Copy, l.m.errorHint())
 	}
 	return "", nil
 }
 
-// cure is what the user can do about a process that does not come to an end.
-func (m *Mover) cure() string {
+// errorHint returns what the user can do about a process that does not end.
+func (m *Mover) errorHint() string {
 	if m.opts.Device != cudaipc.CUDADevice {
 		return ""
 	}
-	return ": a call of the driver does not return; see dmesg for Xid lines, and nvidia-smi; a GPU that hangs is reset by nvidia-smi --gpu-reset, or with the node. " +
+	return ": a call of the driver does not return; see dmesg for Xid lines, and nvidia-smi; " +
+		"a GPU that hangs is reset by nvidia-smi --gpu-reset, or with the node. " +
 		"Engines on other GPUs, and on CPUs, are served on"
 }
 
-// lettingGo says whether a peer of a life is to be closed, or will be because its process is dead.
-func (m *Mover) lettingGo(l *life) bool {
+// releasing reports whether a peer of a life is being closed, or will be because its process is
+// dead.
+func (m *Mover) releasing(l *life) bool {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	for _, p := range m.mu.peers {
@@ -156,8 +159,8 @@ func (m *Mover) stuck(l *life, now int64) (cudaipc.PeerID, bool) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	for id, p := range m.mu.peers {
-		for way := range p.pending {
-			if p.life == l && p.pending[way] > 0 && now-p.since[way] > l.ticks(m.opts.Limits.Copy) {
+		for lane := range p.pending {
+			if p.life == l && p.pending[lane] > 0 && now-p.since[lane] > l.ticks(m.opts.Limits.Copy) {
 				return id, true
 			}
 		}
@@ -165,12 +168,13 @@ func (m *Mover) stuck(l *life, now int64) (cudaipc.PeerID, bool) {
 	return 0, false
 }
 
-// infoEvery is how often a mover is asked what its device has to say of itself; not again before it has answered.
+// infoEvery is how often a mover is asked for its device's state, if it has answered the last
+// question.
 const infoEvery = 2 * time.Second
 
-// tell sends what may be left out, a ping or a question, unless another message is on its way out: then that one waits for
-// the mover, and this one would too. A ping that is not sent has no answer either.
-func (l *life) tell(kind byte, now int64) (sent bool) {
+// trySend sends a message that may be left out. It sends nothing while another message is being
+// sent, since it would have to wait for the mover. A ping that is not sent has no answer either.
+func (l *life) trySend(kind byte, now int64) (sent bool) {
 	c := l.conn
 	if !c.sending.TryLock() {
 		return false
@@ -180,9 +184,9 @@ func (l *life) tell(kind byte, now int64) (sent bool) {
 	return c.packet(packetLast, putHead(nil, kind, uint64(now)), nil) == nil
 }
 
-// ask asks for the device's information.
+// ask asks for the device's state.
 func (l *life) ask(now int64) {
 	if l.informed.Swap(false) {
-		l.informed.CompareAndSwap(false, !l.tell(msgInfo, now))
+		l.informed.CompareAndSwap(false, !l.trySend(msgInfo, now))
 	}
 }

@@ -9,14 +9,14 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/mover"
 )
 
-// importOfTheGone imports for a peer that is gone by the time the mover has been asked.
-func (m *moved) importOfTheGone() error {
+// cancelledImport imports for a peer that has died when the mover is asked.
+func (m *fixture) cancelledImport() error {
 	m.t.Helper()
 	if err := m.mover.Start(); err != nil {
 		m.t.Fatal(err)
 	}
 	im, gone, asked := m.imports(1), make(chan struct{}), m.mover.Movers()[0].Requests
-	im.Gone = gone
+	im.Cancelled = gone
 	done := make(chan error, 1)
 	go func() { done <- m.mover.Import(im) }()
 	until(m.t, "the mover is asked", func() bool { return m.mover.Movers()[0].Requests > asked })
@@ -24,14 +24,13 @@ func (m *moved) importOfTheGone() error {
 	return <-done
 }
 
-// An import whose peer is gone is stopped in the mover, which goes on; where its call does not come
-// back the mover is ended, long before Limits.Import; and a start that does not come to its end is
-// not waited for.
+// A cancelled import is stopped in the mover, which goes on. If its call does not return, the mover
+// is killed, long before Limits.Import. A start that hangs is not waited for.
 func TestImportOfOneWhoIsGone(t *testing.T) {
 	t.Run("stops", func(t *testing.T) {
 		t.Parallel()
-		m := newMoved(t, func(o *mover.Options) { o.Device, o.Limits.Gone = stopsInImport, patience })
-		if err := m.importOfTheGone(); !errors.Is(err, cudaipc.ErrPeer) {
+		m := newFixture(t, func(o *mover.Options) { o.Device, o.Limits.Cancel = stopsInImport, testTimeout })
+		if err := m.cancelledImport(); !errors.Is(err, cudaipc.ErrPeer) {
 			t.Errorf("%v, want ErrPeer", err)
 		}
 		if s := m.mover.Movers()[0]; s.Pid == 0 || s.Peers != 0 || len(s.Lost) != 0 {
@@ -40,25 +39,25 @@ func TestImportOfOneWhoIsGone(t *testing.T) {
 	})
 	t.Run("hangs", func(t *testing.T) {
 		t.Parallel()
-		m := newMoved(t, func(o *mover.Options) { o.Device, o.Limits.Gone = hangsInImport, 200*time.Millisecond })
+		m := newFixture(t, func(o *mover.Options) { o.Device, o.Limits.Cancel = hangsInImport, 200*time.Millisecond })
 		var lost *cudaipc.LostError
 		began := time.Now()
 		defer func() {
-			if took := time.Since(began); took > patience/2 {
+			if took := time.Since(began); took > testTimeout/2 {
 				t.Errorf("it took %v, as long as an import may take", took)
 			}
 		}()
-		if err := m.importOfTheGone(); !errors.As(err, &lost) || lost.Reason != cudaipc.LostCall {
+		if err := m.cancelledImport(); !errors.As(err, &lost) || lost.Reason != cudaipc.LostCall {
 			t.Errorf("%v, want the loss of the mover by its limit", err)
 		}
 	})
 	t.Run("start", func(t *testing.T) {
 		t.Parallel()
-		m := newMoved(t, func(o *mover.Options) { o.Device, o.Limits.Start = hangsInOpen, time.Second })
+		m := newFixture(t, func(o *mover.Options) { o.Device, o.Limits.Start = hangsInOpen, time.Second })
 		im := m.imports(1)
 		gone := make(chan struct{})
 		close(gone)
-		im.Gone = gone
+		im.Cancelled = gone
 		if err := m.mover.Import(im); !errors.Is(err, cudaipc.ErrPeer) || errors.As(err, new(*cudaipc.LostError)) {
 			t.Errorf("%v, want ErrPeer before the start is over", err)
 		}
@@ -68,7 +67,7 @@ func TestImportOfOneWhoIsGone(t *testing.T) {
 // until waits for what comes in another process.
 func until(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !holds(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(testTimeout); !holds(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("never: %s", what)
 		}

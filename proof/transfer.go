@@ -16,16 +16,18 @@ import (
 	"github.com/kvagent/kvagent/transfer"
 )
 
-// movedBlock is the bytes of a block that is saved and loaded: some layers of 16 tokens of a large model, and more than any fragment.
-const movedBlock = 2 << 20
+// transferBlock is the size of a saved or loaded block, bytes: some layers of 16 tokens of a
+// large model, and more than any fragment.
+const transferBlock = 2 << 20
 
-// movedSlab is what the pool gives a size of slots at a time.
-const movedSlab = 16 * movedBlock
+// transferSlab is the size of the pool's slabs, bytes.
+const transferSlab = 16 * transferBlock
 
-// checkTransfer measures what an agent makes of saves and loads, from the job to its completion: the pool, transfer's threads, and a mover in a
-// process of its own, with the copy table that it measures. Held against single pinned copies on the same GPU.
+// checkTransfer measures an agent's saves and loads from the job to its completion, against
+// single pinned copies: the pool, transfer's threads, and a mover with the copy table that it
+// measures.
 func checkTransfer(b *bench) (err error) {
-	raw, gpu, err := b.rawAlone()
+	raw, gpu, err := b.measureRaw()
 	if err != nil {
 		return err
 	}
@@ -50,15 +52,15 @@ func checkTransfer(b *bench) (err error) {
 	}
 	b.line.Facts["paths"] = p.info.Load().Paths
 	for i := range fragments {
-		if err := b.fragmentMoved(p, i, raw); err != nil {
+		if err := b.measureTransfer(p, i, raw); err != nil {
 			return fmt.Errorf("%s: %w", fragments[i].name, err)
 		}
 	}
 	return nil
 }
 
-// rawAlone measures single copies before there is a mover, and gives the GPU.
-func (b *bench) rawAlone() (*cuda.RawCopies, cudaipc.UUID, error) {
+// measureRaw measures single copies before there is a mover, and returns the GPU.
+func (b *bench) measureRaw() (*cuda.RawCopies, cudaipc.UUID, error) {
 	a, err := newArena(1<<20, false)
 	if err != nil {
 		return nil, cudaipc.UUID{}, err
@@ -75,8 +77,9 @@ func (b *bench) rawAlone() (*cuda.RawCopies, cudaipc.UUID, error) {
 	return &raw, d.Info().GPU, errors.Join(err, d.Close(cudaipc.AllPeers))
 }
 
-// fragmentMoved measures blocks of fragments of one length with both kinds of integrity; aims are at saves and loads one at a time.
-func (b *bench) fragmentMoved(p *path, which int, raw *cuda.RawCopies) error {
+// measureTransfer measures blocks of fragments of one length with both kinds of integrity. The
+// aims are for saves and loads one at a time.
+func (b *bench) measureTransfer(p *path, which int, raw *cuda.RawCopies) error {
 	fragment := &fragments[which]
 	var rates [2]map[string]float64 // by Integrity
 	for _, integrity := range []transfer.Integrity{transfer.Header, transfer.Full} {
@@ -86,7 +89,7 @@ func (b *bench) fragmentMoved(p *path, which int, raw *cuda.RawCopies) error {
 		}
 	}
 	if fragment.bytes == checkedFragment {
-		if err := b.checkedMoved(p, which, rates[transfer.Full]); err != nil {
+		if err := b.measureChecked(p, which, rates[transfer.Full]); err != nil {
 			return err
 		}
 	}
@@ -95,7 +98,8 @@ func (b *bench) fragmentMoved(p *path, which int, raw *cuda.RawCopies) error {
 		of := map[string]float64{"save": raw.ToHost, "load": raw.ToGPU, "both": raw.Both}[way]
 		name := fragment.name + "_" + way
 		f := b.line.Figures
-		f[name+"_gib_s"], f[name+"_of_raw"], f[name+"_full_gib_s"], f[name+"_full_of_header"] = rate/gib, rate/of, full/gib, full/rate
+		f[name+"_gib_s"], f[name+"_of_raw"], f[name+"_full_gib_s"], f[name+"_full_of_header"] = rate/gib, rate/of,
+			full/gib, full/rate
 		if way == "both" {
 			continue
 		}
@@ -114,9 +118,9 @@ func (b *bench) fragmentMoved(p *path, which int, raw *cuda.RawCopies) error {
 // checkedFragment is the length of fragments at which the end-to-end check is measured.
 const checkedFragment = 64 << 10
 
-// checkedMoved measures saves and loads with every block checked end to end, as serve does with
+// measureChecked measures saves and loads with every block checked end to end, as serve does with
 // --verify-sample 1. With 1,000 a block costs a thousandth of the difference.
-func (b *bench) checkedMoved(p *path, which int, full map[string]float64) error {
+func (b *bench) measureChecked(p *path, which int, full map[string]float64) error {
 	checked, err := p.measure(fragments[which].bytes, transfer.Full, 1)
 	if err != nil {
 		return err
@@ -124,31 +128,39 @@ func (b *bench) checkedMoved(p *path, which int, full map[string]float64) error 
 	for _, way := range []string{"save", "load"} {
 		name, f := fragments[which].name+"_"+way, b.line.Figures
 		f[name+"_checked_gib_s"], f[name+"_checked_of_full"] = checked[way]/gib, checked[way]/full[way]
-		f[name+"_check_us_per_block"] = movedBlock * (1/checked[way] - 1/full[way]) * 1e6
+		f[name+"_check_us_per_block"] = transferBlock * (1/checked[way] - 1/full[way]) * 1e6
 		b.line.say("%s %s with every block checked end to end %.1f GiB/s, %.0f us a block", fragments[which].name, way,
 			checked[way]/gib, f[name+"_check_us_per_block"])
 	}
 	return nil
 }
 
-// path is an agent's way from an engine's memory to the pool.
+// path is an agent's data path from an engine's memory to the pool.
 type path struct {
 	pool   *dram.Pool
 	mover  *mover.Mover
-	info   atomic.Pointer[cudaipc.CUDAInfo] // nil: the mover has said nothing yet
+	info   atomic.Pointer[cudaipc.CUDAInfo] // nil: not received yet
 	blocks int                              // of one job
 	rounds int
 }
 
 func (b *bench) newPath(gpu cudaipc.UUID) (*path, error) {
-	p := &path{blocks: int(b.sizes.region / movedBlock), rounds: b.sizes.rounds}
+	p := &path{blocks: int(b.sizes.region / transferBlock), rounds: b.sizes.rounds}
 	var err error
 	// Room for two jobs: the blocks that are loaded are those of the save before.
-	if p.pool, err = dram.Open(dram.Options{Bytes: 2*b.sizes.region + 4*movedSlab, SlabBytes: movedSlab}); err != nil {
+	if p.pool, err = dram.Open(dram.Options{
+		Bytes:     2*b.sizes.region + 4*transferSlab,
+		SlabBytes: transferSlab,
+	}); err != nil {
 		return nil, err
 	}
 	arena, fd := p.pool.Arena()
-	o := mover.Options{ArenaFD: fd, ArenaSize: int64(len(arena)), Measure: true, Informed: func(i cudaipc.CUDAInfo) { p.info.Store(&i) }}
+	o := mover.Options{
+		ArenaFD:   fd,
+		ArenaSize: int64(len(arena)),
+		Measure:   true,
+		Informed:  func(i cudaipc.CUDAInfo) { p.info.Store(&i) },
+	}
 	if p.mover, err = mover.New(o.ForGPU(gpu)); err != nil {
 		return nil, errors.Join(err, p.pool.Close())
 	}
@@ -157,7 +169,7 @@ func (b *bench) newPath(gpu cudaipc.UUID) (*path, error) {
 
 func (p *path) close() error { return errors.Join(p.mover.Close(cudaipc.AllPeers), p.pool.Close()) }
 
-// pinned waits until the pool is.
+// pinned waits until the pool is pinned.
 func (p *path) pinned() error {
 	for begin := time.Now(); time.Since(begin) < answerWithin; time.Sleep(lookEvery) {
 		if i := p.info.Load(); i != nil && i.PinError != "" {
@@ -169,7 +181,8 @@ func (p *path) pinned() error {
 	return fmt.Errorf("the pool was not pinned within %v", answerWithin)
 }
 
-// measure gives bytes per second of saves, loads, and a save beside a load, of blocks of fragments that lie apart: the median of the rounds.
+// measure returns the rates of saves, of loads, and of a save beside a load, bytes per second:
+// the median of the rounds. The blocks are made of separate fragments.
 func (p *path) measure(fragment int64, integrity transfer.Integrity, every uint32) (map[string]float64, error) {
 	done := make(chan transfer.Completion, 2)
 	cfg, err := p.config(fragment, integrity, done)
@@ -208,7 +221,7 @@ func (p *path) measure(fragment int64, integrity transfer.Integrity, every uint3
 	rates := map[string]float64{}
 	for way, list := range took {
 		slices.Sort(list)
-		bytes := float64(p.blocks) * movedBlock
+		bytes := float64(p.blocks) * transferBlock
 		if way == "both" {
 			bytes *= 2
 		}
@@ -217,23 +230,37 @@ func (p *path) measure(fragment int64, integrity transfer.Integrity, every uint3
 	return rates, nil
 }
 
-// config is a worker's whose blocks are made of every second fragment of the engine's region.
-func (p *path) config(fragment int64, integrity transfer.Integrity, done chan<- transfer.Completion) (transfer.Config, error) {
+// config returns the options of a worker whose blocks are made of every second fragment of the
+// engine's region.
+func (p *path) config(fragment int64, integrity transfer.Integrity, done chan<- transfer.Completion) (transfer.Config,
+	error) {
 	g := transfer.GroupLayout{NumBlocks: uint32(p.blocks)}
-	for at := int64(0); at < movedBlock; at += fragment {
-		g.Segments = append(g.Segments, transfer.Segment{Region: 1, Offset: uint64(2 * at), Stride: 2 * movedBlock, Bytes: uint32(fragment)})
+	for at := int64(0); at < transferBlock; at += fragment {
+		g.Segments = append(g.Segments, transfer.Segment{
+			Region: 1,
+			Offset: uint64(2 * at),
+			Stride: 2 * transferBlock,
+			Bytes:  uint32(fragment),
+		})
 	}
 	cfg := transfer.Config{
-		Device: p.mover, Peer: 1, Slots: p.pool, Layout: transfer.Layout{Groups: []transfer.GroupLayout{g}}, Integrity: integrity,
-		Lanes: transfer.NewLanes(64, transfer.DefaultLimits.SaveAge, nil), Complete: func(c transfer.Completion) { done <- c },
-		Spec: pool.Spec{Fingerprint: pool.Fingerprint{1}, Identity: []byte("proof"), Shards: 1, Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{movedBlock}}}},
+		Device: p.mover, Peer: 1, Slots: p.pool, Layout: transfer.Layout{Groups: []transfer.GroupLayout{g}},
+		Integrity: integrity,
+		Lanes:     transfer.NewLanes(64, transfer.DefaultLimits.SaveAge, nil),
+		Complete:  func(c transfer.Completion) { done <- c },
+		Spec: pool.Spec{
+			Fingerprint: pool.Fingerprint{1},
+			Identity:    []byte("proof"),
+			Shards:      1,
+			Groups:      []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{transferBlock}}},
+		},
 	}
 	var err error
 	cfg.Space, err = p.pool.OpenSpace(cfg.Spec)
 	return cfg, err
 }
 
-// job is one over all of the engine's blocks, under hashes from first on.
+// job returns a job over all of the engine's blocks, under hashes from first on.
 func (p *path) job(kind transfer.Kind, first int, epoch uint32) transfer.Job {
 	const length = 32
 	s := transfer.Section{}
@@ -243,10 +270,17 @@ func (p *path) job(kind transfer.Kind, first int, epoch uint32) transfer.Job {
 		s.Blocks = append(s.Blocks, uint32(i))
 	}
 	s.Hashes = pool.Chain(blob, length)
-	return transfer.Job{ID: uint64(kind) + 1, Kind: kind, Epoch: epoch, Event: cudaipc.None, Revoke: cudaipc.None, Sections: []transfer.Section{s}}
+	return transfer.Job{
+		ID:       uint64(kind) + 1,
+		Kind:     kind,
+		Epoch:    epoch,
+		Event:    cudaipc.None,
+		Revoke:   cudaipc.None,
+		Sections: []transfer.Section{s},
+	}
 }
 
-// timed submits jobs and waits for all of them, whose blocks are all to be good.
+// timed submits jobs and waits for all of them. Every block must succeed.
 func timed(w *transfer.Worker, jobs []transfer.Job, done <-chan transfer.Completion) (time.Duration, error) {
 	begin := time.Now()
 	for _, j := range jobs {

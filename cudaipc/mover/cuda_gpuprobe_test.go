@@ -30,7 +30,9 @@ func measuredMover(t *testing.T, change func(*mover.Options), env ...string) (*m
 	said := make(chan cudaipc.CUDAInfo, 64)
 	f := devicetest.MoverFixture(t, devicetest.MinArena, cudaipc.KindFD, false, func(o *mover.Options) {
 		o.Device, o.Measure, o.Limits = cudaipc.CUDADevice, true, mover.Limits{Start: 5 * time.Minute}
-		o.Env = append(append([]string{"SOFTCUDA_DIR=" + dir, fmt.Sprintf("SOFTCUDA_CONTEXT_BYTES=%d", contextBytes)}, env...), o.Env...)
+		o.Env = append(append([]string{
+			"SOFTCUDA_DIR=" + dir, fmt.Sprintf("SOFTCUDA_CONTEXT_BYTES=%d", contextBytes),
+		}, env...), o.Env...)
 		o.Informed = func(i cudaipc.CUDAInfo) {
 			select {
 			case said <- i:
@@ -48,7 +50,7 @@ func measuredMover(t *testing.T, change func(*mover.Options), env ...string) (*m
 	return m, said
 }
 
-// next is what a device says of itself now.
+// next returns what a device says of itself now.
 func next(t *testing.T, said <-chan cudaipc.CUDAInfo) cudaipc.CUDAInfo {
 	t.Helper()
 	select {
@@ -60,20 +62,24 @@ func next(t *testing.T, said <-chan cudaipc.CUDAInfo) cudaipc.CUDAInfo {
 	}
 }
 
-// TestCUDAWitness: the first process measures the paths and what the context takes; the next has it from the first.
-func TestCUDAWitness(t *testing.T) {
+// TestCUDAProbe: the first process measures the paths and what the context takes; the next has it
+// from the first.
+func TestCUDAProbe(t *testing.T) {
 	m, said := measuredMover(t, nil)
 	first := next(t, said)
-	if first.Source != cudaipc.TableMeasured || first.Facts.Table == nil || first.Facts.Problem != "" || first.Facts.Context != contextBytes {
+	if first.Source != cudaipc.TableMeasured || first.Facts.Table == nil || first.Facts.Problem != "" ||
+		first.Facts.Context != contextBytes {
 		t.Fatalf("%s, facts %+v, want a table and %d bytes", first.Source, first.Facts, contextBytes)
 	}
-	if err := first.Facts.Table.Check(); err != nil || first.Facts.Table.GPU != first.Name || first.Facts.Table.Driver != first.Driver || first.Facts.Table.Version != cudaipc.CopyTableVersion {
+	if err := first.Facts.Table.Check(); err != nil || first.Facts.Table.GPU != first.Name ||
+		first.Facts.Table.Driver != first.Driver || first.Facts.Table.Version != cudaipc.CopyTableVersion {
 		t.Errorf("table %+v of %s, driver %d: %v", first.Facts.Table, first.Name, first.Driver, err)
 	}
 	if err := unix.Kill(m.Movers()[0].Pid, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(patience); m.Movers()[0].Pid != 0; time.Sleep(time.Millisecond) { // a pause between two looks
+	// a pause between two looks
+	for end := time.Now().Add(testTimeout); m.Movers()[0].Pid != 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("the killed process is not seen")
 		}
@@ -90,8 +96,8 @@ func TestCUDAWitness(t *testing.T) {
 	}
 }
 
-// TestCUDAWitnessKnows: a table of this GPU, driver and version is taken as it is; others are none.
-func TestCUDAWitnessKnows(t *testing.T) {
+// TestCUDAProbeKnows: a table of this GPU, driver and version is taken as it is; others are none.
+func TestCUDAProbeKnows(t *testing.T) {
 	known := cudaipc.DefaultCopyTable()
 	known.GPU, known.Rules[0].UpTo = "Software CUDA device 0", 12345
 	for name, test := range map[string]struct {
@@ -106,17 +112,20 @@ func TestCUDAWitnessKnows(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			table := known
 			table.Driver, table.Version = test.driver, test.version
-			_, said := measuredMover(t, func(o *mover.Options) { o.Tables = []cudaipc.CopyTable{table} }, "SOFTCUDA_DRIVER_VERSION=12080")
+			_, said := measuredMover(t, func(o *mover.Options) { o.Tables = []cudaipc.CopyTable{table} },
+				"SOFTCUDA_DRIVER_VERSION=12080")
 			i := next(t, said)
-			if i.Source != test.want || strings.Contains(i.Paths, "12345") != (test.want == cudaipc.TableKnown) || i.Facts.Context != contextBytes {
+			if i.Source != test.want || strings.Contains(i.Paths, "12345") != (test.want == cudaipc.TableKnown) ||
+				i.Facts.Context != contextBytes {
 				t.Errorf("%s, %s, facts %+v, want %s", i.Source, i.Paths, i.Facts, test.want)
 			}
 		})
 	}
 }
 
-// TestCUDAWitnessFails: a GPU on which nothing can be measured is opened all the same, and why is said.
-func TestCUDAWitnessFails(t *testing.T) {
+// TestCUDAProbeFails: a GPU on which nothing can be measured is opened all the same, and why is
+// said.
+func TestCUDAProbeFails(t *testing.T) {
 	for fault, want := range map[string]string{
 		"cuMemHostAlloc:3:2": "not measured: calibrate: cuMemHostAlloc", // the first two are the rings'
 		"cuMemAlloc:1:2":     "not measured: calibrate: cuMemAlloc",
@@ -130,16 +139,17 @@ func TestCUDAWitnessFails(t *testing.T) {
 	}
 }
 
-// TestCUDAWitnessTakesTheRest: a GPU with room for one context is opened once the witness has given its own back, and what it measured
-// counts.
-func TestCUDAWitnessTakesTheRest(t *testing.T) {
+// TestCUDAProbeTakesTheRest: a GPU with room for one context is opened once the probe has given
+// its own back, and what it measured counts.
+func TestCUDAProbeTakesTheRest(t *testing.T) {
 	_, said := measuredMover(t, nil, "SOFTCUDA_MEMORY=167772160", "SOFTCUDA_CONTEXT_BYTES=104857600")
-	if i := next(t, said); i.Source != cudaipc.TableMeasured || i.Facts.Context != 0 || !strings.Contains(i.Facts.Problem, "opened only without") {
+	if i := next(t, said); i.Source != cudaipc.TableMeasured || i.Facts.Context != 0 ||
+		!strings.Contains(i.Facts.Problem, "opened only without") {
 		t.Errorf("%s, facts %+v, want the measured table and why the context was not", i.Source, i.Facts)
 	}
 }
 
-// TestCUDALimitsAreTold as the driver has them behind the lowering, whatever it made of that.
+// TestCUDALimitsAreTold: Info has the driver's limits after the lowering.
 func TestCUDALimitsAreTold(t *testing.T) {
 	for env, want := range map[string]cudaipc.CUDALimits{
 		"SOFTCUDA_FAIL=":                    {Stack: 256},
