@@ -71,7 +71,8 @@ func hexHashes(blob []byte) (out []string) {
 	return out
 }
 
-// Foreign clients against a filled pool: all forms on one socket, whole blocks, never more than the prompt.
+// Foreign clients against a filled pool: all forms on one socket, whole blocks, never more than the
+// prompt.
 func TestForeignForms(t *testing.T) {
 	r := newRig(t)
 	const name = "lookup_rpc_port_0_dp_rank0"
@@ -192,7 +193,9 @@ func TestLookupNeedsAllRanks(t *testing.T) {
 
 // Engines of one space share a socket; it goes with the last of them.
 func TestSharedLookupSocket(t *testing.T) {
-	r := newRig(t, withConfig(func(c *Config) { c.Lookups = map[string]pool.Fingerprint{"fixed": register("a").Space()} }))
+	r := newRig(t, withConfig(func(c *Config) {
+		c.Lookups = map[string]pool.Fingerprint{"fixed": register("a").Space()}
+	}))
 	reg := register("a")
 	reg.LookupName = "shared"
 	schedulerA, a, _ := r.joinEngine(reg)

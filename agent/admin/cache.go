@@ -111,7 +111,7 @@ func (s *Server) cacheList(rw http.ResponseWriter, r *http.Request) {
 		http.Error(rw, err.Error(), http.StatusBadRequest)
 		return
 	}
-	sayJSON(rw, s.view.cache(f))
+	writeJSON(rw, s.view.cache(f))
 }
 
 var errNoFilter = errors.New("nothing says what to remove, allowed: one or more of space, model, tenant")
@@ -131,5 +131,5 @@ func (s *Server) cacheRemove(rw http.ResponseWriter, r *http.Request) {
 		http.Error(rw, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	sayJSON(rw, removed)
+	writeJSON(rw, removed)
 }

@@ -66,8 +66,8 @@ const (
 	useMarksModel = "(marks of use)"
 )
 
-// tierQuestion is a request for what a tier holds.
-type tierQuestion struct {
+// tierRequest is a request for what a tier holds.
+type tierRequest struct {
 	tier   string
 	filter cacheFilter
 	blocks int  // named at most
@@ -75,7 +75,7 @@ type tierQuestion struct {
 	dry    bool // a removal only counts
 }
 
-func parseTierQuestion(query url.Values) (q tierQuestion, err error) {
+func parseTierRequest(query url.Values) (q tierRequest, err error) {
 	rest := url.Values{}
 	for key, values := range query {
 		value := values[len(values)-1]
@@ -116,20 +116,20 @@ func countIn(key, value string, high int) (int, error) {
 // tierView lists one tier, with the names of the spaces that this agent knows.
 type tierView struct {
 	contents pool.TierContents
-	question *tierQuestion
+	request  *tierRequest
 	within   time.Duration                   // to list
 	known    map[pool.Fingerprint]CacheSpace // by the name in the tiers
 	picked   map[pool.Fingerprint]*CacheTierSpace
 }
 
 // viewTier lists for within at most.
-func (v *View) viewTier(q *tierQuestion, within time.Duration) (*tierView, error) {
+func (v *View) viewTier(q *tierRequest, within time.Duration) (*tierView, error) {
 	contents := v.source.Tiers
 	if contents == nil {
 		return nil, fmt.Errorf("tier %q: %w", q.tier, pool.ErrNoTier)
 	}
 	t := &tierView{
-		contents: contents, question: q, within: within,
+		contents: contents, request: q, within: within,
 		known: map[pool.Fingerprint]CacheSpace{}, picked: map[pool.Fingerprint]*CacheTierSpace{},
 	}
 	t.known[pool.EpochMarkers] = CacheSpace{Space: hex.EncodeToString(pool.EpochMarkers[:]), Model: markersModel}
@@ -145,13 +145,13 @@ func (v *tierView) space(name pool.Fingerprint) *CacheTierSpace {
 	if s, seen := v.picked[name]; seen {
 		return s
 	}
-	says, known := v.known[name]
+	info, known := v.known[name]
 	if !known {
-		says = CacheSpace{Space: hex.EncodeToString(name[:])}
+		info = CacheSpace{Space: hex.EncodeToString(name[:])}
 	}
 	v.picked[name] = nil
-	if v.question.filter.picks(&says) {
-		v.picked[name] = &CacheTierSpace{Space: says.Space, Known: known, Model: says.Model, Tenant: says.Tenant}
+	if v.request.filter.picks(&info) {
+		v.picked[name] = &CacheTierSpace{Space: info.Space, Known: known, Model: info.Model, Tenant: info.Tenant}
 	}
 	return v.picked[name]
 }
@@ -161,7 +161,7 @@ func (v *tierView) each(ctx context.Context, found func(s *CacheTierSpace, k *po
 	ctx, cancel := context.WithTimeout(ctx, v.within)
 	defer cancel()
 	complete = true
-	err = v.contents.ListTier(ctx, v.question.tier, func(k pool.Key, bytes int64) bool {
+	err = v.contents.ListTier(ctx, v.request.tier, func(k pool.Key, bytes int64) bool {
 		if _, seen := v.picked[k.Space]; !seen && len(v.picked) == maxTierSpaces {
 			complete = false
 		} else if s := v.space(k.Space); s != nil {
@@ -177,12 +177,12 @@ func (v *tierView) each(ctx context.Context, found func(s *CacheTierSpace, k *po
 
 // list counts, and names blocks.
 func (v *tierView) list(ctx context.Context) (out CacheTier, err error) {
-	out = CacheTier{Tier: v.question.tier, Spaces: []CacheTierSpace{}, Blocks: []CacheTierBlock{}}
-	skip := v.question.skip
+	out = CacheTier{Tier: v.request.tier, Spaces: []CacheTierSpace{}, Blocks: []CacheTierBlock{}}
+	skip := v.request.skip
 	out.Complete, err = v.each(ctx, func(s *CacheTierSpace, k *pool.Key, bytes int64) bool {
 		s.Shards++
 		s.Bytes += bytes
-		if skip--; skip < 0 && len(out.Blocks) < v.question.blocks {
+		if skip--; skip < 0 && len(out.Blocks) < v.request.blocks {
 			out.Blocks = append(out.Blocks, CacheTierBlock{s.Space, k.Group, k.Shard, hex.EncodeToString(k.Hash.Bytes[:k.Hash.Len]), bytes})
 		}
 		return true
@@ -200,7 +200,7 @@ func (v *tierView) list(ctx context.Context) (out CacheTier, err error) {
 
 // remove removes what the filter picks, or only counts it.
 func (v *tierView) remove(ctx context.Context) (out CacheTierRemoved, err error) {
-	out = CacheTierRemoved{Tier: v.question.tier, Dry: v.question.dry}
+	out = CacheTierRemoved{Tier: v.request.tier, Dry: v.request.dry}
 	var keys []pool.Key
 	var sizes []int64
 	out.Complete, err = v.each(ctx, func(_ *CacheTierSpace, k *pool.Key, bytes int64) bool {
@@ -217,7 +217,7 @@ func (v *tierView) remove(ctx context.Context) (out CacheTierRemoved, err error)
 	})
 	for err == nil && len(keys) > 0 {
 		n := min(removedAtOnce, len(keys))
-		if err = v.contents.DeleteIn(ctx, v.question.tier, keys[:n]); err != nil {
+		if err = v.contents.DeleteIn(ctx, v.request.tier, keys[:n]); err != nil {
 			break
 		}
 		for _, bytes := range sizes[:n] {
@@ -232,11 +232,11 @@ func (v *tierView) remove(ctx context.Context) (out CacheTierRemoved, err error)
 	return out, err
 }
 
-// badQuestion is an error of who asks.
-type badQuestion struct{ error }
+// badRequest is an error of who asks.
+type badRequest struct{ error }
 
 func statusOf(err error) int {
-	var bad badQuestion
+	var bad badRequest
 	if errors.As(err, &bad) || errors.Is(err, pool.ErrNoTier) || errors.Is(err, pool.ErrUnlisted) || errors.Is(err, errNoFilter) {
 		return http.StatusBadRequest
 	}
@@ -245,25 +245,25 @@ func statusOf(err error) int {
 
 // cacheTier serves GET /cache/tier?tier=&space=&model=&tenant=&blocks=&skip=.
 func (s *Server) cacheTier(rw http.ResponseWriter, r *http.Request) {
-	s.askTier(rw, r, func(ctx context.Context, v *tierView) (any, error) { return v.list(ctx) })
+	s.serveTier(rw, r, func(ctx context.Context, v *tierView) (any, error) { return v.list(ctx) })
 }
 
 // cacheTierRemove serves POST /cache/tier/rm?tier=&space=&model=&tenant=&dry=1; at least one of the filter must be given.
 func (s *Server) cacheTierRemove(rw http.ResponseWriter, r *http.Request) {
-	s.askTier(rw, r, func(ctx context.Context, v *tierView) (any, error) {
-		if v.question.filter == (cacheFilter{}) {
+	s.serveTier(rw, r, func(ctx context.Context, v *tierView) (any, error) {
+		if v.request.filter == (cacheFilter{}) {
 			return nil, errNoFilter
 		}
 		return v.remove(ctx)
 	})
 }
 
-func (s *Server) askTier(rw http.ResponseWriter, r *http.Request, answer func(context.Context, *tierView) (any, error)) {
+func (s *Server) serveTier(rw http.ResponseWriter, r *http.Request, answer func(context.Context, *tierView) (any, error)) {
 	ctx, cancel := context.WithTimeout(r.Context(), s.limit*7/8)
 	defer cancel()
-	q, err := parseTierQuestion(r.URL.Query())
+	q, err := parseTierRequest(r.URL.Query())
 	if err != nil {
-		err = badQuestion{err}
+		err = badRequest{err}
 	}
 	var v *tierView
 	if err == nil {
@@ -277,5 +277,5 @@ func (s *Server) askTier(rw http.ResponseWriter, r *http.Request, answer func(co
 		http.Error(rw, err.Error(), statusOf(err))
 		return
 	}
-	sayJSON(rw, out)
+	writeJSON(rw, out)
 }

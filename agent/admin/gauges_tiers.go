@@ -92,14 +92,14 @@ var (
 	promiseBytesDesc = desc("kvagent_promise_bytes", "Bytes of them.")
 	promiseCapDesc   = desc("kvagent_promise_cap_bytes", "The prefetch budget.")
 	promisedDesc     = desc("kvagent_promises_made_total", "Blocks that were to be brought to memory.")
-	landedDesc       = desc("kvagent_promises_kept_total", "Of those, blocks that came.")
-	unkeptDesc       = desc("kvagent_promises_unkept_total", "Of those, blocks that did not come, cancelled ones included.")
+	fulfilledDesc    = desc("kvagent_promises_fulfilled_total", "Of those, blocks that came.")
+	failedDesc       = desc("kvagent_promises_failed_total", "Of those, blocks that did not come, cancelled ones included.")
 	cancelledDesc    = desc("kvagent_promises_cancelled_total", "Of those, blocks that nobody wanted any more.")
 	expiredDesc      = desc("kvagent_promises_expired_total", "Of those, blocks that had not come by their deadlines.")
 	adoptedDesc      = desc("kvagent_resets_adopted_total", "Resets of other nodes that were taken over.")
 	againDesc        = desc("kvagent_resets_repeated_total", "Resets that met another node's and were made once more.")
 	namesDesc        = desc("kvagent_names_to_collect", "Names in tiers that nobody uses, still to be collected.")
-	namesLostDesc    = desc("kvagent_names_not_noted_total", "Names not collected because too many waited.")
+	namesLostDesc    = desc("kvagent_names_dropped_total", "Names not collected because too many waited.")
 	unusedDesc       = desc("kvagent_generations_unused_total",
 		"Named generations to be collected, because this node has not used them for --tier-collect-unused.")
 	elsewhereDesc = desc("kvagent_generations_used_elsewhere_total",
@@ -111,8 +111,8 @@ func describeTiers(ch chan<- *prometheus.Desc) {
 		ch <- s.desc
 	}
 	for _, d := range []*prometheus.Desc{
-		tierStateDesc, tierEventDesc, promisesDesc, promiseBytesDesc, promiseCapDesc, promisedDesc, landedDesc,
-		unkeptDesc, cancelledDesc, expiredDesc, adoptedDesc, againDesc, namesDesc, namesLostDesc,
+		tierStateDesc, tierEventDesc, promisesDesc, promiseBytesDesc, promiseCapDesc, promisedDesc, fulfilledDesc,
+		failedDesc, cancelledDesc, expiredDesc, adoptedDesc, againDesc, namesDesc, namesLostDesc,
 		unusedDesc, elsewhereDesc,
 	} {
 		ch <- d
@@ -137,7 +137,7 @@ func collectTiers(ch chan<- prometheus.Metric, r *pool.TierReport) {
 	}{
 		{promisesDesc, prometheus.GaugeValue, float64(r.Promises)}, {promiseBytesDesc, prometheus.GaugeValue, float64(r.PromiseBytes)},
 		{promiseCapDesc, prometheus.GaugeValue, float64(r.PromiseCap)}, {promisedDesc, prometheus.CounterValue, float64(r.Promised)},
-		{landedDesc, prometheus.CounterValue, float64(r.Landed)}, {unkeptDesc, prometheus.CounterValue, float64(r.Unkept)},
+		{fulfilledDesc, prometheus.CounterValue, float64(r.Landed)}, {failedDesc, prometheus.CounterValue, float64(r.Unkept)},
 		{cancelledDesc, prometheus.CounterValue, float64(r.Cancelled)},
 		{expiredDesc, prometheus.CounterValue, float64(r.Expired)},
 		{adoptedDesc, prometheus.CounterValue, float64(r.Adopted)},

@@ -18,25 +18,25 @@ import (
 type Metrics struct {
 	registry *prometheus.Registry
 
-	lookups, lookupHits       *Counter
-	tokensAsked, tokensFound  *Counter
-	lookupStatus              [8]*Counter
-	lookupForm                [8]*Counter
-	saved, loaded             [32]*Counter // by block status
-	savedBytes, loadedBytes   *Counter
-	Samples                   [2]SampleCounters // by transfer.Kind
-	LoadsHeld, LoadsUnsettled *Counter
-	LeasesGiven, LeasesPassed *Counter // passed: a release or load named a lease that is not open
-	Registrations             map[string]*Counter
-	SessionEnds               map[string]*Counter
-	Malformed                 map[string]*Counter
-	lookupMax, AskMax         MaxDuration // of look-ups in the own form: all of one, and its wait for shared tiers
-	latest                    latest      // the one farthest beyond its deadline
-	late                      prometheus.Histogram
-	Resets, SessionsRefused   *Counter
-	CleanupMax                MaxDuration
-	Cleanup                   prometheus.Histogram
-	Panics                    map[string]*Counter // by place
+	lookups, lookupHits        *Counter
+	tokensAsked, tokensFound   *Counter
+	lookupStatus               [8]*Counter
+	lookupForm                 [8]*Counter
+	saved, loaded              [32]*Counter // by block status
+	savedBytes, loadedBytes    *Counter
+	Samples                    [2]SampleCounters // by transfer.Kind
+	LoadsHeld, LoadsTimedOut   *Counter
+	LeasesGiven, LeasesUnknown *Counter // unknown: a release or load named a lease that is not open
+	Registrations              map[string]*Counter
+	SessionEnds                map[string]*Counter
+	Malformed                  map[string]*Counter
+	lookupMax, AskMax          MaxDuration // of look-ups in the own form: all of one, and its wait for shared tiers
+	worstLate                  worstLate   // the one farthest beyond its deadline
+	late                       prometheus.Histogram
+	Resets, SessionsRefused    *Counter
+	CleanupMax                 MaxDuration
+	Cleanup                    prometheus.Histogram
+	Panics                     map[string]*Counter // by place
 }
 
 // Results of a registration.
@@ -127,9 +127,9 @@ func (m *Metrics) makeBlocks() {
 
 func (m *Metrics) makeSessions(endReasons, panicPlaces []string) {
 	m.LeasesGiven = m.counter("kvagent_leases_given_total", "Leases given by look-ups.")
-	m.LeasesPassed = m.counter("kvagent_leases_unknown_total", "Leases named by a release or a load that were not open: revoked, ended, or never given.")
+	m.LeasesUnknown = m.counter("kvagent_leases_unknown_total", "Leases named by a release or a load that were not open: revoked, ended, or never given.")
 	m.LoadsHeld = m.counter("kvagent_loads_held_total", "Loads that waited for blocks being brought up from lower tiers.")
-	m.LoadsUnsettled = m.counter("kvagent_loads_unsettled_total", "Of those, loads that went on before all had come or failed, because they had waited as long as a job may.")
+	m.LoadsTimedOut = m.counter("kvagent_loads_held_timeout_total", "Of those, loads that went on before all had come or failed, because they had waited as long as a job may.")
 	m.Registrations = m.series("kvagent_registrations_total", "Registrations by result.", "result", ResultDone, ResultRefused, ResultClash)
 	m.SessionEnds = m.series("kvagent_session_ends_total", "Session sockets that ended, by reason.", "reason", endReasons...)
 	m.Malformed = m.series("kvagent_session_malformed_total", "Sessions ended because of a malformed message, by reason.", "reason", malformedReasons()...)
@@ -188,11 +188,11 @@ func (m *Metrics) CountLookup(form ipc.Form, status ipc.LookupStatus, asked, fou
 
 // CountTime notes what a look-up in the own form took, and says whether that is beyond its deadline.
 func (m *Metrics) CountTime(took, deadline time.Duration) (late bool) {
-	m.lookupMax.Show(took)
+	m.lookupMax.Observe(took)
 	if took <= deadline {
 		return false
 	}
-	m.latest.show(lateLookup{read: time.Now().Add(-took), took: took, over: took - deadline})
+	m.worstLate.show(lateLookup{read: time.Now().Add(-took), took: took, over: took - deadline})
 	m.late.Observe((took - deadline).Seconds())
 	return true
 }
@@ -200,8 +200,8 @@ func (m *Metrics) CountTime(took, deadline time.Duration) (late bool) {
 // MaxDuration keeps the longest of what it was shown.
 type MaxDuration struct{ atomic.Int64 }
 
-// Show keeps d if it is the longest.
-func (m *MaxDuration) Show(d time.Duration) {
+// Observe keeps d if it is the longest.
+func (m *MaxDuration) Observe(d time.Duration) {
 	for {
 		old := m.Load()
 		if int64(d) <= old || m.CompareAndSwap(old, int64(d)) {
@@ -220,13 +220,13 @@ type lateLookup struct {
 	took, over time.Duration
 }
 
-// latest keeps the look-up that was farthest beyond its deadline, and when that was: only so can it be held against what the machine did meanwhile.
-type latest struct {
+// worstLate keeps the look-up that was farthest beyond its deadline, and when that was: only so can it be held against what the machine did meanwhile.
+type worstLate struct {
 	mu  sync.Mutex
 	one lateLookup
 }
 
-func (l *latest) show(one lateLookup) {
+func (l *worstLate) show(one lateLookup) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if one.over > l.one.over {
@@ -234,7 +234,7 @@ func (l *latest) show(one lateLookup) {
 	}
 }
 
-func (l *latest) get() lateLookup {
+func (l *worstLate) get() lateLookup {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.one

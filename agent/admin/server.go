@@ -116,9 +116,9 @@ func CheckHTTPAddr(addr string, anyAddr bool) error {
 func (s *Server) routes() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.view.metrics.registry, promhttp.HandlerOpts{}))
-	mux.HandleFunc("GET /livez", func(rw http.ResponseWriter, _ *http.Request) { sayHealth(rw, s.view.source.Live()) })
-	mux.HandleFunc("GET /readyz", func(rw http.ResponseWriter, _ *http.Request) { sayHealth(rw, s.view.source.Ready()) })
-	mux.HandleFunc("GET /status", func(rw http.ResponseWriter, _ *http.Request) { sayJSON(rw, s.view.Status()) })
+	mux.HandleFunc("GET /livez", func(rw http.ResponseWriter, _ *http.Request) { writeHealth(rw, s.view.source.Live()) })
+	mux.HandleFunc("GET /readyz", func(rw http.ResponseWriter, _ *http.Request) { writeHealth(rw, s.view.source.Ready()) })
+	mux.HandleFunc("GET /status", func(rw http.ResponseWriter, _ *http.Request) { writeJSON(rw, s.view.Status()) })
 	mux.HandleFunc("POST /set", s.set)
 	mux.HandleFunc("GET /cache", s.cacheList)
 	mux.HandleFunc("POST /cache/rm", s.cacheRemove)
@@ -127,8 +127,8 @@ func (s *Server) routes() http.Handler {
 	return mux
 }
 
-// sayHealth answers 200 ok, or 503 with the reason.
-func sayHealth(rw http.ResponseWriter, err error) {
+// writeHealth answers 200 ok, or 503 with the reason.
+func writeHealth(rw http.ResponseWriter, err error) {
 	if err != nil {
 		http.Error(rw, err.Error(), http.StatusServiceUnavailable)
 		return
@@ -136,7 +136,7 @@ func sayHealth(rw http.ResponseWriter, err error) {
 	fmt.Fprintln(rw, "ok")
 }
 
-func sayJSON(rw http.ResponseWriter, v any) {
+func writeJSON(rw http.ResponseWriter, v any) {
 	text, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
 		http.Error(rw, err.Error(), http.StatusInternalServerError)
@@ -166,7 +166,7 @@ func (s *Server) set(rw http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	sayJSON(rw, s.view.source.Set(loads, saves))
+	writeJSON(rw, s.view.source.Set(loads, saves))
 }
 
 // ParseSwitch reads on or off.

@@ -170,7 +170,7 @@ func (v *View) Status() Status {
 		Movers: moverStatus(now.Movers), Sample: m.sampleStatus(now.VerifySample, now.LastMismatch), LeftBehind: now.LeftBehind,
 		Tiers: tiersStatus(now.Tiers),
 	}
-	if late := m.latest.get(); late.over > 0 {
+	if late := m.worstLate.get(); late.over > 0 {
 		st.LookupOverUS, st.LookupOverTookUS = microseconds(late.over), microseconds(late.took)
 		st.LookupOverAt = float64(late.read.UnixMicro()) / 1e6
 	}

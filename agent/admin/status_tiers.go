@@ -8,15 +8,15 @@ type TiersStatus struct {
 	PromiseBytes int64        `json:"promise_bytes"`
 	PromiseCap   int64        `json:"promise_cap_bytes"`
 	Promised     uint64       `json:"promised"`
-	Kept         uint64       `json:"kept"`
-	Unkept       uint64       `json:"unkept"`
+	Kept         uint64       `json:"fulfilled"`
+	Unkept       uint64       `json:"failed"`
 	Cancelled    uint64       `json:"cancelled"`
 	Expired      uint64       `json:"expired"`                   // of unkept: open at their deadlines
 	Prefill      float64      `json:"prefill_tokens_per_second"` // by which answers are cut; 0: they are not
 	Adopted      uint64       `json:"resets_adopted"`            // of other nodes
 	Again        uint64       `json:"resets_repeated"`           // that met another node's
 	Names        int          `json:"names_to_collect"`          // in tiers, that nobody uses
-	NamesLost    uint64       `json:"names_not_noted"`           // because too many waited
+	NamesLost    uint64       `json:"names_dropped"`             // because too many waited
 	Unused       uint64       `json:"generations_unused"`        // named ones, to be collected
 	Elsewhere    uint64       `json:"generations_used_elsewhere"`
 	List         []TierStatus `json:"list"`
