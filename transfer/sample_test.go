@@ -181,7 +181,7 @@ func catchesSave(t *testing.T, open openSampled, fault devicetest.Miscopied, int
 	c := r.finish(save(1, section(0, 4, 0)))
 	if every == 0 {
 		if c.Status[3] != pool.OK || r.stored(0, 4) != 4 {
-			t.Errorf("unchecked, the wrong block has status %d: this test's device does not go wrong as a GPU does",
+			t.Errorf("unchecked, the wrong block has status %d: this test's device does not fail as a GPU does",
 				c.Status[3])
 		}
 		return
@@ -204,7 +204,8 @@ func catchesLoad(t *testing.T, open openSampled, fault devicetest.Miscopied, int
 	if every == 0 {
 		if caught := c.Status[3] != pool.OK; !wrong || caught != (integrity == Full &&
 			fault == devicetest.CopiedMisplaced) {
-			t.Errorf("unchecked, the wrong block (%v) has status %d: this test's device does not go wrong as a GPU does", wrong, c.Status[3])
+			t.Errorf("unchecked, the wrong block (%v) has status %d: this test's device does not fail as a GPU does",
+				wrong, c.Status[3])
 		}
 		return
 	}

@@ -95,7 +95,8 @@ func layout() Layout {
 	g.NumBlocks = blocks
 	for r := range 2 {
 		for i := range 2 {
-			g.Segments = append(g.Segments, Segment{Region: cudaipc.RegionID(r), Offset: uint64(i) * piece, Stride: 2 * piece, Bytes: piece})
+			g.Segments = append(g.Segments,
+				Segment{Region: cudaipc.RegionID(r), Offset: uint64(i) * piece, Stride: 2 * piece, Bytes: piece})
 		}
 	}
 	return Layout{Groups: []GroupLayout{g}}
@@ -164,7 +165,8 @@ func (s *station) sample(cfg *Config) {
 	if slots, ok := cfg.Slots.(interface{ Arena() ([]byte, int) }); ok {
 		arena, _ = slots.Arena()
 	}
-	cfg.Sampling = Sampling{Every: 3, Arena: arena, Mismatch: func(m Mismatch) { s.t.Errorf("a block does not match: %+v", m) }}
+	cfg.Sampling = Sampling{Every: 3, Arena: arena,
+		Mismatch: func(m Mismatch) { s.t.Errorf("a block does not match: %+v", m) }}
 }
 
 func dup(t *testing.T, r cudaipc.Region) cudaipc.Region {
@@ -202,7 +204,8 @@ func load(id uint64, sections ...Section) Job {
 	return Job{ID: id, Kind: Load, Epoch: 1, Event: cudaipc.None, Revoke: cudaipc.None, Sections: sections}
 }
 
-// hold makes the stream stand still until the returned function is called, at the latest at the test's end.
+// hold makes the stream stand still until the returned function is called, at the latest at the
+// test's end.
 func (s *station) hold(kernel func()) (letGo func()) {
 	gate := make(chan struct{})
 	letGo = sync.OnceFunc(func() { close(gate) })
@@ -279,7 +282,8 @@ func (s *station) ends(id uint64, want pool.Status) Completion {
 	return c
 }
 
-// reaches waits until a thread is in a phase; a completion meanwhile is a failure that why explains.
+// reaches waits until a thread is in a phase; a completion meanwhile is a failure that why
+// explains.
 func (s *station) reaches(kind Kind, phase Phase, why string) {
 	s.t.Helper()
 	for end := time.Now().Add(patience); ; {

@@ -21,7 +21,8 @@ func TestStoredIsToldAtOnce(t *testing.T) {
 }
 
 // TestTwoEnginesStoreOnce: while one copies, the other is told so at once, and holds nothing.
-// TestStoringElsewhereIsToldAtOnce: what another engine is storing is told before the own step has ended.
+// TestStoringElsewhereIsToldAtOnce: what another engine is storing is told before the own step has
+// ended.
 func TestStoringElsewhereIsToldAtOnce(t *testing.T) {
 	n := newNode(t, 64, false)
 	g := newGate(n.host)
@@ -85,13 +86,14 @@ func TestFullQueueIsBusy(t *testing.T) {
 	for id := uint64(1); id <= 4; id++ {
 		s.ends(id, pool.OK)
 	}
-	if counts := s.worker.State().Save.Counts; counts.Jobs != 4 || counts.Bytes != 4*blockSize || counts.Blocks[pool.OK] != 4 {
+	if counts := s.worker.State().Save.Counts; counts.Jobs != 4 || counts.Bytes != 4*blockSize ||
+		counts.Blocks[pool.OK] != 4 {
 		t.Errorf("counts %+v", counts)
 	}
 }
 
-// TestQueueOfLargeJobsIsBusy: jobs are counted by their blocks too, because that is what takes memory; but one job
-// always has a place.
+// TestQueueOfLargeJobsIsBusy: jobs are counted by their blocks too, because that is what takes
+// memory; but one job always has a place.
 func TestQueueOfLargeJobsIsBusy(t *testing.T) {
 	s := newNode(t, 64, false).join(t, func(c *Config) { c.Limits = DefaultLimits; c.Limits.QueueBlocks = 5 })
 	letGo := s.hold(func() {})
@@ -199,7 +201,8 @@ func TestEventThatNeverComes(t *testing.T) {
 	}
 }
 
-// TestCloseCompletesEveryJob: those in the queues, the one that waits, and the one whose copy is under way.
+// TestCloseCompletesEveryJob: those in the queues, the one that waits, and the one whose copy is
+// under way.
 func TestCloseCompletesEveryJob(t *testing.T) {
 	n := newNode(t, 64, false)
 	g := newGate(n.host)
