@@ -42,7 +42,7 @@ type Config struct {
 	Limits  Limits
 	Version string // of this build, for status
 	// Orphans reports the movers that earlier agents of the directory left running; nil: none.
-	LeftBehind func() admin.LeftBehind
+	Orphans func() admin.Orphans
 }
 
 // Limits bounds an agent's waits, and what clients may make it keep. Protocol limits are in package

@@ -39,7 +39,7 @@ func (a *Agent) snapshot() admin.Snapshot {
 		Sessions: len(a.sessions.list()), Regions: a.memory.mappings.open(), Jobs: a.inflight.count(),
 		Stuck: len(a.watchdog.stuckWorkers()), PendingFDs: a.memory.pendingFDs.Load(), LeaseCap: a.cfg.LeaseBytes,
 		Sockets: a.sockets.names(), Lookups: a.sockets.counters(),
-		Pool: a.pool.Stats(), Movers: a.movers(), LeftBehind: admin.LeftBehind{PIDs: []int{}},
+		Pool: a.pool.Stats(), Movers: a.movers(), Orphans: admin.Orphans{PIDs: []int{}},
 		VerifySample: a.cfg.VerifySample, LastMismatch: a.workers.mismatches.lastOne(),
 	}
 	s.Engines, s.EnginesComplete = a.registry.countEngines()
@@ -48,8 +48,8 @@ func (a *Agent) snapshot() admin.Snapshot {
 		report := a.tiers.Report()
 		s.Tiers = &report
 	}
-	if a.cfg.LeftBehind != nil {
-		s.LeftBehind = a.cfg.LeftBehind()
+	if a.cfg.Orphans != nil {
+		s.Orphans = a.cfg.Orphans()
 	}
 	return s
 }

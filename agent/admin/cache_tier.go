@@ -16,7 +16,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Limits of one question for what a tier holds. Listing also ends after half of Options.Limit, and removing after seven eighths.
+// Limits of one request about a tier's contents. Listing also ends after half of Options.Limit, and
+// removing after seven eighths.
 const (
 	MaxTierBlocks  = 10_000  // shards named in one answer
 	maxTierSpaces  = 10_000  // spaces counted in one answer
@@ -24,11 +25,12 @@ const (
 	removedAtOnce  = 1024    // by one call of the store
 )
 
-// CacheTier is what /cache/tier says: what one tier holds of the spaces that were asked for.
+// CacheTier is the contents of /cache/tier: what one tier holds of the spaces that the filter
+// picks.
 type CacheTier struct {
 	Tier     string           `json:"tier"`
 	Spaces   []CacheTierSpace `json:"spaces"`
-	Blocks   []CacheTierBlock `json:"blocks"`   // those that were asked for by skip and blocks
+	Blocks   []CacheTierBlock `json:"blocks"`   // the page selected by skip and blocks
 	Complete bool             `json:"complete"` // false: it holds more than was counted within the limits
 }
 
@@ -51,7 +53,7 @@ type CacheTierBlock struct {
 	Bytes int64  `json:"bytes"`
 }
 
-// CacheTierRemoved is what /cache/tier/rm did.
+// CacheTierRemoved is the result of /cache/tier/rm.
 type CacheTierRemoved struct {
 	Tier     string `json:"tier"`
 	Dry      bool   `json:"dry"` // nothing was removed
@@ -60,7 +62,7 @@ type CacheTierRemoved struct {
 	Complete bool   `json:"complete"` // false: it holds more that the filter picks, and the request may be repeated
 }
 
-// What the values of kvagent itself in a shared tier are listed as.
+// Names under which kvagent's own values in a shared tier are listed.
 const (
 	markersModel  = "(markers of resets)"
 	useMarksModel = "(marks of use)"
@@ -71,7 +73,7 @@ type tierRequest struct {
 	tier   string
 	filter cacheFilter
 	blocks int  // named at most
-	skip   int  // shards passed over before that
+	skip   int  // shards skipped before
 	dry    bool // a removal only counts
 }
 
@@ -99,7 +101,7 @@ func parseTierRequest(query url.Values) (q tierRequest, err error) {
 		}
 	}
 	if q.tier == "" {
-		return q, errors.New("tier: not given, allowed: the name of one, as /cache says")
+		return q, errors.New("tier: not given, allowed: the name of a tier in /cache")
 	}
 	q.filter, err = parseFilter(rest)
 	return q, err
@@ -122,7 +124,7 @@ type tierView struct {
 	picked   map[pool.Fingerprint]*CacheTierSpace
 }
 
-// viewTier lists for within at most.
+// viewTier makes a view that lists for at most within.
 func (v *View) viewTier(q *tierRequest, within time.Duration) (*tierView, error) {
 	contents := v.source.Tiers
 	if contents == nil {
@@ -140,7 +142,7 @@ func (v *View) viewTier(q *tierRequest, within time.Duration) (*tierView, error)
 	return t, nil
 }
 
-// space is what was counted of a key's space so far; nil if the filter does not pick it.
+// space returns the counts of a key's space so far, or nil if the filter does not pick it.
 func (v *tierView) space(name pool.Fingerprint) *CacheTierSpace {
 	if s, seen := v.picked[name]; seen {
 		return s
@@ -156,8 +158,10 @@ func (v *tierView) space(name pool.Fingerprint) *CacheTierSpace {
 	return v.picked[name]
 }
 
-// each calls found for what the filter picks, until it gives false, and says whether it came to the end: not if its time was over before.
-func (v *tierView) each(ctx context.Context, found func(s *CacheTierSpace, k *pool.Key, bytes int64) bool) (complete bool, err error) {
+// each calls found for the shards that the filter picks until found returns false. It reports
+// whether it reached the end within its time.
+func (v *tierView) each(ctx context.Context,
+	found func(s *CacheTierSpace, k *pool.Key, bytes int64) bool) (complete bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, v.within)
 	defer cancel()
 	complete = true
@@ -170,7 +174,7 @@ func (v *tierView) each(ctx context.Context, found func(s *CacheTierSpace, k *po
 		return complete
 	})
 	if err != nil && ctx.Err() != nil {
-		return false, nil // what there was time for is told
+		return false, nil // the result is what there was time for
 	}
 	return complete && ctx.Err() == nil, err
 }
@@ -183,7 +187,8 @@ func (v *tierView) list(ctx context.Context) (out CacheTier, err error) {
 		s.Shards++
 		s.Bytes += bytes
 		if skip--; skip < 0 && len(out.Blocks) < v.request.blocks {
-			out.Blocks = append(out.Blocks, CacheTierBlock{s.Space, k.Group, k.Shard, hex.EncodeToString(k.Hash.Bytes[:k.Hash.Len]), bytes})
+			out.Blocks = append(out.Blocks,
+				CacheTierBlock{s.Space, k.Group, k.Shard, hex.EncodeToString(k.Hash.Bytes[:k.Hash.Len]), bytes})
 		}
 		return true
 	})
@@ -227,17 +232,18 @@ func (v *tierView) remove(ctx context.Context) (out CacheTierRemoved, err error)
 		keys, sizes = keys[n:], sizes[n:]
 	}
 	if err != nil && ctx.Err() != nil {
-		out.Complete, err = false, nil // what there was time for is told
+		out.Complete, err = false, nil // the result is what there was time for
 	}
 	return out, err
 }
 
-// badRequest is an error of who asks.
+// badRequest is an error of the client.
 type badRequest struct{ error }
 
 func statusOf(err error) int {
 	var bad badRequest
-	if errors.As(err, &bad) || errors.Is(err, pool.ErrNoTier) || errors.Is(err, pool.ErrUnlisted) || errors.Is(err, errNoFilter) {
+	if errors.As(err, &bad) || errors.Is(err, pool.ErrNoTier) || errors.Is(err, pool.ErrUnlisted) ||
+		errors.Is(err, errNoFilter) {
 		return http.StatusBadRequest
 	}
 	return http.StatusInternalServerError
@@ -248,7 +254,8 @@ func (s *Server) cacheTier(rw http.ResponseWriter, r *http.Request) {
 	s.serveTier(rw, r, func(ctx context.Context, v *tierView) (any, error) { return v.list(ctx) })
 }
 
-// cacheTierRemove serves POST /cache/tier/rm?tier=&space=&model=&tenant=&dry=1; at least one of the filter must be given.
+// cacheTierRemove serves POST /cache/tier/rm?tier=&space=&model=&tenant=&dry=1; at least one of the
+// filter must be given.
 func (s *Server) cacheTierRemove(rw http.ResponseWriter, r *http.Request) {
 	s.serveTier(rw, r, func(ctx context.Context, v *tierView) (any, error) {
 		if v.request.filter == (cacheFilter{}) {
@@ -258,7 +265,8 @@ func (s *Server) cacheTierRemove(rw http.ResponseWriter, r *http.Request) {
 	})
 }
 
-func (s *Server) serveTier(rw http.ResponseWriter, r *http.Request, answer func(context.Context, *tierView) (any, error)) {
+func (s *Server) serveTier(rw http.ResponseWriter, r *http.Request,
+	answer func(context.Context, *tierView) (any, error)) {
 	ctx, cancel := context.WithTimeout(r.Context(), s.limit*7/8)
 	defer cancel()
 	q, err := parseTierRequest(r.URL.Query())

@@ -59,11 +59,13 @@ func TestTierIsListed(t *testing.T) {
 		named    int
 		complete bool
 	}{
-		"all":        {shelf{n: 30}, tierRequest{}, []int64{20, 10}, "", 0, true},
-		"one page":   {shelf{n: 30}, tierRequest{blocks: 7, skip: 5}, []int64{20, 10}, "00000005", 7, true},
-		"last page":  {shelf{n: 30}, tierRequest{blocks: 7, skip: 28}, []int64{20, 10}, "0000001c", 2, true},
-		"by model":   {shelf{n: 30}, tierRequest{filter: cacheFilter{model: "m"}, blocks: 1}, []int64{20}, "00000001", 1, true},
-		"by a name":  {shelf{n: 30}, tierRequest{filter: cacheFilter{space: "02"}, blocks: 1}, []int64{10}, "00000000", 1, true},
+		"all":       {shelf{n: 30}, tierRequest{}, []int64{20, 10}, "", 0, true},
+		"one page":  {shelf{n: 30}, tierRequest{blocks: 7, skip: 5}, []int64{20, 10}, "00000005", 7, true},
+		"last page": {shelf{n: 30}, tierRequest{blocks: 7, skip: 28}, []int64{20, 10}, "0000001c", 2, true},
+		"by model": {shelf{n: 30}, tierRequest{filter: cacheFilter{model: "m"}, blocks: 1}, []int64{20}, "00000001",
+			1, true},
+		"by a name": {shelf{n: 30}, tierRequest{filter: cacheFilter{space: "02"}, blocks: 1}, []int64{10}, "00000000",
+			1, true},
 		"that hangs": {shelf{n: 30, hangs: true}, tierRequest{}, []int64{20, 10}, "", 0, false},
 	} {
 		out, err := viewShelf(&c.shelf, c.question).list(t.Context())

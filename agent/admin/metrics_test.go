@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// The look-up farthest beyond its deadline is kept with its time, so that it can be held against what the machine did just then.
+// The look-up farthest beyond its deadline is kept with its time, so that it can be held against
+// what the machine did just then.
 func TestFarthestBeyondItsDeadlineIsKept(t *testing.T) {
 	m := NewMetrics(nil, nil)
 	if m.CountTime(time.Millisecond, time.Millisecond) || m.worstLate.get() != (lateLookup{}) {

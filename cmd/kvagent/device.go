@@ -22,11 +22,11 @@ import (
 // probeWithin is how long a start that needs no GPU waits for a driver that the kernel knows nothing of.
 const probeWithin = 5 * time.Second
 
-// moverKill and leftKill stand in for the kill of a mover, of this agent's and of those before.
+// moverKill and orphanKill stand in for the kill of a mover, of this agent's and of those before.
 // Nil: SIGKILL. Tests set them.
 var (
-	moverKill func(*os.Process) error
-	leftKill  func(pidfd int) error
+	moverKill  func(*os.Process) error
+	orphanKill func(pidfd int) error
 )
 
 // moverCommand is the process that serve starts and nobody else.

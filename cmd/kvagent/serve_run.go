@@ -37,14 +37,14 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	}
 	end := newEndBound()
 	defer end.close() // when all that follows is closed
-	left := takeover.NewLeft(leftKill, log)
+	left := takeover.NewOrphans(orphanKill, log)
 	take := takeover.New(s.takeoverWait, left, log)
 	if cfg.Admin, err = take.Admin(ctx, cfg.Dir, cfg.SocketGroup); err != nil {
 		return serveError(err)
 	}
 	defer func() { _ = cfg.Admin.Close() }() // closed already if the agent ran
 	left.End(ctx, cfg.Dir)
-	cfg.LeftBehind = left.Status
+	cfg.Orphans = left.Status
 	var pages sync.WaitGroup
 	defer pages.Wait() // behind the pool's end
 	p, err := take.Pool(ctx, s.dramPath, func() (*dram.Pool, error) { return openPool(s, log) })

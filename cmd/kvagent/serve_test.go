@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asCommand) != "" {
 		if os.Getenv(noKill) != "" {
 			endWithin = 3 * time.Second
-			leftKill, moverKill = func(int) error { return nil }, func(*os.Process) error { return nil }
+			orphanKill, moverKill = func(int) error { return nil }, func(*os.Process) error { return nil }
 		}
 		if len(os.Args) > 1 && slices.Contains([]string{"mock", "replay", "bench"}, os.Args[1]) {
 			os.Exit(lab.Main(os.Args[1:], os.Stderr))

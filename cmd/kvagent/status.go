@@ -81,7 +81,7 @@ func printStatus(out io.Writer, st *admin.Status) error {
 	for i := range st.Movers {
 		printMover(t, &st.Movers[i])
 	}
-	if l := &st.LeftBehind; len(l.PIDs) > 0 || l.Cold != "" {
+	if l := &st.Orphans; len(l.PIDs) > 0 || l.Cold != "" {
 		fmt.Fprintf(t, "left behind\tprocesses %v of an agent before cannot be ended\n", l.PIDs)
 		if l.Cold != "" {
 			fmt.Fprintf(t, "\tthe pool started empty, in a new file: %s\n", l.Cold)
