@@ -72,9 +72,11 @@ func joinWorker(t *testing.T, dir string) *testWorker {
 		fds     []int
 	}{
 		{&ipc.Register{
-			Req: 1, Instance: "engine", Role: ipc.RoleWorker, World: 1, Shards: 1, HashTokens: 16, Regions: 2, Segments: 1,
-			Identity: []ipc.Pair{{Key: "dtype", Value: "bf16"}, {Key: "model", Value: "test"}, {Key: "tenant", Value: ""}},
-			Groups:   []ipc.GroupDesc{{BlockTokens: 16, NumBlocks: 8}},
+			Req: 1, Instance: "engine", Role: ipc.RoleWorker, World: 1, Shards: 1, HashTokens: 16, Regions: 2,
+			Segments: 1,
+			Identity: []ipc.Pair{{Key: "dtype", Value: "bf16"}, {Key: "model", Value: "test"},
+				{Key: "tenant", Value: ""}},
+			Groups: []ipc.GroupDesc{{BlockTokens: 16, NumBlocks: 8}},
 			Sync: &ipc.SyncDesc{
 				Region: uint32(sync.Region), StepOff: sync.StepOff, EventsOff: sync.EventsOff, Events: sync.Events,
 				RevokeOff: sync.RevokeOff, Revokes: sync.Revokes,
@@ -177,7 +179,7 @@ func TestStoppedMoverIsEnded(t *testing.T) {
 	_, _ = cmd.Process.Wait() // it was killed; cmd.Wait would wait for its mover, which has its standard error
 	next, _, st := follow(t, path, dir)
 	if l := st.Orphans; l.Ended != 1 || len(l.PIDs) != 0 || l.Cold != "" || st.BlocksStored == 0 {
-		t.Errorf("left behind %+v, %d blocks stored; want one ended, and the blocks", l, st.BlocksStored)
+		t.Errorf("orphans %+v, %d blocks stored; want one ended, and the blocks", l, st.BlocksStored)
 	}
 	select {
 	case err := <-w.ended:
@@ -204,7 +206,7 @@ func TestUnendableMoverIsAnOrphan(t *testing.T) {
 	t.Setenv(noKill, "1")
 	next, log, st := follow(t, path, dir)
 	if l := st.Orphans; len(l.PIDs) != 1 || l.PIDs[0] != mover || l.Cold == "" || st.BlocksStored != 0 {
-		t.Errorf("left behind %+v, %d blocks stored; want process %d, why it is cold, and no block", l, st.BlocksStored,
+		t.Errorf("orphans %+v, %d blocks stored; want process %d, why it is cold, and no block", l, st.BlocksStored,
 			mover)
 	}
 	body, err := adminclient.New(dir).Get(t.Context(), "/metrics")
@@ -240,8 +242,8 @@ func TestUnendableMoverIsAnOrphan(t *testing.T) {
 	}
 }
 
-// The movers of an agent in another namespace of processes stay written down while their pool's file
-// is waited for: if the agent that waits dies, the next one still knows who holds the file.
+// The movers of an agent in another namespace of processes stay written down while their pool's
+// file is waited for: if the agent that waits dies, the next one still knows who holds the file.
 func TestUnseenMoversStayRecorded(t *testing.T) {
 	path, dir, cmd, _, mover, _ := agentWithStoppedMover(t)
 	_ = cmd.Process.Kill()
@@ -282,7 +284,8 @@ func TestUnseenMoversStayRecorded(t *testing.T) {
 	if st := statusOf(t, dir); st.Orphans.Cold == "" {
 		t.Errorf("the pool is not cold: %+v: %s", st.Orphans, log)
 	}
-	if f, err := takeover.ReadMovers(dir); err != nil || len(f.Movers) != 1 || f.Movers[0].Agent.PID != next.Process.Pid {
+	if f, err := takeover.ReadMovers(dir); err != nil || len(f.Movers) != 1 ||
+		f.Movers[0].Agent.PID != next.Process.Pid {
 		t.Errorf("recorded when the file was given up: %+v, %v", f, err)
 	}
 	if takeover.Exited(mover) {
@@ -310,8 +313,8 @@ func TestTermWithAnUnendableMover(t *testing.T) {
 	}
 	<-w.ended
 	_ = cmd.Wait() // its error is that it was waited for
-	if !strings.Contains(log.String(), "left behind") {
-		t.Errorf("the log does not say what is left behind: %s", log)
+	if !strings.Contains(log.String(), "become orphans") {
+		t.Errorf("the log does not say the orphans: %s", log)
 	}
 }
 
@@ -337,7 +340,7 @@ func TestEndedAgentLeavesItsList(t *testing.T) {
 	}
 	next, _, st := follow(t, path, dir)
 	if l := st.Orphans; l.Ended != 0 || len(l.PIDs) != 0 || l.Cold != "" {
-		t.Errorf("left behind %+v; want nothing", l)
+		t.Errorf("orphans %+v; want nothing", l)
 	}
 	endServe(t, next)
 }

@@ -25,11 +25,13 @@ func poolFile(t *testing.T) string {
 	return filepath.Join(dir, "pool")
 }
 
-// An agent that is killed is followed by one that has its blocks, at once and in the same directory.
+// An agent that is killed is followed by one that has its blocks, at once and in the same
+// directory.
 func TestKilledAgentIsFollowed(t *testing.T) {
 	path := poolFile(t)
 	cmd, dir, _ := startServe(t, "--dram-path", path)
-	if out, err := kvagentCommand(t, "mock", "--socket-dir", dir, "--requests", "20", "--block-bytes", "4096").CombinedOutput(); err != nil {
+	if out, err := kvagentCommand(t, "mock", "--socket-dir", dir, "--requests", "20", "--block-bytes",
+		"4096").CombinedOutput(); err != nil {
 		t.Fatalf("mock: %v\n%s", err, out)
 	}
 	waitStatus(t, dir, "blocks_stored", func(n float64) bool { return n > 0 })
@@ -56,7 +58,8 @@ func TestLivingAgentKeepsItsFile(t *testing.T) {
 	path := poolFile(t)
 	cmd, _, _ := startServe(t, "--dram-path", path)
 	began := time.Now()
-	out, code := kvagentOutput(t, "serve", "--socket-dir", filepath.Join(t.TempDir(), "s"), "--pool", "16MiB", "--dram-path", path)
+	out, code := kvagentOutput(t, "serve", "--socket-dir", filepath.Join(t.TempDir(), "s"), "--pool", "16MiB",
+		"--dram-path", path)
 	if want := fmt.Sprintf("in use by process %d", cmd.Process.Pid); code != exitHeld || !strings.Contains(out, want) {
 		t.Errorf("exit %d, want %d with %q: %s", code, exitHeld, want, out)
 	}
@@ -69,7 +72,8 @@ func TestLivingAgentKeepsItsFile(t *testing.T) {
 	}
 }
 
-// What a dead agent started and that still has the file is waited for, and named when the wait is over.
+// What a dead agent started and that still has the file is waited for, and named when the wait is
+// over.
 func TestLingeringMoverIsWaitedFor(t *testing.T) {
 	path := poolFile(t)
 	p, err := dram.Open(dram.Options{Bytes: 16 << 20, Path: path})
@@ -95,9 +99,11 @@ func TestLingeringMoverIsWaitedFor(t *testing.T) {
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
-	args := []string{"serve", "--socket-dir", filepath.Join(t.TempDir(), "s"), "--pool", "16MiB", "--dram-path", path, "--takeover-wait"}
+	args := []string{"serve", "--socket-dir", filepath.Join(t.TempDir(), "s"), "--pool", "16MiB", "--dram-path", path,
+		"--takeover-wait"}
 	out, code := kvagentOutput(t, append(args, "400ms")...)
-	if want := fmt.Sprint(mover.Process.Pid); code != exitHeld || !strings.Contains(out, want) || !strings.Contains(out, "takeover-wait") {
+	if want := fmt.Sprint(mover.Process.Pid); code != exitHeld || !strings.Contains(out, want) ||
+		!strings.Contains(out, "takeover-wait") {
 		t.Errorf("exit %d, want %d with process %s: %s", code, exitHeld, want, out)
 	}
 	time.AfterFunc(300*time.Millisecond, func() { _ = mover.Process.Kill() })
@@ -117,7 +123,8 @@ func TestLingeringMoverIsWaitedFor(t *testing.T) {
 func TestDramPathOnADiskIsRefused(t *testing.T) {
 	path := filepath.Join("/var/tmp", fmt.Sprintf("kvagent-test-%d", os.Getpid()))
 	defer os.Remove(path)
-	out, code := kvagentOutput(t, "serve", "--socket-dir", filepath.Join(t.TempDir(), "s"), "--pool", "16MiB", "--dram-path", path)
+	out, code := kvagentOutput(t, "serve", "--socket-dir", filepath.Join(t.TempDir(), "s"), "--pool", "16MiB",
+		"--dram-path", path)
 	if code != exitFailed || !strings.Contains(out, "tmpfs") {
 		t.Errorf("exit %d: %s", code, out)
 	}
