@@ -207,8 +207,8 @@ func TestSuccessorWaitsForPredecessor(t *testing.T) {
 	}
 }
 
-// A stopped engine is not dead: it costs nobody else anything, goes on when it is woken, and is
-// cleaned up when it is killed in its sleep.
+// A stopped engine is not dead: it costs other engines nothing, continues when it is woken, and is
+// cleaned up when it is killed while stopped.
 func TestEngineStopped(t *testing.T) {
 	r := newRig(t)
 	stays := r.stored()

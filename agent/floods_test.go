@@ -11,8 +11,8 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// Whoever connects to HTTP and says nothing takes a few descriptors, and what is more is closed at
-// once; when they are gone it is served again.
+// Clients that connect to HTTP and send nothing take a few descriptors; further connections are
+// closed at once. When they have left, HTTP serves again.
 func TestHTTPConnectionsAreBounded(t *testing.T) {
 	// none is closed because it is slow
 	r := newRig(t, withConfig(func(c *Config) { c.Limits.Handler = 10 * patience }))
@@ -77,7 +77,7 @@ func TestShareOfDescriptors(t *testing.T) {
 }
 
 // Engines that open more regions, or more bytes, than a process can have mapped are refused, and
-// harm nobody; what they held is there for others when they go.
+// harm no one else; what they held is free for others when they leave.
 func TestRegionsOfAllAreBounded(t *testing.T) {
 	r := newRig(t)
 	m := r.agent.memory.mappings

@@ -141,7 +141,7 @@ func TestForeignForms(t *testing.T) {
 	}
 }
 
-// Nobody is promised anything of an engine whose ranks are not all registered.
+// No look-up is promised anything of an engine whose ranks are not all registered.
 func TestLookupNeedsAllRanks(t *testing.T) {
 	r := newRig(t)
 	reg := register("tp2")
@@ -221,6 +221,6 @@ func TestSharedLookupSocket(t *testing.T) {
 	}
 	r.waitFor("only the agent's own sockets are open", func(s admin.Status) bool { return len(s.Sockets) == 2 })
 	if got := ask(t, r.asker("fixed"), q); got.Status != ipc.LookupNotRegistered {
-		t.Errorf("nobody is registered: %+v", got)
+		t.Errorf("no engine is registered: %+v", got)
 	}
 }

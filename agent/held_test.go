@@ -29,7 +29,7 @@ func (st *seat) slowly(between func()) {
 }
 
 // A load that is just being handed to the worker when its registration ends is over before
-// UNREGISTERED, and a CANCEL that comes then finds nobody.
+// UNREGISTERED, and a CANCEL that comes then finds no job.
 func TestHeldLoadIsOverBeforeUnregistered(t *testing.T) {
 	r, f, _, w, _ := held(t)
 	handed, goOn := make(chan struct{}), make(chan struct{})

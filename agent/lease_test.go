@@ -31,8 +31,8 @@ func (c *client) sync() {
 	next[*ipc.Pong](c)
 }
 
-// A lease whose answer reached nobody, because the client had given up, does not count against the
-// cap for ever.
+// A lease whose answer could not be delivered, because the client had given up, does not count
+// against the cap for ever.
 func TestLeaseNobodyHeardOf(t *testing.T) {
 	r := newRig(t)
 	_, _, _, q := leaser(t, r)
@@ -45,7 +45,7 @@ func TestLeaseNobodyHeardOf(t *testing.T) {
 	}
 	k.unsent(reply)
 	if got := r.agent.Status().Leases; got != 0 {
-		t.Errorf("%d leases that nobody knows", got)
+		t.Errorf("%d leases that no client knows", got)
 	}
 	k.unsent(ipc.LookupReply{}) // an answer without a lease
 }

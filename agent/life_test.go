@@ -129,8 +129,8 @@ func TestHTTPAddress(t *testing.T) {
 	}
 }
 
-// Two agents on one directory: the second is refused, and told who has it. What a dead one left is
-// no obstacle.
+// Two agents on one directory: the second is refused, and the error names the first. The files of a
+// dead one are no obstacle.
 func TestOneAgentForADirectory(t *testing.T) {
 	r := newRig(t)
 	second, err := New(Config{Dir: r.dir}, r.pool, r.agent.device, zap.NewNop())
@@ -275,8 +275,7 @@ func TestSessionNumbersAreOfOneLife(t *testing.T) {
 	}
 }
 
-// Whoever removes the socket directory of an agent that runs is told by its readiness: engines
-// cannot come any more.
+// An agent whose socket directory is removed is not ready: engines cannot connect any more.
 func TestSocketsRemoved(t *testing.T) {
 	r := newRig(t)
 	check(t, r.agent.Ready())

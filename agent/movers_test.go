@@ -149,8 +149,8 @@ func TestGPUMemoryWithoutCUDA(t *testing.T) {
 	}
 }
 
-// A mover that worked and does not come back makes the agent not ready, and says so to whoever
-// registers.
+// A mover that worked and cannot be restarted makes the agent not ready, and refuses registrations
+// with the reason.
 func TestReadyNamesAFailingMover(t *testing.T) {
 	o := hangUp
 	o.Limits.Steady, o.Limits.Again, o.Limits.AtMost = time.Hour, time.Hour, time.Hour

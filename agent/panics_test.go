@@ -81,7 +81,7 @@ func TestPanicAtRegistered(t *testing.T) {
 		func(s admin.Status) bool { return s.Sessions == 0 && s.Regions == 0 && s.Engines == 0 })
 }
 
-// What is reported for a session must not end the threads of its worker, nor a tier's.
+// A report for a session must not end the threads of its worker, nor a tier's.
 func TestPanicOfACompletionIsContained(t *testing.T) {
 	r := newRig(t)
 	s := &session{owner: r.agent.sessions, log: r.agent.log, ending: make(chan struct{})} // without an outbox
@@ -142,7 +142,8 @@ func TestPanicOverSharedStateEndsTheProcess(t *testing.T) {
 	}
 }
 
-// What may be contained is a closed list: a function that is not on it is one that sessions share.
+// The functions whose panics are contained are a closed list: any other holds state that sessions
+// share.
 func TestOwnFunctions(t *testing.T) {
 	own := []string{
 		"ipc.Decode", "ipc.(*Conn).Recv", "lookup.Longest", "pool.Chain.At", "agent.convertSections",

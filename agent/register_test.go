@@ -45,7 +45,7 @@ func TestRegisterInParts(t *testing.T) {
 	}
 }
 
-// What is wrong in a part refuses the registration, leaves nothing open, and the session may try
+// An invalid part refuses the registration and leaves nothing open, and the session may try
 // again.
 func TestRefusedPartsLeaveNothing(t *testing.T) {
 	r := newRig(t)

@@ -10,7 +10,7 @@ import (
 )
 
 // RESET: nothing stored before is found, older saves are stale, and the other sessions of the space
-// are told.
+// are notified.
 func TestReset(t *testing.T) {
 	r := newRig(t)
 	reg := register("a")
@@ -91,7 +91,7 @@ func TestResetHoldsNobodyUp(t *testing.T) {
 	}
 }
 
-// Switches act at once, are told to all, and come back.
+// Switches act at once, are sent to all sessions, and can be switched back.
 func TestSwitches(t *testing.T) {
 	r := newRig(t)
 	reg := register("a")
@@ -131,7 +131,7 @@ func TestSwitches(t *testing.T) {
 	}
 }
 
-// CANCELLED comes behind the job's DONE, once for each CANCEL, for a job that has ended or never
+// CANCELLED comes after the job's DONE, once for each CANCEL, for a job that has ended or never
 // was too.
 func TestCancel(t *testing.T) {
 	r := newRig(t)

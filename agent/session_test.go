@@ -9,7 +9,7 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// Why a session ended is the same whoever hears of it first.
+// The reason of a session's end is the same whichever goroutine sees it first.
 func TestWhyASessionIsLost(t *testing.T) {
 	for _, c := range []struct {
 		greeted bool

@@ -120,7 +120,7 @@ func TestThreeNodesShareASystemPrompt(t *testing.T) {
 	})
 }
 
-// opened is a store of a node, connected; it is closed behind the node.
+// opened is a store of a node, connected; it is closed after the node.
 func opened[S interface {
 	pool.Store
 	State() remote.State
@@ -183,7 +183,7 @@ func threeNodes(t *testing.T, open func() pool.Store) {
 	}
 }
 
-// slowTier is a rig whose memory lacks what its tier has, behind faults that can be switched.
+// slowTier is a rig whose memory lacks what its tier has; the tier's faults can be switched.
 func slowTier(t *testing.T, kind fault.Kind, tr tier.Tier, options ...rigOption) (r *rig, f *fault.Store, scheduler,
 	worker *client, q ipc.LookupRequest) {
 	t.Helper()
@@ -206,7 +206,7 @@ func slowTier(t *testing.T, kind fault.Kind, tr tier.Tier, options ...rigOption)
 	}
 }
 
-// saying is a store that says how it is.
+// saying is a store with a report.
 type saying struct {
 	pool.Store
 	says pool.StoreReport
@@ -214,7 +214,7 @@ type saying struct {
 
 func (s saying) Report() pool.StoreReport { return s.says }
 
-// What a store says of itself is in /status and in the metrics: a tier that is asked and answers
+// A store's own report is in /status and in the metrics: a tier that is asked and answers
 // may have nothing for another reason.
 func TestWhatAStoreSaysIsShown(t *testing.T) {
 	says := pool.StoreReport{State: "readonly", Reason: "/mnt/x: read-only file system",
@@ -277,7 +277,7 @@ func TestHungTierDelaysNoLookup(t *testing.T) {
 }
 
 // Look-ups of many engines on one socket, which are answered one at a time, wait for a hung store
-// together, not one behind the other.
+// together, not one after the other.
 func TestManyLookupsWaitTogether(t *testing.T) {
 	const lookups, within = 16, 200 * time.Millisecond
 	r, f, _, _, q := slowTier(t, fault.Hang, tier.Tier{AskWithin: time.Minute},
@@ -312,7 +312,7 @@ func askRaw(t testing.TB, c *zmqclient.Client, q ipc.LookupRequest) ipc.LookupRe
 	return reply
 }
 
-// A load is held while what its lease promises is on its way, and goes on when that is settled.
+// A load is held while its lease's promises are open, and continues when they are settled.
 func TestLoadIsHeldForPromises(t *testing.T) {
 	r, f, scheduler, w, q := slowTier(t, fault.Hang, tier.Tier{})
 	look := r.asker(ipc.LookupSocket)
@@ -394,7 +394,7 @@ func TestHeldLoadIsCancelled(t *testing.T) {
 	next[*ipc.Cancelled](w)
 }
 
-// The end of a lease ends what it promised: the load goes on, and its blocks are missing.
+// The end of a lease ends its promises: the load continues, and its blocks are missing.
 func TestHeldLoadLosesItsLease(t *testing.T) {
 	_, f, scheduler, w, lease := held(t)
 	scheduler.send(&ipc.Release{Leases: []uint64{lease}})
@@ -447,7 +447,7 @@ func TestForeignFormOverTiers(t *testing.T) {
 	}
 }
 
-// While the prefetch budget is used up, a look-up that would get nothing is told to come again, and
+// While the prefetch budget is used up, a look-up that would get nothing is answered pending, and
 // what it gets later is pinned.
 func TestPrefetchBudgetIsPending(t *testing.T) {
 	const blocks = 24 // of 4 KiB: two prompts of them do not fit into 96 KiB at once
@@ -498,7 +498,7 @@ func TestPrefetchBudgetIsPending(t *testing.T) {
 	}
 }
 
-// Steps that follow on each other tell their time; the first, one behind a gap, and one of several
+// Consecutive steps give their time; the first, one after a gap, and one of several
 // saves tell no more than they know.
 func TestStepPace(t *testing.T) {
 	var p stepPace
@@ -511,7 +511,7 @@ func TestStepPace(t *testing.T) {
 		took     time.Duration
 	}{
 		{7, 100, 0, 0, 0},
-		{7, 28, time.Millisecond, 0, 0},              // the first step seen: nobody knows when it began
+		{7, 28, time.Millisecond, 0, 0},              // the first step seen: its begin is unknown
 		{8, 512, 99 * time.Millisecond, 0, 0},        // step 7 is over
 		{8, 512, time.Millisecond, 0, 0},             // its second save
 		{9, 64, 199 * time.Millisecond, 1024, 100e6}, // step 8 took from the first save of 7 to its own
@@ -530,8 +530,7 @@ func TestStepPace(t *testing.T) {
 	}
 }
 
-// What a worker saves step after step tells the tiers how fast its engine computes, and /status
-// says so.
+// A worker's consecutive saves tell the tiers how fast its engine computes, and /status shows it.
 func TestPrefillIsLearnedFromSaves(t *testing.T) {
 	r := newRig(t, withTiers(tier.Tier{Name: "shared", Store: pooltest.NewShelf()}),
 		func(c *rigConfig) { c.learn = true })

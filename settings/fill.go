@@ -92,7 +92,7 @@ func ReadSmall(path string) ([]byte, error) {
 	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, maxConfigBytes+1))
 	if err == nil && len(text) > maxConfigBytes {
-		err = fmt.Errorf("%q has more than %d bytes, which is the limit", path, maxConfigBytes)
+		err = fmt.Errorf("%q has more than %d bytes, allowed: at most that many", path, maxConfigBytes)
 	}
 	return text, err
 }

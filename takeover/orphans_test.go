@@ -38,7 +38,7 @@ func TestStoppedRecordIsTheSuccessors(t *testing.T) {
 	}
 }
 
-// startSleeper starts a process that has what movers have, of an agent that is gone.
+// startSleeper starts a process that looks like a mover of an agent that has ended.
 func startSleeper(t *testing.T) (*exec.Cmd, Mover) {
 	t.Helper()
 	const mark = "0123"
@@ -169,7 +169,7 @@ func TestGivenUpFileKeepsItsMemory(t *testing.T) {
 	}
 }
 
-// A file of movers that others could have written, or that is none, ends nobody.
+// A file of movers that others could have written, or that is none, ends no process.
 func TestMoversFileOfOthers(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, ipc.MoversFile)
@@ -247,8 +247,9 @@ func TestPlantedMoversFile(t *testing.T) {
 	}
 }
 
-// What holds the pool's file is what was left behind only if its signer is an agent whose movers
-// are, whatever that agent's host was called: with hostPID the next pod sees the same processes.
+// The holder of the pool's file is an orphan only if the signer is an agent whose movers are
+// orphans, whatever that agent's host was called: with hostPID the next pod sees the same
+// processes.
 func TestWhoHoldsThePool(t *testing.T) {
 	host, err := os.Hostname()
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// TestCorruptIsDropped: one flipped bit in the pool. Without content checksums nobody sees it.
+// TestCorruptIsDropped: one flipped bit in the pool. Without content checksums it is not detected.
 func TestCorruptIsDropped(t *testing.T) {
 	for _, integrity := range []Integrity{Full, Header} {
 		s := newNode(t, 64, false).join(t, func(c *Config) { c.Integrity = integrity })
@@ -96,7 +96,7 @@ func (b *broken) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bo
 }
 
 // TestDeviceThatFails: every block gets a status, nothing stays reserved or pinned, and the worker
-// goes on.
+// continues.
 func TestDeviceThatFails(t *testing.T) {
 	for name, b := range map[string]*broken{
 		"copy": {copy: cudaipc.ErrPeer}, "done": {done: cudaipc.ErrPeer}, "poll": {poll: cudaipc.ErrPeer},
@@ -196,7 +196,7 @@ func (c *counting) Copy(x *cudaipc.Copy) (cudaipc.Ticket, error) {
 }
 
 // TestLongSaveKeepsItsOwnPrefix: a chain longer than the pool, in several batches. What found no
-// room ends the section; blocks behind it, which nobody could reach, do not push out its beginning.
+// room ends the section; blocks after it, which could not be found, do not evict its beginning.
 func TestLongSaveKeepsItsOwnPrefix(t *testing.T) {
 	s := newNode(t, 8, false).join(t, func(c *Config) {
 		c.Limits = DefaultLimits

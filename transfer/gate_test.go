@@ -82,7 +82,7 @@ func (g *gate) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool
 // meanwhile is a failure that why explains.
 func (g *gate) during(s *station, why string, happens func()) {
 	s.t.Helper()
-	s.t.Cleanup(g.open) // whoever fails here does not leave the worker waiting
+	s.t.Cleanup(g.open) // a failed test must not leave the worker waiting
 	select {
 	case <-g.submitted:
 	case c := <-s.done:
@@ -98,7 +98,7 @@ func (g *gate) during(s *station, why string, happens func()) {
 		case <-time.After(100 * time.Microsecond):
 		}
 		if time.Now().After(end) {
-			s.t.Fatalf("%s: nobody waits for the copy", why)
+			s.t.Fatalf("%s: no wait for the copy", why)
 		}
 	}
 }

@@ -255,7 +255,7 @@ func TestNextBatchesAreUnderWay(t *testing.T) {
 	}
 }
 
-// TestOneLaneOneBatch: the batches behind the first are begun only where a lane is free.
+// TestOneLaneOneBatch: batches after the first begin only while a lane is free.
 func TestOneLaneOneBatch(t *testing.T) {
 	n := newNode(t, 64, false)
 	n.lanes = NewLanes(1, DefaultLimits.SaveAge, nil)
@@ -268,7 +268,7 @@ func TestOneLaneOneBatch(t *testing.T) {
 }
 
 // TestRevokedWithBatchesUnderWay: nothing of them is stored, of the first no more than of the last,
-// nor is anything begun behind them.
+// nor does anything begin after them.
 func TestRevokedWithBatchesUnderWay(t *testing.T) {
 	n := newNode(t, 64, false)
 	n.lanes = NewLanes(8, DefaultLimits.SaveAge, nil)

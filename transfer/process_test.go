@@ -75,7 +75,7 @@ func (r *rank) do(op devicetest.Op) []byte {
 	return data
 }
 
-// finish moves half of the blocks of both groups, from engine block on, behind step 1.
+// finish moves half of the blocks of both groups, from engine block on, after step 1.
 func (r *rank) finish(kind Kind, block uint32, want pool.Status) {
 	r.t.Helper()
 	first, second := section(0, rankBlocks/2, block), section(0, rankBlocks/2, block)

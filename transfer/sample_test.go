@@ -18,7 +18,7 @@ import (
 )
 
 // sampleRig is an engine in a process of its own, with regions 1 and 2 laid out as layout's, and
-// what is to be known of its samples.
+// its samples' expected results.
 type sampleRig struct {
 	*rank
 	n          *node
@@ -235,8 +235,8 @@ func catchesLoad(t *testing.T, open openSampled, fault devicetest.Miscopied, int
 	}
 }
 
-// told wants so many mismatches of four blocks, each of two different sums, and the last one to be
-// this.
+// told checks the number of mismatches of four blocks, each of two different sums, and the last
+// one.
 func (r *sampleRig) told(c Completion, bad int, want Mismatch) {
 	r.t.Helper()
 	r.mu.Lock()
@@ -406,7 +406,7 @@ func TestCancelWaitsForSums(t *testing.T) {
 	}
 }
 
-// TestDoneWaitsForSums: so does a job that nobody cancels, and the worker's end.
+// TestDoneWaitsForSums: a job that is not cancelled, and the worker's end, wait for them too.
 func TestDoneWaitsForSums(t *testing.T) {
 	for _, kind := range []Kind{Save, Load} {
 		n := newNode(t, 64, false)

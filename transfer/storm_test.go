@@ -12,7 +12,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// storm is an engine that does everything at once: saves behind kernels that run late, loads,
+// storm is an engine that does everything at once: saves after kernels that run late, loads,
 // cancels, and revocations after which it overwrites the block at once. It checks every block that
 // is loaded.
 type storm struct {

@@ -105,7 +105,7 @@ func TestQueueOfLargeJobsIsBusy(t *testing.T) {
 	}
 	s.submit(job(1, 1))
 	s.reaches(Save, WaitingEvent, "the save did not wait")
-	s.submit(job(2, 6)) // more than the limit, but nobody waits
+	s.submit(job(2, 6)) // more than the limit, but no job waits
 	if err := s.worker.Submit(job(3, 1)); !errors.Is(err, ErrBusy) {
 		t.Errorf("a block more than the queue holds: %v, want ErrBusy", err)
 	}

@@ -15,7 +15,7 @@ import (
 // shelf is a tier with n shards of 10 bytes: of space 1, and each third of space 2.
 type shelf struct {
 	n       int
-	hangs   bool // behind the last
+	hangs   bool // after the last
 	deleted int
 }
 

@@ -135,7 +135,7 @@ func fillBlocks(t *testing.T, dir string, n int) {
 	}
 }
 
-// waitForShards asks until the disk holds so many: what is saved is written behind.
+// waitForShards asks until the disk holds so many, because saves reach it asynchronously.
 func waitForShards(t *testing.T, dir string, n int64) (held admin.CacheTier) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {

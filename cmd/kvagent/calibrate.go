@@ -22,8 +22,8 @@ func calibrateCommand() *cobra.Command {
 		Long: `Calibrate measures on the one GPU that this process sees
 (CUDA_VISIBLE_DEVICES) which copy path is fastest for each length of runs: single copies, one call for many, or one call
 for rows at constant distances. It writes the table to a file that serve reads at its start. It takes some seconds;
-concurrent copies distort it. A type of GPU that is in the file already, with this driver, is measured again only with --force. Serve does the same when the first engine on a GPU
-registers.`,
+concurrent copies distort it. A type of GPU that is in the file already, with this driver, is measured again only with
+--force. Serve does the same when the first engine on a GPU registers.`,
 		Example: `  CUDA_VISIBLE_DEVICES=0 kvagent calibrate
   kvagent calibrate --force --copy-tables /tmp/tables.json`,
 		Args: settings.Args(cobra.NoArgs),

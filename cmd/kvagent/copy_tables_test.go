@@ -110,7 +110,7 @@ func TestCopyTablesByDriverAndVersion(t *testing.T) {
 	}
 }
 
-// What is not a file, or cannot be read, is no file of ours: it is refused, and stays where it is.
+// A path that is not a regular file, or cannot be read, is refused and not changed.
 func TestCopyTablesOfAnotherKind(t *testing.T) {
 	for name, put := range map[string]func(string) error{
 		"folder": func(path string) error { return os.Mkdir(path, 0o700) },
@@ -138,7 +138,7 @@ func TestCopyTablesOfAnotherKind(t *testing.T) {
 	}
 }
 
-// A disk that does not answer holds up nobody but the file's writer.
+// A disk that does not answer delays only the file's writer.
 func TestCopyTablesOnAHungDisk(t *testing.T) {
 	core, logged := observer.New(zap.InfoLevel)
 	log := zap.New(core)
@@ -170,8 +170,8 @@ func TestCopyTablesOnAHungDisk(t *testing.T) {
 	}
 }
 
-// A disk that does not answer when the agent starts costs the start a moment and a line. What it
-// says later counts behind what was measured meanwhile.
+// A disk that does not answer when the agent starts costs the start a moment and a log line. Tables
+// read later come after those measured meanwhile.
 func TestCopyTablesReadLate(t *testing.T) {
 	core, logged := observer.New(zap.InfoLevel)
 	answers, read := make(chan struct{}), make(chan struct{})
@@ -204,8 +204,7 @@ func TestCopyTablesReadLate(t *testing.T) {
 	}
 }
 
-// What was measured is used though it cannot be kept, and that is said in the line that says what
-// was measured.
+// A measured table is used although it cannot be kept, and the log line of the measurement says so.
 func TestCopyTablesReadOnly(t *testing.T) {
 	core, logged := observer.New(zap.InfoLevel)
 	log := zap.New(core)

@@ -41,7 +41,7 @@ func newNode(t *testing.T, driver []string, args ...string) *softNode {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(root) }) // a leftover of a failed test harms nobody
+	t.Cleanup(func() { _ = os.RemoveAll(root) }) // a leftover of a failed test does no harm
 	n := &softNode{t: t, dir: filepath.Join(root, "s"), machine: []string{"SOFTCUDA_DIR=" +
 		filepath.Join(root, "machine"), "KVAGENT_COPY_TABLES=", "GORACE=atexit_sleep_ms=0"}}
 	n.start(driver, args...)
@@ -241,8 +241,8 @@ func TestCUDAPoolThatIsNotPinned(t *testing.T) {
 	}
 }
 
-// What the driver refuses when a GPU or an engine's memory is opened is told to the engine with
-// what to do about it, and engines on CPUs are served on.
+// The driver's refusal to open a GPU or an engine's memory reaches the engine with a remedy, and
+// engines on CPUs are still served.
 func TestCUDARefusalsNameTheCure(t *testing.T) {
 	t.Parallel()
 	for knob, want := range map[string][]string{

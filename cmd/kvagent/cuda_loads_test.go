@@ -49,7 +49,7 @@ func newLoadEngine(t *testing.T, dir string) *loadEngine {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = e.conn.Close() // what it held is the agent's to let go
+		_ = e.conn.Close() // the agent releases what it held
 		if err := e.engine.Close(); err != nil {
 			t.Error(err)
 		}
@@ -108,7 +108,7 @@ func loadSection(block byte) []ipc.Section {
 }
 
 // TestCUDALoadEventsOfTheAgent: an engine asks for load events in its session, saves a block, and
-// has its stream wait for the load of it: what runs behind the wait sees the bytes, while the
+// has its stream wait for the load of it: what runs after the wait sees the bytes, while the
 // load's DONE is not asked for.
 func TestCUDALoadEventsOfTheAgent(t *testing.T) {
 	softMachine(t)

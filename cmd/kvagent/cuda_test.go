@@ -222,7 +222,7 @@ func moverOf(t *testing.T, dir string) int {
 	return 0
 }
 
-// What calibrate measured is what the mover of that type of GPU uses, and is measured once.
+// The table that calibrate measured is used by the mover of that type of GPU, and is measured once.
 func TestCUDACalibrate(t *testing.T) {
 	softMachine(t)
 	file := filepath.Join(t.TempDir(), "tables", "copies.json")

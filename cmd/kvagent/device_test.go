@@ -40,7 +40,7 @@ func TestServeWithoutCUDA(t *testing.T) {
 	}
 }
 
-// endServe ends an agent in order; only then its log is whole, and nobody writes to it.
+// endServe ends an agent in order, after which its log is complete and no longer written.
 func endServe(t *testing.T, serve *exec.Cmd) {
 	t.Helper()
 	if err := serve.Process.Signal(syscall.SIGTERM); err != nil {

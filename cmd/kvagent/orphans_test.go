@@ -196,7 +196,7 @@ func TestStoppedMoverIsEnded(t *testing.T) {
 	endServe(t, next)
 }
 
-// A mover that nobody can end does not keep the node from being served: its successor goes on
+// A mover that cannot be ended does not keep the node from being served: the next agent starts
 // without the pool's file, and says so. The engines' sessions that it has do not end, because
 // nothing proves that it will not touch their memory.
 func TestUnendableMoverIsAnOrphan(t *testing.T) {
@@ -235,7 +235,7 @@ func TestUnendableMoverIsAnOrphan(t *testing.T) {
 		}
 	}
 	endServe(t, next)
-	for _, say := range []string{"does not end", "given up"} {
+	for _, say := range []string{"does not end", "abandoned"} {
 		if !strings.Contains(log.String(), say) {
 			t.Errorf("the log does not say %q: %s", say, log)
 		}

@@ -71,8 +71,8 @@ func TestReplayOverMooncake(t *testing.T) {
 	}
 }
 
-// What one node saved the other hits, as over any shared store, on a machine whose processors are
-// taken.
+// Blocks saved by one node are hits on the other, as over any shared store, on a machine whose
+// processors are busy.
 func TestReplayTwoNodesOverMooncake(t *testing.T) {
 	figures(t)
 	busy(t)

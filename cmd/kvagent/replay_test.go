@@ -141,8 +141,8 @@ func TestReplayKills(t *testing.T) {
 	o.cleanedUp(t)
 }
 
-// What is kept of a process that died is free in time, whoever died beside it, copies under way or
-// not. Nothing else runs beside.
+// The resources of a process that died are free in time, whichever others died with it, with copies
+// in flight or not. Nothing else runs meanwhile.
 func TestReplayCleansUp(t *testing.T) {
 	figures(t)
 	for _, args := range [][]string{
@@ -233,7 +233,7 @@ func TestReplayRefuses(t *testing.T) {
 	}
 }
 
-// A tier that does not answer is named before a request is dealt; with 0 nobody waits for it.
+// A tier that does not answer is named before a request is dealt; with 0 it is not waited for.
 func TestReplayAwaitsItsTiers(t *testing.T) {
 	nobody := []string{"replay", "--trace", sliceOfTrace, "--requests", "20", "--shared", "redis://127.0.0.1:1"}
 	out, code := kvagentOutput(t, append(nobody, "--tiers-within", "100ms")...)

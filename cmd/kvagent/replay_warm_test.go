@@ -57,7 +57,7 @@ func coldAndWarm(t *testing.T) (cold, warm time.Duration) {
 	if err := next.Start(); err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = next.Process.Kill(); _ = next.Wait() }() // nobody needs its end
+	defer func() { _ = next.Process.Kill(); _ = next.Wait() }() // its result is not needed
 	waitStatus(t, dir, "blocks_stored", func(n float64) bool { return n > 0 })
 	runMock(t, dir, "blocks_loaded")
 	return cold, time.Since(began)

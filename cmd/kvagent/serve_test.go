@@ -91,7 +91,7 @@ func startServe(t *testing.T, args ...string) (cmd *exec.Cmd, dir string, log *p
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(root) }) // a leftover of a failed test harms nobody
+	t.Cleanup(func() { _ = os.RemoveAll(root) }) // a leftover of a failed test does no harm
 	dir, log = filepath.Join(root, "s"), &processLog{}
 	cmd = kvagentCommand(t, append([]string{"serve", "--socket-dir", dir, "--pool", "16MiB"}, args...)...)
 	cmd.Stderr = log
@@ -172,7 +172,7 @@ func TestLogReaderGoes(t *testing.T) {
 	if _, err := log.Read(make([]byte, 1)); err != nil {
 		t.Error(err)
 	}
-	_ = log.Close() // what else it says breaks the pipe
+	_ = log.Close() // its further output breaks the pipe
 	limit := time.Now().Add(20 * time.Second)
 	for dir := cmd.Args[3]; ; time.Sleep(5 * time.Millisecond) { // between two questions to another process
 		if _, err := adminclient.New(dir).Get(t.Context(), "/readyz"); err == nil || time.Now().After(limit) {

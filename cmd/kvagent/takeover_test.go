@@ -21,7 +21,7 @@ func poolFile(t *testing.T) string {
 	if err != nil {
 		t.Skipf("SKIPPED: no tmpfs on /dev/shm: %v", err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) }) // a leftover of a failed test harms nobody
+	t.Cleanup(func() { _ = os.RemoveAll(dir) }) // a leftover of a failed test does no harm
 	return filepath.Join(dir, "pool")
 }
 
@@ -72,8 +72,7 @@ func TestLivingAgentKeepsItsFile(t *testing.T) {
 	}
 }
 
-// What a dead agent started and that still has the file is waited for, and named when the wait is
-// over.
+// A mover of a dead agent that still has the file is waited for, and named when the wait is over.
 func TestLingeringMoverIsWaitedFor(t *testing.T) {
 	path := poolFile(t)
 	p, err := dram.Open(dram.Options{Bytes: 16 << 20, Path: path})

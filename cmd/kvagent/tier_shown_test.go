@@ -61,7 +61,7 @@ func TestSecretsAreNotShown(t *testing.T) {
 	}
 }
 
-// What a scheme has no use for is an error: to pass over it would be to open another store than was
+// Options that a scheme does not have are an error: ignoring them would open another store than was
 // meant.
 func TestOddPartsOfTiers(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "empty")
