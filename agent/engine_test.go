@@ -72,7 +72,7 @@ func (c *client) close() {
 	})
 }
 
-// next is the next message of type T; notices that were not asked for are passed over.
+// next returns the next message of type T; notices that were not asked for are passed over.
 func next[T any](c *client) T {
 	c.t.Helper()
 	limit := time.After(patience)
@@ -215,7 +215,7 @@ func (c *client) done(job uint64) []byte {
 	return d.Status
 }
 
-// block is the memory of an engine's block.
+// block returns the memory of an engine's block.
 func (c *client) block(b int) []byte { return c.kv.Mem[b*testBlockBytes : (b+1)*testBlockBytes] }
 
 // fill gives a block bytes that say which it is.

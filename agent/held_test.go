@@ -14,7 +14,7 @@ import (
 	"github.com/kvagent/kvagent/transfer"
 )
 
-// seatOf is the registration of a client's session; nil: look-ups do not see it (any more).
+// seatOf returns the registration of a client's session; nil: look-ups do not see it (any more).
 func (r *rig) seatOf(c *client) *seat { return r.agent.registry.view.Load().seats[c.welcome.Session] }
 
 // slowly makes the hand-over of a registration's held loads as slow as between says.

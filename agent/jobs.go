@@ -66,7 +66,7 @@ func usedTwice(job uint64) error {
 	return unexpected("job", "job", "%d runs already, allowed is a number that is unique in the session", job)
 }
 
-// submit gives a job to the session's worker. If status is not OK, or the worker does not take the
+// submit hands a job to the session's worker. If status is not OK, or the worker does not take the
 // job, it reports the job with that status for all its blocks.
 func (s *session) submit(job transfer.Job, sections []ipc.Section, status pool.Status) error {
 	if !s.jobs.add(job.ID) {

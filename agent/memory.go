@@ -27,14 +27,14 @@ type memory struct {
 func (m *memory) close(st *seat) {
 	pause := time.NewTicker(closeRetry)
 	defer pause.Stop()
-	said := false
+	logged := false
 	for {
 		err := m.device.Close(st.peer)
 		if err == nil {
 			break
 		}
-		if !said {
-			said = true
+		if !logged {
+			logged = true
 			m.log.Error("regions do not close", zap.String("instance", st.engine.instance), zap.Uint32("rank", st.rank),
 				zap.Error(err))
 		}

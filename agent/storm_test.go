@@ -69,7 +69,7 @@ func storm(r *rig, rng *rand.Rand) {
 	}
 }
 
-// goodFrames are proper frames, HELLO most often, so that storms get past the handshake.
+// goodFrames returns proper frames, HELLO most often, so that storms get past the handshake.
 func goodFrames(rng *rand.Rand) [][]byte {
 	m := register("storm")
 	m.Regions, m.Segments = 1, 1

@@ -77,7 +77,7 @@ func (p *player) life() {
 	}
 }
 
-// content is the first byte of a block of a rank.
+// content returns the first byte of a block of a rank.
 func content(hashes []byte, i, rank int) byte { return hashes[32*i]*17 + byte(i)*3 + byte(rank)*101 }
 
 func (p *player) saveAll(ranks []*client, epoch uint32, hashes []byte) {
@@ -132,7 +132,7 @@ func (p *player) loadAll(scheduler *client, ranks []*client, answer *ipc.Registe
 	return p.newEpoch(ranks[0], epoch)
 }
 
-// newEpoch is the newest epoch the session was told.
+// newEpoch returns the newest epoch the session was told.
 func (p *player) newEpoch(c *client, epoch uint32) uint32 {
 	c.sync()
 	return max(epoch, p.r.agent.registry.epochOf(p.space()))

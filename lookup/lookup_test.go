@@ -64,7 +64,7 @@ func (x *setIndex) Unpin(refs []pool.Ref) {
 	}
 }
 
-// chain is n distinct hashes of the given length.
+// chain returns n distinct hashes of the given length.
 func chain(n, length int) pool.Hashes {
 	b := make([]byte, n*length)
 	for i := range n {

@@ -21,24 +21,25 @@ import (
 // Discreet is a setting's value whose text holds secrets; Shown returns the text without them.
 type Discreet interface{ Shown(text string) string }
 
-// Size is the value of a setting in bytes, from low to high, with a unit: 4GiB, 512MiB, 1048576.
+// Size returns the value of a setting in bytes, from low to high, with a unit: 4GiB, 512MiB,
+// 1048576.
 func Size(v *int64, low, high int64) pflag.Value { return &sizeValue{v, low, high} }
 
-// Duration is the value of a duration from low to high, such as 500ms or 30s.
+// Duration returns the value of a duration from low to high, such as 500ms or 30s.
 func Duration(v *time.Duration, low, high time.Duration) pflag.Value {
 	return &durationValue{v, low, high}
 }
 
-// Count is the value of a whole number from low to high.
+// Count returns the value of a whole number from low to high.
 func Count(v *int, low, high int) pflag.Value { return &countValue{v, low, high} }
 
-// Choice is the value of one of the allowed words.
+// Choice returns the value of one of the allowed words.
 func Choice(v *string, allowed []string) pflag.Value { return &choiceValue{v, allowed} }
 
-// IDs is the value of user or group numbers, separated by commas.
+// IDs returns the value of user or group numbers, separated by commas.
 func IDs(v *[]uint32) pflag.Value { return &idsValue{v} }
 
-// Lookups is the value of NAME=FINGERPRINT pairs, separated by commas.
+// Lookups returns the value of NAME=FINGERPRINT pairs, separated by commas.
 func Lookups(v map[string][16]byte) pflag.Value { return &lookupsValue{v} }
 
 // sizeValue is bytes with a unit: 4GiB, 512MiB, 1048576.

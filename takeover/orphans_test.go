@@ -25,14 +25,14 @@ func TestStoppedRecordIsTheSuccessors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	first.Note(77, true)
+	first.Update(77, true)
 	first.Stop()
 	second, err := NewRecord(dir, nil, zap.NewNop())
 	if err != nil {
 		t.Fatal(err)
 	}
-	second.Note(78, true)
-	first.Note(77, false)
+	second.Update(78, true)
+	first.Update(77, false)
 	if f, err := ReadMovers(dir); err != nil || len(f.Movers) != 1 || f.Movers[0].PID != 78 {
 		t.Errorf("recorded %+v, %v", f, err)
 	}
@@ -227,7 +227,7 @@ func TestPlantedMoversFile(t *testing.T) {
 				t.Fatal(err)
 			}
 			noted := make(chan struct{})
-			go func() { r.Note(77, true); close(noted) }()
+			go func() { r.Update(77, true); close(noted) }()
 			select {
 			case <-noted:
 			case <-time.After(20 * time.Second):

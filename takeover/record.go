@@ -89,8 +89,8 @@ func NewRecord(dir string, left []Mover, log *zap.Logger) (*Record, error) {
 // Env returns the variable that movers have in their environment.
 func (r *Record) Env() string { return markEnv + "=" + r.mark }
 
-// Note adds a process that has started, or removes one that was reaped.
-func (r *Record) Note(pid int, runs bool) {
+// Update adds a process that has started, or removes one that was reaped.
+func (r *Record) Update(pid int, runs bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.file.Movers = slices.DeleteFunc(r.file.Movers, func(m Mover) bool {

@@ -39,7 +39,7 @@ func newNode(t *testing.T, poolBlocks int, fireOnDeath bool) *node {
 	})
 }
 
-// newNodeOn is a node with the device that open makes of the pool's arena.
+// newNodeOn returns a node with the device that open makes of the pool's arena.
 func newNodeOn(t *testing.T, poolBlocks int, open func(fd int, size int64) (cudaipc.Device, error)) *node {
 	t.Helper()
 	p, err := mem.Open(mem.Options{Bytes: int64(poolBlocks) * blockSize})
@@ -89,7 +89,7 @@ func spec(shards int) pool.Spec {
 	}
 }
 
-// layout is two regions, each with two layers whose pieces of a block lie side by side.
+// layout returns two regions, each with two layers whose pieces of a block lie side by side.
 func layout() Layout {
 	var g GroupLayout
 	g.NumBlocks = blocks
@@ -178,7 +178,7 @@ func dup(t *testing.T, r cudaipc.Region) cudaipc.Region {
 	return r
 }
 
-// chain is a blob of n hashes: those of blocks from, from+1, ...
+// chain returns a blob of n hashes: those of blocks from, from+1, ...
 func chain(from, n int) []byte {
 	blob := make([]byte, n*hashLen)
 	for i := range n {
@@ -214,7 +214,7 @@ func (s *station) hold(kernel func()) (letGo func()) {
 	return letGo
 }
 
-// bytesOf is what a station's blocks contain: the pattern of a seed.
+// bytesOf returns what a station's blocks contain: the pattern of a seed.
 func bytesOf(seed uint64) []byte {
 	p := make([]byte, blockSize)
 	devicetest.Pattern(p, seed, 0)
@@ -303,7 +303,7 @@ func (s *station) reaches(kind Kind, phase Phase, why string) {
 	}
 }
 
-// stored says how many leading hashes of a chain the pool has.
+// stored returns how many leading hashes of a chain the pool has.
 func (s *station) stored(from, n int) int {
 	return s.pool.Prefix(s.space, 0, pool.Chain(chain(from, n), hashLen))
 }

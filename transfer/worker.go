@@ -129,7 +129,7 @@ func (l *Limits) check() error {
 	return nil
 }
 
-// Submit gives a job to its thread. It returns ErrBusy if the queue is full, ErrInvalid, with the
+// Submit hands a job to its thread. It returns ErrBusy if the queue is full, ErrInvalid, with the
 // place, if the job names what the worker does not have, or ErrClosed. Without an error, a
 // Completion follows.
 func (w *Worker) Submit(job Job) error {

@@ -8,8 +8,8 @@ type TiersStatus struct {
 	PromiseBytes int64        `json:"promise_bytes"`
 	PromiseCap   int64        `json:"promise_cap_bytes"`
 	Promised     uint64       `json:"promised"`
-	Kept         uint64       `json:"fulfilled"`
-	Unkept       uint64       `json:"failed"`
+	Fulfilled    uint64       `json:"fulfilled"`
+	Failed       uint64       `json:"failed"`
 	Cancelled    uint64       `json:"cancelled"`
 	Expired      uint64       `json:"expired"`                   // of failed: open at their deadlines
 	Prefill      float64      `json:"prefill_tokens_per_second"` // rate by which answers are cut; 0: they are not cut
@@ -77,7 +77,7 @@ func tiersStatus(r *pool.TierReport) *TiersStatus {
 	}
 	out := &TiersStatus{
 		Promises: r.Promises, PromiseBytes: r.PromiseBytes, PromiseCap: r.PromiseCap, Promised: r.Promised,
-		Kept: r.Landed, Unkept: r.Unkept,
+		Fulfilled: r.Landed, Failed: r.Unkept,
 		Cancelled: r.Cancelled, Expired: r.Expired, Prefill: r.Prefill,
 		Adopted: r.Adopted, Again: r.Again, Names: r.Names, NamesLost: r.Lost,
 		Unused: r.Unused, Elsewhere: r.UsedElsewhere, List: make([]TierStatus, len(r.Tiers)),

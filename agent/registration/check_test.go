@@ -7,7 +7,7 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// register is a REGISTER of a worker that is as it must be.
+// register returns a REGISTER of a worker that is as it must be.
 func register(instance string) *ipc.Register {
 	return &ipc.Register{
 		Req: 1, Instance: instance, Role: ipc.RoleWorker, World: 1, Shards: 1,

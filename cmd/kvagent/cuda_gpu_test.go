@@ -84,7 +84,7 @@ func (n *softNode) end() string {
 	return n.log.String()
 }
 
-// engine is an engine on the machine, not yet started.
+// engine returns an engine on the machine, not yet started.
 func (n *softNode) engine(device string, args ...string) *exec.Cmd {
 	cmd := kvagentCommand(n.t, append([]string{"mock", "--device", device, "--socket-dir", n.dir, "--requests", "10",
 		"--attach-within", "10s"}, args...)...)
@@ -135,7 +135,7 @@ func gpuSays(t *testing.T, dir, what string, is func(*cudaipc.CUDAInfo) bool) (i
 	}
 }
 
-// series is the value of a series of one mover.
+// series returns the value of a series of one mover.
 func series(t *testing.T, dir, name string) float64 {
 	t.Helper()
 	body, err := adminclient.New(dir).Get(t.Context(), "/metrics")

@@ -65,7 +65,7 @@ func TestCUDAOneOfTwoGPUsIsLost(t *testing.T) {
 	}
 }
 
-// namesLost says whether readyz comes to name a GPU as lost, soon.
+// namesLost reports whether readyz comes to name a GPU as lost, soon.
 func namesLost(n *softNode, gpu string) bool {
 	// a pause between two questions to another process
 	for limit := time.Now().Add(time.Second); time.Now().Before(limit); time.Sleep(5 * time.Millisecond) {

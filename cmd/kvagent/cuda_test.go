@@ -158,7 +158,8 @@ func TestCUDAMemoryBackFromEngines(t *testing.T) {
 	t.Logf("longest %v", longest)
 }
 
-// deaths is how often each kind of process is killed in a test: often with KVAGENT_CUDA_LONG=1.
+// deaths returns how often each kind of process is killed in a test: often with
+// KVAGENT_CUDA_LONG=1.
 func deaths(short, long int) int {
 	if os.Getenv("KVAGENT_CUDA_LONG") == "1" {
 		return long

@@ -45,7 +45,7 @@ func openDevice(s *serveSettings, arenaFD int, size int64, movers *takeover.Reco
 	kind := s.device
 	base := mover.Options{
 		Name: "host", Device: cudaipc.HostDevice, ArenaFD: arenaFD, ArenaSize: size, Populate: true, Node: -1,
-		Env: []string{movers.Env()}, Process: movers.Note, Kill: moverKill,
+		Env: []string{movers.Env()}, Process: movers.Update, Kill: moverKill,
 	}
 	if kind != settings.DeviceHost {
 		if err := logGPUs(s, log); err != nil {

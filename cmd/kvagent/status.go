@@ -214,8 +214,8 @@ func printTiers(t io.Writer, tiers *admin.TiersStatus) {
 			settings.HumanSize(int64(s.BytesOut)), s.Dropped+s.Failed, s.Corrupt)
 	}
 	fmt.Fprintf(t, "prefetch\t%d blocks being fetched (%s of %s), %d arrived, %d failed\n",
-		tiers.Promises, settings.HumanSize(tiers.PromiseBytes), settings.HumanSize(tiers.PromiseCap), tiers.Kept,
-		tiers.Unkept)
+		tiers.Promises, settings.HumanSize(tiers.PromiseBytes), settings.HumanSize(tiers.PromiseCap), tiers.Fulfilled,
+		tiers.Failed)
 	printResets(t, tiers)
 }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/kvagent/kvagent/pool/dram"
 )
 
-// poolFile is a place on tmpfs that goes with the test.
+// poolFile returns a path on tmpfs that is removed after the test.
 func poolFile(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "kvagent-test-")
