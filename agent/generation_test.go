@@ -32,8 +32,8 @@ func (r *rig) rejoin(m *ipc.Register, rank uint32) (*client, <-chan *ipc.Registe
 }
 
 // An engine whose weights changed keeps its instance and changes its identity, one rank after the
-// other. What the old registrations hold ends with their sessions, and nothing of the one identity
-// is found under the other.
+// other. The resources of the old registrations end with their sessions, and nothing of the one
+// identity is found under the other.
 func TestRanksMoveToAnotherIdentityOneByOne(t *testing.T) {
 	const old, private = "", "private:0123456789abcdef0123456789abcdef"
 	r := newRig(t, withConfig(func(c *Config) { c.Limits.Predecessor = patience }))

@@ -10,7 +10,7 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// A peer that asks and does not read slows itself down, is then given up, and costs the others
+// A peer that asks and does not read slows itself down, is then disconnected, and costs the others
 // nothing.
 func TestPeerThatDoesNotRead(t *testing.T) {
 	r := newRig(t, withConfig(func(c *Config) { c.Limits.Outbox = 64 }))
@@ -37,7 +37,7 @@ func TestPeerThatDoesNotRead(t *testing.T) {
 		}
 		asked <- n
 	}()
-	r.waitFor("it is given up", func(admin.Status) bool { return r.agent.metrics.SessionEnds[endSlow].Load() == 1 })
+	r.waitFor("it is disconnected", func(admin.Status) bool { return r.agent.metrics.SessionEnds[endSlow].Load() == 1 })
 	if n := <-asked; n == 10000 {
 		t.Errorf("all %d questions were taken, though no answer was read", n)
 	}

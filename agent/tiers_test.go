@@ -407,8 +407,8 @@ func TestHeldLoadLosesItsLease(t *testing.T) {
 	}
 }
 
-// A load is held no longer than a job waits for its event; what has not come is missing, block by
-// block.
+// A load is held no longer than a job waits for its event; blocks that have not arrived are
+// missing, one by block.
 func TestHeldLoadGoesOnInTheEnd(t *testing.T) {
 	_, _, _, w, _ := held(t, withConfig(func(c *Config) {
 		c.Limits.Transfer = transfer.DefaultLimits
@@ -515,7 +515,7 @@ func TestStepPace(t *testing.T) {
 		{8, 512, 99 * time.Millisecond, 0, 0},        // step 7 is over
 		{8, 512, time.Millisecond, 0, 0},             // its second save
 		{9, 64, 199 * time.Millisecond, 1024, 100e6}, // step 8 took from the first save of 7 to its own
-		{12, 700, time.Second, 64, 200e6},            // step 9; what lies before step 12 is not known
+		{12, 700, time.Second, 64, 200e6},            // step 9; the time before step 12 is unknown
 		{13, 16, 50 * time.Millisecond, 0, 0},
 		{14, 16, 10 * time.Millisecond, 16, 50e6},
 		{3, 1, time.Second, 16, 10e6}, // an engine that begins again

@@ -128,7 +128,7 @@ func (w *workers) mismatch(st *seat, m *transfer.Mismatch) {
 	if !log {
 		return
 	}
-	w.log.Error("a block has other bytes in the engine than in the pool: it is given up, and the worker's next "+
+	w.log.Error("a block has other bytes in the engine than in the pool: it is dropped, and the worker's next "+
 		"blocks are "+
 		"all checked; the cause is a copy, or memory, that is broken",
 		zap.String("op", op), zap.String("instance", st.engine.instance), zap.Uint32("rank", st.rank),

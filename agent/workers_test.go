@@ -90,7 +90,7 @@ func TestMismatchesAreLoggedNowAndThen(t *testing.T) {
 	})
 }
 
-// TestVerifySampleIsChecked: what is not allowed is said with its key.
+// TestVerifySampleIsChecked: an invalid value is an error that names the key.
 func TestVerifySampleIsChecked(t *testing.T) {
 	p, err := mem.Open(mem.Options{Bytes: 1 << 20})
 	check(t, err)

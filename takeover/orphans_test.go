@@ -84,8 +84,8 @@ func TestOnlyTheRecordedProcessIsEnded(t *testing.T) {
 	}
 }
 
-// A process that may be a mover, and could not be killed, holds the pool's file for as long as it
-// is there: the file is waited for, as it may end by itself, and then given up.
+// A process that may be a mover, and could not be killed, holds the pool's file while it is
+// there: the file is waited for, because the process may end by itself, and then abandoned.
 func TestMoverThatIsLeftAlone(t *testing.T) {
 	kill := func(pidfd int) error { return unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0) }
 	for name, c := range map[string]struct {
@@ -145,7 +145,7 @@ func TestMoverThatIsLeftAlone(t *testing.T) {
 	}
 }
 
-// A file that is given up loses its name and nothing else: who has it open may still use it.
+// An abandoned file loses its name and nothing else: a process that has it open may still use it.
 func TestGivenUpFileKeepsItsMemory(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "pool")
 	if err := os.WriteFile(path, []byte("blocks"), 0o600); err != nil {

@@ -228,7 +228,7 @@ func cancelWhileCopying(t *testing.T, kind Kind, batches int) {
 }
 
 // TestNextBatchesAreUnderWay: the device has as many batches as there may be, before the first of
-// them has ended. What they bring is whole, and in its place.
+// them has ended. Their blocks are whole, and in their places.
 func TestNextBatchesAreUnderWay(t *testing.T) {
 	n := newNode(t, 64, false)
 	n.lanes = NewLanes(8, DefaultLimits.SaveAge, nil)
@@ -328,7 +328,7 @@ func (c *clearing) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, 
 }
 
 // TestRevocationIsNotTakenBack: the engine revokes a save, and uses the word for something else
-// while the later batches end. They are given up all the same: it may have used their blocks since.
+// while the later batches end. They are dropped all the same: it may have used their blocks since.
 func TestRevocationIsNotTakenBack(t *testing.T) {
 	n := newNode(t, 64, false)
 	n.lanes = NewLanes(8, DefaultLimits.SaveAge, nil)

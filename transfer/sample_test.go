@@ -430,7 +430,7 @@ func TestDoneWaitsForSums(t *testing.T) {
 func TestSampleOfARevokedSave(t *testing.T) {
 	n := newNode(t, 64, false)
 	s, held := sampleStation(t, n, func(c *Config) {
-		c.Sampling.Mismatch = func(m Mismatch) { t.Errorf("told of a mismatch of blocks that were given up: %+v", m) }
+		c.Sampling.Mismatch = func(m Mismatch) { t.Errorf("told of a mismatch of blocks that were dropped: %+v", m) }
 	})
 	s.write(3, 1)
 	job := save(1, section(0, 1, 3))
@@ -494,7 +494,7 @@ func TestSamplesThatAreNotMade(t *testing.T) {
 	}
 }
 
-// TestEngineDiesWhileSummed: what its memory was cannot be said any more. The job ends, and its
+// TestEngineDiesWhileSummed: its memory's contents are not known any more. The job ends, and its
 // blocks are counted.
 func TestEngineDiesWhileSummed(t *testing.T) {
 	for _, name := range []string{"host", "process"} {
@@ -600,7 +600,7 @@ func TestMismatchWidensTheSample(t *testing.T) {
 	}
 }
 
-// TestSamplingIsChecked: what cannot be done is refused, with what is allowed.
+// TestSamplingIsChecked: invalid settings are refused with an error that names what is allowed.
 func TestSamplingIsChecked(t *testing.T) {
 	n := newNode(t, 64, false)
 	arena, _ := n.pool.Arena()

@@ -96,8 +96,8 @@ func (s *storm) rage() {
 	}
 }
 
-// start begins a job. What a save stores is written by a kernel that runs after the job was
-// submitted.
+// start begins a job. The bytes that a save stores are written by a kernel that runs after the job
+// was submitted.
 func (s *storm) start(kind Kind) {
 	n := 1 + s.random.IntN(6)
 	s.next++

@@ -21,8 +21,8 @@ func TestStoredIsToldAtOnce(t *testing.T) {
 }
 
 // TestTwoEnginesStoreOnce: while one copies, the other is told so at once, and holds nothing.
-// TestStoringElsewhereIsToldAtOnce: what another engine is storing is told before the own step has
-// ended.
+// TestStoringElsewhereIsToldAtOnce: blocks that another engine is storing are reported before the
+// own step has ended.
 func TestStoringElsewhereIsToldAtOnce(t *testing.T) {
 	n := newNode(t, 64, false)
 	g := newGate(n.host)

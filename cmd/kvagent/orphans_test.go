@@ -286,7 +286,7 @@ func TestUnseenMoversStayRecorded(t *testing.T) {
 	}
 	if f, err := takeover.ReadMovers(dir); err != nil || len(f.Movers) != 1 ||
 		f.Movers[0].Agent.PID != next.Process.Pid {
-		t.Errorf("recorded when the file was given up: %+v, %v", f, err)
+		t.Errorf("recorded when the file was abandoned: %+v, %v", f, err)
 	}
 	if takeover.Exited(mover) {
 		t.Error("a process of another namespace was ended")
@@ -323,7 +323,7 @@ func TestTermWithAStoppedMover(t *testing.T) {
 	_, dir, cmd, _, _, _ := agentWithStoppedMover(t)
 	endServe(t, cmd)
 	if _, err := os.Stat(filepath.Join(dir, ipc.MoversFile)); err == nil {
-		t.Error("the list of movers is left behind")
+		t.Error("the list of movers was not removed")
 	}
 }
 

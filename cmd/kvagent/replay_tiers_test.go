@@ -84,7 +84,7 @@ const patientTier = "ask-within=10s&fetch-within=10s&put-within=10s"
 
 var patientEngines = []string{"--lookup-timeout", "10s"}
 
-// Two agents over one store: what one saved the other hits.
+// Two agents over one store: the blocks of one are hits on the other.
 func TestReplayTwoNodes(t *testing.T) {
 	addr, _ := startRedis(t)
 	o := replayJSON(t, append(patientEngines, "--requests", "300", "--pace", "6s", "--nodes", "2", "--shared",

@@ -128,6 +128,6 @@ func TestDramPathOnADiskIsRefused(t *testing.T) {
 		t.Errorf("exit %d: %s", code, out)
 	}
 	if _, err := os.Stat(path); err == nil {
-		t.Error("a file was left behind")
+		t.Error("a file was not removed")
 	}
 }
