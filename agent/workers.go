@@ -128,9 +128,8 @@ func (w *workers) mismatch(st *seat, m *transfer.Mismatch) {
 	if !log {
 		return
 	}
-	w.log.Error("a block has other bytes in the engine than in the pool: it is dropped, and the worker's next "+
-		"blocks are "+
-		"all checked; the cause is a copy, or memory, that is broken",
+	w.log.Error("a block has other bytes in the engine than in the pool: it is dropped, and the worker's "+
+		"next blocks are all checked; the cause is a broken copy, or broken memory",
 		zap.String("op", op), zap.String("instance", st.engine.instance), zap.Uint32("rank", st.rank),
 		zap.Uint8("group", m.Group), zap.String("hash", hash),
 		zap.Uint32("block", m.Block), zap.String("sum_in_engine", engine), zap.String("sum_in_pool", slot),

@@ -112,9 +112,8 @@ func (s *serveSettings) addFlags(f *pflag.FlagSet) {
 	f.Var(settings.Choice(&s.integrity, []string{settings.IntegrityFull, settings.IntegrityHeader}), "integrity",
 		"full adds a checksum of each block's content, computed at save and verified at load and by the tiers")
 	f.Var(settings.Count(&s.verify, 0, transfer.MaxSampleEvery), "verify-sample",
-		"check one block in so many end to end: at save and at load a sum of the engine's own memory must be that of "+
-			"the "+
-			"pool's block; 0 checks none, 1 all, which costs more than the copies")
+		"check one block in so many end to end: at save and at load a sum of the engine's own memory must be that "+
+			"of the pool's block; 0 checks none, 1 all, which costs more than the copies")
 	f.Var(settings.Size(&s.leaseBytes, 0, dram.MaxBytes), "lease-bytes",
 		"most bytes that one engine's leases may pin; 0 is a quarter of the pool")
 
