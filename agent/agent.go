@@ -1,18 +1,20 @@
-// Package agent owns lifetimes: engines and their workers, leases, regions, look-up sockets. It joins the
-// sockets, the pool, the look-up rules and the transfers, and takes all of an engine apart when the engine ends.
+// Package agent owns lifetimes: engines and their workers, leases, regions, look-up sockets. It
+// connects the sockets, the pool, the look-up rules and the transfers, and releases everything an
+// engine holds when the engine ends.
 //
-// Locks are taken in this order, and none of the last line's under another of it but an outbox's under a job table's:
+// Locks are taken in this order. The locks of the last line are leaves: the only one taken under
+// another of them is an outbox's, under a job table's.
 //
-//	session.mu          a message is served, or the session torn down: it waits for the worker's threads under it
-//	lookupSockets.mu    a socket opens or closes: it waits for the socket's goroutine, which takes those below
-//	space.resetting     a weights epoch turns; the pool is asked under it
+//	session.mu          a message is served, or the session torn down
+//	lookupSockets.mu    a socket opens or closes; its goroutine takes the locks below
+//	space.resetting     a weights epoch is advanced, which calls the pool
 //	heldLoads.mu        a held load is handed to its worker, or reported
-//	registry.mu         seats come and go; the pool is asked for an epoch, or to open or close a space, under it; space.resetting is tried
+//	registry.mu         a seat changes; the pool is called; space.resetting is only tried
 //	jobTable.mu, outbox.mu, lease.Ledger.mu, inflight.mu, mappings.mu, a worker's, the pool's
 //
-// switches.mu is taken before sessions.mu and outbox.mu, and under nothing. A worker's completion and a look-up that is
-// no reset take only the last line's; so does the pool's call for room, which comes without the pool's lock. No lock is
-// held over a write to a peer.
+// switches.mu is taken before sessions.mu and outbox.mu, and while no other lock is held. A
+// worker's completion, a look-up other than a reset, and the pool's pressure call (made without the
+// pool's lock) take only locks of the last line. No lock is held during a write to a peer.
 package agent
 
 import (
@@ -31,12 +33,12 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Agent is the agent of one node. New makes it, Start opens its sockets, Close ends it; pool and device are the
-// caller's, who closes them afterwards.
+// Agent is the agent of one node. New makes it, Start opens its sockets, Close ends it. The pool
+// and the device belong to the caller, which closes them afterwards.
 type Agent struct {
 	cfg    Config
 	pool   Pool
-	tiers  pool.Tiers // the same pool, if it has tiers below its memory; nil: none
+	tiers  pool.Tiers // the same pool if it has tiers below its memory, else nil
 	device cudaipc.Device
 	log    *zap.Logger
 	boot   [16]byte
@@ -57,13 +59,13 @@ type Agent struct {
 	listener *ipc.SessionListener
 	view     *admin.View
 	web      *admin.Server
-	owned    sync.WaitGroup // accept, watchdog and sweep
+	owned    sync.WaitGroup // goroutines: accept, watchdog, sweep
 	stop     chan struct{}  // closed to end the watchdog and sweep
 	ready    atomic.Bool
 	closing  sync.Once
 }
 
-// New makes an agent of a pool and a device, which stay the caller's.
+// New makes an agent of a pool and a device, which remain the caller's.
 func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, error) {
 	capacity := p.Stats().Capacity
 	if cfg.LeaseBytes == 0 {
@@ -73,7 +75,8 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 		return nil, err
 	}
 	a := &Agent{
-		cfg: cfg, pool: p, device: device, log: log, since: time.Now(), metrics: admin.NewMetrics(endReasons[:], panicPlaces[:]),
+		cfg: cfg, pool: p, device: device, log: log, since: time.Now(),
+		metrics:  admin.NewMetrics(endReasons[:], panicPlaces[:]),
 		switches: newSwitches(), inflight: &inflight{}, stop: make(chan struct{}),
 	}
 	a.tiers, _ = p.(pool.Tiers)
@@ -87,7 +90,8 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 	}
 	share := shareDescriptors(files, a.cfg.Limits.Sessions)
 	if share.sessions < a.cfg.Limits.Sessions {
-		log.Warn("fewer sessions than are allowed: the limit of open files is low", zap.Uint64("files", files), zap.Int("sessions", share.sessions), zap.Int("allowed", a.cfg.Limits.Sessions))
+		log.Warn("session limit lowered: the limit of open files is too low", zap.Uint64("files", files),
+			zap.Int("sessions", share.sessions), zap.Int("allowed", a.cfg.Limits.Sessions))
 	}
 	if err := a.assemble(share); err != nil {
 		return nil, err
@@ -99,14 +103,15 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 	return a, nil
 }
 
-// assemble makes the agent's parts, and gives each what it uses.
+// assemble makes the agent's parts and gives each its dependencies.
 func (a *Agent) assemble(share share) (err error) {
 	a.registry = newRegistry(a.pool, &a.cfg.Limits, a.cfg.LeaseBytes)
 	a.epochs = &epochs{registry: a.registry, metrics: a.metrics, log: a.log}
 	a.watchdog = newWatchdog(a.registry, a.cfg.Limits.Stuck, a.log)
 	a.sockets = newLookupSockets(&a.cfg, share.peers, &answers{
 		boot: a.boot, index: a.pool, tiers: a.tiers, registry: a.registry, ledger: a.ledger, epochs: a.epochs,
-		switches: a.switches, metrics: a.metrics, leaseBytes: a.cfg.LeaseBytes, askWait: a.cfg.Limits.AskWait, log: a.log,
+		switches: a.switches, metrics: a.metrics, leaseBytes: a.cfg.LeaseBytes, askWait: a.cfg.Limits.AskWait,
+		log: a.log,
 	})
 	if a.workers, err = newWorkers(&a.cfg, a.pool, a.device, a.boot, a.log); err != nil {
 		return err
@@ -115,21 +120,23 @@ func (a *Agent) assemble(share share) (err error) {
 		device: a.device, mappings: newMappings(), peers: newPeerNumbers(), maxPending: share.pending, log: a.log,
 	}
 	a.sessions = &sessions{
-		boot: a.boot, dir: a.cfg.Dir, limits: &a.cfg.Limits, most: share.sessions, leaseBytes: a.cfg.LeaseBytes, log: a.log,
-		registry: a.registry, ledger: a.ledger, tiers: a.tiers, sockets: a.sockets, epochs: a.epochs, workers: a.workers,
-		memory: a.memory, inflight: a.inflight, switches: a.switches, metrics: a.metrics,
+		boot: a.boot, dir: a.cfg.Dir, limits: &a.cfg.Limits, most: share.sessions, leaseBytes: a.cfg.LeaseBytes,
+		log:      a.log,
+		registry: a.registry, ledger: a.ledger, tiers: a.tiers, sockets: a.sockets, epochs: a.epochs,
+		workers: a.workers,
+		memory:  a.memory, inflight: a.inflight, switches: a.switches, metrics: a.metrics,
 		last: firstSession(a.boot), open: make(map[uint64]*session),
 	}
 	return nil
 }
 
-// Set switches loads and saves; nil leaves one as it is. Every session is told.
+// Set switches loads and saves on or off; nil leaves one as it is. Every session is notified.
 func (a *Agent) Set(loads, saves *bool) admin.SwitchState { return a.sessions.set(loads, saves) }
 
-// Boot is the agent's boot epoch.
+// Boot returns the agent's boot epoch.
 func (a *Agent) Boot() [16]byte { return a.boot }
 
-// SpaceID is the pool's number of a space, once all its shards are known.
+// SpaceID returns the pool's number of a space, once the sizes of all its shards are known.
 func (a *Agent) SpaceID(fp pool.Fingerprint) (pool.SpaceID, bool) {
 	if sp := a.registry.view.Load().spaces[fp]; sp != nil {
 		if rules := sp.open.Load(); rules != nil {

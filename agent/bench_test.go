@@ -7,7 +7,8 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// What the handler costs of a look-up, without its socket: all hits, one chain that was just asked for.
+// The cost of the handler of a look-up, without its socket: all hits, one chain that was just asked
+// for.
 func BenchmarkHandler(b *testing.B) {
 	r := newRig(b, withDRAM(64<<20))
 	reg := register("bench")

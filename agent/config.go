@@ -12,51 +12,55 @@ import (
 	"github.com/kvagent/kvagent/transfer"
 )
 
-// Pool is what the agent needs of a pool: one value that answers, is filled and is administered.
+// Pool is the pool that the agent serves: all three views of one value.
 type Pool interface {
 	pool.Index
 	pool.Slots
 	pool.Spaces
 }
 
-// Config of an agent. The zero value of a field means its default where one is named.
+// Config configures an agent. The zero value of a field means its default where one is named.
 type Config struct {
 	Dir string // socket directory
-	// Admin is admin.sock, listened at already; its lock is the directory's. Nil: Start listens. It is the agent's
-	// from New on if that succeeds.
+	// Admin is the listener of admin.sock, whose lock is the directory's; if it is nil, Start
+	// listens. The agent owns it once New has succeeded.
 	Admin       *ipc.UnixListener
 	SocketGroup int // group id of the directory and its sockets; 0 or less: the owner alone
 	AllowUIDs   []uint32
 	AllowGIDs   []uint32
 	Integrity   transfer.Integrity
-	// VerifySample has one block in so many, of each worker and direction, checked end to end; 0: none, 1: all.
+	// VerifySample is the sampling interval of the end-to-end check: one block in VerifySample, of
+	// each worker and direction, is checked; 0: none, 1: all.
 	VerifySample uint32
 	LeaseBytes   int64 // cap of one engine's leases; 0: a quarter of the pool
-	// Lookups are look-up sockets that are open from the start: name to fingerprint of their space.
+	// Lookups are look-up sockets that are open from the start, by name, with the fingerprints of
+	// their spaces.
 	Lookups map[string]pool.Fingerprint
 	HTTP    string // address for HTTP besides admin.sock, or empty
 	HTTPAny bool   // HTTP may be an address that is not loopback
 	Lanes   int    // copies that run at once; 0: one per processor, at least 2
 	Limits  Limits
 	Version string // of this build, for status
-	// LeftBehind is what agents before this one left in the directory; nil: nothing.
-	LeftBehind func() admin.LeftBehind
+	// Orphans reports the movers that earlier agents of the directory left running; nil: none.
+	Orphans func() admin.Orphans
 }
 
-// Limits of an agent: times, and counts of what clients may make it keep. Protocol limits are in package ipc.
+// Limits bounds an agent's waits, and what clients may make it keep. Protocol limits are in package
+// ipc.
 type Limits struct {
-	Sessions int // session sockets at once; a further one is told ERROR limit
+	Sessions int // session sockets at once; a further one gets ERROR limit
 	Engines  int // instances at once
-	Spaces   int // spaces at once; at the limit one that no engine uses is closed
+	Spaces   int // spaces at once; at the limit an unused one is closed
 	Sockets  int // look-up sockets at once
-	Outbox   int // messages waiting to be written to one session; full, the peer counts as dead
+	Outbox   int // messages waiting to be written to one session; a peer whose outbox is full counts as dead
 
 	Parts       time.Duration // from REGISTER to the last of its parts
-	Predecessor time.Duration // longest wait of a REGISTER for the same rank's last session to be torn down
+	Predecessor time.Duration // longest wait of a REGISTER for the teardown of the same rank's previous session
 	Stuck       time.Duration // a worker's step older than this fails /livez
-	Watch       time.Duration // how often the watchdog looks
+	Watch       time.Duration // interval of the watchdog
 	Handler     time.Duration // one HTTP request
-	AskWait     time.Duration // longest wait of a look-up for tiers below memory; the own form may ask for less by its deadline
+	// longest wait of a look-up for tiers below memory; a deadline in the own form may shorten it
+	AskWait time.Duration
 
 	Transfer transfer.Limits
 }
@@ -69,10 +73,11 @@ var DefaultLimits = Limits{
 	Transfer: transfer.DefaultLimits,
 }
 
-// maxLanes is the most copies that may run at once.
+// maxLanes bounds the copies that may run at once.
 const maxLanes = 256
 
-// defaultLeaseShare is the part of the pool one engine may lease unless told otherwise.
+// defaultLeaseShare is the divisor of the pool's capacity that gives the default lease cap of one
+// engine.
 const defaultLeaseShare = 4
 
 func (c *Config) validate() error {
@@ -101,13 +106,14 @@ func (c *Config) validate() error {
 	return c.Limits.validate()
 }
 
-// fill puts the default where a limit is zero.
+// fill sets each limit that is zero to its default.
 func (l *Limits) fill() {
 	d := DefaultLimits
 	for _, p := range []struct {
 		v *int
 		d int
-	}{{&l.Sessions, d.Sessions}, {&l.Engines, d.Engines}, {&l.Spaces, d.Spaces}, {&l.Sockets, d.Sockets}, {&l.Outbox, d.Outbox}} {
+	}{{&l.Sessions, d.Sessions}, {&l.Engines, d.Engines}, {&l.Spaces, d.Spaces}, {&l.Sockets, d.Sockets},
+		{&l.Outbox, d.Outbox}} {
 		if *p.v == 0 {
 			*p.v = p.d
 		}
@@ -116,7 +122,8 @@ func (l *Limits) fill() {
 		v *time.Duration
 		d time.Duration
 	}{
-		{&l.Parts, d.Parts}, {&l.Predecessor, d.Predecessor}, {&l.Stuck, d.Stuck}, {&l.Watch, d.Watch}, {&l.Handler, d.Handler}, {&l.AskWait, d.AskWait},
+		{&l.Parts, d.Parts}, {&l.Predecessor, d.Predecessor}, {&l.Stuck, d.Stuck}, {&l.Watch, d.Watch},
+		{&l.Handler, d.Handler}, {&l.AskWait, d.AskWait},
 	} {
 		if *p.v == 0 {
 			*p.v = p.d
@@ -130,7 +137,8 @@ func (l *Limits) fill() {
 func (l *Limits) validate() error {
 	switch {
 	case l.Sessions < 1 || l.Engines < 1 || l.Sockets < 1:
-		return fmt.Errorf("limits: sessions %d, engines %d, sockets %d, allowed: 1 or more", l.Sessions, l.Engines, l.Sockets)
+		return fmt.Errorf("limits: sessions %d, engines %d, sockets %d, allowed: 1 or more", l.Sessions, l.Engines,
+			l.Sockets)
 	case l.Spaces < 1 || l.Spaces > pool.MaxSpaces:
 		return fmt.Errorf("limits: spaces %d, allowed: 1 to %d", l.Spaces, pool.MaxSpaces)
 	case l.Outbox < 16:

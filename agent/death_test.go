@@ -17,7 +17,8 @@ import (
 	"github.com/kvagent/kvagent/ipc/zmqclient"
 )
 
-// Victims are engines in processes of their own: the test binary again, told by the environment how far to go.
+// Victims are engines in processes of their own: the test binary again, told by the environment how
+// far to go.
 const (
 	victimPhase = "KVAGENT_TEST_VICTIM_PHASE"
 	victimDir   = "KVAGENT_TEST_VICTIM_DIR"
@@ -64,9 +65,11 @@ func victim(phase, dir string) {
 		reserve(r, scheduler)
 		w := workers[0]
 		if phase == "saving" { // waits for a step that does not come
-			w.send(&ipc.Save{Job: 1, Epoch: 1, Step: 99, Event: ipc.None, Revoke: ipc.None, Sections: []ipc.Section{section(chain(2, 40), 0)}})
+			w.send(&ipc.Save{Job: 1, Epoch: 1, Step: 99, Event: ipc.None, Revoke: ipc.None,
+				Sections: []ipc.Section{section(chain(2, 40), 0)}})
 		} else {
-			w.send(&ipc.Load{Job: 1, Epoch: 1, Step: 99, Event: ipc.None, Sections: []ipc.Section{section(chain(1, 4), 0)}})
+			w.send(&ipc.Load{Job: 1, Epoch: 1, Step: 99, Event: ipc.None,
+				Sections: []ipc.Section{section(chain(1, 4), 0)}})
 		}
 		w.send(&ipc.Ping{Req: 1})
 		next[*ipc.Pong](w)
@@ -80,7 +83,8 @@ func reserve(r *rig, scheduler *client) {
 	look := zmqclient.Dial(r.path(ipc.LookupSocket))
 	defer func() { check(r.t, look.Close()) }()
 	reply := ask(r.t, look, ipc.LookupRequest{
-		Space: register(victimName).Space(), Session: scheduler.welcome.Session, Reserve: true, Tokens: 1000, HashLen: 32, Hashes: chain(1, 4),
+		Space: register(victimName).Space(), Session: scheduler.welcome.Session, Reserve: true, Tokens: 1000,
+		HashLen: 32, Hashes: chain(1, 4),
 	})
 	if reply.Lease == 0 {
 		panic(fmt.Sprintf("no lease: %+v", reply))
@@ -203,8 +207,8 @@ func TestSuccessorWaitsForPredecessor(t *testing.T) {
 	}
 }
 
-// A stopped engine is not dead: it costs nobody else anything, goes on when it is woken, and is cleaned up when it
-// is killed in its sleep.
+// A stopped engine is not dead: it costs other engines nothing, continues when it is woken, and is
+// cleaned up when it is killed while stopped.
 func TestEngineStopped(t *testing.T) {
 	r := newRig(t)
 	stays := r.stored()

@@ -11,8 +11,8 @@ import (
 	"github.com/kvagent/kvagent/transfer"
 )
 
-// engine is one vLLM instance: a scheduler's session and one session per rank, each with a seat. All fields but
-// complete are under registry.mu, once the engine is in the registry.
+// engine is one vLLM instance: a scheduler's session and one session per rank, each with a seat.
+// Once the engine is in the registry, registry.mu guards all fields but complete.
 type engine struct {
 	instance  string
 	space     *space
@@ -23,7 +23,7 @@ type engine struct {
 	complete  atomic.Bool // all ranks registered, and their workers run
 }
 
-// seat is one registration: a session's place in an engine, and what it brought along.
+// seat is one registration: a session's place in an engine, and the resources that it registered.
 type seat struct {
 	session *session
 	engine  *engine
@@ -33,11 +33,11 @@ type seat struct {
 	shard   uint32
 	holder  *lease.Holder
 
-	// Of a worker, set by its session before the seat is registered.
+	// A worker's; its session sets them before the seat is registered.
 	layout  transfer.Layout
 	sizes   []uint32 // by group: bytes of one block of this shard
 	peer    cudaipc.PeerID
-	gpu     cudaipc.UUID // of its regions; zero: a CPU's
+	gpu     cudaipc.UUID // of its regions; zero: on the CPU
 	regions int
 	bytes   int64 // of the regions
 
@@ -47,7 +47,7 @@ type seat struct {
 	leaving    bool
 
 	worker atomic.Pointer[transfer.Worker] // nil until the space is open; set once
-	held   heldLoads                       // of this registration: they end with it
+	held   heldLoads                       // loads held for this registration, which end with it
 }
 
 func newEngine(r *ipc.Register, sp *space, leaseBytes int64) *engine {
@@ -57,21 +57,24 @@ func newEngine(r *ipc.Register, sp *space, leaseBytes int64) *engine {
 	}
 }
 
-// fits says why a registration does not belong to this engine.
+// fits returns an error if a registration does not belong to this engine.
 func (e *engine) fits(r *ipc.Register, sp *space) error {
 	switch {
 	case e.space != sp:
-		return fmt.Errorf("identity: not that of the other sessions of instance %q (spaces %x and %x)", e.instance, sp.fp, e.space.fp)
+		return fmt.Errorf("identity: not that of the other sessions of instance %q (spaces %x and %x)", e.instance,
+			sp.fp, e.space.fp)
 	case e.world != r.World:
-		return fmt.Errorf("world: %d, allowed: %d, as the other sessions of instance %q have it", r.World, e.world, e.instance)
+		return fmt.Errorf("world: %d, allowed: %d, as the other sessions of instance %q have it", r.World, e.world,
+			e.instance)
 	}
 	if holder := *e.place(r.Role, r.Rank); holder != nil {
-		return fmt.Errorf("rank: %s of instance %q is already registered by process %d", placeName(r.Role, r.Rank), e.instance, holder.session.pid)
+		return fmt.Errorf("rank: %s of instance %q is already registered by process %d", placeName(r.Role, r.Rank),
+			e.instance, holder.session.pid)
 	}
 	return nil
 }
 
-// covers says whether every shard still can have a rank when r is seated too.
+// covers returns an error if seating r leaves too few ranks for the shards that have none.
 func (e *engine) covers(r *ipc.Register) error {
 	if r.Role != ipc.RoleWorker {
 		return nil
@@ -92,12 +95,13 @@ func (e *engine) covers(r *ipc.Register) error {
 		}
 	}
 	if missing > left {
-		return fmt.Errorf("shard: %d of rank %d leaves %d of %d shards to %d ranks, allowed: every shard has a rank", r.Shard, r.Rank, missing, r.Shards, left)
+		return fmt.Errorf("shard: %d of rank %d leaves %d of %d shards to %d ranks, allowed: every shard has a rank",
+			r.Shard, r.Rank, missing, r.Shards, left)
 	}
 	return nil
 }
 
-// place is where the seat of a role and rank is kept.
+// place returns the address of the seat of a role and rank.
 func (e *engine) place(role uint8, rank uint32) **seat {
 	if role == ipc.RoleScheduler {
 		return &e.scheduler
@@ -117,7 +121,7 @@ func (e *engine) emptyLocked() bool {
 	return true
 }
 
-// allRanksLocked says whether every rank is registered and has a worker that runs.
+// allRanksLocked reports whether every rank is registered and has a running worker.
 func (e *engine) allRanksLocked() bool {
 	for _, s := range e.ranks {
 		if s == nil || !s.registered || s.worker.Load() == nil {
@@ -134,7 +138,8 @@ func placeName(role uint8, rank uint32) string {
 	return fmt.Sprintf("rank %d", rank)
 }
 
-// step is what a worker does now and for how long, the older of its two threads' steps; empty: idle.
+// step returns what a worker is doing and for how long: the older of its two threads' steps, or ""
+// if it is idle.
 func (st *seat) step() (string, time.Duration) {
 	w := st.worker.Load()
 	if w == nil {

@@ -72,7 +72,7 @@ func (c *client) close() {
 	})
 }
 
-// next is the next message of type T; notices that were not asked for are passed over.
+// next returns the next message of type T; notices that were not asked for are passed over.
 func next[T any](c *client) T {
 	c.t.Helper()
 	limit := time.After(patience)
@@ -134,7 +134,8 @@ func (c *client) prepare(m *ipc.Register) (regions *ipc.Regions, fds []int, segm
 	m.Regions, m.Segments = 2, 1
 	kv := c.kv.Region()
 	regions = &ipc.Regions{Req: m.Req, List: []ipc.RegionDesc{
-		{ID: uint32(kv.ID), Kind: ipc.RegionFD, Size: kv.Size}, {ID: uint32(words.ID), Kind: ipc.RegionFD, Size: words.Size},
+		{ID: uint32(kv.ID), Kind: ipc.RegionFD, Size: kv.Size},
+		{ID: uint32(words.ID), Kind: ipc.RegionFD, Size: words.Size},
 	}}
 	segments = &ipc.Segments{Req: m.Req, List: []ipc.SegmentDesc{
 		{Region: uint32(kv.ID), Stride: testBlockBytes, Bytes: testBlockBytes},
@@ -191,7 +192,8 @@ func section(hashes []byte, firstBlock uint32) ipc.Section {
 func (c *client) save(epoch uint32, hashes []byte, firstBlock uint32) []byte {
 	c.t.Helper()
 	c.job++
-	c.send(&ipc.Save{Job: c.job, Epoch: epoch, Event: ipc.None, Revoke: ipc.None, Sections: []ipc.Section{section(hashes, firstBlock)}})
+	c.send(&ipc.Save{Job: c.job, Epoch: epoch, Event: ipc.None, Revoke: ipc.None,
+		Sections: []ipc.Section{section(hashes, firstBlock)}})
 	return c.done(c.job)
 }
 
@@ -199,7 +201,8 @@ func (c *client) save(epoch uint32, hashes []byte, firstBlock uint32) []byte {
 func (c *client) load(epoch uint32, lease uint64, hashes []byte, firstBlock uint32) []byte {
 	c.t.Helper()
 	c.job++
-	c.send(&ipc.Load{Job: c.job, Epoch: epoch, Event: ipc.None, Lease: lease, Sections: []ipc.Section{section(hashes, firstBlock)}})
+	c.send(&ipc.Load{Job: c.job, Epoch: epoch, Event: ipc.None, Lease: lease,
+		Sections: []ipc.Section{section(hashes, firstBlock)}})
 	return c.done(c.job)
 }
 
@@ -212,7 +215,7 @@ func (c *client) done(job uint64) []byte {
 	return d.Status
 }
 
-// block is the memory of an engine's block.
+// block returns the memory of an engine's block.
 func (c *client) block(b int) []byte { return c.kv.Mem[b*testBlockBytes : (b+1)*testBlockBytes] }
 
 // fill gives a block bytes that say which it is.

@@ -11,9 +11,11 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// Whoever connects to HTTP and says nothing takes a few descriptors, and what is more is closed at once; when they are gone it is served again.
+// Clients that connect to HTTP and send nothing take a few descriptors; further connections are
+// closed at once. When they have left, HTTP serves again.
 func TestHTTPConnectionsAreBounded(t *testing.T) {
-	r := newRig(t, withConfig(func(c *Config) { c.Limits.Handler = 10 * patience })) // none is closed because it is slow
+	// none is closed because it is slow
+	r := newRig(t, withConfig(func(c *Config) { c.Limits.Handler = 10 * patience }))
 	var open []net.Conn
 	closed := 0
 	for range 3 * admin.MaxConns {
@@ -29,7 +31,8 @@ func TestHTTPConnectionsAreBounded(t *testing.T) {
 		}
 	}
 	if closed != admin.MaxConns {
-		t.Errorf("%d of the last %d connections were closed, want all: %d are served", closed, admin.MaxConns, admin.MaxConns)
+		t.Errorf("%d of the last %d connections were closed, want all: %d are served", closed, admin.MaxConns,
+			admin.MaxConns)
 	}
 	for _, c := range open {
 		check(t, c.Close())
@@ -66,13 +69,15 @@ func TestShareOfDescriptors(t *testing.T) {
 		if got != c.want {
 			t.Errorf("%d files: %+v, want %+v", c.files, got, c.want)
 		}
-		if need := int64(got.sessions)*sessionDescriptors + got.pending + got.peers + ownDescriptors; c.files > ownDescriptors && uint64(need) > c.files {
+		if need := int64(got.sessions)*sessionDescriptors + got.pending + got.peers +
+			ownDescriptors; c.files > ownDescriptors && uint64(need) > c.files {
 			t.Errorf("%d files: %+v may take %d", c.files, got, need)
 		}
 	}
 }
 
-// Engines that open more regions, or more bytes, than a process can have mapped are refused, and harm nobody; what they held is there for others when they go.
+// Engines that open more regions, or more bytes, than a process can have mapped are refused, and
+// harm no one else; what they held is free for others when they leave.
 func TestRegionsOfAllAreBounded(t *testing.T) {
 	r := newRig(t)
 	m := r.agent.memory.mappings
@@ -82,7 +87,8 @@ func TestRegionsOfAllAreBounded(t *testing.T) {
 	m.regions, m.bytes = 5, 3*m.mu.bytes-1
 	m.mu.Unlock()
 	b.registered(b.registerWorker(register("b")))
-	if got := c.registerWorker(register("c")); got.Status != ipc.RegRefused || !strings.Contains(got.Text, "the 1 that are left of 5") {
+	if got := c.registerWorker(register("c")); got.Status != ipc.RegRefused ||
+		!strings.Contains(got.Text, "the 1 that are left of 5") {
 		t.Errorf("too many regions: %+v", got)
 	}
 	m.mu.Lock()
@@ -99,7 +105,8 @@ func TestRegionsOfAllAreBounded(t *testing.T) {
 }
 
 func TestMapCount(t *testing.T) {
-	for text, want := range map[string]int{"262144\n": 262144, "": usualMapCount, "x": usualMapCount, "-1\n": usualMapCount} {
+	for text, want := range map[string]int{"262144\n": 262144, "": usualMapCount, "x": usualMapCount,
+		"-1\n": usualMapCount} {
 		if got := mapCount([]byte(text), nil); got != want {
 			t.Errorf("%q: %d, want %d", text, got, want)
 		}

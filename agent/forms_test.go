@@ -71,7 +71,8 @@ func hexHashes(blob []byte) (out []string) {
 	return out
 }
 
-// Foreign clients against a filled pool: all forms on one socket, whole blocks, never more than the prompt.
+// Foreign clients against a filled pool: all forms on one socket, whole blocks, never more than the
+// prompt.
 func TestForeignForms(t *testing.T) {
 	r := newRig(t)
 	const name = "lookup_rpc_port_0_dp_rank0"
@@ -140,7 +141,7 @@ func TestForeignForms(t *testing.T) {
 	}
 }
 
-// Nobody is promised anything of an engine whose ranks are not all registered.
+// No look-up is promised anything of an engine whose ranks are not all registered.
 func TestLookupNeedsAllRanks(t *testing.T) {
 	r := newRig(t)
 	reg := register("tp2")
@@ -192,7 +193,9 @@ func TestLookupNeedsAllRanks(t *testing.T) {
 
 // Engines of one space share a socket; it goes with the last of them.
 func TestSharedLookupSocket(t *testing.T) {
-	r := newRig(t, withConfig(func(c *Config) { c.Lookups = map[string]pool.Fingerprint{"fixed": register("a").Space()} }))
+	r := newRig(t, withConfig(func(c *Config) {
+		c.Lookups = map[string]pool.Fingerprint{"fixed": register("a").Space()}
+	}))
 	reg := register("a")
 	reg.LookupName = "shared"
 	schedulerA, a, _ := r.joinEngine(reg)
@@ -218,6 +221,6 @@ func TestSharedLookupSocket(t *testing.T) {
 	}
 	r.waitFor("only the agent's own sockets are open", func(s admin.Status) bool { return len(s.Sockets) == 2 })
 	if got := ask(t, r.asker("fixed"), q); got.Status != ipc.LookupNotRegistered {
-		t.Errorf("nobody is registered: %+v", got)
+		t.Errorf("no engine is registered: %+v", got)
 	}
 }

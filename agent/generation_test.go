@@ -31,8 +31,9 @@ func (r *rig) rejoin(m *ipc.Register, rank uint32) (*client, <-chan *ipc.Registe
 	return c, answer
 }
 
-// An engine whose weights changed keeps its instance and changes its identity, one rank after the other. What the old registrations
-// hold ends with their sessions, and nothing of the one identity is found under the other.
+// An engine whose weights changed keeps its instance and changes its identity, one rank after the
+// other. The resources of the old registrations end with their sessions, and nothing of the one
+// identity is found under the other.
 func TestRanksMoveToAnotherIdentityOneByOne(t *testing.T) {
 	const old, private = "", "private:0123456789abcdef0123456789abcdef"
 	r := newRig(t, withConfig(func(c *Config) { c.Limits.Predecessor = patience }))

@@ -10,14 +10,15 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// The hot path: a look-up is answered in microseconds, without a lock that is held over the index, and without
-// an allocation of its own.
+// The hot path: a look-up is answered in microseconds, without holding a lock across the index and
+// without allocating.
 
-// defaultDeadline is what a look-up in the own form gets that names none.
+// defaultDeadline applies to look-ups in the own form that name no deadline.
 const defaultDeadline = time.Millisecond
 
-// handle answers one request of a look-up socket, in whatever form. The socket's goroutine calls it.
-// start is when it had arrived: what the look-ups before it waited for tiers is part of its own wait.
+// handle answers one request of a look-up socket, in any form. The socket's goroutine calls it.
+// start is the arrival time, so the tier waits of earlier look-ups count as part of this one's
+// wait.
 func (k *lookupSock) handle(req *ipc.LookupRequest, start time.Time) ipc.LookupReply {
 	reply := ipc.LookupReply{Boot: k.boot}
 	if req.Form == ipc.FormReset {
@@ -40,8 +41,8 @@ func (k *lookupSock) handle(req *ipc.LookupRequest, start time.Time) ipc.LookupR
 	return reply
 }
 
-// resolve finds the rules of the space a request is about, nil if whoever asks may not be promised anything of
-// it, and the seat of the session it names, if that is one of the space.
+// resolve finds the rules of the space a request is about, or nil if the client may not be promised
+// anything of it, and the seat of the session it names, if that is a seat of the space.
 func (k *lookupSock) resolve(req *ipc.LookupRequest) (*lookup.Space, *seat) {
 	v := k.registry.view.Load()
 	fp := pool.Fingerprint(req.Space)
@@ -64,8 +65,8 @@ func (k *lookupSock) resolve(req *ipc.LookupRequest) (*lookup.Space, *seat) {
 	return sp.open.Load(), st
 }
 
-// complete says whether all ranks of the engine that asks are registered: the engine of the session it names,
-// else any of those that opened this socket, else any of the space.
+// complete reports whether all ranks of the asking engine are registered. That is the engine of the
+// named session, else any that opened this socket, else any of the space.
 func (k *lookupSock) complete(sp *space, st *seat) bool {
 	if st != nil {
 		return st.engine.complete.Load()
@@ -90,11 +91,13 @@ func groupsFit(groups []uint8, rules *lookup.Space) bool {
 	return true
 }
 
-// find asks the index, and pins what it finds if that is asked for.
-func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat, start time.Time, reply *ipc.LookupReply) {
+// find queries the index, and pins the blocks found if the request reserves.
+func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat, start time.Time,
+	reply *ipc.LookupReply) {
 	q := &k.query
 	*q = lookup.Query{
-		Tokens: clampTokens(req.Tokens), HBMTokens: req.HBMTokens, Groups: req.Groups, AllowFull: req.Form != ipc.FormOwn,
+		Tokens: clampTokens(req.Tokens), HBMTokens: req.HBMTokens, Groups: req.Groups,
+		AllowFull: req.Form != ipc.FormOwn,
 	}
 	if req.HashLen > 0 {
 		q.Hashes = pool.Chain(req.Hashes, req.HashLen)
@@ -102,7 +105,7 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 	pending := false
 	if k.tiers != nil {
 		pending = k.askTiers(req, rules, start)
-		k.metrics.AskMax.Show(time.Since(start))
+		k.metrics.AskMax.Observe(time.Since(start))
 	}
 	if req.Form == ipc.FormOwn && req.Reserve {
 		k.reserve(q, rules, st, reply)
@@ -118,25 +121,27 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 	}
 	late := k.metrics.CountTime(time.Since(start), deadlineOf(req))
 	if late {
-		k.tooLate(st, reply)
+		k.refuseLate(st, reply)
 	}
 	if pending && (late || reply.Status == ipc.LookupHit && couldGrow(q, rules, reply.Tokens)) {
-		// With the lease of what is known: who has waited long enough takes that. Who gives it back and comes again finds it on its way nevertheless.
+		// Pending still carries the lease for what is known; a client out of time can use it. One
+		// that releases it and retries finds the rest already being fetched.
 		if reply.Status = ipc.LookupPending; reply.Lease != 0 {
 			k.hint(q, rules)
 		}
 	}
 }
 
-// tooLate turns an answer that took too long into overloaded: whoever asked does not wait for it any more.
-func (k *lookupSock) tooLate(st *seat, reply *ipc.LookupReply) {
+// refuseLate turns an answer that took too long into overloaded, because the client has stopped
+// waiting.
+func (k *lookupSock) refuseLate(st *seat, reply *ipc.LookupReply) {
 	if reply.Lease != 0 {
 		k.ledger.Release(st.engine.acct, []uint64{reply.Lease})
 	}
 	reply.Status, reply.Tokens, reply.Lease = ipc.LookupOverloaded, 0, 0
 }
 
-// reserve pins what it finds under a lease of the session that was named.
+// reserve pins the blocks it finds under a lease of the named session.
 func (k *lookupSock) reserve(q *lookup.Query, rules *lookup.Space, st *seat, reply *ipc.LookupReply) {
 	room, ok := int64(0), false
 	if st != nil {
@@ -155,16 +160,17 @@ func (k *lookupSock) reserve(q *lookup.Query, rules *lookup.Space, st *seat, rep
 		if hit.Capped {
 			reply.Status, reply.Tokens = ipc.LookupLeaseCap, lookup.Longest(k.index, rules, q)
 			if k.tiers != nil && room >= 2*st.space.unitBytes() {
-				reply.Status = ipc.LookupPending // it is the prefetch budget: there is room in it again soon
+				reply.Status = ipc.LookupPending // the prefetch budget is full; it has room again soon
 			}
 		}
 	default:
-		k.lend(e, st, q, rules, &hit, reply)
+		k.addLease(e, st, q, rules, &hit, reply)
 	}
 }
 
-// lend enters a filled lease into the book.
-func (k *lookupSock) lend(e *lease.Lease, st *seat, q *lookup.Query, rules *lookup.Space, hit *lookup.Hit, reply *ipc.LookupReply) {
+// addLease enters a filled lease in the ledger.
+func (k *lookupSock) addLease(e *lease.Lease, st *seat, q *lookup.Query, rules *lookup.Space, hit *lookup.Hit,
+	reply *ipc.LookupReply) {
 	number, result := k.ledger.Add(st.holder, e, hit.Bytes)
 	if result == lease.Added {
 		reply.Tokens, reply.Lease = hit.Tokens, number
@@ -179,7 +185,7 @@ func (k *lookupSock) lend(e *lease.Lease, st *seat, q *lookup.Query, rules *look
 	reply.Tokens = lookup.Longest(k.index, rules, q)
 }
 
-// reset serves upstream's reset: a new weights epoch of the socket's space.
+// reset serves upstream's reset: it starts a new weights epoch of the socket's space.
 func (k *lookupSock) reset(reply *ipc.LookupReply) {
 	reply.Status = ipc.LookupNotRegistered
 	sp := k.registry.view.Load().spaces[k.fp]
@@ -198,9 +204,9 @@ func deadlineOf(req *ipc.LookupRequest) time.Duration {
 	return time.Duration(req.DeadlineUS) * time.Microsecond
 }
 
-// clampTokens is a token count as the rules take it; more than that no prompt has.
+// clampTokens limits a token count to the 32 bits of the rules; no prompt has more.
 func clampTokens(n uint64) uint32 { return uint32(min(n, math.MaxUint32)) }
 
-// askedTokens is what a look-up counts for in the hit rate: no more than its hashes can stand for is known here,
-// so a count that no prompt has is clamped.
+// askedTokens returns the tokens that a look-up adds to the hit rate's denominator, clamped to what
+// a prompt can have.
 func askedTokens(req *ipc.LookupRequest) uint64 { return uint64(clampTokens(req.Tokens)) }

@@ -14,13 +14,13 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// watchdog knows how old each worker's current step is. Health is asked of the workers when somebody asks; the
-// goroutine only logs when one gets stuck, and when it moves again.
+// watchdog finds workers whose current step is too old. A health check asks the workers directly;
+// the goroutine only logs when one becomes stuck and when it moves again.
 type watchdog struct {
 	registry *registry
 	limit    time.Duration // a step older than this is stuck
 	log      *zap.Logger
-	stuck    map[*seat]stuckStep // said to be stuck; the goroutine's
+	stuck    map[*seat]stuckStep // logged as stuck; owned by the goroutine
 }
 
 // stuckStep is a worker whose step is older than Limits.Stuck.
@@ -39,7 +39,7 @@ func newWatchdog(r *registry, limit time.Duration, log *zap.Logger) *watchdog {
 	return &watchdog{registry: r, limit: limit, log: log, stuck: make(map[*seat]stuckStep)}
 }
 
-// run looks until stop is closed.
+// run checks the workers periodically until stop is closed.
 func (w *watchdog) run(every time.Duration, stop <-chan struct{}) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -53,7 +53,7 @@ func (w *watchdog) run(every time.Duration, stop <-chan struct{}) {
 	}
 }
 
-// look logs what changed.
+// look logs which workers became stuck, and which moved again.
 func (w *watchdog) look() {
 	now := make(map[*seat]stuckStep)
 	for _, s := range w.stuckWorkers() {
@@ -64,13 +64,14 @@ func (w *watchdog) look() {
 	}
 	for st, s := range w.stuck {
 		if _, still := now[st]; !still {
-			w.log.Info("worker moves again, or is gone", zap.Stringer("worker", s))
+			w.log.Info("worker moves again, or ended", zap.Stringer("worker", s))
 		}
 	}
 	w.stuck = now
 }
 
-// stuckWorkers are the workers whose current step is older than Limits.Stuck, by instance and rank.
+// stuckWorkers returns the workers whose current step is older than Limits.Stuck, by instance and
+// rank.
 func (w *watchdog) stuckWorkers() []stuckStep {
 	w.registry.mu.Lock()
 	defer w.registry.mu.Unlock()
@@ -86,12 +87,13 @@ func (w *watchdog) stuckWorkers() []stuckStep {
 		}
 	}
 	slices.SortFunc(out, func(x, y stuckStep) int {
-		return cmp.Or(cmp.Compare(x.seat.engine.instance, y.seat.engine.instance), cmp.Compare(x.seat.rank, y.seat.rank))
+		return cmp.Or(cmp.Compare(x.seat.engine.instance, y.seat.engine.instance),
+			cmp.Compare(x.seat.rank, y.seat.rank))
 	})
 	return out
 }
 
-// Live says which workers are stuck.
+// Live returns an error that names the stuck workers.
 func (a *Agent) Live() error {
 	stuck := a.watchdog.stuckWorkers()
 	if len(stuck) == 0 {
@@ -104,9 +106,9 @@ func (a *Agent) Live() error {
 	return errors.New("stuck: " + strings.Join(names, "; "))
 }
 
-// Ready says why the agent does not serve: its sockets are not open or were removed, it drains, its
-// pool has no room at all, too much of its memory is bad, or a mover that worked does not come
-// back.
+// Ready returns the reason why the agent does not serve: its sockets are not open or were removed,
+// it drains, its pool has no capacity, too much of its memory is bad, or a mover that worked cannot
+// be restarted.
 func (a *Agent) Ready() error {
 	switch {
 	case a.switches.draining():
@@ -116,7 +118,7 @@ func (a *Agent) Ready() error {
 	case a.pool.Stats().Capacity <= 0:
 		return errors.New("the pool has no capacity")
 	case !a.listener.Reachable():
-		return errors.New("session.sock was removed or replaced: no engine can come any more, start the agent again")
+		return errors.New("session.sock was removed or replaced: no engine can connect any more; restart the agent")
 	}
 	if err := a.memoryProblem(); err != nil {
 		return err
@@ -124,7 +126,8 @@ func (a *Agent) Ready() error {
 	return a.moverProblem()
 }
 
-// memoryProblem says that too many pages of the pool cannot be read. What is left of it goes on.
+// memoryProblem returns an error if too many pages of the pool cannot be read. The rest of the pool
+// stays in use.
 func (a *Agent) memoryProblem() error {
 	s := a.pool.Stats()
 	if s.Bad.Healthy() {
@@ -134,15 +137,16 @@ func (a *Agent) memoryProblem() error {
 		"check the node's memory", s.Bad.Pages, s.Bad.MaxPages, s.Bad.Bytes, s.Bad.MaxBytes)
 }
 
-// lostPeer ends the session of a worker whose memory was open in a process that is no more. Its copies have ended; the
-// engine hears why, and registers again.
+// lostPeer ends the session of a worker whose memory was open in a mover that has ended. Its copies
+// have ended; the engine receives the reason and registers again.
 func (a *Agent) lostPeer(id cudaipc.PeerID, why error) {
 	if s := a.memory.peers.owner(id); s != nil {
-		s.doom(endDevice, ipc.ErrCodeInternal, fmt.Errorf("the worker's memory is not open any more; register again: %w", why))
+		s.terminate(endDevice, ipc.ErrCodeInternal,
+			fmt.Errorf("the worker's memory is not open any more; register again: %w", why))
 	}
 }
 
-// movers are the processes that the device has; none if it is in this one.
+// movers returns the device's movers; none if the device is in this process.
 func (a *Agent) movers() []cudaipc.MoverState {
 	if d, ok := a.device.(interface{ Movers() []cudaipc.MoverState }); ok {
 		return d.Movers()
@@ -150,7 +154,7 @@ func (a *Agent) movers() []cudaipc.MoverState {
 	return nil
 }
 
-// MoverPIDs are the movers that run.
+// MoverPIDs returns the process IDs of the running movers.
 func (a *Agent) MoverPIDs() (pids []int) {
 	for _, m := range a.movers() {
 		if m.Pid != 0 {
@@ -160,7 +164,7 @@ func (a *Agent) MoverPIDs() (pids []int) {
 	return pids
 }
 
-// moverProblem says which movers do not come back.
+// moverProblem returns an error that names the movers that keep failing.
 func (a *Agent) moverProblem() error {
 	var failing []string
 	for _, m := range a.movers() {
@@ -174,9 +178,10 @@ func (a *Agent) moverProblem() error {
 	return fmt.Errorf("movers fail again and again: %s", strings.Join(failing, "; "))
 }
 
-// logMovers tells in the log, once, what movers were started and what they will be.
+// logMovers logs the movers once, at the start.
 func (a *Agent) logMovers() {
 	for _, m := range a.movers() {
-		a.log.Info("mover", zap.String("name", m.Name), zap.String("device", m.Device), zap.Int("pid", m.Pid), zap.String("numa_node", m.Node))
+		a.log.Info("mover", zap.String("name", m.Name), zap.String("device", m.Device), zap.Int("pid", m.Pid),
+			zap.String("numa_node", m.Node))
 	}
 }

@@ -10,11 +10,10 @@ import (
 )
 
 // heldLoads are the LOADs of one registration whose lease promises blocks that are still being
-// brought up. Each is handed to that registration's worker, and to no other, when the last of them
-// has come or failed, or when it was held as long as a job waits for its event; what has not come
-// by then is missing, block by block. A CANCEL, and the end of the registration, end them before.
-// Whoever takes a load out of the book ends it: so it ends once. The hand-over is made under the
-// mutex, so that close returns when none is left half-way.
+// fetched. Each is handed to that registration's worker when its last block has arrived or failed,
+// or after the time a job waits for its event; blocks absent by then are missing. A CANCEL or the
+// end of the registration ends them earlier. The caller that takes a load out of the table ends it,
+// so it ends once. Loads are handed over under the mutex, so close leaves none half-way.
 type heldLoads struct {
 	start func(*transfer.Job, []ipc.Section) pool.Status // hands a job to the registration's worker
 
@@ -23,16 +22,17 @@ type heldLoads struct {
 	closed bool // the registration ends
 }
 
-// heldLoad is one of them.
+// heldLoad is one held LOAD.
 type heldLoad struct {
 	seat     *seat
 	job      transfer.Job
 	sections []ipc.Section
 	timer    *time.Timer
-	forget   func() bool // takes the Settle back; under heldLoads.mu
+	forget   func() bool // withdraws the Settle call; under heldLoads.mu
 }
 
-// hold keeps a load back if its lease has promises that are open. False: it has none, or too many loads are held; full says the latter.
+// hold keeps a load back if its lease has open promises. It returns false if it has none, or, with
+// full, if too many loads are held.
 func (s *session) hold(job *transfer.Job, sections []ipc.Section, lease uint64) (held, full bool) {
 	st := s.seat.Load()
 	if s.owner.tiers == nil || st == nil || st.worker.Load() == nil || lease == 0 {
@@ -47,11 +47,11 @@ func (s *session) hold(job *transfer.Job, sections []ipc.Section, lease uint64) 
 
 	at := &settling{}
 	forget := s.owner.ledger.Settle(st.engine.acct, lease, func() {
-		if !at.landed() {
-			h.goOn()
+		if !at.onSettled() {
+			h.resume()
 		}
 	})
-	if at.now() { // nothing was open: the caller goes on with it
+	if at.afterSettle() { // no promise was open: the caller continues with the load
 		if b.take(job.ID) != nil {
 			s.owner.inflight.done()
 		}
@@ -62,30 +62,32 @@ func (s *session) hold(job *transfer.Job, sections []ipc.Section, lease uint64) 
 	return true, false
 }
 
-// settling tells a Settle that ended before it returned from one that ends later.
+// settling distinguishes a Settle whose callback ran before it returned from one whose callback
+// runs later.
 type settling struct {
 	mu       sync.Mutex
 	returned bool // Settle returned
-	over     bool // then was called before
+	over     bool // the callback ran before Settle returned
 }
 
-// landed is called by then; true: before Settle had returned, so that who called that goes on.
-func (s *settling) landed() bool {
+// onSettled is called by the callback. It returns true if Settle has not returned yet, so that its
+// caller continues with the load.
+func (s *settling) onSettled() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.over = !s.returned
 	return s.over
 }
 
-// now is called behind Settle; true: then was called already.
-func (s *settling) now() bool {
+// afterSettle is called after Settle. It returns true if the callback has run already.
+func (s *settling) afterSettle() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.returned = true
 	return s.over
 }
 
-// add enters a load; false: most are held already, or the registration ends.
+// add enters a load. It returns false if most loads are held already, or the registration ends.
 func (b *heldLoads) add(h *heldLoad, most int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -99,7 +101,7 @@ func (b *heldLoads) add(h *heldLoad, most int) bool {
 	return true
 }
 
-// arm bounds how long a load is held, unless it ended meanwhile.
+// arm bounds how long a load is held, unless the load has ended already.
 func (b *heldLoads) arm(h *heldLoad, forget func() bool, limit time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -107,14 +109,14 @@ func (b *heldLoads) arm(h *heldLoad, forget func() bool, limit time.Duration) {
 		h.forget = forget
 		h.timer = time.AfterFunc(limit, func() {
 			if forget() {
-				h.seat.session.owner.metrics.LoadsUnsettled.Add(1)
-				h.goOn()
+				h.seat.session.owner.metrics.LoadsTimedOut.Add(1)
+				h.resume()
 			}
 		})
 	}
 }
 
-// take takes a load out of the book; nil: it is not held.
+// take removes a load from the table and returns it, or nil if it is not held.
 func (b *heldLoads) take(job uint64) *heldLoad {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -133,8 +135,8 @@ func (b *heldLoads) takeLocked(job uint64) *heldLoad {
 	return h
 }
 
-// handOver gives a load to the registration's worker, or ends it with the reason why that does not
-// take it. A load that is not held any more is somebody else's.
+// handOver gives a load to the registration's worker, or ends it with the reason why the worker
+// does not take it. It ignores a load that is no longer held.
 func (b *heldLoads) handOver(h *heldLoad) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -142,14 +144,14 @@ func (b *heldLoads) handOver(h *heldLoad) {
 		return
 	}
 	b.takeLocked(h.job.ID)
-	defer h.seat.session.owner.inflight.done() // start counts it anew
+	defer h.seat.session.owner.inflight.done() // start counts it again
 	if status := b.start(&h.job, h.sections); status != pool.OK {
 		h.report(status)
 	}
 }
 
-// close ends all loads that are held, and sees to it that no more are. When it returns, each has
-// been reported or is the worker's.
+// close ends all held loads and refuses further ones. When it returns, each has been reported or
+// belongs to the worker.
 func (b *heldLoads) close() {
 	for _, h := range b.takeAll() {
 		h.cancel()
@@ -166,12 +168,12 @@ func (b *heldLoads) takeAll() (all []*heldLoad) {
 	return all
 }
 
-// goOn hands a load to the worker, if it is still held.
-func (h *heldLoad) goOn() {
+// resume hands a load to the worker, if it is still held.
+func (h *heldLoad) resume() {
 	h.seat.session.protect(panicHeld, func() { h.seat.held.handOver(h) })
 }
 
-// cancel ends a load that was taken out of the book.
+// cancel ends a load that was taken out of the table.
 func (h *heldLoad) cancel() {
 	defer h.seat.session.owner.inflight.done()
 	if h.forget != nil {

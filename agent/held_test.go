@@ -14,7 +14,7 @@ import (
 	"github.com/kvagent/kvagent/transfer"
 )
 
-// seatOf is the registration of a client's session; nil: look-ups do not see it (any more).
+// seatOf returns the registration of a client's session; nil: look-ups do not see it (any more).
 func (r *rig) seatOf(c *client) *seat { return r.agent.registry.view.Load().seats[c.welcome.Session] }
 
 // slowly makes the hand-over of a registration's held loads as slow as between says.
@@ -29,7 +29,7 @@ func (st *seat) slowly(between func()) {
 }
 
 // A load that is just being handed to the worker when its registration ends is over before
-// UNREGISTERED, and a CANCEL that comes then finds nobody.
+// UNREGISTERED, and a CANCEL that comes then finds no job.
 func TestHeldLoadIsOverBeforeUnregistered(t *testing.T) {
 	r, f, _, w, _ := held(t)
 	handed, goOn := make(chan struct{}), make(chan struct{})

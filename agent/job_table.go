@@ -7,8 +7,8 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// jobTable knows the jobs of one session that run, so that a number is not used twice at once, and how many
-// CANCELs wait for each: they are answered behind the job's DONE, whoever sends that.
+// jobTable holds the running jobs of one session, so that no number is used twice at once, and how
+// many CANCELs wait for each: they are answered after the job's DONE.
 type jobTable struct {
 	mu   sync.Mutex
 	open map[uint64]int // by job: CANCELs to answer
@@ -27,7 +27,7 @@ func (t *jobTable) add(job uint64) bool {
 	return true
 }
 
-// cancel notes that a CANCEL waits for the job; false: it does not run.
+// cancel notes that a CANCEL waits for the job. It returns false if the job does not run.
 func (t *jobTable) cancel(job uint64) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -38,8 +38,8 @@ func (t *jobTable) cancel(job uint64) bool {
 	return true
 }
 
-// finish ends a job: send is called with its DONE and then the answers to its CANCELs, in one step, so that a
-// CANCEL that comes now finds the job either running or reported.
+// finish ends a job: send is called with its DONE and then the answers to its CANCELs, in one step,
+// so that a concurrent CANCEL finds the job either running or reported.
 func (t *jobTable) finish(done *ipc.Done, send func(any)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -51,7 +51,7 @@ func (t *jobTable) finish(done *ipc.Done, send func(any)) {
 	}
 }
 
-// drop forgets a job that was not taken.
+// drop removes a job that was not accepted.
 func (t *jobTable) drop(job uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -64,11 +64,11 @@ func (t *jobTable) count() int {
 	return len(t.open)
 }
 
-// inflight counts the jobs that run in all workers, for a drain to wait for.
+// inflight counts the running jobs of all workers; a drain waits for it.
 type inflight struct {
 	mu   sync.Mutex
 	n    int
-	idle chan struct{} // closed while n is 0; nil: not asked for
+	idle chan struct{} // closed when n reaches 0; nil: not waited for
 }
 
 func (f *inflight) add() {

@@ -11,7 +11,7 @@ import (
 
 // save serves SAVE.
 func (s *session) save(m *ipc.Save) error {
-	s.tellPace(m)
+	s.reportPace(m)
 	status := pool.OK
 	switch {
 	case s.owner.switches.draining():
@@ -24,8 +24,9 @@ func (s *session) save(m *ipc.Save) error {
 	}, m.Sections, status)
 }
 
-// load serves LOAD. The lease it names is no longer revoked, and the job pins its blocks itself: one that was
-// revoked before, or has ended, makes no difference to the job but that its blocks may be missing.
+// load serves LOAD. The lease it names is not revoked from now on, and the job pins its blocks
+// itself. If the lease was revoked before or has ended, the job still runs, but its blocks may be
+// missing.
 func (s *session) load(m *ipc.Load) error {
 	status := pool.OK
 	switch {
@@ -35,14 +36,14 @@ func (s *session) load(m *ipc.Load) error {
 		status = transfer.Off
 	}
 	if st := s.seat.Load(); st != nil && m.Lease != 0 && !s.owner.ledger.Submit(st.engine.acct, m.Lease) {
-		s.owner.metrics.LeasesPassed.Add(1)
+		s.owner.metrics.LeasesUnknown.Add(1)
 	}
 	return s.submitLoad(transfer.Job{
 		ID: m.Job, Kind: transfer.Load, Epoch: m.Epoch, Step: m.Step, Event: m.Event, Revoke: ipc.None,
 	}, m, status)
 }
 
-// submitLoad is submit for a load, which is held while blocks that its lease promises are being brought up.
+// submitLoad submits a load, which is held while blocks that its lease promises are being fetched.
 func (s *session) submitLoad(job transfer.Job, m *ipc.Load, status pool.Status) error {
 	if s.owner.tiers == nil || m.Lease == 0 || status != pool.OK {
 		return s.submit(job, m.Sections, status)
@@ -65,8 +66,8 @@ func usedTwice(job uint64) error {
 	return unexpected("job", "job", "%d runs already, allowed is a number that is unique in the session", job)
 }
 
-// submit gives a job to the session's worker, or reports it with one status for all its blocks: the given one if
-// that is not OK, else the reason why it was not taken.
+// submit hands a job to the session's worker. If status is not OK, or the worker does not take the
+// job, it reports the job with that status for all its blocks.
 func (s *session) submit(job transfer.Job, sections []ipc.Section, status pool.Status) error {
 	if !s.jobs.add(job.ID) {
 		return usedTwice(job.ID)
@@ -75,7 +76,7 @@ func (s *session) submit(job transfer.Job, sections []ipc.Section, status pool.S
 	return nil
 }
 
-// submitAdded is submit of a job that is in the table already.
+// submitAdded submits a job that is in the table already.
 func (s *session) submitAdded(job transfer.Job, sections []ipc.Section, status pool.Status) {
 	blocks := countBlocks(sections)
 	if status == pool.OK {
@@ -93,7 +94,7 @@ func (s *session) submitAdded(job transfer.Job, sections []ipc.Section, status p
 	s.answer(done(job.ID, statuses))
 }
 
-// start tries to start a job; what it says is not OK if the job was not taken.
+// start tries to start a job. It returns OK if the job was accepted, else the status of its blocks.
 func (s *session) start(job *transfer.Job, sections []ipc.Section) pool.Status {
 	if st := s.seat.Load(); st != nil {
 		return st.start(job, sections)
@@ -101,13 +102,13 @@ func (s *session) start(job *transfer.Job, sections []ipc.Section) pool.Status {
 	return pool.Invalid
 }
 
-// start is session.start for a job of this registration, which may have ended.
+// start starts a job of this registration, which may have ended; see session.start.
 func (st *seat) start(job *transfer.Job, sections []ipc.Section) pool.Status {
 	if st.role != ipc.RoleWorker {
 		return pool.Invalid
 	}
 	inflight, w := st.session.owner.inflight, st.worker.Load()
-	if w == nil { // not all shards of the space are known yet, so nothing is stored and nothing can be
+	if w == nil { // the sizes of some shards are not known yet, so nothing can be stored
 		if job.Kind == transfer.Save {
 			return pool.Busy
 		}
@@ -130,13 +131,13 @@ func (st *seat) start(job *transfer.Job, sections []ipc.Section) pool.Status {
 	}
 }
 
-// complete reports a finished job. The worker's threads call it; it does not wait.
+// complete reports a finished job. The worker's threads call it; it does not block.
 func (s *session) complete(c transfer.Completion) {
 	defer s.owner.inflight.done()
 	s.protect(panicCompletion, func() { s.report(c) })
 }
 
-// report counts a job that has ended, and tells the peer.
+// report counts a finished job and notifies the peer.
 func (s *session) report(c transfer.Completion) {
 	s.owner.metrics.CountBlocks(c.Kind, c.Status, c.Bytes)
 	s.owner.metrics.Samples[c.Kind].Add(&c.Sample)
@@ -151,7 +152,7 @@ func done(job uint64, status []pool.Status) *ipc.Done {
 	return m
 }
 
-// blockBytes is the size of one block id in a section.
+// blockBytes is the size of one block ID in a section.
 const blockBytes = 4
 
 func countBlocks(sections []ipc.Section) int {
@@ -162,8 +163,9 @@ func countBlocks(sections []ipc.Section) int {
 	return n
 }
 
-// convertSections gives the sections as a worker takes them; hashes stay where they are, in the message. Package ipc
-// delivers no section whose lengths do not fit each other, and Submit holds each to the worker's layout.
+// convertSections converts sections to a worker's form; the hashes stay in the message's memory.
+// Package ipc has checked that the lengths agree, and Submit checks each section against the
+// worker's layout.
 func convertSections(in []ipc.Section) []transfer.Section {
 	out := make([]transfer.Section, len(in))
 	for i := range in {
@@ -172,7 +174,8 @@ func convertSections(in []ipc.Section) []transfer.Section {
 		for b := range blocks {
 			blocks[b] = binary.LittleEndian.Uint32(s.Blocks[b*blockBytes:])
 		}
-		out[i] = transfer.Section{Group: s.Group, Parent: s.Parent, Hashes: pool.Chain(s.Hashes, int(s.HashLen)), Blocks: blocks}
+		out[i] = transfer.Section{Group: s.Group, Parent: s.Parent, Hashes: pool.Chain(s.Hashes, int(s.HashLen)),
+			Blocks: blocks}
 	}
 	return out
 }

@@ -19,7 +19,8 @@ func leaser(t *testing.T, r *rig) (scheduler, worker *client, look *zmqclient.Cl
 		t.Fatalf("save: %v", got)
 	}
 	return scheduler, workers[0], r.asker(ipc.LookupSocket), ipc.LookupRequest{
-		Space: answer.Space, Session: scheduler.welcome.Session, Reserve: true, Tokens: 1000, HashLen: 32, Hashes: chain(1, 8),
+		Space: answer.Space, Session: scheduler.welcome.Session, Reserve: true, Tokens: 1000, HashLen: 32,
+		Hashes: chain(1, 8),
 	}
 }
 
@@ -30,7 +31,8 @@ func (c *client) sync() {
 	next[*ipc.Pong](c)
 }
 
-// A lease whose answer reached nobody, because the client had given up, does not count against the cap for ever.
+// A lease whose answer could not be delivered, because the client had given up, does not count
+// against the cap for ever.
 func TestLeaseNobodyHeardOf(t *testing.T) {
 	r := newRig(t)
 	_, _, _, q := leaser(t, r)
@@ -43,7 +45,7 @@ func TestLeaseNobodyHeardOf(t *testing.T) {
 	}
 	k.unsent(reply)
 	if got := r.agent.Status().Leases; got != 0 {
-		t.Errorf("%d leases that nobody knows", got)
+		t.Errorf("%d leases that no client knows", got)
 	}
 	k.unsent(ipc.LookupReply{}) // an answer without a lease
 }
@@ -54,7 +56,8 @@ func TestReserveStatuses(t *testing.T) {
 
 	stranger := q
 	stranger.Session = 12345
-	if got := ask(t, look, stranger); got.Status != ipc.LookupNoSession || got.Tokens != 8*testBlockTokens || got.Lease != 0 {
+	if got := ask(t, look, stranger); got.Status != ipc.LookupNoSession || got.Tokens != 8*testBlockTokens ||
+		got.Lease != 0 {
 		t.Errorf("unknown session: %+v", got)
 	}
 	none := q
@@ -79,7 +82,8 @@ func TestReserveStatuses(t *testing.T) {
 	scheduler.send(&ipc.Release{Leases: []uint64{1}})
 	scheduler.sync()
 	if st := r.agent.Status(); st.Leases != 1 || st.LeaseBytes != 2*testBlockBytes {
-		t.Errorf("after the release of lease 1: %d leases, %d bytes; want lease 2 with %d", st.Leases, st.LeaseBytes, 2*testBlockBytes)
+		t.Errorf("after the release of lease 1: %d leases, %d bytes; want lease 2 with %d", st.Leases, st.LeaseBytes,
+			2*testBlockBytes)
 	}
 	if got := ask(t, look, q); got.Lease != 3 {
 		t.Errorf("after a release: %+v", got)
@@ -91,8 +95,8 @@ func TestReserveStatuses(t *testing.T) {
 	}
 }
 
-// Mutant "lease released by request id": RELEASE ends the lease with that serial number, and no other. The ids of
-// requests and sessions, and the order, are other numbers here on purpose.
+// Mutant "lease released by request id": RELEASE ends the lease with that serial number, and no
+// other. The ids of requests and sessions, and the order, are other numbers here on purpose.
 func TestReleaseGoesBySerialNumber(t *testing.T) {
 	r := newRig(t)
 	scheduler, worker, look, q := leaser(t, r)
@@ -110,7 +114,7 @@ func TestReleaseGoesBySerialNumber(t *testing.T) {
 	scheduler.send(&ipc.Release{Leases: []uint64{lease["short"]}})
 	scheduler.sync()
 	if st := r.agent.Status(); st.Leases != 2 || st.LeaseBytes != 16*testBlockBytes {
-		t.Fatalf("lease released by another id than its serial number: %d leases with %d bytes are left, want 2 with %d",
+		t.Fatalf("lease released by another id than its serial number: %d leases with %d bytes, want 2 with %d",
 			st.Leases, st.LeaseBytes, 16*testBlockBytes)
 	}
 	worker.send(&ipc.Release{Leases: []uint64{lease["long"], lease["long"], 999}}) // any session of the engine may
@@ -146,11 +150,12 @@ func TestLeasesEndWithTheirSession(t *testing.T) {
 	r.waitFor("the ledger is empty", func(s admin.Status) bool { return s.Leases == 0 && s.Pool.Pinned == 0 })
 }
 
-// Under pressure the oldest lease that no LOAD has named goes; its load then fails block by block. One that a LOAD
-// named stays.
+// Under pressure the oldest lease that no LOAD has named goes; its load then fails block by block.
+// One that a LOAD named stays.
 func TestLeaseRevokedUnderPressure(t *testing.T) {
 	const blocks = 24
-	r := newRig(t, withPool(blocks*testBlockBytes), withConfig(func(c *Config) { c.LeaseBytes = blocks * testBlockBytes }))
+	r := newRig(t, withPool(blocks*testBlockBytes),
+		withConfig(func(c *Config) { c.LeaseBytes = blocks * testBlockBytes }))
 	scheduler, worker, look, q := leaser(t, r)
 	if got := worker.save(1, chain(2, 8), 0); !all(got, ipc.BlockOK) {
 		t.Fatalf("save: %v", got)
@@ -231,7 +236,7 @@ func TestReserveAgainstEndOfSession(t *testing.T) {
 	r.agent.ledger.CloseHolder(st.holder)
 	var reply ipc.LookupReply
 	query := lookup.Query{Hashes: pool.Chain(q.Hashes, 32), Tokens: 1000}
-	k.lend(r.pinned(rules, &query), st, &query, rules, &lookup.Hit{Tokens: 16, Bytes: testBlockBytes}, &reply)
+	k.addLease(r.pinned(rules, &query), st, &query, rules, &lookup.Hit{Tokens: 16, Bytes: testBlockBytes}, &reply)
 	if reply.Status != ipc.LookupNoSession || reply.Lease != 0 {
 		t.Errorf("%+v", reply)
 	}

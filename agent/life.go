@@ -18,13 +18,14 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Start opens the agent's sockets, in this order; on an error it closes what it opened.
-//  1. HTTP: the lock of admin.sock is the directory's, so that what follows is done by one agent at a time; and
-//     whoever looks sees an agent that lives and is not ready yet.
-//  2. What a dead agent left in the directory goes: its names are free.
-//  3. The pool's pressure call, before anything can pin; the watchdog, before anything can be stuck; the sweep, before anything can be reset.
-//  4. lookup.sock and the sockets of the configuration: they answer misses from now on.
-//  5. The session socket, last: an engine that registers finds all the rest at work.
+// Start opens the agent's sockets in this order, and closes them again on an error.
+//  1. HTTP: the lock of admin.sock guards the directory, so one agent at a time does the rest, and
+//     an operator sees an agent that is alive and not ready yet.
+//  2. Sockets of a dead agent are removed, so that their names are free.
+//  3. The pool's pressure call is set before anything can pin, the watchdog starts before a worker
+//     can be stuck, and the sweep before a space can be reset.
+//  4. lookup.sock and the configured sockets open; they answer misses from now on.
+//  5. The session socket opens last: an engine that registers finds everything else running.
 func (a *Agent) Start() (err error) {
 	defer func() {
 		if err != nil {
@@ -62,11 +63,12 @@ func (a *Agent) Start() (err error) {
 	a.owned.Go(func() { a.sessions.accept(a.listener, a.stop) })
 	a.ready.Store(true)
 	a.logMovers()
-	a.log.Info("ready", zap.String("dir", a.cfg.Dir), zap.Int64("pool_bytes", a.pool.Stats().Capacity), zap.String("boot", hex.EncodeToString(a.boot[:])))
+	a.log.Info("ready", zap.String("dir", a.cfg.Dir), zap.Int64("pool_bytes", a.pool.Stats().Capacity),
+		zap.String("boot", hex.EncodeToString(a.boot[:])))
 	return nil
 }
 
-// Drain takes no new jobs and waits until those that run have ended, or for ctx.
+// Drain refuses new jobs and waits until the running ones have ended, or until ctx is done.
 func (a *Agent) Drain(ctx context.Context) error {
 	a.switches.drained.Store(true)
 	a.log.Info("draining", zap.Int("jobs", a.inflight.count()))
@@ -79,14 +81,15 @@ func (a *Agent) Drain(ctx context.Context) error {
 // errShutdown is the text of the last ERROR.
 var errShutdown = errors.New("the agent is shutting down")
 
-// Close ends the agent, in this order, and returns when nothing of it runs any more:
-//  1. no new jobs, no look-up is promised anything;
-//  2. the session socket stops listening: nobody new comes;
-//  3. the sessions are told and torn down, each as teardown says: jobs, regions, leases, and its socket last;
-//  4. the look-up sockets: until here every request got its answer, and no lease is left that one could ask for;
-//  5. the pressure call: nothing is leased any more;
-//  6. the watchdog, and the sweep of what was reset;
-//  7. HTTP, and with it the directory's lock: the end could be watched until here, and a successor may come now.
+// Close ends the agent in this order, and returns when none of its goroutines runs:
+//  1. new jobs are refused, and look-ups are promised nothing;
+//  2. the session socket stops listening;
+//  3. the sessions are notified and torn down, see teardown: jobs, regions, leases, the socket
+//     last;
+//  4. the look-up sockets close: every request got its answer until here, and no lease is left;
+//  5. the pressure call is removed: nothing is leased any more;
+//  6. the watchdog and the sweep end;
+//  7. HTTP ends, and releases the directory's lock: a successor may start now.
 func (a *Agent) Close() {
 	a.closing.Do(func() {
 		a.switches.drained.Store(true)
@@ -106,15 +109,15 @@ func (a *Agent) Close() {
 	})
 }
 
-// closed logs what did not close: nothing else can be done about it.
+// closed logs an error of a close; nothing else can be done about it.
 func (a *Agent) closed(what string, err error) {
 	if err != nil {
 		a.log.Error("not closed", zap.String("what", what), zap.Error(err))
 	}
 }
 
-// Run is Start, and, once ctx is done, Drain for at most drain and Close. The end of now ends the drain at once. An
-// error of the drain's context says that jobs were cut off.
+// Run calls Start, waits for ctx, then calls Drain for at most drain, and Close. The end of now
+// ends the drain at once. It returns the error of a drain that cut jobs off.
 func (a *Agent) Run(ctx, now context.Context, drain time.Duration) error {
 	if err := a.Start(); err != nil {
 		return err
@@ -127,12 +130,12 @@ func (a *Agent) Run(ctx, now context.Context, drain time.Duration) error {
 	return err
 }
 
-// lockSuffix is what the name of a socket's lock has behind the socket's own.
+// lockSuffix is appended to a socket's name to name its lock.
 const lockSuffix = ".lock"
 
-// removeStale removes the sockets that a dead agent left in the directory: those with a lock that nobody holds. A lock
-// without a socket is not looked at: others have files of such names too.
-// The lock of admin.sock is held by this agent, so that no other one works here.
+// removeStale removes the sockets of a dead agent from the directory: those whose lock is free. A
+// lock without a socket is ignored, because other software has files of such names too. This agent
+// holds the lock of admin.sock, so no other agent uses the directory.
 func removeStale(dir string, group int) error {
 	files, err := os.ReadDir(dir)
 	if err != nil {
@@ -143,13 +146,13 @@ func removeStale(dir string, group int) error {
 		if !isLock || name == ipc.AdminSocket || !isSocket(filepath.Join(dir, name)) {
 			continue
 		}
-		// Listening takes the lock and the dead socket's place, and closing removes both.
+		// Listening takes the lock and replaces the dead socket; closing removes both.
 		l, err := ipc.ListenUnix(filepath.Join(dir, name), group)
 		if errors.Is(err, ipc.ErrInUse) {
 			return fmt.Errorf("socket-dir: %w", err)
 		}
 		if err != nil {
-			continue // no socket of ours: whoever wants its name will hear of it
+			continue // not one of our sockets: opening a socket of that name will fail
 		}
 		if err := l.Close(); err != nil {
 			return fmt.Errorf("socket-dir: %w", err)

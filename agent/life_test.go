@@ -22,10 +22,11 @@ import (
 
 // adminClient asks through admin.sock.
 func (r *rig) adminClient() *http.Client {
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, "unix", r.path(ipc.AdminSocket))
-	}}
+	transport := &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", r.path(ipc.AdminSocket))
+		}}
 	return &http.Client{Transport: transport, Timeout: patience}
 }
 
@@ -62,7 +63,8 @@ func TestHTTP(t *testing.T) {
 	_, body := r.admin("GET", "/status")
 	var st map[string]any
 	check(t, json.Unmarshal([]byte(body), &st))
-	for _, key := range []string{"engines", "regions", "leases", "blocks_stored", "blocks_saved", "blocks_loaded", "lookups", "lookup_hits"} {
+	for _, key := range []string{"engines", "regions", "leases", "blocks_stored", "blocks_saved", "blocks_loaded",
+		"lookups", "lookup_hits"} {
 		if _, ok := st[key].(float64); !ok {
 			t.Errorf("status: %s is %v, want a number", key, st[key])
 		}
@@ -90,9 +92,11 @@ func TestHTTP(t *testing.T) {
 	check(t, errors.Join(err, resp.Body.Close()))
 	http.DefaultClient.CloseIdleConnections()
 	for _, line := range []string{
-		`kvagent_blocks_total{op="save",status="ok"} 3`, `kvagent_blocks_total{op="load",status="corrupt"} 0`, `kvagent_engines 1`,
+		`kvagent_blocks_total{op="save",status="ok"} 3`, `kvagent_blocks_total{op="load",status="corrupt"} 0`,
+		`kvagent_engines 1`,
 		`kvagent_lookup_malformed_total{reason="hex"} 0`, `kvagent_session_ends_total{reason="slow"} 0`,
-		`kvagent_lookup_unsent_total 0`, `kvagent_lookup_panics_total 0`, `kvagent_lookup_connections_dropped_total 0`, `kvagent_switch_loads 0`,
+		`kvagent_lookup_unsent_total 0`, `kvagent_lookup_panics_total 0`, `kvagent_lookup_connections_dropped_total 0`,
+		`kvagent_switch_loads 0`,
 	} {
 		if !strings.Contains(string(metrics), line+"\n") {
 			t.Errorf("metrics lack %s", line)
@@ -113,7 +117,8 @@ func TestMetricsAreWellNamed(t *testing.T) {
 
 func TestHTTPAddress(t *testing.T) {
 	for addr, want := range map[string]bool{
-		"127.0.0.1:9480": true, "[::1]:0": true, "0.0.0.0:9480": false, "10.1.2.3:80": false, ":9480": false, "localhost:80": false,
+		"127.0.0.1:9480": true, "[::1]:0": true, "0.0.0.0:9480": false, "10.1.2.3:80": false, ":9480": false,
+		"localhost:80": false,
 	} {
 		if err := admin.CheckHTTPAddr(addr, false); (err == nil) != want {
 			t.Errorf("%s: %v", addr, err)
@@ -124,7 +129,8 @@ func TestHTTPAddress(t *testing.T) {
 	}
 }
 
-// Two agents on one directory: the second is refused, and told who has it. What a dead one left is no obstacle.
+// Two agents on one directory: the second is refused, and the error names the first. The files of a
+// dead one are no obstacle.
 func TestOneAgentForADirectory(t *testing.T) {
 	r := newRig(t)
 	second, err := New(Config{Dir: r.dir}, r.pool, r.agent.device, zap.NewNop())
@@ -169,7 +175,8 @@ func leaveStale(t *testing.T, path string) {
 // Lock files of others are neither written to nor removed, whatever they hold.
 func TestForeignLocks(t *testing.T) {
 	r := newRig(t)
-	foreign := map[string]string{"poetry.lock": "[[package]]\n", "empty.lock": "", "pid.lock": "77\n", ".lock": "", "taken.lock": "mine"}
+	foreign := map[string]string{"poetry.lock": "[[package]]\n", "empty.lock": "", "pid.lock": "77\n", ".lock": "",
+		"taken.lock": "mine"}
 	for name, text := range foreign {
 		check(t, os.WriteFile(r.path(name), []byte(text), 0o600))
 	}
@@ -192,7 +199,8 @@ func TestDrain(t *testing.T) {
 	reg.LookupName = "look"
 	scheduler, w, _ := r.joinEngine(reg)
 	c := w[0]
-	c.send(&ipc.Save{Job: 1, Epoch: 1, Step: 1, Event: ipc.None, Revoke: ipc.None, Sections: []ipc.Section{section(chain(1, 2), 0)}})
+	c.send(&ipc.Save{Job: 1, Epoch: 1, Step: 1, Event: ipc.None, Revoke: ipc.None,
+		Sections: []ipc.Section{section(chain(1, 2), 0)}})
 	c.sync()
 	drained := make(chan error)
 	go func() { drained <- r.agent.Drain(context.Background()) }()
@@ -200,7 +208,8 @@ func TestDrain(t *testing.T) {
 	if code, body := r.admin("GET", "/readyz"); code != 503 || body != "draining" {
 		t.Errorf("readyz: %d %s", code, body)
 	}
-	if got := ask(t, r.asker("look"), ipc.LookupRequest{Tokens: 99, HashLen: 32, Hashes: chain(1, 2)}); got.Status != ipc.LookupOff {
+	if got := ask(t, r.asker("look"),
+		ipc.LookupRequest{Tokens: 99, HashLen: 32, Hashes: chain(1, 2)}); got.Status != ipc.LookupOff {
 		t.Errorf("look-up: %+v", got)
 	}
 	c.send(&ipc.Load{Job: 2, Epoch: 1, Event: ipc.None, Sections: []ipc.Section{section(chain(1, 2), 0)}})
@@ -240,7 +249,8 @@ func TestDrainIsCut(t *testing.T) {
 	r := newRig(t)
 	_, w, _ := r.joinEngine(register("a"))
 	c := w[0]
-	c.send(&ipc.Save{Job: 1, Epoch: 1, Step: 1, Event: ipc.None, Revoke: ipc.None, Sections: []ipc.Section{section(chain(1, 2), 0)}})
+	c.send(&ipc.Save{Job: 1, Epoch: 1, Step: 1, Event: ipc.None, Revoke: ipc.None,
+		Sections: []ipc.Section{section(chain(1, 2), 0)}})
 	c.sync()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 	defer cancel()
@@ -265,7 +275,7 @@ func TestSessionNumbersAreOfOneLife(t *testing.T) {
 	}
 }
 
-// Whoever removes the socket directory of an agent that runs is told by its readiness: engines cannot come any more.
+// An agent whose socket directory is removed is not ready: engines cannot connect any more.
 func TestSocketsRemoved(t *testing.T) {
 	r := newRig(t)
 	check(t, r.agent.Ready())

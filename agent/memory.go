@@ -11,30 +11,32 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// memory is the engines' memory that is open in the device.
+// memory opens and closes the engines' memory in the device.
 type memory struct {
 	device     cudaipc.Device
 	mappings   *mappings    // the regions
-	peers      *peerNumbers // the workers whose they are
+	peers      *peerNumbers // the workers that own them
 	pendingFDs atomic.Int64 // descriptors of registrations that are not complete
 	maxPending int64        // such descriptors at once
 	log        *zap.Logger
 }
 
-// close closes a worker's regions. A copy that is still under way would be a worker that closed too early: the
-// socket's end must not say what is not so, therefore this waits as long as it takes, and says so.
+// close closes a worker's regions. A copy still in flight means that the worker was closed too
+// early. The socket's end must prove that no memory is touched, so close logs that and waits as
+// long as it takes.
 func (m *memory) close(st *seat) {
 	pause := time.NewTicker(closeRetry)
 	defer pause.Stop()
-	said := false
+	logged := false
 	for {
 		err := m.device.Close(st.peer)
 		if err == nil {
 			break
 		}
-		if !said {
-			said = true
-			m.log.Error("regions do not close", zap.String("instance", st.engine.instance), zap.Uint32("rank", st.rank), zap.Error(err))
+		if !logged {
+			logged = true
+			m.log.Error("regions do not close", zap.String("instance", st.engine.instance), zap.Uint32("rank", st.rank),
+				zap.Error(err))
 		}
 		if !errors.Is(err, cudaipc.ErrBusy) {
 			return // the number is never used again, and the regions stay counted
@@ -45,11 +47,11 @@ func (m *memory) close(st *seat) {
 	m.peers.give(st.peer)
 }
 
-// closeRetry is the pause before regions with a copy under way are tried again.
+// closeRetry is the pause between attempts to close regions with a copy in flight.
 const closeRetry = time.Millisecond
 
-// peerNumbers gives numbers to the workers whose memory is open. A number is used again only after all others
-// have been, and never while its regions are open.
+// peerNumbers assigns numbers to the workers whose memory is open. A number is reused only after
+// all others have been, and never while its regions are open.
 type peerNumbers struct {
 	mu   sync.Mutex
 	last cudaipc.PeerID
@@ -70,7 +72,7 @@ func (p *peerNumbers) take(s *session) cudaipc.PeerID {
 	}
 }
 
-// owner is the session of a number; nil: it is not used.
+// owner returns the session of a number, or nil if it is not used.
 func (p *peerNumbers) owner(id cudaipc.PeerID) *session {
 	p.mu.Lock()
 	defer p.mu.Unlock()

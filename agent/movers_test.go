@@ -29,7 +29,8 @@ func (r *rig) moverPid() (pid int) {
 	return pid
 }
 
-// A mover that dies ends the sessions whose memory it had, with the reason; they register again and all is as before.
+// A mover that dies ends the sessions whose memory it had, with the reason; they register again and
+// all is as before.
 func TestLostMoverEndsItsSessions(t *testing.T) {
 	r := newRig(t, withMover(hangUp))
 	for life := range 3 {
@@ -44,7 +45,8 @@ func TestLostMoverEndsItsSessions(t *testing.T) {
 		}
 		check(t, unix.Kill(r.moverPid(), unix.SIGKILL))
 		why := next[*ipc.Error](w)
-		if why.Code != ipc.ErrCodeInternal || !strings.Contains(why.Text, "mover host was lost (crash)") || !strings.Contains(why.Text, "register again") {
+		if why.Code != ipc.ErrCodeInternal || !strings.Contains(why.Text, "mover host was lost (crash)") ||
+			!strings.Contains(why.Text, "register again") {
 			t.Errorf("ERROR %+v, want the cause and what to do", why)
 		}
 		scheduler.send(&ipc.Ping{Req: 9})
@@ -58,7 +60,8 @@ func TestLostMoverEndsItsSessions(t *testing.T) {
 	}
 	text := r.metricsText()
 	for _, line := range []string{
-		`kvagent_mover_lost_total{mover="host",reason="crash"} 3`, `kvagent_mover_lost_total{mover="host",reason="ping"} 0`,
+		`kvagent_mover_lost_total{mover="host",reason="crash"} 3`,
+		`kvagent_mover_lost_total{mover="host",reason="ping"} 0`,
 		`kvagent_mover_starts_total{mover="host"} 3`, `kvagent_session_ends_total{reason="device"} 3`,
 	} {
 		if !strings.Contains(text, line) {
@@ -72,8 +75,8 @@ func (r *rig) metricsText() string {
 	return text + "\n"
 }
 
-// No fence comes while a mover that stands still may still touch the engine's blocks: not DONE, not CANCELLED, not the
-// end of the socket.
+// No fence comes while a mover that stands still may still touch the engine's blocks: not DONE, not
+// CANCELLED, not the end of the socket.
 func TestNoFenceBeforeTheMoverIsReaped(t *testing.T) {
 	r := newRig(t, withMover(hangUp))
 	_, workers, _ := r.joinEngine(register("engine"))
@@ -129,14 +132,16 @@ func TestGPUMemoryWithoutCUDA(t *testing.T) {
 				regions.List[0], regions.List[i] = regions.List[i], regions.List[0]
 			}
 		}
-		regions.List[1] = ipc.RegionDesc{ID: regions.List[1].ID, Kind: ipc.RegionCUDA, Size: regions.List[1].Size, Addr: 512, Handle: handle(1)}
+		regions.List[1] = ipc.RegionDesc{ID: regions.List[1].ID, Kind: ipc.RegionCUDA, Size: regions.List[1].Size,
+			Addr: 512, Handle: handle(1)}
 		test.change(regions)
 		m.Regions = uint32(len(regions.List))
 		m.Sync.Events = 0
 		c.send(m)
 		c.send(regions, sync...)
 		c.send(segments)
-		if answer := next[*ipc.Registered](c); answer.Status != ipc.RegRefused || !strings.Contains(answer.Text, test.want) {
+		if answer := next[*ipc.Registered](c); answer.Status != ipc.RegRefused ||
+			!strings.Contains(answer.Text, test.want) {
 			t.Errorf("%s: %+v, want a refusal with %q", name, answer, test.want)
 		}
 		check(t, c.engine.Close())
@@ -144,7 +149,8 @@ func TestGPUMemoryWithoutCUDA(t *testing.T) {
 	}
 }
 
-// A mover that worked and does not come back makes the agent not ready, and says so to whoever registers.
+// A mover that worked and cannot be restarted makes the agent not ready, and refuses registrations
+// with the reason.
 func TestReadyNamesAFailingMover(t *testing.T) {
 	o := hangUp
 	o.Limits.Steady, o.Limits.Again, o.Limits.AtMost = time.Hour, time.Hour, time.Hour

@@ -2,10 +2,10 @@ package agent
 
 import "sync"
 
-// outbox is the bounded queue of messages to one session. The writer takes them in order. Two kinds of callers
-// put them in: completions and notices never wait, and an overflow means that the peer does not read any more;
-// answers to the peer's own requests wait while the queue is more than half full, so that a peer that asks faster
-// than it reads slows itself down, and completions always find room.
+// outbox is the bounded queue of messages to one session. The writer takes them in order.
+// Completions and notices never wait; an overflow means that the peer does not read. Answers to the
+// peer's own requests wait while the queue is more than half full, which slows down a peer that
+// asks faster than it reads, and leaves room for completions.
 type outbox struct {
 	limit int
 	wake  chan struct{} // cap 1: there is something to write, or the box is closed
@@ -21,16 +21,16 @@ func newOutbox(limit int) *outbox {
 	return &outbox{limit: limit, wake: make(chan struct{}, 1), room: make(chan struct{}, 1)}
 }
 
-// push adds a message without waiting; false: the queue is full or closed.
+// push adds a message without waiting. It returns false if the queue is full or closed.
 func (o *outbox) push(m any) bool { return o.add(m, o.limit) }
 
-// answer adds a message to a queue that is at most half full, or waits for that until gone is closed. Only the
-// session's reader calls it.
-func (o *outbox) answer(m any, gone <-chan struct{}) bool {
+// answer adds a message once the queue is at most half full, or gives up when ending is closed.
+// Only the session's reader calls it.
+func (o *outbox) answer(m any, ending <-chan struct{}) bool {
 	for !o.add(m, o.limit/2) {
 		select {
 		case <-o.room:
-		case <-gone:
+		case <-ending:
 			return false
 		}
 	}
@@ -49,7 +49,8 @@ func (o *outbox) add(m any, limit int) bool {
 	return true
 }
 
-// take swaps what waits for an empty batch, and says whether the box is closed. Only the writer calls it.
+// take exchanges the waiting messages for an empty batch, and reports whether the queue is closed.
+// Only the writer calls it.
 func (o *outbox) take(empty []any) (batch []any, closed bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -57,7 +58,7 @@ func (o *outbox) take(empty []any) (batch []any, closed bool) {
 	return batch, o.closed
 }
 
-// written takes one message off the count. Only the writer calls it.
+// written subtracts one message from the count. Only the writer calls it.
 func (o *outbox) written() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -67,7 +68,7 @@ func (o *outbox) written() {
 	}
 }
 
-// close ends the queue: what waits may still be written, nothing is added.
+// close ends the queue: waiting messages may still be written, further ones are refused.
 func (o *outbox) close() {
 	o.mu.Lock()
 	defer o.mu.Unlock()

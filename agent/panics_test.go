@@ -77,17 +77,19 @@ func TestPanicAtRegistered(t *testing.T) {
 	w.send(regions, fds...)
 	w.send(segments)
 	next[*ipc.Error](w)
-	r.waitFor("nothing is left", func(s admin.Status) bool { return s.Sessions == 0 && s.Regions == 0 && s.Engines == 0 })
+	r.waitFor("nothing is left",
+		func(s admin.Status) bool { return s.Sessions == 0 && s.Regions == 0 && s.Engines == 0 })
 }
 
-// What is reported for a session must not end the threads of its worker, nor a tier's.
+// A report for a session must not end the threads of its worker, nor a tier's.
 func TestPanicOfACompletionIsContained(t *testing.T) {
 	r := newRig(t)
-	s := &session{owner: r.agent.sessions, log: r.agent.log, gone: make(chan struct{})} // without an outbox
+	s := &session{owner: r.agent.sessions, log: r.agent.log, ending: make(chan struct{})} // without an outbox
 	r.agent.inflight.add()
 	s.complete(transfer.Completion{Job: 1, Kind: transfer.Load, Status: []pool.Status{pool.OK}})
-	<-s.gone
-	if s.end.reason != endPanic || r.agent.metrics.Panics[panicCompletion].Load() != 1 || r.agent.inflight.count() != 0 {
+	<-s.ending
+	if s.end.reason != endPanic || r.agent.metrics.Panics[panicCompletion].Load() != 1 ||
+		r.agent.inflight.count() != 0 {
 		t.Errorf("end %q, %d counted, %d jobs in flight", s.end.reason, r.agent.metrics.Panics[panicCompletion].Load(),
 			r.agent.inflight.count())
 	}
@@ -124,8 +126,9 @@ func TestPanicOverSharedStateEndsTheProcess(t *testing.T) {
 		r := newRig(t)
 		_, _, answer := r.joinEngine(register("one"))
 		r.agent.sockets.answers.index = nil
-		ask(t, r.asker(ipc.LookupSocket), ipc.LookupRequest{Space: answer.Space, Tokens: 100, Reserve: true, HashLen: 32,
-			Hashes: chain(1, 4)})
+		ask(t, r.asker(ipc.LookupSocket),
+			ipc.LookupRequest{Space: answer.Space, Tokens: 100, Reserve: true, HashLen: 32,
+				Hashes: chain(1, 4)})
 		t.Fatal("survived")
 	}
 	for where, says := range map[string]string{"sockets": "(*lookupSockets)", "pool": "(*lookupSock).reserve"} {
@@ -139,7 +142,8 @@ func TestPanicOverSharedStateEndsTheProcess(t *testing.T) {
 	}
 }
 
-// What may be contained is a closed list: a function that is not on it is one that sessions share.
+// The functions whose panics are contained are a closed list: any other holds state that sessions
+// share.
 func TestOwnFunctions(t *testing.T) {
 	own := []string{
 		"ipc.Decode", "ipc.(*Conn).Recv", "lookup.Longest", "pool.Chain.At", "agent.convertSections",
@@ -147,14 +151,15 @@ func TestOwnFunctions(t *testing.T) {
 		"agent.(*jobTable).finish", "agent/admin.(*Metrics).CountLookup", "agent.(*lookupSock).handle",
 	}
 	shared := []string{
-		"agent/lease.(*Ledger).Release", "agent.(*Agent).vacate", "agent.(*registry).leave", "agent.(*lookupSockets).open",
+		"agent/lease.(*Ledger).Release", "agent.(*Agent).vacate", "agent.(*registry).leave",
+		"agent.(*lookupSockets).open",
 		"agent.(*session).importRegions",
 		"agent.(*session).open.func1", "agent.(*lookupSock).reserve", "pool/dram.(*Pool).Find",
 		"pool/tier.(*Pool).Settle", "transfer.(*Worker).Submit",
 		"cudaipc.(*Mover).Import", "agent.(*somethingNew).method",
 	}
 	for _, name := range slices.Concat(own, shared) {
-		if got, want := isOwn(name), slices.Contains(own, name); got != want {
+		if got, want := isSessionOwned(name), slices.Contains(own, name); got != want {
 			t.Errorf("%s: own %v, want %v", name, got, want)
 		}
 	}

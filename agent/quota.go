@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mappings counts the engines' memory that is open, of all sessions together. The kernel gives a process a number of mappings, and an
-// address space: a process that has used one of them up cannot even make room for its own heap, and ends.
+// mappings counts the open engine memory of all sessions. The kernel limits a process's mappings
+// and address space: a process that exhausts one of them cannot grow its heap, and ends.
 type mappings struct {
 	regions int   // most at once
 	bytes   int64 // most at once
@@ -25,11 +25,11 @@ type mappings struct {
 
 const (
 	maxMapCountFile = "/proc/sys/vm/max_map_count"
-	usualMapCount   = 65530   // Linux's, unless told otherwise
+	usualMapCount   = 65530   // Linux's default
 	maxMappedBytes  = 1 << 46 // half of a process's address space
 )
 
-// newMappings leaves half of the mappings to the process itself.
+// newMappings reserves half of the mappings for the process itself.
 func newMappings() *mappings {
 	return &mappings{regions: mapCount(os.ReadFile(maxMapCountFile)) / 2, bytes: maxMappedBytes}
 }
@@ -41,15 +41,17 @@ func mapCount(text []byte, err error) int {
 	return usualMapCount
 }
 
-// take counts regions that are to be opened, or says why they may not be.
+// take counts regions that are to be opened, or returns an error if a limit forbids them.
 func (m *mappings) take(regions int, bytes int64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if left := m.regions - m.mu.regions; regions > left {
-		return fmt.Errorf("%d, allowed: the %d that are left of %d of all sessions together (half of vm.max_map_count)", regions, left, m.regions)
+		return fmt.Errorf("%d, allowed: the %d that are left of %d of all sessions together (half of vm.max_map_count)",
+			regions, left, m.regions)
 	}
 	if left := m.bytes - m.mu.bytes; bytes > left {
-		return fmt.Errorf("%d bytes, allowed: the %d that are left of %d of all sessions together", bytes, left, m.bytes)
+		return fmt.Errorf("%d bytes, allowed: the %d that are left of %d of all sessions together", bytes, left,
+			m.bytes)
 	}
 	m.mu.regions += regions
 	m.mu.bytes += bytes
@@ -63,38 +65,39 @@ func (m *mappings) give(regions int, bytes int64) {
 	m.mu.bytes -= bytes
 }
 
-// open is the number of regions that are open.
+// open returns the number of open regions.
 func (m *mappings) open() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.mu.regions
 }
 
-// What the limit of open files is divided into. Without that, clients that only connect would take all there are, and an engine
-// would be told nothing for as long as they stay.
+// Shares of the limit of open files. Without them, clients that only connect could take all
+// descriptors, and no engine could register while they stay.
 const (
 	ownDescriptors     = 128 // the agent's own: pool, sockets, movers, HTTP
-	sessionDescriptors = 4   // its socket, its process, the device's hold of both
+	sessionDescriptors = 4   // its socket, its process, the device's copies of both
 	maxPendingFDs      = 16384
 	maxLookupPeers     = 16384
 )
 
-// share is what clients may have of the descriptors that this process may open.
+// share bounds the descriptors that clients may make this process open.
 type share struct {
 	sessions int   // at once
 	pending  int64 // descriptors of registrations that are not complete, all sessions together
 	peers    int64 // connections to look-up sockets, all sockets together
 }
 
-// shareDescriptors divides files descriptors: of what is not the agent's own a quarter is for registrations that are on their way, an eighth
-// for connections to look-up sockets.
+// shareDescriptors divides the descriptors: of those that the agent does not need itself, a quarter
+// is for incomplete registrations, an eighth for connections to look-up sockets.
 func shareDescriptors(files uint64, sessions int) share {
 	left := int64(min(files, 1<<30)) - ownDescriptors
 	pending, peers := max(min(left/4, maxPendingFDs), 1), max(min(left/8, maxLookupPeers), 1)
-	return share{sessions: int(max(min((left-pending-peers)/sessionDescriptors, int64(sessions)), 1)), pending: pending, peers: peers}
+	return share{sessions: int(max(min((left-pending-peers)/sessionDescriptors, int64(sessions)), 1)), pending: pending,
+		peers: peers}
 }
 
-// openFiles is the limit of open files of this process.
+// openFiles returns this process's limit of open files.
 func openFiles() (uint64, error) {
 	var r unix.Rlimit
 	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r)

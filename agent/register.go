@@ -13,35 +13,38 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// registering is a registration whose parts have not all come: its seat is taken.
+// registering is a registration whose parts have not all arrived. Its seat is taken.
 type registering struct {
 	*registration.Gathering
 	seat  *seat
 	timer *time.Timer // ends the session
 }
 
-// registerLocked serves REGISTER: the seat is taken at once, the rest when all parts have come. What is wrong with a
-// registration refuses it and leaves the session; what may not come now ends the session.
+// registerLocked serves REGISTER. It takes the seat at once; the rest happens when all parts have
+// arrived. An invalid registration is refused and the session stays; a message out of order ends
+// the session.
 func (s *session) registerLocked(m *ipc.Register) error {
 	if s.seat.Load() != nil || s.mu.reg != nil {
 		return unexpected("REGISTER", "req", "the session has a registration, allowed is one until UNREGISTER")
 	}
-	s.mu.passed = registration.Left{}
+	s.mu.skipped = registration.Left{}
 	err := registration.Check(m, s.owner.dir)
 	if err == nil && s.owner.switches.draining() {
 		err = errors.New("the agent is shutting down")
 	}
 	var st *seat
 	if err == nil {
-		st, err = s.owner.registry.admit(s, m, s.gone)
+		st, err = s.owner.registry.admit(s, m, s.ending)
 	}
 	if err != nil {
 		s.refuseLocked(registration.LeftOf(m), m.Instance, err)
 		return nil
 	}
-	s.mu.reg = &registering{Gathering: registration.New(m), seat: st, timer: time.AfterFunc(s.owner.limits.Parts, func() {
-		s.doom(endLimit, ipc.ErrCodeLimit, fmt.Errorf("the parts of REGISTER did not come within %v", s.owner.limits.Parts))
-	})}
+	s.mu.reg = &registering{Gathering: registration.New(m), seat: st,
+		timer: time.AfterFunc(s.owner.limits.Parts, func() {
+			s.terminate(endLimit, ipc.ErrCodeLimit,
+				fmt.Errorf("the parts of REGISTER did not come within %v", s.owner.limits.Parts))
+		})}
 	s.completeLocked()
 	return nil
 }
@@ -50,7 +53,7 @@ func (s *session) registerLocked(m *ipc.Register) error {
 func (s *session) regionsLocked(m *ipc.Regions, fds []int) error {
 	if s.mu.reg == nil || s.mu.reg.Msg.Req != m.Req {
 		registration.CloseFDs(fds)
-		return s.passLocked("REGIONS", m.Req, &s.mu.passed.Regions, len(m.List))
+		return s.skipPartLocked("REGIONS", m.Req, &s.mu.skipped.Regions, len(m.List))
 	}
 	if err := s.addRegionsLocked(m, fds); err != nil {
 		s.refusePartsLocked(err)
@@ -60,8 +63,8 @@ func (s *session) regionsLocked(m *ipc.Regions, fds []int) error {
 	return nil
 }
 
-// addRegionsLocked adds regions to the registration, and counts their descriptors, also those of a
-// message that panics.
+// addRegionsLocked adds regions to the registration, and counts their descriptors even if the
+// message makes it panic.
 func (s *session) addRegionsLocked(m *ipc.Regions, fds []int) (err error) {
 	before := s.mu.reg.FDs()
 	defer func() {
@@ -76,7 +79,7 @@ func (s *session) addRegionsLocked(m *ipc.Regions, fds []int) (err error) {
 // segmentsLocked serves SEGMENTS.
 func (s *session) segmentsLocked(m *ipc.Segments) error {
 	if s.mu.reg == nil || s.mu.reg.Msg.Req != m.Req {
-		return s.passLocked("SEGMENTS", m.Req, &s.mu.passed.Segments, len(m.List))
+		return s.skipPartLocked("SEGMENTS", m.Req, &s.mu.skipped.Segments, len(m.List))
 	}
 	if err := s.mu.reg.AddSegments(m); err != nil {
 		s.refusePartsLocked(err)
@@ -86,29 +89,30 @@ func (s *session) segmentsLocked(m *ipc.Segments) error {
 	return nil
 }
 
-// passLocked takes a part of a registration that is refused already: it was on its way.
-func (s *session) passLocked(message string, req uint32, left *uint32, n int) error {
-	if s.mu.passed.Req != req || !registration.Take(left, n) {
-		return unexpected(message, "req", "%d, allowed is that of the REGISTER whose parts are to come", req)
+// skipPartLocked ignores a part of a registration that is refused already: it was in flight.
+func (s *session) skipPartLocked(message string, req uint32, left *uint32, n int) error {
+	if s.mu.skipped.Req != req || !registration.Take(left, n) {
+		return unexpected(message, "req", "%d, allowed: that of the REGISTER whose parts are expected", req)
 	}
 	return nil
 }
 
-// completeLocked ends a registration whose parts have all come.
+// completeLocked finishes a registration once all its parts have arrived.
 func (s *session) completeLocked() {
 	if !s.mu.reg.Complete() {
 		return
 	}
 	reg := s.mu.reg
 	reg.timer.Stop()
-	path, err := s.settle(reg)
+	path, err := s.install(reg)
 	if err != nil {
 		s.refusePartsLocked(err)
 		return
 	}
 	s.mu.reg = nil
 	s.owner.metrics.Registrations[admin.ResultDone].Add(1)
-	s.log.Info("registered", zap.String("instance", reg.Msg.Instance), zap.String("as", placeName(reg.Msg.Role, reg.Msg.Rank)),
+	s.log.Info("registered", zap.String("instance", reg.Msg.Instance),
+		zap.String("as", placeName(reg.Msg.Role, reg.Msg.Rank)),
 		zap.Uint32("world", reg.Msg.World), spaceField(reg.seat.space.fp), zap.String("model", reg.seat.space.model),
 		zap.Int("regions", reg.seat.regions), zap.String("lookup", path))
 	s.answer(&ipc.Registered{
@@ -117,8 +121,9 @@ func (s *session) completeLocked() {
 	})
 }
 
-// settle turns a whole registration into a seat that counts. On an error refusePartsLocked undoes what it did.
-func (s *session) settle(reg *registering) (path string, err error) {
+// install turns a complete registration into a registered seat. After an error, refusePartsLocked
+// undoes what it did.
+func (s *session) install(reg *registering) (path string, err error) {
 	st := reg.seat
 	if st.role == ipc.RoleWorker {
 		if st.layout, st.sizes, err = reg.Layout(); err != nil {
@@ -134,11 +139,11 @@ func (s *session) settle(reg *registering) (path string, err error) {
 	if path, err = s.owner.sockets.open(reg.Msg.LookupName, st); err != nil {
 		return "", err
 	}
-	s.seat.Store(st) // before activate: from then on a worker may complete jobs
+	s.seat.Store(st) // before activate, after which a worker may complete jobs
 	return path, s.owner.registry.activate(st, s.owner.workers.start)
 }
 
-// open imports the worker's regions, all or none.
+// open imports all of the worker's regions, or none.
 func (s *session) open(reg *registering) error {
 	st := reg.seat
 	count, bytes := reg.Pieces(), reg.Bytes()
@@ -162,7 +167,7 @@ func (s *session) importRegions(reg *registering) error {
 	s.owner.memory.pendingFDs.Add(-int64(reg.FDs()))
 	im := reg.Imports(peer, s.pid)
 	im.Proof = proof
-	gone, unwatch := s.watchGone()
+	gone, unwatch := s.watchHangup()
 	defer unwatch()
 	im.Cancelled = gone
 	if err := s.owner.memory.device.Import(im); err != nil {
@@ -173,7 +178,7 @@ func (s *session) importRegions(reg *registering) error {
 	return nil
 }
 
-// refusePartsLocked ends a registration that holds a seat.
+// refusePartsLocked refuses a registration that holds a seat.
 func (s *session) refusePartsLocked(err error) {
 	reg := s.mu.reg
 	s.abandonLocked()
@@ -191,9 +196,9 @@ func (s *session) abandonLocked() {
 	s.seat.Store(nil)
 }
 
-// refuseLocked answers a registration that is not to be; parts of it that are on their way will be passed over.
+// refuseLocked answers a refused registration. Parts of it that are in flight will be ignored.
 func (s *session) refuseLocked(left registration.Left, instance string, err error) {
-	s.mu.passed = left
+	s.mu.skipped = left
 	status, result := uint8(ipc.RegRefused), admin.ResultRefused
 	if errors.As(err, new(clashError)) || errors.Is(err, pool.ErrIdentity) {
 		status, result = ipc.RegClash, admin.ResultClash
@@ -203,7 +208,7 @@ func (s *session) refuseLocked(left registration.Left, instance string, err erro
 	s.answer(&ipc.Registered{Req: left.Req, Status: status, Text: cutText(err.Error())})
 }
 
-// cutText fits a text into a message.
+// cutText cuts a text to the length that a message allows.
 func cutText(t string) string {
 	for len(t) > ipc.MaxText {
 		t = t[:len(t)-1]
@@ -214,23 +219,23 @@ func cutText(t string) string {
 	return t
 }
 
-// goneLook is how often an import under way looks whether its engine is still there: nobody reads
-// the session's socket meanwhile.
-const goneLook = 20 * time.Millisecond
+// hangupPoll is the interval at which a running import checks that its engine still exists: the
+// session's socket is not read meanwhile.
+const hangupPoll = 20 * time.Millisecond
 
-// watchGone gives a channel that is closed when the peer has died or hung up, or the session is to
-// end. unwatch ends the watch.
-func (s *session) watchGone() (gone <-chan struct{}, unwatch func()) {
+// watchHangup returns a channel that is closed when the peer has died or hung up, or the session is
+// to end. unwatch stops the watch.
+func (s *session) watchHangup() (gone <-chan struct{}, unwatch func()) {
 	noticed, over, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
-		tick := time.NewTicker(goneLook)
+		tick := time.NewTicker(hangupPoll)
 		defer tick.Stop()
 		for !s.conn.HungUp() {
 			select {
 			case <-over:
 				return
-			case <-s.gone:
+			case <-s.ending:
 				close(noticed)
 				return
 			case <-s.conn.Dead():

@@ -45,7 +45,8 @@ func TestRegisterInParts(t *testing.T) {
 	}
 }
 
-// What is wrong in a part refuses the registration, leaves nothing open, and the session may try again.
+// An invalid part refuses the registration and leaves nothing open, and the session may try
+// again.
 func TestRefusedPartsLeaveNothing(t *testing.T) {
 	r := newRig(t)
 	c := r.dial()
@@ -54,8 +55,11 @@ func TestRefusedPartsLeaveNothing(t *testing.T) {
 		"segment outside": func(_ *ipc.Register, _ *ipc.Regions, s *ipc.Segments) { s.List[0].Offset = 1 },
 		"no such group":   func(_ *ipc.Register, _ *ipc.Regions, s *ipc.Segments) { s.Group = 1 },
 		"sync outside":    func(m *ipc.Register, _ *ipc.Regions, _ *ipc.Segments) { m.Sync.EventsOff = 1 << 30 },
-		"too many":        func(m *ipc.Register, _ *ipc.Regions, s *ipc.Segments) { s.List = append(s.List, s.List[0]) },
-		"device says no":  func(_ *ipc.Register, g *ipc.Regions, _ *ipc.Segments) { g.List[1].Size = 1 << 40 },
+		"too many": func(m *ipc.Register, _ *ipc.Regions,
+			s *ipc.Segments) {
+			s.List = append(s.List, s.List[0])
+		},
+		"device says no": func(_ *ipc.Register, g *ipc.Regions, _ *ipc.Segments) { g.List[1].Size = 1 << 40 },
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := register("refused")
@@ -106,11 +110,15 @@ func TestRegistrationsMustFit(t *testing.T) {
 		block  uint32 // bytes; 0: as the others have it
 		want   string
 	}{
-		"rank twice":      {func(m *ipc.Register) { m.Instance = "first" }, 0, `rank 0 of instance "first" is already registered by process`},
-		"other world":     {func(m *ipc.Register) { m.Instance, m.World = "first", 3 }, 0, "world: 3, allowed: 2"},
-		"other identity":  {func(m *ipc.Register) { m.Instance, m.Identity[1].Value = "first", "x" }, 0, "identity: not that of the other sessions"},
-		"other size":      {func(*ipc.Register) {}, 2048, "segments: group 0, shard 0: 2048 bytes of one block, allowed: 4096"},
-		"name of another": {func(m *ipc.Register) { m.Identity[1].Value, m.LookupName = "x", "look" }, 0, `lookup_name: "look" is held by instance "first"`},
+		"rank twice": {func(m *ipc.Register) { m.Instance = "first" }, 0,
+			`rank 0 of instance "first" is already registered by process`},
+		"other world": {func(m *ipc.Register) { m.Instance, m.World = "first", 3 }, 0, "world: 3, allowed: 2"},
+		"other identity": {func(m *ipc.Register) { m.Instance, m.Identity[1].Value = "first", "x" }, 0,
+			"identity: not that of the other sessions"},
+		"other size": {func(*ipc.Register) {}, 2048,
+			"segments: group 0, shard 0: 2048 bytes of one block, allowed: 4096"},
+		"name of another": {func(m *ipc.Register) { m.Identity[1].Value, m.LookupName = "x", "look" }, 0,
+			`lookup_name: "look" is held by instance "first"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := r.dial()
@@ -270,7 +278,8 @@ func TestDeathDuringImport(t *testing.T) {
 			end := leave(r)
 			<-slow.begun
 			end()
-			r.waitFor("the engine is gone", func(s admin.Status) bool { return s.Sessions == 0 && s.Regions == 0 && s.Engines == 0 })
+			r.waitFor("the engine is gone",
+				func(s admin.Status) bool { return s.Sessions == 0 && s.Regions == 0 && s.Engines == 0 })
 		})
 	}
 }

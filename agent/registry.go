@@ -12,25 +12,26 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// registry knows who is here: engines with their seats, and spaces. What look-ups need of it is published as an
-// immutable view at every change, so that the hot path takes no lock.
+// registry holds the engines with their seats, and the spaces. At every change it publishes an
+// immutable view for look-ups, so that the hot path takes no lock.
 type registry struct {
 	pool       Pool
 	limits     *Limits
 	leaseBytes int64
-	swept      chan struct{} // cap 1: the pool has memory of what was reset or closed to give back
+	swept      chan struct{} // cap 1: a space was reset or closed, and the pool has memory to reclaim
 
 	mu      sync.Mutex
 	engines map[string]*engine
 	spaces  map[pool.Fingerprint]*space
-	unused  uint64        // spaces that were left by their last engine, ever
-	past    pastEpochs    // of spaces that were reset and are gone
-	changed chan struct{} // closed and made anew whenever a seat is vacated
+	unused  uint64        // count of spaces whose last engine left, ever
+	past    pastEpochs    // of spaces that were reset and removed
+	changed chan struct{} // closed and replaced whenever a seat is vacated
 
 	view atomic.Pointer[view]
 }
 
-// view is what look-ups see: spaces that are open in the pool, and registered seats by session number.
+// view is what look-ups read: the spaces open in the pool, and the registered seats by session
+// number.
 type view struct {
 	spaces map[pool.Fingerprint]*space
 	seats  map[uint64]*seat
@@ -45,12 +46,12 @@ func newRegistry(p Pool, limits *Limits, leaseBytes int64) *registry {
 	return r
 }
 
-// clashError is an identity clash: its own status of a registration.
+// clashError is an identity clash, which has its own registration status.
 type clashError struct{ error }
 
-// admit gives a checked registration its seat. A seat that is taken, or an engine it does not fit in, may be a
-// predecessor that died and is being torn down: admit waits for that up to Limits.Predecessor, or until gone is
-// closed, and only then refuses.
+// admit gives a checked registration its seat. A conflicting seat or engine may belong to a
+// predecessor that is being torn down, so admit waits up to Limits.Predecessor, or until ending is
+// closed, before it refuses.
 func (r *registry) admit(s *session, reg *ipc.Register, gone <-chan struct{}) (*seat, error) {
 	deadline := time.NewTimer(r.limits.Predecessor)
 	defer deadline.Stop()
@@ -72,7 +73,7 @@ func (r *registry) admit(s *session, reg *ipc.Register, gone <-chan struct{}) (*
 	}
 }
 
-// seatLocked tries once; wait says that the reason to refuse may go by.
+// seatLocked tries once. wait reports that the reason to refuse may be temporary.
 func (r *registry) seatLocked(s *session, reg *ipc.Register) (st *seat, wait bool, err error) {
 	sp, err := r.spaceLocked(reg)
 	if err != nil {
@@ -81,7 +82,8 @@ func (r *registry) seatLocked(s *session, reg *ipc.Register) (st *seat, wait boo
 	e := r.engines[reg.Instance]
 	if e == nil {
 		if len(r.engines) >= r.limits.Engines {
-			return nil, true, fmt.Errorf("instance: %d engines are registered, allowed: %d", len(r.engines), r.limits.Engines)
+			return nil, true, fmt.Errorf("instance: %d engines are registered, allowed: %d", len(r.engines),
+				r.limits.Engines)
 		}
 		e = newEngine(reg, sp, r.leaseBytes)
 	} else if err := e.fits(reg, sp); err != nil {
@@ -98,11 +100,12 @@ func (r *registry) seatLocked(s *session, reg *ipc.Register) (st *seat, wait boo
 	*e.place(reg.Role, reg.Rank) = st
 	r.engines[reg.Instance], r.spaces[sp.fp] = e, sp
 	sp.seats[st] = struct{}{}
-	r.usedLocked(sp)
+	r.reportUsedLocked(sp)
 	return st, false, nil
 }
 
-// spaceLocked finds or makes the space of a registration; one it makes is not in the registry yet.
+// spaceLocked finds or makes the space of a registration. It does not enter a new one in the
+// registry.
 func (r *registry) spaceLocked(reg *ipc.Register) (*space, error) {
 	fp, identity := pool.Fingerprint(reg.Space()), reg.AppendIdentity(nil)
 	sp := r.spaces[fp]
@@ -118,7 +121,7 @@ func (r *registry) spaceLocked(reg *ipc.Register) (*space, error) {
 	return sp, nil
 }
 
-// claim notes the sizes a worker's seat brings, before any of its memory is opened.
+// claim records the block sizes of a worker's seat before any of its memory is opened.
 func (r *registry) claim(st *seat) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -129,12 +132,12 @@ func (r *registry) claim(st *seat) error {
 	return nil
 }
 
-// activate makes a seat count, opens the pool's space if this was the last size it lacked, and starts, by
-// start, the workers that waited for that. An error leaves the seat as it was.
+// activate makes a seat registered, opens the pool's space if all sizes are known now, and calls
+// start for the workers that waited for that. On an error the seat is unchanged.
 func (r *registry) activate(st *seat, start func(*seat) error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	defer signal(r.swept) // another identity may have had the space's place in the pool's file
+	defer signal(r.swept) // the pool may have closed another identity's space to make room in its file
 	if err := st.space.openLocked(r.pool); err != nil {
 		return fmt.Errorf("segments: the pool does not open the space: %w", err)
 	}
@@ -155,8 +158,8 @@ func (r *registry) activate(st *seat, start func(*seat) error) error {
 	return nil
 }
 
-// leave takes a seat out of what look-ups see. The seat stays taken until vacate. Afterwards its worker does
-// not change any more.
+// leave hides a seat from look-ups. The seat stays taken until vacate. Its worker does not change
+// afterwards.
 func (r *registry) leave(st *seat) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -164,7 +167,7 @@ func (r *registry) leave(st *seat) {
 	r.publishLocked()
 }
 
-// vacate frees a seat for a successor: nothing of it is left.
+// vacate frees a seat for a successor, once all its resources are released.
 func (r *registry) vacate(st *seat) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -178,7 +181,7 @@ func (r *registry) vacate(st *seat) {
 	if e.emptyLocked() {
 		delete(r.engines, e.instance)
 	}
-	r.leftLocked(sp)
+	r.reportUnusedLocked(sp)
 	if len(sp.seats) == 0 {
 		r.unusedLocked(sp)
 	}
@@ -187,7 +190,8 @@ func (r *registry) vacate(st *seat) {
 	r.publishLocked()
 }
 
-// publishLocked makes the view anew, and says of each engine and space whether its ranks are all here.
+// publishLocked rebuilds the view, and updates for each engine and space whether all ranks are
+// registered.
 func (r *registry) publishLocked() {
 	v := &view{spaces: make(map[pool.Fingerprint]*space, len(r.spaces)), seats: make(map[uint64]*seat)}
 	complete := make(map[*space]int32, len(r.spaces))
@@ -212,8 +216,9 @@ func (r *registry) publishLocked() {
 	r.view.Store(v)
 }
 
-// reset starts a new weights epoch of a space, and names the other sessions of the space. sp.resetting is held, and not
-// mu while the pool turns the epoch: that may wait for a disk, and engines die meanwhile.
+// reset starts a new weights epoch of a space, and returns the other sessions of the space.
+// sp.resetting is held. mu is not held while the pool advances the epoch, which may wait for a
+// disk.
 func (r *registry) reset(sp *space, by *session) (epoch uint32, others []*session, err error) {
 	if r.closed(sp) {
 		return 0, nil, errSpaceClosed
@@ -238,15 +243,15 @@ func (r *registry) reset(sp *space, by *session) (epoch uint32, others []*sessio
 	return epoch, others, nil
 }
 
-// closed stays false while sp.resetting is held.
+// closed reports whether a space was closed. The result stays false while sp.resetting is held.
 func (r *registry) closed(sp *space) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return sp.closed
 }
 
-// forget drops what a pool that outlives the agent has of a space that is not open yet: a reset counts for that too, and must not
-// be lost with this process.
+// forget drops what a pool that outlives the agent has stored of a space that is not open yet. A
+// reset applies to that too, and must not be lost with this process.
 func (r *registry) forget(sp *space) error {
 	if sp.open.Load() != nil {
 		return nil
@@ -257,7 +262,8 @@ func (r *registry) forget(sp *space) error {
 	return nil
 }
 
-// countReset counts a reset of a space that is not open in the pool, or says by which rules it is open.
+// countReset counts a reset of a space that is not open in the pool, or returns the rules of an
+// open one.
 func (r *registry) countReset(sp *space) (*lookup.Space, uint32) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -268,7 +274,7 @@ func (r *registry) countReset(sp *space) (*lookup.Space, uint32) {
 	return rules, sp.epoch
 }
 
-// epochOf is a space's current weights epoch.
+// epochOf returns a space's current weights epoch.
 func (r *registry) epochOf(sp *space) uint32 {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -7,8 +7,8 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// cancel serves CANCEL. A running job's DONE comes when the worker has fenced it off, and the answer right behind
-// it; a job that is not known has ended already, or never was, and is answered at once.
+// cancel serves CANCEL. A running job's DONE is sent when the worker has fenced it, and the answer
+// right after it. An unknown job has ended already or never existed, and is answered at once.
 func (s *session) cancel(m *ipc.Cancel) {
 	if !s.jobs.cancel(m.Job) {
 		s.answer(&ipc.Cancelled{Job: m.Job})
@@ -16,7 +16,7 @@ func (s *session) cancel(m *ipc.Cancel) {
 	}
 	st := s.seat.Load()
 	if st == nil {
-		return // UNREGISTER ended it, and its DONE is on its way
+		return // UNREGISTER ended it, and its DONE will be sent
 	}
 	if h := st.held.take(m.Job); h != nil {
 		h.cancel()
@@ -25,17 +25,18 @@ func (s *session) cancel(m *ipc.Cancel) {
 	}
 }
 
-// release serves RELEASE: by serial number, and only leases of the session's own engine.
+// release serves RELEASE. It ends leases of the session's own engine by their serial numbers.
 func (s *session) release(m *ipc.Release) {
 	st := s.seat.Load()
 	ended := 0
 	if st != nil {
 		ended = s.owner.ledger.Release(st.engine.acct, m.Leases)
 	}
-	s.owner.metrics.LeasesPassed.Add(uint64(len(m.Leases) - ended))
+	s.owner.metrics.LeasesUnknown.Add(uint64(len(m.Leases) - ended))
 }
 
-// reset serves RESET: a new weights epoch of the session's space, told to all other sessions of it.
+// reset serves RESET: it starts a new weights epoch of the session's space and notifies all its
+// other sessions.
 func (s *session) reset(m *ipc.Reset) {
 	st := s.seat.Load()
 	if st == nil {
@@ -52,7 +53,7 @@ func (s *session) reset(m *ipc.Reset) {
 
 var errNoLoadEvents = errors.New("load events are for workers that are registered, with regions on a GPU")
 
-// loadEvents serves LOAD_EVENTS: the worker's device makes events that it records behind loads.
+// loadEvents serves LOAD_EVENTS: the worker's device makes events that it records after loads.
 func (s *session) loadEvents(m *ipc.LoadEvents) *ipc.EventsMade {
 	handles, err := s.makeLoadEvents(m)
 	if err != nil {

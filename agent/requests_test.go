@@ -9,7 +9,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// RESET: nothing stored before is found, older saves are stale, and the other sessions of the space are told.
+// RESET: nothing stored before is found, older saves are stale, and the other sessions of the space
+// are notified.
 func TestReset(t *testing.T) {
 	r := newRig(t)
 	reg := register("a")
@@ -26,7 +27,8 @@ func TestReset(t *testing.T) {
 	if got := next[*ipc.Epoch](w[0]); got.Epoch != 2 {
 		t.Errorf("EPOCH %+v", got)
 	}
-	if got := ask(t, r.asker("look"), ipc.LookupRequest{Tokens: 1000, HashLen: 32, Hashes: chain(1, 4)}); got.Tokens != 0 {
+	if got := ask(t, r.asker("look"),
+		ipc.LookupRequest{Tokens: 1000, HashLen: 32, Hashes: chain(1, 4)}); got.Tokens != 0 {
 		t.Errorf("look-up after the reset: %+v", got)
 	}
 	if got := w[0].save(answer.Epoch, chain(1, 4), 0); !all(got, ipc.BlockStale) {
@@ -89,7 +91,7 @@ func TestResetHoldsNobodyUp(t *testing.T) {
 	}
 }
 
-// Switches act at once, are told to all, and come back.
+// Switches act at once, are sent to all sessions, and can be switched back.
 func TestSwitches(t *testing.T) {
 	r := newRig(t)
 	reg := register("a")
@@ -129,12 +131,14 @@ func TestSwitches(t *testing.T) {
 	}
 }
 
-// CANCELLED comes behind the job's DONE, once for each CANCEL, for a job that has ended or never was too.
+// CANCELLED comes after the job's DONE, once for each CANCEL, for a job that has ended or never
+// was too.
 func TestCancel(t *testing.T) {
 	r := newRig(t)
 	_, w, _ := r.joinEngine(register("a"))
 	c := w[0]
-	c.send(&ipc.Save{Job: 7, Epoch: 1, Step: 50, Event: ipc.None, Revoke: ipc.None, Sections: []ipc.Section{section(chain(1, 2), 0)}})
+	c.send(&ipc.Save{Job: 7, Epoch: 1, Step: 50, Event: ipc.None, Revoke: ipc.None,
+		Sections: []ipc.Section{section(chain(1, 2), 0)}})
 	c.send(&ipc.Cancel{Job: 7})
 	c.send(&ipc.Cancel{Job: 7})
 	done := next[*ipc.Done](c)
@@ -164,7 +168,8 @@ func TestFullQueueIsBusy(t *testing.T) {
 		t.Errorf("WELCOME says a queue of %d, want 2", c.welcome.MaxQueue)
 	}
 	for job := range uint64(20) {
-		c.send(&ipc.Save{Job: job, Epoch: 1, Step: 1, Event: ipc.None, Revoke: ipc.None, Sections: []ipc.Section{section(chain(byte(job), 3), 0)}})
+		c.send(&ipc.Save{Job: job, Epoch: 1, Step: 1, Event: ipc.None, Revoke: ipc.None,
+			Sections: []ipc.Section{section(chain(byte(job), 3), 0)}})
 	}
 	busy := 0
 	for busy < 17 { // 2 wait, and 1 may be under way
@@ -210,7 +215,8 @@ func TestVersionOne(t *testing.T) {
 		t.Fatalf("load: %v", got)
 	}
 	look := r.asker("look")
-	q := ipc.LookupRequest{Form: ipc.FormOwn, Version: 1, Tokens: 1000, HashLen: 32, Hashes: chain(1, 2), DeadlineUS: 1e9}
+	q := ipc.LookupRequest{Form: ipc.FormOwn, Version: 1, Tokens: 1000, HashLen: 32, Hashes: chain(1, 2),
+		DeadlineUS: 1e9}
 	reply, err := look.AskForm(&q, patience)
 	check(t, err)
 	if reply.Tokens != 2*testBlockTokens {
@@ -218,14 +224,19 @@ func TestVersionOne(t *testing.T) {
 	}
 }
 
-// The watchdog: a worker whose step gets too old fails Live, which names it, and recovers when it moves.
+// The watchdog: a worker whose step gets too old fails Live, which names it, and recovers when it
+// moves.
 func TestWatchdogNamesStuckWorker(t *testing.T) {
-	r := newRig(t, withConfig(func(c *Config) { c.Limits.Stuck, c.Limits.Watch = 50*time.Millisecond, 5*time.Millisecond }))
+	r := newRig(t, withConfig(func(c *Config) {
+		c.Limits.Stuck, c.Limits.Watch = 50*time.Millisecond,
+			5*time.Millisecond
+	}))
 	_, w, _ := r.joinEngine(register("slow engine"))
 	if err := r.agent.Live(); err != nil {
 		t.Fatalf("stuck from the start: %v", err)
 	}
-	w[0].send(&ipc.Save{Job: 7, Epoch: 1, Step: 5, Event: ipc.None, Revoke: ipc.None, Sections: []ipc.Section{section(chain(1, 2), 0)}})
+	w[0].send(&ipc.Save{Job: 7, Epoch: 1, Step: 5, Event: ipc.None, Revoke: ipc.None,
+		Sections: []ipc.Section{section(chain(1, 2), 0)}})
 	r.waitFor("the worker is stuck", func(admin.Status) bool { return r.agent.Live() != nil })
 	want := `rank 0 of instance "slow engine"`
 	if err := r.agent.Live(); !contains(err, want) || !contains(err, "save job 7") {
@@ -237,5 +248,6 @@ func TestWatchdogNamesStuckWorker(t *testing.T) {
 		t.Errorf("save: %v", got)
 	}
 	r.waitFor("the worker moves", func(admin.Status) bool { return r.agent.Live() == nil })
-	r.waitFor("the log says so", func(admin.Status) bool { return r.logs.FilterMessage("worker moves again, or is gone").Len() == 1 })
+	r.waitFor("the log says so",
+		func(admin.Status) bool { return r.logs.FilterMessage("worker moves again, or ended").Len() == 1 })
 }

@@ -191,7 +191,7 @@ func (r *rig) waitFor(what string, holds func(admin.Status) bool) {
 
 func (r *rig) path(name string) string { return filepath.Join(r.dir, name) }
 
-// asker is a look-up client of a socket of the agent.
+// asker returns a look-up client of a socket of the agent.
 func (r *rig) asker(name string) *zmqclient.Client {
 	c := zmqclient.Dial(r.path(name))
 	r.t.Cleanup(func() { check(r.t, c.Close()) })
@@ -217,7 +217,7 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// chain is n hashes of 32 bytes, each with its number and the chain's seed in it.
+// chain returns n hashes of 32 bytes, each with its number and the chain's seed in it.
 func chain(seed byte, n int) []byte {
 	blob := make([]byte, 0, n*pool.MaxHashLen)
 	for i := range n {

@@ -14,8 +14,9 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// session is one session socket, with three goroutines: run owns it, waits for its end, tears it down and joins
-// the other two; the reader serves what the peer asks for; the writer empties the outbox.
+// session is one session socket, with three goroutines: run owns it, waits for its end, tears it
+// down and joins the other two; the reader serves what the peer asks for; the writer empties the
+// outbox.
 type session struct {
 	owner  *sessions
 	conn   *ipc.Conn
@@ -25,38 +26,38 @@ type session struct {
 	out    *outbox
 	jobs   jobTable
 
-	greeted  atomic.Bool          // version and software are known
+	greeted  atomic.Bool          // HELLO was received: version and software are set
 	software string               // set before greeted
 	seat     atomic.Pointer[seat] // nil: not registered
 
 	pace stepPace // the reader's
 
-	// The reader's while it serves a message, and teardown's afterwards.
+	// Held by the reader while it serves a message, and by teardown afterwards.
 	mu struct {
 		sync.Mutex
-		ended  bool
-		reg    *registering      // parts are still to come
-		passed registration.Left // of a refused registration, on their way
+		ended   bool
+		reg     *registering      // parts are still expected
+		skipped registration.Left // parts of a refused registration that may still arrive
 	}
 
 	closing sync.Once
-	gone    chan struct{} // closed when the session is to end
-	end     end           // why; readable once gone is closed
+	ending  chan struct{} // closed to end the session
+	end     end           // the reason; readable once ending is closed
 }
 
 // end is why a session ends.
 type end struct {
 	reason string // one of endReasons
-	code   uint8  // of the ERROR that is sent before the socket ends; 0: none
+	code   uint8  // of the ERROR sent before the socket ends; 0: none is sent
 	detail error
 	seen   time.Time
 }
 
-// Reasons for the end of a session, as its counter says them.
+// Reasons for the end of a session, as labels of its counter.
 const (
 	endPeer      = "peer"      // the peer ended it, or died
 	endHandshake = "handshake" // no HELLO, or no common version
-	endMalformed = "malformed" // the peer sent what it must not
+	endMalformed = "malformed" // the peer sent a malformed message
 	endLimit     = "limit"     // too many sessions, or parts that did not come in time
 	endSlow      = "slow"      // the peer did not read, or left a frame unfinished
 	endShutdown  = "shutdown"  // the agent ends
@@ -66,15 +67,15 @@ const (
 
 var endReasons = [...]string{endPeer, endHandshake, endMalformed, endLimit, endSlow, endShutdown, endDevice, endPanic}
 
-// doom says that the session is to end. Only the first reason counts.
-func (s *session) doom(reason string, code uint8, detail error) {
+// terminate ends the session. Only the first call counts.
+func (s *session) terminate(reason string, code uint8, detail error) {
 	s.closing.Do(func() {
 		s.end = end{reason: reason, code: code, detail: detail, seen: time.Now()}
-		close(s.gone)
+		close(s.ending)
 	})
 }
 
-// run is the life of a session, from accept to the close of its socket.
+// run serves a session from accept to the close of its socket.
 func (s *session) run() {
 	var joins sync.WaitGroup
 	written := make(chan struct{})
@@ -86,7 +87,7 @@ func (s *session) run() {
 	select {
 	case <-s.conn.Dead():
 		s.lost(s.conn.Cause())
-	case <-s.gone:
+	case <-s.ending:
 	}
 	s.teardown(written)
 	joins.Wait()
@@ -96,7 +97,7 @@ func (s *session) run() {
 // read serves messages until the session ends.
 func (s *session) read() {
 	if err := s.greet(); err != nil {
-		s.doom(endHandshake, 0, err)
+		s.terminate(endHandshake, 0, err)
 		return
 	}
 	for {
@@ -111,7 +112,7 @@ func (s *session) read() {
 	}
 }
 
-// greet agrees on a version and tells the session what is switched on.
+// greet negotiates a version and sends the session the switches.
 func (s *session) greet() error {
 	hello, err := ipc.ServeHandshake(s.conn, ipc.Welcome{
 		Boot: s.owner.boot, Session: s.number, MaxFrame: ipc.MaxFrame, MaxJobBlocks: ipc.MaxJobBlocks,
@@ -125,38 +126,40 @@ func (s *session) greet() error {
 	return nil
 }
 
-// fail ends the session because of what was, or was not, received.
+// fail ends the session because of an error of receiving or serving a message.
 func (s *session) fail(err error) {
 	var bad *ipc.MalformedError
 	switch {
 	case errors.As(err, &bad):
 		s.owner.metrics.Malformed[bad.Reason.String()].Add(1)
-		s.doom(endMalformed, ipc.ErrCodeMalformed, err)
+		s.terminate(endMalformed, ipc.ErrCodeMalformed, err)
 	default:
 		s.lost(err)
 	}
 }
 
-// lost ends the session because its socket is over. Reader, writer and run all hear of it, and whoever is first must say the same.
+// lost ends the session because its socket failed. The reader, the writer and run may each call it
+// first, so the reason depends only on the error.
 func (s *session) lost(why error) {
 	switch {
 	case !s.greeted.Load():
-		s.doom(endHandshake, 0, why)
+		s.terminate(endHandshake, 0, why)
 	case errors.Is(why, ipc.ErrStalled):
-		s.doom(endSlow, ipc.ErrCodeLimit, why)
+		s.terminate(endSlow, ipc.ErrCodeLimit, why)
 	case errors.Is(why, os.ErrDeadlineExceeded): // of a write
-		s.doom(endSlow, 0, why)
+		s.terminate(endSlow, 0, why)
 	default:
-		s.doom(endPeer, 0, why)
+		s.terminate(endPeer, 0, why)
 	}
 }
 
-// unexpected is the error for a message that is whole but may not come now.
+// unexpected returns the error for a well-formed message that is not allowed now.
 func unexpected(message, field, format string, args ...any) error {
-	return &ipc.MalformedError{Reason: ipc.ReasonRange, Message: message, Field: field, Detail: fmt.Sprintf(format, args...)}
+	return &ipc.MalformedError{Reason: ipc.ReasonRange, Message: message, Field: field,
+		Detail: fmt.Sprintf(format, args...)}
 }
 
-// serve does what one message asks for; descriptors come with REGIONS only. An error ends the session.
+// serve executes one message; only REGIONS carries descriptors. An error ends the session.
 func (s *session) serve(msg any, fds []int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -188,31 +191,32 @@ func (s *session) serve(msg any, fds []int) error {
 	case *ipc.Ping:
 		s.answer(&ipc.Pong{Req: m.Req})
 	default:
-		return unexpected("message", "type", "%T, allowed is what a client sends behind HELLO", msg)
+		return unexpected("message", "type", "%T, allowed: a message that a client sends after HELLO", msg)
 	}
 	return nil
 }
 
-// answer queues the answer to what the peer asked; only the reader calls it.
-func (s *session) answer(m any) { s.out.answer(m, s.gone) }
+// answer queues the answer to a request of the peer. Only the reader calls it.
+func (s *session) answer(m any) { s.out.answer(m, s.ending) }
 
-// notify queues what the peer did not ask for. A peer that left no room counts as dead.
+// notify queues an unsolicited message. A peer whose outbox is full counts as dead.
 func (s *session) notify(m any) {
 	if !s.out.push(m) {
-		s.doom(endSlow, 0, fmt.Errorf("the peer does not read: %d messages wait, allowed is %d", s.out.limit, s.out.limit))
+		s.terminate(endSlow, 0,
+			fmt.Errorf("the peer does not read: %d messages wait, allowed is %d", s.out.limit, s.out.limit))
 	}
 }
 
-// tell notifies a session that has said HELLO of a change; versions that do not know the message are passed over
-// by the conn.
-func (s *session) tell(m any) {
+// notifyGreeted notifies a session of a change once HELLO was received. The connection drops
+// messages that the session's version does not have.
+func (s *session) notifyGreeted(m any) {
 	if s.greeted.Load() {
 		s.notify(m)
 	}
 }
 
-// write sends what the outbox holds, in order, until the box is closed and empty. A write that the peer does not
-// take in time ends the session, and what else waits is dropped.
+// write sends the outbox's messages in order until it is closed and empty. A write that times out
+// ends the session and drops the remaining messages.
 func (s *session) write() {
 	var batch []any
 	var broken, closed bool

@@ -9,7 +9,7 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// Why a session ended is the same whoever hears of it first.
+// The reason of a session's end is the same whichever goroutine sees it first.
 func TestWhyASessionIsLost(t *testing.T) {
 	for _, c := range []struct {
 		greeted bool
@@ -24,12 +24,13 @@ func TestWhyASessionIsLost(t *testing.T) {
 		{false, io.EOF, endHandshake, 0},
 		{false, ipc.ErrTimeout, endHandshake, 0},
 	} {
-		s := &session{gone: make(chan struct{})}
+		s := &session{ending: make(chan struct{})}
 		s.greeted.Store(c.greeted)
 		s.lost(c.why)
 		s.lost(io.ErrUnexpectedEOF) // only the first reason counts
 		if s.end.reason != c.want || s.end.code != c.code {
-			t.Errorf("%v, greeted %v: %s with code %d, want %s with %d", c.why, c.greeted, s.end.reason, s.end.code, c.want, c.code)
+			t.Errorf("%v, greeted %v: %s with code %d, want %s with %d", c.why, c.greeted, s.end.reason, s.end.code,
+				c.want, c.code)
 		}
 	}
 }

@@ -19,7 +19,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// sessions are the session sockets that are open, the goroutines that serve them, and what they serve from.
+// sessions holds the open session sockets, the goroutines that serve them, and their shared
+// dependencies.
 type sessions struct {
 	boot       [16]byte
 	dir        string // of look-up sockets
@@ -46,11 +47,12 @@ type sessions struct {
 	serving sync.WaitGroup
 }
 
-// firstSession is where the numbers of sessions start in a life of the agent: a look-up that was asked of another life and
-// comes late must not reserve for a session of this one. Numbers stay below 2^53, which JSON can tell.
+// firstSession returns the number before an agent's first session. It is random, so that a late
+// look-up meant for an earlier agent does not reserve for a session of this one. Numbers stay below
+// 2^53, which JSON represents exactly.
 func firstSession(boot [16]byte) uint64 { return binary.LittleEndian.Uint64(boot[:]) >> 12 }
 
-// acceptPause is the pause after an accept that failed for a reason of the system's.
+// acceptPause is the pause after an accept that failed with a system error.
 const acceptPause = 50 * time.Millisecond
 
 // accept serves the session socket until the listener is closed.
@@ -74,7 +76,7 @@ func (all *sessions) accept(l *ipc.SessionListener, stop <-chan struct{}) {
 	}
 }
 
-// refused counts and logs a peer that may not connect.
+// refused counts and logs a peer that is not allowed to connect.
 func (all *sessions) refused(peer ipc.Cred, err error) {
 	all.metrics.SessionsRefused.Add(1)
 	all.log.Warn("session refused", zap.Int("pid", peer.Pid), zap.Error(err))
@@ -87,12 +89,13 @@ func (all *sessions) admitConn(conn *ipc.Conn) {
 		all.mu.Unlock()
 		err := fmt.Errorf("sessions: %d are open, allowed: %d", n, all.most)
 		all.refused(conn.Peer(), err)
-		_ = conn.Send(&ipc.Error{Code: ipc.ErrCodeLimit, Text: err.Error()}) // to a socket that nothing was sent to
+		// the first send to a socket does not block
+		_ = conn.Send(&ipc.Error{Code: ipc.ErrCodeLimit, Text: err.Error()})
 		_ = conn.Close()
 		return
 	}
 	s := &session{
-		owner: all, conn: conn, pid: conn.Peer().Pid, out: newOutbox(all.limits.Outbox), gone: make(chan struct{}),
+		owner: all, conn: conn, pid: conn.Peer().Pid, out: newOutbox(all.limits.Outbox), ending: make(chan struct{}),
 	}
 	all.last++
 	s.number = all.last
@@ -102,14 +105,14 @@ func (all *sessions) admitConn(conn *ipc.Conn) {
 	all.mu.Unlock()
 }
 
-// forget takes a session that has ended off the list.
+// forget removes a session that has ended.
 func (all *sessions) forget(s *session) {
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	delete(all.open, s.number)
 }
 
-// list returns all sessions, in the order they came.
+// list returns all sessions in the order of their connection.
 func (all *sessions) list() []*session {
 	all.mu.Lock()
 	defer all.mu.Unlock()
@@ -121,19 +124,19 @@ func (all *sessions) list() []*session {
 	return out
 }
 
-// end dooms all sessions and waits until they are torn down. No session starts any more.
+// end terminates all sessions, waits until they are torn down, and prevents new ones.
 func (all *sessions) end(reason string, code uint8, why error) {
 	all.mu.Lock()
 	all.closed = true
 	all.mu.Unlock()
 	for _, one := range all.list() {
-		one.doom(reason, code, why)
+		one.terminate(reason, code, why)
 	}
 	all.serving.Wait()
 }
 
-// switches turn loads and saves off and on at run time, without touching an engine. mu orders changes with the
-// notices of them, so that the last notice a session gets is true.
+// switches turn loads and saves off and on at run time. mu orders changes and their notices, so
+// that the last notice a session gets is current.
 type switches struct {
 	mu           sync.Mutex
 	loads, saves atomic.Bool
@@ -149,7 +152,7 @@ func newSwitches() *switches {
 
 func (s *switches) draining() bool { return s.drained.Load() }
 
-// set switches loads and saves; nil leaves one as it is. Every session is told.
+// set switches loads and saves; nil leaves one as it is. It notifies every session.
 func (all *sessions) set(loads, saves *bool) admin.SwitchState {
 	all.switches.mu.Lock()
 	defer all.switches.mu.Unlock()
@@ -166,7 +169,7 @@ func (all *sessions) set(loads, saves *bool) admin.SwitchState {
 	}
 	all.log.Info("switched", zap.Bool("loads", now.Loads), zap.Bool("saves", now.Saves))
 	for _, s := range all.list() {
-		s.tell(switchesMessage(now))
+		s.notifyGreeted(switchesMessage(now))
 	}
 	return now
 }
@@ -179,10 +182,10 @@ func switchesMessage(s admin.SwitchState) *ipc.Switches {
 	return &ipc.Switches{Loads: s.Loads, Saves: s.Saves}
 }
 
-// welcome tells a session that has agreed on a version what is switched on.
+// welcome sends the switches to a session that has negotiated a version.
 func (all *sessions) welcome(s *session) {
 	all.switches.mu.Lock()
 	defer all.switches.mu.Unlock()
 	s.greeted.Store(true)
-	s.tell(switchesMessage(all.switches.state()))
+	s.notifyGreeted(switchesMessage(all.switches.state()))
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// A peer that asks and does not read slows itself down, is then given up, and costs the others nothing.
+// A peer that asks and does not read slows itself down, is then disconnected, and costs the others
+// nothing.
 func TestPeerThatDoesNotRead(t *testing.T) {
 	r := newRig(t, withConfig(func(c *Config) { c.Limits.Outbox = 64 }))
 	stays := r.stored()
@@ -26,7 +27,8 @@ func TestPeerThatDoesNotRead(t *testing.T) {
 	_, err = raw.Write(frame(&ipc.Hello{MinVersion: 2, MaxVersion: 2}))
 	check(t, err)
 	// The answer of each has 8 KiB: a socket's buffers are full soon.
-	many := frame(&ipc.Save{Job: 1, Event: ipc.None, Revoke: ipc.None, Sections: []ipc.Section{section(chain(1, 1000), 0)}})
+	many := frame(&ipc.Save{Job: 1, Event: ipc.None, Revoke: ipc.None,
+		Sections: []ipc.Section{section(chain(1, 1000), 0)}})
 	asked := make(chan int)
 	go func() {
 		n := 0
@@ -35,7 +37,7 @@ func TestPeerThatDoesNotRead(t *testing.T) {
 		}
 		asked <- n
 	}()
-	r.waitFor("it is given up", func(admin.Status) bool { return r.agent.metrics.SessionEnds[endSlow].Load() == 1 })
+	r.waitFor("it is disconnected", func(admin.Status) bool { return r.agent.metrics.SessionEnds[endSlow].Load() == 1 })
 	if n := <-asked; n == 10000 {
 		t.Errorf("all %d questions were taken, though no answer was read", n)
 	}

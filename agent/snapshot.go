@@ -12,7 +12,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// source is what package admin shows of the agent.
+// source returns the functions by which package admin reads the agent.
 func (a *Agent) source() admin.Source {
 	contents, _ := a.tiers.(pool.TierContents)
 	return admin.Source{
@@ -21,10 +21,10 @@ func (a *Agent) source() admin.Source {
 	}
 }
 
-// Status is what /status says.
+// Status returns the contents of /status.
 func (a *Agent) Status() admin.Status { return a.view.Status() }
 
-// HTTPAddr is the address HTTP listens on besides admin.sock, or nil.
+// HTTPAddr returns the address on which HTTP listens besides admin.sock, or nil.
 func (a *Agent) HTTPAddr() net.Addr {
 	if a.web == nil {
 		return nil
@@ -39,7 +39,7 @@ func (a *Agent) snapshot() admin.Snapshot {
 		Sessions: len(a.sessions.list()), Regions: a.memory.mappings.open(), Jobs: a.inflight.count(),
 		Stuck: len(a.watchdog.stuckWorkers()), PendingFDs: a.memory.pendingFDs.Load(), LeaseCap: a.cfg.LeaseBytes,
 		Sockets: a.sockets.names(), Lookups: a.sockets.counters(),
-		Pool: a.pool.Stats(), Movers: a.movers(), LeftBehind: admin.LeftBehind{PIDs: []int{}},
+		Pool: a.pool.Stats(), Movers: a.movers(), Orphans: admin.Orphans{PIDs: []int{}},
 		VerifySample: a.cfg.VerifySample, LastMismatch: a.workers.mismatches.lastOne(),
 	}
 	s.Engines, s.EnginesComplete = a.registry.countEngines()
@@ -48,8 +48,8 @@ func (a *Agent) snapshot() admin.Snapshot {
 		report := a.tiers.Report()
 		s.Tiers = &report
 	}
-	if a.cfg.LeftBehind != nil {
-		s.LeftBehind = a.cfg.LeftBehind()
+	if a.cfg.Orphans != nil {
+		s.Orphans = a.cfg.Orphans()
 	}
 	return s
 }
@@ -65,14 +65,15 @@ func (r *registry) countEngines() (all, complete int) {
 	return len(r.engines), complete
 }
 
-// engines are the engines that are here, by name.
+// engines returns the registered engines, sorted by name.
 func (a *Agent) engines() []admin.EngineStatus {
 	a.registry.mu.Lock()
 	defer a.registry.mu.Unlock()
 	out := make([]admin.EngineStatus, 0, len(a.registry.engines))
 	for _, e := range a.registry.engines {
 		es := admin.EngineStatus{
-			Instance: e.instance, Model: e.space.model, Space: hex.EncodeToString(e.space.fp[:]), Identity: e.space.says,
+			Instance: e.instance, Model: e.space.model, Space: hex.EncodeToString(e.space.fp[:]),
+			Identity: e.space.pairs,
 			Complete: e.complete.Load(), World: e.world, Sessions: []admin.WorkerStatus{},
 		}
 		es.Leases, es.LeaseBytes, _ = a.ledger.Usage(e.acct)
@@ -87,7 +88,7 @@ func (a *Agent) engines() []admin.EngineStatus {
 	return out
 }
 
-// status of a seat; registry.mu is held.
+// status returns a seat's status; registry.mu is held.
 func (st *seat) status() admin.WorkerStatus {
 	s := st.session
 	ws := admin.WorkerStatus{
@@ -110,7 +111,7 @@ func (st *seat) status() admin.WorkerStatus {
 	return ws
 }
 
-// spaces are the spaces that are here.
+// spaces returns the spaces of the registry.
 func (a *Agent) spaces() []admin.Space {
 	var out []admin.Space
 	for _, sp := range a.registry.all() {
@@ -119,7 +120,7 @@ func (a *Agent) spaces() []admin.Space {
 	return out
 }
 
-// all spaces.
+// all returns all spaces.
 func (r *registry) all() []*space {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -133,7 +134,8 @@ func (r *registry) all() []*space {
 func (a *Agent) cacheSpace(sp *space) admin.CacheSpace {
 	rules := sp.open.Load()
 	out := admin.CacheSpace{
-		Space: hex.EncodeToString(sp.fp[:]), Model: sp.model, Tenant: sp.says["tenant"], Dtype: sp.says["dtype"], Groups: len(sp.groups), Shards: len(sp.claims),
+		Space: hex.EncodeToString(sp.fp[:]), Model: sp.model, Tenant: sp.pairs["tenant"], Dtype: sp.pairs["dtype"],
+		Groups: len(sp.groups), Shards: len(sp.claims),
 		Open: rules != nil, Epoch: a.registry.epochOf(sp), Engines: int(sp.complete.Load()), Blocks: -1,
 	}
 	if counts, ok := a.pool.(pool.SpaceCounter); ok && rules != nil {
@@ -142,8 +144,8 @@ func (a *Agent) cacheSpace(sp *space) admin.CacheSpace {
 	return out
 }
 
-// resetStored starts a new epoch of a space for admin, and returns the space as it is then; false: it is not here, or
-// was closed meanwhile, so that nothing of it is stored.
+// resetStored starts a new epoch of a space for admin, and returns the space's new state. stored is
+// false if the space does not exist or was closed meanwhile, so that nothing of it is stored.
 func (a *Agent) resetStored(fp pool.Fingerprint) (now admin.CacheSpace, stored bool, err error) {
 	sp := a.registry.space(fp)
 	if sp == nil {
@@ -158,7 +160,7 @@ func (a *Agent) resetStored(fp pool.Fingerprint) (now admin.CacheSpace, stored b
 	return a.cacheSpace(sp), true, nil
 }
 
-// space is the space with a fingerprint; nil: it is not here.
+// space returns the space with a fingerprint, or nil.
 func (r *registry) space(fp pool.Fingerprint) *space {
 	r.mu.Lock()
 	defer r.mu.Unlock()

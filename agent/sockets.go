@@ -17,22 +17,22 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// lookupSock is one look-up socket. It belongs to one space, or, lookup.sock, to none.
+// lookupSock is one look-up socket. It belongs to one space; lookup.sock belongs to none.
 type lookupSock struct {
 	*answers
 	name    string
 	fp      pool.Fingerprint // zero: no space of its own
 	fixed   bool             // open as long as the agent is
 	server  *ipc.LookupServer
-	seats   map[*seat]struct{}        // who named it; under lookupSockets.mu
-	engines atomic.Pointer[[]*engine] // of those seats, each once: what the handler reads
-	query   lookup.Query              // the handler's, which runs one call at a time; so are these
+	seats   map[*seat]struct{}        // seats whose registration named it; under lookupSockets.mu
+	engines atomic.Pointer[[]*engine] // of those seats, without duplicates; read by the handler
+	query   lookup.Query              // this and the next two belong to the handler, which runs one call at a time
 	asked   []pool.Asked
 	hinted  []pool.Ref
 }
 
-// lookupSockets are the look-up sockets by name. Engines of one space share a socket; it is closed when the last
-// seat that named it is vacated.
+// lookupSockets are the look-up sockets by name. Engines of one space share a socket; it is closed
+// when the last seat that named it is vacated.
 type lookupSockets struct {
 	answers     *answers
 	dir         string
@@ -46,7 +46,7 @@ type lookupSockets struct {
 	past   ipc.LookupCounters // of sockets that are closed
 }
 
-// answers is what all look-up sockets answer from.
+// answers holds what all look-up sockets share to answer requests.
 type answers struct {
 	boot       [16]byte
 	index      pool.Index // the pool
@@ -68,13 +68,13 @@ func newLookupSockets(cfg *Config, peers int64, from *answers) *lookupSockets {
 	}
 }
 
-// start makes ready for sockets.
+// start makes the context that sockets need.
 func (l *lookupSockets) start() {
 	l.context = ipc.NewContext()
 	l.context.LimitPeers(l.peers)
 }
 
-// openFixed opens a socket that stays.
+// openFixed opens a socket that stays open as long as the agent.
 func (l *lookupSockets) openFixed(name string, fp pool.Fingerprint) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -82,7 +82,8 @@ func (l *lookupSockets) openFixed(name string, fp pool.Fingerprint) error {
 	return err
 }
 
-// open gives a seat the socket it names, and the socket's path; without a name that is lookup.sock's.
+// open opens the socket that a seat names and returns its path; without a name it returns
+// lookup.sock's.
 func (l *lookupSockets) open(name string, st *seat) (path string, err error) {
 	if name == "" {
 		return l.path(ipc.LookupSocket), nil
@@ -95,7 +96,8 @@ func (l *lookupSockets) open(name string, st *seat) (path string, err error) {
 			return "", err
 		}
 	} else if k.fp != st.space.fp {
-		return "", fmt.Errorf("lookup_name: %q is held by %s, allowed: a name of its own for each space", name, k.holderLocked())
+		return "", fmt.Errorf("lookup_name: %q is held by %s, allowed: a name of its own for each space", name,
+			k.holderLocked())
 	}
 	k.seats[st] = struct{}{}
 	k.publishLocked()
@@ -121,7 +123,7 @@ func (l *lookupSockets) listenLocked(name string, fp pool.Fingerprint, fixed boo
 	return k, nil
 }
 
-// drop takes a seat off its socket, if it has one.
+// drop removes a seat from its socket, if it has one.
 func (l *lookupSockets) drop(st *seat) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -137,7 +139,7 @@ func (l *lookupSockets) drop(st *seat) {
 	}
 }
 
-// close closes all sockets, and ends ZeroMQ.
+// close closes all sockets and the context.
 func (l *lookupSockets) close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -164,7 +166,7 @@ func (l *lookupSockets) closeLocked(k *lookupSock) {
 
 func (l *lookupSockets) path(name string) string { return filepath.Join(l.dir, name) }
 
-// names of the sockets, sorted.
+// names returns the names of the open sockets, sorted.
 func (l *lookupSockets) names() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -176,7 +178,7 @@ func (l *lookupSockets) names() []string {
 	return out
 }
 
-// counters of all sockets there have been.
+// counters returns the sums over all sockets, closed ones included.
 func (l *lookupSockets) counters() ipc.LookupCounters {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -193,16 +195,16 @@ func (k *lookupSock) malformed(err error, skipped uint64) {
 	k.log.Warn("malformed look-up", zap.String("socket", k.name), zap.Error(err), zap.Uint64("not_logged", skipped))
 }
 
-// unsent takes the lease of an answer back that its client is not there any more to get: nobody knows its number, so that
-// it would count against the engine's cap until the session ends.
+// unsent takes back the lease of an answer that could not be sent. Its number is unknown to any
+// client, so it would count against the engine's cap until the session ends.
 func (k *lookupSock) unsent(reply ipc.LookupReply) {
 	if reply.Lease != 0 {
 		k.ledger.TakeBack(reply.Lease)
 	}
 }
 
-// panicked logs a defect that a look-up met: the client is answered nevertheless, or its connection
-// ends. A panic over what others share goes on.
+// panicked logs a panic of a look-up; the client is still answered, or its connection ends. A panic
+// over shared state is raised again.
 func (k *lookupSock) panicked(value any) {
 	if where := sharedOnStack(); where != "" {
 		k.log.Error("look-up panicked over shared state: the process ends", zap.String("socket", k.name),
@@ -212,7 +214,7 @@ func (k *lookupSock) panicked(value any) {
 	k.log.Error("look-up handler panicked", zap.String("socket", k.name), zap.Any("value", value), zap.Stack("stack"))
 }
 
-// publishLocked tells the handler which engines named the socket.
+// publishLocked publishes to the handler which engines named the socket.
 func (k *lookupSock) publishLocked() {
 	engines := make([]*engine, 0, len(k.seats))
 	for st := range k.seats {
@@ -223,7 +225,7 @@ func (k *lookupSock) publishLocked() {
 	k.engines.Store(&engines)
 }
 
-// holderLocked is who holds the name, for people.
+// holderLocked describes the holder of the name in an error.
 func (k *lookupSock) holderLocked() string {
 	for st := range k.seats {
 		return fmt.Sprintf("instance %q (space %x)", st.engine.instance, k.fp)

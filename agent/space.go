@@ -14,16 +14,17 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// space is what engines with the same identity share. The pool's space needs the sizes of all shards, and a
-// worker knows only those of its own: so the pool's space opens when the last shard's size is claimed. It is
-// closed as space_end.go says. All fields but the first and the last two are under registry.mu.
+// space is shared by the engines with the same identity. The pool's space needs the block sizes of
+// all shards, and a worker knows only those of its own, so the pool's space is opened when the last
+// shard's sizes are claimed. space_end.go describes when it is closed. registry.mu guards all
+// fields but the first and the last two.
 type space struct {
 	resetting sync.Mutex // one reset at a time, its notices included; taken before registry.mu
 
 	fp         pool.Fingerprint
 	identity   []byte            // canonical
 	model      string            // for people
-	says       map[string]string // the identity's pairs, for people: never changed
+	pairs      map[string]string // the identity's pairs, for status; immutable
 	groups     []ipc.GroupDesc
 	hashTokens uint32
 
@@ -31,10 +32,10 @@ type space struct {
 	claims []int      // by shard: seats that claim its sizes
 	seats  map[*seat]struct{}
 	first  uint32 // its first weights epoch
-	epoch  uint32 // until the pool's space opens: resets before that count too
+	epoch  uint32 // until the pool's space opens; resets before that count
 	spec   pool.Spec
-	unused uint64 // counts the spaces that were left by their last engine; of this one, when that was
-	closed bool   // it is not in the registry any more, and its fingerprint may be another space's
+	unused uint64 // registry.unused at the time when the last engine left
+	closed bool   // removed from the registry; a new space may have its fingerprint
 
 	open     atomic.Pointer[lookup.Space] // nil until the pool's space is open
 	complete atomic.Int32                 // engines with all ranks registered
@@ -42,7 +43,7 @@ type space struct {
 
 func newSpace(fp pool.Fingerprint, identity []byte, r *ipc.Register, epoch uint32) *space {
 	return &space{
-		fp: fp, identity: identity, model: identityValue(r.Identity, "model"), says: identityMap(r.Identity),
+		fp: fp, identity: identity, model: identityValue(r.Identity, "model"), pairs: identityMap(r.Identity),
 		groups: r.Groups, hashTokens: r.HashTokens,
 		sizes: make([][]uint32, r.Shards), claims: make([]int, r.Shards),
 		seats: make(map[*seat]struct{}), first: epoch, epoch: epoch,
@@ -66,10 +67,10 @@ func identityValue(pairs []ipc.Pair, key string) string {
 	return ""
 }
 
-// matches compares what the fingerprint was made of.
+// matches compares the identity from which the fingerprint was made.
 func (s *space) matches(identity []byte) bool { return bytes.Equal(s.identity, identity) }
 
-// claimLocked notes the sizes of a shard, which must be those that are already known.
+// claimLocked records the sizes of a shard, which must agree with those already recorded.
 func (s *space) claimLocked(shard uint32, sizes []uint32) error {
 	known := s.sizes[shard]
 	for g := range known {
@@ -83,7 +84,7 @@ func (s *space) claimLocked(shard uint32, sizes []uint32) error {
 	return nil
 }
 
-// disclaimLocked takes a claim back. Sizes nobody claims are forgotten, as long as the pool's space is not open.
+// disclaimLocked withdraws a claim. Unclaimed sizes are dropped unless the pool's space is open.
 func (s *space) disclaimLocked(shard uint32) {
 	s.claims[shard]--
 	if s.claims[shard] == 0 && s.open.Load() == nil {
@@ -91,7 +92,7 @@ func (s *space) disclaimLocked(shard uint32) {
 	}
 }
 
-// openLocked opens the pool's space if all sizes are known; it is no error if they are not yet.
+// openLocked opens the pool's space if all sizes are known; otherwise it does nothing.
 func (s *space) openLocked(p Pool) error {
 	if s.open.Load() != nil {
 		return nil
@@ -131,7 +132,7 @@ func (s *space) makeRules(id pool.SpaceID) *lookup.Space {
 	return rules
 }
 
-// epochLocked is the current weights epoch.
+// epochLocked returns the current weights epoch.
 func (s *space) epochLocked(p Pool) uint32 {
 	if rules := s.open.Load(); rules != nil {
 		return p.Epoch(rules.ID)
@@ -139,5 +140,5 @@ func (s *space) epochLocked(p Pool) uint32 {
 	return s.epoch
 }
 
-// spaceField is a fingerprint in a log.
+// spaceField returns the log field of a fingerprint.
 func spaceField(fp pool.Fingerprint) zap.Field { return zap.String("space", hex.EncodeToString(fp[:])) }

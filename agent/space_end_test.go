@@ -29,12 +29,15 @@ func (c *client) again(m *ipc.Register) *ipc.Registered {
 	words, sync := c.engine.SyncDesc()
 	kv := c.kv.Region()
 	m.Regions, m.Segments = 2, 1
-	m.Sync = &ipc.SyncDesc{Region: uint32(sync.Region), StepOff: sync.StepOff, EventsOff: sync.EventsOff, Events: sync.Events, RevokeOff: sync.RevokeOff, Revokes: sync.Revokes}
+	m.Sync = &ipc.SyncDesc{Region: uint32(sync.Region), StepOff: sync.StepOff, EventsOff: sync.EventsOff,
+		Events: sync.Events, RevokeOff: sync.RevokeOff, Revokes: sync.Revokes}
 	c.send(m)
 	c.send(&ipc.Regions{Req: m.Req, List: []ipc.RegionDesc{
-		{ID: uint32(kv.ID), Kind: ipc.RegionFD, Size: kv.Size}, {ID: uint32(words.ID), Kind: ipc.RegionFD, Size: words.Size},
+		{ID: uint32(kv.ID), Kind: ipc.RegionFD, Size: kv.Size},
+		{ID: uint32(words.ID), Kind: ipc.RegionFD, Size: words.Size},
 	}}, kv.FD, words.FD)
-	c.send(&ipc.Segments{Req: m.Req, List: []ipc.SegmentDesc{{Region: uint32(kv.ID), Stride: testBlockBytes, Bytes: testBlockBytes}}})
+	c.send(&ipc.Segments{Req: m.Req,
+		List: []ipc.SegmentDesc{{Region: uint32(kv.ID), Stride: testBlockBytes, Bytes: testBlockBytes}}})
 	return next[*ipc.Registered](c)
 }
 
@@ -48,8 +51,8 @@ func (c *client) unregister() {
 
 func (r *rig) spaces() int { return len(r.agent.registry.all()) }
 
-// An agent that lives for months sees one model after the other. It never refuses one because of those before, keeps what the last ones stored, and what
-// was closed has left nothing.
+// An agent that lives for months sees one model after the other. It never refuses one because of
+// those before, keeps what the last ones stored, and what was closed has left nothing.
 func TestSpacesComeAndGo(t *testing.T) {
 	const models, limit = 5000, 64
 	r := newRig(t, withDRAM(8<<20), withConfig(func(c *Config) { c.Limits.Spaces = limit }))
@@ -84,7 +87,8 @@ func TestSpacesComeAndGo(t *testing.T) {
 			t.Errorf("model %d came back: %+v, want %d blocks", i, got, want)
 		}
 		if want > 0 {
-			if got := w.load(1, 0, chain(1, 2), 8); !all(got, ipc.BlockOK) || !w.filled(8, byte(i)) || !w.filled(9, byte(i>>8)) {
+			if got := w.load(1, 0, chain(1, 2), 8); !all(got, ipc.BlockOK) || !w.filled(8, byte(i)) ||
+				!w.filled(9, byte(i>>8)) {
 				t.Errorf("model %d came back: loaded %v, or other bytes", i, got)
 			}
 		}
@@ -123,7 +127,8 @@ func TestUsedSpacesStay(t *testing.T) {
 		c.registered(c.registerWorker(modelOf(fmt.Sprint(i), fmt.Sprint(i))))
 	}
 	m := modelOf("2", "2")
-	if got := w[2].registerWorker(m); got.Status != ipc.RegRefused || !bytes.Contains([]byte(got.Text), []byte("allowed: 2")) {
+	if got := w[2].registerWorker(m); got.Status != ipc.RegRefused ||
+		!bytes.Contains([]byte(got.Text), []byte("allowed: 2")) {
 		t.Fatalf("%+v, want refused", got)
 	}
 	w[0].save(1, chain(1, 1), 0)
@@ -131,7 +136,8 @@ func TestUsedSpacesStay(t *testing.T) {
 	w[2].registered(w[2].again(m))
 }
 
-// A look-up that was under way when its space was closed, and a reset of it, find nothing of the space that came in its place.
+// A look-up that was under way when its space was closed, and a reset of it, find nothing of the
+// space that came in its place.
 func TestClosedSpaceIsNotTheNext(t *testing.T) {
 	r := newRig(t, withDRAM(1<<20), withConfig(func(c *Config) { c.Limits.Spaces = 1 }))
 	w := r.dial()
@@ -154,7 +160,8 @@ func TestClosedSpaceIsNotTheNext(t *testing.T) {
 	}
 }
 
-// Engines of more models than may be open come and go at once, and store under the same hashes what only their model has.
+// Engines of more models than may be open come and go at once, and store under the same hashes what
+// only their model has.
 func TestSpacesComeAndGoAtOnce(t *testing.T) {
 	const engines, models, turns = 4, 12, 150
 	seed := rand.Uint64()
@@ -187,7 +194,8 @@ func (c *client) turnOf(dice *rand.Rand, epoch uint32, model byte) {
 		c.fill(b, model<<4|byte(b))
 	}
 	for _, status := range c.save(epoch, h, 0) {
-		if status != ipc.BlockOK && status != ipc.BlockExists && status != ipc.BlockInProgress && status != ipc.BlockStale {
+		if status != ipc.BlockOK && status != ipc.BlockExists && status != ipc.BlockInProgress &&
+			status != ipc.BlockStale {
 			c.t.Errorf("saved: status %d", status)
 		}
 	}
@@ -204,8 +212,9 @@ func (c *client) turnOf(dice *rand.Rand, epoch uint32, model byte) {
 	}
 }
 
-// A save that was stamped before a reset is stale although all engines have left and come back in between, and although the space was closed meanwhile, because it was empty
-// or because another one needed its place: the epoch does not begin anew.
+// A save that was stamped before a reset is stale although all engines have left and come back in
+// between, and although the space was closed meanwhile, because it was empty or because another one
+// needed its place: the epoch does not begin anew.
 func TestEpochsOfAClosedSpaceDoNotComeBack(t *testing.T) {
 	r := newRig(t, withDRAM(8<<20), withConfig(func(c *Config) { c.Limits.Spaces = 1 }))
 	w := r.dial()
@@ -236,7 +245,8 @@ func TestEpochsOfAClosedSpaceDoNotComeBack(t *testing.T) {
 	}
 }
 
-// A reset of a space that never opened, for a rank was missing, counts too when the space is made again.
+// A reset of a space that never opened, for a rank was missing, counts too when the space is made
+// again.
 func TestEpochsOfASpaceThatNeverOpenedDoNotComeBack(t *testing.T) {
 	r := newRig(t, withDRAM(8<<20))
 	w := r.dial()
@@ -259,7 +269,8 @@ func TestEpochsOfASpaceThatNeverOpenedDoNotComeBack(t *testing.T) {
 	}
 }
 
-// However many spaces come and go, no epoch of one comes back, others begin at 1 as long as there is room, and what is kept is bounded.
+// However many spaces come and go, no epoch of one comes back, others begin at 1 as long as there
+// is room, and what is kept is bounded.
 func TestPastEpochs(t *testing.T) {
 	var p pastEpochs
 	name := func(i int) (fp pool.Fingerprint) {

@@ -11,11 +11,10 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Tiers hear which spaces have engines, so that they can collect what unused ones leave behind;
-// and a reset on another node, which they hear of, is told to this node's engines like one of its
-// own.
+// The tiers are told which spaces have engines, so that they can collect the values of unused ones.
+// They report resets on other nodes, of which this node's engines are notified as of local ones.
 
-// generationOf is the kind of an identity's generation (docs/PROTOCOL.md). One that is not known is
+// generationOf returns the kind of an identity's generation (docs/PROTOCOL.md). An unknown kind is
 // never collected.
 func generationOf(generation string) pool.Generation {
 	switch {
@@ -27,28 +26,29 @@ func generationOf(generation string) pool.Generation {
 	return pool.BaseGeneration
 }
 
-// usedLocked tells the tiers that a space has its first seat.
-func (r *registry) usedLocked(sp *space) {
+// reportUsedLocked tells the tiers that a space has its first seat.
+func (r *registry) reportUsedLocked(sp *space) {
 	if use, ok := r.pool.(pool.SpaceUse); ok && len(sp.seats) == 1 {
-		use.InUse(sp.fp, generationOf(sp.says["generation"]))
+		use.InUse(sp.fp, generationOf(sp.pairs["generation"]))
 	}
 }
 
-// leftLocked tells the tiers that a space has no seat any more.
-func (r *registry) leftLocked(sp *space) {
+// reportUnusedLocked tells the tiers that a space has no seat any more.
+func (r *registry) reportUnusedLocked(sp *space) {
 	if use, ok := r.pool.(pool.SpaceUse); ok && len(sp.seats) == 0 {
 		use.NotInUse(sp.fp)
 	}
 }
 
-// epochs turn the weights epochs of spaces, and tell the engines.
+// epochs advances the weights epochs of spaces and notifies the engines.
 type epochs struct {
 	registry *registry
 	metrics  *admin.Metrics
 	log      *zap.Logger
 }
 
-// reset starts a new weights epoch of a space; by is the session that asked, nil for a look-up socket.
+// reset starts a new weights epoch of a space. by is the requesting session, or nil for a look-up
+// socket.
 func (e *epochs) reset(sp *space, by *session) (uint32, error) {
 	sp.resetting.Lock()
 	defer sp.resetting.Unlock()
@@ -63,12 +63,13 @@ func (e *epochs) reset(sp *space, by *session) (uint32, error) {
 	e.metrics.Resets.Add(1)
 	e.log.Info("new weights epoch", zap.String("model", sp.model), spaceField(sp.fp), zap.Uint32("epoch", epoch))
 	for _, other := range others {
-		other.tell(&ipc.Epoch{Epoch: epoch})
+		other.notifyGreeted(&ipc.Epoch{Epoch: epoch})
 	}
 	return epoch, nil
 }
 
-// watch has the pool's tiers say which resets of other nodes they took over; off: not any more.
+// watch subscribes to resets of other nodes that the pool's tiers adopt, or unsubscribes if on is
+// false.
 func (e *epochs) watch(p Pool, on bool) {
 	use, ok := p.(pool.SpaceUse)
 	switch {
@@ -80,7 +81,7 @@ func (e *epochs) watch(p Pool, on bool) {
 	}
 }
 
-// adopted tells the sessions of a space of its new epoch.
+// adopted notifies the sessions of a space of its new epoch.
 func (e *epochs) adopted(fp pool.Fingerprint) {
 	sp, sessions := e.registry.sessionsOf(fp)
 	if sp == nil {
@@ -91,11 +92,11 @@ func (e *epochs) adopted(fp pool.Fingerprint) {
 	e.log.Info("new weights epoch: the space was reset on another node",
 		zap.String("model", sp.model), spaceField(fp), zap.Uint32("epoch", epoch))
 	for _, s := range sessions {
-		s.tell(&ipc.Epoch{Epoch: epoch})
+		s.notifyGreeted(&ipc.Epoch{Epoch: epoch})
 	}
 }
 
-// sessionsOf is a space with the sessions that are registered for it; nil: it is not here.
+// sessionsOf returns a space and the sessions registered for it, or nil if it does not exist.
 func (r *registry) sessionsOf(fp pool.Fingerprint) (sp *space, sessions []*session) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

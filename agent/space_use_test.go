@@ -93,8 +93,8 @@ func TestResetReachesOtherNodes(t *testing.T) {
 	}
 }
 
-// What an engine of a private generation stored is collected when it has been gone for a while;
-// what one of a named generation stored stays, and other nodes are told that it is used.
+// The blocks of a private generation are collected some time after its engine has left. Those of a
+// named generation stay, and other nodes are told that it is used.
 func TestPrivateGenerationIsCollected(t *testing.T) {
 	store := pooltest.NewShelf()
 	shared := tier.Tier{Name: "shared", Store: store, Write: tier.OnSave}

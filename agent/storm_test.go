@@ -13,7 +13,8 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// Whatever peers send, the agent serves the others: random bytes, cut and changed messages, messages out of order.
+// Whatever peers send, the agent serves the others: random bytes, cut and changed messages,
+// messages out of order.
 func TestMalformedStorm(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -68,7 +69,7 @@ func storm(r *rig, rng *rand.Rand) {
 	}
 }
 
-// goodFrames are proper frames, HELLO most often, so that storms get past the handshake.
+// goodFrames returns proper frames, HELLO most often, so that storms get past the handshake.
 func goodFrames(rng *rand.Rand) [][]byte {
 	m := register("storm")
 	m.Regions, m.Segments = 1, 1
@@ -77,8 +78,10 @@ func goodFrames(rng *rand.Rand) [][]byte {
 	for _, msg := range []any{
 		hello, hello, hello, m, schedulerOf(m), &ipc.Segments{Req: 1, List: []ipc.SegmentDesc{{Bytes: 1}}},
 		&ipc.Unregister{Req: 1}, &ipc.Release{Leases: []uint64{1, rng.Uint64()}}, &ipc.Reset{Req: 1}, &ipc.Ping{Req: 1},
-		&ipc.Save{Job: rng.Uint64(), Epoch: 1, Event: rng.Uint32(), Revoke: rng.Uint32(), Sections: []ipc.Section{section(chain(1, 3), 0)}},
-		&ipc.Load{Job: rng.Uint64(), Epoch: 1, Event: rng.Uint32(), Lease: 1, Sections: []ipc.Section{section(chain(1, 3), 1<<30)}},
+		&ipc.Save{Job: rng.Uint64(), Epoch: 1, Event: rng.Uint32(), Revoke: rng.Uint32(),
+			Sections: []ipc.Section{section(chain(1, 3), 0)}},
+		&ipc.Load{Job: rng.Uint64(), Epoch: 1, Event: rng.Uint32(), Lease: 1,
+			Sections: []ipc.Section{section(chain(1, 3), 1<<30)}},
 		&ipc.Cancel{Job: rng.Uint64()}, &ipc.Pong{Req: 1}, &ipc.Welcome{Version: 2},
 	} {
 		frame, err := ipc.Encode(make([]byte, 4), 2, msg)
@@ -113,7 +116,8 @@ func TestUnexpectedMessages(t *testing.T) {
 			if !found {
 				t.Errorf("the session ended (%v) without an ERROR", c.last)
 			}
-			r.waitFor("it is counted", func(admin.Status) bool { return r.agent.metrics.SessionEnds[endMalformed].Load() == before+1 })
+			r.waitFor("it is counted",
+				func(admin.Status) bool { return r.agent.metrics.SessionEnds[endMalformed].Load() == before+1 })
 		})
 	}
 }
@@ -121,7 +125,8 @@ func TestUnexpectedMessages(t *testing.T) {
 func twoJobs(c *client) {
 	c.registered(c.registerWorker(register("jobs")))
 	for range 2 {
-		c.send(&ipc.Save{Job: 7, Epoch: 1, Step: 9, Event: ipc.None, Revoke: ipc.None, Sections: []ipc.Section{section(chain(1, 1), 0)}})
+		c.send(&ipc.Save{Job: 7, Epoch: 1, Step: 9, Event: ipc.None, Revoke: ipc.None,
+			Sections: []ipc.Section{section(chain(1, 1), 0)}})
 	}
 }
 

@@ -8,32 +8,34 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// lastWords is how long the end of a session waits for its last messages to be written. All that the session
-// held is given back by then.
-const lastWords = 200 * time.Millisecond
+// flushLimit bounds the wait for a session's last messages to be written. Everything the session
+// held is released before.
+const flushLimit = 200 * time.Millisecond
 
-// teardown ends a session, whatever state it is in. The socket goes last: its end is what proves to the engine
-// that none of its memory is, or will be, touched. written is closed when the writer has ended.
+// teardown ends a session in any state. It closes the socket last: the socket's end proves to the
+// engine that none of its memory is or will be touched. written is closed when the writer has
+// ended.
 func (s *session) teardown(written <-chan struct{}) {
-	registered := s.takeApart()
+	registered := s.undoRegistration()
 	if s.end.code != 0 {
 		s.out.push(&ipc.Error{Code: s.end.code, Text: cutText(s.end.detail.Error())})
 	}
 	s.out.close()
-	limit := time.NewTimer(lastWords)
+	limit := time.NewTimer(flushLimit)
 	defer limit.Stop()
 	select {
 	case <-written:
-	case <-limit.C: // the peer does not read, or there is much to write: Close cuts it off
+	case <-limit.C: // the peer is slow or does not read: Close drops the rest
 	}
 	if err := s.conn.Close(); err != nil {
-		s.log.Debug("session socket", zap.Error(err)) // the peer is gone or told: nobody to hear of it
+		s.log.Debug("session socket", zap.Error(err)) // the peer has ended or was notified: nothing else to do
 	}
-	s.note(registered, time.Since(s.end.seen))
+	s.recordEnd(registered, time.Since(s.end.seen))
 }
 
-// takeApart waits for the reader to be done with its message, and undoes what the session registered.
-func (s *session) takeApart() (registered bool) {
+// undoRegistration waits for the reader to finish its message, and undoes the session's
+// registration.
+func (s *session) undoRegistration() (registered bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.mu.ended = true
@@ -47,12 +49,13 @@ func (s *session) takeApart() (registered bool) {
 	return st != nil
 }
 
-// note counts and logs the end of a session; took is the time from when it was seen to the close of the socket.
-func (s *session) note(registered bool, took time.Duration) {
+// recordEnd counts and logs the end of a session; took is the time from the detection of the end to
+// the close of the socket.
+func (s *session) recordEnd(registered bool, took time.Duration) {
 	s.owner.metrics.SessionEnds[s.end.reason].Add(1)
 	if registered {
 		s.owner.metrics.Cleanup.Observe(took.Seconds())
-		s.owner.metrics.CleanupMax.Show(took)
+		s.owner.metrics.CleanupMax.Observe(took)
 	}
 	level := zap.InfoLevel
 	if s.end.reason != endPeer && s.end.reason != endShutdown {
@@ -62,13 +65,14 @@ func (s *session) note(registered bool, took time.Duration) {
 		zap.Bool("registered", registered), zap.Duration("cleanup", took))
 }
 
-// vacate takes a registration apart. The order is what makes it safe:
-//  1. look-ups do not see the seat any more: nobody is promised what cannot be loaded;
-//  2. loads that are held for lower tiers end, and the worker is closed: its jobs are cancelled and its copies have ended, which the device asks for;
+// vacate undoes a registration. It is safe because of this order:
+//  1. look-ups no longer see the seat, and promise nothing that cannot be loaded;
+//  2. held loads end, and the worker is closed: its jobs are cancelled and its copies have ended,
+//     as the device requires;
 //  3. the device closes the regions: nothing of the engine is mapped any more;
-//  4. the leases go, so that what they pinned can be evicted;
-//  5. the look-up socket goes if no other engine names it;
-//  6. the seat is free for a successor, and the peer's number with it.
+//  4. the leases end, so that their blocks can be evicted;
+//  5. the look-up socket closes if no other engine names it;
+//  6. the seat becomes free for a successor.
 func (all *sessions) vacate(st *seat) {
 	all.registry.leave(st)
 	st.held.close()
@@ -83,13 +87,14 @@ func (all *sessions) vacate(st *seat) {
 	all.registry.vacate(st)
 }
 
-// unregisterLocked serves UNREGISTER: its answer says that nothing of the engine's memory is touched any more.
+// unregisterLocked serves UNREGISTER. Its answer proves that the engine's memory is not touched any
+// more.
 func (s *session) unregisterLocked(m *ipc.Unregister) {
 	switch st := s.seat.Load(); {
 	case s.mu.reg != nil:
 		left := s.mu.reg.Left
 		s.abandonLocked()
-		s.mu.passed = left
+		s.mu.skipped = left
 	case st != nil:
 		s.owner.vacate(st)
 		s.seat.Store(nil)

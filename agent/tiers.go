@@ -8,8 +8,9 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// askTiers finds out what lower tiers have of a prompt, and waits for it, but no longer than Limits.AskWait, because a scheduler waits too, nor than three quarters
-// of the look-up's deadline. It says whether some tier has not answered.
+// askTiers asks the lower tiers what they have of a prompt. It waits at most Limits.AskWait, and
+// three quarters of the look-up's deadline, because a scheduler waits for it. It reports whether
+// some tier has not answered.
 func (k *lookupSock) askTiers(req *ipc.LookupRequest, rules *lookup.Space, start time.Time) (pending bool) {
 	q := &k.query
 	if q.Hashes.N == 0 {
@@ -27,8 +28,9 @@ func (k *lookupSock) askTiers(req *ipc.LookupRequest, rules *lookup.Space, start
 		g := &rules.Groups[i]
 		scale := int(g.BlockTokens / rules.HashTokens)
 		h := q.Hashes
-		h.First, h.Step, h.N = scale-1, scale, int(min(uint64(q.Tokens), uint64(h.N)*uint64(rules.HashTokens))/uint64(g.BlockTokens))
-		own := min(int(q.HBMTokens/g.BlockTokens), h.N) // what the engine has itself need not be found
+		h.First, h.Step, h.N = scale-1, scale,
+			int(min(uint64(q.Tokens), uint64(h.N)*uint64(rules.HashTokens))/uint64(g.BlockTokens))
+		own := min(int(q.HBMTokens/g.BlockTokens), h.N) // skip the engine's own blocks
 		k.asked = append(k.asked, pool.Asked{Group: uint8(i), Hashes: h.Slice(own, h.N), Sparse: g.Window != 0})
 	}
 	return k.tiers.Ask(rules.ID, k.asked, start.Add(within))
@@ -43,14 +45,16 @@ func asksFor(groups []uint8, g uint8) bool {
 	return len(groups) == 0
 }
 
-// hint has what a probe found in lower tiers brought up: who probes is likely to reserve soon.
+// hint starts fetching what a probe found in lower tiers, because its client is likely to reserve
+// soon.
 func (k *lookupSock) hint(q *lookup.Query, rules *lookup.Space) {
 	hit := lookup.Reserve(k.index, rules, q, k.leaseBytes, k.hinted[:0])
 	k.tiers.Hint(hit.Refs)
 	k.hinted = hit.Refs[:0]
 }
 
-// couldGrow says that an answer is less than the whole prompt, so that a tier that has not answered might add to it.
+// couldGrow reports whether an answer covers less than the whole prompt, so that a tier that has
+// not answered yet may extend it.
 func couldGrow(q *lookup.Query, rules *lookup.Space, tokens uint32) bool {
 	most := min(uint64(q.Tokens), uint64(q.Hashes.N)*uint64(rules.HashTokens))
 	align := uint64(rules.Groups[0].BlockTokens)
@@ -60,7 +64,8 @@ func couldGrow(q *lookup.Query, rules *lookup.Space, tokens uint32) bool {
 	return uint64(tokens) < most-most%align
 }
 
-// unitBytes is the bytes of one block of every group with all shards, about as the pool rounds them. The space is open.
+// unitBytes returns the bytes of one block of every group with all shards, about as the pool rounds
+// them. The space is open.
 func (s *space) unitBytes() (n int64) {
 	for g := range s.spec.Groups {
 		for _, bytes := range s.spec.Groups[g].ShardBytes {
@@ -70,16 +75,19 @@ func (s *space) unitBytes() (n int64) {
 	return n
 }
 
-// stepPace is what a worker's saves tell of how fast it computes. The blocks that a step completed are saved with its number when it has been launched, and the next
-// step is launched when there is room behind it: so between the first saves of two steps that follow on each other lies the time of the second. The session's reader owns it.
+// stepPace estimates from a worker's saves how fast it computes. A step's blocks are saved with its
+// number once it has been launched, and the next step is launched when there is room for it. So the
+// time between the first saves of two consecutive steps is the time of the second. The session's
+// reader owns it.
 type stepPace struct {
 	step   uint64 // the latest with a save
 	at     time.Time
-	before time.Time // when the step before it was saved; zero: it was not
+	before time.Time // time of the first save of the previous step; zero: none
 	tokens int       // of group 0, saved in it so far
 }
 
-// saved notes a save. When a step is over of which the one before was seen too, it gives its tokens and its time; else 0.
+// saved records a save. When a step has ended whose predecessor was seen too, it returns the step's
+// tokens and time; else 0.
 func (p *stepPace) saved(step uint64, tokens int, now time.Time) (computed int, took time.Duration) {
 	if step == p.step && !p.at.IsZero() {
 		p.tokens += tokens
@@ -96,8 +104,8 @@ func (p *stepPace) saved(step uint64, tokens int, now time.Time) (computed int, 
 	return computed, took
 }
 
-// tellPace tells the tiers how fast the session's engine computes.
-func (s *session) tellPace(m *ipc.Save) {
+// reportPace reports to the tiers how fast the session's engine computes.
+func (s *session) reportPace(m *ipc.Save) {
 	st := s.seat.Load()
 	if s.owner.tiers == nil || st == nil {
 		return

@@ -62,7 +62,8 @@ func (r *rig) report() pool.TierReport { return r.pool.(stacked).Report() }
 // waitTier waits until the rig's first tier has so many entries.
 func (r *rig) waitTier(entries uint64) {
 	r.t.Helper()
-	r.waitFor(fmt.Sprintf("%d entries in the tier", entries), func(s admin.Status) bool { return s.Tiers.List[0].Stored+s.Tiers.List[0].Had >= entries })
+	r.waitFor(fmt.Sprintf("%d entries in the tier", entries),
+		func(s admin.Status) bool { return s.Tiers.List[0].Stored+s.Tiers.List[0].Had >= entries })
 }
 
 // askUntil asks again while the answer is pending.
@@ -78,8 +79,9 @@ func askUntil(t testing.TB, c *zmqclient.Client, q ipc.LookupRequest) ipc.Lookup
 	}
 }
 
-// A system prompt of 512 tokens in blocks of 16, one request on each of three nodes: the first computes and publishes its 32 blocks, the other two hit all of them in
-// the shared store, and load them byte for byte: a hit rate of 66.7 %.
+// A system prompt of 512 tokens in blocks of 16, one request on each of three nodes: the first
+// computes and publishes its 32 blocks, the other two hit all of them in the shared store, and load
+// them byte for byte: a hit rate of 66.7 %.
 func TestThreeNodesShareASystemPrompt(t *testing.T) {
 	t.Run("memory", func(t *testing.T) {
 		t.Parallel()
@@ -99,7 +101,8 @@ func TestThreeNodesShareASystemPrompt(t *testing.T) {
 		addr := servertest.S3(t, "blocks").Addr
 		threeNodes(t, func() pool.Store {
 			s, err := s3.Open(s3.Options{
-				Endpoint: addr, Insecure: true, PathStyle: true, Region: "us-east-1", Bucket: "blocks", AccessKey: servertest.S3AccessKey, SecretKey: servertest.S3SecretKey,
+				Endpoint: addr, Insecure: true, PathStyle: true, Region: "us-east-1", Bucket: "blocks",
+				AccessKey: servertest.S3AccessKey, SecretKey: servertest.S3SecretKey,
 			})
 			return opened(t, s, err)
 		})
@@ -110,13 +113,14 @@ func TestThreeNodesShareASystemPrompt(t *testing.T) {
 		source, err := filepath.Abs("../python")
 		check(t, err)
 		threeNodes(t, func() pool.Store {
-			s, err := mooncake.Open(mooncake.Options{Master: master.Addr, Python: python, Env: []string{"PYTHONPATH=" + source}, Segment: 16 << 20})
+			s, err := mooncake.Open(mooncake.Options{Master: master.Addr, Python: python,
+				Env: []string{"PYTHONPATH=" + source}, Segment: 16 << 20})
 			return opened(t, s, err)
 		})
 	})
 }
 
-// opened is a store of a node, connected; it is closed behind the node.
+// opened is a store of a node, connected; it is closed after the node.
 func opened[S interface {
 	pool.Store
 	State() remote.State
@@ -134,11 +138,13 @@ func threeNodes(t *testing.T, open func() pool.Store) {
 	const blocks = 32
 	hits, asked := 0, 0
 	for i := range 3 {
-		r := newRig(t, withTiers(tier.Tier{Name: "shared", Store: open(), Write: tier.OnSave, AskWithin: patience, PutWithin: patience, FetchWithin: patience}))
+		r := newRig(t, withTiers(tier.Tier{Name: "shared", Store: open(), Write: tier.OnSave, AskWithin: patience,
+			PutWithin: patience, FetchWithin: patience}))
 		scheduler, workers, answer := r.joinEngine(register(fmt.Sprint("node", i)))
 		w, look := workers[0], r.asker(ipc.LookupSocket)
 		got := askUntil(t, look, ipc.LookupRequest{
-			Space: answer.Space, Session: scheduler.welcome.Session, Reserve: true, Tokens: blocks*testBlockTokens + 20, HashLen: 32, Hashes: chain(1, blocks),
+			Space: answer.Space, Session: scheduler.welcome.Session, Reserve: true, Tokens: blocks*testBlockTokens + 20,
+			HashLen: 32, Hashes: chain(1, blocks),
 		})
 		asked += blocks
 		found := int(got.Tokens) / testBlockTokens
@@ -177,8 +183,9 @@ func threeNodes(t *testing.T, open func() pool.Store) {
 	}
 }
 
-// slowTier is a rig whose memory lacks what its tier has, behind faults that can be switched.
-func slowTier(t *testing.T, kind fault.Kind, tr tier.Tier, options ...rigOption) (r *rig, f *fault.Store, scheduler, worker *client, q ipc.LookupRequest) {
+// slowTier is a rig whose memory lacks what its tier has; the tier's faults can be switched.
+func slowTier(t *testing.T, kind fault.Kind, tr tier.Tier, options ...rigOption) (r *rig, f *fault.Store, scheduler,
+	worker *client, q ipc.LookupRequest) {
 	t.Helper()
 	store := pooltest.NewShelf()
 	one := newRig(t, withTiers(tier.Tier{Name: "shared", Store: store, Write: tier.OnSave}))
@@ -194,11 +201,12 @@ func slowTier(t *testing.T, kind fault.Kind, tr tier.Tier, options ...rigOption)
 	r = newRig(t, append(options, withTiers(tr))...)
 	scheduler, workers, answer = r.joinEngine(register("reader"))
 	return r, f, scheduler, workers[0], ipc.LookupRequest{
-		Space: answer.Space, Session: scheduler.welcome.Session, Reserve: true, Tokens: 1000, HashLen: 32, Hashes: chain(1, 8),
+		Space: answer.Space, Session: scheduler.welcome.Session, Reserve: true, Tokens: 1000, HashLen: 32,
+		Hashes: chain(1, 8),
 	}
 }
 
-// saying is a store that says how it is.
+// saying is a store with a report.
 type saying struct {
 	pool.Store
 	says pool.StoreReport
@@ -206,14 +214,18 @@ type saying struct {
 
 func (s saying) Report() pool.StoreReport { return s.says }
 
-// What a store says of itself is in /status and in the metrics: a tier that is asked and answers may have nothing for another reason.
+// A store's own report is in /status and in the metrics: a tier that is asked and answers
+// may have nothing for another reason.
 func TestWhatAStoreSaysIsShown(t *testing.T) {
-	says := pool.StoreReport{State: "readonly", Reason: "/mnt/x: read-only file system", Counts: []pool.Count{{Name: "over_budget", N: 7}, {Name: "not_admitted"}}}
+	says := pool.StoreReport{State: "readonly", Reason: "/mnt/x: read-only file system",
+		Counts: []pool.Count{{Name: "over_budget", N: 7}, {Name: "not_admitted"}}}
 	r := newRig(t, withTiers(
-		tier.Tier{Name: "disk", Store: saying{pooltest.NewShelf(), says}, Local: true}, tier.Tier{Name: "silent", Store: pooltest.NewShelf()},
+		tier.Tier{Name: "disk", Store: saying{pooltest.NewShelf(), says}, Local: true},
+		tier.Tier{Name: "silent", Store: pooltest.NewShelf()},
 	))
 	list := r.agent.Status().Tiers.List
-	if got := list[0]; got.State != "up" || got.Store != "readonly" || got.Reason != says.Reason || got.Counts["over_budget"] != 7 || len(got.Counts) != 2 {
+	if got := list[0]; got.State != "up" || got.Store != "readonly" || got.Reason != says.Reason ||
+		got.Counts["over_budget"] != 7 || len(got.Counts) != 2 {
 		t.Errorf("status %+v", got)
 	}
 	if got := list[1]; got.Store != "" || len(got.Counts) != 0 {
@@ -221,7 +233,8 @@ func TestWhatAStoreSaysIsShown(t *testing.T) {
 	}
 	text := r.metricsText()
 	for _, line := range []string{
-		`kvagent_tier_store_state{state="readonly",tier="disk"} 1`, `kvagent_tier_store_events_total{event="over_budget",tier="disk"} 7`,
+		`kvagent_tier_store_state{state="readonly",tier="disk"} 1`,
+		`kvagent_tier_store_events_total{event="over_budget",tier="disk"} 7`,
 		`kvagent_tier_store_events_total{event="not_admitted",tier="disk"} 0`,
 	} {
 		if !strings.Contains(text, line) {
@@ -232,7 +245,8 @@ func TestWhatAStoreSaysIsShown(t *testing.T) {
 
 // A store that hangs makes a look-up pending, and then short, never late.
 func TestHungTierDelaysNoLookup(t *testing.T) {
-	r, f, _, _, q := slowTier(t, fault.Hang, tier.Tier{AskWithin: 30 * time.Millisecond, BreakFirst: 50 * time.Millisecond})
+	r, f, _, _, q := slowTier(t, fault.Hang,
+		tier.Tier{AskWithin: 30 * time.Millisecond, BreakFirst: 50 * time.Millisecond})
 	f.Switch(true)
 	look := r.asker(ipc.LookupSocket)
 	q.DeadlineUS = 2000
@@ -262,10 +276,12 @@ func TestHungTierDelaysNoLookup(t *testing.T) {
 	}
 }
 
-// Look-ups of many engines on one socket, which are answered one at a time, wait for a hung store together, not one behind the other.
+// Look-ups of many engines on one socket, which are answered one at a time, wait for a hung store
+// together, not one after the other.
 func TestManyLookupsWaitTogether(t *testing.T) {
 	const lookups, within = 16, 200 * time.Millisecond
-	r, f, _, _, q := slowTier(t, fault.Hang, tier.Tier{AskWithin: time.Minute}, withConfig(func(c *Config) { c.Limits.AskWait = time.Second }))
+	r, f, _, _, q := slowTier(t, fault.Hang, tier.Tier{AskWithin: time.Minute},
+		withConfig(func(c *Config) { c.Limits.AskWait = time.Second }))
 	f.Switch(true)
 	defer f.Switch(false)
 	q.DeadlineUS = uint32(within / time.Microsecond)
@@ -277,7 +293,8 @@ func TestManyLookupsWaitTogether(t *testing.T) {
 	}
 	all.Wait()
 	if took := time.Since(start); took > lookups/2*within {
-		t.Errorf("%d look-ups at once, with a deadline of %v each, took %v: one behind the other they take %v", lookups, within, took, lookups*within*3/4)
+		t.Errorf("%d look-ups at once, with a deadline of %v each, took %v: one behind the other they take %v", lookups,
+			within, took, lookups*within*3/4)
 	}
 }
 
@@ -295,7 +312,7 @@ func askRaw(t testing.TB, c *zmqclient.Client, q ipc.LookupRequest) ipc.LookupRe
 	return reply
 }
 
-// A load is held while what its lease promises is on its way, and goes on when that is settled.
+// A load is held while its lease's promises are open, and continues when they are settled.
 func TestLoadIsHeldForPromises(t *testing.T) {
 	r, f, scheduler, w, q := slowTier(t, fault.Hang, tier.Tier{})
 	look := r.asker(ipc.LookupSocket)
@@ -314,7 +331,8 @@ func TestLoadIsHeldForPromises(t *testing.T) {
 		t.Fatalf("reserve: %+v", got)
 	}
 	w.job++
-	w.send(&ipc.Load{Job: w.job, Epoch: 1, Event: ipc.None, Lease: got.Lease, Sections: []ipc.Section{section(chain(1, 8), 20)}})
+	w.send(&ipc.Load{Job: w.job, Epoch: 1, Event: ipc.None, Lease: got.Lease,
+		Sections: []ipc.Section{section(chain(1, 8), 20)}})
 	w.sync()
 	if st := r.agent.Status(); st.Jobs != 1 || r.agent.metrics.LoadsHeld.Load() != 1 {
 		t.Fatalf("%d jobs, %d held; want 1 and 1", st.Jobs, r.agent.metrics.LoadsHeld.Load())
@@ -342,7 +360,8 @@ func held(t *testing.T, options ...rigOption) (r *rig, f *fault.Store, scheduler
 		t.Fatalf("reserve: %+v", got)
 	}
 	w.job++
-	w.send(&ipc.Load{Job: w.job, Epoch: 1, Event: ipc.None, Lease: got.Lease, Sections: []ipc.Section{section(chain(1, 8), 20)}})
+	w.send(&ipc.Load{Job: w.job, Epoch: 1, Event: ipc.None, Lease: got.Lease,
+		Sections: []ipc.Section{section(chain(1, 8), 20)}})
 	w.sync()
 	if n := r.agent.metrics.LoadsHeld.Load(); n == 0 {
 		t.Fatal("the load is not held")
@@ -375,7 +394,7 @@ func TestHeldLoadIsCancelled(t *testing.T) {
 	next[*ipc.Cancelled](w)
 }
 
-// The end of a lease ends what it promised: the load goes on, and its blocks are missing.
+// The end of a lease ends its promises: the load continues, and its blocks are missing.
 func TestHeldLoadLosesItsLease(t *testing.T) {
 	_, f, scheduler, w, lease := held(t)
 	scheduler.send(&ipc.Release{Leases: []uint64{lease}})
@@ -388,7 +407,8 @@ func TestHeldLoadLosesItsLease(t *testing.T) {
 	}
 }
 
-// A load is held no longer than a job waits for its event; what has not come is missing, block by block.
+// A load is held no longer than a job waits for its event; blocks that have not arrived are
+// missing, one by block.
 func TestHeldLoadGoesOnInTheEnd(t *testing.T) {
 	_, _, _, w, _ := held(t, withConfig(func(c *Config) {
 		c.Limits.Transfer = transfer.DefaultLimits
@@ -411,7 +431,8 @@ func TestHeldLoadEndsWithItsSession(t *testing.T) {
 // Foreign forms get what is known at their deadline, and the rest when they come again.
 func TestForeignFormOverTiers(t *testing.T) {
 	r, _, _, _, q := slowTier(t, fault.Hang, tier.Tier{})
-	one := &lookupSock{answers: r.agent.sockets.answers, fp: q.Space} // as a socket of the space, but its goroutine is ours
+	// as a socket of the space, but its goroutine is ours
+	one := &lookupSock{answers: r.agent.sockets.answers, fp: q.Space}
 	one.engines.Store(&[]*engine{})
 	foreign := ipc.LookupRequest{Form: ipc.FormUpstream, Tokens: 1000, HashLen: 32, Hashes: chain(1, 8)}
 	end := time.Now().Add(patience)
@@ -426,7 +447,8 @@ func TestForeignFormOverTiers(t *testing.T) {
 	}
 }
 
-// While the prefetch budget is used up, a look-up that would get nothing is told to come again, and what it gets later is pinned.
+// While the prefetch budget is used up, a look-up that would get nothing is answered pending, and
+// what it gets later is pinned.
 func TestPrefetchBudgetIsPending(t *testing.T) {
 	const blocks = 24 // of 4 KiB: two prompts of them do not fit into 96 KiB at once
 	store := pooltest.NewShelf()
@@ -441,12 +463,14 @@ func TestPrefetchBudgetIsPending(t *testing.T) {
 	f, err := fault.New(store, fault.Options{Seed: 1, Rates: map[fault.Kind]float64{fault.Hang: 1}})
 	check(t, err)
 	f.Switch(false)
-	r := newRig(t, withTiers(tier.Tier{Name: "shared", Store: f, FetchWithin: time.Minute}), func(c *rigConfig) { c.prefetch = blocks * testBlockBytes })
+	r := newRig(t, withTiers(tier.Tier{Name: "shared", Store: f, FetchWithin: time.Minute}),
+		func(c *rigConfig) { c.prefetch = blocks * testBlockBytes })
 	scheduler, workers, answer := r.joinEngine(register("reader"))
 	look := r.asker(ipc.LookupSocket)
 	question := func(seed byte) ipc.LookupRequest {
 		return ipc.LookupRequest{
-			Space: answer.Space, Session: scheduler.welcome.Session, Reserve: true, Tokens: 1000, HashLen: 32, Hashes: chain(seed, blocks),
+			Space: answer.Space, Session: scheduler.welcome.Session, Reserve: true, Tokens: 1000, HashLen: 32,
+			Hashes: chain(seed, blocks),
 		}
 	}
 	for seed := range byte(2) { // what the store has is known then
@@ -464,7 +488,8 @@ func TestPrefetchBudgetIsPending(t *testing.T) {
 	f.Switch(true)
 	first := ask(t, look, question(1))
 	second := ask(t, look, question(2))
-	if first.Lease == 0 || first.Tokens != blocks*testBlockTokens || second.Status != ipc.LookupPending || second.Lease != 0 {
+	if first.Lease == 0 || first.Tokens != blocks*testBlockTokens || second.Status != ipc.LookupPending ||
+		second.Lease != 0 {
 		t.Errorf("first %+v, want all of it; second %+v, want pending", first, second)
 	}
 	f.Switch(false)
@@ -473,7 +498,8 @@ func TestPrefetchBudgetIsPending(t *testing.T) {
 	}
 }
 
-// Steps that follow on each other tell their time; the first, one behind a gap, and one of several saves tell no more than they know.
+// Consecutive steps give their time; the first, one after a gap, and one of several
+// saves tell no more than they know.
 func TestStepPace(t *testing.T) {
 	var p stepPace
 	at := time.Unix(1000, 0)
@@ -485,11 +511,11 @@ func TestStepPace(t *testing.T) {
 		took     time.Duration
 	}{
 		{7, 100, 0, 0, 0},
-		{7, 28, time.Millisecond, 0, 0},              // the first step seen: nobody knows when it began
+		{7, 28, time.Millisecond, 0, 0},              // the first step seen: its begin is unknown
 		{8, 512, 99 * time.Millisecond, 0, 0},        // step 7 is over
 		{8, 512, time.Millisecond, 0, 0},             // its second save
 		{9, 64, 199 * time.Millisecond, 1024, 100e6}, // step 8 took from the first save of 7 to its own
-		{12, 700, time.Second, 64, 200e6},            // step 9; what lies before step 12 is not known
+		{12, 700, time.Second, 64, 200e6},            // step 9; the time before step 12 is unknown
 		{13, 16, 50 * time.Millisecond, 0, 0},
 		{14, 16, 10 * time.Millisecond, 16, 50e6},
 		{3, 1, time.Second, 16, 10e6}, // an engine that begins again
@@ -498,14 +524,16 @@ func TestStepPace(t *testing.T) {
 		at = at.Add(c.after)
 		computed, took := p.saved(c.step, c.tokens, at)
 		if computed != c.computed || took != c.took {
-			t.Errorf("save %d, of step %d: %d tokens in %v, want %d in %v", i, c.step, computed, took, c.computed, c.took)
+			t.Errorf("save %d, of step %d: %d tokens in %v, want %d in %v", i, c.step, computed, took, c.computed,
+				c.took)
 		}
 	}
 }
 
-// What a worker saves step after step tells the tiers how fast its engine computes, and /status says so.
+// A worker's consecutive saves tell the tiers how fast its engine computes, and /status shows it.
 func TestPrefillIsLearnedFromSaves(t *testing.T) {
-	r := newRig(t, withTiers(tier.Tier{Name: "shared", Store: pooltest.NewShelf()}), func(c *rigConfig) { c.learn = true })
+	r := newRig(t, withTiers(tier.Tier{Name: "shared", Store: pooltest.NewShelf()}),
+		func(c *rigConfig) { c.learn = true })
 	_, workers, answer := r.joinEngine(register("engine"))
 	w := workers[0]
 	const blocks = 16 // of 16 tokens: as many as a step must have to count
@@ -515,7 +543,8 @@ func TestPrefillIsLearnedFromSaves(t *testing.T) {
 		}
 		w.job++
 		w.send(&ipc.Save{
-			Job: w.job, Epoch: answer.Epoch, Step: 100 + step, Event: ipc.None, Revoke: ipc.None, Sections: []ipc.Section{section(chain(byte(step), blocks), 0)},
+			Job: w.job, Epoch: answer.Epoch, Step: 100 + step, Event: ipc.None, Revoke: ipc.None,
+			Sections: []ipc.Section{section(chain(byte(step), blocks), 0)},
 		})
 		w.sync() // it has been read; that it waits for its step does not matter here
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/kvagent/kvagent/ipc/zmqclient"
 )
 
-// Engines come, save, look up, load, reset, and end in all ways, all at once and in a pool that is too small for
-// them: every loaded byte is the one saved under that hash, and nothing is left.
+// Engines come, save, look up, load, reset, and end in all ways, all at once and in a pool that is
+// too small for them: every loaded byte is the one saved under that hash, and nothing is left.
 func TestEnginesAtRandom(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -24,7 +24,8 @@ func TestEnginesAtRandom(t *testing.T) {
 			var wg sync.WaitGroup
 			for e := range len(loaded) {
 				wg.Go(func() {
-					p := &player{r: r, name: fmt.Sprint("engine ", e), rng: rand.New(rand.NewPCG(seed, uint64(e))), look: r.asker(ipc.LookupSocket)}
+					p := &player{r: r, name: fmt.Sprint("engine ", e), rng: rand.New(rand.NewPCG(seed, uint64(e))),
+						look: r.asker(ipc.LookupSocket)}
 					for range 6 {
 						p.life()
 					}
@@ -76,7 +77,7 @@ func (p *player) life() {
 	}
 }
 
-// content is the first byte of a block of a rank.
+// content returns the first byte of a block of a rank.
 func content(hashes []byte, i, rank int) byte { return hashes[32*i]*17 + byte(i)*3 + byte(rank)*101 }
 
 func (p *player) saveAll(ranks []*client, epoch uint32, hashes []byte) {
@@ -94,10 +95,13 @@ func (p *player) saveAll(ranks []*client, epoch uint32, hashes []byte) {
 	}
 }
 
-// loadAll asks, loads what it was promised, and checks every byte of it. It gives the epoch the engine is in.
-func (p *player) loadAll(scheduler *client, ranks []*client, answer *ipc.Registered, epoch uint32, hashes []byte) uint32 {
+// loadAll asks, loads what it was promised, and checks every byte of it. It gives the epoch the
+// engine is in.
+func (p *player) loadAll(scheduler *client, ranks []*client, answer *ipc.Registered, epoch uint32,
+	hashes []byte) uint32 {
 	reply := ask(p.r.t, p.look, ipc.LookupRequest{
-		Space: answer.Space, Session: scheduler.welcome.Session, Reserve: true, Tokens: 1 << 20, HashLen: 32, Hashes: hashes,
+		Space: answer.Space, Session: scheduler.welcome.Session, Reserve: true, Tokens: 1 << 20, HashLen: 32,
+		Hashes: hashes,
 	})
 	n := int(reply.Tokens / testBlockTokens)
 	if n == 0 || reply.Status != ipc.LookupHit {
@@ -128,7 +132,7 @@ func (p *player) loadAll(scheduler *client, ranks []*client, answer *ipc.Registe
 	return p.newEpoch(ranks[0], epoch)
 }
 
-// newEpoch is the newest epoch the session was told.
+// newEpoch returns the newest epoch the session was told.
 func (p *player) newEpoch(c *client, epoch uint32) uint32 {
 	c.sync()
 	return max(epoch, p.r.agent.registry.epochOf(p.space()))

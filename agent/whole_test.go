@@ -23,7 +23,8 @@ func TestSaveLookupLoad(t *testing.T) {
 			if got := a[0].save(answer.Epoch, hashes, 0); !all(got, ipc.BlockOK) {
 				t.Fatalf("save: %v", got)
 			}
-			if got := ask(t, r.asker("look"), ipc.LookupRequest{Tokens: 1000, HashLen: 32, Hashes: hashes}); got.Tokens != 3*testBlockTokens || got.Status != ipc.LookupHit {
+			if got := ask(t, r.asker("look"), ipc.LookupRequest{Tokens: 1000, HashLen: 32,
+				Hashes: hashes}); got.Tokens != 3*testBlockTokens || got.Status != ipc.LookupHit {
 				t.Fatalf("look-up: %+v", got)
 			}
 			if got := b[0].load(answer.Epoch, 0, hashes, 10); !all(got, ipc.BlockOK) {
@@ -35,14 +36,16 @@ func TestSaveLookupLoad(t *testing.T) {
 				}
 			}
 			st := r.agent.Status()
-			if st.BlocksSaved != 3 || st.BlocksLoaded != 3 || st.BlocksStored != 3 || st.Engines != 2 || st.LookupHits != 1 {
+			if st.BlocksSaved != 3 || st.BlocksLoaded != 3 || st.BlocksStored != 3 || st.Engines != 2 ||
+				st.LookupHits != 1 {
 				t.Errorf("status: %+v", st)
 			}
 		})
 	}
 }
 
-// Mutant "entry visible with one rank missing": a block is found when all ranks committed theirs, not before.
+// Mutant "entry visible with one rank missing": a block is found when all ranks committed theirs,
+// not before.
 func TestEntryVisibleOnlyWithAllRanks(t *testing.T) {
 	for name, o := range map[string]rigOption{"mem": withPool(4 << 20), "dram": withDRAM(8 << 20)} {
 		t.Run(name, func(t *testing.T) { entryVisibleOnlyWithAllRanks(t, newRig(t, o)) })

@@ -28,7 +28,7 @@ type workers struct {
 
 	every      uint32 // one block in so many is checked end to end; 0: none
 	seed       uint64
-	arena      []byte // the pool's, as this process sees it; nil: the pool does not say
+	arena      []byte // the pool's, as mapped in this process; nil: the pool has none
 	mismatches mismatches
 }
 
@@ -47,23 +47,26 @@ func newWorkers(cfg *Config, p Pool, device cudaipc.Device, boot [16]byte, log *
 	return w, nil
 }
 
-// start starts the transfers of a registered worker, whose space is open. registry.mu is held.
+// start starts the transfers of a registered worker whose space is open. registry.mu is held.
 func (w *workers) start(st *seat) error {
 	started, err := transfer.Start(transfer.Config{
 		Device: w.device, Peer: st.peer, Slots: w.pool, Space: st.space.open.Load().ID, Spec: st.space.spec,
-		Shard: uint8(st.shard), Layout: st.layout, Integrity: w.integrity, Sampling: w.sampling(st), Lanes: w.lanesLocked(st.gpu),
+		Shard: uint8(st.shard), Layout: st.layout, Integrity: w.integrity, Sampling: w.sampling(st),
+		Lanes:  w.lanesLocked(st.gpu),
 		Limits: w.limits, Complete: st.session.complete,
 	})
 	if err != nil {
-		w.log.Error("worker not started", zap.String("instance", st.engine.instance), zap.Uint32("rank", st.rank), zap.Error(err))
+		w.log.Error("worker not started", zap.String("instance", st.engine.instance), zap.Uint32("rank", st.rank),
+			zap.Error(err))
 		return fmt.Errorf("segments: %w", err)
 	}
 	st.worker.Store(started)
 	return nil
 }
 
-// lanesLocked are the lanes of a GPU, or of those whose copies the processors do: who copies from one does not wait for another's. There are as many as GPUs
-// from which memory was imported. registry.mu is held.
+// lanesLocked returns the lanes of a GPU, or those shared by all copies on the CPU, so that copies
+// of different GPUs do not wait for each other. They are kept for each GPU from which memory was
+// imported. registry.mu is held.
 func (w *workers) lanesLocked(gpu cudaipc.UUID) *transfer.Lanes {
 	l := w.lanes[gpu]
 	if l == nil {
@@ -73,11 +76,11 @@ func (w *workers) lanesLocked(gpu cudaipc.UUID) *transfer.Lanes {
 	return l
 }
 
-// mismatchEvery is how often a mismatch is logged at most; what comes between is counted in the
-// next line.
+// mismatchEvery is the least time between two logged mismatches; those in between are counted in
+// the next line.
 const mismatchEvery = 10 * time.Second
 
-// mismatches are what is known of blocks that did not match.
+// mismatches keeps the last mismatch and limits the rate of its log line.
 type mismatches struct {
 	mu     sync.Mutex
 	last   string // empty: there was none
@@ -85,8 +88,8 @@ type mismatches struct {
 	silent int // since then
 }
 
-// show keeps a mismatch, and says whether it is to be logged and how many were not before it.
-func (m *mismatches) show(text string, now time.Time) (log bool, silent int) {
+// record keeps a mismatch, and reports whether to log it and how many were not logged before it.
+func (m *mismatches) record(text string, now time.Time) (log bool, silent int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.last = text
@@ -104,7 +107,7 @@ func (m *mismatches) lastOne() string {
 	return m.last
 }
 
-// sampling is the end-to-end check of a worker's blocks.
+// sampling returns the end-to-end check of a worker's blocks.
 func (w *workers) sampling(st *seat) transfer.Sampling {
 	return transfer.Sampling{
 		Every: w.every, Seed: w.seed + uint64(st.peer), Arena: w.arena,
@@ -112,8 +115,8 @@ func (w *workers) sampling(st *seat) transfer.Sampling {
 	}
 }
 
-// mismatch is the alarm: bytes went wrong between an engine and the pool, and nothing else has
-// noticed. The block is given up already.
+// mismatch records and logs that a block's bytes differ between an engine and the pool. The block
+// has been dropped already.
 func (w *workers) mismatch(st *seat, m *transfer.Mismatch) {
 	op := [...]string{transfer.Save: "save", transfer.Load: "load"}[m.Kind]
 	hash, engine, slot := hex.EncodeToString(m.Hash), fmt.Sprintf("%08x", m.Engine), fmt.Sprintf("%08x", m.Slot)
@@ -121,12 +124,12 @@ func (w *workers) mismatch(st *seat, m *transfer.Mismatch) {
 		"the engine's memory has the sum %s, the pool %s",
 		op, placeName(st.role, st.rank), st.engine.instance, m.Group, hash, m.Block, engine, slot)
 	now := time.Now()
-	log, silent := w.mismatches.show(fmt.Sprintf("%s: %s", now.UTC().Format(time.RFC3339), text), now)
+	log, silent := w.mismatches.record(fmt.Sprintf("%s: %s", now.UTC().Format(time.RFC3339), text), now)
 	if !log {
 		return
 	}
-	w.log.Error("a block has other bytes in the engine than in the pool: it is given up, and the worker's next blocks are "+
-		"all checked; the cause is a copy, or memory, that is broken",
+	w.log.Error("a block has other bytes in the engine than in the pool: it is dropped, and the worker's "+
+		"next blocks are all checked; the cause is a broken copy, or broken memory",
 		zap.String("op", op), zap.String("instance", st.engine.instance), zap.Uint32("rank", st.rank),
 		zap.Uint8("group", m.Group), zap.String("hash", hash),
 		zap.Uint32("block", m.Block), zap.String("sum_in_engine", engine), zap.String("sum_in_pool", slot),

@@ -79,18 +79,18 @@ func TestMismatchesAreLoggedNowAndThen(t *testing.T) {
 			log    bool
 			silent int
 		}{{true, 0}, {false, 0}, {false, 0}} {
-			if log, silent := m.show(fmt.Sprint(i), time.Now()); log != want.log || silent != want.silent {
+			if log, silent := m.record(fmt.Sprint(i), time.Now()); log != want.log || silent != want.silent {
 				t.Errorf("%d: logged %v with %d, want %+v", i, log, silent, want)
 			}
 		}
 		time.Sleep(mismatchEvery)
-		if log, silent := m.show("last", time.Now()); !log || silent != 2 || m.lastOne() != "last" {
+		if log, silent := m.record("last", time.Now()); !log || silent != 2 || m.lastOne() != "last" {
 			t.Errorf("logged %v with %d not logged, last %q; want it logged with 2", log, silent, m.lastOne())
 		}
 	})
 }
 
-// TestVerifySampleIsChecked: what is not allowed is said with its key.
+// TestVerifySampleIsChecked: an invalid value is an error that names the key.
 func TestVerifySampleIsChecked(t *testing.T) {
 	p, err := mem.Open(mem.Options{Bytes: 1 << 20})
 	check(t, err)
@@ -101,7 +101,8 @@ func TestVerifySampleIsChecked(t *testing.T) {
 	}
 }
 
-// TestLanesOfEachGPU: workers of one GPU share lanes; those of another, and those on CPUs, have their own.
+// TestLanesOfEachGPU: workers of one GPU share lanes; those of another, and those on CPUs, have
+// their own.
 func TestLanesOfEachGPU(t *testing.T) {
 	a := &workers{lanes: map[cudaipc.UUID]*transfer.Lanes{}}
 	cpu, first, second := a.lanesLocked(cudaipc.UUID{}), a.lanesLocked(cudaipc.UUID{1}), a.lanesLocked(cudaipc.UUID{2})

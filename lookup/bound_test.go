@@ -22,7 +22,8 @@ func (x *countingIndex) Exists(s pool.SpaceID, g uint8, h pool.Hashes, present [
 	x.setIndex.Exists(s, g, h, present)
 }
 
-func (x *countingIndex) Pin(s pool.SpaceID, g uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref) (int, []pool.Ref, int64) {
+func (x *countingIndex) Pin(s pool.SpaceID, g uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref) (int, []pool.Ref,
+	int64) {
 	x.asked += h.N
 	return x.setIndex.Pin(s, g, h, maxBytes, refs)
 }
@@ -38,8 +39,8 @@ func boundQuery() *Query {
 	return &Query{Hashes: pool.Chain(blob, 4), Tokens: 16 * boundBlocks, AllowFull: true}
 }
 
-// A look-up must not take time that grows with the square of the prompt, whatever is stored: it holds up all who
-// ask on the same socket. Here two sliding windows never agree.
+// A look-up must not take time that grows with the square of the prompt, whatever is stored: it
+// holds up all who ask on the same socket. Here two sliding windows never agree.
 func TestWindowsThatNeverAgree(t *testing.T) {
 	ix := &countingIndex{setIndex: newSetIndex()}
 	q := boundQuery()
@@ -75,7 +76,8 @@ func TestWindowOverTheCap(t *testing.T) {
 		}
 		ix.Unpin(h.Refs)
 		if ix.asked > 64*boundBlocks {
-			t.Errorf("room for %d bytes: %d hashes were asked of the index for a prompt of %d", room, ix.asked, boundBlocks)
+			t.Errorf("room for %d bytes: %d hashes were asked of the index for a prompt of %d", room, ix.asked,
+				boundBlocks)
 		}
 	}
 	if len(ix.pins) != 0 {

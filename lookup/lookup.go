@@ -1,43 +1,44 @@
-// Package lookup answers how much of a prompt is stored: pure rules over an index. It has no state, no
-// goroutine and no clock.
+// Package lookup computes how much of a prompt is stored, by pure rules over an index. It has no
+// state, no goroutine and no clock.
 package lookup
 
 import "github.com/kvagent/kvagent/pool"
 
-// Group is what the rules need to know of a KV cache group.
+// Group describes a KV cache group to the rules.
 type Group struct {
 	BlockTokens uint32 // a multiple of Space.HashTokens
 	Window      uint32 // tokens of a sliding window, 0 for full attention
 }
 
-// Space is what the rules need to know of a space.
+// Space describes a space to the rules.
 type Space struct {
 	ID         pool.SpaceID
-	HashTokens uint32 // tokens one hash of the query stands for
+	HashTokens uint32 // tokens that one hash of the query covers
 	Groups     []Group
 }
 
-// Query is one question. Hash i stands for tokens i*HashTokens to (i+1)*HashTokens-1 and, being chained, for all
-// before it; a group with larger blocks uses the hash at its block's end.
+// Query is one look-up. Hash i covers tokens i*HashTokens to (i+1)*HashTokens-1 and, being chained,
+// all before them; a group with larger blocks uses the hash at its block's end.
 type Query struct {
 	Hashes    pool.Hashes // Step 1
 	Tokens    uint32      // length of the prompt
-	HBMTokens uint32      // tokens the engine has itself, from token 0; blocks wholly below count as present
+	HBMTokens uint32      // tokens that the engine has itself, from token 0; blocks wholly below count as stored
 	Groups    []uint8     // groups asked for, each below len(Space.Groups); empty means all
 	AllowFull bool        // false: at least the last token is left to compute
 }
 
-// Hit is what a Reserve found and pinned. Tokens counts from token 0 and includes HBMTokens' whole blocks; it is
-// a multiple of every asked group's block size, and 0 where nothing beyond the engine's own blocks is stored.
+// Hit is the result of Reserve. Tokens counts from token 0 and includes HBMTokens' whole blocks; it
+// is a multiple of every asked group's block size, and 0 if nothing beyond the engine's own blocks
+// is stored.
 type Hit struct {
 	Tokens uint32
-	Refs   []pool.Ref // appended to what the caller gave
+	Refs   []pool.Ref // appended to the caller's
 	Bytes  int64
-	Capped bool // maxBytes cut the pins: Tokens is what is pinned
+	Capped bool // maxBytes limited the pins and Tokens
 }
 
-// Longest is the number of tokens of the prompt that every asked group has, counted as in Hit.Tokens.
-// Nothing is pinned; the chains that were found count as used.
+// Longest returns the number of tokens of the prompt that every requested group has, counted as in
+// Hit.Tokens. It pins nothing; the chains found count as used.
 func Longest(ix pool.Index, s *Space, q *Query) uint32 {
 	if !q.valid(s) {
 		return 0
@@ -50,8 +51,8 @@ func Longest(ix pool.Index, s *Space, q *Query) uint32 {
 	return uint32(end)
 }
 
-// Reserve is Longest that pins what it found beyond the engine's own blocks, as far as all shards of all groups
-// together stay within maxBytes.
+// Reserve does what Longest does, and pins what it found beyond the engine's own blocks, as far as
+// all shards of all groups together stay within maxBytes.
 func Reserve(ix pool.Index, s *Space, q *Query, maxBytes int64, refs []pool.Ref) Hit {
 	if !q.valid(s) {
 		return Hit{Refs: refs}

@@ -45,7 +45,8 @@ func (x *setIndex) Exists(_ pool.SpaceID, group uint8, h pool.Hashes, present []
 
 const entryBytes = 100
 
-func (x *setIndex) Pin(s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref) (int, []pool.Ref, int64) {
+func (x *setIndex) Pin(s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref) (int, []pool.Ref,
+	int64) {
 	n := min(x.Prefix(s, group, h), int(max(maxBytes, 0)/entryBytes))
 	for i := range n {
 		r := x.refs[name(group, h.At(i))]
@@ -63,7 +64,7 @@ func (x *setIndex) Unpin(refs []pool.Ref) {
 	}
 }
 
-// chain is n distinct hashes of the given length.
+// chain returns n distinct hashes of the given length.
 func chain(n, length int) pool.Hashes {
 	b := make([]byte, n*length)
 	for i := range n {
@@ -131,7 +132,8 @@ func TestLongestAgreesWithTheDefinition(t *testing.T) {
 		x, s, q := randomCase(r)
 		want := oracle(x, s, q)
 		if got := Longest(x, s, q); got != want {
-			t.Fatalf("Longest = %d tokens, the definition says %d\nspace %+v\ntokens %d own %d groups %v full %v hashes %d",
+			t.Fatalf("Longest = %d tokens, the definition says %d\nspace %+v\ntokens %d own %d groups %v full %v "+
+				"hashes %d",
 				got, want, s, q.Tokens, q.HBMTokens, q.Groups, q.AllowFull, q.Hashes.N)
 		}
 		checkReserve(t, x, s, q, want)
@@ -164,19 +166,22 @@ func randomCase(r *rand.Rand) (*setIndex, *Space, *Query) {
 	return x, s, q
 }
 
-// checkReserve holds Reserve to Longest: the same tokens without a cap, fewer with one, and no pin lost.
+// checkReserve holds Reserve to Longest: the same tokens without a cap, fewer with one, and no pin
+// lost.
 func checkReserve(t *testing.T, x *setIndex, s *Space, q *Query, want uint32) {
 	t.Helper()
 	h := Reserve(x, s, q, 1<<40, nil)
 	if h.Tokens != want || h.Capped {
-		t.Fatalf("Reserve without a cap = %d tokens (capped %v), Longest says %d: %+v %+v", h.Tokens, h.Capped, want, s, q)
+		t.Fatalf("Reserve without a cap = %d tokens (capped %v), Longest says %d: %+v %+v", h.Tokens, h.Capped, want, s,
+			q)
 	}
 	if int64(len(h.Refs))*entryBytes != h.Bytes || (want == 0) != (len(h.Refs) == 0 && h.Tokens == 0) {
 		t.Fatalf("Reserve pinned %d entries and says %d bytes, %d tokens", len(h.Refs), h.Bytes, h.Tokens)
 	}
 	x.Unpin(h.Refs)
 	if capped := Reserve(x, s, q, h.Bytes/2, nil); capped.Bytes > h.Bytes/2 || capped.Tokens > want {
-		t.Fatalf("Reserve with a cap of %d pinned %d bytes for %d of %d tokens", h.Bytes/2, capped.Bytes, capped.Tokens, want)
+		t.Fatalf("Reserve with a cap of %d pinned %d bytes for %d of %d tokens", h.Bytes/2, capped.Bytes, capped.Tokens,
+			want)
 	} else {
 		x.Unpin(capped.Refs)
 	}
@@ -207,7 +212,8 @@ func TestReserveCapCutsAtWholeBlocksAndSaysSo(t *testing.T) {
 	}
 	got := Reserve(x, s, &Query{Hashes: h, Tokens: 1000}, 3*entryBytes+1, nil)
 	if got.Tokens != 48 || !got.Capped || len(got.Refs) != 3 {
-		t.Errorf("cap of 3 entries: %d tokens, capped %v, %d refs; want 48, true, 3", got.Tokens, got.Capped, len(got.Refs))
+		t.Errorf("cap of 3 entries: %d tokens, capped %v, %d refs; want 48, true, 3", got.Tokens, got.Capped,
+			len(got.Refs))
 	}
 }
 

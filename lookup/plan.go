@@ -2,14 +2,15 @@ package lookup
 
 import "github.com/kvagent/kvagent/pool"
 
-// plan is one query against one index. Token counts are uint64 inside: hashes times tokens per hash may pass 32 bits.
+// plan is one query against one index. Token counts are uint64 here, because hashes times tokens
+// per hash may exceed 32 bits.
 type plan struct {
 	ix pool.Index
 	s  *Space
 	q  *Query
 }
 
-// asked is the number of groups of the query, and group their i-th.
+// asked returns the number of groups of the query, and group the i-th of them.
 func (p *plan) asked() int {
 	if len(p.q.Groups) == 0 {
 		return len(p.s.Groups)
@@ -24,7 +25,8 @@ func (p *plan) group(i int) uint8 {
 	return p.q.Groups[i]
 }
 
-// align is the least number of tokens that is whole blocks in every asked group.
+// align returns the least number of tokens that is a whole number of blocks in every requested
+// group.
 func (p *plan) align() uint64 {
 	a := uint64(1)
 	for i := range p.asked() {
@@ -34,7 +36,7 @@ func (p *plan) align() uint64 {
 	return a
 }
 
-// limit is the most that may be answered.
+// limit returns the most tokens that the answer may have.
 func (p *plan) limit() uint64 {
 	n := uint64(p.q.Tokens)
 	if !p.q.AllowFull && n > 0 {
@@ -44,13 +46,14 @@ func (p *plan) limit() uint64 {
 	return n - n%p.align()
 }
 
-// own is the engine's own prefix in blocks that are whole in every asked group.
+// own returns the engine's own prefix, rounded down to whole blocks of every requested group.
 func (p *plan) own() uint64 {
 	n := uint64(p.q.HBMTokens)
 	return n - n%p.align()
 }
 
-// view is the hashes of a group's blocks from token from to token to; both are whole blocks.
+// view returns the hashes of a group's blocks from token from to token to, which are block
+// boundaries.
 func (p *plan) view(g uint8, from, to uint64) pool.Hashes {
 	b := uint64(p.s.Groups[g].BlockTokens)
 	scale := int(b / uint64(p.s.HashTokens))
@@ -59,7 +62,8 @@ func (p *plan) view(g uint8, from, to uint64) pool.Hashes {
 	return h.Slice(int(min(from, to)/b), int(to/b))
 }
 
-// longest is the greatest end <= limit up to which every group has what it needs; at least own, if limit is.
+// longest returns the greatest end <= limit up to which every group has what it needs; it is at
+// least own if limit is.
 func (p *plan) longest(limit uint64) uint64 {
 	end := limit
 	for i := range p.asked() {
@@ -70,8 +74,9 @@ func (p *plan) longest(limit uint64) uint64 {
 	return p.windowsEnd(end - end%p.align())
 }
 
-// fullEnd is how far the chain of a full-attention group goes. The blocks that the engine has itself need not be
-// stored; those that are become as recent as what follows them, so that a chain ages from its end.
+// fullEnd returns the end of the stored chain of a full-attention group. The engine's own blocks
+// need not be stored; those that are stored become as recent as the blocks after them, so that a
+// chain ages from its end.
 func (p *plan) fullEnd(g uint8, end uint64) uint64 {
 	own := min(p.own(), end)
 	n := p.ix.Prefix(p.s.ID, g, p.view(g, own, end))

@@ -2,11 +2,11 @@ package lookup
 
 import "github.com/kvagent/kvagent/pool"
 
-// stride is how many aligned units are pinned group by group before the next: so that a byte cap cuts all
-// groups at about the same token.
+// stride is how many aligned units are pinned in each group before the next stride, so that a byte
+// cap cuts all groups at about the same token.
 const stride = 16
 
-// reserve pins what longest finds. What is evicted between looking and pinning shortens the answer.
+// reserve pins what longest finds. Blocks evicted in between shorten the answer.
 func (p *plan) reserve(maxBytes int64, refs []pool.Ref) Hit {
 	own, base := p.own(), len(refs)
 	if p.single() {
@@ -30,9 +30,9 @@ func (p *plan) reserve(maxBytes int64, refs []pool.Ref) Hit {
 	return Hit{Refs: refs[:base], Capped: first > own}
 }
 
-// shorter is the end to try after end, of which only what is in front of got could be pinned. If nothing could, and
-// nothing was evicted meanwhile, it is the cap: then the windows in front of most shorter ends are over it too, and half
-// is left out, so that a look-up at the cap takes no longer than others.
+// shorter returns the end to try after end, of which only the blocks before got could be pinned. If
+// none could be, and none was evicted meanwhile, the cap is the reason. The windows before most
+// shorter ends exceed it too, so it tries half, which bounds the time of a look-up at the cap.
 func (p *plan) shorter(own, got, end uint64) uint64 {
 	if got > own {
 		return p.longest(got)
@@ -44,7 +44,7 @@ func (p *plan) shorter(own, got, end uint64) uint64 {
 	return p.longest(own + half - half%p.align())
 }
 
-// single says that one full-attention group is asked: it needs no second look.
+// single reports whether the query has one full-attention group, which needs no second pass.
 func (p *plan) single() bool {
 	return p.asked() == 1 && p.s.Groups[p.group(0)].Window == 0
 }
@@ -72,7 +72,8 @@ func (p *plan) stored(g uint8, one pool.Hashes) bool {
 	return present[0]
 }
 
-// pinWindows pins the windows in front of end; false: one is not all there any more, or over the cap.
+// pinWindows pins the windows before end. It returns false if one is incomplete by now or exceeds
+// the cap.
 func (p *plan) pinWindows(own, end uint64, maxBytes int64, h *Hit) bool {
 	for i := range p.asked() {
 		g := p.group(i)
@@ -87,7 +88,8 @@ func (p *plan) pinWindows(own, end uint64, maxBytes int64, h *Hit) bool {
 	return true
 }
 
-// pinFull pins the full-attention groups stride by stride and returns the end up to which all are pinned.
+// pinFull pins the full-attention groups stride by stride and returns the end up to which all are
+// pinned.
 func (p *plan) pinFull(own, end uint64, maxBytes int64, h *Hit) uint64 {
 	step := stride * p.align()
 	for from := own; from < end; from += step {

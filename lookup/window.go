@@ -1,14 +1,14 @@
 package lookup
 
-// stored is what the index has of a sliding-window group.
+// stored holds which blocks of a sliding-window group the index has.
 type stored struct {
 	group uint8
-	run   []uint32 // run[i]: stored blocks, or the engine's own, that end right before block i
+	run   []uint32 // run[i]: number of consecutive stored or own blocks right before block i
 }
 
-// windowsEnd lowers end until every sliding-window group has its window in front of it. Full-attention groups
-// have every shorter prefix too, so they need not be asked again. Each group is asked once: windows that do not agree
-// lower end many times.
+// windowsEnd lowers end until every sliding-window group has its window before it. Full-attention
+// groups have every shorter prefix too, so they are not queried again. Each group is queried once,
+// although windows that disagree lower end many times.
 func (p *plan) windowsEnd(end uint64) uint64 {
 	var groups []stored
 	for i := range p.asked() {
@@ -27,7 +27,7 @@ func (p *plan) windowsEnd(end uint64) uint64 {
 	return end
 }
 
-// runs asks the index for a group's blocks in front of end.
+// runs queries the index for a group's blocks before end.
 func (p *plan) runs(g uint8, end uint64) []uint32 {
 	all := p.view(g, 0, end)
 	present := make([]bool, all.N)
@@ -44,7 +44,8 @@ func (p *plan) runs(g uint8, end uint64) []uint32 {
 	return run
 }
 
-// windowEnd is the greatest aligned end' <= end in front of which the group's window is stored or the engine's own.
+// windowEnd returns the greatest aligned end' <= end before which the group's window is stored or
+// the engine's own.
 func (p *plan) windowEnd(s *stored, end uint64) uint64 {
 	block, align := uint64(p.s.Groups[s.group].BlockTokens), p.align()
 	for ; end > 0; end -= align {
@@ -55,8 +56,8 @@ func (p *plan) windowEnd(s *stored, end uint64) uint64 {
 	return 0
 }
 
-// windowBlocks is how many blocks in front of end the next token attends to: those that hold the Window-1 tokens
-// before it (as vLLM's SlidingWindowManager counts), or all there are.
+// windowBlocks returns how many blocks before end the next token attends to: those that hold the
+// Window-1 tokens before it (as vLLM's SlidingWindowManager counts), or all of them.
 func (p *plan) windowBlocks(g uint8, end uint64) uint64 {
 	block, w := uint64(p.s.Groups[g].BlockTokens), uint64(p.s.Groups[g].Window)
 	return min((w-1+block-1)/block, end/block)

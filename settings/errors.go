@@ -9,13 +9,13 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// InvalidError is the error of a setting or an argument that is not allowed.
+// InvalidError is the error of an invalid setting or argument.
 type InvalidError struct{ err error }
 
 func (e *InvalidError) Error() string { return e.err.Error() }
 func (e *InvalidError) Unwrap() error { return e.err }
 
-// Invalid says that an error, unless it is nil, is of a setting that is not allowed.
+// Invalid makes an error, unless it is nil, one of an invalid setting.
 func Invalid(err error) error {
 	if err == nil {
 		return nil
@@ -28,12 +28,13 @@ func Args(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error { return Invalid(check(cmd, args)) }
 }
 
-// plainTypes says what is allowed of flags whose values say only that they cannot be read.
+// plainTypes describes the allowed values of flags whose own errors do not.
 var plainTypes = map[string]string{
-	"bool": "true, false", "int": "a whole number", "int64": "a whole number", "uint64": "a whole number from 0 on", "float64": "a number",
+	"bool": "true, false", "int": "a whole number", "int64": "a whole number", "uint64": "a whole number from 0 on",
+	"float64": "a number",
 }
 
-// invalidValue says what is wrong with a flag's value, and shows nothing of it that is secret.
+// invalidValue returns the error of a flag's value without its secrets.
 func invalidValue(err *pflag.InvalidValueError) error {
 	f := err.GetFlag()
 	if v, keeps := f.Value.(Discreet); keeps {
@@ -45,7 +46,7 @@ func invalidValue(err *pflag.InvalidValueError) error {
 	return err
 }
 
-// FlagError is an error of the command line: it names the flag and what is allowed.
+// FlagError returns an error of the command line that names the flag and what is allowed.
 func FlagError(cmd *cobra.Command, err error) error {
 	var invalid *pflag.InvalidValueError
 	if errors.As(err, &invalid) {

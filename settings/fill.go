@@ -14,10 +14,11 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// Where a setting comes from: a flag, else the environment, else the file, else its default. The flag set is the
-// one list of keys: --socket-dir is KVAGENT_SOCKET_DIR in the environment and socket-dir in the file.
+// A setting is taken from its flag, else the environment, else the file, else its default. The flag
+// set is the only list of keys: --socket-dir is KVAGENT_SOCKET_DIR in the environment and
+// socket-dir in the file.
 
-// envPrefix is in front of every setting's name in the environment.
+// envPrefix begins every setting's name in the environment.
 const envPrefix = "KVAGENT_"
 
 // FileKey is the setting that names the file; it cannot be in the file itself.
@@ -27,7 +28,7 @@ func envName(key string) string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(key, "-", "_"))
 }
 
-// Fill gives each flag that is not on the command line its value from the environment, or from the file.
+// Fill sets each flag that is not on the command line from the environment or the file.
 func Fill(flags *pflag.FlagSet, lookupEnv func(string) (string, bool)) error {
 	if err := fillFromEnv(flags, FileKey, lookupEnv); err != nil {
 		return err
@@ -66,7 +67,8 @@ func fillFromEnv(flags *pflag.FlagSet, key string, lookupEnv func(string) (strin
 	return nil
 }
 
-// settingError names the key, the value as far as it is not secret, and what is allowed. The flag library puts words of its own in front.
+// settingError returns an error that names the key, the value without its secrets, and what is
+// allowed, without the flag library's own prefix.
 func settingError(key, text string, err error) error {
 	var invalid *pflag.InvalidValueError
 	if errors.As(err, &invalid) {
@@ -78,10 +80,10 @@ func settingError(key, text string, err error) error {
 	return fmt.Errorf("%s: %q, %w", key, text, err)
 }
 
-// maxConfigBytes is the size of a file of settings, at most.
+// maxConfigBytes bounds the size of a file of settings.
 const maxConfigBytes = 1 << 20
 
-// ReadSmall reads a file, but not one without an end.
+// ReadSmall reads a file of at most maxConfigBytes.
 func ReadSmall(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -90,12 +92,12 @@ func ReadSmall(path string) ([]byte, error) {
 	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, maxConfigBytes+1))
 	if err == nil && len(text) > maxConfigBytes {
-		err = fmt.Errorf("%q has more than %d bytes, allowed: at most so many", path, maxConfigBytes)
+		err = fmt.Errorf("%q has more than %d bytes, allowed: at most that many", path, maxConfigBytes)
 	}
 	return text, err
 }
 
-// readConfig reads the file that the config setting names. Keys that are no settings are errors.
+// readConfig reads the file that the config setting names. Unknown keys are errors.
 func readConfig(flags *pflag.FlagSet) (map[string]string, error) {
 	f := flags.Lookup(FileKey)
 	if f == nil || f.Value.String() == "" {
@@ -104,7 +106,7 @@ func readConfig(flags *pflag.FlagSet) (map[string]string, error) {
 	path := f.Value.String()
 	text, err := ReadSmall(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s: %q, allowed: a file that is there", FileKey, path)
+		return nil, fmt.Errorf("%s: %q, allowed: an existing file", FileKey, path)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", FileKey, err)
@@ -125,7 +127,8 @@ func readNodes(flags *pflag.FlagSet, path string, nodes map[string]yaml.Node) (m
 	var bad []error
 	for key, node := range nodes {
 		if f := flags.Lookup(key); f == nil || key == FileKey || key == "help" {
-			bad = append(bad, fmt.Errorf("%s:%d: %s: unknown, allowed: %s", path, node.Line, key, strings.Join(settingKeys(flags), ", ")))
+			bad = append(bad, fmt.Errorf("%s:%d: %s: unknown, allowed: %s", path, node.Line, key,
+				strings.Join(settingKeys(flags), ", ")))
 			continue
 		}
 		text, err := nodeText(&node)
@@ -137,7 +140,7 @@ func readNodes(flags *pflag.FlagSet, path string, nodes map[string]yaml.Node) (m
 	return out, errors.Join(bad...)
 }
 
-// nodeText is a scalar as it stands, or a list of them joined by commas.
+// nodeText returns a scalar's text, or a list of scalars joined by commas.
 func nodeText(node *yaml.Node) (string, error) {
 	switch node.Kind {
 	case yaml.ScalarNode:
@@ -155,7 +158,7 @@ func nodeText(node *yaml.Node) (string, error) {
 	return "", errors.New("a mapping, allowed: a value, or a list of values")
 }
 
-// settingKeys are the keys of the file, sorted. Hidden ones are not said.
+// settingKeys returns the keys of the file, sorted, without hidden ones.
 func settingKeys(flags *pflag.FlagSet) []string {
 	var out []string
 	flags.VisitAll(func(f *pflag.Flag) {
@@ -167,8 +170,8 @@ func settingKeys(flags *pflag.FlagSet) []string {
 	return out
 }
 
-// UnknownEnv are the variables of an environment that look like settings and are none, sorted: misspelt, or made by a
-// cluster for a service of that name, which is why they are no error.
+// UnknownEnv returns the variables of an environment that look like settings and are none, sorted.
+// They are no error, because a cluster may have made them for a service of that name.
 func UnknownEnv(flags *pflag.FlagSet, environ []string) []string {
 	known := make(map[string]bool)
 	flags.VisitAll(func(f *pflag.Flag) { known[envName(f.Name)] = true })

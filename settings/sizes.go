@@ -34,7 +34,7 @@ func ParseSize(text string) (int64, error) {
 	return int64(n * float64(unit)), nil
 }
 
-// FormatSize is the shortest exact form of a size.
+// FormatSize returns the shortest exact form of a size.
 func FormatSize(n int64) string {
 	for _, u := range sizeUnits {
 		if n >= u.bytes && n%u.bytes == 0 && u.bytes > 1 {
@@ -44,7 +44,7 @@ func FormatSize(n int64) string {
 	return strconv.FormatInt(n, 10)
 }
 
-// HumanSize is a size rounded for people.
+// HumanSize returns a rounded size with a unit.
 func HumanSize(n int64) string {
 	for _, u := range sizeUnits {
 		if n >= u.bytes && u.bytes > 1 {
@@ -54,7 +54,7 @@ func HumanSize(n int64) string {
 	return fmt.Sprintf("%d B", n)
 }
 
-// Thousands is a number with commas.
+// Thousands returns a number with commas.
 func Thousands(n int) string {
 	s := fmt.Sprint(n)
 	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {

@@ -3,7 +3,8 @@ package settings
 import "testing"
 
 func TestSizes(t *testing.T) {
-	for text, want := range map[string]int64{"4GiB": 4 << 30, "512 MiB": 512 << 20, "0": 0, "1048576": 1 << 20, "1.5KiB": 1536, "7B": 7} {
+	for text, want := range map[string]int64{"4GiB": 4 << 30, "512 MiB": 512 << 20, "0": 0, "1048576": 1 << 20,
+		"1.5KiB": 1536, "7B": 7} {
 		got, err := ParseSize(text)
 		if err != nil || got != want {
 			t.Errorf("%q: %d, %v; want %d", text, got, err, want)

@@ -1,5 +1,5 @@
-// Package settings reads the settings of a command from flags, the environment and a file, and says
-// what is allowed of each; sizes are read and shown here too.
+// Package settings reads the settings of a command from flags, the environment and a file, and
+// checks their values. It also parses and formats sizes.
 package settings
 
 import (
@@ -15,30 +15,31 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// The values of settings. Each reads text, the same from a flag, the environment or the file, and its error says
-// what is allowed.
+// The values of settings. Each parses the same text from a flag, the environment or the file, and
+// its error names what is allowed.
 
-// Discreet is a setting's value whose text is not shown as it is.
+// Discreet is a setting's value whose text holds secrets; Shown returns the text without them.
 type Discreet interface{ Shown(text string) string }
 
-// Size is the value of a setting in bytes, from low to high, with a unit: 4GiB, 512MiB, 1048576.
+// Size returns the value of a setting in bytes, from low to high, with a unit: 4GiB, 512MiB,
+// 1048576.
 func Size(v *int64, low, high int64) pflag.Value { return &sizeValue{v, low, high} }
 
-// Duration is that of a time from low to high, such as 500ms or 30s.
+// Duration returns the value of a duration from low to high, such as 500ms or 30s.
 func Duration(v *time.Duration, low, high time.Duration) pflag.Value {
 	return &durationValue{v, low, high}
 }
 
-// Count is that of a whole number from low to high.
+// Count returns the value of a whole number from low to high.
 func Count(v *int, low, high int) pflag.Value { return &countValue{v, low, high} }
 
-// Choice is that of one of few words.
+// Choice returns the value of one of the allowed words.
 func Choice(v *string, allowed []string) pflag.Value { return &choiceValue{v, allowed} }
 
-// IDs is that of user or group numbers, separated by commas.
+// IDs returns the value of user or group numbers, separated by commas.
 func IDs(v *[]uint32) pflag.Value { return &idsValue{v} }
 
-// Lookups is that of NAME=FINGERPRINT, separated by commas.
+// Lookups returns the value of NAME=FINGERPRINT pairs, separated by commas.
 func Lookups(v map[string][16]byte) pflag.Value { return &lookupsValue{v} }
 
 // sizeValue is bytes with a unit: 4GiB, 512MiB, 1048576.
@@ -58,7 +59,8 @@ func (s *sizeValue) String() string {
 func (s *sizeValue) Set(text string) error {
 	n, err := ParseSize(text)
 	if err != nil || n < s.low || n > s.high {
-		return fmt.Errorf("allowed: %s to %s, such as 4GiB, 512MiB or a number of bytes", FormatSize(s.low), FormatSize(s.high))
+		return fmt.Errorf("allowed: %s to %s, such as 4GiB, 512MiB or a number of bytes", FormatSize(s.low),
+			FormatSize(s.high))
 	}
 	*s.v = n
 	return nil
@@ -130,7 +132,7 @@ func (c *countValue) Set(text string) error {
 	return nil
 }
 
-// choiceValue is one of few words.
+// choiceValue is one of the allowed words.
 type choiceValue struct {
 	v       *string
 	allowed []string
@@ -183,7 +185,8 @@ func (l *idsValue) Set(text string) error {
 	return nil
 }
 
-// lookupsValue is NAME=FINGERPRINT, with 32 hex digits, separated by commas. As a flag it may be given several times.
+// lookupsValue is NAME=FINGERPRINT, with 32 hex digits, separated by commas. As a flag it may be
+// given several times.
 type lookupsValue struct{ v map[string][16]byte }
 
 func (l *lookupsValue) Type() string { return "name=hex" }

@@ -1,7 +1,7 @@
 package settings
 
-// Values of --device. In all but the first, GPUs are opened in movers, one process for each, when an engine first
-// registers memory of one.
+// Values of --device. In all but the first, each GPU is opened in a mover when an engine first
+// registers memory on it.
 const (
 	DeviceHost      = "host"       // shared memory and engines on CPUs only
 	DeviceAuto      = "auto"       // host in this process

@@ -20,16 +20,16 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// An agent that dies may leave movers that stand still: they keep the pool's file locked, and the
-// engines' sockets open. So it writes down, in the socket directory, which movers it has, and its
-// successor ends them. A process is known by all of this together: its number and when it began, in
-// this life of the machine and this namespace of processes, the file that it runs, and a mark that
-// only the movers of one agent have in their environment.
+// An agent that dies may leave blocked movers, which keep the pool's file locked and the engines'
+// sockets open. So it records its movers in the socket directory, and its successor ends them. A
+// process is identified by all of these: its number and start time, within a boot of the machine
+// and a PID namespace, its executable file, and a mark that only the movers of one agent have in
+// their environment.
 
-// File is what is written down.
+// File is the content of the record.
 type File struct {
 	Machine   string  `json:"machine"`   // the kernel's boot_id
-	Namespace uint64  `json:"namespace"` // inode of the namespace of processes
+	Namespace uint64  `json:"namespace"` // inode of the PID namespace
 	Movers    []Mover `json:"movers"`
 }
 
@@ -38,13 +38,13 @@ type Mover struct {
 	Process
 	Exe   fileID  `json:"exe"`
 	Mark  string  `json:"mark"`  // the value of markEnv
-	Agent Process `json:"agent"` // that started it
+	Agent Process `json:"agent"` // the agent that started it
 }
 
-// Process is one process of a namespace and a life of the machine.
+// Process is one process of a PID namespace and a boot of the machine.
 type Process struct {
 	PID   int    `json:"pid"`
-	Began uint64 `json:"began"` // clock ticks since the machine did
+	Began uint64 `json:"began"` // start time, clock ticks since the machine's boot
 }
 
 type fileID struct {
@@ -55,7 +55,7 @@ type fileID struct {
 // markEnv is in the environment of each mover.
 const markEnv = "KVAGENT_MOVER_MARK"
 
-// maxMoversFile is the most of the file that is read, bytes: some thousand movers.
+// maxMoversFile bounds the file's size, bytes: some thousand movers.
 const maxMoversFile = 1 << 20
 
 // Record writes the file of this agent.
@@ -70,8 +70,8 @@ type Record struct {
 	stopped bool
 }
 
-// NewRecord replaces the list of the agents before, and goes on with what is left of it: their
-// successor's successor is to know of it too.
+// NewRecord replaces the list of the previous agents. It keeps the movers in left, so that the next
+// agent knows them too.
 func NewRecord(dir string, left []Mover, log *zap.Logger) (*Record, error) {
 	var mark [16]byte
 	if _, err := rand.Read(mark[:]); err != nil {
@@ -86,11 +86,11 @@ func NewRecord(dir string, left []Mover, log *zap.Logger) (*Record, error) {
 	return r, nil
 }
 
-// Env is what movers have in their environment.
+// Env returns the variable that movers have in their environment.
 func (r *Record) Env() string { return markEnv + "=" + r.mark }
 
-// Note enters a process that has started, or takes one out that is reaped.
-func (r *Record) Note(pid int, runs bool) {
+// Update adds a process that has started, or removes one that was reaped.
+func (r *Record) Update(pid int, runs bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.file.Movers = slices.DeleteFunc(r.file.Movers, func(m Mover) bool {
@@ -98,13 +98,13 @@ func (r *Record) Note(pid int, runs bool) {
 			m.PID == pid
 	})
 	if runs {
-		exe, _ := exeOf(pid) // unknown: then the successor leaves it alone, and goes on without the pool's file
+		exe, _ := exeOf(pid) // unknown: the successor does not kill it then, and starts without the pool's file
 		r.file.Movers = append(r.file.Movers, Mover{Process{pid, began(pid)}, exe, r.mark, r.agent})
 	}
 	r.write()
 }
 
-// Drop takes a process out that an agent before had left, and that has ended by now.
+// Drop removes a process of an earlier agent that has ended.
 func (r *Record) Drop(p Process) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -112,23 +112,22 @@ func (r *Record) Drop(p Process) {
 	r.write()
 }
 
-// Stop ends all writing: the directory is another agent's, or will be. The entries that are left do
-// no harm, because none of them is another process.
+// Stop ends all writing, because the directory passes to another agent. Remaining entries do no
+// harm, because none of them can match another process.
 func (r *Record) Stop() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.stopped = true
 }
 
-// write puts the file in the place of the last one; without movers there is none. r.mu is held, or
-// r is new.
+// write replaces the file, or removes it if there are no movers. r.mu is held, or r is new.
 func (r *Record) write() {
 	if r.stopped {
 		return
 	}
 	err := r.replace()
 	if err != nil {
-		r.log.Error("movers are not written down: a successor of this agent cannot end them", zap.String("path", r.path),
+		r.log.Error("movers are not recorded: a successor of this agent cannot end them", zap.String("path", r.path),
 			zap.Error(err))
 	}
 }
@@ -144,21 +143,22 @@ func (r *Record) replace() error {
 	if err != nil {
 		return err
 	}
-	next := r.path + ".lock" // a name that the directory may have, and no socket
+	next := r.path + ".lock" // a name that is allowed in the directory and is no socket
 	if err := writeNew(next, text); err != nil {
 		return err
 	}
 	return os.Rename(next, r.path)
 }
 
-// newFileTries is how often writeNew makes its file if another process makes one of that name.
+// newFileTries is how often writeNew tries to create its file while another process creates one of
+// that name.
 const newFileTries = 2
 
-// writeNew writes a file that it makes itself. The group of the directory can write in it too: what
-// is there, a link or a pipe, is removed and never opened.
+// writeNew writes a file that it creates itself. The directory's group can create files in it too,
+// so an existing file, link or pipe is removed and never opened.
 func writeNew(path string, text []byte) error {
 	for try := 1; ; try++ {
-		_ = os.Remove(path) // what cannot be removed is an error of the next call
+		_ = os.Remove(path) // a failure shows in the next call
 		file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 		if errors.Is(err, fs.ErrExist) && try < newFileTries {
 			continue
@@ -171,7 +171,7 @@ func writeNew(path string, text []byte) error {
 	}
 }
 
-// ReadMovers reads what the agent before wrote down; none is no error.
+// ReadMovers reads the previous agent's record; a missing one is no error.
 func ReadMovers(dir string) (f File, err error) {
 	path := filepath.Join(dir, ipc.MoversFile)
 	fd, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
@@ -188,7 +188,8 @@ func ReadMovers(dir string) (f File, err error) {
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG || int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0 ||
 		st.Size > maxMoversFile {
-		return File{}, fmt.Errorf("%s: uid %d, mode %o, %d bytes, allowed: a file of uid %d that only it can write, at most %d bytes",
+		return File{}, fmt.Errorf("%s: uid %d, mode %o, %d bytes, allowed: a file of uid %d that only it can write, "+
+			"at most %d bytes",
 			path, st.Uid, st.Mode, st.Size, os.Geteuid(), maxMoversFile)
 	}
 	text := make([]byte, st.Size)
@@ -217,7 +218,7 @@ func namespaceID() uint64 {
 	return st.Ino
 }
 
-// began is when a process began; 0: there is none.
+// began returns the start time of a process; 0: there is none.
 func began(pid int) uint64 {
 	words := processWords(strconv.Itoa(pid))
 	if words == nil {
@@ -230,7 +231,7 @@ func began(pid int) uint64 {
 	return n
 }
 
-// exeOf is the file that a process runs.
+// exeOf returns the file that a process runs.
 func exeOf(pid int) (fileID, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(fmt.Sprintf("/proc/%d/exe", pid), &st); err != nil {

@@ -1,5 +1,5 @@
-// Package takeover takes a socket directory and a pool's file over from the agent that had them
-// before, and ends the movers that it left.
+// Package takeover takes a socket directory and a pool's file over from the previous agent, and
+// ends the movers that it left running.
 package takeover
 
 import (
@@ -19,27 +19,30 @@ import (
 	"github.com/kvagent/kvagent/pool/dram"
 )
 
-// New makes one that waits for so long in all.
-func New(wait time.Duration, left *Left, log *zap.Logger) *Takeover {
+// New makes a Takeover that waits for at most wait in all.
+func New(wait time.Duration, left *Orphans, log *zap.Logger) *Takeover {
 	return &Takeover{wait: wait, log: log, left: left}
 }
 
-// Takeover waits for an agent that is ending to let go of what this one needs. The kernel lets go of files only when it
-// has unmapped a dead agent's memory, which takes seconds for a large pool. One that lives and stays is not waited for.
+// Takeover waits for an ending agent to release what this one needs. The kernel releases files only
+// after it has unmapped a dead agent's memory, which takes seconds for a large pool. It does not
+// wait for an agent that keeps running.
 type Takeover struct {
 	wait time.Duration // in all
 	log  *zap.Logger
 	end  time.Time // of the wait, once it has begun
-	left *Left
+	left *Orphans
 }
 
 const (
 	poll = 20 * time.Millisecond
-	// grace is how long a process must be seen alive to be one that stays: a signal that kills takes a moment.
+	// grace is how long a process must be seen running to count as one that keeps running, because
+	// a deadly signal takes a moment.
 	grace = 300 * time.Millisecond
 )
 
-// Admin takes the socket directory, and waits until the agent that had it is gone, its memory too.
+// Admin takes the socket directory, and waits until the previous agent has exited and its memory is
+// released.
 func (t *Takeover) Admin(ctx context.Context, dir string, group int) (l *ipc.UnixListener, err error) {
 	before, known := lockHolder(dir)
 	err = t.until(ctx, func() error {
@@ -55,19 +58,19 @@ func (t *Takeover) Admin(ctx context.Context, dir string, group int) (l *ipc.Uni
 	if err != nil || !known || before == os.Getpid() {
 		return l, err
 	}
-	for ending(before) && !Gone(before) && t.pause(ctx) { // it holds nothing but memory
+	for ending(before) && !Exited(before) && t.pause(ctx) { // only its memory remains
 	}
 	return l, nil
 }
 
-// Pool opens the pool in the file of path, which another process may have. One that is held by what
-// cannot be ended is given up.
+// Pool opens the pool in the file of path, which another process may hold. It abandons a file whose
+// holder cannot be ended.
 func (t *Takeover) Pool(ctx context.Context, path string, open func() (*dram.Pool, error)) (p *dram.Pool, err error) {
 	p, err = t.openPool(ctx, open)
 	var by *dram.HeldError
 	if errors.As(err, &by) && ctx.Err() == nil {
 		if held, _ := t.left.holds(by); held {
-			if bad := t.left.giveUp(path, err); bad != nil {
+			if bad := t.left.abandonFile(path, err); bad != nil {
 				return nil, errors.Join(err, bad)
 			}
 			p, err = t.openPool(ctx, open)
@@ -85,17 +88,17 @@ func (t *Takeover) openPool(ctx context.Context, open func() (*dram.Pool, error)
 		if !errors.As(err, &by) {
 			return false, false
 		}
-		if held, patient := t.left.holds(by); held && !patient {
-			return false, false // there is nothing to wait for
+		if held, mayEnd := t.left.holds(by); held && !mayEnd {
+			return false, false // nothing to wait for
 		}
 		return by.Process != 0 && !by.Gone && !ending(by.Process), true
 	})
 	return p, err
 }
 
-// until tries to open something until nobody holds it, somebody does who stays, or the time is over.
+// until retries open until it succeeds, its holder is one that keeps running, or the time is over.
 func (t *Takeover) until(ctx context.Context, open func() error, judge func(error) (stays, held bool)) error {
-	var alive time.Time // since when the holder is seen to stay
+	var alive time.Time // since when the holder is seen running
 	for {
 		err := open()
 		stays, held := judge(err)
@@ -110,7 +113,7 @@ func (t *Takeover) until(ctx context.Context, open func() error, judge func(erro
 			return err
 		}
 		if t.end.IsZero() {
-			t.log.Info("waiting for another agent to let go", zap.Duration("at_most", t.wait), zap.Error(err))
+			t.log.Info("waiting for another agent to end", zap.Duration("at_most", t.wait), zap.Error(err))
 		}
 		if !t.pause(ctx) {
 			return fmt.Errorf("waited %v (takeover-wait): %w", t.wait, err)
@@ -118,7 +121,7 @@ func (t *Takeover) until(ctx context.Context, open func() error, judge func(erro
 	}
 }
 
-// pause waits a little; false when the time is over.
+// pause waits a little. It returns false when the time is over.
 func (t *Takeover) pause(ctx context.Context) bool {
 	now := time.Now()
 	if t.end.IsZero() {
@@ -135,7 +138,7 @@ func (t *Takeover) pause(ctx context.Context) bool {
 	}
 }
 
-// lockHolder is the process that locked a socket directory last.
+// lockHolder returns the process that locked a socket directory last.
 func lockHolder(dir string) (pid int, ok bool) {
 	text, err := os.ReadFile(filepath.Join(dir, ipc.AdminSocket+".lock"))
 	if err != nil {
@@ -150,7 +153,7 @@ const (
 	bitKill     = 1 << 8 // SIGKILL in a mask of signals
 )
 
-// ending is true for a process that is gone, has begun to end, or is about to because it was killed.
+// ending reports whether a process has ended, is exiting, or has a pending SIGKILL.
 func ending(pid int) bool {
 	state, flags, ok := processState(pid)
 	if !ok || state == "Z" || state == "X" || flags&flagExiting != 0 {
@@ -172,8 +175,8 @@ func ending(pid int) bool {
 	return false
 }
 
-// Gone is true when nothing is left of a process but what its parent has to collect.
-func Gone(pid int) bool {
+// Exited reports whether a process has ended; it may still be a zombie.
+func Exited(pid int) bool {
 	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	if err != nil {
 		return true
@@ -200,8 +203,8 @@ func processState(pid int) (state string, flags uint64, ok bool) {
 	return words[0], flags, err == nil
 }
 
-// processWords returns the words after a process's name, which may hold anything itself; nil: there is
-// no such process.
+// processWords returns the words after a process's name, which may hold anything itself; nil: there
+// is no such process.
 func processWords(pid string) []string {
 	text, err := os.ReadFile("/proc/" + pid + "/stat")
 	if err != nil {

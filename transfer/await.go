@@ -7,17 +7,17 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// await waits until the engine's compute stream has got past the job's step: the step word says so and the event
-// has fired. The event alone proves nothing, for it may fire because its process died; the word alone is written
-// before the event, and only behind the event are the kernels' bytes there for others. OK: go on; anything else
-// is the status of every block.
+// await waits until the engine's compute stream has passed the job's step: the step word has
+// reached it and the event has fired. The event alone proves nothing, because it may fire when its
+// process dies. The word is written before the event, and only after the event are the kernels'
+// bytes visible to others. It returns OK, or the status of every block.
 func (th *thread) await(t *task) pool.Status {
 	th.enter(WaitingEvent)
 	limits := &th.w.cfg.Limits
 	pause := limits.PollFloor
 	var timer *time.Timer
 	for start := time.Now(); ; {
-		s, status := th.look(t, t.job.Event)
+		s, status := th.pollWanted(t, t.job.Event)
 		switch {
 		case status != pool.OK:
 			return status
@@ -39,8 +39,8 @@ func (th *thread) await(t *task) pool.Status {
 	}
 }
 
-// look asks whether the engine still wants the job; OK: it does.
-func (th *thread) look(t *task, event uint32) (cudaipc.State, pool.Status) {
+// pollWanted returns OK if the engine still wants the job, else the status of its blocks.
+func (th *thread) pollWanted(t *task, event uint32) (cudaipc.State, pool.Status) {
 	s, err := th.poll(t, event)
 	switch {
 	case err != nil:
@@ -53,7 +53,7 @@ func (th *thread) look(t *task, event uint32) (cudaipc.State, pool.Status) {
 	return s, pool.OK
 }
 
-// poll asks the device for the job's words. Loads have no revocation word.
+// poll reads the job's words through the device. Loads have no revocation word.
 func (th *thread) poll(t *task, event uint32) (cudaipc.State, error) {
 	wait := [1]cudaipc.Wait{{Peer: th.w.cfg.Peer, Event: event, Revoke: cudaipc.None, Step: t.job.Step}}
 	if t.job.Kind == Save {

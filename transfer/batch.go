@@ -2,63 +2,66 @@ package transfer
 
 import "github.com/kvagent/kvagent/pool"
 
-// part is the blocks from to to-1 of one section, as far as they are in the batch at hand.
+// part is the blocks from to to-1 of one section that are in the current batch.
 type part struct {
 	section  *Section
 	from, to int
 	first    int // number of its first block in the job
 }
 
-// cursor is where the next batch of a job begins.
+// cursor is the start of the next batch of a job.
 type cursor struct {
 	section, block int
 	number         int // of the block in the job
 }
 
-// way is how the batches of one kind of job begin and end. Unless begin answers OK, its answer is the status of all blocks behind the batch.
-// land is given the status of the batches before, and gives its own: once one is not OK, those behind it are given up.
-type way struct {
-	begin func(*task, *flight, []part) pool.Status
-	land  func(*task, *flight, pool.Status) pool.Status
+// batchOps begins and finishes the batches of one kind of job. If begin does not return OK, its
+// result is the status of all blocks after the batch. finish takes the status of the batches before
+// and returns its own: once one is not OK, later batches are dropped.
+type batchOps struct {
+	begin  func(*task, *flight, []part) pool.Status
+	finish func(*task, *flight, pool.Status) pool.Status
 }
 
-// batches waits for the engine and then does a job batch by batch, each with a lane of its own. It gives the device the next ones, as
-// far as Limits.Batches goes and a lane is free, while the oldest is under way, so that no copy engine waits for this thread; they
-// end in their order. A job that is cancelled keeps what its batches so far have done.
-func (th *thread) batches(t *task, w way) {
+// batches waits for the engine and then does a job batch by batch, each with its own lane. While
+// the oldest batch is in flight it starts further ones, up to Limits.Batches and while a lane is
+// free, so that no copy engine waits for this thread. Batches finish in order. A cancelled job
+// keeps the results of its finished batches.
+func (th *thread) batches(t *task, ops batchOps) {
 	if s := th.await(t); s != pool.OK {
-		t.rest(0, s)
+		t.setFrom(0, s)
 		return
 	}
 	var c cursor
 	status := pool.OK
 	for status == pool.OK && c.number < len(t.status) {
-		lane, ok := th.another(t)
+		lane, ok := th.nextLane(t)
 		switch {
 		case ok:
-			status = th.launch(t, &c, lane, w)
-		case th.flying() > 0:
-			status = th.land(t, w, pool.OK)
+			status = th.launch(t, &c, lane, ops)
+		case th.inFlight() > 0:
+			status = th.finishOldest(t, ops, pool.OK)
 		default:
-			status = Cancelled // while it waited for a lane
+			status = Cancelled // cancelled while it waited for a lane
 		}
 	}
-	for th.flying() > 0 {
-		status = th.land(t, w, status)
+	for th.inFlight() > 0 {
+		status = th.finishOldest(t, ops, status)
 	}
 	if status != pool.OK {
-		t.rest(c.number, status)
+		t.setFrom(c.number, status)
 	}
 }
 
-// maxBatches is the most batches of a job under way: a thread keeps memory for each.
+// maxBatches bounds the batches of a job in flight, each of which takes memory.
 const maxBatches = 64
 
-// maxBatchRuns is the most runs of one copy, at least those of one block: what a thread keeps memory for, whatever pieces an engine's layout has. A
-// device takes cudaipc.MaxCopyRuns.
+// maxBatchRuns bounds the runs of one copy of several blocks, and so a thread's memory for any
+// layout. A device takes cudaipc.MaxCopyRuns.
 const maxBatchRuns = 1 << 17
 
-// take gives the parts of the next batch: blocks of together at most Limits.BatchBytes and maxBatchRuns, but at least one.
+// take returns the parts of the next batch: at least one block, and else at most Limits.BatchBytes
+// and maxBatchRuns.
 func (th *thread) take(t *task, c *cursor) []part {
 	th.parts = th.parts[:0]
 	room, runs := th.w.cfg.Limits.BatchBytes, maxBatchRuns
@@ -71,7 +74,7 @@ func (th *thread) take(t *task, c *cursor) []part {
 		}
 		plan := &th.w.plans[s.Group]
 		n := min(left, int(room/int64(plan.bytes)), runs/len(plan.segments))
-		if n <= 0 && len(th.parts) > 0 { // below zero: the first block was larger than a batch
+		if n <= 0 && len(th.parts) > 0 { // negative: the first block was larger than a batch
 			break
 		}
 		n = max(n, 1)
@@ -83,7 +86,7 @@ func (th *thread) take(t *task, c *cursor) []part {
 	return th.parts
 }
 
-// batch is the part as the pool is asked for it. Its status is the job's.
+// batch returns the pool's batch of a part. Its status is a slice of the job's.
 func (th *thread) batch(t *task, p *part) pool.Batch {
 	n := p.to - p.from
 	if cap(th.slots) < n {
@@ -100,12 +103,13 @@ func (th *thread) batch(t *task, p *part) pool.Batch {
 	}
 }
 
-// flying is how many batches have begun and not ended.
-func (th *thread) flying() int { return len(th.begun) + len(th.checking) }
+// inFlight returns the number of batches that have begun and not finished.
+func (th *thread) inFlight() int { return len(th.begun) + len(th.checking) }
 
-// another gives the lane of a batch that can begin now. With none under way it waits for one; false says that the job has ended.
-func (th *thread) another(t *task) (*ticket, bool) {
-	if th.flying() == 0 {
+// nextLane returns a lane for the next batch if it can begin now. If no batch is in flight it waits
+// for a lane, and returns false only if the job has ended.
+func (th *thread) nextLane(t *task) (*ticket, bool) {
+	if th.inFlight() == 0 {
 		return th.lane(t)
 	}
 	if len(th.begun) == th.w.cfg.Limits.Batches {
@@ -117,7 +121,7 @@ func (th *thread) another(t *task) (*ticket, bool) {
 	return th.w.cfg.Lanes.try(th.kind)
 }
 
-// lane waits for the right to copy. It is left if the job ends meanwhile.
+// lane waits for the right to copy. It gives the lane up if the job ends meanwhile.
 func (th *thread) lane(t *task) (*ticket, bool) {
 	th.enter(WaitingLane)
 	lane := th.w.cfg.Lanes.enter(th.kind)

@@ -6,19 +6,19 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Limits of one job, as the session protocol has them.
+// Limits of one job, equal to the session protocol's.
 const (
 	MaxSections  = 64
 	MaxJobBlocks = 8192
 )
 
-// checkJobLocked holds a job against the worker's layout and gives its number of blocks.
+// checkJobLocked checks a job against the worker's layout and returns its number of blocks.
 func (w *Worker) checkJobLocked(job *Job) (blocks int, err error) {
 	if job.Kind != Save && job.Kind != Load {
 		return 0, fmt.Errorf("kind %d is neither save nor load: %w", job.Kind, ErrInvalid)
 	}
 	if w.mu.jobs[job.ID] != nil {
-		return 0, fmt.Errorf("this number is a job's that has not ended: %w", ErrInvalid)
+		return 0, fmt.Errorf("a job of this number has not ended: %w", ErrInvalid)
 	}
 	if len(job.Sections) > MaxSections {
 		return 0, fmt.Errorf("sections: %d, at most %d: %w", len(job.Sections), MaxSections, ErrInvalid)
@@ -62,7 +62,7 @@ func (w *Worker) checkSection(s *Section) error {
 	return nil
 }
 
-// covered says that every hash of the view lies in its blob.
+// covered reports whether every hash of the view lies in its blob.
 func covered(h *pool.Hashes) bool {
 	have := len(h.Blob) / h.Len
 	if h.N == 0 {
@@ -74,7 +74,7 @@ func covered(h *pool.Hashes) bool {
 	return h.First+(h.N-1)*max(h.Step, 1) < have // N is at most MaxJobBlocks: does not overflow
 }
 
-// checkTwiceLocked refuses a load that brings two contents into one block.
+// checkTwiceLocked refuses a load that names one block twice.
 func (w *Worker) checkTwiceLocked(sections []Section) (err error) {
 	for group := range w.plans {
 		for i := range sections {

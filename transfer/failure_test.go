@@ -8,13 +8,14 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// TestCorruptIsDropped: one flipped bit in the pool. Without content checksums nobody sees it.
+// TestCorruptIsDropped: one flipped bit in the pool. Without content checksums it is not detected.
 func TestCorruptIsDropped(t *testing.T) {
 	for _, integrity := range []Integrity{Full, Header} {
 		s := newNode(t, 64, false).join(t, func(c *Config) { c.Integrity = integrity })
 		s.fill(0, 3)
 		arena, _ := s.pool.Arena()
-		b := pool.Batch{Space: s.space, Hashes: pool.Chain(chain(1, 1), hashLen), Status: make([]pool.Status, 1), Slots: make([]pool.Slot, 1)}
+		b := pool.Batch{Space: s.space, Hashes: pool.Chain(chain(1, 1), hashLen), Status: make([]pool.Status, 1),
+			Slots: make([]pool.Slot, 1)}
 		s.pool.Acquire(&b)
 		arena[b.Slots[0].Off+blockSize-1] ^= 4
 		s.pool.Release(b.Slots, b.Status)
@@ -37,7 +38,8 @@ func TestCorruptIsDropped(t *testing.T) {
 func TestFullPoolIsBusy(t *testing.T) {
 	s := newNode(t, 4, false).join(t, nil)
 	s.fill(0, 4)
-	b := pool.Batch{Space: s.space, Hashes: pool.Chain(chain(0, 4), hashLen), Status: make([]pool.Status, 4), Slots: make([]pool.Slot, 4)}
+	b := pool.Batch{Space: s.space, Hashes: pool.Chain(chain(0, 4), hashLen), Status: make([]pool.Status, 4),
+		Slots: make([]pool.Slot, 4)}
 	s.pool.Acquire(&b)
 	s.finish(save(1, section(50, 2, 0)), pool.Busy)
 	s.pool.Release(b.Slots, b.Status)
@@ -93,10 +95,12 @@ func (b *broken) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bo
 	return d, ok, err
 }
 
-// TestDeviceThatFails: every block gets a status, nothing stays reserved or pinned, and the worker goes on.
+// TestDeviceThatFails: every block gets a status, nothing stays reserved or pinned, and the worker
+// continues.
 func TestDeviceThatFails(t *testing.T) {
 	for name, b := range map[string]*broken{
-		"copy": {copy: cudaipc.ErrPeer}, "done": {done: cudaipc.ErrPeer}, "poll": {poll: cudaipc.ErrPeer}, "bad": {bad: true},
+		"copy": {copy: cudaipc.ErrPeer}, "done": {done: cudaipc.ErrPeer}, "poll": {poll: cudaipc.ErrPeer},
+		"bad": {bad: true},
 	} {
 		n := newNode(t, 64, false)
 		n.join(t, nil).fill(0, 2)
@@ -157,7 +161,8 @@ func TestBatchesAreBounded(t *testing.T) {
 	}
 }
 
-// TestBatchesOfSmallPiecesAreBounded: a layout of as many pieces as there may be is copied, in copies that a device takes.
+// TestBatchesOfSmallPiecesAreBounded: a layout of as many pieces as there may be is copied, in
+// copies that a device takes.
 func TestBatchesOfSmallPiecesAreBounded(t *testing.T) {
 	n := newNode(t, 64, false)
 	count := &counting{Device: n.host}
@@ -172,7 +177,8 @@ func TestBatchesOfSmallPiecesAreBounded(t *testing.T) {
 	})
 	s.finish(save(1, section(0, 5, 0), section(10, 5, 5)), pool.OK)
 	if want := 10 * MaxSegments; count.runs != want || len(count.blocks) < want/maxBatchRuns {
-		t.Errorf("%d copies with %d runs, want %d in copies of at most %d", len(count.blocks), count.runs, want, maxBatchRuns)
+		t.Errorf("%d copies with %d runs, want %d in copies of at most %d", len(count.blocks), count.runs, want,
+			maxBatchRuns)
 	}
 	s.finish(load(2, section(0, 5, 20)), pool.OK)
 }
@@ -189,8 +195,8 @@ func (c *counting) Copy(x *cudaipc.Copy) (cudaipc.Ticket, error) {
 	return c.Device.Copy(x)
 }
 
-// TestLongSaveKeepsItsOwnPrefix: a chain longer than the pool, in several batches. What found no room ends the section;
-// blocks behind it, which nobody could reach, do not push out its beginning.
+// TestLongSaveKeepsItsOwnPrefix: a chain longer than the pool, in several batches. What found no
+// room ends the section; blocks after it, which could not be found, do not evict its beginning.
 func TestLongSaveKeepsItsOwnPrefix(t *testing.T) {
 	s := newNode(t, 8, false).join(t, func(c *Config) {
 		c.Limits = DefaultLimits

@@ -5,32 +5,32 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// flight is a batch from its begin until its blocks have been reported: what the device and the pool see of it. It is
-// used again for a later batch.
+// flight is a batch from its begin until its blocks have been reported: its copy and its slots. It
+// is reused for a later batch.
 type flight struct {
 	lane   *ticket
 	copy   cudaipc.Copy
 	ticket cudaipc.Ticket
 	err    error // why the device did not take the copy
 
-	// The blocks that are copied, one behind the other.
+	// The blocks to copy, in the order of the copy.
 	slots  []pool.Slot
 	status []pool.Status
 	number []int // of the block in the job
 	where  []place
 
-	sums    []uint32 // of the copy, once it has ended
-	checked []bool   // blocks that a sample has, or had
-	asked   []*asked // samples under way
+	sums    []uint32         // set when the copy has ended
+	checked []bool           // blocks that are or were in a sample
+	samples []*sampleRequest // in flight
 }
 
-// launch begins the next batch of a job. Where nothing of it is to be copied it is over at once.
-func (th *thread) launch(t *task, c *cursor, lane *ticket, w way) pool.Status {
+// launch begins the next batch of a job. A batch without blocks to copy ends at once.
+func (th *thread) launch(t *task, c *cursor, lane *ticket, ops batchOps) pool.Status {
 	f := th.spare()
 	f.lane = lane
-	status := w.begin(t, f, th.take(t, c))
+	status := ops.begin(t, f, th.take(t, c))
 	if status != pool.OK || len(f.slots) == 0 {
-		th.settle(f)
+		th.recycle(f)
 		return status
 	}
 	f.ticket, f.err = th.w.cfg.Device.Copy(&f.copy)
@@ -38,14 +38,14 @@ func (th *thread) launch(t *task, c *cursor, lane *ticket, w way) pool.Status {
 	return pool.OK
 }
 
-// land waits for the end of the oldest copy under way. It ends its batch, or begins its check,
-// beside which the next copies go on. It ends the oldest batch that is being checked when there are
-// Limits.Batches of them, or no copy is under way.
-func (th *thread) land(t *task, w way, before pool.Status) pool.Status {
+// finishOldest waits for the oldest copy in flight, and finishes its batch or begins its check,
+// during which the next copies continue. It finishes the oldest batch being checked instead when
+// there are Limits.Batches of them, or no copy is in flight.
+func (th *thread) finishOldest(t *task, ops batchOps, before pool.Status) pool.Status {
 	list := &th.checking
 	if len(th.begun) > 0 && len(th.checking) < th.w.cfg.Limits.Batches {
 		f := th.begun[0]
-		th.arrive(f)
+		th.awaitCopy(f)
 		if before == pool.OK && !th.ended(t) && th.check(f) || len(th.checking) > 0 {
 			th.begun = append(th.begun[:0], th.begun[1:]...)
 			th.checking = append(th.checking, f)
@@ -56,13 +56,13 @@ func (th *thread) land(t *task, w way, before pool.Status) pool.Status {
 		list = &th.begun
 	}
 	f := (*list)[0]
-	status := w.land(t, f, before)
+	status := ops.finish(t, f, before)
 	*list = append((*list)[:0], (*list)[1:]...)
-	th.settle(f)
+	th.recycle(f)
 	return status
 }
 
-// spare is a flight for the next batch.
+// spare returns a flight for the next batch.
 func (th *thread) spare() *flight {
 	f := &flight{}
 	if n := len(th.spares); n > 0 {
@@ -77,15 +77,15 @@ func (th *thread) spare() *flight {
 	return f
 }
 
-// settle ends a flight, of which nothing is under way.
-func (th *thread) settle(f *flight) {
+// recycle keeps a finished flight for reuse.
+func (th *thread) recycle(f *flight) {
 	if f.lane != nil {
 		th.w.cfg.Lanes.leave(f.lane)
 	}
 	th.spares = append(th.spares, f)
 }
 
-// add puts the blocks that the pool gave slots for into the copy.
+// add adds the blocks for which the pool gave slots to the copy.
 func (th *thread) add(f *flight, p *part, b *pool.Batch) {
 	plan := &th.w.plans[p.section.Group]
 	key := pool.Key{Space: th.w.cfg.Spec.Fingerprint, Group: p.section.Group, Shard: th.w.cfg.Shard}
@@ -96,7 +96,8 @@ func (th *thread) add(f *flight, p *part, b *pool.Batch) {
 		before := len(f.copy.Runs)
 		f.copy.Runs = plan.runs(f.copy.Runs, p.section.Blocks[p.from+i], b.Slots[i].Off)
 		key.Hash = pool.MakeHash(b.Hashes.At(i))
-		f.copy.Blocks = append(f.copy.Blocks, cudaipc.Block{Runs: uint32(len(f.copy.Runs) - before), Seed: key.Seed(plan.bytes)})
+		f.copy.Blocks = append(f.copy.Blocks,
+			cudaipc.Block{Runs: uint32(len(f.copy.Runs) - before), Seed: key.Seed(plan.bytes)})
 		f.slots = append(f.slots, b.Slots[i])
 		f.status = append(f.status, pool.OK)
 		f.number = append(f.number, p.first+i)
@@ -105,15 +106,16 @@ func (th *thread) add(f *flight, p *part, b *pool.Batch) {
 	}
 }
 
-// arrive returns when nothing of the flight's copy is under way any more, however long that takes. It marks the blocks
-// that did not arrive, or of a load not as they were stored, and notes the sums of the others.
-func (th *thread) arrive(f *flight) {
+// awaitCopy waits without a time limit for the flight's copy to end. It marks the blocks that were
+// not copied, and of a load those that differ from what was stored, and keeps the sums of the
+// others.
+func (th *thread) awaitCopy(f *flight) {
 	th.enter(Copying)
 	d, err := th.outcome(f.ticket, f.err)
-	short := f.copy.Sum && len(d.Sums) != len(f.copy.Blocks) // a block without its sum has not arrived
+	short := f.copy.Sum && len(d.Sums) != len(f.copy.Blocks) // a block without its sum counts as not copied
 	for i := range f.status {
 		if err != nil || short || (d.Bad != nil && d.Bad[i]) {
-			f.status[i] = th.failed(f, i)
+			f.status[i] = th.failureStatus(f, i)
 		}
 	}
 	if short {
@@ -124,9 +126,9 @@ func (th *thread) arrive(f *flight) {
 	}
 }
 
-// failed is the status of a block that was not copied. Where the pool cannot read its slot either
-// the slot is the reason: a load drops the entry then, so that it is not promised again.
-func (th *thread) failed(f *flight, i int) pool.Status {
+// failureStatus returns the status of a block that was not copied. If the pool cannot read its
+// slot, the slot is the reason: a load drops the entry then, so that it is not promised again.
+func (th *thread) failureStatus(f *flight, i int) pool.Status {
 	p, ok := th.w.cfg.Slots.(pool.Prober)
 	if ok && !p.Probe(f.slots[i]) && f.copy.Dir == cudaipc.Scatter {
 		return pool.Corrupt
@@ -134,7 +136,7 @@ func (th *thread) failed(f *flight, i int) pool.Status {
 	return Failed
 }
 
-// outcome waits for the end of what the device took, unless err says that it did not.
+// outcome waits for the end of a ticket, unless err means that the device did not accept it.
 func (th *thread) outcome(ticket cudaipc.Ticket, err error) (cudaipc.Done, error) {
 	if err != nil {
 		return cudaipc.Done{}, err
@@ -148,14 +150,14 @@ func (th *thread) outcome(ticket cudaipc.Ticket, err error) (cudaipc.Done, error
 	}
 }
 
-// all gives every block of the flight one status.
+// all sets the status of every block of the flight.
 func (f *flight) all(s pool.Status) {
 	for i := range f.status {
 		f.status[i] = s
 	}
 }
 
-// report brings the flight's statuses and bytes into the job.
+// report adds the flight's statuses and bytes to the job.
 func (f *flight) report(t *task) {
 	for i, status := range f.status {
 		t.status[f.number[i]] = status

@@ -11,8 +11,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// gate is a device whose copies stand still between submission and start, until open is called. It shows what a
-// worker does while a copy is under way.
+// gate is a device whose copies stand still between submission and start, until open is called. It
+// shows what a worker does while a copy is under way.
 type gate struct {
 	cudaipc.Device
 	submitted chan struct{} // one for each Copy
@@ -77,11 +77,12 @@ func (g *gate) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool
 	return d, ok, err
 }
 
-// during waits until a copy has been submitted and does what may happen while it is under way. Then the worker
-// must go on waiting (the gate is opened at the latest at the test's end): a completion meanwhile is a failure that why explains.
+// during waits until a copy has been submitted and does what may happen while it is under way. Then
+// the worker must go on waiting (the gate is opened at the latest at the test's end): a completion
+// meanwhile is a failure that why explains.
 func (g *gate) during(s *station, why string, happens func()) {
 	s.t.Helper()
-	s.t.Cleanup(g.open) // whoever fails here does not leave the worker waiting
+	s.t.Cleanup(g.open) // a failed test must not leave the worker waiting
 	select {
 	case <-g.submitted:
 	case c := <-s.done:
@@ -97,12 +98,13 @@ func (g *gate) during(s *station, why string, happens func()) {
 		case <-time.After(100 * time.Microsecond):
 		}
 		if time.Now().After(end) {
-			s.t.Fatalf("%s: nobody waits for the copy", why)
+			s.t.Fatalf("%s: no wait for the copy", why)
 		}
 	}
 }
 
-// takes waits until n copies have been submitted, and sees that it stays at that while none of them ends.
+// takes waits until n copies have been submitted, and sees that it stays at that while none of them
+// ends.
 func (g *gate) takes(s *station, n int) {
 	s.t.Helper()
 	s.t.Cleanup(g.open)
@@ -119,8 +121,8 @@ func (g *gate) takes(s *station, n int) {
 	}
 }
 
-// mixedUp is a pool that hands out the first two slots of a batch exchanged, each with its own sum: the kind of
-// mistake that only a checksum bound to the key can see.
+// mixedUp is a pool that hands out the first two slots of a batch exchanged, each with its own sum:
+// the kind of mistake that only a checksum bound to the key can see.
 type mixedUp struct{ pool.Slots }
 
 func (m mixedUp) Acquire(b *pool.Batch) {

@@ -10,7 +10,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// TestSaveWaitsForItsEvent: a save is submitted while the kernel that computes its block still runs.
+// TestSaveWaitsForItsEvent: a save is submitted while the kernel that computes its block still
+// runs.
 func TestSaveWaitsForItsEvent(t *testing.T) {
 	s := newNode(t, 64, false).join(t, nil)
 	s.write(3, 1)
@@ -46,7 +47,8 @@ func TestSaveWaitsForTheEventBehindTheStep(t *testing.T) {
 	s.expect(9, 2, "bytes from before the event were stored")
 }
 
-// TestNothingUnfinishedIsStored kills an engine in the middle of a step, on a device where its events then fire.
+// TestNothingUnfinishedIsStored kills an engine in the middle of a step, on a device where its
+// events then fire.
 func TestNothingUnfinishedIsStored(t *testing.T) {
 	n := newNode(t, 64, true)
 	engine := devicetest.HostEngine(t, devicetest.Spec{Regions: []int64{blocks * blockSize}, Events: 1}, cudaipc.KindFD)
@@ -67,7 +69,8 @@ func TestNothingUnfinishedIsStored(t *testing.T) {
 	limits.EventWait = 200 * time.Millisecond
 	w, err := Start(Config{
 		Device: n.host, Slots: n.pool, Space: space, Spec: sp, Limits: limits, Lanes: n.lanes,
-		Layout:   Layout{[]GroupLayout{{NumBlocks: blocks, Segments: []Segment{{Region: 1, Stride: blockSize, Bytes: blockSize}}}}},
+		Layout: Layout{[]GroupLayout{{NumBlocks: blocks,
+			Segments: []Segment{{Region: 1, Stride: blockSize, Bytes: blockSize}}}}},
 		Complete: func(c Completion) { done <- c },
 	})
 	if err != nil {
@@ -91,14 +94,16 @@ func TestNothingUnfinishedIsStored(t *testing.T) {
 	engine.Kill()
 	c := <-done
 	if c.Status[0] == pool.OK || n.pool.Prefix(space, 0, pool.Chain(chain(0, 1), hashLen)) != 0 {
-		t.Fatalf("a block of a step that never ended was stored, on an event that fired because its process died (status %d)", c.Status[0])
+		t.Fatalf("a block of a step that never ended was stored, on an event that fired because its process died "+
+			"(status %d)", c.Status[0])
 	}
 	if c.Status[0] != TimedOut {
 		t.Errorf("status %d, want timed out", c.Status[0])
 	}
 }
 
-// TestLoadWaitsForTheStepInFlight: a kernel of the step in flight still writes to the block that is loaded.
+// TestLoadWaitsForTheStepInFlight: a kernel of the step in flight still writes to the block that is
+// loaded.
 func TestLoadWaitsForTheStepInFlight(t *testing.T) { loadWaits(t, newNode(t, 64, false)) }
 
 // TestLoadWaitsForTheStepInFlightBehindAMover, which is asked for the event, as a GPU's is.
@@ -157,7 +162,8 @@ func (s *station) fill(from, n int) {
 	s.finish(save(77, section(from, n, 0)), pool.OK)
 }
 
-// TestChecksumIsBoundToTheKey: two slots are exchanged with their sums; each block is whole, and wrong.
+// TestChecksumIsBoundToTheKey: two slots are exchanged with their sums; each block is whole, and
+// wrong.
 func TestChecksumIsBoundToTheKey(t *testing.T) {
 	n := newNode(t, 64, false)
 	n.join(t, nil).fill(0, 2)
@@ -165,7 +171,8 @@ func TestChecksumIsBoundToTheKey(t *testing.T) {
 	s.submit(load(1, section(0, 2, 8)))
 	for i, status := range s.completion().Status {
 		if status != pool.Corrupt {
-			t.Errorf("block %d has the bytes of another key and status %d, want corrupt: the checksum is not bound to the key", i, status)
+			t.Errorf("block %d has the bytes of another key and status %d, want corrupt: the checksum is not bound "+
+				"to the key", i, status)
 		}
 	}
 	if s.stored(0, 2) != 0 {
@@ -173,8 +180,8 @@ func TestChecksumIsBoundToTheKey(t *testing.T) {
 	}
 }
 
-// TestCancelIsAFence: the acknowledgement of a cancel comes when the copies under way have ended, and no copy begins
-// after it.
+// TestCancelIsAFence: the acknowledgement of a cancel comes when the copies under way have ended,
+// and no copy begins after it.
 func TestCancelIsAFence(t *testing.T) {
 	for _, batches := range []int{1, 3} {
 		for _, kind := range []Kind{Save, Load} {
@@ -220,8 +227,8 @@ func cancelWhileCopying(t *testing.T, kind Kind, batches int) {
 	}
 }
 
-// TestNextBatchesAreUnderWay: the device has as many batches as there may be, before the first of them has ended. What they bring is
-// whole, and in its place.
+// TestNextBatchesAreUnderWay: the device has as many batches as there may be, before the first of
+// them has ended. Their blocks are whole, and in their places.
 func TestNextBatchesAreUnderWay(t *testing.T) {
 	n := newNode(t, 64, false)
 	n.lanes = NewLanes(8, DefaultLimits.SaveAge, nil)
@@ -248,7 +255,7 @@ func TestNextBatchesAreUnderWay(t *testing.T) {
 	}
 }
 
-// TestOneLaneOneBatch: the batches behind the first are begun only where a lane is free.
+// TestOneLaneOneBatch: batches after the first begin only while a lane is free.
 func TestOneLaneOneBatch(t *testing.T) {
 	n := newNode(t, 64, false)
 	n.lanes = NewLanes(1, DefaultLimits.SaveAge, nil)
@@ -260,7 +267,8 @@ func TestOneLaneOneBatch(t *testing.T) {
 	s.ends(1, pool.OK)
 }
 
-// TestRevokedWithBatchesUnderWay: nothing of them is stored, of the first no more than of the last, nor is anything begun behind them.
+// TestRevokedWithBatchesUnderWay: nothing of them is stored, of the first no more than of the last,
+// nor does anything begin after them.
 func TestRevokedWithBatchesUnderWay(t *testing.T) {
 	n := newNode(t, 64, false)
 	n.lanes = NewLanes(8, DefaultLimits.SaveAge, nil)
@@ -294,7 +302,8 @@ func TestRevokedIsNotStored(t *testing.T) {
 	g.open()
 	c := s.completion()
 	if c.Status[0] != Revoked || s.stored(0, 1) != 0 {
-		t.Fatalf("the save was revoked before its commit: status %d, want revoked; %d blocks stored, want 0", c.Status[0], s.stored(0, 1))
+		t.Fatalf("the save was revoked before its commit: status %d, want revoked; %d blocks stored, want 0",
+			c.Status[0], s.stored(0, 1))
 	}
 	if used := s.pool.Stats().Used; used != 0 {
 		t.Errorf("%d bytes of the pool are held after a revoked save", used)
@@ -318,8 +327,8 @@ func (c *clearing) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, 
 	return c.gate.Done(t, timeout)
 }
 
-// TestRevocationIsNotTakenBack: the engine revokes a save, and uses the word for something else while the later batches end. They are given up
-// all the same: it may have used their blocks since.
+// TestRevocationIsNotTakenBack: the engine revokes a save, and uses the word for something else
+// while the later batches end. They are dropped all the same: it may have used their blocks since.
 func TestRevocationIsNotTakenBack(t *testing.T) {
 	n := newNode(t, 64, false)
 	n.lanes = NewLanes(8, DefaultLimits.SaveAge, nil)
@@ -353,7 +362,8 @@ func TestEpochIsCheckedAtCommit(t *testing.T) {
 	g.open()
 	c := s.completion()
 	if c.Status[0] != pool.Stale || s.stored(0, 4) != 0 {
-		t.Fatalf("the epoch ended before the commit: status %d, want stale; %d blocks stored, want 0", c.Status[0], s.stored(0, 4))
+		t.Fatalf("the epoch ended before the commit: status %d, want stale; %d blocks stored, want 0", c.Status[0],
+			s.stored(0, 4))
 	}
 }
 
@@ -372,6 +382,7 @@ func TestEpochEndsWhileASaveWaits(t *testing.T) {
 	letGo()
 	c := s.completion()
 	if c.Status[0] != pool.Stale || s.stored(0, 4) != 0 {
-		t.Fatalf("the epoch ended while the save waited: status %d, want stale; %d blocks stored, want 0", c.Status[0], s.stored(0, 4))
+		t.Fatalf("the epoch ended while the save waited: status %d, want stale; %d blocks stored, want 0", c.Status[0],
+			s.stored(0, 4))
 	}
 }

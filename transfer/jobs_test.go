@@ -38,7 +38,8 @@ func TestJobsThatCannotBe(t *testing.T) {
 		{"sections[1].hashes", one(func(s *Section) { s.Hashes.First = -1 })},
 		{"sections[1].hashes", one(func(s *Section) { s.Hashes.Step = math.MaxInt })},
 		{"sections[1].hashes", one(func(s *Section) { s.Hashes.Step = -1 })},
-		{"more than 8192", load(1, section(0, 1, 0), Section{Hashes: pool.Chain(chain(0, MaxJobBlocks), hashLen), Blocks: make([]uint32, MaxJobBlocks)})},
+		{"more than 8192", load(1, section(0, 1, 0),
+			Section{Hashes: pool.Chain(chain(0, MaxJobBlocks), hashLen), Blocks: make([]uint32, MaxJobBlocks)})},
 	} {
 		err := s.worker.Submit(try.job)
 		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), try.where) {
@@ -86,7 +87,8 @@ func TestLargestJob(t *testing.T) {
 	s.finish(save(2), pool.OK) // none is a job too
 }
 
-// TestTheSameTwiceInOneJob: a key twice in a save is stored once; a key twice in a load fills two blocks.
+// TestTheSameTwiceInOneJob: a key twice in a save is stored once; a key twice in a load fills two
+// blocks.
 func TestTheSameTwiceInOneJob(t *testing.T) {
 	s := newNode(t, 64, false).join(t, nil)
 	s.write(1, 1)
@@ -112,7 +114,10 @@ func TestConfigurationsThatCannotBe(t *testing.T) {
 		"other integrity":    func(c *Config) { c.Integrity = 7 },
 		"a queue of none":    func(c *Config) { c.Limits = DefaultLimits; c.Limits.Queue = 0 },
 		"a queue of nothing": func(c *Config) { c.Limits = DefaultLimits; c.Limits.QueueBlocks = 0 },
-		"a ceiling too low":  func(c *Config) { c.Limits = DefaultLimits; c.Limits.PollCeiling = c.Limits.PollFloor - 1 },
+		"a ceiling too low": func(c *Config) {
+			c.Limits = DefaultLimits
+			c.Limits.PollCeiling = c.Limits.PollFloor - 1
+		},
 		"no batches":         func(c *Config) { c.Limits = DefaultLimits; c.Limits.Batches = 0 },
 		"too many batches":   func(c *Config) { c.Limits = DefaultLimits; c.Limits.Batches = maxBatches + 1 },
 		"a batch of nothing": func(c *Config) { c.Limits = DefaultLimits; c.Limits.BatchBytes = 0 },

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// Lanes is the number of copies that run at once on a device, and who goes next: loads before saves, but a
-// save that waited longer than Limits.SaveAge before both. While both kinds wait that long, they take turns, so
-// that neither starves. All workers of a device share one.
+// Lanes limits the copies that run at once on a device, and schedules them: loads before saves, but
+// a save that has waited longer than Limits.SaveAge before both. While both kinds wait that long
+// they alternate, so that neither starves. All workers of a device share one Lanes.
 type Lanes struct {
 	age time.Duration
 	now func() time.Time
@@ -28,8 +28,8 @@ type ticket struct {
 	holds   bool // under Lanes.mu
 }
 
-// NewLanes makes n lanes, at least one. saveAge is how long loads may go before a save; now is the clock, nil
-// for time.Now.
+// NewLanes makes n lanes, at least one. saveAge is how long loads may precede a waiting save; now
+// is the clock, nil for time.Now.
 func NewLanes(n int, saveAge time.Duration, now func() time.Time) *Lanes {
 	if now == nil {
 		now = time.Now
@@ -39,7 +39,7 @@ func NewLanes(n int, saveAge time.Duration, now func() time.Time) *Lanes {
 	return l
 }
 
-// enter asks for a lane. The caller waits for granted, or not, and calls leave once in any case.
+// enter requests a lane. The caller may wait for granted, and calls leave once in any case.
 func (l *Lanes) enter(kind Kind) *ticket {
 	t := &ticket{kind: kind, since: l.now(), granted: make(chan struct{})}
 	l.mu.Lock()
@@ -49,8 +49,8 @@ func (l *Lanes) enter(kind Kind) *ticket {
 	return t
 }
 
-// try gives whoever has a lane one more that is free now: a save not the last, for a load may come. Nobody is kept from one that
-// waits: where somebody does, none is free.
+// try gives a holder of a lane another free one. A save does not get the last one, which is
+// reserved for a load. It takes no lane from a waiting ticket: while one waits, no lane is free.
 func (l *Lanes) try(kind Kind) (*ticket, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -61,7 +61,7 @@ func (l *Lanes) try(kind Kind) (*ticket, bool) {
 	return &ticket{kind: kind, holds: true}, true
 }
 
-// leave gives the lane back, or the wait for one up.
+// leave returns the lane, or ends the wait for one.
 func (l *Lanes) leave(t *ticket) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -94,7 +94,7 @@ func (l *Lanes) grantLocked() {
 	}
 }
 
-// nextLocked says which kind goes next; ok is false if nobody waits.
+// nextLocked returns the kind that is served next; ok is false if no ticket waits.
 func (l *Lanes) nextLocked() (kind Kind, ok bool) {
 	saves, loads := l.mu.waiting[Save], l.mu.waiting[Load]
 	if len(loads) == 0 {

@@ -63,7 +63,7 @@ func TestLoadsGoBeforeSaves(t *testing.T) {
 	l.want(s2)
 }
 
-// TestAgedSavesTakeTurnsWithLoads: behind SaveAge neither kind starves.
+// TestAgedSavesTakeTurnsWithLoads: after SaveAge neither kind starves.
 func TestAgedSavesTakeTurnsWithLoads(t *testing.T) {
 	l := newLaneTest(t, 1)
 	now := l.enter(Load)
@@ -82,7 +82,7 @@ func TestAgedSavesTakeTurnsWithLoads(t *testing.T) {
 		case granted(waiting[Load][0]):
 			now, loads = waiting[Load][0], loads+1
 		default:
-			t.Fatal("nobody has the lane")
+			t.Fatal("the lane is free")
 		}
 	}
 	if saves != 10 || loads != 10 {

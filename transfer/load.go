@@ -5,13 +5,13 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// load does a load.
+// load executes a load.
 func (th *thread) load(t *task) {
 	if th.stale(t) {
-		t.rest(0, pool.Stale)
+		t.setFrom(0, pool.Stale)
 		return
 	}
-	th.batches(t, way{th.beginLoad, th.landLoad})
+	th.batches(t, batchOps{th.beginLoad, th.finishLoad})
 }
 
 // beginLoad pins the batch's blocks.
@@ -23,35 +23,38 @@ func (th *thread) beginLoad(t *task, f *flight, parts []part) pool.Status {
 		th.w.cfg.Slots.Acquire(&b)
 		th.add(f, &parts[i], &b)
 	}
-	// The epoch is looked at while the blocks are pinned: what was pinned in the job's epoch or before it, and was
-	// there, is of that epoch.
+	// The epoch is read while the blocks are pinned: blocks that were pinned before or in the job's
+	// epoch belong to that epoch.
 	if th.stale(t) {
 		f.all(pool.Stale)
 		th.release(t, f)
-		t.rest(parts[0].first, pool.Stale)
+		t.setFrom(parts[0].first, pool.Stale)
 		return pool.Stale
 	}
 	if last := &parts[len(parts)-1]; last.first+last.to-last.from == len(t.status) {
-		f.copy.Serial = t.job.ID // whoever waits for the job's event waits for all of it: copies of one direction happen in their order
+		// with the last batch: copies of one direction run in order, so the job's event follows all
+		// of them
+		f.copy.Serial = t.job.ID
 	}
 	return pool.OK
 }
 
-// landLoad says which blocks arrived as they were stored. Those of a batch under way count, whatever became of the ones before.
-func (th *thread) landLoad(t *task, f *flight, before pool.Status) pool.Status {
-	for len(f.asked) > 0 {
+// finishLoad reports which blocks arrived as they were stored. A batch in flight counts, whatever
+// the status of those before.
+func (th *thread) finishLoad(t *task, f *flight, before pool.Status) pool.Status {
+	for len(f.samples) > 0 {
 		th.compare(t, f, th.sums(f), true)
 	}
 	th.release(t, f)
 	return before
 }
 
-// stale says that the job's weights epoch is over.
+// stale reports whether the job's weights epoch has ended.
 func (th *thread) stale(t *task) bool {
 	return th.w.spaces != nil && th.w.spaces.Epoch(th.w.cfg.Space) != t.job.Epoch
 }
 
-// verify compares what was copied with what was stored. There are no sums if they are not checked.
+// verify compares the copied blocks' sums with the stored ones. Without checks there are no sums.
 func verify(f *flight) {
 	for i := range f.sums {
 		if f.status[i] == pool.OK && f.sums[i] != f.slots[i].Sum {

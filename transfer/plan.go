@@ -8,18 +8,19 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// MaxSegments is the most segments of one group.
+// MaxSegments bounds the segments of one group.
 const MaxSegments = 1 << 16
 
-// plan is a group's layout made ready: neighbouring segments merged, so that a block needs as few runs as it can.
+// plan is a group's layout with adjacent segments merged, so that a block needs as few runs as
+// possible.
 type plan struct {
 	blocks   uint32
 	bytes    uint32 // of one block
 	segments []Segment
 }
 
-// makePlan checks a layout: a block must have want bytes, and no offset may overflow. Whether the regions are
-// large enough is the device's to check, for each run.
+// makePlan checks a layout: a block must have want bytes, and no offset may overflow. The device
+// checks for each run that the region is large enough.
 func makePlan(g *GroupLayout, want uint32) (plan, error) {
 	p := plan{blocks: g.NumBlocks, bytes: want}
 	if len(g.Segments) > MaxSegments {
@@ -44,10 +45,11 @@ func makePlan(g *GroupLayout, want uint32) (plan, error) {
 	return p, nil
 }
 
-// fits says that no byte of any block has an offset beyond 2^63.
+// fits reports whether all offsets of all blocks are below 2^63.
 func (s *Segment) fits(blocks uint32) bool {
 	over, far := bits.Mul64(s.Stride, uint64(blocks))
-	return over == 0 && far <= math.MaxInt64 && s.Offset <= math.MaxInt64-far && uint64(s.Bytes) <= math.MaxInt64-far-s.Offset
+	return over == 0 && far <= math.MaxInt64 && s.Offset <= math.MaxInt64-far &&
+		uint64(s.Bytes) <= math.MaxInt64-far-s.Offset
 }
 
 // add appends a segment, or makes the last one longer if this one follows it in every block.
@@ -55,7 +57,8 @@ func (p *plan) add(s *Segment) {
 	if n := len(p.segments); n > 0 {
 		last := &p.segments[n-1]
 		together := uint64(last.Bytes) + uint64(s.Bytes)
-		if last.Region == s.Region && last.Stride == s.Stride && last.Offset+uint64(last.Bytes) == s.Offset && together <= math.MaxUint32 {
+		if last.Region == s.Region && last.Stride == s.Stride && last.Offset+uint64(last.Bytes) == s.Offset &&
+			together <= math.MaxUint32 {
 			last.Bytes = uint32(together)
 			return
 		}
@@ -67,21 +70,23 @@ func (p *plan) add(s *Segment) {
 func (p *plan) runs(to []cudaipc.Run, block uint32, off int64) []cudaipc.Run {
 	for i := range p.segments {
 		s := &p.segments[i]
-		to = append(to, cudaipc.Run{Region: s.Region, RegionOff: s.Offset + uint64(block)*s.Stride, ArenaOff: off, Len: s.Bytes})
+		to = append(to, cudaipc.Run{Region: s.Region, RegionOff: s.Offset + uint64(block)*s.Stride, ArenaOff: off,
+			Len: s.Bytes})
 		off += int64(s.Bytes)
 	}
 	return to
 }
 
-// Segment is where one piece of every block of a group lies: block b's piece is the Bytes bytes at
-// Offset + b*Stride of Region.
+// Segment locates one piece of every block of a group: block b's piece is the Bytes bytes at Offset
+// + b*Stride of Region.
 type Segment struct {
 	Region         cudaipc.RegionID
 	Offset, Stride uint64
 	Bytes          uint32
 }
 
-// GroupLayout is one KV cache group of a worker: block b is the concatenation of its segments' pieces.
+// GroupLayout is one KV cache group of a worker: block b is the concatenation of its segments'
+// pieces.
 type GroupLayout struct {
 	NumBlocks uint32
 	Segments  []Segment

@@ -9,7 +9,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// TestPlanIsTheLayout compares the runs of a plan, byte by byte, with the segments they were made of.
+// TestPlanIsTheLayout compares the runs of a plan, byte by byte, with the segments they were made
+// of.
 func TestPlanIsTheLayout(t *testing.T) {
 	type place struct {
 		region cudaipc.RegionID
@@ -21,7 +22,8 @@ func TestPlanIsTheLayout(t *testing.T) {
 		var next uint64
 		var total uint32
 		for range 1 + random.IntN(12) {
-			s := Segment{Region: cudaipc.RegionID(random.IntN(2)), Offset: next, Stride: uint64(100 * (1 + random.IntN(2))), Bytes: 1 + uint32(random.IntN(20))}
+			s := Segment{Region: cudaipc.RegionID(random.IntN(2)), Offset: next,
+				Stride: uint64(100 * (1 + random.IntN(2))), Bytes: 1 + uint32(random.IntN(20))}
 			if random.IntN(3) == 0 {
 				s.Offset = uint64(random.IntN(1000))
 			}

@@ -9,8 +9,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// A space of two groups and two shards. A block of the first group lies in one stretch that the layout names in
-// two segments, one of the second in two places far apart.
+// A space of two groups and two shards. A block of the first group lies in one stretch that the
+// layout names in two segments, one of the second in two places far apart.
 const (
 	rankBlocks   = 32
 	small, large = 3000, 50_000 // bytes of a block of either group
@@ -19,11 +19,14 @@ const (
 func twoGroups() (pool.Spec, Layout) {
 	spec := pool.Spec{
 		Fingerprint: pool.Fingerprint{9}, Identity: []byte("two"), Shards: 2,
-		Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{small, small}}, {BlockTokens: 64, ShardBytes: []uint32{large, large}}},
+		Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{small, small}},
+			{BlockTokens: 64, ShardBytes: []uint32{large, large}}},
 	}
 	return spec, Layout{[]GroupLayout{
-		{rankBlocks, []Segment{{Region: 1, Offset: 0, Stride: small, Bytes: 1000}, {Region: 1, Offset: 1000, Stride: small, Bytes: small - 1000}}},
-		{rankBlocks, []Segment{{Region: 2, Offset: 0, Stride: 1000, Bytes: 1000}, {Region: 2, Offset: rankBlocks * 1000, Stride: large - 1000, Bytes: large - 1000}}},
+		{rankBlocks, []Segment{{Region: 1, Offset: 0, Stride: small, Bytes: 1000},
+			{Region: 1, Offset: 1000, Stride: small, Bytes: small - 1000}}},
+		{rankBlocks, []Segment{{Region: 2, Offset: 0, Stride: 1000, Bytes: 1000},
+			{Region: 2, Offset: rankBlocks * 1000, Stride: large - 1000, Bytes: large - 1000}}},
 	}}
 }
 
@@ -38,7 +41,8 @@ type rank struct {
 func (n *node) rank(t *testing.T, number int, kind cudaipc.Kind) *rank {
 	t.Helper()
 	r := &rank{t: t, done: make(chan Completion, 1)}
-	r.engine = devicetest.HostEngine(t, devicetest.Spec{Regions: []int64{rankBlocks * small, rankBlocks * large}, Events: 1}, kind)
+	r.engine = devicetest.HostEngine(t,
+		devicetest.Spec{Regions: []int64{rankBlocks * small, rankBlocks * large}, Events: 1}, kind)
 	im, err := r.engine.Import(cudaipc.PeerID(100 + number))
 	if err != nil {
 		t.Fatal(err)
@@ -71,7 +75,7 @@ func (r *rank) do(op devicetest.Op) []byte {
 	return data
 }
 
-// finish moves half of the blocks of both groups, from engine block on, behind step 1.
+// finish moves half of the blocks of both groups, from engine block on, after step 1.
 func (r *rank) finish(kind Kind, block uint32, want pool.Status) {
 	r.t.Helper()
 	first, second := section(0, rankBlocks/2, block), section(0, rankBlocks/2, block)
@@ -87,8 +91,8 @@ func (r *rank) finish(kind Kind, block uint32, want pool.Status) {
 	}
 }
 
-// TestTwoRanksTwoGroups moves blocks between two engines in processes of their own and the pool: once with memory
-// that is mapped, once with memory reached in the process.
+// TestTwoRanksTwoGroups moves blocks between two engines in processes of their own and the pool:
+// once with memory that is mapped, once with memory reached in the process.
 func TestTwoRanksTwoGroups(t *testing.T) {
 	for _, kind := range []cudaipc.Kind{cudaipc.KindFD, cudaipc.KindPeer} {
 		n := newNode(t, 1000, false)

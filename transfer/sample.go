@@ -12,17 +12,18 @@ import (
 // the block's slot.
 type Sampling struct {
 	Every uint32 // one block in so many, of each direction of a worker; 0: none, 1: all
-	Seed  uint64 // of which ones
-	Arena []byte // the device's, as this process sees it
-	// Mismatch is told of each block that does not match; nil: nobody is. It is called from the
-	// worker's threads and must not block.
+	Seed  uint64 // of the choice
+	Arena []byte // the device's, as mapped in this process
+	// Mismatch is called for each block that does not match, unless it is nil. The worker's threads
+	// call it; it must not block.
 	Mismatch func(Mismatch)
 }
 
-// MaxSampleEvery is the most that Sampling.Every may be.
+// MaxSampleEvery bounds Sampling.Every.
 const MaxSampleEvery = 1_000_000_000
 
-// Mismatch is a block whose engine has other bytes than its slot, with the engine's leave.
+// Mismatch is a block whose bytes differ between the engine's memory and the slot, although the
+// engine has not changed it.
 type Mismatch struct {
 	Job    uint64
 	Kind   Kind
@@ -30,29 +31,29 @@ type Mismatch struct {
 	Hash   []byte // of the block
 	Block  uint32 // the engine's
 	Engine uint32 // sum of the engine's memory
-	Slot   uint32 // sum that the slot has, or had at its save
+	Slot   uint32 // sum of the slot now, or at its save
 	Status pool.Status
 }
 
 // SampleCounts are the blocks that were chosen for a check.
 type SampleCounts struct {
 	Matched, Mismatched uint64
-	// Unverified are those that were not summed: too late, the engine died or had given the block
-	// up, or the device failed.
+	// Unverified blocks were not summed: it took too long, the engine died or revoked the block, or
+	// the device failed.
 	Unverified uint64
 }
 
-// suspectBlocks are how many blocks, at least, are all checked after one that did not match.
+// suspectBlocks is the least number of blocks that are all checked after a mismatch.
 const suspectBlocks = 1000
 
-// picker chooses the blocks of one direction that are checked: one of each Every in a row, across
-// jobs, at a place that is drawn anew each time, so that neither position nor time chooses. After a
-// mismatch it chooses all, until suspectBlocks have matched.
+// picker chooses the blocks of one direction that are checked: one of each Every consecutive
+// blocks, across jobs, at a random position, so that the choice depends on neither position nor
+// time. After a mismatch it chooses all, until suspectBlocks have matched.
 type picker struct {
 	every   uint32
-	left    uint32 // blocks of the row at hand
-	at      uint32 // the one that is chosen: left is this then
-	suspect int    // blocks that are still all chosen
+	left    uint32 // blocks left of the current row
+	at      uint32 // value of left at which the block is chosen
+	suspect int    // number of next blocks that are all chosen
 	random  *rand.Rand
 }
 
@@ -75,8 +76,8 @@ func (p *picker) next() bool {
 	return p.left == p.at
 }
 
-// asked is one sample that is under way: blocks of one group of a flight.
-type asked struct {
+// sampleRequest is one sample in flight: blocks of one group of a flight.
+type sampleRequest struct {
 	group  uint8
 	number []int // of each block, in the flight
 	sample cudaipc.Sample
@@ -84,66 +85,67 @@ type asked struct {
 	err    error // why the device did not take it
 }
 
-// place is where a block of a flight is in the engine.
+// place is the location of a block of a flight in the engine.
 type place struct {
 	group uint8
 	block uint32
 }
 
-// check starts the check of those blocks of a flight, whose copy has ended, that the picker
-// chooses. It says whether there are any.
+// check starts the check of the blocks that the picker chooses of a flight whose copy has ended. It
+// reports whether there are any.
 func (th *thread) check(f *flight) bool {
-	return th.picker.every > 0 && th.ask(f, th.picker.next)
+	return th.picker.every > 0 && th.startSamples(f, th.picker.next)
 }
 
-// ask starts the check of those blocks that arrived, were not checked before, and are chosen.
-func (th *thread) ask(f *flight, chosen func() bool) bool {
+// startSamples starts the check of the chosen blocks among those that were copied and not checked
+// before.
+func (th *thread) startSamples(f *flight, chosen func() bool) bool {
 	for i, status := range f.status {
 		if status != pool.OK || f.checked[i] || !chosen() {
 			continue
 		}
 		f.checked[i] = true
-		a := th.askFor(f, f.where[i].group)
+		a := th.sampleFor(f, f.where[i].group)
 		a.number = append(a.number, i)
 		a.sample.Blocks = append(a.sample.Blocks, cudaipc.SampleBlock{Block: f.where[i].block,
 			Seed: f.copy.Blocks[i].Seed})
 	}
-	for _, a := range f.asked {
+	for _, a := range f.samples {
 		a.ticket, a.err = th.w.summer.Sum(&a.sample)
 	}
-	return len(f.asked) > 0
+	return len(f.samples) > 0
 }
 
-// askFor gives the sample of a group's blocks.
-func (th *thread) askFor(f *flight, group uint8) *asked {
-	for _, a := range f.asked {
+// sampleFor returns the flight's sample of a group's blocks.
+func (th *thread) sampleFor(f *flight, group uint8) *sampleRequest {
+	for _, a := range f.samples {
 		if a.group == group {
 			return a
 		}
 	}
-	a := &asked{group: group, sample: cudaipc.Sample{
+	a := &sampleRequest{group: group, sample: cudaipc.Sample{
 		Peer: th.w.cfg.Peer, Within: th.w.cfg.Limits.SampleWait, Pieces: th.w.pieces[group],
 	}}
-	f.asked = append(f.asked, a)
+	f.samples = append(f.samples, a)
 	return a
 }
 
-// summed is a block of a flight whose engine's memory was summed, unless it is bad.
+// summed is the result of a sample for one block: the sum of the engine's memory, unless bad.
 type summed struct {
 	number int // in the flight
 	engine uint32
 	bad    bool
 }
 
-// sums waits until nothing of a flight's samples is under way any more: only then the engine may
-// have its memory back.
+// sums waits for the end of all of a flight's samples, before which the engine may not reuse its
+// memory.
 func (th *thread) sums(f *flight) []summed {
-	if len(f.asked) == 0 {
+	if len(f.samples) == 0 {
 		return nil
 	}
 	th.enter(Verifying)
 	th.summed = th.summed[:0]
-	for _, a := range f.asked {
+	for _, a := range f.samples {
 		d, err := th.outcome(a.ticket, a.err)
 		for j, i := range a.number {
 			s := summed{number: i, bad: err != nil || len(d.Sums) != len(a.number) || (d.Bad != nil && d.Bad[j])}
@@ -153,12 +155,12 @@ func (th *thread) sums(f *flight) []summed {
 			th.summed = append(th.summed, s)
 		}
 	}
-	f.asked = f.asked[:0]
+	f.samples = f.samples[:0]
 	return th.summed
 }
 
-// compare holds sums of the engine's memory against the slots'. wanted is false if the engine has
-// given the blocks up: it may have used them since, and nothing is known. After a mismatch all
+// compare compares sums of the engine's memory with the slots'. wanted is false if the engine has
+// revoked the blocks: it may have overwritten them, so they stay unverified. After a mismatch all
 // other blocks of the flight are checked too.
 func (th *thread) compare(t *task, f *flight, list []summed, wanted bool) {
 	bad := false
@@ -166,8 +168,8 @@ func (th *thread) compare(t *task, f *flight, list []summed, wanted bool) {
 		s := &list[i]
 		slot, ok := uint32(0), wanted && !s.bad
 		if ok {
-			if slot, ok = th.slotSum(f, s); !ok && th.kind == Save { // nobody could load it
-				f.status[s.number] = th.failed(f, s.number)
+			if slot, ok = th.slotSum(f, s); !ok && th.kind == Save { // it could not be loaded
+				f.status[s.number] = th.failureStatus(f, s.number)
 			}
 		}
 		switch {
@@ -183,13 +185,13 @@ func (th *thread) compare(t *task, f *flight, list []summed, wanted bool) {
 	}
 	if bad {
 		th.picker.suspect = suspectBlocks
-		th.ask(f, func() bool { return true })
+		th.startSamples(f, func() bool { return true })
 	}
 }
 
-// slotSum is the sum that the engine's memory must have. Of a save it is one of the slot from its
-// first byte to its last, whatever runs it was copied in, and must be the one that is committed,
-// else that one is given. Of a load it is the one that was made at the save.
+// slotSum returns the sum that the engine's memory must have. For a save it is the sum of the whole
+// slot, independent of the copy's runs; if the sum to commit differs from the engine's, it is that
+// one. For a load it is the sum made at the save.
 func (th *thread) slotSum(f *flight, s *summed) (sum uint32, ok bool) {
 	stored := f.slots[s.number].Sum
 	full := th.w.cfg.Integrity == Full
@@ -199,16 +201,16 @@ func (th *thread) slotSum(f *flight, s *summed) (sum uint32, ok bool) {
 	return th.sumSlot(f, s.number)
 }
 
-// sumSlot sums a slot as it is now.
+// sumSlot returns the sum of a slot's current bytes.
 func (th *thread) sumSlot(f *flight, number int) (sum uint32, ok bool) {
 	s := &f.slots[number]
 	sum, err := cudaipc.SumBytes(f.copy.Blocks[number].Seed, th.w.cfg.Sampling.Arena, s.Off, int64(s.Len))
 	return sum, err == nil
 }
 
-// mismatch gives a block up that is not in the slot, or in the engine, as it is on the other side.
-// A stored block goes with it, unless it is seen to be as it was saved: then the copy or the
-// engine's memory is at fault, and others may have the block.
+// mismatch drops a block that differs between the slot and the engine. It drops a stored block too,
+// unless the slot still has the sum of its save: then the copy or the engine's memory is at fault,
+// and other engines may load the block.
 func (th *thread) mismatch(t *task, f *flight, s *summed, slot uint32) {
 	status := Failed
 	if th.kind == Load {
@@ -217,16 +219,16 @@ func (th *thread) mismatch(t *task, f *flight, s *summed, slot uint32) {
 		}
 	}
 	f.status[s.number] = status
-	if told := th.w.cfg.Sampling.Mismatch; told != nil {
+	if report := th.w.cfg.Sampling.Mismatch; report != nil {
 		number, at := f.number[s.number], f.where[s.number]
-		told(Mismatch{
+		report(Mismatch{
 			Job: t.job.ID, Kind: th.kind, Group: at.group, Hash: t.job.hash(number), Block: at.block,
 			Engine: s.engine, Slot: slot, Status: status,
 		})
 	}
 }
 
-// hash is that of a block of the job, by its number.
+// hash returns the hash of a block of the job, by its number.
 func (j *Job) hash(number int) []byte {
 	for i := range j.Sections {
 		h := &j.Sections[i].Hashes
@@ -238,8 +240,8 @@ func (j *Job) hash(number int) []byte {
 	return nil
 }
 
-// piecesOf gives a group's segments as a device is told them for samples: as the registration has
-// them, none merged.
+// piecesOf returns a group's segments as a device takes them for samples: those of the
+// registration, not merged.
 func piecesOf(g *GroupLayout) []cudaipc.Piece {
 	out := make([]cudaipc.Piece, len(g.Segments))
 	for i, s := range g.Segments {

@@ -124,8 +124,8 @@ func benchSampling(b *testing.B, open openSampled) {
 	}
 }
 
-// processorTime is what this process has used so far: on a machine that others use, it says more
-// than the clock.
+// processorTime returns what this process has used so far: on a machine that others use, it says
+// more than the clock.
 func processorTime(b *testing.B) time.Duration {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {

@@ -18,7 +18,7 @@ import (
 )
 
 // sampleRig is an engine in a process of its own, with regions 1 and 2 laid out as layout's, and
-// what is to be known of its samples.
+// its samples' expected results.
 type sampleRig struct {
 	*rank
 	n          *node
@@ -181,7 +181,7 @@ func catchesSave(t *testing.T, open openSampled, fault devicetest.Miscopied, int
 	c := r.finish(save(1, section(0, 4, 0)))
 	if every == 0 {
 		if c.Status[3] != pool.OK || r.stored(0, 4) != 4 {
-			t.Errorf("unchecked, the wrong block has status %d: this test's device does not go wrong as a GPU does",
+			t.Errorf("unchecked, the wrong block has status %d: this test's device does not fail as a GPU does",
 				c.Status[3])
 		}
 		return
@@ -204,7 +204,8 @@ func catchesLoad(t *testing.T, open openSampled, fault devicetest.Miscopied, int
 	if every == 0 {
 		if caught := c.Status[3] != pool.OK; !wrong || caught != (integrity == Full &&
 			fault == devicetest.CopiedMisplaced) {
-			t.Errorf("unchecked, the wrong block (%v) has status %d: this test's device does not go wrong as a GPU does", wrong, c.Status[3])
+			t.Errorf("unchecked, the wrong block (%v) has status %d: this test's device does not fail as a GPU does",
+				wrong, c.Status[3])
 		}
 		return
 	}
@@ -234,8 +235,8 @@ func catchesLoad(t *testing.T, open openSampled, fault devicetest.Miscopied, int
 	}
 }
 
-// told wants so many mismatches of four blocks, each of two different sums, and the last one to be
-// this.
+// told checks the number of mismatches of four blocks, each of two different sums, and the last
+// one.
 func (r *sampleRig) told(c Completion, bad int, want Mismatch) {
 	r.t.Helper()
 	r.mu.Lock()
@@ -405,7 +406,7 @@ func TestCancelWaitsForSums(t *testing.T) {
 	}
 }
 
-// TestDoneWaitsForSums: so does a job that nobody cancels, and the worker's end.
+// TestDoneWaitsForSums: a job that is not cancelled, and the worker's end, wait for them too.
 func TestDoneWaitsForSums(t *testing.T) {
 	for _, kind := range []Kind{Save, Load} {
 		n := newNode(t, 64, false)
@@ -429,7 +430,7 @@ func TestDoneWaitsForSums(t *testing.T) {
 func TestSampleOfARevokedSave(t *testing.T) {
 	n := newNode(t, 64, false)
 	s, held := sampleStation(t, n, func(c *Config) {
-		c.Sampling.Mismatch = func(m Mismatch) { t.Errorf("told of a mismatch of blocks that were given up: %+v", m) }
+		c.Sampling.Mismatch = func(m Mismatch) { t.Errorf("told of a mismatch of blocks that were dropped: %+v", m) }
 	})
 	s.write(3, 1)
 	job := save(1, section(0, 1, 3))
@@ -493,7 +494,7 @@ func TestSamplesThatAreNotMade(t *testing.T) {
 	}
 }
 
-// TestEngineDiesWhileSummed: what its memory was cannot be said any more. The job ends, and its
+// TestEngineDiesWhileSummed: its memory's contents are not known any more. The job ends, and its
 // blocks are counted.
 func TestEngineDiesWhileSummed(t *testing.T) {
 	for _, name := range []string{"host", "process"} {
@@ -599,7 +600,7 @@ func TestMismatchWidensTheSample(t *testing.T) {
 	}
 }
 
-// TestSamplingIsChecked: what cannot be done is refused, with what is allowed.
+// TestSamplingIsChecked: invalid settings are refused with an error that names what is allowed.
 func TestSamplingIsChecked(t *testing.T) {
 	n := newNode(t, 64, false)
 	arena, _ := n.pool.Arena()

@@ -5,21 +5,21 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// save does a save. Nothing of the pool is held while it waits for the engine.
+// save executes a save. It holds no slots while it waits for the engine.
 func (th *thread) save(t *task) {
 	if th.stale(t) {
-		t.rest(0, pool.Stale)
+		t.setFrom(0, pool.Stale)
 		return
 	}
-	if th.known(t) {
+	if th.allStored(t) {
 		return
 	}
-	th.batches(t, way{th.beginSave, th.landSave})
+	th.batches(t, batchOps{th.beginSave, th.finishSave})
 }
 
-// known says that nothing of the job is to be copied: the pool has every block, or someone else is storing it. The engine
-// is told without waiting.
-func (th *thread) known(t *task) bool {
+// allStored reports whether nothing of the job needs a copy, because every block is stored or being
+// stored. The job is then completed without waiting.
+func (th *thread) allStored(t *task) bool {
 	number := 0
 	for i := range t.job.Sections {
 		s := &t.job.Sections[i]
@@ -35,13 +35,13 @@ func (th *thread) known(t *task) bool {
 	return number > 0
 }
 
-// beginSave asks the pool for room for the batch.
+// beginSave reserves slots for the batch.
 func (th *thread) beginSave(t *task, f *flight, parts []part) pool.Status {
 	th.enter(Reserving)
 	f.copy.Dir = cudaipc.Gather
 	for i := range parts {
 		b := th.batch(t, &parts[i])
-		if t.behindBusy(&parts[i]) {
+		if t.afterBusy(&parts[i]) {
 			t.set(parts[i].first, b.Hashes.N, pool.Busy)
 			continue
 		}
@@ -51,16 +51,16 @@ func (th *thread) beginSave(t *task, f *flight, parts []part) pool.Status {
 	return pool.OK
 }
 
-// landSave commits what arrived, if the engine still wants it.
-func (th *thread) landSave(t *task, f *flight, before pool.Status) pool.Status {
+// finishSave commits the copied blocks if the engine still wants them.
+func (th *thread) finishSave(t *task, f *flight, before pool.Status) pool.Status {
 	for i := range f.sums {
 		f.slots[i].Sum = f.sums[i]
 	}
 	verdict := before
-	for more := true; more; more = len(f.asked) > 0 {
+	for more := true; more; more = len(f.samples) > 0 {
 		list := th.sums(f)
 		if verdict == pool.OK {
-			verdict = th.verdict(t)
+			verdict = th.confirm(t)
 		}
 		th.compare(t, f, list, verdict == pool.OK)
 	}
@@ -68,21 +68,21 @@ func (th *thread) landSave(t *task, f *flight, before pool.Status) pool.Status {
 	return verdict
 }
 
-// behindBusy says that the block before the part found no room: nobody could reach what lies behind it, and room for
-// that would be made by evicting the chain's own beginning.
-func (t *task) behindBusy(p *part) bool {
+// afterBusy reports whether the block before the part found no room. The blocks after it could not
+// be found, and room for them would be made by evicting the chain's own beginning.
+func (t *task) afterBusy(p *part) bool {
 	return p.from > 0 && t.status[p.first-1] == pool.Busy
 }
 
-// verdict asks, after the copy and its check and before the commit, whether the engine still wants
-// it: a revoked block may have been overwritten while it was read.
-func (th *thread) verdict(t *task) pool.Status {
-	_, status := th.look(t, cudaipc.None)
+// confirm checks, after the copy and its check and before the commit, that the engine still wants
+// the save: a revoked block may have been overwritten while it was read.
+func (th *thread) confirm(t *task) pool.Status {
+	_, status := th.pollWanted(t, cudaipc.None)
 	return status
 }
 
-// commit makes the blocks of a batch visible, or gives them up: all of them unless verdict is OK, else those
-// that did not arrive.
+// commit makes the blocks of a batch visible, or drops them: all of them unless verdict is OK, else
+// those that were not copied.
 func (th *thread) commit(t *task, f *flight, verdict pool.Status) {
 	th.enter(Committing)
 	if verdict != pool.OK {

@@ -2,7 +2,7 @@ package transfer
 
 import "time"
 
-// Phase is what a thread is doing.
+// Phase is the current activity of a thread.
 type Phase string
 
 // The phases, in the order of a job.
@@ -18,15 +18,15 @@ const (
 	Completing   Phase = "completing" // in Config.Complete
 )
 
-// State is what a worker is doing now.
+// State is the state of a worker's two threads.
 type State struct{ Save, Load ThreadState }
 
-// ThreadState is one of its threads.
+// ThreadState is the state of one thread.
 type ThreadState struct {
-	Job    uint64 // the job at hand, unless Phase is Idle
+	Job    uint64 // the current job, unless Phase is Idle
 	Phase  Phase
 	Age    time.Duration // since the phase began
-	Queue  int           // jobs waiting behind it
+	Queue  int           // jobs waiting after it
 	Counts Counts
 }
 
@@ -34,11 +34,11 @@ type ThreadState struct {
 type Counts struct {
 	Jobs    uint64
 	Bytes   uint64
-	Refused uint64          // jobs that met a full queue
+	Refused uint64          // jobs refused because the queue was full
 	Blocks  [Off + 1]uint64 // blocks by status
 }
 
-// State is a consistent snapshot.
+// State returns a consistent snapshot.
 func (w *Worker) State() State {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -39,7 +39,7 @@ func newNode(t *testing.T, poolBlocks int, fireOnDeath bool) *node {
 	})
 }
 
-// newNodeOn is a node with the device that open makes of the pool's arena.
+// newNodeOn returns a node with the device that open makes of the pool's arena.
 func newNodeOn(t *testing.T, poolBlocks int, open func(fd int, size int64) (cudaipc.Device, error)) *node {
 	t.Helper()
 	p, err := mem.Open(mem.Options{Bytes: int64(poolBlocks) * blockSize})
@@ -89,13 +89,14 @@ func spec(shards int) pool.Spec {
 	}
 }
 
-// layout is two regions, each with two layers whose pieces of a block lie side by side.
+// layout returns two regions, each with two layers whose pieces of a block lie side by side.
 func layout() Layout {
 	var g GroupLayout
 	g.NumBlocks = blocks
 	for r := range 2 {
 		for i := range 2 {
-			g.Segments = append(g.Segments, Segment{Region: cudaipc.RegionID(r), Offset: uint64(i) * piece, Stride: 2 * piece, Bytes: piece})
+			g.Segments = append(g.Segments,
+				Segment{Region: cudaipc.RegionID(r), Offset: uint64(i) * piece, Stride: 2 * piece, Bytes: piece})
 		}
 	}
 	return Layout{Groups: []GroupLayout{g}}
@@ -164,7 +165,8 @@ func (s *station) sample(cfg *Config) {
 	if slots, ok := cfg.Slots.(interface{ Arena() ([]byte, int) }); ok {
 		arena, _ = slots.Arena()
 	}
-	cfg.Sampling = Sampling{Every: 3, Arena: arena, Mismatch: func(m Mismatch) { s.t.Errorf("a block does not match: %+v", m) }}
+	cfg.Sampling = Sampling{Every: 3, Arena: arena,
+		Mismatch: func(m Mismatch) { s.t.Errorf("a block does not match: %+v", m) }}
 }
 
 func dup(t *testing.T, r cudaipc.Region) cudaipc.Region {
@@ -176,7 +178,7 @@ func dup(t *testing.T, r cudaipc.Region) cudaipc.Region {
 	return r
 }
 
-// chain is a blob of n hashes: those of blocks from, from+1, ...
+// chain returns a blob of n hashes: those of blocks from, from+1, ...
 func chain(from, n int) []byte {
 	blob := make([]byte, n*hashLen)
 	for i := range n {
@@ -202,7 +204,8 @@ func load(id uint64, sections ...Section) Job {
 	return Job{ID: id, Kind: Load, Epoch: 1, Event: cudaipc.None, Revoke: cudaipc.None, Sections: sections}
 }
 
-// hold makes the stream stand still until the returned function is called, at the latest at the test's end.
+// hold makes the stream stand still until the returned function is called, at the latest at the
+// test's end.
 func (s *station) hold(kernel func()) (letGo func()) {
 	gate := make(chan struct{})
 	letGo = sync.OnceFunc(func() { close(gate) })
@@ -211,7 +214,7 @@ func (s *station) hold(kernel func()) (letGo func()) {
 	return letGo
 }
 
-// bytesOf is what a station's blocks contain: the pattern of a seed.
+// bytesOf returns what a station's blocks contain: the pattern of a seed.
 func bytesOf(seed uint64) []byte {
 	p := make([]byte, blockSize)
 	devicetest.Pattern(p, seed, 0)
@@ -279,7 +282,8 @@ func (s *station) ends(id uint64, want pool.Status) Completion {
 	return c
 }
 
-// reaches waits until a thread is in a phase; a completion meanwhile is a failure that why explains.
+// reaches waits until a thread is in a phase; a completion meanwhile is a failure that why
+// explains.
 func (s *station) reaches(kind Kind, phase Phase, why string) {
 	s.t.Helper()
 	for end := time.Now().Add(patience); ; {
@@ -299,7 +303,7 @@ func (s *station) reaches(kind Kind, phase Phase, why string) {
 	}
 }
 
-// stored says how many leading hashes of a chain the pool has.
+// stored returns how many leading hashes of a chain the pool has.
 func (s *station) stored(from, n int) int {
 	return s.pool.Prefix(s.space, 0, pool.Chain(chain(from, n), hashLen))
 }

@@ -12,8 +12,9 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// storm is an engine that does everything at once: saves behind kernels that run late, loads, cancels, and
-// revocations after which it overwrites the block at once. It checks every block that is loaded.
+// storm is an engine that does everything at once: saves after kernels that run late, loads,
+// cancels, and revocations after which it overwrites the block at once. It checks every block that
+// is loaded.
 type storm struct {
 	*station
 	random *rand.Rand
@@ -49,8 +50,11 @@ func TestStorm(t *testing.T) {
 	var engines sync.WaitGroup
 	for i := range 3 {
 		s := &storm{
-			station: n.join(t, func(c *Config) { c.Limits = DefaultLimits; c.Limits.Queue = 8; c.Limits.BatchBytes = 2 * blockSize }),
-			random:  rand.New(rand.NewPCG(seed, uint64(i))), epoch: epoch, reset: reset, jobs: map[uint64]*stormJob{},
+			station: n.join(t, func(c *Config) {
+				c.Limits = DefaultLimits
+				c.Limits.Queue, c.Limits.BatchBytes = 8, 2*blockSize
+			}),
+			random: rand.New(rand.NewPCG(seed, uint64(i))), epoch: epoch, reset: reset, jobs: map[uint64]*stormJob{},
 			words: []uint32{0, 1, 2, 3, 4, 5, 6, 7},
 		}
 		for b := range uint32(blocks) {
@@ -86,16 +90,19 @@ func (s *storm) rage() {
 		s.take(s.completion())
 	}
 	s.worker.Close()
-	if s.seen[pool.OK] == 0 || len(s.done) > 0 || s.seen[Failed]+s.seen[TimedOut]+s.seen[pool.Corrupt]+s.seen[pool.Invalid] > 0 {
+	if s.seen[pool.OK] == 0 || len(s.done) > 0 ||
+		s.seen[Failed]+s.seen[TimedOut]+s.seen[pool.Corrupt]+s.seen[pool.Invalid] > 0 {
 		s.t.Errorf("statuses %v, %d completions too many", s.seen, len(s.done))
 	}
 }
 
-// start begins a job. What a save stores is written by a kernel that runs after the job was submitted.
+// start begins a job. The bytes that a save stores are written by a kernel that runs after the job
+// was submitted.
 func (s *storm) start(kind Kind) {
 	n := 1 + s.random.IntN(6)
 	s.next++
-	j := &stormJob{job: Job{ID: s.next, Kind: kind, Epoch: s.epoch.Load(), Event: uint32(s.next % 16), Revoke: cudaipc.None}}
+	j := &stormJob{job: Job{ID: s.next, Kind: kind, Epoch: s.epoch.Load(), Event: uint32(s.next % 16),
+		Revoke: cudaipc.None}}
 	first := s.random.IntN(stormHashes)
 	sec := section(first, n, 0)
 	for i := range sec.Blocks {
@@ -171,7 +178,8 @@ func (s *storm) take(c Completion) {
 	for i, status := range c.Status {
 		s.seen[status]++
 		block := j.job.Sections[0].Blocks[i]
-		if c.Kind == Load && status == pool.OK && !bytes.Equal(s.read(block), bytesOf(seedOf(j.number[i], j.job.Epoch))) {
+		if c.Kind == Load && status == pool.OK &&
+			!bytes.Equal(s.read(block), bytesOf(seedOf(j.number[i], j.job.Epoch))) {
 			s.t.Errorf("job %d: hash %d was delivered with wrong bytes", c.Job, j.number[i])
 		}
 	}

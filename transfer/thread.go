@@ -6,10 +6,10 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// doneWait is how long one wait for a copy lasts before the thread looks after its queue.
+// doneWait is the longest wait for a copy before the thread sweeps its queue.
 const doneWait = 20 * time.Millisecond
 
-// task is a job under way. Its thread owns it; cancelled is under Worker.mu.
+// task is a submitted job. Its thread owns it; cancelled is under Worker.mu.
 type task struct {
 	job       Job
 	status    []pool.Status // of each block of all sections
@@ -23,7 +23,7 @@ type task struct {
 type thread struct {
 	w    *Worker
 	kind Kind
-	wake chan struct{} // something in the queue has changed
+	wake chan struct{} // the queue has changed
 
 	// Under Worker.mu.
 	queue  []*task
@@ -34,18 +34,21 @@ type thread struct {
 	counts Counts
 
 	// The thread's own: reused from batch to batch.
-	parts    []part
-	slots    []pool.Slot
-	begun    []*flight // batches under way, oldest first
-	checking []*flight // batches whose copies have ended, and that are checked, or follow one that is; oldest first
-	spares   []*flight // others
+	parts []part
+	slots []pool.Slot
+	begun []*flight // batches with copies in flight, oldest first
+	// batches whose copies have ended and that are being checked, or follow such a batch; oldest
+	// first
+	checking []*flight
+	spares   []*flight // for reuse
 	picker   *picker
 	summed   []summed
 }
 
 func newThread(w *Worker, kind Kind) *thread {
 	return &thread{
-		w: w, kind: kind, wake: make(chan struct{}, 1), phase: Idle, since: time.Now(), picker: newPicker(&w.cfg.Sampling, kind),
+		w: w, kind: kind, wake: make(chan struct{}, 1), phase: Idle, since: time.Now(),
+		picker: newPicker(&w.cfg.Sampling, kind),
 	}
 }
 
@@ -77,7 +80,7 @@ func (th *thread) run() {
 	}
 }
 
-// next takes the oldest job, after those that were cancelled in the queue are out of it.
+// next removes cancelled jobs from the queue, and takes the oldest one.
 func (th *thread) next() (t *task, closed bool) {
 	th.sweep()
 	w := th.w
@@ -92,8 +95,8 @@ func (th *thread) next() (t *task, closed bool) {
 	return t, w.mu.closed && len(th.queue) == 0
 }
 
-// sweep completes the jobs that were cancelled while they waited in the queue, and at Close all of them: no byte
-// of theirs has been touched.
+// sweep completes the queued jobs that were cancelled, and after Close all queued jobs. No byte of
+// theirs has been touched.
 func (th *thread) sweep() {
 	w := th.w
 	w.mu.Lock()
@@ -110,12 +113,12 @@ func (th *thread) sweep() {
 	th.queue = keep
 	w.mu.Unlock()
 	for _, t := range out {
-		t.rest(0, Cancelled)
+		t.setFrom(0, Cancelled)
 		th.complete(t)
 	}
 }
 
-// complete reports a job. It is forgotten first: who is told may use its number again.
+// complete reports a job. The job is removed before it is reported, so its ID may be reused.
 func (th *thread) complete(t *task) {
 	w := th.w
 	w.mu.Lock()
@@ -134,17 +137,17 @@ func (th *thread) complete(t *task) {
 	w.mu.Unlock()
 }
 
-// rest gives all blocks from number i on a status.
-func (t *task) rest(i int, s pool.Status) { t.set(i, len(t.status)-i, s) }
+// setFrom sets the status of all blocks from number i on.
+func (t *task) setFrom(i int, s pool.Status) { t.set(i, len(t.status)-i, s) }
 
-// set is the status of n blocks from number i on.
+// set sets the status of n blocks from number i on.
 func (t *task) set(i, n int, s pool.Status) {
 	for ; n > 0; i, n = i+1, n-1 {
 		t.status[i] = s
 	}
 }
 
-// ended says that the job is to be given up.
+// ended reports whether the job is cancelled or the worker is being closed.
 func (th *thread) ended(t *task) bool {
 	select {
 	case <-t.cancel:
@@ -156,8 +159,8 @@ func (th *thread) ended(t *task) bool {
 	}
 }
 
-// wait waits for ready or timer and says true, or for the job's cancel or the worker's end and says false. The
-// queue is looked after meanwhile, so that whoever waits in it can be cancelled.
+// wait returns true when ready or timer fires, and false at the job's cancel or the worker's end.
+// It sweeps the queue meanwhile, so that queued jobs can be cancelled.
 func (th *thread) wait(t *task, ready <-chan struct{}, timer <-chan time.Time) bool {
 	for {
 		select {

@@ -1,5 +1,5 @@
-// Package transfer moves blocks between a device and the pool: bounded queues, a sending and a receiving thread
-// for each engine worker, and the layout that says where a block's bytes lie in the engine's memory.
+// Package transfer moves blocks between a device and the pool: bounded queues, a sending and a
+// receiving thread for each engine worker, and the layout of blocks in the engine's memory.
 package transfer
 
 import (
@@ -14,7 +14,7 @@ import (
 const (
 	Revoked   pool.Status = 16 // save: the engine revoked it; nothing was stored
 	Cancelled pool.Status = 17 // cancelled, or the worker was closed
-	TimedOut  pool.Status = 18 // the engine's event or step word did not come in time; nothing was touched
+	TimedOut  pool.Status = 18 // the engine's event or step word timed out; nothing was touched
 	Failed    pool.Status = 19 // the device could not copy it
 	Off       pool.Status = 20 // loads, or saves, are switched off
 )
@@ -33,22 +33,24 @@ type Section struct {
 	Group  uint8
 	Parent []byte // save: hash of the block before the first, empty at the start of a prompt
 	Hashes pool.Hashes
-	Blocks []uint32 // the engine's block id of each hash
+	Blocks []uint32 // the engine's block ID of each hash
 }
 
 // Job is one save or load of one engine worker. The worker owns everything in it after Submit.
 type Job struct {
-	ID       uint64 // chosen by the engine, unique in its session
-	Kind     Kind
-	Epoch    uint32 // the weights epoch the engine is in
-	Step     uint64 // save: the step that computed the blocks; load: the step in flight. Waited for before any byte is touched
-	Event    uint32 // the event recorded behind that step, or cudaipc.None
+	ID    uint64 // chosen by the engine, unique in its session
+	Kind  Kind
+	Epoch uint32 // the weights epoch the engine is in
+	// save: the step that computed the blocks; load: the step in flight; awaited before any byte is
+	// touched
+	Step     uint64
+	Event    uint32 // the event recorded after that step, or cudaipc.None
 	Revoke   uint32 // save: index of the revocation word, or cudaipc.None
 	Sections []Section
 }
 
-// Completion reports a job, exactly once: a status for each block of all sections in order. When it is
-// reported, no byte of the job's engine blocks is being touched or will be.
+// Completion reports a job, exactly once: a status for each block of all sections in order. When it
+// is reported, no byte of the job's engine blocks is being touched or will be.
 type Completion struct {
 	Job    uint64
 	Kind   Kind
@@ -60,30 +62,32 @@ type Completion struct {
 // ErrBusy is returned when a queue is full: the caller counts and skips.
 var ErrBusy = errors.New("queue full")
 
-// ErrInvalid is wrapped by what Submit says of a job that names blocks or groups the worker does not have.
+// ErrInvalid is wrapped by Submit's error for a job that names blocks or groups that the worker
+// does not have.
 var ErrInvalid = errors.New("invalid job")
 
 // Limits of one worker.
 type Limits struct {
 	Queue       int           // jobs waiting in each direction; full is ErrBusy
-	QueueBlocks int           // blocks of those jobs together; what is more is ErrBusy too, so that a queue has a size in bytes
+	QueueBlocks int           // blocks of those jobs together; more is ErrBusy too, which bounds a queue in bytes
 	BatchBytes  int64         // bytes of one copy given to the device; loads wait for at most one save of that size
-	Batches     int           // of a job that the device has at once: the next are there when one ends
+	Batches     int           // of a job that the device has at once, so that it has the next when one ends
 	EventWait   time.Duration // longest wait for a job's event and step word
-	SaveAge     time.Duration // a save that waited this long goes before loads
-	SampleWait  time.Duration // longest time of a sample's sums, at most cudaipc.MaxSampleWait
+	SaveAge     time.Duration // a save that has waited this long precedes loads
+	SampleWait  time.Duration // longest time to sum a sample, at most cudaipc.MaxSampleWait
 	PollFloor   time.Duration // shortest pause between two polls of an event
 	PollCeiling time.Duration // longest pause between two polls of an event
 }
 
-// DefaultLimits are what an agent uses unless told otherwise.
+// DefaultLimits are an agent's limits by default.
 var DefaultLimits = Limits{
-	Queue: 1024, QueueBlocks: 1 << 18, BatchBytes: 8 << 20, Batches: 3, EventWait: 60 * time.Second, SaveAge: 50 * time.Millisecond,
+	Queue: 1024, QueueBlocks: 1 << 18, BatchBytes: 8 << 20, Batches: 3, EventWait: 60 * time.Second,
+	SaveAge:    50 * time.Millisecond,
 	SampleWait: 250 * time.Millisecond,
 	PollFloor:  20 * time.Microsecond, PollCeiling: 500 * time.Microsecond,
 }
 
-// Config of a worker.
+// Config configures a worker.
 type Config struct {
 	Device    cudaipc.Device
 	Peer      cudaipc.PeerID // imported already
@@ -99,10 +103,11 @@ type Config struct {
 	Complete  func(Completion) // called from the worker's threads, never under a lock; must not block
 }
 
-// Integrity is how a load is checked.
+// Integrity is the level at which loads are checked.
 type Integrity uint8
 
-// The levels. Header compares key, generation and length; Full adds a content checksum made at save.
+// The levels. Header compares key, generation and length; Full adds a content checksum made at
+// save.
 const (
 	Full Integrity = iota
 	Header

@@ -12,12 +12,13 @@ import (
 // ErrClosed is what Submit returns after Close.
 var ErrClosed = errors.New("worker closed")
 
-// Worker moves the blocks of one engine worker: two threads, one for saves and one for loads, each with a bounded
-// queue and one job at a time. All methods may be called at once, but none from within Config.Complete except State.
+// Worker moves the blocks of one engine worker: two threads, one for saves and one for loads, each
+// with a bounded queue and one job at a time. All methods may be called concurrently, but only
+// State from within Config.Complete.
 type Worker struct {
 	cfg    Config
 	plans  []plan
-	spaces pool.Spaces       // nil: the pool cannot tell epochs
+	spaces pool.Spaces       // nil: the pool has no epochs
 	summer cudaipc.Summer    // nil: nothing is sampled
 	pieces [][]cudaipc.Piece // of each group
 	stop   chan struct{}
@@ -32,8 +33,8 @@ type Worker struct {
 	}
 }
 
-// Start checks the configuration and starts the worker's threads. Where Config.Slots is a whole pool, that is also
-// a pool.Index and a pool.Spaces, duplicates are told before the event is waited for and a load's epoch is checked.
+// Start checks the configuration and starts the worker's threads. If Config.Slots is also a
+// pool.Spaces, the epochs of jobs are checked.
 func Start(cfg Config) (*Worker, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
@@ -68,13 +69,15 @@ func (c *Config) check() error {
 	case int(c.Shard) >= c.Spec.Shards || c.Spec.Shards > pool.MaxShards:
 		return fmt.Errorf("shard %d of %d, at most %d: %w", c.Shard, c.Spec.Shards, pool.MaxShards, ErrInvalid)
 	case len(c.Layout.Groups) != len(c.Spec.Groups):
-		return fmt.Errorf("groups: the layout has %d, the space %d: %w", len(c.Layout.Groups), len(c.Spec.Groups), ErrInvalid)
+		return fmt.Errorf("groups: the layout has %d, the space %d: %w", len(c.Layout.Groups), len(c.Spec.Groups),
+			ErrInvalid)
 	case c.Integrity != Full && c.Integrity != Header:
 		return fmt.Errorf("integrity: %d is neither full nor header: %w", c.Integrity, ErrInvalid)
 	}
 	for i := range c.Spec.Groups {
 		if len(c.Spec.Groups[i].ShardBytes) != c.Spec.Shards {
-			return fmt.Errorf("groups[%d]: bytes of %d shards, not %d: %w", i, len(c.Spec.Groups[i].ShardBytes), c.Spec.Shards, ErrInvalid)
+			return fmt.Errorf("groups[%d]: bytes of %d shards, not %d: %w", i, len(c.Spec.Groups[i].ShardBytes),
+				c.Spec.Shards, ErrInvalid)
 		}
 	}
 	if c.Limits == (Limits{}) {
@@ -94,7 +97,8 @@ func (c *Config) checkSampling() error {
 	case c.Sampling.Every > MaxSampleEvery:
 		return fmt.Errorf("sampling.every: %d, allowed: 0 to %d: %w", c.Sampling.Every, MaxSampleEvery, ErrInvalid)
 	case c.Sampling.Every > 0 && !sums:
-		return fmt.Errorf("sampling.every: %d, allowed on a device that sums no memory of its peers: 0: %w", c.Sampling.Every, ErrInvalid)
+		return fmt.Errorf("sampling.every: %d, allowed on a device that sums no memory of its peers: 0: %w",
+			c.Sampling.Every, ErrInvalid)
 	case c.Sampling.Every > 0 && len(c.Sampling.Arena) == 0:
 		return fmt.Errorf("sampling.arena: empty, allowed: the device's: %w", ErrInvalid)
 	}
@@ -106,11 +110,14 @@ func (l *Limits) check() error {
 		name  string
 		value int64
 	}{
-		{"queue", int64(l.Queue)}, {"queue_blocks", int64(l.QueueBlocks)}, {"batch_bytes", l.BatchBytes}, {"batches", int64(l.Batches)}, {"event_wait", int64(l.EventWait)},
-		{"save_age", int64(l.SaveAge)}, {"sample_wait", int64(l.SampleWait)}, {"poll_floor", int64(l.PollFloor)}, {"poll_ceiling", int64(l.PollCeiling - l.PollFloor + 1)},
+		{"queue", int64(l.Queue)}, {"queue_blocks", int64(l.QueueBlocks)}, {"batch_bytes", l.BatchBytes},
+		{"batches", int64(l.Batches)}, {"event_wait", int64(l.EventWait)},
+		{"save_age", int64(l.SaveAge)}, {"sample_wait", int64(l.SampleWait)}, {"poll_floor", int64(l.PollFloor)},
+		{"poll_ceiling", int64(l.PollCeiling - l.PollFloor + 1)},
 	} {
 		if limit.value < 1 {
-			return fmt.Errorf("limits.%s: %d is below 1 (poll_ceiling: below poll_floor): %w", limit.name, limit.value, ErrInvalid)
+			return fmt.Errorf("limits.%s: %d is below 1 (poll_ceiling: below poll_floor): %w", limit.name, limit.value,
+				ErrInvalid)
 		}
 	}
 	if l.Batches > maxBatches {
@@ -122,8 +129,9 @@ func (l *Limits) check() error {
 	return nil
 }
 
-// Submit gives a job to its thread. ErrBusy: the queue is full; ErrInvalid: the job names what the worker does not
-// have, and the error says where; ErrClosed. Without an error, a Completion follows.
+// Submit hands a job to its thread. It returns ErrBusy if the queue is full, ErrInvalid, with the
+// place, if the job names what the worker does not have, or ErrClosed. Without an error, a
+// Completion follows.
 func (w *Worker) Submit(job Job) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -147,9 +155,9 @@ func (w *Worker) Submit(job Job) error {
 	return nil
 }
 
-// Cancel asks for a job to end without what is still to be done. Its Completion is the acknowledgement: it comes
-// when no byte of the job's blocks is touched any more, and not before. False: no such job (any more); its
-// Completion has been given or is just being given.
+// Cancel asks for a job to end early. The job's Completion is the acknowledgement: it comes when no
+// byte of the job's blocks is touched any more. Cancel returns false if there is no such job, or
+// its Completion is being or has been reported.
 func (w *Worker) Cancel(id uint64) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -165,8 +173,8 @@ func (w *Worker) Cancel(id uint64) bool {
 	return true
 }
 
-// Close cancels all jobs and returns when each has been completed and both threads have ended. A copy that does not
-// end keeps it waiting: only the device's end is proof that nothing is touched.
+// Close cancels all jobs and returns when each has been completed and both threads have ended. It
+// waits for copies without a time limit, because only their end proves that nothing is touched.
 func (w *Worker) Close() {
 	w.mu.Lock()
 	if !w.mu.closed {

@@ -21,7 +21,8 @@ func TestStoredIsToldAtOnce(t *testing.T) {
 }
 
 // TestTwoEnginesStoreOnce: while one copies, the other is told so at once, and holds nothing.
-// TestStoringElsewhereIsToldAtOnce: what another engine is storing is told before the own step has ended.
+// TestStoringElsewhereIsToldAtOnce: blocks that another engine is storing are reported before the
+// own step has ended.
 func TestStoringElsewhereIsToldAtOnce(t *testing.T) {
 	n := newNode(t, 64, false)
 	g := newGate(n.host)
@@ -85,13 +86,14 @@ func TestFullQueueIsBusy(t *testing.T) {
 	for id := uint64(1); id <= 4; id++ {
 		s.ends(id, pool.OK)
 	}
-	if counts := s.worker.State().Save.Counts; counts.Jobs != 4 || counts.Bytes != 4*blockSize || counts.Blocks[pool.OK] != 4 {
+	if counts := s.worker.State().Save.Counts; counts.Jobs != 4 || counts.Bytes != 4*blockSize ||
+		counts.Blocks[pool.OK] != 4 {
 		t.Errorf("counts %+v", counts)
 	}
 }
 
-// TestQueueOfLargeJobsIsBusy: jobs are counted by their blocks too, because that is what takes memory; but one job
-// always has a place.
+// TestQueueOfLargeJobsIsBusy: jobs are counted by their blocks too, because that is what takes
+// memory; but one job always has a place.
 func TestQueueOfLargeJobsIsBusy(t *testing.T) {
 	s := newNode(t, 64, false).join(t, func(c *Config) { c.Limits = DefaultLimits; c.Limits.QueueBlocks = 5 })
 	letGo := s.hold(func() {})
@@ -103,7 +105,7 @@ func TestQueueOfLargeJobsIsBusy(t *testing.T) {
 	}
 	s.submit(job(1, 1))
 	s.reaches(Save, WaitingEvent, "the save did not wait")
-	s.submit(job(2, 6)) // more than the limit, but nobody waits
+	s.submit(job(2, 6)) // more than the limit, but no job waits
 	if err := s.worker.Submit(job(3, 1)); !errors.Is(err, ErrBusy) {
 		t.Errorf("a block more than the queue holds: %v, want ErrBusy", err)
 	}
@@ -199,7 +201,8 @@ func TestEventThatNeverComes(t *testing.T) {
 	}
 }
 
-// TestCloseCompletesEveryJob: those in the queues, the one that waits, and the one whose copy is under way.
+// TestCloseCompletesEveryJob: those in the queues, the one that waits, and the one whose copy is
+// under way.
 func TestCloseCompletesEveryJob(t *testing.T) {
 	n := newNode(t, 64, false)
 	g := newGate(n.host)

@@ -12,7 +12,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// CacheStatus is what /cache says: what is stored, by space, and where.
+// CacheStatus is the contents of /cache: what is stored, by space, and where.
 type CacheStatus struct {
 	Spaces []CacheSpace `json:"spaces"`
 	Pool   PoolStatus   `json:"pool"`
@@ -36,7 +36,7 @@ type CacheSpace struct {
 // cacheFilter picks spaces. An empty field picks all.
 type cacheFilter struct{ space, model, tenant string }
 
-// parseFilter reads a filter, and takes nothing else.
+// parseFilter reads a filter, and refuses other keys.
 func parseFilter(query url.Values) (f cacheFilter, err error) {
 	for key, values := range query {
 		value := values[len(values)-1]
@@ -44,7 +44,8 @@ func parseFilter(query url.Values) (f cacheFilter, err error) {
 		case "space":
 			b, bad := hex.DecodeString(value)
 			if bad != nil || len(b) > len(pool.Fingerprint{}) || len(b) == 0 {
-				return f, fmt.Errorf("space: %q, allowed: 2 to 32 hex digits of a fingerprint, from its beginning", value)
+				return f, fmt.Errorf("space: %q, allowed: 2 to 32 hex digits of a fingerprint, from its beginning",
+					value)
 			}
 			f.space = hex.EncodeToString(b)
 		case "model":
@@ -63,7 +64,7 @@ func (f *cacheFilter) picks(s *CacheSpace) bool {
 		(f.model == "" || s.Model == f.model) && (f.tenant == "" || s.Tenant == f.tenant)
 }
 
-// cache is what is stored of the spaces that a filter picks.
+// cache returns what is stored of the spaces that a filter picks.
 func (v *View) cache(f cacheFilter) CacheStatus {
 	now := v.source.Snapshot()
 	out := CacheStatus{Spaces: []CacheSpace{}, Pool: poolStatus(&now.Pool), Tiers: []TierStatus{}}
@@ -81,12 +82,13 @@ func (v *View) cache(f cacheFilter) CacheStatus {
 	return out
 }
 
-// Removed is what /cache/rm did.
+// Removed is the result of /cache/rm.
 type Removed struct {
 	Spaces []CacheSpace `json:"spaces"` // as they are now
 }
 
-// removeSpaces starts a new epoch of the spaces that a filter picks: what was stored is found no more, in memory or in any tier, and engines are told.
+// removeSpaces starts a new epoch of the spaces that a filter picks. Nothing stored before is found
+// again, in memory or in any tier, and the engines are notified.
 func (v *View) removeSpaces(f cacheFilter) (out Removed, err error) {
 	out.Spaces = []CacheSpace{}
 	for _, one := range v.source.Spaces() {
@@ -111,12 +113,12 @@ func (s *Server) cacheList(rw http.ResponseWriter, r *http.Request) {
 		http.Error(rw, err.Error(), http.StatusBadRequest)
 		return
 	}
-	sayJSON(rw, s.view.cache(f))
+	writeJSON(rw, s.view.cache(f))
 }
 
-var errNoFilter = errors.New("nothing says what to remove, allowed: one or more of space, model, tenant")
+var errNoFilter = errors.New("no filter given, allowed: one or more of space, model, tenant")
 
-// cacheRemove serves POST /cache/rm with the same; at least one must be given.
+// cacheRemove serves POST /cache/rm with the same parameters, of which at least one must be given.
 func (s *Server) cacheRemove(rw http.ResponseWriter, r *http.Request) {
 	f, err := parseFilter(r.URL.Query())
 	if err == nil && f == (cacheFilter{}) {
@@ -131,5 +133,5 @@ func (s *Server) cacheRemove(rw http.ResponseWriter, r *http.Request) {
 		http.Error(rw, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	sayJSON(rw, removed)
+	writeJSON(rw, removed)
 }

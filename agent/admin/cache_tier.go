@@ -16,7 +16,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Limits of one question for what a tier holds. Listing also ends after half of Options.Limit, and removing after seven eighths.
+// Limits of one request about a tier's contents. Listing also ends after half of Options.Limit, and
+// removing after seven eighths.
 const (
 	MaxTierBlocks  = 10_000  // shards named in one answer
 	maxTierSpaces  = 10_000  // spaces counted in one answer
@@ -24,11 +25,12 @@ const (
 	removedAtOnce  = 1024    // by one call of the store
 )
 
-// CacheTier is what /cache/tier says: what one tier holds of the spaces that were asked for.
+// CacheTier is the contents of /cache/tier: what one tier holds of the spaces that the filter
+// picks.
 type CacheTier struct {
 	Tier     string           `json:"tier"`
 	Spaces   []CacheTierSpace `json:"spaces"`
-	Blocks   []CacheTierBlock `json:"blocks"`   // those that were asked for by skip and blocks
+	Blocks   []CacheTierBlock `json:"blocks"`   // the page selected by skip and blocks
 	Complete bool             `json:"complete"` // false: it holds more than was counted within the limits
 }
 
@@ -51,7 +53,7 @@ type CacheTierBlock struct {
 	Bytes int64  `json:"bytes"`
 }
 
-// CacheTierRemoved is what /cache/tier/rm did.
+// CacheTierRemoved is the result of /cache/tier/rm.
 type CacheTierRemoved struct {
 	Tier     string `json:"tier"`
 	Dry      bool   `json:"dry"` // nothing was removed
@@ -60,22 +62,22 @@ type CacheTierRemoved struct {
 	Complete bool   `json:"complete"` // false: it holds more that the filter picks, and the request may be repeated
 }
 
-// What the values of kvagent itself in a shared tier are listed as.
+// Names under which kvagent's own values in a shared tier are listed.
 const (
 	markersModel  = "(markers of resets)"
 	useMarksModel = "(marks of use)"
 )
 
-// tierQuestion is a request for what a tier holds.
-type tierQuestion struct {
+// tierRequest is a request for what a tier holds.
+type tierRequest struct {
 	tier   string
 	filter cacheFilter
 	blocks int  // named at most
-	skip   int  // shards passed over before that
+	skip   int  // shards skipped before
 	dry    bool // a removal only counts
 }
 
-func parseTierQuestion(query url.Values) (q tierQuestion, err error) {
+func parseTierRequest(query url.Values) (q tierRequest, err error) {
 	rest := url.Values{}
 	for key, values := range query {
 		value := values[len(values)-1]
@@ -99,7 +101,7 @@ func parseTierQuestion(query url.Values) (q tierQuestion, err error) {
 		}
 	}
 	if q.tier == "" {
-		return q, errors.New("tier: not given, allowed: the name of one, as /cache says")
+		return q, errors.New("tier: not given, allowed: the name of a tier in /cache")
 	}
 	q.filter, err = parseFilter(rest)
 	return q, err
@@ -116,20 +118,20 @@ func countIn(key, value string, high int) (int, error) {
 // tierView lists one tier, with the names of the spaces that this agent knows.
 type tierView struct {
 	contents pool.TierContents
-	question *tierQuestion
+	request  *tierRequest
 	within   time.Duration                   // to list
 	known    map[pool.Fingerprint]CacheSpace // by the name in the tiers
 	picked   map[pool.Fingerprint]*CacheTierSpace
 }
 
-// viewTier lists for within at most.
-func (v *View) viewTier(q *tierQuestion, within time.Duration) (*tierView, error) {
+// viewTier makes a view that lists for at most within.
+func (v *View) viewTier(q *tierRequest, within time.Duration) (*tierView, error) {
 	contents := v.source.Tiers
 	if contents == nil {
 		return nil, fmt.Errorf("tier %q: %w", q.tier, pool.ErrNoTier)
 	}
 	t := &tierView{
-		contents: contents, question: q, within: within,
+		contents: contents, request: q, within: within,
 		known: map[pool.Fingerprint]CacheSpace{}, picked: map[pool.Fingerprint]*CacheTierSpace{},
 	}
 	t.known[pool.EpochMarkers] = CacheSpace{Space: hex.EncodeToString(pool.EpochMarkers[:]), Model: markersModel}
@@ -140,28 +142,30 @@ func (v *View) viewTier(q *tierQuestion, within time.Duration) (*tierView, error
 	return t, nil
 }
 
-// space is what was counted of a key's space so far; nil if the filter does not pick it.
+// space returns the counts of a key's space so far, or nil if the filter does not pick it.
 func (v *tierView) space(name pool.Fingerprint) *CacheTierSpace {
 	if s, seen := v.picked[name]; seen {
 		return s
 	}
-	says, known := v.known[name]
+	info, known := v.known[name]
 	if !known {
-		says = CacheSpace{Space: hex.EncodeToString(name[:])}
+		info = CacheSpace{Space: hex.EncodeToString(name[:])}
 	}
 	v.picked[name] = nil
-	if v.question.filter.picks(&says) {
-		v.picked[name] = &CacheTierSpace{Space: says.Space, Known: known, Model: says.Model, Tenant: says.Tenant}
+	if v.request.filter.picks(&info) {
+		v.picked[name] = &CacheTierSpace{Space: info.Space, Known: known, Model: info.Model, Tenant: info.Tenant}
 	}
 	return v.picked[name]
 }
 
-// each calls found for what the filter picks, until it gives false, and says whether it came to the end: not if its time was over before.
-func (v *tierView) each(ctx context.Context, found func(s *CacheTierSpace, k *pool.Key, bytes int64) bool) (complete bool, err error) {
+// each calls found for the shards that the filter picks until found returns false. It reports
+// whether it reached the end within its time.
+func (v *tierView) each(ctx context.Context,
+	found func(s *CacheTierSpace, k *pool.Key, bytes int64) bool) (complete bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, v.within)
 	defer cancel()
 	complete = true
-	err = v.contents.ListTier(ctx, v.question.tier, func(k pool.Key, bytes int64) bool {
+	err = v.contents.ListTier(ctx, v.request.tier, func(k pool.Key, bytes int64) bool {
 		if _, seen := v.picked[k.Space]; !seen && len(v.picked) == maxTierSpaces {
 			complete = false
 		} else if s := v.space(k.Space); s != nil {
@@ -170,20 +174,21 @@ func (v *tierView) each(ctx context.Context, found func(s *CacheTierSpace, k *po
 		return complete
 	})
 	if err != nil && ctx.Err() != nil {
-		return false, nil // what there was time for is told
+		return false, nil // the result is what there was time for
 	}
 	return complete && ctx.Err() == nil, err
 }
 
 // list counts, and names blocks.
 func (v *tierView) list(ctx context.Context) (out CacheTier, err error) {
-	out = CacheTier{Tier: v.question.tier, Spaces: []CacheTierSpace{}, Blocks: []CacheTierBlock{}}
-	skip := v.question.skip
+	out = CacheTier{Tier: v.request.tier, Spaces: []CacheTierSpace{}, Blocks: []CacheTierBlock{}}
+	skip := v.request.skip
 	out.Complete, err = v.each(ctx, func(s *CacheTierSpace, k *pool.Key, bytes int64) bool {
 		s.Shards++
 		s.Bytes += bytes
-		if skip--; skip < 0 && len(out.Blocks) < v.question.blocks {
-			out.Blocks = append(out.Blocks, CacheTierBlock{s.Space, k.Group, k.Shard, hex.EncodeToString(k.Hash.Bytes[:k.Hash.Len]), bytes})
+		if skip--; skip < 0 && len(out.Blocks) < v.request.blocks {
+			out.Blocks = append(out.Blocks,
+				CacheTierBlock{s.Space, k.Group, k.Shard, hex.EncodeToString(k.Hash.Bytes[:k.Hash.Len]), bytes})
 		}
 		return true
 	})
@@ -200,7 +205,7 @@ func (v *tierView) list(ctx context.Context) (out CacheTier, err error) {
 
 // remove removes what the filter picks, or only counts it.
 func (v *tierView) remove(ctx context.Context) (out CacheTierRemoved, err error) {
-	out = CacheTierRemoved{Tier: v.question.tier, Dry: v.question.dry}
+	out = CacheTierRemoved{Tier: v.request.tier, Dry: v.request.dry}
 	var keys []pool.Key
 	var sizes []int64
 	out.Complete, err = v.each(ctx, func(_ *CacheTierSpace, k *pool.Key, bytes int64) bool {
@@ -217,7 +222,7 @@ func (v *tierView) remove(ctx context.Context) (out CacheTierRemoved, err error)
 	})
 	for err == nil && len(keys) > 0 {
 		n := min(removedAtOnce, len(keys))
-		if err = v.contents.DeleteIn(ctx, v.question.tier, keys[:n]); err != nil {
+		if err = v.contents.DeleteIn(ctx, v.request.tier, keys[:n]); err != nil {
 			break
 		}
 		for _, bytes := range sizes[:n] {
@@ -227,17 +232,18 @@ func (v *tierView) remove(ctx context.Context) (out CacheTierRemoved, err error)
 		keys, sizes = keys[n:], sizes[n:]
 	}
 	if err != nil && ctx.Err() != nil {
-		out.Complete, err = false, nil // what there was time for is told
+		out.Complete, err = false, nil // the result is what there was time for
 	}
 	return out, err
 }
 
-// badQuestion is an error of who asks.
-type badQuestion struct{ error }
+// badRequest is an error of the client.
+type badRequest struct{ error }
 
 func statusOf(err error) int {
-	var bad badQuestion
-	if errors.As(err, &bad) || errors.Is(err, pool.ErrNoTier) || errors.Is(err, pool.ErrUnlisted) || errors.Is(err, errNoFilter) {
+	var bad badRequest
+	if errors.As(err, &bad) || errors.Is(err, pool.ErrNoTier) || errors.Is(err, pool.ErrUnlisted) ||
+		errors.Is(err, errNoFilter) {
 		return http.StatusBadRequest
 	}
 	return http.StatusInternalServerError
@@ -245,25 +251,27 @@ func statusOf(err error) int {
 
 // cacheTier serves GET /cache/tier?tier=&space=&model=&tenant=&blocks=&skip=.
 func (s *Server) cacheTier(rw http.ResponseWriter, r *http.Request) {
-	s.askTier(rw, r, func(ctx context.Context, v *tierView) (any, error) { return v.list(ctx) })
+	s.serveTier(rw, r, func(ctx context.Context, v *tierView) (any, error) { return v.list(ctx) })
 }
 
-// cacheTierRemove serves POST /cache/tier/rm?tier=&space=&model=&tenant=&dry=1; at least one of the filter must be given.
+// cacheTierRemove serves POST /cache/tier/rm?tier=&space=&model=&tenant=&dry=1; at least one of the
+// filter must be given.
 func (s *Server) cacheTierRemove(rw http.ResponseWriter, r *http.Request) {
-	s.askTier(rw, r, func(ctx context.Context, v *tierView) (any, error) {
-		if v.question.filter == (cacheFilter{}) {
+	s.serveTier(rw, r, func(ctx context.Context, v *tierView) (any, error) {
+		if v.request.filter == (cacheFilter{}) {
 			return nil, errNoFilter
 		}
 		return v.remove(ctx)
 	})
 }
 
-func (s *Server) askTier(rw http.ResponseWriter, r *http.Request, answer func(context.Context, *tierView) (any, error)) {
+func (s *Server) serveTier(rw http.ResponseWriter, r *http.Request,
+	answer func(context.Context, *tierView) (any, error)) {
 	ctx, cancel := context.WithTimeout(r.Context(), s.limit*7/8)
 	defer cancel()
-	q, err := parseTierQuestion(r.URL.Query())
+	q, err := parseTierRequest(r.URL.Query())
 	if err != nil {
-		err = badQuestion{err}
+		err = badRequest{err}
 	}
 	var v *tierView
 	if err == nil {
@@ -277,5 +285,5 @@ func (s *Server) askTier(rw http.ResponseWriter, r *http.Request, answer func(co
 		http.Error(rw, err.Error(), statusOf(err))
 		return
 	}
-	sayJSON(rw, out)
+	writeJSON(rw, out)
 }

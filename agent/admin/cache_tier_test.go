@@ -15,7 +15,7 @@ import (
 // shelf is a tier with n shards of 10 bytes: of space 1, and each third of space 2.
 type shelf struct {
 	n       int
-	hangs   bool // behind the last
+	hangs   bool // after the last
 	deleted int
 }
 
@@ -42,10 +42,10 @@ func (s *shelf) DeleteIn(ctx context.Context, _ string, keys []pool.Key) error {
 	return ctx.Err()
 }
 
-func viewShelf(s *shelf, q tierQuestion) *tierView {
+func viewShelf(s *shelf, q tierRequest) *tierView {
 	first := CacheSpace{Space: "01" + strings.Repeat("00", 15), Model: "m", Tenant: "t"}
 	return &tierView{
-		contents: s, question: &q, within: 20 * time.Millisecond,
+		contents: s, request: &q, within: 20 * time.Millisecond,
 		known: map[pool.Fingerprint]CacheSpace{{1}: first}, picked: map[pool.Fingerprint]*CacheTierSpace{},
 	}
 }
@@ -53,18 +53,20 @@ func viewShelf(s *shelf, q tierQuestion) *tierView {
 func TestTierIsListed(t *testing.T) {
 	for name, c := range map[string]struct {
 		shelf    shelf
-		question tierQuestion
+		question tierRequest
 		shards   []int64
 		first    string // hash of the first that is named
 		named    int
 		complete bool
 	}{
-		"all":        {shelf{n: 30}, tierQuestion{}, []int64{20, 10}, "", 0, true},
-		"one page":   {shelf{n: 30}, tierQuestion{blocks: 7, skip: 5}, []int64{20, 10}, "00000005", 7, true},
-		"last page":  {shelf{n: 30}, tierQuestion{blocks: 7, skip: 28}, []int64{20, 10}, "0000001c", 2, true},
-		"by model":   {shelf{n: 30}, tierQuestion{filter: cacheFilter{model: "m"}, blocks: 1}, []int64{20}, "00000001", 1, true},
-		"by a name":  {shelf{n: 30}, tierQuestion{filter: cacheFilter{space: "02"}, blocks: 1}, []int64{10}, "00000000", 1, true},
-		"that hangs": {shelf{n: 30, hangs: true}, tierQuestion{}, []int64{20, 10}, "", 0, false},
+		"all":       {shelf{n: 30}, tierRequest{}, []int64{20, 10}, "", 0, true},
+		"one page":  {shelf{n: 30}, tierRequest{blocks: 7, skip: 5}, []int64{20, 10}, "00000005", 7, true},
+		"last page": {shelf{n: 30}, tierRequest{blocks: 7, skip: 28}, []int64{20, 10}, "0000001c", 2, true},
+		"by model": {shelf{n: 30}, tierRequest{filter: cacheFilter{model: "m"}, blocks: 1}, []int64{20}, "00000001",
+			1, true},
+		"by a name": {shelf{n: 30}, tierRequest{filter: cacheFilter{space: "02"}, blocks: 1}, []int64{10}, "00000000",
+			1, true},
+		"that hangs": {shelf{n: 30, hangs: true}, tierRequest{}, []int64{20, 10}, "", 0, false},
 	} {
 		out, err := viewShelf(&c.shelf, c.question).list(t.Context())
 		if err != nil || out.Complete != c.complete || len(out.Spaces) != len(c.shards) || len(out.Blocks) != c.named {
@@ -84,14 +86,14 @@ func TestTierIsListed(t *testing.T) {
 
 func TestTierIsEmptiedInPieces(t *testing.T) {
 	s := &shelf{n: 3*maxTierRemoved/2 + 30_000}
-	q := tierQuestion{filter: cacheFilter{model: "m"}, dry: true}
+	q := tierRequest{filter: cacheFilter{model: "m"}, dry: true}
 	v := viewShelf(s, q)
 	v.within = time.Minute
 	out, err := v.remove(t.Context())
 	if err != nil || !out.Complete || out.Shards != maxTierRemoved+20_000 || s.deleted != 0 {
 		t.Errorf("dry: %+v, %v, %d deleted", out, err, s.deleted)
 	}
-	v.question.dry = false
+	v.request.dry = false
 	out, err = v.remove(t.Context())
 	if err != nil || out.Complete || out.Shards != maxTierRemoved || s.deleted != maxTierRemoved {
 		t.Errorf("%+v, %v, %d deleted", out, err, s.deleted)
@@ -116,12 +118,12 @@ func TestTierQuestions(t *testing.T) {
 	} {
 		values, err := url.ParseQuery(text)
 		check(t, err)
-		_, err = parseTierQuestion(values)
+		_, err = parseTierRequest(values)
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
 	}
-	for _, err := range []error{badQuestion{pool.ErrNoTier}, pool.ErrUnlisted, pool.ErrNoTier, errNoFilter} {
+	for _, err := range []error{badRequest{pool.ErrNoTier}, pool.ErrUnlisted, pool.ErrNoTier, errNoFilter} {
 		if statusOf(err) != http.StatusBadRequest {
 			t.Errorf("%v: status %d", err, statusOf(err))
 		}

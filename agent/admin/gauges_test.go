@@ -16,7 +16,8 @@ type reported struct{ report pool.PolicyReport }
 func (reported) Describe(ch chan<- *prometheus.Desc)   { describePolicy(ch) }
 func (r reported) Collect(ch chan<- prometheus.Metric) { collectPolicy(ch, &r.report) }
 
-// TestPolicyMetrics holds the series of the eviction policy: there from the start, well named, one for each class.
+// TestPolicyMetrics holds the series of the eviction policy: there from the start, well named, one
+// for each class.
 func TestPolicyMetrics(t *testing.T) {
 	h := evict.NewHazard()
 	h.Insert(&pool.Insertion{BlockTokens: 16, Entries: []uint32{1}, Prints: []uint64{7}})
@@ -39,10 +40,12 @@ func TestPolicyMetrics(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]int{
-		"kvagent_eviction_info": 1, "kvagent_eviction_entries": 1, "kvagent_eviction_alarms_total": 1, "kvagent_eviction_humble": 1,
-		"kvagent_eviction_missing_blocks": 1, "kvagent_eviction_may_miss_blocks": 1,
+		"kvagent_eviction_info": 1, "kvagent_eviction_entries": 1, "kvagent_eviction_alarms_total": 1,
+		"kvagent_eviction_fallback":       1,
+		"kvagent_eviction_missing_blocks": 1, "kvagent_eviction_miss_budget_blocks": 1,
 		"kvagent_eviction_hits_total": 1, "kvagent_eviction_shadow_lru_hits_total": 1,
-		"kvagent_eviction_class_worth_hits_per_hour": len(report.Classes), "kvagent_eviction_class_evicted_total": len(report.Classes),
+		"kvagent_eviction_class_worth_hits_per_hour": len(report.Classes),
+		"kvagent_eviction_class_evicted_total":       len(report.Classes),
 	} {
 		if series[name] != want || want == 0 {
 			t.Errorf("%d series %s, want %d", series[name], name, want)

@@ -6,47 +6,76 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// tierSeries are the series of each tier. What is counted is named in pool.TierStatus.
+// tierSeries are the series of each tier. pool.TierStatus documents what they count.
 var tierSeries = []struct {
 	desc *prometheus.Desc
 	kind prometheus.ValueType
 	get  func(*pool.TierStatus) float64
 }{
-	{tierDesc("up", "1 while the tier is asked, 0 while its breaker is open."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return oneIf(t.State == "up" || t.State == "full") }},
-	{tierDesc("full", "1 while nothing is written because the store said it is full."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return oneIf(t.State == "full") }},
-	{tierDesc("used_bytes", "Bytes the store says it holds."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return float64(t.Usage.Bytes) }},
-	{tierDesc("capacity_bytes", "Bytes the store can hold; 0: not known."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return float64(t.Usage.Capacity) }},
-	{tierDesc("items", "Shards the store holds."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return float64(t.Usage.Items) }},
-	{tierDesc("breaker_opened_total", "Times the store failed so often that it was not asked any more."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Opened) }},
-	{tierDesc("breaker_tries_total", "Calls that found out whether the store is back."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Tries) }},
-	{tierDesc("queue_fetch", "Blocks waiting to be fetched."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return float64(t.Fetching + t.Hinted) }},
-	{tierDesc("queue_put", "Blocks waiting to be written."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return float64(t.Putting) }},
-	{tierDesc("queue_delete", "Shards waiting to be deleted."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return float64(t.Deleting) }},
-	{tierDesc("hits_total", "Blocks fetched."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Hits) }},
-	{tierDesc("misses_total", "Blocks that were to be fetched and did not come whole."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Misses) }},
-	{tierDesc("bytes_in_total", "Bytes fetched."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.BytesIn) }},
-	{tierDesc("bytes_out_total", "Bytes written."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.BytesOut) }},
-	{tierDesc("corrupt_total", "Shards that did not verify; they are deleted."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Corrupt) }},
-	{tierDesc("timeouts_total", "Calls that took longer than they may."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Timeouts) }},
-	{tierDesc("errors_total", "Calls that failed otherwise."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Errors) }},
-	{tierDesc("puts_stored_total", "Blocks written."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Stored) }},
-	{tierDesc("puts_had_total", "Blocks that were there already."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Had) }},
-	{tierDesc("puts_full_total", "Blocks refused because the store is full."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Full) }},
-	{tierDesc("puts_failed_total", "Blocks not written because a call failed."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Lost) }},
-	{tierDesc("puts_dropped_total", "Blocks not written because too many waited, or memory had them no more."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Dropped) }},
-	{tierDesc("deleted_total", "Shards deleted."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Deleted) }},
-	{tierDesc("deletes_failed_total", "Shards not deleted because a call failed or too many waited."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.DeletesLost) }},
-	{tierDesc("asked_total", "Blocks look-ups asked for."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Asked) }},
-	{tierDesc("found_total", "Blocks look-ups asked for and found."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Found) }},
-	{tierDesc("asks_late_total", "Look-ups whose deadline came before the answer."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.AskLate) }},
-	{tierDesc("asks_failed_total", "Questions that failed."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.AskFailed) }},
-	{tierDesc("asks_refused_total", "Questions not asked because too many waited."), prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.AskRefused) }},
+	{tierDesc("up", "1 while the tier is used, 0 while its breaker is open."), prometheus.GaugeValue,
+		func(t *pool.TierStatus) float64 { return oneIf(t.State == "up" || t.State == "full") }},
+	{tierDesc("full", "1 while nothing is written because the store reports that it is full."), prometheus.GaugeValue,
+		func(t *pool.TierStatus) float64 { return oneIf(t.State == "full") }},
+	{tierDesc("used_bytes", "Bytes that the store reports to hold."), prometheus.GaugeValue,
+		func(t *pool.TierStatus) float64 { return float64(t.Usage.Bytes) }},
+	{tierDesc("capacity_bytes", "Bytes the store can hold; 0: not known."), prometheus.GaugeValue,
+		func(t *pool.TierStatus) float64 { return float64(t.Usage.Capacity) }},
+	{tierDesc("items", "Shards the store holds."), prometheus.GaugeValue,
+		func(t *pool.TierStatus) float64 { return float64(t.Usage.Items) }},
+	{tierDesc("breaker_opened_total", "Times the store failed so often that its breaker opened."),
+		prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Opened) }},
+	{tierDesc("breaker_tries_total", "Calls that tested whether the store works again."), prometheus.CounterValue,
+		func(t *pool.TierStatus) float64 { return float64(t.Tries) }},
+	{tierDesc("queue_fetch", "Blocks waiting to be fetched."), prometheus.GaugeValue,
+		func(t *pool.TierStatus) float64 { return float64(t.Fetching + t.Hinted) }},
+	{tierDesc("queue_put", "Blocks waiting to be written."), prometheus.GaugeValue,
+		func(t *pool.TierStatus) float64 { return float64(t.Putting) }},
+	{tierDesc("queue_delete", "Shards waiting to be deleted."), prometheus.GaugeValue,
+		func(t *pool.TierStatus) float64 { return float64(t.Deleting) }},
+	{tierDesc("hits_total", "Blocks fetched."), prometheus.CounterValue,
+		func(t *pool.TierStatus) float64 { return float64(t.Hits) }},
+	{tierDesc("misses_total", "Blocks whose fetch failed or was incomplete."), prometheus.CounterValue,
+		func(t *pool.TierStatus) float64 { return float64(t.Misses) }},
+	{tierDesc("bytes_in_total", "Bytes fetched."), prometheus.CounterValue,
+		func(t *pool.TierStatus) float64 { return float64(t.BytesIn) }},
+	{tierDesc("bytes_out_total", "Bytes written."), prometheus.CounterValue,
+		func(t *pool.TierStatus) float64 { return float64(t.BytesOut) }},
+	{tierDesc("corrupt_total", "Shards that did not verify; they are deleted."), prometheus.CounterValue,
+		func(t *pool.TierStatus) float64 { return float64(t.Corrupt) }},
+	{tierDesc("timeouts_total", "Calls that exceeded their time limit."), prometheus.CounterValue,
+		func(t *pool.TierStatus) float64 { return float64(t.Timeouts) }},
+	{tierDesc("errors_total", "Calls that failed otherwise."), prometheus.CounterValue,
+		func(t *pool.TierStatus) float64 { return float64(t.Errors) }},
+	{tierDesc("puts_stored_total", "Blocks written."), prometheus.CounterValue,
+		func(t *pool.TierStatus) float64 { return float64(t.Stored) }},
+	{tierDesc("puts_had_total", "Blocks that were stored already."), prometheus.CounterValue,
+		func(t *pool.TierStatus) float64 { return float64(t.Had) }},
+	{tierDesc("puts_full_total", "Blocks refused because the store is full."), prometheus.CounterValue,
+		func(t *pool.TierStatus) float64 { return float64(t.Full) }},
+	{tierDesc("puts_failed_total", "Blocks not written because a call failed."), prometheus.CounterValue,
+		func(t *pool.TierStatus) float64 { return float64(t.Lost) }},
+	{tierDesc("puts_dropped_total", "Blocks not written because the queue was full, or memory no longer held them."),
+		prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Dropped) }},
+	{tierDesc("deleted_total", "Shards deleted."), prometheus.CounterValue,
+		func(t *pool.TierStatus) float64 { return float64(t.Deleted) }},
+	{tierDesc("deletes_failed_total", "Shards not deleted because a call failed or the queue was full."),
+		prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.DeletesLost) }},
+	{tierDesc("asked_total", "Blocks that look-ups asked for."), prometheus.CounterValue,
+		func(t *pool.TierStatus) float64 { return float64(t.Asked) }},
+	{tierDesc("found_total", "Blocks that look-ups asked for and the tier had."), prometheus.CounterValue,
+		func(t *pool.TierStatus) float64 { return float64(t.Found) }},
+	{tierDesc("asks_late_total", "Look-ups whose deadline passed before the tier's answer."), prometheus.CounterValue,
+		func(t *pool.TierStatus) float64 { return float64(t.AskLate) }},
+	{tierDesc("asks_failed_total", "Existence queries that failed."), prometheus.CounterValue,
+		func(t *pool.TierStatus) float64 { return float64(t.AskFailed) }},
+	{tierDesc("asks_refused_total", "Existence queries dropped because the queue was full."), prometheus.CounterValue,
+		func(t *pool.TierStatus) float64 { return float64(t.AskRefused) }},
 	{
-		tierDesc("names_to_collect", "Names there that nobody uses and that are still to be collected."),
+		tierDesc("names_to_collect", "Unused names in the tier that are still to be collected."),
 		prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return float64(t.Collecting) },
 	},
 	{
-		tierDesc("collected_total", "Shards deleted because nobody uses their names."),
+		tierDesc("collected_total", "Shards deleted because their names are unused."),
 		prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Collected) },
 	},
 	{
@@ -54,25 +83,31 @@ var tierSeries = []struct {
 		prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.CollectedBytes) },
 	},
 	{
-		tierDesc("collect_failures_total", "Looks for them that failed; they are tried again."),
+		tierDesc("collect_failures_total", "Scans for unused names that failed; they are tried again."),
 		prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.CollectFails) },
 	},
 	{
 		tierDesc("reset_marker_failures_total", "Rounds in which markers of resets could not be read or written."),
 		prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.MarkFails) },
 	},
-	{tierDesc("fetch_bytes_per_second", "Bytes a second of a fetch, moving average."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return t.Rate }},
-	{tierDesc("fetch_seconds", "Seconds of a fetch, moving average."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return t.FetchSeconds }},
-	{tierDesc("put_seconds", "Seconds of a write, moving average."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return t.PutSeconds }},
-	{tierDesc("ask_seconds", "Seconds of a question, moving average."), prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return t.AskSeconds }},
+	{tierDesc("fetch_bytes_per_second", "Bytes a second of a fetch, moving average."), prometheus.GaugeValue,
+		func(t *pool.TierStatus) float64 { return t.Rate }},
+	{tierDesc("fetch_seconds", "Seconds of a fetch, moving average."), prometheus.GaugeValue,
+		func(t *pool.TierStatus) float64 { return t.FetchSeconds }},
+	{tierDesc("put_seconds", "Seconds of a write, moving average."), prometheus.GaugeValue,
+		func(t *pool.TierStatus) float64 { return t.PutSeconds }},
+	{tierDesc("ask_seconds", "Seconds of an existence query, moving average."), prometheus.GaugeValue,
+		func(t *pool.TierStatus) float64 { return t.AskSeconds }},
 }
 
 var (
-	tierStateDesc = prometheus.NewDesc("kvagent_tier_store_state", "1 for the state that the store says it is in.", []string{"tier", "state"}, nil)
-	tierEventDesc = prometheus.NewDesc("kvagent_tier_store_events_total", "What the store itself counts, by what it is.", []string{"tier", "event"}, nil)
+	tierStateDesc = prometheus.NewDesc("kvagent_tier_store_state", "1 for the state that the store reports.",
+		[]string{"tier", "state"}, nil)
+	tierEventDesc = prometheus.NewDesc("kvagent_tier_store_events_total", "The store's own counters, by event.",
+		[]string{"tier", "event"}, nil)
 )
 
-// collectStore is what a tier's store says of itself.
+// collectStore collects the report of a tier's store.
 func collectStore(ch chan<- prometheus.Metric, t *pool.TierStatus) {
 	if t.Store.State == "" {
 		return
@@ -88,19 +123,22 @@ func tierDesc(name, help string) *prometheus.Desc {
 }
 
 var (
-	promisesDesc     = desc("kvagent_promises", "Blocks being brought to memory from lower tiers.")
+	promisesDesc     = desc("kvagent_promises", "Blocks being fetched to memory from lower tiers.")
 	promiseBytesDesc = desc("kvagent_promise_bytes", "Bytes of them.")
 	promiseCapDesc   = desc("kvagent_promise_cap_bytes", "The prefetch budget.")
-	promisedDesc     = desc("kvagent_promises_made_total", "Blocks that were to be brought to memory.")
-	landedDesc       = desc("kvagent_promises_kept_total", "Of those, blocks that came.")
-	unkeptDesc       = desc("kvagent_promises_unkept_total", "Of those, blocks that did not come, cancelled ones included.")
-	cancelledDesc    = desc("kvagent_promises_cancelled_total", "Of those, blocks that nobody wanted any more.")
-	expiredDesc      = desc("kvagent_promises_expired_total", "Of those, blocks that had not come by their deadlines.")
-	adoptedDesc      = desc("kvagent_resets_adopted_total", "Resets of other nodes that were taken over.")
-	againDesc        = desc("kvagent_resets_repeated_total", "Resets that met another node's and were made once more.")
-	namesDesc        = desc("kvagent_names_to_collect", "Names in tiers that nobody uses, still to be collected.")
-	namesLostDesc    = desc("kvagent_names_not_noted_total", "Names not collected because too many waited.")
-	unusedDesc       = desc("kvagent_generations_unused_total",
+	promisedDesc     = desc("kvagent_promises_made_total", "Blocks promised to be fetched to memory.")
+	fulfilledDesc    = desc("kvagent_promises_fulfilled_total", "Of those, blocks that arrived.")
+	failedDesc       = desc("kvagent_promises_failed_total",
+		"Of those, blocks that did not arrive, cancelled ones included.")
+	cancelledDesc = desc("kvagent_promises_cancelled_total", "Of those, blocks that were no longer wanted.")
+	expiredDesc   = desc("kvagent_promises_expired_total",
+		"Of those, blocks that had not arrived by their deadlines.")
+	adoptedDesc = desc("kvagent_resets_adopted_total", "Resets of other nodes that were adopted.")
+	againDesc   = desc("kvagent_resets_repeated_total",
+		"Resets that collided with another node's and were repeated.")
+	namesDesc     = desc("kvagent_names_to_collect", "Unused names in tiers that are still to be collected.")
+	namesLostDesc = desc("kvagent_names_dropped_total", "Unused names not collected because the list was full.")
+	unusedDesc    = desc("kvagent_generations_unused_total",
 		"Named generations to be collected, because this node has not used them for --tier-collect-unused.")
 	elsewhereDesc = desc("kvagent_generations_used_elsewhere_total",
 		"Of those, named generations that stay in a shared tier, because another node uses them.")
@@ -111,15 +149,15 @@ func describeTiers(ch chan<- *prometheus.Desc) {
 		ch <- s.desc
 	}
 	for _, d := range []*prometheus.Desc{
-		tierStateDesc, tierEventDesc, promisesDesc, promiseBytesDesc, promiseCapDesc, promisedDesc, landedDesc,
-		unkeptDesc, cancelledDesc, expiredDesc, adoptedDesc, againDesc, namesDesc, namesLostDesc,
+		tierStateDesc, tierEventDesc, promisesDesc, promiseBytesDesc, promiseCapDesc, promisedDesc, fulfilledDesc,
+		failedDesc, cancelledDesc, expiredDesc, adoptedDesc, againDesc, namesDesc, namesLostDesc,
 		unusedDesc, elsewhereDesc,
 	} {
 		ch <- d
 	}
 }
 
-// collectTiers says nothing without tiers.
+// collectTiers collects nothing without tiers.
 func collectTiers(ch chan<- prometheus.Metric, r *pool.TierReport) {
 	if r == nil {
 		return
@@ -135,9 +173,12 @@ func collectTiers(ch chan<- prometheus.Metric, r *pool.TierReport) {
 		kind prometheus.ValueType
 		v    float64
 	}{
-		{promisesDesc, prometheus.GaugeValue, float64(r.Promises)}, {promiseBytesDesc, prometheus.GaugeValue, float64(r.PromiseBytes)},
-		{promiseCapDesc, prometheus.GaugeValue, float64(r.PromiseCap)}, {promisedDesc, prometheus.CounterValue, float64(r.Promised)},
-		{landedDesc, prometheus.CounterValue, float64(r.Landed)}, {unkeptDesc, prometheus.CounterValue, float64(r.Unkept)},
+		{promisesDesc, prometheus.GaugeValue, float64(r.Promises)},
+		{promiseBytesDesc, prometheus.GaugeValue, float64(r.PromiseBytes)},
+		{promiseCapDesc, prometheus.GaugeValue, float64(r.PromiseCap)},
+		{promisedDesc, prometheus.CounterValue, float64(r.Promised)},
+		{fulfilledDesc, prometheus.CounterValue, float64(r.Landed)},
+		{failedDesc, prometheus.CounterValue, float64(r.Unkept)},
 		{cancelledDesc, prometheus.CounterValue, float64(r.Cancelled)},
 		{expiredDesc, prometheus.CounterValue, float64(r.Expired)},
 		{adoptedDesc, prometheus.CounterValue, float64(r.Adopted)},

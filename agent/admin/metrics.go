@@ -13,30 +13,30 @@ import (
 	"github.com/kvagent/kvagent/transfer"
 )
 
-// Metrics are the counters for machines. Every series is there from the start, at zero; the hot paths hold their
-// counters and look no label up.
+// Metrics holds the agent's counters. Every series exists from the start, at zero; the hot paths
+// hold their counters and look up no label.
 type Metrics struct {
 	registry *prometheus.Registry
 
-	lookups, lookupHits       *Counter
-	tokensAsked, tokensFound  *Counter
-	lookupStatus              [8]*Counter
-	lookupForm                [8]*Counter
-	saved, loaded             [32]*Counter // by block status
-	savedBytes, loadedBytes   *Counter
-	Samples                   [2]SampleCounters // by transfer.Kind
-	LoadsHeld, LoadsUnsettled *Counter
-	LeasesGiven, LeasesPassed *Counter // passed: a release or load named a lease that is not open
-	Registrations             map[string]*Counter
-	SessionEnds               map[string]*Counter
-	Malformed                 map[string]*Counter
-	lookupMax, AskMax         MaxDuration // of look-ups in the own form: all of one, and its wait for shared tiers
-	latest                    latest      // the one farthest beyond its deadline
-	late                      prometheus.Histogram
-	Resets, SessionsRefused   *Counter
-	CleanupMax                MaxDuration
-	Cleanup                   prometheus.Histogram
-	Panics                    map[string]*Counter // by place
+	lookups, lookupHits        *Counter
+	tokensAsked, tokensFound   *Counter
+	lookupStatus               [8]*Counter
+	lookupForm                 [8]*Counter
+	saved, loaded              [32]*Counter // by block status
+	savedBytes, loadedBytes    *Counter
+	Samples                    [2]SampleCounters // by transfer.Kind
+	LoadsHeld, LoadsTimedOut   *Counter
+	LeasesGiven, LeasesUnknown *Counter // unknown: a release or load named a lease that is not open
+	Registrations              map[string]*Counter
+	SessionEnds                map[string]*Counter
+	Malformed                  map[string]*Counter
+	lookupMax, AskMax          MaxDuration // of look-ups in the own form: total time, and wait for shared tiers
+	worstLate                  worstLate   // the look-up that missed its deadline by most
+	late                       prometheus.Histogram
+	Resets, SessionsRefused    *Counter
+	CleanupMax                 MaxDuration
+	Cleanup                    prometheus.Histogram
+	Panics                     map[string]*Counter // by place
 }
 
 // Results of a registration.
@@ -46,21 +46,24 @@ const (
 	ResultClash   = "clash"
 )
 
-// StatusNames are the block statuses as labels say them.
+// StatusNames are the labels of the block statuses.
 var StatusNames = map[pool.Status]string{
 	pool.OK: "ok", pool.Exists: "exists", pool.InProgress: "in_progress", pool.Busy: "busy", pool.Stale: "stale",
 	pool.Missing: "missing", pool.Corrupt: "corrupt", pool.Invalid: "invalid", transfer.Revoked: "revoked",
 	transfer.Cancelled: "cancelled", transfer.TimedOut: "timed_out", transfer.Failed: "failed", transfer.Off: "off",
 }
 
-var lookupStatusNames = [8]string{"hit", "pending", "off", "not_registered", "malformed", "overloaded", "no_session", "lease_cap"}
+var lookupStatusNames = [8]string{"hit", "pending", "off", "not_registered", "malformed", "overloaded", "no_session",
+	"lease_cap"}
 
 var formNames = [8]string{"malformed", "own", "upstream", "reset", "ascend2", "ascend3", "ascend4", "simple"}
 
-// NewMetrics makes the counters, with the labels that the agent names: why sessions end, and where a panic is met.
+// NewMetrics makes the counters, with the agent's labels for the reasons of session ends and the
+// places of panics.
 func NewMetrics(endReasons, panicPlaces []string) *Metrics {
 	m := &Metrics{registry: prometheus.NewRegistry()}
-	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.makeLookups()
 	m.makeBlocks()
 	m.makeSamples()
@@ -68,7 +71,7 @@ func NewMetrics(endReasons, panicPlaces []string) *Metrics {
 	return m
 }
 
-// Counter is a number that only grows. Prometheus and the status page read it; adding is one atomic operation.
+// Counter is a number that only grows. Adding is one atomic operation.
 type Counter struct{ atomic.Uint64 }
 
 // counter makes a series; labels are pairs of name and value.
@@ -95,13 +98,16 @@ func (m *Metrics) makeLookups() {
 	m.lookups = m.counter("kvagent_lookups_total", "Look-ups answered, all forms and statuses.")
 	m.lookupHits = m.counter("kvagent_lookup_hits_total", "Look-ups answered with more than 0 tokens.")
 	m.tokensAsked = m.counter("kvagent_lookup_tokens_asked_total", "Prompt tokens of all look-ups.")
-	m.tokensFound = m.counter("kvagent_lookup_tokens_found_total", "Tokens answered to look-ups, the engine's own included.")
+	m.tokensFound = m.counter("kvagent_lookup_tokens_found_total",
+		"Tokens reported to look-ups, the engine's own included.")
 	for i, name := range lookupStatusNames {
-		m.lookupStatus[i] = m.counter("kvagent_lookup_status_total", "Look-ups by the status of their answer.", "status", name)
+		m.lookupStatus[i] = m.counter("kvagent_lookup_status_total", "Look-ups by the status of their answer.",
+			"status", name)
 	}
 	m.late = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name:    "kvagent_lookup_over_deadline_seconds",
-		Help:    "How far beyond its deadline a look-up was answered, from when the agent read it; its count is that of the late ones.",
+		Name: "kvagent_lookup_over_deadline_seconds",
+		Help: "Time by which a look-up missed its deadline, counted from when the agent read it; only late ones " +
+			"are observed.",
 		Buckets: []float64{.0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .5},
 	})
 	m.registry.MustRegister(m.late)
@@ -112,7 +118,7 @@ func (m *Metrics) makeLookups() {
 
 func (m *Metrics) makeBlocks() {
 	other := m.counter("kvagent_blocks_other_total", "Blocks with a status not named here; should be 0.")
-	const help = "Blocks of finished jobs, each of one shard, by what was asked and what became of them."
+	const help = "Blocks of finished jobs, each of one shard, by operation and status."
 	for i := range m.saved {
 		m.saved[i], m.loaded[i] = other, other
 		if name, ok := StatusNames[pool.Status(i)]; ok {
@@ -127,19 +133,27 @@ func (m *Metrics) makeBlocks() {
 
 func (m *Metrics) makeSessions(endReasons, panicPlaces []string) {
 	m.LeasesGiven = m.counter("kvagent_leases_given_total", "Leases given by look-ups.")
-	m.LeasesPassed = m.counter("kvagent_leases_unknown_total", "Leases named by a release or a load that were not open: revoked, ended, or never given.")
-	m.LoadsHeld = m.counter("kvagent_loads_held_total", "Loads that waited for blocks being brought up from lower tiers.")
-	m.LoadsUnsettled = m.counter("kvagent_loads_unsettled_total", "Of those, loads that went on before all had come or failed, because they had waited as long as a job may.")
-	m.Registrations = m.series("kvagent_registrations_total", "Registrations by result.", "result", ResultDone, ResultRefused, ResultClash)
-	m.SessionEnds = m.series("kvagent_session_ends_total", "Session sockets that ended, by reason.", "reason", endReasons...)
-	m.Malformed = m.series("kvagent_session_malformed_total", "Sessions ended because of a malformed message, by reason.", "reason", malformedReasons()...)
-	m.SessionsRefused = m.counter("kvagent_sessions_refused_total", "Peers that may not connect, or were too many.")
+	m.LeasesUnknown = m.counter("kvagent_leases_unknown_total",
+		"Leases named by a release or a load that were not open: revoked, ended, or never given.")
+	m.LoadsHeld = m.counter("kvagent_loads_held_total", "Loads that waited for blocks being fetched from lower tiers.")
+	m.LoadsTimedOut = m.counter("kvagent_loads_held_timeout_total",
+		"Of those, loads that continued before all blocks had arrived or failed, because they reached a job's "+
+			"longest wait.")
+	m.Registrations = m.series("kvagent_registrations_total", "Registrations by result.", "result", ResultDone,
+		ResultRefused, ResultClash)
+	m.SessionEnds = m.series("kvagent_session_ends_total", "Session sockets that ended, by reason.", "reason",
+		endReasons...)
+	m.Malformed = m.series("kvagent_session_malformed_total",
+		"Sessions ended because of a malformed message, by reason.", "reason", malformedReasons()...)
+	m.SessionsRefused = m.counter("kvagent_sessions_refused_total",
+		"Peers refused: not allowed to connect, or over the limit.")
 	m.Panics = m.series("kvagent_session_panics_total",
-		"Defects of the agent that ended the session they were met for, by where.", "where", panicPlaces...)
+		"Panics that ended the session they occurred in, by place.", "where", panicPlaces...)
 	m.Resets = m.counter("kvagent_resets_total", "New weights epochs.")
 	m.Cleanup = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name:    "kvagent_cleanup_seconds",
-		Help:    "Time from the end of a registered session to the close of its socket: jobs ended, regions closed, leases dropped.",
+		Name: "kvagent_cleanup_seconds",
+		Help: "Time from the end of a registered session to the close of its socket: jobs ended, regions closed, " +
+			"leases dropped.",
 		Buckets: []float64{.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5},
 	})
 	m.registry.MustRegister(m.Cleanup, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
@@ -147,7 +161,7 @@ func (m *Metrics) makeSessions(endReasons, panicPlaces []string) {
 	}, func() float64 { return float64(m.CleanupMax.Load()) / 1e9 }))
 }
 
-// malformedReasons are the reasons package ipc knows.
+// malformedReasons returns the reasons of package ipc.
 func malformedReasons() []string {
 	names := make([]string, ipc.Reasons)
 	for i := range names {
@@ -186,22 +200,23 @@ func (m *Metrics) CountLookup(form ipc.Form, status ipc.LookupStatus, asked, fou
 	}
 }
 
-// CountTime notes what a look-up in the own form took, and says whether that is beyond its deadline.
+// CountTime records the time of a look-up in the own form, and reports whether it missed its
+// deadline.
 func (m *Metrics) CountTime(took, deadline time.Duration) (late bool) {
-	m.lookupMax.Show(took)
+	m.lookupMax.Observe(took)
 	if took <= deadline {
 		return false
 	}
-	m.latest.show(lateLookup{read: time.Now().Add(-took), took: took, over: took - deadline})
+	m.worstLate.show(lateLookup{read: time.Now().Add(-took), took: took, over: took - deadline})
 	m.late.Observe((took - deadline).Seconds())
 	return true
 }
 
-// MaxDuration keeps the longest of what it was shown.
+// MaxDuration keeps the longest observed duration.
 type MaxDuration struct{ atomic.Int64 }
 
-// Show keeps d if it is the longest.
-func (m *MaxDuration) Show(d time.Duration) {
+// Observe keeps d if it is the longest.
+func (m *MaxDuration) Observe(d time.Duration) {
 	for {
 		old := m.Load()
 		if int64(d) <= old || m.CompareAndSwap(old, int64(d)) {
@@ -214,19 +229,20 @@ func (m *MaxDuration) micros() float64 { return microseconds(time.Duration(m.Loa
 
 func microseconds(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
 
-// lateLookup is a look-up that was answered beyond its deadline.
+// lateLookup is a look-up that was answered after its deadline.
 type lateLookup struct {
 	read       time.Time
 	took, over time.Duration
 }
 
-// latest keeps the look-up that was farthest beyond its deadline, and when that was: only so can it be held against what the machine did meanwhile.
-type latest struct {
+// worstLate keeps the look-up that missed its deadline by most, and when, so that it can be
+// compared with what the machine did at the time.
+type worstLate struct {
 	mu  sync.Mutex
 	one lateLookup
 }
 
-func (l *latest) show(one lateLookup) {
+func (l *worstLate) show(one lateLookup) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if one.over > l.one.over {
@@ -234,13 +250,13 @@ func (l *latest) show(one lateLookup) {
 	}
 }
 
-func (l *latest) get() lateLookup {
+func (l *worstLate) get() lateLookup {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.one
 }
 
-// SampleCounters count the blocks of one direction that were chosen for an end-to-end check.
+// SampleCounters counts the blocks of one direction that were chosen for an end-to-end check.
 type SampleCounters struct{ matched, mismatched, unverified *Counter }
 
 // Add counts the blocks of one job.
@@ -252,7 +268,8 @@ func (c *SampleCounters) Add(n *transfer.SampleCounts) {
 
 func (m *Metrics) makeSamples() {
 	const help = "Blocks chosen for an end-to-end check, by direction and result: matched, mismatched " +
-		"(the engine has other bytes than the pool, should be 0), unverified (not summed in time, or the engine died or gave the block up)."
+		"(the engine has other bytes than the pool, should be 0), unverified (not summed in time, or the engine died " +
+		"or gave the block up)."
 	for kind, op := range [...]string{transfer.Save: "save", transfer.Load: "load"} {
 		c := &m.Samples[kind]
 		c.matched = m.counter("kvagent_sampled_blocks_total", help, "op", op, "result", "matched")

@@ -22,7 +22,7 @@ import (
 // Options of a server.
 type Options struct {
 	Dir         string            // socket directory
-	Admin       *ipc.UnixListener // admin.sock, listened at already; nil: Start listens
+	Admin       *ipc.UnixListener // the open admin.sock; nil: Start listens
 	SocketGroup int               // group id of admin.sock; 0 or less: the owner alone
 	HTTP        string            // address for HTTP besides admin.sock, or empty
 	HTTPAny     bool              // HTTP may be an address that is not loopback
@@ -75,8 +75,8 @@ func Start(v *View, o Options) (*Server, error) {
 	return s, nil
 }
 
-// ListenAdmin takes a socket directory: one agent at a time can, and the error, which wraps ipc.ErrInUse, names the
-// process that has it.
+// ListenAdmin takes a socket directory, which only one agent at a time can have. If another has it
+// the error wraps ipc.ErrInUse and names its process.
 func ListenAdmin(dir string, group int) (*ipc.UnixListener, error) {
 	l, err := ipc.ListenUnix(filepath.Join(dir, ipc.AdminSocket), group)
 	if err != nil {
@@ -88,8 +88,8 @@ func ListenAdmin(dir string, group int) (*ipc.UnixListener, error) {
 // maxHeaderBytes bounds the header of a request; no request has a body.
 const maxHeaderBytes = 16 << 10
 
-// listenHTTP refuses an address others can reach, unless that is said on purpose: whoever reaches it can switch
-// loads and saves off.
+// listenHTTP refuses an address that is not loopback unless anyAddr is set, because every client
+// can switch loads and saves off.
 func listenHTTP(addr string, anyAddr bool) (net.Listener, error) {
 	if err := CheckHTTPAddr(addr, anyAddr); err != nil {
 		return nil, err
@@ -101,7 +101,7 @@ func listenHTTP(addr string, anyAddr bool) (net.Listener, error) {
 	return l, nil
 }
 
-// CheckHTTPAddr says whether HTTP may listen on an address.
+// CheckHTTPAddr returns an error if HTTP may not listen on an address.
 func CheckHTTPAddr(addr string, anyAddr bool) error {
 	ap, err := netip.ParseAddrPort(addr)
 	if err != nil {
@@ -116,9 +116,11 @@ func CheckHTTPAddr(addr string, anyAddr bool) error {
 func (s *Server) routes() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.view.metrics.registry, promhttp.HandlerOpts{}))
-	mux.HandleFunc("GET /livez", func(rw http.ResponseWriter, _ *http.Request) { sayHealth(rw, s.view.source.Live()) })
-	mux.HandleFunc("GET /readyz", func(rw http.ResponseWriter, _ *http.Request) { sayHealth(rw, s.view.source.Ready()) })
-	mux.HandleFunc("GET /status", func(rw http.ResponseWriter, _ *http.Request) { sayJSON(rw, s.view.Status()) })
+	mux.HandleFunc("GET /livez",
+		func(rw http.ResponseWriter, _ *http.Request) { writeHealth(rw, s.view.source.Live()) })
+	mux.HandleFunc("GET /readyz",
+		func(rw http.ResponseWriter, _ *http.Request) { writeHealth(rw, s.view.source.Ready()) })
+	mux.HandleFunc("GET /status", func(rw http.ResponseWriter, _ *http.Request) { writeJSON(rw, s.view.Status()) })
 	mux.HandleFunc("POST /set", s.set)
 	mux.HandleFunc("GET /cache", s.cacheList)
 	mux.HandleFunc("POST /cache/rm", s.cacheRemove)
@@ -127,8 +129,8 @@ func (s *Server) routes() http.Handler {
 	return mux
 }
 
-// sayHealth answers 200 ok, or 503 with the reason.
-func sayHealth(rw http.ResponseWriter, err error) {
+// writeHealth answers 200 ok, or 503 with the reason.
+func writeHealth(rw http.ResponseWriter, err error) {
 	if err != nil {
 		http.Error(rw, err.Error(), http.StatusServiceUnavailable)
 		return
@@ -136,14 +138,14 @@ func sayHealth(rw http.ResponseWriter, err error) {
 	fmt.Fprintln(rw, "ok")
 }
 
-func sayJSON(rw http.ResponseWriter, v any) {
+func writeJSON(rw http.ResponseWriter, v any) {
 	text, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
 		http.Error(rw, err.Error(), http.StatusInternalServerError)
 		return
 	}
 	rw.Header().Set("Content-Type", "application/json")
-	_, _ = rw.Write(append(text, '\n')) // an error is a client that is gone: there is nobody to tell
+	_, _ = rw.Write(append(text, '\n')) // an error means that the client disconnected
 }
 
 // set serves POST /set?loads=on|off&saves=on|off.
@@ -166,7 +168,7 @@ func (s *Server) set(rw http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	sayJSON(rw, s.view.source.Set(loads, saves))
+	writeJSON(rw, s.view.source.Set(loads, saves))
 }
 
 // ParseSwitch reads on or off.
@@ -180,7 +182,7 @@ func ParseSwitch(key, value string) (bool, error) {
 	return false, fmt.Errorf("%s: %q, allowed: on, off", key, value)
 }
 
-// Close ends the requests that are served, and joins.
+// Close ends the running requests and waits for the server's goroutines.
 func (s *Server) Close() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -192,11 +194,11 @@ func (s *Server) Close() {
 	s.serving.Wait()
 }
 
-// Addr is the address HTTP listens on besides admin.sock, or nil.
+// Addr returns the address on which HTTP listens besides admin.sock, or nil.
 func (s *Server) Addr() net.Addr { return s.addr }
 
-// MaxConns is how many connections one address of HTTP serves at once; one more is closed. HTTP is for a scraper and for people, and must
-// not take the descriptors that engines need.
+// MaxConns bounds the connections that one address of HTTP serves at once; one more is closed. HTTP
+// must not take the descriptors that engines need.
 const MaxConns = 64
 
 // fewConns is a listener that bounds its connections.

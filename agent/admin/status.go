@@ -12,7 +12,7 @@ import (
 	"github.com/kvagent/kvagent/transfer"
 )
 
-// Status is what /status says: for kvagent status, and for tests. Bytes are bytes, times what their names say.
+// Status is the contents of /status, for kvagent status and for tests. Names end in their units.
 type Status struct {
 	Version       string  `json:"version"`
 	Boot          string  `json:"boot"` // hex
@@ -44,11 +44,12 @@ type Status struct {
 	TokensAsked uint64  `json:"tokens_asked"`
 	TokensFound uint64  `json:"tokens_found"`
 	HitRate     float64 `json:"hit_rate"` // tokens found of tokens asked
-	// Of look-ups in kvagent's own form, since the start, from when the agent read them: the longest, the longest wait for shared tiers, the farthest beyond its deadline.
+	// Look-ups in kvagent's own form, since the start, timed from when the agent read them: the
+	// longest, the longest wait for shared tiers, the greatest miss of a deadline.
 	LookupMaxUS  float64 `json:"lookup_max_us"`
 	LookupAskUS  float64 `json:"lookup_ask_max_us"`
 	LookupOverUS float64 `json:"lookup_over_deadline_max_us"`
-	// Of the latter: when the agent read it, Unix time, and what it took. 0: there is none.
+	// The last one's Unix time when the agent read it, and the time it took. 0: there is none.
 	LookupOverAt     float64 `json:"lookup_over_deadline_max_at_s"`
 	LookupOverTookUS float64 `json:"lookup_over_deadline_max_took_us"`
 
@@ -62,10 +63,10 @@ type Status struct {
 	Sockets    []string       `json:"lookup_sockets"`
 	Tiers      *TiersStatus   `json:"tiers,omitempty"` // nil: memory alone
 	Movers     []MoverStatus  `json:"movers"`          // processes that have engines' memory open
-	LeftBehind LeftBehind     `json:"left_behind"`
+	Orphans    Orphans        `json:"orphans"`
 }
 
-// PoolStatus is the pool's: its Stats, as JSON names things.
+// PoolStatus is pool.Stats in JSON.
 type PoolStatus struct {
 	Capacity      int64         `json:"capacity_bytes"`
 	Used          int64         `json:"used_bytes"`
@@ -100,7 +101,8 @@ type ClassStatus struct {
 
 func poolStatus(s *pool.Stats) PoolStatus {
 	out := PoolStatus{
-		Capacity: s.Capacity, Used: s.Used, Pinned: s.Pinned, Ready: s.Ready, IndexBytes: s.IndexBytes, Entries: s.Entries,
+		Capacity: s.Capacity, Used: s.Used, Pinned: s.Pinned, Ready: s.Ready, IndexBytes: s.IndexBytes,
+		Entries: s.Entries,
 		Partial: s.Partial, PinnedEntries: s.PinnedEntries, Evicted: s.Evicted,
 		EvictedBytes: s.EvictedBytes, MovedBytes: s.MovedBytes, Dropped: s.Dropped, Reassigned: s.Reassigned,
 		Busy: s.Busy, BadPages: s.Bad.Pages, BadPagesLimit: s.Bad.MaxPages, BadBytes: s.Bad.Bytes,
@@ -118,7 +120,7 @@ type EngineStatus struct {
 	Instance string `json:"instance"`
 	Model    string `json:"model"`
 	Space    string `json:"space"` // hex
-	// Identity is what the space is made of, so that people see why two engines do not share.
+	// Identity is the identity of the space; it shows why two engines do not share one.
 	Identity   map[string]string `json:"identity"`
 	Complete   bool              `json:"complete"`
 	World      uint32            `json:"world"`
@@ -142,35 +144,38 @@ type WorkerStatus struct {
 	SaveQueue  int    `json:"save_queue"` // jobs that wait
 	LoadQueue  int    `json:"load_queue"`
 	Outbox     int    `json:"outbox"`  // messages not written yet
-	Step       string `json:"step"`    // what the worker does now, or idle
+	Step       string `json:"step"`    // the worker's current step, or idle
 	StepMS     int64  `json:"step_ms"` // for how long
 }
 
-// SwitchState is what is switched on.
+// SwitchState tells whether loads and saves are switched on.
 type SwitchState struct {
 	Loads bool `json:"loads"`
 	Saves bool `json:"saves"`
 }
 
-// Status is what /status says now.
+// Status returns the current contents of /status.
 func (v *View) Status() Status {
 	m, now := v.metrics, v.source.Snapshot()
 	live, ready := v.source.Live(), v.source.Ready()
 	st := Status{
-		Version: now.Version, Boot: hex.EncodeToString(now.Boot[:]), PID: os.Getpid(), UptimeSeconds: time.Since(now.Since).Seconds(),
-		Ready: ready == nil, Draining: now.Draining, Sessions: now.Sessions, Regions: now.Regions,
+		Version: now.Version, Boot: hex.EncodeToString(now.Boot[:]), PID: os.Getpid(),
+		UptimeSeconds: time.Since(now.Since).Seconds(),
+		Ready:         ready == nil, Draining: now.Draining, Sessions: now.Sessions, Regions: now.Regions,
 		Jobs: now.Jobs, LeaseCap: now.LeaseCap, LeasesGiven: m.LeasesGiven.Load(),
 		Leases: now.Leases, LeaseBytes: now.LeaseBytes, LeasesRevoked: now.LeasesRevoked,
 		BlocksStored: now.Pool.Entries, BlocksSaved: m.saved[pool.OK].Load(), BlocksLoaded: m.loaded[pool.OK].Load(),
 		BytesSaved: m.savedBytes.Load(), BytesLoaded: m.loadedBytes.Load(),
-		Lookups: m.lookups.Load(), LookupHits: m.lookupHits.Load(), TokensAsked: m.tokensAsked.Load(), TokensFound: m.tokensFound.Load(),
+		Lookups: m.lookups.Load(), LookupHits: m.lookupHits.Load(), TokensAsked: m.tokensAsked.Load(),
+		TokensFound: m.tokensFound.Load(),
 		LookupMaxUS: m.lookupMax.micros(), LookupAskUS: m.AskMax.micros(),
 		CleanupMaxMS: float64(m.CleanupMax.Load()) / float64(time.Millisecond),
 		Switches:     now.Switches, Pool: poolStatus(&now.Pool), EngineList: v.source.Engines(), Sockets: now.Sockets,
-		Movers: moverStatus(now.Movers), Sample: m.sampleStatus(now.VerifySample, now.LastMismatch), LeftBehind: now.LeftBehind,
-		Tiers: tiersStatus(now.Tiers),
+		Movers: moverStatus(now.Movers), Sample: m.sampleStatus(now.VerifySample, now.LastMismatch),
+		Orphans: now.Orphans,
+		Tiers:   tiersStatus(now.Tiers),
 	}
-	if late := m.latest.get(); late.over > 0 {
+	if late := m.worstLate.get(); late.over > 0 {
 		st.LookupOverUS, st.LookupOverTookUS = microseconds(late.over), microseconds(late.took)
 		st.LookupOverAt = float64(late.read.UnixMicro()) / 1e6
 	}
@@ -191,7 +196,7 @@ type MoverStatus struct {
 	PID         int               `json:"pid"` // 0: no process
 	Running     bool              `json:"running"`
 	UpSeconds   float64           `json:"up_seconds"`
-	Node        string            `json:"numa_node"` // how it is bound; empty: it is not
+	Node        string            `json:"numa_node"` // node that it is bound to; empty: none
 	Peers       int               `json:"peers"`
 	Copies      int               `json:"copies"`
 	PingAgeMS   int64             `json:"ping_age_ms"`
@@ -199,8 +204,8 @@ type MoverStatus struct {
 	Requests    uint64            `json:"requests"`
 	Lost        map[string]uint64 `json:"lost"` // by reason
 	LastLoss    string            `json:"last_loss"`
-	Failing     bool              `json:"failing"`        // it does not come back
-	Info        json.RawMessage   `json:"info,omitempty"` // what the device says of itself
+	Failing     bool              `json:"failing"`        // it was lost several times in a row
+	Info        json.RawMessage   `json:"info,omitempty"` // the device's own report
 	NextStartMS int64             `json:"next_start_ms"`  // until it may be started again
 }
 
@@ -208,8 +213,10 @@ func moverStatus(movers []cudaipc.MoverState) []MoverStatus {
 	out := []MoverStatus{}
 	for _, m := range movers {
 		st := MoverStatus{
-			Name: m.Name, Device: m.Device, PID: m.Pid, Running: m.Pid != 0, Node: m.Node, Peers: m.Peers, Copies: m.Copies,
-			PingAgeMS: m.PingAge.Milliseconds(), Starts: m.Starts, Requests: m.Requests, Lost: make(map[string]uint64), Failing: m.Failing,
+			Name: m.Name, Device: m.Device, PID: m.Pid, Running: m.Pid != 0, Node: m.Node, Peers: m.Peers,
+			Copies:    m.Copies,
+			PingAgeMS: m.PingAge.Milliseconds(), Starts: m.Starts, Requests: m.Requests, Lost: make(map[string]uint64),
+			Failing:     m.Failing,
 			NextStartMS: max(time.Until(m.NextStart).Milliseconds(), 0),
 		}
 		if st.Running {
@@ -229,11 +236,11 @@ func moverStatus(movers []cudaipc.MoverState) []MoverStatus {
 	return out
 }
 
-// LeftBehind is what the agents before this one left in its directory.
-type LeftBehind struct {
-	Ended uint64 `json:"ended"` // movers that this agent ended, or that ended while it watched
+// Orphans describes the movers of earlier agents of the socket directory.
+type Orphans struct {
+	Ended uint64 `json:"ended"` // movers that this agent ended, or that it saw end
 	PIDs  []int  `json:"pids"`  // movers that cannot be ended: each keeps the memory of the engines that it served
-	Cold  string `json:"cold"`  // why the pool's file was given up, and the pool started empty; empty: it was not
+	Cold  string `json:"cold"`  // why the pool's file was abandoned and the pool started empty; empty: it was not
 }
 
 // SampleStatus is the end-to-end check of a sample of the blocks that are copied.

@@ -2,21 +2,21 @@ package admin
 
 import "github.com/kvagent/kvagent/pool"
 
-// TiersStatus is what is below the pool's memory.
+// TiersStatus is the state of the tiers below the pool's memory.
 type TiersStatus struct {
-	Promises     int          `json:"promises"` // blocks being brought to memory
+	Promises     int          `json:"promises"` // blocks being fetched to memory
 	PromiseBytes int64        `json:"promise_bytes"`
 	PromiseCap   int64        `json:"promise_cap_bytes"`
 	Promised     uint64       `json:"promised"`
-	Kept         uint64       `json:"kept"`
-	Unkept       uint64       `json:"unkept"`
+	Fulfilled    uint64       `json:"fulfilled"`
+	Failed       uint64       `json:"failed"`
 	Cancelled    uint64       `json:"cancelled"`
-	Expired      uint64       `json:"expired"`                   // of unkept: open at their deadlines
-	Prefill      float64      `json:"prefill_tokens_per_second"` // by which answers are cut; 0: they are not
+	Expired      uint64       `json:"expired"`                   // of failed: open at their deadlines
+	Prefill      float64      `json:"prefill_tokens_per_second"` // rate by which answers are cut; 0: they are not cut
 	Adopted      uint64       `json:"resets_adopted"`            // of other nodes
-	Again        uint64       `json:"resets_repeated"`           // that met another node's
-	Names        int          `json:"names_to_collect"`          // in tiers, that nobody uses
-	NamesLost    uint64       `json:"names_not_noted"`           // because too many waited
+	Again        uint64       `json:"resets_repeated"`           // that collided with another node's
+	Names        int          `json:"names_to_collect"`          // unused names in tiers
+	NamesLost    uint64       `json:"names_dropped"`             // because the list was full
 	Unused       uint64       `json:"generations_unused"`        // named ones, to be collected
 	Elsewhere    uint64       `json:"generations_used_elsewhere"`
 	List         []TierStatus `json:"list"`
@@ -27,8 +27,8 @@ type TierStatus struct {
 	Name     string `json:"name"`
 	State    string `json:"state"`
 	Error    string `json:"error,omitempty"`
-	Store    string `json:"store"`                  // what the store says of itself: ok, or such as full, readonly, denied
-	Reason   string `json:"store_reason,omitempty"` // of another one than ok
+	Store    string `json:"store"`                  // the store's own state: ok, or such as full, readonly, denied
+	Reason   string `json:"store_reason,omitempty"` // of a state other than ok
 	Local    bool   `json:"local"`
 	Write    string `json:"write"`
 	Used     int64  `json:"used_bytes"`
@@ -56,7 +56,7 @@ type TierStatus struct {
 	Found    uint64 `json:"found"`
 	Late     uint64 `json:"asks_late"`
 
-	Collecting     int    `json:"names_to_collect"` // there, that nobody uses; 0 of a store that cannot list
+	Collecting     int    `json:"names_to_collect"` // unused names in it; 0 for a store that cannot list
 	Collected      uint64 `json:"collected"`        // shards
 	CollectedBytes uint64 `json:"collected_bytes"`
 	CollectFails   uint64 `json:"collect_failures"`
@@ -70,13 +70,14 @@ type TierStatus struct {
 	Counts map[string]uint64 `json:"store_counts"` // the store's own, since the start
 }
 
-// tiersStatus is nil without tiers.
+// tiersStatus returns nil without tiers.
 func tiersStatus(r *pool.TierReport) *TiersStatus {
 	if r == nil {
 		return nil
 	}
 	out := &TiersStatus{
-		Promises: r.Promises, PromiseBytes: r.PromiseBytes, PromiseCap: r.PromiseCap, Promised: r.Promised, Kept: r.Landed, Unkept: r.Unkept,
+		Promises: r.Promises, PromiseBytes: r.PromiseBytes, PromiseCap: r.PromiseCap, Promised: r.Promised,
+		Fulfilled: r.Landed, Failed: r.Unkept,
 		Cancelled: r.Cancelled, Expired: r.Expired, Prefill: r.Prefill,
 		Adopted: r.Adopted, Again: r.Again, Names: r.Names, NamesLost: r.Lost,
 		Unused: r.Unused, Elsewhere: r.UsedElsewhere, List: make([]TierStatus, len(r.Tiers)),
@@ -98,7 +99,8 @@ func tierStatus(t *pool.TierStatus) TierStatus {
 		Name: t.Name, State: t.State, Error: t.Error, Local: t.Local, Write: t.Write,
 		Used: t.Usage.Bytes, Capacity: t.Usage.Capacity, Items: t.Usage.Items,
 		QueueFetch: t.Fetching + t.Hinted, QueuePut: t.Putting, QueueDelete: t.Deleting,
-		Hits: t.Hits, Misses: t.Misses, BytesIn: t.BytesIn, BytesOut: t.BytesOut, Corrupt: t.Corrupt, Timeouts: t.Timeouts, Errors: t.Errors,
+		Hits: t.Hits, Misses: t.Misses, BytesIn: t.BytesIn, BytesOut: t.BytesOut, Corrupt: t.Corrupt,
+		Timeouts: t.Timeouts, Errors: t.Errors,
 		Opened: t.Opened, Stored: t.Stored, Had: t.Had, Dropped: t.Dropped, Failed: t.Full + t.Lost, Deleted: t.Deleted,
 		Asked: t.Asked, Found: t.Found, Late: t.AskLate,
 		Collecting: t.Collecting, Collected: t.Collected, CollectedBytes: t.CollectedBytes,

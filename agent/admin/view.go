@@ -1,6 +1,6 @@
-// Package admin shows the agent to its operator, over HTTP: status, metrics, health, what is stored
-// and where, and the few switches. It holds nothing of the agent: each answer is made from snapshots
-// that the agent hands out.
+// Package admin serves the agent's operator over HTTP: status, metrics, health, stored contents,
+// and the switches. It holds no state of the agent: each answer is made from snapshots that the
+// agent returns.
 package admin
 
 import (
@@ -11,22 +11,23 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Source is where an answer's contents come from. Its funcs may be called from any goroutine, until
-// the server is closed.
+// Source is the agent as package admin reads it. Its functions may be called from any goroutine
+// until the server is closed.
 type Source struct {
 	Snapshot func() Snapshot
 	Engines  func() []EngineStatus // by name
 	Spaces   func() []Space
-	Live     func() error // why the agent is to be started again; nil: it lives
-	Ready    func() error // why it does not serve
+	Live     func() error // why the agent must be restarted; nil: it is alive
+	Ready    func() error // why it does not serve; nil: it does
 	// Set switches loads and saves; nil leaves one as it is.
 	Set func(loads, saves *bool) SwitchState
-	// Reset starts a new weights epoch of a space and returns the space as it is then; false: nothing of it is stored.
+	// Reset starts a new weights epoch of a space and returns its new state. stored is false if
+	// nothing of it is stored.
 	Reset func(fp pool.Fingerprint) (now CacheSpace, stored bool, err error)
 	Tiers pool.TierContents // nil: no tier can be listed
 }
 
-// Snapshot is what the agent is and has at one moment. Bytes are bytes.
+// Snapshot is the agent's state at one moment. Sizes are in bytes.
 type Snapshot struct {
 	Version string
 	Boot    [16]byte
@@ -48,10 +49,10 @@ type Snapshot struct {
 	Sockets []string           // look-up sockets that are open, sorted
 	Lookups ipc.LookupCounters // of all look-up sockets there have been
 
-	Pool       pool.Stats
-	Tiers      *pool.TierReport // nil: memory alone
-	Movers     []cudaipc.MoverState
-	LeftBehind LeftBehind
+	Pool    pool.Stats
+	Tiers   *pool.TierReport // nil: memory alone
+	Movers  []cudaipc.MoverState
+	Orphans Orphans
 
 	VerifySample uint32 // one block in so many is checked end to end; 0: none
 	LastMismatch string // empty: none
@@ -63,13 +64,13 @@ type Space struct {
 	CacheSpace
 }
 
-// View is the agent as its operator sees it: its snapshots beside its counters.
+// View combines the agent's snapshots and its counters.
 type View struct {
 	source  Source
 	metrics *Metrics
 }
 
-// NewView makes a view of an agent, and adds what its snapshots say to its metrics.
+// NewView makes a view of an agent, and registers gauges made from its snapshots with its metrics.
 func NewView(s Source, m *Metrics) *View {
 	v := &View{source: s, metrics: m}
 	m.registry.MustRegister(&gauges{v})

@@ -13,10 +13,10 @@ import (
 	"time"
 )
 
-// DefaultDir is where an agent is looked for, and serves, unless told otherwise.
+// DefaultDir is the socket directory that agents and their clients use by default.
 const DefaultDir = "/run/kvagent"
 
-// Limits of a question to an agent.
+// Limits of a request to an agent.
 const (
 	timeout  = 5 * time.Second
 	maxReply = 16 << 20 // bytes
@@ -40,15 +40,15 @@ func New(dir string) *Client {
 	}}
 }
 
-// Within gives an answer as long as this instead of timeout.
+// Within sets the time limit of a request, instead of timeout.
 func (a *Client) Within(d time.Duration) { a.client.Timeout = d }
 
-// Get gives the answer to a GET of path.
+// Get returns the answer to a GET of path.
 func (a *Client) Get(ctx context.Context, path string) ([]byte, error) {
 	return a.do(ctx, http.MethodGet, path)
 }
 
-// Post gives the answer to a POST to path.
+// Post returns the answer to a POST to path.
 func (a *Client) Post(ctx context.Context, path string) ([]byte, error) {
 	return a.do(ctx, http.MethodPost, path)
 }
@@ -62,11 +62,12 @@ func (a *Client) do(ctx context.Context, method, path string) ([]byte, error) {
 	if err != nil {
 		var op *net.OpError
 		if errors.As(err, &op) {
-			return nil, fmt.Errorf("no agent answers at %s: %w (is kvagent serve running with this --socket-dir?)", a.path, op.Err)
+			return nil, fmt.Errorf("no agent answers at %s: %w (is kvagent serve running with this --socket-dir?)",
+				a.path, op.Err)
 		}
 		return nil, fmt.Errorf("the agent at %s does not answer: %w", a.path, err)
 	}
-	defer func() { _ = resp.Body.Close() }() // it was read to its end, or its error is told
+	defer func() { _ = resp.Body.Close() }() // the body was read to its end, or its error is returned
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxReply))
 	if err != nil {
 		return nil, fmt.Errorf("the agent at %s broke off: %w", a.path, err)

@@ -1,4 +1,5 @@
-// Package lease is the ledger of leases: which pinned blocks are promised to which session, and until when.
+// Package lease is the ledger of leases: which pinned blocks are promised to which session, and
+// until when.
 package lease
 
 import (
@@ -7,11 +8,12 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Ledger is the book of leases. A lease pins what a reserving look-up found; it belongs to the session that the
-// look-up named, counts against the cap of that session's engine, and is known by its serial number alone.
+// Ledger is the table of leases. A lease pins the blocks that a reserving look-up found. It belongs
+// to the session that the look-up named, counts against the cap of that session's engine, and is
+// identified by its serial number alone.
 //
-// One mutex, pure bookkeeping: pins are given back by unpin, outside of the mutex. What was taken out of the
-// book under the mutex belongs to him who took it out, so that every pin is given back exactly once.
+// One mutex guards it; pins are released by unpin outside of the mutex. A lease removed under the
+// mutex belongs to the caller that removed it, so every pin is released exactly once.
 type Ledger struct {
 	unpin func([]pool.Ref)
 	tiers pool.Tiers // nil: every ref is a pin in memory
@@ -22,7 +24,7 @@ type Ledger struct {
 	open    map[uint64]*Lease
 	bytes   int64  // of all open leases
 	revoked uint64 // leases revoked, ever
-	idle    list   // open leases that no LOAD named yet, oldest first: what may be revoked
+	idle    list   // open leases that no LOAD has named yet, oldest first; these may be revoked
 	free    *Lease // leases ready for use, with their refs' memory
 	nfree   int
 }
@@ -30,7 +32,7 @@ type Ledger struct {
 // maxFreeLeases is the number of unused leases kept for their memory.
 const maxFreeLeases = 256
 
-// Lease is one entry of the book. Its fields are the ledger's, refs and bytes excepted while it is taken.
+// Lease is one entry of the ledger, which owns its fields, except Refs while it is taken.
 type Lease struct {
 	number     uint64
 	Refs       []pool.Ref
@@ -42,21 +44,21 @@ type Lease struct {
 	hnext      *Lease
 }
 
-// Account is what an engine may hold. It is the ledger's.
+// Account counts an engine's leased bytes. The ledger owns it.
 type Account struct {
 	cap, used int64 // bytes
 	count     int
 }
 
-// Holder is a session that may hold leases. It is the ledger's.
+// Holder is a session that may hold leases. The ledger owns it.
 type Holder struct {
 	acct   *Account
 	first  *Lease
 	closed bool
 }
 
-// New makes an empty ledger. All engines together may lease cap bytes; unpin gives pins back. Without tiers below
-// the pool's memory, tiers is nil.
+// New makes an empty ledger. All engines together may lease cap bytes; unpin releases pins. Without
+// tiers below the pool's memory, tiers is nil.
 func New(cap int64, unpin func([]pool.Ref), tiers pool.Tiers) *Ledger {
 	return &Ledger{unpin: unpin, tiers: tiers, cap: cap, open: make(map[uint64]*Lease)}
 }
@@ -67,7 +69,7 @@ func NewAccount(cap int64) *Account { return &Account{cap: cap} }
 // NewHolder makes a holder that leases on an engine's account.
 func NewHolder(a *Account) *Holder { return &Holder{acct: a} }
 
-// Take gives a lease to be filled by the caller, who then adds it or gives it back.
+// Take returns a lease for the caller to fill and then to add or give back.
 func (l *Ledger) Take() *Lease {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -80,7 +82,7 @@ func (l *Ledger) Take() *Lease {
 	return e
 }
 
-// GiveBack returns a lease that is not, or no longer, in the book: its pins are given back here.
+// GiveBack takes a lease that is not in the ledger and releases its pins.
 func (l *Ledger) GiveBack(e *Lease) {
 	if len(e.Refs) > 0 {
 		l.unpin(e.Refs)
@@ -94,7 +96,7 @@ func (l *Ledger) GiveBack(e *Lease) {
 	}
 }
 
-// Room is what the holder may still lease, in bytes; ok is false if its session has ended.
+// Room returns the bytes that the holder may still lease; ok is false if its session has ended.
 func (l *Ledger) Room(h *Holder) (bytes int64, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -105,17 +107,18 @@ func (l *Ledger) roomLocked(a *Account) int64 {
 	return max(min(a.cap-a.used, l.cap-l.bytes), 0)
 }
 
-// AddResult says what became of an add.
+// AddResult is the result of Add.
 type AddResult uint8
 
 // The results of Add.
 const (
 	Added    AddResult = iota
-	OverCap            // another look-up was quicker: a cap is reached
+	OverCap            // another look-up has reached a cap meanwhile
 	NoHolder           // the session has ended meanwhile
 )
 
-// Add enters a taken and filled lease under the next serial number. If it is not added it stays the caller's.
+// Add enters a taken and filled lease under the next serial number. A lease that is not added
+// remains the caller's.
 func (l *Ledger) Add(h *Holder, e *Lease, bytes int64) (uint64, AddResult) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -136,8 +139,8 @@ func (l *Ledger) Add(h *Holder, e *Lease, bytes int64) (uint64, AddResult) {
 	return e.number, Added
 }
 
-// Submit marks a lease as named by a LOAD of the same engine: from now on it is not revoked. It says false for a
-// number that is not open, or another engine's.
+// Submit marks a lease as named by a LOAD of the same engine, so that it is not revoked from now
+// on. It returns false for a number that is not open, or another engine's.
 func (l *Ledger) Submit(a *Account, number uint64) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -152,8 +155,9 @@ func (l *Ledger) Submit(a *Account, number uint64) bool {
 	return true
 }
 
-// Settle calls then when nothing that the lease promises is open any more; at once, and maybe before it returns, if the number is not open, or is another
-// engine's. forget is as pool.Tiers says. l.mu is held while the pool is asked, so that the lease's refs stay.
+// Settle calls then when none of the lease's promises is open any more. If the number is not open,
+// or is another engine's, it calls then at once, maybe before it returns. forget is that of
+// pool.Tiers. l.mu is held during the call of the pool, so that the lease's refs stay valid.
 func (l *Ledger) Settle(a *Account, number uint64, then func()) (forget func() bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -164,8 +168,9 @@ func (l *Ledger) Settle(a *Account, number uint64, then func()) (forget func() b
 	return l.tiers.Settle(refs, then)
 }
 
-// Release ends leases by their serial numbers. Numbers that are not open, or are another engine's, are passed
-// over: a lease may have been revoked, or ended with its session. It says how many it ended.
+// Release ends leases by their serial numbers. Numbers that are not open, or are another engine's,
+// are ignored: a lease may have been revoked, or ended with its session. It returns how many it
+// ended.
 func (l *Ledger) Release(a *Account, numbers []uint64) int {
 	n := 0
 	for _, number := range numbers {
@@ -185,7 +190,7 @@ func (l *Ledger) Release(a *Account, numbers []uint64) int {
 	return n
 }
 
-// TakeBack ends a lease whose number nobody has got.
+// TakeBack ends a lease whose number was not delivered.
 func (l *Ledger) TakeBack(number uint64) {
 	l.mu.Lock()
 	e := l.open[number]
@@ -198,7 +203,7 @@ func (l *Ledger) TakeBack(number uint64) {
 	}
 }
 
-// CloseHolder ends all leases of a session, and sees to it that it gets no more.
+// CloseHolder ends all leases of a session and refuses further ones.
 func (l *Ledger) CloseHolder(h *Holder) {
 	for {
 		l.mu.Lock()
@@ -215,8 +220,8 @@ func (l *Ledger) CloseHolder(h *Holder) {
 	}
 }
 
-// Revoke ends leases no LOAD has named yet, the oldest first, until need bytes are free or none is left. It is
-// what the pool calls under pressure, and says whether it gave anything back.
+// Revoke ends leases that no LOAD has named yet, oldest first, until need bytes are free or none is
+// left. The pool calls it under pressure. It reports whether it released anything.
 func (l *Ledger) Revoke(need int64) bool {
 	freed := int64(0)
 	for freed < need {
@@ -236,7 +241,8 @@ func (l *Ledger) Revoke(need int64) bool {
 	return freed > 0
 }
 
-// strikeLocked takes an open lease out of the book. The caller gives it back once l.mu is free.
+// strikeLocked removes an open lease from the ledger. The caller gives it back after unlocking
+// l.mu.
 func (l *Ledger) strikeLocked(e *Lease) {
 	delete(l.open, e.number)
 	if !e.submitted {
@@ -248,14 +254,14 @@ func (l *Ledger) strikeLocked(e *Lease) {
 	l.bytes -= e.bytes
 }
 
-// Totals of the book.
+// Totals returns the sums over all open leases.
 func (l *Ledger) Totals() (count int, bytes int64, revoked uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.open), l.bytes, l.revoked
 }
 
-// Usage of one engine.
+// Usage returns the open leases of one engine.
 func (l *Ledger) Usage(a *Account) (count int, bytes, cap int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

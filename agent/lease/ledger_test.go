@@ -155,7 +155,8 @@ func TestLedgerHolderGetsNothingAfterItsEnd(t *testing.T) {
 	}
 }
 
-// The ledger against a slow, obvious one: random steps, the same numbers, bytes and pins after each.
+// The ledger against a slow, obvious one: random steps, the same numbers, bytes and pins after
+// each.
 func TestLedgerAgainstModel(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -207,10 +208,12 @@ func TestLedgerAgainstModel(t *testing.T) {
 		case 4, 5, 6:
 			number := rng.Uint64N(serial + 2)
 			l.Release(h.acct, []uint64{number})
-			model = slices.DeleteFunc(model, func(m modelLease) bool { return m.number == number && int(m.holder)%2 == i%2 })
+			model = slices.DeleteFunc(model,
+				func(m modelLease) bool { return m.number == number && int(m.holder)%2 == i%2 })
 		case 7:
 			number := rng.Uint64N(serial + 2)
-			k := slices.IndexFunc(model, func(m modelLease) bool { return m.number == number && int(m.holder)%2 == i%2 })
+			k := slices.IndexFunc(model,
+				func(m modelLease) bool { return m.number == number && int(m.holder)%2 == i%2 })
 			if got := l.Submit(h.acct, number); got != (k >= 0) {
 				t.Fatalf("submit of %d: %v", number, got)
 			}
@@ -240,7 +243,8 @@ func TestLedgerAgainstModel(t *testing.T) {
 			want[pool.Ref(m.number)] = 1
 		}
 		count, bytes, _ := l.Totals()
-		if count != len(model) || bytes != used(-1) || !maps.Equal(p.held, want) || accounts[0].used != used(0) || accounts[1].used != used(1) {
+		if count != len(model) || bytes != used(-1) || !maps.Equal(p.held, want) || accounts[0].used != used(0) ||
+			accounts[1].used != used(1) {
 			t.Fatalf("%d leases, %d bytes, pins %v; want %d, %d, %v", count, bytes, p.held, len(model), used(-1), want)
 		}
 	}

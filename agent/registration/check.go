@@ -10,7 +10,7 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// Limits of what a registration may say, besides those of package ipc.
+// Limits of a registration's fields besides those of package ipc.
 const (
 	maxBlockTokens = 1 << 20 // tokens of one block
 	maxAlign       = 1 << 24 // least common multiple of the block sizes of a space, tokens
@@ -22,8 +22,8 @@ const (
 	gpuUUID        = 16      // bytes of a GPU's UUID, at the end of a region's handle
 )
 
-// Check holds every field of a REGISTER to docs/PROTOCOL.md. Errors name the field, the value and what
-// is allowed: they are the text of the refusal.
+// Check checks every field of a REGISTER against docs/PROTOCOL.md. Its errors name the field, the
+// value and what is allowed; they are the text of the refusal.
 func Check(r *ipc.Register, dir string) error {
 	if err := checkName("instance", r.Instance); err != nil {
 		return err
@@ -58,7 +58,7 @@ func checkName(field, v string) error {
 	return nil
 }
 
-// inRange says what is allowed of an integer field.
+// inRange returns an error if an integer field is not within low and high.
 func inRange(field string, v, low, high uint64) error {
 	if v < low || v > high {
 		return fmt.Errorf("%s: %d, allowed: %d to %d", field, v, low, high)
@@ -90,7 +90,7 @@ func checkIdentity(pairs []ipc.Pair) error {
 	size := 0
 	for i, p := range pairs {
 		if i > 0 && p.Key <= pairs[i-1].Key {
-			return fmt.Errorf("identity: key %q behind %q, allowed: sorted, no key twice", p.Key, pairs[i-1].Key)
+			return fmt.Errorf("identity: key %q after %q, allowed: sorted, no key twice", p.Key, pairs[i-1].Key)
 		}
 		if p.Key == "" || !utf8.ValidString(p.Key) || !utf8.ValidString(p.Value) {
 			return fmt.Errorf("identity: pair %d (%q), allowed: UTF-8, and a key that is not empty", i, p.Key)
@@ -121,23 +121,26 @@ func checkGroups(hashTokens uint32, groups []ipc.GroupDesc) error {
 	}
 	align := uint64(1)
 	for i, g := range groups {
-		if err := inRange(fmt.Sprintf("groups[%d].block_tokens", i), uint64(g.BlockTokens), 1, maxBlockTokens); err != nil {
+		if err := inRange(fmt.Sprintf("groups[%d].block_tokens", i), uint64(g.BlockTokens), 1,
+			maxBlockTokens); err != nil {
 			return err
 		}
 		if g.BlockTokens%hashTokens != 0 {
-			return fmt.Errorf("groups[%d].block_tokens: %d, allowed: a multiple of hash_tokens (%d)", i, g.BlockTokens, hashTokens)
+			return fmt.Errorf("groups[%d].block_tokens: %d, allowed: a multiple of hash_tokens (%d)", i, g.BlockTokens,
+				hashTokens)
 		}
 		if err := inRange(fmt.Sprintf("groups[%d].num_blocks", i), uint64(g.NumBlocks), 1, maxBlocks); err != nil {
 			return err
 		}
 		if align = lcm(align, uint64(g.BlockTokens)); align > maxAlign {
-			return fmt.Errorf("groups[%d].block_tokens: %d makes the least common multiple of all %d, allowed: at most %d", i, g.BlockTokens, align, maxAlign)
+			return fmt.Errorf("groups[%d].block_tokens: %d makes the least common multiple of all %d, allowed: at "+
+				"most %d", i, g.BlockTokens, align, maxAlign)
 		}
 	}
 	return nil
 }
 
-// lcm of numbers whose product fits: both are checked to be small before.
+// lcm returns the least common multiple. The caller has checked that the product fits.
 func lcm(a, b uint64) uint64 {
 	x, y := a, b
 	for y != 0 {
@@ -178,8 +181,8 @@ func checkWorker(r *ipc.Register) error {
 	return inRange("sync.revokes", uint64(r.Sync.Revokes), 0, ipc.MaxEvents)
 }
 
-// importKind is the device's kind of a region kind of the protocol, and whether a descriptor comes with it. Kinds
-// that are none are checkRegion's to refuse.
+// importKind returns the device's kind of a region kind of the protocol, and whether a descriptor
+// comes with it. checkRegion refuses unknown kinds.
 func importKind(kind uint8) (k cudaipc.Kind, fd bool) {
 	switch kind {
 	case ipc.RegionFD:
@@ -194,13 +197,14 @@ func importKind(kind uint8) (k cudaipc.Kind, fd bool) {
 	return 0, false
 }
 
-// CheckLookupName says whether a client may have a look-up socket of that name in dir.
+// CheckLookupName returns an error unless a client may have a look-up socket of that name in dir.
 func CheckLookupName(dir, name string) error {
 	if err := ipc.CheckName(name); err != nil {
 		return err
 	}
 	if n := len(filepath.Join(dir, name)); n > ipc.MaxSocketPath {
-		return fmt.Errorf("lookup_name: its path has %d bytes, allowed: at most %d (the directory's has %d)", n, ipc.MaxSocketPath, len(dir))
+		return fmt.Errorf("lookup_name: its path has %d bytes, allowed: at most %d (the directory's has %d)", n,
+			ipc.MaxSocketPath, len(dir))
 	}
 	return nil
 }

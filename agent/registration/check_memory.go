@@ -8,7 +8,7 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// checkRegion holds one region to the protocol.
+// checkRegion checks one region against the protocol.
 func checkRegion(d *ipc.RegionDesc) error {
 	field := fmt.Sprintf("region %d", d.ID)
 	if err := inRange(field+".kind", uint64(d.Kind), ipc.RegionFD, ipc.RegionCUDAFD); err != nil {
@@ -19,11 +19,13 @@ func checkRegion(d *ipc.RegionDesc) error {
 	}
 	if d.Kind == ipc.RegionPeer {
 		if d.Addr == 0 || d.Addr >= maxAddr || d.Size > maxAddr-d.Addr {
-			return fmt.Errorf("%s.addr: %#x with %d bytes, allowed: a range between 1 and %#x", field, d.Addr, d.Size, uint64(maxAddr))
+			return fmt.Errorf("%s.addr: %#x with %d bytes, allowed: a range between 1 and %#x", field, d.Addr, d.Size,
+				uint64(maxAddr))
 		}
 	} else if d.Kind == ipc.RegionCUDA {
 		if d.Addr > maxRegionBytes-d.Size {
-			return fmt.Errorf("%s.addr: %d with %d bytes, allowed: at most %d together, from the beginning of the allocation", field, d.Addr, d.Size, uint64(maxRegionBytes))
+			return fmt.Errorf("%s.addr: %d with %d bytes, allowed: at most %d together, from the beginning of the "+
+				"allocation", field, d.Addr, d.Size, uint64(maxRegionBytes))
 		}
 	} else if d.Addr != 0 {
 		return fmt.Errorf("%s.addr: %#x, allowed: 0 for kind %d", field, d.Addr, d.Kind)
@@ -34,7 +36,7 @@ func checkRegion(d *ipc.RegionDesc) error {
 	return nil
 }
 
-// handleBytes is the length of a region's handle: a GPU's UUID is at its end.
+// handleBytes returns the length of a region's handle, which ends with a GPU's UUID.
 func handleBytes(kind uint8) int {
 	switch kind {
 	case ipc.RegionCUDA:
@@ -45,7 +47,7 @@ func handleBytes(kind uint8) int {
 	return 0
 }
 
-// gpuOf is the GPU of a checked region, and whether it is on one.
+// gpuOf returns the GPU of a checked region, and whether it is on one.
 func gpuOf(d *ipc.RegionDesc) (gpu cudaipc.UUID, on bool) {
 	n := handleBytes(d.Kind)
 	if n == 0 {
@@ -55,7 +57,7 @@ func gpuOf(d *ipc.RegionDesc) (gpu cudaipc.UUID, on bool) {
 	return gpu, true
 }
 
-// checkSegment sees to it that the piece of every block lies in its region, whatever the numbers: no sum wraps.
+// checkSegment checks that the piece of every block lies in its region. No sum can wrap.
 func checkSegment(i int, s *ipc.SegmentDesc, numBlocks uint32, regions map[uint32]ipc.RegionDesc) error {
 	r, ok := regions[s.Region]
 	if !ok {
@@ -68,13 +70,14 @@ func checkSegment(i int, s *ipc.SegmentDesc, numBlocks uint32, regions map[uint3
 		return fmt.Errorf("segment %d.stride: %d, allowed: %d (its bytes) or more", i, s.Stride, s.Bytes)
 	}
 	if !inside(s.Offset, s.Stride, uint64(numBlocks-1), uint64(s.Bytes), r.Size) {
-		return fmt.Errorf("segment %d: offset %d, stride %d, %d bytes of %d blocks, allowed: inside of region %d (%d bytes)",
+		return fmt.Errorf("segment %d: offset %d, stride %d, %d bytes of %d blocks, allowed: inside of region %d (%d "+
+			"bytes)",
 			i, s.Offset, s.Stride, s.Bytes, numBlocks, s.Region, r.Size)
 	}
 	return nil
 }
 
-// inside says whether offset + count*stride + size is at most limit, without wrapping.
+// inside reports whether offset + count*stride + size is at most limit, without wrapping.
 func inside(offset, stride, count, size, limit uint64) bool {
 	over, run := bits.Mul64(stride, count)
 	end, c1 := bits.Add64(offset, run, 0)
@@ -89,7 +92,8 @@ const (
 	revokeBytes = 4
 )
 
-// checkSync sees to it that all words lie in their region and are naturally aligned. onGPU: events are a GPU's.
+// checkSync checks that all words lie in their region and are naturally aligned. onGPU means that
+// the events are a GPU's.
 func checkSync(s *ipc.SyncDesc, regions map[uint32]ipc.RegionDesc, onGPU bool) error {
 	eventBytes := uint64(cudaipc.EventCell)
 	if onGPU {
@@ -117,7 +121,8 @@ func checkSync(s *ipc.SyncDesc, regions map[uint32]ipc.RegionDesc, onGPU bool) e
 			return fmt.Errorf("%s: %d, allowed: a multiple of %d", w.field, w.off, w.unit)
 		}
 		if !inside(w.off, w.size, w.n, 0, r.Size) {
-			return fmt.Errorf("%s: %d with %d words, allowed: inside of region %d (%d bytes)", w.field, w.off, w.n, s.Region, r.Size)
+			return fmt.Errorf("%s: %d with %d words, allowed: inside of region %d (%d bytes)", w.field, w.off, w.n,
+				s.Region, r.Size)
 		}
 	}
 	return nil

@@ -7,7 +7,7 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// register is a REGISTER of a worker that is as it must be.
+// register returns a REGISTER of a worker that is as it must be.
 func register(instance string) *ipc.Register {
 	return &ipc.Register{
 		Req: 1, Instance: instance, Role: ipc.RoleWorker, World: 1, Shards: 1,
@@ -16,52 +16,65 @@ func register(instance string) *ipc.Register {
 	}
 }
 
-// Every field of REGISTER is held to its range, and the refusal names the field, the value and what is allowed.
+// Every field of REGISTER is held to its range, and the refusal names the field, the value and what
+// is allowed.
 func TestRegisterRefusals(t *testing.T) {
 	long := strings.Repeat("x", ipc.MaxName+1)
 	for name, c := range map[string]struct {
 		change func(*ipc.Register)
 		want   string
 	}{
-		"instance empty":       {func(m *ipc.Register) { m.Instance = "" }, "instance: 0 bytes, allowed: 1 to 128"},
-		"instance long":        {func(m *ipc.Register) { m.Instance = long }, "instance: 129 bytes, allowed: 1 to 128"},
-		"instance control":     {func(m *ipc.Register) { m.Instance = "a\nb" }, `instance: "a\nb", allowed`},
-		"role":                 {func(m *ipc.Register) { m.Role = 2 }, "role: 2, allowed: 0 to 1"},
-		"world zero":           {func(m *ipc.Register) { m.World = 0 }, "world: 0, allowed: 1 to 64"},
-		"world":                {func(m *ipc.Register) { m.World = 65 }, "world: 65, allowed: 1 to 64"},
-		"rank":                 {func(m *ipc.Register) { m.Rank = 1 }, "rank: 1, allowed: 0 to 0"},
-		"shards zero":          {func(m *ipc.Register) { m.Shards = 0 }, "shards: 0, allowed: 1 to 1"},
-		"shards over world":    {func(m *ipc.Register) { m.Shards = 2 }, "shards: 2, allowed: 1 to 1"},
-		"shards":               {func(m *ipc.Register) { m.World, m.Shards = 64, 17 }, "shards: 17, allowed: 1 to 16"},
-		"shard":                {func(m *ipc.Register) { m.Shard = 1 }, "shard: 1, allowed: 0 to 0"},
-		"identity unsorted":    {func(m *ipc.Register) { m.Identity[0], m.Identity[1] = m.Identity[1], m.Identity[0] }, "allowed: sorted"},
-		"identity no tenant":   {func(m *ipc.Register) { m.Identity = m.Identity[:2] }, "identity: no tenant, allowed"},
-		"identity empty model": {func(m *ipc.Register) { m.Identity[1].Value = "" }, "identity: model is empty, allowed"},
-		"identity large":       {func(m *ipc.Register) { m.Identity[1].Value = strings.Repeat("m", ipc.MaxIdentityBytes) }, "identity: 16"},
-		"hash_tokens":          {func(m *ipc.Register) { m.HashTokens = 0 }, "hash_tokens: 0, allowed: 1 to 1048576"},
-		"no groups":            {func(m *ipc.Register) { m.Groups = nil }, "groups: 0, allowed: 1 to 16"},
-		"block_tokens":         {func(m *ipc.Register) { m.Groups[0].BlockTokens = 17 }, "groups[0].block_tokens: 17, allowed: a multiple of hash_tokens (16)"},
-		"block_tokens large":   {func(m *ipc.Register) { m.Groups[0].BlockTokens = 1 << 21 }, "groups[0].block_tokens: 2097152, allowed: 1 to 1048576"},
-		"num_blocks":           {func(m *ipc.Register) { m.Groups[0].NumBlocks = 0 }, "groups[0].num_blocks: 0, allowed: 1 to"},
+		"instance empty":    {func(m *ipc.Register) { m.Instance = "" }, "instance: 0 bytes, allowed: 1 to 128"},
+		"instance long":     {func(m *ipc.Register) { m.Instance = long }, "instance: 129 bytes, allowed: 1 to 128"},
+		"instance control":  {func(m *ipc.Register) { m.Instance = "a\nb" }, `instance: "a\nb", allowed`},
+		"role":              {func(m *ipc.Register) { m.Role = 2 }, "role: 2, allowed: 0 to 1"},
+		"world zero":        {func(m *ipc.Register) { m.World = 0 }, "world: 0, allowed: 1 to 64"},
+		"world":             {func(m *ipc.Register) { m.World = 65 }, "world: 65, allowed: 1 to 64"},
+		"rank":              {func(m *ipc.Register) { m.Rank = 1 }, "rank: 1, allowed: 0 to 0"},
+		"shards zero":       {func(m *ipc.Register) { m.Shards = 0 }, "shards: 0, allowed: 1 to 1"},
+		"shards over world": {func(m *ipc.Register) { m.Shards = 2 }, "shards: 2, allowed: 1 to 1"},
+		"shards":            {func(m *ipc.Register) { m.World, m.Shards = 64, 17 }, "shards: 17, allowed: 1 to 16"},
+		"shard":             {func(m *ipc.Register) { m.Shard = 1 }, "shard: 1, allowed: 0 to 0"},
+		"identity unsorted": {func(m *ipc.Register) { m.Identity[0], m.Identity[1] = m.Identity[1], m.Identity[0] },
+			"allowed: sorted"},
+		"identity no tenant": {func(m *ipc.Register) { m.Identity = m.Identity[:2] }, "identity: no tenant, allowed"},
+		"identity empty model": {func(m *ipc.Register) { m.Identity[1].Value = "" },
+			"identity: model is empty, allowed"},
+		"identity large": {func(m *ipc.Register) {
+			m.Identity[1].Value = strings.Repeat("m",
+				ipc.MaxIdentityBytes)
+		}, "identity: 16"},
+		"hash_tokens": {func(m *ipc.Register) { m.HashTokens = 0 }, "hash_tokens: 0, allowed: 1 to 1048576"},
+		"no groups":   {func(m *ipc.Register) { m.Groups = nil }, "groups: 0, allowed: 1 to 16"},
+		"block_tokens": {func(m *ipc.Register) { m.Groups[0].BlockTokens = 17 },
+			"groups[0].block_tokens: 17, allowed: a multiple of hash_tokens (16)"},
+		"block_tokens large": {func(m *ipc.Register) { m.Groups[0].BlockTokens = 1 << 21 },
+			"groups[0].block_tokens: 2097152, allowed: 1 to 1048576"},
+		"num_blocks": {func(m *ipc.Register) { m.Groups[0].NumBlocks = 0 },
+			"groups[0].num_blocks: 0, allowed: 1 to"},
 		"align": {func(m *ipc.Register) {
 			m.HashTokens = 1
 			for _, n := range []uint32{1021, 1019, 1013, 1009} {
 				m.Groups = append(m.Groups, ipc.GroupDesc{BlockTokens: n, NumBlocks: 1})
 			}
 		}, "least common multiple"},
-		"lookup slash":          {func(m *ipc.Register) { m.LookupName = "a/b" }, `lookup_name: "a/b", allowed is the name of a file`},
-		"lookup dot":            {func(m *ipc.Register) { m.LookupName = ".a" }, "allowed is the name of a file without a leading dot"},
-		"lookup long":           {func(m *ipc.Register) { m.LookupName = long }, "lookup_name: 129 bytes, allowed"},
-		"lookup path":           {func(m *ipc.Register) { m.LookupName = long[:100] }, "its path has"},
-		"lookup session":        {func(m *ipc.Register) { m.LookupName = "session.sock" }, "is taken by the agent"},
-		"lookup admin":          {func(m *ipc.Register) { m.LookupName = "admin.sock" }, "is taken by the agent"},
-		"lookup own":            {func(m *ipc.Register) { m.LookupName = "lookup.sock" }, "is taken by the agent"},
-		"lookup lock":           {func(m *ipc.Register) { m.LookupName = "a.lock" }, "is taken by the agent"},
-		"worker no regions":     {func(m *ipc.Register) { m.Regions = 0 }, "regions: 0, allowed: 1 to 4096"},
-		"worker no segments":    {func(m *ipc.Register) { m.Segments = 0 }, "segments: 0, allowed: 1 to 65536"},
-		"worker regions":        {func(m *ipc.Register) { m.Regions = 4097 }, "regions: 4097, allowed: 1 to 4096"},
-		"events":                {func(m *ipc.Register) { m.Sync = &ipc.SyncDesc{Events: 1 << 17} }, "sync.events: 131072, allowed: 0 to 65536"},
-		"scheduler has rank":    {func(m *ipc.Register) { m.Role, m.World, m.Rank = 0, 2, 1 }, "rank: 1, allowed: 0 for a scheduler"},
+		"lookup slash": {func(m *ipc.Register) { m.LookupName = "a/b" },
+			`lookup_name: "a/b", allowed is the name of a file`},
+		"lookup dot": {func(m *ipc.Register) { m.LookupName = ".a" },
+			"allowed is the name of a file without a leading dot"},
+		"lookup long":        {func(m *ipc.Register) { m.LookupName = long }, "lookup_name: 129 bytes, allowed"},
+		"lookup path":        {func(m *ipc.Register) { m.LookupName = long[:100] }, "its path has"},
+		"lookup session":     {func(m *ipc.Register) { m.LookupName = "session.sock" }, "is taken by the agent"},
+		"lookup admin":       {func(m *ipc.Register) { m.LookupName = "admin.sock" }, "is taken by the agent"},
+		"lookup own":         {func(m *ipc.Register) { m.LookupName = "lookup.sock" }, "is taken by the agent"},
+		"lookup lock":        {func(m *ipc.Register) { m.LookupName = "a.lock" }, "is taken by the agent"},
+		"worker no regions":  {func(m *ipc.Register) { m.Regions = 0 }, "regions: 0, allowed: 1 to 4096"},
+		"worker no segments": {func(m *ipc.Register) { m.Segments = 0 }, "segments: 0, allowed: 1 to 65536"},
+		"worker regions":     {func(m *ipc.Register) { m.Regions = 4097 }, "regions: 4097, allowed: 1 to 4096"},
+		"events": {func(m *ipc.Register) { m.Sync = &ipc.SyncDesc{Events: 1 << 17} },
+			"sync.events: 131072, allowed: 0 to 65536"},
+		"scheduler has rank": {func(m *ipc.Register) { m.Role, m.World, m.Rank = 0, 2, 1 },
+			"rank: 1, allowed: 0 for a scheduler"},
 		"scheduler has regions": {func(m *ipc.Register) { m.Role = 0 }, "regions: 1, allowed: 0 for a scheduler"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -83,35 +96,49 @@ func TestRegisterRefusals(t *testing.T) {
 
 func TestRegionAndSegmentRefusals(t *testing.T) {
 	const size = 1 << 20
-	regions := map[uint32]ipc.RegionDesc{0: {ID: 0, Kind: ipc.RegionFD, Size: size}, 1: {ID: 1, Kind: ipc.RegionPeer, Size: size, Addr: 4096}}
+	regions := map[uint32]ipc.RegionDesc{0: {ID: 0, Kind: ipc.RegionFD, Size: size},
+		1: {ID: 1, Kind: ipc.RegionPeer, Size: size, Addr: 4096}}
 	for name, c := range map[string]struct {
 		err  error
 		want string
 	}{
-		"kind":           {checkRegion(&ipc.RegionDesc{Kind: 5, Size: 1}), "region 0.kind: 5, allowed: 1 to 4"},
-		"size zero":      {checkRegion(&ipc.RegionDesc{Kind: 1}), "region 0.size: 0, allowed: 1 to"},
-		"size":           {checkRegion(&ipc.RegionDesc{Kind: 1, Size: 1 << 62}), "region 0.size"},
-		"address":        {checkRegion(&ipc.RegionDesc{Kind: 2, Size: 1}), "region 0.addr"},
-		"address wraps":  {checkRegion(&ipc.RegionDesc{Kind: 2, Size: 1 << 40, Addr: 1<<47 - 1}), "region 0.addr"},
-		"address of fd":  {checkRegion(&ipc.RegionDesc{Kind: 1, Size: 1, Addr: 1}), "allowed: 0 for kind 1"},
-		"handle":         {checkRegion(&ipc.RegionDesc{Kind: 3, Size: 1, Handle: []byte{1}}), "handle: 1 bytes, allowed: 80"},
-		"handle of fd":   {checkRegion(&ipc.RegionDesc{Kind: 1, Size: 1, Handle: []byte{1}}), "handle: 1 bytes, allowed: 0"},
-		"no region":      {checkSegment(0, &ipc.SegmentDesc{Region: 9, Bytes: 1}, 1, regions), "segment 0.region: 9, allowed"},
-		"bytes":          {checkSegment(0, &ipc.SegmentDesc{}, 1, regions), "segment 0.bytes: 0, allowed: 1 to"},
-		"stride":         {checkSegment(0, &ipc.SegmentDesc{Bytes: 8, Stride: 7}, 2, regions), "segment 0.stride: 7, allowed: 8"},
-		"past the end":   {checkSegment(0, &ipc.SegmentDesc{Bytes: 8, Stride: 8, Offset: size - 15}, 2, regions), "allowed: inside of region 0"},
-		"wraps":          {checkSegment(0, &ipc.SegmentDesc{Bytes: 8, Stride: 1 << 63}, 3, regions), "allowed: inside of region 0"},
-		"offset wraps":   {checkSegment(0, &ipc.SegmentDesc{Bytes: 8, Offset: ^uint64(0) - 3}, 1, regions), "allowed: inside of region 0"},
-		"sync region":    {checkSync(&ipc.SyncDesc{Region: 9}, regions, false), "sync.region: 9, allowed"},
-		"sync kind":      {checkSync(&ipc.SyncDesc{Region: 1}, regions, false), "is of kind 2, allowed: kind 1"},
-		"step odd":       {checkSync(&ipc.SyncDesc{StepOff: 4}, regions, false), "sync.step_off: 4, allowed: a multiple of 8"},
-		"step past":      {checkSync(&ipc.SyncDesc{StepOff: size}, regions, false), "sync.step_off"},
-		"events past":    {checkSync(&ipc.SyncDesc{EventsOff: size - 16, Events: 2}, regions, false), "sync.events_off"},
-		"revokes wrap":   {checkSync(&ipc.SyncDesc{RevokeOff: ^uint64(0) - 3, Revokes: 1}, regions, false), "sync.revoke_off"},
-		"piece's handle": {checkRegion(&ipc.RegionDesc{Kind: 4, Size: 1, Handle: make([]byte, 64)}), "handle: 64 bytes, allowed: 16"},
-		"offset too far": {checkRegion(&ipc.RegionDesc{Kind: 3, Size: 2, Addr: 1<<46 - 1, Handle: make([]byte, 80)}), "region 0.addr"},
-		"offset of peer": {checkRegion(&ipc.RegionDesc{Kind: 4, Size: 1, Addr: 1, Handle: make([]byte, 16)}), "allowed: 0 for kind 4"},
-		"GPU events":     {checkSync(&ipc.SyncDesc{EventsOff: size - 32, Events: 1}, regions, true), "sync.events_off"},
+		"kind":          {checkRegion(&ipc.RegionDesc{Kind: 5, Size: 1}), "region 0.kind: 5, allowed: 1 to 4"},
+		"size zero":     {checkRegion(&ipc.RegionDesc{Kind: 1}), "region 0.size: 0, allowed: 1 to"},
+		"size":          {checkRegion(&ipc.RegionDesc{Kind: 1, Size: 1 << 62}), "region 0.size"},
+		"address":       {checkRegion(&ipc.RegionDesc{Kind: 2, Size: 1}), "region 0.addr"},
+		"address wraps": {checkRegion(&ipc.RegionDesc{Kind: 2, Size: 1 << 40, Addr: 1<<47 - 1}), "region 0.addr"},
+		"address of fd": {checkRegion(&ipc.RegionDesc{Kind: 1, Size: 1, Addr: 1}), "allowed: 0 for kind 1"},
+		"handle": {checkRegion(&ipc.RegionDesc{Kind: 3, Size: 1, Handle: []byte{1}}),
+			"handle: 1 bytes, allowed: 80"},
+		"handle of fd": {checkRegion(&ipc.RegionDesc{Kind: 1, Size: 1, Handle: []byte{1}}),
+			"handle: 1 bytes, allowed: 0"},
+		"no region": {checkSegment(0, &ipc.SegmentDesc{Region: 9, Bytes: 1}, 1, regions),
+			"segment 0.region: 9, allowed"},
+		"bytes": {checkSegment(0, &ipc.SegmentDesc{}, 1, regions), "segment 0.bytes: 0, allowed: 1 to"},
+		"stride": {checkSegment(0, &ipc.SegmentDesc{Bytes: 8, Stride: 7}, 2, regions),
+			"segment 0.stride: 7, allowed: 8"},
+		"past the end": {checkSegment(0, &ipc.SegmentDesc{Bytes: 8, Stride: 8, Offset: size - 15}, 2, regions),
+			"allowed: inside of region 0"},
+		"wraps": {checkSegment(0, &ipc.SegmentDesc{Bytes: 8, Stride: 1 << 63}, 3, regions),
+			"allowed: inside of region 0"},
+		"offset wraps": {checkSegment(0, &ipc.SegmentDesc{Bytes: 8, Offset: ^uint64(0) - 3}, 1, regions),
+			"allowed: inside of region 0"},
+		"sync region": {checkSync(&ipc.SyncDesc{Region: 9}, regions, false), "sync.region: 9, allowed"},
+		"sync kind":   {checkSync(&ipc.SyncDesc{Region: 1}, regions, false), "is of kind 2, allowed: kind 1"},
+		"step odd": {checkSync(&ipc.SyncDesc{StepOff: 4}, regions, false),
+			"sync.step_off: 4, allowed: a multiple of 8"},
+		"step past": {checkSync(&ipc.SyncDesc{StepOff: size}, regions, false), "sync.step_off"},
+		"events past": {checkSync(&ipc.SyncDesc{EventsOff: size - 16, Events: 2}, regions, false),
+			"sync.events_off"},
+		"revokes wrap": {checkSync(&ipc.SyncDesc{RevokeOff: ^uint64(0) - 3, Revokes: 1}, regions, false),
+			"sync.revoke_off"},
+		"piece's handle": {checkRegion(&ipc.RegionDesc{Kind: 4, Size: 1, Handle: make([]byte, 64)}),
+			"handle: 64 bytes, allowed: 16"},
+		"offset too far": {checkRegion(&ipc.RegionDesc{Kind: 3, Size: 2, Addr: 1<<46 - 1, Handle: make([]byte, 80)}),
+			"region 0.addr"},
+		"offset of peer": {checkRegion(&ipc.RegionDesc{Kind: 4, Size: 1, Addr: 1, Handle: make([]byte, 16)}),
+			"allowed: 0 for kind 4"},
+		"GPU events": {checkSync(&ipc.SyncDesc{EventsOff: size - 32, Events: 1}, regions, true), "sync.events_off"},
 	} {
 		if c.err == nil || !strings.Contains(c.err.Error(), c.want) {
 			t.Errorf("%s: %v, want one with %q", name, c.err, c.want)

@@ -1,5 +1,5 @@
-// Package registration gathers the parts of an engine's registration, and holds every field of them to
-// docs/PROTOCOL.md before anything of the engine is opened.
+// Package registration gathers the parts of an engine's registration, and checks every field
+// against docs/PROTOCOL.md before any of the engine's memory is opened.
 package registration
 
 import (
@@ -12,13 +12,13 @@ import (
 	"github.com/kvagent/kvagent/transfer"
 )
 
-// Gathering is a registration whose parts have not all come. Its memory is not open yet.
+// Gathering is a registration whose parts have not all arrived. Its memory is not open yet.
 type Gathering struct {
 	Msg  ipc.Register
-	Left Left // what is still to come
+	Left Left // parts still expected
 
-	regions  map[uint32]ipc.RegionDesc // by id; of one that came in pieces, with their sum as its size
-	pieces   []piece                   // all that came, in order
+	regions  map[uint32]ipc.RegionDesc // by ID; a region in pieces has their sum as its size
+	pieces   []piece                   // all received, in order
 	fds      int                       // descriptors owned by pieces
 	gpu      cudaipc.UUID              // of the regions on a GPU; zero: there are none yet
 	segments [][]ipc.SegmentDesc
@@ -30,16 +30,16 @@ type piece struct {
 	fd   int // owned; -1: none
 }
 
-// Left counts the regions and segments of one registration that are still to come.
+// Left counts the regions and segments of one registration that are still expected.
 type Left struct {
 	Req               uint32
 	Regions, Segments uint32
 }
 
-// LeftOf is all of a registration.
+// LeftOf returns the counts of a registration before any part has arrived.
 func LeftOf(m *ipc.Register) Left { return Left{Req: m.Req, Regions: m.Regions, Segments: m.Segments} }
 
-// New begins a registration that Check has passed.
+// New begins a registration that has passed Check.
 func New(m *ipc.Register) *Gathering {
 	return &Gathering{
 		Msg: *m, regions: make(map[uint32]ipc.RegionDesc),
@@ -48,21 +48,21 @@ func New(m *ipc.Register) *Gathering {
 	}
 }
 
-// FDs is the number of descriptors that are owned here.
+// FDs returns the number of descriptors that r owns.
 func (r *Gathering) FDs() int { return r.fds }
 
-// Pieces is the number of regions, a region that comes in pieces counted by its pieces.
+// Pieces returns the number of regions; a region in pieces counts once for each piece.
 func (r *Gathering) Pieces() int { return len(r.pieces) }
 
-// GPU is the one that all regions on a GPU are on; zero: there are none.
+// GPU returns the GPU of the regions on a GPU, or zero if there are none.
 func (r *Gathering) GPU() cudaipc.UUID { return r.gpu }
 
-// Complete says whether all parts have come.
+// Complete reports whether all parts have arrived.
 func (r *Gathering) Complete() bool { return r.Left.Regions == 0 && r.Left.Segments == 0 }
 
-// AddRegions takes one REGIONS message; it owns the descriptors from now on, also when it panics.
+// AddRegions adds one REGIONS message. It owns the descriptors from the call on, even if it panics.
 func (r *Gathering) AddRegions(m *ipc.Regions, fds []int) error {
-	defer func() { CloseFDs(fds) }() // those that no piece owns
+	defer func() { CloseFDs(fds) }() // closes those that no piece owns
 	if left := r.Left.Regions; !Take(&r.Left.Regions, len(m.List)) {
 		return fmt.Errorf("regions: %d more, allowed: the %d that are left of %d", len(m.List), left, r.Msg.Regions)
 	}
@@ -70,7 +70,8 @@ func (r *Gathering) AddRegions(m *ipc.Regions, fds []int) error {
 		d := m.List[i]
 		_, withFD := importKind(d.Kind)
 		if withFD && len(fds) == 0 {
-			return fmt.Errorf("region %d: no descriptor came with it, allowed: one for each region of kind %d or %d", d.ID, ipc.RegionFD, ipc.RegionCUDAFD)
+			return fmt.Errorf("region %d: no descriptor came with it, allowed: one for each region of kind %d or %d",
+				d.ID, ipc.RegionFD, ipc.RegionCUDAFD)
 		}
 		fd := -1
 		if withFD {
@@ -81,12 +82,13 @@ func (r *Gathering) AddRegions(m *ipc.Regions, fds []int) error {
 		}
 	}
 	if len(fds) > 0 {
-		return fmt.Errorf("regions: %d descriptors too many, allowed: one for each region of kind %d or %d", len(fds), ipc.RegionFD, ipc.RegionCUDAFD)
+		return fmt.Errorf("regions: %d descriptors too many, allowed: one for each region of kind %d or %d", len(fds),
+			ipc.RegionFD, ipc.RegionCUDAFD)
 	}
 	return nil
 }
 
-// Take takes n off what is left, or all of it if that is less.
+// Take subtracts n from left, or sets it to 0 and returns false if left is less.
 func Take(left *uint32, n int) bool {
 	if uint64(n) > uint64(*left) {
 		*left = 0
@@ -96,7 +98,7 @@ func Take(left *uint32, n int) bool {
 	return true
 }
 
-// addRegion owns fd, which is -1 for none: also when it panics.
+// addRegion owns fd, even if it panics; -1: none.
 func (r *Gathering) addRegion(d ipc.RegionDesc, fd int) error {
 	entered := false
 	defer func() {
@@ -118,7 +120,8 @@ func (r *Gathering) addRegion(d ipc.RegionDesc, fd int) error {
 	return nil
 }
 
-// enter checks an element of REGIONS and gives the region that it makes, with the pieces before it.
+// enter checks an element of REGIONS and returns the region that it forms with the pieces before
+// it.
 func (r *Gathering) enter(d *ipc.RegionDesc) (ipc.RegionDesc, error) {
 	if err := checkRegion(d); err != nil {
 		return *d, err
@@ -131,16 +134,18 @@ func (r *Gathering) enter(d *ipc.RegionDesc) (ipc.RegionDesc, error) {
 		return *d, nil
 	}
 	if last := &r.pieces[len(r.pieces)-1].desc; d.Kind != ipc.RegionCUDAFD || have.Kind != d.Kind || last.ID != d.ID {
-		return *d, fmt.Errorf("region %d: named twice, allowed: each id once, but for pieces of kind %d next to each other", d.ID, ipc.RegionCUDAFD)
+		return *d, fmt.Errorf("region %d: named twice, allowed: each id once, but for pieces of kind %d next to each "+
+			"other", d.ID, ipc.RegionCUDAFD)
 	}
 	if d.Size > maxRegionBytes-have.Size {
-		return *d, fmt.Errorf("region %d.size: %d in its pieces so far and %d more, allowed: at most %d in all", d.ID, have.Size, d.Size, uint64(maxRegionBytes))
+		return *d, fmt.Errorf("region %d.size: %d in its pieces so far and %d more, allowed: at most %d in all", d.ID,
+			have.Size, d.Size, uint64(maxRegionBytes))
 	}
 	have.Size += d.Size
 	return have, nil
 }
 
-// checkGPU sees to it that all regions are on one GPU.
+// checkGPU checks that all regions are on one GPU.
 func (r *Gathering) checkGPU(d *ipc.RegionDesc) error {
 	gpu, on := gpuOf(d)
 	switch {
@@ -151,12 +156,13 @@ func (r *Gathering) checkGPU(d *ipc.RegionDesc) error {
 	case r.gpu == (cudaipc.UUID{}):
 		r.gpu = gpu
 	case r.gpu != gpu:
-		return fmt.Errorf("region %d.handle: on %v, allowed: %v, where the regions before it are; a worker's are all on one GPU", d.ID, gpu, r.gpu)
+		return fmt.Errorf("region %d.handle: on %v, allowed: %v, where the regions before it are; a worker's are all "+
+			"on one GPU", d.ID, gpu, r.gpu)
 	}
 	return nil
 }
 
-// AddSegments takes one SEGMENTS message.
+// AddSegments adds one SEGMENTS message.
 func (r *Gathering) AddSegments(m *ipc.Segments) error {
 	if left := r.Left.Segments; !Take(&r.Left.Segments, len(m.List)) {
 		return fmt.Errorf("segments: %d more, allowed: the %d that are left of %d", len(m.List), left, r.Msg.Segments)
@@ -168,8 +174,8 @@ func (r *Gathering) AddSegments(m *ipc.Segments) error {
 	return nil
 }
 
-// Layout checks that every block of every group lies in its regions, and gives the worker's layout and the bytes
-// of one block per group.
+// Layout checks that every block of every group lies in its regions, and returns the worker's
+// layout and the bytes of one block of each group.
 func (r *Gathering) Layout() (transfer.Layout, []uint32, error) {
 	var out transfer.Layout
 	var sizes []uint32
@@ -185,11 +191,13 @@ func (r *Gathering) Layout() (transfer.Layout, []uint32, error) {
 			if err := checkSegment(i, s, blocks, r.regions); err != nil {
 				return out, nil, fmt.Errorf("group %d: %w", g, err)
 			}
-			group.Segments[i] = transfer.Segment{Region: cudaipc.RegionID(s.Region), Offset: s.Offset, Stride: s.Stride, Bytes: s.Bytes}
+			group.Segments[i] = transfer.Segment{Region: cudaipc.RegionID(s.Region), Offset: s.Offset, Stride: s.Stride,
+				Bytes: s.Bytes}
 			size += uint64(s.Bytes)
 		}
 		if size > maxShardBytes {
-			return out, nil, fmt.Errorf("segments: group %d has %d bytes of one block, allowed: at most %d", g, size, uint64(maxShardBytes))
+			return out, nil, fmt.Errorf("segments: group %d has %d bytes of one block, allowed: at most %d", g, size,
+				uint64(maxShardBytes))
 		}
 		out.Groups, sizes = append(out.Groups, group), append(sizes, uint32(size))
 	}
@@ -201,13 +209,14 @@ func (r *Gathering) Layout() (transfer.Layout, []uint32, error) {
 	return out, sizes, nil
 }
 
-// Imports is the request to the device; the descriptors are the device's from the call of Import on.
+// Imports returns the request to the device, which owns the descriptors from the call of Import on.
 func (r *Gathering) Imports(peer cudaipc.PeerID, pid int) cudaipc.Import {
 	im := cudaipc.Import{Peer: peer, Pid: pid, GPU: r.gpu}
 	for i := range r.pieces {
 		p := &r.pieces[i]
 		kind, _ := importKind(p.desc.Kind)
-		region := cudaipc.Region{ID: cudaipc.RegionID(p.desc.ID), Kind: kind, Size: p.desc.Size, FD: p.fd, Addr: p.desc.Addr}
+		region := cudaipc.Region{ID: cudaipc.RegionID(p.desc.ID), Kind: kind, Size: p.desc.Size, FD: p.fd,
+			Addr: p.desc.Addr}
 		if kind == cudaipc.KindCUDA {
 			region.Handle = p.desc.Handle[:cudaHandle]
 		}
@@ -224,7 +233,7 @@ func (r *Gathering) Imports(peer cudaipc.PeerID, pid int) cudaipc.Import {
 	return im
 }
 
-// Bytes of all regions.
+// Bytes returns the total size of all regions.
 func (r *Gathering) Bytes() (sum int64) {
 	for i := range r.pieces {
 		sum += int64(r.pieces[i].desc.Size)
@@ -232,7 +241,7 @@ func (r *Gathering) Bytes() (sum int64) {
 	return sum
 }
 
-// Drop closes the descriptors that are still owned here.
+// Drop closes the descriptors that r still owns.
 func (r *Gathering) Drop() {
 	for i := range r.pieces {
 		if p := &r.pieces[i]; p.fd >= 0 {
@@ -243,7 +252,7 @@ func (r *Gathering) Drop() {
 	r.fds = 0
 }
 
-// CloseFDs closes descriptors that a message brought.
+// CloseFDs closes the descriptors of a message.
 func CloseFDs(fds []int) {
 	for _, fd := range fds {
 		_ = unix.Close(fd) // nothing can be done about it, and nothing was written

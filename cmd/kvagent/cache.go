@@ -22,7 +22,7 @@ import (
 func cacheCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cache",
-		Short: "Say what a running agent has stored, and remove it",
+		Short: "Show what a running agent has stored, and remove it",
 		Example: `  kvagent cache ls --model meta-llama/Llama-3.1-8B
   kvagent cache ls --tier disk
   kvagent cache ls --tier disk --space 6f1c --blocks 20
@@ -35,7 +35,7 @@ func cacheCommand() *cobra.Command {
 	return cmd
 }
 
-// cacheSettings are those of the three commands.
+// cacheSettings are the settings of the cache commands.
 type cacheSettings struct {
 	dir                  *string
 	space, model, tenant string
@@ -43,7 +43,8 @@ type cacheSettings struct {
 	asJSON               bool
 }
 
-func cacheBase(s *cacheSettings, use, short, long string, run func(*cobra.Command, *cacheSettings) error) *cobra.Command {
+func cacheBase(s *cacheSettings, use, short, long string,
+	run func(*cobra.Command, *cacheSettings) error) *cobra.Command {
 	s.dir = socketDirSetting()
 	cmd := &cobra.Command{
 		Use: use, Short: short, Long: long, Args: settings.Args(cobra.NoArgs),
@@ -53,11 +54,11 @@ func cacheBase(s *cacheSettings, use, short, long string, run func(*cobra.Comman
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd, s) },
 	}
 	addSocketDir(cmd, s.dir)
-	cmd.Flags().BoolVar(&s.asJSON, "json", false, "print what the agent says, as JSON")
+	cmd.Flags().BoolVar(&s.asJSON, "json", false, "print the agent's answer as JSON")
 	return cmd
 }
 
-// addFilter adds what picks spaces.
+// addFilter adds the flags that pick spaces.
 func (s *cacheSettings) addFilter(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&s.space, "space", "", "only the space with this fingerprint, or its first hex digits")
 	cmd.Flags().StringVar(&s.model, "model", "", "only spaces of this model")
@@ -68,12 +69,12 @@ func (s *cacheSettings) addTier(cmd *cobra.Command, usage string) {
 	cmd.Flags().StringVar(&s.tier, "tier", "", usage)
 }
 
-// memoryTier is what the pool is called among the tiers.
+// memoryTier is the name of the pool among the tiers.
 const memoryTier = "memory"
 
 func (s *cacheSettings) query() string { return "?" + s.filter().Encode() }
 
-// filter is what picks spaces.
+// filter returns the query parameters that pick spaces.
 func (s *cacheSettings) filter() url.Values {
 	q := url.Values{}
 	for key, value := range map[string]string{"space": s.space, "model": s.model, "tenant": s.tenant} {
@@ -84,15 +85,19 @@ func (s *cacheSettings) filter() url.Values {
 	return q
 }
 
+const cacheListHelp = `Ls lists the spaces that engines registered since the agent started. A space is everything
+besides the tokens that determines a block's bytes, such as model, data type and tenant, under one fingerprint.
+The blocks shown are those in memory, of all ranks.
+
+With --tier it lists the contents of that tier by space, including what other agents, or this one before a reset,
+stored there: such a space has no model, and its name is that in the tier. Shards are parts of blocks: a block has
+one for each rank that stores other bytes. The tier is read for at most 5 seconds; a list that was cut is marked.
+All tiers but Mooncake can be listed.`
+
 func cacheListCommand() *cobra.Command {
 	s := &cacheSettings{}
 	blocks, skip := 0, 0
-	cmd := cacheBase(s, "ls", "List the spaces an agent knows, or what a tier holds", `Ls lists the spaces that engines registered since the agent started: everything besides the tokens that makes
-a block, such as model, data type and tenant, under one fingerprint. Blocks are those in memory, of all their ranks.
-
-With --tier it lists what that tier holds by space, also what other agents, or this one before a reset, stored there: such a space
-has no model, and its name is the one that it has in the tier. Shards are parts of blocks: a block has one for each rank that
-stores other bytes. The tier is read for 5 seconds at most; a list that was cut says so. All but Mooncake tiers can be listed.`,
+	cmd := cacheBase(s, "ls", "List the spaces an agent knows, or what a tier holds", cacheListHelp,
 		func(cmd *cobra.Command, s *cacheSettings) error {
 			if s.tier == "" || s.tier == memoryTier {
 				if cmd.Flags().Changed("blocks") || cmd.Flags().Changed("skip") {
@@ -103,13 +108,14 @@ stores other bytes. The tier is read for 5 seconds at most; a list that was cut 
 			return listTier(cmd, s, blocks, skip)
 		})
 	s.addFilter(cmd)
-	s.addTier(cmd, "list what this tier holds; memory is the pool")
-	cmd.Flags().Var(settings.Count(&blocks, 0, admin.MaxTierBlocks), "blocks", "name so many shards as well")
-	cmd.Flags().Var(settings.Count(&skip, 0, math.MaxInt32), "skip", "pass over so many shards before that")
+	s.addTier(cmd, "list the contents of this tier; memory is the pool")
+	cmd.Flags().Var(settings.Count(&blocks, 0, admin.MaxTierBlocks), "blocks", "also list this many shards")
+	cmd.Flags().Var(settings.Count(&skip, 0, math.MaxInt32), "skip", "skip this many shards before those")
 	return cmd
 }
 
-// askCache asks for what a filter picks; with --json it prints that, and ok is false.
+// askCache asks for the spaces that a filter picks. With --json it prints the answer and returns ok
+// false.
 func askCache(cmd *cobra.Command, s *cacheSettings) (st admin.CacheStatus, ok bool, err error) {
 	body, err := adminclient.New(*s.dir).Get(cmd.Context(), "/cache"+s.query())
 	if err != nil {
@@ -142,27 +148,33 @@ func printSpaces(out io.Writer, spaces []admin.CacheSpace) error {
 		if s.Blocks >= 0 {
 			blocks = settings.Thousands(int(s.Blocks))
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%s\n", s.Space, s.Model, s.Tenant, s.Dtype, s.Groups, s.Shards, s.Epoch, s.Engines, blocks)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%s\n", s.Space, s.Model, s.Tenant, s.Dtype, s.Groups, s.Shards,
+			s.Epoch, s.Engines, blocks)
 	}
 	return t.Flush()
 }
 
+const cacheRemoveHelp = `Rm starts a new weights epoch of the spaces that --space, --model and --tenant pick, as a
+reset by an engine does. Nothing stored of them before is found again, in memory or in any tier, and their engines are
+notified. Other nodes that share a tier follow within their --tier-epoch-every, and share again what is stored from
+then on. Memory is free at once; what tiers hold under the old name is collected later (--tier-collect-after).
+
+With --tier only that tier's values of the spaces are deleted, for every agent that uses it. Memory and other tiers
+keep theirs, and blocks may be written to the tier again. --space then also takes a name that ls --tier shows.
+All tiers but Mooncake can do that.`
+
 func cacheRemoveCommand() *cobra.Command {
 	s := &cacheSettings{}
 	dry := false
-	cmd := cacheBase(s, "rm", "Remove what is stored of some spaces", `Rm starts a new weights epoch of the spaces that --space, --model and --tenant pick, as a reset by an engine does: nothing
-stored of them before is found again, in memory or in any tier, and their engines are told; other nodes that share a tier follow within
-their --tier-epoch-every, and share again what is stored from then on. Memory is free at once; what tiers hold under the old name is
-collected later (--tier-collect-after).
-
-With --tier only what that tier holds of them is deleted there, for every agent that uses it; memory and other tiers keep what they have, and
-blocks may be written to the tier again. --space then takes a name that ls --tier shows as well. All but Mooncake tiers can do that.`,
+	cmd := cacheBase(s, "rm", "Remove what is stored of some spaces", cacheRemoveHelp,
 		func(cmd *cobra.Command, s *cacheSettings) error {
 			switch {
 			case s.space+s.model+s.tenant == "":
-				return settings.Invalid(errors.New("nothing says what to remove, allowed: one or more of --space, --model, --tenant"))
+				return settings.Invalid(errors.New("no filter given, allowed: one or more of --space, --model, " +
+					"--tenant"))
 			case s.tier == memoryTier:
-				return settings.Invalid(errors.New("tier: memory, allowed: a tier below it; without --tier memory and all tiers forget"))
+				return settings.Invalid(errors.New("tier: memory, allowed: a tier below it; without --tier, memory " +
+					"and all tiers are reset"))
 			case s.tier != "":
 				return removeFromTier(cmd, s, dry)
 			case dry:
@@ -205,14 +217,17 @@ func removeCache(cmd *cobra.Command, s *cacheSettings) error {
 // maxReclaimAge bounds --reclaim.
 const maxReclaimAge = 10 * 365 * 24 * time.Hour
 
+const cacheFilesHelp = `Files lists the pool files (those of --dram-path) in a directory, by default /dev/shm. It
+does not ask an agent. An abandoned file is used by no process and holds its memory until it is removed; an agent that
+is down for a moment has one, too. --reclaim removes the abandoned files that have been unused for at least that long,
+and nothing else.`
+
 func cacheFilesCommand() *cobra.Command {
 	var reclaim time.Duration
 	cmd := &cobra.Command{
 		Use:   "files [DIR]",
-		Short: "List the files that pools are kept in, and give the memory of abandoned ones back",
-		Long: `Files lists the pools' files in a directory, /dev/shm unless another is given: those of --dram-path. It asks no agent. An abandoned
-one is used by no process and holds its memory until it is removed; an agent that is down for a moment has left one, too. --reclaim removes the
-abandoned ones that were not in use for at least so long, and nothing else.`,
+		Short: "List the files of pools, and free the memory of abandoned ones",
+		Long:  cacheFilesHelp,
 		Example: `  kvagent cache files
   kvagent cache files /dev/hugepages --reclaim 24h`,
 		Args: settings.Args(cobra.MaximumNArgs(1)),
@@ -231,7 +246,8 @@ abandoned ones that were not in use for at least so long, and nothing else.`,
 			return reclaimFiles(cmd.OutOrStdout(), files, reclaim)
 		},
 	}
-	cmd.Flags().Var(settings.Duration(&reclaim, 0, maxReclaimAge), "reclaim", "remove abandoned files that were not in use for so long")
+	cmd.Flags().Var(settings.Duration(&reclaim, 0, maxReclaimAge), "reclaim",
+		"remove abandoned files that have been unused for this long")
 	return cmd
 }
 
@@ -240,12 +256,13 @@ func printFiles(out io.Writer, files []dram.FileInfo) error {
 	fmt.Fprintln(t, "FILE\tSTATE\tMEMORY\tLAST IN USE\tPROCESS\tHOST")
 	for i := range files {
 		f := &files[i]
-		fmt.Fprintf(t, "%s\t%s\t%s\t%v ago\t%d\t%s\n", f.Path, f.State, settings.HumanSize(f.Allocated), f.Age.Round(time.Second), f.Process, f.Host)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%v ago\t%d\t%s\n", f.Path, f.State, settings.HumanSize(f.Allocated),
+			f.Age.Round(time.Second), f.Process, f.Host)
 	}
 	return t.Flush()
 }
 
-// reclaimFiles removes what nobody uses; a file that an agent took meanwhile is locked, and stays.
+// reclaimFiles removes unused files; one that an agent has opened meanwhile is locked and stays.
 func reclaimFiles(out io.Writer, files []dram.FileInfo, age time.Duration) error {
 	var bytes int64
 	var errs error

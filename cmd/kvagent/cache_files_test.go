@@ -10,8 +10,8 @@ import (
 	"github.com/kvagent/kvagent/pool/dram"
 )
 
-// A file of an agent that does not come back is named by the next one beside it, also if that one starts cold, and its memory is given back
-// on request; one in use stays.
+// A file of an agent that does not come back is named by the next one beside it, also if that one
+// starts cold, and its memory is given back on request; one in use stays.
 func TestAbandonedFilesAreReclaimed(t *testing.T) {
 	own := poolFile(t)
 	left := filepath.Join(filepath.Dir(own), "left")
@@ -54,7 +54,8 @@ func TestAbandonedFilesAreReclaimed(t *testing.T) {
 	if err := cmd.Wait(); err != nil {
 		t.Error(err)
 	}
-	if said := log.String(); !strings.Contains(said, "no agent uses") || !strings.Contains(said, left) || !strings.Contains(said, "starts empty") {
+	if said := log.String(); !strings.Contains(said, "no agent uses") || !strings.Contains(said, left) ||
+		!strings.Contains(said, "starts empty") {
 		t.Errorf("the log does not name %s: %s", left, said)
 	}
 }

@@ -16,10 +16,13 @@ import (
 	"github.com/kvagent/kvagent/settings"
 )
 
+const cacheStatHelp = `Stat shows how full memory and each tier are, and what they served since the agent started.
+With --space, --model or --tenant it shows how much memory and each tier hold of the picked spaces; tiers are read for
+that, at most 5 seconds each.`
+
 func cacheStatCommand() *cobra.Command {
 	s := &cacheSettings{}
-	cmd := cacheBase(s, "stat", "Say how full memory and tiers are, and what they served", `Stat says how full memory and each tier are, and what they served since the agent started. With --space, --model or --tenant
-it says how much of the spaces that these pick memory and each tier hold; tiers are read for that, 5 seconds each at most.`, statCache)
+	cmd := cacheBase(s, "stat", "Show how full memory and tiers are, and what they served", cacheStatHelp, statCache)
 	s.addFilter(cmd)
 	s.addTier(cmd, "only this tier; memory is the pool")
 	return cmd
@@ -47,7 +50,8 @@ func statCache(cmd *cobra.Command, s *cacheSettings) error {
 	}
 }
 
-// pickTier leaves one tier in what an agent says; memory is always said, and leaves none. Empty: all stay.
+// pickTier keeps one tier of an agent's answer. Memory is always kept, and its name keeps no tier.
+// The empty name keeps all.
 func pickTier(st *admin.CacheStatus, name string) error {
 	names := []string{memoryTier}
 	for i := range st.Tiers {
@@ -67,7 +71,8 @@ func printStat(out io.Writer, s *cacheSettings, st *admin.CacheStatus) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "TIER\tSTATE\tUSED\tOF\tITEMS\tREAD\tNOT THERE\tWRITTEN\tNOT WRITTEN\tDAMAGED\tREAD RATE")
 	if s.tier == "" || s.tier == memoryTier {
-		fmt.Fprintf(t, "memory\tup\t%s\t%s\t%s\t\t\t\t\t\t\n", settings.HumanSize(st.Pool.Used), settings.HumanSize(st.Pool.Capacity), settings.Thousands(int(st.Pool.Entries)))
+		fmt.Fprintf(t, "memory\tup\t%s\t%s\t%s\t\t\t\t\t\t\n", settings.HumanSize(st.Pool.Used),
+			settings.HumanSize(st.Pool.Capacity), settings.Thousands(int(st.Pool.Entries)))
 	}
 	for i := range st.Tiers {
 		r := &st.Tiers[i]
@@ -75,23 +80,27 @@ func printStat(out io.Writer, s *cacheSettings, st *admin.CacheStatus) error {
 		if r.Capacity > 0 {
 			of = settings.HumanSize(r.Capacity)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s/s\n", r.Name, tierState(r), settings.HumanSize(r.Used), of, settings.Thousands(int(r.Items)),
-			settings.Thousands(int(r.Hits)), settings.Thousands(int(r.Misses)), settings.Thousands(int(r.Stored)), settings.Thousands(int(r.Dropped+r.Failed)), settings.Thousands(int(r.Corrupt)), settings.HumanSize(int64(r.FetchRate)))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s/s\n", r.Name, tierState(r),
+			settings.HumanSize(r.Used), of, settings.Thousands(int(r.Items)),
+			settings.Thousands(int(r.Hits)), settings.Thousands(int(r.Misses)), settings.Thousands(int(r.Stored)),
+			settings.Thousands(int(r.Dropped+r.Failed)), settings.Thousands(int(r.Corrupt)),
+			settings.HumanSize(int64(r.FetchRate)))
 	}
 	return t.Flush()
 }
 
-// heldTier is what memory, which counts blocks, or a tier, which counts shards, holds of some spaces.
+// heldTier is the contents of memory, which counts blocks, or of a tier, which counts shards, of
+// some spaces.
 type heldTier struct {
 	Tier     string `json:"tier"`
 	Blocks   int64  `json:"blocks"` // -1: not counted
 	Shards   int64  `json:"shards"` // -1: not counted
 	Bytes    int64  `json:"bytes"`  // -1: not counted
 	Complete bool   `json:"complete"`
-	Error    string `json:"error,omitempty"` // it cannot be said
+	Error    string `json:"error,omitempty"` // why it is not known
 }
 
-// heldOf asks memory and each tier for what they hold of the spaces that a filter picks.
+// heldOf asks memory and each tier for their contents of the spaces that a filter picks.
 func heldOf(cmd *cobra.Command, s *cacheSettings, st *admin.CacheStatus) (all []heldTier) {
 	if s.tier == "" || s.tier == memoryTier {
 		memory := heldTier{Tier: memoryTier, Shards: -1, Bytes: -1, Complete: true}
@@ -143,7 +152,8 @@ func printHeld(out io.Writer, all []heldTier, asJSON bool) error {
 		case h.Shards < 0:
 			fmt.Fprintf(t, "%s\t%s\t\t\n", h.Tier, settings.Thousands(int(h.Blocks)))
 		case !h.Complete:
-			fmt.Fprintf(t, "%s\t\t%s and more\t%s\n", h.Tier, settings.Thousands(int(h.Shards)), settings.HumanSize(h.Bytes))
+			fmt.Fprintf(t, "%s\t\t%s and more\t%s\n", h.Tier, settings.Thousands(int(h.Shards)),
+				settings.HumanSize(h.Bytes))
 		default:
 			fmt.Fprintf(t, "%s\t\t%s\t%s\n", h.Tier, settings.Thousands(int(h.Shards)), settings.HumanSize(h.Bytes))
 		}

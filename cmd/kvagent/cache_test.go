@@ -16,7 +16,8 @@ import (
 func TestCache(t *testing.T) {
 	_, dir, _ := startServe(t, "--tier", "disk:"+filepath.Join(t.TempDir(), "disk")+"?capacity=64MiB&write=save")
 	file := filepath.Join(t.TempDir(), "hashes")
-	if err := os.WriteFile(file, []byte(strings.Repeat("00", 31)+"01\n"+strings.Repeat("00", 31)+"02\n"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(strings.Repeat("00", 31)+"01\n"+strings.Repeat("00", 31)+"02\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	if out, code := kvagentOutput(t, "mock", "--fill", file, "--socket-dir", dir); code != 0 {
@@ -34,7 +35,7 @@ func TestCache(t *testing.T) {
 		{[]string{"stat", "--tier", "tape"}, exitConfig, []string{"allowed: memory, disk"}},
 		{[]string{"stat", "--tier", "tape", "--json"}, exitConfig, []string{"allowed: memory, disk"}},
 		{[]string{"stat", "--tier", "disk", "--json"}, 0, []string{`"name":"disk"`, `"store":"ok"`, `"over_budget":0`}},
-		{[]string{"rm"}, exitConfig, []string{"nothing says what to remove"}},
+		{[]string{"rm"}, exitConfig, []string{"no filter given"}},
 		{[]string{"rm", "--tenant", "nobody's"}, 0, []string{"of 0 spaces"}},
 		{[]string{"ls", "--json"}, 0, []string{`"blocks": 2`}},
 	} {
@@ -50,7 +51,8 @@ func TestCache(t *testing.T) {
 	}
 	out, _ := kvagentOutput(t, "cache", "ls", "--socket-dir", dir)
 	space := strings.Fields(strings.Split(out, "\n")[1])[0]
-	if out, code := kvagentOutput(t, "cache", "rm", "--space", space[:8], "--socket-dir", dir); code != 0 || !strings.Contains(out, "of 1 spaces") {
+	if out, code := kvagentOutput(t, "cache", "rm", "--space", space[:8], "--socket-dir", dir); code != 0 ||
+		!strings.Contains(out, "of 1 spaces") {
 		t.Fatalf("rm: exit %d: %s", code, out)
 	}
 	if out, _ := kvagentOutput(t, "cache", "ls", "--socket-dir", dir); !strings.Contains(out, "  0\n") {
@@ -58,7 +60,8 @@ func TestCache(t *testing.T) {
 	}
 }
 
-// cache ls and rm of one tier, whose spaces have other names after a reset. What is deleted in the tier is still in memory.
+// cache ls and rm of one tier, whose spaces have other names after a reset. What is deleted in the
+// tier is still in memory.
 func TestCacheOfATier(t *testing.T) {
 	_, dir, _ := startServe(t, "--tier", "disk:"+filepath.Join(t.TempDir(), "disk")+"?capacity=64MiB&write=save")
 	fillBlocks(t, dir, 5)
@@ -81,8 +84,10 @@ func TestCacheOfATier(t *testing.T) {
 		{"ls --tier tape", exitFailed, "no such tier, allowed: disk"},
 		{"stat --space " + space, 0, "memory  5"},
 		{"stat --tier disk --json --space " + space, 0, `"tier":"disk","blocks":-1,"shards":5,`},
-		{"stat --model nobody's --json", 0, `{"held":[{"tier":"memory","blocks":0,"shards":-1,"bytes":-1,"complete":true},{"tier":"disk","blocks":-1,"shards":0,"bytes":0,"complete":true}]}`},
-		{"rm --tier disk", exitConfig, "nothing says what to remove"},
+		{"stat --model nobody's --json", 0,
+			`{"held":[{"tier":"memory","blocks":0,"shards":-1,"bytes":-1,"complete":true},` +
+				`{"tier":"disk","blocks":-1,"shards":0,"bytes":0,"complete":true}]}`},
+		{"rm --tier disk", exitConfig, "no filter given"},
 		{"rm --tier memory --space " + space, exitConfig, "allowed: a tier below it"},
 		{"rm --tier disk --space ffff", 0, "removed 0 shards"},
 		{"rm --dry-run --space " + space, 0, "would remove what is stored of 1 spaces"},
@@ -130,7 +135,7 @@ func fillBlocks(t *testing.T, dir string, n int) {
 	}
 }
 
-// waitForShards asks until the disk holds so many: what is saved is written behind.
+// waitForShards asks until the disk holds so many, because saves reach it asynchronously.
 func waitForShards(t *testing.T, dir string, n int64) (held admin.CacheTier) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {

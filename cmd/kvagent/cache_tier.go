@@ -15,10 +15,11 @@ import (
 	"github.com/kvagent/kvagent/settings"
 )
 
-// tierTimeout is longer than an agent takes to list a tier, or to remove what one request may remove.
+// tierTimeout exceeds the time that an agent takes to list a tier, or to remove what one request
+// may remove.
 const tierTimeout = 15 * time.Second
 
-// tierAdmin asks an agent that is given time to read a tier.
+// tierAdmin returns a client whose timeout lets the agent read a tier.
 func tierAdmin(s *cacheSettings) *adminclient.Client {
 	a := adminclient.New(*s.dir)
 	a.Within(tierTimeout)
@@ -56,7 +57,8 @@ func printTier(out io.Writer, held *admin.CacheTier, skip int) error {
 			model = "(not known here)"
 		}
 		all += s.Shards
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", s.Space, model, s.Tenant, settings.Thousands(int(s.Shards)), settings.HumanSize(s.Bytes))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", s.Space, model, s.Tenant, settings.Thousands(int(s.Shards)),
+			settings.HumanSize(s.Bytes))
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -80,7 +82,8 @@ func printTier(out io.Writer, held *admin.CacheTier, skip int) error {
 	return nil
 }
 
-// removeFromTier asks again until nothing is left, because one request removes a bounded number.
+// removeFromTier repeats the request until nothing is left, because one request removes a bounded
+// number.
 func removeFromTier(cmd *cobra.Command, s *cacheSettings, dry bool) error {
 	q := s.filter()
 	q.Set("tier", s.tier)
@@ -115,6 +118,7 @@ func printTierRemoved(out io.Writer, r *admin.CacheTierRemoved, asJSON bool) err
 	if !r.Complete {
 		cut = ", and there are more"
 	}
-	_, err := fmt.Fprintf(out, "%s %s shards of %s from %s%s\n", did, settings.Thousands(int(r.Shards)), settings.HumanSize(r.Bytes), r.Tier, cut)
+	_, err := fmt.Fprintf(out, "%s %s shards of %s from %s%s\n", did, settings.Thousands(int(r.Shards)),
+		settings.HumanSize(r.Bytes), r.Tier, cut)
 	return err
 }

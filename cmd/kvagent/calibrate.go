@@ -13,16 +13,17 @@ import (
 	"github.com/kvagent/kvagent/settings"
 )
 
-// calibrateCommand measures how copies are made best on the GPU that is seen.
+// calibrateCommand makes the command that measures the fastest copy paths of the visible GPU.
 func calibrateCommand() *cobra.Command {
 	path, force, kernel := defaultCopyTables, false, false
 	cmd := &cobra.Command{
 		Use:   "calibrate",
-		Short: "Measure how copies are made best on this type of GPU",
-		Long: `Calibrate measures, on the one GPU that this process sees (CUDA_VISIBLE_DEVICES), for each length of runs whether single
-copies, one call for many, or one call for rows at constant distances are fastest, and puts the table into a file that serve
-reads at its start. It takes some seconds; other copies at the same time make it worse. A type of GPU that is in the file
-already, with this driver, is left alone, unless --force. Serve does the same by itself when the first engine on a GPU registers.`,
+		Short: "Measure the fastest copy paths of this type of GPU",
+		Long: `Calibrate measures on the one GPU that this process sees
+(CUDA_VISIBLE_DEVICES) which copy path is fastest for each length of runs: single copies, one call for many, or one call
+for rows at constant distances. It writes the table to a file that serve reads at its start. It takes some seconds;
+concurrent copies distort it. A type of GPU that is in the file already, with this driver, is measured again only with
+--force. Serve does the same when the first engine on a GPU registers.`,
 		Example: `  CUDA_VISIBLE_DEVICES=0 kvagent calibrate
   kvagent calibrate --force --copy-tables /tmp/tables.json`,
 		Args: settings.Args(cobra.NoArgs),
@@ -32,8 +33,10 @@ already, with this driver, is left alone, unless --force. Serve does the same by
 		RunE: func(cmd *cobra.Command, _ []string) error { return calibrate(path, force, kernel, cmd.OutOrStdout()) },
 	}
 	cmd.Flags().StringVar(&path, "copy-tables", path, "file for the table")
-	cmd.Flags().BoolVar(&kernel, "kernel", false, "measure the copy kernel too, which takes a few thread blocks from the engine; a table names it where it takes less than 3/4 of the best time of the copy engines")
-	cmd.Flags().BoolVar(&force, "force", false, "measure a type of GPU that is in the file already")
+	cmd.Flags().BoolVar(&kernel, "kernel", false,
+		"also measure the copy kernel, which takes a few thread blocks from the engine; the table uses it for "+
+			"lengths at which it takes less than 3/4 of the copy engines' best time")
+	cmd.Flags().BoolVar(&force, "force", false, "measure even if the file has this type of GPU already")
 	return cmd
 }
 
@@ -42,7 +45,8 @@ func calibrate(path string, force, kernel bool, out io.Writer) (err error) {
 	if err != nil {
 		fmt.Fprintf(out, "%v: measured again\n", err)
 	}
-	arena, err := unix.Mmap(-1, 0, cuda.MinPinPiece, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	arena, err := unix.Mmap(-1, 0, cuda.MinPinPiece, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return err
 	}

@@ -16,14 +16,15 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// Copy tables lie in one JSON file, for each type of GPU and driver one.
+// One JSON file holds the copy tables, one for each type of GPU and driver.
 const (
 	defaultCopyTables  = "/var/cache/kvagent/copy-tables.json"
 	maxCopyTables      = 64      // types of GPUs
 	maxCopyTablesBytes = 1 << 20 // of the file
 )
 
-// readCopyTables reads and checks the file; one that is not there is none. Tables of other versions are left out.
+// readCopyTables reads and checks the file. A missing file has no tables. Tables of other versions
+// are skipped.
 func readCopyTables(path string) ([]cudaipc.CopyTable, error) {
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -36,7 +37,8 @@ func readCopyTables(path string) ([]cudaipc.CopyTable, error) {
 		return nil, fmt.Errorf("--copy-tables: %s: %v, allowed: a regular file, or none", path, info.Mode().Type())
 	}
 	if info.Size() > maxCopyTablesBytes {
-		return nil, &brokenTables{fmt.Errorf("%s: %d bytes, allowed: at most %d", path, info.Size(), maxCopyTablesBytes)}
+		return nil, &brokenTables{fmt.Errorf("%s: %d bytes, allowed: at most %d", path, info.Size(),
+			maxCopyTablesBytes)}
 	}
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -49,7 +51,7 @@ func readCopyTables(path string) ([]cudaipc.CopyTable, error) {
 	return tables, nil
 }
 
-// brokenTables is what is wrong with a regular file that holds no copy tables.
+// brokenTables is the error of a regular file that holds no copy tables.
 type brokenTables struct{ error }
 
 func (b *brokenTables) Unwrap() error { return b.error }
@@ -62,7 +64,8 @@ func parseCopyTables(text []byte) ([]cudaipc.CopyTable, error) {
 	if len(tables) > maxCopyTables {
 		return nil, fmt.Errorf("%d tables, allowed: at most %d", len(tables), maxCopyTables)
 	}
-	tables = slices.DeleteFunc(tables, func(t cudaipc.CopyTable) bool { return t.Version != 0 && t.Version != cudaipc.CopyTableVersion })
+	tables = slices.DeleteFunc(tables,
+		func(t cudaipc.CopyTable) bool { return t.Version != 0 && t.Version != cudaipc.CopyTableVersion })
 	for i := range tables {
 		if tables[i].GPU == "" {
 			return nil, fmt.Errorf("table %d: gpu is empty, allowed: the name of a type of GPU", i)
@@ -74,8 +77,9 @@ func parseCopyTables(text []byte) ([]cudaipc.CopyTable, error) {
 	return tables, nil
 }
 
-// writeCopyTable puts a table into the file, in the place of the one of that type of GPU under that driver. Another process sees the
-// old file or the new one. A file that holds something else is put aside; what cannot be read stays where it is.
+// writeCopyTable writes a table to the file, replacing the one of that type of GPU and driver.
+// Another process sees the old file or the new one. A file with other contents is renamed; a file
+// that cannot be read stays.
 func writeCopyTable(path string, t *cudaipc.CopyTable) error {
 	tables, err := readCopyTables(path)
 	if errors.As(err, new(*brokenTables)) {
@@ -101,7 +105,7 @@ func writeCopyTable(path string, t *cudaipc.CopyTable) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name()) // gone, unless something failed
+	defer os.Remove(f.Name()) // it exists only after a failure
 	_, err = f.Write(append(text, '\n'))
 	if err = errors.Join(err, f.Chmod(0o644), f.Close()); err != nil {
 		return err
@@ -109,27 +113,30 @@ func writeCopyTable(path string, t *cudaipc.CopyTable) error {
 	return os.Rename(f.Name(), path)
 }
 
-// copyTables are the tables of one agent: those of its file, and those that its movers measure.
+// copyTables holds the tables of one agent: those of its file, and those that its movers measure.
 type copyTables struct {
 	path    string
-	writing sync.Mutex // of the file; whoever has mu does not wait for a disk
+	writing sync.Mutex // guards the file; mu is never held during disk access
 	mu      struct {
 		sync.Mutex
 		tables []cudaipc.CopyTable
 	}
 }
 
-// openCopyTables reads the file. One that cannot be used costs a line, and is measured again; so does one on a disk that hangs.
+// openCopyTables reads the file. If it cannot be used, or its disk hangs, that is logged and the
+// tables are measured again.
 func openCopyTables(path string, log *zap.Logger) *copyTables {
 	c := &copyTables{path: path}
 	c.read(readCopyTables, copyTablesWithin, log)
 	return c
 }
 
-// copyTablesWithin is how long the agent's start waits for the file: nobody can end a read of a disk that hangs.
+// copyTablesWithin bounds the wait of the agent's start for the file, because a read of a hanging
+// disk cannot be cancelled.
 const copyTablesWithin = 2 * time.Second
 
-// read takes in what the file has, behind what was measured meanwhile; what is not read in time counts from when it is.
+// read adds the file's tables after those measured meanwhile. Tables that are not read in time are
+// added when they are.
 func (c *copyTables) read(file func(path string) ([]cudaipc.CopyTable, error), within time.Duration, log *zap.Logger) {
 	done := make(chan struct{})
 	go func() {
@@ -147,7 +154,8 @@ func (c *copyTables) read(file func(path string) ([]cudaipc.CopyTable, error), w
 	select {
 	case <-done:
 	case <-late.C:
-		log.Warn("the file of the measured copy paths cannot be read now: they are measured again", zap.String("file", c.path), zap.Duration("waited", within))
+		log.Warn("the file of the measured copy paths cannot be read now: they are measured again",
+			zap.String("file", c.path), zap.Duration("waited", within))
 	}
 }
 
@@ -157,14 +165,15 @@ func (c *copyTables) all() []cudaipc.CopyTable {
 	return slices.Clone(c.mu.tables)
 }
 
-// add keeps what was measured for movers to come.
+// add keeps a measured table for later movers.
 func (c *copyTables) add(t *cudaipc.CopyTable) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.mu.tables = append([]cudaipc.CopyTable{*t}, c.mu.tables...)
 }
 
-// keep puts what was measured into the file, for agents to come. The disk may take any time, or not answer at all.
+// keep writes a measured table to the file, for later agents. The disk may take any time, or never
+// answer.
 func (c *copyTables) keep(t *cudaipc.CopyTable) error {
 	c.writing.Lock()
 	defer c.writing.Unlock()

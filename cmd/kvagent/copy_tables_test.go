@@ -17,7 +17,8 @@ import (
 
 func copyTableOf(gpu string, single uint64) *cudaipc.CopyTable {
 	return &cudaipc.CopyTable{GPU: gpu, Rules: []cudaipc.CopyRule{
-		{UpTo: single, Flat: cudaipc.CopyBatch, Rows: cudaipc.CopyRect}, {UpTo: math.MaxUint64, Flat: cudaipc.CopySingle, Rows: cudaipc.CopySingle},
+		{UpTo: single, Flat: cudaipc.CopyBatch, Rows: cudaipc.CopyRect},
+		{UpTo: math.MaxUint64, Flat: cudaipc.CopySingle, Rows: cudaipc.CopySingle},
 	}}
 }
 
@@ -30,7 +31,8 @@ func TestCopyTablesFile(t *testing.T) {
 		}
 	}
 	tables, err := readCopyTables(path)
-	if err != nil || len(tables) != 2 || tables[0].GPU != "A" || tables[0].Rules[0].UpTo != 3 || tables[1].Rules[0].UpTo != 2 {
+	if err != nil || len(tables) != 2 || tables[0].GPU != "A" || tables[0].Rules[0].UpTo != 3 ||
+		tables[1].Rules[0].UpTo != 2 {
 		t.Errorf("%+v %v", tables, err)
 	}
 	if left, err := os.ReadDir(filepath.Dir(path)); err != nil || len(left) != 1 {
@@ -38,11 +40,12 @@ func TestCopyTablesFile(t *testing.T) {
 	}
 }
 
-// A file that cannot be used costs a warning that names it, not the start, and is put aside for what is measured; one that is not
-// there costs nothing.
+// A file that cannot be used costs a warning that names it, not the start, and is put aside for
+// what is measured; one that is not there costs nothing.
 func TestCopyTablesThatCannotBeUsed(t *testing.T) {
 	for text, want := range map[string]string{
-		"": "unexpected end", "{}": "cannot unmarshal", `[{"rules":[]}]`: "gpu is empty", `[{"gpu":"A","rules":[]}]`: "0 rules, want 1 to 64",
+		"": "unexpected end", "{}": "cannot unmarshal", `[{"rules":[]}]`: "gpu is empty",
+		`[{"gpu":"A","rules":[]}]`:                "0 rules, want 1 to 64",
 		strings.Repeat("[", maxCopyTablesBytes+1): "bytes, allowed: at most",
 	} {
 		path := filepath.Join(t.TempDir(), "tables.json")
@@ -52,7 +55,8 @@ func TestCopyTablesThatCannotBeUsed(t *testing.T) {
 		core, logged := observer.New(zap.InfoLevel)
 		tables := openCopyTables(path, zap.New(core))
 		said := logged.FilterFieldKey("error").All()
-		if len(tables.all()) != 0 || len(said) != 1 || !strings.Contains(said[0].ContextMap()["error"].(string), want) || !strings.Contains(said[0].ContextMap()["error"].(string), path) {
+		if len(tables.all()) != 0 || len(said) != 1 || !strings.Contains(said[0].ContextMap()["error"].(string),
+			want) || !strings.Contains(said[0].ContextMap()["error"].(string), path) {
 			t.Errorf("%.40q: %v, %v, want %q", text, tables.all(), said, want)
 		}
 		tables.add(copyTableOf("A", 1))
@@ -67,12 +71,14 @@ func TestCopyTablesThatCannotBeUsed(t *testing.T) {
 		}
 	}
 	core, logged := observer.New(zap.InfoLevel)
-	if tables := openCopyTables(filepath.Join(t.TempDir(), "none"), zap.New(core)); len(tables.all()) != 0 || logged.Len() != 0 {
+	if tables := openCopyTables(filepath.Join(t.TempDir(), "none"), zap.New(core)); len(tables.all()) != 0 ||
+		logged.Len() != 0 {
 		t.Errorf("without a file: %v, %v", tables.all(), logged.All())
 	}
 }
 
-// A table counts for the driver that it was measured on, and for the version that measured it; one written by hand for all.
+// A table counts for the driver that it was measured on, and for the version that measured it; one
+// written by hand for all.
 func TestCopyTablesByDriverAndVersion(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tables.json")
 	for i, driver := range []int{12080, 13000, 12080} {
@@ -104,7 +110,7 @@ func TestCopyTablesByDriverAndVersion(t *testing.T) {
 	}
 }
 
-// What is not a file, or cannot be read, is no file of ours: it is refused, and stays where it is.
+// A path that is not a regular file, or cannot be read, is refused and not changed.
 func TestCopyTablesOfAnotherKind(t *testing.T) {
 	for name, put := range map[string]func(string) error{
 		"folder": func(path string) error { return os.Mkdir(path, 0o700) },
@@ -119,7 +125,8 @@ func TestCopyTablesOfAnotherKind(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := readCopyTables(path); err == nil || name != "loop" && !strings.Contains(err.Error(), "--copy-tables") {
+		if _, err := readCopyTables(path); err == nil || name != "loop" &&
+			!strings.Contains(err.Error(), "--copy-tables") {
 			t.Errorf("%s: read: %v, want an error that names the flag", name, err)
 		}
 		if err := writeCopyTable(path, copyTableOf("A", 1)); err == nil {
@@ -131,7 +138,7 @@ func TestCopyTablesOfAnotherKind(t *testing.T) {
 	}
 }
 
-// A disk that does not answer holds up nobody but the file's writer.
+// A disk that does not answer delays only the file's writer.
 func TestCopyTablesOnAHungDisk(t *testing.T) {
 	core, logged := observer.New(zap.InfoLevel)
 	log := zap.New(core)
@@ -139,7 +146,8 @@ func TestCopyTablesOnAHungDisk(t *testing.T) {
 	tables.writing.Lock() // as a writer does whose disk hangs
 	g, heard := newGPULog(tables, log), make(chan int)
 	go func() {
-		g.hear(cudaipc.CUDAInfo{Name: "A", Source: cudaipc.TableMeasured, Facts: cudaipc.GPUFacts{Table: copyTableOf("A", 1)}})
+		g.informed(cudaipc.CUDAInfo{Name: "A", Source: cudaipc.TableMeasured,
+			Facts: cudaipc.GPUFacts{Table: copyTableOf("A", 1)}})
 		heard <- len(tables.all())
 	}()
 	select {
@@ -151,7 +159,8 @@ func TestCopyTablesOnAHungDisk(t *testing.T) {
 		t.Error("whoever tells of a GPU waits for the disk")
 	}
 	tables.writing.Unlock()
-	for end := time.Now().Add(10 * time.Second); logged.Len() == 0; time.Sleep(time.Millisecond) { // a pause between two looks
+	// a pause between two looks
+	for end := time.Now().Add(10 * time.Second); logged.Len() == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("nothing is said of the GPU")
 		}
@@ -161,7 +170,8 @@ func TestCopyTablesOnAHungDisk(t *testing.T) {
 	}
 }
 
-// A disk that does not answer when the agent starts costs the start a moment and a line. What it says later counts behind what was measured meanwhile.
+// A disk that does not answer when the agent starts costs the start a moment and a log line. Tables
+// read later come after those measured meanwhile.
 func TestCopyTablesReadLate(t *testing.T) {
 	core, logged := observer.New(zap.InfoLevel)
 	answers, read := make(chan struct{}), make(chan struct{})
@@ -183,7 +193,8 @@ func TestCopyTablesReadLate(t *testing.T) {
 	}
 	c.add(copyTableOf("A", 3))
 	close(answers)
-	for end := time.Now().Add(10 * time.Second); len(c.all()) < 3; time.Sleep(time.Millisecond) { // a pause between two looks
+	// a pause between two looks
+	for end := time.Now().Add(10 * time.Second); len(c.all()) < 3; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("what was read late is not used")
 		}
@@ -193,15 +204,16 @@ func TestCopyTablesReadLate(t *testing.T) {
 	}
 }
 
-// What was measured is used though it cannot be kept, and that is said in the line that says what was measured.
+// A measured table is used although it cannot be kept, and the log line of the measurement says so.
 func TestCopyTablesReadOnly(t *testing.T) {
 	core, logged := observer.New(zap.InfoLevel)
 	log := zap.New(core)
 	tables := openCopyTables("/proc/kvagent/tables.json", log)
 	g := newGPULog(tables, log)
-	info := cudaipc.CUDAInfo{Name: "A", Source: cudaipc.TableMeasured, Paths: "the table", Facts: cudaipc.GPUFacts{Table: copyTableOf("A", 1), Context: 5 << 20}}
-	g.hear(info)
-	g.hear(info)
+	info := cudaipc.CUDAInfo{Name: "A", Source: cudaipc.TableMeasured, Paths: "the table",
+		Facts: cudaipc.GPUFacts{Table: copyTableOf("A", 1), Context: 5 << 20}}
+	g.informed(info)
+	g.informed(info)
 	for end := time.Now().Add(10 * time.Second); logged.Len() == 0 && time.Now().Before(end); {
 		time.Sleep(time.Millisecond) // a pause between two looks
 	}
@@ -209,7 +221,8 @@ func TestCopyTablesReadOnly(t *testing.T) {
 	if len(said) != 1 || len(tables.all()) != 1 {
 		t.Fatalf("%v, tables %v", said, tables.all())
 	}
-	if is := said[0].ContextMap(); is["not_kept"] == nil || is["paths"] != "the table" || is["own_memory"] != "5.0 MiB" || is["file"] != "/proc/kvagent/tables.json" {
+	if is := said[0].ContextMap(); is["not_kept"] == nil || is["paths"] != "the table" ||
+		is["own_memory"] != "5.0 MiB" || is["file"] != "/proc/kvagent/tables.json" {
 		t.Errorf("%v", is)
 	}
 }
@@ -220,15 +233,19 @@ func TestPinningIsTold(t *testing.T) {
 		said  []cudaipc.CUDAInfo
 		lines []string
 	}{
-		"all":                    {[]cudaipc.CUDAInfo{{Pinned: 1}, {Pinned: 2, PinDone: true}, {Pinned: 2, PinDone: true}}, []string{"info: the pool is pinned"}},
-		"refused":                {[]cudaipc.CUDAInfo{{Refused: 2, PinError: "no", PinDone: true}, {Refused: 2, PinError: "no", PinDone: true}}, []string{"warn: the driver does not pin"}},
-		"late, and then it came": {[]cudaipc.CUDAInfo{{}, {PinError: "10 s"}, {PinError: "12 s"}, {PinDone: true}}, []string{"warn: the driver does not pin", "info: the pool is pinned"}},
-		"late, and then refused": {[]cudaipc.CUDAInfo{{}, {PinError: "10 s"}, {PinError: "no", PinDone: true}}, []string{"warn: the driver does not pin", "warn: the driver does not pin"}},
+		"all": {[]cudaipc.CUDAInfo{{Pinned: 1}, {Pinned: 2, PinDone: true},
+			{Pinned: 2, PinDone: true}}, []string{"info: the pool is pinned"}},
+		"refused": {[]cudaipc.CUDAInfo{{Refused: 2, PinError: "no", PinDone: true},
+			{Refused: 2, PinError: "no", PinDone: true}}, []string{"warn: the driver does not pin"}},
+		"late, and then it came": {[]cudaipc.CUDAInfo{{}, {PinError: "10 s"}, {PinError: "12 s"}, {PinDone: true}},
+			[]string{"warn: the driver does not pin", "info: the pool is pinned"}},
+		"late, and then refused": {[]cudaipc.CUDAInfo{{}, {PinError: "10 s"}, {PinError: "no", PinDone: true}},
+			[]string{"warn: the driver does not pin", "warn: the driver does not pin"}},
 	} {
 		core, logged := observer.New(zap.InfoLevel)
 		g := newGPULog(nil, zap.New(core))
 		for _, i := range test.said {
-			g.hear(i)
+			g.informed(i)
 		}
 		said := logged.All()[1:] // the first is of the copy paths
 		if len(said) != len(test.lines) {

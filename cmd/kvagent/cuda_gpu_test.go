@@ -20,7 +20,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// softNode is an agent on a pretended machine of its own, which a test may have beside those of other tests.
+// softNode is an agent on a pretended machine of its own, which a test may have beside those of
+// other tests.
 type softNode struct {
 	t       *testing.T
 	machine []string // environment of all processes of the machine
@@ -29,7 +30,8 @@ type softNode struct {
 	log     bytes.Buffer // the agent's, whole when it has ended
 }
 
-// newNode starts an agent whose movers, and no engines, have the driver with these settings in their environment.
+// newNode starts an agent whose movers, and no engines, have the driver with these settings in
+// their environment.
 func newNode(t *testing.T, driver []string, args ...string) *softNode {
 	t.Helper()
 	if os.Getenv("KVAGENT_LIBCUDA") == "" {
@@ -39,8 +41,9 @@ func newNode(t *testing.T, driver []string, args ...string) *softNode {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(root) }) // a leftover of a failed test harms nobody
-	n := &softNode{t: t, dir: filepath.Join(root, "s"), machine: []string{"SOFTCUDA_DIR=" + filepath.Join(root, "machine"), "KVAGENT_COPY_TABLES=", "GORACE=atexit_sleep_ms=0"}}
+	t.Cleanup(func() { _ = os.RemoveAll(root) }) // a leftover of a failed test does no harm
+	n := &softNode{t: t, dir: filepath.Join(root, "s"), machine: []string{"SOFTCUDA_DIR=" +
+		filepath.Join(root, "machine"), "KVAGENT_COPY_TABLES=", "GORACE=atexit_sleep_ms=0"}}
 	n.start(driver, args...)
 	return n
 }
@@ -56,8 +59,10 @@ func (n *softNode) start(driver []string, args ...string) {
 		n.t.Fatal(err)
 	}
 	process := n.serve.Process
-	n.t.Cleanup(func() { _ = process.Kill() })                                                           // it has ended, unless the test failed
-	for limit := time.Now().Add(30 * time.Second); n.ready() != "ok"; time.Sleep(5 * time.Millisecond) { // between two questions to another process
+	// it has ended, unless the test failed
+	n.t.Cleanup(func() { _ = process.Kill() })
+	// between two questions to another process
+	for limit := time.Now().Add(30 * time.Second); n.ready() != "ok"; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(limit) {
 			n.t.Fatal("the agent does not get ready")
 		}
@@ -79,9 +84,10 @@ func (n *softNode) end() string {
 	return n.log.String()
 }
 
-// engine is an engine on the machine, not yet started.
+// engine returns an engine on the machine, not yet started.
 func (n *softNode) engine(device string, args ...string) *exec.Cmd {
-	cmd := kvagentCommand(n.t, append([]string{"mock", "--device", device, "--socket-dir", n.dir, "--requests", "10", "--attach-within", "10s"}, args...)...)
+	cmd := kvagentCommand(n.t, append([]string{"mock", "--device", device, "--socket-dir", n.dir, "--requests", "10",
+		"--attach-within", "10s"}, args...)...)
 	cmd.Env = append(cmd.Env, n.machine...)
 	return cmd
 }
@@ -116,7 +122,8 @@ func agentStatus(t *testing.T, dir string) (st admin.Status) {
 // gpuSays waits until a mover's device says of itself what is asked for.
 func gpuSays(t *testing.T, dir, what string, is func(*cudaipc.CUDAInfo) bool) (i cudaipc.CUDAInfo) {
 	t.Helper()
-	for limit := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) { // between two questions to another process
+	// between two questions to another process
+	for limit := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		for _, m := range agentStatus(t, dir).Movers {
 			if len(m.Info) > 0 && json.Unmarshal(m.Info, &i) == nil && is(&i) {
 				return i
@@ -128,7 +135,7 @@ func gpuSays(t *testing.T, dir, what string, is func(*cudaipc.CUDAInfo) bool) (i
 	}
 }
 
-// series is the value of a series of one mover.
+// series returns the value of a series of one mover.
 func series(t *testing.T, dir, name string) float64 {
 	t.Helper()
 	body, err := adminclient.New(dir).Get(t.Context(), "/metrics")
@@ -146,8 +153,8 @@ func series(t *testing.T, dir, name string) float64 {
 	return v
 }
 
-// The first engine on a type of GPU has it measured, and what the mover takes of it; the next agent has the table from the file. A file that
-// is broken is measured again.
+// The first engine on a type of GPU has it measured, and what the mover takes of it; the next agent
+// has the table from the file. A file that is broken is measured again.
 func TestCUDAMeasuredAtTheFirstStart(t *testing.T) {
 	t.Parallel()
 	const own = 3 << 20
@@ -162,7 +169,8 @@ func TestCUDAMeasuredAtTheFirstStart(t *testing.T) {
 			t.Fatalf("%v: %s", err, said)
 		}
 		i := gpuSays(t, n.dir, "the pool is pinned", func(i *cudaipc.CUDAInfo) bool { return i.PinDone })
-		if i.Source != want || i.Facts.Context != own || i.Facts.Problem != "" || i.Pinned != i.Arena || i.Refused != 0 {
+		if i.Source != want || i.Facts.Context != own || i.Facts.Problem != "" || i.Pinned != i.Arena ||
+			i.Refused != 0 {
 			t.Errorf("%+v, want a table that is %s, and %d bytes", i, want, own)
 		}
 		if got := series(t, n.dir, "kvagent_gpu_own_bytes"); got != own {
@@ -172,8 +180,10 @@ func TestCUDAMeasuredAtTheFirstStart(t *testing.T) {
 			t.Errorf("kvagent_gpu_pool_pinned_bytes is %g of %d", got, i.Arena)
 		}
 		log := n.end()
-		said := map[cudaipc.TableSource]string{cudaipc.TableMeasured: "measured now", cudaipc.TableKnown: "measured before"}[want]
-		if !strings.Contains(log, said) || !strings.Contains(log, i.Paths) || !strings.Contains(log, "the pool is pinned") ||
+		said := map[cudaipc.TableSource]string{cudaipc.TableMeasured: "measured now",
+			cudaipc.TableKnown: "measured before"}[want]
+		if !strings.Contains(log, said) || !strings.Contains(log, i.Paths) ||
+			!strings.Contains(log, "the pool is pinned") ||
 			strings.Contains(log, "measured again") != (want == cudaipc.TableMeasured) {
 			t.Errorf("the log does not say %q and %q:\n%s", said, i.Paths, log)
 		}
@@ -181,34 +191,40 @@ func TestCUDAMeasuredAtTheFirstStart(t *testing.T) {
 			n.start(driver, "--copy-tables", file)
 		}
 	}
-	if tables, err := readCopyTables(file); err != nil || len(tables) != 1 || tables[0].Version != cudaipc.CopyTableVersion || tables[0].Driver == 0 {
+	if tables, err := readCopyTables(file); err != nil || len(tables) != 1 ||
+		tables[0].Version != cudaipc.CopyTableVersion || tables[0].Driver == 0 {
 		t.Errorf("%+v, %v", tables, err)
 	}
 }
 
-// A pool that the driver does not pin is used all the same, through the rings, and that is told everywhere: so, too, while a piece is
-// being pinned and does not come to an end.
+// A pool that the driver does not pin is used all the same, through the rings, and that is told
+// everywhere: so, too, while a piece is being pinned and does not come to an end.
 func TestCUDAPoolThatIsNotPinned(t *testing.T) {
 	t.Parallel()
-	for name, knob := range map[string]string{"refused": "SOFTCUDA_FAIL=cuMemHostRegister:0:2", "not yet": "SOFTCUDA_HANG=cuMemHostRegister:1"} {
+	for name, knob := range map[string]string{"refused": "SOFTCUDA_FAIL=cuMemHostRegister:0:2",
+		"not yet": "SOFTCUDA_HANG=cuMemHostRegister:1"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, []string{knob})
 			if said, err := n.run("cuda", "--requests", "20"); err != nil {
 				t.Fatalf("%v: %s", err, said)
 			}
-			i := gpuSays(t, n.dir, "copies go through the ring", func(i *cudaipc.CUDAInfo) bool { return i.RingBytes > 0 })
+			i := gpuSays(t, n.dir, "copies go through the ring",
+				func(i *cudaipc.CUDAInfo) bool { return i.RingBytes > 0 })
 			if i.Pinned != 0 || i.PinDone != (name == "refused") {
 				t.Errorf("%+v", i)
 			}
-			if got := series(t, n.dir, "kvagent_gpu_ring_bytes_total"); got == 0 || series(t, n.dir, "kvagent_gpu_pool_pinned_bytes") != 0 {
+			if got := series(t, n.dir, "kvagent_gpu_ring_bytes_total"); got == 0 ||
+				series(t, n.dir, "kvagent_gpu_pool_pinned_bytes") != 0 {
 				t.Errorf("kvagent_gpu_ring_bytes_total is %g", got)
 			}
 			i = gpuSays(t, n.dir, "the refusal is told", func(i *cudaipc.CUDAInfo) bool { return i.PinError != "" })
-			if got := series(t, n.dir, "kvagent_gpu_pool_refused_bytes"); i.Refused != i.Arena || int64(got) != i.Arena || !strings.Contains(i.PinError, "cuMemHostRegister") {
+			if got := series(t, n.dir, "kvagent_gpu_pool_refused_bytes"); i.Refused != i.Arena ||
+				int64(got) != i.Arena || !strings.Contains(i.PinError, "cuMemHostRegister") {
 				t.Errorf("refused bytes %g, %+v", got, i)
 			}
-			if out, _ := kvagentOutput(t, "status", "--socket-dir", n.dir); !strings.Contains(out, "REFUSED (cuMemHostRegister") {
+			if out, _ := kvagentOutput(t, "status", "--socket-dir", n.dir); !strings.Contains(out,
+				"REFUSED (cuMemHostRegister") {
 				t.Errorf("status does not say it:\n%s", out)
 			}
 			if name == "not yet" {
@@ -217,22 +233,24 @@ func TestCUDAPoolThatIsNotPinned(t *testing.T) {
 			} else {
 				n.end()
 			}
-			if log := n.log.String(); strings.Count(log, "does not pin all of the pool") != 1 || !strings.Contains(log, "ulimit -l") {
+			if log := n.log.String(); strings.Count(log, "does not pin all of the pool") != 1 ||
+				!strings.Contains(log, "ulimit -l") {
 				t.Errorf("the log does not say it once, with the cure:\n%s", log)
 			}
 		})
 	}
 }
 
-// What the driver refuses when a GPU or an engine's memory is opened is told to the engine with what to do about it, and engines on
-// CPUs are served on.
+// The driver's refusal to open a GPU or an engine's memory reaches the engine with a remedy, and
+// engines on CPUs are still served.
 func TestCUDARefusalsNameTheCure(t *testing.T) {
 	t.Parallel()
 	for knob, want := range map[string][]string{
-		"cuInit:0:803":                         {"cuInit", "restart the container"},
-		"cuInit:0:999":                         {"cuInit", "dmesg"},
-		"cuDevicePrimaryCtxRetain:0:2":         {"cuDevicePrimaryCtxRetain", "gpu_memory_utilization"},
-		"cuIpcOpenMemHandle:0:1":               {"cuIpcOpenMemHandle", "expandable_segments", "hostIPC", "hostPID", "sleep mode"},
+		"cuInit:0:803":                 {"cuInit", "restart the container"},
+		"cuInit:0:999":                 {"cuInit", "dmesg"},
+		"cuDevicePrimaryCtxRetain:0:2": {"cuDevicePrimaryCtxRetain", "gpu_memory_utilization"},
+		"cuIpcOpenMemHandle:0:1": {"cuIpcOpenMemHandle", "expandable_segments", "hostIPC", "hostPID",
+			"sleep mode"},
 		"cuIpcOpenMemHandle:0:2":               {"cuIpcOpenMemHandle", "gpu_memory_utilization"},
 		"cuIpcOpenMemHandle:0:400":             {"cuIpcOpenMemHandle", "namespace", "same GPU"},
 		"cuIpcOpenEventHandle:0:1":             {"cuIpcOpenEventHandle", "interprocess=True"},
@@ -267,25 +285,30 @@ func TestCUDARefusalsNameTheCure(t *testing.T) {
 func TestCUDAAnotherGPU(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, []string{"SOFTCUDA_FIRST_DEVICE=1"})
-	if said, err := n.run("cuda", "--attach-within", "2s"); err == nil || !strings.Contains(said, "not among those that this process sees") || !strings.Contains(said, "by its UUID") {
+	if said, err := n.run("cuda", "--attach-within", "2s"); err == nil ||
+		!strings.Contains(said, "not among those that this process sees") || !strings.Contains(said, "by its UUID") {
 		t.Errorf("%v: %s", err, said)
 	}
 	n.end()
 }
 
-// A driver call that does not return costs its process, in bounded time; the engine is told what hangs and what to do, and others are
-// served on. Where it hangs only while the GPU is measured, nothing is lost but the measure.
+// A driver call that does not return costs its process, in bounded time; the engine is told what
+// hangs and what to do, and others are served on. Where it hangs only while the GPU is measured,
+// nothing is lost but the measure.
 func TestCUDAHangs(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ knob, says string }{
-		{"cuInit:1", "open the device"}, {"cuDevicePrimaryCtxRetain:1", "open the device"}, {"cuIpcOpenMemHandle:1", "import of peer"}, {"cuMemAlloc:1", ""},
+		{"cuInit:1", "open the device"}, {"cuDevicePrimaryCtxRetain:1", "open the device"},
+		{"cuIpcOpenMemHandle:1", "import of peer"}, {"cuMemAlloc:1", ""},
 	} {
 		t.Run(test.knob, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t, []string{"SOFTCUDA_HANG=" + test.knob}, "--gpu-start-within", "3s", "--gpu-import-within", "2s", "--copy-tables", filepath.Join(t.TempDir(), "tables.json"))
+			n := newNode(t, []string{"SOFTCUDA_HANG=" + test.knob}, "--gpu-start-within", "3s", "--gpu-import-within",
+				"2s", "--copy-tables", filepath.Join(t.TempDir(), "tables.json"))
 			said, err := n.run("cuda", "--attach-within", "8s")
 			if test.says == "" {
-				i := gpuSays(t, n.dir, "the GPU was not measured", func(i *cudaipc.CUDAInfo) bool { return i.Facts.Problem != "" })
+				i := gpuSays(t, n.dir, "the GPU was not measured",
+					func(i *cudaipc.CUDAInfo) bool { return i.Facts.Problem != "" })
 				if err != nil || i.Source != cudaipc.TableDefault {
 					t.Errorf("%v, %s, %+v", err, said, i)
 				}
@@ -295,8 +318,10 @@ func TestCUDAHangs(t *testing.T) {
 			n.served()
 			_ = n.serve.Process.Kill()
 			_ = n.serve.Wait() // it was killed
-			// An engine that asks again while the first answer is out, on a busy machine, is told that only; the log has all.
-			if said += n.log.String(); test.says != "" && (!strings.Contains(said, "did not answer in time: "+test.says) || !strings.Contains(said, "gpu-reset")) {
+			// An engine that asks again while the first answer is out, on a busy machine, is told
+			// that only; the log has all.
+			if said += n.log.String(); test.says != "" && (!strings.Contains(said,
+				"did not answer in time: "+test.says) || !strings.Contains(said, "gpu-reset")) {
 				t.Errorf("neither the engine nor the log is told what hangs: %s", said)
 			}
 		})

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// A GPU whose driver has an error that no call survives costs its own engines: they are told, others are served on before and after, and
-// readyz names the GPU that does not come back.
+// A GPU whose driver has an error that no call survives costs its own engines: they are told,
+// others are served on before and after, and readyz names the GPU that does not come back.
 func TestCUDAOneOfTwoGPUsIsLost(t *testing.T) {
 	t.Parallel()
 	// The knob is of each process: virtual memory is imported on the first GPU alone.
@@ -36,7 +36,8 @@ func TestCUDAOneOfTwoGPUsIsLost(t *testing.T) {
 	})
 	const gpu = "GPU-736f6674-6375-6461-2d64-657669636500"
 	var said string
-	for try := 0; try == 0 || !namesLost(n, gpu); try++ { // an engine asks for a mover as long as it tries: on a slow machine for too few
+	// an engine asks for a mover as long as it tries: on a slow machine for too few
+	for try := 0; try == 0 || !namesLost(n, gpu); try++ {
 		if try == 5 {
 			t.Fatalf("readyz does not name the lost GPU: %s", n.ready())
 		}
@@ -45,7 +46,8 @@ func TestCUDAOneOfTwoGPUsIsLost(t *testing.T) {
 			t.Errorf("the lost GPU's engine was served: %s", said)
 		}
 	}
-	for limit := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) { // of those that ended the agent hears a moment later
+	// of those that ended the agent hears a moment later
+	for limit := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		if engines := agentStatus(t, n.dir).Engines; engines == 1 {
 			break
 		} else if time.Now().After(limit) {
@@ -63,9 +65,10 @@ func TestCUDAOneOfTwoGPUsIsLost(t *testing.T) {
 	}
 }
 
-// namesLost says whether readyz comes to name a GPU as lost, soon.
+// namesLost reports whether readyz comes to name a GPU as lost, soon.
 func namesLost(n *softNode, gpu string) bool {
-	for limit := time.Now().Add(time.Second); time.Now().Before(limit); time.Sleep(5 * time.Millisecond) { // a pause between two questions to another process
+	// a pause between two questions to another process
+	for limit := time.Now().Add(time.Second); time.Now().Before(limit); time.Sleep(5 * time.Millisecond) {
 		if strings.Contains(n.ready(), "movers fail again and again: "+gpu) {
 			return true
 		}

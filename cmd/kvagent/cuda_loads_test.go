@@ -15,7 +15,8 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// loadEngine is an engine of one rank with one region of two blocks and one to look into, which speaks to an agent by itself.
+// loadEngine is an engine of one rank with one region of two blocks and one to look into, which
+// speaks to an agent by itself.
 type loadEngine struct {
 	t      *testing.T
 	engine *engine.CUDA
@@ -43,11 +44,12 @@ func newLoadEngine(t *testing.T, dir string) *loadEngine {
 	e.stream = e.engine.NewStream()
 	ctx, cancel := context.WithTimeout(t.Context(), loadWait)
 	defer cancel()
-	if e.conn, _, err = ipc.DialSession(ctx, filepath.Join(dir, ipc.SessionSocket), "test engine", ipc.MinVersion, ipc.Version); err != nil {
+	if e.conn, _, err = ipc.DialSession(ctx, filepath.Join(dir, ipc.SessionSocket), "test engine", ipc.MinVersion,
+		ipc.Version); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = e.conn.Close() // what it held is the agent's to let go
+		_ = e.conn.Close() // the agent releases what it held
 		if err := e.engine.Close(); err != nil {
 			t.Error(err)
 		}
@@ -85,7 +87,8 @@ func (e *loadEngine) register() {
 		Req: 1, Instance: "one", Role: ipc.RoleWorker, World: 1, Shards: 1, HashTokens: 16,
 		Identity: []ipc.Pair{{Key: "dtype", Value: "u8"}, {Key: "model", Value: "test"}, {Key: "tenant"}},
 		Groups:   []ipc.GroupDesc{{BlockTokens: 16, NumBlocks: 2}}, Regions: 2, Segments: 1,
-		Sync: &ipc.SyncDesc{Region: uint32(sync.Region), StepOff: sync.StepOff, EventsOff: sync.EventsOff, Events: sync.Events, RevokeOff: sync.RevokeOff},
+		Sync: &ipc.SyncDesc{Region: uint32(sync.Region), StepOff: sync.StepOff, EventsOff: sync.EventsOff,
+			Events: sync.Events, RevokeOff: sync.RevokeOff},
 	})
 	e.send(&ipc.Regions{Req: 1, List: []ipc.RegionDesc{
 		{ID: uint32(words.ID), Kind: ipc.RegionFD, Size: words.Size},
@@ -104,8 +107,9 @@ func loadSection(block byte) []ipc.Section {
 	return []ipc.Section{{HashLen: 4, Hashes: []byte("hash"), Blocks: []byte{block, 0, 0, 0}}}
 }
 
-// TestCUDALoadEventsOfTheAgent: an engine asks for load events in its session, saves a block, and has its stream wait for the load of it: what
-// runs behind the wait sees the bytes, while the load's DONE is not asked for.
+// TestCUDALoadEventsOfTheAgent: an engine asks for load events in its session, saves a block, and
+// has its stream wait for the load of it: what runs after the wait sees the bytes, while the
+// load's DONE is not asked for.
 func TestCUDALoadEventsOfTheAgent(t *testing.T) {
 	softMachine(t)
 	t.Setenv("SOFTCUDA_COPY_US", "100000")

@@ -20,12 +20,14 @@ import (
 	"github.com/kvagent/kvagent/proof"
 )
 
-// These tests are of the whole path through the CUDA code, on a software driver: KVAGENT_LIBCUDA names it, `make test-cuda` runs them.
+// These tests are of the whole path through the CUDA code, on a software driver: KVAGENT_LIBCUDA
+// names it, `make test-cuda` runs them.
 
 // backWithinMS is how long the GPU may be short of a dead process's memory.
 const backWithinMS = 2000
 
-// softMachine is a pretended machine with a GPU, of this test alone. stat reads one of its counters.
+// softMachine is a pretended machine with a GPU, of this test alone. stat reads one of its
+// counters.
 func softMachine(t *testing.T) (stat func(name string) int64) {
 	t.Helper()
 	library := os.Getenv("KVAGENT_LIBCUDA")
@@ -59,13 +61,16 @@ func softMachine(t *testing.T) (stat func(name string) int64) {
 	}
 }
 
-// Engines, the agent and its mover die, copies under way or not: no request fails, no byte is wrong, nothing stays open.
+// Engines, the agent and its mover die, copies under way or not: no request fails, no byte is
+// wrong, nothing stays open.
 func TestCUDAReplayKills(t *testing.T) {
 	stat := softMachine(t)
-	o := replayJSON(t, "--requests", "120", "--device", "cuda", "--kill-engine-every", "30", "--kill-agent-every", "70", "--kill-mover-every", "25")
+	o := replayJSON(t, "--requests", "120", "--device", "cuda", "--kill-engine-every", "30", "--kill-agent-every", "70",
+		"--kill-mover-every", "25")
 	o.clean(t)
 	if o.Requests != 120 || o.BlocksLoaded == 0 || o.EngineKills == 0 || o.AgentKills == 0 || o.MoverKills == 0 {
-		t.Errorf("%d requests of 120, %d blocks loaded, %d engines, %d agents and %d movers killed", o.Requests, o.BlocksLoaded, o.EngineKills, o.AgentKills, o.MoverKills)
+		t.Errorf("%d requests of 120, %d blocks loaded, %d engines, %d agents and %d movers killed", o.Requests,
+			o.BlocksLoaded, o.EngineKills, o.AgentKills, o.MoverKills)
 	}
 	if o.CleanupMaxMS >= backWithinMS {
 		t.Errorf("the agent kept a dead engine's memory for %.0f ms", o.CleanupMaxMS)
@@ -77,7 +82,8 @@ func TestCUDAReplayKills(t *testing.T) {
 	}
 }
 
-// With the agent and its mover still there, nothing of engines that have left or were killed is open in the driver.
+// With the agent and its mover still there, nothing of engines that have left or were killed is
+// open in the driver.
 func TestCUDANothingStaysOpen(t *testing.T) {
 	stat := softMachine(t)
 	serve, dir, _ := startServe(t, "--device", "cuda", "--pool", "256MiB")
@@ -100,7 +106,8 @@ func TestCUDANothingStaysOpen(t *testing.T) {
 // mockEngine starts an engine that saves and loads and then stays.
 func mockEngine(t *testing.T, dir, device string, args ...string) *exec.Cmd {
 	t.Helper()
-	cmd := kvagentCommand(t, append([]string{"mock", "--device", device, "--socket-dir", dir, "--requests", "20", "--hold"}, args...)...)
+	cmd := kvagentCommand(t,
+		append([]string{"mock", "--device", device, "--socket-dir", dir, "--requests", "20", "--hold"}, args...)...)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -108,20 +115,22 @@ func mockEngine(t *testing.T, dir, device string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// isBack fails if the memory of dead processes is not free again in time, and says how long it took.
+// isBack fails if the memory of dead processes is not free again in time, and says how long it
+// took.
 func isBack(t *testing.T, stat func(string) int64, what string, died time.Time) time.Duration {
 	t.Helper()
 	for stat("allocated_bytes") != 0 || stat("imports") != 0 {
 		if time.Since(died) > backWithinMS*time.Millisecond {
-			t.Fatalf("%s: %d bytes and %d imports are held after %v", what, stat("allocated_bytes"), stat("imports"), time.Since(died))
+			t.Fatalf("%s: %d bytes and %d imports are held after %v", what, stat("allocated_bytes"), stat("imports"),
+				time.Since(died))
 		}
 		time.Sleep(5 * time.Millisecond) // between two questions to another process
 	}
 	return time.Since(died)
 }
 
-// A killed engine's memory is free again, whether it was copied, or had not even registered: the agent sees the death without a
-// time-out and lets go.
+// A killed engine's memory is free again, whether it was copied, or had not even registered: the
+// agent sees the death without a time-out and lets go.
 func TestCUDAMemoryBackFromEngines(t *testing.T) {
 	stat := softMachine(t)
 	_, dir, _ := startServe(t, "--device", "cuda", "--pool", "64MiB")
@@ -135,7 +144,8 @@ func TestCUDAMemoryBackFromEngines(t *testing.T) {
 		var cmd *exec.Cmd
 		if i%4 < 2 {
 			what = "an engine with a job under way"
-			cmd = mockEngine(t, dir, device, "--kill-self-after", strconv.Itoa(1+rng.IntN(4)), "--seed", strconv.Itoa(i+1))
+			cmd = mockEngine(t, dir, device, "--kill-self-after", strconv.Itoa(1+rng.IntN(4)), "--seed",
+				strconv.Itoa(i+1))
 		} else {
 			what = "an engine in warm-up"
 			cmd = mockEngine(t, dir, device, "--seed", strconv.Itoa(i+1))
@@ -148,7 +158,8 @@ func TestCUDAMemoryBackFromEngines(t *testing.T) {
 	t.Logf("longest %v", longest)
 }
 
-// deaths is how often each kind of process is killed in a test: often with KVAGENT_CUDA_LONG=1.
+// deaths returns how often each kind of process is killed in a test: often with
+// KVAGENT_CUDA_LONG=1.
 func deaths(short, long int) int {
 	if os.Getenv("KVAGENT_CUDA_LONG") == "1" {
 		return long
@@ -156,7 +167,8 @@ func deaths(short, long int) int {
 	return short
 }
 
-// A killed mover, and a killed agent, hold nothing of an engine that ends later, and take nothing from one that lives.
+// A killed mover, and a killed agent, hold nothing of an engine that ends later, and take nothing
+// from one that lives.
 func TestCUDAMemoryBackFromAgents(t *testing.T) {
 	stat := softMachine(t)
 	var longest time.Duration
@@ -211,7 +223,7 @@ func moverOf(t *testing.T, dir string) int {
 	return 0
 }
 
-// What calibrate measured is what the mover of that type of GPU uses, and is measured once.
+// The table that calibrate measured is used by the mover of that type of GPU, and is measured once.
 func TestCUDACalibrate(t *testing.T) {
 	softMachine(t)
 	file := filepath.Join(t.TempDir(), "tables", "copies.json")
@@ -227,7 +239,8 @@ func TestCUDACalibrate(t *testing.T) {
 	engine := mockEngine(t, dir, "cuda")
 	moverOf(t, dir)
 	for limit := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		if out, _ := kvagentOutput(t, "status", "--json", "--socket-dir", dir); strings.Contains(out, strings.TrimSpace(first)) {
+		if out, _ := kvagentOutput(t, "status", "--json", "--socket-dir", dir); strings.Contains(out,
+			strings.TrimSpace(first)) {
 			break
 		} else if time.Now().After(limit) {
 			t.Fatalf("no mover uses %q:\n%s", first, out)
@@ -264,7 +277,8 @@ func TestCUDAProof(t *testing.T) {
 	for _, l := range r.Lines {
 		t.Logf("%s: %v %s %s", l.Name, l.OK, l.Text, l.Error)
 		if l.Name == "order" && (l.Figures["unwaited_new_share"] >= 1 || l.Figures["waited_new_share"] != 1) {
-			t.Errorf("without the wait %v of the step is there, with it %v: want less than 1, and 1", l.Figures["unwaited_new_share"], l.Figures["waited_new_share"])
+			t.Errorf("without the wait %v of the step is there, with it %v: want less than 1, and 1",
+				l.Figures["unwaited_new_share"], l.Figures["waited_new_share"])
 		}
 	}
 	for _, name := range []string{"processes", "allocated_bytes", "imports"} {
@@ -274,11 +288,13 @@ func TestCUDAProof(t *testing.T) {
 	}
 }
 
-// A driver that loses a process fails the check that it is of, and the others are done all the same, in processes of their own. Targets are no failure unless asked for.
+// A driver that loses a process fails the check that it is of, and the others are done all the
+// same, in processes of their own. Targets are no failure unless asked for.
 func TestCUDAProofFails(t *testing.T) {
 	softMachine(t)
 	if _, code := proofJSON(t, "--check", "copies", "--strict"); code != exitFailed {
-		t.Errorf("exit %d with --strict, want %d: a software driver does not reach 23 GiB/s in fragments of 4 KiB", code, exitFailed)
+		t.Errorf("exit %d with --strict, want %d: a software driver does not reach 23 GiB/s in fragments of 4 KiB",
+			code, exitFailed)
 	}
 	t.Setenv("SOFTCUDA_FAIL", "cuMemImportFromShareableHandle:0:700") // no later call of the process survives it
 	r, code := proofJSON(t)

@@ -19,17 +19,18 @@ import (
 	"github.com/kvagent/kvagent/takeover"
 )
 
-// probeWithin is how long a start that needs no GPU waits for a driver that the kernel knows nothing of.
+// probeWithin is how long a start that needs no GPU waits for a driver of which the kernel lists no
+// GPU.
 const probeWithin = 5 * time.Second
 
-// moverKill and leftKill stand in for the kill of a mover, of this agent's and of those before.
-// Nil: SIGKILL. Tests set them.
+// moverKill and orphanKill replace the kill of this agent's movers and of orphans. Nil: SIGKILL.
+// Tests set them.
 var (
-	moverKill func(*os.Process) error
-	leftKill  func(pidfd int) error
+	moverKill  func(*os.Process) error
+	orphanKill func(pidfd int) error
 )
 
-// moverCommand is the process that serve starts and nobody else.
+// moverCommand makes the command of a mover, which only serve starts.
 func moverCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "mover", Hidden: true, Args: settings.Args(cobra.NoArgs),
@@ -38,16 +39,16 @@ func moverCommand() *cobra.Command {
 	}
 }
 
-// openDevice opens the devices of this node over the pool's arena, whose descriptor stays the caller's.
+// openDevice opens the devices of this node over the pool's arena; the caller keeps its descriptor.
 func openDevice(s *serveSettings, arenaFD int, size int64, movers *takeover.Record, log *zap.Logger) (*node.Node,
 	error) {
 	kind := s.device
 	base := mover.Options{
 		Name: "host", Device: cudaipc.HostDevice, ArenaFD: arenaFD, ArenaSize: size, Populate: true, Node: -1,
-		Env: []string{movers.Env()}, Process: movers.Note, Kill: moverKill,
+		Env: []string{movers.Env()}, Process: movers.Update, Kill: moverKill,
 	}
 	if kind != settings.DeviceHost {
-		if err := tellGPUs(s, log); err != nil {
+		if err := logGPUs(s, log); err != nil {
 			return nil, err
 		}
 	}
@@ -63,14 +64,15 @@ func openDevice(s *serveSettings, arenaFD int, size int64, movers *takeover.Reco
 	return node.Open(o), nil
 }
 
-// moverOfGPU makes the movers of GPUs. Without a file for copy tables nothing is measured.
+// moverOfGPU returns a function that makes a GPU's mover. Without a file for copy tables nothing is
+// measured.
 func moverOfGPU(base mover.Options, s *serveSettings, log *zap.Logger) func(cudaipc.UUID) (cudaipc.Device, error) {
 	var tables *copyTables
 	if s.copyTables != "" {
 		tables = openCopyTables(s.copyTables, log)
 	}
 	base.Limits.Start, base.Limits.Import = s.gpuStart, s.gpuImport
-	base.Measure, base.Informed = tables != nil, newGPULog(tables, log).hear
+	base.Measure, base.Informed = tables != nil, newGPULog(tables, log).informed
 	return func(gpu cudaipc.UUID) (cudaipc.Device, error) {
 		log.Info("a GPU is used for the first time", zap.Stringer("gpu", gpu))
 		o := base.ForGPU(gpu)
@@ -81,9 +83,9 @@ func moverOfGPU(base mover.Options, s *serveSettings, log *zap.Logger) func(cuda
 	}
 }
 
-// tellGPUs says what is known of GPUs at the start. Where the kernel knows of none, the driver is asked; that takes long only
-// where there are some.
-func tellGPUs(s *serveSettings, log *zap.Logger) error {
+// logGPUs logs the GPUs at the start. If the kernel lists none, it asks the driver, which takes
+// long only if there are some.
+func logGPUs(s *serveSettings, log *zap.Logger) error {
 	n := node.CountGPUs()
 	var why error
 	if s.device == settings.DeviceCUDA {
@@ -97,11 +99,13 @@ func tellGPUs(s *serveSettings, log *zap.Logger) error {
 		if n == 0 {
 			seen = "by the driver alone"
 		}
-		log.Info("GPUs", zap.String("seen", seen), zap.String("opened", "each in a process of its own, when an engine registers its memory"))
+		log.Info("GPUs", zap.String("seen", seen),
+			zap.String("opened", "each in a process of its own, when an engine registers its memory"))
 	case s.device == settings.DeviceCUDA:
 		return fmt.Errorf("device: %q, allowed where a GPU can be opened: %w", s.device, why)
 	default:
-		log.Info("no GPU here: engines with memory on CPUs are served, those with memory on GPUs are refused", zap.String("why", why.Error()))
+		log.Info("no GPU here: engines with memory on CPUs are served, those with memory on GPUs are refused",
+			zap.String("why", why.Error()))
 	}
 	return nil
 }
@@ -114,16 +118,18 @@ func openHost(kind string, base mover.Options) (cudaipc.Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := startMover(m); err != nil { // now, for a start that cannot work is to be seen
+	if err := startMover(m); err != nil { // now, so that a start that cannot work is reported
 		return nil, errors.Join(err, m.Close(cudaipc.AllPeers))
 	}
 	return m, nil
 }
 
-// startTries is how often a mover is started that ends during its start, as one that is killed does.
+// startTries is how often a mover is started that ends during its start, for example because it is
+// killed.
 const startTries = 5
 
-// startMover starts a mover, and again one that was lost meanwhile, with the mover's own pauses. One that says why it cannot start is believed.
+// startMover starts a mover, and restarts one that was lost meanwhile, with the mover's own pauses.
+// It does not retry after an error that the mover itself reported.
 func startMover(m *mover.Mover) error {
 	for try := 1; ; try++ {
 		err := m.Start()
@@ -135,7 +141,8 @@ func startMover(m *mover.Mover) error {
 	}
 }
 
-// probeCUDA asks the driver for GPUs, in a process of its own: the agent never calls it.
+// probeCUDA asks the driver for GPUs in a separate process, because the agent never calls the
+// driver.
 func probeCUDA(within time.Duration) error {
 	fd, err := unix.MemfdCreate("kvagent-probe", unix.MFD_CLOEXEC)
 	if err != nil {

@@ -34,12 +34,13 @@ func TestServeWithoutCUDA(t *testing.T) {
 		endServe(t, serve)
 		said := strings.Count(log.String(), "no GPU here") + strings.Count(log.String(), "no CUDA")
 		if want := 2; device != settings.DeviceHost && said != want || device == settings.DeviceHost && said != 0 {
-			t.Errorf("%s: the log says %d times that there is no GPU, want one line with the reason:\n%s", device, said, log)
+			t.Errorf("%s: the log says %d times that there is no GPU, want one line with the reason:\n%s", device, said,
+				log)
 		}
 	}
 }
 
-// endServe ends an agent in order; only then its log is whole, and nobody writes to it.
+// endServe ends an agent in order, after which its log is complete and no longer written.
 func endServe(t *testing.T, serve *exec.Cmd) {
 	t.Helper()
 	if err := serve.Process.Signal(syscall.SIGTERM); err != nil {
@@ -58,7 +59,8 @@ func TestMoverByHand(t *testing.T) {
 	}
 }
 
-// A mover that somebody kills while it starts is started again, as one that is killed later is; not for ever.
+// A mover that somebody kills while it starts is started again, as one that is killed later is; not
+// for ever.
 func TestMoverKilledInItsStart(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
@@ -96,7 +98,8 @@ func testMover(t *testing.T, command ...string) *mover.Mover {
 		t.Fatal(err)
 	}
 	m, err := mover.New(mover.Options{
-		Name: "host", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: 1 << 20, Node: -1, Command: command, Env: []string{asCommand + "=1"},
+		Name: "host", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: 1 << 20, Node: -1, Command: command,
+		Env:    []string{asCommand + "=1"},
 		Limits: mover.Limits{Again: 10 * time.Millisecond},
 	})
 	if err != nil {

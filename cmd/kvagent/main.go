@@ -13,13 +13,13 @@ import (
 
 // Exit codes, besides 0.
 const (
-	exitFailed = 1 // what was asked for did not work
+	exitFailed = 1 // the command failed
 	exitConfig = 2 // a setting or an argument is not allowed
 	exitHeld   = 3 // another agent serves the socket directory
 	exitCut    = 4 // the agent ended, but jobs were cut off
 )
 
-// exitError is an error with its own exit code. Besides it invalid settings have one: exitConfig.
+// exitError is an error with its own exit code. Invalid settings have exitConfig.
 type exitError struct {
 	code int
 	error
@@ -58,8 +58,8 @@ between the engines and the pool, and tells the engines' schedulers how much of 
   kvagent status --socket-dir DIR                what is connected, how full, how often it hits
   kvagent set loads=off --socket-dir DIR         switch loads or saves while it runs
 
-proof shows on a GPU that its path works there, and how fast.
-Another program, kvbench, tries the agent without a GPU: engines that are played, a recorded trace, and measurements.`,
+proof shows on a GPU that the CUDA path works there, and how fast.
+Another program, kvbench, tests the agent without a GPU: mock engines, a recorded trace, and measurements.`,
 		Example: `  kvagent serve --socket-dir /tmp/kv --pool 1GiB &
   kvagent status --socket-dir /tmp/kv
   kvagent completion bash > /etc/bash_completion.d/kvagent`,

@@ -11,7 +11,8 @@ import (
 	"github.com/kvagent/kvagent/pool/dram"
 )
 
-// A slot of the pool never lies in two of the pieces that are pinned one by one, whatever its size and the pool's.
+// A slot of the pool never lies in two of the pieces that are pinned one by one, whatever its size
+// and the pool's.
 func TestSlotsLieInOnePiece(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	rng := rand.New(rand.NewPCG(seed, 2))
@@ -23,7 +24,8 @@ func TestSlotsLieInOnePiece(t *testing.T) {
 		}
 		slab, reserved := p.Info().SlabBytes, 0
 		if cuda.DefaultPinPiece%slab != 0 {
-			t.Errorf("a pool of %d bytes: slabs of %d bytes, of which no whole number is a piece of %d", size, slab, int64(cuda.DefaultPinPiece))
+			t.Errorf("a pool of %d bytes: slabs of %d bytes, of which no whole number is a piece of %d", size, slab,
+				int64(cuda.DefaultPinPiece))
 		}
 		for range 20 {
 			bytes := uint32(1 + rng.Int64N(slab))
@@ -41,7 +43,8 @@ func TestSlotsLieInOnePiece(t *testing.T) {
 // checkPieces reserves some slots of one size, holds them to the pieces, and gives them up again.
 func checkPieces(t *testing.T, p *dram.Pool, bytes uint32, salt uint64) (reserved int) {
 	t.Helper()
-	space, err := p.OpenSpace(pool.Spec{Fingerprint: fingerprint(salt), Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{bytes}}}})
+	space, err := p.OpenSpace(pool.Spec{Fingerprint: fingerprint(salt), Shards: 1,
+		Groups: []pool.Group{{ShardBytes: []uint32{bytes}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +53,8 @@ func checkPieces(t *testing.T, p *dram.Pool, bytes uint32, salt uint64) (reserve
 	for i := range uint64(n) {
 		chain = binary.LittleEndian.AppendUint64(chain, salt+i)
 	}
-	b := pool.Batch{Space: space, Epoch: p.Epoch(space), Hashes: pool.Chain(chain, 8), Status: make([]pool.Status, n), Slots: make([]pool.Slot, n)}
+	b := pool.Batch{Space: space, Epoch: p.Epoch(space), Hashes: pool.Chain(chain, 8), Status: make([]pool.Status, n),
+		Slots: make([]pool.Slot, n)}
 	p.Reserve(&b)
 	verdict := make([]pool.Status, 0, n)
 	var slots []pool.Slot
@@ -59,7 +63,8 @@ func checkPieces(t *testing.T, p *dram.Pool, bytes uint32, salt uint64) (reserve
 			continue
 		}
 		slots, verdict = append(slots, s), append(verdict, pool.Missing)
-		if first, last := s.Off/cuda.DefaultPinPiece, (s.Off+int64(s.Len)-1)/cuda.DefaultPinPiece; first != last || s.Len != bytes {
+		if first, last := s.Off/cuda.DefaultPinPiece, (s.Off+int64(s.Len)-1)/cuda.DefaultPinPiece; first != last ||
+			s.Len != bytes {
 			t.Fatalf("a slot of %d bytes at %d lies in the pieces %d to %d", s.Len, s.Off, first, last)
 		}
 	}

@@ -28,13 +28,14 @@ func proofCommand() *cobra.Command {
 	s := &proofSettings{}
 	cmd := &cobra.Command{
 		Use:   "proof",
-		Short: "Show on one GPU what the CUDA path promises, with figures",
-		Long: `Proof needs a driver and one GPU that this process sees (CUDA_VISIBLE_DEVICES), and nothing else: no engine, no agent, no
-configuration. It starts engines and agents of its own as processes, exports and imports GPU memory in both forms, compares
-every byte, kills them, and measures copies, pinning and memory. One line for each check.
+		Short: "Check on one GPU what the CUDA path promises, with figures",
+		Long: `Proof needs only a driver and one GPU that this process sees
+(CUDA_VISIBLE_DEVICES): no engine, no agent, no configuration. It starts its own engines and agents as processes,
+exports and imports GPU memory in both forms, compares every byte, kills the processes, and measures copies, pinning
+and memory. It prints one line for each check.
 
-It fails (exit code 1) if a check fails. A target that is missed is said and is no failure, unless --strict.
-With --quick everything is small: for a software driver, where figures say nothing.`,
+It fails (exit code 1) if a check fails. A missed target is reported, and is a failure only with --strict.
+--quick uses small sizes, for a software driver, where figures mean nothing.`,
 		Example: `  kvagent proof
   CUDA_VISIBLE_DEVICES=0 kvagent proof --json > docs/measurements/2026-11-20-h100.json
   kvagent proof --check copies`,
@@ -51,7 +52,7 @@ With --quick everything is small: for a software driver, where figures say nothi
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.BoolVar(&s.json, "json", false, "print one JSON object")
-	f.BoolVar(&s.quick, "quick", false, "small sizes; figures say nothing")
+	f.BoolVar(&s.quick, "quick", false, "use small sizes; figures mean nothing")
 	f.BoolVar(&s.strict, "strict", false, "fail if a target is missed")
 	f.Var(settings.Choice(&s.only, proof.Names()), "check", "one check only")
 	return cmd
@@ -64,13 +65,13 @@ func (s *proofSettings) run(ctx context.Context, out io.Writer) error {
 	}
 	o := proof.Options{Command: []string{self, "proof"}, Quick: s.quick, Only: s.only}
 	o.Each = func(l *proof.Line) { showLine(out, l) }
-	if s.json { // the object comes when all is over
+	if s.json { // the object is printed at the end
 		o.Each = func(l *proof.Line) { showLine(os.Stderr, l) }
 	}
 	r, err := proof.Run(ctx, o)
 	if err != nil {
 		if errors.Is(err, cudaipc.ErrNoCUDA) {
-			return fmt.Errorf("there is nothing to prove it on: %w", err)
+			return fmt.Errorf("no GPU to run on: %w", err)
 		}
 		return err
 	}
@@ -80,7 +81,8 @@ func (s *proofSettings) run(ctx context.Context, out io.Writer) error {
 		e.SetIndent("", "  ")
 		err = e.Encode(r)
 	} else {
-		fmt.Fprintf(out, "%s, %s, %d of %d MiB free, driver for CUDA %d.%d, %s\n", r.GPU, r.UUID, r.FreeMiB, r.TotalMiB, r.Driver/1000, r.Driver%1000/10, r.Host)
+		fmt.Fprintf(out, "%s, %s, %d of %d MiB free, driver for CUDA %d.%d, %s\n", r.GPU, r.UUID, r.FreeMiB, r.TotalMiB,
+			r.Driver/1000, r.Driver%1000/10, r.Host)
 	}
 	return errors.Join(err, s.verdict(r))
 }
@@ -101,7 +103,7 @@ func (s *proofSettings) verdict(r *proof.Report) error {
 	return nil
 }
 
-// showLine is a check for people.
+// showLine prints a check's result.
 func showLine(out io.Writer, l *proof.Line) {
 	state := "ok  "
 	if !l.OK {

@@ -12,10 +12,11 @@ func TestProofWithoutGPU(t *testing.T) {
 		t.Skip("this machine has a GPU")
 	}
 	out, code := kvagentOutput(t, "proof")
-	if code != exitFailed || !strings.Contains(out, "nothing to prove it on") || !strings.Contains(out, "no CUDA") {
+	if code != exitFailed || !strings.Contains(out, "no GPU to run on") || !strings.Contains(out, "no CUDA") {
 		t.Errorf("exit %d, want %d and why:\n%s", code, exitFailed, out)
 	}
-	if out, code = kvagentOutput(t, "proof", "--check", "everything"); code != exitConfig || !strings.Contains(out, "copies") {
+	if out, code = kvagentOutput(t, "proof", "--check", "everything"); code != exitConfig ||
+		!strings.Contains(out, "copies") {
 		t.Errorf("exit %d, want %d and the checks:\n%s", code, exitConfig, out)
 	}
 }

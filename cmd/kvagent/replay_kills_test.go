@@ -102,7 +102,7 @@ func startReplay(t *testing.T, args ...string) *startedReplay {
 	return l
 }
 
-// processes are the command lines of what runs but the replay itself.
+// processes returns the command lines of all processes but the replay itself.
 func (l *startedReplay) processes() map[int]string {
 	all := child.Marked(l.mark)
 	for _, pid := range child.ChildrenOf(l.cmd.Process.Pid) {

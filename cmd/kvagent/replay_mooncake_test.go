@@ -46,13 +46,15 @@ func busy(t *testing.T) {
 	}
 }
 
-// A pool much smaller than the trace, a small disk, and Mooncake below, every byte checked; also when agent and engines are killed, and with the agent its helper and segment.
+// A pool much smaller than the trace, a small disk, and Mooncake below, every byte checked; also
+// when agent and engines are killed, and with the agent its helper and segment.
 func TestReplayOverMooncake(t *testing.T) {
 	figures(t)
 	busy(t)
 	spec, _ := startMooncake(t)
 	disk := "disk:" + filepath.Join(t.TempDir(), "disk") + "?capacity=64MiB"
-	flags := []string{"--requests", "300", "--pace", "6s", "--pool", "24MiB", "--engine-blocks", "600", "--tier", disk, "--tier", spec}
+	flags := []string{"--requests", "300", "--pace", "6s", "--pool", "24MiB", "--engine-blocks", "600", "--tier", disk,
+		"--tier", spec}
 	patient := append(append([]string{"--tiers-within", "60s"}, patientEngines...), flags[:len(flags)-1]...)
 	o := replayJSON(t, append(patient, spec+"&"+patientTier)...)
 	o.clean(t)
@@ -69,8 +71,8 @@ func TestReplayOverMooncake(t *testing.T) {
 	}
 }
 
-// What one node saved the other hits, as over any shared store, on a machine whose processors are
-// taken.
+// Blocks saved by one node are hits on the other, as over any shared store, on a machine whose
+// processors are busy.
 func TestReplayTwoNodesOverMooncake(t *testing.T) {
 	figures(t)
 	busy(t)
@@ -101,7 +103,8 @@ func TestReplayMooncakeStops(t *testing.T) {
 		master.Kill()
 	}()
 	defer func() { <-done }()
-	o := replayJSON(t, "--requests", "300", "--pace", "4s", "--pool", "24MiB", "--engine-blocks", "600", "--tier", spec+"&fetch-within=300ms&rpc-within=100ms")
+	o := replayJSON(t, "--requests", "300", "--pace", "4s", "--pool", "24MiB", "--engine-blocks", "600", "--tier",
+		spec+"&fetch-within=300ms&rpc-within=100ms")
 	o.clean(t)
 	if o.Requests != 300 {
 		t.Errorf("%d requests of 300", o.Requests)

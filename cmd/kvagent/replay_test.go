@@ -66,11 +66,13 @@ func (o *replayed) cleanedUp(t *testing.T) {
 	}
 }
 
-// Plain: the hit rate is that of the simulation, also where caches and pool are small. The simulated pool is LRU.
+// Plain: the hit rate is that of the simulation, also where caches and pool are small. The
+// simulated pool is LRU.
 func TestReplayHitsAsSimulated(t *testing.T) {
 	figures(t)
 	t.Parallel()
-	for _, args := range [][]string{{}, {"--pool", "48MiB", "--engine-blocks", "600", "--eviction", "lru"}, {"--engines", "5", "--engines-per-process", "2"}} {
+	for _, args := range [][]string{{}, {"--pool", "48MiB", "--engine-blocks", "600", "--eviction", "lru"},
+		{"--engines", "5", "--engines-per-process", "2"}} {
 		o := replayJSON(t, append([]string{"--requests", "500"}, args...)...)
 		o.clean(t)
 		if d := o.HitRate - o.SimHitRate; d < -0.01 || d > 0.01 {
@@ -82,32 +84,38 @@ func TestReplayHitsAsSimulated(t *testing.T) {
 	}
 }
 
-// A pool that is too small serves more with the default eviction than with LRU, end to end and every byte checked. A fresh pool is LRU until its policy
-// has shown something: in the slice of 1,000 requests the gain is between 0.001 and 0.025 as it happens, in 4,000 the simulation has 0.101 and 0.054.
+// A pool that is too small serves more with the default eviction than with LRU, end to end and
+// every byte checked. A fresh pool is LRU until its policy has shown something: in the slice of
+// 1,000 requests the gain is between 0.001 and 0.025 as it happens, in 4,000 the simulation has
+// 0.101 and 0.054.
 func TestReplayEvictionGains(t *testing.T) {
 	figures(t)
 	t.Parallel()
 	trace := tracetest.Conversation(t)
 	rate := map[string]float64{}
 	for _, eviction := range evict.Names {
-		o := replayJSON(t, "--trace", trace, "--requests", "4000", "--engine-blocks", "512", "--block-bytes", "4096", "--pool", "10000KiB", "--eviction", eviction)
+		o := replayJSON(t, "--trace", trace, "--requests", "4000", "--engine-blocks", "512", "--block-bytes", "4096",
+			"--pool", "10000KiB", "--eviction", eviction)
 		o.clean(t)
 		rate[eviction] = o.HitRate
 	}
 	t.Logf("hit rates %v", rate)
 	if rate[evict.HazardName] < rate[evict.LRUName]+0.02 {
-		t.Errorf("hit rate %.4f with hazard, %.4f with lru, in a pool of 2,500 blocks", rate[evict.HazardName], rate[evict.LRUName])
+		t.Errorf("hit rate %.4f with hazard, %.4f with lru, in a pool of 2,500 blocks", rate[evict.HazardName],
+			rate[evict.LRUName])
 	}
 }
 
 // Everything an engine can do, at once, against the real agent.
 func TestReplayStorm(t *testing.T) {
 	t.Parallel()
-	o := replayJSON(t, "--requests", "300", "--ranks", "2", "--groups", "2", "--block-bytes", "32768", "--spec", "3", "--abort-rate", "0.2",
+	o := replayJSON(t, "--requests", "300", "--ranks", "2", "--groups", "2", "--block-bytes", "32768", "--spec", "3",
+		"--abort-rate", "0.2",
 		"--skip-save-rate", "0.05", "--engine-blocks", "450", "--priorities", "3", "--kernel-lag", "200us")
 	o.clean(t)
-	for name, n := range map[string]int{"aborts": o.AbortedRequests, "preemptions": int(o.Preemptions), "rejected drafts": int(o.DraftsRejected),
-		"loads": int(o.BlocksLoaded), "saves": int(o.BlocksSaved)} {
+	for name, n := range map[string]int{"aborts": o.AbortedRequests, "preemptions": int(o.Preemptions),
+		"rejected drafts": int(o.DraftsRejected),
+		"loads":           int(o.BlocksLoaded), "saves": int(o.BlocksSaved)} {
 		if n == 0 {
 			t.Errorf("no %s in the whole run", name)
 		}
@@ -117,7 +125,8 @@ func TestReplayStorm(t *testing.T) {
 // Any process may die or stop at any time, and no request fails.
 func TestReplayKills(t *testing.T) {
 	t.Parallel()
-	o := replayJSON(t, "--requests", "400", "--ranks", "2", "--kill-engine-every", "50", "--kill-agent-every", "150", "--pause-agent-every", "250",
+	o := replayJSON(t, "--requests", "400", "--ranks", "2", "--kill-engine-every", "50", "--kill-agent-every", "150",
+		"--pause-agent-every", "250",
 		"--pause-for", "1s")
 	o.clean(t)
 	if o.Requests != 400 {
@@ -132,12 +141,15 @@ func TestReplayKills(t *testing.T) {
 	o.cleanedUp(t)
 }
 
-// What is kept of a process that died is free in time, whoever died beside it, copies under way or not. Nothing else runs beside.
+// The resources of a process that died are free in time, whichever others died with it, with copies
+// in flight or not. Nothing else runs meanwhile.
 func TestReplayCleansUp(t *testing.T) {
 	figures(t)
 	for _, args := range [][]string{
-		{"--ranks", "2", "--kill-engine-every", "50", "--kill-agent-every", "150", "--pause-agent-every", "250", "--pause-for", "1s"},
-		{"--device", "host-mover", "--kill-engine-every", "60", "--kill-agent-every", "250", "--kill-mover-every", "25"},
+		{"--ranks", "2", "--kill-engine-every", "50", "--kill-agent-every", "150", "--pause-agent-every", "250",
+			"--pause-for", "1s"},
+		{"--device", "host-mover", "--kill-engine-every", "60", "--kill-agent-every", "250", "--kill-mover-every",
+			"25"},
 	} {
 		o := replayJSON(t, append([]string{"--requests", "600"}, args...)...)
 		o.clean(t)
@@ -148,11 +160,13 @@ func TestReplayCleansUp(t *testing.T) {
 	}
 }
 
-// The oracle is alive: one byte that flips in the pool is found, and with integrity full it is a miss.
+// The oracle is alive: one byte that flips in the pool is found, and with integrity full it is a
+// miss.
 func TestReplayFindsAFlippedByte(t *testing.T) {
 	o := replayJSON(t, "--requests", "100", "--fault-flip-byte", "--integrity", "header")
 	if o.code == 0 || o.WrongBytes == 0 || !strings.Contains(o.text, "wrong bytes") {
-		t.Errorf("a byte of the pool was flipped with integrity off: exit %d, %d wrong bytes\n%s", o.code, o.WrongBytes, o.text)
+		t.Errorf("a byte of the pool was flipped with integrity off: exit %d, %d wrong bytes\n%s", o.code, o.WrongBytes,
+			o.text)
 	}
 	o = replayJSON(t, "--requests", "100", "--fault-flip-byte")
 	o.clean(t)
@@ -168,13 +182,15 @@ func TestReplayManyEngines(t *testing.T) {
 	o.clean(t)
 }
 
-// For people: progress and a table in which the second engine's hits on the first one's blocks are seen.
+// For people: progress and a table in which the second engine's hits on the first one's blocks are
+// seen.
 func TestReplayForPeople(t *testing.T) {
 	out, code := kvagentOutput(t, "replay", "--trace", sliceOfTrace, "--requests", "150", "--progress")
 	if code != 0 {
 		t.Fatalf("exit %d: %s", code, out)
 	}
-	for _, want := range []string{"150 of 150 requests", "of another engine", "no byte was wrong", "The agent stopped cleanly"} {
+	for _, want := range []string{"150 of 150 requests", "of another engine", "no byte was wrong",
+		"The agent stopped cleanly"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("not in the output: %q\n%s", want, out)
 		}
@@ -183,7 +199,8 @@ func TestReplayForPeople(t *testing.T) {
 
 func TestReplayRefuses(t *testing.T) {
 	bad := filepath.Join(t.TempDir(), "bad.jsonl")
-	if err := os.WriteFile(bad, []byte(`{"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [1]}`), 0o600); err != nil {
+	if err := os.WriteFile(bad, []byte(`{"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [1]}`),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
@@ -193,7 +210,8 @@ func TestReplayRefuses(t *testing.T) {
 		{nil, "trace must be given"},
 		{[]string{"--trace", bad}, ":1: input_length is 513, must be an integer from 1 to 512 with 1 hash_ids"},
 		{[]string{"--trace", sliceOfTrace, "--engine-blocks", "10"}, "engine-blocks: 10, allowed: "},
-		{[]string{"--trace", sliceOfTrace, "--kvagent", "/nowhere/kvagent"}, `kvagent: "/nowhere/kvagent", allowed: a program`},
+		{[]string{"--trace", sliceOfTrace, "--kvagent", "/nowhere/kvagent"},
+			`kvagent: "/nowhere/kvagent", allowed: a program`},
 		{[]string{"--trace", sliceOfTrace, "--abort-rate", "2"}, "abort-rate: 2, allowed: 0 to 1"},
 		{[]string{"--trace", sliceOfTrace, "--socket", "/x", "--kill-agent-every", "5"}, "neither killed"},
 		{[]string{"--trace", sliceOfTrace, "--kill-helper-every", "5", "--shared", "redis://h:1"},
@@ -208,13 +226,14 @@ func TestReplayRefuses(t *testing.T) {
 		{[]string{"--trace", sliceOfTrace, "--stalled-after", "0s"}, "allowed: 1s to 24h"},
 		{[]string{"--trace", sliceOfTrace, "--block-bytes", "1056"}, "one must divide the other"},
 	} {
-		if out, code := kvagentOutput(t, append([]string{"replay"}, c.args...)...); code != exitConfig || !strings.Contains(out, c.want) {
+		if out, code := kvagentOutput(t, append([]string{"replay"}, c.args...)...); code != exitConfig ||
+			!strings.Contains(out, c.want) {
 			t.Errorf("%v: exit %d, want %d and %q\n%s", c.args, code, exitConfig, c.want, out)
 		}
 	}
 }
 
-// A tier that does not answer is named before a request is dealt; with 0 nobody waits for it.
+// A tier that does not answer is named before a request is dealt; with 0 it is not waited for.
 func TestReplayAwaitsItsTiers(t *testing.T) {
 	nobody := []string{"replay", "--trace", sliceOfTrace, "--requests", "20", "--shared", "redis://127.0.0.1:1"}
 	out, code := kvagentOutput(t, append(nobody, "--tiers-within", "100ms")...)
@@ -230,10 +249,12 @@ func TestReplayAwaitsItsTiers(t *testing.T) {
 func TestMockFill(t *testing.T) {
 	_, dir, _ := startServe(t)
 	file := filepath.Join(t.TempDir(), "hashes")
-	if err := os.WriteFile(file, []byte(strings.Repeat("00", 31)+"01\n"+strings.Repeat("00", 31)+"02\n"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(strings.Repeat("00", 31)+"01\n"+strings.Repeat("00", 31)+"02\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
-	cmd := kvagentCommand(t, "mock", "--fill", file, "--socket-dir", dir, "--lookup-name", "foreign", "--block-size", "128", "--hold")
+	cmd := kvagentCommand(t, "mock", "--fill", file, "--socket-dir", dir, "--lookup-name", "foreign", "--block-size",
+		"128", "--hold")
 	out, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()
@@ -261,10 +282,12 @@ func TestMockFill(t *testing.T) {
 	}
 }
 
-// The process that has the engines' memory open may die in the middle of a copy, as engines and the agent may. Not beside other replays of this package: a
-// mover that starts again needs a processor for its two seconds to be about the agent.
+// The process that has the engines' memory open may die in the middle of a copy, as engines and the
+// agent may. Not beside other replays of this package: a mover that starts again needs a processor
+// for its two seconds to be about the agent.
 func TestReplayMoverKills(t *testing.T) {
-	o := replayJSON(t, "--requests", "1000", "--device", "host-mover", "--kill-engine-every", "150", "--kill-agent-every", "400", "--kill-mover-every", "60")
+	o := replayJSON(t, "--requests", "1000", "--device", "host-mover", "--kill-engine-every", "150",
+		"--kill-agent-every", "400", "--kill-mover-every", "60")
 	o.clean(t)
 	if o.Requests != 1000 || o.MoverKills < 5 {
 		t.Errorf("%d requests of 1000, %d mover kills", o.Requests, o.MoverKills)

@@ -18,7 +18,8 @@ func (o *replayed) from(name string) uint64 {
 	return 0
 }
 
-// A pool much smaller than the trace serves most of it from disk, every byte checked, also when agent and engines are killed.
+// A pool much smaller than the trace serves most of it from disk, every byte checked, also when
+// agent and engines are killed.
 func TestReplayOverDisk(t *testing.T) {
 	t.Parallel()
 	disk := "disk:" + filepath.Join(t.TempDir(), "disk") + "?capacity=1GiB&write=save"
@@ -30,7 +31,8 @@ func TestReplayOverDisk(t *testing.T) {
 	if o.HitRate < o.SimHitRate+0.05 {
 		t.Errorf("hit rate %.3f, without the tier it would be %.3f", o.HitRate, o.SimHitRate)
 	}
-	o = replayJSON(t, "--requests", "300", "--pool", "24MiB", "--engine-blocks", "600", "--tier", disk, "--kill-agent-every", "100", "--kill-engine-every", "100")
+	o = replayJSON(t, "--requests", "300", "--pool", "24MiB", "--engine-blocks", "600", "--tier", disk,
+		"--kill-agent-every", "100", "--kill-engine-every", "100")
 	o.clean(t)
 	if o.AgentKills == 0 {
 		t.Error("the agent was not killed")
@@ -52,7 +54,8 @@ func startRedis(t *testing.T) (addr string, server *exec.Cmd) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	server = exec.Command("redis-server", "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", t.TempDir())
+	server = exec.Command("redis-server", "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
+		"--dir", t.TempDir())
 	if err := server.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -73,16 +76,19 @@ func startRedis(t *testing.T) (addr string, server *exec.Cmd) {
 	}
 }
 
-// Options of a tier, and of a replay, that wait for what comes late because the machine is busy. A question that its store answers too late for the tier, or a
-// look-up that is answered too late for the engine, costs the rest of a prompt: then hits tell how fast the machine is, and not whether they are found.
+// Options of a tier, and of a replay, that wait for what comes late because the machine is busy. A
+// question that its store answers too late for the tier, or a look-up that is answered too late for
+// the engine, costs the rest of a prompt: then hits tell how fast the machine is, and not whether
+// they are found.
 const patientTier = "ask-within=10s&fetch-within=10s&put-within=10s"
 
 var patientEngines = []string{"--lookup-timeout", "10s"}
 
-// Two agents over one store: what one saved the other hits.
+// Two agents over one store: the blocks of one are hits on the other.
 func TestReplayTwoNodes(t *testing.T) {
 	addr, _ := startRedis(t)
-	o := replayJSON(t, append(patientEngines, "--requests", "300", "--pace", "6s", "--nodes", "2", "--shared", "redis://"+addr+"?"+patientTier)...)
+	o := replayJSON(t, append(patientEngines, "--requests", "300", "--pace", "6s", "--nodes", "2", "--shared",
+		"redis://"+addr+"?"+patientTier)...)
 	o.clean(t)
 	if got := o.from("redis"); got < 365 { // of 374 that the other node saved
 		t.Errorf("%d blocks came from the shared store, want 365 and more: %+v", got, o.Sources)
@@ -106,7 +112,8 @@ func TestReplayServerStops(t *testing.T) {
 	}
 	dead := time.AfterFunc(2*time.Second, func() { _ = server.Process.Kill() })
 	defer dead.Stop()
-	o := replayJSON(t, "--requests", "400", "--pace", "3s", "--pool", "24MiB", "--engine-blocks", "600", "--shared", "redis://"+addr+"?fetch-within=300ms&put-within=300ms")
+	o := replayJSON(t, "--requests", "400", "--pace", "3s", "--pool", "24MiB", "--engine-blocks", "600", "--shared",
+		"redis://"+addr+"?fetch-within=300ms&put-within=300ms")
 	o.clean(t)
 	if o.Requests != 400 {
 		t.Errorf("%d requests of 400", o.Requests)

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// A pool in a file outlives the agent's kills: the hits are those of a pool that was never lost, but for the requests that
-// found no agent. warmLeast is the share of the simulated hits that must
+// A pool in a file outlives the agent's kills: the hits are those of a pool that was never lost,
+// but for the requests that found no agent. warmLeast is the share of the simulated hits that must
 // be there.
 func TestReplayKeepsItsPool(t *testing.T) {
 	t.Parallel()
@@ -20,12 +20,14 @@ func TestReplayKeepsItsPool(t *testing.T) {
 		t.Errorf("hit rate %.4f, the simulation says %.4f", o.HitRate, o.SimHitRate)
 	}
 	if o.BlocksHitPool < o.BlocksHitOwn {
-		t.Errorf("%d hits in the pool, %d in the engines' own caches: the pool was lost", o.BlocksHitPool, o.BlocksHitOwn)
+		t.Errorf("%d hits in the pool, %d in the engines' own caches: the pool was lost", o.BlocksHitPool,
+			o.BlocksHitOwn)
 	}
 }
 
-// An engine hits what an agent had that was killed, within two seconds of the next one's start; on a machine that is too busy for that, within half as much again
-// as the same took when there was nothing to find. One of some tries must be within them.
+// An engine hits what an agent had that was killed, within two seconds of the next one's start; on
+// a machine that is too busy for that, within half as much again as the same took when there was
+// nothing to find. One of some tries must be within them.
 func TestWarmWithinTwoSeconds(t *testing.T) {
 	const within, tries = 2 * time.Second, 5
 	var took []time.Duration
@@ -36,11 +38,12 @@ func TestWarmWithinTwoSeconds(t *testing.T) {
 			return
 		}
 	}
-	t.Errorf("cold to the first saves and warm to the first loads in turn: %v, allowed: %v, or half as much again as cold", took, within)
+	t.Errorf("cold to the first saves and warm to the first loads in turn: %v, allowed: %v, or half as much again as "+
+		"cold", took, within)
 }
 
-// coldAndWarm are the times from the start of an agent to what an engine does first with it: of one on an empty file to its saves, and of the next one, after a
-// kill, to loads of what those were.
+// coldAndWarm are the times from the start of an agent to what an engine does first with it: of one
+// on an empty file to its saves, and of the next one, after a kill, to loads of what those were.
 func coldAndWarm(t *testing.T) (cold, warm time.Duration) {
 	path := poolFile(t)
 	began := time.Now()
@@ -54,7 +57,7 @@ func coldAndWarm(t *testing.T) (cold, warm time.Duration) {
 	if err := next.Start(); err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = next.Process.Kill(); _ = next.Wait() }() // nobody needs its end
+	defer func() { _ = next.Process.Kill(); _ = next.Wait() }() // its result is not needed
 	waitStatus(t, dir, "blocks_stored", func(n float64) bool { return n > 0 })
 	runMock(t, dir, "blocks_loaded")
 	return cold, time.Since(began)
@@ -63,7 +66,8 @@ func coldAndWarm(t *testing.T) (cold, warm time.Duration) {
 // runMock runs an engine of which the agent counts something.
 func runMock(t *testing.T, dir, count string) {
 	t.Helper()
-	if out, err := kvagentCommand(t, "mock", "--socket-dir", dir, "--requests", "40", "--block-bytes", "4096", "--seed", "3").CombinedOutput(); err != nil {
+	if out, err := kvagentCommand(t, "mock", "--socket-dir", dir, "--requests", "40", "--block-bytes", "4096", "--seed",
+		"3").CombinedOutput(); err != nil {
 		t.Fatalf("mock: %v\n%s", err, out)
 	}
 	waitStatus(t, dir, count, func(n float64) bool { return n > 0 })

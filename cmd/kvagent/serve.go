@@ -25,20 +25,20 @@ func serveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the agent of this node",
-		Long: `Serve keeps the pool, opens the sockets in the socket directory, and serves the engines of this node until it
-is told to end.
+		Long: `Serve keeps the pool, opens the sockets in the socket directory, and serves the
+engines of this node until it gets a signal.
 
 Every setting may be given as a flag, as KVAGENT_... in the environment (--socket-dir is KVAGENT_SOCKET_DIR), or in
 the YAML file of --config (socket-dir: ...), in this order of precedence.
 
-SIGTERM or SIGINT ends it: it takes no new jobs, lets those that run end for at most --drain-timeout, tells the
-engines and leaves. A second signal does not wait for the jobs. What has not ended 15 s after that, as a mover in a
-driver call that does not return, is left behind: the next agent ends it, or goes on without it.
+SIGTERM or SIGINT ends it: it refuses new jobs, waits at most --drain-timeout for running ones, notifies the
+engines and exits. After a second signal it does not wait for the jobs. A process that has not ended 15 s after that,
+such as a mover in a driver call that does not return, stays as an orphan: the next agent ends it, or runs without it.
 
-With --dram-path the pool lies in a file that outlives the agent: the next one on that file has the blocks again.
+With --dram-path the pool is a file that outlives the agent: the next agent with that file has its blocks.
 
-Exit codes: 0 ended as told; 1 failed; 2 a setting is not allowed; 3 another agent serves the directory or has the
-pool's file; 4 ended, but jobs were cut off, or something was left behind.`,
+Exit codes: 0 ended by a signal; 1 failed; 2 a setting is not allowed; 3 another agent serves the directory or has the
+pool's file; 4 ended, but jobs were cut off, or orphans remain.`,
 		Example: `  kvagent serve --socket-dir /tmp/kv --pool 1GiB
   kvagent serve --pool 64GiB --socket-group kv --http 127.0.0.1:9480
   KVAGENT_POOL=64GiB kvagent serve --config /etc/kvagent.yaml`,
@@ -56,7 +56,7 @@ pool's file; 4 ended, but jobs were cut off, or something was left behind.`,
 			}
 			defer func() { _ = log.Sync() }() // stderr has nothing to sync
 			if unknown := settings.UnknownEnv(cmd.Flags(), os.Environ()); len(unknown) > 0 {
-				log.Warn("variables of the environment are no settings", zap.Strings("names", unknown))
+				log.Warn("unknown KVAGENT_ variables in the environment", zap.Strings("names", unknown))
 			}
 			return serve(cmd.Context(), s, log)
 		},
@@ -65,13 +65,13 @@ pool's file; 4 ended, but jobs were cut off, or something was left behind.`,
 	return cmd
 }
 
-// agentConfig is what the agent is told.
+// agentConfig returns the agent's configuration.
 func (s *serveSettings) agentConfig() (agent.Config, error) {
 	group, err := parseGroup(s.socketGroup)
 	if err != nil {
 		return agent.Config{}, err
 	}
-	dir, err := filepath.Abs(s.socketDir) // the engines are told paths in it, and are elsewhere
+	dir, err := filepath.Abs(s.socketDir) // engines get paths in it, and have other working directories
 	if err != nil {
 		return agent.Config{}, fmt.Errorf("socket-dir: %w", err)
 	}
@@ -79,9 +79,11 @@ func (s *serveSettings) agentConfig() (agent.Config, error) {
 	limits.Engines, limits.Sessions, limits.Stuck = s.maxEngines, s.maxSessions, s.stuckAfter
 	limits.Transfer.Queue, limits.Transfer.EventWait = s.queue, s.eventWait
 	c := agent.Config{
-		Dir: dir, SocketGroup: group, AllowUIDs: s.allowUIDs, AllowGIDs: s.allowGIDs, Integrity: transfer.Full, VerifySample: uint32(s.verify),
-		LeaseBytes: s.leaseBytes, Lookups: make(map[string]pool.Fingerprint, len(s.lookups)), HTTP: s.http, HTTPAny: s.httpAny,
-		Lanes: s.copyLanes, Limits: limits, Version: readBuildInfo().Version,
+		Dir: dir, SocketGroup: group, AllowUIDs: s.allowUIDs, AllowGIDs: s.allowGIDs, Integrity: transfer.Full,
+		VerifySample: uint32(s.verify),
+		LeaseBytes:   s.leaseBytes, Lookups: make(map[string]pool.Fingerprint, len(s.lookups)), HTTP: s.http,
+		HTTPAny: s.httpAny,
+		Lanes:   s.copyLanes, Limits: limits, Version: readBuildInfo().Version,
 	}
 	if s.integrity == settings.IntegrityHeader {
 		c.Integrity = transfer.Header
@@ -92,7 +94,7 @@ func (s *serveSettings) agentConfig() (agent.Config, error) {
 	return c, nil
 }
 
-// check is what no single setting can say for itself. It runs once, before anything is opened.
+// check validates the combination of settings. It runs once, before anything is opened.
 func (s *serveSettings) check() error {
 	var bad []error
 	if _, err := parseGroup(s.socketGroup); err != nil {
@@ -107,7 +109,8 @@ func (s *serveSettings) check() error {
 		}
 	}
 	if s.leaseBytes > s.pool {
-		bad = append(bad, fmt.Errorf("lease-bytes: %q, allowed: 0 to %s (pool)", settings.FormatSize(s.leaseBytes), settings.FormatSize(s.pool)))
+		bad = append(bad, fmt.Errorf("lease-bytes: %q, allowed: 0 to %s (pool)", settings.FormatSize(s.leaseBytes),
+			settings.FormatSize(s.pool)))
 	}
 	if s.dramPath != "" {
 		if path, err := filepath.Abs(s.dramPath); err == nil {
@@ -122,7 +125,7 @@ func (s *serveSettings) check() error {
 	return errors.Join(append(bad, s.tiers.check())...)
 }
 
-// parseGroup reads a group's name or number; 0 is none.
+// parseGroup parses a group's name or number; 0 is none.
 func parseGroup(text string) (int, error) {
 	if text == "" {
 		return 0, nil
@@ -137,7 +140,7 @@ func parseGroup(text string) (int, error) {
 	return strconv.Atoi(g.Gid)
 }
 
-// logger writes to stderr.
+// logger returns a logger that writes to stderr.
 func (s *serveSettings) logger() (*zap.Logger, error) {
 	level, err := zapcore.ParseLevel(s.logLevel)
 	if err != nil {

@@ -24,45 +24,45 @@ import (
 	"github.com/kvagent/kvagent/takeover"
 )
 
-// serve runs an agent until a signal ends it. The directory is taken first: a second agent is refused before it
-// takes memory for a pool. What is opened here is closed here, in the opposite order: the agent, the device that
-// maps the pool's arena, the pool; the tiers between device and agent.
+// serve runs an agent until a signal ends it. It takes the directory first, so that a second agent
+// is refused before it takes memory for a pool. It closes what it opened in the opposite order: the
+// agent, the tiers, the device that maps the pool's arena, the pool.
 func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	floor := raiseHeap()
 	defer runtime.KeepAlive(floor)
-	signal.Ignore(syscall.SIGPIPE) // whoever reads the log may go: that ends no agent
+	signal.Ignore(syscall.SIGPIPE) // a reader of the log that exits must not end the agent
 	cfg, err := s.agentConfig()
 	if err != nil {
 		return settings.Invalid(err)
 	}
 	end := newEndBound()
-	defer end.close() // when all that follows is closed
-	left := takeover.NewLeft(leftKill, log)
-	take := takeover.New(s.takeoverWait, left, log)
+	defer end.close() // after everything below is closed
+	orphans := takeover.NewOrphans(orphanKill, log)
+	take := takeover.New(s.takeoverWait, orphans, log)
 	if cfg.Admin, err = take.Admin(ctx, cfg.Dir, cfg.SocketGroup); err != nil {
 		return serveError(err)
 	}
-	defer func() { _ = cfg.Admin.Close() }() // closed already if the agent ran
-	left.End(ctx, cfg.Dir)
-	cfg.LeftBehind = left.Status
+	defer func() { _ = cfg.Admin.Close() }() // the agent has closed it if it ran
+	orphans.End(ctx, cfg.Dir)
+	cfg.Orphans = orphans.Status
 	var pages sync.WaitGroup
-	defer pages.Wait() // behind the pool's end
+	defer pages.Wait() // after the pool is closed
 	p, err := take.Pool(ctx, s.dramPath, func() (*dram.Pool, error) { return openPool(s, log) })
 	if err != nil {
 		return serveError(err)
 	}
 	defer func() { err = errors.Join(err, p.Close()) }()
-	tellPool(p, s, log)
-	// Not before: until the pool is open, a successor needs all that was written down.
-	movers, err := takeover.NewRecord(cfg.Dir, left.Running(), log)
+	logPool(p, s, log)
+	// Not earlier: until the pool is open, a successor needs the whole previous record.
+	movers, err := takeover.NewRecord(cfg.Dir, orphans.Running(), log)
 	if err != nil {
 		return err
 	}
-	pages.Go(func() { tellPages(p, log) })
+	pages.Go(func() { logPages(p, log) })
 	_, fd := p.Arena()
 	watched, endWatch := context.WithCancel(ctx)
 	defer endWatch()
-	pages.Go(func() { left.Watch(watched, movers.Drop) })
+	pages.Go(func() { orphans.Watch(watched, movers.Drop) })
 	device, err := openDevice(s, fd, p.Info().Bytes, movers, log)
 	if err != nil {
 		return err
@@ -81,11 +81,11 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	defer stop()
 	end.watch(ctx, now, s.drainTimeout, a.MoverPIDs, log)
 	err = a.Run(ctx, now, s.drainTimeout)
-	movers.Stop() // a successor may have the directory; the movers end after this
+	movers.Stop() // a successor may take the directory now; the movers end after this
 	return serveError(err)
 }
 
-// serveError gives an end its exit code.
+// serveError adds the exit code to an error.
 func serveError(err error) error {
 	switch {
 	case errors.Is(err, ipc.ErrInUse), errors.Is(err, dram.ErrHeld):
@@ -100,7 +100,8 @@ func openPool(s *serveSettings, log *zap.Logger) (*dram.Pool, error) {
 	o := dram.Options{Bytes: s.pool, Policy: evict.Named(s.eviction), Path: s.dramPath}
 	o.BadPage = (&badPages{log: log}).tell
 	o.FileFaults = func(total uint64) {
-		log.Error("pages of the pool's file cannot be read or written: the next start loses what they stand for",
+		log.Error("pages of the pool's file cannot be read or written: the next start loses the blocks that they "+
+			"describe",
 			zap.String("path", s.dramPath), zap.Uint64("times", total))
 	}
 	if s.hugePages == hugeOff {
@@ -114,7 +115,7 @@ func openPool(s *serveSettings, log *zap.Logger) (*dram.Pool, error) {
 	return p, nil
 }
 
-// gpuNodes are the NUMA nodes that the pool is to lie on, or why none.
+// gpuNodes returns the NUMA nodes for the pool's memory, or the reason why there are none.
 func (s *serveSettings) gpuNodes() ([]int, string) {
 	if s.device == settings.DeviceHost {
 		return nil, "the agent was started with --device host"
@@ -122,11 +123,11 @@ func (s *serveSettings) gpuNodes() ([]int, string) {
 	return node.NUMANodes()
 }
 
-// tellPages says on which pages the pool came to lie, when it has all of them.
-func tellPages(p *dram.Pool, log *zap.Logger) {
+// logPages logs the pool's page sizes once all its memory is populated.
+func logPages(p *dram.Pool, log *zap.Logger) {
 	begin := time.Now()
 	if err := p.Populated(); err != nil {
-		log.Warn("the pool has not all of its memory", zap.Error(err))
+		log.Warn("the pool's memory is not fully populated", zap.Error(err))
 		return
 	}
 	info, took := p.Info(), time.Since(begin)
@@ -138,20 +139,23 @@ func tellPages(p *dram.Pool, log *zap.Logger) {
 		log.Warn("the pool's pages are not known", zap.Error(err))
 		return
 	}
-	log.Info("pool's pages", zap.String("huge", settings.HumanSize(huge)), zap.String("of", settings.HumanSize(info.Bytes)), zap.Duration("took", took),
+	log.Info("pool's pages", zap.String("huge", settings.HumanSize(huge)),
+		zap.String("of", settings.HumanSize(info.Bytes)), zap.Duration("took", took),
 		zap.String("none_set_aside", info.PageReason), zap.String("none_made_up", info.Transparent))
 }
 
-// tellPool says what became of the pool's settings, and of its file.
-func tellPool(p *dram.Pool, s *serveSettings, log *zap.Logger) {
+// logPool logs the effect of the pool's settings, and the state of its file.
+func logPool(p *dram.Pool, s *serveSettings, log *zap.Logger) {
 	info := p.Info()
 	placed := info.Placement
 	if placed == "" {
 		_, why := s.gpuNodes()
 		placed = "anywhere: " + why
 	}
-	log.Info("pool", zap.String("size", settings.HumanSize(info.Bytes)), zap.String("slabs", settings.HumanSize(info.SlabBytes)),
-		zap.String("eviction", s.eviction), zap.String("pages", settings.HumanSize(info.PageBytes)), zap.String("memory", placed))
+	log.Info("pool", zap.String("size", settings.HumanSize(info.Bytes)),
+		zap.String("slabs", settings.HumanSize(info.SlabBytes)),
+		zap.String("eviction", s.eviction), zap.String("pages", settings.HumanSize(info.PageBytes)),
+		zap.String("memory", placed))
 	r := info.Recovery
 	if r == nil {
 		return
@@ -159,32 +163,34 @@ func tellPool(p *dram.Pool, s *serveSettings, log *zap.Logger) {
 	for _, note := range r.Notes {
 		log.Warn("pool file", zap.String("path", r.Path), zap.String("note", note))
 	}
-	defer tellAbandoned(r.Path, log)
+	defer logAbandoned(r.Path, log)
 	if r.Cold != "" {
 		log.Warn("pool file is not used, the pool starts empty", zap.String("path", r.Path), zap.String("why", r.Cold))
 		return
 	}
-	log.Info("pool file", zap.String("path", r.Path), zap.Bool("new", r.New), zap.Int("blocks", r.Entries), zap.Int("spaces", r.Spaces),
+	log.Info("pool file", zap.String("path", r.Path), zap.Bool("new", r.New), zap.Int("blocks", r.Entries),
+		zap.Int("spaces", r.Spaces),
 		zap.Int("damaged", r.Damaged), zap.Int("stale", r.Stale), zap.Int("partial", r.Partial),
 		zap.Int("lost_headers", r.Lost), zap.Int("bad_pages", r.BadPages), zap.Duration("took", r.Took))
 }
 
-// tellAbandoned names the files beside the pool's that no agent uses: they hold memory.
-func tellAbandoned(own string, log *zap.Logger) {
+// logAbandoned logs other pool files in the directory that no agent uses: they hold memory.
+func logAbandoned(own string, log *zap.Logger) {
 	files, err := dram.ListFiles(filepath.Dir(own))
 	if err != nil {
-		return // the directory may be closed to this user: it is only a hint
+		return // the directory may be unreadable: the log line is only a hint
 	}
 	for i := range files {
 		if f := &files[i]; f.State == dram.Abandoned && f.Path != own {
 			log.Warn("a pool file that no agent uses holds memory", zap.String("path", f.Path),
-				zap.String("size", settings.HumanSize(f.Allocated)), zap.Duration("unused_for", f.Age.Round(time.Second)))
+				zap.String("size", settings.HumanSize(f.Allocated)),
+				zap.Duration("unused_for", f.Age.Round(time.Second)))
 		}
 	}
 }
 
-// untilSignal gives a context that the first SIGTERM or SIGINT ends, and one that the second ends. A third does what
-// it does to any process. stop ends the watching.
+// untilSignal returns a context that the first SIGTERM or SIGINT ends, and one that the second
+// ends. A third has its default effect. stop ends the watching.
 func untilSignal(ctx context.Context, log *zap.Logger) (first, second context.Context, stop func()) {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
@@ -215,13 +221,13 @@ func untilSignal(ctx context.Context, log *zap.Logger) (first, second context.Co
 // badPagesEvery is the shortest time between two lines about bad pages.
 const badPagesEvery = time.Second
 
-// badPages tells of pages of the pool that cannot be read.
+// badPages logs pages of the pool that cannot be read.
 type badPages struct {
 	log *zap.Logger
 
 	mu    sync.Mutex
 	last  time.Time
-	quiet int // pages since then that no line was about
+	quiet int // pages since then that were not logged
 }
 
 func (b *badPages) tell(page dram.BadPage) {
@@ -234,7 +240,7 @@ func (b *badPages) tell(page dram.BadPage) {
 		zap.Int64("bad_pages", page.Pages), zap.Int("not_told", quiet))
 }
 
-// next reports whether a line may be written now, and how many were not since the last one.
+// next reports whether a line may be logged now, and how many were suppressed since the last one.
 func (b *badPages) next(now time.Time) (quiet int, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -246,9 +252,11 @@ func (b *badPages) next(now time.Time) (quiet int, ok bool) {
 	return quiet, true
 }
 
-// heapFloor is memory that is never touched, bytes: it costs address space alone. What the agent keeps of blocks lies off the heap, so that its heap is a few MiB and garbage of
-// 4 MiB begins a collection: with a shared tier that is several a second, and each holds look-ups up when the machine is busy. With the floor it takes garbage of 64 MiB and more.
+// heapFloor is the size of a heap object that is never touched, bytes; it costs only address space.
+// The index lies off the heap, so the heap is a few MiB and 4 MiB of garbage would start a
+// collection: several a second with a shared tier, and each delays look-ups on a busy machine. With
+// the floor a collection starts after 64 MiB.
 const heapFloor = 64 << 20
 
-// raiseHeap gives the floor, which must be kept alive as long as it shall count.
+// raiseHeap returns the floor, which takes effect as long as it is kept alive.
 func raiseHeap() []byte { return make([]byte, heapFloor) }

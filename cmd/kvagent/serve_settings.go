@@ -51,12 +51,12 @@ type serveSettings struct {
 
 	tiers tierSettings
 
-	// For tests of whoever checks the bytes.
+	// For tests of clients that check bytes.
 	flipAfter   int
 	allowFaults bool
 }
 
-// Words of settings.
+// Values of settings.
 const (
 	hugeAuto = "auto"
 	hugeOff  = "off"
@@ -65,60 +65,88 @@ const (
 // defaultVerifySample is the share of blocks that are checked end to end: one in so many.
 const defaultVerifySample = 1000
 
-// defaultPool is small on purpose: it fits anywhere.
+// defaultPool is small, so that it fits any node.
 const defaultPool = 1 << 30
 
 func defaultServeSettings() *serveSettings {
 	d := agent.DefaultLimits
 	return &serveSettings{
-		socketDir: adminclient.DefaultDir, pool: defaultPool, hugePages: hugeAuto, device: settings.DeviceAuto, copyTables: defaultCopyTables, gpuStart: mover.DefaultLimits.Start, gpuImport: mover.DefaultLimits.Import,
+		socketDir: adminclient.DefaultDir, pool: defaultPool, hugePages: hugeAuto, device: settings.DeviceAuto,
+		copyTables: defaultCopyTables, gpuStart: mover.DefaultLimits.Start, gpuImport: mover.DefaultLimits.Import,
 		eviction: evict.DefaultName,
-		lookups:  map[string][16]byte{}, integrity: settings.IntegrityFull, verify: defaultVerifySample, queue: d.Transfer.Queue, eventWait: d.Transfer.EventWait,
-		stuckAfter: d.Stuck, maxEngines: d.Engines, maxSessions: d.Sessions, logLevel: "info", drainTimeout: 10 * time.Second, takeoverWait: 10 * time.Second,
+		lookups:  map[string][16]byte{}, integrity: settings.IntegrityFull, verify: defaultVerifySample,
+		queue: d.Transfer.Queue, eventWait: d.Transfer.EventWait,
+		stuckAfter: d.Stuck, maxEngines: d.Engines, maxSessions: d.Sessions, logLevel: "info",
+		drainTimeout: 10 * time.Second, takeoverWait: 10 * time.Second,
 	}
 }
 
-// addFlags makes the one list of settings: their keys, what they mean, and what is allowed.
+// addFlags defines all settings: their keys, meaning and allowed values.
 func (s *serveSettings) addFlags(f *pflag.FlagSet) {
 	f.SortFlags = false
-	f.StringVar(&s.socketDir, "socket-dir", s.socketDir, "directory of the agent's sockets; made if it is not there")
-	f.Var(settings.Size(&s.pool, dram.MinBytes, dram.MaxBytes), "pool", "memory for blocks; the default is small, give it what the node can spare")
+	f.StringVar(&s.socketDir, "socket-dir", s.socketDir,
+		"directory of the agent's sockets; created if it does not exist")
+	f.Var(settings.Size(&s.pool, dram.MinBytes, dram.MaxBytes), "pool",
+		"memory for blocks; the default is small, set it to what the node can spare")
 	f.StringVar(&s.config, settings.FileKey, "", "YAML file with settings")
-	f.Var(settings.Choice(&s.device, settings.Devices), "device", "how engines' memory is reached: auto opens shared memory in the agent and each GPU in a process of its own, cuda ends the start without a GPU, host refuses GPUs, host-mover puts shared memory into a process too")
-	f.StringVar(&s.copyTables, "copy-tables", s.copyTables, "file with the copy paths of each type of GPU and driver, measured when the first engine on one registers; empty: nothing is measured, the default is used")
-	f.Var(settings.Duration(&s.gpuStart, time.Second, time.Hour), "gpu-start-within", "longest that a GPU's process may take to open it, measuring included, before it is killed; drivers of many GPUs that keep no state take long")
-	f.Var(settings.Duration(&s.gpuImport, time.Second, time.Hour), "gpu-import-within", "longest that a GPU's process may take to open one engine worker's memory, before it is killed")
-	f.Var(settings.Choice(&s.hugePages, []string{hugeAuto, hugeOff}), "huge-pages", "auto takes huge pages for the pool if enough are free")
-	f.StringVar(&s.dramPath, "dram-path", "", "file on tmpfs or hugetlbfs for the pool, which then outlives the agent; --huge-pages does not count for it")
-	f.Var(settings.Duration(&s.takeoverWait, 0, time.Hour), "takeover-wait", "longest wait for an agent that is ending, and what it started, to let go of the directory and the pool's file")
-	f.Var(settings.Choice(&s.eviction, evict.Names), "eviction", "what goes when the pool is full: hazard learns which blocks come again, lru is the one used least recently")
-	f.Var(settings.Choice(&s.integrity, []string{settings.IntegrityFull, settings.IntegrityHeader}), "integrity", "full adds a checksum of each block's content, made of what a save brought into the pool and verified at load and by the tiers")
+	f.Var(settings.Choice(&s.device, settings.Devices), "device",
+		"how engines' memory is reached: auto opens shared memory in the agent and each GPU in a process of its own, "+
+			"cuda ends the start without a GPU, host refuses GPUs, host-mover puts shared memory into a process too")
+	f.StringVar(&s.copyTables, "copy-tables", s.copyTables,
+		"file with the copy paths of each type of GPU and driver, measured when the first engine on one registers; "+
+			"empty: nothing is measured, the default is used")
+	f.Var(settings.Duration(&s.gpuStart, time.Second, time.Hour), "gpu-start-within",
+		"longest time for a GPU's process to open it, measuring included, before it is killed; without persistence "+
+			"mode drivers of many GPUs take long")
+	f.Var(settings.Duration(&s.gpuImport, time.Second, time.Hour), "gpu-import-within",
+		"longest time for a GPU's process to open one engine worker's memory before it is killed")
+	f.Var(settings.Choice(&s.hugePages, []string{hugeAuto, hugeOff}), "huge-pages",
+		"auto uses huge pages for the pool if enough are free")
+	f.StringVar(&s.dramPath, "dram-path", "",
+		"file on tmpfs or hugetlbfs for the pool, which then outlives the agent; --huge-pages has no effect on it")
+	f.Var(settings.Duration(&s.takeoverWait, 0, time.Hour), "takeover-wait",
+		"longest wait for an ending agent and its movers to release the directory and the pool's file")
+	f.Var(settings.Choice(&s.eviction, evict.Names), "eviction",
+		"policy that chooses what to evict: hazard learns which blocks are used again, lru evicts the least recently "+
+			"used one")
+	f.Var(settings.Choice(&s.integrity, []string{settings.IntegrityFull, settings.IntegrityHeader}), "integrity",
+		"full adds a checksum of each block's content, computed at save and verified at load and by the tiers")
 	f.Var(settings.Count(&s.verify, 0, transfer.MaxSampleEvery), "verify-sample",
-		"check one block in so many end to end: at save and at load a sum of the engine's own memory must be that of the "+
-			"pool's block; 0 checks none, 1 all, which costs more than the copies")
-	f.Var(settings.Size(&s.leaseBytes, 0, dram.MaxBytes), "lease-bytes", "most that one engine's look-ups may hold reserved; 0 is a quarter of the pool")
+		"check one block in so many end to end: at save and at load a sum of the engine's own memory must be that "+
+			"of the pool's block; 0 checks none, 1 all, which costs more than the copies")
+	f.Var(settings.Size(&s.leaseBytes, 0, dram.MaxBytes), "lease-bytes",
+		"most bytes that one engine's leases may pin; 0 is a quarter of the pool")
 
 	s.tiers.addFlags(f)
 
-	f.StringVar(&s.socketGroup, "socket-group", "", "group that may use the sockets too (name or number); the directory is then 2770")
+	f.StringVar(&s.socketGroup, "socket-group", "",
+		"group that may use the sockets too (name or number); the directory is then 2770")
 	f.Var(settings.IDs(&s.allowUIDs), "allow-uid", "users that may open sessions; default: the agent's own and root")
 	f.Var(settings.IDs(&s.allowGIDs), "allow-gid", "groups that may open sessions")
-	f.Var(settings.Lookups(s.lookups), "lookup", "look-up socket NAME for the space with this fingerprint, open from the start; may be given several times")
+	f.Var(settings.Lookups(s.lookups), "lookup",
+		"look-up socket NAME for the space with this fingerprint, open from the start; may be given several times")
 
 	f.StringVar(&s.http, "http", "", "address for HTTP besides admin.sock, such as 127.0.0.1:9480")
-	settings.AddBool(f, &s.httpAny, "http-any", "let --http be an address that others can reach")
-	f.Var(settings.Choice(&s.logLevel, []string{"debug", "info", "warn", "error"}), "log-level", "least severity that is logged")
+	settings.AddBool(f, &s.httpAny, "http-any", "allow --http to be an address that is not loopback")
+	f.Var(settings.Choice(&s.logLevel, []string{"debug", "info", "warn", "error"}), "log-level",
+		"lowest level that is logged")
 	settings.AddBool(f, &s.logJSON, "log-json", "log JSON")
 	f.Var(settings.Duration(&s.drainTimeout, 0, time.Hour), "drain-timeout", "longest wait for running jobs at the end")
 
-	f.Var(settings.Count(&s.copyLanes, 0, 256), "copy-lanes", "copies that run at once on one GPU, and on CPUs; 0 is as many as there are processors")
-	f.Var(settings.Count(&s.queue, 1, 1<<16), "queue", "jobs that may wait for one engine worker in each direction; a further one is told busy")
-	f.Var(settings.Duration(&s.eventWait, time.Millisecond, time.Hour), "event-wait", "longest wait for the step that a job names")
-	f.Var(settings.Duration(&s.stuckAfter, time.Second, 24*time.Hour), "stuck-after", "a worker's step older than this fails /livez")
+	f.Var(settings.Count(&s.copyLanes, 0, 256), "copy-lanes",
+		"copies that run at once on one GPU, and on CPUs; 0 is as many as there are processors")
+	f.Var(settings.Count(&s.queue, 1, 1<<16), "queue",
+		"jobs that may wait for one engine worker in each direction; a further one is answered busy")
+	f.Var(settings.Duration(&s.eventWait, time.Millisecond, time.Hour), "event-wait",
+		"longest wait for the step that a job names")
+	f.Var(settings.Duration(&s.stuckAfter, time.Second, 24*time.Hour), "stuck-after",
+		"a worker's step older than this fails /livez")
 	f.Var(settings.Count(&s.maxEngines, 1, 4096), "max-engines", "engines at once")
-	f.Var(settings.Count(&s.maxSessions, 1, 2048), "max-sessions", "sessions at once: one for each scheduler and each rank")
+	f.Var(settings.Count(&s.maxSessions, 1, 2048), "max-sessions",
+		"sessions at once: one for each scheduler and each rank")
 
-	f.Var(settings.Count(&s.flipAfter, 0, 1<<30), "fault-flip-byte-after", "flip a byte of a stored block after this many saved blocks")
+	f.Var(settings.Count(&s.flipAfter, 0, 1<<30), "fault-flip-byte-after",
+		"flip a byte of a stored block after this many saved blocks")
 	settings.AddBool(f, &s.allowFaults, "allow-faults", "serve POST /fault")
 	for _, hidden := range []string{"fault-flip-byte-after", "allow-faults"} {
 		f.Lookup(hidden).Hidden = true

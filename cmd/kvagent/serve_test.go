@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asCommand) != "" {
 		if os.Getenv(noKill) != "" {
 			endWithin = 3 * time.Second
-			leftKill, moverKill = func(int) error { return nil }, func(*os.Process) error { return nil }
+			orphanKill, moverKill = func(int) error { return nil }, func(*os.Process) error { return nil }
 		}
 		if len(os.Args) > 1 && slices.Contains([]string{"mock", "replay", "bench"}, os.Args[1]) {
 			os.Exit(lab.Main(os.Args[1:], os.Stderr))
@@ -91,7 +91,7 @@ func startServe(t *testing.T, args ...string) (cmd *exec.Cmd, dir string, log *p
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(root) }) // a leftover of a failed test harms nobody
+	t.Cleanup(func() { _ = os.RemoveAll(root) }) // a leftover of a failed test does no harm
 	dir, log = filepath.Join(root, "s"), &processLog{}
 	cmd = kvagentCommand(t, append([]string{"serve", "--socket-dir", dir, "--pool", "16MiB"}, args...)...)
 	cmd.Stderr = log
@@ -101,7 +101,8 @@ func startServe(t *testing.T, args ...string) (cmd *exec.Cmd, dir string, log *p
 	t.Cleanup(func() { _ = cmd.Process.Kill() }) // it has ended, unless the test failed
 	limit := time.Now().Add(20 * time.Second)
 	for {
-		if body, err := adminclient.New(dir).Get(t.Context(), "/readyz"); err == nil && strings.TrimSpace(string(body)) == "ok" {
+		if body, err := adminclient.New(dir).Get(t.Context(), "/readyz"); err == nil &&
+			strings.TrimSpace(string(body)) == "ok" {
 			return cmd, dir, log
 		}
 		if time.Now().After(limit) {
@@ -123,18 +124,22 @@ func TestServeAndCommands(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &st); code != 0 || err != nil {
 		t.Fatalf("status --json: %d %v %s", code, err, out)
 	}
-	for _, key := range []string{"engines", "regions", "leases", "blocks_stored", "blocks_saved", "blocks_loaded", "lookups", "lookup_hits"} {
+	for _, key := range []string{"engines", "regions", "leases", "blocks_stored", "blocks_saved", "blocks_loaded",
+		"lookups", "lookup_hits"} {
 		if _, ok := st[key].(float64); !ok {
 			t.Errorf("status --json: %s is %v, want a number", key, st[key])
 		}
 	}
-	if out, code = kvagentOutput(t, "set", "loads=off", "--socket-dir", dir); code != 0 || out != "loads=off saves=on\n" {
+	if out, code = kvagentOutput(t, "set", "loads=off", "--socket-dir", dir); code != 0 ||
+		out != "loads=off saves=on\n" {
 		t.Errorf("set: %d %q", code, out)
 	}
-	if out, code = kvagentOutput(t, "set", "loads=sometimes", "--socket-dir", dir); code != exitConfig || !strings.Contains(out, "allowed: on, off") {
+	if out, code = kvagentOutput(t, "set", "loads=sometimes", "--socket-dir", dir); code != exitConfig ||
+		!strings.Contains(out, "allowed: on, off") {
 		t.Errorf("set: %d %q", code, out)
 	}
-	if out, code = kvagentOutput(t, "serve", "--socket-dir", dir, "--pool", "16MiB"); code != exitHeld || !strings.Contains(out, "in use by process") {
+	if out, code = kvagentOutput(t, "serve", "--socket-dir", dir, "--pool", "16MiB"); code != exitHeld ||
+		!strings.Contains(out, "in use by process") {
 		t.Errorf("a second agent: %d %s", code, out)
 	}
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
@@ -148,7 +153,8 @@ func TestServeAndCommands(t *testing.T) {
 			t.Errorf("no JSON: %s", line)
 		}
 	}
-	if out, code = kvagentOutput(t, "status", "--socket-dir", dir); code != exitFailed || !strings.Contains(out, "no agent answers") {
+	if out, code = kvagentOutput(t, "status", "--socket-dir", dir); code != exitFailed ||
+		!strings.Contains(out, "no agent answers") {
 		t.Errorf("status of none: %d %s", code, out)
 	}
 }
@@ -166,7 +172,7 @@ func TestLogReaderGoes(t *testing.T) {
 	if _, err := log.Read(make([]byte, 1)); err != nil {
 		t.Error(err)
 	}
-	_ = log.Close() // what else it says breaks the pipe
+	_ = log.Close() // its further output breaks the pipe
 	limit := time.Now().Add(20 * time.Second)
 	for dir := cmd.Args[3]; ; time.Sleep(5 * time.Millisecond) { // between two questions to another process
 		if _, err := adminclient.New(dir).Get(t.Context(), "/readyz"); err == nil || time.Now().After(limit) {
@@ -181,7 +187,8 @@ func TestLogReaderGoes(t *testing.T) {
 	}
 }
 
-// An agent that was given a relative directory tells the engines, which run elsewhere, where that is.
+// An agent that was given a relative directory tells the engines, which run elsewhere, where that
+// is.
 func TestRelativeSocketDir(t *testing.T) {
 	t.Chdir(t.TempDir())
 	s := defaultServeSettings()
@@ -209,7 +216,8 @@ func TestMockInterrupted(t *testing.T) {
 	late := time.AfterFunc(10*time.Second, func() { _ = cmd.Process.Kill() })
 	defer late.Stop()
 	var exit *exec.ExitError
-	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != exitFailed || !strings.Contains(out.String(), "requests left") {
+	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != exitFailed ||
+		!strings.Contains(out.String(), "requests left") {
 		text := out.String()
 		t.Errorf("mock ended with %v: ...%s", err, text[max(0, len(text)-300):])
 	}

@@ -19,8 +19,8 @@ func setCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set loads=on|off saves=on|off",
 		Short: "Switch loads or saves of a running agent",
-		Long: `Set switches loads and saves off and on while the agent runs and without touching an engine. With loads off
-look-ups find nothing and engines compute; with saves off nothing new is stored. Engines are told at once.`,
+		Long: `Set switches loads and saves off and on while the agent runs. With loads off, look-ups find nothing and
+engines compute; with saves off, nothing new is stored. Engines are notified at once.`,
 		Example: `  kvagent set loads=off
   kvagent set loads=on saves=on --socket-dir /run/kvagent`,
 		Args: settings.Args(cobra.MinimumNArgs(1)),
@@ -49,7 +49,7 @@ look-ups find nothing and engines compute; with saves off nothing new is stored.
 	return cmd
 }
 
-// parseSwitches reads loads=on saves=off.
+// parseSwitches parses arguments such as loads=on saves=off.
 func parseSwitches(args []string) (url.Values, error) {
 	query := url.Values{}
 	for _, arg := range args {
@@ -58,7 +58,7 @@ func parseSwitches(args []string) (url.Values, error) {
 			return nil, fmt.Errorf("%s: unknown, allowed: loads=on, loads=off, saves=on, saves=off", arg)
 		}
 		if query.Has(key) {
-			return nil, fmt.Errorf("%s: there twice, allowed: once", key)
+			return nil, fmt.Errorf("%s: given twice, allowed: once", key)
 		}
 		if _, err := admin.ParseSwitch(key, value); err != nil {
 			return nil, err

@@ -42,9 +42,11 @@ func readSettings(t *testing.T, args []string, env map[string]string, file strin
 
 // A flag goes before the environment, that before the file, that before the default.
 func TestSettingsPrecedence(t *testing.T) {
-	const file = "pool: 3GiB\nevent-wait: 3s\nqueue: 3\nlog-level: warn\nallow-uid: [3, 4]\nhttp-any: true\nverify-sample: 7\n"
+	const file = "pool: 3GiB\nevent-wait: 3s\nqueue: 3\nlog-level: warn\nallow-uid: [3, 4]\nhttp-any: " +
+		"true\nverify-sample: 7\n"
 	env := map[string]string{"KVAGENT_POOL": "2GiB", "KVAGENT_EVENT_WAIT": "2s", "KVAGENT_ALLOW_GID": "5,6"}
-	s, err := readSettings(t, []string{"--pool", "1.5GiB", "--lookup", "a=" + strings.Repeat("0a", 16), "--lookup", "b=" + strings.Repeat("0b", 16)}, env, file)
+	s, err := readSettings(t, []string{"--pool", "1.5GiB", "--lookup", "a=" + strings.Repeat("0a", 16), "--lookup",
+		"b=" + strings.Repeat("0b", 16)}, env, file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,11 +77,13 @@ func TestSettingsPrecedence(t *testing.T) {
 	}
 }
 
-// A misspelt variable is told, and no more than that: clusters make variables for a service called kvagent.
+// A misspelt variable is told, and no more than that: clusters make variables for a service called
+// kvagent.
 func TestUnknownEnvironment(t *testing.T) {
 	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
 	defaultServeSettings().addFlags(flags)
-	got := settings.UnknownEnv(flags, []string{"KVAGENT_POOOL=1GiB", "KVAGENT_POOL=1GiB", "KVAGENT_HTTP_ANY=true", "PATH=/bin", "KVAGENT_PORT=tcp://1.2.3.4:5"})
+	got := settings.UnknownEnv(flags, []string{"KVAGENT_POOOL=1GiB", "KVAGENT_POOL=1GiB", "KVAGENT_HTTP_ANY=true",
+		"PATH=/bin", "KVAGENT_PORT=tcp://1.2.3.4:5"})
 	if want := []string{"KVAGENT_POOOL", "KVAGENT_PORT"}; !slices.Equal(got, want) {
 		t.Errorf("unknown are %q, want %q", got, want)
 	}
@@ -97,7 +101,8 @@ func TestSettingsErrors(t *testing.T) {
 		"size words":    {[]string{"--pool", "lots"}, nil, "", []string{"pool", `"lots"`, "allowed"}},
 		"size negative": {[]string{"--pool=-1GiB"}, nil, "", []string{"pool", "allowed"}},
 		"size huge":     {[]string{"--pool=9999999999TiB"}, nil, "", []string{"pool", "allowed"}},
-		"env":           {nil, map[string]string{"KVAGENT_QUEUE": "0"}, "", []string{"KVAGENT_QUEUE", `"0"`, "allowed: 1 to 65536"}},
+		"env": {nil, map[string]string{"KVAGENT_QUEUE": "0"}, "",
+			[]string{"KVAGENT_QUEUE", `"0"`, "allowed: 1 to 65536"}},
 		"file":          {nil, nil, "event-wait: 1us\n", []string{"event-wait", `"1us"`, "allowed: 1ms to 1h0m0s"}},
 		"unknown key":   {nil, nil, "pol: 1GiB\n", []string{"pol", "unknown", "allowed", "pool"}},
 		"key twice":     {nil, nil, "pool: 1GiB\npool: 2GiB\n", []string{"pool"}},
@@ -105,20 +110,30 @@ func TestSettingsErrors(t *testing.T) {
 		"mapping":       {nil, nil, "pool: {a: 1}\n", []string{"pool", "mapping"}},
 		"no mapping":    {nil, nil, "- pool\n", []string{"config"}},
 		"config inside": {nil, nil, "config: x\n", []string{"config", "unknown"}},
-		"choice":        {[]string{"--integrity", "some"}, nil, "", []string{"integrity", `"some"`, "allowed: full, header"}},
-		"verify-sample": {[]string{"--verify-sample", "-1"}, nil, "", []string{"verify-sample", `"-1"`, "allowed: 0 to 1000000000"}},
+		"choice": {[]string{"--integrity", "some"}, nil, "",
+			[]string{"integrity", `"some"`, "allowed: full, header"}},
+		"verify-sample": {[]string{"--verify-sample", "-1"}, nil, "",
+			[]string{"verify-sample", `"-1"`, "allowed: 0 to 1000000000"}},
 		"verify env": {nil, map[string]string{"KVAGENT_VERIFY_SAMPLE": "2000000000"}, "",
 			[]string{"KVAGENT_VERIFY_SAMPLE", "allowed: 0 to 1000000000"}},
-		"device":      {[]string{"--device", "tpu"}, nil, "", []string{"device", "allowed: auto, host, host-mover, cuda"}},
-		"bool":        {nil, map[string]string{"KVAGENT_LOG_JSON": "maybe"}, "", []string{"KVAGENT_LOG_JSON", `"maybe"`, "allowed: true, false"}},
-		"bool flag":   {[]string{"--http-any=2"}, nil, "", []string{"http-any", `"2"`, "allowed: true, false"}},
-		"directory":   {[]string{"--socket-dir", ""}, nil, "", []string{"socket-dir", "allowed: a directory"}},
-		"uid":         {[]string{"--allow-uid", "1,root"}, nil, "", []string{"allow-uid", `"root"`, "allowed: numbers"}},
-		"group":       {[]string{"--socket-group", "no such group"}, nil, "", []string{"socket-group", "allowed: the name or the number"}},
-		"lookup":      {[]string{"--lookup", "a=12"}, nil, "", []string{"lookup", "allowed: NAME=FINGERPRINT with 32 hex digits"}},
-		"lookup name": {[]string{"--lookup", "session.sock=" + strings.Repeat("00", 16)}, nil, "", []string{"lookup", "session.sock"}},
-		"http":        {[]string{"--http", "0.0.0.0:80"}, nil, "", []string{"http", "0.0.0.0:80", "allowed: a loopback address"}},
-		"lease-bytes": {[]string{"--pool", "1GiB", "--lease-bytes", "2GiB"}, nil, "", []string{"lease-bytes", "2GiB", "allowed: 0 to 1GiB"}},
+		"device": {[]string{"--device", "tpu"}, nil, "",
+			[]string{"device", "allowed: auto, host, host-mover, cuda"}},
+		"bool": {nil, map[string]string{"KVAGENT_LOG_JSON": "maybe"}, "",
+			[]string{"KVAGENT_LOG_JSON", `"maybe"`, "allowed: true, false"}},
+		"bool flag": {[]string{"--http-any=2"}, nil, "", []string{"http-any", `"2"`, "allowed: true, false"}},
+		"directory": {[]string{"--socket-dir", ""}, nil, "", []string{"socket-dir", "allowed: a directory"}},
+		"uid": {[]string{"--allow-uid", "1,root"}, nil, "",
+			[]string{"allow-uid", `"root"`, "allowed: numbers"}},
+		"group": {[]string{"--socket-group", "no such group"}, nil, "",
+			[]string{"socket-group", "allowed: the name or the number"}},
+		"lookup": {[]string{"--lookup", "a=12"}, nil, "",
+			[]string{"lookup", "allowed: NAME=FINGERPRINT with 32 hex digits"}},
+		"lookup name": {[]string{"--lookup", "session.sock=" + strings.Repeat("00", 16)}, nil, "",
+			[]string{"lookup", "session.sock"}},
+		"http": {[]string{"--http", "0.0.0.0:80"}, nil, "",
+			[]string{"http", "0.0.0.0:80", "allowed: a loopback address"}},
+		"lease-bytes": {[]string{"--pool", "1GiB", "--lease-bytes", "2GiB"}, nil, "",
+			[]string{"lease-bytes", "2GiB", "allowed: 0 to 1GiB"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := readSettings(t, c.args, c.env, c.file)
@@ -139,7 +154,8 @@ func TestEverySettingHasItsFlag(t *testing.T) {
 	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
 	defaultServeSettings().addFlags(flags)
 	for _, key := range []string{
-		"socket-dir", "pool", "config", "device", "socket-group", "allow-uid", "allow-gid", "integrity", "lease-bytes", "lookup",
+		"socket-dir", "pool", "config", "device", "socket-group", "allow-uid", "allow-gid", "integrity", "lease-bytes",
+		"lookup",
 		"http", "http-any", "log-level", "log-json", "drain-timeout",
 	} {
 		f := flags.Lookup(key)

@@ -22,9 +22,9 @@ func statusCommand() *cobra.Command {
 	dir := socketDirSetting()
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Say what a running agent does",
-		Long: `Status asks the agent of a socket directory, through admin.sock: which engines are connected and whether all
-their ranks are here, how full the pool is, how often look-ups hit, what waits in queues, and what is wrong.`,
+		Short: "Show the state of a running agent",
+		Long: `Status asks the agent of a socket directory through admin.sock. It shows the connected engines and their
+missing ranks, the use of the pool, the hit rate of look-ups, the queues, and problems.`,
 		Example: `  kvagent status --socket-dir /run/kvagent
   kvagent status --json | jq .hit_rate`,
 		Args: settings.Args(cobra.NoArgs),
@@ -36,11 +36,11 @@ their ranks are here, how full the pool is, how often look-ups hit, what waits i
 		},
 	}
 	addSocketDir(cmd, dir)
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print what the agent says, as JSON")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the agent's answer as JSON")
 	return cmd
 }
 
-// status prints a snapshot.
+// status prints the agent's current status.
 func status(ctx context.Context, out io.Writer, dir string, asJSON bool) error {
 	body, err := adminclient.New(dir).Get(ctx, "/status")
 	if err != nil {
@@ -66,23 +66,28 @@ func printStatus(out io.Writer, st *admin.Status) error {
 	fmt.Fprintf(t, "agent\t%s, process %d, up %v, version %s\n", state, st.PID, seconds(st.UptimeSeconds), st.Version)
 	fmt.Fprintf(t, "switches\tloads %s, saves %s\n", onOff(st.Switches.Loads), onOff(st.Switches.Saves))
 	fmt.Fprintf(t, "pool\t%s used of %s, %s pinned, %d blocks, %d evicted\n",
-		settings.HumanSize(st.Pool.Used), settings.HumanSize(st.Pool.Capacity), settings.HumanSize(st.Pool.Pinned), st.BlocksStored, st.Pool.Evicted)
+		settings.HumanSize(st.Pool.Used), settings.HumanSize(st.Pool.Capacity), settings.HumanSize(st.Pool.Pinned),
+		st.BlocksStored, st.Pool.Evicted)
 	if b := &st.Pool; b.BadPages > 0 {
 		fmt.Fprintf(t, "\t%d BAD PAGES (limit %d), %s of the pool not used (limit %s), %d blocks dropped\n",
-			b.BadPages, b.BadPagesLimit, settings.HumanSize(b.BadBytes), settings.HumanSize(b.BadBytesLimit), b.BadDropped)
+			b.BadPages, b.BadPagesLimit, settings.HumanSize(b.BadBytes), settings.HumanSize(b.BadBytesLimit),
+			b.BadDropped)
 	}
 	fmt.Fprintf(t, "look-ups\t%d, %d with a hit; %.1f %% of tokens found\n", st.Lookups, st.LookupHits, 100*st.HitRate)
 	fmt.Fprintf(t, "blocks\t%d saved (%s), %d loaded (%s)\n",
-		st.BlocksSaved, settings.HumanSize(int64(st.BytesSaved)), st.BlocksLoaded, settings.HumanSize(int64(st.BytesLoaded)))
+		st.BlocksSaved, settings.HumanSize(int64(st.BytesSaved)), st.BlocksLoaded,
+		settings.HumanSize(int64(st.BytesLoaded)))
 	printSample(t, &st.Sample)
-	fmt.Fprintf(t, "leases\t%d open (%s), %d given, %d revoked\n", st.Leases, settings.HumanSize(st.LeaseBytes), st.LeasesGiven, st.LeasesRevoked)
+	fmt.Fprintf(t, "leases\t%d open (%s), %d given, %d revoked\n", st.Leases, settings.HumanSize(st.LeaseBytes),
+		st.LeasesGiven, st.LeasesRevoked)
 	printTiers(t, st.Tiers)
-	fmt.Fprintf(t, "engines\t%d, %d regions open, %d jobs, clean-up at most %.1f ms\n", st.Engines, st.Regions, st.Jobs, st.CleanupMaxMS)
+	fmt.Fprintf(t, "engines\t%d, %d regions open, %d jobs, clean-up at most %.1f ms\n", st.Engines, st.Regions, st.Jobs,
+		st.CleanupMaxMS)
 	for i := range st.Movers {
 		printMover(t, &st.Movers[i])
 	}
-	if l := &st.LeftBehind; len(l.PIDs) > 0 || l.Cold != "" {
-		fmt.Fprintf(t, "left behind\tprocesses %v of an agent before cannot be ended\n", l.PIDs)
+	if l := &st.Orphans; len(l.PIDs) > 0 || l.Cold != "" {
+		fmt.Fprintf(t, "orphans\tmovers %v of an earlier agent cannot be ended\n", l.PIDs)
 		if l.Cold != "" {
 			fmt.Fprintf(t, "\tthe pool started empty, in a new file: %s\n", l.Cold)
 		}
@@ -97,13 +102,14 @@ func printStatus(out io.Writer, st *admin.Status) error {
 	return printEngines(out, st.EngineList)
 }
 
-// printSample says what became of the blocks that were checked end to end.
+// printSample prints the results of the end-to-end check.
 func printSample(t io.Writer, s *admin.SampleStatus) {
 	if s.Every == 0 {
 		fmt.Fprintf(t, "end to end\tno block is checked (--verify-sample 0)\n")
 		return
 	}
-	fmt.Fprintf(t, "end to end\t1 block in %d checked: %d saved and %d loaded match, %d not verified, %d MISMATCHED", s.Every, s.Saves.Matched, s.Loads.Matched,
+	fmt.Fprintf(t, "end to end\t1 block in %d checked: %d saved and %d loaded match, %d not verified, %d MISMATCHED",
+		s.Every, s.Saves.Matched, s.Loads.Matched,
 		s.Saves.Unverified+s.Loads.Unverified, s.Saves.Mismatched+s.Loads.Mismatched)
 	if s.LastMismatch != "" {
 		fmt.Fprintf(t, "; last: %s", s.LastMismatch)
@@ -120,7 +126,8 @@ func printMover(t io.Writer, m *admin.MoverStatus) {
 	if m.Running {
 		state = fmt.Sprintf("process %d, up %v", m.PID, seconds(m.UpSeconds))
 	}
-	fmt.Fprintf(t, "mover %s\t%s, %d workers, %d copies, started %d times, lost %d", m.Name, state, m.Peers, m.Copies, m.Starts, lost)
+	fmt.Fprintf(t, "mover %s\t%s, %d workers, %d copies, started %d times, lost %d", m.Name, state, m.Peers, m.Copies,
+		m.Starts, lost)
 	if m.LastLoss != "" {
 		fmt.Fprintf(t, "; last: %s", m.LastLoss)
 	}
@@ -131,19 +138,21 @@ func printMover(t io.Writer, m *admin.MoverStatus) {
 	}
 }
 
-// printGPU is a mover's GPU in one line.
+// printGPU prints a mover's GPU in one line.
 func printGPU(t io.Writer, i *cudaipc.CUDAInfo) {
-	fmt.Fprintf(t, "\t%s, %s free of %s, the mover takes %s; %s pinned of %s", i.Name, settings.HumanSize(i.Free), settings.HumanSize(i.Total), orUnknown(i.Facts.Context),
+	fmt.Fprintf(t, "\t%s, %s free of %s, the mover takes %s; %s pinned of %s", i.Name, settings.HumanSize(i.Free),
+		settings.HumanSize(i.Total), orUnknown(i.Facts.Context),
 		settings.HumanSize(i.Pinned), settings.HumanSize(i.Arena))
 	if i.PinError != "" {
-		fmt.Fprintf(t, ", %s REFUSED (%s), %s copied the slow way", settings.HumanSize(i.Refused), i.PinError, settings.HumanSize(int64(i.RingBytes)))
+		fmt.Fprintf(t, ", %s REFUSED (%s), %s copied through the ring", settings.HumanSize(i.Refused), i.PinError,
+			settings.HumanSize(int64(i.RingBytes)))
 	}
 	fmt.Fprintln(t)
 }
 
 func orUnknown(n int64) string {
 	if n == 0 {
-		return "what nobody measured"
+		return "an unmeasured amount"
 	}
 	return settings.HumanSize(n)
 }
@@ -153,9 +162,9 @@ func printEngines(out io.Writer, engines []admin.EngineStatus) error {
 	fmt.Fprintln(t, "ENGINE\tMODEL\tRANKS\tSESSION\tPROCESS\tREGIONS\tSAVES\tLOADS\tUNSENT\tNOW")
 	for i := range engines {
 		e := &engines[i]
-		ranks := fmt.Sprintf("%d, all here", e.World)
+		ranks := fmt.Sprintf("%d, complete", e.World)
 		if !e.Complete {
-			ranks = fmt.Sprintf("%d, not all here", e.World)
+			ranks = fmt.Sprintf("%d, incomplete", e.World)
 		}
 		for j := range e.Sessions {
 			s := &e.Sessions[j]
@@ -167,7 +176,8 @@ func printEngines(out io.Writer, engines []admin.EngineStatus) error {
 			if s.StepMS > 0 {
 				now += fmt.Sprintf(" for %v", time.Duration(s.StepMS)*time.Millisecond)
 			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%s\n", e.Instance, e.Model, ranks, role, s.PID, s.Regions, s.SaveQueue, s.LoadQueue, s.Outbox, now)
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%s\n", e.Instance, e.Model, ranks, role, s.PID,
+				s.Regions, s.SaveQueue, s.LoadQueue, s.Outbox, now)
 		}
 	}
 	return t.Flush()
@@ -184,10 +194,10 @@ func seconds(s float64) time.Duration {
 	return time.Duration(s * float64(time.Second)).Round(time.Second)
 }
 
-// storeOK is the state of a store that has nothing to say.
+// storeOK is the state of a store without problems.
 const storeOK = "ok"
 
-// printTiers is a line for each tier, in the table of status.
+// printTiers prints a line for each tier.
 func printTiers(t io.Writer, tiers *admin.TiersStatus) {
 	if tiers == nil {
 		return
@@ -199,15 +209,17 @@ func printTiers(t io.Writer, tiers *admin.TiersStatus) {
 		if s.Capacity > 0 {
 			size += " of " + settings.HumanSize(s.Capacity)
 		}
-		fmt.Fprintf(t, "tier %s\t%s, %s; %d blocks read (%s), %d did not come; %d written (%s), %d not; %d damaged\n",
-			s.Name, state, size, s.Hits, settings.HumanSize(int64(s.BytesIn)), s.Misses, s.Stored, settings.HumanSize(int64(s.BytesOut)), s.Dropped+s.Failed, s.Corrupt)
+		fmt.Fprintf(t, "tier %s\t%s, %s; %d blocks read (%s), %d missed; %d written (%s), %d not; %d damaged\n",
+			s.Name, state, size, s.Hits, settings.HumanSize(int64(s.BytesIn)), s.Misses, s.Stored,
+			settings.HumanSize(int64(s.BytesOut)), s.Dropped+s.Failed, s.Corrupt)
 	}
-	fmt.Fprintf(t, "prefetch\t%d blocks on their way (%s of %s), %d came, %d did not\n",
-		tiers.Promises, settings.HumanSize(tiers.PromiseBytes), settings.HumanSize(tiers.PromiseCap), tiers.Kept, tiers.Unkept)
+	fmt.Fprintf(t, "prefetch\t%d blocks being fetched (%s of %s), %d arrived, %d failed\n",
+		tiers.Promises, settings.HumanSize(tiers.PromiseBytes), settings.HumanSize(tiers.PromiseCap), tiers.Fulfilled,
+		tiers.Failed)
 	printResets(t, tiers)
 }
 
-// printResets says what came of resets, if anything did.
+// printResets prints a line about resets, if there were any.
 func printResets(t io.Writer, tiers *admin.TiersStatus) {
 	shards, bytes, fails, marks := uint64(0), uint64(0), uint64(0), uint64(0)
 	for i := range tiers.List {
@@ -220,10 +232,11 @@ func printResets(t io.Writer, tiers *admin.TiersStatus) {
 	}
 	fmt.Fprintf(t, "resets\t%d of other nodes, %d repeated; %d named generations unused, %d of them used elsewhere; "+
 		"%d names to be collected, %d shards (%s) collected; %d looks failed, %d rounds for markers\n",
-		tiers.Adopted, tiers.Again, tiers.Unused, tiers.Elsewhere, tiers.Names, shards, settings.HumanSize(int64(bytes)), fails, marks)
+		tiers.Adopted, tiers.Again, tiers.Unused, tiers.Elsewhere, tiers.Names, shards,
+		settings.HumanSize(int64(bytes)), fails, marks)
 }
 
-// tierState is a tier's state, with its error or what its store says besides.
+// tierState returns a tier's state, with its error or its store's own state.
 func tierState(s *admin.TierStatus) string {
 	switch {
 	case s.Error != "":
@@ -234,7 +247,7 @@ func tierState(s *admin.TierStatus) string {
 	return s.State
 }
 
-// socketDirSetting is the one setting that all commands share.
+// socketDirSetting returns the setting that all commands share.
 func socketDirSetting() *string {
 	dir := adminclient.DefaultDir
 	return &dir

@@ -14,22 +14,24 @@ import (
 	"github.com/kvagent/kvagent/pool/dram"
 )
 
-// poolFile is a place on tmpfs that goes with the test.
+// poolFile returns a path on tmpfs that is removed after the test.
 func poolFile(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "kvagent-test-")
 	if err != nil {
 		t.Skipf("SKIPPED: no tmpfs on /dev/shm: %v", err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) }) // a leftover of a failed test harms nobody
+	t.Cleanup(func() { _ = os.RemoveAll(dir) }) // a leftover of a failed test does no harm
 	return filepath.Join(dir, "pool")
 }
 
-// An agent that is killed is followed by one that has its blocks, at once and in the same directory.
+// An agent that is killed is followed by one that has its blocks, at once and in the same
+// directory.
 func TestKilledAgentIsFollowed(t *testing.T) {
 	path := poolFile(t)
 	cmd, dir, _ := startServe(t, "--dram-path", path)
-	if out, err := kvagentCommand(t, "mock", "--socket-dir", dir, "--requests", "20", "--block-bytes", "4096").CombinedOutput(); err != nil {
+	if out, err := kvagentCommand(t, "mock", "--socket-dir", dir, "--requests", "20", "--block-bytes",
+		"4096").CombinedOutput(); err != nil {
 		t.Fatalf("mock: %v\n%s", err, out)
 	}
 	waitStatus(t, dir, "blocks_stored", func(n float64) bool { return n > 0 })
@@ -56,7 +58,8 @@ func TestLivingAgentKeepsItsFile(t *testing.T) {
 	path := poolFile(t)
 	cmd, _, _ := startServe(t, "--dram-path", path)
 	began := time.Now()
-	out, code := kvagentOutput(t, "serve", "--socket-dir", filepath.Join(t.TempDir(), "s"), "--pool", "16MiB", "--dram-path", path)
+	out, code := kvagentOutput(t, "serve", "--socket-dir", filepath.Join(t.TempDir(), "s"), "--pool", "16MiB",
+		"--dram-path", path)
 	if want := fmt.Sprintf("in use by process %d", cmd.Process.Pid); code != exitHeld || !strings.Contains(out, want) {
 		t.Errorf("exit %d, want %d with %q: %s", code, exitHeld, want, out)
 	}
@@ -69,7 +72,7 @@ func TestLivingAgentKeepsItsFile(t *testing.T) {
 	}
 }
 
-// What a dead agent started and that still has the file is waited for, and named when the wait is over.
+// A mover of a dead agent that still has the file is waited for, and named when the wait is over.
 func TestLingeringMoverIsWaitedFor(t *testing.T) {
 	path := poolFile(t)
 	p, err := dram.Open(dram.Options{Bytes: 16 << 20, Path: path})
@@ -95,9 +98,11 @@ func TestLingeringMoverIsWaitedFor(t *testing.T) {
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
-	args := []string{"serve", "--socket-dir", filepath.Join(t.TempDir(), "s"), "--pool", "16MiB", "--dram-path", path, "--takeover-wait"}
+	args := []string{"serve", "--socket-dir", filepath.Join(t.TempDir(), "s"), "--pool", "16MiB", "--dram-path", path,
+		"--takeover-wait"}
 	out, code := kvagentOutput(t, append(args, "400ms")...)
-	if want := fmt.Sprint(mover.Process.Pid); code != exitHeld || !strings.Contains(out, want) || !strings.Contains(out, "takeover-wait") {
+	if want := fmt.Sprint(mover.Process.Pid); code != exitHeld || !strings.Contains(out, want) ||
+		!strings.Contains(out, "takeover-wait") {
 		t.Errorf("exit %d, want %d with process %s: %s", code, exitHeld, want, out)
 	}
 	time.AfterFunc(300*time.Millisecond, func() { _ = mover.Process.Kill() })
@@ -117,11 +122,12 @@ func TestLingeringMoverIsWaitedFor(t *testing.T) {
 func TestDramPathOnADiskIsRefused(t *testing.T) {
 	path := filepath.Join("/var/tmp", fmt.Sprintf("kvagent-test-%d", os.Getpid()))
 	defer os.Remove(path)
-	out, code := kvagentOutput(t, "serve", "--socket-dir", filepath.Join(t.TempDir(), "s"), "--pool", "16MiB", "--dram-path", path)
+	out, code := kvagentOutput(t, "serve", "--socket-dir", filepath.Join(t.TempDir(), "s"), "--pool", "16MiB",
+		"--dram-path", path)
 	if code != exitFailed || !strings.Contains(out, "tmpfs") {
 		t.Errorf("exit %d: %s", code, out)
 	}
 	if _, err := os.Stat(path); err == nil {
-		t.Error("a file was left behind")
+		t.Error("a file was not removed")
 	}
 }

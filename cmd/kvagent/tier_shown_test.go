@@ -11,13 +11,17 @@ import (
 	"github.com/kvagent/kvagent/pool/tierspec"
 )
 
-// A secret that is put where none may be is refused, and no error shows it, wherever the setting came from.
+// A secret that is put where none may be is refused, and no error shows it, wherever the setting
+// came from.
 func TestSecretsAreNotShown(t *testing.T) {
 	const secret = "hunter2"
 	for _, spec := range []string{
-		"redis://user:hunter2@h:1", "redis://:hunter2@h:1", "redis://user:x/?@hunter2@h:1", "rediss://user:hunter2@h:1?wrote=x", "redis://h:1?password=hunter2",
-		"redis://h:1?name=x&Password=hunter2", "redis://h:1?auth-pass=hunter2", "s3://id:hunter2@bucket", "s3://bucket?secret-key=hunter2", "s3://bucket?access-key=hunter2&session-token=hunter2",
-		"mooncake://h:1?metadata=redis://u:hunter2@h", "mooncake://h:1?metadata=redis%3A%2F%2Fu%3Ahunter2%40h", "mooncake://h:1?redis-password=hunter2",
+		"redis://user:hunter2@h:1", "redis://:hunter2@h:1", "redis://user:x/?@hunter2@h:1",
+		"rediss://user:hunter2@h:1?wrote=x", "redis://h:1?password=hunter2",
+		"redis://h:1?name=x&Password=hunter2", "redis://h:1?auth-pass=hunter2", "s3://id:hunter2@bucket",
+		"s3://bucket?secret-key=hunter2", "s3://bucket?access-key=hunter2&session-token=hunter2",
+		"mooncake://h:1?metadata=redis://u:hunter2@h", "mooncake://h:1?metadata=redis%3A%2F%2Fu%3Ahunter2%40h",
+		"mooncake://h:1?redis-password=hunter2",
 		"redis://user:hunter2@h:1:2:3", "redis://us er:hunter2@h", "disk:/x?capacity=1,redis://user:hunter2@h:1",
 	} {
 		hold := func(where string, err error) {
@@ -47,7 +51,8 @@ func TestSecretsAreNotShown(t *testing.T) {
 		hold("file", err)
 	}
 	for _, spec := range []string{
-		"redis://user@h:1?password-file=/etc/p&prefix=a", "redis://h:1?password-env=P", "s3://b?access-key-file=/k&secret-key-env=S", "disk:/x?capacity=1GiB",
+		"redis://user@h:1?password-file=/etc/p&prefix=a", "redis://h:1?password-env=P",
+		"s3://b?access-key-file=/k&secret-key-env=S", "disk:/x?capacity=1GiB",
 		"mooncake://h:1?metadata=http://h:8080/metadata", "mooncake://h:1?metadata-file=/m", "redis://a:1,b:2/3?ttl=1h",
 	} {
 		if shown := tierspec.Shown(spec); shown != spec {
@@ -56,7 +61,8 @@ func TestSecretsAreNotShown(t *testing.T) {
 	}
 }
 
-// What a scheme has no use for is an error: to pass over it would be to open another store than was meant.
+// Options that a scheme does not have are an error: ignoring them would open another store than was
+// meant.
 func TestOddPartsOfTiers(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "empty")
 	if err := os.WriteFile(empty, []byte("\n"), 0o600); err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/kvagent/kvagent/settings"
 )
 
-// tierSettings are the settings of what is below the pool's memory.
+// tierSettings are the settings of the tiers below the pool's memory.
 type tierSettings struct {
 	specs    []*tierspec.Spec
 	state    string // directory; empty: the first disk tier's
@@ -33,26 +33,33 @@ type tierSettings struct {
 
 func (t *tierSettings) addFlags(f *pflag.FlagSet) {
 	t.staging = tier.DefaultStaging
-	f.Var(tierspec.Setting(&t.specs), "tier", "a store below the pool, nearest first, such as disk:/var/lib/kvagent?capacity=100GiB or redis://host:6379; may be given several times (docs/TIERS.md)")
+	f.Var(tierspec.Setting(&t.specs), "tier",
+		"a store below the pool, nearest first, such as disk:/var/lib/kvagent?capacity=100GiB or redis://host:6379; "+
+			"may be given several times (docs/TIERS.md)")
 	f.StringVar(&t.state, "tier-state", "",
 		"directory for what must outlive the agent: which spaces were reset, and what is to be collected; "+
 			"default: the directory of the first disk tier")
-	f.Var(settings.Size(&t.staging, transit.MinStaging, transit.MaxStaging), "tier-staging", "memory for blocks on their way to and from tiers; a block larger than half of it stays in the pool")
-	f.Var(settings.Size(&t.prefetch, 0, dram.MaxBytes), "prefetch-bytes", "most that is being brought up from tiers at a time; 0 is an eighth of the pool")
+	f.Var(settings.Size(&t.staging, transit.MinStaging, transit.MaxStaging), "tier-staging",
+		"memory for blocks on their way to and from tiers; a block larger than half of it stays in the pool")
+	f.Var(settings.Size(&t.prefetch, 0, dram.MaxBytes), "prefetch-bytes",
+		"most bytes that are being fetched from tiers at a time; 0 is an eighth of the pool")
 	t.epochEvery, t.collectAfter, t.collectRate = 5*time.Second, 10*time.Minute, 5000
 	t.collectUnused = 7 * 24 * time.Hour
 	f.Var(settings.Duration(&t.epochEvery, tier.MinEpochEvery, tier.MaxEpochEvery), "tier-epoch-every",
-		"how often shared tiers are asked for resets on other nodes")
+		"interval at which shared tiers are checked for resets on other nodes")
 	f.Var(settings.Duration(&t.collectAfter, tier.MinCollectAfter, tier.MaxCollectAfter), "tier-collect-after",
-		"how long what a reset left behind stays in tiers, and what engines that shared with nobody left")
+		"how long blocks of before a reset, and of engines with a private generation, stay in tiers")
 	f.Var(settings.Duration(&t.collectUnused, 0, tier.MaxCollectUnused), "tier-collect-unused",
-		"how long no node may have used a named weights generation before what tiers have of it is deleted; 0 never deletes it")
+		"delete a named weights generation from tiers after no node has used it for this long; 0 never deletes it")
 	f.Var(settings.Count(&t.collectRate, 1, tier.MaxCollectRate), "tier-collect-rate",
-		"most keys a second that are looked at or deleted in tiers because nobody uses their names")
-	f.Var(&t.prefill, "prefill-tokens-per-second", "what an engine computes: an answer is cut where a tier would take longer; 0 never cuts, learn measures it")
+		"most keys a second that collecting unused names reads or deletes in tiers")
+	f.Var(&t.prefill, "prefill-tokens-per-second",
+		"an engine's prefill rate: an answer is cut where a tier would take longer; 0 never cuts, learn measures the "+
+			"rate")
 }
 
-// prefillRate is what an engine computes, in tokens a second, 0: answers are not cut; or that it is to be learned.
+// prefillRate is an engine's prefill rate in tokens a second, or a request to learn it. 0: answers
+// are not cut.
 type prefillRate struct {
 	tokens int
 	learn  bool
@@ -81,32 +88,35 @@ func (r *prefillRate) Set(text string) error {
 	return nil
 }
 
-// check is what no single setting can say for itself.
+// check validates the combination of settings.
 func (t *tierSettings) check() error {
 	var bad []error
 	names := map[string]bool{}
 	shared := false
 	for _, s := range t.specs {
 		if names[s.Name] {
-			bad = append(bad, fmt.Errorf("tier: %s: name %q is used twice, allowed: once (give one a name=)", tierspec.Shown(s.Text), s.Name))
+			bad = append(bad, fmt.Errorf("tier: %s: name %q is used twice, allowed: once (give one a name=)",
+				tierspec.Shown(s.Text), s.Name))
 		}
 		names[s.Name] = true
 		shared = shared || s.Scheme != tierspec.SchemeDisk
 	}
 	if least := tier.LeastCollectUnused(t.epochEvery); t.collectUnused != 0 && t.collectUnused < least {
-		bad = append(bad, fmt.Errorf("tier-collect-unused: %v, allowed: 0, or %v to %v (100 times tier-epoch-every at least)",
+		bad = append(bad, fmt.Errorf("tier-collect-unused: %v, allowed: 0, or %v to %v (100 times tier-epoch-every "+
+			"at least)",
 			t.collectUnused, least, tier.MaxCollectUnused))
 	}
 	if len(t.specs) > tier.MaxTiers {
 		bad = append(bad, fmt.Errorf("tier: %d tiers, allowed: at most %d", len(t.specs), tier.MaxTiers))
 	}
 	if shared && t.stateDir() == "" {
-		bad = append(bad, errors.New("tier-state must be given: a store that outlives the agent, and no disk tier beside which to keep what was reset"))
+		bad = append(bad, errors.New("tier-state must be given: there is a store that outlives the agent, and no "+
+			"disk tier whose directory could keep the resets"))
 	}
 	return errors.Join(bad...)
 }
 
-// stateDir is where what is kept of resets is.
+// stateDir returns the directory of the file of resets.
 func (t *tierSettings) stateDir() string {
 	if t.state != "" {
 		return t.state
@@ -122,7 +132,8 @@ func (t *tierSettings) stateDir() string {
 // resetsFile is the file in the state directory.
 const resetsFile = "kvagent-resets.json"
 
-// openTiers puts the tiers below a pool. Without any it gives the pool itself. The function closes what was opened.
+// openTiers opens the tiers below a pool. Without tiers it returns the pool itself. The returned
+// function closes them.
 func openTiers(p *dram.Pool, s *serveSettings, log *zap.Logger) (agent.Pool, func() error, error) {
 	t := &s.tiers
 	if len(t.specs) == 0 {
@@ -141,7 +152,8 @@ func openTiers(p *dram.Pool, s *serveSettings, log *zap.Logger) (agent.Pool, fun
 	}
 	tiers := make([]tier.Tier, 0, len(t.specs))
 	for _, spec := range t.specs {
-		opened, err := spec.Open(&tierspec.Needs{Spec: spec, Staging: staging, Log: log.With(zap.String("tier", spec.Name))})
+		opened, err := spec.Open(&tierspec.Needs{Spec: spec, Staging: staging,
+			Log: log.With(zap.String("tier", spec.Name))})
 		if err != nil {
 			return fail(fmt.Errorf("tier: %s: %w", tierspec.Shown(spec.Text), err))
 		}
@@ -149,7 +161,8 @@ func openTiers(p *dram.Pool, s *serveSettings, log *zap.Logger) (agent.Pool, fun
 		one := spec.Tier
 		one.Store, one.Local = opened.Store, opened.Local
 		tiers = append(tiers, one)
-		log.Info("tier", zap.String("tier", spec.Name), zap.String("store", tierspec.Shown(spec.Text)), zap.Stringer("write", one.Write))
+		log.Info("tier", zap.String("tier", spec.Name), zap.String("store", tierspec.Shown(spec.Text)),
+			zap.Stringer("write", one.Write))
 	}
 	stack, err := tier.Open(p, tiers, t.options(s, staging, log))
 	if err != nil {
@@ -159,7 +172,7 @@ func openTiers(p *dram.Pool, s *serveSettings, log *zap.Logger) (agent.Pool, fun
 }
 
 func (t *tierSettings) options(s *serveSettings, staging *transit.Staging, log *zap.Logger) tier.Options {
-	node, _ := os.Hostname() // empty: what is stored names no source
+	node, _ := os.Hostname() // empty: stored values name no source
 	return tier.Options{
 		PrefetchBytes: t.prefetch, PrefillTokens: float64(t.prefill.tokens), LearnPrefill: t.prefill.learn,
 		Staging:    staging,
@@ -171,7 +184,7 @@ func (t *tierSettings) options(s *serveSettings, staging *transit.Staging, log *
 	}
 }
 
-// closeAll closes in the opposite order.
+// closeAll calls the closers in the opposite order.
 func closeAll(closers []func() error) (err error) {
 	for i := len(closers) - 1; i >= 0; i-- {
 		err = errors.Join(err, closers[i]())

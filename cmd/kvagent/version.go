@@ -14,10 +14,10 @@ import (
 	"github.com/kvagent/kvagent/settings"
 )
 
-// version and commit may be set by the linker; else they are the module's and the checkout's.
+// version and commit may be set by the linker; by default they are the module's and the checkout's.
 var version, commit string
 
-// buildInfo is what a binary knows of itself.
+// buildInfo describes the binary's build.
 type buildInfo struct {
 	Version     string `json:"version"`
 	Commit      string `json:"commit"`
@@ -56,7 +56,7 @@ func versionCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "version",
-		Short: "Say which build this is",
+		Short: "Show the version of this build",
 		Args:  settings.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return printVersion(cmd.OutOrStdout(), readBuildInfo(), asJSON)

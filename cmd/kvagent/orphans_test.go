@@ -72,9 +72,11 @@ func joinWorker(t *testing.T, dir string) *testWorker {
 		fds     []int
 	}{
 		{&ipc.Register{
-			Req: 1, Instance: "engine", Role: ipc.RoleWorker, World: 1, Shards: 1, HashTokens: 16, Regions: 2, Segments: 1,
-			Identity: []ipc.Pair{{Key: "dtype", Value: "bf16"}, {Key: "model", Value: "test"}, {Key: "tenant", Value: ""}},
-			Groups:   []ipc.GroupDesc{{BlockTokens: 16, NumBlocks: 8}},
+			Req: 1, Instance: "engine", Role: ipc.RoleWorker, World: 1, Shards: 1, HashTokens: 16, Regions: 2,
+			Segments: 1,
+			Identity: []ipc.Pair{{Key: "dtype", Value: "bf16"}, {Key: "model", Value: "test"},
+				{Key: "tenant", Value: ""}},
+			Groups: []ipc.GroupDesc{{BlockTokens: 16, NumBlocks: 8}},
 			Sync: &ipc.SyncDesc{
 				Region: uint32(sync.Region), StepOff: sync.StepOff, EventsOff: sync.EventsOff, Events: sync.Events,
 				RevokeOff: sync.RevokeOff, Revokes: sync.Revokes,
@@ -176,8 +178,8 @@ func TestStoppedMoverIsEnded(t *testing.T) {
 	_ = cmd.Process.Kill()
 	_, _ = cmd.Process.Wait() // it was killed; cmd.Wait would wait for its mover, which has its standard error
 	next, _, st := follow(t, path, dir)
-	if l := st.LeftBehind; l.Ended != 1 || len(l.PIDs) != 0 || l.Cold != "" || st.BlocksStored == 0 {
-		t.Errorf("left behind %+v, %d blocks stored; want one ended, and the blocks", l, st.BlocksStored)
+	if l := st.Orphans; l.Ended != 1 || len(l.PIDs) != 0 || l.Cold != "" || st.BlocksStored == 0 {
+		t.Errorf("orphans %+v, %d blocks stored; want one ended, and the blocks", l, st.BlocksStored)
 	}
 	select {
 	case err := <-w.ended:
@@ -187,29 +189,29 @@ func TestStoppedMoverIsEnded(t *testing.T) {
 	case <-time.After(20 * time.Second):
 		t.Error("the engine's session does not end, though its mover is gone")
 	}
-	if !takeover.Gone(mover) {
+	if !takeover.Exited(mover) {
 		t.Error("the mover is there")
 	}
 	joinWorker(t, dir)
 	endServe(t, next)
 }
 
-// A mover that nobody can end does not keep the node from being served: its successor goes on
+// A mover that cannot be ended does not keep the node from being served: the next agent starts
 // without the pool's file, and says so. The engines' sessions that it has do not end, because
 // nothing proves that it will not touch their memory.
-func TestUnendableMoverIsLeftBehind(t *testing.T) {
+func TestUnendableMoverIsAnOrphan(t *testing.T) {
 	path, dir, cmd, _, mover, w := agentWithStoppedMover(t)
 	_ = cmd.Process.Kill()
 	_, _ = cmd.Process.Wait() // it was killed; cmd.Wait would wait for its mover, which has its standard error
 	t.Setenv(noKill, "1")
 	next, log, st := follow(t, path, dir)
-	if l := st.LeftBehind; len(l.PIDs) != 1 || l.PIDs[0] != mover || l.Cold == "" || st.BlocksStored != 0 {
-		t.Errorf("left behind %+v, %d blocks stored; want process %d, why it is cold, and no block", l, st.BlocksStored,
+	if l := st.Orphans; len(l.PIDs) != 1 || l.PIDs[0] != mover || l.Cold == "" || st.BlocksStored != 0 {
+		t.Errorf("orphans %+v, %d blocks stored; want process %d, why it is cold, and no block", l, st.BlocksStored,
 			mover)
 	}
 	body, err := adminclient.New(dir).Get(t.Context(), "/metrics")
-	if err != nil || !strings.Contains(string(body), "kvagent_left_behind_processes 1") ||
-		!strings.Contains(string(body), "kvagent_pool_file_given_up 1") {
+	if err != nil || !strings.Contains(string(body), "kvagent_orphan_movers 1") ||
+		!strings.Contains(string(body), "kvagent_pool_file_abandoned 1") {
 		t.Errorf("metrics: %v", err)
 	}
 	joinWorker(t, dir) // is served
@@ -227,21 +229,21 @@ func TestUnendableMoverIsLeftBehind(t *testing.T) {
 		t.Error("the session does not end though the mover has")
 	}
 	for limit := time.Now().Add(20 * time.Second); len(statusOf(t,
-		dir).LeftBehind.PIDs) > 0; time.Sleep(20 * time.Millisecond) {
+		dir).Orphans.PIDs) > 0; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(limit) {
 			t.Fatal("the end of the mover is not seen")
 		}
 	}
 	endServe(t, next)
-	for _, say := range []string{"does not end", "given up"} {
+	for _, say := range []string{"does not end", "abandoned"} {
 		if !strings.Contains(log.String(), say) {
 			t.Errorf("the log does not say %q: %s", say, log)
 		}
 	}
 }
 
-// The movers of an agent in another namespace of processes stay written down while their pool's file
-// is waited for: if the agent that waits dies, the next one still knows who holds the file.
+// The movers of an agent in another namespace of processes stay written down while their pool's
+// file is waited for: if the agent that waits dies, the next one still knows who holds the file.
 func TestUnseenMoversStayRecorded(t *testing.T) {
 	path, dir, cmd, _, mover, _ := agentWithStoppedMover(t)
 	_ = cmd.Process.Kill()
@@ -279,13 +281,14 @@ func TestUnseenMoversStayRecorded(t *testing.T) {
 	}
 	next, log = start("100ms")
 	waitStatus(t, dir, "pid", func(n float64) bool { return int(n) == next.Process.Pid })
-	if st := statusOf(t, dir); st.LeftBehind.Cold == "" {
-		t.Errorf("the pool is not cold: %+v: %s", st.LeftBehind, log)
+	if st := statusOf(t, dir); st.Orphans.Cold == "" {
+		t.Errorf("the pool is not cold: %+v: %s", st.Orphans, log)
 	}
-	if f, err := takeover.ReadMovers(dir); err != nil || len(f.Movers) != 1 || f.Movers[0].Agent.PID != next.Process.Pid {
-		t.Errorf("recorded when the file was given up: %+v, %v", f, err)
+	if f, err := takeover.ReadMovers(dir); err != nil || len(f.Movers) != 1 ||
+		f.Movers[0].Agent.PID != next.Process.Pid {
+		t.Errorf("recorded when the file was abandoned: %+v, %v", f, err)
 	}
-	if takeover.Gone(mover) {
+	if takeover.Exited(mover) {
 		t.Error("a process of another namespace was ended")
 	}
 	endServe(t, next)
@@ -310,8 +313,8 @@ func TestTermWithAnUnendableMover(t *testing.T) {
 	}
 	<-w.ended
 	_ = cmd.Wait() // its error is that it was waited for
-	if !strings.Contains(log.String(), "left behind") {
-		t.Errorf("the log does not say what is left behind: %s", log)
+	if !strings.Contains(log.String(), "become orphans") {
+		t.Errorf("the log does not say the orphans: %s", log)
 	}
 }
 
@@ -320,7 +323,7 @@ func TestTermWithAStoppedMover(t *testing.T) {
 	_, dir, cmd, _, _, _ := agentWithStoppedMover(t)
 	endServe(t, cmd)
 	if _, err := os.Stat(filepath.Join(dir, ipc.MoversFile)); err == nil {
-		t.Error("the list of movers is left behind")
+		t.Error("the list of movers was not removed")
 	}
 }
 
@@ -336,8 +339,8 @@ func TestEndedAgentLeavesItsList(t *testing.T) {
 		t.Errorf("the list of movers was written when the directory was free: %+v, %v", f, err)
 	}
 	next, _, st := follow(t, path, dir)
-	if l := st.LeftBehind; l.Ended != 0 || len(l.PIDs) != 0 || l.Cold != "" {
-		t.Errorf("left behind %+v; want nothing", l)
+	if l := st.Orphans; l.Ended != 0 || len(l.PIDs) != 0 || l.Cold != "" {
+		t.Errorf("orphans %+v; want nothing", l)
 	}
 	endServe(t, next)
 }

@@ -25,20 +25,20 @@ func TestStoppedRecordIsTheSuccessors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	first.Note(77, true)
+	first.Update(77, true)
 	first.Stop()
 	second, err := NewRecord(dir, nil, zap.NewNop())
 	if err != nil {
 		t.Fatal(err)
 	}
-	second.Note(78, true)
-	first.Note(77, false)
+	second.Update(78, true)
+	first.Update(77, false)
 	if f, err := ReadMovers(dir); err != nil || len(f.Movers) != 1 || f.Movers[0].PID != 78 {
 		t.Errorf("recorded %+v, %v", f, err)
 	}
 }
 
-// startSleeper starts a process that has what movers have, of an agent that is gone.
+// startSleeper starts a process that looks like a mover of an agent that has ended.
 func startSleeper(t *testing.T) (*exec.Cmd, Mover) {
 	t.Helper()
 	const mark = "0123"
@@ -57,7 +57,7 @@ func startSleeper(t *testing.T) (*exec.Cmd, Mover) {
 
 // Nothing but the very process that was written down is killed.
 func TestOnlyTheRecordedProcessIsEnded(t *testing.T) {
-	l := &Left{log: zap.NewNop()}
+	l := &Orphans{log: zap.NewNop()}
 	_, m := startSleeper(t)
 	for name, change := range map[string]func(*Mover){
 		"began":  func(m *Mover) { m.Began++ },
@@ -84,8 +84,8 @@ func TestOnlyTheRecordedProcessIsEnded(t *testing.T) {
 	}
 }
 
-// A process that may be a mover, and could not be killed, holds the pool's file for as long as it is
-// there: the file is waited for, as it may end by itself, and then given up.
+// A process that may be a mover, and could not be killed, holds the pool's file while it is
+// there: the file is waited for, because the process may end by itself, and then abandoned.
 func TestMoverThatIsLeftAlone(t *testing.T) {
 	kill := func(pidfd int) error { return unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0) }
 	for name, c := range map[string]struct {
@@ -113,12 +113,12 @@ func TestMoverThatIsLeftAlone(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(dir, ipc.MoversFile), text, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			l := &Left{log: zap.NewNop(), kill: c.kill}
+			l := &Orphans{log: zap.NewNop(), kill: c.kill}
 			l.End(t.Context(), dir)
 			by := &dram.HeldError{Process: m.Agent.PID, Began: m.Agent.Began}
-			held, patient := l.holds(by)
-			if held != c.held || held && !patient || len(l.Running()) > 0 != c.held {
-				t.Errorf("held %v, patient %v, left %+v, want held %v and waited for", held, patient, l.Running(), c.held)
+			held, mayEnd := l.holds(by)
+			if held != c.held || held && !mayEnd || len(l.Running()) > 0 != c.held {
+				t.Errorf("held %v, mayEnd %v, left %+v, want held %v and waited for", held, mayEnd, l.Running(), c.held)
 			}
 			_ = cmd.Process.Kill() // it may have ended
 			_ = cmd.Wait()         // it was killed
@@ -127,24 +127,25 @@ func TestMoverThatIsLeftAlone(t *testing.T) {
 			}
 		})
 	}
-	// Without a descriptor of it, where the kernel or a filter refuses one, its number says the same.
+	// Without a descriptor of it, where the kernel or a filter refuses one, its number says the
+	// same.
 	cmd, m := startSleeper(t)
-	left := leftMover{Mover: m, pidfd: -1}
-	if left.over() {
+	left := orphan{Mover: m, pidfd: -1}
+	if left.hasEnded() {
 		t.Error("a process that runs is over")
 	}
 	other := left
-	if other.Began++; !other.over() {
+	if other.Began++; !other.hasEnded() {
 		t.Error("a process whose number another one has is there")
 	}
 	_ = cmd.Process.Kill() // of the children of this test
 	_ = cmd.Wait()         // it was killed
-	if !left.over() {
+	if !left.hasEnded() {
 		t.Error("a process that has ended is there")
 	}
 }
 
-// A file that is given up loses its name and nothing else: who has it open may still use it.
+// An abandoned file loses its name and nothing else: a process that has it open may still use it.
 func TestGivenUpFileKeepsItsMemory(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "pool")
 	if err := os.WriteFile(path, []byte("blocks"), 0o600); err != nil {
@@ -155,8 +156,8 @@ func TestGivenUpFileKeepsItsMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	l := &Left{log: zap.NewNop()}
-	if err := l.giveUp(path, errors.New("held")); err != nil {
+	l := &Orphans{log: zap.NewNop()}
+	if err := l.abandonFile(path, errors.New("held")); err != nil {
 		t.Fatal(err)
 	}
 	text, err := io.ReadAll(file)
@@ -168,7 +169,7 @@ func TestGivenUpFileKeepsItsMemory(t *testing.T) {
 	}
 }
 
-// A file of movers that others could have written, or that is none, ends nobody.
+// A file of movers that others could have written, or that is none, ends no process.
 func TestMoversFileOfOthers(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, ipc.MoversFile)
@@ -226,7 +227,7 @@ func TestPlantedMoversFile(t *testing.T) {
 				t.Fatal(err)
 			}
 			noted := make(chan struct{})
-			go func() { r.Note(77, true); close(noted) }()
+			go func() { r.Update(77, true); close(noted) }()
 			select {
 			case <-noted:
 			case <-time.After(20 * time.Second):
@@ -246,8 +247,9 @@ func TestPlantedMoversFile(t *testing.T) {
 	}
 }
 
-// What holds the pool's file is what was left behind only if its signer is an agent whose movers
-// are, whatever that agent's host was called: with hostPID the next pod sees the same processes.
+// The holder of the pool's file is an orphan only if the signer is an agent whose movers are
+// orphans, whatever that agent's host was called: with hostPID the next pod sees the same
+// processes.
 func TestWhoHoldsThePool(t *testing.T) {
 	host, err := os.Hostname()
 	if err != nil {
@@ -260,28 +262,28 @@ func TestWhoHoldsThePool(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(runs)
-	stuck := func(slow bool) *Left {
-		l := &Left{agents: []Process{old}}
-		l.mu.running = []leftMover{{Mover: Mover{Agent: old}, pidfd: runs, slow: slow}}
+	stuck := func(slow bool) *Orphans {
+		l := &Orphans{agents: []Process{old}}
+		l.mu.running = []orphan{{Mover: Mover{Agent: old}, pidfd: runs, slow: slow}}
 		return l
 	}
 	for name, c := range map[string]struct {
-		left          *Left
-		by            dram.HeldError
-		held, patient bool
+		left         *Orphans
+		by           dram.HeldError
+		held, mayEnd bool
 	}{
 		"stuck":           {stuck(false), by, true, false},
 		"slow":            {stuck(true), by, true, true},
-		"ended":           {&Left{agents: []Process{old}}, by, false, true},
-		"unseen":          {&Left{agents: []Process{old}, unseen: true}, by, true, true},
+		"ended":           {&Orphans{agents: []Process{old}}, by, false, true},
+		"unseen":          {&Orphans{agents: []Process{old}, unseen: true}, by, true, true},
 		"another process": {stuck(false), dram.HeldError{Process: 78, Began: 5, Host: host}, false, false},
 		"another life":    {stuck(false), dram.HeldError{Process: 77, Began: 6, Host: host}, false, false},
 		"another pod":     {stuck(false), dram.HeldError{Process: 77, Began: 5, Host: "x" + host}, true, false},
 		"not signed":      {stuck(false), dram.HeldError{}, false, false},
 	} {
-		held, patient := c.left.holds(&c.by)
-		if held != c.held || held && patient != c.patient {
-			t.Errorf("%s: held %v, patient %v", name, held, patient)
+		held, mayEnd := c.left.holds(&c.by)
+		if held != c.held || held && mayEnd != c.mayEnd {
+			t.Errorf("%s: held %v, mayEnd %v", name, held, mayEnd)
 		}
 	}
 }
