@@ -101,14 +101,14 @@ func TestFetchMeetsABadPage(t *testing.T) {
 	count, refs := n.settled(h)
 	there := make([]bool, h.N)
 	d.Exists(n.space, 0, h, there)
-	came := 0
+	arrived := 0
 	for _, is := range there {
 		if is {
-			came++
+			arrived++
 		}
 	}
-	if s := d.Stats(); came == 0 || count != tornBlocks || s.Bad.Pages != 1 {
-		t.Errorf("%d blocks came of %d promised, %+v", came, count, s.Bad)
+	if s := d.Stats(); arrived == 0 || count != tornBlocks || s.Bad.Pages != 1 {
+		t.Errorf("%d blocks came of %d promised, %+v", arrived, count, s.Bad)
 	}
 	n.Unpin(refs)
 	for range 8 { // what did not come comes elsewhere, in what room there is

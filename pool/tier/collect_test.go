@@ -159,7 +159,7 @@ func collectPrivate(t *testing.T, restarted bool) {
 	if got := store.count(named.Fingerprint); got != 8 {
 		t.Errorf("%d shards of a space that is not private are left, want 8", got)
 	}
-	if k, err := catalog.Read(state); err != nil || len(k.Spaces)+len(k.Leftovers) != 0 {
+	if k, err := catalog.Read(state); err != nil || len(k.Spaces)+len(k.Orphans) != 0 {
 		t.Errorf("kept: %+v, %v", k, err)
 	}
 	n.InUse(private.Fingerprint, pool.PrivateGeneration) // later: only misses
@@ -328,9 +328,9 @@ func TestPrivateSpaceIsOnDiskFirst(t *testing.T) {
 		if got := store.count(private.Fingerprint); got != 0 {
 			t.Errorf("%d shards are stored of a private space that the file does not name", got)
 		}
-		n.spaces.turning.Lock()
+		n.spaces.changeMu.Lock()
 		n.spaces.write = catalog.Write
-		n.spaces.turning.Unlock()
+		n.spaces.changeMu.Unlock()
 		time.Sleep(2 * n.o.EpochEvery)
 		n.save(chain("b", 5))
 		n.stored(0, 5)

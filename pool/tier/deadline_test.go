@@ -59,7 +59,7 @@ type act func(n *node, m *moody)
 // the queues then.
 func breaks(n *node, m *moody) {
 	m.fails.Store(true)
-	l := n.lanes[0]
+	l := n.levels[0]
 	for !l.breaker.failed(&l.Tier, errMoody) && l.up() {
 		continue
 	}
@@ -70,7 +70,7 @@ func breaks(n *node, m *moody) {
 // breaksUnheard opens the breaker, and the keeper has not come to it yet.
 func breaksUnheard(n *node, m *moody) {
 	m.fails.Store(true)
-	l := n.lanes[0]
+	l := n.levels[0]
 	for !l.breaker.failed(&l.Tier, errMoody) && l.up() {
 		continue
 	}
@@ -80,7 +80,7 @@ func breaksUnheard(n *node, m *moody) {
 // mends has the keeper find the store at work again.
 func mends(n *node, m *moody) {
 	m.fails.Store(false)
-	time.Sleep(2 * n.lanes[0].BreakLast)
+	time.Sleep(2 * n.levels[0].BreakLast)
 }
 
 // closes ends the stack meanwhile.
@@ -243,10 +243,11 @@ func TestPromisesWithoutStagingEnd(t *testing.T) {
 		_, refs, _ := n.Pin(n.space, 0, h, 1<<40, nil)
 		start, settled := time.Now(), n.settledAfter(refs)
 		time.Sleep(2 * n.o.PromiseWithin)
-		if r, took := n.Report(), settled.since(start); took != n.o.PromiseWithin || r.Promises != 0 || r.PromiseBytes != 0 {
+		if r, took := n.Report(), settled.since(start); took != n.o.PromiseWithin || r.Promises != 0 ||
+			r.PromiseBytes != 0 {
 			t.Errorf("settled after %v, want %v: %+v", took, n.o.PromiseWithin, r)
 		}
-		n.o.Staging.Give(all)
+		n.o.Staging.Return(all)
 		time.Sleep(time.Nanosecond)
 		if got := n.load(h); got != 0 {
 			t.Errorf("%d blocks of promises that had ended are in memory", got)

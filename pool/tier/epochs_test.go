@@ -21,7 +21,7 @@ import (
 func (n *node) epoch() uint64 {
 	n.spaces.mu.Lock()
 	defer n.spaces.mu.Unlock()
-	return n.spaces.kept.Spaces[n.spec.Fingerprint].Epoch
+	return n.spaces.catalog.Spaces[n.spec.Fingerprint].Epoch
 }
 
 // marked says whether a store has the marker of the node's epoch; in epoch 0 there is none.
@@ -135,7 +135,7 @@ func TestTwoResetsAtOnce(t *testing.T) {
 		}
 		b.save(between)
 		b.stored(0, 10)
-		time.Sleep(a.lanes[0].AbsentFor)
+		time.Sleep(a.levels[0].AbsentFor)
 		if got := a.know(between); got != 10 {
 			t.Errorf("%d blocks are shared, want 10", got)
 		}
@@ -285,7 +285,7 @@ func TestFormerSaltsAreRead(t *testing.T) {
 		}
 		again, err := catalog.Read(state)
 		check(t, err)
-		if again.Spaces[fp].Epoch != 1 || len(again.Leftovers) != 0 {
+		if again.Spaces[fp].Epoch != 1 || len(again.Orphans) != 0 {
 			t.Errorf("kept: %+v", again)
 		}
 	})
@@ -299,20 +299,22 @@ func TestNoResetIsRefused(t *testing.T) {
 	n.spaces.mu.Lock()
 	for i := range catalog.MaxSpaces {
 		fp := pool.Fingerprint{1, byte(i), byte(i >> 8), byte(i >> 16)}
-		n.spaces.kept.Spaces[fp] = catalog.Space{Epoch: 3, Used: int64(i + 1)}
+		n.spaces.catalog.Spaces[fp] = catalog.Space{Epoch: 3, Used: int64(i + 1)}
 	}
 	n.spaces.mu.Unlock()
 	n.reset()
 	n.spaces.mu.Lock()
 	defer n.spaces.mu.Unlock()
-	if got := len(n.spaces.kept.Spaces); got != catalog.MaxSpaces || n.spaces.kept.Spaces[n.spec.Fingerprint].Epoch != 1 {
-		t.Errorf("%d spaces are kept, and the one that was reset is %+v", got, n.spaces.kept.Spaces[n.spec.Fingerprint])
+	if got := len(n.spaces.catalog.Spaces); got != catalog.MaxSpaces ||
+		n.spaces.catalog.Spaces[n.spec.Fingerprint].Epoch != 1 {
+		t.Errorf("%d spaces are kept, and the one that was reset is %+v", got,
+			n.spaces.catalog.Spaces[n.spec.Fingerprint])
 	}
 	gone := pool.Fingerprint{1}
-	if _, there := n.spaces.kept.Spaces[gone]; there {
+	if _, there := n.spaces.catalog.Spaces[gone]; there {
 		t.Error("the space that was used least recently is still there")
 	}
-	if left := n.spaces.kept.Leftovers[catalog.StoredName(gone, 3)]; left.Space != gone || !left.Local {
+	if left := n.spaces.catalog.Orphans[catalog.StoredName(gone, 3)]; left.Space != gone || !left.Local {
 		t.Errorf("what it stored last is not to be collected from local tiers alone: %+v", left)
 	}
 }
@@ -325,14 +327,14 @@ func TestLeftoversAreBounded(t *testing.T) {
 	n := openNode(t, m, m, 1, Options{}, []Tier{sharing(pooltest.NewShelf())})
 	n.spaces.mu.Lock()
 	defer n.spaces.mu.Unlock()
-	for i := range catalog.MaxLeftovers + 5 {
-		n.spaces.leftLocked(pool.Fingerprint{2, byte(i), byte(i >> 8)}, catalog.Leftover{Due: int64(i + 1)})
+	for i := range catalog.MaxOrphans + 5 {
+		n.spaces.addOrphanLocked(pool.Fingerprint{2, byte(i), byte(i >> 8)}, catalog.Orphan{NotBefore: int64(i + 1)})
 	}
-	if got := len(n.spaces.kept.Leftovers); got != catalog.MaxLeftovers || n.spaces.lost != 5 {
-		t.Errorf("%d names, %d lost, want %d and 5", got, n.spaces.lost, catalog.MaxLeftovers)
+	if got := len(n.spaces.catalog.Orphans); got != catalog.MaxOrphans || n.spaces.lost != 5 {
+		t.Errorf("%d names, %d lost, want %d and 5", got, n.spaces.lost, catalog.MaxOrphans)
 	}
-	if _, there := n.spaces.kept.Leftovers[pool.Fingerprint{2}]; there {
+	if _, there := n.spaces.catalog.Orphans[pool.Fingerprint{2}]; there {
 		t.Error("the name that was due first is still there")
 	}
-	n.spaces.kept.Leftovers = map[pool.Fingerprint]catalog.Leftover{}
+	n.spaces.catalog.Orphans = map[pool.Fingerprint]catalog.Orphan{}
 }

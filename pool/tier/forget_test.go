@@ -29,7 +29,8 @@ func TestForgetBeforeTheSpaceIsOpen(t *testing.T) {
 		m, err := mem.Open(mem.Options{Bytes: 200 << 10})
 		check(t, err)
 		k := &keeping{Pool: m}
-		n := openNode(t, m, k, 1, Options{PrefetchBytes: 64 << 10, State: salts}, []Tier{{Name: "shared", Store: pooltest.NewShelf(), Write: OnSave}})
+		n := openNode(t, m, k, 1, Options{PrefetchBytes: 64 << 10, State: salts},
+			[]Tier{{Name: "shared", Store: pooltest.NewShelf(), Write: OnSave}})
 		if life == 0 {
 			check(t, n.Forget(other.Fingerprint))
 			if len(k.forgotten) != 1 || k.forgotten[0] != other.Fingerprint {

@@ -14,7 +14,9 @@ type worn struct {
 	at int // in a chain
 }
 
-func (w worn) Pin(s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref) (int, []pool.Ref, int64) {
+func (w worn) Pin(
+	s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref,
+) (int, []pool.Ref, int64) {
 	base := len(refs)
 	n, refs, bytes := w.Pool.Pin(s, group, h, maxBytes, refs)
 	if w.at < n {
@@ -35,7 +37,8 @@ func (w worn) Unpin(refs []pool.Ref) {
 func TestWornMemory(t *testing.T) {
 	m, err := mem.Open(mem.Options{Bytes: 100 << 10})
 	check(t, err)
-	n := openNode(t, m, worn{m, 3}, 1, Options{PrefetchBytes: 64 << 10}, []Tier{{Name: "disk", Store: pooltest.NewShelf(), Local: true}})
+	n := openNode(t, m, worn{m, 3}, 1, Options{PrefetchBytes: 64 << 10},
+		[]Tier{{Name: "disk", Store: pooltest.NewShelf(), Local: true}})
 	h := chain("a", 10)
 	n.save(h)
 	count, refs, bytes := n.Pin(n.space, 0, h, 1<<40, nil)

@@ -40,12 +40,14 @@ func (n *node) blocksIn(store *pooltest.Shelf) int {
 	return blocks
 }
 
-// What waits to be written when the space is reset is not written under the old name: memory may have the block again, with new weights, and other nodes read that name.
+// What waits to be written when the space is reset is not written under the old name: memory may
+// have the block again, with new weights, and other nodes read that name.
 func TestResetBeforePut(t *testing.T) {
 	store := pooltest.NewShelf()
 	f, err := fault.New(store, fault.Options{Seed: 1, Rates: map[fault.Kind]float64{fault.Hang: 1}})
 	check(t, err)
-	n := newNode(t, 200, 1, Options{}, Tier{Name: "shared", Store: f, Write: OnSave, Workers: 1, BatchItems: 1, BreakAfter: 1000})
+	n := newNode(t, 200, 1, Options{}, Tier{Name: "shared", Store: f, Write: OnSave, Workers: 1, BatchItems: 1,
+		BreakAfter: 1000})
 	first, h := chain("first", 1), chain("a", 1)
 	n.save(first)
 	n.waitFor("the worker hangs", func(r *pool.TierReport) bool { return r.Tiers[0].Putting == 0 })
@@ -68,13 +70,13 @@ func TestResetBeforePut(t *testing.T) {
 }
 
 // turning is a memory in which something happens right before the first Acquire.
-type turning struct {
+type resettingMemory struct {
 	*mem.Pool
 	once sync.Once
 	turn func()
 }
 
-func (m *turning) Acquire(b *pool.Batch) {
+func (m *resettingMemory) Acquire(b *pool.Batch) {
 	m.once.Do(m.turn)
 	m.Pool.Acquire(b)
 }
@@ -84,8 +86,9 @@ func TestResetDuringPut(t *testing.T) {
 	store := pooltest.NewShelf()
 	m, err := mem.Open(mem.Options{Bytes: 200 << 10})
 	check(t, err)
-	over := &turning{Pool: m}
-	n := openNode(t, m, over, 1, Options{PrefetchBytes: 64 << 10}, []Tier{{Name: "shared", Store: store, Write: OnSave}})
+	over := &resettingMemory{Pool: m}
+	n := openNode(t, m, over, 1, Options{PrefetchBytes: 64 << 10},
+		[]Tier{{Name: "shared", Store: store, Write: OnSave}})
 	h := chain("a", 1)
 	over.turn = func() {
 		if _, err := n.ResetSpace(n.space); err != nil {
@@ -100,7 +103,8 @@ func TestResetDuringPut(t *testing.T) {
 	}
 }
 
-// A space that is reset before it is open in this life does not find what the tiers have of another life.
+// A space that is reset before it is open in this life does not find what the tiers have of another
+// life.
 func TestForgetBeforeOpen(t *testing.T) {
 	store := pooltest.NewShelf()
 	writer := newNode(t, 64, 1, Options{}, Tier{Name: "shared", Store: store, Write: OnSave})
@@ -122,11 +126,14 @@ func TestForgetBeforeOpen(t *testing.T) {
 	}
 }
 
-// A space that is closed while its blocks are brought up and written: what waits ends, what is under way lands nowhere, and nothing stays. The tier has what it had, for whoever opens
-// the space again.
+// A space that is closed while its blocks are brought up and written: what waits ends, what is
+// under way lands nowhere, and nothing stays. The tier has what it had, for whoever opens the space
+// again.
 func TestCloseSpaceUnderWay(t *testing.T) {
 	h := chain("a", 40)
-	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{Workers: 1, BatchItems: 2, FetchWithin: time.Minute, PutWithin: time.Minute, BreakAfter: 1000, Write: OnSave}, Options{})
+	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1},
+		Tier{Workers: 1, BatchItems: 2, FetchWithin: time.Minute, PutWithin: time.Minute, BreakAfter: 1000,
+			Write: OnSave}, Options{})
 	n.know(h)
 	f.Switch(true)
 	_, refs, _ := n.Pin(n.space, 0, h, 1<<40, nil)

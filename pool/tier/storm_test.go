@@ -17,9 +17,10 @@ import (
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
-// storm is two nodes with tiers of their own and one in common, all of which go wrong, and workers that save, look up, reserve, load, give up and reset. What is
-// stored follows from the key, and says which node computed it, and after how many of its resets: on
-// that node, a block of before its last reset is as wrong as a damaged one.
+// storm is two nodes with tiers of their own and one in common, all of which go wrong, and workers
+// that save, look up, reserve, load, give up and reset. What is stored follows from the key, and
+// says which node computed it, and after how many of its resets: on that node, a block of before
+// its last reset is as wrong as a damaged one.
 type storm struct {
 	t      *testing.T
 	seed   uint64
@@ -47,12 +48,15 @@ func TestStorm(t *testing.T) {
 	}
 	t.Logf("KVAGENT_SEED=%d", s.seed)
 	shared := s.faulty(pooltest.NewShelf(), 0)
-	quick := Tier{AskWithin: 20 * time.Millisecond, FetchWithin: 50 * time.Millisecond, PutWithin: 50 * time.Millisecond,
-		FoundFor: 200 * time.Millisecond, AbsentFor: 20 * time.Millisecond, BreakFirst: 5 * time.Millisecond, BreakLast: 20 * time.Millisecond, BreakAfter: 3}
+	quick := Tier{AskWithin: 20 * time.Millisecond, FetchWithin: 50 * time.Millisecond,
+		PutWithin: 50 * time.Millisecond,
+		FoundFor:  200 * time.Millisecond, AbsentFor: 20 * time.Millisecond, BreakFirst: 5 * time.Millisecond,
+		BreakLast: 20 * time.Millisecond, BreakAfter: 3}
 	for i := range s.nodes {
 		disk, far := quick, quick
 		own := pooltest.NewShelf()
-		disk.Name, disk.Store, disk.Local, disk.Write = "disk", prompt{s.faulty(own, uint64(i+1)), own}, true, OnSecondUse
+		disk.Name, disk.Store, disk.Local, disk.Write = "disk", prompt{s.faulty(own, uint64(i+1)),
+			own}, true, OnSecondUse
 		far.Name, far.Store, far.Write = "shared", shared, OnSave
 		n := newNode(t, 250, 2, Options{
 			State: filepath.Join(t.TempDir(), "resets"), EpochEvery: 20 * time.Millisecond,

@@ -23,7 +23,8 @@ func (w whole) Close() error {
 	return w.memory.Close()
 }
 
-// A stack is a pool like any other, whatever is below: tiers that have nothing of it, and one that is not there.
+// A stack is a pool like any other, whatever is below: tiers that have nothing of it, and one that
+// is not there.
 func TestPool(t *testing.T) {
 	gone := func() pool.Store {
 		s, err := fault.New(pooltest.NewShelf(), fault.Options{Seed: 1, Rates: map[fault.Kind]float64{fault.Error: 1}})
@@ -33,10 +34,12 @@ func TestPool(t *testing.T) {
 	for name, tiers := range map[string]func() []Tier{
 		"no tiers": func() []Tier { return nil },
 		"empty": func() []Tier {
-			return []Tier{{Name: "local", Store: pooltest.NewShelf(), Local: true}, {Name: "shared", Store: pooltest.NewShelf()}}
+			return []Tier{{Name: "local", Store: pooltest.NewShelf(), Local: true},
+				{Name: "shared", Store: pooltest.NewShelf()}}
 		},
 		"gone": func() []Tier {
-			return []Tier{{Name: "disk", Store: gone(), Local: true, Write: OnSecondUse}, {Name: "shared", Store: gone(), Write: OnSave}}
+			return []Tier{{Name: "disk", Store: gone(), Local: true, Write: OnSecondUse},
+				{Name: "shared", Store: gone(), Write: OnSave}}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -51,7 +54,8 @@ func TestPool(t *testing.T) {
 	}
 }
 
-// What memory forgot comes back from a shared tier, byte for byte, with all shards, and is pinned until the refs are given back.
+// What memory forgot comes back from a shared tier, byte for byte, with all shards, and is pinned
+// until the refs are given back.
 func TestComesBack(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		store := pooltest.NewShelf()
@@ -128,7 +132,8 @@ func TestPieces(t *testing.T) {
 	disk.save(h.Slice(20, 40))
 	disk.stored(0, 20)
 
-	n := newNode(t, 400, 1, Options{}, Tier{Name: "near", Store: near, Local: true, Write: Never}, Tier{Name: "far", Store: far})
+	n := newNode(t, 400, 1, Options{}, Tier{Name: "near", Store: near, Local: true, Write: Never},
+		Tier{Name: "far", Store: far})
 	n.save(h.Slice(0, 10))
 	n.save(h.Slice(45, 50))
 	if got := n.know(h); got != 60 {

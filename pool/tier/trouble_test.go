@@ -14,8 +14,11 @@ import (
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
-// filled is a store that has a chain, with both its shards, and a node whose memory lacks it; the store is behind faults that are switched off.
-func filled(t *testing.T, h pool.Hashes, rates map[fault.Kind]float64, tr Tier, o Options) (n *node, f *fault.Store, store *pooltest.Shelf) {
+// filled is a store that has a chain, with both its shards, and a node whose memory lacks it; the
+// store is behind faults that are switched off.
+func filled(
+	t *testing.T, h pool.Hashes, rates map[fault.Kind]float64, tr Tier, o Options,
+) (n *node, f *fault.Store, store *pooltest.Shelf) {
 	t.Helper()
 	store = pooltest.NewShelf()
 	writer := newNode(t, 2*h.N+64, 2, Options{Node: "writer"}, Tier{Name: "shared", Store: store, Write: OnSave})
@@ -28,10 +31,12 @@ func filled(t *testing.T, h pool.Hashes, rates map[fault.Kind]float64, tr Tier, 
 	return newNode(t, 2*h.N+200, 2, o, tr), f, store
 }
 
-// A store that hangs delays no look-up beyond its deadline, opens the breaker, and is asked again by itself when it is back.
+// A store that hangs delays no look-up beyond its deadline, opens the breaker, and is asked again
+// by itself when it is back.
 func TestHungStore(t *testing.T) {
 	h := chain("a", 20)
-	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{AskWithin: 20 * time.Millisecond, BreakFirst: 20 * time.Millisecond}, Options{})
+	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1},
+		Tier{AskWithin: 20 * time.Millisecond, BreakFirst: 20 * time.Millisecond}, Options{})
 	f.Switch(true)
 	lag := pooltest.Lag{Wait: time.Millisecond, Slack: 5 * time.Millisecond}
 	for range 200 {
@@ -48,13 +53,17 @@ func TestHungStore(t *testing.T) {
 	}
 	n.waitFor("the breaker opens", func(r *pool.TierReport) bool { return r.Tiers[0].Opened > 0 })
 	f.Switch(false)
-	n.waitFor("the breaker closes", func(r *pool.TierReport) bool { return r.Tiers[0].State == "up" && r.Tiers[0].Tries > 0 })
+	n.waitFor("the breaker closes", func(r *pool.TierReport) bool {
+		return r.Tiers[0].State == "up" &&
+			r.Tiers[0].Tries > 0
+	})
 	if got := n.know(h); got != 20 {
 		t.Errorf("%d blocks after the store is back, want 20", got)
 	}
 }
 
-// A promise of a store that hangs then is settled when the breaker opens or its time is over, and nothing of it stays.
+// A promise of a store that hangs then is settled when the breaker opens or its time is over, and
+// nothing of it stays.
 func TestHungFetch(t *testing.T) {
 	h := chain("a", 20)
 	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{FetchWithin: 30 * time.Millisecond}, Options{})
@@ -71,7 +80,8 @@ func TestHungFetch(t *testing.T) {
 	f.Switch(false)
 }
 
-// Damage on the way in, on the way out, and a value under another key are counted misses, and are deleted.
+// Damage on the way in, on the way out, and a value under another key are counted misses, and are
+// deleted.
 func TestDamage(t *testing.T) {
 	h := chain("a", 20)
 	n, f, store := filled(t, h, map[fault.Kind]float64{fault.Flip: 1}, Tier{}, Options{})
@@ -117,7 +127,8 @@ func TestCrossedKeys(t *testing.T) {
 	writer := newNode(t, 64, 2, Options{}, Tier{Name: "shared", Store: store, Write: OnSave})
 	writer.save(h)
 	writer.stored(0, 2)
-	n := newNode(t, 64, 2, Options{}, Tier{Name: "shared", Store: crossed{store, pool.MakeHash(h.At(0)), pool.MakeHash(h.At(1))}})
+	n := newNode(t, 64, 2, Options{}, Tier{Name: "shared",
+		Store: crossed{store, pool.MakeHash(h.At(0)), pool.MakeHash(h.At(1))}})
 	n.know(h)
 	_, refs := n.settled(h)
 	if got := n.load(h); got != 0 {
@@ -126,7 +137,8 @@ func TestCrossedKeys(t *testing.T) {
 	n.Unpin(refs)
 }
 
-// A block of which the store lost one shard does not come, and what is left of it is deleted so that it can be written again.
+// A block of which the store lost one shard does not come, and what is left of it is deleted so
+// that it can be written again.
 func TestLostShard(t *testing.T) {
 	h := chain("a", 3)
 	n, _, store := filled(t, h, nil, Tier{}, Options{})
@@ -141,7 +153,8 @@ func TestLostShard(t *testing.T) {
 	n.waitFor("the rest is deleted", func(*pool.TierReport) bool { return store.Len() == 4 })
 }
 
-// Nothing stored before a reset is found after it: not in memory, not in a tier, not in the next life, and not by what was under way.
+// Nothing stored before a reset is found after it: not in memory, not in a tier, not in the next
+// life, and not by what was under way.
 func TestResetFence(t *testing.T) {
 	h := chain("a", 20)
 	state := filepath.Join(t.TempDir(), "resets")
@@ -209,10 +222,12 @@ func TestResetNotKept(t *testing.T) {
 	}
 }
 
-// A promise that waits is cancelled by its Unpin, and one of a probe comes although nobody holds it.
+// A promise that waits is cancelled by its Unpin, and one of a probe comes although nobody holds
+// it.
 func TestCancelAndHint(t *testing.T) {
 	h := chain("a", 40)
-	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{Workers: 1, BatchItems: 2, FetchWithin: time.Minute, BreakAfter: 1000}, Options{})
+	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1},
+		Tier{Workers: 1, BatchItems: 2, FetchWithin: time.Minute, BreakAfter: 1000}, Options{})
 	n.know(h)
 	f.Switch(true)
 	_, refs, _ := n.Pin(n.space, 0, h, 1<<40, nil)
@@ -242,7 +257,8 @@ func TestCancelAndHint(t *testing.T) {
 // No more is promised at a time than the prefetch budget, and a Pin no more than its bytes.
 func TestBudget(t *testing.T) {
 	h := chain("a", 100)
-	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{FetchWithin: time.Minute, BreakAfter: 1000}, Options{PrefetchBytes: 64 << 10})
+	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{FetchWithin: time.Minute, BreakAfter: 1000},
+		Options{PrefetchBytes: 64 << 10})
 	n.know(h)
 	f.Switch(true)
 	count, refs, bytes := n.Pin(n.space, 0, h, 1<<40, nil)
@@ -308,7 +324,8 @@ func TestOneOfTwoFails(t *testing.T) {
 	n, _, store := filled(t, h, nil, Tier{}, Options{})
 	broken, err := fault.New(pooltest.NewShelf(), fault.Options{Seed: 1, Rates: map[fault.Kind]float64{fault.Error: 1}})
 	check(t, err)
-	two := newNode(t, 2*h.N+200, 2, Options{}, Tier{Name: "broken", Store: broken, BreakAfter: 1000}, Tier{Name: "shared", Store: store})
+	two := newNode(t, 2*h.N+200, 2, Options{}, Tier{Name: "broken", Store: broken, BreakAfter: 1000},
+		Tier{Name: "shared", Store: store})
 	if got := two.know(h); got != n.know(h) || got != 200 {
 		t.Errorf("%d blocks are found beside a tier that fails, want 200", got)
 	}

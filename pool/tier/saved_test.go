@@ -30,7 +30,8 @@ func (s *stuck) write(_ string, k *catalog.Catalog) error {
 func stuckNode(t *testing.T, store pool.Store) (*node, *stuck) {
 	t.Helper()
 	disk := &stuck{asked: make(chan *catalog.Catalog, 1), answer: make(chan error, 1)}
-	n := newNode(t, 200, 1, Options{State: filepath.Join(t.TempDir(), "resets")}, Tier{Name: "shared", Store: store, Write: OnSave})
+	n := newNode(t, 200, 1, Options{State: filepath.Join(t.TempDir(), "resets")},
+		Tier{Name: "shared", Store: store, Write: OnSave})
 	n.spaces.write = disk.write
 	return n, disk
 }
@@ -115,9 +116,9 @@ func TestOpenSpaceWhoseResetIsNotKept(t *testing.T) {
 		h := chain("a", 10)
 		n.save(h)
 		n.stored(0, 10)
-		n.spaces.turning.Lock()
+		n.spaces.changeMu.Lock()
 		n.spaces.write = func(string, *catalog.Catalog) error { return errMoody }
-		n.spaces.turning.Unlock()
+		n.spaces.changeMu.Unlock()
 		epoch, err := n.ResetSpace(n.space)
 		if !errors.Is(err, errMoody) {
 			t.Errorf("a reset that is not on disk is acknowledged: %v", err)
@@ -159,13 +160,15 @@ func TestDamagedResets(t *testing.T) {
 	check(t, err)
 	defer m.Close()
 	whole := catalog.New()
-	whole.Spaces[pool.Fingerprint{1}] = catalog.Space{Epoch: 7, Claim: catalog.Nonce{2}, Told: []string{"a"}, Used: 5}
-	whole.Leftovers[pool.Fingerprint{3}] = catalog.Leftover{
-		Space: pool.Fingerprint{1}, Epoch: 6, Due: 9, Tiers: map[string]catalog.Looks{"a": {N: 1, Next: 4}},
+	whole.Spaces[pool.Fingerprint{1}] = catalog.Space{Epoch: 7, Claim: catalog.Nonce{2}, Confirmed: []string{"a"},
+		Used: 5}
+	whole.Orphans[pool.Fingerprint{3}] = catalog.Orphan{
+		Space: pool.Fingerprint{1}, Epoch: 6, NotBefore: 9, Tiers: map[string]catalog.Scans{"a": {N: 1, Next: 4}},
 	}
 	whole.Spaces[pool.Fingerprint{4}] = catalog.Space{Named: true, Used: 5, Seen: 6}
-	whole.Leftovers[pool.Fingerprint{5}] = catalog.Leftover{
-		Space: pool.Fingerprint{4}, Unused: true, Due: 9, Tiers: map[string]catalog.Looks{"a": {N: 1, Next: 4, Clear: 3}},
+	whole.Orphans[pool.Fingerprint{5}] = catalog.Orphan{
+		Space: pool.Fingerprint{4}, Unused: true, NotBefore: 9,
+		Tiers: map[string]catalog.Scans{"a": {N: 1, Next: 4, Clear: 3}},
 	}
 	whole.Swept["a"] = 8
 	good, err := whole.Encode()
