@@ -405,7 +405,7 @@ func TestUnusedGenerationsAreBounded(t *testing.T) {
 		var said atomic.Int32
 		o := Options{CollectUnused: 100 * time.Hour, EpochEvery: time.Hour, CollectAfter: 2 * time.Hour}
 		o.Log = func(_, what string, _ error) {
-			if strings.Contains(what, "too many are kept") {
+			if strings.Contains(what, "the catalog is full") {
 				said.Add(1)
 			}
 		}
