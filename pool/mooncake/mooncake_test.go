@@ -52,7 +52,7 @@ func openOne(t testing.TB) (*Store, *servertest.Server) {
 	return openWith(t, options(t, master, python)), master
 }
 
-// view is a part of a store that nobody else uses: keys are in spaces of its own.
+// view is a part of a store for one test: its keys are in their own spaces.
 type view struct {
 	*Store
 	number byte

@@ -33,7 +33,7 @@ func arenaOf(t testing.TB, bytes int64) Memory {
 	return m
 }
 
-// inArena moves the data of items into an arena, one behind the other.
+// inArena moves the data of items into an arena, one after the other.
 func inArena(m Memory, items []pool.Item) []pool.Item {
 	at := 0
 	for i := range items {
@@ -46,8 +46,7 @@ func inArena(m Memory, items []pool.Item) []pool.Item {
 	return items
 }
 
-// within runs a call with a deadline, and fails when it ends later than somebody else who waits for
-// the same deadline wakes up.
+// within runs a call with a deadline, and fails if it ends later than a timer of the same deadline.
 func within(t testing.TB, d time.Duration, call func(ctx context.Context) error) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), d)
@@ -66,7 +65,7 @@ func within(t testing.TB, d time.Duration, call func(ctx context.Context) error)
 	return err
 }
 
-// get fails on wrong bytes, and gives how many came.
+// get fails on wrong bytes, and returns how many items were read.
 func get(t *testing.T, s pool.Store, d time.Duration, items ...pool.Item) (came int, err error) {
 	t.Helper()
 	out := make([]pool.Item, len(items))
@@ -85,8 +84,8 @@ func get(t *testing.T, s pool.Store, d time.Duration, items ...pool.Item) (came 
 	return came, err
 }
 
-// Two nodes share; values of no byte, of many, in the arena and outside, more than a request holds,
-// and one too large for the bounce memory.
+// TestTwoNodesShare: two nodes share values of no byte, of many, in the arena and outside, more
+// than a request holds, and one too large for the bounce memory.
 func TestTwoNodesShare(t *testing.T) {
 	t.Parallel()
 	master, python := servertest.Mooncake(t)
@@ -122,7 +121,8 @@ func TestTwoNodesShare(t *testing.T) {
 
 func o0(s *Store) Memory { return s.o.Arena }
 
-// A value that somebody else wrote under a name is not delivered, and is gone afterwards.
+// TestForeignValue: a value that another client wrote under a name is not delivered, and is
+// deleted.
 func TestForeignValue(t *testing.T) {
 	t.Parallel()
 	s, _ := openOne(t)
@@ -149,8 +149,8 @@ func TestForeignValue(t *testing.T) {
 	pooltest.Put(t, s, pool.OK, real)
 }
 
-// A helper that is killed, or stopped in the middle: no call outlives its deadline, no byte is
-// wrong, and another helper comes.
+// TestHelperDies kills and stops a helper during calls: no call outlives its deadline, no byte is
+// wrong, and another helper starts.
 func TestHelperDies(t *testing.T) {
 	t.Parallel()
 	for name, sig := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP} {
@@ -196,8 +196,8 @@ func signalHelper(t testing.TB, s *Store, sig syscall.Signal) {
 	}
 }
 
-// What a helper does after the caller's deadline counts: the value is there, and gone again, though
-// nobody waited for the answer.
+// TestLateAnswersAreCounted: what a helper stores and deletes after the caller's deadline is
+// counted, although no caller waits for the answer.
 func TestLateAnswersAreCounted(t *testing.T) {
 	t.Parallel()
 	s, _ := openOne(t)
@@ -221,9 +221,9 @@ func TestLateAnswersAreCounted(t *testing.T) {
 	pooltest.Until(t, "none is counted", func() bool { return s.Usage() == pool.Usage{} })
 }
 
-// A get in place is cut off by its deadline while its helper stands still: the caller is told that
-// its memory is in use until the helper has answered, which costs the helper nothing, or until it
-// is killed and gone.
+// TestArenaInUse: a get in place exceeds its deadline while its helper is stopped. The caller
+// learns that its memory is in use until the helper has answered, which costs the helper nothing,
+// or until it is killed and reaped.
 func TestArenaInUse(t *testing.T) {
 	for name, wakes := range map[string]bool{"slow": true, "hung": false} {
 		t.Run(name, func(t *testing.T) {
@@ -275,8 +275,8 @@ func TestArenaInUse(t *testing.T) {
 	}
 }
 
-// A master that is paused, killed and started again: calls end in time and nothing is wrong;
-// afterwards the store works again. Nothing of that is the helper's fault: it is not replaced.
+// TestMasterTrouble pauses, kills and restarts a master: calls end in time and nothing is wrong,
+// and the store recovers. The helper is not replaced, since it is not at fault.
 func TestMasterTrouble(t *testing.T) {
 	t.Parallel()
 	master, python := servertest.Mooncake(t)
@@ -314,7 +314,7 @@ func TestMasterTrouble(t *testing.T) {
 	}
 }
 
-// serves waits until a store takes and gives blocks again.
+// serves waits until a store takes and returns blocks again.
 func serves(t *testing.T, s *Store) {
 	t.Helper()
 	next := 1000
@@ -332,7 +332,7 @@ func serves(t *testing.T, s *Store) {
 	})
 }
 
-// Many calls while helpers are killed and stopped all the time.
+// TestStormOfDeaths makes many calls while helpers are killed and stopped.
 func TestStormOfDeaths(t *testing.T) {
 	t.Parallel()
 	master, python := servertest.Mooncake(t)
@@ -373,7 +373,7 @@ func TestStormOfDeaths(t *testing.T) {
 	}
 }
 
-// What is not there is said at the start, with what to install.
+// TestWhatIsMissing: Open returns an error that names what is missing and what to install.
 func TestWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	_, err := Open(Options{Master: "127.0.0.1:1", Python: "/nowhere/python3"})
@@ -401,8 +401,8 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// Of two nodes that write the same blocks at once one is first: both read the same bytes, whole,
-// and write nothing more.
+// TestRace: of two nodes that write the same blocks at once the first wins; both read the same
+// complete bytes and write nothing more.
 func TestRace(t *testing.T) {
 	t.Parallel()
 	master, python := servertest.Mooncake(t)
@@ -443,8 +443,8 @@ func TestRace(t *testing.T) {
 	}
 }
 
-// A store that is closed takes its segment back from the master at once, so that nobody writes to
-// what is not there.
+// TestSegmentLeaves: Close deregisters the segment at the master at once, so that no node writes to
+// missing memory.
 func TestSegmentLeaves(t *testing.T) {
 	t.Parallel()
 	master, python := servertest.Mooncake(t)

@@ -16,7 +16,7 @@ import (
 	"github.com/kvagent/kvagent/pool/servertest"
 )
 
-// Three nodes of a cluster, one of which is killed: its blocks are missing, the others' are there.
+// TestCluster kills one of three nodes of a cluster: its blocks are missing, the others' are there.
 func TestCluster(t *testing.T) {
 	var nodes []*servertest.Server
 	var addrs []string
@@ -73,7 +73,7 @@ func TestCluster(t *testing.T) {
 	t.Logf("%d of %d blocks are left without one of three nodes", there, len(items))
 }
 
-// A sentinel names the master.
+// TestSentinel: a sentinel names the master.
 func TestSentinel(t *testing.T) {
 	master := servertest.Redis(t)
 	host, port, _ := net.SplitHostPort(master.Addr)
@@ -88,7 +88,7 @@ func TestSentinel(t *testing.T) {
 	pooltest.Want(t, direct, pool.OK, pooltest.Block(1, 100))
 }
 
-// TLS with a certificate of an own authority; without that authority nothing is said.
+// TestTLS uses a certificate of its own authority; without that authority nothing is sent.
 func TestTLS(t *testing.T) {
 	dir := t.TempDir()
 	roots := servertest.Certificate(t, dir)
@@ -113,8 +113,8 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// A master of a cluster that has a replica is killed: the replica takes over, and every block is
-// there again without anybody's doing.
+// TestClusterFailsOver kills a master of a cluster that has a replica: the replica takes over, and
+// every block is there again.
 func TestClusterFailsOver(t *testing.T) {
 	var nodes []*servertest.Server
 	var addrs []string

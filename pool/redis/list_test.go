@@ -8,8 +8,8 @@ import (
 	"github.com/kvagent/kvagent/pool/servertest"
 )
 
-// Every block under the prefix is named with its length, of many chunks as well, and nothing under
-// another, however the prefix is spelled.
+// TestList: every block under the prefix is listed with its length, also one of many chunks, and
+// nothing under another prefix, whatever characters the prefix has.
 func TestList(t *testing.T) {
 	server := servertest.Redis(t)
 	s := openOn(t, Options{Addresses: []string{server.Addr}, Prefix: `a*[b]?\:`, ChunkBytes: MinChunkBytes,

@@ -65,8 +65,8 @@ func TestFaultyStore(t *testing.T) {
 	})
 }
 
-// Values of no byte, of a chunk exactly, one byte more, and of many chunks; and what one store put
-// another gets.
+// TestChunks uses values of no byte, of exactly a chunk, one byte more, and of many chunks; a
+// second store reads them.
 func TestChunks(t *testing.T) {
 	server := servertest.Redis(t)
 	a := openOn(t, Options{Addresses: []string{server.Addr}, ChunkBytes: MinChunkBytes, BatchBytes: 1 << 20})
@@ -92,8 +92,8 @@ func TestChunks(t *testing.T) {
 	}
 }
 
-// Of many writers of one block of several chunks the first wins, its bytes are what everybody
-// reads, and nothing of the others stays.
+// TestRace: the first of many writers of a block of several chunks wins, all readers get its bytes,
+// and nothing of the others is left.
 func TestRace(t *testing.T) {
 	server := servertest.Redis(t)
 	const writers, size = 8, 5 * MinChunkBytes
@@ -132,8 +132,8 @@ func TestRace(t *testing.T) {
 	}
 }
 
-// A chunk that went, a value that was changed, and somebody else's value are not delivered, and
-// make room for a new one.
+// TestDamage: a block with a missing chunk, a changed value and a foreign value are not delivered,
+// and can be stored again.
 func TestDamage(t *testing.T) {
 	server := servertest.Redis(t)
 	s := openOn(t, Options{Addresses: []string{server.Addr}, ChunkBytes: MinChunkBytes})
@@ -182,8 +182,8 @@ func TestDamage(t *testing.T) {
 	pooltest.Want(t, s, pool.Missing, it)
 }
 
-// maxmemory is a full tier: what is stored is read, nothing more is stored, and when there is room
-// again it goes on.
+// TestFull: a server at its maxmemory is a full tier: stored blocks are read, nothing more is
+// stored until there is room again.
 func TestFull(t *testing.T) {
 	server := servertest.Redis(t, "--maxmemory", "8mb", "--maxmemory-policy", "noeviction")
 	var mu sync.Mutex
@@ -228,8 +228,8 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// A server that is stopped, killed, away and back: every call returns when its context ends, and it
-// goes on by itself.
+// TestServerFails stops, kills and restarts a server: every call returns when its context ends, and
+// the store recovers by itself.
 func TestServerFails(t *testing.T) {
 	server := servertest.Redis(t)
 	s := openOn(t, Options{Addresses: []string{server.Addr}, Silence: 300 * time.Millisecond})
@@ -287,7 +287,7 @@ func hung(t *testing.T, s *Store, items []pool.Item) {
 	}
 }
 
-// A store whose server comes later connects by itself.
+// TestServerComesLater: a store whose server starts later connects by itself.
 func TestServerComesLater(t *testing.T) {
 	server := servertest.Redis(t)
 	server.Kill()
@@ -374,8 +374,8 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// A server at its maxmemory that evicts loses blocks, whole or a part of one: what is left is
-// right, what lost a part is missing, and stored anew.
+// TestServerEvicts: a server at its maxmemory that evicts loses blocks, completely or in part. The
+// others are right, and those that lost a part are missing and stored again.
 func TestServerEvicts(t *testing.T) {
 	server := servertest.Redis(t, "--maxmemory", "8mb", "--maxmemory-policy", "allkeys-random")
 	s := openOn(t, Options{Addresses: []string{server.Addr}, ChunkBytes: MinChunkBytes})
@@ -404,8 +404,8 @@ func TestServerEvicts(t *testing.T) {
 	pooltest.Want(t, s, pool.OK, gone[0])
 }
 
-// A password that is changed while the store is open: calls fail and say nothing of it, and with
-// the old one it goes on by itself.
+// TestPasswordChanges: after the password changed calls fail, and with the old one the store
+// recovers by itself.
 func TestPasswordChanges(t *testing.T) {
 	server := servertest.Redis(t, "--user", "default", "on", ">admin", "~*", "+@all", "--user", "kv", "on", ">secret",
 		"~kvagent:*", "+@all")

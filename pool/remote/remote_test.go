@@ -17,7 +17,7 @@ func TestCondition(t *testing.T) {
 		onState = append(onState, fmt.Sprint(from, " ", to, " ", reason))
 	})
 	why := errors.New("why")
-	c.Set(Lost, why) // as it was: nobody is onState
+	c.Set(Lost, why) // as it was: not called
 	c.Set(OK, nil)
 	c.SetIf(func() bool { return false }, Denied, why)
 	c.SetIf(func() bool { return true }, Full, why)

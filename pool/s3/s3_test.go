@@ -62,8 +62,8 @@ func TestFaultyStore(t *testing.T) {
 	})
 }
 
-// TLS with a certificate of an own authority; without that authority the store is lost, and says
-// why.
+// TestTLS uses a certificate of its own authority; without that authority the store is lost, and
+// reports why.
 func TestTLS(t *testing.T) {
 	dir := t.TempDir()
 	roots := servertest.Certificate(t, dir)
@@ -88,8 +88,8 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// Objects of no byte, of a range exactly, one byte more, and of many ranges; and what one store put
-// another gets.
+// TestRanges uses objects of no byte, of exactly a range, one byte more, and of many ranges; a
+// second store reads them.
 func TestRanges(t *testing.T) {
 	server := servertest.S3(t, bucket)
 	o := options(server)
@@ -142,8 +142,8 @@ func TestFirstWriterWins(t *testing.T) {
 	pooltest.Want(t, open(t, options(server)), pool.OK, it)
 }
 
-// An object that was changed, cut, or put by somebody else is not delivered, and makes room for a
-// new one.
+// TestDamage: an object that was changed, cut or put by another client is not delivered, and can be
+// stored again.
 func TestDamage(t *testing.T) {
 	server := servertest.S3(t, bucket)
 	s := open(t, options(server))
@@ -160,7 +160,7 @@ func TestDamage(t *testing.T) {
 		"another block's":      append(pool.AppendValueHeader(nil, &other.Key, other.Data), other.Data...),
 		"somebody else's file": bytes.Repeat([]byte("z"), 20_000),
 	} {
-		// By a connection that nobody else uses: behind an object without bytes the server can have
+		// On its own connection: after an object without bytes the server can have
 		// one answer too many, 400, for what it did not read.
 		if _, err := open(t, options(server)).core.Client.PutObject(t.Context(), bucket, s.name(&it.Key),
 			bytes.NewReader(damaged), int64(len(damaged)), minio.PutObjectOptions{}); err != nil {
@@ -174,8 +174,8 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// A server that is stopped, killed and back: every call returns when its context ends, and it goes
-// on by itself.
+// TestServerFails stops, kills and restarts a server: every call returns when its context ends, and
+// the store recovers by itself.
 func TestServerFails(t *testing.T) {
 	server := servertest.S3(t, bucket)
 	s := open(t, options(server))
@@ -264,8 +264,8 @@ func (m *mayNot) RoundTrip(r *http.Request) (*http.Response, error) {
 	return w, nil
 }
 
-// Keys that may not list the bucket: a miss is a miss, and told once. Keys that may do nothing are
-// denied, as before anything was done with them.
+// TestKeysMayNotList: keys that may not list the bucket get misses, which is reported once. Keys
+// without any right are denied, as before the first success.
 func TestKeysMayNotList(t *testing.T) {
 	o := options(servertest.S3(t, bucket))
 	transport := &http.Transport{}
@@ -306,7 +306,7 @@ func TestKeysMayNotList(t *testing.T) {
 	}
 }
 
-// notConditional answers as a service that does not know If-None-Match.
+// notConditional answers as a service that does not support If-None-Match.
 type notConditional struct{ http.RoundTripper }
 
 func (n notConditional) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -363,8 +363,8 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// A bucket that somebody deletes is refused reads and writes, and no failure of the caller's; when
-// it is there again the store goes on by itself.
+// TestBucketGoes: a deleted bucket refuses reads and writes without failing the caller; when it is
+// back the store recovers by itself.
 func TestBucketGoes(t *testing.T) {
 	server := servertest.S3(t, bucket)
 	s := open(t, options(server))
@@ -393,8 +393,8 @@ func TestBucketGoes(t *testing.T) {
 	}
 }
 
-// Keys that are changed at the service while the store is open are refused, and not told; with the
-// old ones it goes on.
+// TestKeysChange: after the keys changed at the service requests are refused, and with the old keys
+// the store recovers.
 func TestKeysChange(t *testing.T) {
 	server := servertest.S3(t, bucket)
 	var mu sync.Mutex

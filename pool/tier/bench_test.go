@@ -8,8 +8,8 @@ import (
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
-// A look-up of 1,000 stored blocks, and one of a prompt nobody knows, in memory alone and through a
-// stack with a local tier.
+// BenchmarkLookup looks up 1,000 stored blocks and an unknown prompt, in memory alone and with a
+// local tier.
 func BenchmarkLookup(b *testing.B) {
 	d, err := dram.Open(dram.Options{Bytes: 64 << 20})
 	check(b, err)
@@ -47,7 +47,7 @@ func BenchmarkLookup(b *testing.B) {
 }
 
 // BenchmarkCopyOut copies blocks of 64 KiB from memory to staging, as each write to a tier does,
-// the checksums made and compared.
+// and verifies their checksums.
 func BenchmarkCopyOut(b *testing.B) {
 	const blocks, size = 256, 64 << 10
 	d, err := dram.Open(dram.Options{Bytes: blocks * size, HugePages: dram.Off})

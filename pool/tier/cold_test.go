@@ -16,7 +16,7 @@ import (
 	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
-// evicting is a node whose memory has a tier below that is written to on eviction.
+// evicting returns a node with a tier that is written to on eviction.
 func evicting(t *testing.T, bytes int64) (*node, *dram.Pool, *pooltest.Shelf) {
 	t.Helper()
 	d, err := dram.Open(dram.Options{Bytes: bytes, SlabBytes: 64 << 10})
@@ -33,7 +33,8 @@ func evicting(t *testing.T, bytes int64) (*node, *dram.Pool, *pooltest.Shelf) {
 	return n, d, store
 }
 
-// What is about to be evicted is written before, and what is in use is not, while memory has room.
+// TestOnEvict: blocks about to be evicted are written first; nothing is written while memory has
+// room.
 func TestOnEvict(t *testing.T) {
 	n, d, store := evicting(t, 256<<10)
 	n.save(chain("a", 100))
@@ -73,8 +74,8 @@ func (c closed) Put(ctx context.Context, items []pool.Item) error {
 	}
 }
 
-// What is evicted faster than a tier takes it was copied before, as far as there is staging:
-// nothing of it is lost. Behind that it is, counted, and nobody waits.
+// TestOnEvictOutrunsTheTier: blocks evicted faster than the tier takes them were copied before, and
+// none is lost while staging has room. After that blocks are lost and counted, and no save waits.
 func TestOnEvictOutrunsTheTier(t *testing.T) {
 	for name, c := range map[string]struct {
 		staging   int64
@@ -97,7 +98,7 @@ func TestOnEvictOutrunsTheTier(t *testing.T) {
 			n.save(chain("b", 40))
 			n.waitFor("memory is nearly full", func(*pool.TierReport) bool { return p.onEvict.near.Load() })
 			for i := range 20 {
-				n.save(chain(fmt.Sprint("new", i), 11)) // 220 blocks, one behind the other
+				n.save(chain(fmt.Sprint("new", i), 11)) // 220 blocks, consecutive
 			}
 			close(store.opened)
 			n.waitFor("all is written", func(r *pool.TierReport) bool {
@@ -163,8 +164,8 @@ func coldNode(t *testing.T, staging int64, tiers ...Tier) (*node, *reading) {
 	return n, m
 }
 
-// A tier that is down costs saves nothing: what is about to go is not copied for it, alone or
-// beside one that works.
+// TestOnEvictBesideATierThatIsDown: a tier that is down costs saves nothing, since nothing is
+// copied for it, alone or next to one that works.
 func TestOnEvictBesideATierThatIsDown(t *testing.T) {
 	f, err := fault.New(pooltest.NewShelf(), fault.Options{Seed: 1, Rates: map[fault.Kind]float64{fault.Error: 1}})
 	check(t, err)
@@ -195,7 +196,8 @@ func TestOnEvictBesideATierThatIsDown(t *testing.T) {
 	}
 }
 
-// A tier that takes nothing has its own share of staging, and leaves the others' alone.
+// TestOnEvictBesideATierThatHangs: a tier that takes nothing fills its own share of staging and no
+// other.
 func TestOnEvictBesideATierThatHangs(t *testing.T) {
 	stays, opens := closed{pooltest.NewShelf(), make(chan struct{})}, closed{pooltest.NewShelf(), make(chan struct{})}
 	tier := func(name string, s pool.Store) Tier {
@@ -217,8 +219,8 @@ func TestOnEvictBesideATierThatHangs(t *testing.T) {
 	n.waitFor("what came later is written too", func(r *pool.TierReport) bool { return r.Tiers[1].Stored >= 250 })
 }
 
-// To be written is no use of a block: the order in which blocks go stays, so however often is
-// looked, only the coldest are written.
+// TestOnEvictKeepsTheOrder: writing does not count as a use of a block, so however often blocks are
+// examined, only the coldest are written.
 func TestOnEvictKeepsTheOrder(t *testing.T) {
 	n, d, store := evicting(t, 1<<20)
 	n.save(chain("a", 1000))

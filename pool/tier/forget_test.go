@@ -9,7 +9,7 @@ import (
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
-// keeping is a memory that has entries of another life.
+// keeping is a memory with entries of an earlier process.
 type keeping struct {
 	*mem.Pool
 	forgotten []pool.Fingerprint
@@ -20,7 +20,8 @@ func (k *keeping) Forget(fp pool.Fingerprint) error {
 	return nil
 }
 
-// A reset before a space is open holds in memory and in the tiers, in this life and in the next.
+// TestForgetBeforeTheSpaceIsOpen: a reset before a space is open holds in memory and in the tiers,
+// in this process and the next.
 func TestForgetBeforeTheSpaceIsOpen(t *testing.T) {
 	salts := filepath.Join(t.TempDir(), "salts")
 	other := specOf("other", 1)

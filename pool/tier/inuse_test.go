@@ -9,7 +9,8 @@ import (
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
-// lingering is a store whose calls end with their time and use the data until it is told to let go.
+// lingering is a store whose calls end at their deadline and use the data until it is told to let
+// go.
 type lingering struct {
 	pool.Store
 	letGo chan struct{}
@@ -23,8 +24,8 @@ func (l lingering) late(ctx context.Context) error {
 func (l lingering) Put(ctx context.Context, _ []pool.Item) error { return l.late(ctx) }
 func (l lingering) Get(ctx context.Context, _ []pool.Item) error { return l.late(ctx) }
 
-// What a store still uses is lent to nobody else until it lets go; a stack that closes does not
-// wait for it.
+// TestStillInUse: data that a store still uses is not lent again until the store lets go; a pool
+// that closes does not wait for it.
 func TestStillInUse(t *testing.T) {
 	h := chain("a", 10)
 	store := pooltest.NewShelf()

@@ -15,7 +15,7 @@ import (
 	"github.com/kvagent/kvagent/pool/servertest"
 )
 
-// served is a store on a real server, and what somebody else does to its values.
+// served is a store on a real server, and what another client does to its values.
 type served struct {
 	store  pool.Store
 	damage func(t *testing.T) // changes a byte of every value
@@ -85,8 +85,9 @@ func onS3(t *testing.T) served {
 	}
 }
 
-// Values that somebody else wrote over on the server are not delivered: they are counted, the node
-// they came from is named, they are dropped, and the block is stored anew.
+// TestOverwrittenOnTheServer: values that another client overwrote on the server are not delivered.
+// They are counted and deleted, the log names the node in their headers, and the block is stored
+// again.
 func TestOverwrittenOnTheServer(t *testing.T) {
 	for name, open := range map[string]func(t *testing.T) served{"redis": onRedis, "s3": onS3} {
 		t.Run(name, func(t *testing.T) {

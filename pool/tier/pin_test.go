@@ -8,7 +8,7 @@ import (
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
-// worn is a memory of which one place was used so often that its refs look like promises.
+// worn is a memory with one place reused so often that its refs look like promises.
 type worn struct {
 	*mem.Pool
 	at int // in a chain
@@ -33,7 +33,8 @@ func (w worn) Unpin(refs []pool.Ref) {
 	w.Pool.Unpin(plain)
 }
 
-// A pin that cannot be told from a promise shortens the answer; nothing stays pinned.
+// TestWornMemory: a pin that cannot be told from a promise shortens the answer, and nothing stays
+// pinned.
 func TestWornMemory(t *testing.T) {
 	m, err := mem.Open(mem.Options{Bytes: 100 << 10})
 	check(t, err)

@@ -14,7 +14,7 @@ func (l *level) measure(bytes int64, took time.Duration) {
 	l.pace.fetched(bytes, took, now)
 }
 
-// An answer is cut where loading takes longer than computing.
+// TestNetBenefit: an answer is cut where loading takes longer than computing.
 func TestNetBenefit(t *testing.T) {
 	h := chain("a", 40)
 	n, _, _ := filled(t, h, nil, Tier{}, Options{PrefillTokens: 1e6}) // 16 us for a block of 2 KiB: 128 MB/s
@@ -33,8 +33,8 @@ func TestNetBenefit(t *testing.T) {
 	}
 }
 
-// What engines were seen to compute says what is cut: nothing before enough was seen, a slow tier's
-// blocks behind a fast engine, a fast one's behind none.
+// TestLearnedPrefill: learned rates decide what is cut: nothing before enough samples, a slow
+// tier's blocks for a fast engine, none of a fast tier's.
 func TestLearnedPrefill(t *testing.T) {
 	h := chain("a", 40)
 	n, _, _ := filled(t, h, nil, Tier{}, Options{LearnPrefill: true})
@@ -80,8 +80,8 @@ func TestLearnedPrefill(t *testing.T) {
 	}
 }
 
-// A rate that is wrong by any factor costs what a stack without the tier costs, and no more: what
-// memory has is answered, and the tier is tried again.
+// TestWrongPrefillIsBounded: a rate that is wrong by any factor costs no more than a pool without
+// the tier: memory's part is answered, and the tier is tried again.
 func TestWrongPrefillIsBounded(t *testing.T) {
 	var ahead atomic.Int64
 	clock := func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
@@ -106,8 +106,8 @@ func TestWrongPrefillIsBounded(t *testing.T) {
 	t.Logf("tried again after %v", tried)
 }
 
-// Fetches that are under way at once are one stretch: a tier is as fast as all its workers. Its
-// answering delay is no part of the bytes' time.
+// TestPaceOfManyFetches: concurrent fetches are one busy period, so a tier is as fast as all its
+// workers. Its delay does not count as time of the bytes.
 func TestPaceOfManyFetches(t *testing.T) {
 	var p pace
 	now := time.Unix(1000, 0)
@@ -123,7 +123,7 @@ func TestPaceOfManyFetches(t *testing.T) {
 	}
 	p = pace{}
 	p.asked(time.Millisecond)
-	for range 100 { // small ones: 4 KiB a millisecond behind the delay
+	for range 100 { // small ones: 4 KiB a millisecond after the delay
 		p.fetching(now)
 		p.fetched(4<<10, 2*time.Millisecond, now.Add(2*time.Millisecond))
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
 
-// fillKept fills what is kept of spaces with such as were used later than any other.
+// fillKept fills the catalog with spaces that were used later than any other.
 func (n *node) fillKept() {
 	n.spaces.mu.Lock()
 	defer n.spaces.mu.Unlock()
@@ -21,9 +21,9 @@ func (n *node) fillKept() {
 	}
 }
 
-// A shared store that lost the marker of a reset is told again by a node that has the space closed,
-// as long as names of earlier epochs wait to be collected: a node that is new hears of the epoch,
-// and what it stores is not deleted.
+// TestClosedSpaceIsFollowedUntilItIsCollected: a shared store that lost the marker of a reset gets
+// it back from a node that has closed the space, while names of earlier epochs wait to be
+// collected. A new node learns of the epoch, and what it stores is not deleted.
 func TestClosedSpaceIsFollowedUntilItIsCollected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
@@ -47,8 +47,8 @@ func TestClosedSpaceIsFollowedUntilItIsCollected(t *testing.T) {
 	})
 }
 
-// A space that makes room in what one node keeps is still in use on another: what that one stores
-// in a shared tier stays, with the markers of its epoch.
+// TestSpaceThatMadeRoomIsUsedByOthers: a space that one node's catalog dropped is still in use on
+// another node, whose blocks in a shared tier stay, with the markers of the epoch.
 func TestSpaceThatMadeRoomIsUsedByOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
@@ -86,8 +86,8 @@ func TestSpaceThatMadeRoomIsUsedByOthers(t *testing.T) {
 	})
 }
 
-// A private space that was reset keeps its epoch until the last of its names is collected,
-// whichever that is: it would go back to a name under which there still is something.
+// TestPrivateSpaceKeepsItsEpochToTheEnd: a private space that was reset keeps its epoch until its
+// last name is collected. Otherwise it would return to a name that still has values.
 func TestPrivateSpaceKeepsItsEpochToTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
@@ -124,7 +124,8 @@ func TestPrivateSpaceKeepsItsEpochToTheEnd(t *testing.T) {
 	})
 }
 
-// What is noted of private spaces that are collected while they are open ends when they are closed.
+// TestRetiredSpacesEndWhenTheyClose: the state of private spaces that are collected while they are
+// open is dropped when they are closed.
 func TestRetiredSpacesEndWhenTheyClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t, 200, 2, Options{}, sharing(&listing{Shelf: pooltest.NewShelf()}))
@@ -149,8 +150,8 @@ func TestRetiredSpacesEndWhenTheyClose(t *testing.T) {
 	})
 }
 
-// A reset without a new epoch leaves the space without tiers, whatever else is written meanwhile;
-// the next one that has an epoch brings them back.
+// TestResetWithoutAnEpochStaysOff: a reset without a new epoch leaves the space without tiers,
+// whatever is saved meanwhile; the next one with an epoch brings them back.
 func TestResetWithoutAnEpochStaysOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		local := Tier{Name: "disk", Store: pooltest.NewShelf(), Local: true, Write: OnSave} // no marker counts

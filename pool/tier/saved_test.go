@@ -26,7 +26,7 @@ func (s *stuck) write(_ string, k *catalog.Catalog) error {
 	return <-s.answer
 }
 
-// stuckNode is a stack whose resets are kept on a disk that is stuck.
+// stuckNode returns a pool whose catalog is on a disk that is stuck.
 func stuckNode(t *testing.T, store pool.Store) (*node, *stuck) {
 	t.Helper()
 	disk := &stuck{asked: make(chan *catalog.Catalog, 1), answer: make(chan error, 1)}
@@ -36,8 +36,8 @@ func stuckNode(t *testing.T, store pool.Store) (*node, *stuck) {
 	return n, disk
 }
 
-// While a reset waits for its disk, other spaces open, close and are named, the space itself is
-// served from memory, and no tier is asked for it.
+// TestOnlyResetsWaitForTheirDisk: while a reset waits for its disk, other spaces open, close and
+// get names, the space itself is served from memory, and no tier is asked for it.
 func TestOnlyResetsWaitForTheirDisk(t *testing.T) {
 	store := pooltest.NewShelf()
 	h := chain("a", 5)
@@ -78,8 +78,8 @@ func TestOnlyResetsWaitForTheirDisk(t *testing.T) {
 	n.stored(0, 4)
 }
 
-// A reset that could not be kept leaves the tiers off, also for a space that was opened while it
-// waited; the next one that is kept brings them back.
+// TestResetThatIsNotKept: a reset that could not be saved leaves the tiers off, also for a space
+// that was opened meanwhile; the next one that is saved brings them back.
 func TestResetThatIsNotKept(t *testing.T) {
 	n, disk := stuckNode(t, pooltest.NewShelf())
 	late := specOf("late", 1)
@@ -104,9 +104,9 @@ func TestResetThatIsNotKept(t *testing.T) {
 	}
 }
 
-// A reset of an open space that could not be kept is an error: a process that is killed then would
-// find in its next life what was reset. Memory has forgotten it nevertheless, and the reset that is
-// tried again holds.
+// TestOpenSpaceWhoseResetIsNotKept: a reset of an open space that could not be saved is an error,
+// since a process killed then would find again what was reset. Memory is reset nevertheless, and a
+// second try holds.
 func TestOpenSpaceWhoseResetIsNotKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()
@@ -135,9 +135,9 @@ func TestOpenSpaceWhoseResetIsNotKept(t *testing.T) {
 	})
 }
 
-// A space that is opened after a reset that Forget has kept has its new name, begins in the epoch
-// that the opener says, and asks no disk again.
-func TestOpenedBehindAReset(t *testing.T) {
+// TestOpenedAfterAReset: a space opened after Forget saved its reset has its new name, begins in
+// the epoch that the opener gives, and causes no disk write.
+func TestOpenedAfterAReset(t *testing.T) {
 	n, disk := stuckNode(t, pooltest.NewShelf())
 	late := specOf("late", 1)
 	disk.answer <- nil
@@ -154,7 +154,8 @@ func TestOpenedBehindAReset(t *testing.T) {
 	}
 }
 
-// What cannot be read as what was kept ends the start: to guess would mean to find what was reset.
+// TestDamagedResets: a file that cannot be read prevents the start, since a guess could find what
+// was reset.
 func TestDamagedResets(t *testing.T) {
 	m, err := mem.Open(mem.Options{Bytes: 200 << 10})
 	check(t, err)

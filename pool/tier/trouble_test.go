@@ -14,8 +14,8 @@ import (
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
-// filled is a store that has a chain, with both its shards, and a node whose memory lacks it; the
-// store is behind faults that are switched off.
+// filled returns a store with a chain, both its shards, and a node whose memory lacks it. The store
+// has faults that are switched off.
 func filled(
 	t *testing.T, h pool.Hashes, rates map[fault.Kind]float64, tr Tier, o Options,
 ) (n *node, f *fault.Store, store *pooltest.Shelf) {
@@ -31,8 +31,8 @@ func filled(
 	return newNode(t, 2*h.N+200, 2, o, tr), f, store
 }
 
-// A store that hangs delays no look-up beyond its deadline, opens the breaker, and is asked again
-// by itself when it is back.
+// TestHungStore: a store that hangs delays no look-up beyond its deadline, opens the breaker, and
+// is used again when it is back.
 func TestHungStore(t *testing.T) {
 	h := chain("a", 20)
 	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1},
@@ -62,8 +62,8 @@ func TestHungStore(t *testing.T) {
 	}
 }
 
-// A promise of a store that hangs then is settled when the breaker opens or its time is over, and
-// nothing of it stays.
+// TestHungFetch: a promise of a store that hangs is settled when the breaker opens or its time is
+// over, and nothing of it is left.
 func TestHungFetch(t *testing.T) {
 	h := chain("a", 20)
 	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{FetchWithin: 30 * time.Millisecond}, Options{})
@@ -80,8 +80,8 @@ func TestHungFetch(t *testing.T) {
 	f.Switch(false)
 }
 
-// Damage on the way in, on the way out, and a value under another key are counted misses, and are
-// deleted.
+// TestDamage: damage when writing, when reading, and a value under another key are counted misses,
+// and are deleted.
 func TestDamage(t *testing.T) {
 	h := chain("a", 20)
 	n, f, store := filled(t, h, map[fault.Kind]float64{fault.Flip: 1}, Tier{}, Options{})
@@ -102,7 +102,7 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// crossed is a store that gives the value of one block for another's key, and the other way round.
+// crossed is a store that returns one block's value for another's key, and the reverse.
 type crossed struct {
 	pool.Store
 	a, b pool.Hash
@@ -137,8 +137,8 @@ func TestCrossedKeys(t *testing.T) {
 	n.Unpin(refs)
 }
 
-// A block of which the store lost one shard does not come, and what is left of it is deleted so
-// that it can be written again.
+// TestLostShard: a block of which the store lost one shard is not delivered, and its other shards
+// are deleted so that it can be written again.
 func TestLostShard(t *testing.T) {
 	h := chain("a", 3)
 	n, _, store := filled(t, h, nil, Tier{}, Options{})
@@ -153,8 +153,8 @@ func TestLostShard(t *testing.T) {
 	n.waitFor("the rest is deleted", func(*pool.TierReport) bool { return store.Len() == 4 })
 }
 
-// Nothing stored before a reset is found after it: not in memory, not in a tier, not in the next
-// life, and not by what was under way.
+// TestResetFence: nothing stored before a reset is found after it, in memory, in a tier, in the
+// next process or from what was in flight.
 func TestResetFence(t *testing.T) {
 	h := chain("a", 20)
 	state := filepath.Join(t.TempDir(), "resets")
@@ -200,7 +200,8 @@ func TestResetFence(t *testing.T) {
 	}
 }
 
-// A reset that cannot be kept is an error, and turns the tiers off for the space.
+// TestResetNotKept: a reset that cannot be saved is an error, and turns the tiers off for the
+// space.
 func TestResetNotKept(t *testing.T) {
 	h := chain("a", 5)
 	dir := filepath.Join(t.TempDir(), "gone")
@@ -222,8 +223,7 @@ func TestResetNotKept(t *testing.T) {
 	}
 }
 
-// A promise that waits is cancelled by its Unpin, and one of a probe comes although nobody holds
-// it.
+// TestCancelAndHint: Unpin cancels a queued promise; a hint is fetched although it has no pins.
 func TestCancelAndHint(t *testing.T) {
 	h := chain("a", 40)
 	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1},
@@ -254,7 +254,7 @@ func TestCancelAndHint(t *testing.T) {
 	}
 }
 
-// No more is promised at a time than the prefetch budget, and a Pin no more than its bytes.
+// TestBudget: promises stay within the prefetch budget, and a Pin within its bytes.
 func TestBudget(t *testing.T) {
 	h := chain("a", 100)
 	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{FetchWithin: time.Minute, BreakAfter: 1000},
@@ -275,7 +275,7 @@ func TestBudget(t *testing.T) {
 	n.waitFor("all is settled", func(r *pool.TierReport) bool { return r.Promises == 0 })
 }
 
-// A full store is left alone for a while, and nothing fails.
+// TestFullStore: a full store gets no writes for a while, and nothing fails.
 func TestFullStore(t *testing.T) {
 	f, err := fault.New(pooltest.NewShelf(), fault.Options{Seed: 1, Rates: map[fault.Kind]float64{fault.Full: 1}})
 	check(t, err)
@@ -287,7 +287,8 @@ func TestFullStore(t *testing.T) {
 	n.stored(0, 10)
 }
 
-// Second use: what is only saved is not written, what a look-up reserves again is.
+// TestSecondUse: blocks that are only saved are not written, blocks that a look-up reserves again
+// are.
 func TestSecondUse(t *testing.T) {
 	store := pooltest.NewShelf()
 	n := newNode(t, 400, 1, Options{}, Tier{Name: "disk", Store: store, Local: true, Write: OnSecondUse})
@@ -301,7 +302,7 @@ func TestSecondUse(t *testing.T) {
 	}
 }
 
-// Closing settles everything.
+// TestCloseSettles: Close settles every promise.
 func TestCloseSettles(t *testing.T) {
 	h := chain("a", 40)
 	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{FetchWithin: time.Minute}, Options{})
@@ -318,7 +319,7 @@ func TestCloseSettles(t *testing.T) {
 	}
 }
 
-// A shared tier that fails takes nothing from what another one has.
+// TestOneOfTwoFails: a shared tier that fails does not hide what another one has.
 func TestOneOfTwoFails(t *testing.T) {
 	h := chain("a", 200) // more than one question
 	n, _, store := filled(t, h, nil, Tier{}, Options{})

@@ -17,10 +17,10 @@ import (
 	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
 
-// hourly is a stack that collects named generations which no node used for an hour.
+// hourly are the options of a pool that collects named generations which no node used for an hour.
 var hourly = Options{CollectUnused: time.Hour, CollectAfter: time.Minute}
 
-// collected is by when hourly has collected one: a period of 16 minutes longer, and two looks.
+// collected is when hourly has collected one: a period of 16 minutes later, and two scans.
 const collected = 90 * time.Minute
 
 // use and leave are an engine of the node's space, of a named generation.
@@ -45,7 +45,7 @@ func (n *node) saved() (e catalog.Space, there bool) {
 	return e, there
 }
 
-// marksRead is a store whose use marks are read by somebody.
+// marksRead is a store that reports when its use marks are read.
 type marksRead struct {
 	*listing
 	read func() error

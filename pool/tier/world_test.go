@@ -81,7 +81,7 @@ func openNode(t testing.TB, m *mem.Pool, memory Memory, shards int, o Options, t
 	return n
 }
 
-// nothingLeft holds what must be true when nobody holds anything.
+// nothingLeft checks what must be true when no ref is held.
 func (n *node) nothingLeft() {
 	n.t.Helper()
 	check(n.t, n.mem.Check())

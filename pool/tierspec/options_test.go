@@ -83,7 +83,7 @@ var (
 	noBadValue = []string{"region"}
 )
 
-// trySpec reads a spec, opens its store, and a stack over it.
+// trySpec parses a spec and opens its store and a pool over it.
 func trySpec(t *testing.T, text string) error {
 	t.Helper()
 	s, err := Parse(text)
@@ -118,7 +118,8 @@ func trySpec(t *testing.T, text string) error {
 	return err
 }
 
-// Every value that is not allowed ends in an error that names the option and what is.
+// TestBadTierOptions: every invalid value ends in an error that names the option and the allowed
+// values.
 func TestBadTierOptions(t *testing.T) {
 	hold := func(spec string, bad badValue) {
 		t.Helper()
@@ -152,8 +153,8 @@ func TestBadTierOptions(t *testing.T) {
 	}
 }
 
-// Every option that docs/TIERS.md has a row for is one, and has a value here that is not allowed;
-// and the other way round.
+// TestTierOptionsAreDocumented: every option with a row in docs/TIERS.md exists and has an invalid
+// value here, and the reverse.
 func TestTierOptionsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/TIERS.md")
 	if err != nil {
