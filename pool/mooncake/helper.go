@@ -22,7 +22,7 @@ type helper struct {
 	send    chan *request // has room for all requests that can be open
 	reaped  chan struct{} // closed when the process has ended and touches no memory any more
 	exit    error         // of the process; set before reaped is closed
-	useless chan struct{} // has an element when the helper is to be replaced
+	replace chan struct{} // has an element when the helper is to be replaced
 	owned   sync.WaitGroup
 
 	mu struct {
@@ -50,7 +50,7 @@ func startHelper(o *Options) (*helper, error) {
 	h := &helper{
 		conn:   conn.(*net.UnixConn),
 		send:   make(chan *request, 2*o.Concurrency),
-		reaped: make(chan struct{}), useless: make(chan struct{}, 1),
+		reaped: make(chan struct{}), replace: make(chan struct{}, 1),
 	}
 	h.mu.pending = map[uint64]*request{}
 	h.cmd = exec.Command(o.Python, "-m", module, "serve", "3")
@@ -70,8 +70,8 @@ func startHelper(o *Options) (*helper, error) {
 	return h, nil
 }
 
-// greet passes the memory to the helper and waits until its client has connected.
-func (h *helper) greet(o *Options, host string, bounce *Memory) error {
+// handshake passes the memory to the helper and waits until its client has connected.
+func (h *helper) handshake(o *Options, host string, bounce *Memory) error {
 	if err := h.conn.SetDeadline(time.Now().Add(o.SetupWithin)); err != nil {
 		return err
 	}

@@ -97,12 +97,12 @@ func numbers(n int) chan int {
 func (s *Store) Close() error {
 	s.cancel()
 	s.owned.Wait()
-	s.takeBack()
+	s.drainShares()
 	return s.bounce.close()
 }
 
-// takeBack waits until no caller copies to or from the bounce memory.
-func (s *Store) takeBack() {
+// drainShares waits until no caller copies to or from the bounce memory.
+func (s *Store) drainShares() {
 	for range s.o.Concurrency {
 		<-s.values
 	}
@@ -143,7 +143,7 @@ func (s *Store) disconnect(why error) {
 
 // runHelper runs one helper from its start until it is reaped, and returns why it ended.
 func (s *Store) runHelper(ctx context.Context) error {
-	host, err := s.reach(ctx)
+	host, err := s.checkMaster(ctx)
 	if err != nil {
 		return err
 	}
@@ -154,7 +154,7 @@ func (s *Store) runHelper(ctx context.Context) error {
 	}
 	defer h.end()
 	stop := context.AfterFunc(ctx, h.kill)
-	err = h.greet(&s.o, host, &s.bounce)
+	err = h.handshake(&s.o, host, &s.bounce)
 	if !stop() || err != nil {
 		return errors.Join(err, ctx.Err())
 	}
@@ -166,7 +166,7 @@ func (s *Store) runHelper(ctx context.Context) error {
 	s.condition.Set(remote.OK, nil)
 	select {
 	case <-h.reaped:
-	case <-h.useless:
+	case <-h.replace:
 		s.count.replaced.Add(1)
 		s.disconnect(errNoTransfers) // it gets no more requests
 		h.leave(s.o.leave)
@@ -182,9 +182,9 @@ func (s *Store) runHelper(ctx context.Context) error {
 	return h.why()
 }
 
-// reach checks that the master's address accepts connections, since the client would wait a minute
-// and a half. It returns the name by which others reach this node.
-func (s *Store) reach(ctx context.Context) (host string, err error) {
+// checkMaster checks that the master's address accepts connections, since the client would wait a
+// minute and a half. It returns the name by which others reach this node.
+func (s *Store) checkMaster(ctx context.Context) (host string, err error) {
 	if strings.Contains(s.o.Master, "://") {
 		return s.hostName()
 	}

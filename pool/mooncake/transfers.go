@@ -68,7 +68,7 @@ func (t *transfers) record(op operation, codes []int64, now time.Time) bool {
 func (s *Store) tallyTransfers(h *helper, op operation, codes []int64) {
 	if s.transfers.record(op, codes, time.Now()) {
 		select {
-		case h.useless <- struct{}{}:
+		case h.replace <- struct{}{}:
 		default: // it is to be replaced already
 		}
 	}

@@ -10,11 +10,11 @@ import (
 
 // question is a batch of entries to look up in a shared store.
 type question struct {
-	prints []uint64
-	keys   []pool.Key    // one or two for each print, see boundaryKeys
-	per    int           // keys for each print
-	done   chan struct{} // closed when the question is over
-	failed bool          // no answer came; valid after done is closed
+	digests []uint64
+	keys    []pool.Key    // one or two for each digest, see boundaryKeys
+	per     int           // keys for each digest
+	done    chan struct{} // closed when the question is over
+	failed  bool          // no answer came; valid after done is closed
 }
 
 // asking holds the entries of one tier that are part of an open question, so that several look-ups
@@ -71,12 +71,12 @@ func (l *level) ask(ctx context.Context, q *question) {
 	}
 	l.pace.asked(time.Since(start))
 	now := l.p.now()
-	for i, print := range q.prints {
+	for i, digest := range q.digests {
 		if has(status[i*q.per : (i+1)*q.per]) {
 			l.count.found.Add(1)
-			l.exists.put(print, true, now.Add(l.FoundFor))
+			l.exists.put(digest, true, now.Add(l.FoundFor))
 		} else {
-			l.exists.put(print, false, now.Add(l.AbsentFor))
+			l.exists.put(digest, false, now.Add(l.AbsentFor))
 		}
 	}
 	l.finish(q, false)
@@ -84,8 +84,8 @@ func (l *level) ask(ctx context.Context, q *question) {
 
 func (l *level) finish(q *question, failed bool) {
 	l.asking.mu.Lock()
-	for _, print := range q.prints {
-		delete(l.asking.open, print)
+	for _, digest := range q.digests {
+		delete(l.asking.open, digest)
 	}
 	q.failed = failed
 	l.asking.mu.Unlock()
@@ -211,25 +211,25 @@ const (
 func (p *Pool) askEntry(
 	sp *space, now *life, group uint8, hash []byte, fresh *[MaxTiers]*question, g *group,
 ) (state int, in *question) {
-	print := now.print(group, hash)
+	digest := now.digest(group, hash)
 	clock := p.now()
 	for _, l := range p.levels {
 		if l.Local || !l.up() || p.slow(l, sp, g) {
 			continue
 		}
-		if _, ok := l.exists.get(print, clock); ok {
+		if _, ok := l.exists.get(digest, clock); ok {
 			continue
 		}
 		state = unknownYet
 		l.asking.mu.Lock()
-		q := l.asking.open[print]
+		q := l.asking.open[digest]
 		if q == nil {
 			if fresh[l.number] == nil {
 				fresh[l.number] = &question{per: min(sp.spec.Shards, 2), done: make(chan struct{})}
 			}
 			f := fresh[l.number]
-			l.asking.open[print] = f
-			f.prints = append(f.prints, print)
+			l.asking.open[digest] = f
+			f.digests = append(f.digests, digest)
 			k := entryKey{group: group, hash: pool.MakeHash(hash)}
 			f.keys = now.boundaryKeys(&k, sp.spec.Shards, f.keys)
 		} else if q != fresh[l.number] {
@@ -243,7 +243,7 @@ func (p *Pool) askEntry(
 // submit queues a question. It returns false if too many are waiting; the question is then over,
 // without an answer.
 func (l *level) submit(q *question) bool {
-	l.count.asked.Add(uint64(len(q.prints)))
+	l.count.asked.Add(uint64(len(q.digests)))
 	select {
 	case l.questions <- q:
 		return true

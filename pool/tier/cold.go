@@ -80,11 +80,11 @@ func (p *Pool) offerCold(cold *pool.Cold) {
 		return
 	}
 	o := origin{key: entryKey{cold.Space, cold.Group, cold.Hash}, sp: sp, life: sp.now.Load()}
-	print, now := o.print(), p.now()
+	digest, now := o.digest(), p.now()
 	for _, l := range p.onEvict.levels {
-		if there, _ := l.written.get(print, now); !there && l.up() && l.accepts(&o) && l.queueCold(&o, g) {
+		if there, _ := l.written.get(digest, now); !there && l.up() && l.accepts(&o) && l.queueCold(&o, g) {
 			// Not written yet, but it must not be copied again meanwhile.
-			l.written.put(print, true, now.Add(l.PutWithin))
+			l.written.put(digest, true, now.Add(l.PutWithin))
 		}
 	}
 }

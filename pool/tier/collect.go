@@ -289,10 +289,10 @@ func (c *scan) delete(ctx context.Context) error {
 		}
 		for i := range keys {
 			life := life{stored: keys[i].Space}
-			print := life.print(keys[i].Group, keys[i].Hash.Bytes[:keys[i].Hash.Len])
-			c.l.written.forget(print)
+			digest := life.digest(keys[i].Group, keys[i].Hash.Bytes[:keys[i].Hash.Len])
+			c.l.written.forget(digest)
 			if !c.l.Local {
-				c.l.exists.forget(print)
+				c.l.exists.forget(digest)
 			}
 		}
 		c.l.count.collected.Add(uint64(shards))

@@ -18,8 +18,8 @@ type existsCache struct {
 
 // cell is one entry; it is free if until is 0.
 type cell struct {
-	print uint64
-	until int64 // ns of the pool's clock; the lowest bit is set if the entry exists
+	digest uint64
+	until  int64 // ns of the pool's clock; the lowest bit is set if the entry exists
 }
 
 // ways is the number of cells of a set.
@@ -29,17 +29,17 @@ const ways = 4
 func newExistsCache(entries int) existsCache { return existsCache{cells: make([]cell, entries)} }
 
 // set returns the cells that an entry may be in.
-func (k *existsCache) set(print uint64) []cell {
-	i := int(print>>32) & (len(k.cells)/ways - 1) * ways
+func (k *existsCache) set(digest uint64) []cell {
+	i := int(digest>>32) & (len(k.cells)/ways - 1) * ways
 	return k.cells[i : i+ways]
 }
 
 // get reports whether the cache has an entry, and if so whether the entry exists.
-func (k *existsCache) get(print uint64, now time.Time) (exists, cached bool) {
+func (k *existsCache) get(digest uint64, now time.Time) (exists, cached bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for _, c := range k.set(print) {
-		if c.print == print && c.until > now.UnixNano() {
+	for _, c := range k.set(digest) {
+		if c.digest == digest && c.until > now.UnixNano() {
 			return c.until&1 == 1, true
 		}
 	}
@@ -47,18 +47,18 @@ func (k *existsCache) get(print uint64, now time.Time) (exists, cached bool) {
 }
 
 // put records until when an entry is believed to exist or not.
-func (k *existsCache) put(print uint64, there bool, until time.Time) {
+func (k *existsCache) put(digest uint64, there bool, until time.Time) {
 	at := until.UnixNano() &^ 1
 	if there {
 		at |= 1
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	set := k.set(print)
+	set := k.set(digest)
 	victim := &set[0]
 	for i := range set {
 		c := &set[i]
-		if c.print == print {
+		if c.digest == digest {
 			victim = c
 			break
 		}
@@ -66,26 +66,26 @@ func (k *existsCache) put(print uint64, there bool, until time.Time) {
 			victim = c
 		}
 	}
-	*victim = cell{print, at}
+	*victim = cell{digest, at}
 }
 
 // forget removes an entry.
-func (k *existsCache) forget(print uint64) {
+func (k *existsCache) forget(digest uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for i, c := range k.set(print) {
-		if c.print == print {
-			k.set(print)[i] = cell{}
+	for i, c := range k.set(digest) {
+		if c.digest == digest {
+			k.set(digest)[i] = cell{}
 		}
 	}
 }
 
-var printSeed = maphash.MakeSeed()
+var digestSeed = maphash.MakeSeed()
 
-// print returns the identity of an entry in caches and questions.
-func (l *life) print(group uint8, hash []byte) uint64 {
+// digest returns the identity of an entry in caches and questions.
+func (l *life) digest(group uint8, hash []byte) uint64 {
 	var b [16 + 2 + pool.MaxHashLen]byte
 	copy(b[:], l.stored[:])
 	b[16], b[17] = group, uint8(len(hash))
-	return maphash.Bytes(printSeed, b[:18+copy(b[18:], hash)])
+	return maphash.Bytes(digestSeed, b[:18+copy(b[18:], hash)])
 }

@@ -162,10 +162,10 @@ func (l *level) arrive(f *incoming) {
 // notFound records that the store does not have an entry completely. With remove it deletes the
 // shards, damaged ones too, so that the entry is written again.
 func (l *level) notFound(f *incoming, remove bool) {
-	print := f.life.print(f.key.group, f.key.hash.Bytes[:f.key.hash.Len])
-	l.written.forget(print)
+	digest := f.life.digest(f.key.group, f.key.hash.Bytes[:f.key.hash.Len])
+	l.written.forget(digest)
 	if !l.Local {
-		l.exists.put(print, false, l.p.now().Add(l.AbsentFor))
+		l.exists.put(digest, false, l.p.now().Add(l.AbsentFor))
 	}
 	if !remove {
 		return

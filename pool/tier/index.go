@@ -155,7 +155,7 @@ func (p *Pool) markInTiers(
 			if where[i] != nowhere {
 				continue
 			}
-			if there, _ := l.exists.get(now.print(group, h.At(from+i)), clock); there {
+			if there, _ := l.exists.get(now.digest(group, h.At(from+i)), clock); there {
 				where[i] = int8(l.number)
 			}
 		}

@@ -92,7 +92,7 @@ func (p *Pool) addShared(w *promiseRequest, number uint8) {
 		if l.Local || !l.up() {
 			continue
 		}
-		if there, _ := l.exists.get(w.life.print(w.key.group, w.key.hash.Bytes[:w.key.hash.Len]), p.now()); there {
+		if there, _ := l.exists.get(w.life.digest(w.key.group, w.key.hash.Bytes[:w.key.hash.Len]), p.now()); there {
 			w.levels |= 1 << l.number
 		}
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
-func (o *origin) print() uint64 {
-	return o.life.print(o.key.group, o.key.hash.Bytes[:o.key.hash.Len])
+func (o *origin) digest() uint64 {
+	return o.life.digest(o.key.group, o.key.hash.Bytes[:o.key.hash.Len])
 }
 
 // writtenFor is how long an entry that was written is not offered again. A tier may drop it
@@ -61,7 +61,7 @@ func (l *level) notStored(ctx context.Context, batch []putItem) (out []putItem) 
 		n := min(batch[i].sp.spec.Shards, 2)
 		if has(status[:n]) {
 			l.count.had.Add(1)
-			l.written.put(batch[i].print(), true, l.p.now().Add(writtenFor))
+			l.written.put(batch[i].digest(), true, l.p.now().Add(writtenFor))
 		} else {
 			out = append(out, batch[i])
 		}
@@ -251,7 +251,7 @@ func (l *level) tally(on []outgoing, last []pool.Item, whole []bool) {
 		it := &last[0]
 		last = last[1:]
 		l.countPut(it)
-		print := on[i].print()
+		digest := on[i].digest()
 		switch it.Status {
 		case pool.OK:
 			l.count.stored.Add(1)
@@ -264,9 +264,9 @@ func (l *level) tally(on []outgoing, last []pool.Item, whole []bool) {
 			l.count.lost.Add(1)
 			continue
 		}
-		l.written.put(print, true, l.p.now().Add(writtenFor))
+		l.written.put(digest, true, l.p.now().Add(writtenFor))
 		if !l.Local {
-			l.exists.forget(print) // it may be cached as absent
+			l.exists.forget(digest) // it may be cached as absent
 		}
 	}
 }

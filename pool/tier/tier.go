@@ -42,7 +42,7 @@ type Memory interface {
 //	a level's exists.mu, breaker.mu, pace.mu; staging.mu
 type Pool struct {
 	memory   Memory
-	chilling pool.Chilling // memory, or nil if it cannot do that
+	chilling pool.Chilling // memory; nil if it cannot do that
 	arena    []byte
 	o        Options
 	levels   []*level

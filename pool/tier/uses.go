@@ -91,12 +91,12 @@ func (p *Pool) offerUse(u *use) {
 
 // offerUsed offers an entry to the tiers that write on second use and were not given it lately.
 func (p *Pool) offerUsed(o *origin) {
-	print, now := o.print(), p.now()
+	digest, now := o.digest(), p.now()
 	for _, l := range p.levels {
 		if l.Write != OnSecondUse {
 			continue
 		}
-		if there, _ := l.written.get(print, now); !there {
+		if there, _ := l.written.get(digest, now); !there {
 			p.mu.Lock()
 			l.offerLocked(*o)
 			p.mu.Unlock()
