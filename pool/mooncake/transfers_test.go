@@ -101,7 +101,7 @@ func TestClientMovesNothing(t *testing.T) {
 func TestTransfers(t *testing.T) {
 	at := time.Unix(0, 0)
 	transfers := newTransfers(10 * time.Second)
-	// tell says so much of requests that are a second apart, and gives the number of the one at
+	// tell records requests a second apart, and returns the number of the one at
 	// which the helper is to go; 0: it stays.
 	tell := func(n int, op operation, codes ...int64) int {
 		for i := range n {

@@ -22,7 +22,7 @@ import (
 // late is how much longer than its deadline a call may take on a busy machine.
 const late = 200 * time.Millisecond
 
-// arenaOf gives memory as the agent's staging is.
+// arenaOf returns memory like the agent's staging.
 func arenaOf(t testing.TB, bytes int64) Memory {
 	t.Helper()
 	m, err := newMemory(bytes)
