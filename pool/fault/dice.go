@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// hits says whether a fault happens now, and counts it.
+// hits draws whether a fault happens now, and counts it.
 func (s *Store) hits(k Kind) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -16,14 +16,14 @@ func (s *Store) hits(k Kind) bool {
 	return true
 }
 
-// below n, from a kind's own stream.
+// draw returns a number below n from a kind's own stream.
 func (s *Store) draw(k Kind, n int64) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.dice[k].Int64N(n)
 }
 
-// begin is what a call meets before it reaches the store.
+// begin injects the faults that a call meets before it reaches the store.
 func (s *Store) begin(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -44,7 +44,7 @@ func (s *Store) begin(ctx context.Context) error {
 
 func (s *Store) hang(ctx context.Context) error {
 	s.mu.Lock()
-	awake := s.awake // before the draw: who switches Hang off after it wakes this call
+	awake := s.awake // read before the draw, so that switching Hang off after it wakes this call
 	s.mu.Unlock()
 	if !s.hits(Hang) {
 		return nil
@@ -57,7 +57,7 @@ func (s *Store) hang(ctx context.Context) error {
 	}
 }
 
-// end is what a call meets on its way back.
+// end injects the faults that a call meets after the store.
 func (s *Store) end(err error) error {
 	if err == nil && s.hits(LostReply) {
 		return ErrInjected
@@ -65,7 +65,7 @@ func (s *Store) end(err error) error {
 	return err
 }
 
-// flip turns one bit.
+// flip flips one random bit.
 func (s *Store) flip(k Kind, p []byte) {
 	if len(p) > 0 {
 		bit := s.draw(k, int64(len(p))*8)

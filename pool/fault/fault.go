@@ -1,10 +1,11 @@
-// Package fault is a store that goes wrong on purpose: it wraps another and injects, from one seed, what disks, networks and servers do.
+// Package fault wraps a store and injects, from one seed, faults of disks, networks and servers.
 //
-// Who catches what. A pool.Store returns exactly the bytes put or another status, so a store keeps a checksum of its own
-// against its medium; faults between a store and its medium are injected inside that store (pool/disk has hooks for it, the
-// shared stores are tested against real servers). This package wraps a store from the outside and so breaks that very promise: what
-// Flip and FlipPut do, no store can see. The layer above catches them: the tier stack compares the checksum that memory made when the block was
-// saved (pool.Sum over pool.Key.Seed) before it shows a block to anyone. pooltest.TestFaultyStore does the same.
+// A pool.Store returns exactly the bytes put or another status, so each store has checksums against
+// faults of its own medium. Such faults are injected inside the store: pool/disk has hooks, and the
+// shared stores are tested against real servers. This package injects faults outside the store, and
+// so breaks its promise: no store can detect Flip and FlipPut. The layer above does. pool/tier
+// compares the checksum that memory made when the block was saved (pool.Sum over pool.Key.Seed)
+// before it uses a block; pooltest.TestFaultyStore does the same.
 package fault
 
 import (
@@ -19,20 +20,21 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Kind is one way to go wrong. Those of calls are drawn once a batch, those of items once for each item or key.
+// Kind is a kind of fault. Faults of calls are drawn once a batch, faults of items once for each
+// item or key.
 type Kind uint8
 
 // The kinds, in the order a call meets them.
 const (
-	Hang       Kind = iota // call: nothing happens until the context ends, or until Hang is switched off: then it goes on
+	Hang       Kind = iota // call: it does nothing until the context ends, or continues when Hang is switched off
 	Delay                  // call: it begins late, by up to Options.MaxDelay
-	Error                  // call: it fails with ErrInjected, and nothing was tried
-	LostReply              // call: it fails with ErrInjected, and everything was done
-	Full                   // item of Put: Busy, and not stored
-	FlipPut                // item of Put: one bit turns on the way in; the store then holds wrong bytes, and says OK
-	Flip                   // item of Get: one bit turns on the way out; the status stays OK
-	Short                  // item of Get: the end of the bytes does not arrive; the status is Corrupt
-	LostDelete             // key of Delete: nothing happens, and nobody says so
+	Error                  // call: it fails with ErrInjected and did nothing
+	LostReply              // call: it fails with ErrInjected and did everything
+	Full                   // item of Put: Busy and not stored
+	FlipPut                // item of Put: one bit is flipped before it is stored; the status is OK
+	Flip                   // item of Get: one bit is flipped; the status is OK
+	Short                  // item of Get: the end of the bytes is missing; the status is Corrupt
+	LostDelete             // key of Delete: it is not deleted, without an error
 	kinds
 )
 
@@ -45,7 +47,7 @@ func (k Kind) String() string {
 	return fmt.Sprintf("fault kind %d", uint8(k))
 }
 
-// Kinds is all of them.
+// Kinds returns all kinds.
 func Kinds() (all []Kind) {
 	for k := range kinds {
 		all = append(all, k)
@@ -53,7 +55,7 @@ func Kinds() (all []Kind) {
 	return all
 }
 
-// ParseKind gives the kind of a name.
+// ParseKind parses the name of a kind.
 func ParseKind(name string) (Kind, error) {
 	for k, n := range names {
 		if n == name {
@@ -63,7 +65,7 @@ func ParseKind(name string) (Kind, error) {
 	return 0, fmt.Errorf("fault: no kind %q, there are %s", name, strings.Join(names[:], ", "))
 }
 
-// ErrInjected is what an injected error is.
+// ErrInjected is the error of injected failures.
 var ErrInjected = errors.New("fault: injected error")
 
 // maxDelay bounds Options.MaxDelay.
@@ -71,15 +73,15 @@ const maxDelay = time.Hour
 
 // Options of a faulty store.
 type Options struct {
-	Seed  uint64           // each kind draws from a stream of its own, so that switching one changes no other
-	Rates map[Kind]float64 // probability of each kind, 0 to 1; a kind that is not named has 0
+	Seed  uint64           // each kind draws from its own stream, so that switching one changes no other
+	Rates map[Kind]float64 // probability of each kind, 0 to 1; default 0
 
-	MaxDelay time.Duration // of Delay, 0 to 1 h; a delay is drawn evenly from 0 to this
-	// Sleep waits for d, or gives the error of ctx if that ends first. Nil is the real clock.
+	MaxDelay time.Duration // of Delay, 0 to 1 h; delays are uniform from 0 to this
+	// Sleep waits for d, or returns ctx's error if ctx ends first. Nil: the real clock.
 	Sleep func(ctx context.Context, d time.Duration) error
 }
 
-// Every is all kinds at one rate, with delays of up to 2 ms.
+// Every returns options with all kinds at one rate, and delays of up to 2 ms.
 func Every(seed uint64, rate float64) Options {
 	o := Options{Seed: seed, Rates: map[Kind]float64{}, MaxDelay: 2 * time.Millisecond}
 	for _, k := range Kinds() {
@@ -88,7 +90,7 @@ func Every(seed uint64, rate float64) Options {
 	return o
 }
 
-// Store is a store that goes wrong. Its methods may run at once.
+// Store is a store with faults. Its methods may run concurrently.
 type Store struct {
 	below    pool.Store
 	maxDelay time.Duration
@@ -99,10 +101,10 @@ type Store struct {
 	rates [kinds]float64
 	off   [kinds]bool
 	count [kinds]uint64
-	awake chan struct{} // closed and made anew when Hang is switched off
+	awake chan struct{} // closed and replaced when Hang is switched off
 }
 
-// New wraps a store. All kinds with a rate are switched on.
+// New wraps a store. All kinds with a rate are on.
 func New(below pool.Store, o Options) (*Store, error) {
 	s := &Store{below: below, maxDelay: o.MaxDelay, sleep: o.Sleep, awake: make(chan struct{})}
 	if o.MaxDelay < 0 || o.MaxDelay > maxDelay {
@@ -122,7 +124,7 @@ func New(below pool.Store, o Options) (*Store, error) {
 	return s, nil
 }
 
-// SetRate changes the probability of a kind, 0 to 1.
+// SetRate sets the probability of a kind, 0 to 1.
 func (s *Store) SetRate(k Kind, rate float64) error {
 	if k >= kinds {
 		return fmt.Errorf("fault: Rates has %v, must be 0 to %d", k, kinds-1)
@@ -136,7 +138,8 @@ func (s *Store) SetRate(k Kind, rate float64) error {
 	return nil
 }
 
-// Switch turns kinds on or off; their rates stay. Without kinds it turns all. Calls that hang go on when Hang is turned off.
+// Switch switches kinds on or off, all if none is named; their rates stay. Calls that hang continue
+// when Hang is switched off.
 func (s *Store) Switch(on bool, which ...Kind) {
 	if len(which) == 0 {
 		which = Kinds()
@@ -152,7 +155,7 @@ func (s *Store) Switch(on bool, which ...Kind) {
 	}
 }
 
-// Counts is how often each kind happened.
+// Counts returns how often each kind happened.
 func (s *Store) Counts() map[Kind]uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

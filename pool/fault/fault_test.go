@@ -31,7 +31,9 @@ func wrap(t testing.TB, below pool.Store, o Options) *Store {
 }
 
 func TestNothingHappensAtRateZero(t *testing.T) {
-	pooltest.TestStore(t, func(t testing.TB, specs ...pool.Spec) pool.Store { return wrap(t, openMem(t, specs...), Options{}) })
+	pooltest.TestStore(t, func(t testing.TB, specs ...pool.Spec) pool.Store {
+		return wrap(t, openMem(t, specs...), Options{})
+	})
 }
 
 func TestEveryKind(t *testing.T) {

@@ -20,7 +20,8 @@ type rig struct {
 }
 
 func newRig(t *testing.T, o Options) *rig {
-	spec := pool.Spec{Fingerprint: pool.Fingerprint{1}, Shards: 1, Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{100}}}}
+	spec := pool.Spec{Fingerprint: pool.Fingerprint{1}, Shards: 1,
+		Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{100}}}}
 	plain := openMem(t, spec)
 	return &rig{wrap(t, plain, o), t, plain}
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Put stores the items that do not meet a full store.
+// Put stores the items that are not refused as Full.
 func (s *Store) Put(ctx context.Context, items []pool.Item) error {
 	if err := s.begin(ctx); err != nil {
 		return err
@@ -21,7 +21,7 @@ func (s *Store) Put(ctx context.Context, items []pool.Item) error {
 		}
 		it := items[i]
 		if s.hits(FlipPut) {
-			it.Data = bytes.Clone(it.Data) // the caller's bytes stay as they are
+			it.Data = bytes.Clone(it.Data) // the caller's bytes stay unchanged
 			s.flip(FlipPut, it.Data)
 		}
 		sent, from = append(sent, it), append(from, i)
@@ -33,7 +33,7 @@ func (s *Store) Put(ctx context.Context, items []pool.Item) error {
 	return s.end(err)
 }
 
-// Get spoils some of what the store delivers.
+// Get damages some of the store's answers.
 func (s *Store) Get(ctx context.Context, items []pool.Item) error {
 	if err := s.begin(ctx); err != nil {
 		return err
@@ -61,7 +61,7 @@ func (s *Store) spoil(it *pool.Item) {
 	}
 }
 
-// Exists asks the store.
+// Exists passes through to the store.
 func (s *Store) Exists(ctx context.Context, keys []pool.Key, status []pool.Status) error {
 	if err := s.begin(ctx); err != nil {
 		return err
@@ -69,7 +69,7 @@ func (s *Store) Exists(ctx context.Context, keys []pool.Key, status []pool.Statu
 	return s.end(s.below.Exists(ctx, keys, status))
 }
 
-// Delete loses some of the keys.
+// Delete drops some of the keys.
 func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {
 	if err := s.begin(ctx); err != nil {
 		return err
@@ -83,5 +83,5 @@ func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {
 	return s.end(s.below.Delete(ctx, sent))
 }
 
-// Usage is that of the store below.
+// Usage returns that of the wrapped store.
 func (s *Store) Usage() pool.Usage { return s.below.Usage() }

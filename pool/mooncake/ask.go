@@ -7,7 +7,8 @@ import (
 	"github.com/kvagent/kvagent/pool/remote"
 )
 
-// Exists implements pool.Store: OK or Missing. That a value is there is all it says; Mooncake keeps it for its master's lease time then.
+// Exists implements pool.Store: OK or Missing. It does not verify the value. Mooncake keeps a value
+// that exists for its master's lease time.
 func (s *Store) Exists(ctx context.Context, keys []pool.Key, status []pool.Status) error {
 	for i := range keys {
 		if status[i] = pool.Missing; !remote.Valid(&keys[i]) {
@@ -26,7 +27,7 @@ func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {
 	return s.ask(ctx, opDelete, keys, func(int, int64) {})
 }
 
-// tallyDelete counts what an answer says is gone: a code is the value's length.
+// tallyDelete subtracts what was deleted: a code is the value's length.
 func (s *Store) tallyDelete(codes []int64) {
 	for _, code := range codes {
 		if code >= 0 {
@@ -35,7 +36,8 @@ func (s *Store) tallyDelete(codes []int64) {
 	}
 }
 
-// ask asks about all keys that are any, maxKeys at once, and tells the code of each.
+// ask sends an operation for all valid keys, at most maxKeys in a request, and calls tell with the
+// code of each.
 func (s *Store) ask(ctx context.Context, op operation, keys []pool.Key, tell func(i int, code int64)) error {
 	for from := 0; from < len(keys); from += maxKeys {
 		var names []string

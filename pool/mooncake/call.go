@@ -9,10 +9,10 @@ import (
 	"github.com/kvagent/kvagent/pool/remote"
 )
 
-// errDied is the error of a call whose helper ended in the middle.
+// errDied is the error of a call whose helper ended before it answered.
 var errDied = errors.New("the helper ended")
 
-// current is the helper.
+// current returns the helper.
 func (s *Store) current() (*helper, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -22,7 +22,7 @@ func (s *Store) current() (*helper, error) {
 	return s.helper, nil
 }
 
-// enter takes a place, once there is one and a helper.
+// enter waits for a place, and returns it with the helper.
 func (s *Store) enter(ctx context.Context, places chan int) (*helper, int, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, 0, err
@@ -42,8 +42,10 @@ func (s *Store) enter(ctx context.Context, places chan int) (*helper, int, error
 	}
 }
 
-// call asks a helper and waits for the answer, which has n codes, as long as ctx lasts. Without an error the caller has the place back and frees it; with one
-// the place is freed when the helper is done with it. inPlace: the helper works in memory of the caller, who is told by pool.InUse for how long.
+// call sends a request to a helper and waits for the answer of n codes until ctx ends. Without an
+// error the caller frees the place; with an error the place is freed when the helper no longer
+// needs it. inPlace means that the helper works in memory of the caller, which learns from
+// pool.InUse for how long.
 func (s *Store) call(ctx context.Context, h *helper, n int, inPlace bool, r *request) ([]int64, error) {
 	if !h.submit(r) {
 		r.free()
@@ -66,7 +68,7 @@ func (s *Store) call(ctx context.Context, h *helper, n int, inPlace bool, r *req
 	return nil, ctx.Err()
 }
 
-// judge checks the answer to a request, and notes whether Mooncake is there.
+// judge checks the answer to a request, and sets the state by it.
 func (s *Store) judge(h *helper, codes []int64, n int, free func()) ([]int64, error) {
 	if codes == nil {
 		free()
@@ -87,6 +89,6 @@ func (s *Store) judge(h *helper, codes []int64, n int, free func()) ([]int64, er
 	free()
 	s.count.errors.Add(1)
 	err := fmt.Errorf("mooncake: no answer, code %d", codes[0])
-	s.turnOf(h, remote.Lost, err)
+	s.setStateFrom(h, remote.Lost, err)
 	return nil, err
 }

@@ -9,7 +9,7 @@ import (
 
 var errFull = errors.New("mooncake: no segment has room")
 
-// Get implements pool.Store. An item that Mooncake did not give is Missing.
+// Get implements pool.Store. An item that Mooncake did not return is Missing.
 func (s *Store) Get(ctx context.Context, items []pool.Item) error {
 	return s.batch(ctx, items, func(h *helper, items []pool.Item, share int) (int, error) {
 		return s.getSome(ctx, h, items, share)
@@ -40,12 +40,13 @@ func (s *Store) getSome(ctx context.Context, h *helper, items []pool.Item, share
 	free()
 	if len(bad) > 0 {
 		s.count.corrupt.Add(uint64(len(bad)))
-		_ = s.Delete(ctx, bad) // so that they can be stored again; the items are decided, whatever comes of it
+		_ = s.Delete(ctx, bad) // so that they can be stored again; a failure does not change the status
 	}
 	return p.taken, nil
 }
 
-// settleGet decides an item. What does not verify, or has another length than was asked for, is Corrupt.
+// settleGet sets an item's status. A value that does not verify, or has another length than asked
+// for, is Corrupt.
 func (s *Store) settleGet(it *pool.Item, at *place, code int64) {
 	switch {
 	case code == pool.ValueHeader+at.length:

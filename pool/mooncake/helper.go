@@ -13,27 +13,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// helper is a process and what was asked of it. It is used until it is reaped, and never again.
+// helper is a process and the requests sent to it. It is used until it is reaped, and not started
+// again.
 type helper struct {
 	conn    *net.UnixConn
 	cmd     *exec.Cmd
-	said    tail
-	send    chan *request // room for all that can be asked at once
-	reaped  chan struct{} // closed when the process is gone: it touches no memory any more
+	stderr  tail
+	send    chan *request // has room for all requests that can be open
+	reaped  chan struct{} // closed when the process has ended and touches no memory any more
 	exit    error         // of the process; set before reaped is closed
-	useless chan struct{} // has one when it is to be replaced
+	replace chan struct{} // has an element when the helper is to be replaced
 	owned   sync.WaitGroup
 
 	mu struct {
 		sync.Mutex
 		last    uint64
 		pending map[uint64]*request
-		over    bool // nothing more is asked
+		over    bool // no more requests are accepted
 		killed  error
 	}
 }
 
-// startHelper starts the process. Its caller's thread must live as long as the process.
+// startHelper starts the process. The calling thread must live as long as the process.
 func startHelper(o *Options) (*helper, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -46,15 +47,18 @@ func startHelper(o *Options) (*helper, error) {
 	if err != nil {
 		return nil, fmt.Errorf("socketpair: %w", err)
 	}
-	h := &helper{conn: conn.(*net.UnixConn), send: make(chan *request, 2*o.Concurrency), reaped: make(chan struct{}), useless: make(chan struct{}, 1)}
+	h := &helper{
+		conn:   conn.(*net.UnixConn),
+		send:   make(chan *request, 2*o.Concurrency),
+		reaped: make(chan struct{}), replace: make(chan struct{}, 1),
+	}
 	h.mu.pending = map[uint64]*request{}
 	h.cmd = exec.Command(o.Python, "-m", module, "serve", "3")
-	h.cmd.ExtraFiles, h.cmd.Env, h.cmd.Stderr = []*os.File{theirs}, o.environment(), &h.said
+	h.cmd.ExtraFiles, h.cmd.Env, h.cmd.Stderr = []*os.File{theirs}, o.environment(), &h.stderr
 	h.cmd.WaitDelay = time.Second
-	// A process group of its own keeps a terminal's signals from it. A session of its own would be
-	// a scheduling group of its own (sched_autogroup_enabled), and each time that one of the
-	// client's threads hands its work to another it would wait for the turns of all sessions that
-	// compute.
+	// Its own process group keeps a terminal's signals from it. Its own session would also be its
+	// own scheduling group (sched_autogroup_enabled): each time one of the client's threads hands
+	// work to another, it would wait for its turn among all sessions that compute.
 	h.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := h.cmd.Start(); err != nil {
 		return nil, errors.Join(fmt.Errorf("helper: %w", err), conn.Close())
@@ -66,8 +70,8 @@ func startHelper(o *Options) (*helper, error) {
 	return h, nil
 }
 
-// greet hands the memory over and waits until the client has connected.
-func (h *helper) greet(o *Options, host string, bounce *Memory) error {
+// handshake passes the memory to the helper and waits until its client has connected.
+func (h *helper) handshake(o *Options, host string, bounce *Memory) error {
 	if err := h.conn.SetDeadline(time.Now().Add(o.SetupWithin)); err != nil {
 		return err
 	}
@@ -81,11 +85,11 @@ func (h *helper) greet(o *Options, host string, bounce *Memory) error {
 		_, err = h.conn.Write(hello[n:])
 	}
 	if err != nil {
-		return fmt.Errorf("helper: %w %s", err, h.said.reason())
+		return fmt.Errorf("helper: %w %s", err, h.stderr.reason())
 	}
 	b, err := readFrame(h.conn)
 	if err != nil {
-		return fmt.Errorf("helper: no connection within %v: %w %s", o.SetupWithin, err, h.said.reason())
+		return fmt.Errorf("helper: no connection within %v: %w %s", o.SetupWithin, err, h.stderr.reason())
 	}
 	w, err := decodeWelcome(b)
 	if err == nil && w.reason != "" {
@@ -94,14 +98,14 @@ func (h *helper) greet(o *Options, host string, bounce *Memory) error {
 	return errors.Join(err, h.conn.SetDeadline(time.Time{}))
 }
 
-// work starts to carry requests.
+// work starts the goroutines that serve requests.
 func (h *helper) work(silence time.Duration) {
 	h.owned.Go(h.write)
 	h.owned.Go(h.read)
 	h.owned.Go(func() { h.watch(silence) })
 }
 
-// kill ends the process at once. It does not wait until it is reaped.
+// kill ends the process at once, without waiting until it is reaped.
 func (h *helper) kill() { h.killFor(errors.New("closed")) }
 
 func (h *helper) killFor(reason error) {
@@ -110,10 +114,10 @@ func (h *helper) killFor(reason error) {
 		h.mu.killed = reason
 	}
 	h.mu.Unlock()
-	_ = h.cmd.Process.Kill() // it has ended already, or does now
+	_ = h.cmd.Process.Kill() // an error means that it has ended already
 }
 
-// leave lets the client tell the master that its segment goes; not for long.
+// leave lets the client deregister its segment at the master, and kills it after within.
 func (h *helper) leave(within time.Duration) {
 	h.conn.CloseWrite()
 	timer := time.NewTimer(within)
@@ -126,7 +130,7 @@ func (h *helper) leave(within time.Duration) {
 	}
 }
 
-// end reaps the process, fails what it was asked, and joins its goroutines.
+// end reaps the process, fails its open requests, and joins its goroutines.
 func (h *helper) end() {
 	h.kill()
 	<-h.reaped
@@ -142,7 +146,7 @@ func (h *helper) end() {
 	h.owned.Wait()
 }
 
-// why is why the process ended, once it is reaped.
+// why returns why the process ended. It must have been reaped.
 func (h *helper) why() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -152,7 +156,7 @@ func (h *helper) why() error {
 	if h.exit == nil {
 		return errors.New("helper: ended by itself")
 	}
-	return fmt.Errorf("helper: ended: %w %s", h.exit, h.said.reason())
+	return fmt.Errorf("helper: ended: %w %s", h.exit, h.stderr.reason())
 }
 
 func (h *helper) wasKilled() bool {

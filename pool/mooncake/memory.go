@@ -26,7 +26,7 @@ func newMemory(bytes int64) (Memory, error) {
 
 func (m *Memory) close() error { return errors.Join(unix.Munmap(m.Base), unix.Close(m.FD)) }
 
-// offset says where in the memory data lies, if all of it does.
+// offset returns where data is in the memory, if all of it is.
 func (m *Memory) offset(data []byte) (int64, bool) {
 	if len(data) == 0 || len(data) > len(m.Base) {
 		return 0, false
@@ -39,7 +39,7 @@ func (m *Memory) offset(data []byte) (int64, bool) {
 	return int64(at - base), true
 }
 
-// hostName is the name of this node where none was given.
+// hostName returns the name of this node if none was given.
 func (s *Store) hostName() (string, error) {
 	if s.o.Host != "" {
 		return s.o.Host, nil

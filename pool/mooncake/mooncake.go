@@ -1,14 +1,16 @@
-// Package mooncake keeps blocks in Mooncake Store, a shared store made of the memory of many nodes. Its client exists for Python alone, so it lives in
-// a helper process (python/kvagent/mooncake.py) that the store starts, watches, and starts again.
+// Package mooncake keeps blocks in Mooncake Store, a shared store made of the memory of many nodes.
+// Its client exists for Python alone, so it runs in a helper process (python/kvagent/mooncake.py)
+// that the store starts, watches, and restarts.
 //
 //	Store ── frames, a Unix socket ──▶ helper ── RPC ──▶ mooncake_master
 //	  │                                  │
 //	  └── arena and bounce memory ───────┴── TCP or RDMA ──▶ segments of other nodes
 //
-// A value is pool.ValueHeader and the bytes under {prefix}{key}, where {key} is pool.Key.Text. Data inside of Options.Arena is read and written there
-// by the helper; other data is copied through the bounce memory. A helper that still works on a request when its context ends goes on with it, and the request keeps its
-// place and its share of the bounce memory until the helper answers, or is killed and reaped after Options.Silence. A caller whose data lies in the arena is told so by
-// pool.InUse.
+// A value is pool.ValueHeader and the bytes under {prefix}{key}, where {key} is pool.Key.Text. The
+// helper reads and writes data inside Options.Arena in place; other data is copied through the
+// bounce memory. When a context ends, a helper that works on the request continues, and the request
+// keeps its place and its share of the bounce memory until the helper answers, or is killed after
+// Options.Silence and reaped. A caller whose data is in the arena learns that from pool.InUse.
 package mooncake
 
 import (
@@ -25,24 +27,24 @@ import (
 	"github.com/kvagent/kvagent/pool/remote"
 )
 
-// Times of the store's own.
+// Fixed times.
 const (
-	firstRetry  = 100 * time.Millisecond // after which a helper is started again, twice as long each time
+	firstRetry  = 100 * time.Millisecond // first pause before a helper is restarted; doubles each time
 	lastRetry   = 10 * time.Second
-	checkWithin = time.Minute          // for Python to say what is not installed
-	leaveWithin = 6 * time.Second      // for a client with a segment to take leave of the master, which takes it 2 to 4 s
-	grace       = 2 * time.Millisecond // for a process to be reaped whose socket has ended
+	checkWithin = time.Minute          // for Python to report what is not installed
+	leaveWithin = 6 * time.Second      // for a client to deregister its segment at the master, which takes 2 to 4 s
+	grace       = 2 * time.Millisecond // for a process whose socket has ended to be reaped
 )
 
-// ErrNotConnected is wrapped by the error of a call while there is no helper.
+// ErrNotConnected is wrapped by errors of calls while there is no helper.
 var ErrNotConnected = errors.New("not connected")
 
-// Store implements pool.Store. All methods may run at once; after Close they fail.
+// Store implements pool.Store. All methods may run concurrently; after Close they fail.
 type Store struct {
 	o         Options
 	bounce    Memory
-	values    chan int // shares of the bounce memory that are free, by number
-	questions chan int // places for questions and deletes
+	values    chan int // numbers of the free shares of the bounce memory
+	questions chan int // free places for questions and deletes
 	count     counts
 	condition *remote.Condition
 	stock     remote.Stock
@@ -52,14 +54,15 @@ type Store struct {
 	owned  sync.WaitGroup // supervise
 
 	mu     sync.Mutex
-	helper *helper // nil: not connected
-	why    error   // why not
+	helper *helper // nil while not connected
+	why    error   // why it is not connected
 }
 
 var _ pool.Store = (*Store)(nil)
 
-// Open checks that Python has what is needed, makes a store, and starts and connects its helper in the background, also later and again: a master
-// that is not there yet is a store that is lost for the time being. The error says which option is not allowed, or what is to be installed.
+// Open checks the Python installation and returns a store that starts and connects its helper in
+// the background, and restarts it later. A master that is not there yet makes the store Lost, not
+// an error. The error is about options, or names what is to be installed.
 func Open(o Options) (*Store, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
@@ -73,8 +76,10 @@ func Open(o Options) (*Store, error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &Store{
-		o: o, bounce: bounce, values: numbers(o.Concurrency), questions: numbers(o.Concurrency), cancel: cancel,
-		why: errors.New("connecting"), transfers: newTransfers(o.FailingFor), condition: remote.NewCondition(remote.Lost, o.OnState),
+		o: o, bounce: bounce, cancel: cancel, why: errors.New("connecting"),
+		values: numbers(o.Concurrency), questions: numbers(o.Concurrency),
+		transfers: newTransfers(o.FailingFor),
+		condition: remote.NewCondition(remote.Lost, o.OnState),
 	}
 	s.owned.Go(func() { s.supervise(ctx) })
 	return s, nil
@@ -88,32 +93,33 @@ func numbers(n int) chan int {
 	return c
 }
 
-// Close ends the helper. Calls under way fail; none may use the store's memory any more when it returns.
+// Close ends the helper. Calls in progress fail. After it returns, none uses the store's memory.
 func (s *Store) Close() error {
 	s.cancel()
 	s.owned.Wait()
-	s.takeBack()
+	s.drainShares()
 	return s.bounce.close()
 }
 
-// takeBack waits until nobody uses the bounce memory: callers may be copying from it.
-func (s *Store) takeBack() {
+// drainShares waits until no caller copies to or from the bounce memory.
+func (s *Store) drainShares() {
 	for range s.o.Concurrency {
 		<-s.values
 	}
 	for i := range s.o.Concurrency {
-		s.values <- i // for those who wait for one, and will see that there is no helper
+		s.values <- i // for callers that wait for one and will then find no helper
 	}
 }
 
-// supervise keeps a helper. The kernel kills a helper when the thread that started it ends, so this goroutine keeps its thread.
+// supervise keeps a helper running until ctx ends. The kernel kills a helper when the thread that
+// started it ends, so this goroutine stays on its thread.
 func (s *Store) supervise(ctx context.Context) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	pause := firstRetry
 	for ctx.Err() == nil {
 		began := time.Now()
-		s.lose(s.live(ctx))
+		s.disconnect(s.runHelper(ctx))
 		if time.Since(began) > lastRetry+s.o.SetupWithin {
 			pause = firstRetry
 		}
@@ -127,17 +133,17 @@ func (s *Store) supervise(ctx context.Context) {
 	}
 }
 
-// lose has no helper until the next one is connected.
-func (s *Store) lose(why error) {
+// disconnect removes the helper until the next one is connected.
+func (s *Store) disconnect(why error) {
 	s.mu.Lock()
 	s.helper, s.why = nil, why
 	s.mu.Unlock()
-	s.condition.Turn(remote.Lost, why)
+	s.condition.Set(remote.Lost, why)
 }
 
-// live is the life of a helper, from its start until it is reaped. The error is why it ended.
-func (s *Store) live(ctx context.Context) error {
-	host, err := s.reach(ctx)
+// runHelper runs one helper from its start until it is reaped, and returns why it ended.
+func (s *Store) runHelper(ctx context.Context) error {
+	host, err := s.checkMaster(ctx)
 	if err != nil {
 		return err
 	}
@@ -148,7 +154,7 @@ func (s *Store) live(ctx context.Context) error {
 	}
 	defer h.end()
 	stop := context.AfterFunc(ctx, h.kill)
-	err = h.greet(&s.o, host, &s.bounce)
+	err = h.handshake(&s.o, host, &s.bounce)
 	if !stop() || err != nil {
 		return errors.Join(err, ctx.Err())
 	}
@@ -157,12 +163,12 @@ func (s *Store) live(ctx context.Context) error {
 	s.mu.Lock()
 	s.helper, s.why = h, nil
 	s.mu.Unlock()
-	s.condition.Turn(remote.OK, nil)
+	s.condition.Set(remote.OK, nil)
 	select {
 	case <-h.reaped:
-	case <-h.useless:
+	case <-h.replace:
 		s.count.replaced.Add(1)
-		s.lose(errNoTransfers) // nobody asks it any more
+		s.disconnect(errNoTransfers) // it gets no more requests
 		h.leave(s.o.leave)
 		return fmt.Errorf("helper: replaced: %w", errNoTransfers)
 	case <-ctx.Done():
@@ -176,9 +182,9 @@ func (s *Store) live(ctx context.Context) error {
 	return h.why()
 }
 
-// reach asks whether anybody listens where the master should be, because the client would wait a minute and a half, and gives the name that
-// others reach this node by.
-func (s *Store) reach(ctx context.Context) (host string, err error) {
+// checkMaster checks that the master's address accepts connections, since the client would wait a
+// minute and a half. It returns the name by which others reach this node.
+func (s *Store) checkMaster(ctx context.Context) (host string, err error) {
 	if strings.Contains(s.o.Master, "://") {
 		return s.hostName()
 	}

@@ -28,7 +28,8 @@ func options(t testing.TB, master *servertest.Server, python string) Options {
 		t.Fatal(err)
 	}
 	return Options{
-		Master: master.Addr, Python: python, Env: []string{"PYTHONPATH=" + source}, Segment: 64 << 20, Bounce: 32 << 20, leave: 50 * time.Millisecond,
+		Master: master.Addr, Python: python, Env: []string{"PYTHONPATH=" + source}, Segment: 64 << 20, Bounce: 32 << 20,
+		leave:   50 * time.Millisecond,
 		OnState: func(from, to remote.State, reason error) { t.Logf("%v, was %v: %v", to, from, reason) },
 	}
 }
@@ -51,7 +52,7 @@ func openOne(t testing.TB) (*Store, *servertest.Server) {
 	return openWith(t, options(t, master, python)), master
 }
 
-// view is a part of a store that nobody else uses: keys are in spaces of its own.
+// view is a part of a store for one test: its keys are in their own spaces.
 type view struct {
 	*Store
 	number byte
@@ -101,16 +102,19 @@ func (v *view) Usage() pool.Usage {
 	return pool.Usage{Bytes: u.Bytes - v.before.Bytes, Items: u.Items - v.before.Items}
 }
 
-// openMoving opens a store whose client moves bytes. Now and then Mooncake's comes up and fails every transfer as long as it lives (code -800; seen once in
-// three runs of all tests): what a store does then is for other tests.
+// openMoving opens a store whose client moves bytes. Now and then Mooncake's comes up and fails
+// every transfer as long as it lives (code -800; seen once in three runs of all tests): what a
+// store does then is for other tests.
 func openMoving(t *testing.T) *Store {
 	t.Helper()
 	for range 3 {
 		s, _ := openOne(t)
-		probe := []pool.Item{{Key: pool.Key{Space: pool.Fingerprint{0xee}, Hash: pool.MakeHash([]byte("probe"))}, Data: make([]byte, 1024)}}
+		probe := []pool.Item{{Key: pool.Key{Space: pool.Fingerprint{0xee}, Hash: pool.MakeHash([]byte("probe"))},
+			Data: make([]byte, 1024)}}
 		err := s.Put(t.Context(), probe)
 		if err == nil && probe[0].Status == pool.OK {
-			pooltest.Until(t, "the probe is gone", func() bool { return s.Delete(t.Context(), []pool.Key{probe[0].Key}) == nil })
+			pooltest.Until(t, "the probe is gone",
+				func() bool { return s.Delete(t.Context(), []pool.Key{probe[0].Key}) == nil })
 			return s
 		}
 		t.Logf("this client moves no bytes: status %d, %v", probe[0].Status, err)

@@ -11,49 +11,54 @@ import (
 	"github.com/kvagent/kvagent/pool/remote"
 )
 
-// Memory is memory that values may lie in, shared with the helper. The zero value is none.
+// Memory is shared with the helper and may hold values. The zero value is no memory.
 type Memory struct {
-	Base []byte // mapped; stays the caller's, and must stay mapped until Close has returned
-	FD   int    // from which the helper maps it: a memfd of at least len(Base) bytes
+	Base []byte // mapped by the caller, at least until Close has returned
+	FD   int    // a memfd of at least len(Base) bytes, which the helper maps
 }
 
-// Options of a store. The zero value of a field means its default where one is named.
+// Options of a store. Fields left zero take their default, if one is named.
 type Options struct {
-	Master   string // host:port of mooncake_master; or etcd://host:port;host:port of several, of which one leads
+	Master   string // host:port of mooncake_master, or etcd://host:port;host:port of several of which one leads
 	Metadata string // "P2PHANDSHAKE" (the default), or the URL of a metadata server; may hold a password
 	Protocol string // "tcp" (the default) or "rdma"
-	Devices  string // rdma: names of devices, by commas
-	// Host is the name or address that others reach this node by; default: the address from which this node reaches the master.
+	Devices  string // rdma: names of devices, separated by commas
+	// Host is the name or address by which other nodes reach this one; default: the address from
+	// which this node reaches the master.
 	Host string
-	// Segment is the memory that this node adds to the shared store, bytes, 0 to MaxSegment; 0: none. It lies in the helper, and what is stored
-	// in it is lost with it.
+	// Segment is the memory that this node adds to the shared store, bytes, 0 to MaxSegment. It is
+	// in the helper, and its contents are lost with the helper.
 	Segment     int64
-	LocalBuffer int64    // memory of the client's own, bytes, MinLocalBuffer to MaxLocalBuffer; default 16 MiB
+	LocalBuffer int64    // the client's own memory, bytes, MinLocalBuffer to MaxLocalBuffer; default 16 MiB
 	Replicas    int      // copies of a value, 1 to MaxReplicas; default 1
-	Preferred   []string // names of segments (host:port) to store in, as far as they have room; at most MaxPreferred
+	Preferred   []string // names of segments (host:port) to store in while they have room; at most MaxPreferred
 	SoftPin     time.Duration
-	Prefix      string // in front of every key, at most MaxPrefix bytes; default "kvagent:"
+	Prefix      string // of every key, at most MaxPrefix bytes; default "kvagent:"
 
-	Arena Memory // values inside of it are read and written in place, also after a call that ends with pool.InUse; others are copied
-	// Bounce is the memory for those others, bytes, MinBounce to MaxBounce; default 64 MiB. Each of Concurrency requests has an equal share:
-	// a value that is larger, and not in the arena, is not stored.
+	// Arena is memory in which values are read and written in place, also after a call that ends
+	// with pool.InUse. Other values are copied.
+	Arena Memory
+	// Bounce is the memory for copied values, bytes, MinBounce to MaxBounce; default 64 MiB. Each
+	// of Concurrency requests has an equal share. A larger value outside the arena is not stored.
 	Bounce      int64
-	Concurrency int // requests for values at once, and as many questions, 1 to MaxConcurrency; default 8
+	Concurrency int // concurrent requests for values, and as many questions, 1 to MaxConcurrency; default 8
 
 	Python string   // interpreter of the helper; default "python3"
-	Env    []string // of the helper, besides this process's: NAME=VALUE
-	// SetupWithin is how long a helper may take to start and to connect, 1 s to 5 min; default 20 s.
+	Env    []string // of the helper, in addition to this process's: NAME=VALUE
+	// SetupWithin bounds the start and connection of a helper, 1 s to 5 min; default 20 s.
 	SetupWithin time.Duration
-	// RPCWithin is how long the master may take for one answer, 50 ms to 1 min; default 500 ms.
+	// RPCWithin bounds one answer of the master, 50 ms to 1 min; default 500 ms.
 	RPCWithin time.Duration
-	// Silence is how long a helper may take for one request before it is killed, whoever waits, 100 ms to 10 min; default 10 s.
+	// Silence is how long a helper may work on one request before it is killed, 100 ms to 10 min;
+	// default 10 s.
 	Silence time.Duration
-	// FailingFor is how long every transfer of a helper may fail by its client's word, failingRequests at least, before it is replaced, 100 ms to
-	// 1 h; default 15 s. Longer than the master's --client_ttl: until then a node that is gone makes transfers fail, too.
+	// FailingFor is how long every transfer of a helper may fail, and at least failingRequests of
+	// them, before the helper is replaced, 100 ms to 1 h; default 15 s. It should be longer than
+	// the master's --client_ttl, since transfers from a dead node fail until then.
 	FailingFor time.Duration
-	leave      time.Duration // for a helper to take leave of the master; without a segment there is nothing to say
-	// OnState is told when the store changes its state; it must not call the store. Nil: nobody is.
-	OnState remote.Told
+	leave      time.Duration // for a helper with a segment to deregister it; else 0
+	// OnState is called with changes of the store's state; it must not call the store. May be nil.
+	OnState remote.OnState
 }
 
 // Limits of options.
@@ -71,7 +76,7 @@ const (
 	MaxText        = 1024 // bytes of an address, a list of devices or a name
 )
 
-// p2p is the metadata "server" that needs none.
+// p2p is the value of Metadata for operation without a metadata server.
 const p2p = "P2PHANDSHAKE"
 
 func (o *Options) complete() error {
@@ -106,20 +111,26 @@ func (o *Options) complete() error {
 		remote.Between("mooncake", "FailingFor", o.FailingFor, 100*time.Millisecond, time.Hour),
 	)
 	if err == nil && o.share() <= dataAt {
-		err = fmt.Errorf("mooncake: Bounce is %d bytes for %d requests at once, allowed: more than %d for each", o.Bounce, o.Concurrency, dataAt)
+		err = fmt.Errorf("mooncake: Bounce is %d bytes for %d concurrent requests, allowed: more than %d for each",
+			o.Bounce, o.Concurrency, dataAt)
 	}
 	return err
 }
 
-// share is the bounce memory of one request.
+// share returns the bounce memory of one request in bytes.
 func (o *Options) share() int64 { return o.Bounce / int64(o.Concurrency) &^ (valueAlign - 1) }
 
 var textual = regexp.MustCompile(`^[!-~]*$`)
 
 func (o *Options) checkAddresses() error {
-	for name, text := range map[string]string{"Master": o.Master, "Metadata": o.Metadata, "Devices": o.Devices, "Host": o.Host, "Prefix": o.Prefix, "Preferred": strings.Join(o.Preferred, "")} {
-		if len(text) > MaxText*MaxPreferred || name != "Preferred" && len(text) > MaxText || !textual.MatchString(text) {
-			return fmt.Errorf("mooncake: %s has %d bytes, allowed: at most %d, printable, no blanks", name, len(text), MaxText)
+	for name, text := range map[string]string{
+		"Master": o.Master, "Metadata": o.Metadata, "Devices": o.Devices, "Host": o.Host, "Prefix": o.Prefix,
+		"Preferred": strings.Join(o.Preferred, ""),
+	} {
+		if len(text) > MaxText*MaxPreferred || name != "Preferred" && len(text) > MaxText ||
+			!textual.MatchString(text) {
+			return fmt.Errorf("mooncake: %s has %d bytes, allowed: at most %d, printable, no blanks", name, len(text),
+				MaxText)
 		}
 	}
 	switch {

@@ -7,24 +7,25 @@ import (
 	"github.com/kvagent/kvagent/pool/remote"
 )
 
-// The share of a request: its headers, then the data of values that are not in the arena.
+// Layout of a request's share: its headers, then the data of values that are not in the arena.
 const (
 	dataAt     = maxKeys * pool.ValueHeader
 	valueAlign = 64
-	maxValue   = 1<<32 - 1 // bytes: the header has 32 bits for it
+	maxValue   = 1<<32 - 1 // bytes; the header has 32 bits for it
 )
 
 func (s *Store) name(k *pool.Key) string { return remote.Name(s.o.Prefix, k) }
 
-// packed is a request's worth of items, and where the value of each lies.
+// packed holds the items of one request, and the place of each value.
 type packed struct {
 	items  []*pool.Item
 	places []place
-	arena  bool // some lie in the arena
-	taken  int  // items of the batch that it covers, those that are refused too
+	arena  bool // some values are in the arena
+	taken  int  // items of the batch that it covers, including refused ones
 }
 
-// pack takes items until there is no room in a share, or a key comes again. Status is that of what it takes; what cannot be stored is refused.
+// pack packs items until the share is full or a key repeats. It sets status on the packed items,
+// and refuses those that cannot be stored.
 func (s *Store) pack(items []pool.Item, share int, status pool.Status) packed {
 	var p packed
 	seen := make(map[string]bool, min(len(items), maxKeys))
@@ -68,7 +69,7 @@ func (s *Store) pack(items []pool.Item, share int, status pool.Status) packed {
 
 func (s *Store) header(at *place) []byte { return s.bounce.Base[at.header:][:pool.ValueHeader] }
 
-// copied is the bounce memory of a value that has some, else nil.
+// copied returns the bounce memory of a value, or nil if the value is in the arena.
 func (s *Store) copied(at *place) []byte {
 	if at.area == areaArena {
 		s.count.inPlace.Add(uint64(at.length))
@@ -78,8 +79,12 @@ func (s *Store) copied(at *place) []byte {
 	return s.bounce.Base[at.offset:][:at.length]
 }
 
-// batch runs a put or a get of a batch, request after request. do is called for the first items, with a share of the bounce memory that it must give back.
-func (s *Store) batch(ctx context.Context, items []pool.Item, do func(h *helper, items []pool.Item, share int) (taken int, err error)) error {
+// batch runs the requests of a put or a get. It calls do for the first items with a share of the
+// bounce memory, which do must free; do returns how many items it covered.
+func (s *Store) batch(
+	ctx context.Context, items []pool.Item,
+	do func(h *helper, items []pool.Item, share int) (taken int, err error),
+) error {
 	for len(items) > 0 {
 		h, share, err := s.enter(ctx, s.values)
 		if err != nil {

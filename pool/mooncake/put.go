@@ -7,7 +7,8 @@ import (
 	"github.com/kvagent/kvagent/pool/remote"
 )
 
-// Put implements pool.Store. Busy is an item that Mooncake had no room for, or did not take, or that is too large for the bounce memory.
+// Put implements pool.Store. Busy is an item that Mooncake had no room for or did not take, or that
+// is too large for the bounce memory.
 func (s *Store) Put(ctx context.Context, items []pool.Item) error {
 	return s.batch(ctx, items, func(h *helper, items []pool.Item, share int) (int, error) {
 		return s.putSome(ctx, h, items, share)
@@ -41,7 +42,7 @@ func (s *Store) putSome(ctx context.Context, h *helper, items []pool.Item, share
 	return p.taken, nil
 }
 
-// tallyPut counts what an answer says is stored: with 0.
+// tallyPut counts the stored values, which have code 0.
 func (s *Store) tallyPut(h *helper, places []place, codes []int64) {
 	s.tallyTransfers(h, opPut, codes)
 	for i, code := range codes {
@@ -55,12 +56,12 @@ func (s *Store) settlePut(h *helper, it *pool.Item, code int64) {
 	switch code {
 	case 0:
 		it.Status = pool.OK
-		s.turnOf(h, remote.OK, nil)
+		s.setStateFrom(h, remote.OK, nil)
 	case 1, codeExists:
 		it.Status = pool.Exists
 	case codeNoRoom, codeQuota:
 		s.count.full.Add(1)
-		s.turnOf(h, remote.Full, errFull)
+		s.setStateFrom(h, remote.Full, errFull)
 	default:
 		s.count.failed.Add(1)
 	}

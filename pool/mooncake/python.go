@@ -10,14 +10,15 @@ import (
 	"strings"
 )
 
-// module is the helper, of the Python package kvagent.
+// module is the helper's module in the Python package kvagent.
 const module = "kvagent.mooncake"
 
-// checkPython says what is to be installed, if anything is.
+// checkPython returns an error that names what is to be installed, if anything is.
 func checkPython(o *Options) error {
 	path, err := exec.LookPath(o.Python)
 	if err != nil {
-		return fmt.Errorf("mooncake: Python is %q, which is not there: install Python 3.10 or newer, then pip install kvagent mooncake-transfer-engine: %w", o.Python, err)
+		return fmt.Errorf("mooncake: Python is %q, which is not installed: install Python 3.10 or newer, "+
+			"then pip install kvagent mooncake-transfer-engine: %w", o.Python, err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), checkWithin)
 	defer cancel()
@@ -39,7 +40,7 @@ func lastLine(out []byte) string {
 	return string(lines[len(lines)-1])
 }
 
-// environment of the helper: what bounds its waiting comes before what the caller set.
+// environment returns the helper's environment: limits of its waiting, then what the caller set.
 func (o *Options) environment() []string {
 	rpc := strconv.FormatInt(o.RPCWithin.Milliseconds(), 10)
 	env := append(os.Environ(), "MC_RPC_TIMEOUT_MS="+rpc, "MC_RPC_CONNECT_TIMEOUT_MS="+rpc, "PYTHONUNBUFFERED=1")

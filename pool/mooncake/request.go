@@ -8,23 +8,23 @@ import (
 	"time"
 )
 
-// request is one frame to a helper and the answer to it. Its place is given back by whoever is the last to need it: the caller who got the
-// answer, or, after a caller left, the helper's reader or end.
+// request is one frame to a helper and the answer to it. The last one to need its place frees it:
+// the caller that got the answer or, after the caller left, the helper's reader or end.
 type request struct {
 	encode  func(id uint64) []byte
-	free    func()              // gives the place back
-	tally   func(codes []int64) // counts what the answer changed in the store, also when the caller has left; may be nil
-	answer  chan []int64        // of one; closed without: the helper is gone
+	free    func()              // frees the place
+	tally   func(codes []int64) // counts what the answer changed in the store, also after the caller left; may be nil
+	answer  chan []int64        // cap 1; closed without an answer if the helper ended
 	started time.Time
-	over    chan struct{} // closed when the helper has done with it, or is gone; of one whose caller left
+	over    chan struct{} // closed when the helper is done with it or has ended; for a request whose caller left
 
 	// Under the helper's mutex:
 	id   uint64
 	sent bool
-	left bool // nobody waits
+	left bool // the caller does not wait any more
 }
 
-// settle ends a request that is not pending any more. Nil: the helper is gone.
+// settle ends a request that is no longer pending. codes is nil if the helper ended.
 func (r *request) settle(codes []int64) {
 	if r.left {
 		r.free()
@@ -37,7 +37,7 @@ func (r *request) settle(codes []int64) {
 	close(r.answer)
 }
 
-// submit hands a request over. False: the helper is gone, or about to be.
+// submit hands a request to the helper. It returns false if the helper has ended or is about to.
 func (h *helper) submit(r *request) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -47,11 +47,12 @@ func (h *helper) submit(r *request) bool {
 	h.mu.last++
 	r.id, r.started, r.answer, r.over = h.mu.last, time.Now(), make(chan []int64, 1), make(chan struct{})
 	h.mu.pending[r.id] = r
-	h.send <- r // has room: each request has a place
+	h.send <- r // does not block: each request has a place
 	return true
 }
 
-// abandon is a caller leaving. It says whether the helper may be at work on the request, and whether it was answered meanwhile: then the caller has not left.
+// abandon marks a request whose caller leaves. It reports whether the helper may be working on it,
+// and whether it was answered meanwhile; the caller then has not left.
 func (h *helper) abandon(r *request) (working, answered bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -62,7 +63,7 @@ func (h *helper) abandon(r *request) (working, answered bool) {
 	return r.sent, false
 }
 
-// write sends requests; those whose callers left before are dropped.
+// write sends requests. It drops those whose callers left before.
 func (h *helper) write() {
 	for r := range h.send {
 		if !h.sending(r) {
@@ -89,13 +90,13 @@ func (h *helper) sending(r *request) bool {
 	return true
 }
 
-// read hands answers out, until the helper is gone or says what it may not say.
+// read delivers answers until the helper ends or sends an invalid frame.
 func (h *helper) read() {
 	for {
 		b, err := readFrame(h.conn)
 		if err != nil {
 			select {
-			case <-h.reaped: // by itself: why says how
+			case <-h.reaped: // why returns the reason
 			case <-time.After(grace):
 				h.killFor(err)
 			}
@@ -103,7 +104,7 @@ func (h *helper) read() {
 		}
 		r, err := decodeReply(b)
 		if err == nil && !h.deliver(r) {
-			err = fmt.Errorf("%w: an answer that nobody waits for", errFrame)
+			err = fmt.Errorf("%w: an answer to no open request", errFrame)
 		}
 		if err != nil {
 			h.killFor(err)
@@ -127,7 +128,7 @@ func (h *helper) deliver(a reply) bool {
 	return true
 }
 
-var errHung = errors.New("it answers nothing")
+var errHung = errors.New("it does not answer")
 
 // watch kills a helper that takes too long for a request.
 func (h *helper) watch(silence time.Duration) {
@@ -154,7 +155,7 @@ func (h *helper) oldest() (age time.Duration) {
 	return age
 }
 
-// tail is the end of what a process wrote.
+// tail keeps the end of a process's output.
 type tail struct {
 	mu  sync.Mutex
 	end []byte
@@ -172,7 +173,8 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// reason is what the helper itself said last: Mooncake's own lines may hold a password of the metadata server.
+// reason returns the helper's own last line. Mooncake's lines may contain a password of the
+// metadata server.
 func (t *tail) reason() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -6,40 +6,44 @@ import (
 	"time"
 )
 
-// errNoTransfers is why a helper is replaced that is alive and answers.
+// errNoTransfers is the reason to replace a helper that answers.
 var errNoTransfers = errors.New("every transfer of its client fails, and the master answers")
 
 // Limits of a client whose transfers fail.
 const (
 	failingRequests = 8                // in a row, at least
-	lastFailingFor  = 10 * time.Minute // Options.FailingFor grows to that, or stays if it is longer
+	lastFailingFor  = 10 * time.Minute // Options.FailingFor grows up to this, unless it is longer
 )
 
-// codeTransfer is the client's word for bytes that did not get to a segment or from it. The master has answered then: it was asked first where they lie.
+// codeTransfer is the client's code for a failed transfer to or from a segment. The master has
+// answered: it is asked first where the bytes are.
 const codeTransfer = -800
 
-// transfers is what clients say of their transfers, so that one whose transport does not work is replaced: now and then Mooncake's client comes up like
-// that, answers whatever is asked of the master, and never moves a byte. A node that is gone looks the same until the master gives it up (--client_ttl, 10 s); so
-// all transfers must have failed for longer than that. Each helper that replaces another without a transfer is given twice as long.
+// transfers records the outcome of a helper's transfers, to replace a helper whose transport does
+// not work: Mooncake's client sometimes starts up so that it answers everything that concerns the
+// master alone, but never moves a byte. A dead node looks the same until the master drops it
+// (--client_ttl, 10 s), so all transfers must fail for longer than that. The time doubles with each
+// helper that is replaced without a successful transfer.
 type transfers struct {
 	mu     sync.Mutex
-	first  time.Duration // that they may fail
-	within time.Duration // now
+	first  time.Duration // limit of the first helper
+	within time.Duration // current limit
 	failed int           // requests in a row, of this helper
-	since  time.Time     // the first of them was answered
+	since  time.Time     // when the first of them was answered
 }
 
 func newTransfers(first time.Duration) *transfers { return &transfers{first: first, within: first} }
 
-// begin is for a new helper.
+// begin resets the count for a new helper.
 func (t *transfers) begin() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.failed = 0
 }
 
-// tell takes the answer to a put or a get. True: the helper is to be replaced; said once of each.
-func (t *transfers) tell(op operation, codes []int64, now time.Time) bool {
+// record adds the answer to a put or a get. It returns true, once for each helper, if the helper is
+// to be replaced.
+func (t *transfers) record(op operation, codes []int64, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	moved, failed := moves(op, codes)
@@ -60,17 +64,18 @@ func (t *transfers) tell(op operation, codes []int64, now time.Time) bool {
 	return true
 }
 
-// tallyTransfers has a helper replaced when that is due.
+// tallyTransfers records an answer, and has the helper replaced if all its transfers fail.
 func (s *Store) tallyTransfers(h *helper, op operation, codes []int64) {
-	if s.transfers.tell(op, codes, time.Now()) {
+	if s.transfers.record(op, codes, time.Now()) {
 		select {
-		case h.useless <- struct{}{}:
-		default: // it is told already
+		case h.replace <- struct{}{}:
+		default: // it is to be replaced already
 		}
 	}
 }
 
-// moves says whether an answer tells of bytes that were moved, and of bytes that were not. What is there before, not there, or has no room needs no transfer.
+// moves reports whether an answer shows transfers that succeeded and transfers that failed. A value
+// that exists already, does not exist, or has no room needs no transfer.
 func moves(op operation, codes []int64) (moved, failed bool) {
 	for _, code := range codes {
 		moved = moved || op == opPut && code == 0 || op == opGet && code > 0

@@ -14,8 +14,9 @@ import (
 	"github.com/kvagent/kvagent/pool/servertest"
 )
 
-// brokenClients makes the first so many clients that are set up real ones whose transport moves nothing: they ask the master where a value goes or lies, and
-// say -800 of each. It gives what to add to PYTHONPATH: Python runs sitecustomize before anything else.
+// brokenClients makes the first so many clients that are set up real ones whose transport moves
+// nothing: they ask the master where a value goes or lies, and say -800 of each. It gives what to
+// add to PYTHONPATH: Python runs sitecustomize before anything else.
 func brokenClients(t *testing.T, clients int) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -61,7 +62,8 @@ if mooncake:
 	return dir
 }
 
-// A client that answers every question and moves no byte is replaced, and so is the next one, after twice as long; the third one is whole.
+// TestClientMovesNothing: a client that answers every question and moves no byte is replaced, and
+// so is the next one, after twice as long; the third one works.
 func TestClientMovesNothing(t *testing.T) {
 	t.Parallel()
 	master, python := servertest.Mooncake(t)
@@ -72,7 +74,8 @@ func TestClientMovesNothing(t *testing.T) {
 	items := pooltest.Blocks(0, 2, 1000)
 	began := time.Now()
 	pooltest.Until(t, "two helpers are replaced", func() bool {
-		if err := within(t, time.Second, func(ctx context.Context) error { return s.Put(ctx, items) }); err == nil && items[0].Status == pool.OK {
+		if err := within(t, time.Second, func(ctx context.Context) error { return s.Put(ctx, items) }); err == nil &&
+			items[0].Status == pool.OK {
 			t.Fatalf("a block was stored by a client that moves none: %+v", s.Counters())
 		}
 		_ = within(t, time.Second, func(ctx context.Context) error { // which the client answers
@@ -98,11 +101,12 @@ func TestClientMovesNothing(t *testing.T) {
 func TestTransfers(t *testing.T) {
 	at := time.Unix(0, 0)
 	transfers := newTransfers(10 * time.Second)
-	// tell says so much of requests that are a second apart, and gives the number of the one at which the helper is to go; 0: it stays.
+	// tell records requests a second apart, and returns the number of the one at
+	// which the helper is to go; 0: it stays.
 	tell := func(n int, op operation, codes ...int64) int {
 		for i := range n {
 			at = at.Add(time.Second)
-			if transfers.tell(op, codes, at) {
+			if transfers.record(op, codes, at) {
 				return i + 1
 			}
 		}
@@ -127,7 +131,8 @@ func TestTransfers(t *testing.T) {
 	for _, code := range []int64{1, codeExists, codeNoRoom, codeNotFound, codeWrongLength, -900} {
 		want("what says nothing of transfers", tell(50, opPut, code), 0)
 	}
-	want("neither good nor bad between failures", tell(10, opPut, codeTransfer)+tell(3, opGet, codeNotFound)+tell(1, opPut, codeTransfer), 1)
+	want("neither good nor bad between failures",
+		tell(10, opPut, codeTransfer)+tell(3, opGet, codeNotFound)+tell(1, opPut, codeTransfer), 1)
 	at = at.Add(time.Hour)
 	want("few requests", tell(1, opPut, codeTransfer), 0)
 	at = at.Add(time.Hour)

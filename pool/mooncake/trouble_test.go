@@ -22,7 +22,7 @@ import (
 // late is how much longer than its deadline a call may take on a busy machine.
 const late = 200 * time.Millisecond
 
-// arenaOf gives memory as the agent's staging is.
+// arenaOf returns memory like the agent's staging.
 func arenaOf(t testing.TB, bytes int64) Memory {
 	t.Helper()
 	m, err := newMemory(bytes)
@@ -33,7 +33,7 @@ func arenaOf(t testing.TB, bytes int64) Memory {
 	return m
 }
 
-// inArena moves the data of items into an arena, one behind the other.
+// inArena moves the data of items into an arena, one after the other.
 func inArena(m Memory, items []pool.Item) []pool.Item {
 	at := 0
 	for i := range items {
@@ -46,7 +46,7 @@ func inArena(m Memory, items []pool.Item) []pool.Item {
 	return items
 }
 
-// within runs a call with a deadline, and fails when it ends later than somebody else who waits for the same deadline wakes up.
+// within runs a call with a deadline, and fails if it ends later than a timer of the same deadline.
 func within(t testing.TB, d time.Duration, call func(ctx context.Context) error) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), d)
@@ -65,7 +65,7 @@ func within(t testing.TB, d time.Duration, call func(ctx context.Context) error)
 	return err
 }
 
-// get fails on wrong bytes, and gives how many came.
+// get fails on wrong bytes, and returns how many items were read.
 func get(t *testing.T, s pool.Store, d time.Duration, items ...pool.Item) (came int, err error) {
 	t.Helper()
 	out := make([]pool.Item, len(items))
@@ -84,7 +84,8 @@ func get(t *testing.T, s pool.Store, d time.Duration, items ...pool.Item) (came 
 	return came, err
 }
 
-// Two nodes share; values of no byte, of many, in the arena and outside, more than a request holds, and one too large for the bounce memory.
+// TestTwoNodesShare: two nodes share values of no byte, of many, in the arena and outside, more
+// than a request holds, and one too large for the bounce memory.
 func TestTwoNodesShare(t *testing.T) {
 	t.Parallel()
 	master, python := servertest.Mooncake(t)
@@ -108,7 +109,8 @@ func TestTwoNodesShare(t *testing.T) {
 	}
 	pooltest.Put(t, a, pool.Busy, pooltest.Block(3000, 5<<20))
 	got := inArena(o0(a), []pool.Item{{Key: inside[0].Key, Data: make([]byte, 1<<20)}})
-	if err := a.Get(t.Context(), got); err != nil || got[0].Status != pool.OK || string(got[0].Data) != string(pooltest.Block(2000, 1<<20).Data) {
+	if err := a.Get(t.Context(), got); err != nil || got[0].Status != pool.OK ||
+		string(got[0].Data) != string(pooltest.Block(2000, 1<<20).Data) {
 		t.Fatalf("in place: status %d, %v, or wrong bytes", got[0].Status, err)
 	}
 	double := []pool.Item{pooltest.Block(4000, 10), pooltest.Block(4000, 10)}
@@ -119,7 +121,8 @@ func TestTwoNodesShare(t *testing.T) {
 
 func o0(s *Store) Memory { return s.o.Arena }
 
-// A value that somebody else wrote under a name is not delivered, and is gone afterwards.
+// TestForeignValue: a value that another client wrote under a name is not delivered, and is
+// deleted.
 func TestForeignValue(t *testing.T) {
 	t.Parallel()
 	s, _ := openOne(t)
@@ -130,10 +133,12 @@ func TestForeignValue(t *testing.T) {
 		t.Fatal(err)
 	}
 	free := func() { s.values <- share }
-	at := place{key: s.name(&real.Key), header: int64(share) * s.o.share(), offset: int64(share)*s.o.share() + dataAt, length: 1000}
+	at := place{key: s.name(&real.Key), header: int64(share) * s.o.share(), offset: int64(share)*s.o.share() + dataAt,
+		length: 1000}
 	pool.AppendValueHeader(s.header(&at)[:0], &other.Key, other.Data)
 	copy(s.copied(&at), other.Data)
-	codes, err := s.call(t.Context(), h, 1, false, &request{encode: func(id uint64) []byte { return encodeValues(id, opPut, []place{at}) }, free: free})
+	codes, err := s.call(t.Context(), h, 1, false,
+		&request{encode: func(id uint64) []byte { return encodeValues(id, opPut, []place{at}) }, free: free})
 	if free(); err != nil || codes[0] != 0 {
 		t.Fatalf("put: %v %v", codes, err)
 	}
@@ -144,13 +149,15 @@ func TestForeignValue(t *testing.T) {
 	pooltest.Put(t, s, pool.OK, real)
 }
 
-// A helper that is killed, or stopped in the middle: no call outlives its deadline, no byte is wrong, and another helper comes.
+// TestHelperDies kills and stops a helper during calls: no call outlives its deadline, no byte is
+// wrong, and another helper starts.
 func TestHelperDies(t *testing.T) {
 	t.Parallel()
 	for name, sig := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			master, python := servertest.Mooncake(t, "--client_ttl=1") // seconds until a dead client's segment is given up
+			// seconds until a dead client's segment is given up
+			master, python := servertest.Mooncake(t, "--client_ttl=1")
 			o := options(t, master, python)
 			o.Silence, o.Arena = 500*time.Millisecond, arenaOf(t, 8<<20)
 			s := openWith(t, o)
@@ -163,7 +170,10 @@ func TestHelperDies(t *testing.T) {
 					return s.Exists(ctx, []pool.Key{items[0].Key}, make([]pool.Status, 1))
 				})
 			}
-			pooltest.Until(t, "another helper", func() bool { return s.Counters().Starts >= 2 && s.State() == remote.OK })
+			pooltest.Until(t, "another helper", func() bool {
+				return s.Counters().Starts >= 2 &&
+					s.State() == remote.OK
+			})
 			serves(t, s)
 			if c := s.Counters(); c.Deaths != 1 || sig == syscall.SIGSTOP && c.Kills != 1 {
 				t.Fatalf("one helper died: %+v", c)
@@ -186,7 +196,8 @@ func signalHelper(t testing.TB, s *Store, sig syscall.Signal) {
 	}
 }
 
-// What a helper does after the caller's deadline counts: the value is there, and gone again, though nobody waited for the answer.
+// TestLateAnswersAreCounted: what a helper stores and deletes after the caller's deadline is
+// counted, although no caller waits for the answer.
 func TestLateAnswersAreCounted(t *testing.T) {
 	t.Parallel()
 	s, _ := openOne(t)
@@ -197,7 +208,8 @@ func TestLateAnswersAreCounted(t *testing.T) {
 		t.Fatalf("put to a stopped helper: %v, %+v", err, s.Usage())
 	}
 	signalHelper(t, s, syscall.SIGCONT)
-	pooltest.Until(t, "three values are counted", func() bool { return s.Usage() == pool.Usage{Items: 3, Bytes: 3 * (10_000 + pool.ValueHeader)} })
+	pooltest.Until(t, "three values are counted",
+		func() bool { return s.Usage() == pool.Usage{Items: 3, Bytes: 3 * (10_000 + pool.ValueHeader)} })
 	signalHelper(t, s, syscall.SIGSTOP)
 	err = within(t, 50*time.Millisecond, func(ctx context.Context) error {
 		return s.Delete(ctx, []pool.Key{items[0].Key, items[1].Key, items[2].Key})
@@ -209,8 +221,9 @@ func TestLateAnswersAreCounted(t *testing.T) {
 	pooltest.Until(t, "none is counted", func() bool { return s.Usage() == pool.Usage{} })
 }
 
-// A get in place is cut off by its deadline while its helper stands still: the caller is told that its memory is in use until the helper has answered, which costs
-// the helper nothing, or until it is killed and gone.
+// TestArenaInUse: a get in place exceeds its deadline while its helper is stopped. The caller
+// learns that its memory is in use until the helper has answered, which costs the helper nothing,
+// or until it is killed and reaped.
 func TestArenaInUse(t *testing.T) {
 	for name, wakes := range map[string]bool{"slow": true, "hung": false} {
 		t.Run(name, func(t *testing.T) {
@@ -262,8 +275,8 @@ func TestArenaInUse(t *testing.T) {
 	}
 }
 
-// A master that is paused, killed and started again: calls end in time and nothing is wrong; afterwards the store works again. Nothing of that is the helper's
-// fault: it is not replaced.
+// TestMasterTrouble pauses, kills and restarts a master: calls end in time and nothing is wrong,
+// and the store recovers. The helper is not replaced, since it is not at fault.
 func TestMasterTrouble(t *testing.T) {
 	t.Parallel()
 	master, python := servertest.Mooncake(t)
@@ -275,7 +288,9 @@ func TestMasterTrouble(t *testing.T) {
 	storm := func(what string) {
 		for range 5 {
 			_, _ = get(t, s, 100*time.Millisecond, items...)
-			_ = within(t, 100*time.Millisecond, func(ctx context.Context) error { return s.Put(ctx, pooltest.Blocks(500, 4, 1000)) })
+			_ = within(t, 100*time.Millisecond, func(ctx context.Context) error {
+				return s.Put(ctx, pooltest.Blocks(500, 4, 1000))
+			})
 		}
 		t.Logf("%s: %v, %+v", what, s.State(), s.Counters())
 	}
@@ -288,7 +303,10 @@ func TestMasterTrouble(t *testing.T) {
 	})
 	master.Kill()
 	storm("killed")
-	pooltest.Until(t, "it is lost", func() bool { _, _ = get(t, s, time.Second, items...); return s.State() == remote.Lost })
+	pooltest.Until(t, "it is lost", func() bool {
+		_, _ = get(t, s, time.Second, items...)
+		return s.State() == remote.Lost
+	})
 	master.Restart()
 	serves(t, s)
 	if c := s.Counters(); c.Replaced != 0 {
@@ -296,7 +314,7 @@ func TestMasterTrouble(t *testing.T) {
 	}
 }
 
-// serves waits until a store takes and gives blocks again.
+// serves waits until a store takes and returns blocks again.
 func serves(t *testing.T, s *Store) {
 	t.Helper()
 	next := 1000
@@ -314,7 +332,7 @@ func serves(t *testing.T, s *Store) {
 	})
 }
 
-// Many calls while helpers are killed and stopped all the time.
+// TestStormOfDeaths makes many calls while helpers are killed and stopped.
 func TestStormOfDeaths(t *testing.T) {
 	t.Parallel()
 	master, python := servertest.Mooncake(t)
@@ -359,7 +377,7 @@ func TestStormOfDeaths(t *testing.T) {
 	}
 }
 
-// What is not there is said at the start, with what to install.
+// TestWhatIsMissing: Open returns an error that names what is missing and what to install.
 func TestWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	_, err := Open(Options{Master: "127.0.0.1:1", Python: "/nowhere/python3"})
@@ -375,17 +393,20 @@ func TestWhatIsMissing(t *testing.T) {
 func TestOptions(t *testing.T) {
 	for field, o := range map[string]Options{
 		"Master": {}, "Protocol": {Master: "h:1", Protocol: "smoke"}, "Devices": {Master: "h:1", Devices: "mlx5_0"},
-		"Segment": {Master: "h:1", Segment: -1}, "Replicas": {Master: "h:1", Replicas: 17}, "Bounce": {Master: "h:1", Bounce: 5},
+		"Segment": {Master: "h:1", Segment: -1}, "Replicas": {Master: "h:1", Replicas: 17},
+		"Bounce":      {Master: "h:1", Bounce: 5},
 		"Concurrency": {Master: "h:1", Concurrency: 65}, "RPCWithin": {Master: "h:1", RPCWithin: time.Millisecond},
 		"Host": {Master: "h:1", Host: "a b"}, "SoftPin": {Master: "h:1", SoftPin: 25 * time.Hour},
 	} {
-		if _, err := Open(o); err == nil || !strings.Contains(err.Error(), field) || !strings.Contains(err.Error(), "allowed") {
+		if _, err := Open(o); err == nil || !strings.Contains(err.Error(), field) ||
+			!strings.Contains(err.Error(), "allowed") {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
 }
 
-// Of two nodes that write the same blocks at once one is first: both read the same bytes, whole, and write nothing more.
+// TestRace: of two nodes that write the same blocks at once the first wins; both read the same
+// complete bytes and write nothing more.
 func TestRace(t *testing.T) {
 	t.Parallel()
 	master, python := servertest.Mooncake(t)
@@ -426,7 +447,8 @@ func TestRace(t *testing.T) {
 	}
 }
 
-// A store that is closed takes its segment back from the master at once, so that nobody writes to what is not there.
+// TestSegmentLeaves: Close deregisters the segment at the master at once, so that no node writes to
+// missing memory.
 func TestSegmentLeaves(t *testing.T) {
 	t.Parallel()
 	master, python := servertest.Mooncake(t)

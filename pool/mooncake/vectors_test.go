@@ -41,8 +41,10 @@ func helloOf(t *testing.T, o Options) []byte {
 
 func makeVectors(t *testing.T) (v vectors) {
 	all := Options{
-		Master: "etcd://a:1;b:2", Metadata: "http://m:8080/metadata", Protocol: "rdma", Devices: "mlx5_0,mlx5_1", Segment: 64 << 30, LocalBuffer: 32 << 20, Replicas: 2,
-		Preferred: []string{"c:3", "d:4"}, SoftPin: time.Minute, Bounce: 128 << 20, Concurrency: 64, Arena: Memory{Base: make([]byte, 1<<16)},
+		Master: "etcd://a:1;b:2", Metadata: "http://m:8080/metadata", Protocol: "rdma", Devices: "mlx5_0,mlx5_1",
+		Segment: 64 << 30, LocalBuffer: 32 << 20, Replicas: 2,
+		Preferred: []string{"c:3", "d:4"}, SoftPin: time.Minute, Bounce: 128 << 20, Concurrency: 64,
+		Arena: Memory{Base: make([]byte, 1<<16)},
 	}
 	welcomed := func(reason, name string) []byte {
 		a := newArray(3)
@@ -60,12 +62,18 @@ func makeVectors(t *testing.T) (v vectors) {
 		frame      []byte
 		value      any
 	}{
-		{"hello", "agent", helloOf(t, Options{Master: "h:50051"}), []any{1, []any{"node-1", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", "h:50051", 1, []any{}, 0, 8}, 64 << 20, 0}},
+		{"hello", "agent", helloOf(t, Options{Master: "h:50051"}),
+			[]any{1, []any{"node-1", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", "h:50051", 1, []any{}, 0, 8}, 64 << 20,
+				0}},
 		{"hello_all", "agent", helloOf(t, all), []any{1, []any{
-			"node-1", "http://m:8080/metadata", 64 << 30, 32 << 20, "rdma", "mlx5_0,mlx5_1", "etcd://a:1;b:2", 2, []any{"c:3", "d:4"}, 60000, 64,
+			"node-1", "http://m:8080/metadata", 64 << 30, 32 << 20, "rdma", "mlx5_0,mlx5_1", "etcd://a:1;b:2", 2,
+			[]any{"c:3", "d:4"}, 60000, 64,
 		}, 128 << 20, 1 << 16}},
-		{"put", "agent", encodeValues(1, opPut, []place{{key: "kvagent:a", area: areaBounce, header: 0, offset: 4096, length: 0}}), []any{1, 1, []any{[]any{"kvagent:a", 0, 0, 4096, 0}}}},
-		{"get", "agent", encodeValues(300, opGet, []place{{"k", areaArena, 32, 1 << 20, 10}, {"l", areaBounce, 64, 1 << 33, 1 << 32}}),
+		{"put", "agent", encodeValues(1, opPut,
+			[]place{{key: "kvagent:a", area: areaBounce, header: 0, offset: 4096, length: 0}}),
+			[]any{1, 1, []any{[]any{"kvagent:a", 0, 0, 4096, 0}}}},
+		{"get", "agent", encodeValues(300, opGet,
+			[]place{{"k", areaArena, 32, 1 << 20, 10}, {"l", areaBounce, 64, 1 << 33, 1 << 32}}),
 			[]any{300, 2, []any{[]any{"k", 32, 1, 1 << 20, 10}, []any{"l", 64, 0, 1 << 33, 1 << 32}}}},
 		{"exists", "agent", encodeKeys(70000, opExists, []string{"a", "b"}), []any{70000, 3, []any{"a", "b"}}},
 		{"delete", "agent", encodeKeys(1<<40, opDelete, []string{"a"}), []any{1 << 40, 4, []any{"a"}}},
@@ -77,12 +85,14 @@ func makeVectors(t *testing.T) (v vectors) {
 		v.Frames = append(v.Frames, vector{f.name, f.from, f.value, frameHex(f.frame)})
 	}
 	for name, text := range map[string]string{
-		"nothing": "", "cut": "92cd01", "three_parts": "93010100", "no_codes": "920190", "long_form": "92cd00019100", "negative_id": "92ff9100", "other_version": "9302a0a0", "more_behind": "9201910000", "text_code": "920191a130",
+		"nothing": "", "cut": "92cd01", "three_parts": "93010100", "no_codes": "920190", "long_form": "92cd00019100",
+		"negative_id": "92ff9100", "other_version": "9302a0a0", "more_behind": "9201910000", "text_code": "920191a130",
 	} {
 		v.Malformed = append(v.Malformed, vector{Name: "reply_" + name, From: "helper", Hex: text})
 	}
 	for name, text := range map[string]string{
-		"two_parts": "920103", "operation_0": "93010091a161", "operation_5": "93010591a161", "text_id": "93a1310391a161", "long_form": "93cd00010391a161", "more_behind": "93010391a16100",
+		"two_parts": "920103", "operation_0": "93010091a161", "operation_5": "93010591a161",
+		"text_id": "93a1310391a161", "long_form": "93cd00010391a161", "more_behind": "93010391a16100",
 	} {
 		v.Malformed = append(v.Malformed, vector{Name: "request_" + name, From: "agent", Hex: text})
 	}
@@ -90,7 +100,8 @@ func makeVectors(t *testing.T) (v vectors) {
 	return v
 }
 
-// The frames of both sides are those of testdata/wire/mooncake.json, which the helper's tests read too.
+// TestVectors: the frames of both sides are those of testdata/wire/mooncake.json, which the
+// helper's tests also read.
 func TestVectors(t *testing.T) {
 	v := makeVectors(t)
 	text, err := json.MarshalIndent(v, "", " ")
@@ -104,7 +115,8 @@ func TestVectors(t *testing.T) {
 		}
 	}
 	if want, err := os.ReadFile(vectorsFile); err != nil || !bytes.Equal(text, want) {
-		t.Errorf("the frames are not those of %s (%v): go test ./pool/mooncake -run Vectors -update shows the difference", vectorsFile, err)
+		t.Errorf("the frames are not those of %s (%v): "+
+			"go test ./pool/mooncake -run Vectors -update shows the difference", vectorsFile, err)
 	}
 	for _, f := range v.Frames {
 		b := unhex(t, f.Hex)
@@ -116,7 +128,8 @@ func TestVectors(t *testing.T) {
 				t.Errorf("%s: %+v, %v", f.Name, w, err)
 			}
 		default:
-			if r, err := decodeReply(b); err != nil || !bytes.Equal(r.encode(), b) || len(r.codes) != len(f.Value.([]any)[1].([]any)) {
+			if r, err := decodeReply(b); err != nil || !bytes.Equal(r.encode(), b) ||
+				len(r.codes) != len(f.Value.([]any)[1].([]any)) {
 				t.Errorf("%s: %+v, %v", f.Name, r, err)
 			}
 		}

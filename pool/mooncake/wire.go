@@ -10,12 +10,13 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// The frames between the store and its helper, described in python/kvagent/mooncake.py.
+// Limits of the frames between the store and its helper, which python/kvagent/mooncake.py
+// describes.
 const (
 	wireVersion = 1
 	maxFrame    = 1 << 20 // bytes
 	maxKeys     = 128     // of one request
-	maxReason   = 4096    // bytes of what a helper says went wrong
+	maxReason   = 4096    // bytes of a helper's error text
 )
 
 type operation uint8
@@ -27,20 +28,20 @@ const (
 	opDelete operation = 4
 )
 
-// The areas of a place.
+// The memory areas of a place.
 const (
 	areaBounce = 0
 	areaArena  = 1
 )
 
-// place is where a value lies: its header in the bounce memory, its data in an area.
+// place is where a value is: its header in the bounce memory, its data in an area.
 type place struct {
 	key                    string
 	area                   int64
 	header, offset, length int64 // bytes
 }
 
-// array encodes a frame: its length and one msgpack array. Everything takes its shortest form.
+// array encodes a frame: its length and one msgpack array, everything in its shortest form.
 type array struct {
 	out bytes.Buffer
 	enc *msgpack.Encoder
@@ -54,7 +55,7 @@ func newArray(n int) *array {
 	return a
 }
 
-// Writing to memory does not fail.
+// Writes to memory do not fail.
 func (a *array) list(n int)    { _ = a.enc.EncodeArrayLen(n) }
 func (a *array) text(s string) { _ = a.enc.EncodeString(s) }
 func (a *array) ints(all ...int64) {
@@ -69,7 +70,7 @@ func (a *array) frame() []byte {
 	return b
 }
 
-// encodeHello is the first frame.
+// encodeHello encodes the first frame.
 func encodeHello(o *Options, host string) []byte {
 	a := newArray(4)
 	a.ints(wireVersion)
@@ -89,7 +90,7 @@ func encodeHello(o *Options, host string) []byte {
 	return a.frame()
 }
 
-// encodeValues is a request to put or to get.
+// encodeValues encodes a put or a get.
 func encodeValues(id uint64, op operation, places []place) []byte {
 	a := newArray(3)
 	a.ints(int64(id), int64(op))
@@ -103,7 +104,7 @@ func encodeValues(id uint64, op operation, places []place) []byte {
 	return a.frame()
 }
 
-// encodeKeys is a question, or a request to delete.
+// encodeKeys encodes a question or a delete.
 func encodeKeys(id uint64, op operation, keys []string) []byte {
 	a := newArray(3)
 	a.ints(int64(id), int64(op))
@@ -114,7 +115,7 @@ func encodeKeys(id uint64, op operation, keys []string) []byte {
 	return a.frame()
 }
 
-// readFrame reads the next frame's msgpack.
+// readFrame reads the msgpack of the next frame.
 func readFrame(r io.Reader) ([]byte, error) {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -129,9 +130,9 @@ func readFrame(r io.Reader) ([]byte, error) {
 	return b, err
 }
 
-var errFrame = errors.New("mooncake: a frame of the helper is not of the form that the protocol has")
+var errFrame = errors.New("mooncake: invalid frame from the helper")
 
-// welcome is what a helper says when it has connected, or why not.
+// welcome is a helper's first frame: it has connected, or why not.
 type welcome struct{ reason, name string }
 
 func decodeWelcome(b []byte) (w welcome, err error) {
@@ -142,7 +143,8 @@ func decodeWelcome(b []byte) (w welcome, err error) {
 	}
 	version, err := d.DecodeInt64()
 	if err != nil || version != wireVersion {
-		return w, fmt.Errorf("%w: version %d, must be %d (the Python package is of another release)", errFrame, version, wireVersion)
+		return w, fmt.Errorf("%w: version %d, must be %d (the Python package is of another release)",
+			errFrame, version, wireVersion)
 	}
 	w.reason, err = d.DecodeString()
 	if err == nil {
@@ -189,7 +191,7 @@ func decodeReply(b []byte) (reply, error) {
 	return r, nil
 }
 
-// encode is how a helper writes it.
+// encode encodes a reply as a helper does.
 func (r *reply) encode() []byte {
 	a := newArray(2)
 	a.ints(int64(r.id))

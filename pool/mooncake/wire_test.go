@@ -15,7 +15,7 @@ func unhex(t *testing.T, text string) []byte {
 	return b
 }
 
-// What parses is written to the same bytes, and nothing that a helper says is too much.
+// FuzzReply: a reply that parses is encoded to the same bytes, and no reply uses too much memory.
 func FuzzReply(f *testing.F) {
 	for _, r := range []reply{{1, []int64{0}}, {300, []int64{-704, 1 << 40}}, {1 << 62, make([]int64, maxKeys)}} {
 		f.Add(r.encode())

@@ -16,13 +16,14 @@ import (
 	"github.com/kvagent/kvagent/pool/servertest"
 )
 
-// Three nodes of a cluster, one of which is killed: its blocks are missing, the others' are there.
+// TestCluster kills one of three nodes of a cluster: its blocks are missing, the others' are there.
 func TestCluster(t *testing.T) {
 	var nodes []*servertest.Server
 	var addrs []string
 	for range 3 {
 		dir := t.TempDir()
-		n := servertest.Redis(t, "--cluster-enabled", "yes", "--cluster-config-file", filepath.Join(dir, "nodes.conf"), "--cluster-node-timeout", "500",
+		n := servertest.Redis(t, "--cluster-enabled", "yes", "--cluster-config-file", filepath.Join(dir, "nodes.conf"),
+			"--cluster-node-timeout", "500",
 			"--cluster-require-full-coverage", "no")
 		nodes, addrs = append(nodes, n), append(addrs, n.Addr)
 	}
@@ -41,7 +42,8 @@ func TestCluster(t *testing.T) {
 		return true
 	})
 	pooltest.Want(t, s, pool.OK, items...)
-	if u := (fresh{s}).Usage(); u.Items < 60+5 { // chunks of puts that failed until the nodes knew each other are there still
+	// chunks of puts that failed until the nodes knew each other are there still
+	if u := (fresh{s}).Usage(); u.Items < 60+5 {
 		t.Errorf("usage %+v, want 65 keys or more", u)
 	}
 	nodes[1].Kill()
@@ -71,7 +73,7 @@ func TestCluster(t *testing.T) {
 	t.Logf("%d of %d blocks are left without one of three nodes", there, len(items))
 }
 
-// A sentinel names the master.
+// TestSentinel: a sentinel names the master.
 func TestSentinel(t *testing.T) {
 	master := servertest.Redis(t)
 	host, port, _ := net.SplitHostPort(master.Addr)
@@ -86,33 +88,39 @@ func TestSentinel(t *testing.T) {
 	pooltest.Want(t, direct, pool.OK, pooltest.Block(1, 100))
 }
 
-// TLS with a certificate of an own authority; without that authority nothing is said.
+// TestTLS uses a certificate of its own authority; without that authority nothing is sent.
 func TestTLS(t *testing.T) {
 	dir := t.TempDir()
 	roots := servertest.Certificate(t, dir)
 	addr := servertest.FreeAddr(t)
 	_, tlsPort, _ := net.SplitHostPort(addr)
-	servertest.Redis(t, "--tls-port", tlsPort, "--tls-cert-file", filepath.Join(dir, "cert.pem"), "--tls-key-file", filepath.Join(dir, "key.pem"),
+	servertest.Redis(t, "--tls-port", tlsPort, "--tls-cert-file", filepath.Join(dir, "cert.pem"), "--tls-key-file",
+		filepath.Join(dir, "key.pem"),
 		"--tls-ca-cert-file", filepath.Join(dir, "cert.pem"), "--tls-auth-clients", "no")
-	s := openOn(t, Options{Addresses: []string{addr}, TLS: &tls.Config{RootCAs: roots, ServerName: "localhost", MinVersion: tls.VersionTLS12}})
+	s := openOn(t, Options{Addresses: []string{addr},
+		TLS: &tls.Config{RootCAs: roots, ServerName: "localhost", MinVersion: tls.VersionTLS12}})
 	pooltest.Put(t, s, pool.OK, pooltest.Block(1, 100))
-	stranger, err := Open(Options{Addresses: []string{addr}, TLS: &tls.Config{ServerName: "localhost", MinVersion: tls.VersionTLS12}})
+	stranger, err := Open(Options{Addresses: []string{addr},
+		TLS: &tls.Config{ServerName: "localhost", MinVersion: tls.VersionTLS12}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer stranger.Close()
 	pooltest.Until(t, "a refused connection is counted", func() bool { return stranger.Counters().Dials > 0 })
-	if err := stranger.Put(t.Context(), pooltest.Blocks(0, 1, 1)); err == nil || !strings.Contains(err.Error(), "certificate") {
+	if err := stranger.Put(t.Context(), pooltest.Blocks(0, 1, 1)); err == nil ||
+		!strings.Contains(err.Error(), "certificate") {
 		t.Errorf("a server of an unknown authority: %v", err)
 	}
 }
 
-// A master of a cluster that has a replica is killed: the replica takes over, and every block is there again without anybody's doing.
+// TestClusterFailsOver kills a master of a cluster that has a replica: the replica takes over, and
+// every block is there again.
 func TestClusterFailsOver(t *testing.T) {
 	var nodes []*servertest.Server
 	var addrs []string
 	for range 4 {
-		n := servertest.Redis(t, "--cluster-enabled", "yes", "--cluster-config-file", filepath.Join(t.TempDir(), "nodes.conf"), "--cluster-node-timeout", "500",
+		n := servertest.Redis(t, "--cluster-enabled", "yes", "--cluster-config-file",
+			filepath.Join(t.TempDir(), "nodes.conf"), "--cluster-node-timeout", "500",
 			"--repl-diskless-sync-delay", "0")
 		nodes, addrs = append(nodes, n), append(addrs, n.Addr)
 	}
@@ -129,12 +137,16 @@ func TestClusterFailsOver(t *testing.T) {
 		if s.Put(t.Context(), items) != nil {
 			return false
 		}
-		return !slices.ContainsFunc(items, func(it pool.Item) bool { return it.Status != pool.OK && it.Status != pool.Exists })
+		return !slices.ContainsFunc(items, func(it pool.Item) bool {
+			return it.Status != pool.OK &&
+				it.Status != pool.Exists
+		})
 	})
 	_, replica, _ := net.SplitHostPort(addrs[3])
 	size := func(port string) string { return cli(t, "-h", host, "-p", port, "DBSIZE") }
 	pooltest.Until(t, "the replica has what its master has", func() bool {
-		return strings.Contains(cli(t, "-h", host, "-p", replica, "INFO", "replication"), "master_link_status:up") && size(replica) == size(port)
+		return strings.Contains(cli(t, "-h", host, "-p", replica, "INFO", "replication"), "master_link_status:up") &&
+			size(replica) == size(port)
 	})
 	nodes[0].Kill()
 	pooltest.Until(t, "the replica has taken over", func() bool {
@@ -147,7 +159,11 @@ func TestClusterFailsOver(t *testing.T) {
 	pooltest.Want(t, s, pool.OK, items...)
 	pooltest.Until(t, "blocks are stored again", func() bool {
 		more := pooltest.Blocks(100, 60, 1000)
-		return s.Put(t.Context(), more) == nil && !slices.ContainsFunc(more, func(it pool.Item) bool { return it.Status != pool.OK && it.Status != pool.Exists })
+		return s.Put(t.Context(), more) == nil &&
+			!slices.ContainsFunc(more, func(it pool.Item) bool {
+				return it.Status != pool.OK &&
+					it.Status != pool.Exists
+			})
 	})
 }
 

@@ -14,7 +14,7 @@ import (
 
 func millis(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
-// Get implements pool.Store. An item that the server refused to give is Missing.
+// Get implements pool.Store. An item that the server refused is Missing.
 func (s *Store) Get(ctx context.Context, items []pool.Item) error {
 	for len(items) > 0 {
 		n := s.fit(items)
@@ -26,15 +26,15 @@ func (s *Store) Get(ctx context.Context, items []pool.Item) error {
 	return ctx.Err()
 }
 
-// reading is a get under way: the value has been read, as far as it is one.
+// reading is a get in progress.
 type reading struct {
 	item   *pool.Item
 	name   string
 	header []byte
 	nonce  uint64
-	size   int // of a chunk
-	rest   int
-	empty  bool // the server gave no byte
+	size   int  // bytes of a chunk
+	rest   int  // chunks after the first; -1 if the value is not valid
+	empty  bool // the server returned no byte
 }
 
 func (s *Store) getBatch(ctx context.Context, items []pool.Item) error {
@@ -66,12 +66,12 @@ func (s *Store) getBatch(ctx context.Context, items []pool.Item) error {
 	return s.check(ctx, asked)
 }
 
-// readUpTo asks for a value that should have n bytes at most, and for no more of it than tells
-// whether it has: whatever lies under the name, this is all that is sent.
+// readUpTo returns the command that reads a value of at most n bytes. The server sends no more than
+// that, whatever is stored under the name.
 func readUpTo(name string, n int) []string { return []string{"GETRANGE", name, "0", strconv.Itoa(n)} }
 
-// emptyOnes finds the items whose value is there and empty, which GETRANGE does not tell from one
-// that is not there: nothing could ever be stored over it.
+// emptyOnes finds the items whose values exist and are empty, which GETRANGE does not distinguish
+// from missing ones. They are Corrupt, since nothing could be stored over them.
 func (s *Store) emptyOnes(ctx context.Context, asked []reading) error {
 	var commands [][]string
 	var of []*pool.Item
@@ -90,7 +90,7 @@ func (s *Store) emptyOnes(ctx context.Context, asked []reading) error {
 	return err
 }
 
-// readHead reads the value that names an item. What is none of ours leaves rest at -1.
+// readHead decodes the value stored under an item's name. An invalid one leaves rest at -1.
 func (s *Store) readHead(r *reading, result rueidis.RedisResult) {
 	r.rest = -1
 	value, err := result.ToString()
@@ -120,7 +120,7 @@ func (s *Store) readHead(r *reading, result rueidis.RedisResult) {
 	r.rest = chunks(length, r.size)
 }
 
-// getRest reads the chunks behind the first of all items. A chunk that is not there makes its item Missing.
+// getRest reads the chunks after the first of all items. A missing chunk makes its item Missing.
 func (s *Store) getRest(ctx context.Context, all []reading) error {
 	var commands [][]string
 	for i := range all {
@@ -149,8 +149,8 @@ func (s *Store) getRest(ctx context.Context, all []reading) error {
 	return nil
 }
 
-// check compares what came with its header. What does not verify, or has another length than was asked for, is deleted, so that it can be
-// stored again.
+// check compares values with their headers. It deletes those that do not verify or have another
+// length than asked for, so that they can be stored again.
 func (s *Store) check(ctx context.Context, all []reading) error {
 	var bad []pool.Key
 	for i := range all {
@@ -169,12 +169,12 @@ func (s *Store) check(ctx context.Context, all []reading) error {
 	}
 	err := s.Delete(ctx, bad)
 	if ctx.Err() == nil {
-		err = nil // the items are decided
+		err = nil // the status of every item is known
 	}
 	return err
 }
 
-// Exists implements pool.Store: OK or Missing. That a value is there is all it says.
+// Exists implements pool.Store: OK or Missing. It does not verify the value.
 func (s *Store) Exists(ctx context.Context, keys []pool.Key, status []pool.Status) error {
 	var commands [][]string
 	asked := make([]int, 0, len(keys))
@@ -207,7 +207,8 @@ func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {
 		if remote.Valid(&keys[i]) {
 			name := s.name(&keys[i])
 			names = append(names, name)
-			commands = append(commands, []string{"GETRANGE", name, "0", strconv.Itoa(headBytes - 1)}, []string{"UNLINK", name})
+			commands = append(commands,
+				[]string{"GETRANGE", name, "0", strconv.Itoa(headBytes - 1)}, []string{"UNLINK", name})
 		}
 	}
 	results, err := s.do(ctx, commands)
@@ -226,11 +227,11 @@ func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {
 	return nil
 }
 
-// unlinkAtOnce bounds a pipeline of unlinkRest: what a value says of its chunks may be no word of
-// ours.
+// unlinkAtOnce bounds a pipeline of unlinkRest, since the number of chunks comes from a value that
+// may be foreign.
 const unlinkAtOnce = 1024
 
-// unlinkRest removes the chunks that a value named.
+// unlinkRest removes the chunks that a value refers to.
 func (s *Store) unlinkRest(ctx context.Context, name string, head []byte) error {
 	if len(head) != headBytes {
 		return nil

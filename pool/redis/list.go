@@ -19,16 +19,17 @@ var (
 	_ pool.SpaceLister = (*Store)(nil)
 )
 
-// scanCount is how many keys a server looks at for one answer.
+// scanCount is how many keys a server examines for one answer.
 const scanCount = 1000
 
-// List implements pool.Lister: every key of the prefix on every master. A server that is given more keys meanwhile may name one twice.
+// List implements pool.Lister: every key of the prefix on every master. A key may be listed twice
+// if the server gets more keys meanwhile.
 func (s *Store) List(ctx context.Context, found func(k pool.Key, bytes int64) bool) error {
 	return s.list(ctx, &listing{match: literal(s.o.Prefix) + "*", found: found})
 }
 
-// ListSpaces implements pool.SpaceLister. The servers look at all their keys for it, and send the
-// names of one space alone, or of all if there are several.
+// ListSpaces implements pool.SpaceLister. The servers examine all their keys, and send the names of
+// the space, or all names if there are several spaces.
 func (s *Store) ListSpaces(
 	ctx context.Context, spaces []pool.Fingerprint, looked func(n int) error, found func(k pool.Key, bytes int64),
 ) error {
@@ -43,11 +44,11 @@ func (s *Store) ListSpaces(
 	})
 }
 
-// listing is one walk over the keys.
+// listing is one iteration over the keys.
 type listing struct {
 	match  string
-	wants  func(k *pool.Key) bool // nil: every one
-	looked func(n int) error      // as pool.SpaceLister says; nil: nobody is told
+	wants  func(k *pool.Key) bool // nil: all
+	looked func(n int) error      // as in pool.SpaceLister; nil: not called
 	found  func(k pool.Key, bytes int64) bool
 }
 
@@ -56,7 +57,7 @@ func (s *Store) list(ctx context.Context, w *listing) error {
 	if err != nil {
 		return err
 	}
-	s.leave() // each pipeline takes a place of its own
+	s.leave() // each pipeline takes its own place
 	for _, node := range client.Nodes() {
 		info, err := node.Do(ctx, node.B().Arbitrary("INFO").Build()).ToString()
 		if err != nil {
@@ -72,7 +73,7 @@ func (s *Store) list(ctx context.Context, w *listing) error {
 	return ctx.Err()
 }
 
-// listNode is false if no more is wanted.
+// listNode lists the keys of one server. It returns false if no more are wanted.
 func (s *Store) listNode(ctx context.Context, node rueidis.Client, w *listing) (more bool, err error) {
 	for cursor := uint64(0); ; {
 		page, err := node.Do(ctx, node.B().Scan().Cursor(cursor).Match(w.match).Count(scanCount).Build()).AsScanEntry()
@@ -93,7 +94,7 @@ func (s *Store) listNode(ctx context.Context, node rueidis.Client, w *listing) (
 	}
 }
 
-// listNames asks for the lengths of values. Chunks, and what is none of ours, are passed over.
+// listNames asks for the lengths of values. It skips chunks and foreign keys.
 func (s *Store) listNames(ctx context.Context, names []string, w *listing) (more bool, err error) {
 	var commands [][]string
 	var keys []pool.Key
@@ -111,7 +112,7 @@ func (s *Store) listNames(ctx context.Context, names []string, w *listing) (more
 	for i := range keys {
 		head, err := results[i].ToString()
 		if err != nil || len(head) != headBytes {
-			continue // it went just now
+			continue // it was deleted meanwhile
 		}
 		if !w.found(keys[i], int64(binary.LittleEndian.Uint32([]byte(head[8:12])))) {
 			return false, nil
@@ -120,7 +121,7 @@ func (s *Store) listNames(ctx context.Context, names []string, w *listing) (more
 	return true, nil
 }
 
-// literal escapes what a pattern of the server gives a meaning to.
+// literal escapes the characters that have a meaning in a server's pattern.
 func literal(prefix string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`).Replace(prefix)
 }

@@ -8,10 +8,12 @@ import (
 	"github.com/kvagent/kvagent/pool/servertest"
 )
 
-// Every block under the prefix is named with its length, of many chunks as well, and nothing under another, however the prefix is spelled.
+// TestList: every block under the prefix is listed with its length, also one of many chunks, and
+// nothing under another prefix, whatever characters the prefix has.
 func TestList(t *testing.T) {
 	server := servertest.Redis(t)
-	s := openOn(t, Options{Addresses: []string{server.Addr}, Prefix: `a*[b]?\:`, ChunkBytes: MinChunkBytes, BatchBytes: 1 << 20})
+	s := openOn(t, Options{Addresses: []string{server.Addr}, Prefix: `a*[b]?\:`, ChunkBytes: MinChunkBytes,
+		BatchBytes: 1 << 20})
 	other := openOn(t, Options{Addresses: []string{server.Addr}, Prefix: `axbz\:`})
 	items := append(pooltest.Blocks(0, 2500, 100), pooltest.Block(2500, 5*MinChunkBytes))
 	pooltest.Put(t, s, pool.OK, items...)

@@ -13,7 +13,7 @@ import (
 	"github.com/kvagent/kvagent/pool/remote"
 )
 
-// Mode says what kind of deployment the addresses are of.
+// Mode is the kind of deployment.
 type Mode uint8
 
 // The modes.
@@ -23,36 +23,37 @@ const (
 	Sentinel             // sentinels that know where the master is
 )
 
-// Options of a store. The zero value of a field means its default where one is named.
+// Options of a store. Fields left zero take their default, if one is named.
 type Options struct {
 	Mode       Mode
-	Addresses  []string // host:port; of the servers, the cluster's nodes, or the sentinels
-	MasterName string   // Sentinel: the name the sentinels have for the master
+	Addresses  []string // host:port of the servers, the cluster's nodes, or the sentinels
+	MasterName string   // Sentinel: the sentinels' name for the master
 	Database   int      // Single and Sentinel: 0 to 65535
 	Username   string   // of the ACL; empty: the default user
 	Password   string
 	TLS        *tls.Config // nil: none
-	Prefix     string      // in front of every key, at most MaxPrefix bytes; default "kvagent:"
-	// TTL is after how long without being written again a block goes; 0: never, the server's maxmemory-policy decides.
+	Prefix     string      // of every key, at most MaxPrefix bytes; default "kvagent:"
+	// TTL is how long after it was written a block expires, at most MaxTTL. 0: never; the server's
+	// maxmemory-policy decides.
 	TTL time.Duration
-	// ChunkBytes is the most bytes of one value at the server, 64 KiB to 512 MiB; default 1 MiB. A server answers nobody else while
-	// it reads or writes one.
+	// ChunkBytes bounds the bytes of one value at the server, 64 KiB to 512 MiB; default 1 MiB. A
+	// server serves no other client while it reads or writes one.
 	ChunkBytes  int
-	Concurrency int           // pipelines at once, 1 to 256; default 8
+	Concurrency int           // concurrent pipelines, 1 to 256; default 8
 	BatchBytes  int64         // data of one pipeline, 64 KiB to 1 GiB; default 16 MiB
 	DialTimeout time.Duration // 10 ms to 1 min; default 1 s
-	// Silence is how long a server may say nothing while something is asked of it before its connection is made anew, 100 ms to 1 min;
-	// default 5 s. A call ends with its context, whatever this is.
+	// Silence is how long a server may leave a command unanswered before its connection is
+	// replaced, 100 ms to 1 min; default 5 s. A call ends with its context in any case.
 	Silence time.Duration
-	// OnState is told when the store changes its state; it must not call the store. Nil: nobody is.
-	OnState remote.Told
+	// OnState is called with changes of the store's state; it must not call the store. May be nil.
+	OnState remote.OnState
 }
 
 // Limits of options.
 const (
 	MaxPrefix     = 128
 	MinChunkBytes = 64 << 10
-	MaxChunkBytes = 512 << 20 // the most a Redis string holds
+	MaxChunkBytes = 512 << 20 // the largest Redis string
 	MinBatchBytes = 64 << 10
 	MaxBatchBytes = 1 << 30
 	MaxTTL        = 10 * 365 * 24 * time.Hour
@@ -96,17 +97,23 @@ func (o *Options) checkAddresses() error {
 	case o.Mode == Cluster && o.Database != 0:
 		return fmt.Errorf("redis: Database is %d, allowed: 0 in a cluster", o.Database)
 	case strings.ContainsAny(o.Prefix, "{}"):
-		return fmt.Errorf("redis: Prefix is %q, allowed: one without braces, which would put all keys in one slot of a cluster", o.Prefix)
+		return fmt.Errorf("redis: Prefix is %q, allowed: one without braces, "+
+			"which would put all keys in one slot of a cluster", o.Prefix)
 	}
 	return nil
 }
 
-// client is the options as the client library takes them: no cache of its own, and no retries, which nobody would count.
+// client returns the client library's options: no cache, and no retries, since they would not be
+// counted.
 func (o *Options) client() rueidis.ClientOption {
 	c := rueidis.ClientOption{
-		InitAddress: o.Addresses, Username: o.Username, Password: o.Password, TLSConfig: o.TLS, SelectDB: o.Database,
-		ClientName: "kvagent", Dialer: net.Dialer{Timeout: o.DialTimeout, KeepAlive: o.Silence}, ConnWriteTimeout: o.Silence,
-		DisableCache: true, DisableRetry: true, AlwaysPipelining: true, ForceSingleClient: o.Mode == Single,
+		InitAddress: o.Addresses, SelectDB: o.Database, ForceSingleClient: o.Mode == Single,
+		Username: o.Username, Password: o.Password, TLSConfig: o.TLS, ClientName: "kvagent",
+		Dialer:           net.Dialer{Timeout: o.DialTimeout, KeepAlive: o.Silence},
+		ConnWriteTimeout: o.Silence,
+		DisableCache:     true,
+		DisableRetry:     true,
+		AlwaysPipelining: true,
 	}
 	if o.Mode == Sentinel {
 		c.Sentinel = rueidis.SentinelOption{

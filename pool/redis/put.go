@@ -12,7 +12,8 @@ import (
 	"github.com/kvagent/kvagent/pool/remote"
 )
 
-// headBytes of a value are in front of its data: the header, the nonce of its chunks, and the bytes of one.
+// headBytes is the size of what precedes a value's data: the header, the nonce of its chunks, and
+// the bytes of one chunk.
 const (
 	nonceBytes = 8
 	headBytes  = pool.ValueHeader + nonceBytes + 4
@@ -20,15 +21,15 @@ const (
 
 func (s *Store) name(k *pool.Key) string { return remote.Name(s.o.Prefix, k) }
 
-// chunkName is the name of a chunk of the rest, n from 1 on.
+// chunkName returns the name of the n-th chunk after the first, from 1.
 func chunkName(name string, nonce uint64, n int) string {
 	return name + "#" + strconv.FormatUint(nonce, 16) + "#" + strconv.Itoa(n)
 }
 
-// chunks is how many chunks of size bytes there are behind the first of a value of length bytes.
+// chunks returns how many chunks of size bytes follow the first of a value of length bytes.
 func chunks(length, size int) int { return max(0, (length+size-1)/size-1) }
 
-// chunk is the n-th of the data.
+// chunk returns the n-th chunk of the data.
 func chunk(data []byte, size, n int) []byte { return data[n*size : min((n+1)*size, len(data))] }
 
 // Put implements pool.Store. Busy is an item that the server had no room for, or refused.
@@ -43,7 +44,7 @@ func (s *Store) Put(ctx context.Context, items []pool.Item) error {
 	return ctx.Err()
 }
 
-// fit is how many items make one pipeline.
+// fit returns how many items make one pipeline.
 func (s *Store) fit(items []pool.Item) int {
 	room := s.o.BatchBytes
 	for i := range items {
@@ -54,15 +55,15 @@ func (s *Store) fit(items []pool.Item) int {
 	return len(items)
 }
 
-// writing is a put under way.
+// writing is a put in progress.
 type writing struct {
 	item  *pool.Item
 	name  string
 	nonce uint64
-	rest  int // chunks behind the first
+	rest  int // chunks after the first
 }
 
-// putBatch writes the chunks of all items that have several, then what makes the items visible.
+// putBatch writes the later chunks of all items, then the heads that make the items visible.
 func (s *Store) putBatch(ctx context.Context, items []pool.Item) error {
 	all := make([]writing, 0, len(items))
 	for i := range items {
@@ -87,18 +88,20 @@ func (s *Store) putBatch(ctx context.Context, items []pool.Item) error {
 
 func newNonce() uint64 {
 	var b [nonceBytes]byte
-	_, _ = rand.Read(b[:]) // it does not fail
+	_, _ = rand.Read(b[:]) // never fails
 	return binary.LittleEndian.Uint64(b[:])
 }
 
-// putRest writes the chunks behind the first, and gives the items of which all are there.
+// putRest writes the chunks after the first, and returns the items whose chunks are all stored.
 func (s *Store) putRest(ctx context.Context, all []writing) ([]writing, error) {
 	var commands [][]string
 	for i := range all {
 		w := &all[i]
 		for n := 1; n <= w.rest; n++ {
 			data := chunk(w.item.Data, s.o.ChunkBytes, n)
-			commands = append(commands, []string{"SET", chunkName(w.name, w.nonce, n), rueidis.BinaryString(data), "PX", millis(orphanTTL)})
+			commands = append(commands, []string{
+				"SET", chunkName(w.name, w.nonce, n), rueidis.BinaryString(data), "PX", millis(orphanTTL),
+			})
 		}
 	}
 	results, err := s.do(ctx, commands)
@@ -118,22 +121,22 @@ func (s *Store) putRest(ctx context.Context, all []writing) ([]writing, error) {
 	return whole, nil
 }
 
-// stored says whether a write was done, and counts why not.
+// stored reports whether a write succeeded, and counts failures by reason.
 func (s *Store) stored(err error) bool {
 	switch {
 	case err == nil:
 		return true
 	case isFull(err):
 		s.count.full.Add(1)
-		s.condition.Turn(remote.Full, err)
+		s.condition.Set(remote.Full, err)
 	default:
 		s.count.failed.Add(1)
 	}
 	return false
 }
 
-// putHeads makes items visible, as long as nobody else was quicker, and gives their chunks the life that they have; those of an item that
-// somebody else stored go.
+// putHeads makes items visible unless they were stored meanwhile. It gives the chunks of stored
+// items their final time to live, and deletes the others.
 func (s *Store) putHeads(ctx context.Context, all []writing) error {
 	var commands [][]string
 	for i := range all {
@@ -159,18 +162,18 @@ func (s *Store) putHeads(ctx context.Context, all []writing) error {
 			}
 		case s.stored(err):
 			w.item.Status = pool.OK
-			s.condition.Turn(remote.OK, nil)
+			s.condition.Set(remote.OK, nil)
 		}
 		after = s.settle(after, w)
 	}
 	_, err = s.do(ctx, after)
 	if ctx.Err() == nil {
-		err = nil // the items are decided: chunks that stayed as they were go by themselves, and then the item is not found
+		err = nil // the status of every item is known; chunks left over expire, and their items are then Missing
 	}
 	return err
 }
 
-// settle appends what is left to be done with an item's chunks.
+// settle appends the commands that finish an item's chunks.
 func (s *Store) settle(commands [][]string, w *writing) [][]string {
 	for n := 1; n <= w.rest; n++ {
 		name := chunkName(w.name, w.nonce, n)
@@ -186,7 +189,7 @@ func (s *Store) settle(commands [][]string, w *writing) [][]string {
 	return commands
 }
 
-// head is the value that makes an item visible.
+// head returns the value that makes an item visible.
 func (s *Store) head(w *writing) []byte {
 	first := w.item.Data
 	if w.rest > 0 {

@@ -1,11 +1,13 @@
-// Package redis keeps blocks in Redis or Valkey: one server, a cluster, or what sentinels name. Many agents may share one.
+// Package redis keeps blocks in Redis or Valkey: one server, a cluster, or servers named by
+// sentinels. Many agents may share them.
 //
-//	{prefix}{key}              header, nonce, bytes of a chunk, data   up to ChunkBytes of it
-//	{prefix}{key}#{nonce}#{n}  data                                    the n-th chunk of the rest, n from 1 on
+//	{prefix}{key}              header, nonce, bytes of a chunk, up to ChunkBytes of data
+//	{prefix}{key}#{nonce}#{n}  the n-th chunk of the other data, from 1
 //
-// {key} is pool.Key.Text, the header pool.ValueHeader. The chunks of the rest are written first, under a number that their writer drew, and the value
-// that names them last and only if there is none (SET NX): a block is visible when it is whole, and of two writers the first one wins. Until then
-// the chunks have a time to live, so that those of a writer that died go by themselves.
+// {key} is pool.Key.Text, the header pool.ValueHeader. A writer first stores the later chunks,
+// under a random nonce, and then the value that names them, if there is none (SET NX): a block
+// becomes visible when it is complete, and the first of two writers wins. Until then the chunks
+// have a time to live, so that those of a writer that died expire.
 package redis
 
 import (
@@ -21,55 +23,58 @@ import (
 	"github.com/kvagent/kvagent/pool/remote"
 )
 
-// Times of the store's own.
+// Fixed times.
 const (
 	orphanTTL  = time.Hour // of chunks that no value names yet
 	firstRetry = 100 * time.Millisecond
 	lastRetry  = 10 * time.Second
-	usageEvery = 10 * time.Second // how old what Usage says may be
+	usageEvery = 10 * time.Second // how old Usage may be
 )
 
-// ErrNotConnected is wrapped by the error of a call while there is no server.
+// ErrNotConnected is wrapped by errors of calls while there is no connection.
 var ErrNotConnected = errors.New("not connected")
 
-// Store implements pool.Store. All methods may run at once; after Close they fail.
+// Store implements pool.Store. All methods may run concurrently; after Close they fail.
 type Store struct {
 	o         Options
-	places    chan struct{} // one for each pipeline under way
+	places    chan struct{} // one for each pipeline in progress
 	count     counts
 	condition *remote.Condition
 
 	cancel context.CancelFunc
-	owned  sync.WaitGroup // connect and watch
+	owned  sync.WaitGroup // run
 
 	mu     sync.Mutex
-	client rueidis.Client // nil: not connected
-	why    error          // why not
+	client rueidis.Client // nil while not connected
+	why    error          // why it is not connected
 	usage  pool.Usage
 }
 
 var _ pool.Store = (*Store)(nil)
 
-// Open makes a store and connects in the background, also later and again: a server that is not there yet is a store that is lost for the
-// time being. The error says which option is not allowed.
+// Open returns a store that connects in the background and reconnects later. A server that is not
+// there yet makes the store Lost, not an error; the error is about options.
 func Open(o Options) (*Store, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &Store{o: o, places: make(chan struct{}, o.Concurrency), cancel: cancel, why: errors.New("connecting"), condition: remote.NewCondition(remote.Lost, o.OnState)}
+	s := &Store{
+		o: o, places: make(chan struct{}, o.Concurrency), cancel: cancel, why: errors.New("connecting"),
+		condition: remote.NewCondition(remote.Lost, o.OnState),
+	}
 	s.owned.Go(func() { s.run(ctx) })
 	return s, nil
 }
 
-// Close ends the connections. Calls under way fail.
+// Close closes the connections. Calls in progress fail.
 func (s *Store) Close() error {
 	s.cancel()
 	s.owned.Wait()
 	return nil
 }
 
-// run connects, and then keeps Usage and the state up to date.
+// run connects, and then keeps Usage and the state up to date until ctx ends.
 func (s *Store) run(ctx context.Context) {
 	client := s.connect(ctx)
 	if client == nil {
@@ -91,7 +96,8 @@ func (s *Store) run(ctx context.Context) {
 	}
 }
 
-// connect tries until there is a server, with growing pauses. Afterwards the client connects again by itself. Nil: ctx ended.
+// connect tries to connect, with growing pauses. The client reconnects by itself afterwards. It
+// returns nil if ctx ended.
 func (s *Store) connect(ctx context.Context) rueidis.Client {
 	for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
 		client, err := rueidis.NewClient(s.o.client())
@@ -99,13 +105,13 @@ func (s *Store) connect(ctx context.Context) rueidis.Client {
 		if err == nil {
 			s.client, s.why = client, nil
 			s.mu.Unlock()
-			s.condition.Turn(remote.OK, nil)
+			s.condition.Set(remote.OK, nil)
 			return client
 		}
 		s.why = err
 		s.mu.Unlock()
 		if isDenied(err) {
-			s.condition.Turn(remote.Denied, err)
+			s.condition.Set(remote.Denied, err)
 		}
 		s.count.dials.Add(1)
 		timer := time.NewTimer(pause)
@@ -118,7 +124,7 @@ func (s *Store) connect(ctx context.Context) rueidis.Client {
 	}
 }
 
-// enter gives the client and a place for a pipeline, which leave gives back.
+// enter returns the client and takes a place for a pipeline, which leave frees.
 func (s *Store) enter(ctx context.Context) (rueidis.Client, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -139,7 +145,8 @@ func (s *Store) enter(ctx context.Context) (rueidis.Client, error) {
 
 func (s *Store) leave() { <-s.places }
 
-// do runs a pipeline of commands: each its name, its key and the rest. It returns with ctx, whatever the server does; its commands may take effect afterwards nevertheless.
+// do runs a pipeline of commands, each with its name, its key and its arguments. It returns when
+// ctx ends; the commands may still take effect after that.
 func (s *Store) do(ctx context.Context, commands [][]string) ([]rueidis.RedisResult, error) {
 	if len(commands) == 0 {
 		return nil, nil
@@ -160,22 +167,23 @@ func (s *Store) do(ctx context.Context, commands [][]string) ([]rueidis.RedisRes
 	for i := range results {
 		err = results[i].Error()
 		if err == nil || answered(err) {
-			s.condition.Turn(s.stateAfter(err), err)
+			s.condition.Set(s.stateAfter(err), err)
 			return results, nil
 		}
 	}
 	s.count.errors.Add(1)
-	s.condition.Turn(remote.Lost, err)
+	s.condition.Set(remote.Lost, err)
 	if errors.Is(err, context.DeadlineExceeded) {
-		return nil, fmt.Errorf("redis: %w: %v", errSilent, s.o.Silence) // the client's own limit, which it takes for the caller's
+		// It is the client's own limit, which it reports as the caller's.
+		return nil, fmt.Errorf("redis: %w: %v", errSilent, s.o.Silence)
 	}
 	return nil, fmt.Errorf("redis: %w", err)
 }
 
-// errSilent is that of a call whose servers said nothing for Silence.
+// errSilent is wrapped by the error of a call that no server answered within Silence.
 var errSilent = errors.New("no answer within")
 
-// answered says whether an error is what a server said of one command, and not that nobody said anything.
+// answered reports whether an error is a server's answer to a command.
 func answered(err error) bool {
 	_, ok := rueidis.IsRedisErr(err)
 	return ok || rueidis.IsRedisNil(err)

@@ -56,7 +56,8 @@ func TestStore(t *testing.T) {
 
 func TestFaultyStore(t *testing.T) {
 	pooltest.TestFaultyStore(t, func(t testing.TB, _ ...pool.Spec) pool.Store {
-		s, err := fault.New(fresh{openOn(t, Options{Addresses: []string{servertest.Redis(t).Addr}})}, fault.Every(7, 0.04))
+		s, err := fault.New(fresh{openOn(t, Options{Addresses: []string{servertest.Redis(t).Addr}})},
+			fault.Every(7, 0.04))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -64,13 +65,15 @@ func TestFaultyStore(t *testing.T) {
 	})
 }
 
-// Values of no byte, of a chunk exactly, one byte more, and of many chunks; and what one store put another gets.
+// TestChunks uses values of no byte, of exactly a chunk, one byte more, and of many chunks; a
+// second store reads them.
 func TestChunks(t *testing.T) {
 	server := servertest.Redis(t)
 	a := openOn(t, Options{Addresses: []string{server.Addr}, ChunkBytes: MinChunkBytes, BatchBytes: 1 << 20})
 	b := openOn(t, Options{Addresses: []string{server.Addr}, ChunkBytes: 2 * MinChunkBytes})
 	var items []pool.Item
-	for i, n := range []int{0, 1, MinChunkBytes - 1, MinChunkBytes, MinChunkBytes + 1, 2 * MinChunkBytes, 10*MinChunkBytes + 17, 3 << 20} {
+	for i, n := range []int{0, 1, MinChunkBytes - 1, MinChunkBytes, MinChunkBytes + 1, 2 * MinChunkBytes,
+		10*MinChunkBytes + 17, 3 << 20} {
 		items = append(items, pooltest.Block(i, n))
 	}
 	pooltest.Put(t, a, pool.OK, items...)
@@ -89,7 +92,8 @@ func TestChunks(t *testing.T) {
 	}
 }
 
-// Of many writers of one block of several chunks the first wins, its bytes are what everybody reads, and nothing of the others stays.
+// TestRace: the first of many writers of a block of several chunks wins, all readers get its bytes,
+// and nothing of the others is left.
 func TestRace(t *testing.T) {
 	server := servertest.Redis(t)
 	const writers, size = 8, 5 * MinChunkBytes
@@ -128,7 +132,8 @@ func TestRace(t *testing.T) {
 	}
 }
 
-// A chunk that went, a value that was changed, and somebody else's value are not delivered, and make room for a new one.
+// TestDamage: a block with a missing chunk, a changed value and a foreign value are not delivered,
+// and can be stored again.
 func TestDamage(t *testing.T) {
 	server := servertest.Redis(t)
 	s := openOn(t, Options{Addresses: []string{server.Addr}, ChunkBytes: MinChunkBytes})
@@ -177,7 +182,8 @@ func TestDamage(t *testing.T) {
 	pooltest.Want(t, s, pool.Missing, it)
 }
 
-// maxmemory is a full tier: what is stored is read, nothing more is stored, and when there is room again it goes on.
+// TestFull: a server at its maxmemory is a full tier: stored blocks are read, nothing more is
+// stored until there is room again.
 func TestFull(t *testing.T) {
 	server := servertest.Redis(t, "--maxmemory", "8mb", "--maxmemory-policy", "noeviction")
 	var mu sync.Mutex
@@ -215,13 +221,15 @@ func TestFull(t *testing.T) {
 	pooltest.Put(t, s, pool.OK, pooltest.Block(1000, 512<<10))
 	mu.Lock()
 	defer mu.Unlock()
-	got := strings.Join(states, " ") // what its connections take of its memory comes and goes, so that there may be room in between
+	// what its connections take of its memory comes and goes, so that there may be room in between
+	got := strings.Join(states, " ")
 	if !strings.HasPrefix(got, "ok full") || !strings.HasSuffix(got, "full ok") {
 		t.Errorf("states %q, want ok first, full, and ok in the end", got)
 	}
 }
 
-// A server that is stopped, killed, away and back: every call returns when its context ends, and it goes on by itself.
+// TestServerFails stops, kills and restarts a server: every call returns when its context ends, and
+// the store recovers by itself.
 func TestServerFails(t *testing.T) {
 	server := servertest.Redis(t)
 	s := openOn(t, Options{Addresses: []string{server.Addr}, Silence: 300 * time.Millisecond})
@@ -232,11 +240,14 @@ func TestServerFails(t *testing.T) {
 	for range 3 {
 		hung(t, s, items)
 	}
-	if err := s.Get(t.Context(), pooltest.Blocks(0, 4, 10_000)); err == nil || errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("a get without a deadline from a stopped server: %v, want an error that does not say that the caller's time is over", err)
+	if err := s.Get(t.Context(), pooltest.Blocks(0, 4, 10_000)); err == nil ||
+		errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a get without a deadline from a stopped server: %v, "+
+			"want an error that does not say that the caller's time is over", err)
 	}
 	server.Resume()
-	pooltest.Until(t, "the server is asked again", func() bool { return s.Get(t.Context(), pooltest.Blocks(0, 1, 10_000)) == nil })
+	pooltest.Until(t, "the server is asked again",
+		func() bool { return s.Get(t.Context(), pooltest.Blocks(0, 1, 10_000)) == nil })
 	pooltest.Want(t, s, pool.OK, items...)
 
 	server.Kill()
@@ -256,7 +267,8 @@ func TestServerFails(t *testing.T) {
 // hung makes each call to a stopped server, with a deadline.
 func hung(t *testing.T, s *Store, items []pool.Item) {
 	t.Helper()
-	const limit, slack = 50 * time.Millisecond, 5 * time.Second // slack is for a busy machine; a call that waits for the server takes longer
+	// slack is for a busy machine; a call that waits for the server takes longer
+	const limit, slack = 50 * time.Millisecond, 5 * time.Second
 	keys, status := []pool.Key{items[0].Key}, make([]pool.Status, 1)
 	for name, call := range map[string]func(context.Context) error{
 		"put":    func(ctx context.Context) error { return s.Put(ctx, pooltest.Blocks(100, 4, 10_000)) },
@@ -275,7 +287,7 @@ func hung(t *testing.T, s *Store, items []pool.Item) {
 	}
 }
 
-// A store whose server comes later connects by itself.
+// TestServerComesLater: a store whose server starts later connects by itself.
 func TestServerComesLater(t *testing.T) {
 	server := servertest.Redis(t)
 	server.Kill()
@@ -313,7 +325,8 @@ func TestTimeToLive(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if ttl, err := results[0].AsInt64(); err != nil || low < 0 && ttl != -1 || low > 0 && (ttl < low || ttl > 3600) {
+			if ttl, err := results[0].AsInt64(); err != nil || low < 0 && ttl != -1 || low > 0 &&
+				(ttl < low || ttl > 3600) {
 				t.Errorf("%s lives %d s, %v, want %d", key, ttl, err, low)
 			}
 		}
@@ -330,10 +343,12 @@ func TestUserAndPassword(t *testing.T) {
 	}
 	defer wrong.Close()
 	pooltest.Until(t, "a refused connection is counted", func() bool { return wrong.Counters().Dials > 0 })
-	if err := wrong.Put(t.Context(), pooltest.Blocks(0, 1, 10)); !errors.Is(err, ErrNotConnected) || strings.Contains(err.Error(), "guess") {
+	if err := wrong.Put(t.Context(), pooltest.Blocks(0, 1, 10)); !errors.Is(err, ErrNotConnected) ||
+		strings.Contains(err.Error(), "guess") {
 		t.Errorf("put with a wrong password: %v", err)
 	}
-	other := openOn(t, Options{Addresses: []string{server.Addr}, Username: "kv", Password: "secret", Prefix: "forbidden:"})
+	other := openOn(t, Options{Addresses: []string{server.Addr}, Username: "kv", Password: "secret",
+		Prefix: "forbidden:"})
 	pooltest.Put(t, other, pool.Busy, pooltest.Block(0, 10))
 	if other.Counters().Failed == 0 {
 		t.Error("a command without permission is not counted")
@@ -352,13 +367,15 @@ func TestOptions(t *testing.T) {
 		"TTL":         {Addresses: []string{"a:1"}, TTL: -1},
 		"Silence":     {Addresses: []string{"a:1"}, Silence: time.Hour},
 	} {
-		if s, err := Open(o); err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "allowed") {
+		if s, err := Open(o); err == nil || !strings.Contains(err.Error(), name) ||
+			!strings.Contains(err.Error(), "allowed") {
 			t.Errorf("%s: %v, %v", name, s, err)
 		}
 	}
 }
 
-// A server at its maxmemory that evicts loses blocks, whole or a part of one: what is left is right, what lost a part is missing, and stored anew.
+// TestServerEvicts: a server at its maxmemory that evicts loses blocks, completely or in part. The
+// others are right, and those that lost a part are missing and stored again.
 func TestServerEvicts(t *testing.T) {
 	server := servertest.Redis(t, "--maxmemory", "8mb", "--maxmemory-policy", "allkeys-random")
 	s := openOn(t, Options{Addresses: []string{server.Addr}, ChunkBytes: MinChunkBytes})
@@ -380,30 +397,35 @@ func TestServerEvicts(t *testing.T) {
 	}
 	t.Logf("%d of %d blocks are left, state %v, %+v", there, len(items), s.State(), s.Counters())
 	if len(gone) < 60 || there == 0 || s.Counters().Full != 0 || s.State() != remote.OK {
-		t.Errorf("%d of 120 blocks are gone, %d left, state %v, %+v: 16 MB in 8", len(gone), there, s.State(), s.Counters())
+		t.Errorf("%d of 120 blocks are gone, %d left, state %v, %+v: 16 MB in 8", len(gone), there, s.State(),
+			s.Counters())
 	}
 	pooltest.Put(t, s, pool.OK, gone[0])
 	pooltest.Want(t, s, pool.OK, gone[0])
 }
 
-// A password that is changed while the store is open: calls fail and say nothing of it, and with the old one it goes on by itself.
+// TestPasswordChanges: after the password changed calls fail, and with the old one the store
+// recovers by itself.
 func TestPasswordChanges(t *testing.T) {
-	server := servertest.Redis(t, "--user", "default", "on", ">admin", "~*", "+@all", "--user", "kv", "on", ">secret", "~kvagent:*", "+@all")
+	server := servertest.Redis(t, "--user", "default", "on", ">admin", "~*", "+@all", "--user", "kv", "on", ">secret",
+		"~kvagent:*", "+@all")
 	admin := func(args ...string) {
 		t.Helper()
 		host, port, _ := net.SplitHostPort(server.Addr)
-		cmd := exec.Command("redis-cli", append([]string{"-h", host, "-p", port, "--no-auth-warning", "-a", "admin"}, args...)...)
+		cmd := exec.Command("redis-cli", append([]string{"-h", host, "-p", port, "--no-auth-warning", "-a", "admin"},
+			args...)...)
 		if out, err := cmd.CombinedOutput(); err != nil || strings.Contains(string(out), "ERR") {
 			t.Fatalf("%v: %v: %s", args, err, out)
 		}
 	}
 	var mu sync.Mutex
 	var told []string
-	s := openOn(t, Options{Addresses: []string{server.Addr}, Username: "kv", Password: "secret", OnState: func(_, to remote.State, reason error) {
-		mu.Lock()
-		defer mu.Unlock()
-		told = append(told, fmt.Sprint(to, " ", reason))
-	}})
+	s := openOn(t, Options{Addresses: []string{server.Addr}, Username: "kv", Password: "secret",
+		OnState: func(_, to remote.State, reason error) {
+			mu.Lock()
+			defer mu.Unlock()
+			told = append(told, fmt.Sprint(to, " ", reason))
+		}})
 	it := pooltest.Block(0, 1000)
 	pooltest.Put(t, s, pool.OK, it)
 	admin("ACL", "SETUSER", "kv", "resetpass", ">rotated")
@@ -423,7 +445,8 @@ func TestPasswordChanges(t *testing.T) {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	if text := strings.Join(told, "; "); strings.Contains(text, "secret") || strings.Contains(text, "rotated") || !strings.Contains(text, "denied") {
+	if text := strings.Join(told, "; "); strings.Contains(text, "secret") || strings.Contains(text, "rotated") ||
+		!strings.Contains(text, "denied") {
 		t.Errorf("told %q, want denied, and no password", text)
 	}
 }

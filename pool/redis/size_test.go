@@ -29,9 +29,9 @@ func (s *Store) command(t *testing.T, c ...string) string {
 	return text
 }
 
-// A value under a name of ours that somebody else made much larger than the block is not read as a
-// whole, be it the block's value or one of its chunks: it is damage, and makes room. So is one of
-// no byte.
+// TestForeignValuesAreNotPulledIn: a value, or a chunk, that another client made much larger than
+// the block is not read completely. It is damage, and the block can be stored again. So is an empty
+// value.
 func TestForeignValuesAreNotPulledIn(t *testing.T) {
 	const huge, size = 64 << 20, 3 * MinChunkBytes
 	server := servertest.Redis(t)
@@ -68,7 +68,8 @@ func TestForeignValuesAreNotPulledIn(t *testing.T) {
 	}
 }
 
-// A head that names 65,536 chunks which nobody wrote is deleted in pipelines of a bounded length.
+// TestForeignHeadIsUnlinked: the chunks of a head that names 65,536 missing ones are deleted in
+// pipelines of bounded length.
 func TestForeignHeadIsUnlinked(t *testing.T) {
 	s := openOn(t, Options{Addresses: []string{servertest.Redis(t).Addr}})
 	it := pooltest.Block(1, 100)

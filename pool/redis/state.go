@@ -16,21 +16,22 @@ type counts struct {
 	dials, errors, full, corrupt, races, failed atomic.Uint64
 }
 
-// Counters of a store, since it was opened.
+// Counters of a store since it was opened.
 type Counters struct {
 	Dials   uint64 // first connections that failed
-	Errors  uint64 // pipelines that nobody answered
+	Errors  uint64 // pipelines without an answer
 	Full    uint64 // blocks refused because of maxmemory
-	Corrupt uint64 // blocks that did not verify, and were deleted
-	Races   uint64 // blocks of several chunks that another had stored meanwhile
+	Corrupt uint64 // blocks that did not verify and were deleted
+	Races   uint64 // blocks of several chunks that another writer had stored meanwhile
 	Failed  uint64 // commands that the server refused for another reason
 }
 
-// Counters may be called from any goroutine.
+// Counters returns the counters. It may be called from any goroutine.
 func (s *Store) Counters() Counters {
 	c := &s.count
 	return Counters{
-		Dials: c.dials.Load(), Errors: c.errors.Load(), Full: c.full.Load(), Corrupt: c.corrupt.Load(), Races: c.races.Load(),
+		Dials: c.dials.Load(), Errors: c.errors.Load(), Full: c.full.Load(), Corrupt: c.corrupt.Load(),
+		Races:  c.races.Load(),
 		Failed: c.failed.Load(),
 	}
 }
@@ -41,15 +42,19 @@ var _ pool.Reporter = (*Store)(nil)
 func (s *Store) Report() pool.StoreReport {
 	c := s.Counters()
 	return s.condition.Report(
-		pool.Count{Name: "dials_failed", N: c.Dials}, pool.Count{Name: "unanswered", N: c.Errors}, pool.Count{Name: "full", N: c.Full},
-		pool.Count{Name: "corrupt", N: c.Corrupt}, pool.Count{Name: "races_lost", N: c.Races}, pool.Count{Name: "refused", N: c.Failed},
+		pool.Count{Name: "dials_failed", N: c.Dials},
+		pool.Count{Name: "unanswered", N: c.Errors},
+		pool.Count{Name: "full", N: c.Full},
+		pool.Count{Name: "corrupt", N: c.Corrupt},
+		pool.Count{Name: "races_lost", N: c.Races},
+		pool.Count{Name: "refused", N: c.Failed},
 	)
 }
 
-// State is the state now.
+// State returns the current state.
 func (s *Store) State() remote.State { return s.condition.State() }
 
-// stateAfter is the state that an answer shows. Only a put shows that there is room again.
+// stateAfter returns the state that an answer implies. Only a put shows that there is room again.
 func (s *Store) stateAfter(err error) remote.State {
 	switch {
 	case isDenied(err):
@@ -60,7 +65,7 @@ func (s *Store) stateAfter(err error) remote.State {
 	return remote.OK
 }
 
-// isDenied says whether a server refused because of who asks.
+// isDenied reports whether a server refused a client's credentials.
 func isDenied(err error) bool {
 	e, ok := rueidis.IsRedisErr(err)
 	if !ok {
@@ -70,14 +75,14 @@ func isDenied(err error) bool {
 	return kind == "NOAUTH" || kind == "WRONGPASS" || kind == "NOPERM"
 }
 
-// isFull says whether a server refused to store because of maxmemory.
+// isFull reports whether a server refused to store because of maxmemory.
 func isFull(err error) bool {
 	e, ok := rueidis.IsRedisErr(err)
 	return ok && strings.HasPrefix(e.Error(), "OOM")
 }
 
-// Usage is what the servers said of themselves, at most usageEvery ago or while they do not answer the last time they did: all their memory and keys, whoever
-// uses them.
+// Usage returns the memory and keys of all servers, whoever uses them, as of at most usageEvery
+// ago, or of their last answer.
 func (s *Store) Usage() pool.Usage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,7 +98,7 @@ func (s *Store) refresh(ctx context.Context, client rueidis.Client) {
 		info, err := node.Do(ctx, node.B().Arbitrary("INFO").Build()).ToString()
 		if err != nil {
 			if !answered(err) {
-				s.condition.Turn(remote.Lost, err)
+				s.condition.Set(remote.Lost, err)
 			}
 			return
 		}
@@ -107,7 +112,7 @@ func (s *Store) refresh(ctx context.Context, client rueidis.Client) {
 	s.usage = u
 	s.mu.Unlock()
 	if s.State() == remote.Lost {
-		s.condition.Turn(remote.OK, nil)
+		s.condition.Set(remote.OK, nil)
 	}
 }
 
@@ -134,7 +139,7 @@ func keysOf(fields map[string]string) (n int64) {
 	return n
 }
 
-// number is 0 for what is none.
+// number parses a number; other text is 0.
 func number(text string) int64 {
 	n, _ := strconv.ParseInt(text, 10, 64)
 	return n

@@ -11,18 +11,21 @@ import (
 )
 
 func TestCondition(t *testing.T) {
-	var told []string
-	c := NewCondition(Lost, func(from, to State, reason error) { told = append(told, fmt.Sprint(from, " ", to, " ", reason)) })
+	var onState []string
+	c := NewCondition(Lost, func(from, to State,
+		reason error) {
+		onState = append(onState, fmt.Sprint(from, " ", to, " ", reason))
+	})
 	why := errors.New("why")
-	c.Turn(Lost, why) // as it was: nobody is told
-	c.Turn(OK, nil)
-	c.TurnIf(func() bool { return false }, Denied, why)
-	c.TurnIf(func() bool { return true }, Full, why)
-	c.Turn(Slow, why)
-	if got := strings.Join(told, ", "); got != "lost ok <nil>, ok full why, full slow why" || c.State() != Slow {
-		t.Errorf("told %q, state %v", got, c.State())
+	c.Set(Lost, why) // as it was: not called
+	c.Set(OK, nil)
+	c.SetIf(func() bool { return false }, Denied, why)
+	c.SetIf(func() bool { return true }, Full, why)
+	c.Set(Slow, why)
+	if got := strings.Join(onState, ", "); got != "lost ok <nil>, ok full why, full slow why" || c.State() != Slow {
+		t.Errorf("onState %q, state %v", got, c.State())
 	}
-	NewCondition(OK, nil).Turn(Lost, why)
+	NewCondition(OK, nil).Set(Lost, why)
 }
 
 func TestStock(t *testing.T) {
@@ -59,7 +62,8 @@ func TestOptions(t *testing.T) {
 	if err := Between("redis", "Silence", d, time.Millisecond, time.Second); err != nil {
 		t.Error(err)
 	}
-	if err := Between("redis", "Silence", 2*d, time.Millisecond, time.Second); err == nil || err.Error() != "redis: Silence is 2s, allowed: 1ms to 1s" {
+	if err := Between("redis", "Silence", 2*d, time.Millisecond, time.Second); err == nil ||
+		err.Error() != "redis: Silence is 2s, allowed: 1ms to 1s" {
 		t.Error(err)
 	}
 	if err := Between("s3", "Concurrency", 0, 1, 5); err == nil {

@@ -1,5 +1,6 @@
-// Package remote is a store of other machines as a node sees it: the state that it shows, what this node has stored in it, how its values are named and what its
-// options may be. Each of them speaks to its servers in its own package.
+// Package remote is what stores on other machines have in common: the state that a store reports,
+// what this node has stored in it, how its values are named, and the ranges of its options. Each
+// store talks to its servers in its own package.
 package remote
 
 import (
@@ -8,43 +9,45 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// State is what a store shows of itself.
+// State is the state of a store as this node sees it.
 type State uint8
 
 // The states. No store has all of them.
 const (
 	OK     State = iota
-	Full         // it has no room and makes none: blocks are read, and none is stored
-	Lost         // nobody answers
-	Denied       // it refuses: keys, policy, or no such place
-	Slow         // it asks for fewer requests, or has an error of its own
+	Full         // there is no room: blocks are read, none is stored
+	Lost         // it does not answer
+	Denied       // it refuses access: credentials, policy, or no such place
+	Slow         // it asks for fewer requests, or reports an internal error
 )
 
 func (s State) String() string { return [...]string{"ok", "full", "lost", "denied", "slow"}[s] }
 
-// Told hears of a change of state; it must not call the store.
-type Told func(from, to State, reason error)
+// OnState is called with a change of state. It must not call the store.
+type OnState func(from, to State, reason error)
 
-// Condition is the state of a store now. Its methods may run at once.
+// Condition is the current state of a store. Its methods may run concurrently.
 type Condition struct {
-	told Told // nil: nobody is
+	onState OnState // nil: not called
 
 	mu     sync.Mutex
 	state  State
-	reason error // why it is that
+	reason error // of the state
 }
 
-// NewCondition begins with a state that nobody is told of.
-func NewCondition(first State, told Told) *Condition { return &Condition{told: told, state: first} }
+// NewCondition returns a condition in a first state, for which onState is not called.
+func NewCondition(first State, onState OnState) *Condition {
+	return &Condition{onState: onState, state: first}
+}
 
-// State is the state now.
+// State returns the current state.
 func (c *Condition) State() State {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.state
 }
 
-// Report is the state now, with what the store counted.
+// Report returns the current state and the store's counts.
 func (c *Condition) Report(counts ...pool.Count) pool.StoreReport {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -55,20 +58,21 @@ func (c *Condition) Report(counts ...pool.Count) pool.StoreReport {
 	return r
 }
 
-// Turn changes the state, and tells if it was another one.
-func (c *Condition) Turn(to State, reason error) {
-	c.TurnIf(func() bool { return true }, to, reason)
+// Set changes the state, and calls OnState if it is another one.
+func (c *Condition) Set(to State, reason error) {
+	c.SetIf(func() bool { return true }, to, reason)
 }
 
-// TurnIf is Turn, unless still says no. still must not call the condition; nothing else changes the state while it runs.
-func (c *Condition) TurnIf(still func() bool, to State, reason error) {
+// SetIf is Set if still returns true. still must not call the condition; the state does not change
+// while it runs.
+func (c *Condition) SetIf(still func() bool, to State, reason error) {
 	c.mu.Lock()
-	from, turns := c.state, still()
-	if turns {
+	from, sets := c.state, still()
+	if sets {
 		c.state, c.reason = to, reason
 	}
 	c.mu.Unlock()
-	if turns && from != to && c.told != nil {
-		c.told(from, to, reason)
+	if sets && from != to && c.onState != nil {
+		c.onState(from, to, reason)
 	}
 }

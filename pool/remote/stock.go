@@ -6,14 +6,15 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Stock is what a node stored in a store that does not say what it holds, less what it deleted. It is never below nothing: others store
-// and delete too. Its methods may run at once.
+// Stock counts what a node stored, less what it deleted, in a store that does not report its
+// contents. It is never negative, although other nodes delete too. Its methods may run
+// concurrently.
 type Stock struct {
 	mu   sync.Mutex
 	have pool.Usage
 }
 
-// Add counts items and their bytes; below 0 they were deleted.
+// Add adds items and their bytes; negative numbers are deletions.
 func (s *Stock) Add(items, bytes int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -21,7 +22,7 @@ func (s *Stock) Add(items, bytes int64) {
 	s.have.Bytes = max(s.have.Bytes+bytes, 0)
 }
 
-// Usage is what is counted.
+// Usage returns the counts.
 func (s *Stock) Usage() pool.Usage {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -15,10 +15,10 @@ import (
 	"github.com/kvagent/kvagent/pool/remote"
 )
 
-// errDamaged is wrapped by why an object is not what was stored.
+// errDamaged is wrapped by the error for an object that is not what was stored.
 var errDamaged = errors.New("damaged")
 
-// Get implements pool.Store. An item that the service did not give is Missing.
+// Get implements pool.Store. An item that the service did not return is Missing.
 func (s *Store) Get(ctx context.Context, items []pool.Item) error {
 	return s.each(ctx, len(items), func(i int) error {
 		it := &items[i]
@@ -31,7 +31,7 @@ func (s *Store) Get(ctx context.Context, items []pool.Item) error {
 		if errors.Is(err, errDamaged) {
 			it.Status = pool.Corrupt
 			s.count.corrupt.Add(1)
-			_ = s.remove(ctx, &it.Key) // so that it can be stored again; the item is decided, whatever comes of it
+			_ = s.remove(ctx, &it.Key) // so that it can be stored again; a failure does not change the status
 			return nil
 		}
 		switch s.judgeRead(ctx, err) {
@@ -44,7 +44,7 @@ func (s *Store) Get(ctx context.Context, items []pool.Item) error {
 	})
 }
 
-// get reads an object: its beginning, and then all other ranges, rangesAtOnce at once.
+// get reads an object: its beginning, and then all other ranges, rangesAtOnce concurrently.
 func (s *Store) get(ctx context.Context, it *pool.Item) error {
 	header := make([]byte, pool.ValueHeader)
 	first := min(len(it.Data), s.o.RangeBytes)
@@ -60,7 +60,7 @@ func (s *Store) get(ctx context.Context, it *pool.Item) error {
 	return nil
 }
 
-// rangesAtOnce of one object.
+// rangesAtOnce is how many ranges of one object are read concurrently.
 const rangesAtOnce = 4
 
 func (s *Store) readRest(ctx context.Context, it *pool.Item, from int) error {
@@ -80,7 +80,7 @@ func (s *Store) readRest(ctx context.Context, it *pool.Item, from int) error {
 	return errors.Join(errs...)
 }
 
-// read reads the data from from to to-1, and in front of it the header if that is wanted.
+// read reads bytes from to to-1 of the data, and the header before it if header is not nil.
 func (s *Store) read(ctx context.Context, it *pool.Item, header []byte, from, to int) error {
 	var o minio.GetObjectOptions
 	begin := int64(from + pool.ValueHeader - len(header))

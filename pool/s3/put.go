@@ -50,7 +50,8 @@ func (s *Store) put(ctx context.Context, it *pool.Item) error {
 			return s.put(ctx, it)
 		}
 	case silence:
-		// A service may refuse what is there already before it has read the body, and close the connection: that looks like silence.
+		// A service may refuse an object that exists before it has read the body, and close the
+		// connection. That looks like no answer.
 		if there, failed := s.there(ctx, it); !there {
 			return errors.Join(err, failed)
 		}
@@ -58,8 +59,9 @@ func (s *Store) put(ctx context.Context, it *pool.Item) error {
 	return nil
 }
 
-// there says whether an item is stored already. Where the service cannot be told to write only what is not there it is asked first: two writers at once may both
-// write then, one after the other; each object is whole in any case.
+// there reports whether an item is stored already. It is asked before a put if the service does not
+// support conditional writes. Two concurrent writers may then both write, one after the other; each
+// object is complete in any case.
 func (s *Store) there(ctx context.Context, it *pool.Item) (bool, error) {
 	_, err := s.core.StatObject(ctx, s.o.Bucket, s.name(&it.Key), minio.StatObjectOptions{})
 	switch s.judgeRead(ctx, err) {
@@ -71,7 +73,8 @@ func (s *Store) there(ctx context.Context, it *pool.Item) (bool, error) {
 	return it.Status == pool.Exists, nil
 }
 
-// body is what is sent. After its end nobody reads the data any more, though the transport may try: it belongs to the caller of Put then.
+// body is the body of a request. After end it does not read the data, which then belongs to the
+// caller of Put, even if the transport still asks for it.
 type body struct {
 	mu   sync.Mutex
 	rest [2][]byte

@@ -1,6 +1,7 @@
-// Package s3 keeps blocks in an S3 bucket, which many agents may share: one object for each block's shard, under {prefix}{key}, where {key} is
-// pool.Key.Text. An object is pool.ValueHeader and the bytes. It is written only if there is none (If-None-Match), so the first writer wins, and is
-// there as a whole or not at all.
+// Package s3 keeps blocks in an S3 bucket, which many agents may share. Each shard of a block is
+// one object named {prefix}{key}, where {key} is pool.Key.Text. An object is pool.ValueHeader
+// followed by the bytes. It is written only if it does not exist (If-None-Match), so the first
+// writer wins, and it is visible as a whole or not at all.
 package s3
 
 import (
@@ -18,19 +19,21 @@ import (
 	"github.com/kvagent/kvagent/pool/remote"
 )
 
-// Store implements pool.Store. All methods may run at once.
+// Store implements pool.Store. All methods may run concurrently.
 type Store struct {
 	o         Options
 	core      *minio.Core
-	transport *http.Transport // its own, nil if it was given one
-	places    chan struct{}   // one for each request under way
+	transport *http.Transport // nil if Options.Transport was given
+	places    chan struct{}   // one for each request in progress
 	count     counts
-	plain     atomic.Bool // the service does not know If-None-Match
+	plain     atomic.Bool // the service does not support If-None-Match
 	condition *remote.Condition
 	stock     remote.Stock
 
-	allowed    atomic.Bool // the service has done something for these keys, and refused no more since than reads of what may not be there
-	saidHidden atomic.Bool
+	// allowed is set while the keys are known to be valid: some request succeeded, and since then
+	// the service refused nothing but reads of objects that may not exist.
+	allowed      atomic.Bool
+	hiddenLogged atomic.Bool
 }
 
 var (
@@ -39,8 +42,8 @@ var (
 	_ pool.SpaceLister = (*Store)(nil)
 )
 
-// Open makes a store and asks the service nothing: one that is not there is a store that is lost for the time being. The error says which option is
-// not allowed.
+// Open returns a store without contacting the service. A service that does not answer later makes
+// the store Lost. The error is about options.
 func Open(o Options) (*Store, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
@@ -51,8 +54,9 @@ func Open(o Options) (*Store, error) {
 		s.transport = &http.Transport{
 			DialContext:     (&net.Dialer{Timeout: o.DialTimeout}).DialContext,
 			TLSClientConfig: o.TLS, TLSHandshakeTimeout: o.DialTimeout, Proxy: http.ProxyFromEnvironment,
-			MaxIdleConns: o.Concurrency, MaxIdleConnsPerHost: o.Concurrency, IdleConnTimeout: time.Minute, DisableCompression: true,
-			WriteBufferSize: 16 << 10, ReadBufferSize: 16 << 10,
+			MaxIdleConns: o.Concurrency, MaxIdleConnsPerHost: o.Concurrency, IdleConnTimeout: time.Minute,
+			DisableCompression: true,
+			WriteBufferSize:    16 << 10, ReadBufferSize: 16 << 10,
 		}
 		transport = s.transport
 	}
@@ -64,7 +68,7 @@ func Open(o Options) (*Store, error) {
 	return s, nil
 }
 
-// Close ends idle connections. Calls under way end with their contexts.
+// Close closes idle connections. Calls in progress end with their contexts.
 func (s *Store) Close() error {
 	if s.transport != nil {
 		s.transport.CloseIdleConnections()
@@ -74,8 +78,8 @@ func (s *Store) Close() error {
 
 func (s *Store) name(k *pool.Key) string { return remote.Name(s.o.Prefix, k) }
 
-// each calls do for every i below n, many at once, and returns when all have ended. The error is that of ctx, or of do if all that it was called for
-// failed because the service did not answer.
+// each calls do for every i below n, many concurrently, and returns when all calls have ended. It
+// returns ctx's error, or an error of do if all calls failed because the service did not answer.
 func (s *Store) each(ctx context.Context, n int, do func(i int) error) error {
 	var group sync.WaitGroup
 	var mu sync.Mutex
@@ -126,8 +130,8 @@ func (s *Store) Exists(ctx context.Context, keys []pool.Key, status []pool.Statu
 	})
 }
 
-// ListSpaces implements pool.SpaceLister: an object's name begins with that of its space, so
-// nothing else is looked at.
+// ListSpaces implements pool.SpaceLister. Object names begin with their space, so only matching
+// objects are listed.
 func (s *Store) ListSpaces(
 	ctx context.Context, spaces []pool.Fingerprint, looked func(n int) error, found func(k pool.Key, bytes int64),
 ) error {
@@ -170,7 +174,7 @@ func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {
 	})
 }
 
-// remove deletes an object, after it asked for its size, so that Usage stays right.
+// remove deletes an object. It asks for its size first to keep Usage right.
 func (s *Store) remove(ctx context.Context, k *pool.Key) error {
 	info, err := s.core.StatObject(ctx, s.o.Bucket, s.name(k), minio.StatObjectOptions{})
 	if v := s.judgeRead(ctx, err); v == silence {
@@ -188,11 +192,13 @@ func (s *Store) remove(ctx context.Context, k *pool.Key) error {
 	return nil
 }
 
-// List calls found for every block under the prefix, until it gives false. It is slow and for administration.
+// List calls found for every block under the prefix until it returns false. It is slow, and meant
+// for administration.
 func (s *Store) List(ctx context.Context, found func(k pool.Key, bytes int64) bool) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	for o := range s.core.Client.ListObjects(ctx, s.o.Bucket, minio.ListObjectsOptions{Prefix: s.o.Prefix, Recursive: true}) {
+	options := minio.ListObjectsOptions{Prefix: s.o.Prefix, Recursive: true}
+	for o := range s.core.Client.ListObjects(ctx, s.o.Bucket, options) {
 		if o.Err != nil {
 			return o.Err
 		}

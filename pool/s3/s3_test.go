@@ -47,7 +47,9 @@ func open(t testing.TB, o Options) *Store {
 }
 
 func TestStore(t *testing.T) {
-	pooltest.TestStore(t, func(t testing.TB, _ ...pool.Spec) pool.Store { return open(t, options(servertest.S3(t, bucket))) })
+	pooltest.TestStore(t, func(t testing.TB, _ ...pool.Spec) pool.Store {
+		return open(t, options(servertest.S3(t, bucket)))
+	})
 }
 
 func TestFaultyStore(t *testing.T) {
@@ -60,11 +62,13 @@ func TestFaultyStore(t *testing.T) {
 	})
 }
 
-// TLS with a certificate of an own authority; without that authority the store is lost, and says why.
+// TestTLS uses a certificate of its own authority; without that authority the store is lost, and
+// reports why.
 func TestTLS(t *testing.T) {
 	dir := t.TempDir()
 	roots := servertest.Certificate(t, dir)
-	o := options(servertest.S3(t, bucket, "--cert", filepath.Join(dir, "cert.pem"), "--key", filepath.Join(dir, "key.pem")))
+	o := options(servertest.S3(t, bucket, "--cert", filepath.Join(dir, "cert.pem"), "--key",
+		filepath.Join(dir, "key.pem")))
 	o.Insecure, o.TLS = false, &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
 	s := open(t, o)
 	items := []pool.Item{pooltest.Block(1, 100), pooltest.Block(2, 3<<20)}
@@ -84,7 +88,8 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// Objects of no byte, of a range exactly, one byte more, and of many ranges; and what one store put another gets.
+// TestRanges uses objects of no byte, of exactly a range, one byte more, and of many ranges; a
+// second store reads them.
 func TestRanges(t *testing.T) {
 	server := servertest.S3(t, bucket)
 	o := options(server)
@@ -137,7 +142,8 @@ func TestFirstWriterWins(t *testing.T) {
 	pooltest.Want(t, open(t, options(server)), pool.OK, it)
 }
 
-// An object that was changed, cut, or put by somebody else is not delivered, and makes room for a new one.
+// TestDamage: an object that was changed, cut or put by another client is not delivered, and can be
+// stored again.
 func TestDamage(t *testing.T) {
 	server := servertest.S3(t, bucket)
 	s := open(t, options(server))
@@ -145,16 +151,19 @@ func TestDamage(t *testing.T) {
 	whole := append(pool.AppendValueHeader(nil, &it.Key, it.Data), it.Data...)
 	other := pooltest.Block(2, 10_000)
 	for name, damaged := range map[string][]byte{
-		"a changed byte":       append(bytes.Clone(whole[:len(whole)-1]), whole[len(whole)-1]^1),
-		"cut":                  whole[:5000],
-		"cut in the header":    whole[:10],
-		"empty":                {},
-		"with something more":  append(pool.AppendValueHeader(nil, &it.Key, append(bytes.Clone(it.Data), 1)), append(bytes.Clone(it.Data), 1)...),
+		"a changed byte":    append(bytes.Clone(whole[:len(whole)-1]), whole[len(whole)-1]^1),
+		"cut":               whole[:5000],
+		"cut in the header": whole[:10],
+		"empty":             {},
+		"with something more": append(pool.AppendValueHeader(nil, &it.Key, append(bytes.Clone(it.Data), 1)),
+			append(bytes.Clone(it.Data), 1)...),
 		"another block's":      append(pool.AppendValueHeader(nil, &other.Key, other.Data), other.Data...),
 		"somebody else's file": bytes.Repeat([]byte("z"), 20_000),
 	} {
-		// By a connection that nobody else uses: behind an object without bytes the server can have one answer too many, 400, for what it did not read.
-		if _, err := open(t, options(server)).core.Client.PutObject(t.Context(), bucket, s.name(&it.Key), bytes.NewReader(damaged), int64(len(damaged)), minio.PutObjectOptions{}); err != nil {
+		// On its own connection: after an object without bytes the server can have
+		// one answer too many, 400, for what it did not read.
+		if _, err := open(t, options(server)).core.Client.PutObject(t.Context(), bucket, s.name(&it.Key),
+			bytes.NewReader(damaged), int64(len(damaged)), minio.PutObjectOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		t.Run(name, func(t *testing.T) {
@@ -165,7 +174,8 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// A server that is stopped, killed and back: every call returns when its context ends, and it goes on by itself.
+// TestServerFails stops, kills and restarts a server: every call returns when its context ends, and
+// the store recovers by itself.
 func TestServerFails(t *testing.T) {
 	server := servertest.S3(t, bucket)
 	s := open(t, options(server))
@@ -231,7 +241,8 @@ func TestDenied(t *testing.T) {
 	}
 }
 
-// mayNot answers as S3 does to keys that may not list the bucket, 403 for what is not there; or to keys that may do nothing.
+// mayNot answers as S3 does to keys that may not list the bucket, 403 for what is not there; or to
+// keys that may do nothing.
 type mayNot struct {
 	http.RoundTripper
 	anything atomic.Bool
@@ -245,14 +256,16 @@ func (m *mayNot) RoundTrip(r *http.Request) (*http.Response, error) {
 	w.Body.Close()
 	w.StatusCode, w.Status, w.Body = http.StatusForbidden, "403 Forbidden", http.NoBody
 	if r.Method != http.MethodHead {
-		w.Body = readCloser{strings.NewReader(`<?xml version="1.0"?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>`)}
+		w.Body = readCloser{strings.NewReader(`<?xml version="1.0"?><Error>` +
+			`<Code>AccessDenied</Code><Message>Access Denied</Message></Error>`)}
 	}
 	w.ContentLength = -1
 	w.Header = http.Header{"Content-Type": {"application/xml"}}
 	return w, nil
 }
 
-// Keys that may not list the bucket: a miss is a miss, and told once. Keys that may do nothing are denied, as before anything was done with them.
+// TestKeysMayNotList: keys that may not list the bucket get misses, which is reported once. Keys
+// without any right are denied, as before the first success.
 func TestKeysMayNotList(t *testing.T) {
 	o := options(servertest.S3(t, bucket))
 	transport := &http.Transport{}
@@ -266,7 +279,8 @@ func TestKeysMayNotList(t *testing.T) {
 	absent := func(want remote.State, hidden uint64, why string) {
 		t.Helper()
 		status := []pool.Status{pool.OK}
-		if err := s.Exists(t.Context(), []pool.Key{pooltest.Block(9, 1).Key}, status); err != nil || status[0] != pool.Missing {
+		if err := s.Exists(t.Context(), []pool.Key{pooltest.Block(9, 1).Key}, status); err != nil ||
+			status[0] != pool.Missing {
 			t.Errorf("%s: exists: %v, %v", why, status, err)
 		}
 		pooltest.Want(t, s, pool.Missing, pooltest.Block(9, 1000))
@@ -286,12 +300,13 @@ func TestKeysMayNotList(t *testing.T) {
 	keys.anything.Store(false)
 	pooltest.Want(t, s, pool.OK, it)
 	absent(remote.OK, 6, "they may again")
-	if got, want := strings.Join(told, ", "), "ok denied false, denied ok false, ok ok true, ok denied false, denied ok false"; got != want {
+	if got, want := strings.Join(told,
+		", "), "ok denied false, denied ok false, ok ok true, ok denied false, denied ok false"; got != want {
 		t.Errorf("told %q, want %q", got, want)
 	}
 }
 
-// notConditional answers as a service that does not know If-None-Match.
+// notConditional answers as a service that does not support If-None-Match.
 type notConditional struct{ http.RoundTripper }
 
 func (n notConditional) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -299,8 +314,10 @@ func (n notConditional) RoundTrip(r *http.Request) (*http.Response, error) {
 		if r.Body != nil {
 			r.Body.Close()
 		}
-		body := `<?xml version="1.0"?><Error><Code>NotImplemented</Code><Message>A header implies functionality that is not implemented</Message></Error>`
-		w := &http.Response{StatusCode: http.StatusNotImplemented, Header: http.Header{"Content-Type": {"application/xml"}}, Request: r, ProtoMajor: 1, ProtoMinor: 1}
+		body := `<?xml version="1.0"?><Error><Code>NotImplemented</Code>` +
+			`<Message>A header implies functionality that is not implemented</Message></Error>`
+		w := &http.Response{StatusCode: http.StatusNotImplemented,
+			Header: http.Header{"Content-Type": {"application/xml"}}, Request: r, ProtoMajor: 1, ProtoMinor: 1}
 		w.Body = http.NoBody
 		w.Body = readCloser{strings.NewReader(body)}
 		return w, nil
@@ -339,13 +356,15 @@ func TestOptions(t *testing.T) {
 	} {
 		o := good
 		change(&o)
-		if _, err := Open(o); err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "allowed") {
+		if _, err := Open(o); err == nil || !strings.Contains(err.Error(), name) ||
+			!strings.Contains(err.Error(), "allowed") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
 
-// A bucket that somebody deletes is refused reads and writes, and no failure of the caller's; when it is there again the store goes on by itself.
+// TestBucketGoes: a deleted bucket refuses reads and writes without failing the caller; when it is
+// back the store recovers by itself.
 func TestBucketGoes(t *testing.T) {
 	server := servertest.S3(t, bucket)
 	s := open(t, options(server))
@@ -357,7 +376,8 @@ func TestBucketGoes(t *testing.T) {
 	pooltest.Want(t, s, pool.Missing, pooltest.Block(1, 1000))
 	pooltest.Put(t, s, pool.Busy, pooltest.Block(2, 1000))
 	status := []pool.Status{pool.OK}
-	if err := s.Exists(t.Context(), []pool.Key{pooltest.Block(1, 1).Key}, status); err != nil || status[0] != pool.Missing {
+	if err := s.Exists(t.Context(), []pool.Key{pooltest.Block(1, 1).Key}, status); err != nil ||
+		status[0] != pool.Missing {
 		t.Errorf("exists: %v, %v", status, err)
 	}
 	if s.State() != remote.Denied {
@@ -373,7 +393,8 @@ func TestBucketGoes(t *testing.T) {
 	}
 }
 
-// Keys that are changed at the service while the store is open are refused, and not told; with the old ones it goes on.
+// TestKeysChange: after the keys changed at the service requests are refused, and with the old keys
+// the store recovers.
 func TestKeysChange(t *testing.T) {
 	server := servertest.S3(t, bucket)
 	var mu sync.Mutex
@@ -402,7 +423,8 @@ func TestKeysChange(t *testing.T) {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	if text := strings.Join(told, "; "); strings.Contains(text, servertest.S3SecretKey) || strings.Contains(text, "another-secret") || !strings.HasPrefix(text, "denied") {
+	if text := strings.Join(told, "; "); strings.Contains(text, servertest.S3SecretKey) ||
+		strings.Contains(text, "another-secret") || !strings.HasPrefix(text, "denied") {
 		t.Errorf("told %q, want denied first, and no secret", text)
 	}
 }

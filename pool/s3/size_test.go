@@ -44,8 +44,8 @@ func (b meteredBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// An object under a name of ours that somebody else made much larger than the block is not read as
-// a whole, also from a service that gives no ranges.
+// TestForeignObjectsAreNotPulledIn: an object that another client made much larger than the block
+// is not read completely, even from a service without ranges.
 func TestForeignObjectsAreNotPulledIn(t *testing.T) {
 	const huge, size = 256 << 20, 100_000
 	server := servertest.S3(t, bucket)

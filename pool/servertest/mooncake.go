@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// Mooncake starts a mooncake_master, and gives the Python that has its client. args are options of its command line besides. Nothing
-// is kept from one start to the next.
+// Mooncake starts a mooncake_master with additional arguments, and returns it and the Python that
+// has its client. It keeps no data across restarts.
 func Mooncake(t testing.TB, args ...string) (master *Server, python string) {
 	t.Helper()
 	program := find(t, "mooncake_master", `PATH="$(scripts/env mooncake):$PATH"`)
@@ -16,7 +16,8 @@ func Mooncake(t testing.TB, args ...string) (master *Server, python string) {
 	s.Admin = FreeAddr(t)
 	_, admin, _ := net.SplitHostPort(s.Admin)
 	s.args = append([]string{
-		"--rpc_address=127.0.0.1", "--rpc_port=" + port, "--metrics_host=127.0.0.1", "--metrics_port=" + admin, "--rpc_thread_num=2",
+		"--rpc_address=127.0.0.1", "--rpc_port=" + port, "--metrics_host=127.0.0.1",
+		"--metrics_port=" + admin, "--rpc_thread_num=2",
 	}, args...)
 	t.Cleanup(s.Kill)
 	s.start()

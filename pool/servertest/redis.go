@@ -5,14 +5,16 @@ import (
 	"testing"
 )
 
-// Redis starts a redis-server or, if there is none, a valkey-server without persistence. args are options of its command line
-// besides.
+// Redis starts a redis-server, or a valkey-server, without persistence and with additional
+// arguments.
 func Redis(t testing.TB, args ...string) *Server {
 	t.Helper()
 	program := find(t, "redis-server", "apt-get install redis-server")
 	s := &Server{t: t, program: program, Addr: FreeAddr(t), Dir: t.TempDir()}
 	_, port, _ := net.SplitHostPort(s.Addr)
-	s.args = append([]string{"--bind", "127.0.0.1", "--port", port, "--save", "", "--appendonly", "no", "--daemonize", "no"}, args...)
+	s.args = append([]string{
+		"--bind", "127.0.0.1", "--port", port, "--save", "", "--appendonly", "no", "--daemonize", "no",
+	}, args...)
 	t.Cleanup(s.Kill)
 	s.start()
 	return s
@@ -21,7 +23,8 @@ func Redis(t testing.TB, args ...string) *Server {
 // Sentinel starts a sentinel with the configuration file conf, which it rewrites.
 func Sentinel(t testing.TB, conf string) *Server {
 	t.Helper()
-	s := &Server{t: t, program: find(t, "redis-server", "apt-get install redis-server"), Addr: FreeAddr(t), Dir: t.TempDir()}
+	s := &Server{t: t, program: find(t, "redis-server", "apt-get install redis-server"), Addr: FreeAddr(t),
+		Dir: t.TempDir()}
 	_, port, _ := net.SplitHostPort(s.Addr)
 	s.args = []string{conf, "--sentinel", "--bind", "127.0.0.1", "--port", port}
 	t.Cleanup(s.Kill)

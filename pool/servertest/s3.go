@@ -6,13 +6,14 @@ import (
 	"testing"
 )
 
-// The keys of the S3 service.
+// Credentials of the S3 service.
 const (
 	S3AccessKey = "kvagent-test"
 	S3SecretKey = "not-a-secret"
 )
 
-// S3 starts a versitygw, whose buckets are folders of Dir; one named bucket is there. args are options of its command line besides.
+// S3 starts a versitygw with additional arguments. Its buckets are folders of Dir; it has one
+// bucket.
 func S3(t testing.TB, bucket string, args ...string) *Server {
 	t.Helper()
 	s := &Server{t: t, Addr: FreeAddr(t), Dir: t.TempDir()}
@@ -20,7 +21,8 @@ func S3(t testing.TB, bucket string, args ...string) *Server {
 	if err := os.Mkdir(filepath.Join(s.Dir, bucket), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	s.args = append([]string{"--keep-alive", "--port", s.Addr}, args...) // as services do; without it every request is a new connection
+	// Services keep connections open; without the option every request would need a new one.
+	s.args = append([]string{"--keep-alive", "--port", s.Addr}, args...)
 	s.args = append(s.args, "posix", s.Dir)
 	s.env = []string{"ROOT_ACCESS_KEY=" + S3AccessKey, "ROOT_SECRET_KEY=" + S3SecretKey}
 	t.Cleanup(s.Kill)

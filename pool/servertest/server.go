@@ -1,5 +1,5 @@
-// Package servertest runs the real servers that tests of shared stores need, each a process of its own on a free port of the loopback
-// address, which can be killed, paused and started again.
+// Package servertest runs the real servers that tests of shared stores need. Each is a process on a
+// free port of the loopback address that can be killed, paused and restarted.
 package servertest
 
 import (
@@ -15,16 +15,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RequireEnv names a variable of the environment that, set to anything, makes a missing server a failure instead of a skip.
+// RequireEnv is the environment variable that, if set, makes a missing server a failure instead of
+// a skip.
 const RequireEnv = "KVAGENT_REQUIRE_SERVERS"
 
 const startTimeout = 20 * time.Second
 
-// Server is a process under test. Its data is in a directory of the test's, and stays from one start to the next.
+// Server is a server process of a test. Its data is in a directory of the test and survives
+// restarts.
 type Server struct {
 	Addr string // host:port
 	Dir  string
-	// Admin is host:port where a Mooncake master has its metrics.
+	// Admin is the host:port of a Mooncake master's metrics.
 	Admin string
 
 	t       testing.TB
@@ -35,14 +37,15 @@ type Server struct {
 	output  bytes.Buffer
 }
 
-// find gives a program's path, or ends the test: loudly, or as a failure where servers are required.
-func find(t testing.TB, program, cure string) string {
+// find returns a program's path. If the program is missing it skips the test, or fails it if
+// servers are required.
+func find(t testing.TB, program, install string) string {
 	t.Helper()
 	path, err := exec.LookPath(program)
 	if err == nil {
 		return path
 	}
-	text := fmt.Sprintf("%s is not installed: %s", program, cure)
+	text := fmt.Sprintf("%s is not installed: %s", program, install)
 	if os.Getenv(RequireEnv) != "" {
 		t.Fatal(text)
 	}
@@ -50,7 +53,7 @@ func find(t testing.TB, program, cure string) string {
 	return ""
 }
 
-// FreeAddr is a loopback address nobody listens on.
+// FreeAddr returns a loopback address on which nothing listens.
 func FreeAddr(t testing.TB) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -61,7 +64,7 @@ func FreeAddr(t testing.TB) string {
 	return l.Addr().String()
 }
 
-// start runs the program and waits until it accepts connections. The test's end kills it.
+// start runs the program and waits until it accepts connections. The end of the test kills it.
 func (s *Server) start() {
 	s.t.Helper()
 	s.cmd = exec.Command(s.program, s.args...)
@@ -81,11 +84,11 @@ func (s *Server) start() {
 			s.Kill()
 			s.t.Fatalf("%s does not listen on %s: %v\n%s", s.program, s.Addr, err, s.output.String())
 		}
-		time.Sleep(5 * time.Millisecond) // nothing tells when another process listens
+		time.Sleep(5 * time.Millisecond) // there is no event for another process's listen
 	}
 }
 
-// Kill ends the process at once, as SIGKILL does, and returns when it is gone.
+// Kill sends SIGKILL and waits until the process has ended.
 func (s *Server) Kill() {
 	if s.cmd != nil {
 		_ = s.cmd.Process.Kill()
@@ -94,25 +97,27 @@ func (s *Server) Kill() {
 	}
 }
 
-// Setenv changes a variable of the environment that the next start has.
+// Setenv sets an environment variable for the next start.
 func (s *Server) Setenv(name, value string) { s.env = append(s.env, name+"="+value) }
 
-// Restart starts a killed process again, on the same address and data.
+// Restart starts a killed process again with the same address and data.
 func (s *Server) Restart() {
 	s.t.Helper()
 	s.Kill()
 	s.start()
 }
 
-// Pause stops the process (SIGSTOP), and returns when none of its threads runs any more: its sockets stay open and nobody answers.
+// Pause stops the process (SIGSTOP) and returns when none of its threads runs. Its sockets stay
+// open without answering.
 func (s *Server) Pause() {
 	s.t.Helper()
 	s.signal(syscall.SIGSTOP)
 	AwaitStop(s.t, s.cmd.Process.Pid)
 }
 
-// AwaitStop waits until a child that was sent SIGSTOP stands still. The signal alone is only a request: a thread on another processor goes on until it
-// takes it, and may answer one more call. The kernel tells a parent when the last thread stands (waitid(2), WSTOPPED).
+// AwaitStop waits until a child that was sent SIGSTOP has stopped. A thread on another processor
+// runs on until it takes the signal, and may answer one more call. The kernel reports the stop of
+// the last thread to the parent (waitid(2), WSTOPPED).
 func AwaitStop(t testing.TB, pid int) {
 	t.Helper()
 	for {
@@ -126,7 +131,7 @@ func AwaitStop(t testing.TB, pid int) {
 	}
 }
 
-// Resume lets a paused process go on.
+// Resume continues a paused process.
 func (s *Server) Resume() { s.signal(syscall.SIGCONT) }
 
 func (s *Server) signal(sig syscall.Signal) {

@@ -8,27 +8,28 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// question is a batch of entries that a shared store is asked for.
+// question is a batch of entries to look up in a shared store.
 type question struct {
-	prints []uint64
-	keys   []pool.Key // one or two for each print, see witnesses
-	per    int
-	done   chan struct{} // closed when it is answered, or was not
-	failed bool          // valid when done is closed
+	digests []uint64
+	keys    []pool.Key    // one or two for each digest, see boundaryKeys
+	per     int           // keys for each digest
+	done    chan struct{} // closed when the question is over
+	failed  bool          // no answer came; valid after done is closed
 }
 
-// asking are the entries of one tier that are being asked for, so that look-ups of one prompt ask once.
+// asking holds the entries of one tier that are part of an open question, so that several look-ups
+// of one prompt ask once.
 type asking struct {
 	mu   sync.Mutex
 	open map[uint64]*question
 }
 
-// answer is the life of a goroutine that asks a shared store.
-func (l *lane) answer(ctx context.Context) {
+// askLoop asks a shared store until ctx ends.
+func (l *level) askLoop(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
-			l.refuse()
+			l.failQueued()
 			return
 		case q := <-l.questions:
 			l.ask(ctx, q)
@@ -36,19 +37,19 @@ func (l *lane) answer(ctx context.Context) {
 	}
 }
 
-// refuse answers what is left in the queue at the end.
-func (l *lane) refuse() {
+// failQueued fails the questions that are still queued when the pool closes.
+func (l *level) failQueued() {
 	for {
 		select {
 		case q := <-l.questions:
-			l.conclude(q, true)
+			l.finish(q, true)
 		default:
 			return
 		}
 	}
 }
 
-func (l *lane) ask(ctx context.Context, q *question) {
+func (l *level) ask(ctx context.Context, q *question) {
 	status := make([]pool.Status, len(q.keys))
 	for i := range status {
 		status[i] = pool.Busy
@@ -59,32 +60,32 @@ func (l *lane) ask(ctx context.Context, q *question) {
 	var err error
 	if l.up() { // it may have failed while the question waited
 		err = l.Store.Exists(within, q.keys, status)
-		l.result(ctx, err)
+		l.countResult(ctx, err)
 	} else {
 		err = errClosing
 	}
 	if err != nil {
 		l.count.askFailed.Add(1)
-		l.conclude(q, true)
+		l.finish(q, true)
 		return
 	}
 	l.pace.asked(time.Since(start))
 	now := l.p.now()
-	for i, print := range q.prints {
+	for i, digest := range q.digests {
 		if has(status[i*q.per : (i+1)*q.per]) {
 			l.count.found.Add(1)
-			l.known.put(print, true, now.Add(l.FoundFor))
+			l.exists.put(digest, true, now.Add(l.FoundFor))
 		} else {
-			l.known.put(print, false, now.Add(l.AbsentFor))
+			l.exists.put(digest, false, now.Add(l.AbsentFor))
 		}
 	}
-	l.conclude(q, false)
+	l.finish(q, false)
 }
 
-func (l *lane) conclude(q *question, failed bool) {
+func (l *level) finish(q *question, failed bool) {
 	l.asking.mu.Lock()
-	for _, print := range q.prints {
-		delete(l.asking.open, print)
+	for _, digest := range q.digests {
+		delete(l.asking.open, digest)
 	}
 	q.failed = failed
 	l.asking.mu.Unlock()
@@ -100,7 +101,7 @@ func (p *Pool) Ask(s pool.SpaceID, asked []pool.Asked, deadline time.Time) (pend
 	timer := time.NewTimer(time.Until(deadline))
 	defer timer.Stop()
 	for {
-		open := p.inquire(s, sp, asked)
+		open := p.askTiers(s, sp, asked)
 		if len(open) == 0 {
 			return false
 		}
@@ -109,12 +110,13 @@ func (p *Pool) Ask(s pool.SpaceID, asked []pool.Asked, deadline time.Time) (pend
 			p.countLate()
 		}
 		if late || !answered {
-			return late // nothing will be known soon of tiers that fail
+			return late // a tier that fails will not answer soon
 		}
 	}
 }
 
-// await waits for questions: it says whether some tier answered, and whether time was over before all did.
+// await waits for questions. It reports whether any tier answered and whether the timer fired
+// before all were over.
 func await(open []*question, timer *time.Timer) (answered, late bool) {
 	for _, q := range open {
 		select {
@@ -127,9 +129,9 @@ func await(open []*question, timer *time.Timer) (answered, late bool) {
 	return answered, false
 }
 
-// countLate counts a look-up that goes on without an answer, at the first shared tier.
+// countLate counts, at the first shared tier, a look-up that goes on without an answer.
 func (p *Pool) countLate() {
-	for _, l := range p.lanes {
+	for _, l := range p.levels {
 		if !l.Local {
 			l.count.askTimeouts.Add(1)
 			return
@@ -137,24 +139,28 @@ func (p *Pool) countLate() {
 	}
 }
 
-// inquire asks the shared tiers for what is not known of the chains, and gives the questions that are open.
-func (p *Pool) inquire(s pool.SpaceID, sp *space, asked []pool.Asked) (open []*question) {
+// askTiers asks the shared tiers for the entries whose existence is unknown and returns the open
+// questions.
+func (p *Pool) askTiers(s pool.SpaceID, sp *space, asked []pool.Asked) (open []*question) {
 	now := sp.now.Load()
 	if now.epoch == 0 || now.off {
 		return nil
 	}
 	for i := range asked {
 		if g := sp.group(asked[i].Group); g != nil {
-			open = p.inquireChain(s, sp, now, g, &asked[i], open)
+			open = p.askChain(s, sp, now, g, &asked[i], open)
 		}
 	}
 	return open
 }
 
-// inquireChain asks for the next entries of one chain: so many as were found of it so far, and askFirst at least, up to the first that no tier has. A sparse chain is asked for whole.
-func (p *Pool) inquireChain(s pool.SpaceID, sp *space, now *life, g *group, a *pool.Asked, open []*question) []*question {
-	w := looks.Get().(*look)
-	defer looks.Put(w)
+// askChain asks for the next entries of one chain: as many as were found of it so far and at least
+// askFirst, up to the first entry that no tier has. It asks for all of a sparse chain.
+func (p *Pool) askChain(
+	s pool.SpaceID, sp *space, now *life, g *group, a *pool.Asked, open []*question,
+) []*question {
+	w := scratchPool.Get().(*scratch)
+	defer scratchPool.Put(w)
 	h := &a.Hashes
 	unknown, found, most := 0, 0, askFirst
 	if a.Sparse {
@@ -163,22 +169,22 @@ func (p *Pool) inquireChain(s pool.SpaceID, sp *space, now *life, g *group, a *p
 	var fresh [MaxTiers]*question
 walk:
 	for from := 0; from < h.N; from += stride {
-		w.where = append(w.where[:0], w.present2(min(stride, h.N-from))...)
-		p.inMemory(w, s, a.Group, h, from, w.where)
-		p.below(w, sp, now, g, a.Group, h, from, w.where)
+		w.where = append(w.where[:0], w.allNowhere(min(stride, h.N-from))...)
+		p.markInMemory(w, s, a.Group, h, from, w.where)
+		p.markInTiers(w, sp, now, g, a.Group, h, from, w.where)
 		for i, at := range w.where {
 			if at != nowhere {
 				found++
 				continue
 			}
-			told, q := p.inquireOne(sp, now, a.Group, h.At(from+i), &fresh, g)
+			state, q := p.askEntry(sp, now, a.Group, h.At(from+i), &fresh, g)
 			if q != nil {
 				open = appendOnce(open, q)
 			}
-			if told == absentEverywhere && !a.Sparse {
+			if state == absentEverywhere && !a.Sparse {
 				break walk
 			}
-			if told == unknownYet {
+			if state == unknownYet {
 				unknown++
 			}
 			if unknown >= min(max(most, found), askMost) {
@@ -187,59 +193,63 @@ walk:
 		}
 	}
 	for i, q := range fresh {
-		if q != nil && p.lanes[i].submit(q) {
+		if q != nil && p.levels[i].submit(q) {
 			open = append(open, q)
 		}
 	}
 	return open
 }
 
-// What is known of an entry that is nowhere.
+// States of an entry that was not found.
 const (
 	absentEverywhere = iota
 	unknownYet
 )
 
-// inquireOne adds an entry to the fresh questions of the tiers that have not said anything of it, and gives an open question that it is in already.
-func (p *Pool) inquireOne(sp *space, now *life, group uint8, hash []byte, fresh *[MaxTiers]*question, g *group) (told int, in *question) {
-	print := now.print(group, hash)
+// askEntry adds an entry to the new questions of the tiers whose answer is not cached, and returns
+// an open question that already contains it.
+func (p *Pool) askEntry(
+	sp *space, now *life, group uint8, hash []byte, fresh *[MaxTiers]*question, g *group,
+) (state int, in *question) {
+	digest := now.digest(group, hash)
 	clock := p.now()
-	for _, l := range p.lanes {
+	for _, l := range p.levels {
 		if l.Local || !l.up() || p.slow(l, sp, g) {
 			continue
 		}
-		if _, known := l.known.get(print, clock); known {
+		if _, ok := l.exists.get(digest, clock); ok {
 			continue
 		}
-		told = unknownYet
+		state = unknownYet
 		l.asking.mu.Lock()
-		q := l.asking.open[print]
+		q := l.asking.open[digest]
 		if q == nil {
 			if fresh[l.number] == nil {
 				fresh[l.number] = &question{per: min(sp.spec.Shards, 2), done: make(chan struct{})}
 			}
 			f := fresh[l.number]
-			l.asking.open[print] = f
-			f.prints = append(f.prints, print)
+			l.asking.open[digest] = f
+			f.digests = append(f.digests, digest)
 			k := entryKey{group: group, hash: pool.MakeHash(hash)}
-			f.keys = now.witnesses(&k, sp.spec.Shards, f.keys)
+			f.keys = now.boundaryKeys(&k, sp.spec.Shards, f.keys)
 		} else if q != fresh[l.number] {
 			in = q
 		}
 		l.asking.mu.Unlock()
 	}
-	return told, in
+	return state, in
 }
 
-// submit hands a question in; false: too many wait, and this one is not asked.
-func (l *lane) submit(q *question) bool {
-	l.count.asked.Add(uint64(len(q.prints)))
+// submit queues a question. It returns false if too many are waiting; the question is then over,
+// without an answer.
+func (l *level) submit(q *question) bool {
+	l.count.asked.Add(uint64(len(q.digests)))
 	select {
 	case l.questions <- q:
 		return true
 	default:
 		l.count.askBusy.Add(1)
-		l.conclude(q, true)
+		l.finish(q, true)
 		return false
 	}
 }

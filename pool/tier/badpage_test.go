@@ -16,7 +16,7 @@ const (
 	tornPage   = 4  // of them lie in one page
 )
 
-// newTorn is a node whose memory can lose the end of its arena.
+// newTorn returns a node whose memory can lose the end of its arena.
 func newTorn(t *testing.T, tr Tier) (n *node, d *dram.Pool) {
 	t.Helper()
 	d, err := dram.Open(dram.Options{Bytes: tornBlocks << 10, SlabBytes: 16 << 10, HugePages: dram.Off})
@@ -44,15 +44,15 @@ func newTorn(t *testing.T, tr Tier) (n *node, d *dram.Pool) {
 	return n, d
 }
 
-// tear takes the last page of the arena away.
+// tear removes the last page of the arena.
 func tear(t *testing.T, d *dram.Pool) {
 	t.Helper()
 	_, fd := d.Arena()
 	check(t, unix.Ftruncate(fd, tornBlocks<<10-4096))
 }
 
-// TestWriteBehindMeetsABadPage: the blocks in it are dropped, everything else is written, and the
-// tier goes on.
+// TestWriteBehindMeetsABadPage: the blocks in the page are dropped, everything else is written, and
+// the tier goes on.
 func TestWriteBehindMeetsABadPage(t *testing.T) {
 	for name, when := range map[string]When{"on second use": OnSecondUse, "on eviction": OnEvict} {
 		t.Run(name, func(t *testing.T) {
@@ -82,8 +82,8 @@ func TestWriteBehindMeetsABadPage(t *testing.T) {
 	}
 }
 
-// TestFetchMeetsABadPage: a block that was to come into it does not come, which its promise says;
-// the others come.
+// TestFetchMeetsABadPage: the promise of a block that would use the page fails; the others are
+// fetched.
 func TestFetchMeetsABadPage(t *testing.T) {
 	store := pooltest.NewShelf()
 	n, d := newTorn(t, Tier{Name: "disk", Store: store, Local: true, Write: OnSecondUse})
@@ -101,14 +101,14 @@ func TestFetchMeetsABadPage(t *testing.T) {
 	count, refs := n.settled(h)
 	there := make([]bool, h.N)
 	d.Exists(n.space, 0, h, there)
-	came := 0
+	arrived := 0
 	for _, is := range there {
 		if is {
-			came++
+			arrived++
 		}
 	}
-	if s := d.Stats(); came == 0 || count != tornBlocks || s.Bad.Pages != 1 {
-		t.Errorf("%d blocks came of %d promised, %+v", came, count, s.Bad)
+	if s := d.Stats(); arrived == 0 || count != tornBlocks || s.Bad.Pages != 1 {
+		t.Errorf("%d blocks came of %d promised, %+v", arrived, count, s.Bad)
 	}
 	n.Unpin(refs)
 	for range 8 { // what did not come comes elsewhere, in what room there is

@@ -8,7 +8,8 @@ import (
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
-// A look-up of 1,000 stored blocks, and one of a prompt nobody knows, in memory alone and through a stack with a local tier.
+// BenchmarkLookup looks up 1,000 stored blocks and an unknown prompt, in memory alone and with a
+// local tier.
 func BenchmarkLookup(b *testing.B) {
 	d, err := dram.Open(dram.Options{Bytes: 64 << 20})
 	check(b, err)
@@ -20,7 +21,8 @@ func BenchmarkLookup(b *testing.B) {
 	id, err := p.OpenSpace(spec)
 	check(b, err)
 	h := chain("a", 1000)
-	batch := &pool.Batch{Space: id, Epoch: 1, Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N)}
+	batch := &pool.Batch{Space: id, Epoch: 1, Hashes: h, Status: make([]pool.Status, h.N),
+		Slots: make([]pool.Slot, h.N)}
 	d.Reserve(batch)
 	d.Commit(batch.Slots, 1, batch.Status)
 	unknown := chain("b", 1000)
@@ -45,7 +47,7 @@ func BenchmarkLookup(b *testing.B) {
 }
 
 // BenchmarkCopyOut copies blocks of 64 KiB from memory to staging, as each write to a tier does,
-// the checksums made and compared.
+// and verifies their checksums.
 func BenchmarkCopyOut(b *testing.B) {
 	const blocks, size = 256, 64 << 10
 	d, err := dram.Open(dram.Options{Bytes: blocks * size, HugePages: dram.Off})
@@ -69,6 +71,6 @@ func BenchmarkCopyOut(b *testing.B) {
 		if !ok {
 			b.Fatal("not copied")
 		}
-		p.giveNow(e.loan)
+		p.returnLoans(e.loan)
 	}
 }

@@ -6,9 +6,10 @@ import (
 	"time"
 )
 
-// breaker keeps calls from a store that fails: after a number of failures in a row it opens, and while it is open the store is asked by its keeper alone.
+// breaker stops calls to a store that fails. It opens after a number of failures in a row; while it
+// is open only the level's monitor calls the store.
 type breaker struct {
-	closed atomic.Bool // the way to the store; open: nobody but the keeper calls
+	closed atomic.Bool // the store may be called
 
 	mu       sync.Mutex
 	failures int // in a row
@@ -16,10 +17,10 @@ type breaker struct {
 	err      error // the last one
 	opened   uint64
 	tries    uint64
-	testing  bool // half open: the keeper calls right now
+	testing  bool // half-open: the monitor is calling
 }
 
-// failed counts a failure, and says whether it opened the breaker.
+// failed counts a failure and reports whether it opened the breaker.
 func (b *breaker) failed(t *Tier, err error) (opens bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -34,7 +35,7 @@ func (b *breaker) failed(t *Tier, err error) (opens bool) {
 	return true
 }
 
-// worked ends a row of failures of a store that is asked.
+// worked ends a row of failures while the breaker is closed.
 func (b *breaker) worked() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -43,7 +44,7 @@ func (b *breaker) worked() {
 	}
 }
 
-// try is one call of the keeper: it closes the breaker, or doubles the pause.
+// try makes one call for the monitor: success closes the breaker, failure doubles the pause.
 func (b *breaker) try(t *Tier, call func() error) error {
 	b.mu.Lock()
 	b.testing = true
@@ -63,7 +64,7 @@ func (b *breaker) try(t *Tier, call func() error) error {
 	return err
 }
 
-// state for people.
+// state returns the breaker's state for reports.
 func (b *breaker) state() (name string, opened, tries uint64, pause time.Duration, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

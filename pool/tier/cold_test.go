@@ -16,14 +16,15 @@ import (
 	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
-// evicting is a node whose memory has a tier below that is written to on eviction.
+// evicting returns a node with a tier that is written to on eviction.
 func evicting(t *testing.T, bytes int64) (*node, *dram.Pool, *pooltest.Shelf) {
 	t.Helper()
 	d, err := dram.Open(dram.Options{Bytes: bytes, SlabBytes: 64 << 10})
 	check(t, err)
 	t.Cleanup(func() { check(t, d.Close()) })
 	store := pooltest.NewShelf()
-	p, err := Open(d, []Tier{{Name: "disk", Store: store, Local: true, Write: OnEvict}}, Options{PrefetchBytes: 128 << 10})
+	p, err := Open(d, []Tier{{Name: "disk", Store: store, Local: true, Write: OnEvict}},
+		Options{PrefetchBytes: 128 << 10})
 	check(t, err)
 	t.Cleanup(func() { check(t, p.Close()) })
 	n := &node{Pool: p, t: t, spec: specOf("model", 1)}
@@ -32,7 +33,8 @@ func evicting(t *testing.T, bytes int64) (*node, *dram.Pool, *pooltest.Shelf) {
 	return n, d, store
 }
 
-// What is about to be evicted is written before, and what is in use is not, while memory has room.
+// TestOnEvict: blocks about to be evicted are written first; nothing is written while memory has
+// room.
 func TestOnEvict(t *testing.T) {
 	n, d, store := evicting(t, 256<<10)
 	n.save(chain("a", 100))
@@ -50,7 +52,8 @@ func TestOnEvict(t *testing.T) {
 		t.Errorf("%d of 100 blocks came back: %+v", count, n.Report())
 	}
 	n.Unpin(refs)
-	if _, err := Open(newNode(t, 100, 1, Options{}).mem, []Tier{{Name: "disk", Store: store, Write: OnEvict}}, Options{}); err == nil {
+	if _, err := Open(newNode(t, 100, 1, Options{}).mem, []Tier{{Name: "disk", Store: store, Write: OnEvict}},
+		Options{}); err == nil {
 		t.Error("a memory that cannot tell its coldest blocks was accepted")
 	}
 	var _ pool.Chilling = d
@@ -71,7 +74,8 @@ func (c closed) Put(ctx context.Context, items []pool.Item) error {
 	}
 }
 
-// What is evicted faster than a tier takes it was copied before, as far as there is staging: nothing of it is lost. Behind that it is, counted, and nobody waits.
+// TestOnEvictOutrunsTheTier: blocks evicted faster than the tier takes them were copied before, and
+// none is lost while staging has room. After that blocks are lost and counted, and no save waits.
 func TestOnEvictOutrunsTheTier(t *testing.T) {
 	for name, c := range map[string]struct {
 		staging   int64
@@ -84,29 +88,34 @@ func TestOnEvictOutrunsTheTier(t *testing.T) {
 			staging, err := transit.OpenStaging(c.staging)
 			check(t, err)
 			store := closed{pooltest.NewShelf(), make(chan struct{})}
-			p, err := Open(d, []Tier{{Name: "disk", Store: store, Local: true, Write: OnEvict, PutWithin: patience}}, Options{PrefetchBytes: 128 << 10, Staging: staging})
+			p, err := Open(d, []Tier{{Name: "disk", Store: store, Local: true, Write: OnEvict, PutWithin: patience}},
+				Options{PrefetchBytes: 128 << 10, Staging: staging})
 			check(t, err)
 			n := &node{Pool: p, t: t, spec: specOf("model", 1)}
 			n.space, err = p.OpenSpace(n.spec)
 			check(t, err)
 			n.save(chain("a", 200))
 			n.save(chain("b", 40))
-			n.waitFor("memory is nearly full", func(*pool.TierReport) bool { return p.chill.near.Load() })
+			n.waitFor("memory is nearly full", func(*pool.TierReport) bool { return p.onEvict.near.Load() })
 			for i := range 20 {
-				n.save(chain(fmt.Sprint("new", i), 11)) // 220 blocks, one behind the other
+				n.save(chain(fmt.Sprint("new", i), 11)) // 220 blocks, consecutive
 			}
 			close(store.opened)
-			n.waitFor("all is written", func(r *pool.TierReport) bool { return r.Tiers[0].Putting == 0 && p.lanes[0].copied.Load() == 0 })
-			came := 0
+			n.waitFor("all is written", func(r *pool.TierReport) bool {
+				return r.Tiers[0].Putting == 0 &&
+					p.levels[0].copied.Load() == 0
+			})
+			arrived := 0
 			for i := range 200 {
 				if h := chain("a", 200).Slice(i, i+1); n.Prefix(n.space, 0, h) == 1 {
-					came++
+					arrived++
 				}
 			}
 			r := n.Report().Tiers[0]
-			t.Logf("%d of 200 are there, %d written, %d dropped", came, r.Stored, r.Dropped)
-			if came < c.low || came > c.high || came < 200 && r.Dropped == 0 {
-				t.Errorf("%d of 200 blocks that were evicted are found, %d dropped; want %d to %d", came, r.Dropped, c.low, c.high)
+			t.Logf("%d of 200 are there, %d written, %d dropped", arrived, r.Stored, r.Dropped)
+			if arrived < c.low || arrived > c.high || arrived < 200 && r.Dropped == 0 {
+				t.Errorf("%d of 200 blocks that were evicted are found, %d dropped; want %d to %d", arrived, r.Dropped,
+					c.low, c.high)
 			}
 			n.save(chain("more", 200)) // copies are out when it closes
 			check(t, p.Close())
@@ -137,7 +146,8 @@ func coldNode(t *testing.T, staging int64, tiers ...Tier) (*node, *reading) {
 	s, err := transit.OpenStaging(staging)
 	check(t, err)
 	m := &reading{Pool: d}
-	p, err := Open(m, tiers, Options{PrefetchBytes: 128 << 10, Staging: s, Log: func(tier, what string, err error) { t.Logf("tier %q: %s: %v", tier, what, err) }})
+	p, err := Open(m, tiers, Options{PrefetchBytes: 128 << 10, Staging: s,
+		Log: func(tier, what string, err error) { t.Logf("tier %q: %s: %v", tier, what, err) }})
 	check(t, err)
 	n := &node{Pool: p, t: t, spec: specOf("model", 1)}
 	n.space, err = p.OpenSpace(n.spec)
@@ -150,31 +160,34 @@ func coldNode(t *testing.T, staging int64, tiers ...Tier) (*node, *reading) {
 		check(t, errors.Join(s.Close(), d.Close()))
 	})
 	n.save(chain("first", 240))
-	n.waitFor("memory is nearly full", func(*pool.TierReport) bool { return p.chill.near.Load() })
+	n.waitFor("memory is nearly full", func(*pool.TierReport) bool { return p.onEvict.near.Load() })
 	return n, m
 }
 
-// A tier that is down costs saves nothing: what is about to go is not copied for it, alone or beside one that works.
+// TestOnEvictBesideATierThatIsDown: a tier that is down costs saves nothing, since nothing is
+// copied for it, alone or next to one that works.
 func TestOnEvictBesideATierThatIsDown(t *testing.T) {
 	f, err := fault.New(pooltest.NewShelf(), fault.Options{Seed: 1, Rates: map[fault.Kind]float64{fault.Error: 1}})
 	check(t, err)
-	down := Tier{Name: "down", Store: f, Local: true, Write: OnEvict, BreakAfter: 1, BreakFirst: time.Minute, BreakLast: time.Minute}
+	down := Tier{Name: "down", Store: f, Local: true, Write: OnEvict, BreakAfter: 1, BreakFirst: time.Minute,
+		BreakLast: time.Minute}
 	works := Tier{Name: "works", Store: pooltest.NewShelf(), Local: true, Write: OnEvict}
 	for name, tiers := range map[string][]Tier{"alone": {down}, "beside another": {down, works}} {
 		t.Run(name, func(t *testing.T) {
 			n, m := coldNode(t, 16<<20, tiers...)
 			n.waitFor("the tier is down", func(r *pool.TierReport) bool { return r.Tiers[0].State == "open" })
-			n.chill.mu.Lock() // a look that had begun has ended
-			read, copied, waiting := m.read.Load(), n.lanes[0].copied.Load(), n.Report().Tiers[0].Putting
-			n.chill.mu.Unlock()
+			n.onEvict.mu.Lock() // a look that had begun has ended
+			read, copied, waiting := m.read.Load(), n.levels[0].copied.Load(), n.Report().Tiers[0].Putting
+			n.onEvict.mu.Unlock()
 			for i := range 50 {
 				n.save(chain(fmt.Sprint("new", i), 10))
 			}
 			if more := m.read.Load() - read; len(tiers) == 1 && more != 0 {
 				t.Errorf("%d blocks were read for a tier that is down", more)
 			}
-			if now := n.Report().Tiers[0].Putting; now > waiting || n.lanes[0].copied.Load() > copied {
-				t.Errorf("%d blocks wait for a tier that is down, %d before; %d bytes of copies, %d before", now, waiting, n.lanes[0].copied.Load(), copied)
+			if now := n.Report().Tiers[0].Putting; now > waiting || n.levels[0].copied.Load() > copied {
+				t.Errorf("%d blocks wait for a tier that is down, %d before; %d bytes of copies, %d before", now,
+					waiting, n.levels[0].copied.Load(), copied)
 			}
 			if len(tiers) == 2 {
 				n.stored(1, 500) // for the other one they are
@@ -183,7 +196,8 @@ func TestOnEvictBesideATierThatIsDown(t *testing.T) {
 	}
 }
 
-// A tier that takes nothing has its own share of staging, and leaves the others' alone.
+// TestOnEvictBesideATierThatHangs: a tier that takes nothing fills its own share of staging and no
+// other.
 func TestOnEvictBesideATierThatHangs(t *testing.T) {
 	stays, opens := closed{pooltest.NewShelf(), make(chan struct{})}, closed{pooltest.NewShelf(), make(chan struct{})}
 	tier := func(name string, s pool.Store) Tier {
@@ -191,27 +205,32 @@ func TestOnEvictBesideATierThatHangs(t *testing.T) {
 	}
 	n, _ := coldNode(t, 1<<20, tier("hangs", stays), tier("works", opens))
 	share := int64(1<<20) / coldCopies / 2
-	full := func(l *lane) bool { return l.copied.Load() > share-transit.Unit && l.copied.Load() <= share }
-	n.waitFor("both have their share", func(*pool.TierReport) bool { return full(n.lanes[0]) && full(n.lanes[1]) })
+	full := func(l *level) bool { return l.copied.Load() > share-transit.Unit && l.copied.Load() <= share }
+	n.waitFor("both have their share", func(*pool.TierReport) bool { return full(n.levels[0]) && full(n.levels[1]) })
 	close(opens.opened)
-	n.waitFor("one has written", func(r *pool.TierReport) bool { return r.Tiers[1].Putting == 0 && n.lanes[1].copied.Load() == 0 })
-	if !full(n.lanes[0]) {
-		t.Errorf("the tier that hangs has %d bytes of copies, its share is %d", n.lanes[0].copied.Load(), share)
+	n.waitFor("one has written", func(r *pool.TierReport) bool {
+		return r.Tiers[1].Putting == 0 &&
+			n.levels[1].copied.Load() == 0
+	})
+	if !full(n.levels[0]) {
+		t.Errorf("the tier that hangs has %d bytes of copies, its share is %d", n.levels[0].copied.Load(), share)
 	}
 	n.save(chain("more", 10))
 	n.waitFor("what came later is written too", func(r *pool.TierReport) bool { return r.Tiers[1].Stored >= 250 })
 }
 
-// To be written is no use of a block: the order in which blocks go stays, so however often is looked, only the coldest are written.
+// TestOnEvictKeepsTheOrder: writing does not count as a use of a block, so however often blocks are
+// examined, only the coldest are written.
 func TestOnEvictKeepsTheOrder(t *testing.T) {
 	n, d, store := evicting(t, 1<<20)
 	n.save(chain("a", 1000))
 	before, after := make([]pool.Cold, coldMany), make([]pool.Cold, coldMany)
 	d.Coldest(before)
-	n.waitFor("memory is nearly full", func(*pool.TierReport) bool { return n.chill.near.Load() })
+	n.waitFor("memory is nearly full", func(*pool.TierReport) bool { return n.onEvict.near.Load() })
 	for range 10 {
-		n.chillNow()
-		n.waitFor("what was offered is written", func(r *pool.TierReport) bool { return r.Tiers[0].Putting == 0 && n.lanes[0].copied.Load() == 0 })
+		n.offerColdest()
+		n.waitFor("what was offered is written",
+			func(r *pool.TierReport) bool { return r.Tiers[0].Putting == 0 && n.levels[0].copied.Load() == 0 })
 	}
 	if d.Coldest(after); !slices.Equal(before, after) {
 		t.Error("blocks go in another order when they were written")

@@ -10,30 +10,29 @@ import (
 	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
 
-// Collecting what is under names that nobody uses any more: those of earlier epochs, and of private
-// spaces whose engines are gone. One store at a time, at CollectRate keys a second, in small calls,
-// between which look-ups and fetches go first. What is to be done is in the kept state, and a look
-// that was cut off is begun again: what it deleted it does not find any more. Each name is looked
-// for twice, CollectAfter apart, so that what a node wrote that heard of the reset late goes as
-// well.
+// Collection deletes what tiers hold under orphans: names of earlier epochs, and of spaces that are
+// no longer used. It scans one store at a time, at CollectRate keys a second, in small calls that
+// yield to look-ups and fetches. The catalog holds what is still to be scanned; an interrupted scan
+// starts again. Each name is scanned for twice, CollectAfter apart, to find also what a node wrote
+// before it learned of the reset.
 const (
-	collectLooks   = 2
-	collectNames   = 64               // names looked for at once
+	collectScans   = 2                // scans of a tier for each name
+	collectNames   = 64               // names of one scan
 	collectAtOnce  = 16               // keys of one Delete
-	collectRetry   = time.Minute      // until a store that failed is tried again
-	collectSilence = time.Minute      // after which a list that says nothing is given up
-	collectMarks   = 10 * time.Second // between two times that use marks are read during a look
-	collectYield   = 100              // times that 10 ms are left to look-ups and fetches between two calls
+	collectRetry   = time.Minute      // after a store failed
+	collectSilence = time.Minute      // after which a listing without progress is cancelled
+	collectMarks   = 10 * time.Second // between two reads of use marks during a scan
+	collectYield   = 100              // at most so many times 10 ms between two calls, for look-ups and fetches
 )
 
-var errCollectSilent = errors.New("its list says nothing any more")
+var errCollectSilent = errors.New("its listing makes no progress")
 
-// collectAlways is the life of the collector.
-func (p *Pool) collectAlways(ctx context.Context) {
-	again := make(map[*lane]time.Time) // failed: not before
+// collectLoop runs the collector until ctx ends.
+func (p *Pool) collectLoop(ctx context.Context) {
+	again := make(map[*level]time.Time) // after a failure: when to try again
 	for {
 		next := p.now().Add(p.o.CollectAfter)
-		for _, l := range p.lanes {
+		for _, l := range p.levels {
 			at := p.collectFrom(ctx, l, again)
 			if at.Before(next) {
 				next = at
@@ -45,52 +44,53 @@ func (p *Pool) collectAlways(ctx context.Context) {
 	}
 }
 
-// collectFrom looks for all names that are due in a tier, and returns when the next one is.
-func (p *Pool) collectFrom(ctx context.Context, l *lane, again map[*lane]time.Time) time.Time {
+// collectFrom scans a tier for all names whose time has come, and returns when the next one's
+// comes.
+func (p *Pool) collectFrom(ctx context.Context, l *level, again map[*level]time.Time) time.Time {
 	for ctx.Err() == nil {
 		now := p.now()
-		names, next := p.spaces.due(l, now)
+		names, next := p.spaces.namesToScan(l, now)
 		if len(names) == 0 {
 			return next
 		}
 		if !l.up() || now.Before(again[l]) {
 			return now.Add(collectRetry)
 		}
-		names, err := l.unmarked(ctx, names)
+		names, err := l.withoutUseMarks(ctx, names)
 		if err == nil && len(names) > 0 {
 			err = l.collect(ctx, names)
 		}
 		if err != nil {
 			if ctx.Err() == nil {
 				l.count.collectFails.Add(1)
-				l.say("names that nobody uses are not collected: tried again", err)
+				l.logLimited("collecting unused names failed, will retry", err)
 			}
 			again[l] = now.Add(collectRetry)
 			return again[l]
 		}
-		p.spaces.looked(l, names, p.now())
+		p.spaces.scanned(l, names, p.now())
 		p.flush()
 	}
 	return p.now()
 }
 
-// due is the names that are to be looked for in a tier now, and when the next one is. That of use
-// marks is among them when the old ones are to be collected.
-func (s *spaces) due(l *lane, now time.Time) (names []pool.Fingerprint, next time.Time) {
+// namesToScan returns the names to scan a tier for now, and when the next one's time comes.
+// pool.UseMarks is among them if old use marks are to be collected.
+func (s *spaces) namesToScan(l *level, now time.Time) (names []pool.Fingerprint, next time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	next = now.Add(s.after)
-	if at, ok := s.sweepAt(l); ok && !at.After(now) {
+	if at, ok := s.nextMarkSweep(l); ok && !at.After(now) {
 		names = append(names, pool.UseMarks)
 	} else if ok && at.Before(next) {
 		next = at
 	}
-	for name, left := range s.kept.Leftovers {
+	for name, left := range s.catalog.Orphans {
 		done := left.Tiers[l.Name]
-		if !l.waitsFor(&left) {
+		if !l.needsScan(&left) {
 			continue
 		}
-		switch at := time.UnixMilli(max(left.Due, done.Next)); {
+		switch at := time.UnixMilli(max(left.NotBefore, done.Next)); {
 		case at.After(now):
 			if at.Before(next) {
 				next = at
@@ -102,91 +102,91 @@ func (s *spaces) due(l *lane, now time.Time) (names []pool.Fingerprint, next tim
 	return names, next
 }
 
-// looked notes that names were looked for in a tier. Those for which all tiers are done with are
-// forgotten, and private spaces with them.
-func (s *spaces) looked(l *lane, names []pool.Fingerprint, now time.Time) {
+// scanned records that a tier was scanned for names. Names that all tiers are done with leave the
+// catalog.
+func (s *spaces) scanned(l *level, names []pool.Fingerprint, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, name := range names {
 		if name == pool.UseMarks {
-			s.kept.Swept[l.Name], s.dirty = now.Unix(), true
+			s.catalog.Swept[l.Name], s.dirty = now.Unix(), true
 		}
-		left, still := s.kept.Leftovers[name]
+		left, still := s.catalog.Orphans[name]
 		if !still {
 			continue
 		}
 		done := left.Tiers[l.Name]
 		done.N, done.Next = done.N+1, now.Add(s.after).UnixMilli()
-		if !l.lists() {
-			done.N = collectLooks
+		if !l.canList() {
+			done.N = collectScans
 		}
 		left.Tiers[l.Name] = done
 		s.dirty = true
-		if !l.p.waits(&left) {
+		if !l.p.needsScan(&left) {
 			s.collectedLocked(name, left)
 		}
 	}
 }
 
-// collectedLocked forgets a name, and a space that was retired with the last of its names, unless
-// another node uses it.
-func (s *spaces) collectedLocked(name pool.Fingerprint, left catalog.Leftover) {
-	delete(s.kept.Leftovers, name)
+// collectedLocked removes a name from the catalog, and its space if that was retired, has no other
+// orphans and is not used by another node.
+func (s *spaces) collectedLocked(name pool.Fingerprint, left catalog.Orphan) {
+	delete(s.catalog.Orphans, name)
 	if !s.retired[left.Space] {
 		return
 	}
-	for _, other := range s.kept.Leftovers {
+	for _, other := range s.catalog.Orphans {
 		if other.Space == left.Space {
 			return // the epoch is needed until the last name is collected
 		}
 	}
-	if e := s.kept.Spaces[left.Space]; e.Named && e.Seen != 0 {
+	if e := s.catalog.Spaces[left.Space]; e.Named && e.Seen != 0 {
 		return
 	}
-	delete(s.kept.Spaces, left.Space)
-	if !s.openLocked(left.Space) { // else it stays without tiers until an engine comes, or it is closed
+	delete(s.catalog.Spaces, left.Space)
+	if !s.openLocked(left.Space) { // an open one stays retired until an engine uses it or it is closed
 		delete(s.retired, left.Space)
 	}
 }
 
-// concerns reports whether a name is looked for in a tier.
-func (l *lane) concerns(left *catalog.Leftover) bool { return l.Local || !left.Local }
+// covers reports whether a tier is scanned for a name at all.
+func (l *level) covers(left *catalog.Orphan) bool { return l.Local || !left.Local }
 
-// waitsFor reports whether a tier has still to be looked at for a name.
-func (l *lane) waitsFor(left *catalog.Leftover) bool {
-	return l.concerns(left) && left.Tiers[l.Name].N < collectLooks
+// needsScan reports whether a tier is still to be scanned for a name.
+func (l *level) needsScan(left *catalog.Orphan) bool {
+	return l.covers(left) && left.Tiers[l.Name].N < collectScans
 }
 
-// waits reports whether some tier has still to be looked at for a name.
-func (p *Pool) waits(left *catalog.Leftover) bool {
-	return slices.ContainsFunc(p.lanes, func(l *lane) bool { return l.waitsFor(left) })
+// needsScan reports whether any tier is still to be scanned for a name.
+func (p *Pool) needsScan(left *catalog.Orphan) bool {
+	return slices.ContainsFunc(p.levels, func(l *level) bool { return l.needsScan(left) })
 }
 
-// lists reports whether a tier can say what it holds.
-func (l *lane) lists() bool {
+// canList reports whether a tier can list what it holds.
+func (l *level) canList() bool {
 	_, some := l.Store.(pool.SpaceLister)
 	_, all := l.Store.(pool.Lister)
 	return some || all
 }
 
-// collecting is one look of a tier for some names.
-type collecting struct {
-	l     *lane
+// scan is one scan of a tier for some names.
+type scan struct {
+	l     *level
 	names []pool.Fingerprint
-	marks time.Time   // when use marks were read last
-	alive *time.Timer // ends the look when it fires
+	marks time.Time   // when use marks were last read
+	alive *time.Timer // cancels the scan when it fires
 	keys  []pool.Key
 	bytes []int64
-	debt  time.Duration // of the rate
+	debt  time.Duration // pause owed to CollectRate
 }
 
-// collect deletes what a tier holds under names that nobody uses, as far as it can say what it
-// holds, and the markers of their epochs that no node needs any more.
-func (l *lane) collect(ctx context.Context, names []pool.Fingerprint) error {
-	if l.lists() {
+// collect deletes what a tier holds under orphans, if it can list its contents, and the epoch
+// markers that no node needs any more.
+func (l *level) collect(ctx context.Context, names []pool.Fingerprint) error {
+	if l.canList() {
 		list, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
-		c := &collecting{l: l, names: names, marks: l.p.now()}
+		c := &scan{l: l, names: names, marks: l.p.now()}
 		c.alive = time.AfterFunc(collectSilence, func() { cancel(errCollectSilent) })
 		defer c.alive.Stop()
 		if err := c.list(list, names); err != nil {
@@ -213,18 +213,18 @@ func (l *lane) collect(ctx context.Context, names []pool.Fingerprint) error {
 	return nil
 }
 
-// staleMarkers is the markers that the last look for names takes along. Which of them others need
-// cannot be told of a space that is not private and whose epoch is not kept: none is given.
-func (s *spaces) staleMarkers(l *lane, names []pool.Fingerprint) (keys []pool.Key) {
+// staleMarkers returns the markers to delete with the last scan for names. It returns none for a
+// space that is neither private nor in the catalog: other nodes may need them.
+func (s *spaces) staleMarkers(l *level, names []pool.Fingerprint) (keys []pool.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, name := range names {
-		left, still := s.kept.Leftovers[name]
-		if !still || l.lists() && left.Tiers[l.Name].N+1 < collectLooks {
+		left, still := s.catalog.Orphans[name]
+		if !still || l.canList() && left.Tiers[l.Name].N+1 < collectScans {
 			continue
 		}
-		e, known := s.kept.Spaces[left.Space]
-		if !known && !left.Private || left.Unused && !l.lists() {
+		e, ok := s.catalog.Spaces[left.Space]
+		if !ok && !left.Private || left.Unused && !l.canList() {
 			continue
 		}
 		needed := catalog.Below(e.Epoch)
@@ -241,32 +241,32 @@ func (s *spaces) staleMarkers(l *lane, names []pool.Fingerprint) (keys []pool.Ke
 	return keys
 }
 
-func (c *collecting) list(ctx context.Context, names []pool.Fingerprint) error {
+func (c *scan) list(ctx context.Context, names []pool.Fingerprint) error {
 	found := func(k pool.Key, bytes int64) {
 		c.keys, c.bytes = append(c.keys, k), append(c.bytes, bytes)
 	}
 	if some, can := c.l.Store.(pool.SpaceLister); can {
-		return some.ListSpaces(ctx, names, func(n int) error { return c.looked(ctx, n) }, found)
+		return some.ListSpaces(ctx, names, func(n int) error { return c.progress(ctx, n) }, found)
 	}
 	var failed error
 	err := c.l.Store.(pool.Lister).List(ctx, func(k pool.Key, bytes int64) bool {
 		if slices.Contains(names, k.Space) {
 			found(k, bytes)
 		}
-		failed = c.looked(ctx, 1)
+		failed = c.progress(ctx, 1)
 		return failed == nil
 	})
 	return errors.Join(err, failed)
 }
 
-// looked deletes what was found since the last call, and pauses as the rate wants. Now and then it
-// reads the use marks again: what another node uses by now is not left over.
-func (c *collecting) looked(ctx context.Context, n int) error {
+// progress deletes what was found since the last call and paces the scan. It also reads the use
+// marks again from time to time, and spares what another node uses by then.
+func (c *scan) progress(ctx context.Context, n int) error {
 	c.alive.Stop()
 	defer c.alive.Reset(collectSilence)
 	if now := c.l.p.now(); now.Sub(c.marks) >= collectMarks {
 		c.marks = now
-		if _, err := c.l.unmarked(ctx, c.names); err != nil {
+		if _, err := c.l.withoutUseMarks(ctx, c.names); err != nil {
 			return err
 		}
 	}
@@ -276,10 +276,10 @@ func (c *collecting) looked(ctx context.Context, n int) error {
 	return c.pace(ctx, n)
 }
 
-func (c *collecting) delete(ctx context.Context) error {
+func (c *scan) delete(ctx context.Context) error {
 	for len(c.keys) > 0 {
 		n := min(len(c.keys), collectAtOnce)
-		keys, shards, bytes := c.l.p.spaces.stillLeft(c.l, c.keys[:n], c.bytes[:n])
+		keys, shards, bytes := c.l.p.spaces.stillOrphaned(c.l, c.keys[:n], c.bytes[:n])
 		c.yield(ctx)
 		within, stop := context.WithTimeout(ctx, c.l.PutWithin)
 		err := c.l.Store.Delete(within, keys)
@@ -289,10 +289,10 @@ func (c *collecting) delete(ctx context.Context) error {
 		}
 		for i := range keys {
 			life := life{stored: keys[i].Space}
-			print := life.print(keys[i].Group, keys[i].Hash.Bytes[:keys[i].Hash.Len])
-			c.l.written.forget(print)
+			digest := life.digest(keys[i].Group, keys[i].Hash.Bytes[:keys[i].Hash.Len])
+			c.l.written.forget(digest)
 			if !c.l.Local {
-				c.l.known.forget(print)
+				c.l.exists.forget(digest)
 			}
 		}
 		c.l.count.collected.Add(uint64(shards))
@@ -306,16 +306,16 @@ func (c *collecting) delete(ctx context.Context) error {
 	return nil
 }
 
-// stillLeft is the keys whose names nobody uses even now, which are counted, and use marks that no
-// node reads.
-func (s *spaces) stillLeft(l *lane, keys []pool.Key, sizes []int64) (still []pool.Key, shards int, bytes int64) {
+// stillOrphaned returns the keys to delete: those whose names are still orphans, which it counts,
+// and use marks that no node reads any more.
+func (s *spaces) stillOrphaned(l *level, keys []pool.Key, sizes []int64) (still []pool.Key, shards int, bytes int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := l.p.now()
 	for i := range keys {
-		left, noted := s.kept.Leftovers[keys[i].Space]
+		left, noted := s.catalog.Orphans[keys[i].Space]
 		switch {
-		case noted && l.waitsFor(&left):
+		case noted && l.needsScan(&left):
 			shards, bytes = shards+1, bytes+sizes[i]
 		case keys[i].Space != pool.UseMarks || !catalog.StaleMark(&keys[i], now):
 			continue
@@ -325,8 +325,8 @@ func (s *spaces) stillLeft(l *lane, keys []pool.Key, sizes []int64) (still []poo
 	return still, shards, bytes
 }
 
-// pace pauses so long that no more than CollectRate keys a second are looked at or deleted.
-func (c *collecting) pace(ctx context.Context, n int) error {
+// pace pauses so that at most CollectRate keys a second are examined or deleted.
+func (c *scan) pace(ctx context.Context, n int) error {
 	c.debt += time.Duration(n) * time.Second / time.Duration(c.l.p.o.CollectRate)
 	if c.debt >= 5*time.Millisecond {
 		pauseFor(ctx, c.debt)
@@ -335,8 +335,8 @@ func (c *collecting) pace(ctx context.Context, n int) error {
 	return ctx.Err()
 }
 
-// yield lets what waits for the store go first, for a second at most.
-func (c *collecting) yield(ctx context.Context) {
+// yield lets queued look-ups and fetches of the store go first, for at most a second.
+func (c *scan) yield(ctx context.Context) {
 	for range collectYield {
 		c.l.p.mu.Lock()
 		waits := c.l.fetches.n > 0
@@ -347,18 +347,18 @@ func (c *collecting) yield(ctx context.Context) {
 	}
 }
 
-// report says how far collecting is.
-func (s *spaces) report(r *pool.TierReport, lanes []*lane) {
+// report fills in the state of collection.
+func (s *spaces) report(r *pool.TierReport, levels []*level) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r.Adopted, r.Again, r.Names, r.Lost = s.adopted, s.again, len(s.kept.Leftovers), s.lost
+	r.Adopted, r.Again, r.Names, r.Lost = s.adopted, s.again, len(s.catalog.Orphans), s.lost
 	r.Unused, r.UsedElsewhere = s.unused, s.elsewhere
-	for i, l := range lanes {
-		if !l.lists() {
+	for i, l := range levels {
+		if !l.canList() {
 			continue
 		}
-		for _, left := range s.kept.Leftovers {
-			if l.waitsFor(&left) {
+		for _, left := range s.catalog.Orphans {
+			if l.needsScan(&left) {
 				r.Tiers[i].Collecting++
 			}
 		}

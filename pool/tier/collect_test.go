@@ -31,7 +31,7 @@ func (l *listing) Delete(ctx context.Context, keys []pool.Key) error {
 	return l.Shelf.Delete(ctx, keys)
 }
 
-// count is the values under a name.
+// count returns the number of values under a name.
 func (l *listing) count(name pool.Fingerprint) int { return countIn(l, name) }
 
 func countIn(l pool.Lister, name pool.Fingerprint) (n int) {
@@ -44,9 +44,9 @@ func countIn(l pool.Lister, name pool.Fingerprint) (n int) {
 	return n
 }
 
-// What a reset leaves behind is collected when other nodes had their time, and again later, for
-// what one of them wrote late; not before, and nothing else.
-func TestLeftoversAreCollected(t *testing.T) {
+// TestOrphansAreCollected: orphans of a reset are collected after the other nodes had their time,
+// and once more for late writes of another node; not before, and nothing else.
+func TestOrphansAreCollected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
 		n := newNode(t, 200, 2, Options{}, sharing(store))
@@ -80,7 +80,7 @@ func TestLeftoversAreCollected(t *testing.T) {
 	})
 }
 
-// A store that fails is tried again; nothing is forgotten meanwhile.
+// TestCollectingIsTriedAgain: after a store failed, collection tries again and forgets nothing.
 func TestCollectingIsTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
@@ -101,9 +101,9 @@ func TestCollectingIsTriedAgain(t *testing.T) {
 	})
 }
 
-// A private space is collected when its engine has been gone for CollectAfter, also if the agent
-// was started again meanwhile; one whose engine is back before that keeps everything, and a space
-// that is not private stays.
+// TestPrivateSpacesAreCollected: a private space is collected when its engine has been disconnected
+// for CollectAfter, also across a restart of the agent. A space whose engine returns before that
+// keeps everything, and so does a space that is not private.
 func TestPrivateSpacesAreCollected(t *testing.T) {
 	for name, restarted := range map[string]bool{"one life": false, "restarted": true} {
 		t.Run(name, func(t *testing.T) {
@@ -159,7 +159,7 @@ func collectPrivate(t *testing.T, restarted bool) {
 	if got := store.count(named.Fingerprint); got != 8 {
 		t.Errorf("%d shards of a space that is not private are left, want 8", got)
 	}
-	if k, err := catalog.Read(state); err != nil || len(k.Spaces)+len(k.Leftovers) != 0 {
+	if k, err := catalog.Read(state); err != nil || len(k.Spaces)+len(k.Orphans) != 0 {
 		t.Errorf("kept: %+v, %v", k, err)
 	}
 	n.InUse(private.Fingerprint, pool.PrivateGeneration) // later: only misses
@@ -175,7 +175,7 @@ func collectPrivate(t *testing.T, restarted bool) {
 	n.stored(0, before+3)
 }
 
-// realStore is a store on a real server, connected.
+// realStore connects to a store on a real server.
 func realStore(t *testing.T, kind string, server *servertest.Server) pool.Store {
 	t.Helper()
 	var s interface {
@@ -199,9 +199,9 @@ func realStore(t *testing.T, kind string, server *servertest.Server) pool.Store 
 	return s
 }
 
-// Over a real Redis and a real S3 service, and with a disk beside it: two nodes share, one is
-// reset, they share again under the new name, and the old keys are gone from the store and from the
-// disk, although the node is started again in the middle of collecting them.
+// TestResetOverRealStores uses a real Redis and a real S3 service, with a disk: two nodes share,
+// one is reset, they share again under the new name, and the old keys are deleted from the store
+// and the disk, although the node restarts during the collection.
 func TestResetOverRealStores(t *testing.T) {
 	for _, kind := range []string{"redis", "s3"} {
 		t.Run(kind, func(t *testing.T) {
@@ -280,8 +280,8 @@ func resetOver(t *testing.T, open func() pool.Store) {
 	}
 }
 
-// An engine of a private space that comes back while it is being collected finds what is left, and
-// loses nothing more.
+// TestPrivateSpaceIsBackInTheMiddle: an engine that returns while its private space is being
+// collected finds the rest, and loses nothing more.
 func TestPrivateSpaceIsBackInTheMiddle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
@@ -295,7 +295,7 @@ func TestPrivateSpaceIsBackInTheMiddle(t *testing.T) {
 		if r := n.Report(); r.Names != 1 || r.Tiers[0].CollectFails == 0 {
 			t.Fatalf("it is not being collected: %+v", r)
 		}
-		n.save(chain("b", 5)) // by nobody: memory has it, and the tier does not get it
+		n.save(chain("b", 5)) // not used: memory has it, and the tier does not get it
 		time.Sleep(time.Second)
 		n.InUse(n.spec.Fingerprint, pool.PrivateGeneration)
 		store.fails.Store(false)
@@ -309,8 +309,8 @@ func TestPrivateSpaceIsBackInTheMiddle(t *testing.T) {
 	})
 }
 
-// Nothing of a private space is stored before the file names it: whatever becomes of the process,
-// it is collected.
+// TestPrivateSpaceIsOnDiskFirst: nothing of a private space is stored before the file has its name,
+// so that it is collected even if the process dies.
 func TestPrivateSpaceIsOnDiskFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
@@ -328,9 +328,9 @@ func TestPrivateSpaceIsOnDiskFirst(t *testing.T) {
 		if got := store.count(private.Fingerprint); got != 0 {
 			t.Errorf("%d shards are stored of a private space that the file does not name", got)
 		}
-		n.spaces.turning.Lock()
+		n.spaces.changeMu.Lock()
 		n.spaces.write = catalog.Write
-		n.spaces.turning.Unlock()
+		n.spaces.changeMu.Unlock()
 		time.Sleep(2 * n.o.EpochEvery)
 		n.save(chain("b", 5))
 		n.stored(0, 5)

@@ -5,18 +5,16 @@ import (
 	"time"
 )
 
-// No promise outlives its deadline. Its owner is the sweeper, which asks nobody: whatever a store,
-// a breaker, a queue or staging does meanwhile, a promise that is still open PromiseWithin after it
-// was made ends as one that did not come, and with it its share of the prefetch budget, its place
-// in a queue and the calls that wait for it. Its pins are its holders' to take back, as ever. A
-// worker that is still at it finds it ended, and gives its staging back when its store lets go of
-// it.
+// Every promise has a deadline, PromiseWithin after it was made. The sweeper ends those still open
+// then, whatever stores, breakers, queues and staging do: they leave the prefetch budget and their
+// queue, and their waiters are called. Pins stay until their holders release them. A worker that is
+// still fetching finds the promise ended, and returns its staging when the store is done with it.
 
-// ages is the open promises in the order of their deadlines, which is the order they were made in.
-// It is under Pool.mu.
-type ages struct{ head, tail *promise }
+// deadlineList holds the open promises in the order of their deadlines, which is the order they
+// were made in. Pool.mu guards it.
+type deadlineList struct{ head, tail *promise }
 
-func (a *ages) push(pr *promise) {
+func (a *deadlineList) push(pr *promise) {
 	pr.older, pr.younger = a.tail, nil
 	if a.tail == nil {
 		a.head = pr
@@ -26,7 +24,7 @@ func (a *ages) push(pr *promise) {
 	a.tail = pr
 }
 
-func (a *ages) remove(pr *promise) {
+func (a *deadlineList) remove(pr *promise) {
 	if pr.older == nil {
 		a.head = pr.younger
 	} else {
@@ -40,8 +38,8 @@ func (a *ages) remove(pr *promise) {
 	pr.older, pr.younger = nil, nil
 }
 
-// sweep is the life of the sweeper. A promise made while it sleeps has a later deadline than the
-// one it sleeps for.
+// sweep runs the sweeper until ctx ends. A promise made while it sleeps has a later deadline than
+// the one it sleeps for.
 func (p *Pool) sweep(ctx context.Context) {
 	timer := time.NewTimer(p.o.PromiseWithin)
 	defer timer.Stop()
@@ -55,16 +53,16 @@ func (p *Pool) sweep(ctx context.Context) {
 	}
 }
 
-// expire ends the promises whose deadline has come, and returns how long it is until the next one.
+// expire ends the promises whose deadline has passed, and returns the time until the next one.
 func (p *Pool) expire(now time.Time) time.Duration {
 	var calls []func()
 	p.mu.Lock()
-	for p.mu.ages.head != nil && !p.mu.ages.head.deadline.After(now) {
+	for p.mu.deadlines.head != nil && !p.mu.deadlines.head.deadline.After(now) {
 		p.mu.expired++
-		calls = p.settleLocked(p.mu.ages.head, failed, calls)
+		calls = p.settleLocked(p.mu.deadlines.head, failed, calls)
 	}
 	next := p.o.PromiseWithin
-	if head := p.mu.ages.head; head != nil {
+	if head := p.mu.deadlines.head; head != nil {
 		next = head.deadline.Sub(now)
 	}
 	p.mu.Unlock()
@@ -72,19 +70,18 @@ func (p *Pool) expire(now time.Time) time.Duration {
 	return next
 }
 
-// settleAll ends every promise that is open: the stack is closing, and may have to wait for its
-// stores.
+// settleAll ends every open promise when the pool closes, without waiting for stores.
 func (p *Pool) settleAll() {
 	var calls []func()
 	p.mu.Lock()
-	for p.mu.ages.head != nil {
-		calls = p.settleLocked(p.mu.ages.head, failed, calls)
+	for p.mu.deadlines.head != nil {
+		calls = p.settleLocked(p.mu.deadlines.head, failed, calls)
 	}
 	p.mu.Unlock()
 	run(calls)
 }
 
-// step lets a test change the state of a tier at a point where a promise may meet it.
+// step lets a test change a tier's state where a promise depends on it.
 func (p *Pool) step() {
 	if p.o.step != nil {
 		p.o.step()

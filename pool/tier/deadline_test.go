@@ -14,7 +14,7 @@ import (
 	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
-// shelved is a store that has chains, with both shards of each block, of the space that nodes open.
+// shelved returns a store with chains, both shards of each block, of the space that nodes open.
 func shelved(t *testing.T, all ...pool.Hashes) *pooltest.Shelf {
 	t.Helper()
 	store := pooltest.NewShelf()
@@ -55,11 +55,11 @@ func (m *moody) Exists(ctx context.Context, keys []pool.Key, status []pool.Statu
 // act is what happens to a tier at a step.
 type act func(n *node, m *moody)
 
-// breaks opens the breaker, and lets everybody else go on until they wait: the keeper has emptied
-// the queues then.
+// breaks opens the breaker, and waits until all others wait: the monitor has emptied the queues by
+// then.
 func breaks(n *node, m *moody) {
 	m.fails.Store(true)
-	l := n.lanes[0]
+	l := n.levels[0]
 	for !l.breaker.failed(&l.Tier, errMoody) && l.up() {
 		continue
 	}
@@ -67,29 +67,29 @@ func breaks(n *node, m *moody) {
 	time.Sleep(time.Nanosecond)
 }
 
-// breaksUnheard opens the breaker, and the keeper has not come to it yet.
+// breaksUnheard opens the breaker without running the monitor.
 func breaksUnheard(n *node, m *moody) {
 	m.fails.Store(true)
-	l := n.lanes[0]
+	l := n.levels[0]
 	for !l.breaker.failed(&l.Tier, errMoody) && l.up() {
 		continue
 	}
 	l.signal()
 }
 
-// mends has the keeper find the store at work again.
+// mends lets the monitor find the store at work again.
 func mends(n *node, m *moody) {
 	m.fails.Store(false)
-	time.Sleep(2 * n.lanes[0].BreakLast)
+	time.Sleep(2 * n.levels[0].BreakLast)
 }
 
-// closes ends the stack meanwhile.
+// closes closes the pool.
 func closes(n *node, _ *moody) {
 	go func() { _ = n.Pool.Close() }()
 	time.Sleep(time.Nanosecond)
 }
 
-// moment is when something happened, ns of the clock; -1: it has not.
+// moment is the time of an event in ns of the clock; -1 if it has not happened.
 type moment struct{ atomic.Int64 }
 
 func (m *moment) since(start time.Time) time.Duration {
@@ -99,7 +99,7 @@ func (m *moment) since(start time.Time) time.Duration {
 	return time.Duration(m.Load() - start.UnixNano())
 }
 
-// settledAfter tells when promises are settled.
+// settledAfter returns when promises are settled.
 func (n *node) settledAfter(refs []pool.Ref) *moment {
 	m := &moment{}
 	m.Store(-1)
@@ -110,8 +110,8 @@ func (n *node) settledAfter(refs []pool.Ref) *moment {
 // testPromise is PromiseWithin of promisesEnd.
 const testPromise = 10 * time.Second
 
-// promisesEnd pins a chain and hints another one, more than staging holds, with acts at steps.
-// Whatever happens, everything is settled after within at most.
+// promisesEnd pins a chain and hints another one, more than staging holds, and performs acts at
+// steps. Everything must be settled within the given time.
 func promisesEnd(
 	t *testing.T, store pool.Store, pinned, hinted pool.Hashes, within time.Duration, acts map[int]act,
 ) (steps int) {
@@ -160,10 +160,9 @@ func promisesEnd(
 	return steps
 }
 
-// No promise outlives its deadline, whatever the tier does: the breaker opens at every point at
-// which a promise can meet it, before and after its keeper has heard of it, closes again at every
-// later one, and the stack is closed at every point. Of a breaker that stays open, and of Close,
-// they hear at once.
+// TestNoPromiseOutlivesItsDeadline: the breaker opens at every point that a promise passes, before
+// and after its monitor has run, closes again at every later one, and the pool is closed at every
+// point. Promises end at once if the breaker stays open, and on Close.
 func TestNoPromiseOutlivesItsDeadline(t *testing.T) {
 	pinned, hinted := chain("a", 20), chain("b", 4)
 	store := shelved(t, pinned, hinted)
@@ -185,7 +184,7 @@ func TestNoPromiseOutlivesItsDeadline(t *testing.T) {
 	}
 }
 
-// deaf is a store whose Get takes no notice of its context.
+// deaf is a store whose Get ignores its context.
 type deaf struct {
 	pool.Store
 	wake chan struct{}
@@ -196,8 +195,8 @@ func (d deaf) Get(ctx context.Context, items []pool.Item) error {
 	return d.Store.Get(context.WithoutCancel(ctx), items)
 }
 
-// A store that takes no notice of its context keeps no promise open, nor does Close wait for it to
-// settle them. What it delivers after all lands nowhere.
+// TestPromisesOfADeafStoreEnd: a store that ignores its context keeps no promise open, and Close
+// settles them without it. What it delivers later is not installed.
 func TestPromisesOfADeafStoreEnd(t *testing.T) {
 	h := chain("a", 8)
 	store := shelved(t, h)
@@ -231,8 +230,8 @@ func TestPromisesOfADeafStoreEnd(t *testing.T) {
 	}
 }
 
-// A promise for which there is never any staging ends at its deadline, also while a worker waits
-// for staging with it.
+// TestPromisesWithoutStagingEnd: a promise that never gets staging ends at its deadline, also while
+// a worker waits for staging with it.
 func TestPromisesWithoutStagingEnd(t *testing.T) {
 	h := chain("a", 8)
 	store := shelved(t, h)
@@ -243,10 +242,11 @@ func TestPromisesWithoutStagingEnd(t *testing.T) {
 		_, refs, _ := n.Pin(n.space, 0, h, 1<<40, nil)
 		start, settled := time.Now(), n.settledAfter(refs)
 		time.Sleep(2 * n.o.PromiseWithin)
-		if r, took := n.Report(), settled.since(start); took != n.o.PromiseWithin || r.Promises != 0 || r.PromiseBytes != 0 {
+		if r, took := n.Report(), settled.since(start); took != n.o.PromiseWithin || r.Promises != 0 ||
+			r.PromiseBytes != 0 {
 			t.Errorf("settled after %v, want %v: %+v", took, n.o.PromiseWithin, r)
 		}
-		n.o.Staging.Give(all)
+		n.o.Staging.Return(all)
 		time.Sleep(time.Nanosecond)
 		if got := n.load(h); got != 0 {
 			t.Errorf("%d blocks of promises that had ended are in memory", got)

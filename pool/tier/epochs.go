@@ -12,20 +12,19 @@ import (
 	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
 
-// leftNames bounds the names that one change of epochs leaves behind: a node that was away notes
+// maxOldNames bounds the names that one change of epochs orphans. A node that was away records
 // those that it may have written, and the latest that others may have.
-const leftNames = 16
+const maxOldNames = 16
 
-// nextEpoch is what a reset changes: the epoch, which other nodes may have made as well until the
-// claim has won.
+// nextEpoch is the change of a reset: the next epoch, which other nodes may claim too.
 func (p *Pool) nextEpoch(e *catalog.Space) error { return p.claimEpoch(e, e.Epoch+1) }
 
-// claimEpoch makes an epoch this node's own reset.
+// claimEpoch sets an epoch as a reset of this node, with a claim if any tier is shared.
 func (p *Pool) claimEpoch(e *catalog.Space, epoch uint64) (err error) {
 	if epoch > catalog.MaxEpoch {
 		return fmt.Errorf("tier epoch %d, allowed: at most %d", epoch, uint64(catalog.MaxEpoch))
 	}
-	e.Epoch, e.Claim, e.Told = epoch, catalog.Nonce{}, nil
+	e.Epoch, e.Claim, e.Confirmed = epoch, catalog.Nonce{}, nil
 	if p.shared() {
 		e.Claim, err = catalog.NewNonce()
 	}
@@ -34,7 +33,7 @@ func (p *Pool) claimEpoch(e *catalog.Space, epoch uint64) (err error) {
 
 // shared reports whether some tier is used by other nodes.
 func (p *Pool) shared() bool {
-	for _, l := range p.lanes {
+	for _, l := range p.levels {
 		if !l.Local {
 			return true
 		}
@@ -42,21 +41,20 @@ func (p *Pool) shared() bool {
 	return false
 }
 
-// rename gives a space another epoch, and so another name in the tiers, and keeps it: once it is on
-// disk, the space goes on under it. Until then, and if it cannot be kept, the tiers are not used
-// for the space. Only changes of epochs wait for the disk.
+// rename gives a space another epoch, and so another name in the tiers, and saves the catalog. The
+// tiers are not used for the space before it is on disk.
 func (p *Pool) rename(fp pool.Fingerprint, change func(*catalog.Space) error) error {
 	s := &p.spaces
-	s.turning.Lock()
-	defer s.turning.Unlock()
+	s.changeMu.Lock()
+	defer s.changeMu.Unlock()
 	if err := p.change(fp, change); err != nil {
 		return err
 	}
-	return p.keep()
+	return p.saveCatalog()
 }
 
-// change changes what is kept of a space. What is open of it leaves the tiers, and what is opened
-// meanwhile does not enter.
+// change updates a space in the catalog. Until the catalog is saved the space is off in all tiers,
+// whether it is open now or opened meanwhile.
 func (p *Pool) change(fp pool.Fingerprint, change func(*catalog.Space) error) error {
 	s := &p.spaces
 	s.mu.Lock()
@@ -67,7 +65,7 @@ func (p *Pool) change(fp pool.Fingerprint, change func(*catalog.Space) error) er
 			sp.now.Store(&life{})
 		}
 	}
-	e := s.kept.Spaces[fp]
+	e := s.catalog.Spaces[fp]
 	before := e.Epoch
 	if err := change(&e); err != nil {
 		s.failed[fp] = true
@@ -75,64 +73,64 @@ func (p *Pool) change(fp pool.Fingerprint, change func(*catalog.Space) error) er
 	}
 	delete(s.failed, fp)
 	e.Used = p.now().Unix()
-	p.roomLocked(fp, e.Used)
-	s.kept.Spaces[fp] = e
+	p.evictSpaceLocked(fp, e.Used)
+	s.catalog.Spaces[fp] = e
 	s.dirty = true
-	if e.Named { // it is followed again, so that other nodes hear of the reset
+	if e.Named { // follow it again, so that other nodes learn of the reset
 		delete(s.retired, fp)
 		s.restoreLocked(fp)
 	}
 	if e.Epoch > before {
-		p.leaveLocked(fp, before, e)
+		p.orphanLocked(fp, before, e)
 	}
 	return nil
 }
 
-// leaveLocked notes the names of a space that another epoch left behind. Whoever made that epoch
-// looks first, and nodes that hear of it later, each at a time of its own.
-func (p *Pool) leaveLocked(fp pool.Fingerprint, before uint64, e catalog.Space) {
+// orphanLocked records the names of a space that a new epoch made orphans. The node that made the
+// epoch scans first; others scan at a random time after that.
+func (p *Pool) orphanLocked(fp pool.Fingerprint, before uint64, e catalog.Space) {
 	due := p.spaces.after
 	if e.Claim == (catalog.Nonce{}) && p.shared() {
 		due += rand.N(due)
 	}
 	at := p.now().Add(due).UnixMilli()
-	p.spaces.leftLocked(catalog.StoredName(fp, before), catalog.Leftover{Space: fp, Epoch: before, Due: at})
-	for epoch := max(before+1, e.Epoch-min(e.Epoch, leftNames)); epoch < e.Epoch; epoch++ {
-		p.spaces.leftLocked(catalog.StoredName(fp, epoch), catalog.Leftover{Space: fp, Epoch: epoch, Due: at})
+	p.spaces.addOrphanLocked(catalog.StoredName(fp, before), catalog.Orphan{Space: fp, Epoch: before, NotBefore: at})
+	for epoch := max(before+1, e.Epoch-min(e.Epoch, maxOldNames)); epoch < e.Epoch; epoch++ {
+		p.spaces.addOrphanLocked(catalog.StoredName(fp, epoch), catalog.Orphan{Space: fp, Epoch: epoch, NotBefore: at})
 	}
 }
 
-// leftLocked notes a leftover. Beyond the bound the one that is due first goes, counted: it was
-// looked for longest.
-func (s *spaces) leftLocked(name pool.Fingerprint, left catalog.Leftover) {
-	if _, noted := s.kept.Leftovers[name]; !noted && len(s.kept.Leftovers) >= catalog.MaxLeftovers {
+// addOrphanLocked records an orphan. Beyond the bound it drops, and counts, the one whose scan
+// could begin first.
+func (s *spaces) addOrphanLocked(name pool.Fingerprint, left catalog.Orphan) {
+	if _, noted := s.catalog.Orphans[name]; !noted && len(s.catalog.Orphans) >= catalog.MaxOrphans {
 		var first pool.Fingerprint
 		due := int64(-1)
-		for other, l := range s.kept.Leftovers {
-			if due < 0 || l.Due < due {
-				first, due = other, l.Due
+		for other, l := range s.catalog.Orphans {
+			if due < 0 || l.NotBefore < due {
+				first, due = other, l.NotBefore
 			}
 		}
-		delete(s.kept.Leftovers, first)
+		delete(s.catalog.Orphans, first)
 		s.lost++
 	}
-	left.Tiers = map[string]catalog.Looks{}
-	s.kept.Leftovers[name] = left
+	left.Tiers = map[string]catalog.Scans{}
+	s.catalog.Orphans[name] = left
 	s.dirty = true
 }
 
-// roomLocked makes room for one more space: the one that was used least recently goes, of those of
-// which nothing is left to be collected if there is one. What it has under its name now is left
-// over: in local tiers alone unless it is private, since other nodes may use that name: of a named
-// one this node does not collect the rest, which is counted. If it comes back, it finds its epoch by
-// the markers in the shared tiers.
-func (p *Pool) roomLocked(fp pool.Fingerprint, now int64) {
+// evictSpaceLocked makes room in the catalog for one more space. It removes the least recently used
+// one, preferably without orphans, and makes its name an orphan: in all tiers if it is private,
+// otherwise in local tiers alone, since other nodes may use the name. For a named space the rest is
+// counted as lost. A removed space that returns learns its epoch from the markers in the shared
+// tiers.
+func (p *Pool) evictSpaceLocked(fp pool.Fingerprint, now int64) {
 	s := &p.spaces
-	if _, known := s.kept.Spaces[fp]; known || len(s.kept.Spaces) < catalog.MaxSpaces {
+	if _, ok := s.catalog.Spaces[fp]; ok || len(s.catalog.Spaces) < catalog.MaxSpaces {
 		return
 	}
 	busy := map[pool.Fingerprint]bool{}
-	for _, left := range s.kept.Leftovers {
+	for _, left := range s.catalog.Orphans {
 		busy[left.Space] = true
 	}
 	open := map[pool.Fingerprint]bool{}
@@ -144,7 +142,7 @@ func (p *Pool) roomLocked(fp pool.Fingerprint, now int64) {
 	maps.Copy(open, s.active)
 	var victim pool.Fingerprint
 	found, worth := false, int64(0)
-	for other, e := range s.kept.Spaces {
+	for other, e := range s.catalog.Spaces {
 		w := e.Used
 		if busy[other] {
 			w += 1 << 40
@@ -154,32 +152,32 @@ func (p *Pool) roomLocked(fp pool.Fingerprint, now int64) {
 		}
 	}
 	if !found {
-		return // more spaces are open than are kept: the file grows
+		return // more spaces are open than the bound: the file grows
 	}
-	e := s.kept.Spaces[victim]
-	delete(s.kept.Spaces, victim)
+	e := s.catalog.Spaces[victim]
+	delete(s.catalog.Spaces, victim)
 	delete(s.idle, victim)
 	delete(s.retired, victim)
 	if e.Named {
 		s.lost++
 	}
-	left := catalog.Leftover{Space: victim, Epoch: e.Epoch, Private: e.Private, Local: !e.Private}
-	left.Due = time.Unix(now, 0).Add(s.after).UnixMilli()
-	if slices.ContainsFunc(p.lanes, func(l *lane) bool { return l.concerns(&left) }) {
-		s.leftLocked(catalog.StoredName(victim, e.Epoch), left)
+	left := catalog.Orphan{Space: victim, Epoch: e.Epoch, Private: e.Private, Local: !e.Private}
+	left.NotBefore = time.Unix(now, 0).Add(s.after).UnixMilli()
+	if slices.ContainsFunc(p.levels, func(l *level) bool { return l.covers(&left) }) {
+		s.addOrphanLocked(catalog.StoredName(victim, e.Epoch), left)
 	}
 }
 
-// keep writes what is kept to disk; turning is held. Spaces that were without tiers because what is
-// kept of them was not on disk have them again, but for those whose memory is still to be reset,
-// which get their names then.
-func (p *Pool) keep() error {
+// saveCatalog writes the catalog to disk; the caller holds changeMu. Spaces that were off only
+// because the catalog was not on disk get their names in the tiers again; those whose memory is
+// still to be reset get them then.
+func (p *Pool) saveCatalog() error {
 	s := &p.spaces
 	s.mu.Lock()
-	now := s.kept.Clone()
-	waited := make(map[pool.Fingerprint]bool, len(s.off)+len(s.unkept))
+	now := s.catalog.Clone()
+	waited := make(map[pool.Fingerprint]bool, len(s.off)+len(s.unsaved))
 	maps.Copy(waited, s.off)
-	maps.Copy(waited, s.unkept)
+	maps.Copy(waited, s.unsaved)
 	s.dirty = false
 	s.mu.Unlock()
 	var err error
@@ -193,10 +191,10 @@ func (p *Pool) keep() error {
 		return err
 	}
 	for fp := range waited {
-		if !s.failed[fp] { // nothing on disk makes up for an epoch that there is not
+		if !s.failed[fp] { // a missing epoch is not made up for by saving
 			delete(s.off, fp)
 		}
-		delete(s.unkept, fp)
+		delete(s.unsaved, fp)
 	}
 	for id, sp := range *s.all.Load() {
 		if sp != nil && waited[sp.spec.Fingerprint] && sp.now.Load().epoch != 0 {
@@ -206,25 +204,24 @@ func (p *Pool) keep() error {
 	return nil
 }
 
-// flush keeps what has changed since, if anything.
+// flush saves the catalog if it has changed.
 func (p *Pool) flush() {
 	s := &p.spaces
-	s.turning.Lock()
-	defer s.turning.Unlock()
+	s.changeMu.Lock()
+	defer s.changeMu.Unlock()
 	s.mu.Lock()
 	dirty := s.dirty
 	s.mu.Unlock()
 	if !dirty {
 		return
 	}
-	if err := p.keep(); err != nil {
-		p.o.Log("", "what is kept of resets cannot be written", err)
+	if err := p.saveCatalog(); err != nil {
+		p.o.Log("", "writing the catalog of resets failed", err)
 	}
 }
 
-// keepAlways keeps what changes without anybody waiting for it, and retires private spaces whose
-// engines are gone.
-func (p *Pool) keepAlways(ctx context.Context) {
+// saveLoop saves changes that no caller waits for, and retires spaces that are no longer used.
+func (p *Pool) saveLoop(ctx context.Context) {
 	tick := time.NewTicker(p.o.EpochEvery)
 	defer tick.Stop()
 	for {
@@ -237,7 +234,7 @@ func (p *Pool) keepAlways(ctx context.Context) {
 		p.retire()
 		p.retireUnused()
 		p.flush()
-		p.sayLost()
+		p.logLost()
 	}
 }
 
@@ -250,40 +247,40 @@ func (s *spaces) changedNow() {
 
 var _ pool.SpaceUse = (*Pool)(nil)
 
-// sayLost says when something will not be collected because too much is kept already.
-func (p *Pool) sayLost() {
+// logLost logs that names will not be collected because the catalog has too many.
+func (p *Pool) logLost() {
 	p.spaces.mu.Lock()
 	lost := p.spaces.lost
 	p.spaces.mu.Unlock()
-	if lost > p.spaces.saidLost {
-		p.spaces.saidLost = lost
-		p.o.Log("", fmt.Sprintf("%d names of spaces are not collected: too many are kept", lost), nil)
+	if lost > p.spaces.loggedLost {
+		p.spaces.loggedLost = lost
+		p.o.Log("", fmt.Sprintf("%d names of spaces will not be collected: the catalog is full", lost), nil)
 	}
 }
 
-// InUse implements pool.SpaceUse. A private or named space is on disk before the first byte of it is
-// in a tier: so that it is collected, whatever becomes of this process.
+// InUse implements pool.SpaceUse. A private or named space is in the catalog on disk before its
+// first byte is in a tier, so that it is collected even if this process dies.
 func (p *Pool) InUse(fp pool.Fingerprint, g pool.Generation) {
 	s := &p.spaces
-	if len(p.lanes) == 0 {
+	if len(p.levels) == 0 {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e, known := s.kept.Spaces[fp]
+	e, ok := s.catalog.Spaces[fp]
 	collected := g == pool.PrivateGeneration || g == pool.NamedGeneration && p.o.CollectUnused > 0
-	if known || collected {
+	if ok || collected {
 		e.Used, e.Private, e.Named = p.now().Unix(), g == pool.PrivateGeneration, g == pool.NamedGeneration
-		p.roomLocked(fp, e.Used)
-		s.kept.Spaces[fp] = e
+		p.evictSpaceLocked(fp, e.Used)
+		s.catalog.Spaces[fp] = e
 		s.dirty = true
 	}
 	delete(s.idle, fp)
 	if g == pool.NamedGeneration {
 		p.inUseLocked(fp)
 	}
-	if collected && !known && s.path != "" {
-		s.unkept[fp] = true
+	if collected && !ok && s.path != "" {
+		s.unsaved[fp] = true
 		s.changedNow()
 	}
 	if s.retired[fp] {
@@ -301,13 +298,13 @@ func (p *Pool) NotInUse(fp pool.Fingerprint) {
 	s := &p.spaces
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.kept.Spaces[fp]
+	e := s.catalog.Spaces[fp]
 	switch {
 	case e.Private:
 		s.idle[fp] = p.now()
 	case e.Named && s.active[fp]:
 		e.Used = p.now().Unix()
-		s.kept.Spaces[fp] = e
+		s.catalog.Spaces[fp] = e
 		s.dirty = true
 	}
 	delete(s.active, fp)
@@ -320,8 +317,8 @@ func (p *Pool) OnAdopted(then func(pool.Fingerprint)) {
 	p.spaces.onAdopted = then
 }
 
-// retire takes the private spaces out of the tiers whose engines have been gone for CollectAfter:
-// what is under their names is left over.
+// retire takes private spaces whose engines disconnected CollectAfter ago out of the tiers and
+// makes their names orphans.
 func (p *Pool) retire() {
 	s := &p.spaces
 	s.mu.Lock()
@@ -335,11 +332,13 @@ func (p *Pool) retire() {
 		s.retired[fp] = true
 		for _, sp := range *s.all.Load() {
 			if sp != nil && sp.spec.Fingerprint == fp {
-				sp.now.Store(&life{off: true}) // what memory still has of it is written nowhere
+				sp.now.Store(&life{off: true}) // what memory still has of it is not written to tiers
 			}
 		}
-		e := s.kept.Spaces[fp]
-		s.leftLocked(catalog.StoredName(fp, e.Epoch), catalog.Leftover{Space: fp, Epoch: e.Epoch, Private: true, Due: now.UnixMilli()})
+		e := s.catalog.Spaces[fp]
+		s.addOrphanLocked(catalog.StoredName(fp, e.Epoch), catalog.Orphan{
+			Space: fp, Epoch: e.Epoch, Private: true, NotBefore: now.UnixMilli(),
+		})
 		s.changedNow()
 	}
 }

@@ -17,21 +17,21 @@ import (
 	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
 
-// epoch is the tier epoch of a node's space.
+// epoch returns the tier epoch of a node's space.
 func (n *node) epoch() uint64 {
 	n.spaces.mu.Lock()
 	defer n.spaces.mu.Unlock()
-	return n.spaces.kept.Spaces[n.spec.Fingerprint].Epoch
+	return n.spaces.catalog.Spaces[n.spec.Fingerprint].Epoch
 }
 
-// marked says whether a store has the marker of the node's epoch; in epoch 0 there is none.
+// marked reports whether a store has the marker of the node's epoch; in epoch 0 there is none.
 func (n *node) marked(store pool.Store) bool {
 	n.t.Helper()
 	epoch := n.epoch()
 	return epoch == 0 || len(n.markers(store, epoch)) == 1
 }
 
-// markers is which of some epochs have markers in a store.
+// markers returns which of some epochs have markers in a store.
 func (n *node) markers(store pool.Store, epochs ...uint64) (there []uint64) {
 	n.t.Helper()
 	keys := make([]pool.Key, len(epochs))
@@ -58,8 +58,8 @@ func (n *node) reset() {
 // sharing is a tier that tests of resets have in common.
 func sharing(store pool.Store) Tier { return Tier{Name: "shared", Store: store, Write: OnSave} }
 
-// After a reset nothing older is found on its own node at once, and on others after an interval;
-// from then on they share under the new name.
+// TestSharingGoesOnAfterAReset: after a reset its own node finds nothing older at once, other nodes
+// after an interval; from then on they share under the new name.
 func TestSharingGoesOnAfterAReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()
@@ -109,8 +109,8 @@ func TestSharingGoesOnAfterAReset(t *testing.T) {
 	})
 }
 
-// Two nodes that reset at once, while neither reaches the store, end in one epoch, in which nothing
-// is found that either stored before: the second one resets once more.
+// TestTwoResetsAtOnce: two nodes that reset while neither reaches the store end in one epoch, in
+// which nothing that either stored before is found: the second one resets again.
 func TestTwoResetsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()
@@ -135,15 +135,15 @@ func TestTwoResetsAtOnce(t *testing.T) {
 		}
 		b.save(between)
 		b.stored(0, 10)
-		time.Sleep(a.lanes[0].AbsentFor)
+		time.Sleep(a.levels[0].AbsentFor)
 		if got := a.know(between); got != 10 {
 			t.Errorf("%d blocks are shared, want 10", got)
 		}
 	})
 }
 
-// A node that was away during many resets, of whose markers the store lost all, hears of the last
-// one as soon as the store is there again.
+// TestAfterAWeekAndALossOfMarkers: a node that missed many resets, of which the store lost all
+// markers, learns of the last one as soon as the store is back.
 func TestAfterAWeekAndALossOfMarkers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()
@@ -179,8 +179,8 @@ func TestAfterAWeekAndALossOfMarkers(t *testing.T) {
 	})
 }
 
-// A reset while the store is down is told when it is back, also if the agent was started again in
-// between.
+// TestResetWhileTheStoreIsDown: a reset while the store is down is published when it is back, also
+// across a restart of the agent.
 func TestResetWhileTheStoreIsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()
@@ -204,8 +204,8 @@ func TestResetWhileTheStoreIsDown(t *testing.T) {
 	})
 }
 
-// A reset that this node has put, and lost its memory of before it could note that, is taken for
-// its own: nothing is reset once more.
+// TestOwnMarkerIsRecognised: a node that put its marker and died before it recorded that takes the
+// marker for its own, and does not reset again.
 func TestOwnMarkerIsRecognised(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()
@@ -229,7 +229,8 @@ func TestOwnMarkerIsRecognised(t *testing.T) {
 	})
 }
 
-// An epoch of another node that cannot be kept leaves the space without tiers until it can be.
+// TestAdoptionThatIsNotKept: an epoch of another node that cannot be saved leaves the space without
+// tiers until it can be.
 func TestAdoptionThatIsNotKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()
@@ -260,8 +261,8 @@ func TestAdoptionThatIsNotKept(t *testing.T) {
 	})
 }
 
-// The file of random salts that a former version wrote is read: such a space is in epoch 1, which
-// other nodes hear of, and what it had under the salt is collected.
+// TestFormerSaltsAreRead: the file of random salts of an older version is read. Such a space is in
+// epoch 1, which other nodes learn of, and what it had under the salt is collected.
 func TestFormerSaltsAreRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()
@@ -285,54 +286,56 @@ func TestFormerSaltsAreRead(t *testing.T) {
 		}
 		again, err := catalog.Read(state)
 		check(t, err)
-		if again.Spaces[fp].Epoch != 1 || len(again.Leftovers) != 0 {
+		if again.Spaces[fp].Epoch != 1 || len(again.Orphans) != 0 {
 			t.Errorf("kept: %+v", again)
 		}
 	})
 }
 
-// Beyond the bound of what is kept the space that was used least recently makes room: no reset is
-// refused.
+// TestNoResetIsRefused: beyond the bound of the catalog the least recently used space makes room,
+// and no reset is refused.
 func TestNoResetIsRefused(t *testing.T) {
 	local := Tier{Name: "disk", Store: pooltest.NewShelf(), Local: true, Write: OnSave}
 	n := newNode(t, 64, 1, Options{}, local, sharing(pooltest.NewShelf()))
 	n.spaces.mu.Lock()
 	for i := range catalog.MaxSpaces {
 		fp := pool.Fingerprint{1, byte(i), byte(i >> 8), byte(i >> 16)}
-		n.spaces.kept.Spaces[fp] = catalog.Space{Epoch: 3, Used: int64(i + 1)}
+		n.spaces.catalog.Spaces[fp] = catalog.Space{Epoch: 3, Used: int64(i + 1)}
 	}
 	n.spaces.mu.Unlock()
 	n.reset()
 	n.spaces.mu.Lock()
 	defer n.spaces.mu.Unlock()
-	if got := len(n.spaces.kept.Spaces); got != catalog.MaxSpaces || n.spaces.kept.Spaces[n.spec.Fingerprint].Epoch != 1 {
-		t.Errorf("%d spaces are kept, and the one that was reset is %+v", got, n.spaces.kept.Spaces[n.spec.Fingerprint])
+	if got := len(n.spaces.catalog.Spaces); got != catalog.MaxSpaces ||
+		n.spaces.catalog.Spaces[n.spec.Fingerprint].Epoch != 1 {
+		t.Errorf("%d spaces are kept, and the one that was reset is %+v", got,
+			n.spaces.catalog.Spaces[n.spec.Fingerprint])
 	}
 	gone := pool.Fingerprint{1}
-	if _, there := n.spaces.kept.Spaces[gone]; there {
+	if _, there := n.spaces.catalog.Spaces[gone]; there {
 		t.Error("the space that was used least recently is still there")
 	}
-	if left := n.spaces.kept.Leftovers[catalog.StoredName(gone, 3)]; left.Space != gone || !left.Local {
+	if left := n.spaces.catalog.Orphans[catalog.StoredName(gone, 3)]; left.Space != gone || !left.Local {
 		t.Errorf("what it stored last is not to be collected from local tiers alone: %+v", left)
 	}
 }
 
-// The reset of a space that memory cannot forget tells so, and names of leftovers are bounded: the
-// one that is due first goes, counted.
-func TestLeftoversAreBounded(t *testing.T) {
+// TestOrphansAreBounded: the reset of a space that memory cannot forget returns an error, and
+// orphans are bounded: the one whose scan could begin first is dropped and counted.
+func TestOrphansAreBounded(t *testing.T) {
 	m, err := mem.Open(mem.Options{Bytes: 64 << 10})
 	check(t, err)
 	n := openNode(t, m, m, 1, Options{}, []Tier{sharing(pooltest.NewShelf())})
 	n.spaces.mu.Lock()
 	defer n.spaces.mu.Unlock()
-	for i := range catalog.MaxLeftovers + 5 {
-		n.spaces.leftLocked(pool.Fingerprint{2, byte(i), byte(i >> 8)}, catalog.Leftover{Due: int64(i + 1)})
+	for i := range catalog.MaxOrphans + 5 {
+		n.spaces.addOrphanLocked(pool.Fingerprint{2, byte(i), byte(i >> 8)}, catalog.Orphan{NotBefore: int64(i + 1)})
 	}
-	if got := len(n.spaces.kept.Leftovers); got != catalog.MaxLeftovers || n.spaces.lost != 5 {
-		t.Errorf("%d names, %d lost, want %d and 5", got, n.spaces.lost, catalog.MaxLeftovers)
+	if got := len(n.spaces.catalog.Orphans); got != catalog.MaxOrphans || n.spaces.lost != 5 {
+		t.Errorf("%d names, %d lost, want %d and 5", got, n.spaces.lost, catalog.MaxOrphans)
 	}
-	if _, there := n.spaces.kept.Leftovers[pool.Fingerprint{2}]; there {
+	if _, there := n.spaces.catalog.Orphans[pool.Fingerprint{2}]; there {
 		t.Error("the name that was due first is still there")
 	}
-	n.spaces.kept.Leftovers = map[pool.Fingerprint]catalog.Leftover{}
+	n.spaces.catalog.Orphans = map[pool.Fingerprint]catalog.Orphan{}
 }

@@ -8,16 +8,16 @@ import (
 	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
-// takeFetchesLocked takes a batch of promises that are still wanted, held ones first.
-func (p *Pool) takeFetchesLocked(l *lane) (batch []*promise) {
+// takeFetchesLocked takes a batch of promises off the queues, held ones before hints.
+func (p *Pool) takeFetchesLocked(l *level) (batch []*promise) {
 	bytes, items := int64(0), 0
-	for _, q := range []*line{&l.fetches, &l.hints} {
+	for _, q := range []*promiseQueue{&l.fetches, &l.hints} {
 		for q.head != nil {
 			pr := q.head
 			if len(batch) > 0 && (bytes+pr.group.staged > l.BatchBytes || items+len(pr.group.at) > l.BatchItems) {
 				return batch
 			}
-			pr.leave()
+			pr.dequeue()
 			pr.state = running
 			batch = append(batch, pr)
 			bytes, items = bytes+pr.group.staged, items+len(pr.group.at)
@@ -29,16 +29,16 @@ func (p *Pool) takeFetchesLocked(l *lane) (batch []*promise) {
 	return nil
 }
 
-// fetched is one entry of a batch on its way.
-type fetched struct {
+// incoming is one entry of a batch being fetched.
+type incoming struct {
 	*promise
 	loan  transit.Loan
 	items []pool.Item // by shard
 }
 
-// fetch brings a batch of promises to memory, as far as there is staging: what finds none waits in the queue.
-func (l *lane) fetch(ctx context.Context, batch []*promise) {
-	var on []fetched
+// fetch brings a batch of promises to memory. It queues those again for which staging has no room.
+func (l *level) fetch(ctx context.Context, batch []*promise) {
+	var on []incoming
 	var items []pool.Item
 	late := l.p.now().Add(-hintAge)
 	for i, pr := range batch {
@@ -47,27 +47,27 @@ func (l *lane) fetch(ctx context.Context, batch []*promise) {
 			l.p.end(pr, nil)
 			continue
 		}
-		f := fetched{promise: pr}
+		f := incoming{promise: pr}
 		if len(on) == 0 {
 			f.loan = l.p.o.Staging.Wait(pr.group.staged)
 		} else if f.loan = l.p.o.Staging.Take(pr.group.staged, false); f.loan.Size == 0 {
 			l.p.step()
-			l.p.later(l, batch[i:])
+			l.p.requeue(l, batch[i:])
 			break
 		}
 		if f.loan.Size == 0 {
 			l.p.end(pr, l)
 			continue
 		}
-		if !l.p.stillWanted(pr, late) { // it may have ended while staging was waited for
-			l.p.giveNow(f.loan)
+		if !l.p.stillWanted(pr, late) { // it may have ended during the wait for staging
+			l.p.returnLoans(f.loan)
 			l.p.end(pr, nil)
 			continue
 		}
 		on = append(on, f)
 	}
 	for i := range on {
-		items = append(items, on[i].ask()...)
+		items = append(items, on[i].request()...)
 	}
 	if len(items) == 0 {
 		return
@@ -79,15 +79,15 @@ func (l *lane) fetch(ctx context.Context, batch []*promise) {
 		f := &on[i]
 		f.items, items = items[:len(f.items)], items[len(f.items):]
 		l.arrive(f)
-		l.p.giveAfter(ctx, using, f.loan)
+		l.p.returnAfter(ctx, using, f.loan)
 	}
 }
 
-// ask is the items of an entry: a value for each shard, header in front.
-func (f *fetched) ask() []pool.Item {
+// request returns the items to get for an entry: a value with its header for each shard.
+func (f *incoming) request() []pool.Item {
 	for shard, at := range f.group.at {
 		n := int64(f.sp.spec.Groups[f.key.group].ShardBytes[shard]) + transit.HeaderBytes
-		clear(f.loan.Bytes[at : at+transit.HeaderBytes]) // so that what is there in the end is of this fetch
+		clear(f.loan.Bytes[at : at+transit.HeaderBytes]) // a header found there afterwards was written by this fetch
 		f.items = append(f.items, pool.Item{
 			Key: f.life.key(&f.key, uint8(shard)), Data: f.loan.Bytes[at : at+n : at+n], Status: pool.Missing,
 		})
@@ -95,8 +95,9 @@ func (f *fetched) ask() []pool.Item {
 	return f.items
 }
 
-// get asks the store, within its time. Items it does not decide keep Busy. What it gives is not closed as long as the items' data is in use; nil: it is not.
-func (l *lane) get(ctx context.Context, items []pool.Item) (using <-chan struct{}) {
+// get calls the store with FetchWithin as its time limit. Items that the store does not decide keep
+// Busy. If using is not nil, the store may write to the items' data until it is closed.
+func (l *level) get(ctx context.Context, items []pool.Item) (using <-chan struct{}) {
 	for i := range items {
 		items[i].Status = pool.Busy
 	}
@@ -105,7 +106,7 @@ func (l *lane) get(ctx context.Context, items []pool.Item) (using <-chan struct{
 	start := time.Now()
 	l.pace.fetching(l.p.now())
 	err := l.Store.Get(within, items)
-	l.result(ctx, err)
+	l.countResult(ctx, err)
 	bytes := int64(0)
 	for i := range items {
 		if items[i].Status == pool.OK {
@@ -116,8 +117,8 @@ func (l *lane) get(ctx context.Context, items []pool.Item) (using <-chan struct{
 	return stillUsing(err)
 }
 
-// arrive checks what came of an entry, and takes it to memory if it is whole.
-func (l *lane) arrive(f *fetched) {
+// arrive verifies the values of an entry and installs it in memory if it is complete.
+func (l *level) arrive(f *incoming) {
 	sums, errs := make([]uint32, len(f.items)), make([]error, len(f.items))
 	ok, absent, bad := 0, 0, false
 	for i := range f.items {
@@ -128,7 +129,7 @@ func (l *lane) arrive(f *fetched) {
 				it.Status = pool.Corrupt
 			}
 		} else if it.Status == pool.Corrupt {
-			errs[i] = transit.Blame(&it.Key, it.Data)
+			errs[i] = transit.DamageError(&it.Key, it.Data)
 		}
 		switch it.Status {
 		case pool.OK:
@@ -136,7 +137,7 @@ func (l *lane) arrive(f *fetched) {
 			l.count.bytesIn.Add(uint64(len(it.Data) - transit.HeaderBytes))
 		case pool.Corrupt:
 			bad = true
-			l.say("a value is damaged: it is dropped", errs[i])
+			l.logLimited("dropped a damaged value", errs[i])
 			l.count.corrupt.Add(1)
 		case pool.Missing:
 			absent++
@@ -144,26 +145,27 @@ func (l *lane) arrive(f *fetched) {
 	}
 	if ok == len(f.items) {
 		l.count.hits.Add(1)
-		if held := l.p.land(f, sums); held != nil {
-			l.p.landedAt(f.promise, l, held)
+		if held := l.p.install(f, sums); held != nil {
+			l.p.settleInstalled(f.promise, l, held)
 			return
 		}
-		l.p.end(f.promise, nil) // memory has no room, or the epoch is over: another tier's bytes would not help
+		l.p.end(f.promise, nil) // memory has no room or the epoch is over: another tier would not help
 		return
 	}
 	l.count.misses.Add(1)
 	if bad || absent > 0 {
-		l.absent(f, bad || ok > 0)
+		l.notFound(f, bad || ok > 0)
 	}
 	l.p.end(f.promise, l)
 }
 
-// absent notes that the store has not got an entry whole. What is damaged, or the rest of what lost a shard, is deleted, so that it is written again.
-func (l *lane) absent(f *fetched, remove bool) {
-	print := f.life.print(f.key.group, f.key.hash.Bytes[:f.key.hash.Len])
-	l.written.forget(print)
+// notFound records that the store does not have an entry completely. With remove it deletes the
+// shards, damaged ones too, so that the entry is written again.
+func (l *level) notFound(f *incoming, remove bool) {
+	digest := f.life.digest(f.key.group, f.key.hash.Bytes[:f.key.hash.Len])
+	l.written.forget(digest)
 	if !l.Local {
-		l.known.put(print, false, l.p.now().Add(l.AbsentFor))
+		l.exists.put(digest, false, l.p.now().Add(l.AbsentFor))
 	}
 	if !remove {
 		return
@@ -175,17 +177,15 @@ func (l *lane) absent(f *fetched, remove bool) {
 	l.queueDelete(keys)
 }
 
-// stillWanted is false for what was given up or ended while it waited, and for hints nobody has
-// come for.
+// stillWanted reports whether a promise is still open, and pinned or a hint younger than hintAge.
 func (p *Pool) stillWanted(pr *promise, late time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return pr.open() && (pr.pins > 0 || pr.hint && pr.since.After(late))
 }
 
-// later queues promises again for which there was no staging. Those that no tier is asked for any
-// more end here: nobody else would find them.
-func (p *Pool) later(l *lane, rest []*promise) {
+// requeue queues promises for which staging had no room. It ends those that no tier is left for.
+func (p *Pool) requeue(l *level, rest []*promise) {
 	var calls []func()
 	p.mu.Lock()
 	for _, pr := range rest {
@@ -198,12 +198,13 @@ func (p *Pool) later(l *lane, rest []*promise) {
 	run(calls)
 }
 
-// end ends a promise that did not come; l is the tier that failed it, nil if no other one would do better.
-func (p *Pool) end(pr *promise, l *lane) {
+// end ends a promise that was not fetched, or sends it on to the next tier if l, the tier that
+// failed, is not nil.
+func (p *Pool) end(pr *promise, l *level) {
 	p.mu.Lock()
 	var calls []func()
 	if l != nil {
-		calls = p.elsewhereLocked(pr, l, nil)
+		calls = p.tryNextLocked(pr, l, nil)
 	} else {
 		calls = p.settleLocked(pr, failed, nil)
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
-// keeping is a memory that has entries of another life.
+// keeping is a memory with entries of an earlier process.
 type keeping struct {
 	*mem.Pool
 	forgotten []pool.Fingerprint
@@ -20,7 +20,8 @@ func (k *keeping) Forget(fp pool.Fingerprint) error {
 	return nil
 }
 
-// A reset before a space is open holds in memory and in the tiers, in this life and in the next.
+// TestForgetBeforeTheSpaceIsOpen: a reset before a space is open holds in memory and in the tiers,
+// in this process and the next.
 func TestForgetBeforeTheSpaceIsOpen(t *testing.T) {
 	salts := filepath.Join(t.TempDir(), "salts")
 	other := specOf("other", 1)
@@ -29,7 +30,8 @@ func TestForgetBeforeTheSpaceIsOpen(t *testing.T) {
 		m, err := mem.Open(mem.Options{Bytes: 200 << 10})
 		check(t, err)
 		k := &keeping{Pool: m}
-		n := openNode(t, m, k, 1, Options{PrefetchBytes: 64 << 10, State: salts}, []Tier{{Name: "shared", Store: pooltest.NewShelf(), Write: OnSave}})
+		n := openNode(t, m, k, 1, Options{PrefetchBytes: 64 << 10, State: salts},
+			[]Tier{{Name: "shared", Store: pooltest.NewShelf(), Write: OnSave}})
 		if life == 0 {
 			check(t, n.Forget(other.Fingerprint))
 			if len(k.forgotten) != 1 || k.forgotten[0] != other.Fingerprint {

@@ -13,7 +13,8 @@ import (
 	"github.com/kvagent/kvagent/pool/s3"
 )
 
-// frozen is a store that hangs in every method, as long as it may: Usage, which has no deadline, until thaw.
+// frozen is a store that hangs in every method as long as it may: Usage, which has no deadline,
+// until thaw.
 type frozen struct {
 	local bool // Exists of a local store answers from memory, whatever its device does
 	thaw  chan struct{}
@@ -44,7 +45,7 @@ func (f *frozen) wait(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// silentService is S3 by its real client, over connections that are made and on which nobody ever says anything.
+// silentService is S3 by its real client, over connections that are accepted and never answered.
 func silentService(t *testing.T) *s3.Store {
 	t.Helper()
 	transport := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
@@ -60,8 +61,10 @@ func silentService(t *testing.T) *s3.Store {
 	return s
 }
 
-// No look-up and no save waits for a store that hangs, not even for a lock that a call to it holds: by a clock that only goes on when everybody waits, a
-// look-up ends at its deadline or before, to the nanosecond, and everything else at once. So whatever a look-up is late by on a real clock, the machine adds.
+// TestNothingWaitsForAHungStore: no look-up and no save waits for a store that hangs, or for a lock
+// that a call to it holds. By a clock that advances only when all wait, a look-up ends at its
+// deadline or before, to the nanosecond, and everything else at once. On a real clock the machine
+// adds the rest.
 func TestNothingWaitsForAHungStore(t *testing.T) {
 	for name, open := range map[string]func(t *testing.T) []Tier{
 		"shared": func(*testing.T) []Tier {
@@ -70,14 +73,16 @@ func TestNothingWaitsForAHungStore(t *testing.T) {
 		"disk and shared": func(*testing.T) []Tier {
 			thaw := make(chan struct{})
 			return []Tier{
-				{Name: "disk", Store: &frozen{local: true, thaw: thaw}, Local: true, Write: OnSecondUse, BreakAfter: 1000},
+				{Name: "disk", Store: &frozen{local: true, thaw: thaw}, Local: true, Write: OnSecondUse,
+					BreakAfter: 1000},
 				{Name: "shared", Store: &frozen{thaw: thaw}, Write: OnSave},
 			}
 		},
 		"s3": func(t *testing.T) []Tier { return []Tier{{Name: "s3", Store: silentService(t), Write: OnSave}} },
 	} {
 		t.Run(name, func(t *testing.T) {
-			stuck := time.AfterFunc(patience, func() { panic("a look-up waits for a lock that a call to a hung store holds") })
+			stuck := time.AfterFunc(patience,
+				func() { panic("a look-up waits for a lock that a call to a hung store holds") })
 			defer stuck.Stop()
 			synctest.Test(t, func(t *testing.T) { lookUpWhileHung(t, open(t)) })
 		})
@@ -128,7 +133,7 @@ func lookUpWhileHung(t *testing.T, tiers []Tier) {
 	}
 }
 
-// atOnce holds that something takes no time.
+// atOnce checks that a call takes no time.
 func (n *node) atOnce(what string, do func()) {
 	n.t.Helper()
 	start := time.Now()

@@ -7,39 +7,40 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// stride is how many entries are looked at in one step.
+// stride is how many entries one step examines.
 const stride = 64
 
-// Where an entry is, besides the number of a lane.
+// Where an entry is, other than the number of a level.
 const (
 	nowhere  = -1
 	inMemory = -2
 )
 
-// look is the scratch memory of one call.
-type look struct {
-	where   []int8 // of the entries from the first that memory lacks
+// scratch is the working memory of one call.
+type scratch struct {
+	where   []int8 // of the entries from the first that memory lacks on
 	present [stride]bool
 	keys    []pool.Key
 	status  [2 * stride]pool.Status
 	absent  [stride]int16
 }
 
-var looks = sync.Pool{New: func() any { return &look{keys: make([]pool.Key, 0, 2*stride)} }}
+var scratchPool = sync.Pool{New: func() any { return &scratch{keys: make([]pool.Key, 0, 2*stride)} }}
 
-// Prefix implements pool.Index: memory's prefix, and behind it what memory or a tier is known to have.
+// Prefix implements pool.Index: memory's prefix, continued by entries that memory or a tier is
+// believed to have.
 func (p *Pool) Prefix(s pool.SpaceID, group uint8, h pool.Hashes) int {
 	n := p.memory.Prefix(s, group, h)
 	if p.using && n > 0 {
 		p.uses.add(s, group, h.Slice(0, n))
 	}
-	if n == h.N || len(p.lanes) == 0 {
+	if n == h.N || len(p.levels) == 0 {
 		return n
 	}
-	w := looks.Get().(*look)
-	defer looks.Put(w)
-	end := p.walk(w, s, group, &h, n)
-	for i := n; i < end; i++ { // what is in memory behind a gap is used too
+	w := scratchPool.Get().(*scratch)
+	defer scratchPool.Put(w)
+	end := p.locate(w, s, group, &h, n)
+	for i := n; i < end; i++ { // entries in memory after a gap count as used too
 		if w.where[i-n] != inMemory {
 			continue
 		}
@@ -50,7 +51,7 @@ func (p *Pool) Prefix(s pool.SpaceID, group uint8, h pool.Hashes) int {
 	return end
 }
 
-// runEnd is the end of the run in memory that begins at i.
+// runEnd returns the end of the run in memory that begins at i.
 func runEnd(where []int8, i, end int) int {
 	for i < end && where[i] == inMemory {
 		i++
@@ -63,11 +64,11 @@ func (p *Pool) Exists(s pool.SpaceID, group uint8, h pool.Hashes, present []bool
 	p.memory.Exists(s, group, h, present)
 	sp := p.spaces.get(s)
 	g := sp.group(group)
-	if len(p.lanes) == 0 || g == nil {
+	if len(p.levels) == 0 || g == nil {
 		return
 	}
-	w := looks.Get().(*look)
-	defer looks.Put(w)
+	w := scratchPool.Get().(*scratch)
+	defer scratchPool.Put(w)
 	now := sp.now.Load()
 	for from := 0; from < h.N; from += stride {
 		to := min(from+stride, h.N)
@@ -78,15 +79,16 @@ func (p *Pool) Exists(s pool.SpaceID, group uint8, h pool.Hashes, present []bool
 				w.where[i] = inMemory
 			}
 		}
-		p.below(w, sp, now, g, group, &h, from, w.where)
+		p.markInTiers(w, sp, now, g, group, &h, from, w.where)
 		for i := range w.where {
 			present[from+i] = w.where[i] != nowhere
 		}
 	}
 }
 
-// walk says where the entries from n on are, as far as they are known to be anywhere and worth their loading, and gives the end of them.
-func (p *Pool) walk(w *look, s pool.SpaceID, group uint8, h *pool.Hashes, n int) (end int) {
+// locate finds where the entries from n on are, up to the first that is nowhere or not worth
+// loading, and returns the end of them.
+func (p *Pool) locate(w *scratch, s pool.SpaceID, group uint8, h *pool.Hashes, n int) (end int) {
 	w.where = w.where[:0]
 	sp := p.spaces.get(s)
 	g := sp.group(group)
@@ -97,18 +99,18 @@ func (p *Pool) walk(w *look, s pool.SpaceID, group uint8, h *pool.Hashes, n int)
 	step := 1 // most chains end here
 	for from := n; from < h.N; {
 		to := min(from+step, h.N)
-		w.where = append(w.where, w.present2(to-from)...)
+		w.where = append(w.where, w.allNowhere(to-from)...)
 		part := w.where[from-n:]
-		p.inMemory(w, s, group, h, from, part)
-		p.below(w, sp, now, g, group, h, from, part)
+		p.markInMemory(w, s, group, h, from, part)
+		p.markInTiers(w, sp, now, g, group, h, from, part)
 		for i := range part {
 			if part[i] == nowhere {
-				return p.worth(w.where[:from+i-n], sp, g, n, from+i)
+				return p.cutSlow(w.where[:from+i-n], sp, g, n, from+i)
 			}
 		}
 		from, step = to, stride
 	}
-	return p.worth(w.where, sp, g, n, h.N)
+	return p.cutSlow(w.where, sp, g, n, h.N)
 }
 
 var noneThere = func() (all [stride]int8) {
@@ -118,11 +120,11 @@ var noneThere = func() (all [stride]int8) {
 	return all
 }()
 
-// present2 is n entries that are nowhere.
-func (w *look) present2(n int) []int8 { return noneThere[:n] }
+// allNowhere returns n entries that are nowhere.
+func (w *scratch) allNowhere(n int) []int8 { return noneThere[:n] }
 
-// inMemory marks what memory has of the entries from from on.
-func (p *Pool) inMemory(w *look, s pool.SpaceID, group uint8, h *pool.Hashes, from int, where []int8) {
+// markInMemory marks the entries, from entry from of the chain on, that memory has.
+func (p *Pool) markInMemory(w *scratch, s pool.SpaceID, group uint8, h *pool.Hashes, from int, where []int8) {
 	present := w.present[:len(where)]
 	p.memory.Exists(s, group, h.Slice(from, from+len(where)), present)
 	for i, there := range present {
@@ -132,17 +134,20 @@ func (p *Pool) inMemory(w *look, s pool.SpaceID, group uint8, h *pool.Hashes, fr
 	}
 }
 
-// below marks what tiers are known to have of the entries that are nowhere yet, at most stride of them.
-func (p *Pool) below(w *look, sp *space, now *life, g *group, group uint8, h *pool.Hashes, from int, where []int8) {
+// markInTiers marks the entries that are nowhere yet and that tiers are believed to have. where has
+// at most stride entries.
+func (p *Pool) markInTiers(
+	w *scratch, sp *space, now *life, g *group, group uint8, h *pool.Hashes, from int, where []int8,
+) {
 	if now.epoch == 0 || now.off {
 		return
 	}
-	for _, l := range p.lanes {
+	for _, l := range p.levels {
 		if !l.up() || p.slow(l, sp, g) {
 			continue
 		}
 		if l.Local {
-			l.exact(w, sp, now, group, h, from, where)
+			l.markInLocal(w, sp, now, group, h, from, where)
 			continue
 		}
 		clock := p.now()
@@ -150,15 +155,15 @@ func (p *Pool) below(w *look, sp *space, now *life, g *group, group uint8, h *po
 			if where[i] != nowhere {
 				continue
 			}
-			if there, _ := l.known.get(now.print(group, h.At(from+i)), clock); there {
+			if there, _ := l.exists.get(now.digest(group, h.At(from+i)), clock); there {
 				where[i] = int8(l.number)
 			}
 		}
 	}
 }
 
-// exact asks a local store.
-func (l *lane) exact(w *look, sp *space, now *life, group uint8, h *pool.Hashes, from int, where []int8) {
+// markInLocal marks the entries that are nowhere yet and that a local store has.
+func (l *level) markInLocal(w *scratch, sp *space, now *life, group uint8, h *pool.Hashes, from int, where []int8) {
 	w.keys = w.keys[:0]
 	n, per := 0, min(sp.spec.Shards, 2)
 	for i := range where {
@@ -166,7 +171,7 @@ func (l *lane) exact(w *look, sp *space, now *life, group uint8, h *pool.Hashes,
 			continue
 		}
 		k := entryKey{group: group, hash: pool.MakeHash(h.At(from + i))}
-		w.keys = now.witnesses(&k, sp.spec.Shards, w.keys)
+		w.keys = now.boundaryKeys(&k, sp.spec.Shards, w.keys)
 		w.absent[n] = int16(i)
 		n++
 	}
@@ -178,7 +183,7 @@ func (l *lane) exact(w *look, sp *space, now *life, group uint8, h *pool.Hashes,
 		status[i] = pool.Missing
 	}
 	if err := l.Store.Exists(context.Background(), w.keys, status); err != nil {
-		l.result(context.Background(), err)
+		l.countResult(context.Background(), err)
 		return
 	}
 	for i := range n {

@@ -9,7 +9,8 @@ import (
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
-// lingering is a store whose calls end with their time and use the data until it is told to let go.
+// lingering is a store whose calls end at their deadline and use the data until it is told to let
+// go.
 type lingering struct {
 	pool.Store
 	letGo chan struct{}
@@ -23,7 +24,8 @@ func (l lingering) late(ctx context.Context) error {
 func (l lingering) Put(ctx context.Context, _ []pool.Item) error { return l.late(ctx) }
 func (l lingering) Get(ctx context.Context, _ []pool.Item) error { return l.late(ctx) }
 
-// What a store still uses is lent to nobody else until it lets go; a stack that closes does not wait for it.
+// TestStillInUse: data that a store still uses is not lent again until the store lets go; a pool
+// that closes does not wait for it.
 func TestStillInUse(t *testing.T) {
 	h := chain("a", 10)
 	store := pooltest.NewShelf()
@@ -31,7 +33,8 @@ func TestStillInUse(t *testing.T) {
 	writer.save(h)
 	writer.stored(0, 10)
 	slow := lingering{store, make(chan struct{})}
-	tr := Tier{Name: "shared", Store: slow, Write: OnSave, FetchWithin: 10 * time.Millisecond, PutWithin: 10 * time.Millisecond, BreakAfter: 1000}
+	tr := Tier{Name: "shared", Store: slow, Write: OnSave, FetchWithin: 10 * time.Millisecond,
+		PutWithin: 10 * time.Millisecond, BreakAfter: 1000}
 	n := newNode(t, 200, 2, Options{}, tr)
 	n.know(h)
 	_, refs := n.settled(h)
@@ -51,7 +54,8 @@ func TestStillInUse(t *testing.T) {
 	close(slow.letGo)
 	n.waitFor("it has let go", func(*pool.TierReport) bool { return n.o.Staging.Lent() == 0 })
 
-	closing := newNode(t, 200, 2, Options{}, Tier{Name: "shared", Store: lingering{store, make(chan struct{})}, FetchWithin: 10 * time.Millisecond})
+	closing := newNode(t, 200, 2, Options{},
+		Tier{Name: "shared", Store: lingering{store, make(chan struct{})}, FetchWithin: 10 * time.Millisecond})
 	closing.know(h)
 	_, refs = closing.settled(h)
 	closing.Unpin(refs)

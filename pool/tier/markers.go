@@ -11,76 +11,81 @@ import (
 	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
-// How nodes hear of resets. A reset puts a marker into each shared store, under a key that is made
-// of the fingerprint and the epoch, in a space that no engine has. That it exists says all; nodes
-// ask for the markers beyond their own epochs, take over the highest, and put it back where a store
-// lost it. A store may lose any of them, and a node may have been away for any number of resets, so
-// one marker for an epoch is not enough, and to ask for all would have no bound. As in a Fenwick
-// tree, a node in epoch m keeps the markers of
+// Markers tell other nodes of resets. A reset puts a marker into each shared store, under a key
+// made of the space's fingerprint and the epoch. Its existence is the message: nodes ask for
+// markers beyond their own epochs, adopt the highest, and put back those that a store lost. One
+// marker for an epoch is not enough, since a store may lose any of them and a node may miss any
+// number of resets; asking for all has no bound. As in a Fenwick tree, a node in epoch m keeps the
+// markers of
 //
 //	below(m) = m, m - lowbit(m), ...            at most 32 of them
 //
-// and one in epoch n asks for those of
+// and a node in epoch n asks for those of
 //
 //	above(n) = n+1, (n+1) + lowbit(n+1), ...    at most 32 of them
 //
-// For every n < m the two have exactly one number in common, and it is beyond n: so whatever else
-// was lost, a node that asks hears of some later epoch, and after a few questions of the last.
+// For every n < m the two sets share exactly one number, and it is above n: whatever was lost, a
+// node that asks finds some later epoch, and after a few rounds the last one.
 //
-// The value of a marker names the reset that put it: the first one wins, so of two nodes that reset
-// at once one finds that its epoch is another's, and resets once more: what either stored before is
-// found by neither afterwards.
+// The value of a marker names the reset that put it, and the first marker wins. If two nodes reset
+// at once, the one that finds the other's marker resets again; what either stored before is then
+// found by neither.
 
-// following is what the follower of a lane remembers. Only kick is used by others.
+// following is the state of a level's follower. Other goroutines use wake only.
 type following struct {
-	kick  chan struct{} // cap 1
-	heard map[pool.Fingerprint]heard
-	turn  int // where the next round begins
+	wake   chan struct{}                    // cap 1
+	states map[pool.Fingerprint]markerState // the markers of each space
+	next   int                              // where the next round begins
 
-	marked map[pool.Key]time.Time // use marks that are there: until when that is believed
+	marked map[pool.Key]time.Time // use marks that the store has, and until when that is believed
 }
 
-// heard is what is known of a space's markers in one store.
-type heard struct {
-	epoch uint64    // below(epoch) was there, or was put there
-	full  time.Time // when all of it is looked at again
+// markerState is what is known of a space's markers in one store.
+type markerState struct {
+	epoch uint64    // below(epoch) was found or put there
+	full  time.Time // when all of them are checked again
 }
 
 const (
 	followSpaces = 256 // spaces of one round
 	followKeys   = 16  // keys of one call, so that the store has room for look-ups
-	followFull   = 12  // rounds in one of which all of above and below is asked for; in the others the next epoch alone
+	followFull   = 12  // rounds of which one checks all of above and below, the others the next epoch
 )
 
-// markerValue is a value as every other: its header, and the nonce of the reset that made the
-// epoch; zero if it was put back by a node that heard of it.
+// markerValue returns the value of a marker: a header, and the nonce of the reset that made the
+// epoch, or zero if a node puts back a marker that the store lost.
 func (p *Pool) markerValue(key *pool.Key, claim catalog.Nonce) []byte {
 	value := append(make([]byte, transit.HeaderBytes), claim[:]...)
 	n := uint32(len(claim))
-	hd := transit.Header{Length: n, Sum: pool.Sum(key.Seed(n), claim[:]), Node: p.o.Node, When: uint64(p.now().Unix())}
+	hd := transit.Header{
+		Length: n,
+		Sum:    pool.Sum(key.Seed(n), claim[:]),
+		Node:   p.o.Node,
+		When:   uint64(p.now().Unix()),
+	}
 	hd.Seal(key, value)
 	return value
 }
 
-// follow has the followers look now.
+// follow wakes all followers.
 func (p *Pool) follow() {
-	for _, l := range p.lanes {
+	for _, l := range p.levels {
 		if !l.Local {
 			l.followNow()
 		}
 	}
 }
 
-func (l *lane) followNow() {
+func (l *level) followNow() {
 	select {
-	case l.following.kick <- struct{}{}:
+	case l.following.wake <- struct{}{}:
 	default:
 	}
 }
 
-// followAlways is the life of a follower. Failures are counted, and tried again in the next round;
+// followLoop runs a follower until ctx ends. It counts failures and tries again in the next round;
 // they do not count for the breaker, since no look-up waits.
-func (l *lane) followAlways(ctx context.Context) {
+func (l *level) followLoop(ctx context.Context) {
 	tick := time.NewTicker(l.p.o.EpochEvery)
 	defer tick.Stop()
 	for {
@@ -88,40 +93,41 @@ func (l *lane) followAlways(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-		case <-l.following.kick:
+		case <-l.following.wake:
 		}
 		if !l.up() {
 			continue
 		}
 		if err := errors.Join(l.followRound(ctx), l.markRound(ctx)); err != nil && ctx.Err() == nil {
 			l.count.markFails.Add(1)
-			l.say("the markers of resets or of use are not read or not written: tried again", err)
+			l.logLimited("reading or writing markers failed, will retry", err)
 		}
 	}
 }
 
-// followed is a space as a round finds it.
-type followed struct {
+// followedSpace is a space in one round of a follower.
+type followedSpace struct {
 	fp pool.Fingerprint
 	catalog.Space
-	claims bool // its reset is not known to have won in this store
-	full   bool
+	claims bool // its reset may not have won in this store yet
+	full   bool // check all markers, not just the next epoch's
 }
 
-// followed is the spaces that are open, those of which something waits to be collected, and those
-// whose markers this store is not known to have, at most followSpaces. A store that lost the markers
-// of a closed space is told again before what new nodes store under its earlier names is collected.
-func (l *lane) followed() (round []followed) {
+// spacesToFollow returns at most followSpaces spaces: those that are open, those with orphans, and
+// those whose markers this store may lack. A store that lost the markers of a closed space gets
+// them back before what new nodes store under its earlier names is collected.
+func (l *level) spacesToFollow() (round []followedSpace) {
 	s := &l.p.spaces
 	f := &l.following
 	now := l.p.now()
-	var all []followed
+	var all []followedSpace
 	add := func(fp pool.Fingerprint, e catalog.Space, always bool) {
-		h, known := f.heard[fp]
-		one := followed{fp: fp, Space: e, claims: e.Claim != (catalog.Nonce{}) && !slices.Contains(e.Told, l.Name)}
-		told := known && h.epoch == e.Epoch && !one.claims
-		one.full = !told || !now.Before(h.full)
-		if always || e.Epoch > 0 && !told {
+		h, ok := f.states[fp]
+		one := followedSpace{fp: fp, Space: e, claims: e.Claim != (catalog.Nonce{}) &&
+			!slices.Contains(e.Confirmed, l.Name)}
+		confirmed := ok && h.epoch == e.Epoch && !one.claims
+		one.full = !confirmed || !now.Before(h.full)
+		if always || e.Epoch > 0 && !confirmed {
 			all = append(all, one)
 		}
 	}
@@ -130,39 +136,39 @@ func (l *lane) followed() (round []followed) {
 	for _, sp := range *s.all.Load() {
 		if sp != nil && !open[sp.spec.Fingerprint] {
 			open[sp.spec.Fingerprint] = true
-			if !s.retired[sp.spec.Fingerprint] { // its markers are collected: they must not be put back
-				add(sp.spec.Fingerprint, s.kept.Spaces[sp.spec.Fingerprint], true)
+			if !s.retired[sp.spec.Fingerprint] { // else its markers are collected and must not be put back
+				add(sp.spec.Fingerprint, s.catalog.Spaces[sp.spec.Fingerprint], true)
 			}
 		}
 	}
 	left := make(map[pool.Fingerprint]bool)
-	for _, one := range s.kept.Leftovers {
+	for _, one := range s.catalog.Orphans {
 		left[one.Space] = true
 	}
-	for fp, e := range s.kept.Spaces {
+	for fp, e := range s.catalog.Spaces {
 		if !open[fp] && !s.retired[fp] {
 			add(fp, e, left[fp])
 		}
 	}
-	for fp := range f.heard {
-		if _, kept := s.kept.Spaces[fp]; !kept && !open[fp] {
-			delete(f.heard, fp)
+	for fp := range f.states {
+		if _, ok := s.catalog.Spaces[fp]; !ok && !open[fp] {
+			delete(f.states, fp)
 		}
 	}
 	s.mu.Unlock()
 	if len(all) <= followSpaces {
 		return all
 	}
-	f.turn = (f.turn + followSpaces) % len(all)
-	return append(all[f.turn:], all[:f.turn]...)[:followSpaces]
+	f.next = (f.next + followSpaces) % len(all)
+	return append(all[f.next:], all[:f.next]...)[:followSpaces]
 }
 
-// followRound asks for all spaces' next epochs together, and looks closely at those where that is
-// not enough.
-func (l *lane) followRound(ctx context.Context) error {
-	var near []followed
+// followRound asks for the next epoch of all spaces together, and checks all markers of those for
+// which that is not enough.
+func (l *level) followRound(ctx context.Context) error {
+	var near []followedSpace
 	var keys []pool.Key
-	for _, f := range l.followed() {
+	for _, f := range l.spacesToFollow() {
 		if f.full {
 			if err := l.followSpace(ctx, &f); err != nil {
 				return err
@@ -183,8 +189,8 @@ func (l *lane) followRound(ctx context.Context) error {
 	return err
 }
 
-// askMarkers is Exists in small calls. What was not asked is Busy.
-func (l *lane) askMarkers(ctx context.Context, keys []pool.Key) ([]pool.Status, error) {
+// askMarkers calls Exists in small batches. Keys that were not asked for keep Busy.
+func (l *level) askMarkers(ctx context.Context, keys []pool.Key) ([]pool.Status, error) {
 	status := make([]pool.Status, len(keys))
 	for i := range status {
 		status[i] = pool.Busy
@@ -201,9 +207,9 @@ func (l *lane) askMarkers(ctx context.Context, keys []pool.Key) ([]pool.Status, 
 	return status, nil
 }
 
-// followSpace looks at all markers of a space that count: it goes to a later epoch that is there,
-// or sees to it that the store says its own.
-func (l *lane) followSpace(ctx context.Context, f *followed) error {
+// followSpace checks all markers of a space. It adopts a later epoch, or puts the markers that the
+// store lacks.
+func (l *level) followSpace(ctx context.Context, f *followedSpace) error {
 	numbers := append(catalog.Above(f.Epoch), catalog.Below(f.Epoch)...)
 	keys := make([]pool.Key, len(numbers))
 	for i, n := range numbers {
@@ -224,8 +230,8 @@ func (l *lane) followSpace(ctx context.Context, f *followed) error {
 		}
 	}
 	if last > 0 {
-		l.p.goBeyond(f, last)
-		l.followNow() // there may be one more
+		l.p.advance(f, last)
+		l.followNow() // there may be a later one
 		return nil
 	}
 	if f.claims {
@@ -233,25 +239,25 @@ func (l *lane) followSpace(ctx context.Context, f *followed) error {
 		case err != nil:
 			return err
 		case !won:
-			l.p.goBeyond(f, f.Epoch)
+			l.p.advance(f, f.Epoch)
 			l.followNow()
 			return nil
 		}
-		l.p.spaces.tell(f, l)
-		missing = append(missing, l.passed(f)...)
+		l.p.spaces.confirmClaim(f, l)
+		missing = append(missing, l.skippedEpochs(f)...)
 	}
 	if err := l.putMarkers(ctx, f.fp, missing); err != nil {
 		return err
 	}
-	l.following.heard[f.fp] = heard{epoch: f.Epoch, full: l.p.now().Add(followFull * l.p.o.EpochEvery)}
+	l.following.states[f.fp] = markerState{epoch: f.Epoch, full: l.p.now().Add(followFull * l.p.o.EpochEvery)}
 	return nil
 }
 
-// passed is the epochs between the last that this store has heard of and a reset's, the latest of
-// them: nodes that ask for the next one alone hear of it in their next round.
-func (l *lane) passed(f *followed) (all []uint64) {
-	from := f.Epoch - min(f.Epoch, leftNames)
-	if h, known := l.following.heard[f.fp]; known {
+// skippedEpochs returns the latest epochs between the last one this store has a marker of and a new
+// reset's, so that nodes that ask for the next epoch alone find it in their next round.
+func (l *level) skippedEpochs(f *followedSpace) (all []uint64) {
+	from := f.Epoch - min(f.Epoch, maxOldNames)
+	if h, ok := l.following.states[f.fp]; ok {
 		from = max(from, h.epoch)
 	}
 	for n := from + 1; n < f.Epoch; n++ {
@@ -260,9 +266,9 @@ func (l *lane) passed(f *followed) (all []uint64) {
 	return all
 }
 
-// goBeyond takes a space to a later epoch: that of a marker, or, if a reset of this node met it on
-// its way, the one after it.
-func (p *Pool) goBeyond(f *followed, marker uint64) {
+// advance takes a space to the epoch of a marker, or, if a reset of this node competed with it, to
+// the epoch after it.
+func (p *Pool) advance(f *followedSpace, marker uint64) {
 	p.spaces.mu.Lock()
 	if f.claims {
 		p.spaces.again++
@@ -276,26 +282,27 @@ func (p *Pool) goBeyond(f *followed, marker uint64) {
 		case f.claims:
 			return p.claimEpoch(e, max(e.Epoch, marker)+1)
 		case marker > e.Epoch:
-			e.Epoch, e.Claim, e.Told = marker, catalog.Nonce{}, nil
+			e.Epoch, e.Claim, e.Confirmed = marker, catalog.Nonce{}, nil
 		}
 		return nil
 	})
 	if err != nil {
-		p.o.Log("", "a reset of another node is not on disk: the tiers are not used for the space until it is", err)
+		p.o.Log("", "saving a reset by another node failed: the tiers are not used for the space until it is saved",
+			err)
 	}
 	if err := p.forgetMemory(f.fp); err != nil {
-		p.o.Log("", "a reset of another node: memory does not forget", err)
+		p.o.Log("", "a reset by another node could not be applied to memory", err)
 	}
 	if _, open := p.openID(f.fp); open && then != nil {
 		then(f.fp)
 	}
 }
 
-var errNoMarker = errors.New("the store took no marker of a reset, or gave none back")
+var errNoMarker = errors.New("the store neither took nor returned the marker of a reset")
 
-// claim puts the marker of this node's reset. Of several that made one epoch the first wins. An
-// error: it is not known yet.
-func (l *lane) claim(ctx context.Context, f *followed) (won bool, err error) {
+// claim puts the marker of this node's reset. The first marker of an epoch wins. After an error the
+// outcome is unknown.
+func (l *level) claim(ctx context.Context, f *followedSpace) (won bool, err error) {
 	key := catalog.MarkerKey(f.fp, f.Epoch)
 	value := l.p.markerValue(&key, f.Claim)
 	items := []pool.Item{{Key: key, Data: value, Status: pool.Busy}}
@@ -316,13 +323,13 @@ func (l *lane) claim(ctx context.Context, f *followed) (won bool, err error) {
 		_, bad := transit.Verify(&key, &key, there[0].Data)
 		return bad == nil && catalog.Nonce(there[0].Data[transit.HeaderBytes:]) == f.Claim, nil
 	case pool.Corrupt, pool.Invalid:
-		return false, nil // whoever wrote it
+		return false, nil // not readable, so not known to be ours
 	}
 	return false, errNoMarker
 }
 
 // putMarkers puts markers that a store lost.
-func (l *lane) putMarkers(ctx context.Context, fp pool.Fingerprint, epochs []uint64) error {
+func (l *level) putMarkers(ctx context.Context, fp pool.Fingerprint, epochs []uint64) error {
 	if len(epochs) == 0 {
 		return nil
 	}
@@ -333,7 +340,7 @@ func (l *lane) putMarkers(ctx context.Context, fp pool.Fingerprint, epochs []uin
 	return l.putMarkerKeys(ctx, keys)
 }
 
-func (l *lane) putMarkerKeys(ctx context.Context, keys []pool.Key) error {
+func (l *level) putMarkerKeys(ctx context.Context, keys []pool.Key) error {
 	items := make([]pool.Item, len(keys))
 	for i, key := range keys {
 		items[i] = pool.Item{Key: key, Data: l.p.markerValue(&key, catalog.Nonce{}), Status: pool.Busy}
@@ -351,19 +358,19 @@ func (l *lane) putMarkerKeys(ctx context.Context, keys []pool.Key) error {
 	return nil
 }
 
-// tell notes that a tier knows this node's reset.
-func (s *spaces) tell(f *followed, l *lane) {
+// confirmClaim records that a tier has the marker of this node's reset.
+func (s *spaces) confirmClaim(f *followedSpace, l *level) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.kept.Spaces[f.fp]
+	e := s.catalog.Spaces[f.fp]
 	if e.Epoch != f.Epoch || e.Claim != f.Claim {
 		return // it was reset again
 	}
-	e.Told = append(slices.Clone(e.Told), l.Name)
-	open := func(other *lane) bool { return !other.Local && !slices.Contains(e.Told, other.Name) }
-	if !slices.ContainsFunc(l.p.lanes, open) {
-		e.Claim, e.Told = catalog.Nonce{}, nil
+	e.Confirmed = append(slices.Clone(e.Confirmed), l.Name)
+	open := func(other *level) bool { return !other.Local && !slices.Contains(e.Confirmed, other.Name) }
+	if !slices.ContainsFunc(l.p.levels, open) {
+		e.Claim, e.Confirmed = catalog.Nonce{}, nil
 	}
-	s.kept.Spaces[f.fp] = e
+	s.catalog.Spaces[f.fp] = e
 	s.dirty = true
 }

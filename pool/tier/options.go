@@ -3,32 +3,33 @@ package tier
 import (
 	"fmt"
 	"regexp"
+	"strings"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
-// Limits that are no options.
+// Fixed limits.
 const (
 	MaxTiers     = 8
 	maxName      = 32      // bytes of a tier's name
-	askFirst     = 64      // entries of a chain a shared tier is asked for at first; then as many as it had so far, so that a new prompt costs little
+	askFirst     = 64      // entries of a new prompt's chain in a first question; then as many as were found so far
 	askMost      = 4096    // entries of one question
-	questions    = 64      // questions waiting for a tier; what is more is not asked
-	deleteQueue  = 4096    // keys waiting to be deleted; what is more is forgotten
+	questions    = 64      // questions waiting for a tier; more are not asked
+	deleteQueue  = 4096    // keys waiting to be deleted; more are dropped
 	usesBytes    = 4 << 20 // hashes of look-ups waiting for the search for second uses
-	knownEntries = 1 << 18 // entries of which a tier's existence is remembered, 4 MiB a tier
+	cacheEntries = 1 << 18 // cells of an existsCache, 4 MiB
 	fullPause    = time.Second
-	logEvery     = time.Second // between two lines of one kind about one tier
+	logEvery     = time.Second // between two equal log lines about one tier
 	hintAge      = 10 * time.Second
 	maxPrefill   = 1e9 // tokens a second
 )
 
-// When says which blocks are written to a tier.
+// When is the occasion on which blocks are written to a tier.
 type When uint8
 
-// The occasions. A block that a tier has already is not written again.
+// The occasions. A block that a tier already has is not written again.
 const (
 	Never       When = iota
 	OnSave           // when all shards are committed, or when the block came from a tier farther away
@@ -45,7 +46,7 @@ func (w When) String() string {
 	return fmt.Sprintf("when %d", uint8(w))
 }
 
-// ParseWhen reads the name of an occasion.
+// ParseWhen parses the name of an occasion.
 func ParseWhen(name string) (When, error) {
 	for i, w := range whens {
 		if w == name {
@@ -55,75 +56,78 @@ func ParseWhen(name string) (When, error) {
 	return 0, fmt.Errorf("write: %q, allowed: never, save, second-use, evict", name)
 }
 
-// Tier is one store of a stack and how it is used. The zero value of a field with a default means that.
+// Tier is one store of a stack and how it is used. Fields left zero take their default, which is
+// the last number given.
 type Tier struct {
 	Name  string // 1 to 32 of a-z, 0-9 and -, for people and metrics
 	Store pool.Store
-	// Local says that the store's Exists answers from memory, at once: then it is asked in the look-up itself, and what it says is exact. Others
-	// are asked in the background, and what they said is believed for a while.
+	// Local means that Exists answers from memory, at once and exactly; look-ups call it directly.
+	// Other stores are asked in the background, and their answers are cached for a while.
 	Local bool
 	Write When
 
-	Workers     int           // batches at once, 1 to 64, 4; at most half of them, but one at least, write
-	Askers      int           // questions at once to a shared store, 1 to 64, 2
+	Workers     int           // concurrent batches, 1 to 64, 4; at most half of them, at least one, write
+	Askers      int           // concurrent questions to a shared store, 1 to 64, 2
 	BatchBytes  int64         // bytes of one batch, 4 KiB to 1 GiB, 8 MiB; a larger block is a batch of its own
 	BatchItems  int           // shards of one batch, 1 to 4096, 64
-	PutQueue    int           // entries waiting to be written, 1 to 2^20, 16,384; one more is not written
+	PutQueue    int           // entries waiting to be written, 1 to 2^20, 16,384; more are not written
 	FetchWithin time.Duration // one Get, 1 ms to 5 min, 2 s
 	PutWithin   time.Duration // one Put or Delete, 1 ms to 5 min, 5 s
-	AskWithin   time.Duration // one Exists, 1 ms to 1 min, 100 ms: so long a look-up may be told pending
-	FoundFor    time.Duration // a shared store is believed to have an entry, 10 ms to 1 h, 10 s
-	AbsentFor   time.Duration // ... and not to have it, 10 ms to 1 h, 2 s
-	BreakAfter  int           // failures in a row until nobody asks the store any more, 1 to 1000, 3
-	BreakFirst  time.Duration // until it is tried again, 1 ms to 10 min, 500 ms; doubles with each failed try
-	BreakLast   time.Duration // at most, BreakFirst to 1 h, 10 s
+	AskWithin   time.Duration // one Exists, 1 ms to 1 min, 100 ms: how long a look-up may stay pending
+	FoundFor    time.Duration // how long a shared store is believed to have an entry, 10 ms to 1 h, 10 s
+	AbsentFor   time.Duration // ... and to lack it, 10 ms to 1 h, 2 s
+	BreakAfter  int           // failures in a row that open the breaker, 1 to 1000, 3
+	BreakFirst  time.Duration // until the first new try, 1 ms to 10 min, 500 ms; doubles with each failed try
+	BreakLast   time.Duration // longest pause between tries, BreakFirst to 1 h, 10 s
 }
 
-// Options of a stack. The zero value of a field with a default means that.
+// Options of a stack. Fields left zero take their default.
 type Options struct {
-	// PrefetchBytes bounds the bytes of promises that have not come yet, 64 KiB to the memory's size, an eighth of it: what is promised takes the place
-	// of what is least worth in memory, and no more than this at a time.
+	// PrefetchBytes bounds the bytes of open promises, 64 KiB to the memory's size; default an
+	// eighth of it. Promised blocks replace the least valuable ones in memory.
 	PrefetchBytes int64
-	// PrefillTokens is how many tokens a second an engine computes, 0 to 10^9. An answer is cut where bringing blocks up would take longer, by what was measured of
-	// the tier, than computing them. 0: it is not.
+	// PrefillTokens is how many tokens a second an engine computes, 0 to 10^9. A look-up's answer
+	// is cut where loading blocks is expected to take longer than computing them. 0: never.
 	PrefillTokens float64
-	// PromiseWithin is how long a promise may be open, from when it is made, 10 ms to 1 h: then it
-	// ends as one that did not come. 0: a minute, or twice as long as the tiers' FetchWithin
-	// together if that is more.
+	// PromiseWithin is how long a promise may be open, 10 ms to 1 h. Default: a minute, or twice
+	// the sum of the tiers' FetchWithin if that is more.
 	PromiseWithin time.Duration
-	// LearnPrefill takes what Computed tells of each space instead of PrefillTokens, which must be 0.
+	// LearnPrefill uses the rates passed to Computed, for each space, instead of PrefillTokens,
+	// which must be 0.
 	LearnPrefill bool
-	// Staging is where values lie on their way. Nil: the stack makes its own, of the default size.
+	// Staging holds values in transit. Nil: the pool makes its own, of DefaultStaging bytes.
 	Staging *transit.Staging
-	// State is the file that keeps which spaces were reset, and what is still to be collected, see
-	// spaces.go. Empty: they are forgotten with the process, which is right only if no tier
-	// outlives it.
+	// State is the file of the catalog: the epochs of spaces, and the orphans to collect. Empty:
+	// the catalog ends with the process, which is right only if no tier outlives it.
 	State string
 	// EpochEvery is how often shared tiers are asked for resets of other nodes, 10 ms to 1 h, 5 s.
 	EpochEvery time.Duration
-	// CollectAfter is how long a name that nobody uses any more stays in the tiers, 100 ms to 30
-	// days, 10 min: from the reset that left it behind, or since the engine of a private space is
-	// gone, or since the start of this process. As long after that a second look takes what others
-	// wrote late.
+	// CollectAfter is how long an orphan stays in the tiers, 100 ms to 30 days, 10 min: from the
+	// reset, the end of a private space's engine, or the start of this process. A second scan
+	// follows after the same time.
 	CollectAfter time.Duration
-	// CollectUnused is how long no node may have used a named generation before what it has in the
-	// tiers is collected, 10 min and 100 EpochEvery to 90 days. 0: it is not, by this node.
+	// CollectUnused is how long a named generation must be unused by all nodes before it is
+	// collected, the larger of 10 min and 100 EpochEvery to 90 days. 0: this node does not collect
+	// them.
 	CollectUnused time.Duration
-	// CollectRate is how many keys a second a collection looks at or deletes, 1 to 1,000,000,
+	// CollectRate is how many keys a second a collection examines or deletes, 1 to 1,000,000,
 	// 5,000.
 	CollectRate int
-	// NoSums says that memory does not make checksums (integrity header): then what is written to a tier is not compared with them first.
+	// NoSums means that memory has no checksums (integrity header): what is written to a tier is
+	// not compared with them.
 	NoSums bool
-	Node   string // named as the source of what is stored; at most 32 bytes are kept
-	// Log is told of changes of state and of damage, at most once a second of each kind and tier; it must not block. Nil: nobody is.
+	Node   string // named in headers as the source of a value; at most 32 bytes of it
+	// Log is called with changes of state and with damage, at most once a second for each message
+	// and tier. It must not block. May be nil.
 	Log   func(tier, what string, err error)
 	Clock func() time.Time // nil is time.Now
 
 	ownStaging bool
-	step       func() // tests: called without locks wherever a promise may meet another state of its tier
+	step       func() // of tests: called without locks where a promise depends on a tier's state
 }
 
-// DefaultStaging is the size of Staging a stack makes for itself, bytes. It is address space until it is used.
+// DefaultStaging is the size in bytes of the Staging that a pool makes for itself. It is only
+// address space until it is used.
 const DefaultStaging = 256 << 20
 
 func (o *Options) complete(m Memory) error {
@@ -159,21 +163,25 @@ func (o *Options) complete(m Memory) error {
 
 var validName = regexp.MustCompile(`^[a-z0-9-]{1,32}$`)
 
-// complete fills defaults in and checks ranges.
+// complete sets defaults and checks ranges.
 func (t *Tier) complete() error {
 	if !validName.MatchString(t.Name) {
 		return fmt.Errorf("tier: Name is %q, allowed: 1 to %d of a-z, 0-9 and -", t.Name, maxName)
 	}
 	if t.Store == nil || t.Write > OnEvict {
-		return fmt.Errorf("tier %s: Store is nil or Write is %v, allowed: a store, and never, save, second-use or evict", t.Name, t.Write)
+		return fmt.Errorf("tier %s: Store is nil or Write is %v, allowed: a store, and one of %s",
+			t.Name, t.Write, strings.Join(whens[:], ", "))
 	}
 	for _, f := range []struct {
 		name           string
 		v              *int
 		def, low, high int
 	}{
-		{"Workers", &t.Workers, 4, 1, 64}, {"Askers", &t.Askers, 2, 1, 64}, {"BatchItems", &t.BatchItems, 64, 1, 4096},
-		{"PutQueue", &t.PutQueue, 16384, 1, 1 << 20}, {"BreakAfter", &t.BreakAfter, 3, 1, 1000},
+		{"Workers", &t.Workers, 4, 1, 64},
+		{"Askers", &t.Askers, 2, 1, 64},
+		{"BatchItems", &t.BatchItems, 64, 1, 4096},
+		{"PutQueue", &t.PutQueue, 16384, 1, 1 << 20},
+		{"BreakAfter", &t.BreakAfter, 3, 1, 1000},
 	} {
 		if *f.v == 0 {
 			*f.v = f.def
@@ -220,20 +228,20 @@ func (t *Tier) completeTimes() error {
 	return nil
 }
 
-// The range of PromiseWithin, and what it is at least unless it is given.
+// The range of PromiseWithin, and its least default.
 const (
 	MinPromiseWithin = 10 * time.Millisecond
 	MaxPromiseWithin = time.Hour
 	promiseWithin    = time.Minute
 )
 
-// completePromises checks PromiseWithin, or makes it long enough for one fetch of every tier and
+// completePromises checks PromiseWithin, or sets it long enough for one fetch from every tier and
 // the wait for each.
 func (p *Pool) completePromises() error {
 	o := &p.o
 	if o.PromiseWithin == 0 {
 		all := time.Duration(0)
-		for _, l := range p.lanes {
+		for _, l := range p.levels {
 			all += l.FetchWithin
 		}
 		o.PromiseWithin = min(max(promiseWithin, 2*all), MaxPromiseWithin)
@@ -257,8 +265,8 @@ const (
 	collectRounds    = 100
 )
 
-// LeastCollectUnused is the least CollectUnused for an EpochEvery: so that a use mark is put long
-// before it is missed.
+// LeastCollectUnused returns the least CollectUnused for an EpochEvery: marks must be put well
+// before they are missed.
 func LeastCollectUnused(epochEvery time.Duration) time.Duration {
 	return max(10*time.Minute, collectRounds*epochEvery)
 }

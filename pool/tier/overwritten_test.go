@@ -15,7 +15,7 @@ import (
 	"github.com/kvagent/kvagent/pool/servertest"
 )
 
-// served is a store on a real server, and what somebody else does to its values.
+// served is a store on a real server, and what another client does to its values.
 type served struct {
 	store  pool.Store
 	damage func(t *testing.T) // changes a byte of every value
@@ -50,22 +50,24 @@ func onRedis(t *testing.T) served {
 func onS3(t *testing.T) served {
 	server := servertest.S3(t, "blocks")
 	s, err := s3.Open(s3.Options{
-		Endpoint: server.Addr, Insecure: true, PathStyle: true, Region: "us-east-1", Bucket: "blocks", AccessKey: servertest.S3AccessKey, SecretKey: servertest.S3SecretKey,
+		Endpoint: server.Addr, Insecure: true, PathStyle: true, Region: "us-east-1", Bucket: "blocks",
+		AccessKey: servertest.S3AccessKey, SecretKey: servertest.S3SecretKey,
 	})
 	check(t, err)
 	t.Cleanup(func() { check(t, s.Close()) })
 	each := func(t *testing.T, do func(path string)) (n int) {
 		t.Helper()
-		check(t, filepath.WalkDir(filepath.Join(server.Dir, "blocks", "kvagent"), func(path string, d fs.DirEntry, err error) error {
-			if os.IsNotExist(err) {
-				return nil
-			}
-			if err == nil && d.Type().IsRegular() {
-				n++
-				do(path)
-			}
-			return err
-		}))
+		check(t, filepath.WalkDir(filepath.Join(server.Dir, "blocks", "kvagent"),
+			func(path string, d fs.DirEntry, err error) error {
+				if os.IsNotExist(err) {
+					return nil
+				}
+				if err == nil && d.Type().IsRegular() {
+					n++
+					do(path)
+				}
+				return err
+			}))
 		return n
 	}
 	return served{
@@ -83,13 +85,15 @@ func onS3(t *testing.T) served {
 	}
 }
 
-// Values that somebody else wrote over on the server are not delivered: they are counted, the node they came from is named, they are dropped, and the
-// block is stored anew.
+// TestOverwrittenOnTheServer: values that another client overwrote on the server are not delivered.
+// They are counted and deleted, the log names the node in their headers, and the block is stored
+// again.
 func TestOverwrittenOnTheServer(t *testing.T) {
 	for name, open := range map[string]func(t *testing.T) served{"redis": onRedis, "s3": onS3} {
 		t.Run(name, func(t *testing.T) {
 			s := open(t)
-			patient := Tier{Name: "shared", Store: s.store, Write: OnSave, AskWithin: patience, PutWithin: patience, FetchWithin: patience}
+			patient := Tier{Name: "shared", Store: s.store, Write: OnSave, AskWithin: patience, PutWithin: patience,
+				FetchWithin: patience}
 			h := chain("a", 20)
 			var mu sync.Mutex
 			var said []string
@@ -124,7 +128,10 @@ func TestOverwrittenOnTheServer(t *testing.T) {
 			if r := reader.Report().Tiers[0]; r.Corrupt != 40 || r.Misses != 20 {
 				t.Errorf("%d damaged, %d misses, want 40 shards of 20 blocks", r.Corrupt, r.Misses)
 			}
-			reader.waitFor("they are dropped", func(r *pool.TierReport) bool { return s.left(t) == 0 && r.Tiers[0].Deleted == 40 })
+			reader.waitFor("they are dropped", func(r *pool.TierReport) bool {
+				return s.left(t) == 0 &&
+					r.Tiers[0].Deleted == 40
+			})
 			mu.Lock()
 			if text := strings.Join(said, "\n"); !strings.Contains(text, `written by "writer"`) {
 				t.Errorf("the source is not named: %q", text)

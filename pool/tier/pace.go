@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// pace is how fast a store was, as moving averages.
+// pace measures how fast a store is, as moving averages.
 type pace struct {
 	mu       sync.Mutex
 	delay    float64 // seconds until a small question is answered
@@ -13,18 +13,18 @@ type pace struct {
 	ask      float64
 	measured time.Time // the last Get
 
-	// Fetches at work, several at once: what they bring in a stretch of time counts, not what each of them does.
+	// Several fetches run at once, so the bytes of all of them in a busy period count.
 	running int
-	since   time.Time // the stretch began
-	came    int64     // bytes in it
-	bytes   float64   // of past stretches, with less weight the more seconds of work ago
-	seconds float64   // of those
+	since   time.Time // the period began
+	arrived int64     // bytes in this period
+	bytes   float64   // of past periods; weighted less the more seconds of work ago
+	seconds float64   // of past periods
 }
 
 const (
 	paceWeight = 0.2              // of a new value
-	paceAge    = 10 * time.Second // a rate is doubled for each such time without a Get, so that a tier that was slow once is tried again
-	paceSpan   = time.Second      // longest stretch: a tier that is always at work is measured too
+	paceAge    = 10 * time.Second // a rate doubles for each such time without a Get: a slow tier is tried again
+	paceSpan   = time.Second      // longest period, so that a tier that is always busy is measured too
 )
 
 func smooth(old, now float64) float64 {
@@ -34,37 +34,37 @@ func smooth(old, now float64) float64 {
 	return old + paceWeight*(now-old)
 }
 
-// fetching is the begin of a Get.
+// fetching begins a Get.
 func (p *pace) fetching(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.running++; p.running == 1 {
-		p.since, p.came = now, 0
+		p.since, p.arrived = now, 0
 	}
 }
 
-// fetched is the end of a Get that brought bytes, or none because it failed.
+// fetched ends a Get that read bytes; 0 if it failed.
 func (p *pace) fetched(bytes int64, took time.Duration, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.get = smooth(p.get, took.Seconds())
 	p.measured = now
 	p.running--
-	p.came += bytes
+	p.arrived += bytes
 	if p.running == 0 || now.Sub(p.since) > paceSpan {
-		p.stretchLocked(now)
+		p.endPeriodLocked(now)
 	}
 }
 
-// stretchLocked ends a stretch. The store's answering delay, which seconds adds again, does not count as time of its bytes.
-func (p *pace) stretchLocked(now time.Time) {
-	if p.came > 0 {
+// endPeriodLocked ends a busy period. It subtracts the store's delay, which secondsFor adds again.
+func (p *pace) endPeriodLocked(now time.Time) {
+	if p.arrived > 0 {
 		took := now.Sub(p.since).Seconds()
 		keep := 1 - paceWeight*min(took/paceSpan.Seconds(), 1)
-		p.bytes = keep*p.bytes + float64(p.came)
+		p.bytes = keep*p.bytes + float64(p.arrived)
 		p.seconds = keep*p.seconds + max(took-p.delay, took/4, 1e-6)
 	}
-	p.since, p.came = now, 0
+	p.since, p.arrived = now, 0
 }
 
 func (p *pace) stored(took time.Duration) {
@@ -80,7 +80,8 @@ func (p *pace) asked(took time.Duration) {
 	p.delay = p.ask
 }
 
-// rateLocked is bytes a second of what is at work at once; 0: not measured. Large fetches count for more than small ones.
+// rateLocked returns bytes a second over all fetches at once; 0 if not measured. Large fetches
+// weigh more.
 func (p *pace) rateLocked() float64 {
 	if p.seconds == 0 {
 		return 0
@@ -88,7 +89,7 @@ func (p *pace) rateLocked() float64 {
 	return p.bytes / p.seconds
 }
 
-// secondsFor is how long so many bytes would take, as far as that was measured.
+// secondsFor estimates how long reading bytes takes; 0 if not measured.
 func (p *pace) secondsFor(bytes int64, now time.Time) float64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -102,8 +103,8 @@ func (p *pace) secondsFor(bytes int64, now time.Time) float64 {
 	return p.delay + float64(bytes)/rate
 }
 
-// shown is what is said of it: bytes a second, and seconds of a batch or a question.
-func (p *pace) shown() (rate, get, put, ask float64) {
+// report returns bytes a second, and the seconds of a Get, a Put and a question.
+func (p *pace) report() (rate, get, put, ask float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.rateLocked(), p.get, p.put, p.ask

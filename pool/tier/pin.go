@@ -2,15 +2,18 @@ package tier
 
 import "github.com/kvagent/kvagent/pool"
 
-// Pin implements pool.Index: pins of memory, and behind them promises of what tiers are known to have, as far as the prefetch budget goes.
-func (p *Pool) Pin(s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref) (int, []pool.Ref, int64) {
+// Pin implements pool.Index: pins of entries in memory, followed by promises of entries that tiers
+// are believed to have, within the prefetch budget.
+func (p *Pool) Pin(
+	s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref,
+) (int, []pool.Ref, int64) {
 	base := len(refs)
 	n, refs, bytes := p.memory.Pin(s, group, h, maxBytes, refs)
-	if len(p.lanes) == 0 {
+	if len(p.levels) == 0 {
 		return n, refs, bytes
 	}
-	if cut := p.unfit(refs[base:]); cut >= 0 {
-		bytes -= bytes / int64(n) * int64(n-cut) // the blocks of a group are all of one size
+	if cut := p.dropAmbiguous(refs[base:]); cut >= 0 {
+		bytes -= bytes / int64(n) * int64(n-cut) // the blocks of a group have one size
 		return cut, refs[:base+cut], bytes
 	}
 	if p.using && n > 0 {
@@ -20,16 +23,16 @@ func (p *Pool) Pin(s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, r
 	if n == h.N || g == nil || maxBytes-bytes < g.memory {
 		return n, refs, bytes
 	}
-	w := looks.Get().(*look)
-	defer looks.Put(w)
-	end := p.walk(w, s, group, &h, n)
+	w := scratchPool.Get().(*scratch)
+	defer scratchPool.Put(w)
+	end := p.locate(w, s, group, &h, n)
 	for i := n; i < end; {
 		if w.where[i-n] == inMemory {
 			to := runEnd(w.where, i-n, end-n) + n
 			got, all, more := p.memory.Pin(s, group, h.Slice(i, to), maxBytes-bytes, refs)
 			refs, bytes = all, bytes+more
 			if i += got; i < to {
-				return i, refs, bytes // evicted meanwhile, or the cap
+				return i, refs, bytes // evicted meanwhile, or maxBytes is reached
 			}
 			continue
 		}
@@ -46,9 +49,10 @@ func (p *Pool) Pin(s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, r
 	return end, refs, bytes
 }
 
-// unfit is the place of the first ref that looks like a promise, -1 if none does: a memory whose refs use the highest bit cannot be told apart
-// there, so that block and those behind it are given back. It takes 2^31 lives of one place in memory to get there.
-func (p *Pool) unfit(refs []pool.Ref) int {
+// dropAmbiguous returns the index of the first ref of memory that has promiseBit set, or -1. It
+// unpins that ref and those after it, since they cannot be told from promises. Memory's refs reach
+// that bit only after 2^31 reuses of one place.
+func (p *Pool) dropAmbiguous(refs []pool.Ref) int {
 	for i, ref := range refs {
 		if ref&promiseBit != 0 {
 			p.memory.Unpin(refs[i:])
@@ -58,38 +62,44 @@ func (p *Pool) unfit(refs []pool.Ref) int {
 	return -1
 }
 
-// promise promises entry i of a chain.
+// promise makes a promise of entry i of a chain.
 func (p *Pool) promise(s pool.SpaceID, group uint8, h *pool.Hashes, i int, number uint8) (pool.Ref, bool) {
 	sp := p.spaces.get(s)
 	if sp == nil {
-		return 0, false // it was closed meanwhile
+		return 0, false // the space was closed meanwhile
 	}
-	w := wish{
-		key: entryKey{s, group, pool.MakeHash(h.At(i))}, parent: parentOf(h, i), sp: sp, life: sp.now.Load(), group: &sp.groups[group], lanes: 1 << number,
+	w := promiseRequest{
+		key:    entryKey{s, group, pool.MakeHash(h.At(i))},
+		parent: parentOf(h, i),
+		sp:     sp,
+		life:   sp.now.Load(),
+		group:  &sp.groups[group],
+		levels: 1 << number,
 	}
 	if w.life.epoch == 0 || w.life.off {
 		return 0, false
 	}
-	p.others(&w, number)
+	p.addShared(&w, number)
 	p.step()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.promiseLocked(&w)
 }
 
-// others adds the shared tiers behind the first that are known to have the entry too.
-func (p *Pool) others(w *wish, number uint8) {
-	for _, l := range p.lanes[number+1:] {
+// addShared adds the shared tiers after the first one that are believed to have the entry too.
+func (p *Pool) addShared(w *promiseRequest, number uint8) {
+	for _, l := range p.levels[number+1:] {
 		if l.Local || !l.up() {
 			continue
 		}
-		if there, _ := l.known.get(w.life.print(w.key.group, w.key.hash.Bytes[:w.key.hash.Len]), p.now()); there {
-			w.lanes |= 1 << l.number
+		if there, _ := l.exists.get(w.life.digest(w.key.group, w.key.hash.Bytes[:w.key.hash.Len]), p.now()); there {
+			w.levels |= 1 << l.number
 		}
 	}
 }
 
-// parentOf is the block before entry i of a chain, also where the view begins behind the start of the prompt.
+// parentOf returns the hash before entry i of a chain, also where the view begins after the start
+// of the prompt.
 func parentOf(h *pool.Hashes, i int) (parent pool.Hash) {
 	step := max(h.Step, 1)
 	if at := h.First + (i-1)*step; at >= 0 {
@@ -102,7 +112,7 @@ func parentOf(h *pool.Hashes, i int) (parent pool.Hash) {
 func (p *Pool) Unpin(refs []pool.Ref) {
 	for _, ref := range refs {
 		if ref&promiseBit != 0 {
-			p.giveBack(refs, false)
+			p.unpinPromises(refs, false)
 			p.unpinMemory(refs)
 			return
 		}
@@ -110,7 +120,7 @@ func (p *Pool) Unpin(refs []pool.Ref) {
 	p.memory.Unpin(refs)
 }
 
-// unpinMemory takes the pins of memory among refs back.
+// unpinMemory releases the pins of memory among refs.
 func (p *Pool) unpinMemory(refs []pool.Ref) {
 	for i := 0; i < len(refs); {
 		to := i
@@ -124,7 +134,7 @@ func (p *Pool) unpinMemory(refs []pool.Ref) {
 	}
 }
 
-// waiter is one Settle.
+// waiter is one call of Settle.
 type waiter struct {
 	left int
 	then func()
@@ -161,6 +171,6 @@ func (p *Pool) Settle(refs []pool.Ref, then func()) (cancel func() bool) {
 
 // Hint implements pool.Tiers.
 func (p *Pool) Hint(refs []pool.Ref) {
-	p.giveBack(refs, true)
+	p.unpinPromises(refs, true)
 	p.unpinMemory(refs)
 }

@@ -8,13 +8,15 @@ import (
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
-// worn is a memory of which one place was used so often that its refs look like promises.
+// worn is a memory with one place reused so often that its refs look like promises.
 type worn struct {
 	*mem.Pool
 	at int // in a chain
 }
 
-func (w worn) Pin(s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref) (int, []pool.Ref, int64) {
+func (w worn) Pin(
+	s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref,
+) (int, []pool.Ref, int64) {
 	base := len(refs)
 	n, refs, bytes := w.Pool.Pin(s, group, h, maxBytes, refs)
 	if w.at < n {
@@ -31,11 +33,13 @@ func (w worn) Unpin(refs []pool.Ref) {
 	w.Pool.Unpin(plain)
 }
 
-// A pin that cannot be told from a promise shortens the answer; nothing stays pinned.
+// TestWornMemory: a pin that cannot be told from a promise shortens the answer, and nothing stays
+// pinned.
 func TestWornMemory(t *testing.T) {
 	m, err := mem.Open(mem.Options{Bytes: 100 << 10})
 	check(t, err)
-	n := openNode(t, m, worn{m, 3}, 1, Options{PrefetchBytes: 64 << 10}, []Tier{{Name: "disk", Store: pooltest.NewShelf(), Local: true}})
+	n := openNode(t, m, worn{m, 3}, 1, Options{PrefetchBytes: 64 << 10},
+		[]Tier{{Name: "disk", Store: pooltest.NewShelf(), Local: true}})
 	h := chain("a", 10)
 	n.save(h)
 	count, refs, bytes := n.Pin(n.space, 0, h, 1<<40, nil)

@@ -9,25 +9,27 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// What is learned of how fast engines compute.
+// Learning how fast engines compute prompts.
 const (
-	prefillSamples = 64  // the last so many count
-	prefillEnough  = 16  // nothing is cut before there are so many
-	prefillTokens  = 256 // of a step that counts: one of fewer tokens is about decoding, or has little more than a step's fixed cost
-	prefillRank    = 3   // of four: the sample that three quarters are not above. Steps that decode too are slower, and hold no prompt back
+	prefillSamples = 64  // samples that are kept
+	prefillEnough  = 16  // samples before any answer is cut
+	prefillTokens  = 256 // least tokens of a step that counts; a smaller one is decoding or mostly fixed cost
+	// prefillRank quarters of the samples are not above the one that is used. Steps that also
+	// decode are slower and should not count.
+	prefillRank = 3
 )
 
-// prefill is how fast engines of a space compute prompts.
+// prefill measures how fast the engines of a space compute prompts.
 type prefill struct {
-	rate atomic.Uint64 // tokens a second, rounded; 0: not known
+	rate atomic.Uint64 // tokens a second, rounded; 0 if unknown
 
 	mu      sync.Mutex
 	samples []float64 // tokens a second; the oldest is at next once there are prefillSamples
 	next    int
 }
 
-// took notes a step.
-func (f *prefill) took(tokens int, d time.Duration) {
+// add adds a step.
+func (f *prefill) add(tokens int, d time.Duration) {
 	if tokens < prefillTokens || d <= 0 {
 		return
 	}
@@ -50,11 +52,12 @@ func (f *prefill) took(tokens int, d time.Duration) {
 // Computed implements pool.Tiers.
 func (p *Pool) Computed(s pool.SpaceID, tokens int, d time.Duration) {
 	if sp := p.spaces.get(s); sp != nil && p.o.LearnPrefill {
-		sp.prefill.took(tokens, d)
+		sp.prefill.add(tokens, d)
 	}
 }
 
-// tokensPerSecond is what engines of a space compute: what was given, else what was learned. 0: not known, and nothing is cut.
+// tokensPerSecond returns the configured or learned rate of a space's engines; 0 if unknown, and
+// then nothing is cut.
 func (p *Pool) tokensPerSecond(sp *space) float64 {
 	if p.o.LearnPrefill {
 		return float64(sp.prefill.rate.Load())
@@ -62,19 +65,19 @@ func (p *Pool) tokensPerSecond(sp *space) float64 {
 	return p.o.PrefillTokens
 }
 
-// slow says that a tier brings a block up more slowly than an engine computes it.
-func (p *Pool) slow(l *lane, sp *space, g *group) bool {
+// slow reports whether a tier loads blocks more slowly than an engine computes them.
+func (p *Pool) slow(l *level, sp *space, g *group) bool {
 	rate := p.tokensPerSecond(sp)
 	if rate == 0 || g.tokens == 0 {
 		return false
 	}
-	const many = 1 << 10 // so many blocks that the delay of the first does not count
+	const many = 1 << 10 // so many blocks that the delay of the first does not matter
 	return l.pace.secondsFor(many*g.memory, p.now()) > many*float64(g.tokens)/rate
 }
 
-// worth cuts a chain at n, where memory's part ends, if bringing up the rest would take longer than computing it. What it cuts costs its computing, as without
-// tiers, and no more; what it should have cut costs its loading, which a load waits for no longer than for an event.
-func (p *Pool) worth(where []int8, sp *space, g *group, n, end int) int {
+// cutSlow returns the end of the part of a chain that is worth loading: n, where memory's part
+// ends, if loading the rest would take longer than computing it, else end.
+func (p *Pool) cutSlow(where []int8, sp *space, g *group, n, end int) int {
 	rate := p.tokensPerSecond(sp)
 	if rate == 0 || end == n {
 		return end
@@ -88,7 +91,7 @@ func (p *Pool) worth(where []int8, sp *space, g *group, n, end int) int {
 	seconds := 0.0
 	for i, b := range bytes {
 		if b > 0 {
-			seconds += p.lanes[i].pace.secondsFor(b, p.now())
+			seconds += p.levels[i].pace.secondsFor(b, p.now())
 		}
 	}
 	if seconds > float64(end-n)*float64(g.tokens)/rate {

@@ -7,18 +7,18 @@ import (
 )
 
 // measure makes a tier as fast as a fetch of so many bytes in so long.
-func (l *lane) measure(bytes int64, took time.Duration) {
+func (l *level) measure(bytes int64, took time.Duration) {
 	l.pace.bytes, l.pace.seconds, l.pace.delay = 0, 0, 0
 	now := l.p.now()
 	l.pace.fetching(now.Add(-took))
 	l.pace.fetched(bytes, took, now)
 }
 
-// An answer is cut where loading takes longer than computing.
+// TestNetBenefit: an answer is cut where loading takes longer than computing.
 func TestNetBenefit(t *testing.T) {
 	h := chain("a", 40)
 	n, _, _ := filled(t, h, nil, Tier{}, Options{PrefillTokens: 1e6}) // 16 us for a block of 2 KiB: 128 MB/s
-	l := n.lanes[0]
+	l := n.levels[0]
 	if got := n.know(h); got != 40 {
 		t.Fatalf("%d before anything was measured, want 40", got)
 	}
@@ -33,11 +33,12 @@ func TestNetBenefit(t *testing.T) {
 	}
 }
 
-// What engines were seen to compute says what is cut: nothing before enough was seen, a slow tier's blocks behind a fast engine, a fast one's behind none.
+// TestLearnedPrefill: learned rates decide what is cut: nothing before enough samples, a slow
+// tier's blocks for a fast engine, none of a fast tier's.
 func TestLearnedPrefill(t *testing.T) {
 	h := chain("a", 40)
 	n, _, _ := filled(t, h, nil, Tier{}, Options{LearnPrefill: true})
-	l := n.lanes[0]
+	l := n.levels[0]
 	n.know(h)
 	steps := func(many, tokens int, perSecond float64) {
 		for range many {
@@ -79,7 +80,8 @@ func TestLearnedPrefill(t *testing.T) {
 	}
 }
 
-// A rate that is wrong by any factor costs what a stack without the tier costs, and no more: what memory has is answered, and the tier is tried again.
+// TestWrongPrefillIsBounded: a rate that is wrong by any factor costs no more than a pool without
+// the tier: memory's part is answered, and the tier is tried again.
 func TestWrongPrefillIsBounded(t *testing.T) {
 	var ahead atomic.Int64
 	clock := func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
@@ -87,7 +89,7 @@ func TestWrongPrefillIsBounded(t *testing.T) {
 	n, _, _ := filled(t, h, nil, Tier{FoundFor: time.Hour}, Options{LearnPrefill: true, Clock: clock})
 	n.save(h.Slice(0, 7))
 	n.know(h)
-	n.lanes[0].measure(1<<30, time.Second)
+	n.levels[0].measure(1<<30, time.Second)
 	for range prefillSamples {
 		n.Computed(n.space, 1<<20, time.Microsecond)
 	}
@@ -104,7 +106,8 @@ func TestWrongPrefillIsBounded(t *testing.T) {
 	t.Logf("tried again after %v", tried)
 }
 
-// Fetches that are under way at once are one stretch: a tier is as fast as all its workers. Its answering delay is no part of the bytes' time.
+// TestPaceOfManyFetches: concurrent fetches are one busy period, so a tier is as fast as all its
+// workers. Its delay does not count as time of the bytes.
 func TestPaceOfManyFetches(t *testing.T) {
 	var p pace
 	now := time.Unix(1000, 0)
@@ -115,16 +118,16 @@ func TestPaceOfManyFetches(t *testing.T) {
 	for i := range 4 {
 		p.fetched(8*mib, time.Second, now.Add(time.Second+time.Duration(i)))
 	}
-	if rate, _, _, _ := p.shown(); rate < 31*mib || rate > 33*mib {
+	if rate, _, _, _ := p.report(); rate < 31*mib || rate > 33*mib {
 		t.Errorf("%.1f MiB/s of 4 fetches at once, want 32", rate/mib)
 	}
 	p = pace{}
 	p.asked(time.Millisecond)
-	for range 100 { // small ones: 4 KiB a millisecond behind the delay
+	for range 100 { // small ones: 4 KiB a millisecond after the delay
 		p.fetching(now)
 		p.fetched(4<<10, 2*time.Millisecond, now.Add(2*time.Millisecond))
 	}
-	if rate, _, _, _ := p.shown(); rate < 3.9e6 || rate > 4.3e6 {
+	if rate, _, _, _ := p.report(); rate < 3.9e6 || rate > 4.3e6 {
 		t.Errorf("%.2g B/s, want 4.1e6: 4 KiB in a millisecond", rate)
 	}
 	p = pace{}
@@ -134,7 +137,7 @@ func TestPaceOfManyFetches(t *testing.T) {
 		p.fetching(at)
 		p.fetched(mib, 300*time.Millisecond, at.Add(300*time.Millisecond))
 	}
-	if rate, _, _, _ := p.shown(); rate < 3*mib || rate > 4*mib {
+	if rate, _, _, _ := p.report(); rate < 3*mib || rate > 4*mib {
 		t.Errorf("%.1f MiB/s of a tier that never rests, want 3.3", rate/mib)
 	}
 }

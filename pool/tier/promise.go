@@ -6,10 +6,11 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// promiseBit tells a promise from a pin of memory, whose refs leave it clear.
+// promiseBit marks a promise; refs of memory have it clear.
 const promiseBit = pool.Ref(1) << 63
 
-// promise is an entry that is being brought to memory. All of it but what is set at its making is under Pool.mu.
+// promise is an entry that is being brought to memory. Pool.mu guards the fields that change after
+// it was made.
 type promise struct {
 	id     uint64
 	key    entryKey
@@ -19,17 +20,17 @@ type promise struct {
 	group  *group
 	since  time.Time
 
-	deadline       time.Time // by the machine's monotonic clock: when the sweeper ends it
-	older, younger *promise  // in Pool.mu.ages, while it is open
+	deadline       time.Time // of the machine's monotonic clock: when the sweeper ends it
+	older, younger *promise  // in Pool.mu.deadlines while it is open
 
 	state   promiseState
-	pins    int   // refs that are out
-	hint    bool  // it comes also if nobody holds it
-	lanes   uint8 // tiers that are still to be tried, a bit each
+	pins    int   // refs of it
+	hint    bool  // it is fetched even without pins
+	levels  uint8 // tiers still to be tried, as bits
 	waiters []*waiter
-	held    []pool.Slot // landed: the pin in memory that the refs stand for
+	held    []pool.Slot // the pin in memory that the refs stand for, once installed
 
-	line       *line
+	queue      *promiseQueue
 	prev, next *promise
 }
 
@@ -38,7 +39,7 @@ type promiseState uint8
 const (
 	queued promiseState = iota
 	running
-	landed
+	installed
 	failed
 )
 
@@ -46,59 +47,58 @@ func (pr *promise) open() bool    { return pr.state == queued || pr.state == run
 func (pr *promise) wanted() bool  { return pr.pins > 0 || pr.hint }
 func (pr *promise) ref() pool.Ref { return promiseBit | pool.Ref(pr.id) }
 
-// wish is an entry that somebody wants in memory.
-type wish struct {
+// promiseRequest is an entry to be promised.
+type promiseRequest struct {
 	key    entryKey
 	parent pool.Hash
 	sp     *space
 	life   *life
 	group  *group
-	lanes  uint8
+	levels uint8
 }
 
-// promiseLocked takes a pin of what is under way already, or gives a new promise; false: the byte
-// budget is used up, or no tier that has the entry is asked any more.
-func (p *Pool) promiseLocked(w *wish) (pool.Ref, bool) {
+// promiseLocked pins the open promise of an entry, or makes one. It returns false if the prefetch
+// budget is used up or no tier that has the entry is up.
+func (p *Pool) promiseLocked(w *promiseRequest) (pool.Ref, bool) {
 	pr := p.mu.open[w.key]
 	if pr == nil || pr.life != w.life {
 		if p.mu.closed || p.mu.bytes > 0 && p.mu.bytes+w.group.memory > p.o.PrefetchBytes {
 			return 0, false
 		}
 		pr = &promise{
-			id: p.mu.lastID + 1, key: w.key, parent: w.parent, sp: w.sp, life: w.life, group: w.group, lanes: w.lanes,
+			id: p.mu.lastID + 1, key: w.key, parent: w.parent, sp: w.sp, life: w.life, group: w.group, levels: w.levels,
 			since: p.now(), deadline: time.Now().Add(p.o.PromiseWithin),
 		}
 		if !p.sendLocked(pr) {
-			return 0, false // a breaker opened since the tiers were looked at
+			return 0, false // a breaker opened since the look-up
 		}
 		p.mu.lastID++
 		p.mu.promised++
 		p.mu.open[w.key] = pr
 		p.mu.byID[pr.id] = pr
 		p.mu.bytes += pr.group.memory
-		p.mu.ages.push(pr)
+		p.mu.deadlines.push(pr)
 	}
 	pr.pins++
 	if pr.state == queued && pr.pins == 1 && pr.hint {
-		pr.line.lane.promoteLocked(pr) // somebody waits for it now
+		pr.queue.level.promoteLocked(pr) // a hint that has a holder now
 	}
 	return pr.ref(), true
 }
 
-// promoteLocked moves a promise that waits at a tier behind those that are held: whether the tier
-// is asked has been decided.
-func (l *lane) promoteLocked(pr *promise) {
-	pr.leave()
+// promoteLocked moves a hint to the queue of promises with pins.
+func (l *level) promoteLocked(pr *promise) {
+	pr.dequeue()
 	l.fetches.push(pr)
 	l.wake.Signal()
 }
 
-// sendLocked queues a promise at the nearest tier that is still to be tried. False: there is none,
-// and the caller settles it.
+// sendLocked queues a promise at the nearest tier still to be tried. It returns false if there is
+// none; the caller then settles the promise.
 func (p *Pool) sendLocked(pr *promise) bool {
-	pr.leave()
-	for _, l := range p.lanes {
-		if pr.lanes&(1<<l.number) == 0 || !l.up() {
+	pr.dequeue()
+	for _, l := range p.levels {
+		if pr.levels&(1<<l.number) == 0 || !l.up() {
 			continue
 		}
 		pr.state = queued
@@ -113,21 +113,21 @@ func (p *Pool) sendLocked(pr *promise) bool {
 	return false
 }
 
-// settleLocked ends a promise that is open, and appends whom to call when mu is free. One that has
-// ended stays as it ended.
+// settleLocked ends a promise unless it has ended, and appends the waiters to call after mu is
+// released.
 func (p *Pool) settleLocked(pr *promise, state promiseState, calls []func()) []func() {
 	if !pr.open() {
 		return calls
 	}
-	pr.leave()
-	p.mu.ages.remove(pr)
+	pr.dequeue()
+	p.mu.deadlines.remove(pr)
 	pr.state = state
 	p.mu.bytes -= pr.group.memory
 	if p.mu.open[pr.key] == pr {
 		delete(p.mu.open, pr.key)
 	}
-	if state == landed {
-		p.mu.landed++
+	if state == installed {
+		p.mu.installed++
 	} else {
 		p.mu.failed++
 	}
@@ -144,7 +144,8 @@ func (p *Pool) settleLocked(pr *promise, state promiseState, calls []func()) []f
 	return calls
 }
 
-// unpinLocked takes one pin back. What it held in memory is appended to slots, to be released when mu is free.
+// unpinLocked releases one pin. It appends what to call and which slots to release after mu is
+// released.
 func (p *Pool) unpinLocked(ref pool.Ref, calls []func(), slots []pool.Slot) ([]func(), []pool.Slot) {
 	pr := p.mu.byID[uint64(ref&^promiseBit)]
 	if pr == nil || pr.pins == 0 {
@@ -161,12 +162,13 @@ func (p *Pool) unpinLocked(ref pool.Ref, calls []func(), slots []pool.Slot) ([]f
 	case pr.state == queued:
 		p.mu.dropped++
 		calls = p.settleLocked(pr, failed, calls)
-	} // one that is running ends by itself, and is taken up again if it is wanted until then
+	} // a running one ends by itself; it can be pinned again until then
 	return calls, slots
 }
 
-// giveBack takes pins of promises back; with keep they come nevertheless, as far as they are still open.
-func (p *Pool) giveBack(refs []pool.Ref, keep bool) {
+// unpinPromises releases the pins of promises among refs. With keep, the open ones are still
+// fetched, as hints.
+func (p *Pool) unpinPromises(refs []pool.Ref, keep bool) {
 	var calls []func()
 	var slots []pool.Slot
 	p.mu.Lock()
@@ -196,32 +198,34 @@ func run(calls []func()) {
 	}
 }
 
-// abandon takes everything out of a tier's queues that waits to be fetched: it goes to the next tier that has it, or does not come.
-func (p *Pool) abandon(l *lane) {
+// requeueAll moves everything that waits to be fetched from a tier to the next tier that has it, or
+// ends it.
+func (p *Pool) requeueAll(l *level) {
 	var calls []func()
 	p.mu.Lock()
-	for _, q := range []*line{&l.fetches, &l.hints} {
+	for _, q := range []*promiseQueue{&l.fetches, &l.hints} {
 		for q.head != nil {
-			calls = p.elsewhereLocked(q.head, l, calls)
+			calls = p.tryNextLocked(q.head, l, calls)
 		}
 	}
 	p.mu.Unlock()
 	run(calls)
 }
 
-// elsewhereLocked sends a promise that a tier did not keep to the next one, or ends it.
-func (p *Pool) elsewhereLocked(pr *promise, l *lane, calls []func()) []func() {
+// tryNextLocked sends a promise that a tier could not fetch to the next one, or ends it.
+func (p *Pool) tryNextLocked(pr *promise, l *level, calls []func()) []func() {
 	if !pr.open() {
 		return calls
 	}
-	pr.lanes &^= 1 << l.number
+	pr.levels &^= 1 << l.number
 	if !p.mu.closed && pr.wanted() && p.sendLocked(pr) {
 		return calls
 	}
 	return p.settleLocked(pr, failed, calls)
 }
 
-// cancelSpace ends the promises of a space that wait; those under way find their epoch over.
+// cancelSpace ends the queued promises of a space. Running ones end when they find their epoch
+// over.
 func (p *Pool) cancelSpace(id pool.SpaceID) {
 	var calls []func()
 	p.mu.Lock()

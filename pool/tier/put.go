@@ -9,20 +9,22 @@ import (
 	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
-func (o *origin) print() uint64 {
-	return o.life.print(o.key.group, o.key.hash.Bytes[:o.key.hash.Len])
+func (o *origin) digest() uint64 {
+	return o.life.digest(o.key.group, o.key.hash.Bytes[:o.key.hash.Len])
 }
 
-// writtenFor is how long an entry that was written is not offered again. A tier may forget it meanwhile.
+// writtenFor is how long an entry that was written is not offered again. A tier may drop it
+// meanwhile.
 const writtenFor = 10 * time.Minute
 
-// write stores a batch of entries: those the store has are left out, the others are copied out of memory, if they were not before, each pinned no longer than that takes.
-func (l *lane) write(ctx context.Context, batch []putItem) {
-	var on []leaving
+// write stores a batch of entries. It skips those that the store has, and copies the others out of
+// memory if they were not copied before; an entry is pinned only while it is copied.
+func (l *level) write(ctx context.Context, batch []putItem) {
+	var on []outgoing
 	var taken []transit.Loan
 	var using <-chan struct{}
-	for _, it := range l.lacking(ctx, batch) {
-		if it.copied != nil && it.sp.now.Load() == it.life { // not of before a reset
+	for _, it := range l.notStored(ctx, batch) {
+		if it.copied != nil && it.sp.now.Load() == it.life { // not from before a reset
 			on = append(on, *it.copied)
 		} else if e, ok := l.p.copyOut(&it.origin); ok {
 			on, taken = append(on, e), append(taken, e.loan)
@@ -33,23 +35,24 @@ func (l *lane) write(ctx context.Context, batch []putItem) {
 	if len(on) > 0 {
 		using = l.put(ctx, on)
 	}
-	l.p.giveAfter(ctx, using, append(taken, l.copies(batch)...)...)
+	l.p.returnAfter(ctx, using, append(taken, l.takeCopies(batch)...)...)
 }
 
-// lacking is the entries of a batch that the store has not got. If it cannot be asked, none is written.
-func (l *lane) lacking(ctx context.Context, batch []putItem) (out []putItem) {
+// notStored returns the entries of a batch that the store lacks, or none if the store does not
+// answer.
+func (l *level) notStored(ctx context.Context, batch []putItem) (out []putItem) {
 	var keys []pool.Key
 	per := 0
 	for i := range batch {
 		at := len(keys)
-		keys = batch[i].life.witnesses(&batch[i].key, batch[i].sp.spec.Shards, keys)
+		keys = batch[i].life.boundaryKeys(&batch[i].key, batch[i].sp.spec.Shards, keys)
 		per = max(per, len(keys)-at)
 	}
 	status := make([]pool.Status, len(keys))
 	within, stop := context.WithTimeout(ctx, l.PutWithin)
 	defer stop()
 	err := l.Store.Exists(within, keys, status)
-	l.result(ctx, err)
+	l.countResult(ctx, err)
 	if err != nil {
 		l.count.lost.Add(uint64(len(batch)))
 		return nil
@@ -58,7 +61,7 @@ func (l *lane) lacking(ctx context.Context, batch []putItem) (out []putItem) {
 		n := min(batch[i].sp.spec.Shards, 2)
 		if has(status[:n]) {
 			l.count.had.Add(1)
-			l.written.put(batch[i].print(), true, l.p.now().Add(writtenFor))
+			l.written.put(batch[i].digest(), true, l.p.now().Add(writtenFor))
 		} else {
 			out = append(out, batch[i])
 		}
@@ -67,8 +70,9 @@ func (l *lane) lacking(ctx context.Context, batch []putItem) (out []putItem) {
 	return out
 }
 
-// witnesses appends the keys that stand for all shards of an entry in a store: the last shard, which is written first, and the first, which is written last.
-func (l *life) witnesses(k *entryKey, shards int, keys []pool.Key) []pool.Key {
+// boundaryKeys appends the keys that stand for all shards of an entry in a store: the last shard,
+// which is written first, and the first shard, which is written last.
+func (l *life) boundaryKeys(k *entryKey, shards int, keys []pool.Key) []pool.Key {
 	if shards > 1 {
 		keys = append(keys, l.key(k, uint8(shards-1)))
 	}
@@ -84,39 +88,41 @@ func has(status []pool.Status) bool {
 	return true
 }
 
-// leaving is an entry on its way to a store.
-type leaving struct {
+// outgoing is an entry being written to a store.
+type outgoing struct {
 	origin
 	loan  transit.Loan
 	items []pool.Item // the last shard first
 }
 
-// copyOut copies an entry into staging. False: it is gone, its epoch is over, it is damaged, or staging has no room: then it is not written.
-func (p *Pool) copyOut(o *origin) (e leaving, ok bool) {
+// copyOut copies an entry into staging. It returns false if the entry is not in memory any more or
+// is damaged, its epoch is over, or staging has no room; the entry is then not written.
+func (p *Pool) copyOut(o *origin) (e outgoing, ok bool) {
 	g := &o.sp.groups[o.key.group]
 	if o.sp.now.Load() != o.life || o.life.epoch == 0 || o.life.off {
 		return e, false
 	}
-	e = leaving{origin: *o, loan: p.o.Staging.Take(g.staged, true)}
+	e = outgoing{origin: *o, loan: p.o.Staging.Take(g.staged, true)}
 	if e.loan.Size == 0 {
 		return e, false
 	}
 	for shard := o.sp.spec.Shards - 1; shard >= 0; shard-- {
 		if !p.copyShard(&e, g, uint8(shard)) {
-			p.o.Staging.Give(e.loan)
+			p.o.Staging.Return(e.loan)
 			return e, false
 		}
 	}
-	// What was pinned after a reset has begun may be of the new epoch, and must not go under the name of the old one.
+	// A copy made after a reset has begun may be of the new epoch, and must not go under the old
+	// name.
 	if o.sp.now.Load() != o.life {
-		p.o.Staging.Give(e.loan)
+		p.o.Staging.Return(e.loan)
 		return e, false
 	}
 	return e, true
 }
 
-// copyShard copies one shard while it is pinned, and checks it.
-func (p *Pool) copyShard(e *leaving, g *group, shard uint8) bool {
+// copyShard copies one shard while it is pinned, and verifies it.
+func (p *Pool) copyShard(e *outgoing, g *group, shard uint8) bool {
 	h := &e.key.hash
 	b := pool.Batch{
 		Space: e.key.space, Group: e.key.group, Shard: shard, Hashes: pool.Chain(h.Bytes[:h.Len], int(h.Len)),
@@ -125,16 +131,21 @@ func (p *Pool) copyShard(e *leaving, g *group, shard uint8) bool {
 	stored := e.life.key(&e.key, shard)
 	var hd transit.Header
 	var value []byte
-	p.glance(&b, func(s pool.Slot) pool.Status {
+	p.readWithoutTouch(&b, func(s pool.Slot) pool.Status {
 		at := g.at[shard]
 		value = e.loan.Bytes[at : at+transit.HeaderBytes+int64(s.Len)]
 		if !p.reach(s, func(b []byte) { copy(value[transit.HeaderBytes:], b) }) {
 			return pool.Corrupt
 		}
 		own := e.sp.ownKey(&e.key, shard)
-		hd = transit.Header{Length: s.Len, Sum: pool.Sum(own.Seed(s.Len), value[transit.HeaderBytes:]), Node: p.o.Node, When: uint64(p.now().Unix())}
+		hd = transit.Header{
+			Length: s.Len,
+			Sum:    pool.Sum(own.Seed(s.Len), value[transit.HeaderBytes:]),
+			Node:   p.o.Node,
+			When:   uint64(p.now().Unix()),
+		}
 		if hd.Sum != s.Sum && !p.o.NoSums {
-			p.o.Log("", "a block in memory is damaged: it is dropped", nil)
+			p.o.Log("", "dropped a damaged block in memory", nil)
 			return pool.Corrupt
 		}
 		return pool.OK
@@ -147,8 +158,9 @@ func (p *Pool) copyShard(e *leaving, g *group, shard uint8) bool {
 	return true
 }
 
-// glance reads one entry of memory. To be written to a tier is no use of it, as far as memory can tell the two apart.
-func (p *Pool) glance(b *pool.Batch, read func(s pool.Slot) pool.Status) {
+// readWithoutTouch reads one entry of memory, without counting as a use of it if memory can do
+// that.
+func (p *Pool) readWithoutTouch(b *pool.Batch, read func(s pool.Slot) pool.Status) {
 	if p.chilling != nil {
 		p.chilling.Glance(b, read)
 		return
@@ -160,8 +172,9 @@ func (p *Pool) glance(b *pool.Batch, read func(s pool.Slot) pool.Status) {
 	}
 }
 
-// put gives entries to the store, and says as get for how long it uses them. The first shard of each, which says that it is there, goes when the others are in.
-func (l *lane) put(ctx context.Context, on []leaving) (using <-chan struct{}) {
+// put stores entries. The first shard of each goes last, after all its other shards were stored. If
+// using is not nil, the store may read the data until it is closed.
+func (l *level) put(ctx context.Context, on []outgoing) (using <-chan struct{}) {
 	within, stop := context.WithTimeout(ctx, l.PutWithin)
 	defer stop()
 	start := time.Now()
@@ -186,14 +199,14 @@ func (l *lane) put(ctx context.Context, on []leaving) (using <-chan struct{}) {
 	return nil
 }
 
-// readyItems are the first shards of entries whose other shards are stored.
-func (l *lane) readyItems(on []leaving, first, last []pool.Item, whole []bool) (ready []pool.Item) {
+// readyItems returns the first shards of the entries whose other shards are stored.
+func (l *level) readyItems(on []outgoing, first, last []pool.Item, whole []bool) (ready []pool.Item) {
 	for i := range on {
 		n := len(on[i].items) - 1
 		whole[i] = true
 		for _, it := range first[:n] {
 			whole[i] = whole[i] && (it.Status == pool.OK || it.Status == pool.Exists)
-			l.wrote1(&it)
+			l.countPut(&it)
 		}
 		first = first[n:]
 		if whole[i] {
@@ -203,8 +216,8 @@ func (l *lane) readyItems(on []leaving, first, last []pool.Item, whole []bool) (
 	return ready
 }
 
-// putAll is one Put; without items it does nothing.
-func (l *lane) putAll(ctx, within context.Context, items []pool.Item) error {
+// putAll calls Put if there are items.
+func (l *level) putAll(ctx, within context.Context, items []pool.Item) error {
 	if len(items) == 0 {
 		return nil
 	}
@@ -212,24 +225,24 @@ func (l *lane) putAll(ctx, within context.Context, items []pool.Item) error {
 		items[i].Status = pool.Busy
 	}
 	err := l.Store.Put(within, items)
-	l.result(ctx, err)
+	l.countResult(ctx, err)
 	return err
 }
 
-// wrote1 counts the bytes of a shard, and takes note of a full store.
-func (l *lane) wrote1(it *pool.Item) {
+// countPut counts the bytes of a shard, and pauses writes to a full store.
+func (l *level) countPut(it *pool.Item) {
 	switch it.Status {
 	case pool.OK:
 		l.count.bytesOut.Add(uint64(len(it.Data) - transit.HeaderBytes))
 	case pool.Busy:
-		if !l.Local { // one of this node says so of single blocks too, and at no cost
+		if !l.Local { // a local one refuses single blocks too, and cheaply
 			l.full()
 		}
 	}
 }
 
-// tally counts what became of the entries of a put.
-func (l *lane) tally(on []leaving, last []pool.Item, whole []bool) {
+// tally counts the outcome for each entry of a put.
+func (l *level) tally(on []outgoing, last []pool.Item, whole []bool) {
 	for i := range on {
 		if !whole[i] {
 			l.count.lost.Add(1)
@@ -237,8 +250,8 @@ func (l *lane) tally(on []leaving, last []pool.Item, whole []bool) {
 		}
 		it := &last[0]
 		last = last[1:]
-		l.wrote1(it)
-		print := on[i].print()
+		l.countPut(it)
+		digest := on[i].digest()
 		switch it.Status {
 		case pool.OK:
 			l.count.stored.Add(1)
@@ -251,14 +264,15 @@ func (l *lane) tally(on []leaving, last []pool.Item, whole []bool) {
 			l.count.lost.Add(1)
 			continue
 		}
-		l.written.put(print, true, l.p.now().Add(writtenFor))
+		l.written.put(digest, true, l.p.now().Add(writtenFor))
 		if !l.Local {
-			l.known.forget(print) // it may be known to be absent
+			l.exists.forget(digest) // it may be cached as absent
 		}
 	}
 }
 
-// stillUsing is what an error of a store says of the data that it was given: closed when that is not used any more. Nil: it is not.
+// stillUsing returns the channel that is closed when a store no longer uses the data of a call that
+// returned err; nil if it does not use it now.
 func stillUsing(err error) <-chan struct{} {
 	if late := (*pool.InUse)(nil); errors.As(err, &late) {
 		return late.Done
@@ -266,10 +280,11 @@ func stillUsing(err error) <-chan struct{} {
 	return nil
 }
 
-// giveAfter gives loans back once nobody uses them. A stack that closes does not wait: its staging is lent to nobody any more, and another process has its own mapping.
-func (p *Pool) giveAfter(ctx context.Context, using <-chan struct{}, loans ...transit.Loan) {
+// returnAfter returns loans when using is closed, or the pool is. A closing pool does not wait: it
+// lends no staging any more, and another process has its own mapping.
+func (p *Pool) returnAfter(ctx context.Context, using <-chan struct{}, loans ...transit.Loan) {
 	if using == nil {
-		p.giveNow(loans...)
+		p.returnLoans(loans...)
 		return
 	}
 	p.workers.Go(func() {
@@ -277,12 +292,12 @@ func (p *Pool) giveAfter(ctx context.Context, using <-chan struct{}, loans ...tr
 		case <-using:
 		case <-ctx.Done():
 		}
-		p.giveNow(loans...)
+		p.returnLoans(loans...)
 	})
 }
 
-func (p *Pool) giveNow(loans ...transit.Loan) {
+func (p *Pool) returnLoans(loans ...transit.Loan) {
 	for _, l := range loans {
-		p.o.Staging.Give(l)
+		p.o.Staging.Return(l)
 	}
 }

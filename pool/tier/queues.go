@@ -7,23 +7,23 @@ import (
 	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
-// puts is the queue of entries to be written to a tier, oldest first, each once.
-type puts struct {
+// putQueue holds the entries to be written to a tier, oldest first, each once.
+type putQueue struct {
 	set  map[entryKey]*life
 	list []putItem
-	from int // of the list; what is before is gone
+	from int // of list; those before are taken
 }
 
-// putItem is an entry to be written: in memory, as long as it stays there, or copied out of it.
+// putItem is an entry to be written: still in memory, or copied to staging.
 type putItem struct {
 	origin
-	copied *leaving // nil: it is still to be copied
+	copied *outgoing // nil if it is not copied yet
 }
 
-func (q *puts) len() int { return len(q.list) - q.from }
+func (q *putQueue) len() int { return len(q.list) - q.from }
 
-// take gives a batch.
-func (q *puts) take(l *lane) (batch []putItem) {
+// take removes and returns a batch.
+func (q *putQueue) take(l *level) (batch []putItem) {
 	bytes, items := int64(0), 0
 	for q.from < len(q.list) {
 		o := &q.list[q.from]
@@ -46,12 +46,13 @@ func (q *puts) take(l *lane) (batch []putItem) {
 	return batch
 }
 
-// offerLocked queues an entry to be written, unless it waits already or there is no room.
-func (l *lane) offerLocked(o origin) { l.queueLocked(putItem{origin: o}) }
+// offerLocked queues an entry to be written, unless it is queued already or there is no room.
+func (l *level) offerLocked(o origin) { l.queueLocked(putItem{origin: o}) }
 
-// queueLocked is offerLocked for one that may have been copied. False: it is not in the queue now, and its copy is still the caller's.
-func (l *lane) queueLocked(it putItem) bool {
-	if !l.takesLocked(&it.origin) {
+// queueLocked queues an entry that may have been copied. If it returns false, the copy is still the
+// caller's.
+func (l *level) queueLocked(it putItem) bool {
+	if !l.acceptsLocked(&it.origin) {
 		return false
 	}
 	l.puts.set[it.key] = it.life
@@ -60,8 +61,9 @@ func (l *lane) queueLocked(it putItem) bool {
 	return true
 }
 
-// copies are the loans of what was copied of entries, which count as copies of what is about to go no more.
-func (l *lane) copies(batch []putItem) (loans []transit.Loan) {
+// takeCopies returns the loans of the entries' copies, and takes them off the level's share of
+// staging.
+func (l *level) takeCopies(batch []putItem) (loans []transit.Loan) {
 	for i := range batch {
 		if e := batch[i].copied; e != nil {
 			loans = append(loans, e.loan)
@@ -71,9 +73,9 @@ func (l *lane) copies(batch []putItem) (loans []transit.Loan) {
 	return loans
 }
 
-// takesLocked says whether an entry can be queued: it does not wait already, one of before a reset not counted, and there is room. One for which there is none is
-// counted as dropped.
-func (l *lane) takesLocked(o *origin) bool {
+// acceptsLocked reports whether an entry can be queued: it is not queued already in this epoch, and
+// there is room. It counts an entry without room as dropped.
+func (l *level) acceptsLocked(o *origin) bool {
 	if l.puts.set[o.key] == o.life || l.p.mu.closed {
 		return false
 	}
@@ -84,8 +86,9 @@ func (l *lane) takesLocked(o *origin) bool {
 	return true
 }
 
-// queueDelete queues keys to be deleted; what finds no room is forgotten, and found wrong again one day.
-func (l *lane) queueDelete(keys []pool.Key) {
+// queueDelete queues keys to be deleted. Without room it drops them; they will be found damaged
+// again.
+func (l *level) queueDelete(keys []pool.Key) {
 	l.p.mu.Lock()
 	defer l.p.mu.Unlock()
 	if len(l.deletes)+len(keys) > deleteQueue || l.p.mu.closed {
@@ -96,12 +99,12 @@ func (l *lane) queueDelete(keys []pool.Key) {
 	l.wake.Signal()
 }
 
-// remove deletes keys. What fails is not tried again.
-func (l *lane) remove(ctx context.Context, keys []pool.Key) {
+// remove deletes keys. It does not retry.
+func (l *level) remove(ctx context.Context, keys []pool.Key) {
 	within, stop := context.WithTimeout(ctx, l.PutWithin)
 	defer stop()
 	err := l.Store.Delete(within, keys)
-	l.result(ctx, err)
+	l.countResult(ctx, err)
 	if err != nil {
 		l.count.deletesDropped.Add(uint64(len(keys)))
 		return
@@ -109,15 +112,15 @@ func (l *lane) remove(ctx context.Context, keys []pool.Key) {
 	l.count.deleted.Add(uint64(len(keys)))
 }
 
-// line is a queue of promises, the oldest first.
-type line struct {
-	lane       *lane
+// promiseQueue is a queue of promises, oldest first.
+type promiseQueue struct {
+	level      *level
 	head, tail *promise
 	n          int
 }
 
-func (q *line) push(pr *promise) {
-	pr.line, pr.prev, pr.next = q, q.tail, nil
+func (q *promiseQueue) push(pr *promise) {
+	pr.queue, pr.prev, pr.next = q, q.tail, nil
 	if q.tail == nil {
 		q.head = pr
 	} else {
@@ -127,8 +130,8 @@ func (q *line) push(pr *promise) {
 	q.n++
 }
 
-func (pr *promise) leave() {
-	q := pr.line
+func (pr *promise) dequeue() {
+	q := pr.queue
 	if q == nil {
 		return
 	}
@@ -142,6 +145,6 @@ func (pr *promise) leave() {
 	} else {
 		pr.next.prev = pr.prev
 	}
-	pr.line, pr.prev, pr.next = nil, nil, nil
+	pr.queue, pr.prev, pr.next = nil, nil, nil
 	q.n--
 }

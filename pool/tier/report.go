@@ -13,9 +13,15 @@ import (
 func (p *Pool) Report() pool.TierReport {
 	p.mu.Lock()
 	r := pool.TierReport{
-		Promises: len(p.mu.open), PromiseBytes: p.mu.bytes, PromiseCap: p.o.PrefetchBytes, Promised: p.mu.promised, Landed: p.mu.landed,
-		Unkept: p.mu.failed, Cancelled: p.mu.dropped, Expired: p.mu.expired,
-		Tiers: make([]pool.TierStatus, len(p.lanes)),
+		Promises:     len(p.mu.open),
+		PromiseBytes: p.mu.bytes,
+		PromiseCap:   p.o.PrefetchBytes,
+		Promised:     p.mu.promised,
+		Landed:       p.mu.installed,
+		Unkept:       p.mu.failed,
+		Cancelled:    p.mu.dropped,
+		Expired:      p.mu.expired,
+		Tiers:        make([]pool.TierStatus, len(p.levels)),
 	}
 	r.Prefill = p.o.PrefillTokens
 	for _, sp := range *p.spaces.all.Load() {
@@ -24,7 +30,7 @@ func (p *Pool) Report() pool.TierReport {
 		}
 	}
 	now := p.now()
-	for i, l := range p.lanes {
+	for i, l := range p.levels {
 		t := &r.Tiers[i]
 		t.Fetching, t.Hinted, t.Putting, t.Deleting = l.fetches.n, l.hints.n, l.puts.len(), len(l.deletes)
 		if now.Before(l.fullUntil) {
@@ -32,14 +38,14 @@ func (p *Pool) Report() pool.TierReport {
 		}
 	}
 	p.mu.Unlock()
-	p.spaces.report(&r, p.lanes)
-	for i, l := range p.lanes {
+	p.spaces.report(&r, p.levels)
+	for i, l := range p.levels {
 		l.report(&r.Tiers[i])
 	}
 	return r
 }
 
-func (l *lane) report(t *pool.TierStatus) {
+func (l *level) report(t *pool.TierStatus) {
 	c := &l.count
 	t.Name, t.Write, t.Local, t.Usage = l.Name, l.Write.String(), l.Local, l.Store.Usage()
 	if says, can := l.Store.(pool.Reporter); can {
@@ -59,14 +65,14 @@ func (l *lane) report(t *pool.TierStatus) {
 	t.Dropped, t.Deleted, t.DeletesLost = c.putsDropped.Load(), c.deleted.Load(), c.deletesDropped.Load()
 	t.Asked, t.Found = c.asked.Load(), c.found.Load()
 	t.AskLate, t.AskFailed, t.AskRefused = c.askTimeouts.Load(), c.askFailed.Load(), c.askBusy.Load()
-	t.Collected, t.CollectedBytes, t.CollectFails = c.collected.Load(), c.collectedBytes.Load(), c.collectFails.Load()
-	t.MarkFails = c.markFails.Load()
-	t.Rate, t.FetchSeconds, t.PutSeconds, t.AskSeconds = l.pace.shown()
+	t.Collected, t.CollectedBytes = c.collected.Load(), c.collectedBytes.Load()
+	t.CollectFails, t.MarkFails = c.collectFails.Load(), c.markFails.Load()
+	t.Rate, t.FetchSeconds, t.PutSeconds, t.AskSeconds = l.pace.report()
 }
 
 var _ pool.SpaceCounter = (*Pool)(nil)
 
-// SpaceEntries implements pool.SpaceCounter, for memory; -1 if memory does not.
+// SpaceEntries implements pool.SpaceCounter for memory. It returns -1 if memory does not count.
 func (p *Pool) SpaceEntries(s pool.SpaceID) int64 {
 	if counts, ok := p.memory.(pool.SpaceCounter); ok {
 		return counts.SpaceEntries(s)
@@ -80,12 +86,12 @@ var _ pool.TierContents = (*Pool)(nil)
 func (p *Pool) StoredAs(space pool.Fingerprint) pool.Fingerprint {
 	p.spaces.mu.Lock()
 	defer p.spaces.mu.Unlock()
-	return catalog.StoredName(space, p.spaces.kept.Spaces[space].Epoch)
+	return catalog.StoredName(space, p.spaces.catalog.Spaces[space].Epoch)
 }
 
 // ListTier implements pool.TierContents.
 func (p *Pool) ListTier(ctx context.Context, tier string, found func(k pool.Key, bytes int64) bool) error {
-	l, err := p.laneNamed(tier)
+	l, err := p.levelNamed(tier)
 	if err != nil {
 		return err
 	}
@@ -99,14 +105,14 @@ func (p *Pool) ListTier(ctx context.Context, tier string, found func(k pool.Key,
 	return nil
 }
 
-// DeleteIn implements pool.TierContents. What was known of the tier is forgotten, so that it is asked again.
+// DeleteIn implements pool.TierContents. It also clears what is cached about the tier.
 func (p *Pool) DeleteIn(ctx context.Context, tier string, keys []pool.Key) error {
-	l, err := p.laneNamed(tier)
+	l, err := p.levelNamed(tier)
 	if err != nil {
 		return err
 	}
 	err = l.Store.Delete(ctx, keys)
-	l.known.clear()
+	l.exists.clear()
 	l.written.clear()
 	if err != nil {
 		return fmt.Errorf("tier %s: %w", tier, err)
@@ -114,9 +120,9 @@ func (p *Pool) DeleteIn(ctx context.Context, tier string, keys []pool.Key) error
 	return nil
 }
 
-func (p *Pool) laneNamed(name string) (*lane, error) {
+func (p *Pool) levelNamed(name string) (*level, error) {
 	var names []string
-	for _, l := range p.lanes {
+	for _, l := range p.levels {
 		if l.Name == name {
 			return l, nil
 		}
@@ -125,8 +131,8 @@ func (p *Pool) laneNamed(name string) (*lane, error) {
 	return nil, fmt.Errorf("tier %q: %w, allowed: %s", name, pool.ErrNoTier, strings.Join(names, ", "))
 }
 
-// clear forgets everything.
-func (k *known) clear() {
+// clear removes all entries.
+func (k *existsCache) clear() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	clear(k.cells)

@@ -12,7 +12,7 @@ import (
 	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
 
-// plain says whether a store has an entry under the name that other nodes use.
+// plain reports whether a store has an entry under the name that other nodes use.
 func (n *node) plain(store *pooltest.Shelf, h pool.Hashes, i int) bool {
 	n.t.Helper()
 	status := make([]pool.Status, 1)
@@ -20,8 +20,8 @@ func (n *node) plain(store *pooltest.Shelf, h pool.Hashes, i int) bool {
 	return status[0] == pool.OK
 }
 
-// blocksIn is the values in a store that are no markers of the node's space, once it has the marker
-// of the node's epoch.
+// blocksIn returns the values in a store that are not markers of the node's space, after the marker
+// of the node's epoch is there.
 func (n *node) blocksIn(store *pooltest.Shelf) int {
 	n.t.Helper()
 	n.waitFor("the marker is put", func(*pool.TierReport) bool { return n.marked(store) })
@@ -40,12 +40,14 @@ func (n *node) blocksIn(store *pooltest.Shelf) int {
 	return blocks
 }
 
-// What waits to be written when the space is reset is not written under the old name: memory may have the block again, with new weights, and other nodes read that name.
+// TestResetBeforePut: entries waiting to be written when the space is reset are not written under
+// the old name. Memory may have the block again, with new weights, and other nodes read that name.
 func TestResetBeforePut(t *testing.T) {
 	store := pooltest.NewShelf()
 	f, err := fault.New(store, fault.Options{Seed: 1, Rates: map[fault.Kind]float64{fault.Hang: 1}})
 	check(t, err)
-	n := newNode(t, 200, 1, Options{}, Tier{Name: "shared", Store: f, Write: OnSave, Workers: 1, BatchItems: 1, BreakAfter: 1000})
+	n := newNode(t, 200, 1, Options{}, Tier{Name: "shared", Store: f, Write: OnSave, Workers: 1, BatchItems: 1,
+		BreakAfter: 1000})
 	first, h := chain("first", 1), chain("a", 1)
 	n.save(first)
 	n.waitFor("the worker hangs", func(r *pool.TierReport) bool { return r.Tiers[0].Putting == 0 })
@@ -67,25 +69,27 @@ func TestResetBeforePut(t *testing.T) {
 	}
 }
 
-// turning is a memory in which something happens right before the first Acquire.
-type turning struct {
+// resettingMemory is a memory in which something happens right before the first Acquire.
+type resettingMemory struct {
 	*mem.Pool
 	once sync.Once
 	turn func()
 }
 
-func (m *turning) Acquire(b *pool.Batch) {
+func (m *resettingMemory) Acquire(b *pool.Batch) {
 	m.once.Do(m.turn)
 	m.Pool.Acquire(b)
 }
 
-// The same if the reset comes between the look at the epoch and the copy.
+// TestResetDuringPut is TestResetBeforePut with the reset between the check of the epoch and the
+// copy.
 func TestResetDuringPut(t *testing.T) {
 	store := pooltest.NewShelf()
 	m, err := mem.Open(mem.Options{Bytes: 200 << 10})
 	check(t, err)
-	over := &turning{Pool: m}
-	n := openNode(t, m, over, 1, Options{PrefetchBytes: 64 << 10}, []Tier{{Name: "shared", Store: store, Write: OnSave}})
+	over := &resettingMemory{Pool: m}
+	n := openNode(t, m, over, 1, Options{PrefetchBytes: 64 << 10},
+		[]Tier{{Name: "shared", Store: store, Write: OnSave}})
 	h := chain("a", 1)
 	over.turn = func() {
 		if _, err := n.ResetSpace(n.space); err != nil {
@@ -100,7 +104,8 @@ func TestResetDuringPut(t *testing.T) {
 	}
 }
 
-// A space that is reset before it is open in this life does not find what the tiers have of another life.
+// TestForgetBeforeOpen: a space that is reset before this process opened it does not find what the
+// tiers have from an earlier process.
 func TestForgetBeforeOpen(t *testing.T) {
 	store := pooltest.NewShelf()
 	writer := newNode(t, 64, 1, Options{}, Tier{Name: "shared", Store: store, Write: OnSave})
@@ -122,11 +127,14 @@ func TestForgetBeforeOpen(t *testing.T) {
 	}
 }
 
-// A space that is closed while its blocks are brought up and written: what waits ends, what is under way lands nowhere, and nothing stays. The tier has what it had, for whoever opens
-// the space again.
+// TestCloseSpaceUnderWay: a space is closed while its blocks are fetched and written. Queued ones
+// end, running ones are not installed, and nothing is left. The tier keeps its values for the next
+// opener.
 func TestCloseSpaceUnderWay(t *testing.T) {
 	h := chain("a", 40)
-	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{Workers: 1, BatchItems: 2, FetchWithin: time.Minute, PutWithin: time.Minute, BreakAfter: 1000, Write: OnSave}, Options{})
+	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1},
+		Tier{Workers: 1, BatchItems: 2, FetchWithin: time.Minute, PutWithin: time.Minute, BreakAfter: 1000,
+			Write: OnSave}, Options{})
 	n.know(h)
 	f.Switch(true)
 	_, refs, _ := n.Pin(n.space, 0, h, 1<<40, nil)

@@ -11,19 +11,19 @@ import (
 	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
 
-// fillKept fills what is kept of spaces with such as were used later than any other.
+// fillKept fills the catalog with spaces that were used later than any other.
 func (n *node) fillKept() {
 	n.spaces.mu.Lock()
 	defer n.spaces.mu.Unlock()
-	for i := 0; len(n.spaces.kept.Spaces) < catalog.MaxSpaces; i++ {
+	for i := 0; len(n.spaces.catalog.Spaces) < catalog.MaxSpaces; i++ {
 		fp := pool.Fingerprint{0xee, byte(i), byte(i >> 8), byte(i >> 16)}
-		n.spaces.kept.Spaces[fp] = catalog.Space{Used: n.now().Unix() + 1<<20}
+		n.spaces.catalog.Spaces[fp] = catalog.Space{Used: n.now().Unix() + 1<<20}
 	}
 }
 
-// A shared store that lost the marker of a reset is told again by a node that has the space closed,
-// as long as names of earlier epochs wait to be collected: a node that is new hears of the epoch, and
-// what it stores is not deleted.
+// TestClosedSpaceIsFollowedUntilItIsCollected: a shared store that lost the marker of a reset gets
+// it back from a node that has closed the space, while names of earlier epochs wait to be
+// collected. A new node learns of the epoch, and what it stores is not deleted.
 func TestClosedSpaceIsFollowedUntilItIsCollected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
@@ -47,8 +47,8 @@ func TestClosedSpaceIsFollowedUntilItIsCollected(t *testing.T) {
 	})
 }
 
-// A space that makes room in what one node keeps is still in use on another: what that one stores in
-// a shared tier stays, with the markers of its epoch.
+// TestSpaceThatMadeRoomIsUsedByOthers: a space that one node's catalog dropped is still in use on
+// another node, whose blocks in a shared tier stay, with the markers of the epoch.
 func TestSpaceThatMadeRoomIsUsedByOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
@@ -77,7 +77,8 @@ func TestSpaceThatMadeRoomIsUsedByOthers(t *testing.T) {
 		time.Sleep(4 * a.o.CollectAfter)
 		synctest.Wait()
 		if got := store.count(name); got != before || len(b.markers(store, 1)) != 1 {
-			t.Errorf("%d of %d values that another node uses are left, and the markers of %v", got, before, b.markers(store, 1))
+			t.Errorf("%d of %d values that another node uses are left, and the markers of %v", got, before,
+				b.markers(store, 1))
 		}
 		if got := local.count(name); got != 0 || a.Report().Names != 0 {
 			t.Errorf("%d values of the space that made room are left in the local tier; %+v", got, a.Report())
@@ -85,8 +86,8 @@ func TestSpaceThatMadeRoomIsUsedByOthers(t *testing.T) {
 	})
 }
 
-// A private space that was reset keeps its epoch until the last of its names is collected, whichever
-// that is: it would go back to a name under which there still is something.
+// TestPrivateSpaceKeepsItsEpochToTheEnd: a private space that was reset keeps its epoch until its
+// last name is collected. Otherwise it would return to a name that still has values.
 func TestPrivateSpaceKeepsItsEpochToTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
@@ -101,8 +102,8 @@ func TestPrivateSpaceKeepsItsEpochToTheEnd(t *testing.T) {
 		kept := func() (epoch uint64, there bool, names int) {
 			n.spaces.mu.Lock()
 			defer n.spaces.mu.Unlock()
-			e, there := n.spaces.kept.Spaces[fp]
-			return e.Epoch, there, len(n.spaces.kept.Leftovers)
+			e, there := n.spaces.catalog.Spaces[fp]
+			return e.Epoch, there, len(n.spaces.catalog.Orphans)
 		}
 		one := false
 		for range 24 {
@@ -123,7 +124,8 @@ func TestPrivateSpaceKeepsItsEpochToTheEnd(t *testing.T) {
 	})
 }
 
-// What is noted of private spaces that are collected while they are open ends when they are closed.
+// TestRetiredSpacesEndWhenTheyClose: the state of private spaces that are collected while they are
+// open is dropped when they are closed.
 func TestRetiredSpacesEndWhenTheyClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t, 200, 2, Options{}, sharing(&listing{Shelf: pooltest.NewShelf()}))
@@ -142,14 +144,14 @@ func TestRetiredSpacesEndWhenTheyClose(t *testing.T) {
 		}
 		n.spaces.mu.Lock()
 		defer n.spaces.mu.Unlock()
-		if got := len(n.spaces.retired) + len(n.spaces.idle) + len(n.spaces.kept.Spaces); got != 0 {
+		if got := len(n.spaces.retired) + len(n.spaces.idle) + len(n.spaces.catalog.Spaces); got != 0 {
 			t.Errorf("%d notes are left of spaces that are collected and closed", got)
 		}
 	})
 }
 
-// A reset without a new epoch leaves the space without tiers, whatever else is written meanwhile;
-// the next one that has an epoch brings them back.
+// TestResetWithoutAnEpochStaysOff: a reset without a new epoch leaves the space without tiers,
+// whatever is saved meanwhile; the next one with an epoch brings them back.
 func TestResetWithoutAnEpochStaysOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		local := Tier{Name: "disk", Store: pooltest.NewShelf(), Local: true, Write: OnSave} // no marker counts
@@ -160,7 +162,7 @@ func TestResetWithoutAnEpochStaysOff(t *testing.T) {
 		last := func(epoch uint64) {
 			n.spaces.mu.Lock()
 			defer n.spaces.mu.Unlock()
-			n.spaces.kept.Spaces[n.spec.Fingerprint] = catalog.Space{Epoch: epoch}
+			n.spaces.catalog.Spaces[n.spec.Fingerprint] = catalog.Space{Epoch: epoch}
 		}
 		last(catalog.MaxEpoch)
 		if _, err := n.ResetSpace(n.space); err == nil {

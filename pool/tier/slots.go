@@ -5,7 +5,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// reservation names a shard that is being written to memory.
+// reservation identifies a shard that is being written to memory.
 type reservation struct {
 	ref   pool.Ref
 	shard uint8
@@ -19,12 +19,13 @@ type origin struct {
 	life   *life
 }
 
-// maxWriting bounds the shards being written to memory that are remembered; more are not written to tiers on save.
+// maxWriting bounds the recorded shards that are being written to memory. Others are not written to
+// tiers on save.
 const maxWriting = 1 << 20
 
 // Reserve implements pool.Slots.
 func (p *Pool) Reserve(b *pool.Batch) {
-	p.chillNow()
+	p.offerColdest()
 	p.memory.Reserve(b)
 	if !p.saving {
 		return
@@ -50,7 +51,8 @@ func (p *Pool) Reserve(b *pool.Batch) {
 	}
 }
 
-// Peek implements pool.Slots. It knows memory alone: what a tier has is still worth storing here.
+// Peek implements pool.Slots, for memory alone: a block that only a tier has is still worth
+// storing.
 func (p *Pool) Peek(b *pool.Batch) { p.memory.Peek(b) }
 
 // Commit implements pool.Slots.
@@ -59,13 +61,13 @@ func (p *Pool) Commit(slots []pool.Slot, epoch uint32, status []pool.Status) {
 		p.memory.Commit(slots, epoch, status)
 		return
 	}
-	saved := p.written(slots)
+	saved := p.takeReserved(slots)
 	p.memory.Commit(slots, epoch, status)
 	p.offerSaved(saved, status)
 }
 
-// written takes what is remembered of reservations that end.
-func (p *Pool) written(slots []pool.Slot) []origin {
+// takeReserved removes and returns the entries of reservations that end.
+func (p *Pool) takeReserved(slots []pool.Slot) []origin {
 	out := make([]origin, len(slots))
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -79,7 +81,7 @@ func (p *Pool) written(slots []pool.Slot) []origin {
 	return out
 }
 
-// offerSaved offers entries that are whole now to the tiers that write on save.
+// offerSaved offers entries that are now complete to the tiers that write on save.
 func (p *Pool) offerSaved(saved []origin, status []pool.Status) {
 	whole := saved[:0]
 	for i := range saved {
@@ -92,7 +94,7 @@ func (p *Pool) offerSaved(saved []origin, status []pool.Status) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, l := range p.lanes {
+	for _, l := range p.levels {
 		if l.Write != OnSave {
 			continue
 		}
@@ -102,17 +104,18 @@ func (p *Pool) offerSaved(saved []origin, status []pool.Status) {
 	}
 }
 
-// visible says whether the last shard of an entry is there.
+// visible reports whether all shards of an entry are committed.
 func (p *Pool) visible(o *origin) bool {
 	if o.sp.spec.Shards == 1 {
 		return true
 	}
 	var present [1]bool
-	p.memory.Exists(o.key.space, o.key.group, pool.Chain(o.key.hash.Bytes[:o.key.hash.Len], int(o.key.hash.Len)), present[:])
+	hash := pool.Chain(o.key.hash.Bytes[:o.key.hash.Len], int(o.key.hash.Len))
+	p.memory.Exists(o.key.space, o.key.group, hash, present[:])
 	return present[0]
 }
 
-// Acquire implements pool.Slots: a load reads memory alone; what was promised has come by then, or is missing.
+// Acquire implements pool.Slots, for memory alone: promises were settled before a load.
 func (p *Pool) Acquire(b *pool.Batch) { p.memory.Acquire(b) }
 
 // Release implements pool.Slots.
@@ -120,14 +123,14 @@ func (p *Pool) Release(slots []pool.Slot, status []pool.Status) { p.memory.Relea
 
 var _ pool.Prober = (*Pool)(nil)
 
-// Probe implements pool.Prober, as far as memory does.
+// Probe implements pool.Prober if memory does.
 func (p *Pool) Probe(s pool.Slot) bool {
 	m, ok := p.memory.(pool.Prober)
 	return !ok || m.Probe(s)
 }
 
-// reach gives use the bytes of a slot that the caller holds. False: a page of them cannot be had;
-// memory has retired it.
+// reach calls use with the bytes of a slot that the caller holds. It returns false if a page of
+// them cannot be read; memory has then retired it.
 func (p *Pool) reach(s pool.Slot, use func(b []byte)) bool {
 	if pagefault.Guard(p.arena, nil, func() { use(p.arena[s.Off : s.Off+int64(s.Len)]) }) == nil {
 		return true

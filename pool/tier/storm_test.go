@@ -17,9 +17,10 @@ import (
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
-// storm is two nodes with tiers of their own and one in common, all of which go wrong, and workers that save, look up, reserve, load, give up and reset. What is
-// stored follows from the key, and says which node computed it, and after how many of its resets: on
-// that node, a block of before its last reset is as wrong as a damaged one.
+// storm is two nodes with local tiers and a shared one, all with faults, and workers that save,
+// look up, reserve, load, release and reset. Content follows from the key, the node that computed
+// it and the number of its resets: on that node, a block from before its last reset is as wrong as
+// a damaged one.
 type storm struct {
 	t      *testing.T
 	seed   uint64
@@ -47,12 +48,15 @@ func TestStorm(t *testing.T) {
 	}
 	t.Logf("KVAGENT_SEED=%d", s.seed)
 	shared := s.faulty(pooltest.NewShelf(), 0)
-	quick := Tier{AskWithin: 20 * time.Millisecond, FetchWithin: 50 * time.Millisecond, PutWithin: 50 * time.Millisecond,
-		FoundFor: 200 * time.Millisecond, AbsentFor: 20 * time.Millisecond, BreakFirst: 5 * time.Millisecond, BreakLast: 20 * time.Millisecond, BreakAfter: 3}
+	quick := Tier{AskWithin: 20 * time.Millisecond, FetchWithin: 50 * time.Millisecond,
+		PutWithin: 50 * time.Millisecond,
+		FoundFor:  200 * time.Millisecond, AbsentFor: 20 * time.Millisecond, BreakFirst: 5 * time.Millisecond,
+		BreakLast: 20 * time.Millisecond, BreakAfter: 3}
 	for i := range s.nodes {
 		disk, far := quick, quick
 		own := pooltest.NewShelf()
-		disk.Name, disk.Store, disk.Local, disk.Write = "disk", prompt{s.faulty(own, uint64(i+1)), own}, true, OnSecondUse
+		disk.Name, disk.Store, disk.Local, disk.Write = "disk", prompt{s.faulty(own, uint64(i+1)),
+			own}, true, OnSecondUse
 		far.Name, far.Store, far.Write = "shared", shared, OnSave
 		n := newNode(t, 250, 2, Options{
 			State: filepath.Join(t.TempDir(), "resets"), EpochEvery: 20 * time.Millisecond,
@@ -84,7 +88,7 @@ func TestStorm(t *testing.T) {
 	one.waitFor("both nodes agree on the name", func(*pool.TierReport) bool {
 		return one.StoredAs(one.spec.Fingerprint) == other.StoredAs(one.spec.Fingerprint)
 	})
-	for _, n := range s.nodes { // blocks that lack a shard stay until somebody needs their room
+	for _, n := range s.nodes { // blocks that lack a shard stay until their room is needed
 		n.flush()
 	}
 	t.Logf("%d blocks loaded and compared", s.loads.Load())
@@ -104,7 +108,7 @@ func (s *storm) faulty(below pool.Store, n uint64) pool.Store {
 	return f
 }
 
-// prompt is a local store: its Exists answers from memory, whatever else goes wrong.
+// prompt is a local store: its Exists answers from memory, whatever else fails.
 type prompt struct {
 	pool.Store
 	index pool.Store
@@ -140,7 +144,7 @@ func (s *storm) step(r *rand.Rand, n *stormNode) {
 	}
 }
 
-// reserve pins, and loads, gives up, or gives a hint.
+// reserve pins, and then loads, releases or hints.
 func (s *storm) reserve(r *rand.Rand, n *stormNode, h pool.Hashes) {
 	_, refs, _ := n.Pin(n.space, 0, h, int64(r.IntN(64<<10)), nil)
 	switch r.IntN(6) {
@@ -165,7 +169,7 @@ func (s *storm) reserve(r *rand.Rand, n *stormNode, h pool.Hashes) {
 	n.Unpin(refs)
 }
 
-// tagged is the content of a shard that a node computed after some of its resets.
+// tagged fills p with the content of a shard that a node computed after some of its resets.
 func tagged(key *pool.Key, tag byte, p []byte) {
 	content(key, p)
 	for i := range p {

@@ -1,14 +1,17 @@
-// Package tier is a pool with stores below its memory: what memory forgets is found in them again, and brought back before it is needed.
+// Package tier is a pool with stores below its memory: it finds evicted blocks in them and brings
+// them back before they are needed.
 //
-//	look-up ──▶ Index: memory, then what the tiers are known to have
-//	                    │ local tiers: asked at once          shared tiers: Ask, in flight, within the look-up's deadline
-//	                    ▼
-//	            Pin: a pin, or a promise ──▶ queue of a tier ──▶ Get ──▶ verify ──▶ reserve, copy, commit, pin ──▶ Settle
-//	save ─────▶ Commit ──▶ queue of a tier ──▶ exists? ──▶ pin, copy, release ──▶ Put
+//	look-up ──▶ Index: memory, then what the tiers are believed to have
+//	              │ local tiers: asked directly
+//	              │ shared tiers: Ask, in the background, within the look-up's deadline
+//	              ▼
+//	            Pin: a pin, or a promise ──▶ queue ──▶ Get ──▶ verify ──▶ install ──▶ Settle
+//	save ─────▶ Commit ──▶ queue ──▶ exists? ──▶ copy to staging ──▶ Put
 //
-// Everything below memory may be slow, full, wrong or gone at any time: look-ups get shorter then, never wrong, and later than their
-// deadline only by what a timer is late. No store ever touches the arena: values travel through Staging, so that a store that writes
-// after it was given up writes nobody's block, and a slot is taken only for bytes that were verified.
+// Stores may be slow, full, wrong or unreachable at any time. Look-ups then find less, but are
+// never wrong, nor late by more than a timer's delay. No store touches the arena: values travel
+// through transit.Staging, so a store that writes after its call was given up cannot harm a block,
+// and a slot is reserved only for verified bytes.
 package tier
 
 import (
@@ -21,7 +24,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Memory is the pool on top: its three views, and the arena its slots lie in.
+// Memory is the pool on top: its three views, and the arena that its slots are in.
 type Memory interface {
 	pool.Index
 	pool.Slots
@@ -29,39 +32,40 @@ type Memory interface {
 	Arena() (base []byte, fd int)
 }
 
-// Pool implements pool.Index, pool.Slots, pool.Spaces and pool.Tiers. Its methods may run at once. Locks are taken in this order, and no
-// store and no caller's function is called under any of them, but a local store's Exists, and the memory's own methods:
+// Pool implements pool.Index, pool.Slots, pool.Spaces and pool.Tiers. Its methods may run
+// concurrently. Locks are taken in the following order. No store and no caller's function is called
+// under any of them, except a local store's Exists and the memory's own methods.
 //
-//	spaces.turning  a space is reset, or what is kept changes; whoever has it may wait for the disk that keeps it
-//	spaces.mu       a space opens, closes, or gets another name
-//	mu              promises, queues
-//	a lane's known.mu, breaker.mu, pace.mu; staging.mu
+//	spaces.changeMu  a reset or another change of the catalog; held while it is written to disk
+//	spaces.mu        a space opens, closes, or gets another name
+//	mu               promises, queues
+//	a level's exists.mu, breaker.mu, pace.mu; staging.mu
 type Pool struct {
 	memory   Memory
 	chilling pool.Chilling // memory; nil if it cannot do that
 	arena    []byte
 	o        Options
-	lanes    []*lane
-	saving   bool // some lane writes on save
-	using    bool // some lane writes on second use
+	levels   []*level
+	saving   bool // some level writes on save
+	using    bool // some level writes on second use
 	spaces   spaces
 	uses     uses
-	chill    chill
+	onEvict  evictWriter
 
 	mu struct {
 		sync.Mutex
-		closed   bool
-		lastID   uint64
-		open     map[entryKey]*promise // the latest promise of each entry that is not settled, or landed and held
-		byID     map[uint64]*promise   // every promise that somebody holds
-		ages     ages                  // every promise that is open
-		bytes    int64                 // of promises that are not settled
-		writing  map[reservation]origin
-		promised uint64 // ever
-		landed   uint64
-		failed   uint64
-		dropped  uint64 // cancelled
-		expired  uint64 // open at their deadline
+		closed    bool
+		lastID    uint64
+		open      map[entryKey]*promise // the latest promise of each entry, until it is settled
+		byID      map[uint64]*promise   // every promise that is open or has pins
+		deadlines deadlineList          // every open promise
+		bytes     int64                 // of open promises
+		writing   map[reservation]origin
+		promised  uint64 // made
+		installed uint64
+		failed    uint64
+		dropped   uint64 // cancelled
+		expired   uint64 // open at their deadline
 	}
 
 	cancel  context.CancelFunc
@@ -75,14 +79,15 @@ var (
 	_ pool.Tiers  = (*Pool)(nil)
 )
 
-// entryKey names an entry in this process.
+// entryKey identifies an entry in this process.
 type entryKey struct {
 	space pool.SpaceID
 	group uint8
 	hash  pool.Hash
 }
 
-// Open makes a stack of a memory and tiers, the nearest first; both stay the caller's, who closes them after the stack.
+// Open returns a pool of a memory and tiers, the nearest first. The caller closes both after the
+// pool.
 func Open(m Memory, tiers []Tier, o Options) (*Pool, error) {
 	if err := o.complete(m); err != nil {
 		return nil, err
@@ -96,18 +101,19 @@ func Open(m Memory, tiers []Tier, o Options) (*Pool, error) {
 	p.mu.open, p.mu.byID = make(map[entryKey]*promise), make(map[uint64]*promise)
 	p.mu.writing = make(map[reservation]origin)
 	for i := range tiers {
-		l, err := p.newLane(i, tiers[i])
+		l, err := p.newLevel(i, tiers[i])
 		if err != nil {
 			return nil, err
 		}
-		p.lanes = append(p.lanes, l)
+		p.levels = append(p.levels, l)
 		p.saving = p.saving || l.Write == OnSave
 		p.using = p.using || l.Write == OnSecondUse
 		if l.Write == OnEvict {
 			if p.chilling == nil {
-				return nil, fmt.Errorf("tier %s: Write is evict, allowed with a memory that tells its coldest blocks", l.Name)
+				return nil, fmt.Errorf("tier %s: Write is evict, allowed with a memory that lists its coldest blocks",
+					l.Name)
 			}
-			p.chill.lanes = append(p.chill.lanes, l)
+			p.onEvict.levels = append(p.onEvict.levels, l)
 		}
 	}
 	if err := p.completePromises(); err != nil {
@@ -123,36 +129,36 @@ func Open(m Memory, tiers []Tier, o Options) (*Pool, error) {
 	return p, nil
 }
 
-// start starts what works in the background; Close ends it.
+// start starts the goroutines of the pool; Close ends them.
 func (p *Pool) start(ctx context.Context) {
 	if p.using {
-		p.workers.Go(func() { p.note(ctx) })
+		p.workers.Go(func() { p.offerUses(ctx) })
 	}
-	if len(p.chill.lanes) > 0 {
-		p.chill.out = make([]pool.Cold, coldMany)
-		p.workers.Go(func() { p.chillAlways(ctx) })
+	if len(p.onEvict.levels) > 0 {
+		p.onEvict.out = make([]pool.Cold, coldMany)
+		p.workers.Go(func() { p.evictLoop(ctx) })
 	}
-	if len(p.lanes) > 0 {
+	if len(p.levels) > 0 {
 		p.workers.Go(func() { p.sweep(ctx) })
-		p.workers.Go(func() { p.keepAlways(ctx) })
-		p.workers.Go(func() { p.collectAlways(ctx) })
+		p.workers.Go(func() { p.saveLoop(ctx) })
+		p.workers.Go(func() { p.collectLoop(ctx) })
 	}
-	for _, l := range p.lanes {
+	for _, l := range p.levels {
 		for range l.Workers {
 			p.workers.Go(func() { l.work(ctx) })
 		}
 		if !l.Local {
 			for range l.Askers {
-				p.workers.Go(func() { l.answer(ctx) })
+				p.workers.Go(func() { l.askLoop(ctx) })
 			}
-			p.workers.Go(func() { l.followAlways(ctx) })
+			p.workers.Go(func() { l.followLoop(ctx) })
 		}
-		p.workers.Go(func() { l.keep(ctx) })
+		p.workers.Go(func() { l.monitor(ctx) })
 	}
 }
 
-// Close settles every promise, whatever the stores do: what has not come does not come. Then it
-// ends all work below memory, for which it waits. Memory goes on.
+// Close settles every promise, failing those that are open, then ends all work below memory and
+// waits for it. Memory stays open.
 func (p *Pool) Close() error {
 	p.mu.Lock()
 	if p.mu.closed {
@@ -162,16 +168,16 @@ func (p *Pool) Close() error {
 	p.mu.closed = true
 	p.mu.Unlock()
 	p.cancel()
-	for _, l := range p.lanes {
+	for _, l := range p.levels {
 		l.wake.Broadcast()
 	}
 	p.settleAll()
 	p.o.Staging.End()
 	p.workers.Wait()
-	p.chill.close()
-	for _, l := range p.lanes {
-		p.abandon(l)
-		p.giveNow(l.copies(l.puts.list)...)
+	p.onEvict.close()
+	for _, l := range p.levels {
+		p.requeueAll(l)
+		p.returnLoans(l.takeCopies(l.puts.list)...)
 	}
 	if p.o.ownStaging {
 		return p.o.Staging.Close()
@@ -179,8 +185,8 @@ func (p *Pool) Close() error {
 	return nil
 }
 
-// errClosing is why things end with the stack.
+// errClosing fails what is in progress when the pool closes.
 var errClosing = errors.New("tier: the stack is closing")
 
-// now is the clock of everything in the stack.
+// now returns the time of the pool's clock.
 func (p *Pool) now() time.Time { return p.o.Clock() }

@@ -9,7 +9,7 @@ import (
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
-// whole is a stack as the suite of pools wants it.
+// whole is a pool as the suite of pools needs it.
 type whole struct {
 	*Pool
 	memory *dram.Pool
@@ -23,7 +23,8 @@ func (w whole) Close() error {
 	return w.memory.Close()
 }
 
-// A stack is a pool like any other, whatever is below: tiers that have nothing of it, and one that is not there.
+// TestPool: a pool with tiers passes the suite, over tiers that have nothing of it, and one that is
+// down.
 func TestPool(t *testing.T) {
 	gone := func() pool.Store {
 		s, err := fault.New(pooltest.NewShelf(), fault.Options{Seed: 1, Rates: map[fault.Kind]float64{fault.Error: 1}})
@@ -33,10 +34,12 @@ func TestPool(t *testing.T) {
 	for name, tiers := range map[string]func() []Tier{
 		"no tiers": func() []Tier { return nil },
 		"empty": func() []Tier {
-			return []Tier{{Name: "local", Store: pooltest.NewShelf(), Local: true}, {Name: "shared", Store: pooltest.NewShelf()}}
+			return []Tier{{Name: "local", Store: pooltest.NewShelf(), Local: true},
+				{Name: "shared", Store: pooltest.NewShelf()}}
 		},
 		"gone": func() []Tier {
-			return []Tier{{Name: "disk", Store: gone(), Local: true, Write: OnSecondUse}, {Name: "shared", Store: gone(), Write: OnSave}}
+			return []Tier{{Name: "disk", Store: gone(), Local: true, Write: OnSecondUse},
+				{Name: "shared", Store: gone(), Write: OnSave}}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -51,7 +54,8 @@ func TestPool(t *testing.T) {
 	}
 }
 
-// What memory forgot comes back from a shared tier, byte for byte, with all shards, and is pinned until the refs are given back.
+// TestComesBack: evicted blocks come back from a shared tier, byte for byte, with all shards, and
+// are pinned until their refs are released.
 func TestComesBack(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		store := pooltest.NewShelf()
@@ -90,7 +94,7 @@ func TestComesBack(t *testing.T) {
 	}
 }
 
-// A local tier is asked in the look-up itself.
+// TestLocalIsExact: the look-up asks a local tier directly.
 func TestLocalIsExact(t *testing.T) {
 	n := newNode(t, 400, 2, Options{}, Tier{Name: "disk", Store: pooltest.NewShelf(), Local: true, Write: OnSave})
 	h := chain("a", 100)
@@ -117,7 +121,7 @@ func TestLocalIsExact(t *testing.T) {
 	n.Unpin(refs)
 }
 
-// A chain that lies in pieces, in memory and in two tiers, is one.
+// TestPieces: a chain spread over memory and two tiers is found as one.
 func TestPieces(t *testing.T) {
 	near, far := pooltest.NewShelf(), pooltest.NewShelf()
 	writer := newNode(t, 400, 1, Options{}, Tier{Name: "far", Store: far, Write: OnSave})
@@ -128,7 +132,8 @@ func TestPieces(t *testing.T) {
 	disk.save(h.Slice(20, 40))
 	disk.stored(0, 20)
 
-	n := newNode(t, 400, 1, Options{}, Tier{Name: "near", Store: near, Local: true, Write: Never}, Tier{Name: "far", Store: far})
+	n := newNode(t, 400, 1, Options{}, Tier{Name: "near", Store: near, Local: true, Write: Never},
+		Tier{Name: "far", Store: far})
 	n.save(h.Slice(0, 10))
 	n.save(h.Slice(45, 50))
 	if got := n.know(h); got != 60 {

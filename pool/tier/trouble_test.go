@@ -14,8 +14,11 @@ import (
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
-// filled is a store that has a chain, with both its shards, and a node whose memory lacks it; the store is behind faults that are switched off.
-func filled(t *testing.T, h pool.Hashes, rates map[fault.Kind]float64, tr Tier, o Options) (n *node, f *fault.Store, store *pooltest.Shelf) {
+// filled returns a store with a chain, both its shards, and a node whose memory lacks it. The store
+// has faults that are switched off.
+func filled(
+	t *testing.T, h pool.Hashes, rates map[fault.Kind]float64, tr Tier, o Options,
+) (n *node, f *fault.Store, store *pooltest.Shelf) {
 	t.Helper()
 	store = pooltest.NewShelf()
 	writer := newNode(t, 2*h.N+64, 2, Options{Node: "writer"}, Tier{Name: "shared", Store: store, Write: OnSave})
@@ -28,10 +31,12 @@ func filled(t *testing.T, h pool.Hashes, rates map[fault.Kind]float64, tr Tier, 
 	return newNode(t, 2*h.N+200, 2, o, tr), f, store
 }
 
-// A store that hangs delays no look-up beyond its deadline, opens the breaker, and is asked again by itself when it is back.
+// TestHungStore: a store that hangs delays no look-up beyond its deadline, opens the breaker, and
+// is used again when it is back.
 func TestHungStore(t *testing.T) {
 	h := chain("a", 20)
-	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{AskWithin: 20 * time.Millisecond, BreakFirst: 20 * time.Millisecond}, Options{})
+	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1},
+		Tier{AskWithin: 20 * time.Millisecond, BreakFirst: 20 * time.Millisecond}, Options{})
 	f.Switch(true)
 	lag := pooltest.Lag{Wait: time.Millisecond, Slack: 5 * time.Millisecond}
 	for range 200 {
@@ -48,13 +53,17 @@ func TestHungStore(t *testing.T) {
 	}
 	n.waitFor("the breaker opens", func(r *pool.TierReport) bool { return r.Tiers[0].Opened > 0 })
 	f.Switch(false)
-	n.waitFor("the breaker closes", func(r *pool.TierReport) bool { return r.Tiers[0].State == "up" && r.Tiers[0].Tries > 0 })
+	n.waitFor("the breaker closes", func(r *pool.TierReport) bool {
+		return r.Tiers[0].State == "up" &&
+			r.Tiers[0].Tries > 0
+	})
 	if got := n.know(h); got != 20 {
 		t.Errorf("%d blocks after the store is back, want 20", got)
 	}
 }
 
-// A promise of a store that hangs then is settled when the breaker opens or its time is over, and nothing of it stays.
+// TestHungFetch: a promise of a store that hangs is settled when the breaker opens or its time is
+// over, and nothing of it is left.
 func TestHungFetch(t *testing.T) {
 	h := chain("a", 20)
 	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{FetchWithin: 30 * time.Millisecond}, Options{})
@@ -71,7 +80,8 @@ func TestHungFetch(t *testing.T) {
 	f.Switch(false)
 }
 
-// Damage on the way in, on the way out, and a value under another key are counted misses, and are deleted.
+// TestDamage: damage when writing, when reading, and a value under another key are counted misses,
+// and are deleted.
 func TestDamage(t *testing.T) {
 	h := chain("a", 20)
 	n, f, store := filled(t, h, map[fault.Kind]float64{fault.Flip: 1}, Tier{}, Options{})
@@ -92,7 +102,7 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// crossed is a store that gives the value of one block for another's key, and the other way round.
+// crossed is a store that returns one block's value for another's key, and the reverse.
 type crossed struct {
 	pool.Store
 	a, b pool.Hash
@@ -117,7 +127,8 @@ func TestCrossedKeys(t *testing.T) {
 	writer := newNode(t, 64, 2, Options{}, Tier{Name: "shared", Store: store, Write: OnSave})
 	writer.save(h)
 	writer.stored(0, 2)
-	n := newNode(t, 64, 2, Options{}, Tier{Name: "shared", Store: crossed{store, pool.MakeHash(h.At(0)), pool.MakeHash(h.At(1))}})
+	n := newNode(t, 64, 2, Options{}, Tier{Name: "shared",
+		Store: crossed{store, pool.MakeHash(h.At(0)), pool.MakeHash(h.At(1))}})
 	n.know(h)
 	_, refs := n.settled(h)
 	if got := n.load(h); got != 0 {
@@ -126,7 +137,8 @@ func TestCrossedKeys(t *testing.T) {
 	n.Unpin(refs)
 }
 
-// A block of which the store lost one shard does not come, and what is left of it is deleted so that it can be written again.
+// TestLostShard: a block of which the store lost one shard is not delivered, and its other shards
+// are deleted so that it can be written again.
 func TestLostShard(t *testing.T) {
 	h := chain("a", 3)
 	n, _, store := filled(t, h, nil, Tier{}, Options{})
@@ -141,7 +153,8 @@ func TestLostShard(t *testing.T) {
 	n.waitFor("the rest is deleted", func(*pool.TierReport) bool { return store.Len() == 4 })
 }
 
-// Nothing stored before a reset is found after it: not in memory, not in a tier, not in the next life, and not by what was under way.
+// TestResetFence: nothing stored before a reset is found after it, in memory, in a tier, in the
+// next process or from what was in flight.
 func TestResetFence(t *testing.T) {
 	h := chain("a", 20)
 	state := filepath.Join(t.TempDir(), "resets")
@@ -187,7 +200,8 @@ func TestResetFence(t *testing.T) {
 	}
 }
 
-// A reset that cannot be kept is an error, and turns the tiers off for the space.
+// TestResetNotKept: a reset that cannot be saved is an error, and turns the tiers off for the
+// space.
 func TestResetNotKept(t *testing.T) {
 	h := chain("a", 5)
 	dir := filepath.Join(t.TempDir(), "gone")
@@ -209,10 +223,11 @@ func TestResetNotKept(t *testing.T) {
 	}
 }
 
-// A promise that waits is cancelled by its Unpin, and one of a probe comes although nobody holds it.
+// TestCancelAndHint: Unpin cancels a queued promise; a hint is fetched although it has no pins.
 func TestCancelAndHint(t *testing.T) {
 	h := chain("a", 40)
-	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{Workers: 1, BatchItems: 2, FetchWithin: time.Minute, BreakAfter: 1000}, Options{})
+	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1},
+		Tier{Workers: 1, BatchItems: 2, FetchWithin: time.Minute, BreakAfter: 1000}, Options{})
 	n.know(h)
 	f.Switch(true)
 	_, refs, _ := n.Pin(n.space, 0, h, 1<<40, nil)
@@ -239,10 +254,11 @@ func TestCancelAndHint(t *testing.T) {
 	}
 }
 
-// No more is promised at a time than the prefetch budget, and a Pin no more than its bytes.
+// TestBudget: promises stay within the prefetch budget, and a Pin within its bytes.
 func TestBudget(t *testing.T) {
 	h := chain("a", 100)
-	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{FetchWithin: time.Minute, BreakAfter: 1000}, Options{PrefetchBytes: 64 << 10})
+	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{FetchWithin: time.Minute, BreakAfter: 1000},
+		Options{PrefetchBytes: 64 << 10})
 	n.know(h)
 	f.Switch(true)
 	count, refs, bytes := n.Pin(n.space, 0, h, 1<<40, nil)
@@ -259,7 +275,7 @@ func TestBudget(t *testing.T) {
 	n.waitFor("all is settled", func(r *pool.TierReport) bool { return r.Promises == 0 })
 }
 
-// A full store is left alone for a while, and nothing fails.
+// TestFullStore: a full store gets no writes for a while, and nothing fails.
 func TestFullStore(t *testing.T) {
 	f, err := fault.New(pooltest.NewShelf(), fault.Options{Seed: 1, Rates: map[fault.Kind]float64{fault.Full: 1}})
 	check(t, err)
@@ -271,7 +287,8 @@ func TestFullStore(t *testing.T) {
 	n.stored(0, 10)
 }
 
-// Second use: what is only saved is not written, what a look-up reserves again is.
+// TestSecondUse: blocks that are only saved are not written, blocks that a look-up reserves again
+// are.
 func TestSecondUse(t *testing.T) {
 	store := pooltest.NewShelf()
 	n := newNode(t, 400, 1, Options{}, Tier{Name: "disk", Store: store, Local: true, Write: OnSecondUse})
@@ -285,7 +302,7 @@ func TestSecondUse(t *testing.T) {
 	}
 }
 
-// Closing settles everything.
+// TestCloseSettles: Close settles every promise.
 func TestCloseSettles(t *testing.T) {
 	h := chain("a", 40)
 	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{FetchWithin: time.Minute}, Options{})
@@ -302,13 +319,14 @@ func TestCloseSettles(t *testing.T) {
 	}
 }
 
-// A shared tier that fails takes nothing from what another one has.
+// TestOneOfTwoFails: a shared tier that fails does not hide what another one has.
 func TestOneOfTwoFails(t *testing.T) {
 	h := chain("a", 200) // more than one question
 	n, _, store := filled(t, h, nil, Tier{}, Options{})
 	broken, err := fault.New(pooltest.NewShelf(), fault.Options{Seed: 1, Rates: map[fault.Kind]float64{fault.Error: 1}})
 	check(t, err)
-	two := newNode(t, 2*h.N+200, 2, Options{}, Tier{Name: "broken", Store: broken, BreakAfter: 1000}, Tier{Name: "shared", Store: store})
+	two := newNode(t, 2*h.N+200, 2, Options{}, Tier{Name: "broken", Store: broken, BreakAfter: 1000},
+		Tier{Name: "shared", Store: store})
 	if got := two.know(h); got != n.know(h) || got != 200 {
 		t.Errorf("%d blocks are found beside a tier that fails, want 200", got)
 	}

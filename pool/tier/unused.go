@@ -10,27 +10,27 @@ import (
 	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
 
-// Collecting named generations that no node uses any more.
+// Collection of named generations that no node uses any more.
 //
-// A node knows which named spaces its own engines use, and keeps when each was last used. What
-// other nodes use it reads from use marks: values in a reserved space of each shared store, whose
-// key is made of the fingerprint and the number of a period. A node puts the mark of the current
-// period while it uses the space, and puts it back where a store lost it. A space that this node
-// has not used for CollectUnused is retired: its names become leftovers. Local tiers are looked at
-// as for every other leftover. A shared tier is looked at only if it had no mark for the periods
-// that span CollectUnused, twice, at least CollectAfter apart; the marks are read again before each
-// look and during it. A mark of another node ends the collection in that tier.
+// A node records when its own engines last used each named space. It learns what other nodes use
+// from use marks: values in a reserved space of each shared store, whose key is made of the
+// fingerprint and the number of a period. A node puts the mark of the current period while it uses
+// the space. A space that this node has not used for CollectUnused is retired: its names become
+// orphans. Local tiers are scanned for them as for any other. A shared tier is scanned only if it
+// had no mark for the periods that span CollectUnused, twice, at least CollectAfter apart. The
+// marks are read again before and during each scan; a mark of another node ends the collection
+// there.
 
-// marking reports the spaces whose marks a lane's store needs: those with an engine, and those that
-// were used in this period.
-func (s *spaces) marking(span time.Duration, now int64) (all []pool.Fingerprint) {
+// spacesToMark returns the spaces whose marks a level's store needs: those with an engine, and
+// those that were used in this period.
+func (s *spaces) spacesToMark(span time.Duration, now int64) (all []pool.Fingerprint) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for fp := range s.active {
 		all = append(all, fp)
 	}
 	own := catalog.OwnLength(span)
-	for fp, e := range s.kept.Spaces {
+	for fp, e := range s.catalog.Spaces {
 		if e.Named && !s.active[fp] && span > 0 && catalog.PeriodAt(e.Used, own) == catalog.PeriodAt(now, own) {
 			all = append(all, fp)
 		}
@@ -38,17 +38,17 @@ func (s *spaces) marking(span time.Duration, now int64) (all []pool.Fingerprint)
 	return all
 }
 
-// markRound puts the marks of the current periods that a store is not known to have, at most
-// followSpaces of them.
-func (l *lane) markRound(ctx context.Context) error {
-	if !l.lists() {
+// markRound puts the marks of the current periods that a store may lack, at most followSpaces of
+// them.
+func (l *level) markRound(ctx context.Context) error {
+	if !l.canList() {
 		return nil // nothing is collected there
 	}
 	span, now := l.p.o.CollectUnused, l.p.now()
 	was, is := l.following.marked, make(map[pool.Key]time.Time)
 	l.following.marked = is
 	var keys []pool.Key
-	for _, fp := range l.p.spaces.marking(span, now.Unix()) {
+	for _, fp := range l.p.spaces.spacesToMark(span, now.Unix()) {
 		for _, key := range catalog.UseKeys(fp, span, now.Unix()) {
 			if until := was[key]; now.Before(until) {
 				is[key] = until
@@ -79,45 +79,44 @@ func (l *lane) markRound(ctx context.Context) error {
 	return nil
 }
 
-// marksPut notes that a store has use marks, which are to be collected one day.
-func (s *spaces) marksPut(l *lane, now time.Time) {
+// marksPut records that a store has use marks, which are to be collected later.
+func (s *spaces) marksPut(l *level, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, known := s.kept.Swept[l.Name]; !known {
-		s.kept.Swept[l.Name] = now.Unix()
+	if _, ok := s.catalog.Swept[l.Name]; !ok {
+		s.catalog.Swept[l.Name] = now.Unix()
 		s.dirty = true
 	}
 }
 
-// sweepAt is when the old use marks of a store are to be collected again; ok is false if this node
-// never put one there.
-func (s *spaces) sweepAt(l *lane) (at time.Time, ok bool) {
-	last, ok := s.kept.Swept[l.Name]
-	ok = ok && !l.Local && l.lists()
+// nextMarkSweep returns when the old use marks of a store are to be collected next; ok is false if
+// this node never put one there.
+func (s *spaces) nextMarkSweep(l *level) (at time.Time, ok bool) {
+	last, ok := s.catalog.Swept[l.Name]
+	ok = ok && !l.Local && l.canList()
 	return time.Unix(last, 0).Add(catalog.Period(catalog.OwnLength(l.p.o.CollectUnused))), ok
 }
 
-// inUseLocked notes that a named space has an engine of this node. What was left over of it is not.
+// inUseLocked records that a named space has an engine of this node. Its names are no orphans then.
 func (p *Pool) inUseLocked(fp pool.Fingerprint) {
 	p.spaces.active[fp] = true
 	p.spaces.restoreLocked(fp)
 	p.follow()
 }
 
-// restoreLocked takes a named space back that was retired.
+// restoreLocked removes the orphans of a named space that was retired.
 func (s *spaces) restoreLocked(fp pool.Fingerprint) {
-	for name, left := range s.kept.Leftovers {
+	for name, left := range s.catalog.Orphans {
 		if left.Unused && left.Space == fp {
-			delete(s.kept.Leftovers, name)
+			delete(s.catalog.Orphans, name)
 			s.dirty = true
 			s.changedNow()
 		}
 	}
 }
 
-// retireUnused notes which named spaces are in use, once a period, and retires those that this node
-// has not used for CollectUnused. There is room for them only up to half of MaxLeftovers: the others
-// have their turn later.
+// retireUnused records which named spaces are in use, once a period, and retires those that this
+// node has not used for CollectUnused. It fills at most half of the catalog's orphans.
 func (p *Pool) retireUnused() {
 	s, span, now := &p.spaces, p.o.CollectUnused, p.now()
 	if span == 0 {
@@ -127,64 +126,64 @@ func (p *Pool) retireUnused() {
 	defer s.mu.Unlock()
 	own := catalog.OwnLength(span)
 	for fp := range s.active {
-		if e, known := s.kept.Spaces[fp]; known && catalog.PeriodAt(e.Used, own) != catalog.PeriodAt(now.Unix(), own) {
+		if e, ok := s.catalog.Spaces[fp]; ok && catalog.PeriodAt(e.Used, own) != catalog.PeriodAt(now.Unix(), own) {
 			e.Used = now.Unix()
-			s.kept.Spaces[fp] = e
+			s.catalog.Spaces[fp] = e
 			s.dirty = true
 		}
 	}
 	if now.Before(s.opened.Add(s.after)) {
-		return // engines of the former life have as long to come back
+		return // engines of the previous process have as long to return
 	}
 	left := make(map[pool.Fingerprint]bool)
-	for _, one := range s.kept.Leftovers {
+	for _, one := range s.catalog.Orphans {
 		if one.Unused {
 			left[one.Space] = true
 		}
 	}
 	first := catalog.PeriodAt(now.Unix()-int64(span/time.Second), own)
-	for fp, e := range s.kept.Spaces {
+	for fp, e := range s.catalog.Spaces {
 		if !e.Named || s.active[fp] || left[fp] || catalog.PeriodAt(max(e.Used, e.Seen), own) >= first {
 			continue
 		}
-		if len(s.kept.Leftovers) >= catalog.MaxLeftovers/2 {
+		if len(s.catalog.Orphans) >= catalog.MaxOrphans/2 {
 			return
 		}
 		s.retireLocked(fp, e, now)
 	}
 }
 
-// retireLocked makes leftovers of the names of a space: of its epoch, of those before it, and of
-// epoch 0, under which nodes store that do not know of any reset.
+// retireLocked makes the names of a space orphans: that of its epoch, those before it, and that of
+// epoch 0, which nodes use that missed every reset.
 func (s *spaces) retireLocked(fp pool.Fingerprint, e catalog.Space, now time.Time) {
 	s.retired[fp] = true
 	s.unused++
 	for _, sp := range *s.all.Load() {
 		if sp != nil && sp.spec.Fingerprint == fp {
-			sp.now.Store(&life{off: true}) // what memory still has of it is written nowhere
+			sp.now.Store(&life{off: true}) // what memory still has of it is not written to tiers
 		}
 	}
 	e.Seen = 0
-	s.kept.Spaces[fp] = e
+	s.catalog.Spaces[fp] = e
 	epochs := []uint64{0}
-	for epoch := e.Epoch - min(e.Epoch, leftNames) + 1; epoch <= e.Epoch; epoch++ {
+	for epoch := e.Epoch - min(e.Epoch, maxOldNames) + 1; epoch <= e.Epoch; epoch++ {
 		epochs = append(epochs, epoch)
 	}
 	for _, epoch := range epochs {
 		name := catalog.StoredName(fp, epoch)
-		if _, noted := s.kept.Leftovers[name]; !noted {
-			s.leftLocked(name, catalog.Leftover{Space: fp, Epoch: epoch, Unused: true, Due: now.UnixMilli()})
+		if _, noted := s.catalog.Orphans[name]; !noted {
+			s.addOrphanLocked(name, catalog.Orphan{Space: fp, Epoch: epoch, Unused: true, NotBefore: now.UnixMilli()})
 		}
 	}
 	s.changedNow()
 }
 
-var errMarksUnread = errors.New("marks of use cannot be read")
+var errMarksUnread = errors.New("use marks cannot be read")
 
-// unmarked is the names that may be looked for in a tier: of spaces that are unused by all nodes,
-// those whose marks were missing once before, long enough ago for nodes to put them back.
-func (l *lane) unmarked(ctx context.Context, names []pool.Fingerprint) ([]pool.Fingerprint, error) {
-	if l.Local || !l.lists() {
+// withoutUseMarks returns the names that a tier may be scanned for: of unused spaces only those
+// whose marks were missing before too, long enough ago for other nodes to put them back.
+func (l *level) withoutUseMarks(ctx context.Context, names []pool.Fingerprint) ([]pool.Fingerprint, error) {
+	if l.Local || !l.canList() {
 		return names, nil
 	}
 	now := l.p.now()
@@ -210,31 +209,32 @@ func (l *lane) unmarked(ctx context.Context, names []pool.Fingerprint) ([]pool.F
 			used[owner[i]] = true
 		}
 	}
-	return l.p.spaces.withoutMarks(l, names, used, now), nil
+	return l.p.spaces.dropUsed(l, names, used, now), nil
 }
 
-// unusedOf is the spaces of names that are leftovers only because no node is believed to use them.
+// unusedOf returns the spaces of those names that are orphans only because no node is believed to
+// use them.
 func (s *spaces) unusedOf(names []pool.Fingerprint) (all []pool.Fingerprint) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, name := range names {
-		if left, still := s.kept.Leftovers[name]; still && left.Unused && !slices.Contains(all, left.Space) {
+		if left, still := s.catalog.Orphans[name]; still && left.Unused && !slices.Contains(all, left.Space) {
 			all = append(all, left.Space)
 		}
 	}
 	return all
 }
 
-// withoutMarks ends the collection of what other nodes use in a tier, and is the names that may be
-// looked for now.
-func (s *spaces) withoutMarks(
-	l *lane, names []pool.Fingerprint, used map[pool.Fingerprint]bool, now time.Time,
+// dropUsed ends the collection of names that other nodes use in a tier, and returns the names that
+// the tier may be scanned for now.
+func (s *spaces) dropUsed(
+	l *level, names []pool.Fingerprint, used map[pool.Fingerprint]bool, now time.Time,
 ) (free []pool.Fingerprint) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	settle := max(s.after, 2*followFull*l.p.o.EpochEvery)
 	for _, name := range names {
-		left, still := s.kept.Leftovers[name]
+		left, still := s.catalog.Orphans[name]
 		if !still || !left.Unused {
 			free = append(free, name)
 			continue
@@ -242,7 +242,7 @@ func (s *spaces) withoutMarks(
 		done := left.Tiers[l.Name]
 		switch {
 		case used[left.Space]:
-			done.N = collectLooks
+			done.N = collectScans
 			s.usedElsewhere(left.Space, now)
 		case done.Clear == 0:
 			done.Clear, done.Next = now.UnixMilli(), now.Add(settle).UnixMilli()
@@ -252,22 +252,23 @@ func (s *spaces) withoutMarks(
 		}
 		left.Tiers[l.Name] = done
 		s.dirty = true
-		if !l.p.waits(&left) {
+		if !l.p.needsScan(&left) {
 			s.collectedLocked(name, left)
 		}
 	}
 	return free
 }
 
-// usedElsewhere notes when another node was seen to use a space: it is asked for again after that.
+// usedElsewhere records that another node was found to use a space, which delays its next
+// retirement.
 func (s *spaces) usedElsewhere(fp pool.Fingerprint, now time.Time) {
-	e, known := s.kept.Spaces[fp]
-	if !known {
+	e, ok := s.catalog.Spaces[fp]
+	if !ok {
 		return
 	}
 	if e.Seen == 0 {
 		s.elsewhere++
 	}
 	e.Seen = now.Unix()
-	s.kept.Spaces[fp] = e
+	s.catalog.Spaces[fp] = e
 }

@@ -17,10 +17,10 @@ import (
 	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
 
-// hourly is a stack that collects named generations which no node used for an hour.
+// hourly are the options of a pool that collects named generations which no node used for an hour.
 var hourly = Options{CollectUnused: time.Hour, CollectAfter: time.Minute}
 
-// collected is by when hourly has collected one: a period of 16 minutes longer, and two looks.
+// collected is when hourly has collected one: a period of 16 minutes later, and two scans.
 const collected = 90 * time.Minute
 
 // use and leave are an engine of the node's space, of a named generation.
@@ -33,19 +33,19 @@ func (n *node) onDisk() {
 	n.waitFor("the spaces in use are on disk", func(*pool.TierReport) bool {
 		n.spaces.mu.Lock()
 		defer n.spaces.mu.Unlock()
-		return len(n.spaces.unkept) == 0
+		return len(n.spaces.unsaved) == 0
 	})
 }
 
 // kept is what a node keeps of its space.
-func (n *node) kept() (e catalog.Space, there bool) {
+func (n *node) saved() (e catalog.Space, there bool) {
 	n.spaces.mu.Lock()
 	defer n.spaces.mu.Unlock()
-	e, there = n.spaces.kept.Spaces[n.spec.Fingerprint]
+	e, there = n.spaces.catalog.Spaces[n.spec.Fingerprint]
 	return e, there
 }
 
-// marksRead is a store whose use marks are read by somebody.
+// marksRead is a store that reports when its use marks are read.
 type marksRead struct {
 	*listing
 	read func() error
@@ -71,8 +71,8 @@ func (l *listing) loseMarks() {
 }
 
 // A named generation that one node uses stays in the shared tier, whatever another does that has
-// left it; that one's own disk forgets it. When neither uses it any more it is collected, not before
-// CollectUnused is over, and all that is kept of it ends. The base generation stays.
+// left it; that one's own disk forgets it. When neither uses it any more it is collected, not
+// before CollectUnused is over, and all that is kept of it ends. The base generation stays.
 func TestUnusedGenerationsAreCollected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store, local := &listing{Shelf: pooltest.NewShelf()}, &listing{Shelf: pooltest.NewShelf()}
@@ -124,7 +124,7 @@ func TestUnusedGenerationsAreCollected(t *testing.T) {
 			t.Errorf("%d shards of a generation that no node uses are left", got)
 		}
 		for _, n := range []*node{a, b} {
-			if e, there := n.kept(); there || n.Report().Names != 0 {
+			if e, there := n.saved(); there || n.Report().Names != 0 {
 				t.Errorf("kept of what was collected: %+v; %+v", e, n.Report())
 			}
 		}
@@ -182,7 +182,8 @@ func TestUnusedGenerationsWithoutMarks(t *testing.T) {
 
 // Nodes whose CollectUnused differ, and one that collects nothing, respect what the others use.
 func TestUnusedForSomeNodesAlone(t *testing.T) {
-	for name, of := range map[string]time.Duration{"longer": 7 * 24 * time.Hour, "shorter": 10 * time.Minute, "never": 0} {
+	for name, of := range map[string]time.Duration{"longer": 7 * 24 * time.Hour, "shorter": 10 * time.Minute,
+		"never": 0} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := &listing{Shelf: pooltest.NewShelf()}
@@ -202,8 +203,8 @@ func TestUnusedForSomeNodesAlone(t *testing.T) {
 	}
 }
 
-// A collection goes on after a restart in the middle, and begins in a life that comes long after the
-// last use; an engine that is back right after the start keeps everything.
+// A collection goes on after a restart in the middle, and begins in a life that comes long after
+// the last use; an engine that is back right after the start keeps everything.
 func TestUnusedGenerationsAfterARestart(t *testing.T) {
 	for name, back := range map[string]bool{"nobody is back": false, "its engine is back": true} {
 		t.Run(name, func(t *testing.T) {
@@ -254,7 +255,7 @@ func TestUnusedGenerationsAfterARestart(t *testing.T) {
 				time.Sleep(24 * time.Hour)
 				n = newNode(t, 200, 2, o, near, sharing(store))
 				time.Sleep(10 * time.Minute)
-				if _, there := n.kept(); there || store.count(fp)+local.count(fp) != 0 {
+				if _, there := n.saved(); there || store.count(fp)+local.count(fp) != 0 {
 					t.Errorf("%d shards are left a day after the last use", store.count(fp)+local.count(fp))
 				}
 			})
@@ -292,8 +293,8 @@ func TestUnusedGenerationIsUsedInTheMiddle(t *testing.T) {
 	})
 }
 
-// A generation that comes back after it was collected on one node, and that another one still has in
-// its file with an epoch, is shared again: in either order, and without either file.
+// A generation that comes back after it was collected on one node, and that another one still has
+// in its file with an epoch, is shared again: in either order, and without either file.
 func TestUnusedGenerationComesBack(t *testing.T) {
 	for name, c := range map[string]struct{ first, loses bool }{
 		"collector first": {first: true}, "the other first": {}, "the other lost its file": {loses: true},
@@ -321,7 +322,8 @@ func TestUnusedGenerationComesBack(t *testing.T) {
 				a.leave()
 				check(t, a.CloseSpace(a.space))
 				time.Sleep(30 * 24 * time.Hour)
-				if e, there := a.kept(); there || store.count(catalog.StoredName(fp, 3)) != 0 || store.count(pool.EpochMarkers) != 0 {
+				if e, there := a.saved(); there || store.count(catalog.StoredName(fp, 3)) != 0 ||
+					store.count(pool.EpochMarkers) != 0 {
 					t.Fatalf("not collected: %+v, %d markers", e, store.count(pool.EpochMarkers))
 				}
 				if c.loses {
@@ -365,8 +367,8 @@ func TestUnusedGenerationComesBack(t *testing.T) {
 	}
 }
 
-// Use marks are few however long a space is used, and end some time after the last use, although the
-// node was started again: those of 4 and of 16 minutes are looked at.
+// Use marks are few however long a space is used, and end some time after the last use, although
+// the node was started again: those of 4 and of 16 minutes are looked at.
 func TestUseMarksAreCollected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
@@ -396,14 +398,14 @@ func TestUseMarksAreCollected(t *testing.T) {
 	})
 }
 
-// What is kept of named spaces is bounded: the one that was used least recently makes room, which is
-// counted and said, and only so many are retired at a time.
+// What is kept of named spaces is bounded: the one that was used least recently makes room, which
+// is counted and said, and only so many are retired at a time.
 func TestUnusedGenerationsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var said atomic.Int32
 		o := Options{CollectUnused: 100 * time.Hour, EpochEvery: time.Hour, CollectAfter: 2 * time.Hour}
 		o.Log = func(_, what string, _ error) {
-			if strings.Contains(what, "too many are kept") {
+			if strings.Contains(what, "the catalog is full") {
 				said.Add(1)
 			}
 		}
@@ -411,24 +413,24 @@ func TestUnusedGenerationsAreBounded(t *testing.T) {
 		n.spaces.mu.Lock()
 		for i := range catalog.MaxSpaces {
 			fp := pool.Fingerprint{1, byte(i), byte(i >> 8), byte(i >> 16)}
-			n.spaces.kept.Spaces[fp] = catalog.Space{Named: true, Used: n.now().Unix() + int64(i)/1000}
+			n.spaces.catalog.Spaces[fp] = catalog.Space{Named: true, Used: n.now().Unix() + int64(i)/1000}
 		}
 		n.spaces.mu.Unlock()
 		n.use()
 		time.Sleep(2 * time.Hour)
 		n.spaces.mu.Lock()
-		got, lost := len(n.spaces.kept.Spaces), n.spaces.lost
+		got, lost := len(n.spaces.catalog.Spaces), n.spaces.lost
 		n.spaces.mu.Unlock()
 		if got != catalog.MaxSpaces || lost != 1 || said.Load() != 1 {
 			t.Errorf("%d spaces are kept, %d lost, said %d times", got, lost, said.Load())
 		}
 		time.Sleep(117 * time.Hour)
-		if r := n.Report(); r.Names != catalog.MaxLeftovers/2 || r.Lost != 1 {
-			t.Errorf("%d names are to be collected, %d are lost, want %d and 1", r.Names, r.Lost, catalog.MaxLeftovers/2)
+		if r := n.Report(); r.Names != catalog.MaxOrphans/2 || r.Lost != 1 {
+			t.Errorf("%d names are to be collected, %d are lost, want %d and 1", r.Names, r.Lost, catalog.MaxOrphans/2)
 		}
 		n.spaces.mu.Lock()
-		maps.DeleteFunc(n.spaces.kept.Spaces, func(pool.Fingerprint, catalog.Space) bool { return true })
-		clear(n.spaces.kept.Leftovers)
+		maps.DeleteFunc(n.spaces.catalog.Spaces, func(pool.Fingerprint, catalog.Space) bool { return true })
+		clear(n.spaces.catalog.Orphans)
 		n.spaces.mu.Unlock()
 	})
 }
@@ -475,8 +477,10 @@ func unusedOver(t *testing.T, open func() pool.Store) {
 	}
 	var later atomic.Int64 // of both clocks
 	o := Options{
-		State: filepath.Join(dir, "resets"), Clock: func() time.Time { return time.Now().Add(time.Duration(later.Load())) },
-		EpochEvery: 50 * time.Millisecond, CollectAfter: 200 * time.Millisecond, CollectRate: 300, CollectUnused: time.Hour,
+		State:      filepath.Join(dir, "resets"),
+		Clock:      func() time.Time { return time.Now().Add(time.Duration(later.Load())) },
+		EpochEvery: 50 * time.Millisecond, CollectAfter: 200 * time.Millisecond, CollectRate: 300,
+		CollectUnused: time.Hour,
 	}
 	one := open()
 	local, err := disk.Open(disk.Options{Dirs: []disk.Dir{{Path: filepath.Join(dir, "disk"), Bytes: 256 << 20}}})
@@ -516,7 +520,7 @@ func unusedOver(t *testing.T, open func() pool.Store) {
 	o.CollectRate = 0
 	again := newNode(t, 1000, 2, o, near, far(one))
 	again.waitFor("all is collected", func(r *pool.TierReport) bool {
-		_, there := again.kept()
+		_, there := again.saved()
 		return r.Names == 0 && !there
 	})
 	if far, near := countIn(one.(pool.Lister), fp), countIn(local, fp); far+near != 0 {

@@ -7,7 +7,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// uses are look-ups that found entries in memory, waiting to be told to the tiers that write on second use. Look-ups leave a note and go on.
+// uses queues the look-ups that found entries in memory, for the tiers that write on second use.
 type uses struct {
 	wake chan struct{} // cap 1
 
@@ -21,11 +21,11 @@ type use struct {
 	space pool.SpaceID
 	group uint8
 	size  int    // bytes of a hash
-	blob  []byte // the hashes, one behind the other
+	blob  []byte // the hashes, concatenated
 	first pool.Hash
 }
 
-// add notes a chain; what finds no room is forgotten.
+// add queues a chain. It drops the chain if there is no room.
 func (u *uses) add(s pool.SpaceID, group uint8, h pool.Hashes) {
 	size := h.N * h.Len
 	u.mu.Lock()
@@ -60,8 +60,9 @@ func (u *uses) take() []use {
 	return out
 }
 
-// note offers entries that were used again to the tiers that write on second use.
-func (p *Pool) note(ctx context.Context) {
+// offerUses offers entries that were used again to the tiers that write on second use, until ctx
+// ends.
+func (p *Pool) offerUses(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -69,12 +70,12 @@ func (p *Pool) note(ctx context.Context) {
 		case <-p.uses.wake:
 		}
 		for _, u := range p.uses.take() {
-			p.used(&u)
+			p.offerUse(&u)
 		}
 	}
 }
 
-func (p *Pool) used(u *use) {
+func (p *Pool) offerUse(u *use) {
 	sp := p.spaces.get(u.space)
 	if sp.group(u.group) == nil {
 		return
@@ -88,14 +89,14 @@ func (p *Pool) used(u *use) {
 	}
 }
 
-// offerUsed offers an entry to the tiers that write on second use, as far as they were not given it before.
+// offerUsed offers an entry to the tiers that write on second use and were not given it lately.
 func (p *Pool) offerUsed(o *origin) {
-	print, now := o.print(), p.now()
-	for _, l := range p.lanes {
+	digest, now := o.digest(), p.now()
+	for _, l := range p.levels {
 		if l.Write != OnSecondUse {
 			continue
 		}
-		if there, _ := l.written.get(print, now); !there {
+		if there, _ := l.written.get(digest, now); !there {
 			p.mu.Lock()
 			l.offerLocked(*o)
 			p.mu.Unlock()

@@ -81,7 +81,7 @@ func openNode(t testing.TB, m *mem.Pool, memory Memory, shards int, o Options, t
 	return n
 }
 
-// nothingLeft holds what must be true when nobody holds anything.
+// nothingLeft checks what must be true when no ref is held.
 func (n *node) nothingLeft() {
 	n.t.Helper()
 	check(n.t, n.mem.Check())
@@ -91,7 +91,8 @@ func (n *node) nothingLeft() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if len(n.mu.open)+len(n.mu.byID) != 0 || n.mu.bytes != 0 || len(n.mu.writing) != 0 {
-		n.t.Errorf("left: %d open promises, %d by number, %d bytes, %d reservations", len(n.mu.open), len(n.mu.byID), n.mu.bytes, len(n.mu.writing))
+		n.t.Errorf("left: %d open promises, %d by number, %d bytes, %d reservations", len(n.mu.open), len(n.mu.byID),
+			n.mu.bytes, len(n.mu.writing))
 	}
 	if n.o.Staging.Lent() != 0 {
 		n.t.Errorf("%d bytes of staging are lent", n.o.Staging.Lent())
@@ -126,7 +127,8 @@ func content(k *pool.Key, p []byte) {
 
 func (n *node) batch(h pool.Hashes, shard int) *pool.Batch {
 	return &pool.Batch{
-		Space: n.space, Shard: uint8(shard), Epoch: n.Epoch(n.space), Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N),
+		Space: n.space, Shard: uint8(shard), Epoch: n.Epoch(n.space), Hashes: h, Status: make([]pool.Status, h.N),
+		Slots: make([]pool.Slot, h.N),
 	}
 }
 
@@ -152,7 +154,8 @@ func (n *node) save(h pool.Hashes) {
 	}
 }
 
-// load reads all shards of a chain from memory, compares every byte, and gives how many blocks were there.
+// load reads all shards of a chain from memory, compares every byte, and gives how many blocks were
+// there.
 func (n *node) load(h pool.Hashes) (there int) {
 	n.t.Helper()
 	there = h.N
@@ -249,5 +252,6 @@ func (n *node) waitFor(what string, holds func(r *pool.TierReport) bool) {
 // stored waits until a tier has written so many entries.
 func (n *node) stored(tier int, entries uint64) {
 	n.t.Helper()
-	n.waitFor("written to the tier", func(r *pool.TierReport) bool { return r.Tiers[tier].Stored+r.Tiers[tier].Had >= entries })
+	n.waitFor("written to the tier",
+		func(r *pool.TierReport) bool { return r.Tiers[tier].Stored+r.Tiers[tier].Had >= entries })
 }

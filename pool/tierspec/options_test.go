@@ -15,55 +15,75 @@ import (
 	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
-// badValue is a value of an option that is not allowed, and how the error names the option where that is not as it is written.
+// badValue is a value of an option that is not allowed, and how the error names the option where
+// that is not as it is written.
 type badValue struct{ option, value, named string }
 
 // Options of every tier, and of each kind, with values that are not allowed.
 var (
 	badOfEveryTier = []badValue{
-		{"name", "Upper", "Name"}, {"name", strings.Repeat("x", 33), "Name"}, {"name", "", "Name"}, {"write", "often", ""}, {"workers", "0", ""}, {"workers", "65", ""},
-		{"workers", "x", ""}, {"askers", "0", ""}, {"askers", "65", ""}, {"batch", "4095", ""}, {"batch", "1025MiB", ""}, {"put-queue", "0", ""}, {"put-queue", "1048577", ""},
-		{"fetch-within", "1us", ""}, {"fetch-within", "301s", ""}, {"put-within", "0", ""}, {"put-within", "6m", ""}, {"ask-within", "0s", ""}, {"ask-within", "61s", ""},
-		{"found-for", "9ms", ""}, {"found-for", "61m", ""}, {"absent-for", "9ms", ""}, {"absent-for", "61m", ""}, {"break-after", "0", ""}, {"break-after", "1001", ""},
-		{"break-first", "0", ""}, {"break-first", "11m", ""}, {"break-last", "0", ""}, {"break-last", "61m", ""}, {"break-last", "499ms", "BreakLast"},
+		{"name", "Upper", "Name"}, {"name", strings.Repeat("x", 33), "Name"}, {"name", "", "Name"},
+		{"write", "often", ""}, {"workers", "0", ""}, {"workers", "65", ""},
+		{"workers", "x", ""}, {"askers", "0", ""}, {"askers", "65", ""}, {"batch", "4095", ""},
+		{"batch", "1025MiB", ""}, {"put-queue", "0", ""}, {"put-queue", "1048577", ""},
+		{"fetch-within", "1us", ""}, {"fetch-within", "301s", ""}, {"put-within", "0", ""}, {"put-within", "6m", ""},
+		{"ask-within", "0s", ""}, {"ask-within", "61s", ""},
+		{"found-for", "9ms", ""}, {"found-for", "61m", ""}, {"absent-for", "9ms", ""}, {"absent-for", "61m", ""},
+		{"break-after", "0", ""}, {"break-after", "1001", ""},
+		{"break-first", "0", ""}, {"break-first", "11m", ""}, {"break-last", "0", ""}, {"break-last", "61m", ""},
+		{"break-last", "499ms", "BreakLast"},
 	}
 	badByKind = map[string][]badValue{
 		"disk:/nowhere?capacity=1GiB": {
-			{"segment", "255KiB", ""}, {"segment", "5GiB", ""}, {"write-bytes", "1KiB", ""}, {"write-bytes", "257MiB", ""}, {"write-depth", "0", ""},
-			{"write-depth", "17", ""}, {"read-depth", "0", ""}, {"read-depth", "1025", ""}, {"budget-per-day", "65TiB", ""}, {"admit", "some", ""}, {"dirs", "relative", "Dir"},
+			{"segment", "255KiB", ""}, {"segment", "5GiB", ""}, {"write-bytes", "1KiB", ""},
+			{"write-bytes", "257MiB", ""}, {"write-depth", "0", ""},
+			{"write-depth", "17", ""}, {"read-depth", "0", ""}, {"read-depth", "1025", ""},
+			{"budget-per-day", "65TiB", ""}, {"admit", "some", ""}, {"dirs", "relative", "Dir"},
 		},
 		"disk:/nowhere": {{"capacity", "1KiB", ""}, {"capacity", "65TiB", ""}},
 		"redis://h:1": {
-			{"password-file", "/nowhere/p", "/nowhere/p"}, {"password-env", "KV_TEST_NOT_THERE", ""}, {"mode", "twin", ""}, {"mode", "sentinel", "MasterName"}, {"master", "m", "MasterName"},
-			{"prefix", strings.Repeat("x", 129), "Prefix"}, {"prefix", "{x}", "Prefix"}, {"ttl", "10ms", ""}, {"ttl", "87601h", ""}, {"ttl", "-1s", ""}, {"chunk", "63KiB", ""}, {"chunk", "513MiB", ""},
-			{"concurrency", "0", ""}, {"concurrency", "257", ""}, {"dial-timeout", "9ms", ""}, {"dial-timeout", "61s", ""}, {"silence", "99ms", ""}, {"silence", "61s", ""},
+			{"password-file", "/nowhere/p", "/nowhere/p"}, {"password-env", "KV_TEST_NOT_THERE", ""},
+			{"mode", "twin", ""}, {"mode", "sentinel", "MasterName"}, {"master", "m", "MasterName"},
+			{"prefix", strings.Repeat("x", 129), "Prefix"}, {"prefix", "{x}", "Prefix"}, {"ttl", "10ms", ""},
+			{"ttl", "87601h", ""}, {"ttl", "-1s", ""}, {"chunk", "63KiB", ""}, {"chunk", "513MiB", ""},
+			{"concurrency", "0", ""}, {"concurrency", "257", ""}, {"dial-timeout", "9ms", ""},
+			{"dial-timeout", "61s", ""}, {"silence", "99ms", ""}, {"silence", "61s", ""},
 			{"tls-ca-file", "/nowhere/ca", ""}, {"tls-server-name", "x", ""},
 		},
 		"redis://h:1/65536": {{"prefix", "x", "Database"}},
 		"redis://h":         {{"prefix", "x", "Addresses"}},
 		"rediss://h:1":      {{"tls-ca-file", "/nowhere/ca", ""}},
 		"s3://bucket": {
-			{"endpoint", "https://x", "Endpoint"}, {"tls", "yes", ""}, {"path-style", "yes", ""}, {"access-key-file", "/nowhere/k", "/nowhere/k"}, {"access-key-env", "KV_TEST_NOT_THERE", ""},
-			{"secret-key-file", "/nowhere/k", "/nowhere/k"}, {"secret-key-env", "KV_TEST_NOT_THERE", ""}, {"session-token-file", "/nowhere/k", "/nowhere/k"}, {"session-token-env", "KV_TEST_NOT_THERE", ""},
-			{"access-key-env", "PATH", "SecretKey"}, {"concurrency", "0", ""}, {"concurrency", "1025", ""}, {"range", "1023KiB", ""}, {"range", "1025MiB", ""},
+			{"endpoint", "https://x", "Endpoint"}, {"tls", "yes", ""}, {"path-style", "yes", ""},
+			{"access-key-file", "/nowhere/k", "/nowhere/k"}, {"access-key-env", "KV_TEST_NOT_THERE", ""},
+			{"secret-key-file", "/nowhere/k", "/nowhere/k"}, {"secret-key-env", "KV_TEST_NOT_THERE", ""},
+			{"session-token-file", "/nowhere/k", "/nowhere/k"}, {"session-token-env", "KV_TEST_NOT_THERE", ""},
+			{"access-key-env", "PATH", "SecretKey"}, {"concurrency", "0", ""}, {"concurrency", "1025", ""},
+			{"range", "1023KiB", ""}, {"range", "1025MiB", ""},
 			{"dial-timeout", "9ms", ""}, {"dial-timeout", "61s", ""}, {"tls-ca-file", "/nowhere/ca", ""},
 		},
 		"s3://bucket/" + strings.Repeat("x", 257): {{"region", "x", "Prefix"}},
 		"s3://UPPER": {{"region", "x", "Bucket"}},
 		"mooncake://h:1": {
-			{"master", "h", "Master"}, {"metadata", "redis://u:p@h", ""}, {"metadata-file", "/nowhere/m", "/nowhere/m"}, {"metadata-env", "KV_TEST_NOT_THERE", ""},
-			{"redis-password-file", "/nowhere/p", "/nowhere/p"}, {"redis-password-env", "KV_TEST_NOT_THERE", ""}, {"protocol", "udp", ""}, {"devices", "mlx5_0", "Devices"}, {"host", "a b", "Host"},
-			{"segment", "17TiB", ""}, {"local-buffer", "1023KiB", ""}, {"local-buffer", "65GiB", ""}, {"replicas", "0", ""}, {"replicas", "17", ""},
-			{"preferred", strings.Repeat("h:1,", 64) + "h:1", "Preferred"}, {"soft-pin", "25h", ""}, {"prefix", strings.Repeat("x", 129), "Prefix"}, {"concurrency", "0", ""}, {"concurrency", "65", ""},
-			{"bounce", "1023KiB", ""}, {"bounce", "65GiB", ""}, {"python", "/nowhere/python3", "Python"}, {"setup-within", "999ms", ""}, {"setup-within", "6m", ""},
-			{"rpc-within", "49ms", ""}, {"rpc-within", "61s", ""}, {"silence", "99ms", ""}, {"silence", "11m", ""}, {"failing-for", "99ms", ""}, {"failing-for", "61m", ""},
+			{"master", "h", "Master"}, {"metadata", "redis://u:p@h", ""}, {"metadata-file", "/nowhere/m", "/nowhere/m"},
+			{"metadata-env", "KV_TEST_NOT_THERE", ""},
+			{"redis-password-file", "/nowhere/p", "/nowhere/p"}, {"redis-password-env", "KV_TEST_NOT_THERE", ""},
+			{"protocol", "udp", ""}, {"devices", "mlx5_0", "Devices"}, {"host", "a b", "Host"},
+			{"segment", "17TiB", ""}, {"local-buffer", "1023KiB", ""}, {"local-buffer", "65GiB", ""},
+			{"replicas", "0", ""}, {"replicas", "17", ""},
+			{"preferred", strings.Repeat("h:1,", 64) + "h:1", "Preferred"}, {"soft-pin", "25h", ""},
+			{"prefix", strings.Repeat("x", 129), "Prefix"}, {"concurrency", "0", ""}, {"concurrency", "65", ""},
+			{"bounce", "1023KiB", ""}, {"bounce", "65GiB", ""}, {"python", "/nowhere/python3", "Python"},
+			{"setup-within", "999ms", ""}, {"setup-within", "6m", ""},
+			{"rpc-within", "49ms", ""}, {"rpc-within", "61s", ""}, {"silence", "99ms", ""}, {"silence", "11m", ""},
+			{"failing-for", "99ms", ""}, {"failing-for", "61m", ""},
 		},
 	}
 	// noBadValue are options that any text will do for.
 	noBadValue = []string{"region"}
 )
 
-// trySpec reads a spec, opens its store, and a stack over it.
+// trySpec parses a spec and opens its store and a pool over it.
 func trySpec(t *testing.T, text string) error {
 	t.Helper()
 	s, err := Parse(text)
@@ -98,7 +118,8 @@ func trySpec(t *testing.T, text string) error {
 	return err
 }
 
-// Every value that is not allowed ends in an error that names the option and what is.
+// TestBadTierOptions: every invalid value ends in an error that names the option and the allowed
+// values.
 func TestBadTierOptions(t *testing.T) {
 	hold := func(spec string, bad badValue) {
 		t.Helper()
@@ -116,7 +137,9 @@ func TestBadTierOptions(t *testing.T) {
 			t.Errorf("%.120s: %v, want an error that names %s", text, err, named)
 			return
 		}
-		if said := err.Error(); !strings.Contains(said, "allowed") && !strings.Contains(said, "no such file") && !strings.Contains(said, "not in the environment") && !strings.Contains(said, "not there") && !strings.Contains(said, "must be") {
+		if said := err.Error(); !strings.Contains(said, "allowed") && !strings.Contains(said, "no such file") &&
+			!strings.Contains(said, "not in the environment") && !strings.Contains(said, "not there") &&
+			!strings.Contains(said, "must be") {
 			t.Errorf("%.120s: %v, want what is allowed", text, err)
 		}
 	}
@@ -130,7 +153,8 @@ func TestBadTierOptions(t *testing.T) {
 	}
 }
 
-// Every option that docs/TIERS.md has a row for is one, and has a value here that is not allowed; and the other way round.
+// TestTierOptionsAreDocumented: every option with a row in docs/TIERS.md exists and has an invalid
+// value here, and the reverse.
 func TestTierOptionsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/TIERS.md")
 	if err != nil {
@@ -162,8 +186,11 @@ func TestTierOptionsAreDocumented(t *testing.T) {
 		part  string
 		specs []string
 	}{
-		"Disk": {sections["Disk"], []string{"disk:/nowhere?capacity=1GiB", "disk:/nowhere"}}, "Valkey or Redis": {sections["Valkey or Redis"], []string{"redis://h:1", "rediss://h:1"}},
-		"S3": {sections["S3"], []string{"s3://bucket"}}, "Mooncake": {sections["Mooncake"], []string{"mooncake://h:1"}}, "every tier": {common, nil},
+		"Disk":            {sections["Disk"], []string{"disk:/nowhere?capacity=1GiB", "disk:/nowhere"}},
+		"Valkey or Redis": {sections["Valkey or Redis"], []string{"redis://h:1", "rediss://h:1"}},
+		"S3":              {sections["S3"], []string{"s3://bucket"}},
+		"Mooncake":        {sections["Mooncake"], []string{"mooncake://h:1"}},
+		"every tier":      {common, nil},
 	} {
 		bad := badOfEveryTier
 		if c.specs != nil {
@@ -177,7 +204,8 @@ func TestTierOptionsAreDocumented(t *testing.T) {
 			documented = documented[:i] // the table of states
 		}
 		for _, option := range documented {
-			if !slices.Contains(noBadValue, option) && !slices.ContainsFunc(bad, func(b badValue) bool { return b.option == option }) {
+			if !slices.Contains(noBadValue, option) &&
+				!slices.ContainsFunc(bad, func(b badValue) bool { return b.option == option }) {
 				t.Errorf("%s: %s is documented, and no value of it is tested", name, option)
 			}
 		}

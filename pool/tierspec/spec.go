@@ -1,5 +1,5 @@
-// Package tierspec reads what --tier says of a store below the pool, shows it without secrets, and
-// opens the store.
+// Package tierspec parses the --tier option, which describes a store below the pool, shows it
+// without secrets, and opens the store.
 package tierspec
 
 import (
@@ -18,7 +18,8 @@ import (
 	"github.com/kvagent/kvagent/settings"
 )
 
-// Spec is one --tier: SCHEME:WHERE?OPTION=VALUE&... The options of every tier are read here, the others by the scheme's reader, before anything is opened.
+// Spec is one parsed --tier: SCHEME:WHERE?OPTION=VALUE&... The common options are read here, the
+// others by the scheme's reader; all are checked before anything is opened.
 type Spec struct {
 	tier.Tier
 	Text   string
@@ -27,7 +28,8 @@ type Spec struct {
 	Open   func(*Needs) (Opened, error)
 }
 
-// tierSchemes are the readers of specs. Each checks the whole of it, and gives what opens the store later.
+// tierSchemes holds the reader of each scheme. A reader checks a whole spec, and returns a function
+// that opens the store later.
 var tierSchemes = map[string]func(u *url.URL, o *options) func(*Needs) (Opened, error){
 	SchemeDisk: readDiskTier,
 	"s3":       readS3Tier,
@@ -36,7 +38,7 @@ var tierSchemes = map[string]func(u *url.URL, o *options) func(*Needs) (Opened, 
 	"mooncake": readMooncakeTier,
 }
 
-// Parse reads a spec.
+// Parse parses a spec.
 func Parse(text string) (*Spec, error) {
 	u, err := url.Parse(text)
 	if err != nil {
@@ -52,7 +54,8 @@ func Parse(text string) (*Spec, error) {
 		return nil, fmt.Errorf("scheme %q, allowed: %s", u.Scheme, strings.Join(names, ", "))
 	}
 	if _, has := u.User.Password(); has {
-		return nil, errors.New("a password in it, allowed: password-file or password-env, because command lines are seen by all")
+		return nil, errors.New("a password in it, allowed: password-file or password-env, " +
+			"because other users can read command lines")
 	}
 	o := &options{values: u.Query()}
 	o.fail(oddPart(u))
@@ -66,7 +69,8 @@ func Parse(text string) (*Spec, error) {
 	return s, o.end()
 }
 
-// oddPart names a part of a URL that its scheme has no use for: to pass over it would be to open another store than was meant.
+// oddPart returns an error for a part of a URL that its scheme does not use. Ignoring it could open
+// another store than the one meant.
 func oddPart(u *url.URL) error {
 	switch {
 	case u.User != nil && !strings.HasPrefix(u.Scheme, "redis"):
@@ -103,7 +107,8 @@ func (s *Spec) readCommon(o *options) {
 	s.BreakLast = o.duration("break-last", time.Millisecond, time.Hour)
 }
 
-// options are the options of a spec. Reading one that is not allowed notes an error; end gives all of them, and names what nobody read.
+// options holds the options of a spec that were not read yet. Reading one with an invalid value
+// records an error; end returns all errors, and one for each option that was not read.
 type options struct {
 	values url.Values
 	bad    []error
@@ -121,11 +126,12 @@ func (o *options) take(key string) (string, bool) {
 	return v[0], true
 }
 
-// value reads an option by the value of a setting.
+// value parses an option with the parser of a setting.
 func (o *options) value(key string, v interface{ Set(string) error }) {
 	if text, there := o.take(key); there {
 		if err := v.Set(text); err != nil {
-			o.bad = append(o.bad, fmt.Errorf("%s: %q, %w", key, Shown(text), err)) // it may be another tier that was not told apart
+			// The value may contain another tier that was not separated.
+			o.bad = append(o.bad, fmt.Errorf("%s: %q, %w", key, Shown(text), err))
 		}
 	}
 }
@@ -137,7 +143,8 @@ func (o *options) text(key, def string) string {
 	return def
 }
 
-// count (1 to high), size and duration are 0 if the option is not given: then the store's default counts.
+// count (1 to high), size and duration return 0 if the option is not given; the store then uses its
+// default.
 func (o *options) count(key string, high int) (n int) {
 	o.value(key, settings.Count(&n, 1, high))
 	return n
@@ -158,7 +165,8 @@ func (o *options) choice(key, def string, allowed ...string) string {
 	return def
 }
 
-// secret reads what must not stand on a command line: from the file of KEY-file, or the variable of KEY-env.
+// secret reads a secret, which may not be on a command line, from the file of KEY-file or the
+// variable of KEY-env.
 func (o *options) secret(key string) (string, error) {
 	file, variable := o.text(key+"-file", ""), o.text(key+"-env", "")
 	switch {
@@ -173,14 +181,15 @@ func (o *options) secret(key string) (string, error) {
 	case variable != "":
 		text := os.Getenv(variable)
 		if text == "" {
-			return "", fmt.Errorf("%s-env: %q is empty or not in the environment, allowed: a variable with the secret", key, variable)
+			return "", fmt.Errorf("%s-env: %q is empty or not in the environment, allowed: a variable with the secret",
+				key, variable)
 		}
 		return text, nil
 	}
 	return "", nil
 }
 
-// fail notes an error of a reader.
+// fail records an error of a reader.
 func (o *options) fail(err error) {
 	if err != nil {
 		o.bad = append(o.bad, err)
@@ -194,10 +203,11 @@ func (o *options) end() error {
 	return errors.Join(o.bad...)
 }
 
-// Setting is the value of --tier, as often as it is given.
+// Setting returns the repeatable setting --tier.
 func Setting(v *[]*Spec) pflag.Value { return &tiersValue{v} }
 
-// tiersValue is --tier. In the environment and the file several are joined by commas; one may have commas of its own, so only a comma in front of a scheme parts them.
+// tiersValue is the value of --tier. In the environment and in the file, commas separate several
+// tiers; since a tier may contain commas, only a comma before a scheme separates.
 type tiersValue struct{ v *[]*Spec }
 
 var nextTier = regexp.MustCompile(`,[a-z0-9]+:/`)
@@ -231,23 +241,29 @@ func (t *tiersValue) Set(text string) error {
 	return nil
 }
 
-// Hidden stands for what is not shown of a --tier in errors and in the log. Nothing secret may stand in one, and it is refused; but then the error must not show it either.
+// Hidden replaces secrets of a --tier in errors and in the log. A --tier with a secret in it is
+// refused, and the error must not show it either.
 const Hidden = "***"
 
 var (
-	// secretUser is what stands behind a user's colon: up to the last @, because a password may have anything in it.
+	// secretUser matches what follows a user's colon, up to the last @, because a password may
+	// contain anything.
 	secretUser = regexp.MustCompile(`//([^:@/,?]*):.*@`)
-	// secretOption is an option that sounds like a secret, and is not the name of a file or a variable.
+	// secretOption matches an option that sounds like a secret and is not the name of a file or
+	// variable.
 	secretOption = regexp.MustCompile(`(?i)([?&][^=&]*(?:pass|pw|secret|token|key|auth|cred|metadata)[^=&]*)=([^&]*)`)
 	namesSecret  = regexp.MustCompile(`-(file|env)$`)
 )
 
-// Shown is a spec without its secrets. It takes any text: what is no URL may have secrets as well.
+// Shown returns a spec without its secrets. It accepts any text, since text that is no URL may have
+// secrets too.
 func Shown(text string) string {
 	text = secretUser.ReplaceAllString(text, "//$1:"+Hidden+"@")
 	return secretOption.ReplaceAllStringFunc(text, func(option string) string {
 		part := secretOption.FindStringSubmatch(option)
-		harmless := strings.HasSuffix(part[1], "metadata") && !strings.Contains(part[2], "@") && !strings.Contains(part[2], "%40") // it names no user
+		// Metadata without a user in it is harmless.
+		harmless := strings.HasSuffix(part[1], "metadata") &&
+			!strings.Contains(part[2], "@") && !strings.Contains(part[2], "%40")
 		if harmless || namesSecret.MatchString(part[1]) || part[2] == "" {
 			return option
 		}

@@ -27,7 +27,8 @@ func TestTierSpecs(t *testing.T) {
 	if err := v.Set("disk:/x?capacity=1GiB&dirs=/y,/z,redis://a:1,b:2/3?name=shared"); err != nil {
 		t.Fatal(err)
 	}
-	if fmt.Sprintf("%d %s %v %s %v", len(specs), specs[0].Name, specs[0].Write, specs[1].Name, specs[1].Write) != "2 disk second-use shared save" {
+	if fmt.Sprintf("%d %s %v %s %v", len(specs), specs[0].Name, specs[0].Write, specs[1].Name,
+		specs[1].Write) != "2 disk second-use shared save" {
 		t.Errorf("%+v", specs)
 	}
 }

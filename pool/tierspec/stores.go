@@ -22,39 +22,41 @@ import (
 	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
-// Opened is a store that was opened by its spec.
+// Opened is a store that was opened from a spec.
 type Opened struct {
 	Store pool.Store
 	Local bool // its Exists answers from memory
 	Close func() error
 }
 
-// Needs is what an opener is given.
+// Needs is the input of an opener.
 type Needs struct {
 	Spec    *Spec
 	Staging *transit.Staging // a store in another process may register it
 	Log     *zap.Logger
 }
 
-// told logs what a store of other machines shows of itself.
-func (n *Needs) told(store string) remote.Told {
+// onState returns a function that logs a store's changes of state.
+func (n *Needs) onState(store string) remote.OnState {
 	return func(from, to remote.State, reason error) {
 		n.Log.Warn(store, zap.Stringer("from", from), zap.Stringer("to", to), zap.Error(reason))
 	}
 }
 
-// SchemeDisk is the scheme of disks of the node.
+// SchemeDisk is the scheme of the node's disks.
 const SchemeDisk = "disk"
 
-// readDiskTier reads disk:DIR?capacity=SIZE. Further directories, each of the same capacity, are given by dirs=DIR,DIR.
+// readDiskTier reads disk:DIR?capacity=SIZE. dirs=DIR,DIR adds directories of the same capacity.
 func readDiskTier(u *url.URL, o *options) func(*Needs) (Opened, error) {
 	capacity := o.size("capacity", disk.MinSegments*disk.MinSegmentBytes, disk.MaxDirBytes)
 	if capacity == 0 {
 		o.fail(errors.New("capacity must be given: the bytes of disk it may use in each directory"))
 	}
 	d := disk.Options{
-		SegmentBytes: o.size("segment", disk.MinSegmentBytes, disk.MaxSegmentBytes), WriteBytes: int(o.size("write-bytes", disk.MinWriteBytes, disk.MaxWriteBytes)),
-		WriteDepth: o.count("write-depth", disk.MaxWriteDepth), ReadDepth: o.count("read-depth", disk.MaxReadDepth),
+		SegmentBytes:      o.size("segment", disk.MinSegmentBytes, disk.MaxSegmentBytes),
+		WriteBytes:        int(o.size("write-bytes", disk.MinWriteBytes, disk.MaxWriteBytes)),
+		WriteDepth:        o.count("write-depth", disk.MaxWriteDepth),
+		ReadDepth:         o.count("read-depth", disk.MaxReadDepth),
 		BudgetBytesPerDay: o.size("budget-per-day", 0, disk.MaxDirBytes),
 		Admission:         disk.Admission{Again: o.choice("admit", "all", "all", "again") == "again"},
 	}
@@ -67,7 +69,8 @@ func readDiskTier(u *url.URL, o *options) func(*Needs) (Opened, error) {
 	}
 	return func(n *Needs) (Opened, error) {
 		d.OnState = func(path string, from, to disk.State, reason error) {
-			n.Log.Warn("disk", zap.String("dir", path), zap.Stringer("from", from), zap.Stringer("to", to), zap.Error(reason))
+			n.Log.Warn("disk", zap.String("dir", path), zap.Stringer("from", from), zap.Stringer("to", to),
+				zap.Error(reason))
 		}
 		s, err := disk.Open(d)
 		if err != nil {
@@ -77,7 +80,8 @@ func readDiskTier(u *url.URL, o *options) func(*Needs) (Opened, error) {
 	}
 }
 
-// readS3Tier reads s3://BUCKET[/PREFIX]. Without keys those of the environment, the AWS file or the machine's role sign.
+// readS3Tier reads s3://BUCKET[/PREFIX]. Without keys, requests are signed with those of the
+// environment, the AWS credentials file or the machine's role.
 func readS3Tier(u *url.URL, o *options) func(*Needs) (Opened, error) {
 	r := s3.Options{
 		Bucket: u.Host, Endpoint: o.text("endpoint", ""), Region: o.text("region", ""),
@@ -102,7 +106,7 @@ func readS3Tier(u *url.URL, o *options) func(*Needs) (Opened, error) {
 		o.fail(err)
 	}
 	return func(n *Needs) (Opened, error) {
-		r.OnState = n.told("s3")
+		r.OnState = n.onState("s3")
 		s, err := s3.Open(r)
 		if err != nil {
 			return Opened{}, err
@@ -111,14 +115,18 @@ func readS3Tier(u *url.URL, o *options) func(*Needs) (Opened, error) {
 	}
 }
 
-// readRedisTier reads redis://[USER@]HOST:PORT[,HOST:PORT...][/DATABASE]; rediss:// is with TLS.
+// readRedisTier reads redis://[USER@]HOST:PORT[,HOST:PORT...][/DATABASE]. rediss:// uses TLS.
 func readRedisTier(u *url.URL, o *options) func(*Needs) (Opened, error) {
 	r := redis.Options{
-		Addresses: strings.Split(u.Host, ","), Username: u.User.Username(), Prefix: o.text("prefix", ""),
-		TTL:        o.duration("ttl", 0, redis.MaxTTL),
-		ChunkBytes: int(o.size("chunk", redis.MinChunkBytes, redis.MaxChunkBytes)), Concurrency: o.count("concurrency", 256),
-		DialTimeout: o.duration("dial-timeout", 10*time.Millisecond, time.Minute), Silence: o.duration("silence", 100*time.Millisecond, time.Minute),
-		MasterName: o.text("master", ""),
+		Addresses:   strings.Split(u.Host, ","),
+		Username:    u.User.Username(),
+		Prefix:      o.text("prefix", ""),
+		TTL:         o.duration("ttl", 0, redis.MaxTTL),
+		ChunkBytes:  int(o.size("chunk", redis.MinChunkBytes, redis.MaxChunkBytes)),
+		Concurrency: o.count("concurrency", 256),
+		DialTimeout: o.duration("dial-timeout", 10*time.Millisecond, time.Minute),
+		Silence:     o.duration("silence", 100*time.Millisecond, time.Minute),
+		MasterName:  o.text("master", ""),
 	}
 	if r.TTL > 0 && r.TTL < time.Second {
 		o.fail(fmt.Errorf("ttl: %v, allowed: %v to %v, or 0", r.TTL, time.Second, redis.MaxTTL))
@@ -148,7 +156,7 @@ func readRedisTier(u *url.URL, o *options) func(*Needs) (Opened, error) {
 		o.fail(errors.New("tls-ca-file and tls-server-name: allowed with rediss://"))
 	}
 	return func(n *Needs) (Opened, error) {
-		r.OnState = n.told("redis")
+		r.OnState = n.onState("redis")
 		s, err := redis.Open(r)
 		if err != nil {
 			return Opened{}, err
@@ -157,7 +165,7 @@ func readRedisTier(u *url.URL, o *options) func(*Needs) (Opened, error) {
 	}
 }
 
-// tlsConfig trusts the system's authorities, or those of a file.
+// tlsConfig returns a configuration that trusts the system's authorities, or those of a file.
 func tlsConfig(caFile, serverName string) (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: serverName}
 	if caFile == "" {
@@ -174,15 +182,21 @@ func tlsConfig(caFile, serverName string) (*tls.Config, error) {
 	return c, nil
 }
 
-// readMooncakeTier reads mooncake://MASTER:PORT. Several masters of which one leads are given by master=etcd://HOST:PORT;HOST:PORT instead.
+// readMooncakeTier reads mooncake://MASTER:PORT. master=etcd://HOST:PORT;HOST:PORT gives several
+// masters of which one leads.
 func readMooncakeTier(u *url.URL, o *options) func(*Needs) (Opened, error) {
 	r := mooncake.Options{
-		Master: o.text("master", u.Host), Protocol: o.choice("protocol", "tcp", "tcp", "rdma"), Devices: o.text("devices", ""),
-		Host: o.text("host", ""), Prefix: o.text("prefix", ""), Python: o.text("python", ""),
+		Master:      o.text("master", u.Host),
+		Protocol:    o.choice("protocol", "tcp", "tcp", "rdma"),
+		Devices:     o.text("devices", ""),
+		Host:        o.text("host", ""),
+		Prefix:      o.text("prefix", ""),
+		Python:      o.text("python", ""),
 		Segment:     o.size("segment", 0, mooncake.MaxSegment),
 		LocalBuffer: o.size("local-buffer", mooncake.MinLocalBuffer, mooncake.MaxLocalBuffer),
 		Bounce:      o.size("bounce", mooncake.MinBounce, mooncake.MaxBounce),
-		Replicas:    o.count("replicas", mooncake.MaxReplicas), Concurrency: o.count("concurrency", mooncake.MaxConcurrency),
+		Replicas:    o.count("replicas", mooncake.MaxReplicas),
+		Concurrency: o.count("concurrency", mooncake.MaxConcurrency),
 		SoftPin:     o.duration("soft-pin", 0, mooncake.MaxSoftPin),
 		SetupWithin: o.duration("setup-within", time.Second, 5*time.Minute),
 		RPCWithin:   o.duration("rpc-within", 50*time.Millisecond, time.Minute),
@@ -198,7 +212,8 @@ func readMooncakeTier(u *url.URL, o *options) func(*Needs) (Opened, error) {
 	if plain := o.text("metadata", ""); plain != "" {
 		r.Metadata = plain
 		if m, err := url.Parse(plain); err != nil || m.User != nil {
-			o.fail(errors.New("metadata: has a user or is no URL, allowed: metadata-file or metadata-env for one with a password"))
+			o.fail(errors.New("metadata: has a user or is no URL, " +
+				"allowed: metadata-file or metadata-env for one with a password"))
 		}
 	}
 	if password, err := o.secret("redis-password"); err != nil {
@@ -207,7 +222,7 @@ func readMooncakeTier(u *url.URL, o *options) func(*Needs) (Opened, error) {
 		r.Env = append(r.Env, "MC_REDIS_PASSWORD="+password)
 	}
 	return func(n *Needs) (Opened, error) {
-		r.OnState = n.told("mooncake")
+		r.OnState = n.onState("mooncake")
 		base, fd := n.Staging.Memory()
 		r.Arena = mooncake.Memory{Base: base, FD: fd}
 		s, err := mooncake.Open(r)

@@ -1,5 +1,6 @@
-// Package catalog says what spaces are called in tiers, by which values in shared stores nodes agree
-// on that, and keeps both for the next life of an agent. It has no goroutines and calls no store.
+// Package catalog defines what spaces are called in tiers and by which values in shared stores
+// nodes agree on the names. It keeps both in a file for the agent's next process. It has no
+// goroutines and calls no store.
 package catalog
 
 import (
@@ -18,123 +19,121 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Bounds of what is kept. None of them is ever a refusal: what is beyond one takes the place of
-// what is needed least.
+// Bounds of a catalog. Reaching one is not an error: a new entry replaces the least needed one.
 const (
-	MaxSpaces    = 1 << 16 // spaces whose epochs are kept
-	MaxLeftovers = 1 << 14 // names waiting to be collected
+	MaxSpaces  = 1 << 16 // spaces whose epochs are kept
+	MaxOrphans = 1 << 14 // names waiting to be collected
 )
 
-// Nonce tells resets apart that made the same epoch.
+// Nonce tells resets that made the same epoch apart.
 type Nonce [16]byte
 
-// NewNonce is a random one.
+// NewNonce returns a random nonce.
 func NewNonce() (n Nonce, err error) {
 	_, err = rand.Read(n[:])
 	return n, err
 }
 
-// Space is what is kept of a space: that it was reset, or is private.
+// Space is the state of a space that was reset, or is private or named.
 type Space struct {
-	Epoch   uint64   // 0: it was never reset
-	Claim   Nonce    // of this node's reset that made the epoch, as long as a shared tier may not know it; zero: none
-	Told    []string // tiers that know the claim
-	Private bool     // no other engine than its own will ever be of it
-	Named   bool     // it is collected when no node uses it
-	Used    int64    // when it was last opened or reset, Unix seconds; a named one in use: once a period
-	Seen    int64    // when another node was last seen to use it, Unix seconds; 0: not since it was retired
+	Epoch     uint64   // 0: never reset
+	Claim     Nonce    // of this node's reset that made the epoch, until all shared tiers know it; else zero
+	Confirmed []string // tiers that know the claim
+	Private   bool     // no other engine will ever use it
+	Named     bool     // it is collected when no node uses it
+	Used      int64    // when last opened or reset, Unix seconds; updated once a period for a named one in use
+	Seen      int64    // when another node was last found to use it, Unix seconds; 0: not since it was retired
 }
 
-// Leftover is a name in the tiers that nobody uses any more.
-type Leftover struct {
-	Space   pool.Fingerprint // whose name it was
-	Epoch   uint64           // in which
-	Private bool             // the space is gone as a whole
-	Local   bool             // other nodes may use the name: looked for in local tiers alone
-	Unused  bool             // no node uses it: looked for in a shared tier as long as that has no use marks
-	Due     int64            // when the first look for it may begin, Unix milliseconds
-	Tiers   map[string]Looks
+// Orphan is a name in the tiers that no engine uses any more.
+type Orphan struct {
+	Space     pool.Fingerprint // of which it was the name
+	Epoch     uint64           // in which it was the name
+	Private   bool             // the whole space is to be collected
+	Local     bool             // other nodes may use the name: only local tiers are scanned
+	Unused    bool             // a shared tier is scanned only while it has no use marks
+	NotBefore int64            // when the first scan may begin, Unix milliseconds
+	Tiers     map[string]Scans
 }
 
-// Looks is how far a leftover is in one tier.
-type Looks struct {
-	N    int   // looks that came to their end
-	Next int64 // when the next one may begin, Unix milliseconds
-	// clear is when the use marks of an unused space were first seen to be missing, Unix
-	// milliseconds; 0: not yet.
+// Scans is the progress of an orphan's collection in one tier.
+type Scans struct {
+	N    int   // completed scans
+	Next int64 // when the next may begin, Unix milliseconds
+	// Clear is when the use marks of an unused space were first found missing, Unix milliseconds;
+	// 0: not yet.
 	Clear int64
 }
 
-// Catalog is what outlives the agent.
+// Catalog is what outlives the agent's process.
 type Catalog struct {
-	Spaces    map[pool.Fingerprint]Space
-	Leftovers map[pool.Fingerprint]Leftover // by their name in the tiers
-	Swept     map[string]int64              // by tier, when old use marks were last collected, Unix seconds
+	Spaces  map[pool.Fingerprint]Space
+	Orphans map[pool.Fingerprint]Orphan // by their names in the tiers
+	Swept   map[string]int64            // by tier, when old use marks were last collected, Unix seconds
 }
 
-// New is an empty catalog.
+// New returns an empty catalog.
 func New() *Catalog {
 	return &Catalog{
-		Spaces: make(map[pool.Fingerprint]Space), Leftovers: make(map[pool.Fingerprint]Leftover),
+		Spaces: make(map[pool.Fingerprint]Space), Orphans: make(map[pool.Fingerprint]Orphan),
 		Swept: make(map[string]int64),
 	}
 }
 
-// Clone is a copy that shares nothing with it.
+// Clone returns a deep copy.
 func (k *Catalog) Clone() *Catalog {
-	out := &Catalog{Spaces: maps.Clone(k.Spaces), Leftovers: maps.Clone(k.Leftovers), Swept: maps.Clone(k.Swept)}
-	for name, left := range out.Leftovers {
+	out := &Catalog{Spaces: maps.Clone(k.Spaces), Orphans: maps.Clone(k.Orphans), Swept: maps.Clone(k.Swept)}
+	for name, left := range out.Orphans {
 		left.Tiers = maps.Clone(left.Tiers)
-		out.Leftovers[name] = left
+		out.Orphans[name] = left
 	}
 	return out
 }
 
-// The file is JSON: a format, the sum of the state as it stands there, and the state. Format 1 had
-// none of these: it was an object of spaces and the random salts that a reset gave them. What a
-// former version of format 2 does not know (named, seen, unused, swept) it forgets, and collects
-// none of it.
-const keptFormat = 2
+// The file is JSON: a format, the checksum of the state as written, and the state. Format 1 was an
+// object of spaces and the random salts of their resets. An older version of format 2 drops the
+// fields that it does not know (named, seen, unused, swept) and collects none of them.
+const fileFormat = 2
 
-type keptFile struct {
+type storedFile struct {
 	Format int             `json:"format"`
 	Sum    string          `json:"sum"` // CRC-32C of state, hex
 	State  json.RawMessage `json:"state"`
 }
 
-type keptState struct {
-	Spaces  []keptSpace    `json:"spaces"`
-	Collect []keptLeftover `json:"collect"`
-	// Unused is more to collect, as long as no node uses it.
-	Unused []keptLeftover   `json:"unused,omitempty"`
+type storedState struct {
+	Spaces  []storedSpace  `json:"spaces"`
+	Collect []storedOrphan `json:"collect"`
+	// Unused is also to be collected, while no node uses it.
+	Unused []storedOrphan   `json:"unused,omitempty"`
 	Swept  map[string]int64 `json:"swept,omitempty"`
 }
 
-type keptSpace struct {
-	Space   string   `json:"space"`
-	Epoch   uint64   `json:"epoch"`
-	Claim   string   `json:"claim,omitempty"`
-	Told    []string `json:"told,omitempty"`
-	Private bool     `json:"private,omitempty"`
-	Named   bool     `json:"named,omitempty"`
-	Used    int64    `json:"used"`
-	Seen    int64    `json:"seen,omitempty"`
+type storedSpace struct {
+	Space     string   `json:"space"`
+	Epoch     uint64   `json:"epoch"`
+	Claim     string   `json:"claim,omitempty"`
+	Confirmed []string `json:"told,omitempty"`
+	Private   bool     `json:"private,omitempty"`
+	Named     bool     `json:"named,omitempty"`
+	Used      int64    `json:"used"`
+	Seen      int64    `json:"seen,omitempty"`
 }
 
-type keptLeftover struct {
+type storedOrphan struct {
 	Name    string              `json:"name"`
 	Space   string              `json:"space"`
 	Epoch   uint64              `json:"epoch"`
 	Private bool                `json:"private,omitempty"`
 	Local   bool                `json:"local,omitempty"`
 	Due     int64               `json:"due"`
-	Tiers   map[string][3]int64 `json:"tiers,omitempty"` // looks, when the next may begin, and when clear
+	Tiers   map[string][3]int64 `json:"tiers,omitempty"` // scans, when the next may begin, and Clear
 }
 
-var keptTable = crc32.MakeTable(crc32.Castagnoli)
+var sumTable = crc32.MakeTable(crc32.Castagnoli)
 
-// Read reads the file; one that is not there is empty. A damaged one is an error: to guess
-// would mean to find what was reset.
+// Read reads the file; a missing one is empty. A damaged one is an error, since a guess could make
+// reset blocks findable again.
 func Read(path string) (*Catalog, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -146,40 +145,40 @@ func Read(path string) (*Catalog, error) {
 	k, err := Parse(text)
 	if err != nil {
 		return nil, fmt.Errorf("tier: resets: %s: %w "+
-			"(what was reset cannot be told any more: remove the file only together with what the tiers hold)", path, err)
+			"(what was reset is unknown: remove the file only together with the contents of the tiers)", path, err)
 	}
 	return k, nil
 }
 
-// Parse is what a file of that text keeps.
+// Parse parses the text of a file.
 func Parse(text []byte) (*Catalog, error) {
-	var f keptFile
+	var f storedFile
 	if err := json.Unmarshal(text, &f); err != nil {
 		return nil, err
 	}
 	if f.Format == 0 && f.State == nil {
 		return parseSalts(text)
 	}
-	if f.Format != keptFormat {
-		return nil, fmt.Errorf("format %d, allowed: %d", f.Format, keptFormat)
+	if f.Format != fileFormat {
+		return nil, fmt.Errorf("format %d, allowed: %d", f.Format, fileFormat)
 	}
-	var state keptState
+	var state storedState
 	if err := json.Unmarshal(f.State, &state); err != nil {
 		return nil, err
 	}
 	if sum := sumOf(f.State); sum != f.Sum {
 		return nil, fmt.Errorf("sum %q, and that of the state is %s", f.Sum, sum)
 	}
-	return state.kept()
+	return state.catalog()
 }
 
-// sumOf is the sum of a state without the white space between its parts.
+// sumOf returns the checksum of a state without white space between its parts.
 func sumOf(state json.RawMessage) string {
 	compact, err := json.Marshal(state)
 	if err != nil {
 		return ""
 	}
-	return fmt.Sprintf("%08x", crc32.Checksum(compact, keptTable))
+	return fmt.Sprintf("%08x", crc32.Checksum(compact, sumTable))
 }
 
 func parse16(what, text string) (out [16]byte, err error) {
@@ -190,8 +189,8 @@ func parse16(what, text string) (out [16]byte, err error) {
 	return [16]byte(b), nil
 }
 
-// parseSalts reads format 1: a space that has a salt was reset by this node, and what it has under
-// that salt's name is left over.
+// parseSalts reads format 1. Each space in it was reset by this node; its name made of the salt is
+// an orphan.
 func parseSalts(text []byte) (*Catalog, error) {
 	var lines map[string]string
 	if err := json.Unmarshal(text, &lines); err != nil {
@@ -206,13 +205,13 @@ func parseSalts(text []byte) (*Catalog, error) {
 			return nil, err
 		}
 		k.Spaces[fp] = Space{Epoch: 1, Claim: claim}
-		k.Leftovers[Hashed(fp, salt[:])] = Leftover{Space: fp, Tiers: map[string]Looks{}}
-		k.Leftovers[fp] = Leftover{Space: fp, Tiers: map[string]Looks{}}
+		k.Orphans[Hashed(fp, salt[:])] = Orphan{Space: fp, Tiers: map[string]Scans{}}
+		k.Orphans[fp] = Orphan{Space: fp, Tiers: map[string]Scans{}}
 	}
 	return k, nil
 }
 
-func (s *keptState) kept() (*Catalog, error) {
+func (s *storedState) catalog() (*Catalog, error) {
 	k := New()
 	for i := range s.Spaces {
 		in := &s.Spaces[i]
@@ -220,7 +219,8 @@ func (s *keptState) kept() (*Catalog, error) {
 		if err != nil {
 			return nil, err
 		}
-		e := Space{Epoch: in.Epoch, Told: in.Told, Private: in.Private, Named: in.Named, Used: in.Used, Seen: in.Seen}
+		e := Space{Epoch: in.Epoch, Confirmed: in.Confirmed, Private: in.Private, Named: in.Named, Used: in.Used,
+			Seen: in.Seen}
 		if in.Claim != "" {
 			if e.Claim, err = parse16("claim", in.Claim); err != nil {
 				return nil, err
@@ -238,33 +238,35 @@ func (s *keptState) kept() (*Catalog, error) {
 		if err := errors.Join(errA, errB); err != nil {
 			return nil, err
 		}
-		left := Leftover{Space: fp, Epoch: in.Epoch, Private: in.Private, Local: in.Local, Unused: unused, Due: in.Due}
-		left.Tiers = make(map[string]Looks, len(in.Tiers))
+		left := Orphan{Space: fp, Epoch: in.Epoch, Private: in.Private, Local: in.Local, Unused: unused,
+			NotBefore: in.Due}
+		left.Tiers = make(map[string]Scans, len(in.Tiers))
 		for tier, done := range in.Tiers {
-			left.Tiers[tier] = Looks{N: int(done[0]), Next: done[1], Clear: done[2]}
+			left.Tiers[tier] = Scans{N: int(done[0]), Next: done[1], Clear: done[2]}
 		}
-		k.Leftovers[name] = left
+		k.Orphans[name] = left
 	}
 	maps.Copy(k.Swept, s.Swept)
 	return k, nil
 }
 
-func (k *Catalog) state() *keptState {
-	s := &keptState{Spaces: []keptSpace{}, Collect: []keptLeftover{}, Swept: k.Swept}
+func (k *Catalog) state() *storedState {
+	s := &storedState{Spaces: []storedSpace{}, Collect: []storedOrphan{}, Swept: k.Swept}
 	for _, fp := range sorted(k.Spaces) {
 		e := k.Spaces[fp]
-		out := keptSpace{Epoch: e.Epoch, Told: e.Told, Private: e.Private, Named: e.Named, Used: e.Used, Seen: e.Seen}
+		out := storedSpace{Epoch: e.Epoch, Confirmed: e.Confirmed, Private: e.Private, Named: e.Named, Used: e.Used,
+			Seen: e.Seen}
 		out.Space = hex.EncodeToString(fp[:])
 		if e.Claim != (Nonce{}) {
 			out.Claim = hex.EncodeToString(e.Claim[:])
 		}
 		s.Spaces = append(s.Spaces, out)
 	}
-	for _, name := range sorted(k.Leftovers) {
-		left := k.Leftovers[name]
-		out := keptLeftover{
+	for _, name := range sorted(k.Orphans) {
+		left := k.Orphans[name]
+		out := storedOrphan{
 			Name: hex.EncodeToString(name[:]), Space: hex.EncodeToString(left.Space[:]),
-			Epoch: left.Epoch, Private: left.Private, Local: left.Local, Due: left.Due,
+			Epoch: left.Epoch, Private: left.Private, Local: left.Local, Due: left.NotBefore,
 			Tiers: make(map[string][3]int64, len(left.Tiers)),
 		}
 		for tier, done := range left.Tiers {
@@ -283,17 +285,17 @@ func sorted[V any](m map[pool.Fingerprint]V) []pool.Fingerprint {
 	return slices.SortedFunc(maps.Keys(m), func(a, b pool.Fingerprint) int { return slices.Compare(a[:], b[:]) })
 }
 
-// Encode is the text of the file.
+// Encode returns the text of the file.
 func (k *Catalog) Encode() ([]byte, error) {
 	state, err := json.Marshal(k.state())
 	if err != nil {
 		return nil, err
 	}
-	text, err := json.MarshalIndent(&keptFile{Format: keptFormat, Sum: sumOf(state), State: state}, "", " ")
+	text, err := json.MarshalIndent(&storedFile{Format: fileFormat, Sum: sumOf(state), State: state}, "", " ")
 	return append(text, '\n'), err
 }
 
-// Write replaces the file, so that after a crash it is the old one or the new one.
+// Write replaces the file atomically: after a crash it is the old one or the new one.
 func Write(path string, k *Catalog) error {
 	text, err := k.Encode()
 	if err != nil {
@@ -317,7 +319,7 @@ func Write(path string, k *Catalog) error {
 	return nil
 }
 
-// removed takes a half-written file away; one that was renamed is not there.
+// removed deletes a file that may be missing.
 func removed(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

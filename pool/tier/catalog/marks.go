@@ -7,22 +7,22 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Periods have seven lengths, 4 minutes to 11 days, so that the marks to be read are few whatever
-// CollectUnused is, and nodes whose CollectUnused differ respect each other:
+// Periods have seven lengths, 4 minutes to 11 days, so that few marks need to be read whatever
+// CollectUnused is, and nodes with different CollectUnused respect each other:
 //
 //	             own length                  each longer one
 //	writes       used, own                   used
 //	reads        used: 3 to 9 periods        own: 1 to 3 periods
 //
-// "used" is read by nodes whose own length it is; "own" by those whose lengths are shorter, for
-// which a "used" of a node like themselves would hold for too long.
+// Nodes whose own length it is read "used"; nodes with a shorter own length read "own", since a
+// "used" mark of a node like themselves would last too long.
 const (
 	firstPeriod = 4 * time.Minute
 	lastLength  = 6 // the longest period is firstPeriod * 4^lastLength
 )
 
-// OwnLength is the own length of a node: at most half of what the marks have to span, and then less
-// than 8 periods span it. A node that collects nothing has the longest one.
+// OwnLength returns the own length of a node: the longest with at most half of span, so that fewer
+// than 8 periods cover the span. A node that collects nothing has the longest one.
 func OwnLength(span time.Duration) (length int) {
 	if span == 0 {
 		return lastLength
@@ -33,10 +33,10 @@ func OwnLength(span time.Duration) (length int) {
 	return length
 }
 
-// Period is the duration of a length.
+// Period returns the duration of a length.
 func Period(length int) time.Duration { return firstPeriod << (2 * length) }
 
-// PeriodAt is the number of a period.
+// PeriodAt returns the number of the period at a time.
 func PeriodAt(unix int64, length int) int64 { return unix / int64(Period(length)/time.Second) }
 
 // The kinds of use marks.
@@ -45,13 +45,14 @@ const (
 	ownMark  = 'o'
 )
 
-// useKey is where a mark lies: the fingerprint, the kind, the length and the number of the period.
+// useKey returns the key of a mark: the fingerprint, the kind, the length and the number of the
+// period.
 func useKey(fp pool.Fingerprint, kind byte, length int, period int64) pool.Key {
 	text := append(fp[:], kind, byte(length))
 	return pool.Key{Space: pool.UseMarks, Hash: pool.MakeHash(binary.BigEndian.AppendUint64(text, uint64(period)))}
 }
 
-// UseKeys is the marks that a node puts for a space that it uses now.
+// UseKeys returns the marks that a node puts for a space that it uses now.
 func UseKeys(fp pool.Fingerprint, span time.Duration, now int64) []pool.Key {
 	own := OwnLength(span)
 	keys := []pool.Key{useKey(fp, ownMark, own, PeriodAt(now, own))}
@@ -61,7 +62,7 @@ func UseKeys(fp pool.Fingerprint, span time.Duration, now int64) []pool.Key {
 	return keys
 }
 
-// UnusedKeys is the marks none of which is there if no node used a space for the span.
+// UnusedKeys returns the marks of which none exists if no node used a space for the span.
 func UnusedKeys(fp pool.Fingerprint, span time.Duration, now int64) (keys []pool.Key) {
 	own, from := OwnLength(span), now-int64(span/time.Second)
 	for length := own; length <= lastLength; length++ {
@@ -76,7 +77,8 @@ func UnusedKeys(fp pool.Fingerprint, span time.Duration, now int64) (keys []pool
 	return keys
 }
 
-// StaleMark reports whether no node reads a mark any more, whatever its CollectUnused is.
+// StaleMark reports whether a mark is too old to be read by any node, whatever its CollectUnused
+// is.
 func StaleMark(key *pool.Key, now time.Time) bool {
 	text := key.Hash.Bytes[:key.Hash.Len]
 	if len(text) != 26 || text[17] > lastLength {

@@ -10,8 +10,8 @@ import (
 // MaxEpoch bounds tier epochs: a marker's number has 32 bits of it that are looked for.
 const MaxEpoch = 1<<32 - 1
 
-// StoredName is the name of a space in the tiers in an epoch: its fingerprint in epoch 0, and
-// beyond SHA-256(fingerprint, epoch)[:16], the epoch as 8 bytes, little-endian.
+// StoredName returns the name of a space in the tiers in an epoch: its fingerprint in epoch 0,
+// otherwise SHA-256(fingerprint, epoch)[:16], the epoch as 8 bytes, little-endian.
 func StoredName(fp pool.Fingerprint, epoch uint64) pool.Fingerprint {
 	if epoch == 0 {
 		return fp
@@ -19,13 +19,13 @@ func StoredName(fp pool.Fingerprint, epoch uint64) pool.Fingerprint {
 	return Hashed(fp, binary.LittleEndian.AppendUint64(nil, epoch))
 }
 
-// Hashed is the name that a former version gave a space by a random salt.
+// Hashed returns the name that an older version gave a space by a random salt.
 func Hashed(fp pool.Fingerprint, with []byte) pool.Fingerprint {
 	sum := sha256.Sum256(append(fp[:], with...))
 	return pool.Fingerprint(sum[:16])
 }
 
-// Above is the epochs whose markers a node in epoch n asks for.
+// Above returns the epochs whose markers a node in epoch n asks for.
 func Above(n uint64) (all []uint64) {
 	for n++; n <= MaxEpoch; n += n & -n {
 		all = append(all, n)
@@ -33,7 +33,7 @@ func Above(n uint64) (all []uint64) {
 	return all
 }
 
-// Below is the epochs whose markers a node in epoch n keeps in the store.
+// Below returns the epochs whose markers a node in epoch n keeps in the store.
 func Below(n uint64) (all []uint64) {
 	for ; n > 0; n -= n & -n {
 		all = append(all, n)
@@ -41,7 +41,7 @@ func Below(n uint64) (all []uint64) {
 	return all
 }
 
-// MarkerKey is where the marker of an epoch lies.
+// MarkerKey returns the key of an epoch's marker.
 func MarkerKey(fp pool.Fingerprint, epoch uint64) pool.Key {
 	return pool.Key{Space: pool.EpochMarkers, Hash: pool.MakeHash(binary.BigEndian.AppendUint64(fp[:], epoch))}
 }

@@ -10,10 +10,12 @@ import (
 )
 
 // golden is a header as it lies in stores: what other versions of the agent on other nodes read.
-const golden = "6b765431" + "e8030000" + "efbeadde" + "06000000" + "6e6f64652d3700000000000000000000" + "00000000000000000000000000000000" + "00f1536500000000" + "00000000"
+const golden = "6b765431" + "e8030000" + "efbeadde" + "06000000" + "6e6f64652d3700000000000000000000" +
+	"00000000000000000000000000000000" + "00f1536500000000" + "00000000"
 
 func goldenKey() *pool.Key {
-	return &pool.Key{Space: pool.Fingerprint{1, 2, 3}, Group: 1, Shard: 2, Hash: pool.MakeHash([]byte("0123456789abcdef0123456789abcdef"))}
+	return &pool.Key{Space: pool.Fingerprint{1, 2, 3}, Group: 1, Shard: 2,
+		Hash: pool.MakeHash([]byte("0123456789abcdef0123456789abcdef"))}
 }
 
 func TestHeaderVector(t *testing.T) {
@@ -28,8 +30,9 @@ func TestHeaderVector(t *testing.T) {
 		t.Errorf("%+v, %v; want %+v", back, err, h)
 	}
 	for name, change := range map[string]func(k *pool.Key){
-		"space": func(k *pool.Key) { k.Space[15] = 1 }, "group": func(k *pool.Key) { k.Group = 2 }, "shard": func(k *pool.Key) { k.Shard = 0 },
-		"hash": func(k *pool.Key) { k.Hash.Bytes[31] ^= 1 },
+		"space": func(k *pool.Key) { k.Space[15] = 1 }, "group": func(k *pool.Key) { k.Group = 2 },
+		"shard": func(k *pool.Key) { k.Shard = 0 },
+		"hash":  func(k *pool.Key) { k.Hash.Bytes[31] ^= 1 },
 	} {
 		k := goldenKey()
 		change(k)
@@ -95,7 +98,7 @@ func TestStaging(t *testing.T) {
 			if l.writing {
 				written -= l.Size
 			}
-			s.Give(l)
+			s.Return(l)
 			continue
 		}
 		l := s.Take(int64(1+r.IntN(20<<10)), r.IntN(2) == 0)
@@ -114,10 +117,10 @@ func TestStaging(t *testing.T) {
 		lent = append(lent, l)
 	}
 	for _, l := range lent {
-		s.Give(l)
+		s.Return(l)
 	}
 	if s.Lent() != 0 || len(s.mu.free) != 1 {
-		t.Errorf("%d bytes are lent, %d pieces are free", s.Lent(), len(s.mu.free))
+		t.Errorf("%d bytes are lent, %d extents are free", s.Lent(), len(s.mu.free))
 	}
 	for _, bytes := range []int64{0, MinStaging - 1, MaxStaging + 1} {
 		if _, err := OpenStaging(bytes); err == nil {

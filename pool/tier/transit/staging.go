@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Unit is what every piece of staging is rounded up to and aligned to, bytes: a page, so that direct I/O takes it as it is.
+// Unit is the size, in bytes, that extents of staging are rounded up and aligned to: a page, as
+// direct I/O needs.
 const Unit = 4096
 
 // MinStaging and MaxStaging bound the size of Staging, bytes.
@@ -18,27 +19,28 @@ const (
 	MaxStaging = 64 << 30
 )
 
-// Staging is the memory that values lie in on their way between the arena and the tiers: a shared mapping, so that a store in another process can
-// register it once. Reading from tiers may use all of it, writing half.
+// Staging is the memory for values between the arena and the tiers: a shared mapping, so that a
+// store in another process can register it once. Reads from tiers may use all of it, writes half.
 type Staging struct {
 	base []byte
 	fd   int
 
 	mu struct {
 		sync.Mutex
-		free    []piece // by offset, never two adjacent
-		written int64   // bytes out for writing
+		free    []extent // by offset, never two adjacent
+		written int64    // lent for writing
 		closed  bool
 	}
 	room *sync.Cond
 }
 
-type piece struct{ off, len int64 }
+type extent struct{ off, len int64 }
 
 // OpenStaging maps staging of a size in bytes.
 func OpenStaging(bytes int64) (*Staging, error) {
 	if bytes < MinStaging || bytes > MaxStaging {
-		return nil, fmt.Errorf("tier: staging of %d bytes, allowed: %d to %d", bytes, int64(MinStaging), int64(MaxStaging))
+		return nil, fmt.Errorf("tier: staging of %d bytes, allowed: %d to %d", bytes, int64(MinStaging),
+			int64(MaxStaging))
 	}
 	bytes = bytes &^ (Unit - 1)
 	fd, err := unix.MemfdCreate("kvagent-staging", unix.MFD_CLOEXEC)
@@ -54,20 +56,20 @@ func OpenStaging(bytes int64) (*Staging, error) {
 	}
 	s := &Staging{base: base, fd: fd}
 	s.room = sync.NewCond(&s.mu)
-	s.mu.free = []piece{{0, bytes}}
+	s.mu.free = []extent{{0, bytes}}
 	return s, nil
 }
 
-// Memory is the mapping and the descriptor it can be mapped from; both end with Close.
+// Memory returns the mapping and a descriptor to map it from; both are valid until Close.
 func (s *Staging) Memory() (base []byte, fd int) { return s.base, s.fd }
 
-// Close unmaps. Nobody may use it any more.
+// Close unmaps the staging. No loan may be in use.
 func (s *Staging) Close() error {
 	s.End()
 	return errors.Join(unix.Munmap(s.base), unix.Close(s.fd))
 }
 
-// End lends nothing any more, and wakes those who wait.
+// End ends lending, and wakes the callers of Wait.
 func (s *Staging) End() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,24 +77,25 @@ func (s *Staging) End() {
 	s.room.Broadcast()
 }
 
-// RoundUp is the size of the piece that holds n bytes.
+// RoundUp returns the size of the extent that holds n bytes.
 func RoundUp(n int64) int64 { return (n + Unit - 1) &^ (Unit - 1) }
 
-// Loan is a piece of staging that somebody has; size 0: none.
+// Loan is a lent extent of staging; size 0 is none.
 type Loan struct {
 	Bytes     []byte
 	off, Size int64
 	writing   bool
 }
 
-// Take lends n bytes, or nothing if there is no room. Writers have half of staging at most.
+// Take lends n bytes, or nothing if there is no room. Writers may have half of staging.
 func (s *Staging) Take(n int64, writing bool) Loan {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.takeLocked(n, writing)
 }
 
-// Wait lends n bytes to a reader, who has nothing yet, and waits for others to give theirs back; nothing if staging is too small or closed.
+// Wait lends n bytes to a reader without other loans, and waits for room. It returns nothing if
+// staging is too small or closed.
 func (s *Staging) Wait(n int64) Loan {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,8 +131,8 @@ func (s *Staging) takeLocked(n int64, writing bool) Loan {
 	return Loan{}
 }
 
-// Give takes a loan back.
-func (s *Staging) Give(l Loan) {
+// Return takes a loan back.
+func (s *Staging) Return(l Loan) {
 	if l.Size == 0 {
 		return
 	}
@@ -139,8 +142,8 @@ func (s *Staging) Give(l Loan) {
 		s.mu.written -= l.Size
 	}
 	free := s.mu.free
-	i, _ := slices.BinarySearchFunc(free, l.off, func(f piece, off int64) int { return int(f.off - off) })
-	free = slices.Insert(free, i, piece{l.off, l.Size})
+	i, _ := slices.BinarySearchFunc(free, l.off, func(f extent, off int64) int { return int(f.off - off) })
+	free = slices.Insert(free, i, extent{l.off, l.Size})
 	if i+1 < len(free) && l.off+l.Size == free[i+1].off {
 		free[i].len += free[i+1].len
 		free = slices.Delete(free, i+1, i+2)
@@ -153,10 +156,10 @@ func (s *Staging) Give(l Loan) {
 	s.room.Broadcast()
 }
 
-// Size is all of it, bytes.
+// Size returns the size of the staging in bytes.
 func (s *Staging) Size() int64 { return int64(len(s.base)) }
 
-// Lent is the bytes that are lent.
+// Lent returns the bytes that are lent.
 func (s *Staging) Lent() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

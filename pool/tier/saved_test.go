@@ -26,17 +26,18 @@ func (s *stuck) write(_ string, k *catalog.Catalog) error {
 	return <-s.answer
 }
 
-// stuckNode is a stack whose resets are kept on a disk that is stuck.
+// stuckNode returns a pool whose catalog is on a disk that is stuck.
 func stuckNode(t *testing.T, store pool.Store) (*node, *stuck) {
 	t.Helper()
 	disk := &stuck{asked: make(chan *catalog.Catalog, 1), answer: make(chan error, 1)}
-	n := newNode(t, 200, 1, Options{State: filepath.Join(t.TempDir(), "resets")}, Tier{Name: "shared", Store: store, Write: OnSave})
+	n := newNode(t, 200, 1, Options{State: filepath.Join(t.TempDir(), "resets")},
+		Tier{Name: "shared", Store: store, Write: OnSave})
 	n.spaces.write = disk.write
 	return n, disk
 }
 
-// While a reset waits for its disk, other spaces open, close and are named, the space itself is
-// served from memory, and no tier is asked for it.
+// TestOnlyResetsWaitForTheirDisk: while a reset waits for its disk, other spaces open, close and
+// get names, the space itself is served from memory, and no tier is asked for it.
 func TestOnlyResetsWaitForTheirDisk(t *testing.T) {
 	store := pooltest.NewShelf()
 	h := chain("a", 5)
@@ -77,8 +78,8 @@ func TestOnlyResetsWaitForTheirDisk(t *testing.T) {
 	n.stored(0, 4)
 }
 
-// A reset that could not be kept leaves the tiers off, also for a space that was opened while it
-// waited; the next one that is kept brings them back.
+// TestResetThatIsNotKept: a reset that could not be saved leaves the tiers off, also for a space
+// that was opened meanwhile; the next one that is saved brings them back.
 func TestResetThatIsNotKept(t *testing.T) {
 	n, disk := stuckNode(t, pooltest.NewShelf())
 	late := specOf("late", 1)
@@ -103,9 +104,9 @@ func TestResetThatIsNotKept(t *testing.T) {
 	}
 }
 
-// A reset of an open space that could not be kept is an error: a process that is killed then would
-// find in its next life what was reset. Memory has forgotten it nevertheless, and the reset that is
-// tried again holds.
+// TestOpenSpaceWhoseResetIsNotKept: a reset of an open space that could not be saved is an error,
+// since a process killed then would find again what was reset. Memory is reset nevertheless, and a
+// second try holds.
 func TestOpenSpaceWhoseResetIsNotKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()
@@ -115,9 +116,9 @@ func TestOpenSpaceWhoseResetIsNotKept(t *testing.T) {
 		h := chain("a", 10)
 		n.save(h)
 		n.stored(0, 10)
-		n.spaces.turning.Lock()
+		n.spaces.changeMu.Lock()
 		n.spaces.write = func(string, *catalog.Catalog) error { return errMoody }
-		n.spaces.turning.Unlock()
+		n.spaces.changeMu.Unlock()
 		epoch, err := n.ResetSpace(n.space)
 		if !errors.Is(err, errMoody) {
 			t.Errorf("a reset that is not on disk is acknowledged: %v", err)
@@ -134,9 +135,9 @@ func TestOpenSpaceWhoseResetIsNotKept(t *testing.T) {
 	})
 }
 
-// A space that is opened after a reset that Forget has kept has its new name, begins in the epoch
-// that the opener says, and asks no disk again.
-func TestOpenedBehindAReset(t *testing.T) {
+// TestOpenedAfterAReset: a space opened after Forget saved its reset has its new name, begins in
+// the epoch that the opener gives, and causes no disk write.
+func TestOpenedAfterAReset(t *testing.T) {
 	n, disk := stuckNode(t, pooltest.NewShelf())
 	late := specOf("late", 1)
 	disk.answer <- nil
@@ -153,19 +154,22 @@ func TestOpenedBehindAReset(t *testing.T) {
 	}
 }
 
-// What cannot be read as what was kept ends the start: to guess would mean to find what was reset.
+// TestDamagedResets: a file that cannot be read prevents the start, since a guess could find what
+// was reset.
 func TestDamagedResets(t *testing.T) {
 	m, err := mem.Open(mem.Options{Bytes: 200 << 10})
 	check(t, err)
 	defer m.Close()
 	whole := catalog.New()
-	whole.Spaces[pool.Fingerprint{1}] = catalog.Space{Epoch: 7, Claim: catalog.Nonce{2}, Told: []string{"a"}, Used: 5}
-	whole.Leftovers[pool.Fingerprint{3}] = catalog.Leftover{
-		Space: pool.Fingerprint{1}, Epoch: 6, Due: 9, Tiers: map[string]catalog.Looks{"a": {N: 1, Next: 4}},
+	whole.Spaces[pool.Fingerprint{1}] = catalog.Space{Epoch: 7, Claim: catalog.Nonce{2}, Confirmed: []string{"a"},
+		Used: 5}
+	whole.Orphans[pool.Fingerprint{3}] = catalog.Orphan{
+		Space: pool.Fingerprint{1}, Epoch: 6, NotBefore: 9, Tiers: map[string]catalog.Scans{"a": {N: 1, Next: 4}},
 	}
 	whole.Spaces[pool.Fingerprint{4}] = catalog.Space{Named: true, Used: 5, Seen: 6}
-	whole.Leftovers[pool.Fingerprint{5}] = catalog.Leftover{
-		Space: pool.Fingerprint{4}, Unused: true, Due: 9, Tiers: map[string]catalog.Looks{"a": {N: 1, Next: 4, Clear: 3}},
+	whole.Orphans[pool.Fingerprint{5}] = catalog.Orphan{
+		Space: pool.Fingerprint{4}, Unused: true, NotBefore: 9,
+		Tiers: map[string]catalog.Scans{"a": {N: 1, Next: 4, Clear: 3}},
 	}
 	whole.Swept["a"] = 8
 	good, err := whole.Encode()

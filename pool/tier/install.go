@@ -5,8 +5,10 @@ import (
 	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
-// land copies verified shards into memory and pins the entry there. Nil: it is not wanted any more, there is no room, its epoch is over, or somebody else writes it.
-func (p *Pool) land(f *fetched, sums []uint32) (held []pool.Slot) {
+// install copies verified shards into memory and pins the entry there. It returns nil if the entry
+// is no longer wanted, its epoch is over, memory has no room, or the entry is being written
+// already.
+func (p *Pool) install(f *incoming, sums []uint32) (held []pool.Slot) {
 	p.mu.Lock()
 	wanted := f.open() && f.wanted()
 	p.mu.Unlock()
@@ -14,8 +16,13 @@ func (p *Pool) land(f *fetched, sums []uint32) (held []pool.Slot) {
 		return nil
 	}
 	b := pool.Batch{
-		Space: f.key.space, Group: f.key.group, Epoch: f.life.epoch, Parent: f.parent.Bytes[:f.parent.Len],
-		Hashes: pool.Chain(f.key.hash.Bytes[:f.key.hash.Len], int(f.key.hash.Len)), Status: make([]pool.Status, 1), Slots: make([]pool.Slot, 1),
+		Space:  f.key.space,
+		Group:  f.key.group,
+		Epoch:  f.life.epoch,
+		Parent: f.parent.Bytes[:f.parent.Len],
+		Hashes: pool.Chain(f.key.hash.Bytes[:f.key.hash.Len], int(f.key.hash.Len)),
+		Status: make([]pool.Status, 1),
+		Slots:  make([]pool.Slot, 1),
 	}
 	if !p.fill(f, sums, &b) {
 		return nil
@@ -30,7 +37,7 @@ func (p *Pool) land(f *fetched, sums []uint32) (held []pool.Slot) {
 }
 
 // fill reserves, writes and commits all shards of an entry, or none.
-func (p *Pool) fill(f *fetched, sums []uint32, b *pool.Batch) bool {
+func (p *Pool) fill(f *incoming, sums []uint32, b *pool.Batch) bool {
 	slots, status := make([]pool.Slot, 0, len(sums)), make([]pool.Status, 0, len(sums))
 	whole := true
 	for shard := range sums {
@@ -63,15 +70,16 @@ func (p *Pool) fill(f *fetched, sums []uint32, b *pool.Batch) bool {
 	return whole
 }
 
-// landedAt ends a promise that came from a tier; what it is pinned by is its refs' from now on.
-func (p *Pool) landedAt(pr *promise, from *lane, held []pool.Slot) {
+// settleInstalled ends a promise whose entry was installed, and hands the pin in memory to its
+// refs. It offers the entry to the nearer tiers that write on save.
+func (p *Pool) settleInstalled(pr *promise, from *level, held []pool.Slot) {
 	p.mu.Lock()
 	if pr.open() && pr.pins > 0 {
 		pr.held, held = held, nil
 	}
-	calls := p.settleLocked(pr, landed, nil)
+	calls := p.settleLocked(pr, installed, nil)
 	if pr.life == pr.sp.now.Load() {
-		for _, l := range p.lanes[:from.number] {
+		for _, l := range p.levels[:from.number] {
 			if l.Write == OnSave {
 				l.offerLocked(origin{key: pr.key, parent: pr.parent, life: pr.life, sp: pr.sp})
 			}

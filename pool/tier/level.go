@@ -1,0 +1,269 @@
+package tier
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// level is one tier at work: its queues and the goroutines that serve them.
+type level struct {
+	Tier
+	p       *Pool
+	number  int
+	exists  existsCache // which entries a shared store has
+	written existsCache // entries that were stored there lately, not to be offered again
+	breaker breaker
+	pace    pace
+	count   counts
+	logged  logLimiter
+
+	copied    atomic.Int64  // bytes of staging used by copies on eviction
+	trouble   chan struct{} // cap 1: the breaker opened, or the store is full
+	questions chan *question
+	asking    asking
+	following following
+
+	// The following fields are under Pool.mu. wake is signalled when there is work.
+	wake      *sync.Cond
+	fetches   promiseQueue // promises with a pin
+	hints     promiseQueue // promises without a pin
+	deletes   []pool.Key
+	puts      putQueue
+	writers   int // workers that are writing or deleting
+	fullUntil time.Time
+}
+
+// counts are the counters of a tier.
+type counts struct {
+	hits, misses              atomic.Uint64 // entries fetched; entries not found or not usable
+	bytesIn, bytesOut         atomic.Uint64 // read and written: bytes of shards without headers
+	corrupt, timeouts, errors atomic.Uint64
+
+	// Entries written; there already; refused by a full store; not stored for another reason.
+	stored, had, full, lost                       atomic.Uint64
+	putsDropped, deleted, deletesDropped          atomic.Uint64
+	asked, found, askTimeouts, askFailed, askBusy atomic.Uint64
+	collected, collectedBytes                     atomic.Uint64 // under orphans
+	collectFails                                  atomic.Uint64 // scans that failed
+	markFails                                     atomic.Uint64 // calls for markers that failed
+}
+
+func (p *Pool) newLevel(number int, t Tier) (*level, error) {
+	if err := t.complete(); err != nil {
+		return nil, err
+	}
+	for _, other := range p.levels {
+		if other.Name == t.Name {
+			return nil, errors.New("tier " + t.Name + ": Name is used twice, allowed: once")
+		}
+	}
+	l := &level{
+		Tier: t, p: p, number: number,
+		trouble:   make(chan struct{}, 1),
+		questions: make(chan *question, questions),
+	}
+	if !t.Local {
+		l.exists = newExistsCache(cacheEntries)
+	}
+	l.written = newExistsCache(cacheEntries)
+	l.asking.open = make(map[uint64]*question)
+	l.puts.set = make(map[entryKey]*life)
+	l.breaker.closed.Store(true)
+	l.following = following{wake: make(chan struct{}, 1), states: make(map[pool.Fingerprint]markerState)}
+	l.wake = sync.NewCond(&p.mu)
+	l.fetches.level, l.hints.level = l, l
+	return l, nil
+}
+
+// up reports whether the breaker lets calls to the store through.
+func (l *level) up() bool { return l.breaker.closed.Load() }
+
+// work runs a worker until the pool closes.
+func (l *level) work(ctx context.Context) {
+	for {
+		t := l.next()
+		switch {
+		case len(t.fetch) > 0:
+			l.fetch(ctx, t.fetch)
+		case len(t.remove) > 0:
+			l.remove(ctx, t.remove)
+			l.doneWriting()
+		case len(t.put) > 0:
+			l.write(ctx, t.put)
+			l.doneWriting()
+		default:
+			return
+		}
+	}
+}
+
+// task is the next work of a worker: one of the three.
+type task struct {
+	fetch  []*promise
+	remove []pool.Key
+	put    []putItem
+}
+
+// next waits for work: fetches before deletes before puts. It returns an empty task when the pool
+// closes.
+func (l *level) next() task {
+	p := l.p
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for !p.mu.closed {
+		if batch := p.takeFetchesLocked(l); len(batch) > 0 {
+			return task{fetch: batch}
+		}
+		if l.up() && l.writers < max(l.Workers/2, 1) {
+			if n := min(len(l.deletes), l.BatchItems); n > 0 {
+				l.writers++
+				keys := append([]pool.Key(nil), l.deletes[:n]...)
+				l.deletes = append(l.deletes[:0], l.deletes[n:]...)
+				return task{remove: keys}
+			}
+			if l.puts.len() > 0 && !p.now().Before(l.fullUntil) {
+				l.writers++
+				return task{put: l.puts.take(l)}
+			}
+		}
+		l.wake.Wait()
+	}
+	return task{}
+}
+
+// doneWriting ends a task that writes or deletes.
+func (l *level) doneWriting() {
+	l.p.mu.Lock()
+	defer l.p.mu.Unlock()
+	l.writers--
+	l.wake.Signal()
+}
+
+// countResult counts the outcome of a call to the store. It opens the breaker after too many
+// failures in a row.
+func (l *level) countResult(ctx context.Context, err error) {
+	switch {
+	case err == nil:
+		l.breaker.worked()
+		return
+	case ctx.Err() != nil:
+		return // the stack is closing
+	case errors.Is(err, context.DeadlineExceeded):
+		l.count.timeouts.Add(1)
+	default:
+		l.count.errors.Add(1)
+	}
+	if l.breaker.failed(&l.Tier, err) {
+		l.p.o.Log(l.Name, "the store fails: it is not used until it works again", err)
+		l.signal()
+	}
+}
+
+func (l *level) signal() {
+	select {
+	case l.trouble <- struct{}{}:
+	default:
+	}
+}
+
+// monitor waits for the breaker to open or the store to fill up, and brings the store back into
+// use.
+func (l *level) monitor(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.trouble:
+		}
+		if !l.up() {
+			l.p.requeueAll(l)
+			l.reconnect(ctx)
+		}
+		l.waitRoom(ctx)
+		l.wake.Broadcast()
+	}
+}
+
+// reconnect tries the store with growing pauses until it answers.
+func (l *level) reconnect(ctx context.Context) {
+	for {
+		_, _, _, pause, _ := l.breaker.state()
+		if !pauseFor(ctx, pause) {
+			return
+		}
+		if l.breaker.try(&l.Tier, func() error { return l.probe(ctx) }) == nil {
+			l.p.o.Log(l.Name, "the store works again", nil)
+			return
+		}
+	}
+}
+
+// probe asks the store for a random key.
+func (l *level) probe(ctx context.Context) error {
+	key := pool.Key{Hash: pool.Hash{Len: pool.MaxHashLen}}
+	if _, err := rand.Read(key.Hash.Bytes[:]); err != nil {
+		return err
+	}
+	ctx, stop := context.WithTimeout(ctx, l.AskWithin)
+	defer stop()
+	return l.Store.Exists(ctx, []pool.Key{key}, make([]pool.Status, 1))
+}
+
+// waitRoom waits until a full store may be written to again.
+func (l *level) waitRoom(ctx context.Context) {
+	l.p.mu.Lock()
+	left := l.fullUntil.Sub(l.p.now())
+	l.p.mu.Unlock()
+	if left > 0 {
+		pauseFor(ctx, left)
+	}
+}
+
+// full stops writes to a full store for fullPause.
+func (l *level) full() {
+	l.p.mu.Lock()
+	l.fullUntil = l.p.now().Add(fullPause)
+	l.p.mu.Unlock()
+	l.signal()
+}
+
+// pauseFor waits for d. It returns false if the context ended first.
+func pauseFor(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// logLimiter bounds how often a message about a tier is logged.
+type logLimiter struct {
+	mu   sync.Mutex
+	last map[string]time.Time
+}
+
+// logLimited logs a message at most once per logEvery.
+func (l *level) logLimited(what string, err error) {
+	now := l.p.now()
+	l.logged.mu.Lock()
+	if l.logged.last == nil {
+		l.logged.last = make(map[string]time.Time)
+	}
+	quiet := now.Sub(l.logged.last[what]) < logEvery
+	if !quiet {
+		l.logged.last[what] = now
+	}
+	l.logged.mu.Unlock()
+	if !quiet {
+		l.p.o.Log(l.Name, what, err)
+	}
+}
