@@ -1,12 +1,13 @@
 package pool
 
-// MaxKinds bounds the kinds of entries a policy tells apart. Entries of one kind lie in slots of the same sizes, so
-// that one makes room for another; all blocks of a chain are of one kind.
+// MaxKinds bounds the kinds of entries a policy tells apart. Entries of one kind lie in slots of
+// the same sizes, so that one makes room for another; all blocks of a chain are of one kind.
 const MaxKinds = 64
 
-// Policy says which entry goes when room is needed. It is pure: no lock, no clock, no goroutine; the pool calls it
-// with its own lock held. Entries are small dense numbers that the pool gives, from 1 on, and gives again after
-// Remove; 0 is none. What the policy knows of an entry's chain it reads through View, so the pool keeps that only once.
+// Policy says which entry goes when room is needed. It is pure: no lock, no clock, no goroutine;
+// the pool calls it with its own lock held. Entries are small dense numbers that the pool gives,
+// from 1 on, and gives again after Remove; 0 is none. What the policy knows of an entry's chain it
+// reads through View, so the pool keeps that only once.
 type Policy interface {
 	// Access is one look-up of a chain. The policy keeps nothing of u.
 	Access(u *Use)
@@ -14,8 +15,9 @@ type Policy interface {
 	Insert(i *Insertion)
 	// Remove forgets entries, evicted or dropped; those it does not have are passed over.
 	Remove(entries []uint32)
-	// Victim is the entry of one of the kinds (a bit each) that goes next, 0 if there is none or the work allowed
-	// for one call found none. It has no child and is not held. It stays until Remove.
+	// Victim is the entry of one of the kinds (a bit each) that goes next, 0 if there is none or
+	// the work allowed for one call found none. It has no child and is not held. It stays until
+	// Remove.
 	Victim(now int64, kinds uint64, v View) uint32
 	// Report is for people and metrics. It allocates.
 	Report() PolicyReport
@@ -29,7 +31,8 @@ type View interface {
 	Held(e uint32) bool
 }
 
-// Use is a look-up as a policy sees it, which may be a little after it was. Told twice, it counts once.
+// Use is a look-up as a policy sees it, which may be a little after it was. Told twice, it counts
+// once.
 type Use struct {
 	Now         int64    // ns of a clock that never goes back
 	BlockTokens uint32   // tokens of a block
@@ -60,8 +63,8 @@ type PolicyReport struct {
 	Missing                   int     // blocks that LRU would have and the policy gave up ...
 	MayMiss                   float64 // ... and how many may be. Beyond, LRU decides
 	Alarms                    uint64  // times it fell behind, forgot most of what it had learned, and let LRU decide
-	Humble                    bool    // after an alarm: for a while LRU decides
-	Untold                    uint64  // look-ups it was not told of, because too many were waiting
+	Fallback                  bool    // after an alarm: for a while LRU decides
+	LookupsDropped            uint64  // look-ups it was not told of, because too many were waiting
 
 	Classes []PolicyClass
 }
@@ -71,7 +74,7 @@ type PolicyClass struct {
 	Name    string
 	Entries int
 	Evicted uint64
-	// Worth is the hits that an entry gives per hour it is kept, as learned: right after a use, and for the entry
-	// of the class that would go next (0 if it has none).
+	// Worth is the hits that an entry gives per hour it is kept, as learned: right after a use, and
+	// for the entry of the class that would go next (0 if it has none).
 	Worth, WorthNext float64
 }

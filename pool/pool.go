@@ -1,5 +1,6 @@
-// Package pool says what a stored block is: its key, its space, its shards, and the seams behind which
-// blocks are kept. It is a leaf. Everything else about storing them lives in the packages below it.
+// Package pool says what a stored block is: its key, its space, its shards, and the seams behind
+// which blocks are kept. It is a leaf. Everything else about storing them lives in the packages
+// below it.
 package pool
 
 import (
@@ -19,7 +20,8 @@ const (
 // Fingerprint names a space: the first 16 bytes of the SHA-256 of its canonical identity.
 type Fingerprint [16]byte
 
-// SpaceID is a space opened in this process: they count up from 0, and none is used again while the process lives.
+// SpaceID is a space opened in this process: they count up from 0, and none is used again while the
+// process lives.
 type SpaceID uint32
 
 // Spec describes a space: everything besides the block hash that changes a block's bytes.
@@ -62,8 +64,8 @@ func MakeHash(b []byte) (h Hash) {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Seed is the CRC-32C state a content checksum starts from, so that the checksum is bound to the key and the
-// length: the same bytes under another key have another sum.
+// Seed is the CRC-32C state a content checksum starts from, so that the checksum is bound to the
+// key and the length: the same bytes under another key have another sum.
 func (k *Key) Seed(length uint32) uint32 {
 	var b [16 + 1 + 1 + 1 + MaxHashLen + 4]byte
 	copy(b[:16], k.Space[:])
@@ -73,12 +75,12 @@ func (k *Key) Seed(length uint32) uint32 {
 	return crc32.Update(0, castagnoli, b[:])
 }
 
-// Sum continues a content checksum over p: Sum(k.Seed(n), p) is the checksum of p stored under k, and
-// Sum(Sum(s, a), b) is Sum(s, ab).
+// Sum continues a content checksum over p: Sum(k.Seed(n), p) is the checksum of p stored under k,
+// and Sum(Sum(s, a), b) is Sum(s, ab).
 func Sum(state uint32, p []byte) uint32 { return crc32.Update(state, castagnoli, p) }
 
-// Hashes is a view of a chain of block hashes of equal length that lie one behind the other in Blob.
-// Hash i of the view is number First+i*Step of the blob. It does not own Blob.
+// Hashes is a view of a chain of block hashes of equal length that lie one behind the other in
+// Blob. Hash i of the view is number First+i*Step of the blob. It does not own Blob.
 type Hashes struct {
 	Blob        []byte
 	Len         int // bytes of one hash, 1 to MaxHashLen
@@ -86,7 +88,8 @@ type Hashes struct {
 	N           int // hashes in the view
 }
 
-// Chain is the plain view of all hashes of length n in blob; what is left over of blob is not in it.
+// Chain is the plain view of all hashes of length n in blob; what is left over of blob is not in
+// it.
 func Chain(blob []byte, n int) Hashes { return Hashes{Blob: blob, Len: n, Step: 1, N: len(blob) / n} }
 
 // At is hash i, 0 <= i < N, as a slice of Blob.
@@ -109,7 +112,8 @@ func (h Hashes) Slice(from, to int) Hashes {
 	return h
 }
 
-// Status is what became of one block. The numbers are those of the session protocol (docs/PROTOCOL.md).
+// Status is what became of one block. The numbers are those of the session protocol
+// (docs/PROTOCOL.md).
 type Status uint8
 
 // The statuses a pool gives. Those from 16 on are given by package transfer.
@@ -131,28 +135,30 @@ var (
 	ErrClosed   = errors.New("pool closed")
 )
 
-// Ref names one entry of a pool for as long as a pin or a reservation holds it. The highest bit is that of promises, see Tiers: a memory leaves it clear.
+// Ref names one entry of a pool for as long as a pin or a reservation holds it. The highest bit is
+// that of promises, see Tiers: a memory leaves it clear.
 type Ref uint64
 
-// Index answers what is stored. Entries are visible when all their shards are committed; only visible ones are
-// seen here. All methods may run at once, hold no lock while they wait for anything but memory, and never block
-// on a device or another process.
+// Index answers what is stored. Entries are visible when all their shards are committed; only
+// visible ones are seen here. All methods may run at once, hold no lock while they wait for
+// anything but memory, and never block on a device or another process.
 type Index interface {
-	// Prefix is the number of leading hashes that are stored, and marks the chain as used: afterwards each of
-	// its blocks is at least as recent as the blocks behind it.
+	// Prefix is the number of leading hashes that are stored, and marks the chain as used:
+	// afterwards each of its blocks is at least as recent as the blocks behind it.
 	Prefix(s SpaceID, group uint8, h Hashes) int
 	// Exists sets present[i] for each hash, and marks nothing as used. len(present) is h.N.
 	Exists(s SpaceID, group uint8, h Hashes, present []bool)
-	// Pin is Prefix that also pins the entries it counts, as long as all their shards together stay within
-	// maxBytes, and appends their refs. A pinned entry is neither evicted nor are its slots used again, also
-	// when it is dropped meanwhile (then it is only no longer found). Returns the count pinned, the refs
-	// extended, and the bytes pinned.
+	// Pin is Prefix that also pins the entries it counts, as long as all their shards together stay
+	// within maxBytes, and appends their refs. A pinned entry is neither evicted nor are its slots
+	// used again, also when it is dropped meanwhile (then it is only no longer found). Returns the
+	// count pinned, the refs extended, and the bytes pinned.
 	Pin(s SpaceID, group uint8, h Hashes, maxBytes int64, refs []Ref) (n int, all []Ref, bytes int64)
 	// Unpin takes each pin back once.
 	Unpin(refs []Ref)
 }
 
-// Slot is a shard's place in the arena, held by a reservation (to be written) or a pin (to be read).
+// Slot is a shard's place in the arena, held by a reservation (to be written) or a pin (to be
+// read).
 type Slot struct {
 	Ref   Ref
 	Off   int64  // offset in the arena, bytes
@@ -174,20 +180,22 @@ type Batch struct {
 	Slots  []Slot
 }
 
-// Slots is how a transfer fills and reads the pool. A batch is decided in one step; bytes are copied outside
-// of it, by the caller, while reservation or pin hold the slot.
+// Slots is how a transfer fills and reads the pool. A batch is decided in one step; bytes are
+// copied outside of it, by the caller, while reservation or pin hold the slot.
 type Slots interface {
-	// Reserve gives a slot for each shard that is neither stored (Exists) nor being written (InProgress).
-	// It evicts what it must; Busy where nothing more can go. Stale if Epoch is not the space's.
+	// Reserve gives a slot for each shard that is neither stored (Exists) nor being written
+	// (InProgress). It evicts what it must; Busy where nothing more can go. Stale if Epoch is not
+	// the space's.
 	Reserve(b *Batch)
-	// Peek says for each shard what Reserve would find, and changes nothing: Exists, InProgress, or OK where it would
-	// need a slot; Invalid and Stale as Reserve. It leaves b.Slots alone.
+	// Peek says for each shard what Reserve would find, and changes nothing: Exists, InProgress, or
+	// OK where it would need a slot; Invalid and Stale as Reserve. It leaves b.Slots alone.
 	Peek(b *Batch)
-	// Commit ends reservations: a slot whose status is OK is committed with its Sum, any other is given up.
-	// A slot whose entry was dropped or whose epoch has passed is given up and its status becomes Stale.
+	// Commit ends reservations: a slot whose status is OK is committed with its Sum, any other is
+	// given up. A slot whose entry was dropped or whose epoch has passed is given up and its status
+	// becomes Stale.
 	Commit(slots []Slot, epoch uint32, status []Status)
-	// Acquire pins visible entries and gives the shard's slot; Missing where there is none. The header
-	// (key, generation, length) is compared on the way.
+	// Acquire pins visible entries and gives the shard's slot; Missing where there is none. The
+	// header (key, generation, length) is compared on the way.
 	Acquire(b *Batch)
 	// Release takes the pins of Acquire back. An entry whose status is Corrupt is dropped.
 	Release(slots []Slot, status []Status)
@@ -195,22 +203,26 @@ type Slots interface {
 
 // Spaces is the administration of a pool.
 type Spaces interface {
-	// OpenSpace gives the id of a space, opening it at first. Equal specs give equal ids until the space is closed.
+	// OpenSpace gives the id of a space, opening it at first. Equal specs give equal ids until the
+	// space is closed.
 	OpenSpace(s Spec) (SpaceID, error)
-	// ResetSpace starts a new weights epoch, the next number, and from then on no entry of an older one is found. It takes as
-	// long whatever is stored: the memory comes back by Sweep.
+	// ResetSpace starts a new weights epoch, the next number, and from then on no entry of an older
+	// one is found. It takes as long whatever is stored: the memory comes back by Sweep.
 	ResetSpace(s SpaceID) (epoch uint32, err error)
-	// CloseSpace forgets a space and what is stored of it, as ResetSpace does; its id stands for nothing any more. The same
-	// spec opened later has another id, and begins with the epoch that the spec says then.
+	// CloseSpace forgets a space and what is stored of it, as ResetSpace does; its id stands for
+	// nothing any more. The same spec opened later has another id, and begins with the epoch that
+	// the spec says then.
 	CloseSpace(s SpaceID) error
-	// Sweep gives the memory of what was reset or closed before the call back, but for what pins and reservations hold: that comes
-	// when they end. It works in slices, so that the pool's other methods go on meanwhile. Until then that memory counts as used, and goes like
-	// any other when room is needed.
+	// Sweep gives the memory of what was reset or closed before the call back, but for what pins
+	// and reservations hold: that comes when they end. It works in slices, so that the pool's other
+	// methods go on meanwhile. Until then that memory counts as used, and goes like any other when
+	// room is needed.
 	Sweep()
 	// Epoch is the current epoch of a space.
 	Epoch(s SpaceID) uint32
-	// SetPressure names the function that is called, without any lock held, when a reservation finds
-	// everything pinned: it may give pins back and then says true, and the reservation looks once more.
+	// SetPressure names the function that is called, without any lock held, when a reservation
+	// finds everything pinned: it may give pins back and then says true, and the reservation looks
+	// once more.
 	SetPressure(f func(need int64) bool)
 	// Stats is a consistent snapshot.
 	Stats() Stats

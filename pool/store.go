@@ -16,13 +16,15 @@ type Usage struct {
 	Items           int64
 }
 
-// Store is the seam behind which blocks are kept: one shard per key, batch after batch, a status for each key.
+// Store is the seam behind which blocks are kept: one shard per key, batch after batch, a status
+// for each key.
 //
-// An implementation MUST: take batches from several goroutines at once; never show a shard that is not whole;
-// return exactly the bytes that were put under a key or a status other than OK; set every item's Status when
-// it returns nil; return an error only when the batch as a whole was not tried or was cut off by ctx (statuses
-// of items already decided stay); treat a second Put of a key as Exists and keep the first; not keep Data
-// after it returned, unless the error is an InUse. It MAY forget any key at any time: it is a cache. pooltest.TestStore holds it to this.
+// An implementation MUST: take batches from several goroutines at once; never show a shard that is
+// not whole; return exactly the bytes that were put under a key or a status other than OK; set
+// every item's Status when it returns nil; return an error only when the batch as a whole was not
+// tried or was cut off by ctx (statuses of items already decided stay); treat a second Put of a key
+// as Exists and keep the first; not keep Data after it returned, unless the error is an InUse. It
+// MAY forget any key at any time: it is a cache. pooltest.TestStore holds it to this.
 type Store interface {
 	Put(ctx context.Context, items []Item) error
 	Get(ctx context.Context, items []Item) error
@@ -44,8 +46,9 @@ type Count struct {
 	N    uint64
 }
 
-// InUse is the error of a Put or a Get that was cut off by its context while another process was at work on the Data of its items, in memory that they share:
-// until Done is closed Data is read or written. Only a store that was given such memory says so.
+// InUse is the error of a Put or a Get that was cut off by its context while another process was at
+// work on the Data of its items, in memory that they share: until Done is closed Data is read or
+// written. Only a store that was given such memory says so.
 type InUse struct {
 	Done <-chan struct{}
 	Err  error // of the context

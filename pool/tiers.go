@@ -17,7 +17,8 @@ type TierReport struct {
 	Unkept       uint64 // did not
 	Cancelled    uint64 // of those: nobody wanted them any more
 	Expired      uint64 // of those: open at their deadline
-	// Prefill is what an engine computes, tokens a second, by which answers are cut: as it was given, or the fastest space's as it was learned. 0: they are not.
+	// Prefill is what an engine computes, tokens a second, by which answers are cut: as it was
+	// given, or the fastest space's as it was learned. 0: they are not.
 	Prefill float64
 	Adopted uint64 // resets of other nodes that were taken over
 	Again   uint64 // resets that met another node's and were made once more

@@ -6,8 +6,8 @@ import (
 	"fmt"
 )
 
-// ValueHeader is the size of what a shared store keeps in front of a shard's bytes, so that whoever reads it knows that it has all of
-// that shard and nothing else. Little-endian:
+// ValueHeader is the size of what a shared store keeps in front of a shard's bytes, so that whoever
+// reads it knows that it has all of that shard and nothing else. Little-endian:
 //
 //	0   8  "kvagent", and 1: the version of this form
 //	8   4  length of the data

@@ -169,13 +169,13 @@ var policySeries = []struct {
 	{desc("kvagent_eviction_missing_blocks", "Blocks that LRU would have and the policy gave up."), prometheus.GaugeValue, func(r *pool.PolicyReport) float64 { return float64(r.Missing) }},
 	{desc("kvagent_eviction_may_miss_blocks", "Blocks that may be missing so; beyond them LRU decides."), prometheus.GaugeValue, func(r *pool.PolicyReport) float64 { return r.MayMiss }},
 	{desc("kvagent_eviction_alarms_total", "Times the policy fell behind LRU, forgot most of what it had learned, and let LRU decide for a while."), prometheus.CounterValue, func(r *pool.PolicyReport) float64 { return float64(r.Alarms) }},
-	{desc("kvagent_eviction_humble", "1 while LRU decides, after an alarm."), prometheus.GaugeValue, func(r *pool.PolicyReport) float64 {
-		if r.Humble {
+	{desc("kvagent_eviction_fallback", "1 while LRU decides, after an alarm."), prometheus.GaugeValue, func(r *pool.PolicyReport) float64 {
+		if r.Fallback {
 			return 1
 		}
 		return 0
 	}},
-	{desc("kvagent_eviction_untold_total", "Look-ups the policy was not told of, because too many were waiting."), prometheus.CounterValue, func(r *pool.PolicyReport) float64 { return float64(r.Untold) }},
+	{desc("kvagent_eviction_lookups_dropped_total", "Look-ups the policy was not told of, because too many were waiting."), prometheus.CounterValue, func(r *pool.PolicyReport) float64 { return float64(r.LookupsDropped) }},
 }
 
 var (

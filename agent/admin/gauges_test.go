@@ -39,7 +39,7 @@ func TestPolicyMetrics(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]int{
-		"kvagent_eviction_info": 1, "kvagent_eviction_entries": 1, "kvagent_eviction_alarms_total": 1, "kvagent_eviction_humble": 1,
+		"kvagent_eviction_info": 1, "kvagent_eviction_entries": 1, "kvagent_eviction_alarms_total": 1, "kvagent_eviction_fallback": 1,
 		"kvagent_eviction_missing_blocks": 1, "kvagent_eviction_may_miss_blocks": 1,
 		"kvagent_eviction_hits_total": 1, "kvagent_eviction_shadow_lru_hits_total": 1,
 		"kvagent_eviction_class_worth_hits_per_hour": len(report.Classes), "kvagent_eviction_class_evicted_total": len(report.Classes),

@@ -35,8 +35,9 @@ func readTrace(t testing.TB) (all []request) {
 	return all
 }
 
-// twoTiers is memory with LRU above a disk that works as this store does: oldest segment first, what was read is written again. What
-// is saved or used in memory, and not on the disk, is offered to it.
+// twoTiers is memory with LRU above a disk that works as this store does: oldest segment first,
+// what was read is written again. What is saved or used in memory, and not on the disk, is offered
+// to it.
 type twoTiers struct {
 	o      Options
 	seen   *seen

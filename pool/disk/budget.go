@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// budget is a token bucket of bytes that survives the process: what is about to be spent is noted in a file ahead, a share at a time, so
-// that a kill can lose some of the budget and never write more than it.
+// budget is a token bucket of bytes that survives the process: what is about to be spent is noted
+// in a file ahead, a share at a time, so that a kill can lose some of the budget and never write
+// more than it.
 type budget struct {
 	mu     sync.Mutex
 	path   string

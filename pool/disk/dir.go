@@ -77,7 +77,8 @@ func newDir(s *Store, i int) (*dir, error) {
 	return d, d.takeMemory()
 }
 
-// takeMemory maps what pieces are written from and runs are read to, in one, so that all of it can be in huge pages.
+// takeMemory maps what pieces are written from and runs are read to, in one, so that all of it can
+// be in huge pages.
 func (d *dir) takeMemory() (err error) {
 	o := &d.s.o
 	pieces, piece, read := 2*o.WriteDepth+2, int64(o.WriteBytes), runBytes(int64(o.ReadBytes)) // as many pieces are filled as are written
@@ -170,7 +171,8 @@ func (d *dir) wakeKeeper() {
 	}
 }
 
-// abandon ends the open segment: what is in the current piece goes to the writers, and nothing more is added. With the lock held.
+// abandon ends the open segment: what is in the current piece goes to the writers, and nothing more
+// is added. With the lock held.
 func (d *dir) abandon() {
 	d.seal()
 	if d.writing != nil {

@@ -1,14 +1,16 @@
-// Package disk is a store on the disks of the node: in each directory a log of append-only segments, written in large
-// aligned pieces past the page cache, with an index in memory. It is a cache: it may forget, nothing is acknowledged as
-// durable, and it never delivers a byte that does not verify. The bytes on the disk are in docs/DISK.md.
+// Package disk is a store on the disks of the node: in each directory a log of append-only
+// segments, written in large aligned pieces past the page cache, with an index in memory. It is a
+// cache: it may forget, nothing is acknowledged as durable, and it never delivers a byte that does
+// not verify. The bytes on the disk are in docs/DISK.md.
 //
 //	Put ──▶ check, reserve room ──▶ copy and checksum ──▶ piece ──▶ writers, through the kernel's queue ──▶ segment, then the index
 //	Get ──▶ index ──▶ runs of neighbours ──▶ readers, through the kernel's queue ──▶ compare key, length, checksum ──▶ caller
 //	keeper: prepares the next segment, closes full ones with a footer, evicts the oldest, brings a lost directory back
 //
-// A key belongs to one directory, by its hash, so that a log is never compared with another. In a log what comes later counts: a block put
-// again, or a tombstone. Segments are evicted strictly oldest first, and what was read since is written again at the end; so a
-// tombstone is never evicted before what it deletes.
+// A key belongs to one directory, by its hash, so that a log is never compared with another. In a
+// log what comes later counts: a block put again, or a tombstone. Segments are evicted strictly
+// oldest first, and what was read since is written again at the end; so a tombstone is never
+// evicted before what it deletes.
 package disk
 
 import (
@@ -26,8 +28,9 @@ import (
 var (
 	// ErrLocked is the error of Open when another store has one of the directories.
 	ErrLocked = errors.New("another store has this directory")
-	// ErrOwed is the error of Delete when a key is gone for this process but could not yet be deleted on its disk. It is
-	// as soon as the directory is back; until then it comes back if the process restarts.
+	// ErrOwed is the error of Delete when a key is gone for this process but could not yet be
+	// deleted on its disk. It is as soon as the directory is back; until then it comes back if the
+	// process restarts.
 	ErrOwed = errors.New("deleted in memory, not yet on the disk")
 )
 
@@ -55,9 +58,9 @@ type Store struct {
 	err    error // of Close
 }
 
-// Open opens the directories, recovers what is stored in them, and starts the store. A directory that cannot be used now is
-// no error: it is in a state other than StateOK, and comes back by itself. An option out of range is one, and a
-// directory that another store has.
+// Open opens the directories, recovers what is stored in them, and starts the store. A directory
+// that cannot be used now is no error: it is in a state other than StateOK, and comes back by
+// itself. An option out of range is one, and a directory that another store has.
 func Open(o Options) (*Store, error) {
 	o.setDefaults()
 	if err := o.check(); err != nil {
@@ -101,8 +104,8 @@ func (s *Store) openDirs() error {
 	return errors.Join(errs...)
 }
 
-// Close writes what was taken, closes the segments with their footers, and waits for all calls and goroutines.
-// Calls that wait for room end with pool.ErrClosed.
+// Close writes what was taken, closes the segments with their footers, and waits for all calls and
+// goroutines. Calls that wait for room end with pool.ErrClosed.
 func (s *Store) Close() error {
 	s.once.Do(func() {
 		s.mu.Lock()
@@ -123,7 +126,8 @@ func (s *Store) Close() error {
 	return s.err
 }
 
-// enter counts a call in, and takes one of the places, so that Close can wait for it; leave gives it back.
+// enter counts a call in, and takes one of the places, so that Close can wait for it; leave gives
+// it back.
 func (s *Store) enter(ctx context.Context, places chan struct{}) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -147,13 +151,15 @@ func (s *Store) leave(places chan struct{}) {
 	s.calls.Done()
 }
 
-// errBusy says that as many calls run as may; the items' status is pool.Busy then, and the caller sees no error.
+// errBusy says that as many calls run as may; the items' status is pool.Busy then, and the caller
+// sees no error.
 var errBusy = errors.New("disk: too many calls at once")
 
 func valid(k *pool.Key) bool { return k.Hash.Len >= 1 && k.Hash.Len <= pool.MaxHashLen }
 
-// choose is the directory of a key: that with the highest score of both, weighted by size (rendezvous hashing). So a directory that is
-// added or lost moves only its own share of the keys, and the order of the directories does not matter; their names do.
+// choose is the directory of a key: that with the highest score of both, weighted by size
+// (rendezvous hashing). So a directory that is added or lost moves only its own share of the keys,
+// and the order of the directories does not matter; their names do.
 func (s *Store) choose(k *pool.Key) *dir {
 	if len(s.dirs) == 1 {
 		return s.dirs[0]

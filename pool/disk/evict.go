@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// makeRoom evicts until one more segment is within the limit. False if the oldest cannot go yet: its last piece is still to be written.
+// makeRoom evicts until one more segment is within the limit. False if the oldest cannot go yet:
+// its last piece is still to be written.
 func (d *dir) makeRoom() bool {
 	for {
 		d.mu.Lock()
@@ -30,8 +31,8 @@ func (d *dir) maxSegments() int {
 	return int(min(2*d.limit/d.s.o.SegmentBytes+8, 2*MaxSegments))
 }
 
-// evictOldest writes again what is worth it of the oldest segment, and drops the rest. False if it is not closed yet. Only the keeper
-// calls it.
+// evictOldest writes again what is worth it of the oldest segment, and drops the rest. False if it
+// is not closed yet. Only the keeper calls it.
 func (d *dir) evictOldest() bool {
 	d.mu.Lock()
 	if len(d.segments) == 0 || !d.segments[0].closed {
@@ -74,8 +75,9 @@ func (d *dir) evict(g *segment, sparse bool) {
 	d.drop(g)
 }
 
-// writeAgain appends the blocks that were read since they were written; of a sparse segment, whose room is needed only as a file, all.
-// At most half a segment, so that evicting always makes room; what was read most goes first.
+// writeAgain appends the blocks that were read since they were written; of a sparse segment, whose
+// room is needed only as a file, all. At most half a segment, so that evicting always makes room;
+// what was read most goes first.
 func (d *dir) writeAgain(g *segment, headers []byte, sparse bool, b *bounce) {
 	var again []*record
 	for p := headers; len(p) > 0; p = p[headerBytes:] {
@@ -152,7 +154,8 @@ func (d *dir) drop(g *segment) {
 	}
 }
 
-// dropEmpty drops segments with nothing left in them. One with tombstones stays until it is the oldest: they delete what is before it.
+// dropEmpty drops segments with nothing left in them. One with tombstones stays until it is the
+// oldest: they delete what is before it.
 func (d *dir) dropEmpty() {
 	for {
 		g := d.empty()

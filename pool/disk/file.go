@@ -27,8 +27,9 @@ const (
 	opReap     op = "reap"   // to take what has ended out of it
 )
 
-// faults comes before each op. It may fail it, after having written a part of p itself if it likes to tear a write; or make a read or
-// write short by allowing only the first bytes of p. For opAllocate and opTruncate off is the size, and p is nil as for the others.
+// faults comes before each op. It may fail it, after having written a part of p itself if it likes
+// to tear a write; or make a read or write short by allowing only the first bytes of p. For
+// opAllocate and opTruncate off is the size, and p is nil as for the others.
 type faults func(o op, path string, off int64, p []byte) (allow int, err error)
 
 func (f faults) meet(o op, path string, off int64, p []byte) (int, error) {
@@ -48,7 +49,8 @@ type file struct {
 	faults   faults
 }
 
-// openFile opens or creates a file past the page cache, or through it where the file system cannot do that.
+// openFile opens or creates a file past the page cache, or through it where the file system cannot
+// do that.
 func openFile(path string, flags int, f faults) (*file, error) {
 	what := opOpen
 	if flags&unix.O_CREAT != 0 {
@@ -130,7 +132,8 @@ func (f *file) fill(how way, p []byte, off int64) error {
 	return nil
 }
 
-// writeAt writes all of p, or fails; then any part of it may have been written. A short write is gone on with. The thread waits.
+// writeAt writes all of p, or fails; then any part of it may have been written. A short write is
+// gone on with. The thread waits.
 func (f *file) writeAt(p []byte, off int64) error { return f.put(pwrite, p, off) }
 
 // put writes all of p in a way to write, as writeAt does.
@@ -174,7 +177,8 @@ func (f *file) truncate(size int64) error {
 	return nil
 }
 
-// allocate takes room for the whole file ahead, so that a full disk is met here and not in the middle of a segment.
+// allocate takes room for the whole file ahead, so that a full disk is met here and not in the
+// middle of a segment.
 func (f *file) allocate(size int64) error {
 	_, err := f.faults.meet(opAllocate, f.path, size, nil)
 	if err == nil {
@@ -189,7 +193,8 @@ func (f *file) allocate(size int64) error {
 	return nil
 }
 
-// punch gives the whole pages within a range back to the file system. Where it cannot, they stay until the segment goes.
+// punch gives the whole pages within a range back to the file system. Where it cannot, they stay
+// until the segment goes.
 func (f *file) punch(off, n int64) {
 	from, to := roundUp(off, pageBytes), (off+n)/pageBytes*pageBytes
 	if from < to {
@@ -216,7 +221,8 @@ func (f *file) size() (size, taken int64, err error) {
 	return st.Size, st.Blocks * 512, nil
 }
 
-// nextData passes over what was allocated and never written, where a page begins and the file system knows.
+// nextData passes over what was allocated and never written, where a page begins and the file
+// system knows.
 func (f *file) nextData(off int64) int64 {
 	if off%pageBytes != 0 {
 		return off

@@ -50,7 +50,8 @@ func recordBytes(length int) int64 { return roundUp(headerBytes+int64(length), g
 
 func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
 
-// encode fills p, of headerBytes. The nonce is the segment's: bytes of a block that look like a header have not its checksum.
+// encode fills p, of headerBytes. The nonce is the segment's: bytes of a block that look like a
+// header have not its checksum.
 func (h *header) encode(p []byte, nonce uint64) {
 	clear(p[:headerBytes])
 	le := binary.LittleEndian
@@ -135,7 +136,8 @@ func parseName(name string) (version int, id, nonce uint64, ok bool) {
 
 func sumOf(h *header, p []byte) uint32 { return pool.Sum(h.key.Seed(h.length), p) }
 
-// copyStep is so little that what was copied is still in the processor's first cache when it is summed.
+// copyStep is so little that what was copied is still in the processor's first cache when it is
+// summed.
 const copyStep = 16 << 10
 
 // copySum copies src to dst, of the same length, and gives pool.Sum of the copy, begun with state.

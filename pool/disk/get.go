@@ -11,8 +11,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// run is neighbours in one segment, read together. It is the reader's from the claim on, and nobody touches the items after it was
-// given up.
+// run is neighbours in one segment, read together. It is the reader's from the claim on, and nobody
+// touches the items after it was given up.
 type run struct {
 	d        *dir
 	seg      *segment // held open
@@ -53,7 +53,8 @@ const lookAgain pool.Status = 254
 
 const getPasses = 4 // that a block may move
 
-// Get reads items. Each is compared with its key, length and checksum; one that does not fit is Corrupt, counted, and dropped.
+// Get reads items. Each is compared with its key, length and checksum; one that does not fit is
+// Corrupt, counted, and dropped.
 func (s *Store) Get(ctx context.Context, items []pool.Item) error {
 	if err := s.enter(ctx, s.gets); err != nil {
 		return s.refused(err, items)
@@ -136,7 +137,8 @@ func (s *Store) lookUp(it *pool.Item) (part, bool) {
 	return p, true
 }
 
-// fetch has the runs read, and waits for them. When ctx ends it gives up what no reader delivers right then.
+// fetch has the runs read, and waits for them. When ctx ends it gives up what no reader delivers
+// right then.
 func (s *Store) fetch(ctx context.Context, runs []*run) error {
 	call := &getCall{done: make(chan struct{})}
 	call.left.Store(int32(len(runs)))
@@ -173,8 +175,9 @@ func (s *Store) fetch(ctx context.Context, runs []*run) error {
 	return ctx.Err()
 }
 
-// submit hands a call's runs of one directory to the readers, all before those of the next call: shared out among calls, the reads of all would end
-// together, and with them the queue. Those that no reader takes before ctx ends are given up.
+// submit hands a call's runs of one directory to the readers, all before those of the next call:
+// shared out among calls, the reads of all would end together, and with them the queue. Those that
+// no reader takes before ctx ends are given up.
 func submit(ctx context.Context, runs []*run) {
 	turn := runs[0].d.turn
 	select {

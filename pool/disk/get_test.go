@@ -8,7 +8,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// TestCallsInTurn holds the first read until two calls wait: the first has all its reads before the second has one, as long as it has some to hand over.
+// TestCallsInTurn holds the first read until two calls wait: the first has all its reads before the
+// second has one, as long as it has some to hand over.
 func TestCallsInTurn(t *testing.T) {
 	const each, length = 8, 8 << 10
 	o := small(t)

@@ -8,8 +8,8 @@ import (
 	"unsafe"
 )
 
-// tag stands for a key in memory: 128 bits of a hash whose seed only this process knows, so that nobody can make two keys meet. A read
-// compares the whole key on the disk anyway.
+// tag stands for a key in memory: 128 bits of a hash whose seed only this process knows, so that
+// nobody can make two keys meet. A read compares the whole key on the disk anyway.
 type tag struct{ hi, lo uint64 }
 
 // place is where a block lies.
@@ -27,7 +27,8 @@ func (p *place) same(q place) bool { return p.segment == q.segment && p.at == q.
 
 const maxUses = 3
 
-// cell is one block of the index. 32 bytes, in a table that is between 4/7 and 6/7 full: 38 to 56 bytes a block.
+// cell is one block of the index. 32 bytes, in a table that is between 4/7 and 6/7 full: 38 to 56
+// bytes a block.
 type cell struct {
 	tag
 	place
@@ -46,7 +47,8 @@ type index struct {
 	shard [indexShards]indexShard
 }
 
-// indexShard is open addressing with linear probing; what is in it stays as near to its home as can be.
+// indexShard is open addressing with linear probing; what is in it stays as near to its home as can
+// be.
 type indexShard struct {
 	mu    sync.Mutex
 	raw   []byte
@@ -151,7 +153,8 @@ func (x *index) use(t tag, p place) {
 	}
 }
 
-// removeSegments removes all blocks of some segments, at the price of looking at every block there is.
+// removeSegments removes all blocks of some segments, at the price of looking at every block there
+// is.
 func (x *index) removeSegments(handles map[uint32]bool) (n int) {
 	for k := range x.shard {
 		s := &x.shard[k]
@@ -175,7 +178,8 @@ func (s *indexShard) home(t tag) int {
 	return int(hi)
 }
 
-// find is the cell of a tag, or the empty one where it would go. There is always an empty one in a table with cells.
+// find is the cell of a tag, or the empty one where it would go. There is always an empty one in a
+// table with cells.
 func (s *indexShard) find(t tag) (int, bool) {
 	if len(s.cells) == 0 {
 		return 0, false

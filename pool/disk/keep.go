@@ -32,7 +32,8 @@ func (d *dir) keep() {
 	}
 }
 
-// prepare makes the next segment, and then room for the one behind it: evicting needs a segment to write to.
+// prepare makes the next segment, and then room for the one behind it: evicting needs a segment to
+// write to.
 func (d *dir) prepare() {
 	d.mu.Lock()
 	able, needed := d.opened && d.state == StateOK, d.next == nil

@@ -12,7 +12,8 @@ var (
 	_ pool.SpaceLister = (*Store)(nil)
 )
 
-// List calls found for every block, until it gives false. It reads the footers, and is for administration.
+// List calls found for every block, until it gives false. It reads the footers, and is for
+// administration.
 func (s *Store) List(ctx context.Context, found func(k pool.Key, bytes int64) bool) error {
 	if err := s.enter(ctx, s.gets); err != nil {
 		return err
@@ -101,7 +102,8 @@ func (d *dir) headersOf(g *segment, b *bounce) ([]byte, error) {
 	return c.headers, err
 }
 
-// listed is false if no more is wanted. A block that was written again, deleted or evicted meanwhile is passed over.
+// listed is false if no more is wanted. A block that was written again, deleted or evicted
+// meanwhile is passed over.
 func (s *Store) listed(ctx context.Context, g *segment, headers []byte, found func(k pool.Key, bytes int64) bool) bool {
 	for p := headers; len(p) > 0; p = p[headerBytes:] {
 		var h header

@@ -10,10 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pidName is a file that says who has the directory; the lock itself is on the directory, so that it works where nothing can be written.
+// pidName is a file that says who has the directory; the lock itself is on the directory, so that
+// it works where nothing can be written.
 const pidName = "pid"
 
-// lock opens the directory, making it if only its last part is missing, and locks it for this process.
+// lock opens the directory, making it if only its last part is missing, and locks it for this
+// process.
 func (d *dir) lock() error {
 	fd, err := openDir(d.path)
 	if errors.Is(err, unix.ENOENT) {

@@ -7,12 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hugeBytes is the size of a huge page. A device takes so many segments in one request, and a segment is what lies side by side in
-// the machine's memory: what one call reads or writes is many requests from small pages, and few from huge ones.
+// hugeBytes is the size of a huge page. A device takes so many segments in one request, and a
+// segment is what lies side by side in the machine's memory: what one call reads or writes is many
+// requests from small pages, and few from huge ones.
 const hugeBytes = 2 << 20
 
-// mapMemory gives n bytes, rounded up to whole pages, that are aligned as O_DIRECT wants it and that the collector never sees. From hugeBytes
-// on they are in huge pages, as far as the kernel has some.
+// mapMemory gives n bytes, rounded up to whole pages, that are aligned as O_DIRECT wants it and
+// that the collector never sees. From hugeBytes on they are in huge pages, as far as the kernel has
+// some.
 func mapMemory(n int64) ([]byte, error) {
 	n = roundUp(max(n, 1), pageBytes)
 	if n < hugeBytes {

@@ -28,7 +28,8 @@ const (
 // Dir is one directory, best on a device of its own.
 type Dir struct {
 	Path string
-	// Bytes of disk that the store may use there, all files together. What would be beyond is evicted first.
+	// Bytes of disk that the store may use there, all files together. What would be beyond is
+	// evicted first.
 	Bytes int64
 }
 
@@ -44,19 +45,21 @@ type Options struct {
 	MaxPuts      int   // Put and Delete calls at once, 1 to MaxCalls; what is beyond is Busy; default 64
 	MaxGets      int   // Get calls at once, 1 to MaxCalls; what is beyond is Busy; default 256
 
-	// BudgetBytesPerDay bounds the bytes written to each directory, for the sake of flash: 0 for no bound, else one segment at
-	// least. What is saved up is an eighth of a day's share at most. A block beyond it is Busy.
+	// BudgetBytesPerDay bounds the bytes written to each directory, for the sake of flash: 0 for no
+	// bound, else one segment at least. What is saved up is an eighth of a day's share at most. A
+	// block beyond it is Busy.
 	BudgetBytesPerDay int64
 	Admission         Admission
-	// Hint is asked, when Admission needs it, for what the caller knows of a block. Nil: nothing. It is called without any
-	// lock held, from the goroutine that called Put.
+	// Hint is asked, when Admission needs it, for what the caller knows of a block. Nil: nothing.
+	// It is called without any lock held, from the goroutine that called Put.
 	Hint func(it *pool.Item) Hint
 
 	ProbeEvery time.Duration // first wait before a lost directory is tried again, doubled each time; 1 ms to 1 h; default 1 s
 	ProbeMax   time.Duration // longest such wait, ProbeEvery to 24 h; default 1 min
 
-	// OnState is told when a directory changes its state, with the reason; with ErrBuffered once where the page cache is used, and with one that
-	// wraps ErrThreads where reads and writes hold threads. It must not call the store. Nil: nobody is.
+	// OnState is told when a directory changes its state, with the reason; with ErrBuffered once
+	// where the page cache is used, and with one that wraps ErrThreads where reads and writes hold
+	// threads. It must not call the store. Nil: nobody is.
 	OnState func(path string, from, to State, reason error)
 	Now     func() time.Time // nil is time.Now
 

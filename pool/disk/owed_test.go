@@ -29,8 +29,8 @@ func TestSyncFails(t *testing.T) {
 	wantGet(t, open(t, o), 3, size, pool.Missing, "deleted, and recovered")
 }
 
-// TestTooManyOwed: more deletes than are remembered while nothing can be written. All of what the directory has on its disk goes then, but what is
-// still in the index may be written again.
+// TestTooManyOwed: more deletes than are remembered while nothing can be written. All of what the
+// directory has on its disk goes then, but what is still in the index may be written again.
 func TestTooManyOwed(t *testing.T) {
 	var fs broken
 	o := small(t)

@@ -35,8 +35,8 @@ type record struct {
 	had     place // tombstone: what it removed from the index, if anything
 }
 
-// append takes records into pieces, waiting for room, and copies them. Each has a piece, or a result, afterwards; if ctx ends before, the rest
-// has neither.
+// append takes records into pieces, waiting for room, and copies them. Each has a piece, or a
+// result, afterwards; if ctx ends before, the rest has neither.
 func (d *dir) append(ctx context.Context, recs []*record) error {
 	for {
 		n, changed := d.reserve(recs)
@@ -73,8 +73,9 @@ func (d *dir) reserve(recs []*record) (n int, changed chan struct{}) {
 	return n, d.changed
 }
 
-// room is the piece in which size bytes have room; nil if there is none now. While a segment is evicted, what it writes again comes first: only
-// that goes on into the next segment. With the lock held.
+// room is the piece in which size bytes have room; nil if there is none now. While a segment is
+// evicted, what it writes again comes first: only that goes on into the next segment. With the lock
+// held.
 func (d *dir) room(size int, again bool) *piece {
 	for {
 		if d.cur == nil && !d.newPiece(again) {
@@ -148,7 +149,8 @@ func (d *dir) gone(p place) {
 	}
 }
 
-// fill copies records to their places, piece by piece: the first is written while the next is filled.
+// fill copies records to their places, piece by piece: the first is written while the next is
+// filled.
 func (d *dir) fill(recs []*record) {
 	for len(recs) > 0 {
 		p, n := recs[0].piece, 0

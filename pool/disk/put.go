@@ -8,8 +8,9 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Put stores the items that are admitted, and waits until they are written. It waits for room in memory, not for room on the disk:
-// a block is Busy where a directory is not StateOK, over its budget, or the block is not admitted. What a kill leaves of it is whole blocks.
+// Put stores the items that are admitted, and waits until they are written. It waits for room in
+// memory, not for room on the disk: a block is Busy where a directory is not StateOK, over its
+// budget, or the block is not admitted. What a kill leaves of it is whole blocks.
 func (s *Store) Put(ctx context.Context, items []pool.Item) error {
 	if err := s.enter(ctx, s.puts); err != nil {
 		return s.refused(err, items)
@@ -123,8 +124,8 @@ func (r *record) outcome(running pool.Status) pool.Status {
 	}
 }
 
-// Delete removes keys, and returns when their tombstones are on the disk. The room of what was deleted goes back to the file system. ErrOwed
-// says that some are deleted only in memory yet.
+// Delete removes keys, and returns when their tombstones are on the disk. The room of what was
+// deleted goes back to the file system. ErrOwed says that some are deleted only in memory yet.
 func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {
 	if err := s.enter(ctx, s.puts); err != nil {
 		return err

@@ -10,12 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// queue carries the reads and writes of one directory by Linux AIO (io_submit(2)), so that none holds a thread: a thread that waits in pread holds one of
-// Go's processors as well, until Go's monitor sees it and takes it away.
+// queue carries the reads and writes of one directory by Linux AIO (io_submit(2)), so that none
+// holds a thread: a thread that waits in pread holds one of Go's processors as well, until Go's
+// monitor sees it and takes it away.
 //
 //	reader, writer ── io_submit ──▶ kernel ── eventfd, Go's poller ──▶ reap ── io_getevents ──▶ its place
 //
-// Each reader and writer has a place of its own, so there is always room, and waits until the kernel is done with its memory.
+// Each reader and writer has a place of its own, so there is always room, and waits until the
+// kernel is done with its memory.
 type queue struct {
 	context uintptr // of io_setup; 0: there is none, and reads wait in threads
 	event   *os.File
@@ -33,7 +35,8 @@ type waiting struct {
 	result  chan int64 // bytes read or written, or -errno
 }
 
-// ErrThreads is wrapped by the reason OnState is given, with the state as it is, for a directory whose reads and writes each hold a thread.
+// ErrThreads is wrapped by the reason OnState is given, with the state as it is, for a directory
+// whose reads and writes each hold a thread.
 var ErrThreads = errors.New("the kernel has no asynchronous reads and writes for it, each holds a thread")
 
 // iocb is struct iocb of linux/aio_abi.h, and ioEvent its struct io_event.
@@ -68,7 +71,8 @@ const (
 	commandWrite command = 1 // IOCB_CMD_PWRITE
 )
 
-// openQueue makes a queue for so many readers and writers. With an error it is one in which all wait in threads.
+// openQueue makes a queue for so many readers and writers. With an error it is one in which all
+// wait in threads.
 func openQueue(path string, places int, f faults) (*queue, error) {
 	q := &queue{places: make([]waiting, places), faults: f, path: path}
 	for i := range q.places {
@@ -130,8 +134,9 @@ func (q *queue) close() error {
 	return errors.Join(err, q.destroy())
 }
 
-// way is how place number i does a command. Its memory must not be the collector's. What the queue does not take, and what goes through the page
-// cache, which has nothing asynchronous, is done in a thread, and told.
+// way is how place number i does a command. Its memory must not be the collector's. What the queue
+// does not take, and what goes through the page cache, which has nothing asynchronous, is done in a
+// thread, and told.
 func (q *queue) way(i int, c command, inThread func()) way {
 	w, thread := &q.places[i], pread
 	if c == commandWrite {
@@ -182,7 +187,8 @@ func (q *queue) reap() {
 	}
 }
 
-// take gives the results that are there, and does not wait: all of them, where there is room for one from each place.
+// take gives the results that are there, and does not wait: all of them, where there is room for
+// one from each place.
 func (q *queue) take(events []ioEvent) (int, error) {
 	var now unix.Timespec
 	return system(func() (uintptr, uintptr, unix.Errno) {

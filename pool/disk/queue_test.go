@@ -52,7 +52,8 @@ func TestStoreInThreads(t *testing.T) {
 	})
 }
 
-// TestNoQueue is a machine whose fs.aio-max-nr is used up: reads and writes hold threads, and it is told and counted.
+// TestNoQueue is a machine whose fs.aio-max-nr is used up: reads and writes hold threads, and it is
+// told and counted.
 func TestNoQueue(t *testing.T) {
 	o := small(t)
 	o.faults = failing(unix.EAGAIN, opQueue)
@@ -101,8 +102,9 @@ func TestQueueTakesNoMore(t *testing.T) {
 	}
 }
 
-// A disk that hangs: the kernel has a read or a write, and does not say that it has ended. The caller comes back at its deadline, its memory is left alone
-// afterwards, and Close waits for the kernel.
+// A disk that hangs: the kernel has a read or a write, and does not say that it has ended. The
+// caller comes back at its deadline, its memory is left alone afterwards, and Close waits for the
+// kernel.
 func TestQueueHangs(t *testing.T) {
 	needQueue(t)
 	t.Run("read", func(t *testing.T) { testQueueHangs(t, (*Store).Get, 0) })
@@ -184,8 +186,8 @@ func queueFile(t *testing.T, places int) (*file, *queue, []byte) {
 	return f, q, memory
 }
 
-// TestQueueReads holds what a place reads against what pread gives: whole reads, the file's end, what lies behind it, and an offset that
-// O_DIRECT does not allow.
+// TestQueueReads holds what a place reads against what pread gives: whole reads, the file's end,
+// what lies behind it, and an offset that O_DIRECT does not allow.
 func TestQueueReads(t *testing.T) {
 	f, q, p := queueFile(t, 3)
 	want := make([]byte, len(p))

@@ -2,7 +2,8 @@ package disk
 
 import "github.com/kvagent/kvagent/pool"
 
-// read is reader number i: it has memory of its own, so that a read that hangs longer than its caller waits writes nobody's bytes.
+// read is reader number i: it has memory of its own, so that a read that hangs longer than its
+// caller waits writes nobody's bytes.
 func (d *dir) read(i int) {
 	b := bounce{lent: d.readMemory[i]}
 	defer b.free()
@@ -31,7 +32,8 @@ func (d *dir) readRun(r *run, how way, b *bounce) {
 	}
 }
 
-// runBytes is the memory that a run of so many bytes of blocks takes at most, in whole units of any device.
+// runBytes is the memory that a run of so many bytes of blocks takes at most, in whole units of any
+// device.
 func runBytes(blocks int64) int64 { return roundUp(headerBytes+blocks, pageBytes) + pageBytes }
 
 // readSpan reads a part of a segment in whole units of the device. The bytes are b's.
@@ -47,7 +49,8 @@ func readSpan(g *segment, how way, b *bounce, off, end int64) ([]byte, error) {
 	return p[off-from : end-from], nil
 }
 
-// deliver copies a block to the caller if everything fits: the key, the length, the place, the checksum of what the caller gets.
+// deliver copies a block to the caller if everything fits: the key, the length, the place, the
+// checksum of what the caller gets.
 func (p *part) deliver(record []byte, nonce uint64) bool {
 	var h header
 	if !h.decode(record, nonce) || h.kind != block || h.key != p.item.Key || h.off != p.off() || h.length != p.length {
@@ -56,7 +59,8 @@ func (p *part) deliver(record []byte, nonce uint64) bool {
 	return copySum(h.key.Seed(h.length), p.item.Data, record[headerBytes:][:h.length]) == h.sum
 }
 
-// judge is the status of a block that was read. One that does not fit and is still where it was is dropped.
+// judge is the status of a block that was read. One that does not fit and is still where it was is
+// dropped.
 func (d *dir) judge(p *part, ok bool) pool.Status {
 	if ok {
 		d.s.index.use(p.tag, p.place)

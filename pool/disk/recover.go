@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// recoverAhead is the number of segments that are read while the ones before them are taken into the index.
+// recoverAhead is the number of segments that are read while the ones before them are taken into
+// the index.
 const recoverAhead = 4
 
 // open locks the directory and recovers its log. Its state says how that went.

@@ -178,7 +178,8 @@ func flip(t testing.TB, path string, at int64) {
 	}
 }
 
-// TestFlippedByteIsSeenByARead is about damage that recovery does not look for: in a closed segment.
+// TestFlippedByteIsSeenByARead is about damage that recovery does not look for: in a closed
+// segment.
 func TestFlippedByteIsSeenByARead(t *testing.T) {
 	o := small(t)
 	s := open(t, o)
@@ -198,8 +199,8 @@ func TestFlippedByteIsSeenByARead(t *testing.T) {
 func TestBytesThatLookLikeARecordAreNone(t *testing.T) {
 	o := small(t)
 	s := open(t, o)
-	// A tenant who knows the format and the place, but not the nonce, puts tombstones for block 1 into its block. Its own header is then
-	// damaged, so that recovery looks at what is behind it.
+	// A tenant who knows the format and the place, but not the nonce, puts tombstones for block 1
+	// into its block. Its own header is then damaged, so that recovery looks at what is behind it.
 	wantPut(t, s, 1, 2, size)
 	const place = 2 * pageBytes // behind the piece of block 1
 	evil := blockOf(0, size)

@@ -49,8 +49,9 @@ func readFooter(g *segment, b *bounce, size int64) (c contents, ok bool) {
 	return contents{headers: append([]byte(nil), headers...), end: t.headers, footer: true, read: size - t.headers}, true
 }
 
-// scan looks for records at every place where one could begin, and keeps those that verify. What is torn, damaged or was never written is
-// passed over; bytes of a block are not taken for a record, because they do not know the nonce.
+// scan looks for records at every place where one could begin, and keeps those that verify. What is
+// torn, damaged or was never written is passed over; bytes of a block are not taken for a record,
+// because they do not know the nonce.
 func scan(g *segment, b *bounce, size int64) (c contents, err error) {
 	w := window{g: g, b: b, size: size / pageBytes * pageBytes}
 	for pos := g.nextData(0); pos+headerBytes <= w.size; {

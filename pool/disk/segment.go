@@ -52,7 +52,8 @@ func (g *segment) release() error {
 	return nil
 }
 
-// room is true if another record of size bytes, in a piece that begins at tail and has used bytes so far, leaves room for the footer.
+// room is true if another record of size bytes, in a piece that begins at tail and has used bytes
+// so far, leaves room for the footer.
 func (g *segment) room(used, size, limit int64) bool {
 	return g.tail+roundUp(used+size, pageBytes)+footerBytes(g.records+1) <= limit
 }
@@ -101,8 +102,8 @@ func (h *handles) hold(handle uint32) *segment {
 	return nil
 }
 
-// writeFooter ends a segment's file: copies of its headers in the order of the log, and the trailer. Only the keeper calls it, or
-// Close after it.
+// writeFooter ends a segment's file: copies of its headers in the order of the log, and the
+// trailer. Only the keeper calls it, or Close after it.
 func (d *dir) writeFooter(g *segment) error {
 	headers := sorted(g.headers)
 	n := footerBytes(len(headers) / headerBytes)
@@ -122,7 +123,8 @@ func (d *dir) writeFooter(g *segment) error {
 	return g.truncate(g.tail + n)
 }
 
-// sorted puts headers in the order of their places: with several writers they were written in another.
+// sorted puts headers in the order of their places: with several writers they were written in
+// another.
 func sorted(headers []byte) []byte {
 	each := slices.Collect(slices.Chunk(headers, headerBytes))
 	slices.SortFunc(each, func(a, b []byte) int {

@@ -45,8 +45,8 @@ func stateOf(err error) State {
 	return StateFailed
 }
 
-// failReads is the number of reads that fail one after the other before a directory counts as failed, and is not read until a probe
-// reads again.
+// failReads is the number of reads that fail one after the other before a directory counts as
+// failed, and is not read until a probe reads again.
 const failReads = 16
 
 // setState changes the state. With the lock held. Whoever waits for room looks again.
@@ -76,7 +76,8 @@ func (d *dir) later() {
 	d.probeAt = time.Now().Add(d.wait)
 }
 
-// ErrBuffered is the reason OnState is given, with the state as it is, for a directory whose file system cannot do O_DIRECT.
+// ErrBuffered is the reason OnState is given, with the state as it is, for a directory whose file
+// system cannot do O_DIRECT.
 var ErrBuffered = errors.New("the file system cannot do O_DIRECT, the page cache is used")
 
 // tellBuffered says once in each opening that the page cache is used. With the lock held.

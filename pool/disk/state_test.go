@@ -153,8 +153,8 @@ func TestShortReadIsNotDelivered(t *testing.T) {
 	wantGet(t, s, 0, size, pool.Corrupt, "a short read")
 }
 
-// TestEachWriteFails lets the nth write fail, whole, torn at any byte, or short, then crashes, and sees that everything that was
-// acknowledged is there.
+// TestEachWriteFails lets the nth write fail, whole, torn at any byte, or short, then crashes, and
+// sees that everything that was acknowledged is there.
 func TestEachWriteFails(t *testing.T) {
 	for n := range 12 {
 		for _, part := range []int{0, 1, 100, 128, 4096, 5000, 9999, -1} {
@@ -324,7 +324,8 @@ func TestReadOnlyMount(t *testing.T) {
 	wantPut(t, s, 100, 110, size)
 }
 
-// TestHangingReadEndsWithTheContext is a disk that does not come back: the caller does, and nobody writes its memory afterwards.
+// TestHangingReadEndsWithTheContext is a disk that does not come back: the caller does, and nobody
+// writes its memory afterwards.
 func TestHangingReadEndsWithTheContext(t *testing.T) {
 	var fs broken
 	o := small(t)

@@ -111,7 +111,8 @@ func (d *dir) stats() DirStats {
 
 var _ pool.Reporter = (*Store)(nil)
 
-// Report implements pool.Reporter. The state is that of the worst directory, and the reason names it.
+// Report implements pool.Reporter. The state is that of the worst directory, and the reason names
+// it.
 func (s *Store) Report() pool.StoreReport {
 	st := s.Stats()
 	r := pool.StoreReport{State: StateOK.String()}
@@ -132,7 +133,8 @@ func (s *Store) Report() pool.StoreReport {
 	return r
 }
 
-// Usage counts the disk's bytes and the blocks in the index; capacity is that of the directories that are not missing.
+// Usage counts the disk's bytes and the blocks in the index; capacity is that of the directories
+// that are not missing.
 func (s *Store) Usage() pool.Usage {
 	var u pool.Usage
 	u.Items, _ = s.index.size()

@@ -9,11 +9,14 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// enoughBytes is what a piece must have to be written beside others before it is full: from here on a device gives its rate to writes at once.
+// enoughBytes is what a piece must have to be written beside others before it is full: from here on
+// a device gives its rate to writes at once.
 const enoughBytes = 1 << 20
 
-// write is writer number i: it takes the pieces whose records are all copied, and the current one as soon as no other is on its way, or it has
-// enoughBytes. So a lonely block is written at once, small ones that come meanwhile make the next piece, and a batch's end does not wait for its beginning.
+// write is writer number i: it takes the pieces whose records are all copied, and the current one
+// as soon as no other is on its way, or it has enoughBytes. So a lonely block is written at once,
+// small ones that come meanwhile make the next piece, and a batch's end does not wait for its
+// beginning.
 func (d *dir) write(i int) {
 	how := d.queue.way(d.s.o.ReadDepth+i, commandWrite, func() { d.s.count.inThreads.Add(1) })
 	for {
@@ -72,7 +75,8 @@ func (d *dir) writePiece(p *piece, how way) error {
 	return nil
 }
 
-// outlast makes what was written to a segment outlast the machine, and with its first time the segment's name.
+// outlast makes what was written to a segment outlast the machine, and with its first time the
+// segment's name.
 func (d *dir) outlast(g *segment) error {
 	if err := g.sync(); err != nil || g.named.Load() {
 		return err
@@ -182,7 +186,8 @@ func (d *dir) refuse(r *record) (pool.Status, bool) {
 	return 0, false
 }
 
-// refuseAgain is for a block that its segment's eviction writes again. It never waits for a segment: making one is what evicts.
+// refuseAgain is for a block that its segment's eviction writes again. It never waits for a
+// segment: making one is what evicts.
 func (d *dir) refuseAgain(r *record) (pool.Status, bool) {
 	if p, ok := d.s.index.get(r.tag); !ok || !p.same(r.from) {
 		return pool.Missing, true

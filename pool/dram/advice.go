@@ -12,7 +12,8 @@ func (c *core) Child(e uint32) uint32 { return c.recs.All[e].child }
 // Held implements pool.View.
 func (c *core) Held(e uint32) bool { return c.held(e) }
 
-// kindOf gives entries with slots of these classes a kind. When there are too many, the rest share the last one.
+// kindOf gives entries with slots of these classes a kind. When there are too many, the rest share
+// the last one.
 func (c *core) kindOf(classes []int32) uint8 {
 	for i, k := range c.kinds {
 		if slices.Equal(k, classes) {
@@ -62,7 +63,8 @@ func (c *core) announce() {
 	c.shown = c.shown[:0]
 }
 
-// announceRun tells of the entries from from on that are of one group, and returns where the next ones begin.
+// announceRun tells of the entries from from on that are of one group, and returns where the next
+// ones begin.
 func (c *core) announceRun(from int) int {
 	in, id := &c.advisor.in, c.recs.All[c.shown[from]].ident
 	g := c.group(id)

@@ -16,21 +16,22 @@ const (
 	catchUpBlocks = 16 << 10 // blocks that a reservation tells of before it goes on
 )
 
-// The goroutine takes at most a quarter of one core, however many look-ups there are: it rests after every stint.
+// The goroutine takes at most a quarter of one core, however many look-ups there are: it rests
+// after every stint.
 const (
-	tellStint = time.Millisecond
-	tellRest  = 3 * tellStint
+	deliverStint = time.Millisecond
+	deliverRest  = 3 * deliverStint
 )
 
-// advisor has the policy. Look-ups leave it a note and do not wait for it; a goroutine, or the next reservation, tells
-// the policy. Nil is no policy: then entries go in the order of their last use.
+// advisor has the policy. Look-ups leave it a note and do not wait for it; a goroutine, or the next
+// reservation, tells the policy. Nil is no policy: then entries go in the order of their last use.
 type advisor struct {
-	now   func() time.Time
-	start time.Time
-	notes chan *note // received only with mu held, so that whoever has mu and finds none has been told all
-	spare chan *note
-	wake  chan struct{}
-	lost  atomic.Uint64 // look-ups the policy was not told of
+	now     func() time.Time
+	start   time.Time
+	notes   chan *note // received only with mu held, so that whoever has mu and finds none has been told all
+	spare   chan *note
+	wake    chan struct{}
+	dropped atomic.Uint64 // look-ups the policy was not told of
 
 	ending, ended chan struct{}
 
@@ -66,7 +67,7 @@ func (a *advisor) run() {
 		select {
 		case <-a.wake:
 			for a.stint() {
-				rest := time.NewTimer(tellRest)
+				rest := time.NewTimer(deliverRest)
 				select {
 				case <-rest.C:
 				case <-a.ending:
@@ -80,10 +81,10 @@ func (a *advisor) run() {
 	}
 }
 
-// stint tells for tellStint, and says whether there may be more to tell.
+// stint tells for deliverStint, and says whether there may be more to tell.
 func (a *advisor) stint() bool {
-	for began := time.Now(); time.Since(began) < tellStint; {
-		if a.tell() == 0 {
+	for began := time.Now(); time.Since(began) < deliverStint; {
+		if a.deliver() == 0 {
 			return false
 		}
 	}
@@ -99,7 +100,7 @@ func (a *advisor) close() {
 }
 
 // tell tells the policy of one look-up and returns its blocks, 0 if there is none.
-func (a *advisor) tell() int {
+func (a *advisor) deliver() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	select {
@@ -113,13 +114,14 @@ func (a *advisor) tell() int {
 	}
 }
 
-// catchUp tells what was noted before, within limits, so that a reservation right after a look-up knows of it.
+// catchUp tells what was noted before, within limits, so that a reservation right after a look-up
+// knows of it.
 func (a *advisor) catchUp() {
 	if a == nil {
 		return
 	}
 	for left := catchUpBlocks; left > 0; {
-		n := a.tell()
+		n := a.deliver()
 		if n == 0 {
 			return
 		}
@@ -165,7 +167,7 @@ func (a *advisor) end(n *note) {
 	select {
 	case a.notes <- n:
 	default:
-		a.lost.Add(1)
+		a.dropped.Add(1)
 		a.recycle(n)
 		return
 	}
@@ -179,14 +181,14 @@ func (a *advisor) end(n *note) {
 }
 
 // of says what the blocks are.
-func (n *note) of(id ident, g *group) {
+func (n *note) describe(id ident, g *group) {
 	if n != nil {
 		n.id, n.use.BlockTokens = id, g.tokens
 	}
 }
 
 // found notes a group of looked up blocks, up to the first that is not stored.
-func (n *note) found(s *seed, pr *probe, looked, stored int) {
+func (n *note) addFound(s *seed, pr *probe, looked, stored int) {
 	if n == nil || len(n.use.Prints) >= maxNoteBlocks {
 		return
 	}
@@ -198,7 +200,7 @@ func (n *note) found(s *seed, pr *probe, looked, stored int) {
 }
 
 // rest notes the blocks from from on, if the one there was missed. The pool's lock is not needed.
-func (n *note) rest(s *seed, h *pool.Hashes, from int) {
+func (n *note) addRest(s *seed, h *pool.Hashes, from int) {
 	if n == nil || !n.missed {
 		return
 	}
@@ -234,6 +236,6 @@ func (a *advisor) report() pool.PolicyReport {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	r := a.policy.Report()
-	r.Untold = a.lost.Load()
+	r.LookupsDropped = a.dropped.Load()
 	return r
 }

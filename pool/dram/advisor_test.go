@@ -10,7 +10,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// recorder is a policy that notes what it is told and gives up the entry inserted first that can go.
+// recorder is a policy that notes what it is told and gives up the entry inserted first that can
+// go.
 type recorder struct {
 	mu      sync.Mutex // tests read while the pool's goroutine tells
 	told    []string
@@ -113,7 +114,8 @@ func TestPolicyIsTold(t *testing.T) {
 	check(t, p)
 }
 
-// TestLookupsDoNotWaitForThePolicy holds a policy up: look-ups go on, and what it was not told of is counted.
+// TestLookupsDoNotWaitForThePolicy holds a policy up: look-ups go on, and what it was not told of
+// is counted.
 func TestLookupsDoNotWaitForThePolicy(t *testing.T) {
 	r := &recorder{block: make(chan struct{})}
 	p := recorded(t, r)
@@ -133,7 +135,7 @@ func TestLookupsDoNotWaitForThePolicy(t *testing.T) {
 	}
 	close(r.block)
 	p.advisor.catchUp()
-	if lost := p.Stats().Policy.Untold; lost < lookups-2*maxNotes || lost >= lookups {
+	if lost := p.Stats().Policy.LookupsDropped; lost < lookups-2*maxNotes || lost >= lookups {
 		t.Errorf("%d of %d look-ups were not told, %d may wait", lost, lookups, maxNotes)
 	}
 }

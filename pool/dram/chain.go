@@ -1,10 +1,11 @@
 package dram
 
-// Entries hang on the entry of the block before them: a parent has a list of children. Nothing that has
-// children is evicted, and no circle can come to be, or its entries could never be evicted again.
+// Entries hang on the entry of the block before them: a parent has a list of children. Nothing that
+// has children is evicted, and no circle can come to be, or its entries could never be evicted
+// again.
 
-// maxSteps bounds the walks that prove that links make no circle, of one batch under the lock; beyond it links are
-// not made.
+// maxSteps bounds the walks that prove that links make no circle, of one batch under the lock;
+// beyond it links are not made.
 const maxSteps = 16 << 10
 
 // link hangs child on parent if it hangs on nothing and no circle comes of it.
@@ -14,7 +15,7 @@ func (c *core) link(child, parent uint32) {
 	if r.prev != none || child == parent {
 		return
 	}
-	if r.child != none && !c.apart(child, parent) {
+	if r.child != none && !c.surelyApart(child, parent) {
 		return
 	}
 	p := &recs[parent]
@@ -23,11 +24,11 @@ func (c *core) link(child, parent uint32) {
 		recs[p.child].prev = child
 	}
 	p.child = child
-	c.keepParent(child, parent)
+	c.persistParent(child, parent)
 }
 
 // apart is true if child, a root, is surely not above parent.
-func (c *core) apart(child, parent uint32) bool {
+func (c *core) surelyApart(child, parent uint32) bool {
 	root := c.root(parent)
 	return root != none && root != child
 }
@@ -48,7 +49,8 @@ func (c *core) root(e uint32) uint32 {
 // maxSiblings bounds the younger siblings that are gone through to find a parent.
 const maxSiblings = 16
 
-// parent is the entry that e hangs on; none if it hangs on nothing, or many hang there that came after it.
+// parent is the entry that e hangs on; none if it hangs on nothing, or many hang there that came
+// after it.
 func (c *core) parent(e uint32) uint32 {
 	for range maxSiblings {
 		e = c.recs.All[e].prev

@@ -6,8 +6,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Check walks everything and names the first promise that does not hold. It is slow, takes the lock for all of it,
-// and is meant for tests.
+// Check walks everything and names the first promise that does not hold. It is slow, takes the lock
+// for all of it, and is meant for tests.
 func (p *Pool) Check() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -10,8 +10,8 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
-// core is everything the pool's lock guards: what is stored, where, and in which order it goes. Its methods
-// are called with the lock held. Byte copies never are.
+// core is everything the pool's lock guards: what is stored, where, and in which order it goes. Its
+// methods are called with the lock held. Byte copies never are.
 type core struct {
 	seed  seed
 	table offheap.Table
@@ -25,14 +25,16 @@ type core struct {
 	recent list        // visible and not pinned, by use
 	round  uint32      // where the hand of Coldest is
 
-	// Entries that lack shards nobody writes. Every partialAge the young become old, and the old are reclaimed.
+	// Entries that lack shards nobody writes. Every partialAge the young become old, and the old
+	// are reclaimed.
 	partialYoung, partialOld list
 	rotated                  time.Time
 
 	spaces  []*space
 	byPrint map[pool.Fingerprint]pool.SpaceID
 	realms  []realm
-	// Spaces that the pool's file has and nobody opened since: their entries are in the index and can be evicted.
+	// Spaces that the pool's file has and nobody opened since: their entries are in the index and
+	// can be evicted.
 	unopened map[pool.Fingerprint]*space
 	idle     []uint32 // realms without entries, to be used again
 	ended    []uint32 // realms that are over and wait for a sweep
@@ -152,7 +154,7 @@ func (c *core) ref(e uint32) pool.Ref {
 }
 
 // still is the entry of a ref nobody need hold, if it is still there to be found; none otherwise.
-func (c *core) still(ref pool.Ref) uint32 {
+func (c *core) lookupRef(ref pool.Ref) uint32 {
 	if e, ok := c.deref(ref); ok && !c.recs.All[e].is(flagDropped) {
 		return e
 	}
@@ -198,14 +200,14 @@ const (
 	onePin   = 1 << pinShift
 	maxPins  = 1<<23 - 1
 
-	flagLive    = 1 << 0 // the record is an entry
-	flagVisible = 1 << 1 // all shards are committed
-	flagDropped = 1 << 2 // not findable any more; kept until nobody holds it
-	flagRecent  = 1 << 3 // in the list of visible entries that nobody pins
-	flagYoung   = 1 << 4 // in partialYoung
-	flagOld     = 1 << 5 // in partialOld
-	flagLifted  = 1 << 7 // put above what hangs on it by lift, and not moved since
-	flagGlanced = 1 << 8 // a glance has pinned it, and nobody has used it since
+	flagLive      = 1 << 0 // the record is an entry
+	flagVisible   = 1 << 1 // all shards are committed
+	flagDropped   = 1 << 2 // not findable any more; kept until nobody holds it
+	flagRecent    = 1 << 3 // in the list of visible entries that nobody pins
+	flagYoung     = 1 << 4 // in partialYoung
+	flagOld       = 1 << 5 // in partialOld
+	flagLifted    = 1 << 7 // put above what hangs on it by lift, and not moved since
+	flagUntouched = 1 << 8 // a glance has pinned it, and nobody has used it since
 )
 
 func (r *record) pins() uint32        { return r.hold >> pinShift }

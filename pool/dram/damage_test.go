@@ -11,8 +11,8 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/arena"
 )
 
-// TestAnyDamage changes bytes anywhere behind the arena, opens the file, and wants a pool that holds its promises and that gives
-// a block with the right bytes or not at all.
+// TestAnyDamage changes bytes anywhere behind the arena, opens the file, and wants a pool that
+// holds its promises and that gives a block with the right bytes or not at all.
 func TestAnyDamage(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)

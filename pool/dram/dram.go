@@ -1,6 +1,6 @@
-// Package dram keeps blocks in this node's memory: one arena of slabs, cut into slots of the sizes the spaces
-// need, and an index of at most 100 bytes per entry, with least-recently-used eviction that takes a suffix before its
-// prefix and never what is pinned or half written.
+// Package dram keeps blocks in this node's memory: one arena of slabs, cut into slots of the sizes
+// the spaces need, and an index of at most 100 bytes per entry, with least-recently-used eviction
+// that takes a suffix before its prefix and never what is pinned or half written.
 //
 //	hash table        headers                  slots            arena
 //	8 bytes a cell    64 + 8 bytes an entry    8 bytes each     slab | slab | slab ...
@@ -10,7 +10,8 @@
 //	                     ▲                     ...    ◀─┘       follows from the
 //	                     └──────────────────── last shard       slot's number
 //
-// All of it but the arena is private memory off the Go heap, guarded by one lock that is held for at most a few hundred keys.
+// All of it but the arena is private memory off the Go heap, guarded by one lock that is held for
+// at most a few hundred keys.
 package dram
 
 import (
@@ -45,18 +46,20 @@ type Options struct {
 	Bytes     int64 // size of the arena, MinBytes to MaxBytes; rounded down to whole slabs
 	SlabBytes int64 // power of two, at least the largest shard; 0 lets the pool choose 64 or more slabs of 1 to 64 MiB
 	HugePages HugePages
-	// Nodes are the NUMA nodes, 0 to 1023, that the arena's pages come from first, and from several in turn: those of the GPUs
-	// that copy from it. None: wherever they come to lie.
+	// Nodes are the NUMA nodes, 0 to 1023, that the arena's pages come from first, and from several
+	// in turn: those of the GPUs that copy from it. None: wherever they come to lie.
 	Nodes []int
-	// Virtual makes an arena that is only address space: it is not populated, has no descriptor, and whoever
-	// writes to it takes memory nobody reserved. For measuring the index without the data.
+	// Virtual makes an arena that is only address space: it is not populated, has no descriptor,
+	// and whoever writes to it takes memory nobody reserved. For measuring the index without the
+	// data.
 	Virtual bool
-	// Policy says which entry goes when one must; nil is the one used least recently. The pool calls it under a lock, and
-	// from here on nobody else may.
+	// Policy says which entry goes when one must; nil is the one used least recently. The pool
+	// calls it under a lock, and from here on nobody else may.
 	Policy pool.Policy
 	Clock  func() time.Time // nil is time.Now
-	// Path names a file on tmpfs or hugetlbfs in which the pool outlives its process; empty: it does not. A file that another
-	// pool made is used again if its sizes are the same. HugePages does not count then: the file system says it.
+	// Path names a file on tmpfs or hugetlbfs in which the pool outlives its process; empty: it
+	// does not. A file that another pool made is used again if its sizes are the same. HugePages
+	// does not count then: the file system says it.
 	Path string
 	// BadPage is told of each page of the arena that is retired because it cannot be read, without
 	// any lock held; nil: nobody is.
@@ -64,8 +67,8 @@ type Options struct {
 	// FileFaults is told, every 10 s at most, how often pages of the file beside the arena could
 	// not be read or written so far, if that became more; nil: nobody is.
 	FileFaults func(total uint64)
-	// HashSeed is 0 for a secret of this process, which a hostile engine cannot guess. Measurements that must come out the
-	// same each time give another number.
+	// HashSeed is 0 for a secret of this process, which a hostile engine cannot guess. Measurements
+	// that must come out the same each time give another number.
 	HashSeed uint64
 }
 
@@ -86,9 +89,9 @@ type Pool struct {
 	base  []byte // of the arena
 	fd    int    // of the arena; -1: it is address space alone
 
-	advisor *advisor
-	keeper  *keeper
-	tellBad func(BadPage)
+	advisor   *advisor
+	noter     *fileNoter
+	onBadPage func(BadPage)
 
 	sweeping sync.Mutex // a sweep runs; taken before mu
 	moves    sync.Mutex // entries are moved to other slots; taken before mu
@@ -105,14 +108,14 @@ var (
 	_ pool.Spaces = (*Pool)(nil)
 )
 
-// Open makes an empty pool. It refuses one that is larger than the memory there is, and returns at once: the arena
-// is populated in the background, and may be used before.
+// Open makes an empty pool. It refuses one that is larger than the memory there is, and returns at
+// once: the arena is populated in the background, and may be used before.
 func Open(o Options) (*Pool, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
 	if o.Path != "" {
-		return openKept(&o)
+		return openFile(&o)
 	}
 	a, err := o.arena()
 	if err != nil {
@@ -137,7 +140,7 @@ func (o *Options) arena() (*arena.Arena, error) {
 
 // start is the pool of an arena and of what is in it.
 func start(o *Options, a *arena.Arena, c *core) *Pool {
-	p := &Pool{arena: a, core: c, advisor: c.advisor, tellBad: o.BadPage}
+	p := &Pool{arena: a, core: c, advisor: c.advisor, onBadPage: o.BadPage}
 	p.base, p.fd = a.Memory()
 	p.info = Info{Bytes: o.Bytes, SlabBytes: o.SlabBytes}
 	p.info.PageBytes, p.info.PageReason = a.Page()
@@ -175,7 +178,8 @@ func (o *Options) complete() error {
 	return nil
 }
 
-// slabFor is a slab size of which at least 64 fit, but 1 MiB at least, 64 MiB at most, and never more than the pool.
+// slabFor is a slab size of which at least 64 fit, but 1 MiB at least, 64 MiB at most, and never
+// more than the pool.
 func slabFor(bytes int64) int64 {
 	s := int64(64 << 20)
 	for s > 1<<20 && s*64 > bytes {
@@ -192,19 +196,20 @@ func (p *Pool) Info() Info { return p.info }
 
 var _ pool.Mapped = (*Pool)(nil)
 
-// Arena is the memory the slots lie in, and the descriptor it can be mapped from (-1 for a virtual one). Both are
-// the pool's and end with Close.
+// Arena is the memory the slots lie in, and the descriptor it can be mapped from (-1 for a virtual
+// one). Both are the pool's and end with Close.
 func (p *Pool) Arena() (base []byte, fd int) { return p.base, p.fd }
 
-// Populated returns when the arena is populated or the pool closed, and why it was not populated to the end: an
-// arena that is not is slower at first, and fails late if the machine has no memory.
+// Populated returns when the arena is populated or the pool closed, and why it was not populated to
+// the end: an arena that is not is slower at first, and fails late if the machine has no memory.
 func (p *Pool) Populated() error { return p.arena.Populated() }
 
-// HugeBytes is how much of the arena lies on huge pages now, as the kernel says: all of it where they were set aside, else what the
-// kernel found by itself. It takes milliseconds for each 10 GiB.
+// HugeBytes is how much of the arena lies on huge pages now, as the kernel says: all of it where
+// they were set aside, else what the kernel found by itself. It takes milliseconds for each 10 GiB.
 func (p *Pool) HugeBytes() (int64, error) { return p.arena.OnHuge() }
 
-// Close gives all memory back. Nobody may touch the arena any more; methods called later find nothing.
+// Close gives all memory back. Nobody may touch the arena any more; methods called later find
+// nothing.
 func (p *Pool) Close() error {
 	p.mu.Lock()
 	if p.closed {
@@ -218,5 +223,5 @@ func (p *Pool) Close() error {
 	defer p.moves.Unlock()
 	p.arena.StopPopulating()
 	p.advisor.close()
-	return errors.Join(err, p.keeper.close(), p.arena.Close())
+	return errors.Join(err, p.noter.close(), p.arena.Close())
 }

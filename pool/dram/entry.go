@@ -31,7 +31,7 @@ func (c *core) create(id ident, b []byte, parent uint32) uint32 {
 	r := &c.recs.All[e]
 	r.hash, r.ident, r.hold, r.head = k, id, flagLive, head
 	c.lastCell(head, len(classes)).Link = e | upward
-	c.keepParent(e, none)
+	c.persistParent(e, none)
 	c.realms[id.realm()].entries++
 	c.stats.Partial++
 	if parent != none {
@@ -140,10 +140,11 @@ func (c *core) show(e uint32) {
 	}
 }
 
-// drop makes an entry unfindable at once; it is freed when nobody holds it. What hangs on it is orphaned.
+// drop makes an entry unfindable at once; it is freed when nobody holds it. What hangs on it is
+// orphaned.
 func (c *core) drop(e uint32) {
 	r := &c.recs.All[e]
-	c.unkeep(e)
+	c.clearHeaders(e)
 	c.table.Remove(c.seed.hash(r.ident, r.hash), e)
 	c.leaveLists(e)
 	c.unlink(e)
@@ -185,12 +186,12 @@ func (c *core) pinEntry(e uint32, bytes int64) {
 		c.stats.PinnedEntries++
 		c.stats.Pinned += bytes
 	}
-	r.hold = r.hold&^flagGlanced + onePin
+	r.hold = r.hold&^flagUntouched + onePin
 }
 
 func (c *core) unpinEntry(e uint32, at *cursor) {
 	if c.recs.All[e].pins() > 0 && c.unhold(e) {
-		c.keepUse(e)
+		c.persistUse(e)
 		c.settle(e, at)
 	}
 }

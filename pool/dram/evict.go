@@ -6,7 +6,8 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
-// Limits of the work one reservation does under the lock to find room. What they leave undone is Busy now.
+// Limits of the work one reservation does under the lock to find room. What they leave undone is
+// Busy now.
 const (
 	maxRepairs  = 16 << 10 // entries moved in the order of eviction
 	maxPartials = 64       // partial entries looked at
@@ -39,9 +40,9 @@ func (c *core) makeRoom(classes []int32) bool {
 	return true
 }
 
-// evictFor evicts something that brings a class nearer to a slot: if one of the oldest entries has a slot of the
-// class, the one the policy names, or without a policy that one; else a slab of another class is
-// wanted.
+// evictFor evicts something that brings a class nearer to a slot: if one of the oldest entries has
+// a slot of the class, the one the policy names, or without a policy that one; else a slab of
+// another class is wanted.
 func (c *core) evictFor(class int32) bool {
 	oldest := c.oldest()
 	e := c.oldestOf(class, oldest, nearOldest)
@@ -82,11 +83,12 @@ func (c *core) asOld(class int32, oldest uint32) bool {
 	return true
 }
 
-// evictable is true for an entry nobody holds and nothing hangs on: a suffix goes before its prefix.
+// evictable is true for an entry nobody holds and nothing hangs on: a suffix goes before its
+// prefix.
 func (c *core) evictable(e uint32) bool { return c.recs.All[e].child == none && !c.held(e) }
 
-// oldest is the entry that goes next: the least recently used one on which nothing hangs. An older one that has
-// children is as recent as what hangs on it.
+// oldest is the entry that goes next: the least recently used one on which nothing hangs. An older
+// one that has children is as recent as what hangs on it.
 func (c *core) oldest() uint32 {
 	for c.work.repairs > 0 {
 		e := c.recent.oldest
@@ -98,9 +100,9 @@ func (c *core) oldest() uint32 {
 	return none
 }
 
-// lift moves e to just above a child of it, the child to above one of its own, and so on down to one that was lifted
-// before: each chain that was stored piece by piece, its beginning first, is put in order once. With no child in the list,
-// one that is held hangs on e, and e goes last.
+// lift moves e to just above a child of it, the child to above one of its own, and so on down to
+// one that was lifted before: each chain that was stored piece by piece, its beginning first, is
+// put in order once. With no child in the list, one that is held hangs on e, and e goes last.
 func (c *core) lift(e uint32) {
 	recs := c.recs.All
 	path := append(c.scratch[:0], e)
@@ -123,7 +125,8 @@ func (c *core) lift(e uint32) {
 	c.scratch = path[:0]
 }
 
-// oldestOf is the first evictable entry with a slot of the class among n entries from the given one on.
+// oldestOf is the first evictable entry with a slot of the class among n entries from the given one
+// on.
 func (c *core) oldestOf(class int32, from uint32, n int) uint32 {
 	recs := c.recs.All
 	for e := from; e != none && n > 0; e, n = recs[e].newer, n-1 {
@@ -149,8 +152,8 @@ func (c *core) evict(e uint32) {
 	c.drop(e)
 }
 
-// PartialAge is how long at least an entry may lack shards that nobody writes before it is reclaimed without any
-// pressure; it is at most twice as long while there are reservations.
+// PartialAge is how long at least an entry may lack shards that nobody writes before it is
+// reclaimed without any pressure; it is at most twice as long while there are reservations.
 const PartialAge = 30 * time.Second
 
 // age reclaims old partial entries, a bounded number with each reservation.

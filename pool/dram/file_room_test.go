@@ -38,7 +38,8 @@ func mounted(t *testing.T, kind, options string) (path string) {
 
 const hugePagesFile = "/proc/sys/vm/nr_hugepages"
 
-// onHugePages is a hugetlbfs of n pages, which the machine sets aside for the test if it has not so many.
+// onHugePages is a hugetlbfs of n pages, which the machine sets aside for the test if it has not so
+// many.
 func onHugePages(t *testing.T, n int) (path string) {
 	t.Helper()
 	if free, err := arena.HugePagesFree(); err != nil || free < int64(n) {
@@ -83,7 +84,8 @@ func TestPoolOnHugePages(t *testing.T) {
 	}
 }
 
-// TestNoRoomAtTheStart: what is not there is an error before anything is touched, not a signal, and leaves no file.
+// TestNoRoomAtTheStart: what is not there is an error before anything is touched, not a signal, and
+// leaves no file.
 func TestNoRoomAtTheStart(t *testing.T) {
 	for kind, path := range map[string]func(t *testing.T) string{
 		"in huge pages":   func(t *testing.T) string { return onHugePages(t, 6) },
@@ -105,8 +107,8 @@ func TestNoRoomAtTheStart(t *testing.T) {
 	}
 }
 
-// TestNoRoomInFlight: headers that find no room are a slab that is not put to use; what is stored stays, and nothing is touched that
-// has no memory. When there is room again, it is used.
+// TestNoRoomInFlight: headers that find no room are a slab that is not put to use; what is stored
+// stays, and nothing is touched that has no memory. When there is room again, it is used.
 func TestNoRoomInFlight(t *testing.T) {
 	path := mounted(t, "tmpfs", "size=16m")
 	p := reopen(t, Options{Bytes: 8 << 20, SlabBytes: 64 << 10, Path: path})

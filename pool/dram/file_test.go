@@ -31,7 +31,7 @@ func keptPath(t testing.TB) string {
 	return filepath.Join(dir, "pool")
 }
 
-func openKept(t testing.TB, path string, o dram.Options) *dram.Pool {
+func openFile(t testing.TB, path string, o dram.Options) *dram.Pool {
 	t.Helper()
 	o.Path = path
 	p, err := dram.Open(o)
@@ -43,13 +43,13 @@ func openKept(t testing.TB, path string, o dram.Options) *dram.Pool {
 
 func TestPoolInAFile(t *testing.T) {
 	pooltest.TestPool(t, func(t testing.TB, o pooltest.Options) pooltest.Pool {
-		return openKept(t, keptPath(t), dram.Options{Bytes: o.Bytes, SlabBytes: o.SlabBytes, Clock: o.Clock})
+		return openFile(t, keptPath(t), dram.Options{Bytes: o.Bytes, SlabBytes: o.SlabBytes, Clock: o.Clock})
 	})
 }
 
 func TestPoolInAFileAgainstMem(t *testing.T) {
 	pooltest.TestAgainst(t, func(t testing.TB, o pooltest.Options) pooltest.Pool {
-		return openKept(t, keptPath(t), dram.Options{Bytes: o.Bytes, SlabBytes: o.SlabBytes, Clock: o.Clock, Policy: evict.NewLRU()})
+		return openFile(t, keptPath(t), dram.Options{Bytes: o.Bytes, SlabBytes: o.SlabBytes, Clock: o.Clock, Policy: evict.NewLRU()})
 	}, openMem)
 }
 
@@ -118,7 +118,7 @@ func TestReopenedPoolHasItsBlocks(t *testing.T) {
 	one, two := spec("one", 1000), spec("two", 3000, 5000)
 	h, g := chainOf(1, 200), chainOf(2, 20)
 	for life := range 4 {
-		p := openKept(t, path, o)
+		p := openFile(t, path, o)
 		r := p.Info().Recovery
 		if life == 0 && (!r.New || r.Entries != 0) || life > 0 && (r.New || r.Cold != "" || r.Entries != 220 || r.Spaces != 2 || r.Damaged != 0) {
 			t.Fatalf("life %d: %+v", life, r)

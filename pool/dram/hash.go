@@ -8,8 +8,9 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// seed keys the hash of the table. Block hashes are the engine's: they may be as short as a byte, and an engine may
-// be hostile, so their bits are mixed with numbers that are this process's secret.
+// seed keys the hash of the table. Block hashes are the engine's: they may be as short as a byte,
+// and an engine may be hostile, so their bits are mixed with numbers that are this process's
+// secret.
 type seed [5]uint64
 
 // newSeed is a secret one, or for a number that is not 0 always the same.
@@ -24,7 +25,8 @@ func newSeed(number uint64) (s seed) {
 	return s
 }
 
-// key is a block hash as a record keeps it: zero behind its length. A struct, not an array: it stays in registers.
+// key is a block hash as a record keeps it: zero behind its length. A struct, not an array: it
+// stays in registers.
 type key struct{ a, b, c, d uint64 }
 
 // hash multiplies halves of the key, as wyhash does.
@@ -72,8 +74,8 @@ func (v *view) words(i int) key {
 	return words(v.blob[at : at+v.n])
 }
 
-// tag of a key. It guards against a slot that was given to another key, not against anybody hostile: the file is the
-// agent's own, and only the order of eviction depends on it.
+// tag of a key. It guards against a slot that was given to another key, not against anybody
+// hostile: the file is the agent's own, and only the order of eviction depends on it.
 func (k *key) tag() uint32 {
 	const a, b, c, d = 0x9e3779b97f4a7c15, 0xbf58476d1ce4e5b9, 0x94d049bb133111eb, 0xd6e8feb86659fd93
 	return uint32(fold(k.a^a, k.b^b) ^ fold(k.c^c, k.d^d))

@@ -14,7 +14,7 @@ func (p *Pool) Prefix(s pool.SpaceID, group uint8, h pool.Hashes) int {
 			break
 		}
 	}
-	at.note.rest(&p.core.seed, &h, n)
+	at.note.addRest(&p.core.seed, &h, n)
 	p.advisor.end(at.note)
 	return n
 }
@@ -34,31 +34,31 @@ func (p *Pool) prefix(at *trail, s pool.SpaceID, group uint8, h *pool.Hashes, fr
 	if !ok {
 		return 0
 	}
-	at.note.of(id, &sp.groups[group])
+	at.note.describe(id, &sp.groups[group])
 	c.work.steps = maxSteps
 	v := c.walk(h)
-	before := c.still(at.before)
+	before := c.lookupRef(at.before)
 	for i := from; i < to; {
 		n := min(groupLen, to-i)
 		c.look(id, &v, i, n)
 		for j, e := range c.probe.entry[:n] {
 			if e == none {
-				at.note.found(&c.seed, &c.probe, n, j)
+				at.note.addFound(&c.seed, &c.probe, n, j)
 				return i - from
 			}
-			c.heal(e, before)
+			c.relink(e, before)
 			c.touch(e, &at.recent)
 			before = e
 			i++
 		}
-		at.note.found(&c.seed, &c.probe, n, n)
+		at.note.addFound(&c.seed, &c.probe, n, n)
 	}
 	at.before = c.ref(before)
 	return to - from
 }
 
 // heal links an entry of a chain to the one before it, if it lost its link or never had one.
-func (c *core) heal(e, before uint32) {
+func (c *core) relink(e, before uint32) {
 	if before != none && c.recs.All[e].prev == none {
 		c.link(e, before)
 	}
@@ -103,7 +103,7 @@ func (p *Pool) Pin(s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, r
 			break
 		}
 	}
-	note.rest(&p.core.seed, &h, n)
+	note.addRest(&p.core.seed, &h, n)
 	p.advisor.end(note)
 	return n, refs, bytes
 }
@@ -117,7 +117,7 @@ func (p *Pool) pin(note *note, s pool.SpaceID, group uint8, h *pool.Hashes, from
 	if !ok {
 		return 0, 0
 	}
-	note.of(id, &sp.groups[group])
+	note.describe(id, &sp.groups[group])
 	bytes = sp.groups[group].bytes
 	if room := maxBytes / bytes; room < int64(to-from) {
 		to = from + int(max(room, 0))
@@ -126,23 +126,23 @@ func (p *Pool) pin(note *note, s pool.SpaceID, group uint8, h *pool.Hashes, from
 	v := c.walk(h)
 	before := uint32(none)
 	if len(*refs) > 0 && from > 0 {
-		before = c.still((*refs)[len(*refs)-1])
+		before = c.lookupRef((*refs)[len(*refs)-1])
 	}
 	for i := from; i < to; {
 		k := min(groupLen, to-i)
 		c.look(id, &v, i, k)
 		for j, e := range c.probe.entry[:k] {
 			if e == none || c.recs.All[e].pins() == maxPins {
-				note.found(&c.seed, &c.probe, k, j)
+				note.addFound(&c.seed, &c.probe, k, j)
 				return i - from, bytes
 			}
-			c.heal(e, before)
+			c.relink(e, before)
 			c.pinEntry(e, bytes)
 			*refs = append(*refs, c.ref(e))
 			before = e
 			i++
 		}
-		note.found(&c.seed, &c.probe, k, k)
+		note.addFound(&c.seed, &c.probe, k, k)
 	}
 	return to - from, bytes
 }

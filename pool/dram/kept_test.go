@@ -77,7 +77,8 @@ func keptFile(t *testing.T) (Options, pool.Hashes) {
 	return o, h
 }
 
-// TestKilledWhileWriting opens a file as it is in the middle of a save: what is not committed is not there.
+// TestKilledWhileWriting opens a file as it is in the middle of a save: what is not committed is
+// not there.
 func TestKilledWhileWriting(t *testing.T) {
 	o, h := keptFile(t)
 	p := reopen(t, o)
@@ -99,8 +100,8 @@ func TestKilledWhileWriting(t *testing.T) {
 	}
 }
 
-// TestResetOutlivesTheProcess: the generation alone makes what was stored before a reset stay away, also when the process was
-// killed before it had dropped a single entry.
+// TestResetOutlivesTheProcess: the generation alone makes what was stored before a reset stay away,
+// also when the process was killed before it had dropped a single entry.
 func TestResetOutlivesTheProcess(t *testing.T) {
 	o, h := keptFile(t)
 	p := reopen(t, o)
@@ -175,7 +176,8 @@ func TestUnopenedIsEvicted(t *testing.T) {
 	}
 }
 
-// TestOrderOfUseOutlivesTheProcess: the chain that was loaded last stays, and of the others the suffix goes first.
+// TestOrderOfUseOutlivesTheProcess: the chain that was loaded last stays, and of the others the
+// suffix goes first.
 func TestOrderOfUseOutlivesTheProcess(t *testing.T) {
 	for name, policy := range map[string]func() pool.Policy{"none": func() pool.Policy { return nil }, "lru": func() pool.Policy { return evict.NewLRU() }} {
 		now := time.Unix(1_700_000_000, 0)

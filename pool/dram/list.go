@@ -61,15 +61,16 @@ func (l *list) remove(recs []record, e uint32) {
 	l.n--
 }
 
-// cursor is the place in the recent list that the last entry of a chain took: the next one goes just below, so
-// that a suffix is always older than its prefix. It survives the lock being released.
+// cursor is the place in the recent list that the last entry of a chain took: the next one goes
+// just below, so that a suffix is always older than its prefix. It survives the lock being
+// released.
 type cursor struct{ entry, generation uint32 }
 
 // touch makes e the youngest but for the chain before it, and moves the cursor to it.
 func (c *core) touch(e uint32, at *cursor) {
 	recs := c.recs.All
 	if !recs[e].is(flagRecent) {
-		recs[e].hold &^= flagGlanced
+		recs[e].hold &^= flagUntouched
 		return
 	}
 	above := c.above(at)

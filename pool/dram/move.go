@@ -61,8 +61,8 @@ func (c *core) shardAt(e, slot uint32) (shard uint8) {
 }
 
 // lies says whether a tenant is where it was, and its entry if so.
-func (c *core) lies(t *tenant) (e uint32, ok bool) {
-	e = c.still(t.ref)
+func (c *core) locate(t *tenant) (e uint32, ok bool) {
+	e = c.lookupRef(t.ref)
 	if e == none {
 		return none, false
 	}
@@ -77,7 +77,7 @@ func (c *core) planMoves(tenants, held []tenant) (left, stay []tenant, full bool
 	bytes := int64(0)
 	for len(tenants) > 0 && len(c.moving) < moveStride && bytes < moveStrideBytes {
 		t := tenants[0]
-		e, ok := c.lies(&t)
+		e, ok := c.locate(&t)
 		switch {
 		case !ok:
 		case c.held(e):
@@ -109,7 +109,7 @@ func (c *core) planMoves(tenants, held []tenant) (left, stay []tenant, full bool
 func (c *core) settleMoves(held []tenant) []tenant {
 	for i := range c.moving {
 		m := &c.moving[i]
-		e, ok := c.lies(&m.tenant)
+		e, ok := c.locate(&m.tenant)
 		switch {
 		case ok && (c.recs.All[e].pins() > 0 || c.lives.All[e].writing != 0):
 			held = append(held, m.tenant)
@@ -135,7 +135,7 @@ func (c *core) settleMove(e uint32, m *move) {
 		_, before := c.shardCell(c.recs.All[e].head, int(m.shard)-1)
 		before.Link = m.to
 	}
-	c.keepMove(e, m)
+	c.persistMove(e, m)
 	c.slabs.Give(m.slot)
 	c.stats.Moved++
 	c.stats.MovedBytes += uint64(c.slabs.SizeAt(m.to))
@@ -147,7 +147,7 @@ func (p *Pool) gather(g *progress) bool {
 	p.moves.Lock() // one after the other: whoever waits here may find room when it comes
 	defer p.endMoves()
 	taking := gathering{
-		core: p.core, classes: g.classes, class: g.want.class, way: g.want.way,
+		core: p.core, classes: g.classes, class: g.want.class, source: g.want.source,
 		donor: slab.NoClass, emptying: slab.NoSlab,
 	}
 	taking.left = 2 * p.info.SlabBytes * int64(len(g.classes)+1)
@@ -174,7 +174,7 @@ func (p *Pool) gatherStep(taking *gathering, parent pool.Ref) outcome {
 		return inVain
 	}
 	c := p.core
-	c.keep = c.still(parent)
+	c.keep = c.lookupRef(parent)
 	defer func() { c.keep = none }()
 	return taking.step()
 }
@@ -205,20 +205,20 @@ func (p *Pool) moveSome(tenants, held []tenant, g *progress) (left, stay []tenan
 	return left, p.settleMoves(held), full
 }
 
-// copyMove copies a shard to its new slot; false if a page of either cannot be read or written, which
-// is retired then, and told of by endMoves.
+// copyMove copies a shard to its new slot; false if a page of either cannot be read or written,
+// which is retired then, and told of by endMoves.
 func (p *Pool) copyMove(m *move) bool {
 	if p.fd < 0 {
 		return true // an arena without memory: a benchmark's
 	}
 	to, from := p.base[m.at:][:m.bytes], p.base[m.from:][:m.bytes]
-	// The whole arena is guarded: of broken memory the kernel may name the beginning of the page, which
-	// may lie before the slot.
+	// The whole arena is guarded: of broken memory the kernel may name the beginning of the page,
+	// which may lie before the slot.
 	if pagefault.Guard(p.base, nil, func() { copy(to, from) }) == nil {
 		return true
 	}
-	p.probeTelling(m.from, m.from+m.bytes, p.noteRetired)
-	p.probeTelling(m.at, m.at+m.bytes, p.noteRetired)
+	p.probeReporting(m.from, m.from+m.bytes, p.noteRetired)
+	p.probeReporting(m.at, m.at+m.bytes, p.noteRetired)
 	return false
 }
 
@@ -230,7 +230,7 @@ func (p *Pool) endMoves() {
 	p.retired = nil
 	p.moves.Unlock()
 	for _, page := range retired {
-		p.tell(page)
+		p.reportBad(page)
 	}
 }
 

@@ -121,8 +121,8 @@ func copyPlanned(p *Pool) {
 	}
 }
 
-// TestMovedWhileItIsRead: a reader that pins an entry while it is copied reads where it was, and it stays
-// there.
+// TestMovedWhileItIsRead: a reader that pins an entry while it is copied reads where it was, and it
+// stays there.
 func TestMovedWhileItIsRead(t *testing.T) {
 	p, id, h := openMovable(t, "")
 	defer p.Close()
@@ -227,11 +227,11 @@ func TestKilledWhileItMoves(t *testing.T) {
 				from := c.header(m.slot)
 				check := from.Check.Load()
 				if at > 0 {
-					e, _ := c.lies(&m.tenant)
+					e, _ := c.locate(&m.tenant)
 					if shard == 0 {
 						c.recs.All[e].head = m.to
 					}
-					c.keepMove(e, m)
+					c.persistMove(e, m)
 				}
 				if at > 0 && from.Check.Load() != 0 {
 					t.Error("moved, and the old header is not clear")
@@ -279,8 +279,8 @@ func leave(t *testing.T, p *Pool) {
 	}
 }
 
-// TestBadPageWhileItMoves: a page that cannot be read costs the entries in it, and one that cannot be
-// written costs none that only moves there. The others move, and neither page is used again.
+// TestBadPageWhileItMoves: a page that cannot be read costs the entries in it, and one that cannot
+// be written costs none that only moves there. The others move, and neither page is used again.
 func TestBadPageWhileItMoves(t *testing.T) {
 	for _, from := range []bool{true, false} {
 		p, id, h := openMovable(t, "")
@@ -377,8 +377,8 @@ func TestMovedWithBadHeaders(t *testing.T) {
 	}
 }
 
-// TestMovedToABadHeader: where the header of the new slot cannot be written, that of the old slot is
-// cleared nevertheless, since its slot is given to another entry.
+// TestMovedToABadHeader: where the header of the new slot cannot be written, that of the old slot
+// is cleared nevertheless, since its slot is given to another entry.
 func TestMovedToABadHeader(t *testing.T) {
 	p := reopen(t, Options{Bytes: 256 << 10, SlabBytes: 64 << 10, Path: shmPath(t)})
 	id := openSpec(t, p, keptSpec)
@@ -408,8 +408,8 @@ func TestMovedToABadHeader(t *testing.T) {
 	closePool(t, p)
 }
 
-// TestBadPageIsToldWithoutLocks stores a block for which entries have to move off a page that cannot
-// be read: whoever is told of it may use the pool, also for what moves entries.
+// TestBadPageIsToldWithoutLocks stores a block for which entries have to move off a page that
+// cannot be read: whoever is told of it may use the pool, also for what moves entries.
 func TestBadPageIsToldWithoutLocks(t *testing.T) {
 	var p *Pool
 	told := 0

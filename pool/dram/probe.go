@@ -5,16 +5,18 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/offheap"
 )
 
-// A chain is looked up in groups. Blocks that were stored together mostly lie in records side by side, so once one is
-// found the next ones are looked for right behind it, which needs no table and which the processor sees coming. What is
-// not there is searched: first all cells of the group are loaded, then all records, then they are compared. Within a
-// group the loads do not depend on each other, so their cache misses overlap.
+// A chain is looked up in groups. Blocks that were stored together mostly lie in records side by
+// side, so once one is found the next ones are looked for right behind it, which needs no table and
+// which the processor sees coming. What is not there is searched: first all cells of the group are
+// loaded, then all records, then they are compared. Within a group the loads do not depend on each
+// other, so their cache misses overlap.
 const (
 	groupLen   = 32  // hashes of a group
 	lockStride = 256 // hashes looked up before others may have the lock
 )
 
-// probe is the result for a group, valid while the lock is held: the visible entries, none where there is none.
+// probe is the result for a group, valid while the lock is held: the visible entries, none where
+// there is none.
 type probe struct {
 	key   [groupLen]key
 	entry [groupLen]uint32
@@ -42,22 +44,23 @@ func (c *core) look(id ident, v *view, from, n int) {
 	i := 0
 	if pr.next == none {
 		c.search(id, 0, 1)
-		pr.next, i = behind(pr.entry[0]), 1
+		pr.next, i = recordAfter(pr.entry[0]), 1
 	}
 	if i = c.follow(id, i, n); i < n {
 		c.search(id, i, n)
-		pr.next = behind(pr.entry[n-1])
+		pr.next = recordAfter(pr.entry[n-1])
 	}
 }
 
-func behind(e uint32) uint32 {
+func recordAfter(e uint32) uint32 {
 	if e == none {
 		return none
 	}
 	return e + 1
 }
 
-// follow finds hashes of the group from i on as long as each is in the record behind the one before it.
+// follow finds hashes of the group from i on as long as each is in the record behind the one before
+// it.
 func (c *core) follow(id ident, i, n int) int {
 	pr, recs := &c.probe, c.recs.All
 	for ; i < n && pr.next != none && pr.next < c.high; i++ {
@@ -102,7 +105,8 @@ func (c *core) search(id ident, first, n int) {
 	}
 }
 
-// confirm compares the candidate for hash i, and goes on behind it in the rare case that only its tag fits.
+// confirm compares the candidate for hash i, and goes on behind it in the rare case that only its
+// tag fits.
 func (c *core) confirm(i int, id ident) uint32 {
 	pr := &c.probe
 	e, k := pr.entry[i], &pr.key[i]

@@ -57,7 +57,8 @@ func (c *core) restore(f *arena.File, slabBytes int64, r *Recovery) error {
 	return nil
 }
 
-// restoreSpaces gives the spaces of the file realms, as if they had been open. They get numbers when somebody opens them.
+// restoreSpaces gives the spaces of the file realms, as if they had been open. They get numbers
+// when somebody opens them.
 func (c *core) restoreSpaces(f *arena.File, slabBytes int64, r *Recovery) []*space {
 	out := make([]*space, f.SpacesUsed())
 	for n := range out {
@@ -92,7 +93,8 @@ func (c *core) restoreSpaces(f *arena.File, slabBytes int64, r *Recovery) []*spa
 	return out
 }
 
-// scan reads all headers of a file. Slabs are read side by side, what was found is put in the index one after the other.
+// scan reads all headers of a file. Slabs are read side by side, what was found is put in the index
+// one after the other.
 type scan struct {
 	*core
 	spaces         []*space   // by record

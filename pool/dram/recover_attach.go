@@ -7,7 +7,8 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
-// attach puts one shard of all entries in the index: shard 0 makes the entry, the others are hung on it in their order.
+// attach puts one shard of all entries in the index: shard 0 makes the entry, the others are hung
+// on it in their order.
 func (s *scan) attach(shard uint8) bool {
 	if s.shards&(1<<shard) == 0 {
 		return true
@@ -32,8 +33,9 @@ func (s *scan) attach(shard uint8) bool {
 	return true
 }
 
-// stray counts a shard that belongs to no entry: one whose shard 0 was cleared already when the process was killed in the middle
-// of an eviction. Two slots with one key and different sums would be damage.
+// stray counts a shard that belongs to no entry: one whose shard 0 was cleared already when the
+// process was killed in the middle of an eviction. Two slots with one key and different sums would
+// be damage.
 func (s *scan) stray(shard uint8) {
 	if shard == 0 {
 		s.damaged.Add(1)

@@ -2,8 +2,8 @@ package dram
 
 import "slices"
 
-// restoreOrder makes all entries visible, hangs them on the entries before them, and puts them in the order in which they
-// were stored or loaded last.
+// restoreOrder makes all entries visible, hangs them on the entries before them, and puts them in
+// the order in which they were stored or loaded last.
 func (c *core) restoreOrder() {
 	f := c.file
 	used := make([]uint32, c.high)
@@ -31,7 +31,8 @@ func (c *core) restoreOrder() {
 	}
 }
 
-// restoreTick takes in the entries of one tick. What was stored first is nearer to the beginning of its chain, and goes last.
+// restoreTick takes in the entries of one tick. What was stored first is nearer to the beginning of
+// its chain, and goes last.
 func (c *core) restoreTick(order []uint64) {
 	for i := len(order) - 1; i >= 0; i-- {
 		e := uint32(order[i])
@@ -60,7 +61,8 @@ const (
 	markDone
 )
 
-// restoreChains hangs entries on those before them, as far as these are there and no circle comes of it.
+// restoreChains hangs entries on those before them, as far as these are there and no circle comes
+// of it.
 func (c *core) restoreChains() {
 	parents := make([]uint32, c.high)
 	c.file.TouchEach(1, c.high, func(e uint32) {

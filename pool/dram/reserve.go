@@ -20,16 +20,17 @@ func (p *Pool) Reserve(b *pool.Batch) {
 	}
 }
 
-// reserve decides a batch, or on a retry what was busy in it, and returns the bytes that found no place.
+// reserve decides a batch, or on a retry what was busy in it, and returns the bytes that found no
+// place.
 func (p *Pool) reserve(b *pool.Batch, retry bool) (need int64) {
-	g := progress{retry: retry, want: wanted{class: slab.NoClass, may: bySpare | byEviction}}
+	g := progress{retry: retry, want: wanted{class: slab.NoClass, sources: bySpare | byEviction}}
 	for g.at < b.Hashes.N {
 		p.reservePart(b, min(g.at+lockStride, b.Hashes.N), &g)
 		if g.want.class == slab.NoClass {
 			continue
 		}
 		if g.gathers++; g.gathers > maxGathers*len(g.classes) || !p.gather(&g) {
-			g.want.may &^= g.want.way
+			g.want.sources &^= g.want.source
 		}
 	}
 	return g.need
@@ -68,7 +69,7 @@ func (p *Pool) reservePart(b *pool.Batch, to int, g *progress) {
 	c.work.refill()
 	c.age()
 	r.before = r.predecessor(g.at)
-	c.wanted = wanted{class: slab.NoClass, may: g.want.may}
+	c.wanted = wanted{class: slab.NoClass, sources: g.want.sources}
 	for ; g.at < to; g.at++ {
 		if g.retry && b.Status[g.at] != pool.Busy {
 			r.before = c.find(r.id, b.Hashes.At(g.at))
@@ -134,7 +135,7 @@ func (r *reservation) one(hash []byte) (pool.Status, pool.Slot) {
 		r.before = none
 		return pool.Busy, pool.Slot{}
 	}
-	c.heal(e, r.before)
+	c.relink(e, r.before)
 	c.touch(e, &r.at)
 	r.before = e
 	return c.reserveShard(e, r.batch.Shard)

@@ -47,18 +47,20 @@ func (p *Pool) Forget(f pool.Fingerprint) (err error) {
 	return nil
 }
 
-// turnOver gives a space another realm, and another generation in the file. The old one waits for its sweep.
+// turnOver gives a space another realm, and another generation in the file. The old one waits for
+// its sweep.
 func (c *core) turnOver(sp *space) bool {
 	old := sp.realm
 	if !c.newRealm(sp) {
 		return false
 	}
-	c.turnKept(sp)
+	c.advanceGeneration(sp)
 	c.end(old)
 	return true
 }
 
-// A slice of a sweep: how many records it looks at, and how many of them it drops, before it lets others have the lock.
+// A slice of a sweep: how many records it looks at, and how many of them it drops, before it lets
+// others have the lock.
 const (
 	sweepLooks = 4096
 	sweepDrops = 256
@@ -110,7 +112,8 @@ func (p *Pool) sweepSlice(from uint32) (next uint32) {
 	return p.core.sweep(from)
 }
 
-// sweep drops entries of realms that are over among the next records, and returns where to go on, 0 at the end.
+// sweep drops entries of realms that are over among the next records, and returns where to go on, 0
+// at the end.
 func (c *core) sweep(from uint32) uint32 {
 	to, dropped := min(c.high, from+sweepLooks), 0
 	for e := from; e < to; e++ {
@@ -130,7 +133,8 @@ func (c *core) sweep(from uint32) uint32 {
 	return 0
 }
 
-// leaveEnded gives the first n realms that are over back: their sweep has run. There are none if the pool was closed meanwhile.
+// leaveEnded gives the first n realms that are over back: their sweep has run. There are none if
+// the pool was closed meanwhile.
 func (c *core) leaveEnded(n int) {
 	n = min(n, len(c.ended))
 	for _, realm := range c.ended[:n] {

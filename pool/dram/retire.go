@@ -21,10 +21,10 @@ func (p *Pool) Probe(s pool.Slot) bool {
 
 // probe retires the pages from one offset of the arena to another that cannot be read, and counts
 // them.
-func (p *Pool) probe(from, to int64) (bad int) { return p.probeTelling(from, to, p.tell) }
+func (p *Pool) probe(from, to int64) (bad int) { return p.probeReporting(from, to, p.reportBad) }
 
-// probeTelling is probe that gives the pages retired anew to a function of the caller's.
-func (p *Pool) probeTelling(from, to int64, tell func(BadPage)) (bad int) {
+// probeReporting is probe that gives the pages retired anew to a function of the caller's.
+func (p *Pool) probeReporting(from, to int64, tell func(BadPage)) (bad int) {
 	for off := max(from, 0) / p.info.PageBytes * p.info.PageBytes; off < to; off += p.info.PageBytes {
 		if !pagefault.Readable(p.base, off) {
 			if page, fresh := p.retireLocked(off); fresh {
@@ -39,13 +39,13 @@ func (p *Pool) probeTelling(from, to int64, tell func(BadPage)) (bad int) {
 // retire retires the page at an offset of the arena, and tells of it if it was not retired before.
 func (p *Pool) retire(off int64) {
 	if page, fresh := p.retireLocked(off); fresh {
-		p.tell(page)
+		p.reportBad(page)
 	}
 }
 
-func (p *Pool) tell(page BadPage) {
-	if p.tellBad != nil {
-		p.tellBad(page)
+func (p *Pool) reportBad(page BadPage) {
+	if p.onBadPage != nil {
+		p.onBadPage(page)
 	}
 }
 

@@ -8,15 +8,15 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// space is an open space. Its entries carry the number of its realm; a reset gives it another realm, so that
-// nothing of the old one is found from then on.
+// space is an open space. Its entries carry the number of its realm; a reset gives it another
+// realm, so that nothing of the old one is found from then on.
 type space struct {
 	spec   pool.Spec
 	epoch  uint32
 	realm  uint32
 	groups []group
 
-	record     int    // in the pool's file; notKept: none
+	record     int    // in the pool's file; noRecord: none
 	generation uint32 // in that record: as an epoch, but through all lives of the file
 }
 
@@ -89,8 +89,8 @@ func (p *Pool) OpenSpace(s pool.Spec) (pool.SpaceID, error) {
 	return id, nil
 }
 
-// takeSpace is the space that the file has of this spec, or a new one. If the file has another one under the same
-// fingerprint, nobody uses that any more: what is stored of it goes.
+// takeSpace is the space that the file has of this spec, or a new one. If the file has another one
+// under the same fingerprint, nobody uses that any more: what is stored of it goes.
 func (c *core) takeSpace(s *pool.Spec) (*space, error) {
 	kept := c.unopened[s.Fingerprint]
 	if kept != nil && sameSpec(&kept.spec, s) {
@@ -106,14 +106,14 @@ func (c *core) takeSpace(s *pool.Spec) (*space, error) {
 		delete(c.unopened, s.Fingerprint)
 		c.leaveSpace(kept)
 	}
-	c.keepSpace(sp)
+	c.persistSpace(sp)
 	return sp, nil
 }
 
 // leaveSpace forgets a space: its record of the file is free, and its realm is over.
 func (c *core) leaveSpace(sp *space) {
-	c.turnKept(sp)
-	if f := c.file; f != nil && sp.record != notKept {
+	c.advanceGeneration(sp)
+	if f := c.file; f != nil && sp.record != noRecord {
 		f.Touch(func() { f.SpaceAt(sp.record).Remove() })
 	}
 	c.end(sp.realm)
@@ -136,7 +136,7 @@ func (p *Pool) CloseSpace(s pool.SpaceID) error {
 func notOpen(s pool.SpaceID) error { return fmt.Errorf("dram: space %d is not open", s) }
 
 func (c *core) newSpace(s *pool.Spec) *space {
-	sp := &space{spec: cloneSpec(*s), epoch: s.OpeningEpoch(), record: notKept}
+	sp := &space{spec: cloneSpec(*s), epoch: s.OpeningEpoch(), record: noRecord}
 	for _, g := range s.Groups {
 		sp.groups = append(sp.groups, c.newGroup(g))
 	}
@@ -268,7 +268,8 @@ func (c *core) resident() int64 {
 
 var _ pool.SpaceCounter = (*Pool)(nil)
 
-// SpaceEntries implements pool.SpaceCounter: entries of the current epoch, those that lack shards included.
+// SpaceEntries implements pool.SpaceCounter: entries of the current epoch, those that lack shards
+// included.
 func (p *Pool) SpaceEntries(s pool.SpaceID) int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()

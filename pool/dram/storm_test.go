@@ -27,7 +27,8 @@ const (
 	fillWithin  = 20 * time.Second
 )
 
-// TestKilledInAStorm kills a process at random moments while it saves, loads, evicts and resets, and opens its pool.
+// TestKilledInAStorm kills a process at random moments while it saves, loads, evicts and resets,
+// and opens its pool.
 func TestKilledInAStorm(t *testing.T) {
 	rounds, asked := stormRounds, os.Getenv(roundsEnv) != ""
 	if text := os.Getenv(roundsEnv); text != "" {
@@ -146,7 +147,8 @@ func (s *stormCheck) killed() []byte {
 	return said.Bytes()
 }
 
-// hear takes in what was said. A block's number is used once, so what was evicted stays so, whatever came first.
+// hear takes in what was said. A block's number is used once, so what was evicted stays so,
+// whatever came first.
 func (s *stormCheck) hear(said []byte) {
 	evicted := map[uint64]bool{}
 	var resetting []uint64

@@ -31,25 +31,25 @@ const (
 // says by which ways it may be had still; those that failed once are not tried again in a
 // reservation.
 type wanted struct {
-	class int32
-	way   ways
-	may   ways
+	class   int32
+	source  slabSources
+	sources slabSources
 }
 
 // ways to empty a slab of another class.
-type ways uint8
+type slabSources uint8
 
 const (
-	bySpare    ways = 1 << iota // of a class that has free slots for all of its entries
-	byEviction                  // of a class whose entries are evicted for it
+	bySpare    slabSources = 1 << iota // of a class that has free slots for all of its entries
+	byEviction                         // of a class whose entries are evicted for it
 )
 
 // want notes that a class needs a slab; false if that was tried in vain.
-func (c *core) want(class int32, way ways) bool {
-	if c.wanted.may&way == 0 {
+func (c *core) want(class int32, source slabSources) bool {
+	if c.wanted.sources&source == 0 {
 		return false
 	}
-	c.wanted.class, c.wanted.way = class, way
+	c.wanted.class, c.wanted.source = class, source
 	return true
 }
 
@@ -58,7 +58,7 @@ type gathering struct {
 	*core
 	classes  []int32 // of the entry that is to be reserved
 	class    int32   // of them: the one without room
-	way      ways
+	source   slabSources
 	barren   []int32 // classes that cannot give a slab
 	donor    int32   // whose entries are evicted; slab.NoClass: to be chosen
 	left     int64   // bytes that may still be evicted
@@ -86,7 +86,7 @@ func (g *gathering) step() outcome {
 		if g.slabs.AnySpare() && g.chooseSpare() {
 			return empties
 		}
-		if g.way != byEviction || g.left <= 0 {
+		if g.source != byEviction || g.left <= 0 {
 			return inVain
 		}
 		if g.donor == slab.NoClass && !g.chooseDonor() {

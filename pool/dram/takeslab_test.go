@@ -48,8 +48,8 @@ func check(t *testing.T, p *Pool) {
 	}
 }
 
-// TestHalfTakenEntryKeepsItsSlab asks for an entry whose second slot finds no room: the slab of its first slot,
-// which no entry owns yet, must not be taken for it.
+// TestHalfTakenEntryKeepsItsSlab asks for an entry whose second slot finds no room: the slab of its
+// first slot, which no entry owns yet, must not be taken for it.
 func TestHalfTakenEntryKeepsItsSlab(t *testing.T) {
 	p, h := twoSlabs(t)
 	wide, err := p.OpenSpace(pool.Spec{
@@ -80,8 +80,8 @@ func TestHalfTakenEntryKeepsItsSlab(t *testing.T) {
 	check(t, p)
 }
 
-// TestSlabWithAPinIsNotTaken pins one entry in each slab: no slab can go to another class, and nothing is evicted in
-// vain.
+// TestSlabWithAPinIsNotTaken pins one entry in each slab: no slab can go to another class, and
+// nothing is evicted in vain.
 func TestSlabWithAPinIsNotTaken(t *testing.T) {
 	p, h := twoSlabs(t)
 	other, err := p.OpenSpace(pool.Spec{Fingerprint: pool.Fingerprint{1}, Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{5000}}}})
@@ -154,8 +154,8 @@ func TestSteadyLoadLeavesSlabs(t *testing.T) {
 }
 
 // TestSlabWithABadPageIsNotTakenInVain stores a block as large as a slab in a pool full of small
-// ones: no slab with a bad page has room for it, though these hold the least, so another is emptied,
-// by evicting or, where there is room for its entries elsewhere, by moving them.
+// ones: no slab with a bad page has room for it, though these hold the least, so another is
+// emptied, by evicting or, where there is room for its entries elsewhere, by moving them.
 func TestSlabWithABadPageIsNotTakenInVain(t *testing.T) {
 	const slab, perSlab, slabs = 16 << 10, 16, 16
 	for _, c := range []struct{ bad, gone int }{{1, 0}, {4, 0}, {4, 6}, {7, 6}} {

@@ -5,8 +5,8 @@ const (
 	maxAwaited = 1 << 16 // blocks looked up, not stored before, and not stored yet
 )
 
-// awaited are blocks that were looked up and not found: the class they will have when they are stored. They lie in sets by the
-// hash of their key; the one put first makes room.
+// awaited are blocks that were looked up and not found: the class they will have when they are
+// stored. They lie in sets by the hash of their key; the one put first makes room.
 type awaited struct {
 	linear
 	pages[awaitedSet]

@@ -5,8 +5,8 @@ import (
 	"math/bits"
 )
 
-// cells are entries of one kind, young or old: for each class its list of runs by last use, cut into bins of age, and over the classes a
-// tournament for the cell that is worth least.
+// cells are entries of one kind, young or old: for each class its list of runs by last use, cut
+// into bins of age, and over the classes a tournament for the cell that is worth least.
 //
 //	class c:  newest ── bin 0 ── │ ── bin 1 ── │ ... ── oldest        the list; first[c][b] is the oldest run of bin b
 type cells struct {
@@ -20,7 +20,8 @@ type cells struct {
 	full   uint64                // bit per class that has entries
 }
 
-// eldest is the oldest run of a bin, and the time of its last use, ms: whether it is too old for the bin must not cost a look at it.
+// eldest is the oldest run of a bin, and the time of its last use, ms: whether it is too old for
+// the bin must not cost a look at it.
 type eldest struct{ run, used uint32 }
 
 // worths are the worth of an entry in each bin of a class, in hits per second kept.

@@ -2,7 +2,8 @@ package evict
 
 import "fmt"
 
-// Check walks everything and names the first promise that does not hold. It is slow and meant for tests.
+// Check walks everything and names the first promise that does not hold. It is slow and meant for
+// tests.
 func (h *Hazard) Check() error {
 	n, lost := 0, 0
 	for number, k := range h.kinds {
@@ -41,8 +42,8 @@ func (h *Hazard) checkKind(k *kind, number uint8) (n int, err error) {
 	return n, h.checkRecency(k, number, inSpan)
 }
 
-// checkRecency counts what LRU would have: the young entries of each span, and the ghosts of lost blocks, of which a table that is full
-// may have forgotten some.
+// checkRecency counts what LRU would have: the young entries of each span, and the ghosts of lost
+// blocks, of which a table that is full may have forgotten some.
 func (h *Hazard) checkRecency(k *kind, number uint8, inSpan map[*span]int32) error {
 	lost := map[*span]int32{}
 	h.ghosts.settle()
@@ -122,7 +123,7 @@ func (h *Hazard) checkRun(id uint32, r *run, kind uint8) error {
 	n, older := 0, uint32(0)
 	for e := r.first; e != 0; older, e = e, h.nodes.at(e).newer {
 		x := h.nodes.at(e)
-		if x.state&stateKnown == 0 || x.kind != kind || x.older != older || x.run != id {
+		if x.state&statePresent == 0 || x.kind != kind || x.older != older || x.run != id {
 			return fmt.Errorf("entry %d of run %d is %+v, and %d is behind it", e, id, *x, older)
 		}
 		if n++; n > int(r.count) {

@@ -5,8 +5,9 @@ import (
 	"math/bits"
 )
 
-// A class is what is known of a block when its chain is looked up: how often it came again, how far it is from
-// the end of the chain, whether the chain is a conversation that went on before, and whether much is new behind it.
+// A class is what is known of a block when its chain is looked up: how often it came again, how far
+// it is from the end of the chain, whether the chain is a conversation that went on before, and
+// whether much is new behind it.
 const (
 	numClasses = (maxUses + 1) * distances * turns * 2
 	turns      = 2

@@ -8,8 +8,8 @@ const (
 	perUnit    = 1             // ms that go by at least for unitTokens tokens looked up
 )
 
-// clock is the time in ms by which blocks age: that of the pool, without long pauses, and not slower than blocks come.
-// It never goes back.
+// clock is the time in ms by which blocks age: that of the pool, without long pauses, and not
+// slower than blocks come. It never goes back.
 type clock struct {
 	now     int64
 	skipped int64 // ms of pauses left out
@@ -17,7 +17,7 @@ type clock struct {
 }
 
 // hear is the time at which the pool's clock shows ns.
-func (c *clock) hear(ns int64) uint32 {
+func (c *clock) advance(ns int64) uint32 {
 	at := ns/1e6 - c.skipped
 	if !c.heard {
 		c.heard, c.skipped, at = true, at-c.now, c.now
@@ -31,12 +31,12 @@ func (c *clock) hear(ns int64) uint32 {
 }
 
 // look is the time of a look-up, some ms or more after all before it.
-func (c *clock) look(u *pool.Use, steps int) uint32 {
+func (c *clock) advanceBy(u *pool.Use, steps int) uint32 {
 	before, tokens := c.now, int64(u.BlockTokens)
 	if tokens == 0 {
 		tokens = unitTokens
 	}
-	c.hear(u.Now)
+	c.advance(u.Now)
 	c.now = max(c.now, before+max(1, int64(steps), int64(len(u.Prints))*tokens/unitTokens*perUnit))
 	return uint32(c.now)
 }

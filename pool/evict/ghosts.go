@@ -15,8 +15,8 @@ const (
 	lateGhosts   = 32
 )
 
-// ghosts remember blocks that are not stored. They lie in sets by the hash of their key; the one put first makes
-// room.
+// ghosts remember blocks that are not stored. They lie in sets by the hash of their key; the one
+// put first makes room.
 type ghosts struct {
 	linear
 	pages []*[setsAPage]ghostSet
@@ -29,8 +29,8 @@ type ghosts struct {
 	seen  uint64 // what settle read ahead
 }
 
-// ghostSet is four cache lines. A look for a print goes through marks, four at a time; the rest is read where one is
-// alike.
+// ghostSet is four cache lines. A look for a print goes through marks, four at a time; the rest is
+// read where one is alike.
 type ghostSet struct {
 	marks [(ways + marksAWord - 1) / marksAWord]uint64 // bits 32 to 47 of each print
 	way   [ways]ghostWay
@@ -109,8 +109,8 @@ func (s *ghostSet) find(print uint64) int {
 	return -1
 }
 
-// put adds a ghost, in the place of one of the same block: of a look-up whose blocks were mostly forgotten the rest was not looked for, and stored
-// beside its ghosts.
+// put adds a ghost, in the place of one of the same block: of a look-up whose blocks were mostly
+// forgotten the rest was not looked for, and stored beside its ghosts.
 func (g *ghosts) put(l *lateGhost) {
 	s := g.at(g.home(l.print))
 	if w := s.find(l.print); w >= 0 {

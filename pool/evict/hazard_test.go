@@ -21,7 +21,8 @@ func TestStateIsSmall(t *testing.T) {
 	}
 }
 
-// TestStateOfAFullPool adds up what is held when each entry is a run and LRU would have none of them.
+// TestStateOfAFullPool adds up what is held when each entry is a run and LRU would have none of
+// them.
 func TestStateOfAFullPool(t *testing.T) {
 	h := NewHazard()
 	const entries = 20_000
@@ -30,7 +31,7 @@ func TestStateOfAFullPool(t *testing.T) {
 		w.look(block)
 	}
 	for block := range uint32(2 * entries) {
-		h.credit.blocks, h.humble.left = 1e6, 0
+		h.missBudget.blocks, h.fallback.left = 1e6, 0
 		h.prefer(func(bin int) float32 { return float32(bin + 1) })
 		w.look(entries + block)
 	}
@@ -55,8 +56,8 @@ func spread(n int) uint64 {
 	return x ^ x>>32
 }
 
-// TestRiskIsCountedOnEntering stores blocks of which a tenth is used again at one age. Those that never come again are
-// at risk there as well: counted only at reuse, the hazard would be one.
+// TestRiskIsCountedOnEntering stores blocks of which a tenth is used again at one age. Those that
+// never come again are at risk there as well: counted only at reuse, the hazard would be one.
 func TestRiskIsCountedOnEntering(t *testing.T) {
 	h := NewHazard()
 	const n, again = 4000, 100e9 // ns
@@ -118,7 +119,7 @@ func TestFallingBehindForgets(t *testing.T) {
 	h := NewHazard()
 	h.tables.use(3, 4)
 	for range 10 {
-		h.watch(-50, 60)
+		h.record(-50, 60)
 	}
 	if r := h.Report(); r.Alarms == 0 || r.Margin <= 0 {
 		t.Fatalf("%d alarms, margin %g, 500 hits behind LRU", r.Alarms, r.Margin)
@@ -139,12 +140,12 @@ func TestLRUDecidesAfterAnAlarm(t *testing.T) {
 		h.Access(&pool.Use{Now: int64(i) * 1e9, BlockTokens: 512, Prints: far})
 		h.Insert(&pool.Insertion{Now: int64(i) * 1e9, BlockTokens: 512, Entries: []uint32{uint32(i + 1)}, Prints: far[:1]})
 	}
-	h.credit.blocks = 1e6
+	h.missBudget.blocks = 1e6
 	h.prefer(func(bin int) float32 { return float32(bin + 1) })
 	if got := h.Victim(100e9, 1, nobody{}); got == 1 {
 		t.Fatal("the oldest goes though it is worth most")
 	}
-	h.watch(-5000, 0)
+	h.record(-5000, 0)
 	for want := uint32(1); want <= 50; want++ {
 		got := h.Victim(100e9, 1, nobody{})
 		if got != want {
@@ -152,8 +153,8 @@ func TestLRUDecidesAfterAnAlarm(t *testing.T) {
 		}
 		h.Remove([]uint32{got})
 	}
-	h.humble.pass(1 << 30)
-	h.credit.blocks = 1e6
+	h.fallback.pass(1 << 30)
+	h.missBudget.blocks = 1e6
 	if got := h.Victim(100e9, 1, nobody{}); got == 51 {
 		t.Fatal("LRU decides for ever")
 	}
@@ -202,7 +203,8 @@ func TestGhostsGrowWithoutLoss(t *testing.T) {
 	}
 }
 
-// TestLateGhostsAreFound: a ghost is found whether its set was at hand or not, and those of a set make room in the order they came.
+// TestLateGhostsAreFound: a ghost is found whether its set was at hand or not, and those of a set
+// make room in the order they came.
 func TestLateGhostsAreFound(t *testing.T) {
 	var late, prompt ghosts
 	late.grow(0, 0)
@@ -228,7 +230,8 @@ func TestLateGhostsAreFound(t *testing.T) {
 	}
 }
 
-// TestPassagesAreCountedInEachBin compares the counts of blocks that pass from bin to bin with those of a loop over the bins.
+// TestPassagesAreCountedInEachBin compares the counts of blocks that pass from bin to bin with
+// those of a loop over the bins.
 func TestPassagesAreCountedInEachBin(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -255,7 +258,8 @@ func TestPassagesAreCountedInEachBin(t *testing.T) {
 	}
 }
 
-// TestAPromptAgesAsOne stores a prompt, whose blocks are of few classes: it makes few runs, and they pass from bin to bin whole.
+// TestAPromptAgesAsOne stores a prompt, whose blocks are of few classes: it makes few runs, and
+// they pass from bin to bin whole.
 func TestAPromptAgesAsOne(t *testing.T) {
 	h := NewHazard()
 	in := pool.Insertion{BlockTokens: 512}

@@ -15,22 +15,22 @@ type judge struct {
 	alarms             uint64
 }
 
-// watch books so many hits more than LRU had. When the policy falls behind, what was learned is forgotten, and LRU decides for
-// a while.
-func (h *Hazard) watch(ahead, blocks int) {
-	h.credit.book(ahead, blocks, h.entries)
-	if h.humble.pass(blocks) {
+// watch books so many hits more than LRU had. When the policy falls behind, what was learned is
+// forgotten, and LRU decides for a while.
+func (h *Hazard) record(ahead, blocks int) {
+	h.missBudget.record(ahead, blocks, h.entries)
+	if h.fallback.pass(blocks) {
 		return
 	}
 	j, start := &h.judge, marginBase+float64(h.entries)/marginShare
 	j.margin += float64(ahead) + slack*float64(blocks)
 	if j.margin >= 2*start { // as far ahead as counts
 		j.margin = 2 * start
-		h.humble.forgive()
+		h.fallback.resetBackoff()
 	}
 	if j.margin < 0 {
 		h.tables.forget()
-		h.humble.begin(h.entries)
+		h.fallback.begin(h.entries)
 		j.margin = start / again
 		j.alarms++
 	}
@@ -41,36 +41,38 @@ const (
 	mostTurns  = 96 // ... and after many: each alarm doubles it
 )
 
-// humble is the time after an alarm in which the policy does as LRU does. It goes on learning: what is counted does
-// not depend on what is evicted.
-type humble struct {
+// humble is the time after an alarm in which the policy does as LRU does. It goes on learning: what
+// is counted does not depend on what is evicted.
+type fallback struct {
 	turns int // of the next alarm
 	left  int // blocks to be looked up
 }
 
-func (u *humble) begin(entries int) {
+func (u *fallback) begin(entries int) {
 	u.left = u.turns * entries
 	u.turns = min(2*u.turns, mostTurns)
 }
 
 // forgive makes the next alarm the first.
-func (u *humble) forgive() { u.turns = firstTurns }
+func (u *fallback) resetBackoff() { u.turns = firstTurns }
 
 // pass lets some blocks pass, and says whether the time is not over.
-func (u *humble) pass(blocks int) bool {
+func (u *fallback) pass(blocks int) bool {
 	u.left = max(0, u.left-blocks)
 	return u.left > 0
 }
 
-// A block that LRU hits and the pool misses is one that was lost, and it is stored again then. So if never more blocks are lost
-// than there is credit, and each costs one of the credit when it is asked for, the credit is never overdrawn:
+// A block that LRU hits and the pool misses is one that was lost, and it is stored again then. So
+// if never more blocks are lost than there is credit, and each costs one of the credit when it is
+// asked for, the credit is never overdrawn:
 //
 //	hits of the pool >= hits of LRU - giftShare * blocks looked up
 //
-// at any time, whatever is asked for; LRU with one part in 128 of room less or more. More is lent only to a policy that is ahead of LRU, where
-// what was lost so far was not asked for, and it is of many prompts: if all of that is asked for at once after all, at most leadShare of the
-// blocks looked up until then are lost besides, and paid back before anything is lent again. Beside the bound are entries that are held or of
-// several kinds, and blocks that are not stored again.
+// at any time, whatever is asked for; LRU with one part in 128 of room less or more. More is lent
+// only to a policy that is ahead of LRU, where what was lost so far was not asked for, and it is of
+// many prompts: if all of that is asked for at once after all, at most leadShare of the blocks
+// looked up until then are lost besides, and paid back before anything is lent again. Beside the
+// bound are entries that are held or of several kinds, and blocks that are not stored again.
 const (
 	giftShare   = 0.0075 // blocks given for each block looked up
 	leadShare   = 0.02   // blocks lent, when all goes well, for each block looked up: one for each hit that LRU has not, up to this share
@@ -79,8 +81,9 @@ const (
 	meanLooks   = 1024   // look-ups over which the size of a prompt is averaged
 )
 
-// credit is how far the policy may be from LRU. A fresh one does as LRU does; what it wins it may risk.
-type credit struct {
+// credit is how far the policy may be from LRU. A fresh one does as LRU does; what it wins it may
+// risk.
+type missBudget struct {
 	blocks float64 // given, and won, less those that were asked for when they were lost; as many as entries at most, either way
 	calm   float64 // lost blocks that LRU gave up too before they were asked for, less askedCost for each that was asked for
 	lead   float64 // hits more than LRU, since the start
@@ -90,12 +93,12 @@ type credit struct {
 }
 
 // members are all of them, in the order in which they are kept over a restart.
-func (c *credit) members() [6]*float64 {
+func (c *missBudget) members() [6]*float64 {
 	return [...]*float64{&c.blocks, &c.calm, &c.lead, &c.all, &c.looked, &c.square}
 }
 
 // book takes in a look-up of some blocks, of which the policy hit so many more than LRU.
-func (c *credit) book(ahead, blocks, entries int) {
+func (c *missBudget) record(ahead, blocks, entries int) {
 	n, most := float64(blocks), max(c.blocks, float64(entries)) // what was brought along from before a restart stays
 	c.blocks = max(-float64(entries), min(most, c.blocks+float64(ahead)+giftShare*n))
 	c.lead += float64(ahead)
@@ -105,7 +108,7 @@ func (c *credit) book(ahead, blocks, entries int) {
 }
 
 // note takes in what became of lost blocks: some were asked for, others LRU gave up too.
-func (c *credit) note(asked, passed, entries int) {
+func (c *missBudget) note(asked, passed, entries int) {
 	if asked == 0 && passed == 0 {
 		return
 	}
@@ -114,24 +117,25 @@ func (c *credit) note(asked, passed, entries int) {
 }
 
 // mayLose is how many blocks may be lost, of which some are.
-func (c *credit) mayLose(lost int) float64 {
+func (c *missBudget) mayLose(lost int) float64 {
 	return c.blocks + c.trust(float64(lost))*max(0, min(c.lead, leadShare*c.all))
 }
 
-// trust is 1 if as many blocks as are lost have gone unasked for, and they are as much as many prompts; else it is less.
-func (c *credit) trust(lost float64) float64 {
+// trust is 1 if as many blocks as are lost have gone unasked for, and they are as much as many
+// prompts; else it is less.
+func (c *missBudget) trust(lost float64) float64 {
 	prompt := 1 + c.square/max(1, c.looked) // of the mean block
 	return max(0, min(1, c.calm/max(1, lost))) * min(1, lost/(manyPrompts*prompt))
 }
 
 // bold says that the policy decides: one more block that LRU would have may be lost.
-func (h *Hazard) bold() bool {
+func (h *Hazard) mayDeviate() bool {
 	more := float64(h.lost) + 1
 	switch {
-	case h.humble.left > 0:
+	case h.fallback.left > 0:
 		return false
-	case more <= h.credit.blocks: // whatever the trust
+	case more <= h.missBudget.blocks: // whatever the trust
 		return true
 	}
-	return more <= h.credit.mayLose(h.lost)
+	return more <= h.missBudget.mayLose(h.lost)
 }

@@ -2,7 +2,8 @@ package evict
 
 import "github.com/kvagent/kvagent/pool"
 
-// maxRepairs bounds the entries that one call of Victim moves in the order of eviction before it gives up.
+// maxRepairs bounds the entries that one call of Victim moves in the order of eviction before it
+// gives up.
 const maxRepairs = 16 << 10
 
 // LRU is the least recently used entry on which nothing hangs.
@@ -25,7 +26,7 @@ type lruNode struct {
 type lruNodes struct{ pages[lruNode] }
 
 // known is the node of an entry that LRU has; nil otherwise.
-func (t *lruNodes) known(e uint32) *lruNode {
+func (t *lruNodes) find(e uint32) *lruNode {
 	if t.has(e) && t.at(e).known {
 		return t.at(e)
 	}
@@ -33,8 +34,8 @@ func (t *lruNodes) known(e uint32) *lruNode {
 }
 
 // like is the node of an entry if that still has the print; nil otherwise.
-func (t *lruNodes) like(e uint32, print uint64) *lruNode {
-	if n := t.known(e); n != nil && n.print == print {
+func (t *lruNodes) match(e uint32, print uint64) *lruNode {
+	if n := t.find(e); n != nil && n.print == print {
 		return n
 	}
 	return nil
@@ -50,7 +51,7 @@ func NewLRU() *LRU { return &LRU{} }
 func (l *LRU) Access(u *pool.Use) {
 	now := millis(u.Now)
 	for i := len(u.Entries) - 1; i >= 0; i-- {
-		if n := l.nodes.like(u.Entries[i], u.Prints[i]); n != nil {
+		if n := l.nodes.match(u.Entries[i], u.Prints[i]); n != nil {
 			n.used = now
 			o := &l.list[n.kind]
 			o.remove(&l.nodes, u.Entries[i])
@@ -77,7 +78,7 @@ func (l *LRU) Insert(in *pool.Insertion) {
 // Remove implements pool.Policy.
 func (l *LRU) Remove(entries []uint32) {
 	for _, e := range entries {
-		if n := l.nodes.known(e); n != nil {
+		if n := l.nodes.find(e); n != nil {
 			l.list[n.kind].remove(&l.nodes, e)
 			n.known = false
 			l.entries--
@@ -97,7 +98,7 @@ func (l *LRU) Victim(now int64, kinds uint64, v pool.View) uint32 {
 			return e
 		}
 		o.remove(&l.nodes, e)
-		if child != 0 && l.nodes.known(child) != nil {
+		if child != 0 && l.nodes.find(child) != nil {
 			o.pushAbove(&l.nodes, child, e) // it is as recent as what hangs on it
 		} else {
 			l.nodes.at(e).used = millis(now) // it is in use

@@ -12,8 +12,8 @@ type node struct {
 
 // Bits of node.state.
 const (
-	stateKnown = 1 << iota // the policy has the entry
-	stateOnWay             // it is on the way
+	statePresent = 1 << iota // the policy has the entry
+	stateDescent             // it is on the way
 )
 
 // nodes grow with the greatest number of an entry.
@@ -24,19 +24,19 @@ type nodes struct {
 }
 
 // known is the node of an entry that the policy has; nil otherwise.
-func (t *nodes) known(e uint32) *node {
+func (t *nodes) find(e uint32) *node {
 	if !t.has(e) {
 		return nil
 	}
-	if n := t.at(e); n.state&stateKnown != 0 {
+	if n := t.at(e); n.state&statePresent != 0 {
 		return n
 	}
 	return nil
 }
 
 // like is the node of an entry if that still has the print; nil otherwise.
-func (t *nodes) like(e uint32, print uint64) *node {
-	if n := t.known(e); n != nil && n.print == print {
+func (t *nodes) match(e uint32, print uint64) *node {
+	if n := t.find(e); n != nil && n.print == print {
 		return n
 	}
 	return nil
@@ -45,7 +45,8 @@ func (t *nodes) like(e uint32, print uint64) *node {
 // runOf is the run of an entry.
 func (t *nodes) runOf(n *node) *run { return t.runs.at(n.run) }
 
-// preload reads the nodes of entries that are looked at one after the other afterwards: the processor waits for all of them at once.
+// preload reads the nodes of entries that are looked at one after the other afterwards: the
+// processor waits for all of them at once.
 func (t *nodes) preload(entries []uint32) {
 	for _, e := range entries {
 		if t.has(e) {
@@ -57,8 +58,8 @@ func (t *nodes) preload(entries []uint32) {
 // millis is a pool's time as nodes keep it.
 func millis(now int64) uint32 { return uint32(now / 1e6) }
 
-// run is entries of one class that were last used at about the same time, such as most blocks of one prompt. They age together: it is
-// runs that pass from bin to bin, not entries.
+// run is entries of one class that were last used at about the same time, such as most blocks of
+// one prompt. They age together: it is runs that pass from bin to bin, not entries.
 //
 //	class c:  newest ── run ── run ── │ ── run ── │ ... ── run ── oldest     │ is between bins
 //	                    └ first ... last: the entries, the oldest first
@@ -82,7 +83,7 @@ type runs struct {
 }
 
 // number is one that is not in use.
-func (r *runs) number() uint32 {
+func (r *runs) alloc() uint32 {
 	id := r.free
 	if id != 0 {
 		r.free = r.at(id).newer

@@ -7,7 +7,8 @@ const (
 	pageLen  = 1 << pageBits
 )
 
-// pages are records by number, from 0 on. They grow by the page, so that nobody waits for a copy of all.
+// pages are records by number, from 0 on. They grow by the page, so that nobody waits for a copy of
+// all.
 type pages[T any] []*[pageLen]T
 
 func (p pages[T]) at(i uint32) *T { return &p[i>>pageBits][i&(pageLen-1)] }
@@ -27,8 +28,8 @@ func (p pages[T]) bytes() int64 {
 	return int64(len(p)) * int64(unsafe.Sizeof(page)+unsafe.Sizeof(&page))
 }
 
-// linear is how many sets a table has that grows by one set at a time (linear hashing), so that nobody waits for a table to
-// be copied.
+// linear is how many sets a table has that grows by one set at a time (linear hashing), so that
+// nobody waits for a table to be copied.
 type linear struct {
 	sets uint // in use
 	half uint // the greatest power of two of sets not above sets

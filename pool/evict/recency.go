@@ -1,8 +1,9 @@
 package evict
 
-// recency is LRU with room for as many blocks as the pool has of a kind: all blocks that were used since its cutoff, which are young
-// entries of the pool and lost blocks. It keeps no list of them but how many were last used in each span of time, so that LRU is
-// known to a grain of blocks: it has room for fewer than a grain more, or after a drop fewer than a grain less.
+// recency is LRU with room for as many blocks as the pool has of a kind: all blocks that were used
+// since its cutoff, which are young entries of the pool and lost blocks. It keeps no list of them
+// but how many were last used in each span of time, so that LRU is known to a grain of blocks: it
+// has room for fewer than a grain more, or after a drop fewer than a grain less.
 //
 //	time:   ── old entries ── │ span │ span │ span │ ... │ newest span
 //	                          └ cutoff
@@ -31,8 +32,9 @@ const (
 	longestSight = 1 << 30      // ms after which LRU gives a block up however much room there is, so that times can be told apart
 )
 
-// begins has LRU begin anew, without blocks, just before a chain that is used now, and gives the lost ones that it had.
-func (r *recency) begins(now uint32) (passed int) {
+// begins has LRU begin anew, without blocks, just before a chain that is used now, and gives the
+// lost ones that it had.
+func (r *recency) restart(now uint32) (passed int) {
 	passed = r.lost
 	now -= mostSteps + 1
 	r.spans[0] = span{from: now}
@@ -65,7 +67,8 @@ func before(a, b uint32) bool { return int32(a-b) < 0 }
 // step is the blocks of a chain that are taken to be used in one ms, from its end to its start.
 func (r *recency) step(length int) int { return max(r.grain, (length+mostSteps-1)/mostSteps) }
 
-// open begins the spans in which the blocks of a look-up are last used: step blocks at each ms until now.
+// open begins the spans in which the blocks of a look-up are last used: step blocks at each ms
+// until now.
 func (r *recency) open(blocks, step int, now uint32) {
 	steps := uint32((blocks - 1) / step)
 	r.opened, r.closed = now-steps, now
@@ -88,8 +91,8 @@ func (r *recency) begin(at uint32) {
 	r.last = at
 }
 
-// merge makes neighbours one that have few blocks by now, and twice as many if that leaves too many spans. Those of the chain looked up last are about to
-// have more.
+// merge makes neighbours one that have few blocks by now, and twice as many if that leaves too many
+// spans. Those of the chain looked up last are about to have more.
 func (r *recency) merge() {
 	for most := int32(r.grain); r.first > 0 || r.end > maxSpans/2; most *= 2 {
 		n := 1
@@ -144,15 +147,17 @@ func (r *recency) remove(used uint32) {
 	r.blocks--
 }
 
-// lose notes that the pool gives a block up, by one or, with -1, that one that was lost is asked for or stored.
+// lose notes that the pool gives a block up, by one or, with -1, that one that was lost is asked
+// for or stored.
 func (r *recency) lose(used uint32, by int) {
 	r.at(used).lost += int32(by)
 	r.lost += by
 }
 
-// drop gives up the blocks of the oldest span, and says how many were lost ones; false if there is but the newest, or those of the chain looked up last.
+// drop gives up the blocks of the oldest span, and says how many were lost ones; false if there is
+// but the newest, or those of the chain looked up last.
 func (r *recency) drop() (passed int, ok bool) {
-	if !r.may() {
+	if !r.canDrop() {
 		return 0, false
 	}
 	s := &r.spans[r.first]
@@ -163,16 +168,18 @@ func (r *recency) drop() (passed int, ok bool) {
 }
 
 // may says that there is a span to drop.
-func (r *recency) may() bool {
+func (r *recency) canDrop() bool {
 	return r.end-r.first > 1 && !before(r.opened, r.spans[r.first+1].from)
 }
 
-// justLooked says that a time is one of the chain looked up last, of those that are in several spans.
+// justLooked says that a time is one of the chain looked up last, of those that are in several
+// spans.
 func (r *recency) justLooked(used uint32) bool {
 	return !before(used, r.opened) && before(used, r.closed)
 }
 
-// over says that LRU has its room without the oldest span, or has seen nothing of that for too long.
-func (r *recency) over(room int, now uint32) bool {
-	return r.may() && (r.blocks-int(r.spans[r.first].blocks) >= room || now-r.cutoff() > longestSight)
+// over says that LRU has its room without the oldest span, or has seen nothing of that for too
+// long.
+func (r *recency) overfull(room int, now uint32) bool {
+	return r.canDrop() && (r.blocks-int(r.spans[r.first].blocks) >= room || now-r.cutoff() > longestSight)
 }

@@ -8,8 +8,8 @@ const (
 	onceRatio    = 0.5 // hazard of blocks that never came again beside the flat one ...
 	againRatio   = 4   // ... and of those that did
 	hazardPrior  = 600
-	surest       = 0.999 // a hazard of 1 would leave nobody in the next bin
-	fewest       = 1e-6  // share that is taken to reach any bin, so that slopes there can still be told
+	maxHazard    = 0.999 // a hazard of 1 would leave nobody in the next bin
+	minReach     = 1e-6  // share that is taken to reach any bin, so that slopes there can still be told
 	blocksAScore = 12    // blocks looked up between the turn of one class and of the next
 	maxScores    = 4     // classes scored at one look-up
 	freshShare   = 0.02  // of the blocks that a class is judged by: fewer new ones can wait ...
@@ -18,18 +18,18 @@ const (
 
 // scorer turns counts into worths, one class at a time, so that no look-up waits for all of them.
 type scorer struct {
-	flat   [numBins]float64 // chance of a use in a bin over all classes, as of the start of this round
-	next   int              // class
-	credit int              // blocks looked up and not yet spent
-	round  int
-	enough [numClasses]float64 // blocks counted for a class that make it worth to be scored anew
+	flat    [numBins]float64 // chance of a use in a bin over all classes, as of the start of this round
+	next    int              // class
+	pending int              // blocks looked up and not yet spent
+	round   int
+	enough  [numClasses]float64 // blocks counted for a class that make it worth to be scored anew
 }
 
 // score goes on with the round, for some blocks looked up.
 func (h *Hazard) score(blocks int) {
 	s := &h.scorer
-	s.credit = min(s.credit+blocks, maxScores*blocksAScore)
-	for ; s.credit >= blocksAScore; s.credit -= blocksAScore {
+	s.pending = min(s.pending+blocks, maxScores*blocksAScore)
+	for ; s.pending >= blocksAScore; s.pending -= blocksAScore {
 		if s.next == 0 {
 			h.startRound()
 		}
@@ -57,9 +57,10 @@ func (h *Hazard) startRound() {
 	}
 }
 
-// scoreClass sets the worth of each bin of class c: the most hits per second that keeping an entry of it for some
-// time gives (Gittins' index of a stopping problem). Its hazard is the flat one times how the class as a whole
-// compares, and comes nearer to what was counted the more was counted.
+// scoreClass sets the worth of each bin of class c: the most hits per second that keeping an entry
+// of it for some time gives (Gittins' index of a stopping problem). Its hazard is the flat one
+// times how the class as a whole compares, and comes nearer to what was counted the more was
+// counted.
 func (h *Hazard) scoreClass(c int) {
 	t, flat := &h.tables, &h.scorer.flat
 	t.settle(c)
@@ -75,7 +76,7 @@ func (h *Hazard) scoreClass(c int) {
 	var hazard [numBins]float64
 	for b := range flat {
 		believed := atMost(flat[b]*ratio, 1)
-		hazard[b] = atMost((t.used[c][b]*scale+hazardPrior*believed)/(t.risk[c][b]*scale+hazardPrior), surest)
+		hazard[b] = atMost((t.used[c][b]*scale+hazardPrior*believed)/(t.risk[c][b]*scale+hazardPrior), maxHazard)
 	}
 	index(&hazard, &h.worths[c])
 	for _, k := range h.kinds {
@@ -114,15 +115,16 @@ func steeper(from, b, c point) bool {
 	return (b.hits-from.hits)*(c.time-from.time) > (c.hits-from.hits)*(b.time-from.time)
 }
 
-// index is, for each bin, the steepest slope from the middle of the bin to a later edge of the curve of expected
-// hits over expected time held. The edges that can be steepest are the corners of the curve's upper hull.
+// index is, for each bin, the steepest slope from the middle of the bin to a later edge of the
+// curve of expected hits over expected time held. The edges that can be steepest are the corners of
+// the curve's upper hull.
 func index(hazard *[numBins]float64, w *worths) {
 	var at [numBins + 1]point // edges of bins
 	alive := 1.
 	for b, chance := range hazard {
 		at[b+1] = point{at[b].time + alive*width(b)*(1-chance/2), at[b].hits + alive*chance}
-		if alive *= 1 - chance; alive < fewest {
-			alive = fewest
+		if alive *= 1 - chance; alive < minReach {
+			alive = minReach
 		}
 	}
 	var hull [numBins + 1]point // from the last edge to the nearest

@@ -8,11 +8,12 @@ type missed struct {
 	unpaid int // of them, those that the credit has not paid for
 }
 
-// mourn is told of the ghosts of the blocks that a look-up misses, which are about to be used now, behind so many that are stored. Those of
-// LRU that it would hit are the first of them; all of LRU become the newest.
-func (h *Hazard) mourn(stored, step int, now uint32) (m missed) {
+// mourn is told of the ghosts of the blocks that a look-up misses, which are about to be used now,
+// behind so many that are stored. Those of LRU that it would hit are the first of them; all of LRU
+// become the newest.
+func (h *Hazard) countMisses(stored, step int, now uint32) (m missed) {
 	hits := true
-	for i, g := range h.behind {
+	for i, g := range h.misses {
 		if hits = hits && g.way >= 0 && h.inLRU(g.set, g.way); hits {
 			m.blocks++
 		}
@@ -49,9 +50,9 @@ func (h *Hazard) found(r *recency, used uint32) {
 	h.lost--
 }
 
-// reckon ends a look-up of blocks of a kind, in which so many entries were used that LRU would not have. What is asked again at once is
-// paid for once, and gives nothing.
-func (h *Hazard) reckon(u *pool.Use, k *kind, m missed, won int, again bool) {
+// settleLookup ends a look-up of blocks of a kind, in which so many entries were used that LRU would not
+// have. What is asked again at once is paid for once, and gives nothing.
+func (h *Hazard) settleLookup(u *pool.Use, k *kind, m missed, won int, again bool) {
 	for _, other := range h.kinds {
 		if other != nil {
 			other.spare = 0
@@ -65,22 +66,23 @@ func (h *Hazard) reckon(u *pool.Use, k *kind, m missed, won int, again bool) {
 	j.lookups += uint64(len(u.Prints))
 	j.hits += uint64(len(u.Entries))
 	j.lru += uint64(len(u.Entries) - won + m.blocks)
-	h.credit.note(m.unpaid, 0, h.entries)
+	h.missBudget.note(m.unpaid, 0, h.entries)
 	if again {
-		h.watch(-m.unpaid, 0)
+		h.record(-m.unpaid, 0)
 	} else {
-		h.watch(won-m.unpaid, len(u.Prints))
+		h.record(won-m.unpaid, len(u.Prints))
 	}
 }
 
-// kindOf is the kind of the blocks of a look-up; nil if the pool has none of them, and none is remembered.
+// kindOf is the kind of the blocks of a look-up; nil if the pool has none of them, and none is
+// remembered.
 func (h *Hazard) kindOf(u *pool.Use) *kind {
 	for i, e := range u.Entries {
-		if n := h.nodes.like(e, u.Prints[i]); n != nil {
+		if n := h.nodes.match(e, u.Prints[i]); n != nil {
 			return h.kinds[n.kind]
 		}
 	}
-	for _, g := range h.behind {
+	for _, g := range h.misses {
 		if g.way >= 0 {
 			return h.kinds[g.set.kind[g.way]]
 		}
@@ -91,7 +93,7 @@ func (h *Hazard) kindOf(u *pool.Use) *kind {
 // trim has LRU give up what it has no room for.
 func (h *Hazard) trim(k *kind, room int) {
 	for dropped := false; ; dropped = true {
-		if !k.recency.over(room, uint32(h.clock.now)) {
+		if !k.recency.overfull(room, uint32(h.clock.now)) {
 			if dropped {
 				k.cross(&h.nodes.runs, &h.worths, false)
 			}
@@ -101,21 +103,23 @@ func (h *Hazard) trim(k *kind, room int) {
 	}
 }
 
-// wake has LRU begin anew for a kind of which nothing was used for so long that times cannot be told apart.
-func (h *Hazard) wake(k *kind, now uint32) {
+// wake has LRU begin anew for a kind of which nothing was used for so long that times cannot be
+// told apart.
+func (h *Hazard) restartIdle(k *kind, now uint32) {
 	if now-k.recency.last <= longestSight {
 		return
 	}
-	passed := k.recency.begins(now)
+	passed := k.recency.restart(now)
 	h.lost -= passed
-	h.credit.note(0, passed, h.entries)
+	h.missBudget.note(0, passed, h.entries)
 	k.cross(&h.nodes.runs, &h.worths, true)
 }
 
-// drop has LRU give up its oldest span; false if there is but the newest, or those of the chain looked up last. The caller has to call cross then.
+// drop has LRU give up its oldest span; false if there is but the newest, or those of the chain
+// looked up last. The caller has to call cross then.
 func (h *Hazard) drop(k *kind) bool {
 	passed, ok := k.recency.drop()
 	h.lost -= passed
-	h.credit.note(0, passed, h.entries)
+	h.missBudget.note(0, passed, h.entries)
 	return ok
 }

@@ -5,16 +5,18 @@ import (
 	"math/bits"
 )
 
-// tables count, per class and bin of age, how many blocks came into the bin and how many were used in it. A block
-// counts as at risk when it comes in, not when it is used again or goes: blocks that are still there have told us
-// something too (Kaplan and Meier). Counts fade: newer ones weigh more, and all are scaled back now and then.
+// tables count, per class and bin of age, how many blocks came into the bin and how many were used
+// in it. A block counts as at risk when it comes in, not when it is used again or goes: blocks that
+// are still there have told us something too (Kaplan and Meier). Counts fade: newer ones weigh
+// more, and all are scaled back now and then.
 type tables struct {
 	risk, used [numClasses][numBins]float64 // but for what is in fresh
 	fresh      [numClasses]counts
 	weight     float64 // of a count made now
 }
 
-// counts are those of a class since they were last taken into the tables, which is before each use of the tables for the class.
+// counts are those of a class since they were last taken into the tables, which is before each use
+// of the tables for the class.
 type counts struct {
 	come [numBins + 1]int32 // blocks that came into a bin, less those that came into the one before: see enter
 	used [numBins]int32
@@ -27,8 +29,8 @@ const (
 	forgetful = 20 // what was learned is divided by this on an alarm
 )
 
-// enter counts n blocks of class c that passed from bin from into bin to, and into all between; from -1 is a new one. However
-// many bins that are, it is two steps:
+// enter counts n blocks of class c that passed from bin from into bin to, and into all between;
+// from -1 is a new one. However many bins that are, it is two steps:
 //
 //	bin         0  1  2  3  4  5  6
 //	from 1 to 4       +n       -n      come
@@ -42,7 +44,8 @@ func (t *tables) enter(c uint8, from, to int, n int32) {
 
 func (t *tables) use(c uint8, b int) { t.fresh[c].used[b]++ }
 
-// settle takes what was counted for a class into the tables, with the weight of now: it is never older than a round of scores.
+// settle takes what was counted for a class into the tables, with the weight of now: it is never
+// older than a round of scores.
 func (t *tables) settle(c int) {
 	fresh, in := &t.fresh[c], int32(0)
 	for b := range numBins {

@@ -8,9 +8,10 @@ import (
 
 const maxSteps = 16 << 10 // entries that one call of Victim looks at
 
-// Victim implements pool.Policy. Of several kinds the one goes first whose oldest block LRU used least recently.
+// Victim implements pool.Policy. Of several kinds the one goes first whose oldest block LRU used
+// least recently.
 func (h *Hazard) Victim(now int64, kinds uint64, v pool.View) uint32 {
-	t := h.clock.hear(now)
+	t := h.clock.advance(now)
 	h.passing.begin(t)
 	h.victim = 0
 	for left := maxSteps; left > 0 && h.victim == 0; {
@@ -24,7 +25,8 @@ func (h *Hazard) Victim(now int64, kinds uint64, v pool.View) uint32 {
 	return h.victim
 }
 
-// eldest is the kind, of those with entries, whose oldest block in LRU was used least recently; -1 if there is none.
+// eldest is the kind, of those with entries, whose oldest block in LRU was used least recently; -1
+// if there is none.
 func (h *Hazard) eldest(kinds uint64) (eldest int) {
 	if len(h.kinds) == 1 && kinds&1 != 0 && h.entries > 0 {
 		return 0 // with nothing to compare, the oldest block need not be read
@@ -46,19 +48,20 @@ func (h *Hazard) eldest(kinds uint64) (eldest int) {
 // idle is the ms since the oldest block of LRU was used, or longer.
 func (h *Hazard) idle(k *kind) uint32 { return uint32(h.clock.now) - k.recency.cutoff() }
 
-// victimOf is the oldest entry of the cell that is worth least, or, if others hang on it, the end of one of their chains.
-// If no more may be lost, one goes that LRU would not have; where there is none, LRU gives its oldest blocks up first. Entries
-// whose chain is too long or held at its end are in use: they become the newest of their classes, so that each is passed over once.
+// victimOf is the oldest entry of the cell that is worth least, or, if others hang on it, the end
+// of one of their chains. If no more may be lost, one goes that LRU would not have; where there is
+// none, LRU gives its oldest blocks up first. Entries whose chain is too long or held at its end
+// are in use: they become the newest of their classes, so that each is passed over once.
 func (h *Hazard) victimOf(k *kind, now uint32, v pool.View, steps int) (victim uint32, left int) {
-	masks, bold := false, h.bold()
+	masks, deviate := false, h.mayDeviate()
 	for left = steps; left > 0; left-- {
 		h.trim(k, k.entries-1+k.spare)
-		half, c, e := k.lowest(&h.nodes.runs, bold)
-		if e == 0 && bold {
+		half, c, e := k.lowest(&h.nodes.runs, deviate)
+		if e == 0 && deviate {
 			break
 		}
 		if e == 0 {
-			bold = !h.drop(k)
+			deviate = !h.drop(k)
 			k.cross(&h.nodes.runs, &h.worths, false)
 			continue
 		}
@@ -71,8 +74,8 @@ func (h *Hazard) victimOf(k *kind, now uint32, v pool.View, steps int) (victim u
 		left -= passed
 		switch {
 		case passed > 0:
-		case !bold: // passed over already
-			bold = true // all others are as young, and some of them may go
+		case !deviate: // passed over already
+			deviate = true // all others are as young, and some of them may go
 		default:
 			half.masked[c] |= 1
 			masks = true
@@ -89,8 +92,9 @@ func (h *Hazard) victimOf(k *kind, now uint32, v pool.View, steps int) (victim u
 	return victim, left
 }
 
-// anyEnd is the end of a chain among those that were masked: what is in use is the newest of its class but for blocks that were used in the same ms,
-// and for what was let go since. The newest are looked at first, as many as there are steps.
+// anyEnd is the end of a chain among those that were masked: what is in use is the newest of its
+// class but for blocks that were used in the same ms, and for what was let go since. The newest are
+// looked at first, as many as there are steps.
 func (h *Hazard) anyEnd(k *kind, v pool.View, steps int) uint32 {
 	for c := range numClasses {
 		if k.half[young].masked[c] == 0 {
@@ -131,12 +135,13 @@ func (p *passing) begin(now uint32) {
 	}
 }
 
-// passOver makes what is on the way to the end of a chain in use the newest of its classes, and gives the number of entries for which that was
-// to be done. The chain looked up last stays as it is, but for the blocks of its newest ms.
+// passOver makes what is on the way to the end of a chain in use the newest of its classes, and
+// gives the number of entries for which that was to be done. The chain looked up last stays as it
+// is, but for the blocks of its newest ms.
 func (h *Hazard) passOver(k *kind, now uint32) (passed int) {
-	step := k.recency.step(len(h.way))
-	for i := len(h.way) - 1; i >= 0; i-- {
-		e := h.way[i]
+	step := k.recency.step(len(h.descent))
+	for i := len(h.descent) - 1; i >= 0; i-- {
+		e := h.descent[i]
 		n := h.nodes.at(e)
 		if n.passed == h.passing.mark {
 			continue
@@ -155,12 +160,12 @@ func (h *Hazard) passOver(k *kind, now uint32) (passed int) {
 	return passed
 }
 
-// lowest is the entry that would go if nobody held it nor anything behind it; 0 if there is none. If not bold, it is one that
-// LRU would not have.
-func (k *kind) lowest(r *runs, bold bool) (half *cells, c int, e uint32) {
+// lowest is the entry that would go if nobody held it nor anything behind it; 0 if there is none.
+// If not bold, it is one that LRU would not have.
+func (k *kind) lowest(r *runs, deviate bool) (half *cells, c int, e uint32) {
 	half = &k.half[old]
 	c = int(half.winner[1])
-	if young := &k.half[young]; bold && young.worst[young.winner[1]] < half.worst[c] {
+	if young := &k.half[young]; deviate && young.worst[young.winner[1]] < half.worst[c] {
 		half, c = young, int(young.winner[1])
 	}
 	if half.worst[c] == inf {
@@ -181,58 +186,61 @@ func (h *Hazard) unmask(k *kind) {
 	}
 }
 
-// maxWay bounds the entries on the way from an entry to the end of its chain; one that is farther from it is in use.
-const maxWay = 64 << 10
+// maxDescent bounds the entries on the way from an entry to the end of its chain; one that is farther
+// from it is in use.
+const maxDescent = 64 << 10
 
-// way is the way from an entry down to the end of a chain, kept from one eviction to the next: a chain goes from its
-// end on, and to walk down a long one for each of its blocks would take the square of its length.
-type way []uint32
+// way is the way from an entry down to the end of a chain, kept from one eviction to the next: a
+// chain goes from its end on, and to walk down a long one for each of its blocks would take the
+// square of its length.
+type descent []uint32
 
-// end is the last entry of a chain that goes through e; 0 if it is held, unknown, too far, behind one that was passed over in this ms, or not
-// reached in the steps allowed. A later call goes on where this one ended.
+// end is the last entry of a chain that goes through e; 0 if it is held, unknown, too far, behind
+// one that was passed over in this ms, or not reached in the steps allowed. A later call goes on
+// where this one ended.
 func (h *Hazard) end(e uint32, v pool.View, allowed int) (end uint32, steps int) {
-	if len(h.way) == 0 || h.way[0] != e {
+	if len(h.descent) == 0 || h.descent[0] != e {
 		if v.Child(e) == 0 && !v.Held(e) {
 			return e, 0 // most have no way to go
 		}
-		h.leaveWay(0)
-		h.onWay(e)
+		h.ascend(0)
+		h.descend(e)
 	}
 	for ; steps < allowed; steps++ {
-		e = h.way[len(h.way)-1]
+		e = h.descent[len(h.descent)-1]
 		child := v.Child(e)
 		if child == 0 && !v.Held(e) {
 			return e, steps
 		}
-		if child == 0 || len(h.way) == maxWay {
+		if child == 0 || len(h.descent) == maxDescent {
 			return 0, steps
 		}
-		if n := h.nodes.known(child); n == nil || n.passed == h.passing.mark {
+		if n := h.nodes.find(child); n == nil || n.passed == h.passing.mark {
 			return 0, steps
 		}
-		h.onWay(child)
+		h.descend(child)
 	}
 	return 0, steps
 }
 
-func (h *Hazard) onWay(e uint32) {
-	h.way = append(h.way, e)
-	h.nodes.at(e).state |= stateOnWay
+func (h *Hazard) descend(e uint32) {
+	h.descent = append(h.descent, e)
+	h.nodes.at(e).state |= stateDescent
 }
 
 // leaveWay forgets the way from its n-th entry on.
-func (h *Hazard) leaveWay(n int) {
-	for _, e := range h.way[n:] {
-		h.nodes.at(e).state &^= stateOnWay
+func (h *Hazard) ascend(n int) {
+	for _, e := range h.descent[n:] {
+		h.nodes.at(e).state &^= stateDescent
 	}
-	h.way = h.way[:n]
+	h.descent = h.descent[:n]
 }
 
 // offWay forgets the way from an entry on.
-func (h *Hazard) offWay(e uint32) {
-	n := len(h.way) - 1
-	for n > 0 && h.way[n] != e {
+func (h *Hazard) leaveDescent(e uint32) {
+	n := len(h.descent) - 1
+	for n > 0 && h.descent[n] != e {
 		n--
 	}
-	h.leaveWay(n)
+	h.ascend(n)
 }

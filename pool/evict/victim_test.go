@@ -6,7 +6,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// inUse is a pool with a chain of entries 1 to end, of which the end is held, and others without chains.
+// inUse is a pool with a chain of entries 1 to end, of which the end is held, and others without
+// chains.
 type inUse struct{ end, asked uint32 }
 
 func (v *inUse) Child(e uint32) uint32 {
@@ -19,8 +20,9 @@ func (v *inUse) Child(e uint32) uint32 {
 
 func (v *inUse) Held(e uint32) bool { return e == v.end }
 
-// TestChainInUseIsPassedOverAsAWhole looks for victims where the blocks worth least are those of a long chain in use: each is passed over once, and
-// the way to its end is walked once, not from each of its entries.
+// TestChainInUseIsPassedOverAsAWhole looks for victims where the blocks worth least are those of a
+// long chain in use: each is passed over once, and the way to its end is walked once, not from each
+// of its entries.
 func TestChainInUseIsPassedOverAsAWhole(t *testing.T) {
 	const end, others = 3000, 100
 	h := NewHazard()
@@ -37,7 +39,7 @@ func TestChainInUseIsPassedOverAsAWhole(t *testing.T) {
 	h.Access(&pool.Use{Now: now, BlockTokens: 512, Prints: []uint64{spread(1), spread(-1)}, Entries: []uint32{1}})
 	v := &inUse{end: end}
 	for i := range others {
-		h.credit.blocks, h.humble.left = 1e6, 0
+		h.missBudget.blocks, h.fallback.left = 1e6, 0
 		h.prefer(func(bin int) float32 { return float32(bin + 1) })
 		got := h.Victim(now, 1, v)
 		if got <= end {
@@ -53,7 +55,8 @@ func TestChainInUseIsPassedOverAsAWhole(t *testing.T) {
 	}
 }
 
-// TestWhatIsBehindChainsInUseGoes stores a block in the ms in which all others were found in use, and finds it.
+// TestWhatIsBehindChainsInUseGoes stores a block in the ms in which all others were found in use,
+// and finds it.
 func TestWhatIsBehindChainsInUseGoes(t *testing.T) {
 	const end, now = 20, int64(100e9)
 	h := NewHazard()

@@ -7,7 +7,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// world plays a pool with random chains, pins and half-written entries, and holds a policy to its promises.
+// world plays a pool with random chains, pins and half-written entries, and holds a policy to its
+// promises.
 type world struct {
 	t      *testing.T
 	rand   *rand.Rand

@@ -52,8 +52,8 @@ func (p *Pool) settle(e *entry) {
 	}
 }
 
-// drop makes an entry unfindable at once; its slots are free when nobody holds it. What hung on it hangs
-// on nothing afterwards, and is found again when the entry is stored again.
+// drop makes an entry unfindable at once; its slots are free when nobody holds it. What hung on it
+// hangs on nothing afterwards, and is found again when the entry is stored again.
 func (p *Pool) drop(e *entry) {
 	e.dropped = true
 	delete(p.entries, e.key)

@@ -21,8 +21,8 @@ func (p *Pool) allocate(n int64, taken []shard) (off int64, ok bool) {
 	}
 }
 
-// evictOldest takes the least recently used entry that nobody holds and nothing hangs on: a suffix goes
-// before its prefix.
+// evictOldest takes the least recently used entry that nobody holds and nothing hangs on: a suffix
+// goes before its prefix.
 func (p *Pool) evictOldest() bool {
 	for at := p.recent.Back(); at != nil; at = at.Prev() {
 		e := at.Value.(*entry)

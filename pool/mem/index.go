@@ -81,8 +81,8 @@ func (p *Pool) find(s pool.SpaceID, group uint8, hash []byte) *entry {
 	return p.entries[entryKey{s, group, pool.MakeHash(hash)}]
 }
 
-// touch makes a chain the most recently used, its first entry most of all, and links neighbours that lost
-// or never had their link.
+// touch makes a chain the most recently used, its first entry most of all, and links neighbours
+// that lost or never had their link.
 func (p *Pool) touch(chain []*entry) {
 	for i := len(chain) - 1; i >= 0; i-- {
 		if chain[i].place != nil {

@@ -121,8 +121,8 @@ func mapArena(size int64) (int, []byte, error) {
 
 var _ pool.Mapped = (*Pool)(nil)
 
-// Arena is the memory the slots lie in and the descriptor it can be mapped from. Both are the pool's and end
-// with Close.
+// Arena is the memory the slots lie in and the descriptor it can be mapped from. Both are the
+// pool's and end with Close.
 func (p *Pool) Arena() (base []byte, fd int) { return p.arena, p.fd }
 
 // Close gives the arena back. No slot may be in use and no method may run.
@@ -136,7 +136,8 @@ func (p *Pool) Close() error {
 	return errors.Join(unix.Munmap(p.arena), unix.Close(p.fd))
 }
 
-// Check walks everything and names the first promise that does not hold. It is slow, and meant for tests.
+// Check walks everything and names the first promise that does not hold. It is slow, and meant for
+// tests.
 func (p *Pool) Check() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

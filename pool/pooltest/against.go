@@ -10,8 +10,8 @@ import (
 
 const againstSteps = 3000
 
-// TestAgainst does the same random things to a pool and to a slow, obvious one, both so large that nothing
-// need be evicted: every answer must be the same.
+// TestAgainst does the same random things to a pool and to a slow, obvious one, both so large that
+// nothing need be evicted: every answer must be the same.
 func TestAgainst(t *testing.T, open, oracle Open) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

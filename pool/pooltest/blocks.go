@@ -13,7 +13,8 @@ import (
 // Patience is how long Until waits.
 const Patience = 30 * time.Second
 
-// Until waits until something holds of another process, which has nothing to wait for, and ends the test if it never does.
+// Until waits until something holds of another process, which has nothing to wait for, and ends the
+// test if it never does.
 func Until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(Patience); !ok(); {

@@ -7,7 +7,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// testSweep: what was reset is found no more from then on, whoever looks, and its memory comes back by Sweep, or when it is needed before.
+// testSweep: what was reset is found no more from then on, whoever looks, and its memory comes back
+// by Sweep, or when it is needed before.
 func testSweep(t *testing.T, open Open) {
 	f := start(t, open, small, model("one", 1, 1024))
 	h, fresh := chain("a", 40), chain("b", 60)
@@ -70,8 +71,9 @@ func testClose(t *testing.T, open Open) {
 	f.empty()
 }
 
-// testCloseHeld: who still has the number of a closed space, a pin or a reservation of it, neither sees nor stores anything of the
-// one that was opened in its place, and harms nothing by handing back.
+// testCloseHeld: who still has the number of a closed space, a pin or a reservation of it, neither
+// sees nor stores anything of the one that was opened in its place, and harms nothing by handing
+// back.
 func testCloseHeld(t *testing.T, open Open) {
 	f := start(t, open, small, model("one", 1, 1024))
 	h, late := chain("a", 4), chain("b", 4)
@@ -111,7 +113,8 @@ func testCloseHeld(t *testing.T, open Open) {
 	f.empty()
 }
 
-// manySpaces is more than the number of spaces that may be open at once allows to leave open in a file.
+// manySpaces is more than the number of spaces that may be open at once allows to leave open in a
+// file.
 const manySpaces = 1200
 
 // testManySpaces opens one space after the other, each with something stored, and closes it.

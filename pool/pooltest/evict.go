@@ -51,8 +51,8 @@ func testOldChain(t *testing.T, open Open) {
 	f.empty()
 }
 
-// testPieces fills the pool with one chain that came in many pieces, the beginning first, as a long prompt does; the next
-// one must find room all the same.
+// testPieces fills the pool with one chain that came in many pieces, the beginning first, as a long
+// prompt does; the next one must find room all the same.
 func testPieces(t *testing.T, open Open) {
 	const blocks, piece = 4096, 16
 	f := start(t, open, Options{Bytes: blocks << 10, SlabBytes: 64 << 10}, model("one", 1, 1024))

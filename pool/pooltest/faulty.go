@@ -13,10 +13,11 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// TestFaultyStore runs what must still hold of a store that goes wrong at random, such as any store behind package fault: under a
-// layer that compares checksums no wrong byte is ever delivered as OK, every status is set, no call outlives its context;
-// and a caller who tries again finds all promises of TestStore kept. A store may delay, fail, flip, lose and hang, but each
-// kind seldom enough that a few tries get through: rates of up to 5 %. Open is called anew for each test.
+// TestFaultyStore runs what must still hold of a store that goes wrong at random, such as any store
+// behind package fault: under a layer that compares checksums no wrong byte is ever delivered as
+// OK, every status is set, no call outlives its context; and a caller who tries again finds all
+// promises of TestStore kept. A store may delay, fail, flip, lose and hang, but each kind seldom
+// enough that a few tries get through: rates of up to 5 %. Open is called anew for each test.
 //
 // KVAGENT_SEED repeats the storm of a seed, as far as threads allow.
 func TestFaultyStore(t *testing.T, open OpenStore) {

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// Lag holds calls with a deadline of Wait against bare waits beside them in the same process, which a busy machine delays too.
+// Lag holds calls with a deadline of Wait against bare waits beside them in the same process, which
+// a busy machine delays too.
 type Lag struct {
 	Wait, Slack time.Duration
 	bare        []time.Duration // by how much waits ended late, one for each call
@@ -28,8 +29,8 @@ func (l *Lag) Call(call func() (waited bool)) {
 	}
 }
 
-// Err says that calls waited too long: even the shortest of those that waited, by more than Slack, or more than a few of all, not counting as many as there were
-// such bare waits.
+// Err says that calls waited too long: even the shortest of those that waited, by more than Slack,
+// or more than a few of all, not counting as many as there were such bare waits.
 func (l *Lag) Err(few int) error {
 	if len(l.waited) == 0 {
 		return fmt.Errorf("none of %d calls waited", len(l.all))

@@ -9,8 +9,9 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// patient is what a careful caller makes of a store that goes wrong: it keeps a checksum of what it put, as memory does for the tiers below
-// it, tries again what failed, gives each try a deadline, reads back what it wrote, and deletes until it is gone.
+// patient is what a careful caller makes of a store that goes wrong: it keeps a checksum of what it
+// put, as memory does for the tiers below it, tries again what failed, gives each try a deadline,
+// reads back what it wrote, and deletes until it is gone.
 type patient struct {
 	below pool.Store
 	t     testing.TB

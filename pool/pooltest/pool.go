@@ -1,4 +1,5 @@
-// Package pooltest holds pools and stores to their promises: suites that every implementation runs in three lines.
+// Package pooltest holds pools and stores to their promises: suites that every implementation runs
+// in three lines.
 package pooltest
 
 import (
@@ -23,13 +24,15 @@ type Options struct {
 // Open makes an empty pool, which the suite closes.
 type Open func(t testing.TB, o Options) Pool
 
-// TestPool runs every promise of pool.Index, pool.Slots and pool.Spaces, and that of the order of use.
+// TestPool runs every promise of pool.Index, pool.Slots and pool.Spaces, and that of the order of
+// use.
 func TestPool(t *testing.T, open Open) {
 	TestPoolInAnyOrder(t, open)
 	t.Run("LeastRecentlyUsedGoesFirst", func(t *testing.T) { testLeastRecent(t, open) })
 }
 
-// TestPoolInAnyOrder runs every promise but that of the order of use, which a pool with a policy of its own does not give.
+// TestPoolInAnyOrder runs every promise but that of the order of use, which a pool with a policy of
+// its own does not give.
 func TestPoolInAnyOrder(t *testing.T, open Open) {
 	for _, c := range []struct {
 		name string

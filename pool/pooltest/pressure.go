@@ -109,7 +109,8 @@ func testPartialChain(t *testing.T, open Open) {
 	f.empty()
 }
 
-// partialWait is more than any pool may keep a partial entry that nobody writes, while there are reservations.
+// partialWait is more than any pool may keep a partial entry that nobody writes, while there are
+// reservations.
 const partialWait = 61 * time.Second
 
 func testPartialAge(t *testing.T, open Open) {

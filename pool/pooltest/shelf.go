@@ -9,7 +9,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Shelf is the plainest store: a map. It takes any key and values of any length, as the stores below a stack of tiers must.
+// Shelf is the plainest store: a map. It takes any key and values of any length, as the stores
+// below a stack of tiers must.
 type Shelf struct {
 	mu    sync.Mutex
 	items map[pool.Key][]byte

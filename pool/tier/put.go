@@ -150,7 +150,7 @@ func (p *Pool) copyShard(e *leaving, g *group, shard uint8) bool {
 // glance reads one entry of memory. To be written to a tier is no use of it, as far as memory can tell the two apart.
 func (p *Pool) glance(b *pool.Batch, read func(s pool.Slot) pool.Status) {
 	if p.chilling != nil {
-		p.chilling.Glance(b, read)
+		p.chilling.ReadWithoutTouch(b, read)
 		return
 	}
 	p.memory.Acquire(b)

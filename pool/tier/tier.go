@@ -38,7 +38,7 @@ type Memory interface {
 //	a lane's known.mu, breaker.mu, pace.mu; staging.mu
 type Pool struct {
 	memory   Memory
-	chilling pool.Chilling // memory; nil if it cannot do that
+	chilling pool.WriteBack // memory; nil if it cannot do that
 	arena    []byte
 	o        Options
 	lanes    []*lane
@@ -91,7 +91,7 @@ func Open(m Memory, tiers []Tier, o Options) (*Pool, error) {
 		return nil, fmt.Errorf("tier: %d tiers, allowed: at most %d", len(tiers), MaxTiers)
 	}
 	p := &Pool{memory: m, o: o}
-	p.chilling, _ = m.(pool.Chilling)
+	p.chilling, _ = m.(pool.WriteBack)
 	p.arena, _ = m.Arena()
 	p.mu.open, p.mu.byID = make(map[entryKey]*promise), make(map[uint64]*promise)
 	p.mu.writing = make(map[reservation]origin)

@@ -12,12 +12,14 @@ import (
 	"github.com/kvagent/kvagent/pagefault"
 )
 
-// File is where a pool is kept that outlives its process: on tmpfs or hugetlbfs, so that it costs nothing but the memory that
-// the pool has anyway. Its methods do nothing on a nil one, and are called with the pool's lock held unless they say otherwise.
+// File is where a pool is kept that outlives its process: on tmpfs or hugetlbfs, so that it costs
+// nothing but the memory that the pool has anyway. Its methods do nothing on a nil one, and are
+// called with the pool's lock held unless they say otherwise.
 //
-// What must be true after the process is killed at any moment is brought about by the order of stores, each to a word that the
-// processor writes in one piece: the kernel keeps the pages, and whoever maps them next sees every store that was executed. There is
-// no fsync, because nothing of this outlives the machine.
+// What must be true after the process is killed at any moment is brought about by the order of
+// stores, each to a word that the processor writes in one piece: the kernel keeps the pages, and
+// whoever maps them next sees every store that was executed. There is no fsync, because nothing of
+// this outlives the machine.
 type File struct {
 	path  string
 	super superblock
@@ -156,7 +158,8 @@ var errNoSuper = errors.New("its superblock cannot be read")
 // GiveUp unmaps what OpenFile mapped beside the arena, and writes nothing.
 func (f *File) GiveUp() error { return unix.Munmap(f.meta) }
 
-// Close gives the file back. The lock ends with the last descriptor and the last mapping, this process's or another's.
+// Close gives the file back. The lock ends with the last descriptor and the last mapping, this
+// process's or another's.
 func (f *File) Close() error {
 	if f == nil {
 		return nil

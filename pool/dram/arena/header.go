@@ -6,9 +6,10 @@ import (
 	"unsafe"
 )
 
-// Header is what a pool's file says of a slot: one cache line. Its last word is 0 while the slot is free, and the checksum
-// of what stands before it while it holds a whole shard, so that one store makes a free slot a stored one, and one store
-// makes it free again. A slot is cleared before it can be given to another, and what is in neither state is free.
+// Header is what a pool's file says of a slot: one cache line. Its last word is 0 while the slot is
+// free, and the checksum of what stands before it while it holds a whole shard, so that one store
+// makes a free slot a stored one, and one store makes it free again. A slot is cleared before it
+// can be given to another, and what is in neither state is free.
 //
 //	0   block hash (32 bytes, zero behind its length)
 //	32  space (uint16): number of its record in the file
@@ -61,8 +62,8 @@ func (h *Header) Shard() uint8 { return h.Place & 15 }
 // ParentOf is what a header says of the block before: its slot, and a tag of its key.
 func ParentOf(slot, tag uint32) uint64 { return uint64(slot+1)<<32 | uint64(tag) }
 
-// slabWord is what a file says of a slab: the first of its headers, the bytes of its slots, and a check of both; 0 if it
-// is not in use.
+// slabWord is what a file says of a slab: the first of its headers, the bytes of its slots, and a
+// check of both; 0 if it is not in use.
 func slabWord(first, slotBytes uint32) uint64 {
 	w := uint64(first)<<32 | uint64(slotBytes/SlotUnit)<<8
 	return w | slabCheck(w)
@@ -80,7 +81,8 @@ func readSlabWord(w uint64) (first, slotBytes uint32, ok bool) {
 // slabAt is where the word of a slab is.
 func (f *File) slabAt(n int32) int { return int(f.super.Slabs-f.super.Headers) + int(n)*SlabWordBytes }
 
-// Assign notes that a slab is cut into slots, whose headers are all clear; false if there is no room for them.
+// Assign notes that a slab is cut into slots, whose headers are all clear; false if there is no
+// room for them.
 func (f *File) Assign(n int32, first, perSlab, slotBytes uint32) bool {
 	if f == nil {
 		return true

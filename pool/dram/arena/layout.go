@@ -2,8 +2,9 @@ package arena
 
 import "github.com/kvagent/kvagent/pool"
 
-// A pool's file, format 2. All numbers are little-endian; offsets are from the beginning of the file, and each area begins on
-// a page of the file system (2 MiB on hugetlbfs). Who maps the arena alone cannot reach what says what is in it.
+// A pool's file, format 2. All numbers are little-endian; offsets are from the beginning of the
+// file, and each area begins on a page of the file system (2 MiB on hugetlbfs). Who maps the arena
+// alone cannot reach what says what is in it.
 //
 //	arena      the slots, slab after slab
 //	headers    64 bytes a slot, the slots of a slab side by side; sparse: it grows as slabs are put to use

@@ -2,7 +2,8 @@ package arena
 
 import "hash/crc32"
 
-// What the policy learned lies in a file twice, so that one copy is whole while the other is written:
+// What the policy learned lies in a file twice, so that one copy is whole while the other is
+// written:
 //
 //	0   0: none; else CRC-32C of the number and the bytes (uint32), length of the bytes (uint32): one store
 //	8   number (uint64): the copy with the higher one is the later

@@ -71,7 +71,8 @@ func meminfo(f files, key string) (int64, error) {
 
 const noLimit = math.MaxInt64
 
-// cgroupLimit is the smallest memory limit of the groups this process is in, of either version, and its file.
+// cgroupLimit is the smallest memory limit of the groups this process is in, of either version, and
+// its file.
 func cgroupLimit(f files) (limit int64, where string) {
 	limit = noLimit
 	file, err := os.Open(f.cgroup)
@@ -110,8 +111,8 @@ func hasController(list, want string) bool {
 	return false
 }
 
-// smallest is the least limit of a group and those above it. In a container the path may be the host's and the
-// files may lie at the root: what is not there is no limit.
+// smallest is the least limit of a group and those above it. In a container the path may be the
+// host's and the files may lie at the root: what is not there is no limit.
 func smallest(root, group, name string) (limit int64, where string) {
 	limit = noLimit
 	for {

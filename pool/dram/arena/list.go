@@ -31,8 +31,8 @@ type FileInfo struct {
 	Age       time.Duration // since it was last known to be in use
 }
 
-// ListFiles finds the pools' files in a directory. Files that are something else, or that this user may not read, are
-// passed over.
+// ListFiles finds the pools' files in a directory. Files that are something else, or that this user
+// may not read, are passed over.
 func ListFiles(dir string) ([]FileInfo, error) {
 	all, err := os.ReadDir(dir)
 	if err != nil {

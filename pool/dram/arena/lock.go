@@ -15,8 +15,9 @@ import (
 // ErrHeld is what a HeldError is: another process has the pool's file.
 var ErrHeld = errors.New("in use")
 
-// HeldError says who has a pool's file. The lock belongs to the open file, which every process that maps the arena shares
-// with the agent that opened it: so an agent that is gone still holds it while one of its movers is there.
+// HeldError says who has a pool's file. The lock belongs to the open file, which every process that
+// maps the arena shares with the agent that opened it: so an agent that is gone still holds it
+// while one of its movers is there.
 type HeldError struct {
 	Path    string
 	Process int    // that signed it last, in its own namespace of processes; 0: an agent that is giving it back
@@ -46,8 +47,8 @@ func (e *HeldError) Unwrap() error { return ErrHeld }
 
 const lockTries = 16 // a file may be removed by who lets it go
 
-// lockPath opens a pool's file and locks it. It must be a file of this user that nobody else can write: whoever can write it
-// says what the engines compute with.
+// lockPath opens a pool's file and locks it. It must be a file of this user that nobody else can
+// write: whoever can write it says what the engines compute with.
 func lockPath(path string) (fd int, made bool, err error) {
 	for range lockTries {
 		fd, made, err = openPath(path)
@@ -151,7 +152,8 @@ func checkFilesystem(fd int, path string) (page int64, reason string, err error)
 		"on any other the kernel would write every block to a device", path, fs.Type)
 }
 
-// holders are the processes that have a file open or mapped, as far as this one may see them, and without it.
+// holders are the processes that have a file open or mapped, as far as this one may see them, and
+// without it.
 func holders(fd int) (out []int) {
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) != nil {

@@ -13,8 +13,8 @@ import (
 // providePiece is given memory in one call: a signal makes the kernel begin a call again.
 const providePiece = 32 << 20
 
-// make makes the file anew. The superblock gets its magic first, so that what is left behind if the process is killed is known
-// as a pool's, and its format last.
+// make makes the file anew. The superblock gets its magic first, so that what is left behind if the
+// process is killed is known as a pool's, and its format last.
 func (f *File) make(l *Layout, seed [5]uint64, now time.Time) error {
 	f.super = superblock{format: fileFormat, Layout: *l, created: now.UnixNano(), seed: seed}
 	if _, err := rand.Read(f.super.name[:]); err != nil {
@@ -37,7 +37,8 @@ func (f *File) make(l *Layout, seed [5]uint64, now time.Time) error {
 	return nil
 }
 
-// fits refuses what the machine has no memory for. Huge pages are set aside: whether there are enough shows when they are taken.
+// fits refuses what the machine has no memory for. Huge pages are set aside: whether there are
+// enough shows when they are taken.
 func (f *File) fits(l *Layout) error {
 	if l.page > PageBytes {
 		return nil

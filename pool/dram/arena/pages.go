@@ -19,15 +19,17 @@ import (
 // maxNode is the last NUMA node of Linux.
 const maxNode = 1023
 
-// Modes of mbind, as linux/mempolicy.h has them. In both, pages come from other nodes when these are full.
+// Modes of mbind, as linux/mempolicy.h has them. In both, pages come from other nodes when these
+// are full.
 const (
 	mpolPreferred  = 1
 	mpolInterleave = 3
 )
 
-// Place has the kernel take an arena's pages from these NUMA nodes first, and from several in turn. The policy is the file's: it
-// counts for whichever process touches a page first, and not for pages that are there already. It says what came of it; a kernel
-// or a container that does not allow it makes things slower, not wrong.
+// Place has the kernel take an arena's pages from these NUMA nodes first, and from several in turn.
+// The policy is the file's: it counts for whichever process touches a page first, and not for pages
+// that are there already. It says what came of it; a kernel or a container that does not allow it
+// makes things slower, not wrong.
 func (a *Arena) Place(nodes []int) string {
 	if len(nodes) == 0 {
 		return ""
@@ -126,7 +128,8 @@ func (a *Arena) StopPopulating() {
 // Ready is how much is populated.
 func (a *Arena) Ready() int64 { return a.ready.Load() }
 
-// shmemHuge says whether files in memory may have huge pages that the kernel makes up itself; the word in brackets counts.
+// shmemHuge says whether files in memory may have huge pages that the kernel makes up itself; the
+// word in brackets counts.
 const shmemHuge = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
 // MakeHuge asks for huge pages that nobody has set aside, and says why the arena will get none;
@@ -138,8 +141,8 @@ func (a *Arena) MakeHuge() string {
 	return a.askTransparent(shmemHuge)
 }
 
-// askTransparent asks for huge pages that nobody has set aside, where the arena's own are small, and says why it will get none;
-// empty: it may.
+// askTransparent asks for huge pages that nobody has set aside, where the arena's own are small,
+// and says why it will get none; empty: it may.
 func (a *Arena) askTransparent(setting string) string {
 	if err := unix.Madvise(a.raw, unix.MADV_HUGEPAGE); err != nil {
 		return fmt.Sprintf("madvise: %v", err)
@@ -174,7 +177,8 @@ func mappedHuge(mem []byte) (int64, error) {
 	return sumHuge(f, from, from+uint64(len(mem)))
 }
 
-// sumHuge reads of a process's mappings (proc_pid_smaps(5)) how much of those between two addresses is on huge pages of files, bytes.
+// sumHuge reads of a process's mappings (proc_pid_smaps(5)) how much of those between two addresses
+// is on huge pages of files, bytes.
 func sumHuge(smaps io.Reader, from, to uint64) (total int64, err error) {
 	within := false
 	lines := bufio.NewScanner(smaps)

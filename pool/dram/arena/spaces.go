@@ -6,8 +6,9 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// A space in a file. Headers name it by the number of its record and by its generation, which grows with each reset and
-// each time the record is given to another space: so that what was stored before is never found again.
+// A space in a file. Headers name it by the number of its record and by its generation, which grows
+// with each reset and each time the record is given to another space: so that what was stored
+// before is never found again.
 //
 //	0   0: none; else CRC-32C of what follows the generation (uint32), its length (uint32): one store
 //	8   generation (uint64)
@@ -23,7 +24,8 @@ func (f *File) SpaceAt(n int) SpaceRecord {
 	return f.area(f.super.Spaces+int64(n)*spaceBytes, spaceBytes)
 }
 
-// SpacesUsed is how many records were ever used. Those behind have no memory and must not be touched.
+// SpacesUsed is how many records were ever used. Those behind have no memory and must not be
+// touched.
 func (f *File) SpacesUsed() (n int) {
 	f.Touch(func() { n = int(min(word(f.whole, superSpaces).Load(), MaxSpaces)) })
 	return n

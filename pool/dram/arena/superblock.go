@@ -86,7 +86,8 @@ func superCheck(b []byte) uint32 {
 	return crc32.Update(crc32.Checksum(b[:12], castagnoli), castagnoli, b[16:superFixed])
 }
 
-// decodeSuper reads the last superBytes of a file. The format may be an unknown one: then only that is valid.
+// decodeSuper reads the last superBytes of a file. The format may be an unknown one: then only that
+// is valid.
 func decodeSuper(b []byte) (s superblock, err error) {
 	switch {
 	case len(b) != superBytes:
@@ -118,8 +119,8 @@ func decodeSuper(b []byte) (s superblock, err error) {
 	return s, nil
 }
 
-// unfit says why the content of a file of so many bytes cannot be used for a pool of this layout; empty if it can. bad is what
-// decodeSuper said.
+// unfit says why the content of a file of so many bytes cannot be used for a pool of this layout;
+// empty if it can. bad is what decodeSuper said.
 func (s *superblock) unfit(want *Layout, size int64, bad error) string {
 	switch {
 	case bad != nil:

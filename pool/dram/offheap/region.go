@@ -12,8 +12,8 @@ import (
 const (
 	pageBytes = 4 << 10
 	hugeBytes = 2 << 20
-	// hugeFrom is the size from which a table asks for huge pages: below, their rounding would cost more
-	// memory than the table itself.
+	// hugeFrom is the size from which a table asks for huge pages: below, their rounding would cost
+	// more memory than the table itself.
 	hugeFrom = 32 << 20
 )
 
@@ -38,7 +38,8 @@ func Reserve[T any](n int) (r Region[T], err error) {
 	return r, nil
 }
 
-// Grow makes at least n elements usable; false if the kernel has no memory for them or n is beyond the end.
+// Grow makes at least n elements usable; false if the kernel has no memory for them or n is beyond
+// the end.
 func (r *Region[T]) Grow(n int) bool {
 	if n <= r.usable {
 		return true

@@ -7,10 +7,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The hash table: open addressing, linear probing. A hash's home is its top bits scaled to the size, so that
-// order by home is order by hash at every size, and a table can be moved into a larger one from its front to its
-// back, a few cells per insertion. A cell is entry<<32 | tag; the tag holds low bits of the hash and of the home,
-// so that neither a miss nor a deletion looks at records.
+// The hash table: open addressing, linear probing. A hash's home is its top bits scaled to the
+// size, so that order by home is order by hash at every size, and a table can be moved into a
+// larger one from its front to its back, a few cells per insertion. A cell is entry<<32 | tag; the
+// tag holds low bits of the hash and of the home, so that neither a miss nor a deletion looks at
+// records.
 const (
 	homeBits = 12 // of a tag; the farthest a cell can lie from its home
 	homeMask = 1<<homeBits - 1
@@ -109,7 +110,8 @@ func (c *Cells) put(hash uint64, home int, e uint32) bool {
 	return false
 }
 
-// Remove takes an entry that is in the table out of it, and moves what lies behind it nearer to its home.
+// Remove takes an entry that is in the table out of it, and moves what lies behind it nearer to its
+// home.
 func (t *Table) Remove(hash uint64, e uint32) {
 	c, i := t.Side(hash)
 	for ; uint32(c.Cell[i]>>32) != e; i++ {
@@ -141,8 +143,9 @@ func (c *Cells) Candidate(i int, tag uint32) (uint32, int) {
 	}
 }
 
-// Grow starts a larger table when this one is full enough, or moves on with the one that was started. It is
-// called before each insertion and does a bounded amount of work. hash gives the hash of an entry.
+// Grow starts a larger table when this one is full enough, or moves on with the one that was
+// started. It is called before each insertion and does a bounded amount of work. hash gives the
+// hash of an entry.
 func (t *Table) Grow(hash func(entries []uint32, hashes []uint64)) {
 	if t.old.size != 0 {
 		t.migrate(hash)
@@ -158,7 +161,8 @@ func (t *Table) Grow(hash func(entries []uint32, hashes []uint64)) {
 	t.old, t.now, t.moved, t.freed = t.now, larger, 0, 0
 }
 
-// migrate moves migrateStride cells, and goes on to the next empty one: what lies behind it has its home there.
+// migrate moves migrateStride cells, and goes on to the next empty one: what lies behind it has its
+// home there.
 func (t *Table) migrate(hash func([]uint32, []uint64)) {
 	var entries [migrateStride]uint32
 	var hashes [migrateStride]uint64

@@ -11,11 +11,12 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/offheap"
 )
 
-// The arena is cut into slabs of equal size. A slab is free or belongs to a class, which cuts it into slots
-// of one size. A slot's number is slab<<slotBits | place in the slab.
+// The arena is cut into slabs of equal size. A slab is free or belongs to a class, which cuts it
+// into slots of one size. A slot's number is slab<<slotBits | place in the slab.
 
-// Cell is what the pool keeps of a slot in use. The slots of an entry are linked from that of shard 0 on; the
-// last one's link is the entry, with upward set. The link of a free slot is the next free one of its slab, +1.
+// Cell is what the pool keeps of a slot in use. The slots of an entry are linked from that of shard
+// 0 on; the last one's link is the entry, with upward set. The link of a free slot is the next free
+// one of its slab, +1.
 type Cell struct{ Link, Sum uint32 }
 
 type slab struct {

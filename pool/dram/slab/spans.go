@@ -2,7 +2,8 @@ package slab
 
 import "slices"
 
-// spans gives out stretches of the cell table, the lowest that fits first. There are at most as many as slabs.
+// spans gives out stretches of the cell table, the lowest that fits first. There are at most as
+// many as slabs.
 type spans struct {
 	free []span // by first, no two adjacent
 	top  uint32 // cells from here on are free

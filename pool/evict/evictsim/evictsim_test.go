@@ -20,8 +20,8 @@ func readConversation(t *testing.T) *Stream {
 	return s
 }
 
-// TestConversation holds the figures of the default policy. With KVAGENT_POLICY_FULL set, at three capacities and with six seeds of
-// the hashes of keys.
+// TestConversation holds the figures of the default policy. With KVAGENT_POLICY_FULL set, at three
+// capacities and with six seeds of the hashes of keys.
 func TestConversation(t *testing.T) {
 	s := readConversation(t)
 	seeds := uint64(1)
@@ -68,8 +68,9 @@ var edgy = []string{"lru", "flipedge", "loopscan7", "huge", "fewlong", "batch", 
 // mayBeBelow is how far the hit rate may be below LRU's, after each request.
 const mayBeBelow = 0.01
 
-// TestNotBelowLRU is the promise for any workload, wherever it ends: never more than 0.01 below LRU. With
-// KVAGENT_POLICY_FULL set, for all workloads, five seeds and capacities from a third of what the promise is for.
+// TestNotBelowLRU is the promise for any workload, wherever it ends: never more than 0.01 below
+// LRU. With KVAGENT_POLICY_FULL set, for all workloads, five seeds and capacities from a third of
+// what the promise is for.
 func TestNotBelowLRU(t *testing.T) {
 	capacities, seeds := []int{1000, 7000}, []uint64{3}
 	if full() {
@@ -91,7 +92,8 @@ func TestNotBelowLRU(t *testing.T) {
 	}
 }
 
-// notBelowLRU plays a stream once, for a policy does not know what comes later, and holds it after each request.
+// notBelowLRU plays a stream once, for a policy does not know what comes later, and holds it after
+// each request.
 func notBelowLRU(t *testing.T, s *Stream, seed uint64, capacity int) {
 	h := evict.NewHazard()
 	d, l := newDriver(s, h, capacity), newExactLRU(s, capacity)
@@ -113,7 +115,8 @@ func notBelowLRU(t *testing.T, s *Stream, seed uint64, capacity int) {
 	}
 }
 
-// shadowIsLRU holds the shadow's hits between those of exact LRU with two grains of room less and more.
+// shadowIsLRU holds the shadow's hits between those of exact LRU with two grains of room less and
+// more.
 func shadowIsLRU(t *testing.T, s *Stream, h *evict.Hazard, seed uint64, capacity int) {
 	grain := max(1, capacity/128)
 	least, most := LRU(s, capacity-2*grain).Hits, LRU(s, capacity+2*grain).Hits
@@ -123,7 +126,8 @@ func shadowIsLRU(t *testing.T, s *Stream, h *evict.Hazard, seed uint64, capacity
 	}
 }
 
-// largest is the blocks of the largest request. Of one larger than the pool, pool and LRU keep different parts for a moment.
+// largest is the blocks of the largest request. Of one larger than the pool, pool and LRU keep
+// different parts for a moment.
 func largest(s *Stream) (n int) {
 	for i := range s.Requests {
 		n = max(n, len(s.Requests[i].Blocks))

@@ -6,8 +6,9 @@ import (
 	"github.com/kvagent/kvagent/pool/evict"
 )
 
-// TestLearnedStartsBetter plays the beginning of the conversation trace to a policy that has learned from what came
-// before in an empty pool, as after a restart that lost the blocks, and to a fresh one.
+// TestLearnedStartsBetter plays the beginning of the conversation trace to a policy that has
+// learned from what came before in an empty pool, as after a restart that lost the blocks, and to a
+// fresh one.
 func TestLearnedStartsBetter(t *testing.T) {
 	s, err := ReadTrace("../../../testdata/conversation_1000.jsonl")
 	if err != nil {

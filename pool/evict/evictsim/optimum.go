@@ -5,8 +5,8 @@ import (
 	"math"
 )
 
-// Optimum is the hits of the policy that knows the future: it gives up the block that is used again last, of
-// blocks of one request the one farther from its start (Belady).
+// Optimum is the hits of the policy that knows the future: it gives up the block that is used again
+// last, of blocks of one request the one farther from its start (Belady).
 func Optimum(s *Stream, capacity int) Result {
 	next := nextUses(s)
 	stored := make([]bool, s.Blocks)

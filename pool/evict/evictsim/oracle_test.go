@@ -83,7 +83,8 @@ func slowLRU(s *Stream, capacity int) (hits int) {
 	return hits
 }
 
-// The two measures that every policy is held against are right: tried against all there is on small streams.
+// The two measures that every policy is held against are right: tried against all there is on small
+// streams.
 func TestMeasuresAgainstBruteForce(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -24,7 +24,8 @@ func (r Result) HitRate() float64 { return float64(r.Hits) / float64(max(1, r.Bl
 // laps are the parts of a stream that are timed, of as many requests each.
 const laps = 128
 
-// Least has of each lap the shorter time: what else the machine did falls on other laps of another run.
+// Least has of each lap the shorter time: what else the machine did falls on other laps of another
+// run.
 func (r Result) Least(other Result) Result {
 	for i, d := range other.Laps {
 		r.Laps[i] = min(r.Laps[i], d)
@@ -41,8 +42,8 @@ func (r Result) PerAccess() time.Duration {
 	return sum / time.Duration(max(1, r.Blocks))
 }
 
-// Run plays a stream against a policy with room for capacity blocks: a block hits if it and all before it in its
-// request are stored; afterwards the others are stored too.
+// Run plays a stream against a policy with room for capacity blocks: a block hits if it and all
+// before it in its request are stored; afterwards the others are stored too.
 func Run(s *Stream, p pool.Policy, capacity int) Result {
 	d := newDriver(s, p, capacity)
 	n := len(s.Requests)
@@ -58,7 +59,8 @@ func Run(s *Stream, p pool.Policy, capacity int) Result {
 	return d.result
 }
 
-// processorTime is that of the thread so far. Beside other work it says what a clock on the wall does not: what was done here.
+// processorTime is that of the thread so far. Beside other work it says what a clock on the wall
+// does not: what was done here.
 func processorTime() time.Duration {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {

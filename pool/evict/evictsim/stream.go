@@ -1,8 +1,10 @@
-// Package evictsim drives an eviction policy over a stream of requests, the way a pool would, and says how many
-// blocks it hit; beside it exact LRU and the clairvoyant optimum, and generators of streams.
+// Package evictsim drives an eviction policy over a stream of requests, the way a pool would, and
+// says how many blocks it hit; beside it exact LRU and the clairvoyant optimum, and generators of
+// streams.
 package evictsim
 
-// Request is one prompt: its arrival in ms and its blocks, numbers that are equal when the block and all before it are.
+// Request is one prompt: its arrival in ms and its blocks, numbers that are equal when the block
+// and all before it are.
 type Request struct {
 	Millis int64
 	Blocks []uint32

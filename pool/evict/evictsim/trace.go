@@ -6,7 +6,8 @@ import (
 	"github.com/kvagent/kvagent/trace"
 )
 
-// ReadTrace is the stream of a trace, whose blocks it numbers in the order they come. A request may be without blocks, not all.
+// ReadTrace is the stream of a trace, whose blocks it numbers in the order they come. A request may
+// be without blocks, not all.
 func ReadTrace(path string) (*Stream, error) {
 	requests, err := trace.Read(path, 0)
 	if err != nil {

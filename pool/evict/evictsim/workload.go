@@ -12,7 +12,8 @@ type Workload struct {
 	make func(*writer)
 }
 
-// Workloads are the generated ones. Each stream has some 100,000 to 400,000 blocks over half an hour to two hours.
+// Workloads are the generated ones. Each stream has some 100,000 to 400,000 blocks over half an
+// hour to two hours.
 var Workloads = []Workload{
 	{"sysprompt", sysprompt},
 	{"chat", func(w *writer) { w.chats(0, hour, 1, 60, 6) }},
@@ -108,7 +109,8 @@ type writer struct {
 	stream *Stream
 }
 
-// sort orders the requests by time, and lays their blocks in that order, as those of a trace that is read: to read them is not to be timed.
+// sort orders the requests by time, and lays their blocks in that order, as those of a trace that
+// is read: to read them is not to be timed.
 func (w *writer) sort() {
 	requests := w.stream.Requests
 	slices.SortStableFunc(requests, func(a, b Request) int { return int(a.Millis - b.Millis) })
@@ -163,7 +165,8 @@ func (w *writer) prompts(n, low, high int) [][]uint32 {
 	return p
 }
 
-// sysprompt: many prompts that start with one of 200 shared texts and end with something never seen again.
+// sysprompt: many prompts that start with one of 200 shared texts and end with something never seen
+// again.
 func sysprompt(w *writer) {
 	shared := w.prompts(200, 8, 60)
 	pick := w.zipf(len(shared), 1.1)
@@ -247,7 +250,8 @@ func phases(w *writer) {
 	}
 }
 
-// flip: of two sorts of prompts that look the same, in turn only the old ones or only the new ones come again.
+// flip: of two sorts of prompts that look the same, in turn only the old ones or only the new ones
+// come again.
 func flip(w *writer) { w.flips(0, hour, 4*minute, 400) }
 
 func (w *writer) flips(from, to, every float64, far int) {

@@ -5,8 +5,9 @@ import (
 	"slices"
 )
 
-// Shapes that somebody would try who wants to see the policy fall behind LRU: what came again stops to, what did not begins to, and
-// at ages where a pool of one of the usual sizes just has it or just has not. They were made after the policy.
+// Shapes that somebody would try who wants to see the policy fall behind LRU: what came again stops
+// to, what did not begins to, and at ages where a pool of one of the usual sizes just has it or
+// just has not. They were made after the policy.
 
 // uniform: documents drawn evenly, so that nothing is to be learned.
 func uniform(w *writer) {
@@ -22,7 +23,8 @@ func flat(w *writer) {
 	})
 }
 
-// inversion: of documents drawn by popularity, the least popular become the most popular every six minutes.
+// inversion: of documents drawn by popularity, the least popular become the most popular every six
+// minutes.
 func inversion(w *writer) {
 	docs := w.prompts(1500, 4, 24)
 	pick := w.zipf(len(docs), 1.1)
@@ -35,7 +37,8 @@ func inversion(w *writer) {
 	})
 }
 
-// sliding: drawn evenly from documents of late, of which there is always a new one: LRU has all of a window that it can hold.
+// sliding: drawn evenly from documents of late, of which there is always a new one: LRU has all of
+// a window that it can hold.
 func sliding(w *writer) {
 	const window = 600 // documents, 8,400 blocks
 	var docs [][]uint32
@@ -49,7 +52,8 @@ func sliding(w *writer) {
 	})
 }
 
-// twice: each document comes again once, when so many blocks of others have come, among documents that never do.
+// twice: each document comes again once, when so many blocks of others have come, among documents
+// that never do.
 func (w *writer) twice(blocks int) {
 	due := [][]uint32{}
 	behind := 0 // blocks in due
@@ -69,7 +73,8 @@ func (w *writer) twice(blocks int) {
 	})
 }
 
-// rare: documents of which each comes again every quarter of an hour, in a flood of what comes once.
+// rare: documents of which each comes again every quarter of an hour, in a flood of what comes
+// once.
 func rare(w *writer) {
 	for range 150 {
 		doc := w.fresh(w.between(10, 30))
@@ -80,7 +85,8 @@ func rare(w *writer) {
 	w.arrivals(0, 2*hour, 2.5, func(at float64) { w.add(at, w.fresh(w.between(5, 25))) })
 }
 
-// branches: a few very long beginnings from which prompts branch off at any depth, each branch asked for some times.
+// branches: a few very long beginnings from which prompts branch off at any depth, each branch
+// asked for some times.
 func branches(w *writer) {
 	trunks := w.prompts(3, 500, 1200)
 	w.arrivals(0, hour, 0.15, func(at float64) {
@@ -116,7 +122,8 @@ func pingpong(w *writer) {
 	})
 }
 
-// minnows: very many sessions of one or two blocks that go on once or not at all, beside some whales of a thousand that always do.
+// minnows: very many sessions of one or two blocks that go on once or not at all, beside some
+// whales of a thousand that always do.
 func minnows(w *writer) {
 	w.arrivals(0, hour, 15, func(at float64) {
 		chain := w.fresh(w.between(1, 2))
@@ -148,7 +155,8 @@ func longtail(w *writer) {
 	})
 }
 
-// sawtooth: a set of documents that are gone through in any order grows from nothing to 30,000 blocks, and begins anew.
+// sawtooth: a set of documents that are gone through in any order grows from nothing to 30,000
+// blocks, and begins anew.
 func sawtooth(w *writer) {
 	var docs [][]uint32
 	w.arrivals(0, hour, 4, func(at float64) {
@@ -161,7 +169,8 @@ func sawtooth(w *writer) {
 	})
 }
 
-// betrayal: for half an hour what came twice comes for ever, and what came once never; then the other way round.
+// betrayal: for half an hour what came twice comes for ever, and what came once never; then the
+// other way round.
 func betrayal(w *writer) {
 	var loyal, late [][]uint32
 	w.arrivals(0, hour, 4, func(at float64) {

@@ -5,8 +5,9 @@ import "slices"
 // loopBlocks is the size of the loops, for capacities below, just at and just above it.
 const loopBlocks = 10_000
 
-// loop asks for the same documents again and again, in the same order or in another each time round; of all requests a
-// share is for something that comes once. blocks is the size of all documents.
+// loop asks for the same documents again and again, in the same order or in another each time
+// round; of all requests a share is for something that comes once. blocks is the size of all
+// documents.
 func (w *writer) loop(blocks int, once float64, shuffle bool) {
 	var docs [][]uint32
 	for left := blocks; left > 0; {
@@ -53,7 +54,8 @@ func loopChat(w *writer) {
 	w.chats(0, hour, 0.4, 60, 6)
 }
 
-// tree: prompts are ways from the root of a deep tree to a leaf, popular branches more often; now and then a new leaf.
+// tree: prompts are ways from the root of a deep tree to a leaf, popular branches more often; now
+// and then a new leaf.
 func tree(w *writer) {
 	type branch struct {
 		chain []uint32

@@ -32,7 +32,8 @@ func days(w *writer) {
 	}
 }
 
-// flood: half an hour of chats, then a flood of prompts that never come again, beside the same chats.
+// flood: half an hour of chats, then a flood of prompts that never come again, beside the same
+// chats.
 func flood(w *writer) {
 	w.chats(0, hour, 0.6, 60, 6)
 	w.arrivals(20*minute, 40*minute, 8, func(at float64) { w.add(at, w.fresh(w.between(5, 30))) })

@@ -5,13 +5,14 @@ import (
 	"slices"
 )
 
-// Shapes of public traces and of usual services, from what is known of them in numbers only: rates, lengths, how much is
-// shared and how long people and tools take. They were made after the policy.
+// Shapes of public traces and of usual services, from what is known of them in numbers only: rates,
+// lengths, how much is shared and how long people and tools take. They were made after the policy.
 
 // length is a random number of blocks around mean, at least one; sigma is of its logarithm.
 func (w *writer) length(mean, sigma float64) int { return 1 + int(w.wait(mean, sigma)/second) }
 
-// toolAgent: long instructions with the tools, shared by many; behind them a task, some of which go on.
+// toolAgent: long instructions with the tools, shared by many; behind them a task, some of which go
+// on.
 func toolAgent(w *writer) {
 	tools := w.prompts(30, 6, 24)
 	pick := w.zipf(len(tools), 1.2)
@@ -24,7 +25,8 @@ func toolAgent(w *writer) {
 	})
 }
 
-// synthetic: long documents with several questions each, and short single prompts, for a quarter of an hour.
+// synthetic: long documents with several questions each, and short single prompts, for a quarter of
+// an hour.
 func synthetic(w *writer) {
 	const to = 17 * minute
 	w.arrivals(0, to, 0.5, func(at float64) {
@@ -51,8 +53,8 @@ func (w *writer) independent(from, to, perSecond float64) {
 	})
 }
 
-// bailian: two thirds single calls of programs by popularity of their template, one third chats whose times to think
-// go from seconds to an hour.
+// bailian: two thirds single calls of programs by popularity of their template, one third chats
+// whose times to think go from seconds to an hour.
 func bailian(w *writer) {
 	templates := w.prompts(400, 2, 20)
 	pick := w.zipf(len(templates), 1.3)
@@ -87,7 +89,8 @@ func (w *writer) rag(from, to, perSecond float64) {
 	})
 }
 
-// batch: every quarter of an hour the same 600 documents are gone through with new instructions behind them, beside chats.
+// batch: every quarter of an hour the same 600 documents are gone through with new instructions
+// behind them, beside chats.
 func batch(w *writer) {
 	docs := w.prompts(600, 10, 30)
 	for round := range 4 {
@@ -100,7 +103,8 @@ func batch(w *writer) {
 	w.chats(0, hour, 0.4, 60, 6)
 }
 
-// growing: agents whose prompts grow to some hundred blocks; most steps follow at once, some wait for a person.
+// growing: agents whose prompts grow to some hundred blocks; most steps follow at once, some wait
+// for a person.
 func (w *writer) growing(from, to, perSecond float64) {
 	shared := w.prompts(3, 10, 20)
 	w.arrivals(from, to, perSecond, func(at float64) {
@@ -120,7 +124,8 @@ func (w *writer) growing(from, to, perSecond float64) {
 	})
 }
 
-// tenants: sixty of them with instructions of their own, each busy for some minutes and then silent.
+// tenants: sixty of them with instructions of their own, each busy for some minutes and then
+// silent.
 func tenants(w *writer) {
 	for range 60 {
 		own := w.fresh(w.between(5, 40))
@@ -141,7 +146,8 @@ func tenants(w *writer) {
 	}
 }
 
-// shifts: passages, then chats, then agents, then prompts that share nothing, and passages again; no two as long.
+// shifts: passages, then chats, then agents, then prompts that share nothing, and passages again;
+// no two as long.
 func shifts(w *writer) {
 	from := 0.
 	for i, minutes := range []float64{11, 17, 9, 13, 10} {

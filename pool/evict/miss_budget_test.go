@@ -7,40 +7,42 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// TestCreditIsWonAndLost follows the credit: from nothing, with what is looked up, up with what is won and down with losses.
-func TestCreditIsWonAndLost(t *testing.T) {
+// TestMissBudgetIsEarnedAndSpent follows the credit: from nothing, with what is looked up, up with what is
+// won and down with losses.
+func TestMissBudgetIsEarnedAndSpent(t *testing.T) {
 	const entries = 1000
-	var c credit
+	var c missBudget
 	may := func() float64 { return c.mayLose(0) }
-	c.book(0, 10_000, entries)
+	c.record(0, 10_000, entries)
 	if may() <= 0 || may() > 0.01*10_000 {
 		t.Errorf("%g blocks may be lost after 10,000 blocks that tell nothing", may())
 	}
 	given := may()
-	if c.book(50, 0, entries); may() != given+50 {
+	if c.record(50, 0, entries); may() != given+50 {
 		t.Errorf("%g blocks may be lost after 50 won, %g before", may(), given)
 	}
-	if c.book(-80, 0, entries); may() != given-30 {
+	if c.record(-80, 0, entries); may() != given-30 {
 		t.Errorf("%g blocks may be lost after 80 lost, %g before", may(), given+50)
 	}
-	if c.book(1e6, 0, entries); may() > entries {
+	if c.record(1e6, 0, entries); may() > entries {
 		t.Errorf("%g blocks may be lost of %d", may(), entries)
 	}
-	c.book(-1e6, 0, entries)
-	if c.book(0, entries*3/4/giftShare, entries); may() > -entries/5 {
+	c.record(-1e6, 0, entries)
+	if c.record(0, entries*3/4/giftShare, entries); may() > -entries/5 {
 		t.Errorf("%g blocks may be lost when three quarters of a debt of all entries are paid", may())
 	}
-	if c.book(0, 1e6, entries); may() <= 0 {
+	if c.record(0, 1e6, entries); may() <= 0 {
 		t.Errorf("%g blocks may be lost long after a great loss: LRU decides for ever", may())
 	}
 }
 
-// TestTrustIsWonSlowlyAndLostAtOnce lets lost blocks go unasked for, of prompts of 20 blocks, and then asks for some.
+// TestTrustIsWonSlowlyAndLostAtOnce lets lost blocks go unasked for, of prompts of 20 blocks, and
+// then asks for some.
 func TestTrustIsWonSlowlyAndLostAtOnce(t *testing.T) {
 	const entries, lost = 10_000, 500
-	var c credit
+	var c missBudget
 	for range 1000 {
-		c.book(1, 20, entries)
+		c.record(1, 20, entries)
 	}
 	if got := c.mayLose(lost); got != c.blocks {
 		t.Errorf("%g blocks may be lost, the credit is %g, and nothing is known of those lost", got, c.blocks)
@@ -62,15 +64,16 @@ func TestTrustIsWonSlowlyAndLostAtOnce(t *testing.T) {
 	}
 }
 
-// TestLentByTheLead lends more to a policy that is ahead of LRU, up to a share of what was looked up, and nothing to one that is behind.
+// TestLentByTheLead lends more to a policy that is ahead of LRU, up to a share of what was looked
+// up, and nothing to one that is behind.
 func TestLentByTheLead(t *testing.T) {
 	const entries, lost = 10_000, 500
 	lent := func(ahead int) float64 {
-		var c credit
+		var c missBudget
 		for range 1000 {
-			c.book(0, 20, entries)
+			c.record(0, 20, entries)
 		}
-		c.book(ahead, 0, entries)
+		c.record(ahead, 0, entries)
 		c.note(0, lost, entries)
 		return c.mayLose(lost) - c.blocks
 	}
@@ -94,7 +97,7 @@ func TestWhatIsAskedForCostsTrust(t *testing.T) {
 	w := newLRUWorld(h, 300)
 	for block := range uint32(600) {
 		if w.look(block); block >= 300 {
-			h.credit.blocks = 100
+			h.missBudget.blocks = 100
 			h.prefer(func(bin int) float32 { return float32(bin + 1) })
 		}
 	}
@@ -102,9 +105,9 @@ func TestWhatIsAskedForCostsTrust(t *testing.T) {
 		if w.entry[block] != 0 {
 			continue
 		}
-		h.credit.calm = 100
-		if w.look(block); h.credit.calm > 100-askedCost+1 { // one may have passed at the same time
-			t.Errorf("what went unasked for counts %g after a lost block was asked for, was 100", h.credit.calm)
+		h.missBudget.calm = 100
+		if w.look(block); h.missBudget.calm > 100-askedCost+1 { // one may have passed at the same time
+			t.Errorf("what went unasked for counts %g after a lost block was asked for, was 100", h.missBudget.calm)
 		}
 		return
 	}
@@ -168,7 +171,8 @@ func (w *lruWorld) remember(block uint32) {
 	}
 }
 
-// missing is the blocks that LRU would have and the pool has not, and all that LRU would have, as far back as the policy sees.
+// missing is the blocks that LRU would have and the pool has not, and all that LRU would have, as
+// far back as the policy sees.
 func (w *lruWorld) missing() (lost, all int) {
 	for block, used := range w.used {
 		if w.h.kinds[0].recency.has(used) {
@@ -180,8 +184,9 @@ func (w *lruWorld) missing() (lost, all int) {
 	return lost, all
 }
 
-// TestMissingIsCountedAndBounded holds the count of what LRU would have and the pool has not to a slow one, and to what may be
-// lost at once without falling behind, in a pool that LRU would keep differently. LRU has as much room as the pool, but for a grain.
+// TestMissingIsCountedAndBounded holds the count of what LRU would have and the pool has not to a
+// slow one, and to what may be lost at once without falling behind, in a pool that LRU would keep
+// differently. LRU has as much room as the pool, but for a grain.
 func TestMissingIsCountedAndBounded(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -195,7 +200,7 @@ func TestMissingIsCountedAndBounded(t *testing.T) {
 		if r.IntN(2) == 0 {
 			block = uint32(r.IntN(400)) // more than fits
 		}
-		h.credit.calm = 0 // what trust allows is beside the bound
+		h.missBudget.calm = 0 // what trust allows is beside the bound
 		used, known := w.used[block]
 		had, has := known && h.kinds[0].recency.has(used), w.entry[block] != 0
 		w.look(block)

@@ -19,8 +19,8 @@ func (c *chain) Child(e uint32) uint32 {
 
 func (c *chain) Held(uint32) bool { return false }
 
-// TestLongChainGoesFromItsEnd evicts a chain of as many blocks as a prompt of a million tokens has, whatever its length
-// without walking down it for each block.
+// TestLongChainGoesFromItsEnd evicts a chain of as many blocks as a prompt of a million tokens has,
+// whatever its length without walking down it for each block.
 func TestLongChainGoesFromItsEnd(t *testing.T) {
 	for _, p := range policies {
 		t.Run(p.name, func(t *testing.T) {

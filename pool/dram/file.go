@@ -31,15 +31,15 @@ const (
 // ErrHeld is what a HeldError is.
 var ErrHeld = arena.ErrHeld
 
-// ListFiles finds the pools' files in a directory. Files that are something else, or that this user may not read, are
-// passed over.
+// ListFiles finds the pools' files in a directory. Files that are something else, or that this user
+// may not read, are passed over.
 func ListFiles(dir string) ([]FileInfo, error) { return arena.ListFiles(dir) }
 
 // RemoveFile removes a pool's file that no process has, and gives its memory back.
 func RemoveFile(path string) error { return arena.RemoveFile(path) }
 
-// openKept opens a pool whose file outlives it.
-func openKept(o *Options) (*Pool, error) {
+// openFile opens a pool whose file outlives it.
+func openFile(o *Options) (*Pool, error) {
 	began := time.Now()
 	f, a, err := arena.OpenFile(&arena.FileOptions{
 		Path: o.Path, Bytes: o.Bytes, SlabBytes: o.SlabBytes, Seed: newSeed(o.HashSeed), Now: o.Clock(),
@@ -62,7 +62,7 @@ func openKept(o *Options) (*Pool, error) {
 		return nil, errors.Join(err, f.GiveUp(), a.Close())
 	}
 	p := start(o, a, c)
-	p.keeper = startKeeper(f, adv, o.FileFaults)
+	p.noter = startNoter(f, adv, o.FileFaults)
 	r.Took = time.Since(began)
 	p.info.Recovery = r
 	return p, nil
@@ -94,11 +94,11 @@ func (o *Options) core(f *arena.File, page int64, a *advisor, r *Recovery) (*cor
 	return c, nil
 }
 
-// keepEvery is how often a pool notes in its file that it is in use, and what its policy learned.
-const keepEvery = 10 * time.Second
+// noteInterval is how often a pool notes in its file that it is in use, and what its policy learned.
+const noteInterval = 10 * time.Second
 
-// keeper is the goroutine that does so. It owns the file. Nil: the pool has none.
-type keeper struct {
+// fileNoter is the goroutine that does so. It owns the file. Nil: the pool has none.
+type fileNoter struct {
 	file    *arena.File
 	advisor *advisor
 	tell    func(faults uint64) // may be nil
@@ -107,27 +107,27 @@ type keeper struct {
 	done    sync.WaitGroup
 }
 
-func startKeeper(f *arena.File, a *advisor, tell func(faults uint64)) *keeper {
-	k := &keeper{file: f, advisor: a, tell: tell, ending: make(chan struct{})}
+func startNoter(f *arena.File, a *advisor, tell func(faults uint64)) *fileNoter {
+	k := &fileNoter{file: f, advisor: a, tell: tell, ending: make(chan struct{})}
 	k.done.Go(k.run)
 	return k
 }
 
-func (k *keeper) run() {
-	every := time.NewTicker(keepEvery)
+func (k *fileNoter) run() {
+	every := time.NewTicker(noteInterval)
 	defer every.Stop()
 	for {
 		select {
 		case <-every.C:
-			k.keep()
+			k.note()
 		case <-k.ending:
-			k.keep()
+			k.note()
 			return
 		}
 	}
 }
 
-func (k *keeper) keep() {
+func (k *fileNoter) note() {
 	if b := k.advisor.learned(); b != nil {
 		k.file.KeepLearned(b)
 	}
@@ -139,7 +139,7 @@ func (k *keeper) keep() {
 }
 
 // close keeps once more and gives the file back.
-func (k *keeper) close() error {
+func (k *fileNoter) close() error {
 	if k == nil {
 		return nil
 	}
